@@ -30,6 +30,7 @@
 #include "daemon/control/control.h"
 #include "daemon/events.h"
 #include "daemon/features.h"
+#include "daemon/gate/gate.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/link/link.h"
 #include "daemon/link/link_curve.h"
@@ -57,6 +58,8 @@ struct kvd_impl {
 	uint64_t watchdog_ns;
 	uint64_t drain_until_ns;
 	uint64_t drain_told_ns; /* when its state was told last */
+	bool gates_lost; /* exits with an error, so that a service manager starts it
+			    again */
 };
 
 static struct kvd_impl *kvd_impl_of(const struct kvd *kvd)
@@ -338,6 +341,16 @@ static void share_cores(struct kvd *kvd)
 	copier_share(kvd->copier, tokens);
 }
 
+static void on_gates_lost(void *arg)
+{
+	struct kvd *kvd = arg;
+
+	log_error("daemon", kvd->config->name, "stops: its process kvd-warden has ended",
+		  "sessions=%u", kvd->session_count);
+	kvd_impl_of(kvd)->gates_lost = true;
+	kvd_stop(kvd);
+}
+
 /* What moves bytes and knows peers; then what engines see. */
 static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 {
@@ -396,6 +409,9 @@ static int kvd_init(struct kvd *kvd, const struct config *config,
 	loop_timer_init(&impl->drain, kvd->loop, on_drain_timer);
 	r = start_signals(impl);
 	if (r == 0)
+		r = gates_new(kvd->loop, sockets->warden_fd, on_gates_lost, kvd,
+			      &kvd->gates);
+	if (r == 0)
 		r = offload_new(kvd->loop, config->offload_threads, &kvd->offload);
 	cpu_prompt(); /* this thread and ZeroMQ's; those that move bytes are not */
 	if (r == 0)
@@ -449,6 +465,8 @@ static int wind_up(struct kvd *kvd)
 
 int kvd_run(struct kvd *kvd)
 {
+	int r;
+
 	if (kvd->config->insecure && !config_is_loopback(kvd->config->listen))
 		log_warn(
 			"daemon", kvd->config->name,
@@ -462,7 +480,10 @@ int kvd_run(struct kvd *kvd)
 	loop_run(kvd->loop);
 	mem_large_to(NULL, NULL);
 	notify_stopping("stopping");
-	return wind_up(kvd);
+	r = wind_up(kvd);
+	if (r == 0 && kvd_impl_of(kvd)->gates_lost)
+		r = err_raise(ERR_INTERNAL, "stopped for want of its gates");
+	return r;
 }
 
 void kvd_free(struct kvd *kvd)
@@ -486,6 +507,7 @@ void kvd_free(struct kvd *kvd)
 	copier_free(kvd->copier);
 	offload_free(kvd->offload);
 	gpu_free(kvd->gpu); /* after the last import */
+	gates_free(kvd->gates);
 	if (kvd->loop) {
 		loop_timer_stop(&impl->watchdog);
 		loop_timer_stop(&impl->drain);

@@ -8,9 +8,9 @@
 
 #include "daemon/base/context.h"
 
-/* Listening sockets handed over by systemd, or -1. */
 struct kvd_sockets {
-	int control_fd;
+	int control_fd; /* listening, handed over by systemd, or -1 */
+	int warden_fd;	/* of warden_fork(); taken */
 };
 
 int kvd_new(const struct config *config, const struct kvd_sockets *sockets,

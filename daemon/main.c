@@ -18,6 +18,7 @@
 #include "daemon/check.h"
 #include "daemon/config/config.h"
 #include "daemon/features.h"
+#include "daemon/gate/warden.h"
 #include "daemon/kvd.h"
 #include "daemon/loop/lock.h"
 #include "daemon/loop/notify.h"
@@ -114,14 +115,16 @@ static void on_problem(void *arg, const char *text)
 
 static int main_serve(const struct config *config)
 {
-	struct kvd_sockets sockets = {.control_fd = -1};
+	struct kvd_sockets sockets = {.control_fd = -1, .warden_fd = -1};
 	struct kvd *kvd = NULL;
 	struct lock lock;
 	int r, status = EXIT_SUCCESS;
 
 	mem_tune();
 	lock_init(&lock);
-	r = lock_take(&lock, config->run_dir, config->name);
+	r = warden_fork(&sockets.warden_fd); /* while there is no thread, nor the lock */
+	if (r == 0)
+		r = lock_take(&lock, config->run_dir, config->name);
 	if (r == 0)
 		r = notify_listen_fd(&sockets.control_fd);
 	if (r == 0)

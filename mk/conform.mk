@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The conformance suite: one program that is driver, far end and memory owner.
-CONFORM_SRC := $(wildcard tests/conform/*.c) tests/lib/gpu_owner.c $(SIMLIB_SRC)
+CONFORM_SRC := $(wildcard tests/conform/*.c) tests/lib/gates.c tests/lib/gpu_owner.c $(SIMLIB_SRC)
 CONFORM     := $(B)/conform
 
 $(CONFORM): $(CONFORM_SRC:%.c=$(B)/%.o) $(CORE)

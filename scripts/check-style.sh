@@ -49,7 +49,7 @@ check_includes()
 		order["daemon/base"] = 0
 		order["proto"] = 1
 		order["daemon/plan"] = order["daemon/loop"] = order["daemon/config"] = 2
-		order["lib"] = order["gpu"] = 3
+		order["lib"] = order["gpu"] = order["daemon/gate"] = 3
 		order["daemon/memory"] = 4
 		order["daemon/transport"] = 5
 		order["daemon/transport/shm"] = order["daemon/transport/tcp"] = 6

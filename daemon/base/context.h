@@ -20,6 +20,7 @@ struct bootstrap;
 struct config;
 struct control;
 struct copier;
+struct gates;
 struct gpu;
 struct handshake;
 struct http;
@@ -38,6 +39,7 @@ struct kvd {
 	const struct config *config;
 	struct loop *loop;
 	struct offload *offload;
+	struct gates *gates;
 	struct copier *copier;
 	struct gpu *gpu;			     /* NULL in tests without */
 	struct list sessions;			     /* struct session.link */

@@ -3,9 +3,10 @@
  * Which line did a descriptor come with? On a stream socket the kernel hands
  * descriptors over with the first bytes of the sendmsg() that carried them, but
  * one recvmsg() may also return bytes of earlier messages before those. So lines
- * are looked at first (MSG_PEEK, without room for descriptors) and then received
- * one by one, never across a newline: what arrives with the bytes of a line
- * belongs to that line.
+ * are looked at first (MSG_PEEK) and then received one by one, never across a newline.
+ * Where the look says that descriptors are there, a gate does that in its process, and
+ * the lines up to them come back with those that may be had (daemon/gate/gate.h); else
+ * they are read here.
  *
  * Life: OPEN, CLOSING (nothing is read any more, what is queued is flushed, for
  * a bounded time), DEAD (the socket is closed; the object goes when no helper
@@ -39,6 +40,7 @@
 #include "daemon/control/control.h"
 #include "daemon/control/inbox.h"
 #include "daemon/base/context.h"
+#include "daemon/gate/gate.h"
 #include "daemon/loop/loop.h"
 #include "daemon/control/outbox.h"
 #include "daemon/xfer/ring.h"
@@ -72,6 +74,7 @@ struct conn {
 	struct loop_defer after; /* close, send, re-arm, or free */
 	struct loop_timer timer;
 	enum timeout timeout; /* what the timer runs for */
+	struct gate_client gate;
 
 	struct inbox in;
 	struct offload_job parse;
@@ -81,6 +84,7 @@ struct conn {
 };
 
 static void conn_mark_for_close(struct conn *conn);
+static void conn_read(struct conn *conn);
 
 /* ---- end of life ---- */
 
@@ -102,7 +106,7 @@ static void conn_dead(struct conn *conn)
 	loop_fd_stop(&conn->watch);
 	if (outbox_flush(&conn->out) < 0)
 		err_clear();
-	mem_closep(&conn->watch.fd);
+	gate_close(&conn->gate, &conn->watch.fd);
 	outbox_fini(&conn->out);
 	if (!conn->parsing)
 		inbox_reset(&conn->in);
@@ -137,8 +141,9 @@ static bool may_read(const struct conn *conn)
 	const struct session *session = conn->session;
 
 	return sm_state(&conn->sm) == CONN_OPEN && !conn->parsing &&
-	       conn->why_close.code == ERR_OK && !ring_gate_shut(session->ring) &&
-	       !session->walking && session->requests_open < REQUESTS_OPEN_MAX &&
+	       !gate_receiving(&conn->gate) && conn->why_close.code == ERR_OK &&
+	       !ring_gate_shut(session->ring) && !session->walking &&
+	       session->requests_open < REQUESTS_OPEN_MAX &&
 	       conn->out.bytes <= session->kvd->config->client_queue_bytes / 2 &&
 	       session->requests_bytes < 2 * session->kvd->config->line_bytes;
 }
@@ -291,6 +296,10 @@ static void on_after(struct loop_defer *defer)
 			conn_dead(conn);
 		return;
 	}
+	if (conn->in.ahead && may_read(conn))
+		conn_read(conn);
+	if (sm_state(&conn->sm) == CONN_DEAD || !list_empty(&conn->after.link))
+		return;
 	if (outbox_flush(&conn->out) < 0)
 		conn_mark_for_close(conn);
 	conn_arm(conn);
@@ -416,10 +425,9 @@ static bool line_take(struct conn *conn, size_t want)
 	return false;
 }
 
-/* Go through `len` bytes seen in the peek buffer. Lines done. */
-static unsigned int conn_consume(struct conn *conn, size_t len)
+/* Go through `len` bytes that were seen. Lines done. */
+static unsigned int conn_consume(struct conn *conn, const uint8_t *seen, size_t len)
 {
-	const uint8_t *seen = conn->host->peek;
 	unsigned int lines = 0;
 
 	for (size_t pos = 0, want; pos < len && may_read(conn); pos += want) {
@@ -441,30 +449,63 @@ static unsigned int conn_consume(struct conn *conn, size_t len)
 	return lines;
 }
 
+/* What came ahead, else what the socket has. NULL: nothing to go through now. */
+static const uint8_t *conn_see(struct conn *conn, size_t *len_p)
+{
+	const uint8_t *ahead = inbox_ahead(&conn->in, len_p);
+	uint8_t *peek = conn->host->peek;
+	bool with;
+	ssize_t n;
+
+	if (ahead)
+		return ahead;
+	/* a long look only at a long line: most of it is looked at again */
+	n = gate_peek(conn->watch.fd, peek,
+		      conn->in.len ? CONN_PEEK_BYTES : SHORT_PEEK_BYTES, &with);
+	if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+		return NULL;
+	if (n <= 0) {
+		conn_eof(conn);
+		return NULL;
+	}
+	if (with) {
+		gate_receive(&conn->gate, GATE_LINES, (size_t)n, REQUEST_FDS_MAX);
+		return NULL;
+	}
+	*len_p = (size_t)n;
+	return peek;
+}
+
 static void conn_read(struct conn *conn)
 {
 	unsigned int lines = 0;
-	size_t bytes = 0;
+	size_t bytes = 0, len;
 
 	while (may_read(conn) && lines < TURN_LINES && bytes < TURN_BYTES) {
-		/* a long look only at a long line: most of it is looked at again */
-		ssize_t n = recv(conn->watch.fd, conn->host->peek,
-				 conn->in.len ? CONN_PEEK_BYTES : SHORT_PEEK_BYTES,
-				 MSG_PEEK | MSG_DONTWAIT);
+		const uint8_t *seen = conn_see(conn, &len);
 
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-			break;
-		if (n <= 0) {
-			conn_eof(conn);
+		if (!seen)
 			return;
-		}
-		lines += conn_consume(conn, (size_t)n);
-		bytes += (size_t)n;
+		lines += conn_consume(conn, seen, len);
+		bytes += len;
 		if (loop_enough(conn->timer.loop))
 			break;
 	}
+	if (conn->in.ahead && may_read(conn))
+		loop_defer(conn->timer.loop, &conn->after);
+}
+
+static void conn_on_parcel(struct gate_client *client, struct gate_parcel *parcel)
+{
+	struct conn *conn = container_of(client, struct conn, gate);
+
+	if (sm_state(&conn->sm) != CONN_OPEN)
+		return;
+	loop_defer(conn->timer.loop, &conn->after); /* reads on */
+	if (parcel->fault.code != ERR_OK && parcel->fault.scope == ERR_SCOPE_SESSION)
+		conn->why_close = parcel->fault;
+	else if (inbox_put(&conn->in, parcel) < 0)
+		conn_mark_for_close(conn);
 }
 
 static void conn_on_ready(struct loop_fd *watch, int events)
@@ -497,8 +538,12 @@ int conn_new(struct conn_host *host, int fd, const struct session_peer *peer)
 	loop_fd_init(&conn->watch, host->kvd->loop, fd, conn_on_ready);
 	loop_timer_init(&conn->timer, host->kvd->loop, conn_on_timeout);
 	loop_defer_init(&conn->after, on_after);
-	r = session_new(host->kvd, peer, conn, &conn->session);
+	conn->gate.on_parcel = conn_on_parcel;
+	r = gate_hold(host->kvd->gates, &conn->gate, fd, peer->uid);
+	if (r == 0)
+		r = session_new(host->kvd, peer, conn, &conn->session);
 	if (r < 0) {
+		gate_release(&conn->gate);
 		mem_free(conn);
 		return err_pass(r);
 	}

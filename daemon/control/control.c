@@ -29,6 +29,7 @@
 #include "daemon/config/config.h"
 #include "daemon/control/conn.h"
 #include "daemon/base/context.h"
+#include "daemon/gate/gate.h"
 #include "daemon/loop/lock.h"
 #include "daemon/session/session.h"
 #include "daemon/session/share.h"
@@ -146,7 +147,7 @@ static void control_refuse(struct control *control, int fd,
 	/* a fresh socket's buffer takes a line; if not, the close tells */
 	if (send(fd, text, len, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 		log_debug("control", NULL, "refusal not delivered", "errno=%d", errno);
-	close(fd);
+	gate_turn_away(control->kvd->gates, fd);
 }
 
 /* All groups of the peer, as it was when it connected. */
@@ -221,9 +222,10 @@ static void control_welcome(struct control *control, int fd)
 	socklen_t len = sizeof(cred);
 	int r;
 
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0) {
+	r = gate_prepare(fd);
+	if (r == 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0)
 		r = err_raise_errno(errno, "SO_PEERCRED");
-	} else {
+	if (r == 0) {
 		peer.pid = cred.pid;
 		peer.uid = cred.uid;
 		peer.gid = cred.gid;
@@ -233,24 +235,34 @@ static void control_welcome(struct control *control, int fd)
 		control_refuse(control, fd, &peer);
 }
 
+static void control_rest(struct control *control, const char *why)
+{
+	log_warn("control", NULL, "accept failed", "why=\"%s\" pause_ms=%ju", why,
+		 (uintmax_t)(PAUSE_NS / LOOP_NS_PER_MS));
+	loop_timer_start(&control->pause, PAUSE_NS);
+	loop_fd_stop(&control->listener);
+}
+
 static void on_listener(struct loop_fd *watch, int events)
 {
 	struct control *control = container_of(watch, struct control, listener);
 
 	(void)events;
 	for (unsigned int i = 0; i < ACCEPTS_A_TURN; i++) {
-		int fd = accept4(watch->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		int fd;
 
+		if (gates_full(control->kvd->gates)) {
+			control_rest(control, "connections that cannot be closed");
+			return;
+		}
+		fd = accept4(watch->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (fd >= 0) {
 			control_welcome(control, fd);
 			continue;
 		}
 		if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)
 			return;
-		log_warn("control", NULL, "accept failed", "why=\"%s\" pause_ms=%ju",
-			 strerror(errno), (uintmax_t)(PAUSE_NS / LOOP_NS_PER_MS));
-		loop_timer_start(&control->pause, PAUSE_NS);
-		loop_fd_stop(watch);
+		control_rest(control, strerror(errno));
 		return;
 	}
 }
@@ -283,6 +295,8 @@ static int control_init(struct control *control, int listen_fd)
 	}
 	if (r == 0)
 		r = loop_fd_set(&control->listener, LOOP_READ);
+	if (r == 0)
+		gate_listen(control->listener.fd);
 	return err_pass(r);
 }
 

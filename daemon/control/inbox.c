@@ -5,11 +5,9 @@
  * with the bytes that are written to it, so the second step is nearly free; growing a
  * line of a megabyte by doubling copies it, and holds the loop too long.
  *
- * The room for descriptors is that of the kernel's largest message, so a
- * truncated message means that this process has no descriptors left. Those that
- * are too many, or were lost, spoil the line and not the connection: the line's
- * request is answered with the fault. MSG_CMSG_CLOEXEC: nothing that we start
- * inherits an engine's memory.
+ * Descriptors belong to the last line of what came ahead with them. Those that are too
+ * many, or were lost or refused, spoil that line and not the connection: its request is
+ * answered with the fault.
  */
 #include "daemon/control/inbox.h"
 
@@ -20,10 +18,18 @@
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/gate/gate.h"
 
 #define KEEP_BYTES (16u << 10)
 #define FIRST_BYTES 512u
-#define SCM_FDS_MAX 253u /* the kernel's own limit for one message */
+
+struct inbox_ahead {
+	struct err fault;
+	int fds[REQUEST_FDS_MAX];
+	unsigned int fd_count;
+	size_t pos, len;
+	uint8_t bytes[];
+};
 
 void inbox_init(struct inbox *inbox, int fd)
 {
@@ -47,9 +53,19 @@ void inbox_line_free(struct inbox *inbox)
 	inbox->cap = 0;
 }
 
+static void ahead_drop(struct inbox *inbox)
+{
+	struct inbox_ahead *ahead = mem_steal(inbox->ahead);
+
+	for (unsigned int i = 0; ahead && i < ahead->fd_count; i++)
+		mem_closep(&ahead->fds[i]);
+	mem_free(ahead);
+}
+
 void inbox_fini(struct inbox *inbox)
 {
 	inbox_reset(inbox);
+	ahead_drop(inbox);
 	inbox_line_free(inbox);
 }
 
@@ -74,49 +90,71 @@ static int inbox_reserve(struct inbox *inbox, size_t want, uint64_t cap)
 	return 0;
 }
 
-static void fds_keep(struct inbox *inbox, const struct cmsghdr *c)
+/* ---- what came ahead ---- */
+
+int inbox_put(struct inbox *inbox, struct gate_parcel *parcel)
 {
-	size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+	struct inbox_ahead *ahead = mem_alloc(sizeof(*ahead) + parcel->len);
 
-	for (size_t i = 0; i < count; i++) {
-		int fd;
+	assert(!inbox->ahead && parcel->fd_count <= REQUEST_FDS_MAX);
+	if (!ahead)
+		return err_pass(-ENOMEM);
+	ahead->fault = parcel->fault;
+	ahead->fd_count = parcel->fd_count;
+	for (unsigned int i = 0; i < parcel->fd_count; i++)
+		ahead->fds[i] = mem_steal_fd(&parcel->fds[i]);
+	ahead->pos = 0;
+	ahead->len = parcel->len;
+	memcpy(ahead->bytes, parcel->bytes, parcel->len);
+	inbox->ahead = ahead;
+	return 0;
+}
 
-		memcpy(&fd, CMSG_DATA(c) + i * sizeof(fd), sizeof(fd));
-		if (inbox->fd_count < REQUEST_FDS_MAX) {
-			inbox->fds[inbox->fd_count++] = fd;
-			continue;
-		}
-		close(fd);
-		err_set(&inbox->fault, ERR_LIMIT,
-			"more than %u descriptors with one line", REQUEST_FDS_MAX);
+const uint8_t *inbox_ahead(const struct inbox *inbox, size_t *len_p)
+{
+	const struct inbox_ahead *ahead = inbox->ahead;
+
+	*len_p = ahead ? ahead->len - ahead->pos : 0;
+	return ahead ? ahead->bytes + ahead->pos : NULL;
+}
+
+/* The descriptors, to the line that now has the last byte. */
+static void ahead_end(struct inbox *inbox)
+{
+	struct inbox_ahead *ahead = inbox->ahead;
+
+	if (ahead->fault.code != ERR_OK)
+		inbox->fault = ahead->fault;
+	for (unsigned int i = 0; i < ahead->fd_count; i++) {
+		if (inbox->fd_count < REQUEST_FDS_MAX)
+			inbox->fds[inbox->fd_count++] = mem_steal_fd(&ahead->fds[i]);
+		else
+			err_set(&inbox->fault, ERR_LIMIT,
+				"more than %u descriptors with one line",
+				REQUEST_FDS_MAX);
 	}
+	ahead_drop(inbox);
 }
 
 static ssize_t receive_some(struct inbox *inbox, size_t want)
 {
-	union {
-		struct cmsghdr align;
-		char bytes[CMSG_SPACE(sizeof(int) * SCM_FDS_MAX)];
-	} control;
-	struct iovec iov = {.iov_base = inbox->line + inbox->len, .iov_len = want};
-	struct msghdr msg = {.msg_iov = &iov,
-			     .msg_iovlen = 1,
-			     .msg_control = control.bytes,
-			     .msg_controllen = sizeof(control.bytes)};
+	struct inbox_ahead *ahead = inbox->ahead;
 	ssize_t n;
 
+	if (ahead) {
+		n = (ssize_t)(want < ahead->len - ahead->pos ? want
+							     : ahead->len - ahead->pos);
+		memcpy(inbox->line + inbox->len, ahead->bytes + ahead->pos, (size_t)n);
+		ahead->pos += (size_t)n;
+		if (ahead->pos == ahead->len)
+			ahead_end(inbox);
+		return n;
+	}
 	do
-		n = recvmsg(inbox->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+		n = recv(inbox->fd, inbox->line + inbox->len, want, MSG_DONTWAIT);
 	while (n < 0 && errno == EINTR);
 	if (n <= 0)
 		return err_raise(ERR_IO, "bytes that were seen did not come");
-	for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); c; c = CMSG_NXTHDR(&msg, c)) {
-		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
-			fds_keep(inbox, c);
-	}
-	if (msg.msg_flags & MSG_CTRUNC)
-		err_set(&inbox->fault, ERR_LIMIT,
-			"descriptors of this line were lost: kvd has no more");
 	return n;
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * inbox: the line that one client is sending, and the descriptors that came with
- * its bytes.
+ * its bytes. Those come through a gate, with the bytes up to them ("ahead"); all other
+ * bytes are read here.
  */
 #ifndef KVD_INBOX_H
 #define KVD_INBOX_H
@@ -12,13 +13,17 @@
 #include "daemon/base/err.h"
 #include "daemon/control/commands.h"
 
+struct gate_parcel;
+struct inbox_ahead;
+
 struct inbox {
 	int fd; /* the client's socket, not owned */
 	char *line;
 	size_t len, cap;
 	int fds[REQUEST_FDS_MAX]; /* owned until taken (set fd_count 0) */
 	unsigned int fd_count;
-	struct err fault; /* code != OK: descriptors of this line were lost */
+	struct err fault;	   /* code != OK: descriptors of this line were lost */
+	struct inbox_ahead *ahead; /* received, but not part of the line yet; NULL */
 };
 
 void inbox_init(struct inbox *inbox, int fd);
@@ -27,10 +32,14 @@ void inbox_reset(struct inbox *inbox);
 void inbox_fini(struct inbox *inbox);
 /* The line has been read: its memory goes, also on the helper that read it. */
 void inbox_line_free(struct inbox *inbox);
+/* What a gate has received: goes before what the socket has. Takes the descriptors. */
+int inbox_put(struct inbox *inbox, struct gate_parcel *parcel);
+/* Bytes that are ahead, if there are any. */
+const uint8_t *inbox_ahead(const struct inbox *inbox, size_t *len_p);
 /*
- * Receive exactly `want` bytes that were seen to be in the socket and that do
- * not reach past the end of the line. ERR_TOOBIG: the line would be longer than
- * `cap` and its newline; ERR_IO: they are not there; ERR_NOMEM.
+ * Take exactly `want` bytes that are ahead, or were seen to be in the socket without
+ * descriptors, and that do not reach past the end of the line. ERR_TOOBIG: the line would
+ * be longer than `cap` and its newline; ERR_IO: they are not there; ERR_NOMEM.
  */
 int inbox_take(struct inbox *inbox, size_t want, uint64_t cap);
 

@@ -433,6 +433,7 @@ static int open_transports(struct handshake *hs)
 	const struct setting_words *names = &kvd->config->transports;
 	struct xp_env env = {.loop = kvd->loop,
 			     .offload = kvd->offload,
+			     .gates = kvd->gates,
 			     .copier = kvd->copier,
 			     .config = kvd->config,
 			     .gpu = kvd->gpu};

@@ -6,6 +6,10 @@
  * there are `max` at most, and the oldest is closed for the next: a flood of one kind
  * evicts that kind only. An evicted dialler dials again.
  *
+ * On Unix sockets (`admits`) only users may knock whose daemons are peers, or will be in
+ * a moment: till then their connection is not read. No descriptor may come before the
+ * hello is done; sockets with some in their queue are closed by a gate.
+ *
  * A daemon out of descriptors leaves connections in the backlog until the next tick.
  */
 #include "daemon/transport/net_acceptor.h"
@@ -18,6 +22,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/gate/gate.h"
 
 #define ACCEPTS_A_TURN 16u
 
@@ -28,12 +33,22 @@ static const char *net_acceptor_name(const struct net_acceptor *acceptor)
 
 /* ---- pendings ---- */
 
+static void net_acceptor_drop(struct net_acceptor *acceptor, int owned_fd)
+{
+	if (owned_fd < 0)
+		return;
+	if (acceptor->admits)
+		gate_turn_away(acceptor->net->base.env.gates, owned_fd);
+	else
+		close(owned_fd);
+}
+
 static void net_pending_free(struct net_pending *pending)
 {
 	list_remove(&pending->link);
 	pending->acceptor->counts[pending->complete]--;
 	loop_fd_stop(&pending->watch);
-	mem_closep(&pending->fd);
+	net_acceptor_drop(pending->acceptor, pending->fd);
 	mem_free(pending);
 }
 
@@ -79,11 +94,25 @@ static void net_pending_introduce(struct net_pending *pending)
 	}
 }
 
+/* As recv(2); 0 also when descriptors come, which none may have to send yet. */
+static ssize_t net_pending_recv(struct net_pending *pending)
+{
+	size_t want = sizeof(pending->hello) - pending->got;
+	bool with = false;
+	ssize_t n;
+
+	if (pending->acceptor->admits) {
+		n = gate_pending(pending->fd, &with);
+		if (n <= 0 || with)
+			return with ? 0 : n;
+		want = (size_t)n < want ? (size_t)n : want;
+	}
+	return recv(pending->fd, pending->hello + pending->got, want, MSG_DONTWAIT);
+}
+
 static void net_pending_read(struct net_pending *pending)
 {
-	/* without room for control data the kernel closes fds that come along */
-	ssize_t n = recv(pending->fd, pending->hello + pending->got,
-			 sizeof(pending->hello) - pending->got, MSG_DONTWAIT);
+	ssize_t n = net_pending_recv(pending);
 
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
@@ -102,6 +131,17 @@ static void net_pending_on_ready(struct loop_fd *watch, int events)
 	net_pending_read(container_of(watch, struct net_pending, watch));
 }
 
+static void net_pending_begin(struct net_pending *pending)
+{
+	if (loop_fd_set(&pending->watch, LOOP_READ) < 0) {
+		err_clear();
+		net_pending_free(pending);
+		return;
+	}
+	/* a dialer sends it at once: it is usually here already */
+	net_pending_read(pending);
+}
+
 static void net_pending_new(struct net_acceptor *acceptor, int owned_fd)
 {
 	struct loop *loop = acceptor->net->base.env.loop;
@@ -109,7 +149,7 @@ static void net_pending_new(struct net_acceptor *acceptor, int owned_fd)
 
 	if (!pending) {
 		err_clear();
-		close(owned_fd);
+		net_acceptor_drop(acceptor, owned_fd);
 		return;
 	}
 	net_acceptor_make_room(acceptor, false);
@@ -119,14 +159,30 @@ static void net_pending_new(struct net_acceptor *acceptor, int owned_fd)
 	list_push_back(&acceptor->pendings, &pending->link);
 	acceptor->counts[false]++;
 	loop_fd_init(&pending->watch, loop, owned_fd, net_pending_on_ready);
-	if (loop_fd_set(&pending->watch, LOOP_READ) < 0) {
-		err_clear();
-		net_pending_free(pending);
-		return;
-	}
 	acceptor->want_tick(acceptor);
-	net_pending_read(
-		pending); /* a dialer sends it at once: it is usually here already */
+	pending->unread = acceptor->admits && !acceptor->admits(acceptor, owned_fd);
+	if (!pending->unread)
+		net_pending_begin(pending);
+}
+
+static struct net_pending *net_acceptor_unread(struct net_acceptor *acceptor)
+{
+	struct net_pending *pending;
+
+	list_foreach(pending, &acceptor->pendings, link)
+		if (pending->unread && acceptor->admits(acceptor, pending->fd))
+			return pending;
+	return NULL;
+}
+
+void net_acceptor_look(struct net_acceptor *acceptor)
+{
+	struct net_pending *pending;
+
+	while ((pending = net_acceptor_unread(acceptor))) {
+		pending->unread = false;
+		net_pending_begin(pending);
+	}
 }
 
 /* ---- listening ---- */
@@ -164,6 +220,8 @@ int net_acceptor_listen(struct net_acceptor *acceptor, unsigned int at, int owne
 	listener->fd = owned_fd;
 	loop_fd_init(&listener->watch, acceptor->net->base.env.loop, owned_fd,
 		     net_listener_on_ready);
+	if (acceptor->admits)
+		gate_listen(owned_fd);
 	r = loop_fd_set(&listener->watch, LOOP_READ);
 	if (r < 0)
 		mem_closep(&listener->fd);

@@ -27,6 +27,7 @@ struct net_pending {
 	uint8_t hello[NET_HELLO_BYTES];
 	size_t got;
 	bool complete;
+	bool unread; /* whoever it is may not knock yet */
 	uint64_t deadline_ns;
 };
 
@@ -45,7 +46,9 @@ struct net_acceptor {
 	int (*meet)(struct net_pending *pending);
 	void (*want_tick)(
 		struct net_acceptor *acceptor); /* call net_acceptor_tick() soon */
-	uint64_t wait_ns;			/* tests make it short */
+	/* Of Unix sockets: who may knock at all, before a byte is read. Else NULL. */
+	bool (*admits)(struct net_acceptor *acceptor, int fd);
+	uint64_t wait_ns; /* tests make it short */
 	struct list pendings;
 	unsigned int counts[2], max; /* [1]: complete */
 	struct net_listener listeners[NET_LISTENERS];
@@ -57,6 +60,8 @@ void net_acceptor_close(struct net_acceptor *acceptor); /* idempotent */
 /* Takes `owned_fd`, which listens. */
 int net_acceptor_listen(struct net_acceptor *acceptor, unsigned int at, int owned_fd);
 void net_acceptor_tick(struct net_acceptor *acceptor, bool *wanted_p);
+/* There is a new peer: who may knock now is read. */
+void net_acceptor_look(struct net_acceptor *acceptor);
 int net_pending_take(struct net_pending *pending); /* its fd; the pending is freed */
 
 #endif

@@ -60,6 +60,7 @@ struct loop;
 struct offload;
 struct copier;
 struct config;
+struct gates;
 struct gpu;
 struct transport;
 struct xp_peer; /* backend's own; begins with struct xp_peer_base */
@@ -85,6 +86,7 @@ enum {
 struct xp_env {
 	struct loop *loop;
 	struct offload *offload;
+	struct gates *gates; /* for descriptors of peers */
 	struct copier *copier;
 	const struct config *config;
 	struct gpu *gpu;     /* NULL: none */

@@ -16,6 +16,7 @@
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
+#include "daemon/gate/gate.h"
 #include "daemon/loop/offload.h"
 #include "daemon/memory/copy.h"
 #include "tests/sim/fake.h"
@@ -23,6 +24,7 @@
 #include "daemon/transport/tcp/tcp_wire.h"
 #include "gpu/gpu.h"
 #include "tests/conform/conform.h"
+#include "tests/lib/gates.h"
 
 /* One copy thread and small slices: transfers last longer and are seen in
  * flight; the work is the same. */
@@ -96,6 +98,8 @@ int backend_env_new(const char *name, bool is_virtual, struct xp_env *env_p)
 	config.vm_direct = !getenv("KVD_CONFORM_RING");
 	if (r == 0)
 		r = is_virtual ? loop_new_virtual(1, &env.loop) : loop_new(&env.loop);
+	if (r == 0 && !is_virtual)
+		gates_begin(env.loop, &env.gates);
 	if (r == 0)
 		r = is_virtual ? offload_new_inline(env.loop, &env.offload)
 			       : offload_new(env.loop, 1, &env.offload);
@@ -114,6 +118,7 @@ void backend_env_free(struct xp_env *env)
 		copier_free(env->copier);
 	if (env->offload)
 		offload_free(env->offload);
+	gates_free(env->gates);
 	loop_free(env->loop);
 	*env = (struct xp_env){0};
 }

@@ -26,8 +26,10 @@
 #include "daemon/control/control.h"
 #include "daemon/events.h"
 #include "daemon/loop/loop.h"
+#include "daemon/gate/gate.h"
 #include "daemon/loop/offload.h"
 #include "proto/json.h"
+#include "tests/lib/gates.h"
 #include "tests/lib/tmp.h"
 
 #define WAIT_S 20
@@ -74,6 +76,7 @@ void mini_start(struct mini *mini)
 				 ? offload_new_inline(mini->kvd.loop, &mini->kvd.offload)
 				 : offload_new(mini->kvd.loop, 2, &mini->kvd.offload),
 			 0);
+	gates_begin(mini->kvd.loop, &mini->kvd.gates);
 	if (control_new(&mini->kvd, -1, &mini->kvd.control) < 0)
 		fail_msg("%s", err_last()->text);
 }
@@ -129,6 +132,7 @@ void mini_stop(struct mini *mini)
 	assert_int_equal(metrics_get(&mini->kvd.metrics, METRIC_POOLS), 0);
 	control_free(mini->kvd.control);
 	offload_free(mini->kvd.offload);
+	gates_free(mini->kvd.gates);
 	loop_free(mini->kvd.loop);
 	assert_int_not_equal(access(mini->config.socket_path, F_OK), 0);
 	assert_int_equal(rmdir(mini->dir), 0);

@@ -9,6 +9,9 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "daemon/gate/gate.h"
+#include "tests/lib/gates.h"
+
 struct gpu *duo_gpu;
 
 /* ---- callbacks ---- */
@@ -103,6 +106,7 @@ static void node_open(struct duo *t, struct duo_node *n)
 {
 	struct xp_env env = {.loop = t->loop,
 			     .offload = t->offload,
+			     .gates = t->gates,
 			     .copier = t->copier,
 			     .config = &t->config,
 			     .gpu = duo_gpu};
@@ -137,6 +141,7 @@ struct duo *duo_new_threads(unsigned int threads)
 	t->config.slice_bytes = COPY_SLICE_BYTES;
 	t->config.fence_timeout_ns = DUO_WAIT_NS;
 	assert_int_equal(loop_new(&t->loop), 0);
+	gates_begin(t->loop, &t->gates);
 	assert_int_equal(offload_new(t->loop, 1, &t->offload), 0);
 	assert_int_equal(copier_new(t->loop, threads, 64 * DUO_KIB, &t->copier), 0);
 	node_open(t, &t->a);
@@ -184,6 +189,7 @@ void duo_end(struct duo *t)
 	node_close(t, &t->b);
 	copier_free(t->copier);
 	offload_free(t->offload);
+	gates_free(t->gates);
 	loop_free(t->loop);
 	test_free(t);
 }

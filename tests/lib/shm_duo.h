@@ -50,6 +50,7 @@ struct duo_node {
 
 struct duo {
 	struct loop *loop;
+	struct gates *gates;
 	struct offload *offload;
 	struct copier *copier;
 	struct config config;

@@ -47,6 +47,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -55,7 +56,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 
-#define ADDRESS_VERSION 2u
+#define ADDRESS_VERSION 3u
 #define LISTEN_BACKLOG 64
 
 /* ---- small help ---- */
@@ -108,6 +109,7 @@ static int shm_address_make(struct shm *shm)
 		cursor_put_str(&c, shm->names[i]);
 	cursor_put_u64(&c, shm->device);
 	cursor_put_u64(&c, shm->inode);
+	cursor_put_u32(&c, geteuid());
 	r = cursor_check(&c, "shm address");
 	shm->net.base.address_len = c.pos;
 	return err_pass(r);
@@ -128,6 +130,7 @@ int shm_address_parse(const void *buf, size_t len, struct shm_address *address_p
 		cursor_get_str(&c, address_p->names[i], sizeof(address_p->names[i]));
 	address_p->device = cursor_get_u64(&c);
 	address_p->inode = cursor_get_u64(&c);
+	address_p->uid = cursor_get_u32(&c);
 	r = cursor_check(&c, "shm address");
 	if (r < 0)
 		return err_pass(r);
@@ -144,6 +147,7 @@ int shm_pending_claim(struct shm *shm, struct shm_peer *peer)
 	uint8_t token[XP_TOKEN_BYTES];
 	struct net_pending *pending;
 
+	net_acceptor_look(&shm->acceptor);
 	list_foreach(pending, &shm->acceptor.pendings, link)
 		if (pending->complete && shm_hello_parse(pending->hello, token) == 0 &&
 		    mem_equal(token, peer->net.token_in, XP_TOKEN_BYTES))
@@ -173,6 +177,26 @@ static int shm_door_meet(struct net_pending *pending)
 static void shm_door_want_tick(struct net_acceptor *acceptor)
 {
 	shm_tick_want(container_of(acceptor, struct shm, acceptor));
+}
+
+/* Daemons of our own user, root's, and of users whose daemons are peers of ours. */
+static bool shm_door_admits(struct net_acceptor *acceptor, int fd)
+{
+	const struct shm_peer *peer;
+	struct ucred cred;
+	socklen_t len = sizeof(cred);
+
+	if (gate_prepare(fd) < 0 ||
+	    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0) {
+		err_clear();
+		return false;
+	}
+	if (cred.uid == geteuid() || cred.uid == 0)
+		return true;
+	list_foreach(peer, &acceptor->net->peers, net.link)
+		if (!peer->self && peer->address.uid == cred.uid)
+			return true;
+	return false;
 }
 
 /* ---- the tick ---- */
@@ -218,8 +242,7 @@ static int listener_open(struct shm *shm, unsigned int at, const char *name)
 	if (bind(fd, (struct sockaddr *)&sa, len) < 0)
 		return err_raise_errno(errno, "shm: bind to %s", name);
 	if (name[0] != '@') {
-		/* access is the token's matter, and the directory's */
-		(void)chmod(name, 0666);
+		(void)chmod(name, 0660);
 		if (stat(name, &st) < 0)
 			return err_raise_errno(errno, "shm: %s", name);
 		shm->device = st.st_dev;
@@ -299,6 +322,7 @@ int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
 	net_acceptor_init(&shm->acceptor, &shm->net);
 	shm->acceptor.meet = shm_door_meet;
 	shm->acceptor.want_tick = shm_door_want_tick;
+	shm->acceptor.admits = shm_door_admits;
 	shm->acceptor.max = SHM_PENDING_MAX;
 	shm->acceptor.wait_ns = SHM_CONNECT_NS;
 	shm->vm_direct = env->config->vm_direct;

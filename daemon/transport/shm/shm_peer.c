@@ -20,10 +20,12 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/config/config.h"
 #include "proto/wire.h"
 
 #define DIAL_AGAIN_NS (50 * LOOP_NS_PER_MS) /* the listener's backlog is full */
@@ -60,6 +62,21 @@ static void shm_peer_on_ready(struct loop_fd *watch, int events)
 	net_peer_kick(&peer->net); /* also writes */
 }
 
+/* Descriptors of all daemons of one user go through one gate. */
+static int peer_hold(struct shm_peer *peer)
+{
+	struct ucred cred;
+	socklen_t len = sizeof(cred);
+	int r = gate_prepare(peer->fd);
+
+	if (r == 0 && getsockopt(peer->fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0)
+		r = err_raise_errno(errno, "shm: SO_PEERCRED");
+	if (r == 0)
+		r = gate_hold(peer->shm->net.base.env.gates, &peer->gate, peer->fd,
+			      cred.uid);
+	return err_pass(r);
+}
+
 /* False: there was no memory for it, and the peer is lost. */
 static bool peer_attach(struct shm_peer *peer, int fd)
 {
@@ -67,7 +84,10 @@ static bool peer_attach(struct shm_peer *peer, int fd)
 
 	peer->fd = fd;
 	loop_fd_init(&peer->watch, peer->shm->net.base.env.loop, fd, shm_peer_on_ready);
-	r = shm_wire_reserve(peer);
+	peer->gate.on_parcel = shm_wire_on_parcel;
+	r = peer_hold(peer);
+	if (r == 0)
+		r = shm_wire_reserve(peer);
 	if (r == 0)
 		r = loop_fd_set(&peer->watch, LOOP_READ);
 	if (r < 0)
@@ -81,13 +101,26 @@ static int dial_failed(int no)
 	return err_raise(ERR_TRANSPORT, "shm: connecting: %s", strerror(no));
 }
 
+/* Nothing is looked up outside of our own run_dir: where else a peer's name leads,
+ * somebody may hold us up. */
+static bool is_in_run_dir(const char *run_dir, const char *path)
+{
+	size_t len = strlen(run_dir);
+
+	return len && strncmp(path, run_dir, len) == 0 && path[len] == '/' &&
+	       !strchr(path + len + 1, '/');
+}
+
 /* Is the peer's path its socket here, too? Daemons of two containers may have the same
  * name and run_dir, and neither sees the other's. */
-static const char *path_not_theirs(const struct shm_address *address, const char *path)
+static const char *path_not_theirs(const struct shm_peer *peer, const char *path)
 {
+	const struct shm_address *address = &peer->address;
 	struct stat st;
 
-	if (stat(path, &st) < 0)
+	if (!is_in_run_dir(peer->shm->net.base.env.config->run_dir, path))
+		return "not in our run_dir";
+	if (lstat(path, &st) < 0)
 		return strerror(errno);
 	return st.st_dev == address->device && st.st_ino == address->inode
 		       ? NULL
@@ -95,14 +128,16 @@ static const char *path_not_theirs(const struct shm_address *address, const char
 }
 
 /* 0 connected, 1 try again later, 2 it does not lead to the peer: *no_p. */
-static int dial_name(const struct shm_address *address, const char *name, int *fd_p,
+static int dial_name(const struct shm_peer *peer, const char *name, int *fd_p,
 		     const char **no_p)
 {
 	cleanup_close int fd = -1;
 	struct sockaddr_un sa;
 	socklen_t len;
 
-	*no_p = name[0] == '@' ? NULL : path_not_theirs(address, name);
+	*no_p = name[0] != '@'			 ? path_not_theirs(peer, name)
+		: strncmp(name, "@kvd-", 5) == 0 ? NULL
+						 : "not a name of kvd";
 	if (*no_p)
 		return 2;
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -131,7 +166,7 @@ static int dial_names(const struct shm_peer *peer, int *fd_p)
 
 	for (size_t i = 0; i < ARRAY_LEN(peer->address.names); i++) {
 		const char *name = peer->address.names[i];
-		int r = name[0] ? dial_name(&peer->address, name, fd_p, &no) : 2;
+		int r = name[0] ? dial_name(peer, name, fd_p, &no) : 2;
 
 		if (r < 2)
 			return err_pass(r);
@@ -241,7 +276,9 @@ static void peer_send(struct shm_peer *peer)
 	} else if (shm_peer_speaks(peer)) {
 		blocked = shm_wire_flush(peer);
 		if (net_peer_live(&peer->net) &&
-		    loop_fd_set(&peer->watch, LOOP_READ | (blocked ? LOOP_WRITE : 0)) < 0)
+		    loop_fd_set(&peer->watch,
+				(gate_receiving(&peer->gate) ? 0 : LOOP_READ) |
+					(blocked ? LOOP_WRITE : 0)) < 0)
 			net_peer_fail_last(&peer->net);
 	}
 }
@@ -252,8 +289,10 @@ static void shm_peer_begin_end(struct shm_peer *peer)
 	if (peer->fd < 0)
 		return;
 	loop_fd_stop(&peer->watch);
-	close(peer->fd);
-	peer->fd = -1;
+	if (peer->gate.gates)
+		gate_close(&peer->gate, &peer->fd);
+	else
+		gate_turn_away(peer->shm->net.base.env.gates, mem_steal_fd(&peer->fd));
 }
 
 static void end_step(struct shm_peer *peer)

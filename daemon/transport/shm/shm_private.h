@@ -21,6 +21,7 @@
 #include "daemon/base/cursor.h"
 #include "daemon/loop/loop.h"
 #include "daemon/loop/offload.h"
+#include "daemon/gate/gate.h"
 #include "daemon/memory/copy.h"
 #include "daemon/memory/release.h"
 #include "daemon/transport/net.h"
@@ -97,6 +98,7 @@ struct shm_address {
 	uint8_t boot_id[16];
 	char names[2][108];	/* of our listeners; "@…" is an abstract one */
 	uint64_t device, inode; /* of the path: the same file in every mount of it */
+	uint32_t uid;		/* that the daemon runs as */
 };
 
 struct shm_reg {
@@ -238,6 +240,7 @@ struct shm_peer {
 	uint64_t deadline_ns;	    /* of connecting */
 	int fd;
 	struct loop_fd watch;
+	struct gate_client gate; /* receives what comes with fds */
 	struct shm_wire wire;
 	uint64_t held_bytes; /* headers of the peer's requests */
 
@@ -341,6 +344,7 @@ static inline size_t shm_unsent(const struct shm_peer *peer)
  * failed afterwards. False: nothing more to do now. */
 bool shm_wire_flush(struct shm_peer *peer);
 void shm_wire_receive(struct shm_peer *peer);
+void shm_wire_on_parcel(struct gate_client *client, struct gate_parcel *parcel);
 bool shm_wire_loop_back(struct shm_peer *peer); /* self: hand over what was sent */
 int shm_wire_take_fd(struct shm_peer *peer);	/* of the frame at hand */
 /* The memory of the frame at hand, if it is long and has a buffer to itself: then the

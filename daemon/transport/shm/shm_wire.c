@@ -5,7 +5,7 @@
  *
  * A frame is 16 bytes and a body whose length the table bounds by type, before
  * a byte is allocated for it. A file descriptor travels with the first byte of
- * its frame; the kernel ends a recvmsg after the buffer that carried one, so
+ * its frame, and bytes with descriptors come through a gate; so
  * when a frame is complete its fd has arrived, and fds that are left over when
  * no frame is unfinished were sent by no peer that keeps the protocol.
  *
@@ -544,36 +544,24 @@ int shm_wire_reserve(struct shm_peer *peer)
 	return err_pass(in_reserve(&peer->wire));
 }
 
-static int in_take_fds(struct shm_wire *wire, struct msghdr *msg)
+/* Bytes that came through the gate, with what came along. */
+static int in_put(struct shm_wire *wire, struct gate_parcel *parcel)
 {
-	struct cmsghdr *h;
-	int r = 0;
+	unsigned int room = ARRAY_LEN(wire->in_fds) - wire->in_fd_count;
 
-	for (h = CMSG_FIRSTHDR(msg); h; h = CMSG_NXTHDR(msg, h)) {
-		size_t n;
-
-		if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS)
-			continue;
-		n = (h->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-		for (size_t i = 0; i < n; i++) {
-			int fd;
-
-			memcpy(&fd, CMSG_DATA(h) + i * sizeof(int), sizeof(fd));
-			if (wire->in_fd_count < ARRAY_LEN(wire->in_fds)) {
-				wire->in_fds[wire->in_fd_count++] = fd;
-			} else {
-				close(fd);
-				r = -1;
-			}
-		}
-	}
-	/* cut short before our array was full: this process has no fd left. The frame
-	 * is told so, the line goes on. */
-	if (r == 0 && (msg->msg_flags & MSG_CTRUNC) &&
-	    wire->in_fd_count < ARRAY_LEN(wire->in_fds))
+	if (parcel->fault.code == ERR_LIMIT && parcel->len && room) {
+		/* this process has no fd left: the frame is told so, the line goes on */
 		wire->in_fds[wire->in_fd_count++] = -1;
-	else if (r < 0 || (msg->msg_flags & MSG_CTRUNC))
+	} else if (parcel->fault.code != ERR_OK) {
+		return err_raise(parcel->fault.code == ERR_IO ? ERR_PEER : ERR_PROTO,
+				 "shm: %s", parcel->fault.text);
+	}
+	if (parcel->fd_count > room || parcel->len > wire->in_size - wire->in_len)
 		return err_raise(ERR_PROTO, "shm: more fds than frames carry");
+	for (unsigned int i = 0; i < parcel->fd_count; i++)
+		wire->in_fds[wire->in_fd_count++] = mem_steal_fd(&parcel->fds[i]);
+	memcpy(wire->in + wire->in_len, parcel->bytes, parcel->len);
+	wire->in_len += parcel->len;
 	return 0;
 }
 
@@ -581,20 +569,21 @@ static int in_take_fds(struct shm_wire *wire, struct msghdr *msg)
 static int in_read(struct shm_peer *peer)
 {
 	struct shm_wire *wire = &peer->wire;
-	union {
-		struct cmsghdr head;
-		char space[CMSG_SPACE(ARRAY_LEN(wire->in_fds) * sizeof(int))];
-	} control;
-	struct iovec iov = {wire->in + wire->in_len, wire->in_size - wire->in_len};
-	struct msghdr msg = {.msg_iov = &iov,
-			     .msg_iovlen = 1,
-			     .msg_control = &control,
-			     .msg_controllen = sizeof(control)};
-	ssize_t n;
+	size_t want = wire->in_size - wire->in_len;
+	bool with = false;
+	ssize_t n = gate_pending(peer->fd, &with);
 
-	if (iov.iov_len > CALL_BYTES)
-		iov.iov_len = CALL_BYTES;
-	n = recvmsg(peer->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	if (n > 0 && (size_t)n < want)
+		want = (size_t)n;
+	if (want > CALL_BYTES)
+		want = CALL_BYTES;
+	if (n > 0 && with) {
+		gate_receive(&peer->gate, GATE_STREAM, want,
+			     (unsigned int)ARRAY_LEN(wire->in_fds) - wire->in_fd_count);
+		return 0;
+	}
+	if (n > 0)
+		n = recv(peer->fd, wire->in + wire->in_len, want, MSG_DONTWAIT);
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return 0;
 	if (n < 0)
@@ -603,32 +592,57 @@ static int in_read(struct shm_peer *peer)
 	if (n == 0)
 		return err_raise(ERR_PEER, "shm: the peer closed the connection");
 	wire->in_len += (size_t)n;
-	return in_take_fds(wire, &msg) < 0 ? err_pass(-err_errno(ERR_PROTO)) : 1;
+	return 1;
+}
+
+/* Go through what is there. */
+static int in_handle(struct shm_peer *peer)
+{
+	struct shm_wire *wire = &peer->wire;
+	size_t used = 0;
+	int r = frames_handle(peer, wire->in, wire->in_len, &used);
+
+	if (!shm_peer_speaks(peer))
+		return 0;	/* a handler failed or closed it */
+	if (wire->in_len > 0) { /* else it was taken */
+		memmove(wire->in, wire->in + used, wire->in_len - used);
+		wire->in_len -= used;
+	}
+	if (r == 0 && wire->in_len == 0 && wire->in_fd_count > 0)
+		r = err_raise(ERR_PROTO, "shm: an fd that no frame carries");
+	return err_pass(r);
 }
 
 /* One read a call: the loop comes back while there is more, and the other
  * peers have their turn in between. */
 void shm_wire_receive(struct shm_peer *peer)
 {
-	struct shm_wire *wire = &peer->wire;
-	size_t used = 0;
-	int r = in_reserve(wire);
+	int r;
 
+	if (gate_receiving(&peer->gate))
+		return;
+	r = in_reserve(&peer->wire);
 	if (r == 0)
 		r = in_read(peer);
-	if (r > 0) {
-		r = frames_handle(peer, wire->in, wire->in_len, &used);
-		if (!shm_peer_speaks(peer))
-			return;		/* a handler failed or closed it */
-		if (wire->in_len > 0) { /* else it was taken */
-			memmove(wire->in, wire->in + used, wire->in_len - used);
-			wire->in_len -= used;
-		}
-		if (r == 0 && wire->in_len == 0 && wire->in_fd_count > 0)
-			r = err_raise(ERR_PROTO, "shm: an fd that no frame carries");
-	}
+	if (r > 0)
+		r = in_handle(peer);
 	if (r < 0)
 		net_peer_fail_last(&peer->net);
+}
+
+void shm_wire_on_parcel(struct gate_client *client, struct gate_parcel *parcel)
+{
+	struct shm_peer *peer = container_of(client, struct shm_peer, gate);
+	int r;
+
+	if (!shm_peer_speaks(peer))
+		return;
+	r = in_put(&peer->wire, parcel);
+	if (r == 0)
+		r = in_handle(peer);
+	if (r < 0)
+		net_peer_fail_last(&peer->net);
+	net_peer_kick(&peer->net); /* watches again */
 }
 
 bool shm_wire_loop_back(struct shm_peer *peer)

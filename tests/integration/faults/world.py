@@ -216,7 +216,7 @@ class Node(Process):
         host, port = net.address(index)
         self.endpoint = "tcp://%s:%d" % (host, port)
         self.config = lambda transport: CONFIG % (log_level, host, port, rooms, transport)
-        self.daemon = Daemon(self.config(transport), run_dir=self.dir,
+        self.daemon = Daemon(self.config(transport), run_dir=folder, name=self.name,
                              wrapper=net.wrapper(index), preexec=die_with_parent,
                              log_dir=self.dir, patient=False)
         self.old_logs = ""

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gate: descriptors of strangers, received, judged and closed in a disposable process.
+ *
+ * close(), fstat() and most other calls on a descriptor that a stranger made may sleep
+ * for as long as he likes: a socket that lingers, a file of a FUSE server that does not
+ * answer. So the daemon never receives a descriptor from a stranger's socket itself, and
+ * is never the last to close such a socket, in whose queue more of them may lie. For each
+ * user there is a process that does: it holds every connection of that user, receives
+ * what comes with descriptors, and passes on those that can do no harm (vet.h).
+ * Bytes without descriptors the daemon reads by itself: a peek tells (gate_peek()).
+ *
+ * A gate that hangs is killed and replaced; only what it was just receiving is lost. A
+ * user whose gates hang even so (some sleeps end for no signal) gets no further one until
+ * they have ended, and can send no descriptors till then.
+ */
+#ifndef KVD_GATE_GATE_H
+#define KVD_GATE_GATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/list.h"
+#include "daemon/gate/gate_child.h"
+#include "daemon/loop/loop.h"
+
+struct gate;
+struct gates;
+
+/* What came. */
+struct gate_parcel {
+	const uint8_t *bytes;
+	size_t len;
+	int *fds; /* taken by setting them -1; the rest is closed afterwards */
+	unsigned int fd_count;
+	struct err
+		fault; /* code != OK: why the descriptors of the last line are not here;
+			  scope SESSION: bytes are lost, the connection is done for */
+};
+
+/* A stranger's socket, held by a gate. Embedded in its owner. */
+struct gate_client {
+	struct list link;
+	struct gates *gates;
+	struct gate *gate; /* NULL: its user may send no descriptors now */
+	int fd;		   /* the daemon's; not owned */
+	uid_t uid;
+	uint32_t slot;
+	struct gate_ask ask; /* serial 0: nothing is asked for */
+	bool begun;
+	uint64_t asked_ns;
+	struct loop_defer lost; /* why[0]: tells of it */
+	char why[64];
+	void (*on_parcel)(struct gate_client *client, struct gate_parcel *parcel);
+};
+
+/* Takes the socket of warden_fork(). When that process ends, on_lost says so once: no
+ * gate can be started any more. */
+int gates_new(struct loop *loop, int socket, void (*on_lost)(void *arg), void *arg,
+	      struct gates **gates_p);
+void gates_free(struct gates *gates); /* NULL is fine; no client may be left */
+/* Not again for now: too many sockets wait to be closed. */
+bool gates_full(const struct gates *gates);
+
+/* From now on the gate of `uid` holds `fd`, too. ERR_LIMIT: that user's gates hang. */
+int gate_hold(struct gates *gates, struct gate_client *client, int fd, uid_t uid);
+/*
+ * Before the daemon reads from a stranger's socket. *with_p: descriptors come with what
+ * is there, or behind it; then gate_receive() is the way, else as many bytes may be read
+ * plainly. As recv(2) with MSG_PEEK.
+ */
+ssize_t gate_peek(int fd, void *buf, size_t size, bool *with_p);
+/* The same without a look at the bytes: how many are there. */
+ssize_t gate_pending(int fd, bool *with_p);
+/* Once, before anything is read: out-of-band bytes would pass the peek by. */
+int gate_prepare(int fd);
+/* on_parcel follows, never from within this call. One at a time. */
+void gate_receive(struct gate_client *client, enum gate_op op, size_t want,
+		  unsigned int most);
+static inline bool gate_receiving(const struct gate_client *client)
+{
+	return client->ask.serial != 0;
+}
+/* Closes *fd_p, here and there. on_parcel is not called any more. Idempotent. */
+void gate_close(struct gate_client *client, int *fd_p);
+/* The gate's only; the daemon's stays open. Idempotent, also of one never held. */
+void gate_release(struct gate_client *client);
+/* Of one that nobody holds: a stranger who is not let in. */
+void gate_turn_away(struct gates *gates, int owned_fd);
+/* A listening socket: on Linux 6.16 and later nobody sends descriptors to a connection
+ * before a gate holds it. */
+void gate_listen(int fd);
+
+#endif

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Judged by the file system first, since its number cannot be chosen by whoever opened
+ * the file, and a file of a file system that others serve (FUSE, NFS) is none of these.
+ * A pipe, a socket or a terminal may sleep when it is closed, and nothing of kvd needs
+ * one.
+ */
+#include "daemon/gate/vet.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#ifndef PID_FS_MAGIC
+#define PID_FS_MAGIC 0x50494446
+#endif
+#ifndef DMA_BUF_MAGIC
+#define DMA_BUF_MAGIC 0x444d4142
+#endif
+#ifndef ANON_INODE_FS_MAGIC
+#define ANON_INODE_FS_MAGIC 0x09041934
+#endif
+
+/* Drivers that kvd has business with, as /proc/devices names them. */
+static int is_nvidia(dev_t device)
+{
+	FILE *devices = fopen("/proc/devices", "re");
+	char line[128], name[64];
+	unsigned int number;
+	int found = 0;
+
+	while (devices && !found && fgets(line, sizeof(line), devices)) {
+		if (strstr(line, "Block devices"))
+			break;
+		found = sscanf(line, "%u %63s", &number, name) == 2 &&
+			number == major(device) && strncmp(name, "nvidia", 6) == 0;
+	}
+	if (devices)
+		fclose(devices);
+	return found;
+}
+
+static const char *fd_link(int fd, char *link, size_t size)
+{
+	char path[40];
+	ssize_t n;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	n = readlink(path, link, size - 1);
+	link[n > 0 ? n : 0] = '\0';
+	return link;
+}
+
+/* Of no other file of /proc is nothing at 0. */
+static int is_process_memory(int fd)
+{
+	char byte;
+
+	return pread(fd, &byte, 1, 0) < 0 && errno == EIO;
+}
+
+static const char *type_word(mode_t mode)
+{
+	return S_ISSOCK(mode)	? "a socket"
+	       : S_ISFIFO(mode) ? "a pipe"
+	       : S_ISDIR(mode)	? "a directory"
+	       : S_ISCHR(mode)	? "a device"
+	       : S_ISBLK(mode)	? "a block device"
+	       : S_ISLNK(mode)	? "a symbolic link"
+				: "";
+}
+
+int vet_fd(int fd, char *what, size_t size)
+{
+	int flags = fcntl(fd, F_GETFL);
+	char link[128];
+	struct statfs fs;
+	struct stat st;
+
+	if (flags < 0 || (flags & O_PATH)) {
+		snprintf(what, size, "opened with O_PATH");
+		return -1;
+	}
+	if (fstatfs(fd, &fs) < 0 || fstat(fd, &st) < 0) {
+		snprintf(what, size, "not readable (%s)", strerror(errno));
+		return -1;
+	}
+	if (S_ISREG(st.st_mode) &&
+	    (fs.f_type == TMPFS_MAGIC || fs.f_type == HUGETLBFS_MAGIC))
+		return 0;
+	if (fs.f_type == DMA_BUF_MAGIC || fs.f_type == PID_FS_MAGIC)
+		return 0;
+	if (fs.f_type == ANON_INODE_FS_MAGIC &&
+	    strcmp(fd_link(fd, link, sizeof(link)), "anon_inode:[pidfd]") == 0)
+		return 0;
+	if (fs.f_type == PROC_SUPER_MAGIC && is_process_memory(fd))
+		return 0;
+	if (S_ISCHR(st.st_mode) && is_nvidia(st.st_rdev))
+		return 0;
+	if (*type_word(st.st_mode))
+		snprintf(what, size, "%s", type_word(st.st_mode));
+	else
+		snprintf(what, size, "a file of a file system of type %#lx",
+			 (unsigned long)fs.f_type);
+	return -1;
+}

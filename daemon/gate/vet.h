@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* vet: which descriptors of strangers the daemon may hold. */
+#ifndef KVD_GATE_VET_H
+#define KVD_GATE_VET_H
+
+#include <stddef.h>
+
+/*
+ * 0: closing it and what the daemon does with it does not sleep for longer than the
+ * kernel itself needs: memory (memfd, tmpfs, hugetlbfs), a dma-buf, an NVIDIA device, a
+ * process's memory (/proc/PID/mem), a pidfd. Else -1, and `what` says what it is. May
+ * sleep for as long as a stranger likes: for gates only.
+ */
+int vet_fd(int fd, char *what, size_t size);
+
+#endif

@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Why a process that forks: the daemon has threads, drivers and hundreds of gigabytes
+ * mapped, none of which a fork() would survive well, and no right to execute anything.
+ * The warden is the daemon as it was before all that.
+ *
+ * Orders are one record each on a SOCK_SEQPACKET pair, so that none is half read and a
+ * descriptor belongs to its record. What the warden says back is the id of a process
+ * that has ended. It ends at end of file, with SIGKILL for its children: they cannot
+ * serve anybody any more. SIGTERM and its like are the daemon's to interpret: systemd
+ * sends them to all processes of the service, and the daemon drains.
+ */
+#include "daemon/gate/warden.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/gate/gate_child.h"
+#include "daemon/gate/record.h"
+#include "daemon/loop/loop.h"
+
+enum order_op { ORDER_SPAWN = 1, ORDER_KILL, ORDER_KEEP };
+
+struct order {
+	uint32_t op;
+	uint32_t uid;
+	uint64_t id;
+};
+
+/* ---- the warden's process ---- */
+
+struct child {
+	uint64_t id;
+	pid_t pid;
+};
+
+#define CHILDREN_MAX 1024u /* a user has five at most */
+
+struct keeper {
+	int socket, signals;
+	struct child children[CHILDREN_MAX];
+	size_t count;
+};
+
+/* Of the daemon's descriptors none stays: its sockets, its lock and what a service
+ * manager passed would outlive it here. */
+static void keeper_close_rest(int keep)
+{
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+	for (int fd = 0; null >= 0 && fd <= 2; fd++)
+		(void)dup2(null, fd);
+	if (keep > 3)
+		(void)close_range(3, (unsigned int)keep - 1, 0);
+	(void)close_range((unsigned int)keep + 1, ~0u, 0);
+}
+
+static void keeper_signals(void)
+{
+	static const int ignored[] = {SIGTERM, SIGINT,	SIGHUP, SIGQUIT,
+				      SIGPIPE, SIGUSR1, SIGUSR2};
+	sigset_t none;
+
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+	for (size_t i = 0; i < ARRAY_LEN(ignored); i++)
+		signal(ignored[i], SIG_IGN);
+	signal(SIGBUS, SIG_DFL);
+}
+
+static void keeper_end(const struct keeper *keeper)
+{
+	for (size_t i = 0; i < keeper->count; i++)
+		kill(keeper->children[i].pid, SIGKILL);
+	_exit(0);
+}
+
+static _Noreturn void child_run(int socket, uint32_t uid)
+{
+	sigset_t none;
+	char name[16];
+
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+	keeper_close_rest(socket);
+	snprintf(name, sizeof(name), "kvd-gate:%u", uid);
+	prctl(PR_SET_NAME, name);
+	gate_child_serve(socket);
+	_exit(0);
+}
+
+static void keeper_gone(const struct keeper *keeper, uint64_t id)
+{
+	/* the daemon reads them all: what does not fit means that it hangs */
+	(void)send(keeper->socket, &id, sizeof(id), MSG_NOSIGNAL);
+}
+
+static void keeper_spawn(struct keeper *keeper, const struct order *order, int socket)
+{
+	pid_t pid = keeper->count < CHILDREN_MAX ? fork() : -1;
+
+	if (pid == 0)
+		child_run(socket, order->uid);
+	if (pid < 0)
+		keeper_gone(keeper, order->id);
+	else
+		keeper->children[keeper->count++] = (struct child){order->id, pid};
+}
+
+static void keeper_reap(struct keeper *keeper)
+{
+	pid_t pid;
+
+	while ((pid = waitpid(-1, NULL, WNOHANG)) > 0) {
+		for (size_t i = 0; i < keeper->count; i++) {
+			if (keeper->children[i].pid != pid)
+				continue;
+			keeper_gone(keeper, keeper->children[i].id);
+			keeper->children[i] = keeper->children[--keeper->count];
+			break;
+		}
+	}
+}
+
+static void keeper_obey(struct keeper *keeper)
+{
+	struct order order;
+	int fd = -1;
+	ssize_t n = record_receive(keeper->socket, &order, sizeof(order), &fd, 1, NULL);
+
+	if (n != sizeof(order))
+		keeper_end(keeper);
+	if (order.op == ORDER_KEEP)
+		return; /* until the end */
+	if (order.op == ORDER_SPAWN && fd >= 0)
+		keeper_spawn(keeper, &order, fd);
+	for (size_t i = 0; order.op == ORDER_KILL && i < keeper->count; i++)
+		if (keeper->children[i].id == order.id)
+			kill(keeper->children[i].pid, SIGKILL);
+	mem_closep(&fd); /* the child has its own */
+}
+
+static _Noreturn void keeper_run(int socket)
+{
+	struct keeper keeper = {.socket = socket};
+	struct signalfd_siginfo info;
+	sigset_t child;
+
+	prctl(PR_SET_NAME, "kvd-warden");
+	keeper_signals();
+	keeper_close_rest(socket);
+	sigemptyset(&child);
+	sigaddset(&child, SIGCHLD);
+	sigprocmask(SIG_BLOCK, &child, NULL);
+	keeper.signals = signalfd(-1, &child, SFD_CLOEXEC);
+	for (;;) {
+		struct pollfd watched[] = {{.fd = socket, .events = POLLIN},
+					   {.fd = keeper.signals, .events = POLLIN}};
+
+		if (poll(watched, 2, -1) < 0)
+			continue;
+		if (watched[1].revents &&
+		    read(keeper.signals, &info, sizeof(info)) == sizeof(info))
+			keeper_reap(&keeper);
+		if (watched[0].revents)
+			keeper_obey(&keeper);
+	}
+}
+
+int warden_fork(int *socket_p)
+{
+	int pair[2];
+	pid_t pid;
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+		return err_raise_errno(errno, "a socket to the warden");
+	pid = fork();
+	if (pid == 0) {
+		close(pair[0]);
+		keeper_run(pair[1]);
+	}
+	close(pair[1]);
+	if (pid < 0) {
+		close(pair[0]);
+		return err_raise_errno(errno, "forking the warden");
+	}
+	*socket_p = pair[0];
+	return 0;
+}
+
+/* ---- the daemon's side ---- */
+
+struct warden {
+	struct loop_fd watch;
+	struct list wards;
+	uint64_t next_id;
+	void (*on_lost)(void *arg);
+	void *arg;
+};
+
+static void ward_gone(struct warden *warden, uint64_t id)
+{
+	struct ward *ward;
+
+	list_foreach(ward, &warden->wards, link) {
+		if (ward->id != id)
+			continue;
+		list_remove(&ward->link);
+		ward->on_gone(ward);
+		return;
+	}
+}
+
+static void warden_on_ready(struct loop_fd *watch, int events)
+{
+	struct warden *warden = container_of(watch, struct warden, watch);
+	uint64_t id;
+	ssize_t n;
+
+	(void)events;
+	n = recv(watch->fd, &id, sizeof(id), MSG_DONTWAIT);
+	if (n == sizeof(id)) {
+		ward_gone(warden, id);
+		return;
+	}
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	loop_fd_stop(watch);
+	warden->on_lost(warden->arg);
+}
+
+int warden_new(struct loop *loop, int socket, void (*on_lost)(void *arg), void *arg,
+	       struct warden **warden_p)
+{
+	struct warden *warden = mem_zalloc(sizeof(*warden));
+	int r;
+
+	if (!warden) {
+		close(socket);
+		return err_pass(-ENOMEM);
+	}
+	list_init(&warden->wards);
+	warden->on_lost = on_lost;
+	warden->arg = arg;
+	loop_fd_init(&warden->watch, loop, socket, warden_on_ready);
+	r = loop_fd_set(&warden->watch, LOOP_READ);
+	if (r < 0) {
+		warden_free(warden);
+		return err_pass(r);
+	}
+	*warden_p = warden;
+	return 0;
+}
+
+void warden_free(struct warden *warden)
+{
+	if (!warden)
+		return;
+	assert(list_empty(&warden->wards));
+	loop_fd_stop(&warden->watch);
+	mem_closep(&warden->watch.fd);
+	mem_free(warden);
+}
+
+static int warden_order(struct warden *warden, const struct order *order, int fd)
+{
+	if (record_send(warden->watch.fd, order, sizeof(*order), NULL, 0, &fd, fd >= 0) ==
+	    sizeof(*order))
+		return 0;
+	return err_raise_errno(errno, "the warden's socket");
+}
+
+int warden_spawn(struct warden *warden, uid_t uid, struct ward *ward, int *socket_p)
+{
+	struct order order = {.op = ORDER_SPAWN, .uid = uid, .id = ++warden->next_id};
+	int pair[2], r;
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+		return err_raise_errno(errno, "a socket to a gate");
+	r = warden_order(warden, &order, pair[1]);
+	close(pair[1]);
+	if (r < 0) {
+		close(pair[0]);
+		return err_pass(r);
+	}
+	ward->id = order.id;
+	list_push_back(&warden->wards, &ward->link);
+	*socket_p = pair[0];
+	return 0;
+}
+
+void warden_kill(struct warden *warden, const struct ward *ward)
+{
+	struct order order = {.op = ORDER_KILL, .id = ward->id};
+
+	if (warden_order(warden, &order, -1) < 0)
+		err_clear(); /* it ends with the daemon */
+}
+
+void warden_forget(struct ward *ward)
+{
+	list_remove(&ward->link);
+}
+
+void warden_keep(struct warden *warden, int fd)
+{
+	struct order order = {.op = ORDER_KEEP};
+
+	if (warden_order(warden, &order, fd) < 0)
+		err_clear();
+}
