@@ -5,11 +5,10 @@
  * A region keeps all that its registration said, and a duplicate of its
  * descriptor, so that kvd_reconnect() can say it again to another daemon.
  *
- * Plain memory (`vm`) a daemon of the same user reads and writes through
- * process_vm_readv/writev, which Yama allows to one named process: the one that the
- * kernel says answered our hello. Any other daemon (a service of its own user, one in
- * another PID namespace) is refused that. So our own /proc/self/mem goes with the
- * registration: who opened it is what counts, and no capability is needed.
+ * Plain memory (`vm`) goes with our own /proc/self/mem: who opened it is what counts, so
+ * the daemon needs no right of its own. A daemon of the same user may open it once more,
+ * for others to read; Yama lets one named process do that: the one that the kernel says
+ * answered our hello.
  */
 #include "lib/client.h"
 

@@ -355,10 +355,10 @@ struct kvd_region_args {
 /*
  * Hand memory to the daemon. Answered when it is imported and populated. The
  * same memory twice gives two handles of one daemon region. A vm region lets the
- * daemon read and write all memory of this process: as one user's process (prctl
- * PR_SET_PTRACER, which names the last daemon only), else by a descriptor of
- * /proc/self/mem that goes with the registration. -KVD_E_PERM, -KVD_E_IMPORT: neither
- * can be had here; memfd can.
+ * daemon read and write all memory of this process, by a descriptor of /proc/self/mem
+ * that goes with the registration; prctl PR_SET_PTRACER, which names the last daemon
+ * only, lets it open that once more for other daemons of its user. -KVD_E_PERM,
+ * -KVD_E_IMPORT: it cannot be had here; memfd can.
  */
 int kvd_region_register(struct kvd_client *client, const struct kvd_region_args *args,
 			const struct kvd_call *call, struct kvd_region **region_p);

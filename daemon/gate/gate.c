@@ -40,30 +40,30 @@
 
 #define GATE_HANG_NS (2 * LOOP_NS_PER_S)
 #define GATE_IDLE_NS (10 * LOOP_NS_PER_S)
-#define GATE_HANGING_MAX 4u  /* processes of one user that do not end */
 #define GATE_PARKED_MAX 256u /* sockets that nobody can close now */
 #define GATE_STRANGERS ((uid_t)-1)
 #define GATE_LOST_SERIAL UINT64_MAX /* of no request: its client will be told */
 
 struct gate {
-	struct list link; /* gates->open or ->ended */
+	struct list link;
 	struct gates *gates;
 	uid_t uid;
-	struct ward ward;
+	uint64_t id; /* the warden's */
 	struct loop_fd watch;
 	struct loop_timer timer; /* hang, or idle */
 	struct list clients;
 	struct gate_client **slots;
 	uint32_t slot_count;
 	uint64_t serial;
-	uint64_t ended_ns;
-	bool hangs; /* it was killed */
 };
 
 struct gates {
 	struct loop *loop;
 	struct warden *warden;
-	struct list open, ended; /* ended: until the kernel let the process go */
+	void (*on_lost)(void *arg);
+	void *arg;
+	struct list open, ended;
+	struct loop_defer reap; /* those that ended */
 	int parked[GATE_PARKED_MAX];
 	unsigned int parked_count;
 };
@@ -71,17 +71,6 @@ struct gates {
 static void gate_replace(struct gate *gate, const char *why);
 
 /* ---- one gate's life ---- */
-
-static void gate_free(struct gate *gate)
-{
-	assert(list_empty(&gate->clients));
-	list_remove(&gate->link);
-	loop_timer_stop(&gate->timer);
-	loop_fd_stop(&gate->watch);
-	mem_closep(&gate->watch.fd);
-	mem_free(gate->slots);
-	mem_free(gate);
-}
 
 static void parked_retry(struct gates *gates)
 {
@@ -94,27 +83,51 @@ static void parked_retry(struct gates *gates)
 		gate_turn_away(gates, fds[i]);
 }
 
-static void gate_on_gone(struct ward *ward)
+static void gates_on_freed(void *arg)
 {
-	struct gate *gate = container_of(ward, struct gate, ward);
-	struct gates *gates = gate->gates;
+	struct gates *gates = arg;
 
-	if (gate->watch.fd >= 0) /* not by us */
-		gate_replace(gate, "it ended");
-	gate_free(gate);
 	if (gates->parked_count)
 		parked_retry(gates);
 }
 
-/* Of a process that will end by itself, or was killed. */
-static void gate_abandon(struct gate *gate)
+static void gates_on_lost(void *arg)
 {
+	struct gates *gates = arg;
+
+	gates->on_lost(gates->arg);
+}
+
+static void gate_free(struct gate *gate)
+{
+	assert(list_empty(&gate->clients));
+	list_remove(&gate->link);
+	loop_timer_stop(&gate->timer);
+	loop_fd_stop(&gate->watch);
+	mem_closep(&gate->watch.fd);
+	mem_free(gate->slots);
+	mem_free(gate);
+}
+
+static void gates_on_reap(struct loop_defer *defer)
+{
+	struct gates *gates = container_of(defer, struct gates, reap);
+	struct list *gate;
+
+	while ((gate = list_pop_front(&gates->ended)))
+		gate_free(list_entry(gate, struct gate, link));
+}
+
+/* What it still holds goes when its process ends. The object goes after this callback. */
+static void gate_abandon(struct gate *gate, bool hung)
+{
+	warden_abandon(gate->gates->warden, gate->id, gate->uid, hung);
 	loop_timer_stop(&gate->timer);
 	loop_fd_stop(&gate->watch);
 	close(mem_steal_fd(&gate->watch.fd));
 	list_remove(&gate->link);
 	list_push_back(&gate->gates->ended, &gate->link);
-	gate->ended_ns = loop_now_ns(gate->gates->loop);
+	loop_defer(gate->gates->loop, &gate->gates->reap);
 }
 
 static bool gate_send(struct gate *gate, const struct gate_ask *ask, int fd)
@@ -279,7 +292,7 @@ static void gate_on_timer(struct loop_timer *timer)
 	if (gate->watch.fd < 0)
 		return;
 	if (list_empty(&gate->clients)) {
-		gate_abandon(gate); /* end of file: it ends */
+		gate_abandon(gate, false);
 		return;
 	}
 	/* what was answered while this daemon had no time */
@@ -297,30 +310,18 @@ static void gate_on_timer(struct loop_timer *timer)
 
 static int gate_start(struct gates *gates, uid_t uid, struct gate **gate_p)
 {
-	uint64_t now = loop_now_ns(gates->loop);
-	unsigned int hanging = 0;
-	struct gate *gate;
+	struct gate *gate = mem_zalloc(sizeof(*gate));
 	int r;
 
-	list_foreach(gate, &gates->ended, link)
-		hanging += gate->uid == uid &&
-			   (gate->hangs || now - gate->ended_ns >= GATE_HANG_NS);
-	if (hanging >= GATE_HANGING_MAX)
-		return err_raise(ERR_LIMIT,
-				 "user %u: %u processes hang that close descriptors of "
-				 "this user: end whoever serves those files",
-				 uid, hanging);
-	gate = mem_zalloc(sizeof(*gate));
 	if (!gate)
 		return err_pass(-ENOMEM);
 	list_init(&gate->link);
 	list_init(&gate->clients);
 	gate->gates = gates;
 	gate->uid = uid;
-	gate->ward.on_gone = gate_on_gone;
 	loop_timer_init(&gate->timer, gates->loop, gate_on_timer);
 	loop_fd_init(&gate->watch, gates->loop, -1, gate_on_ready);
-	r = warden_spawn(gates->warden, uid, &gate->ward, &gate->watch.fd);
+	r = warden_start(gates->warden, WARDEN_GATE, uid, &gate->id, &gate->watch.fd);
 	if (r < 0) {
 		gate_free(gate);
 		return err_pass(r);
@@ -328,7 +329,7 @@ static int gate_start(struct gates *gates, uid_t uid, struct gate **gate_p)
 	list_push_back(&gates->open, &gate->link);
 	r = loop_fd_set(&gate->watch, LOOP_READ);
 	if (r < 0) {
-		gate_abandon(gate);
+		gate_abandon(gate, false);
 		return err_pass(r);
 	}
 	*gate_p = gate;
@@ -430,9 +431,7 @@ static void gate_replace(struct gate *gate, const char *why)
 
 	log_warn("gate", NULL, "a process that receives descriptors is replaced",
 		 "uid=%u why=\"%s\"", gate->uid, why);
-	warden_kill(gates->warden, &gate->ward);
-	gate->hangs = true;
-	gate_abandon(gate);
+	gate_abandon(gate, true);
 	while ((client = list_first(&gate->clients, struct gate_client, link))) {
 		bool asked = client_waits(client);
 
@@ -582,8 +581,10 @@ void gate_turn_away(struct gates *gates, int owned_fd)
 	close_alone(gates, owned_fd);
 }
 
-bool gates_full(const struct gates *gates)
+bool gates_full(struct gates *gates)
 {
+	if (gates->parked_count)
+		parked_retry(gates);
 	return gates->parked_count == GATE_PARKED_MAX;
 }
 
@@ -598,6 +599,7 @@ int gates_new(struct loop *loop, int socket, void (*on_lost)(void *arg), void *a
 	      struct gates **gates_p)
 {
 	struct gates *gates = mem_zalloc(sizeof(*gates));
+	struct warden_events events = {gates_on_lost, gates_on_freed, gates};
 	int r;
 
 	if (!gates) {
@@ -605,15 +607,23 @@ int gates_new(struct loop *loop, int socket, void (*on_lost)(void *arg), void *a
 		return err_pass(-ENOMEM);
 	}
 	gates->loop = loop;
+	gates->on_lost = on_lost;
+	gates->arg = arg;
 	list_init(&gates->open);
 	list_init(&gates->ended);
-	r = warden_new(loop, socket, on_lost, arg, &gates->warden);
+	loop_defer_init(&gates->reap, gates_on_reap);
+	r = warden_new(loop, socket, &events, &gates->warden);
 	if (r < 0) {
 		mem_free(gates);
 		return err_pass(r);
 	}
 	*gates_p = gates;
 	return 0;
+}
+
+struct warden *gates_warden(const struct gates *gates)
+{
+	return gates->warden;
 }
 
 void gates_free(struct gates *gates)
@@ -623,11 +633,9 @@ void gates_free(struct gates *gates)
 	if (!gates)
 		return;
 	while ((gate = list_first(&gates->open, struct gate, link)))
-		gate_abandon(gate);
-	while ((gate = list_first(&gates->ended, struct gate, link))) {
-		warden_forget(&gate->ward);
-		gate_free(gate);
-	}
+		gate_abandon(gate, false);
+	loop_defer_cancel(&gates->reap);
+	gates_on_reap(&gates->reap);
 	for (unsigned int i = 0; i < gates->parked_count; i++)
 		warden_keep(gates->warden, gates->parked[i]);
 	warden_free(gates->warden);

@@ -29,6 +29,7 @@
 
 struct gate;
 struct gates;
+struct warden;
 
 /* What came. */
 struct gate_parcel {
@@ -62,8 +63,10 @@ struct gate_client {
 int gates_new(struct loop *loop, int socket, void (*on_lost)(void *arg), void *arg,
 	      struct gates **gates_p);
 void gates_free(struct gates *gates); /* NULL is fine; no client may be left */
+/* For other processes of the daemon that may hang. */
+struct warden *gates_warden(const struct gates *gates);
 /* Not again for now: too many sockets wait to be closed. */
-bool gates_full(const struct gates *gates);
+bool gates_full(struct gates *gates);
 
 /* From now on the gate of `uid` holds `fd`, too. ERR_LIMIT: that user's gates hang. */
 int gate_hold(struct gates *gates, struct gate_client *client, int fd, uid_t uid);

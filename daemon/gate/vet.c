@@ -63,7 +63,9 @@ static int is_process_memory(int fd)
 {
 	char byte;
 
-	return pread(fd, &byte, 1, 0) < 0 && errno == EIO;
+	ssize_t n = pread(fd, &byte, 1, 0);
+
+	return n == 0 || (n < 0 && errno == EIO); /* 0: it has ended */
 }
 
 static const char *type_word(mode_t mode)

@@ -12,11 +12,13 @@
  */
 #include "daemon/gate/warden.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -25,16 +27,24 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/gate/gate_child.h"
 #include "daemon/gate/record.h"
+#include "daemon/gate/vm_child.h"
 #include "daemon/loop/loop.h"
 
 enum order_op { ORDER_SPAWN = 1, ORDER_KILL, ORDER_KEEP };
 
+#define HANGING_OF_USER_MAX 4u
+#define HANGING_MAX 256u
+#define PENALTY_NS (30 * LOOP_NS_PER_S)
+#define ENDING_NS (2 * LOOP_NS_PER_S)
+
 struct order {
 	uint32_t op;
+	uint32_t kind; /* enum warden_kind */
 	uint32_t uid;
 	uint64_t id;
 };
@@ -87,7 +97,7 @@ static void keeper_end(const struct keeper *keeper)
 	_exit(0);
 }
 
-static _Noreturn void child_run(int socket, uint32_t uid)
+static _Noreturn void child_run(int socket, const struct order *order)
 {
 	sigset_t none;
 	char name[16];
@@ -95,9 +105,13 @@ static _Noreturn void child_run(int socket, uint32_t uid)
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	keeper_close_rest(socket);
-	snprintf(name, sizeof(name), "kvd-gate:%u", uid);
+	snprintf(name, sizeof(name), "kvd-%s:%u",
+		 order->kind == WARDEN_VM ? "vm" : "gate", order->uid);
 	prctl(PR_SET_NAME, name);
-	gate_child_serve(socket);
+	if (order->kind == WARDEN_VM)
+		vm_child_serve(socket);
+	else
+		gate_child_serve(socket);
 	_exit(0);
 }
 
@@ -112,7 +126,7 @@ static void keeper_spawn(struct keeper *keeper, const struct order *order, int s
 	pid_t pid = keeper->count < CHILDREN_MAX ? fork() : -1;
 
 	if (pid == 0)
-		child_run(socket, order->uid);
+		child_run(socket, order);
 	if (pid < 0)
 		keeper_gone(keeper, order->id);
 	else
@@ -134,6 +148,17 @@ static void keeper_reap(struct keeper *keeper)
 	}
 }
 
+static void keeper_kill(struct keeper *keeper, uint64_t id)
+{
+	for (size_t i = 0; i < keeper->count; i++) {
+		if (keeper->children[i].id != id)
+			continue;
+		kill(keeper->children[i].pid, SIGKILL);
+		return;
+	}
+	keeper_gone(keeper, id); /* it was before */
+}
+
 static void keeper_obey(struct keeper *keeper)
 {
 	struct order order;
@@ -146,9 +171,8 @@ static void keeper_obey(struct keeper *keeper)
 		return; /* until the end */
 	if (order.op == ORDER_SPAWN && fd >= 0)
 		keeper_spawn(keeper, &order, fd);
-	for (size_t i = 0; order.op == ORDER_KILL && i < keeper->count; i++)
-		if (keeper->children[i].id == order.id)
-			kill(keeper->children[i].pid, SIGKILL);
+	if (order.op == ORDER_KILL)
+		keeper_kill(keeper, order.id);
 	mem_closep(&fd); /* the child has its own */
 }
 
@@ -202,25 +226,36 @@ int warden_fork(int *socket_p)
 
 /* ---- the daemon's side ---- */
 
-struct warden {
-	struct loop_fd watch;
-	struct list wards;
-	uint64_t next_id;
-	void (*on_lost)(void *arg);
-	void *arg;
+/* Killed. */
+struct hanging {
+	uint64_t id; /* 0: it has ended */
+	uid_t uid;
+	uint64_t from_ns;  /* counts from then on, until it has ended */
+	uint64_t until_ns; /* and until then at least */
 };
 
-static void ward_gone(struct warden *warden, uint64_t id)
-{
-	struct ward *ward;
+struct warden {
+	struct loop_fd watch;
+	struct warden_events events;
+	atomic_uint_least64_t last_id;
+	pthread_mutex_t lock;
+	struct hanging hanging[HANGING_MAX];
+	unsigned int hanging_count;
+};
 
-	list_foreach(ward, &warden->wards, link) {
-		if (ward->id != id)
-			continue;
-		list_remove(&ward->link);
-		ward->on_gone(ward);
-		return;
+static void warden_gone(struct warden *warden, uint64_t id)
+{
+	bool freed = false;
+
+	pthread_mutex_lock(&warden->lock);
+	for (unsigned int i = 0; i < warden->hanging_count && !freed; i++) {
+		freed = warden->hanging[i].id == id;
+		if (freed)
+			warden->hanging[i].id = 0;
 	}
+	pthread_mutex_unlock(&warden->lock);
+	if (freed)
+		warden->events.on_freed(warden->events.arg);
 }
 
 static void warden_on_ready(struct loop_fd *watch, int events)
@@ -232,16 +267,16 @@ static void warden_on_ready(struct loop_fd *watch, int events)
 	(void)events;
 	n = recv(watch->fd, &id, sizeof(id), MSG_DONTWAIT);
 	if (n == sizeof(id)) {
-		ward_gone(warden, id);
+		warden_gone(warden, id);
 		return;
 	}
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
 	loop_fd_stop(watch);
-	warden->on_lost(warden->arg);
+	warden->events.on_lost(warden->events.arg);
 }
 
-int warden_new(struct loop *loop, int socket, void (*on_lost)(void *arg), void *arg,
+int warden_new(struct loop *loop, int socket, const struct warden_events *events,
 	       struct warden **warden_p)
 {
 	struct warden *warden = mem_zalloc(sizeof(*warden));
@@ -251,9 +286,8 @@ int warden_new(struct loop *loop, int socket, void (*on_lost)(void *arg), void *
 		close(socket);
 		return err_pass(-ENOMEM);
 	}
-	list_init(&warden->wards);
-	warden->on_lost = on_lost;
-	warden->arg = arg;
+	warden->events = *events;
+	pthread_mutex_init(&warden->lock, NULL);
 	loop_fd_init(&warden->watch, loop, socket, warden_on_ready);
 	r = loop_fd_set(&warden->watch, LOOP_READ);
 	if (r < 0) {
@@ -268,9 +302,9 @@ void warden_free(struct warden *warden)
 {
 	if (!warden)
 		return;
-	assert(list_empty(&warden->wards));
 	loop_fd_stop(&warden->watch);
 	mem_closep(&warden->watch.fd);
+	pthread_mutex_destroy(&warden->lock);
 	mem_free(warden);
 }
 
@@ -282,11 +316,40 @@ static int warden_order(struct warden *warden, const struct order *order, int fd
 	return err_raise_errno(errno, "the warden's socket");
 }
 
-int warden_spawn(struct warden *warden, uid_t uid, struct ward *ward, int *socket_p)
+static int warden_check(struct warden *warden, uid_t uid)
 {
-	struct order order = {.op = ORDER_SPAWN, .uid = uid, .id = ++warden->next_id};
-	int pair[2], r;
+	unsigned int count = 0, all = 0;
+	uint64_t now = clock_ns();
 
+	pthread_mutex_lock(&warden->lock);
+	for (unsigned int i = 0; i < warden->hanging_count; i++) {
+		struct hanging *h = &warden->hanging[i];
+
+		if (!h->id && now >= h->until_ns)
+			continue;
+		count += h->uid == uid && now >= h->from_ns;
+		warden->hanging[all++] = *h;
+	}
+	warden->hanging_count = all;
+	pthread_mutex_unlock(&warden->lock);
+	if (count < HANGING_OF_USER_MAX)
+		return 0;
+	return err_raise(ERR_LIMIT,
+			 "user %u: %u processes hang, or hung a moment ago, in what this "
+			 "user's processes sent or registered: end who serves those "
+			 "files or pages",
+			 uid, count);
+}
+
+int warden_start(struct warden *warden, enum warden_kind kind, uid_t uid, uint64_t *id_p,
+		 int *socket_p)
+{
+	struct order order = {.op = ORDER_SPAWN, .kind = kind, .uid = uid};
+	int pair[2], r = warden_check(warden, uid);
+
+	if (r < 0)
+		return err_pass(r);
+	order.id = atomic_fetch_add(&warden->last_id, 1) + 1;
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
 		return err_raise_errno(errno, "a socket to a gate");
 	r = warden_order(warden, &order, pair[1]);
@@ -295,23 +358,24 @@ int warden_spawn(struct warden *warden, uid_t uid, struct ward *ward, int *socke
 		close(pair[0]);
 		return err_pass(r);
 	}
-	ward->id = order.id;
-	list_push_back(&warden->wards, &ward->link);
+	*id_p = order.id;
 	*socket_p = pair[0];
 	return 0;
 }
 
-void warden_kill(struct warden *warden, const struct ward *ward)
+void warden_abandon(struct warden *warden, uint64_t id, uid_t uid, bool hung)
 {
-	struct order order = {.op = ORDER_KILL, .id = ward->id};
+	uint64_t now = clock_ns();
+	struct hanging entry = {id, uid, hung ? now : now + ENDING_NS,
+				hung ? now + PENALTY_NS : 0};
+	struct order order = {.op = ORDER_KILL, .id = id};
 
+	pthread_mutex_lock(&warden->lock);
+	if (warden->hanging_count < HANGING_MAX)
+		warden->hanging[warden->hanging_count++] = entry;
+	pthread_mutex_unlock(&warden->lock);
 	if (warden_order(warden, &order, -1) < 0)
 		err_clear(); /* it ends with the daemon */
-}
-
-void warden_forget(struct ward *ward)
-{
-	list_remove(&ward->link);
 }
 
 void warden_keep(struct warden *warden, int fd)

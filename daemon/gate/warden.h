@@ -10,10 +10,9 @@
 #ifndef KVD_GATE_WARDEN_H
 #define KVD_GATE_WARDEN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
-
-#include "daemon/base/list.h"
 
 struct loop;
 struct warden;
@@ -22,25 +21,32 @@ struct warden;
 int warden_fork(int *socket_p);
 
 /* The daemon's side. Takes the socket. When the warden's process ends, on_lost says so
- * once: nothing can be forked any more. */
-int warden_new(struct loop *loop, int socket, void (*on_lost)(void *arg), void *arg,
+ * once: nothing can be forked any more. on_freed: one that had been abandoned has ended.
+ */
+struct warden_events {
+	void (*on_lost)(void *arg);
+	void (*on_freed)(void *arg);
+	void *arg;
+};
+int warden_new(struct loop *loop, int socket, const struct warden_events *events,
 	       struct warden **warden_p);
-void warden_free(struct warden *warden); /* NULL is fine; no ward may be left */
+void warden_free(struct warden *warden); /* NULL is fine */
 
-/* One forked process. */
-struct ward {
-	struct list link;
-	uint64_t id;
-	void (*on_gone)(struct ward *ward); /* it has ended and was unlinked */
+enum warden_kind {
+	WARDEN_GATE, /* gate_child.h */
+	WARDEN_VM,   /* vm_child.h */
 };
 
-/* Forks a process that serves `uid`; *socket_p is a SOCK_SEQPACKET to it, non-blocking.
- * Never waits: the process reads what is sent meanwhile. ERR_IO, ERR_LIMIT. */
-int warden_spawn(struct warden *warden, uid_t uid, struct ward *ward, int *socket_p);
-/* SIGKILL; on_gone follows when the kernel lets it end. */
-void warden_kill(struct warden *warden, const struct ward *ward);
-/* on_gone will not be called any more. */
-void warden_forget(struct ward *ward);
+/*
+ * Any thread. Forks a process that serves `uid`; *socket_p is a SOCK_SEQPACKET to it.
+ * Never waits: the process reads what is sent meanwhile, and ends at end of file.
+ * ERR_LIMIT: too many of this user's hang.
+ */
+int warden_start(struct warden *warden, enum warden_kind kind, uid_t uid, uint64_t *id_p,
+		 int *socket_p);
+/* Any thread. SIGKILL; it counts for its user until the kernel has let it end, and one
+ * that `hung` for half a minute at least. */
+void warden_abandon(struct warden *warden, uint64_t id, uid_t uid, bool hung);
 /* The warden holds a duplicate until the daemon has ended. */
 void warden_keep(struct warden *warden, int fd);
 

@@ -55,6 +55,7 @@
 #include "daemon/memory/numa.h"
 #include "daemon/memory/rows.h"
 #include "daemon/memory/tokens.h"
+#include "daemon/memory/vm.h"
 
 #define COPY_BOUNCE_BYTES (128u << 10)
 #define COPY_STREAM_BYTES (UINT64_C(2) << 20) /* about a core's own cache */
@@ -66,6 +67,7 @@
 struct copy_hand {
 	uint8_t *bounce;
 	struct iovec *near, *far; /* IOV_MAX each */
+	struct vm_hand vm;
 };
 
 struct worker {
@@ -203,24 +205,6 @@ static bool stretch_same_memory(const struct stretch *st)
 	       side_memory(&st->dst, run->dst_buffer) == st->dst_memory;
 }
 
-/* The first of them, or more. As process_vm_readv(2). */
-static ssize_t vm_move(const struct memory *vm, bool reading, const struct iovec *near,
-		       const struct iovec *far, unsigned int count)
-{
-	uint64_t address = (uintptr_t)far->iov_base;
-	ssize_t n;
-
-	if (vm->mem_fd < 0)
-		return reading ? process_vm_readv(vm->pid, near, count, far, count, 0)
-			       : process_vm_writev(vm->pid, near, count, far, count, 0);
-	n = reading ? memory_mem_read(vm, near->iov_base, near->iov_len, address)
-		    : memory_mem_write(vm, near->iov_base, near->iov_len, address);
-	if (n > 0)
-		return n;
-	errno = n == 0 ? ESRCH : errno == EIO ? EFAULT : errno;
-	return -1;
-}
-
 static void iov_flush(struct stretch *st)
 {
 	struct copy_hand *w = st->hand;
@@ -229,12 +213,13 @@ static void iov_flush(struct stretch *st)
 	unsigned int count = st->iov_count;
 
 	st->iov_count = 0;
-	/* a row costs 0.5 us here: a slice of 1-byte rows would keep a cancel
-	 * waiting for 0.1 s */
+	/* a row costs a system call: a slice of 1-byte rows would keep a cancel waiting
+	 * for 0.1 s */
 	if (atomic_load(st->canceled))
 		st->error = ECANCELED;
 	while (count > 0 && !st->error) {
-		ssize_t n = vm_move(vm, vm == st->src_memory, near, far, count);
+		ssize_t n = vm_move(&w->vm, vm, vm == st->src_memory, near, far, count,
+				    st->canceled);
 
 		if (n <= 0) {
 			st->error = n < 0 ? errno : EFAULT;
@@ -333,7 +318,7 @@ static int memory_gone(struct memory *m)
 {
 	if (m->kind == MEMORY_VM)
 		return err_raise(ERR_FAULT, "process %d, which owns the memory, is gone",
-				 (int)m->pid);
+				 (int)m->owner.pid);
 	return err_raise(ERR_FAULT, "the memory was truncated by its owner");
 }
 
@@ -343,13 +328,14 @@ static int stretch_fault(const struct stretch *st)
 
 	if (st->error == ECANCELED)
 		return err_raise(ERR_CANCELED, "the copy was canceled");
-	if (st->error == ESRCH) {
+	if (st->error != EFAULT) /* gone, or it hangs */
 		atomic_store(&vm->dead, true);
+	if (st->error == ESRCH)
 		return err_pass(memory_gone(vm));
-	}
 	return err_raise(ERR_FAULT, "%s process %d's memory: %s",
-			 vm == st->src_memory ? "reading" : "writing", (int)vm->pid,
-			 strerror(st->error));
+			 vm == st->src_memory ? "reading" : "writing", (int)vm->owner.pid,
+			 st->error == EUSERS ? "too many processes that do so hang"
+					     : strerror(st->error));
 }
 
 /* Copy [begin, end) of the stream. */
@@ -468,6 +454,7 @@ void copy_hand_free(struct copy_hand *hand)
 {
 	if (!hand)
 		return;
+	vm_hand_fini(&hand->vm);
 	mem_free(hand->bounce);
 	mem_free(hand->near);
 	mem_free(hand->far);

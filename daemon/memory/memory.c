@@ -17,14 +17,8 @@
  *     may be about to touch the next cut page. `dead` is set before the zero
  *     pages appear: a reader of zeros finds `dead` when it looks afterwards.
  *     A SIGBUS that belongs to no guard keeps its default action.
- *   - Another process's private memory is never mapped; process_vm_readv/writev
- *     return an error. What they cannot tell is whether the pid still names the
- *     process: `statm`, kept open from the import on, reads "0 0 0 ..." as soon
- *     as the address space is gone and fails when the process is. They ask for the
- *     same user. A process of another one opens its own /proc/self/mem and passes
- *     that: the kernel asks for rights at open() alone, and the file is of that
- *     address space for ever, also when the process executes another program, which
- *     it does not reach. Slower: a call a row, a page at a time.
+ *   - Another process's private memory is never mapped, nor touched by this process
+ *     (vm.h).
  *
  * Huge pages: first touch of a 4 KiB-page memfd costs 1 us a page, so a mapping
  * is placed such that it and its file agree modulo 2 MiB, and collapsed once it
@@ -50,6 +44,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/memory/settle.h"
+#include "daemon/memory/vm.h"
 #include "gpu/gpu.h"
 #include "gpu/import.h"
 #include "gpu/pin.h"
@@ -78,10 +73,9 @@ static int memory_import_new(enum memory_kind kind, struct import **import_p)
 		return err_pass(-ENOMEM);
 	im->memory.kind = kind;
 	im->memory.fd = -1;
-	im->memory.statm_fd = -1;
 	im->memory.mem_fd = -1;
+	im->memory.owner.pidfd = -1;
 	im->memory.dmabuf_fd = -1;
-	im->memory.pid = -1;
 	atomic_init(&im->memory.dead, false);
 	atomic_init(&im->memory.refs, 1);
 	*import_p = im;
@@ -94,7 +88,7 @@ static void memory_import_free(struct import *im)
 	if (im->map)
 		munmap(im->map, im->map_bytes);
 	mem_closep(&im->memory.fd);
-	mem_closep(&im->memory.statm_fd);
+	mem_closep(&im->memory.owner.pidfd);
 	mem_closep(&im->memory.mem_fd);
 	mem_closep(&im->memory.dmabuf_fd);
 	gpu_import_unref(im->memory.gpu);
@@ -474,141 +468,63 @@ int memory_new_linear(uint64_t length, struct memory **memory_p)
 
 bool memory_owner_alive(struct memory *memory)
 {
-	char buf[32];
-	ssize_t n;
-
 	if (memory->kind == MEMORY_DEVICE && memory->gpu &&
 	    gpu_device_broken(memory->gpu->device))
 		atomic_store(&memory->dead, true); /* also after it is reset */
-	if (memory->kind != MEMORY_VM)
-		return !atomic_load(&memory->dead);
-	if (atomic_load(&memory->dead))
-		return false;
-	if (memory->mem_fd >= 0) {
-		/* nothing is mapped at 0: that is an error as long as there is a map */
-		if (memory_mem_read(memory, buf, 1, 0) != 0)
-			return true;
-	} else {
-		n = pread(memory->statm_fd, buf, sizeof(buf), 0);
-		if (n > 1 && !(buf[0] == '0' && buf[1] == ' '))
-			return true;
-	}
-	atomic_store(&memory->dead, true);
-	return false;
+	return !atomic_load(&memory->dead);
 }
 
-ssize_t memory_mem_read(const struct memory *memory, void *near, size_t bytes,
-			uint64_t address)
+static int vm_refused(int no, const struct memory *memory, uint64_t address)
 {
-	return pread(memory->mem_fd, near, bytes, (off_t)address);
-}
-
-ssize_t memory_mem_write(const struct memory *memory, const void *near, size_t bytes,
-			 uint64_t address)
-{
-	return pwrite(memory->mem_fd, near, bytes, (off_t)address);
-}
-
-static int vm_refused(int no, pid_t pid, uint64_t address)
-{
-	if (no == EPERM)
-		return err_raise(
-			ERR_IMPORT,
-			"process %d does not let us read its memory: let it pass its "
-			"/proc/self/mem (fd), or under Yama call "
-			"prctl(PR_SET_PTRACER, <kvd's pid>)",
-			(int)pid);
 	if (no == ESRCH)
-		return err_raise(ERR_IMPORT, "process %d is gone", (int)pid);
+		return err_raise(ERR_IMPORT, "process %d is gone",
+				 (int)memory->owner.pid);
 	if (no == EFAULT)
 		return err_raise(ERR_RANGE, "process %d has nothing mapped at %#jx",
-				 (int)pid, (uintmax_t)address);
-	return err_raise(ERR_IMPORT, "reading process %d's memory: %s", (int)pid,
-			 strerror(no));
+				 (int)memory->owner.pid, (uintmax_t)address);
+	return err_raise(no == EUSERS ? ERR_LIMIT : ERR_IMPORT,
+			 "reading process %d's memory: %s", (int)memory->owner.pid,
+			 no == EUSERS ? "too many processes that do so hang"
+				      : strerror(no));
 }
 
-static int vm_probe(pid_t pid, uint64_t address)
+/* One byte at each end. */
+static int vm_probe(const struct memory *memory)
 {
-	uint8_t byte;
-	struct iovec here = {.iov_base = &byte, .iov_len = 1};
-	struct iovec there = {.iov_base = (void *)(uintptr_t)address, .iov_len = 1};
+	uint64_t last = memory->address + memory->length - 1;
+	uint8_t bytes[2];
+	struct iovec near[] = {{&bytes[0], 1}, {&bytes[1], 1}};
+	struct iovec far[] = {{(void *)(uintptr_t)memory->address, 1},
+			      {(void *)(uintptr_t)last, 1}};
+	struct vm_hand hand = {.uses = 0};
+	ssize_t n = vm_move(&hand, memory, true, near, far, 2, NULL);
+	int r = 0;
 
-	if (process_vm_readv(pid, &here, 1, &there, 1, 0) != 1)
-		return err_pass(vm_refused(errno, pid, address));
-	return 0;
+	if (n != 2)
+		r = vm_refused(n < 0 ? errno : EFAULT, memory,
+			       n < 0 ? memory->address : last);
+	vm_hand_fini(&hand);
+	return r;
 }
 
-int memory_import_vm(pid_t pid, uint64_t address, uint64_t length,
-		     struct memory **memory_p)
-{
-	struct import *im = NULL;
-	char path[64];
-	int r;
-
-	if (pid <= 0)
-		return err_raise(ERR_IMPORT, "the peer's pid is not known");
-	if (address == 0 || length == 0 || length > UINT64_MAX - address)
-		return err_raise(ERR_RANGE, "address %#jx + length %ju",
-				 (uintmax_t)address, (uintmax_t)length);
-	r = memory_import_new(MEMORY_VM, &im);
-	if (r < 0)
-		return err_pass(r);
-	im->memory.pid = pid;
-	im->memory.address = address;
-	im->memory.length = length;
-	im->memory.writable = true;
-	snprintf(path, sizeof(path), "/proc/%d/statm", (int)pid);
-	im->memory.statm_fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (im->memory.statm_fd < 0)
-		r = err_raise(ERR_IMPORT, "process %d: %s: %s", (int)pid, path,
-			      strerror(errno));
-	else if (!memory_owner_alive(&im->memory))
-		r = err_raise(ERR_IMPORT, "process %d is gone", (int)pid);
-	if (r == 0)
-		r = vm_probe(pid, address);
-	if (r == 0)
-		r = vm_probe(pid, address + length - 1);
-	if (r < 0) {
-		memory_import_free(im);
-		return err_pass(r);
-	}
-	*memory_p = &im->memory;
-	return 0;
-}
-
-static int mem_probe(const struct memory *memory, uint64_t address)
-{
-	uint8_t byte;
-	ssize_t n = memory_mem_read(memory, &byte, 1, address);
-
-	if (n == 1)
-		return 0;
-	return err_pass(vm_refused(n == 0	  ? ESRCH
-				   : errno == EIO ? EFAULT
-						  : errno,
-				   memory->pid, address));
-}
-
-/* It will be written to, with our rights: nothing else is, whatever a client passes. No
- * other file of /proc has nothing at 0 and bytes at an address. */
+/* What a gate lets in, or vm_open() opened, is a process's memory; here only how. */
 static int mem_check(int fd)
 {
 	struct statfs fs;
-	uint8_t byte;
+	int flags = fcntl(fd, F_GETFL);
 
-	if (fstatfs(fd, &fs) == 0 && fs.f_type == PROC_SUPER_MAGIC &&
-	    (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR && pread(fd, &byte, 1, 0) < 0 &&
-	    errno == EIO)
+	if (fstatfs(fd, &fs) == 0 && fs.f_type == PROC_SUPER_MAGIC && flags >= 0 &&
+	    (flags & O_ACCMODE) != O_WRONLY)
 		return 0;
 	return err_raise(ERR_IMPORT, "the fd is not the client's /proc/self/mem, opened "
 				     "for reading and writing");
 }
 
-int memory_import_mem(int fd, pid_t pid, uint64_t address, uint64_t length,
-		      struct memory **memory_p)
+int memory_import_vm(const struct memory_owner *owner, int mem_fd, uint64_t address,
+		     uint64_t length, struct memory **memory_p)
 {
 	struct import *im = NULL;
-	int r = mem_check(fd);
+	int r = mem_check(mem_fd);
 
 	if (r == 0 && (address == 0 || length == 0 || length > INT64_MAX - address))
 		r = err_raise(ERR_RANGE, "address %#jx + length %ju", (uintmax_t)address,
@@ -617,15 +533,16 @@ int memory_import_mem(int fd, pid_t pid, uint64_t address, uint64_t length,
 		r = memory_import_new(MEMORY_VM, &im);
 	if (r < 0)
 		return err_pass(r);
-	im->memory.pid = pid;
+	im->memory.owner = *owner;
+	im->memory.owner.pidfd = -1;
 	im->memory.address = address;
 	im->memory.length = length;
-	im->memory.writable = true;
-	im->memory.mem_fd = r = fd_own(fd);
+	im->memory.writable = (fcntl(mem_fd, F_GETFL) & O_ACCMODE) == O_RDWR;
+	im->memory.mem_fd = r = fd_own(mem_fd);
+	if (r >= 0 && owner->pidfd >= 0)
+		im->memory.owner.pidfd = r = fd_own(owner->pidfd);
 	if (r >= 0)
-		r = mem_probe(&im->memory, address);
-	if (r >= 0)
-		r = mem_probe(&im->memory, address + length - 1);
+		r = vm_probe(&im->memory);
 	if (r < 0) {
 		memory_import_free(im);
 		return err_pass(r);

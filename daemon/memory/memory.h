@@ -11,9 +11,8 @@
  *   sealed  a memfd that cannot shrink, populated: any thread, any library
  *   guarded memory that its owner may cut (POSIX shm): only copy threads, under
  *           the SIGBUS guard, which kills this memory and nothing else
- *   vm      another process's private memory: only copy threads, by
- *           process_vm_readv/writev, or by the /proc/self/mem that the process opened
- *           and passed; gone when the process is
+ *   vm      another process's private memory: only copy threads, by its
+ *           /proc/PID/mem, in a process of our own (vm.h); gone when the process is
  *   linear  memory of this daemon itself (bounce buffers, tests)
  *   device  memory of a GPU: the GPU's own copies, by copy threads, and adapters;
  *           no processor. `base` is NULL. Memory that came as a dma-buf has no
@@ -34,6 +33,7 @@ struct gpu;
 struct gpu_handle;
 struct gpu_import;
 struct gpu_pin;
+struct warden;
 
 enum memory_kind {
 	MEMORY_SEALED,
@@ -43,16 +43,23 @@ enum memory_kind {
 	MEMORY_DEVICE
 };
 
+/* Of private memory of another process. */
+struct memory_owner {
+	struct warden *warden; /* forks who reads and writes it */
+	uid_t uid;	       /* on whose account that hangs */
+	pid_t pid;	       /* as we see it; 0: not */
+	int pidfd;	       /* -1: none */
+};
+
 struct memory {
 	enum memory_kind kind;
-	uint8_t *base;		/* our mapping; NULL for vm and device */
-	uint64_t length;	/* bytes */
-	bool writable;		/* mapped for writing; a peer's memory never is */
-	int fd;			/* memfd or shm object, -1: cannot be passed on */
-	uint64_t fd_offset;	/* where `base` begins in it */
-	pid_t pid;		/* vm: owner, from SO_PEERCRED */
-	int statm_fd;		/* vm: /proc/<pid>/statm, opened at import; -1 */
-	int mem_fd;		/* vm: the owner's own /proc/self/mem; -1: by pid */
+	uint8_t *base;		   /* our mapping; NULL for vm and device */
+	uint64_t length;	   /* bytes */
+	bool writable;		   /* mapped for writing; a peer's memory never is */
+	int fd;			   /* memfd or shm object, -1: cannot be passed on */
+	uint64_t fd_offset;	   /* where `base` begins in it */
+	struct memory_owner owner; /* vm */
+	int mem_fd;		   /* vm: the owner's /proc/PID/mem */
 	uint64_t address;	/* vm: first byte in the owner's address space; device: in
 				   this process, as the driver sees it, 0: not mapped */
 	struct gpu_pin *pin;	/* of memory of ours: offered to GPUs; NULL */
@@ -76,19 +83,10 @@ int memory_import_memfd(int fd, uint64_t offset, uint64_t length, bool writable,
 /* An already open shm object (from a peer daemon), guarded. */
 int memory_import_shm_fd(int fd, uint64_t offset, uint64_t length, bool writable,
 			 struct memory **memory_p);
-/* Checks that the process lives and that one byte at each end can be read. */
-int memory_import_vm(pid_t pid, uint64_t address, uint64_t length,
-		     struct memory **memory_p);
-/* The same of a process that passed its /proc/self/mem, whoever it is. `pid` is for
- * texts. */
-int memory_import_mem(int fd, pid_t pid, uint64_t address, uint64_t length,
-		      struct memory **memory_p);
-/* The bytes at `address` of the owner of a memory with mem_fd, into or from `near`. As
- * pread(2); 0: its address space is gone. */
-ssize_t memory_mem_read(const struct memory *memory, void *near, size_t bytes,
-			uint64_t address);
-ssize_t memory_mem_write(const struct memory *memory, const void *near, size_t bytes,
-			 uint64_t address);
+/* By a process's /proc/PID/mem, opened for reading at least; `owner` is copied, its pidfd
+ * duplicated. Checks that one byte at each end can be read. */
+int memory_import_vm(const struct memory_owner *owner, int mem_fd, uint64_t address,
+		     uint64_t length, struct memory **memory_p);
 /* [offset, offset + length) of the allocation that the handle names; shared with
  * what else `owner` has of it (import.h). */
 int memory_import_device(struct gpu *gpu, uint64_t owner, const struct gpu_handle *handle,
@@ -114,8 +112,8 @@ struct memory *memory_ref(struct memory *memory);
 /* The last reference unmaps and closes (may take long: helper thread). */
 void memory_unref(struct memory *memory);
 
-/* A vm memory's process still has its address space (statm reads non-zero); a
- * device has not failed. */
+/* Nobody has found that a vm memory's address space is gone, that the memory was cut, or
+ * its device failed. */
 bool memory_owner_alive(struct memory *memory);
 
 /* Install the SIGBUS guard of this process, once, before threads start. */

@@ -15,9 +15,8 @@
  *
  * The daemon may be allowed more than its client. What it opens in a client's
  * name is judged by the client's rights: a POSIX shm object by its owner and
- * mode, the address space of a process only for the pid and uid that the
- * kernel gave for the connection. A pid can be used again; that it still names
- * the client is proven after the import, when its pidfd is seen to live.
+ * mode, the address space of a process by the file that the client opened, or that we
+ * open for the pid and uid that the kernel gave for the connection (memory/vm.h).
  */
 #include "daemon/session/region.h"
 
@@ -35,8 +34,11 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
+#include "daemon/gate/gate.h"
 #include "daemon/base/context.h"
 #include "daemon/loop/offload.h"
+#include "daemon/memory/memory.h"
+#include "daemon/memory/vm.h"
 #include "daemon/session/region_map.h"
 #include "daemon/session/session.h"
 #include "daemon/session/session_watch.h"
@@ -58,9 +60,10 @@ const struct sm_table region_table = {
 struct holding {
 	struct region region;
 	struct kvd *kvd;
-	struct offload_job job; /* import, later close */
-	int fd;			/* of kinds with one, until it is imported */
-	struct gpu_handle gpu;	/* cuda_*; its fd is `fd` */
+	struct offload_job job;	   /* import, later close */
+	int fd;			   /* of kinds with one, until it is imported */
+	struct gpu_handle gpu;	   /* cuda_*; its fd is `fd` */
+	struct memory_owner owner; /* vm; its pidfd is a duplicate */
 	bool writable;
 	dev_t dev;
 	ino_t ino;
@@ -100,9 +103,7 @@ static void release_memory(struct region *region)
 	region->memory = NULL;
 }
 
-/* By its pid where the kernel lets one user's processes read each other: that is
- * faster. Not where only a capability would: then a process that connects and executes a
- * set-user-ID program would be ours to write, too. */
+/* Without one of the client's own: only what he may do himself, and nobody else may. */
 static bool vm_by_pid(const struct session *session)
 {
 	return session->pid > 0 && session->uid == geteuid();
@@ -111,17 +112,14 @@ static bool vm_by_pid(const struct session *session)
 static int import_vm(struct holding *h)
 {
 	struct region *region = &h->region;
-	int r;
+	int r = 0;
 
-	if (vm_by_pid(region->session)) {
-		r = memory_import_vm(region->session->pid, region->address,
-				     region->length, &region->memory);
-		if (r == 0 || h->fd < 0)
-			return err_pass(r);
-		err_clear();
-	}
-	return err_pass(memory_import_mem(h->fd, region->session->pid, region->address,
-					  region->length, &region->memory));
+	if (h->fd < 0)
+		r = vm_open(h->owner.pid, h->owner.pidfd, h->owner.uid, O_RDWR, &h->fd);
+	if (r == 0)
+		r = memory_import_vm(&h->owner, h->fd, region->address, region->length,
+				     &region->memory);
+	return err_pass(r);
 }
 
 static int import_memory(struct holding *h)
@@ -204,6 +202,7 @@ static void region_close_work(struct offload_job *job)
 static void holding_free(struct holding *h)
 {
 	mem_closep(&h->fd);
+	mem_closep(&h->owner.pidfd);
 	mem_free(h);
 }
 
@@ -443,6 +442,10 @@ static int vm_take(struct holding *h, int fd)
 
 	h->fd = fd;
 	h->writable = true;
+	h->owner = (struct memory_owner){.warden = gates_warden(h->kvd->gates),
+					 .uid = session->uid,
+					 .pid = session->pid,
+					 .pidfd = session_watch_pidfd(session->watch)};
 	if (fd >= 0 || vm_by_pid(session))
 		return 0;
 	if (session->pid <= 0)
@@ -618,6 +621,7 @@ static int holding_new(struct session *session, const struct region_args *args,
 		return err_pass(-ENOMEM);
 	h->kvd = session->kvd;
 	h->fd = -1;
+	h->owner.pidfd = -1;
 	h->offset = args->offset;
 	h->region = (struct region){.session = session,
 				    .kind = args->kind,

@@ -103,6 +103,11 @@ bool session_watch_alive(const struct session_watch *watch)
 	       (process_lives(watch->pidfd.fd) && memory_lives(watch->statm_fd));
 }
 
+int session_watch_pidfd(const struct session_watch *watch)
+{
+	return watch ? fcntl(watch->pidfd.fd, F_DUPFD_CLOEXEC, 3) : -1;
+}
+
 static void on_exit_seen(struct loop_fd *fd, int events)
 {
 	struct session_watch *watch = container_of(fd, struct session_watch, pidfd);

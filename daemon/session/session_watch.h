@@ -29,6 +29,8 @@ void session_watch_free(struct session_watch *watch);
 /* Neither the process nor its memory is known to be gone (NULL: true). While
  * this holds the pid still names the process that connected. */
 bool session_watch_alive(const struct session_watch *watch);
+/* A duplicate of the process's pidfd, -1: none. */
+int session_watch_pidfd(const struct session_watch *watch);
 
 /* One timer for all sessions: heartbeats, and looks at statm of those that have
  * regions or rooms. Runs only while there are sessions. */

@@ -79,12 +79,10 @@ static uint64_t hash_fd(const struct memory *memory)
 static uint64_t hash_vm(const struct memory *memory)
 {
 	uint8_t *bytes = calloc(1, memory->length);
-	struct iovec local = {bytes, memory->length};
-	struct iovec remote = {(void *)(uintptr_t)memory->address, memory->length};
 	uint64_t hash;
 
 	assert(bytes);
-	if (process_vm_readv(memory->pid, &local, 1, &remote, 1, 0) < 0)
+	if (pread(memory->mem_fd, bytes, memory->length, (off_t)memory->address) < 0)
 		memset(bytes, 0, memory->length);
 	hash = XXH3_64bits(bytes, memory->length);
 	free(bytes);

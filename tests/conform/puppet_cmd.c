@@ -15,6 +15,7 @@
 #include "gpu/import.h"
 #include "tests/conform/puppet_impl.h"
 #include "tests/gpu/module_wait.h"
+#include "tests/lib/gates.h"
 
 #define LONG_HEADER 4096u
 
@@ -136,7 +137,7 @@ static void do_mem_fd(struct call *call)
 static void do_mem_vm(struct call *call)
 {
 	struct memory *memory;
-	int r = memory_import_vm((pid_t)call->a[1], call->a[2], call->a[3], &memory);
+	int r = vm_import_pid((pid_t)call->a[1], call->a[2], call->a[3], &memory);
 
 	if (r == 0)
 		mem_set(SLOT(call, 0, mems), memory);

@@ -23,6 +23,7 @@
 
 #include "daemon/base/mem.h"
 #include "tests/gpu/module_wait.h"
+#include "tests/lib/gates.h"
 
 static void spot_make(struct gc_spot *spot, enum place place)
 {
@@ -63,8 +64,8 @@ int gc_spot_import(struct gc *t, struct gc_spot *spot, enum place place, bool wr
 		return err_pass(
 			memory_import_shm_fd(spot->fd, 0, GC_BYTES, writable, memory_p));
 	case PLACE_VM:
-		return err_pass(memory_import_vm(getpid(), (uintptr_t)spot->view,
-						 GC_BYTES, memory_p));
+		return err_pass(vm_import_pid(getpid(), (uintptr_t)spot->view, GC_BYTES,
+					      memory_p));
 	default:
 		return err_pass(memory_import_device(t->gpu, 1, &spot->owner.handle, 0,
 						     GC_BYTES, writable, memory_p));

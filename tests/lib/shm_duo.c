@@ -216,7 +216,7 @@ void duo_shared_new(struct duo_shared *s, struct duo_node *of, struct duo_node *
 	if (vm) {
 		s->heap = test_calloc(1, bytes);
 		assert_int_equal(
-			memory_import_vm(getpid(), (uintptr_t)s->heap, bytes, &s->memory),
+			vm_import_pid(getpid(), (uintptr_t)s->heap, bytes, &s->memory),
 			0);
 	} else {
 		assert_int_equal(memory_new_linear(bytes, &s->memory), 0);

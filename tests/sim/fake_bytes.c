@@ -11,7 +11,7 @@
  */
 #include <errno.h>
 #include <string.h>
-#include <sys/uio.h>
+#include <unistd.h>
 
 #include "daemon/base/mem.h"
 #include "tests/sim/fake_impl.h"
@@ -35,16 +35,14 @@ static void touch_run(void *arg)
 
 static int touch_vm(const struct memory *memory, uint64_t offset, struct touch *touch)
 {
-	struct iovec local = {touch->bytes, touch->len};
-	struct iovec remote = {(void *)(uintptr_t)(memory->address + offset), touch->len};
-	ssize_t n = touch->write
-			    ? process_vm_writev(memory->pid, &local, 1, &remote, 1, 0)
-			    : process_vm_readv(memory->pid, &local, 1, &remote, 1, 0);
+	off_t at = (off_t)(memory->address + offset);
+	ssize_t n = touch->write ? pwrite(memory->mem_fd, touch->bytes, touch->len, at)
+				 : pread(memory->mem_fd, touch->bytes, touch->len, at);
 
 	return n == (ssize_t)touch->len
 		       ? 0
 		       : err_raise(ERR_FAULT, "fake: memory of process %d is gone",
-				   (int)memory->pid);
+				   (int)memory->owner.pid);
 }
 
 static int place_touch(const struct fake_place *place, uint64_t offset, uint8_t *bytes,

@@ -23,6 +23,7 @@
 #include "daemon/loop/loop.h"
 #include "daemon/memory/numa.h"
 #include "daemon/memory/tokens.h"
+#include "tests/lib/gates.h"
 #include "tests/lib/tmp.h"
 
 #define KIB (UINT64_C(1) << 10)
@@ -106,20 +107,11 @@ static struct memory *linear(uint64_t bytes)
 	return m;
 }
 
-static bool by_mem; /* not by the pid: by /proc/PID/mem */
-
 static struct memory *vm_of(pid_t pid, const uint8_t *at, uint64_t bytes)
 {
 	struct memory *m = NULL;
-	char path[32];
-	int fd, r;
 
-	snprintf(path, sizeof(path), "/proc/%d/mem", (int)pid);
-	fd = open(path, O_RDWR | O_CLOEXEC);
-	r = by_mem ? memory_import_mem(fd, pid, (uintptr_t)at, bytes, &m)
-		   : memory_import_vm(pid, (uintptr_t)at, bytes, &m);
-	close(fd);
-	assert_int_equal(r, 0);
+	assert_int_equal(vm_import_pid(pid, (uintptr_t)at, bytes, &m), 0);
 	return m;
 }
 
@@ -837,18 +829,22 @@ static void copy_of_an_unmapped_page_fails_after_its_part(void **state)
 {
 	static const struct plan_run run = {.len = 8192, .count = 1};
 	struct plan *plan = plan_of(&run, 1);
-	uint8_t *pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE,
-			      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int fd = memfd_create("cut", MFD_CLOEXEC);
+	uint8_t *pages;
 	struct copy_buffer src = {.length = 8192}, dst = {.length = 8192};
 	struct test_job tj = {0};
 	struct test t;
 
 	(void)state;
 	setup(&t, 1, 0);
+	assert_int_equal(ftruncate(fd, 8192), 0);
+	pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	assert_ptr_not_equal(pages, MAP_FAILED);
 	src.memory = vm(pages, 8192);
 	dst.memory = linear(8192);
 	/* as good as unmapped, and no other thread's mmap can take the place */
-	assert_int_equal(mprotect(pages + 4096, 4096, PROT_NONE), 0);
+	assert_int_equal(ftruncate(fd, 4096), 0);
+	close(fd);
 	tj.test = &t;
 	tj.job = (struct copy_job){.plan = plan,
 				   .end = plan->bytes,
@@ -865,19 +861,10 @@ static void copy_of_an_unmapped_page_fails_after_its_part(void **state)
 	munmap(pages, 8192);
 }
 
-static int other_way(void **state)
-{
-	(void)state;
-	by_mem = !by_mem;
-	return 0;
-}
-
 int main(void)
 {
-#define BY_MEM(test) cmocka_unit_test_setup_teardown(test, other_way, other_way)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(copy_each_kind_to_each_is_exact),
-		BY_MEM(copy_each_kind_to_each_is_exact),
 		cmocka_unit_test(copy_parts_of_the_stream_are_exact),
 		cmocka_unit_test(copy_through_linear_memory_is_exact),
 		cmocka_unit_test(copy_out_of_bounds_is_refused),
@@ -892,7 +879,6 @@ int main(void)
 		cmocka_unit_test(threads_on_two_nodes_stay_near_and_copy_all),
 		cmocka_unit_test(copy_of_cut_memory_fails_that_job_only),
 		cmocka_unit_test(copy_of_a_dead_process_fails),
-		BY_MEM(copy_of_a_dead_process_fails),
 		cmocka_unit_test(copy_of_an_unmapped_page_fails_after_its_part),
 	};
 

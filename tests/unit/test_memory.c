@@ -23,6 +23,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/memory/settle.h"
+#include "tests/lib/gates.h"
 #include "tests/lib/limits.h"
 #include "tests/lib/tmp.h"
 
@@ -385,22 +386,24 @@ static void vm_gone_process_is_noticed(void **state)
 	static uint8_t bytes[8192];
 	struct memory *m = NULL;
 	int p[2], status;
+	uint8_t byte;
 	pid_t pid;
 
 	(void)state;
 	pid = child_until(p);
-	assert_int_equal(memory_import_vm(pid, (uintptr_t)bytes, sizeof(bytes), &m), 0);
+	assert_int_equal(vm_import_pid(pid, (uintptr_t)bytes, sizeof(bytes), &m), 0);
 	assert_int_equal(m->kind, MEMORY_VM);
-	assert_true(memory_owner_alive(m));
+	assert_int_equal(vm_byte(m, true, &byte, (uintptr_t)bytes), 1);
 	close(p[1]);
 	/* dead but not reaped: the pid still exists, the memory does not */
 	siginfo_t info;
 	assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
-	assert_false(memory_owner_alive(m));
+	assert_int_equal(vm_byte(m, true, &byte, (uintptr_t)bytes), -1);
+	assert_int_equal(errno, ESRCH);
 	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_false(memory_owner_alive(m));
+	assert_int_equal(vm_byte(m, true, &byte, (uintptr_t)bytes), -1);
 	memory_unref(m);
-	assert_refused(memory_import_vm(pid, (uintptr_t)bytes, 1, &m), ERR_IMPORT, "");
+	assert_refused(vm_import_pid(pid, (uintptr_t)bytes, 1, &m), ERR_IMPORT, "");
 	close(p[0]);
 }
 
@@ -418,59 +421,59 @@ static void mem_of_a_process_is_read_until_its_end(void **state)
 	snprintf(path, sizeof(path), "/proc/%d/mem", (int)pid);
 	fd = open(path, O_RDWR | O_CLOEXEC);
 	assert_true(fd >= 0);
-	assert_int_equal(memory_import_mem(fd, pid, (uintptr_t)bytes, sizeof(bytes), &m),
-			 0);
+	assert_int_equal(vm_import_fd(fd, pid, (uintptr_t)bytes, sizeof(bytes), &m), 0);
 	close(fd);
 	assert_int_equal(m->kind, MEMORY_VM);
 	assert_true(memory_owner_alive(m));
-	assert_int_equal(memory_mem_read(m, &byte, 1, (uintptr_t)bytes + 4096), 1);
+	assert_int_equal(vm_byte(m, true, &byte, (uintptr_t)bytes + 4096), 1);
 	assert_int_equal(byte, 7);
 	byte = 9;
-	assert_int_equal(memory_mem_write(m, &byte, 1, (uintptr_t)bytes + 4096), 1);
+	assert_int_equal(vm_byte(m, false, &byte, (uintptr_t)bytes + 4096), 1);
 	assert_int_equal(bytes[4096], 7); /* the child's, not ours */
 	close(p[1]);
 	assert_int_equal(waitpid(pid, NULL, 0), pid);
-	assert_int_equal(memory_mem_read(m, &byte, 1, (uintptr_t)bytes), 0);
-	assert_false(memory_owner_alive(m));
+	assert_int_equal(vm_byte(m, true, &byte, (uintptr_t)bytes), -1);
+	assert_int_equal(errno, ESRCH);
 	memory_unref(m);
 	close(p[0]);
 }
 
-/* The daemon writes to it with its own rights. */
+/* What gates let in (test_gate), looked at once more. */
 static void fd_of_another_file_is_no_mem(void **state)
 {
 	static const struct {
 		const char *path;
 		int flags;
 	} others[] = {
-		{"/proc/self/mem", O_RDONLY},	      {"/proc/self/maps", O_RDONLY},
-		{"/proc/self/oom_score_adj", O_RDWR}, {"/proc/self/comm", O_RDWR},
-		{"/proc/self/timerslack_ns", O_RDWR}, {"/dev/null", O_RDWR},
+		{"/proc/self/mem", O_WRONLY},
+		{"/dev/null", O_RDWR},
 	};
 	static uint8_t bytes[4096];
+	struct warden *warden = test_warden();
 	int before = fd_count(), fd;
 	struct memory *m = NULL;
 
 	(void)state;
+	(void)warden;
 	for (size_t i = 0; i < ARRAY_LEN(others); i++) {
 		fd = open(others[i].path, others[i].flags | O_CLOEXEC);
 		if (fd < 0) /* not of every user, or kernel */
 			continue;
 		assert_refused(
-			memory_import_mem(fd, 1, (uintptr_t)bytes, sizeof(bytes), &m),
+			vm_import_fd(fd, getpid(), (uintptr_t)bytes, sizeof(bytes), &m),
 			ERR_IMPORT, "/proc/self/mem");
 		close(fd);
 	}
 	fd = memfd(4096, 0);
-	assert_refused(memory_import_mem(fd, 1, (uintptr_t)bytes, sizeof(bytes), &m),
+	assert_refused(vm_import_fd(fd, getpid(), (uintptr_t)bytes, sizeof(bytes), &m),
 		       ERR_IMPORT, "/proc/self/mem");
 	close(fd);
 	fd = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
-	assert_refused(memory_import_mem(fd, 1, 4096, 4096, &m), ERR_RANGE, "mapped");
-	assert_refused(memory_import_mem(fd, 1, 0, 4096, &m), ERR_RANGE, "");
-	assert_refused(memory_import_mem(fd, 1, 4096, INT64_MAX, &m), ERR_RANGE, "");
+	assert_refused(vm_import_fd(fd, getpid(), 4096, 4096, &m), ERR_RANGE, "mapped");
+	assert_refused(vm_import_fd(fd, getpid(), 0, 4096, &m), ERR_RANGE, "");
+	assert_refused(vm_import_fd(fd, getpid(), 4096, INT64_MAX, &m), ERR_RANGE, "");
 	mem_fail_at(1);
-	assert_int_equal(memory_import_mem(fd, 1, (uintptr_t)bytes, sizeof(bytes), &m),
+	assert_int_equal(vm_import_fd(fd, getpid(), (uintptr_t)bytes, sizeof(bytes), &m),
 			 -ENOMEM);
 	mem_fail_at(0);
 	close(fd);
@@ -485,12 +488,11 @@ static void vm_unmapped_or_overflowing_range_is_refused(void **state)
 
 	(void)state;
 	munmap(pages + 4096, 4096);
-	assert_refused(memory_import_vm(getpid(), (uintptr_t)pages, 8192, &m), ERR_RANGE,
+	assert_refused(vm_import_pid(getpid(), (uintptr_t)pages, 8192, &m), ERR_RANGE,
 		       "nothing mapped");
-	assert_refused(memory_import_vm(getpid(), (uintptr_t)pages, UINT64_MAX, &m),
+	assert_refused(vm_import_pid(getpid(), (uintptr_t)pages, UINT64_MAX, &m),
 		       ERR_RANGE, "");
-	assert_refused(memory_import_vm(getpid(), 0, 1, &m), ERR_RANGE, "");
-	assert_refused(memory_import_vm(0, (uintptr_t)pages, 1, &m), ERR_IMPORT, "pid");
+	assert_refused(vm_import_pid(getpid(), 0, 1, &m), ERR_RANGE, "");
 	munmap(pages, 4096);
 }
 
@@ -505,7 +507,7 @@ static void import_out_of_memory_leaks_nothing(void **state)
 	mem_fail_at(1);
 	assert_int_equal(memory_new_linear(4096, &m), -ENOMEM);
 	mem_fail_at(1);
-	assert_int_equal(memory_import_vm(getpid(), (uintptr_t)&fd, 4, &m), -ENOMEM);
+	assert_int_equal(vm_import_pid(getpid(), (uintptr_t)&fd, 4, &m), -ENOMEM);
 	mem_fail_at(0);
 	assert_int_equal(fd_count(), before);
 	close(fd);

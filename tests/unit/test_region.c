@@ -403,7 +403,7 @@ static void vm_of_own_process_is_readable(void **state)
 	struct region *region = region_find(only_session(stage), (uint64_t)id);
 
 	assert_int_equal(region->memory->kind, MEMORY_VM);
-	assert_int_equal(region->memory->pid, getpid()); /* of SO_PEERCRED */
+	assert_int_equal(region->memory->owner.pid, getpid()); /* of SO_PEERCRED */
 	assert_ptr_equal(at(only_session(stage)->region_map, (uintptr_t)cache + 5, 16),
 			 region);
 	client_call_fails(

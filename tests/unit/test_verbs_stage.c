@@ -5,6 +5,7 @@
  * the loop; and that slices keep every promise when a transfer stops, an owner dies, or
  * the other side lies. Memory of GPUs is in test_verbs_gpu.
  */
+#include "tests/lib/gates.h"
 #include "tests/lib/verbs_pair.h"
 
 #include <errno.h>
@@ -55,8 +56,8 @@ static void spot_make(struct spot *spot, enum kind kind)
 		mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, spot->fd, 0);
 	assert_ptr_not_equal(spot->place.view, MAP_FAILED);
 	if (kind == KIND_VM)
-		r = memory_import_vm(getpid(), (uintptr_t)spot->place.view, BYTES,
-				     &spot->place.memory);
+		r = vm_import_pid(getpid(), (uintptr_t)spot->place.view, BYTES,
+				  &spot->place.memory);
 	else if (kind == KIND_GUARDED)
 		r = memory_import_shm_fd(spot->fd, 0, BYTES, true, &spot->place.memory);
 	else
@@ -385,9 +386,9 @@ static void owner_that_dies_in_the_middle_fails_its_transfers_alone(void **state
 		bool source = i & 1;
 
 		pid = owner_start(&place.view);
-		assert_int_equal(memory_import_vm(pid, (uintptr_t)place.view, BYTES,
-						  &place.memory),
-				 0);
+		assert_int_equal(
+			vm_import_pid(pid, (uintptr_t)place.view, BYTES, &place.memory),
+			0);
 		spot_make(&stage.src, KIND_DIRECT);
 		vp_transfer_with(&stage.x, both[i / 2], rows, ARRAY_LEN(rows),
 				 source ? &place : &stage.src.place,

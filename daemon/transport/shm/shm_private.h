@@ -71,7 +71,7 @@ enum shm_type {
 	SHM_KEY_DENY,
 	SHM_KEY_GIVE_IPC, /* of GPU memory: the exporter's handle */
 	SHM_KEY_GIVE_VMM, /* + fd */
-	SHM_KEY_GIVE_VM,  /* + pidfd: of a process's private memory */
+	SHM_KEY_GIVE_VM,  /* + fd of a process's private memory */
 	SHM_TYPE_END,
 };
 enum { SHM_FLAG_YOURS = 1 }; /* DATA: `id` is a request of the receiver's own */
@@ -106,7 +106,7 @@ struct shm_reg {
 	struct list link;
 	uint64_t id;
 	uint8_t nonce[XP_TOKEN_BYTES];
-	int ro_fd; /* the same file, opened read-only; -1: cannot be passed */
+	int ro_fd; /* the same file or process, opened read-only; -1: cannot be passed */
 };
 
 enum shm_key_state {
@@ -134,9 +134,9 @@ struct shm_key {
 	enum memory_kind kind;
 	uint64_t offset;
 	int fd;
-	bool vm;	       /* of a process; without `memory` it is staged */
-	uid_t vm_user;	       /* the user that its daemon runs as */
-	struct gpu_handle gpu; /* kind device; its fd is `fd` */
+	bool vm;		   /* of a process; without `memory` it is staged */
+	struct memory_owner owner; /* vm: the peer's daemon answers for it */
+	struct gpu_handle gpu;	   /* kind device; its fd is `fd` */
 	struct gpu *gpus;
 	uint64_t gpu_owner;
 };
@@ -293,11 +293,12 @@ void shm_keys_detach(struct shm_peer *peer); /* the peer is freed */
 int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 int shm_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct cursor *c);
 /* shm_vm.c */
-void shm_vm_key_give(struct shm_peer *peer, uint64_t id, struct memory *memory);
+/* Its process's memory for a peer to read; -1: not for us to give. */
+int shm_vm_open(const struct memory *memory);
+void shm_vm_key_give(struct shm_peer *peer, uint64_t id, const struct memory *memory,
+		     int owned_fd);
 int shm_on_key_give_vm(struct shm_peer *peer, const struct shm_frame *f,
 		       struct cursor *c);
-/* May this user, without any capability, read the process? ERR_IMPORT. */
-int shm_vm_check_user(pid_t pid, uid_t user);
 void shm_vm_map(struct shm_key *key); /* on a helper; no `memory`: not for us */
 /* local.c */
 #define LOCAL_KEY_BYTES (CU_UUID_BYTES + CU_IPC_BYTES + 3u * 8u)

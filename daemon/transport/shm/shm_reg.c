@@ -58,7 +58,9 @@ int shm_mem_reg(struct transport *transport, struct memory *memory, struct xp_re
 	reg->base.transport = transport;
 	reg->base.memory = memory_ref(memory);
 	shm_random(reg->nonce, sizeof(reg->nonce));
-	reg->ro_fd = reopen_read_only(memory);
+	reg->ro_fd = memory->kind == MEMORY_VM && shm->vm_direct
+			     ? shm_vm_open(memory)
+			     : reopen_read_only(memory);
 	if (reg->ro_fd < 0 && memory->fd >= 0)
 		log_warn("shm", NULL,
 			 "memory will be staged: its file does not open for "
@@ -92,12 +94,10 @@ static bool reg_of_gpu(const struct shm_reg *reg)
 	       ((const struct shm *)(const void *)reg->base.transport)->gpu;
 }
 
-/* Private memory of an engine, which the peer may read by himself: not what that passed
- * to us alone. */
+/* Private memory of an engine, which the peer may read by himself. */
 static bool reg_of_vm(const struct shm_reg *reg)
 {
-	return reg->base.memory->kind == MEMORY_VM && reg->base.memory->mem_fd < 0 &&
-	       ((const struct shm *)(const void *)reg->base.transport)->vm_direct;
+	return reg->base.memory->kind == MEMORY_VM && reg->ro_fd >= 0;
 }
 
 int shm_key_pack(struct xp_reg *xreg, struct xp_peer *peer, void *buf, size_t size,
@@ -112,9 +112,10 @@ int shm_key_pack(struct xp_reg *xreg, struct xp_peer *peer, void *buf, size_t si
 				 KEY_BYTES, size);
 	cursor_write(&c, buf, size);
 	cursor_put_u8(&c, SHM_VERSION);
-	cursor_put_u8(&c, (reg->ro_fd >= 0 ? KEY_FLAG_FILE : 0) |
-				  (reg_of_gpu(reg) ? KEY_FLAG_GPU : 0) |
-				  (reg_of_vm(reg) ? KEY_FLAG_VM : 0));
+	cursor_put_u8(&c, reg_of_vm(reg)    ? KEY_FLAG_VM
+			  : reg_of_gpu(reg) ? KEY_FLAG_GPU
+			  : reg->ro_fd >= 0 ? KEY_FLAG_FILE
+					    : 0);
 	cursor_put_u64(&c, reg->id);
 	cursor_put_bytes(&c, reg->nonce, sizeof(reg->nonce));
 	cursor_put_u64(&c, reg->base.memory->length);
@@ -294,9 +295,8 @@ int shm_on_key_ask(struct shm_peer *peer, const struct shm_frame *f, struct curs
 		memory_release(peer->shm->net.base.env.offload, grant.memory);
 		return 0;
 	}
-	if (r == 0 && grant.memory->kind == MEMORY_VM && grant.memory->mem_fd < 0 &&
-	    peer->shm->vm_direct) {
-		shm_vm_key_give(peer, f->id, grant.memory);
+	if (r == 0 && grant.memory->kind == MEMORY_VM && grant.fd >= 0) {
+		shm_vm_key_give(peer, f->id, grant.memory, grant.fd);
 		memory_release(peer->shm->net.base.env.offload, grant.memory);
 		return 0;
 	}
@@ -436,6 +436,10 @@ void shm_key_given(struct shm_key *key, uint64_t length, int fd)
 		key_tell(key, &err);
 	} else {
 		sm_move(&key->sm, SHM_KEY_MAPPING);
+		key->owner = (struct memory_owner){
+			.warden = gates_warden(key->peer->shm->net.base.env.gates),
+			.uid = key->peer->gate.uid,
+			.pidfd = -1};
 		key->mapping = true;
 		key->job = (struct offload_job){.work = key_map, .done = key_mapped};
 		offload_submit(key->offload, &key->job);

@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Bytes pass a window that both processes map: a second copy, which stays in a core's
+ * cache. Rejected: a thread of this process, which could hang in a page of a file that
+ * nobody serves, in a state that no signal ends; process_vm_readv(), which takes a number
+ * for a process.
+ *
+ * Giving up a process that was asked to write: the bytes of that request may still land,
+ * in memory of the user who made it hang, and nowhere else. Its memory is dead to us.
+ */
+#include "daemon/memory/vm.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/gate/record.h"
+#include "daemon/gate/vm_child.h"
+#include "daemon/gate/warden.h"
+#include "daemon/memory/memory.h"
+
+#define VM_LOOK_MS 20	/* between looks at `canceled` */
+#define VM_LEAVE_MS 200 /* that a canceled one may still take */
+#define VM_HANG_MS 2000
+
+/* ---- channels ---- */
+
+static void channel_close(struct vm_channel *channel, bool hung)
+{
+	if (!channel->id)
+		return;
+	warden_abandon(channel->warden, channel->id, channel->uid, hung);
+	close(channel->socket);
+	munmap(channel->window, sizeof(*channel->window));
+	*channel = (struct vm_channel){.id = 0};
+}
+
+void vm_hand_fini(struct vm_hand *hand)
+{
+	for (size_t i = 0; i < ARRAY_LEN(hand->channels); i++)
+		channel_close(&hand->channels[i], false);
+}
+
+static int channel_window(struct vm_channel *channel, int *fd_p)
+{
+	void *map;
+
+	*fd_p = memfd_create("kvd-vm", MFD_CLOEXEC);
+	if (*fd_p < 0 || ftruncate(*fd_p, sizeof(*channel->window)) < 0)
+		return -1;
+	map = mmap(NULL, sizeof(*channel->window), PROT_READ | PROT_WRITE, MAP_SHARED,
+		   *fd_p, 0);
+	if (map == MAP_FAILED)
+		return -1;
+	channel->window = map;
+	return 0;
+}
+
+static int channel_open(struct vm_channel *channel, const struct memory *memory)
+{
+	struct vm_ask ask = {0};
+	cleanup_close int fd = -1;
+
+	if (channel_window(channel, &fd) < 0)
+		return -1;
+	channel->warden = memory->owner.warden;
+	channel->uid = memory->owner.uid;
+	if (warden_start(memory->owner.warden, WARDEN_VM, memory->owner.uid, &channel->id,
+			 &channel->socket) < 0) {
+		munmap(channel->window, sizeof(*channel->window));
+		channel->id = 0;
+		err_clear();
+		errno = EUSERS;
+		return -1;
+	}
+	if (record_send(channel->socket, &ask, sizeof(ask), NULL, 0, &fd, 1) < 0) {
+		channel_close(channel, false);
+		return -1;
+	}
+	return 0;
+}
+
+/* The one for this memory's user, in the place of the one that was used least lately. */
+static struct vm_channel *channel_of(struct vm_hand *hand, const struct memory *memory)
+{
+	struct vm_channel *oldest = &hand->channels[0];
+
+	hand->uses++;
+	for (size_t i = 0; i < ARRAY_LEN(hand->channels); i++) {
+		struct vm_channel *channel = &hand->channels[i];
+
+		if (channel->id && channel->uid == memory->owner.uid &&
+		    channel->warden == memory->owner.warden) {
+			channel->used = hand->uses;
+			return channel;
+		}
+		if (channel->used < oldest->used)
+			oldest = channel;
+	}
+	channel_close(oldest, false);
+	if (channel_open(oldest, memory) < 0)
+		return NULL;
+	oldest->used = hand->uses;
+	return oldest;
+}
+
+/* ---- one request ---- */
+
+/* 0; -1 with errno: the process is given up. */
+static int channel_wait(struct vm_channel *channel, const atomic_bool *canceled,
+			struct vm_answer *answer)
+{
+	struct pollfd ready = {.fd = channel->socket, .events = POLLIN};
+	uint64_t begun = clock_ns(), left = 0, now = begun;
+
+	for (;;) {
+		int n = poll(&ready, 1, VM_LOOK_MS);
+
+		if (n > 0)
+			break;
+		now = clock_ns();
+		if (canceled && atomic_load(canceled) && !left)
+			left = now;
+		if (left && now - left >= VM_LEAVE_MS * UINT64_C(1000000)) {
+			errno = ECANCELED;
+			return -1;
+		}
+		if (now - begun >= VM_HANG_MS * UINT64_C(1000000)) {
+			errno = ETIMEDOUT;
+			return -1;
+		}
+	}
+	if (recv(channel->socket, answer, sizeof(*answer), MSG_DONTWAIT) ==
+	    (ssize_t)sizeof(*answer))
+		return 0;
+	errno = EPIPE;
+	return -1;
+}
+
+static uint32_t window_fill(struct vm_window *window, bool reading,
+			    const struct iovec *near, const struct iovec *far,
+			    unsigned int count)
+{
+	uint64_t bytes = 0;
+	uint32_t rows = 0;
+
+	while (rows < count && rows < VM_WINDOW_ROWS && bytes < VM_WINDOW_BYTES) {
+		uint64_t most = VM_WINDOW_BYTES - bytes, len = near[rows].iov_len;
+
+		if (len > most)
+			len = most;
+		window->rows[rows] = (struct vm_row){
+			.address = (uintptr_t)far[rows].iov_base, .bytes = len};
+		if (!reading)
+			memcpy(window->bytes + bytes, near[rows].iov_base, len);
+		bytes += len;
+		rows++;
+	}
+	return rows;
+}
+
+static void window_empty(const struct vm_window *window, const struct iovec *near,
+			 uint64_t moved)
+{
+	uint64_t done = 0;
+
+	for (unsigned int i = 0; done < moved; i++) {
+		uint64_t len =
+			near[i].iov_len < moved - done ? near[i].iov_len : moved - done;
+
+		memcpy(near[i].iov_base, window->bytes + done, len);
+		done += len;
+	}
+}
+
+ssize_t vm_move(struct vm_hand *hand, const struct memory *memory, bool reading,
+		const struct iovec *near, const struct iovec *far, unsigned int count,
+		const atomic_bool *canceled)
+{
+	struct vm_channel *channel = channel_of(hand, memory);
+	struct vm_ask ask = {.write = !reading};
+	struct vm_answer answer = {0};
+	int no;
+
+	assert(count > 0);
+	if (!channel)
+		return -1;
+	ask.count = window_fill(channel->window, reading, near, far, count);
+	if (record_send(channel->socket, &ask, sizeof(ask), NULL, 0, &memory->mem_fd, 1) <
+		    0 ||
+	    channel_wait(channel, canceled, &answer) < 0) {
+		no = errno;
+		channel_close(channel, true);
+		errno = no;
+		return -1;
+	}
+	if (answer.moved > VM_WINDOW_BYTES || (answer.moved == 0 && !answer.error))
+		answer = (struct vm_answer){.error = EPIPE};
+	if (answer.moved && reading)
+		window_empty(channel->window, near, answer.moved);
+	if (answer.moved)
+		return (ssize_t)answer.moved;
+	errno = answer.error;
+	return -1;
+}
+
+/* ---- opening ---- */
+
+/* A line "Uid:\treal effective saved file" of /proc/PID/status. */
+static bool is_all_of(pid_t pid, uid_t uid)
+{
+	char path[40], text[2048], *at;
+	cleanup_close int fd = -1;
+	struct stat st;
+	ssize_t n;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+	/* files of a process that may not be dumped are root's */
+	if (n <= 0 || fstat(fd, &st) < 0 || st.st_uid != uid)
+		return false;
+	text[n] = '\0';
+	at = strstr(text, "\nUid:");
+	if (!at)
+		return false;
+	at += strlen("\nUid:");
+	for (int i = 0; i < 4; i++)
+		if (strtoul(at, &at, 10) != uid)
+			return false;
+	return true;
+}
+
+int vm_open(pid_t pid, int pidfd, uid_t uid, int mode, int *fd_p)
+{
+	struct pollfd gone = {.fd = pidfd, .events = POLLIN};
+	cleanup_close int fd = -1;
+	char path[40];
+
+	snprintf(path, sizeof(path), "/proc/%d/mem", (int)pid);
+	fd = open(path, mode | O_CLOEXEC);
+	if (fd < 0)
+		return err_raise(errno == EACCES || errno == EPERM ? ERR_PERM
+								   : ERR_IMPORT,
+				 "kind vm: %s: %s: let the client pass an fd of its "
+				 "/proc/self/mem, as libkvd does",
+				 path, strerror(errno));
+	/* behind the open: what it was opened for is what is judged */
+	if (!is_all_of(pid, uid) || poll(&gone, 1, 0) != 0)
+		return err_raise(ERR_PERM,
+				 "kind vm: process %d is not, or not only, user %u's, or "
+				 "may not be dumped",
+				 (int)pid, uid);
+	*fd_p = mem_steal_fd(&fd);
+	return 0;
+}

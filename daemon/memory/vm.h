@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * vm: private memory of other processes, read and written by processes of our own that
+ * may hang (gate/vm_child.h): one for each thread of ours and each user whose memory it
+ * moves. A thread waits for its own with a deadline and gives it up when it is canceled.
+ */
+#ifndef KVD_MEMORY_VM_H
+#define KVD_MEMORY_VM_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+struct memory;
+struct warden;
+
+#define VM_USERS 4u /* whose processes a thread keeps */
+
+struct vm_channel {
+	struct warden *warden;
+	uid_t uid;
+	uint64_t id; /* of the process, the warden's; 0: none */
+	int socket;
+	struct vm_window *window;
+	uint64_t used; /* the hand's count at its last use */
+};
+
+/* A thread's own. Zeroed is empty. */
+struct vm_hand {
+	struct vm_channel channels[VM_USERS];
+	uint64_t uses;
+};
+void vm_hand_fini(struct vm_hand *hand);
+
+/*
+ * The first of `count` stretches, or more: `far` are addresses in the owner's process,
+ * `near` ours, with the same lengths. The bytes moved, or -1 with errno: ESRCH (its
+ * address space is gone), EFAULT, ECANCELED (*canceled was set), ETIMEDOUT (it hangs),
+ * EUSERS (too much of this user hangs), ENOMEM.
+ */
+ssize_t vm_move(struct vm_hand *hand, const struct memory *memory, bool reading,
+		const struct iovec *near, const struct iovec *far, unsigned int count,
+		const atomic_bool *canceled);
+
+/*
+ * The memory of a process that passed none: opened by its number, and kept only where the
+ * process is, after that, alive by `pidfd` and still all `uid`'s: a program that it
+ * executed with other rights is not. `mode`: O_RDWR or O_RDONLY. ERR_PERM, ERR_IMPORT.
+ */
+int vm_open(pid_t pid, int pidfd, uid_t uid, int mode, int *fd_p);
+
+#endif
