@@ -99,7 +99,7 @@ static int try_take(const char *path, int *fd_p)
 	cleanup_close int fd = -1;
 	int r, tries = 0;
 
-	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
 	if (fd < 0 && errno == ENOENT)
 		return err_raise(ERR_CONFIG,
 				 "%s: run_dir does not exist: systemd-tmpfiles --create "

@@ -39,6 +39,8 @@ static void lock_taken_holds_the_pid_and_drop_removes_it(void **state)
 {
 	struct lock lock;
 	char text[32] = "";
+	mode_t mask = umask(0);
+	struct stat st;
 	FILE *file;
 
 	(void)state;
@@ -48,6 +50,10 @@ static void lock_taken_holds_the_pid_and_drop_removes_it(void **state)
 	assert_non_null(fgets(text, sizeof(text), file));
 	fclose(file);
 	assert_int_equal(atoi(text), getpid());
+	/* who can open it can wait for it in flock(), and has it when we crash */
+	assert_int_equal(stat(path_of("a.lock"), &st), 0);
+	assert_int_equal(st.st_mode & 0777, 0600);
+	umask(mask);
 	lock_drop(&lock);
 	lock_drop(&lock);
 	assert_int_equal(access(path_of("a.lock"), F_OK), -1);
