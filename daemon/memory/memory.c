@@ -3,13 +3,18 @@
  * Engine memory, imported once and then trusted only as far as its kind allows.
  *
  * The danger is SIGBUS: a page of a file mapping that cannot be had, because the
- * file was cut or its file system is full, kills whoever touches it. Three
+ * file was cut or its file system is full, kills whoever touches it. Four
  * answers, one for each way in:
  *
- *   - A memfd must be sealed against shrinking, by its owner or by us, so that
- *     it cannot be cut. (Not F_SEAL_FUTURE_WRITE: a daemon that was restarted
- *     could not map it again.) Every page is made present at import, by
- *     MADV_POPULATE_*, which reports what a touch would have died of.
+ *   - A memfd of ordinary pages must be sealed against shrinking, by its owner or by
+ *     us, so that it cannot be cut. (Not F_SEAL_FUTURE_WRITE: a daemon that was
+ *     restarted could not map it again.) Every page is made present at import, by
+ *     MADV_POPULATE_*, which reports what a touch would have died of. A hole that is
+ *     punched later is filled by the next touch.
+ *   - A memfd of huge pages (MFD_HUGETLB) does not fill it: punching gives the page and
+ *     its reservation back to a pool of fixed size, and a touch that finds the pool
+ *     empty is SIGBUS. It is guarded as shm is. Adapters may have it: their pages
+ *     are pinned and stay theirs.
  *   - POSIX shm cannot be sealed. It is touched only inside memory_guard_run():
  *     a jump out of the SIGBUS handler, with the state in the thread, so that
  *     two copy threads may fault at once. The handler marks the memory dead
@@ -174,14 +179,14 @@ bool memory_guard_run(void (*fn)(void *arg), void *arg, struct memory *a,
 /* ---- mapping ---- */
 
 /* Page size of the file's mappings: hugetlbfs maps whole huge pages only. */
-static int file_page_bytes(int fd, uint64_t *page_p)
+static int file_page_bytes(int fd, uint64_t *page_p, bool *huge_p)
 {
 	struct statfs fs;
 
 	if (fstatfs(fd, &fs) < 0)
 		return err_raise_errno(errno, "fstatfs of the memory's fd");
-	*page_p = fs.f_type == HUGETLBFS_MAGIC ? (uint64_t)fs.f_bsize
-					       : (uint64_t)sysconf(_SC_PAGESIZE);
+	*huge_p = fs.f_type == HUGETLBFS_MAGIC;
+	*page_p = *huge_p ? (uint64_t)fs.f_bsize : (uint64_t)sysconf(_SC_PAGESIZE);
 	return 0;
 }
 
@@ -300,6 +305,7 @@ static int import_map(enum memory_kind kind, int owned_fd, uint64_t offset,
 	int prot = writable ? PROT_READ | PROT_WRITE : PROT_READ;
 	struct import *im = NULL;
 	uint64_t page = 0, skip;
+	bool huge = false;
 	int r;
 
 	r = memory_import_new(kind, &im);
@@ -311,9 +317,12 @@ static int import_map(enum memory_kind kind, int owned_fd, uint64_t offset,
 	im->memory.fd_offset = offset;
 	im->memory.length = length;
 	im->memory.writable = writable;
-	r = file_page_bytes(owned_fd, &page);
+	r = file_page_bytes(owned_fd, &page, &huge);
 	if (r < 0)
 		goto out;
+	im->memory.sealed = kind == MEMORY_SEALED;
+	if (huge && kind == MEMORY_SEALED)
+		im->memory.kind = MEMORY_GUARDED;
 	skip = offset % page;
 	im->map_bytes = (size_t)((skip + length + page - 1) / page * page);
 	im->map = map_aligned(owned_fd, offset - skip, im->map_bytes, prot);
@@ -343,7 +352,8 @@ out:
 int memory_populate(struct memory *memory)
 {
 	uint64_t page = 0;
-	int r = file_page_bytes(memory->fd, &page);
+	bool huge = false;
+	int r = file_page_bytes(memory->fd, &page, &huge);
 
 	if (r == 0)
 		r = import_populate(container_of(memory, struct import, memory), page);

@@ -53,11 +53,12 @@ struct memory_owner {
 
 struct memory {
 	enum memory_kind kind;
-	uint8_t *base;		   /* our mapping; NULL for vm and device */
-	uint64_t length;	   /* bytes */
-	bool writable;		   /* mapped for writing; a peer's memory never is */
-	int fd;			   /* memfd or shm object, -1: cannot be passed on */
-	uint64_t fd_offset;	   /* where `base` begins in it */
+	uint8_t *base;	    /* our mapping; NULL for vm and device */
+	uint64_t length;    /* bytes */
+	bool writable;	    /* mapped for writing; a peer's memory never is */
+	bool sealed;	    /* a memfd: its file cannot shrink, whatever the kind */
+	int fd;		    /* memfd or shm object, -1: cannot be passed on */
+	uint64_t fd_offset; /* where `base` begins in it */
 	struct memory_owner owner; /* vm */
 	int mem_fd;		   /* vm: the owner's /proc/PID/mem */
 	uint64_t address;	/* vm: first byte in the owner's address space; device: in

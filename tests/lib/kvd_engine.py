@@ -99,9 +99,11 @@ class Cache:
 
     def __init__(self, engine, kind="memfd", name="kv", rank=0):
         self.engine, self.name = engine, name
-        if kind == "memfd":
-            fd = os.memfd_create("cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        if kind in ("memfd", "huge"):
+            fd = os.memfd_create("cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING |
+                                 (os.MFD_HUGETLB if kind == "huge" else 0))
             os.ftruncate(fd, BYTES)
+            self.fd = os.dup(fd) if kind == "huge" else -1
             self.mem = mmap.mmap(fd, BYTES)
             args = dict(kind="memfd", fd=0, length=BYTES, fds=[fd])
         elif kind == "shm":

@@ -260,8 +260,9 @@ struct verbs_place {
 struct verbs_places {
 	struct verbs_place *at;
 	uint32_t count;
-	/* of those that the plan names: some memory is staged; some is a GPU's */
-	bool staged, device;
+	/* of those that the plan names: some memory is staged; some is a GPU's; some
+	 * may be touched by the adapter alone */
+	bool staged, device, guarded;
 };
 
 /* What a transfer may have to say, each once. */

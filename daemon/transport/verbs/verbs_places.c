@@ -61,6 +61,7 @@ static void note_kind(struct verbs_places *places, const struct xp_buffer *buffe
 	}
 	places->staged |= reg->pieces == 0;
 	places->device |= reg->net.base.memory->kind == MEMORY_DEVICE;
+	places->guarded |= reg->net.base.memory->kind == MEMORY_GUARDED;
 }
 
 /* A table may have holes where this plan has no rows. */

@@ -326,7 +326,8 @@ void verbs_move_start(struct verbs_xfer *xfer)
 	plan_walk_begin(&xfer->walk, xfer->plan);
 	xfer->span.len = 0;
 	xfer->near = near_qps(xfer);
-	xfer->may_inline = !xfer->local.device; /* the processor copies it */
+	/* the processor copies it, without a guard */
+	xfer->may_inline = !xfer->local.device && !xfer->local.guarded;
 	list_push_back(&xfer->peer->movers, &xfer->mover_link);
 	net_peer_kick(&xfer->peer->net);
 }

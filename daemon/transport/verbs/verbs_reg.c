@@ -184,7 +184,7 @@ static int register_direct(struct verbs_reg *reg)
 /* Why no adapter shall have it, or NULL. */
 static const char *why_never(const struct memory *memory)
 {
-	if (memory->kind == MEMORY_GUARDED)
+	if (memory->kind == MEMORY_GUARDED && !memory->sealed)
 		return "a POSIX shm object can be cut by its owner under the adapter: a "
 		       "sealed memfd cannot";
 	if (memory->kind == MEMORY_VM)
