@@ -88,6 +88,8 @@ int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
 	idmap_init(&session->regions);
 	idmap_init(&session->pools);
 	list_init(&session->rooms);
+	list_init(&session->waiting);
+	list_init(&session->words_link);
 	list_init(&session->requests);
 	loop_defer_init(&session->free_defer, on_drained);
 	r = session_init(session, peer);

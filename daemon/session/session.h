@@ -59,7 +59,11 @@ struct session {
 	unsigned int requests_open;
 	unsigned int
 		walking; /* long replies that are made (reply_walk.h): no line is taken */
-	bool digesting;	 /* a room.digest is under way */
+	struct list
+		waiting; /* its words that are waited for: struct wait.link (wait.c) */
+	struct list words_link; /* among the sessions that have some */
+	unsigned int words;
+	bool digesting;	       /* a room.digest is under way */
 	size_t requests_bytes; /* of the open requests' lines */
 	uint64_t started_ns;
 	struct region_map *region_map; /* regions by the engine's address */

@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Why polling: the word is written by a GPU stream or another process, which
- * cannot wake us without a system call of the engine's. One timer looks at all
+ * cannot wake us without a system call of the engine's. One timer looks at
  * words while there are any, and does not exist otherwise. Events have a thread,
  * since asking the driver may block; it wakes the loop when one has changed.
+ *
+ * What it may cost does not follow from how much engines wait for: a pass looks at
+ * LOOKS words at most, some of each session in turn, and the next one goes on behind
+ * them. So a session with thousands of words waits longer for its own, and another
+ * one's are seen as soon as ever. While no word changes passes come rarer, by a share
+ * of the time that none did, so the delay is a hundredth of the wait that it ends.
+ * Who is due is called with a look at the loop's time between.
  */
 #include "daemon/session/wait.h"
 
@@ -21,12 +28,21 @@
 
 /* A step of an engine takes milliseconds; 50 µs of delay is not seen. */
 #define POLL_NS UINT64_C(50000)
+#define POLL_MOST_NS LOOP_NS_PER_MS
+#define POLL_SHARE 128u /* of the time without a change */
+#define LOOKS 512u	/* some 12 ns each */
+#define LOOKS_IN_TURN 32u
 
 struct waits {
 	struct loop *loop;
 	struct gpu *gpu;
 	struct gpu_events *events; /* NULL: nobody has named one yet */
-	struct list armed;
+	struct list sessions;	   /* with words: struct session.words_link, in turn */
+	struct list armed_events;
+	struct list due;  /* on_over is to be called */
+	bool look_events; /* one began: it may have come before there was a wait */
+	unsigned int words;
+	uint64_t changed_ns; /* when a word was last seen to change, or a wait began */
 	struct loop_timer timer;
 };
 
@@ -43,16 +59,33 @@ static int event_passed(const struct gpu_event *event)
 	return err_reraise(&why);
 }
 
+static uint64_t word_of(const struct wait_spec *spec)
+{
+	const uint64_t *word = (const void *)(spec->region->memory->base + spec->offset);
+
+	return le64toh(__atomic_load_n(word, __ATOMIC_ACQUIRE));
+}
+
 int wait_passed(const struct wait_spec *spec)
 {
-	const uint64_t *word;
-
 	if (spec->event)
 		return event_passed(spec->event);
 	if (!spec->region)
 		return 1;
-	word = (const void *)(spec->region->memory->base + spec->offset);
-	return le64toh(__atomic_load_n(word, __ATOMIC_ACQUIRE)) >= spec->value;
+	return word_of(spec) >= spec->value;
+}
+
+/* Out of the words that are looked at. */
+static void word_leave(struct wait *wait)
+{
+	struct session *session = wait->spec.region->session;
+
+	wait->listed = false;
+	list_remove(&wait->link);
+	session->words--;
+	wait->waits->words--;
+	if (list_empty(&session->waiting))
+		list_remove(&session->words_link);
 }
 
 static void wait_over(struct wait *wait)
@@ -68,40 +101,105 @@ static void wait_over(struct wait *wait)
 	}
 }
 
-/* True when words are still waited for. */
-static bool wait_look(struct waits *waits)
+/* A callback may stop other waits, due ones too. */
+static void waits_call(struct waits *waits)
 {
-	struct list due;
-	struct wait *wait;
-	bool words = false;
+	struct list *link;
 
-	list_init(&due);
-	list_foreach_safe(wait, &waits->armed, link) {
+	while ((link = list_pop_front(&waits->due))) {
+		wait_over(list_entry(link, struct wait, link));
+		if (loop_enough(waits->loop))
+			break;
+	}
+}
+
+static void wait_next(struct waits *waits)
+{
+	uint64_t still = loop_now_ns(waits->loop) - waits->changed_ns;
+	uint64_t after = still / POLL_SHARE;
+
+	if (!list_empty(&waits->due)) {
+		loop_timer_start(&waits->timer, 0);
+	} else if (waits->words) {
+		after = after < POLL_NS ? POLL_NS : after;
+		loop_timer_start(&waits->timer,
+				 after < POLL_MOST_NS ? after : POLL_MOST_NS);
+	}
+}
+
+/* Each looked at goes to the end of its list: the next pass meets the others first. */
+static unsigned int session_look(struct waits *waits, struct session *session,
+				 unsigned int most)
+{
+	unsigned int looks = session->words < most ? session->words : most;
+
+	for (unsigned int i = 0; i < looks; i++) {
+		struct wait *wait = list_first(&session->waiting, struct wait, link);
+		uint64_t word = word_of(&wait->spec);
+
+		if (word != wait->seen)
+			waits->changed_ns = loop_now_ns(waits->loop);
+		wait->seen = word;
+		if (word >= wait->spec.value) {
+			word_leave(wait);
+			list_push_back(&waits->due, &wait->link);
+		} else {
+			list_remove(&wait->link);
+			list_push_back(&session->waiting, &wait->link);
+		}
+	}
+	return looks;
+}
+
+static void words_look(struct waits *waits)
+{
+	unsigned int looks = 0;
+	unsigned int most = waits->words < LOOKS ? waits->words : LOOKS;
+
+	while (looks < most && waits->words) {
+		struct session *session =
+			list_first(&waits->sessions, struct session, words_link);
+
+		list_remove(&session->words_link);
+		list_push_back(&waits->sessions, &session->words_link);
+		looks += session_look(waits, session, LOOKS_IN_TURN);
+		if (loop_enough(waits->loop))
+			break;
+	}
+}
+
+static void events_look(struct waits *waits)
+{
+	struct wait *wait;
+
+	list_foreach_safe(wait, &waits->armed_events, link) {
 		if (wait_passed(&wait->spec) == 0)
 			continue;
 		err_clear();
 		list_remove(&wait->link);
-		list_push_back(&due, &wait->link);
+		list_push_back(&waits->due, &wait->link);
 	}
-	/* a callback may stop other waits, due ones too */
-	while (!list_empty(&due))
-		wait_over(list_entry(list_pop_front(&due), struct wait, link));
-	list_foreach(wait, &waits->armed, link)
-		words = words || !wait->spec.event;
-	return words;
 }
 
 static void wait_on_timer(struct loop_timer *timer)
 {
 	struct waits *waits = container_of(timer, struct waits, timer);
 
-	if (wait_look(waits))
-		loop_timer_start(&waits->timer, POLL_NS);
+	words_look(waits);
+	if (waits->look_events)
+		events_look(waits);
+	waits->look_events = false;
+	waits_call(waits);
+	wait_next(waits);
 }
 
 static void on_events(void *arg)
 {
-	(void)wait_look(arg);
+	struct waits *waits = arg;
+
+	events_look(waits);
+	waits_call(waits);
+	wait_next(waits);
 }
 
 int waits_new(struct loop *loop, struct gpu *gpu, struct waits **waits_p)
@@ -112,7 +210,9 @@ int waits_new(struct loop *loop, struct gpu *gpu, struct waits **waits_p)
 		return err_pass(-ENOMEM);
 	waits->loop = loop;
 	waits->gpu = gpu;
-	list_init(&waits->armed);
+	list_init(&waits->sessions);
+	list_init(&waits->armed_events);
+	list_init(&waits->due);
 	loop_timer_init(&waits->timer, loop, wait_on_timer);
 	*waits_p = waits;
 	return 0;
@@ -120,9 +220,10 @@ int waits_new(struct loop *loop, struct gpu *gpu, struct waits **waits_p)
 
 void waits_free(struct waits *waits)
 {
-	assert(list_empty(&waits->armed));
 	if (!waits)
 		return;
+	assert(list_empty(&waits->sessions) && list_empty(&waits->armed_events) &&
+	       list_empty(&waits->due));
 	loop_timer_stop(&waits->timer);
 	gpu_events_free(waits->events);
 	mem_free(waits);
@@ -132,6 +233,12 @@ static int check_place(const struct wait_spec *spec)
 {
 	const struct region *region = spec->region;
 
+	if (region->memory->sealed && region->memory->kind == MEMORY_GUARDED)
+		return err_raise(ERR_INVAL,
+				 "wait.region: %llu is of huge pages that its owner can "
+				 "take back (MFD_HUGETLB): put the word into a memfd of "
+				 "ordinary pages",
+				 (unsigned long long)region->id);
 	if (region->memory->kind != MEMORY_SEALED)
 		return err_raise(
 			ERR_INVAL, "wait.region: a memfd region is wanted, %llu is %s",
@@ -167,6 +274,12 @@ static int parse_word(const cJSON *json, struct session *session, struct wait_sp
 	if (!spec->region)
 		return err_prefix(-ENOENT, "wait.region");
 	r = check_place(spec);
+	if (r == 0 && session->words >= WAIT_WORDS_MAX)
+		r = err_raise(ERR_LIMIT,
+			      "wait: %u words are waited for already, the cap of a "
+			      "session is %u: give later chunks when earlier ones have "
+			      "gone",
+			      session->words, WAIT_WORDS_MAX);
 	if (r < 0) {
 		spec->region = NULL;
 		return err_pass(r);
@@ -246,13 +359,28 @@ void wait_spec_fini(struct wait_spec *spec)
 void wait_start(struct waits *waits, struct wait *wait, const struct wait_spec *spec,
 		void (*on_over)(struct wait *wait, const struct err *why))
 {
+	struct session *session = spec->region ? spec->region->session : NULL;
+
 	assert(on_over && !wait->armed);
 	assert(!spec->event || !spec->region);
+	wait->waits = waits;
 	wait->spec = *spec;
 	wait->on_over = on_over;
 	wait->armed = true;
-	list_push_back(&waits->armed, &wait->link);
-	/* at once, since an event may have come before there was a wait */
+	if (session) {
+		if (list_empty(&session->waiting))
+			list_push_back(&waits->sessions, &session->words_link);
+		/* the newest first: a pass at once sees what has come meanwhile */
+		list_push_front(&session->waiting, &wait->link);
+		wait->listed = true;
+		session->words++;
+		waits->words++;
+		wait->seen = word_of(spec);
+		waits->changed_ns = loop_now_ns(waits->loop);
+	} else {
+		list_push_back(&waits->armed_events, &wait->link);
+		waits->look_events = true;
+	}
 	loop_timer_start(&waits->timer, 0);
 }
 
@@ -261,5 +389,8 @@ void wait_stop(struct wait *wait)
 	if (!wait->armed)
 		return;
 	wait->armed = false;
-	list_remove(&wait->link);
+	if (wait->listed)
+		word_leave(wait);
+	else
+		list_remove(&wait->link);
 }

@@ -10,9 +10,10 @@
  *   event  it records an event that it made for other processes, before it gives
  *          the command, and hands its CUDA IPC handle over
  *
- * Words are polled from one timer that runs only while somebody waits. Reads
- * are acquire loads of mapped memory; guarded and vm memory is refused, because
- * the loop must not fault or call into another process. Events are polled by a
+ * Words are polled from one timer that runs only while somebody waits, with a
+ * bounded number of looks a pass, sessions in turn. Reads are acquire loads of mapped
+ * memory; guarded memory (hugetlbfs too) and vm memory is refused, because the loop
+ * must not fault or call into another process. Events are polled by a
  * thread of their own (gpu/event.h) from the moment of the command.
  *
  * A word cannot fail. An event can: a wrong handle, an engine that is gone, a
@@ -36,6 +37,8 @@ struct region;
 struct session;
 struct waits;
 
+#define WAIT_WORDS_MAX 16384u /* that a session waits for at a time */
+
 /* neither region nor event: nothing to wait for */
 struct wait_spec {
 	struct region *region; /* of the word; pinned */
@@ -46,10 +49,13 @@ struct wait_spec {
 
 struct wait {
 	struct list link;
+	struct waits *waits;
 	struct wait_spec spec; /* borrowed from its owner */
 	/* From the loop's timer or a wake-up. `why`: NULL, or why it never will be. */
 	void (*on_over)(struct wait *wait, const struct err *why);
+	uint64_t seen; /* of a word: its value when it was last looked at */
 	bool armed;
+	bool listed; /* among the words that are looked at */
 };
 
 /* `gpu` NULL: events are refused. */

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "daemon/session/region.h"
+#include "daemon/session/session.h"
 #include "daemon/handshake/sched.h"
 #include "daemon/session/wait.h"
 
@@ -333,17 +334,27 @@ static void on_passed(struct wait *wait, const struct err *why)
 	passed++;
 }
 
+static void session_of_words(struct session *session)
+{
+	*session = (struct session){0};
+	list_init(&session->waiting);
+	list_init(&session->words_link);
+}
+
 static void wait_passes_when_the_word_does(void **state)
 {
+	struct session session;
 	uint64_t words[2] = {0};
 	struct memory memory = {
 		.kind = MEMORY_SEALED, .base = (uint8_t *)words, .length = sizeof(words)};
-	struct region region = {.memory = &memory, .length = sizeof(words)};
+	struct region region = {
+		.session = &session, .memory = &memory, .length = sizeof(words)};
 	struct wait_spec spec = {.region = &region, .offset = 8, .value = 5};
 	struct wait one = {0}, other = {0};
 	struct waits *waits;
 
 	(void)state;
+	session_of_words(&session);
 	passed = 0;
 	assert_int_equal(waits_new(t.loop, NULL, &waits), 0);
 	wait_start(waits, &one, &spec, on_passed);
@@ -364,6 +375,93 @@ static void wait_passes_when_the_word_does(void **state)
 	waits_free(waits);
 }
 
+/* Looks do not grow with what is waited for, and sessions take turns. */
+static void wait_for_many_words_does_not_delay_another_session(void **state)
+{
+	enum { WORDS = 5000 };
+	uint64_t words[2] = {0};
+	struct memory memory = {
+		.kind = MEMORY_SEALED, .base = (uint8_t *)words, .length = sizeof(words)};
+	struct session crowd, single;
+	struct region theirs = {
+		.session = &crowd, .memory = &memory, .length = sizeof(words)};
+	struct region ours = {
+		.session = &single, .memory = &memory, .length = sizeof(words)};
+	const struct wait_spec many = {.region = &theirs, .value = 1};
+	const struct wait_spec one = {.region = &ours, .offset = 8, .value = 1};
+	struct wait *crowded = mem_calloc(WORDS, sizeof(*crowded));
+	struct wait wait = {0};
+	struct waits *waits;
+
+	(void)state;
+	session_of_words(&crowd);
+	session_of_words(&single);
+	passed = 0;
+	assert_int_equal(waits_new(t.loop, NULL, &waits), 0);
+	wait_start(waits, &wait, &one, on_passed);
+	for (unsigned int i = 0; i < WORDS; i++)
+		wait_start(waits, &crowded[i], &many, on_passed);
+	assert_int_equal(crowd.words, WORDS);
+	loop_turn(t.loop, LOOP_NS_PER_MS);
+	words[1] = 1;
+	loop_turn(t.loop, LOOP_NS_PER_MS); /* a pass */
+	assert_int_equal(passed, 1);
+	assert_int_equal(single.words, 0);
+	words[0] = 1;
+	loop_turn(t.loop, LOOP_NS_PER_MS);
+	assert_in_range(passed, 2, 1 + 512);
+	loop_virtual_parts(t.loop, 10); /* calls are shared out over turns, too */
+	while (passed < 1 + WORDS) {
+		unsigned int before = passed;
+
+		loop_turn(t.loop, LOOP_NS_PER_MS);
+		assert_in_range(passed - before, 1, 10);
+	}
+	loop_virtual_parts(t.loop, 0);
+	assert_int_equal(crowd.words, 0);
+	waits_free(waits);
+	mem_free(crowded);
+}
+
+/* A word that does not move for long is looked at each millisecond. */
+static void wait_for_a_still_word_costs_less_with_time(void **state)
+{
+	uint64_t words[1] = {0};
+	struct memory memory = {
+		.kind = MEMORY_SEALED, .base = (uint8_t *)words, .length = sizeof(words)};
+	struct session session;
+	struct region region = {
+		.session = &session, .memory = &memory, .length = sizeof(words)};
+	const struct wait_spec spec = {.region = &region, .value = 2};
+	uint64_t begun = loop_now_ns(t.loop);
+	unsigned int looks = 0;
+	struct wait wait = {0};
+	struct waits *waits;
+
+	(void)state;
+	session_of_words(&session);
+	passed = 0;
+	assert_int_equal(waits_new(t.loop, NULL, &waits), 0);
+	wait_start(waits, &wait, &spec, on_passed);
+	for (; loop_now_ns(t.loop) < begun + 5 * LOOP_NS_PER_MS; looks++)
+		loop_turn(t.loop, LOOP_NS_PER_S);
+	assert_in_range(looks, 100, 110); /* as ever, each 50 us */
+	while (loop_now_ns(t.loop) < begun + LOOP_NS_PER_S)
+		loop_turn(t.loop, LOOP_NS_PER_S);
+	begun = loop_now_ns(t.loop);
+	for (looks = 0; loop_now_ns(t.loop) < begun + 100 * LOOP_NS_PER_MS; looks++)
+		loop_turn(t.loop, LOOP_NS_PER_S);
+	assert_in_range(looks, 90, 110);
+	words[0] = 1; /* it moves: the next ones are near */
+	loop_turn(t.loop, LOOP_NS_PER_S);
+	begun = loop_now_ns(t.loop);
+	words[0] = 2;
+	while (!passed)
+		loop_turn(t.loop, LOOP_NS_PER_S);
+	assert_in_range(loop_now_ns(t.loop) - begun, 1, 50000);
+	waits_free(waits);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -378,6 +476,8 @@ int main(void)
 		CASE(refused_post_fails_that_op_only),
 		CASE(lost_line_fails_what_is_queued_and_cancels_what_is_posted),
 		CASE(wait_passes_when_the_word_does),
+		CASE(wait_for_many_words_does_not_delay_another_session),
+		CASE(wait_for_a_still_word_costs_less_with_time),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
