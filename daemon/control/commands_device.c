@@ -11,6 +11,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
 #include "daemon/base/context.h"
+#include "daemon/session/session.h"
 #include "daemon/loop/offload.h"
 #include "daemon/transport/transport.h"
 #include "daemon/transport/verbs/verbs_look.h"
@@ -175,6 +176,7 @@ static int devices_run(struct request *req)
 	looking->req = req;
 	looking->job.work = look_work;
 	looking->job.done = look_done;
+	looking->job.principal = offload_uid(req->session->uid);
 	offload_submit(req->kvd->offload, &looking->job);
 	return 0;
 }

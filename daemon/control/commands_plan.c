@@ -10,6 +10,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
 #include "daemon/plan/plan_json.h"
+#include "daemon/session/session.h"
 
 #define REPLY_ROWS_MAX 65536u /* some 4 MiB of reply; kvd-ctl plan has no such limit */
 
@@ -77,7 +78,8 @@ static int plan_run(struct request *req)
 		return err_pass(-ENOMEM);
 	p->req = req;
 	p->job = (struct offload_job){.work = commands_plan_plan_work,
-				      .done = commands_plan_plan_done};
+				      .done = commands_plan_plan_done,
+				      .principal = offload_uid(req->session->uid)};
 	offload_submit(req->kvd->offload, &p->job);
 	return 0;
 }

@@ -399,8 +399,10 @@ static void conn_line(struct conn *conn)
 	conn->in.fd_count = 0;
 	if (conn->in.len > CONTROL_INLINE_BYTES) {
 		conn->parsing = req;
-		conn->parse = (struct offload_job){.work = conn_parse_work,
-						   .done = conn_parse_done};
+		conn->parse =
+			(struct offload_job){.work = conn_parse_work,
+					     .done = conn_parse_done,
+					     .principal = offload_uid(req->session->uid)};
 		offload_submit(req->kvd->offload, &conn->parse);
 		return;
 	}

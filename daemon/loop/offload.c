@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A fixed pool of helper threads with one queue in and one queue out.
+ * A fixed pool of helper threads, a queue in for each principal and one queue out.
  *
- * The lock covers only the two lists and `started`; a job's own fields belong
+ * `queue` holds the first job of each principal that has any; the others lie behind
+ * it, in the job, so submitting allocates nothing. Who is served goes to the end. A
+ * principal with half of the helpers at work is passed over until one comes back,
+ * which then looks again itself.
+ *
+ * The lock covers only the lists and `started`; a job's own fields belong
  * to the helper between the moment it is taken and the moment it lies in the
  * finished list, and to the loop otherwise. Finished jobs reach the loop
- * through one loop_wake, so any number of them cost one wake-up. Jobs start in
- * the order of submission; with more than one helper they may end in another.
+ * through one loop_wake, so any number of them cost one wake-up. Jobs of a principal
+ * start in the order of submission; with more than one helper they may end in
+ * another.
  *
  * The inline kind has no threads: work runs in offload_submit() and `done`
  * comes through the same loop_wake, which a virtual loop runs as a deferred
@@ -29,13 +35,18 @@ struct offload {
 	struct loop_wake wake;
 	pthread_mutex_t lock;
 	pthread_cond_t more;
-	struct list queue;    /* not begun */
+	struct list queue;    /* not begun: the first of each principal */
 	struct list finished; /* done not yet called */
 	bool stopping;
 	bool held;	      /* inline only */
 	unsigned int pending; /* loop thread only */
 	unsigned int threads;
-	pthread_t tids[];
+	struct helper {
+		struct offload *offload;
+		pthread_t tid;
+		bool working;
+		uint64_t principal; /* of the job that it works at */
+	} helpers[];
 };
 
 static void job_work(struct offload_job *job)
@@ -47,24 +58,75 @@ static void job_work(struct offload_job *job)
 		err_take(&job->err);
 }
 
+/* ---- the queue, under the lock ---- */
+
+static void queue_put(struct offload *o, struct offload_job *job)
+{
+	struct offload_job *first;
+
+	list_init(&job->behind);
+	list_foreach(first, &o->queue, link) {
+		if (first->principal == job->principal) {
+			list_push_back(&first->behind, &job->link);
+			return;
+		}
+	}
+	list_push_back(&o->queue, &job->link);
+}
+
+/* The one behind takes the place of the first, at the end of the queue. */
+static void queue_remove(struct offload *o, struct offload_job *job)
+{
+	struct list *link = list_pop_front(&job->behind);
+	struct offload_job *next;
+
+	list_remove(&job->link);
+	if (!link)
+		return;
+	next = list_entry(link, struct offload_job, link);
+	list_push_back(&job->behind, &next->behind);
+	list_remove(&job->behind); /* the ring has its new head */
+	list_push_back(&o->queue, &next->link);
+}
+
+static bool has_its_share(const struct offload *o, uint64_t principal)
+{
+	unsigned int working = 0;
+
+	for (unsigned int i = 0; i < o->threads; i++)
+		working += o->helpers[i].working && o->helpers[i].principal == principal;
+	return working > 0 && working >= o->threads / 2;
+}
+
+static struct offload_job *queue_pick(struct offload *o)
+{
+	struct offload_job *job;
+
+	list_foreach(job, &o->queue, link) {
+		if (!o->stopping && has_its_share(o, job->principal))
+			continue;
+		queue_remove(o, job);
+		return job;
+	}
+	return NULL;
+}
+
 /* The next job, or NULL when the pool stops and nothing is left. */
 static struct offload_job *take_job(struct offload *o)
 {
-	struct offload_job *job = NULL;
-	struct list *link;
+	struct offload_job *job;
 
-	while (!(link = list_pop_front(&o->queue)) && !o->stopping)
+	while (!(job = queue_pick(o)) && !o->stopping)
 		pthread_cond_wait(&o->more, &o->lock);
-	if (link) {
-		job = list_entry(link, struct offload_job, link);
+	if (job)
 		job->started = true;
-	}
 	return job;
 }
 
 static void *helper_main(void *arg)
 {
-	struct offload *o = arg;
+	struct helper *helper = arg;
+	struct offload *o = helper->offload;
 	struct offload_job *job;
 
 	pthread_setname_np(pthread_self(), "kvd-offload");
@@ -72,9 +134,12 @@ static void *helper_main(void *arg)
 	cpu_bulk();
 	pthread_mutex_lock(&o->lock);
 	while ((job = take_job(o))) {
+		helper->principal = job->principal;
+		helper->working = true;
 		pthread_mutex_unlock(&o->lock);
 		job_work(job);
 		pthread_mutex_lock(&o->lock);
+		helper->working = false;
 		list_push_back(&o->finished, &job->link);
 		loop_wake(&o->wake);
 	}
@@ -119,11 +184,16 @@ static int start_threads(struct offload *o, unsigned int threads)
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
+	pthread_mutex_lock(&o->lock); /* they read how many they are */
 	while (o->threads < threads && !no) {
-		no = pthread_create(&o->tids[o->threads], NULL, helper_main, o);
+		struct helper *helper = &o->helpers[o->threads];
+
+		helper->offload = o;
+		no = pthread_create(&helper->tid, NULL, helper_main, helper);
 		if (!no)
 			o->threads++;
 	}
+	pthread_mutex_unlock(&o->lock);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	return no ? err_raise_errno(no, "helper thread %u", o->threads) : 0;
 }
@@ -131,7 +201,7 @@ static int start_threads(struct offload *o, unsigned int threads)
 static int offload_make(struct loop *loop, unsigned int threads,
 			struct offload **offload_p)
 {
-	struct offload *o = mem_zalloc(sizeof(*o) + threads * sizeof(o->tids[0]));
+	struct offload *o = mem_zalloc(sizeof(*o) + threads * sizeof(o->helpers[0]));
 	int r;
 
 	if (!o)
@@ -186,7 +256,7 @@ void offload_hold(struct offload *o, bool hold)
 
 void offload_free(struct offload *o)
 {
-	struct list *link;
+	struct offload_job *job;
 
 	if (!o)
 		return;
@@ -195,12 +265,12 @@ void offload_free(struct offload *o)
 	pthread_cond_broadcast(&o->more);
 	pthread_mutex_unlock(&o->lock);
 	for (unsigned int i = 0; i < o->threads; i++)
-		pthread_join(o->tids[i], NULL);
+		pthread_join(o->helpers[i].tid, NULL);
 	o->threads = 0; /* what `done` submits now runs here */
 	run_finished(o);
 	while (o->pending) {
-		while ((link = list_pop_front(&o->queue)))
-			finish_inline(o, list_entry(link, struct offload_job, link));
+		while ((job = queue_pick(o)))
+			finish_inline(o, job);
 		run_finished(o);
 	}
 	loop_wake_fini(&o->wake);
@@ -224,7 +294,7 @@ void offload_submit(struct offload *o, struct offload_job *job)
 		return;
 	}
 	pthread_mutex_lock(&o->lock);
-	list_push_back(&o->queue, &job->link);
+	queue_put(o, job);
 	pthread_cond_signal(&o->more);
 	pthread_mutex_unlock(&o->lock);
 }
@@ -235,7 +305,7 @@ bool offload_cancel(struct offload *o, struct offload_job *job)
 
 	pthread_mutex_lock(&o->lock);
 	if (job->submitted && !job->started) {
-		list_remove(&job->link);
+		queue_remove(o, job);
 		canceled = true;
 	}
 	pthread_mutex_unlock(&o->lock);

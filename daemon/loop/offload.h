@@ -7,11 +7,17 @@
  * helper and touches only what the job owns; `done` runs on the loop. A
  * simulation uses offload_new_inline(): work runs in offload_submit(), done as
  * a deferred call, so the order is deterministic.
+ *
+ * A job carries the principal that it is done for: the user of a session, a peer, or
+ * the daemon itself (0). Those with jobs take turns, and one of them has at most half
+ * of the helpers (at least one), so nobody's long jobs hold up another's.
  */
 #ifndef KVD_OFFLOAD_H
 #define KVD_OFFLOAD_H
 
 #include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
 
 #include "daemon/base/err.h"
 #include "daemon/base/list.h"
@@ -24,10 +30,23 @@ struct offload_job {
 	void (*work)(struct offload_job *job); /* helper thread; sets result, err */
 	void (*done)(struct offload_job *job); /* loop thread; may free the job */
 	int result;			       /* 0 or negative, as work left it */
-	struct err err; /* the fault of a negative result (err_take in work) */
-	bool submitted; /* between submit and done */
-	bool started;	/* a helper has it (private to offload) */
+	struct err err;	    /* the fault of a negative result (err_take in work) */
+	uint64_t principal; /* offload_uid(), offload_peer(); 0: the daemon */
+	struct list behind; /* of the same principal, in order (private to offload) */
+	bool submitted;	    /* between submit and done */
+	bool started;	    /* a helper has it (private to offload) */
 };
+
+static inline uint64_t offload_uid(uid_t uid)
+{
+	return UINT64_C(1) << 62 | uid;
+}
+
+/* The object that stands for the peer where the job is made. */
+static inline uint64_t offload_peer(const void *peer)
+{
+	return UINT64_C(1) << 63 | (uintptr_t)peer;
+}
 
 int offload_new(struct loop *loop, unsigned int threads, struct offload **offload_p);
 int offload_new_inline(struct loop *loop, struct offload **offload_p);
@@ -37,7 +56,7 @@ void offload_hold(struct offload *offload, bool hold);
 /* Runs what is queued to its end first; `done`s are called. */
 void offload_free(struct offload *offload);
 
-/* Never fails, never blocks; jobs start in order of submission. */
+/* Never fails, never blocks; jobs of a principal start in order of submission. */
 void offload_submit(struct offload *offload, struct offload_job *job);
 /* True: it had not begun and never will, `done` is not called. False: it has
  * begun (or is not submitted); `done` comes. */

@@ -9,6 +9,7 @@
 #include "daemon/control/commands.h"
 #include "daemon/loop/offload.h"
 #include "daemon/metrics/figures.h"
+#include "daemon/session/session.h"
 
 struct stats {
 	struct offload_job job;
@@ -66,7 +67,9 @@ static int stats_run(struct request *req)
 	stats->req = req;
 	stats->prometheus = args->format && strcmp(args->format, "prometheus") == 0;
 	figures_take(req->kvd, &stats->figures);
-	stats->job = (struct offload_job){.work = stats_work, .done = stats_done};
+	stats->job = (struct offload_job){.work = stats_work,
+					  .done = stats_done,
+					  .principal = offload_uid(req->session->uid)};
 	offload_submit(req->kvd->offload, &stats->job);
 	return 0;
 }

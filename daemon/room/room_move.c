@@ -19,6 +19,7 @@
 #include "daemon/room/room.h"
 #include "daemon/room/room_mail.h"
 #include "daemon/room/rooms.h"
+#include "daemon/session/session.h"
 
 /* Above this many pages times layers a plan is made on a helper thread: about
  * 50 µs of planning. */
@@ -381,8 +382,10 @@ void move_plan(struct move *move, const struct plan_want *wants, size_t want_cou
 	move->plan_want_count = want_count;
 	move->planned = then;
 	move_to(move, MOVE_PLANNING);
-	move->job = (struct offload_job){.work = room_move_plan_work,
-					 .done = room_move_plan_done};
+	move->job =
+		(struct offload_job){.work = room_move_plan_work,
+				     .done = room_move_plan_done,
+				     .principal = offload_uid(move->room->session->uid)};
 	list_init(&move->job.link);
 	if (work_of(move) > PLAN_INLINE_ROWS) {
 		offload_submit(kvd->offload, &move->job);

@@ -226,7 +226,9 @@ int pool_register(struct session *session, const struct pool_args *args,
 		return err_pass(r);
 	}
 	session_drain_begin(session);
-	m->job = (struct offload_job){.work = pool_parse_work, .done = pool_parse_done};
+	m->job = (struct offload_job){.work = pool_parse_work,
+				      .done = pool_parse_done,
+				      .principal = offload_uid(session->uid)};
 	offload_submit(m->kvd->offload, &m->job);
 	return 0;
 }

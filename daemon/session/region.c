@@ -224,7 +224,8 @@ static void region_close_done(struct offload_job *job)
 static void close_begin(struct holding *h)
 {
 	h->job = (struct offload_job){.work = region_close_work,
-				      .done = region_close_done};
+				      .done = region_close_done,
+				      .principal = offload_uid(h->region.session->uid)};
 	offload_submit(h->kvd->offload, &h->job);
 }
 
@@ -676,7 +677,9 @@ int region_register(struct session *session, const struct region_args *args,
 	}
 	session_announce(session);
 	session_drain_begin(session);
-	h->job = (struct offload_job){.work = import_work, .done = import_done};
+	h->job = (struct offload_job){.work = import_work,
+				      .done = import_done,
+				      .principal = offload_uid(session->uid)};
 	offload_submit(h->kvd->offload, &h->job);
 	return 0;
 }

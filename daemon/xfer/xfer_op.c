@@ -20,6 +20,7 @@
 
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
+#include "daemon/session/session.h"
 
 #define INLINE_ROWS 1024u /* of a list or a transfer, read and checked on the loop */
 #define INLINE_BYTES (32u << 10) /* of a payload */
@@ -341,7 +342,9 @@ int xfer_op_run(struct xfer_op *op)
 		xfer_op_drop(op);
 		return 0;
 	}
-	op->job = (struct offload_job){.work = on_work, .done = on_worked};
+	op->job = (struct offload_job){.work = on_work,
+				       .done = on_worked,
+				       .principal = offload_uid(op->xs->session->uid)};
 	list_init(&op->job.link);
 	if (is_long(op)) {
 		op->later = true;

@@ -393,7 +393,8 @@ int transfer_post(struct transfer *t)
 	t->xs->xfers->live++;
 	metrics_add(&t->xs->xfers->kvd->metrics, METRIC_XFERS_STARTED, 1);
 	t->job = (struct offload_job){.work = xfer_post_plan_work,
-				      .done = xfer_post_plan_done};
+				      .done = xfer_post_plan_done,
+				      .principal = offload_uid(t->xs->session->uid)};
 	list_init(&t->job.link);
 	set_status(t);
 	if (plan_still_holds(t)) {

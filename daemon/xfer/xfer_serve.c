@@ -534,7 +534,8 @@ static void serve_go(struct serve *s)
 	s->check = s->in->kind == XP_CHECK;
 	sm_move(&s->sm, SERVE_PLANNING);
 	s->job = (struct offload_job){.work = xfer_serve_plan_work,
-				      .done = xfer_serve_plan_done};
+				      .done = xfer_serve_plan_done,
+				      .principal = offload_peer(s->remote)};
 	list_init(&s->job.link);
 	s->plan = s->check ? NULL : kept_take(s);
 	if (s->plan) {

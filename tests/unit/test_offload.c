@@ -153,6 +153,90 @@ static void cancel_of_a_waiting_job_keeps_it_from_running(void **state)
 	loop_free(loop);
 }
 
+/* Until `count` of the works have begun; a principal's that wait need not. */
+static void begun_wait(struct loop *loop, const unsigned int *order, unsigned int count)
+{
+	for (int i = 0; i < 2000 && __atomic_load_n(order, __ATOMIC_RELAXED) < count; i++)
+		loop_turn(loop, LOOP_NS_PER_MS);
+	assert_int_equal(__atomic_load_n(order, __ATOMIC_RELAXED), count);
+}
+
+static void principal_with_long_jobs_leaves_helpers_to_others(void **state)
+{
+	enum { N = 9 };
+	pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+	struct task hog[N], other[3];
+	struct offload *offload;
+	struct loop *loop;
+	unsigned int order = 0, left = N + 3;
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	assert_int_equal(offload_new(loop, 4, &offload), 0);
+	pthread_mutex_lock(&gate); /* none of its jobs ends */
+	for (unsigned int i = 0; i < N; i++) {
+		hog[i] = task_of(loop, offload);
+		hog[i].job.principal = offload_uid(1000);
+		hog[i].order = &order;
+		hog[i].left = &left;
+		hog[i].gate = &gate;
+		offload_submit(offload, &hog[i].job);
+	}
+	begun_wait(loop, &order, 2);
+	for (unsigned int i = 0; i < 3; i++) {
+		other[i] = task_of(loop, offload);
+		other[i].job.principal = i == 2 ? 0 : offload_uid(1001 + i);
+		other[i].order = &order;
+		other[i].left = &left;
+		offload_submit(offload, &other[i].job);
+	}
+	begun_wait(loop, &order, 5);
+	for (unsigned int i = 0; i < 3; i++)
+		assert_in_range(other[i].begun_as, 3, 5);
+	pthread_mutex_unlock(&gate);
+	loop_run(loop);
+	for (unsigned int i = 0; i < N; i++)
+		assert_int_equal(hog[i].dones, 1);
+	offload_free(offload);
+	loop_free(loop);
+}
+
+static void principals_take_turns_at_one_helper(void **state)
+{
+	enum { N = 12 };
+	static const uint64_t of[N] = {9, 1, 1, 1, 1, 1, 1, 2, 2, 3, 1, 2};
+	/* canceled: the second of 1's, then its first, which the third replaces */
+	static const unsigned int begun[N] = {1, 0, 0, 4, 6, 8, 9, 2, 5, 3, 10, 7};
+	pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+	struct offload *offload;
+	struct loop *loop;
+	struct task t[N];
+	unsigned int order = 0, left = N - 2;
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	assert_int_equal(offload_new(loop, 1, &offload), 0);
+	pthread_mutex_lock(&gate);
+	for (unsigned int i = 0; i < N; i++) {
+		t[i] = task_of(loop, offload);
+		t[i].job.principal = of[i];
+		t[i].order = &order;
+		t[i].left = &left;
+		t[i].gate = i == 0 ? &gate : NULL;
+		offload_submit(offload, &t[i].job);
+		if (i == 0)
+			begun_wait(loop, &order, 1);
+	}
+	assert_true(offload_cancel(offload, &t[2].job));
+	assert_true(offload_cancel(offload, &t[1].job)); /* to the end of the turn */
+	pthread_mutex_unlock(&gate);
+	loop_run(loop);
+	for (unsigned int i = 0; i < N; i++)
+		assert_int_equal(t[i].begun_as, begun[i]);
+	offload_free(offload);
+	loop_free(loop);
+}
+
 static void free_runs_what_is_queued_and_calls_done(void **state)
 {
 	enum { N = 50 };
@@ -284,6 +368,8 @@ int main(void)
 		cmocka_unit_test(job_on_one_helper_starts_in_order_off_the_loop),
 		cmocka_unit_test(job_failed_brings_its_fault_to_done),
 		cmocka_unit_test(cancel_of_a_waiting_job_keeps_it_from_running),
+		cmocka_unit_test(principal_with_long_jobs_leaves_helpers_to_others),
+		cmocka_unit_test(principals_take_turns_at_one_helper),
 		cmocka_unit_test(free_runs_what_is_queued_and_calls_done),
 		cmocka_unit_test(inline_runs_at_submit_and_done_is_deferred),
 		cmocka_unit_test(helper_takes_no_signals),

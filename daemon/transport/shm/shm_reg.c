@@ -441,7 +441,9 @@ void shm_key_given(struct shm_key *key, uint64_t length, int fd)
 			.uid = key->peer->gate.uid,
 			.pidfd = -1};
 		key->mapping = true;
-		key->job = (struct offload_job){.work = key_map, .done = key_mapped};
+		key->job = (struct offload_job){.work = key_map,
+						.done = key_mapped,
+						.principal = offload_peer(key->peer)};
 		offload_submit(key->offload, &key->job);
 	}
 }

@@ -286,7 +286,9 @@ static int ring_begin(struct shm_ring *ring)
 	if (r < 0)
 		return err_pass(r);
 	sm_move(&ring->sm, SHM_RING_MAKING);
-	ring->job = (struct offload_job){.work = shm_ring_make, .done = ring_made};
+	ring->job = (struct offload_job){.work = shm_ring_make,
+					 .done = ring_made,
+					 .principal = offload_peer(ring->peer)};
 	offload_submit(ring->peer->shm->net.base.env.offload, &ring->job);
 	return 0;
 }
@@ -488,7 +490,9 @@ int shm_on_ring(struct shm_peer *peer, const struct shm_frame *f, struct cursor 
 		return err_pass(r);
 	ring->fd = shm_wire_take_fd(peer);
 	sm_move(&ring->sm, SHM_RING_MAKING);
-	ring->job = (struct offload_job){.work = shm_ring_ring_map, .done = ring_mapped};
+	ring->job = (struct offload_job){.work = shm_ring_ring_map,
+					 .done = ring_mapped,
+					 .principal = offload_peer(peer)};
 	offload_submit(peer->shm->net.base.env.offload, &ring->job);
 	return 0;
 }
