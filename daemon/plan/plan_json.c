@@ -332,35 +332,6 @@ static int read_cover(const cJSON *root, struct cover_input *in)
 	return 0;
 }
 
-static int rank_compare(const void *a, const void *b)
-{
-	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-
-	return (x > y) - (x < y);
-}
-
-/* Ranks of which no source sends, ascending, each once. */
-static size_t idle_ranks(const struct cover_input *in, const struct cover *cover,
-			 uint32_t *idle)
-{
-	size_t n = 0, m = 0;
-
-	for (size_t i = 0; i < in->count; i++) {
-		bool sends = false;
-
-		for (size_t j = 0; j < in->count && !sends; j++)
-			sends = in->sources[j]->rank == in->sources[i]->rank &&
-				cover->per_source[j].count > 0;
-		if (!sends)
-			idle[n++] = in->sources[i]->rank;
-	}
-	qsort(idle, n, sizeof(*idle), rank_compare);
-	for (size_t i = 0; i < n; i++)
-		if (m == 0 || idle[m - 1] != idle[i])
-			idle[m++] = idle[i];
-	return m;
-}
-
 /* Sources in order of rank, as they are written. */
 struct order {
 	uint32_t rank;
@@ -374,6 +345,23 @@ static int order_compare(const void *a, const void *b)
 	if (x->rank != y->rank)
 		return x->rank < y->rank ? -1 : 1;
 	return (x->index > y->index) - (x->index < y->index);
+}
+
+/* Ranks of which no source sends, ascending, each once. */
+static size_t idle_ranks(const struct cover_input *in, const struct cover *cover,
+			 const struct order *order, uint32_t *idle)
+{
+	size_t n = 0;
+
+	for (size_t i = 0, end; i < in->count; i = end) {
+		bool sends = false;
+
+		for (end = i; end < in->count && order[end].rank == order[i].rank; end++)
+			sends = sends || cover->per_source[order[end].index].count > 0;
+		if (!sends)
+			idle[n++] = order[i].rank;
+	}
+	return n;
 }
 
 static void write_sends(const struct cover_input *in, const struct cover *cover,
@@ -411,7 +399,7 @@ static int write_cover(const struct cover_input *in, const struct cover *cover, 
 	for (size_t i = 0; i < in->count; i++)
 		order[i] = (struct order){.rank = in->sources[i]->rank, .index = i};
 	qsort(order, in->count, sizeof(*order), order_compare);
-	idle_count = idle_ranks(in, cover, idle);
+	idle_count = idle_ranks(in, cover, order, idle);
 	fputs("{\"sends\":[", out);
 	write_sends(in, cover, order, out);
 	fprintf(out, "],\"contributions\":%u,\"idle\":[", cover->contributions);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <cmocka.h>
 
 #include "ctl/plan.h"
@@ -591,6 +592,47 @@ static void memory_that_runs_out_is_an_error(void **state)
 	free(whole);
 }
 
+/* Processor seconds for the cover of so many sources that hold nothing. */
+static double cover_seconds(unsigned int sources)
+{
+	char *text = NULL, *out;
+	size_t len = 0;
+	FILE *f = open_memstream(&text, &len);
+	clock_t begun;
+	int r;
+
+	assert_non_null(f);
+	fputs("{\"sources\":[", f);
+	for (unsigned int i = 0; i < sources; i++)
+		fprintf(f, "%s{\"rank\":%u,\"buffers\":[],\"views\":{}}", i ? "," : "",
+			sources - i);
+	fputs("],\"dst\":{\"rank\":0,\"buffers\":[],\"views\":{}}}", f);
+	fclose(f);
+	begun = clock();
+	out = answer(text, len, (struct plan_options){.cover = true}, &r);
+	assert_int_equal(r, 0);
+	assert_non_null(strstr(out, "\"idle\":[1,2,3,4,"));
+	free(out);
+	free(text);
+	return (double)(clock() - begun) / CLOCKS_PER_SEC;
+}
+
+/* Engines may ask the daemon for it: a square would be seconds of a helper. */
+static void cover_of_many_sources_costs_no_square(void **state)
+{
+	double few = 1e9, many = 1e9;
+
+	(void)state;
+	for (int i = 0; i < 3; i++) { /* the best: a shared machine only adds */
+		double a = cover_seconds(4000), b = cover_seconds(64000);
+
+		few = a < few ? a : few;
+		many = b < many ? b : many;
+	}
+	if (many > few * 64) /* 16 times the sources, 256 times their square */
+		fail_msg("4000 sources: %f s, 64000: %f s", few, many);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -608,6 +650,7 @@ int main(void)
 		cmocka_unit_test(cover_of_one_latent_goes_by_room),
 		cmocka_unit_test(cover_that_cannot_be_names_the_units),
 		cmocka_unit_test(cover_explained_names_the_idle),
+		cmocka_unit_test(cover_of_many_sources_costs_no_square),
 		cmocka_unit_test(file_that_is_not_there_is_refused),
 		cmocka_unit_test(memory_that_runs_out_is_an_error),
 	};
