@@ -10,6 +10,8 @@
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "daemon/base/err.h"
@@ -113,6 +115,17 @@ static void on_problem(void *arg, const char *text)
 		log_format_of_stderr() == LOG_FORMAT_JOURNAL ? "<3>" : "", text);
 }
 
+/* Keys, secrets of sessions and mapped caches are nobody's to read: no core, and no
+ * debugger of this user (root's works). Under a unit that forbids the call its LimitCORE=
+ * stands. */
+static void main_seal(void)
+{
+	const struct rlimit none = {0, 0};
+
+	(void)prctl(PR_SET_DUMPABLE, 0);
+	(void)setrlimit(RLIMIT_CORE, &none);
+}
+
 static int main_serve(const struct config *config)
 {
 	struct kvd_sockets sockets = {.control_fd = -1, .warden_fd = -1};
@@ -121,6 +134,8 @@ static int main_serve(const struct config *config)
 	int r, status = EXIT_SUCCESS;
 
 	mem_tune();
+	if (!config->core_dumps)
+		main_seal();
 	lock_init(&lock);
 	r = warden_fork(&sockets.warden_fd); /* while there is no thread, nor the lock */
 	if (r == 0)

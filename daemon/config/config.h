@@ -36,7 +36,8 @@ struct config {
 	uint32_t log_format;		 /* enum log_format */
 	uint32_t log_rooms;		 /* enum log_rooms */
 	bool watchdog;			 /* answer systemd's watchdog */
-	uint32_t offload_threads;	 /* >= 1 */
+	bool core_dumps;
+	uint32_t offload_threads; /* >= 1 */
 	uint64_t drain_timeout_ns;
 
 	/* [control] */

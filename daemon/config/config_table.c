@@ -54,6 +54,9 @@ static const struct setting options[] = {
 		 "The others' are at debug."},
 	{"daemon", "watchdog", SETTING_BOOL, FIELD(watchdog), .preset = "yes",
 	 .help = "Answer systemd's watchdog when the unit sets WatchdogSec."},
+	{"daemon", "core_dumps", SETTING_BOOL, FIELD(core_dumps), .preset = "no",
+	 .help = "Let the kernel write a core when the daemon crashes, and its user look "
+		 "into it with a debugger. A core has keys and engines' caches in it."},
 	{"daemon", "offload_threads", SETTING_AUTO_COUNT, FIELD(offload_threads),
 	 .preset = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Helper threads for what blocks: registration, mapping, DNS, long JSON. "
@@ -68,7 +71,8 @@ static const struct setting options[] = {
 	{"control", "socket_mode", SETTING_MODE, FIELD(socket_mode), .preset = "0660",
 	 .min = 0600, .max = 0777, .help = "Mode of the control socket."},
 	{"control", "socket_group", SETTING_TEXT, FIELD(socket_group), .preset = "",
-	 .help = "Group of the control socket, by name or number. Empty: the daemon's."},
+	 .help = "Group of the control socket, by name or number; an access list (ACL) "
+		 "where the daemon's user is no member. Empty: the daemon's."},
 	{"control", "allow_uids", SETTING_UIDS, FIELD(allow_uids), .preset = "",
 	 .reload = true,
 	 .help = "Users that may connect, besides root and the daemon's own. With this "

@@ -14,6 +14,7 @@
  */
 #include "daemon/control/control.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -21,6 +22,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
@@ -72,6 +74,40 @@ static int group_id(const char *name, gid_t *gid_p)
 	return 0;
 }
 
+/* An entry of system.posix_acl_access (linux/posix_acl_xattr.h), little-endian. */
+struct acl_entry {
+	uint16_t tag, perm;
+	uint32_t id;
+};
+
+/*
+ * chown(2) asks for membership of the group, and the unit's filter refuses it. An
+ * access list asks for neither: the owner names any group. The entry of the file's own
+ * group is empty, and chmod() sets the mask.
+ */
+static int path_admit(const char *path, gid_t gid, const char *group)
+{
+	enum { USER_OBJ = 1, GROUP_OBJ = 4, GROUP = 8, MASK = 16, OTHER = 32 };
+	const struct {
+		uint32_t version;
+		struct acl_entry entries[5];
+	} acl = {
+		.version = htole32(2),
+		.entries = {{htole16(USER_OBJ), htole16(6), UINT32_MAX},
+			    {htole16(GROUP_OBJ), 0, UINT32_MAX},
+			    {htole16(GROUP), htole16(7), htole32(gid)},
+			    {htole16(MASK), htole16(6), UINT32_MAX},
+			    {htole16(OTHER), 0, UINT32_MAX}},
+	};
+
+	if (setxattr(path, "system.posix_acl_access", &acl, sizeof(acl), 0) < 0)
+		return err_raise_errno(errno,
+				       "giving %s to group %s: an access list, since "
+				       "chown is not permitted",
+				       path, group);
+	return 0;
+}
+
 static int path_own(const char *path, const struct config *config)
 {
 	gid_t gid = 0;
@@ -82,8 +118,12 @@ static int path_own(const char *path, const struct config *config)
 		if (r < 0)
 			return err_pass(r);
 		if (lchown(path, (uid_t)-1, gid) < 0)
-			return err_raise_errno(errno, "giving %s to group %s", path,
-					       config->socket_group);
+			r = errno == EPERM
+				    ? path_admit(path, gid, config->socket_group)
+				    : err_raise_errno(errno, "giving %s to group %s",
+						      path, config->socket_group);
+		if (r < 0)
+			return err_pass(r);
 	}
 	/* bind() took the umask off; chown() may clear bits */
 	if (chmod(path, config->socket_mode) < 0)

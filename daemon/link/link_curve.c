@@ -19,6 +19,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zmq.h>
@@ -129,6 +130,8 @@ int curve_keys_load(const char *path, struct curve_keys *keys_p)
 	else if (link_curve_next_line(&rest, &number))
 		r = err_raise(ERR_CONFIG, "%s:%u: a second key", path, number);
 	if (r == 0) {
+		/* not to swap; where the limit forbids it, it is as before */
+		(void)mlock(keys_p, sizeof(*keys_p));
 		memcpy(keys_p->secret_key, line, CURVE_KEY_CHARS);
 		keys_p->secret_key[CURVE_KEY_CHARS] = '\0';
 		if (zmq_curve_public(keys_p->public_key, keys_p->secret_key) != 0)

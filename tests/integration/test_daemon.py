@@ -12,7 +12,8 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import BUILD, DEADLINE_S, Daemon, Skip, kvd, need_users, run  # noqa: E402
+from kvd_daemon import (BUILD, DEADLINE_S, Daemon, Skip, for_everyone, kvd,  # noqa: E402
+                        need_users, run)
 from kvd_engine import WAITING, Cache, Engine  # noqa: E402
 
 
@@ -358,6 +359,58 @@ def socket_handed_over_is_taken():
         sock.close()
 
 
+def as_user(uid, config="", **args):
+    """A daemon of a user with no other group than its own."""
+    daemon = Daemon(config, wrapper=["setpriv", "--reuid", str(uid), "--regid", str(uid),
+                                     "--clear-groups"], program=for_everyone("kvd"), **args)
+    for path in (daemon.run_dir, daemon.config_path):
+        os.chown(path, uid, uid)
+    return daemon
+
+
+def connects_as(uid, gid, path):
+    """Is that user of that group alone let in? False: EACCES."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+            socket.socket(socket.AF_UNIX).connect(path)
+            os._exit(0)
+        except PermissionError:
+            os._exit(13)
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status in (0, 13), status
+    return status == 0
+
+
+def socket_group_need_not_be_the_daemons():
+    """A user that is no member may not chown; an access list does it."""
+    uid, group, other = 64101, 64102, 64103
+    need_users(uid, group, other)
+    with as_user(uid, "[control]\nsocket_group = %d\n" % group) as d:
+        os.chmod(d.run_dir, 0o755)
+        for gid, admitted in ((group, True), (uid, False), (64104, False)):
+            assert connects_as(other, gid, d.socket_path) == admitted, gid
+
+
+def memory_of_the_daemon_is_nobodys_to_look_at():
+    need_users(64101)
+    for dumps in ("no", "yes"):
+        with as_user(64101, "[daemon]\ncore_dumps = %s\n" % dumps) as d:
+            folder = "/proc/%d" % d.proc.pid
+            with open(folder + "/limits") as f:
+                soft, hard = [line.split()[4:6] for line in f
+                              if line.startswith("Max core file size")][0]
+            # the kernel gives the files of who cannot be looked into to root
+            owner = os.stat(folder + "/mem").st_uid
+            assert owner == (64101 if dumps == "yes" else 0), (dumps, owner)
+            assert dumps == "yes" or (soft, hard) == ("0", "0"), (soft, hard)
+
+
 def idle_daemon_is_small():
     """What its libraries' files add to this is the machine's."""
     without_sanitizer()
@@ -403,5 +456,7 @@ if __name__ == "__main__":
         watchdog_off_by_option_is_silent,
         socket_handed_over_is_taken,
         socket_handed_over_that_does_not_listen_is_refused,
+        socket_group_need_not_be_the_daemons,
+        memory_of_the_daemon_is_nobodys_to_look_at,
         idle_daemon_is_small,
     ])

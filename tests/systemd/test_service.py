@@ -168,6 +168,27 @@ def socket_starts_the_service_for_the_engine_that_comes_first():
     guest.run("systemctl", "stop", "kvd@gpu0.socket", "kvd@gpu0")
 
 
+def socket_of_another_group_is_made_under_the_filter():
+    """chown is not among the calls that the unit allows."""
+    guest.write("/etc/kvd/grp.conf", CONF % "grp" + "[control]\nsocket_group = stranger\n")
+    guest.run("systemctl", "start", "kvd@grp")
+    assert guest.ctl("grp", "ping", user="stranger")[0] == 0
+    assert guest.ctl("grp", "ping", check=False, user="prefill")[0] == 3
+    guest.run("systemctl", "stop", "kvd@grp")
+
+
+def rooms_with_the_hardened_drop_in():
+    guest.run("install", "-D", "-m", "644", "/usr/share/doc/kvd/systemd/hardened.conf",
+              "/etc/systemd/system/kvd@.service.d/hardened.conf")
+    guest.run("systemctl", "daemon-reload")
+    for name in ("gpu0", "gpu1"):
+        guest.run("systemctl", "restart", "kvd@" + name)
+    rooms_between_engines_of_other_users()
+    guest.run("rm", "/etc/systemd/system/kvd@.service.d/hardened.conf")
+    guest.run("systemctl", "daemon-reload")
+    guest.run("systemctl", "stop", "kvd@gpu0")
+
+
 def wrong_configuration_is_not_tried_again():
     for text, word in (("[peer]\nlistn = tcp://127.0.0.1:0\n", "listn"),
                        ("[peer]\ncurve_secret_file = /etc/kvd/none\n", "curve_secret_file")):
@@ -201,6 +222,8 @@ def main():
                  reload_takes_the_new_file, killed_daemon_comes_back, it_never_gives_up,
                  frozen_daemon_is_restarted_by_the_watchdog, stop_drains_a_room_that_hangs,
                  socket_starts_the_service_for_the_engine_that_comes_first,
+                 rooms_with_the_hardened_drop_in,
+                 socket_of_another_group_is_made_under_the_filter,
                  wrong_configuration_is_not_tried_again,
                  nothing_in_the_journal_is_an_assertion_or_a_refused_call]
         run([guest.told(case) for case in cases])
