@@ -297,9 +297,10 @@ void doctor_keys(struct doctor *d)
 		return;
 	count = cJSON_GetArraySize(ctl_list(keys, "allowed"));
 	d->worst = DOCTOR_OK;
-	if (*secret)
+	/* paths are told to administrators only */
+	if (*secret == '/')
 		check_secret(d, secret);
-	if (*allowed)
+	if (*allowed == '/')
 		check_allowed(d, allowed);
 	if (*secret && count == 0)
 		doctor_say(d, DOCTOR_WARN, "lines of the other daemons; kvd-ctl reload",

@@ -134,13 +134,22 @@ static int log_level_run(struct request *req)
 
 /* ---- config.show ---- */
 
+/* Where files lie and who is let in: no engine needs it. */
+static bool is_for_admins(const struct setting *setting)
+{
+	return setting->type == SETTING_PATH || setting->type == SETTING_UIDS ||
+	       setting->type == SETTING_GIDS;
+}
+
 static bool add_setting(cJSON *list, const struct setting *setting,
-			const struct config *config)
+			const struct config *config, bool admin)
 {
 	char value[SETTING_TEXT_MAX], range[SETTING_TEXT_MAX];
 	cJSON *json = cJSON_CreateObject();
 
 	setting_format(setting, config, value);
+	if (*value && !admin && is_for_admins(setting)) /* that it is set is no secret */
+		snprintf(value, sizeof(value), "%s", "(for administrators)");
 	setting_range(setting, range);
 	return json && cJSON_AddItemToArray(list, json) &&
 	       cJSON_AddStringToObject(json, "section", setting->section) &&
@@ -162,12 +171,14 @@ static int config_show_run(struct request *req)
 
 	if (!result)
 		return err_pass(-ENOMEM);
-	filled = cJSON_AddStringToObject(result, "path", config->path);
+	filled = cJSON_AddStringToObject(result, "path",
+					 req->session->admin ? config->path
+							     : "(for administrators)");
 	if (filled)
 		list = cJSON_AddArrayToObject(result, "settings");
 	filled = list;
 	for (size_t i = 0; filled && i < count; i++)
-		filled = add_setting(list, &settings[i], config);
+		filled = add_setting(list, &settings[i], config, req->session->admin);
 	return request_finish(req, result, filled);
 }
 
@@ -296,7 +307,9 @@ const struct command admin_commands[] = {
 	 "busy), room_bytes (moved by rooms since the start), staged_bytes (of them, by "
 	 "way of a buffer of this daemon's), insecure (it listens beyond loopback with "
 	 "insecure = yes), transports"},
-	{"config.show", "Show the settings in force", NULL, 0, config_show_run,
+	{"config.show",
+	 "Show the settings in force; paths, users and groups to administrators only",
+	 NULL, 0, config_show_run,
 	 "path, settings [{section, name, value, default, allowed, reload, help}]"},
 	{"config.reload", "Read the configuration again, as SIGHUP does", reload_fields,
 	 COMMAND_ADMIN, config_reload_run,

@@ -154,9 +154,10 @@ static double ms_since(uint64_t now_ns, uint64_t then_ns)
 	return (double)((now_ns - then_ns) / LOOP_NS_PER_MS);
 }
 
-/* up_ns: it is up since then; 0: it is not. */
+/* up_ns: it is up since then; 0: it is not. What others' rooms failed of is told to
+ * administrators. */
 static bool put_totals(cJSON *one, const struct peer_totals *totals, uint64_t up_ns,
-		       uint64_t now_ns)
+		       uint64_t now_ns, bool admin)
 {
 	cJSON *error;
 
@@ -166,7 +167,7 @@ static bool put_totals(cJSON *one, const struct peer_totals *totals, uint64_t up
 	    !cJSON_AddNumberToObject(one, "rooms_failed", (double)totals->rooms_failed) ||
 	    !cJSON_AddNumberToObject(one, "downs", (double)totals->downs))
 		return false;
-	if (totals->error.code == ERR_OK)
+	if (totals->error.code == ERR_OK || !admin)
 		return true;
 	error = cJSON_AddObjectToObject(one, "last_error");
 	return error &&
@@ -185,7 +186,7 @@ static bool put_known(cJSON *one, const char *known_as, const char *product,
 	       cJSON_AddNumberToObject(one, "since_ms", ms_since(now_ns, since_ns));
 }
 
-static bool list_one(cJSON *out, const struct remote *remote, uint64_t now_ns)
+static bool list_one(cJSON *out, const struct remote *remote, uint64_t now_ns, bool admin)
 {
 	const struct peer *peer = remote->peer;
 	uint64_t up_ns = sm_state(&peer->sm) == PEER_UP ? peer->up_since_ns : 0;
@@ -199,7 +200,7 @@ static bool list_one(cJSON *out, const struct remote *remote, uint64_t now_ns)
 					       (double)remote->line.bytes_posted) &&
 		       put_known(one, peer->known_as, peer->product, peer->since_ns,
 				 now_ns) &&
-		       put_totals(one, &peer->totals, up_ns, now_ns);
+		       put_totals(one, &peer->totals, up_ns, now_ns, admin);
 	cJSON_Delete(one);
 	return false;
 }
@@ -216,7 +217,7 @@ static bool list_past(cJSON *out, const struct peer_past *past, uint64_t now_ns)
 			       one, "state", past->totals.downs ? "lost" : "unreached") &&
 		       put_known(one, past->known_as, past->product, past->since_ns,
 				 now_ns) &&
-		       put_totals(one, &past->totals, 0, now_ns);
+		       put_totals(one, &past->totals, 0, now_ns, true);
 	cJSON_Delete(one);
 	return false;
 }
@@ -237,10 +238,10 @@ static int run_list(struct request *req)
 	list_foreach(remote, handshake_remotes(req->kvd->handshake), link) {
 		if (!ok)
 			break;
-		ok = list_one(out, remote, now_ns);
+		ok = list_one(out, remote, now_ns, req->session->admin);
 	}
 	list_foreach(past, peers_past(req->kvd->peers), link) {
-		if (!ok)
+		if (!ok || !req->session->admin) /* who dialled where in vain */
 			break;
 		ok = list_past(lost, past, now_ns);
 	}
@@ -303,8 +304,10 @@ static const struct field forget_fields[] = {
 const struct command peer_commands[] = {
 	{"peer.connect", "reach another daemon; answers when its lines are up",
 	 connect_fields, 0, run_connect, "the peer"},
-	{"peer.list", "all peers, and those that were lost in the last ten minutes", NULL,
-	 0, run_list,
+	{"peer.list",
+	 "all peers; to administrators why they failed, and those that were "
+	 "lost in the last ten minutes",
+	 NULL, 0, run_list,
 	 "peers: {endpoint, instance, state, transport, path, passed_over (transports "
 	 "that it could not be connected by, and why), inflight_bytes, …}; "
 	 "lost: the same of those that are gone (state lost), or never came up "

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """The program kvd as an operator and systemd meet it."""
+import json
 import os
 import pwd
 import re
@@ -376,7 +377,10 @@ def connects_as(uid, gid, path):
             os.setgroups([])
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
-            socket.socket(socket.AF_UNIX).connect(path)
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(path)
+            sock.sendall(b'{"cmd":"ping","id":1}\n')
+            sock.recv(1)  # it has looked at this process
             os._exit(0)
         except PermissionError:
             os._exit(13)
@@ -395,6 +399,36 @@ def socket_group_need_not_be_the_daemons():
         os.chmod(d.run_dir, 0o755)
         for gid, admitted in ((group, True), (uid, False), (64104, False)):
             assert connects_as(other, gid, d.socket_path) == admitted, gid
+
+
+def users_see_no_paths_and_no_others_errors():
+    need_users(64103)
+    with Daemon("[control]\nsocket_mode = 0666\nallow_uids = 64103\n") as d:
+        os.chmod(d.run_dir, 0o755)
+        admin = Engine(d, "admin")
+        admin.refused("ETIMEOUT", "peer.connect", endpoint="tcp://127.0.0.1:1")
+        shown = json.dumps([admin.cmd("config.show"), admin.cmd("peer.list")])
+        assert "64103" in shown and d.config_path in shown and ":1\"" in shown, shown
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setgroups([])
+                os.setresgid(64103, 64103, 64103)
+                os.setresuid(64103, 64103, 64103)
+                user = Engine(d, "user")
+                shown = json.dumps([user.cmd("config.show"), user.cmd("peer.list")])
+                with open(write, "w") as out:
+                    out.write(shown)
+            finally:
+                os._exit(0)
+        os.close(write)
+        with open(read) as f:
+            seen = f.read()
+        os.waitpid(pid, 0)
+        assert "settings" in seen and "64103" not in seen and d.run_dir not in seen, seen
+        assert json.loads(seen)[1]["lost"] == [], seen
+        admin.close()
 
 
 def memory_of_the_daemon_is_nobodys_to_look_at():
@@ -457,6 +491,7 @@ if __name__ == "__main__":
         socket_handed_over_is_taken,
         socket_handed_over_that_does_not_listen_is_refused,
         socket_group_need_not_be_the_daemons,
+        users_see_no_paths_and_no_others_errors,
         memory_of_the_daemon_is_nobodys_to_look_at,
         idle_daemon_is_small,
     ])
