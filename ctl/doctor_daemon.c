@@ -194,7 +194,9 @@ void doctor_listen(struct doctor *d)
 	if (!*listen)
 		return;
 	if (ctl_true(d->health, "insecure"))
-		doctor_say(d, DOCTOR_WARN, "keys: kvd-ctl init, and insecure = no",
+		doctor_say(d, DOCTOR_WARN,
+			   "insecure = no: keys are made at the next start; ucx beyond "
+			   "loopback needs it",
 			   "insecure = yes: whoever reaches the ports can read and write "
 			   "engines' caches");
 	if (loopback)
@@ -290,12 +292,15 @@ void doctor_keys(struct doctor *d)
 		   *allowed = doctor_setting(d, "curve_allow_file");
 	enum doctor_result before = d->worst;
 	cJSON *keys;
-	int count;
+	int count, beside;
+	bool keyed;
 
 	find_uid(d);
 	if (!d->health || ctl_query(d->ctl, "keys", NULL, &keys))
 		return;
 	count = cJSON_GetArraySize(ctl_list(keys, "allowed"));
+	beside = cJSON_GetArraySize(ctl_list(keys, "beside"));
+	keyed = *ctl_str(keys, "public_key", "") != '\0';
 	d->worst = DOCTOR_OK;
 	/* paths are told to administrators only */
 	if (*secret == '/')
@@ -307,11 +312,13 @@ void doctor_keys(struct doctor *d)
 			   "%s: no daemon may connect",
 			   *allowed ? allowed : "curve_allow_file");
 	say_refused(d, keys);
-	if (d->worst == DOCTOR_OK && *secret)
-		doctor_say(d, DOCTOR_OK, "", "%s may connect",
-			   ctl_count(count, "daemon"));
+	if (!keyed)
+		doctor_say(d, DOCTOR_WARN, "insecure = no",
+			   "insecure = yes: none: peers are not authenticated");
 	else if (d->worst == DOCTOR_OK)
-		doctor_say(d, DOCTOR_OK, "", "none: peers are not authenticated");
+		doctor_say(d, DOCTOR_OK, "", "%s may connect, %s beside this one",
+			   ctl_count(count, "daemon"),
+			   beside > 1 ? ctl_count(beside - 1, "daemon") : "none");
 	d->worst = before > d->worst ? before : d->worst;
 	cJSON_Delete(keys);
 }

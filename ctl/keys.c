@@ -42,10 +42,17 @@ static int print_keys(const cJSON *keys)
 	const char *own = ctl_str(keys, "public_key", "");
 	int r = CTL_OK;
 
-	printf("own key: %s\n", *own ? own : "none (curve_secret_file)");
-	if (*own) {
+	printf("own key: %s\n", *own ? own : "none (insecure = yes)");
+	if (*own)
+		printf("its line for others' curve_allow_file:\n%s\n",
+		       ctl_str(keys, "line", ""));
+	if (cJSON_GetArraySize(ctl_list(keys, "allowed")) > 0) {
 		putchar('\n');
 		r = keys_table(ctl_list(keys, "allowed"), "ALLOWED KEY", allowed_row);
+	}
+	if (r == CTL_OK && cJSON_GetArraySize(ctl_list(keys, "beside")) > 0) {
+		putchar('\n');
+		r = keys_table(ctl_list(keys, "beside"), "BESIDE KEY", allowed_row);
 	}
 	if (r == CTL_OK && cJSON_GetArraySize(ctl_list(keys, "refused")) > 0) {
 		putchar('\n');

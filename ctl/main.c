@@ -105,8 +105,10 @@ const struct ctl_command ctl_commands[] = {
 	 "warn, 2 with a FAIL, else 0. Whole for root, the daemon's uid or admin_uids.",
 	 0, 0, "apxu", ctl_run_doctor},
 	{"keys", "", "CURVE keys: this daemon's, who is allowed, who was refused",
-	 "After a change of curve_allow_file, reload the daemon.", 0, 0, "",
-	 ctl_run_keys},
+	 "With the line that the `curve_allow_file` of others needs for this daemon;\n"
+	 "those beside it, of the same user and host, need none. After a change of\n"
+	 "`curve_allow_file`, reload the daemon.",
+	 0, 0, "", ctl_run_keys},
 	{"regions", "", "registered memory of all sessions",
 	 "Needs root, the daemon's uid or admin_uids.", 0, 0, "", ctl_run_regions},
 	{"pools", "[--layout]", "pools of all sessions",

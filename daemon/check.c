@@ -134,12 +134,35 @@ static void check_secret(struct check *check)
 			      path, (unsigned int)st.st_uid, (unsigned int)geteuid());
 }
 
+/* It is made at the first start, in a directory that is there. */
+static void check_keys_dir(struct check *check)
+{
+	char dir[CONFIG_PATH_BYTES], *slash;
+	struct stat st;
+
+	snprintf(dir, sizeof(dir), "%s", check->config->keys_dir);
+	if (stat(dir, &st) < 0 && errno == ENOENT) {
+		slash = strrchr(dir, '/');
+		slash[slash == dir] = '\0';
+		check_directory(check, "keys_dir", dir);
+	} else if (check_directory(check, "keys_dir", dir) &&
+		   (st.st_uid != geteuid() || (st.st_mode & (S_IWGRP | S_IWOTH)))) {
+		check_error(check, "keys_dir",
+			    "keys_dir: %s: uid %u, mode %04o: must belong to uid %u, and "
+			    "no other may write it",
+			    dir, (unsigned int)st.st_uid,
+			    (unsigned int)st.st_mode & 07777, (unsigned int)geteuid());
+	}
+}
+
 static void check_keys(struct check *check)
 {
 	struct curve_allow *allow = NULL;
 
 	if (*check->config->curve_secret_file)
 		check_secret(check);
+	if (*check->config->keys_dir)
+		check_keys_dir(check);
 	if (!*check->config->curve_allow_file)
 		return;
 	if (curve_allow_load(check->config->curve_allow_file, &allow) < 0)
@@ -193,9 +216,10 @@ static void check_reach(const struct check *check)
 			      "listen = %s: port 0: another endpoint after each start",
 			      config->listen);
 	if (config->insecure)
-		check_warning(check, "insecure",
-			      "insecure = yes: whoever reaches the ports can read and "
-			      "write engines' caches");
+		check_warning(
+			check, "insecure",
+			"insecure = yes: whoever reaches the ports, also any user of "
+			"this host, can read and write engines' caches");
 }
 
 unsigned int check_config(const struct config *config)

@@ -467,7 +467,7 @@ int kvd_run(struct kvd *kvd)
 {
 	int r;
 
-	if (kvd->config->insecure && !config_is_loopback(kvd->config->listen))
+	if (kvd->config->insecure)
 		log_warn(
 			"daemon", kvd->config->name,
 			"insecure: whoever reaches the ports can read and write engines' "

@@ -154,6 +154,8 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "ends of a connection to the peer that this daemon did not choose")            \
 	X(DEAD_AFTER, GAUGE, SECONDS, NONE, NONE, "peer_dead_after_seconds",             \
 	  "silence after which a peer is declared dead (dead_after)")                    \
+	X(INSECURE, GAUGE, NUMBER, NONE, NONE, "insecure",                               \
+	  "1: peers are not authenticated (option insecure)")                            \
 	X(XFERS_STARTED, COUNTER, NUMBER, NONE, NONE, "xfers_started_total",             \
 	  "transfers started")                                                           \
 	X(XFERS, COUNTER, NUMBER, XFER_OP, XFER_END, "xfers_total",                      \

@@ -345,12 +345,6 @@ static void check_listen(struct load *load)
 		problem(load, line,
 			"listen = %s: others cannot be told this address; set advertise",
 			config->listen);
-	if (host_kind(host) != HOST_LOOPBACK && !*config->curve_secret_file &&
-	    !config->insecure)
-		problem(load, line,
-			"listen = %s: beyond loopback it needs curve_secret_file and "
-			"curve_allow_file, or insecure = yes",
-			config->listen);
 }
 
 static void check_tcp_listen(struct load *load)
@@ -363,18 +357,10 @@ static void check_tcp_listen(struct load *load)
 	if (!*config->tcp_listen)
 		return;
 	if (!endpoint_split(config->tcp_listen, host, &port) ||
-	    host_kind(host) == HOST_NAME) {
+	    host_kind(host) == HOST_NAME)
 		problem(load, line,
 			"tcp_listen = %s: allowed: tcp://ADDRESS:PORT, the address a "
 			"number or *, port 0 to 65535",
-			config->tcp_listen);
-		return;
-	}
-	if (host_kind(host) != HOST_LOOPBACK && !*config->curve_secret_file &&
-	    !config->insecure)
-		problem(load, line,
-			"tcp_listen = %s: beyond loopback its tokens need "
-			"curve_secret_file and curve_allow_file, or insecure = yes",
 			config->tcp_listen);
 }
 
@@ -419,9 +405,24 @@ static void check_advertise(struct load *load)
 		problem(load, line_of(load, "advertise", "advertise"),
 			"advertise = %s: allowed: tcp://HOST:PORT that others can reach",
 			config->advertise);
-	if (!*config->curve_secret_file != !*config->curve_allow_file)
-		problem(load, line_of(load, "curve_secret_file", "curve_allow_file"),
-			"curve_secret_file and curve_allow_file go together");
+}
+
+static void check_keys(struct load *load)
+{
+	const struct config *config = &load->config;
+
+	if (*config->curve_secret_file && !*config->curve_allow_file)
+		problem(load, line_of(load, "curve_secret_file", "curve_secret_file"),
+			"curve_secret_file: needs curve_allow_file: who may connect");
+	if (*config->curve_secret_file && *config->keys_dir)
+		problem(load, line_of(load, "curve_secret_file", "keys_dir"),
+			"keys_dir: is not used beside curve_secret_file; set one of "
+			"them");
+	if (config->insecure && !*config->curve_secret_file &&
+	    (*config->curve_allow_file || *config->keys_dir))
+		problem(load, line_of(load, "insecure", "curve_allow_file"),
+			"%s: with insecure = yes there are no keys; set one of them",
+			*config->keys_dir ? "keys_dir" : "curve_allow_file");
 }
 
 static void check_times(struct load *load)
@@ -566,9 +567,9 @@ static void config_resolve(struct load *load)
 }
 
 static void (*const checks[])(struct load *load) = {
-	check_name,	      check_socket,	check_listen, check_advertise,
-	check_metrics_listen, check_tcp_listen, check_times,  check_transports,
-	check_require,	      check_gpu,
+	check_name,	  check_socket,		check_listen,	  check_advertise,
+	check_keys,	  check_metrics_listen, check_tcp_listen, check_times,
+	check_transports, check_require,	check_gpu,
 };
 
 static int run_checks(struct load *load)

@@ -51,9 +51,10 @@ struct config {
 	uint64_t line_bytes;	     /* one request */
 
 	/* [peer] */
-	char listen[CONFIG_ENDPOINT_BYTES];    /* tcp://ADDRESS:PORT, port 0 = any */
-	char advertise[CONFIG_ENDPOINT_BYTES]; /* "" = what listen became */
-	char curve_secret_file[CONFIG_PATH_BYTES];
+	char listen[CONFIG_ENDPOINT_BYTES];	   /* tcp://ADDRESS:PORT, port 0 = any */
+	char advertise[CONFIG_ENDPOINT_BYTES];	   /* "" = what listen became */
+	char keys_dir[CONFIG_PATH_BYTES];	   /* "" = link_keydir.c's own places */
+	char curve_secret_file[CONFIG_PATH_BYTES]; /* "" = made in keys_dir */
 	char curve_allow_file[CONFIG_PATH_BYTES];
 	bool insecure;
 	uint32_t peers_max;

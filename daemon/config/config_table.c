@@ -102,22 +102,32 @@ static const struct setting options[] = {
 
 	{"peer", "listen", SETTING_TEXT, FIELD(listen), .preset = "tcp://127.0.0.1:0",
 	 .help = "Where other daemons reach this one: tcp://ADDRESS:PORT with a numeric "
-		 "address (IPv6 in brackets, * for all); port 0 takes a free one. Beyond "
-		 "loopback it needs CURVE keys or insecure = yes."},
+		 "address (IPv6 in brackets, * for all); port 0 takes a free one."},
 	{"peer", "advertise", SETTING_TEXT, FIELD(advertise), .preset = "",
 	 .help = "Endpoint told to others, tcp://HOST:PORT, when it is not that of "
 		 "listen; port 0 stands for the port in use."},
+	{"peer", "keys_dir", SETTING_PATH, FIELD(keys_dir), .preset = "",
+	 .help = "Directory of this user where the daemon makes its CURVE key pair at "
+		 "the first start (NAME.key, NAME.pub), and where daemons of this user "
+		 "with the same keys_dir find each other's. Empty: systemd's "
+		 "StateDirectory, else keys-UID in run_dir; they find each other by "
+		 "keys-UID in run_dir and by /dev/shm/kvd-keys-UID, without a line in "
+		 "curve_allow_file."},
 	{"peer", "curve_secret_file", SETTING_PATH, FIELD(curve_secret_file),
 	 .preset = "",
-	 .help = "File with this daemon's CURVE secret key (kvd-ctl keygen). Not "
-		 "readable by others."},
+	 .help = "File with a CURVE secret key made by hand (kvd-ctl keygen), not "
+		 "readable by others. keys_dir is not used then: all daemons that may "
+		 "connect are in curve_allow_file. Empty: the key in keys_dir."},
 	{"peer", "curve_allow_file", SETTING_PATH, FIELD(curve_allow_file), .preset = "",
 	 .reload = true,
-	 .help = "File with the daemons that may connect, a line each: NAME KEY "
-		 "[HOST[:PORT]]… (kvd-ctl keygen prints the key). Read again on SIGHUP."},
+	 .help = "File with the daemons of other hosts and users that may connect, a "
+		 "line each: NAME KEY [HOST[:PORT]]… (kvd-ctl keys prints it there). A "
+		 "line with hosts is for these only. Read again on SIGHUP."},
 	{"peer", "insecure", SETTING_BOOL, FIELD(insecure), .preset = "no",
-	 .help = "Listen beyond loopback although something there is not authenticated: "
-		 "the handshake without CURVE keys, or a UCX worker."},
+	 .help = "Without curve_secret_file: no keys; whoever reaches the ports is a "
+		 "peer, every user of this host among them. It also allows UCX workers, "
+		 "which authenticate nobody, beyond loopback. health, doctor, the log "
+		 "and the metrics repeat it."},
 	{"peer", "peers", SETTING_COUNT, FIELD(peers_max), .preset = "1024", .min = 1,
 	 .max = 65536, .help = "Most remote daemons at a time."},
 	{"peer", "queue", SETTING_COUNT, FIELD(peer_queue_frames), .preset = "4096",
@@ -196,8 +206,8 @@ static const struct setting options[] = {
 	 .help = "UCX_TLS. Empty: all but sm, cma and xpmem."},
 	{"transport", "tcp_listen", SETTING_TEXT, FIELD(tcp_listen), .preset = "",
 	 .help = "Data port of the tcp transport: tcp://ADDRESS:PORT as in listen. "
-		 "Empty: the address of listen and a free port. Beyond loopback it needs "
-		 "CURVE keys or insecure = yes; bytes travel unencrypted."},
+		 "Empty: the address of listen and a free port. Bytes travel "
+		 "unencrypted."},
 	{"transport", "tcp_streams", SETTING_AUTO_COUNT, FIELD(tcp_streams),
 	 .preset = "auto", .min = 1, .max = 32,
 	 .help = "Connections for bytes to each peer; the smaller of both sides' counts. "
@@ -322,12 +332,11 @@ void config_print_sample(FILE *out)
 	      "default.\n"
 	      "# kvd --check-config --config FILE tells what is wrong with a file.\n"
 	      "#\n"
-	      "# What two hosts need first, here on 10.0.0.2. kvd-ctl keygen makes\n"
-	      "# the key; a line of the list is NAME KEY HOST:PORT of another daemon.\n"
+	      "# What two hosts need first, here on 10.0.0.2. The list has the line of\n"
+	      "# each daemon elsewhere, as kvd-ctl keys prints it there.\n"
 	      "#\n"
 	      "#   [peer]\n"
 	      "#   listen = tcp://10.0.0.2:7400\n"
-	      "#   curve_secret_file = /etc/kvd/gpu0.key\n"
 	      "#   curve_allow_file = /etc/kvd/peers\n"
 	      "#   [transport]\n"
 	      "#   tcp_listen = tcp://10.0.0.2:7401\n"

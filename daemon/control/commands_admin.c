@@ -100,10 +100,8 @@ static int health_run(struct request *req)
 			cJSON_AddNumberToObject(result, "lag_ms",
 						(double)(lag_ns / LOOP_NS_PER_MS)) &&
 			add_room_bytes(result, &kvd->metrics) &&
-			cJSON_AddBoolToObject(
-				result, "insecure",
-				kvd->config->insecure &&
-					!config_is_loopback(kvd->config->listen)) &&
+			cJSON_AddBoolToObject(result, "insecure",
+					      kvd->config->insecure) &&
 			add_transport_list(result, kvd));
 }
 
@@ -305,8 +303,8 @@ const struct command admin_commands[] = {
 	 "that `require` allows is usable, so rooms are refused), uptime_ms, sessions, "
 	 "helper_jobs, lag_ms (the longest time of the last second that the loop was "
 	 "busy), room_bytes (moved by rooms since the start), staged_bytes (of them, by "
-	 "way of a buffer of this daemon's), insecure (it listens beyond loopback with "
-	 "insecure = yes), transports"},
+	 "way of a buffer of this daemon's), insecure (insecure = yes: it does not "
+	 "authenticate its peers), transports"},
 	{"config.show",
 	 "Show the settings in force; paths, users and groups to administrators only",
 	 NULL, 0, config_show_run,

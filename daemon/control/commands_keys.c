@@ -6,6 +6,7 @@
 #include "daemon/control/commands.h"
 #include "daemon/link/link.h"
 #include "daemon/link/link_curve.h"
+#include "daemon/link/link_keydir.h"
 #include "daemon/link/link_refused.h"
 #include "daemon/loop/loop.h"
 #include "daemon/session/session.h"
@@ -47,20 +48,24 @@ static int keys_run(struct request *req)
 {
 	struct link *link = req->kvd->link;
 	uint64_t now_ns = loop_now_ns(req->kvd->loop);
-	struct link_keys keys = {.public_key = ""};
-	cJSON *result = request_result(), *refused;
+	struct link_keys keys = {.public_key = "", .line = ""};
+	cJSON *result = request_result(), *refused, *list;
 	struct allowed allowed = {0};
 
 	if (!result)
 		return err_pass(-ENOMEM);
 	if (link && link->ops->keys)
 		link->ops->keys(link, &keys);
-	allowed.ok = cJSON_AddStringToObject(result, "public_key", keys.public_key);
+	allowed.ok = cJSON_AddStringToObject(result, "public_key", keys.public_key) &&
+		     cJSON_AddStringToObject(result, "line", keys.line);
 	allowed.out = cJSON_AddArrayToObject(result, "allowed");
+	list = cJSON_AddArrayToObject(result, "beside");
 	refused = cJSON_AddArrayToObject(result, "refused");
-	allowed.ok = allowed.ok && allowed.out && refused;
+	allowed.ok = allowed.ok && allowed.out && list && refused;
 	if (keys.allow)
 		curve_allow_each(keys.allow, put_allowed, &allowed);
+	allowed.out = list;
+	link_keydir_each(keys.dir, put_allowed, &allowed);
 	for (unsigned int i = 0; keys.refusals && i < keys.refusals->count; i++)
 		allowed.ok = allowed.ok &&
 			     put_refused(refused, &keys.refusals->entries[i], now_ns);
@@ -70,7 +75,9 @@ static int keys_run(struct request *req)
 const struct command keys_commands[] = {
 	{"keys", "CURVE keys: this daemon's, who is allowed, who was refused", NULL, 0,
 	 keys_run,
-	 "public_key (empty: none), allowed [{name, key}] (curve_allow_file), refused "
+	 "public_key (empty: none, insecure = yes), line (what the curve_allow_file of "
+	 "others needs), allowed [{name, key}] (curve_allow_file), beside [{name, key}] "
+	 "(daemons of this user and host that run, this one included), refused "
 	 "[{address, key, why, count, first_ms, last_ms}]: the last 64 that came in "
 	 "vain, and how long ago"},
 	{.name = NULL},

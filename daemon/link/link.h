@@ -23,11 +23,14 @@ struct link_line; /* an outgoing line to one endpoint */
 #define LINK_USER_MAX 64
 
 struct curve_allow;
+struct link_keydir;
 struct link_refusals;
 /* For `keys`. */
 struct link_keys {
 	const char *public_key;		      /* this daemon's; "": it has none */
+	const char *line;		      /* for the allow-lists of others; "" */
 	const struct curve_allow *allow;      /* link_curve.h; NULL: it has none */
+	struct link_keydir *dir;	      /* link_keydir.h; NULL: it uses none */
 	const struct link_refusals *refusals; /* link_refused.h */
 };
 
@@ -42,12 +45,14 @@ struct link_frame {
 struct link_ops {
 	/* One spelling for each endpoint, as `dial` wants it and `link.endpoint` has
 	 * it: ERR_INVAL when it has no form that can be dialled, ERR_AUTH when no
-	 * key is known for it. NULL: any tcp://host:port as it is. */
+	 * key is known for it. Where that may change by itself (a daemon beside this one
+	 * that has not started yet) it is as it was given, and has another spelling
+	 * later. NULL: any tcp://host:port as it is. */
 	int (*canonical)(struct link *link, const char *endpoint,
 			 char canonical_p[LINK_ENDPOINT_MAX]);
-	/* The name by which the allow-list knows the daemon at an endpoint that
-	 * canonical() has spelled; NULL: it has none. NULL: there is no list. */
-	const char *(*name)(struct link *link, const char *endpoint);
+	/* The name by which the daemon is known that has the key of an endpoint that
+	 * canonical() has spelled. False: none. NULL: a link without keys. */
+	bool (*name)(struct link *link, const char *endpoint, char name_p[LINK_USER_MAX]);
 	/* NULL: a link without keys. */
 	void (*keys)(struct link *link, struct link_keys *keys_p);
 	/* Open a line; connecting goes on in the background. */

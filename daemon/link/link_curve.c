@@ -15,6 +15,7 @@
  */
 #include "daemon/link/link_curve.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -248,7 +249,7 @@ static int add_entry(struct curve_allow *allow, char *const *words, unsigned int
 	return err_pass(r);
 }
 
-static int add_line(struct curve_allow *allow, char *line)
+int curve_allow_add(struct curve_allow *allow, char *line)
 {
 	char *words[LINE_WORDS_MAX];
 	unsigned int count = 0;
@@ -263,6 +264,15 @@ static int add_line(struct curve_allow *allow, char *line)
 		words[count++] = word;
 	}
 	return err_pass(add_entry(allow, words, count));
+}
+
+struct curve_allow *curve_allow_new(void)
+{
+	struct curve_allow *allow = mem_zalloc(sizeof(*allow));
+
+	if (allow)
+		list_init(&allow->entries);
+	return allow;
 }
 
 int curve_allow_load(const char *path, struct curve_allow **allow_p)
@@ -280,13 +290,12 @@ int curve_allow_load(const char *path, struct curve_allow **allow_p)
 
 	if (file.mode & S_IWOTH)
 		return err_raise(ERR_CONFIG, "%s: anybody may write it; chmod o-w", path);
-	allow = mem_zalloc(sizeof(*allow));
+	allow = curve_allow_new();
 	if (!allow)
 		return err_pass(-ENOMEM);
-	list_init(&allow->entries);
 	rest = text;
 	while (r == 0 && (line = link_curve_next_line(&rest, &number)))
-		r = add_line(allow, line);
+		r = curve_allow_add(allow, line);
 	if (r < 0) {
 		curve_allow_free(allow);
 		return err_prefix(r, "%s:%u", path, number);
@@ -382,8 +391,7 @@ const char *curve_allow_key(const struct curve_allow *allow, const char *host,
 struct curve_zap {
 	struct loop_fd fd;
 	struct loop_defer again; /* the budget was used up */
-	struct curve_allow *const *allow;
-	struct link_refusals *refusals;
+	struct curve_zap_args args;
 	void *socket;
 };
 
@@ -432,16 +440,38 @@ static bool zap_receive(void *socket, struct zap_part parts[ZAP_PARTS_MAX],
 	return true;
 }
 
-static void zap_reply(void *socket, const struct zap_part *id, const char *name)
+/* A property of ZMTP's metadata (RFC 23): name and value, each behind its length. */
+static size_t put_mark(const char *mark, uint8_t out[64])
+{
+	static const char property[] = CURVE_MARK;
+	const uint8_t lens[2] = {sizeof(property) - 1, (uint8_t)strlen(mark)};
+	size_t at = 0;
+
+	assert(lens[1] < 32);
+	out[at++] = lens[0];
+	memcpy(out + at, property, lens[0]);
+	at += lens[0];
+	memset(out + at, 0, 3); /* four bytes, the highest first */
+	at += 3;
+	out[at++] = lens[1];
+	memcpy(out + at, mark, lens[1]);
+	return at + lens[1];
+}
+
+/* `name` NULL: refused. */
+static void zap_reply(void *socket, const struct zap_part *id, const char *name,
+		      const char *mark)
 {
 	const char *const texts[] = {name ? "200" : "400", name ? "OK" : "not allowed",
-				     name ? name : "", ""};
+				     name ? name : ""};
+	uint8_t metadata[64];
+	size_t len = name && mark ? put_mark(mark, metadata) : 0;
 
 	zmq_send(socket, "1.0", 3, ZMQ_SNDMORE | ZMQ_DONTWAIT);
 	zmq_send(socket, id->data, id->len, ZMQ_SNDMORE | ZMQ_DONTWAIT);
 	for (size_t i = 0; i < ARRAY_LEN(texts); i++)
-		zmq_send(socket, texts[i], strlen(texts[i]),
-			 ZMQ_DONTWAIT | (i + 1 < ARRAY_LEN(texts) ? ZMQ_SNDMORE : 0));
+		zmq_send(socket, texts[i], strlen(texts[i]), ZMQ_DONTWAIT | ZMQ_SNDMORE);
+	zmq_send(socket, metadata, len, ZMQ_DONTWAIT);
 }
 
 static void zap_refused(struct curve_zap *zap, const struct zap_part *address,
@@ -454,8 +484,8 @@ static void zap_refused(struct curve_zap *zap, const struct zap_part *address,
 
 	snprintf(text, sizeof(text), "%.*s", (int)(address->len < 60 ? address->len : 60),
 		 (const char *)address->data);
-	entry = link_refused_note(zap->refusals, loop_now_ns(zap->fd.loop), key, text,
-				  why, &log);
+	entry = link_refused_note(zap->args.refusals, loop_now_ns(zap->fd.loop), key,
+				  text, why, &log);
 	if (log)
 		log_warn("link", text,
 			 "connection refused: its key is in no line of "
@@ -467,17 +497,18 @@ static void zap_answer(struct curve_zap *zap, const struct zap_part *parts,
 		       unsigned int count)
 {
 	static const struct zap_part nowhere;
-	const char *name = NULL;
-	char key[CURVE_KEY_CHARS + 1] = "";
+	char key[CURVE_KEY_CHARS + 1] = "", name[LINK_USER_MAX];
+	const char *mark = NULL;
+	bool known = false;
 
 	if (count == ZAP_KEY + 1 && part_is(&parts[ZAP_VERSION], "1.0") &&
 	    part_is(&parts[ZAP_MECHANISM], "CURVE") && parts[ZAP_KEY].len == 32 &&
 	    zmq_z85_encode(key, parts[ZAP_KEY].data, 32))
-		name = curve_allow_name(*zap->allow, key);
-	if (!name)
+		known = zap->args.who(zap->args.owner, key, name, &mark);
+	if (!known)
 		zap_refused(zap, count > ZAP_ADDRESS ? &parts[ZAP_ADDRESS] : &nowhere,
 			    key);
-	zap_reply(zap->socket, &parts[ZAP_ID], name);
+	zap_reply(zap->socket, &parts[ZAP_ID], known ? name : NULL, mark);
 }
 
 static void zap_drain(struct curve_zap *zap)
@@ -505,8 +536,7 @@ static void on_zap_again(struct loop_defer *defer)
 	zap_drain(container_of(defer, struct curve_zap, again));
 }
 
-int curve_zap_new(struct loop *loop, void *zmq_context, struct curve_allow *const *allow,
-		  struct link_refusals *refusals, struct curve_zap **zap_p)
+int curve_zap_new(const struct curve_zap_args *args, struct curve_zap **zap_p)
 {
 	struct curve_zap *zap = mem_zalloc(sizeof(*zap));
 	int fd = -1, linger = 0, r = 0;
@@ -514,16 +544,15 @@ int curve_zap_new(struct loop *loop, void *zmq_context, struct curve_allow *cons
 
 	if (!zap)
 		return err_pass(-ENOMEM);
-	zap->allow = allow;
-	zap->refusals = refusals;
+	zap->args = *args;
 	loop_defer_init(&zap->again, on_zap_again);
-	zap->socket = zmq_socket(zmq_context, ZMQ_REP);
+	zap->socket = zmq_socket(args->context, ZMQ_REP);
 	if (!zap->socket ||
 	    zmq_setsockopt(zap->socket, ZMQ_LINGER, &linger, sizeof(linger)) ||
 	    zmq_bind(zap->socket, ZAP_ENDPOINT) ||
 	    zmq_getsockopt(zap->socket, ZMQ_FD, &fd, &size))
 		r = err_raise(ERR_IO, "the CURVE key checker: %s", zmq_strerror(errno));
-	loop_fd_init(&zap->fd, loop, fd, on_zap_ready);
+	loop_fd_init(&zap->fd, args->loop, fd, on_zap_ready);
 	if (r == 0)
 		r = loop_fd_set(&zap->fd, LOOP_READ);
 	if (r < 0) {

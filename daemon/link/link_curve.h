@@ -38,6 +38,9 @@ void curve_keys_wipe(struct curve_keys *keys);
 bool curve_key_check(const char *key, size_t len);
 
 int curve_allow_load(const char *path, struct curve_allow **allow_p);
+struct curve_allow *curve_allow_new(void); /* empty; NULL: no memory */
+/* A line; its text is written to. ERR_CONFIG, ERR_NOMEM. */
+int curve_allow_add(struct curve_allow *allow, char *line);
 void curve_allow_free(struct curve_allow *allow); /* NULL is fine */
 /* The name of a key's owner, NULL when the key is not allowed. */
 const char *curve_allow_name(const struct curve_allow *allow, const char *public_key);
@@ -63,11 +66,20 @@ void curve_allow_each(const struct curve_allow *allow,
 struct loop;
 struct curve_zap;
 struct link_refusals;
+struct curve_zap_args {
+	struct loop *loop;
+	void *context; /* ZeroMQ's */
+	void *owner;
+	/* Who has that key? False: nobody who may come in. The name is what frames of the
+	 * connection carry; `mark` (a word, static), if any, comes with them, too. */
+	bool (*who)(void *owner, const char *key, char name[LINK_USER_MAX],
+		    const char **mark_p);
+	struct link_refusals *refusals; /* who was refused */
+};
+#define CURVE_MARK "X-Kvd-Mark" /* the property of a message that holds it */
 /* Answers libzmq's authentication requests of one context, on the loop. Must be
- * made before the first listening socket. `*allow` is read at each request, so
- * the owner may replace it; who is refused is noted in `refusals`. */
-int curve_zap_new(struct loop *loop, void *zmq_context, struct curve_allow *const *allow,
-		  struct link_refusals *refusals, struct curve_zap **zap_p);
+ * made before the first listening socket. */
+int curve_zap_new(const struct curve_zap_args *args, struct curve_zap **zap_p);
 void curve_zap_free(struct curve_zap *zap);
 
 #endif

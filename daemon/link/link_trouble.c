@@ -33,15 +33,17 @@
 	 ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_CONNECT_RETRIED)
 #define PROBE_EVERY_NS (2 * LOOP_NS_PER_S)
 #define CLOSED_ENOUGH 3u
+#define UNKNOWN_ENOUGH 2u
 
 struct link_trouble {
 	struct link_trouble_args args;
 	struct link_monitor *monitor;
 	struct link_probe *probe;
-	uint64_t probed_ns;  /* 0: never */
-	unsigned int closed; /* handshakes that the other side closed, in a row */
-	bool alike;	     /* the greeting says that both have keys, or none */
-	bool unlike;	     /* libzmq says that one has, and one has none */
+	uint64_t probed_ns;	 /* 0: never */
+	unsigned int closed;	 /* handshakes that the other side closed, in a row */
+	bool alike;		 /* the greeting says that both have keys, or none */
+	bool unlike;		 /* libzmq says that one has, and one has none */
+	struct loop_timer again; /* of a line whose key is unknown */
 	char address[LINK_ENDPOINT_MAX], expected[CURVE_KEY_CHARS + 1];
 	struct err why; /* to be told */
 	bool final;
@@ -75,20 +77,19 @@ static void tell_refused(struct link_trouble *t)
 	char text[ERR_TEXT_MAX];
 
 	snprintf(text, sizeof(text),
-		 "refuses our key: on its host add the line '%.63s %s' to its "
+		 "refuses our key: on its host add the line '%.170s' to its "
 		 "curve_allow_file and reload it",
-		 t->args.name, t->args.key);
+		 t->args.line);
 	trouble_tell(t, true, ERR_AUTH, text);
 }
 
 static void tell_mechanism(struct link_trouble *t, bool other_has_keys)
 {
 	trouble_tell(t, true, ERR_AUTH,
-		     other_has_keys ? "has CURVE keys, and this daemon has none: set "
-				      "curve_secret_file and curve_allow_file here"
-				    : "has no CURVE keys, and this daemon has: set "
-				      "curve_secret_file and curve_allow_file on its "
-				      "host");
+		     other_has_keys ? "has CURVE keys, and this daemon has none: "
+				      "insecure = no here"
+				    : "has no CURVE keys, and this daemon has: "
+				      "insecure = no on its host");
 }
 
 static void tell_other_key(struct link_trouble *t)
@@ -109,6 +110,20 @@ static void tell_address(struct link_trouble *t, bool final, const char *what)
 	snprintf(text, sizeof(text), "cannot be reached: %s: %s",
 		 t->address + strlen("tcp://"), what);
 	trouble_tell(t, final, ERR_PEER, text);
+}
+
+/* Nothing connects to it, so each look is a probe's. The first may have come before a
+ * daemon that starts beside this one has shown its key. */
+static void tell_unknown_key(struct link_trouble *t)
+{
+	char text[ERR_TEXT_MAX];
+
+	snprintf(text, sizeof(text),
+		 "has a key that is not known here: name it with '#' and its key, or add "
+		 "its line, NAME KEY %.100s, to curve_allow_file here (kvd-ctl keys "
+		 "prints it there)",
+		 t->address + strlen("tcp://"));
+	trouble_tell(t, ++t->closed >= UNKNOWN_ENOUGH, ERR_AUTH, text);
 }
 
 /* ---- the probe ---- */
@@ -142,6 +157,8 @@ static void trouble_on_found(void *owner, enum probe_found found, int no)
 		tell_address(t, true, "what listens there is no kvd");
 	} else if ((found == PROBE_CURVE) != t->args.curve) {
 		tell_mechanism(t, found == PROBE_CURVE);
+	} else if (t->args.curve && !*t->expected) {
+		tell_unknown_key(t);
 	} else {
 		t->alike = true;
 		look_at_closed(t);
@@ -159,6 +176,14 @@ static void trouble_probe(struct link_trouble *t)
 	if (link_probe_new(t->args.loop, t->address, t->args.curve, trouble_on_found, t,
 			   &t->probe) < 0)
 		err_clear(); /* another time */
+}
+
+static void trouble_on_again(struct loop_timer *timer)
+{
+	struct link_trouble *t = container_of(timer, struct link_trouble, again);
+
+	trouble_probe(t);
+	loop_timer_start(timer, PROBE_EVERY_NS);
 }
 
 /* The other side may have seen no more than the end of a connection: the probe says it
@@ -218,6 +243,7 @@ int link_trouble_new(const struct link_trouble_args *args, struct link_trouble *
 	if (args->expected)
 		snprintf(t->expected, sizeof(t->expected), "%s", args->expected);
 	loop_defer_init(&t->tell, on_tell);
+	loop_timer_init(&t->again, args->loop, trouble_on_again);
 	r = link_monitor_new(args->loop, args->context, args->socket, EVENTS,
 			     trouble_on_event, t, &t->monitor);
 	if (r < 0) {
@@ -238,6 +264,8 @@ void link_trouble_address(struct link_trouble *t, const char *address)
 	t->closed = 0;
 	t->alike = t->unlike = false;
 	snprintf(t->address, sizeof(t->address), "%s", address);
+	if (t->args.curve && !*t->expected)
+		loop_timer_start(&t->again, 0);
 }
 
 void link_trouble_name(struct link_trouble *t, const char *host, const char *why)
@@ -255,6 +283,7 @@ void link_trouble_free(struct link_trouble *t)
 	if (!t)
 		return;
 	loop_defer_cancel(&t->tell);
+	loop_timer_stop(&t->again);
 	link_probe_free(t->probe);
 	link_monitor_free(t->monitor);
 	mem_free(t);

@@ -18,9 +18,8 @@ struct link_trouble_args {
 	struct loop *loop;
 	void *context, *socket; /* of the line */
 	bool curve;		/* this daemon has keys; then: */
-	const char *name;	/* this daemon's, for the other's allow-list */
-	const char *key;	/* its public key */
-	const char *expected;	/* the other side's public key; copied */
+	const char *line;	/* this daemon's, for the other's allow-list */
+	const char *expected;	/* the other side's public key, copied; NULL: not known */
 	/* On the loop, never from inside the functions here; may free it. `final`: the
 	 * line is dead, or what is wrong has to be put right by people. */
 	void (*on_trouble)(void *owner, const struct err *why, bool final);

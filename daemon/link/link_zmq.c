@@ -26,14 +26,15 @@
  * other parts are counted and dropped, part by part within the budget. Known
  * limit of libzmq 4.3: its high-water mark counts whole messages, so a client
  * that never ends a multi-part message can make it hold memory. With CURVE only
- * daemons of the allow-list get that far; without keys we listen on loopback
- * unless told `insecure`. A line that is sent something (nobody has a reason to)
+ * daemons that are known get that far, and a daemon is without keys only when it
+ * was told `insecure`. A line that is sent something (nobody has a reason to)
  * reads and drops it, and has little room for it.
  *
  * With keys an endpoint is tcp://HOST:PORT#KEY: the dialler must know the key of the
  * daemon that should be there, and with the key in it the string that daemons tell each
- * other needs no further book-keeping. The key must be in the allow-list in any
- * case, so a wrong one from a message leads at worst to no connection. A daemon
+ * other needs no further book-keeping. The key must be known in any case, from the
+ * allow-list or as that of a daemon beside this one (link_keydir.h), so a wrong one
+ * from a message leads at worst to no connection. A daemon
  * that a reload strikes from the list keeps its TCP connection, but its frames
  * are dropped here from then on, so it is dead to us like one that is silent.
  */
@@ -54,6 +55,7 @@
 #include "daemon/config/config.h"
 #include "daemon/link/link_curve.h"
 #include "daemon/link/link_door.h"
+#include "daemon/link/link_keydir.h"
 #include "daemon/link/link_name.h"
 #include "daemon/link/link_refused.h"
 #include "daemon/link/link_trouble.h"
@@ -71,6 +73,7 @@
 #define ZAP_DOMAIN "kvd"
 #define LINE_RECEIVE_FRAMES 16
 #define LINE_RECEIVE_BYTES 1024
+#define MARK_BESIDE "beside" /* of a connection that keydir let in, not the list */
 
 struct link_zmq {
 	struct link link;
@@ -84,7 +87,9 @@ struct link_zmq {
 	bool curve;
 	bool reloaded; /* live connections may have been admitted by an older list */
 	struct curve_keys keys;
+	char line[LINK_USER_MAX + 3 * LINK_ENDPOINT_MAX + CURVE_KEY_CHARS];
 	struct curve_allow *allow;
+	struct link_keydir *keydir; /* NULL: the keys are those of files */
 	struct curve_zap *zap;
 	struct link_door *door;
 	struct link_refusals refusals;
@@ -100,7 +105,8 @@ struct link_line {
 	struct link_zmq *zmq;
 	void *socket, *owner;
 	struct loop_fd fd;
-	bool writable;			 /* what the owner knows */
+	bool writable; /* what the owner knows */
+	bool unknown;  /* whose key to expect: it connects to nobody, and tells why */
 	struct link_name *name;		 /* NULL: dialled by number */
 	struct link_trouble *trouble;	 /* until it has connected */
 	char address[LINK_ENDPOINT_MAX]; /* of a name: where it goes; "" nowhere yet */
@@ -168,7 +174,8 @@ static void link_zmq_hand_up(struct link_zmq *zmq)
 				   .len = zmq_msg_size(&zmq->frame)};
 	const char *user = zmq->curve ? zmq_msg_gets(&zmq->frame, "User-Id") : NULL;
 
-	if (zmq->reloaded && !curve_allow_has(zmq->allow, user ? user : "")) {
+	if (zmq->reloaded && !zmq_msg_gets(&zmq->frame, CURVE_MARK) &&
+	    !curve_allow_has(zmq->allow, user ? user : "")) {
 		zmq->stats.revoked++;
 		return;
 	}
@@ -250,7 +257,8 @@ static bool link_zmq_on_prepare(struct loop_prepare *prepare)
 struct endpoint {
 	char plain[LINK_ENDPOINT_MAX]; /* tcp://host:port, host in lower case */
 	char host[LINK_ENDPOINT_MAX], port[8];
-	const char *key; /* in the caller's text; NULL: none given */
+	const char *key; /* in the caller's text, or found; NULL: none given */
+	char found[CURVE_KEY_CHARS + 1];
 };
 
 static int endpoint_parse(const char *text, struct endpoint *e)
@@ -282,32 +290,74 @@ static int endpoint_parse(const char *text, struct endpoint *e)
 	return 0;
 }
 
-/* The key to expect: given, our own, or by the allow file's hosts. */
-static int endpoint_key(struct link_zmq *zmq, struct endpoint *e)
+/* Whose key is it? */
+static bool key_who(void *owner, const char *key, char name[LINK_USER_MAX],
+		    const char **mark_p)
+{
+	struct link_zmq *zmq = owner;
+	const char *listed = curve_allow_name(zmq->allow, key);
+
+	if (!listed) {
+		*mark_p = MARK_BESIDE;
+		return link_keydir_find(zmq->keydir, key, name);
+	}
+	snprintf(name, LINK_USER_MAX, "%s", listed);
+	return true;
+}
+
+static bool key_known(struct link_zmq *zmq, const char *key)
+{
+	char name[LINK_USER_MAX];
+	const char *mark;
+
+	return key_who(zmq, key, name, &mark);
+}
+
+/* The key to expect: given, our own, that of a daemon beside us, or by the allow file's
+ * hosts. */
+static const char *endpoint_find_key(struct link_zmq *zmq, struct endpoint *e)
 {
 	size_t own_len = strcspn(zmq->link.endpoint, "#");
+	const char *key;
 
+	if (strlen(e->plain) == own_len &&
+	    memcmp(e->plain, zmq->link.endpoint, own_len) == 0)
+		return zmq->keys.public_key;
+	if (e->key)
+		return e->key;
+	key = curve_allow_key(zmq->allow, e->host, e->port);
+	if (!key && link_keydir_at(zmq->keydir, e->host, e->port, e->found))
+		key = e->found;
+	return key;
+}
+
+/* positive outcome of endpoint_key(): who is there may yet start beside us */
+#define KEY_UNKNOWN 1
+
+static int endpoint_key(struct link_zmq *zmq, struct endpoint *e)
+{
 	if (!zmq->curve)
 		return e->key ? err_raise(ERR_AUTH,
 					  "endpoint '%s' wants CURVE, and this daemon "
-					  "has no keys (curve_secret_file)",
+					  "has no keys (insecure = yes)",
 					  e->plain)
 			      : 0;
-	if (strlen(e->plain) == own_len &&
-	    memcmp(e->plain, zmq->link.endpoint, own_len) == 0)
-		e->key = zmq->keys.public_key;
-	else if (!e->key)
-		e->key = curve_allow_key(zmq->allow, e->host, e->port);
+	e->key = endpoint_find_key(zmq, e);
+	if (!e->key && zmq->keydir)
+		return KEY_UNKNOWN;
 	if (!e->key)
+		return err_raise(ERR_AUTH,
+				 "endpoint '%s': which key has it? name it with '#' and "
+				 "its key, or add its line, NAME KEY %s, to "
+				 "curve_allow_file here (kvd-ctl keys prints it there)",
+				 e->plain, e->plain + strlen("tcp://"));
+	if (e->key != zmq->keys.public_key && !key_known(zmq, e->key))
 		return err_raise(
 			ERR_AUTH,
-			"endpoint '%s': no key is known for it: dial the endpoint "
-			"with '#' and its key, or name the host in curve_allow_file",
-			e->plain);
-	if (e->key != zmq->keys.public_key && !curve_allow_name(zmq->allow, e->key))
-		return err_raise(ERR_AUTH,
-				 "endpoint '%s': its key is not in curve_allow_file",
-				 e->plain);
+			"endpoint '%s': no daemon of this host and user, and not "
+			"in curve_allow_file: add 'NAME %.40s %s' here, and '%s' "
+			"there",
+			e->plain, e->key, e->plain + strlen("tcp://"), zmq->line);
 	return 0;
 }
 
@@ -394,11 +444,11 @@ static void on_address(void *owner, const char *address)
 
 	if (strcmp(line->address, address) == 0)
 		return;
-	if (*line->address)
+	if (*line->address && !line->unknown)
 		zmq_disconnect(line->socket, line->address);
 	snprintf(line->address, sizeof(line->address), "%s", address);
 	link_trouble_address(line->trouble, address);
-	if (zmq_connect(line->socket, address) == 0)
+	if (line->unknown || zmq_connect(line->socket, address) == 0)
 		return;
 	log_warn("link", address, "not dialled", "why=\"%s\"", zmq_strerror(errno));
 	line->address[0] = '\0'; /* it goes nowhere: the next look at the name dials */
@@ -427,8 +477,7 @@ static int line_watch(struct link_line *line, const struct endpoint *e)
 					       .context = zmq->context,
 					       .socket = line->socket,
 					       .curve = zmq->curve,
-					       .name = zmq->name,
-					       .key = zmq->keys.public_key,
+					       .line = zmq->line,
 					       .expected = e->key,
 					       .on_trouble = on_line_trouble,
 					       .owner = line};
@@ -440,7 +489,7 @@ static int line_connect(struct link_line *line, const struct endpoint *e)
 	struct link_zmq *zmq = line->zmq;
 	int r;
 
-	if (zmq->curve &&
+	if (e->key &&
 	    (zmq_setsockopt(line->socket, ZMQ_CURVE_SERVERKEY, e->key, CURVE_KEY_CHARS) ||
 	     zmq_setsockopt(line->socket, ZMQ_CURVE_PUBLICKEY, zmq->keys.public_key,
 			    CURVE_KEY_CHARS) ||
@@ -450,11 +499,12 @@ static int line_connect(struct link_line *line, const struct endpoint *e)
 	r = line_watch(line, e);
 	if (r < 0)
 		return err_pass(r);
+	line->unknown = zmq->curve && !e->key;
 	if (!link_name_is_number(e->host))
 		return err_pass(link_name_new(zmq->loop, e->host, e->port, on_address,
 					      on_no_address, line, &line->name));
 	link_trouble_address(line->trouble, e->plain);
-	if (zmq_connect(line->socket, e->plain) != 0)
+	if (!line->unknown && zmq_connect(line->socket, e->plain) != 0)
 		return err_raise(ERR_INVAL, "endpoint '%s': %s", e->plain,
 				 zmq_strerror(errno));
 	return 0;
@@ -549,17 +599,18 @@ static void zmq_link_free(struct link *link)
 	/* waits for the lingering lines only: LINGER_MS at most */
 	while (zmq->context && zmq_ctx_term(zmq->context) != 0 && errno == EINTR)
 		;
+	link_keydir_free(zmq->keydir);
 	curve_allow_free(zmq->allow);
 	curve_keys_wipe(&zmq->keys);
 	mem_free(zmq);
 }
 
-static const char *zmq_name(struct link *link, const char *endpoint)
+static bool zmq_name(struct link *link, const char *endpoint, char name[LINK_USER_MAX])
 {
 	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
-	const char *hash = strchr(endpoint, '#');
+	const char *hash = strchr(endpoint, '#'), *mark;
 
-	return zmq->curve && hash ? curve_allow_name(zmq->allow, hash + 1) : NULL;
+	return zmq->curve && hash && key_who(zmq, hash + 1, name, &mark);
 }
 
 static void zmq_keys(struct link *link, struct link_keys *keys_p)
@@ -567,7 +618,9 @@ static void zmq_keys(struct link *link, struct link_keys *keys_p)
 	const struct link_zmq *zmq = container_of(link, struct link_zmq, link);
 
 	*keys_p = (struct link_keys){.public_key = zmq->keys.public_key,
+				     .line = zmq->line,
 				     .allow = zmq->allow,
+				     .dir = zmq->keydir,
 				     .refusals = &zmq->refusals};
 }
 
@@ -599,30 +652,42 @@ static int context_open(struct link_zmq *zmq, const struct config *config)
 	return 0;
 }
 
+/* Without a file that was made by hand the pair is in keys_dir, or is made there. */
+static int curve_keys_open(struct link_zmq *zmq, const struct config *config)
+{
+	if (*config->curve_secret_file)
+		return err_pass(curve_keys_load(config->curve_secret_file, &zmq->keys));
+	return err_pass(link_keydir_new(config, &zmq->keys, &zmq->keydir));
+}
+
+/* `path` "": an empty one. */
+static int allow_open(const char *path, struct curve_allow **allow_p)
+{
+	if (*path)
+		return err_pass(curve_allow_load(path, allow_p));
+	*allow_p = curve_allow_new();
+	return *allow_p ? 0 : err_pass(-ENOMEM);
+}
+
 static int curve_open(struct link_zmq *zmq, const struct config *config)
 {
+	const struct curve_zap_args args = {.loop = zmq->loop,
+					    .context = zmq->context,
+					    .owner = zmq,
+					    .who = key_who,
+					    .refusals = &zmq->refusals};
 	int r;
 
-	if (!*config->curve_secret_file && !*config->curve_allow_file) {
-		if (config->insecure || config_is_loopback(config->listen))
-			return 0;
-		return err_raise(ERR_CONFIG,
-				 "listen = %s: beyond loopback it needs CURVE keys or "
-				 "insecure = yes",
-				 config->listen);
-	}
-	if (!*config->curve_secret_file || !*config->curve_allow_file)
-		return err_raise(ERR_CONFIG,
-				 "curve_secret_file and curve_allow_file go together");
+	if (config->insecure && !*config->curve_secret_file)
+		return 0;
 	if (!zmq_has("curve"))
-		return err_raise(ERR_CONFIG,
-				 "curve_secret_file: this libzmq has no CURVE");
-	r = curve_keys_load(config->curve_secret_file, &zmq->keys);
+		return err_raise(ERR_CONFIG, "this libzmq has no CURVE; insecure = yes "
+					     "does without keys");
+	r = curve_keys_open(zmq, config);
 	if (r == 0)
-		r = curve_allow_load(config->curve_allow_file, &zmq->allow);
+		r = allow_open(config->curve_allow_file, &zmq->allow);
 	if (r == 0)
-		r = curve_zap_new(zmq->loop, zmq->context, &zmq->allow, &zmq->refusals,
-				  &zmq->zap);
+		r = curve_zap_new(&args, &zmq->zap);
 	zmq->curve = r == 0;
 	return err_pass(r);
 }
@@ -636,6 +701,32 @@ static int curve_serve(struct link_zmq *zmq)
 		    0)
 		return 0;
 	return raise_zmq("CURVE keys of the listening socket");
+}
+
+/* Our line for the allow-lists of others, and the names by which daemons beside us may
+ * dial: what is told, what was bound, and loopback where that is bound. */
+static void line_settle(struct link_zmq *zmq, const struct endpoint *told,
+			const char *bound)
+{
+	const char *address = bound + strlen("tcp://"), *port = strrchr(bound, ':');
+	bool any =
+		strncmp(address, "0.0.0.0:", 8) == 0 || strncmp(address, "[::]:", 5) == 0;
+	char line[sizeof(zmq->line) + 64];
+	int n;
+
+	snprintf(zmq->line, sizeof(zmq->line), "%s %s %s", zmq->name,
+		 zmq->keys.public_key, told->plain + strlen("tcp://"));
+	if (!zmq->keydir || !port)
+		return;
+	n = snprintf(line, sizeof(line), "%s", zmq->line);
+	if (strcmp(told->plain, bound) != 0 && !any)
+		n += snprintf(line + n, sizeof(line) - (size_t)n, " %s", address);
+	if (any && strcmp(told->host, "127.0.0.1") != 0)
+		n += snprintf(line + n, sizeof(line) - (size_t)n, " 127.0.0.1%s", port);
+	if ((any || strncmp(address, "127.0.0.1:", 10) == 0) &&
+	    strcmp(told->host, "localhost") != 0)
+		snprintf(line + n, sizeof(line) - (size_t)n, " localhost%s", port);
+	link_keydir_show(zmq->keydir, zmq->keys.public_key, line);
 }
 
 /* What others dial: `advertise`, or what was bound; with port and key. */
@@ -668,6 +759,8 @@ static int endpoint_settle(struct link_zmq *zmq, const struct config *config)
 				 config->listen);
 	/* as canonical spells it: the host in lower case */
 	memcpy(zmq->link.endpoint, e.plain, strlen(e.plain));
+	if (zmq->curve)
+		line_settle(zmq, &e, bound);
 	return 0;
 }
 
@@ -692,9 +785,12 @@ static int router_open(struct link_zmq *zmq, const struct config *config)
 		.send_frames = 1,
 		.receive_frames = (int)config->peer_queue_frames,
 		.receive_bytes = (int64_t)config->peer_message_bytes};
+	const char *colon = strrchr(config->listen, ':');
 	int r;
 
-	if (strncmp(config->listen, "tcp://", 6) != 0)
+	/* libzmq takes a port modulo 65536 */
+	if (strncmp(config->listen, "tcp://", 6) != 0 ||
+	    strtoul(colon + 1, NULL, 10) > 65535)
 		return err_raise(ERR_CONFIG, "listen = %s: must be tcp://ADDRESS:PORT",
 				 config->listen);
 	r = socket_open(zmq, &limits, &zmq->router);
@@ -759,7 +855,7 @@ int link_zmq_reload(struct link *link, const char *allow_file, bool apply,
 	*changes_p = (struct curve_changes){0};
 	if (!zmq->curve)
 		return 0;
-	r = curve_allow_load(allow_file, &fresh);
+	r = allow_open(allow_file, &fresh);
 	if (r < 0)
 		return err_pass(r);
 	curve_allow_compare(zmq->allow, fresh, changes_p);

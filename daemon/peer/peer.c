@@ -112,7 +112,7 @@ static const struct sm_table peer_table = {
 int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **impl_p)
 {
 	struct peer_impl *impl;
-	const char *user;
+	char user[LINK_USER_MAX];
 
 	assert(endpoint && *endpoint);
 	if (peers->count >= peers->options.peers_max)
@@ -127,9 +127,10 @@ int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **im
 	sm_init(&impl->peer.sm, &peer_table, PEER_DIALING);
 	peers->in_state[PEER_DIALING]++;
 	snprintf(impl->peer.endpoint, sizeof(impl->peer.endpoint), "%s", endpoint);
-	user = peers->link->ops->name ? peers->link->ops->name(peers->link, endpoint)
-				      : NULL;
-	peer_show(&impl->peer, user ? user : "");
+	if (!peers->link->ops->name ||
+	    !peers->link->ops->name(peers->link, endpoint, user))
+		*user = '\0';
+	peer_show(&impl->peer, user);
 	impl->peer.since_ns = loop_now_ns(peers->loop);
 	impl->retry_ns = peers->options.hello_retry_ns;
 	list_init(&impl->queue);
@@ -223,6 +224,25 @@ static int canonical(struct peers *peers, const char *endpoint,
 		return err_pass(r);
 	snprintf(canonical_p, LINK_ENDPOINT_MAX, "%s", endpoint);
 	return 0;
+}
+
+void peer_respell(struct peer_impl *impl)
+{
+	struct peers *peers = impl->peers;
+	char name[LINK_ENDPOINT_MAX], user[LINK_USER_MAX];
+
+	if (!peers->link->ops->name || strchr(impl->peer.endpoint, '#'))
+		return;
+	if (canonical(peers, impl->peer.endpoint, name) < 0) {
+		err_clear();
+		return;
+	}
+	if (strcmp(name, impl->peer.endpoint) == 0 || peer_find_endpoint(peers, name))
+		return;
+	snprintf(impl->peer.endpoint, sizeof(impl->peer.endpoint), "%s", name);
+	if (peers->link->ops->name(peers->link, name, user))
+		peer_show(&impl->peer, user);
+	peer_hang_up(impl);
 }
 
 int peers_dial(struct peers *peers, const char *endpoint, struct peer **peer_p)

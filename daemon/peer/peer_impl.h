@@ -169,6 +169,8 @@ int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **im
 /* What is known of its name: `user` "" or of the allow-list. */
 void peer_show(struct peer *peer, const char *user);
 struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint);
+/* Before it is dialled again: the spelling that its endpoint has by now. */
+void peer_respell(struct peer_impl *impl);
 void peer_reap_later(struct peers *peers);
 void peer_move(struct peer_impl *impl, enum peer_state to);
 

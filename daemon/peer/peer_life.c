@@ -440,6 +440,7 @@ static void tick_dial(struct peer_impl *impl)
 		say_why_not(impl);
 	if (!impl->next.live)
 		peering_begin(impl);
+	peer_respell(impl);
 	if (peer_open_line(impl) < 0) {
 		err_take(&why);
 		peer_attempt_failed(impl, &why);

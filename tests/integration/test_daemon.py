@@ -302,18 +302,21 @@ def sessions_without_memory_are_not_worth_a_line():
         assert "session owning: ends" in d.log(), d.log()
 
 
-def insecure_beyond_loopback_is_told():
-    with Daemon("[peer]\nlisten = tcp://0.0.0.0:0\nadvertise = tcp://127.0.0.1:0\n"
-                "insecure = yes\n") as d:
-        d.expect("insecure: ")
-        assert "<4>daemon kvd: insecure: " in d.log(), d.log()
-        engine = Engine(d, "engine")
-        assert engine.cmd("health")["insecure"] is True
-        engine.close()
-    with Daemon("[peer]\ninsecure = yes\n") as d:
-        engine = Engine(d, "engine")
-        assert engine.cmd("health")["insecure"] is False
-        engine.close()
+def insecure_is_told():
+    for word in "yes", "no":
+        with Daemon("[peer]\ninsecure = %s\n" % word) as d:
+            d.expect("insecure: ")
+            assert ("<4>daemon kvd: insecure: " in d.log()) == (word == "yes"), d.log()
+            engine = Engine(d, "engine")
+            assert engine.cmd("health")["insecure"] is (word == "yes")
+            assert ("#" in engine.endpoint) == (word == "no"), engine.endpoint
+            assert bool(engine.cmd("keys")["public_key"]) == (word == "no")
+            engine.close()
+            for command in "status", "health", "doctor", "stats":
+                shown = subprocess.run([BUILD + "/kvd-ctl", "--socket", d.socket_path, command],
+                                       capture_output=True, text=True).stdout
+                said = re.search("^insecure +1 |insecure = yes|^insecure +yes", shown, re.M)
+                assert bool(said) == (word == "yes"), (command, shown)
 
 
 def hangup_with_a_bad_file_keeps_serving():
@@ -485,7 +488,7 @@ if __name__ == "__main__":
         hangup_with_a_bad_file_keeps_serving,
         hangup_counts_the_keys_of_the_list,
         sessions_without_memory_are_not_worth_a_line,
-        insecure_beyond_loopback_is_told,
+        insecure_is_told,
         watchdog_is_fed_twice_an_interval,
         watchdog_off_by_option_is_silent,
         socket_handed_over_is_taken,

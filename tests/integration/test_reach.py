@@ -49,8 +49,16 @@ class Keys:
                       (port, self.path(name), self.path(name + ".allow"), SHM), name=name)
 
 
-def plain(name, port=0, more=""):
+def auto(name, port=0, more=""):
+    """With a key that it makes itself."""
     return Daemon("[peer]\nlisten = tcp://127.0.0.1:%d\n%s%s" % (port, more, SHM), name=name)
+
+
+def plain(name):
+    """Without keys."""
+    daemon = auto(name, more="insecure = yes\n")
+    daemon.expect("insecure: ")
+    return daemon
 
 
 def recv(engine, source, room=1):
@@ -99,7 +107,7 @@ def key_that_is_not_allowed_is_said_on_both_sides_until_it_is():
             d.expect("not reached")
             decode, prefill = Engine(d, "d"), Engine(p, "p")
             message = failed(decode, prefill.endpoint, "EAUTH", "peer p0 tcp://127.0.0.1:",
-                             "refuses our key", "'d0 %s'" % keys.public["d0"],
+                             "refuses our key", "'d0 %s 127.0.0.1:" % keys.public["d0"],
                              "curve_allow_file", "reload")
             assert keys.public["p0"] not in message, message
             until_logged(p, "127.0.0.1", "its key is in no line of curve_allow_file",
@@ -151,7 +159,7 @@ def plain_daemon_at_one_with_keys_is_said_on_both_sides():
             decode, prefill = Engine(d, "d"), Engine(p, "p")
             bare = prefill.endpoint.split("#")[0]
             failed(decode, bare, "EAUTH", "peer " + bare, "has CURVE keys",
-                   "this daemon has none", "curve_secret_file")
+                   "this daemon has none", "insecure = no")
             until_logged(p, "127.0.0.1", "it has no CURVE keys, and this daemon has")
             has(decode.refused("EAUTH", "peer.connect", endpoint=prefill.endpoint),
                 "wants CURVE", "no keys")
@@ -192,7 +200,7 @@ def server_with_another_key_is_said_on_both_sides():
 def daemon_that_is_not_there_fails_the_room_and_may_come():
     port = free_port()
     endpoint = "tcp://127.0.0.1:%d" % port
-    with plain("d0", more="connect_timeout = 700 ms\n") as d:
+    with auto("d0", more="connect_timeout = 700 ms\n") as d:
         decode = Engine(d, "d")
         message = failed(decode, endpoint, "EPEER", "room 1:", "peer " + endpoint,
                          "cannot be reached: 127.0.0.1:%d: Connection refused" % port,
@@ -200,7 +208,7 @@ def daemon_that_is_not_there_fails_the_room_and_may_come():
         assert "tried for" in message
         has(decode.refused("ETIMEOUT", "peer.connect", endpoint=endpoint, timeout_ms=300),
             "Connection refused")
-        with plain("p0", port) as p:
+        with auto("p0", port) as p:
             prefill = Engine(p, "p")
             source = Cache(prefill)
             decode.cmd("room.open", room="2", role="recv", pool=decode.pool.pool,
@@ -212,7 +220,7 @@ def daemon_that_is_not_there_fails_the_room_and_may_come():
 
 
 def name_that_nobody_knows_is_in_the_rooms_words():
-    with plain("d0", more="connect_timeout = 700 ms\n") as d:
+    with auto("d0", more="connect_timeout = 700 ms\n") as d:
         d.expect("name has no address")
         decode = Engine(d, "d")
         code, message, seconds = recv(decode, "tcp://nobody.invalid:7400")
@@ -228,7 +236,7 @@ def name_that_nobody_knows_is_in_the_rooms_words():
 
 
 def something_else_that_listens_is_no_kvd():
-    with socket.socket() as other, plain("d0", more="connect_timeout = 700 ms\n") as d:
+    with socket.socket() as other, auto("d0", more="connect_timeout = 700 ms\n") as d:
         d.expect("not reached")
         other.bind(("127.0.0.1", 0))
         other.listen(16)

@@ -65,6 +65,7 @@ void zmqnet_defaults(struct zmqnet_node *node)
 {
 	memset(node, 0, sizeof(*node));
 	strcpy(node->config.listen, "tcp://127.0.0.1:0");
+	node->config.insecure = true; /* without zmqnet_use_curve() */
 	node->config.peers_max = 16;
 	node->config.peer_queue_frames = 1000;
 	node->config.peer_message_bytes = 1 << 20;

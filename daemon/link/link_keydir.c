@@ -1,0 +1,498 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where. The secret lies in keys_dir, else in systemd's StateDirectory, where it
+ * outlives a boot, else in keys-UID in run_dir. It is shown in keys_dir; without that
+ * option in keys-UID in run_dir, which containers may share, and in
+ * /dev/shm/kvd-keys-UID, which is the same for all run_dirs of a host. /dev/shm is open
+ * to all, so a stranger may take that name first: then the directory is not used, which
+ * is told, and run_dir's still is.
+ *
+ * A shown key is a file with the key's bytes in hex as its name, so that to ask for a key
+ * is to open one file. Its daemon holds a lock on it (flock), which the kernel drops with
+ * the process: a file without a lock is of a daemon that has ended, and is removed by
+ * whoever looks at it. It is locked before it has its name.
+ *
+ * One daemon, one pair: the directory of the secret has a lock of its own for each name,
+ * since daemons of several run_dirs may share it. The pair is written under that lock
+ * beside its place and renamed, so that no half of one is ever read.
+ *
+ * The loop opens these files. They are small, local, and of this user alone.
+ */
+#include "daemon/link/link_keydir.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/hex.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/loop/lock.h"
+
+#define SHARED_PATH "/dev/shm/kvd-keys-%u"
+#define PLACES 2u
+#define KEY_BYTES 32u
+#define FILE_CHARS HEX_CHARS(KEY_BYTES)
+#define LINE_BYTES 1024u
+#define LOOKED_AT 4096u /* files of a directory */
+#define PATH_BYTES (CONFIG_PATH_BYTES + 96u)
+
+struct place {
+	char path[PATH_BYTES]; /* "": none */
+	int dir;	       /* -1: not used */
+	int shown;	       /* the file, locked; -1: none */
+};
+
+struct link_keydir {
+	char name[CONFIG_NAME_BYTES];
+	char home[PATH_BYTES], secret[PATH_BYTES];
+	struct lock lock; /* of the name, in the home */
+	struct place places[PLACES];
+	char file[FILE_CHARS + 1]; /* "": nothing is shown */
+	char line[LINE_BYTES];
+};
+
+/* ---- directories ---- */
+
+/* Of this user and nobody else to write; made when it is missing. */
+static int dir_open(const char *path, int *fd_p)
+{
+	cleanup_close int fd = -1;
+	struct stat st;
+
+	if (mkdir(path, 0700) < 0 && errno != EEXIST)
+		return err_raise(ERR_CONFIG, "%s: %s", path, strerror(errno));
+	fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return err_raise(ERR_CONFIG, "%s: %s", path, strerror(errno));
+	if (st.st_uid != geteuid())
+		return err_raise(ERR_CONFIG, "%s: belongs to uid %u, not to %u", path,
+				 (unsigned int)st.st_uid, (unsigned int)geteuid());
+	if (st.st_mode & (S_IWGRP | S_IWOTH))
+		return err_raise(ERR_CONFIG,
+				 "%s: mode %04o lets others write it; chmod go-w", path,
+				 (unsigned int)st.st_mode & 07777);
+	*fd_p = mem_steal_fd(&fd);
+	return 0;
+}
+
+static void resolve_paths(struct link_keydir *dir, const struct config *config)
+{
+	const char *state = getenv("STATE_DIRECTORY"); /* systemd.exec(5): a list */
+	char own[PATH_BYTES];
+
+	snprintf(own, sizeof(own), "%.255s/keys-%u", config->run_dir,
+		 (unsigned int)geteuid());
+	if (*config->keys_dir) {
+		snprintf(dir->home, sizeof(dir->home), "%s", config->keys_dir);
+		snprintf(dir->places[0].path, PATH_BYTES, "%s", config->keys_dir);
+	} else {
+		if (state && *state == '/')
+			snprintf(dir->home, sizeof(dir->home), "%.*s",
+				 (int)strcspn(state, ":"), state);
+		else
+			snprintf(dir->home, sizeof(dir->home), "%s", own);
+		snprintf(dir->places[0].path, PATH_BYTES, "%s", own);
+		snprintf(dir->places[1].path, PATH_BYTES, SHARED_PATH,
+			 (unsigned int)geteuid());
+	}
+	snprintf(dir->secret, sizeof(dir->secret), "%.290s/%.50s.key", dir->home,
+		 dir->name);
+}
+
+/* ---- the pair ---- */
+
+/* Under its name as a whole, or not at all. */
+static int file_put(int dir, const char *name, mode_t mode, const char *text)
+{
+	cleanup_close int fd = -1;
+	char fresh[CONFIG_NAME_BYTES + 16];
+	size_t len = strlen(text);
+
+	snprintf(fresh, sizeof(fresh), ".%.70s.new", name);
+	if (unlinkat(dir, fresh, 0) < 0 && errno != ENOENT)
+		return -errno;
+	fd = openat(dir, fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+		    mode);
+	if (fd < 0)
+		return -errno;
+	if (fchmod(fd, mode) == 0 && write(fd, text, len) == (ssize_t)len &&
+	    fsync(fd) == 0 && renameat(dir, fresh, dir, name) == 0 && fsync(dir) == 0)
+		return 0;
+	int no = errno ? errno : ENOSPC;
+
+	unlinkat(dir, fresh, 0);
+	return -no;
+}
+
+static int pair_make(struct link_keydir *dir, int home)
+{
+	char public_key[CURVE_KEY_CHARS + 1], secret[CURVE_KEY_CHARS + 2];
+	char name[CONFIG_NAME_BYTES + 8];
+	int r;
+
+	do { /* '#' begins a comment in the file */
+		if (zmq_curve_keypair(public_key, secret) != 0)
+			return err_raise(ERR_CONFIG, "a CURVE key pair: %s",
+					 zmq_strerror(errno));
+	} while (*secret == '#');
+	secret[CURVE_KEY_CHARS] = '\n';
+	secret[CURVE_KEY_CHARS + 1] = '\0';
+	snprintf(name, sizeof(name), "%s.key", dir->name);
+	r = file_put(home, name, 0600, secret);
+	explicit_bzero(secret, sizeof(secret));
+	if (r < 0)
+		return err_raise(ERR_CONFIG, "%s: %s", dir->secret, strerror(-r));
+	log_info("link", dir->secret, "key pair made", "public='%s'", public_key);
+	return 0;
+}
+
+static void public_put(struct link_keydir *dir, int home, const char *key)
+{
+	char name[CONFIG_NAME_BYTES + 8], text[CONFIG_NAME_BYTES + CURVE_KEY_CHARS + 4];
+	int r;
+
+	snprintf(name, sizeof(name), "%s.pub", dir->name);
+	snprintf(text, sizeof(text), "%s %s\n", dir->name, key);
+	r = file_put(home, name, 0644, text);
+	if (r < 0)
+		log_warn("link", dir->home, "the public key is not written",
+			 "file=%s why=\"%s\"", name, strerror(-r));
+}
+
+static int pair_take(struct link_keydir *dir, struct curve_keys *keys_p)
+{
+	cleanup_close int home = -1;
+	int r = dir_open(dir->home, &home);
+
+	if (r == 0 && faccessat(AT_FDCWD, dir->home, W_OK | X_OK, AT_EACCESS) < 0)
+		r = err_raise(ERR_CONFIG, "%s: %s", dir->home, strerror(errno));
+	if (r == 0)
+		r = lock_take(&dir->lock, dir->home, dir->name);
+	if (r == 0 && access(dir->secret, F_OK) < 0 && errno == ENOENT)
+		r = pair_make(dir, home);
+	if (r == 0)
+		r = curve_keys_load(dir->secret, keys_p);
+	if (r == 0)
+		public_put(dir, home, keys_p->public_key);
+	if (r == 0 || err_last()->code == ERR_BUSY)
+		return err_pass(r);
+	return err_raise(
+		ERR_CONFIG,
+		"%.230s: keys_dir, or curve_secret_file, must name a place for this "
+		"daemon's key; insecure = yes does without",
+		err_last()->text);
+}
+
+/* ---- showing ---- */
+
+static void place_hide(struct link_keydir *dir, struct place *place)
+{
+	if (place->shown < 0)
+		return;
+	unlinkat(place->dir, dir->file, 0); /* while it is locked */
+	close(place->shown);
+	place->shown = -1;
+}
+
+/* Locked before it has its name. 0 or -errno. */
+static int place_write(struct link_keydir *dir, struct place *place)
+{
+	char fresh[FILE_CHARS + 8];
+	cleanup_close int fd = -1;
+	size_t len = strlen(dir->line);
+
+	snprintf(fresh, sizeof(fresh), ".%s.new", dir->file);
+	unlinkat(place->dir, fresh, 0);
+	fd = openat(place->dir, fresh,
+		    O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return -errno;
+	if (flock(fd, LOCK_EX | LOCK_NB) == 0 &&
+	    write(fd, dir->line, len) == (ssize_t)len &&
+	    renameat(place->dir, fresh, place->dir, dir->file) == 0) {
+		place->shown = mem_steal_fd(&fd);
+		return 0;
+	}
+	int no = errno ? errno : ENOSPC;
+
+	unlinkat(place->dir, fresh, 0);
+	return -no;
+}
+
+static void place_show(struct link_keydir *dir, struct place *place)
+{
+	int r = 0;
+
+	if (!*place->path)
+		return;
+	if (place->dir >= 0)
+		close(place->dir);
+	place->dir = -1;
+	if (dir_open(place->path, &place->dir) == 0)
+		r = place_write(dir, place);
+	if (r < 0)
+		err_raise(ERR_IO, "%s: %s", place->path, strerror(-r));
+	if (place->dir < 0 || r < 0) {
+		log_warn("link", place->path,
+			 "not used: daemons of this user do not find each other there",
+			 "why=\"%s\"", err_last()->text);
+		err_clear();
+	}
+}
+
+void link_keydir_show(struct link_keydir *dir, const char *key, const char *line)
+{
+	uint8_t bytes[KEY_BYTES];
+
+	if (!zmq_z85_decode(bytes, key))
+		return;
+	hex_write(bytes, sizeof(bytes), dir->file);
+	snprintf(dir->line, sizeof(dir->line), "%s\n", line);
+	for (unsigned int i = 0; i < PLACES; i++)
+		place_show(dir, &dir->places[i]);
+}
+
+/* What was shown may have been removed with all of the user's files in /dev/shm, which
+ * logind does when the user logs out. */
+static void place_check(struct link_keydir *dir, struct place *place)
+{
+	struct stat st;
+
+	if (place->shown < 0 || fstat(place->shown, &st) < 0 || st.st_nlink)
+		return;
+	close(place->shown);
+	place->shown = -1;
+	place_show(dir, place);
+}
+
+/* ---- looking ---- */
+
+/* Its daemon has ended. Perhaps the next one with the same key has the name by now. */
+static void shown_remove(struct place *place, const char *file, const struct stat *looked)
+{
+	struct stat now;
+
+	if (fstatat(place->dir, file, &now, AT_SYMLINK_NOFOLLOW) == 0 &&
+	    now.st_ino == looked->st_ino)
+		unlinkat(place->dir, file, 0);
+}
+
+/* The file's line as a list of one; NULL: none, or its daemon has ended. */
+static struct curve_allow *shown_read(struct place *place, const char *file)
+{
+	cleanup_close int fd = -1;
+	struct curve_allow *allow = NULL;
+	char text[LINE_BYTES];
+	struct stat st;
+	ssize_t n;
+
+	if (place->dir < 0)
+		return NULL;
+	fd = openat(place->dir, file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) ||
+	    st.st_uid != geteuid())
+		return NULL;
+	if (flock(fd, LOCK_SH | LOCK_NB) == 0) {
+		shown_remove(place, file, &st);
+		return NULL;
+	}
+	n = read(fd, text, sizeof(text) - 1);
+	if (n <= 0)
+		return NULL;
+	text[n] = '\0';
+	text[strcspn(text, "\n")] = '\0';
+	allow = curve_allow_new();
+	if (allow && curve_allow_add(allow, text) == 0)
+		return allow;
+	err_clear();
+	curve_allow_free(allow);
+	return NULL;
+}
+
+static struct curve_allow *key_read(struct link_keydir *dir, const char *key)
+{
+	char file[FILE_CHARS + 1];
+	uint8_t bytes[KEY_BYTES];
+
+	if (!dir || !curve_key_check(key, strlen(key)) || !zmq_z85_decode(bytes, key))
+		return NULL;
+	hex_write(bytes, sizeof(bytes), file);
+	for (unsigned int i = 0; i < PLACES; i++) {
+		place_check(dir, &dir->places[i]);
+		struct curve_allow *allow = shown_read(&dir->places[i], file);
+
+		if (allow && curve_allow_name(allow, key))
+			return allow;
+		curve_allow_free(allow);
+	}
+	return NULL;
+}
+
+bool link_keydir_find(struct link_keydir *dir, const char *key, char name[LINK_USER_MAX])
+{
+	struct curve_allow *allow = key_read(dir, key);
+
+	if (allow)
+		snprintf(name, LINK_USER_MAX, "%s", curve_allow_name(allow, key));
+	curve_allow_free(allow);
+	return allow != NULL;
+}
+
+bool link_keydir_tells(struct link_keydir *dir, const char *key, const char *host,
+		       const char *port)
+{
+	struct curve_allow *allow = key_read(dir, key);
+	bool tells = allow && curve_allow_key(allow, host, port);
+
+	curve_allow_free(allow);
+	return tells;
+}
+
+/* Every shown key of a place, until `each` says true. */
+static bool place_walk(struct place *place,
+		       bool (*each)(void *arg, const struct curve_allow *allow),
+		       void *arg)
+{
+	const struct dirent *entry;
+	bool end = false;
+	DIR *list;
+	int fd = place->dir < 0
+			 ? -1
+			 : openat(place->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	list = fd < 0 ? NULL : fdopendir(fd);
+	if (!list) {
+		if (fd >= 0)
+			close(fd);
+		return false;
+	}
+	for (unsigned int i = 0; !end && i < LOOKED_AT && (entry = readdir(list)); i++) {
+		struct curve_allow *allow = strlen(entry->d_name) == FILE_CHARS
+						    ? shown_read(place, entry->d_name)
+						    : NULL;
+
+		end = allow && each(arg, allow);
+		curve_allow_free(allow);
+	}
+	closedir(list);
+	return end;
+}
+
+struct wanted {
+	const char *host, *port;
+	char *key;
+};
+
+static bool on_shown(void *arg, const struct curve_allow *allow)
+{
+	struct wanted *wanted = arg;
+	const char *key = curve_allow_key(allow, wanted->host, wanted->port);
+
+	if (key)
+		memcpy(wanted->key, key, CURVE_KEY_CHARS + 1);
+	return key != NULL;
+}
+
+bool link_keydir_at(struct link_keydir *dir, const char *host, const char *port,
+		    char key[CURVE_KEY_CHARS + 1])
+{
+	struct wanted wanted = {.host = host, .port = port, .key = key};
+	bool found = false;
+
+	for (unsigned int i = 0; dir && !found && i < PLACES; i++) {
+		place_check(dir, &dir->places[i]);
+		found = place_walk(&dir->places[i], on_shown, &wanted);
+	}
+	return found;
+}
+
+struct walk {
+	struct curve_allow *seen; /* a daemon is shown in several places */
+	void (*each)(void *arg, const char *name, const char *key);
+	void *arg;
+};
+
+static void on_each_line(void *arg, const char *name, const char *key)
+{
+	struct walk *walk = arg;
+	char line[LINE_BYTES];
+
+	if (curve_allow_name(walk->seen, key))
+		return;
+	snprintf(line, sizeof(line), "%s %s", name, key);
+	if (curve_allow_add(walk->seen, line) < 0) {
+		err_clear();
+		return;
+	}
+	walk->each(walk->arg, name, key);
+}
+
+static bool on_each(void *arg, const struct curve_allow *allow)
+{
+	curve_allow_each(allow, on_each_line, arg);
+	return false;
+}
+
+void link_keydir_each(struct link_keydir *dir,
+		      void (*each)(void *arg, const char *name, const char *key),
+		      void *arg)
+{
+	struct walk walk = {.seen = curve_allow_new(), .each = each, .arg = arg};
+
+	for (unsigned int i = 0; dir && walk.seen && i < PLACES; i++)
+		place_walk(&dir->places[i], on_each, &walk);
+	curve_allow_free(walk.seen);
+}
+
+/* ---- life ---- */
+
+const char *link_keydir_secret(const struct link_keydir *dir)
+{
+	return dir->secret;
+}
+
+int link_keydir_new(const struct config *config, struct curve_keys *keys_p,
+		    struct link_keydir **dir_p)
+{
+	struct link_keydir *dir = mem_zalloc(sizeof(*dir));
+	int r;
+
+	if (!dir)
+		return err_pass(-ENOMEM);
+	lock_init(&dir->lock);
+	for (unsigned int i = 0; i < PLACES; i++)
+		dir->places[i].dir = dir->places[i].shown = -1;
+	snprintf(dir->name, sizeof(dir->name), "%s", config->name);
+	resolve_paths(dir, config);
+	r = pair_take(dir, keys_p);
+	if (r < 0) {
+		link_keydir_free(dir);
+		return err_pass(r);
+	}
+	*dir_p = dir;
+	return 0;
+}
+
+void link_keydir_free(struct link_keydir *dir)
+{
+	if (!dir)
+		return;
+	for (unsigned int i = 0; i < PLACES; i++) {
+		place_hide(dir, &dir->places[i]);
+		if (dir->places[i].dir >= 0)
+			close(dir->places[i].dir);
+	}
+	lock_drop(&dir->lock);
+	mem_free(dir);
+}
