@@ -129,13 +129,15 @@ struct connect_args {
 static int run_connect(struct request *req)
 {
 	const struct connect_args *args = request_args(req);
+	const struct peer_client client = {.uid = req->session->uid,
+					   .session = req->session->id};
 	struct connect *c = mem_zalloc(sizeof(*c));
 	int r;
 
 	if (!c)
 		return err_pass(-ENOMEM);
 	loop_timer_init(&c->timer, req->kvd->loop, on_connect_timer);
-	r = handshake_reach(req->kvd->handshake, args->endpoint, &c->remote);
+	r = handshake_reach(req->kvd->handshake, args->endpoint, &client, &c->remote);
 	if (r < 0) {
 		mem_free(c);
 		return err_pass(r);

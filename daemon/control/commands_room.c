@@ -107,12 +107,14 @@ static int add_source(struct room *room, const cJSON *item, const cJSON *theirs,
 	struct handshake *hs = rooms_kvd(room->rooms)->handshake;
 	struct source_args source = {.endpoint = cJSON_GetStringValue(item),
 				     .rank = ROOM_ANY_RANK};
+	const struct peer_client client = {.uid = room->session->uid,
+					   .session = room->session->id};
 	struct remote *remote;
 	struct party *party;
 	int r = source.endpoint ? 0 : fields_read_all(source_fields, item, &source);
 
 	if (r >= 0)
-		r = handshake_reach(hs, source.endpoint, &remote);
+		r = handshake_reach(hs, source.endpoint, &client, &remote);
 	if (r < 0)
 		return err_prefix(r, "sources[%zu]", index);
 	party = room_party_add(room, remote);

@@ -746,11 +746,12 @@ void handshake_free(struct handshake *hs)
 	mem_free(hs);
 }
 
-int handshake_reach(struct handshake *hs, const char *endpoint, struct remote **remote_p)
+int handshake_reach(struct handshake *hs, const char *endpoint,
+		    const struct peer_client *client, struct remote **remote_p)
 {
 	struct peer *peer;
 	struct remote *remote;
-	int r = peers_dial(hs->kvd->peers, endpoint, &peer);
+	int r = peers_dial_for(hs->kvd->peers, endpoint, client, &peer);
 
 	if (r < 0)
 		return err_pass(r);

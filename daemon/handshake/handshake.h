@@ -141,7 +141,8 @@ bool handshake_quiet(const struct handshake *hs);
 void handshake_free(struct handshake *hs);
 
 /* Dial and hold. Never blocks; watch on_change. */
-int handshake_reach(struct handshake *hs, const char *endpoint, struct remote **remote_p);
+int handshake_reach(struct handshake *hs, const char *endpoint,
+		    const struct peer_client *client, struct remote **remote_p);
 void handshake_release(struct handshake *hs, struct remote *remote);
 
 /* Announce / withdraw a local pool; on_gone when no peer can use it any more. */

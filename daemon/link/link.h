@@ -58,6 +58,15 @@ struct link_ops {
 	/* Open a line; connecting goes on in the background. */
 	int (*dial)(struct link *link, const char *endpoint, void *owner,
 		    struct link_line **line_p);
+	/* The same for an endpoint that only a stranger has named: one attempt, no look
+	 * at why it fails, and when the connection has ended on_trouble() says so, and it
+	 * is not made again. NULL: as `dial`. */
+	int (*dial_once)(struct link *link, const char *endpoint, void *owner,
+			 struct link_line **line_p);
+	/* May `user` (of a frame) have itself answered at an endpoint that canonical()
+	 * has spelled? ERR_AUTH: the key there is another's, or the host is not one that
+	 * is known for it. NULL: anywhere. */
+	int (*may_answer)(struct link *link, const char *endpoint, const char *user);
 	void (*hangup)(struct link_line *line);
 	/* Queue a frame (copied). ERR_LIMIT: the peer's queue is full or the line
 	 * is not connected. */

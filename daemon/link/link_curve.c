@@ -386,6 +386,23 @@ const char *curve_allow_key(const struct curve_allow *allow, const char *host,
 	return entry ? entry->key : NULL;
 }
 
+bool curve_allow_at(const struct curve_allow *allow, const char *key, const char *host,
+		    const char *port)
+{
+	const struct curve_entry *entry = find_key(allow, key);
+	char both[2 * LINK_ENDPOINT_MAX];
+	const struct curve_host *it;
+
+	if (!entry || list_empty(&entry->hosts))
+		return entry != NULL;
+	snprintf(both, sizeof(both), "%.127s:%.15s", host, port);
+	list_foreach(it, &entry->hosts, link) {
+		if (strcasecmp(it->text, both) == 0 || strcasecmp(it->text, host) == 0)
+			return true;
+	}
+	return false;
+}
+
 /* ---- ZAP ---- */
 
 struct curve_zap {

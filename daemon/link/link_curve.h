@@ -58,6 +58,10 @@ bool curve_allow_has(const struct curve_allow *allow, const char *name);
 const char *curve_allow_key(const struct curve_allow *allow, const char *host,
 			    const char *port);
 
+/* May the daemon with that key be at host:port? Its line names no host, or this one. */
+bool curve_allow_at(const struct curve_allow *allow, const char *key, const char *host,
+		    const char *port);
+
 /* Every line of the list. */
 void curve_allow_each(const struct curve_allow *allow,
 		      void (*each)(void *arg, const char *name, const char *key),

@@ -44,6 +44,7 @@
 #define KEY_BYTES 32u
 #define FILE_CHARS HEX_CHARS(KEY_BYTES)
 #define LINE_BYTES 1024u
+#define SEEN_MAX 64u
 #define LOOKED_AT 4096u /* files of a directory */
 #define PATH_BYTES (CONFIG_PATH_BYTES + 96u)
 
@@ -60,6 +61,8 @@ struct link_keydir {
 	struct place places[PLACES];
 	char file[FILE_CHARS + 1]; /* "": nothing is shown */
 	char line[LINE_BYTES];
+	char seen[SEEN_MAX][CURVE_KEY_CHARS + 1]; /* those found last, in a ring */
+	unsigned int seen_next;
 };
 
 /* ---- directories ---- */
@@ -339,12 +342,25 @@ static struct curve_allow *key_read(struct link_keydir *dir, const char *key)
 	return NULL;
 }
 
+bool link_keydir_seen(const struct link_keydir *dir, const char *key)
+{
+	for (unsigned int i = 0; dir && i < SEEN_MAX; i++) {
+		if (strcmp(dir->seen[i], key) == 0)
+			return true;
+	}
+	return false;
+}
+
 bool link_keydir_find(struct link_keydir *dir, const char *key, char name[LINK_USER_MAX])
 {
 	struct curve_allow *allow = key_read(dir, key);
 
-	if (allow)
+	if (allow) {
 		snprintf(name, LINK_USER_MAX, "%s", curve_allow_name(allow, key));
+		if (!link_keydir_seen(dir, key))
+			memcpy(dir->seen[dir->seen_next++ % SEEN_MAX], key,
+			       CURVE_KEY_CHARS + 1);
+	}
 	curve_allow_free(allow);
 	return allow != NULL;
 }

@@ -36,6 +36,8 @@ void link_keydir_free(struct link_keydir *dir); /* NULL is fine */
 const char *link_keydir_secret(const struct link_keydir *dir);
 /* Is it the key of a daemon that runs beside this one? Its name. `dir` may be NULL. */
 bool link_keydir_find(struct link_keydir *dir, const char *key, char name[LINK_USER_MAX]);
+/* Was it found lately? Who dialled it may do so again: it may be on its way back. */
+bool link_keydir_seen(const struct link_keydir *dir, const char *key);
 /* The key of the one that told HOST:PORT as its own. */
 bool link_keydir_at(struct link_keydir *dir, const char *host, const char *port,
 		    char key[CURVE_KEY_CHARS + 1]);

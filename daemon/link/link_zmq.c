@@ -40,7 +40,6 @@
  */
 #include "daemon/link/link.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +54,8 @@
 #include "daemon/config/config.h"
 #include "daemon/link/link_curve.h"
 #include "daemon/link/link_door.h"
-#include "daemon/link/link_keydir.h"
+#include "daemon/link/link_keyring.h"
+#include "daemon/link/link_monitor.h"
 #include "daemon/link/link_name.h"
 #include "daemon/link/link_refused.h"
 #include "daemon/link/link_trouble.h"
@@ -73,7 +73,6 @@
 #define ZAP_DOMAIN "kvd"
 #define LINE_RECEIVE_FRAMES 16
 #define LINE_RECEIVE_BYTES 1024
-#define MARK_BESIDE "beside" /* of a connection that keydir let in, not the list */
 
 struct link_zmq {
 	struct link link;
@@ -84,16 +83,11 @@ struct link_zmq {
 	struct list lines;
 	struct link_zmq_stats stats;
 	int queue_frames;
-	bool curve;
 	bool reloaded; /* live connections may have been admitted by an older list */
-	struct curve_keys keys;
-	char line[LINK_USER_MAX + 3 * LINK_ENDPOINT_MAX + CURVE_KEY_CHARS];
-	struct curve_allow *allow;
-	struct link_keydir *keydir; /* NULL: the keys are those of files */
+	struct link_keyring ring;
 	struct curve_zap *zap;
 	struct link_door *door;
 	struct link_refusals refusals;
-	char name[LINK_USER_MAX]; /* this daemon's */
 	/* the message that is being read: its parts so far */
 	unsigned int parts;
 	zmq_msg_t frame;
@@ -107,6 +101,9 @@ struct link_line {
 	struct loop_fd fd;
 	bool writable; /* what the owner knows */
 	bool unknown;  /* whose key to expect: it connects to nobody, and tells why */
+	bool once;     /* one attempt to connect, to the first address of a name */
+	struct link_monitor *monitor; /* of such a one: its connection's end */
+	struct loop_defer ended;
 	struct link_name *name;		 /* NULL: dialled by number */
 	struct link_trouble *trouble;	 /* until it has connected */
 	char address[LINK_ENDPOINT_MAX]; /* of a name: where it goes; "" nowhere yet */
@@ -172,10 +169,10 @@ static void link_zmq_hand_up(struct link_zmq *zmq)
 {
 	struct link_frame frame = {.data = zmq_msg_data(&zmq->frame),
 				   .len = zmq_msg_size(&zmq->frame)};
-	const char *user = zmq->curve ? zmq_msg_gets(&zmq->frame, "User-Id") : NULL;
+	const char *user = zmq->ring.curve ? zmq_msg_gets(&zmq->frame, "User-Id") : NULL;
 
 	if (zmq->reloaded && !zmq_msg_gets(&zmq->frame, CURVE_MARK) &&
-	    !curve_allow_has(zmq->allow, user ? user : "")) {
+	    !curve_allow_has(zmq->ring.allow, user ? user : "")) {
 		zmq->stats.revoked++;
 		return;
 	}
@@ -254,123 +251,16 @@ static bool link_zmq_on_prepare(struct loop_prepare *prepare)
 
 /* ---- endpoints ---- */
 
-struct endpoint {
-	char plain[LINK_ENDPOINT_MAX]; /* tcp://host:port, host in lower case */
-	char host[LINK_ENDPOINT_MAX], port[8];
-	const char *key; /* in the caller's text, or found; NULL: none given */
-	char found[CURVE_KEY_CHARS + 1];
-};
-
-static int endpoint_parse(const char *text, struct endpoint *e)
-{
-	const char *hash = strchr(text, '#');
-	size_t len = hash ? (size_t)(hash - text) : strlen(text);
-	char *colon;
-	int r;
-
-	if (strlen(text) >= LINK_ENDPOINT_MAX)
-		return link_endpoint_check(text); /* has the text for it */
-	memcpy(e->plain, text, len);
-	e->plain[len] = '\0';
-	r = link_endpoint_check(e->plain);
-	if (r < 0)
-		return err_pass(r);
-	e->key = hash ? hash + 1 : NULL;
-	if (e->key && !curve_key_check(e->key, strlen(e->key)))
-		return err_raise(
-			ERR_INVAL,
-			"endpoint '%s': what follows '#' is no key of 40 characters",
-			text);
-	for (char *p = e->plain; *p; p++)
-		*p = (char)tolower((unsigned char)*p);
-	colon = strrchr(e->plain, ':');
-	snprintf(e->port, sizeof(e->port), "%.7s", colon + 1);
-	snprintf(e->host, sizeof(e->host), "%.*s", (int)(colon - (e->plain + 6)),
-		 e->plain + 6);
-	return 0;
-}
-
-/* Whose key is it? */
-static bool key_who(void *owner, const char *key, char name[LINK_USER_MAX],
-		    const char **mark_p)
-{
-	struct link_zmq *zmq = owner;
-	const char *listed = curve_allow_name(zmq->allow, key);
-
-	if (!listed) {
-		*mark_p = MARK_BESIDE;
-		return link_keydir_find(zmq->keydir, key, name);
-	}
-	snprintf(name, LINK_USER_MAX, "%s", listed);
-	return true;
-}
-
-static bool key_known(struct link_zmq *zmq, const char *key)
-{
-	char name[LINK_USER_MAX];
-	const char *mark;
-
-	return key_who(zmq, key, name, &mark);
-}
-
-/* The key to expect: given, our own, that of a daemon beside us, or by the allow file's
- * hosts. */
-static const char *endpoint_find_key(struct link_zmq *zmq, struct endpoint *e)
-{
-	size_t own_len = strcspn(zmq->link.endpoint, "#");
-	const char *key;
-
-	if (strlen(e->plain) == own_len &&
-	    memcmp(e->plain, zmq->link.endpoint, own_len) == 0)
-		return zmq->keys.public_key;
-	if (e->key)
-		return e->key;
-	key = curve_allow_key(zmq->allow, e->host, e->port);
-	if (!key && link_keydir_at(zmq->keydir, e->host, e->port, e->found))
-		key = e->found;
-	return key;
-}
-
-/* positive outcome of endpoint_key(): who is there may yet start beside us */
-#define KEY_UNKNOWN 1
-
-static int endpoint_key(struct link_zmq *zmq, struct endpoint *e)
-{
-	if (!zmq->curve)
-		return e->key ? err_raise(ERR_AUTH,
-					  "endpoint '%s' wants CURVE, and this daemon "
-					  "has no keys (insecure = yes)",
-					  e->plain)
-			      : 0;
-	e->key = endpoint_find_key(zmq, e);
-	if (!e->key && zmq->keydir)
-		return KEY_UNKNOWN;
-	if (!e->key)
-		return err_raise(ERR_AUTH,
-				 "endpoint '%s': which key has it? name it with '#' and "
-				 "its key, or add its line, NAME KEY %s, to "
-				 "curve_allow_file here (kvd-ctl keys prints it there)",
-				 e->plain, e->plain + strlen("tcp://"));
-	if (e->key != zmq->keys.public_key && !key_known(zmq, e->key))
-		return err_raise(
-			ERR_AUTH,
-			"endpoint '%s': no daemon of this host and user, and not "
-			"in curve_allow_file: add 'NAME %.40s %s' here, and '%s' "
-			"there",
-			e->plain, e->key, e->plain + strlen("tcp://"), zmq->line);
-	return 0;
-}
-
 static int zmq_canonical(struct link *link, const char *endpoint,
 			 char canonical_p[LINK_ENDPOINT_MAX])
 {
 	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
-	struct endpoint e;
+	struct link_endpoint e;
 	int n, r;
 
-	r = endpoint_parse(endpoint, &e);
+	r = link_endpoint_parse(endpoint, &e);
 	if (r == 0)
-		r = endpoint_key(zmq, &e);
+		r = link_endpoint_key(&zmq->ring, &e);
 	if (r < 0)
 		return err_pass(r);
 	n = snprintf(canonical_p, LINK_ENDPOINT_MAX, "%s%s%s", e.plain, e.key ? "#" : "",
@@ -430,6 +320,8 @@ static void line_free(struct link_line *line, int linger_ms)
 {
 	link_name_free(line->name);
 	link_trouble_free(line->trouble);
+	link_monitor_free(line->monitor);
+	loop_defer_cancel(&line->ended);
 	loop_fd_stop(&line->fd);
 	set_int(line->socket, ZMQ_LINGER, linger_ms);
 	zmq_close(line->socket);
@@ -442,7 +334,7 @@ static void on_address(void *owner, const char *address)
 {
 	struct link_line *line = owner;
 
-	if (strcmp(line->address, address) == 0)
+	if (strcmp(line->address, address) == 0 || (line->once && *line->address))
 		return;
 	if (*line->address && !line->unknown)
 		zmq_disconnect(line->socket, line->address);
@@ -470,36 +362,60 @@ static void on_line_trouble(void *owner, const struct err *why, bool final)
 		link->on_trouble(link->owner, line->owner, why, final);
 }
 
-static int line_watch(struct link_line *line, const struct endpoint *e)
+static void on_line_ended(struct loop_defer *defer)
+{
+	struct link_line *line = container_of(defer, struct link_line, ended);
+	struct err why;
+
+	err_set(&why, ERR_PEER, "the connection has ended");
+	on_line_trouble(line, &why, true);
+}
+
+/* Its owner frees the line, and so the monitor. */
+static void on_once_event(void *owner, int event, uint32_t value)
+{
+	struct link_line *line = owner;
+
+	(void)event;
+	(void)value;
+	loop_defer(line->zmq->loop, &line->ended);
+}
+
+static int line_watch(struct link_line *line, const struct link_endpoint *e)
 {
 	struct link_zmq *zmq = line->zmq;
 	const struct link_trouble_args args = {.loop = zmq->loop,
 					       .context = zmq->context,
 					       .socket = line->socket,
-					       .curve = zmq->curve,
-					       .line = zmq->line,
+					       .curve = zmq->ring.curve,
+					       .line = zmq->ring.line,
 					       .expected = e->key,
 					       .on_trouble = on_line_trouble,
 					       .owner = line};
 	return err_pass(link_trouble_new(&args, &line->trouble));
 }
 
-static int line_connect(struct link_line *line, const struct endpoint *e)
+static int line_connect(struct link_line *line, const struct link_endpoint *e)
 {
 	struct link_zmq *zmq = line->zmq;
 	int r;
 
 	if (e->key &&
 	    (zmq_setsockopt(line->socket, ZMQ_CURVE_SERVERKEY, e->key, CURVE_KEY_CHARS) ||
-	     zmq_setsockopt(line->socket, ZMQ_CURVE_PUBLICKEY, zmq->keys.public_key,
+	     zmq_setsockopt(line->socket, ZMQ_CURVE_PUBLICKEY, zmq->ring.keys.public_key,
 			    CURVE_KEY_CHARS) ||
-	     zmq_setsockopt(line->socket, ZMQ_CURVE_SECRETKEY, zmq->keys.secret_key,
+	     zmq_setsockopt(line->socket, ZMQ_CURVE_SECRETKEY, zmq->ring.keys.secret_key,
 			    CURVE_KEY_CHARS)))
 		return raise_zmq("CURVE keys of a line");
-	r = line_watch(line, e);
+	if (line->once && !set_int(line->socket, ZMQ_RECONNECT_IVL, -1))
+		return raise_zmq("a line's options");
+	r = line->once ? link_monitor_new(zmq->loop, zmq->context, line->socket,
+					  ZMQ_EVENT_DISCONNECTED, on_once_event, line,
+					  &line->monitor)
+		       : line_watch(line, e);
 	if (r < 0)
 		return err_pass(r);
-	line->unknown = zmq->curve && !e->key;
+	line->unknown = zmq->ring.curve && !e->key;
 	if (!link_name_is_number(e->host))
 		return err_pass(link_name_new(zmq->loop, e->host, e->port, on_address,
 					      on_no_address, line, &line->name));
@@ -510,8 +426,8 @@ static int line_connect(struct link_line *line, const struct endpoint *e)
 	return 0;
 }
 
-static int zmq_dial(struct link *link, const char *endpoint, void *owner,
-		    struct link_line **line_p)
+static int line_open(struct link *link, const char *endpoint, void *owner, bool once,
+		     struct link_line **line_p)
 {
 	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
 	/* nobody has anything to say on it, beyond libzmq's own handshake */
@@ -521,12 +437,12 @@ static int zmq_dial(struct link *link, const char *endpoint, void *owner,
 				      .receive_frames = LINE_RECEIVE_FRAMES,
 				      .receive_bytes = LINE_RECEIVE_BYTES};
 	struct link_line *line;
-	struct endpoint e;
+	struct link_endpoint e;
 	int r;
 
-	r = endpoint_parse(endpoint, &e);
+	r = link_endpoint_parse(endpoint, &e);
 	if (r == 0)
-		r = endpoint_key(zmq, &e);
+		r = link_endpoint_key(&zmq->ring, &e);
 	if (r < 0)
 		return err_pass(r);
 	line = mem_zalloc(sizeof(*line));
@@ -534,6 +450,8 @@ static int zmq_dial(struct link *link, const char *endpoint, void *owner,
 		return err_pass(-ENOMEM);
 	line->zmq = zmq;
 	line->owner = owner;
+	line->once = once;
+	loop_defer_init(&line->ended, on_line_ended);
 	list_init(&line->link);
 	r = socket_open(zmq, &limits, &line->socket);
 	if (r < 0) {
@@ -550,6 +468,29 @@ static int zmq_dial(struct link *link, const char *endpoint, void *owner,
 	list_push_back(&zmq->lines, &line->link);
 	*line_p = line;
 	return 0;
+}
+
+static int zmq_dial(struct link *link, const char *endpoint, void *owner,
+		    struct link_line **line_p)
+{
+	return err_pass(line_open(link, endpoint, owner, false, line_p));
+}
+
+static int zmq_dial_once(struct link *link, const char *endpoint, void *owner,
+			 struct link_line **line_p)
+{
+	return err_pass(line_open(link, endpoint, owner, true, line_p));
+}
+
+static int zmq_may_answer(struct link *link, const char *endpoint, const char *user)
+{
+	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
+	struct link_endpoint e;
+	int r = link_endpoint_parse(endpoint, &e);
+
+	if (r == 0)
+		r = link_endpoint_check_user(&zmq->ring, &e, user);
+	return err_pass(r);
 }
 
 static void zmq_hangup(struct link_line *line)
@@ -599,9 +540,7 @@ static void zmq_link_free(struct link *link)
 	/* waits for the lingering lines only: LINGER_MS at most */
 	while (zmq->context && zmq_ctx_term(zmq->context) != 0 && errno == EINTR)
 		;
-	link_keydir_free(zmq->keydir);
-	curve_allow_free(zmq->allow);
-	curve_keys_wipe(&zmq->keys);
+	link_keyring_close(&zmq->ring);
 	mem_free(zmq);
 }
 
@@ -610,17 +549,18 @@ static bool zmq_name(struct link *link, const char *endpoint, char name[LINK_USE
 	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
 	const char *hash = strchr(endpoint, '#'), *mark;
 
-	return zmq->curve && hash && key_who(zmq, hash + 1, name, &mark);
+	return zmq->ring.curve && hash &&
+	       link_keyring_who(&zmq->ring, hash + 1, name, &mark);
 }
 
 static void zmq_keys(struct link *link, struct link_keys *keys_p)
 {
 	const struct link_zmq *zmq = container_of(link, struct link_zmq, link);
 
-	*keys_p = (struct link_keys){.public_key = zmq->keys.public_key,
-				     .line = zmq->line,
-				     .allow = zmq->allow,
-				     .dir = zmq->keydir,
+	*keys_p = (struct link_keys){.public_key = zmq->ring.keys.public_key,
+				     .line = zmq->ring.line,
+				     .allow = zmq->ring.allow,
+				     .dir = zmq->ring.keydir,
 				     .refusals = &zmq->refusals};
 }
 
@@ -629,6 +569,8 @@ static const struct link_ops zmq_ops = {
 	.name = zmq_name,
 	.keys = zmq_keys,
 	.dial = zmq_dial,
+	.dial_once = zmq_dial_once,
+	.may_answer = zmq_may_answer,
 	.hangup = zmq_hangup,
 	.send = zmq_line_send,
 	.free = zmq_link_free,
@@ -652,81 +594,29 @@ static int context_open(struct link_zmq *zmq, const struct config *config)
 	return 0;
 }
 
-/* Without a file that was made by hand the pair is in keys_dir, or is made there. */
-static int curve_keys_open(struct link_zmq *zmq, const struct config *config)
-{
-	if (*config->curve_secret_file)
-		return err_pass(curve_keys_load(config->curve_secret_file, &zmq->keys));
-	return err_pass(link_keydir_new(config, &zmq->keys, &zmq->keydir));
-}
-
-/* `path` "": an empty one. */
-static int allow_open(const char *path, struct curve_allow **allow_p)
-{
-	if (*path)
-		return err_pass(curve_allow_load(path, allow_p));
-	*allow_p = curve_allow_new();
-	return *allow_p ? 0 : err_pass(-ENOMEM);
-}
-
 static int curve_open(struct link_zmq *zmq, const struct config *config)
 {
 	const struct curve_zap_args args = {.loop = zmq->loop,
 					    .context = zmq->context,
-					    .owner = zmq,
-					    .who = key_who,
+					    .owner = &zmq->ring,
+					    .who = link_keyring_who,
 					    .refusals = &zmq->refusals};
-	int r;
+	int r = link_keyring_open(&zmq->ring, config);
 
-	if (config->insecure && !*config->curve_secret_file)
-		return 0;
-	if (!zmq_has("curve"))
-		return err_raise(ERR_CONFIG, "this libzmq has no CURVE; insecure = yes "
-					     "does without keys");
-	r = curve_keys_open(zmq, config);
-	if (r == 0)
-		r = allow_open(config->curve_allow_file, &zmq->allow);
-	if (r == 0)
+	if (r == 0 && zmq->ring.curve)
 		r = curve_zap_new(&args, &zmq->zap);
-	zmq->curve = r == 0;
 	return err_pass(r);
 }
 
 static int curve_serve(struct link_zmq *zmq)
 {
 	if (set_int(zmq->router, ZMQ_CURVE_SERVER, 1) &&
-	    zmq_setsockopt(zmq->router, ZMQ_CURVE_SECRETKEY, zmq->keys.secret_key,
+	    zmq_setsockopt(zmq->router, ZMQ_CURVE_SECRETKEY, zmq->ring.keys.secret_key,
 			   CURVE_KEY_CHARS) == 0 &&
 	    zmq_setsockopt(zmq->router, ZMQ_ZAP_DOMAIN, ZAP_DOMAIN, strlen(ZAP_DOMAIN)) ==
 		    0)
 		return 0;
 	return raise_zmq("CURVE keys of the listening socket");
-}
-
-/* Our line for the allow-lists of others, and the names by which daemons beside us may
- * dial: what is told, what was bound, and loopback where that is bound. */
-static void line_settle(struct link_zmq *zmq, const struct endpoint *told,
-			const char *bound)
-{
-	const char *address = bound + strlen("tcp://"), *port = strrchr(bound, ':');
-	bool any =
-		strncmp(address, "0.0.0.0:", 8) == 0 || strncmp(address, "[::]:", 5) == 0;
-	char line[sizeof(zmq->line) + 64];
-	int n;
-
-	snprintf(zmq->line, sizeof(zmq->line), "%s %s %s", zmq->name,
-		 zmq->keys.public_key, told->plain + strlen("tcp://"));
-	if (!zmq->keydir || !port)
-		return;
-	n = snprintf(line, sizeof(line), "%s", zmq->line);
-	if (strcmp(told->plain, bound) != 0 && !any)
-		n += snprintf(line + n, sizeof(line) - (size_t)n, " %s", address);
-	if (any && strcmp(told->host, "127.0.0.1") != 0)
-		n += snprintf(line + n, sizeof(line) - (size_t)n, " 127.0.0.1%s", port);
-	if ((any || strncmp(address, "127.0.0.1:", 10) == 0) &&
-	    strcmp(told->host, "localhost") != 0)
-		snprintf(line + n, sizeof(line) - (size_t)n, " localhost%s", port);
-	link_keydir_show(zmq->keydir, zmq->keys.public_key, line);
 }
 
 /* What others dial: `advertise`, or what was bound; with port and key. */
@@ -736,7 +626,7 @@ static int endpoint_settle(struct link_zmq *zmq, const struct config *config)
 	size_t size = sizeof(bound);
 	const char *told = *config->advertise ? config->advertise : bound;
 	const char *colon, *port;
-	struct endpoint e;
+	struct link_endpoint e;
 	int n, r;
 
 	if (zmq_getsockopt(zmq->router, ZMQ_LAST_ENDPOINT, bound, &size) != 0)
@@ -747,8 +637,8 @@ static int endpoint_settle(struct link_zmq *zmq, const struct config *config)
 		port = strrchr(bound, ':') + 1;
 	n = snprintf(zmq->link.endpoint, sizeof(zmq->link.endpoint), "%.*s%s%s%s",
 		     colon ? (int)(colon + 1 - told) : 0, told, port,
-		     zmq->curve ? "#" : "", zmq->keys.public_key);
-	r = endpoint_parse(zmq->link.endpoint, &e);
+		     zmq->ring.curve ? "#" : "", zmq->ring.keys.public_key);
+	r = link_endpoint_parse(zmq->link.endpoint, &e);
 	if (r < 0 || n >= LINK_ENDPOINT_MAX)
 		return err_raise(ERR_CONFIG, "advertise = %s: must be tcp://HOST:PORT",
 				 told);
@@ -759,8 +649,8 @@ static int endpoint_settle(struct link_zmq *zmq, const struct config *config)
 				 config->listen);
 	/* as canonical spells it: the host in lower case */
 	memcpy(zmq->link.endpoint, e.plain, strlen(e.plain));
-	if (zmq->curve)
-		line_settle(zmq, &e, bound);
+	if (zmq->ring.curve)
+		link_keyring_show(&zmq->ring, &e, bound);
 	return 0;
 }
 
@@ -794,10 +684,10 @@ static int router_open(struct link_zmq *zmq, const struct config *config)
 		return err_raise(ERR_CONFIG, "listen = %s: must be tcp://ADDRESS:PORT",
 				 config->listen);
 	r = socket_open(zmq, &limits, &zmq->router);
-	if (r == 0 && zmq->curve)
+	if (r == 0 && zmq->ring.curve)
 		r = curve_serve(zmq);
 	if (r == 0)
-		r = link_door_new(zmq->loop, zmq->context, zmq->router, zmq->curve,
+		r = link_door_new(zmq->loop, zmq->context, zmq->router, zmq->ring.curve,
 				  &zmq->refusals, &zmq->door);
 	if (r < 0)
 		return err_pass(r);
@@ -824,7 +714,7 @@ int link_zmq_new(struct loop *loop, const struct config *config, struct link **l
 	zmq->link.ops = &zmq_ops;
 	zmq->loop = loop;
 	zmq->queue_frames = (int)config->peer_queue_frames;
-	snprintf(zmq->name, sizeof(zmq->name), "%.63s", config->name);
+	zmq->ring.own = zmq->link.endpoint;
 	list_init(&zmq->lines);
 	zmq->prepare.on_prepare = link_zmq_on_prepare;
 	list_init(&zmq->prepare.link);
@@ -840,7 +730,7 @@ int link_zmq_new(struct loop *loop, const struct config *config, struct link **l
 	loop_prepare_add(loop, &zmq->prepare);
 	zmq->link.backlog = true; /* what came before we watched the fd */
 	log_info("link", zmq->link.endpoint, "listening", "curve=%s",
-		 zmq->curve ? "yes" : "no");
+		 zmq->ring.curve ? "yes" : "no");
 	*link_p = &zmq->link;
 	return 0;
 }
@@ -849,27 +739,11 @@ int link_zmq_reload(struct link *link, const char *allow_file, bool apply,
 		    struct curve_changes *changes_p)
 {
 	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
-	struct curve_allow *fresh;
-	int r;
+	int r = link_keyring_reload(&zmq->ring, allow_file, apply, changes_p);
 
-	*changes_p = (struct curve_changes){0};
-	if (!zmq->curve)
-		return 0;
-	r = allow_open(allow_file, &fresh);
-	if (r < 0)
-		return err_pass(r);
-	curve_allow_compare(zmq->allow, fresh, changes_p);
-	if (!apply) {
-		curve_allow_free(fresh);
-		return 0;
-	}
-	log_info("link", allow_file, "allow-list read again",
-		 "keys=%u added=%u removed=%u changed=%u", changes_p->keys,
-		 changes_p->added, changes_p->removed, changes_p->changed);
-	curve_allow_free(zmq->allow);
-	zmq->allow = fresh;
-	zmq->reloaded = true;
-	return 0;
+	if (r == 0 && apply && zmq->ring.curve)
+		zmq->reloaded = true;
+	return err_pass(r);
 }
 
 const struct link_zmq_stats *link_zmq_stats(const struct link *link)

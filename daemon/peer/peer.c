@@ -10,6 +10,12 @@
  *   UP       `cur` is proven; a new attempt may run beside it in `next`
  *   DOWN     held by somebody; redialled when we dialled it
  *
+ * Who is known only by a HELLO is a stranger: it counts in a small table of its own, in
+ * which the newest pushes the oldest out (peer_hello.c), and takes a place of `peers`
+ * when it has proven itself. Daemons that an engine dials take a place at once, so one
+ * engine, and one user, may have only a share of them that never came up, and an eighth
+ * of all is kept for those that come from outside.
+ *
  * Objects are freed by a deferred sweep, so a pointer lives as long as the turn,
  * whatever a callback does to the object. Look-ups walk the list: there are at
  * most `peers` of them, and no frame's way leads through here.
@@ -26,6 +32,8 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 
+#define UNREACHED_NS LOOP_NS_PER_S
+
 static const struct peers_options defaults = {
 	.ping_interval_ns = 200 * LOOP_NS_PER_MS,
 	.dead_after_ns = 800 * LOOP_NS_PER_MS,
@@ -38,6 +46,8 @@ static const struct peers_options defaults = {
 	.accept_ttl_ns = 5 * LOOP_NS_PER_S,
 	.idle_after_ns = 30 * LOOP_NS_PER_S,
 	.hello_rate = 256,
+	.strangers_max = 64,
+	.strangers_user_max = 16,
 };
 
 void peers_options_default(struct peers_options *options)
@@ -76,6 +86,7 @@ static void peer_destroy(struct peer_impl *impl)
 	peer_hang_up(impl);
 	list_remove(&impl->peer.link);
 	peers->count--;
+	peers->strangers -= impl->stranger;
 	peers->in_state[sm_state(&impl->peer.sm)]--;
 	if (peers->self == impl)
 		peers->self = NULL;
@@ -109,15 +120,28 @@ static const struct sm_state peer_states[] = {
 static const struct sm_table peer_table = {
 	.name = "peer", .states = peer_states, .count = ARRAY_LEN(peer_states)};
 
+int peer_check_room(const struct peers *peers)
+{
+	unsigned int known = peers->count - peers->strangers;
+
+	if (known < peers->options.peers_max)
+		return 0;
+	return err_raise(ERR_LIMIT, "%u peers are known, the cap is %u (peers)", known,
+			 peers->options.peers_max);
+}
+
+void peer_acquaint(struct peer_impl *impl)
+{
+	impl->peers->strangers -= impl->stranger;
+	impl->stranger = false;
+}
+
 int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **impl_p)
 {
 	struct peer_impl *impl;
 	char user[LINK_USER_MAX];
 
 	assert(endpoint && *endpoint);
-	if (peers->count >= peers->options.peers_max)
-		return err_raise(ERR_LIMIT, "%u peers are known, the cap is %u (peers)",
-				 peers->count, peers->options.peers_max);
 	impl = mem_zalloc(sizeof(*impl));
 	if (!impl)
 		return err_pass(-ENOMEM);
@@ -245,7 +269,87 @@ void peer_respell(struct peer_impl *impl)
 	peer_hang_up(impl);
 }
 
+/* Daemons that were dialled and never came up: in all, for the client's user, and for
+ * its session. What began just now may be up in a moment, and counts in all only. */
+struct unreached {
+	unsigned int all, user, session;
+};
+
+static void count_unreached(const struct peers *peers, const struct peer_client *client,
+			    struct unreached *n_p)
+{
+	uint64_t now_ns = loop_now_ns(peers->loop);
+	struct peer *peer;
+
+	*n_p = (struct unreached){0};
+	list_foreach(peer, &peers->all, link) {
+		const struct peer_impl *impl = impl_of(peer);
+
+		if (!impl->unreached)
+			continue;
+		n_p->all++;
+		if (!client || now_ns - impl->begun_ns < UNREACHED_NS ||
+		    impl->client.uid != client->uid)
+			continue;
+		n_p->user++;
+		n_p->session += impl->client.session == client->session;
+	}
+}
+
+/* May it have one more? An eighth of all stays for daemons that dial us; of the rest a
+ * user has half, and one session a quarter of that. */
+static int check_share(const struct peers *peers, const struct peer_client *client)
+{
+	const unsigned int max = peers->options.peers_max, all = max - max / 8;
+	const unsigned int user = (all + 1) / 2, session = (user + 3) / 4;
+	struct unreached n;
+
+	count_unreached(peers, client, &n);
+	if (n.all < all && n.user < user && n.session < session)
+		return 0;
+	return err_raise(ERR_LIMIT,
+			 "daemons that never came up are dialled: %u for this session, "
+			 "the cap is %u; %u for its user, %u; %u in all, %u (of peers)",
+			 n.session, session, n.user, user, n.all, all);
+}
+
+static int create_dialled(struct peers *peers, const char *name,
+			  const struct peer_client *client, struct peer_impl **impl_p)
+{
+	int r = peer_check_room(peers);
+
+	if (r == 0)
+		r = check_share(peers, client);
+	if (r == 0)
+		r = peer_create(peers, name, impl_p);
+	if (r < 0)
+		return err_pass(r);
+	(*impl_p)->unreached = true;
+	(*impl_p)->begun_ns = loop_now_ns(peers->loop);
+	if (client)
+		(*impl_p)->client = *client;
+	if (!peers->self && strcmp(name, peers->link->endpoint) == 0)
+		peer_become_self(*impl_p);
+	return 0;
+}
+
+/* A HELLO may have named it before. */
+static int take_known(struct peer_impl *impl)
+{
+	int r = impl->stranger ? peer_check_room(impl->peers) : 0;
+
+	if (r == 0)
+		peer_acquaint(impl);
+	return err_pass(r);
+}
+
 int peers_dial(struct peers *peers, const char *endpoint, struct peer **peer_p)
+{
+	return err_pass(peers_dial_for(peers, endpoint, NULL, peer_p));
+}
+
+int peers_dial_for(struct peers *peers, const char *endpoint,
+		   const struct peer_client *client, struct peer **peer_p)
 {
 	char name[LINK_ENDPOINT_MAX];
 	struct peer_impl *impl;
@@ -257,13 +361,9 @@ int peers_dial(struct peers *peers, const char *endpoint, struct peer **peer_p)
 	if (r < 0)
 		return err_pass(r);
 	impl = peer_find_endpoint(peers, name);
-	if (!impl) {
-		r = peer_create(peers, name, &impl);
-		if (r < 0)
-			return err_pass(r);
-		if (!peers->self && strcmp(name, peers->link->endpoint) == 0)
-			peer_become_self(impl);
-	}
+	r = impl ? take_known(impl) : create_dialled(peers, name, client, &impl);
+	if (r < 0)
+		return err_pass(r);
 	impl->dialled = impl->wanted = true;
 	impl->peer.holds++;
 	if (sm_state(&impl->peer.sm) != PEER_UP) {

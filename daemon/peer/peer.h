@@ -125,6 +125,8 @@ struct peers_options {
 	uint64_t accept_ttl_ns;	 /* a HELLO whose sender proves nothing is forgotten */
 	uint64_t idle_after_ns;	 /* dialled, not held, no message for so long: BYE */
 	unsigned int hello_rate; /* HELLOs of unknown senders served a second */
+	/* attempts at a time of senders that have proven nothing; of one user */
+	unsigned int strangers_max, strangers_user_max;
 };
 void peers_options_default(struct peers_options *options);
 
@@ -137,7 +139,9 @@ struct peers_stats {
 	uint64_t foreign_user;	/* the sender's instance belongs to another key */
 	uint64_t forged_hellos; /* contradict a peer that is up */
 	uint64_t hellos_limited;
-	uint64_t refused; /* dials of others answered with BYE */
+	uint64_t hellos_misplaced;  /* named an endpoint that is not their sender's */
+	uint64_t strangers_dropped; /* the oldest attempts, for newer ones */
+	uint64_t refused;	    /* dials of others answered with BYE */
 };
 
 struct peers_args {
@@ -167,8 +171,17 @@ static inline void peer_count_bytes(struct peer *peer, bool out, uint64_t bytes)
 	*(out ? &peer->totals.bytes_out : &peer->totals.bytes_in) += bytes;
 }
 
+/* For whom a peer is dialled. */
+struct peer_client {
+	uint32_t uid;
+	uint64_t session;
+};
 /* Find or dial. *peer_p is held once for the caller. ERR_INVAL (not an endpoint
- * of the form tcp://host:port), ERR_LIMIT (option `peers`). */
+ * of the form tcp://host:port), ERR_LIMIT (option `peers`, or the client's share of it:
+ * of daemons that were dialled for it and never came up). */
+int peers_dial_for(struct peers *peers, const char *endpoint,
+		   const struct peer_client *client, struct peer **peer_p);
+/* The same for this daemon itself. */
 int peers_dial(struct peers *peers, const char *endpoint, struct peer **peer_p);
 void peer_hold(struct peer *peer);
 /* The last one: BYE when we dialled it and it stays idle. */

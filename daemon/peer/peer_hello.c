@@ -240,6 +240,73 @@ static bool valid_endpoint(struct peers *peers, struct wire_hello *m)
 	return link_endpoint_check(m->endpoint) == 0;
 }
 
+/* Is the endpoint one that its sender may name? Else nobody is dialled, and told. */
+static bool hello_placed(struct peers *peers, const struct wire_hello *m,
+			 const char *user)
+{
+	struct link *link = peers->link;
+
+	if (!link->ops->may_answer || link->ops->may_answer(link, m->endpoint, user) == 0)
+		return true;
+	peers->stats.hellos_misplaced++;
+	log_warn("peer", user, "HELLO not answered", "why=\"%s\"", err_last()->text);
+	err_clear();
+	return false;
+}
+
+static bool stranger_waits(struct peer *peer)
+{
+	const struct peer_impl *impl = impl_of(peer);
+
+	return impl->stranger && impl->next.live && !peer->holds;
+}
+
+/* Those that have proven nothing make room for the next one, the oldest first: one of the
+ * same user when that has its share. */
+static void strangers_make_room(struct peers *peers, const char *user)
+{
+	struct peer *peer, *oldest = NULL, *own_oldest = NULL;
+	unsigned int all = 0, own = 0;
+	struct err why;
+
+	list_foreach(peer, &peers->all, link) {
+		if (!stranger_waits(peer))
+			continue;
+		all++;
+		if (!oldest)
+			oldest = peer; /* the list is in the order of coming */
+		if (strcmp(impl_of(peer)->next.user, user) != 0)
+			continue;
+		own++;
+		if (!own_oldest)
+			own_oldest = peer;
+	}
+	if (own_oldest && *user && own >= peers->options.strangers_user_max)
+		oldest = own_oldest;
+	else if (!oldest || all < peers->options.strangers_max)
+		return;
+	peers->stats.strangers_dropped++;
+	err_set(&why, ERR_LIMIT, "peer %s sent HELLO and made room for others",
+		oldest->shown);
+	peer_attempt_failed(impl_of(oldest), &why);
+}
+
+static int stranger_create(struct peers *peers, const struct wire_hello *m,
+			   const char *user, struct peer_impl **impl_p)
+{
+	int r = peer_check_room(peers);
+
+	if (r < 0)
+		return err_pass(r);
+	strangers_make_room(peers, user);
+	r = peer_create(peers, m->endpoint, impl_p);
+	if (r < 0)
+		return err_pass(r);
+	(*impl_p)->stranger = true;
+	peers->strangers++;
+	return 0;
+}
+
 /* The peer that this HELLO speaks of. 1: dropped. */
 static int hello_peer(struct peers *peers, const struct wire_header *h,
 		      const struct wire_hello *m, const char *user,
@@ -266,7 +333,7 @@ static int hello_peer(struct peers *peers, const struct wire_header *h,
 	if (!impl) {
 		if (!admit_stranger(peers))
 			return 1;
-		int r = peer_create(peers, m->endpoint, &impl);
+		int r = stranger_create(peers, m, user, &impl);
 
 		if (r < 0)
 			return err_pass(r);
@@ -344,6 +411,8 @@ void peer_on_hello(struct peers *peers, const struct wire_header *h, struct curs
 		peers->stats.forged_hellos++;
 		return;
 	}
+	if (!hello_placed(peers, &m, user))
+		return;
 	r = judge(peers, &m, &version);
 	if (r < 0 && !admit_stranger(peers))
 		return;

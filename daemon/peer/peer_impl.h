@@ -75,10 +75,17 @@ struct peer_impl {
 	struct peers *peers;
 	struct err line_why;	/* code != OK: what the line says of not connecting */
 	struct link_line *line; /* NULL when hung up */
-	bool dialled;		/* somebody here asked for it: redial while held */
-	bool wanted;		/* somebody here asked for it once */
-	struct peering cur;	/* live while UP (the self peer has none) */
-	struct peering next;	/* being made, perhaps while cur is still up */
+	bool line_once;		/* it was opened by dial_once */
+	bool line_up;		/* … and is connected */
+	uint64_t line_ns;	/* when it was opened */
+	bool stranger;		/* only a HELLO named it, and nothing of it is proven */
+	bool unreached;		/* dialled for `client` at begun_ns, and never up */
+	uint64_t begun_ns;
+	struct peer_client client;
+	bool dialled;	     /* somebody here asked for it: redial while held */
+	bool wanted;	     /* somebody here asked for it once */
+	struct peering cur;  /* live while UP (the self peer has none) */
+	struct peering next; /* being made, perhaps while cur is still up */
 
 	/* HELLO, PING or redial; liveness */
 	struct loop_timer tick;
@@ -145,7 +152,7 @@ struct peers {
 	struct list all;  /* struct peer.link */
 	struct list past; /* struct peer_past.link */
 	unsigned int past_count;
-	unsigned int count;
+	unsigned int count, strangers; /* of all; of these, strangers */
 	unsigned int in_state[PEER_DOWN + 1];
 	struct peer_impl *self;
 	struct list epochs[PEER_EPOCH_BUCKETS];
@@ -164,8 +171,12 @@ static inline struct peer_impl *impl_of(struct peer *peer)
 }
 
 /* ---- peer.c (objects) ---- */
-/* A new object in state DIALING, not held; ERR_LIMIT, ERR_NOMEM. */
+/* A new object in state DIALING, not held; ERR_NOMEM. */
 int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **impl_p);
+/* Is there a place among the known ones? ERR_LIMIT. */
+int peer_check_room(const struct peers *peers);
+/* It is dialled here, or proven: it takes one. */
+void peer_acquaint(struct peer_impl *impl);
 /* What is known of its name: `user` "" or of the allow-list. */
 void peer_show(struct peer *peer, const char *user);
 struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint);

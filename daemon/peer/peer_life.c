@@ -28,6 +28,7 @@
 #include "daemon/base/mem.h"
 
 #define FAILED_LOG_NS (60 * LOOP_NS_PER_S)
+#define ONCE_NS LOOP_NS_PER_S /* a stranger's endpoint is dialled no more often */
 
 const char *peer_label(const struct peer *peer, char text[PEER_LABEL_MAX])
 {
@@ -84,16 +85,29 @@ void peer_hang_up(struct peer_impl *impl)
 	if (impl->line)
 		impl->peers->link->ops->hangup(impl->line);
 	impl->line = NULL;
+	impl->line_once = impl->line_up = false;
 }
 
 int peer_open_line(struct peer_impl *impl)
 {
 	struct link *link = impl->peers->link;
+	bool once = impl->stranger && link->ops->dial_once;
+	uint64_t now_ns = loop_now_ns(impl->peers->loop);
+	int r;
 
+	/* dialled here by now; or its one attempt was in vain, and it has asked again */
+	if (impl->line_once && sm_state(&impl->peer.sm) != PEER_UP &&
+	    (!once || (!impl->line_up && now_ns - impl->line_ns >= ONCE_NS)))
+		peer_hang_up(impl);
 	if (impl->line)
 		return 0;
-	return err_pass(link->ops->dial(link, impl->peer.endpoint, &impl->line_owner,
-					&impl->line));
+	r = (once ? link->ops->dial_once : link->ops->dial)(
+		link, impl->peer.endpoint, &impl->line_owner, &impl->line);
+	if (r < 0)
+		return err_pass(r);
+	impl->line_once = once;
+	impl->line_ns = now_ns;
+	return 0;
 }
 
 /* ---- up and down ---- */
@@ -170,7 +184,8 @@ void peer_attempt_failed(struct peer_impl *impl, const struct err *why)
 	peer->why = *why;
 	peer_hang_up(impl);
 	peer_plan_next(impl);
-	warn_not_reached(peer, why, loop_now_ns(peers->loop));
+	if (!impl->stranger) /* of those there may be hundreds a second */
+		warn_not_reached(peer, why, loop_now_ns(peers->loop));
 	peer_note_error(peer, why);
 	if (impl->dialled && peers->callbacks.on_refused)
 		peers->callbacks.on_refused(peers->callbacks.owner, peer);
@@ -264,6 +279,28 @@ void peer_restarted(const struct peer_impl *impl, const uint8_t instance[16],
 		peer_label(&impl->peer, label), hex);
 }
 
+/* A stranger that has proven itself takes a place among the known, if there is one. */
+static bool peer_settle(struct peer_impl *impl)
+{
+	struct peers *peers = impl->peers;
+	uint8_t frame[PEER_BYE_FRAME_MAX];
+	struct err why;
+	size_t len;
+
+	if (!impl->stranger || peer_check_room(peers) == 0) {
+		peer_acquaint(impl);
+		return true;
+	}
+	err_take(&why);
+	len = peer_bye_frame(peers, &impl->next, impl->next.instance,
+			     impl->next.epoch_out, (uint32_t)why.code, why.text, frame);
+	if (impl->line && peers->link->ops->send(impl->line, frame, len) < 0)
+		err_clear();
+	peers->stats.refused++;
+	peer_attempt_failed(impl, &why);
+	return false;
+}
+
 bool peer_bring_up(struct peer_impl *impl)
 {
 	struct peers *peers = impl->peers;
@@ -271,7 +308,7 @@ bool peer_bring_up(struct peer_impl *impl)
 	char label[PEER_LABEL_MAX];
 	struct err why;
 
-	if (!makes_room(impl))
+	if (!makes_room(impl) || !peer_settle(impl))
 		return false;
 	if (sm_state(&peer->sm) == PEER_UP) {
 		bool same = memcmp(impl->cur.instance, impl->next.instance,
@@ -287,6 +324,7 @@ bool peer_bring_up(struct peer_impl *impl)
 	if (!impl->next.live || peers->closing)
 		return false; /* on_down ended it */
 	peering_promote(impl);
+	impl->unreached = false;
 	peer_life_publish(impl);
 	impl->heard_ns = impl->window_ns = impl->used_ns = peer->up_since_ns;
 	impl->proven_ns = loop_clock_ns(peers->loop);
@@ -489,6 +527,7 @@ void peer_on_line(void *owner, void *line_owner, bool connected)
 		return;
 	}
 	impl = container_of(kind, struct peer_impl, line_owner);
+	impl->line_up = connected;
 	if (!connected) {
 		impl->line_broke = true;
 		return; /* silence will tell */
@@ -509,6 +548,16 @@ void peer_on_line(void *owner, void *line_owner, bool connected)
 	peer_flush(impl);
 }
 
+/* It was opened for a stranger, which has proven itself since. */
+static void peer_renew_line(struct peer_impl *impl)
+{
+	if (!impl->line_once)
+		return;
+	peer_hang_up(impl);
+	if (peer_open_line(impl) < 0)
+		err_clear(); /* silence will tell */
+}
+
 void peer_on_trouble(void *owner, void *line_owner, const struct err *why, bool final)
 {
 	struct line_owner *kind = line_owner;
@@ -520,8 +569,12 @@ void peer_on_trouble(void *owner, void *line_owner, const struct err *why, bool 
 	if (kind->kind == LINE_REFUSAL)
 		return; /* it ends by itself */
 	impl = container_of(kind, struct peer_impl, line_owner);
-	if (sm_state(&impl->peer.sm) == PEER_UP)
+	if (impl->stranger)
+		return; /* it asks again, or is forgotten */
+	if (sm_state(&impl->peer.sm) == PEER_UP) {
+		peer_renew_line(impl);
 		return;
+	}
 	impl->line_why = *why;
 	if (!final) {
 		say_why_not(impl);

@@ -58,6 +58,7 @@ void peer_refuse(struct peers *peers, const struct wire_header *h, const char *e
 		 enum err_code code, const char *text)
 {
 	struct peer_refusal *refusal = NULL;
+	int (*dial)(struct link *, const char *, void *, struct link_line **);
 
 	log_warn("peer", endpoint, "refused", "code=%s why='%s'", err_name(code), text);
 	peers->stats.refused++;
@@ -71,8 +72,9 @@ void peer_refuse(struct peers *peers, const struct wire_header *h, const char *e
 	refusal->len = peer_bye_frame(peers, NULL, h->sender, h->epoch, (uint32_t)code,
 				      text, refusal->frame);
 	refusal->until_ns = loop_now_ns(peers->loop) + REFUSAL_TTL_NS;
-	if (peers->link->ops->dial(peers->link, endpoint, &refusal->line_owner,
-				   &refusal->line) < 0) {
+	dial = peers->link->ops->dial_once ? peers->link->ops->dial_once
+					   : peers->link->ops->dial;
+	if (dial(peers->link, endpoint, &refusal->line_owner, &refusal->line) < 0) {
 		refusal->line = NULL;
 		err_clear();
 		return;

@@ -493,6 +493,8 @@ static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t 
 			const uint8_t secret[16], uint64_t timeout_ns, bool asks,
 			struct xfer_waiter waiter)
 {
+	const struct peer_client client = {.uid = xs->session->uid,
+					   .session = xs->session->id};
 	struct kvd *kvd = xs->xfers->kvd;
 	struct attach *attach;
 	int r = attach_place(xs);
@@ -518,7 +520,7 @@ static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t 
 	if (r >= 0)
 		r = idmap_put(&xs->xfers->attach_by_cookie, attach->cookie, attach);
 	if (r >= 0)
-		r = handshake_reach(kvd->handshake, endpoint, &attach->remote);
+		r = handshake_reach(kvd->handshake, endpoint, &client, &attach->remote);
 	if (r < 0) {
 		idmap_remove(&xs->xfers->attach_by_cookie, attach->cookie);
 		idmap_remove(&xs->attaches, attach->id);

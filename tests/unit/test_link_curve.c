@@ -349,6 +349,15 @@ static void node_peers(struct zmqnet_node *node, const char *name)
 	assert_int_equal(peers_new(&args, &node->peers), 0);
 }
 
+static void allow_three(void)
+{
+	char text[300];
+
+	snprintf(text, sizeof(text), "alice %s\nbob %s\nmallory %s\n", zmqnet_keys[0][0],
+		 zmqnet_keys[1][0], zmqnet_keys[2][0]);
+	zmqnet_write("allow", 0600, text);
+}
+
 static void peers_life_over_sockets(void **state)
 {
 	struct peer *peer, *back;
@@ -358,7 +367,7 @@ static void peers_life_over_sockets(void **state)
 		zmqnet_defaults(&a);
 		zmqnet_defaults(&b);
 		if (curve) {
-			zmqnet_allow(true);
+			allow_three();
 			zmqnet_use_curve(&a, 0);
 			zmqnet_use_curve(&b, 1);
 		}
@@ -400,34 +409,156 @@ static void peer_instance_is_bound_to_its_key(void **state)
 	struct wire_header h = {.version = 1, .type = WIRE_T_HELLO, .epoch = 99};
 	struct wire_hello m = {.version_min = 1, .version_max = 1, .features = 1};
 	uint8_t frame[2048], body[1900];
-	char endpoint[LINK_ENDPOINT_MAX], text[300];
+	char endpoint[LINK_ENDPOINT_MAX];
 	struct peer *peer;
 	struct cursor c;
 
 	(void)state;
-	snprintf(text, sizeof(text), "alice %s\nbob %s\nmallory %s\n", zmqnet_keys[0][0],
-		 zmqnet_keys[1][0], zmqnet_keys[2][0]);
-	zmqnet_write("allow", 0600, text);
+	allow_three();
 	zmqnet_use_curve(&a, 0);
 	zmqnet_use_curve(&b, 1);
 	node_peers(&a, "a");
 	node_peers(&b, "b");
 	assert_int_equal(peers_dial(a.peers, b.link->endpoint, &peer), 0);
 	zmqnet_wait(a.ups && b.ups);
-	/* mallory, allowed too, speaks in alice's name */
+	/* mallory, allowed too, speaks in alice's name, and has its answers sent to her
+	 */
 	client = curve_client(context, &b, 2);
 	zmqnet_plain(&b, endpoint);
 	assert_int_equal(zmq_connect(client, endpoint), 0);
 	memcpy(h.sender, peers_instance(a.peers), 16);
-	strcpy(m.endpoint, a.link->endpoint);
-	cursor_write(&c, body, sizeof(body));
-	assert_int_equal(wire_hello_put(&c, &m), 0);
-	h.body_len = (uint32_t)c.pos;
-	wire_frame_put(frame, &h, body);
-	zmqnet_wait(zmq_send(client, frame, WIRE_HEADER_BYTES + c.pos, ZMQ_DONTWAIT) > 0);
+	for (unsigned int i = 0; i < 2; i++) {
+		if (i == 0)
+			strcpy(m.endpoint, a.link->endpoint);
+		else
+			snprintf(m.endpoint, sizeof(m.endpoint), "tcp://127.0.0.1:1#%s",
+				 zmqnet_keys[2][0]);
+		cursor_write(&c, body, sizeof(body));
+		assert_int_equal(wire_hello_put(&c, &m), 0);
+		h.body_len = (uint32_t)c.pos;
+		wire_frame_put(frame, &h, body);
+		zmqnet_wait(zmq_send(client, frame, WIRE_HEADER_BYTES + c.pos,
+				     ZMQ_DONTWAIT) > 0);
+	}
 	zmqnet_wait(b.peers->stats.foreign_user == 1);
+	assert_int_equal(b.peers->stats.hellos_misplaced, 1);
 	assert_int_equal(a.downs + b.downs, 0);
 	zmq_close(client);
+	zmq_ctx_term(context);
+}
+
+/* Cut this process' connections to a port, as a network would. */
+static unsigned int cut_connections_to(const char *endpoint)
+{
+	const char *port = strrchr(endpoint, ':');
+	unsigned int cut = 0;
+
+	for (int fd = 3; fd < 512; fd++) {
+		struct sockaddr_in6 at;
+		socklen_t len = sizeof(at);
+
+		/* the port lies in the same place of both families */
+		if (getpeername(fd, (struct sockaddr *)&at, &len) == 0 &&
+		    (at.sin6_family == AF_INET || at.sin6_family == AF_INET6) &&
+		    ntohs(at.sin6_port) == atoi(port + 1))
+			cut += shutdown(fd, SHUT_RDWR) == 0;
+	}
+	return cut;
+}
+
+/* Its line was opened for a stranger, and is made again all the same. */
+static void peer_that_was_answered_is_found_again(void **state)
+{
+	char plain[LINK_ENDPOINT_MAX];
+	struct peer *peer, *back;
+
+	(void)state;
+	allow_three();
+	zmqnet_use_curve(&a, 0);
+	zmqnet_use_curve(&b, 1);
+	a.config.ping_interval_ns = b.config.ping_interval_ns = 5 * LOOP_NS_PER_S;
+	a.config.dead_after_ns = b.config.dead_after_ns = 60 * LOOP_NS_PER_S;
+	node_peers(&a, "a");
+	node_peers(&b, "b");
+	assert_int_equal(peers_dial(a.peers, b.link->endpoint, &peer), 0);
+	zmqnet_wait(a.ups && b.ups && peer->rtt_ns);
+	back = list_first(&b.peers->all, struct peer, link);
+	assert_true(impl_of(back)->line_once);
+	zmqnet_plain(&a, plain);
+	assert_int_equal(cut_connections_to(plain), 1);
+	zmqnet_wait(!impl_of(back)->line_once && impl_of(back)->line_up);
+	assert_int_equal(peer_send_reliable(back, WIRE_T_LEASE, "x", 1), 0);
+	zmqnet_wait(a.frames == 1);
+	assert_int_equal(a.downs + b.downs, 0);
+}
+
+/* A listener that takes connections and closes them; how many came. */
+static unsigned int closes_what_comes(int fd, uint64_t ns)
+{
+	uint64_t end_ns = loop_clock_ns(zmqnet_loop) + ns;
+	unsigned int came = 0;
+
+	while (loop_clock_ns(zmqnet_loop) < end_ns) {
+		int one = accept(fd, NULL, NULL);
+
+		if (one >= 0)
+			close(one);
+		came += one >= 0;
+		loop_turn(zmqnet_loop, 5 * MS);
+	}
+	return came;
+}
+
+/* Who has HELLO said for it is dialled once a second at most, and only where its line
+ * says that it is. */
+static void peer_hello_dials_once_and_only_its_own_host(void **state)
+{
+	struct sockaddr_in at = {.sin_family = AF_INET,
+				 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t at_len = sizeof(at);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	void *context = zmq_ctx_new(), *client;
+	struct wire_header h = {.version = 1, .type = WIRE_T_HELLO, .epoch = 99};
+	struct wire_hello m = {.version_min = WIRE_VERSION_MIN,
+			       .version_max = WIRE_VERSION_MAX,
+			       .features = 1};
+	uint8_t frame[2048], body[1900];
+	char endpoint[LINK_ENDPOINT_MAX], text[300];
+	struct cursor c;
+
+	(void)state;
+	assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+	assert_int_equal(listen(fd, 64), 0);
+	assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &at_len), 0);
+	zmqnet_use_curve(&b, 1);
+	for (unsigned int named = 0; named < 2; named++) {
+		snprintf(text, sizeof(text), "mallory %s %s\n", zmqnet_keys[2][0],
+			 named ? "127.0.0.1" : "10.1.1.1 127.0.0.1:1");
+		zmqnet_write("allow", 0600, text);
+		node_peers(&b, "b");
+		client = curve_client(context, &b, 2);
+		zmqnet_plain(&b, endpoint);
+		assert_int_equal(zmq_connect(client, endpoint), 0);
+		memset(h.sender, 7, 16);
+		snprintf(m.endpoint, sizeof(m.endpoint), "tcp://127.0.0.1:%u#%s",
+			 ntohs(at.sin_port), zmqnet_keys[2][0]);
+		for (unsigned int i = 0; i < 8; i++) {
+			m.nonce = i + 1;
+			cursor_write(&c, body, sizeof(body));
+			assert_int_equal(wire_hello_put(&c, &m), 0);
+			h.body_len = (uint32_t)c.pos;
+			wire_frame_put(frame, &h, body);
+			zmqnet_wait(zmq_send(client, frame, WIRE_HEADER_BYTES + c.pos,
+					     ZMQ_DONTWAIT) > 0);
+		}
+		unsigned int came = closes_what_comes(fd, 700 * MS);
+
+		assert_int_equal(came, named);
+		assert_int_equal(b.peers->stats.hellos_misplaced, named ? 0 : 8);
+		zmq_close(client);
+		zmqnet_stop(&b);
+	}
+	close(fd);
 	zmq_ctx_term(context);
 }
 
@@ -444,6 +575,8 @@ int main(void)
 		TEST(curve_files_are_checked),
 		TEST(peers_life_over_sockets),
 		TEST(peer_instance_is_bound_to_its_key),
+		TEST(peer_that_was_answered_is_found_again),
+		TEST(peer_hello_dials_once_and_only_its_own_host),
 	};
 
 	log_set_level(LOG_LEVEL_ERROR);

@@ -229,8 +229,10 @@ static void key_that_is_shown_is_found_while_it_runs(void **state)
 	assert_false(link_keydir_tells(dir, two.public_key, "127.0.0.1", "1"));
 	link_keydir_each(dir, on_name, &names);
 	assert_int_equal(strlen(names.text), strlen("one two "));
+	assert_false(link_keydir_seen(other, two.public_key));
 	link_keydir_free(other);
 	assert_false(link_keydir_find(dir, two.public_key, name));
+	assert_true(link_keydir_seen(dir, two.public_key));
 	assert_false(link_keydir_find(dir, "no key", name));
 	assert_false(link_keydir_find(NULL, two.public_key, name));
 	link_keydir_free(dir);

@@ -423,9 +423,13 @@ static void hello_flood_is_bounded(void **state)
 			most = net.n[0].peers->count;
 	}
 	peernet_run(100 * MS);
+	/* no more than a user's share at a time, and what ends with the turn */
+	assert_in_range(most, net.options.strangers_user_max,
+			1 + 3 * net.options.strangers_user_max);
+	assert_int_equal(net.n[0].peers->count - 1, net.options.strangers_user_max);
 	/* a second's worth of tokens, and what is earned in 300 ms */
-	assert_in_range(most, 200, 400);
 	assert_true(net.n[0].peers->stats.hellos_limited > 19000);
+	assert_true(net.n[0].peers->stats.strangers_dropped > 150);
 	assert_unmoved(peer, 0);
 	peernet_run(10 * LOOP_NS_PER_S);
 	assert_int_equal(net.n[0].peers->count, 1);
@@ -625,6 +629,85 @@ static void peers_at_their_cap_are_refused(void **state)
 	assert_int_equal(sm_state(&peer->sm), PEER_UP);
 }
 
+/* However many say HELLO, the places are for those that are there. */
+static void strangers_take_no_place_of_a_peer(void **state)
+{
+	struct link_line *line;
+	struct peer *peer;
+
+	(void)state;
+	net.options.peers_max = 1;
+	net.options.strangers_user_max = net.options.strangers_max = 4;
+	peernet_stop(0);
+	peernet_start(0);
+	line = raw_start(NULL);
+	for (unsigned int i = 0; i < 100; i++) {
+		char where[LINK_ENDPOINT_MAX];
+
+		snprintf(where, sizeof(where), "tcp://10.1.1.%u:1", i);
+		raw_hello(line, FORGED(.endpoint = where, .instance = (uint8_t)(i + 9)));
+		peernet_run(1 * MS);
+	}
+	assert_int_equal(net.n[0].peers->count, 4);
+	peer = peernet_dial(1, 0);
+	peernet_run(10 * MS);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
+	/* now there is none left, and a HELLO is refused */
+	raw_hello(line, FORGED(.endpoint = "tcp://10.1.1.200:1"));
+	peernet_run(1 * MS);
+	assert_int_equal(net.n[0].peers->stats.refused, 1);
+	net.n[2].link->ops->hangup(line);
+}
+
+/* Daemons that are not there, dialled by one session, by two of its user, by another. */
+static struct err refused;
+
+static unsigned int dial_nobody(uint32_t uid, uint64_t session, unsigned int wanted)
+{
+	const struct peer_client client = {.uid = uid, .session = session};
+	static unsigned int number;
+	struct peer *peer;
+	unsigned int n = 0;
+
+	for (char where[LINK_ENDPOINT_MAX]; n < wanted; n++) {
+		snprintf(where, sizeof(where), "tcp://10.2.%u.%u:1", number / 250,
+			 number % 250);
+		number++;
+		if (peers_dial_for(net.n[0].peers, where, &client, &peer) < 0) {
+			refused = *err_last();
+			break;
+		}
+	}
+	peernet_run(2 * LOOP_NS_PER_S); /* what begins now counts then */
+	return n;
+}
+
+static void dials_to_nobody_leave_places(void **state)
+{
+	unsigned int first, all = 0;
+	struct peer *peer;
+
+	(void)state;
+	net.options.peers_max = 64;
+	peernet_stop(0);
+	peernet_start(0);
+	while ((first = dial_nobody(7, 1, 1)))
+		all += first;
+	assert_int_equal(all, 7); /* a quarter of its user's half of 56 */
+	assert_non_null(strstr(refused.text, "7 for this session, the cap is 7"));
+	for (uint64_t session = 2; session < 10; session++) {
+		while ((first = dial_nobody(7, session, 1)))
+			all += first;
+	}
+	assert_int_equal(all, 28);
+	assert_int_equal(dial_nobody(8, 99, 7), 7); /* another user */
+	assert_int_equal(dial_nobody(0, 100, 200), 21);
+	/* an eighth is left for who comes */
+	peer = peernet_dial(1, 0);
+	peernet_run(10 * MS);
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
+}
+
 static void dial_that_keys_forbid_is_told_at_once_and_tried_again(void **state)
 {
 	const struct mem_path refuse = {.delay_ns = PEERNET_DELAY_NS, .refuse = true};
@@ -673,6 +756,8 @@ int main(void)
 		TEST(refusals_are_bounded),
 		TEST(welcome_without_nonce_is_not_heard),
 		TEST(peers_at_their_cap_are_refused),
+		TEST(strangers_take_no_place_of_a_peer),
+		TEST(dials_to_nobody_leave_places),
 	};
 
 	log_set_level(LOG_LEVEL_ERROR);

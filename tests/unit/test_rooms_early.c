@@ -436,7 +436,7 @@ static struct remote *line_to(struct trio *p, unsigned int from, unsigned int to
 	struct remote *line;
 
 	assert_int_equal(handshake_reach(p->c.nodes[from].kvd.handshake,
-					 p->c.nodes[to].endpoint, &line),
+					 p->c.nodes[to].endpoint, NULL, &line),
 			 0);
 	return line;
 }

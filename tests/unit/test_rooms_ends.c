@@ -394,7 +394,7 @@ static void pull_acknowledged_before_it_read_fails(void **state)
 		rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_PULL, 46)->gen;
 	ack.offer_gen =
 		rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_OFFER, 46)->gen;
-	assert_int_equal(handshake_reach(hs, p->c.nodes[0].endpoint, &puller), 0);
+	assert_int_equal(handshake_reach(hs, p->c.nodes[0].endpoint, NULL, &puller), 0);
 	handshake_body(hs, &out);
 	wire_pull_ack_put(&out, &ack);
 	assert_int_equal(handshake_send(puller, WIRE_T_PULL_ACK, out.base, out.pos), 0);
@@ -426,7 +426,7 @@ static void abort_of_one_of_two_silent_sources_is_told_to_both(void **state)
 	bind(p, 47);
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	abort.to_gen = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 47)->gen;
-	assert_int_equal(handshake_reach(hs, p->c.nodes[1].endpoint, &receiver), 0);
+	assert_int_equal(handshake_reach(hs, p->c.nodes[1].endpoint, NULL, &receiver), 0);
 	handshake_body(hs, &out);
 	wire_abort_put(&out, &abort);
 	assert_int_equal(handshake_send(receiver, WIRE_T_ABORT, out.base, out.pos), 0);

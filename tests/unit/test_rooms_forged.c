@@ -104,7 +104,8 @@ static int setup(void **state)
 	cluster_run(&w->c, LOOP_NS_PER_S); /* the answer has come, too */
 	for (unsigned int i = 0; i < 3; i += 2)
 		assert_int_equal(handshake_reach(w->c.nodes[i].kvd.handshake,
-						 w->c.nodes[1].endpoint, &w->lines[i]),
+						 w->c.nodes[1].endpoint, NULL,
+						 &w->lines[i]),
 				 0);
 	w->room = room_of(w, 1, ROOM_RECV);
 	sender = room_of(w, 0, ROOM_SEND);

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * With keys an endpoint is tcp://HOST:PORT#KEY: who dials must know the key of the daemon
+ * that should be there. A key that is in the text must be known, too, so a wrong one from
+ * a message leads at worst to no connection. Without one in the text it is that of the
+ * daemon that told the place as its own, beside this one or in the allow-list; a daemon
+ * beside this one that has not started yet has none, and is looked for again.
+ *
+ * A name is a user to all above. Names of the list and of daemons beside this one may
+ * collide; the latter can read this daemon's key, so nothing is kept from them.
+ */
+#include "daemon/link/link_keyring.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <zmq.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/log.h"
+#include "daemon/config/config.h"
+#include "daemon/link/link_keydir.h"
+
+#define MARK_BESIDE "beside" /* of a connection that keydir let in, not the list */
+#define SCHEME_CHARS 6u	     /* tcp:// */
+
+/* ---- opening ---- */
+
+/* Without a file that was made by hand the pair is in keys_dir, or is made there. */
+static int keys_open(struct link_keyring *ring, const struct config *config)
+{
+	if (*config->curve_secret_file)
+		return err_pass(curve_keys_load(config->curve_secret_file, &ring->keys));
+	return err_pass(link_keydir_new(config, &ring->keys, &ring->keydir));
+}
+
+/* `path` "": an empty one. */
+static int allow_open(const char *path, struct curve_allow **allow_p)
+{
+	if (*path)
+		return err_pass(curve_allow_load(path, allow_p));
+	*allow_p = curve_allow_new();
+	return *allow_p ? 0 : err_pass(-ENOMEM);
+}
+
+int link_keyring_open(struct link_keyring *ring, const struct config *config)
+{
+	int r;
+
+	snprintf(ring->name, sizeof(ring->name), "%.63s", config->name);
+	if (config->insecure && !*config->curve_secret_file)
+		return 0;
+	if (!zmq_has("curve"))
+		return err_raise(ERR_CONFIG, "this libzmq has no CURVE; insecure = yes "
+					     "does without keys");
+	r = keys_open(ring, config);
+	if (r == 0)
+		r = allow_open(config->curve_allow_file, &ring->allow);
+	ring->curve = r == 0;
+	return err_pass(r);
+}
+
+void link_keyring_close(struct link_keyring *ring)
+{
+	link_keydir_free(ring->keydir);
+	curve_allow_free(ring->allow);
+	curve_keys_wipe(&ring->keys);
+}
+
+int link_keyring_reload(struct link_keyring *ring, const char *allow_file, bool apply,
+			struct curve_changes *changes_p)
+{
+	struct curve_allow *fresh;
+	int r;
+
+	*changes_p = (struct curve_changes){0};
+	if (!ring->curve)
+		return 0;
+	r = allow_open(allow_file, &fresh);
+	if (r < 0)
+		return err_pass(r);
+	curve_allow_compare(ring->allow, fresh, changes_p);
+	if (!apply) {
+		curve_allow_free(fresh);
+		return 0;
+	}
+	log_info("link", *allow_file ? allow_file : NULL, "allow-list read again",
+		 "keys=%u added=%u removed=%u changed=%u", changes_p->keys,
+		 changes_p->added, changes_p->removed, changes_p->changed);
+	curve_allow_free(ring->allow);
+	ring->allow = fresh;
+	return 0;
+}
+
+/* Besides what is told, those beside us may dial what was bound, and loopback where that
+ * is. */
+void link_keyring_show(struct link_keyring *ring, const struct link_endpoint *told,
+		       const char *bound)
+{
+	const char *address = bound + SCHEME_CHARS, *port = strrchr(bound, ':');
+	bool any =
+		strncmp(address, "0.0.0.0:", 8) == 0 || strncmp(address, "[::]:", 5) == 0;
+	char line[sizeof(ring->line) + LINK_ENDPOINT_MAX + 64];
+	int n;
+
+	snprintf(ring->line, sizeof(ring->line), "%s %s %s", ring->name,
+		 ring->keys.public_key, told->plain + SCHEME_CHARS);
+	if (!ring->keydir || !port)
+		return;
+	n = snprintf(line, sizeof(line), "%s", ring->line);
+	if (strcmp(told->plain, bound) != 0 && !any)
+		n += snprintf(line + n, sizeof(line) - (size_t)n, " %s", address);
+	if (any && strcmp(told->host, "127.0.0.1") != 0)
+		n += snprintf(line + n, sizeof(line) - (size_t)n, " 127.0.0.1%s", port);
+	if ((any || strncmp(address, "127.0.0.1:", 10) == 0) &&
+	    strcmp(told->host, "localhost") != 0)
+		snprintf(line + n, sizeof(line) - (size_t)n, " localhost%s", port);
+	link_keydir_show(ring->keydir, ring->keys.public_key, line);
+}
+
+bool link_keyring_who(void *owner, const char *key, char name[LINK_USER_MAX],
+		      const char **mark_p)
+{
+	struct link_keyring *ring = owner;
+	const char *listed = curve_allow_name(ring->allow, key);
+
+	*mark_p = listed ? NULL : MARK_BESIDE;
+	if (!listed)
+		return link_keydir_find(ring->keydir, key, name);
+	snprintf(name, LINK_USER_MAX, "%s", listed);
+	return true;
+}
+
+/* ---- endpoints ---- */
+
+int link_endpoint_parse(const char *text, struct link_endpoint *e)
+{
+	const char *hash = strchr(text, '#');
+	size_t len = hash ? (size_t)(hash - text) : strlen(text);
+	char *colon;
+	int r;
+
+	if (strlen(text) >= LINK_ENDPOINT_MAX)
+		return link_endpoint_check(text); /* has the text for it */
+	memcpy(e->plain, text, len);
+	e->plain[len] = '\0';
+	r = link_endpoint_check(e->plain);
+	if (r < 0)
+		return err_pass(r);
+	e->key = hash ? hash + 1 : NULL;
+	if (e->key && !curve_key_check(e->key, strlen(e->key)))
+		return err_raise(
+			ERR_INVAL,
+			"endpoint '%s': what follows '#' is no key of 40 characters",
+			text);
+	for (char *p = e->plain; *p; p++)
+		*p = (char)tolower((unsigned char)*p);
+	colon = strrchr(e->plain, ':');
+	snprintf(e->port, sizeof(e->port), "%.7s", colon + 1);
+	snprintf(e->host, sizeof(e->host), "%.*s",
+		 (int)(colon - (e->plain + SCHEME_CHARS)), e->plain + SCHEME_CHARS);
+	return 0;
+}
+
+/* Given, our own, that of a daemon beside us, or by the allow file's hosts. */
+static const char *find_key(struct link_keyring *ring, struct link_endpoint *e)
+{
+	size_t own_len = strcspn(ring->own, "#");
+	const char *key;
+
+	if (strlen(e->plain) == own_len && memcmp(e->plain, ring->own, own_len) == 0)
+		return ring->keys.public_key;
+	if (e->key)
+		return e->key;
+	key = curve_allow_key(ring->allow, e->host, e->port);
+	if (!key && link_keydir_at(ring->keydir, e->host, e->port, e->found))
+		key = e->found;
+	return key;
+}
+
+int link_endpoint_key(struct link_keyring *ring, struct link_endpoint *e)
+{
+	char name[LINK_USER_MAX];
+	const char *mark;
+
+	if (!ring->curve)
+		return e->key ? err_raise(ERR_AUTH,
+					  "endpoint '%s' wants CURVE, and this daemon "
+					  "has no keys (insecure = yes)",
+					  e->plain)
+			      : 0;
+	e->key = find_key(ring, e);
+	if (!e->key && ring->keydir)
+		return LINK_KEY_UNKNOWN;
+	if (!e->key)
+		return err_raise(ERR_AUTH,
+				 "endpoint '%s': which key has it? name it with '#' and "
+				 "its key, or add its line, NAME KEY %s, to "
+				 "curve_allow_file here (kvd-ctl keys prints it there)",
+				 e->plain, e->plain + SCHEME_CHARS);
+	if (e->key != ring->keys.public_key &&
+	    !link_keyring_who(ring, e->key, name, &mark) &&
+	    !link_keydir_seen(ring->keydir, e->key))
+		return err_raise(
+			ERR_AUTH,
+			"endpoint '%s': no daemon of this host and user, and not "
+			"in curve_allow_file: add 'NAME %.40s %s' here, and '%s' "
+			"there",
+			e->plain, e->key, e->plain + SCHEME_CHARS, ring->line);
+	return 0;
+}
+
+int link_endpoint_check_user(struct link_keyring *ring, const struct link_endpoint *e,
+			     const char *user)
+{
+	char name[LINK_USER_MAX];
+	const char *mark;
+
+	if (!ring->curve)
+		return 0;
+	if (!e->key || !link_keyring_who(ring, e->key, name, &mark) ||
+	    strcmp(name, user) != 0)
+		return err_raise(ERR_AUTH, "endpoint '%s': not the key of '%s'", e->plain,
+				 user);
+	if (mark ? link_keydir_tells(ring->keydir, e->key, e->host, e->port)
+		 : curve_allow_at(ring->allow, e->key, e->host, e->port))
+		return 0;
+	return err_raise(ERR_AUTH,
+			 "'%s' wants its answer at '%s', a host that its line in "
+			 "curve_allow_file does not name",
+			 user, e->plain);
+}
