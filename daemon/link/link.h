@@ -53,6 +53,10 @@ struct link_ops {
 	/* The name by which the daemon is known that has the key of an endpoint that
 	 * canonical() has spelled. False: none. NULL: a link without keys. */
 	bool (*name)(struct link *link, const char *endpoint, char name_p[LINK_USER_MAX]);
+	/* In on_frame: the frame is a daemon's. While `unproven`, frames of a peering are
+	 * vouched for, too; connections by which none comes are closed after a while.
+	 * NULL: there are no connections. */
+	void (*vouch)(struct link *link);
 	/* NULL: a link without keys. */
 	void (*keys)(struct link *link, struct link_keys *keys_p);
 	/* Open a line; connecting goes on in the background. */
@@ -81,6 +85,7 @@ struct link {
 	/* Frames are waiting that did not fit into this turn's budget: silence means
 	 * nothing yet. */
 	bool backlog;
+	bool unproven; /* a connection was made that nobody has vouched for */
 	void *owner;
 	/* Called on the loop within a budget a turn; frame valid during the call. */
 	void (*on_frame)(void *owner, const struct link_frame *frame);

@@ -1,84 +1,245 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libzmq says that a handshake failed, and not whose. The failure is followed by
- * DISCONNECTED, with the descriptor, which ACCEPTED has told before; what it was
- * connected to is asked then. One I/O thread makes the events, so the two belong
- * together. A connection that is over by the time that its ACCEPTED is read may have
- * left its descriptor to another: in a flood an address may be that of a neighbour.
+ * libzmq accepts on its own thread and tells by events: ACCEPTED and DISCONNECTED, with
+ * the descriptor. It has no call that closes one connection, and no cap. So a connection
+ * that must go is shut down here, by its descriptor: libzmq then reads its end and closes
+ * it. The descriptor may have been closed, and given to another socket, since the event
+ * was sent; so it is asked for its cookie, which the kernel gives no second socket. Only
+ * the moment between that and the shutdown is left, in which the loop itself, which
+ * accepts engines, opens nothing: at worst a line of ours is connected again.
  *
- * What ends without a cause (a port scan, our own probe, a daemon that dies) is no
- * refusal.
+ * A connection is unproven until a daemon's frame has come by it: what only has gone
+ * through CURVE's handshake may still be one of thousands of one key. The unproven are
+ * few, the oldest goes first, so whoever is quick gets in however many are slow; and each
+ * has a time. The proven have a cap by user. All together stay below half of
+ * RLIMIT_NOFILE: the rest is for engines.
+ *
+ * A handshake that failed is followed by DISCONNECTED, and libzmq says not whose it was.
+ * One I/O thread makes the events, so the two belong together. What ends without a cause
+ * (a port scan, our own probe, a daemon that dies) is no refusal.
  */
 #include "daemon/link/link_door.h"
 
 #include <errno.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <zmq.h>
 
 #include "daemon/base/err.h"
+#include "daemon/base/list.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/link/link.h"
 #include "daemon/link/link_monitor.h"
 #include "daemon/loop/loop.h"
 
 #define EVENTS                                                      \
 	(ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | \
 	 ZMQ_EVENT_DISCONNECTED)
-#define CALLERS 64u
+#define UNPROVEN_MAX 256u
+#define USER_MAX 64u /* proven connections of one key: a daemon needs one */
+#define BUCKETS 1024u
+#define EARLY_MAX 16u
+#define LOOK_NS (250 * LOOP_NS_PER_MS)
 
 struct caller {
-	uint32_t fd;
-	char address[64];
+	struct list link;   /* in a bucket, by descriptor */
+	struct list in_age; /* unproven or proven */
+	int fd;
+	bool proven, cut;
+	uint64_t cookie, since_ns;
+	struct sockaddr_in6 from; /* or a sockaddr_in */
+	char user[LINK_USER_MAX];
+};
+
+/* Vouched for before its ACCEPTED was read. */
+struct early {
+	uint64_t cookie;
+	char user[LINK_USER_MAX];
 };
 
 struct link_door {
-	struct loop *loop;
+	struct link_door_args args;
 	struct link_monitor *monitor;
-	struct link_refusals *table;
-	bool curve;
+	struct loop_timer look;
 	const char *why; /* of the connection that ends next */
-	struct caller callers[CALLERS];
+	struct list buckets[BUCKETS], unproven, proven;
+	unsigned int unproven_count, count, unproven_max, max;
+	struct early early[EARLY_MAX]; /* a ring */
+	unsigned int early_next;
 };
 
-static void on_accepted(struct link_door *door, uint32_t fd)
-{
-	struct caller *caller = &door->callers[fd % CALLERS];
-	struct sockaddr_storage address;
-	socklen_t len = sizeof(address);
+/* ---- callers ---- */
 
-	*caller = (struct caller){.fd = fd};
-	if (getpeername((int)fd, (struct sockaddr *)&address, &len) != 0 ||
-	    getnameinfo((struct sockaddr *)&address, len, caller->address,
-			sizeof(caller->address), NULL, 0, NI_NUMERICHOST) != 0)
-		caller->address[0] = '\0';
+static struct caller *caller_find(struct link_door *door, int fd)
+{
+	struct caller *caller;
+
+	list_foreach(caller, &door->buckets[(unsigned int)fd % BUCKETS], link) {
+		if (caller->fd == fd)
+			return caller;
+	}
+	return NULL;
+}
+
+static void count_unproven(struct link_door *door, int change)
+{
+	door->unproven_count += (unsigned int)change;
+	*door->args.unproven = door->unproven_count > 0;
+	if (!door->unproven_count)
+		loop_timer_stop(&door->look);
+	else if (!loop_timer_running(&door->look))
+		loop_timer_start(&door->look, LOOK_NS);
+}
+
+static void caller_free(struct link_door *door, struct caller *caller)
+{
+	list_remove(&caller->link);
+	list_remove(&caller->in_age);
+	door->count--;
+	if (!caller->proven)
+		count_unproven(door, -1);
+	mem_free(caller);
+}
+
+static bool cookie_of(int fd, uint64_t *cookie_p)
+{
+	socklen_t len = sizeof(*cookie_p);
+
+	return getsockopt(fd, SOL_SOCKET, SO_COOKIE, cookie_p, &len) == 0;
+}
+
+/* It is forgotten with its DISCONNECTED. */
+static void caller_cut(struct caller *caller)
+{
+	uint64_t cookie;
+
+	if (!caller->cut && cookie_of(caller->fd, &cookie) && cookie == caller->cookie)
+		shutdown(caller->fd, SHUT_RDWR);
+	caller->cut = true;
+}
+
+/* Those that were cut are counted until libzmq has closed them: it does so at once. */
+static void make_room(struct link_door *door)
+{
+	unsigned int over = door->unproven_count > door->unproven_max
+				    ? door->unproven_count - door->unproven_max
+				    : 0;
+	struct caller *caller;
+
+	if (door->count > door->max && door->count - door->max > over)
+		over = door->count - door->max;
+	list_foreach(caller, &door->unproven, in_age) {
+		if (!over--)
+			return;
+		caller_cut(caller);
+	}
+}
+
+static void on_look(struct loop_timer *timer)
+{
+	struct link_door *door = container_of(timer, struct link_door, look);
+	uint64_t now_ns = loop_now_ns(door->args.loop);
+	struct caller *caller;
+
+	list_foreach(caller, &door->unproven, in_age) {
+		if (now_ns - caller->since_ns < door->args.silent_ns)
+			break;
+		caller_cut(caller);
+	}
+	loop_timer_start(timer, LOOK_NS);
+}
+
+static unsigned int proven_of(struct link_door *door, const char *user)
+{
+	struct caller *caller;
+	unsigned int n = 0;
+
+	list_foreach(caller, &door->proven, in_age)
+		n += !caller->cut && strcmp(caller->user, user) == 0;
+	return n;
+}
+
+static void caller_prove(struct link_door *door, struct caller *caller, const char *user)
+{
+	if (*user && proven_of(door, user) >= USER_MAX) {
+		caller_cut(caller);
+		return;
+	}
+	snprintf(caller->user, sizeof(caller->user), "%s", user);
+	caller->proven = true;
+	list_remove(&caller->in_age);
+	list_push_back(&door->proven, &caller->in_age);
+	count_unproven(door, -1);
+}
+
+/* ---- events ---- */
+
+static void on_accepted(struct link_door *door, int fd)
+{
+	struct caller *caller = caller_find(door, fd);
+	socklen_t len = sizeof(caller->from);
+
+	if (caller) /* its end was not told */
+		caller_free(door, caller);
+	caller = mem_zalloc(sizeof(*caller));
+	if (!caller) {
+		err_clear(); /* one that is not watched */
+		return;
+	}
+	caller->fd = fd;
+	caller->since_ns = loop_now_ns(door->args.loop);
+	if (!cookie_of(fd, &caller->cookie) ||
+	    getpeername(fd, (struct sockaddr *)&caller->from, &len) != 0) {
+		mem_free(caller); /* it has ended already */
+		return;
+	}
+	list_push_back(&door->buckets[(unsigned int)fd % BUCKETS], &caller->link);
+	list_push_back(&door->unproven, &caller->in_age);
+	door->count++;
+	count_unproven(door, 1);
+	for (unsigned int i = 0; i < EARLY_MAX; i++) {
+		if (door->early[i].cookie == caller->cookie) {
+			caller_prove(door, caller, door->early[i].user);
+			break;
+		}
+	}
+	make_room(door);
 }
 
 static const char *words_of(const struct link_door *door, uint32_t value)
 {
 	if (value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
-		return door->curve ? "it has no CURVE keys, and this daemon has"
-				   : "it has CURVE keys, and this daemon has none";
+		return door->args.curve ? "it has no CURVE keys, and this daemon has"
+					: "it has CURVE keys, and this daemon has none";
 	if (value == ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
 		return "it expects another CURVE key than this daemon's";
 	return NULL; /* noise of others */
 }
 
-static void on_disconnected(struct link_door *door, uint32_t fd)
+static void on_disconnected(struct link_door *door, int fd)
 {
-	const struct caller *caller = &door->callers[fd % CALLERS];
-	const char *address = caller->fd == fd ? caller->address : "";
+	struct caller *caller = caller_find(door, fd);
 	const char *why = door->why;
 	struct link_refused *entry;
+	char address[64] = "";
 	bool log;
 
 	door->why = NULL;
+	if (caller && why &&
+	    getnameinfo((const struct sockaddr *)&caller->from, sizeof(caller->from),
+			address, sizeof(address), NULL, 0, NI_NUMERICHOST) != 0)
+		address[0] = '\0';
+	if (caller)
+		caller_free(door, caller);
 	if (!why)
 		return;
-	entry = link_refused_note(door->table, loop_now_ns(door->loop), "", address, why,
-				  &log);
+	entry = link_refused_note(door->args.refusals, loop_now_ns(door->args.loop), "",
+				  address, why, &log);
 	if (log)
 		log_warn("link", *address ? address : NULL, "connection refused",
 			 "why=\"%s\" count=%llu", why, (unsigned long long)entry->count);
@@ -89,26 +250,51 @@ static void door_on_event(void *owner, int event, uint32_t value)
 	struct link_door *door = owner;
 
 	if (event == ZMQ_EVENT_ACCEPTED)
-		on_accepted(door, value);
+		on_accepted(door, (int)value);
 	else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL)
 		door->why = words_of(door, value);
 	else if (event == ZMQ_EVENT_DISCONNECTED)
-		on_disconnected(door, value);
+		on_disconnected(door, (int)value);
 }
 
-int link_door_new(struct loop *loop, void *context, void *router, bool curve,
-		  struct link_refusals *table, struct link_door **door_p)
+/* ---- for the link ---- */
+
+void link_door_vouch(struct link_door *door, int fd, const char *user)
+{
+	struct caller *caller = caller_find(door, fd);
+	struct early early;
+
+	if (!cookie_of(fd, &early.cookie))
+		return;
+	if (caller && caller->cookie == early.cookie) {
+		if (!caller->proven && !caller->cut)
+			caller_prove(door, caller, user);
+		return;
+	}
+	snprintf(early.user, sizeof(early.user), "%s", user);
+	door->early[door->early_next++ % EARLY_MAX] = early;
+}
+
+int link_door_new(const struct link_door_args *args, struct link_door **door_p)
 {
 	struct link_door *door = mem_zalloc(sizeof(*door));
+	struct rlimit limit = {.rlim_cur = 1024};
 	int r;
 
 	if (!door)
 		return err_pass(-ENOMEM);
-	door->loop = loop;
-	door->curve = curve;
-	door->table = table;
-	r = link_monitor_new(loop, context, router, EVENTS, door_on_event, door,
-			     &door->monitor);
+	door->args = *args;
+	list_init(&door->unproven);
+	list_init(&door->proven);
+	for (unsigned int i = 0; i < BUCKETS; i++)
+		list_init(&door->buckets[i]);
+	loop_timer_init(&door->look, args->loop, on_look);
+	getrlimit(RLIMIT_NOFILE, &limit);
+	door->max = limit.rlim_cur / 2 < INT32_MAX ? (unsigned int)(limit.rlim_cur / 2)
+						   : INT32_MAX;
+	door->unproven_max = door->max / 4 < UNPROVEN_MAX ? door->max / 4 : UNPROVEN_MAX;
+	r = link_monitor_new(args->loop, args->context, args->router, EVENTS,
+			     door_on_event, door, &door->monitor);
 	if (r < 0) {
 		mem_free(door);
 		return err_pass(r);
@@ -119,8 +305,15 @@ int link_door_new(struct loop *loop, void *context, void *router, bool curve,
 
 void link_door_free(struct link_door *door)
 {
+	struct caller *caller;
+
 	if (!door)
 		return;
 	link_monitor_free(door->monitor);
+	list_foreach_safe(caller, &door->unproven, in_age)
+		caller_free(door, caller);
+	list_foreach_safe(caller, &door->proven, in_age)
+		caller_free(door, caller);
+	loop_timer_stop(&door->look);
 	mem_free(door);
 }

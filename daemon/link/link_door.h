@@ -1,21 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link_door: the listening socket's side of failed handshakes: who came, and what was
- * wrong, in the log and in the table that `keys` shows.
+ * link_door: the connections of the listening socket. libzmq takes any number, and one
+ * that says nothing may stay for ever; here those that have not shown to be a daemon's
+ * are few, and for a while only. And failed handshakes: who came, and what was wrong, in
+ * the log and in the table that `keys` shows.
  */
 #ifndef KVD_LINK_DOOR_H
 #define KVD_LINK_DOOR_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "daemon/link/link_refused.h"
 
 struct link_door;
 struct loop;
 
-/* `table` is borrowed. `curve`: this daemon has keys. */
-int link_door_new(struct loop *loop, void *context, void *router, bool curve,
-		  struct link_refusals *table, struct link_door **door_p);
+struct link_door_args {
+	struct loop *loop;
+	void *context, *router; /* ZeroMQ's */
+	bool curve;		/* this daemon has keys */
+	uint64_t silent_ns;	/* for so long a connection may show nothing */
+	struct link_refusals *refusals;
+	bool *unproven; /* kept: is there one that has shown nothing? */
+};
+
+int link_door_new(const struct link_door_args *args, struct link_door **door_p);
+/* A daemon's frame came by that descriptor, from that user ("" without keys). */
+void link_door_vouch(struct link_door *door, int fd, const char *user);
 void link_door_free(struct link_door *door); /* before the socket is closed */
 
 #endif

@@ -2,8 +2,8 @@
 /*
  * libzmq writes events into a PAIR socket of its own, and waits when that takes no more;
  * the thread that waits holds the lock that ending the monitor takes. So the queue has
- * no limit, libzmq's side ends before ours, and a turn that cannot read all of it ends
- * the monitor for a while.
+ * no limit, libzmq's side ends before ours, and when many turns on end cannot read all
+ * of it the monitor ends for a while.
  */
 #include "daemon/link/link_monitor.h"
 
@@ -17,16 +17,18 @@
 #include "daemon/loop/loop.h"
 
 #define BUDGET 64u /* events a turn */
+#define FULL_TURNS 256u
 #define PAUSE_NS LOOP_NS_PER_S
 #define EVENT_BYTES 6u /* u16 event, u32 value */
 
 struct link_monitor {
 	struct loop *loop;
 	struct loop_fd fd;
-	struct loop_defer first; /* what came before the fd was watched */
+	struct loop_defer first; /* what came before the fd was watched, or is left */
 	struct loop_timer pause;
 	void *context, *socket, *pair;
 	int events;
+	unsigned int full; /* turns on end that left events */
 	void (*on_event)(void *owner, int event, uint32_t value);
 	void *owner;
 };
@@ -66,10 +68,17 @@ static void monitor_drain(struct link_monitor *monitor)
 	int event;
 
 	for (unsigned int i = 0; i < BUDGET; i++) {
-		if (!monitor_receive(monitor, &event, &value))
+		if (!monitor_receive(monitor, &event, &value)) {
+			monitor->full = 0;
 			return;
+		}
 		monitor->on_event(monitor->owner, event, value);
 	}
+	if (++monitor->full < FULL_TURNS) {
+		loop_defer(monitor->loop, &monitor->first);
+		return;
+	}
+	monitor->full = 0;
 	monitor_end(monitor);
 	loop_timer_start(&monitor->pause, PAUSE_NS);
 }

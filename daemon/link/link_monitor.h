@@ -5,7 +5,7 @@
  *
  * libzmq queues events for us and blocks its I/O thread, with all lines, when that
  * queue is full. So the queue has no limit, and this has one: whoever makes more
- * events than a turn of the loop reads ends them for a second.
+ * events than hundreds of turns of the loop read ends them for a second.
  */
 #ifndef KVD_LINK_MONITOR_H
 #define KVD_LINK_MONITOR_H

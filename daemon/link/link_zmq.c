@@ -182,6 +182,17 @@ static void link_zmq_hand_up(struct link_zmq *zmq)
 		zmq->link.on_frame(zmq->link.owner, &frame);
 }
 
+static void zmq_vouch(struct link *link)
+{
+	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
+	const char *user;
+
+	if (!zmq->have_frame)
+		return;
+	user = zmq->ring.curve ? zmq_msg_gets(&zmq->frame, "User-Id") : NULL;
+	link_door_vouch(zmq->door, zmq_msg_get(&zmq->frame, ZMQ_SRCFD), user ? user : "");
+}
+
 static void link_zmq_frame_drop(struct link_zmq *zmq)
 {
 	if (zmq->have_frame)
@@ -568,6 +579,7 @@ static const struct link_ops zmq_ops = {
 	.canonical = zmq_canonical,
 	.name = zmq_name,
 	.keys = zmq_keys,
+	.vouch = zmq_vouch,
 	.dial = zmq_dial,
 	.dial_once = zmq_dial_once,
 	.may_answer = zmq_may_answer,
@@ -666,6 +678,23 @@ static int bind_patiently(void *socket, const char *endpoint)
 	return 0;
 }
 
+static int door_open(struct link_zmq *zmq, const struct config *config)
+{
+	/* a peer that is up pings more often than dead_after */
+	const struct link_door_args args = {
+		.loop = zmq->loop,
+		.context = zmq->context,
+		.router = zmq->router,
+		.curve = zmq->ring.curve,
+		.silent_ns = HANDSHAKE_MS * LOOP_NS_PER_MS + LOOP_NS_PER_S +
+			     config->dead_after_ns,
+		.refusals = &zmq->refusals,
+		.unproven = &zmq->link.unproven,
+	};
+
+	return err_pass(link_door_new(&args, &zmq->door));
+}
+
 static int router_open(struct link_zmq *zmq, const struct config *config)
 {
 	/* an IPv4 address bound by an IPv6 socket would be told as ::ffff:… */
@@ -687,8 +716,7 @@ static int router_open(struct link_zmq *zmq, const struct config *config)
 	if (r == 0 && zmq->ring.curve)
 		r = curve_serve(zmq);
 	if (r == 0)
-		r = link_door_new(zmq->loop, zmq->context, zmq->router, zmq->ring.curve,
-				  &zmq->refusals, &zmq->door);
+		r = door_open(zmq, config);
 	if (r < 0)
 		return err_pass(r);
 	/* no fault of the configuration where the interface may come up, or the port

@@ -413,6 +413,7 @@ void peer_on_hello(struct peers *peers, const struct wire_header *h, struct curs
 	}
 	if (!hello_placed(peers, &m, user))
 		return;
+	peer_vouch(peers);
 	r = judge(peers, &m, &version);
 	if (r < 0 && !admit_stranger(peers))
 		return;
@@ -472,6 +473,7 @@ void peer_on_welcome(struct peers *peers, const struct wire_header *h,
 		if (it->next.live && it->hellos && it->next.nonce == m.nonce)
 			impl = it;
 		if (it->cur.live && it->cur.nonce == m.nonce) {
+			peer_vouch(peers);
 			on_probed(it, h, user);
 			return;
 		}
@@ -480,6 +482,7 @@ void peer_on_welcome(struct peers *peers, const struct wire_header *h,
 		peers->stats.stale_frames++; /* or a second answer: nothing new in it */
 		return;
 	}
+	peer_vouch(peers);
 	if (hear(peers, &impl->next, h, &m, user) < 0) {
 		err_take(&why);
 		peer_attempt_failed(impl, &why);

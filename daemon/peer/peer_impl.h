@@ -250,6 +250,7 @@ void peer_refusal_send(struct peer_refusal *refusal);
 void peer_on_refusal_timer(struct loop_timer *timer);
 
 /* ---- peer_io.c (frames) ---- */
+void peer_vouch(struct peers *peers); /* the frame that comes in is a daemon's */
 void peer_on_frame(void *owner, const struct link_frame *frame);
 /* Header fields that the peering knows are filled in here. */
 int peer_frame_send(struct peer_impl *impl, const struct peering *peering,

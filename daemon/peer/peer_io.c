@@ -534,7 +534,15 @@ static void on_epoch_frame(struct peers *peers, const struct wire_header *h,
 			 "expected='%s' got='%s'", peering->user, user);
 		return;
 	}
+	if (peers->link->unproven)
+		peer_vouch(peers);
 	on_peering_frame(peering->owner, peering, h, body);
+}
+
+void peer_vouch(struct peers *peers)
+{
+	if (peers->link->ops->vouch)
+		peers->link->ops->vouch(peers->link);
 }
 
 void peer_on_frame(void *owner, const struct link_frame *frame)

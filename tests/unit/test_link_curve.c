@@ -3,6 +3,7 @@
  * over the whole. */
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -492,6 +493,154 @@ static void peer_that_was_answered_is_found_again(void **state)
 	assert_int_equal(a.downs + b.downs, 0);
 }
 
+/* ---- who shows nothing ---- */
+
+static int raw_connect(const struct zmqnet_node *node)
+{
+	struct sockaddr_in at = {.sin_family = AF_INET,
+				 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	char plain[LINK_ENDPOINT_MAX];
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	zmqnet_plain(node, plain);
+	at.sin_port = htons((uint16_t)atoi(strrchr(plain, ':') + 1));
+	assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+	return fd;
+}
+
+/* The other side has closed it, after its own greeting. */
+static bool raw_closed(int fd)
+{
+	char bytes[256];
+	ssize_t n;
+
+	do
+		n = recv(fd, bytes, sizeof(bytes), MSG_DONTWAIT);
+	while (n > 0);
+	return n == 0 || errno != EAGAIN;
+}
+
+/* ZMTP's whole handshake without keys: such a connection lives for ever. */
+static void raw_handshake(int fd)
+{
+	static const uint8_t begin[] = {0xff, 0,    0, 0, 0,   0,   0,	 0,
+					1,    0x7f, 3, 0, 'N', 'U', 'L', 'L'};
+	static const char ready[] = "\4\x1c\5READY\13Socket-Type\0\0\0\6DEALER";
+	uint8_t hello[64 + sizeof(ready) - 1] = {0};
+
+	memcpy(hello, begin, sizeof(begin));
+	memcpy(hello + 64, ready, sizeof(ready) - 1);
+	assert_int_equal(send(fd, hello, sizeof(hello), MSG_NOSIGNAL), sizeof(hello));
+}
+
+#define IDLE 600u
+
+static void connections_that_show_nothing_make_room(void **state)
+{
+	static int idle[IDLE];
+	struct peer *peer;
+
+	(void)state;
+	a.config.dead_after_ns = b.config.dead_after_ns = 600 * LOOP_NS_PER_S;
+	node_peers(&a, "a");
+	node_peers(&b, "b");
+	for (unsigned int i = 0; i < IDLE; i++) {
+		idle[i] = raw_connect(&b);
+		raw_handshake(idle[i]);
+		if (i % 100 == 0)
+			zmqnet_turn(5 * MS);
+	}
+	/* the oldest have gone, and who comes now gets in */
+	for (unsigned int i = 0; i < IDLE - 256; i++)
+		zmqnet_wait(raw_closed(idle[i]));
+	assert_int_equal(peers_dial(a.peers, b.link->endpoint, &peer), 0);
+	zmqnet_wait(a.ups && b.ups && peer->rtt_ns);
+	assert_false(raw_closed(idle[IDLE - 1]));
+	for (unsigned int i = 0; i < IDLE; i++)
+		close(idle[i]);
+	zmqnet_wait(!b.link->unproven);
+	assert_int_equal(a.downs + b.downs, 0);
+}
+
+/* It has a key that is allowed, and nothing to say. */
+static void connection_of_a_known_key_must_speak(void **state)
+{
+	void *context = zmq_ctx_new(), *client, *monitor;
+	char plain[LINK_ENDPOINT_MAX];
+	struct peer *peer;
+
+	(void)state;
+	allow_three();
+	zmqnet_use_curve(&a, 0);
+	zmqnet_use_curve(&b, 1);
+	a.config.dead_after_ns = b.config.dead_after_ns = LOOP_NS_PER_S;
+	node_peers(&a, "a");
+	node_peers(&b, "b");
+	assert_int_equal(peers_dial(a.peers, b.link->endpoint, &peer), 0);
+	client = curve_client(context, &b, 2);
+	assert_int_equal(zmq_socket_monitor(client, "inproc://idle",
+					    ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
+						    ZMQ_EVENT_DISCONNECTED),
+			 0);
+	monitor = zmq_socket(context, ZMQ_PAIR);
+	assert_int_equal(zmq_connect(monitor, "inproc://idle"), 0);
+	zmqnet_plain(&b, plain);
+	assert_int_equal(zmq_connect(client, plain), 0);
+	zmqnet_wait(monitor_saw(monitor, ZMQ_EVENT_HANDSHAKE_SUCCEEDED));
+	zmqnet_wait(monitor_saw(monitor, ZMQ_EVENT_DISCONNECTED));
+	/* those of daemons stay */
+	assert_int_equal(sm_state(&peer->sm), PEER_UP);
+	assert_int_equal(a.downs + b.downs, 0);
+	zmq_close(monitor);
+	zmq_close(client);
+	zmq_ctx_term(context);
+}
+
+/* ZMTP 3.0's greeting, then parts of a message that never ends. */
+static size_t raw_endless(int fd, const char *mechanism)
+{
+	static uint8_t part[9 + (64u << 10)] = {0x03, 0, 0, 0, 0, 0, 1, 0, 0};
+	uint8_t greeting[64] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0};
+	size_t sent = 0;
+	ssize_t n;
+
+	memcpy(greeting + 12, mechanism, strlen(mechanism));
+	(void)!send(fd, greeting, sizeof(greeting), MSG_NOSIGNAL);
+	for (unsigned int i = 0; i < 4000; i++) {
+		n = send(fd, part, sizeof(part), MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (n < 0 && errno != EAGAIN)
+			break;
+		sent += n > 0 ? (size_t)n : 0;
+		if (n < 0)
+			zmqnet_turn(1 * MS);
+	}
+	return sent;
+}
+
+static void strangers_message_without_end_is_not_kept(void **state)
+{
+	static const char *const mechanisms[] = {"NULL", "CURVE", "PLAIN"};
+	struct mallinfo2 before, after;
+
+	(void)state;
+	allow_three();
+	zmqnet_use_curve(&b, 1);
+	node_peers(&b, "b");
+	before = mallinfo2();
+	for (size_t i = 0; i < ARRAY_LEN(mechanisms); i++) {
+		int fd = raw_connect(&b);
+
+		/* what the kernel's buffers took; plain sockets would take 256 MB */
+		assert_in_range(raw_endless(fd, mechanisms[i]), 0, 32u << 20);
+		zmqnet_wait(raw_closed(fd));
+		close(fd);
+	}
+	after = mallinfo2();
+	assert_true(after.uordblks < before.uordblks + (1u << 20));
+	assert_int_equal(b.peers->stats.frames_in, 0);
+	assert_int_equal(link_zmq_stats(b.link)->bad_frames, 0);
+}
+
 /* A listener that takes connections and closes them; how many came. */
 static unsigned int closes_what_comes(int fd, uint64_t ns)
 {
@@ -576,6 +725,9 @@ int main(void)
 		TEST(peers_life_over_sockets),
 		TEST(peer_instance_is_bound_to_its_key),
 		TEST(peer_that_was_answered_is_found_again),
+		TEST(connections_that_show_nothing_make_room),
+		TEST(connection_of_a_known_key_must_speak),
+		TEST(strangers_message_without_end_is_not_kept),
 		TEST(peer_hello_dials_once_and_only_its_own_host),
 	};
 
