@@ -16,7 +16,9 @@
  * since daemons of several run_dirs may share it. The pair is written under that lock
  * beside its place and renamed, so that no half of one is ever read.
  *
- * The loop opens these files. They are small, local, and of this user alone.
+ * The loop opens these files. They are small, local, and of this user alone. Engines name
+ * an endpoint for each room, so what was found is remembered: a key for good, since
+ * whoever is dialled must prove that it has it; who is at HOST:PORT for a second.
  */
 #include "daemon/link/link_keydir.h"
 
@@ -32,6 +34,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/err.h"
 #include "daemon/base/hex.h"
 #include "daemon/base/log.h"
@@ -45,6 +48,8 @@
 #define FILE_CHARS HEX_CHARS(KEY_BYTES)
 #define LINE_BYTES 1024u
 #define SEEN_MAX 64u
+#define PLACED_MAX 16u
+#define PLACED_NS UINT64_C(1000000000)
 #define LOOKED_AT 4096u /* files of a directory */
 #define PATH_BYTES (CONFIG_PATH_BYTES + 96u)
 
@@ -52,6 +57,13 @@ struct place {
 	char path[PATH_BYTES]; /* "": none */
 	int dir;	       /* -1: not used */
 	int shown;	       /* the file, locked; -1: none */
+};
+
+/* Who was at HOST:PORT a moment ago. */
+struct placed {
+	char at[LINK_ENDPOINT_MAX];
+	char key[CURVE_KEY_CHARS + 1];
+	uint64_t until_ns;
 };
 
 struct link_keydir {
@@ -63,6 +75,8 @@ struct link_keydir {
 	char line[LINE_BYTES];
 	char seen[SEEN_MAX][CURVE_KEY_CHARS + 1]; /* those found last, in a ring */
 	unsigned int seen_next;
+	struct placed placed[PLACED_MAX]; /* a ring */
+	unsigned int placed_next;
 };
 
 /* ---- directories ---- */
@@ -424,13 +438,27 @@ bool link_keydir_at(struct link_keydir *dir, const char *host, const char *port,
 		    char key[CURVE_KEY_CHARS + 1])
 {
 	struct wanted wanted = {.host = host, .port = port, .key = key};
+	struct placed placed = {.until_ns = clock_ns()};
 	bool found = false;
 
+	snprintf(placed.at, sizeof(placed.at), "%.119s:%.7s", host, port);
+	for (unsigned int i = 0; dir && i < PLACED_MAX; i++) {
+		if (dir->placed[i].until_ns < placed.until_ns ||
+		    strcmp(dir->placed[i].at, placed.at) != 0)
+			continue;
+		memcpy(key, dir->placed[i].key, sizeof(placed.key));
+		return true;
+	}
 	for (unsigned int i = 0; dir && !found && i < PLACES; i++) {
 		place_check(dir, &dir->places[i]);
 		found = place_walk(&dir->places[i], on_shown, &wanted);
 	}
-	return found;
+	if (!found)
+		return false;
+	memcpy(placed.key, key, sizeof(placed.key));
+	placed.until_ns += PLACED_NS;
+	dir->placed[dir->placed_next++ % PLACED_MAX] = placed;
+	return true;
 }
 
 struct walk {

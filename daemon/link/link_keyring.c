@@ -200,8 +200,8 @@ int link_endpoint_key(struct link_keyring *ring, struct link_endpoint *e)
 				 "curve_allow_file here (kvd-ctl keys prints it there)",
 				 e->plain, e->plain + SCHEME_CHARS);
 	if (e->key != ring->keys.public_key &&
-	    !link_keyring_who(ring, e->key, name, &mark) &&
-	    !link_keydir_seen(ring->keydir, e->key))
+	    !link_keydir_seen(ring->keydir, e->key) && /* most often; no file is opened */
+	    !link_keyring_who(ring, e->key, name, &mark))
 		return err_raise(
 			ERR_AUTH,
 			"endpoint '%s': no daemon of this host and user, and not "
