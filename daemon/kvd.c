@@ -12,6 +12,7 @@
  */
 #include "daemon/kvd.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -205,6 +206,7 @@ int kvd_reload(struct kvd *kvd, bool apply,
 	if (!apply)
 		return 0;
 	config_reload(&impl->config, fresh, on_kept, impl);
+	kvd->accounts.limit = impl->config.memory_bytes;
 	log_set_level((enum log_level)impl->config.log_level);
 	log_set_format((enum log_format)impl->config.log_format);
 	peers_reload(kvd->peers, &impl->config);
@@ -401,6 +403,8 @@ static int kvd_init(struct kvd *kvd, const struct config *config,
 	impl->kvd = kvd;
 	impl->config = *config;
 	kvd->config = &impl->config;
+	kvd->accounts.limit = config->memory_bytes;
+	kvd->accounts.metrics = &kvd->metrics;
 	r = loop_new(&kvd->loop);
 	if (r < 0)
 		return err_pass(r);
@@ -489,6 +493,7 @@ int kvd_run(struct kvd *kvd)
 void kvd_free(struct kvd *kvd)
 {
 	struct kvd_impl *impl;
+	bool idle;
 
 	if (!kvd)
 		return;
@@ -506,6 +511,8 @@ void kvd_free(struct kvd *kvd)
 		kvd->link->ops->free(kvd->link);
 	copier_free(kvd->copier);
 	offload_free(kvd->offload);
+	idle = accounts_idle(&kvd->accounts);
+	assert(idle);	    /* what was charged was given back */
 	gpu_free(kvd->gpu); /* after the last import */
 	gates_free(kvd->gates);
 	if (kvd->loop) {

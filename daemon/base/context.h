@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/base/account.h"
 #include "daemon/base/list.h"
 #include "daemon/base/metrics.h"
 
@@ -64,7 +65,8 @@ struct kvd {
 	uint8_t boot_id[16]; /* of this kernel: equal = same host */
 	uint64_t started_ns; /* loop_now_ns at start */
 	struct metrics metrics;
-	void *impl; /* kvd.c's own */
+	struct accounts accounts; /* by principal; freed with what they are charged for */
+	void *impl;		  /* kvd.c's own */
 };
 
 /* Let running rooms end, then stop; at the deadline stop anyway. Idempotent. The end

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/base/account.h"
 #include "daemon/base/err.h"
 #include "daemon/base/histogram.h"
 
@@ -29,23 +30,24 @@ enum metric_unit { METRIC_NUMBER, METRIC_BYTES, METRIC_SECONDS };
  * Labels. X(NAME, values, "label", "second label"): the second is told by the same
  * value as the first. What the values are called is known above: daemon/metrics/words.c.
  */
-#define METRIC_LABELS(X)                            \
-	X(NONE, 1, NULL, NULL)                      \
-	X(VERSION, 1, "version", NULL)              \
-	X(DAEMON_STATE, 4, "state", NULL)           \
-	X(ROLE, 4, "role", NULL)                    \
-	X(ROOM_STATE, 6, "state", NULL)             \
-	X(ROOM_END, ERR_CODE_END, "result", "code") \
-	X(ROOM_PHASE, 4, "phase", NULL)             \
-	X(DIRECTION, 2, "direction", NULL)          \
-	X(TRANSPORT, 8, "transport", NULL)          \
-	X(PEER, METRIC_PEERS_MAX + 1, "peer", NULL) \
-	X(PEER_STATE, 3, "state", NULL)             \
-	X(XFER_OP, 2, "op", NULL)                   \
-	X(XFER_END, 3, "result", NULL)              \
-	X(NOTIF_END, 2, "result", NULL)             \
-	X(REGION_KIND, 6, "kind", NULL)             \
-	X(COMMAND, 96, "command", NULL)             \
+#define METRIC_LABELS(X)                                   \
+	X(NONE, 1, NULL, NULL)                             \
+	X(VERSION, 1, "version", NULL)                     \
+	X(DAEMON_STATE, 4, "state", NULL)                  \
+	X(ROLE, 4, "role", NULL)                           \
+	X(ROOM_STATE, 6, "state", NULL)                    \
+	X(ROOM_END, ERR_CODE_END, "result", "code")        \
+	X(ROOM_PHASE, 4, "phase", NULL)                    \
+	X(DIRECTION, 2, "direction", NULL)                 \
+	X(TRANSPORT, 8, "transport", NULL)                 \
+	X(PEER, METRIC_PEERS_MAX + 1, "peer", NULL)        \
+	X(PEER_STATE, 3, "state", NULL)                    \
+	X(XFER_OP, 2, "op", NULL)                          \
+	X(XFER_END, 3, "result", NULL)                     \
+	X(NOTIF_END, 2, "result", NULL)                    \
+	X(REGION_KIND, 6, "kind", NULL)                    \
+	X(ACCOUNT_CLASS, ACCOUNT_CLASS_END, "class", NULL) \
+	X(COMMAND, 96, "command", NULL)                    \
 	X(COMMAND_END, 2, "result", NULL)
 
 enum metric_label {
@@ -88,6 +90,15 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "bytes of control lines")                                                      \
 	X(CONTROL_OUT_BYTES, COUNTER, BYTES, NONE, NONE, "control_out_bytes_total",      \
 	  "bytes of replies")                                                            \
+	X(PRINCIPALS, GAUGE, NUMBER, NONE, NONE, "principals",                           \
+	  "users, keys and addresses in whose name something is kept")                   \
+	X(ACCOUNT_BYTES, GAUGE, BYTES, ACCOUNT_CLASS, NONE, "account_bytes",             \
+	  "bytes kept for engines and other daemons, of those in memory")                \
+	X(ACCOUNT_LIMIT, GAUGE, BYTES, NONE, NONE, "account_limit_bytes",                \
+	  "most bytes of all classes together (memory)")                                 \
+	X(ACCOUNT_REFUSED, COUNTER, NUMBER, ACCOUNT_CLASS, NONE,                         \
+	  "account_refused_total",                                                       \
+	  "refusals because a principal's share of memory, or all of it, is taken")      \
 	X(REGIONS, GAUGE, NUMBER, NONE, NONE, "regions", "regions imported")             \
 	X(REGION_BYTES, GAUGE, BYTES, REGION_KIND, NONE, "region_bytes",                 \
 	  "bytes of the imported regions")                                               \
@@ -127,9 +138,6 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "messages and requests for rooms that ended")                                  \
 	X(ROOM_REFUSED, COUNTER, NUMBER, NONE, NONE, "room_refused_total",               \
 	  "peers' room messages refused")                                                \
-	X(PEER_PAGES_BYTES, GAUGE, BYTES, NONE, NONE, "peer_pages_bytes",                \
-	  "bytes of page lists out of peers' messages; the cap of each is 256 "          \
-	  "MiB")                                                                         \
 	X(BOOTSTRAP_TIMEOUTS, COUNTER, NUMBER, NONE, NONE,                               \
 	  "rooms_bootstrap_timeouts_total",                                              \
 	  "rooms failed because the other side did not show up in time")                 \

@@ -28,6 +28,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "daemon/base/account.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
@@ -546,6 +547,8 @@ static void config_resolve(struct load *load)
 
 	if (config->log_format == LOG_FORMAT_AUTO)
 		config->log_format = (uint32_t)log_format_of_stderr();
+	if (!config->memory_bytes)
+		config->memory_bytes = accounts_preset();
 	if (!config->offload_threads)
 		config->offload_threads = half_the_cores(2, 8);
 	if (!config->tcp_streams)

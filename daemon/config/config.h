@@ -39,6 +39,7 @@ struct config {
 	bool core_dumps;
 	uint32_t offload_threads; /* >= 1 */
 	uint64_t drain_timeout_ns;
+	uint64_t memory_bytes; /* of all accounts */
 
 	/* [control] */
 	char socket_path[CONFIG_PATH_BYTES]; /* never empty after config_load() */

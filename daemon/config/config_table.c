@@ -66,6 +66,17 @@ static const struct setting options[] = {
 	 .help = "After SIGTERM running rooms may end for so long, then they are "
 		 "aborted."},
 
+	{"daemon", "memory", SETTING_SIZE, FIELD(memory_bytes), .preset = "0 B",
+	 .max = UINT64_C(1) << 60, .reload = true,
+	 .help = "Most memory of its own that the daemon keeps for engines and other "
+		 "daemons, all together: lists, plans, pages, layouts, early requests, "
+		 "page tables; not the engines' memory itself. A principal (a user, or "
+		 "another daemon's key or address) may have seven eighths; the last "
+		 "eighth is for those with less than a 256th. What is over it is "
+		 "refused: ELIMIT. 0: a quarter of the machine's memory, or of "
+		 "the control group's limit where that is less; at least 256 MiB. Keep "
+		 "it below half of the service's MemoryMax=."},
+
 	{"control", "socket_path", SETTING_PATH, FIELD(socket_path), .preset = "",
 	 .help = "Control socket. Empty: <name>.sock in run_dir."},
 	{"control", "socket_mode", SETTING_MODE, FIELD(socket_mode), .preset = "0660",
@@ -86,8 +97,9 @@ static const struct setting options[] = {
 	{"control", "sessions", SETTING_COUNT, FIELD(sessions_max), .preset = "256",
 	 .min = 1, .max = 65536,
 	 .help = "Most sessions at a time. Of 256 and more, here and in rooms and "
-		 "orphans, the last eighth is kept for a process, session or peer that "
-		 "has less than a 256th."},
+		 "orphans, the last eighth is kept for a user, or a peer's key or "
+		 "address, that has less than a 256th. Of 16 sessions and more, a "
+		 "sixteenth is for administrators."},
 	{"control", "session_regions", SETTING_COUNT, FIELD(session_regions_max),
 	 .preset = "1024", .min = 1, .max = SESSION_REGIONS_MOST,
 	 .help = "Most memory regions of one session."},

@@ -88,6 +88,8 @@ struct open_args {
 };
 
 /* One entry of "sources": "tcp://…" or {endpoint, pool, rank, room}. */
+#define MALLOC_BYTES 16u /* what an allocation costs besides */
+
 struct source_args {
 	const char *endpoint, *pool;
 	int64_t rank;
@@ -100,6 +102,17 @@ static const struct field source_fields[] = {
 	F_U64("room", source_args, room, OPTIONAL, ""),
 	F_END,
 };
+
+/* A page number of two characters is a node of 64 bytes. */
+static size_t json_nodes(const cJSON *json)
+{
+	size_t nodes = 1;
+	const cJSON *it = NULL;
+
+	cJSON_ArrayForEach(it, json)
+		nodes += it->child ? json_nodes(it) : 1;
+	return nodes;
+}
 
 static int add_source(struct room *room, const cJSON *item, const cJSON *theirs,
 		      size_t index)
@@ -128,6 +141,12 @@ static int add_source(struct room *room, const cJSON *item, const cJSON *theirs,
 									   : room->number;
 	if (!theirs)
 		return 0;
+	party->json_bytes = json_nodes(theirs) * (sizeof(cJSON) + MALLOC_BYTES);
+	r = charge_more(&room->charge, party->json_bytes);
+	if (r < 0) {
+		party->json_bytes = 0;
+		return err_pass(r);
+	}
 	party->theirs_json =
 		cJSON_Duplicate(theirs, true); /* read when its pool is known */
 	return party->theirs_json ? 0 : err_raise(ERR_NOMEM, "no memory for remote");
@@ -252,7 +271,8 @@ static int parse_pages(struct request *req, const struct pages_args *args,
 		       const struct layout *layout, bool lands, struct room_maps *maps,
 		       struct wait_spec *wait)
 {
-	int r = room_maps_parse(args->views, args->aux, layout, maps);
+	int r = room_maps_parse(args->views, args->aux, layout, req->session->account,
+				maps);
 
 	if (r < 0)
 		return err_pass(r);
@@ -397,7 +417,7 @@ static int run_send(struct request *req)
 	r = parse_pages(req, &args->pages, room->pool->layout, false, &chunk->maps,
 			&chunk->wait);
 	/* a retry of what was taken is answered as it was */
-	if (r >= 0 && !idmap_get(&room->chunk_by_seq, chunk->seq)) {
+	if (r >= 0 && !send_was_given(room, chunk->seq)) {
 		if (!room_live(room))
 			r = room_refuse_over(room);
 		if (r >= 0 && room->last_given)

@@ -503,7 +503,8 @@ int room_digest_run(struct request *req)
 	d->pool = room->pool;
 	r = buffers_fill(d);
 	if (r >= 0 && args->views)
-		r = room_maps_parse(args->views, -1, room->pool->layout, &d->sent);
+		r = room_maps_parse(args->views, -1, room->pool->layout,
+				    req->session->account, &d->sent);
 	if (r < 0) {
 		digest_free(d);
 		return err_pass(r);

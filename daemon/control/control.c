@@ -34,7 +34,7 @@
 #include "daemon/gate/gate.h"
 #include "daemon/loop/lock.h"
 #include "daemon/session/session.h"
-#include "daemon/session/share.h"
+#include "daemon/base/share.h"
 
 #ifndef SO_PEERGROUPS
 #define SO_PEERGROUPS 59
@@ -44,6 +44,7 @@
 #define ACCEPTS_A_TURN 16u
 #define PAUSE_NS (100 * LOOP_NS_PER_MS)
 #define CLIENT_TIMEOUT_NS (30 * LOOP_NS_PER_S)
+#define ADMIN_PART 16u
 #define GROUPS_MAX 65536u /* the kernel's NGROUPS_MAX */
 
 struct control {
@@ -215,25 +216,34 @@ static int peer_groups(const struct session_peer *peer, gid_t **gids_p, size_t *
 	return 0;
 }
 
-/* A process that opens whatever there is keeps no other out, kvd-ctl neither. */
-static int check_cap(const struct kvd *kvd, pid_t pid)
+/*
+ * A user who opens whatever there is, by whatever many processes, keeps no other out:
+ * daemon/base/share.h, by uid. Of a table of 16 and more, a sixteenth is for
+ * administrators besides: kvd-ctl gets in when all users together have filled the rest.
+ * They share by process, because one user is most often all of them.
+ */
+static int check_cap(const struct kvd *kvd, const struct session_peer *peer)
 {
-	const uint32_t cap = kvd->config->sessions_max;
+	const bool admin = config_is_admin(kvd->config, peer->uid);
+	const uint32_t max = kvd->config->sessions_max;
+	const uint32_t cap = max - (admin ? 0 : max / ADMIN_PART);
 	const struct session *session;
 	unsigned int own = 0;
 
 	if (kvd->session_count < share_cap(cap, cap))
 		return 0;
 	list_foreach(session, &kvd->sessions, link)
-		own += session->pid == pid;
+		own += admin ? session->pid == peer->pid : session->uid == peer->uid;
 	if (share_allows(cap, kvd->session_count, own))
 		return 0;
 	return err_raise(ERR_LIMIT,
-			 "%u sessions, %u of process %d: the cap of this daemon is %u "
+			 "%u sessions, %u of %s %u: the cap of this daemon is %u "
 			 "(sessions)%s",
-			 kvd->session_count, own, (int)pid, cap,
-			 kvd->session_count < cap ? ", the last for processes with few"
-						  : "");
+			 kvd->session_count, own, admin ? "process" : "uid",
+			 admin ? (unsigned int)peer->pid : peer->uid, max,
+			 kvd->session_count >= max ? ""
+			 : admin		   ? ", the last for processes with few"
+				 : ", the last for users with few and administrators");
 }
 
 static int control_admit(struct control *control, const struct session_peer *peer)
@@ -249,7 +259,7 @@ static int control_admit(struct control *control, const struct session_peer *pee
 		return err_raise(ERR_PERM,
 				 "uid %u is not admitted: see allow_uids and allow_gids",
 				 peer->uid);
-	r = check_cap(control->kvd, peer->pid);
+	r = check_cap(control->kvd, peer);
 	if (r < 0)
 		return err_pass(r);
 	return err_pass(conn_new(&control->host, peer->fd, peer));

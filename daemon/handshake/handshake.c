@@ -49,7 +49,6 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	remote->peer = peer;
 	peer->user = remote;
 	peer_hold(peer);
-	remote->pages.metrics = &hs->kvd->metrics;
 	remote->figures = METRIC_PEER_OTHER;
 	sched_line_init(&remote->line, hs->sched);
 	list_init(&remote->pools);
@@ -72,6 +71,7 @@ static void remote_free(struct remote *remote)
 	list_remove(&remote->link);
 	idmap_fini(&remote->pools_by_id);
 	sched_line_fini(&remote->line);
+	account_unref(remote->account);
 	remote->peer->user = NULL;
 	peer_release(remote->peer);
 	mem_free(remote);
@@ -514,6 +514,33 @@ static void figures_begin(struct remote *remote)
 	remote->figures = metrics_peer(&remote->hs->kvd->metrics, name, remote);
 }
 
+/* In whose name its things are kept: its key's, else its address's. All daemons of one
+ * are one, however many instances they are. What an earlier peering left keeps the
+ * account that it was charged to. */
+static int remote_identify(struct remote *remote)
+{
+	const struct peer *peer = remote->peer;
+	const char *host = strstr(peer->endpoint, "://");
+	const char *end = strrchr(peer->endpoint, ':');
+	struct account *account;
+	char name[ACCOUNT_NAME_MAX];
+
+	host = host ? host + 3 : peer->endpoint;
+	if (peer->known_as[0])
+		snprintf(name, sizeof(name), "%s", peer->known_as);
+	else
+		snprintf(name, sizeof(name), "%.*s",
+			 end > host ? (int)(end - host) : (int)strlen(host), host);
+	json_sanitize(name);
+	account = account_get(&remote->hs->kvd->accounts,
+			      peer->known_as[0] ? "peer" : "addr", name);
+	if (!account)
+		return err_pass(-ENOMEM);
+	account_unref(remote->account);
+	remote->account = account;
+	return 0;
+}
+
 /* One that was not used is not lost, nor are those of a daemon that stops. */
 static void figures_end(const struct remote *remote)
 {
@@ -542,6 +569,13 @@ static void on_up(void *owner, struct peer *peer)
 	struct handshake *hs = owner;
 	struct remote *remote = peer->user ? peer->user : remote_new(hs, peer);
 
+	if (remote && remote_identify(remote) < 0) {
+		struct err e;
+
+		err_take(&e);
+		peer_kill(peer, &e);
+		return;
+	}
 	if (remote) {
 		figures_begin(remote);
 		hs->events.on_peer_up(hs->events.owner, peer);

@@ -52,18 +52,10 @@ struct remote_pool {
 	bool ready;		   /* every key is usable */
 	struct err refused;	   /* code != OK: keys cannot be used, with the reason */
 	unsigned int uses;	   /* rooms and ops that hold it */
-	size_t bytes;		   /* of its REGISTER */
+	struct charge charge;	   /* what it takes, decoded */
 	bool going;		   /* UNREGISTER came: acked at zero uses */
 	bool dead;		   /* of an earlier epoch of the peer */
 	struct remote_pool *replacement; /* which has its keys: in use */
-};
-
-/* Page lists out of one peer's messages: a run of a million pages costs it eight bytes.
- */
-#define PAGES_HELD_MAX (UINT64_C(256) << 20) /* bytes: 67 million pages */
-struct pages_held {
-	uint64_t bytes;
-	struct metrics *metrics; /* counts those of all peers */
 };
 
 /* A peer as the upper layers see it: the control line and the data line. */
@@ -85,21 +77,16 @@ struct remote {
 	struct list dead_pools;
 	struct list shares;	 /* struct share.at_remote: local pools that it knows */
 	unsigned int pool_count; /* in both */
-	uint64_t pool_bytes;
 	struct list link;
 	unsigned int reaches; /* handshake_reach() minus handshake_release() */
 	bool closing_xp, start_again;
 	struct express_in *express; /* handshake_express.c; NULL: not agreed */
 	struct list express_free;
-	struct pages_held pages; /* of its rooms' messages */
-	unsigned int orphans;	 /* of it, and their bytes: rooms_late.c */
-	uint64_t orphan_bytes;
-	struct list early; /* receivers of it that never came: rooms_early.c */
-	unsigned int early_count;
+	struct account
+		*account;     /* since it was up first; else NULL, and nothing is kept */
+	struct list early;    /* receivers of it that never came: rooms_early.c */
 	struct list attaches; /* to its sessions: xfer.c */
 	struct list shadows;  /* its lists that are kept here: xfer_serve.c */
-	unsigned int shadow_count;
-	uint64_t shadow_entries;
 	bool refused; /* our dial was answered with BYE, or keys stand between us: `why`
 		       */
 	unsigned int figures;	    /* its set in metrics.peers */

@@ -32,9 +32,8 @@
 
 #define REMOTE_REGIONS_MAX 4096u
 #define REMOTE_POOLS_MAX 16384u
-#define REMOTE_BYTES_MAX                                               \
-	(UINT64_C(128) << 20) /* of all REGISTERs that a peer has here \
-			       */
+/* Of one region besides its record: its key, and its place in the order of addresses. */
+#define REGION_KEY_BYTES 320u
 enum { OBJECT_POOL = 0, OBJECT_SESSION = 1 };
 
 /* ---- sending ---- */
@@ -417,7 +416,7 @@ static void pool_free(struct remote_pool *pool)
 	list_remove(&pool->link);
 	pool_unlist(pool);
 	remote->pool_count--;
-	remote->pool_bytes -= pool->bytes;
+	charge_drop(&pool->charge);
 	if (!pool->dead)
 		keys_drop(pool);
 	if (pool->going && !pool->dead && !pool->is_session && /* of those nobody waits */
@@ -661,17 +660,41 @@ static int answer(struct remote *remote, uint64_t object, const struct err *why)
 	return handshake_tell_register_nak(remote, &nak);
 }
 
-static int handshake_pools_check_caps(const struct remote *remote, size_t bytes)
+/* Decoded: eight bytes of a message may be eighty here. */
+static int charge_pool(struct remote_pool *pool)
 {
-	if (remote->pool_count < REMOTE_POOLS_MAX &&
-	    bytes <= REMOTE_BYTES_MAX - remote->pool_bytes)
+	uint64_t bytes = sizeof(*pool);
+
+	for (uint32_t i = 0; i < pool->region_count; i++)
+		bytes += sizeof(pool->regions[i]) + pool->regions[i].packed_len +
+			 REGION_KEY_BYTES;
+	if (pool->layout)
+		bytes += layout_memory(pool->layout) +
+			 pool->layout->buffer_count *
+				 (sizeof(*pool->buffers) + sizeof(*pool->buffer_region));
+	return err_pass(charge_take(&pool->charge, pool->remote->account, ACCOUNT_LAYOUTS,
+				    bytes));
+}
+
+static int handshake_pools_check_cap(const struct remote *remote)
+{
+	if (remote->pool_count < REMOTE_POOLS_MAX)
 		return 0;
-	return err_raise(
-		ERR_LIMIT,
-		"REGISTER: %u pools and sessions of %llu bytes are kept for a peer; "
-		"the caps are %u and %llu bytes",
-		remote->pool_count, (unsigned long long)remote->pool_bytes,
-		REMOTE_POOLS_MAX, (unsigned long long)REMOTE_BYTES_MAX);
+	return err_raise(ERR_LIMIT,
+			 "REGISTER: %u pools and sessions are kept for a peer; the cap "
+			 "is %u",
+			 remote->pool_count, REMOTE_POOLS_MAX);
+}
+
+/* Kept nowhere: it never was. */
+static int refuse_pool(struct remote *remote, struct remote_pool *pool, uint64_t object)
+{
+	struct err why;
+
+	err_take(&why);
+	if (pool)
+		pool_free(pool);
+	return answer(remote, object, &why);
 }
 
 static int on_register(struct handshake *hs, struct remote *remote, struct cursor *body)
@@ -679,8 +702,6 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 	struct wire_register msg;
 	const struct transport *transport = handshake_transport(remote);
 	struct remote_pool *pool, *old;
-	size_t bytes = cursor_left(body);
-	struct err why;
 	int r = wire_register_get(body, &msg);
 
 	if (r < 0)
@@ -693,19 +714,17 @@ static int on_register(struct handshake *hs, struct remote *remote, struct curso
 	if (old && !old->is_session)
 		return err_raise(ERR_PROTO, "REGISTER: object %llu twice",
 				 (unsigned long long)msg.object);
-	if (handshake_pools_check_caps(remote, bytes) < 0) {
-		err_take(&why);
-		return answer(remote, msg.object, &why);
-	}
+	if (handshake_pools_check_cap(remote) < 0)
+		return refuse_pool(remote, NULL, msg.object);
 	pool = mem_zalloc(sizeof(*pool));
 	if (!pool)
 		return err_pass(-ENOMEM);
 	pool->remote = remote;
-	pool->bytes = bytes;
 	remote->pool_count++;
-	remote->pool_bytes += bytes;
 	list_push_back(&remote->pools, &pool->link);
 	r = build_pool(pool, &msg);
+	if (r >= 0 && charge_pool(pool) < 0)
+		return refuse_pool(remote, pool, msg.object);
 	/* a session shared again: the new list is found in the place of the old one */
 	if (r >= 0 && !idmap_swap(&remote->pools_by_id, pool->id, pool))
 		r = idmap_put(&remote->pools_by_id, pool->id, pool);

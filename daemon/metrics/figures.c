@@ -68,6 +68,7 @@ static void take_daemon(struct kvd *kvd, struct figures *f)
 	for (unsigned int i = 0; i <= HEALTH_STOPPING; i++)
 		metrics_set(m, METRIC_AT(STATE, i, 0), i == f->health);
 	metrics_set(m, METRIC_BUILD, 1);
+	metrics_set(m, METRIC_ACCOUNT_LIMIT, kvd->accounts.limit);
 	metrics_set(m, METRIC_DEAD_AFTER, kvd->config->dead_after_ns);
 	metrics_set(m, METRIC_INSECURE, kvd->config->insecure);
 	for (unsigned int i = 0; i < TRANSPORTS_MAX; i++)

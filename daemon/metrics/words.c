@@ -25,12 +25,18 @@ static const char *const notif_ends[] = {"passed", "dropped"};
 static const char *const command_ends[] = {"success", "failed"};
 
 static const char *const *const words[METRIC_BY_END] = {
-	[METRIC_BY_VERSION] = versions,		[METRIC_BY_DAEMON_STATE] = health_names,
-	[METRIC_BY_ROLE] = room_role_names,	[METRIC_BY_ROOM_STATE] = room_state_names,
-	[METRIC_BY_ROOM_PHASE] = phases,	[METRIC_BY_DIRECTION] = directions,
-	[METRIC_BY_PEER_STATE] = peer_states,	[METRIC_BY_XFER_OP] = operations,
-	[METRIC_BY_XFER_END] = xfer_ends,	[METRIC_BY_NOTIF_END] = notif_ends,
+	[METRIC_BY_VERSION] = versions,
+	[METRIC_BY_DAEMON_STATE] = health_names,
+	[METRIC_BY_ROLE] = room_role_names,
+	[METRIC_BY_ROOM_STATE] = room_state_names,
+	[METRIC_BY_ROOM_PHASE] = phases,
+	[METRIC_BY_DIRECTION] = directions,
+	[METRIC_BY_PEER_STATE] = peer_states,
+	[METRIC_BY_XFER_OP] = operations,
+	[METRIC_BY_XFER_END] = xfer_ends,
+	[METRIC_BY_NOTIF_END] = notif_ends,
 	[METRIC_BY_COMMAND_END] = command_ends,
+	[METRIC_BY_ACCOUNT_CLASS] = account_class_names,
 };
 
 static const char *peer_word(const struct figures *f, unsigned int value)

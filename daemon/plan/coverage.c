@@ -39,7 +39,16 @@ void coverage_fini(struct coverage *cov)
 		mem_free(cov->sets[i].at);
 	mem_free(cov->sets);
 	mem_free(cov->layers);
+	charge_drop(&cov->charge);
 	*cov = (struct coverage){0};
+}
+
+int coverage_charge(struct coverage *cov, struct account *account,
+		    enum account_class class)
+{
+	return err_pass(charge_take(&cov->charge, account, class,
+				    cov->layer_count * sizeof(*cov->layers) +
+					    sizeof(*cov->sets)));
 }
 
 /* First interval that ends after `begin`. */
@@ -65,10 +74,12 @@ static bool set_overlaps(const struct coverage_set *set, uint64_t begin, uint64_
 	return i < set->count && set->at[i].begin < end;
 }
 
-static int set_reserve(struct coverage_set *set, uint32_t count)
+static int set_reserve(struct coverage *cov, struct coverage_set *set, uint32_t count)
 {
 	uint32_t cap = set->cap ? set->cap : 2;
+	uint64_t more;
 	void *at;
+	int r;
 
 	if (count <= set->cap)
 		return 0;
@@ -77,9 +88,15 @@ static int set_reserve(struct coverage_set *set, uint32_t count)
 				 COVERAGE_INTERVALS_MAX);
 	while (cap < count)
 		cap *= 2;
+	more = (cap - set->cap) * sizeof(*set->at);
+	r = charge_more(&cov->charge, more);
+	if (r < 0)
+		return err_pass(r);
 	at = mem_regrow(set->at, cap, sizeof(*set->at));
-	if (!at)
+	if (!at) {
+		charge_less(&cov->charge, more);
 		return err_pass(-ENOMEM);
+	}
 	set->at = at;
 	set->cap = cap;
 	return 0;
@@ -111,7 +128,8 @@ static void set_insert(struct coverage_set *set, uint64_t begin, uint64_t end)
 }
 
 /* One interval holds all of [begin, end): it was inserted, perhaps merged. */
-static int set_cut(struct coverage_set *set, uint64_t begin, uint64_t end)
+static int set_cut(struct coverage *cov, struct coverage_set *set, uint64_t begin,
+		   uint64_t end)
 {
 	uint32_t i = set_find(set, begin);
 	uint64_t tail;
@@ -120,7 +138,7 @@ static int set_cut(struct coverage_set *set, uint64_t begin, uint64_t end)
 		return 0;
 	tail = set->at[i].end;
 	if (begin > set->at[i].begin && tail > end) {
-		int r = set_reserve(set, set->count + 1);
+		int r = set_reserve(cov, set, set->count + 1);
 
 		set->at[i].end = begin; /* without memory the tail is lost: says less */
 		if (r < 0)
@@ -144,23 +162,34 @@ static int set_cut(struct coverage_set *set, uint64_t begin, uint64_t end)
 
 static int coverage_split(struct coverage *cov)
 {
-	struct coverage_set *sets = mem_calloc(cov->layer_count, sizeof(*sets));
 	struct coverage_set *one = &cov->sets[0];
+	const uint64_t was = one->cap * sizeof(*one->at) + sizeof(*one);
+	const uint64_t is =
+		cov->layer_count * (one->count * sizeof(*one->at) + sizeof(*one));
+	struct coverage_set *sets;
+	int r = charge_more(&cov->charge, is);
 
-	if (!sets)
+	if (r < 0)
+		return err_pass(r);
+	sets = mem_calloc(cov->layer_count, sizeof(*sets));
+	if (!sets) {
+		charge_less(&cov->charge, is);
 		return err_pass(-ENOMEM);
+	}
 	for (uint32_t i = 0; i < cov->layer_count && one->count; i++) {
 		sets[i].at = mem_dup(one->at, one->count * sizeof(*one->at));
 		if (!sets[i].at) {
 			while (i--)
 				mem_free(sets[i].at);
 			mem_free(sets);
+			charge_less(&cov->charge, is);
 			return err_pass(-ENOMEM);
 		}
 		sets[i].count = sets[i].cap = one->count;
 	}
 	mem_free(one->at);
 	mem_free(cov->sets);
+	charge_less(&cov->charge, was);
 	cov->sets = sets;
 	cov->split = true;
 	return 0;
@@ -216,7 +245,7 @@ int coverage_add(struct coverage *cov, struct plan_layers layers, uint64_t begin
 			return err_raise(ERR_DUP, "tokens [%llu, %llu) were sent before",
 					 (unsigned long long)begin,
 					 (unsigned long long)end);
-		r = set_reserve(&cov->sets[i], cov->sets[i].count + 1);
+		r = set_reserve(cov, &cov->sets[i], cov->sets[i].count + 1);
 		if (r < 0)
 			return r;
 	}
@@ -234,7 +263,7 @@ int coverage_remove(struct coverage *cov, struct plan_layers layers, uint64_t be
 	if (r < 0 || begin >= end)
 		return r;
 	for (uint32_t i = lo; i < hi; i++) {
-		int k = set_cut(&cov->sets[i], begin, end);
+		int k = set_cut(cov, &cov->sets[i], begin, end);
 
 		r = k < 0 ? k : r;
 	}

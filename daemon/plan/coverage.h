@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/base/account.h"
 #include "daemon/plan/plan.h"
 
 #define COVERAGE_INTERVALS_MAX 65536u /* of one layer */
@@ -31,10 +32,15 @@ struct coverage {
 	uint32_t layer_count;
 	bool split; /* sets has layer_count entries, else 1 */
 	struct coverage_set *sets;
+	struct charge charge; /* of the sets, when coverage_charge() was called */
 };
 
 /* layers: ascending, copied. */
 int coverage_init(struct coverage *cov, const uint32_t *layers, uint32_t layer_count);
+/* It is kept in somebody's name, who pays for what it grows by. ERR_LIMIT, also of what
+ * is added later. */
+int coverage_charge(struct coverage *cov, struct account *account,
+		    enum account_class class);
 void coverage_fini(struct coverage *cov);
 /* Add [begin, end) for the layers in range. ERR_DUP when any of it is there
  * already (then nothing changes), ERR_NOMEM, ERR_LIMIT. */

@@ -47,6 +47,22 @@ void layout_freep(struct layout **layout_p)
 	layout_free(*layout_p);
 }
 
+size_t layout_memory(const struct layout *layout)
+{
+	size_t bytes = sizeof(*layout) + layout->buffer_count * sizeof(*layout->buffers) +
+		       layout->view_count * sizeof(*layout->views);
+
+	for (uint32_t v = 0; v < layout->view_count; v++) {
+		const struct layout_view *view = &layout->views[v];
+
+		bytes += view->layer_count * sizeof(*view->layers);
+		for (uint32_t i = 0; i < view->layer_count; i++)
+			bytes +=
+				view->layers[i].field_count * sizeof(struct layout_field);
+	}
+	return bytes;
+}
+
 const struct layout_view *layout_view_find(const struct layout *layout, const char *name)
 {
 	for (uint32_t i = 0; i < layout->view_count; i++)

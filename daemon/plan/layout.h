@@ -100,6 +100,7 @@ int layout_decode(struct cursor *in, struct layout **layout_p);
 int layout_digest(const struct layout *layout, uint64_t *digest_p);
 void layout_free(struct layout *layout); /* NULL is fine */
 void layout_freep(struct layout **layout_p);
+size_t layout_memory(const struct layout *layout); /* bytes that it takes */
 
 const struct layout_view *layout_view_find(const struct layout *layout, const char *name);
 /* NULL when the view does not hold that layer / the layer that field. */

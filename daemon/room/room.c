@@ -433,9 +433,13 @@ struct party *room_party_add(struct room *room, struct remote *remote)
 		err_raise(ERR_LIMIT, "more than %u parties in a room", ROOM_PARTIES_MAX);
 		return NULL;
 	}
-	party = mem_zalloc(sizeof(*party));
-	if (!party)
+	if (charge_more(&room->charge, sizeof(*party)) < 0)
 		return NULL;
+	party = mem_zalloc(sizeof(*party));
+	if (!party) {
+		charge_less(&room->charge, sizeof(*party));
+		return NULL;
+	}
 	party->room = room;
 	party->room_there = room->number;
 	party->remote = remote;
@@ -489,12 +493,14 @@ void party_drop(struct party *party)
 	mem_free(party->coverage);
 	room_maps_fini(&party->theirs);
 	mem_free(party->wants);
+	charge_drop(&party->wants_charge);
 	cJSON_Delete(party->theirs_json);
 	if (party->ack_pending)
 		rooms_ack(party);
 	list_remove(&party->link);
 	room->party_count--;
 	handshake_release(rooms_kvd(room->rooms)->handshake, party->remote);
+	charge_less(&room->charge, sizeof(*party) + party->json_bytes);
 	mem_free(party);
 }
 

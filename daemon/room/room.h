@@ -47,7 +47,7 @@ enum room_state {
 };
 
 #define ROOM_PARTIES_MAX 1024u
-#define ROOM_CHUNKS_MAX 65536u
+#define ROOM_CHUNKS_MAX 65536u /* that have not ended */
 #define ROOM_ANY_RANK (-1)
 
 /* What was moved for a room on this side, as the transports say when it is done. */
@@ -72,8 +72,10 @@ struct party {
 	struct room_maps theirs;   /* send: receiver's pages; pull: source's pages */
 	struct cJSON *theirs_json; /* pull: pages named by the engine; read when the
 				      source's pool is known */
+	size_t json_bytes;	   /* of that, charged to the room */
 	struct plan_want *wants;   /* what this source sends / must send */
 	size_t want_count;
+	struct charge wants_charge; /* send: to the receiver, whose they are */
 	bool told;	  /* TRANSFER_INFO or OFFER_QUERY is out, or being written */
 	bool reading;	  /* TRANSFER_INFO or OFFER is here and being read: room_mail.h */
 	bool answered;	  /* acknowledged / OFFER is here */
@@ -131,6 +133,7 @@ struct move {
 	struct plan_want *wants; /* offer: the puller's wants */
 	size_t want_count;
 	struct plan *plan;
+	struct charge charge; /* of the plan */
 	uint8_t *header;
 	size_t header_len;
 	int (*encode)(struct move *move); /* makes it where the plan is made; or NULL */
@@ -158,13 +161,15 @@ static inline enum move_phase move_phase(const struct move *move)
 /* one room.send */
 struct chunk {
 	struct list link; /* in room->chunks */
+	struct room *room;
 	uint64_t seq;
 	struct room_maps maps;
 	bool last;
 	struct wait_spec wait;
-	unsigned int moves; /* parties it is still on its way to */
+	unsigned int
+		moves; /* parties it is still on its way to; freed when none is left */
 	bool dispatched;
-	bool spent; /* nothing but its number is left */
+	struct charge charge;
 };
 
 struct room {
@@ -191,8 +196,11 @@ struct room {
 	struct wait_spec wait; /* recv, pull: before anything lands */
 	struct wait wait_bind;
 	bool wait_over;
-	struct list chunks; /* send; in order of room.send */
-	struct idmap chunk_by_seq;
+	struct charge charge;  /* itself and its parties */
+	struct list chunks;    /* send: that wait or move; in order of room.send */
+	struct coverage given; /* the numbers of all that came, as tokens of one layer */
+	unsigned int chunks_open, chunks_given; /* in `chunks`; ever */
+	uint64_t latest_seq;			/* of the last one */
 	bool last_given;
 	uint32_t receivers; /* expected parties; 0 = not known yet */
 	uint64_t bytes, expected;
@@ -330,7 +338,10 @@ void send_on_done(struct room *room, struct party *party);
 /* After a step: what it could post for its receivers is posted. */
 void send_acks(struct room *room);
 int send_chunk(struct room *room, struct chunk *chunk); /* takes it when >= 0 */
-void send_chunk_left(struct chunk *chunk);		/* one of its moves is freed */
+/* Was there a chunk of this number? A retry is no new one. */
+bool send_was_given(const struct room *room, uint64_t seq);
+void send_chunk_left(struct chunk *chunk); /* one of its moves is freed */
+void send_chunk_free(struct chunk *chunk); /* with its room */
 /* room_recv.c */
 int recv_bind(struct room *room, struct room_maps *maps, const struct wait_spec *wait);
 void recv_on_request(struct room *room, struct remote *remote, struct xp_inbound *in,

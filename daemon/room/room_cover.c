@@ -174,6 +174,10 @@ static int make_coverage(struct room *room, struct party *party)
 			wanted_layers(party, (uint32_t)(view - layout->views), layers);
 		int r = coverage_init(&party->coverage[i], layers, n);
 
+		/* its source decides into how many pieces it falls */
+		if (r >= 0)
+			r = coverage_charge(&party->coverage[i], party->remote->account,
+					    ACCOUNT_PAGES);
 		if (r < 0)
 			return err_pass(r);
 	}

@@ -317,7 +317,7 @@ int mail_read(struct party *party, struct move *move, struct room_message *msg,
 	      struct room_maps *maps_p, struct mail **mail_p)
 {
 	struct maps_reader reader;
-	int r = maps_reader_begin(&reader, in, layout, &party->remote->pages);
+	int r = maps_reader_begin(&reader, in, layout, party->remote->account);
 
 	assert(!move || (move->party == party && !move->mail));
 	*maps_p = (struct room_maps){0};

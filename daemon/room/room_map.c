@@ -161,8 +161,17 @@ static int parse_aux(int64_t aux, const struct layout *layout, struct room_map *
 	return 0;
 }
 
+static uint64_t room_maps_bytes(const struct room_maps *maps)
+{
+	uint64_t bytes = maps->count * sizeof(*maps->maps);
+
+	for (size_t i = 0; i < maps->count; i++)
+		bytes += maps->maps[i].page_count * sizeof(*maps->maps[i].pages);
+	return bytes;
+}
+
 int room_maps_parse(const cJSON *views, int64_t aux, const struct layout *layout,
-		    struct room_maps *maps)
+		    struct account *account, struct room_maps *maps)
 {
 	size_t n = views ? (size_t)cJSON_GetArraySize(views) : 0;
 	const cJSON *it = NULL;
@@ -186,6 +195,9 @@ int room_maps_parse(const cJSON *views, int64_t aux, const struct layout *layout
 	}
 	if (aux >= 0)
 		r = parse_aux(aux, layout, &maps->maps[maps->count++]);
+	if (r >= 0 && maps->count)
+		r = charge_take(&maps->charge, account, ACCOUNT_PAGES,
+				room_maps_bytes(maps));
 out:
 	if (r < 0)
 		room_maps_fini(maps);
@@ -196,14 +208,10 @@ void room_maps_fini(struct room_maps *maps)
 {
 	for (size_t i = 0; i < maps->count; i++) {
 		const struct room_map *map = &maps->maps[i];
-		const uint64_t bytes = map->page_count * sizeof(*map->pages);
 
-		if (map->pages && maps->held) {
-			maps->held->bytes -= bytes;
-			metrics_sub(maps->held->metrics, METRIC_PEER_PAGES_BYTES, bytes);
-		}
-		mem_free_large(map->pages, bytes);
+		mem_free_large(map->pages, map->page_count * sizeof(*map->pages));
 	}
+	charge_drop(&maps->charge);
 	mem_free(maps->maps);
 	*maps = (struct room_maps){0};
 }

@@ -12,15 +12,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/base/account.h"
 #include "daemon/base/cursor.h"
-#include "daemon/base/metrics.h"
 #include "daemon/plan/layout.h"
 #include "daemon/plan/plan.h"
 
 #define ROOM_PAGES_MAX (1u << 20) /* of one view of one message */
 #define ROOM_AUX_VIEW "aux"	  /* the view that "aux": slot names */
-
-struct pages_held;
 
 struct room_map {
 	char view[LAYOUT_NAME_MAX];
@@ -34,13 +32,14 @@ struct room_map {
 struct room_maps {
 	struct room_map *maps;
 	size_t count;
-	struct pages_held *held; /* whose the pages are; NULL: nobody's, as an engine's */
+	struct charge charge; /* to whom the pages are, until room_maps_fini() */
 };
 
 /* "views" (may be NULL) and "aux" (-1: none) of a command. Errors name the
- * member: "views.kv.pages[3]: 70 is outside the pool's 64 pages". */
+ * member: "views.kv.pages[3]: 70 is outside the pool's 64 pages". They are charged to
+ * `account` (NULL: to nobody); ERR_LIMIT. */
 int room_maps_parse(const cJSON *views, int64_t aux, const struct layout *layout,
-		    struct room_maps *maps);
+		    struct account *account, struct room_maps *maps);
 void room_maps_fini(struct room_maps *maps);
 static inline struct room_maps room_maps_steal(struct room_maps *maps)
 {
@@ -92,10 +91,9 @@ struct maps_reader {
 	bool summed;
 };
 /* Checked like a command's; runs are summed and all is checked before allocation.
- * held: the holder of the pages, until room_maps_fini(); ERR_LIMIT over
- * ROOM_PAGES_HELD_MAX. NULL: nobody. */
+ * account: as room_maps_parse(); nothing is allocated over its share. */
 int maps_reader_begin(struct maps_reader *reader, const struct cursor *in,
-		      const struct layout *layout, struct pages_held *held);
+		      const struct layout *layout, struct account *account);
 /* At most about `most` pages or runs more. 0: reader->maps is all, the caller's now, and
  * reader->in is behind it. Outcome 1: there is more. Negative: what was read is freed. */
 int maps_read_some(struct maps_reader *reader, size_t most);

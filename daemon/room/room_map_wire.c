@@ -10,11 +10,10 @@
  *
  * Runs are summed under the cap before anything is allocated, and each is held against
  * its view then, so that no page has to be looked at again; the tokens, too, are held
- * against the sum first. What is allocated then is charged to the peer that sent it,
- * until it is freed: a peer that is in order by everything that can be looked at may
- * still send requests of a million pages and never let them end.
+ * against the sum first. What is allocated then is charged to whoever sent it, until
+ * it is freed: a peer that is in order by everything that can be looked at may still
+ * send requests of a million pages and never let them end.
  */
-#include "daemon/handshake/handshake.h"
 #include "daemon/room/room_map.h"
 
 #include <endian.h>
@@ -172,16 +171,23 @@ static inline uint32_t le32(const uint8_t *p)
 }
 
 int maps_reader_begin(struct maps_reader *reader, const struct cursor *in,
-		      const struct layout *layout, struct pages_held *held)
+		      const struct layout *layout, struct account *account)
 {
-	*reader = (struct maps_reader){.in = *in,
-				       .layout = layout,
-				       .maps = {.held = held},
-				       .budget = ROOM_PAGES_MAX};
+	int r;
+
+	*reader = (struct maps_reader){
+		.in = *in, .layout = layout, .budget = ROOM_PAGES_MAX};
 	reader->views =
 		cursor_get_count(&reader->in, LAYOUT_VIEWS_MAX + 1, VIEW_FIXED_BYTES);
+	r = charge_take(&reader->maps.charge, account, ACCOUNT_PAGES,
+			reader->views * sizeof(*reader->maps.maps));
+	if (r < 0)
+		return err_pass(r);
 	reader->maps.maps = mem_calloc(reader->views, sizeof(*reader->maps.maps));
-	return reader->maps.maps ? 0 : err_pass(-ENOMEM);
+	if (reader->maps.maps)
+		return 0;
+	charge_drop(&reader->maps.charge);
+	return err_pass(-ENOMEM);
 }
 
 void maps_reader_fini(struct maps_reader *reader)
@@ -273,25 +279,17 @@ static int sum_some(struct maps_reader *reader, size_t *most_p)
 	return 0;
 }
 
-static int pages_new(struct pages_held *held, struct room_map *map, size_t count)
+static int pages_new(struct charge *charge, struct room_map *map, size_t count)
 {
-	const uint64_t bytes = count * sizeof(*map->pages);
+	int r = charge_more(charge, count * sizeof(*map->pages));
 
-	if (held && bytes > PAGES_HELD_MAX - held->bytes)
-		return err_raise(
-			ERR_LIMIT,
-			"views.%.31s.pages: %zu pages, beside %llu bytes of page "
-			"lists that are kept for this daemon; the cap is %llu",
-			map->view, count, (unsigned long long)held->bytes,
-			(unsigned long long)PAGES_HELD_MAX);
+	if (r < 0)
+		return err_prefix(r, "views.%.31s.pages", map->view);
 	map->pages = mem_regrow(NULL, count, sizeof(*map->pages));
-	if (!map->pages)
-		return err_pass(-ENOMEM);
-	if (held) {
-		held->bytes += bytes;
-		metrics_add(held->metrics, METRIC_PEER_PAGES_BYTES, bytes);
-	}
-	return 0;
+	if (map->pages)
+		return 0;
+	charge_less(charge, count * sizeof(*map->pages));
+	return err_pass(-ENOMEM);
 }
 
 /* The runs are in order: is the rest, too? Then its pages. */
@@ -305,7 +303,7 @@ static int summed(struct maps_reader *reader)
 	map->page_count = reader->total;
 	r = room_map_check_ranges(map, reader->view, where);
 	if (r >= 0)
-		r = pages_new(reader->maps.held, map, reader->total);
+		r = pages_new(&reader->maps.charge, map, reader->total);
 	if (r < 0)
 		return err_pass(r);
 	reader->budget -= reader->total;

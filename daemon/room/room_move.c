@@ -289,6 +289,7 @@ static void move_free(struct move *move)
 	room_maps_fini(&move->maps_dst);
 	mem_free(move->pairs);
 	mem_free(move->wants);
+	charge_drop(&move->charge);
 	plan_free(move->plan);
 	mem_free(move->header);
 	mem_free(move->op.xp.owned);
@@ -328,10 +329,28 @@ static void room_move_plan_work(struct offload_job *job)
 		err_take(&job->err);
 }
 
+/* To whom the move is due: who asked for bytes, or brings some, may never take the
+ * rest, and the plan stays until then. */
+static int charge_plan(struct move *move)
+{
+	const struct room *room = move->room;
+	struct account *account = room->role == ROOM_RECV || room->role == ROOM_OFFER
+					  ? move->party->remote->account
+					  : room->session->account;
+	int r = charge_take(&move->charge, account, ACCOUNT_PLANS,
+			    sizeof(*move) + move->header_len + plan_memory(move->plan));
+
+	if (r < 0)
+		err_take(&move->job.err);
+	return r;
+}
+
 static void room_move_plan_done(struct offload_job *job)
 {
 	struct move *move = container_of(job, struct move, job);
 
+	if (job->result >= 0)
+		job->result = charge_plan(move);
 	if (job->result < 0)
 		move->refused = job->err;
 	if (move_phase(move) == MOVE_ENDED) {

@@ -17,6 +17,7 @@
 #include "daemon/room/room_mail.h"
 #include "daemon/room/room_wire.h"
 #include "daemon/room/rooms.h"
+#include "daemon/session/session.h"
 
 /* What a peer calls its lease is input: no heartbeat of microseconds, no wrap. */
 #define HEARTBEAT_MIN_NS (10 * LOOP_NS_PER_MS)
@@ -44,7 +45,7 @@ static int take_offer(struct party *party, const struct wire_offer *offer,
 	party->reading = false;
 	if (party->theirs_json) {
 		r = room_maps_parse(party->theirs_json, -1, party->pool->layout,
-				    &party->theirs);
+				    party->room->session->account, &party->theirs);
 		if (r >= 0)
 			r = room_maps_within(&party->theirs, &maps, party->pool->layout);
 		room_maps_fini(&maps);

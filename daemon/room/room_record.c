@@ -280,15 +280,12 @@ static bool add_waits(cJSON *obj, const struct room *room)
 
 static bool add_counts(cJSON *obj, const struct room *room)
 {
-	const struct chunk *chunk;
 	const struct move *move;
-	unsigned int chunks = 0, moves = 0;
+	unsigned int moves = 0;
 
-	list_foreach(chunk, &room->chunks, link)
-		chunks++;
 	list_foreach(move, &room->moves, link)
 		moves++;
-	return cJSON_AddNumberToObject(obj, "chunks", chunks) &&
+	return cJSON_AddNumberToObject(obj, "chunks", room->chunks_given) &&
 	       cJSON_AddNumberToObject(obj, "in_flight", moves) &&
 	       cJSON_AddNumberToObject(obj, "expected_bytes", (double)room->expected) &&
 	       cJSON_AddNumberToObject(obj, "surplus_tokens", (double)room->surplus) &&

@@ -22,18 +22,22 @@
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 
-static void chunk_free(struct chunk *chunk)
+void send_chunk_free(struct chunk *chunk)
 {
+	assert(chunk->room->chunks_open > 0);
+	chunk->room->chunks_open--;
+	list_remove(&chunk->link);
+	charge_drop(&chunk->charge);
 	room_maps_fini(&chunk->maps);
 	wait_spec_fini(&chunk->wait);
-	chunk->spent = true; /* the number is remembered: a retry is no new chunk */
+	mem_free(chunk);
 }
 
 void send_chunk_left(struct chunk *chunk)
 {
 	assert(chunk->moves > 0);
 	if (--chunk->moves == 0 && chunk->dispatched)
-		chunk_free(chunk);
+		send_chunk_free(chunk);
 }
 
 /* ---- receivers ---- */
@@ -78,6 +82,9 @@ static int take_info(struct room *room, struct party *party,
 		return err_pass(r);
 	cursor_read(&in, info->wants.data, info->wants.len);
 	r = wants_get(&in, &party->wants, &party->want_count);
+	if (r >= 0)
+		r = charge_take(&party->wants_charge, party->remote->account,
+				ACCOUNT_PAGES, party->want_count * sizeof(*party->wants));
 	if (r >= 0)
 		r = cover_check_wants(here, there, party->wants, party->want_count);
 	if (r < 0)
@@ -297,17 +304,57 @@ static void room_send_dispatch(struct room *room, struct chunk *chunk)
 	send_chunk_left(chunk);
 }
 
+/* As tokens of the one layer that `given` has. */
+static const struct plan_layers seq_layer = {0, 1};
+
+bool send_was_given(const struct room *room, uint64_t seq)
+{
+	return seq < UINT64_MAX && room->given.sets &&
+	       coverage_whole(&room->given, seq, seq + 1);
+}
+
+/* Numbers that follow each other are one interval, however many chunks they were. */
+static int chunk_number(struct room *room, uint64_t seq)
+{
+	int r = 0;
+
+	if (!room->given.sets) {
+		r = coverage_init(&room->given, &seq_layer.begin, 1);
+		if (r >= 0)
+			r = coverage_charge(&room->given, room->session->account,
+					    ACCOUNT_CHUNKS);
+		if (r < 0)
+			coverage_fini(&room->given);
+	}
+	if (r >= 0)
+		r = coverage_add(&room->given, seq_layer, seq, seq + 1);
+	return r < 0 ? err_pass(r) : 0;
+}
+
 int send_chunk(struct room *room, struct chunk *chunk)
 {
 	int r = 0;
 
 	assert(room->role == ROOM_SEND && room_live(room));
-	if (idmap_count(&room->chunk_by_seq) >= ROOM_CHUNKS_MAX)
+	if (room->chunks_open >= ROOM_CHUNKS_MAX)
 		r = err_raise(ERR_LIMIT, "%u chunks: the cap of a room", ROOM_CHUNKS_MAX);
+	else if (chunk->seq == UINT64_MAX)
+		r = err_raise(ERR_RANGE, "seq: 2^64 - 1");
 	if (r >= 0)
-		r = idmap_put(&room->chunk_by_seq, chunk->seq, chunk);
-	if (r < 0)
+		r = charge_take(&chunk->charge, room->session->account, ACCOUNT_CHUNKS,
+				sizeof(*chunk));
+	if (r >= 0)
+		r = chunk_number(room, chunk->seq);
+	if (r < 0) {
+		charge_drop(&chunk->charge);
+		if (room->chunks_given == 0)
+			coverage_fini(&room->given);
 		return err_pass(r);
+	}
+	chunk->room = room;
+	room->chunks_open++;
+	room->chunks_given++;
+	room->latest_seq = chunk->seq;
 	list_push_back(&room->chunks, &chunk->link);
 	room->last_given = room->last_given || chunk->last;
 	room_trace_chunk(room, TRACE_GIVEN, NULL,
@@ -342,15 +389,18 @@ static void dispatch_all(struct room *room)
 {
 	struct loop *loop = rooms_kvd(room->rooms)->loop;
 
-	for (struct list *at = first_waiting(room); at != &room->chunks; at = at->next) {
+	for (struct list *at = first_waiting(room), *next; at != &room->chunks;
+	     at = next) {
 		struct chunk *chunk = list_entry(at, struct chunk, link);
+
+		next = at->next; /* one of no receiver is over at once */
 
 		if (chunk->last && !all_posted(room))
 			return;
 		room_send_dispatch(room, chunk);
 		if (!room_live(room))
 			return;
-		if (at->next != &room->chunks && loop_enough(loop)) {
+		if (next != &room->chunks && loop_enough(loop)) {
 			room_kick(room);
 			return;
 		}
@@ -359,8 +409,6 @@ static void dispatch_all(struct room *room)
 
 static void room_send_step(struct room *room)
 {
-	const struct chunk *newest;
-
 	if (sm_state(&room->sm) == ROOM_BOOT) {
 		if (!room->receivers || room->party_count < room->receivers ||
 		    !list_empty(&room->mails))
@@ -370,8 +418,7 @@ static void room_send_step(struct room *room)
 	dispatch_all(room);
 	if (!room_live(room) || !room->last_given || room->busy > 0)
 		return;
-	newest = list_entry(room->chunks.prev, struct chunk, link);
-	if (newest->dispatched && room_parties_done(room))
+	if (first_waiting(room) == &room->chunks && room_parties_done(room))
 		room_move(room, ROOM_SUCCESS);
 }
 

@@ -198,19 +198,18 @@ static void source_part_waits(const struct room *room, struct room_waits *w)
 
 static void receiver_part_waits(const struct room *room, struct room_waits *w)
 {
-	const struct chunk *chunk = list_last(&room->chunks, struct chunk, link);
 	const struct party *party;
 
 	if (!room->last_given) {
 		by_engine(room, w);
 		snprintf(w->what, sizeof(w->what), "%.90s to send its first chunk",
 			 w->who);
-		if (chunk)
+		if (room->chunks_given)
 			snprintf(w->what, sizeof(w->what),
-				 "%.90s to send its next chunk (has sent %zu, the latest "
+				 "%.90s to send its next chunk (has sent %u, the latest "
 				 "is seq %llu)",
-				 w->who, idmap_count(&room->chunk_by_seq),
-				 (unsigned long long)chunk->seq);
+				 w->who, room->chunks_given,
+				 (unsigned long long)room->latest_seq);
 		return;
 	}
 	by_daemon(w, "to look at it");

@@ -15,7 +15,7 @@
 #include "daemon/base/context.h"
 #include "daemon/room/rooms_impl.h"
 #include "daemon/session/session.h"
-#include "daemon/session/share.h"
+#include "daemon/base/share.h"
 #include "daemon/session/status.h"
 #include "daemon/session/wait.h"
 
@@ -95,7 +95,8 @@ static int part_make(struct session *session)
 static int may_open(struct rooms *rooms, const struct room_args *args)
 {
 	const struct config *config = rooms->kvd->config;
-	unsigned int own = args->session->room_count;
+	const struct account *account = args->session->account;
+	uint64_t own = account->objects[ACCOUNT_ROOMS];
 	size_t open = idmap_count(&rooms->by_gen);
 	int r = handshake_transports_ok(rooms->kvd->handshake);
 
@@ -106,11 +107,10 @@ static int may_open(struct rooms *rooms, const struct room_args *args)
 	if (!share_allows(config->rooms_max, open, own))
 		return err_raise(
 			ERR_LIMIT,
-			"%zu rooms are open, %u of this session; the cap of this "
-			"daemon is %u (rooms)%s",
-			open, own, config->rooms_max,
-			open < config->rooms_max ? ", the last for sessions with few"
-						 : "");
+			"%zu rooms are open, %llu of %s; the cap of this daemon is %u "
+			"(rooms)%s",
+			open, (unsigned long long)own, account->name, config->rooms_max,
+			open < config->rooms_max ? ", the last for users with few" : "");
 	if (args->session->ending)
 		return err_raise(ERR_SESSION, "the session is ending");
 	if (args->pool->closing)
@@ -188,10 +188,13 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 		room->gen = loop_random_u64(rooms->kvd->loop);
 	while (idmap_get(&rooms->by_gen, room->gen));
 	room_init(room);
-	idmap_init(&room->chunk_by_seq);
 	set_limits(room, args, rooms->kvd->config);
-	r = enter_tables(rooms, room);
+	r = charge_take(&room->charge, args->session->account, ACCOUNT_ROOMS,
+			sizeof(*room));
+	if (r >= 0)
+		r = enter_tables(rooms, room);
 	if (r < 0) {
+		charge_drop(&room->charge);
 		mem_free(room);
 		return err_pass(r);
 	}
@@ -242,13 +245,9 @@ static void free_chunks(struct room *room)
 {
 	struct chunk *chunk;
 
-	list_foreach_safe(chunk, &room->chunks, link) {
-		list_remove(&chunk->link);
-		room_maps_fini(&chunk->maps);
-		wait_spec_fini(&chunk->wait);
-		mem_free(chunk);
-	}
-	idmap_fini(&room->chunk_by_seq);
+	list_foreach_safe(chunk, &room->chunks, link)
+		send_chunk_free(chunk);
+	coverage_fini(&room->given);
 }
 
 /* Out of every table, then gone. */
@@ -281,6 +280,7 @@ static void room_free(struct room *room)
 	room_maps_fini(&room->maps);
 	wait_spec_fini(&room->wait);
 	pool_unuse(room->pool);
+	charge_drop(&room->charge);
 	mem_free(room);
 }
 

@@ -22,7 +22,7 @@
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
 #include "daemon/room/rooms_impl.h"
-#include "daemon/session/share.h"
+#include "daemon/base/share.h"
 
 struct early {
 	struct list link;      /* in rooms->early, oldest first */
@@ -33,6 +33,7 @@ struct early {
 	uint64_t gen;
 	uint64_t since_ns;
 	struct err why;
+	struct charge charge;
 };
 
 static struct early *early_at(const struct rooms *rooms, uint64_t pool, uint64_t number)
@@ -57,8 +58,8 @@ static void early_free(struct rooms *rooms, struct early *early)
 	list_remove(&early->same);
 	list_remove(&early->link);
 	list_remove(&early->at_remote);
-	early->remote->early_count--;
 	rooms->early_count--;
+	charge_drop(&early->charge);
 	mem_free(early);
 }
 
@@ -106,10 +107,17 @@ static bool early_keep(struct rooms *rooms, struct remote *remote,
 	struct room_key key = {m->pool, ROOM_SEND, m->room};
 	struct early *early, *before;
 
-	early = share_allows(rooms->kvd->config->orphans_max, rooms->early_count,
-			     remote->early_count)
+	const uint64_t own =
+		remote->account ? remote->account->objects[ACCOUNT_ORPHANS] : 0;
+
+	early = share_allows(rooms->kvd->config->orphans_max, rooms->early_count, own)
 			? mem_zalloc(sizeof(*early))
 			: NULL;
+	if (early && charge_take(&early->charge, remote->account, ACCOUNT_ORPHANS,
+				 sizeof(*early)) < 0) {
+		mem_free(early);
+		early = NULL;
+	}
 	if (!early) {
 		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
 		err_clear();
@@ -122,7 +130,6 @@ static bool early_keep(struct rooms *rooms, struct remote *remote,
 	early->why = *why;
 	list_push_back(&rooms->early, &early->link);
 	list_push_back(&remote->early, &early->at_remote);
-	remote->early_count++;
 	rooms->early_count++;
 	list_init(&early->same);
 	before = strmap_remove_bytes(&rooms->early_by_key, &key, sizeof(key));

@@ -10,8 +10,6 @@
 #include "daemon/room/rooms.h"
 #include "daemon/room/rooms_history.h"
 
-#define ORPHANS_BYTES_MAX (UINT64_C(64) << 20) /* of all orphans' messages */
-
 struct rooms {
 	struct kvd *kvd;
 	struct waits *waits;
@@ -37,7 +35,6 @@ struct rooms {
 	struct list orphans; /* oldest first */
 	struct strmap orphan_groups;
 	unsigned int orphan_count;
-	uint64_t orphan_bytes;
 	struct loop_timer orphan_timer;
 	/* rooms_early.c */
 	struct list early; /* oldest first */

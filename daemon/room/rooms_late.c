@@ -19,7 +19,7 @@
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
 #include "daemon/room/rooms_impl.h"
-#include "daemon/session/share.h"
+#include "daemon/base/share.h"
 
 /* orphans of one room */
 struct group {
@@ -33,20 +33,11 @@ struct orphan {
 	struct remote *remote;
 	enum wire_type type;
 	uint64_t gen;
-	uint64_t kept_ns;	 /* since then */
+	uint64_t kept_ns; /* since then */
+	struct charge charge;
 	struct room_message msg; /* its body is `owned`, or follows */
 	uint8_t body[];
 };
-
-static void count(struct rooms *rooms, const struct orphan *orphan, int sign)
-{
-	uint64_t bytes = (uint64_t)sign * (sizeof(*orphan) + orphan->msg.len);
-
-	rooms->orphan_count += (unsigned int)sign;
-	rooms->orphan_bytes += bytes;
-	orphan->remote->orphans += (unsigned int)sign;
-	orphan->remote->orphan_bytes += bytes;
-}
 
 static void orphan_free(struct rooms *rooms, struct orphan *orphan)
 {
@@ -55,7 +46,8 @@ static void orphan_free(struct rooms *rooms, struct orphan *orphan)
 	room_cursors_pass(rooms, &orphan->link);
 	list_remove(&orphan->link);
 	list_remove(&orphan->in_group);
-	count(rooms, orphan, -1);
+	rooms->orphan_count--;
+	charge_drop(&orphan->charge);
 	if (list_empty(&group->orphans)) {
 		strmap_remove_bytes(&rooms->orphan_groups, &group->key,
 				    sizeof(group->key));
@@ -133,43 +125,47 @@ static struct group *rooms_late_group_get(struct rooms *rooms, const struct room
 	return group;
 }
 
-/* One daemon's requests do not keep those of others out: daemon/session/share.h. */
-static int rooms_late_check_caps(struct rooms *rooms, const struct remote *remote,
-				 size_t bytes)
+/* One principal's requests do not keep those of others out: daemon/base/share.h. */
+static int rooms_late_check_cap(struct rooms *rooms, const struct remote *remote)
 {
 	const uint32_t cap = rooms->kvd->config->orphans_max;
+	const struct account *account = remote->account;
+	uint64_t own = account ? account->objects[ACCOUNT_ORPHANS] : 0;
 
-	if (share_allows(cap, rooms->orphan_count, remote->orphans) &&
-	    rooms->orphan_bytes + bytes <=
-		    share_cap(ORPHANS_BYTES_MAX, remote->orphan_bytes))
+	if (share_allows(cap, rooms->orphan_count, own))
 		return 0;
-	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
 	return err_raise(
 		ERR_LIMIT,
-		"%u room requests of %llu bytes wait for an engine to open their "
-		"rooms, %u of this daemon's; the caps are %u (orphans) and %llu bytes",
-		rooms->orphan_count, (unsigned long long)rooms->orphan_bytes,
-		remote->orphans, cap, (unsigned long long)ORPHANS_BYTES_MAX);
+		"%u room requests wait for an engine to open their rooms, %llu of %s; "
+		"the cap is %u (orphans)",
+		rooms->orphan_count, (unsigned long long)own,
+		account ? account->name : "this daemon", cap);
 }
 
 int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 		const struct room_key *key, uint64_t gen, struct room_message *msg)
 {
-	struct orphan *orphan;
-	struct group *group;
-	int r = rooms_late_check_caps(rooms, remote, sizeof(*orphan) + msg->len);
+	struct orphan *orphan = NULL;
+	struct group *group = NULL;
+	struct charge charge = {0};
+	int r = rooms_late_check_cap(rooms, remote);
 
 	assert(type == WIRE_T_TRANSFER_INFO || type == WIRE_T_OFFER_QUERY);
-	if (r < 0)
+	if (r >= 0)
+		r = charge_take(&charge, remote->account, ACCOUNT_ORPHANS,
+				sizeof(*orphan) + sizeof(*group) + msg->len);
+	if (r < 0) {
+		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
 		return err_pass(r);
+	}
 	orphan = mem_zalloc(sizeof(*orphan) + (msg->owned ? 0 : msg->len));
-	if (!orphan)
-		return err_pass(-ENOMEM);
-	group = rooms_late_group_get(rooms, key);
+	group = orphan ? rooms_late_group_get(rooms, key) : NULL;
 	if (!group) {
+		charge_drop(&charge);
 		mem_free(orphan);
 		return err_pass(-ENOMEM);
 	}
+	orphan->charge = charge_steal(&charge);
 	orphan->group = group;
 	orphan->remote = remote;
 	orphan->type = type;
@@ -183,7 +179,7 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	}
 	list_push_back(&group->orphans, &orphan->in_group);
 	list_push_back(&rooms->orphans, &orphan->link);
-	count(rooms, orphan, 1);
+	rooms->orphan_count++;
 	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_KEPT, 1);
 	if (!loop_timer_running(&rooms->orphan_timer)) /* also when it found no memory */
 		restart_timer(rooms);

@@ -29,6 +29,7 @@ struct making {
 	struct pool pool;
 	struct kvd *kvd;
 	struct offload_job job;
+	struct charge charge;
 	const cJSON *layout_json;
 	uint32_t buffer_count; /* of pool.buffers, while there is no layout */
 	bool withdrawn;	       /* closing: no peer knows it */
@@ -62,6 +63,7 @@ static void making_free(struct making *m)
 		buffer->region->pools -= buffer->first;
 		region_unpin(buffer->region);
 	}
+	charge_drop(&m->charge);
 	layout_free(m->pool.layout);
 	mem_free(m->pool.buffers);
 	mem_free(m);
@@ -155,6 +157,10 @@ static int making_finish(struct making *m)
 	if (session->ending)
 		return err_raise(ERR_SESSION, "the session has ended");
 	r = pool_buffers_check(m);
+	if (r == 0)
+		r = charge_take(&m->charge, session->account, ACCOUNT_LAYOUTS,
+				sizeof(*m) + layout_memory(m->pool.layout) +
+					m->buffer_count * sizeof(*m->pool.buffers));
 	if (r == 0)
 		r = idmap_put(&session->pools, m->pool.id, &m->pool);
 	if (r < 0)

@@ -61,6 +61,7 @@ struct holding {
 	struct region region;
 	struct kvd *kvd;
 	struct offload_job job;	   /* import, later close */
+	struct charge charge;
 	int fd;			   /* of kinds with one, until it is imported */
 	struct gpu_handle gpu;	   /* cuda_*; its fd is `fd` */
 	struct memory_owner owner; /* vm; its pidfd is a duplicate */
@@ -203,6 +204,7 @@ static void holding_free(struct holding *h)
 {
 	mem_closep(&h->fd);
 	mem_closep(&h->owner.pidfd);
+	charge_drop(&h->charge);
 	mem_free(h);
 }
 
@@ -613,6 +615,15 @@ static int region_args_check(const struct session *session,
 	return 0;
 }
 
+/* The memory is its engine's; the tables that map it here are not: 8 bytes for each page
+ * of 4 KiB. */
+static uint64_t region_bytes(const struct holding *h)
+{
+	bool mapped = h->region.kind == REGION_MEMFD || h->region.kind == REGION_SHM;
+
+	return sizeof(*h) + (mapped ? h->region.length / 512 : 0);
+}
+
 static int holding_new(struct session *session, const struct region_args *args,
 		       struct holding **h_p)
 {
@@ -669,6 +680,9 @@ int region_register(struct session *session, const struct region_args *args,
 		return 0;
 	}
 	h->region.id = ++session->next_id;
+	if (r == 0)
+		r = charge_take(&h->charge, session->account, ACCOUNT_REGIONS,
+				region_bytes(h));
 	if (r == 0)
 		r = idmap_put(&session->regions, h->region.id, &h->region);
 	if (r < 0) {

@@ -28,6 +28,9 @@
 #include "daemon/session/status.h"
 #include "proto/json.h"
 
+/* With its connection's buffers and what of its status page is in use, about. */
+#define SESSION_BYTES (UINT64_C(64) << 10)
+
 static void session_free(struct session *session)
 {
 	session_watch_free(session->watch);
@@ -35,6 +38,8 @@ static void session_free(struct session *session)
 	region_map_free(session->region_map);
 	idmap_fini(&session->regions);
 	idmap_fini(&session->pools);
+	charge_drop(&session->charge);
+	account_unref(session->account);
 	mem_free(session);
 }
 
@@ -58,7 +63,13 @@ static void on_drained(struct loop_defer *defer)
 static int session_init(struct session *session, const struct session_peer *peer)
 {
 	struct loop *loop = session->kvd->loop;
+	char uid[16];
 	int r;
+
+	snprintf(uid, sizeof(uid), "%u", peer->uid);
+	session->account = account_get(&session->kvd->accounts, "uid", uid);
+	if (!session->account)
+		return err_pass(-ENOMEM);
 
 	session->pid = peer->pid;
 	session->uid = peer->uid;
@@ -67,7 +78,10 @@ static int session_init(struct session *session, const struct session_peer *peer
 	session->started_ns = loop_now_ns(loop);
 	session->epoch = loop_random_u64(loop);
 	loop_random(loop, session->secret, sizeof(session->secret));
-	r = region_map_new(&session->region_map);
+	r = charge_take(&session->charge, session->account, ACCOUNT_SESSIONS,
+			SESSION_BYTES);
+	if (r == 0)
+		r = region_map_new(&session->region_map);
 	if (r == 0)
 		r = session_watch_new(session, peer, &session->watch);
 	if (r == 0)

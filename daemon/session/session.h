@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "daemon/base/account.h"
 #include "daemon/base/idmap.h"
 #include "daemon/base/list.h"
 #include "daemon/loop/loop.h"
@@ -33,8 +34,10 @@ struct session_watch;
 struct session {
 	struct list link; /* in kvd's sessions */
 	struct kvd *kvd;
-	uint64_t id;	/* rises within an instance */
-	uint64_t epoch; /* random: names the session on the wire */
+	uint64_t id;		 /* rises within an instance */
+	uint64_t epoch;		 /* random: names the session on the wire */
+	struct account *account; /* of its user: what is kept for it */
+	struct charge charge;	 /* the session itself */
 	uint8_t secret[16];
 	char client[64]; /* from hello */
 	char role[16];	 /* from hello, for people */

@@ -18,8 +18,6 @@
 #define XFER_ATTACHES_MAX 1024u /* of a session */
 #define XFER_DLISTS_MAX 16384u	/* of a session */
 #define XFER_LIVE_MAX 65536u	/* transfers of a session */
-#define XFER_SHADOWS_MAX 65536u /* prepared lists of one remote kept here */
-#define XFER_SHADOW_ENTRIES_MAX (UINT64_C(1) << 24) /* in all of them */
 /* bytes of one notification: 1 MiB, and what a client writes in front of it (the nixl
  * package: an agent's name that is longer than a session's, up to 64 KiB) */
 #define XFER_NOTIF_MAX ((1u << 20) + (64u << 10) + 16u)
@@ -27,7 +25,6 @@
 #define NOTIF_ANSWER_FRAME 256u		 /* what else is in that answer */
 #define XFER_NOTES_MAX 4096u		 /* of a session, on their way out */
 #define XFER_NOTE_BYTES_MAX (8u << 20)
-#define XFER_LISTS_BYTES_MAX (UINT64_C(2) << 30) /* lists and indices of a session */
 #define XFER_EAGER_REGIONS 64u /* each tells all; of more when a transfer needs it */
 #define XFER_PLAN_INLINE 2048u /* rows planned on the loop */
 #define XFER_KEPT_BYTES_MAX (UINT64_C(64) << 20) /* plans for a next time */
@@ -72,8 +69,7 @@ struct xfer_session {
 	size_t notif_bytes;
 	unsigned int notes; /* struct note, and struct xfer_op, under way */
 	size_t note_bytes;
-	bool ring_waits;     /* until notes have left */
-	uint64_t list_bytes; /* of lists, and of transfers' indices and notifications */
+	bool ring_waits; /* until notes have left */
 	bool draining;
 };
 
@@ -135,6 +131,7 @@ struct prepared {
 	struct dlist *dlist;
 	struct list sent;
 	unsigned int refs; /* the id, and transfers */
+	struct charge charge;
 };
 
 enum { LOCAL, REMOTE };
@@ -166,7 +163,8 @@ struct transfer {
 	bool failed, release;
 	struct err err;
 	uint64_t bytes;
-	uint64_t charged; /* to the session */
+	struct charge charge;	   /* indices and notification */
+	struct charge plan_charge; /* plan and picks */
 	uint32_t slot, slot_gen;
 	bool fresh;		     /* the next post is the slot's present generation */
 	bool posted;		     /* ever */
@@ -219,8 +217,8 @@ void xfer_session_try_free(struct xfer_session *xs);
 /* ---- xfer_list.c ---- */
 int notif_post(struct attach *attach, const void *data, size_t len,
 	       struct xfer_waiter sender);
-/* ERR_LIMIT: so many bytes more of lists or indices are over the session's cap. */
-int xfer_charge_check(const struct xfer_session *xs, uint64_t bytes);
+/* What a list and where it lies take, so many entries long. */
+uint64_t xfer_list_bytes(uint64_t entries);
 bool list_is_sent(const struct prepared *prepared, const struct attach *attach);
 /* Make its parts (struct note.link); any thread, while `prepared` and `attach` stay. */
 int list_parts(const struct prepared *prepared, const struct attach *attach,

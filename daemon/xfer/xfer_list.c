@@ -116,30 +116,21 @@ int notif_post(struct attach *attach, const void *data, size_t len,
 
 /* ---- prepared lists ---- */
 
-static uint64_t xfer_list_memory(const struct dlist *dlist)
+uint64_t xfer_list_bytes(uint64_t entries)
 {
-	return (uint64_t)dlist->entry_count *
-	       (sizeof(*dlist->entries) + sizeof(*dlist->first));
-}
-
-int xfer_charge_check(const struct xfer_session *xs, uint64_t bytes)
-{
-	if (xs->list_bytes <= XFER_LISTS_BYTES_MAX &&
-	    bytes <= XFER_LISTS_BYTES_MAX - xs->list_bytes)
-		return 0;
-	return err_raise(ERR_LIMIT,
-			 "lists and indices of this session take %llu bytes, %llu "
-			 "more are over the cap of %llu",
-			 (unsigned long long)xs->list_bytes, (unsigned long long)bytes,
-			 (unsigned long long)XFER_LISTS_BYTES_MAX);
+	return sizeof(struct prepared) + sizeof(struct dlist) +
+	       entries * (sizeof(struct dlist_entry) + sizeof(uint64_t) +
+			  sizeof(struct place));
 }
 
 int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *dlist,
 		 uint64_t id, struct search **search_p, struct prepared **prepared_p)
 {
 	struct prepared *prepared = NULL;
+	struct charge charge = {0};
 	struct places *places;
-	int r = xfer_charge_check(xs, xfer_list_memory(dlist));
+	int r = charge_take(&charge, xs->session->account, ACCOUNT_LISTS,
+			    xfer_list_bytes(dlist->entry_count));
 
 	assert(search_p);
 	if (r >= 0 && idmap_count(&xs->dlists) >= XFER_DLISTS_MAX)
@@ -150,6 +141,7 @@ int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *d
 		r = prepared ? 0 : -ENOMEM;
 	}
 	if (r < 0) {
+		charge_drop(&charge);
 		dlist_free(dlist);
 		return err_pass(r);
 	}
@@ -165,11 +157,12 @@ int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *d
 		r = idmap_put(&xs->dlists, prepared->id, prepared);
 	}
 	if (r < 0) {
+		charge_drop(&charge);
 		dlist_free(dlist);
 		mem_free(prepared);
 		return err_pass(r);
 	}
-	xs->list_bytes += xfer_list_memory(dlist);
+	prepared->charge = charge_steal(&charge);
 	list_push_back(&xs->prepared, &prepared->link);
 	if (attach)
 		attach_use(attach);
@@ -227,7 +220,7 @@ void prepared_unref(struct prepared *prepared)
 	}
 	if (idmap_get(&prepared->xs->dlists, prepared->id) == prepared)
 		idmap_remove(&prepared->xs->dlists, prepared->id);
-	prepared->xs->list_bytes -= xfer_list_memory(prepared->dlist);
+	charge_drop(&prepared->charge);
 	dlist_free(prepared->dlist);
 	list_remove(&prepared->link);
 	if (prepared->attach)

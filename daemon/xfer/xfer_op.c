@@ -246,26 +246,19 @@ static uint64_t xfer_op_bytes(const struct xfer_op *op)
 
 static int op_begin(struct xfer_op *op)
 {
-	int r = xfer_charge_check(op->xs, xfer_op_bytes(op));
+	int r = charge_take(&op->charge, op->xs->session->account, ACCOUNT_LISTS,
+			    xfer_op_bytes(op));
 
 	if (r < 0)
 		return err_pass(r);
-	op->charged = xfer_op_bytes(op);
-	op->xs->list_bytes += op->charged;
 	return err_pass(op->kind == XFER_OP_LIST ? list_begin(op) : move_begin(op));
-}
-
-static void op_uncharge(struct xfer_op *op)
-{
-	op->xs->list_bytes -= op->charged;
-	op->charged = 0;
 }
 
 void xfer_op_drop(struct xfer_op *op)
 {
 	struct xfer_session *xs = op->xs;
 
-	op_uncharge(op);
+	charge_drop(&op->charge);
 	for (int i = LOCAL; i <= REMOTE; i++) {
 		if (op->sides[i])
 			prepared_unref(op->sides[i]);
@@ -300,7 +293,7 @@ struct xfer_op *xfer_op_new(struct xfer_session *xs, enum xfer_op_kind kind,
 
 static int op_end(struct xfer_op *op)
 {
-	op_uncharge(op); /* what stays charges itself */
+	charge_drop(&op->charge); /* what stays charges itself */
 	if (op->job.result < 0)
 		return err_reraise(&op->job.err);
 	if (op->xs->draining)
@@ -329,7 +322,7 @@ static bool is_long(const struct xfer_op *op)
 {
 	uint64_t rows = op->kind == XFER_OP_LIST ? op->rows : op->count[LOCAL];
 
-	return rows > INLINE_ROWS || op->charged > INLINE_BYTES;
+	return rows > INLINE_ROWS || op->charge.bytes > INLINE_BYTES;
 }
 
 int xfer_op_run(struct xfer_op *op)

@@ -60,7 +60,7 @@ struct xfer_op {
 
 	/* private */
 	struct offload_job job;
-	uint64_t charged; /* to the session while it is read */
+	struct charge charge; /* while it is read */
 	uint64_t gid;
 	struct dlist *dlist;
 	struct search *search;

@@ -56,6 +56,7 @@ static void drop_places(struct transfer *t)
 
 static void drop_plan(struct transfer *t)
 {
+	charge_drop(&t->plan_charge);
 	plan_free(t->plan);
 	mem_free(t->picks);
 	t->plan = NULL;
@@ -75,7 +76,7 @@ void transfer_free(struct transfer *t)
 		mem_free(t->index[i]);
 	}
 	drop_plan(t);
-	xs->list_bytes -= t->charged;
+	charge_drop(&t->charge);
 	mem_free(t->header);
 	mem_free(t->notif);
 	mem_free(t);
@@ -304,6 +305,13 @@ static void xfer_post_plan_done(struct offload_job *job)
 		else
 			t->plan_of[i] = t->at[i].places->serial;
 	}
+	if (job->result >= 0) {
+		job->result =
+			charge_take(&t->plan_charge, t->xs->session->account,
+				    ACCOUNT_PLANS, plan_memory(t->plan) + t->picks_bytes);
+		if (job->result < 0)
+			err_take(&job->err);
+	}
 	if (job->result < 0) {
 		xfer_post_fail(t, &job->err);
 		drop_plan(t);
@@ -413,15 +421,13 @@ int transfer_post(struct transfer *t)
 
 static int set_notif(struct transfer *t, uint8_t **notif_p, size_t len)
 {
-	int r = len > t->notif_len ? xfer_charge_check(t->xs, len - t->notif_len) : 0;
+	int r = len > t->notif_len ? charge_more(&t->charge, len - t->notif_len) : 0;
 
 	if (r < 0)
 		return err_pass(r);
+	if (len < t->notif_len)
+		charge_less(&t->charge, t->notif_len - len);
 	mem_free(t->notif);
-	t->xs->list_bytes += len;
-	t->xs->list_bytes -= t->notif_len;
-	t->charged += len;
-	t->charged -= t->notif_len;
 	t->notif = mem_steal(*notif_p);
 	t->notif_len = len;
 	t->has_notif = true;
@@ -471,22 +477,23 @@ static void transfer_take(struct transfer *t, struct xfer_op *op)
 int transfer_new(struct xfer_op *op, struct transfer **transfer_p)
 {
 	struct xfer_session *xs = op->xs;
-	uint64_t charge = op->notif_len;
+	uint64_t bytes = sizeof(struct transfer) + op->notif_len;
+	struct charge charge = {0};
 	struct transfer *t;
 	int r;
 
 	assert(op->sides[LOCAL] && op->sides[REMOTE]);
 	for (int i = LOCAL; i <= REMOTE; i++)
-		charge += op->index[i] ? sizeof(*op->index[i]) * op->count[i] : 0;
-	r = xfer_charge_check(xs, charge);
+		bytes += op->index[i] ? sizeof(*op->index[i]) * op->count[i] : 0;
+	r = charge_take(&charge, xs->session->account, ACCOUNT_LISTS, bytes);
 	if (r >= 0 && idmap_count(&xs->transfers) >= XFER_LIVE_MAX)
 		r = err_raise(ERR_LIMIT, "%u transfers: the cap of a session",
 			      XFER_LIVE_MAX);
-	if (r < 0)
-		return err_pass(r);
-	t = mem_zalloc(sizeof(*t));
-	if (!t)
-		return err_pass(-ENOMEM);
+	t = r < 0 ? NULL : mem_zalloc(sizeof(*t));
+	if (!t) {
+		charge_drop(&charge);
+		return err_pass(r < 0 ? r : -ENOMEM);
+	}
 	t->xs = xs;
 	sm_init(&t->sm, &xfer_table, XFER_ENDED);
 	list_init(&t->link);
@@ -495,11 +502,11 @@ int transfer_new(struct xfer_op *op, struct transfer **transfer_p)
 	t->fresh = op->posts; /* the slot's first generation is the first post's */
 	r = transfer_number(t, op);
 	if (r < 0) {
+		charge_drop(&charge);
 		mem_free(t);
 		return err_pass(r);
 	}
-	t->charged = charge;
-	xs->list_bytes += charge;
+	t->charge = charge_steal(&charge);
 	transfer_take(t, op);
 	*transfer_p = t;
 	return 0;

@@ -38,6 +38,7 @@ struct shadow {
 	struct kept_plan *kept;
 	unsigned int refs;
 	bool gone;
+	struct charge charge; /* to the peer */
 };
 
 /*
@@ -54,6 +55,7 @@ struct kept_plan {
 	uint64_t theirs_gid, serial[2];
 	uint8_t *picks; /* the index lists as they came */
 	size_t picks_bytes;
+	struct charge charge; /* to the peer for which it was made */
 };
 
 struct shadow_key {
@@ -94,6 +96,8 @@ struct serve {
 	struct sm sm;	     /* enum serve_state */
 	struct err why;	     /* to be refused with */
 	struct notif *notif; /* for its end, or NULL */
+	/* to the peer: the request; its plan, which may be kept */
+	struct charge charge, plan_charge;
 };
 
 /* Which of the lists names memory of our session, and which the initiator's. */
@@ -122,6 +126,7 @@ static void xfer_serve_kept_free(struct xfers *xfers, struct kept_plan *kept)
 	kept->mine->kept = NULL;
 	list_remove(&kept->link);
 	xfers->kept_bytes -= kept->bytes;
+	charge_drop(&kept->charge);
 	plan_free(kept->plan);
 	mem_free(kept->picks);
 	mem_free(kept);
@@ -131,6 +136,7 @@ static void shadow_unref(struct shadow *shadow)
 {
 	if (--shadow->refs > 0)
 		return;
+	charge_drop(&shadow->charge);
 	dlist_free(shadow->dlist);
 	dlist_free(shadow->coming);
 	mem_free(shadow);
@@ -143,8 +149,6 @@ static void shadow_remove(struct xfers *xfers, struct shadow *shadow)
 	strmap_remove_bytes(&xfers->shadow_by_key, &key, sizeof(key));
 	list_remove(&shadow->link);
 	list_remove(&shadow->at_remote);
-	shadow->remote->shadow_count--;
-	shadow->remote->shadow_entries -= shadow->total;
 	shadow->gone = true;
 	if (shadow->kept)
 		xfer_serve_kept_free(xfers, shadow->kept);
@@ -153,17 +157,6 @@ static void shadow_remove(struct xfers *xfers, struct shadow *shadow)
 		shadow->dlist->places = NULL;
 	}
 	shadow_unref(shadow);
-}
-
-static int xfer_serve_check_caps(const struct remote *remote, uint32_t total)
-{
-	uint64_t entries = remote->shadow_entries + total;
-
-	if (remote->shadow_count >= XFER_SHADOWS_MAX || entries > XFER_SHADOW_ENTRIES_MAX)
-		return err_raise(
-			ERR_LIMIT, "%.150s has %u lists kept for it, %llu entries",
-			remote->label, remote->shadow_count, (unsigned long long)entries);
-	return 0;
 }
 
 static int shadow_new(struct xfers *xfers, struct remote *remote, uint64_t gid,
@@ -176,12 +169,15 @@ static int shadow_new(struct xfers *xfers, struct remote *remote, uint64_t gid,
 	if (total > DLIST_ENTRIES_MAX)
 		return err_raise(ERR_LIMIT, "a list of %u entries, at most %u", total,
 				 DLIST_ENTRIES_MAX);
-	r = xfer_serve_check_caps(remote, total);
-	if (r < 0)
-		return err_pass(r);
 	shadow = mem_zalloc(sizeof(*shadow));
 	if (!shadow)
 		return err_pass(-ENOMEM);
+	r = charge_take(&shadow->charge, remote->account, ACCOUNT_LISTS,
+			xfer_list_bytes(total));
+	if (r < 0) {
+		mem_free(shadow);
+		return err_pass(r);
+	}
 	shadow->remote = remote;
 	shadow->gid = gid;
 	shadow->total = total;
@@ -190,14 +186,13 @@ static int shadow_new(struct xfers *xfers, struct remote *remote, uint64_t gid,
 	if (r >= 0)
 		r = strmap_put_bytes(&xfers->shadow_by_key, &key, sizeof(key), shadow);
 	if (r < 0) {
+		charge_drop(&shadow->charge);
 		dlist_free(shadow->coming);
 		mem_free(shadow);
 		return err_pass(r);
 	}
 	list_push_back(&xfers->shadows, &shadow->link);
 	list_push_back(&remote->shadows, &shadow->at_remote);
-	remote->shadow_count++;
-	remote->shadow_entries += total;
 	*shadow_p = shadow;
 	return 0;
 }
@@ -312,7 +307,7 @@ static int on_notif(struct xfers *xfers, struct cursor *in)
 /* ---- transfers ---- */
 
 /* The plan that was made from the same lists, indices and resolutions. */
-static struct plan *kept_take(const struct serve *s)
+static struct plan *kept_take(struct serve *s)
 {
 	struct kept_plan *kept = s->lists[mine_of(s)]->kept;
 	const struct places *from = s->at[FROM].places, *to = s->at[TO].places;
@@ -326,6 +321,7 @@ static struct plan *kept_take(const struct serve *s)
 		return NULL;
 	plan = kept->plan;
 	kept->plan = NULL;
+	s->plan_charge = charge_steal(&kept->charge);
 	xfer_serve_kept_free(s->xfers, kept);
 	return plan;
 }
@@ -355,6 +351,7 @@ static void kept_put(struct serve *s)
 		.picks_bytes = s->picks_bytes};
 	kept->plan = mem_steal(s->plan);
 	kept->picks = mem_steal(s->picks);
+	kept->charge = charge_steal(&s->plan_charge);
 	if (mine->kept)
 		xfer_serve_kept_free(xfers, mine->kept);
 	mine->kept = kept;
@@ -378,6 +375,8 @@ static void serve_free(struct serve *s)
 		if (s->lists[i])
 			shadow_unref(s->lists[i]);
 	}
+	charge_drop(&s->charge);
+	charge_drop(&s->plan_charge);
 	plan_free(s->plan);
 	mem_free(s->picks);
 	mem_free(s);
@@ -462,6 +461,15 @@ static void xfer_serve_plan_work(struct offload_job *job)
 	drop_indices(s);
 }
 
+/* It lives until the other side has taken its bytes, which may be never. */
+static int charge_plan(struct serve *s)
+{
+	if (s->plan_charge.account) /* a kept one */
+		return 0;
+	return err_pass(charge_take(&s->plan_charge, s->remote->account, ACCOUNT_PLANS,
+				    plan_memory(s->plan) + s->picks_bytes));
+}
+
 static void xfer_serve_plan_done(struct offload_job *job)
 {
 	struct serve *s = container_of(job, struct serve, job);
@@ -477,6 +485,8 @@ static void xfer_serve_plan_done(struct offload_job *job)
 	for (int i = FROM; i <= TO; i++)
 		if (s->why.code == ERR_OK && locate_end(&s->at[i]) < 0)
 			err_take(&s->why);
+	if (s->why.code == ERR_OK && s->plan && charge_plan(s) < 0)
+		err_take(&s->why);
 	if (s->why.code == ERR_OK && !s->check &&
 	    plan_check(s->plan, s->digest, s->bytes, s->in->bytes) < 0)
 		err_take(&s->why);
@@ -584,6 +594,9 @@ static int take_picks(struct serve *s, struct cursor *in)
 				 (unsigned long long)src_rows,
 				 (unsigned long long)dst_rows);
 	s->picks_bytes = src_len + dst_len;
+	r = charge_more(&s->charge, s->picks_bytes);
+	if (r < 0)
+		return err_pass(r);
 	s->picks = mem_dup(src, s->picks_bytes); /* one lies behind the other */
 	if (!s->picks)
 		return err_pass(-ENOMEM);
@@ -654,7 +667,9 @@ static int on_xfer(struct xfers *xfers, struct remote *remote, struct xp_inbound
 	sm_init(&s->sm, &serve_table, SERVE_KEYS);
 	list_init(&s->link);
 	list_init(&s->job.link);
-	r = xfer_serve_parse(s, header);
+	r = charge_take(&s->charge, remote->account, ACCOUNT_PLANS, sizeof(*s));
+	if (r == 0)
+		r = xfer_serve_parse(s, header);
 	if (r < 0) {
 		serve_free(s);
 		return err_pass(r);

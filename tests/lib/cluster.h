@@ -69,6 +69,8 @@ void cluster_crash(struct cluster *c, unsigned int node, enum mem_crash how);
 unsigned int cluster_restart(struct cluster *c, unsigned int node);
 
 struct session *cluster_engine(struct cluster *c, unsigned int node, const char *name);
+struct session *cluster_engine_of(struct cluster *c, unsigned int node, const char *name,
+				  uid_t uid);
 void cluster_engine_dies(struct cluster *c, struct session *session);
 /* One command; turns the loop until it is answered. The caller deletes it. */
 cJSON *cluster_call(struct cluster *c, struct session *session, const char *fmt, ...)

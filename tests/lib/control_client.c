@@ -130,6 +130,7 @@ void mini_stop(struct mini *mini)
 	assert_int_equal(metrics_get(&mini->kvd.metrics, METRIC_REGIONS), 0);
 	assert_int_equal(METRICS_SUM(&mini->kvd.metrics, REGION_BYTES), 0);
 	assert_int_equal(metrics_get(&mini->kvd.metrics, METRIC_POOLS), 0);
+	assert_true(accounts_idle(&mini->kvd.accounts));
 	control_free(mini->kvd.control);
 	offload_free(mini->kvd.offload);
 	gates_free(mini->kvd.gates);

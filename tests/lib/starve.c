@@ -212,11 +212,13 @@ static bool is_volatile(const char *name, bool counters)
 	return !counters && strcmp(name, "pins") == 0;
 }
 
-/* Counts of attempts, which a failed command makes too. */
+/* Counts of attempts, which a failed command makes too; and what is charged, which is
+ * more from the first use of some objects on. */
 static bool is_attempt(const cJSON *metric)
 {
 	static const char *const names[] = {"commands_total", "regions_refused_total",
-					    "xfer_refused_total", "room_refused_total"};
+					    "xfer_refused_total", "room_refused_total",
+					    "account_bytes"};
 	const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(metric, "name"));
 
 	for (size_t i = 0; name && i < ARRAY_LEN(names); i++) {

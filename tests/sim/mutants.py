@@ -39,8 +39,8 @@ MUTANTS = [
      "} else if (move->reserved) {",
      "} else if (move->reserved && !err) {"),
     ("sender-does-not-wait-for-receivers", "daemon/room/room_send.c",
-     "newest->dispatched && room_parties_done(room)",
-     "newest->dispatched"),
+     "first_waiting(room) == &room->chunks && room_parties_done(room)",
+     "first_waiting(room) == &room->chunks"),
     ("abort-told-to-nobody", "daemon/room/room.c",
      "if (party_lost(party) || party->done ||\n"
      "\t    (!party->told && !party->gen && !early_source(room, party)))",

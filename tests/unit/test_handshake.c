@@ -21,6 +21,7 @@
 #include "daemon/base/hex.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/session/region.h"
+#include "tests/lib/accounts.h"
 #include "tests/lib/cluster.h"
 
 #define MANY 2100u /* regions, whose keys do not fit in a frame at XP_KEY_MAX each */
@@ -296,17 +297,17 @@ static void pool_refused_at_the_cap_is_told_again_when_another_goes(void **state
 {
 	struct pair *p = *state;
 	struct remote *remote;
-	uint64_t first, second, bytes;
+	uint64_t first, second;
+	struct charge filler = {0};
 
 	assert_attaches(p);
 	remote = remote_at(p, 1);
 	first = register_pool(p, p->me, &p->mine, 1);
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	bytes = remote->pool_bytes;
-	remote->pool_bytes = UINT64_C(128) << 20; /* the cap of its REGISTERs */
+	account_leave(remote->account, 0, &filler);
 	second = register_pool(p, p->me, &p->mine, 2);
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	remote->pool_bytes = bytes;
+	charge_drop(&filler);
 	assert_non_null(handshake_pool_by_id(remote, first));
 	assert_null(handshake_pool_by_id(remote, second));
 	cluster_ok(&p->c, p->me, "{'cmd':'pool.unregister','pool':%llu}",

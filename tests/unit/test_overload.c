@@ -17,7 +17,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake_impl.h"
 #include "daemon/room/rooms_impl.h"
-#include "daemon/session/share.h"
+#include "daemon/base/share.h"
 #include "proto/kvd_status.h"
 #include "proto/wire.h"
 #include "tests/lib/cluster.h"
@@ -180,7 +180,8 @@ static void requests_for_unknown_rooms_are_bounded(void **state)
 			honest_room_works(p);
 	}
 	cluster_run(&p->c, 10 * MS);
-	assert_int_equal(flooder_of(p)->orphans, share_cap(cap, cap));
+	assert_int_equal(flooder_of(p)->account->objects[ACCOUNT_ORPHANS],
+			 share_cap(cap, cap));
 	assert_int_equal(counted(p, METRIC_ORPHANS_REFUSED), STORM - share_cap(cap, cap));
 	honest_room_works(p); /* with the flooder's share taken */
 	cluster_run(&p->c, p->c.nodes[0].config.orphan_ttl_ns);
@@ -194,15 +195,18 @@ static void requests_are_bounded_in_bytes(void **state)
 	struct storm *p = *state;
 	const size_t views = 1000000;
 
+	struct accounts *accounts = &p->c.nodes[0].kvd.accounts;
+	const uint64_t before = accounts->total;
+
+	accounts->limit = UINT64_C(64) << 20;
 	for (uint64_t i = 0; i < 200; i++)
 		flood(p, WIRE_T_TRANSFER_INFO, transfer_info(p, i, p->src.pool, views));
 	cluster_run(&p->c, 100 * MS);
-	assert_true(victims_rooms(p)->orphan_bytes <= ORPHANS_BYTES_MAX);
-	assert_int_equal(flooder_of(p)->orphans,
-			 share_cap(ORPHANS_BYTES_MAX, SIZE_MAX) / views);
+	assert_int_equal(flooder_of(p)->account->objects[ACCOUNT_ORPHANS],
+			 (accounts_share(accounts) - before) / views);
 	honest_room_works(p);
 	cluster_run(&p->c, p->c.nodes[0].config.orphan_ttl_ns);
-	assert_int_equal(victims_rooms(p)->orphan_bytes, 0);
+	assert_int_equal(victims_rooms(p)->orphan_count, 0);
 	holds_nothing_more(p);
 }
 
@@ -220,7 +224,6 @@ static void requests_of_a_lost_peer_are_dropped(void **state)
 	cluster_crash(&p->c, 2, MEM_CRASH_KILLED);
 	cluster_run(&p->c, 2 * LOOP_NS_PER_S);
 	assert_int_equal(victims_rooms(p)->orphan_count, 0);
-	assert_int_equal(victims_rooms(p)->orphan_bytes, 0);
 	honest_room_works(p);
 }
 
@@ -321,7 +324,7 @@ static void registers_are_bounded(void **state)
 		unregister(p, i << 32);
 	cluster_run(&p->c, 100 * MS);
 	assert_int_equal(flooder_of(p)->pool_count, 0);
-	assert_int_equal(flooder_of(p)->pool_bytes, 0);
+	assert_int_equal(flooder_of(p)->account->bytes[ACCOUNT_LAYOUTS], 0);
 	honest_room_works(p);
 	holds_nothing_more(p);
 }
@@ -329,17 +332,19 @@ static void registers_are_bounded(void **state)
 static void registers_are_bounded_in_bytes(void **state)
 {
 	struct storm *p = *state;
+	struct accounts *accounts = &p->c.nodes[0].kvd.accounts;
 
+	accounts->limit = UINT64_C(1) << 30;
 	for (uint64_t i = 1; i <= 1300; i++)
 		flood(p, WIRE_T_REGISTER, session_list(p, i << 32, 4096));
 	cluster_run(&p->c, 100 * MS);
-	assert_true(flooder_of(p)->pool_bytes <= UINT64_C(128) << 20);
-	assert_in_range(flooder_of(p)->pool_count, 1000, 1200);
+	assert_true(accounts->total <= accounts_share(accounts));
+	assert_in_range(flooder_of(p)->pool_count, 300, 1200);
 	honest_room_works(p);
 	for (uint64_t i = 1; i <= 1300; i++)
 		unregister(p, i << 32);
 	cluster_run(&p->c, 100 * MS);
-	assert_int_equal(flooder_of(p)->pool_bytes, 0);
+	assert_int_equal(flooder_of(p)->account->bytes[ACCOUNT_LAYOUTS], 0);
 	holds_nothing_more(p);
 }
 
@@ -440,17 +445,20 @@ static void open_one(struct storm *p, struct session *session, uint64_t pool,
 				room, (unsigned long long)pool);
 }
 
-static void session_that_takes_all_rooms_leaves_some(void **state)
+static void user_that_takes_all_rooms_leaves_some(void **state)
 {
 	struct storm *p = *state;
-	struct session *late = cluster_engine(&p->c, 0, "late");
-	struct cache cache = geometry;
+	struct session *late = cluster_engine_of(&p->c, 0, "late", 1000);
+	struct session *second = cluster_engine(&p->c, 0, "second");
+	struct cache cache = geometry, own = geometry;
 
 	cluster_cache(&p->c, late, "other", 0, &cache);
+	cluster_cache(&p->c, second, "own", 0, &own);
 	p->c.nodes[0].config.rooms_max = 1024;
 	for (unsigned int i = 0; i < 896; i++)
 		open_one(p, p->prefill, p->src.pool, NULL);
 	open_one(p, p->prefill, p->src.pool, "ELIMIT");
+	open_one(p, second, own.pool, "ELIMIT"); /* the same user's */
 	for (unsigned int i = 0; i < 4; i++)
 		open_one(p, late, cache.pool, NULL);
 	open_one(p, late, cache.pool, "ELIMIT"); /* has a 256th */
@@ -458,6 +466,7 @@ static void session_that_takes_all_rooms_leaves_some(void **state)
 	cluster_run(&p->c, 50 * MS);
 	open_one(p, late, cache.pool, NULL);
 	cache_close(&cache);
+	cache_close(&own);
 }
 
 static void share_of_a_small_table_is_all_of_it(void **state)
@@ -485,7 +494,7 @@ int main(void)
 		CASE(registers_are_bounded_in_bytes),
 		CASE(peer_that_restarts_forever_leaves_nothing),
 		CASE(tombstones_are_a_ring),
-		CASE(session_that_takes_all_rooms_leaves_some),
+		CASE(user_that_takes_all_rooms_leaves_some),
 		cmocka_unit_test(share_of_a_small_table_is_all_of_it),
 	};
 

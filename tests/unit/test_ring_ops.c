@@ -18,6 +18,7 @@
 #include "proto/base64.h"
 #include "proto/kvd_ring.h"
 #include "proto/kvd_status.h"
+#include "tests/lib/accounts.h"
 #include "tests/lib/xfer_pair.h"
 
 static void submit(struct pair *p, const struct kvd_ring_entry *entry, const void *data,
@@ -45,9 +46,9 @@ static void expect(struct pair *p, uint32_t slot, const char *code)
 	cJSON_Delete(answer);
 }
 
-static struct xfer_session *session_of(const struct pair *p)
+static uint64_t held(const struct pair *p)
 {
-	return p->me->xfers;
+	return p->me->account->total;
 }
 
 /* Both are wrong in a way that only reading shows. */
@@ -60,6 +61,7 @@ static void list_over_the_cap_is_not_read(void **state)
 				       .n0 = 2000,
 				       .n1 = 2};
 	struct pair *p = *state;
+	struct charge filler = {0};
 	uint64_t before;
 
 	for (unsigned int i = 0; i < 2000; i++) { /* no memory of this session */
@@ -67,20 +69,18 @@ static void list_over_the_cap_is_not_read(void **state)
 		rows[i][1] = 64;
 	}
 	pair_grid(p, true); /* there is a layer for them */
-	before = session_of(p)->list_bytes;
-	session_of(p)->list_bytes =
-		XFER_LISTS_BYTES_MAX - 2000 * sizeof(struct dlist_entry) + 1;
+	account_leave(p->me->account, 2000 * sizeof(struct dlist_entry) - 1, &filler);
 	submit(p, &entry, rows, sizeof(rows));
 	cluster_run(&p->c, LOOP_NS_PER_MS);
 	expect(p, entry.slot++, "ELIMIT");
-	session_of(p)->list_bytes--;
+	charge_less(&filler, 1);
+	before = held(p);
 	submit(p, &entry, rows, sizeof(rows));
 	cluster_run(&p->c, LOOP_NS_PER_MS);
 	expect(p, entry.slot, "ENOTFOUND");
 	/* what was charged for reading is given back */
-	assert_int_equal(session_of(p)->list_bytes,
-			 XFER_LISTS_BYTES_MAX - 2000 * sizeof(struct dlist_entry));
-	session_of(p)->list_bytes = before;
+	assert_int_equal(held(p), before);
+	charge_drop(&filler);
 }
 
 static void picks_over_the_cap_are_not_read(void **state)
@@ -94,15 +94,16 @@ static void picks_over_the_cap_are_not_read(void **state)
 				       .n1 = 1,
 				       .a = pair_grid(p, true),
 				       .b = pair_grid(p, false)};
-	uint64_t before = session_of(p)->list_bytes;
+	uint64_t before = held(p);
+	struct charge filler = {0};
 
-	session_of(p)->list_bytes = XFER_LISTS_BYTES_MAX - 7;
+	account_leave(p->me->account, 7, &filler);
 	submit(p, &entry, picks, sizeof(picks));
 	expect(p, entry.slot++, "ELIMIT");
-	session_of(p)->list_bytes = before;
+	charge_drop(&filler);
 	submit(p, &entry, picks, sizeof(picks));
 	expect(p, entry.slot, "ERANGE");
-	assert_int_equal(session_of(p)->list_bytes, before);
+	assert_int_equal(held(p), before);
 }
 
 /* A post may carry other words than the one before: they are charged, too. */
@@ -111,36 +112,17 @@ static void words_over_the_cap_are_refused(void **state)
 	struct pair *p = *state;
 	uint64_t x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false),
 				",'notif':'aGk='");
-	uint64_t before;
+	struct charge filler = {0};
 
 	pair_until(p, x, KVD_SUCCESS);
-	before = session_of(p)->list_bytes;
-	session_of(p)->list_bytes = XFER_LISTS_BYTES_MAX;
+	account_leave(p->me->account, 0, &filler);
 	cluster_refused(&p->c, p->me, "ELIMIT",
 			"{'cmd':'xfer.start','xfer':%llu,'notif':'aGkhIQ=='}",
 			(unsigned long long)x);
 	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu,'notif':'aG8='}",
 		   (unsigned long long)x); /* as long as the last one */
-	session_of(p)->list_bytes = before;
+	charge_drop(&filler);
 	pair_until(p, x, KVD_SUCCESS);
-}
-
-/* Over the cap there is no room at all, and not nearly 2^64 bytes of it. */
-static void charge_beyond_the_cap_leaves_nothing(void **state)
-{
-	struct pair *p = *state;
-	struct xfer_session *xs;
-	uint64_t before;
-
-	pair_grid(p, true);
-	xs = session_of(p);
-	before = xs->list_bytes;
-	xs->list_bytes = XFER_LISTS_BYTES_MAX + 1;
-	assert_true(xfer_charge_check(xs, 1) < 0);
-	xs->list_bytes = XFER_LISTS_BYTES_MAX;
-	assert_true(xfer_charge_check(xs, 1) < 0);
-	assert_int_equal(xfer_charge_check(xs, 0), 0);
-	xs->list_bytes = before;
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
@@ -151,7 +133,6 @@ int main(void)
 		CASE(list_over_the_cap_is_not_read),
 		CASE(picks_over_the_cap_are_not_read),
 		CASE(words_over_the_cap_are_refused),
-		CASE(charge_beyond_the_cap_leaves_nothing),
 	};
 
 	return cmocka_run_group_tests_name("ring_ops", tests, NULL, NULL);

@@ -14,6 +14,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/room/room_map.h"
+#include "tests/lib/accounts.h"
 
 /* Views kv (16 pages of 4 tokens) and aux (4 slots of one). */
 static struct layout layout = {
@@ -43,7 +44,7 @@ static int parse(const char *text, int64_t aux, struct room_maps *maps)
 	int r;
 
 	assert_non_null(json);
-	r = room_maps_parse(json, aux, &layout, maps);
+	r = room_maps_parse(json, aux, &layout, NULL, maps);
 	cJSON_Delete(json);
 	return r;
 }
@@ -288,11 +289,14 @@ static void wire_refuses_before_it_takes_memory_for_pages(void **state)
 
 static void wire_pages_are_charged_and_capped(void **state)
 {
-	const uint64_t others = PAGES_HELD_MAX - 10 * sizeof(uint32_t);
-	struct metrics metrics = {.value = {0}};
-	struct pages_held held = {.bytes = others, .metrics = &metrics};
+	struct accounts accounts = {0};
+	struct account *peer = account_get(&accounts, "peer", "a");
+	struct charge filler = {0};
+	uint64_t others;
 
 	(void)state;
+	account_leave(peer, sizeof(struct room_map) + 10 * sizeof(uint32_t), &filler);
+	others = accounts.total;
 	for (uint32_t count = 9; count <= 11; count++) {
 		struct maps_reader reader;
 		uint8_t buf[128];
@@ -302,21 +306,23 @@ static void wire_pages_are_charged_and_capped(void **state)
 		cursor_write(&c, buf, sizeof(buf));
 		one_run(&c, count, 4);
 		cursor_read(&c, buf, c.pos);
-		assert_int_equal(maps_reader_begin(&reader, &c, &layout, &held), 0);
+		assert_int_equal(maps_reader_begin(&reader, &c, &layout, peer), 0);
 		r = maps_read_some(&reader, SIZE_MAX);
 		assert_int_equal(r, count <= 10 ? 0 : -err_errno(ERR_LIMIT));
 		if (r == 0) {
 			struct room_maps maps = room_maps_steal(&reader.maps);
 
-			assert_int_equal(held.bytes, others + count * sizeof(uint32_t));
-			assert_int_equal(metrics_get(&metrics, METRIC_PEER_PAGES_BYTES),
-					 count * sizeof(uint32_t));
+			assert_int_equal(accounts.total,
+					 others + sizeof(struct room_map) +
+						 count * sizeof(uint32_t));
 			room_maps_fini(&reader.maps);
 			room_maps_fini(&maps);
 		}
-		assert_int_equal(held.bytes, others);
-		assert_int_equal(metrics_get(&metrics, METRIC_PEER_PAGES_BYTES), 0);
+		assert_int_equal(accounts.total, others);
 	}
+	charge_drop(&filler);
+	account_unref(peer);
+	assert_true(accounts_idle(&accounts));
 }
 
 static void within_sees_any_other_page(void **state)

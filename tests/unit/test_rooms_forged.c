@@ -20,6 +20,7 @@
 #include "daemon/room/room_wire.h"
 #include "daemon/room/rooms.h"
 #include "proto/kvd_status.h"
+#include "tests/lib/accounts.h"
 #include "tests/lib/cluster.h"
 
 #define ROOM 5u
@@ -340,35 +341,35 @@ static struct remote *remote_at(struct world *w, unsigned int node, unsigned int
 	return NULL;
 }
 
-static uint64_t pages_held(struct world *w, unsigned int node)
+/* Of one daemon, at a node. */
+static uint64_t pages_held(struct world *w, unsigned int node, unsigned int of)
 {
-	return metrics_get(&w->c.nodes[node].kvd.metrics, METRIC_PEER_PAGES_BYTES);
+	return remote_at(w, node, of)->account->bytes[ACCOUNT_PAGES];
 }
 
 static void pages_of_a_request_are_counted_until_its_room_is_closed(void **state)
 {
 	struct world *w = *state;
-	const struct remote *remote = remote_at(w, 0, 1);
 
-	assert_int_equal(remote->pages.bytes, 4 * sizeof(uint32_t));
-	assert_int_equal(pages_held(w, 0), 4 * sizeof(uint32_t));
+	assert_true(pages_held(w, 0, 1) >= 4 * sizeof(uint32_t));
 	send_all(w, ROOM, 0, "3,4,9,1");
 	cluster_until_state(&w->c, w->engines[1], "recv", ROOM, KVD_SUCCESS);
 	cluster_until_state(&w->c, w->engines[0], "send", ROOM, KVD_SUCCESS);
-	assert_int_equal(pages_held(w, 1), 0); /* the chunk's went with it */
 	cluster_ok(&w->c, w->engines[0], "{'cmd':'room.close','room':'%u','role':'send'}",
 		   ROOM);
+	cluster_ok(&w->c, w->engines[1], "{'cmd':'room.close','room':'%u','role':'recv'}",
+		   ROOM);
 	cluster_run(&w->c, LOOP_NS_PER_S);
-	assert_int_equal(remote->pages.bytes, 0);
-	assert_int_equal(pages_held(w, 0), 0);
+	assert_int_equal(pages_held(w, 0, 1), 0);
+	assert_int_equal(pages_held(w, 1, 0), 0);
 }
 
 /* Requests of many pages that never end are in order, each for itself. */
 static void pages_beyond_what_a_daemon_may_hold_here_cost_its_room(void **state)
 {
-	const uint64_t others = PAGES_HELD_MAX - sizeof(uint32_t);
 	struct world *w = *state;
 	struct remote *remote = remote_at(w, 1, 0);
+	struct charge filler = {0};
 	uint32_t pages[] = {3, 4};
 	struct room_map map = {.view = "kv",
 			       .token_end = 8,
@@ -380,23 +381,20 @@ static void pages_beyond_what_a_daemon_may_hold_here_cost_its_room(void **state)
 	struct err err;
 	size_t len;
 
-	assert_int_equal(remote->pages.bytes, 0);
-	remote->pages.bytes = others;
+	account_leave(remote->account, sizeof(map) + sizeof(uint32_t), &filler);
 	assert_int_equal(chunk_header_make(&w->good, &maps, &header, &len), 0);
 	err = request(w, 0, XP_WRITE, header, len);
 	mem_free(header);
-	refused(&err, ERR_LIMIT, "the cap is");
+	refused(&err, ERR_LIMIT, "(memory)");
 	cluster_until_state(&w->c, w->engines[1], "recv", ROOM, KVD_FAILED);
-	refused(&w->room->error, ERR_LIMIT, "the cap is");
-	assert_int_equal(remote->pages.bytes, others);
+	refused(&w->room->error, ERR_LIMIT, "pages");
 	assert_untouched(w);
 	open_recv(w, 7, 2); /* another daemon's are its own */
 	open_send(w, 7, 2);
 	bind(w, 7, "1");
 	send_all(w, 7, 2, "1");
 	cluster_until_state(&w->c, w->engines[1], "recv", 7, KVD_SUCCESS);
-	remote->pages.bytes = 0;
-	assert_int_equal(pages_held(w, 1), 0);
+	charge_drop(&filler);
 }
 
 /* ---- messages in the middle of a request ---- */

@@ -336,11 +336,46 @@ static void chunks_past_the_cap_of_a_room_are_refused(void **state)
 	assert_int_equal(sm_state(&send->sm), ROOM_BOOT);
 }
 
+/* Of a chunk that is over its number is kept, and those in a row are one interval. */
+static void chunks_that_ended_take_no_memory(void **state)
+{
+	struct room_pair *p = *state;
+	const struct account *account = p->prefill->account;
+	struct room *send;
+	int64_t blocks = 0;
+
+	open_both(p, 1, "");
+	send = room_at(p, 0, ROOM_SEND, 1);
+	for (unsigned int i = 0; i < 2000; i++) {
+		cluster_ok(&p->c, p->prefill,
+			   "{'cmd':'room.send','room':'1','seq':%u,'views':{'kv':{"
+			   "'pages':[3],'first_token':%u}}}",
+			   i, 4096 + 4 * i); /* nobody has bound those */
+		cluster_run(&p->c, MS);
+		if (i == 100)
+			blocks = mem_live();
+	}
+	assert_true(mem_live() < blocks + 20);
+	assert_true(list_empty(&send->chunks));
+	assert_int_equal(send->chunks_given, 2000);
+	assert_int_equal(send->given.sets[0].count, 1);
+	assert_true(account->bytes[ACCOUNT_CHUNKS] < 256);
+	cluster_ok(&p->c, p->prefill, /* a retry */
+		   "{'cmd':'room.send','room':'1','seq':7,'views':{'kv':{'pages':[3]}}}");
+	assert_int_equal(send->chunks_given, 2000);
+	cluster_ok(&p->c, p->prefill, /* the highest number there is */
+		   "{'cmd':'room.send','room':'1','seq':9007199254740991,'last':true,"
+		   "'views':{'kv':{'pages':[1,2,3,4]}}}");
+	cluster_until_state(&p->c, p->decode, "recv", 1, KVD_SUCCESS);
+	cluster_until_state(&p->c, p->prefill, "send", 1, KVD_SUCCESS);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, room_pair_teardown)
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		CASE(chunks_that_ended_take_no_memory),
 		CASE(chunk_of_unusable_memory_fails_its_room_after_the_wait),
 		CASE(chunk_without_memory_for_buffers_fails_its_room_after_the_wait),
 		CASE(chunks_that_wait_to_land_are_refused_once),

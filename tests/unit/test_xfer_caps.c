@@ -19,6 +19,7 @@
 #include "daemon/handshake/handshake.h"
 #include "daemon/xfer/xfer.h"
 #include "daemon/xfer/xfer_impl.h"
+#include "tests/lib/accounts.h"
 #include "tests/lib/cluster.h"
 
 /* nodes 1 and 2 have lists at node 0 */
@@ -126,38 +127,45 @@ static int teardown(void **state)
 
 /* ---- caps ---- */
 
-static void lists_are_capped_for_each_daemon_by_itself(void **state)
+static uint64_t lists_of(const struct remote *remote)
 {
-	struct trio *p = *state;
-	uint64_t gid;
-
-	for (gid = 1; gid <= XFER_SHADOWS_MAX; gid++)
-		assert_int_equal(put_list(p, p->from[0], gid, 1), ERR_OK);
-	assert_int_equal(put_list(p, p->from[0], gid, 1), ERR_LIMIT);
-	assert_int_equal(put_list(p, p->from[1], gid, 1), ERR_OK);
-	assert_int_equal(put_list(p, p->from[0], 5, 1), ERR_OK); /* said again */
-	assert_int_equal(put_list(p, p->from[0], gid, 1), ERR_LIMIT);
-	assert_int_equal(free_list(p, p->from[0], 7), ERR_OK);
-	assert_int_equal(free_list(p, p->from[0], 7), ERR_OK); /* twice frees one */
-	assert_int_equal(put_list(p, p->from[0], gid, 1), ERR_OK);
-	assert_int_equal(put_list(p, p->from[0], gid + 1, 1), ERR_LIMIT);
-	assert_int_equal(p->from[0]->shadow_count, XFER_SHADOWS_MAX);
-	assert_int_equal(p->from[1]->shadow_count, 1);
+	return remote->account->objects[ACCOUNT_LISTS];
 }
 
-static void entries_are_capped_for_each_daemon_by_itself(void **state)
+static void lists_are_charged_to_the_daemon_that_has_them(void **state)
+{
+	struct trio *p = *state;
+	struct charge filler = {0};
+
+	account_leave(p->from[0]->account, 3 * xfer_list_bytes(1) + 8, &filler);
+	for (uint64_t gid = 1; gid <= 3; gid++)
+		assert_int_equal(put_list(p, p->from[0], gid, 1), ERR_OK);
+	assert_int_equal(put_list(p, p->from[0], 4, 1), ERR_LIMIT);
+	assert_int_equal(put_list(p, p->from[0], 2, 1), ERR_OK); /* said again */
+	assert_int_equal(put_list(p, p->from[0], 4, 1), ERR_LIMIT);
+	assert_int_equal(free_list(p, p->from[0], 3), ERR_OK);
+	assert_int_equal(free_list(p, p->from[0], 3), ERR_OK); /* twice frees one */
+	assert_int_equal(put_list(p, p->from[0], 4, 1), ERR_OK);
+	assert_int_equal(put_list(p, p->from[0], 5, 1), ERR_LIMIT);
+	assert_int_equal(put_list(p, p->from[1], 4, 1), ERR_OK); /* the last eighth */
+	charge_drop(&filler);
+	assert_int_equal(lists_of(p->from[0]), 3);
+	assert_int_equal(lists_of(p->from[1]), 1);
+}
+
+static void entries_are_charged_before_they_come(void **state)
 {
 	struct trio *p = *state;
 	const uint32_t part = DLIST_ENTRIES_MAX;
-	uint64_t gid = 1;
+	struct charge filler = {0};
 
-	for (uint64_t left = XFER_SHADOW_ENTRIES_MAX; left > 0; left -= part)
-		assert_int_equal(put_list(p, p->from[0], gid++, part), ERR_OK);
-	assert_int_equal(put_list(p, p->from[0], gid, 1), ERR_LIMIT);
-	assert_int_equal(put_list(p, p->from[1], gid, part), ERR_OK);
+	account_leave(p->from[0]->account, 2 * xfer_list_bytes(part), &filler);
+	assert_int_equal(put_list(p, p->from[0], 1, part), ERR_OK);
+	assert_int_equal(put_list(p, p->from[0], 2, part), ERR_OK);
+	assert_int_equal(put_list(p, p->from[0], 3, 1), ERR_LIMIT);
 	assert_int_equal(free_list(p, p->from[0], 1), ERR_OK);
-	assert_int_equal(put_list(p, p->from[0], gid, part), ERR_OK);
-	assert_int_equal(put_list(p, p->from[0], gid + 1, 1), ERR_LIMIT);
+	assert_int_equal(put_list(p, p->from[0], 3, part), ERR_OK);
+	charge_drop(&filler);
 }
 
 /* The daemon that is gone has nothing here any more, and its next life has its caps. */
@@ -172,10 +180,8 @@ static void lists_go_with_their_daemon(void **state)
 	p->from[0]->reaches++;
 	fake_link_cut(p->from[0]->transport, fake_hub_node(p->c.bytes, 1));
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	assert_int_equal(p->from[0]->shadow_count, 0);
-	assert_int_equal(p->from[0]->shadow_entries, 0);
-	assert_int_equal(p->from[1]->shadow_count, 100);
-	assert_int_equal(p->from[1]->shadow_entries, 200);
+	assert_int_equal(lists_of(p->from[0]), 0);
+	assert_int_equal(lists_of(p->from[1]), 100);
 	handshake_release(p->c.nodes[0].kvd.handshake, p->from[0]);
 }
 
@@ -215,8 +221,8 @@ static void list_costs_the_same_however_many_there_are(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(lists_are_capped_for_each_daemon_by_itself),
-		CASE(entries_are_capped_for_each_daemon_by_itself),
+		CASE(lists_are_charged_to_the_daemon_that_has_them),
+		CASE(entries_are_charged_before_they_come),
 		CASE(lists_go_with_their_daemon),
 		CASE(list_costs_the_same_however_many_there_are),
 	};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * share: may an owner take one more of a table that all share. The last eighth is
+ * share: may an owner take more of what all share, a table or bytes. The last eighth is
  * kept for owners of little (less than a 256th of all), so that one who takes
  * whatever there is does not keep everybody else out. A table too small to share so
  * is first come, first served.

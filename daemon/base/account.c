@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Bounds of one table, one session or one message do not bound what somebody can have:
+ * there are many tables, and one user opens many sessions. So everything that outlives
+ * the turn in which it came, and whose size its sender chooses, is charged to the
+ * principal in whose name it is kept, and all of it together to one ceiling.
+ *
+ * One number is shared, and not each class capped: a cap a class would either be too
+ * small for who needs one class only, or, summed over classes and principals, say nothing
+ * of the daemon's size. The rule of share.h keeps one who takes all there is from keeping
+ * the others out: they have the last eighth.
+ *
+ * Accounts are found by name when a session or a peering begins, never on the way of a
+ * byte: a charge costs two additions and two comparisons. So a list will do. An account
+ * lives as long as somebody refers to it or has something charged; a peering that ends
+ * while its objects are still in use leaves its account to them.
+ *
+ * Invariants: an account's total is the sum of its classes, the ceiling's that of the
+ * accounts; the limit is held at each charge, so a limit that is lowered refuses until
+ * enough was given back. An object is given back with the bytes that it was taken with,
+ * because it carries them.
+ */
+#include "daemon/base/account.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/base/metrics.h"
+#include "daemon/base/share.h"
+
+#define PRESET_PART 4u
+#define PRESET_LEAST (UINT64_C(256) << 20)
+
+const char *const account_class_names[ACCOUNT_CLASS_END] = {
+#define ACCOUNT_NAME(id, name, help) [ACCOUNT_##id] = name,
+	ACCOUNT_CLASSES(ACCOUNT_NAME)
+#undef ACCOUNT_NAME
+};
+
+/* ---- accounts ---- */
+
+struct account *account_get(struct accounts *accounts, const char *kind, const char *name)
+{
+	char full[ACCOUNT_NAME_MAX];
+	struct account *account;
+
+	snprintf(full, sizeof(full), "%s:%.80s", kind, name);
+	for (account = accounts->first; account; account = account->next) {
+		if (strcmp(account->name, full) == 0) {
+			account->refs++;
+			return account;
+		}
+	}
+	account = mem_zalloc(sizeof(*account));
+	if (!account)
+		return NULL;
+	account->accounts = accounts;
+	account->refs = 1;
+	memcpy(account->name, full, sizeof(full));
+	account->next = accounts->first;
+	accounts->first = account;
+	accounts->count++;
+	if (accounts->metrics)
+		metrics_add(accounts->metrics, METRIC_PRINCIPALS, 1);
+	return account;
+}
+
+static void account_free_unused(struct account *account)
+{
+	struct accounts *accounts = account->accounts;
+	struct account **at = &accounts->first;
+
+	if (account->refs)
+		return;
+	for (int i = 0; i < ACCOUNT_CLASS_END; i++) {
+		if (account->objects[i])
+			return;
+	}
+	assert(account->total == 0);
+	while (*at != account)
+		at = &(*at)->next;
+	*at = account->next;
+	accounts->count--;
+	if (accounts->metrics)
+		metrics_sub(accounts->metrics, METRIC_PRINCIPALS, 1);
+	mem_free(account);
+}
+
+void account_unref(struct account *account)
+{
+	if (!account)
+		return;
+	assert(account->refs > 0);
+	account->refs--;
+	account_free_unused(account);
+}
+
+bool accounts_idle(const struct accounts *accounts)
+{
+	return !accounts->first && accounts->total == 0;
+}
+
+uint64_t accounts_share(const struct accounts *accounts)
+{
+	return share_cap(accounts->limit, accounts->limit);
+}
+
+/* ---- charges ---- */
+
+static int account_refuse(struct account *account, enum account_class class,
+			  uint64_t bytes)
+{
+	const struct accounts *accounts = account->accounts;
+	bool others = accounts->total + bytes <= accounts->limit;
+
+	account->refused++;
+	if (accounts->metrics)
+		metrics_add(accounts->metrics, METRIC_AT(ACCOUNT_REFUSED, class, 0), 1);
+	return err_raise(ERR_LIMIT,
+			 "%s: %s: %llu bytes more; it holds %llu in all, %llu of them "
+			 "%s, and all principals %llu of %llu (memory)%s",
+			 account->name, account_class_names[class],
+			 (unsigned long long)bytes, (unsigned long long)account->total,
+			 (unsigned long long)account->bytes[class],
+			 account_class_names[class], (unsigned long long)accounts->total,
+			 (unsigned long long)accounts->limit,
+			 others ? ", the last eighth for those with little" : "");
+}
+
+int account_check(struct account *account, enum account_class class, uint64_t bytes)
+{
+	const struct accounts *accounts;
+	uint64_t own, cap;
+
+	if (!account || account->accounts->limit == 0)
+		return 0;
+	accounts = account->accounts;
+	if (__builtin_add_overflow(account->total, bytes, &own))
+		return err_pass(account_refuse(account, class, bytes));
+	cap = share_cap(accounts->limit, own);
+	if (bytes <= cap && accounts->total <= cap - bytes)
+		return 0;
+	return err_pass(account_refuse(account, class, bytes));
+}
+
+static void account_count(struct account *account, enum account_class class,
+			  uint64_t bytes)
+{
+	account->bytes[class] += bytes;
+	account->total += bytes;
+	account->accounts->total += bytes;
+	if (account->accounts->metrics)
+		metrics_add(account->accounts->metrics,
+			    METRIC_AT(ACCOUNT_BYTES, class, 0), bytes);
+}
+
+static void account_uncount(struct account *account, enum account_class class,
+			    uint64_t bytes)
+{
+	assert(bytes <= account->bytes[class]);
+	account->bytes[class] -= bytes;
+	account->total -= bytes;
+	account->accounts->total -= bytes;
+	if (account->accounts->metrics)
+		metrics_sub(account->accounts->metrics,
+			    METRIC_AT(ACCOUNT_BYTES, class, 0), bytes);
+}
+
+int charge_take(struct charge *charge, struct account *account, enum account_class class,
+		uint64_t bytes)
+{
+	int r = account_check(account, class, bytes);
+
+	assert(!charge->account);
+	if (r < 0)
+		return err_pass(r);
+	if (!account)
+		return 0;
+	*charge = (struct charge){.account = account, .bytes = bytes, .class = class};
+	account->objects[class]++;
+	account_count(account, class, bytes);
+	return 0;
+}
+
+int charge_more(struct charge *charge, uint64_t bytes)
+{
+	int r = account_check(charge->account, charge->class, bytes);
+
+	if (r < 0)
+		return err_pass(r);
+	if (!charge->account)
+		return 0;
+	charge->bytes += bytes;
+	account_count(charge->account, charge->class, bytes);
+	return 0;
+}
+
+void charge_less(struct charge *charge, uint64_t bytes)
+{
+	if (!charge->account)
+		return;
+	assert(bytes <= charge->bytes);
+	charge->bytes -= bytes;
+	account_uncount(charge->account, charge->class, bytes);
+}
+
+void charge_drop(struct charge *charge)
+{
+	struct charge all = charge_steal(charge);
+
+	if (!all.account)
+		return;
+	account_uncount(all.account, all.class, all.bytes);
+	assert(all.account->objects[all.class] > 0);
+	all.account->objects[all.class]--;
+	account_free_unused(all.account);
+}
+
+/* ---- the preset ---- */
+
+/* The number that a file begins with; UINT64_MAX: it has none ("max"). */
+static uint64_t file_number(const char *path)
+{
+	char text[64] = "";
+	cleanup_close int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0 || read(fd, text, sizeof(text) - 1) <= 0 || text[0] < '0' ||
+	    text[0] > '9')
+		return UINT64_MAX;
+	return strtoull(text, NULL, 10);
+}
+
+/* Of this process's control group and those above, the least memory.max. */
+static uint64_t cgroup_limit(void)
+{
+	char text[512] = "", path[600], *own, *end;
+	cleanup_close int fd = open("/proc/self/cgroup", O_RDONLY | O_CLOEXEC);
+	uint64_t least = UINT64_MAX, here;
+
+	if (fd < 0 || read(fd, text, sizeof(text) - 1) <= 0)
+		return UINT64_MAX;
+	own = strstr(text, "0::/"); /* the unified hierarchy's line */
+	if (!own)
+		return file_number("/sys/fs/cgroup/memory/memory.limit_in_bytes");
+	own += 3;
+	own[strcspn(own, "\n")] = 0;
+	for (;;) {
+		snprintf(path, sizeof(path), "/sys/fs/cgroup%s/memory.max", own);
+		here = file_number(path);
+		least = here < least ? here : least;
+		end = strrchr(own, '/');
+		if (!end)
+			return least;
+		*end = 0;
+	}
+}
+
+uint64_t accounts_preset(void)
+{
+	long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+	uint64_t all = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0;
+	uint64_t group = cgroup_limit();
+	uint64_t part = (group < all ? group : all) / PRESET_PART;
+
+	return part < PRESET_LEAST ? PRESET_LEAST : part;
+}

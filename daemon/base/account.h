@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * account: what the daemon keeps in the name of one principal, in bytes and in objects.
+ *
+ * A principal is an engine's user ("uid:1000"), or another daemon: by the name of its
+ * key ("peer:decode"), or without keys by its address ("addr:192.0.2.7"). So one that
+ * comes as many processes, sessions or daemons is one. An object that is kept carries a
+ * `struct charge`, which remembers whose it is and how much, so that what is given back
+ * is what was taken.
+ *
+ * All accounts share one ceiling, the option `memory`; the last eighth of it is for
+ * principals of little (share.h). The loop's thread only: what a helper makes is charged
+ * before it begins or when it is back.
+ */
+#ifndef KVD_BASE_ACCOUNT_H
+#define KVD_BASE_ACCOUNT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct metrics;
+
+/* X(NAME, "name", "what it holds") */
+#define ACCOUNT_CLASSES(X)                                                      \
+	X(SESSIONS, "sessions", "sessions: their connections and status pages") \
+	X(REGIONS, "regions", "imported memory: its page tables")               \
+	X(LISTS, "lists", "prepared lists and indices of transfers")            \
+	X(PLANS, "plans", "plans of transfers, posted, held or kept")           \
+	X(ROOMS, "rooms", "rooms and their parties")                            \
+	X(PAGES, "pages", "page lists of rooms, and what has landed")           \
+	X(LAYOUTS, "layouts", "pools, and other daemons' pools and sessions")   \
+	X(ORPHANS, "orphans", "requests for rooms that are not open yet")       \
+	X(CHUNKS, "chunks", "chunks, and which numbers have been")
+
+enum account_class {
+#define ACCOUNT_ENUM(id, name, help) ACCOUNT_##id,
+	ACCOUNT_CLASSES(ACCOUNT_ENUM)
+#undef ACCOUNT_ENUM
+		ACCOUNT_CLASS_END,
+};
+
+#define ACCOUNT_NAME_MAX 96u
+
+struct account {
+	struct account *next;
+	struct accounts *accounts;
+	char name[ACCOUNT_NAME_MAX];
+	unsigned int refs; /* sessions, peers; it is gone at 0 with nothing charged */
+	uint64_t objects[ACCOUNT_CLASS_END], bytes[ACCOUNT_CLASS_END];
+	uint64_t total; /* of bytes */
+	uint64_t refused;
+};
+
+/* All zero: none yet, and no ceiling. */
+struct accounts {
+	struct account *first;
+	unsigned int count;
+	uint64_t limit; /* bytes; 0: none */
+	uint64_t total;
+	struct metrics *metrics; /* NULL: not counted */
+};
+
+/* All zero: nothing. */
+struct charge {
+	struct account *account;
+	uint64_t bytes;
+	enum account_class class;
+};
+
+/* The principal's, made if need be, and a reference to it; NULL + ERR_NOMEM. */
+struct account *account_get(struct accounts *accounts, const char *kind,
+			    const char *name);
+void account_unref(struct account *account); /* NULL is fine */
+
+/*
+ * One object of so many bytes, which *charge (all zero) is to remember. ERR_LIMIT names
+ * the principal, the class, what is held, the ceiling and the option. No account (NULL)
+ * is charged nothing.
+ */
+int charge_take(struct charge *charge, struct account *account, enum account_class class,
+		uint64_t bytes);
+/* So many bytes more of the same object. A charge of no account takes nothing. */
+int charge_more(struct charge *charge, uint64_t bytes);
+void charge_less(struct charge *charge, uint64_t bytes);
+/* All of it is given back; idempotent. */
+void charge_drop(struct charge *charge);
+/* Of a charge that its owner moves. */
+static inline struct charge charge_steal(struct charge *charge)
+{
+	struct charge stolen = *charge;
+
+	*charge = (struct charge){0};
+	return stolen;
+}
+
+/* Would a principal's account have room for so many bytes more? As charge_take(). */
+int account_check(struct account *account, enum account_class class, uint64_t bytes);
+
+/* What one principal may hold in all while others hold nothing. */
+uint64_t accounts_share(const struct accounts *accounts);
+/* Nothing is charged, nobody holds one. */
+bool accounts_idle(const struct accounts *accounts);
+
+extern const char *const account_class_names[ACCOUNT_CLASS_END];
+
+/* The option's preset: a quarter of the machine's memory, or of what the control group
+ * may have where that is less. Never below 256 MiB. */
+uint64_t accounts_preset(void);
+
+#endif

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Accounts: who shares one, what a charge takes and gives back, whom the ceiling stops.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <string.h>
+
+#include "daemon/base/account.h"
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/base/metrics.h"
+
+#define LIMIT 8192u /* a 256th: 32; the last eighth: 1024 */
+
+static struct metrics metrics;
+
+static void accounts_begin(struct accounts *accounts)
+{
+	memset(&metrics, 0, sizeof(metrics));
+	*accounts = (struct accounts){.limit = LIMIT, .metrics = &metrics};
+}
+
+static uint64_t counted(enum account_class class)
+{
+	return metrics_get(&metrics, METRIC_AT(ACCOUNT_BYTES, class, 0));
+}
+
+static void principal_of_one_name_is_one(void **state)
+{
+	struct accounts accounts;
+	struct account *a, *b, *c;
+
+	(void)state;
+	accounts_begin(&accounts);
+	a = account_get(&accounts, "uid", "1000");
+	b = account_get(&accounts, "uid", "1000");
+	c = account_get(&accounts, "peer", "1000");
+	assert_ptr_equal(a, b);
+	assert_ptr_not_equal(a, c);
+	assert_string_equal(a->name, "uid:1000");
+	assert_int_equal(accounts.count, 2);
+	assert_int_equal(metrics_get(&metrics, METRIC_PRINCIPALS), 2);
+	account_unref(c);
+	account_unref(a);
+	assert_false(accounts_idle(&accounts));
+	account_unref(b);
+	assert_true(accounts_idle(&accounts));
+	assert_int_equal(metrics_get(&metrics, METRIC_PRINCIPALS), 0);
+}
+
+static void charge_outlives_the_last_reference(void **state)
+{
+	struct charge charge = {0}, moved;
+	struct accounts accounts;
+	struct account *a;
+
+	(void)state;
+	accounts_begin(&accounts);
+	a = account_get(&accounts, "addr", "::1");
+	assert_int_equal(charge_take(&charge, a, ACCOUNT_PAGES, 10), 0);
+	account_unref(a);
+	assert_int_equal(charge_more(&charge, 5), 0);
+	charge_less(&charge, 3);
+	moved = charge_steal(&charge);
+	charge_drop(&charge); /* nothing is left in it */
+	assert_int_equal(accounts.total, 12);
+	assert_int_equal(counted(ACCOUNT_PAGES), 12);
+	charge_drop(&moved);
+	charge_drop(&moved);
+	assert_true(accounts_idle(&accounts));
+	assert_int_equal(counted(ACCOUNT_PAGES), 0);
+}
+
+static void last_eighth_is_for_those_with_little(void **state)
+{
+	struct charge much = {0}, more = {0}, little = {0}, other = {0};
+	struct accounts accounts;
+	struct account *a, *b;
+
+	(void)state;
+	accounts_begin(&accounts);
+	a = account_get(&accounts, "uid", "1");
+	b = account_get(&accounts, "uid", "2");
+	assert_int_equal(charge_take(&much, a, ACCOUNT_LISTS, LIMIT - LIMIT / 8 - 1), 0);
+	assert_int_equal(charge_take(&more, a, ACCOUNT_PLANS, 2), -err_errno(ERR_LIMIT));
+	assert_string_equal(err_last()->text,
+			    "uid:1: plans: 2 bytes more; it holds 7167 in all, 0 of them "
+			    "plans, and all principals 7167 of 8192 (memory), the last "
+			    "eighth for those with little");
+	assert_int_equal(charge_take(&more, a, ACCOUNT_PLANS, 1), 0);
+	assert_int_equal(charge_more(&more, 1), -err_errno(ERR_LIMIT));
+	assert_int_equal(charge_take(&little, b, ACCOUNT_LISTS, 31), 0);
+	assert_int_equal(charge_take(&other, b, ACCOUNT_LISTS, 1), /* a 256th */
+			 -err_errno(ERR_LIMIT));
+	assert_int_equal(a->refused, 2);
+	assert_int_equal(
+		metrics_get(&metrics, METRIC_AT(ACCOUNT_REFUSED, ACCOUNT_PLANS, 0)), 2);
+	charge_drop(&much);
+	assert_int_equal(charge_take(&other, b, ACCOUNT_LISTS, 1), 0);
+	charge_drop(&more);
+	charge_drop(&little);
+	charge_drop(&other);
+	account_unref(a);
+	account_unref(b);
+	assert_true(accounts_idle(&accounts));
+}
+
+/* Sums that would wrap are refused, and a limit that was lowered refuses all. */
+static void charge_beyond_the_ceiling_leaves_nothing(void **state)
+{
+	struct charge charge = {0}, more = {0};
+	struct accounts accounts;
+	struct account *a;
+
+	(void)state;
+	accounts_begin(&accounts);
+	a = account_get(&accounts, "uid", "1");
+	assert_int_equal(charge_take(&charge, a, ACCOUNT_LISTS, 100), 0);
+	assert_true(charge_take(&more, a, ACCOUNT_LISTS, UINT64_MAX) < 0);
+	assert_true(charge_take(&more, a, ACCOUNT_LISTS, UINT64_MAX - 50) < 0);
+	assert_true(charge_more(&charge, UINT64_MAX - 99) < 0);
+	accounts.limit = 50;
+	assert_true(charge_more(&charge, 1) < 0);
+	assert_null(more.account);
+	assert_int_equal(accounts.total, 100);
+	charge_drop(&charge);
+	account_unref(a);
+	assert_true(accounts_idle(&accounts));
+}
+
+static void charge_of_nobody_is_nothing(void **state)
+{
+	struct charge charge = {0};
+
+	(void)state;
+	assert_int_equal(charge_take(&charge, NULL, ACCOUNT_LISTS, UINT64_MAX), 0);
+	assert_int_equal(charge_more(&charge, UINT64_MAX), 0);
+	charge_less(&charge, 5);
+	charge_drop(&charge);
+	account_unref(NULL);
+}
+
+static void account_without_memory_is_none(void **state)
+{
+	struct accounts accounts;
+
+	(void)state;
+	accounts_begin(&accounts);
+	mem_fail_at(1);
+	assert_null(account_get(&accounts, "uid", "1"));
+	mem_fail_at(0);
+	assert_int_equal(err_last()->code, ERR_NOMEM);
+	err_clear();
+	assert_true(accounts_idle(&accounts));
+}
+
+static void preset_is_a_part_of_the_memory(void **state)
+{
+	(void)state;
+	assert_true(accounts_preset() >= UINT64_C(256) << 20);
+	assert_true(accounts_preset() < UINT64_C(1) << 50);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(principal_of_one_name_is_one),
+		cmocka_unit_test(charge_outlives_the_last_reference),
+		cmocka_unit_test(last_eighth_is_for_those_with_little),
+		cmocka_unit_test(charge_beyond_the_ceiling_leaves_nothing),
+		cmocka_unit_test(charge_of_nobody_is_nothing),
+		cmocka_unit_test(account_without_memory_is_none),
+		cmocka_unit_test(preset_is_a_part_of_the_memory),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
