@@ -62,6 +62,9 @@ void *client_memory_map(int fd, size_t bytes);
  * can: those are added to *huge_bytes_p. -KVD_E_NOMEM, -KVD_E_IO. */
 int client_memory_fill(void *at, size_t bytes, size_t *huge_bytes_p);
 /* For tests: what is called instead of madvise(MADV_COLLAPSE); NULL: that again. */
+/* Pages that nobody has made yet are made here: a daemon takes no memory with holes. What
+ * cannot be looked at or mapped is left to its answer. -KVD_E_NOMEM. */
+int client_memory_present(int fd, uint64_t offset, size_t bytes);
 void client_memory_with(int (*collapse)(void *at, size_t bytes));
 
 /* ---- the status page of one session -------------------------------------- */

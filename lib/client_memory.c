@@ -21,6 +21,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -30,6 +31,7 @@
 #define COLLAPSE_NS_PER_BYTE 2u /* 2 s a GiB; several times what it takes */
 
 #ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
 #endif
 #ifndef MADV_COLLAPSE
@@ -103,6 +105,40 @@ int client_memory_fill(void *at, size_t bytes, size_t *huge_bytes_p)
 			return r;
 	}
 	return 0;
+}
+
+int client_memory_present(int fd, uint64_t offset, size_t bytes)
+{
+	const uint64_t skip = offset % (uint64_t)sysconf(_SC_PAGESIZE);
+	char path[32];
+	cleanup_close int own = -1; /* a position of our own */
+	int advice = MADV_POPULATE_WRITE, prot = PROT_READ | PROT_WRITE, r = 0;
+	off_t hole;
+	char *at;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	own = open(path, O_RDONLY | O_CLOEXEC);
+	hole = lseek(own, (off_t)offset, SEEK_HOLE);
+	if (own < 0 || hole < 0 || (uint64_t)hole >= offset + bytes)
+		return 0;
+	at = mmap(NULL, bytes + skip, prot, MAP_SHARED, fd, (off_t)(offset - skip));
+	if (at == MAP_FAILED) { /* sealed, or opened, for reading */
+		advice = MADV_POPULATE_READ;
+		prot = PROT_READ;
+		at = mmap(NULL, bytes + skip, prot, MAP_SHARED, fd,
+			  (off_t)(offset - skip));
+	}
+	if (at == MAP_FAILED)
+		return 0;
+	while (madvise(at, bytes + skip, advice) < 0) {
+		if (errno == EINTR || errno == EAGAIN)
+			continue;
+		r = errno == EFAULT || errno == ENOMEM || errno == ENOSPC ? -KVD_E_NOMEM
+									  : 0;
+		break;
+	}
+	munmap(at, bytes + skip);
+	return r;
 }
 
 static int memory_failed(struct kvd_memory *m, int r, const char *what)

@@ -186,6 +186,29 @@ static void by_memfd(struct kvd_region_args *args, int *fd_p)
 	args->fd = *fd_p;
 }
 
+/* Pages are charged to who makes them: the daemon makes none for us. */
+static int client_region_present(const struct kvd_region *region)
+{
+	char path[sizeof(region->shm_name) + 16];
+	cleanup_close int fd = -1;
+	int r = 0;
+
+	if (region->kind == KVD_REGION_MEMFD) {
+		r = client_memory_present(region->fd, region->offset, region->bytes);
+	} else if (region->kind == KVD_REGION_SHM && region->shm_name[0] == '/' &&
+		   !strchr(region->shm_name + 1, '/')) {
+		snprintf(path, sizeof(path), "/dev/shm%s", region->shm_name);
+		fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+		if (fd < 0)
+			fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+		if (fd >= 0)
+			r = client_memory_present(fd, region->offset, region->bytes);
+	}
+	return r ? client_fail(region->object.client, KVD_E_NOMEM,
+			       "%zu bytes cannot be populated", (size_t)region->bytes)
+		 : 0;
+}
+
 int kvd_region_register(struct kvd_client *client, const struct kvd_region_args *args,
 			const struct kvd_call *call, struct kvd_region **region_p)
 {
@@ -202,8 +225,13 @@ int kvd_region_register(struct kvd_client *client, const struct kvd_region_args 
 		by_memfd(&use, &adopted_fd);
 	if (!r)
 		r = region_new(client, &use, &region);
-	if (r)
+	if (!r)
+		r = client_region_present(region);
+	if (r) {
+		if (region)
+			client_object_unref(&region->object);
 		return r;
+	}
 	*region_p = region;
 	vm_allow(region);
 	region_op(region, &op);

@@ -8,7 +8,7 @@
  *
  *   - A memfd of ordinary pages must be sealed against shrinking, by its owner or by
  *     us, so that it cannot be cut. (Not F_SEAL_FUTURE_WRITE: a daemon that was
- *     restarted could not map it again.) Every page is made present at import, by
+ *     restarted could not map it again.) Every page is mapped at import, by
  *     MADV_POPULATE_*, which reports what a touch would have died of. A hole that is
  *     punched later is filled by the next touch.
  *   - A memfd of huge pages (MFD_HUGETLB) does not fill it: punching gives the page and
@@ -208,6 +208,38 @@ static int file_check_range(int fd, uint64_t offset, uint64_t length)
 			"offset %ju + length %ju is beyond the object's %ju bytes",
 			(uintmax_t)offset, (uintmax_t)length, (uintmax_t)st.st_size);
 	return 0;
+}
+
+/*
+ * A page that is made here is charged to this process's control group, for as long as
+ * the file has it, whoever wanted it: so that its owner has made them all is a condition
+ * of the import. SEEK_HOLE of shared memory finds what nobody has touched yet, also
+ * where fallocate() set it aside (mm/filemap.c, mapping_seek_hole_data). hugetlbfs has
+ * no SEEK_HOLE: its blocks are counted.
+ */
+static int file_check_holes(int fd, uint64_t offset, uint64_t length)
+{
+	char path[32];
+	cleanup_close int own = -1;
+	struct stat st;
+	struct statfs fs;
+	off_t hole;
+
+	if (fstatfs(fd, &fs) < 0 || fstat(fd, &st) < 0)
+		return err_raise_errno(errno, "fstatfs of the memory's fd");
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	own = open(path, O_RDONLY | O_CLOEXEC); /* a position of our own */
+	if (fs.f_type == HUGETLBFS_MAGIC)
+		hole = (uint64_t)st.st_blocks * 512 < length ? (off_t)offset : -1;
+	else
+		hole = lseek(own >= 0 ? own : fd, (off_t)offset, SEEK_HOLE);
+	if (hole < 0 || (uint64_t)hole >= offset + length)
+		return 0;
+	return err_raise(ERR_IMPORT,
+			 "the memory has holes: byte %ju has no page yet, and pages are "
+			 "their owner's to make: touch them all, or MADV_POPULATE_WRITE "
+			 "(5.14), before it is registered; kvd_memory_alloc() does",
+			 (uintmax_t)hole);
 }
 
 /* Map so that address and file offset agree modulo 2 MiB where that can pay. */
@@ -423,6 +455,8 @@ int memory_import_memfd(int fd, uint64_t offset, uint64_t length, bool writable,
 	if (r == 0)
 		r = file_check_range(fd, offset, length);
 	if (r == 0)
+		r = file_check_holes(fd, offset, length);
+	if (r == 0)
 		r = fd_own(fd);
 	if (r < 0)
 		return err_pass(r);
@@ -441,6 +475,8 @@ int memory_import_shm_fd(int fd, uint64_t offset, uint64_t length, bool writable
 	if (fs.f_type != TMPFS_MAGIC && fs.f_type != HUGETLBFS_MAGIC)
 		return err_raise(ERR_IMPORT, "the fd is no shared memory: not on tmpfs");
 	r = file_check_range(fd, offset, length);
+	if (r == 0)
+		r = file_check_holes(fd, offset, length);
 	if (r == 0)
 		r = fd_own(fd);
 	if (r < 0)

@@ -34,7 +34,8 @@ sys.path[:0] = [HERE, os.path.join(HERE, "..", "lib"), os.path.join(HERE, "..", 
 from bench_parts import used_s  # noqa: E402
 from bench_report import figure  # noqa: E402
 from kvd_daemon import BUILD, Daemon  # noqa: E402
-from kvd_engine import Engine, FAILED, Refused, SUCCESS, WAITING  # noqa: E402
+from kvd_engine import (Engine, FAILED, Refused, SUCCESS, WAITING,  # noqa: E402
+                        populated)
 from rig import UnixConnection  # noqa: E402
 
 ROOMS = 10000
@@ -73,7 +74,7 @@ class Loader(Engine):
         fd = os.memfd_create("cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)
-            self.mem = mmap.mmap(fd, nbytes)
+            self.mem = populated(fd, nbytes)
             region = self.cmd("region.register", kind="memfd", fd=0, length=str(nbytes),
                               fds=[fd])["region"]
         finally:
@@ -387,7 +388,7 @@ def regions_many(world):
     fds = []
     for _ in range(limit):
         fds.append(os.memfd_create("cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-        os.ftruncate(fds[-1], 65536)
+        os.write(fds[-1], bytes(65536))
     for i, fd in enumerate(fds):
         world.prefill.cmd("region.register", kind="memfd", fd=0, length="65536",
                           address=str((i + 1) << 32), fds=[fd])
@@ -406,6 +407,7 @@ def lists_long(world):
     count, size = 1000000, 256 << 20
     fd = os.memfd_create("cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
+    populated(fd, size)
     world.prefill.cmd("region.register", kind="memfd", fd=0, length=str(size),
                       address=str(1 << 40), fds=[fd])
     table = array.array("Q")

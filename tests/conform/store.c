@@ -6,6 +6,7 @@
  * which does nothing but have it, and can be killed.
  */
 #include "tests/conform/store.h"
+#include "tests/lib/file.h"
 #include "tests/lib/tmp.h"
 
 #include <errno.h>
@@ -78,7 +79,7 @@ bool store_cut(struct store *store, uint64_t length)
 static int make_memfd(struct store *store)
 {
 	store->fd = memfd_create("conform", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (store->fd < 0 || ftruncate(store->fd, (off_t)store->length) < 0 ||
+	if (store->fd < 0 || file_fill(store->fd, store->length) < 0 ||
 	    fcntl(store->fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
 		return -errno;
 	return 0;
@@ -93,7 +94,7 @@ static int make_shm(struct store *store)
 	if (store->fd < 0)
 		return -errno;
 	shm_unlink(name);
-	return ftruncate(store->fd, (off_t)store->length) < 0 ? -errno : 0;
+	return file_fill(store->fd, store->length) < 0 ? -errno : 0;
 }
 
 int owner_main(int sock, uint64_t length)

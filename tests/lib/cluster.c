@@ -32,6 +32,7 @@
 #include "daemon/memory/copy.h"
 #include "daemon/xfer/xfer.h"
 #include "proto/json.h"
+#include "tests/lib/file.h"
 
 static void must(int r)
 {
@@ -466,7 +467,7 @@ void cluster_cache(struct cluster *c, struct session *session, const char *pool,
 	k->session = session;
 	k->bytes = 2 * k->layers * field_bytes(k) + (uint64_t)k->aux_slots * k->aux_bytes;
 	k->fd = memfd_create("cache", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	assert_true(k->fd >= 0 && ftruncate(k->fd, (off_t)k->bytes) == 0);
+	assert_true(k->fd >= 0 && file_fill(k->fd, k->bytes) == 0);
 	k->base = mmap(NULL, k->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, k->fd, 0);
 	assert_ptr_not_equal(k->base, MAP_FAILED);
 	snprintf(text, sizeof(text),

@@ -5,6 +5,7 @@
  * is computed from the plan alone and compared as a whole, so that a byte beside a row
  * is seen, too. GPU memory is another process's, as an engine's is.
  */
+#include "tests/lib/file.h"
 #include "tests/lib/gpu_copy.h"
 
 #include <assert.h>
@@ -37,7 +38,7 @@ static void spot_make(struct gc_spot *spot, enum place place)
 		return;
 	}
 	spot->fd = memfd_create("spot", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	assert_int_equal(ftruncate(spot->fd, GC_BYTES), 0);
+	assert_int_equal(file_fill(spot->fd, GC_BYTES), 0);
 	spot->view = mmap(NULL, GC_BYTES, PROT_READ | PROT_WRITE,
 			  place == PLACE_VM ? MAP_PRIVATE : MAP_SHARED, spot->fd, 0);
 	assert_ptr_not_equal(spot->view, MAP_FAILED);

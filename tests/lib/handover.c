@@ -4,6 +4,7 @@
  * definition of a layout: every token, field, unit and byte. Nothing of the planner is
  * used for it, and of the daemon only the public commands.
  */
+#include "tests/lib/file.h"
 #include "tests/lib/handover.h"
 
 #include <setjmp.h>
@@ -167,7 +168,7 @@ static void make_memory(struct handover_rank *rank)
 	}
 	rank->want = malloc(rank->bytes);
 	rank->fd = memfd_create("cache", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	assert_true(rank->fd >= 0 && ftruncate(rank->fd, (off_t)rank->bytes) == 0);
+	assert_true(rank->fd >= 0 && file_fill(rank->fd, rank->bytes) == 0);
 	rank->base =
 		mmap(NULL, rank->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, rank->fd, 0);
 	assert_ptr_not_equal(rank->base, MAP_FAILED);

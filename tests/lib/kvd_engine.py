@@ -94,6 +94,11 @@ def pattern(token, layer, field):
                  for i in range(TOKEN))
 
 
+def populated(fd, length):
+    """Mapped, with every page there: a daemon takes no memory with holes."""
+    return mmap.mmap(fd, length, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+
+
 class Cache:
     """One pool "kv": [layer][k, v][page][token][head], one buffer."""
 
@@ -104,13 +109,13 @@ class Cache:
                                  (os.MFD_HUGETLB if kind == "huge" else 0))
             os.ftruncate(fd, BYTES)
             self.fd = os.dup(fd) if kind == "huge" else -1
-            self.mem = mmap.mmap(fd, BYTES)
+            self.mem = populated(fd, BYTES)
             args = dict(kind="memfd", fd=0, length=BYTES, fds=[fd])
         elif kind == "shm":
             self.path = "kvd-test-" + secrets.token_hex(8)
             fd = os.open("/dev/shm/" + self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             os.ftruncate(fd, BYTES)
-            self.mem = mmap.mmap(fd, BYTES)
+            self.mem = populated(fd, BYTES)
             args = dict(kind="shm", shm_name="/" + self.path, length=BYTES)
         elif kind in ("cuda_ipc", "cuda_vmm"):
             from fake_gpu import Gpu

@@ -6,6 +6,7 @@
  * an environment variable that says what to be, because libucp cannot be used
  * on both sides of a fork.
  */
+#include "tests/lib/file.h"
 #include "tests/lib/ucx_pair.h"
 
 #include <errno.h>
@@ -234,7 +235,7 @@ static struct memory *shm_memory(uint64_t bytes)
 	int fd = memfd_create("guarded", MFD_CLOEXEC);
 
 	assert_true(fd >= 0);
-	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	assert_int_equal(file_fill(fd, bytes), 0);
 	assert_int_equal(memory_import_shm_fd(fd, 0, bytes, true, &memory), 0);
 	close(fd);
 	return memory;

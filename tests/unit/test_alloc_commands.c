@@ -20,6 +20,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
+#include "tests/lib/file.h"
 #include "tests/lib/starve.h"
 #include "tests/lib/tmp.h"
 
@@ -445,7 +446,7 @@ static void sweep_init(struct sweep *w)
 	entry[3] = 1;
 	tmp_name(w->shm_name, sizeof(w->shm_name), "/kvd-test");
 	w->shm = shm_open(w->shm_name, O_RDWR | O_CREAT | O_EXCL, 0600);
-	assert_true(w->shm >= 0 && ftruncate(w->shm, 16384) == 0);
+	assert_true(w->shm >= 0 && file_fill(w->shm, 16384) == 0);
 	starve_word(s, "shm", "%s", w->shm_name);
 	starve_say(s, ATTACH);
 	keep_word(s, "attach", "there");

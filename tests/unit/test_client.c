@@ -504,6 +504,28 @@ static void pool_line_names_regions_and_layout(void **state)
 
 /* ---- memory, layouts, transfers ---------------------------------------------------- */
 
+/* A daemon takes no memory with holes: what its engine has not touched is made by it. */
+static void region_with_holes_is_populated_by_its_engine(void **state)
+{
+	const size_t bytes = 256 << 10, half = bytes / 2;
+	int fd = memfd_create("sparse", MFD_ALLOW_SEALING | MFD_CLOEXEC);
+	char word[4] = "kvd";
+
+	(void)state;
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	assert_int_equal(pwrite(fd, word, sizeof(word), (off_t)half + 100), sizeof(word));
+	assert_int_equal(client_memory_present(fd, half + 10, half - 10), 0);
+	assert_int_equal(lseek(fd, 0, SEEK_DATA), half);
+	assert_int_equal(lseek(fd, (off_t)half, SEEK_HOLE), bytes);
+	assert_int_equal(client_memory_present(fd, 0, bytes), 0);
+	assert_int_equal(lseek(fd, 0, SEEK_HOLE), bytes);
+	assert_int_equal(pread(fd, word, sizeof(word), (off_t)half + 100), sizeof(word));
+	assert_string_equal(word, "kvd");
+	close(fd);
+	assert_int_equal(client_memory_present(-1, 0, bytes),
+			 0); /* the daemon's to say */
+}
+
 static void memory_is_sealed_aligned_and_writable(void **state)
 {
 	struct kvd_memory m;
@@ -704,6 +726,7 @@ int main(void)
 		T(region_busy_keeps_its_handle),
 		T(region_async_failure_leaves_a_handle_to_free),
 		T(pool_line_names_regions_and_layout),
+		cmocka_unit_test(region_with_holes_is_populated_by_its_engine),
 		cmocka_unit_test(memory_is_sealed_aligned_and_writable),
 		cmocka_unit_test(memory_is_in_the_huge_pages_it_tells_of),
 		cmocka_unit_test(memory_whose_collapse_is_slow_is_had_in_time),

@@ -23,6 +23,7 @@
 #include "daemon/loop/loop.h"
 #include "daemon/memory/numa.h"
 #include "daemon/memory/tokens.h"
+#include "tests/lib/file.h"
 #include "tests/lib/gates.h"
 #include "tests/lib/tmp.h"
 
@@ -745,7 +746,7 @@ static void copy_of_cut_memory_fails_that_job_only(void **state)
 
 	(void)state;
 	setup(&t, 2, 64 * KIB);
-	assert_int_equal(ftruncate(fd, 1 << 20), 0);
+	assert_int_equal(file_fill(fd, 1 << 20), 0);
 	assert_int_equal(memory_import_shm_fd(fd, 0, MIB, true, &cut.memory), 0);
 	whole.memory = linear(MIB);
 	dst.memory = linear(MIB);

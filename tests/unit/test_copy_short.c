@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "daemon/loop/loop.h"
+#include "tests/lib/file.h"
 
 #define PAGE_BYTES (UINT64_C(64) << 10)
 #define ROW_BYTES 256u
@@ -221,7 +222,7 @@ static void job_short_of_guarded_memory_is_left_to_the_threads(void **state)
 	struct memory *guarded = NULL;
 	int fd = memfd_create("guarded", MFD_CLOEXEC);
 
-	assert_int_equal(ftruncate(fd, (off_t)PAGE_BYTES), 0);
+	assert_int_equal(file_fill(fd, PAGE_BYTES), 0);
 	assert_int_equal(memory_import_shm_fd(fd, 0, PAGE_BYTES, true, &guarded), 0);
 	assert_int_equal(guarded->kind, MEMORY_GUARDED);
 	memset(guarded->base, 5, PAGE_BYTES);
@@ -251,7 +252,7 @@ static void job_short_of_cut_memory_fails(void **state)
 	assert_int_equal(memory_guard_install(), 0); /* cmocka has its own handler */
 	assert_int_equal(ftruncate(fd, (off_t)PAGE_BYTES), 0);
 	assert_int_equal(memory_import_shm_fd(fd, 0, PAGE_BYTES, true, &cut), 0);
-	assert_int_equal(ftruncate(fd, 16384), 0);
+	assert_int_equal(file_fill(fd, 16384), 0);
 	job_set(t, &t->a, ROW_BYTES, 1);
 	t->a.src.memory = cut;
 	loop_turn(t->loop, 0);

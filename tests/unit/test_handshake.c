@@ -23,6 +23,7 @@
 #include "daemon/session/region.h"
 #include "tests/lib/accounts.h"
 #include "tests/lib/cluster.h"
+#include "tests/lib/file.h"
 
 #define MANY 2100u /* regions, whose keys do not fit in a frame at XP_KEY_MAX each */
 #define PAGE 4096u
@@ -103,7 +104,7 @@ static unsigned int register_many(struct pair *p, unsigned int count)
 	int fd = memfd_create("many", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	unsigned int first = 0;
 
-	assert_true(fd >= 0 && ftruncate(fd, (off_t)count * PAGE) == 0);
+	assert_true(fd >= 0 && file_fill(fd, (size_t)count * PAGE) == 0);
 	for (unsigned int i = 0; i < count; i++) {
 		const cJSON *id;
 		cJSON *answer;

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,6 +23,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/memory/settle.h"
+#include "tests/lib/file.h"
 #include "tests/lib/gates.h"
 #include "tests/lib/limits.h"
 #include "tests/lib/tmp.h"
@@ -35,7 +36,7 @@ static int memfd(uint64_t bytes, unsigned int flags)
 	int fd = flags ? memfd_create("test", MFD_CLOEXEC | flags) : memfd_unsealable();
 
 	assert_true(fd >= 0);
-	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	assert_int_equal(file_fill(fd, bytes), 0);
 	return fd;
 }
 
@@ -160,8 +161,8 @@ static void memfd_odd_offset_maps_the_page_below(void **state)
 	close(fd);
 }
 
-/* A hole of a large memfd is present, and huge-page aligned, after the import. */
-static void memfd_hole_is_populated(void **state)
+/* All of it is mapped, and aligned for huge pages, after the import. */
+static void memfd_is_mapped_whole(void **state)
 {
 	int fd = memfd(6 * MIB, MFD_ALLOW_SEALING);
 	struct memory *m = NULL;
@@ -192,28 +193,41 @@ static void fd_that_is_no_memory_is_refused(void **state)
 	close(p[1]);
 }
 
-/* On a full tmpfs a touch would be SIGBUS; the import must say so instead. */
-static void shm_on_a_full_tmpfs_is_refused(void **state)
+static uint64_t blocks_of(int fd)
 {
-	char dir[48], path[64];
+	struct stat st;
+
+	assert_int_equal(fstat(fd, &st), 0);
+	return (uint64_t)st.st_blocks * 512;
+}
+
+/* Pages that are made are charged to who makes them, and that is not the daemon: not one
+ * is, whether nobody made it yet or fallocate() has only set it aside. */
+static void memory_with_holes_is_refused_and_stays_empty(void **state)
+{
+	int fd = memfd_create("holes", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	struct memory *m = NULL;
-	int fd;
 
 	(void)state;
-	assert_non_null(mkdtemp(tmp_path(dir, sizeof(dir), "kvd-test-XXXXXX")));
-	if (mount("none", dir, "tmpfs", 0, "size=64k") < 0) {
-		rmdir(dir);
-		print_message("skipped: mounting a tmpfs needs CAP_SYS_ADMIN\n");
-		skip();
-	}
-	snprintf(path, sizeof(path), "%s/file", dir);
-	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-	assert_true(fd >= 0);
-	assert_int_equal(ftruncate(fd, 1 << 20), 0);
-	assert_refused(memory_import_shm_fd(fd, 0, MIB, true, &m), ERR_IMPORT, "full");
+	assert_int_equal(file_fill(fd, MIB), 0);
+	assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+				   512 * KIB, 64 * KIB),
+			 0);
+	assert_int_equal(lseek(fd, 77, SEEK_SET), 77);
+	assert_refused(memory_import_memfd(fd, 0, MIB, true, &m), ERR_IMPORT,
+		       "holes: byte 524288 has no page");
+	assert_refused(memory_import_shm_fd(fd, 4096, MIB - 4096, false, &m), ERR_IMPORT,
+		       "holes");
+	assert_refused(memory_import_memfd(fd, 0, 512 * KIB + 1, true, &m), ERR_IMPORT,
+		       "holes");
+	assert_int_equal(blocks_of(fd), MIB - 64 * KIB);
+	assert_int_equal(lseek(fd, 0, SEEK_CUR), 77); /* its owner's position */
+	assert_int_equal(memory_import_memfd(fd, 0, 512 * KIB, true, &m), 0);
+	memory_unref(m);
+	assert_int_equal(memory_import_memfd(fd, 576 * KIB, 448 * KIB, true, &m), 0);
+	memory_unref(m);
+	assert_int_equal(blocks_of(fd), MIB - 64 * KIB);
 	close(fd);
-	umount(dir);
-	rmdir(dir);
 }
 
 static void shm_is_imported_guarded(void **state)
@@ -226,7 +240,7 @@ static void shm_is_imported_guarded(void **state)
 	fd = shm_open(tmp_name(name, sizeof(name), "/kvd-test"),
 		      O_RDWR | O_CREAT | O_EXCL, 0600);
 	assert_true(fd >= 0);
-	assert_int_equal(ftruncate(fd, 8192), 0);
+	assert_int_equal(file_fill(fd, 8192), 0);
 	assert_int_equal(memory_import_shm_fd(fd, 100, 8000, true, &m), 0);
 	assert_int_equal(m->kind, MEMORY_GUARDED);
 	memory_unref(m);
@@ -562,9 +576,9 @@ int main(void)
 		cmocka_unit_test(memfd_future_write_is_refused_for_writing),
 		cmocka_unit_test(memfd_range_beyond_the_object_is_refused),
 		cmocka_unit_test(memfd_odd_offset_maps_the_page_below),
-		cmocka_unit_test(memfd_hole_is_populated),
+		cmocka_unit_test(memfd_is_mapped_whole),
 		cmocka_unit_test(fd_that_is_no_memory_is_refused),
-		cmocka_unit_test(shm_on_a_full_tmpfs_is_refused),
+		cmocka_unit_test(memory_with_holes_is_refused_and_stays_empty),
 		cmocka_unit_test(shm_is_imported_guarded),
 		cmocka_unit_test(guard_cut_memory_dies_alone),
 		cmocka_unit_test(guard_foreign_sigbus_keeps_default_action),

@@ -24,6 +24,7 @@
 #include "daemon/session/region_map.h"
 #include "daemon/session/session.h"
 #include "tests/lib/control_client.h"
+#include "tests/lib/file.h"
 #include "tests/lib/limits.h"
 #include "tests/lib/tmp.h"
 
@@ -369,7 +370,7 @@ static void shm_by_name_judged_by_the_clients_rights(void **state)
 	client_call_fails(&stage->client, "EIMPORT", "%s", line); /* not there */
 	fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR, 0600);
 	assert_true(fd >= 0);
-	assert_int_equal(ftruncate(fd, 8192), 0);
+	assert_int_equal(file_fill(fd, 8192), 0);
 	/* what the daemon may open is not what a foreign client may have */
 	session->uid = uid + 12345;
 	client_call_fails(&stage->client, "EPERM", "%s", line);

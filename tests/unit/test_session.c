@@ -28,6 +28,7 @@
 #include "daemon/session/session_watch.h"
 #include "daemon/session/status.h"
 #include "tests/lib/control_client.h"
+#include "tests/lib/file.h"
 
 static int start(void **state)
 {
@@ -75,7 +76,7 @@ static void engine_main(const char *path, enum ending ending, int ready_fd)
 
 	strcpy(addr.sun_path, path);
 	if (connect(client.fd, (struct sockaddr *)&addr, sizeof(addr)) < 0 ||
-	    ftruncate(memory, 1 << 20) < 0 ||
+	    file_fill(memory, 1 << 20) < 0 ||
 	    send(client.fd, hello, sizeof(hello) - 1, 0) < 0 ||
 	    read(client.fd, reply, sizeof(reply)) <= 0)
 		_exit(1);

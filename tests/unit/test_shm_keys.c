@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "tests/lib/file.h"
 #include "tests/lib/shm_duo.h"
 
 /* ---- keys ---- */
@@ -233,7 +234,7 @@ static void cut_source_fails_its_transfer_only(void **state)
 	(void)state;
 	duo_transfer_init(&x, t, XP_WRITE, 1000, 256, false, false);
 	duo_shared_free(&x.src);
-	assert_int_equal(ftruncate(fd, (off_t)x.bytes), 0);
+	assert_int_equal(file_fill(fd, x.bytes), 0);
 	x.src = (struct duo_shared){0};
 	assert_int_equal(memory_import_shm_fd(fd, 0, x.bytes, true, &x.src.memory), 0);
 	assert_int_equal(shm_transport.mem_reg(t->a.xp, x.src.memory, &x.src.reg), 0);

@@ -5,6 +5,7 @@
  * the loop; and that slices keep every promise when a transfer stops, an owner dies, or
  * the other side lies. Memory of GPUs is in test_verbs_gpu.
  */
+#include "tests/lib/file.h"
 #include "tests/lib/gates.h"
 #include "tests/lib/verbs_pair.h"
 
@@ -51,7 +52,7 @@ static void spot_make(struct spot *spot, enum kind kind)
 	int r;
 
 	spot->fd = memfd_create("spot", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	assert_int_equal(ftruncate(spot->fd, (off_t)BYTES), 0);
+	assert_int_equal(file_fill(spot->fd, BYTES), 0);
 	spot->place.view =
 		mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, spot->fd, 0);
 	assert_ptr_not_equal(spot->place.view, MAP_FAILED);

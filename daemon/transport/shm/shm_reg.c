@@ -23,7 +23,6 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
@@ -336,22 +335,6 @@ static void key_tell(struct shm_key *key, const struct err *err)
 	cb->on_key(cb->owner, (struct xp_key *)(void *)key, err);
 }
 
-/* Populating a hole would make pages at our expense, as many as a peer likes to
- * claim; its own daemon has populated the memory before it gave out a key. */
-static int key_check_holes(const struct shm_key *key)
-{
-	struct stat st;
-
-	if (fstat(key->fd, &st) < 0)
-		return err_raise_errno(errno, "shm: fstat of a peer's memory");
-	if (st.st_blocks < 0 || (uint64_t)st.st_blocks < key->length / 512)
-		return err_raise(ERR_IMPORT,
-				 "shm: the peer's memory has holes: %ju of %ju "
-				 "bytes are there",
-				 (uintmax_t)st.st_blocks * 512, (uintmax_t)key->length);
-	return 0;
-}
-
 static void key_map(struct offload_job *job)
 {
 	struct shm_key *key = container_of(job, struct shm_key, job);
@@ -361,8 +344,6 @@ static void key_map(struct offload_job *job)
 		shm_vm_map(key);
 	else if (key->kind == MEMORY_DEVICE)
 		r = local_key_map(key);
-	else
-		r = key_check_holes(key);
 	if (r == 0 && key->kind == MEMORY_GUARDED)
 		r = memory_import_shm_fd(key->fd, key->offset, key->length, false,
 					 &key->memory);
