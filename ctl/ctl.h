@@ -40,7 +40,8 @@ struct ctl {
 	const char *stuck, *state, *since, *code, *number; /* of rooms, history */
 	bool failed;
 	bool prometheus;
-	struct { /* of trace */
+	const char *by; /* of stats */
+	struct {	/* of trace */
 		const char *perfetto, *otlp, *join;
 		bool pages;
 	} trace;

@@ -39,7 +39,9 @@ const struct ctl_command ctl_commands[] = {
 	 0, 0, "a", ctl_run_health},
 	{"stats", "", "all counters, gauges and histograms",
 	 "--prometheus  as the metrics endpoint tells them, for a textfile of\n"
-	 "              node_exporter",
+	 "              node_exporter\n"
+	 "--by principal  what is kept for each user, key and address, beside the option\n"
+	 "                memory",
 	 0, 0, "am", ctl_run_stats},
 	{"rooms", "", "rooms of all sessions, and whom each waits for",
 	 "--stuck [TIME]  only those that wait for so long (30s)\n"
@@ -232,6 +234,7 @@ static const struct command_option {
 	{"layout", 'y', OPTION_FLAG, OF(layout), 0},
 	{"limit", 'l', OPTION_NUMBER, OF(limit), 65536},
 	{"prometheus", 'm', OPTION_FLAG, OF(prometheus), 0},
+	{"by", 'm', OPTION_TEXT, OF(by), 0},
 	{"all", 'a', OPTION_FLAG, OF(all), 0},
 	{"wait", 'w', OPTION_FLAG, OF(wait), 0},
 	{"batch", 't', OPTION_FLAG, OF(batch), 0},

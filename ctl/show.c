@@ -227,11 +227,54 @@ static int stats_prometheus(struct ctl *ctl)
 	return CTL_OK;
 }
 
+static void principal_row(struct table *table, const cJSON *p)
+{
+	const cJSON *class;
+
+	table_cell(table, ctl_str(p, "name", NULL));
+	table_cell(table, "all");
+	table_cell(table, "");
+	table_cell(table, ctl_bytes(ctl_num(p, "bytes")));
+	table_cellf(table, "%.0f", ctl_num(p, "refused"));
+	cJSON_ArrayForEach(class, ctl_list(p, "classes")) {
+		table_cell(table, "");
+		table_cell(table, ctl_str(class, "class", NULL));
+		table_cellf(table, "%.0f", ctl_num(class, "objects"));
+		table_cell(table, ctl_bytes(ctl_num(class, "bytes")));
+		table_cell(table, "");
+	}
+}
+
+static int stats_by(struct ctl *ctl)
+{
+	cJSON *args, *stats;
+	int r;
+
+	if (ctl->prometheus || strcmp(ctl->by, "principal") != 0)
+		return ctl_usage("--by: principal, without --prometheus");
+	args = cJSON_CreateObject();
+	cJSON_AddStringToObject(args, "by", ctl->by);
+	r = ctl_ask(ctl, "stats", args, &stats);
+	if (r)
+		return r;
+	r = print_list(ctl, stats, "principals",
+		       "PRINCIPAL CLASS >OBJECTS >BYTES >REFUSED", principal_row);
+	if (!ctl->json) {
+		printf("%s in all", ctl_bytes(ctl_num(stats, "bytes")));
+		printf(" of %s (memory)", ctl_bytes(ctl_num(stats, "limit_bytes")));
+		printf(", one may have %s\n", ctl_bytes(ctl_num(stats, "share_bytes")));
+	}
+	cJSON_Delete(stats);
+	return r;
+}
+
 int ctl_run_stats(struct ctl *ctl)
 {
 	cJSON *stats;
 	int r;
 
+	if (ctl->by)
+		return stats_by(ctl);
 	if (ctl->prometheus)
 		return stats_prometheus(ctl);
 	r = ctl_ask(ctl, "stats", NULL, &stats);

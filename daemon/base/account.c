@@ -173,19 +173,25 @@ static void account_uncount(struct account *account, enum account_class class,
 			    METRIC_AT(ACCOUNT_BYTES, class, 0), bytes);
 }
 
+void charge_force(struct charge *charge, struct account *account,
+		  enum account_class class, uint64_t bytes)
+{
+	assert(!charge->account);
+	if (!account)
+		return;
+	*charge = (struct charge){.account = account, .bytes = bytes, .class = class};
+	account->objects[class]++;
+	account_count(account, class, bytes);
+}
+
 int charge_take(struct charge *charge, struct account *account, enum account_class class,
 		uint64_t bytes)
 {
 	int r = account_check(account, class, bytes);
 
-	assert(!charge->account);
 	if (r < 0)
 		return err_pass(r);
-	if (!account)
-		return 0;
-	*charge = (struct charge){.account = account, .bytes = bytes, .class = class};
-	account->objects[class]++;
-	account_count(account, class, bytes);
+	charge_force(charge, account, class, bytes);
 	return 0;
 }
 

@@ -80,6 +80,10 @@ void account_unref(struct account *account); /* NULL is fine */
  */
 int charge_take(struct charge *charge, struct account *account, enum account_class class,
 		uint64_t bytes);
+/* The same, never refused: of what has a cap of its own, and must be had by those who
+ * come to see who has all the rest. */
+void charge_force(struct charge *charge, struct account *account,
+		  enum account_class class, uint64_t bytes);
 /* So many bytes more of the same object. A charge of no account takes nothing. */
 int charge_more(struct charge *charge, uint64_t bytes);
 void charge_less(struct charge *charge, uint64_t bytes);

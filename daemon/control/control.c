@@ -226,15 +226,15 @@ static int check_cap(const struct kvd *kvd, const struct session_peer *peer)
 {
 	const bool admin = config_is_admin(kvd->config, peer->uid);
 	const uint32_t max = kvd->config->sessions_max;
-	const uint32_t cap = max - (admin ? 0 : max / ADMIN_PART);
+	const uint32_t most = admin ? max : max - max / ADMIN_PART;
 	const struct session *session;
 	unsigned int own = 0;
 
-	if (kvd->session_count < share_cap(cap, cap))
+	if (kvd->session_count < most && kvd->session_count < share_cap(max, max))
 		return 0;
 	list_foreach(session, &kvd->sessions, link)
 		own += admin ? session->pid == peer->pid : session->uid == peer->uid;
-	if (share_allows(cap, kvd->session_count, own))
+	if (kvd->session_count < most && share_allows(max, kvd->session_count, own))
 		return 0;
 	return err_raise(ERR_LIMIT,
 			 "%u sessions, %u of %s %u: the cap of this daemon is %u "

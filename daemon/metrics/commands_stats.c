@@ -2,6 +2,7 @@
 /* stats: the figures, as JSON or for Prometheus. The loop copies them; a helper writes
  * them down, since that takes longer than a turn may. */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/mem.h"
@@ -11,23 +12,114 @@
 #include "daemon/metrics/figures.h"
 #include "daemon/session/session.h"
 
+#define PRINCIPALS_MAX 4096u
+
 struct stats {
 	struct offload_job job;
 	struct request *req;
 	bool prometheus;
 	struct figures figures;
+	struct account *principals; /* by: a copy of each, most bytes first; else NULL */
+	unsigned int principal_count, principals_known;
+	uint64_t limit, share, total;
 	struct text reply;
 };
 
 struct stats_args {
 	const char *format;
+	const char *by;
 };
+
+/* ---- by principal ---- */
+
+static void put_u64(struct text *text, const char *name, uint64_t value)
+{
+	text_puts(text, name);
+	text_u64(text, value);
+}
+
+static void put_principal(const struct account *account, struct text *text)
+{
+	const char *comma = "";
+
+	text_puts(text, "{\"name\":");
+	text_json(text, account->name);
+	put_u64(text, ",\"bytes\":", account->total);
+	put_u64(text, ",\"refused\":", account->refused);
+	text_puts(text, ",\"classes\":[");
+	for (int i = 0; i < ACCOUNT_CLASS_END; i++) {
+		if (!account->objects[i])
+			continue;
+		text_puts(text, comma);
+		comma = ",";
+		text_puts(text, "{\"class\":");
+		text_json(text, account_class_names[i]);
+		put_u64(text, ",\"objects\":", account->objects[i]);
+		put_u64(text, ",\"bytes\":", account->bytes[i]);
+		text_puts(text, "}");
+	}
+	text_puts(text, "]}");
+}
+
+static int principals_compare(const void *a, const void *b)
+{
+	const struct account *x = a, *y = b;
+
+	return x->total != y->total ? (x->total < y->total ? 1 : -1)
+				    : strcmp(x->name, y->name);
+}
+
+static void put_principals(struct stats *stats)
+{
+	struct text *text = &stats->reply;
+
+	qsort(stats->principals, stats->principal_count, sizeof(*stats->principals),
+	      principals_compare);
+	put_u64(text, ",\"limit_bytes\":", stats->limit);
+	put_u64(text, ",\"share_bytes\":", stats->share);
+	put_u64(text, ",\"bytes\":", stats->total);
+	put_u64(text, ",\"known\":", stats->principals_known);
+	text_puts(text, ",\"principals\":[");
+	for (unsigned int i = 0; i < stats->principal_count; i++) {
+		if (i)
+			text_puts(text, ",");
+		put_principal(&stats->principals[i], text);
+	}
+	text_puts(text, "]");
+}
+
+/* Copied in this turn: some hundred bytes each. */
+static int take_principals(struct stats *stats, const struct accounts *accounts)
+{
+	const struct account *account;
+	unsigned int n =
+		accounts->count < PRINCIPALS_MAX ? accounts->count : PRINCIPALS_MAX;
+
+	stats->principals = mem_calloc(n + 1, sizeof(*stats->principals));
+	if (!stats->principals)
+		return err_pass(-ENOMEM);
+	for (account = accounts->first; account && stats->principal_count < n;
+	     account = account->next)
+		stats->principals[stats->principal_count++] = *account;
+	stats->principals_known = accounts->count;
+	stats->limit = accounts->limit;
+	stats->share = accounts_share(accounts);
+	stats->total = accounts->total;
+	return 0;
+}
+
+/* ---- all ---- */
 
 static void stats_work(struct offload_job *job)
 {
 	struct stats *stats = container_of(job, struct stats, job);
 	struct text exposed = {0};
 
+	if (stats->principals) {
+		request_text_begin(stats->req, &stats->reply);
+		put_principals(stats);
+		return;
+	}
 	figures_read_process(&stats->figures);
 	request_text_begin(stats->req, &stats->reply);
 	if (!stats->prometheus) {
@@ -49,6 +141,7 @@ static void stats_done(struct offload_job *job)
 	if (request_text_reply(stats->req, &stats->reply) < 0)
 		request_fail_last(stats->req);
 	text_fini(&stats->reply);
+	mem_free(stats->principals);
 	mem_free(stats);
 }
 
@@ -61,9 +154,15 @@ static int stats_run(struct request *req)
 	    strcmp(args->format, "prometheus") != 0)
 		return err_raise(ERR_INVAL, "format: json or prometheus, not %s",
 				 args->format);
+	if (args->by && (args->format || strcmp(args->by, "principal") != 0))
+		return err_raise(ERR_INVAL, "by: principal, without format");
 	stats = mem_zalloc(sizeof(*stats));
 	if (!stats)
 		return err_pass(-ENOMEM);
+	if (args->by && take_principals(stats, &req->kvd->accounts) < 0) {
+		mem_free(stats);
+		return err_pass(-ENOMEM);
+	}
 	stats->req = req;
 	stats->prometheus = args->format && strcmp(args->format, "prometheus") == 0;
 	figures_take(req->kvd, &stats->figures);
@@ -78,6 +177,8 @@ static const struct field stats_fields[] = {
 	F_STR("format", stats_args, format, OPTIONAL, 16,
 	      "\"json\", or \"prometheus\" for the text that the metrics endpoint "
 	      "serves."),
+	F_STR("by", stats_args, by, OPTIONAL, 16,
+	      "\"principal\": what is kept for each user, key and address instead."),
 	F_END,
 };
 
@@ -89,6 +190,8 @@ const struct command stats_commands[] = {
 	 "their labels), loop {busy_us, cpu_us, late_us}, each {count, p50, p99, p999, "
 	 "max, buckets}: turns of the loop by how long it was away from its poll, had a "
 	 "core in that, and was late for a timer; bucket i counts what was up to 2^i us. "
-	 "With format prometheus: text"},
+	 "With format prometheus: text. With by principal: limit_bytes (memory), share_bytes "
+	 "(most of one), bytes (of all), known (how many there are), principals [{name, "
+	 "bytes, refused, classes [{class, objects, bytes}]}], at most 4096"},
 	{.name = NULL},
 };

@@ -78,10 +78,8 @@ static int session_init(struct session *session, const struct session_peer *peer
 	session->started_ns = loop_now_ns(loop);
 	session->epoch = loop_random_u64(loop);
 	loop_random(loop, session->secret, sizeof(session->secret));
-	r = charge_take(&session->charge, session->account, ACCOUNT_SESSIONS,
-			SESSION_BYTES);
-	if (r == 0)
-		r = region_map_new(&session->region_map);
+	charge_force(&session->charge, session->account, ACCOUNT_SESSIONS, SESSION_BYTES);
+	r = region_map_new(&session->region_map);
 	if (r == 0)
 		r = session_watch_new(session, peer, &session->watch);
 	if (r == 0)
