@@ -40,8 +40,8 @@ const struct ctl_command ctl_commands[] = {
 	{"stats", "", "all counters, gauges and histograms",
 	 "--prometheus  as the metrics endpoint tells them, for a textfile of\n"
 	 "              node_exporter\n"
-	 "--by principal  what is kept for each user, key and address, beside the option\n"
-	 "                memory",
+	 "--by principal  what is kept for each user, key and address, beside the\n"
+	 "                option memory",
 	 0, 0, "am", ctl_run_stats},
 	{"rooms", "", "rooms of all sessions, and whom each waits for",
 	 "--stuck [TIME]  only those that wait for so long (30s)\n"

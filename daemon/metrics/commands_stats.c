@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stats: the figures, as JSON or for Prometheus. The loop copies them; a helper writes
- * them down, since that takes longer than a turn may. */
+/*
+ * stats: the figures, as JSON or for Prometheus; or what is kept for each principal.
+ *
+ * The loop copies them; a helper writes them down, since that takes longer than a turn
+ * may. Principals are no label of a metric: their number is not bounded by this daemon's
+ * configuration, so the metrics have sums by class, and who holds them is asked for here.
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -190,8 +195,9 @@ const struct command stats_commands[] = {
 	 "their labels), loop {busy_us, cpu_us, late_us}, each {count, p50, p99, p999, "
 	 "max, buckets}: turns of the loop by how long it was away from its poll, had a "
 	 "core in that, and was late for a timer; bucket i counts what was up to 2^i us. "
-	 "With format prometheus: text. With by principal: limit_bytes (memory), share_bytes "
-	 "(most of one), bytes (of all), known (how many there are), principals [{name, "
-	 "bytes, refused, classes [{class, objects, bytes}]}], at most 4096"},
+	 "With format prometheus: text. With by principal: limit_bytes (memory), "
+	 "share_bytes (most of one), bytes (of all), known (how many there are), "
+	 "principals [{name, bytes, refused, classes [{class, objects, bytes}]}], at "
+	 "most 4096"},
 	{.name = NULL},
 };

@@ -16,6 +16,7 @@
 #include "daemon/session/region.h"
 #include "daemon/xfer/xfer_impl.h"
 #include "proto/kvd_status.h"
+#include "tests/lib/accounts.h"
 #include "tests/lib/xfer_pair.h"
 
 static void unregister_in_flight_waits_for_quiet(void **state)
@@ -480,11 +481,34 @@ static void lost_attachments_make_room_for_others(void **state)
 	(void)pair_attach(p, p->me, p->you, 1);
 }
 
+/* The other side need never take its bytes, and the plan stays until then: the peer that
+ * asked is charged, and one that has its share is refused. */
+static void plan_is_charged_to_the_peer_that_asks(void **state)
+{
+	struct pair *p = *state;
+	uint64_t x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), "");
+	struct charge filler = {0};
+	struct remote *remote;
+
+	pair_until(p, x, KVD_SUCCESS);
+	remote = list_first(handshake_remotes(p->c.nodes[1].kvd.handshake), struct remote,
+			    link);
+	assert_true(remote->account->bytes[ACCOUNT_PLANS] > 0); /* kept for a next time */
+	account_leave(remote->account, 0, &filler);
+	x = pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), "");
+	pair_until(p, x, KVD_FAILED);
+	charge_drop(&filler);
+	x = pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), "");
+	pair_until(p, x, KVD_SUCCESS);
+	assert_true(p->me->account->bytes[ACCOUNT_PLANS] > 0);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		CASE(plan_is_charged_to_the_peer_that_asks),
 		CASE(unregister_in_flight_waits_for_quiet),
 		CASE(cancel_and_release_are_fenced),
 		CASE(target_session_end_fails_transfers),
