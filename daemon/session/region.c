@@ -60,7 +60,7 @@ const struct sm_table region_table = {
 struct holding {
 	struct region region;
 	struct kvd *kvd;
-	struct offload_job job;	   /* import, later close */
+	struct offload_job job; /* import, later close */
 	struct charge charge;
 	int fd;			   /* of kinds with one, until it is imported */
 	struct gpu_handle gpu;	   /* cuda_*; its fd is `fd` */
