@@ -311,6 +311,20 @@ static void party_row(struct table *table, const cJSON *p)
 						    : "open");
 }
 
+/* Who may take part. */
+static void put_admits(const cJSON *room)
+{
+	const cJSON *admits = ctl_list(room, "admits"), *name;
+
+	printf("%-12s %s\n", "ticket", ctl_true(room, "ticket") ? "yes" : "no");
+	if (!admits)
+		return;
+	printf("%-12s", "peers");
+	cJSON_ArrayForEach(name, admits)
+		printf(" %s", cJSON_IsString(name) ? name->valuestring : "?");
+	putchar('\n');
+}
+
 static int print_room(const cJSON *room)
 {
 	const cJSON *error = ctl_list(room, "error"), *t = ctl_list(room, "timings_ms"),
@@ -329,6 +343,7 @@ static int print_room(const cJSON *room)
 	printf("%-12s '%s' (session %.0f)\n", "engine", ctl_str(room, "engine", "?"),
 	       ctl_num(room, "session"));
 	printf("%-12s %s\n", "pool", ctl_str(room, "pool_name", "?"));
+	put_admits(room);
 	printf("%-12s %s of %s, %.0f chunks, %.0f moves in flight\n", "bytes",
 	       ctl_bytes(ctl_num(room, "bytes")),
 	       ctl_bytes(ctl_num(room, "expected_bytes")), ctl_num(room, "chunks"),

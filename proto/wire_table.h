@@ -9,6 +9,7 @@
  *   id               16 bytes (instance, token, secret, boot id)
  *   str              at most WIRE_STR_MAX - 1 bytes of text
  *   opt              text at the end, "" when the sender is older than the field
+ *   key              16 bytes at the end, zeroes when the sender is older
  *   blob             bytes in place: pointer + length, at most the body cap
  * A receiver skips what a newer sender adds after the last field it knows.
  * Numbers are for ever.
@@ -91,11 +92,12 @@
 #define WIRE_LINE(F) F(str, transport) F(u32, code) F(str, text)
 /* request_id, traceparent: what the engine calls its request, "" = nothing.
  * views: count u32, {str name, u64 first_token, u64 token_begin, u64 token_end,
- * blob pages as runs {u32 page, u32 count}}; wants: count u32, plan_want */
+ * blob pages as runs {u32 page, u32 count}}; wants: count u32, plan_want.
+ * ticket: room.open's, zeroes = it has none */
 #define WIRE_TRANSFER_INFO(F)                                                      \
 	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u64, dst_pool)            \
 	F(u32, receivers) F(blob, views) F(blob, wants)                            \
-	F(opt, request_id) F(opt, traceparent)
+	F(opt, request_id) F(opt, traceparent) F(key, ticket)
 #define WIRE_TRANSFER_INFO_ACK(F)                                                  \
 	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u64, send_gen)
 #define WIRE_TRANSFER_INFO_NAK(F)                                                  \
@@ -106,12 +108,12 @@
  * code 0: it takes back what it told so in that generation */
 #define WIRE_ABORT(F)                                                              \
 	F(u64, room) F(u8, from_role) F(u64, from_gen) F(u64, to_gen) F(u64, pool) \
-	F(u32, code) F(str, text)
+	F(u32, code) F(str, text) F(key, ticket)
 /* to_gen: the generation that the ABORT came from */
 #define WIRE_ABORT_ACK(F) F(u64, room) F(u64, to_gen)
 #define WIRE_OFFER_QUERY(F)                                                        \
 	F(u64, room) F(u64, pull_gen) F(u64, src_pool) F(u64, dst_pool)            \
-	F(opt, request_id) F(opt, traceparent)
+	F(opt, request_id) F(opt, traceparent) F(key, ticket)
 /* views as in TRANSFER_INFO */
 #define WIRE_OFFER(F)                                                              \
 	F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u64, src_pool)           \

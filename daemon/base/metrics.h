@@ -133,11 +133,14 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	X(ORPHANS_EXPIRED, COUNTER, NUMBER, NONE, NONE, "orphans_expired_total",         \
 	  "of these, refused because nobody opened the room in time")                    \
 	X(ORPHANS_REFUSED, COUNTER, NUMBER, NONE, NONE, "orphans_refused_total",         \
-	  "refused at the cap (orphans), or by a drain")                                 \
+	  "given up for others at the cap (orphans), or refused by a drain")             \
 	X(ROOM_LATE, COUNTER, NUMBER, NONE, NONE, "room_late_total",                     \
 	  "messages and requests for rooms that ended")                                  \
 	X(ROOM_REFUSED, COUNTER, NUMBER, NONE, NONE, "room_refused_total",               \
 	  "peers' room messages refused")                                                \
+	X(ROOM_STRANGERS, COUNTER, NUMBER, NONE, NONE, "room_strangers_total",           \
+	  "peers' messages for rooms that are not theirs: no ticket, or another "        \
+	  "one, or not among the room's peers")                                          \
 	X(BOOTSTRAP_TIMEOUTS, COUNTER, NUMBER, NONE, NONE,                               \
 	  "rooms_bootstrap_timeouts_total",                                              \
 	  "rooms failed because the other side did not show up in time")                 \

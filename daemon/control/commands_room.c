@@ -84,6 +84,8 @@ struct open_args {
 	uint32_t receivers, lease_ms;
 	const cJSON *timeouts;
 	const char *request_id, *traceparent;
+	const char *ticket;
+	const cJSON *peers;
 	struct pages_args pages;
 };
 
@@ -293,6 +295,7 @@ static int run_open(struct request *req)
 	struct room_maps maps = {0};
 	struct wait_spec wait = {0};
 	struct room_names *names mem_cleanup(mem_freep) = NULL;
+	struct room_admit admit mem_cleanup(room_admit_fini) = {0};
 	struct room *room = NULL;
 	int r = parse_open(req, &args);
 
@@ -300,6 +303,8 @@ static int run_open(struct request *req)
 		r = check_members(req->line, args.role);
 	if (r >= 0)
 		r = room_names_make(in->request_id, in->traceparent, &names);
+	if (r >= 0)
+		r = room_admit_parse(in->ticket, in->peers, &admit);
 	if (r >= 0)
 		r = check_target(&args);
 	if (r >= 0)
@@ -323,6 +328,8 @@ static int run_open(struct request *req)
 		room_maps_fini(&maps);
 	room->wait = wait;
 	room->names = mem_steal(names);
+	room->admit = admit;
+	admit = (struct room_admit){0};
 	if (args.role == ROOM_RECV || args.role == ROOM_PULL)
 		r = add_sources(room, in);
 	if (r < 0) {
@@ -542,6 +549,12 @@ static const struct field open_fields[] = {
 	      "the other side"),
 	F_STR("traceparent", open_args, traceparent, OPTIONAL, 0,
 	      "its span, as in W3C Trace Context: 00-TRACE-PARENT-FLAGS, 55 characters"),
+	F_STR("ticket", open_args, ticket, OPTIONAL, 0,
+	      "32 hex digits, random, of the router or the decode side: who asks for the "
+	      "room must show the same, else it is refused (EAUTH). With neither ticket "
+	      "nor peers only daemons of this one's user may ask"),
+	F_ARRAY("peers", open_args, peers, OPTIONAL, ADMIT_PEERS_MAX,
+		"names of curve_allow_file: no other daemon may take part"),
 	F_END,
 };
 static const struct field bind_fields[] = {
@@ -586,7 +599,8 @@ const struct command room_commands[] = {
 	{"room.close", "forget a room that has ended", room_key_fields, 0, run_close,
 	 "nothing"},
 	{"room.show", "everything about one room", room_key_fields, 0, run_show,
-	 "the record. `waits_for`, until it has ended: {what, who, since_ms, until_ms "
+	 "the record. `ticket`: it has one (which is told to nobody); `admits`: its "
+	 "`peers`. `waits_for`, until it has ended: {what, who, since_ms, until_ms "
 	 "(then it ends otherwise)}; `surplus_tokens`: of chunks, that nobody had bound. "
 	 "What it did is in `sent` or `received`, of the room and of each of its peers: "
 	 "{bytes, staged_bytes (by way of a buffer of this daemon's), staged_share, "

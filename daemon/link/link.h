@@ -57,6 +57,9 @@ struct link_ops {
 	 * vouched for, too; connections by which none comes are closed after a while.
 	 * NULL: there are no connections. */
 	void (*vouch)(struct link *link);
+	/* Is the daemon at an endpoint (as canonical() has spelled it), which has shown
+	 * `user`, of the same user as this one? NULL: there are no keys, every one is. */
+	bool (*kin)(struct link *link, const char *endpoint, const char *user);
 	/* NULL: a link without keys. */
 	void (*keys)(struct link *link, struct link_keys *keys_p);
 	/* Open a line; connecting goes on in the background. */

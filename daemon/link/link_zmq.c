@@ -54,6 +54,7 @@
 #include "daemon/config/config.h"
 #include "daemon/link/link_curve.h"
 #include "daemon/link/link_door.h"
+#include "daemon/link/link_keydir.h"
 #include "daemon/link/link_keyring.h"
 #include "daemon/link/link_monitor.h"
 #include "daemon/link/link_name.h"
@@ -564,6 +565,21 @@ static bool zmq_name(struct link *link, const char *endpoint, char name[LINK_USE
 	       link_keyring_who(&zmq->ring, hash + 1, name, &mark);
 }
 
+/* Beside this daemon, or of its name: one name in the allow-list may have several keys. */
+static bool zmq_kin(struct link *link, const char *endpoint, const char *user)
+{
+	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
+	const char *hash = strchr(endpoint, '#'), *own;
+	char name[LINK_USER_MAX];
+
+	if (!zmq->ring.curve)
+		return true;
+	if (hash && link_keydir_find(zmq->ring.keydir, hash + 1, name))
+		return true;
+	own = curve_allow_name(zmq->ring.allow, zmq->ring.keys.public_key);
+	return own && strcmp(own, user) == 0;
+}
+
 static void zmq_keys(struct link *link, struct link_keys *keys_p)
 {
 	const struct link_zmq *zmq = container_of(link, struct link_zmq, link);
@@ -578,6 +594,7 @@ static void zmq_keys(struct link *link, struct link_keys *keys_p)
 static const struct link_ops zmq_ops = {
 	.canonical = zmq_canonical,
 	.name = zmq_name,
+	.kin = zmq_kin,
 	.keys = zmq_keys,
 	.vouch = zmq_vouch,
 	.dial = zmq_dial,

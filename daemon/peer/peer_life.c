@@ -216,6 +216,8 @@ static void peer_life_publish(struct peer_impl *impl)
 	peer->epoch = ++peers->epochs_minted;
 	peer->up_since_ns = peer->since_ns = loop_now_ns(peers->loop);
 	peer_show(peer, cur->user);
+	peer->kin = peer->self || !peers->link->ops->kin ||
+		    peers->link->ops->kin(peers->link, peer->endpoint, cur->user);
 	peer_past_take(peer);
 	peer->rtt_ns = peer->missed_pings = 0;
 	peer->why = (struct err){.code = ERR_OK};

@@ -252,6 +252,10 @@ static void tell_abort(struct room *room, const struct party *party)
 		return;
 	if (room->role == ROOM_PULL && party->answered)
 		return; /* PULL_DONE says it: an ABORT would end the offer for others */
+	if (room_admit_source(&room->admit, party->remote->peer) >= 0)
+		memcpy(msg.ticket, room->admit.ticket, sizeof(msg.ticket));
+	else
+		err_clear(); /* it may know of the end, not of the ticket */
 	snprintf(msg.text, sizeof(msg.text), "%.300s", room->error.text);
 	room_trace(room, TRACE_ABORT_OUT, party, party->gen);
 	if (handshake_tell_abort(party->remote, &msg) < 0)

@@ -22,6 +22,7 @@
 #include "daemon/loop/offload.h"
 #include "daemon/plan/cover.h"
 #include "daemon/plan/plan.h"
+#include "daemon/room/room_admit.h"
 #include "daemon/room/room_map.h"
 #include "daemon/room/room_trace.h"
 #include "daemon/handshake/sched.h"
@@ -221,6 +222,7 @@ struct room {
 	uint64_t losses_seen; /* of rooms->losses */
 	struct room_trace trace;
 	struct room_names *names; /* NULL: none were given */
+	struct room_admit admit;
 	struct loop_defer step;
 };
 

@@ -30,6 +30,9 @@ static int source_ready(struct room *room, struct party *party)
 		return 1;
 	if (remote->why.code != ERR_OK)
 		return err_reraise(&remote->why);
+	r = room_admit_source(&room->admit, remote->peer);
+	if (r < 0)
+		return err_pass(r);
 	if (!party->pool) {
 		r = handshake_pool(remote, name, party->rank, room->pool, &pool);
 		if (r != 0)

@@ -121,15 +121,18 @@ static void blob_end(struct cursor *out, size_t at)
 }
 
 /* TRANSFER_INFO's last fields, as wire_transfer_info_put() writes them. */
-static void put_names(struct cursor *out, const struct room_names *names)
+static void put_tail(struct cursor *out, const struct room *room)
 {
+	const struct room_names *names = room->names;
+
 	cursor_put_str(out, names ? names->request_id : "");
 	cursor_put_str(out, names ? names->traceparent : "");
+	cursor_put_bytes(out, room->admit.ticket, TICKET_BYTES);
 }
 
-static size_t names_bytes(const struct room_names *names)
+static size_t tail_bytes(const struct room_names *names)
 {
-	return 2 + 2 +
+	return 2 + 2 + TICKET_BYTES +
 	       (names ? strlen(names->request_id) + strlen(names->traceparent) : 0);
 }
 
@@ -145,7 +148,7 @@ static int letter_send(struct mail *mail)
 		wants_at = out->pos;
 		wants_put(out, party->wants, party->want_count);
 		blob_end(out, wants_at);
-		put_names(out, mail->room->names);
+		put_tail(out, mail->room);
 	}
 	if (out->bad || out->pos > wire_body_cap(mail->type))
 		return err_pass(room_mail_too_large(mail->type));
@@ -200,10 +203,10 @@ static int letter_begin(struct party *party, enum wire_type type,
 		mail_drop(mail);
 		return err_pass(-EMSGSIZE);
 	}
-	/* its last blobs have no bytes yet: their lengths stand there, then the names */
+	/* its last blobs have no bytes yet: their lengths stand there, then the tail */
 	mail->out.pos -= 4 * (blobs - 1);
 	if (type == WIRE_T_TRANSFER_INFO)
-		mail->out.pos -= names_bytes(party->room->names);
+		mail->out.pos -= tail_bytes(party->room->names);
 	mail->views_at = mail->out.pos;
 	maps_writer_begin(&mail->writer, &mail->out, maps);
 	room_mail_again(mail);

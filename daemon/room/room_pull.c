@@ -10,6 +10,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
@@ -31,6 +32,7 @@ static int room_pull_ask(struct room *room, struct party *party)
 				       .dst_pool = room->pool->id};
 
 	room_names_tell(room->names, msg.request_id, msg.traceparent);
+	memcpy(msg.ticket, room->admit.ticket, sizeof(msg.ticket));
 	party->told = true;
 	room_trace(room, TRACE_INFO_OUT, party, 0);
 	return handshake_tell_offer_query(party->remote, &msg);

@@ -321,7 +321,8 @@ int room_record_full(const struct room *room, cJSON *obj)
 	    !cJSON_AddNumberToObject(obj, "pool", (double)room->pool->id) ||
 	    !cJSON_AddStringToObject(obj, "engine", room->session->client) ||
 	    !cJSON_AddStringToObject(obj, "pool_name", room->pool->name) ||
-	    !room_record_names(obj, room->names) || !add_waits(obj, room) ||
+	    !room_record_names(obj, room->names) ||
+	    !room_admit_record(obj, &room->admit) || !add_waits(obj, room) ||
 	    !add_counts(obj, room) || !room_record_add_used(obj, room, &room->used) ||
 	    !add_timings(obj, room) || !add_landed(obj, room) ||
 	    !add_sizes(obj, room->pool->layout))

@@ -14,6 +14,7 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
@@ -55,6 +56,7 @@ static int info_put(const struct party *party, struct wire_blob views,
 					 .wants = wants};
 
 	room_names_tell(room->names, msg.request_id, msg.traceparent);
+	memcpy(msg.ticket, room->admit.ticket, sizeof(msg.ticket));
 	return err_pass(wire_transfer_info_put(out, &msg));
 }
 

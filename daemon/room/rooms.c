@@ -277,6 +277,7 @@ static void room_free(struct room *room)
 	free_chunks(room);
 	mem_free(room->gave_up_why);
 	mem_free(room->names);
+	room_admit_fini(&room->admit);
 	room_maps_fini(&room->maps);
 	wait_spec_fini(&room->wait);
 	pool_unuse(room->pool);

@@ -14,9 +14,11 @@
  *   - the same generation and pool again changes nothing;
  *   - nothing is kept for a number whose room has failed here, which was its partner;
  *   - a number that is opened again meets only what came after its room had ended;
- *   - a receiver that opens the number again takes its last ABORT back (code 0).
+ *   - a receiver that opens the number again takes its last ABORT back (code 0);
+ *   - one that the room does not admit (room_admit.h) says nothing of it.
  */
 #include <assert.h>
+#include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
@@ -31,6 +33,7 @@ struct early {
 	struct remote *remote;
 	struct room_key key; /* owner: the source's pool, or 0 */
 	uint64_t gen;
+	uint8_t ticket[TICKET_BYTES];
 	uint64_t since_ns;
 	struct err why;
 	struct charge charge;
@@ -126,6 +129,7 @@ static bool early_keep(struct rooms *rooms, struct remote *remote,
 	early->remote = remote;
 	early->key = key;
 	early->gen = m->from_gen;
+	memcpy(early->ticket, m->ticket, sizeof(early->ticket));
 	early->since_ns = loop_now_ns(rooms->kvd->loop);
 	early->why = *why;
 	list_push_back(&rooms->early, &early->link);
@@ -152,10 +156,24 @@ static bool early_concerns(const struct room *room)
 	       (room->receivers == 0 || room->party_count < room->receivers);
 }
 
-static void early_fail(struct room *room, const struct early *early)
+/* Does one of those that came since then, this one and the ones of its key, take part in
+ * the room? */
+static void early_judge(struct room *room, const struct early *latest, uint64_t since_ns)
 {
-	if (early_concerns(room))
-		room_fail(room, &early->why, NULL);
+	const struct early *early = latest;
+
+	if (!early || !early_concerns(room))
+		return;
+	do {
+		if (early->since_ns >= since_ns &&
+		    room_admit_check(&room->admit, room->number, early->remote->peer,
+				     early->ticket) >= 0) {
+			room_fail(room, &early->why, NULL);
+			return;
+		}
+		err_clear();
+		early = list_entry(early->same.next, struct early, same);
+	} while (early != latest);
 }
 
 void early_take(struct rooms *rooms, struct room *room, uint64_t ended_ns)
@@ -163,25 +181,17 @@ void early_take(struct rooms *rooms, struct room *room, uint64_t ended_ns)
 	const uint64_t pools[] = {room->pool->id, 0};
 
 	assert(room->role == ROOM_SEND);
-	for (size_t i = 0; i < ARRAY_LEN(pools) && rooms->early_count > 0; i++) {
-		const struct early *early = early_at(rooms, pools[i], room->number);
-
-		if (early && early->since_ns > ended_ns)
-			early_fail(room, early);
-	}
+	for (size_t i = 0; i < ARRAY_LEN(pools) && rooms->early_count > 0; i++)
+		early_judge(room, early_at(rooms, pools[i], room->number), ended_ns + 1);
 }
 
 /* Those of pool 0 may be any room's of their number. */
 static void on_early_room(struct room_sweep *sweep, struct room *room)
 {
-	const struct early *early;
-
 	if (!early_concerns(room))
 		return;
 	rooms_catch_up(room);
-	early = early_at(sweep->rooms, 0, room->number);
-	if (early && early->since_ns >= room->opened_ns)
-		early_fail(room, early);
+	early_judge(room, early_at(sweep->rooms, 0, room->number), room->opened_ns);
 }
 
 bool early_abort(struct rooms *rooms, struct remote *remote, struct room *room,
@@ -192,6 +202,10 @@ bool early_abort(struct rooms *rooms, struct remote *remote, struct room *room,
 	assert(m->from_role == ROOM_RECV && why->code != ERR_OK);
 	if (early_known(remote, m))
 		return false;
+	if (room && early_concerns(room) && msg_admit(room, remote, m->ticket) < 0) {
+		err_clear();
+		return false;
+	}
 	if (room ? !early_concerns(room)
 		 : rooms->kvd->draining || tomb_find(rooms, &key) ||
 			    (m->pool &&

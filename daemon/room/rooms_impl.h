@@ -58,6 +58,8 @@ struct tombstone {
 	uint64_t gen;
 	enum err_code code;
 	char text[120];
+	bool open; /* it had neither ticket nor peers */
+	uint8_t ticket[TICKET_BYTES];
 };
 
 /* ---- rooms_late.c ---- */
@@ -65,8 +67,10 @@ int late_init(struct rooms *rooms);
 void late_fini(struct rooms *rooms);
 /* Keep a message until its room opens. ERR_LIMIT. */
 int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
-		const struct room_key *key, uint64_t gen, struct room_message *msg);
-/* Deliver what waited for this room, oldest first. */
+		const struct room_key *key, uint64_t gen,
+		const uint8_t ticket[TICKET_BYTES], struct room_message *msg);
+/* Deliver what waited for this room and may take part in it, oldest first; the others are
+ * refused in later turns. */
 void orphans_take(struct rooms *rooms, struct room *room);
 /* Answer all that wait with a refusal. */
 void orphans_refuse(struct rooms *rooms, const struct err *why);
@@ -74,6 +78,9 @@ void orphans_drop_remote(struct rooms *rooms, const struct remote *remote);
 /* ABORT of a partner that was only an orphan. */
 void orphans_drop_gen(struct rooms *rooms, const struct remote *remote, uint64_t gen);
 void tomb_put(struct rooms *rooms, const struct room *room);
+/* Is the room's end this peer's to know? */
+bool tomb_admits(const struct tombstone *tomb, const struct peer *peer,
+		 const uint8_t ticket[TICKET_BYTES]);
 const struct tombstone *tomb_find(struct rooms *rooms, const struct room_key *key);
 void tomb_remove(struct rooms *rooms, const struct room_key *key);
 
@@ -95,6 +102,10 @@ void msg_init(struct rooms *rooms);
 /* A message of type TRANSFER_INFO or OFFER_QUERY for an open room. */
 void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
 		 enum wire_type type, struct room_message *msg);
+/* May the sender of this ticket take part in the room? No (ERR_AUTH): it is counted, and
+ * told to the log. */
+int msg_admit(const struct room *room, const struct remote *remote,
+	      const uint8_t ticket[TICKET_BYTES]);
 /* The refusal of such a message. */
 void msg_refuse(struct remote *remote, enum wire_type type,
 		const struct room_message *msg, const struct err *why);

@@ -4,7 +4,11 @@
  *
  * A TRANSFER_INFO or OFFER_QUERY may arrive before the engine here has opened
  * the room: it is kept, bounded in number and time, and answered with a refusal
- * when its time is up, so the partner never waits in vain. A room that was
+ * when its time is up, so the partner never waits in vain. Any number of peers may ask
+ * for one room, whoever is the first: when it opens, those that it admits are taken
+ * and the others refused. Where all places are taken, the peer that has most loses its
+ * oldest request, so that nobody's asking for much keeps another's request out. A room
+ * that was
  * closed leaves a tombstone in a ring, so that a late partner learns why at
  * once, and that of a receiver says what to take back when its number is opened
  * again (rooms_early.c). Tombstones only save waiting: correctness comes from
@@ -15,6 +19,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
@@ -28,9 +33,11 @@ struct group {
 };
 
 struct orphan {
-	struct list link, in_group;
-	struct group *group;
+	struct list link, in_group, at_remote;
+	struct group *group; /* NULL: its room has opened, and is for others */
+	struct room_key key;
 	struct remote *remote;
+	uint8_t ticket[TICKET_BYTES]; /* zeroes: none */
 	enum wire_type type;
 	uint64_t gen;
 	uint64_t kept_ns; /* since then */
@@ -39,27 +46,34 @@ struct orphan {
 	uint8_t body[];
 };
 
-static void orphan_free(struct rooms *rooms, struct orphan *orphan)
+static void group_leave(struct rooms *rooms, struct orphan *orphan)
 {
 	struct group *group = orphan->group;
 
+	orphan->group = NULL;
+	list_remove(&orphan->in_group);
+	if (!group || !list_empty(&group->orphans))
+		return;
+	strmap_remove_bytes(&rooms->orphan_groups, &group->key, sizeof(group->key));
+	mem_free(group);
+}
+
+static void orphan_free(struct rooms *rooms, struct orphan *orphan)
+{
 	room_cursors_pass(rooms, &orphan->link);
 	list_remove(&orphan->link);
-	list_remove(&orphan->in_group);
+	list_remove(&orphan->at_remote);
 	rooms->orphan_count--;
+	orphan->remote->orphans--;
 	charge_drop(&orphan->charge);
-	if (list_empty(&group->orphans)) {
-		strmap_remove_bytes(&rooms->orphan_groups, &group->key,
-				    sizeof(group->key));
-		mem_free(group);
-	}
+	group_leave(rooms, orphan);
 	mem_free(orphan->msg.owned);
 	mem_free(orphan);
 }
 
 static uint64_t expires_ns(const struct rooms *rooms, const struct orphan *orphan)
 {
-	return orphan->kept_ns + rooms->kvd->config->orphan_ttl_ns;
+	return orphan->group ? orphan->kept_ns + rooms->kvd->config->orphan_ttl_ns : 0;
 }
 
 static void restart_timer(struct rooms *rooms)
@@ -83,13 +97,26 @@ static void on_orphan_timer(struct loop_timer *timer)
 
 	while ((orphan = list_first(&rooms->orphans, struct orphan, link)) &&
 	       expires_ns(rooms, orphan) <= now) {
-		err_set(&why, ERR_TIMEOUT, "no engine opened room %llu within %llu ms",
-			(unsigned long long)orphan->group->key.number,
-			(unsigned long long)(rooms->kvd->config->orphan_ttl_ns /
-					     LOOP_NS_PER_MS));
+		unsigned long long number = orphan->key.number;
+
+		if (orphan->group)
+			err_set(&why, ERR_TIMEOUT,
+				"no engine opened room %llu within %llu ms", number,
+				(unsigned long long)(rooms->kvd->config->orphan_ttl_ns /
+						     LOOP_NS_PER_MS));
+		else
+			err_set(&why, ERR_AUTH,
+				"ticket: room %llu was opened for others: give both "
+				"sides' room.open the same, and name this daemon in its "
+				"peers if it has any",
+				number);
+		metrics_add(&rooms->kvd->metrics,
+			    orphan->group ? METRIC_ORPHANS_EXPIRED : METRIC_ROOM_REFUSED,
+			    1);
 		msg_refuse(orphan->remote, orphan->type, &orphan->msg, &why);
-		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_EXPIRED, 1);
 		orphan_free(rooms, orphan);
+		if (loop_enough(timer->loop))
+			break;
 	}
 	restart_timer(rooms);
 }
@@ -125,35 +152,67 @@ static struct group *rooms_late_group_get(struct rooms *rooms, const struct room
 	return group;
 }
 
+/* The peer that has most. */
+static struct remote *heaviest(const struct rooms *rooms)
+{
+	struct remote *remote, *found = NULL;
+	unsigned int most = 0;
+
+	list_foreach(remote, handshake_remotes(rooms->kvd->handshake), link) {
+		if (remote->orphans <= most)
+			continue;
+		most = remote->orphans;
+		found = remote;
+	}
+	return found;
+}
+
+/* A peer's oldest gives way. */
+static void give_way(struct rooms *rooms, struct remote *remote)
+{
+	struct orphan *oldest = list_first(&remote->orphan_list, struct orphan, at_remote);
+	struct err why;
+
+	err_set(&why, ERR_LIMIT,
+		"%u room requests wait for an engine to open their rooms, %u of this "
+		"daemon's; the caps are %u (orphans) and a share of `memory`",
+		rooms->orphan_count, remote->orphans,
+		rooms->kvd->config->orphans_max);
+	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
+	msg_refuse(remote, oldest->type, &oldest->msg, &why);
+	orphan_free(rooms, oldest);
+}
+
 /* One principal's requests do not keep those of others out: daemon/base/share.h. */
-static int rooms_late_check_cap(struct rooms *rooms, const struct remote *remote)
+static int make_room(struct rooms *rooms, struct remote *remote, size_t bytes,
+		     struct charge *charge)
 {
 	const uint32_t cap = rooms->kvd->config->orphans_max;
-	const struct account *account = remote->account;
-	uint64_t own = account ? account->objects[ACCOUNT_ORPHANS] : 0;
+	int r;
 
-	if (share_allows(cap, rooms->orphan_count, own))
-		return 0;
-	return err_raise(
-		ERR_LIMIT,
-		"%u room requests wait for an engine to open their rooms, %llu of %s; "
-		"the cap is %u (orphans)",
-		rooms->orphan_count, (unsigned long long)own,
-		account ? account->name : "this daemon", cap);
+	while (!share_allows(cap, rooms->orphan_count, remote->orphans))
+		give_way(rooms, heaviest(rooms));
+	for (;;) {
+		r = charge_take(charge, remote->account, ACCOUNT_ORPHANS, bytes);
+		if (r == 0 || !remote->orphans)
+			return err_pass(r);
+		err_clear();
+		give_way(rooms, remote);
+	}
 }
 
 int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
-		const struct room_key *key, uint64_t gen, struct room_message *msg)
+		const struct room_key *key, uint64_t gen,
+		const uint8_t ticket[TICKET_BYTES], struct room_message *msg)
 {
 	struct orphan *orphan = NULL;
 	struct group *group = NULL;
 	struct charge charge = {0};
-	int r = rooms_late_check_cap(rooms, remote);
+	int r;
 
 	assert(type == WIRE_T_TRANSFER_INFO || type == WIRE_T_OFFER_QUERY);
-	if (r >= 0)
-		r = charge_take(&charge, remote->account, ACCOUNT_ORPHANS,
-				sizeof(*orphan) + sizeof(*group) + msg->len);
+	r = make_room(rooms, remote, sizeof(*orphan) + sizeof(*group) + msg->len,
+		      &charge);
 	if (r < 0) {
 		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
 		return err_pass(r);
@@ -167,6 +226,8 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	}
 	orphan->charge = charge_steal(&charge);
 	orphan->group = group;
+	orphan->key = *key;
+	memcpy(orphan->ticket, ticket, TICKET_BYTES);
 	orphan->remote = remote;
 	orphan->type = type;
 	orphan->gen = gen;
@@ -179,20 +240,69 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	}
 	list_push_back(&group->orphans, &orphan->in_group);
 	list_push_back(&rooms->orphans, &orphan->link);
+	list_push_back(&remote->orphan_list, &orphan->at_remote);
 	rooms->orphan_count++;
+	remote->orphans++;
 	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_KEPT, 1);
 	if (!loop_timer_running(&rooms->orphan_timer)) /* also when it found no memory */
 		restart_timer(rooms);
 	return 0;
 }
 
+/* Those that may not take part wait no more: to the head of all, where they are refused
+ * in turns of their own. False: none is left. */
+static bool part_strangers(struct rooms *rooms, const struct room *room,
+			   struct group *group)
+{
+	struct orphan *orphan, *first = NULL;
+	unsigned int strangers = 0, friends = 0;
+	struct list *at = group->orphans.next, *next;
+	char number[24];
+
+	for (; at != &group->orphans; at = next) {
+		next = at->next;
+		orphan = list_entry(at, struct orphan, in_group);
+		if (room_admit_check(&room->admit, room->number, orphan->remote->peer,
+				     orphan->ticket) >= 0) {
+			friends++;
+			continue;
+		}
+		err_clear();
+		first = first ? first : orphan;
+		strangers++;
+		list_remove(&orphan->in_group);
+		orphan->group = NULL;
+		room_cursors_pass(rooms, &orphan->link);
+		list_remove(&orphan->link);
+		list_push_front(&rooms->orphans, &orphan->link);
+	}
+	if (strangers > 0) {
+		room_count(room, METRIC_ROOM_STRANGERS, strangers);
+		snprintf(number, sizeof(number), "%llu",
+			 (unsigned long long)room->number);
+		log_warn("room", number, "peers that may not take part had asked for it",
+			 "requests=%u peer='%s'", strangers, first->remote->label);
+	}
+	if (friends > 0)
+		return true;
+	strmap_remove_bytes(&rooms->orphan_groups, &group->key, sizeof(group->key));
+	mem_free(group);
+	return false;
+}
+
 void orphans_take(struct rooms *rooms, struct room *room)
 {
 	struct room_key key = {room->pool->id, room->role, room->number};
-	struct group *group;
+	struct group *group = strmap_get_bytes(&rooms->orphan_groups, &key, sizeof(key));
 	struct orphan *orphan;
 
 	assert(sm_state(&room->sm) == ROOM_BOOT);
+	if (!group)
+		return;
+	if (!part_strangers(rooms, room, group)) {
+		restart_timer(rooms);
+		return;
+	}
 	/* a delivery may fail the room, but never opens or closes one */
 	while ((group = strmap_get_bytes(&rooms->orphan_groups, &key, sizeof(key)))) {
 		orphan = list_entry(group->orphans.next, struct orphan, in_group);
@@ -235,9 +345,9 @@ struct room_request rooms_request_at(const struct rooms *rooms, const struct lis
 
 	assert(at != &rooms->orphans);
 	return (struct room_request){.remote = orphan->remote,
-				     .number = orphan->group->key.number,
-				     .pool = orphan->group->key.owner,
-				     .role = (enum room_role)orphan->group->key.role,
+				     .number = orphan->key.number,
+				     .pool = orphan->key.owner,
+				     .role = (enum room_role)orphan->key.role,
 				     .since_ns = orphan->kept_ns,
 				     .until_ns = expires_ns(rooms, orphan)};
 }
@@ -275,7 +385,18 @@ void tomb_put(struct rooms *rooms, const struct room *room)
 	tomb->ended_ns = room->ended_ns;
 	tomb->gen = room->gen;
 	tomb->code = room->error.code;
+	tomb->open = room_admit_is_open(&room->admit);
+	memcpy(tomb->ticket, room->admit.ticket, sizeof(tomb->ticket));
 	snprintf(tomb->text, sizeof(tomb->text), "%.110s", room->error.text);
+}
+
+bool tomb_admits(const struct tombstone *tomb, const struct peer *peer,
+		 const uint8_t ticket[TICKET_BYTES])
+{
+	if (tomb->open)
+		return peer->kin;
+	return ticket_given(tomb->ticket) &&
+	       mem_equal(tomb->ticket, ticket, TICKET_BYTES);
 }
 
 const struct tombstone *tomb_find(struct rooms *rooms, const struct room_key *key)

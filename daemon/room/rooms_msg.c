@@ -8,6 +8,7 @@
 #include <assert.h>
 #include <stdio.h>
 
+#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
 #include "daemon/room/rooms_impl.h"
@@ -120,12 +121,29 @@ static int over(const struct room *room)
 			 (unsigned long long)room->number);
 }
 
+int msg_admit(const struct room *room, const struct remote *remote,
+	      const uint8_t ticket[TICKET_BYTES])
+{
+	int r = room_admit_check(&room->admit, room->number, remote->peer, ticket);
+	char number[24];
+
+	if (r >= 0)
+		return 0;
+	room_count(room, METRIC_ROOM_STRANGERS, 1);
+	snprintf(number, sizeof(number), "%llu", (unsigned long long)room->number);
+	log_warn("room", number, "a peer that may not take part was refused",
+		 "peer='%s' why='%s'", remote->label, err_last()->text);
+	return err_pass(r);
+}
+
 static int deliver_info(struct room *room, struct remote *remote, struct cursor *in,
 			struct room_message *msg)
 {
 	struct wire_transfer_info info;
 	int r = wire_transfer_info_get(in, &info);
 
+	if (r >= 0)
+		r = msg_admit(room, remote, info.ticket);
 	if (r >= 0)
 		r = over(room);
 	return r < 0 ? err_pass(r) : send_on_info(room, remote, &info, msg);
@@ -178,6 +196,8 @@ static int deliver_query(struct room *room, struct remote *remote, struct cursor
 	struct wire_offer_query query;
 	int r = wire_offer_query_get(in, &query);
 
+	if (r >= 0)
+		r = msg_admit(room, remote, query.ticket);
 	return r < 0 ? err_pass(r) : offer_on_query(room, remote, &query);
 }
 
@@ -200,7 +220,7 @@ void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
 /* Deliver, keep, or say why not. */
 static void first_contact(struct rooms *rooms, struct remote *remote, enum wire_type type,
 			  const struct room_key *key, uint64_t gen,
-			  struct room_message *msg)
+			  const uint8_t ticket[TICKET_BYTES], struct room_message *msg)
 {
 	struct room *room =
 		by_pool(rooms, key->owner, (enum room_role)key->role, key->number);
@@ -211,7 +231,7 @@ static void first_contact(struct rooms *rooms, struct remote *remote, enum wire_
 		msg_deliver(rooms, room, remote, type, msg);
 		return;
 	}
-	if (tomb)
+	if (tomb && tomb_admits(tomb, remote->peer, ticket))
 		r = err_raise(tomb->code, "room %llu has ended: %s",
 			      (unsigned long long)key->number, tomb->text);
 	else if (rooms->kvd->draining)
@@ -220,7 +240,7 @@ static void first_contact(struct rooms *rooms, struct remote *remote, enum wire_
 		r = err_raise(ERR_NOTFOUND, "no pool %llu",
 			      (unsigned long long)key->owner);
 	else
-		r = orphan_keep(rooms, remote, type, key, gen, msg);
+		r = orphan_keep(rooms, remote, type, key, gen, ticket, msg);
 	if (r < 0)
 		refuse_last(rooms, remote, type, msg);
 }
@@ -246,7 +266,8 @@ static int on_transfer_info(struct rooms *rooms, struct remote *remote,
 		return err_pass(r);
 	key = (struct room_key){m.src_pool, ROOM_SEND, m.room};
 	msg = message_of(remote, body);
-	first_contact(rooms, remote, WIRE_T_TRANSFER_INFO, &key, m.recv_gen, &msg);
+	first_contact(rooms, remote, WIRE_T_TRANSFER_INFO, &key, m.recv_gen, m.ticket,
+		      &msg);
 	mem_free(msg.owned);
 	return 0;
 }
@@ -263,7 +284,8 @@ static int on_offer_query(struct rooms *rooms, struct remote *remote, struct cur
 		return err_pass(r);
 	key = (struct room_key){m.src_pool, ROOM_OFFER, m.room};
 	msg = message_of(remote, body);
-	first_contact(rooms, remote, WIRE_T_OFFER_QUERY, &key, m.pull_gen, &msg);
+	first_contact(rooms, remote, WIRE_T_OFFER_QUERY, &key, m.pull_gen, m.ticket,
+		      &msg);
 	mem_free(msg.owned);
 	return 0;
 }

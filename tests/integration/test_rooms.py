@@ -12,7 +12,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import BUILD, Daemon, for_everyone, need_users, run  # noqa: E402
 import kvd_engine  # noqa: E402
-from kvd_engine import (BYTES, Cache, Engine, FAILED, PAGES, Refused, SUCCESS,  # noqa: E402
+from kvd_engine import (BOOTSTRAPPING, BYTES, Cache, Engine, FAILED, PAGES, Refused, SUCCESS,  # noqa: E402
                         TRANSFERRING, WAITING, open_pull, open_push)
 
 SRC, DST, TOKENS = [5, 6, 7, 60, 1], [9, 3, 33, 2, 50], 77
@@ -225,9 +225,19 @@ def curve_peers_on_the_list_work_strangers_do_not():
             prefill, decode, stranger = Engine(a, "p"), Engine(b, "d"), Engine(c, "s")
             src, dst = Cache(prefill), Cache(decode)
             src.fill(SRC, TOKENS)
-            open_push(prefill, decode, src, dst, 1, SRC, DST, TOKENS)
+            open_push(prefill, decode, src, dst, 1, SRC, DST, TOKENS,
+                      ticket=os.urandom(16).hex())
             decode.until(1, "recv", SUCCESS)
             dst.check(DST, TOKENS)
+            # daemons of two users: a number alone is not enough
+            prefill.cmd("room.open", room="2", role="send", pool=src.pool)
+            decode.cmd("room.open", room="2", role="recv", pool=dst.pool,
+                       sources=[prefill.endpoint])
+            decode.cmd("room.bind", room="2", views={"kv": {"pages": DST}})
+            error = decode.until(2, "recv", FAILED)[1]
+            assert error["code"] == "EAUTH" and "ticket: room 2" in error["message"], error
+            assert prefill.state(2, "send")[0] == BOOTSTRAPPING
+            a.expect("may not take part")
             for d in (a, b, c):
                 d.expect("not on")  # whatever is said of the stranger
                 d.expect("refused")

@@ -43,6 +43,7 @@ static void must(int r)
 static void (*wrap_events)(struct kvd *kvd, struct handshake_events *events);
 
 static bool short_parts;
+static const char *const *users;
 static const struct transport_ops *preferred;
 
 void cluster_prefer(const struct transport_ops *ops)
@@ -53,6 +54,11 @@ void cluster_prefer(const struct transport_ops *ops)
 void cluster_short_parts(void)
 {
 	short_parts = true;
+}
+
+void cluster_users(const char *const *names)
+{
+	users = names;
 }
 
 void cluster_wrap_events(void (*wrap)(struct kvd *kvd, struct handshake_events *events))
@@ -95,7 +101,7 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 	kvd->loop = c->loop;
 	memset(kvd->boot_id, 7, sizeof(kvd->boot_id));
 	must(offload_new_inline(c->loop, &kvd->offload));
-	must(link_mem_new(c->links, node->endpoint, "", &kvd->link));
+	must(link_mem_new(c->links, node->endpoint, users ? users[i] : "", &kvd->link));
 	if (wrap_events)
 		wrap_events(kvd, &events);
 	must(handshake_new(kvd, &events, &kvd->handshake));

@@ -60,6 +60,9 @@ void cluster_until(struct cluster *c, bool (*holds)(void *arg), void *arg,
 void cluster_wrap_events(void (*wrap)(struct kvd *kvd, struct handshake_events *events));
 /* Nodes made from now on have this transport, too, and prefer it; NULL: no more. */
 void cluster_prefer(const struct transport_ops *ops);
+/* Nodes made from now on have the user name of their index, as links with keys prove it;
+ * NULL: all are of one user, without a name. */
+void cluster_users(const char *const *users);
 /* Nodes made from now on send and read rooms' pages as if two of them were thousands. */
 void cluster_short_parts(void);
 /* The node's daemon dies: nothing of it moves from now on; its sessions' ends are

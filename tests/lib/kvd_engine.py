@@ -192,11 +192,12 @@ class Pair:
             d.__exit__(*exc)
 
 
-def open_push(prefill, decode, src, dst, room, src_pages, dst_pages, tokens, send=True):
+def open_push(prefill, decode, src, dst, room, src_pages, dst_pages, tokens, send=True,
+              **more):
     view = lambda pages: {"kv": dict(pages=pages, tokens=[0, tokens])}  # noqa: E731
-    prefill.cmd("room.open", room=str(room), role="send", pool=src.pool)
+    prefill.cmd("room.open", room=str(room), role="send", pool=src.pool, **more)
     decode.cmd("room.open", room=str(room), role="recv", pool=dst.pool,
-               sources=[dict(endpoint=prefill.endpoint, pool=src.name)])
+               sources=[dict(endpoint=prefill.endpoint, pool=src.name)], **more)
     decode.cmd("room.bind", room=str(room), views=view(dst_pages))
     prefill.until(room, "send", WAITING)
     if send:

@@ -415,7 +415,17 @@ static void mem_free_link(struct link *link)
 	mem_free(node);
 }
 
+/* One user may have several daemons. */
+static bool mem_kin(struct link *link, const char *endpoint, const char *user)
+{
+	const struct mem_node *node = container_of(link, struct mem_node, link);
+
+	(void)endpoint;
+	return strcmp(node->user, user) == 0;
+}
+
 static const struct link_ops mem_ops = {
+	.kin = mem_kin,
 	.dial = mem_dial,
 	.hangup = mem_hangup,
 	.send = mem_send,

@@ -489,3 +489,83 @@ struct sim_request *sim_past_lie(struct sim *sim, struct sim_draw *d)
 		err_clear();
 	return req;
 }
+
+/* ---- strangers ---- */
+
+static const struct remote *any_remote(const struct kvd *kvd, struct sim_draw *d)
+{
+	const struct remote *remote, *found = NULL;
+	unsigned int seen = 0;
+
+	list_foreach(remote, handshake_remotes(kvd->handshake), link) {
+		if (sm_state(&remote->peer->sm) == PEER_UP && sim_below(d, ++seen) == 0)
+			found = remote;
+	}
+	return found;
+}
+
+/* Of a number that is or will be in use, with another ticket or none. */
+static size_t write_stranger(struct sim_draw *d, uint64_t number, uint64_t pool,
+			     unsigned int type, uint8_t *buf, size_t size)
+{
+	uint64_t gen = sim_next(d);
+	uint8_t ticket[16] = {0};
+	struct cursor out;
+
+	if (sim_chance(d, 50))
+		ticket[0] = 1;
+	cursor_write(&out, buf, size);
+	if (type == WIRE_T_TRANSFER_INFO) {
+		struct wire_transfer_info m = {.room = number,
+					       .recv_gen = gen,
+					       .src_pool = pool,
+					       .dst_pool = 1 + sim_below(d, 4),
+					       .receivers = 1};
+
+		memcpy(m.ticket, ticket, sizeof(ticket));
+		wire_transfer_info_put(&out, &m);
+	} else if (type == WIRE_T_OFFER_QUERY) {
+		struct wire_offer_query m = {.room = number,
+					     .pull_gen = gen,
+					     .src_pool = pool,
+					     .dst_pool = 1 + sim_below(d, 4)};
+
+		memcpy(m.ticket, ticket, sizeof(ticket));
+		wire_offer_query_put(&out, &m);
+	} else {
+		struct wire_abort m = {.room = number,
+				       .from_role = ROOM_RECV,
+				       .from_gen = gen,
+				       .pool = sim_chance(d, 50) ? pool : 0,
+				       .code = ERR_ABORTED,
+				       .text = "a stranger"};
+
+		memcpy(m.ticket, ticket, sizeof(ticket));
+		wire_abort_put(&out, &m);
+	}
+	return out.bad ? 0 : out.pos;
+}
+
+void sim_past_stranger(struct sim *sim, struct sim_draw *d)
+{
+	static const unsigned int types[] = {WIRE_T_TRANSFER_INFO, WIRE_T_OFFER_QUERY,
+					     WIRE_T_ABORT};
+	const struct sim_engine *engine =
+		&sim->engines[sim_below(d, sim->script->sources)];
+	struct kvd *kvd = sim_kvd(sim, engine->place);
+	const struct remote *remote = any_remote(kvd, d);
+	uint64_t number = sim->next_number + 3 - sim_below(d, 12);
+	unsigned int type = types[sim_below(d, ARRAY_LEN(types))];
+	struct wire_header header = {.type = (uint16_t)type};
+	struct cursor body;
+	uint8_t buf[512];
+	size_t len =
+		write_stranger(d, number, engine->cache.pool, type, buf, sizeof(buf));
+
+	if (!remote || !sim_has_ticket(number) || len == 0)
+		return;
+	cursor_read(&body, buf, len);
+	note_message(kvd, type, &body);
+	if (real.on_message(kvd, (struct remote *)(uintptr_t)remote, &header, &body) < 0)
+		err_clear();
+}

@@ -375,6 +375,10 @@ static void side_opens(struct sim *sim, struct sim_request *req, struct sim_side
 	if (!source && !req->pull)
 		snprintf(text + n, sizeof(text) - n, ",'receivers':%u",
 			 sim->script->sinks);
+	n = strlen(text);
+	if (sim_has_ticket(req->number))
+		snprintf(text + n, sizeof(text) - n, ",'ticket':'%032llx'",
+			 (unsigned long long)req->number);
 	side->bound = req->pull && !source; /* before: bytes may land at once */
 	note_slot(side,
 		  cluster_call(&sim->c, side->engine->session,
@@ -556,6 +560,9 @@ static void act(struct sim *sim, const struct sim_event *event)
 			abort_one(sim, req, side);
 		sim->aborts++;
 		break;
+	case SIM_STRANGER:
+		sim_past_stranger(sim, &d);
+		return;
 	case SIM_ENGINE:
 		life_or_death(sim, &d);
 		break;

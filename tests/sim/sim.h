@@ -56,6 +56,7 @@
 	M(QUEUE, 4, 1, "control lines carry few frames at once")             \
 	M(REPLAY, 30, 1, "a message of the past comes again")                \
 	M(LIE, 0, 1, "a partner says what is not true")                      \
+	M(STRANGER, 30, 0, "a daemon without the ticket asks for a room")    \
 	/* of the beginning: how this run's network is */                    \
 	M(KNOB, 0, 0, "a property of the network")
 
@@ -117,6 +118,12 @@ struct sim_side {
 	uint64_t opened_ns;
 	uint64_t ended_ns, last_ns; /* its end; its last command or contact */
 };
+
+/* Every second number's rooms have a ticket. */
+static inline bool sim_has_ticket(uint64_t number)
+{
+	return number % 2 == 1;
+}
 
 struct sim_request {
 	bool used, pull;
@@ -183,6 +190,8 @@ void sim_past_end(void);
 /* Did a receiver of the past introduce itself to this room number lately? */
 bool sim_past_misleads(const struct sim *sim, uint64_t number);
 bool sim_past_replay(struct sim *sim, struct sim_draw *d);
+/* Changes nothing. */
+void sim_past_stranger(struct sim *sim, struct sim_draw *d);
 struct sim_request *sim_past_lie(struct sim *sim, struct sim_draw *d);
 void sim_pairs_print(void);
 unsigned int sim_pairs_missing(void);
