@@ -22,15 +22,16 @@
 struct metrics;
 
 /* X(NAME, "name", "what it holds") */
-#define ACCOUNT_CLASSES(X)                                                      \
-	X(SESSIONS, "sessions", "sessions: their connections and status pages") \
-	X(REGIONS, "regions", "imported memory: its page tables")               \
-	X(LISTS, "lists", "prepared lists and indices of transfers")            \
-	X(PLANS, "plans", "plans of transfers, posted, held or kept")           \
-	X(ROOMS, "rooms", "rooms and their parties")                            \
-	X(PAGES, "pages", "page lists of rooms, and what has landed")           \
-	X(LAYOUTS, "layouts", "pools, and other daemons' pools and sessions")   \
-	X(ORPHANS, "orphans", "requests for rooms that are not open yet")       \
+#define ACCOUNT_CLASSES(X)                                                          \
+	X(SESSIONS, "sessions", "sessions: their connections and status pages")     \
+	X(REGIONS, "regions", "imported memory: its page tables")                   \
+	X(FILLED, "filled", "pages of imported memory that its owner had not made") \
+	X(LISTS, "lists", "prepared lists and indices of transfers")                \
+	X(PLANS, "plans", "plans of transfers, posted, held or kept")               \
+	X(ROOMS, "rooms", "rooms and their parties")                                \
+	X(PAGES, "pages", "page lists of rooms, and what has landed")               \
+	X(LAYOUTS, "layouts", "pools, and other daemons' pools and sessions")       \
+	X(ORPHANS, "orphans", "requests for rooms that are not open yet")           \
 	X(CHUNKS, "chunks", "chunks, and which numbers have been")
 
 enum account_class {

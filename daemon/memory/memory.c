@@ -210,36 +210,63 @@ static int file_check_range(int fd, uint64_t offset, uint64_t length)
 	return 0;
 }
 
+/* Bytes of [offset, end) without a page, counted up to over `most`. */
+static uint64_t file_holes(int fd, uint64_t offset, uint64_t end, uint64_t most,
+			   uint64_t *first_p)
+{
+	uint64_t holes = 0;
+
+	while (offset < end && holes <= most) {
+		off_t hole = lseek(fd, (off_t)offset, SEEK_HOLE);
+		off_t data;
+
+		if (hole < 0 || (uint64_t)hole >= end)
+			break;
+		if (holes == 0)
+			*first_p = (uint64_t)hole;
+		data = lseek(fd, hole, SEEK_DATA);
+		offset = data < 0 || (uint64_t)data > end ? end : (uint64_t)data;
+		holes += offset - (uint64_t)hole;
+	}
+	return holes;
+}
+
 /*
  * A page that is made here is charged to this process's control group, for as long as
- * the file has it, whoever wanted it: so that its owner has made them all is a condition
- * of the import. SEEK_HOLE of shared memory finds what nobody has touched yet, also
- * where fallocate() set it aside (mm/filemap.c, mapping_seek_hole_data). hugetlbfs has
- * no SEEK_HOLE: its blocks are counted.
+ * the file has it, whoever wanted it: so its owner has to have made them, but for *fill_p
+ * bytes (in: the most; out: how many; NULL: none). SEEK_HOLE of shared memory finds what
+ * nobody has touched yet, also where fallocate() set it aside (mm/filemap.c,
+ * mapping_seek_hole_data). hugetlbfs has no SEEK_HOLE: its blocks are counted.
  */
-static int file_check_holes(int fd, uint64_t offset, uint64_t length)
+static int file_check_holes(int fd, uint64_t offset, uint64_t length, uint64_t *fill_p)
 {
+	uint64_t most = fill_p ? *fill_p : 0, first = offset, holes;
 	char path[32];
 	cleanup_close int own = -1;
 	struct stat st;
 	struct statfs fs;
-	off_t hole;
 
 	if (fstatfs(fd, &fs) < 0 || fstat(fd, &st) < 0)
 		return err_raise_errno(errno, "fstatfs of the memory's fd");
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
 	own = open(path, O_RDONLY | O_CLOEXEC); /* a position of our own */
 	if (fs.f_type == HUGETLBFS_MAGIC)
-		hole = (uint64_t)st.st_blocks * 512 < length ? (off_t)offset : -1;
+		holes = (uint64_t)st.st_blocks * 512 < length
+				? length - (uint64_t)st.st_blocks * 512
+				: 0;
 	else
-		hole = lseek(own >= 0 ? own : fd, (off_t)offset, SEEK_HOLE);
-	if (hole < 0 || (uint64_t)hole >= offset + length)
+		holes = file_holes(own >= 0 ? own : fd, offset, offset + length, most,
+				   &first);
+	if (fill_p)
+		*fill_p = holes;
+	if (holes <= most)
 		return 0;
 	return err_raise(ERR_IMPORT,
-			 "the memory has holes: byte %ju has no page yet, and pages are "
-			 "their owner's to make: touch them all, or MADV_POPULATE_WRITE "
-			 "(5.14), before it is registered; kvd_memory_alloc() does",
-			 (uintmax_t)hole);
+			 "the memory has holes, over %ju bytes that are filled for you: "
+			 "byte %ju has no page yet. Touch them all, or "
+			 "MADV_POPULATE_WRITE (5.14), before it is registered; "
+			 "kvd_memory_alloc() does",
+			 (uintmax_t)most, (uintmax_t)first);
 }
 
 /* Map so that address and file offset agree modulo 2 MiB where that can pay. */
@@ -445,8 +472,8 @@ static int memfd_seal(int fd)
 	return 0;
 }
 
-int memory_import_memfd(int fd, uint64_t offset, uint64_t length, bool writable,
-			struct memory **memory_p)
+int memory_import_sparse(int fd, uint64_t offset, uint64_t length, bool writable,
+			 uint64_t *fill_p, struct memory **memory_p)
 {
 	int r;
 
@@ -455,7 +482,7 @@ int memory_import_memfd(int fd, uint64_t offset, uint64_t length, bool writable,
 	if (r == 0)
 		r = file_check_range(fd, offset, length);
 	if (r == 0)
-		r = file_check_holes(fd, offset, length);
+		r = file_check_holes(fd, offset, length, fill_p);
 	if (r == 0)
 		r = fd_own(fd);
 	if (r < 0)
@@ -464,8 +491,22 @@ int memory_import_memfd(int fd, uint64_t offset, uint64_t length, bool writable,
 		import_file(MEMORY_SEALED, r, offset, length, writable, memory_p));
 }
 
+int memory_import_memfd(int fd, uint64_t offset, uint64_t length, bool writable,
+			struct memory **memory_p)
+{
+	return err_pass(
+		memory_import_sparse(fd, offset, length, writable, NULL, memory_p));
+}
+
 int memory_import_shm_fd(int fd, uint64_t offset, uint64_t length, bool writable,
 			 struct memory **memory_p)
+{
+	return err_pass(
+		memory_import_sparse_shm(fd, offset, length, writable, NULL, memory_p));
+}
+
+int memory_import_sparse_shm(int fd, uint64_t offset, uint64_t length, bool writable,
+			     uint64_t *fill_p, struct memory **memory_p)
 {
 	struct statfs fs;
 	int r;
@@ -476,7 +517,7 @@ int memory_import_shm_fd(int fd, uint64_t offset, uint64_t length, bool writable
 		return err_raise(ERR_IMPORT, "the fd is no shared memory: not on tmpfs");
 	r = file_check_range(fd, offset, length);
 	if (r == 0)
-		r = file_check_holes(fd, offset, length);
+		r = file_check_holes(fd, offset, length, fill_p);
 	if (r == 0)
 		r = fd_own(fd);
 	if (r < 0)

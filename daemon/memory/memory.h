@@ -84,6 +84,11 @@ int memory_import_memfd(int fd, uint64_t offset, uint64_t length, bool writable,
 /* An already open shm object (from a peer daemon), guarded. */
 int memory_import_shm_fd(int fd, uint64_t offset, uint64_t length, bool writable,
 			 struct memory **memory_p);
+/* The same of memory with holes of up to *fill_p bytes, which are filled and told. */
+int memory_import_sparse(int fd, uint64_t offset, uint64_t length, bool writable,
+			 uint64_t *fill_p, struct memory **memory_p);
+int memory_import_sparse_shm(int fd, uint64_t offset, uint64_t length, bool writable,
+			     uint64_t *fill_p, struct memory **memory_p);
 /* By a process's /proc/PID/mem, opened for reading at least; `owner` is copied, its pidfd
  * duplicated. Checks that one byte at each end can be read. */
 int memory_import_vm(const struct memory_owner *owner, int mem_fd, uint64_t address,

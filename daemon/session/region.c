@@ -48,6 +48,8 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
+#define FILL_BYTES_MAX (UINT64_C(128) << 20) /* of one user */
+
 static const struct sm_state region_states[] = {
 	[REGION_IMPORTING] = {"importing", SM_TO(REGION_READY) | SM_TO(REGION_CLOSING)},
 	[REGION_READY] = {"ready", SM_TO(REGION_CLOSING)},
@@ -61,7 +63,8 @@ struct holding {
 	struct region region;
 	struct kvd *kvd;
 	struct offload_job job; /* import, later close */
-	struct charge charge;
+	struct charge charge, filled;
+	uint64_t fill;		   /* most that is filled; then what was */
 	int fd;			   /* of kinds with one, until it is imported */
 	struct gpu_handle gpu;	   /* cuda_*; its fd is `fd` */
 	struct memory_owner owner; /* vm; its pidfd is a duplicate */
@@ -129,11 +132,13 @@ static int import_memory(struct holding *h)
 
 	switch (region->kind) {
 	case REGION_MEMFD:
-		return err_pass(memory_import_memfd(h->fd, h->offset, region->length,
-						    h->writable, &region->memory));
+		return err_pass(memory_import_sparse(h->fd, h->offset, region->length,
+						     h->writable, &h->fill,
+						     &region->memory));
 	case REGION_SHM:
-		return err_pass(memory_import_shm_fd(h->fd, h->offset, region->length,
-						     h->writable, &region->memory));
+		return err_pass(memory_import_sparse_shm(h->fd, h->offset, region->length,
+							 h->writable, &h->fill,
+							 &region->memory));
 	case REGION_CUDA_IPC:
 	case REGION_CUDA_VMM:
 		h->gpu.fd = h->fd;
@@ -205,6 +210,7 @@ static void holding_free(struct holding *h)
 	mem_closep(&h->fd);
 	mem_closep(&h->owner.pidfd);
 	charge_drop(&h->charge);
+	charge_drop(&h->filled);
 	mem_free(h);
 }
 
@@ -429,6 +435,8 @@ static void import_done(struct offload_job *job)
 
 	mem_closep(&h->fd);
 	h->fd = -1;
+	if (job->result == 0)
+		charge_less(&h->filled, h->filled.bytes - h->fill);
 	if (job->result < 0) {
 		idmap_remove(&session->regions, h->region.id);
 		import_fail(h, &job->err);
@@ -655,6 +663,23 @@ static void holding_undo(struct holding *h)
 	holding_free(h);
 }
 
+/* Small memory that nobody has touched is filled at our expense; how much of it a user
+ * may have is one account. Given back is what was not needed. */
+static void fill_reserve(struct holding *h)
+{
+	struct account *account = h->region.session->account;
+	uint64_t held = account ? account->bytes[ACCOUNT_FILLED] : 0;
+	uint64_t room = held < FILL_BYTES_MAX ? FILL_BYTES_MAX - held : 0;
+
+	if (h->region.kind != REGION_MEMFD && h->region.kind != REGION_SHM)
+		return;
+	h->fill = h->region.length < room ? h->region.length : room;
+	if (charge_take(&h->filled, account, ACCOUNT_FILLED, h->fill) < 0) {
+		err_clear();
+		h->fill = 0;
+	}
+}
+
 int region_register(struct session *session, const struct region_args *args,
 		    void (*on_done)(void *arg, struct region *region,
 				    const struct err *err),
@@ -683,6 +708,8 @@ int region_register(struct session *session, const struct region_args *args,
 	if (r == 0)
 		r = charge_take(&h->charge, session->account, ACCOUNT_REGIONS,
 				region_bytes(h));
+	if (r == 0)
+		fill_reserve(h);
 	if (r == 0)
 		r = idmap_put(&session->regions, h->region.id, &h->region);
 	if (r < 0) {
