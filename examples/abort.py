@@ -3,6 +3,7 @@
 has failed, not before; the prefill engine is told why.
 
 python abort.py PREFILL_SOCKET DECODE_SOCKET   (both engines in one program)"""
+import secrets
 import sys
 
 import kvd
@@ -10,9 +11,10 @@ from engine import Engine
 
 prefill, decode = Engine(sys.argv[1], "prefill"), Engine(sys.argv[2], "decode")
 
-rx = decode.client.recv(53, decode.pool, [prefill.client.endpoint])
+ticket = secrets.token_hex(16)  # of the router, with the number
+rx = decode.client.recv(53, decode.pool, [prefill.client.endpoint], ticket=ticket)
 rx.bind({"kv": [3, 9]})
-tx = prefill.client.send(53, prefill.pool)
+tx = prefill.client.send(53, prefill.pool, ticket=ticket)
 tx.wait(kvd.WAITING_FOR_INPUT, timeout=60)
 rx.abort("the user closed the window")
 

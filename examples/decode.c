@@ -2,8 +2,9 @@
 /* A decode engine takes one request's KV cache: README.md shows the middle. Its other
  * side is prefill.c.
  *
- *   decode [ENDPOINT [HAS]]   of the prefill engine's daemon; HAS: so many of the 48
- *                             tokens are in page 3 already (0 or 16) */
+ *   decode [ENDPOINT [HAS [TICKET]]]   of the prefill engine's daemon; HAS: so many of
+ *                             the 48 tokens are in page 3 already (0 or 16); TICKET:
+ *                             the router's, 32 hex digits, as for prefill.c */
 #include <kvd.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@ int main(int argc, char **argv)
 	struct kvd_source from = {.endpoint =
 					  argc > 1 ? argv[1] : "tcp://127.0.0.1:7400"};
 	const uint32_t pages[] = {3, 9, 4}; /* where this engine wants tokens 0 … 47 */
+	const char *ticket = argc > 3 ? argv[3] : NULL;
 	uint32_t has = argc > 2 && atoi(argv[2]) == TOKENS ? TOKENS : 0;
 	struct kvd_view view = {.pages = pages + has / TOKENS,
 				.page_count = 3 - has / TOKENS,
@@ -36,8 +38,11 @@ int main(int argc, char **argv)
 	kvd_layout_heads(layout, kvd_layout_view(layout, "kv", TOKENS, PAGES), 0, KVD_NHD,
 			 &kv);
 	struct kvd_pool_args args = {.regions = &region, .region_count = 1};
-	struct kvd_room_args open = {
-		.room = 42, .role = KVD_RECV, .sources = &from, .source_count = 1};
+	struct kvd_room_args open = {.room = 42,
+				     .ticket = ticket, /* of the router, as 42 is */
+				     .role = KVD_RECV,
+				     .sources = &from,
+				     .source_count = 1};
 	struct kvd_room *room = NULL;
 	int state = -1;
 

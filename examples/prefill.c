@@ -3,6 +3,8 @@
  * A prefill engine hands one request of 48 tokens over, in two chunks: the first goes
  * while the model computes the second. Tokens that the decode engine has already (a
  * prefix hit) are left out. Its other side is decode.c.
+ *
+ *   prefill [TICKET]   of the router, as for decode.c
  */
 #include "examples/engine.h"
 
@@ -22,10 +24,11 @@ static int send(struct kvd_room *room, uint64_t seq, uint32_t begin, uint32_t en
 	return kvd_room_send(room, &chunk, NULL);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	struct engine engine = {0};
-	struct kvd_room_args open = {.room = 42, .role = KVD_SEND};
+	struct kvd_room_args open = {
+		.room = 42, .role = KVD_SEND, .ticket = argc > 1 ? argv[1] : NULL};
 	struct kvd_room *room;
 	uint64_t first = 0;
 	int state;

@@ -2,6 +2,7 @@
 """Push in two chunks: the first goes while the model computes the second.
 
 python push.py PREFILL_SOCKET DECODE_SOCKET   (both engines in one program)"""
+import secrets
 import sys
 
 import kvd
@@ -9,10 +10,11 @@ from engine import Engine, same
 
 prefill, decode = Engine(sys.argv[1], "prefill"), Engine(sys.argv[2], "decode")
 
-rx = decode.client.recv(50, decode.pool, [prefill.client.endpoint])
+ticket = secrets.token_hex(16)  # of the router, with the number
+rx = decode.client.recv(50, decode.pool, [prefill.client.endpoint], ticket=ticket)
 rx.bind({"kv": [3, 9, 4]})  # where tokens 0 to 47 shall land
 
-tx = prefill.client.send(50, prefill.pool)
+tx = prefill.client.send(50, prefill.pool, ticket=ticket)
 tx.wait(kvd.WAITING_FOR_INPUT, timeout=60)
 prefill.fill([7])
 tx.send({"kv": kvd.View([7], tokens=(0, 16))}, seq=0, last=False)

@@ -152,6 +152,16 @@ static void open_text(struct kvd_room *room, const struct kvd_room_args *a,
 		client_text_str(&op->text, "request_id", a->request_id);
 	if (a->traceparent)
 		client_text_str(&op->text, "traceparent", a->traceparent);
+	if (a->ticket)
+		client_text_str(&op->text, "ticket", a->ticket);
+	if (!a->peer_count)
+		return;
+	client_text_printf(&op->text, ",\"peers\":[");
+	for (size_t i = 0; i < a->peer_count; i++) {
+		client_text_printf(&op->text, "%s", i ? "," : "");
+		client_text_quoted(&op->text, a->peers[i]);
+	}
+	client_text_bytes(&op->text, "]", 1);
 }
 
 static void room_undo(struct kvd_room *room)

@@ -515,6 +515,16 @@ struct kvd_room_args {
 	 * -KVD_E_INVAL or -KVD_E_RANGE.
 	 */
 	const char *request_id, *traceparent;
+	/*
+	 * Who may take part; with neither, daemons of the own daemon's user (without
+	 * keys: all). ticket: 32 hex digits, random, which whoever chose the number chose
+	 * with it and gave to both sides; NULL: none. A source refuses who asks for its
+	 * room with another or none (-KVD_E_AUTH there). peers: names of the daemon's
+	 * curve_allow_file; no other daemon is a source or a receiver.
+	 */
+	const char *ticket;
+	const char *const *peers;
+	size_t peer_count;
 };
 
 struct kvd_bind_args {

@@ -12,6 +12,8 @@ base=${TMPDIR:-/tmp}
 dir=$(mktemp -d "$base/kvd-demo.XXXXXX")
 pids=
 status=0
+TICKET=$(od -An -tx1 -N16 /dev/urandom | tr -d ' \n') # the router's, for all rooms
+export TICKET
 
 finish() {
 	for pid in $pids; do

@@ -22,13 +22,13 @@ class AsyncRoom:
 
     def __init__(self, client, number, role, pool, *, sources=(), receivers=0, views=None,
                  aux=None, wait=None, lease_ms=0, bootstrap_ms=0, waiting_ms=0, stall_ms=0,
-                 request_id=None, traceparent=None, timeout=None):
+                 request_id=None, traceparent=None, ticket=None, peers=(), timeout=None):
         times = {"lease_ms": lease_ms, "bootstrap_ms": bootstrap_ms,
                  "waiting_ms": waiting_ms, "stall_ms": stall_ms}
-        names = {"request_id": request_id, "traceparent": traceparent}
+        names = {"request_id": request_id, "traceparent": traceparent, "ticket": ticket}
         self._args, self._kwargs = room_pack(
             client._client._kvd, number, role, pool, sources_pack(sources), receivers, views,
-            aux, wait, times, names, timeout)
+            aux, wait, times, names, peers, timeout)
         self._client, self.number, self._role = client, self._args[1], role
         self._room = None
 
@@ -208,33 +208,37 @@ class AsyncClient:
             None, lambda: self._client.pool(layout, regions, name=name, timeout=timeout))
 
     async def send(self, room, pool, *, bootstrap_ms=0, waiting_ms=0, stall_ms=0,
-                   request_id=None, traceparent=None):
+                   request_id=None, traceparent=None,
+                   ticket=None, peers=()):
         """Push, the prefill side; see kvd.Client.send()."""
         return await AsyncRoom(self, room, SEND, pool, bootstrap_ms=bootstrap_ms,
                                waiting_ms=waiting_ms, stall_ms=stall_ms, request_id=request_id,
-                               traceparent=traceparent).open()
+                               traceparent=traceparent, ticket=ticket, peers=peers).open()
 
     async def recv(self, room, pool, sources, *, receivers=0, bootstrap_ms=0, waiting_ms=0,
-                   stall_ms=0, request_id=None, traceparent=None):
+                   stall_ms=0, request_id=None, traceparent=None,
+                   ticket=None, peers=()):
         """Push, the decode side; see kvd.Client.recv()."""
         return await AsyncRoom(self, room, RECV, pool, sources=sources, receivers=receivers,
                                bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms,
                                stall_ms=stall_ms, request_id=request_id,
-                               traceparent=traceparent).open()
+                               traceparent=traceparent, ticket=ticket, peers=peers).open()
 
     async def offer(self, room, pool, views, *, receivers=0, aux=None, lease_ms=0,
-                    bootstrap_ms=0, waiting_ms=0, stall_ms=0, request_id=None, traceparent=None):
+                    bootstrap_ms=0, waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
+                    ticket=None, peers=()):
         """Pull, the prefill side; see kvd.Client.offer()."""
         return await AsyncRoom(self, room, OFFER, pool, views=views, receivers=receivers,
                                aux=aux, lease_ms=lease_ms, bootstrap_ms=bootstrap_ms,
                                waiting_ms=waiting_ms, stall_ms=stall_ms, request_id=request_id,
-                               traceparent=traceparent).open()
+                               traceparent=traceparent, ticket=ticket, peers=peers).open()
 
     async def pull(self, room, pool, source, views, *, aux=None, wait=None, bootstrap_ms=0,
-                   waiting_ms=0, stall_ms=0, request_id=None, traceparent=None):
+                   waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
+                   ticket=None, peers=()):
         """Pull, the decode side; see kvd.Client.pull()."""
         source_pack(source, "source")
         return await AsyncRoom(self, room, PULL, pool, sources=[source], views=views,
                                aux=aux, wait=wait, bootstrap_ms=bootstrap_ms,
                                waiting_ms=waiting_ms, stall_ms=stall_ms, request_id=request_id,
-                               traceparent=traceparent).open()
+                               traceparent=traceparent, ticket=ticket, peers=peers).open()

@@ -190,39 +190,45 @@ class Client:
     # ---- rooms: the number is the router's; *_ms: 0 means the daemon's default.
     # request_id (1 to 128 visible ASCII characters without " and \) and traceparent (W3C)
     # are shown by kvd-ctl and in the log; those of recv and pull also at the other side.
+    # ticket (secrets.token_hex(16), of whoever chose the number): the same on both sides;
+    # who asks for the room without it is refused. peers: no daemon but these, by their
+    # names in curve_allow_file. With neither: daemons of the own daemon's user.
 
     def send(self, room, pool, *, bootstrap_ms=0, waiting_ms=0, stall_ms=0, request_id=None,
-             traceparent=None, timeout=None):
+             traceparent=None, ticket=None, peers=(), timeout=None):
         """Push, the prefill side: wait for WAITING_FOR_INPUT, then Room.send() chunks."""
         return Room(self, room, SEND, pool, bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms,
                     stall_ms=stall_ms, request_id=request_id, traceparent=traceparent,
-                    timeout=timeout)
+                    ticket=ticket, peers=peers, timeout=timeout)
 
     def recv(self, room, pool, sources, *, receivers=0, bootstrap_ms=0, waiting_ms=0,
-             stall_ms=0, request_id=None, traceparent=None, timeout=None):
+             stall_ms=0, request_id=None, traceparent=None,
+             ticket=None, peers=(), timeout=None):
         """Push, the decode side: then Room.bind() pages. sources: a list of endpoints or
         kvd.Source, one for each prefill rank; receivers: how many decode ranks each of
         them serves, 0: one."""
         return Room(self, room, RECV, pool, sources=sources, receivers=receivers,
                     bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms, stall_ms=stall_ms,
                     request_id=request_id, traceparent=traceparent,
-                    timeout=timeout)
+                    ticket=ticket, peers=peers, timeout=timeout)
 
     def offer(self, room, pool, views, *, receivers=0, aux=None, lease_ms=0, bootstrap_ms=0,
-              waiting_ms=0, stall_ms=0, request_id=None, traceparent=None, timeout=None):
+              waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
+              ticket=None, peers=(), timeout=None):
         """Pull, the prefill side: pages that may be fetched, for lease_ms. receivers: how
         many pullers, 0: one."""
         return Room(self, room, OFFER, pool, views=views, receivers=receivers, aux=aux,
                     lease_ms=lease_ms, bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms,
                     stall_ms=stall_ms, request_id=request_id, traceparent=traceparent,
-                    timeout=timeout)
+                    ticket=ticket, peers=peers, timeout=timeout)
 
     def pull(self, room, pool, source, views, *, aux=None, wait=None, bootstrap_ms=0,
-             waiting_ms=0, stall_ms=0, request_id=None, traceparent=None, timeout=None):
+             waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
+             ticket=None, peers=(), timeout=None):
         """Pull, the decode side: what source (an endpoint or a kvd.Source) offered as this
         room, into the pages of views. wait: as in Room.bind()."""
         source_pack(source, "source")
         return Room(self, room, PULL, pool, sources=[source], views=views, aux=aux, wait=wait,
                     bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms, stall_ms=stall_ms,
                     request_id=request_id, traceparent=traceparent,
-                    timeout=timeout)
+                    ticket=ticket, peers=peers, timeout=timeout)

@@ -98,10 +98,16 @@ def aux_pack(aux):
     return None if aux is None else _check.integer("aux", aux, 0, _check.U32)
 
 
+def peers_pack(peers):
+    if not isinstance(peers, (list, tuple)) or not all(isinstance(p, str) for p in peers):
+        raise _check.wrong("peers", peers, "a list of names (str) of the allow-list")
+    return tuple(peers)
+
+
 def room_pack(client, number, role, pool, sources, receivers, views, aux, wait, times, names,
-              timeout):
+              peers, timeout):
     """(args, kwargs) for _kvd.Room; times: what ends in _ms; names: request_id,
-    traceparent."""
+    traceparent, ticket."""
     from .client import Pool
     number = _check.integer("room", number)
     _check.instance("pool", pool, Pool, "a pool of Client.pool()")
@@ -109,7 +115,7 @@ def room_pack(client, number, role, pool, sources, receivers, views, aux, wait, 
     kwargs.update({name: _check.text(name, text) for name, text in names.items()})
     wanted = role in (OFFER, PULL) or views is not None
     kwargs.update(
-        sources=sources, views=views_pack(views) if wanted else (),
+        sources=sources, peers=peers_pack(peers), views=views_pack(views) if wanted else (),
         receivers=_check.integer("receivers", receivers, 0, _check.U32),
         aux=aux_pack(aux), wait=wait_pack(wait), timeout=_check.seconds("timeout", timeout))
     return (client, number, role, pool._pool), kwargs
@@ -147,12 +153,12 @@ class Room:
 
     def __init__(self, client, number, role, pool, *, sources=(), receivers=0, views=None,
                  aux=None, wait=None, lease_ms=0, bootstrap_ms=0, waiting_ms=0, stall_ms=0,
-                 request_id=None, traceparent=None, timeout=None):
+                 request_id=None, traceparent=None, ticket=None, peers=(), timeout=None):
         times = {"lease_ms": lease_ms, "bootstrap_ms": bootstrap_ms,
                  "waiting_ms": waiting_ms, "stall_ms": stall_ms}
-        names = {"request_id": request_id, "traceparent": traceparent}
+        names = {"request_id": request_id, "traceparent": traceparent, "ticket": ticket}
         args, kwargs = room_pack(client._kvd, number, role, pool, sources_pack(sources),
-                                 receivers, views, aux, wait, times, names, timeout)
+                                 receivers, views, aux, wait, times, names, peers, timeout)
         self.number = args[1]
         self._room = _kvd.Room(*args, **kwargs)
 

@@ -70,7 +70,8 @@ class Room:
                  views: Optional[_Views] = ..., aux: Optional[int] = ..., wait: _Wait = ...,
                  lease_ms: int = ..., bootstrap_ms: int = ..., waiting_ms: int = ...,
                  stall_ms: int = ..., request_id: Optional[str] = ...,
-                 traceparent: Optional[str] = ..., timeout: Optional[float] = ...) -> None: ...
+                 traceparent: Optional[str] = ..., ticket: Optional[str] = ...,
+             peers: Sequence[str] = ..., timeout: Optional[float] = ...) -> None: ...
     def bind(self, views: _Views, aux: Optional[int] = ..., wait: _Wait = ...,
              timeout: Optional[float] = ...) -> None: ...
     def send(self, views: _Views, seq: int = ..., last: bool = ..., aux: Optional[int] = ...,

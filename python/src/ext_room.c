@@ -147,6 +147,26 @@ static int sources_parse(PyObject *tuple, struct sources *s)
 	return n < 0 ? -1 : 0;
 }
 
+/* Names, which the tuple keeps. */
+static int names_parse(PyObject *tuple, const char ***names_p, size_t *count_p)
+{
+	Py_ssize_t n = tuple && tuple != Py_None ? PyTuple_Size(tuple) : 0;
+
+	if (n < 0)
+		return -1;
+	*names_p = mem_calloc((size_t)n + 1, sizeof(**names_p));
+	if (!*names_p) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	for (Py_ssize_t i = 0; i < n; i++) {
+		if (!PyArg_Parse(PyTuple_GetItem(tuple, i), "s", &(*names_p)[i]))
+			return -1;
+	}
+	*count_p = (size_t)n;
+	return 0;
+}
+
 /* ---- opening ----------------------------------------------------------------------- */
 
 struct open_start {
@@ -210,23 +230,24 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 				"sources",     "receivers", "views",	    "aux",
 				"wait",	       "lease_ms",  "bootstrap_ms", "waiting_ms",
 				"stall_ms",    "timeout",   "on_done",	    "request_id",
-				"traceparent", NULL};
+				"traceparent", "ticket",    "peers",	    NULL};
 	struct open_start start = {0};
 	struct kvd_room_args *a = &start.args;
 	PyObject *client, *pool, *source_list = NULL, *view_list = NULL, *aux = NULL;
-	PyObject *wait = NULL, *timeout = NULL, *told = NULL, *room = NULL;
+	PyObject *wait = NULL, *timeout = NULL, *told = NULL, *room = NULL, *peers = NULL;
+	const char **names_of_peers = NULL;
 	struct sources sources = {0};
 	struct views views = {0};
 	unsigned long long number;
 	uint64_t slot = 0;
 	int role, ms, r;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!KiO!|OIOOOIIIIOOzz", names,
-					 client_type, &client, &number, &role, pool_type,
-					 &pool, &source_list, &a->receivers, &view_list,
-					 &aux, &wait, &a->lease_ms, &a->bootstrap_ms,
-					 &a->waiting_ms, &a->stall_ms, &timeout, &told,
-					 &a->request_id, &a->traceparent) ||
+	if (!PyArg_ParseTupleAndKeywords(
+		    args, kwargs, "O!KiO!|OIOOOIIIIOOzzzO", names, client_type, &client,
+		    &number, &role, pool_type, &pool, &source_list, &a->receivers,
+		    &view_list, &aux, &wait, &a->lease_ms, &a->bootstrap_ms,
+		    &a->waiting_ms, &a->stall_ms, &timeout, &told, &a->request_id,
+		    &a->traceparent, &a->ticket, &peers) ||
 	    ext_timeout(timeout, &ms) < 0)
 		return NULL;
 	start.c = (struct client *)client;
@@ -244,7 +265,9 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	a->aux = (uint32_t)slot;
 	if (r >= 0 && sources_parse(source_list, &sources) == 0 &&
 	    views_parse(view_list, &views) == 0 &&
-	    wait_parse(start.c, wait, &a->wait) == 0) {
+	    wait_parse(start.c, wait, &a->wait) == 0 &&
+	    names_parse(peers, &names_of_peers, &a->peer_count) == 0) {
+		a->peers = names_of_peers;
 		a->sources = sources.at;
 		a->source_count = sources.count;
 		a->views = views.at;
@@ -253,6 +276,7 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	}
 	sources_fini(&sources);
 	views_fini(&views);
+	mem_free(names_of_peers);
 	return room;
 }
 

@@ -130,6 +130,7 @@ static struct kvd_room *open_room(struct decode *d, const struct act_row *row,
 	struct kvd_view view = request_view(request, 0, row->tokens);
 	struct kvd_source source = {.endpoint = d->endpoint};
 	struct kvd_room_args open = {.room = row->room,
+				     .ticket = getenv("TICKET"), /* the router's */
 				     .role = KVD_RECV,
 				     .pool = d->cache.pool,
 				     .sources = &source,

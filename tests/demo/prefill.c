@@ -77,8 +77,10 @@ static void end_room(struct kvd_client *client, struct kvd_room *room, int want)
 static void push(struct kvd_client *client, struct cache *cache,
 		 const struct act_row *row)
 {
-	struct kvd_room_args open = {
-		.room = row->room, .role = KVD_SEND, .pool = cache->pool};
+	struct kvd_room_args open = {.room = row->room,
+				     .ticket = getenv("TICKET"), /* the router's */
+				     .role = KVD_SEND,
+				     .pool = cache->pool};
 	struct request request;
 	struct kvd_room *room;
 
@@ -104,6 +106,7 @@ static void offer(struct kvd_client *client, struct cache *cache,
 	struct request request;
 	struct kvd_view view;
 	struct kvd_room_args open = {.room = row->room,
+				     .ticket = getenv("TICKET"), /* the router's */
 				     .role = KVD_OFFER,
 				     .pool = cache->pool,
 				     .views = &view,

@@ -78,8 +78,10 @@ def push_in_c():
             endpoint = json.loads(said(start(
                 [BUILD + "/kvd-ctl", "--socket", a.socket_path, "--json", "status"])))
             endpoint = endpoint["endpoint"]
-            prefill = start(c("prefill"), socket=a.socket_path)
-            decode = start(c("decode"), endpoint, str(has), socket=b.socket_path)
+            ticket = os.urandom(16).hex()
+            prefill = start(c("prefill"), ticket, socket=a.socket_path)
+            decode = start(c("decode"), endpoint, str(has), ticket,
+                           socket=b.socket_path)
             assert said(decode) == DECODED % has
             assert said(prefill) == "sent tokens %d to 47\n" % has
 

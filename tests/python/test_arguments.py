@@ -323,3 +323,22 @@ def test_retry_names_every_retryable_code():
     for code, words in kvd.RETRY.items():
         row = re.search(r"^\|[^|]*`%s`[^|]*\|[^|]*\| (.*) \|$" % code, told, re.M)
         assert row and row.group(1) == words, code
+
+
+def test_a_room_has_a_ticket_and_names_its_peers(engine):
+    """Which ticket is in no record; one of another form is refused by name."""
+    ticket = "00112233445566778899aabbccddeeff"
+    for wrong in ("", "0" * 32, ticket[:-1], ticket + "00", "z" * 32):
+        with pytest.raises(kvd.Error, match="ticket"):
+            engine.client.send(901, engine.pool, ticket=wrong)
+    for wrong in (7, b"0" * 16):
+        with pytest.raises(TypeError, match="ticket"):
+            engine.client.send(901, engine.pool, ticket=wrong)
+    for wrong in ("anna", [7], None):
+        with pytest.raises(TypeError, match="peers"):
+            engine.client.send(901, engine.pool, peers=wrong)
+    room = engine.client.send(901, engine.pool, ticket=ticket, peers=["anna", "bert"])
+    shown = engine.client.command("room.show", room="901", role="send")
+    assert shown["ticket"] is True and shown["admits"] == ["anna", "bert"]
+    assert ticket not in str(shown)
+    room.abort()
