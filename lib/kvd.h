@@ -621,13 +621,34 @@ uint64_t kvd_room_number(const struct kvd_room *room);
 int kvd_peer_connect(struct kvd_client *client, const char *endpoint,
 		     const struct kvd_call *call);
 
-/* This session's name and key: any holder may read and write its regions. */
+/* This session's name and key: any holder may read and write all of its regions, as long
+ * as it lives. Better is one with bounds: kvd_secret_create(). */
 struct kvd_session_key {
 	uint64_t epoch;
 	char secret[33]; /* hex */
 };
 int kvd_session_key(struct kvd_client *client, int timeout_ms,
 		    struct kvd_session_key *key_p);
+/*
+ * A key with bounds, of which others see no more: *grant_p is its number. The daemon
+ * holds each list, transfer and notification against it when that begins; what has begun
+ * finishes. It ends with the session, so after a restart another one is needed.
+ */
+struct kvd_secret_args {
+	struct kvd_region *const *regions; /* NULL: all, also later ones */
+	size_t region_count;
+	bool write;	 /* may write, too */
+	uint32_t ttl_ms; /* 0: as long as the session */
+	const char
+		*peer; /* the only daemon, by its name in curve_allow_file; NULL: any */
+};
+int kvd_secret_create(struct kvd_client *client, const struct kvd_secret_args *args,
+		      int timeout_ms, struct kvd_session_key *key_p, uint64_t *grant_p);
+/* These regions, too; count 0: all. */
+int kvd_secret_extend(struct kvd_client *client, uint64_t grant,
+		      struct kvd_region *const *regions, size_t count, int timeout_ms);
+/* Nothing begins by it any more. */
+int kvd_secret_revoke(struct kvd_client *client, uint64_t grant, int timeout_ms);
 /* Make a session of another daemon (or of our own) usable in dlists: *attach_p,
  * a number of this client's, good until kvd_close(). */
 int kvd_peer_attach(struct kvd_client *client, const char *endpoint,

@@ -147,6 +147,7 @@ extern const struct command keys_commands[];
 extern const struct command device_commands[]; /* devices */
 extern const struct command group_commands[];
 extern const struct command xfer_commands[];
+extern const struct command secret_commands[];
 extern const struct command plan_commands[];  /* plan */
 extern const struct command stats_commands[]; /* stats: daemon/metrics */
 extern const struct command admin_commands[]; /* health config.show drain … */

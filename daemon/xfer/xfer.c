@@ -90,6 +90,7 @@ struct xfer_session *xfer_session_of(struct session *session)
 	list_init(&xs->prepared);
 	list_init(&xs->shares);
 	list_init(&xs->notifs);
+	list_init(&xs->grants);
 	list_push_back(&xs->xfers->sessions, &xs->link);
 	session->xfers = xs;
 	return xs;
@@ -106,9 +107,22 @@ struct session *xfer_session_by_epoch(struct xfers *xfers, uint64_t epoch)
 	return NULL;
 }
 
-bool xfer_secret_is(const struct session *session, const uint8_t secret[16])
+/* Whether there is such a session is told only with its secret. */
+struct session *xfer_admit(struct xfers *xfers, const struct remote *remote,
+			   uint64_t epoch, const uint8_t secret[16],
+			   struct grant **grant_p)
 {
-	return mem_equal(session->secret, secret, sizeof(session->secret));
+	struct session *session = xfer_session_by_epoch(xfers, epoch);
+	struct xfer_session *xs;
+
+	*grant_p = NULL;
+	if (!session || !secret) {
+		err_raise(ERR_AUTH, "no session %llu with this secret",
+			  (unsigned long long)epoch);
+		return NULL;
+	}
+	xs = xfer_session_of(session);
+	return xs && grant_check(xs, remote->peer, secret, grant_p) >= 0 ? session : NULL;
 }
 
 /* ---- notifications for our engines ---- */
@@ -566,17 +580,17 @@ static int attach_refuse(struct remote *remote, const struct wire_attach *m)
 	return handshake_tell_attach_nak(remote, &nak);
 }
 
-/* Which session it was, and whether there is one, is told only with its secret. */
 static int attach_admit(struct xfers *xfers, struct remote *remote,
 			const struct wire_attach *m)
 {
-	struct session *session = xfer_session_by_epoch(xfers, m->session);
+	struct grant *grant;
+	struct session *session =
+		xfer_admit(xfers, remote, m->session, m->secret, &grant);
 	struct xfer_session *xs;
 	struct share *share;
 
-	if (!session || !xfer_secret_is(session, m->secret))
-		return err_raise(ERR_AUTH, "no session %llu with this secret",
-				 (unsigned long long)m->session);
+	if (!session)
+		return err_pass(-err_errno(err_last()->code));
 	xs = xfer_session_of(session);
 	share = xs ? xfer_share_of(xs, remote) : NULL;
 	return share ? share_update(xs, share) : err_pass(-ENOMEM);
@@ -811,6 +825,7 @@ void xfer_session_try_free(struct xfer_session *xs)
 {
 	struct session *session = xs->session;
 	struct idmap_cursor at;
+	struct grant *grant;
 
 	assert(session->xfers == xs);
 	if (!xs->draining || xs->notes > 0 || idmap_count(&xs->transfers) > 0)
@@ -820,6 +835,8 @@ void xfer_session_try_free(struct xfer_session *xs)
 	idmap_foreach(&xs->attaches, at)
 		attach_free(at.value);
 	drop_queues(xs);
+	list_foreach_safe(grant, &xs->grants, link)
+		grant_revoke(grant);
 	idmap_fini(&xs->attaches);
 	idmap_fini(&xs->dlists);
 	idmap_fini(&xs->transfers);

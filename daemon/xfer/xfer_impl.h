@@ -10,6 +10,7 @@
 #include "daemon/base/idmap.h"
 #include "daemon/base/sm.h"
 #include "daemon/xfer/dlist.h"
+#include "daemon/xfer/grant.h"
 #include "daemon/loop/offload.h"
 #include "daemon/handshake/sched.h"
 #include "daemon/xfer/search.h"
@@ -69,6 +70,8 @@ struct xfer_session {
 	size_t notif_bytes;
 	unsigned int notes; /* struct note, and struct xfer_op, under way */
 	size_t note_bytes;
+	struct list grants;
+	unsigned int grant_count;
 	bool ring_waits; /* until notes have left */
 	bool draining;
 };
@@ -187,7 +190,11 @@ struct note {
 /* ---- xfer.c ---- */
 struct xfer_session *xfer_session_of(struct session *session); /* NULL + ERR_NOMEM */
 struct session *xfer_session_by_epoch(struct xfers *xfers, uint64_t epoch);
-bool xfer_secret_is(const struct session *session, const uint8_t secret[16]);
+/* The session of this epoch, which the secret opens to the remote; NULL: raised
+ * (ERR_AUTH). *grant_p as of grant_check(). */
+struct session *xfer_admit(struct xfers *xfers, const struct remote *remote,
+			   uint64_t epoch, const uint8_t secret[16],
+			   struct grant **grant_p);
 struct attach *attach_find(struct xfer_session *xs, uint64_t id);
 static inline void attach_use(struct attach *attach)
 {

@@ -83,6 +83,7 @@ struct serve {
 	struct xp_inbound *in; /* NULL once it is done */
 	uint64_t initiator, target, digest, bytes;
 	bool write;
+	struct grant *grant;	 /* by which it may; NULL: by all of the session's */
 	struct shadow *lists[2]; /* FROM, TO; so are all pairs here */
 	uint8_t *picks;		 /* the index lists as they came: a copy for the helper */
 	size_t picks_bytes;
@@ -197,18 +198,6 @@ static int shadow_new(struct xfers *xfers, struct remote *remote, uint64_t gid,
 	return 0;
 }
 
-static struct session *target_of(struct xfers *xfers, uint64_t epoch,
-				 const uint8_t *secret)
-{
-	struct session *session = xfer_session_by_epoch(xfers, epoch);
-
-	if (session && secret && xfer_secret_is(session, secret))
-		return session;
-	err_raise(ERR_AUTH, "no session %llu with this secret",
-		  (unsigned long long)epoch);
-	return NULL;
-}
-
 static int xfer_serve_take_entries(struct shadow *shadow, struct cursor *in,
 				   uint32_t begin, uint32_t n)
 {
@@ -244,10 +233,11 @@ static int on_dlist(struct xfers *xfers, struct remote *remote, struct cursor *i
 	uint32_t total = cursor_get_u32(in), begin = cursor_get_u32(in);
 	uint32_t n = cursor_get_u32(in);
 	struct shadow *shadow = shadow_find(xfers, remote, gid);
+	struct grant *grant;
 	int r = cursor_check(in, "DLIST");
 
-	if (r < 0 || !target_of(xfers, target, secret))
-		return r < 0 ? err_pass(r) : err_pass(-err_errno(ERR_AUTH));
+	if (r < 0 || !xfer_admit(xfers, remote, target, secret, &grant))
+		return err_pass(r < 0 ? r : -err_errno(err_last()->code));
 	if (shadow && begin == 0 && shadow->initiator == initiator) {
 		shadow_remove(xfers,
 			      shadow); /* sent again, as one of its parts was lost */
@@ -278,7 +268,7 @@ static int on_dlist_free(struct xfers *xfers, struct remote *remote, struct curs
 	return cursor_check(in, "DLIST_FREE");
 }
 
-static int on_notif(struct xfers *xfers, struct cursor *in)
+static int on_notif(struct xfers *xfers, struct remote *remote, struct cursor *in)
 {
 	uint64_t target = cursor_get_u64(in);
 	const uint8_t *secret = cursor_get_bytes(in, 16);
@@ -287,6 +277,7 @@ static int on_notif(struct xfers *xfers, struct cursor *in)
 	size_t len;
 	struct session *session;
 	struct notif *notif;
+	struct grant *grant;
 	int r;
 
 	cursor_get_str(in, from, sizeof(from));
@@ -294,9 +285,9 @@ static int on_notif(struct xfers *xfers, struct cursor *in)
 	r = cursor_check(in, "NOTIF");
 	if (r < 0)
 		return err_pass(r);
-	session = target_of(xfers, target, secret);
+	session = xfer_admit(xfers, remote, target, secret, &grant);
 	if (!session)
-		return err_pass(-err_errno(ERR_AUTH));
+		return err_pass(-err_errno(err_last()->code));
 	r = notif_new(xfers, session, from, data, len, &notif);
 	if (r < 0)
 		return err_pass(r);
@@ -378,6 +369,7 @@ static void serve_free(struct serve *s)
 	charge_drop(&s->charge);
 	charge_drop(&s->plan_charge);
 	plan_free(s->plan);
+	grant_unref(s->grant);
 	mem_free(s->picks);
 	mem_free(s);
 }
@@ -470,6 +462,17 @@ static int charge_plan(struct serve *s)
 				    plan_memory(s->plan) + s->picks_bytes));
 }
 
+/* Of a list that names memory of several regions each must be allowed. */
+static int check_grant(const struct serve *s)
+{
+	const struct places *p = s->at[mine_of(s)].places;
+	int r = 0;
+
+	for (uint32_t i = 0; s->grant && r >= 0 && i < p->buffer_count; i++)
+		r = grant_allows(s->grant, p->regions[i]->id, s->write);
+	return err_pass(r);
+}
+
 static void xfer_serve_plan_done(struct offload_job *job)
 {
 	struct serve *s = container_of(job, struct serve, job);
@@ -485,6 +488,8 @@ static void xfer_serve_plan_done(struct offload_job *job)
 	for (int i = FROM; i <= TO; i++)
 		if (s->why.code == ERR_OK && locate_end(&s->at[i]) < 0)
 			err_take(&s->why);
+	if (s->why.code == ERR_OK && check_grant(s) < 0)
+		err_take(&s->why);
 	if (s->why.code == ERR_OK && s->plan && charge_plan(s) < 0)
 		err_take(&s->why);
 	if (s->why.code == ERR_OK && !s->check &&
@@ -643,8 +648,9 @@ static int xfer_serve_parse(struct serve *s, struct cursor *in)
 	if (kind > XP_READ || s->write != (s->in->kind == XP_WRITE))
 		return err_raise(ERR_PROTO,
 				 "XFER: a request of another kind than it says");
-	if (!target_of(s->xfers, s->target, secret))
-		return err_pass(-err_errno(ERR_AUTH));
+	if (!xfer_admit(s->xfers, s->remote, s->target, secret, &s->grant))
+		return err_pass(-err_errno(err_last()->code));
+	grant_ref(s->grant);
 	r = find_lists(s, local_gid, remote_gid);
 	if (r >= 0)
 		r = take_picks(s, in);
@@ -700,7 +706,7 @@ static void serve_request(struct xfers *xfers, struct remote *remote,
 	} else if (kind == REQUEST_DLIST_FREE) {
 		r = on_dlist_free(xfers, remote, header);
 	} else {
-		r = on_notif(xfers, header);
+		r = on_notif(xfers, remote, header);
 	}
 	if (r >= 0) {
 		remote->transport->ops->land(in, &(struct xp_sides){0}, NULL);

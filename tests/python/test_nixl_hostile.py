@@ -177,3 +177,37 @@ def test_child_of_fork_ends_like_any_process(pair, adopt):
         env=dict(os.environ, PYTHONPATH=kvd.nixl.path(), NIXL_LOG_LEVEL="ERROR",
                  KVD_ADOPT=adopt, KVD_SOCKET=pair[0].socket_path))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_metadata_opens_what_it_tells_and_no_more(pair):
+    """Whoever has the metadata of one region reaches no other of that agent, also when he
+    knows its address; the session's own secret is in none."""
+    me, you = agent_of(pair[0].socket_path, name()), agent_of(pair[1].socket_path, name())
+    mine, told, kept = (np.zeros(1 << 16, np.uint8) for _ in range(3))
+    kept[:] = 7
+    me.register_memory([(mine.ctypes.data, mine.size, 0, "")], "DRAM")
+    descs = you.register_memory([(told.ctypes.data, told.size, 0, "")], "DRAM")
+    you.register_memory([(kept.ctypes.data, kept.size, 0, "")], "DRAM")
+
+    def wrote(array):
+        local = me.get_xfer_descs([(mine.ctypes.data, 4096, 0)], "DRAM")
+        remote = me.get_xfer_descs([(array.ctypes.data, 4096, 0)], "DRAM")
+        handle = me.initialize_xfer("WRITE", local, remote, you.name)
+        state = me.transfer(handle)
+        while state == "PROC":
+            state = me.check_xfer_state(handle)
+        return state
+
+    blob = you.get_partial_agent_metadata(descs, inc_conn_info=True)
+    text, count = struct.unpack_from("<II", blob, 16)
+    head = json.loads(blob[24:24 + text])
+    assert head["secret"] != you.agent._kvd.key()[1]
+    lie = struct.pack("<QQQ", 0, kept.ctypes.data, kept.size)
+    assert count == 1
+    me.add_remote_agent(sealed(blob[24:24 + text], blob[24 + text:] + lie, 2))
+    assert wrote(told) == "DONE"
+    with pytest.raises(Exception, match="it is for other regions"):
+        wrote(kept)
+    assert (kept == 7).all()
+    me.add_remote_agent(you.get_agent_metadata())
+    assert wrote(kept) == "DONE"

@@ -65,6 +65,7 @@ LOOK_S = 0.5  # between questions to the own daemon whether a session is there
 TIMEOUT_S = 1.0  # with the own daemon, and with a first connection
 MEM_TYPES = 256  # a region's kind in metadata: memory type + device * this
 DEVICES_MAX = 1 << 32
+GRANT_REGIONS_MAX = 4096  # the daemon's, of a secret
 _OWN = {"EDEAD": ": this agent's daemon ended", "ELOST": ": this agent's daemon ended it",
         "ENOREPLY": ": this agent's daemon does not answer"}
 _NOT_MEMORY = ("EINVAL", "ERANGE", "ENOTFOUND")  # of a daemon that was to register it
@@ -243,6 +244,7 @@ class nixlAgent:
             self._kvd.prepare()
         except Error as error:
             raise RuntimeError("no kvd daemon: %s" % error) from error
+        self._granting, self._grant = threading.Lock(), None
         self._lock = threading.Lock()  # of what follows; never held while waiting
         self._numbers = itertools.count(0x1000)
         self._backends, self._regions = {}, {}
@@ -390,8 +392,26 @@ class nixlAgent:
 
     # ---- metadata ----
 
-    def _head(self):
-        epoch, secret = self._kvd.key()
+    def _secret(self, regions):
+        """(epoch, secret) for metadata that tells of these regions (numbers), None: of all.
+        One secret an agent, which opens what metadata has told of and no more, not the
+        session's own. A daemon's restart ends it."""
+        bounds = {} if regions is None else {"regions": regions}
+        told = None if regions is None else frozenset(regions)
+        with self._granting:
+            grant = self._grant
+            epoch, _ = self._kvd.key()  # waits for a session
+            if grant is None or grant[0] != epoch:
+                got = self._client.command("secret.create", access="read-write", **bounds)
+                self._grant = grant = (int(got["session"]), got["secret"], got["grant"],
+                                       told)
+            elif grant[3] is not None and (told is None or not grant[3] >= told):
+                self._client.command("secret.extend", grant=grant[2], **bounds)
+                self._grant = grant = grant[:3] + (told and grant[3] | told,)
+            return grant[:2]
+
+    def _head(self, regions=None, own=False):
+        epoch, secret = self._kvd.key() if own else self._secret(regions)
         info = self._kvd.info()
         return {"name": self._name, "endpoint": info["endpoint"],
                 "instance": info["instance"], "epoch": epoch, "secret": secret}
@@ -418,14 +438,20 @@ class nixlAgent:
         if not isinstance(descs, nixlRegDList):
             raise TypeError("a nixlRegDList is wanted")
         self._need_backend(backends, nixlInvalidParamError)
-        rows = []
+        rows, numbers = [], []
         mem = descs.getType()
         for address, nbytes, device in descs.table().tolist():
             if (mem, address, nbytes, device) not in self._regions:
                 raise nixlNotFoundError("[%#x, +%d) of device %d is not registered"
                                         % (address, nbytes, device))
             rows.append((mem + device * MEM_TYPES, address, nbytes))
-        head = self._head() if inc_conn_info or not rows else {"name": self._name}
+            numbers += [region.id for region in self._regions[mem, address, nbytes, device]
+                        if region]
+        if len(numbers) > GRANT_REGIONS_MAX:
+            numbers = None
+        head = self._head(numbers)  # what is told may be used, whoever told the secret
+        if rows and not inc_conn_info:
+            head = {"name": self._name}
         return _metadata.pack(head, np.array(rows, np.uint64).reshape(-1, 3))
 
     @_plain_abi
@@ -552,7 +578,7 @@ class nixlAgent:
     def _loopback(self):
         epoch = self._kvd.epoch
         if self._self is None or self._self.epoch != epoch:
-            head = self._head()
+            head = self._head(own=True)
             self._self = _Remote(self._name, head)
             self._self.attach = self._attach(self._self)
             if self._require:

@@ -9,7 +9,8 @@
               to them that this is of}
     regions  u64 memory type + 256 * device, u64 address, u64 bytes each
 
-All little-endian. Whoever has it may read and write the regions: it is a secret."""
+All little-endian. Whoever has it may read and write the regions that the agent has told of
+so far, to whomever: it is a secret."""
 import json
 import re
 import struct

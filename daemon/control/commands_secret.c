@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * secret.create, .extend, .list, .revoke: who else may use a session's memory (grant.h).
+ *
+ * A secret's bytes are in the answer of secret.create and nowhere else; afterwards it is
+ * called by its number. One whose answer cannot be given is taken back at once. Regions
+ * are the session's own that are registered at that moment: numbers are never given
+ * twice, so one that is unregistered later opens nothing.
+ */
+#include <errno.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/mem.h"
+#include "daemon/control/commands.h"
+#include "daemon/session/region.h"
+#include "daemon/session/session.h"
+#include "daemon/xfer/grant.h"
+#include "daemon/xfer/xfer_impl.h"
+#include "proto/json.h"
+
+#define TTL_MS_MAX INT64_C(86400000) /* a day */
+
+static const char *const access_names[] = {"read", "read-write", NULL};
+
+struct create_args {
+	const cJSON *regions;
+	int access;
+	uint32_t ttl_ms;
+	const char *peer;
+};
+
+static int parse_regions(struct request *req, const cJSON *json, struct grant_args *args)
+{
+	size_t count = (size_t)cJSON_GetArraySize(json), n = 0;
+	cleanup_free uint64_t *regions = NULL;
+	const cJSON *item;
+
+	if (!json)
+		return 0;
+	regions = mem_calloc(count, sizeof(*regions));
+	if (!regions)
+		return err_pass(-ENOMEM);
+	cJSON_ArrayForEach(item, json) {
+		double number = cJSON_IsNumber(item) ? item->valuedouble : -1;
+
+		if (!(number >= 0 && number <= (double)JSON_INT_MAX) ||
+		    (double)(uint64_t)number != number)
+			return err_raise(ERR_INVAL,
+					 "regions[%zu]: must be a number of "
+					 "region.register",
+					 n);
+		regions[n] = (uint64_t)number;
+		if (!region_find(req->session, regions[n]))
+			return err_prefix(-ENOENT, "regions[%zu]", n);
+		n++;
+	}
+	args->regions = mem_steal(regions);
+	args->region_count = count;
+	return 0;
+}
+
+static int run_create(struct request *req)
+{
+	const struct create_args *in = request_args(req);
+	struct grant_args args = {.write = in->access == 1,
+				  .ttl_ns = in->ttl_ms * LOOP_NS_PER_MS,
+				  .peer = in->peer};
+	struct xfer_session *xs = xfer_session_of(req->session);
+	struct grant *grant;
+	cJSON *result;
+	int r = xs ? parse_regions(req, in->regions, &args) : -ENOMEM;
+
+	if (r >= 0)
+		r = grant_new(xs, &args, &grant);
+	if (r < 0)
+		return err_pass(r);
+	result = request_result();
+	if (!result || !cJSON_AddNumberToObject(result, "grant", (double)grant->id) ||
+	    !result_add_u64(result, "session", req->session->epoch) ||
+	    !result_add_hex(result, "secret", grant->secret, sizeof(grant->secret)))
+		r = err_raise(ERR_NOMEM, "no memory for the answer");
+	if (r >= 0)
+		r = request_try_reply(req, mem_steal(result));
+	if (r < 0) /* nobody knows it */
+		grant_revoke(grant);
+	cJSON_Delete(result);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+struct extend_args {
+	uint64_t grant;
+	const cJSON *regions;
+};
+
+static int run_extend(struct request *req)
+{
+	const struct extend_args *in = request_args(req);
+	struct xfer_session *xs = xfer_session_of(req->session);
+	struct grant *grant = xs ? grant_find(xs, in->grant) : NULL;
+	struct grant_args args = {0};
+	int r = grant ? parse_regions(req, in->regions, &args) : xs ? -ENOENT : -ENOMEM;
+
+	if (r >= 0)
+		r = grant_extend(grant, args.regions, args.region_count);
+	mem_free(args.regions);
+	if (r < 0)
+		return err_pass(r);
+	request_reply(req, NULL);
+	return 0;
+}
+
+struct revoke_args {
+	uint64_t grant;
+};
+
+static int run_revoke(struct request *req)
+{
+	const struct revoke_args *args = request_args(req);
+	struct xfer_session *xs = xfer_session_of(req->session);
+	struct grant *grant = xs ? grant_find(xs, args->grant) : NULL;
+
+	if (!grant)
+		return err_pass(xs ? -ENOENT : -ENOMEM);
+	grant_revoke(grant);
+	request_reply(req, NULL);
+	return 0;
+}
+
+static int run_list(struct request *req)
+{
+	struct xfer_session *xs = xfer_session_of(req->session);
+	cJSON *result = xs ? request_result() : NULL, *list, *obj;
+	uint64_t now = loop_now_ns(req->kvd->loop);
+	const struct grant *grant;
+	bool ok;
+
+	if (!result)
+		return err_pass(-ENOMEM);
+	list = cJSON_AddArrayToObject(result, "grants");
+	ok = list;
+	list_foreach(grant, &xs->grants, link) {
+		obj = ok ? cJSON_CreateObject() : NULL;
+		ok = obj && cJSON_AddItemToArray(list, obj) &&
+		     grant_record(obj, grant, now);
+	}
+	if (!ok) {
+		cJSON_Delete(result);
+		return err_raise(ERR_NOMEM, "no memory for the list");
+	}
+	request_reply(req, result);
+	return 0;
+}
+
+static const struct field create_fields[] = {
+	F_ARRAY("regions", create_args, regions, OPTIONAL, GRANT_REGIONS_MAX,
+		"numbers of this session's regions; absent: all, also later ones; []: "
+		"none yet"),
+	F_CHOICE("access", create_args, access, DEFAULT(0), access_names,
+		 "read or read-write; absent: read"),
+	F_INT("ttl_ms", create_args, ttl_ms, OPTIONAL, 1, TTL_MS_MAX,
+	      "for how long something new may begin; absent: while the session lives"),
+	F_STR("peer", create_args, peer, OPTIONAL, LINK_USER_MAX - 1,
+	      "the only daemon that may use it, by its name in curve_allow_file"),
+	F_END,
+};
+static const struct field extend_fields[] = {
+	F_ID("grant", extend_args, grant, REQUIRED, "of secret.create"),
+	F_ARRAY("regions", extend_args, regions, OPTIONAL, GRANT_REGIONS_MAX,
+		"these, too; absent: all, also later ones"),
+	F_END,
+};
+static const struct field revoke_fields[] = {
+	F_ID("grant", revoke_args, grant, REQUIRED, "of secret.create"),
+	F_END,
+};
+
+const struct command secret_commands[] = {
+	{"secret.create", "a secret with bounds, for peer.attach", create_fields, 0,
+	 run_create,
+	 "grant (its number), session (the epoch), secret. At most 256 a session; those "
+	 "that have had their time make place"},
+	{"secret.extend", "a secret is for more regions from now on", extend_fields, 0,
+	 run_extend, "nothing"},
+	{"secret.list", "this session's secrets, without their bytes", NULL, 0, run_list,
+	 "grants: {grant, access, regions, peer, left_ms}: those that are bounded only"},
+	{"secret.revoke", "nothing new begins by a secret any more", revoke_fields, 0,
+	 run_revoke, "nothing; what is under way finishes"},
+	{.name = NULL},
+};

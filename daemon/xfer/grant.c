@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A secret is looked for among the session's own and its grants, each compared in
+ * constant time; how far the search went tells how many there are, not what they are. Who
+ * has none of them learns neither that nor whether the session exists.
+ *
+ * What began by a grant keeps a reference, so that it can be revoked at any time: then it
+ * is in no list, and is freed when the last request by it has ended.
+ */
+#include "daemon/xfer/grant.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/session/session.h"
+#include "daemon/xfer/xfer_impl.h"
+
+static struct loop *loop_of(const struct xfer_session *xs)
+{
+	return xs->xfers->kvd->loop;
+}
+
+static bool is_over(const struct grant *grant, uint64_t now_ns)
+{
+	return grant->until_ns && now_ns >= grant->until_ns;
+}
+
+/* The oldest that has had its time makes place. */
+static int make_place(struct xfer_session *xs)
+{
+	struct grant *grant;
+
+	if (xs->grant_count < GRANTS_MAX)
+		return 0;
+	list_foreach(grant, &xs->grants, link) {
+		if (!is_over(grant, loop_now_ns(loop_of(xs))))
+			continue;
+		grant_revoke(grant);
+		return 0;
+	}
+	return err_raise(ERR_LIMIT,
+			 "%u secrets: the cap of a session; revoke one "
+			 "(secret.revoke), or give them a ttl_ms",
+			 GRANTS_MAX);
+}
+
+static int by_number(const void *a, const void *b)
+{
+	const uint64_t *x = a, *y = b;
+
+	return *x < *y ? -1 : *x > *y;
+}
+
+int grant_new(struct xfer_session *xs, const struct grant_args *args,
+	      struct grant **grant_p)
+{
+	struct grant *grant;
+	int r = make_place(xs);
+
+	grant = r < 0 ? NULL : mem_zalloc(sizeof(*grant));
+	if (!grant) {
+		mem_free(args->regions);
+		return err_pass(r < 0 ? r : -ENOMEM);
+	}
+	grant->refs = 1;
+	grant->xs = xs;
+	grant->id = ++xs->session->next_id;
+	grant->write = args->write;
+	grant->regions = args->regions;
+	grant->region_count = args->region_count;
+	if (grant->regions)
+		qsort(grant->regions, grant->region_count, sizeof(*grant->regions),
+		      by_number);
+	if (args->ttl_ns)
+		grant->until_ns = loop_now_ns(loop_of(xs)) + args->ttl_ns;
+	snprintf(grant->peer, sizeof(grant->peer), "%s", args->peer ? args->peer : "");
+	loop_random(loop_of(xs), grant->secret, sizeof(grant->secret));
+	list_push_back(&xs->grants, &grant->link);
+	xs->grant_count++;
+	*grant_p = grant;
+	return 0;
+}
+
+int grant_extend(struct grant *grant, const uint64_t *regions, size_t count)
+{
+	uint64_t *all;
+
+	if (!grant->regions)
+		return 0;
+	if (!regions) {
+		mem_free(grant->regions);
+		grant->regions = NULL;
+		grant->region_count = 0;
+		return 0;
+	}
+	all = mem_regrow(grant->regions, grant->region_count + count, sizeof(*all));
+	if (!all)
+		return err_pass(-ENOMEM);
+	grant->regions = all;
+	for (size_t i = 0; i < count; i++) {
+		if (bsearch(&regions[i], all, grant->region_count, sizeof(*all),
+			    by_number))
+			continue;
+		if (grant->region_count >= GRANT_REGIONS_MAX)
+			return err_raise(ERR_LIMIT,
+					 "regions: more than %u; without regions the "
+					 "secret is for all",
+					 GRANT_REGIONS_MAX);
+		all[grant->region_count++] = regions[i];
+		qsort(all, grant->region_count, sizeof(*all), by_number);
+	}
+	return 0;
+}
+
+void grant_ref(struct grant *grant)
+{
+	if (grant)
+		grant->refs++;
+}
+
+void grant_unref(struct grant *grant)
+{
+	if (!grant || --grant->refs > 0)
+		return;
+	mem_free(grant->regions);
+	explicit_bzero(grant, sizeof(*grant));
+	mem_free(grant);
+}
+
+void grant_revoke(struct grant *grant)
+{
+	assert(grant->xs && grant->xs->grant_count > 0);
+	grant->xs->grant_count--;
+	grant->xs = NULL;
+	list_remove(&grant->link);
+	grant_unref(grant);
+}
+
+struct grant *grant_find(struct xfer_session *xs, uint64_t id)
+{
+	struct grant *grant;
+
+	list_foreach(grant, &xs->grants, link) {
+		if (grant->id == id)
+			return grant;
+	}
+	err_raise(ERR_NOTFOUND, "grant: no %llu in this session", (unsigned long long)id);
+	return NULL;
+}
+
+static int admit(const struct grant *grant, const struct peer *peer, uint64_t now_ns)
+{
+	if (is_over(grant, now_ns))
+		return err_raise(ERR_AUTH,
+				 "secret: its time was over %llu ms ago (ttl_ms): the "
+				 "session's engine must make another",
+				 (unsigned long long)((now_ns - grant->until_ns) /
+						      LOOP_NS_PER_MS));
+	if (*grant->peer && strcmp(grant->peer, peer->known_as) != 0)
+		return err_raise(ERR_AUTH,
+				 "secret: it is for daemon '%s' (peer), not for '%s'",
+				 grant->peer, peer->known_as);
+	return 0;
+}
+
+int grant_check(struct xfer_session *xs, const struct peer *peer,
+		const uint8_t secret[16], struct grant **grant_p)
+{
+	const struct session *session = xs->session;
+	struct grant *grant;
+	int r;
+
+	*grant_p = NULL;
+	if (mem_equal(session->secret, secret, sizeof(session->secret)))
+		return 0;
+	list_foreach(grant, &xs->grants, link) {
+		if (!mem_equal(grant->secret, secret, sizeof(grant->secret)))
+			continue;
+		r = admit(grant, peer, loop_now_ns(loop_of(xs)));
+		*grant_p = r >= 0 ? grant : NULL;
+		return err_pass(r);
+	}
+	return err_raise(ERR_AUTH, "no session %llu with this secret",
+			 (unsigned long long)session->epoch);
+}
+
+int grant_allows(const struct grant *grant, uint64_t region, bool write)
+{
+	if (!grant)
+		return 0;
+	if (write && !grant->write)
+		return err_raise(ERR_PERM,
+				 "secret: its access is read; to write it must be made "
+				 "with access read-write");
+	if (!grant->regions || bsearch(&region, grant->regions, grant->region_count,
+				       sizeof(region), by_number))
+		return 0;
+	return err_raise(ERR_PERM, "secret: it is for other regions than %llu (regions)",
+			 (unsigned long long)region);
+}
+
+bool grant_record(cJSON *obj, const struct grant *grant, uint64_t now_ns)
+{
+	uint64_t left = grant->until_ns > now_ns ? grant->until_ns - now_ns : 0;
+	cJSON *regions, *number;
+
+	if (!cJSON_AddNumberToObject(obj, "grant", (double)grant->id) ||
+	    !cJSON_AddStringToObject(obj, "access",
+				     grant->write ? "read-write" : "read") ||
+	    (*grant->peer && !cJSON_AddStringToObject(obj, "peer", grant->peer)) ||
+	    (grant->until_ns &&
+	     !cJSON_AddNumberToObject(obj, "left_ms", (double)(left / LOOP_NS_PER_MS))))
+		return false;
+	if (!grant->regions)
+		return true;
+	regions = cJSON_AddArrayToObject(obj, "regions");
+	for (size_t i = 0; regions && i < grant->region_count; i++) {
+		number = cJSON_CreateNumber((double)grant->regions[i]);
+		if (!number || !cJSON_AddItemToArray(regions, number))
+			return false;
+	}
+	return regions;
+}

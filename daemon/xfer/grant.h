@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * grant: a secret with bounds, by which others use a session's memory: some of its
+ * regions, for reading only, for some time, by one daemon. The session's own secret, told
+ * to its engine alone, has none.
+ *
+ * Bounds are looked at when something begins: an attachment, a list, a transfer, a
+ * notification. What has begun finishes.
+ */
+#ifndef KVD_GRANT_H
+#define KVD_GRANT_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/list.h"
+#include "daemon/link/link.h"
+
+#define GRANTS_MAX 256u /* of a session */
+#define GRANT_REGIONS_MAX 4096u
+
+struct peer;
+struct xfer_session;
+
+struct grant {
+	struct list link;	 /* in xs->grants, oldest first */
+	struct xfer_session *xs; /* NULL: revoked */
+	unsigned int refs;
+	uint64_t id;
+	uint8_t secret[16];
+	bool write;
+	uint64_t until_ns;	  /* 0: as long as the session */
+	char peer[LINK_USER_MAX]; /* name in the allow-list; "": any */
+	uint64_t *regions; /* ascending, perhaps none; NULL: all, also those to come */
+	size_t region_count;
+};
+
+struct grant_args {
+	uint64_t *regions; /* taken */
+	size_t region_count;
+	bool write;
+	uint64_t ttl_ns; /* 0: none */
+	const char *peer;
+};
+/* ERR_LIMIT, ERR_NOMEM. */
+int grant_new(struct xfer_session *xs, const struct grant_args *args,
+	      struct grant **grant_p);
+void grant_ref(struct grant *grant); /* NULL is fine in both */
+void grant_unref(struct grant *grant);
+/* These regions, too, or (NULL) all. ERR_LIMIT: more than GRANT_REGIONS_MAX. */
+int grant_extend(struct grant *grant, const uint64_t *regions, size_t count);
+/* It opens nothing any more. */
+void grant_revoke(struct grant *grant);
+struct grant *grant_find(struct xfer_session *xs, uint64_t id); /* NULL: raised */
+
+/* Does the secret open the session to this peer, and (outcome) by which grant? NULL: by
+ * its own secret. ERR_AUTH, and *grant_p is NULL. */
+int grant_check(struct xfer_session *xs, const struct peer *peer,
+		const uint8_t secret[16], struct grant **grant_p);
+/* May it write there (or read)? NULL is fine. ERR_PERM. */
+int grant_allows(const struct grant *grant, uint64_t region, bool write);
+bool grant_record(cJSON *obj, const struct grant *grant, uint64_t now_ns);
+
+#endif

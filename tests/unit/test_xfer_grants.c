@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Secrets with bounds: regions, access, time, one daemon; each is looked at when
+ * something begins, and what has begun finishes. In-process cluster, virtual time.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/xfer/grant.h"
+#include "proto/kvd_status.h"
+#include "tests/lib/xfer_pair.h"
+
+static int setup_users(void **state)
+{
+	static const char *const users[] = {"anna", "bert"};
+	int r;
+
+	cluster_users(users);
+	r = pair_setup(state);
+	cluster_users(NULL);
+	return r;
+}
+
+struct secret {
+	uint64_t grant;
+	char text[33];
+};
+
+/* `bounds`: members of secret.create, with a comma in front. */
+static struct secret create(struct pair *p, const char *bounds)
+{
+	cJSON *answer = cluster_call(&p->c, p->you, "{'cmd':'secret.create'%s}", bounds);
+	const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(answer, "secret"));
+	struct secret secret = {0};
+
+	if (!text)
+		fail_msg("no secret in %s", cJSON_PrintUnformatted(answer));
+	snprintf(secret.text, sizeof(secret.text), "%s", text);
+	secret.grant = pair_number(answer, "grant");
+	return secret;
+}
+
+#define ATTACH "{'cmd':'peer.attach','endpoint':'%s','session':'%llu','secret':'%s'}"
+
+/* From now on lists of theirs are by this secret. */
+static void attach_by(struct pair *p, const struct secret *secret)
+{
+	p->attach =
+		pair_number(cluster_call(&p->c, p->me, ATTACH, p->c.nodes[1].endpoint,
+					 (unsigned long long)p->you->epoch, secret->text),
+			    "attach");
+}
+
+static void not_attached(struct pair *p, const struct secret *secret)
+{
+	cluster_refused(&p->c, p->me, "EAUTH", ATTACH, p->c.nodes[1].endpoint,
+			(unsigned long long)p->you->epoch, secret->text);
+}
+
+static void fails_with(struct pair *p, uint64_t xfer, const char *code, const char *words)
+{
+	cJSON *answer, *error;
+
+	pair_until(p, xfer, KVD_FAILED);
+	answer = cluster_call(&p->c, p->me, "{'cmd':'xfer.state','xfer':%llu}",
+			      (unsigned long long)xfer);
+	error = cJSON_GetObjectItem(answer, "error");
+	if (!error ||
+	    strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(error, "code")), code) != 0 ||
+	    !strstr(cJSON_GetStringValue(cJSON_GetObjectItem(error, "message")), words))
+		fail_msg("%s: not %s: %s", cJSON_PrintUnformatted(answer), code, words);
+	cJSON_Delete(answer);
+}
+
+static void reading_secret_does_not_write(void **state)
+{
+	struct pair *p = *state;
+	struct secret secret = create(p, ""); /* read is what one gets without asking */
+	uint64_t local = pair_grid(p, true), remote;
+
+	memset(p->yours.base, 7, p->yours.bytes);
+	attach_by(p, &secret);
+	remote = pair_grid(p, false);
+	fails_with(p, pair_start(p, "write", local, remote, ""), "EPERM",
+		   "access is read");
+	for (uint64_t i = 0; i < p->yours.bytes; i++)
+		assert_int_equal(p->yours.base[i], 7);
+	pair_until(p, pair_start(p, "read", local, remote, ""), KVD_SUCCESS);
+	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+}
+
+static void writing_secret_writes(void **state)
+{
+	struct pair *p = *state;
+	struct secret secret = create(p, ",'access':'read-write'");
+	uint64_t local = pair_grid(p, true);
+
+	attach_by(p, &secret);
+	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), ""),
+		   KVD_SUCCESS);
+	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
+}
+
+static void secret_of_another_region_reaches_nothing(void **state)
+{
+	struct pair *p = *state;
+	struct cache more = p->yours;
+	struct secret secret;
+	uint64_t local = pair_grid(p, true), first = p->yours.region;
+	char bounds[80];
+
+	cluster_cache(&p->c, p->you, "more", 0, &more);
+	snprintf(bounds, sizeof(bounds), ",'access':'read-write','regions':[%llu]",
+		 (unsigned long long)more.region);
+	secret = create(p, bounds);
+	attach_by(p, &secret);
+	fails_with(p, pair_start(p, "write", local, pair_grid(p, false), ""), "EPERM",
+		   "other regions");
+	fails_with(p, pair_start(p, "read", local, pair_grid(p, false), ""), "EPERM",
+		   "other regions");
+	snprintf(bounds, sizeof(bounds), ",'access':'read-write','regions':[%llu,%llu]",
+		 (unsigned long long)more.region, (unsigned long long)first);
+	cluster_ok(&p->c, p->you, "{'cmd':'secret.extend','grant':%llu,'regions':[%llu]}",
+		   (unsigned long long)secret.grant, (unsigned long long)first);
+	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), ""),
+		   KVD_SUCCESS);
+	secret = create(p, bounds);
+	attach_by(p, &secret);
+	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), ""),
+		   KVD_SUCCESS);
+	cluster_engine_dies(&p->c, p->you);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	cache_close(&more);
+}
+
+static void secret_that_has_expired_begins_nothing(void **state)
+{
+	struct pair *p = *state;
+	struct secret secret = create(p, ",'access':'read-write','ttl_ms':2000");
+	uint64_t local = pair_grid(p, true), remote, running, x;
+
+	attach_by(p, &secret);
+	remote = pair_grid(p, false);
+	pair_until(p, pair_start(p, "write", local, remote, ""), KVD_SUCCESS);
+	/* one that is under way then finishes */
+	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
+	fake_hub_profile(p->c.bytes)->delay_min_ns = 1200 * LOOP_NS_PER_MS;
+	fake_hub_profile(p->c.bytes)->delay_max_ns = 1500 * LOOP_NS_PER_MS;
+	running = pair_start(p, "write", local, remote, "");
+	cluster_run(&p->c, 2010 * LOOP_NS_PER_MS);
+	assert_int_equal(pair_state(p, running), KVD_TRANSFERRING);
+	x = pair_start(p, "write", local, remote, "");
+	cluster_run(&p->c, 500 * LOOP_NS_PER_S);
+	fails_with(p, x, "EAUTH", "its time was over");
+	pair_until(p, running, KVD_SUCCESS);
+	not_attached(p, &secret);
+}
+
+static void revoked_secret_begins_nothing(void **state)
+{
+	struct pair *p = *state;
+	struct secret secret = create(p, ",'access':'read-write'"),
+		      other = create(p, ",'access':'read-write'");
+	uint64_t local = pair_grid(p, true), remote;
+
+	attach_by(p, &secret);
+	remote = pair_grid(p, false);
+	pair_until(p, pair_start(p, "write", local, remote, ""), KVD_SUCCESS);
+	cluster_refused(&p->c, p->me, "ENOTFOUND", "{'cmd':'secret.revoke','grant':%llu}",
+			(unsigned long long)secret.grant); /* not its own */
+	cluster_ok(&p->c, p->you, "{'cmd':'secret.revoke','grant':%llu}",
+		   (unsigned long long)secret.grant);
+	fails_with(p, pair_start(p, "write", local, remote, ""), "EAUTH", "no session");
+	not_attached(p, &secret);
+	attach_by(p, &other);
+	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), ""),
+		   KVD_SUCCESS);
+}
+
+static void secret_is_for_the_daemon_that_it_names(void **state)
+{
+	struct pair *p = *state;
+	struct secret right = create(p, ",'peer':'anna'"),
+		      wrong = create(p, ",'peer':'carl'");
+
+	not_attached(p, &wrong);
+	attach_by(p, &right);
+	pair_until(p, pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), ""),
+		   KVD_SUCCESS);
+}
+
+static void bounds_are_checked_and_shown(void **state)
+{
+	static const char *const wrong[] = {
+		"'regions':[[]]",    "'regions':[99]", "'regions':['x']",
+		"'regions':[0.5]",   "'access':'all'", "'ttl_ms':0",
+		"'ttl_ms':86400001", "'regions':7",    "'peer':7",
+	};
+	struct pair *p = *state;
+	struct secret secret;
+	cJSON *answer;
+	char bounds[100], *text;
+
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		answer = cluster_call(&p->c, p->you, "{'cmd':'secret.create',%s}",
+				      wrong[i]);
+		if (!cJSON_GetObjectItem(answer, "code") &&
+		    !cJSON_GetObjectItem(answer, "error"))
+			fail_msg("taken: %s", wrong[i]);
+		cJSON_Delete(answer);
+	}
+	snprintf(bounds, sizeof(bounds), ",'regions':[%llu],'peer':'anna','ttl_ms':5000",
+		 (unsigned long long)p->yours.region);
+	secret = create(p, bounds);
+	answer = cluster_call(&p->c, p->you, "{'cmd':'secret.list'}");
+	text = cJSON_PrintUnformatted(answer);
+	assert_non_null(
+		strstr(text, "\"access\":\"read\",\"peer\":\"anna\",\"left_ms\":"));
+	assert_null(strstr(text, secret.text));
+	cJSON_free(text);
+	cJSON_Delete(answer);
+}
+
+static void secrets_of_a_session_are_bounded(void **state)
+{
+	struct pair *p = *state;
+
+	create(p, ",'ttl_ms':1000");
+	for (unsigned int i = 1; i < GRANTS_MAX; i++)
+		create(p, "");
+	cluster_refused(&p->c, p->you, "ELIMIT", "{'cmd':'secret.create'}");
+	cluster_run(&p->c, 2 * LOOP_NS_PER_S);
+	create(p, ""); /* in the place of the one that is over */
+	cluster_refused(&p->c, p->you, "ELIMIT", "{'cmd':'secret.create'}");
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(reading_secret_does_not_write),
+		CASE(writing_secret_writes),
+		CASE(secret_of_another_region_reaches_nothing),
+		CASE(secret_that_has_expired_begins_nothing),
+		CASE(revoked_secret_begins_nothing),
+		cmocka_unit_test_setup_teardown(secret_is_for_the_daemon_that_it_names,
+						setup_users, pair_teardown),
+		CASE(bounds_are_checked_and_shown),
+		CASE(secrets_of_a_session_are_bounded),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
