@@ -56,7 +56,7 @@ MUTANTS = [
      "if (room)\n\t\treturn;"),
     ("ticket-of-a-stranger-taken", "daemon/room/room_admit.c",
      "\t    !mem_equal(admit->ticket, ticket, TICKET_BYTES))",
-     "\t    mem_equal(admit->ticket, no_ticket, TICKET_BYTES))"),
+     "\t    !mem_equal(ticket, ticket, TICKET_BYTES))"),
     ("early-message-lost", "daemon/room/rooms_late.c",
      "void orphans_take(struct rooms *rooms, struct room *room)\n{",
      "void orphans_take(struct rooms *rooms, struct room *room)\n{\n"
