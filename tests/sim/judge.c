@@ -230,6 +230,9 @@ static void check_failed(struct sim *sim, const struct sim_request *req,
 		if (!why || !*why)
 			sim_broken(sim, "learn: %s room %llu failed without a reason",
 				   side->role, (unsigned long long)req->number);
+		if (why && strstr(why, SIM_STRANGERS_WORDS))
+			sim_broken(sim, "admit: %s room %llu was failed by a stranger",
+				   side->role, (unsigned long long)req->number);
 		if (side->bound && !req->lied)
 			check_landed(sim, req, side, record);
 	}

@@ -538,7 +538,7 @@ static size_t write_stranger(struct sim_draw *d, uint64_t number, uint64_t pool,
 				       .from_gen = gen,
 				       .pool = sim_chance(d, 50) ? pool : 0,
 				       .code = ERR_ABORTED,
-				       .text = "a stranger"};
+				       .text = SIM_STRANGERS_WORDS};
 
 		memcpy(m.ticket, ticket, sizeof(ticket));
 		wire_abort_put(&out, &m);

@@ -190,6 +190,7 @@ void sim_past_end(void);
 /* Did a receiver of the past introduce itself to this room number lately? */
 bool sim_past_misleads(const struct sim *sim, uint64_t number);
 bool sim_past_replay(struct sim *sim, struct sim_draw *d);
+#define SIM_STRANGERS_WORDS "a stranger said so"
 /* Changes nothing. */
 void sim_past_stranger(struct sim *sim, struct sim_draw *d);
 struct sim_request *sim_past_lie(struct sim *sim, struct sim_draw *d);
