@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+# make attack: what adversaries do, against real daemons (tests/attack/README.md).
+# make test plays the quick ones, without a judgement of times.
+TEST_TARGETS += tests/attack/quick.py
+export TEST_ALONE += tests/attack/quick.py
+export TEST_LONG += tests/attack/quick.py=3
+
+.PHONY: attack
+attack: ## attacks on real daemons (ONLY=words or causes chooses; as root)
+	@scripts/install-deps.sh --if-needed
+	@$(MAKE) --no-print-directory $(JOBS) all
+	@KVD_BUILD=$(abspath $(B)) tests/attack/run.py $(ONLY)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A FUSE file system by hand (/dev/fuse, as root, in a mount namespace of its own): one
+file, whose server answers until it is told to be silent. Struct: linux/fuse.h."""
+import contextlib
+import os
+import struct
+import threading
+
+from kvd_daemon import Skip
+from bystander import libc
+
+CLONE_NEWNS, MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 0x20000, 2, 4, 0x4000, 0x40000
+LOOKUP, GETATTR, OPEN, READ, STATFS, FLUSH, INIT, OPENDIR, CREATE = 1, 3, 14, 15, 17, 25, 26, 27, 35
+BYTES = 1 << 20
+
+
+class Silent:
+    """Mounted at `folder` for this process and its children. `silent`: opcodes that are
+    never answered, from the moment that quiet() is called."""
+
+    def __init__(self, folder, silent):
+        self.silent, self.quiet = set(silent), threading.Event()
+        if libc.unshare(CLONE_NEWNS) != 0:
+            raise Skip("a mount namespace (CAP_SYS_ADMIN)")
+        libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+        try:
+            self.dev = os.open("/dev/fuse", os.O_RDWR)
+        except OSError as why:
+            raise Skip("/dev/fuse: %s" % why)
+        os.mkdir(folder)
+        data = "fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other" % self.dev
+        if libc.mount(b"attack", folder.encode(), b"fuse", MS_NOSUID | MS_NODEV, data.encode()):
+            raise Skip("to mount FUSE")
+        self.path = folder + "/file"
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    @staticmethod
+    def attr(node):
+        mode = 0o40777 if node == 1 else 0o100666
+        return struct.pack("<QQQQQQIIIIIIIIII", node, BYTES, BYTES // 512, 0, 0, 0, 0, 0, 0,
+                           mode, 1, 0, 0, 0, 4096, 0)
+
+    def answer(self, op, node):
+        if op == INIT:
+            return struct.pack("<IIIIHHIIHHI", 7, 31, 65536, 0, 16, 12, 65536, 1, 0, 0, 0) + \
+                bytes(28)
+        if op == LOOKUP:
+            return struct.pack("<QQQQII", 2, 0, 3600, 3600, 0, 0) + self.attr(2)
+        if op == GETATTR:
+            return struct.pack("<QII", 3600, 0, 0) + self.attr(node)
+        if op in (OPEN, OPENDIR):
+            return struct.pack("<QII", 1, 0, 0)
+        if op == READ:
+            return bytes(4096)
+        return b""
+
+    def serve(self):
+        with contextlib.suppress(OSError):
+            while True:
+                asked = os.read(self.dev, 1 << 17)
+                _, op, unique, node = struct.unpack_from("<IIQQ", asked)
+                if op in self.silent and self.quiet.is_set() or op in (2, 42):  # FORGET: no answer
+                    continue
+                said = self.answer(op, node)
+                os.write(self.dev, struct.pack("<IiQ", 16 + len(said), 0, unique) + said)
