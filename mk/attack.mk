@@ -5,8 +5,15 @@ TEST_TARGETS += tests/attack/quick.py
 export TEST_ALONE += tests/attack/quick.py
 export TEST_LONG += tests/attack/quick.py=3
 
+# at a fixed address
+$(B)/attack-victim: tests/attack/victim.c
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(CC) -O1 -fno-pie -no-pie $< -o $@
+TEST_NEEDS += $(B)/attack-victim
+
 .PHONY: attack
 attack: ## attacks on real daemons (ONLY=words or causes chooses; as root)
 	@scripts/install-deps.sh --if-needed
-	@$(MAKE) --no-print-directory $(JOBS) all
+	@$(MAKE) --no-print-directory $(JOBS) all $(B)/attack-victim
 	@KVD_BUILD=$(abspath $(B)) tests/attack/run.py $(ONLY)

@@ -3,23 +3,29 @@
 file, whose server answers until it is told to be silent. Struct: linux/fuse.h."""
 import contextlib
 import os
+import select
+import signal
 import struct
-import threading
 
 from kvd_daemon import Skip
 from bystander import libc
 
 CLONE_NEWNS, MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 0x20000, 2, 4, 0x4000, 0x40000
 LOOKUP, GETATTR, OPEN, READ, STATFS, FLUSH, INIT, OPENDIR, CREATE = 1, 3, 14, 15, 17, 25, 26, 27, 35
+FORGETS = (2, 42)  # have no answer
 BYTES = 1 << 20
 
 
 class Silent:
     """Mounted at `folder` for this process and its children. `silent`: opcodes that are
-    never answered, from the moment that quiet() is called."""
+    never answered once quiet() was called. The server is a process that has no file of it
+    open: with end(), or when the attack's process group is killed, the kernel lets go of
+    whoever waits."""
+
+    bytes = BYTES
 
     def __init__(self, folder, silent):
-        self.silent, self.quiet = set(silent), threading.Event()
+        self.silent, self.told = set(silent), False
         if libc.unshare(CLONE_NEWNS) != 0:
             raise Skip("a mount namespace (CAP_SYS_ADMIN)")
         libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
@@ -32,7 +38,21 @@ class Silent:
         if libc.mount(b"attack", folder.encode(), b"fuse", MS_NOSUID | MS_NODEV, data.encode()):
             raise Skip("to mount FUSE")
         self.path = folder + "/file"
-        threading.Thread(target=self.serve, daemon=True).start()
+        self.hear, self.tell = os.pipe()
+        self.server = os.fork()
+        if self.server == 0:
+            os.close(self.tell)
+            self.serve()
+            os._exit(0)
+        os.close(self.dev)
+        os.close(self.hear)
+
+    def quiet(self):
+        os.write(self.tell, b"q")
+
+    def end(self):
+        os.kill(self.server, signal.SIGKILL)
+        os.waitpid(self.server, 0)
 
     @staticmethod
     def attr(node):
@@ -57,9 +77,12 @@ class Silent:
     def serve(self):
         with contextlib.suppress(OSError):
             while True:
+                if self.hear in select.select([self.dev, self.hear], [], [])[0]:
+                    self.told = bool(os.read(self.hear, 1))
+                    continue
                 asked = os.read(self.dev, 1 << 17)
                 _, op, unique, node = struct.unpack_from("<IIQQ", asked)
-                if op in self.silent and self.quiet.is_set() or op in (2, 42):  # FORGET: no answer
+                if op in (self.silent if self.told else ()) or op in FORGETS:
                     continue
                 said = self.answer(op, node)
                 os.write(self.dev, struct.pack("<IiQ", 16 + len(said), 0, unique) + said)

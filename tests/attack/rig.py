@@ -66,6 +66,8 @@ def rest(seconds):
 def become_role(role):
     if role == ENGINE:
         become(MALLORY, [KVD])
+    elif role == "alice":
+        become(ALICE, [KVD])
     elif role == STRANGER:
         become(EVE)
 
@@ -80,8 +82,8 @@ class Forked:
             said = {}
             try:
                 os.setsid()
-                for fd in Process.stops:
-                    os.close(fd)
+                while Process.stops:
+                    os.close(Process.stops.pop())
                 os.close(self.read)
                 become_role(role)
                 libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # gone with the change of user
@@ -91,25 +93,27 @@ class Forked:
             except BaseException:
                 said["error"] = traceback.format_exc()
             with contextlib.suppress(OSError):
-                os.write(write, json.dumps(said).encode())
+                os.write(write, json.dumps(said).encode() + b"\n")
             os._exit(0)
         os.close(write)
 
     def result(self, seconds):
         """What it said in that time; None: nothing. Its process group has ended."""
         text, end = b"", time.monotonic() + seconds
-        while select.select([self.read], [], [], max(0, end - time.monotonic()))[0]:
+        while not text.endswith(b"\n"):  # its end may not come: it may have children
+            if not select.select([self.read], [], [], max(0, end - time.monotonic()))[0]:
+                break
             some = os.read(self.read, 65536)
             if not some:
                 break
             text += some
-        else:
-            text = b""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        end = time.monotonic() + 10
+        while time.monotonic() < end and os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+            rest(0.01)
         os.close(self.read)
-        return json.loads(text) if text else None
+        return json.loads(text) if text.endswith(b"\n") else None
 
 
 class House:
@@ -341,7 +345,8 @@ def play_once(one, timed):
         finally:
             figures = beside.end()
         ended = house.end()
-        log = "\n".join("--- log of %s\n%s" % (d.name, d.log()[-4000:]) for d in house.daemons)
+        log = "\n".join("--- log of %s\n%s" % (d.name, d.log()[-4000:]) for d in house.daemons) \
+            if os.environ.get("V") else ""
     if said is None:
         said = {"value": "the attack did not end within %d s" % LIMIT_S}
     if "skip" in said:
