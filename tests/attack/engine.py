@@ -16,21 +16,15 @@ import subprocess
 import time
 
 import rig
+from engine_help import HELLO, greeted
 from fuse import FLUSH, READ, Silent
-from rig import (MIB, ROOT, Engine, Forked, House, Lingering, Refused, Skip, ask, attack, raw,
-                 rest, rss_mib)
-from bystander import ALICE, KVD, MALLORY, become, libc
+from rig import (MIB, ROOT, Daemon, Engine, Forked, House, Lingering, Refused, Skip, ask, attack,
+                 for_everyone, raw, rest, rss_mib)
+from bystander import ALICE, EVE, KVD, MALLORY, become, libc
 from kvd_engine import SUCCESS, WAITING, Cache, open_push
 
 HOLD_S = 2
-HELLO = b'{"id":0,"cmd":"hello","proto":1,"client":"mallory"}\n'
 F_SETLEASE = 1024
-
-
-def greeted(house):
-    s = raw(house.a.socket_path)
-    ask(s, HELLO)
-    return s
 
 
 def linger(house, line, tries=4, nested=False):
@@ -465,13 +459,14 @@ def register_takes(house):
 
 @attack("V9", "large plans of one user do not delay the memory of another", by=ROOT)
 def helpers_kept_busy(house):
-    lines = [json.dumps(dict(id=1, cmd="plan", dst=dict(rank=0, buffers=[1], views={}), sources=[
-        dict(rank=n) for n in range(36000)]), separators=(",", ":")).encode() + b"\n"]
+    line = json.dumps(dict(id=1, cmd="plan", dst=dict(rank=0, buffers=[1], views={}), sources=[
+        dict(rank=0, views={})] * 36000), separators=(",", ":")).encode() + b"\n"
     kept = []
     for _ in range(4):
         s = greeted(house)
-        s.sendall(lines[0])
+        s.sendall(line)
         kept.append(s)
+    rest(0.5)
     took = register_takes(house)
     return "another user's region.register took %.1f s" % took if took > 1 else None
 
@@ -609,6 +604,22 @@ def squat(house, out):
     rest(1)
     os.write(out, b"x")
     rest(20)
+
+
+@attack("V4", "nor does a daemon of another user of this host, whom nobody named", by=ROOT)
+def room_read_by_a_stranger(house):
+    run_dir = os.path.join(house.dir, "eve")
+    os.mkdir(run_dir, 0o755)
+    os.chown(run_dir, EVE, EVE)
+    thief = Daemon("", run_dir=run_dir, name="eve", program=for_everyone("kvd"),
+                   preexec=lambda: become(EVE))
+    thief.start()
+    try:
+        thief.wait_ready()
+        return room_by_number(house, thief, role=rig.STRANGER)
+    finally:
+        thief.proc.kill()
+        thief.wait()
 
 
 def house_endpoint(house):

@@ -31,7 +31,7 @@ import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
-from kvd_daemon import BUILD, Daemon, Skip, for_everyone, need_users  # noqa: E402,F401
+from kvd_daemon import BUILD, Daemon, Skip, for_everyone, free_port, need_fds, need_users  # noqa: E402,F401
 from kvd_engine import Engine, Refused  # noqa: E402,F401
 from bystander import (ALICE, EVE, KVD, MALLORY, P99_S, Bystander, Process,  # noqa: E402
                        become, libc)  # noqa: E402
@@ -136,6 +136,7 @@ class House:
             os.chown(run_dir, self.uid, KVD)
             text = config.replace("[peer]\n", "[peer]\n" + self.key_lines(name), 1) \
                 if "[peer]\n" in config else config + "\n[peer]\n" + self.key_lines(name)
+            text = text.replace(":PORT", ":%d" % free_port())
             if "socket_group" not in text:
                 text = text.replace("[control]\n", "[control]\n" + self.group_line(), 1) \
                     if "[control]\n" in text else text + "\n[control]\n" + self.group_line()
@@ -174,6 +175,8 @@ class House:
                 d.start()
             for d in self.daemons:
                 d.wait_ready()
+            self.endpoints = {d.name: Engine(d, "rig").endpoint for d in self.daemons}
+            self.ports = {d.name: tcp_ports(d.proc.pid) for d in self.daemons}
             self.shm = {d.name: shm_names(d.proc.pid) for d in self.daemons}
         except BaseException:
             self.__exit__(*sys.exc_info())
@@ -232,6 +235,21 @@ def shm_names(pid):
             if len(words) == 8 and words[6] in mine and "shm" in words[7]:
                 names.append(words[7].replace("@", "\0", 1))
     return names
+
+
+def listening(house):
+    """TCP ports of a, in order; taken from /proc before the attacker loses root's view."""
+    return house.ports["a"]
+
+
+def tcp_ports(pid):
+    mine, ports = socket_inodes(pid), []
+    with open("/proc/net/tcp") as lines:
+        for line in list(lines)[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in mine:
+                ports.append(int(words[1].split(":")[1], 16))
+    return sorted(ports)
 
 
 def status_kib(pid, name):

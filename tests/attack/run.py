@@ -7,7 +7,7 @@ import sys
 
 import rig
 
-DOORS = ("engine", "stranger", "files")
+DOORS = ("engine", "odd", "stranger", "files")
 
 
 def main():

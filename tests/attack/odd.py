@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Attacks by engines that no cause is known for: odd messages, descriptors, numbers."""
+import array
+import contextlib
+import json
+import os
+import signal
+import socket
+
+import rig
+from engine_help import HELLO, greeted
+from rig import Engine, Refused, ask, attack, raw, rest
+from bystander import libc
+
+
+def rights(fds):
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+
+
+@attack("odd", "urgent bytes with descriptors are bytes, or end the connection")
+def oob_bytes_with_descriptors(house):
+    for text in (b"{", b"\n", b'{"id":1,"cmd":"ping"}\n'):
+        s, fd = greeted(house), os.open("/dev/null", os.O_RDONLY)
+        with contextlib.suppress(OSError):
+            for _ in range(50):
+                s.sendmsg([text], rights([fd] * 100), socket.MSG_OOB)
+        os.close(fd)
+        rest(0.1)
+        s.close()
+    return None
+
+
+@attack("odd", "descriptors with empty and half lines are bounded")
+def descriptors_without_a_line(house):
+    fd, kept = os.open("/dev/null", os.O_RDONLY), []
+    for _ in range(20):
+        s = greeted(house)
+        with contextlib.suppress(OSError):
+            for text in (b"\n", b" ", b"{"):
+                for _ in range(10):
+                    s.sendmsg([text], rights([fd] * 253))
+        kept.append(s)
+    rest(1)
+    said = ask(raw(house.a.socket_path), HELLO)
+    return None if said and "error" not in said else "no session is begun: %s" % said
+
+
+@attack("odd", "a connection passed over itself ends with its client")
+def connection_in_its_own_queue(house):
+    admin = Engine(house.a, "watch")
+    before = {m["name"]: m["value"] for m in admin.cmd("stats")["metrics"]}["sessions"]
+    for text in (b"{", b'{"id":1,"cmd":"nonsense"}\n',
+                 b'{"id":1,"cmd":"region.register","kind":"memfd","fd":0,"length":"4096"}\n'):
+        for _ in range(8):
+            s = greeted(house)
+            s.sendmsg([text], rights([s.fileno()]))
+            s.close()
+    rest(8)
+    after = {m["name"]: m["value"] for m in admin.cmd("stats")["metrics"]}["sessions"]
+    return "%d sessions more" % (after - before) if after > before + 1 else None
+
+
+def odd_descriptors():
+    yield "pidfd", lambda: os.pidfd_open(os.getpid())
+    yield "eventfd", lambda: os.eventfd(1)
+    yield "epoll", lambda: libc.epoll_create1(0)
+    yield "timerfd", lambda: libc.timerfd_create(1, 0)
+    yield "signalfd", lambda: libc.signalfd(-1, bytes(128), 0)
+    yield "inotify", lambda: libc.inotify_init1(0)
+    yield "fanotify", lambda: libc.fanotify_init(0x200, 0)
+    yield "io_uring", lambda: libc.syscall(425, 4, bytes(120))
+    yield "userfaultfd", lambda: libc.syscall(323, 1)
+    yield "memfd_secret", lambda: libc.syscall(447, 0)
+    yield "O_PATH", lambda: os.open("/dev/shm", os.O_PATH)
+    yield "folder", lambda: os.open("/", os.O_RDONLY)
+    yield "pipe", lambda: os.pipe()[0]
+    yield "zero", lambda: os.open("/dev/zero", os.O_RDWR)
+    yield "memory", lambda: os.open("/proc/self/mem", os.O_RDWR)
+    yield "pagemap", lambda: os.open("/proc/self/pagemap", os.O_RDONLY)
+    yield "tty", lambda: os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
+    yield "empty memfd", lambda: os.memfd_create("x", 0)
+    yield "hugetlb", lambda: os.memfd_create("x", 4 | os.MFD_ALLOW_SEALING)
+    yield "namespace", lambda: os.open("/proc/self/ns/user", os.O_RDONLY)
+    yield "listener", lambda: socket.create_server(("127.0.0.1", 0)).detach()
+
+
+@attack("odd", "descriptors that are no memory are refused by name")
+def descriptors_of_every_kind(house):
+    s, taken = Engine(house.a, "mallory"), []
+    for name, make in odd_descriptors():
+        try:
+            fd = make()
+        except OSError:
+            continue
+        if fd < 0:
+            continue
+        for kind in ("memfd", "vm", "dmabuf", "cuda_vmm"):
+            more = {"address": "4096"} if kind == "vm" else {}
+            try:
+                s.cmd("region.register", fds=[fd], kind=kind, fd=0, length=4096, **more)
+                taken.append("%s as %s" % (name, kind))
+            except (Refused, OSError):
+                pass
+        os.close(fd)
+    return "taken: " + ", ".join(taken) if taken else None
+
+
+@attack("odd", "imported memory is not cut, not through /proc either")
+def memory_cut_after_it_was_imported(house):
+    s = Engine(house.a, "mallory")
+    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 1 << 20)
+    s.cmd("region.register", fds=[fd], kind="memfd", fd=0, length=1 << 20)
+    for path in (fd, "/proc/self/fd/%d" % fd):
+        with contextlib.suppress(OSError):
+            os.truncate(path, 0)
+    return "it was cut" if os.fstat(fd).st_size == 0 else None
+
+
+@attack("odd", "numbers beyond a u64, negative and not whole are refused")
+def numbers_at_every_end(house):
+    s = Engine(house.a, "mallory")
+    for room in ("18446744073709551616", "-1", "1e3", "0x10", "", " 1", "1 ", "9" * 4000, "\x00"):
+        for cmd in ("room.show", "room.close", "room.abort"):
+            with contextlib.suppress(Refused):
+                s.cmd(cmd, room=room, role="send")
+                return "%s took room %r" % (cmd, room[:30])
+    for room in (2 ** 63, 2 ** 64 - 1):
+        with contextlib.suppress(Refused):
+            s.cmd("room.show", room=str(room), role="send")
+    raw_lines = [b'{"id":1,"cmd":"region.unregister","region":%s}\n' % n for n in (
+        b"1e308", b"1e999", b"-0", b"9007199254740993", b"1" * 5000, b"NaN", b"0.5")]
+    for line in raw_lines:
+        answer = ask(s.sock, line)
+        if answer and "error" not in answer:
+            return "took %r" % line[:60]
+    return None
+
+
+@attack("odd", "names write no line of the log and no control into a terminal")
+def names_that_forge_the_log(house):
+    for name in ("a\n<0>daemon a: forged", "b\x1b[2J\x1b]0;x\x07", "c\u2028d", "e\x9b31m", "\u202eevil"):
+        s = raw(house.a.socket_path)
+        ask(s, json.dumps(dict(id=1, cmd="hello", proto=1, client=name),
+                          ensure_ascii=False).encode() + b"\n")
+        with contextlib.suppress(OSError):
+            s.sendall(b"x" * (2 << 20))  # closed with a line in the log
+        s.close()
+    rest(0.3)
+    log = house.a.log()
+    bad = [w for w in ("\n<0>daemon a: forged", "\x1b", "\x9b", "\u2028", "\u202e") if w in log]
+    return "in the log: %r" % bad if bad else None
+
+
+@attack("odd", "a stopped engine that reads nothing keeps nobody waiting")
+def stopped_engine_with_full_queues(house):
+    pid = os.fork()
+    if pid == 0:
+        kept = []
+        for _ in range(8):
+            s = greeted(house)
+            s.setblocking(False)
+            with contextlib.suppress(OSError):
+                while True:
+                    s.sendall(b'{"id":1,"cmd":"help"}\n' * 100)
+            kept.append(s)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    rest(2)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+@attack("odd", "a metrics client with a window of nothing, and half requests, cost nobody time",
+        config="[metrics]\nmetrics_listen = tcp://127.0.0.1:PORT\n", by=rig.STRANGER)
+def metrics_read_by_nobody(house):
+    ports = rig.listening(house)
+    kept = []
+    for _ in range(64):
+        for port in ports:
+            s = socket.socket()
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            with contextlib.suppress(OSError):
+                s.connect(("127.0.0.1", port))
+                s.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
+                          b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /metrics HTTP/1.1\r\n")
+            kept.append(s)
+    rest(2)
+    return None
+
+
+if __name__ == "__main__":
+    rig.main("odd")
