@@ -83,7 +83,7 @@ struct remote {
 	struct express_in *express; /* handshake_express.c; NULL: not agreed */
 	struct list express_free;
 	struct account
-		*account;	 /* since it was up first; else NULL, and nothing is kept */
+		*account; /* since it was up first; else NULL, and nothing is kept */
 	struct list orphan_list; /* its requests for rooms to come: rooms_late.c */
 	unsigned int orphans;
 	struct list early;    /* receivers of it that never came: rooms_early.c */

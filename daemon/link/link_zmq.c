@@ -565,7 +565,8 @@ static bool zmq_name(struct link *link, const char *endpoint, char name[LINK_USE
 	       link_keyring_who(&zmq->ring, hash + 1, name, &mark);
 }
 
-/* Beside this daemon, or of its name: one name in the allow-list may have several keys. */
+/* Beside this daemon, or of its name: one name in the allow-list may have several keys.
+ */
 static bool zmq_kin(struct link *link, const char *endpoint, const char *user)
 {
 	struct link_zmq *zmq = container_of(link, struct link_zmq, link);

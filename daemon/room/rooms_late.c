@@ -170,14 +170,14 @@ static struct remote *heaviest(const struct rooms *rooms)
 /* A peer's oldest gives way. */
 static void give_way(struct rooms *rooms, struct remote *remote)
 {
-	struct orphan *oldest = list_first(&remote->orphan_list, struct orphan, at_remote);
+	struct orphan *oldest =
+		list_first(&remote->orphan_list, struct orphan, at_remote);
 	struct err why;
 
 	err_set(&why, ERR_LIMIT,
 		"%u room requests wait for an engine to open their rooms, %u of this "
 		"daemon's; the caps are %u (orphans) and a share of `memory`",
-		rooms->orphan_count, remote->orphans,
-		rooms->kvd->config->orphans_max);
+		rooms->orphan_count, remote->orphans, rooms->kvd->config->orphans_max);
 	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
 	msg_refuse(remote, oldest->type, &oldest->msg, &why);
 	orphan_free(rooms, oldest);
