@@ -209,6 +209,24 @@ static struct gate_client *client_by_serial(struct gate *gate, uint64_t serial)
 	return NULL;
 }
 
+/* It may have been taken over: more than it was asked for, or nothing at all, is not what
+ * clients expect. */
+static bool answer_fits(const struct gate_client *client,
+			const struct gate_answer *answer, unsigned int fd_count)
+{
+	if (answer->begun)
+		return answer->bytes == 0 && fd_count == 0;
+	return answer->bytes <= client->ask.want && fd_count <= client->ask.most &&
+	       (answer->bytes > 0 || answer->fault == GATE_NOTHING);
+}
+
+/* A whole record; `n` is what was read of it. */
+static bool answer_whole(const struct gate_answer *answer, ssize_t n)
+{
+	return n >= (ssize_t)sizeof(*answer) && answer->bytes <= GATE_BYTES &&
+	       (size_t)n == sizeof(*answer) + answer->bytes;
+}
+
 /* One record; false: there is none. */
 static bool gate_read(struct gate *gate)
 {
@@ -216,29 +234,30 @@ static bool gate_read(struct gate *gate)
 		struct gate_answer answer;
 		uint8_t bytes[GATE_BYTES];
 	} record;
-	struct gate_client *client;
+	struct gate_client *client = NULL;
 	int fds[GATE_FDS_MAX];
 	unsigned int count = 0;
 	ssize_t n = record_receive_now(gate->watch.fd, &record, sizeof(record), fds,
 				       GATE_FDS_MAX, &count);
+	bool whole = answer_whole(&record.answer, n);
 
 	if (n < 0 && errno == EAGAIN)
 		return false;
-	if (n < (ssize_t)sizeof(record.answer) || record.answer.bytes > GATE_BYTES ||
-	    (size_t)n != sizeof(record.answer) + record.answer.bytes) {
-		gate_replace(gate, "it ended");
-		return false;
-	}
-	if (count != record.answer.fds) /* no numbers left for them here */
+	if (whole && count != record.answer.fds) /* no numbers left for them here */
 		record.answer.fault = GATE_LOST;
-	client = client_by_serial(gate, record.answer.serial);
-	if (client && record.answer.begun)
+	if (whole)
+		client = client_by_serial(gate, record.answer.serial);
+	if (!whole)
+		gate_replace(gate, "it ended");
+	else if (client && !answer_fits(client, &record.answer, count))
+		gate_replace(gate, "its answer is not one");
+	else if (client && record.answer.begun)
 		client->begun = true;
 	else if (client)
 		client_answer(client, &record.answer, record.bytes, fds, count);
 	for (unsigned int i = 0; i < count; i++)
 		mem_closep(&fds[i]);
-	return true;
+	return whole;
 }
 
 static void gate_on_ready(struct loop_fd *watch, int events)

@@ -12,8 +12,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "proto/json.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/lib/fuzz.h"
 
 static void must(bool holds)
 {

@@ -20,8 +20,7 @@
 #include "tests/sim/link_mem.h"
 #include "daemon/loop/loop.h"
 #include "daemon/peer/peer.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/lib/fuzz.h"
 
 #define US "tcp://us:1"
 #define THEM "tcp://them:1"

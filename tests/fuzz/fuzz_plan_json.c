@@ -11,7 +11,8 @@
 #include "daemon/plan/cover.h"
 #include "daemon/plan/layout.h"
 #include "proto/json.h"
-#include "tests/fuzz/fuzz_plan.h"
+#include "tests/fuzz/lib/fuzz.h"
+#include "tests/fuzz/lib/plan_check.h"
 
 static void round_trip(const cJSON *json)
 {

@@ -9,7 +9,8 @@
 
 #include "daemon/base/cursor.h"
 #include "daemon/plan/cover.h"
-#include "tests/fuzz/fuzz_plan.h"
+#include "tests/fuzz/lib/fuzz.h"
+#include "tests/fuzz/lib/plan_check.h"
 
 #define MAPS 3
 #define LIST 32

@@ -26,8 +26,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/transport/tcp/tcp_impl.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/lib/fuzz.h"
 
 #define STREAMS 2u
 #define STEPS_MAX 64u

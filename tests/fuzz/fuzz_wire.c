@@ -10,8 +10,7 @@
 
 #include "daemon/base/err.h"
 #include "proto/wire.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/lib/fuzz.h"
 
 static uint8_t first[WIRE_FRAME_MAX + 4096], second[WIRE_FRAME_MAX + 4096];
 

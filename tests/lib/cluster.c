@@ -42,13 +42,18 @@ static void must(int r)
 
 static void (*wrap_events)(struct kvd *kvd, struct handshake_events *events);
 
-static bool short_parts;
+static bool short_parts, real_time;
 static const char *const *users;
 static const struct transport_ops *preferred;
 
 void cluster_prefer(const struct transport_ops *ops)
 {
 	preferred = ops;
+}
+
+void cluster_real_time(void)
+{
+	real_time = true;
 }
 
 void cluster_short_parts(void)
@@ -118,7 +123,7 @@ void cluster_new(struct cluster *c, uint64_t seed, unsigned int nodes)
 	transport_add(&fake_ops);
 	if (preferred)
 		transport_add(preferred);
-	must(loop_new_virtual(seed, &c->loop));
+	must(real_time ? loop_new(&c->loop) : loop_new_virtual(seed, &c->loop));
 	must(mem_hub_new(c->loop, &c->links));
 	must(fake_hub_new(c->loop, seed, &c->bytes));
 	fake_hub_spare(c->bytes, REQUEST_MESSAGE);

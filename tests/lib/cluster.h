@@ -63,6 +63,9 @@ void cluster_prefer(const struct transport_ops *ops);
 /* Nodes made from now on have the user name of their index, as links with keys prove it;
  * NULL: all are of one user, without a name. */
 void cluster_users(const char *const *users);
+/* Clusters made from now on have a loop with descriptors, which a submission ring needs,
+ * and the world's clock: no seed replays. */
+void cluster_real_time(void);
 /* Nodes made from now on send and read rooms' pages as if two of them were thousands. */
 void cluster_short_parts(void);
 /* The node's daemon dies: nothing of it moves from now on; its sessions' ends are

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/lib/fuzz.h"
 
 static uint8_t *load(const char *path, size_t *size_p)
 {

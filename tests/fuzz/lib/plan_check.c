@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/fuzz/fuzz_plan.h"
+#include "tests/fuzz/lib/plan_check.h"
 
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_plan: what a plan that was made of hostile input must still be. */
-#ifndef KVD_TESTS_FUZZ_PLAN_H
-#define KVD_TESTS_FUZZ_PLAN_H
+/* plan_check: what a plan that was made of hostile input must still be. */
+#ifndef KVD_TESTS_FUZZ_LIB_PLAN_CHECK_H
+#define KVD_TESTS_FUZZ_LIB_PLAN_CHECK_H
 
 #include "daemon/plan/plan.h"
 
@@ -12,7 +12,5 @@
  * reached twice, totals agree and the walk ends where the bytes end. */
 void fuzz_plan_check(const struct layout *src, const struct layout *dst,
 		     const struct plan *plan);
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 #endif

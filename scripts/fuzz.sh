@@ -1,0 +1,72 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# fuzz.sh run|cmin FOLDER SECONDS NAME...: FOLDER/fuzz_NAME, one after the other.
+#   run    libFuzzer for so many seconds a target. Inputs that it keeps go to
+#          build/fuzz/found/NAME, those that fail to build/fuzz/failed; one line each
+#   cmin   the least set of inputs, of the tree's and of those found, that reaches as much:
+#          new ones go into tests/fuzz/corpus/NAME, those of the tree that add nothing leave
+#          it, but for names with a dot: inputs that once failed ("NAME.what")
+# tests/fuzz/fuzz_NAME.options: libFuzzer's options of a target, as OSS-Fuzz takes them.
+set -u
+what=$1 folder=$2 seconds=$3
+shift 3
+base=build/fuzz
+bad=
+total=0
+
+# libFuzzer's options of the target, KEY = VALUE
+options()
+{
+	echo "-max_len=4096 -timeout=20 -rss_limit_mb=2048 -print_final_stats=1"
+	[ ! -f "tests/fuzz/fuzz_$1.options" ] ||
+		sed -n 's/^\([a-z_]*\) = \(.*\)/-\1=\2/p' "tests/fuzz/fuzz_$1.options"
+}
+
+# the last of "KEY: VALUE" or "stat::KEY: VALUE"
+figure()
+{
+	sed -n "s/^stat::$2: *//p" "$1" | tail -n 1
+}
+
+run()
+{
+	local name=$1 log=$base/$1.log status
+	mkdir -p "$base/found/$name" "$base/failed"
+	# shellcheck disable=SC2046
+	"$folder/fuzz_$name" $(options "$name") -max_total_time="$seconds" \
+		-artifact_prefix="$base/failed/$name-" \
+		"$base/found/$name" "tests/fuzz/corpus/$name" > "$log" 2>&1
+	status=$?
+	execs=$(figure "$log" number_of_executed_units)
+	total=$((total + ${execs:-0}))
+	printf '%-12s %11s inputs %7s/s  edges %s\n' "$name" "${execs:-0}" \
+		"$(figure "$log" average_exec_per_sec)" \
+		"$(sed -n 's/.* cov: \([0-9]*\) .*/\1/p' "$log" | tail -n 1)"
+	[ $status -eq 0 ] || { bad="$bad $name"; tail -n 40 "$log"; }
+}
+
+cmin()
+{
+	local name=$1 corpus=tests/fuzz/corpus/$1 least=$base/least/$1 file
+	rm -rf "$least"
+	mkdir -p "$least" "$base/found/$name" "$corpus"
+	# shellcheck disable=SC2046
+	"$folder/fuzz_$name" $(options "$name") -merge=1 "$least" "$corpus" \
+		"$base/found/$name" > "$base/$name.log" 2>&1 ||
+		{ bad="$bad $name"; tail -n 40 "$base/$name.log"; return; }
+	for file in "$corpus"/*; do
+		case ${file##*/} in
+		*.*) ;;
+		*) rm -f "$file" ;;
+		esac
+	done
+	cp "$least"/* "$corpus"/ 2>/dev/null
+	printf '%-12s %5d inputs, %s\n' "$name" "$(ls "$corpus" | wc -l)" \
+		"$(du -bsh "$corpus" | cut -f1)"
+}
+
+for name; do
+	"$what" "$name"
+done
+[ "$what" = cmin ] || echo "$total inputs"
+[ -z "$bad" ] || { echo "failed:$bad (inputs in $base/failed, logs $base/NAME.log)"; exit 1; }

@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fuzz_ring: an engine with its own idea of the submission ring. The input says what it
+ * gives: entries that are right but for what the input changes, in slots and generations
+ * that follow or do not, with an arena of the input's bytes, tails that jump; and, when
+ * it wishes, a second thread writes over entries, arena, tail and `asleep` while the
+ * daemon reads them. What that thread writes comes from the input, when it writes it from
+ * the scheduler.
+ *
+ * Whatever comes: the session ends for it or lives on, and so does everything that it
+ * made; memory outside of its regions is not touched (the sanitizer's part).
+ *
+ * Input: [how][seed][steps of [what] and what it takes].
+ */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "daemon/base/cursor.h"
+#include "daemon/base/err.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/xfer/ring.h"
+#include "tests/fuzz/lib/fuzz.h"
+#include "tests/lib/xfer_pair.h"
+
+#define ENTRIES 16u
+#define ARENA_BYTES 65536u
+#define RING_BYTES (KVD_RING_HEADER_BYTES + ENTRIES * KVD_RING_ENTRY_BYTES)
+#define STEPS_MAX 64u
+
+enum how { HOW_THREAD = 1, HOW_TAIL = 2, HOW_ARENA = 4 };
+
+static struct {
+	struct pair *pair;
+	bool begun;
+	/* of one input */
+	struct session *session;
+	uint64_t session_id, attach, region;
+	struct kvd_ring_header *ring; /* the engine's mapping */
+	uint8_t *arena;
+	uint64_t tail, lists[2];
+	uint32_t slot, gen;
+	/* the other thread's */
+	bool stop;
+	uint8_t how;
+	uint64_t seed;
+} w;
+
+static void need(bool holds)
+{
+	if (!holds)
+		abort();
+}
+
+static bool is_alive(void)
+{
+	const struct session *session;
+
+	list_foreach(session, &w.pair->c.nodes[0].kvd.sessions, link)
+		if (session->id == w.session_id)
+			return !session->ending;
+	return false;
+}
+
+static void turns(unsigned int n)
+{
+	while (n-- > 0)
+		loop_turn(w.pair->c.loop, 0);
+}
+
+/* ---- the other thread ---- */
+
+static uint64_t draw(void)
+{
+	w.seed ^= w.seed << 13;
+	w.seed ^= w.seed >> 7;
+	w.seed ^= w.seed << 17;
+	return w.seed;
+}
+
+static void *meddle(void *arg)
+{
+	uint32_t *words = (uint32_t *)(void *)w.ring,
+		 *arena = (uint32_t *)(void *)w.arena;
+	uint64_t r;
+
+	(void)arg;
+	while (!__atomic_load_n(&w.stop, __ATOMIC_RELAXED)) {
+		r = draw();
+		if (r & 1 && w.how & HOW_ARENA)
+			__atomic_store_n(&arena[(r >> 8) % 1024],
+					 (uint32_t)(r >> 32) & 0xffff, __ATOMIC_RELAXED);
+		else if (r & 2 && w.how & HOW_TAIL)
+			__atomic_store_n(&w.ring->tail, w.tail + (r >> 60),
+					 __ATOMIC_RELAXED);
+		else if (r & 4)
+			__atomic_store_n(&w.ring->asleep, (uint32_t)(r >> 8),
+					 __ATOMIC_RELAXED);
+		else /* a word of an entry */
+			__atomic_store_n(
+				&words[KVD_RING_HEADER_BYTES / 4 +
+				       (r >> 8) % (ENTRIES * KVD_RING_ENTRY_BYTES / 4)],
+				(uint32_t)(r >> 40) & 15, __ATOMIC_RELAXED);
+	}
+	return NULL;
+}
+
+/* ---- one engine ---- */
+
+static void session_begin(void)
+{
+	static struct cache cache;
+
+	w.session = cluster_engine(&w.pair->c, 0, "raw");
+	w.session_id = w.session->id;
+	cache = w.pair->mine;
+	cluster_cache(&w.pair->c, w.session, "raw", 0, &cache);
+	w.region = (uint64_t)(uintptr_t)cache.base;
+	close(cache.fd); /* mapped until the session has ended */
+	w.attach = pair_attach(w.pair, w.session, w.pair->you, 1);
+	cluster_ok(&w.pair->c, w.session,
+		   "{'cmd':'session.share','entries':%u,'arena_bytes':%u}", ENTRIES,
+		   ARENA_BYTES);
+	w.ring = mmap(NULL, RING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+		      w.session->ring->fds[0], 0);
+	w.arena = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+		       w.session->ring->fds[1], 0);
+	need(w.ring != MAP_FAILED && w.arena != MAP_FAILED);
+	w.tail = 0;
+	w.slot = w.ring->first_slot;
+	w.gen = 1;
+}
+
+static bool is_gone(void *arg)
+{
+	(void)arg;
+	return w.pair->c.nodes[0].kvd.session_count == 1;
+}
+
+static void session_finish(void)
+{
+	if (is_alive())
+		session_end(w.session, "the input is over");
+	cluster_until(&w.pair->c, is_gone, NULL, "the end of the session");
+	munmap(w.ring, RING_BYTES);
+	munmap(w.arena, ARENA_BYTES);
+	munmap((void *)(uintptr_t)w.region, w.pair->mine.bytes);
+}
+
+/* ---- steps ---- */
+
+static void push(const struct kvd_ring_entry *entry)
+{
+	uint64_t one = 1;
+
+	if (kvd_ring_push(w.ring, ENTRIES, w.tail++, entry) && is_alive())
+		need(write(w.session->ring->fds[2], &one, sizeof(one)) == sizeof(one));
+}
+
+/* A list of rows that lie in the cache of this engine or of the other. */
+static void give_list(struct cursor *in)
+{
+	uint8_t how = cursor_get_u8(in), rows = cursor_get_u8(in) % 32;
+	bool own = how & 1;
+	uint64_t base = own ? w.region : (uint64_t)(uintptr_t)w.pair->yours.base;
+	uint64_t *words = (uint64_t *)(void *)(w.arena + 4096);
+	unsigned int columns = 2 + (how >> 1) % 3;
+	struct kvd_ring_entry entry = {.op = KVD_RING_LIST,
+				       .slot = w.slot,
+				       .gen = w.gen,
+				       .a = own ? 0 : w.attach,
+				       .offset = 4096,
+				       .n0 = rows,
+				       .n1 = columns};
+
+	for (unsigned int i = 0; i < rows; i++) {
+		uint64_t *row = &words[i * columns];
+
+		row[0] = base + cursor_get_u8(in) * 256u;
+		row[1] = how & 8 ? cursor_get_u16(in) : 256;
+		if (columns > 2)
+			row[2] = columns == 4 ? 256 : 0;
+		if (columns > 3)
+			row[3] = 1 + (how >> 4) % 3;
+	}
+	w.lists[own] = KVD_RING_IDS + w.slot++;
+	push(&entry);
+}
+
+static void give_transfer(struct cursor *in)
+{
+	uint8_t how = cursor_get_u8(in);
+	struct kvd_ring_entry entry = {.op = KVD_RING_XFER,
+				       .flags = how & 7,
+				       .slot = w.slot++,
+				       .gen = w.gen,
+				       .a = w.lists[1],
+				       .b = w.lists[0],
+				       .offset = 512,
+				       .bytes = how >> 5};
+
+	if (how & 8) {
+		entry.n0 = entry.n1 = 2;
+		w.arena[512] = cursor_get_u8(in) % 8;
+		w.arena[520] = cursor_get_u8(in) % 8;
+	}
+	push(&entry);
+}
+
+static void give_other(struct cursor *in)
+{
+	uint8_t how = cursor_get_u8(in);
+	struct kvd_ring_entry entry = {.op = KVD_RING_POST + how % 5,
+				       .flags = how >> 5,
+				       .slot = w.slot,
+				       .gen = w.gen + 1,
+				       .a = KVD_RING_IDS + w.slot - 1 - (how >> 4 & 3)};
+
+	if (entry.op == KVD_RING_NOTIFY) {
+		entry.a = w.attach;
+		entry.bytes = cursor_get_u8(in);
+	} else if (entry.op == KVD_RING_ABORT) {
+		entry.a = cursor_get_u8(in);
+	}
+	push(&entry);
+}
+
+/* An entry of the input's bytes; over the last one where a byte is 0. */
+static void give_garbage(struct cursor *in)
+{
+	struct kvd_ring_entry entry = {.op = KVD_RING_LIST, .slot = w.slot, .gen = w.gen};
+	uint8_t *bytes = (uint8_t *)&entry, at, n = cursor_get_u8(in) % 8;
+
+	for (unsigned int i = 0; i < n; i++) {
+		at = cursor_get_u8(in) % sizeof(entry);
+		bytes[at] ^= cursor_get_u8(in);
+	}
+	push(&entry);
+}
+
+static void step(struct cursor *in)
+{
+	uint8_t what = cursor_get_u8(in);
+
+	switch (what & 7) {
+	case 0:
+	case 1:
+		give_list(in);
+		break;
+	case 2:
+	case 3:
+		give_transfer(in);
+		break;
+	case 4:
+		give_other(in);
+		break;
+	case 5:
+		give_garbage(in);
+		break;
+	case 6:
+		w.tail += w.how & HOW_TAIL ? (uint64_t)(int8_t)cursor_get_u8(in) : 0;
+		__atomic_store_n(&w.ring->tail, w.tail, __ATOMIC_SEQ_CST);
+		break;
+	default:
+		turns(8);
+		break;
+	}
+	if (what & 128)
+		turns(2);
+}
+
+static void world_begin(void)
+{
+	void *pair = NULL;
+
+	cluster_real_time();
+	need(pair_setup(&pair) == 0);
+	w.pair = pair;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	pthread_t thread;
+	struct cursor in;
+
+	if (!w.begun)
+		world_begin();
+	w.begun = true;
+	cursor_read(&in, data, size);
+	w.how = cursor_get_u8(&in);
+	w.seed = cursor_get_u16(&in) | 1u << 20;
+	w.stop = false;
+	session_begin();
+	if (w.how & HOW_THREAD)
+		need(pthread_create(&thread, NULL, meddle, NULL) == 0);
+	for (unsigned int i = 0; i < STEPS_MAX && cursor_left(&in) > 0 && is_alive(); i++)
+		step(&in);
+	turns(32);
+	if (w.how & HOW_THREAD) {
+		__atomic_store_n(&w.stop, true, __ATOMIC_RELAXED);
+		pthread_join(thread, NULL);
+	}
+	session_finish();
+	err_clear();
+	return 0;
+}
