@@ -5,7 +5,7 @@
 #          build/fuzz/found/NAME, those that fail to build/fuzz/failed; one line each
 #   cmin   the least set of inputs, of the tree's and of those found, that reaches as much:
 #          new ones go into tests/fuzz/corpus/NAME, those of the tree that add nothing leave
-#          it, but for names with a dot: inputs that once failed ("NAME.what")
+#          it, unless somebody gave them a name that is no checksum
 # tests/fuzz/fuzz_NAME.options: libFuzzer's options of a target, as OSS-Fuzz takes them.
 set -u
 what=$1 folder=$2 seconds=$3
@@ -55,10 +55,7 @@ cmin()
 		"$base/found/$name" > "$base/$name.log" 2>&1 ||
 		{ bad="$bad $name"; tail -n 40 "$base/$name.log"; return; }
 	for file in "$corpus"/*; do
-		case ${file##*/} in
-		*.*) ;;
-		*) rm -f "$file" ;;
-		esac
+		[[ ${file##*/} =~ ^[0-9a-f]{40}$ ]] && rm -f "$file"
 	done
 	cp "$least"/* "$corpus"/ 2>/dev/null
 	printf '%-12s %5d inputs, %s\n' "$name" "$(ls "$corpus" | wc -l)" \
