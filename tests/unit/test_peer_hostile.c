@@ -66,7 +66,7 @@ static void frame_cut_or_bent_is_dropped(void **state)
 	assert_int_equal(peernet_lease(peer, 1, true), 0);
 	peernet_run(1 * MS);
 	t = *last_of_type(&net.n[1], WIRE_T_LEASE);
-	copy = malloc(2u << 20);
+	copy = calloc(1, 2u << 20);
 	for (size_t len = 0; len < t.len; len++)
 		peernet_inject(&net.n[1], t.data, len, t.user);
 	for (size_t bit = 0; bit < 8 * t.len; bit++) {

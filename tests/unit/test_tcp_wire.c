@@ -324,7 +324,7 @@ static void address_round_trip(void **state)
 
 static void address_cut_or_foreign_is_refused(void **state)
 {
-	uint8_t buf[XP_ADDRESS_MAX], bad[XP_ADDRESS_MAX];
+	uint8_t buf[XP_ADDRESS_MAX], bad[XP_ADDRESS_MAX] = {0};
 	size_t len = address_bytes(buf);
 	struct tcp_address address;
 
