@@ -59,6 +59,13 @@ static struct {
 	} clients[CLIENTS];
 } w;
 
+static void hang_up(int *fd)
+{
+	int was = mem_steal_fd(fd);
+
+	mem_closep(&was);
+}
+
 static void need(bool holds)
 {
 	if (!holds)
@@ -145,7 +152,7 @@ static void client_begin(struct client *client)
 static void client_end(struct client *client)
 {
 	gate_close(&client->gate, &client->near);
-	mem_closep(&client->far);
+	hang_up(&client->far);
 	inbox_fini(&client->in);
 }
 
@@ -217,7 +224,7 @@ static void step(struct cursor *in)
 		break;
 	case 1:
 		if (w.begun) { /* a gate hangs up */
-			mem_closep(&w.fds[w.begun - 1 - cursor_get_u8(in) % w.begun]);
+			hang_up(&w.fds[w.begun - 1 - cursor_get_u8(in) % w.begun]);
 		}
 		break;
 	case 2: /* one has ended, or the warden says so */
@@ -275,7 +282,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	loop_free(w.loop);
 	serve(); /* what was asked at the end */
 	for (unsigned int i = 0; i < w.begun; i++)
-		mem_closep(&w.fds[i]);
+		hang_up(&w.fds[i]);
 	close(w.warden);
 	close(w.event);
 	need(open_count() == before);

@@ -98,7 +98,9 @@ static void *meddle(void *arg)
 			__atomic_store_n(&arena[(r >> 8) % 1024],
 					 (uint32_t)(r >> 32) & 0xffff, __ATOMIC_RELAXED);
 		else if (r & 2 && w.how & HOW_TAIL)
-			__atomic_store_n(&w.ring->tail, w.tail + (r >> 60),
+			__atomic_store_n(&w.ring->tail,
+					 __atomic_load_n(&w.tail, __ATOMIC_RELAXED) +
+						 (r >> 60),
 					 __ATOMIC_RELAXED);
 		else if (r & 4)
 			__atomic_store_n(&w.ring->asleep, (uint32_t)(r >> 8),
@@ -156,11 +158,14 @@ static void session_finish(void)
 
 /* ---- steps ---- */
 
+/* The other thread may write there, too. */
+#define put(at, value) __atomic_store_n(at, value, __ATOMIC_RELAXED)
+
 static void push(const struct kvd_ring_entry *entry)
 {
-	uint64_t one = 1;
+	uint64_t one = 1, tail = __atomic_fetch_add(&w.tail, 1, __ATOMIC_RELAXED);
 
-	if (kvd_ring_push(w.ring, ENTRIES, w.tail++, entry) && is_alive())
+	if (kvd_ring_push(w.ring, ENTRIES, tail, entry) && is_alive())
 		need(write(w.session->ring->fds[2], &one, sizeof(one)) == sizeof(one));
 }
 
@@ -183,12 +188,12 @@ static void give_list(struct cursor *in)
 	for (unsigned int i = 0; i < rows; i++) {
 		uint64_t *row = &words[i * columns];
 
-		row[0] = base + cursor_get_u8(in) * 256u;
-		row[1] = how & 8 ? cursor_get_u16(in) : 256;
+		put(&row[0], (uint64_t)(base + cursor_get_u8(in) * 256u));
+		put(&row[1], (uint64_t)(how & 8 ? cursor_get_u16(in) : 256));
 		if (columns > 2)
-			row[2] = columns == 4 ? 256 : 0;
+			put(&row[2], (uint64_t)(columns == 4 ? 256 : 0));
 		if (columns > 3)
-			row[3] = 1 + (how >> 4) % 3;
+			put(&row[3], (uint64_t)(1 + (how >> 4) % 3));
 	}
 	w.lists[own] = KVD_RING_IDS + w.slot++;
 	push(&entry);
@@ -208,8 +213,8 @@ static void give_transfer(struct cursor *in)
 
 	if (how & 8) {
 		entry.n0 = entry.n1 = 2;
-		w.arena[512] = cursor_get_u8(in) % 8;
-		w.arena[520] = cursor_get_u8(in) % 8;
+		put(&w.arena[512], (uint8_t)(cursor_get_u8(in) % 8));
+		put(&w.arena[520], (uint8_t)(cursor_get_u8(in) % 8));
 	}
 	push(&entry);
 }
@@ -248,6 +253,7 @@ static void give_garbage(struct cursor *in)
 static void step(struct cursor *in)
 {
 	uint8_t what = cursor_get_u8(in);
+	uint64_t tail;
 
 	switch (what & 7) {
 	case 0:
@@ -265,8 +271,10 @@ static void step(struct cursor *in)
 		give_garbage(in);
 		break;
 	case 6:
-		w.tail += w.how & HOW_TAIL ? (uint64_t)(int8_t)cursor_get_u8(in) : 0;
-		__atomic_store_n(&w.ring->tail, w.tail, __ATOMIC_SEQ_CST);
+		tail = w.tail;
+		tail += w.how & HOW_TAIL ? (uint64_t)(int8_t)cursor_get_u8(in) : 0;
+		put(&w.tail, tail);
+		__atomic_store_n(&w.ring->tail, tail, __ATOMIC_SEQ_CST);
 		break;
 	default:
 		turns(8);

@@ -57,8 +57,10 @@ static int memory(unsigned int flags, off_t bytes, int seals)
 
 	if (fd < 0)
 		return -1;
-	if (ftruncate(fd, bytes) < 0 || (seals && fcntl(fd, F_ADD_SEALS, seals) < 0))
-		mem_closep(&fd);
+	if (ftruncate(fd, bytes) < 0 || (seals && fcntl(fd, F_ADD_SEALS, seals) < 0)) {
+		close(fd);
+		return -1;
+	}
 	return fd;
 }
 
