@@ -29,6 +29,7 @@ ssize_t record_send(int socket, const void *head, size_t head_bytes, const void 
 
 		msg.msg_control = &control;
 		msg.msg_controllen = CMSG_SPACE(sizeof(int) * fd_count);
+		memset(&control, 0, msg.msg_controllen); /* its padding */
 		c->cmsg_level = SOL_SOCKET;
 		c->cmsg_type = SCM_RIGHTS;
 		c->cmsg_len = CMSG_LEN(sizeof(int) * fd_count);
