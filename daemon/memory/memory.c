@@ -261,12 +261,13 @@ static int file_check_holes(int fd, uint64_t offset, uint64_t length, uint64_t *
 		*fill_p = holes;
 	if (holes <= most)
 		return 0;
-	return err_raise(ERR_IMPORT,
-			 "the memory has holes, over %ju bytes that are filled for you: "
-			 "byte %ju has no page yet. Touch them all, or "
-			 "MADV_POPULATE_WRITE (5.14), before it is registered; "
-			 "kvd_memory_alloc() does",
-			 (uintmax_t)most, (uintmax_t)first);
+	return err_raise(
+		ERR_IMPORT,
+		"the memory has holes: byte %ju has no page yet, and at most %ju "
+		"bytes more are filled for this user. Touch them all, or "
+		"MADV_POPULATE_WRITE (5.14), before it is registered; "
+		"kvd_memory_alloc() does",
+		(uintmax_t)first, (uintmax_t)most);
 }
 
 /* Map so that address and file offset agree modulo 2 MiB where that can pay. */
