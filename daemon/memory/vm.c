@@ -33,7 +33,7 @@
 
 #define VM_LOOK_MS 20	/* between looks at `canceled` */
 #define VM_LEAVE_MS 200 /* that a canceled one may still take */
-#define VM_HANG_MS 2000
+#define VM_HANG_MS 5000
 
 /* ---- channels ---- */
 

@@ -174,16 +174,16 @@ def hello(kvd):
 
 
 def memory_with_holes_is_refused():
-    """A page belongs to who makes it: not one is made here."""
+    """A page belongs to who makes it: of large memory not one is made here."""
     with Daemon() as kvd:
         engine = Engine(kvd, "sparse")
         fd = os.memfd_create("sparse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, 64 * MIB)
-        args = dict(kind="memfd", fd=0, length=64 * MIB)
+        os.ftruncate(fd, 160 * MIB)
+        args = dict(kind="memfd", fd=0, length=160 * MIB)
         message = engine.refused("EIMPORT", "region.register", fds=[fd], **args)
         assert "holes" in message and "MADV_POPULATE_WRITE" in message, message
         assert os.fstat(fd).st_blocks == 0, os.fstat(fd)
-        populated(fd, 64 * MIB).close()
+        populated(fd, 160 * MIB).close()
         engine.cmd("region.register", fds=[fd], **args)
         os.close(fd)
         engine.close()

@@ -109,7 +109,7 @@ def page_shows_what_happens():
         assert re.match(r"[\d.]+ (us|ms|s)$", b.text("tile-p50")), b.text("tile-p50")
         assert re.match(r"[\d.]+ [KMG]?i?B$", b.text("tile-in")), b.text("tile-in")
         assert not b.text("tile-in").startswith("0 "), b.text("tile-in")
-        peer = "prefill@" + p.prefill.endpoint[len("tcp://"):]
+        peer = "prefill@" + p.prefill.endpoint[len("tcp://"):].split("#")[0]
         assert peer in b.text("peers"), b.text("peers")
         assert "pull" in b.text("phases") and "late for a timer" in b.text("loop")
         picture = base64.b64decode(b.ask("Page.captureScreenshot")["data"])

@@ -37,10 +37,19 @@ def strangers():
         for user, folder in zip(USERS, folders):
             os.chown(folder, user, user)
             os.chmod(folder, 0o755)
-        daemons = [Daemon("[control]\nsocket_mode = 0666\nallow_uids = 0\n", run_dir=folder,
-                          preexec=become(user), program=program)
+            open(folder + "/peers", "w").close()
+        daemons = [Daemon("[control]\nsocket_mode = 0666\nallow_uids = 0\n"
+                          "[peer]\ncurve_allow_file = %s/peers\n" % folder, run_dir=folder,
+                          name="u%d" % user, preexec=become(user), program=program)
                    for user, folder in zip(USERS, folders)]
         with daemons[0] as a, daemons[1] as b:
+            clients = [kvd.Client(d.socket_path) for d in (a, b)]
+            for daemon, client, other in (a, *clients), (b, *clients[::-1]):
+                with open(daemon.run_dir + "/peers", "w") as out:
+                    out.write(other.command("keys")["line"] + "\n")
+                client.command("config.reload")
+            for client in clients:
+                client.close()
             yield a, b
     finally:
         for folder in folders:
@@ -86,8 +95,9 @@ def test_room_moves_small_memory_of_another_user(strangers):
     (a, source, a_pool), (b, target, b_pool) = sides
     for i, memory in enumerate(source):
         memory[:] = i + 1
-    offer = a.offer(1, a_pool, {"kv": [1, 2]})
-    b.pull(1, b_pool, a.endpoint, {"kv": [4, 5]}).wait(timeout=60)
+    ticket = os.urandom(16).hex()
+    offer = a.offer(1, a_pool, {"kv": [1, 2]}, ticket=ticket)
+    b.pull(1, b_pool, a.endpoint, {"kv": [4, 5]}, ticket=ticket).wait(timeout=60)
     offer.wait(timeout=60)
     page = 16 * 64
     for i, memory in enumerate(target):
