@@ -287,7 +287,8 @@ def unprivileged_users_share_a_host():
                 assert engine.cmd("config.reload")["keys"]["added"] == 1
             src, dst = Cache(prefill), Cache(decode)
             src.fill(SRC, TOKENS)
-            open_push(prefill, decode, src, dst, 1, SRC, DST, TOKENS)
+            open_push(prefill, decode, src, dst, 1, SRC, DST, TOKENS,
+                      ticket=os.urandom(16).hex())
             decode.until(1, "recv", SUCCESS)
             dst.check(DST, TOKENS)
             # memory of a process that the daemon's user may not read
