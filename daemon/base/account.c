@@ -35,7 +35,8 @@
 #include "daemon/base/metrics.h"
 #include "daemon/base/share.h"
 
-#define PRESET_PART 4u
+#define PRESET_PART 16u
+#define PRESET_MOST (UINT64_C(8) << 30)
 #define PRESET_LEAST (UINT64_C(256) << 20)
 
 const char *const account_class_names[ACCOUNT_CLASS_END] = {
@@ -275,5 +276,7 @@ uint64_t accounts_preset(void)
 	uint64_t group = cgroup_limit();
 	uint64_t part = (group < all ? group : all) / PRESET_PART;
 
-	return part < PRESET_LEAST ? PRESET_LEAST : part;
+	return part < PRESET_LEAST  ? PRESET_LEAST
+	       : part > PRESET_MOST ? PRESET_MOST
+				    : part;
 }

@@ -109,8 +109,8 @@ bool accounts_idle(const struct accounts *accounts);
 
 extern const char *const account_class_names[ACCOUNT_CLASS_END];
 
-/* The option's preset: a quarter of the machine's memory, or of what the control group
- * may have where that is less. Never below 256 MiB. */
+/* The option's preset: a sixteenth of the machine's memory, or of what the control group
+ * may have where that is less; 256 MiB to 8 GiB. */
 uint64_t accounts_preset(void);
 
 #endif

@@ -73,8 +73,8 @@ static const struct setting options[] = {
 		 "page tables; not the engines' memory itself. A principal (a user, or "
 		 "another daemon's key or address) may have seven eighths; the last "
 		 "eighth is for those with less than a 256th. What is over it is "
-		 "refused: ELIMIT. 0: a quarter of the machine's memory, or of "
-		 "the control group's limit where that is less; at least 256 MiB. Keep "
+		 "refused: ELIMIT. 0: a sixteenth of the machine's memory, or of the "
+		 "control group's limit where that is less; 256 MiB to 8 GiB. Keep "
 		 "it below half of the service's MemoryMax=."},
 
 	{"control", "socket_path", SETTING_PATH, FIELD(socket_path), .preset = "",

@@ -45,6 +45,7 @@
 #define PAUSE_NS (100 * LOOP_NS_PER_MS)
 #define CLIENT_TIMEOUT_NS (30 * LOOP_NS_PER_S)
 #define ADMIN_PART 16u
+#define FEW_PART 32u	  /* of all: of a user who gets in when others have the rest */
 #define GROUPS_MAX 65536u /* the kernel's NGROUPS_MAX */
 
 struct control {
@@ -234,7 +235,8 @@ static int check_cap(const struct kvd *kvd, const struct session_peer *peer)
 		return 0;
 	list_foreach(session, &kvd->sessions, link)
 		own += admin ? session->pid == peer->pid : session->uid == peer->uid;
-	if (kvd->session_count < most && share_allows(max, kvd->session_count, own))
+	if (kvd->session_count < most &&
+	    (own < max / FEW_PART || share_allows(max, kvd->session_count, own)))
 		return 0;
 	return err_raise(ERR_LIMIT,
 			 "%u sessions, %u of %s %u: the cap of this daemon is %u "

@@ -273,6 +273,7 @@ void peer_respell(struct peer_impl *impl)
  * its session. What began just now may be up in a moment, and counts in all only. */
 struct unreached {
 	unsigned int all, user, session;
+	unsigned int young; /* the user's, with what began just now */
 };
 
 static void count_unreached(const struct peers *peers, const struct peer_client *client,
@@ -288,8 +289,10 @@ static void count_unreached(const struct peers *peers, const struct peer_client 
 		if (!impl->unreached)
 			continue;
 		n_p->all++;
-		if (!client || now_ns - impl->begun_ns < UNREACHED_NS ||
-		    impl->client.uid != client->uid)
+		if (!client || impl->client.uid != client->uid)
+			continue;
+		n_p->young++;
+		if (now_ns - impl->begun_ns < UNREACHED_NS)
 			continue;
 		n_p->user++;
 		n_p->session += impl->client.session == client->session;
@@ -305,7 +308,9 @@ static int check_share(const struct peers *peers, const struct peer_client *clie
 	struct unreached n;
 
 	count_unreached(peers, client, &n);
-	if (n.all < all && n.user < user && n.session < session)
+	/* the last eighth of it, too, is for users who have few */
+	if (n.all < all && n.user < user && n.session < session &&
+	    (n.all < all - all / 8 || n.young < all / 32 + 1))
 		return 0;
 	return err_raise(ERR_LIMIT,
 			 "daemons that never came up are dialled: %u for this session, "

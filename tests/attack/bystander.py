@@ -125,7 +125,8 @@ def ping(said, stop, begun, path):
 def one_room(prefill, decode, src, dst, room):
     begin = time.monotonic()
     dst.mem[:] = bytes(BYTES)
-    open_push(prefill, decode, src, dst, room, [1, 2], [5, 4], 30)
+    open_push(prefill, decode, src, dst, room, [1, 2], [5, 4], 30,
+                      ticket=os.urandom(16).hex())
     decode.until(room, "recv", SUCCESS, ROOM_S)
     prefill.until(room, "send", SUCCESS, ROOM_S)
     took = time.monotonic() - begin

@@ -533,7 +533,8 @@ def offer_page(house, out):
     prefill = Engine(house.a, "alice")
     src = Cache(prefill)
     src.fill([1, 2], 30)
-    prefill.cmd("room.open", room="42", role="send", pool=src.pool)
+    prefill.cmd("room.open", room="42", role="send", pool=src.pool,
+                ticket=os.urandom(16).hex())
     os.write(out, prefill.endpoint.encode() + b"\n")
     for _ in range(100):
         if prefill.state(42, "send")[0] == WAITING:
@@ -582,7 +583,8 @@ def rooms_squatted_before_they_open(house):
     prefill, decode = Engine(house.a, "alice"), Engine(house.b, "alice")
     src, dst = Cache(prefill, name="alice"), Cache(decode, name="alice")
     try:
-        open_push(prefill, decode, src, dst, 42, [1, 2], [1, 2], 30)
+        open_push(prefill, decode, src, dst, 42, [1, 2], [1, 2], 30,
+                  ticket=os.urandom(16).hex())
         decode.until(42, "recv", SUCCESS, 8)
     except (Refused, AssertionError) as why:
         return "a squatted room: %s" % str(why)[:200]
