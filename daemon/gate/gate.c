@@ -489,7 +489,7 @@ ssize_t gate_pending(int fd, bool *with_p)
 {
 	int there = 0;
 	ssize_t n;
-	char byte;
+	char byte = 0;
 
 	/* before the peek: what comes in between was not judged */
 	if (ioctl(fd, SIOCINQ, &there) < 0)

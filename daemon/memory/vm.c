@@ -123,7 +123,7 @@ static int channel_wait(struct vm_channel *channel, const atomic_bool *canceled,
 			struct vm_answer *answer)
 {
 	struct pollfd ready = {.fd = channel->socket, .events = POLLIN};
-	uint64_t begun = clock_ns(), left = 0, now = begun;
+	uint64_t begun = clock_ns(), left = 0, now;
 
 	for (;;) {
 		int n = poll(&ready, 1, VM_LOOK_MS);
