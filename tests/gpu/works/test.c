@@ -709,7 +709,7 @@ static unsigned int regions(struct kvd_client *client)
 	unsigned int n = 0;
 
 	well(client, kvd_command(client, "stats", NULL, 0, &text), "stats");
-	at = strstr(text, "\"regions\":"); /* the metric, not the class of accounts */
+	at = strstr(text, "{\"name\":\"regions\""); /* not the class of accounts */
 	at = at ? strstr(at, "\"value\":") : NULL;
 	if (!at || sscanf(at, "\"value\":%u", &n) != 1)
 		die("stats: no gauge of regions");
