@@ -76,8 +76,6 @@ int gate_hold(struct gates *gates, struct gate_client *client, int fd, uid_t uid
  * plainly. As recv(2) with MSG_PEEK.
  */
 ssize_t gate_peek(int fd, void *buf, size_t size, bool *with_p);
-/* The same without a look at the bytes: how many are there. */
-ssize_t gate_pending(int fd, bool *with_p);
 /* Once, before anything is read: out-of-band bytes would pass the peek by. */
 int gate_prepare(int fd);
 /* on_parcel follows, never from within this call. One at a time. */

@@ -98,16 +98,17 @@ static void net_pending_introduce(struct net_pending *pending)
 static ssize_t net_pending_recv(struct net_pending *pending)
 {
 	size_t want = sizeof(pending->hello) - pending->got;
+	uint8_t *to = pending->hello + pending->got;
 	bool with = false;
 	ssize_t n;
 
 	if (pending->acceptor->admits) {
-		n = gate_pending(pending->fd, &with);
+		n = gate_peek(pending->fd, to, want, &with);
 		if (n <= 0 || with)
 			return with ? 0 : n;
-		want = (size_t)n < want ? (size_t)n : want;
+		want = (size_t)n;
 	}
-	return recv(pending->fd, pending->hello + pending->got, want, MSG_DONTWAIT);
+	return recv(pending->fd, to, want, MSG_DONTWAIT);
 }
 
 static void net_pending_read(struct net_pending *pending)

@@ -571,19 +571,18 @@ static int in_read(struct shm_peer *peer)
 	struct shm_wire *wire = &peer->wire;
 	size_t want = wire->in_size - wire->in_len;
 	bool with = false;
-	ssize_t n = gate_pending(peer->fd, &with);
+	ssize_t n;
 
-	if (n > 0 && (size_t)n < want)
-		want = (size_t)n;
 	if (want > CALL_BYTES)
 		want = CALL_BYTES;
+	n = gate_peek(peer->fd, wire->in + wire->in_len, want, &with);
 	if (n > 0 && with) {
-		gate_receive(&peer->gate, GATE_STREAM, want,
+		gate_receive(&peer->gate, GATE_STREAM, (size_t)n,
 			     (unsigned int)ARRAY_LEN(wire->in_fds) - wire->in_fd_count);
 		return 0;
 	}
-	if (n > 0)
-		n = recv(peer->fd, wire->in + wire->in_len, want, MSG_DONTWAIT);
+	if (n > 0) /* no more than was seen */
+		n = recv(peer->fd, wire->in + wire->in_len, (size_t)n, MSG_DONTWAIT);
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return 0;
 	if (n < 0)
