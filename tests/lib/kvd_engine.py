@@ -95,8 +95,11 @@ def pattern(token, layer, field):
 
 
 def populated(fd, length):
-    """Mapped, with every page there: a daemon takes no memory with holes."""
-    return mmap.mmap(fd, length, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    """Mapped, with every page there: a daemon takes no memory with holes. Each is written:
+    reclaim may take away a page that was only read."""
+    memory = mmap.mmap(fd, length)
+    memory[::mmap.PAGESIZE] = memory[::mmap.PAGESIZE]
+    return memory
 
 
 class Cache:
