@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# fuzz.sh run|cmin FOLDER SECONDS NAME...: FOLDER/fuzz_NAME, one after the other.
-#   run    libFuzzer for so many seconds a target. Inputs that it keeps go to
-#          build/fuzz/found/NAME, those that fail to build/fuzz/failed; one line each
+# fuzz.sh run|cmin FOLDER SECONDS NAME...: FOLDER/fuzz_NAME for each name.
+#   run    libFuzzer for so many seconds a target, one on each core. Inputs that it keeps go
+#          to build/fuzz/found/NAME, those that fail to build/fuzz/failed; one line each
 #   cmin   the least set of inputs, of the tree's and of those found, that reaches as much:
 #          new ones go into tests/fuzz/corpus/NAME, those of the tree that add nothing leave
 #          it, unless somebody gave them a name that is no checksum
@@ -12,7 +12,6 @@ what=$1 folder=$2 seconds=$3
 shift 3
 base=build/fuzz
 bad=
-total=0
 
 # libFuzzer's options of the target, KEY = VALUE
 options()
@@ -30,7 +29,7 @@ figure()
 
 run()
 {
-	local name=$1 log=$base/$1.log status
+	local name=$1 log=$base/$1.log status execs
 	mkdir -p "$base/found/$name" "$base/failed"
 	# shellcheck disable=SC2046
 	"$folder/fuzz_$name" $(options "$name") -max_total_time="$seconds" \
@@ -38,11 +37,30 @@ run()
 		"$base/found/$name" "tests/fuzz/corpus/$name" > "$log" 2>&1
 	status=$?
 	execs=$(figure "$log" number_of_executed_units)
-	total=$((total + ${execs:-0}))
 	printf '%-12s %11s inputs %7s/s  edges %s\n' "$name" "${execs:-0}" \
 		"$(figure "$log" average_exec_per_sec)" \
 		"$(sed -n 's/.* cov: \([0-9]*\) .*/\1/p' "$log" | tail -n 1)"
-	[ $status -eq 0 ] || { bad="$bad $name"; tail -n 40 "$log"; }
+	[ $status -eq 0 ] && return
+	tail -n 40 "$log"
+	touch "$base/$name.bad"
+}
+
+run_all()
+{
+	local total=0 name execs running=0
+	rm -f $base/*.bad
+	for name; do
+		[ $running -lt "$(nproc)" ] || { wait -n; running=$((running - 1)); }
+		run "$name" &
+		running=$((running + 1))
+	done
+	wait
+	for name; do
+		execs=$(figure "$base/$name.log" number_of_executed_units)
+		total=$((total + ${execs:-0}))
+		[ ! -e "$base/$name.bad" ] || bad="$bad $name"
+	done
+	echo "$total inputs"
 }
 
 cmin()
@@ -62,8 +80,11 @@ cmin()
 		"$(du -bsh "$corpus" | cut -f1)"
 }
 
-for name; do
-	"$what" "$name"
-done
-[ "$what" = cmin ] || echo "$total inputs"
+if [ "$what" = run ]; then
+	run_all "$@"
+else
+	for name; do
+		cmin "$name"
+	done
+fi
 [ -z "$bad" ] || { echo "failed:$bad (inputs in $base/failed, logs $base/NAME.log)"; exit 1; }

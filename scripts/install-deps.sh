@@ -13,7 +13,8 @@
 #                                missing, and without root only told
 set -eu
 
-# package, and how to see that it is there: a header, a program, or a module of Python;
+# package, and how to see that it is there: a header, a program, a module of Python, or a
+# compiler that has libFuzzer;
 # "less": without it tests are skipped by name, or `make check` alone wants it
 needs='
 gcc		program:gcc
@@ -43,6 +44,8 @@ zsh		program:zsh	less
 fish		program:fish	less
 clang-tidy	program:clang-tidy	less
 cppcheck	program:cppcheck	less
+clang		fuzzer:clang	less
+libclang-rt-dev	fuzzer:clang	less
 '
 
 bench_needs='
@@ -83,6 +86,11 @@ is_there()
 		;;
 	file:*)
 		[ -e "${1#file:}" ]
+		;;
+	fuzzer:*)
+		printf 'int LLVMFuzzerTestOneInput(void) { return 0; }\n' |
+			"${1#fuzzer:}" -fsanitize=fuzzer,address -x c -o /dev/null - \
+				>/dev/null 2>&1
 		;;
 	python:*)
 		python3 -c "import ${1#python:}" >/dev/null 2>&1
