@@ -377,6 +377,16 @@ static void sweep_prepare(struct sweep *s, bool connected)
 		client_open(&s->client, &s->mini);
 }
 
+/* A reply, or the end. It may come by another process: a descriptor's line does. */
+static void sweep_wait(struct sweep *s)
+{
+	struct pollfd p = {.fd = s->client.fd, .events = POLLIN};
+	uint64_t end = loop_clock_ns(s->mini.kvd.loop) + 30 * LOOP_NS_PER_S;
+
+	while (poll(&p, 1, 0) == 0 && loop_clock_ns(s->mini.kvd.loop) < end)
+		loop_turn(s->mini.kvd.loop, LOOP_NS_PER_MS);
+}
+
 /* Turn until the client has something to read or nothing more happens. */
 static void sweep_settle(struct sweep *s)
 {
@@ -395,7 +405,7 @@ static bool sweep_once(struct sweep *s, const char *line, uint64_t n)
 
 	mem_fail_at(n);
 	client_send_fds(&s->client, line, &s->fd, s->fd >= 0);
-	sweep_settle(s);
+	sweep_wait(s);
 	hit = mem_count() >= n;
 	mem_fail_at(0);
 	reply = client_reply(&s->client);
