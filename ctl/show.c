@@ -119,6 +119,8 @@ static void put_health(const cJSON *health)
 	if (ctl_true(health, "insecure"))
 		show_put("insecure", "yes: whoever reaches the ports can read and write "
 				     "engines' caches");
+	if (*ctl_str(health, "sandbox_lacks", ""))
+		show_put("sandbox", ctl_str(health, "sandbox_lacks", ""));
 	show_put("uptime", ctl_ms(ctl_num(health, "uptime_ms")));
 	printf("%-12s %.0f\n", "sessions", ctl_num(health, "sessions"));
 	printf("%-12s %.0f ms in the last second\n", "loop lag",

@@ -32,6 +32,7 @@
 #include "daemon/events.h"
 #include "daemon/features.h"
 #include "daemon/gate/gate.h"
+#include "daemon/gate/sandbox.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/link/link.h"
 #include "daemon/link/link_curve.h"
@@ -467,10 +468,25 @@ static int wind_up(struct kvd *kvd)
 	return -ETIMEDOUT;
 }
 
+/* Nothing is loaded or forked any more. */
+static int close_in(const struct kvd *kvd)
+{
+	if (sandbox_enter(SANDBOX_MAIN) < 0)
+		return err_raise_errno(errno,
+				       "giving up system calls; sandbox = no keeps "
+				       "them");
+	if (*sandbox_lacks())
+		log_warn("daemon", kvd->config->name, "sandbox: not all is in force",
+			 "why=\"%s\" has=\"%s\"", sandbox_lacks(), sandbox_words());
+	return 0;
+}
+
 int kvd_run(struct kvd *kvd)
 {
-	int r;
+	int r = close_in(kvd);
 
+	if (r < 0)
+		return err_pass(r);
 	if (kvd->config->insecure)
 		log_warn(
 			"daemon", kvd->config->name,

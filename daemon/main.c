@@ -20,6 +20,7 @@
 #include "daemon/check.h"
 #include "daemon/config/config.h"
 #include "daemon/features.h"
+#include "daemon/gate/sandbox.h"
 #include "daemon/gate/warden.h"
 #include "daemon/kvd.h"
 #include "daemon/loop/lock.h"
@@ -137,7 +138,9 @@ static int main_serve(const struct config *config)
 	if (!config->core_dumps)
 		main_seal();
 	lock_init(&lock);
-	r = warden_fork(&sockets.warden_fd); /* while there is no thread, nor the lock */
+	r = sandbox_prepare(config->sandbox);
+	if (r == 0) /* while there is no thread, nor the lock */
+		r = warden_fork(&sockets.warden_fd);
 	if (r == 0)
 		r = lock_take(&lock, config->run_dir, config->name);
 	if (r == 0)

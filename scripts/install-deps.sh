@@ -30,6 +30,7 @@ libmicrohttpd-dev	header:microhttpd.h
 libcjson-dev	header:cjson/cJSON.h
 libinih-dev	header:ini.h
 libxxhash-dev	header:xxhash.h
+libseccomp-dev	header:seccomp.h
 uthash-dev	header:uthash.h
 libcmocka-dev	header:cmocka.h
 python3		program:python3

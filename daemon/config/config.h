@@ -37,6 +37,7 @@ struct config {
 	uint32_t log_rooms;		 /* enum log_rooms */
 	bool watchdog;			 /* answer systemd's watchdog */
 	bool core_dumps;
+	bool sandbox;
 	uint32_t offload_threads; /* >= 1 */
 	uint64_t drain_timeout_ns;
 	uint64_t memory_bytes; /* of all accounts */

@@ -16,6 +16,7 @@
 #include "daemon/control/brief.h"
 #include "daemon/control/health.h"
 #include "daemon/config/config.h"
+#include "daemon/gate/sandbox.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/base/context.h"
 #include "daemon/link/link_curve.h"
@@ -102,6 +103,10 @@ static int health_run(struct request *req)
 			add_room_bytes(result, &kvd->metrics) &&
 			cJSON_AddBoolToObject(result, "insecure",
 					      kvd->config->insecure) &&
+			cJSON_AddStringToObject(result, "sandbox", sandbox_words()) &&
+			(!*sandbox_lacks() ||
+			 cJSON_AddStringToObject(result, "sandbox_lacks",
+						 sandbox_lacks())) &&
 			add_transport_list(result, kvd));
 }
 
@@ -304,7 +309,8 @@ const struct command admin_commands[] = {
 	 "helper_jobs, lag_ms (the longest time of the last second that the loop was "
 	 "busy), room_bytes (moved by rooms since the start), staged_bytes (of them, by "
 	 "way of a buffer of this daemon's), insecure (insecure = yes: it does not "
-	 "authenticate its peers), transports"},
+	 "authenticate its peers), sandbox (what the daemon has given up: seccomp), "
+	 "sandbox_lacks (why that is not all), transports"},
 	{"config.show",
 	 "Show the settings in force; paths, users and groups to administrators only",
 	 NULL, 0, config_show_run,

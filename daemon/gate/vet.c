@@ -28,23 +28,33 @@
 #define ANON_INODE_FS_MAGIC 0x09041934
 #endif
 
-/* Drivers that kvd has business with, as /proc/devices names them. */
+/* Read again each time: a driver may be loaded later. Opened while this process may. */
+static int devices = -1;
+
+void vet_prepare(void)
+{
+	devices = open("/proc/devices", O_RDONLY | O_CLOEXEC);
+}
+
+int vet_descriptor(void)
+{
+	return devices;
+}
+
+/* Drivers that kvd has business with, as that file names them: lines "195 nvidia" under
+ * "Character devices:". */
 static int is_nvidia(dev_t device)
 {
-	FILE *devices = fopen("/proc/devices", "re");
-	char line[128], name[64];
+	char text[4096], name[64], *line, *rest = text;
 	unsigned int number;
-	int found = 0;
+	ssize_t n = pread(devices, text, sizeof(text) - 1, 0);
 
-	while (devices && !found && fgets(line, sizeof(line), devices)) {
-		if (strstr(line, "Block devices"))
-			break;
-		found = sscanf(line, "%u %63s", &number, name) == 2 &&
-			number == major(device) && strncmp(name, "nvidia", 6) == 0;
-	}
-	if (devices)
-		fclose(devices);
-	return found;
+	text[n > 0 ? n : 0] = '\0';
+	while ((line = strsep(&rest, "\n")) && !strstr(line, "Block devices"))
+		if (sscanf(line, "%u %63s", &number, name) == 2 &&
+		    number == major(device) && strncmp(name, "nvidia", 6) == 0)
+			return 1;
+	return 0;
 }
 
 static const char *fd_link(int fd, char *link, size_t size)

@@ -13,4 +13,8 @@
  */
 int vet_fd(int fd, char *what, size_t size);
 
+/* Before a process gives up opening files (sandbox.h): what vet_fd() will look at. */
+void vet_prepare(void);
+int vet_descriptor(void); /* of that, to be kept open; or -1 */
+
 #endif

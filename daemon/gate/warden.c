@@ -32,6 +32,8 @@
 #include "daemon/base/mem.h"
 #include "daemon/gate/gate_child.h"
 #include "daemon/gate/record.h"
+#include "daemon/gate/sandbox.h"
+#include "daemon/gate/vet.h"
 #include "daemon/gate/vm_child.h"
 #include "daemon/loop/loop.h"
 
@@ -64,17 +66,27 @@ struct keeper {
 	size_t count;
 };
 
-/* Of the daemon's descriptors none stays: its sockets, its lock and what a service
- * manager passed would outlive it here. */
-static void keeper_close_rest(int keep)
+static void keeper_no_output(void)
 {
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
 	for (int fd = 0; null >= 0 && fd <= 2; fd++)
 		(void)dup2(null, fd);
-	if (keep > 3)
-		(void)close_range(3, (unsigned int)keep - 1, 0);
-	(void)close_range((unsigned int)keep + 1, ~0u, 0);
+}
+
+/* Of the daemon's descriptors none stays but these two: its sockets, its lock and what a
+ * service manager passed would outlive it here. */
+static void keeper_close_rest(int socket, int other)
+{
+	int one = other < 0 ? socket : other; /* there may be no other */
+	unsigned int low = (unsigned int)(one < socket ? one : socket);
+	unsigned int high = (unsigned int)(one < socket ? socket : one);
+
+	if (low > 3)
+		(void)close_range(3, low - 1, 0);
+	if (high > low + 1)
+		(void)close_range(low + 1, high - 1, 0);
+	(void)close_range(high + 1, ~0u, 0);
 }
 
 static void keeper_signals(void)
@@ -99,16 +111,18 @@ static void keeper_end(const struct keeper *keeper)
 
 static _Noreturn void child_run(int socket, const struct order *order)
 {
+	bool vm = order->kind == WARDEN_VM;
 	sigset_t none;
 	char name[16];
 
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
-	keeper_close_rest(socket);
-	snprintf(name, sizeof(name), "kvd-%s:%u",
-		 order->kind == WARDEN_VM ? "vm" : "gate", order->uid);
+	keeper_close_rest(socket, vet_descriptor());
+	snprintf(name, sizeof(name), "kvd-%s:%u", vm ? "vm" : "gate", order->uid);
 	prctl(PR_SET_NAME, name);
-	if (order->kind == WARDEN_VM)
+	if (sandbox_enter(vm ? SANDBOX_VM : SANDBOX_GATE) < 0)
+		_exit(1);
+	if (vm)
 		vm_child_serve(socket);
 	else
 		gate_child_serve(socket);
@@ -184,11 +198,15 @@ static _Noreturn void keeper_run(int socket)
 
 	prctl(PR_SET_NAME, "kvd-warden");
 	keeper_signals();
-	keeper_close_rest(socket);
+	keeper_no_output();
+	vet_prepare();
+	keeper_close_rest(socket, vet_descriptor());
 	sigemptyset(&child);
 	sigaddset(&child, SIGCHLD);
 	sigprocmask(SIG_BLOCK, &child, NULL);
 	keeper.signals = signalfd(-1, &child, SFD_CLOEXEC);
+	if (sandbox_enter(SANDBOX_WARDEN) < 0)
+		_exit(1);
 	for (;;) {
 		struct pollfd watched[] = {{.fd = socket, .events = POLLIN},
 					   {.fd = keeper.signals, .events = POLLIN}};

@@ -1,0 +1,106 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""What the processes of a daemon have given up, as the kernel tells it. That each call is
+refused or not: tests/unit/test_sandbox.c. All other tests run daemons that are in it."""
+import os
+import re
+import shutil
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "lib"))
+sys.path.insert(0, os.path.join(HERE, "..", "systemd"))
+from kvd_daemon import Daemon, Skip, run  # noqa: E402
+from kvd_engine import Engine, open_push, Pair, SUCCESS  # noqa: E402
+import filtered  # noqa: E402
+
+SOURCE = os.path.join(HERE, "../../daemon/gate/sandbox_calls.c")
+SRC, DST, TOKENS = [5, 6, 7, 60, 1], [9, 3, 33, 2, 50], 77
+FILTERED = {"Seccomp": "2", "NoNewPrivs": "1"}
+
+
+def status(path):
+    with open(path + "/status") as f:
+        lines = dict(line.rstrip("\n").split(":\t", 1) for line in f if ":\t" in line)
+    return lines["Name"], {name: lines[name] for name in FILTERED}
+
+
+def children(pid):
+    with open("/proc/%d/task/%d/children" % (pid, pid)) as f:
+        return [int(word) for word in f.read().split()]
+
+
+def processes(daemon):
+    """(name, what the kernel says), of each thread and process."""
+    main = daemon.proc.pid
+    tasks = ["/proc/%d/task/%s" % (main, task) for task in os.listdir("/proc/%d/task" % main)]
+    wardens = children(main)
+    paths = ["/proc/%d" % pid for w in wardens for pid in [w] + children(w)]
+    return [status(path) for path in tasks + paths]
+
+
+def health(daemon):
+    engine = Engine(daemon, "asks")
+    says = engine.cmd("health")
+    engine.close()
+    return says
+
+
+def need(daemon):
+    lacks = health(daemon).get("sandbox_lacks", "")
+    if lacks:
+        raise Skip(lacks)
+
+
+def every_process_is_filtered():
+    config = "[transport]\ntransports = tcp\n"
+    with Pair([Daemon(config), Daemon(config)], kinds=("vm", "vm")) as p:
+        need(p.a)
+        p.src.fill(SRC, TOKENS)
+        open_push(p.prefill, p.decode, p.src, p.dst, 1, SRC, DST, TOKENS)
+        p.decode.until(1, "recv", SUCCESS)
+        p.dst.check(DST, TOKENS)
+        seen = processes(p.a)
+        names = " ".join(name for name, _ in seen)
+        assert len(seen) > 6, seen
+        for name in ("kvd-warden", "kvd-gate:", "kvd-vm:"):
+            assert name in names, names
+        assert all(says == FILTERED for _, says in seen), seen
+
+
+def health_says_what_is_in_force():
+    with Daemon() as d:
+        need(d)
+        assert health(d)["sandbox"].startswith("seccomp"), health(d)
+
+
+def unwanted_is_left_and_told():
+    with Daemon("[daemon]\nsandbox = no\n") as d:
+        d.expect("sandbox: not all is in force")
+        says = health(d)
+        assert says["sandbox"] == "" and says["sandbox_lacks"], says
+        own, told = status("/proc/self"), processes(d)
+        assert all(says == own[1] for _, says in told), (own, told)
+
+
+def unit_allows_what_the_daemon_does():
+    """Two lists of one thing: of what the unit refuses nothing may be on the daemon's."""
+    if not shutil.which("systemd-analyze"):
+        raise Skip("systemd-analyze")
+    with open(SOURCE) as f:
+        table = f.read().split("sandbox_calls[] = {")[1]
+    own = set(" ".join(re.findall(r'"([^"]*)"', table)).split())
+    assert {"read", "sendmsg", "openat", "clone"} < own, own
+    unit = filtered.allowed(filtered.settings()["SystemCallFilter"])
+    known = set().union(*filtered.groups().values())
+    assert not (own & known) - unit, sorted((own & known) - unit)
+    assert {"seccomp", "landlock_restrict_self"} < unit, unit
+    for call in ("execve", "ptrace", "process_vm_readv", "io_uring_setup", "bpf"):
+        assert call not in own, call
+
+
+if __name__ == "__main__":
+    run([every_process_is_filtered,
+         health_says_what_is_in_force,
+         unwanted_is_left_and_told,
+         unit_allows_what_the_daemon_does])
