@@ -82,10 +82,13 @@ void doctor_daemon(struct doctor *d)
 		doctor_say(d, DOCTOR_WARN, "start it again when it has ended",
 			   "%s: takes no new rooms", state);
 	if (*ctl_str(d->health, "sandbox_lacks", ""))
-		doctor_say(
-			d, DOCTOR_WARN, "sandbox = yes, and a kernel that has it",
-			"a daemon that is taken over could do all that its user can: %s",
-			ctl_str(d->health, "sandbox_lacks", ""));
+		doctor_say(d,
+			   strcmp(doctor_setting(d, "sandbox"), "no") == 0 ? DOCTOR_WARN
+									   : DOCTOR_NOTE,
+			   "sandbox = yes, and a kernel that has it",
+			   "what a daemon that is taken over could do is not bounded in "
+			   "full: %s",
+			   ctl_str(d->health, "sandbox_lacks", ""));
 	if (d->unprivileged)
 		doctor_say(d, DOCTOR_WARN,
 			   "run this as root, the daemon's user or one of admin_uids",

@@ -476,7 +476,7 @@ static int close_in(const struct kvd *kvd)
 				       "giving up system calls; sandbox = no keeps "
 				       "them");
 	if (*sandbox_lacks())
-		log_warn("daemon", kvd->config->name, "sandbox: not all is in force",
+		log_info("daemon", kvd->config->name, "sandbox: not all is in force",
 			 "why=\"%s\" has=\"%s\"", sandbox_lacks(), sandbox_words());
 	return 0;
 }

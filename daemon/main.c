@@ -8,8 +8,10 @@
  * would find, but for who listens at the socket (check.c).
  */
 #include <getopt.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -23,6 +25,7 @@
 #include "daemon/gate/sandbox.h"
 #include "daemon/gate/warden.h"
 #include "daemon/kvd.h"
+#include "daemon/link/link_keydir.h"
 #include "daemon/loop/lock.h"
 #include "daemon/loop/notify.h"
 
@@ -127,6 +130,36 @@ static void main_seal(void)
 	(void)setrlimit(RLIMIT_CORE, &none);
 }
 
+/* The directory that a socket's path is in; "" for what is no path. */
+static const char *folder_of(const char *path, char *folder, size_t size)
+{
+	const char *slash = strrchr(path, '/');
+
+	if (strncmp(path, "unix:", 5) == 0)
+		path += 5;
+	if (!slash || *path != '/')
+		return "";
+	snprintf(folder, size, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+	return folder;
+}
+
+/* Where files are made or changed, from now on. */
+static int main_give_up_files(const struct config *config)
+{
+	char socket[CONFIG_PATH_BYTES], metrics[CONFIG_PATH_BYTES], keys[PATH_MAX];
+	const char *const places[] = {
+		config->run_dir,
+		"/dev/shm",
+		folder_of(config->socket_path, socket, sizeof(socket)),
+		folder_of(config->metrics_listen, metrics, sizeof(metrics)),
+		keys,
+		NULL,
+	};
+
+	link_keydir_home(config, keys, sizeof(keys));
+	return err_pass(sandbox_files(places));
+}
+
 static int main_serve(const struct config *config)
 {
 	struct kvd_sockets sockets = {.control_fd = -1, .warden_fd = -1};
@@ -141,6 +174,8 @@ static int main_serve(const struct config *config)
 	r = sandbox_prepare(config->sandbox);
 	if (r == 0) /* while there is no thread, nor the lock */
 		r = warden_fork(&sockets.warden_fd);
+	if (r == 0)
+		r = main_give_up_files(config);
 	if (r == 0)
 		r = lock_take(&lock, config->run_dir, config->name);
 	if (r == 0)

@@ -58,10 +58,11 @@ static const struct setting options[] = {
 	 .help = "Let the kernel write a core when the daemon crashes, and its user look "
 		 "into it with a debugger. A core has keys and engines' caches in it."},
 	{"daemon", "sandbox", SETTING_BOOL, FIELD(sandbox), .preset = "yes",
-	 .help = "Give up, once all is loaded, the system calls that the daemon does not "
-		 "need, as far as the kernel can. no: for a driver or a library that "
-		 "needs one of them; the kernel's log names the call (type=1326). "
-		 "`health` says what is in force."},
+	 .help = "Give up the system calls that the daemon does not need once all is "
+		 "loaded (seccomp), and the right to change files elsewhere (Landlock), "
+		 "as far as the kernel can. no: for a driver or a library that needs one "
+		 "of them; the kernel's log names the call (type=1326). `health` says "
+		 "what is in force."},
 	{"daemon", "offload_threads", SETTING_AUTO_COUNT, FIELD(offload_threads),
 	 .preset = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Helper threads for what blocks: registration, mapping, DNS, long JSON. "

@@ -309,7 +309,7 @@ const struct command admin_commands[] = {
 	 "helper_jobs, lag_ms (the longest time of the last second that the loop was "
 	 "busy), room_bytes (moved by rooms since the start), staged_bytes (of them, by "
 	 "way of a buffer of this daemon's), insecure (insecure = yes: it does not "
-	 "authenticate its peers), sandbox (what the daemon has given up: seccomp), "
+	 "authenticate its peers), sandbox (what bounds it: seccomp, landlock), "
 	 "sandbox_lacks (why that is not all), transports"},
 	{"config.show",
 	 "Show the settings in force; paths, users and groups to administrators only",

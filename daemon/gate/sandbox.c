@@ -10,6 +10,7 @@
 #include "daemon/gate/sandbox.h"
 
 #include <errno.h>
+#include <glob.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stdint.h>
@@ -24,6 +25,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
+#include "daemon/gate/landlock.h"
 #include "daemon/gate/sandbox_calls.h"
 
 /* Sanitizers make calls of their own: a leak is looked for by a process that traces
@@ -41,12 +43,13 @@
 #define WITH_SANITIZER 0
 #endif
 
-#define KINDS (SANDBOX_VM + 1)
+#define DEVICES_MAX 64u /* nodes in /dev */
+#define KINDS (SANDBOX_OPEN + 1)
 
 static struct {
 	struct sock_fprog filters[KINDS];
 	struct sock_fprog quiet; /* what the main process is refused without a line */
-	bool seccomp;
+	bool seccomp, landlock;
 	char lacks[96];
 } sandbox = {.lacks = "not started"};
 
@@ -55,9 +58,9 @@ static struct {
 /* Bits of those whose calls pass through the filter of `kind`. */
 static unsigned int kinds_under(enum sandbox_kind kind)
 {
-	return kind == SANDBOX_WARDEN
-		       ? 1u << SANDBOX_WARDEN | 1u << SANDBOX_GATE | 1u << SANDBOX_VM
-		       : 1u << kind;
+	return kind == SANDBOX_WARDEN ? 1u << SANDBOX_WARDEN | 1u << SANDBOX_GATE |
+						1u << SANDBOX_VM | 1u << SANDBOX_OPEN
+				      : 1u << kind;
 }
 
 static int filter_allow(scmp_filter_ctx filter, const struct sandbox_call *call)
@@ -186,7 +189,34 @@ int sandbox_prepare(bool wanted)
 	for (int kind = 0; r == 0 && kind < KINDS; kind++)
 		r = filter_make((enum sandbox_kind)kind);
 	sandbox.seccomp = r == 0;
-	*sandbox.lacks = '\0';
+	sandbox.landlock = r == 0 && landlock_version() > 0;
+	snprintf(sandbox.lacks, sizeof(sandbox.lacks), "%s",
+		 sandbox.landlock ? "" : "no Landlock in this kernel or container");
+	return r;
+}
+
+int sandbox_files(const char *const *directories)
+{
+	static const char *const fixed[] = {"/dev/null", "/dev/zero", "/dev/infiniband",
+					    "/dev/gdrdrv"};
+	const char *devices[DEVICES_MAX + 1] = {NULL};
+	glob_t found = {.gl_pathc = 0};
+	size_t count = 0;
+	int r;
+
+	if (!sandbox.landlock)
+		return 0;
+	for (; count < ARRAY_LEN(fixed); count++)
+		devices[count] = fixed[count];
+	if (glob("/dev/nvidia*", GLOB_NOSORT, NULL, &found) == 0)
+		for (size_t i = 0; i < found.gl_pathc && count < DEVICES_MAX; i++)
+			devices[count++] = found.gl_pathv[i];
+	r = landlock_no_change(directories, devices);
+	if (r < 0)
+		r = err_raise_errno(errno,
+				    "giving up files (Landlock); sandbox = no keeps "
+				    "them");
+	globfree(&found);
 	return r;
 }
 
@@ -206,6 +236,9 @@ int sandbox_enter(enum sandbox_kind kind)
 
 	if (!sandbox.seccomp)
 		return 0;
+	if (sandbox.landlock && (kind == SANDBOX_GATE || kind == SANDBOX_VM) &&
+	    landlock_nothing() < 0)
+		return -1;
 	if (kind != SANDBOX_MAIN)
 		return filter_load(program, 0);
 	if (filter_load(&sandbox.quiet, all) < 0)
@@ -215,7 +248,7 @@ int sandbox_enter(enum sandbox_kind kind)
 
 const char *sandbox_words(void)
 {
-	return sandbox.seccomp ? "seccomp" : "";
+	return sandbox.landlock ? "seccomp landlock" : sandbox.seccomp ? "seccomp" : "";
 }
 
 const char *sandbox_lacks(void)

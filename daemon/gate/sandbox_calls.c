@@ -24,7 +24,8 @@
 #define W (1u << SANDBOX_WARDEN)
 #define G (1u << SANDBOX_GATE)
 #define V (1u << SANDBOX_VM)
-#define ALL (M | W | G | V)
+#define O (1u << SANDBOX_OPEN)
+#define ALL (M | W | G | V | O)
 
 #define NAMESPACES                                                                     \
 	(CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | \
@@ -67,7 +68,7 @@ const struct sandbox_call sandbox_calls[] = {
 	/* the warden: forks, kills and waits; its children give up more */
 	{W, "clone", WHERE(0, NAMESPACES, 0)},
 	{W, "kill", WHERE_INT(1, SIGKILL)},
-	{W, "wait4 waitid seccomp", ANY},
+	{W, "wait4 waitid seccomp landlock_create_ruleset landlock_restrict_self", ANY},
 	{M | W, "close_range", ANY},
 
 	/* memory */
@@ -101,8 +102,9 @@ const struct sandbox_call sandbox_calls[] = {
 	 ANY},
 
 	/* files by name */
+	{M | O, "open openat", ANY},
 	{M,
-	 "open openat openat2 stat stat64 lstat lstat64 statfs statfs64 access faccessat "
+	 "openat2 stat stat64 lstat lstat64 statfs statfs64 access faccessat "
 	 "faccessat2 getcwd umask mkdir mkdirat rmdir unlink unlinkat rename renameat "
 	 "renameat2 fchmod",
 	 ANY},
@@ -121,7 +123,7 @@ const struct sandbox_call sandbox_calls[] = {
 	{M, "socket", WHERE_INT(0, AF_INET6)},
 	{M, "socket", WHERE_INT(0, AF_NETLINK)},
 	{ALL, "recvmsg", ANY},
-	{M | G | V, "sendmsg", ANY},
+	{M | G | V | O, "sendmsg", ANY},
 	{M | G, "recv recvfrom", ANY},
 	{M | W, "send sendto", ANY},
 	{M,

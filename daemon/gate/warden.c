@@ -31,6 +31,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/gate/gate_child.h"
+#include "daemon/gate/open_child.h"
 #include "daemon/gate/record.h"
 #include "daemon/gate/sandbox.h"
 #include "daemon/gate/vet.h"
@@ -111,21 +112,28 @@ static void keeper_end(const struct keeper *keeper)
 
 static _Noreturn void child_run(int socket, const struct order *order)
 {
-	bool vm = order->kind == WARDEN_VM;
+	static const struct {
+		const char *name;
+		enum sandbox_kind sandbox;
+		void (*serve)(int socket);
+	} kinds[] = {
+		[WARDEN_GATE] = {"gate", SANDBOX_GATE, gate_child_serve},
+		[WARDEN_VM] = {"vm", SANDBOX_VM, vm_child_serve},
+		[WARDEN_OPEN] = {"open", SANDBOX_OPEN, open_child_serve},
+	};
 	sigset_t none;
 	char name[16];
 
+	if (order->kind >= ARRAY_LEN(kinds))
+		_exit(1);
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	keeper_close_rest(socket, vet_descriptor());
-	snprintf(name, sizeof(name), "kvd-%s:%u", vm ? "vm" : "gate", order->uid);
+	snprintf(name, sizeof(name), "kvd-%s:%u", kinds[order->kind].name, order->uid);
 	prctl(PR_SET_NAME, name);
-	if (sandbox_enter(vm ? SANDBOX_VM : SANDBOX_GATE) < 0)
+	if (sandbox_enter(kinds[order->kind].sandbox) < 0)
 		_exit(1);
-	if (vm)
-		vm_child_serve(socket);
-	else
-		gate_child_serve(socket);
+	kinds[order->kind].serve(socket);
 	_exit(0);
 }
 

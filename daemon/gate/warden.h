@@ -35,6 +35,7 @@ void warden_free(struct warden *warden); /* NULL is fine */
 enum warden_kind {
 	WARDEN_GATE, /* gate_child.h */
 	WARDEN_VM,   /* vm_child.h */
+	WARDEN_OPEN, /* open_child.h */
 };
 
 /*

@@ -103,23 +103,31 @@ static int dir_open(const char *path, int *fd_p)
 	return 0;
 }
 
-static void resolve_paths(struct link_keydir *dir, const struct config *config)
+static void own_path(const struct config *config, char *path, size_t size)
+{
+	snprintf(path, size, "%.255s/keys-%u", config->run_dir, (unsigned int)geteuid());
+}
+
+void link_keydir_home(const struct config *config, char *path, size_t size)
 {
 	const char *state = getenv("STATE_DIRECTORY"); /* systemd.exec(5): a list */
-	char own[PATH_BYTES];
 
-	snprintf(own, sizeof(own), "%.255s/keys-%u", config->run_dir,
-		 (unsigned int)geteuid());
+	if (*config->keys_dir)
+		snprintf(path, size, "%s", config->keys_dir);
+	else if (state && *state == '/')
+		snprintf(path, size, "%.*s", (int)strcspn(state, ":"), state);
+	else
+		own_path(config, path, size);
+	(void)mkdir(path, 0700); /* if not: link_keydir_new() says why */
+}
+
+static void resolve_paths(struct link_keydir *dir, const struct config *config)
+{
+	link_keydir_home(config, dir->home, sizeof(dir->home));
 	if (*config->keys_dir) {
-		snprintf(dir->home, sizeof(dir->home), "%s", config->keys_dir);
 		snprintf(dir->places[0].path, PATH_BYTES, "%s", config->keys_dir);
 	} else {
-		if (state && *state == '/')
-			snprintf(dir->home, sizeof(dir->home), "%.*s",
-				 (int)strcspn(state, ":"), state);
-		else
-			snprintf(dir->home, sizeof(dir->home), "%s", own);
-		snprintf(dir->places[0].path, PATH_BYTES, "%s", own);
+		own_path(config, dir->places[0].path, PATH_BYTES);
 		snprintf(dir->places[1].path, PATH_BYTES, SHARED_PATH,
 			 (unsigned int)geteuid());
 	}

@@ -26,6 +26,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
+#include "daemon/gate/open_child.h"
 #include "daemon/gate/record.h"
 #include "daemon/gate/vm_child.h"
 #include "daemon/gate/warden.h"
@@ -243,26 +244,48 @@ static bool is_all_of(pid_t pid, uid_t uid)
 	return true;
 }
 
-int vm_open(pid_t pid, int pidfd, uid_t uid, int mode, int *fd_p)
+/* By a process for this alone. */
+static int open_elsewhere(const struct memory_owner *owner, int mode, int *fd_p)
 {
-	struct pollfd gone = {.fd = pidfd, .events = POLLIN};
-	cleanup_close int fd = -1;
-	char path[40];
+	struct open_ask ask = {.pid = owner->pid, .mode = mode};
+	struct open_answer answer = {.error = EPIPE};
+	struct pollfd ready = {.events = POLLIN};
+	int r, no = EPIPE;
+	uint64_t id;
 
-	snprintf(path, sizeof(path), "/proc/%d/mem", (int)pid);
-	fd = open(path, mode | O_CLOEXEC);
-	if (fd < 0)
-		return err_raise(errno == EACCES || errno == EPERM ? ERR_PERM
-								   : ERR_IMPORT,
-				 "kind vm: %s: %s: let the client pass an fd of its "
-				 "/proc/self/mem, as libkvd does",
-				 path, strerror(errno));
+	r = warden_start(owner->warden, WARDEN_OPEN, owner->uid, &id, &ready.fd);
+	if (r < 0)
+		return err_pass(r);
+	if (record_send(ready.fd, &ask, sizeof(ask), NULL, 0, NULL, 0) == sizeof(ask) &&
+	    poll(&ready, 1, VM_HANG_MS) == 0)
+		no = ETIMEDOUT;
+	else if (record_receive_now(ready.fd, &answer, sizeof(answer), fd_p, 1, NULL) ==
+		 sizeof(answer))
+		no = *fd_p < 0 ? answer.error : 0;
+	warden_abandon(owner->warden, id, owner->uid, no == ETIMEDOUT);
+	close(ready.fd);
+	if (no == 0)
+		return 0;
+	return err_raise(no == EACCES || no == EPERM ? ERR_PERM : ERR_IMPORT,
+			 "kind vm: /proc/%d/mem: %s: let the client pass an fd of its "
+			 "/proc/self/mem, as libkvd does",
+			 (int)owner->pid, strerror(no));
+}
+
+int vm_open(const struct memory_owner *owner, int mode, int *fd_p)
+{
+	struct pollfd gone = {.fd = owner->pidfd, .events = POLLIN};
+	cleanup_close int fd = -1;
+	int r = open_elsewhere(owner, mode, &fd);
+
+	if (r < 0)
+		return err_pass(r);
 	/* behind the open: what it was opened for is what is judged */
-	if (!is_all_of(pid, uid) || poll(&gone, 1, 0) != 0)
+	if (!is_all_of(owner->pid, owner->uid) || poll(&gone, 1, 0) != 0)
 		return err_raise(ERR_PERM,
 				 "kind vm: process %d is not, or not only, user %u's, or "
 				 "may not be dumped",
-				 (int)pid, uid);
+				 (int)owner->pid, owner->uid);
 	*fd_p = mem_steal_fd(&fd);
 	return 0;
 }

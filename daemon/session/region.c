@@ -119,7 +119,7 @@ static int import_vm(struct holding *h)
 	int r = 0;
 
 	if (h->fd < 0)
-		r = vm_open(h->owner.pid, h->owner.pidfd, h->owner.uid, O_RDWR, &h->fd);
+		r = vm_open(&h->owner, O_RDWR, &h->fd);
 	if (r == 0)
 		r = memory_import_vm(&h->owner, h->fd, region->address, region->length,
 				     &region->memory);

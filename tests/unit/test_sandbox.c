@@ -15,6 +15,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -23,6 +24,7 @@
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -31,6 +33,8 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
+#include "daemon/gate/landlock.h"
+#include "tests/lib/tmp.h"
 
 #define FREE (-1)	  /* no sandbox */
 #define KILLED 1000	  /* outcome, beside errno */
@@ -79,7 +83,7 @@ static const struct try for_nobody[] = {
 
 /* The main process may, those of the gate not. */
 static const struct try for_main[] = {
-	{"openat", SYS_openat, {-1, (long)"x"}},
+	{"statfs", SYS_statfs, {0}},
 	{"a socket", SYS_socket, {AF_INET, -1}},
 	{"connect", SYS_connect, {-1}},
 	{"write", SYS_write, {-1}},
@@ -99,7 +103,7 @@ static const struct try for_warden[] = {
 
 static void enter(int kind)
 {
-	if (kind == SANDBOX_GATE || kind == SANDBOX_VM)
+	if (kind > SANDBOX_WARDEN)
 		enter(SANDBOX_WARDEN);
 	if (kind != FREE && sandbox_enter((enum sandbox_kind)kind) < 0)
 		_exit(255);
@@ -163,7 +167,7 @@ static void calls_of_nobody_are_refused_to_all(void **state)
 {
 	(void)state;
 	need_sandbox();
-	for (int kind = SANDBOX_MAIN; kind <= SANDBOX_VM; kind++)
+	for (int kind = SANDBOX_MAIN; kind <= SANDBOX_OPEN; kind++)
 		check_all(for_nobody, ARRAY_LEN(for_nobody), kind, true);
 }
 
@@ -176,6 +180,18 @@ static void calls_of_main_are_refused_to_the_gate(void **state)
 		check_all(for_main, ARRAY_LEN(for_main), kind, true);
 }
 
+static void files_are_opened_by_who_must(void **state)
+{
+	static const struct try opening = {"openat", SYS_openat, {-1, (long)"x"}};
+
+	(void)state;
+	need_sandbox();
+	check_all(&opening, 1, SANDBOX_MAIN, false);
+	check_all(&opening, 1, SANDBOX_OPEN, false);
+	check_all(&opening, 1, SANDBOX_GATE, true);
+	check_all(&opening, 1, SANDBOX_VM, true);
+}
+
 static void calls_of_the_warden_are_refused_to_its_children(void **state)
 {
 	(void)state;
@@ -184,6 +200,7 @@ static void calls_of_the_warden_are_refused_to_its_children(void **state)
 	check_all(for_warden, ARRAY_LEN(for_warden), SANDBOX_MAIN, true);
 	check_all(for_warden, ARRAY_LEN(for_warden), SANDBOX_GATE, true);
 	check_all(for_warden, ARRAY_LEN(for_warden), SANDBOX_VM, true);
+	check_all(for_warden, ARRAY_LEN(for_warden), SANDBOX_OPEN, true);
 }
 
 struct waiter {
@@ -233,6 +250,118 @@ static void threads_of_main_are_all_in_it(void **state)
 	}
 }
 
+/* ---- files ---- */
+
+struct places {
+	char in[64], out[64], file[80], fresh[80], fresh_in[80];
+	pid_t other;
+};
+
+static int opened(const char *path, int flags)
+{
+	cleanup_close int fd = open(path, flags | O_CLOEXEC, 0600);
+
+	return fd < 0 ? errno : 0;
+}
+
+static int opened_again(unsigned int flags)
+{
+	cleanup_close int fd = memfd_create("test", MFD_CLOEXEC | flags);
+	char path[40];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return fd < 0 && flags ? 0 : opened(path, O_RDWR);
+}
+
+static int answer(int r)
+{
+	return r < 0 ? errno : 0;
+}
+
+/* The number of the first that is not as wanted, with or without; 0: none. */
+static int files_check(const struct places *p, bool given_up)
+{
+	int no = given_up ? EACCES : 0;
+	char memory[40];
+
+	snprintf(memory, sizeof(memory), "/proc/%d/mem", (int)p->other);
+	if (opened(p->file, O_RDONLY) || opened("/proc/self/mem", O_RDONLY) ||
+	    opened("/dev/null", O_RDWR) || opened("/dev/shm", O_RDONLY))
+		return 1;
+	if (opened(p->fresh_in, O_RDWR | O_CREAT) || answer(unlink(p->fresh_in)) ||
+	    answer(mkdir(p->fresh_in, 0700)) || answer(rmdir(p->fresh_in)))
+		return 2;
+	if (opened_again(0) || opened_again(MFD_HUGETLB))
+		return 3;
+	if (opened(p->file, O_WRONLY) != no || opened(p->file, O_RDWR) != no)
+		return 4;
+	if (answer(mkdir(p->fresh, 0700)) != no || (!no && rmdir(p->fresh) < 0))
+		return 5;
+	if (answer(symlink("x", p->fresh)) != no || (!no && unlink(p->fresh) < 0))
+		return 6;
+	if (opened(p->fresh, O_WRONLY | O_CREAT) != no || answer(unlink(p->file)) != no)
+		return 7;
+	return opened(memory, O_RDWR) == no ? 0 : 8;
+}
+
+static void files_elsewhere_are_not_changed(void **state)
+{
+	struct places p;
+
+	(void)state;
+	need_sandbox();
+	if (landlock_version() < 3) /* before, files could be cut */
+		skip();
+	for (int given_up = 0; given_up <= 1; given_up++) {
+		const char *const in[] = {p.in, "/nonexistent", NULL};
+		pid_t pid;
+		int status;
+
+		assert_non_null(mkdtemp(tmp_path(p.in, sizeof(p.in), "in-XXXXXX")));
+		assert_non_null(mkdtemp(tmp_path(p.out, sizeof(p.out), "out-XXXXXX")));
+		snprintf(p.file, sizeof(p.file), "%s/file", p.out);
+		snprintf(p.fresh, sizeof(p.fresh), "%s/new", p.out);
+		snprintf(p.fresh_in, sizeof(p.fresh_in), "%s/new", p.in);
+		assert_int_equal(opened(p.file, O_WRONLY | O_CREAT), 0);
+		p.other = getpid();
+		pid = fork();
+		if (pid == 0) {
+			if (given_up && sandbox_files(in) < 0)
+				_exit(100);
+			_exit(files_check(&p, given_up != 0));
+		}
+		assert_int_equal(waitpid(pid, &status, 0), pid);
+		assert_int_equal(WEXITSTATUS(status), 0);
+		assert_true(WIFEXITED(status));
+		unlink(p.file);
+		unlink(p.fresh);
+		assert_int_equal(rmdir(p.in), 0);
+		assert_int_equal(rmdir(p.out), 0);
+	}
+}
+
+static void nothing_is_nothing(void **state)
+{
+	int status;
+	pid_t pid;
+
+	(void)state;
+	need_sandbox();
+	if (landlock_version() == 0)
+		skip();
+	pid = fork();
+	if (pid == 0) {
+		if (opened("/proc/self/status", O_RDONLY) || landlock_nothing() < 0)
+			_exit(1);
+		_exit(opened("/proc/self/status", O_RDONLY) == EACCES &&
+				      opened("/", O_RDONLY) == EACCES
+			      ? 0
+			      : 2);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+}
+
 static void unwanted_is_not_entered(void **state)
 {
 	int status = -1;
@@ -255,8 +384,11 @@ int main(void)
 		cmocka_unit_test(unwanted_is_not_entered),
 		cmocka_unit_test(calls_of_nobody_are_refused_to_all),
 		cmocka_unit_test(calls_of_main_are_refused_to_the_gate),
+		cmocka_unit_test(files_are_opened_by_who_must),
 		cmocka_unit_test(calls_of_the_warden_are_refused_to_its_children),
 		cmocka_unit_test(threads_of_main_are_all_in_it),
+		cmocka_unit_test(files_elsewhere_are_not_changed),
+		cmocka_unit_test(nothing_is_nothing),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -117,15 +117,18 @@ static void judge(uid_t real, uid_t effective, uid_t saved, bool dumpable, uid_t
 		  bool may)
 {
 	pid_t pid = child_with(real, effective, saved, dumpable);
-	int pidfd = (int)syscall(SYS_pidfd_open, pid, 0), fd = -1;
-	int r = vm_open(pid, pidfd, user, O_RDONLY, &fd);
+	struct memory_owner owner = {.warden = test_warden(),
+				     .uid = user,
+				     .pid = pid,
+				     .pidfd = (int)syscall(SYS_pidfd_open, pid, 0)};
+	int fd = -1, r = vm_open(&owner, O_RDONLY, &fd);
 
 	if ((r == 0) != may)
 		fail_msg("ids %u %u %u, dumpable %d, for user %u: %s", real, effective,
 			 saved, dumpable, user, r < 0 ? err_last()->text : "allowed");
 	err_clear();
 	mem_closep(&fd);
-	close(pidfd);
+	close(owner.pidfd);
 	kill(pid, SIGKILL);
 	assert_int_equal(waitpid(pid, NULL, 0), pid);
 }

@@ -28,8 +28,7 @@ int shm_vm_open(const struct memory *memory)
 	const struct memory_owner *owner = &memory->owner;
 	int fd = -1;
 
-	if (owner->pid <= 0 || owner->pidfd < 0 ||
-	    vm_open(owner->pid, owner->pidfd, owner->uid, O_RDONLY, &fd) < 0) {
+	if (owner->pid <= 0 || owner->pidfd < 0 || vm_open(owner, O_RDONLY, &fd) < 0) {
 		err_clear();
 		return -1;
 	}
