@@ -28,6 +28,7 @@
 #include "daemon/link/link_keydir.h"
 #include "daemon/loop/lock.h"
 #include "daemon/loop/notify.h"
+#include "gpu/gpu.h"
 
 /* EX_USAGE and EX_CONFIG of sysexits.h: systemd must not restart after these */
 enum { EXIT_BAD_USAGE = 64, EXIT_BAD_CONFIG = 78 };
@@ -143,6 +144,14 @@ static const char *folder_of(const char *path, char *folder, size_t size)
 	return folder;
 }
 
+/* A driver may be loaded: when the first engine hands over memory of a GPU. */
+static bool has_gpu(const struct config *config)
+{
+	return strcmp(config->gpu, "off") != 0 &&
+	       (access("/dev/nvidiactl", F_OK) == 0 ||
+		strcmp(config->cuda_library, GPU_LIBRARY) != 0);
+}
+
 /* Where files are made or changed, from now on. */
 static int main_give_up_files(const struct config *config)
 {
@@ -156,6 +165,12 @@ static int main_give_up_files(const struct config *config)
 		NULL,
 	};
 
+	/* NVIDIA does not say how its driver opens an exporter's memory (cuda_ipc): a
+	 * process in a Landlock domain may not look into others */
+	if (has_gpu(config)) {
+		sandbox_no_files("no Landlock in the main process beside a GPU");
+		return 0;
+	}
 	link_keydir_home(config, keys, sizeof(keys));
 	return err_pass(sandbox_files(places));
 }

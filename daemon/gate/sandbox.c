@@ -49,7 +49,9 @@
 static struct {
 	struct sock_fprog filters[KINDS];
 	struct sock_fprog quiet; /* what the main process is refused without a line */
-	bool seccomp, landlock;
+	bool seccomp;
+	bool landlock; /* there is: gates are in it */
+	bool files;    /* so is this process */
 	char lacks[96];
 } sandbox = {.lacks = "not started"};
 
@@ -92,7 +94,7 @@ static int filter_fill(scmp_filter_ctx filter, enum sandbox_kind kind)
 			r = filter_allow(filter, &sandbox_calls[i]);
 	if (r == 0 && kind == SANDBOX_MAIN) /* raise(), abort(): itself only */
 		r = seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(tgkill), 1,
-				     SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)getpid()));
+				     SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)getpid(), 0));
 	return r;
 }
 
@@ -195,6 +197,12 @@ int sandbox_prepare(bool wanted)
 	return r;
 }
 
+void sandbox_no_files(const char *why)
+{
+	if (sandbox.landlock)
+		snprintf(sandbox.lacks, sizeof(sandbox.lacks), "%s", why);
+}
+
 int sandbox_files(const char *const *directories)
 {
 	static const char *const fixed[] = {"/dev/null", "/dev/zero", "/dev/infiniband",
@@ -212,6 +220,7 @@ int sandbox_files(const char *const *directories)
 		for (size_t i = 0; i < found.gl_pathc && count < DEVICES_MAX; i++)
 			devices[count++] = found.gl_pathv[i];
 	r = landlock_no_change(directories, devices);
+	sandbox.files = r == 0;
 	if (r < 0)
 		r = err_raise_errno(errno,
 				    "giving up files (Landlock); sandbox = no keeps "
@@ -248,7 +257,7 @@ int sandbox_enter(enum sandbox_kind kind)
 
 const char *sandbox_words(void)
 {
-	return sandbox.landlock ? "seccomp landlock" : sandbox.seccomp ? "seccomp" : "";
+	return sandbox.files ? "seccomp landlock" : sandbox.seccomp ? "seccomp" : "";
 }
 
 const char *sandbox_lacks(void)

@@ -32,6 +32,8 @@ int sandbox_prepare(bool wanted);
  * passed over), shared memory and devices of NICs and GPUs. Memory of processes that are
  * not its own it opens no more. */
 int sandbox_files(const char *const *directories);
+/* Not for this process, and why: sandbox_lacks(). */
+void sandbox_no_files(const char *why);
 /* For good. -1: errno; the process must not go on. 0 if there is nothing to give up. */
 int sandbox_enter(enum sandbox_kind kind);
 /* What is in force: "seccomp landlock", one of them, "" for none. */

@@ -68,6 +68,7 @@ static void orphan_free(struct rooms *rooms, struct orphan *orphan)
 	charge_drop(&orphan->charge);
 	group_leave(rooms, orphan);
 	mem_free(orphan->msg.owned);
+	explicit_bzero(orphan->ticket, sizeof(orphan->ticket));
 	mem_free(orphan);
 }
 

@@ -15,6 +15,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
@@ -40,6 +41,7 @@ static void session_free(struct session *session)
 	idmap_fini(&session->pools);
 	charge_drop(&session->charge);
 	account_unref(session->account);
+	explicit_bzero(session->secret, sizeof(session->secret));
 	mem_free(session);
 }
 

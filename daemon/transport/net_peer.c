@@ -189,6 +189,8 @@ void net_peer_fini(struct net_peer *peer)
 	list_remove(&peer->link);
 	idmap_fini(&peer->ops);
 	idmap_fini(&peer->inbounds);
+	explicit_bzero(peer->token_in, sizeof(peer->token_in));
+	explicit_bzero(peer->token_out, sizeof(peer->token_out));
 }
 
 void net_peer_ready(struct net_peer *peer)

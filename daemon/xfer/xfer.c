@@ -365,6 +365,7 @@ static void attach_free(struct attach *attach)
 		handshake_pool_unuse(attach->pool);
 	if (attach->remote)
 		handshake_release(xs->xfers->kvd->handshake, attach->remote);
+	explicit_bzero(attach->secret, sizeof(attach->secret));
 	mem_free(attach);
 }
 

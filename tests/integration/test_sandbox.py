@@ -47,9 +47,9 @@ def health(daemon):
 
 
 def need(daemon):
-    lacks = health(daemon).get("sandbox_lacks", "")
-    if lacks:
-        raise Skip(lacks)
+    says = health(daemon)
+    if "seccomp" not in says["sandbox"]:
+        raise Skip(says["sandbox_lacks"])
 
 
 def every_process_is_filtered():
@@ -74,6 +74,17 @@ def health_says_what_is_in_force():
         says = health(d)
         assert "seccomp" in says["sandbox"], says
         assert ("landlock" in says["sandbox"]) == ("sandbox_lacks" not in says), says
+
+
+def daemon_beside_a_gpu_looks_into_others():
+    with Daemon("[transport]\ncuda_library = /nonexistent/libcuda.so\n") as d:
+        need(d)
+        d.expect("no CUDA driver")
+        says = health(d)
+        assert says["sandbox"] == "seccomp" and says["sandbox_lacks"], says
+    with Daemon("[transport]\ngpu = off\ncuda_library = /nonexistent/libcuda.so\n") as d:
+        says = health(d)
+        assert says["sandbox"] == "seccomp landlock" or "GPU" not in says["sandbox_lacks"], says
 
 
 def unwanted_is_left_and_told():
@@ -104,5 +115,6 @@ def unit_allows_what_the_daemon_does():
 if __name__ == "__main__":
     run([every_process_is_filtered,
          health_says_what_is_in_force,
+         daemon_beside_a_gpu_looks_into_others,
          unwanted_is_left_and_told,
          unit_allows_what_the_daemon_does])
