@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * open_child: the process that opens /proc/PID/mem for the daemon (memory/vm.c), and the
- * records between the two. The main process's sandbox forbids it that, and the call waits
- * while the process in question executes a program.
+ * open_child: the process that opens /proc/PID/mem for the daemon where its sandbox
+ * forbids it that (memory/vm.c), and the records between the two.
  */
 #ifndef KVD_GATE_OPEN_CHILD_H
 #define KVD_GATE_OPEN_CHILD_H

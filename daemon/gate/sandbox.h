@@ -34,6 +34,8 @@ int sandbox_prepare(bool wanted);
 int sandbox_files(const char *const *directories);
 /* Not for this process, and why: sandbox_lacks(). */
 void sandbox_no_files(const char *why);
+/* Is this process one of those that cannot open the memory of others? */
+bool sandbox_hides_processes(void);
 /* For good. -1: errno; the process must not go on. 0 if there is nothing to give up. */
 int sandbox_enter(enum sandbox_kind kind);
 /* What is in force: "seccomp landlock", one of them, "" for none. */

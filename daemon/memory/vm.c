@@ -28,6 +28,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/gate/open_child.h"
 #include "daemon/gate/record.h"
+#include "daemon/gate/sandbox.h"
 #include "daemon/gate/vm_child.h"
 #include "daemon/gate/warden.h"
 #include "daemon/memory/memory.h"
@@ -244,6 +245,23 @@ static bool is_all_of(pid_t pid, uid_t uid)
 	return true;
 }
 
+static int open_failed(pid_t pid, int no)
+{
+	return err_raise(no == EACCES || no == EPERM ? ERR_PERM : ERR_IMPORT,
+			 "kind vm: /proc/%d/mem: %s: let the client pass an fd of its "
+			 "/proc/self/mem, as libkvd does",
+			 (int)pid, strerror(no));
+}
+
+static int open_here(pid_t pid, int mode, int *fd_p)
+{
+	char path[40];
+
+	snprintf(path, sizeof(path), "/proc/%d/mem", (int)pid);
+	*fd_p = open(path, mode | O_CLOEXEC);
+	return *fd_p < 0 ? open_failed(pid, errno) : 0;
+}
+
 /* By a process for this alone. */
 static int open_elsewhere(const struct memory_owner *owner, int mode, int *fd_p)
 {
@@ -264,19 +282,15 @@ static int open_elsewhere(const struct memory_owner *owner, int mode, int *fd_p)
 		no = *fd_p < 0 ? answer.error : 0;
 	warden_abandon(owner->warden, id, owner->uid, no == ETIMEDOUT);
 	close(ready.fd);
-	if (no == 0)
-		return 0;
-	return err_raise(no == EACCES || no == EPERM ? ERR_PERM : ERR_IMPORT,
-			 "kind vm: /proc/%d/mem: %s: let the client pass an fd of its "
-			 "/proc/self/mem, as libkvd does",
-			 (int)owner->pid, strerror(no));
+	return no ? open_failed(owner->pid, no) : 0;
 }
 
 int vm_open(const struct memory_owner *owner, int mode, int *fd_p)
 {
 	struct pollfd gone = {.fd = owner->pidfd, .events = POLLIN};
 	cleanup_close int fd = -1;
-	int r = open_elsewhere(owner, mode, &fd);
+	int r = sandbox_hides_processes() ? open_elsewhere(owner, mode, &fd)
+					  : open_here(owner->pid, mode, &fd);
 
 	if (r < 0)
 		return err_pass(r);

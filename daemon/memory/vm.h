@@ -46,10 +46,10 @@ ssize_t vm_move(struct vm_hand *hand, const struct memory *memory, bool reading,
 		const atomic_bool *canceled);
 
 /*
- * The memory of a process that passed none: opened by its number (by a process of ours,
- * gate/open_child.h), and kept only where the process is, after that, alive by its pidfd
- * and still all its user's: a program that it executed with other rights is not. `mode`:
- * O_RDWR or O_RDONLY. Waits. ERR_PERM, ERR_IMPORT, ERR_LIMIT.
+ * The memory of a process that passed none: opened by its number (in the sandbox by
+ * another process, gate/open_child.h), and kept only where the process is, after that,
+ * alive by its pidfd and still all its user's: a program that it executed with other
+ * rights is not. `mode`: O_RDWR or O_RDONLY. Waits. ERR_PERM, ERR_IMPORT, ERR_LIMIT.
  */
 int vm_open(const struct memory_owner *owner, int mode, int *fd_p);
 
