@@ -5,9 +5,9 @@
  * list, unequal lengths) is refused in the answer, before any byte moves.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/base/hex.h"
@@ -160,12 +160,10 @@ static int descs_from_json(const cJSON *list, struct xfer_op *op)
 	return err_pass(r);
 }
 
-/* Rows in a memfd: another file would block. */
+/* Rows in a memfd: reading another file, as a process's memory, may wait. */
 static int descs_from_fd(int fd, uint32_t count, struct xfer_op *op)
 {
-	struct stat st;
-
-	if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
+	if (fcntl(fd, F_GET_SEALS) < 0)
 		return err_raise(ERR_INVAL, "fd: not a memfd");
 	op->payload.fd = fd;
 	op->payload.bytes = (uint64_t)count * ROW_BYTES;

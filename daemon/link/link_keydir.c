@@ -25,12 +25,14 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/openat2.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include <zmq.h>
 
@@ -42,7 +44,8 @@
 #include "daemon/config/config.h"
 #include "daemon/loop/lock.h"
 
-#define SHARED_PATH "/dev/shm/kvd-keys-%u"
+#define SHARED_PARENT "/dev/shm"
+#define SHARED_PATH SHARED_PARENT "/kvd-keys-%u"
 #define PLACES 2u
 #define KEY_BYTES 32u
 #define FILE_CHARS HEX_CHARS(KEY_BYTES)
@@ -81,6 +84,24 @@ struct link_keydir {
 
 /* ---- directories ---- */
 
+/* In /dev/shm anybody may have mounted a file system under that name, whose server never
+ * answers: nothing is entered there that is another's. */
+static int dir_enter(const char *path)
+{
+	const struct open_how how = {.flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW |
+					      O_NONBLOCK | O_CLOEXEC,
+				     .resolve = RESOLVE_NO_XDEV};
+	cleanup_close int parent = -1;
+
+	if (strncmp(path, SHARED_PARENT "/", strlen(SHARED_PARENT) + 1) != 0)
+		return open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	parent = open(SHARED_PARENT, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (parent < 0)
+		return -1;
+	return (int)syscall(SYS_openat2, parent, path + strlen(SHARED_PARENT) + 1, &how,
+			    sizeof(how));
+}
+
 /* Of this user and nobody else to write; made when it is missing. */
 static int dir_open(const char *path, int *fd_p)
 {
@@ -89,7 +110,7 @@ static int dir_open(const char *path, int *fd_p)
 
 	if (mkdir(path, 0700) < 0 && errno != EEXIST)
 		return err_raise(ERR_CONFIG, "%s: %s", path, strerror(errno));
-	fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	fd = dir_enter(path);
 	if (fd < 0 || fstat(fd, &st) < 0)
 		return err_raise(ERR_CONFIG, "%s: %s", path, strerror(errno));
 	if (st.st_uid != geteuid())

@@ -249,7 +249,8 @@ static int file_check_holes(int fd, uint64_t offset, uint64_t length, uint64_t *
 	if (fstatfs(fd, &fs) < 0 || fstat(fd, &st) < 0)
 		return err_raise_errno(errno, "fstatfs of the memory's fd");
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	own = open(path, O_RDONLY | O_CLOEXEC); /* a position of our own */
+	/* a position of our own; not waiting for who holds a lease */
+	own = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	if (fs.f_type == HUGETLBFS_MAGIC)
 		holes = (uint64_t)st.st_blocks * 512 < length
 				? length - (uint64_t)st.st_blocks * 512

@@ -33,7 +33,8 @@ enum { KEY_FLAG_FILE = 1, KEY_FLAG_GPU = 2, KEY_FLAG_VM = 4 };
 
 /* ---- registrations ---- */
 
-/* -1 where the memory has no file or the file's mode forbids it. */
+/* -1 where the memory has no file, the file's mode forbids it, or its owner holds a lease
+ * on it, which is not waited for. */
 static int reopen_read_only(const struct memory *memory)
 {
 	char path[64];
@@ -41,7 +42,7 @@ static int reopen_read_only(const struct memory *memory)
 	if (memory->fd < 0)
 		return -1;
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", memory->fd);
-	return open(path, O_RDONLY | O_CLOEXEC);
+	return open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 }
 
 int shm_mem_reg(struct transport *transport, struct memory *memory, struct xp_reg **reg_p)
