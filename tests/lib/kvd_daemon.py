@@ -36,6 +36,7 @@ import stalls
 BUILD = os.environ.get("KVD_BUILD", os.path.abspath("build/rel"))
 DEADLINE_S = 180 if os.path.basename(BUILD) != "rel" else 60
 PATIENT = "[peer]\ndead_after = 20 s\n"
+STILL = os.environ.get("KVD_STILL")  # its main process's calls are judged (tests/still)
 STALLS = os.environ.get("KVD_STALLS", "")  # of this machine, as stalls.py sees it
 PLAYS = 3
 
@@ -130,12 +131,15 @@ class Daemon:
         self.env, self.args, self.wrapper = dict(env or {}), list(args), list(wrapper)
         self.pass_fds, self.preexec, self.program = pass_fds, preexec, program
         self.expected, self.states, self.proc = [], [], None
+        self.report = None
         self.log_dir = log_dir
 
     def write_config(self, text):
         """Every option of `text`, and run_dir, name and patience."""
         if "[daemon]" not in text:
             text = "[daemon]\n" + text
+        if STILL and "core_dumps" not in text:  # else only root may look at it
+            text = text.replace("[daemon]\n", "[daemon]\ncore_dumps = yes\n", 1)
         if self.patient and "dead_after" not in text:
             text = text.replace("[peer]\n", PATIENT, 1) if "[peer]\n" in text else \
                 text.rstrip("\n") + "\n" + PATIENT
@@ -173,11 +177,24 @@ class Daemon:
         self.log_file = tempfile.TemporaryFile(dir=self.log_dir)
         self.states = []
         by_main = threading.current_thread() is threading.main_thread()
+        still, pass_fds = [], tuple(self.pass_fds)
+        if STILL:
+            self.report, end = os.pipe()
+            still = still_command(end, self.own_paths())
+            pass_fds += (end,)
         self.proc = subprocess.Popen(
-            self.wrapper + [self.program, "--config", self.config_path] + self.args,
+            self.wrapper + still + [self.program, "--config", self.config_path] + self.args,
             env=env, stdin=subprocess.DEVNULL, stdout=self.log_file,
-            stderr=self.log_file, pass_fds=self.pass_fds, preexec_fn=lambda: self.begin(by_main))
+            stderr=self.log_file, pass_fds=pass_fds, preexec_fn=lambda: self.begin(by_main))
+        if STILL:
+            os.close(end)
         return self
+
+    def own_paths(self):
+        """What is not a stranger's: where it runs, what its configuration names."""
+        with open(self.config_path) as config:
+            return [self.run_dir, os.path.expanduser("~")] + \
+                re.findall(r"= *(/\S+)", config.read())
 
     def begin(self, by_main):
         """In the new process. It goes with the test, however that ends; the kernel means
@@ -227,14 +244,45 @@ class Daemon:
     def thaw(self):
         self.proc.send_signal(signal.SIGCONT)
 
+    def check_still(self):
+        """No call of the main process could have waited for a stranger."""
+        if self.report is None:
+            return
+        found = still_found(self.report, self.program)
+        self.report = None
+        if found:
+            raise AssertionError("calls that may wait:\n" + found)
+
     def check_end(self):
         status = self.wait()
+        self.check_still()
         log = self.log()
         if status != 0:
             raise AssertionError("exit status %d; log:\n%s" % (status, log))
         for line in log.splitlines():
             if re.match("<[0-4]>", line) and not any(w in line for w in self.expected):
                 raise AssertionError("unexpected in the log: " + line)
+
+
+def still_command(report, own):
+    """A program's arguments go behind it. `report`: where findings are written."""
+    command = [os.path.join(BUILD, "still"), "--report", str(report)]
+    for folder in own:
+        command += ["--own", os.path.realpath(folder)]
+    return command
+
+
+def still_found(report, program):
+    """All findings, when the program has ended; the pipe is closed."""
+    with os.fdopen(report) as lines:
+        found = lines.read()
+    for line in set(re.findall(r"; at((?: 0x[0-9a-f]+)+)$", found, re.M)):
+        named = subprocess.run(["addr2line", "-sfe", program] + line.split(),
+                               capture_output=True, text=True)
+        names = named.stdout.split("\n")[::2]
+        if named.returncode == 0:
+            found = found.replace("; at" + line, "; at " + " < ".join(n for n in names if n))
+    return found
 
 
 def kvd(*args, env=None):
