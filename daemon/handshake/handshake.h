@@ -163,10 +163,12 @@ void handshake_pool_unuse(struct remote_pool *pool);
 const struct xp_buffer *handshake_local_buffers(struct pool *pool,
 						const struct remote *remote);
 
-/* Register one session's regions with one remote (kind session), under its
- * epoch; again after a change: replaces. */
+/* Register those of a session's regions that `tells` says with one remote (kind session),
+ * under its epoch; again after a change: replaces. */
 int handshake_share_session(struct handshake *hs, struct remote *remote,
-			    struct session *session);
+			    struct session *session,
+			    bool (*tells)(const struct region *region, const void *arg),
+			    const void *arg);
 /* The session is over: the remote may use none of it any more. */
 void handshake_unshare_session(struct remote *remote, const struct session *session);
 

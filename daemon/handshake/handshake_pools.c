@@ -164,7 +164,9 @@ out:
 }
 
 int handshake_share_session(struct handshake *hs, struct remote *remote,
-			    struct session *session)
+			    struct session *session,
+			    bool (*tells)(const struct region *region, const void *arg),
+			    const void *arg)
 {
 	struct body_parts parts = {0};
 	struct wire_register msg = {.object = session->epoch,
@@ -185,7 +187,7 @@ int handshake_share_session(struct handshake *hs, struct remote *remote,
 	idmap_foreach(&session->regions, at) {
 		struct region *region = at.value;
 
-		if (sm_state(&region->sm) != REGION_READY)
+		if (sm_state(&region->sm) != REGION_READY || !tells(region, arg))
 			continue;
 		r = put_region(&reg, region, remote);
 		if (r >= 0 && (reg.bad || n == REMOTE_REGIONS_MAX))

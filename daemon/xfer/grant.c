@@ -85,12 +85,10 @@ int grant_new(struct xfer_session *xs, const struct grant_args *args,
 	return 0;
 }
 
-int grant_extend(struct grant *grant, const uint64_t *regions, size_t count)
+static int grant_add(struct grant *grant, const uint64_t *regions, size_t count)
 {
 	uint64_t *all;
 
-	if (!grant->regions)
-		return 0;
 	if (!regions) {
 		mem_free(grant->regions);
 		grant->regions = NULL;
@@ -116,6 +114,17 @@ int grant_extend(struct grant *grant, const uint64_t *regions, size_t count)
 	return 0;
 }
 
+int grant_extend(struct grant *grant, const uint64_t *regions, size_t count)
+{
+	int r;
+
+	if (!grant->regions)
+		return 0;
+	r = grant_add(grant, regions, count);
+	shares_regrant(grant->xs, grant);
+	return err_pass(r);
+}
+
 void grant_ref(struct grant *grant)
 {
 	if (grant)
@@ -133,10 +142,12 @@ void grant_unref(struct grant *grant)
 
 void grant_revoke(struct grant *grant)
 {
-	assert(grant->xs && grant->xs->grant_count > 0);
-	grant->xs->grant_count--;
-	grant->xs = NULL;
+	struct xfer_session *xs = mem_steal(grant->xs);
+
+	assert(xs && xs->grant_count > 0);
+	xs->grant_count--;
 	list_remove(&grant->link);
+	shares_regrant(xs, grant);
 	grant_unref(grant);
 }
 
@@ -188,6 +199,17 @@ int grant_check(struct xfer_session *xs, const struct peer *peer,
 			 (unsigned long long)session->epoch);
 }
 
+static bool names(const struct grant *grant, uint64_t region)
+{
+	return !grant->regions || bsearch(&region, grant->regions, grant->region_count,
+					  sizeof(region), by_number);
+}
+
+bool grant_covers(const struct grant *grant, uint64_t region, uint64_t now_ns)
+{
+	return grant->xs && !is_over(grant, now_ns) && names(grant, region);
+}
+
 int grant_allows(const struct grant *grant, uint64_t region, bool write)
 {
 	if (!grant)
@@ -196,8 +218,7 @@ int grant_allows(const struct grant *grant, uint64_t region, bool write)
 		return err_raise(ERR_PERM,
 				 "secret: its access is read; to write it must be made "
 				 "with access read-write");
-	if (!grant->regions || bsearch(&region, grant->regions, grant->region_count,
-				       sizeof(region), by_number))
+	if (names(grant, region))
 		return 0;
 	return err_raise(ERR_PERM, "secret: it is for other regions than %llu (regions)",
 			 (unsigned long long)region);

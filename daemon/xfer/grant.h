@@ -58,6 +58,8 @@ struct grant *grant_find(struct xfer_session *xs, uint64_t id); /* NULL: raised 
  * its own secret. ERR_AUTH, and *grant_p is NULL. */
 int grant_check(struct xfer_session *xs, const struct peer *peer,
 		const uint8_t secret[16], struct grant **grant_p);
+/* Does it give this region now, whatever for? */
+bool grant_covers(const struct grant *grant, uint64_t region, uint64_t now_ns);
 /* May it write there (or read)? NULL is fine. ERR_PERM. */
 int grant_allows(const struct grant *grant, uint64_t region, bool write);
 bool grant_record(cJSON *obj, const struct grant *grant, uint64_t now_ns);

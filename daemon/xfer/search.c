@@ -210,8 +210,10 @@ int search_begin_remote(struct remote_pool *pool, struct search **search_p)
 
 static int not_found(const struct dlist_entry *e, uint32_t i, uint64_t span)
 {
-	return err_raise(ERR_NOTFOUND, "descs[%u]: [%#llx, +%llu) is not registered", i,
-			 (unsigned long long)e->address, (unsigned long long)span);
+	return err_raise(ERR_NOTFOUND,
+			 "descs[%u]: [%#llx, +%llu) is not registered, or a secret with "
+			 "regions gives other regions",
+			 i, (unsigned long long)e->address, (unsigned long long)span);
 }
 
 /* The buffer of entry `at` of the map. */

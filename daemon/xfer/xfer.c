@@ -5,13 +5,7 @@
  *
  * An attach is a session's right to another daemon's session: it presented the
  * secret. Both sides then register their session's regions with the other
- * (share): the target's so that the initiator can name them, the initiator's so
- * that a daemon which copies by itself can reach them. A share is sent again
- * when regions came or went, and what needs the new list waits for its
- * acknowledgement, because REGISTER may travel on the control line and requests on
- * the data line. It is sent as soon as a region came, so that the other daemon maps
- * it while the engine makes its lists; of a session with very many of them once a
- * transfer needs it, because each list tells all.
+ * (xfer_share.c).
  */
 #include "daemon/xfer/xfer.h"
 
@@ -193,136 +187,6 @@ void notif_drop(struct session *session, struct notif *notif)
 	mem_free(notif);
 }
 
-/* ---- shares ---- */
-
-static struct share *xfer_share_of(struct xfer_session *xs, struct remote *remote)
-{
-	struct share *share;
-
-	list_foreach(share, &xs->shares, link) {
-		if (share->remote == remote)
-			return share;
-	}
-	share = mem_zalloc(sizeof(*share));
-	if (!share)
-		return NULL;
-	share->remote = remote;
-	remote->reaches++;
-	share->version = UINT64_MAX; /* never sent */
-	list_push_back(&xs->shares, &share->link);
-	return share;
-}
-
-static void share_free(struct xfer_session *xs, struct share *share)
-{
-	list_remove(&share->link);
-	handshake_release(xs->xfers->kvd->handshake, share->remote);
-	mem_free(share);
-}
-
-int share_update(struct xfer_session *xs, struct share *share)
-{
-	int r;
-
-	assert(share->acked <= share->sent);
-	if (share->version != xs->session->regions_version) {
-		r = handshake_share_session(xs->xfers->kvd->handshake, share->remote,
-					    xs->session);
-		if (r < 0)
-			return err_pass(r);
-		share->version = xs->session->regions_version;
-		share->sent++;
-	}
-	return share->sent == share->acked ? 0 : 1;
-}
-
-/* Transfers that wait until the remote has this list fail; the next one shares anew. */
-void xfers_on_unshared(struct xfers *xfers, struct remote *remote, uint64_t epoch,
-		       const struct err *why)
-{
-	struct session *session = xfer_session_by_epoch(xfers, epoch);
-	struct xfer_session *xs = session ? session->xfers : NULL;
-	struct idmap_cursor at;
-	struct share *share;
-
-	if (!xs)
-		return;
-	list_foreach(share, &xs->shares, link) {
-		if (share->remote != remote || share->acked == share->sent)
-			continue;
-		share->sent--;
-		share->version = UINT64_MAX;
-	}
-	idmap_foreach(&xs->transfers, at) {
-		struct transfer *transfer = at.value;
-
-		if (sm_state(&transfer->sm) == XFER_SHARING &&
-		    transfer->attach->remote == remote)
-			transfer_cancel(transfer, why);
-	}
-}
-
-/* The remote must let go of what it cannot be told: else its mapping stays. */
-static void share_without(struct xfer_session *xs, struct share *share)
-{
-	struct err why;
-
-	if (xs->draining || xs->session->ending || !share->remote->ready ||
-	    share_update(xs, share) >= 0)
-		return;
-	err_take(&why);
-	if (why.code == ERR_NOMEM)
-		peer_end_later(share->remote->peer, &why);
-}
-
-/* One list on its way at a time: what comes meanwhile goes with the next. */
-static void share_eagerly(struct xfer_session *xs, struct share *share)
-{
-	if (share->sent != share->acked || xs->draining || xs->session->ending ||
-	    !share->remote->ready ||
-	    idmap_count(&xs->session->regions) > XFER_EAGER_REGIONS)
-		return;
-	if (share_update(xs, share) < 0)
-		err_clear(); /* out of date: a transfer that needs it shares anew */
-}
-
-void xfers_region_coming(struct xfers *xfers, struct session *session)
-{
-	struct xfer_session *xs = session->xfers;
-	struct share *share;
-
-	(void)xfers;
-	if (!xs)
-		return;
-	list_foreach(share, &xs->shares, link)
-		share_eagerly(xs, share);
-}
-
-void xfers_on_shared(struct xfers *xfers, struct remote *remote, uint64_t epoch)
-{
-	struct session *session = xfer_session_by_epoch(xfers, epoch);
-	struct xfer_session *xs = session ? session->xfers : NULL;
-	struct idmap_cursor at;
-	struct share *share;
-
-	if (!xs)
-		return;
-	list_foreach(share, &xs->shares, link) {
-		if (share->remote == remote && share->acked < share->sent)
-			share->acked++;
-	}
-	idmap_foreach(&xs->attaches, at) {
-		struct attach *attach = at.value;
-
-		if (attach->remote == remote)
-			transfers_go(attach);
-	}
-	list_foreach(share, &xs->shares, link) {
-		if (share->remote == remote)
-			share_eagerly(xs, share);
-	}
-}
-
 /* ---- attaching ---- */
 
 /* It is for its engine's questions only: no peer is dialled again for it. */
@@ -404,9 +268,9 @@ static int xfer_ask(struct attach *attach)
 	int r;
 
 	memcpy(msg.secret, attach->secret, sizeof(msg.secret));
-	attach->share = xfer_share_of(attach->xs, attach->remote);
-	if (!attach->share)
-		return err_pass(-ENOMEM);
+	r = share_open(attach->xs, attach->remote, NULL, &attach->share);
+	if (r < 0)
+		return err_pass(r);
 	r = share_update(attach->xs, attach->share);
 	if (r < 0)
 		return err_pass(r);
@@ -587,14 +451,14 @@ static int attach_admit(struct xfers *xfers, struct remote *remote,
 	struct grant *grant;
 	struct session *session =
 		xfer_admit(xfers, remote, m->session, m->secret, &grant);
-	struct xfer_session *xs;
+	struct xfer_session *xs = session ? session->xfers : NULL;
 	struct share *share;
+	int r;
 
 	if (!session)
 		return err_pass(-err_errno(err_last()->code));
-	xs = xfer_session_of(session);
-	share = xs ? xfer_share_of(xs, remote) : NULL;
-	return share ? share_update(xs, share) : err_pass(-ENOMEM);
+	r = share_open(xs, remote, grant, &share);
+	return err_pass(r < 0 ? r : share_update(xs, share));
 }
 
 static int on_attach(struct xfers *xfers, struct remote *remote, struct cursor *body)
@@ -775,7 +639,6 @@ void xfers_region_going(struct xfers *xfers, struct region *region)
 	struct session *session = region->session;
 	struct xfer_session *xs = session->xfers;
 	struct idmap_cursor at;
-	struct share *share;
 	struct err why;
 
 	if (!xs)
@@ -803,8 +666,7 @@ void xfers_region_going(struct xfers *xfers, struct region *region)
 		places_unref(places);
 	}
 	serve_region_going(xfers, region);
-	list_foreach(share, &xs->shares, link)
-		share_without(xs, share);
+	shares_without(xs);
 }
 
 static void drop_queues(struct xfer_session *xs)

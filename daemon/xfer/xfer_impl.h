@@ -48,6 +48,9 @@ struct share {
 	struct remote *remote; /* held */
 	uint64_t version;      /* of session->regions_version when last sent */
 	unsigned int sent, acked;
+	bool all; /* regions; else those of its grants, each held */
+	struct grant **grants;
+	size_t grant_count;
 };
 
 struct notif {
@@ -207,8 +210,6 @@ int attach_open(struct xfer_session *xs, const char *endpoint, uint64_t epoch,
 /* The same session again, with the regions that it has by then; no number. */
 int attach_refresh(struct xfer_session *xs, const struct attach *attach,
 		   uint64_t timeout_ns, struct xfer_waiter waiter);
-/* Make the remote know all present regions of the session. 1: wait for ack. */
-int share_update(struct xfer_session *xs, struct share *share);
 /* Bytes that it takes in an answer, at most; and what an answer may take: requests
  * are served while half of client_queue waits. */
 size_t notif_answer_bytes(const char *from, size_t len);
@@ -220,6 +221,17 @@ int notif_new(struct xfers *xfers, struct session *session, const char *from,
 void notif_queue(struct xfers *xfers, struct session *session, struct notif *notif);
 void notif_drop(struct session *session, struct notif *notif);
 void xfer_session_try_free(struct xfer_session *xs);
+
+/* ---- xfer_share.c ---- */
+/* The remote may be told what the grant gives, too; NULL: all regions. */
+int share_open(struct xfer_session *xs, struct remote *remote, struct grant *grant,
+	       struct share **share_p);
+/* Make the remote know the present regions that it may. 1: wait for ack. */
+int share_update(struct xfer_session *xs, struct share *share);
+void share_free(struct xfer_session *xs, struct share *share);
+void shares_without(struct xfer_session *xs); /* a region goes */
+/* It gives more, or (revoked) nothing any more. */
+void shares_regrant(struct xfer_session *xs, const struct grant *grant);
 
 /* ---- xfer_list.c ---- */
 int notif_post(struct attach *attach, const void *data, size_t len,

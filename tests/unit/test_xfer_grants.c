@@ -13,6 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/context.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/session/session.h"
 #include "daemon/xfer/grant.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/xfer_pair.h"
@@ -241,6 +244,77 @@ static void secrets_of_a_session_are_bounded(void **state)
 	cluster_refused(&p->c, p->you, "ELIMIT", "{'cmd':'secret.create'}");
 }
 
+/* What node 0's daemon has been told of a session's regions. */
+static const struct remote_pool *told_of(struct pair *p, const struct session *session)
+{
+	struct remote_pool *pool;
+	struct remote *remote;
+
+	list_foreach(remote, handshake_remotes(p->me->kvd->handshake), link) {
+		pool = handshake_pool_by_id(remote, session->epoch);
+		if (pool && pool->is_session)
+			return pool;
+	}
+	return NULL;
+}
+
+static void tells_only(struct pair *p, const struct session *owner, uint32_t count,
+		       uint64_t a, uint64_t b)
+{
+	const struct remote_pool *pool;
+
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	pool = told_of(p, owner);
+	assert_non_null(pool);
+	assert_int_equal(pool->region_count, count);
+	for (uint32_t i = 0; i < count; i++)
+		if (pool->regions[i].id != a && pool->regions[i].id != b)
+			fail_msg("told of region %llu",
+				 (unsigned long long)pool->regions[i].id);
+}
+
+/* A secret with regions: no key of another one crosses the wire, whatever happens to the
+ * session's regions meanwhile. */
+static void keys_of_other_regions_are_not_told(void **state)
+{
+	struct pair *p = *state;
+	struct session *yours = p->you;
+	struct cache a = p->yours, b = p->yours, later = p->yours;
+	struct secret first, whole;
+	char bounds[80];
+
+	p->you = cluster_engine(&p->c, 1, "owner");
+	cluster_cache(&p->c, p->you, "a", 0, &a);
+	cluster_cache(&p->c, p->you, "b", 0, &b);
+	snprintf(bounds, sizeof(bounds), ",'regions':[%llu]",
+		 (unsigned long long)a.region);
+	first = create(p, bounds);
+	attach_by(p, &first);
+	tells_only(p, p->you, 1, a.region, 0);
+	cluster_cache(&p->c, p->you, "later", 0, &later); /* all is told anew */
+	tells_only(p, p->you, 1, a.region, 0);
+	cluster_refused(&p->c, p->me, "ENOTFOUND",
+			"{'cmd':'dlist.prep','peer':%llu,'descs':[['%llu',256]]}",
+			(unsigned long long)p->attach,
+			(unsigned long long)(uintptr_t)b.base);
+	cluster_ok(&p->c, p->you, "{'cmd':'secret.extend','grant':%llu,'regions':[%llu]}",
+		   (unsigned long long)first.grant, (unsigned long long)b.region);
+	tells_only(p, p->you, 2, a.region, b.region);
+	cluster_ok(&p->c, p->you, "{'cmd':'secret.revoke','grant':%llu}",
+		   (unsigned long long)first.grant);
+	tells_only(p, p->you, 0, 0, 0);
+	whole = create(p, "");
+	attach_by(p, &whole);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(told_of(p, p->you)->region_count, 3);
+	cluster_engine_dies(&p->c, p->you);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	cache_close(&a);
+	cache_close(&b);
+	cache_close(&later);
+	p->you = yours;
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
 
 int main(void)
@@ -253,6 +327,7 @@ int main(void)
 		CASE(revoked_secret_begins_nothing),
 		cmocka_unit_test_setup_teardown(secret_is_for_the_daemon_that_it_names,
 						setup_users, pair_teardown),
+		CASE(keys_of_other_regions_are_not_told),
 		CASE(bounds_are_checked_and_shown),
 		CASE(secrets_of_a_session_are_bounded),
 	};
