@@ -201,7 +201,8 @@ int ctl_run_log(struct ctl *ctl)
 	return CTL_OK;
 }
 
-int ctl_secret_owner(const struct ctl *ctl, const struct passwd **owner_p)
+/* --owner; as root the user kvd; NULL: the caller. */
+static int secret_owner(const struct ctl *ctl, const struct passwd **owner_p)
 {
 	*owner_p = NULL;
 	if (ctl->owner) {
@@ -238,7 +239,7 @@ static int write_secret(const char *path, const char *secret, const struct passw
 	return CTL_OK;
 }
 
-int ctl_keypair(char public_key[41], char secret_key[41])
+static int keypair_new(char public_key[41], char secret_key[41])
 {
 	do { /* '#' begins a comment in the files that take these keys */
 		if (zmq_curve_keypair(public_key, secret_key) < 0)
@@ -251,13 +252,13 @@ int ctl_run_keygen(struct ctl *ctl)
 {
 	char public_key[41], secret_key[41];
 	const struct passwd *owner = NULL;
-	int r = ctl_secret_owner(ctl, &owner);
+	int r = secret_owner(ctl, &owner);
 
 	if (r)
 		return r;
 	if (ctl->owner && !ctl->arg_count)
 		return ctl_usage("keygen: --owner goes with FILE");
-	r = ctl_keypair(public_key, secret_key);
+	r = keypair_new(public_key, secret_key);
 	if (r)
 		return r;
 	if (ctl->arg_count)

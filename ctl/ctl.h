@@ -122,12 +122,6 @@ extern const struct ctl_command ctl_commands[]; /* the last has no name */
 /* Option i of all: its name, "" when the command has no such; NULL at the end. */
 const char *ctl_option(const struct ctl_command *command, unsigned int i);
 
-/* A CURVE key pair, Z85 with a NUL. */
-int ctl_keypair(char public_key[41], char secret_key[41]);
-/* Who shall own a secret: --owner; as root the user kvd; NULL: the caller. */
-struct passwd;
-int ctl_secret_owner(const struct ctl *ctl, const struct passwd **owner_p);
-
 /* $KVD_RUN_DIR, or /run/kvd; its *.sock in order (-1: errno). */
 const char *ctl_run_dir(void);
 int ctl_instances(struct dirent ***names_p);

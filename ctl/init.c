@@ -2,13 +2,13 @@
 /*
  * The command init: the files that an instance on one of several hosts needs. All or
  * nothing: a file that exists is never touched, and what was written before a failure is
- * removed. A peer's key is not known before that peer was set up, so its line waits as a
- * comment unless the key was given.
+ * removed. The key pair is the daemon's to make, at its first start, and a peer's key is
+ * not known before that peer was started: its line waits as a comment unless the key was
+ * given.
  */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,12 +32,10 @@
 
 struct init {
 	struct ctl *ctl;
-	const struct passwd *owner;
 	const char *dir;
 	char host[64];
 	unsigned long port;
-	char public_key[KEY_CHARS + 1], secret_key[KEY_CHARS + 1];
-	char conf[512], key[512], peers[512];
+	char conf[512], peers[512];
 	char *conf_text, *peers_text; /* owned */
 };
 
@@ -122,28 +120,24 @@ static int make_conf(struct init *init)
 	if (asprintf(&init->conf_text,
 		     "# kvd --print-config tells every option.\n"
 		     "[daemon]\nname = %s\n\n"
-		     "[peer]\nlisten = tcp://%s:%lu\ncurve_secret_file = %s\n"
-		     "curve_allow_file = %s\n\n"
+		     "[peer]\nlisten = tcp://%s:%lu\ncurve_allow_file = %s\n\n"
 		     "[transport]\ntcp_listen = tcp://%s:%lu\n",
-		     init->ctl->name, init->host, init->port, init->key, init->peers,
-		     init->host, init->port + 1) < 0) {
+		     init->ctl->name, init->host, init->port, init->peers, init->host,
+		     init->port + 1) < 0) {
 		init->conf_text = NULL;
 		return ctl_failed("out of memory");
 	}
 	return CTL_OK;
 }
 
-static int write_file(const struct init *init, const char *path, const char *text,
-		      mode_t mode, bool owned)
+static int write_file(const char *path, const char *text)
 {
-	cleanup_close int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	cleanup_close int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
 	size_t len = strlen(text);
 
 	if (fd < 0)
 		return ctl_failed("%s: %s", path, strerror(errno));
-	if ((!owned || !init->owner ||
-	     fchown(fd, init->owner->pw_uid, init->owner->pw_gid) == 0) &&
-	    fchmod(fd, mode) == 0 && write(fd, text, len) == (ssize_t)len &&
+	if (fchmod(fd, 0644) == 0 && write(fd, text, len) == (ssize_t)len &&
 	    fsync(fd) == 0)
 		return CTL_OK;
 	ctl_failed("%s: %s", path, strerror(errno));
@@ -153,22 +147,13 @@ static int write_file(const struct init *init, const char *path, const char *tex
 
 static int write_all(const struct init *init)
 {
-	char secret[KEY_CHARS + 2];
-	int r;
+	int r = write_file(init->peers, init->peers_text);
 
-	snprintf(secret, sizeof(secret), "%s\n", init->secret_key);
-	r = write_file(init, init->key, secret, 0600, true);
-	explicit_bzero(secret, sizeof(secret));
 	if (r)
 		return r;
-	r = write_file(init, init->peers, init->peers_text, 0644, false);
-	if (!r) {
-		r = write_file(init, init->conf, init->conf_text, 0644, false);
-		if (r)
-			unlink(init->peers);
-	}
+	r = write_file(init->conf, init->conf_text);
 	if (r)
-		unlink(init->key);
+		unlink(init->peers);
 	return r;
 }
 
@@ -182,7 +167,7 @@ static void init_print_waiting(const struct init *init)
 			continue;
 		fprintf(stderr,
 			"kvd-ctl: %s:%u: remove the '# ' and replace KEY by the key of "
-			"%.*s, which init prints on its host, and kvd-ctl keys\n",
+			"%.*s, which kvd-ctl keys prints on its host\n",
 			init->peers, PEERS_FIRST + i, (int)strcspn(peer, "="), peer);
 	}
 }
@@ -190,17 +175,14 @@ static void init_print_waiting(const struct init *init)
 static void init_print(const struct init *init)
 {
 	if (init->ctl->json) {
-		printf("{\"conf\":\"%s\",\"key\":\"%s\",", init->conf, init->key);
-		printf("\"peers\":\"%s\",\"public\":\"%s\"}\n", init->peers,
-		       init->public_key);
+		printf("{\"conf\":\"%s\",\"peers\":\"%s\"}\n", init->conf, init->peers);
 		return;
 	}
-	fprintf(stderr, "kvd-ctl: written: %s, %s (mode 0600, owner %s), %s\n",
-		init->conf, init->key, init->owner ? init->owner->pw_name : "you",
-		init->peers);
-	fputs("kvd-ctl: for the list of each of its peers:\n", stderr);
-	printf("%s %s %s:%lu\n", init->ctl->name, init->public_key, init->host,
-	       init->port);
+	fprintf(stderr,
+		"kvd-ctl: written: %s, %s\nkvd-ctl: it makes its key at the first start; "
+		"then `kvd-ctl --name %s keys` prints the line for the lists of its "
+		"peers\n",
+		init->conf, init->peers, init->ctl->name);
 }
 
 static int init_files(struct init *init)
@@ -209,18 +191,12 @@ static int init_files(struct init *init)
 
 	snprintf(init->conf, sizeof(init->conf), "%.250s/%.63s.conf", init->dir,
 		 init->ctl->name);
-	snprintf(init->key, sizeof(init->key), "%.250s/%.63s.key", init->dir,
-		 init->ctl->name);
 	snprintf(init->peers, sizeof(init->peers), "%.250s/%.63s.peers", init->dir,
 		 init->ctl->name);
 	if (!r)
 		r = make_peers(init);
 	if (!r)
 		r = make_conf(init);
-	if (!r)
-		r = ctl_keypair(init->public_key, init->secret_key);
-	if (!r)
-		r = ctl_secret_owner(init->ctl, &init->owner);
 	if (!r)
 		r = write_all(init);
 	return r;
@@ -240,7 +216,6 @@ int ctl_run_init(struct ctl *ctl)
 		init_print(&init);
 		init_print_waiting(&init);
 	}
-	explicit_bzero(init.secret_key, sizeof(init.secret_key));
 	free(init.conf_text);
 	free(init.peers_text);
 	return r;

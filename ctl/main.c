@@ -189,14 +189,15 @@ const struct ctl_command ctl_commands[] = {
 	 "caller",
 	 0, 1, "o", ctl_run_keygen},
 	{"init", "--listen ADDRESS:PORT", "write an instance's configuration",
-	 "NAME.conf, NAME.key and NAME.peers in /etc/kvd, with a key of its own, and\n"
-	 "the line for its peers' lists. A file that exists is not touched.\n\n"
+	 "NAME.conf and NAME.peers in /etc/kvd. The daemon makes its key at its first\n"
+	 "start; `keys` prints the line for its peers' lists. A file that exists is "
+	 "not\n"
+	 "touched.\n\n"
 	 "--name NAME                  of the instance\n"
 	 "--listen ADDRESS:PORT        of the handshake; data gets the port after it\n"
 	 "--peer NAME=HOST:PORT[#KEY]  a daemon that may connect; up to 32\n"
-	 "--owner USER                 of the key; as root kvd if there is one\n"
 	 "--dir DIR                    instead of /etc/kvd",
-	 0, 0, "oip", ctl_run_init},
+	 0, 0, "ip", ctl_run_init},
 	{"completion", "SHELL", "a completion script for bash, zsh or fish", "", 1, 1, "",
 	 ctl_run_completion},
 	{"plan", "FILE | - | --room NUMBER", "which bytes go where, and in what rows",

@@ -334,6 +334,17 @@ def keygen_gives_the_key_to_its_owner():
         assert "owner " + name in err, err
 
 
+def of_init(folder, name):
+    """A daemon with what init wrote."""
+    path = folder + "/%s.conf" % name
+    with open(path) as conf:
+        text = conf.read().replace("name = %s\n" % name, "")
+    status, out, _ = kvd("--check-config", "--config", path, env={"KVD_RUN_DIR": folder}) \
+        if os.path.isdir("/run/kvd") else (0, "", "")
+    assert status == 0, out
+    return Daemon(text, run_dir=folder, name=name)
+
+
 def init_writes_what_two_daemons_meet_with():
     with tempfile.TemporaryDirectory() as tmp:
         env = {"KVD_RUN_DIR": tmp}
@@ -345,41 +356,38 @@ def init_writes_what_two_daemons_meet_with():
                       ["--name", "a", "--listen", "127.0.0.1:7400", "--peer", "b"],
                       ["--name", "a", "--listen", "127.0.0.1:7400", "--peer", "b=h:1#short"]):
             assert ctl(*base, *wrong)[0] == 2 and not os.listdir(tmp), wrong
-        status, line, err = ctl(*base, "--name", "a", "--listen", "127.0.0.1:%d" % first,
-                                "--peer", "b=127.0.0.1:%d" % second)
-        assert status == 0 and tmp + "/a.peers:2: remove the '# ' and replace KEY by the " \
-            "key of b, " in err, err
-        name, key, where = line.split()
-        assert (name, where) == ("a", "127.0.0.1:%d" % first), line
-        assert stat.S_IMODE(os.stat(tmp + "/a.key").st_mode) == 0o600
+        where = ["127.0.0.1:%d" % port for port in (first, second)]
+        status, out, err = ctl(*base, "--name", "a", "--listen", where[0],
+                               "--peer", "b=" + where[1])
+        assert status == 0 and not out and "`kvd-ctl --name a keys`" in err and \
+            tmp + "/a.peers:2: remove the '# ' and replace KEY by the key of b, " in err, err
+        assert sorted(os.listdir(tmp)) == ["a.conf", "a.peers"]
         assert stat.S_IMODE(os.stat(tmp + "/a.conf").st_mode) == 0o644
-        kept = {f: open(tmp + "/" + f).read() for f in os.listdir(tmp)}
-        os.unlink(tmp + "/a.key")
-        status, _, err = ctl(*base, "--name", "a", "--listen", where)
-        assert status == 1 and "exists" in err and not os.path.exists(tmp + "/a.key"), err
-        with open(os.open(tmp + "/a.key", os.O_CREAT | os.O_WRONLY, 0o600), "w") as again:
-            again.write(kept["a.key"])
-        assert open(tmp + "/a.peers").read() == kept["a.peers"]
-        line = ctl(*base, "--name", "b", "--listen", "127.0.0.1:%d" % second,
-                   "--peer", "a=%s#%s" % (where, key))[1]
-        with open(tmp + "/a.peers") as peers:
-            lines = peers.read().splitlines()
-        # as it says
-        assert lines[1] == "# b KEY 127.0.0.1:%d" % second, lines
-        lines[1] = lines[1][2:].replace("KEY", line.split()[1])
-        with open(tmp + "/a.peers", "w") as peers:
-            peers.write("\n".join(lines) + "\n")
+        kept = open(tmp + "/a.peers").read()
+        os.unlink(tmp + "/a.conf")
+        status, _, err = ctl(*base, "--name", "a", "--listen", where[0])
+        assert status == 1 and "exists" in err and os.listdir(tmp) == ["a.peers"], err
+        assert open(tmp + "/a.peers").read() == kept
+        os.unlink(tmp + "/a.peers")
+        assert ctl(*base, "--name", "a", "--listen", where[0], "--peer", "b=" + where[1])[0] == 0
         with contextlib.ExitStack() as stack:
-            for n in "ab":
-                with open(tmp + "/%s.conf" % n) as conf:
-                    text = conf.read().replace("name = %s\n" % n, "")
-                status, out, _ = kvd("--check-config", "--config", tmp + "/%s.conf" % n,
-                                     env={"KVD_RUN_DIR": tmp}) \
-                    if os.path.isdir("/run/kvd") else (0, "", "")
-                assert status == 0, out
-                stack.enter_context(Daemon(text, run_dir=tmp, name=n))
+            assert ctl(*base, "--name", "b", "--listen", where[1], "--peer", "a=" + where[0])[0] == 0
+            a, b = (stack.enter_context(of_init(tmp, n)) for n in "ab")
+            for one, other in ((a, b), (b, a)):
+                line = ctl("--name", other.name, "--json", "keys", env=env)[1]
+                line = json.loads(line)["line"]
+                with open(tmp + "/%s.peers" % one.name) as peers:
+                    lines = peers.read().splitlines()
+                # as it says
+                assert lines[1].startswith("# %s KEY 127.0.0.1:" % other.name), lines
+                lines[1] = lines[1][2:].replace("KEY", line.split()[1])
+                with open(tmp + "/%s.peers" % one.name, "w") as peers:
+                    peers.write("\n".join(lines) + "\n")
+                assert ctl("--name", one.name, "reload", env=env)[0] == 0
+                allowed = json.loads(ctl("--name", one.name, "--json", "keys", env=env)[1])
+                assert [k["name"] for k in allowed["allowed"]] == [other.name], allowed
             status, out, err = ctl("--name", "b", "call", "peer.connect",
-                                   json.dumps({"endpoint": "tcp://" + where}), env=env)
+                                   json.dumps({"endpoint": "tcp://" + where[0]}), env=env)
             assert status == 0, err
 
 

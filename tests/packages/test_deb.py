@@ -3,6 +3,7 @@
 """The Debian packages in a booted system of their own (tests/systemd/guest.py), which has
 what they depend on: install, configure, move bytes, upgrade under living engines, remove,
 purge. What is committed is packaged."""
+import json
 import os
 import re
 import shutil
@@ -137,14 +138,15 @@ def first_transfer_needs_no_configuration():
 
 
 def init_and_restart_configure():
-    lines = {}
     for name, port in (("gpu0", 7400), ("gpu1", 7410)):
-        _, out = guest.run("sh", "-c", "kvd-ctl --name %s init --listen 127.0.0.1:%d "
-                           "2> /dev/null" % (name, port))
-        lines[name] = out
+        guest.run("sh", "-c", "kvd-ctl --name %s init --listen 127.0.0.1:%d "
+                  "2> /dev/null" % (name, port))
+        guest.run("kvd", "--check-config", "--name", name, "--user", "kvd")
+    guest.run("systemctl", "restart", *UNITS)
     for name, other in (("gpu0", "gpu1"), ("gpu1", "gpu0")):
-        assert re.match(r"%s \S{40} 127.0.0.1:74.0\n$" % other, lines[other]), lines
-        guest.run("sh", "-c", 'printf %%s "$1" >> /etc/kvd/%s.peers' % name, "sh", lines[other])
+        line = json.loads(guest.ctl(other, "--json", "keys")[1])["line"]
+        assert re.match(r"%s \S{40} 127.0.0.1:74.0$" % other, line), line
+        guest.run("sh", "-c", 'echo "$1" >> /etc/kvd/%s.peers' % name, "sh", line)
         guest.run("kvd", "--check-config", "--name", name, "--user", "kvd")
     guest.run("systemctl", "restart", *UNITS)
     assert states() == ["active", "active"], states()
