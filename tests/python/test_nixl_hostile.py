@@ -206,7 +206,7 @@ def test_metadata_opens_what_it_tells_and_no_more(pair):
     assert count == 1
     me.add_remote_agent(sealed(blob[24:24 + text], blob[24 + text:] + lie, 2))
     assert wrote(told) == "DONE"
-    with pytest.raises(Exception, match="other regions"):
+    with pytest.raises(Exception, match="NOT_FOUND"):
         wrote(kept)
     assert (kept == 7).all()
     me.add_remote_agent(you.get_agent_metadata())
