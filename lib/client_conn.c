@@ -74,9 +74,7 @@ static void conn_drop_input(struct client_conn *conn)
 	conn->in_len = 0;
 	conn->in_scanned = 0;
 	mem_closep(&conn->fd);
-	conn->fd = -1;
 	mem_closep(&conn->sender_pidfd);
-	conn->sender_pidfd = -1;
 }
 
 void client_conn_fini(struct kvd_client *client)

@@ -139,7 +139,6 @@ static void vm_sent(struct kvd_region *region)
 	if (region->kind != KVD_REGION_VM)
 		return;
 	mem_closep(&region->fd);
-	region->fd = -1;
 }
 
 static int region_new(struct kvd_client *client, const struct kvd_region_args *a,

@@ -159,8 +159,10 @@ void mem_free_large(void *p, uint64_t size)
 
 void mem_closep(int *fd)
 {
-	if (*fd >= 0)
-		close(*fd);
+	int owned_fd = mem_steal_fd(fd);
+
+	if (owned_fd >= 0)
+		close(owned_fd);
 }
 
 void mem_fail_at(uint64_t n)

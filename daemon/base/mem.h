@@ -56,7 +56,7 @@ static inline void mem_freep(void *pp)
 {
 	mem_free(*(void **)pp);
 }
-void mem_closep(int *fd); /* closes an fd >= 0 */
+void mem_closep(int *fd); /* closes an fd >= 0, and sets it -1 */
 #define cleanup_free mem_cleanup(mem_freep)
 #define cleanup_close mem_cleanup(mem_closep)
 

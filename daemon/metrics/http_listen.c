@@ -90,5 +90,4 @@ void http_listen_close(struct http_listen *l)
 {
 	lock_socket_drop(&l->name);
 	mem_closep(&l->fd);
-	l->fd = -1;
 }

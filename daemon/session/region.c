@@ -434,7 +434,6 @@ static void import_done(struct offload_job *job)
 	struct session *session = h->region.session;
 
 	mem_closep(&h->fd);
-	h->fd = -1;
 	if (job->result == 0)
 		charge_less(&h->filled, h->filled.bytes - h->fill);
 	if (job->result < 0) {

@@ -302,10 +302,8 @@ static void unshare(struct ring *ring)
 	if (ring->shared)
 		munmap(ring->shared, ring_bytes(ring));
 	ring->shared = NULL;
-	for (size_t i = 0; i < RING_FDS; i++) {
+	for (size_t i = 0; i < RING_FDS; i++)
 		mem_closep(&ring->fds[i]);
-		ring->fds[i] = -1;
-	}
 }
 
 int ring_share(struct ring *ring, uint32_t entries, uint64_t arena_bytes)

@@ -210,7 +210,6 @@ static void watch_run(struct watch *watch)
 			return;
 		if (watched[1].revents) {
 			mem_closep(&watch->report);
-			watch->report = -1;
 			watched[1].fd = -1;
 		}
 	}

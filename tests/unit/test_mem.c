@@ -148,6 +148,21 @@ static int scoped_open(int keep)
 	return keep ? mem_steal_fd(&fd) : fd;
 }
 
+/* A second close would be of whoever has that number by then. */
+static void close_forgets_the_number(void **state)
+{
+	int fd = open("/dev/null", O_RDONLY | O_CLOEXEC), other;
+
+	(void)state;
+	assert_true(fd >= 0);
+	mem_closep(&fd);
+	assert_int_equal(fd, -1);
+	other = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	mem_closep(&fd);
+	assert_true(fcntl(other, F_GETFD) >= 0);
+	mem_closep(&other);
+}
+
 static void cleanup_closes_unless_stolen(void **state)
 {
 	char *p = mem_strdup("x"), *q;
@@ -257,6 +272,7 @@ int main(void)
 		cmocka_unit_test(fail_at_hits_the_nth_of_every_kind),
 		cmocka_unit_test(fail_at_concerns_one_thread),
 		cmocka_unit_test(secrets_are_equal_or_not),
+		cmocka_unit_test(close_forgets_the_number),
 		cmocka_unit_test(cleanup_closes_unless_stolen),
 		cmocka_unit_test(block_adopted_is_counted_and_freed_as_others),
 		cmocka_unit_test(map_is_zeroed_and_counted_as_a_block),

@@ -362,7 +362,6 @@ static void key_mapped(struct offload_job *job)
 
 	key->mapping = false;
 	mem_closep(&key->fd);
-	key->fd = -1;
 	if (key->dropped) {
 		key_free(key);
 	} else if (sm_state(&key->sm) ==
@@ -414,7 +413,6 @@ void shm_key_given(struct shm_key *key, uint64_t length, int fd)
 	} else if (given_check(key, length) < 0) {
 		err_take(&err);
 		mem_closep(&key->fd);
-		key->fd = -1;
 		key_tell(key, &err);
 	} else {
 		sm_move(&key->sm, SHM_KEY_MAPPING);

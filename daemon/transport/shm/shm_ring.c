@@ -449,7 +449,6 @@ static void ring_mapped(struct offload_job *job)
 	struct shm_slot *slot;
 
 	mem_closep(&ring->fd);
-	ring->fd = -1;
 	/* idle from here on, whatever came of it */
 	sm_move(&ring->sm, SHM_RING_READY);
 	net_peer_kick(&peer->net);

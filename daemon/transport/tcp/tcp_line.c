@@ -66,7 +66,6 @@ void tcp_line_fini(struct tcp_peer *peer)
 	if (line->fd >= 0)
 		loop_fd_stop(&line->watch);
 	mem_closep(&line->fd);
-	line->fd = -1;
 	tcp_entry_free(line->entry);
 	line->entry = NULL;
 	mem_free(line->in);
