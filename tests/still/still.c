@@ -260,6 +260,14 @@ static void refuse_to(const char *what)
 	exit(SKIPPED);
 }
 
+/* As /proc has it. */
+static pid_t self_number(void)
+{
+	char text[16] = "";
+
+	return readlink("/proc/self", text, sizeof(text) - 1) > 0 ? atoi(text) : 0;
+}
+
 static char **args_take(char **argv, struct watch *watch)
 {
 	for (argv++; *argv && strncmp(*argv, "--", 2) == 0 && argv[1]; argv += 2) {
@@ -282,13 +290,18 @@ int main(int argc, char **argv)
 	if (argc < 2 || !*program || shared == MAP_FAILED)
 		return 2;
 	watch.program = *program;
-	watch.watched.pid = getpid();
-	watch.watched.pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
-	(void)prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
-	watcher_start(&watch, shared);
 	if (watch.report > 2)
 		(void)fcntl(watch.report, F_SETFD, FD_CLOEXEC);
-	(void)fcntl(watch.watched.pidfd, F_SETFD, FD_CLOEXEC);
+	watch.watched.pid = getpid();
+	watch.watched.pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+	if (!is_thread(getpid(), getpid()) || self_number() != getpid()) {
+		fprintf(stderr, "<6>still: /proc is of another PID namespace: nothing is "
+				"judged\n");
+		execv(*program, program);
+		refuse_to(*program);
+	}
+	(void)prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+	watcher_start(&watch, shared);
 	listener = filter_install();
 	atomic_store(&shared->listener, listener < 0 ? -1 : listener);
 	if (listener < 0)
