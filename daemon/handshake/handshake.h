@@ -76,6 +76,7 @@ struct remote {
 	struct idmap pools_by_id; /* those that are not going */
 	struct list dead_pools;
 	struct list shares;	 /* struct share.at_remote: local pools that it knows */
+	unsigned int unanswered; /* UNREGISTERs that nothing here waits for */
 	unsigned int pool_count; /* in both */
 	struct list link;
 	unsigned int reaches; /* handshake_reach() minus handshake_release() */

@@ -35,7 +35,6 @@ struct publication {
 	struct loop_defer gone;
 	void (*on_gone)(void *arg);
 	void *arg;
-	struct xp_buffer *buffers[TRANSPORTS_MAX]; /* made when first asked for */
 };
 
 struct share {

@@ -18,6 +18,8 @@
  * room or op uses the pool any more; a peer that is down has answered. Its rooms fail,
  * which takes no longer than a fence there; who has not answered in twice that time
  * (`fence_timeout` of this side) goes down, because an ended engine's memory waits.
+ * Where nobody else reaches that memory (XP_CAP_ALONE), this side's own rooms and
+ * transfers are all that it waits for, whatever the peer answers.
  */
 #include <assert.h>
 #include <errno.h>
@@ -294,8 +296,6 @@ static void on_pub_gone(struct loop_defer *defer)
 	list_remove(&pub->link);
 	idmap_remove(&pub->hs->published_by_id, pub->pool->id);
 	pub->pool->handshake = NULL;
-	for (size_t i = 0; i < ARRAY_LEN(pub->buffers); i++)
-		mem_free(pub->buffers[i]);
 	mem_free(pub);
 	on_gone(arg);
 }
@@ -340,11 +340,37 @@ static void share_end(struct share *share)
 		loop_defer(pub->hs->kvd->loop, &pub->gone);
 }
 
+static bool share_is_ours(const struct share *share)
+{
+	const struct pool *pool = share->pub->pool;
+	const struct transport *transport = share->remote->transport;
+
+	if (!transport || !(transport->caps & XP_CAP_ALONE))
+		return false;
+	for (uint32_t b = 0; b < pool->layout->buffer_count; b++)
+		if (pool->buffers[b].region->memory->gpu)
+			return false;
+	return true;
+}
+
+static void share_withdraw(struct share *share)
+{
+	struct wire_unregister msg = {.object = share->pub->pool->id};
+
+	share->unregistering = true;
+	/* a queue that is full takes the peer down, which ends the share */
+	if (handshake_tell_unregister(share->remote, &msg) < 0)
+		err_clear();
+	if (!share_is_ours(share))
+		return;
+	share->remote->unanswered++;
+	share_end(share);
+}
+
 void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 			     void (*on_gone)(void *arg), void *arg)
 {
 	struct publication *pub = pool->handshake;
-	struct wire_unregister msg = {.object = pool->id};
 	struct share *share;
 
 	assert(on_gone);
@@ -357,14 +383,10 @@ void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 	pub->arg = arg;
 	if (list_empty(&pub->shares))
 		loop_defer(hs->kvd->loop, &pub->gone);
-	else
+	list_foreach_safe(share, &pub->shares, link)
+		share_withdraw(share);
+	if (!list_empty(&pub->shares))
 		loop_timer_start(&pub->patience, 2 * hs->kvd->config->fence_timeout_ns);
-	list_foreach(share, &pub->shares, link) {
-		share->unregistering = true;
-		/* a queue that is full takes the peer down, which ends the share */
-		if (handshake_tell_unregister(share->remote, &msg) < 0)
-			err_clear();
-	}
 }
 
 const struct xp_buffer *handshake_local_buffers(struct pool *pool,
@@ -379,8 +401,8 @@ const struct xp_buffer *handshake_local_buffers(struct pool *pool,
 		err_raise(ERR_TRANSPORT, "%s: no data line", remote->label);
 		return NULL;
 	}
-	if (pub->buffers[t])
-		return pub->buffers[t];
+	if (pool->tables[t])
+		return pool->tables[t];
 	table = mem_calloc(pool->layout->buffer_count, sizeof(*table));
 	for (uint32_t b = 0; table && b < pool->layout->buffer_count; b++) {
 		table[b].reg = pool->buffers[b].region->regs[t];
@@ -395,7 +417,7 @@ const struct xp_buffer *handshake_local_buffers(struct pool *pool,
 		mem_free(table);
 		return NULL;
 	}
-	pub->buffers[t] = table;
+	pool->tables[t] = table;
 	return table;
 }
 
@@ -461,6 +483,7 @@ void pools_down(struct remote *remote)
 
 	while ((share = list_first(&remote->shares, struct share, at_remote)))
 		share_end(share);
+	remote->unanswered = 0;
 	idmap_fini(&remote->pools_by_id);
 	list_foreach_safe(pool, &remote->pools, link) {
 		keys_drop(pool);
@@ -776,10 +799,13 @@ static int on_unregister_ack(struct handshake *hs, struct remote *remote,
 		return err_pass(r);
 	pub = idmap_get(&hs->published_by_id, msg.object);
 	share = pub ? find_share(pub, remote) : NULL;
-	if (share && share->unregistering) {
+	if (share && share->unregistering)
 		share_end(share);
-		pools_announce(hs, remote); /* those that it refused at its cap */
-	}
+	else if (!pub && remote->unanswered)
+		remote->unanswered--;
+	else
+		return 0;
+	pools_announce(hs, remote); /* those that it refused at its cap */
 	return 0;
 }
 

@@ -66,6 +66,8 @@ static void making_free(struct making *m)
 	charge_drop(&m->charge);
 	layout_free(m->pool.layout);
 	mem_free(m->pool.buffers);
+	for (size_t i = 0; i < ARRAY_LEN(m->pool.tables); i++)
+		mem_free(m->pool.tables[i]);
 	mem_free(m);
 }
 

@@ -34,6 +34,9 @@ struct pool {
 	bool closing;
 	bool can_receive; /* layout_check_target() held; asked once, by rooms */
 	void *handshake;  /* handshake.c's: the peers that know it */
+	/* handshake.c's: its buffers as each transport takes them, made when first asked
+	 * for; transfers use them until the pool has gone */
+	struct xp_buffer *tables[TRANSPORTS_MAX];
 };
 
 struct pool_args {

@@ -80,6 +80,10 @@ enum {
 	XP_CAP_SAME_HOST = 1 << 0, /* only between daemons of one boot id */
 	XP_CAP_RDMA = 1 << 1,	   /* a NIC writes: counts as class "rdma" */
 	XP_CAP_SELF = 1 << 2,	   /* can open a peer that is this daemon itself */
+	/* Nothing of a peer's can change memory here or count without this daemon: when
+	 * memory goes, no peer has to be asked. Not of a GPU's memory, which the other
+	 * process has mapped. */
+	XP_CAP_ALONE = 1 << 3,
 };
 
 /* what every backend may use; outlives it */

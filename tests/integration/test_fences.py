@@ -182,6 +182,68 @@ def tcp_pull_is_still_at_once_and_cuts_nobody():
     assert took < FENCE_S and state == WAITING, (took, state, why)
 
 
+def gone(engine, count):
+    """Until only so many sessions are there: what others had is given back."""
+    end = time.monotonic() + DEADLINE_S
+    begin = time.monotonic()
+    while len(engine.cmd("session.list")["sessions"]) > count:
+        assert time.monotonic() < end
+    return time.monotonic() - begin
+
+
+def memory_goes(transport):
+    """The other daemon knows three pools, is frozen and never answers, and is not taken
+    for dead. How long until a pool and its region are unregistered, the memory of an
+    engine that has died is let go of, and SIGTERM has ended the daemon."""
+    took = {}
+    with Pair(transport) as p:
+        open_push(p.prefill, p.decode, p.src, p.dst, 1, PAGES, [7, 2, 8, 12], TOKENS)
+        p.decode.until(1, "recv", SUCCESS)
+        p.prefill.until(1, "send", SUCCESS)
+        dies, stays = kvd_engine.Engine(p.a, "dies"), kvd_engine.Engine(p.a, "stays")
+        kvd_engine.Cache(dies, name="dies")
+        kvd_engine.Cache(stays, name="stays")
+        next_room_works(p)  # it has read what came before
+        for room in (1, 9):
+            p.prefill.cmd("room.close", room=str(room), role="send")
+        p.b.freeze()
+        begin = time.monotonic()
+        p.prefill.cmd("pool.unregister", pool=p.src.pool)
+        p.prefill.cmd("region.unregister", region=p.src.region)
+        took["unregistered"] = time.monotonic() - begin
+        dies.close()
+        took["dead engine"] = gone(p.prefill, 2)
+        begin = time.monotonic()
+        p.a.proc.terminate()
+        assert p.a.wait() == 0, p.a.log()
+        took["SIGTERM"] = time.monotonic() - begin
+        p.b.thaw()
+        stays.close()
+    print("     %s: %s" % (transport, ", ".join("%s %.0f ms" % (what, 1e3 * s)
+                                                for what, s in took.items())))
+    return took
+
+
+def memory_goes_at_once(transport):
+    took = memory_goes(transport)
+    assert all(seconds < FENCE_S for seconds in took.values()), took
+
+
+def shm_memory_goes_whatever_the_peer_does():
+    memory_goes_at_once("shm")
+
+
+def tcp_memory_goes_whatever_the_peer_does():
+    memory_goes_at_once("tcp")
+
+
+def ucx_memory_goes_when_the_peer_is_cut():
+    took = memory_goes("ucx")
+    assert all(seconds < 2 * FENCE_S + 2 for seconds in took.values()), took
+
+
 run([shm_push_is_still_at_once_and_cuts_nobody, shm_pull_is_still_at_once_and_cuts_nobody,
      ucx_push_is_cut_at_the_fence, ucx_pull_is_cut_at_the_fence,
-     tcp_push_is_still_at_once_and_cuts_nobody, tcp_pull_is_still_at_once_and_cuts_nobody])
+     tcp_push_is_still_at_once_and_cuts_nobody, tcp_pull_is_still_at_once_and_cuts_nobody,
+     shm_memory_goes_whatever_the_peer_does, tcp_memory_goes_whatever_the_peer_does,
+     ucx_memory_goes_when_the_peer_is_cut])

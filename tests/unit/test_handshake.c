@@ -347,6 +347,45 @@ static void pool_that_a_peer_does_not_let_go_of_costs_it_the_peering(void **stat
 	handshake_pool_unuse(held);
 }
 
+/* Where only this daemon reaches the memory, nobody is waited for; and what the answers
+ * free at the peer is still used. */
+static void pool_that_only_we_reach_is_not_waited_for(void **state)
+{
+	struct pair *p = *state;
+	struct remote_pool *held;
+	struct remote *remote;
+	struct charge filler = {0};
+	uint64_t pool, other, begin_ns;
+
+	p->c.nodes[0].config.fence_timeout_ns = LOOP_NS_PER_S;
+	assert_attaches(p);
+	remote_at(p, 0)->transport->caps |= XP_CAP_ALONE;
+	remote = remote_at(p, 1);
+	pool = register_pool(p, p->me, &p->mine, 1);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	held = handshake_pool_by_id(remote, pool);
+	assert_non_null(held);
+	handshake_pool_use(held);
+	account_leave(remote->account, 0, &filler);
+	other = register_pool(p, p->me, &p->mine, 2);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	charge_drop(&filler);
+	assert_null(handshake_pool_by_id(remote, other));
+	begin_ns = loop_now_ns(p->c.loop);
+	cluster_ok(&p->c, p->me, "{'cmd':'pool.unregister','pool':%llu}",
+		   (unsigned long long)pool);
+	assert_true(loop_now_ns(p->c.loop) - begin_ns < LOOP_NS_PER_S / 2);
+	cluster_run(&p->c, 5 * LOOP_NS_PER_S);
+	assert_int_equal(metrics_get(&p->c.nodes[0].kvd.metrics, METRIC_FENCES_WIDENED),
+			 0);
+	assert_int_equal(sm_state(&remote_at(p, 0)->peer->sm), PEER_UP);
+	assert_int_equal(remote_at(p, 0)->unanswered, 1);
+	handshake_pool_unuse(held); /* it answers now */
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(remote_at(p, 0)->unanswered, 0);
+	assert_non_null(handshake_pool_by_id(remote, other));
+}
+
 /* The least that 100 times looking for both take. */
 static uint64_t cost_ns(struct pair *p, uint64_t pool)
 {
@@ -638,6 +677,7 @@ int main(void)
 		CASE(pool_is_found_until_it_goes),
 		CASE(pool_refused_at_the_cap_is_told_again_when_another_goes),
 		CASE(pool_that_a_peer_does_not_let_go_of_costs_it_the_peering),
+		CASE(pool_that_only_we_reach_is_not_waited_for),
 		CASE(pool_is_found_as_fast_among_many),
 		CHOICE(line_that_cannot_be_connected_gives_way_to_the_next),
 		CHOICE(line_is_the_choice_of_the_side_that_dials),

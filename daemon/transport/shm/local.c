@@ -134,6 +134,7 @@ static int local_open(const struct xp_env *env, const struct xp_callbacks *callb
 	if (r < 0)
 		return err_pass(r);
 	container_of(*transport_p, struct shm, net.base)->gpu = true;
+	(*transport_p)->caps &= ~(uint32_t)XP_CAP_ALONE; /* GPUs of the other's copy */
 	return 0;
 }
 

@@ -293,7 +293,7 @@ int shm_probe(const struct config *config, uint32_t *caps_p)
 	if (fd < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
 		return err_raise(ERR_REQUIRE, "shm: this kernel has no sealed memfd (%s)",
 				 strerror(errno));
-	*caps_p = XP_CAP_SAME_HOST | XP_CAP_SELF;
+	*caps_p = XP_CAP_SAME_HOST | XP_CAP_SELF | XP_CAP_ALONE;
 	return 0;
 }
 

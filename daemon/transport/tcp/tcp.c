@@ -120,7 +120,7 @@ void tcp_tick_want(struct tcp_transport *transport)
 static int tcp_probe(const struct config *config, uint32_t *caps_p)
 {
 	(void)config;
-	*caps_p = 0;
+	*caps_p = XP_CAP_ALONE;
 	return 0;
 }
 
@@ -181,6 +181,7 @@ static int tcp_open(const struct xp_env *env, const struct xp_callbacks *callbac
 	loop_defer_init(&transport->flush, on_flush);
 	loop_timer_init(&transport->tick, env->loop, tcp_on_tick);
 	tcp_configure(transport, env->config);
+	tcp_probe(env->config, &transport->net.base.caps);
 	r = copy_hand_new(&transport->hand);
 	if (r == 0)
 		r = tcp_io_open(transport);
