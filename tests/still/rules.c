@@ -104,8 +104,8 @@ static const struct {
 };
 
 /* Memory that the daemon makes, by its name. */
-static const char *const own_memory[] = {"kvd-status", "kvd-probe", "kvd-vm",
-					 "kvd-ring",   "kvd-arena", "kvd"};
+static const char *const own_memory[] = {"kvd-status", "kvd-probe",  "kvd-vm", "kvd-ring",
+					 "kvd-arena",  "kvd-filter", "kvd"};
 
 /* Whose files are the administrator's. */
 static const char *const system_roots[] = {"/proc", "/sys",	"/etc",
@@ -361,8 +361,10 @@ static enum kind kind_of_file(const struct watched *watched, const struct object
 static enum kind kind_of_fd(const struct watched *watched, int fd,
 			    const struct object *object)
 {
-	static const char *const events[] = {"[eventfd]",  "[eventpoll]", "[timerfd]",
-					     "[signalfd]", "inotify",	  "[perf_event]"};
+	static const char *const events[] = {
+		"[eventfd]", "[eventpoll]",  "[timerfd]",	   "[signalfd]",
+		"inotify",   "[perf_event]", "[landlock-ruleset]",
+	};
 	const char *link = object->link;
 
 	if (fd <= 2)
