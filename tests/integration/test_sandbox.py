@@ -25,6 +25,13 @@ def status(path):
     return lines["Name"], {name: lines[name] for name in FILTERED}
 
 
+def filters(path):
+    """How many lie over each other; None before Linux 5.9."""
+    with open(path + "/status") as f:
+        found = re.search(r"^Seccomp_filters:\t(\d+)", f.read(), re.M)
+    return int(found[1]) if found else None
+
+
 def children(pid):
     with open("/proc/%d/task/%d/children" % (pid, pid)) as f:
         return [int(word) for word in f.read().split()]
@@ -66,6 +73,10 @@ def every_process_is_filtered():
         for name in ("kvd-warden", "kvd-gate:", "kvd-vm:"):
             assert name in names, names
         assert all(says == FILTERED for _, says in seen), seen
+        warden, = children(p.a.proc.pid)
+        below = filters("/proc/%d" % warden)
+        assert all(below is None or filters("/proc/%d" % pid) == below + 1
+                   for pid in children(warden)), below
 
 
 def health_says_what_is_in_force():
