@@ -133,13 +133,13 @@ void link_keydir_home(const struct config *config, char *path, size_t size)
 {
 	const char *state = getenv("STATE_DIRECTORY"); /* systemd.exec(5): a list */
 
-	if (*config->keys_dir)
+	if (*config->keys_dir) {
 		snprintf(path, size, "%s", config->keys_dir);
-	else if (state && *state == '/')
+		(void)mkdir(path, 0700); /* if not: link_keydir_new() says why */
+	} else if (state && *state == '/')
 		snprintf(path, size, "%.*s", (int)strcspn(state, ":"), state);
 	else
 		own_path(config, path, size);
-	(void)mkdir(path, 0700); /* if not: link_keydir_new() says why */
 }
 
 static void resolve_paths(struct link_keydir *dir, const struct config *config)

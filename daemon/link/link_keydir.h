@@ -28,7 +28,8 @@ struct link_keydir;
  * directory. */
 int link_keydir_new(const struct config *config, struct curve_keys *keys_p,
 		    struct link_keydir **dir_p);
-/* Where that is, made if it is missing: before files are given up (gate/sandbox.h). */
+/* Where that is; the option's directory is made if it is missing: before files are given
+ * up (gate/sandbox.h). */
 void link_keydir_home(const struct config *config, char *path, size_t size);
 /* Show the key: `line` as in an allow-list, NAME KEY HOST:PORT… A directory that cannot
  * be used is a warning. Until link_keydir_free(), or the end of the process. */
