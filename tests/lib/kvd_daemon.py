@@ -193,8 +193,9 @@ class Daemon:
     def own_paths(self):
         """What is not a stranger's: where it runs, what its configuration names."""
         with open(self.config_path) as config:
-            return [self.run_dir, os.path.expanduser("~")] + \
-                re.findall(r"= *(/\S+)", config.read())
+            named = re.findall(r"= *(/\S+)", config.read())
+        named += [value for value in self.env.values() if value.startswith("/")]
+        return [self.run_dir, os.path.expanduser("~"), BUILD] + named
 
     def begin(self, by_main):
         """In the new process. It goes with the test, however that ends; the kernel means
