@@ -151,6 +151,14 @@ int account_check(struct account *account, enum account_class class, uint64_t by
 	return err_pass(account_refuse(account, class, bytes));
 }
 
+bool account_is_full(const struct account *account)
+{
+	const struct accounts *accounts = account ? account->accounts : NULL;
+
+	return accounts && accounts->limit &&
+	       accounts->total >= share_cap(accounts->limit, account->total);
+}
+
 static void account_count(struct account *account, enum account_class class,
 			  uint64_t bytes)
 {
@@ -196,16 +204,21 @@ int charge_take(struct charge *charge, struct account *account, enum account_cla
 	return 0;
 }
 
+void charge_more_force(struct charge *charge, uint64_t bytes)
+{
+	if (!charge->account)
+		return;
+	charge->bytes += bytes;
+	account_count(charge->account, charge->class, bytes);
+}
+
 int charge_more(struct charge *charge, uint64_t bytes)
 {
 	int r = account_check(charge->account, charge->class, bytes);
 
 	if (r < 0)
 		return err_pass(r);
-	if (!charge->account)
-		return 0;
-	charge->bytes += bytes;
-	account_count(charge->account, charge->class, bytes);
+	charge_more_force(charge, bytes);
 	return 0;
 }
 

@@ -32,7 +32,10 @@ struct metrics;
 	X(PAGES, "pages", "page lists of rooms, and what has landed")               \
 	X(LAYOUTS, "layouts", "pools, and other daemons' pools and sessions")       \
 	X(ORPHANS, "orphans", "requests for rooms that are not open yet")           \
-	X(CHUNKS, "chunks", "chunks, and which numbers have been")
+	X(CHUNKS, "chunks", "chunks, and which numbers have been")                  \
+	X(NOTIFS, "notifs", "notifications that were sent and not read yet")        \
+	X(REPLIES, "replies", "replies that wait to be read")                       \
+	X(ATTACHES, "attaches", "attachments to other sessions, and secrets")
 
 enum account_class {
 #define ACCOUNT_ENUM(id, name, help) ACCOUNT_##id,
@@ -87,6 +90,7 @@ void charge_force(struct charge *charge, struct account *account,
 		  enum account_class class, uint64_t bytes);
 /* So many bytes more of the same object. A charge of no account takes nothing. */
 int charge_more(struct charge *charge, uint64_t bytes);
+void charge_more_force(struct charge *charge, uint64_t bytes); /* never refused */
 void charge_less(struct charge *charge, uint64_t bytes);
 /* All of it is given back; idempotent. */
 void charge_drop(struct charge *charge);
@@ -99,6 +103,8 @@ static inline struct charge charge_steal(struct charge *charge)
 	return stolen;
 }
 
+/* It is at its cap: who can wait does. NULL is fine. */
+bool account_is_full(const struct account *account);
 /* Would a principal's account have room for so many bytes more? As charge_take(). */
 int account_check(struct account *account, enum account_class class, uint64_t bytes);
 

@@ -76,7 +76,8 @@ static const struct setting options[] = {
 	 .max = UINT64_C(1) << 60, .reload = true,
 	 .help = "Most memory of its own that the daemon keeps for engines and other "
 		 "daemons, all together: lists, plans, pages, layouts, early requests, "
-		 "page tables; not the engines' memory itself. A principal (a user, or "
+		 "page tables, status pages, what waits to be read; not the engines' "
+		 "memory itself. A principal (a user, or "
 		 "another daemon's key or address) may have seven eighths; the last "
 		 "eighth is for those with less than a 256th. What is over it is "
 		 "refused: ELIMIT. 0: a sixteenth of the machine's memory, or of the "

@@ -150,6 +150,7 @@ void requests_detach(struct session *session)
  * byte of them is written as \u00XX, and the text around them. */
 #define ID_TEXT_MAX (6 * CONTROL_ID_MAX + 8)
 #define REPLY_SHORT_MAX 6144u
+#define REPLY_LARGE_BYTES (64u << 10)
 #define MESSAGE_TEXT_MAX (6 * ERR_TEXT_MAX + 8)
 
 static void id_print(const cJSON *id, char text[ID_TEXT_MAX])
@@ -261,6 +262,17 @@ static char *reply_long(const cJSON *id, cJSON *result)
 	return text;
 }
 
+/* A large one may wait for long; small ones are had by whoever comes to see why. */
+static int check_size(const struct request *req, size_t len)
+{
+	if (len > req->kvd->config->client_queue_bytes)
+		return err_raise(ERR_TOOBIG, "a reply of %zu bytes is over client_queue",
+				 len);
+	if (len < REPLY_LARGE_BYTES || !req->session || req->frees)
+		return 0;
+	return err_pass(account_check(req->session->account, ACCOUNT_REPLIES, len));
+}
+
 static int try_reply(struct request *req, cJSON *result, const int *fds,
 		     unsigned int fd_count)
 {
@@ -278,9 +290,8 @@ static int try_reply(struct request *req, cJSON *result, const int *fds,
 	if (!text)
 		return err_pass(-ENOMEM);
 	len = strlen(text);
-	if (len > req->kvd->config->client_queue_bytes)
-		return err_raise(ERR_TOOBIG, "a reply of %zu bytes is over client_queue",
-				 len);
+	if (check_size(req, len) < 0)
+		return err_pass(-err_errno(err_last()->code));
 	request_answer(req, text, len, fds, fd_count);
 	return 0;
 }
@@ -331,9 +342,8 @@ int request_text_reply(struct request *req, struct text *text)
 	text_puts(text, "}\n");
 	if (text->failed)
 		return err_raise(ERR_NOMEM, "no memory for the reply");
-	if (text->len > req->kvd->config->client_queue_bytes)
-		return err_raise(ERR_TOOBIG, "a reply of %zu bytes is over client_queue",
-				 text->len);
+	if (check_size(req, text->len) < 0)
+		return err_pass(-err_errno(err_last()->code));
 	req->answered = true;
 	request_count(req);
 	if (req->on_answer)

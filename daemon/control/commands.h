@@ -42,6 +42,7 @@ struct request {
 	int fds[REQUEST_FDS_MAX]; /* owned; a command takes one by setting it -1 */
 	unsigned int fd_count;
 	bool answered, failed;
+	bool frees; /* its answer gives back what it takes: never refused for want */
 	unsigned int number;	/* of its command, from 1; 0: none was found */
 	size_t bytes;		/* of the line: what the session is charged */
 	struct offload_job job; /* private: deletes a large tree off the loop */

@@ -566,6 +566,7 @@ static int run_notif_drain(struct request *req)
 		list_foreach(notif, &taken, link)
 			bytes += notif->len + sizeof(*notif);
 		xs->notif_bytes -= bytes;
+		req->frees = true;
 		r = request_try_reply(req, mem_steal(result));
 		if (r < 0)
 			xs->notif_bytes += bytes;
@@ -576,7 +577,7 @@ static int run_notif_drain(struct request *req)
 		list_push_front(&xs->notifs, at);
 	}
 	list_foreach_safe(notif, &taken, link)
-		mem_free(notif);
+		notif_free(notif);
 	return r < 0 ? err_pass(r) : 0;
 }
 

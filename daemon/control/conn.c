@@ -145,6 +145,7 @@ static bool may_read(const struct conn *conn)
 	       !ring_gate_shut(session->ring) && !session->walking &&
 	       session->requests_open < REQUESTS_OPEN_MAX &&
 	       conn->out.bytes <= session->kvd->config->client_queue_bytes / 2 &&
+	       (!conn->out.charge.bytes || !account_is_full(session->account)) &&
 	       session->requests_bytes < 2 * session->kvd->config->line_bytes;
 }
 
@@ -228,6 +229,7 @@ void conn_hangup(struct conn *conn, const struct err *why)
 
 	assert(why->code != ERR_OK);
 	conn->session = NULL;
+	conn->out.account = NULL;
 	if (sm_state(&conn->sm) != CONN_OPEN)
 		return;
 	sm_move(&conn->sm, CONN_CLOSING);
@@ -549,6 +551,7 @@ int conn_new(struct conn_host *host, int fd, const struct session_peer *peer)
 		mem_free(conn);
 		return err_pass(r);
 	}
+	conn->out.account = conn->session->account;
 	list_push_back(&host->conns, &conn->link);
 	conn_arm(conn);
 	return 0;

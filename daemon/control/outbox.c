@@ -65,6 +65,20 @@ void outbox_fini(struct outbox *outbox)
 		out_free(out);
 	outbox->batched = 0;
 	outbox->bytes = 0;
+	charge_drop(&outbox->charge);
+}
+
+/* Never refused here, since the command has been done: large replies are asked for
+ * before, and who has an account that is full is not read from while replies wait. */
+static void outbox_charge(struct outbox *outbox)
+{
+	uint64_t bytes = outbox->bytes - outbox->batched;
+
+	if (bytes == outbox->charge.bytes)
+		return;
+	charge_drop(&outbox->charge);
+	if (bytes)
+		charge_force(&outbox->charge, outbox->account, ACCOUNT_REPLIES, bytes);
 }
 
 /* Bytes sent, 0 when the socket is full. */
@@ -189,6 +203,7 @@ int outbox_send(struct outbox *outbox, const char *text, size_t len, const int *
 		return err_pass(r);
 	list_push_back(&outbox->waiting, &out->link);
 	outbox->bytes += len;
+	outbox_charge(outbox);
 	return 0;
 }
 
@@ -212,6 +227,7 @@ int outbox_give(struct outbox *outbox, char *owned, size_t len, size_t cap)
 	out->len = len;
 	list_push_back(&outbox->waiting, &out->link);
 	outbox->bytes += len;
+	outbox_charge(outbox);
 	return 0;
 }
 
@@ -240,5 +256,6 @@ int outbox_flush(struct outbox *outbox)
 		if (!left)
 			break;
 	}
+	outbox_charge(outbox);
 	return 0;
 }

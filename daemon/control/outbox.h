@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "daemon/base/account.h"
 #include "daemon/base/list.h"
 
 #define OUTBOX_BATCH_BYTES 2048u
@@ -17,8 +18,10 @@
 struct outbox {
 	int fd; /* the client's socket, not owned */
 	struct list waiting;
-	size_t bytes;	/* not sent yet */
-	size_t batched; /* bytes of `batch`; 0 while any are in `waiting` */
+	struct account *account; /* whose replies these are, not held; NULL: nobody's */
+	struct charge charge;	 /* of what is in `waiting` */
+	size_t bytes;		 /* not sent yet */
+	size_t batched;		 /* bytes of `batch`; 0 while any are in `waiting` */
 	char batch[OUTBOX_BATCH_BYTES];
 };
 

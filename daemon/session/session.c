@@ -29,7 +29,7 @@
 #include "daemon/session/status.h"
 #include "proto/json.h"
 
-/* With its connection's buffers and what of its status page is in use, about. */
+/* With its connection's buffers and the head of its status page, about. */
 #define SESSION_BYTES (UINT64_C(64) << 10)
 
 static void session_free(struct session *session)
@@ -138,6 +138,7 @@ int session_greet(struct session *session, const char *client, const char *role)
 	if (r < 0)
 		return err_pass(r);
 	status_page_divide(session->status, SESSION_SLOTS);
+	status_page_charge(session->status, &session->charge);
 	status_page_silence(session->status, session->kvd->config->dead_after_ns);
 	snprintf(session->client, sizeof(session->client), "%s", client);
 	json_sanitize(session->client);

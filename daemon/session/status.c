@@ -27,6 +27,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "daemon/base/account.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/mem.h"
 #include "proto/kvd_ring.h"
@@ -36,6 +37,9 @@
 #endif
 
 #define REUSE_DEPTH 1024u
+/* Slots of one page of memory, and what they take with their part of next[]. */
+#define PART_SLOTS (4096u / KVD_STATUS_SLOT_BYTES)
+#define PART_BYTES (4096u + PART_SLOTS * sizeof(uint32_t))
 #define SLOT_NONE UINT32_MAX
 #define SLOT_TAKEN (UINT32_MAX - 1)
 
@@ -50,6 +54,8 @@ struct status_page {
 	/* queue of freed slots; next[i] is SLOT_TAKEN while i is in use, also where
 	 * the engine numbers */
 	uint32_t *next, head, tail, waiting;
+	struct charge *charge; /* the session's; NULL: none */
+	uint8_t *charged;      /* a bit for each PART_SLOTS */
 };
 
 _Static_assert(sizeof(struct kvd_status_slot) == KVD_STATUS_SLOT_BYTES, "slot size");
@@ -121,7 +127,8 @@ int status_page_new(uint32_t slots, const uint8_t instance[16],
 	page->bytes = (size_t)(slots + 1) * KVD_STATUS_SLOT_BYTES;
 	page->head = page->tail = SLOT_NONE;
 	page->next = mem_map(slots * sizeof(*page->next)); /* few slots are ever used */
-	r = page->next ? page_init(page, instance) : -ENOMEM;
+	page->charged = mem_zalloc(slots / PART_SLOTS / 8 + 1);
+	r = page->next && page->charged ? page_init(page, instance) : -ENOMEM;
 	if (r < 0) {
 		status_page_free(page);
 		return err_pass(r);
@@ -138,6 +145,7 @@ void status_page_free(struct status_page *page)
 		munmap(page->header, page->bytes);
 	mem_closep(&page->read_fd);
 	mem_unmap(page->next, page->slots * sizeof(*page->next));
+	mem_free(page->charged);
 	mem_free(page);
 }
 
@@ -167,6 +175,11 @@ void status_page_divide(struct status_page *page, uint32_t first)
 	assert(page->fresh == 0 && first <= page->slots);
 	page->own = first;
 	page->header->engine_first = first;
+}
+
+void status_page_charge(struct status_page *page, struct charge *charge)
+{
+	page->charge = charge;
 }
 
 void status_page_notified(struct status_page *page)
@@ -199,13 +212,50 @@ static uint32_t free_pop(struct status_page *page)
 	return slot;
 }
 
-static uint32_t slot_choose(struct status_page *page)
+/* Memory of a page that was touched stays until its session ends. */
+static bool part_is_charged(const struct status_page *page, uint32_t slot)
 {
-	if (page->waiting > REUSE_DEPTH)
-		return free_pop(page);
-	if (page->fresh < page->own)
-		return page->fresh++;
-	return page->waiting ? free_pop(page) : SLOT_NONE;
+	uint32_t part = slot / PART_SLOTS;
+
+	return !page->charge || page->charged[part / 8] & 1u << part % 8;
+}
+
+static void part_mark(struct status_page *page, uint32_t slot)
+{
+	uint32_t part = slot / PART_SLOTS;
+
+	page->charged[part / 8] |= (uint8_t)(1u << part % 8);
+}
+
+/* The next that was never used; it may not be had for want of account. */
+static int slot_fresh(struct status_page *page, uint32_t *slot_p)
+{
+	int r = part_is_charged(page, page->fresh)
+			? 0
+			: charge_more(page->charge, PART_BYTES);
+
+	if (r < 0)
+		return err_pass(r);
+	part_mark(page, page->fresh);
+	*slot_p = page->fresh++;
+	return 0;
+}
+
+static int slot_choose(struct status_page *page, uint32_t *slot_p)
+{
+	int r;
+
+	if (page->waiting <= REUSE_DEPTH && page->fresh < page->own) {
+		r = slot_fresh(page, slot_p);
+		if (r >= 0 || !page->waiting)
+			return err_pass(r);
+		err_clear();
+	}
+	if (!page->waiting)
+		return err_raise(ERR_LIMIT, "all %u slots of the status page are taken",
+				 page->own);
+	*slot_p = free_pop(page);
+	return 0;
 }
 
 /* A sequence lock with one writer: odd while the figures change. Every store is a
@@ -241,11 +291,11 @@ static void slot_begin(struct status_page *page, uint32_t slot, uint32_t gen,
 int status_slot_take(struct status_page *page, uint64_t object, uint32_t *slot_p,
 		     uint32_t *gen_p)
 {
-	uint32_t slot = slot_choose(page);
+	uint32_t slot = SLOT_NONE;
+	int r = slot_choose(page, &slot);
 
-	if (slot == SLOT_NONE)
-		return err_raise(ERR_LIMIT, "all %u slots of the status page are taken",
-				 page->own);
+	if (r < 0)
+		return err_pass(r);
 	*slot_p = slot;
 	*gen_p = kvd_ring_next_gen(kvd_word_gen(page->slot[slot].word));
 	slot_begin(page, slot, *gen_p, object);
@@ -262,6 +312,10 @@ int status_slot_claim(struct status_page *page, uint32_t slot, uint32_t gen,
 	if (gen != kvd_ring_next_gen(kvd_word_gen(page->slot[slot].word)))
 		return err_raise(ERR_PROTO, "slot %u: generation %u does not follow %u",
 				 slot, gen, kvd_word_gen(page->slot[slot].word));
+	if (!part_is_charged(page, slot)) { /* its engine is told in this slot only */
+		part_mark(page, slot);
+		charge_more_force(page->charge, PART_BYTES);
+	}
 	slot_begin(page, slot, gen, object);
 	return 0;
 }

@@ -14,6 +14,7 @@
 #include "daemon/base/err.h"
 #include "proto/kvd_status.h"
 
+struct charge;
 struct status_page;
 
 #define STATUS_HEARTBEAT_NS UINT64_C(200000000) /* between heartbeats */
@@ -29,11 +30,14 @@ uint32_t status_page_slots(const struct status_page *page);
 /* Slots from `first` on are numbered by the engine (proto/kvd_ring.h): none of
  * them is given out by status_slot_take(). Once, before any slot is taken. */
 void status_page_divide(struct status_page *page, uint32_t first);
+/* What is touched of the page from now on is charged to it, which outlives the page. */
+void status_page_charge(struct status_page *page, struct charge *charge);
 /* One more notification came; the session takes no more requests. */
 void status_page_notified(struct status_page *page);
 void status_page_ended(struct status_page *page);
 
-/* ERR_LIMIT when all slots are taken. The slot's generation rises. */
+/* ERR_LIMIT when all slots are taken, or the account is full. The slot's generation
+ * rises. */
 int status_slot_take(struct status_page *page, uint64_t object, uint32_t *slot_p,
 		     uint32_t *gen_p);
 /* A slot that the engine chose, with the generation that must follow. ERR_PROTO

@@ -62,9 +62,16 @@ int grant_new(struct xfer_session *xs, const struct grant_args *args,
 	int r = make_place(xs);
 
 	grant = r < 0 ? NULL : mem_zalloc(sizeof(*grant));
-	if (!grant) {
+	if (r >= 0)
+		r = grant ? charge_take(&grant->charge, xs->session->account,
+					ACCOUNT_ATTACHES,
+					sizeof(*grant) + args->region_count *
+								 sizeof(*args->regions))
+			  : -ENOMEM;
+	if (r < 0) {
+		mem_free(grant);
 		mem_free(args->regions);
-		return err_pass(r < 0 ? r : -ENOMEM);
+		return err_pass(r);
 	}
 	grant->refs = 1;
 	grant->xs = xs;
@@ -88,6 +95,7 @@ int grant_new(struct xfer_session *xs, const struct grant_args *args,
 static int grant_add(struct grant *grant, const uint64_t *regions, size_t count)
 {
 	uint64_t *all;
+	int r;
 
 	if (!regions) {
 		mem_free(grant->regions);
@@ -95,9 +103,14 @@ static int grant_add(struct grant *grant, const uint64_t *regions, size_t count)
 		grant->region_count = 0;
 		return 0;
 	}
+	r = charge_more(&grant->charge, count * sizeof(*all));
+	if (r < 0)
+		return err_pass(r);
 	all = mem_regrow(grant->regions, grant->region_count + count, sizeof(*all));
-	if (!all)
+	if (!all) {
+		charge_less(&grant->charge, count * sizeof(*all));
 		return err_pass(-ENOMEM);
+	}
 	grant->regions = all;
 	for (size_t i = 0; i < count; i++) {
 		if (bsearch(&regions[i], all, grant->region_count, sizeof(*all),
@@ -135,6 +148,7 @@ void grant_unref(struct grant *grant)
 {
 	if (!grant || --grant->refs > 0)
 		return;
+	charge_drop(&grant->charge);
 	mem_free(grant->regions);
 	explicit_bzero(grant, sizeof(*grant));
 	mem_free(grant);

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/base/account.h"
 #include "daemon/base/list.h"
 #include "daemon/link/link.h"
 
@@ -34,6 +35,7 @@ struct grant {
 	char peer[LINK_USER_MAX]; /* name in the allow-list; "": any */
 	uint64_t *regions; /* ascending, perhaps none; NULL: all, also those to come */
 	size_t region_count;
+	struct charge charge;
 };
 
 struct grant_args {

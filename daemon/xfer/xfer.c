@@ -132,10 +132,11 @@ size_t notif_answer_max(const struct xfers *xfers)
 	return xfers->kvd->config->client_queue_bytes / 2 - NOTIF_ANSWER_FRAME;
 }
 
-int notif_new(struct xfers *xfers, struct session *session, const char *from,
+int notif_new(const struct remote *remote, struct session *session, const char *from,
 	      const void *data, size_t len, struct notif **notif_p)
 {
 	struct xfer_session *xs = xfer_session_of(session);
+	struct xfers *xfers = xs ? xs->xfers : NULL;
 	struct notif *notif;
 
 	if (!xs)
@@ -160,6 +161,13 @@ int notif_new(struct xfers *xfers, struct session *session, const char *from,
 	notif = mem_zalloc(sizeof(*notif) + len);
 	if (!notif)
 		return err_pass(-ENOMEM);
+	if (charge_take(&notif->charge, remote->account, ACCOUNT_NOTIFS,
+			sizeof(*notif) + len) < 0) {
+		metrics_add(&xfers->kvd->metrics,
+			    METRIC_AT(NOTIFS, METRIC_IN, METRIC_NOTIF_DROPPED), 1);
+		mem_free(notif);
+		return err_pass(-err_errno(err_last()->code));
+	}
 	snprintf(notif->from, sizeof(notif->from), "%s", from);
 	notif->len = len;
 	memcpy(notif->data, data, len);
@@ -184,6 +192,12 @@ void notif_drop(struct session *session, struct notif *notif)
 	if (session)
 		((struct xfer_session *)session->xfers)->notif_bytes -=
 			notif->len + sizeof(*notif);
+	notif_free(notif);
+}
+
+void notif_free(struct notif *notif)
+{
+	charge_drop(&notif->charge);
 	mem_free(notif);
 }
 
@@ -229,6 +243,7 @@ static void attach_free(struct attach *attach)
 		handshake_pool_unuse(attach->pool);
 	if (attach->remote)
 		handshake_release(xs->xfers->kvd->handshake, attach->remote);
+	charge_drop(&attach->charge);
 	explicit_bzero(attach->secret, sizeof(attach->secret));
 	mem_free(attach);
 }
@@ -383,6 +398,12 @@ static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t 
 	attach = mem_zalloc(sizeof(*attach));
 	if (!attach)
 		return err_pass(-ENOMEM);
+	r = charge_take(&attach->charge, xs->session->account, ACCOUNT_ATTACHES,
+			sizeof(*attach));
+	if (r < 0) {
+		mem_free(attach);
+		return err_pass(r);
+	}
 	sm_init(&attach->sm, &attach_table, ATTACH_REACHING);
 	attach->id = ++xs->session->next_id;
 	list_init(&attach->at_remote);
@@ -403,6 +424,7 @@ static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t 
 	if (r < 0) {
 		idmap_remove(&xs->xfers->attach_by_cookie, attach->cookie);
 		idmap_remove(&xs->attaches, attach->id);
+		charge_drop(&attach->charge);
 		mem_free(attach);
 		return err_pass(r);
 	}
@@ -676,7 +698,7 @@ static void drop_queues(struct xfer_session *xs)
 
 	list_foreach_safe(notif, &xs->notifs, link) {
 		list_remove(&notif->link);
-		mem_free(notif);
+		notif_free(notif);
 	}
 	list_foreach_safe(share, &xs->shares, link) {
 		handshake_unshare_session(share->remote, xs->session);

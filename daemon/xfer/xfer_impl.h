@@ -55,6 +55,7 @@ struct share {
 
 struct notif {
 	struct list link;
+	struct charge charge; /* to the daemon that sent it */
 	char from[POOL_NAME_MAX];
 	size_t len;
 	uint8_t data[];
@@ -111,6 +112,7 @@ struct attach {
 	struct sm sm;		  /* enum attach_state */
 	struct remote_pool *pool; /* its regions; in use */
 	struct share *share;	  /* our session's regions there */
+	struct charge charge;
 	struct sched_flow flow;
 	struct list waiting;	   /* struct transfer.link, until the share is acked */
 	struct xfer_waiter waiter; /* until it is attached or never will be */
@@ -215,11 +217,12 @@ int attach_refresh(struct xfer_session *xs, const struct attach *attach,
 size_t notif_answer_bytes(const char *from, size_t len);
 size_t notif_answer_max(const struct xfers *xfers);
 /* One that has its place in the session's queue; then queue it, or drop it (session
- * NULL: it has ended). ERR_LIMIT. */
-int notif_new(struct xfers *xfers, struct session *session, const char *from,
+ * NULL: it has ended), or, once it is off the queue, free it. ERR_LIMIT. */
+int notif_new(const struct remote *remote, struct session *session, const char *from,
 	      const void *data, size_t len, struct notif **notif_p);
 void notif_queue(struct xfers *xfers, struct session *session, struct notif *notif);
 void notif_drop(struct session *session, struct notif *notif);
+void notif_free(struct notif *notif);
 void xfer_session_try_free(struct xfer_session *xs);
 
 /* ---- xfer_share.c ---- */

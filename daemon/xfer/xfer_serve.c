@@ -288,7 +288,7 @@ static int on_notif(struct xfers *xfers, struct remote *remote, struct cursor *i
 	session = xfer_admit(xfers, remote, target, secret, &grant);
 	if (!session)
 		return err_pass(-err_errno(err_last()->code));
-	r = notif_new(xfers, session, from, data, len, &notif);
+	r = notif_new(remote, session, from, data, len, &notif);
 	if (r < 0)
 		return err_pass(r);
 	notif_queue(xfers, session, notif);
@@ -622,7 +622,7 @@ static int take_notif(struct serve *s, struct cursor *in)
 	data = cursor_get_blob(in, XFER_NOTIF_MAX, &len);
 	r = cursor_check(in, "XFER");
 	if (r >= 0 && given)
-		r = notif_new(s->xfers, xfer_session_by_epoch(s->xfers, s->target), from,
+		r = notif_new(s->remote, xfer_session_by_epoch(s->xfers, s->target), from,
 			      data, len, &s->notif);
 	return r < 0 ? err_pass(r) : 0;
 }

@@ -65,6 +65,28 @@ def lists_of(engine, address, count):
     return fd
 
 
+def replies_of_a_full_account(kvd, engine, admin, name):
+    """A large reply is refused by name, and who does not read his gets no more of them."""
+    try:
+        engine.cmd("room.list")
+        raise AssertionError("a large reply of a full account")
+    except Refused as why:
+        assert why.code == "ELIMIT" and name + ": replies: " in why.message, why
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.connect(kvd.socket_path)
+        deaf.setblocking(False)
+        deaf.send(b'{"id":1,"cmd":"hello","proto":1,"client":"deaf"}\n')
+        for _ in range(2000):
+            with contextlib.suppress(BlockingIOError):
+                deaf.send(b'{"id":2,"cmd":"stats"}\n')
+            admin.cmd("ping")
+        held = principals(admin)[name]
+        waits = {c["class"]: c for c in held["classes"]}["replies"]["bytes"]
+        print("     %.1f KiB of replies wait for one that does not read, %.1f MiB charged"
+              % (waits / 1024, held["bytes"] / MIB), flush=True)
+        assert waits and held["bytes"] < SHARE + (256 << 10), held
+
+
 def one_principal_at_all_its_caps_stays_below_the_ceiling():
     config = "[daemon]\nmemory = 128 MiB\n[transport]\ntransports = tcp\n"
     with Daemon(config) as kvd, contextlib.ExitStack() as files:
@@ -97,6 +119,7 @@ def one_principal_at_all_its_caps_stays_below_the_ceiling():
         for kind in ("sessions", "regions", "rooms", "chunks", "pages", "lists", "layouts"):
             assert kinds[kind]["bytes"] > 0, kinds
         assert not PLAIN or grown < held["bytes"] + BESIDE, (grown, held)
+        replies_of_a_full_account(kvd, engine, admin, name)
         try:  # another session is the same principal
             other.cmd("dlist.prep", fd=0, count=65536, fds=[fd])
             raise AssertionError("a second session of the user has more")
