@@ -51,7 +51,7 @@ endif
 CPPFLAGS += $(CALLER_CPPFLAGS)
 CFLAGS   := -std=gnu11 $(OPT) $(HARDEN) $(WARN) -pthread $(CALLER_CFLAGS)
 LDFLAGS  := -Wl,-z,relro,-z,now -Wl,--as-needed -pthread $(CALLER_LDFLAGS)
-LIBS    := -lev -lzmq -lcjson -linih -lxxhash -lseccomp -ldl -lm
+LIBS    := -lev -lzmq -lcjson -linih -lxxhash -lseccomp -lcrypto -ldl -lm
 
 # objects are made anew when the flags change
 $(B)/.flags: FORCE

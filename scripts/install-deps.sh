@@ -29,6 +29,7 @@ librdmacm-dev	header:rdma/rdma_cma.h
 libmicrohttpd-dev	header:microhttpd.h
 libcjson-dev	header:cjson/cJSON.h
 libinih-dev	header:ini.h
+libssl-dev	header:openssl/kdf.h
 libxxhash-dev	header:xxhash.h
 libseccomp-dev	header:seccomp.h
 uthash-dev	header:uthash.h

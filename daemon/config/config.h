@@ -88,6 +88,7 @@ struct config {
 	uint32_t tcp_streams, tcp_threads;	/* >= 1 */
 	uint64_t tcp_buffer_bytes;		/* 0 = the kernel's choice */
 	uint32_t tcp_verify;			/* enum tcp_verify */
+	uint32_t tcp_crypto;			/* enum tcp_crypto; END: auto */
 	char gpu[CONFIG_PATH_BYTES];
 	char cuda_library[CONFIG_PATH_BYTES];
 	char gpu_kernels[CONFIG_PATH_BYTES];

@@ -23,6 +23,8 @@ static const char *const level_words[] = {"error", "warn",  "info",
 					  "debug", "trace", NULL};
 /* as enum tcp_verify */
 static const char *const verify_words[] = {"none", "crc32c", "xxh3", NULL};
+/* as enum tcp_crypto, whose end is auto */
+static const char *const crypto_words[] = {"none", "gmac", "aes128gcm", "auto", NULL};
 /* as enum log_rooms */
 static const char *const rooms_words[] = {"failed", "slow", "all", NULL};
 /* as enum log_format */
@@ -241,6 +243,12 @@ static const struct setting options[] = {
 	 .words = verify_words,
 	 .help = "Checksum of every frame of bytes over tcp, when either side wants one: "
 		 "crc32c or xxh3. TCP's own has 16 bits."},
+	{"transport", "tcp_crypto", SETTING_ENUM, FIELD(tcp_crypto), .preset = "auto",
+	 .words = crypto_words,
+	 .help = "What protects tcp's connections: aes128gcm (nobody reads or changes "
+		 "their bytes), gmac (nobody changes them), none. The stronger of what "
+		 "both daemons want holds. auto: aes128gcm, but none between loopback "
+		 "addresses. Instead of tcp_verify's checksums."},
 	{"transport", "verbs_rails", SETTING_TEXT, FIELD(verbs_rails), .preset = "",
 	 .help = "RDMA ports for verbs, in order: device, device:port, interface or "
 		 "address. Empty: the one that has the address of listen; all, where "

@@ -14,6 +14,7 @@
  */
 #include "daemon/transport/net_acceptor.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -97,7 +98,7 @@ static void net_pending_introduce(struct net_pending *pending)
 /* As recv(2); 0 also when descriptors come, which none may have to send yet. */
 static ssize_t net_pending_recv(struct net_pending *pending)
 {
-	size_t want = sizeof(pending->hello) - pending->got;
+	size_t want = pending->acceptor->hello_bytes - pending->got;
 	uint8_t *to = pending->hello + pending->got;
 	bool with = false;
 	ssize_t n;
@@ -122,7 +123,7 @@ static void net_pending_read(struct net_pending *pending)
 		return;
 	}
 	pending->got += (size_t)n;
-	if (pending->got == sizeof(pending->hello))
+	if (pending->got == pending->acceptor->hello_bytes)
 		net_pending_introduce(pending);
 }
 
@@ -217,6 +218,7 @@ int net_acceptor_listen(struct net_acceptor *acceptor, unsigned int at, int owne
 	struct net_listener *listener = &acceptor->listeners[at];
 	int r;
 
+	assert(acceptor->hello_bytes && acceptor->hello_bytes <= NET_HELLO_MAX);
 	listener->acceptor = acceptor;
 	listener->fd = owned_fd;
 	loop_fd_init(&listener->watch, acceptor->net->base.env.loop, owned_fd,

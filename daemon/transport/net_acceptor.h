@@ -14,7 +14,7 @@
 #include "daemon/loop/loop.h"
 #include "daemon/transport/net.h"
 
-#define NET_HELLO_BYTES 40u
+#define NET_HELLO_MAX 96u
 #define NET_LISTENERS 2u
 
 struct net_acceptor;
@@ -24,7 +24,7 @@ struct net_pending {
 	struct net_acceptor *acceptor;
 	struct loop_fd watch;
 	int fd;
-	uint8_t hello[NET_HELLO_BYTES];
+	uint8_t hello[NET_HELLO_MAX];
 	size_t got;
 	bool complete;
 	bool unread; /* whoever it is may not knock yet */
@@ -48,6 +48,7 @@ struct net_acceptor {
 		struct net_acceptor *acceptor); /* call net_acceptor_tick() soon */
 	/* Of Unix sockets: who may knock at all, before a byte is read. Else NULL. */
 	bool (*admits)(struct net_acceptor *acceptor, int fd);
+	size_t hello_bytes;
 	uint64_t wait_ns; /* tests make it short */
 	struct list pendings;
 	unsigned int counts[2], max; /* [1]: complete */

@@ -52,6 +52,10 @@ static int config_make(void)
 		snprintf(config.verbs_rails, sizeof(config.verbs_rails), "%s",
 			 getenv("KVD_CONFORM_RAILS"));
 	gpu_fake_path("", config.cuda_library);
+	if (getenv("KVD_CONFORM_CRYPTO"))
+		config.tcp_crypto = strcmp(getenv("KVD_CONFORM_CRYPTO"), "gmac") == 0
+					    ? TCP_CRYPTO_GMAC
+					    : TCP_CRYPTO_AES128GCM;
 	config.run_dir[0] = '\0'; /* leave nothing behind */
 	config.copy_threads = COPY_THREADS;
 	config.slice_bytes = SLICE_BYTES;
@@ -164,11 +168,12 @@ static void tune_discard(struct world *world)
 }
 
 static const struct backend fakes[] = {
-	{"fake", "fake", true, tune_plain, NULL, "a socket: the fake has none", false},
+	{"fake", "fake", true, tune_plain, NULL, "a socket: the fake has none", false,
+	 NULL},
 	{"fake-check", "fake", true, tune_check, NULL, "a socket: the fake has none",
-	 false},
+	 false, NULL},
 	{"fake-discard", "fake", true, tune_discard, NULL, "a socket: the fake has none",
-	 false},
+	 false, NULL},
 };
 
 /* The address is binary: any byte may be anywhere before the sockets' names. */
@@ -214,10 +219,11 @@ static int tcp_raw_connect(const void *bytes, size_t len)
 /* Of a real backend the suite needs nothing but its name; a row here adds what
  * lets a stranger knock at its door. */
 static const struct backend real_hooks[] = {
-	{"shm", "shm", false, NULL, shm_raw_connect, NULL, false},
-	{"local", "local", false, NULL, shm_raw_connect, NULL, false},
-	{"tcp", "tcp", false, NULL, tcp_raw_connect, NULL, false},
-	{"ucx", "ucx", false, NULL, NULL, "a raw client: UCX's wire is its own", false},
+	{"shm", "shm", false, NULL, shm_raw_connect, NULL, false, NULL},
+	{"local", "local", false, NULL, shm_raw_connect, NULL, false, NULL},
+	{"tcp", "tcp", false, NULL, tcp_raw_connect, NULL, false, NULL},
+	{"ucx", "ucx", false, NULL, NULL, "a raw client: UCX's wire is its own", false,
+	 NULL},
 };
 
 static struct backend real_make(const struct transport_ops *ops)
@@ -246,17 +252,24 @@ static struct backend gpu_make(const struct transport_ops *ops, size_t n)
 const struct backend *backend_at(size_t n)
 {
 	/* private memory through both daemons' hands, as where neither may read it;
-	 * main.c sets KVD_CONFORM_RING for it, also for the far end */
-	static const struct backend ring = {"shm-ring",	     "shm", false, NULL,
-					    shm_raw_connect, NULL,  false};
+	 * tcp as beyond loopback; main.c sets KVD_CONFORM_RING and _CRYPTO for them, also
+	 * for the far end */
+	static const struct backend ways[] = {
+		{.name = "shm-ring", .transport = "shm", .raw_connect = shm_raw_connect},
+		{.name = "tcp-aes128gcm",
+		 .transport = "tcp",
+		 .raw_connect = tcp_raw_connect,
+		 .crypto = "aes128gcm"},
+	};
 	static struct backend reals[2 * 16];
 	size_t count = 0;
 
 	if (n < ARRAY_LEN(fakes))
 		return &fakes[n];
 	n -= ARRAY_LEN(fakes);
-	if (n-- == 0)
-		return &ring;
+	if (n < ARRAY_LEN(ways))
+		return &ways[n];
+	n -= ARRAY_LEN(ways);
 	while (transport_table[count])
 		count++;
 	if (n >= 2 * count)

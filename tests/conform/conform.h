@@ -46,6 +46,7 @@ struct backend {
 	const char *raw_missing; /* why raw_connect is NULL */
 	/* Sealed memory is device memory instead, of the fake driver. */
 	bool gpu;
+	const char *crypto; /* tcp_crypto; NULL: its preset */
 };
 /* The n-th one, or NULL: the fake's variants, then all of transport_table. */
 const struct backend *backend_at(size_t n);

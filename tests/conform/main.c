@@ -368,6 +368,10 @@ static void backend_run(const struct backend *backend)
 		setenv("KVD_CONFORM_RING", "1", 1);
 	else
 		unsetenv("KVD_CONFORM_RING");
+	if (backend->crypto)
+		setenv("KVD_CONFORM_CRYPTO", backend->crypto, 1);
+	else
+		unsetenv("KVD_CONFORM_CRYPTO");
 	r = backend_env_new(backend->transport, backend->is_virtual, &env);
 
 	if (r == 0)

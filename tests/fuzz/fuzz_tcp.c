@@ -4,7 +4,8 @@
  * sockets the input. First the input is tried as each of the wire's parts: what
  * decodes must encode to the same. Then a dialer with the right token joins and does
  * what the input says: heads with fields of its choice and a right shape, heads that
- * are bytes, payloads, trailers, hang-ups, on the control line and on the streams,
+ * are bytes, payloads, trailers, hang-ups, on the control line and on the streams, in
+ * records or where records should be,
  * while the daemon has transfers of its own under way and its rooms answer, hold,
  * refuse or revoke.
  *
@@ -42,7 +43,7 @@ enum how {
 	HOW_ANSWER = 3, /* land, hold, refuse, land short rows */
 	HOW_VERIFY = 3 << 2,
 	HOW_READ_ALL = 1 << 4, /* the dialer takes what comes */
-	HOW_SMALL = 1 << 5,
+	HOW_CRYPTO = 3 << 6,   /* none, gmac, aes128gcm, of that with open records */
 };
 
 static struct {
@@ -63,7 +64,9 @@ static struct {
 	unsigned int requests, dones, posted, told;
 	struct xp_op ops[OPS];
 	int fds[1 + STREAMS]; /* control, streams */
-	uint8_t passes[STREAMS][TCP_PASS_BYTES];
+	struct tcp_keys keys;
+	struct tcp_seal *seals[1 + STREAMS]; /* of what the dialer says, or NULL */
+	uint8_t records[1 + STREAMS][TCP_RECORD_BYTES];
 } w;
 
 static void need(bool ok)
@@ -242,10 +245,33 @@ static int dial(void)
 }
 
 /* What the socket does not take is lost: the input asked for too much of it. */
-static void say(int fd, const void *bytes, size_t len)
+static void say_bare(int fd, const void *bytes, size_t len)
 {
 	if (fd >= 0)
 		(void)!send(fd, bytes, len, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* In records, where the connection has them and the input does not make them. */
+static void say(int fd, const void *bytes, size_t len)
+{
+	struct iovec iov = {(void *)(uintptr_t)bytes, len};
+	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+	struct tcp_seal *seal = NULL;
+
+	for (unsigned int i = 0; i <= STREAMS; i++)
+		if (fd >= 0 && w.fds[i] == fd)
+			seal = w.seals[i];
+	if (!seal) {
+		say_bare(fd, bytes, len);
+		return;
+	}
+	while (len > 0) {
+		ssize_t n = tcp_seal_sendmsg(seal, fd, &msg);
+
+		if (n <= 0)
+			return;
+		len -= (size_t)n;
+	}
 }
 
 static void hear(int fd, void *bytes, size_t len)
@@ -265,33 +291,62 @@ static void hear(int fd, void *bytes, size_t len)
 	}
 }
 
-static void introduce(int fd, enum tcp_role role, const uint8_t *token)
+static void seal(unsigned int n, enum tcp_crypto crypto,
+		 const struct tcp_traffic *traffic)
 {
-	struct tcp_hello hello = {.role = role, .streams = STREAMS};
+	if (crypto == TCP_CRYPTO_NONE || (w.how & HOW_CRYPTO) == HOW_CRYPTO)
+		return;
+	need(tcp_seal_new(crypto, &traffic->dialer, true, "it", &w.seals[n]) == 0);
+	tcp_seal_lend(w.seals[n], w.records[n], sizeof(w.records[n]));
+}
+
+static enum tcp_crypto introduce_line(void)
+{
+	struct tcp_hello hello = {.role = TCP_CONTROL, .streams = STREAMS};
 	uint8_t buf[TCP_HELLO_BYTES];
 
-	memcpy(hello.token, token, XP_TOKEN_BYTES);
-	tcp_hello_put(&hello, buf);
-	say(fd, buf, sizeof(buf));
+	need(tcp_keys_control(&w.keys, &hello, buf) == 0);
+	say_bare(w.fds[0], buf, sizeof(buf));
+	hear(w.fds[0], buf, sizeof(buf));
+	need(tcp_hello_get(buf, &hello) == 0 && tcp_keys_take_welcome(&w.keys, buf) == 0);
+	seal(0, hello.crypto, &w.keys.line);
+	return hello.crypto;
+}
+
+static void introduce_stream(unsigned int number, enum tcp_crypto crypto)
+{
+	struct tcp_hello hello = {.role = TCP_STREAM, .number = (uint16_t)number};
+	uint8_t said[TCP_HELLO_BYTES], buf[TCP_HELLO_BYTES];
+	struct tcp_traffic traffic;
+	int fd = w.fds[1 + number];
+
+	need(tcp_keys_stream(&w.keys, &hello, said) == 0);
+	say_bare(fd, said, sizeof(said));
 	hear(fd, buf, sizeof(buf));
+	need(tcp_hello_get(buf, &hello) == 0 &&
+	     tcp_keys_take_stream_ok(&w.keys, said, buf, &traffic) == 0);
+	seal(1 + number, crypto, &traffic);
 }
 
 static void join(void)
 {
+	struct tcp_transport *t = (struct tcp_transport *)w.t;
 	struct xp_peer_args args = {.address = w.t->address,
 				    .address_len = w.t->address_len};
+	unsigned int crypto = (w.how & HOW_CRYPTO) >> 6;
 
-	((struct tcp_transport *)w.t)->verify =
-		(enum tcp_verify)(((w.how & HOW_VERIFY) >> 2) % TCP_VERIFY_END);
+	t->verify = (enum tcp_verify)(((w.how & HOW_VERIFY) >> 2) % TCP_VERIFY_END);
+	t->crypto = (enum tcp_crypto)(crypto < TCP_CRYPTO_END ? crypto
+							      : TCP_CRYPTO_AES128GCM);
 	memset(args.token_in, 2, sizeof(args.token_in));
 	memset(args.token_out, 1, sizeof(args.token_out));
+	need(tcp_keys_begin(&w.keys, args.token_in, args.token_out) == 0);
 	need(w.t->ops->peer_open(w.t, &args, &w.peer) == 0);
 	w.fds[0] = dial();
-	introduce(w.fds[0], TCP_CONTROL, args.token_in);
-	hear(w.fds[0], w.passes, sizeof(w.passes));
+	t->crypto = introduce_line();
 	for (unsigned int i = 0; i < STREAMS; i++) {
 		w.fds[1 + i] = dial();
-		introduce(w.fds[1 + i], TCP_STREAM, w.passes[i]);
+		introduce_stream(i, t->crypto);
 	}
 	until(&w.ready);
 }
@@ -458,6 +513,9 @@ static void step(struct input *in)
 	case 13:
 		usleep(50); /* a thread may look */
 		break;
+	case 14: /* between, or instead of, records */
+		say_bare(w.fds[where], in->at, in->left < 40 ? in->left : 40);
+		break;
 	default:
 		break;
 	}
@@ -489,8 +547,8 @@ static void try_parts(const uint8_t *data, size_t size)
 	if (size >= TCP_TRAILER_BYTES && tcp_trailer_get(data, &trailer) == 0)
 		need(trailer.kind < TCP_VERIFY_END);
 	if (size >= TCP_HELLO_BYTES && tcp_hello_get(data, &hello) == 0)
-		need(hello.streams >= 1 && hello.streams <= TCP_STREAMS_MAX &&
-		     hello.role < TCP_ROLE_END && hello.verify < TCP_VERIFY_END);
+		need(hello.number < TCP_STREAMS_MAX && hello.role < TCP_ROLE_END &&
+		     hello.verify < TCP_VERIFY_END && hello.crypto < TCP_CRYPTO_END);
 	if (tcp_address_get(data, size, &address) == 0)
 		need(tcp_address_put(&address, address_buf, &len) == 0 &&
 		     tcp_address_get(address_buf, len, &address) == 0);
@@ -513,8 +571,11 @@ static void part(void)
 		if (w.fds[i] >= 0)
 			(void)shutdown(w.fds[i], SHUT_WR);
 	turns(4);
-	for (unsigned int i = 0; i <= STREAMS; i++)
+	for (unsigned int i = 0; i <= STREAMS; i++) {
 		mem_closep(&w.fds[i]);
+		tcp_seal_free(w.seals[i]);
+		w.seals[i] = NULL;
+	}
 	if (!w.lost)
 		turns(2);
 	w.t->ops->peer_close(w.peer, on_closed, NULL);

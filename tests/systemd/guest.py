@@ -16,7 +16,8 @@ from kvd_daemon import BUILD, DEADLINE_S, Skip, child_of, until  # noqa: E402
 
 ROOT = os.path.join(TREE, "build", "systemd-root")
 PACKAGES = ["systemd", "systemd-sysv", "dbus", "procps",
-            "libev4", "libzmq5", "libcjson1", "libinih1", "libxxhash0", "libseccomp2"]
+            "libev4", "libzmq5", "libcjson1", "libinih1", "libxxhash0", "libseccomp2",
+            "libssl3"]
 
 
 def make_root(root=ROOT, packages=tuple(PACKAGES)):

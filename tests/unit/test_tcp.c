@@ -5,7 +5,7 @@
  * likes, stop in the middle of a frame, or say nothing; b is the real backend.
  * What an honest pair does is the conformance suite's matter.
  */
-#include "tests/lib/ucx_pair.h"
+#include "tests/lib/tcp_raw.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,358 +22,99 @@
 #include "daemon/transport/tcp/tcp_impl.h"
 #include "tests/lib/limits.h"
 
-#define STREAMS 2u
-#define FRAME 100000u
-
-static struct {
-	int control, stream[STREAMS];
-	uint8_t passes[STREAMS][TCP_PASS_BYTES];
-	uint64_t next_id;
-} raw;
-
-static struct up_place place; /* b's memory */
-static struct plan *plan;
-static uint8_t bytes[TCP_DATA_MAX];
-
-/* ---- plain sockets ---- */
-
-static int raw_connect(void)
-{
-	struct tcp_address address;
-	int fd;
-
-	assert_int_equal(tcp_address_get(up_b.t->address, up_b.t->address_len, &address),
-			 0);
-	fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	assert_true(fd >= 0);
-	assert_int_equal(
-		connect(fd, &address.list[0].any, tcp_sockaddr_len(&address.list[0])), 0);
-	return fd;
-}
-
-static void raw_send(int fd, const void *from, size_t len)
-{
-	const uint8_t *p = from;
-
-	while (len > 0) {
-		ssize_t n = send(fd, p, len, MSG_NOSIGNAL | MSG_DONTWAIT);
-
-		if (n < 0 && errno != EAGAIN)
-			return; /* he hung up: what the test looks at shows it */
-		if (n > 0) {
-			p += n;
-			len -= (size_t)n;
-		} else {
-			up_turn();
-		}
-	}
-}
-
-/* False: he hung up instead. */
-static bool raw_recv(int fd, void *to, size_t len)
-{
-	uint64_t end = loop_clock_ns(up_loop) + UP_WAIT_NS;
-	uint8_t *p = to;
-
-	while (len > 0) {
-		ssize_t n = recv(fd, p, len, MSG_DONTWAIT);
-
-		if (n == 0 || (n < 0 && errno != EAGAIN))
-			return false;
-		if (n > 0) {
-			p += n;
-			len -= (size_t)n;
-		} else {
-			assert_true(loop_clock_ns(up_loop) < end);
-			loop_turn(up_loop, LOOP_NS_PER_MS);
-		}
-	}
-	return true;
-}
-
-static bool raw_ended(int fd)
-{
-	uint8_t byte;
-	ssize_t n = recv(fd, &byte, 1, MSG_DONTWAIT);
-
-	return n == 0 || (n < 0 && errno != EAGAIN);
-}
-
-/* ---- the protocol, by hand ---- */
-
-static void raw_hello(int fd, enum tcp_role role, const uint8_t *token)
-{
-	struct tcp_hello hello = {.role = role, .streams = STREAMS};
-	uint8_t buf[TCP_HELLO_BYTES];
-
-	memcpy(hello.token, token, XP_TOKEN_BYTES);
-	tcp_hello_put(&hello, buf);
-	raw_send(fd, buf, sizeof(buf));
-}
-
-static void token_of(uint8_t value, uint8_t token[XP_TOKEN_BYTES])
-{
-	memset(token, value, XP_TOKEN_BYTES);
-}
-
-/* b waits for who shows token 2, and shows token 1. */
-static void b_waits(void)
-{
-	struct xp_peer_args args = {.address = up_b.t->address,
-				    .address_len = up_b.t->address_len,
-				    .owner = &up_b};
-
-	token_of(2, args.token_in);
-	token_of(1, args.token_out);
-	up_b.ready = up_b.lost = up_b.closed = false;
-	up_b.requests = up_b.dones = up_b.failures = 0;
-	assert_int_equal(up_b.t->ops->peer_open(up_b.t, &args, &up_b.peer), 0);
-}
-
-static bool raw_control(int fd)
-{
-	uint8_t token[XP_TOKEN_BYTES], buf[TCP_HELLO_BYTES];
-	struct tcp_hello hello;
-
-	token_of(2, token);
-	raw_hello(fd, TCP_CONTROL, token);
-	if (!raw_recv(fd, buf, sizeof(buf)))
-		return false;
-	assert_int_equal(tcp_hello_get(buf, &hello), 0);
-	assert_int_equal(hello.role, TCP_WELCOME);
-	assert_int_equal(hello.streams, STREAMS);
-	token_of(1, token);
-	assert_memory_equal(hello.token, token, XP_TOKEN_BYTES);
-	return raw_recv(fd, raw.passes, sizeof(raw.passes));
-}
-
-static bool raw_stream(int fd, const uint8_t *pass)
-{
-	uint8_t buf[TCP_HELLO_BYTES];
-	struct tcp_hello hello;
-
-	raw_hello(fd, TCP_STREAM, pass);
-	if (!raw_recv(fd, buf, sizeof(buf)))
-		return false;
-	assert_int_equal(tcp_hello_get(buf, &hello), 0);
-	assert_int_equal(hello.role, TCP_STREAM_OK);
-	assert_memory_equal(hello.token, pass + XP_TOKEN_BYTES, XP_TOKEN_BYTES);
-	return true;
-}
-
-static void raw_join(void)
-{
-	b_waits();
-	raw.control = raw_connect();
-	assert_true(raw_control(raw.control));
-	for (unsigned int i = 0; i < STREAMS; i++) {
-		raw.stream[i] = raw_connect();
-		assert_true(raw_stream(raw.stream[i], raw.passes[i]));
-	}
-	await(up_b.ready);
-	raw.next_id = 1;
-}
-
-static void raw_close(void)
-{
-	close(raw.control);
-	for (unsigned int i = 0; i < STREAMS; i++)
-		close(raw.stream[i]);
-}
-
-static void send_head(int fd, struct tcp_head head)
-{
-	uint8_t buf[TCP_HEAD_BYTES];
-
-	tcp_head_put(&head, buf);
-	raw_send(fd, buf, sizeof(buf));
-}
-
-static void send_trailer(int fd, bool good)
-{
-	const struct tcp_trailer trailer = {.good = good};
-	uint8_t buf[TCP_TRAILER_BYTES];
-
-	tcp_trailer_put(&trailer, buf);
-	raw_send(fd, buf, sizeof(buf));
-}
-
-static struct tcp_head next_head(int fd, bool data, void *payload)
-{
-	struct tcp_head head = {0};
-	uint8_t buf[TCP_HEAD_BYTES];
-
-	assert_true(raw_recv(fd, buf, sizeof(buf)));
-	assert_int_equal(tcp_head_get(buf, data, &head), 0);
-	if (head.length > 0 && payload)
-		assert_true(raw_recv(fd, payload, head.length));
-	return head;
-}
-
-/* Ask b to take `rows` rows of 100 000 bytes; the transfer's number. */
-static uint64_t ask(enum xp_kind kind, uint64_t rows)
-{
-	struct plan_run run = {.len = FRAME,
-			       .count = rows,
-			       .src_stride = FRAME,
-			       .dst_stride = FRAME + 500};
-
-	plan_free(plan);
-	if (kind == XP_READ)
-		run.src_stride += 500;
-	plan = up_plan(&run, 1);
-	up_b.sides = (struct xp_sides){.plan = plan,
-				       .src = &place.buffer,
-				       .src_count = 1,
-				       .dst = &place.buffer,
-				       .dst_count = 1};
-	send_head(raw.control, (struct tcp_head){.type = TCP_REQUEST,
-						 .id = raw.next_id,
-						 .at = plan->bytes,
-						 .code = kind});
-	return raw.next_id++;
-}
-
-static void expect_go(uint64_t id)
-{
-	struct tcp_head head = next_head(raw.control, false, bytes);
-
-	assert_int_equal(head.type, TCP_GO);
-	assert_int_equal(head.id, id);
-}
-
-static struct tcp_head expect_done(uint64_t id)
-{
-	struct tcp_head head = next_head(raw.control, false, bytes);
-
-	assert_int_equal(head.type, TCP_DONE);
-	assert_int_equal(head.id, id);
-	return head;
-}
-
-static void send_frame(unsigned int stream, uint64_t id, uint64_t at, uint8_t fill,
-		       bool good)
-{
-	memset(bytes, fill, FRAME);
-	send_head(
-		raw.stream[stream],
-		(struct tcp_head){.type = TCP_DATA, .id = id, .at = at, .length = FRAME});
-	raw_send(raw.stream[stream], bytes, FRAME);
-	send_trailer(raw.stream[stream], good);
-}
-
-/* A whole WRITE over that stream: the connection still works. */
-static void stream_works(unsigned int stream)
-{
-	enum up_answer answer = up_b.answer;
-	uint64_t id;
-
-	up_b.answer = ANSWER_LAND;
-	id = ask(XP_WRITE, 2);
-	expect_go(id);
-	send_frame(stream, id, FRAME, 0xd2, true);
-	send_frame(stream, id, 0, 0xd1, true);
-	assert_int_equal(expect_done(id).code, ERR_OK);
-	assert_int_equal(place.memory->base[FRAME - 1], 0xd1);
-	assert_int_equal(place.memory->base[FRAME + 500], 0xd2);
-	up_b.answer = answer;
-	assert_false(up_b.lost);
-}
-
-static void assert_thrown_out(const char *words)
-{
-	await(up_b.lost);
-	assert_int_equal(up_b.lost_why.code, ERR_PROTO);
-	if (!strstr(up_b.lost_why.text, words))
-		fail_msg("\"%s\" is not in \"%s\"", words, up_b.lost_why.text);
-	raw_close();
-	up_close(&up_b);
-	raw_join();
-}
-
-static int begin(void **state)
-{
-	up_begin(state);
-	up_place_init(&place, &up_b, 8 * MIB, false);
-	memset(place.memory->base, 0xa5, 8 * MIB);
-	return 0;
-}
-
-static int begin_joined(void **state)
-{
-	begin(state);
-	raw_join();
-	return 0;
-}
-
-static int end(void **state)
-{
-	plan_free(plan);
-	plan = NULL;
-	up_place_fini(&place, &up_b);
-	return up_end(state);
-}
-
-static int end_joined(void **state)
-{
-	raw_close();
-	return end(state);
-}
+#define STREAMS RAW_STREAMS
+#define FRAME RAW_FRAME
 
 /* ---- who may come in ---- */
 
 static void token_that_is_wrong_never_gets_in(void **state)
 {
-	uint8_t token[XP_TOKEN_BYTES];
+	uint8_t dialer[XP_TOKEN_BYTES], dialed[XP_TOKEN_BYTES];
 	int fd = raw_connect();
 
 	(void)state;
 	((struct tcp_transport *)up_b.t)->acceptor.wait_ns = 200 * LOOP_NS_PER_MS;
-	b_waits();
-	token_of(2, token);
-	token[XP_TOKEN_BYTES - 1] ^= 1;
-	raw_hello(fd, TCP_CONTROL, token);
+	raw_b_waits();
+	raw_token_of(2, dialer);
+	raw_token_of(1, dialed);
+	dialer[XP_TOKEN_BYTES - 1] ^= 1;
+	raw_hello(fd, dialer, dialed);
 	await(raw_ended(fd));
 	assert_false(up_b.ready || up_b.lost);
 	close(fd);
 	((struct tcp_transport *)up_b.t)->acceptor.wait_ns = UP_WAIT_NS;
 	fd = raw_connect();
 	assert_true(raw_control(fd)); /* the forger did not make it give up */
+	raw_seals_end();
 	close(fd);
+}
+
+/* Who saw a hello can repeat it, or what is left of it changed: its name alone opens
+ * nothing. */
+static void hello_of_another_with_any_bit_turned_is_refused(void **state)
+{
+	uint8_t dialer[XP_TOKEN_BYTES], dialed[XP_TOKEN_BYTES], buf[TCP_HELLO_BYTES];
+	struct tcp_hello hello;
+
+	(void)state;
+	raw_b_waits();
+	raw_token_of(2, dialer);
+	raw_token_of(1, dialed);
+	for (size_t bit = 0; bit < 8 * TCP_HELLO_BYTES; bit += 7) {
+		int fd = raw_connect();
+
+		hello = (struct tcp_hello){.role = TCP_CONTROL,
+					   .streams = STREAMS,
+					   .crypto = TCP_CRYPTO_AES128GCM};
+		assert_int_equal(tcp_keys_begin(&raw.keys, dialer, dialed), 0);
+		assert_int_equal(tcp_keys_control(&raw.keys, &hello, buf), 0);
+		buf[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		raw_send(fd, buf, sizeof(buf));
+		/* another's name waits for its time; all else is shown out */
+		if (bit / 8 < 16 || bit / 8 >= 16 + TCP_ID_BYTES)
+			await(raw_ended(fd));
+		close(fd);
+		assert_false(up_b.lost);
+	}
+	raw_join_now();
+	raw_stream_works(0);
+	raw_close();
 }
 
 static void token_serves_once(void **state)
 {
-	int again = raw_connect();
-	uint8_t token[XP_TOKEN_BYTES];
+	int again = raw_connect(), repeated = raw_connect();
+	uint8_t dialer[XP_TOKEN_BYTES], dialed[XP_TOKEN_BYTES];
+	struct tcp_keys keys = raw.keys;
 
 	(void)state;
 	((struct tcp_transport *)up_b.t)->acceptor.wait_ns = 200 * LOOP_NS_PER_MS;
-	token_of(2, token);
-	raw_hello(again, TCP_CONTROL, token);
-	await(raw_ended(again));
+	raw_token_of(2, dialer);
+	raw_token_of(1, dialed);
+	raw_hello(again, dialer, dialed);
+	raw_send(repeated, keys.control, sizeof(keys.control));
+	await(raw_ended(again) && raw_ended(repeated));
 	close(again);
-	stream_works(0);
-	stream_works(1);
+	close(repeated);
+	raw_stream_works(0);
+	raw_stream_works(1);
 }
 
-static void pass_serves_once_and_to_nobody_else(void **state)
+static void stream_serves_once_and_nobody_else(void **state)
 {
-	uint8_t pass[TCP_PASS_BYTES];
-	int again = raw_connect(), forged = raw_connect(), answer = raw_connect();
+	int again = raw_connect(), forged = raw_connect(), beyond = raw_connect();
 
 	(void)state;
-	raw_hello(again, TCP_STREAM, raw.passes[0]);
-	memcpy(pass, raw.passes[1], sizeof(pass));
-	pass[3] ^= 8;
-	raw_hello(forged, TCP_STREAM, pass);
-	raw_hello(answer, TCP_STREAM_OK, raw.passes[0] + XP_TOKEN_BYTES);
-	await(raw_ended(again) && raw_ended(forged) && raw_ended(answer));
+	raw_send(again, raw.said, sizeof(raw.said)); /* the last stream's, repeated */
+	raw_stream_hello(beyond, STREAMS);
+	raw.said[40] ^= 8;
+	raw_send(forged, raw.said, sizeof(raw.said));
+	await(raw_ended(again) && raw_ended(forged) && raw_ended(beyond));
 	close(again);
 	close(forged);
-	close(answer);
-	stream_works(0);
-	stream_works(1);
+	close(beyond);
+	raw_stream_works(0);
+	raw_stream_works(1);
 }
 
 static void dialer_without_streams_is_given_up(void **state)
@@ -381,11 +122,11 @@ static void dialer_without_streams_is_given_up(void **state)
 	(void)state;
 	/* long enough for what comes before */
 	((struct tcp_transport *)up_b.t)->acceptor.wait_ns = 1500 * LOOP_NS_PER_MS;
-	b_waits();
+	raw_b_waits();
 	raw.control = raw_connect();
 	assert_true(raw_control(raw.control));
 	raw.stream[0] = raw_connect();
-	assert_true(raw_stream(raw.stream[0], raw.passes[0]));
+	assert_true(raw_stream(raw.stream[0], 0));
 	raw.stream[1] = -1;
 	await(up_b.lost);
 	assert_int_equal(up_b.lost_why.code, ERR_TIMEOUT);
@@ -395,14 +136,13 @@ static void dialer_without_streams_is_given_up(void **state)
 
 static void slow_stranger_is_shown_out_and_costs_nobody(void **state)
 {
-	uint8_t buf[TCP_HELLO_BYTES], token[XP_TOKEN_BYTES];
+	uint8_t buf[TCP_HELLO_BYTES];
 	const struct tcp_hello hello = {.role = TCP_CONTROL, .streams = 1};
 	int slow = raw_connect();
 	unsigned int sent = 0;
 
 	(void)state;
 	((struct tcp_transport *)up_b.t)->acceptor.wait_ns = 300 * LOOP_NS_PER_MS;
-	token_of(9, token);
 	tcp_hello_put(&hello, buf);
 	while (!raw_ended(slow)) {
 		if (sent < sizeof(buf) - 1)
@@ -410,17 +150,17 @@ static void slow_stranger_is_shown_out_and_costs_nobody(void **state)
 		up_spin_ms(10);
 	}
 	close(slow);
-	stream_works(0);
+	raw_stream_works(0);
 }
 
-/* Thousands who knock, with nothing, half a hello, garbage, a wrong token or a
- * wrong pass, faster than any of them is timed out. The door has a limit, and both
+/* Thousands who knock, with nothing, half a hello, garbage, an unknown peering or an
+ * unknown session, faster than any of them is timed out. The door has a limit, and both
  * who is inside and who comes in between are served. */
 static void flood_of_strangers_costs_nobody(void **state)
 {
 	enum { KNOCKS = 3000, OPEN = 200 };
 	struct tcp_transport *transport = (struct tcp_transport *)up_b.t;
-	uint8_t buf[TCP_HELLO_BYTES], token[XP_TOKEN_BYTES];
+	uint8_t buf[TCP_HELLO_BYTES];
 	struct tcp_hello hello = {.streams = 1};
 	int fds[OPEN];
 
@@ -433,8 +173,7 @@ static void flood_of_strangers_costs_nobody(void **state)
 		if (*fd >= 0)
 			close(*fd);
 		*fd = raw_connect();
-		token_of((uint8_t)(3 + i % 200), token);
-		memcpy(hello.token, token, sizeof(token));
+		memset(hello.id, (int)(3 + i % 200), sizeof(hello.id));
 		hello.role = i % 5 == 3 ? TCP_STREAM : TCP_CONTROL;
 		tcp_hello_put(&hello, buf);
 		if (i % 5 == 2)
@@ -445,7 +184,7 @@ static void flood_of_strangers_costs_nobody(void **state)
 		assert_in_range(transport->acceptor.counts[1], 0, TCP_PENDING_MAX);
 		if (i % 500 != 250)
 			continue;
-		stream_works(i % STREAMS);
+		raw_stream_works(i % STREAMS);
 		raw_close();
 		await(up_b.lost);
 		up_close(&up_b);
@@ -454,8 +193,8 @@ static void flood_of_strangers_costs_nobody(void **state)
 	for (unsigned int i = 0; i < OPEN; i++)
 		close(fds[i]);
 	await(transport->acceptor.counts[0] == 0); /* the others wait for their time */
-	stream_works(0);
-	stream_works(1);
+	raw_stream_works(0);
+	raw_stream_works(1);
 }
 
 /* ---- frames out of rule ---- */
@@ -483,17 +222,17 @@ static void frames_out_of_rule_lose_the_peer(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
-		send_head(raw.control, bad[i]);
+		raw_head(raw.control, bad[i]);
 		raw_send(raw.control, "1234", 4);
-		assert_thrown_out(words[i]);
+		raw_assert_thrown_out(words[i]);
 	}
-	send_head(raw.control, (struct tcp_head){.type = TCP_REQUEST, .id = 7});
-	send_head(raw.control, (struct tcp_head){.type = TCP_REQUEST, .id = 7});
-	assert_thrown_out("after 7");
-	memset(bytes, 0xee, 64);
-	raw_send(raw.control, bytes, 64);
-	assert_thrown_out("magic");
-	stream_works(1);
+	raw_head(raw.control, (struct tcp_head){.type = TCP_REQUEST, .id = 7});
+	raw_head(raw.control, (struct tcp_head){.type = TCP_REQUEST, .id = 7});
+	raw_assert_thrown_out("after 7");
+	memset(raw_bytes, 0xee, 64);
+	raw_send(raw.control, raw_bytes, 64);
+	raw_assert_thrown_out("magic");
+	raw_stream_works(1);
 }
 
 static void stream_frames_out_of_rule_lose_the_peer(void **state)
@@ -513,31 +252,31 @@ static void stream_frames_out_of_rule_lose_the_peer(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
-		expect_go(ask(XP_WRITE, 2));
-		send_head(raw.stream[i % STREAMS], bad[i]);
-		assert_thrown_out(words[i]);
+		raw_expect_go(raw_ask(XP_WRITE, 2));
+		raw_head(raw.stream[i % STREAMS], bad[i]);
+		raw_assert_thrown_out(words[i]);
 	}
-	expect_go(ask(XP_WRITE, 2));
-	send_frame(0, 1, 0, 1, true);
-	send_head(raw.stream[1],
-		  (struct tcp_head){
-			  .type = TCP_DATA, .id = 1, .at = FRAME - 1, .length = 10});
-	assert_thrown_out("twice");
-	expect_go(ask(XP_WRITE, 2));
-	send_head(raw.stream[0],
-		  (struct tcp_head){.type = TCP_DATA, .id = 1, .length = 10});
-	raw_send(raw.stream[0], bytes, 10);
+	raw_expect_go(raw_ask(XP_WRITE, 2));
+	raw_frame(0, 1, 0, 1, true);
+	raw_head(raw.stream[1],
+		 (struct tcp_head){
+			 .type = TCP_DATA, .id = 1, .at = FRAME - 1, .length = 10});
+	raw_assert_thrown_out("twice");
+	raw_expect_go(raw_ask(XP_WRITE, 2));
+	raw_head(raw.stream[0],
+		 (struct tcp_head){.type = TCP_DATA, .id = 1, .length = 10});
+	raw_send(raw.stream[0], raw_bytes, 10);
 	raw_send(raw.stream[0], trailer, sizeof(trailer));
-	assert_thrown_out("mark");
-	expect_go(ask(XP_WRITE, 2));
+	raw_assert_thrown_out("mark");
+	raw_expect_go(raw_ask(XP_WRITE, 2));
 	tcp_trailer_put(&(struct tcp_trailer){.good = true, .kind = TCP_VERIFY_XXH3},
 			trailer);
-	send_head(raw.stream[0],
-		  (struct tcp_head){.type = TCP_DATA, .id = 1, .length = 10});
-	raw_send(raw.stream[0], bytes, 10);
+	raw_head(raw.stream[0],
+		 (struct tcp_head){.type = TCP_DATA, .id = 1, .length = 10});
+	raw_send(raw.stream[0], raw_bytes, 10);
 	raw_send(raw.stream[0], trailer, sizeof(trailer));
-	assert_thrown_out("agreed");
-	stream_works(0);
+	raw_assert_thrown_out("agreed");
+	raw_stream_works(0);
 }
 
 static void answer_before_the_bytes_loses_the_peer(void **state)
@@ -545,15 +284,15 @@ static void answer_before_the_bytes_loses_the_peer(void **state)
 	struct up_op op;
 
 	(void)state;
-	plan_free(plan);
-	plan = up_plan(&(struct plan_run){.len = MIB, .count = 1}, 1);
-	up_op_init(&op, XP_WRITE, plan, &place, NULL);
+	plan_free(raw_plan);
+	raw_plan = up_plan(&(struct plan_run){.len = MIB, .count = 1}, 1);
+	up_op_init(&op, XP_WRITE, raw_plan, &raw_place, NULL);
 	assert_int_equal(up_b.t->ops->post(up_b.peer, &op.op), 0);
-	assert_int_equal(next_head(raw.control, false, bytes).type, TCP_REQUEST);
-	send_head(raw.control, (struct tcp_head){.type = TCP_DONE, .id = 1});
+	assert_int_equal(raw_next_head(raw.control, false, raw_bytes).type, TCP_REQUEST);
+	raw_head(raw.control, (struct tcp_head){.type = TCP_DONE, .id = 1});
 	await(op.done);
 	assert_int_equal(op.op.err.code, ERR_PROTO);
-	assert_thrown_out("last byte");
+	raw_assert_thrown_out("last byte");
 }
 
 /* ---- in the middle of a frame ---- */
@@ -563,7 +302,7 @@ static void answer_before_the_bytes_loses_the_peer(void **state)
 static uint8_t peek(uint64_t at)
 {
 	uint8_t byte = 0;
-	const struct iovec near = {&byte, 1}, far = {place.memory->base + at, 1};
+	const struct iovec near = {&byte, 1}, far = {raw_place.memory->base + at, 1};
 
 	assert_int_equal(process_vm_readv(getpid(), &near, 1, &far, 1, 0), 1);
 	return byte;
@@ -578,34 +317,34 @@ static void revoke_in_mid_frame_is_still_and_keeps_the_stream(void **state)
 
 	(void)state;
 	up_b.answer = ANSWER_HOLD;
-	id = ask(XP_WRITE, 3);
+	id = raw_ask(XP_WRITE, 3);
 	await(up_b.held);
 	up_b.t->ops->land(up_b.held, &up_b.sides, NULL);
-	expect_go(id);
-	send_frame(0, id, 0, 0x11, true);
-	memset(bytes, 0x22, FRAME);
-	send_head(raw.stream[0],
-		  (struct tcp_head){
-			  .type = TCP_DATA, .id = id, .at = FRAME, .length = FRAME});
-	raw_send(raw.stream[0], bytes, FRAME / 2);
+	raw_expect_go(id);
+	raw_frame(0, id, 0, 0x11, true);
+	memset(raw_bytes, 0x22, FRAME);
+	raw_head(raw.stream[0],
+		 (struct tcp_head){
+			 .type = TCP_DATA, .id = id, .at = FRAME, .length = FRAME});
+	raw_send(raw.stream[0], raw_bytes, FRAME / 2);
 	await(peek(FRAME + 500 + FRAME / 2 - 1) == 0x22);
 	err_set(&why, ERR_SESSION, "the engine is gone");
 	up_b.t->ops->revoke(up_b.held, &why);
 	await(up_b.dones == 1);
 	assert_int_equal(up_b.done_err.code, ERR_SESSION);
-	memset(place.memory->base, 0x33, 8 * MIB);
-	assert_int_equal(expect_done(id).code, ERR_SESSION);
-	memset(bytes, 0x22, FRAME);
-	raw_send(raw.stream[0], bytes, FRAME - FRAME / 2);
-	send_trailer(raw.stream[0], true);
-	send_frame(0, id, 2 * FRAME, 0x44, true);
-	send_frame(1, id, 2 * FRAME, 0x44, true);
+	memset(raw_place.memory->base, 0x33, 8 * MIB);
+	assert_int_equal(raw_expect_done(id).code, ERR_SESSION);
+	memset(raw_bytes, 0x22, FRAME);
+	raw_send(raw.stream[0], raw_bytes, FRAME - FRAME / 2);
+	raw_trailer(raw.stream[0], true);
+	raw_frame(0, id, 2 * FRAME, 0x44, true);
+	raw_frame(1, id, 2 * FRAME, 0x44, true);
 	up_spin_ms(100);
 	for (uint64_t i = 0; i < 8 * MIB; i++)
-		if (place.memory->base[i] != 0x33)
+		if (raw_place.memory->base[i] != 0x33)
 			fail_msg("byte %ju was written after the end", (uintmax_t)i);
-	stream_works(0);
-	stream_works(1);
+	raw_stream_works(0);
+	raw_stream_works(1);
 }
 
 /* A sender that gave up fills its frame with anything and says so. */
@@ -615,17 +354,17 @@ static void void_frame_does_not_count(void **state)
 	uint64_t id;
 
 	(void)state;
-	id = ask(XP_WRITE, 2);
-	expect_go(id);
-	send_frame(0, id, 0, 0x11, true);
-	send_frame(0, id, FRAME, 0, false);
+	id = raw_ask(XP_WRITE, 2);
+	raw_expect_go(id);
+	raw_frame(0, id, 0, 0x11, true);
+	raw_frame(0, id, FRAME, 0, false);
 	up_spin_ms(50);
 	assert_int_equal(up_b.dones, 0);
 	cancel.id = id;
-	send_head(raw.control, cancel);
-	assert_int_equal(expect_done(id).code, ERR_ABORTED);
+	raw_head(raw.control, cancel);
+	assert_int_equal(raw_expect_done(id).code, ERR_ABORTED);
 	assert_int_equal(up_b.failures, 1);
-	stream_works(0);
+	raw_stream_works(0);
 }
 
 /* b's thread has filled that stream, until it is read from. */
@@ -651,49 +390,49 @@ static void source_revoked_in_mid_frame_ends_it_void(void **state)
 
 	(void)state;
 	up_b.answer = ANSWER_HOLD;
-	memset(place.memory->base, 0x5a, 8 * MIB);
-	id = ask(XP_READ, 80);
+	memset(raw_place.memory->base, 0x5a, 8 * MIB);
+	id = raw_ask(XP_READ, 80);
 	await(up_b.held);
 	up_b.t->ops->land(up_b.held, &up_b.sides, NULL);
-	head = next_head(raw.stream[0], true, NULL);
+	head = raw_next_head(raw.stream[0], true, NULL);
 	assert_int_equal(head.type, TCP_SERVE);
-	assert_true(raw_recv(raw.stream[0], bytes, 1000));
+	assert_true(raw_recv(raw.stream[0], raw_bytes, 1000));
 	await(raw_is_stuck(0) && raw_is_stuck(1));
 	up_spin_ms(100); /* the sockets fill up */
 	err_set(&why, ERR_LEASE, "the lease has ended");
 	up_b.t->ops->revoke(up_b.held, &why);
 	await(up_b.dones == 1);
-	memset(place.memory->base, 0xff, 8 * MIB);
-	done = expect_done(id);
+	memset(raw_place.memory->base, 0xff, 8 * MIB);
+	done = raw_expect_done(id);
 	assert_int_equal(done.code, ERR_LEASE);
 	head.length -= 1000;
 	for (unsigned int i = 0; i < STREAMS; i++) {
 		struct tcp_head at = head;
 
 		if (i > 0)
-			at = next_head(raw.stream[i], true, NULL);
+			at = raw_next_head(raw.stream[i], true, NULL);
 		do {
-			memset(bytes, 0, sizeof(bytes));
-			assert_true(raw_recv(raw.stream[i], bytes, at.length));
+			memset(raw_bytes, 0, sizeof(raw_bytes));
+			assert_true(raw_recv(raw.stream[i], raw_bytes, at.length));
 			assert_true(raw_recv(raw.stream[i], buf, sizeof(buf)));
 			assert_int_equal(tcp_trailer_get(buf, &trailer), 0);
 			for (uint32_t b = 0; b < at.length && trailer.good; b++)
-				assert_int_equal(bytes[b], 0x5a);
+				assert_int_equal(raw_bytes[b], 0x5a);
 			found |= !trailer.good;
 			if (trailer.good)
-				at = next_head(raw.stream[i], true, NULL);
+				at = raw_next_head(raw.stream[i], true, NULL);
 		} while (trailer.good);
 	}
 	assert_true(found);
-	stream_works(0);
-	stream_works(1);
+	raw_stream_works(0);
+	raw_stream_works(1);
 }
 
 /* ---- checksums ---- */
 
 static void send_summed(uint64_t id, uint64_t at, uint64_t wrong)
 {
-	const struct iovec iov = {bytes, FRAME};
+	const struct iovec iov = {raw_bytes, FRAME};
 	const struct tcp_trailer trailer = {
 		.good = true,
 		.kind = TCP_VERIFY_CRC32C,
@@ -701,10 +440,10 @@ static void send_summed(uint64_t id, uint64_t at, uint64_t wrong)
 	};
 	uint8_t buf[TCP_TRAILER_BYTES];
 
-	send_head(
+	raw_head(
 		raw.stream[0],
 		(struct tcp_head){.type = TCP_DATA, .id = id, .at = at, .length = FRAME});
-	raw_send(raw.stream[0], bytes, FRAME);
+	raw_send(raw.stream[0], raw_bytes, FRAME);
 	tcp_trailer_put(&trailer, buf);
 	raw_send(raw.stream[0], buf, sizeof(buf));
 }
@@ -718,17 +457,17 @@ static void wrong_checksum_fails_the_transfer_alone(void **state)
 	(void)state;
 	((struct tcp_transport *)up_b.t)->verify = TCP_VERIFY_CRC32C;
 	raw_join();
-	memset(bytes, 0x77, FRAME);
+	memset(raw_bytes, 0x77, FRAME);
 	for (uint64_t wrong = 2; wrong <= 2; wrong--) {
-		id = ask(XP_WRITE, 2);
-		expect_go(id);
+		id = raw_ask(XP_WRITE, 2);
+		raw_expect_go(id);
 		send_summed(id, 0, 0);
 		send_summed(id, FRAME, wrong << 20);
-		done = expect_done(id);
+		done = raw_expect_done(id);
 		assert_int_equal(done.code, wrong ? ERR_TRANSPORT : ERR_OK);
-		if (wrong && !strstr((const char *)bytes, "checksum"))
-			fail_msg("%.100s", (const char *)bytes);
-		memset(bytes, 0x77, FRAME);
+		if (wrong && !strstr((const char *)raw_bytes, "checksum"))
+			fail_msg("%.100s", (const char *)raw_bytes);
+		memset(raw_bytes, 0x77, FRAME);
 	}
 	assert_false(up_b.lost);
 	raw_close();
@@ -751,8 +490,8 @@ static void requests_of_one_read_are_all_answered(void **state)
 			heads[i]);
 	raw_send(raw.control, heads, sizeof(heads));
 	for (uint64_t i = 0; i < REQUESTS; i++)
-		assert_int_equal(expect_done(raw.next_id++).code, ERR_OK);
-	stream_works(0);
+		assert_int_equal(raw_expect_done(raw.next_id++).code, ERR_OK);
+	raw_stream_works(0);
 }
 
 /* A small transfer beside a large one that was first has every other frame. */
@@ -772,17 +511,17 @@ static void small_transfer_passes_a_large_one(void **state)
 						       .count = mib[id],
 						       .dst_stride = MIB},
 				    1);
-		up_op_init(&ops[id], XP_WRITE, plans[id], &place, NULL);
+		up_op_init(&ops[id], XP_WRITE, plans[id], &raw_place, NULL);
 		assert_int_equal(up_b.t->ops->post(up_b.peer, &ops[id].op), 0);
-		head = next_head(raw.control, false, bytes);
+		head = raw_next_head(raw.control, false, raw_bytes);
 		assert_int_equal(head.type, TCP_REQUEST);
 		assert_int_equal(head.id, id);
 		left[id] = mib[id] * MIB;
-		send_head(raw.control, (struct tcp_head){.type = TCP_GO, .id = id});
+		raw_head(raw.control, (struct tcp_head){.type = TCP_GO, .id = id});
 		up_spin_ms(20); /* the sockets fill up with the first one's frames */
 	}
 	for (unsigned int i = 0; left[2] > 0; i++) {
-		head = next_head(raw.stream[i % STREAMS], true, bytes);
+		head = raw_next_head(raw.stream[i % STREAMS], true, raw_bytes);
 		assert_in_range(head.id, 1, 2);
 		left[head.id] -= head.length;
 		assert_true(raw_recv(raw.stream[i % STREAMS], buf, sizeof(buf)));
@@ -821,7 +560,7 @@ static void connections_end_when_nobody_answers(void **state)
 	raw.stream[1] = -1;
 	await(up_b.lost);
 	assert_int_equal(up_b.lost_why.code, ERR_PEER);
-	assert_int_equal(next_head(raw.control, false, bytes).type, TCP_BYE);
+	assert_int_equal(raw_next_head(raw.control, false, raw_bytes).type, TCP_BYE);
 }
 
 /* The clock runs for a fence that is due before the farewell's end: the end is not
@@ -833,11 +572,11 @@ static void close_beside_an_earlier_deadline_still_ends(void **state)
 
 	(void)state;
 	((struct tcp_transport *)up_b.t)->net.fence_ns = 20 * LOOP_NS_PER_MS;
-	plan_free(plan);
-	plan = up_plan(&(struct plan_run){.len = MIB, .count = 1}, 1);
-	up_op_init(&op, XP_WRITE, plan, &place, NULL);
+	plan_free(raw_plan);
+	raw_plan = up_plan(&(struct plan_run){.len = MIB, .count = 1}, 1);
+	up_op_init(&op, XP_WRITE, raw_plan, &raw_place, NULL);
 	assert_int_equal(up_b.t->ops->post(up_b.peer, &op.op), 0);
-	assert_int_equal(next_head(raw.control, false, bytes).type, TCP_REQUEST);
+	assert_int_equal(raw_next_head(raw.control, false, raw_bytes).type, TCP_REQUEST);
 	err_set(&why, ERR_ABORTED, "enough");
 	up_b.t->ops->cancel(&op.op, &why);
 	up_close(&up_b); /* he neither answers nor hangs up */
@@ -864,18 +603,20 @@ static void peer_that_never_reads_meets_a_limit(void **state)
 		}
 		loop_turn(up_loop, 0);
 	}
-	assert_thrown_out("unfinished requests");
+	raw_assert_thrown_out("unfinished requests");
 }
 
 int main(void)
 {
-#define ALONE(test) cmocka_unit_test_setup_teardown(test, begin, end)
-#define JOINED(test) cmocka_unit_test_setup_teardown(test, begin_joined, end_joined)
+#define ALONE(test) cmocka_unit_test_setup_teardown(test, raw_begin, raw_end)
+#define JOINED(test) \
+	cmocka_unit_test_setup_teardown(test, raw_begin_joined, raw_end_joined)
 	const struct CMUnitTest tests[] = {
 		ALONE(token_that_is_wrong_never_gets_in),
+		ALONE(hello_of_another_with_any_bit_turned_is_refused),
 		ALONE(dialer_without_streams_is_given_up),
 		JOINED(token_serves_once),
-		JOINED(pass_serves_once_and_to_nobody_else),
+		JOINED(stream_serves_once_and_nobody_else),
 		JOINED(slow_stranger_is_shown_out_and_costs_nobody),
 		JOINED(flood_of_strangers_costs_nobody),
 		JOINED(frames_out_of_rule_lose_the_peer),
@@ -892,7 +633,24 @@ int main(void)
 		JOINED(peer_that_never_reads_meets_a_limit),
 	};
 
+	const struct CMUnitTest sealed[] = {
+		JOINED(token_serves_once),
+		JOINED(stream_serves_once_and_nobody_else),
+		JOINED(frames_out_of_rule_lose_the_peer),
+		JOINED(stream_frames_out_of_rule_lose_the_peer),
+		JOINED(answer_before_the_bytes_loses_the_peer),
+		JOINED(void_frame_does_not_count),
+		JOINED(requests_of_one_read_are_all_answered),
+		JOINED(small_transfer_passes_a_large_one),
+	};
+	int failed;
+
 	up_transport = &tcp_transport;
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
-	return cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
+	failed = cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
+	raw.wish = TCP_CRYPTO_GMAC;
+	failed += cmocka_run_group_tests_name("tcp, gmac", sealed, NULL, NULL);
+	raw.wish = TCP_CRYPTO_AES128GCM;
+	failed += cmocka_run_group_tests_name("tcp, aes128gcm", sealed, NULL, NULL);
+	return failed;
 }

@@ -39,8 +39,15 @@ static void assert_refused(int r, enum err_code code, const char *words)
 
 /* ---- hello ---- */
 
-static const struct tcp_hello good_hello = {
-	.role = TCP_CONTROL, .verify = TCP_VERIFY_XXH3, .streams = 4, .token = {1, 2, 3}};
+static const struct tcp_hello good_hello = {.role = TCP_CONTROL,
+					    .verify = TCP_VERIFY_XXH3,
+					    .crypto = TCP_CRYPTO_GMAC,
+					    .kernel = true,
+					    .streams = 4,
+					    .number = TCP_STREAMS_MAX - 1,
+					    .id = {1, 2, 3},
+					    .nonce = {4, 5},
+					    .proof = {6, 7}};
 
 static void hello_round_trip(void **state)
 {
@@ -56,8 +63,13 @@ static void hello_round_trip(void **state)
 		assert_int_equal(tcp_hello_get(bytes, &hello), 0);
 		assert_int_equal(hello.role, role);
 		assert_int_equal(hello.verify, TCP_VERIFY_XXH3);
+		assert_int_equal(hello.crypto, TCP_CRYPTO_GMAC);
+		assert_true(hello.kernel);
 		assert_int_equal(hello.streams, 4);
-		assert_memory_equal(hello.token, good_hello.token, XP_TOKEN_BYTES);
+		assert_int_equal(hello.number, TCP_STREAMS_MAX - 1);
+		assert_memory_equal(hello.id, good_hello.id, TCP_ID_BYTES);
+		assert_memory_equal(hello.nonce, good_hello.nonce, TCP_NONCE_BYTES);
+		assert_memory_equal(hello.proof, good_hello.proof, TCP_PROOF_BYTES);
 	}
 }
 
@@ -85,28 +97,21 @@ static void hello_field_out_of_range_is_refused(void **state)
 		refuse_hello(bad, "verify");
 	}
 	bad = good_hello;
+	for (unsigned int crypto = TCP_CRYPTO_END; crypto < 256; crypto++) {
+		bad.crypto = (enum tcp_crypto)crypto;
+		refuse_hello(bad, "crypto");
+	}
+	bad = good_hello;
+	bad.number = TCP_STREAMS_MAX;
+	refuse_hello(bad, "stream 32");
+	bad = good_hello;
 	bad.streams = 0;
 	refuse_hello(bad, "0 streams");
 	bad.streams = TCP_STREAMS_MAX + 1;
 	refuse_hello(bad, "streams");
 	bad.role = TCP_WELCOME;
-	bad.streams = UINT32_MAX;
+	bad.streams = UINT16_MAX;
 	refuse_hello(bad, "streams");
-}
-
-static void hello_with_any_bit_turned_is_refused(void **state)
-{
-	uint8_t bytes[TCP_HELLO_BYTES];
-	struct tcp_hello hello;
-
-	(void)state;
-	tcp_hello_put(&good_hello, bytes);
-	for (size_t bit = 0; bit < sizeof(bytes) * 8; bit++) {
-		bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
-		assert_true(tcp_hello_get(bytes, &hello) < 0);
-		bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
-	}
-	assert_int_equal(tcp_hello_get(bytes, &hello), 0);
 }
 
 /* ---- heads ---- */
@@ -422,7 +427,6 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(hello_round_trip),
 		cmocka_unit_test(hello_field_out_of_range_is_refused),
-		cmocka_unit_test(hello_with_any_bit_turned_is_refused),
 		cmocka_unit_test(head_round_trip),
 		cmocka_unit_test(head_field_out_of_range_is_refused),
 		cmocka_unit_test(head_with_any_bit_turned_is_refused),

@@ -17,9 +17,8 @@
  * MSG_ZEROCOPY and sendfile from a memfd (tests/bench/tcp_floor.c measures it,
  * docs/performance.md).
  *
- * Nothing here is encrypted. Tokens keep others out, and come by the
- * handshake, which is; what can read or change packets under way is the network's
- * matter (docs/security.md, "The data path").
+ * Beyond loopback all of it is encrypted and authenticated, by keys of what the handshake
+ * has told both sides (tcp_keys.h, tcp_seal.h; docs/security.md, "The data path").
  */
 #include "daemon/transport/tcp/tcp.h"
 
@@ -149,6 +148,7 @@ static void tcp_configure(struct tcp_transport *transport, const struct config *
 	transport->stream_count = config->tcp_streams;
 	transport->thread_count = config->tcp_threads;
 	transport->verify = (enum tcp_verify)config->tcp_verify;
+	transport->crypto = (enum tcp_crypto)config->tcp_crypto;
 	transport->buffer_bytes = config->tcp_buffer_bytes;
 }
 
@@ -182,7 +182,9 @@ static int tcp_open(const struct xp_env *env, const struct xp_callbacks *callbac
 	loop_timer_init(&transport->tick, env->loop, tcp_on_tick);
 	tcp_configure(transport, env->config);
 	tcp_probe(env->config, &transport->net.base.caps);
-	r = copy_hand_new(&transport->hand);
+	r = tcp_keys_open();
+	if (r == 0)
+		r = copy_hand_new(&transport->hand);
 	if (r == 0)
 		r = tcp_io_open(transport);
 	if (r == 0)

@@ -3,11 +3,11 @@
  * The data port: one listening socket a daemon, for control lines and streams of
  * all peers.
  *
- * Who connects is a pending connection (net_acceptor.h) until he has shown whose he is: a
- * control line by the token that the handshake gave him, a stream by a pass that its
- * control line was given. Both are compared in constant time and serve once: a peer that
- * has a control line, a stream that is up, asks for no other. Who comes in his turn has
- * said his token before as many others have come after him.
+ * Who connects is a pending connection (net_acceptor.h) until he has proven whose he is:
+ * a control line by the tokens of the handshake, a stream by what its control line has
+ * brought (tcp_keys.h). Each serves once: a peer that has a control line, a stream that
+ * is up, asks for no other. Who comes in his turn has said his hello before as many
+ * others have come after him.
  */
 #include "daemon/transport/tcp/tcp_impl.h"
 
@@ -33,7 +33,17 @@ static bool waits_for_control(const struct tcp_peer *peer, const struct tcp_hell
 {
 	return !peer->net.dial && net_peer_live(&peer->net) &&
 	       sm_state(&peer->net.sm) == NET_PEER_OPENING &&
-	       tcp_token_equal(hello->token, peer->net.token_in);
+	       hello->role == TCP_CONTROL && tcp_keys_named(&peer->keys, hello);
+}
+
+static int take_control(struct tcp_peer *peer, struct net_pending *pending,
+			const struct tcp_hello *hello)
+{
+	int r = tcp_keys_take_control(&peer->keys, pending->hello);
+
+	if (r == 0)
+		tcp_join_control(peer, net_pending_take(pending), hello);
+	return err_pass(r);
 }
 
 void tcp_accept_match(struct tcp_peer *peer)
@@ -45,8 +55,9 @@ void tcp_accept_match(struct tcp_peer *peer)
 		if (!pending->complete || tcp_hello_get(pending->hello, &hello) < 0 ||
 		    !waits_for_control(peer, &hello))
 			continue;
-		tcp_join_control(peer, net_pending_take(pending), &hello);
-		return;
+		if (take_control(peer, pending, &hello) == 0)
+			return;
+		err_clear(); /* his time runs out */
 	}
 }
 
@@ -55,33 +66,43 @@ static int meet_control(struct net_pending *pending, const struct tcp_hello *hel
 	struct tcp_peer *peer;
 
 	list_foreach(peer, &pending->acceptor->net->peers, net.link) {
-		if (!waits_for_control(peer, hello))
-			continue;
-		tcp_join_control(peer, net_pending_take(pending), hello);
-		return 0;
+		if (waits_for_control(peer, hello))
+			return err_pass(take_control(peer, pending, hello));
 	}
 	return NET_PENDING_WAITS;
 }
 
-/* Passes exist before their dialer hears of them: nobody comes too early. */
+static int take_stream(struct tcp_peer *peer, struct net_pending *pending,
+		       const struct tcp_hello *hello)
+{
+	uint8_t asked[TCP_HELLO_BYTES];
+	struct tcp_stream *stream;
+	int r = tcp_keys_take_stream(&peer->keys, pending->hello);
+
+	if (r < 0)
+		return err_pass(r);
+	stream =
+		hello->number < peer->stream_count ? &peer->streams[hello->number] : NULL;
+	if (!stream || stream->up)
+		return err_raise(ERR_PROTO, "tcp: stream %u is not wanted",
+				 hello->number);
+	memcpy(asked, pending->hello, sizeof(asked));
+	tcp_join_stream(stream, net_pending_take(pending), asked);
+	return 0;
+}
+
+/* The session exists before its dialer hears of it: nobody comes too early. */
 static int meet_stream(struct net_pending *pending, const struct tcp_hello *hello)
 {
 	struct tcp_peer *peer;
 
 	list_foreach(peer, &pending->acceptor->net->peers, net.link) {
-		if (peer->net.dial || !net_peer_live(&peer->net) ||
-		    sm_state(&peer->net.sm) != NET_PEER_JOINING)
-			continue;
-		for (unsigned int i = 0; i < peer->stream_count; i++) {
-			struct tcp_stream *stream = &peer->streams[i];
-
-			if (stream->up || !tcp_token_equal(hello->token, stream->pass))
-				continue;
-			tcp_join_stream(stream, net_pending_take(pending));
-			return 0;
-		}
+		if (!peer->net.dial && net_peer_live(&peer->net) &&
+		    sm_state(&peer->net.sm) == NET_PEER_JOINING &&
+		    tcp_keys_session_named(&peer->keys, hello))
+			return err_pass(take_stream(peer, pending, hello));
 	}
-	return err_raise(ERR_PROTO, "an unknown pass");
+	return err_raise(ERR_AUTH, "tcp: a stream of no session");
 }
 
 static int tcp_door_meet(struct net_pending *pending)
@@ -248,5 +269,6 @@ int tcp_port_open(struct tcp_transport *transport)
 	transport->acceptor.meet = tcp_door_meet;
 	transport->acceptor.want_tick = tcp_door_want_tick;
 	transport->acceptor.max = TCP_PENDING_MAX;
+	transport->acceptor.hello_bytes = TCP_HELLO_BYTES;
 	return err_pass(net_acceptor_listen(&transport->acceptor, 0, mem_steal_fd(&fd)));
 }

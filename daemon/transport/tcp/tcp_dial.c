@@ -3,14 +3,17 @@
  * How two daemons get their connections.
  *
  *   dialer              dialed side
- *   connect, CONTROL {token}  ------->  pending; the token is this peer's
- *                             <-------  WELCOME {token}, a pass for each stream
- *   connect, STREAM {pass}    ------->  pending; the pass is this stream's
- *                             <-------  STREAM_OK {the pass's other half}
+ *   connect, CONTROL          ------->  pending; it names this peer, and proves it
+ *                             <-------  WELCOME
+ *   connect, STREAM {number}  ------->  pending; it names the session, and proves it
+ *                             <-------  STREAM_OK
  *
- * Each side has shown the other what only the handshake, which is encrypted and
- * authenticated, can have told it, before a byte of a transfer moves. Passes are
- * random and new each time, so neither can be used again.
+ * Each side has proven to the other that it knows what only the handshake, which is
+ * encrypted and authenticated, can have told it, before a byte of a transfer moves
+ * (tcp_keys.h). Every hello has random bytes of its own, so none can be used again.
+ *
+ * The hellos also agree on what protects the bytes behind them: the stronger of what both
+ * sides want. What either wants is in the proofs, so nobody in between can weaken it.
  *
  * The control line is tried at all addresses of the peer in turn, until the
  * connect time is over. The dialed side waits for as long as the daemon above
@@ -20,6 +23,7 @@
 #include "daemon/transport/tcp/tcp_impl.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -36,8 +40,9 @@ struct tcp_dial {
 	int fd;
 	struct loop_fd watch;
 	bool connected;
-	size_t need, got;
-	uint8_t in[TCP_HELLO_BYTES + TCP_STREAMS_MAX * TCP_PASS_BYTES];
+	size_t got;
+	uint8_t said[TCP_HELLO_BYTES], in[TCP_HELLO_BYTES];
+	struct tcp_hello wish;
 };
 
 static void dial_free(struct tcp_dial **dial)
@@ -77,26 +82,32 @@ static int streams_make(struct tcp_peer *peer, unsigned int count)
 	return 0;
 }
 
-static void stream_up(struct tcp_stream *stream, int owned_fd)
+static int stream_up(struct tcp_stream *stream, int owned_fd,
+		     const struct tcp_traffic *traffic)
 {
 	struct tcp_peer *peer = stream->peer;
+	int r;
 
 	tcp_socket_tune(peer->transport, owned_fd, true);
 	stream->fd = owned_fd;
+	r = tcp_crypto_stream(stream, traffic);
+	if (r < 0) {
+		mem_closep(&stream->fd);
+		stream->fd = -1;
+		return err_pass(r);
+	}
 	stream->up = true;
 	tcp_io_add(stream);
 	if (++peer->streams_up == peer->stream_count)
 		tcp_peer_joined(peer);
+	return 0;
 }
 
-static int tcp_dial_say(int fd, const struct tcp_hello *hello)
+static int tcp_dial_say(int fd, const uint8_t bytes[TCP_HELLO_BYTES])
 {
-	uint8_t bytes[TCP_HELLO_BYTES];
-
-	tcp_hello_put(hello, bytes);
 	/* the first bytes of a connection: there is room for them */
-	if (send(fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT) !=
-	    (ssize_t)sizeof(bytes))
+	if (send(fd, bytes, TCP_HELLO_BYTES, MSG_NOSIGNAL | MSG_DONTWAIT) !=
+	    (ssize_t)TCP_HELLO_BYTES)
 		return err_raise(ERR_PEER, "tcp: hello: %s", strerror(errno));
 	return 0;
 }
@@ -113,29 +124,31 @@ static void place_of(int fd, struct tcp_peer *peer)
 		tcp_sockaddr_text(&sa, peer->place, sizeof(peer->place));
 }
 
-static int tcp_dial_welcome(struct tcp_peer *peer)
+static int tcp_dial_welcome(struct tcp_peer *peer, int fd,
+			    const struct tcp_hello *control, unsigned int streams)
 {
-	uint8_t bytes[TCP_HELLO_BYTES + TCP_STREAMS_MAX * TCP_PASS_BYTES];
+	struct tcp_transport *transport = peer->transport;
+	enum tcp_crypto wish = tcp_crypto_wish(transport, fd);
 	struct tcp_hello hello = {.role = TCP_WELCOME,
-				  .verify = peer->verify,
-				  .streams = peer->stream_count};
-	size_t len = TCP_HELLO_BYTES + peer->stream_count * (size_t)TCP_PASS_BYTES;
-	struct tcp_chunk *chunk = tcp_chunk_new(len);
+				  .verify = transport->verify,
+				  .crypto =
+					  control->crypto > wish ? control->crypto : wish,
+				  .kernel = transport->kernel,
+				  .streams = (uint16_t)streams};
+	uint8_t bytes[TCP_HELLO_BYTES];
+	int r;
 
-	if (!chunk)
-		return err_pass(-ENOMEM);
-	memcpy(hello.token, peer->net.token_out, XP_TOKEN_BYTES);
-	tcp_hello_put(&hello, bytes);
-	for (unsigned int i = 0; i < peer->stream_count; i++) {
-		struct tcp_stream *stream = &peer->streams[i];
-
-		loop_random(peer->net.timer.loop, stream->pass, TCP_PASS_BYTES);
-		memcpy(bytes + TCP_HELLO_BYTES + i * (size_t)TCP_PASS_BYTES, stream->pass,
-		       TCP_PASS_BYTES);
-	}
-	tcp_chunk_raw(peer, chunk, bytes, len);
-	tcp_line_flush(peer);
-	return 0;
+	if (hello.verify == TCP_VERIFY_NONE)
+		hello.verify = control->verify;
+	if (hello.crypto != TCP_CRYPTO_NONE)
+		hello.verify = TCP_VERIFY_NONE; /* every record has a tag */
+	loop_random(peer->net.timer.loop, hello.nonce, sizeof(hello.nonce));
+	r = tcp_keys_welcome(&peer->keys, &hello, bytes);
+	if (r == 0)
+		r = tcp_dial_say(fd, bytes);
+	if (r == 0)
+		tcp_crypto_agree(peer, control, &hello);
+	return err_pass(r);
 }
 
 void tcp_join_control(struct tcp_peer *peer, int owned_fd, const struct tcp_hello *hello)
@@ -148,32 +161,50 @@ void tcp_join_control(struct tcp_peer *peer, int owned_fd, const struct tcp_hell
 
 	place_of(owned_fd, peer);
 	tcp_socket_tune(transport, owned_fd, false);
-	peer->verify =
-		transport->verify != TCP_VERIFY_NONE ? transport->verify : hello->verify;
 	sm_move(&peer->net.sm, NET_PEER_JOINING);
 	peer->join_deadline_ns =
 		loop_now_ns(peer->net.timer.loop) + transport->acceptor.wait_ns;
 	net_peer_watch(&peer->net, peer->join_deadline_ns);
-	r = tcp_line_open(peer, owned_fd);
+	r = streams_make(peer, count);
 	if (r == 0)
-		r = streams_make(peer, count);
+		r = tcp_dial_welcome(peer, owned_fd, hello, count);
 	if (r == 0)
-		r = tcp_dial_welcome(peer);
+		r = tcp_line_open(peer, owned_fd);
+	else
+		close(owned_fd);
 	if (r < 0)
 		net_peer_fail_last(&peer->net);
 }
 
-void tcp_join_stream(struct tcp_stream *stream, int owned_fd)
+static int stream_answer(struct tcp_stream *stream, int fd,
+			 const uint8_t asked[TCP_HELLO_BYTES],
+			 struct tcp_traffic *traffic_p)
 {
-	struct tcp_hello hello = {.role = TCP_STREAM_OK};
+	struct tcp_hello hello = {.role = TCP_STREAM_OK,
+				  .number = (uint16_t)stream->index};
+	uint8_t bytes[TCP_HELLO_BYTES];
+	int r;
 
-	memcpy(hello.token, stream->pass + XP_TOKEN_BYTES, XP_TOKEN_BYTES);
-	if (tcp_dial_say(owned_fd, &hello) < 0) {
+	loop_random(stream->peer->net.timer.loop, hello.nonce, sizeof(hello.nonce));
+	r = tcp_keys_stream_ok(&stream->peer->keys, asked, &hello, bytes, traffic_p);
+	if (r == 0)
+		r = tcp_dial_say(fd, bytes);
+	return err_pass(r);
+}
+
+void tcp_join_stream(struct tcp_stream *stream, int owned_fd,
+		     const uint8_t asked[TCP_HELLO_BYTES])
+{
+	struct tcp_traffic traffic;
+	int r = stream_answer(stream, owned_fd, asked, &traffic);
+
+	if (r < 0)
 		close(owned_fd);
+	else
+		r = stream_up(stream, owned_fd, &traffic);
+	tcp_traffic_wipe(&traffic);
+	if (r < 0)
 		net_peer_fail_last(&stream->peer->net);
-		return;
-	}
-	stream_up(stream, owned_fd);
 }
 
 /* ---- the dialer ---- */
@@ -190,7 +221,6 @@ static int dial_new(struct tcp_peer *peer, struct tcp_stream *stream,
 		return err_pass(-ENOMEM);
 	dial->peer = peer;
 	dial->stream = stream;
-	dial->need = TCP_HELLO_BYTES;
 	dial->fd =
 		socket(sa->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	loop_fd_init(&dial->watch, peer->net.timer.loop, dial->fd, on_dial);
@@ -244,6 +274,7 @@ static void dial_failed(struct tcp_dial *dial)
 	}
 	log_debug("tcp", peer->net.name, "cannot connect", "to=%s why=\"%s\"",
 		  peer->place, err_last()->text);
+	snprintf(peer->refused, sizeof(peer->refused), ": %.157s", err_last()->text);
 	err_clear();
 	dial_free(&peer->dial);
 	peer->address_at = (peer->address_at + 1) % peer->address.count;
@@ -254,96 +285,109 @@ static void dial_failed(struct tcp_dial *dial)
 static int dial_hello(struct tcp_dial *dial)
 {
 	struct tcp_peer *peer = dial->peer;
-	struct tcp_hello hello = {
-		.role = dial->stream ? TCP_STREAM : TCP_CONTROL,
-		.verify = peer->transport->verify,
-		.streams = peer->transport->stream_count,
-	};
+	struct tcp_hello *hello = &dial->wish;
 	socklen_t len = sizeof(int);
-	int no = 0;
+	int no = 0, r;
 
 	if (getsockopt(dial->fd, SOL_SOCKET, SO_ERROR, &no, &len) < 0)
 		no = errno;
 	if (no)
 		return err_raise(ERR_PEER, "tcp: connect: %s", strerror(no));
 	dial->connected = true;
-	memcpy(hello.token, dial->stream ? dial->stream->pass : peer->net.token_out,
-	       XP_TOKEN_BYTES);
-	if (tcp_dial_say(dial->fd, &hello) < 0)
-		return err_pass(-err_errno(ERR_PEER));
-	return err_pass(loop_fd_set(&dial->watch, LOOP_READ));
+	*hello = (struct tcp_hello){
+		.role = dial->stream ? TCP_STREAM : TCP_CONTROL,
+		.verify = peer->transport->verify,
+		.crypto = tcp_crypto_wish(peer->transport, dial->fd),
+		.kernel = peer->transport->kernel,
+		.streams = (uint16_t)peer->transport->stream_count,
+		.number = dial->stream ? (uint16_t)dial->stream->index : 0,
+	};
+	loop_random(peer->net.timer.loop, hello->nonce, sizeof(hello->nonce));
+	r = dial->stream ? tcp_keys_stream(&peer->keys, hello, dial->said)
+			 : tcp_keys_control(&peer->keys, hello, dial->said);
+	if (r == 0)
+		r = tcp_dial_say(dial->fd, dial->said);
+	return err_pass(r < 0 ? r : loop_fd_set(&dial->watch, LOOP_READ));
 }
 
-/* The control line's answer, or the beginning of it. */
+/* Nothing in it is believed before its proof. */
+static int welcome_get(const struct tcp_dial *dial, struct tcp_hello *hello_p)
+{
+	struct tcp_peer *peer = dial->peer;
+	int r = tcp_hello_get(dial->in, hello_p);
+
+	if (r < 0)
+		return err_pass(r);
+	r = tcp_keys_take_welcome(&peer->keys, dial->in);
+	if (r < 0)
+		return err_pass(r);
+	if (hello_p->role != TCP_WELCOME ||
+	    hello_p->streams > peer->transport->stream_count ||
+	    (hello_p->verify == TCP_VERIFY_NONE && hello_p->crypto == TCP_CRYPTO_NONE &&
+	     peer->transport->verify != TCP_VERIFY_NONE))
+		return err_raise(ERR_PROTO, "tcp: %u streams, checksums of kind %u",
+				 hello_p->streams, hello_p->verify);
+	if (hello_p->crypto < dial->wish.crypto)
+		return err_raise(ERR_AUTH,
+				 "tcp: %s answers with tcp_crypto %s, %s is wanted here",
+				 peer->place, tcp_crypto_word(hello_p->crypto),
+				 tcp_crypto_word(dial->wish.crypto));
+	return 0;
+}
+
+/* The control line is there: now its streams. */
 static int take_welcome(struct tcp_dial *dial)
 {
 	struct tcp_peer *peer = dial->peer;
 	struct tcp_hello hello;
-	int r = tcp_hello_get(dial->in, &hello);
+	int r = welcome_get(dial, &hello), fd;
 
 	if (r < 0)
 		return err_pass(r);
-	if (hello.role != TCP_WELCOME ||
-	    !tcp_token_equal(hello.token, peer->net.token_in))
-		return err_raise(ERR_AUTH, "tcp: %s does not know our token",
-				 peer->place);
-	if (hello.streams > peer->transport->stream_count ||
-	    (hello.verify == TCP_VERIFY_NONE && peer->transport->verify != hello.verify))
-		return err_raise(ERR_PROTO, "tcp: %u streams, checksums of kind %u",
-				 hello.streams, hello.verify);
-	dial->need = TCP_HELLO_BYTES + hello.streams * (size_t)TCP_PASS_BYTES;
-	peer->verify = hello.verify;
-	return 0;
-}
-
-/* The control line is there, and passes for the streams. */
-static void dial_streams(struct tcp_peer *peer)
-{
-	struct tcp_dial *dial = peer->dial;
-	unsigned int count =
-		(unsigned int)((dial->need - TCP_HELLO_BYTES) / TCP_PASS_BYTES);
-	int fd = mem_steal_fd(&dial->fd), r;
-
+	fd = mem_steal_fd(&dial->fd);
 	loop_fd_stop(&dial->watch);
 	tcp_socket_tune(peer->transport, fd, false);
+	tcp_crypto_agree(peer, &dial->wish, &hello);
 	sm_move(&peer->net.sm, NET_PEER_JOINING);
 	r = tcp_line_open(peer, fd);
 	if (r == 0)
-		r = streams_make(peer, count);
-	for (unsigned int i = 0; r == 0 && i < count; i++) {
-		memcpy(peer->streams[i].pass,
-		       dial->in + TCP_HELLO_BYTES + i * (size_t)TCP_PASS_BYTES,
-		       TCP_PASS_BYTES);
+		r = streams_make(peer, hello.streams);
+	for (unsigned int i = 0; r == 0 && i < hello.streams; i++)
 		r = dial_new(peer, &peer->streams[i], &peer->streams[i].dial);
-	}
 	dial_free(&peer->dial);
 	if (r < 0)
 		net_peer_fail_last(&peer->net);
+	return 0;
 }
 
 static int take_stream_ok(struct tcp_dial *dial)
 {
 	struct tcp_stream *stream = dial->stream;
+	struct tcp_traffic traffic;
 	struct tcp_hello hello;
 	int r = tcp_hello_get(dial->in, &hello), fd;
 
+	if (r == 0)
+		r = tcp_keys_take_stream_ok(&stream->peer->keys, dial->said, dial->in,
+					    &traffic);
+	if (r == 0 && hello.role != TCP_STREAM_OK)
+		r = err_raise(ERR_PROTO, "tcp: a stream to %s has the wrong answer",
+			      stream->peer->place);
 	if (r < 0)
 		return err_pass(r);
-	if (hello.role != TCP_STREAM_OK ||
-	    !tcp_token_equal(hello.token, stream->pass + XP_TOKEN_BYTES))
-		return err_raise(ERR_AUTH, "tcp: a stream to %s has the wrong answer",
-				 stream->peer->place);
 	fd = mem_steal_fd(&dial->fd);
 	dial_free(&stream->dial);
-	stream_up(stream, fd);
+	r = stream_up(stream, fd, &traffic);
+	tcp_traffic_wipe(&traffic);
+	if (r < 0)
+		net_peer_fail_last(&stream->peer->net);
 	return 0;
 }
 
 static int dial_read(struct tcp_dial *dial)
 {
-	ssize_t n = recv(dial->fd, dial->in + dial->got, dial->need - dial->got,
+	ssize_t n = recv(dial->fd, dial->in + dial->got, TCP_HELLO_BYTES - dial->got,
 			 MSG_DONTWAIT);
-	int r = 0;
 
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return 0;
@@ -351,13 +395,9 @@ static int dial_read(struct tcp_dial *dial)
 		return err_raise(ERR_PEER, "tcp: %s hung up%s%s", dial->peer->place,
 				 n < 0 ? ": " : "", n < 0 ? strerror(errno) : "");
 	dial->got += (size_t)n;
-	if (dial->got == TCP_HELLO_BYTES && dial->stream)
-		return err_pass(take_stream_ok(dial));
-	if (dial->got == TCP_HELLO_BYTES)
-		r = take_welcome(dial);
-	if (r == 0 && dial->got == dial->need)
-		dial_streams(dial->peer);
-	return err_pass(r);
+	if (dial->got < TCP_HELLO_BYTES)
+		return 0;
+	return err_pass(dial->stream ? take_stream_ok(dial) : take_welcome(dial));
 }
 
 static void on_dial(struct loop_fd *watch, int events)

@@ -104,7 +104,8 @@ int tcp_flow_init(struct tcp_flow *flow, struct tcp_peer *peer, const struct pla
 	/* our own reading of memory that may vanish needs the copy's guard */
 	flow->side.plain = stage_plain(&flow->side);
 	flow->direct = stage_mapped(&flow->side) &&
-		       !(flow->guarded && peer->verify != TCP_VERIFY_NONE);
+		       !(flow->guarded && (peer->verify != TCP_VERIFY_NONE ||
+					   peer->crypto != TCP_CRYPTO_NONE));
 	return 0;
 }
 
@@ -300,11 +301,13 @@ void tcp_flow_fault(struct tcp_flow *flow)
 
 void tcp_flow_moved(struct tcp_flow *flow, const struct tcp_half *half)
 {
+	const bool staged = half->bounce || half->seal;
+
 	if (!flow->moved)
 		flow->first_ns = clock_ns();
 	flow->moved += half->head.length;
-	flow->used.staged += half->bounce ? half->head.length : 0;
-	flow->used.descriptors += half->bounce ? 1 : half->named;
+	flow->used.staged += staged ? half->head.length : 0;
+	flow->used.descriptors += staged ? 1 : half->named;
 	if (flow->moved == flow->bytes) {
 		if (flow->open)
 			flow_close(flow); /* nothing more of it will come or go */

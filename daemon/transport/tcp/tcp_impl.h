@@ -4,6 +4,7 @@
  *
  *   tcp.c        probe, open, close, the tick; the table of operations
  *   tcp_accept.c the data port: accepting, and addresses
+ *   tcp_crypto.c what protects a connection, and its seals
  *   tcp_peer.c   a connection's life, as net.h tells it
  *   tcp_dial.c   making its control line and streams, from either side
  *   tcp_line.c   the control line: frames out and in, on the loop
@@ -11,7 +12,8 @@
  *   tcp_flow.c   a transfer's bytes as loop and I/O threads share them
  *   tcp_io.c     the I/O threads
  *   tcp_tx.c     a stream's sending half, tcp_rx.c its receiving one
- *   tcp_wire, tcp_sum, spans, daemon/stage: parts without a view of this
+ *   tcp_wire, tcp_sum, tcp_keys, tcp_seal, tcp_ktls, spans, daemon/stage: parts without
+ *   a view of this
  *
  * Two worlds. The loop's thread has peers, transfers and control lines to itself.
  * I/O threads have the streams; what both touch, flows and the halves' hold on
@@ -42,13 +44,17 @@
 #include "daemon/transport/net_acceptor.h"
 #include "daemon/transport/spans.h"
 #include "daemon/transport/tcp/tcp.h"
+#include "daemon/transport/tcp/tcp_keys.h"
+#include "daemon/transport/tcp/tcp_seal.h"
 #include "daemon/transport/tcp/tcp_wire.h"
 #include "daemon/transport/transport.h"
 
 #define TCP_ROWS_MAX PACK_FRAME_ROWS
 #define TCP_IOVS (TCP_ROWS_MAX + 3u) /* and head, trailer, the next head */
 #define TCP_HELD_MAX (NET_HEADERS_MAX + 2u * (XP_HEADER_MAX + TCP_EAGER_MAX))
-#define TCP_OUT_SOFT (1u << 20) /* requests wait while so much is unsent */
+#define TCP_BOUNCE_BYTES (TCP_DATA_MAX + 64u)
+#define TCP_SEAL_BYTES (4u * TCP_RECORD_BYTES) /* of records at once */
+#define TCP_OUT_SOFT (1u << 20)		       /* requests wait while so much is unsent */
 #define TCP_OUT_HARD (64u << 20)
 #define TCP_PENDING_MAX 32u /* of each kind */
 #define TCP_CONNECT_NS (5 * LOOP_NS_PER_S)
@@ -70,6 +76,8 @@ struct tcp_transport {
 	unsigned int thread_count, next_thread;
 	unsigned int stream_count; /* wanted of a peer */
 	enum tcp_verify verify;
+	enum tcp_crypto crypto; /* END: as the addresses of a connection are */
+	bool kernel;		/* its kernel seals streams (tcp_ktls.h) */
 	uint64_t buffer_bytes;
 	unsigned int timeout_ms; /* unacknowledged bytes end a connection */
 	struct copy_hand *hand;	 /* the loop's */
@@ -103,7 +111,7 @@ struct tcp_flow {
 struct tcp_bounce {
 	struct tcp_bounce *next;
 	struct gpu_pin *pin; /* of `bytes`, NULL: no GPU reaches it */
-	uint8_t *bytes;	     /* TCP_DATA_MAX, whole pages */
+	uint8_t *bytes;	     /* whole pages; a record's end may follow (tcp_rx.c) */
 };
 
 struct tcp_half {
@@ -116,8 +124,10 @@ struct tcp_half {
 	uint64_t pos;	   /* of the frame: head, payload, trailer */
 	bool direct, over; /* over: payload comes from, goes to, nowhere */
 	struct tcp_bounce *bounce;
-	unsigned int named; /* rows of the frame that the kernel was given */
-	size_t got;	    /* receiving: bytes of the head */
+	struct tcp_seal *seal;	   /* NULL: the socket's bytes are as they are */
+	struct tcp_bounce *record; /* the seal's buffer, while it needs one */
+	unsigned int named;	   /* rows of the frame that the kernel was given */
+	size_t got;		   /* receiving: bytes of the head */
 	uint8_t head_bytes[TCP_HEAD_BYTES], trailer_bytes[TCP_TRAILER_BYTES];
 };
 
@@ -135,7 +145,6 @@ struct tcp_stream {
 	/* the loop's, while it is being made */
 	struct loop_fd watch;
 	struct tcp_dial *dial;
-	uint8_t pass[TCP_PASS_BYTES];
 	bool up;
 };
 
@@ -177,7 +186,9 @@ struct tcp_line {
 	int events; /* watched */
 	struct list out;
 	size_t unsent;
-	uint8_t *in; /* TCP_IN_BYTES */
+	struct tcp_seal *seal, *open; /* of what leaves, and of what comes; or NULL */
+	uint8_t *records;	      /* their buffers, a record each */
+	uint8_t *in;		      /* TCP_IN_BYTES */
 	size_t in_len;
 	struct tcp_entry *entry; /* being received */
 	size_t skip;		 /* of a payload that there is no memory for */
@@ -192,12 +203,16 @@ struct tcp_peer {
 	struct list event_link;	    /* transport->events */
 	struct tcp_address address; /* of the dialed side */
 	uint32_t address_at;
-	char place[64]; /* address of the other end */
+	char place[64];	   /* address of the other end */
+	char refused[160]; /* why the last try to connect failed, or "" */
 	bool shut;
 	uint64_t join_deadline_ns, again_ns;
 	struct tcp_dial *dial; /* of the control line */
 	struct tcp_line line;
 	enum tcp_verify verify;
+	enum tcp_crypto crypto; /* of all its connections */
+	bool rekeys;		/* no kernel has one of their keys */
+	struct tcp_keys keys;
 	struct tcp_stream *streams;
 	unsigned int stream_count, streams_up;
 	uint64_t held_bytes; /* of the peer's requests */
@@ -225,10 +240,6 @@ struct tcp_xfer {
 
 /* ---- tcp.c ---- */
 void tcp_tick_want(struct tcp_transport *transport);
-static inline bool tcp_token_equal(const uint8_t *a, const uint8_t *b)
-{
-	return mem_equal(a, b, XP_TOKEN_BYTES);
-}
 /* No delay, keep-alives, the user timeout; `stream`: buffers, too. */
 void tcp_socket_tune(const struct tcp_transport *transport, int fd, bool stream);
 
@@ -237,12 +248,29 @@ int tcp_port_open(struct tcp_transport *transport);
 /* Connections with its token that came before the peer was opened join it now. */
 void tcp_accept_match(struct tcp_peer *peer);
 
+/* ---- tcp_crypto.c ---- */
+/* What this side wants for a connected socket. */
+enum tcp_crypto tcp_crypto_wish(const struct tcp_transport *transport, int fd);
+/* Both sides' hellos are there: what holds for all connections of the peer. */
+void tcp_crypto_agree(struct tcp_peer *peer, const struct tcp_hello *dialer,
+		      const struct tcp_hello *dialed);
+const char *tcp_crypto_word(enum tcp_crypto crypto);
+/* The line's, once both hellos are there; a stream's. */
+int tcp_crypto_line(struct tcp_peer *peer);
+int tcp_crypto_stream(struct tcp_stream *stream, const struct tcp_traffic *traffic);
+/* What protects its bytes, in words: for base.crypto. */
+const char *tcp_crypto_tell(const struct tcp_peer *peer);
+/* A half's buffer, from its thread: false: none, raised. And back, when it is empty. */
+bool tcp_half_lend(struct tcp_thread *thread, struct tcp_half *half);
+void tcp_half_reclaim(struct tcp_thread *thread, struct tcp_half *half);
+
 /* ---- tcp_dial.c ---- */
 /* Begin to connect the control line (the dialer). */
 void tcp_dial_start(struct tcp_peer *peer);
-/* Somebody has shown this peer's token, or a stream's pass. Takes the fd. */
+/* Somebody has proven to be this peer. Takes the fd. */
 void tcp_join_control(struct tcp_peer *peer, int owned_fd, const struct tcp_hello *hello);
-void tcp_join_stream(struct tcp_stream *stream, int owned_fd);
+void tcp_join_stream(struct tcp_stream *stream, int owned_fd,
+		     const uint8_t asked[TCP_HELLO_BYTES]);
 void tcp_dial_stop(struct tcp_peer *peer);  /* whatever is being made; idempotent */
 void tcp_dial_again(struct tcp_peer *peer); /* time for another try, if one is due */
 
@@ -265,8 +293,6 @@ int tcp_line_open(struct tcp_peer *peer, int owned_fd);
 void tcp_line_listen(struct tcp_peer *peer);
 void tcp_line_resume(struct tcp_peer *peer);  /* frames that the last turn left over */
 struct tcp_chunk *tcp_chunk_new(size_t size); /* NULL: raised */
-void tcp_chunk_raw(struct tcp_peer *peer, struct tcp_chunk *owned, const void *bytes,
-		   size_t len);
 /* Queue a frame; owns the chunk, which has room for it. The payload is `err`'s
  * text, or what the caller has put at tcp_chunk_payload() and into the tail, together
  * `head->length` long. */
@@ -277,7 +303,8 @@ static inline uint8_t *tcp_chunk_payload(struct tcp_chunk *chunk)
 	return chunk->bytes + TCP_HEAD_BYTES;
 }
 void tcp_line_flush(struct tcp_peer *peer);
-void tcp_entry_free(struct tcp_entry *entry); /* NULL is fine */
+bool tcp_line_sent(const struct tcp_line *line); /* the socket has all of it */
+void tcp_entry_free(struct tcp_entry *entry);	 /* NULL is fine */
 
 /* ---- tcp_xfer.c ---- */
 extern const struct net_ops tcp_net_ops;

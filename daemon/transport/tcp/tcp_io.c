@@ -90,7 +90,7 @@ static void tcp_io_on_event(struct mailbox *box, struct list *link)
 static struct tcp_bounce *bounce_new(struct tcp_thread *thread)
 {
 	struct tcp_bounce *bounce =
-		mem_zalloc(sizeof(*bounce) + TCP_DATA_MAX + PAGE_BYTES - 1);
+		mem_zalloc(sizeof(*bounce) + TCP_BOUNCE_BYTES + PAGE_BYTES - 1);
 	uintptr_t behind;
 
 	if (!bounce)
@@ -151,6 +151,8 @@ static void tcp_io_let_go(struct tcp_thread *thread, struct tcp_stream *stream)
 	list_remove(&stream->busy_link);
 	tcp_bounce_give(thread, &stream->tx.bounce);
 	tcp_bounce_give(thread, &stream->rx.bounce);
+	tcp_bounce_give(thread, &stream->tx.record);
+	tcp_bounce_give(thread, &stream->rx.record);
 	pthread_mutex_lock(&peer->lock);
 	stream->gone = true;
 	tcp_io_notify(peer); /* the last touch: the loop may free it now */

@@ -82,8 +82,8 @@ static void watch_join(struct tcp_peer *peer, uint64_t now)
 	}
 	if (sm_state(&peer->net.sm) == NET_PEER_OPENING)
 		err_set(&err, ERR_TIMEOUT,
-			"tcp: %s at %s did not answer with the right token",
-			peer->net.name, peer->place);
+			"tcp: %s at %s did not answer with the right proof%s",
+			peer->net.name, peer->place, peer->refused);
 	else
 		err_set(&err, ERR_TIMEOUT, "tcp: %u of %u streams with %s were made",
 			peer->streams_up, peer->stream_count, peer->net.name);
@@ -148,9 +148,13 @@ void tcp_peer_free(struct net_peer *net)
 	list_remove(&peer->flush_link);
 	mailbox_forget(&peer->transport->events, &peer->event_link);
 	tcp_line_fini(peer);
-	for (unsigned int i = 0; i < peer->stream_count; i++)
+	for (unsigned int i = 0; i < peer->stream_count; i++) {
 		mem_closep(&peer->streams[i].fd);
+		tcp_seal_free(peer->streams[i].tx.seal);
+		tcp_seal_free(peer->streams[i].rx.seal);
+	}
 	mem_free(peer->streams);
+	tcp_keys_wipe(&peer->keys);
 	assert(peer->held_bytes == 0 && list_empty(&peer->flow_events));
 	idmap_fini(&peer->sinks[0]);
 	idmap_fini(&peer->sinks[1]);
@@ -165,11 +169,11 @@ static void flush_step(struct tcp_peer *peer)
 	struct tcp_line *line = &peer->line;
 
 	tcp_line_flush(peer);
-	if (list_empty(&line->out) && !peer->shut && line->fd >= 0) {
+	if (tcp_line_sent(line) && !peer->shut && line->fd >= 0) {
 		peer->shut = true;
 		(void)shutdown(line->fd, SHUT_WR);
 	}
-	if (peer->net.broken || (peer->net.bye_came && list_empty(&line->out)) ||
+	if (peer->net.broken || (peer->net.bye_came && tcp_line_sent(line)) ||
 	    loop_now_ns(peer->net.timer.loop) >= peer->net.flush_deadline_ns)
 		tcp_peer_begin_end(peer);
 	else /* the timer may have fired for an earlier deadline */
@@ -208,6 +212,8 @@ void tcp_peer_joined(struct tcp_peer *peer)
 		 peer->stream_count == 1 ? "" : "s");
 	sm_move(&peer->net.sm, NET_PEER_READY);
 	peer->join_deadline_ns = 0;
+	peer->net.base.crypto = tcp_crypto_tell(peer);
+	tcp_keys_wipe(&peer->keys); /* all connections have theirs */
 	tcp_line_listen(peer);
 	net_peer_kick(&peer->net);
 }
@@ -288,6 +294,10 @@ int tcp_peer_open(struct transport *base, const struct xp_peer_args *args,
 		return err_pass(-ENOMEM);
 	tcp_peer_peer_init(peer, transport, args);
 	r = tcp_address_get(args->address, args->address_len, &peer->address);
+	if (r == 0)
+		r = tcp_keys_begin(&peer->keys,
+				   args->dial ? args->token_out : args->token_in,
+				   args->dial ? args->token_in : args->token_out);
 	if (r < 0) {
 		tcp_peer_free(&peer->net);
 		return err_pass(r);

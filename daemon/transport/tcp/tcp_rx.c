@@ -11,6 +11,12 @@
  * Bytes count only after a good trailer. Bytes that nobody waits for, or whose
  * flow was closed in the middle, are discarded by the kernel (MSG_TRUNC), and
  * the stream lives on. A head or trailer that cannot be right costs the peer.
+ *
+ * Where the stream is sealed (tcp_seal.h), records are read into a buffer and opened from
+ * there into the bounce buffer, so a frame is copied to its rows when all of it was found
+ * authentic. To open records into the rows would save that copy, one out of the core's
+ * cache; but then bytes that nobody has authenticated would lie in an engine's memory
+ * until the room has failed, and an engine could change a record under its tag.
  */
 #include "daemon/transport/tcp/tcp_impl.h"
 
@@ -22,6 +28,7 @@
 #include "daemon/base/mem.h"
 
 #define CALLS_A_TURN 8u
+#define DISCARD_BYTES 16384u
 
 enum outcome { CAME, WAITING, BROKEN };
 
@@ -39,7 +46,13 @@ static enum outcome nothing_came(struct tcp_stream *stream, ssize_t n, int no)
 	stream->can_read = false;
 	if (n < 0 && no == EAGAIN)
 		return WAITING;
-	broke(stream, n, no);
+	if (n < 0 && no == EBADMSG) /* the kernel's */
+		err_raise(ERR_AUTH,
+			  "tcp: authentication failed: a record of a stream to %s was "
+			  "changed, left out, repeated or put elsewhere under way",
+			  stream->peer->net.name);
+	else
+		broke(stream, n, no);
 	tcp_stream_fail(stream);
 	return BROKEN;
 }
@@ -66,7 +79,7 @@ static int tcp_rx_begin_frame(struct tcp_stream *stream)
 	if (r < 0)
 		return err_pass(r);
 	if (held) {
-		rx->direct = rx->flow->direct &&
+		rx->direct = !rx->seal && rx->flow->direct &&
 			     stage_few_rows(&rx->flow->side, begin, end, TCP_ROWS_MAX);
 		if (!rx->direct)
 			rx->bounce = tcp_bounce_take(stream->thread);
@@ -161,9 +174,14 @@ static int tcp_rx_end_frame(struct tcp_stream *stream)
 static ssize_t discard(struct tcp_stream *stream)
 {
 	struct tcp_half *rx = &stream->rx;
+	size_t left = rx->head.length - rx->pos;
+	uint8_t nowhere[DISCARD_BYTES];
 
-	return recv(stream->fd, NULL, rx->head.length - rx->pos,
-		    MSG_TRUNC | MSG_DONTWAIT);
+	if (stream->peer->crypto == TCP_CRYPTO_NONE)
+		return recv(stream->fd, NULL, left, MSG_TRUNC | MSG_DONTWAIT);
+	/* a kernel that opens records has no MSG_TRUNC */
+	return recv(stream->fd, nowhere, left < sizeof(nowhere) ? left : sizeof(nowhere),
+		    MSG_DONTWAIT);
 }
 
 /* Payload, trailer and the next head, as far as they go. */
@@ -235,17 +253,87 @@ static enum outcome tcp_rx_pull(struct tcp_stream *stream)
 	return n > 0 ? CAME : nothing_came(stream, n, no);
 }
 
+/* ---- sealed ---- */
+
+/* Of what is open: a part of a head, a payload or a trailer. */
+static int tcp_rx_use(struct tcp_stream *stream)
+{
+	struct tcp_half *rx = &stream->rx;
+	struct tcp_seal *seal = rx->seal;
+	uint64_t length = rx->head.length;
+	uint64_t left = !rx->active	   ? TCP_HEAD_BYTES - rx->got
+			: rx->pos < length ? length - rx->pos
+					   : length + TCP_TRAILER_BYTES - rx->pos;
+	size_t n = left < seal->plain_len ? left : seal->plain_len;
+	uint8_t *to = !rx->active	  ? rx->head_bytes + rx->got
+		      : rx->pos >= length ? rx->trailer_bytes + (rx->pos - length)
+		      : rx->bounce	  ? rx->bounce->bytes + rx->pos
+					  : NULL;
+	int r = 0;
+
+	if (to && to != seal->plain)
+		memcpy(to, seal->plain, n);
+	tcp_seal_taken(seal, n);
+	if (rx->active)
+		rx->pos += n;
+	else
+		rx->got += n;
+	if (rx->active && rx->pos == length + TCP_TRAILER_BYTES)
+		r = tcp_rx_end_frame(stream);
+	else if (!rx->active && rx->got == TCP_HEAD_BYTES)
+		r = tcp_rx_begin_frame(stream);
+	return err_pass(r);
+}
+
+/* The next record, to where its bytes are wanted, if that is known. */
+static int tcp_rx_unseal(struct tcp_half *rx)
+{
+	bool known = rx->active && rx->bounce && rx->pos < rx->head.length;
+
+	/* what goes on into the next frame is not: its place is another */
+	return tcp_seal_open(rx->seal, known ? rx->bounce->bytes + rx->pos : NULL,
+			     known ? rx->head.length - rx->pos + TCP_TRAILER_BYTES + 1 +
+					     TCP_RECORD_TAG
+				   : 0);
+}
+
+/* One read, and all records that are whole then. */
+static int tcp_rx_open(struct tcp_stream *stream, enum outcome *outcome_p)
+{
+	struct tcp_half *rx = &stream->rx;
+	ssize_t n;
+	int r;
+
+	if (!tcp_half_lend(stream->thread, rx))
+		return err_pass(-ENOMEM);
+	n = tcp_seal_fill(rx->seal, stream->fd);
+	*outcome_p = n > 0 ? CAME : nothing_came(stream, n, errno);
+	while ((r = tcp_rx_unseal(rx)) > 0)
+		while (rx->seal->plain_len > 0) {
+			r = tcp_rx_use(stream);
+			if (r < 0)
+				return err_pass(r);
+		}
+	tcp_half_reclaim(stream->thread, rx);
+	return err_pass(r);
+}
+
 bool tcp_rx_work(struct tcp_stream *stream)
 {
 	struct tcp_half *rx = &stream->rx;
 	int r = 0;
 
 	for (unsigned int calls = CALLS_A_TURN; calls > 0 && r == 0; calls--) {
-		enum outcome outcome =
-			rx->active ? tcp_rx_pull(stream) : pull_head(stream);
+		enum outcome outcome = CAME;
 
-		if (outcome != CAME)
+		if (rx->seal)
+			r = tcp_rx_open(stream, &outcome);
+		else
+			outcome = rx->active ? tcp_rx_pull(stream) : pull_head(stream);
+		if (outcome != CAME && r == 0)
 			return false;
+		if (rx->seal)
+			continue;
 		if (rx->active &&
 		    rx->pos == (uint64_t)rx->head.length + TCP_TRAILER_BYTES)
 			r = tcp_rx_end_frame(stream);

@@ -11,6 +11,10 @@
  * Each call is made with the flow held. When the flow was closed in between, in
  * the middle of its bytes, the rest of the frame is filled up with zeros and the
  * trailer says that none of it counts: the stream goes on with the next frame.
+ *
+ * Where the stream is sealed (tcp_seal.h), the call is ours: it encrypts the bytes into
+ * records, after which their memory is free, and sends these. A frame is over when the
+ * socket has its last record.
  */
 #include "daemon/transport/tcp/tcp_impl.h"
 
@@ -167,6 +171,26 @@ static void void_frame(struct tcp_half *tx)
 	tcp_trailer_put(&trailer, tx->trailer_bytes);
 }
 
+static ssize_t tcp_tx_send(struct tcp_stream *stream, struct msghdr *msg)
+{
+	struct tcp_half *tx = &stream->tx;
+	ssize_t n;
+	int no;
+
+	if (!tx->seal)
+		return sendmsg(stream->fd, msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+	if (!tcp_half_lend(stream->thread, tx)) {
+		err_clear();
+		errno = ENOMEM;
+		return -1;
+	}
+	n = tcp_seal_sendmsg(tx->seal, stream->fd, msg);
+	no = errno;
+	tcp_half_reclaim(stream->thread, tx);
+	errno = no;
+	return n;
+}
+
 static enum outcome tcp_tx_push(struct tcp_stream *stream)
 {
 	struct tcp_peer *peer = stream->peer;
@@ -186,7 +210,7 @@ static enum outcome tcp_tx_push(struct tcp_stream *stream)
 		dead = tcp_flow_dead(tx->flow);
 	if (!dead) {
 		msg.msg_iovlen = name_frame(tx, msg.msg_iov);
-		n = sendmsg(stream->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+		n = tcp_tx_send(stream, &msg);
 		no = errno;
 	}
 	if (n > 0)
@@ -199,7 +223,7 @@ static enum outcome tcp_tx_push(struct tcp_stream *stream)
 	}
 	if (held)
 		(void)tcp_half_release(tx, true);
-	if (n >= 0 && tx->pos == frame_bytes(tx))
+	if (n >= 0 && tx->pos == frame_bytes(tx) && !tcp_seal_busy(tx->seal))
 		tcp_tx_end_frame(stream);
 	pthread_mutex_unlock(&peer->lock);
 	if (n < 0 && (no == EAGAIN || no == ENOBUFS || no == EINTR)) {

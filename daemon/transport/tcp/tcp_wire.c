@@ -2,8 +2,8 @@
 /*
  * Every head carries a checksum of itself. TCP's own is 16 bits; a head that it
  * lets through wrong would name another transfer or length, and a stream that
- * lost its frames cannot be told from a hostile one. Tokens are compared by their
- * holder (tcp_accept.c), in constant time; here they are bytes.
+ * lost its frames cannot be told from a hostile one. A hello's proof is its
+ * checksum (tcp_keys.c).
  */
 #include "daemon/transport/tcp/tcp_wire.h"
 
@@ -19,7 +19,8 @@
 #define ADDRESS_MAGIC UINT32_C(0x4154564b) /* "KVTA" */
 #define GOOD_MARK UINT32_C(0x444f4f47)	   /* "GOOD" */
 #define VOID_MARK UINT32_C(0x44494f56)	   /* "VOID" */
-#define WIRE_VERSION 1u
+#define WIRE_VERSION 2u
+#define FLAG_KERNEL 1u
 #define CHECK_BYTES 8u
 
 static uint64_t check_of(const uint8_t *buf, size_t size)
@@ -38,43 +39,57 @@ void tcp_hello_put(const struct tcp_hello *hello, uint8_t buf[TCP_HELLO_BYTES])
 	cursor_put_u16(&c, WIRE_VERSION);
 	cursor_put_u8(&c, (uint8_t)hello->role);
 	cursor_put_u8(&c, (uint8_t)hello->verify);
-	cursor_put_u32(&c, hello->streams);
-	cursor_put_u32(&c, 0); /* spare */
-	cursor_put_bytes(&c, hello->token, XP_TOKEN_BYTES);
-	cursor_put_u64(&c, check_of(buf, TCP_HELLO_BYTES));
+	cursor_put_u8(&c, (uint8_t)hello->crypto);
+	cursor_put_u8(&c, hello->kernel ? FLAG_KERNEL : 0);
+	cursor_put_u16(&c, hello->streams);
+	cursor_put_u16(&c, hello->number);
+	cursor_put_u16(&c, 0); /* spare */
+	cursor_put_bytes(&c, hello->id, TCP_ID_BYTES);
+	cursor_put_bytes(&c, hello->nonce, TCP_NONCE_BYTES);
+	cursor_put_bytes(&c, hello->proof, TCP_PROOF_BYTES);
+}
+
+static int hello_check(const struct tcp_hello *h)
+{
+	bool line = h->role == TCP_CONTROL || h->role == TCP_WELCOME;
+
+	if (h->role == 0 || h->role >= TCP_ROLE_END || h->verify >= TCP_VERIFY_END ||
+	    h->crypto >= TCP_CRYPTO_END)
+		return err_raise(ERR_PROTO, "tcp hello: role %u, verify %u, crypto %u",
+				 h->role, h->verify, h->crypto);
+	if (line && (h->streams == 0 || h->streams > TCP_STREAMS_MAX))
+		return err_raise(ERR_PROTO, "tcp hello: %u streams", h->streams);
+	if (h->number >= TCP_STREAMS_MAX)
+		return err_raise(ERR_PROTO, "tcp hello: stream %u", h->number);
+	return 0;
 }
 
 int tcp_hello_get(const uint8_t buf[TCP_HELLO_BYTES], struct tcp_hello *hello_p)
 {
-	const void *token;
+	struct tcp_hello *h = hello_p;
 	uint16_t version;
-	uint8_t role, verify;
 	struct cursor c;
 	uint32_t magic;
 
 	cursor_read(&c, buf, TCP_HELLO_BYTES);
 	magic = cursor_get_u32(&c);
 	version = cursor_get_u16(&c);
-	role = cursor_get_u8(&c);
-	verify = cursor_get_u8(&c);
-	hello_p->streams = cursor_get_u32(&c);
-	(void)cursor_get_u32(&c);
-	token = cursor_get_bytes(&c, XP_TOKEN_BYTES);
-	memcpy(hello_p->token, token, XP_TOKEN_BYTES);
-	if (magic != HELLO_MAGIC || cursor_get_u64(&c) != check_of(buf, TCP_HELLO_BYTES))
+	h->role = (enum tcp_role)cursor_get_u8(&c);
+	h->verify = (enum tcp_verify)cursor_get_u8(&c);
+	h->crypto = (enum tcp_crypto)cursor_get_u8(&c);
+	h->kernel = cursor_get_u8(&c) & FLAG_KERNEL;
+	h->streams = cursor_get_u16(&c);
+	h->number = cursor_get_u16(&c);
+	(void)cursor_get_u16(&c);
+	memcpy(h->id, cursor_get_bytes(&c, TCP_ID_BYTES), TCP_ID_BYTES);
+	memcpy(h->nonce, cursor_get_bytes(&c, TCP_NONCE_BYTES), TCP_NONCE_BYTES);
+	memcpy(h->proof, cursor_get_bytes(&c, TCP_PROOF_BYTES), TCP_PROOF_BYTES);
+	if (magic != HELLO_MAGIC)
 		return err_raise(ERR_PROTO, "tcp: this is not kvd's protocol");
 	if (version != WIRE_VERSION)
 		return err_raise(ERR_VERSION, "tcp: the peer's version %u, ours %u",
 				 version, WIRE_VERSION);
-	if (role == 0 || role >= TCP_ROLE_END || verify >= TCP_VERIFY_END)
-		return err_raise(ERR_PROTO, "tcp hello: role %u, verify %u", role,
-				 verify);
-	hello_p->role = (enum tcp_role)role;
-	hello_p->verify = (enum tcp_verify)verify;
-	if ((role == TCP_CONTROL || role == TCP_WELCOME) &&
-	    (hello_p->streams == 0 || hello_p->streams > TCP_STREAMS_MAX))
-		return err_raise(ERR_PROTO, "tcp hello: %u streams", hello_p->streams);
-	return 0;
+	return err_pass(hello_check(h));
 }
 
 /* ---- heads ---- */

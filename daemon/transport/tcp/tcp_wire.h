@@ -20,8 +20,10 @@
 #include "daemon/plan/pack.h"
 #include "daemon/transport/transport.h"
 
-#define TCP_HELLO_BYTES 40u
-#define TCP_PASS_BYTES (2u * XP_TOKEN_BYTES)
+#define TCP_HELLO_BYTES 96u
+#define TCP_ID_BYTES 16u
+#define TCP_NONCE_BYTES 32u
+#define TCP_PROOF_BYTES 32u
 #define TCP_HEAD_BYTES 48u
 #define TCP_TRAILER_BYTES 16u
 #define TCP_STREAMS_MAX 32u
@@ -32,22 +34,37 @@
 
 /* ---- how a connection begins ---- */
 enum tcp_role {
-	TCP_CONTROL = 1, /* dialer's, first: token */
-	TCP_WELCOME,	 /* its answer: token; a pass for each stream follows */
-	TCP_STREAM,	 /* dialer's: the first half of a pass */
-	TCP_STREAM_OK,	 /* its answer: the second half */
+	TCP_CONTROL = 1, /* dialer's, first */
+	TCP_WELCOME,	 /* its answer */
+	TCP_STREAM,	 /* dialer's, of a stream */
+	TCP_STREAM_OK,	 /* its answer */
 	TCP_ROLE_END,
 };
 
+/* What protects a connection's bytes, as in the option `tcp_crypto`, weaker ones first:
+ * of two wishes the larger one wins. */
+enum tcp_crypto {
+	TCP_CRYPTO_NONE,
+	TCP_CRYPTO_GMAC, /* integrity alone */
+	TCP_CRYPTO_AES128GCM,
+	TCP_CRYPTO_END,
+};
+
+/* `verify` and `crypto`: CONTROL: what its sender wants; WELCOME: what holds. */
 struct tcp_hello {
 	enum tcp_role role;
-	enum tcp_verify verify; /* what its sender wants checked */
-	uint32_t streams;	/* CONTROL: wanted; WELCOME: given, 1 … MAX */
-	uint8_t token[XP_TOKEN_BYTES];
+	enum tcp_verify verify;
+	enum tcp_crypto crypto;
+	bool kernel;	  /* its sender's kernel seals streams */
+	uint16_t streams; /* CONTROL: wanted; WELCOME: given, 1 … MAX */
+	uint16_t number;  /* STREAM: which, from 0 */
+	uint8_t id[TCP_ID_BYTES];
+	uint8_t nonce[TCP_NONCE_BYTES];
+	uint8_t proof[TCP_PROOF_BYTES]; /* tcp_keys.h; it is the hello's end */
 };
 
 void tcp_hello_put(const struct tcp_hello *hello, uint8_t buf[TCP_HELLO_BYTES]);
-/* ERR_PROTO: not one; ERR_VERSION. */
+/* ERR_PROTO: not one; ERR_VERSION. The proof is tcp_keys.h's to check. */
 int tcp_hello_get(const uint8_t buf[TCP_HELLO_BYTES], struct tcp_hello *hello_p);
 
 /* ---- frames ---- */
