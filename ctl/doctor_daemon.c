@@ -468,6 +468,14 @@ static bool check_peer(struct doctor *d, const cJSON *peer)
 		   ctl_ms(ctl_num(peer, "since_ms")), version,
 		   ctl_str(peer, "transport", "none"), ctl_ms(rtt_ms),
 		   line ? "" : ": no data line: ", line ? "" : ctl_str(peer, "why", ""));
+	if (line && !ctl_true(peer, "same_host") &&
+	    strcmp(ctl_str(peer, "crypto", "none"), "none") == 0)
+		doctor_say(
+			d, DOCTOR_WARN,
+			"tcp_crypto = aes128gcm; for RDMA, MACsec or IPsec in the "
+			"adapter (docs/security.md), or a network of the cluster's own",
+			"%s: bytes cross the network in clear, by %s",
+			ctl_peer_name(peer), ctl_str(peer, "transport", "none"));
 	if (*ctl_str(peer, "passed_over", ""))
 		doctor_say(d, DOCTOR_WARN,
 			   "share what it needs, or leave it out of `transports`",

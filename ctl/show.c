@@ -119,6 +119,10 @@ static void put_health(const cJSON *health)
 	if (ctl_true(health, "insecure"))
 		show_put("insecure", "yes: whoever reaches the ports can read and write "
 				     "engines' caches");
+	if (ctl_num(health, "plain_peers") > 0)
+		printf("%-12s %.0f peers of other hosts: their bytes cross the network "
+		       "in clear\n",
+		       "plain", ctl_num(health, "plain_peers"));
 	if (*ctl_str(health, "sandbox_lacks", ""))
 		show_put("sandbox", ctl_str(health, "sandbox_lacks", ""));
 	show_put("uptime", ctl_ms(ctl_num(health, "uptime_ms")));
@@ -319,8 +323,12 @@ void ctl_peer_error_cell(struct table *table, const cJSON *p, const char *absent
 static void transport_cell(struct table *table, const cJSON *p)
 {
 	const char *passed = ctl_str(p, "passed_over", "");
-	const char *transport = ctl_str(p, "transport", "-");
+	const char *crypto = ctl_str(p, "crypto", "none");
+	bool plain = strcmp(crypto, "none") == 0;
+	char transport[64];
 
+	snprintf(transport, sizeof(transport), "%s%s%s", ctl_str(p, "transport", "-"),
+		 plain ? "" : "+", plain ? "" : crypto);
 	if (*passed)
 		table_cellf(table, "%s (not %.*s)", transport, (int)strcspn(passed, " "),
 			    passed);

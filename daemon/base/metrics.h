@@ -167,6 +167,8 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "silence after which a peer is declared dead (dead_after)")                    \
 	X(INSECURE, GAUGE, NUMBER, NONE, NONE, "insecure",                               \
 	  "1: peers are not authenticated (option insecure)")                            \
+	X(PLAIN_PEERS, GAUGE, NUMBER, NONE, NONE, "plain_peers",                         \
+	  "daemons of other hosts to which bytes go in clear")                           \
 	X(XFERS_STARTED, COUNTER, NUMBER, NONE, NONE, "xfers_started_total",             \
 	  "transfers started")                                                           \
 	X(XFERS, COUNTER, NUMBER, XFER_OP, XFER_END, "xfers_total",                      \

@@ -103,6 +103,10 @@ static int health_run(struct request *req)
 			add_room_bytes(result, &kvd->metrics) &&
 			cJSON_AddBoolToObject(result, "insecure",
 					      kvd->config->insecure) &&
+			cJSON_AddNumberToObject(
+				result, "plain_peers",
+				kvd->handshake ? handshake_plain_peers(kvd->handshake)
+					       : 0) &&
 			cJSON_AddStringToObject(result, "sandbox", sandbox_words()) &&
 			(!*sandbox_lacks() ||
 			 cJSON_AddStringToObject(result, "sandbox_lacks",
@@ -309,8 +313,9 @@ const struct command admin_commands[] = {
 	 "helper_jobs, lag_ms (the longest time of the last second that the loop was "
 	 "busy), room_bytes (moved by rooms since the start), staged_bytes (of them, by "
 	 "way of a buffer of this daemon's), insecure (insecure = yes: it does not "
-	 "authenticate its peers), sandbox (what bounds it: seccomp, landlock), "
-	 "sandbox_lacks (why that is not all), transports"},
+	 "authenticate its peers), plain_peers (daemons of other hosts to which bytes go "
+	 "in clear), sandbox (what bounds it: seccomp, landlock), sandbox_lacks (why that is "
+	 "not all), transports"},
 	{"config.show",
 	 "Show the settings in force; paths, users and groups to administrators only",
 	 NULL, 0, config_show_run,

@@ -43,6 +43,8 @@ static void commands_peer_describe(struct brief *out, const struct remote *remot
 	brief_text(out, "transport",
 		   remote->transport ? remote->transport->ops->name : "none");
 	brief_text(out, "path", xp && xp->ready ? xp->path : "");
+	if (xp && xp->ready)
+		brief_text(out, "crypto", xp->crypto ? xp->crypto : "none");
 	brief_bool(out, "self", peer->self);
 	brief_bool(out, "same_host", peer->same_host);
 	brief_number(out, "rtt_us", (double)peer->rtt_ns / 1e3);
@@ -310,7 +312,8 @@ const struct command peer_commands[] = {
 	 "all peers; to administrators why they failed, and those that were "
 	 "lost in the last ten minutes",
 	 NULL, 0, run_list,
-	 "peers: {endpoint, instance, state, transport, path, passed_over (transports "
+	 "peers: {endpoint, instance, state, transport, path, crypto (what protects "
+	 "bytes on their way: none, gmac, aes128gcm), passed_over (transports "
 	 "that it could not be connected by, and why), inflight_bytes, …}; "
 	 "lost: the same of those that are gone (state lost), or never came up "
 	 "(unreached); of each known_as (its name in curve_allow_file), version, "

@@ -745,6 +745,19 @@ bool handshake_drained(const struct handshake *hs)
 	return true;
 }
 
+unsigned int handshake_plain_peers(const struct handshake *hs)
+{
+	const struct remote *remote;
+	unsigned int n = 0;
+
+	list_foreach(remote, &hs->remotes, link) {
+		const struct xp_peer_base *xp = (const struct xp_peer_base *)remote->xp;
+
+		n += xp && xp->ready && !xp->crypto && !remote->peer->same_host;
+	}
+	return n;
+}
+
 bool handshake_quiet(const struct handshake *hs)
 {
 	const struct remote *remote;

@@ -206,6 +206,8 @@ void handshake_moved(const struct remote *remote, enum metric_direction directio
 const struct list *handshake_remotes(const struct handshake *hs);
 struct handshake *handshake_of(const struct remote *remote);
 
+/* Peers of other hosts to which bytes go in clear. */
+unsigned int handshake_plain_peers(const struct handshake *hs);
 /* 0: new rooms may be opened; else the reason (option `require`). */
 int handshake_transports_ok(const struct handshake *hs);
 

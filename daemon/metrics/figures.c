@@ -71,6 +71,8 @@ static void take_daemon(struct kvd *kvd, struct figures *f)
 	metrics_set(m, METRIC_ACCOUNT_LIMIT, kvd->accounts.limit);
 	metrics_set(m, METRIC_DEAD_AFTER, kvd->config->dead_after_ns);
 	metrics_set(m, METRIC_INSECURE, kvd->config->insecure);
+	metrics_set(m, METRIC_PLAIN_PEERS,
+		    kvd->handshake ? handshake_plain_peers(kvd->handshake) : 0);
 	for (unsigned int i = 0; i < TRANSPORTS_MAX; i++)
 		f->transports[i] =
 			i < kvd->transport_count ? kvd->transports[i]->ops->name : NULL;

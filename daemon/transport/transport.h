@@ -208,7 +208,7 @@ struct xp_peer_base {
 	/* filled by the backend for `health` and room records, e.g.
 	 * "tcp lo" or "memfd"; never empty once ready */
 	char path[64];
-	/* What protects its bytes on their way, or NULL: nothing ("none") */
+	/* what protects its bytes on their way; NULL: nothing */
 	const char *crypto;
 };
 struct xp_reg_base {

@@ -104,7 +104,7 @@ def pods_that_share_nothing_take_tcp_and_say_why():
                 peer = peer_of(engine)
                 assert peer["transport"] == "tcp" and peer["same_host"], peer
                 assert NEEDS in peer["passed_over"] and why in peer["passed_over"], peer
-                assert "tcp (not shm)" in pod.ctl("peers")
+                assert "tcp+aes128gcm (not shm)" in pod.ctl("peers")
                 doctor = json.loads(pod.ctl("-j", "doctor"))["checks"]
                 assert [c for c in doctor if c["check"] == "peers" and c["result"] == "warn"
                         and NEEDS in c["fact"] and c["remedy"]], doctor

@@ -347,6 +347,7 @@ static size_t sealed(struct tcp_seal *seal, const void *bytes, size_t len,
 
 static int opened(struct tcp_seal *open, const uint8_t *record, size_t len)
 {
+	open->broken = false; /* so that a wrong one can be followed */
 	open->pos = 0;
 	open->end = len;
 	open->plain_len = 0;
@@ -486,6 +487,11 @@ static void record_out_of_its_place_is_refused(void **state)
 		assert_refused(opened(p.open, records[0], n), "repeated");
 		p.open->number = 1;
 		assert_refused(opened(p.open, records[2], n), "record 1"); /* reordered */
+		memcpy(p.open->buf, records[1], n); /* the right one comes too late */
+		p.open->number = 1;
+		p.open->pos = 0;
+		p.open->end = n;
+		assert_refused(tcp_seal_open(p.open, NULL, 0), "authentication");
 		p.open->number = 1;
 		assert_int_equal(opened(p.open, records[1], n), 1);
 		pair_begin(&other, kinds[k], true); /* another stream's, or direction's */

@@ -132,6 +132,7 @@ static const struct tcp_head good_heads[] = {
 	{.type = TCP_BYE, .code = 18, .length = 1},
 	{.type = TCP_DATA, .id = 3, .at = UINT64_MAX - 9, .length = 9},
 	{.type = TCP_SERVE, .id = 3, .at = 0, .length = TCP_DATA_MAX},
+	{.type = TCP_BEAT},
 };
 
 static void head_round_trip(void **state)
@@ -154,8 +155,12 @@ static void head_round_trip(void **state)
 		assert_int_equal(head.length, want->length);
 		assert_int_equal(head.sum, want->sum);
 		/* a stream carries data, the control line all else */
-		assert_refused(tcp_head_get(bytes, !tcp_head_is_data(want), &head),
-			       ERR_PROTO, "type");
+		if (want->type == TCP_BEAT)
+			assert_int_equal(tcp_head_get(bytes, true, &head), 0);
+		else
+			assert_refused(
+				tcp_head_get(bytes, !tcp_head_is_data(want), &head),
+				ERR_PROTO, "type");
 	}
 }
 
@@ -206,7 +211,9 @@ static void head_field_out_of_range_is_refused(void **state)
 	refuse_head(HEAD(.type = TCP_REQUEST, .id = 1, .flags = TCP_FLAG_EAGER, .at = 1,
 			 .length = XP_HEADER_MAX + 2),
 		    "request");
-	for (uint8_t type = TCP_GO; type < TCP_TYPE_END; type++)
+	refuse_head(HEAD(.type = TCP_BEAT, .length = 1), "1 bytes");
+	refuse_head(HEAD(.type = TCP_BEAT, .id = 1), "transfer 1");
+	for (uint8_t type = TCP_GO; type < TCP_BEAT; type++)
 		if (type != TCP_DONE)
 			refuse_head(HEAD(.type = type, .id = type != TCP_BYE,
 					 .flags = TCP_FLAG_EAGER,
@@ -221,7 +228,7 @@ static void head_field_out_of_range_is_refused(void **state)
 	/* a transfer's number where there is none, and the reverse */
 	refuse_head(HEAD(.type = TCP_BYE, .id = 1), "transfer 1");
 	for (uint8_t type = TCP_REQUEST; type < TCP_TYPE_END; type++)
-		if (type != TCP_BYE)
+		if (type != TCP_BYE && type != TCP_BEAT)
 			refuse_head(HEAD(.type = type, .length = type >= TCP_DATA),
 				    "transfer 0");
 }

@@ -95,9 +95,11 @@ static void tcp_on_tick(struct loop_timer *timer)
 	struct tcp_transport *transport = container_of(timer, struct tcp_transport, tick);
 	struct tcp_peer *peer;
 	struct tcp_xfer *xfer;
-	bool wanted = false;
+	bool wanted = false, beat = transport->ticks++ % TCP_BEAT_TICKS == 0;
 
 	list_foreach(peer, &transport->net.peers, net.link) {
+		if (peer->crypto != TCP_CRYPTO_NONE)
+			wanted |= !beat || tcp_crypto_beat(peer);
 		list_foreach(xfer, &peer->net.xfers, net.link) {
 			tcp_xfer_progress(xfer);
 			wanted |= xfer->flows;

@@ -92,7 +92,38 @@ int tcp_crypto_stream(struct tcp_stream *stream, const struct tcp_traffic *traff
 
 const char *tcp_crypto_tell(const struct tcp_peer *peer)
 {
-	return tcp_crypto_word(peer->crypto);
+	return peer->crypto == TCP_CRYPTO_NONE ? NULL : tcp_crypto_word(peer->crypto);
+}
+
+/* ---- what was dropped behind all else ---- */
+
+/* A record that is missing shows when the next one comes: so a last one has a BEAT behind
+ * it. Who drops that, too, and all to come, has cut the connection: what waits for an
+ * answer has its own limits. */
+bool tcp_crypto_beat(struct tcp_peer *peer)
+{
+	struct tcp_head head = {.type = TCP_BEAT};
+	bool any = peer->line.said;
+	struct tcp_chunk *chunk;
+
+	if (!net_peer_live(&peer->net) || sm_state(&peer->net.sm) != NET_PEER_READY)
+		return false;
+	if (peer->line.said && (chunk = tcp_chunk_new(0)))
+		tcp_line_send(peer, chunk, &head, NULL);
+	peer->line.said = false;
+	pthread_mutex_lock(&peer->lock);
+	for (unsigned int i = 0; i < peer->stream_count; i++) {
+		struct tcp_stream *stream = &peer->streams[i];
+
+		any |= stream->said;
+		if (!stream->said || !stream->idle)
+			continue;
+		stream->said = stream->idle = false;
+		stream->beat = true;
+		tcp_io_kick(stream);
+	}
+	pthread_mutex_unlock(&peer->lock);
+	return any;
 }
 
 /* ---- buffers of streams ---- */

@@ -59,6 +59,7 @@
 #define TCP_PENDING_MAX 32u /* of each kind */
 #define TCP_CONNECT_NS (5 * LOOP_NS_PER_S)
 #define TCP_TICK_NS (50 * LOOP_NS_PER_MS)
+#define TCP_BEAT_TICKS 4u
 
 struct tcp_peer;
 struct tcp_xfer;
@@ -71,7 +72,8 @@ struct tcp_transport {
 		unflushed; /* tcp_peer.flush_link: answers that can wait for engines */
 	struct loop_defer flush;
 	struct loop_timer tick; /* runs while something wants it */
-	struct mailbox events;	/* tcp_peer.event_link: I/O threads have some */
+	unsigned int ticks;
+	struct mailbox events; /* tcp_peer.event_link: I/O threads have some */
 	struct tcp_thread *threads;
 	unsigned int thread_count, next_thread;
 	unsigned int stream_count; /* wanted of a peer */
@@ -139,8 +141,10 @@ struct tcp_stream {
 	struct list kick_link;		 /* under the thread's lock */
 	struct list busy_link;		 /* the thread's */
 	bool added, can_read, can_write; /* the thread's */
+	bool failed; /* the thread's: nothing more of it is believed */
 	/* under the peer's lock */
 	bool closing, gone, idle; /* idle: sending, wants a kick when there is work */
+	bool said, beat; /* a frame left, and none after it; a BEAT is to follow it */
 	struct tcp_half tx, rx;
 	/* the loop's, while it is being made */
 	struct loop_fd watch;
@@ -193,6 +197,7 @@ struct tcp_line {
 	struct tcp_entry *entry; /* being received */
 	size_t skip;		 /* of a payload that there is no memory for */
 	bool more;		 /* whole frames wait in `in`: the turn was long enough */
+	bool said;		 /* as a stream's */
 };
 
 struct tcp_peer {
@@ -258,8 +263,10 @@ const char *tcp_crypto_word(enum tcp_crypto crypto);
 /* The line's, once both hellos are there; a stream's. */
 int tcp_crypto_line(struct tcp_peer *peer);
 int tcp_crypto_stream(struct tcp_stream *stream, const struct tcp_traffic *traffic);
-/* What protects its bytes, in words: for base.crypto. */
+/* For base.crypto. */
 const char *tcp_crypto_tell(const struct tcp_peer *peer);
+/* A BEAT behind what left since the last call; true: there was something. */
+bool tcp_crypto_beat(struct tcp_peer *peer);
 /* A half's buffer, from its thread: false: none, raised. And back, when it is empty. */
 bool tcp_half_lend(struct tcp_thread *thread, struct tcp_half *half);
 void tcp_half_reclaim(struct tcp_thread *thread, struct tcp_half *half);

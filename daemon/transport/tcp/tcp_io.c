@@ -69,9 +69,11 @@ void tcp_io_remove(struct tcp_stream *stream)
 {
 	pthread_mutex_lock(&stream->peer->lock);
 	stream->closing = true;
+	/* under the lock: a thread that was kicked before, and sees `closing`, lets go of
+	 * it with this kick, and not before it */
+	tcp_io_kick(stream);
 	pthread_mutex_unlock(&stream->peer->lock);
 	(void)shutdown(stream->fd, SHUT_RDWR);
-	tcp_io_kick(stream);
 }
 
 void tcp_io_notify(struct tcp_peer *peer)
@@ -133,6 +135,7 @@ void tcp_stream_fail(struct tcp_stream *stream)
 	struct tcp_peer *peer = stream->peer;
 
 	stream->can_read = stream->can_write = false;
+	stream->failed = true;
 	pthread_mutex_lock(&peer->lock);
 	if (peer->io_err.code == ERR_OK && !stream->closing) {
 		err_take(&peer->io_err);
@@ -149,6 +152,9 @@ static void tcp_io_let_go(struct tcp_thread *thread, struct tcp_stream *stream)
 	if (stream->added)
 		(void)epoll_ctl(thread->epoll_fd, EPOLL_CTL_DEL, stream->fd, NULL);
 	list_remove(&stream->busy_link);
+	pthread_mutex_lock(&thread->lock);
+	list_remove(&stream->kick_link);
+	pthread_mutex_unlock(&thread->lock);
 	tcp_bounce_give(thread, &stream->tx.bounce);
 	tcp_bounce_give(thread, &stream->rx.bounce);
 	tcp_bounce_give(thread, &stream->tx.record);
@@ -230,9 +236,9 @@ static void tcp_io_work(struct tcp_thread *thread)
 		bool more = false;
 
 		cpu_breathe();
-		if (stream->can_read)
+		if (stream->can_read && !stream->failed)
 			more |= tcp_rx_work(stream);
-		if (stream->can_write)
+		if (stream->can_write && !stream->failed)
 			more |= tcp_tx_work(stream);
 		if (!more)
 			list_remove(&stream->busy_link);

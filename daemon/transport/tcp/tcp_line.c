@@ -115,6 +115,9 @@ static void tcp_line_queue(struct tcp_peer *peer, struct tcp_chunk *owned, size_
 		tcp_chunk_free(owned);
 		return;
 	}
+	line->said = true;
+	if (peer->crypto != TCP_CRYPTO_NONE)
+		tcp_tick_want(peer->transport);
 	owned->len = len;
 	owned->pos = 0;
 	list_push_back(&line->out, &owned->link);

@@ -69,6 +69,10 @@ static int tcp_rx_begin_frame(struct tcp_stream *stream)
 
 	if (r < 0)
 		return err_pass(r);
+	if (rx->head.type == TCP_BEAT) {
+		rx->got = 0;
+		return 0;
+	}
 	begin = rx->head.at;
 	end = begin + rx->head.length;
 	pthread_mutex_lock(&peer->lock);

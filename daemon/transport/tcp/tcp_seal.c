@@ -248,8 +248,9 @@ ssize_t tcp_seal_sendmsg(struct tcp_seal *seal, int fd, struct msghdr *msg)
 
 /* ---- opening ---- */
 
-static int forged(const struct tcp_seal *seal)
+static int forged(struct tcp_seal *seal)
 {
+	seal->broken = true;
 	OPENSSL_cleanse(seal->buf, seal->size);
 	return err_raise(ERR_AUTH,
 			 "tcp: authentication failed: record %" PRIu64 " of a connection "
@@ -298,6 +299,8 @@ int tcp_seal_open(struct tcp_seal *seal, uint8_t *to, size_t room)
 	int r;
 
 	assert(seal->plain_len == 0);
+	if (seal->broken)
+		return forged(seal);
 	if (came < TCP_RECORD_HEAD)
 		return 0;
 	len = (size_t)record[3] << 8 | record[4]; /* with type and tag */

@@ -47,6 +47,7 @@ struct tcp_seal {
 	struct tcp_secret secret;
 	uint8_t iv[TCP_IV_BYTES];
 	uint64_t number;      /* of the next record */
+	bool broken;	      /* opening: one was wrong, so no other is right */
 	uint64_t key_records; /* of a key; 0: one serves for all */
 	uint8_t *buf;	      /* lent; NULL: none */
 	size_t size;	      /* of it, TCP_RECORD_BYTES or more */

@@ -34,6 +34,8 @@ enum outcome { SENT, WAITING, BROKEN };
 
 static uint64_t frame_bytes(const struct tcp_half *tx)
 {
+	if (tx->head.type == TCP_BEAT)
+		return TCP_HEAD_BYTES;
 	return TCP_HEAD_BYTES + (uint64_t)tx->head.length + TCP_TRAILER_BYTES;
 }
 
@@ -83,7 +85,7 @@ static unsigned int name_frame(struct tcp_half *tx, struct iovec *iov)
 		tx->pos = was;
 		pos += named;
 	}
-	if (pos >= end)
+	if (pos >= end && tx->head.type != TCP_BEAT)
 		iov[count++] = (struct iovec){tx->trailer_bytes + (pos - end),
 					      TCP_TRAILER_BYTES - (pos - end)};
 	return count;
@@ -126,18 +128,28 @@ static bool tcp_tx_begin_frame(struct tcp_stream *stream)
 {
 	struct tcp_peer *peer = stream->peer;
 	struct tcp_half *tx = &stream->tx;
-	bool any;
+	bool any, beat;
 	int r;
 
 	pthread_mutex_lock(&peer->lock);
 	any = !stream->closing && tcp_flow_claim(peer, tx) > 0;
-	stream->idle = !any;
+	beat = !stream->closing && !any && stream->beat;
+	stream->idle = !any && !beat;
+	stream->beat = false;
+	stream->said |= any;
 	if (any)
 		(void)tcp_half_hold(tx, true); /* open: it was among the sources */
 	pthread_mutex_unlock(&peer->lock);
+	tx->active = any || beat;
+	if (beat) {
+		tx->head = (struct tcp_head){.type = TCP_BEAT};
+		tx->pos = 0;
+		tx->over = false;
+		tcp_head_put(&tx->head, tx->head_bytes);
+		return true;
+	}
 	if (!any)
 		return false;
-	tx->active = true;
 	r = begin_payload(stream);
 	pthread_mutex_lock(&peer->lock);
 	if (r < 0)

@@ -133,13 +133,14 @@ static int head_check(const struct tcp_head *h, bool data)
 {
 	bool eager = h->flags & TCP_FLAG_EAGER;
 
-	if (h->type == 0 || h->type >= TCP_TYPE_END || tcp_head_is_data(h) != data)
+	if (h->type == 0 || h->type >= TCP_TYPE_END ||
+	    (h->type != TCP_BEAT && tcp_head_is_data(h) != data))
 		return err_raise(ERR_PROTO, "tcp frame: type %u on %s", h->type,
 				 data ? "a stream" : "the control line");
-	if (h->length > length_max(h->type) || (data && h->length == 0))
+	if (h->length > length_max(h->type) || (tcp_head_is_data(h) && h->length == 0))
 		return err_raise(ERR_PROTO, "tcp frame: type %u with %u bytes", h->type,
 				 h->length);
-	if ((h->id == 0) != (h->type == TCP_BYE))
+	if ((h->id == 0) != (h->type == TCP_BYE || h->type == TCP_BEAT))
 		return err_raise(ERR_PROTO, "tcp frame: type %u of transfer %llu",
 				 h->type, (unsigned long long)h->id);
 	if (eager && h->type != TCP_REQUEST && h->type != TCP_DONE)

@@ -77,6 +77,7 @@ enum tcp_type {
 	TCP_BYE,	 /* fault: the sender closes */
 	TCP_DATA,	 /* of the sender's WRITE; at = offset; bytes, then a trailer */
 	TCP_SERVE,	 /* of the receiver's READ; the same */
+	TCP_BEAT, /* nothing, on line and streams: the last record was not dropped */
 	TCP_TYPE_END,
 };
 
@@ -94,12 +95,12 @@ struct tcp_head {
 
 static inline bool tcp_head_is_data(const struct tcp_head *head)
 {
-	return head->type >= TCP_DATA;
+	return head->type == TCP_DATA || head->type == TCP_SERVE;
 }
 
 void tcp_head_put(const struct tcp_head *head, uint8_t buf[TCP_HEAD_BYTES]);
 /* ERR_PROTO: not a head of this version, or a length over its type's cap; on a
- * stream (`data`) only data frames are right, on the control line only others. */
+ * stream (`data`) only data frames and BEATs are right, on the control line no data. */
 int tcp_head_get(const uint8_t buf[TCP_HEAD_BYTES], bool data, struct tcp_head *head_p);
 
 /* ---- the trailer of a data frame ---- */

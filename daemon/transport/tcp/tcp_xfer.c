@@ -547,6 +547,8 @@ void tcp_xfer_frame(struct tcp_peer *peer, const struct tcp_head *head,
 	case TCP_BYE:
 		take_bye(peer, head, payload);
 		break;
+	case TCP_BEAT:
+		break;
 	default:
 		r = tcp_xfer_take_answer(peer, head, payload, &owned);
 	}
