@@ -17,7 +17,7 @@ $(BENCH_PROGRAMS:%=$(B)/bench/%): $(B)/bench/%: $(B)/tests/bench/%.o $(BENCH_COM
 	@mkdir -p $(@D)
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie -Wl,-rpath,'$$ORIGIN/..' $(filter %.o,$^) -o $@ \
-		-L$(B) -lkvd -lzmq
+		-L$(B) -lkvd -lcrypto -lzmq
 
 TEST_NEEDS += $(BENCH_PROGRAMS:%=$(B)/bench/%)
 

@@ -37,7 +37,7 @@ import bench_page  # noqa: E402
 import bench_report  # noqa: E402
 from bench_parts import (BUILD, Gone, Iperf, Limit, Mooncake, Nixl, Pair, TcpFloor,  # noqa: E402
                          UcxPerftest, Xfer)
-from bench_works import GOALS, GROUPS, KINDS, ROWS, WEIGHTS, Chosen  # noqa: E402
+from bench_works import CRYPTO, GOALS, GROUPS, KINDS, ROWS, WEIGHTS, Chosen  # noqa: E402
 
 TURN = 4            # transfers a turn
 REPS_MIN = 2
@@ -76,10 +76,12 @@ class Bench:
         self.transports = [line for line in said.splitlines()
                            if line.startswith("transports:")][0].split()[1:]
 
-    def pair(self, transport):
-        if transport not in self.pairs:
-            self.pairs[transport] = Pair(transport, self.threads)
-        return self.pairs[transport]
+    def pair(self, kind):
+        """Of a transport, or of a kind of tcp that has options of its own."""
+        if kind not in self.pairs:
+            more = "tcp_crypto = %s" % kind if kind in CRYPTO else ""
+            self.pairs[kind] = Pair("tcp" if more else kind, self.threads, more)
+        return self.pairs[kind]
 
     def kinds(self, wanted):
         for kind in wanted:
@@ -113,10 +115,14 @@ class Bench:
         return plans, peers
 
     def net_limits(self, parts, kinds, op, rows, caches):
-        limits = {"tcp": [], "ucx": []}
+        limits = {"tcp": [], "ucx": [], "aes128gcm": [], "gmac": []}
         iperf = self.part(parts, Iperf)
         if "tcp" in kinds and caches == "cold" and TcpFloor.there():
             limits["tcp"].append(self.part(parts, lambda: TcpFloor(op, rows, self.threads)))
+        for kind in CRYPTO:
+            if kind in kinds and caches == "cold" and TcpFloor.there():
+                limits[kind].append(self.part(
+                    parts, lambda k=kind: TcpFloor(op, rows, self.threads, k)))
         if "ucx" in kinds:
             limits["ucx"].append(self.part(parts, UcxPerftest))
         for names in limits.values():
@@ -155,7 +161,7 @@ class Bench:
         """Where both daemons' time went, thread by thread; into --out, the top is told."""
         os.makedirs(self.args.out, exist_ok=True)
         data, kept = os.path.join(self.args.out, "perf.data"), list(kvd.samples)
-        pids = ",".join(str(d.proc.pid) for d in self.pair(KINDS[kind][1]).daemons)
+        pids = ",".join(str(d.proc.pid) for d in self.pair(kind if kind in CRYPTO else KINDS[kind][1]).daemons)
         perf = subprocess.Popen(["perf", "record", "-q", "-F", "997", "-o", data, "-p", pids],
                                 stderr=subprocess.DEVNULL)
         for _ in range(PROFILE_TURNS):

@@ -112,13 +112,13 @@ class Obeyer(Child):
 class Pair:
     """Two daemons of one run dir that have one transport."""
 
-    def __init__(self, transport, threads):
+    def __init__(self, transport, threads, more=""):
         self.transport = transport
         self.dir = tempfile.TemporaryDirectory(prefix="kvd-bench-")
         # a machine that others use, too, measures badly, but to the end
         config = "log_level = warn\n[peer]\ndead_after = 10 s\n[transport]\n" \
-            "transports = %s\ncopy_threads = %d\n%s\n" % (
-                transport, threads, os.environ.get("KVD_BENCH_OPTIONS", "").replace(";", "\n"))
+            "transports = %s\ncopy_threads = %d\n%s\n%s\n" % (
+                transport, threads, more, os.environ.get("KVD_BENCH_OPTIONS", "").replace(";", "\n"))
         env = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"} if transport == "ucx" else {}
         self.daemons = [Daemon(config, run_dir=self.dir.name, name=name, env=env)
                         for name in ("prefill", "decode")]
@@ -225,8 +225,9 @@ def run(argv, env=None, seconds=60):
 class TcpFloor(Part):
     """The bare program of ours: the same cold rows between two processes."""
 
-    def __init__(self, op, rows, threads):
+    def __init__(self, op, rows, threads, how="auto"):
         super().__init__("tcp_floor", ROWS[rows][2])
+        self.how = how
         self.argv = [BUILD + "/bench/tcp_floor", op] + row_args(rows, "cold") + [str(threads)]
 
     @staticmethod
@@ -234,7 +235,7 @@ class TcpFloor(Part):
         return os.path.exists(BUILD + "/bench/tcp_floor")
 
     def turn(self, n):
-        said = json.loads(run(self.argv + [str(n)]))
+        said = json.loads(run(self.argv + [str(n), self.how]))
         self.seconds(said["seconds"])
         self.cpu += [s / self.total * 1e9 for s in said.get("cpu_s", [])]
 

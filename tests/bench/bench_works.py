@@ -27,11 +27,16 @@ KINDS = {
     "vm": ("same host, vm", "shm", "vm"),
     "tcp": ("tcp", "tcp", "memfd"),
     "ucx": ("ucx over tcp", "ucx", "memfd"),
+    # only when named
+    "aes128gcm": ("tcp, AES-128-GCM", "tcp", "memfd"),
+    "gmac": ("tcp, GMAC", "tcp", "memfd"),
 }
+KINDS_USUAL = ("memfd", "adopt", "vm", "tcp", "ucx")
+CRYPTO = ("aes128gcm", "gmac")  # options `tcp_crypto` of these kinds
 # what a work takes, in about tens of seconds
 WEIGHTS = {"host": 1, "net": 1.5, "latency": 2.5, "pages": 0.3, "poll": 0.5, "open": 1,
            "idle": 0.6}
-GROUPS = {"host": ("memfd", "adopt", "vm"), "net": ("tcp", "ucx")}
+GROUPS = {"host": ("memfd", "adopt", "vm"), "net": ("tcp", "ucx", "aes128gcm", "gmac")}
 OPS = ("write", "read")
 CONTROL = ("latency", "pages", "poll", "open", "idle")
 
@@ -56,6 +61,8 @@ GOALS = {
                 "256": [[("tcp_floor", 0.9)], [("iperf3", 0.7)]],
                 "flat": [[("tcp_floor", 0.9)], [("iperf3", 0.9)]]},
         "ucx": {},
+        **{kind: {rows: [[("tcp_floor", 0.85)]] for rows in ROWS_USUAL}
+           for kind in CRYPTO},
     },
     "warm": {
         "memfd": NIXL,
@@ -65,6 +72,8 @@ GOALS = {
                 "4k": [[("NIXL", 8)], [("Mooncake", 15)]],
                 "256": [[("NIXL", 40)]]},
         "ucx": {},
+        "aes128gcm": {},
+        "gmac": {},
     },
 }
 
@@ -96,18 +105,19 @@ class Chosen:
                 raise SystemExit("bench: %s: not one of %s" % (word, " ".join(sorted(known))))
         kinds = [k for k in KINDS if k in words]
         for name, members in GROUPS.items():
-            kinds += [k for k in members if name in words and k not in kinds]
+            kinds += [k for k in members
+                      if name in words and k not in kinds and k in KINDS_USUAL]
         rows = [r for r in ROWS if r in words]
         ops = [o for o in OPS if o in words]
         control = [c for c in CONTROL if c in words or "control" in words]
         only_control = control and not (kinds or rows or ops)
         # `latency tcp` is the latency over tcp, not that and all transfers over it
-        self.control_kinds = kinds or list(KINDS)
+        self.control_kinds = kinds or list(KINDS_USUAL)
         if control:
             kinds, rows, ops = ([], [], []) if only_control or not rows else (kinds, rows, ops)
             self.kinds = kinds
         else:
-            self.kinds = kinds or list(KINDS)
+            self.kinds = kinds or list(KINDS_USUAL)
         self.rows = rows or list(ROWS_USUAL)
         self.ops = ops or list(OPS)
         self.caches = [c for c in CACHES if c in words] or list(CACHES)

@@ -12,7 +12,8 @@
  * so, a `read` from the asking byte to the last one.
  *
  * HOW (auto: by the size of the rows) tries other ways of sending: named, packed,
- * zerocopy (MSG_ZEROCOPY), sendfile (of the memfd, contiguous rows). BATCH is the
+ * zerocopy (MSG_ZEROCOPY), sendfile (of the memfd, contiguous rows); aes128gcm and gmac
+ * seal records of 16 KiB as `tcp_crypto` does, and open them into the rows. BATCH is the
  * bytes of a call. Prints {"seconds": [...], "cpu_s": [...]}, one time a round and
  * what both processes' cores worked for it, which a busy machine falsifies less;
  * the first round, which warms the connections, is not among them.
@@ -22,6 +23,7 @@
 #include <inttypes.h>
 #include <linux/errqueue.h>
 #include <netinet/tcp.h>
+#include <openssl/evp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -47,10 +49,22 @@
 #define AHEAD 16u	/* rows asked for before they are copied */
 #define BATCH_BYTES (256u << 10)
 
-enum how { HOW_AUTO, HOW_NAMED, HOW_PACKED, HOW_ZEROCOPY, HOW_SENDFILE };
+#define RECORD 16384u
+#define RECORD_HEAD 5u
+#define RECORD_MORE (RECORD_HEAD + 1u + 16u) /* head, type, tag */
 
-static const char *const hows[] = {"auto",     "named",	   "packed",
-				   "zerocopy", "sendfile", NULL};
+enum how {
+	HOW_AUTO,
+	HOW_NAMED,
+	HOW_PACKED,
+	HOW_ZEROCOPY,
+	HOW_SENDFILE,
+	HOW_AES128GCM,
+	HOW_GMAC
+};
+
+static const char *const hows[] = {"auto",     "named",	    "packed", "zerocopy",
+				   "sendfile", "aes128gcm", "gmac",   NULL};
 
 struct worker {
 	pthread_t thread;
@@ -60,6 +74,10 @@ struct worker {
 	uint64_t first, count; /* its rows */
 	uint8_t *bounce;
 	struct iovec iov[IOVS];
+	/* sealed */
+	EVP_CIPHER_CTX *cipher;
+	uint64_t number;
+	uint8_t *records;
 };
 
 static struct rows rows;
@@ -166,6 +184,106 @@ static void packed(struct worker *w, const uint64_t *at, unsigned int count)
 		all(w->fd, w->bounce, count * rows.bytes, true);
 }
 
+/* ---- sealed ---- */
+
+static void update(const struct worker *w, uint8_t *to, const void *from, size_t len)
+{
+	int n;
+
+	if (EVP_CipherUpdate(w->cipher, to, &n, from, (int)len) <= 0)
+		die("EVP_CipherUpdate");
+}
+
+/* `len` bytes of the batch from `pos` on, or to there. */
+static void content(const struct worker *w, uint8_t *record, const uint64_t *at,
+		    uint64_t pos, size_t len)
+{
+	uint8_t *text = record + RECORD_HEAD;
+	bool packs = rows.bytes < NAMED_MIN;
+
+	for (size_t done = 0, n; done < len; done += n, pos += n) {
+		uint64_t in = pos % rows.bytes;
+		uint8_t *plain =
+			packs ? w->bounce + pos : memory + at[pos / rows.bytes] + in;
+
+		n = packs || rows.bytes - in > len - done ? len - done
+							  : (size_t)(rows.bytes - in);
+		if (how == HOW_GMAC)
+			memcpy(w->sends ? text + done : plain,
+			       w->sends ? plain : text + done, n);
+		else
+			update(w, w->sends ? text + done : plain,
+			       w->sends ? plain : text + done, n);
+	}
+}
+
+static void record(struct worker *w, uint8_t *bytes, const uint64_t *at, uint64_t pos,
+		   size_t len)
+{
+	uint8_t *type = bytes + RECORD_HEAD + len, *tag = type + 1, nonce[12] = {0};
+	int n;
+
+	memcpy(nonce, &w->number, sizeof(w->number));
+	w->number++;
+	if (w->sends) {
+		memcpy(bytes, (uint8_t[]){23, 3, 3, 0, 0}, RECORD_HEAD);
+		*type = 23;
+	}
+	if (EVP_CipherInit_ex(w->cipher, NULL, NULL, NULL, nonce, w->sends) <= 0 ||
+	    (!w->sends &&
+	     EVP_CIPHER_CTX_ctrl(w->cipher, EVP_CTRL_AEAD_SET_TAG, 16, tag) <= 0))
+		die("EVP_CipherInit_ex");
+	if (how == HOW_GMAC) {
+		if (w->sends)
+			content(w, bytes, at, pos, len);
+		update(w, NULL, bytes, RECORD_HEAD + len + 1);
+	} else {
+		update(w, NULL, bytes, RECORD_HEAD);
+		content(w, bytes, at, pos, len);
+		update(w, type, type, 1);
+	}
+	if (EVP_CipherFinal_ex(w->cipher, tag, &n) <= 0)
+		die("a record is wrong");
+	if (how == HOW_GMAC && !w->sends)
+		content(w, bytes, at, pos, len);
+	if (w->sends &&
+	    EVP_CIPHER_CTX_ctrl(w->cipher, EVP_CTRL_AEAD_GET_TAG, 16, tag) <= 0)
+		die("EVP_CTRL_AEAD_GET_TAG");
+}
+
+static void copy_rows(const struct worker *w, const uint64_t *at, unsigned int count)
+{
+	for (unsigned int i = 0; i < count; i++) {
+		uint8_t *row = memory + at[i], *slot = w->bounce + i * rows.bytes;
+
+		for (uint64_t b = 0; i + AHEAD < count && b < rows.bytes; b += 64)
+			__builtin_prefetch(memory + at[i + AHEAD] + b);
+		memcpy(w->sends ? slot : row, w->sends ? row : slot, rows.bytes);
+	}
+}
+
+static void sealed(struct worker *w, const uint64_t *at, unsigned int count)
+{
+	uint64_t total = count * rows.bytes;
+	size_t bytes = (size_t)(total + (total + RECORD - 1) / RECORD * RECORD_MORE);
+	uint8_t *next = w->records;
+
+	if (w->sends && rows.bytes < NAMED_MIN)
+		copy_rows(w, at, count);
+	if (!w->sends)
+		all(w->fd, w->records, bytes, false);
+	for (uint64_t pos = 0; pos < total; pos += RECORD) {
+		size_t len = total - pos < RECORD ? (size_t)(total - pos) : RECORD;
+
+		record(w, next, at, pos, len);
+		next += len + RECORD_MORE;
+	}
+	if (w->sends)
+		all(w->fd, w->records, bytes, true);
+	else if (rows.bytes < NAMED_MIN)
+		copy_rows(w, at, count);
+}
+
 static void share(struct worker *w)
 {
 	const uint64_t *at = (w->sends ? rows.from : rows.to) + w->first;
@@ -176,7 +294,9 @@ static void share(struct worker *w)
 	while (left > 0) {
 		unsigned int count = (unsigned int)(left < most ? left : most);
 
-		if (packs) {
+		if (how >= HOW_AES128GCM) {
+			sealed(w, at, count);
+		} else if (packs) {
 			packed(w, at, count);
 		} else if (how == HOW_SENDFILE && w->sends) {
 			files(w, at, count);
@@ -231,7 +351,14 @@ static void workers_start(struct worker *workers, unsigned int threads, const in
 		w->sends = sends;
 		w->first = rows.count * i / threads;
 		w->count = rows.count * (i + 1) / threads - w->first;
-		if (posix_memalign((void **)&w->bounce, 4096, batch_bytes + rows.bytes) ||
+		w->cipher = EVP_CIPHER_CTX_new();
+		if (!w->cipher ||
+		    EVP_CipherInit_ex(w->cipher, EVP_aes_128_gcm(), NULL,
+				      (const uint8_t *)"a key of no secret", NULL,
+				      sends) <= 0 ||
+		    posix_memalign((void **)&w->records, 4096,
+				   2 * (batch_bytes + rows.bytes)) ||
+		    posix_memalign((void **)&w->bounce, 4096, batch_bytes + rows.bytes) ||
 		    pthread_create(&w->thread, NULL, worker_main, w))
 			die("a thread");
 	}

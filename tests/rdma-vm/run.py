@@ -80,8 +80,7 @@ dead_after = 3 s
 [rooms]
 transfer_stall_timeout = 30 s
 [transport]
-transports = verbs
-require = rdma
+transports = %s
 verbs_rails = %s
 verbs_ack_timeout = 17
 """
@@ -102,8 +101,9 @@ def run_in(build, program):
 class Daemons:
     """One in each guest; ends them and looks at their words."""
 
-    def __init__(self, pair, rails="rxe0", build="/kvd", extra=""):
+    def __init__(self, pair, rails="rxe0", build="/kvd", extra="", transport="verbs"):
         self.pair, self.rails, self.build, self.extra = pair, rails, build, extra
+        self.transport = transport
         self.running = [None] * len(pair.guests)
 
     def __enter__(self):
@@ -117,7 +117,9 @@ class Daemons:
 
     def start(self, i):
         guest = self.pair[i]
-        lines = (CONFIG % (guest.address, self.rails) + self.extra).splitlines()
+        require = "require = rdma\n" if self.transport == "verbs" else ""
+        lines = (CONFIG % (guest.address, self.transport, self.rails) + require
+                 + self.extra).splitlines()
         guest.must("mkdir -p /tmp/kvd; rm -f /tmp/kvd.conf; "
                    + "; ".join(f"echo '{line}' >> /tmp/kvd.conf" for line in lines))
         self.running[i] = guest.start("echo $$ > /tmp/kvd.pid; "
@@ -151,18 +153,20 @@ def endpoint(guest):
     return f"tcp://{guest.address}:7400"
 
 
-def demo(pair, build):
-    with Daemons(pair, build=build):
+def demo(pair, build, transport="verbs"):
+    with Daemons(pair, build=build, transport=transport) as daemons:
         prefill = pair[0].start(f"KVD_DEMO_SHRINK=8 {run_in(build, 'demo-prefill')} "
                                 "/tmp/kvd/kvd.sock")
         decode = pair[1].start(f"KVD_DEMO_SHRINK=8 {run_in(build, 'demo-decode')} "
-                               f"/tmp/kvd/kvd.sock {endpoint(pair[0])} verbs")
+                               f"/tmp/kvd/kvd.sock {endpoint(pair[0])} {transport}")
         status = decode.wait(ROOM_S)
+        peers = daemons.ctl(1, "peers")
         print("# " + decode.text.replace("\n", "\n# "))
         check(status == 0, f"decode ended with {status}: {decode.text}; "
               f"prefill: {prefill.text}")
         check(prefill.wait(60) == 137, f"prefill ended with {prefill.status}: "
               + prefill.text)
+        return peers
 
 
 @case
@@ -175,6 +179,24 @@ def rooms_of_the_demo(pair):
 def asan_rooms_of_the_demo(pair):
     """the same, all of it built with the address sanitizer"""
     demo(pair, "/asan")
+
+
+# ---- tcp, sealed by the kernel ----
+
+@case
+def ktls_rooms_of_the_demo(pair):
+    """the demo over tcp: encrypted by the guests' kernels without being asked"""
+    peers = demo(pair, "/kvd", "tcp")
+    print("# " + peers.replace("\n", "\n# "))
+    check("tcp+aes128gcm-ktls" in peers, peers)
+
+
+@case
+def ktls_and_libcrypto(pair):
+    """records of the kernel opened by OpenSSL and back, and what wrong ones cost"""
+    text = pair[0].must("/kvd/test_tcp_crypto 2>&1", 600)
+    check("SKIPPED" not in text, text[-2000:])
+    print("# " + text.splitlines()[-1])
 
 
 def aborts(pair, sender, receiver, rounds, page=65536):
@@ -619,7 +641,8 @@ def pack_programs(build, image, folder):
     return archive
 
 
-PROGRAMS = ["kvd", "kvd-ctl", "conform", "demo-prefill", "demo-decode", "rdma-abort"]
+PROGRAMS = ["kvd", "kvd-ctl", "conform", "demo-prefill", "demo-decode", "rdma-abort",
+            "unit/test_tcp_crypto"]
 SANITIZED = os.environ.get("RDMA_VM_SANITIZED")  # another build, with the address sanitizer
 
 

@@ -33,6 +33,7 @@
 #include "daemon/config/config.h"
 #include "daemon/transport/net_reg.h"
 #include "daemon/transport/tcp/tcp_impl.h"
+#include "daemon/transport/tcp/tcp_ktls.h"
 
 #define TIMEOUT_MIN_NS (5 * LOOP_NS_PER_S)
 #define UNSENT_MAX (512 << 10) /* of a stream, in the kernel: others wait behind it */
@@ -151,6 +152,7 @@ static void tcp_configure(struct tcp_transport *transport, const struct config *
 	transport->thread_count = config->tcp_threads;
 	transport->verify = (enum tcp_verify)config->tcp_verify;
 	transport->crypto = (enum tcp_crypto)config->tcp_crypto;
+	transport->kernel = tcp_ktls_there();
 	transport->buffer_bytes = config->tcp_buffer_bytes;
 }
 

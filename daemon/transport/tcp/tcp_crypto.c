@@ -5,6 +5,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/transport/tcp/tcp_impl.h"
+#include "daemon/transport/tcp/tcp_ktls.h"
 
 static const char *const words[] = {"none", "gmac", "aes128gcm"};
 
@@ -44,28 +45,17 @@ void tcp_crypto_agree(struct tcp_peer *peer, const struct tcp_hello *dialer,
 {
 	peer->verify = dialed->verify;
 	peer->crypto = dialed->crypto;
-	peer->rekeys = !dialer->kernel && !dialed->kernel;
+	peer->kernel = peer->crypto == TCP_CRYPTO_AES128GCM &&
+		       (dialer->kernel || dialed->kernel);
 }
 
 /* ---- seals ---- */
 
-/* Both directions of a connection. */
-static int seals_new(const struct tcp_peer *peer, const struct tcp_traffic *traffic,
-		     struct tcp_seal **seal_p, struct tcp_seal **open_p)
-{
-	bool dial = peer->net.dial;
-	int r = tcp_seal_new(peer->crypto, dial ? &traffic->dialer : &traffic->dialed,
-			     peer->rekeys, peer->net.name, seal_p);
-
-	if (r == 0)
-		r = tcp_seal_new(peer->crypto, dial ? &traffic->dialed : &traffic->dialer,
-				 peer->rekeys, peer->net.name, open_p);
-	return err_pass(r);
-}
-
 int tcp_crypto_line(struct tcp_peer *peer)
 {
+	const struct tcp_traffic *traffic = &peer->keys.line;
 	struct tcp_line *line = &peer->line;
+	bool dial = peer->net.dial;
 	int r;
 
 	if (peer->crypto == TCP_CRYPTO_NONE)
@@ -73,7 +63,11 @@ int tcp_crypto_line(struct tcp_peer *peer)
 	line->records = mem_alloc(2 * TCP_RECORD_BYTES);
 	if (!line->records)
 		return err_pass(-ENOMEM);
-	r = seals_new(peer, &peer->keys.line, &line->seal, &line->open);
+	r = tcp_seal_new(peer->crypto, dial ? &traffic->dialer : &traffic->dialed, true,
+			 peer->net.name, &line->seal);
+	if (r == 0)
+		r = tcp_seal_new(peer->crypto, dial ? &traffic->dialed : &traffic->dialer,
+				 true, peer->net.name, &line->open);
 	if (r < 0)
 		return err_pass(r);
 	tcp_seal_lend(line->seal, line->records, TCP_RECORD_BYTES);
@@ -84,15 +78,29 @@ int tcp_crypto_line(struct tcp_peer *peer)
 int tcp_crypto_stream(struct tcp_stream *stream, const struct tcp_traffic *traffic)
 {
 	struct tcp_peer *peer = stream->peer;
+	bool dial = peer->net.dial, rekeys = !peer->kernel, kernel;
+	const struct tcp_secret *send = dial ? &traffic->dialer : &traffic->dialed;
+	const struct tcp_secret *receive = dial ? &traffic->dialed : &traffic->dialer;
+	int r = 0;
 
 	if (peer->crypto == TCP_CRYPTO_NONE)
 		return 0;
-	return err_pass(seals_new(peer, traffic, &stream->tx.seal, &stream->rx.seal));
+	kernel = peer->kernel && peer->transport->kernel && tcp_ktls_begin(stream->fd);
+	if (!kernel || !tcp_ktls_receive(stream->fd, receive))
+		r = tcp_seal_new(peer->crypto, receive, rekeys, peer->net.name,
+				 &stream->rx.seal);
+	if (r == 0 && (!kernel || !tcp_ktls_send(stream->fd, send)))
+		r = tcp_seal_new(peer->crypto, send, rekeys, peer->net.name,
+				 &stream->tx.seal);
+	return err_pass(r);
 }
 
 const char *tcp_crypto_tell(const struct tcp_peer *peer)
 {
-	return peer->crypto == TCP_CRYPTO_NONE ? NULL : tcp_crypto_word(peer->crypto);
+	if (peer->crypto == TCP_CRYPTO_NONE)
+		return NULL;
+	return peer->streams[0].tx.seal ? tcp_crypto_word(peer->crypto)
+					: "aes128gcm-ktls";
 }
 
 /* ---- what was dropped behind all else ---- */

@@ -216,7 +216,7 @@ struct tcp_peer {
 	struct tcp_line line;
 	enum tcp_verify verify;
 	enum tcp_crypto crypto; /* of all its connections */
-	bool rekeys;		/* no kernel has one of their keys */
+	bool kernel;		/* one end's kernel may have the streams' keys */
 	struct tcp_keys keys;
 	struct tcp_stream *streams;
 	unsigned int stream_count, streams_up;

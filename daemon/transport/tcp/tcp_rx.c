@@ -38,6 +38,12 @@ static int broke(const struct tcp_stream *stream, ssize_t n, int no)
 			 n == 0 ? "ended" : "broke: ", n == 0 ? "" : strerror(no));
 }
 
+/* What a kernel says of a record: a wrong tag, no record at all, one of another type. */
+static bool is_kernels(int no)
+{
+	return no == EBADMSG || no == EINVAL || no == EMSGSIZE || no == EIO;
+}
+
 /* What a call that brought nothing means. */
 static enum outcome nothing_came(struct tcp_stream *stream, ssize_t n, int no)
 {
@@ -46,7 +52,7 @@ static enum outcome nothing_came(struct tcp_stream *stream, ssize_t n, int no)
 	stream->can_read = false;
 	if (n < 0 && no == EAGAIN)
 		return WAITING;
-	if (n < 0 && no == EBADMSG) /* the kernel's */
+	if (n < 0 && stream->peer->crypto != TCP_CRYPTO_NONE && is_kernels(no))
 		err_raise(ERR_AUTH,
 			  "tcp: authentication failed: a record of a stream to %s was "
 			  "changed, left out, repeated or put elsewhere under way",
