@@ -313,8 +313,9 @@ const struct command peer_commands[] = {
 	 "lost in the last ten minutes",
 	 NULL, 0, run_list,
 	 "peers: {endpoint, instance, state, transport, path, crypto (what protects "
-	 "bytes on their way: none, gmac, aes128gcm, aes128gcm-ktls: by the kernel), passed_over (transports "
-	 "that it could not be connected by, and why), inflight_bytes, …}; "
+	 "bytes on their way: none, gmac, aes128gcm, aes128gcm-ktls: by the kernel), "
+	 "passed_over (transports that it could not be connected by, and why), "
+	 "inflight_bytes, …}; "
 	 "lost: the same of those that are gone (state lost), or never came up "
 	 "(unreached); of each known_as (its name in curve_allow_file), version, "
 	 "since_ms (up or not), bytes_in, bytes_out, rooms_ended, rooms_failed, downs, "

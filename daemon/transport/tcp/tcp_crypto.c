@@ -1,4 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whether and how a peer's connections are sealed. Both ends say in their hellos what
+ * they want, the stronger wish holds for all connections of the peering. The loop seals
+ * the control line itself; a stream is left to the kernel where that has TLS, else its
+ * I/O thread seals it in a buffer that it lends while something is under way.
+ *
+ * Records have numbers that nobody sends, so one that was taken out shows by the next
+ * one's tag. Behind the last frame of a burst goes an empty one (BEAT) for that.
+ */
 #include <errno.h>
 #include <sys/socket.h>
 
