@@ -314,8 +314,8 @@ const struct command admin_commands[] = {
 	 "busy), room_bytes (moved by rooms since the start), staged_bytes (of them, by "
 	 "way of a buffer of this daemon's), insecure (insecure = yes: it does not "
 	 "authenticate its peers), plain_peers (daemons of other hosts to which bytes go "
-	 "in clear), sandbox (what bounds it: seccomp, landlock), sandbox_lacks (why that "
-	 "is not all), transports"},
+	 "in clear), sandbox (what bounds it: seccomp, landlock), sandbox_lacks (why "
+	 "that is not all), transports"},
 	{"config.show",
 	 "Show the settings in force; paths, users and groups to administrators only",
 	 NULL, 0, config_show_run,
