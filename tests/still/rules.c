@@ -758,10 +758,7 @@ static bool is_called_by(const struct judged *j, const char *library)
  * 1.13): at start to the worker itself, later by the thread that is there for it. */
 static bool is_libucps(const struct judged *j)
 {
-	char comm[32];
-
-	return (on_loop(j) || strcmp(thread_name(j, comm), "kvd-ucx") == 0) &&
-	       is_called_by(j, "/libucs.so");
+	return is_called_by(j, "/libucs.so");
 }
 
 static bool judge(struct judged *j, enum shape shape)
