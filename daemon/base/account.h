@@ -54,6 +54,7 @@ struct account {
 	uint64_t objects[ACCOUNT_CLASS_END], bytes[ACCOUNT_CLASS_END];
 	uint64_t total; /* of bytes */
 	uint64_t refused;
+	uint64_t served; /* loop_fd.served of its connections */
 };
 
 /* All zero: none yet, and no ceiling. */

@@ -121,6 +121,7 @@ static void session_leave(struct conn *conn, const char *why)
 	if (!session)
 		return;
 	session->conn = NULL;
+	conn->watch.served = NULL;
 	session_end(session, why);
 }
 
@@ -230,6 +231,7 @@ void conn_hangup(struct conn *conn, const struct err *why)
 	assert(why->code != ERR_OK);
 	conn->session = NULL;
 	conn->out.account = NULL;
+	conn->watch.served = NULL;
 	if (sm_state(&conn->sm) != CONN_OPEN)
 		return;
 	sm_move(&conn->sm, CONN_CLOSING);
@@ -552,6 +554,7 @@ int conn_new(struct conn_host *host, int fd, const struct session_peer *peer)
 		return err_pass(r);
 	}
 	conn->out.account = conn->session->account;
+	conn->watch.served = &conn->session->account->served;
 	list_push_back(&host->conns, &conn->link);
 	conn_arm(conn);
 	return 0;

@@ -424,9 +424,14 @@ static bool run_prepares(struct loop *loop)
 
 /* ---- file descriptors that are ready ---- */
 
+static uint64_t *served_of(struct loop_fd *watch)
+{
+	return watch->served ? watch->served : &watch->own_served;
+}
+
 static void io_serve(struct loop *loop, struct loop_fd *watch, int events)
 {
-	loop->ran++;
+	*served_of(watch) = ++loop->ran;
 	watch->on_ready(watch, events);
 }
 
@@ -451,16 +456,27 @@ static void on_io(struct ev_loop *ev, ev_io *impl, int revents)
 		list_push_back(&loop->late, &io->late);
 }
 
+/* By owner: many fds of one do not keep another's waiting. */
+static struct io *late_next(struct loop *loop)
+{
+	struct io *io, *next = NULL;
+
+	list_foreach(io, &loop->late, late)
+		if (!next || *served_of(io->watch) < *served_of(next->watch))
+			next = io;
+	return next;
+}
+
 /* Those that had no turn when they were ready. */
 static void run_late(struct loop *loop)
 {
-	struct list *link;
+	struct io *io;
 
 	part_begin(loop);
-	while ((link = list_pop_front(&loop->late))) {
-		struct io *io = list_entry(link, struct io, late);
+	while ((io = late_next(loop))) {
 		int events = io->late_events & io->watch->events;
 
+		list_remove(&io->late);
 		io->late_events = 0;
 		if (events)
 			io_serve(loop, io->watch, events);

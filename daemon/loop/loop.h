@@ -90,6 +90,11 @@ struct loop_fd {
 	int fd;
 	int events;
 	void *impl; /* the library's watcher, NULL when stopped */
+	/* When turns are short of time, whose fds were served longest ago comes first: a
+	 * word that all fds of one owner share (it outlives this, or is taken back with
+	 * NULL); NULL: this fd alone. */
+	uint64_t *served;
+	uint64_t own_served;
 };
 void loop_fd_init(struct loop_fd *watch, struct loop *loop, int fd,
 		  void (*on_ready)(struct loop_fd *watch, int events));

@@ -706,6 +706,52 @@ static void stats_of_a_long_turn_tell_its_length(void **state)
 	loop_free(loop);
 }
 
+struct busy_fd {
+	struct loop_fd watch;
+	int pipe[2];
+	unsigned int served;
+};
+
+static void on_busy(struct loop_fd *watch, int events)
+{
+	(void)events;
+	container_of(watch, struct busy_fd, watch)->served++;
+	burn(watch->loop, MS); /* longer than its part of a turn */
+}
+
+/* Always ready, all of them: the others wait for one of the owner's, not for all. */
+static void many_fds_of_one_owner_are_served_as_one(void **state)
+{
+	struct busy_fd fds[18];
+	unsigned int many = 0, alone;
+	uint64_t owner = 0;
+	struct loop *loop;
+
+	(void)state;
+	assert_int_equal(loop_new(&loop), 0);
+	for (size_t i = 0; i < ARRAY_LEN(fds); i++) {
+		fds[i].served = 0;
+		assert_int_equal(pipe(fds[i].pipe), 0);
+		assert_int_equal(write(fds[i].pipe[1], "x", 1), 1);
+		loop_fd_init(&fds[i].watch, loop, fds[i].pipe[0], on_busy);
+		fds[i].watch.served = i < 16 ? &owner : NULL;
+		assert_int_equal(loop_fd_set(&fds[i].watch, LOOP_READ), 0);
+	}
+	for (int turn = 0; turn < 60; turn++)
+		loop_turn(loop, 0);
+	for (size_t i = 0; i < 16; i++)
+		many += fds[i].served;
+	alone = fds[16].served < fds[17].served ? fds[16].served : fds[17].served;
+	assert_true(many > 0 && alone > 0);
+	assert_true(many <= 2 * alone);
+	for (size_t i = 0; i < ARRAY_LEN(fds); i++) {
+		loop_fd_stop(&fds[i].watch);
+		close(fds[i].pipe[0]);
+		close(fds[i].pipe[1]);
+	}
+	loop_free(loop);
+}
+
 static void lag_of_a_late_turn_counts_from_the_due_time(void **state)
 {
 	struct note_timer a;
@@ -772,6 +818,7 @@ int main(void)
 		cmocka_unit_test(wake_from_threads_is_never_lost),
 		cmocka_unit_test(wake_virtual_is_a_deferred_call),
 		cmocka_unit_test(lag_after_a_long_callback_is_told_until_it_is_past),
+		cmocka_unit_test(many_fds_of_one_owner_are_served_as_one),
 		cmocka_unit_test(lag_of_a_late_turn_counts_from_the_due_time),
 		cmocka_unit_test(stats_of_a_long_turn_tell_its_length),
 		cmocka_unit_test(loop_without_memory_is_not_made),
