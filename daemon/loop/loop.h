@@ -29,6 +29,7 @@ struct loop;
 int loop_new(struct loop **loop_p);
 /* Virtual time from 1 s on, random numbers from the seed, no fds or signals. */
 int loop_new_virtual(uint64_t seed, struct loop **loop_p);
+bool loop_is_virtual(const struct loop *loop);
 void loop_free(struct loop *loop); /* NULL is fine; all watches must be stopped */
 
 /* Run until loop_stop(). A virtual loop returns also when nothing is left. */
