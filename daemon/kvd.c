@@ -444,7 +444,8 @@ int kvd_new(const struct config *config, const struct kvd_sockets *sockets,
 	return 0;
 }
 
-/* Fail what runs, tell everybody, and turn the loop until all has quiesced. */
+/* Fail what runs, tell everybody, and turn the loop until all has quiesced. A session may
+ * wait for a peer that lets go of nothing: half of the time, then peers are cut. */
 static int wind_up(struct kvd *kvd)
 {
 	uint64_t until = loop_clock_ns(kvd->loop) + STOP_NS;
@@ -455,10 +456,12 @@ static int wind_up(struct kvd *kvd)
 	peer_commands_stop(&why);
 	bootstrap_close(kvd->bootstrap, &why);
 	control_close(kvd->control);
-	while (!control_idle(kvd->control) && loop_clock_ns(kvd->loop) < until)
+	while (!control_idle(kvd->control) &&
+	       loop_clock_ns(kvd->loop) < until - STOP_NS / 2)
 		loop_turn(kvd->loop, DRAIN_LOOK_NS);
 	handshake_close(kvd->handshake);
-	while (!handshake_drained(kvd->handshake) && loop_clock_ns(kvd->loop) < until)
+	while (!(control_idle(kvd->control) && handshake_drained(kvd->handshake)) &&
+	       loop_clock_ns(kvd->loop) < until)
 		loop_turn(kvd->loop, DRAIN_LOOK_NS);
 	if (control_idle(kvd->control) && handshake_drained(kvd->handshake))
 		return 0;
