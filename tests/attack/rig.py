@@ -376,7 +376,7 @@ def play_once(one, timed):
         seen.append("a ping of another user took %.1f s" % figures.worst)
     seen += figures.lost + ended
     if seen:
-        return "VULNERABLE", "; ".join(seen), figures
+        return "VULNERABLE", "; ".join(seen) + log, figures
     if timed and figures.late():
         return "late", "p99 of another user's ping %.1f ms" % (1e3 * figures.p99), figures
     return "held", "", figures

@@ -7,7 +7,7 @@ import sys
 
 import rig
 
-DOORS = ("engine", "odd", "stranger", "files")
+DOORS = ("engine", "odd", "stranger", "peer", "files")
 
 
 def main():

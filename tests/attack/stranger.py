@@ -51,8 +51,7 @@ def zmtp(house):
     return s
 
 
-@attack("V7", "a ZeroMQ message without an end does not fill memory", by=STRANGER)
-def unfinished_multipart(house):
+def message_without_end(house):
     def send():
         with contextlib.suppress(OSError):
             s = zmtp(house)
@@ -61,6 +60,17 @@ def unfinished_multipart(house):
                 s.sendall(part)
     grown = rig.grown_mib(house.a, send, 1)
     return "%d MiB of one message" % grown if grown > 64 else None
+
+
+@attack("V7", "a ZeroMQ message without an end does not fill memory", by=STRANGER)
+def unfinished_multipart(house):
+    return message_without_end(house)
+
+
+@attack("V7", "nor does one of a peer that got past the door: here without keys", by=STRANGER,
+        config="[peer]\ninsecure = yes\n")
+def unfinished_multipart_past_the_door(house):
+    return message_without_end(house)
 
 
 @attack("V8", "connections that say nothing leave descriptors for engines", by=STRANGER,

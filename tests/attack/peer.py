@@ -1,0 +1,363 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Attacks by other daemons: with a key that the attacked one knows, and with one that it
+does not."""
+import os
+import socket
+import struct
+import time
+
+import hostile
+import rig
+from hostile import (ABORT, ATTACH, BYE, HELLO, LINE, OFFER_QUERY, PART, PING, PUBLISH,
+                     REGISTER, REGISTER_NAK, TRANSFER_INFO, UNREGISTER, blob, known, peered, text)
+from rig import (MIB, STRANGER, Engine, Lingering, Skip, attack, free_port, grown_mib, raw,
+                 rest)
+from kvd_engine import Cache
+
+HOLD_S = 2
+SMALL = "[daemon]\nmemory = 64 MiB\n"
+KEPT_MIB = 96  # of that ceiling, what the allocator adds, and messages on their way
+
+
+def metric(house, name):
+    watch = Engine(house.a, "watch")
+    return {m["name"]: m["value"] for m in watch.cmd("stats")["metrics"]}[name]
+
+
+def need_plain():
+    if not rig.PLAIN:
+        raise Skip("memory is measured without sanitizers only")
+
+
+def alive(house):
+    """Is a there for a new engine, and do its peers stand?"""
+    Engine(house.a, "after").cmd("ping")
+
+
+# ---- descriptors ----
+
+def shm_line(house, peer):
+    """The data line of a peer of this host, which dialled it."""
+    welcome = peer.welcome
+    token = welcome[36:52]
+    s = raw(next(n for n in house.shm["a"] if n.startswith("\0")))
+    body = struct.pack("<IHH", 0x6d68736b, 2, 0) + token
+    s.sendall(struct.pack("<IBBHQ", len(body), 1, 0, 0, 0) + body)
+    s.settimeout(2)
+    return s if s.recv(4096)[4:5] == b"\2" else None
+
+
+@attack("V1", "descriptors that a peer of this host passes stop nobody", keyed=True)
+def shm_descriptors_of_a_peer(house):
+    with peered(house, shm=True) as peer:
+        peer.line("shm")
+        rest(0.3)
+        s = shm_line(house, peer)
+        assert s, "no data line"
+        lingering = Lingering()
+        for frame in (struct.pack("<IBBHQ", 8, 11, 0, 0, 1) + struct.pack("<Q", 1 << 20),
+                      struct.pack("<IBBHQ", 17, 13, 0, 0, 1) + bytes(17), b"x"):
+            lingering.send(s, frame)
+        rest(HOLD_S)
+        s.close()
+        rest(HOLD_S)
+
+
+# ---- fences ----
+
+@attack("V5", "a peer that lets go of nothing keeps no memory and no engine", keyed=True,
+        by=rig.ROOT)
+def a_peer_that_never_lets_go(house):
+    with rig.House(keyed=True) as own:
+        with peered(own) as peer:
+            peer.line()
+            engine = Engine(own.a, "victim")
+            engine.sock.settimeout(20)
+            cache = Cache(engine, name="kept")
+            assert peer.saw(REGISTER), "the pool is not told"
+            begin = time.monotonic()
+            engine.cmd("pool.unregister", pool=cache.pool)
+            took = time.monotonic() - begin
+            Cache(engine, name="kept2")
+            rest(0.5)
+            begin = time.monotonic()
+            wrong = own.end()
+            ended = time.monotonic() - begin
+        if wrong or took > 12 or ended > 15:
+            return "pool.unregister took %.1f s, SIGTERM %.1f s; %s" % (took, ended, wrong)
+    return None
+
+
+# ---- what is kept ----
+
+def session(number, regions, key=b"k" * 26):
+    row = b"".join(struct.pack("<QQQB", i + 1, 4096 * i, 4096, 0) + blob(key)
+                   for i in range(regions))
+    return (struct.pack("<QBQ", number, 1, number) + text("s") + text("tcp") + blob(b"") +
+            blob(struct.pack("<I", regions) + row) + blob(struct.pack("<I", 0)))
+
+
+@attack("V7", "sessions and regions that a peer tells are charged to it and refused",
+        keyed=True, config=SMALL)
+def registers_without_end(house):
+    need_plain()
+    with peered(house) as peer:
+        peer.line()
+
+        def tell():
+            for number in range(1, 1200):
+                if not peer.say(REGISTER, session(number, 4000)):
+                    break
+        grown = grown_mib(house.a, tell, 1)
+        refused = peer.saw(REGISTER_NAK, 2)
+    if grown > KEPT_MIB:
+        return "%d MiB of sessions" % grown
+    return None if refused else "none of them was refused by name"
+
+
+def info(room, pages=1000, generation=1, ticket=bytes(16), runs=True):
+    run = struct.pack("<II", 0, 1) * pages if runs else struct.pack("<II", 0, pages)
+    view = text("kv") + struct.pack("<QQQ", 0, 0, 30) + blob(run)
+    return (struct.pack("<QQQQI", room, generation, 1, 1, 1) +
+            blob(struct.pack("<I", 1) + view) + blob(struct.pack("<I", 0)) +
+            text("") + text("") + ticket)
+
+
+@attack("V7", "requests for rooms that nobody opened are few bytes, and the peer's own",
+        keyed=True, config=SMALL)
+def requests_for_no_room(house):
+    need_plain()
+    with peered(house) as peer:
+        peer.line()
+
+        def ask():
+            for room in range(6000):
+                if not peer.say(TRANSFER_INFO, info(room, 4000)):
+                    break
+        grown = grown_mib(house.a, ask, 1)
+    return "%d MiB of requests" % grown if grown > KEPT_MIB else None
+
+
+@attack("V7", "parts of a message that never ends are not kept", keyed=True, config=SMALL)
+def parts_without_end(house):
+    need_plain()
+    with peered(house) as peer:
+        peer.line()
+
+        def tell():
+            at = 0
+            while peer.say(PART, struct.pack("<HII", REGISTER, 1048000, at) +
+                           blob(bytes(65536))) and at < 1 << 28:
+                at += 65536
+        grown = grown_mib(house.a, tell, 1)
+    return "%d MiB of parts" % grown if grown > KEPT_MIB else None
+
+
+@attack("V7", "ranks that a peer publishes are bounded", keyed=True, config=SMALL)
+def ranks_of_many_groups(house):
+    need_plain()
+    with peered(house) as peer:
+        def publish():
+            for i in range(20000):
+                if not peer.say(PUBLISH, struct.pack("<QQ", i, 1 << 40) + text("g%d" % i) +
+                                blob(os.urandom(900))):
+                    break
+        grown = grown_mib(house.a, publish, 1)
+    return "%d MiB of ranks" % grown if grown > KEPT_MIB else None
+
+
+# ---- tables, dials ----
+
+@attack("V8", "thousands of HELLOs of one key leave room for another's", keyed=True,
+        by=rig.ROOT, config="[peer]\npeers = 64\n")
+def hellos_fill_the_table(house):
+    peer = known(house)
+    for i in range(4000):
+        peer.id = b"\1" + os.urandom(15)
+        peer.epoch = i + 1
+        peer.put(peer.frame(HELLO, peer.hello_body(
+            endpoint="tcp://127.0.0.1:%d#%s" % (1024 + i, peer.keys[1]))))
+    other = hostile.Daemon(house.endpoints["a"], hostile.keys_of(house, "b"))
+    return None if other.up(6) else "no WELCOME for another key"
+
+
+@attack("V11", "a HELLO makes it dial its sender once, and nobody else", keyed=True)
+def hello_makes_it_dial_others(house):
+    door, other = (socket.create_server(("127.0.0.1", 0)) for _ in "12")
+    for d in (door, other):
+        d.setblocking(False)
+    peer = known(house)
+    for _ in range(3):
+        peer.put(peer.frame(HELLO, peer.hello_body(
+            endpoint="tcp://127.0.0.1:%d#%s" % (door.getsockname()[1], peer.keys[1]))))
+    # a key that is not the sender's
+    peer.put(peer.frame(HELLO, peer.hello_body(endpoint="tcp://127.0.0.1:%d#%s" % (
+        other.getsockname()[1], house.keys["b"]))))
+    counts, kept, end = [0, 0], [], time.monotonic() + 4
+    while time.monotonic() < end:
+        for i, d in enumerate((door, other)):
+            try:
+                kept.append(d.accept()[0])
+                counts[i] += 1
+            except BlockingIOError:
+                rest(0.01)
+    if counts[0] > 3 or counts[1]:
+        return "it dialled %d and %d times" % tuple(counts)
+    return None
+
+
+# ---- rooms of others ----
+
+@attack("V4", "rooms of others are not taken, ended or asked for in advance by number",
+        keyed=True)
+def rooms_of_others_by_number(house):
+    first = 1 << 50  # the bystander's
+    with peered(house) as peer:
+        peer.line()
+        end = time.monotonic() + HOLD_S
+        for again in range(8):
+            for room in range(first, first + 300):
+                peer.say(TRANSFER_INFO, info(room, 1, again + 1))
+                peer.say(OFFER_QUERY, struct.pack("<QQQQ", room, again + 1, 1, 1) +
+                         text("") + text("") + bytes(16))
+                for role in (0, 1):
+                    peer.say(ABORT, struct.pack("<QBQQQI", room, role, again + 1, 0, 0, 1) +
+                             text("forged") + bytes(16))
+            if time.monotonic() > end:
+                break
+        rest(0.5)
+
+
+@attack("V4", "secrets of sessions are not guessed, and guessing is cheap to refuse",
+        keyed=True)
+def secrets_guessed(house):
+    with peered(house) as peer:
+        peer.line()
+        for session_id in range(3000):
+            peer.say(ATTACH, struct.pack("<QQ", session_id, session_id % 20) +
+                     os.urandom(16))
+        rest(1)
+        if any(kind == hostile.ATTACH_ACK for kind, _ in peer.heard):
+            return "attached"
+    return None
+
+
+# ---- lies ----
+
+def instance_of(house, name):
+    peers = Engine(house.a, "watch").cmd("peer.list")["peers"]
+    return next((bytes.fromhex(p["instance"]) for p in peers if p["name"] == name), None)
+
+
+@attack("lies", "another daemon's name ends no peering of its", keyed=True)
+def frames_in_another_daemons_name(house):
+    b = instance_of(house, "b")
+    assert b, "b is no peer"
+    with peered(house) as peer:
+        for kind, body in ((BYE, struct.pack("<I", 1) + text("gone")), (LINE, b""),
+                           (UNREGISTER, struct.pack("<Q", 1)),
+                           (HELLO, peer.hello_body()), (hostile.WELCOME, peer.hello_body()),
+                           (ABORT, struct.pack("<QBQQQI", 1 << 50, 1, 1, 1, 0, 1) + text("x"))):
+            for epoch in (0, 1, peer.theirs):
+                for _ in range(50):
+                    peer.put(peer.frame(kind, body, 1, sender=b, epoch=epoch))
+        rest(1)
+        if instance_of(house, "b") != b:
+            return "b is another now"
+    return None
+
+
+@attack("lies", "versions, epochs, lengths and sequences that lie end the liar's peering only",
+        keyed=True)
+def headers_that_lie(house):
+    bends = [dict(version=0), dict(version=0xffff), dict(flags=0xffffffff),
+             dict(target=os.urandom(16)), dict(sender=bytes(16)), dict(epoch=0),
+             dict(epoch=(1 << 64) - 1), dict(mine=7), dict(length=0xffffffff),
+             dict(length=0), dict(magic=0), dict(kind=0), dict(kind=0xffff),
+             dict(sequence=0), dict(sequence=(1 << 64) - 1)]
+    peer = known(house)
+    for bend in bends:
+        peer.sequence = 0
+        peer.id, peer.epoch = b"\1" + os.urandom(15), peer.epoch + 1
+        peer.put(peer.frame(HELLO, peer.hello_body()))
+        for kind in (PING, REGISTER, TRANSFER_INFO, HELLO, BYE):
+            body = peer.hello_body() if kind == HELLO else os.urandom(64)
+            peer.put(peer.frame(kind, body, 1, **bend))
+    for low, high in ((2, 1), (0, 0), (9, 9), (0xffff, 0xffff), (0, 0xffff)):
+        peer.put(peer.frame(HELLO, peer.hello_body(low, high)))
+    for cut in range(0, 96, 5):
+        peer.put(peer.frame(PING, bytes(8))[:cut])
+    rest(1)
+    alive(house)
+
+
+@attack("lies", "what was said to one daemon counts nothing at another, nor twice, nor later",
+        keyed=True)
+def frames_replayed(house):
+    with peered(house) as peer:
+        peer.line()
+        rest(0.2)
+        frames = [peer.frame(kind, body, peer.sequence + 1 + i) for i, (kind, body) in enumerate((
+            (REGISTER, session(1, 4)), (UNREGISTER, struct.pack("<Q", 1)),
+            (PING, bytes(8)), (BYE, struct.pack("<I", 1) + text("late"))))]
+    other = hostile.Daemon(house.endpoints["b"], hostile.keys_of(house))
+    for frame in frames * 20:
+        other.put(frame)
+    with peered(house) as again:  # the next epoch of the same key
+        again.line()
+        for frame in frames * 20:
+            again.put(frame)
+        rest(1)
+        again.heard.clear()
+        rest(0.5)
+    alive(house)
+    return None
+
+
+@attack("lies", "a daemon that speaks one byte at a time keeps nobody waiting", by=STRANGER)
+def one_byte_at_a_time(house):
+    port = int(house.endpoints["a"].split("#")[0].rsplit(":", 1)[1])
+    greeting = b"\xff" + bytes(8) + b"\x7f\3\1" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    kept = [socket.create_connection(("127.0.0.1", port)) for _ in range(150)]
+    for at in range(len(greeting)):
+        for s in kept:
+            try:
+                s.send(greeting[at:at + 1])
+            except OSError:
+                pass
+        rest(0.03)
+
+
+@attack("lies", "a key that nobody knows gets no word through", keyed=True)
+def unknown_key(house):
+    peer = hostile.Daemon(house.endpoints["a"])
+    if peer.up(3):
+        return "it was welcomed"
+    kept = [hostile.Daemon(house.endpoints["a"]) for _ in range(20)]
+    for one in kept:
+        one.put(one.frame(HELLO, one.hello_body()), flags=hostile.DONTWAIT)
+    rest(HOLD_S)
+    alive(house)
+    return None
+
+
+@attack("lies", "a peer that ends and begins all the time costs the others nothing", keyed=True)
+def peerings_without_rest(house):
+    end = time.monotonic() + 5
+    peer = known(house)
+    while time.monotonic() < end:
+        peer.id, peer.epoch = b"\1" + os.urandom(15), peer.epoch + 1
+        peer.sequence, peer.their_id, peer.alive = 0, bytes(16), True
+        if peer.up(1):
+            peer.line()
+            peer.say(REGISTER, session(1, 100))
+            peer.say(BYE, struct.pack("<I", 1) + text("bye"), sequence=0)
+        peer.alive = False
+        for thread in peer.threads:
+            thread.join()
+        peer.threads.clear()
+
+
+if __name__ == "__main__":
+    rig.main("peer")
