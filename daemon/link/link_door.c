@@ -14,6 +14,11 @@
  * has a time. The proven have a cap by user. All together stay below half of
  * RLIMIT_NOFILE: the rest is for engines.
  *
+ * libzmq collects the parts of a message until the last has come, without a bound. So the
+ * bytes that a connection has received are looked at: many, and no whole message since
+ * the last look, are such a one. Of a proven connection two looks must say so, for what
+ * has come may lie unread here while the loop has much to do.
+ *
  * A handshake that failed is followed by DISCONNECTED, and libzmq says not whose it was.
  * One I/O thread makes the events, so the two belong together. What ends without a cause
  * (a port scan, our own probe, a daemon that dies) is no refusal.
@@ -21,6 +26,7 @@
 #include "daemon/link/link_door.h"
 
 #include <errno.h>
+#include <linux/tcp.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -44,13 +50,18 @@
 #define USER_MAX 64u /* proven connections of one key: a daemon needs one */
 #define BUCKETS 1024u
 #define EARLY_MAX 16u
-#define LOOK_NS (250 * LOOP_NS_PER_MS)
+#define LOOK_NS (100 * LOOP_NS_PER_MS)
+#define LOOK_UNPROVEN_NS (25 * LOOP_NS_PER_MS)
+#define UNFINISHED_MAX (8u << 20) /* a frame has 1 MiB at most */
 
 struct caller {
 	struct list link;   /* in a bucket, by descriptor */
 	struct list in_age; /* unproven or proven */
 	int fd;
 	bool proven, cut;
+	bool heard;	      /* a whole message since the last look */
+	bool over;	      /* too many bytes without one, as the last look saw it */
+	uint64_t whole_bytes; /* received when a look last saw one */
 	uint64_t cookie, since_ns;
 	struct sockaddr_in6 from; /* or a sockaddr_in */
 	char user[LINK_USER_MAX];
@@ -90,10 +101,8 @@ static void count_unproven(struct link_door *door, int change)
 {
 	door->unproven_count += (unsigned int)change;
 	*door->args.unproven = door->unproven_count > 0;
-	if (!door->unproven_count)
-		loop_timer_stop(&door->look);
-	else if (!loop_timer_running(&door->look))
-		loop_timer_start(&door->look, LOOK_NS);
+	if (change > 0) /* looked at sooner */
+		loop_timer_start(&door->look, LOOK_UNPROVEN_NS);
 }
 
 static void caller_free(struct link_door *door, struct caller *caller)
@@ -103,6 +112,8 @@ static void caller_free(struct link_door *door, struct caller *caller)
 	door->count--;
 	if (!caller->proven)
 		count_unproven(door, -1);
+	if (!door->count)
+		loop_timer_stop(&door->look);
 	mem_free(caller);
 }
 
@@ -140,6 +151,31 @@ static void make_room(struct link_door *door)
 	}
 }
 
+static void caller_look(struct caller *caller)
+{
+	struct tcp_info info = {0};
+	socklen_t len = sizeof(info);
+	uint64_t cookie;
+	bool over;
+
+	if (caller->cut ||
+	    getsockopt(caller->fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0 ||
+	    !cookie_of(caller->fd, &cookie) || cookie != caller->cookie)
+		return;
+	if (caller->heard)
+		caller->whole_bytes = info.tcpi_bytes_received;
+	caller->heard = false;
+	over = info.tcpi_bytes_received - caller->whole_bytes > UNFINISHED_MAX;
+	if (over && (caller->over || !caller->proven)) {
+		log_warn("link", *caller->user ? caller->user : NULL,
+			 "a connection is closed",
+			 "why=\"over %u bytes of a message without an end\"",
+			 UNFINISHED_MAX);
+		caller_cut(caller);
+	}
+	caller->over = over;
+}
+
 static void on_look(struct loop_timer *timer)
 {
 	struct link_door *door = container_of(timer, struct link_door, look);
@@ -147,11 +183,14 @@ static void on_look(struct loop_timer *timer)
 	struct caller *caller;
 
 	list_foreach(caller, &door->unproven, in_age) {
-		if (now_ns - caller->since_ns < door->args.silent_ns)
-			break;
-		caller_cut(caller);
+		if (now_ns - caller->since_ns >= door->args.silent_ns)
+			caller_cut(caller);
+		else
+			caller_look(caller);
 	}
-	loop_timer_start(timer, LOOK_NS);
+	list_foreach(caller, &door->proven, in_age)
+		caller_look(caller);
+	loop_timer_start(timer, door->unproven_count ? LOOK_UNPROVEN_NS : LOOK_NS);
 }
 
 static unsigned int proven_of(struct link_door *door, const char *user)
@@ -273,6 +312,14 @@ void link_door_vouch(struct link_door *door, int fd, const char *user)
 	}
 	snprintf(early.user, sizeof(early.user), "%s", user);
 	door->early[door->early_next++ % EARLY_MAX] = early;
+}
+
+void link_door_heard(struct link_door *door, int fd)
+{
+	struct caller *caller = caller_find(door, fd);
+
+	if (caller)
+		caller->heard = true;
 }
 
 int link_door_new(const struct link_door_args *args, struct link_door **door_p)

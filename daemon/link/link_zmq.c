@@ -23,11 +23,10 @@
  *
  * Input. A message is [identity][frame]; the identity is libzmq's name for the
  * connection and is ignored, whatever a client wrote into it. Messages with
- * other parts are counted and dropped, part by part within the budget. Known
- * limit of libzmq 4.3: its high-water mark counts whole messages, so a client
- * that never ends a multi-part message can make it hold memory. With CURVE only
- * daemons that are known get that far, and a daemon is without keys only when it
- * was told `insecure`. A line that is sent something (nobody has a reason to)
+ * other parts are counted and dropped, part by part within the budget. libzmq's
+ * high-water mark counts whole messages, so a client that never ends a multi-part
+ * message would make it hold any amount of memory: its connection is closed
+ * (link_door.c). A line that is sent something (nobody has a reason to)
  * reads and drops it, and has little room for it.
  *
  * With keys an endpoint is tcp://HOST:PORT#KEY: the dialler must know the key of the
@@ -222,6 +221,8 @@ static bool receive_part(struct link_zmq *zmq, size_t *bytes_p)
 	zmq_msg_close(&part);
 	if (more)
 		return true;
+	if (zmq->have_frame)
+		link_door_heard(zmq->door, zmq_msg_get(&zmq->frame, ZMQ_SRCFD));
 	if (zmq->parts == 2)
 		link_zmq_hand_up(zmq);
 	else
