@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import time
 
 import rig
 from engine_help import HELLO, greeted
@@ -189,6 +191,110 @@ def metrics_read_by_nobody(house):
             kept.append(s)
     rest(2)
     return None
+
+
+@attack("odd", "what kvd-ctl prints of others holds no control of a terminal", by=rig.ROOT)
+def names_in_an_administrators_terminal(house):
+    kept = []
+    for name in ("a\x1b[2J\x1b]0;x\x07", "b\x9b31m", "\u202eevil", "c\r\nforged"):
+        kept.append(raw(house.a.socket_path))
+        ask(kept[-1], json.dumps(dict(id=1, cmd="hello", proto=1, client=name, role=name)).encode()
+            + b"\n")
+    bad = set()
+    for words in ("sessions", "stats", "rooms", "pools", "peers"):
+        said = subprocess.run([rig.BUILD + "/kvd-ctl", "--socket", house.a.socket_path, words],
+                              capture_output=True, timeout=20, env=dict(os.environ, LC_ALL="C.UTF-8"))
+        out = (said.stdout + said.stderr).decode("utf-8", "replace")
+        bad |= {words + " " + repr(c) for c in "\x1b\x07\x9b\u202e\r" if c in out}
+    return "printed: %s" % sorted(bad) if bad else None
+
+
+@attack("odd", "a key that is told twice, odd UTF-8 and deep trees are refused or harmless")
+def lines_that_parsers_read_differently(house):
+    s = greeted(house)
+    for line in (b'{"id":1,"cmd":"ping","cmd":"shutdown"}', b'{"id":1,"cmd":"shutdown","cmd":"ping"}',
+                 b'{"id":1,"cmd":"ping\\u0000shutdown"}', b'{"id":1,"CMD":"shutdown"}',
+                 b'{"id":1,"cmd":"drain\xff"}', b'{"id":1,"cmd":"\xed\xa0\x80"}',
+                 b'{"id":1,"cmd":"ping","x":' + b"[" * 5000 + b"]" * 5000 + b"}",
+                 b'{"id":1,"cmd":"ping","x":[' + b"0," * 200000 + b"0]}",
+                 b'{"id":1,"cmd":"ping"}' + b" " * 60000, b'\xef\xbb\xbf{"id":1,"cmd":"ping"}',
+                 b'{"id":' + b"9" * 400 + b',"cmd":"ping"}', b'{"id":1,"cmd":"ping"}{"id":2}'):
+        if ask(s, line + b"\n") is None:
+            s = greeted(house)
+    return None if ask(s, b'{"id":1,"cmd":"ping"}\n') else "no answer any more"
+
+
+@attack("odd", "root of a user namespace of its own is no administrator", quick=True)
+def root_of_its_own_namespace(house):
+    uid = os.geteuid()
+    if libc.unshare(0x10000000) != 0:
+        raise rig.Skip("user namespaces for users")
+    with contextlib.suppress(OSError):
+        for name, text in (("setgroups", "deny"), ("uid_map", "0 %d 1" % uid)):
+            with open("/proc/self/" + name, "w") as out:
+                out.write(text)
+    s = greeted(house)
+    for line in (b'{"id":2,"cmd":"log.level","level":"debug"}\n', b'{"id":2,"cmd":"shutdown"}\n',
+                 b'{"id":2,"cmd":"drain"}\n'):
+        said = ask(s, line)
+        if said and said.get("ok"):
+            return "%s was done" % line.decode()
+    return None
+
+
+def processes_of(pid):
+    """Of the daemon's group of processes: its warden's children are in it."""
+    n, known = 0, {pid}
+    for other in sorted((int(p) for p in os.listdir("/proc") if p.isdigit())):
+        with contextlib.suppress(OSError):
+            with open("/proc/%d/stat" % other) as f:
+                if int(f.read().rsplit(")", 1)[1].split()[1]) in known:
+                    known.add(other)
+                    n += 1
+    return n
+
+
+@attack("odd", "descriptors of one user make no processes beyond its few", by=rig.ROOT)
+def gates_without_number(house):
+    def many():
+        fd, kept = os.open("/dev/null", os.O_RDONLY), []
+        for _ in range(100):
+            kept.append(greeted(house))
+            with contextlib.suppress(OSError):
+                kept[-1].sendmsg([b'{"id":1,"cmd":"nonsense"}\n{'], rights([fd] * 16))
+        rest(2)
+    before = processes_of(house.a.proc.pid)
+    crowd = [rig.Forked(many, role=rig.ENGINE) for _ in range(4)]
+    rest(1)
+    during = processes_of(house.a.proc.pid)
+    for one in crowd:
+        one.result(0.1)
+    return "%d processes more" % (during - before) if during > before + 16 else None
+
+
+@attack("odd", "sessions asked for and left at once keep no administrator out", by=rig.ROOT)
+def sessions_without_rest(house):
+    def flood():
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                s = raw(house.a.socket_path)
+                s.sendall(HELLO + b'{"id":2,"cmd":"help"}\n' * 20)
+                s.close()
+    crowd = [rig.Forked(flood, role=rig.ENGINE) for _ in range(4)]
+    rest(0.3)
+    worst, end = 0, time.monotonic() + 2.5
+    while time.monotonic() < end:
+        begin, s = time.monotonic(), socket.socket(socket.AF_UNIX)
+        s.connect(house.a.socket_path)
+        said = ask(s, HELLO)
+        worst = max(worst, time.monotonic() - begin)
+        s.close()
+        if not said or "error" in said:
+            return "root is answered by %s" % said
+    for one in crowd:
+        one.result(3)
+    return "root waited %.1f s" % worst if worst > rig.STOPPED_S else None
 
 
 if __name__ == "__main__":
