@@ -134,8 +134,8 @@ const struct command *commands_find(const char *name, unsigned int *number_p);
 /* Iterate all commands: i = 0, 1, …; NULL at the end. */
 const struct command *commands_at(unsigned int i);
 
-/* {"name":…, "summary":…, "fields":[…], …}; NULL: ERR_NOMEM. */
-cJSON *command_describe(const struct command *cmd);
+/* {"name":…, "summary":…, "fields":[…], …} */
+void command_put(struct text *text, const struct command *cmd);
 const char *field_type_name(enum field_type type); /* as both call it: "u64" */
 
 /* The modules' tables. */

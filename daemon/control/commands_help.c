@@ -3,6 +3,7 @@
 #include "daemon/control/commands.h"
 
 #include "daemon/base/mem.h"
+#include "daemon/base/text.h"
 
 const char *field_type_name(enum field_type type)
 {
@@ -16,42 +17,46 @@ const char *field_type_name(enum field_type type)
 	return names[type];
 }
 
-static bool add_range(cJSON *json, const struct field *f)
+static void put_number(struct text *text, const char *name, int64_t value)
 {
+	text_puts(text, name);
+	if (value < 0)
+		text_puts(text, "-");
+	text_u64(text, value < 0 ? 0 - (uint64_t)value : (uint64_t)value);
+}
+
+static void put_string(struct text *text, const char *name, const char *value)
+{
+	text_puts(text, name);
+	text_json(text, value);
+}
+
+static void put_field(struct text *text, const struct field *f)
+{
+	put_string(text, "{\"name\":", f->name);
+	put_string(text, ",\"type\":", field_type_name(f->type));
+	text_puts(text, f->required ? ",\"required\":true" : ",\"required\":false");
 	if (f->type == FIELD_INT)
-		return cJSON_AddNumberToObject(json, "min", (double)f->min) &&
-		       cJSON_AddNumberToObject(json, "max", (double)f->max);
-	return !f->max || cJSON_AddNumberToObject(json, "limit", (double)f->max);
+		put_number(text, ",\"min\":", f->min);
+	if (f->type == FIELD_INT || f->max)
+		put_number(text,
+			   f->type == FIELD_INT ? ",\"max\":" : ",\"limit\":", f->max);
+	put_string(text, ",\"help\":", f->help);
+	text_puts(text, "}");
 }
 
-static bool commands_help_add_field(cJSON *list, const struct field *f)
+void command_put(struct text *text, const struct command *cmd)
 {
-	cJSON *json = cJSON_CreateObject();
-
-	if (json && cJSON_AddStringToObject(json, "name", f->name) &&
-	    cJSON_AddStringToObject(json, "type", field_type_name(f->type)) &&
-	    cJSON_AddBoolToObject(json, "required", f->required) && add_range(json, f) &&
-	    cJSON_AddStringToObject(json, "help", f->help) &&
-	    cJSON_AddItemToArray(list, json))
-		return true;
-	cJSON_Delete(json);
-	return false;
-}
-
-cJSON *command_describe(const struct command *cmd)
-{
-	cJSON *json = cJSON_CreateObject(), *fields;
-	bool filled = json && cJSON_AddStringToObject(json, "name", cmd->name) &&
-		      cJSON_AddStringToObject(json, "summary", cmd->summary) &&
-		      cJSON_AddStringToObject(json, "reply", cmd->reply) &&
-		      cJSON_AddBoolToObject(json, "admin", cmd->flags & COMMAND_ADMIN);
-
-	fields = filled ? cJSON_AddArrayToObject(json, "fields") : NULL;
-	filled = fields;
-	for (const struct field *f = cmd->fields; filled && f && f->name; f++)
-		filled = commands_help_add_field(fields, f);
-	if (filled)
-		return json;
-	cJSON_Delete(json);
-	return NULL;
+	put_string(text, "{\"name\":", cmd->name);
+	put_string(text, ",\"summary\":", cmd->summary);
+	put_string(text, ",\"reply\":", cmd->reply);
+	text_puts(text,
+		  cmd->flags & COMMAND_ADMIN ? ",\"admin\":true" : ",\"admin\":false");
+	text_puts(text, ",\"fields\":[");
+	for (const struct field *f = cmd->fields; f && f->name; f++) {
+		if (f != cmd->fields)
+			text_puts(text, ",");
+		put_field(text, f);
+	}
+	text_puts(text, "]}");
 }

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/base/text.h"
 #include "daemon/config/config.h"
 #include "daemon/control/control.h"
 #include "daemon/base/context.h"
@@ -158,32 +159,31 @@ static int ping_run(struct request *req)
 		result_add_u64(result, "time_ns", loop_clock_ns(req->kvd->loop)));
 }
 
-static bool add_command(cJSON *list, const struct command *cmd)
-{
-	cJSON *json = command_describe(cmd);
-
-	return json && cJSON_AddItemToArray(list, json);
-}
-
 static int help_run(struct request *req)
 {
 	const struct help_args *args = request_args(req);
 	const struct command *cmd;
-	cJSON *result, *list;
-	bool filled;
+	struct text text = {0};
+	bool any = false;
+	int r;
 
 	if (args->command && !commands_find(args->command, NULL))
 		return err_raise(ERR_NOCMD, "%.64s: no such command", args->command);
-	result = request_result();
-	if (!result)
-		return err_pass(-ENOMEM);
-	list = cJSON_AddArrayToObject(result, "commands");
-	filled = list;
-	for (unsigned int i = 0; filled && (cmd = commands_at(i)); i++) {
-		if (!args->command || strcmp(args->command, cmd->name) == 0)
-			filled = add_command(list, cmd);
+	request_text_begin(req, &text);
+	text_puts(&text, ",\"commands\":[");
+	for (unsigned int i = 0; (cmd = commands_at(i)); i++) {
+		if (args->command && strcmp(args->command, cmd->name) != 0)
+			continue;
+		if (any)
+			text_puts(&text, ",");
+		any = true;
+		command_put(&text, cmd);
 	}
-	return request_finish(req, result, filled);
+	text_puts(&text, "]");
+	r = request_text_reply(req, &text);
+	if (r < 0)
+		text_fini(&text);
+	return err_pass(r);
 }
 
 /* ---- session.list ---- */
