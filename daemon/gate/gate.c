@@ -522,7 +522,7 @@ void gate_receive(struct gate_client *client, enum gate_op op, size_t want,
 static bool is_harmless(int fd)
 {
 	bool with = false;
-	char byte;
+	char byte = 0;
 
 	(void)shutdown(fd, SHUT_RDWR);
 	/* unix_stream_read_generic() looks for descriptors through the whole queue */
