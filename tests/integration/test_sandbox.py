@@ -70,7 +70,7 @@ def every_process_is_filtered():
         seen = processes(p.a)
         names = " ".join(name for name, _ in seen)
         assert len(seen) > 6, seen
-        for name in ("kvd-warden", "kvd-gate:", "kvd-vm:"):
+        for name in ("kvd-tcp", "kvd-warden", "kvd-gate:", "kvd-vm:"):
             assert name in names, names
         assert all(says == FILTERED for _, says in seen), seen
         warden, = children(p.a.proc.pid)
