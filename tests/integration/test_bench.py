@@ -119,7 +119,9 @@ def words_choose_parts():
     chosen = bench_works.Chosen(["latency", "tcp"])
     assert (chosen.kinds, chosen.control, chosen.control_kinds) == ([], ["latency"], ["tcp"])
     chosen = bench_works.Chosen([])
-    assert chosen.kinds == list(bench_works.KINDS) and chosen.control
+    assert chosen.kinds == list(bench_works.KINDS_USUAL) and chosen.control
+    chosen = bench_works.Chosen(["gmac", "256"])
+    assert (chosen.kinds, chosen.rows) == (["gmac"], ["256"]), chosen.kinds
 
 
 if __name__ == "__main__":
