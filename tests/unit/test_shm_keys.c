@@ -154,12 +154,17 @@ static void peer_memory_with_holes_is_not_mapped(void **state)
 
 	(void)state;
 	duo_transfer_init(&x, t, XP_WRITE, 4096, 256, false, false);
-	shm_transport.key_drop(x.src.key);
-	assert_int_equal(fallocate(x.src.memory->fd,
-				   FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-				   (off_t)x.bytes / 2),
-			 0);
-	x.src.key = duo_key_of(&t->a, x.src.reg, &t->b);
+	for (unsigned int i = 0; t->b.keys_bad == 0 && i < 10; i++) {
+		shm_transport.key_drop(x.src.key);
+		/* of a folio that somebody holds the kernel clears bytes, and keeps it */
+		assert_int_equal(fallocate(x.src.memory->fd,
+					   FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+					   (off_t)x.bytes / 2),
+				 0);
+		x.src.key = duo_key_of(&t->a, x.src.reg, &t->b);
+		assert_true(t->b.keys_bad == 1 ||
+			    lseek(x.src.memory->fd, 0, SEEK_HOLE) >= (off_t)x.bytes / 2);
+	}
 	assert_int_equal(t->b.keys_bad, 1);
 	assert_int_equal(t->b.key_err.code, ERR_IMPORT);
 	x.remote_src.key = x.src.key;
