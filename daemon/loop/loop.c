@@ -58,6 +58,8 @@
 /* a fifth of what a turn may take is left for the last callback of each part */
 #define PART_NS (LOOP_TURN_NS / 6)
 #define RANDOM_WORDS 64u
+#define CPU_CALM 4u
+#define CPU_WATCHED 256u
 
 struct stall {
 	uint64_t end_ns, len_ns;
@@ -86,7 +88,8 @@ struct loop {
 	uint64_t due_ns;    /* earliest timer when the poll began */
 	struct stall stalls[STALL_NOTES];
 	size_t stall_count;
-	uint64_t cpu_ns; /* of this thread when the poll last began */
+	uint64_t cpu_ns; /* of this thread, when it was last read; 0: never */
+	unsigned int cpu_calm, cpu_watched; /* turns: cpu_note() */
 	struct loop_stats stats;
 
 	uint64_t seed;
@@ -493,16 +496,32 @@ static void on_alarm(struct ev_loop *ev, ev_timer *alarm, int events)
 	(void)events; /* it only ends the wait; run_timers() does the rest */
 }
 
-/* The poll's own system calls are counted in: some microseconds. */
-static void cpu_note(struct loop *loop)
+/*
+ * A turn has a core for at most as long as it takes, and short turns are no matter. So
+ * the thread's clock, a system call, is read for one turn of CPU_CALM, and for each of
+ * the CPU_WATCHED that follow a long one: others take turns on this core, or it has much
+ * to do.
+ */
+static void cpu_note(struct loop *loop, uint64_t busy_ns)
 {
-	uint64_t now_ns = clock_of(CLOCK_THREAD_CPUTIME_ID), was_ns = loop->cpu_ns;
+	uint64_t was_ns = loop->cpu_ns, cpu_ns = busy_ns;
 
-	loop->cpu_ns = now_ns;
+	if (busy_ns > LOOP_TURN_NS)
+		loop->cpu_watched = CPU_WATCHED;
+	else if (loop->cpu_watched > 0)
+		loop->cpu_watched--;
+	if (loop->cpu_watched > 0 || !was_ns || ++loop->cpu_calm == CPU_CALM) {
+		loop->cpu_calm = 0;
+		loop->cpu_ns = clock_of(CLOCK_THREAD_CPUTIME_ID);
+		cpu_ns = loop->cpu_ns - was_ns;
+		if (cpu_ns > busy_ns) /* of turns before it, and the poll's */
+			cpu_ns = busy_ns;
+	}
 	if (!was_ns) /* the start: reading files, making everything */
 		return;
-	histogram_add(&loop->stats.cpu, now_ns - was_ns);
-	if (now_ns - was_ns > LOOP_TURN_NS)
+	histogram_add(&loop->stats.busy, busy_ns);
+	histogram_add(&loop->stats.cpu, cpu_ns);
+	if (cpu_ns > LOOP_TURN_NS)
 		loop->stats.over++;
 }
 
@@ -513,9 +532,7 @@ static void on_poll_begin(struct ev_loop *ev) EV_NOEXCEPT
 		 busy_ns = sub_sat(clock_ns, loop->polled_ns);
 
 	stall_note(loop, clock_ns, busy_ns);
-	if (loop->cpu_ns)
-		histogram_add(&loop->stats.busy, busy_ns);
-	cpu_note(loop);
+	cpu_note(loop, busy_ns);
 }
 
 static void on_poll_end(struct ev_loop *ev) EV_NOEXCEPT
