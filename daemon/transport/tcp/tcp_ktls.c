@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* TLS_RX_EXPECT_NO_PAD stays off: with it a kernel decrypts into the rows before it knows
+ * whether the record is authentic. */
 #include "daemon/transport/tcp/tcp_ktls.h"
 
 #include <errno.h>
