@@ -173,7 +173,7 @@ class Daemon:
                 last = time.monotonic()
                 self.say(PING, struct.pack("<Q", 2))
 
-    def saw(self, kind, seconds=3):
+    def saw(self, kind, seconds=10):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for was, body in list(self.heard):
