@@ -17,7 +17,8 @@ LINGER, RCVTIMEO, SNDTIMEO, SNDHWM, CURVE_SERVER, PUBLIC, SECRET, SERVER = (
 DONTWAIT, SNDMORE = 1, 2
 HELLO, WELCOME, PING, PONG, BYE, REGISTER, REGISTER_ACK, REGISTER_NAK = range(1, 9)
 UNREGISTER, UNREGISTER_ACK, ROUTE_QUERY, ROUTE, TRANSFER_INFO = range(9, 14)
-ABORT, OFFER_QUERY, ATTACH, ATTACH_ACK, PUBLISH, PART, LINE = 17, 19, 24, 25, 28, 31, 32
+TRANSFER_INFO_NAK, ABORT, OFFER_QUERY, ATTACH, ATTACH_ACK, ATTACH_NAK = 15, 17, 19, 24, 25, 26
+PUBLISH, PUBLISH_ACK, PART, LINE = 28, 29, 31, 32
 BASE = 1
 HEAD = struct.Struct("<IHHI16s16sQQIIQ20s")
 
@@ -117,8 +118,8 @@ class Daemon:
         return (b"\3" + self.boot + text("@kvd-none") + text("") +
                 struct.pack("<QQI", 0, 0, os.geteuid()))
 
-    def hello_body(self, low=1, high=1, features=1 | 8, endpoint=None, name="mallory"):
-        place = struct.pack("<IBBBH4s", 0x4154564b, 1, 1, 4, 1, bytes([127, 0, 0, 1]))
+    def hello_body(self, low=1, high=1, features=1 | 4 | 8, endpoint=None, name="mallory"):
+        place = struct.pack("<IBBBH4s", 0x4154564b, 2, 1, 4, 1, bytes([127, 0, 0, 1]))
         addresses = text("tcp") + blob(place)
         if self.shm:
             addresses += text("shm") + blob(self.shm_address())
@@ -184,6 +185,16 @@ class Daemon:
 
     def line(self, transport="tcp"):
         return self.say(LINE, text(transport) + struct.pack("<I", 0) + text(""))
+
+    def pool(self):
+        """A pool of theirs, told as ours, too: rooms can pair the two by its number."""
+        self.line()
+        told = self.saw(REGISTER, 5)
+        assert told, "no pool is told"
+        self.say(REGISTER_ACK, told[:8])
+        self.say(REGISTER, told)
+        assert self.saw(REGISTER_ACK), "ours is not taken"
+        return struct.unpack_from("<Q", told)[0]
 
 
 def keys_of(house, name="mallory"):

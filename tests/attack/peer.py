@@ -9,20 +9,37 @@ import time
 
 import hostile
 import rig
-from hostile import (ABORT, ATTACH, BYE, HELLO, LINE, OFFER_QUERY, PART, PING, PUBLISH,
-                     REGISTER, REGISTER_NAK, TRANSFER_INFO, UNREGISTER, blob, known, peered, text)
+from hostile import (ABORT, ATTACH, ATTACH_NAK, BYE, HELLO, LINE, OFFER_QUERY, PART, PING,
+                     PUBLISH, PUBLISH_ACK, REGISTER, REGISTER_NAK, TRANSFER_INFO, UNREGISTER,
+                     blob, known, peered, text)
 from rig import (MIB, STRANGER, Engine, Lingering, Skip, attack, free_port, grown_mib, raw,
                  rest)
 from kvd_engine import Cache
 
 HOLD_S = 2
 SMALL = "[daemon]\nmemory = 64 MiB\n"
+PARTS_MIB = 144  # the connections of one key, a message each, and what is on its way
 KEPT_MIB = 96  # of that ceiling, what the allocator adds, and messages on their way
 
 
-def metric(house, name):
+def metric(house, name, kind=None):
+    """kind: of a metric by class."""
     watch = Engine(house.a, "watch")
-    return {m["name"]: m["value"] for m in watch.cmd("stats")["metrics"]}[name]
+    one = next(m for m in watch.cmd("stats")["metrics"] if m["name"] == name)
+    watch.close()
+    if kind is None:
+        return one["value"]
+    return sum(row["value"] for row in one["series"] if row["class"] == kind)
+
+
+def over_ceiling(house):
+    """What all accounts hold is under the ceiling, which something reached."""
+    held, limit = (metric(house, "account_" + n) for n in ("bytes", "limit_bytes"))
+    if held > limit:
+        return "%d of %d bytes are held" % (held, limit)
+    assert metric(house, "account_refused_total"), "%d of %d bytes, nothing refused" % (
+        held, limit)
+    return None
 
 
 def need_plain():
@@ -71,11 +88,10 @@ def shm_descriptors_of_a_peer(house):
 def a_peer_that_never_lets_go(house):
     with rig.House(keyed=True) as own:
         with peered(own) as peer:
-            peer.line()
             engine = Engine(own.a, "victim")
             engine.sock.settimeout(20)
             cache = Cache(engine, name="kept")
-            assert peer.saw(REGISTER), "the pool is not told"
+            assert str(peer.pool()) == str(cache.pool)
             begin = time.monotonic()
             engine.cmd("pool.unregister", pool=cache.pool)
             took = time.monotonic() - begin
@@ -111,15 +127,16 @@ def registers_without_end(house):
                     break
         grown = grown_mib(house.a, tell, 1)
         refused = peer.saw(REGISTER_NAK, 2)
+        over = over_ceiling(house)
     if grown > KEPT_MIB:
         return "%d MiB of sessions" % grown
-    return None if refused else "none of them was refused by name"
+    return over if refused else "none of them was refused by name"
 
 
-def info(room, pages=1000, generation=1, ticket=bytes(16), runs=True):
+def info(room, pages=1000, generation=1, ticket=bytes(16), runs=True, pool=1):
     run = struct.pack("<II", 0, 1) * pages if runs else struct.pack("<II", 0, pages)
     view = text("kv") + struct.pack("<QQQ", 0, 0, 30) + blob(run)
-    return (struct.pack("<QQQQI", room, generation, 1, 1, 1) +
+    return (struct.pack("<QQQQI", room, generation, pool, pool, 1) +
             blob(struct.pack("<I", 1) + view) + blob(struct.pack("<I", 0)) +
             text("") + text("") + ticket)
 
@@ -129,42 +146,60 @@ def info(room, pages=1000, generation=1, ticket=bytes(16), runs=True):
 def requests_for_no_room(house):
     need_plain()
     with peered(house) as peer:
-        peer.line()
+        pool = peer.pool()
 
         def ask():
             for room in range(6000):
-                if not peer.say(TRANSFER_INFO, info(room, 4000)):
+                if not peer.say(TRANSFER_INFO, info(room, 4000, pool=pool)):
                     break
         grown = grown_mib(house.a, ask, 1)
-    return "%d MiB of requests" % grown if grown > KEPT_MIB else None
+        assert metric(house, "orphans") > 100, "they are not kept"
+        over = over_ceiling(house)
+    return "%d MiB of requests" % grown if grown > KEPT_MIB else over
 
 
 @attack("V7", "parts of a message that never ends are not kept", keyed=True, config=SMALL)
 def parts_without_end(house):
+    """All but the last byte of a message, of as many daemons as one key may be."""
     need_plain()
-    with peered(house) as peer:
-        peer.line()
+    body, step, crowd = 1048000, 131000, []
 
-        def tell():
-            at = 0
-            while peer.say(PART, struct.pack("<HII", REGISTER, 1048000, at) +
-                           blob(bytes(65536))) and at < 1 << 28:
-                at += 65536
-        grown = grown_mib(house.a, tell, 1)
-    return "%d MiB of parts" % grown if grown > KEPT_MIB else None
+    def tell():
+        for _ in range(240):
+            crowd.append(known(house))
+            if not crowd[-1].up():
+                break
+            for at in range(0, body - step, step):
+                crowd[-1].say(PART, struct.pack("<HII", REGISTER, body, at) + blob(bytes(step)))
+    grown = grown_mib(house.a, tell, 1)
+    up = sum(one.theirs != 0 for one in crowd)
+    lost = metric(house, "peer_lost_total")
+    for one in crowd:
+        one.alive = False
+    if grown > PARTS_MIB:
+        return "%d MiB of parts of %d daemons of one key" % (grown, up)
+    assert grown > 8, "%d daemons, %d lost, %d MiB: they are not kept" % (up, lost, grown)
+    return None
 
 
 @attack("V7", "ranks that a peer publishes are bounded", keyed=True, config=SMALL)
 def ranks_of_many_groups(house):
     need_plain()
     with peered(house) as peer:
+        record = struct.pack("<8I", *[0, 1] * 4) + text(peer.endpoint) + text("") + text("s" * 900)
+
         def publish():
             for i in range(20000):
                 if not peer.say(PUBLISH, struct.pack("<QQ", i, 1 << 40) + text("g%d" % i) +
-                                blob(os.urandom(900))):
+                                blob(struct.pack("<H", len(record)) + record)):
                     break
         grown = grown_mib(house.a, publish, 1)
-    return "%d MiB of ranks" % grown if grown > KEPT_MIB else None
+        codes = {struct.unpack_from("<I", body, 8)[0] != 0
+                 for kind, body in list(peer.heard) if kind == PUBLISH_ACK}
+    assert False in codes, "none is kept"
+    if grown > KEPT_MIB:
+        return "%d MiB of ranks" % grown
+    return None if True in codes else "none is refused"
 
 
 # ---- tables, dials ----
@@ -214,12 +249,12 @@ def hello_makes_it_dial_others(house):
 def rooms_of_others_by_number(house):
     first = 1 << 50  # the bystander's
     with peered(house) as peer:
-        peer.line()
+        pool = peer.pool()  # its, too
         end = time.monotonic() + HOLD_S
         for again in range(8):
             for room in range(first, first + 300):
-                peer.say(TRANSFER_INFO, info(room, 1, again + 1))
-                peer.say(OFFER_QUERY, struct.pack("<QQQQ", room, again + 1, 1, 1) +
+                peer.say(TRANSFER_INFO, info(room, 1, again + 1, pool=pool))
+                peer.say(OFFER_QUERY, struct.pack("<QQQQ", room, again + 1, pool, pool) +
                          text("") + text("") + bytes(16))
                 for role in (0, 1):
                     peer.say(ABORT, struct.pack("<QBQQQI", room, role, again + 1, 0, 0, 1) +
@@ -227,6 +262,7 @@ def rooms_of_others_by_number(house):
             if time.monotonic() > end:
                 break
         rest(0.5)
+        assert metric(house, "room_strangers_total"), "no room was asked for"
 
 
 @attack("V4", "secrets of sessions are not guessed, and guessing is cheap to refuse",
@@ -237,6 +273,7 @@ def secrets_guessed(house):
         for session_id in range(3000):
             peer.say(ATTACH, struct.pack("<QQ", session_id, session_id % 20) +
                      os.urandom(16))
+        assert peer.saw(ATTACH_NAK), "none is answered"
         rest(1)
         if any(kind == hostile.ATTACH_ACK for kind, _ in peer.heard):
             return "attached"
