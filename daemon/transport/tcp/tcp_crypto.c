@@ -151,7 +151,7 @@ bool tcp_half_lend(struct tcp_thread *thread, struct tcp_half *half)
 		return true;
 	half->record = tcp_bounce_take(thread);
 	if (half->record)
-		tcp_seal_lend(half->seal, half->record->bytes, TCP_SEAL_BYTES);
+		tcp_seal_lend(half->seal, half->record->bytes, TCP_BOUNCE_BYTES);
 	return half->record;
 }
 

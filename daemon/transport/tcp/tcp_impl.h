@@ -53,8 +53,7 @@
 #define TCP_IOVS (TCP_ROWS_MAX + 3u) /* and head, trailer, the next head */
 #define TCP_HELD_MAX (NET_HEADERS_MAX + 2u * (XP_HEADER_MAX + TCP_EAGER_MAX))
 #define TCP_BOUNCE_BYTES (TCP_DATA_MAX + 64u)
-#define TCP_SEAL_BYTES (4u * TCP_RECORD_BYTES) /* of records at once */
-#define TCP_OUT_SOFT (1u << 20)		       /* requests wait while so much is unsent */
+#define TCP_OUT_SOFT (1u << 20) /* requests wait while so much is unsent */
 #define TCP_OUT_HARD (64u << 20)
 #define TCP_PENDING_MAX 32u /* of each kind */
 #define TCP_CONNECT_NS (5 * LOOP_NS_PER_S)
