@@ -80,7 +80,7 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	X(SESSIONS_OPENED, COUNTER, NUMBER, NONE, NONE, "sessions_opened_total",         \
 	  "connections taken")                                                           \
 	X(SESSIONS_REFUSED, COUNTER, NUMBER, NONE, NONE, "sessions_refused_total",       \
-	  "connections refused: not admitted, or over the cap")                          \
+	  "connections refused: not admitted, too often, or over the cap")               \
 	X(SESSIONS_KILLED, COUNTER, NUMBER, NONE, NONE, "sessions_killed_total",         \
 	  "connections closed by the daemon: a broken protocol, a full queue, "          \
 	  "a dead owner")                                                                \

@@ -11,6 +11,11 @@
  *
  * When descriptors run out accept() fails and the connection stays in the
  * backlog, so a level-triggered loop would spin: the listener pauses instead.
+ *
+ * A session costs the loop some 100 us to begin and to end, a refusal a tenth of that.
+ * So a user who opens one after the other is refused, and once there is somebody to
+ * refuse the listener takes its time, which holds up connect() of all and the work of no
+ * session.
  */
 #include "daemon/control/control.h"
 
@@ -47,9 +52,22 @@
 #define ADMIN_PART 16u
 #define FEW_PART 32u	  /* of all: of a user who gets in when others have the rest */
 #define GROUPS_MAX 65536u /* the kernel's NGROUPS_MAX */
+/* Sessions that a user may open at once, and one more in each SESSION_NS. */
+#define BURST 256u
+#define SESSION_NS (4 * LOOP_NS_PER_MS)
+#define PACED_NS (2 * LOOP_NS_PER_MS) /* the listener's rest after a refusal for that */
+#define PACES 64u
+
+/* A user's sessions are paid for until then. */
+struct pace {
+	uid_t uid;
+	uint64_t until_ns;
+};
 
 struct control {
 	struct kvd *kvd;
+	struct pace paces[PACES];
+	bool paced; /* somebody was refused for it */
 	struct loop_fd listener;
 	struct loop_timer pause;
 	bool closed;
@@ -248,6 +266,30 @@ static int check_cap(const struct kvd *kvd, const struct session_peer *peer)
 				 : ", the last for users with few and administrators");
 }
 
+/* Of users in excess of PACES the one who has opened least is forgotten. */
+static int check_pace(struct control *control, uid_t uid)
+{
+	const uint64_t now_ns = loop_now_ns(control->kvd->loop);
+	struct pace *pace = control->paces;
+
+	for (unsigned int i = 0; i < PACES && pace->uid != uid; i++) {
+		struct pace *other = &control->paces[i];
+
+		if (other->uid == uid || other->until_ns < pace->until_ns)
+			pace = other;
+	}
+	if (pace->uid != uid || pace->until_ns < now_ns)
+		*pace = (struct pace){uid, now_ns};
+	control->paced |= pace->until_ns > now_ns + BURST * SESSION_NS;
+	if (pace->until_ns > now_ns + BURST * SESSION_NS)
+		return err_raise(ERR_LIMIT,
+				 "uid %u has opened more than %u sessions at once and "
+				 "%ju a second: keep one for the life of a process",
+				 uid, BURST, (uintmax_t)(LOOP_NS_PER_S / SESSION_NS));
+	pace->until_ns += SESSION_NS;
+	return 0;
+}
+
 static int control_admit(struct control *control, const struct session_peer *peer)
 {
 	const struct config *config = control->kvd->config;
@@ -261,7 +303,9 @@ static int control_admit(struct control *control, const struct session_peer *pee
 		return err_raise(ERR_PERM,
 				 "uid %u is not admitted: see allow_uids and allow_gids",
 				 peer->uid);
-	r = check_cap(control->kvd, peer);
+	r = config_is_admin(config, peer->uid) ? 0 : check_pace(control, peer->uid);
+	if (r == 0)
+		r = check_cap(control->kvd, peer);
 	if (r < 0)
 		return err_pass(r);
 	return err_pass(conn_new(&control->host, peer->fd, peer));
@@ -287,12 +331,17 @@ static void control_welcome(struct control *control, int fd)
 		control_refuse(control, fd, &peer);
 }
 
+static void listener_rest(struct control *control, uint64_t ns)
+{
+	loop_timer_start(&control->pause, ns);
+	loop_fd_stop(&control->listener);
+}
+
 static void control_rest(struct control *control, const char *why)
 {
 	log_warn("control", NULL, "accept failed", "why=\"%s\" pause_ms=%ju", why,
 		 (uintmax_t)(PAUSE_NS / LOOP_NS_PER_MS));
-	loop_timer_start(&control->pause, PAUSE_NS);
-	loop_fd_stop(&control->listener);
+	listener_rest(control, PAUSE_NS);
 }
 
 static void on_listener(struct loop_fd *watch, int events)
@@ -300,6 +349,7 @@ static void on_listener(struct loop_fd *watch, int events)
 	struct control *control = container_of(watch, struct control, listener);
 
 	(void)events;
+	control->paced = false;
 	for (unsigned int i = 0; i < ACCEPTS_A_TURN; i++) {
 		int fd;
 
@@ -313,10 +363,12 @@ static void on_listener(struct loop_fd *watch, int events)
 			continue;
 		}
 		if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)
-			return;
+			break;
 		control_rest(control, strerror(errno));
 		return;
 	}
+	if (control->paced)
+		listener_rest(control, PACED_NS);
 }
 
 static void on_pause_over(struct loop_timer *timer)

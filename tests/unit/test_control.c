@@ -245,6 +245,55 @@ static void foreign_uid_admitted_only_by_configuration(void **state)
 	mini_until_sessions(mini, 0);
 }
 
+/* Connects until it is told that this is too often. */
+static void nobody_hurries(const struct mini *mini)
+{
+	struct sockaddr_un addr = {.sun_family = AF_UNIX};
+	char text[4096];
+
+	strcpy(addr.sun_path, mini->config.socket_path);
+	if (setgid(65534) < 0 || setuid(65534) < 0)
+		_exit(1);
+	for (unsigned int i = 0; i < 20000; i++) {
+		int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+		ssize_t n = 0;
+
+		if (connect(fd, (struct sockaddr *)&addr, sizeof(addr)) < 0)
+			_exit(2);
+		(void)!send(fd, HELLO, sizeof(HELLO) - 1, MSG_NOSIGNAL);
+		if (i >= 256)
+			n = read(fd, text, sizeof(text) - 1);
+		close(fd);
+		text[n > 0 ? n : 0] = '\0';
+		if (n > 0 && strstr(text, "ELIMIT") && strstr(text, "250 a second"))
+			_exit(12);
+	}
+	_exit(3);
+}
+
+static void sessions_of_a_user_are_paced(void **state)
+{
+	struct mini *mini = *state;
+	struct child child = {0};
+	struct client admin;
+
+	need_to_become(65534);
+	assert_int_equal(chmod(mini->dir, 0755), 0);
+	assert_int_equal(chmod(mini->config.socket_path, 0666), 0);
+	child.pid = fork();
+	if (child.pid == 0)
+		nobody_hurries(mini);
+	mini_until(mini, child_ended, &child, "the child's end");
+	assert_true(WIFEXITED(child.status));
+	assert_int_equal(WEXITSTATUS(child.status), 12);
+	assert_true(metrics_get(&mini->kvd.metrics, METRIC_SESSIONS_REFUSED) > 0);
+	/* what one user has used up is nobody else's */
+	client_open(&admin, mini);
+	client_call_ok(&admin, "{\"cmd\":\"ping\"}");
+	client_close(&admin);
+	mini_until_sessions(mini, 0);
+}
+
 static void session_over_cap_refused(void **state)
 {
 	struct mini *mini = *state;
@@ -799,6 +848,7 @@ int main(void)
 		CASE(socket_stale_replaced),
 		CASE(socket_inherited_serves),
 		CASE(foreign_uid_admitted_only_by_configuration),
+		CASE(sessions_of_a_user_are_paced),
 		CASE(session_over_cap_refused),
 		CASE(lines_unsound_answered_and_survived),
 		CASE(line_with_nul_answered),
