@@ -161,11 +161,14 @@ def demo(pair, build, transport="verbs"):
                                f"/tmp/kvd/kvd.sock {endpoint(pair[0])} {transport}")
         status = decode.wait(ROOM_S)
         peers = daemons.ctl(1, "peers")
+        bounds = json.loads(daemons.ctl(1, "--json health"))["sandbox"]
         print("# " + decode.text.replace("\n", "\n# "))
         check(status == 0, f"decode ended with {status}: {decode.text}; "
               f"prefill: {prefill.text}")
         check(prefill.wait(60) == 137, f"prefill ended with {prefill.status}: "
               + prefill.text)
+        check(build != "/kvd" or ("seccomp" in bounds and "landlock" in bounds),
+              f"the adapter's libraries were not in the sandbox: {bounds}")
         return peers
 
 
