@@ -115,15 +115,21 @@ uint64_t accounts_share(const struct accounts *accounts)
 
 /* ---- charges ---- */
 
+static void count_refused(struct account *account, enum account_class class)
+{
+	account->refused++;
+	if (account->accounts->metrics)
+		metrics_add(account->accounts->metrics,
+			    METRIC_AT(ACCOUNT_REFUSED, class, 0), 1);
+}
+
 static int account_refuse(struct account *account, enum account_class class,
 			  uint64_t bytes)
 {
 	const struct accounts *accounts = account->accounts;
 	bool others = accounts->total + bytes <= accounts->limit;
 
-	account->refused++;
-	if (accounts->metrics)
-		metrics_add(accounts->metrics, METRIC_AT(ACCOUNT_REFUSED, class, 0), 1);
+	count_refused(account, class);
 	return err_raise(ERR_LIMIT,
 			 "%s: %s: %llu bytes more; it holds %llu in all, %llu of them "
 			 "%s, and all principals %llu of %llu (memory)%s",
@@ -149,6 +155,27 @@ int account_check(struct account *account, enum account_class class, uint64_t by
 	if (bytes <= cap && accounts->total <= cap - bytes)
 		return 0;
 	return err_pass(account_refuse(account, class, bytes));
+}
+
+int account_check_part(struct account *account, enum account_class class, uint64_t bytes,
+		       unsigned int part, uint64_t least)
+{
+	uint64_t most;
+
+	if (!account || account->accounts->limit == 0)
+		return 0;
+	most = account->accounts->limit / part;
+	most = most < least ? least : most;
+	if (bytes <= most && account->bytes[class] <= most - bytes)
+		return err_pass(account_check(account, class, bytes));
+	count_refused(account, class);
+	return err_raise(ERR_LIMIT,
+			 "%s: %s: %llu bytes more; it holds %llu of them, and one "
+			 "principal may hold %llu (memory / %u)",
+			 account->name, account_class_names[class],
+			 (unsigned long long)bytes,
+			 (unsigned long long)account->bytes[class],
+			 (unsigned long long)most, part);
 }
 
 bool account_is_full(const struct account *account)

@@ -35,6 +35,7 @@ struct metrics;
 	X(CHUNKS, "chunks", "chunks, and which numbers have been")                  \
 	X(NOTIFS, "notifs", "notifications that were sent and not read yet")        \
 	X(REPLIES, "replies", "replies that wait to be read")                       \
+	X(PARTS, "parts", "messages of other daemons that cannot be read yet")      \
 	X(ATTACHES, "attaches", "attachments to other sessions, and secrets")
 
 enum account_class {
@@ -108,6 +109,11 @@ static inline struct charge charge_steal(struct charge *charge)
 bool account_is_full(const struct account *account);
 /* Would a principal's account have room for so many bytes more? As charge_take(). */
 int account_check(struct account *account, enum account_class class, uint64_t bytes);
+
+/* And no more than a `part`th of the ceiling, or `least` where that is more, of a class:
+ * of what a principal makes by saying little, and that nothing refuses later. */
+int account_check_part(struct account *account, enum account_class class, uint64_t bytes,
+		       unsigned int part, uint64_t least);
 
 /* What one principal may hold in all while others hold nothing. */
 uint64_t accounts_share(const struct accounts *accounts);

@@ -595,6 +595,14 @@ static void on_up(void *owner, struct peer *peer)
 	}
 }
 
+static struct account *on_account(void *owner, const struct peer *peer)
+{
+	const struct remote *remote = peer->user;
+
+	(void)owner;
+	return remote ? remote->account : NULL;
+}
+
 static void handshake_on_down(void *owner, struct peer *peer)
 {
 	struct handshake *hs = owner;
@@ -672,6 +680,7 @@ static int make_peers(struct handshake *hs)
 		.on_up = on_up,
 		.on_down = handshake_on_down,
 		.on_refused = handshake_on_refused,
+		.account_of = on_account,
 		.on_message = handshake_on_message,
 	};
 	for (unsigned int i = 0; i < kvd->transport_count; i++) {

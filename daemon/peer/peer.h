@@ -29,6 +29,7 @@
 #include "daemon/loop/loop.h"
 #include "proto/wire.h"
 
+struct account;
 struct config;
 struct peers;
 
@@ -107,6 +108,8 @@ struct peers_callbacks {
 	/* Optional. A dial was answered with BYE, or can have no success (keys):
 	 * peer->why. While the peer is held it is dialled again. */
 	void (*on_refused)(void *owner, struct peer *peer);
+	/* Optional. In whose name is kept what a peer that is UP says; NULL: nobody's. */
+	struct account *(*account_of)(void *owner, const struct peer *peer);
 	/* Every message other than HELLO … BYE, PING, PONG; in order. A negative
 	 * result (ERR_PROTO) takes the peer down with BYE. */
 	int (*on_message)(void *owner, struct peer *peer,

@@ -159,6 +159,7 @@ static void early_free(struct peer_impl *impl, struct peer_message *msg)
 	list_remove(&msg->link);
 	impl->early_count--;
 	impl->early_bytes -= sizeof(*msg) + msg->len;
+	peer_unkeep(impl, sizeof(*msg) + msg->len);
 	mem_free(msg);
 }
 
@@ -231,14 +232,20 @@ static int peer_express_keep(struct peer_impl *impl, const struct wire_header *h
 	bool empty = h->type == WIRE_T_PING || h->type == WIRE_T_PONG;
 	size_t len = empty ? 0 : cursor_left(body);
 	struct peer_message *msg;
+	int r;
 
 	if (impl->early_count >= EARLY_FRAMES_MAX ||
 	    impl->early_bytes > BEHIND_BYTES + 2 * impl->peers->options.message_bytes)
 		return err_raise(ERR_PROTO, "%u messages wait for one before them",
 				 impl->early_count);
+	r = peer_keep(impl, sizeof(*msg) + len);
+	if (r < 0)
+		return err_pass(r);
 	msg = mem_zalloc(sizeof(*msg) + len);
-	if (!msg)
+	if (!msg) {
+		peer_unkeep(impl, sizeof(*msg) + len);
 		return err_pass(-ENOMEM);
+	}
 	list_init(&msg->link);
 	msg->type = (enum wire_type)h->type;
 	msg->sequence = h->sequence;

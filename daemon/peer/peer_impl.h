@@ -8,6 +8,7 @@
 
 #include <sys/types.h>
 
+#include "daemon/base/account.h"
 #include "daemon/peer/peer.h"
 
 #define PEER_EPOCH_BUCKETS 256u
@@ -107,7 +108,8 @@ struct peer_impl {
 	struct loop_timer flush;
 
 	struct peer_whole whole;
-	uint8_t *handed; /* what peer_body_take() gives */
+	struct charge kept; /* of `whole`, early_control */
+	uint8_t *handed;    /* what peer_body_take() gives */
 
 	/* peer_express.c */
 	struct peer_express express; /* send NULL: closed */
@@ -288,6 +290,10 @@ bool peer_goes_in_parts(const struct peer_impl *impl, const struct peer_message 
 void peer_part_take(struct peer_impl *impl, const struct wire_header *h,
 		    struct cursor *body);
 void peer_whole_drop(struct peer_impl *impl); /* with the epoch */
+/* Memory for what the remote says and cannot be handed up yet, in the name of its
+ * principal; ERR_LIMIT beyond that one's part. */
+int peer_keep(struct peer_impl *impl, size_t bytes);
+void peer_unkeep(struct peer_impl *impl, size_t bytes);
 
 /* ---- peer_express.c (two ways, one order) ---- */
 /* May the control line have another frame, while what went before it is out? */

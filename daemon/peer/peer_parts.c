@@ -10,9 +10,10 @@
  * end.
  *
  * The receiver has memory for one message a peer, whose size the first part tells and the
- * type's cap bounds; pages of it are touched as bytes come. The bytes have to come in
- * their order and all of them: anything else is no peer of ours, whose end frees them.
- * Rooms take the memory as it is and read it from there.
+ * type's cap bounds, and which is charged to its principal: one key may be many daemons,
+ * each with a message that never ends. Pages of it are touched as bytes come. The bytes
+ * have to come in their order and all of them: anything else is no peer of ours, whose
+ * end frees them. Rooms take the memory as it is and read it from there.
  */
 #include <assert.h>
 #include <errno.h>
@@ -20,6 +21,8 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/peer/peer_impl.h"
+
+#define KEPT_PART 16u /* of `memory`: for one principal */
 
 size_t peer_part_bytes(const struct peers *peers)
 {
@@ -59,10 +62,38 @@ int peer_part_send(struct peer_impl *impl, struct peer_message *msg)
 	return msg->sent == msg->len;
 }
 
+/* ---- what cannot be handed up yet ---- */
+
+int peer_keep(struct peer_impl *impl, size_t bytes)
+{
+	const struct peers_callbacks *up = &impl->peers->callbacks;
+	struct account *account =
+		up->account_of ? up->account_of(up->owner, &impl->peer) : NULL;
+	int r = account_check_part(account, ACCOUNT_PARTS, bytes, KEPT_PART,
+				   impl->peers->options.message_bytes);
+
+	if (r < 0)
+		return err_pass(r);
+	if (impl->kept.account)
+		charge_more_force(&impl->kept, bytes);
+	else
+		charge_force(&impl->kept, account, ACCOUNT_PARTS, bytes);
+	return 0;
+}
+
+void peer_unkeep(struct peer_impl *impl, size_t bytes)
+{
+	charge_less(&impl->kept, bytes);
+	if (impl->kept.bytes == 0)
+		charge_drop(&impl->kept);
+}
+
 /* ---- in ---- */
 
 void peer_whole_drop(struct peer_impl *impl)
 {
+	if (impl->whole.bytes)
+		peer_unkeep(impl, impl->whole.total);
 	mem_free(impl->whole.bytes);
 	impl->whole = (struct peer_whole){0};
 }
@@ -70,6 +101,7 @@ void peer_whole_drop(struct peer_impl *impl)
 static int peer_parts_begin(struct peer_impl *impl, const struct wire_part *part)
 {
 	struct peer_whole *whole = &impl->whole;
+	int r;
 
 	if (part->at != 0)
 		return err_raise(ERR_PROTO,
@@ -79,9 +111,14 @@ static int peer_parts_begin(struct peer_impl *impl, const struct wire_part *part
 	    part->total > impl->peers->options.message_bytes - WIRE_HEADER_BYTES)
 		return err_raise(ERR_PROTO, "PART: no %s is of %u bytes",
 				 wire_type_name(part->type), part->total);
+	r = peer_keep(impl, part->total);
+	if (r < 0)
+		return err_pass(r);
 	whole->bytes = mem_alloc(part->total);
-	if (!whole->bytes)
+	if (!whole->bytes) {
+		peer_unkeep(impl, part->total);
 		return err_pass(-ENOMEM);
+	}
 	whole->type = part->type;
 	whole->total = part->total;
 	whole->got = 0;
@@ -120,6 +157,7 @@ static void deliver(struct peer_impl *impl, const struct wire_header *h)
 	struct cursor in;
 
 	impl->whole = (struct peer_whole){0};
+	peer_unkeep(impl, whole.total);
 	up.type = whole.type;
 	up.body_len = whole.total;
 	cursor_read(&in, whole.bytes, whole.total);

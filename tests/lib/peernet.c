@@ -152,6 +152,14 @@ void peernet_inject(struct peernet_node *node, const uint8_t *data, size_t len,
 		node->link->on_frame(node->link->owner, &frame);
 }
 
+static struct account *account_of(void *owner, const struct peer *peer)
+{
+	const struct peernet_node *node = owner;
+
+	(void)peer;
+	return node->account;
+}
+
 static const uint8_t boot_id[16] = {1, 2, 3};
 
 void peernet_start(unsigned int i)
@@ -165,6 +173,7 @@ void peernet_start(unsigned int i)
 					    .on_up = on_up,
 					    .on_down = on_down,
 					    .on_refused = on_refused,
+					    .account_of = account_of,
 					    .on_message = on_message};
 	char name[16], user[16];
 	struct peers_args args = {.loop = net.loop,

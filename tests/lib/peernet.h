@@ -30,6 +30,7 @@ struct peernet_node {
 	uint64_t down_ns;
 	uint64_t numbers[8192];		/* stamps of LEASE.room, in order */
 	int answer;			/* of on_message; negative: refuse */
+	struct account *account;	/* of all its peers */
 	uint64_t epochs[PEERNET_NODES]; /* chaos: of the other nodes */
 	void (*hook)(struct peernet_node *node, struct peer *peer, const char *event);
 	/* of messages that are no LEASE; else there are none */

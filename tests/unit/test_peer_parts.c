@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/base/account.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/peer/peer.h"
@@ -314,6 +315,54 @@ static void part_that_is_wrong_ends_the_peering(void **state)
 		assert_ends(wrong[i].f, wrong[i].first);
 }
 
+/* What has not come whole is held in its principal's name, however many daemons that is.
+ */
+static void message_in_parts_is_charged(void **state)
+{
+	const struct forged begins = {WIRE_T_TRANSFER_INFO, 600u << 10, 0, PART};
+	struct accounts accounts = {.limit = 16u << 20};
+	struct account *account = account_get(&accounts, "peer", "fleet");
+	struct wire_header h;
+	struct peer *c;
+
+	(void)state;
+	assert_true(net.options.message_bytes <= accounts.limit / 16);
+	net.n[1].account = account;
+	peernet_start(2);
+	c = peernet_dial(2, 1);
+	peernet_run(100 * MS);
+	assert_int_equal(sm_state(&c->sm), PEER_UP);
+	peernet_tap(&net.n[1]);
+
+	assert_int_equal(peernet_lease(a, 1, true), 0);
+	peernet_run(MS);
+	h = last_header();
+	inject(&h, &begins);
+	peernet_run(MS);
+	assert_int_equal(account->bytes[ACCOUNT_PARTS], begins.total);
+
+	assert_int_equal(peernet_lease(c, 2, true), 0);
+	peernet_run(MS);
+	h = last_header();
+	inject(&h, &begins);
+	peernet_run(MS);
+	assert_int_equal(net.n[1].downs, 1);
+	assert_int_equal(net.n[1].why.code, ERR_LIMIT);
+	assert_non_null(strstr(net.n[1].why.text, "peer:fleet: parts: "));
+	assert_int_equal(account->bytes[ACCOUNT_PARTS], begins.total);
+	assert_int_equal(account->refused, 1);
+	assert_int_equal(sm_state(&a->sm), PEER_UP);
+
+	peer_release(c);
+	peernet_crash(2, MEM_CRASH_POWER);
+	peernet_crash(0, MEM_CRASH_POWER);
+	peernet_run(3 * LOOP_NS_PER_S);
+	assert_int_equal(account->bytes[ACCOUNT_PARTS], 0);
+	net.n[1].account = NULL;
+	account_unref(account);
+	assert_true(accounts_idle(&accounts));
+}
+
 static void part_that_was_not_agreed_ends_the_peering(void **state)
 {
 	struct forged good = {WIRE_T_TRANSFER_INFO, BODY, 0, PART};
@@ -383,6 +432,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			sender_whose_peer_goes_down_frees_the_rest, setup, teardown),
 		cmocka_unit_test(part_that_is_wrong_ends_the_peering),
+		cmocka_unit_test_setup_teardown(message_in_parts_is_charged, setup,
+						teardown),
 		cmocka_unit_test_setup_teardown(part_that_was_not_agreed_ends_the_peering,
 						setup, teardown),
 		cmocka_unit_test_setup_teardown(part_replayed_changes_nothing, setup,
