@@ -253,6 +253,7 @@ static bool carries_versions(unsigned int type)
 
 static int frame_judge(const struct wire_header *h, size_t len)
 {
+	static const uint8_t nobody[sizeof(h->sender)]; /* a HELLO's target */
 	const struct row *row = wire_row_of(h->type);
 
 	if (h->body_len != len - WIRE_HEADER_BYTES)
@@ -270,6 +271,8 @@ static int frame_judge(const struct wire_header *h, size_t len)
 		return err_raise(ERR_VERSION,
 				 "%s: version %u, this daemon speaks %u to %u", row->name,
 				 h->version, WIRE_VERSION_MIN, WIRE_VERSION_MAX);
+	if (memcmp(h->sender, nobody, sizeof(nobody)) == 0)
+		return err_raise(ERR_PROTO, "%s: from nobody", row->name);
 	return 0;
 }
 

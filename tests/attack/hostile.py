@@ -161,6 +161,16 @@ class Daemon:
                 return True
         return False
 
+    def afresh(self, epoch, instance=None):
+        """As after a restart."""
+        self.alive = False
+        for thread in self.threads:
+            thread.join()
+        self.threads.clear()
+        self.heard.clear()
+        self.id, self.epoch = instance or self.id, epoch
+        self.sequence, self.their_id, self.alive = 0, bytes(16), True
+
     def serve(self):
         """PINGs are answered, all else is kept in heard."""
         last = time.monotonic()

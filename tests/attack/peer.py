@@ -10,8 +10,8 @@ import time
 import hostile
 import rig
 from hostile import (ABORT, ATTACH, ATTACH_NAK, BYE, HELLO, LINE, OFFER_QUERY, PART, PING,
-                     PUBLISH, PUBLISH_ACK, REGISTER, REGISTER_NAK, TRANSFER_INFO, UNREGISTER,
-                     blob, known, peered, text)
+                     PUBLISH, PUBLISH_ACK, REGISTER, REGISTER_ACK, REGISTER_NAK,
+                     TRANSFER_INFO, UNREGISTER, blob, known, peered, text)
 from rig import (MIB, STRANGER, Engine, Lingering, Skip, attack, free_port, grown_mib, raw,
                  rest)
 from kvd_engine import Cache
@@ -181,16 +181,20 @@ def parts_without_end(house):
     return over if refused else "%d daemons, %d MiB, none of them was refused" % (up, grown)
 
 
+def rank(peer, i, words=""):
+    """Of a group of its own."""
+    record = struct.pack("<8I", *[0, 1] * 4) + text(peer.endpoint) + text("") + text(words)
+    return (struct.pack("<QQ", i, 1 << 40) + text("g%d" % i) +
+            blob(struct.pack("<H", len(record)) + record))
+
+
 @attack("V7", "ranks that a peer publishes are bounded", keyed=True, config=SMALL)
 def ranks_of_many_groups(house):
     need_plain()
     with peered(house) as peer:
-        record = struct.pack("<8I", *[0, 1] * 4) + text(peer.endpoint) + text("") + text("s" * 900)
-
         def publish():
             for i in range(20000):
-                if not peer.say(PUBLISH, struct.pack("<QQ", i, 1 << 40) + text("g%d" % i) +
-                                blob(struct.pack("<H", len(record)) + record)):
+                if not peer.say(PUBLISH, rank(peer, i, "s" * 900)):
                     break
         grown = grown_mib(house.a, publish, 1)
         codes = {struct.unpack_from("<I", body, 8)[0] != 0
@@ -236,9 +240,8 @@ def hello_makes_it_dial_others(house):
                 counts[i] += 1
             except BlockingIOError:
                 rest(0.01)
-    if counts[0] > 3 or counts[1]:
-        return "it dialled %d and %d times" % tuple(counts)
-    return None
+    assert counts[0], "no HELLO was heard"
+    return "it dialled %d and %d times" % tuple(counts) if counts != [1, 0] else None
 
 
 # ---- rooms of others ----
@@ -304,28 +307,46 @@ def frames_in_another_daemons_name(house):
     return None
 
 
+BENDS = [dict(version=0), dict(version=0xffff), dict(target=os.urandom(16)),
+         dict(sender=bytes(16)), dict(epoch=0), dict(epoch=(1 << 64) - 1), dict(mine=7),
+         dict(length=0xffffffff), dict(length=0), dict(magic=0), dict(kind=0),
+         dict(kind=0xffff), dict(sequence=0), dict(sequence=(1 << 64) - 1)]
+
+
+ANSWERS = (REGISTER_ACK, PUBLISH_ACK)
+
+
+def registered(house, seconds, **bend):
+    """Is a session taken that a new peering tells so?"""
+    with peered(house) as peer:
+        peer.line()
+        rest(0.05)
+        peer.say(REGISTER, session(1, 4), **bend)
+        return peer.saw(REGISTER_ACK, seconds) is not None
+
+
 @attack("lies", "versions, epochs, lengths and sequences that lie end the liar's peering only",
         keyed=True)
 def headers_that_lie(house):
-    bends = [dict(version=0), dict(version=0xffff), dict(flags=0xffffffff),
-             dict(target=os.urandom(16)), dict(sender=bytes(16)), dict(epoch=0),
-             dict(epoch=(1 << 64) - 1), dict(mine=7), dict(length=0xffffffff),
-             dict(length=0), dict(magic=0), dict(kind=0), dict(kind=0xffff),
-             dict(sequence=0), dict(sequence=(1 << 64) - 1)]
+    assert registered(house, 5), "not even the truth is taken"
+    for bend in BENDS:
+        if registered(house, 0.15, **bend):
+            return "a session was taken from a frame with %s" % bend
     peer = known(house)
-    for bend in bends:
-        peer.sequence = 0
+    for bend in BENDS:
+        if not {"sender", "target", "length", "magic", "kind"} & set(bend):
+            continue  # the others are a HELLO's own to choose
         peer.id, peer.epoch = b"\1" + os.urandom(15), peer.epoch + 1
-        peer.put(peer.frame(HELLO, peer.hello_body()))
-        for kind in (PING, REGISTER, TRANSFER_INFO, HELLO, BYE):
-            body = peer.hello_body() if kind == HELLO else os.urandom(64)
-            peer.put(peer.frame(kind, body, 1, **bend))
+        peer.put(peer.frame(HELLO, peer.hello_body(), **bend))
+        while (said := peer.hear()):
+            if said[0] == hostile.WELCOME:
+                return "a HELLO with %s is answered" % bend
     for low, high in ((2, 1), (0, 0), (9, 9), (0xffff, 0xffff), (0, 0xffff)):
         peer.put(peer.frame(HELLO, peer.hello_body(low, high)))
     for cut in range(0, 96, 5):
         peer.put(peer.frame(PING, bytes(8))[:cut])
-    rest(1)
-    alive(house)
+    assert peer.up(), "the truth is not answered any more"
+    return None
 
 
 @attack("lies", "what was said to one daemon counts nothing at another, nor twice, nor later",
@@ -333,21 +354,42 @@ def headers_that_lie(house):
 def frames_replayed(house):
     with peered(house) as peer:
         peer.line()
+        rest(0.1)
+        frames = []
+        for kind, body, answer in ((REGISTER, session(1, 4), REGISTER_ACK),
+                                   (PUBLISH, rank(peer, 1), PUBLISH_ACK)):
+            with peer.lock:
+                peer.sequence += 1
+                frames.append(peer.frame(kind, body, peer.sequence))
+                peer.put(frames[-1])
+            assert peer.saw(answer), "%d was not taken the first time: %s" % (
+                kind, [k for k, _ in peer.heard])
         rest(0.2)
-        frames = [peer.frame(kind, body, peer.sequence + 1 + i) for i, (kind, body) in enumerate((
-            (REGISTER, session(1, 4)), (UNREGISTER, struct.pack("<Q", 1)),
-            (PING, bytes(8)), (BYE, struct.pack("<I", 1) + text("late"))))]
+        peer.heard.clear()
+        for frame in frames * 20:
+            peer.put(frame)
+        rest(0.5)
+        if any(kind in ANSWERS for kind, _ in peer.heard):
+            return "it was taken twice"
     other = hostile.Daemon(house.endpoints["b"], hostile.keys_of(house))
     for frame in frames * 20:
         other.put(frame)
-    with peered(house) as again:  # the next epoch of the same key
+    while (said := other.hear()):
+        if said[0] in ANSWERS:
+            return "another daemon took it"
+    peer.afresh(peer.epoch + 1)
+    for again in (peer, known(house)):  # the same instance later, another of its key
+        assert again.up(), "no WELCOME"
         again.line()
+        rest(0.1)
         for frame in frames * 20:
             again.put(frame)
-        rest(1)
-        again.heard.clear()
-        rest(0.5)
-    alive(house)
+        rest(0.3)
+        if any(kind in ANSWERS for kind, _ in again.heard):
+            return "it was taken in a later epoch"
+        again.say(REGISTER, session(1, 4))
+        assert again.saw(REGISTER_ACK), "nor is it taken when it is new"
+        again.alive = False
     return None
 
 
@@ -383,16 +425,12 @@ def peerings_without_rest(house):
     end = time.monotonic() + 5
     peer = known(house)
     while time.monotonic() < end:
-        peer.id, peer.epoch = b"\1" + os.urandom(15), peer.epoch + 1
-        peer.sequence, peer.their_id, peer.alive = 0, bytes(16), True
+        peer.afresh(peer.epoch + 1, b"\1" + os.urandom(15))
         if peer.up(1):
             peer.line()
             peer.say(REGISTER, session(1, 100))
             peer.say(BYE, struct.pack("<I", 1) + text("bye"), sequence=0)
-        peer.alive = False
-        for thread in peer.threads:
-            thread.join()
-        peer.threads.clear()
+    peer.alive = False
 
 
 if __name__ == "__main__":

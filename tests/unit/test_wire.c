@@ -388,6 +388,10 @@ static void frame_with_bad_header_refused(void **state)
 	h.version = 0;
 	wire_frame_put(frame, &h, body);
 	assert_refused(frame, WIRE_HEADER_BYTES + 8, ERR_VERSION);
+	h.version = 1;
+	wire_frame_put(frame, &h, body);
+	assert_refused(frame, WIRE_HEADER_BYTES + 8, ERR_PROTO);
+	assert_non_null(strstr(err_last()->text, "nobody"));
 }
 
 static void handshake_of_any_version_is_read(void **state)
@@ -399,7 +403,8 @@ static void handshake_of_any_version_is_read(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < ARRAY_LEN(types); i++) {
-		struct wire_header h = {.version = 900, .type = (uint16_t)types[i]};
+		struct wire_header h = {
+			.version = 900, .type = (uint16_t)types[i], .sender = {1}};
 
 		wire_frame_put(frame, &h, NULL);
 		assert_int_equal(wire_frame_get(frame, WIRE_HEADER_BYTES, &got, &body),
