@@ -23,9 +23,14 @@ files_are_installed()
 	grep -q '^ExecStart=/usr/bin/kvd ' "$units/kvd@.service"
 }
 
+# But for the directory that systemd-tmpfiles makes.
 sample_is_valid()
 {
-	"$KVD_BUILD/kvd" --check-config --config "$tree/etc/kvd/kvd.conf.sample"
+	mkdir -p "$tree/run/kvd" &&
+		sed "s|^#run_dir = /run/kvd$|run_dir = $tree/run/kvd|" \
+			"$tree/etc/kvd/kvd.conf.sample" > "$tree/sample.conf" &&
+		grep -q "^run_dir" "$tree/sample.conf" &&
+		"$KVD_BUILD/kvd" --check-config --config "$tree/sample.conf"
 }
 
 # The units need the targets and tools of a system around them.

@@ -36,6 +36,12 @@ static void fetch(void)
 		kdf = EVP_KDF_fetch(NULL, "HKDF", NULL);
 }
 
+/* What libcrypto keeps for the thread that ends the process. */
+__attribute__((destructor)) static void thread_end(void)
+{
+	OPENSSL_thread_stop();
+}
+
 int tcp_keys_open(void)
 {
 	pthread_once(&once, fetch);

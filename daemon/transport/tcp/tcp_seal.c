@@ -173,9 +173,11 @@ static bool seal_content(struct tcp_seal *seal, uint8_t *record, struct msghdr *
 	while (to < end && ok) {
 		struct iovec piece = piece_take(msg, (size_t)(end - to));
 
+		if (piece.iov_len == 0)
+			continue; /* of nowhere, perhaps */
 		if (gmac)
 			memcpy(to, piece.iov_base, piece.iov_len);
-		else if (piece.iov_len > 0)
+		else
 			ok = update(seal, to, piece.iov_base, piece.iov_len);
 		to += piece.iov_len;
 	}
