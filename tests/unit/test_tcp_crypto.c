@@ -107,6 +107,27 @@ static void kernel_and_libcrypto_speak_the_same(void **state)
 	}
 }
 
+/* Both directions of all streams are asked. */
+static void kernels_way_is_told_only_if_it_has_every_half(void **state)
+{
+	struct tcp_stream streams[3] = {{0}};
+	struct tcp_peer peer = {.crypto = TCP_CRYPTO_AES128GCM,
+				.kernel = true,
+				.streams = streams,
+				.stream_count = ARRAY_LEN(streams)};
+	struct tcp_seal seal;
+
+	(void)state;
+	assert_string_equal(tcp_crypto_tell(&peer), "aes128gcm-ktls");
+	for (unsigned int i = 0; i < 2 * ARRAY_LEN(streams); i++) {
+		struct tcp_half *half = i % 2 ? &streams[i / 2].rx : &streams[i / 2].tx;
+
+		half->seal = &seal;
+		assert_string_equal(tcp_crypto_tell(&peer), "aes128gcm");
+		half->seal = NULL;
+	}
+}
+
 /* ---- in between ---- */
 
 /* The address that a dials: between the two, byte by byte. */
@@ -387,6 +408,7 @@ int main(void)
 		PAIR(stronger_wish_holds_at_both_ends),
 		PAIR(sealed_connections_move_every_shape),
 		PAIR(kernel_and_libcrypto_speak_the_same),
+		cmocka_unit_test(kernels_way_is_told_only_if_it_has_every_half),
 		PAIR(nobody_in_between_weakens_what_is_wanted),
 		PAIR(answer_with_less_is_refused_by_name),
 		RAW(record_that_is_wrong_loses_the_peer_at_once, begin_sealed),

@@ -108,8 +108,10 @@ const char *tcp_crypto_tell(const struct tcp_peer *peer)
 {
 	if (peer->crypto == TCP_CRYPTO_NONE)
 		return NULL;
-	return peer->streams[0].tx.seal ? tcp_crypto_word(peer->crypto)
-					: "aes128gcm-ktls";
+	for (unsigned int i = 0; i < peer->stream_count; i++)
+		if (peer->streams[i].tx.seal || peer->streams[i].rx.seal)
+			return tcp_crypto_word(peer->crypto);
+	return "aes128gcm-ktls";
 }
 
 /* ---- what was dropped behind all else ---- */

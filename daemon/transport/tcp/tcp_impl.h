@@ -262,7 +262,7 @@ const char *tcp_crypto_word(enum tcp_crypto crypto);
 /* The line's, once both hellos are there; a stream's. */
 int tcp_crypto_line(struct tcp_peer *peer);
 int tcp_crypto_stream(struct tcp_stream *stream, const struct tcp_traffic *traffic);
-/* For base.crypto. */
+/* For base.crypto. A kernel's is what its kernel seals and opens on every stream. */
 const char *tcp_crypto_tell(const struct tcp_peer *peer);
 /* A BEAT behind what left since the last call; true: there was something. */
 bool tcp_crypto_beat(struct tcp_peer *peer);
