@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Somebody between two real daemons, on tcp's connections (tests/lib/preload/detour.c): he
-reads nothing of a page and no token, and what he changes, drops, repeats, swaps or moves
-to another connection ends the rooms of both sides within a second, with nothing wrong in
-anybody's memory."""
+reads nothing of a page and no token, and what he changes, drops, repeats, swaps, moves to
+another connection or cuts off ends the rooms of both sides within a second, with nothing
+wrong in anybody's memory."""
+import functools
+import itertools
 import os
 import select
 import socket
+import struct
 import sys
 import threading
 import time
@@ -71,12 +74,24 @@ class Way:
             self.middle.tamper(self, record)
 
     def send(self, data):
-        while data:
+        while data and self.open:
             try:
                 select.select([], [self.there], [])
                 data = data[self.there.send(data):]
             except OSError:
                 return
+
+    def cut(self, reset):
+        """The receiver is told that the sender has closed, or reset, the connection, of
+        which nobody hears more: not the sender either."""
+        for way in self.middle.ways[2 * self.index:][:2]:
+            way.open = False
+        if reset:
+            self.there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER,
+                                  struct.pack("ii", 1, 0))
+            self.there.close()
+        else:
+            self.there.shutdown(socket.SHUT_WR)
 
 
 class Middle:
@@ -105,7 +120,7 @@ class Middle:
                 self.ways += [Way(self, index, True, here, there),
                               Way(self, index, False, there, here)]
             for way in ways:
-                if way.here in ready:
+                if way.here in ready and way.open:
                     way.take()
 
     def close(self):
@@ -197,6 +212,18 @@ class Splice(Tamper):
             self.wrong(way, self.kept[1])
         else:
             way.send(record)
+
+
+class Cut(Tamper):
+    """The connection ends behind a record, or in its middle."""
+
+    def __init__(self, middle, line, skip=3, within=False, reset=False):
+        super().__init__(middle, line, skip)
+        self.within, self.reset = within, reset
+
+    def act(self, way, record):
+        self.wrong(way, record[:len(record) // 2] if self.within else record)
+        way.cut(self.reset)
 
 
 # ---- two daemons and who is in between ----
@@ -301,13 +328,15 @@ def landed_is_right_or_old(pair, before):
     assert not wrong, "%d bytes, from %d on" % (len(wrong), wrong[0])
 
 
-def tampered(how, line, push=True, crypto="aes128gcm"):
+def tampered(how, line, push=True, crypto="aes128gcm",
+             why=("tcp: authentication failed",)):
     with Pair(crypto) as p:
         p.move(1, push)
         p.dst.mem[:] = bytes(BYTES)
         middle = p.middle
         for d in p.daemons:
-            d.expect("authentication failed")
+            for words in why:
+                d.expect(words)
 
         def ready():
             middle.tamper = how(middle, line, skip=0 if line else 3)
@@ -317,8 +346,8 @@ def tampered(how, line, push=True, crypto="aes128gcm"):
         _, here = p.prefill.until(2, roles[0], FAILED)
         prefill_s = time.monotonic() - middle.began
         assert max(decode_s, prefill_s) < WITHIN_S, (decode_s, prefill_s)
-        words = here["message"] + " | " + there["message"]
-        assert "tcp: authentication failed" in words, words
+        told = here["message"] + " | " + there["message"]
+        assert any(words in told for words in why), told
         landed_is_right_or_old(p, bytes(BYTES))
         # the next peering works again
         middle.tamper = middle.honest
@@ -361,6 +390,25 @@ def records_of_another_connection_end_the_room():
     tampered(Splice, line=True)
 
 
+CLOSED = ("a stream of ", "connection to ")
+
+
+def cut(line, within, reset, **how):
+    tampered(functools.partial(Cut, within=within, reset=reset), line, why=CLOSED, **how)
+
+
+def streams_that_are_cut_end_the_room():
+    for within, reset in itertools.product((False, True), repeat=2):
+        cut(False, within, reset)
+    cut(False, True, False, push=False, crypto="gmac")
+
+
+def control_line_that_is_cut_ends_the_room():
+    for within, reset in itertools.product((False, True), repeat=2):
+        cut(True, within, reset)
+
+
 run([not_one_byte_of_a_page_and_no_token_is_seen, flipped_bits_end_the_room,
      dropped_records_end_the_room, repeated_records_end_the_room,
-     swapped_records_end_the_room, records_of_another_connection_end_the_room])
+     swapped_records_end_the_room, records_of_another_connection_end_the_room,
+     streams_that_are_cut_end_the_room, control_line_that_is_cut_ends_the_room])
