@@ -26,14 +26,15 @@ TOKENS = 40
 class Pod:
     """A daemon that sees the folder `files` as its run_dir."""
 
-    def __init__(self, net, index, run_dir, files, name, transports):
+    def __init__(self, net, index, run_dir, files, name, transports, config, env):
         wrapper = net.wrapper(index) + ["sh", "-c", ENTER, files, run_dir,
                                         os.path.join(run_dir, name + ".conf")]
         self.endpoint = "tcp://%s:%d" % net.address(index)
         self.socket = os.path.join(files, name + ".sock")
-        self.config = CONFIG % (net.address(index) + (transports,))
+        self.config = config % (net.address(index) + (transports,))
+        self.files, self.net = files, net
         self.daemon = Daemon(self.config, run_dir=run_dir, name=name, wrapper=wrapper,
-                             log_dir=files)
+                             env=env, log_dir=files)
         self.daemon.expect("insecure: ")
         self.start()
 
@@ -56,7 +57,7 @@ class Pod:
 
 
 @contextlib.contextmanager
-def two_pods(names=("kvd", "kvd"), shared=False, transports="auto"):
+def two_pods(names=("kvd", "kvd"), shared=False, transports="auto", config=CONFIG, env=None):
     why = may_mount() or may_partition()
     if why:
         raise Skip("network and mount namespaces: " + why)
@@ -69,7 +70,7 @@ def two_pods(names=("kvd", "kvd"), shared=False, transports="auto"):
         for i, name in enumerate(names):
             files = os.path.join(folder, "both" if shared else "pod%d" % i)
             os.makedirs(files, exist_ok=True)
-            pods.append(Pod(net, i, run_dir, files, name, transports))
+            pods.append(Pod(net, i, run_dir, files, name, transports, config, env))
             after.push(pods[-1].daemon.__exit__)
         yield pods
 

@@ -207,9 +207,9 @@ def open_push(prefill, decode, src, dst, room, src_pages, dst_pages, tokens, sen
         prefill.cmd("room.send", room=str(room), seq=0, last=True, views=view(src_pages))
 
 
-def open_pull(prefill, decode, src, dst, room, src_pages, dst_pages, tokens):
+def open_pull(prefill, decode, src, dst, room, src_pages, dst_pages, tokens, **more):
     view = lambda pages: {"kv": dict(pages=pages, tokens=[0, tokens])}  # noqa: E731
     prefill.cmd("room.open", room=str(room), role="offer", pool=src.pool,
-                views=view(src_pages))
+                views=view(src_pages), **more)
     decode.cmd("room.open", room=str(room), role="pull", pool=dst.pool,
-               sources=[prefill.endpoint], views=view(dst_pages))
+               sources=[prefill.endpoint], views=view(dst_pages), **more)
