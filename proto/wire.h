@@ -78,6 +78,10 @@ WIRE_MESSAGES(WIRE_STRUCT)
 WIRE_MESSAGES(WIRE_PROTOS)
 #undef WIRE_PROTOS
 
+/* Is there a session's secret or a room's ticket in what was put? Who shows it is let
+ * in. It is the last field of those that ask for something. */
+bool wire_shows_secret(unsigned int type, const void *body, size_t len);
+
 /* Make a text printable in place: what is no UTF-8, or a control, becomes '?'. */
 void wire_text_clean(char *text);
 

@@ -855,11 +855,21 @@ static bool is_urgent(enum wire_type type)
 	       type == WIRE_T_PULL_ACK;
 }
 
+/* Does the data line keep what it carries from those who read the network? */
+static bool is_private(const struct remote *remote)
+{
+	const struct xp_peer_base *xp = (const struct xp_peer_base *)remote->xp;
+
+	return remote->ready &&
+	       ((remote->transport->caps & XP_CAP_SAME_HOST) || xp->encrypts);
+}
+
 int handshake_send(struct remote *remote, enum wire_type type, const void *body,
 		   size_t len)
 {
 	assert(body || len == 0);
-	if (is_urgent(type))
+	if (is_urgent(type) &&
+	    (is_private(remote) || !wire_shows_secret(type, body, len)))
 		return peer_send_express(remote->peer, type, body, len);
 	return peer_send_reliable(remote->peer, type, body, len);
 }

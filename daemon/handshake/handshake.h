@@ -174,7 +174,7 @@ int handshake_share_session(struct handshake *hs, struct remote *remote,
 void handshake_unshare_session(struct remote *remote, const struct session *session);
 
 /* A message of the rooms' and transfers' own. What engines wait for goes by the data
- * line when that is up, in the same order. */
+ * line when that is up, in the same order; not a secret, if others can read it there. */
 int handshake_send(struct remote *remote, enum wire_type type, const void *body,
 		   size_t len);
 /* Room for one message body of any type; valid until the next call. */

@@ -210,6 +210,7 @@ struct xp_peer_base {
 	char path[64];
 	/* what protects its bytes on their way; NULL: nothing */
 	const char *crypto;
+	bool encrypts; /* that keeps them from being read */
 };
 struct xp_reg_base {
 	struct transport *transport;

@@ -431,11 +431,44 @@ static void table_names_every_type(void **state)
 	assert_int_equal(wire_body_cap(WIRE_T_END), 0);
 }
 
+/* Their last field; a new one behind it would hide it. */
+static void secrets_that_open_something_are_seen(void **state)
+{
+#define SHOWS(NAME, name, field)                                                   \
+	do {                                                                       \
+		struct wire_##name m = {0};                                        \
+		struct cursor c;                                                   \
+                                                                                   \
+		cursor_write(&c, buf, sizeof(buf));                                \
+		assert_int_equal(wire_##name##_put(&c, &m), 0);                    \
+		assert_false(wire_shows_secret(WIRE_T_##NAME, buf, c.pos));        \
+		for (size_t i = 0; i < sizeof(m.field); i++) {                     \
+			memset(m.field, 0, sizeof(m.field));                       \
+			m.field[i] = 1;                                            \
+			cursor_write(&c, buf, sizeof(buf));                        \
+			assert_int_equal(wire_##name##_put(&c, &m), 0);            \
+			assert_true(wire_shows_secret(WIRE_T_##NAME, buf, c.pos)); \
+		}                                                                  \
+	} while (0)
+	uint8_t buf[1024];
+
+	(void)state;
+	SHOWS(ATTACH, attach, secret);
+	SHOWS(TRANSFER_INFO, transfer_info, ticket);
+	SHOWS(OFFER_QUERY, offer_query, ticket);
+	SHOWS(ABORT, abort, ticket);
+#undef SHOWS
+	assert_false(wire_shows_secret(WIRE_T_ATTACH, buf, 0));
+	memset(buf, 1, sizeof(buf));
+	assert_false(wire_shows_secret(WIRE_T_OFFER, buf, sizeof(buf)));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(body_of_every_message_comes_back),
 		cmocka_unit_test(body_over_cap_refused),
+		cmocka_unit_test(secrets_that_open_something_are_seen),
 		cmocka_unit_test(text_with_bad_bytes_comes_out_printable),
 		cmocka_unit_test(frame_put_get_comes_back),
 		cmocka_unit_test(frame_layout_is_pinned),

@@ -213,6 +213,7 @@ void tcp_peer_joined(struct tcp_peer *peer)
 	sm_move(&peer->net.sm, NET_PEER_READY);
 	peer->join_deadline_ns = 0;
 	peer->net.base.crypto = tcp_crypto_tell(peer);
+	peer->net.base.encrypts = peer->crypto == TCP_CRYPTO_AES128GCM;
 	tcp_keys_wipe(&peer->keys); /* all connections have theirs */
 	tcp_line_listen(peer);
 	net_peer_kick(&peer->net);
