@@ -9,6 +9,9 @@
  * the daemon needs no right of its own. A daemon of the same user may open it once more,
  * for others to read; Yama lets one named process do that: the one that the kernel says
  * answered our hello.
+ *
+ * Our /proc/self/statm goes along: by it the daemon sees that our memory is gone before
+ * our process is, also where /proc hides us from it.
  */
 #include "lib/client.h"
 
@@ -21,11 +24,14 @@
 #include "proto/base64.h"
 #include "lib/client_adopt.h"
 
+#define REGION_FDS 2u
+
 /* One handle; several handles may share the daemon's id, which counts them. */
 struct kvd_region {
 	struct client_object object;
 	enum kvd_region_kind kind;
-	int fd; /* our duplicate (memfd), for kvd_reconnect(); vm: while it is sent */
+	int fd;	   /* our duplicate (memfd), for kvd_reconnect(); vm: while it is sent */
+	int statm; /* while it is sent */
 	char shm_name[256];
 	char name[64];
 	char device[64];
@@ -38,10 +44,22 @@ static void region_fini(struct client_object *object)
 	struct kvd_region *region = container_of(object, struct kvd_region, object);
 
 	mem_closep(&region->fd);
+	mem_closep(&region->statm);
 	mem_free(region);
 }
 
-static void region_op(struct kvd_region *region, struct client_op *op)
+static void op_fd(struct client_op *op, const char *name, int fd, int fds[REGION_FDS])
+{
+	if (fd < 0)
+		return;
+	client_text_int(&op->text, name, op->fd_count);
+	fds[op->fd_count++] = fd;
+	op->fds = fds;
+}
+
+/* `fds` is used until the operation is run. */
+static void region_op(struct kvd_region *region, struct client_op *op,
+		      int fds[REGION_FDS])
 {
 	static const char *const kinds[] = {"memfd",	"shm",	    "vm",
 					    "cuda_ipc", "cuda_vmm", "dmabuf"};
@@ -49,11 +67,8 @@ static void region_op(struct kvd_region *region, struct client_op *op)
 	client_op_begin(region->object.client, op, "region.register");
 	client_text_str(&op->text, "kind", kinds[region->kind]);
 	client_text_u64(&op->text, "length", region->bytes);
-	if (region->fd >= 0) {
-		client_text_int(&op->text, "fd", 0);
-		op->fds = &region->fd;
-		op->fd_count = 1;
-	}
+	op_fd(op, "fd", region->fd, fds);
+	op_fd(op, "statm", region->statm, fds);
 	if (region->kind == KVD_REGION_SHM)
 		client_text_str(&op->text, "shm_name", region->shm_name);
 	if (*region->device)
@@ -120,12 +135,13 @@ static int client_region_args_check(struct kvd_client *client,
 	return client_fail(client, KVD_E_INVAL, "kind: %d", (int)a->kind);
 }
 
-/* What the daemon may use is its choice; it tells what it lacks. The fd is ours until
- * the registration is sent. */
-static void vm_allow(struct kvd_region *region)
+/* What the daemon may use is its choice; it tells what it lacks. Files of /proc are ours
+ * until the registration is sent. */
+static void region_open(struct kvd_region *region)
 {
 	pid_t daemon = region->object.client->info.pid;
 
+	region->statm = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
 	if (region->kind != KVD_REGION_VM)
 		return;
 	/* a kernel without Yama knows no such call, and needs none */
@@ -134,11 +150,11 @@ static void vm_allow(struct kvd_region *region)
 	region->fd = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
 }
 
-static void vm_sent(struct kvd_region *region)
+static void region_sent(struct kvd_region *region)
 {
-	if (region->kind != KVD_REGION_VM)
-		return;
-	mem_closep(&region->fd);
+	mem_closep(&region->statm);
+	if (region->kind == KVD_REGION_VM)
+		mem_closep(&region->fd);
 }
 
 static int region_new(struct kvd_client *client, const struct kvd_region_args *a,
@@ -148,7 +164,7 @@ static int region_new(struct kvd_client *client, const struct kvd_region_args *a
 
 	if (!region)
 		return client_fail_nomem(client);
-	region->fd = -1;
+	region->fd = region->statm = -1;
 	if (has_fd(a->kind)) {
 		region->fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
 		if (region->fd < 0) {
@@ -215,7 +231,7 @@ int kvd_region_register(struct kvd_client *client, const struct kvd_region_args 
 	struct kvd_region *region = NULL;
 	cleanup_close int adopted_fd = -1;
 	struct client_op op;
-	int r = client_begin(client, call);
+	int fds[REGION_FDS], r = client_begin(client, call);
 
 	*region_p = NULL;
 	if (!r)
@@ -232,11 +248,11 @@ int kvd_region_register(struct kvd_client *client, const struct kvd_region_args 
 		return r;
 	}
 	*region_p = region;
-	vm_allow(region);
-	region_op(region, &op);
+	region_open(region);
+	region_op(region, &op, fds);
 	op.finish = client_object_made;
 	r = client_op_run(client, &op, call);
-	vm_sent(region);
+	region_sent(region);
 	if (r) {
 		*region_p = NULL;
 		client_object_unref(&region->object);
@@ -265,12 +281,12 @@ int kvd_region_unregister(struct kvd_region *region, const struct kvd_call *call
 int client_region_again(struct kvd_region *region)
 {
 	struct client_op op;
-	int r;
+	int fds[REGION_FDS], r;
 
-	vm_allow(region);
-	region_op(region, &op);
+	region_open(region);
+	region_op(region, &op, fds);
 	r = client_session_again(&op);
-	vm_sent(region);
+	region_sent(region);
 	return r;
 }
 

@@ -20,6 +20,7 @@
 #include "daemon/session/pool.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
+#include "daemon/session/session_watch.h"
 #include "gpu/cudrv.h"
 #include "proto/base64.h"
 #include "proto/json.h"
@@ -110,6 +111,7 @@ static void region_registered(void *arg, struct region *region, const struct err
 struct register_args {
 	const char *kind, *handle;
 	struct region_args region; /* without kind and ipc; its fd is an index */
+	int statm;
 };
 
 static int region_register_run(struct request *req)
@@ -123,6 +125,8 @@ static int region_register_run(struct request *req)
 		r = source_check(req->line, region.kind);
 	if (r == 0 && args->handle)
 		r = handle_parse(args->handle, ipc);
+	if (r == 0 && args->statm >= 0)
+		r = session_watch_memory(req->session->watch, req->fds[args->statm]);
 	if (r < 0)
 		return err_pass(r);
 	region.ipc = ipc;
@@ -312,6 +316,9 @@ static const struct field region_register_fields[] = {
 	      "The client's own address of byte 0. vm: required; else only transfers "
 	      "by address need it."),
 	F_STR("name", register_args, region.name, OPTIONAL, 63, "For people."),
+	F_FD("statm", register_args, statm,
+	     "The client's own /proc/self/statm: that its memory has gone is seen before "
+	     "its process has. The first of a session counts."),
 	F_END,
 };
 

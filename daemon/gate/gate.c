@@ -145,7 +145,7 @@ static void client_fault(struct gate_client *client, struct err *fault,
 	case GATE_REFUSED:
 		err_set(fault, ERR_IMPORT,
 			"descriptor %u is %s: kvd takes memfds, POSIX shared memory, "
-			"dma-bufs, handles of GPU memory and /proc/self/mem",
+			"dma-bufs, handles of GPU memory, /proc/self/mem and statm",
 			answer->at, answer->what);
 		return;
 	case GATE_TOO_MANY:

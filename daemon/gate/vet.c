@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,6 +79,26 @@ static int is_process_memory(int fd)
 	return n == 0 || (n < 0 && errno == EIO); /* 0: it has ended */
 }
 
+/* Files of /proc have the names that the kernel gave them. A user namespace can mount
+ * another file of it over one: that is the root of a mount then. */
+bool vet_is_statm(int fd)
+{
+	static const char name[] = "/statm";
+	char link[PATH_MAX];
+	struct statfs fs;
+	struct statx sx;
+	size_t len;
+
+	if (fstatfs(fd, &fs) < 0 || fs.f_type != PROC_SUPER_MAGIC ||
+	    statx(fd, "", AT_EMPTY_PATH, STATX_TYPE, &sx) < 0 || !S_ISREG(sx.stx_mode) ||
+	    !(sx.stx_attributes_mask & STATX_ATTR_MOUNT_ROOT) ||
+	    sx.stx_attributes & STATX_ATTR_MOUNT_ROOT)
+		return false;
+	len = strlen(fd_link(fd, link, sizeof(link)));
+	return len >= sizeof(name) && len < sizeof(link) - 1 /* whole */ &&
+	       strcmp(link + len - strlen(name), name) == 0;
+}
+
 static const char *type_word(mode_t mode)
 {
 	return S_ISSOCK(mode)	? "a socket"
@@ -112,7 +133,7 @@ int vet_fd(int fd, char *what, size_t size)
 	if (fs.f_type == ANON_INODE_FS_MAGIC &&
 	    strcmp(fd_link(fd, link, sizeof(link)), "anon_inode:[pidfd]") == 0)
 		return 0;
-	if (fs.f_type == PROC_SUPER_MAGIC && is_process_memory(fd))
+	if (fs.f_type == PROC_SUPER_MAGIC && (vet_is_statm(fd) || is_process_memory(fd)))
 		return 0;
 	if (S_ISCHR(st.st_mode) && is_nvidia(st.st_rdev))
 		return 0;

@@ -3,15 +3,21 @@
 #ifndef KVD_GATE_VET_H
 #define KVD_GATE_VET_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /*
  * 0: closing it and what the daemon does with it does not sleep for longer than the
  * kernel itself needs: memory (memfd, tmpfs, hugetlbfs), a dma-buf, an NVIDIA device, a
- * process's memory (/proc/PID/mem), a pidfd. Else -1, and `what` says what it is. May
- * sleep for as long as a stranger likes: for gates only.
+ * process's memory (/proc/PID/mem) or its figures (vet_is_statm()), a pidfd. Else -1, and
+ * `what` says what it is. May sleep for as long as a stranger likes: for gates only.
  */
 int vet_fd(int fd, char *what, size_t size);
+
+/* Of one that passed: it is /proc/PID/statm, and no other file that is mounted there.
+ * Whoever shares its description can hold the kernel's lock of it while he sleeps: it is
+ * to be opened again, not to be read. */
+bool vet_is_statm(int fd);
 
 /* Before a process gives up opening files (sandbox.h): what vet_fd() will look at. */
 void vet_prepare(void);

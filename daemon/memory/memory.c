@@ -48,6 +48,7 @@
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/gate/vet.h"
 #include "daemon/memory/settle.h"
 #include "daemon/memory/vm.h"
 #include "gpu/gpu.h"
@@ -596,14 +597,15 @@ static int vm_probe(const struct memory *memory)
 	return r;
 }
 
-/* What a gate lets in, or vm_open() opened, is a process's memory; here only how. */
+/* What a gate lets in of /proc, or vm_open() opened, is a process's memory or its statm.
+ */
 static int mem_check(int fd)
 {
 	struct statfs fs;
 	int flags = fcntl(fd, F_GETFL);
 
 	if (fstatfs(fd, &fs) == 0 && fs.f_type == PROC_SUPER_MAGIC && flags >= 0 &&
-	    (flags & O_ACCMODE) != O_WRONLY)
+	    (flags & O_ACCMODE) != O_WRONLY && !vet_is_statm(fd))
 		return 0;
 	return err_raise(ERR_IMPORT, "the fd is not the client's /proc/self/mem, opened "
 				     "for reading and writing");

@@ -4,9 +4,14 @@
  * may be another one's. SO_PEERPIDFD (Linux 6.5) gives the right process by
  * construction. Without it: open the pidfd, then look whether the process
  * belongs to the peer's uid; what is left open is a pid used again by the same
- * user between connect() and accept(). `statm` is opened after the pidfd and
- * before the pidfd is seen to live, so it is the same process's; the open file
- * stays bound to that process, a pid used again later does not bring it back.
+ * user between connect() and accept(), or by another where /proc is hidden
+ * (ProtectProc=).
+ *
+ * statm comes with the first region, since processes of others may be hidden from us.
+ * The open file stays bound to that process, a pid used again later does not bring it
+ * back. An engine that passes another process's betrays nobody but itself. Ours is a
+ * description of its own: the kernel reads such a file under a lock of the description,
+ * and an engine can sleep with that in a page fault for as long as it likes.
  *
  * statm is read, not watched: there is no event for "the address space is gone".
  * A read is one short system call; every 200 ms, only for sessions that own
@@ -28,6 +33,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
+#include "daemon/gate/vet.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 
@@ -38,7 +44,7 @@
 struct session_watch {
 	struct session *session;
 	struct loop_fd pidfd;
-	int statm_fd; /* -1: /proc does not show it to us */
+	int statm_fd; /* -1: not told */
 };
 
 struct session_clock {
@@ -94,7 +100,7 @@ static bool memory_lives(int statm_fd)
 	if (statm_fd < 0)
 		return true;
 	n = pread(statm_fd, text, sizeof(text), 0);
-	return n >= 2 && !(text[0] == '0' && text[1] == ' ');
+	return n >= 2 && text[0] >= '1' && text[0] <= '9';
 }
 
 bool session_watch_alive(const struct session_watch *watch)
@@ -120,7 +126,6 @@ int session_watch_new(struct session *session, const struct session_peer *peer,
 		      struct session_watch **watch_p)
 {
 	struct session_watch *watch;
-	char path[32];
 	int r;
 
 	assert(!session->watch);
@@ -134,14 +139,9 @@ int session_watch_new(struct session *session, const struct session_peer *peer,
 	watch->statm_fd = -1;
 	loop_fd_init(&watch->pidfd, session->kvd->loop, -1, on_exit_seen);
 	r = pidfd_checked(peer, &watch->pidfd.fd);
-	if (r == 0) {
-		snprintf(path, sizeof(path), "/proc/%d/statm", (int)peer->pid);
-		if (peer->pid > 0)
-			watch->statm_fd = open(path, O_RDONLY | O_CLOEXEC);
-		if (!session_watch_alive(watch))
-			r = err_raise(ERR_SESSION, "process %d, which connected, is gone",
-				      (int)peer->pid);
-	}
+	if (r == 0 && !process_lives(watch->pidfd.fd))
+		r = err_raise(ERR_SESSION, "process %d, which connected, is gone",
+			      (int)peer->pid);
 	if (r == 0)
 		r = loop_fd_set(&watch->pidfd, LOOP_READ);
 	if (r < 0) {
@@ -149,6 +149,26 @@ int session_watch_new(struct session *session, const struct session_peer *peer,
 		return err_pass(r);
 	}
 	*watch_p = watch;
+	return 0;
+}
+
+int session_watch_memory(struct session_watch *watch, int statm_fd)
+{
+	cleanup_close int fd = -1;
+	char path[40];
+
+	if (!vet_is_statm(statm_fd))
+		return err_raise(ERR_IMPORT, "statm: not the client's /proc/self/statm");
+	if (!watch || watch->statm_fd >= 0)
+		return 0;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", statm_fd);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return err_raise_errno(errno, "statm");
+	if (!memory_lives(fd))
+		return err_raise(ERR_SESSION,
+				 "statm: of no process, or of one that is gone");
+	watch->statm_fd = mem_steal_fd(&fd);
 	return 0;
 }
 

@@ -6,7 +6,7 @@
  * Three witnesses, because each can come late or never: the socket's EOF
  * (control.c; a forked child keeps a socket open), the process's pidfd (after
  * kill -9 of a large process a second late), and /proc/<pid>/statm, which reads
- * zero as soon as the address space is gone.
+ * zero as soon as the address space is gone and which the engine has to pass.
  */
 #ifndef KVD_SESSION_WATCH_H
 #define KVD_SESSION_WATCH_H
@@ -23,6 +23,9 @@ struct session_clock;
  * EOF is the only witness then. ERR_SESSION: the process is gone already. */
 int session_watch_new(struct session *session, const struct session_peer *peer,
 		      struct session_watch **watch_p);
+/* From now on its memory is watched, too: by a statm that passed a gate. The first
+ * counts, and stays the caller's. */
+int session_watch_memory(struct session_watch *watch, int statm_fd);
 /* The session ends: look no more. NULL is fine in both. */
 void session_watch_stop(struct session_watch *watch);
 void session_watch_free(struct session_watch *watch);

@@ -3,15 +3,20 @@
 """Attacks by engines that no cause is known for: odd messages, descriptors, numbers."""
 import array
 import contextlib
+import ctypes
 import json
+import mmap
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 
 import rig
 from engine_help import HELLO, greeted
+from fuse import FLUSH, GETATTR, READ, STATFS, Silent
 from rig import Engine, Refused, ask, attack, raw, rest
 from bystander import libc
 
@@ -79,6 +84,7 @@ def odd_descriptors():
     yield "pipe", lambda: os.pipe()[0]
     yield "zero", lambda: os.open("/dev/zero", os.O_RDWR)
     yield "memory", lambda: os.open("/proc/self/mem", os.O_RDWR)
+    yield "statm", lambda: os.open("/proc/self/statm", os.O_RDONLY)
     yield "pagemap", lambda: os.open("/proc/self/pagemap", os.O_RDONLY)
     yield "tty", lambda: os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
     yield "empty memfd", lambda: os.memfd_create("x", 0)
@@ -106,6 +112,102 @@ def descriptors_of_every_kind(house):
                 pass
         os.close(fd)
     return "taken: " + ", ".join(taken) if taken else None
+
+
+def over_statm(path):
+    """A mount of this name, by the root of a user namespace."""
+    uid, flags = os.geteuid(), 0x20000 if os.geteuid() == 0 else 0x10020000
+    if libc.unshare(flags) == 0 and uid:
+        for name, text in (("setgroups", "deny"), ("uid_map", "0 %d 1" % uid)):
+            with open("/proc/self/" + name, "w") as out:
+                out.write(text)
+    libc.mount(None, b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
+    if libc.mount(path, b"/proc/self/statm", None, 0x1000, None):  # MS_BIND
+        raise OSError("no mounts for users")
+    return os.open("/proc/self/statm", os.O_RDONLY)
+
+
+def in_dev_shm():
+    folder = tempfile.mkdtemp(dir="/dev/shm")
+    fd = os.open(folder + "/statm", os.O_RDWR | os.O_CREAT)
+    shutil.rmtree(folder)
+    return fd
+
+
+def statm_look_alikes():
+    yield "O_PATH", lambda: os.open("/proc/self/statm", os.O_PATH)
+    yield "a pipe", lambda: os.pipe()[0]
+    yield "a memfd", lambda: os.memfd_create("statm", 0)
+    yield "of tmpfs", in_dev_shm
+    yield "memory", lambda: os.open("/proc/self/mem", os.O_RDONLY)
+    yield "status", lambda: os.open("/proc/self/status", os.O_RDONLY)
+    yield "a file of a disk", lambda: os.open("/proc/self/exe", os.O_RDONLY)
+    for name in (b"mem", b"status", b"uid_map"):
+        yield name.decode() + " of a mount", lambda n=name: over_statm(b"/proc/self/" + n)
+
+
+@attack("odd", "a file that only looks like statm is refused by name", quick=True)
+def statm_that_is_none(house):
+    s, taken = Engine(house.a, "mallory"), []
+    memory = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.posix_fallocate(memory, 0, 4096)
+    for name, make in statm_look_alikes():
+        try:
+            fd = make()
+        except OSError:
+            continue
+        try:
+            s.cmd("region.register", fds=[memory, fd], kind="memfd", fd=0, length=4096, statm=1)
+            taken.append(name)
+        except Refused as why:
+            if why.code != "EIMPORT":
+                taken.append("%s: %s" % (name, why))
+        os.close(fd)
+    return "taken: " + ", ".join(taken) if taken else None
+
+
+@attack("odd", "a statm of a file system that does not answer is waited for by nobody", by=rig.ROOT)
+def statm_of_a_silent_file_system(house):
+    fuse = Silent(house.dir + "/fuse", {GETATTR, STATFS, READ, FLUSH})
+    fd = os.open(os.path.dirname(fuse.path) + "/statm", os.O_RDWR)
+    fuse.quiet()
+    try:
+        Engine(house.a, "mallory").cmd("region.register", fds=[fd], kind="shm", length=4096,
+                                       shm_name="/none", statm=0)
+        return "it was taken"
+    except (Refused, OSError, ValueError) as why:
+        return None if "descriptor" in str(why) else str(why)
+    finally:
+        fuse.end()
+
+
+@attack("odd", "nor is a statm that its owner reads for ever", by=rig.ROOT, quick=True)
+def statm_held_by_a_reader(house):
+    """The kernel locks an open file of /proc while it copies, here to a page that never
+    comes."""
+    fuse = Silent(house.dir + "/fuse", {READ})
+    statm = os.open("/proc/self/statm", os.O_RDONLY)
+    page = mmap.mmap(os.open(fuse.path, os.O_RDWR), fuse.bytes)
+    fuse.quiet()
+    reader = os.fork()
+    if reader == 0:
+        libc.read(statm, ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(page))), 64)
+        os._exit(0)
+    while not sleeps_with(reader, statm):
+        rest(0.01)
+    s, memory = Engine(house.a, "mallory"), os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.posix_fallocate(memory, 0, 4096)
+    s.cmd("region.register", fds=[memory, statm], kind="memfd", fd=0, length=4096, statm=1)
+    rest(2)  # it is looked at every 200 ms
+    s.cmd("ping")
+    fuse.end()
+    return None
+
+
+def sleeps_with(pid, fd):
+    """In a call whose first argument is `fd`."""
+    with open("/proc/%d/syscall" % pid) as call:
+        return call.read().split()[1:2] == [hex(fd)]
 
 
 @attack("odd", "imported memory is not cut, not through /proc either")

@@ -151,6 +151,7 @@ def odd_fds():
     yield os.open("/", os.O_RDONLY)
     yield os.pidfd_open(os.getpid())
     yield os.open("/proc/self/mem", os.O_RDWR)
+    yield os.open("/proc/self/statm", os.O_RDONLY)
     near, far = socket.socketpair()
     socket.send_fds(near, [b"x"], [near.fileno()])
     yield far.detach()
@@ -180,6 +181,9 @@ def hostile(daemon):
             more = {"address": "4096"} if kind == "vm" else {}
             with contextlib.suppress(Refused):
                 engine.cmd("region.register", fds=[fd], kind=kind, fd=0, length=4096, **more)
+        with contextlib.suppress(Refused):
+            engine.cmd("region.register", fds=[fd], kind="shm", shm_name="/none", length=4096,
+                       statm=0)
         with contextlib.suppress(Refused):
             engine.cmd("dlist.prep", fds=[fd], fd=0, count=2)
         socket.send_fds(engine.sock, [b'{"nonsense'], [fd])  # never read as a line

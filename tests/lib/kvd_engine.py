@@ -102,6 +102,12 @@ def populated(fd, length):
     return memory
 
 
+def register(engine, fds=(), **args):
+    """As libkvd does: with /proc/self/statm."""
+    with open("/proc/self/statm") as statm:
+        return engine.cmd("region.register", fds=[*fds, statm.fileno()], statm=len(fds), **args)
+
+
 class Cache:
     """One pool "kv": [layer][k, v][page][token][head], one buffer."""
 
@@ -135,7 +141,7 @@ class Cache:
             self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.mem))
         args["address"] = str(self.address)
         try:
-            self.region = engine.cmd("region.register", **args)["region"]
+            self.region = register(engine, **args)["region"]
         finally:
             if fd >= 0:
                 os.close(fd)

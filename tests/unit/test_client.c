@@ -370,7 +370,7 @@ static void reason_for_closing_is_told(void **state)
 
 /* ---- regions and pools ------------------------------------------------------------ */
 
-static void region_memfd_sends_its_fd(void **state)
+static void region_memfd_sends_its_fd_and_statm(void **state)
 {
 	struct client_fixture *f = *state;
 	int fd = memfd_create("region", MFD_ALLOW_SEALING | MFD_CLOEXEC);
@@ -389,10 +389,10 @@ static void region_memfd_sends_its_fd(void **state)
 	assert_string_equal(
 		client_line_args(f, 1),
 		"\"cmd\":\"region.register\",\"kind\":\"memfd\",\"length\":\"8192\","
-		"\"fd\":0,\"offset\":4096,\"address\":\"139637976727552\","
+		"\"fd\":0,\"statm\":1,\"offset\":4096,\"address\":\"139637976727552\","
 		"\"name\":\"ca\\u0022che\"}");
 	fake_kvd_line(f->fake, 1, &fds);
-	assert_int_equal(fds, 1);
+	assert_int_equal(fds, 2);
 	assert_int_equal(kvd_region_unregister(region, NULL), 0);
 	assert_string_equal(client_line_args(f, 2),
 			    "\"cmd\":\"region.unregister\",\"region\":11}");
@@ -720,7 +720,7 @@ int main(void)
 		T(fds_nobody_asked_for_are_closed),
 		T(junk_from_the_daemon_ends_the_connection),
 		T(reason_for_closing_is_told),
-		T(region_memfd_sends_its_fd),
+		T(region_memfd_sends_its_fd_and_statm),
 		T(region_with_bad_args_is_refused_here),
 		T(region_answered_late_is_undone),
 		T(region_busy_keeps_its_handle),

@@ -526,7 +526,7 @@ static void reconnect_registers_again_under_old_handles(void **state)
 	assert_int_equal(kvd_pool_id(pool), 104);
 	assert_non_null(strstr(client_line_args(f, n + 1), "region.register"));
 	fake_kvd_line(f->fake, n + 1, &fds);
-	assert_int_equal(fds, 1);
+	assert_int_equal(fds, 2); /* and statm */
 	assert_non_null(
 		strstr(client_line_args(f, n + 2), "\"regions\":[{\"region\":103}]"));
 	/* the old room reads its old page, whose daemon is gone; the new page's

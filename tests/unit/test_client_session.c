@@ -71,7 +71,7 @@ static void daemon_restarted_next_open_works(void **state)
 	assert_int_equal(kvd_room_state(room), KVD_BOOTSTRAPPING);
 	assert_non_null(strstr(client_line_args(f, n), "hello"));
 	fake_kvd_line(f->fake, n + 1, &fds);
-	assert_int_equal(fds, 1);
+	assert_int_equal(fds, 2); /* and statm */
 	assert_non_null(
 		strstr(client_line_args(f, n + 2), "\"regions\":[{\"region\":103}]"));
 	assert_non_null(strstr(client_line_args(f, n + 3), "\"pool\":104"));

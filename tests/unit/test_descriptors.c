@@ -195,6 +195,11 @@ static int own_memory(void)
 	return open("/proc/self/mem", O_RDWR | O_CLOEXEC);
 }
 
+static int own_statm(void)
+{
+	return open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+}
+
 static int own_maps(void)
 {
 	return open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
@@ -249,6 +254,7 @@ static const struct {
 	{"pidfd", process, false},
 	{"O_PATH", path_only, false},
 	{"/proc/self/mem", own_memory, false},
+	{"/proc/self/statm", own_statm, false},
 	{"/proc/self/maps", own_maps, false},
 	{"folder", folder, false},
 	{"/dev/null", null_device, false},
@@ -275,6 +281,8 @@ static const char *const lines[] = {
 	"{\"cmd\":\"region.register\",\"kind\":\"vm\",\"fd\":0,\"length\":4096,"
 	"\"address\":\"4096\"}\n",
 	"{\"cmd\":\"region.register\",\"kind\":\"dmabuf\",\"fd\":0,\"length\":4096}\n",
+	"{\"cmd\":\"region.register\",\"kind\":\"memfd\",\"fd\":0,\"length\":4096,"
+	"\"statm\":1}\n",
 	"{\"cmd\":\"session.list\"}\n",
 	"{\"cmd\":\"ping\"}\n",
 	"no line\n",

@@ -13,9 +13,12 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <string.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -164,6 +167,11 @@ static void vet_takes_memory_and_nothing_that_sleeps(void **state)
 	close(fd);
 	fd = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
 	assert_int_equal(vet_fd(fd, what, sizeof(what)), 0);
+	assert_false(vet_is_statm(fd));
+	close(fd);
+	fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+	assert_int_equal(vet_fd(fd, what, sizeof(what)), 0);
+	assert_true(vet_is_statm(fd));
 	close(fd);
 	fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
 	assert_int_equal(vet_fd(fd, what, sizeof(what)), -1);
@@ -193,6 +201,37 @@ static void vet_takes_memory_and_nothing_that_sleeps(void **state)
 	fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC); /* of a disk */
 	assert_int_equal(vet_fd(fd, what, sizeof(what)), -1);
 	close(fd);
+}
+
+/* In a mount namespace, of a user namespace where that is needed. */
+static int statm_that_is(const char *path)
+{
+	const int flags = CLONE_NEWNS | (geteuid() ? CLONE_NEWUSER : 0);
+
+	if (unshare(flags) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+	    mount(path, "/proc/self/statm", NULL, MS_BIND, NULL) < 0)
+		return -1;
+	return open("/proc/self/statm", O_RDWR | O_CLOEXEC);
+}
+
+static void vet_knows_a_file_that_is_mounted_over_statm(void **state)
+{
+	char what[64];
+	int status;
+	pid_t pid = fork();
+
+	(void)state;
+	if (pid == 0) {
+		int fd = statm_that_is("/proc/self/mem");
+
+		_exit(fd < 0				   ? 77
+		      : vet_fd(fd, what, sizeof(what)) < 0 ? 1 /* memory */
+							   : vet_is_statm(fd));
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	if (WEXITSTATUS(status) == 77)
+		skip();
+	assert_int_equal(status, 0);
 }
 
 static void descriptors_come_with_their_line(void **state)
@@ -328,6 +367,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(vet_takes_memory_and_nothing_that_sleeps),
+		cmocka_unit_test(vet_knows_a_file_that_is_mounted_over_statm),
 		cmocka_unit_test(descriptors_come_with_their_line),
 		cmocka_unit_test(close_that_lingers_holds_up_nobody_else),
 		cmocka_unit_test(close_with_descriptors_unread_does_not_wait),

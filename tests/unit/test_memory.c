@@ -460,6 +460,7 @@ static void fd_of_another_file_is_no_mem(void **state)
 		int flags;
 	} others[] = {
 		{"/proc/self/mem", O_WRONLY},
+		{"/proc/self/statm", O_RDONLY},
 		{"/dev/null", O_RDWR},
 	};
 	static uint8_t bytes[4096];

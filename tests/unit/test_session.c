@@ -68,10 +68,11 @@ static void engine_main(const char *path, enum ending ending, int ready_fd)
 	static const char hello[] =
 		"{\"cmd\":\"hello\",\"proto\":1,\"client\":\"engine\"}\n";
 	static const char line[] = "{\"cmd\":\"region.register\",\"kind\":\"memfd\","
-				   "\"fd\":0,\"length\":1048576}\n";
+				   "\"fd\":0,\"length\":1048576,\"statm\":1}\n";
 	struct sockaddr_un addr = {.sun_family = AF_UNIX};
 	struct client client = {.fd = socket(AF_UNIX, SOCK_STREAM, 0)};
 	int memory = memfd_create("engine", MFD_ALLOW_SEALING);
+	int fds[] = {memory, open("/proc/self/statm", O_RDONLY | O_CLOEXEC)};
 	char reply[8192];
 
 	strcpy(addr.sun_path, path);
@@ -80,7 +81,7 @@ static void engine_main(const char *path, enum ending ending, int ready_fd)
 	    send(client.fd, hello, sizeof(hello) - 1, 0) < 0 ||
 	    read(client.fd, reply, sizeof(reply)) <= 0)
 		_exit(1);
-	client_send_fds(&client, line, &memory, 1);
+	client_send_fds(&client, line, fds, 2);
 	if (read(client.fd, reply, sizeof(reply)) <= 0)
 		_exit(2);
 	if (ending == ENGINE_FORKS && fork() == 0)
@@ -202,6 +203,33 @@ static void memory_gone_ends_the_session(void **state)
 	kill(-engine.pid, SIGKILL);
 	assert_int_equal(waitpid(engine.pid, NULL, 0), engine.pid);
 	close(engine.ready);
+}
+
+/* Gates let these in, as memory. */
+static void statm_of_another_kind_is_refused(void **state)
+{
+	static const char *const paths[] = {"/proc/self/mem", "/proc/self/statm"};
+	struct mini *mini = *state;
+	struct client client;
+	int fds[2] = {memfd_create("x", MFD_ALLOW_SEALING | MFD_CLOEXEC), -1};
+
+	assert_int_equal(file_fill(fds[0], 4096), 0);
+	client_open(&client, mini);
+	for (size_t i = 0; i < ARRAY_LEN(paths); i++) {
+		fds[1] = open(paths[i], O_RDONLY | O_CLOEXEC);
+		client_send_fds(&client,
+				"{\"cmd\":\"region.register\",\"kind\":\"memfd\","
+				"\"fd\":0,\"length\":4096,\"statm\":1}\n",
+				fds, 2);
+		close(fds[1]);
+		if (i == 0)
+			expect_code(client_reply(&client), "EIMPORT");
+		else
+			expect_ok(client_reply(&client));
+	}
+	close(fds[0]);
+	client_close(&client);
+	mini_until_sessions(mini, 0);
 }
 
 /* A process that is gone before its connection is accepted gets no session. */
@@ -364,6 +392,7 @@ int main(void)
 		CASE(engine_killed_while_its_child_keeps_the_socket),
 		CASE(engine_stopped_keeps_its_session),
 		CASE(memory_gone_ends_the_session),
+		CASE(statm_of_another_kind_is_refused),
 		CASE(client_dead_before_accept_gets_no_session),
 		CASE(hello_tells_who_and_brings_the_page),
 		CASE(page_outlives_the_session_until_all_has_drained),
