@@ -769,12 +769,12 @@ static void region_of_adopted_memory_goes_as_memfd(void **state)
 	assert_int_equal(kvd_region_register(f->client, &part, NULL, &region), 0);
 	snprintf(wanted, sizeof(wanted),
 		 "\"cmd\":\"region.register\",\"kind\":\"memfd\",\"length\":\"%zu\","
-		 "\"fd\":0,"
+		 "\"fd\":0,\"statm\":1,"
 		 "\"offset\":%zu,\"address\":\"%llu\"}",
 		 2 * MIB, MIB, (unsigned long long)(uintptr_t)(at + MIB));
 	assert_string_equal(client_line_args(f, 1), wanted);
 	fake_kvd_line(f->fake, 1, &fds);
-	assert_int_equal(fds, 1);
+	assert_int_equal(fds, 2);
 	fake_kvd_answer(f->fake, OK ",\"region\":4}");
 	assert_int_equal(kvd_region_register(f->client, &more, NULL, &region), 0);
 	assert_non_null(strstr(client_line_args(f, 2), "\"kind\":\"vm\""));
