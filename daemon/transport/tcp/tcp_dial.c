@@ -373,15 +373,14 @@ static int take_stream_ok(struct tcp_dial *dial)
 	if (r == 0 && hello.role != TCP_STREAM_OK)
 		r = err_raise(ERR_PROTO, "tcp: a stream to %s has the wrong answer",
 			      stream->peer->place);
-	if (r < 0)
-		return err_pass(r);
-	fd = mem_steal_fd(&dial->fd);
-	dial_free(&stream->dial);
-	r = stream_up(stream, fd, &traffic);
+	if (r == 0) {
+		fd = mem_steal_fd(&dial->fd);
+		dial_free(&stream->dial);
+		if (stream_up(stream, fd, &traffic) < 0)
+			net_peer_fail_last(&stream->peer->net);
+	}
 	tcp_traffic_wipe(&traffic);
-	if (r < 0)
-		net_peer_fail_last(&stream->peer->net);
-	return 0;
+	return err_pass(r);
 }
 
 static int dial_read(struct tcp_dial *dial)
