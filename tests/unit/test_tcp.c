@@ -11,10 +11,12 @@
 #include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/base/err.h"
@@ -606,6 +608,55 @@ static void peer_that_never_reads_meets_a_limit(void **state)
 	raw_assert_thrown_out("unfinished requests");
 }
 
+static void *flood_line(void *arg)
+{
+	static const uint8_t much[256 << 10];
+
+	(void)arg;
+	while (send(raw.control, much, sizeof(much), MSG_NOSIGNAL) > 0)
+		;
+	return NULL;
+}
+
+static void on_flooded_closed(void *arg)
+{
+	struct up_node *n = arg;
+
+	n->closed = true;
+	n->peer = NULL;
+}
+
+static uint64_t own_cpu_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+	return (uint64_t)now.tv_sec * LOOP_NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
+/* After BYE what comes is read and forgotten, no faster than a turn allows. */
+static void line_that_never_pauses_at_its_end_holds_no_turn(void **state)
+{
+	uint64_t longest = 0, end = loop_clock_ns(up_loop) + 10 * LOOP_NS_PER_S;
+	pthread_t flood;
+
+	(void)state;
+	assert_int_equal(fcntl(raw.control, F_SETFL, 0), 0);
+	up_b.t->ops->peer_close(up_b.peer, on_flooded_closed, &up_b);
+	assert_int_equal(pthread_create(&flood, NULL, flood_line, NULL), 0);
+	while (!up_b.closed && loop_clock_ns(up_loop) < end) {
+		uint64_t began = own_cpu_ns(), took;
+
+		up_turn();
+		took = own_cpu_ns() - began;
+		longest = took > longest ? took : longest;
+	}
+	assert_true(up_b.closed);
+	pthread_join(flood, NULL);
+	if (longest > 20 * LOOP_NS_PER_MS)
+		fail_msg("a turn took %ju us", (uintmax_t)longest / 1000);
+}
+
 int main(void)
 {
 #define ALONE(test) cmocka_unit_test_setup_teardown(test, raw_begin, raw_end)
@@ -631,6 +682,7 @@ int main(void)
 		JOINED(connections_end_when_nobody_answers),
 		JOINED(close_beside_an_earlier_deadline_still_ends),
 		JOINED(peer_that_never_reads_meets_a_limit),
+		JOINED(line_that_never_pauses_at_its_end_holds_no_turn),
 	};
 
 	const struct CMUnitTest sealed[] = {

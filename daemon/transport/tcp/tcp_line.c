@@ -414,8 +414,8 @@ static void tcp_line_drain(struct tcp_peer *peer)
 
 	do {
 		n = recv(peer->line.fd, bytes, sizeof(bytes), MSG_DONTWAIT);
-	} while (n > 0);
-	if (n == 0 || errno != EAGAIN) {
+	} while (n > 0 && !loop_enough(peer->net.timer.loop));
+	if (n == 0 || (n < 0 && errno != EAGAIN)) {
 		peer->net.broken = true;
 		net_peer_kick(&peer->net);
 	}
