@@ -94,6 +94,12 @@ static void account_free_unused(struct account *account)
 	mem_free(account);
 }
 
+void account_ref(struct account *account)
+{
+	if (account)
+		account->refs++;
+}
+
 void account_unref(struct account *account)
 {
 	if (!account)
@@ -155,6 +161,21 @@ int account_check(struct account *account, enum account_class class, uint64_t by
 	if (bytes <= cap && accounts->total <= cap - bytes)
 		return 0;
 	return err_pass(account_refuse(account, class, bytes));
+}
+
+uint64_t account_room(const struct account *account)
+{
+	const struct accounts *accounts = account ? account->accounts : NULL;
+	uint64_t share, few, room, rest;
+
+	if (!accounts || accounts->limit == 0)
+		return UINT64_MAX;
+	share = accounts_share(accounts);
+	room = accounts->total < share ? share - accounts->total : 0;
+	rest = accounts->total < accounts->limit ? accounts->limit - accounts->total : 0;
+	few = share_few(accounts->limit, account->total);
+	few = few < rest ? few : rest;
+	return room > few ? room : few;
 }
 
 int account_check_part(struct account *account, enum account_class class, uint64_t bytes,

@@ -77,7 +77,8 @@ struct charge {
 /* The principal's, made if need be, and a reference to it; NULL + ERR_NOMEM. */
 struct account *account_get(struct accounts *accounts, const char *kind,
 			    const char *name);
-void account_unref(struct account *account); /* NULL is fine */
+void account_ref(struct account *account); /* NULL is fine, here and below */
+void account_unref(struct account *account);
 
 /*
  * One object of so many bytes, which *charge (all zero) is to remember. ERR_LIMIT names
@@ -110,8 +111,12 @@ bool account_is_full(const struct account *account);
 /* Would a principal's account have room for so many bytes more? As charge_take(). */
 int account_check(struct account *account, enum account_class class, uint64_t bytes);
 
+/* How many bytes more would pass; UINT64_MAX: any. For who cannot ask in time. */
+uint64_t account_room(const struct account *account);
+
 /* And no more than a `part`th of the ceiling, or `least` where that is more, of a class:
  * of what a principal makes by saying little, and that nothing refuses later. */
+#define ACCOUNT_PARTS_PART 16u /* of `parts`, on the control line and data lines */
 int account_check_part(struct account *account, enum account_class class, uint64_t bytes,
 		       unsigned int part, uint64_t least);
 

@@ -21,6 +21,14 @@ static inline size_t share_cap(size_t cap, size_t own)
 	return cap - cap / 8;
 }
 
+/* How many more an owner of `own` may have and still be one of little. */
+static inline size_t share_few(size_t cap, size_t own)
+{
+	if (cap < SHARE_FROM)
+		return cap;
+	return own + 1 < cap / SHARE_FROM ? cap / SHARE_FROM - 1 - own : 0;
+}
+
 static inline bool share_allows(size_t cap, size_t used, size_t own)
 {
 	return used < share_cap(cap, own);

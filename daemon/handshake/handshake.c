@@ -167,8 +167,10 @@ static int open_line(struct handshake *hs, struct remote *remote, unsigned int i
 	struct peer *peer = remote->peer;
 	struct transport *t = hs->kvd->transports[index];
 	const struct peer_address *address = address_of(peer, t->ops->name);
-	struct xp_peer_args args = {
-		.self = peer->self, .dial = peer->lower, .owner = remote};
+	struct xp_peer_args args = {.self = peer->self,
+				    .dial = peer->lower,
+				    .account = remote->account,
+				    .owner = remote};
 	int r;
 
 	memcpy(args.instance, peer->instance, sizeof(args.instance));

@@ -22,8 +22,6 @@
 #include "daemon/base/mem.h"
 #include "daemon/peer/peer_impl.h"
 
-#define KEPT_PART 16u /* of `memory`: for one principal */
-
 size_t peer_part_bytes(const struct peers *peers)
 {
 	size_t most = peers->options.message_bytes - WIRE_HEADER_BYTES - PEER_PART_HEAD;
@@ -69,7 +67,7 @@ int peer_keep(struct peer_impl *impl, size_t bytes)
 	const struct peers_callbacks *up = &impl->peers->callbacks;
 	struct account *account =
 		up->account_of ? up->account_of(up->owner, &impl->peer) : NULL;
-	int r = account_check_part(account, ACCOUNT_PARTS, bytes, KEPT_PART,
+	int r = account_check_part(account, ACCOUNT_PARTS, bytes, ACCOUNT_PARTS_PART,
 				   impl->peers->options.message_bytes);
 
 	if (r < 0)

@@ -139,6 +139,9 @@ struct net_peer {
 	uint64_t next_id, inbound_high;
 	unsigned int asked;   /* our requests without an answer */
 	uint64_t asked_bytes; /* that the peer keeps for them */
+
+	struct account *account;
+	struct charge half; /* of what it has begun to say */
 };
 
 enum net_xfer_state {
@@ -185,6 +188,9 @@ void net_peer_init(struct net_peer *peer, struct net_transport *net,
 		   const struct xp_peer_args *args,
 		   void (*on_timer)(struct loop_timer *timer));
 void net_peer_fini(struct net_peer *peer);
+/* It has begun to say something of so many bytes, 0: ended to. ERR_LIMIT: its principal
+ * has as many as one may have; then it has begun nothing. */
+int net_peer_half(struct net_peer *peer, size_t bytes);
 /* transport_ops.peer_close, but for the way there: net_peer_settle() ends it. */
 void net_peer_close_ask(struct net_peer *peer, void (*on_closed)(void *arg), void *arg);
 static inline bool net_peer_live(const struct net_peer *peer)

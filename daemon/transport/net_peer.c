@@ -169,6 +169,8 @@ void net_peer_init(struct net_peer *peer, struct net_transport *net,
 	memcpy(peer->token_out, args->token_out, sizeof(peer->token_out));
 	hex_write(args->instance, 8, peer->name);
 	peer->dial = args->dial;
+	peer->account = args->account;
+	account_ref(peer->account);
 	peer->next_id = 1;
 	list_init(&peer->link);
 	list_init(&peer->ready_link);
@@ -189,8 +191,23 @@ void net_peer_fini(struct net_peer *peer)
 	list_remove(&peer->link);
 	idmap_fini(&peer->ops);
 	idmap_fini(&peer->inbounds);
+	charge_drop(&peer->half);
+	account_unref(peer->account);
 	explicit_bzero(peer->token_in, sizeof(peer->token_in));
 	explicit_bzero(peer->token_out, sizeof(peer->token_out));
+}
+
+int net_peer_half(struct net_peer *peer, size_t bytes)
+{
+	int r = 0;
+
+	charge_drop(&peer->half);
+	if (bytes)
+		r = account_check_part(peer->account, ACCOUNT_PARTS, bytes,
+				       ACCOUNT_PARTS_PART, 2 * XP_HEADER_MAX);
+	if (bytes && r == 0)
+		charge_force(&peer->half, peer->account, ACCOUNT_PARTS, bytes);
+	return err_pass(r);
 }
 
 void net_peer_ready(struct net_peer *peer)

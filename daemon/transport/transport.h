@@ -51,6 +51,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/base/account.h"
 #include "daemon/base/err.h"
 #include "daemon/base/list.h"
 #include "daemon/plan/plan.h"
@@ -197,6 +198,7 @@ struct xp_peer_args {
 	bool dial; /* we connect (the lower instance id); else we are connected to */
 	const void *address; /* the remote's, out of HELLO/WELCOME */
 	size_t address_len;
+	struct account *account; /* of its principal; NULL: nobody's */
 	void *owner;
 };
 

@@ -172,6 +172,7 @@ void raw_b_waits(void)
 {
 	struct xp_peer_args args = {.address = up_b.t->address,
 				    .address_len = up_b.t->address_len,
+				    .account = raw.account,
 				    .owner = &up_b};
 
 	raw_token_of(2, args.token_in);

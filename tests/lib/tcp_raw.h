@@ -29,6 +29,7 @@ struct raw {
 	enum tcp_crypto wish, crypto;  /* wanted, agreed */
 	struct raw_seal seals[1 + RAW_STREAMS];
 	uint64_t next_id;
+	struct account *account; /* its principal's, at b */
 };
 
 extern struct raw raw;

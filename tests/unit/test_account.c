@@ -110,6 +110,37 @@ static void last_eighth_is_for_those_with_little(void **state)
 }
 
 /* Sums that would wrap are refused, and a limit that was lowered refuses all. */
+static void room_is_what_a_check_lets_pass(void **state)
+{
+	struct charge own = {0}, others = {0};
+	struct accounts accounts;
+	struct account *a, *b;
+
+	(void)state;
+	accounts_begin(&accounts);
+	a = account_get(&accounts, "uid", "1");
+	b = account_get(&accounts, "uid", "2");
+	for (uint64_t held = 0; held < LIMIT - LIMIT / 8; held += 7) {
+		for (uint64_t rest = 0; rest <= LIMIT - held; rest += 251) {
+			uint64_t room;
+
+			charge_force(&own, a, ACCOUNT_PLANS, held);
+			charge_force(&others, b, ACCOUNT_PLANS, rest);
+			room = account_room(a);
+			assert_true(room == 0 ||
+				    account_check(a, ACCOUNT_PLANS, room) == 0);
+			assert_true(account_check(a, ACCOUNT_PLANS, room + 1) < 0);
+			charge_drop(&own);
+			charge_drop(&others);
+		}
+	}
+	accounts.limit = 0;
+	assert_int_equal(account_room(a), UINT64_MAX);
+	assert_int_equal(account_room(NULL), UINT64_MAX);
+	account_unref(a);
+	account_unref(b);
+}
+
 static void charge_beyond_the_ceiling_leaves_nothing(void **state)
 {
 	struct charge charge = {0}, more = {0};
@@ -171,6 +202,7 @@ int main(void)
 		cmocka_unit_test(principal_of_one_name_is_one),
 		cmocka_unit_test(charge_outlives_the_last_reference),
 		cmocka_unit_test(last_eighth_is_for_those_with_little),
+		cmocka_unit_test(room_is_what_a_check_lets_pass),
 		cmocka_unit_test(charge_beyond_the_ceiling_leaves_nothing),
 		cmocka_unit_test(charge_of_nobody_is_nothing),
 		cmocka_unit_test(account_without_memory_is_none),

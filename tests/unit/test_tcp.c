@@ -657,6 +657,46 @@ static void line_that_never_pauses_at_its_end_holds_no_turn(void **state)
 		fail_msg("a turn took %ju us", (uintmax_t)longest / 1000);
 }
 
+/* What of it has come is its principal's, however many daemons that is. */
+static void request_that_is_begun_is_charged(void **state)
+{
+	struct accounts accounts = {.limit = 64 * MIB};
+	struct account *account = account_get(&accounts, "peer", "fleet");
+	struct tcp_head head = {.type = TCP_REQUEST, .id = 1, .length = 3 * MIB / 2};
+	struct charge other = {0};
+	uint8_t *payload = mem_zalloc(head.length);
+
+	(void)state;
+	raw.account = account;
+	raw_join();
+	charge_force(&other, account, ACCOUNT_PARTS, 3 * MIB);
+	raw_head(raw.control, head);
+	raw_send(raw.control, payload, MIB);
+	assert_int_equal(raw_expect_done(1).code, ERR_LIMIT);
+	assert_memory_equal(raw_bytes, "peer:fleet: parts: ", 19);
+	raw_send(raw.control, payload, head.length - MIB);
+	charge_drop(&other);
+
+	head.id = 2;
+	raw_head(raw.control, head);
+	raw_send(raw.control, payload, MIB);
+	await(account->bytes[ACCOUNT_PARTS] == head.length);
+	raw_send(raw.control, payload, head.length - MIB);
+	await(account->bytes[ACCOUNT_PARTS] == 0 && up_b.requests == 1);
+	raw_expect_done(2);
+
+	head.id = 3;
+	raw_head(raw.control, head);
+	raw_send(raw.control, payload, MIB);
+	await(account->bytes[ACCOUNT_PARTS] == head.length);
+	raw_close();
+	up_close(&up_b);
+	raw.account = NULL;
+	account_unref(account);
+	assert_true(accounts_idle(&accounts));
+	mem_free(payload);
+}
+
 int main(void)
 {
 #define ALONE(test) cmocka_unit_test_setup_teardown(test, raw_begin, raw_end)
@@ -683,6 +723,7 @@ int main(void)
 		JOINED(close_beside_an_earlier_deadline_still_ends),
 		JOINED(peer_that_never_reads_meets_a_limit),
 		JOINED(line_that_never_pauses_at_its_end_holds_no_turn),
+		ALONE(request_that_is_begun_is_charged),
 	};
 
 	const struct CMUnitTest sealed[] = {

@@ -496,8 +496,9 @@ static int frames_handle(struct shm_peer *peer, const uint8_t *p, size_t len,
 }
 
 /* Room for the frame that has begun to arrive. */
-static int in_reserve(struct shm_wire *wire)
+static int in_reserve(struct shm_peer *peer)
 {
+	struct shm_wire *wire = &peer->wire;
 	size_t body = 0, want = IN_BYTES;
 	uint8_t *bigger;
 
@@ -511,6 +512,8 @@ static int in_reserve(struct shm_wire *wire)
 		want = SHM_FRAME_BYTES + body;
 	if (want == wire->in_size || (want < wire->in_size && wire->in_len > 0))
 		return 0;
+	if (net_peer_half(&peer->net, want > IN_BYTES ? want : 0) < 0)
+		return err_pass(-ENOMEM);
 	bigger = mem_regrow(wire->in, want, 1);
 	if (!bigger)
 		return err_pass(-ENOMEM);
@@ -536,12 +539,13 @@ uint8_t *shm_wire_take_frame(struct shm_peer *peer, size_t body_len)
 	wire->in = next;
 	wire->in_size = IN_BYTES;
 	wire->in_len = 0;
+	net_peer_half(&peer->net, 0);
 	return frame;
 }
 
 int shm_wire_reserve(struct shm_peer *peer)
 {
-	return err_pass(in_reserve(&peer->wire));
+	return err_pass(in_reserve(peer));
 }
 
 /* Bytes that came through the gate, with what came along. */
@@ -620,7 +624,7 @@ void shm_wire_receive(struct shm_peer *peer)
 
 	if (gate_receiving(&peer->gate))
 		return;
-	r = in_reserve(&peer->wire);
+	r = in_reserve(peer);
 	if (r == 0)
 		r = in_read(peer);
 	if (r > 0)

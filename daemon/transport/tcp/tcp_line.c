@@ -77,6 +77,7 @@ void tcp_line_fini(struct tcp_peer *peer)
 	line->records = NULL;
 	tcp_entry_free(line->entry);
 	line->entry = NULL;
+	net_peer_half(&peer->net, 0);
 	mem_free(line->in);
 	line->in = NULL;
 	line->more = false;
@@ -230,17 +231,22 @@ static bool keeps_payload(const struct tcp_head *head)
 	return head->type == TCP_REQUEST || (head->flags & TCP_FLAG_EAGER);
 }
 
+/* `part`: of its payload that is here. */
 static int tcp_line_entry_new(struct tcp_peer *peer, const struct tcp_head *head,
-			      struct tcp_entry **entry_p)
+			      size_t part, struct tcp_entry **entry_p)
 {
 	struct tcp_entry *entry;
 
 	if (peer->held_bytes + head->length > TCP_HELD_MAX)
 		return err_raise(ERR_PROTO, "tcp: headers of unfinished requests over %u",
 				 NET_HEADERS_MAX);
-	entry = mem_alloc(sizeof(*entry) + head->length);
-	if (!entry)
+	if (part < head->length && net_peer_half(&peer->net, head->length) < 0)
 		return err_pass(-ENOMEM);
+	entry = mem_alloc(sizeof(*entry) + head->length);
+	if (!entry) {
+		net_peer_half(&peer->net, 0);
+		return err_pass(-ENOMEM);
+	}
 	*entry = (struct tcp_entry){.peer = peer, .head = *head};
 	peer->held_bytes += head->length;
 	*entry_p = entry;
@@ -272,7 +278,7 @@ static ssize_t tcp_line_take_frame(struct tcp_peer *peer, const uint8_t *bytes,
 		tcp_xfer_frame(peer, &head, bytes, NULL);
 		return (ssize_t)(TCP_HEAD_BYTES + part);
 	}
-	r = tcp_line_entry_new(peer, &head, &entry);
+	r = tcp_line_entry_new(peer, &head, part, &entry);
 	if (r == -ENOMEM) {
 		line->skip = head.length - part;
 		tcp_xfer_frame(peer, &head, NULL, NULL);
@@ -330,6 +336,7 @@ static void took(struct tcp_peer *peer, size_t n)
 		if (part < left)
 			return;
 		line->entry = NULL;
+		net_peer_half(&peer->net, 0);
 		tcp_xfer_frame(peer, &entry->head, entry->payload, entry);
 	} else if (line->skip) {
 		line->skip -= n;
