@@ -345,10 +345,17 @@ static int pages_append(struct planner *p, size_t begin, size_t end, struct page
 	return 0;
 }
 
+static uint64_t runs_limit(const struct plan_request *req)
+{
+	uint64_t most = runs_in(req->max_bytes);
+
+	return most && (!req->max_rows || most < req->max_rows) ? most : req->max_rows;
+}
+
 static int make_pages(struct planner *p, size_t begin, size_t end)
 {
 	struct page page = {0};
-	struct runs out = {.limit = p->req->max_rows};
+	struct runs out = {.limit = runs_limit(p->req)};
 	int r = pages_append(p, begin, end, &page, &out);
 
 	if (r == 0)
@@ -432,8 +439,8 @@ static int make_runs(struct planner *p)
 int plan_make(const struct plan_request *req, struct plan **plan_p)
 {
 	struct planner p = {.req = req,
-			    .runs = {.limit = req->max_rows},
-			    .cast = {.limit = req->max_rows}};
+			    .runs = {.limit = runs_limit(req)},
+			    .cast = {.limit = runs_limit(req)}};
 	int r;
 
 	*plan_p = NULL;

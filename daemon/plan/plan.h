@@ -90,7 +90,8 @@ struct plan_request {
 	/* NULL: everything both hold; else only these unit intervals */
 	const struct plan_want *wants;
 	size_t want_count;
-	uint64_t max_rows; /* 0: no limit; ERR_LIMIT above it */
+	uint64_t max_rows;  /* 0: no limit; ERR_LIMIT above it */
+	uint64_t max_bytes; /* of plan_memory(), about; the same */
 	/* A plan that needs more than PLAN_RUNS_MAX runs is ERR_LIMIT in any
 	 * case: ask for fewer pages at a time. */
 };
@@ -116,6 +117,8 @@ int plan_check(const struct plan *plan, uint64_t digest, uint64_t bytes, uint64_
  */
 struct plan_builder;
 int plan_builder_new(struct plan_builder **builder_p);
+/* As plan_request.max_bytes. */
+void plan_builder_limit(struct plan_builder *builder, uint64_t max_bytes);
 void plan_builder_free(struct plan_builder *builder);
 int plan_builder_add(struct plan_builder *builder, const struct plan_run *run);
 /* Takes the builder's runs; the builder is empty afterwards. */

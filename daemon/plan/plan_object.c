@@ -106,6 +106,11 @@ int plan_builder_new(struct plan_builder **builder_p)
 	return *builder_p ? 0 : -err_errno(ERR_NOMEM);
 }
 
+void plan_builder_limit(struct plan_builder *builder, uint64_t max_bytes)
+{
+	builder->runs.limit = runs_in(max_bytes);
+}
+
 void plan_builder_free(struct plan_builder *builder)
 {
 	if (!builder)

@@ -27,6 +27,12 @@
 
 #define RUNS_FIRST 64
 
+uint64_t runs_in(uint64_t max_bytes)
+{
+	return max_bytes ? max_bytes / (sizeof(struct plan_run) + sizeof(uint64_t)) + 1
+			 : 0;
+}
+
 void runs_fini(struct runs *runs)
 {
 	mem_free(runs->items);
@@ -59,7 +65,9 @@ static int runs_reserve(struct runs *runs, size_t more)
 	if (need > PLAN_RUNS_MAX)
 		return err_raise(ERR_LIMIT, "plan: more than %u runs", PLAN_RUNS_MAX);
 	if (runs->limit && need > runs->limit && need - runs->limit > 1 + more)
-		return err_raise(ERR_LIMIT, "plan: more than max_rows %llu rows",
+		return err_raise(ERR_LIMIT,
+				 "plan: more than %llu runs: max_rows, or what is left "
+				 "of memory",
 				 (unsigned long long)runs->limit);
 	while (cap < need)
 		cap *= 2;

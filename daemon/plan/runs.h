@@ -15,6 +15,8 @@ struct runs {
 	uint64_t limit; /* of runs: ERR_LIMIT above it; 0 is PLAN_RUNS_MAX */
 };
 
+/* A limit of runs for plans of at most so many bytes; 0 is 0. */
+uint64_t runs_in(uint64_t max_bytes);
 void runs_fini(struct runs *runs);
 /* The caller has checked what plan_builder_add() checks. */
 int runs_append(struct runs *runs, const struct plan_run *run);

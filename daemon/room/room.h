@@ -145,6 +145,7 @@ struct move {
 	const struct layout *plan_src, *plan_dst;
 	const struct plan_want *plan_wants;
 	size_t plan_want_count;
+	uint64_t plan_most; /* bytes: what its account has left */
 	void (*planned)(struct move *move);
 	struct wait wait;
 	struct err refused;

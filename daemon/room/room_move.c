@@ -320,7 +320,8 @@ static void room_move_plan_work(struct offload_job *job)
 				   .map_count = move->pair_count,
 				   .wants = move->plan_wants,
 				   .want_count = move->plan_want_count,
-				   .max_rows = PLAN_ROWS_MAX};
+				   .max_rows = PLAN_ROWS_MAX,
+				   .max_bytes = move->plan_most};
 
 	job->result = plan_make(&req, &move->plan);
 	if (job->result >= 0 && move->encode)
@@ -331,13 +332,18 @@ static void room_move_plan_work(struct offload_job *job)
 
 /* To whom the move is due: who asked for bytes, or brings some, may never take the
  * rest, and the plan stays until then. */
-static int charge_plan(struct move *move)
+static struct account *plan_account(const struct move *move)
 {
 	const struct room *room = move->room;
-	struct account *account = room->role == ROOM_RECV || room->role == ROOM_OFFER
-					  ? move->party->remote->account
-					  : room->session->account;
-	int r = charge_take(&move->charge, account, ACCOUNT_PLANS,
+
+	return room->role == ROOM_RECV || room->role == ROOM_OFFER
+		       ? move->party->remote->account
+		       : room->session->account;
+}
+
+static int charge_plan(struct move *move)
+{
+	int r = charge_take(&move->charge, plan_account(move), ACCOUNT_PLANS,
 			    sizeof(*move) + move->header_len + plan_memory(move->plan));
 
 	if (r < 0)
@@ -406,6 +412,7 @@ void move_plan(struct move *move, const struct plan_want *wants, size_t want_cou
 				     .done = room_move_plan_done,
 				     .principal = offload_uid(move->room->session->uid)};
 	list_init(&move->job.link);
+	move->plan_most = account_room(plan_account(move));
 	if (work_of(move) > PLAN_INLINE_ROWS) {
 		offload_submit(kvd->offload, &move->job);
 		return;

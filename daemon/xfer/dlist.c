@@ -219,7 +219,7 @@ static uint64_t row_offset(const struct dlist_pick *pick, uint64_t k, uint32_t e
 }
 
 int dlist_plan(const struct dlist_pick *src, const struct dlist_pick *dst,
-	       struct plan **plan_p)
+	       uint64_t max_bytes, struct plan **plan_p)
 {
 	struct plan_builder *builder = NULL;
 	uint32_t s = 0, d = 0;
@@ -227,6 +227,8 @@ int dlist_plan(const struct dlist_pick *src, const struct dlist_pick *dst,
 
 	if (r >= 0)
 		r = plan_builder_new(&builder);
+	if (r >= 0)
+		plan_builder_limit(builder, max_bytes);
 	for (uint64_t k = 0; r >= 0 && k < src->count; k++) {
 		struct plan_run run = {.count = 1};
 

@@ -63,10 +63,10 @@ struct dlist_pick {
 	uint64_t count;
 };
 /* Row k goes from src's k-th to dst's k-th descriptor. ERR_INVAL: counts or
- * lengths differ, nothing picked; ERR_RANGE: an index outside the list. Any
- * thread. */
+ * lengths differ, nothing picked; ERR_RANGE: an index outside the list;
+ * ERR_LIMIT: a plan of more bytes. Any thread. */
 int dlist_plan(const struct dlist_pick *src, const struct dlist_pick *dst,
-	       struct plan **plan_p);
+	       uint64_t max_bytes, struct plan **plan_p);
 /* Only the checks of dlist_plan(), without places. */
 int dlist_check_picks(const struct dlist_pick *src, const struct dlist_pick *dst);
 

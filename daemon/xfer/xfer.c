@@ -102,6 +102,15 @@ struct session *xfer_session_by_epoch(struct xfers *xfers, uint64_t epoch)
 }
 
 /* Whether there is such a session is told only with its secret. */
+void xfer_plan_lacks(struct account *account, uint64_t most, struct err *err_p)
+{
+	/* else it was too large for any */
+	const uint64_t all = PLAN_RUNS_MAX * (sizeof(struct plan_run) + sizeof(uint64_t));
+
+	if (account_check(account, ACCOUNT_PLANS, (most < all ? most : all) + 1) < 0)
+		err_take(err_p);
+}
+
 struct session *xfer_admit(struct xfers *xfers, const struct remote *remote,
 			   uint64_t epoch, const uint8_t secret[16],
 			   struct grant **grant_p)

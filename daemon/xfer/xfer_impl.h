@@ -162,6 +162,8 @@ struct transfer {
 	bool parts_wanted[2];
 	struct plan *plan;   /* stays for the next time; made from these: */
 	uint64_t plan_of[2]; /* places.serial */
+	uint64_t plan_most;  /* bytes: what its account has left */
+	bool plan_lacks;     /* more of them */
 	struct offload_job job;
 	struct sched_op op;
 	uint8_t *picks; /* both index lists as they travel; made with the plan */
@@ -193,6 +195,9 @@ struct note {
 };
 
 /* ---- xfer.c ---- */
+/* A plan needed more than `most` bytes, which its account had left: that one's refusal.
+ */
+void xfer_plan_lacks(struct account *account, uint64_t most, struct err *err_p);
 struct xfer_session *xfer_session_of(struct session *session); /* NULL + ERR_NOMEM */
 struct session *xfer_session_by_epoch(struct xfers *xfers, uint64_t epoch);
 /* The session of this epoch, which the secret opens to the remote; NULL: raised

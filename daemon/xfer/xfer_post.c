@@ -276,7 +276,8 @@ static int xfer_post_work(struct transfer *t)
 	if (r < 0)
 		return err_pass(r);
 	pick(t, &src, &dst);
-	r = dlist_plan(&src, &dst, &t->plan);
+	r = dlist_plan(&src, &dst, t->plan_most, &t->plan);
+	t->plan_lacks = r < 0 && err_last()->code == ERR_LIMIT;
 	if (r >= 0)
 		r = make_picks(t, &src, &dst);
 	for (int i = LOCAL; i <= REMOTE && r >= 0; i++)
@@ -312,6 +313,8 @@ static void xfer_post_plan_done(struct offload_job *job)
 		if (job->result < 0)
 			err_take(&job->err);
 	}
+	if (t->plan_lacks)
+		xfer_plan_lacks(t->xs->session->account, t->plan_most, &job->err);
 	if (job->result < 0) {
 		xfer_post_fail(t, &job->err);
 		drop_plan(t);
@@ -404,6 +407,8 @@ int transfer_post(struct transfer *t)
 				      .done = xfer_post_plan_done,
 				      .principal = offload_uid(t->xs->session->uid)};
 	list_init(&t->job.link);
+	t->plan_most = account_room(t->xs->session->account);
+	t->plan_lacks = false;
 	set_status(t);
 	if (plan_still_holds(t)) {
 		go(t);

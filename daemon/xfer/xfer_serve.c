@@ -93,12 +93,15 @@ struct serve {
 	uint64_t rows; /* as the lists say: few are planned on the loop */
 	bool check;    /* nothing moves, XP_CHECK */
 	struct plan *plan;
+	uint64_t plan_most; /* bytes: what the peer's account has left */
+	bool plan_lacks;    /* more of them */
 	struct offload_job job;
 	struct sm sm;	     /* enum serve_state */
 	struct err why;	     /* to be refused with */
 	struct notif *notif; /* for its end, or NULL */
 	/* to the peer: the request; its plan, which may be kept */
 	struct charge charge, plan_charge;
+	struct charge index_charge; /* while a helper has them spelled out */
 };
 
 /* Which of the lists names memory of our session, and which the initiator's. */
@@ -368,6 +371,7 @@ static void serve_free(struct serve *s)
 	}
 	charge_drop(&s->charge);
 	charge_drop(&s->plan_charge);
+	charge_drop(&s->index_charge);
 	plan_free(s->plan);
 	grant_unref(s->grant);
 	mem_free(s->picks);
@@ -431,10 +435,29 @@ static int xfer_serve_work(struct serve *s)
 	}
 	if (r < 0 || s->check)
 		return r < 0 ? err_pass(r) : 0;
-	return dlist_plan(&picks[FROM], &picks[TO], &s->plan);
+	r = dlist_plan(&picks[FROM], &picks[TO], s->plan_most, &s->plan);
+	s->plan_lacks = r < 0 && err_last()->code == ERR_LIMIT;
+	return r < 0 ? err_pass(r) : 0;
 }
 
 /* Spelled out, a list of some bytes may be 256 MiB: no longer than it takes to plan. */
+static uint64_t index_bytes(const struct serve *s)
+{
+	struct cursor in;
+	uint64_t bytes = 0;
+
+	cursor_read(&in, s->picks, s->picks_bytes);
+	for (int i = FROM; i <= TO; i++) {
+		const uint8_t *raw;
+		uint64_t rows = 0;
+		size_t len;
+
+		if (dlist_index_skip(&in, &raw, &len, &rows) >= 0)
+			bytes += rows * sizeof(**s->index);
+	}
+	return bytes;
+}
+
 static void drop_indices(struct serve *s)
 {
 	for (int i = FROM; i <= TO; i++) {
@@ -483,8 +506,11 @@ static void xfer_serve_plan_done(struct offload_job *job)
 		serve_free(s);
 		return;
 	}
+	if (s->plan_lacks)
+		xfer_plan_lacks(s->remote->account, s->plan_most, &job->err);
 	if (s->why.code == ERR_OK && job->result < 0)
 		s->why = job->err;
+	charge_drop(&s->index_charge);
 	for (int i = FROM; i <= TO; i++)
 		if (s->why.code == ERR_OK && locate_end(&s->at[i]) < 0)
 			err_take(&s->why);
@@ -557,6 +583,15 @@ static void serve_go(struct serve *s)
 		xfer_serve_plan_done(&s->job);
 		return;
 	}
+	r = charge_take(&s->index_charge, s->remote->account, ACCOUNT_PLANS,
+			index_bytes(s));
+	if (r < 0) {
+		s->job.result = r;
+		err_take(&s->job.err);
+		xfer_serve_plan_done(&s->job);
+		return;
+	}
+	s->plan_most = account_room(s->remote->account);
 	if (s->rows > XFER_PLAN_INLINE || s->at[FROM].search || s->at[TO].search) {
 		offload_submit(s->xfers->kvd->offload, &s->job);
 		return;

@@ -57,6 +57,32 @@ static uint64_t oracle(const struct dlist_pick *pick, uint64_t k, uint64_t *len_
 	return pick->places->at[e].offset + i * pick->dlist->entries[e].stride;
 }
 
+/* The same few rows again and again are a plan of as many. */
+static void plan_beyond_its_room_is_not_made(void **state)
+{
+	const struct dlist_entry entries[] = {{1000, 16, 0, 1}, {5000, 32, 0, 1}};
+	struct place at[] = {{0, 1000}, {0, 5000}};
+	struct places places = {.refs = 1, .at = at};
+	struct dlist *list = make(entries, 2);
+	uint32_t index[1000];
+	struct dlist_pick pick = {list, &places, index, ARRAY_LEN(index)};
+	struct plan *plan;
+	size_t bytes;
+
+	(void)state;
+	for (uint32_t i = 0; i < ARRAY_LEN(index); i++)
+		index[i] = i % 2;
+	assert_int_equal(dlist_plan(&pick, &pick, UINT64_MAX, &plan), 0);
+	bytes = plan_memory(plan);
+	plan_free(plan);
+	assert_int_equal(dlist_plan(&pick, &pick, bytes, &plan), 0);
+	plan_free(plan);
+	assert_int_equal(dlist_plan(&pick, &pick, bytes / 2, &plan),
+			 -err_errno(ERR_LIMIT));
+	assert_non_null(strstr(err_last()->text, "memory"));
+	dlist_free(list);
+}
+
 static void plan_rows_are_the_picked_descriptors(void **state)
 {
 	const struct dlist_entry entries[] = {{1000, 16, 32, 10},
@@ -81,7 +107,7 @@ static void plan_rows_are_the_picked_descriptors(void **state)
 			from[i] = (uint32_t)rand() % 36;
 			to[i] = seed % 3 ? (uint32_t)rand() % 36 : (uint32_t)i;
 		}
-		assert_int_equal(dlist_plan(&src, &dst, &plan), 0);
+		assert_int_equal(dlist_plan(&src, &dst, 0, &plan), 0);
 		assert_int_equal(plan->bytes, 36 * 16);
 		plan_walk_begin(&walk, plan);
 		for (uint64_t k = 0; k < 36; k++) {
@@ -288,6 +314,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(new_refuses_bad_entries),
+		cmocka_unit_test(plan_beyond_its_room_is_not_made),
 		cmocka_unit_test(plan_rows_are_the_picked_descriptors),
 		cmocka_unit_test(squeezed_rows_are_the_same_rows),
 		cmocka_unit_test(list_made_entry_by_entry_is_the_same),

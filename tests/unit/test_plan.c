@@ -401,6 +401,12 @@ static void runs_over_max_rows_are_refused_early(void **state)
 	map.src_pages = odd;
 	assert_true(plan_make(&req, &plan) < 0);
 	assert_int_equal(err_last()->code, ERR_LIMIT);
+	req.max_rows = 0;
+	assert_int_equal(plan_make(&req, &plan), 0);
+	req.max_bytes = plan_memory(plan) / 2;
+	plan_free(plan);
+	assert_true(plan_make(&req, &plan) < 0);
+	assert_int_equal(err_last()->code, ERR_LIMIT);
 	layout_free(src);
 	layout_free(dst);
 }
