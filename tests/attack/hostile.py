@@ -60,7 +60,7 @@ class Daemon:
         self.sequence, self.theirs, self.their_id, self.addresses = 0, 0, bytes(16), b""
         self.heard, self.alive, self.pongs = [], True, True
         self.welcome, self.shm, self.lock = b"", shm, threading.Lock()
-        self.threads, self.boot = [], b""
+        self.threads, self.boot, self.token = [], b"", os.urandom(16)
 
     def new_keys(self):
         public, secret = (ctypes.create_string_buffer(41) for _ in "12")
@@ -125,7 +125,7 @@ class Daemon:
             addresses += text("shm") + blob(self.shm_address())
         addresses = struct.pack("<I", 1 + self.shm) + addresses
         return (struct.pack("<HHQQ", low, high, features, self.nonce) +
-                (self.boot or os.urandom(16)) + os.urandom(16) +
+                (self.boot or os.urandom(16)) + self.token +
                 text(name) + text(endpoint or self.endpoint) + blob(addresses) + text("x"))
 
     def hear(self):

@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attacks by other daemons: with a key that the attacked one knows, and with one that it
 does not."""
+import ctypes
 import os
 import socket
 import struct
+import threading
 import time
 
+import dataline
 import hostile
 import rig
 from hostile import (ABORT, ATTACH, ATTACH_NAK, BYE, HELLO, LINE, OFFER_QUERY, PART, PING,
@@ -16,7 +19,7 @@ from rig import (MIB, STRANGER, Engine, Lingering, Skip, attack, free_port, grow
                  rest)
 from kvd_engine import Cache
 
-HOLD_S = 2
+HOLD_S, ELIMIT = 2, 9
 SMALL = "[daemon]\nmemory = 64 MiB\n"
 KEPT_MIB = 96  # of that ceiling, what the allocator adds, and messages on their way
 
@@ -203,6 +206,173 @@ def ranks_of_many_groups(house):
     if grown > KEPT_MIB:
         return "%d MiB of ranks" % grown
     return None if True in codes else "none is refused"
+
+
+# ---- requests between sessions ----
+
+LEAST = 64  # bytes of every other row
+
+
+def offset_of(i):
+    return 3 * LEAST * i
+
+
+def bytes_of(i):
+    return LEAST << (i & 1)
+
+
+def attached(house, peer):
+    """(its data line, an engine's memory at a, (session, secret)): as of an agent that
+    was told the secret, and with a session of its own that has some memory, too."""
+    engine = Engine(house.a, "victim")
+    cache = Cache(engine, name="victim")
+    own = next(s for s in engine.cmd("session.list")["sessions"] if "secret" in s)
+    peer.line()
+    line = dataline.DataLine(peer)
+    region = struct.pack("<QQQB", 1, MIB, 64 * MIB, 0) + blob(dataline.KEY)
+    peer.say(REGISTER, struct.pack("<QBQ", 1, 1, 1) + text("s") + text("tcp") + blob(b"") +
+             blob(struct.pack("<I", 1) + region) + blob(struct.pack("<I", 0)))
+    assert peer.saw(REGISTER_ACK), "its session is not taken"
+    return line, cache, (int(own["epoch"]), bytes.fromhex(own["secret"]))
+
+
+def lists(line, cache, target, count):
+    """Of both sides' rows. They are neighbours neither in place nor in length: none is
+    folded into another."""
+    for gid, base, ours in ((1, MIB, 0), (2, cache.address, 1)):
+        rows = b"".join(struct.pack("<QQQQ", base + offset_of(i), bytes_of(i), 0, 1)
+                        for i in range(count))
+        assert line.answer(line.ask(dataline.dlist(gid, rows, ours, 1, target))) == (0, b"")
+
+
+def read_rows(line, target, rows, picks, planned=True):
+    """Ask for rows; the request's number. planned: as it will be planned there."""
+    length, digest = sum(bytes_of(i) for i in rows), 0
+    if planned:
+        plan = b"".join(struct.pack("<QQQQqqII", offset_of(i), offset_of(i), bytes_of(i), 1,
+                                    0, 0, 0, 0) for i in rows)
+        digest = line.xx.XXH3_64bits(plan, ctypes.c_size_t(len(plan)))
+    return line.ask(dataline.xfer(dataline.READ, 1, target, 1, 2, length, [picks] * 2, digest),
+                    length, dataline.READ)
+
+
+def reads(line, cache, target):
+    """The truth: some rows that are asked for come."""
+    cache.mem[:LEAST] = bytes(range(LEAST))
+    said = line.answer(read_rows(line, target, range(8), dataline.runs(0, 8, 1)))
+    assert said and said[0] == 0 and said[1][:LEAST] == bytes(range(LEAST)), said
+
+
+class Grown:
+    """By how much at most, while it was looked at every few milliseconds."""
+
+    def __init__(self, daemon):
+        self.daemon, self.begin, self.most, self.goes = daemon, rig.rss_mib(daemon), 0, True
+        self.thread = threading.Thread(target=self.look, daemon=True)
+        self.thread.start()
+
+    def look(self):
+        while self.goes:
+            self.most = max(self.most, rig.rss_mib(self.daemon) - self.begin)
+            rest(0.002)
+
+    def end(self):
+        self.goes = False
+        self.thread.join()
+        return self.most
+
+
+@attack("V7", "a plan is no larger while it is made than its account has room for", keyed=True,
+        config=SMALL)
+def plan_of_repeated_rows(house):
+    need_plain()
+    with peered(house) as peer:
+        line, cache, target = attached(house, peer)
+        lists(line, cache, target, 1024)
+        reads(line, cache, target)
+        grown = Grown(house.a)
+        said = [line.answer(read_rows(line, target, (), dataline.runs(0, 1024, times), False))
+                for times in (1 << 12, 1 << 14)]
+        most = grown.end()
+        reads(line, cache, target)
+        over = over_ceiling(house)
+    if most > KEPT_MIB:
+        return "%d MiB" % most
+    if not all(one and one[0] == ELIMIT and b"peer:mallory: plans" in one[1] for one in said):
+        return "the answers are %s" % said
+    return over
+
+
+@attack("V7", "plans of reads that are never read are charged to who asks", keyed=True,
+        config=SMALL)
+def plans_that_are_held(house):
+    need_plain()
+    with peered(house) as peer:
+        line, cache, target = attached(house, peer)
+        lists(line, cache, target, 8192)
+        reads(line, cache, target)
+        grown = Grown(house.a)
+        rows = list(range(8192)) * 4
+        asked = [read_rows(line, target, rows, dataline.runs(0, 8192, 4)) for _ in range(300)]
+        last = line.answer(asked[-1])
+        most = grown.end()
+        held = sum(number not in line.done for number in asked)
+        over = over_ceiling(house)
+    if most > KEPT_MIB:
+        return "%d MiB, %d plans" % (most, held)
+    assert held > 8, "%d are held" % held
+    if not last or last[0] != ELIMIT:
+        return "the last is answered by %s" % (last,)
+    return over
+
+
+@attack("V7", "lists that a peer prepares without end are charged to it", keyed=True,
+        config=SMALL)
+def lists_without_end(house):
+    need_plain()
+    with peered(house) as peer:
+        line, cache, target = attached(house, peer)
+        row = struct.pack("<QQQQ", cache.address, LEAST, 0, 1)
+        grown = Grown(house.a)
+        said = [line.answer(line.ask(dataline.dlist(gid, row * 30000, 1, 1, target,
+                                                    total=total)))
+                for gid, total in enumerate([30000] * 20 + [1 << 22] * 20, 1)]
+        most = grown.end()
+        over = over_ceiling(house)
+    assert said[0] == (0, b""), "none is taken: %s" % (said[0],)
+    if most > KEPT_MIB:
+        return "%d MiB" % most
+    if not said[-1] or said[-1][0] != ELIMIT:
+        return "the last is answered by %s" % (said[-1],)
+    return over
+
+
+@attack("V7", "the beginnings of requests are charged", keyed=True, config=SMALL)
+def requests_without_end(house):
+    """All but the last byte of a request's header, of as many daemons as one key may be."""
+    need_plain()
+    crowd, whole = [], 2 << 20
+
+    def tell():
+        for _ in range(100):
+            peer = known(house)
+            if not peer.up():
+                break
+            peer.line()
+            line = dataline.DataLine(peer)
+            crowd.append((peer, line))
+            line.control.sendall(line.head(dataline.REQUEST, bytes(whole), 0) +
+                                 bytes(whole - 1))
+    grown = grown_mib(house.a, tell, 1)
+    refused = metric(house, "account_refused_total", "parts")
+    last = crowd[-1][1].answer(1)
+    for peer, _ in crowd:
+        peer.alive = False
+    if grown > KEPT_MIB:
+        return "%d MiB of %d daemons of one key" % (grown, len(crowd))
+    if not refused or not last or last[0] != ELIMIT:
+        return "of %d daemons %d are refused, the last is told %s" % (len(crowd), refused, last)
+    return None
 
 
 # ---- tables, dials ----
