@@ -101,7 +101,6 @@ struct session *xfer_session_by_epoch(struct xfers *xfers, uint64_t epoch)
 	return NULL;
 }
 
-/* Whether there is such a session is told only with its secret. */
 void xfer_plan_lacks(struct account *account, uint64_t most, struct err *err_p)
 {
 	/* else it was too large for any */
@@ -111,6 +110,7 @@ void xfer_plan_lacks(struct account *account, uint64_t most, struct err *err_p)
 		err_take(err_p);
 }
 
+/* Whether there is such a session is told only with its secret. */
 struct session *xfer_admit(struct xfers *xfers, const struct remote *remote,
 			   uint64_t epoch, const uint8_t secret[16],
 			   struct grant **grant_p)

@@ -440,7 +440,7 @@ static int xfer_serve_work(struct serve *s)
 	return r < 0 ? err_pass(r) : 0;
 }
 
-/* Spelled out, a list of some bytes may be 256 MiB: no longer than it takes to plan. */
+/* Of both lists, spelled out. */
 static uint64_t index_bytes(const struct serve *s)
 {
 	struct cursor in;
@@ -458,6 +458,7 @@ static uint64_t index_bytes(const struct serve *s)
 	return bytes;
 }
 
+/* Spelled out, a list of some bytes may be 256 MiB: no longer than it takes to plan. */
 static void drop_indices(struct serve *s)
 {
 	for (int i = FROM; i <= TO; i++) {
