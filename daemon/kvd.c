@@ -18,6 +18,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "daemon/base/cpu.h"
@@ -396,6 +397,7 @@ static int kvd_init(struct kvd *kvd, const struct config *config,
 		    const struct kvd_sockets *sockets)
 {
 	struct kvd_impl *impl = mem_zalloc(sizeof(*impl));
+	struct rlimit fds;
 	int r;
 
 	if (!impl)
@@ -405,6 +407,8 @@ static int kvd_init(struct kvd *kvd, const struct config *config,
 	impl->config = *config;
 	kvd->config = &impl->config;
 	kvd->accounts.limit = config->memory_bytes;
+	if (getrlimit(RLIMIT_NOFILE, &fds) == 0) /* the other half: peers, itself */
+		kvd->accounts.fds_limit = fds.rlim_cur / 2;
 	kvd->accounts.metrics = &kvd->metrics;
 	r = loop_new(&kvd->loop);
 	if (r < 0)

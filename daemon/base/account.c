@@ -35,6 +35,7 @@
 #include "daemon/base/metrics.h"
 #include "daemon/base/share.h"
 
+#define FEW_FDS_PART 16u /* of all engines': some sessions with their regions */
 #define PRESET_PART 16u
 #define PRESET_MOST (UINT64_C(8) << 30)
 #define PRESET_LEAST (UINT64_C(256) << 20)
@@ -279,6 +280,41 @@ void charge_less(struct charge *charge, uint64_t bytes)
 	account_uncount(charge->account, charge->class, bytes);
 }
 
+void charge_fds_force(struct charge *charge, unsigned int count)
+{
+	if (!charge->account)
+		return;
+	charge->fds += count;
+	charge->account->fds += count;
+	charge->account->accounts->fds += count;
+}
+
+int charge_fds(struct charge *charge, unsigned int count)
+{
+	struct account *account = charge->account;
+	const struct accounts *accounts = account ? account->accounts : NULL;
+	uint64_t cap = accounts ? accounts->fds_limit : 0;
+
+	if (cap && account->fds >= cap / FEW_FDS_PART)
+		cap -= cap / 8;
+	if (cap && accounts->fds + count > cap) {
+		count_refused(account, charge->class);
+		return err_raise(ERR_LIMIT,
+				 "%s: %s: %u descriptors more; it holds about %llu, and "
+				 "all engines %llu of %llu, half of what the daemon may "
+				 "open (LimitNOFILE)%s",
+				 account->name, account_class_names[charge->class], count,
+				 (unsigned long long)account->fds,
+				 (unsigned long long)accounts->fds,
+				 (unsigned long long)accounts->fds_limit,
+				 cap < accounts->fds_limit
+					 ? ", the last eighth for those with few"
+					 : "");
+	}
+	charge_fds_force(charge, count);
+	return 0;
+}
+
 void charge_drop(struct charge *charge)
 {
 	struct charge all = charge_steal(charge);
@@ -286,6 +322,8 @@ void charge_drop(struct charge *charge)
 	if (!all.account)
 		return;
 	account_uncount(all.account, all.class, all.bytes);
+	all.account->fds -= all.fds;
+	all.account->accounts->fds -= all.fds;
 	assert(all.account->objects[all.class] > 0);
 	all.account->objects[all.class]--;
 	account_free_unused(all.account);

@@ -55,6 +55,7 @@ struct account {
 	uint64_t objects[ACCOUNT_CLASS_END], bytes[ACCOUNT_CLASS_END];
 	uint64_t total; /* of bytes */
 	uint64_t refused;
+	uint64_t fds;	 /* of descriptors, about */
 	uint64_t served; /* loop_fd.served of its connections */
 };
 
@@ -64,6 +65,7 @@ struct accounts {
 	unsigned int count;
 	uint64_t limit; /* bytes; 0: none */
 	uint64_t total;
+	uint64_t fds, fds_limit; /* 0: none */
 	struct metrics *metrics; /* NULL: not counted */
 };
 
@@ -72,6 +74,7 @@ struct charge {
 	struct account *account;
 	uint64_t bytes;
 	enum account_class class;
+	unsigned int fds;
 };
 
 /* The principal's, made if need be, and a reference to it; NULL + ERR_NOMEM. */
@@ -91,6 +94,10 @@ int charge_take(struct charge *charge, struct account *account, enum account_cla
  * come to see who has all the rest. */
 void charge_force(struct charge *charge, struct account *account,
 		  enum account_class class, uint64_t bytes);
+/* The object keeps so many descriptors, too, of what engines have of RLIMIT_NOFILE, until
+ * charge_drop(); the last eighth is for who has a few. ERR_LIMIT, or not refused. */
+int charge_fds(struct charge *charge, unsigned int count);
+void charge_fds_force(struct charge *charge, unsigned int count);
 /* So many bytes more of the same object. A charge of no account takes nothing. */
 int charge_more(struct charge *charge, uint64_t bytes);
 void charge_more_force(struct charge *charge, uint64_t bytes); /* never refused */

@@ -679,6 +679,13 @@ static void fill_reserve(struct holding *h)
 	}
 }
 
+/* The file, as it came and as it is mapped; of other memory also its process or its
+ * adapters' handle. */
+static unsigned int region_fds(const struct holding *h)
+{
+	return h->region.kind == REGION_MEMFD || h->region.kind == REGION_SHM ? 2 : 4;
+}
+
 int region_register(struct session *session, const struct region_args *args,
 		    void (*on_done)(void *arg, struct region *region,
 				    const struct err *err),
@@ -707,6 +714,10 @@ int region_register(struct session *session, const struct region_args *args,
 	if (r == 0)
 		r = charge_take(&h->charge, session->account, ACCOUNT_REGIONS,
 				region_bytes(h));
+	if (r == 0 && session->admin)
+		charge_fds_force(&h->charge, region_fds(h));
+	else if (r == 0)
+		r = charge_fds(&h->charge, region_fds(h));
 	if (r == 0)
 		fill_reserve(h);
 	if (r == 0)

@@ -31,6 +31,7 @@
 
 /* With its connection's buffers and the head of its status page, about. */
 #define SESSION_BYTES (UINT64_C(64) << 10)
+#define SESSION_FDS 8u /* connection, process, status page, ring */
 
 static void session_free(struct session *session)
 {
@@ -81,6 +82,10 @@ static int session_init(struct session *session, const struct session_peer *peer
 	session->epoch = loop_random_u64(loop);
 	loop_random(loop, session->secret, sizeof(session->secret));
 	charge_force(&session->charge, session->account, ACCOUNT_SESSIONS, SESSION_BYTES);
+	if (session->admin)
+		charge_fds_force(&session->charge, SESSION_FDS);
+	else if (charge_fds(&session->charge, SESSION_FDS) < 0)
+		return err_pass(-ENOMEM);
 	r = region_map_new(&session->region_map);
 	if (r == 0)
 		r = session_watch_new(session, peer, &session->watch);

@@ -18,7 +18,7 @@ import rig
 from engine_help import HELLO, greeted
 from fuse import FLUSH, GETATTR, READ, STATFS, Silent
 from rig import Engine, Refused, ask, attack, raw, rest
-from bystander import libc
+from bystander import MALLORY, libc
 
 
 def rights(fds):
@@ -372,6 +372,60 @@ def gates_without_number(house):
     for one in crowd:
         one.result(0.1)
     return "%d processes more" % (during - before) if during > before + 16 else None
+
+
+def descriptors_of(house):
+    return len(os.listdir("/proc/%d/fd" % house.a.proc.pid))
+
+
+def page_of(engine):
+    """A region of a page, of a file of its own."""
+    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    try:
+        os.write(fd, bytes(4096))
+        return engine.cmd("region.register", fds=[fd], kind="memfd", fd=0, length=4096)["region"]
+    finally:
+        os.close(fd)
+
+
+def regions_without_end(house, out):
+    """As many as there may be, of a page each; what the last is refused with."""
+    kept, why = [], ""
+    for _ in range(40):
+        try:
+            kept.append(Engine(house.a, "mallory"))
+            for _ in range(200):
+                page_of(kept[-1])
+        except (Refused, OSError, ValueError) as refused:
+            why = str(refused)
+    os.write(out, json.dumps([len(kept), why]).encode())
+    signal.pause()
+
+
+def one_more(house):
+    """A new session's region."""
+    engine = Engine(house.a, "bystander")
+    engine.sock.settimeout(5)
+    return page_of(engine)
+
+
+@attack("V8", "one user's regions leave descriptors to administrators and other users", by=rig.ROOT,
+        nofile=2048)
+def regions_take_all_descriptors(house):
+    out, into = os.pipe()
+    before = descriptors_of(house)
+    crowd = rig.Forked(regions_without_end, house, into, role=rig.ENGINE)
+    sessions, why = json.loads(os.read(out, 4096))
+    taken, seen = descriptors_of(house), []
+    assert taken > before + 200, "%d and %d descriptors: %s" % (before, taken, why)
+    if "ELIMIT" not in why or "uid:%d" % MALLORY not in why:
+        seen.append("the last of %d sessions is refused with %s" % (sessions, why))
+    for role in ("alice", rig.ROOT):
+        said = rig.Forked(one_more, house, role=role).result(8)
+        if not said or "value" not in said:
+            seen.append("%s: %s" % (role, said and said["error"].strip().split("\n")[-1]))
+    crowd.result(0.1)
+    return "%d of 2048 descriptors: %s" % (taken, "; ".join(seen)) if seen else None
 
 
 @attack("odd", "sessions asked for and left at once keep no administrator out", by=rig.ROOT)

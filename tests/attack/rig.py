@@ -20,6 +20,7 @@ import encodings.idna  # noqa: F401 (other users may not read where Python is)
 import json
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -118,14 +119,15 @@ class Forked:
 
 class House:
     """The two daemons. config: of both; root_daemon: of root; keyed: with CURVE keys, and
-    one that they allow for the attacker (mallory.key, mallory.pub)."""
+    one that they allow for the attacker (mallory.key, mallory.pub). nofile: so many
+    descriptors are theirs."""
 
-    def __init__(self, config="", root_daemon=False, keyed=False):
+    def __init__(self, config="", root_daemon=False, keyed=False, nofile=0):
         self.tmp = tempfile.TemporaryDirectory(prefix="kvd-attack-")
         self.dir = self.tmp.name
         os.chmod(self.dir, 0o755)
         self.uid = 0 if root_daemon else KVD
-        self.keyed, self.daemons, self.ends = keyed, [], []
+        self.keyed, self.nofile, self.daemons, self.ends = keyed, nofile, [], []
         self.keys = {}
         program = for_everyone("kvd")
         if keyed:
@@ -166,6 +168,8 @@ class House:
 
     def become_daemon(self):
         os.umask(0o022)
+        if self.nofile:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self.nofile, self.nofile))
         if self.uid:
             become(self.uid)
 

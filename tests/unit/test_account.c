@@ -141,6 +141,44 @@ static void room_is_what_a_check_lets_pass(void **state)
 	account_unref(b);
 }
 
+static void descriptors_of_one_leave_some_for_others(void **state)
+{
+	struct charge many[20] = {0}, one = {0};
+	struct accounts accounts;
+	struct account *a, *b;
+
+	(void)state;
+	accounts_begin(&accounts);
+	accounts.fds_limit = 160;
+	a = account_get(&accounts, "uid", "1");
+	b = account_get(&accounts, "uid", "2");
+	for (int i = 0; i < 20; i++)
+		charge_force(&many[i], a, ACCOUNT_REGIONS, 1);
+	for (int i = 0; i < 14; i++)
+		assert_int_equal(charge_fds(&many[i], 10), 0);
+	assert_int_equal(charge_fds(&many[14], 1), -err_errno(ERR_LIMIT));
+	assert_string_equal(err_last()->text,
+			    "uid:1: regions: 1 descriptors more; it holds about 140, and "
+			    "all engines 140 of 160, half of what the daemon may open "
+			    "(LimitNOFILE), the last eighth for those with few");
+	assert_int_equal(a->refused, 1);
+	charge_force(&one, b, ACCOUNT_SESSIONS, 1);
+	assert_int_equal(charge_fds(&one, 8), 0);
+	assert_int_equal(charge_fds(&one, 8), 0);
+	assert_true(charge_fds(&one, 1) < 0);
+	charge_fds_force(&one, 1); /* 157: under 140 when two of a's are gone */
+	charge_drop(&many[0]);
+	charge_drop(&many[1]);
+	assert_int_equal(charge_fds(&many[14], 3), 0);
+	for (int i = 0; i < 20; i++)
+		charge_drop(&many[i]);
+	charge_drop(&one);
+	assert_int_equal(accounts.fds, 0);
+	account_unref(a);
+	account_unref(b);
+	assert_true(accounts_idle(&accounts));
+}
+
 static void charge_beyond_the_ceiling_leaves_nothing(void **state)
 {
 	struct charge charge = {0}, more = {0};
@@ -203,6 +241,7 @@ int main(void)
 		cmocka_unit_test(charge_outlives_the_last_reference),
 		cmocka_unit_test(last_eighth_is_for_those_with_little),
 		cmocka_unit_test(room_is_what_a_check_lets_pass),
+		cmocka_unit_test(descriptors_of_one_leave_some_for_others),
 		cmocka_unit_test(charge_beyond_the_ceiling_leaves_nothing),
 		cmocka_unit_test(charge_of_nobody_is_nothing),
 		cmocka_unit_test(account_without_memory_is_none),
