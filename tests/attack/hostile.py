@@ -17,7 +17,8 @@ LINGER, RCVTIMEO, SNDTIMEO, SNDHWM, CURVE_SERVER, PUBLIC, SECRET, SERVER = (
 DONTWAIT, SNDMORE = 1, 2
 HELLO, WELCOME, PING, PONG, BYE, REGISTER, REGISTER_ACK, REGISTER_NAK = range(1, 9)
 UNREGISTER, UNREGISTER_ACK, ROUTE_QUERY, ROUTE, TRANSFER_INFO = range(9, 14)
-TRANSFER_INFO_NAK, ABORT, OFFER_QUERY, ATTACH, ATTACH_ACK, ATTACH_NAK = 15, 17, 19, 24, 25, 26
+TRANSFER_INFO_ACK, TRANSFER_INFO_NAK, ABORT, OFFER_QUERY = 14, 15, 17, 19
+ATTACH, ATTACH_ACK, ATTACH_NAK = 24, 25, 26
 PUBLISH, PUBLISH_ACK, PART, LINE = 28, 29, 31, 32
 BASE = 1
 HEAD = struct.Struct("<IHHI16s16sQQIIQ20s")
@@ -42,7 +43,8 @@ def blob(b):
 class Daemon:
     """at: the attacked daemon's endpoint with its key. keys: (secret, public)."""
 
-    def __init__(self, at, keys=None, low=True, host="127.0.0.1", shm=False):
+    def __init__(self, at, keys=None, low=True, host="127.0.0.1", shm=False,
+                 transport="tcp"):
         self.zmq, self.xx = library("libzmq.so.5"), library("libxxhash.so.0")
         for name in ("zmq_ctx_new", "zmq_socket"):
             getattr(self.zmq, name).restype = ctypes.c_void_p
@@ -60,6 +62,7 @@ class Daemon:
         self.sequence, self.theirs, self.their_id, self.addresses = 0, 0, bytes(16), b""
         self.heard, self.alive, self.pongs = [], True, True
         self.welcome, self.shm, self.lock = b"", shm, threading.Lock()
+        self.transport = transport
         self.threads, self.boot, self.token = [], b"", os.urandom(16)
 
     def new_keys(self):
@@ -120,7 +123,9 @@ class Daemon:
 
     def hello_body(self, low=1, high=1, features=1 | 4 | 8, endpoint=None, name="mallory"):
         place = struct.pack("<IBBBH4s", 0x4154564b, 2, 1, 4, 1, bytes([127, 0, 0, 1]))
-        addresses = text("tcp") + blob(place)
+        if self.transport == "ucx":  # a worker that is none: who dials says hello first
+            place = struct.pack("<IHH", 0x4144564b, 1, 64) + bytes(64)
+        addresses = text(self.transport) + blob(place)
         if self.shm:
             addresses += text("shm") + blob(self.shm_address())
         addresses = struct.pack("<I", 1 + self.shm) + addresses
@@ -193,8 +198,8 @@ class Daemon:
             rest(0.02)
         return None
 
-    def line(self, transport="tcp"):
-        return self.say(LINE, text(transport) + struct.pack("<I", 0) + text(""))
+    def line(self, transport=None):
+        return self.say(LINE, text(transport or self.transport) + struct.pack("<I", 0) + text(""))
 
     def pool(self):
         """A pool of theirs, told as ours, too: rooms can pair the two by its number."""

@@ -14,9 +14,10 @@ import hostile
 import rig
 from hostile import (ABORT, ATTACH, ATTACH_NAK, BYE, HELLO, LINE, OFFER_QUERY, PART, PING,
                      PUBLISH, PUBLISH_ACK, REGISTER, REGISTER_ACK, REGISTER_NAK,
-                     TRANSFER_INFO, UNREGISTER, blob, known, peered, text)
+                     TRANSFER_INFO, TRANSFER_INFO_ACK, TRANSFER_INFO_NAK, UNREGISTER, blob, known, peered, text)
 from rig import (MIB, STRANGER, Engine, Lingering, Skip, attack, free_port, grown_mib, raw,
                  rest)
+from kvd_engine import LAYERS as CACHE_LAYERS, PAGE_TOKENS as CACHE_PAGE, PAGES as CACHE_PAGES
 from kvd_engine import Cache
 
 HOLD_S, ELIMIT = 2, 9
@@ -85,11 +86,11 @@ def shm_descriptors_of_a_peer(house):
 
 # ---- fences ----
 
-@attack("V5", "a peer that lets go of nothing keeps no memory and no engine", keyed=True,
-        by=rig.ROOT)
-def a_peer_that_never_lets_go(house):
-    with rig.House(keyed=True) as own:
-        with peered(own) as peer:
+def let_go_of(config, transport, least, most):
+    """Of a pool that its peer uses for ever: unregistering takes so many seconds, with what
+    is wrong else. SIGTERM comes while another is held."""
+    with rig.House(keyed=True, config=config) as own:
+        with peered(own, transport=transport) as peer:
             engine = Engine(own.a, "victim")
             engine.sock.settimeout(20)
             cache = Cache(engine, name="kept")
@@ -97,14 +98,31 @@ def a_peer_that_never_lets_go(house):
             begin = time.monotonic()
             engine.cmd("pool.unregister", pool=cache.pool)
             took = time.monotonic() - begin
-            Cache(engine, name="kept2")
-            rest(0.5)
-            begin = time.monotonic()
-            wrong = own.end()
-            ended = time.monotonic() - begin
-        if wrong or took > 12 or ended > 15:
+            assert took >= least, "it took %.1f s: the peer held nothing" % took
+            lost = peer.saw(BYE, 1)
+            if least and (not lost or b"is not let go of" not in lost):
+                return "the peer is told %s" % lost
+            with peered(own, transport=transport) as again:
+                Cache(engine, name="kept2")
+                assert again.pool()
+                begin = time.monotonic()
+                wrong = own.end()
+                ended = time.monotonic() - begin
+        if wrong or took > most or ended > 15:
             return "pool.unregister took %.1f s, SIGTERM %.1f s; %s" % (took, ended, wrong)
     return None
+
+
+@attack("V5", "a peer that lets go of nothing keeps no memory and no engine", keyed=True,
+        by=rig.ROOT)
+def a_peer_that_never_lets_go(house):
+    return let_go_of("", "tcp", 0, 1)
+
+
+@attack("V5", "nor does one that could reach the memory by itself, when its time is over",
+        keyed=True, by=rig.ROOT)
+def a_peer_that_never_lets_go_by_ucx(house):
+    return let_go_of("[rooms]\nfence_timeout = 1 s\n[transport]\ntransports = ucx\n", "ucx", 2, 5)
 
 
 # ---- what is kept ----
@@ -135,12 +153,14 @@ def registers_without_end(house):
     return over if refused else "none of them was refused by name"
 
 
-def info(room, pages=1000, generation=1, ticket=bytes(16), runs=True, pool=1):
-    run = struct.pack("<II", 0, 1) * pages if runs else struct.pack("<II", 0, pages)
-    view = text("kv") + struct.pack("<QQQ", 0, 0, 30) + blob(run)
-    return (struct.pack("<QQQQI", room, generation, pool, pool, 1) +
-            blob(struct.pack("<I", 1) + view) + blob(struct.pack("<I", 0)) +
-            text("") + text("") + ticket)
+def info(room, runs=1000, generation=1, ticket=bytes(16), pool=1, source=None, pages=1):
+    """A TRANSFER_INFO to a pool of theirs (None: of the same number) from pool. Each run is
+    of so many pages, from the first on."""
+    view = text("kv") + struct.pack("<QQQIII", 0, 0, CACHE_PAGE * pages * runs, 0, CACHE_LAYERS,
+                                    runs)
+    return (struct.pack("<QQQQI", room, generation, source or pool, pool, 1) +
+            blob(struct.pack("<I", 1) + view + struct.pack("<II", 0, pages) * runs) +
+            blob(struct.pack("<I", 0)) + text("") + text("") + ticket)
 
 
 @attack("V7", "requests for rooms that nobody opened are few bytes, and the peer's own",
@@ -158,6 +178,39 @@ def requests_for_no_room(house):
         assert metric(house, "orphans") > 100, "they are not kept"
         over = over_ceiling(house)
     return "%d MiB of requests" % grown if grown > KEPT_MIB else over
+
+
+TICKET = bytes(range(16))
+
+
+@attack("V7", "pages that a receiver names, again and again, are charged to it", keyed=True,
+        config=SMALL)
+def pages_of_open_rooms(house):
+    """Eight bytes of TRANSFER_INFO name all pages of its pool once more."""
+    need_plain()
+    engine = Engine(house.a, "victim")
+    cache = Cache(engine, name="victim")
+    for room in range(1, 61):
+        engine.cmd("room.open", room=str(room), role="send", pool=cache.pool,
+                   ticket=TICKET.hex())
+    with peered(house) as peer:
+        pool = peer.pool()
+
+        def ask(room, runs):
+            return peer.say(TRANSFER_INFO, info(room, runs, 1, TICKET, pool, int(cache.pool),
+                                                CACHE_PAGES))
+        assert ask(1, 1) and peer.saw(TRANSFER_INFO_ACK), "not even one page list is taken: %s" % (
+            [k for k in peer.heard])
+        grown = Grown(house.a)
+        for room in range(2, 61):
+            ask(room, (1 << 20) // CACHE_PAGES)
+        said = peer.saw(TRANSFER_INFO_NAK, 30)
+        rest(1)
+        most = grown.end()
+        over = over_ceiling(house)
+    if most > KEPT_MIB:
+        return "%d MiB of pages" % most
+    return over if said else "none is refused"
 
 
 @attack("V7", "parts of a message that never ends are not kept", keyed=True, config=SMALL)
