@@ -85,6 +85,15 @@ int(err_raise_errno)(int no, const char *fmt, ...)
 			 strerror_r(no, reason, sizeof(reason)));
 }
 
+/* systemd's filter drops packets, and connect() hears nothing of it. */
+const char *err_connect_words(int no)
+{
+	return no == ETIMEDOUT
+		       ? "Connection timed out: a firewall, or IPAddressAllow= of "
+			 "kvd's unit, here or there"
+		       : strerror(no);
+}
+
 void err_assert_raised(int r)
 {
 	assert(r >= 0 || last.code != ERR_OK);

@@ -175,6 +175,8 @@ const char *err_scope_name(enum err_scope scope);
 enum err_scope err_default_scope(enum err_code code);
 bool err_default_retryable(enum err_code code);
 int err_errno(enum err_code code); /* positive errno of the table */
+/* Of a connect() that failed, with what may be done. */
+const char *err_connect_words(int no);
 /* A number off the wire to a code; unknown numbers become ERR_INTERNAL. */
 enum err_code err_from_wire(uint32_t n);
 /* The record of a fault that another daemon tells of: what is the matter with its

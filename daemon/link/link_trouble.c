@@ -148,7 +148,7 @@ static void trouble_on_found(void *owner, enum probe_found found, int no)
 		tell_mechanism(t, !t->args.curve);
 	} else if (found == PROBE_ERRNO) {
 		t->closed = 0;
-		tell_address(t, false, strerror(no));
+		tell_address(t, false, err_connect_words(no));
 	} else if (found == PROBE_CLOSED) {
 		tell_address(t, false, "it closes connections without a word");
 	} else if (found == PROBE_SILENT) {

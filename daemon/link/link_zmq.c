@@ -65,6 +65,7 @@
 #define BUDGET_BYTES (4u << 20)
 #define LINGER_MS 100
 #define HANDSHAKE_MS 2000
+#define CONNECT_MS 2000 /* then it is looked at why: the kernel tries for two minutes */
 #define RECONNECT_MS 20
 #define BIND_TRIES 25
 #define BIND_PAUSE_NS 20000000L
@@ -136,6 +137,7 @@ static int socket_open(struct link_zmq *zmq, const struct limits *limits, void *
 	    set_int(socket, ZMQ_IMMEDIATE, 1) &&
 	    set_int(socket, ZMQ_SNDHWM, limits->send_frames) &&
 	    set_int(socket, ZMQ_RCVHWM, limits->receive_frames) &&
+	    set_int(socket, ZMQ_CONNECT_TIMEOUT, CONNECT_MS) &&
 	    set_int(socket, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS) &&
 	    set_int(socket, ZMQ_RECONNECT_IVL, RECONNECT_MS) &&
 	    set_int(socket, ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX_MS) &&

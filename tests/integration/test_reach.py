@@ -219,6 +219,25 @@ def daemon_that_is_not_there_fails_the_room_and_may_come():
             decode.close()
 
 
+def host_that_drops_packets_is_said_with_who_may_filter():
+    """A listener whose queue is full takes no SYN."""
+    with socket.socket() as silent, plain("d0") as d:
+        d.expect("not reached")
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(silent.getsockname())
+        decode = Engine(d, "d")
+        has(decode.refused("ETIMEOUT", "peer.connect", timeout_ms=6000,
+                           endpoint="tcp://127.0.0.1:%d" % silent.getsockname()[1]),
+            "Connection timed out", "IPAddressAllow=")
+        decode.close()
+        for one in waiting:
+            one.close()
+
+
 def name_that_nobody_knows_is_in_the_rooms_words():
     with auto("d0", more="connect_timeout = 700 ms\n") as d:
         d.expect("name has no address")
@@ -253,6 +272,7 @@ if __name__ == "__main__":
              daemon_with_keys_at_a_plain_one_is_said_on_both_sides,
              server_with_another_key_is_said_on_both_sides,
              daemon_that_is_not_there_fails_the_room_and_may_come,
+             host_that_drops_packets_is_said_with_who_may_filter,
              name_that_nobody_knows_is_in_the_rooms_words,
              something_else_that_listens_is_no_kvd]
     run([c for c in cases if not sys.argv[1:] or c.__name__ in sys.argv[1:]])

@@ -271,6 +271,32 @@ static void answer_with_less_is_refused_by_name(void **state)
 	between_end();
 }
 
+/* Packets that are dropped: here of a listener whose queue is full. */
+static void connection_that_hears_nothing_names_who_may_filter(void **state)
+{
+	struct sockaddr_storage at;
+	socklen_t len = sizeof(at);
+	int waiting[4];
+
+	(void)state;
+	transport_of(&up_a)->acceptor.wait_ns = LOOP_NS_PER_S / 2;
+	between_begin();
+	assert_int_equal(listen(between.door, 0), 0);
+	assert_int_equal(getsockname(between.door, (struct sockaddr *)&at, &len), 0);
+	for (size_t i = 0; i < ARRAY_LEN(waiting); i++) {
+		waiting[i] =
+			socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+		(void)connect(waiting[i], (struct sockaddr *)&at, len);
+	}
+	connect_by(&up_a, between.address, between.address_len);
+	await(up_a.lost);
+	assert_non_null(strstr(up_a.lost_why.text, "IPAddressAllow="));
+	between.here = accept(between.door, NULL, NULL);
+	for (size_t i = 0; i < ARRAY_LEN(waiting); i++)
+		close(waiting[i]);
+	between_end();
+}
+
 /* ---- wrong records ---- */
 
 /* What the other side reads when its peer is lost for that. */
@@ -411,6 +437,7 @@ int main(void)
 		cmocka_unit_test(kernels_way_is_told_only_if_it_has_every_half),
 		PAIR(nobody_in_between_weakens_what_is_wanted),
 		PAIR(answer_with_less_is_refused_by_name),
+		PAIR(connection_that_hears_nothing_names_who_may_filter),
 		RAW(record_that_is_wrong_loses_the_peer_at_once, begin_sealed),
 		RAW(record_that_is_wrong_loses_the_peer_at_once, begin_gmac),
 		RAW(rows_are_untouched_until_their_frame_is_whole, begin_sealed),

@@ -62,6 +62,13 @@ void tcp_dial_stop(struct tcp_peer *peer)
 		dial_free(&peer->streams[i].dial);
 }
 
+void tcp_dial_timeout(struct tcp_peer *peer)
+{
+	if (peer->dial && !peer->dial->connected && !*peer->refused)
+		snprintf(peer->refused, sizeof(peer->refused), ": tcp: connect: %s",
+			 err_connect_words(ETIMEDOUT));
+}
+
 /* ---- streams, on either side ---- */
 
 static int streams_make(struct tcp_peer *peer, unsigned int count)
@@ -226,7 +233,7 @@ static int dial_new(struct tcp_peer *peer, struct tcp_stream *stream,
 	loop_fd_init(&dial->watch, peer->net.timer.loop, dial->fd, on_dial);
 	if (dial->fd < 0 || (connect(dial->fd, &sa->any, tcp_sockaddr_len(sa)) < 0 &&
 			     errno != EINPROGRESS)) {
-		err_raise(ERR_PEER, "tcp: connect: %s", strerror(errno));
+		err_raise(ERR_PEER, "tcp: connect: %s", err_connect_words(errno));
 		dial_free(&dial);
 		return -err_errno(ERR_PEER);
 	}
@@ -292,7 +299,7 @@ static int dial_hello(struct tcp_dial *dial)
 	if (getsockopt(dial->fd, SOL_SOCKET, SO_ERROR, &no, &len) < 0)
 		no = errno;
 	if (no)
-		return err_raise(ERR_PEER, "tcp: connect: %s", strerror(no));
+		return err_raise(ERR_PEER, "tcp: connect: %s", err_connect_words(no));
 	dial->connected = true;
 	*hello = (struct tcp_hello){
 		.role = dial->stream ? TCP_STREAM : TCP_CONTROL,

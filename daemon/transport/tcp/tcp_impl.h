@@ -277,8 +277,9 @@ void tcp_dial_start(struct tcp_peer *peer);
 void tcp_join_control(struct tcp_peer *peer, int owned_fd, const struct tcp_hello *hello);
 void tcp_join_stream(struct tcp_stream *stream, int owned_fd,
 		     const uint8_t asked[TCP_HELLO_BYTES]);
-void tcp_dial_stop(struct tcp_peer *peer);  /* whatever is being made; idempotent */
-void tcp_dial_again(struct tcp_peer *peer); /* time for another try, if one is due */
+void tcp_dial_stop(struct tcp_peer *peer);    /* whatever is being made; idempotent */
+void tcp_dial_again(struct tcp_peer *peer);   /* time for another try, if one is due */
+void tcp_dial_timeout(struct tcp_peer *peer); /* `refused` says what is still tried */
 
 /* ---- tcp_peer.c ---- */
 int tcp_peer_open(struct transport *base, const struct xp_peer_args *args,

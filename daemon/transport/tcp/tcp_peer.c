@@ -80,6 +80,7 @@ static void watch_join(struct tcp_peer *peer, uint64_t now)
 		net_peer_watch(&peer->net, peer->join_deadline_ns);
 		return;
 	}
+	tcp_dial_timeout(peer);
 	if (sm_state(&peer->net.sm) == NET_PEER_OPENING)
 		err_set(&err, ERR_TIMEOUT,
 			"tcp: %s at %s did not answer with the right proof%s",
