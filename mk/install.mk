@@ -23,7 +23,7 @@ PUBLIC_HEADERS := $(wildcard lib/kvd.h proto/kvd_status.h proto/kvd_ring.h)
 MAN_PAGES  := $(wildcard man/*.[1-8])
 # with their folders: their links are relative
 DOC_FILES  := $(wildcard README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs/*.md \
-	docs/*/*.md examples/*.[ch] examples/*.py systemd/hardened.conf)
+	docs/*/*.md examples/*.[ch] examples/*.py)
 # alerts and a board, for who scrapes daemons
 DATA_FILES := prometheus/rules.yml grafana/kvd.json
 FILL = sed -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@PREFIX@|$(PREFIX)|g' \

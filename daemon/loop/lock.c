@@ -6,6 +6,7 @@
  * A killed daemon with gigabytes mapped takes up to seconds to die, and its lock
  * lasts as long as it does. Who starts the next one at once shall not be refused for
  * that: a holder whose address space is gone already (`statm` reads 0) is waited for.
+ * Under the unit /proc hides it; there systemd starts none before the last has ended.
  *
  * The lock belongs to the name; a daemon's sockets may lie anywhere, so that two names
  * can mean one socket. Whether somebody lives behind it is asked by connecting.

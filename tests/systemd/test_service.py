@@ -178,15 +178,48 @@ def socket_of_another_group_is_made_under_the_filter():
     guest.run("systemctl", "stop", "kvd@grp")
 
 
-def rooms_with_the_hardened_drop_in():
-    guest.run("install", "-D", "-m", "644", "/usr/share/doc/kvd/systemd/hardened.conf",
-              "/etc/systemd/system/kvd@.service.d/hardened.conf")
+def reached(*words):
+    """What a daemon of the unit hears of an address of no private network, where nobody
+    listens."""
     guest.run("systemctl", "daemon-reload")
-    for name in ("gpu0", "gpu1"):
-        guest.run("systemctl", "restart", "kvd@" + name)
-    rooms_between_engines_of_other_users()
-    guest.run("rm", "/etc/systemd/system/kvd@.service.d/hardened.conf")
+    guest.run("systemctl", "restart", "kvd@gpu0")
+    code, out = guest.ctl("gpu0", "call", "peer.connect", json.dumps(
+        dict(endpoint="tcp://203.0.113.1:7", timeout_ms=6000)), check=False)
+    for word in words:
+        assert code and word in out, out
+
+
+def packets_of_public_networks_pass_with_a_drop_in():
+    subprocess.run(["nsenter", "-t", str(guest.pid), "-n", "ip", "address", "add",
+                    "203.0.113.1/32", "dev", "lo"], check=True)
+    reached("Connection timed out", "IPAddressAllow=")
+    guest.write("/etc/systemd/system/kvd@.service.d/test.conf",
+                "[Service]\nIPAddressAllow=203.0.113.0/24\n")
+    reached("Connection refused")
+    guest.run("rm", "/etc/systemd/system/kvd@.service.d/test.conf")
     guest.run("systemctl", "daemon-reload")
+
+
+def engine_that_is_hidden_is_watched_and_its_kill_is_noticed():
+    guest.run("systemctl", "restart", "kvd@gpu0")
+    daemon = main_pid("kvd@gpu0")
+    with tempfile.TemporaryFile() as log:
+        prefill = guest.start("demo-prefill", "/run/kvd/gpu0.sock", user="prefill", log=log)
+        try:
+            until("a room is open", lambda: len(
+                guest.ctl("gpu0", "rooms")[1].splitlines()) > 1)
+            engine = guest.run("pgrep", "-n", "-u", "prefill")[1].strip()
+            assert guest.run("nsenter", "-t", str(daemon), "-m", "setpriv", "--reuid", "kvd",
+                             "--regid", "kvd", "--clear-groups", "test", "-e",
+                             "/proc/" + engine, check=False)[0] == 1, "/proc shows the engine"
+            held = guest.run("ls", "-l", "/proc/%d/fd" % daemon)[1]
+            assert "/%s/statm" % engine in held, held
+            guest.run("kill", "-9", engine)
+            until("its memory is left", lambda: "regions 0" in " ".join(
+                guest.ctl("gpu0", "stats")[1].split()))
+        finally:
+            prefill.kill()
+            prefill.wait()
     guest.run("systemctl", "stop", "kvd@gpu0")
 
 
@@ -223,7 +256,8 @@ def main():
                  reload_takes_the_new_file, killed_daemon_comes_back, it_never_gives_up,
                  frozen_daemon_is_restarted_by_the_watchdog, stop_drains_a_room_that_hangs,
                  socket_starts_the_service_for_the_engine_that_comes_first,
-                 rooms_with_the_hardened_drop_in,
+                 packets_of_public_networks_pass_with_a_drop_in,
+                 engine_that_is_hidden_is_watched_and_its_kill_is_noticed,
                  socket_of_another_group_is_made_under_the_filter,
                  wrong_configuration_is_not_tried_again,
                  nothing_in_the_journal_is_an_assertion_or_a_refused_call]
