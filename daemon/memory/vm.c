@@ -221,16 +221,12 @@ ssize_t vm_move(struct vm_hand *hand, const struct memory *memory, bool reading,
 /* ---- opening ---- */
 
 /* A line "Uid:\treal effective saved file" of /proc/PID/status. */
-static bool is_all_of(pid_t pid, uid_t uid)
+static bool is_all_of(int fd, uid_t uid)
 {
-	char path[40], text[2048], *at;
-	cleanup_close int fd = -1;
+	char text[2048], *at;
 	struct stat st;
-	ssize_t n;
+	ssize_t n = read(fd, text, sizeof(text) - 1);
 
-	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
 	/* files of a process that may not be dumped are root's */
 	if (n <= 0 || fstat(fd, &st) < 0 || st.st_uid != uid)
 		return false;
@@ -253,21 +249,20 @@ static int open_failed(pid_t pid, int no)
 			 (int)pid, strerror(no));
 }
 
-static int open_here(pid_t pid, int mode, int *fd_p)
+static int open_here(pid_t pid, int mode, int fds[OPEN_FDS])
 {
-	char path[40];
+	int no = open_process(pid, mode, fds);
 
-	snprintf(path, sizeof(path), "/proc/%d/mem", (int)pid);
-	*fd_p = open(path, mode | O_CLOEXEC);
-	return *fd_p < 0 ? open_failed(pid, errno) : 0;
+	return no ? open_failed(pid, no) : 0;
 }
 
 /* By a process for this alone. */
-static int open_elsewhere(const struct memory_owner *owner, int mode, int *fd_p)
+static int open_elsewhere(const struct memory_owner *owner, int mode, int fds[OPEN_FDS])
 {
 	struct open_ask ask = {.pid = owner->pid, .mode = mode};
 	struct open_answer answer = {.error = EPIPE};
 	struct pollfd ready = {.events = POLLIN};
+	unsigned int count = 0;
 	int r, no = EPIPE;
 	uint64_t id;
 
@@ -277,9 +272,9 @@ static int open_elsewhere(const struct memory_owner *owner, int mode, int *fd_p)
 	if (record_send(ready.fd, &ask, sizeof(ask), NULL, 0, NULL, 0) == sizeof(ask) &&
 	    poll(&ready, 1, VM_HANG_MS) == 0)
 		no = ETIMEDOUT;
-	else if (record_receive_now(ready.fd, &answer, sizeof(answer), fd_p, 1, NULL) ==
-		 sizeof(answer))
-		no = *fd_p < 0 ? answer.error : 0;
+	else if (record_receive_now(ready.fd, &answer, sizeof(answer), fds, OPEN_FDS,
+				    &count) == sizeof(answer))
+		no = answer.error ? answer.error : count == OPEN_FDS ? 0 : EMFILE;
 	warden_abandon(owner->warden, id, owner->uid, no == ETIMEDOUT);
 	close(ready.fd);
 	return no ? open_failed(owner->pid, no) : 0;
@@ -288,18 +283,20 @@ static int open_elsewhere(const struct memory_owner *owner, int mode, int *fd_p)
 int vm_open(const struct memory_owner *owner, int mode, int *fd_p)
 {
 	struct pollfd gone = {.fd = owner->pidfd, .events = POLLIN};
-	cleanup_close int fd = -1;
-	int r = sandbox_hides_processes() ? open_elsewhere(owner, mode, &fd)
-					  : open_here(owner->pid, mode, &fd);
+	int fds[OPEN_FDS] = {-1, -1};
+	int r = sandbox_hides_processes() ? open_elsewhere(owner, mode, fds)
+					  : open_here(owner->pid, mode, fds);
 
-	if (r < 0)
-		return err_pass(r);
 	/* behind the open: what it was opened for is what is judged */
-	if (!is_all_of(owner->pid, owner->uid) || poll(&gone, 1, 0) != 0)
-		return err_raise(ERR_PERM,
-				 "kind vm: process %d is not, or not only, user %u's, or "
-				 "may not be dumped",
-				 (int)owner->pid, owner->uid);
-	*fd_p = mem_steal_fd(&fd);
-	return 0;
+	if (r == 0 &&
+	    (!is_all_of(fds[OPEN_STATUS], owner->uid) || poll(&gone, 1, 0) != 0))
+		r = err_raise(ERR_PERM,
+			      "kind vm: process %d is not, or not only, user %u's, or "
+			      "may not be dumped",
+			      (int)owner->pid, owner->uid);
+	if (r == 0)
+		*fd_p = mem_steal_fd(&fds[OPEN_MEM]);
+	mem_closep(&fds[OPEN_MEM]);
+	mem_closep(&fds[OPEN_STATUS]);
+	return err_pass(r);
 }

@@ -223,6 +223,24 @@ def engine_that_is_hidden_is_watched_and_its_kill_is_noticed():
     guest.run("systemctl", "stop", "kvd@gpu0")
 
 
+OWN_USER = r"""use IO::Socket::UNIX;
+$s = IO::Socket::UNIX->new(Peer => "/run/kvd/gpu0.sock"); $bytes = "x" x 65536;
+print $s '{"id":1,"cmd":"hello","proto":1,"client":"own"}', "\n"; <$s>;
+print $s '{"id":2,"cmd":"region.register","kind":"vm","length":65536,"address":"',
+    unpack("J", pack("p", $bytes)), '"}', "\n"; print scalar <$s>;
+"""
+
+
+def plain_memory_of_the_daemons_user_needs_no_descriptor():
+    """The daemon's own process is in Landlock and sees no other; kvd-open does."""
+    guest.run("systemctl", "start", "kvd@gpu0")
+    guest.write("/tmp/own.pl", OWN_USER)
+    guest.run("chmod", "644", "/tmp/own.pl")
+    answer = guest.run("perl", "/tmp/own.pl", user="kvd")[1]
+    assert json.loads(answer).get("ok"), answer
+    guest.run("systemctl", "stop", "kvd@gpu0")
+
+
 def wrong_configuration_is_not_tried_again():
     for text, word in (("[peer]\nlistn = tcp://127.0.0.1:0\n", "listn"),
                        ("[peer]\ncurve_secret_file = /etc/kvd/none\n", "curve_secret_file")):
@@ -258,6 +276,7 @@ def main():
                  socket_starts_the_service_for_the_engine_that_comes_first,
                  packets_of_public_networks_pass_with_a_drop_in,
                  engine_that_is_hidden_is_watched_and_its_kill_is_noticed,
+                 plain_memory_of_the_daemons_user_needs_no_descriptor,
                  socket_of_another_group_is_made_under_the_filter,
                  wrong_configuration_is_not_tried_again,
                  nothing_in_the_journal_is_an_assertion_or_a_refused_call]
