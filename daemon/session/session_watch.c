@@ -2,10 +2,10 @@
 /*
  * The pid of SO_PEERCRED is the process that connected; by the time we look it
  * may be another one's. SO_PEERPIDFD (Linux 6.5) gives the right process by
- * construction. Without it: open the pidfd, then look whether the process
- * belongs to the peer's uid; what is left open is a pid used again by the same
- * user between connect() and accept(), or by another where /proc is hidden
- * (ProtectProc=).
+ * construction, or none when that is gone. Where there is no such option: open the
+ * pidfd, then look whether the process belongs to the peer's uid; what is left open is a
+ * pid used again by the same user between connect() and accept(), or by another where
+ * /proc is hidden (ProtectProc=).
  *
  * statm comes with the first region, since processes of others may be hidden from us.
  * The open file stays bound to that process, a pid used again later does not bring it
@@ -70,10 +70,12 @@ static int pidfd_checked(const struct session_peer *peer, int *fd_p)
 	struct stat st;
 	char path[32];
 
+	*fd_p = -1;
 	if (getsockopt(peer->fd, SOL_SOCKET, SO_PEERPIDFD, fd_p, &len) == 0)
 		return 0;
-	*fd_p = (int)syscall(SYS_pidfd_open, peer->pid, 0);
-	if (*fd_p < 0 && errno == ESRCH)
+	if (errno == ENOPROTOOPT)
+		*fd_p = (int)syscall(SYS_pidfd_open, peer->pid, 0);
+	if (*fd_p < 0 && (errno == ESRCH || errno == EINVAL))
 		return err_raise(ERR_SESSION, "process %d, which connected, is gone",
 				 (int)peer->pid);
 	if (*fd_p < 0)

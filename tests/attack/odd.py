@@ -453,5 +453,103 @@ def sessions_without_rest(house):
     return "root waited %.1f s" % worst if worst > rig.STOPPED_S else None
 
 
+# ---- numbers of processes ----
+
+def child(run):
+    """A process that runs it, and waits for its end."""
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            libc.prctl(1, signal.SIGKILL, 0, 0, 0)
+            run()
+            signal.pause()
+        os._exit(0)
+    return pid
+
+
+def end(pid):
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def take_number(pid):
+    """A process of that number, which has ended; its memory is as this one's."""
+    for _ in range(50):
+        with contextlib.suppress(OSError):
+            with open("/proc/sys/kernel/ns_last_pid", "w") as last:
+                last.write(str(pid - 1))
+        new = child(lambda: None)
+        if new == pid:
+            return new
+        end(new)
+    raise rig.Skip("a process with the number of another (ns_last_pid)")
+
+
+@contextlib.contextmanager
+def stopped(daemon):
+    """What comes meanwhile is there at once when it goes on."""
+    os.kill(daemon.proc.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(daemon.proc.pid, signal.SIGCONT)
+
+
+def passed_on(house, line):
+    """A connection of a process that has said so and passed it on; and that process."""
+    ours, theirs = socket.socketpair()
+
+    def connect():
+        s = raw(house.a.socket_path)
+        s.sendall(line)
+        socket.send_fds(theirs, [b"x"], [s.fileno()])
+    pid = child(connect)
+    s = socket.socket(fileno=socket.recv_fds(ours, 1, 1)[1][0])
+    s.settimeout(5)
+    return s, pid
+
+
+def answers(s, count):
+    """So many lines, fewer where the connection ended."""
+    text = b""
+    with contextlib.suppress(OSError):
+        while text.count(b"\n") < count and (some := s.recv(65536)):
+            text += some
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@attack("V3", "a process that has the number of one which connected is not taken for it",
+        by=rig.ROOT, root_daemon=True)
+def number_of_a_process_taken(house):
+    memory = ctypes.create_string_buffer(b"of another process", 1 << 16)
+    at = (ctypes.addressof(memory) + 4095) & ~4095
+    line = (b'{"id":1,"cmd":"region.register","kind":"vm","address":"%d","length":"4096"}\n' % at)
+    s, pid = passed_on(house, HELLO + line)
+    said = answers(s, 2)
+    assert len(said) == 2 and "region" in said[1], "memory of the one that connected: %s" % said
+    end(pid)
+    # between hello and import
+    s, pid = passed_on(house, HELLO)
+    assert len(answers(s, 1)) == 1
+    with stopped(house.a):
+        end(pid)
+        other = take_number(pid)
+        s.sendall(line)
+    said = answers(s, 1)
+    end(other)
+    if said and "region" in said[0]:
+        return "memory of another process was registered"
+    # before it is let in
+    with stopped(house.a):
+        s, pid = passed_on(house, HELLO + line)
+        end(pid)
+        other = take_number(pid)
+    said = answers(s, 2)
+    end(other)
+    if any("region" in one for one in said):
+        return "memory of another process was registered at the door"
+    return None
+
+
 if __name__ == "__main__":
     rig.main("odd")

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,6 +30,10 @@
 #include "daemon/session/status.h"
 #include "tests/lib/control_client.h"
 #include "tests/lib/file.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
 
 static int start(void **state)
 {
@@ -256,6 +261,50 @@ static void client_dead_before_accept_gets_no_session(void **state)
 	assert_int_equal(kill(-pid, SIGKILL), 0);
 }
 
+static int peer_pidfd_errno; /* 0: as it is */
+
+int getsockopt(int fd, int level, int option, void *restrict value,
+	       socklen_t *restrict len)
+{
+	errno = peer_pidfd_errno;
+	if (option == SO_PEERPIDFD && peer_pidfd_errno)
+		return -1;
+	return (int)syscall(SYS_getsockopt, fd, level, option, value, len);
+}
+
+/* Its number may be another's by then. Where the kernel cannot say so, the number is all
+ * there is. */
+static void client_that_the_kernel_calls_gone_gets_no_session(void **state)
+{
+	const struct {
+		int no;
+		enum err_code code;
+	} rows[] = {{EINVAL, ERR_SESSION},
+		    {ESRCH, ERR_SESSION},
+		    {EMFILE, ERR_LIMIT},
+		    {ENOPROTOOPT, ERR_OK},
+		    {0, ERR_OK}};
+	struct mini *mini = *state;
+
+	for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+		struct session_peer peer = {.pid = getpid(), .uid = geteuid()};
+		struct session *session = NULL;
+		int r, ends[2];
+
+		assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+		peer.fd = ends[0];
+		peer_pidfd_errno = rows[i].no;
+		r = session_new(&mini->kvd, &peer, NULL, &session);
+		peer_pidfd_errno = 0;
+		assert_int_equal(r < 0 ? err_last()->code : ERR_OK, rows[i].code);
+		if (r >= 0)
+			session_end(session, "done");
+		mini_until_sessions(mini, 0);
+		close(ends[0]);
+		close(ends[1]);
+	}
+}
+
 /* ---- what a session is ---- */
 
 static void hello_tells_who_and_brings_the_page(void **state)
@@ -394,6 +443,7 @@ int main(void)
 		CASE(memory_gone_ends_the_session),
 		CASE(statm_of_another_kind_is_refused),
 		CASE(client_dead_before_accept_gets_no_session),
+		CASE(client_that_the_kernel_calls_gone_gets_no_session),
 		CASE(hello_tells_who_and_brings_the_page),
 		CASE(page_outlives_the_session_until_all_has_drained),
 		CASE(sessions_listed_to_whom_they_belong),
