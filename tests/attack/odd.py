@@ -389,7 +389,7 @@ def page_of(engine):
 
 
 def regions_without_end(house, out):
-    """As many as there may be, of a page each; what the last is refused with."""
+    """As many as there may be, of a page each; what the last region is refused with."""
     kept, why = [], ""
     for _ in range(40):
         try:
@@ -397,7 +397,8 @@ def regions_without_end(house, out):
             for _ in range(200):
                 page_of(kept[-1])
         except (Refused, OSError, ValueError) as refused:
-            why = str(refused)
+            if isinstance(refused, Refused):  # else a session: closed behind its refusal
+                why = str(refused)
     os.write(out, json.dumps([len(kept), why]).encode())
     signal.pause()
 

@@ -14,7 +14,8 @@ import hostile
 import rig
 from hostile import (ABORT, ATTACH, ATTACH_NAK, BYE, HELLO, LINE, OFFER_QUERY, PART, PING,
                      PUBLISH, PUBLISH_ACK, REGISTER, REGISTER_ACK, REGISTER_NAK,
-                     TRANSFER_INFO, TRANSFER_INFO_ACK, TRANSFER_INFO_NAK, UNREGISTER, blob, known, peered, text)
+                     TRANSFER_INFO, TRANSFER_INFO_ACK, TRANSFER_INFO_NAK, UNREGISTER,
+                     UNREGISTER_ACK, blob, known, peered, text)
 from rig import (MIB, STRANGER, Engine, Lingering, Skip, attack, free_port, grown_mib, raw,
                  rest)
 from kvd_engine import LAYERS as CACHE_LAYERS, PAGE_TOKENS as CACHE_PAGE, PAGES as CACHE_PAGES
@@ -122,6 +123,7 @@ def a_peer_that_never_lets_go(house):
 @attack("V5", "nor does one that could reach the memory by itself, when its time is over",
         keyed=True, by=rig.ROOT)
 def a_peer_that_never_lets_go_by_ucx(house):
+    hostile.library("libucp.so.0")
     return let_go_of("[rooms]\nfence_timeout = 1 s\n[transport]\ntransports = ucx\n", "ucx", 2, 5)
 
 
@@ -536,9 +538,6 @@ BENDS = [dict(version=0), dict(version=0xffff), dict(target=os.urandom(16)),
          dict(kind=0xffff), dict(sequence=0), dict(sequence=(1 << 64) - 1)]
 
 
-ANSWERS = (REGISTER_ACK, PUBLISH_ACK)
-
-
 def registered(house, seconds, **bend):
     """Is a session taken that a new peering tells so?"""
     with peered(house) as peer:
@@ -575,45 +574,54 @@ def headers_that_lie(house):
 @attack("lies", "what was said to one daemon counts nothing at another, nor twice, nor later",
         keyed=True)
 def frames_replayed(house):
-    with peered(house) as peer:
-        peer.line()
-        rest(0.1)
-        frames = []
-        for kind, body, answer in ((REGISTER, session(1, 4), REGISTER_ACK),
-                                   (PUBLISH, rank(peer, 1), PUBLISH_ACK)):
-            with peer.lock:
-                peer.sequence += 1
-                frames.append(peer.frame(kind, body, peer.sequence))
-                peer.put(frames[-1])
-            assert peer.saw(answer), "%d was not taken the first time: %s" % (
-                kind, [k for k, _ in peer.heard])
-        rest(0.2)
-        peer.heard.clear()
-        for frame in frames * 20:
-            peer.put(frame)
-        rest(0.5)
-        if any(kind in ANSWERS for kind, _ in peer.heard):
-            return "it was taken twice"
+    """With the sequence that is due: only instance and epoch tell that they are old."""
+    peer = known(house)
+    truth, frames = told_anew(peer), []
+    for kind, body, answer in truth:
+        with peer.lock:
+            peer.sequence += 1
+            frames.append(peer.frame(kind, body, peer.sequence))
+            peer.put(frames[-1])
+        assert peer.saw(answer), "%d was not taken the first time: %s" % (
+            kind, list(peer.heard))
+    if replayed(peer, frames):
+        return "it was taken twice"
     other = hostile.Daemon(house.endpoints["b"], hostile.keys_of(house))
-    for frame in frames * 20:
-        other.put(frame)
-    while (said := other.hear()):
-        if said[0] in ANSWERS:
-            return "another daemon took it"
+    other.id, other.epoch = peer.id, peer.epoch
     peer.afresh(peer.epoch + 1)
-    for again in (peer, known(house)):  # the same instance later, another of its key
-        assert again.up(), "no WELCOME"
-        again.line()
-        rest(0.1)
-        for frame in frames * 20:
-            again.put(frame)
-        rest(0.3)
-        if any(kind in ANSWERS for kind, _ in again.heard):
-            return "it was taken in a later epoch"
-        again.say(REGISTER, session(1, 4))
-        assert again.saw(REGISTER_ACK), "nor is it taken when it is new"
+    for again, who in ((other, "another daemon took it"), (peer, "it was taken in a later epoch"),
+                       (known(house), "it was taken from another daemon of its key")):
+        truth = told_anew(again)
+        assert again.sequence == HELLO_AND_POOL, "other frames are due: %d" % again.sequence
+        if replayed(again, frames):
+            return who
+        for kind, body, answer in truth:
+            again.say(kind, body)
+            assert again.saw(answer), "nor is %d taken when it is new" % kind
         again.alive = False
     return None
+
+
+HELLO_AND_POOL = 4  # PING, LINE, and two of pool()
+
+
+def told_anew(peer):
+    """A peering with a pool; what can be said then, and how it is answered."""
+    peer.pongs = False  # they have numbers, too
+    assert peer.up(), "no WELCOME"
+    pool = peer.pool()
+    peer.heard.clear()
+    return ((REGISTER, session(pool + 1, 4), REGISTER_ACK), (PUBLISH, rank(peer, 1), PUBLISH_ACK),
+            (UNREGISTER, struct.pack("<Q", pool), UNREGISTER_ACK))
+
+
+def replayed(peer, frames):
+    """Is one of them answered that was said before?"""
+    peer.heard.clear()
+    for frame in frames * 20:
+        peer.put(frame)
+    rest(0.3)
+    return any(kind in (REGISTER_ACK, PUBLISH_ACK, UNREGISTER_ACK) for kind, _ in peer.heard)
 
 
 @attack("lies", "a daemon that speaks one byte at a time keeps nobody waiting", by=STRANGER)
