@@ -25,17 +25,16 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/openat2.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 #include <zmq.h>
 
+#include "daemon/base/beneath.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/err.h"
 #include "daemon/base/hex.h"
@@ -88,18 +87,12 @@ struct link_keydir {
  * answers: nothing is entered there that is another's. */
 static int dir_enter(const char *path)
 {
-	const struct open_how how = {.flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW |
-					      O_NONBLOCK | O_CLOEXEC,
-				     .resolve = RESOLVE_NO_XDEV};
-	cleanup_close int parent = -1;
+	cleanup_close int fd = -1;
 
 	if (strncmp(path, SHARED_PARENT "/", strlen(SHARED_PARENT) + 1) != 0)
 		return open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	parent = open(SHARED_PARENT, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	if (parent < 0)
-		return -1;
-	return (int)syscall(SYS_openat2, parent, path + strlen(SHARED_PARENT) + 1, &how,
-			    sizeof(how));
+	fd = beneath_look(SHARED_PARENT, path + strlen(SHARED_PARENT) + 1);
+	return fd < 0 ? -1 : beneath_open(fd, O_RDONLY | O_DIRECTORY | O_NONBLOCK);
 }
 
 /* Of this user and nobody else to write; made when it is missing. */

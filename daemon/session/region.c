@@ -24,13 +24,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/kcmp.h>
-#include <linux/openat2.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "daemon/base/beneath.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
@@ -481,32 +481,12 @@ static bool shm_permits(const struct session *session, const struct stat *st, mo
 	return session->uid == 0 || (have & want) == want;
 }
 
-/* Without opening it: opening a FIFO, a device or a leased file may wait. Nothing is
- * followed, and nothing that is mounted there is entered. */
-static int shm_look_up(const char *name, int *fd_p)
-{
-	cleanup_close int dir =
-		open("/dev/shm", O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	struct open_how how = {.flags = O_PATH | O_NOFOLLOW | O_CLOEXEC,
-			       .resolve = RESOLVE_BENEATH | RESOLVE_NO_XDEV};
-
-	if (dir < 0)
-		return err_raise_errno(errno, "/dev/shm");
-	*fd_p = (int)syscall(SYS_openat2, dir, name + 1, &how, sizeof(how));
-	if (*fd_p < 0)
-		return err_raise(ERR_IMPORT, "shm_name %s: %s", name, strerror(errno));
-	return 0;
-}
-
 /* A regular file of that directory's file system. */
 static int shm_reopen(int fd, const char *name, int *fd_p)
 {
-	char path[40];
-
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	*fd_p = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
+	*fd_p = beneath_open(fd, O_RDWR | O_NONBLOCK);
 	if (*fd_p < 0 && errno == EACCES)
-		*fd_p = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+		*fd_p = beneath_open(fd, O_RDONLY | O_NONBLOCK);
 	if (*fd_p < 0 && errno == EWOULDBLOCK)
 		return err_raise(ERR_BUSY, "shm_name %s: a process holds a lease on it",
 				 name);
@@ -528,9 +508,9 @@ static int shm_take(struct holding *h, const char *name)
 		return err_raise(
 			ERR_INVAL,
 			"shm_name: '/' and 1 to 254 bytes without '/' were expected");
-	r = shm_look_up(name, &fd);
-	if (r < 0)
-		return err_pass(r);
+	fd = beneath_look("/dev/shm", name + 1);
+	if (fd < 0)
+		return err_raise(ERR_IMPORT, "shm_name %s: %s", name, strerror(errno));
 	if (fstat(fd, &st) < 0)
 		return err_raise_errno(errno, "fstat of %s", name);
 	if (!S_ISREG(st.st_mode))

@@ -241,6 +241,25 @@ def plain_memory_of_the_daemons_user_needs_no_descriptor():
     guest.run("systemctl", "stop", "kvd@gpu0")
 
 
+NAMED = r"""use IO::Socket::UNIX;
+open $f, ">", "/dev/shm/kvd-test" and print $f "x" x 65536 and close $f or die;
+$s = IO::Socket::UNIX->new(Peer => "/run/kvd/gpu0.sock");
+print $s '{"id":1,"cmd":"hello","proto":1,"client":"own"}', "\n"; <$s>;
+print $s '{"id":2,"cmd":"region.register","kind":"shm","shm_name":"/kvd-test",',
+    '"length":65536}', "\n"; print scalar <$s>; unlink "/dev/shm/kvd-test";
+"""
+
+
+def named_shared_memory_is_found_under_the_filter():
+    """RestrictSUIDSGID= lets no openat2() pass."""
+    guest.run("systemctl", "start", "kvd@gpu0")
+    guest.write("/tmp/named.pl", NAMED)
+    guest.run("chmod", "644", "/tmp/named.pl")
+    answer = guest.run("perl", "/tmp/named.pl", user="prefill")[1]
+    assert json.loads(answer).get("ok"), answer
+    guest.run("systemctl", "stop", "kvd@gpu0")
+
+
 def wrong_configuration_is_not_tried_again():
     for text, word in (("[peer]\nlistn = tcp://127.0.0.1:0\n", "listn"),
                        ("[peer]\ncurve_secret_file = /etc/kvd/none\n", "curve_secret_file")):
@@ -277,6 +296,7 @@ def main():
                  packets_of_public_networks_pass_with_a_drop_in,
                  engine_that_is_hidden_is_watched_and_its_kill_is_noticed,
                  plain_memory_of_the_daemons_user_needs_no_descriptor,
+                 named_shared_memory_is_found_under_the_filter,
                  socket_of_another_group_is_made_under_the_filter,
                  wrong_configuration_is_not_tried_again,
                  nothing_in_the_journal_is_an_assertion_or_a_refused_call]
