@@ -3,6 +3,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,8 +24,9 @@
 #include <seccomp.h>
 
 #include "daemon/base/beneath.h"
+#include "tests/lib/tmp.h"
 
-static char dir[] = "/tmp/kvd-beneath-XXXXXX";
+static char dir[PATH_MAX];
 
 /* As the unit's filter (RestrictSUIDSGID=). */
 static void take_openat2_away(void)
@@ -47,7 +49,7 @@ static void path_of(const char *name, char *path, size_t size)
 
 static int names_are_judged(void)
 {
-	char byte, path[64];
+	char byte, path[PATH_MAX + 16];
 	int fd, file;
 
 	fd = beneath_look(dir, "file");
@@ -114,11 +116,11 @@ static void names_are_judged_without_openat2(void **state)
 
 static int begin(void **state)
 {
-	char path[64];
+	char path[PATH_MAX + 16];
 	int fd;
 
 	(void)state;
-	assert_non_null(mkdtemp(dir));
+	assert_non_null(mkdtemp(tmp_path(dir, sizeof(dir), "kvd-beneath-XXXXXX")));
 	path_of("file", path, sizeof(path));
 	fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
 	assert_int_equal(write(fd, "x", 1), 1);
@@ -134,7 +136,7 @@ static int begin(void **state)
 static int end(void **state)
 {
 	static const char *const names[] = {"file", "fifo", "link", "folder"};
-	char path[64];
+	char path[PATH_MAX + 16];
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
