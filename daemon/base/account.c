@@ -36,6 +36,7 @@
 #include "daemon/base/share.h"
 
 #define FEW_FDS_PART 16u /* of all engines': some sessions with their regions */
+#define PARTS_PART 16u	 /* of the ceiling: what one may hold of messages in part */
 #define PRESET_PART 16u
 #define PRESET_MOST (UINT64_C(8) << 30)
 #define PRESET_LEAST (UINT64_C(256) << 20)
@@ -176,28 +177,8 @@ uint64_t account_room(const struct account *account)
 	rest = accounts->total < accounts->limit ? accounts->limit - accounts->total : 0;
 	few = share_few(accounts->limit, account->total);
 	few = few < rest ? few : rest;
-	return room > few ? room : few;
-}
-
-int account_check_part(struct account *account, enum account_class class, uint64_t bytes,
-		       unsigned int part, uint64_t least)
-{
-	uint64_t most;
-
-	if (!account || account->accounts->limit == 0)
-		return 0;
-	most = account->accounts->limit / part;
-	most = most < least ? least : most;
-	if (bytes <= most && account->bytes[class] <= most - bytes)
-		return err_pass(account_check(account, class, bytes));
-	count_refused(account, class);
-	return err_raise(ERR_LIMIT,
-			 "%s: %s: %llu bytes more; it holds %llu of them, and one "
-			 "principal may hold %llu (memory / %u)",
-			 account->name, account_class_names[class],
-			 (unsigned long long)bytes,
-			 (unsigned long long)account->bytes[class],
-			 (unsigned long long)most, part);
+	room = room > few ? room : few;
+	return room ? room : 1;
 }
 
 bool account_is_full(const struct account *account)
@@ -268,6 +249,40 @@ int charge_more(struct charge *charge, uint64_t bytes)
 	if (r < 0)
 		return err_pass(r);
 	charge_more_force(charge, bytes);
+	return 0;
+}
+
+static int parts_check(struct account *account, uint64_t bytes, uint64_t least)
+{
+	uint64_t most;
+
+	if (!account || account->accounts->limit == 0)
+		return 0;
+	most = account->accounts->limit / PARTS_PART;
+	most = most < least ? least : most;
+	if (bytes <= most && account->bytes[ACCOUNT_PARTS] <= most - bytes)
+		return err_pass(account_check(account, ACCOUNT_PARTS, bytes));
+	count_refused(account, ACCOUNT_PARTS);
+	return err_raise(ERR_LIMIT,
+			 "%s: %s: %llu bytes more; it holds %llu of them, and one "
+			 "principal may hold %llu (memory / %u)",
+			 account->name, account_class_names[ACCOUNT_PARTS],
+			 (unsigned long long)bytes,
+			 (unsigned long long)account->bytes[ACCOUNT_PARTS],
+			 (unsigned long long)most, PARTS_PART);
+}
+
+int charge_parts(struct charge *charge, struct account *account, uint64_t bytes,
+		 uint64_t least)
+{
+	int r = parts_check(account, bytes, least);
+
+	if (r < 0)
+		return err_pass(r);
+	if (charge->account)
+		charge_more_force(charge, bytes);
+	else
+		charge_force(charge, account, ACCOUNT_PARTS, bytes);
 	return 0;
 }
 

@@ -102,6 +102,14 @@ void charge_fds_force(struct charge *charge, unsigned int count);
 int charge_more(struct charge *charge, uint64_t bytes);
 void charge_more_force(struct charge *charge, uint64_t bytes); /* never refused */
 void charge_less(struct charge *charge, uint64_t bytes);
+/*
+ * So many bytes of a message that has come in part, of the class `parts`: a principal
+ * makes them by saying little and nothing refuses them later, so that besides
+ * account_check() it may hold a sixteenth of the ceiling of them, or `least` bytes
+ * where that is more. *charge may hold some already.
+ */
+int charge_parts(struct charge *charge, struct account *account, uint64_t bytes,
+		 uint64_t least);
 /* All of it is given back; idempotent. */
 void charge_drop(struct charge *charge);
 /* Of a charge that its owner moves. */
@@ -118,14 +126,9 @@ bool account_is_full(const struct account *account);
 /* Would a principal's account have room for so many bytes more? As charge_take(). */
 int account_check(struct account *account, enum account_class class, uint64_t bytes);
 
-/* How many bytes more would pass; UINT64_MAX: any. For who cannot ask in time. */
+/* How many bytes more would pass, for who cannot ask in time. At least 1, so that it is
+ * a limit to those to whom 0 is none; UINT64_MAX: any. */
 uint64_t account_room(const struct account *account);
-
-/* And no more than a `part`th of the ceiling, or `least` where that is more, of a class:
- * of what a principal makes by saying little, and that nothing refuses later. */
-#define ACCOUNT_PARTS_PART 16u /* of `parts`, on the control line and data lines */
-int account_check_part(struct account *account, enum account_class class, uint64_t bytes,
-		       unsigned int part, uint64_t least);
 
 /* What one principal may hold in all while others hold nothing. */
 uint64_t accounts_share(const struct accounts *accounts);

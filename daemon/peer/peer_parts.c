@@ -67,16 +67,9 @@ int peer_keep(struct peer_impl *impl, size_t bytes)
 	const struct peers_callbacks *up = &impl->peers->callbacks;
 	struct account *account =
 		up->account_of ? up->account_of(up->owner, &impl->peer) : NULL;
-	int r = account_check_part(account, ACCOUNT_PARTS, bytes, ACCOUNT_PARTS_PART,
-				   impl->peers->options.message_bytes);
 
-	if (r < 0)
-		return err_pass(r);
-	if (impl->kept.account)
-		charge_more_force(&impl->kept, bytes);
-	else
-		charge_force(&impl->kept, account, ACCOUNT_PARTS, bytes);
-	return 0;
+	return err_pass(charge_parts(&impl->kept, account, bytes,
+				     impl->peers->options.message_bytes));
 }
 
 void peer_unkeep(struct peer_impl *impl, size_t bytes)

@@ -199,15 +199,11 @@ void net_peer_fini(struct net_peer *peer)
 
 int net_peer_half(struct net_peer *peer, size_t bytes)
 {
-	int r = 0;
-
 	charge_drop(&peer->half);
-	if (bytes)
-		r = account_check_part(peer->account, ACCOUNT_PARTS, bytes,
-				       ACCOUNT_PARTS_PART, 2 * XP_HEADER_MAX);
-	if (bytes && r == 0)
-		charge_force(&peer->half, peer->account, ACCOUNT_PARTS, bytes);
-	return err_pass(r);
+	if (bytes == 0)
+		return 0;
+	return err_pass(
+		charge_parts(&peer->half, peer->account, bytes, 2 * XP_HEADER_MAX));
 }
 
 void net_peer_ready(struct net_peer *peer)
