@@ -26,6 +26,7 @@ metrics_listen = tcp://127.0.0.1:9464
 [transport]
 tcp_listen = tcp://%(address)s:7401
 """
+TICKET = os.urandom(16).hex()
 ADDRESSES = {"prefill": "10.231.0.1", "decode": "10.231.0.2"}
 folder = image = None
 pods, daemons = {}, {}
@@ -71,8 +72,9 @@ def daemon(name):
 
 def engine(name, argv):
     """As another user, whose only common thing with kvd is the group and the folder. Not as
-    PID 1, which its own SIGKILL, the demo's last act, does not end."""
-    argv = ["sh", "-c", '"$@"; exit $?', "sh"] + argv
+    PID 1, which its own SIGKILL, the demo's last act, does not end. Rooms between two
+    users' daemons need a ticket."""
+    argv = ["sh", "-c", '"$@"; exit $?', "sh", "env", "TICKET=" + TICKET] + argv
     return Container(os.path.join(folder, "engine"),
                      as_user(argv, "1234", "--groups=997"),
                      [(os.path.join(folder, name, "run"), "/run/kvd", "ro")], pods[name].pid)
