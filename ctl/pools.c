@@ -62,7 +62,8 @@ static bool fields_alike(const cJSON *a, const cJSON *b)
 	f = f ? f->child : NULL;
 	g = g ? g->child : NULL;
 	for (; f && g; f = f->next, g = g->next) {
-		if (strcmp(ctl_str(f, "name", ""), ctl_str(g, "name", "")) != 0)
+		if (strcmp(ctl_str(f, "name", ""), ctl_str(g, "name", "")) != 0 ||
+		    strcmp(ctl_str(f, "format", ""), ctl_str(g, "format", "")) != 0)
 			return false;
 		for (size_t i = 0; i < ARRAY_LEN(members); i++) {
 			if (ctl_num(f, members[i]) != ctl_num(g, members[i]))
@@ -70,6 +71,15 @@ static bool fields_alike(const cJSON *a, const cJSON *b)
 		}
 	}
 	return !f && !g;
+}
+
+static void shard_cell(struct table *table, const cJSON *shard)
+{
+	if (shard)
+		table_cellf(table, "%.0f of %.0f by %.0f", ctl_num(shard, "rank"),
+			    ctl_num(shard, "size"), ctl_num(shard, "run"));
+	else
+		table_cell(table, NULL);
 }
 
 static void field_row(struct table *table, const cJSON *pool, const cJSON *view,
@@ -85,11 +95,13 @@ static void field_row(struct table *table, const cJSON *pool, const cJSON *view,
 	table_cell(table, view->string);
 	table_cellf(table, "%.0f", ctl_num(view, "pages"));
 	table_cellf(table, "%.0f", ctl_num(view, "page_tokens"));
+	shard_cell(table, ctl_list(view, "shard"));
 	table_cellf(table, from < to ? "%.0f-%.0f" : "%.0f", from, to);
 	table_cell(table, ctl_str(field, "name", NULL));
 	table_cellf(table, "%.0f-%.0f of %.0f", unit, unit + ctl_num(field, "units") - 1,
 		    ctl_num(field, "total_units"));
 	table_cell(table, ctl_bytes(ctl_num(field, "unit_bytes")));
+	table_cell(table, ctl_str(field, "format", NULL));
 	table_cellf(table, "%.0f", ctl_num(field, "unit_stride"));
 	table_cellf(table, "%.0f", ctl_num(field, "token_stride"));
 	table_cellf(table, "%.0f", ctl_num(field, "page_stride"));
@@ -116,8 +128,8 @@ static int print_layouts(const cJSON *layouts)
 	struct table *table;
 
 	if (table_new(
-		    ">POOL NAME >RANK DIGEST VIEW >PAGES >PAGE_TOKENS LAYERS FIELD UNITS "
-		    ">UNIT >UNIT_STRIDE >TOKEN_STRIDE >PAGE_STRIDE",
+		    ">POOL NAME >RANK DIGEST VIEW >PAGES >PAGE_TOKENS SHARD LAYERS FIELD "
+		    "UNITS >UNIT FORMAT >UNIT_STRIDE >TOKEN_STRIDE >PAGE_STRIDE",
 		    &table) < 0)
 		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(pool, ctl_list(layouts, "pools")) {

@@ -20,7 +20,7 @@
 
 struct layout_part {
 	uint32_t view, layer, order; /* order: as it was added */
-	char name[32];
+	char name[32], format[16];
 	struct kvd_field field;
 };
 
@@ -31,6 +31,7 @@ struct kvd_layout {
 	struct layout_view_part {
 		char name[32];
 		uint32_t page_tokens, pages;
+		uint32_t shard_size, shard_rank, shard_run;
 	} * views;
 	uint32_t view_count;
 	struct layout_part *parts;
@@ -104,9 +105,25 @@ uint32_t kvd_layout_view(struct kvd_layout *layout, const char *name,
 	layout->views = views;
 	if (!name_copy(layout, views[layout->view_count].name, name))
 		return 0;
+	views[layout->view_count].shard_size = 0;
 	views[layout->view_count].page_tokens = page_tokens;
 	views[layout->view_count].pages = pages;
 	return layout->view_count++;
+}
+
+void kvd_layout_shard(struct kvd_layout *layout, uint32_t view, uint32_t size,
+		      uint32_t rank, uint32_t run)
+{
+	struct layout_view_part *part;
+
+	if (view >= layout->view_count) {
+		layout_fail(layout, KVD_E_INVAL, "shard: no such view");
+		return;
+	}
+	part = &layout->views[view];
+	part->shard_size = size;
+	part->shard_rank = rank;
+	part->shard_run = run;
 }
 
 static bool field_fits(const struct kvd_field *f)
@@ -140,8 +157,16 @@ void kvd_layout_field(struct kvd_layout *layout, uint32_t view, uint32_t layer,
 		layout->part_cap = cap;
 	}
 	part = &parts[layout->part_count];
-	*part = (struct layout_part){view, layer, layout->part_count, "", *field};
-	part->field.name = NULL;
+	if (field->format && strlen(field->format) >= sizeof(part->format)) {
+		layout_fail(layout, KVD_E_INVAL, "format: over 15 bytes");
+		return;
+	}
+	*part = (struct layout_part){.view = view,
+				     .layer = layer,
+				     .order = layout->part_count,
+				     .field = *field};
+	strcpy(part->format, field->format ? field->format : "");
+	part->field.name = part->field.format = NULL;
 	if (!part->field.total_units)
 		part->field.total_units = field->units;
 	if (name_copy(layout, part->name, field->name))
@@ -196,6 +221,10 @@ static void part_text(struct client_text *t, const struct layout_part *part)
 	client_text_int(t, "first_unit", f->first_unit);
 	client_text_int(t, "units", f->units);
 	client_text_int(t, "total_units", f->total_units);
+	if (part->format[0]) {
+		client_text_printf(t, ",\"format\":");
+		client_text_quoted(t, part->format);
+	}
 	client_text_bytes(t, "}", 1);
 }
 
@@ -207,8 +236,12 @@ static void view_text(struct kvd_layout *layout, uint32_t view)
 
 	client_text_printf(t, "%s", view ? "," : "");
 	client_text_quoted(t, v->name);
-	client_text_printf(t, ":{\"page_tokens\":%u,\"pages\":%u,\"layers\":[",
-			   v->page_tokens, v->pages);
+	client_text_printf(t, ":{\"page_tokens\":%u,\"pages\":%u,", v->page_tokens,
+			   v->pages);
+	if (v->shard_size)
+		client_text_printf(t, "\"shard\":{\"size\":%u,\"rank\":%u,\"run\":%u},",
+				   v->shard_size, v->shard_rank, v->shard_run);
+	client_text_printf(t, "\"layers\":[");
 	for (uint32_t i = 0; i < layout->part_count; i++) {
 		part = &layout->parts[i];
 		if (part->view != view)

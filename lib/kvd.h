@@ -380,6 +380,9 @@ struct kvd_field {
 	uint32_t buffer;  /* of kvd_layout_buffer() */
 	uint64_t offset, page_stride, token_stride, unit_stride, unit_bytes;
 	uint32_t first_unit, units, total_units;
+	/* What the bytes are, up to 15 bytes: "bf16"; NULL: not told. Rooms between
+	 * pools that tell different ones fail. */
+	const char *format;
 };
 
 enum kvd_head_order {
@@ -397,6 +400,10 @@ void kvd_layout_free(struct kvd_layout *layout);
 uint32_t kvd_layout_buffer(struct kvd_layout *layout, uint64_t bytes);
 uint32_t kvd_layout_view(struct kvd_layout *layout, const char *name,
 			 uint32_t page_tokens, uint32_t pages);
+/* The view holds token t of a request only when (t / run) % size == rank (context
+ * parallelism); its pages hold these and no others. */
+void kvd_layout_shard(struct kvd_layout *layout, uint32_t view, uint32_t size,
+		      uint32_t rank, uint32_t run);
 void kvd_layout_field(struct kvd_layout *layout, uint32_t view, uint32_t layer,
 		      const struct kvd_field *field);
 /*

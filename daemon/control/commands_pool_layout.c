@@ -90,6 +90,10 @@ static void put_field(struct text *out, const struct layout_field *f)
 	put(out, ",\"first_unit\":", f->first_unit);
 	put(out, ",\"units\":", f->units);
 	put(out, ",\"total_units\":", f->total_units);
+	if (f->format[0]) {
+		text_puts(out, ",\"format\":");
+		text_json(out, f->format);
+	}
 	text_puts(out, "}");
 }
 
@@ -110,6 +114,12 @@ static void put_view(struct text *out, const struct layout_view *view, bool firs
 	text_json(out, view->name);
 	put(out, ":{\"page_tokens\":", view->page_tokens);
 	put(out, ",\"pages\":", view->pages);
+	if (!token_shard_is_all(&view->shard)) {
+		put(out, ",\"shard\":{\"size\":", view->shard.size);
+		put(out, ",\"rank\":", view->shard.rank);
+		put(out, ",\"run\":", view->shard.run);
+		text_puts(out, "}");
+	}
 	text_puts(out, ",\"layers\":[");
 }
 

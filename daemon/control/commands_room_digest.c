@@ -470,6 +470,12 @@ static int buffers_fill(struct digest *d)
 {
 	const struct layout *layout = d->pool->layout;
 
+	for (uint32_t i = 0; i < layout->view_count; i++)
+		if (!token_shard_is_all(&layout->views[i].shard))
+			return err_raise(ERR_INVAL,
+					 "view %s: holds a shard of the tokens: digests "
+					 "are of whole blocks of tokens",
+					 layout->views[i].name);
 	d->buffers = mem_calloc(layout->buffer_count, sizeof(*d->buffers));
 	d->bytes = mem_alloc(SLICE_BYTES);
 	d->state = XXH3_createState();

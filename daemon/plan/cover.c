@@ -12,9 +12,14 @@
  * A field of one unit (MLA latent, MQA) that several hold is spread instead:
  * holder number room % holders, in order of rank, takes it, so that rooms load
  * the replicas evenly and every layer of a room comes from the same rank.
+ *
+ * Sources of a view hold all tokens, or shards of one size and run. Each shard that
+ * shares a token with the destination's is a cover of its own, of the sources that
+ * hold it: their wants name the same units, and their shards say of which tokens.
  */
 #include "daemon/plan/cover.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,6 +50,7 @@ struct work {
 	size_t cut_count;
 	size_t *next_free; /* forest over cells; a root is free */
 	uint64_t room;
+	struct token_shard shard; /* of the sources that count now */
 	const struct layout *dst;
 	struct cover *cover;
 };
@@ -147,7 +153,7 @@ static void find_holders(struct work *w, uint32_t layer, const struct layout_fie
 		const struct layout_field *f = l ? layout_field_find(l, dst->name) : NULL;
 		struct holder h;
 
-		if (!f || f->units == 0)
+		if (!f || f->units == 0 || view->shard.rank != w->shard.rank)
 			continue;
 		h = (struct holder){.source = i,
 				    .first = f->first_unit,
@@ -242,6 +248,21 @@ static int take_cells(struct work *w, const struct holder *h, struct plan_want w
 	return 0;
 }
 
+static int raise_uncovered(const struct work *w, const struct layout_view *view,
+			   uint32_t layer, const char *field, size_t cell)
+{
+	char shard[48] = "";
+
+	if (!token_shard_is_all(&w->shard))
+		snprintf(shard, sizeof(shard), " of token shard %u of %u", w->shard.rank,
+			 w->shard.size);
+	return err_raise(ERR_COVER,
+			 "view %s layer %u field %s units [%llu,%llu)%s: no source holds "
+			 "them",
+			 view->name, layer, field, (unsigned long long)w->cuts[cell],
+			 (unsigned long long)w->cuts[cell + 1], shard);
+}
+
 static int cover_field(struct work *w, const struct layout_view *view, uint32_t layer,
 		       uint16_t index, const struct layout_field *dst)
 {
@@ -266,19 +287,18 @@ static int cover_field(struct work *w, const struct layout_view *view, uint32_t 
 	}
 	cell = free_cell(w, 0);
 	if (cell < w->cut_count - 1)
-		return err_raise(ERR_COVER,
-				 "view %s layer %u field %s units [%llu,%llu): no source "
-				 "holds them",
-				 view->name, layer, dst->name,
-				 (unsigned long long)w->cuts[cell],
-				 (unsigned long long)w->cuts[cell + 1]);
+		return raise_uncovered(w, view, layer, dst->name, cell);
 	return 0;
 }
 
 /* ---- all of it ---- */
 
-static int cover_view(struct work *w, const struct layout_view *view)
+/* The views that sources have of this one, and how they divide its tokens. */
+static int find_views(struct work *w, const struct layout_view *view)
 {
+	const struct source *first = NULL;
+
+	w->shard = (struct token_shard){0};
 	for (size_t i = 0; i < w->source_count; i++) {
 		const struct layout *src = w->sources[i].layout;
 		int r;
@@ -291,7 +311,26 @@ static int cover_view(struct work *w, const struct layout_view *view)
 		if (r < 0)
 			return err_prefix(r, "destination and source of rank %u",
 					  src->rank);
+		if (first && (first->view->shard.size != w->sources[i].view->shard.size ||
+			      first->view->shard.run != w->sources[i].view->shard.run))
+			return err_raise(
+				ERR_LAYOUT,
+				"view %s: sources of rank %u and %u divide the "
+				"tokens differently: shard.size %u and %u, run "
+				"%u and %u",
+				view->name, first->layout->rank, src->rank,
+				first->view->shard.size, w->sources[i].view->shard.size,
+				first->view->shard.run, w->sources[i].view->shard.run);
+		if (!first)
+			first = &w->sources[i];
 	}
+	if (first)
+		w->shard = first->view->shard;
+	return 0;
+}
+
+static int cover_layers(struct work *w, const struct layout_view *view)
+{
 	for (uint32_t i = 0; i < view->layer_count; i++) {
 		const struct layout_layer *layer = &view->layers[i];
 
@@ -303,6 +342,22 @@ static int cover_view(struct work *w, const struct layout_view *view)
 				return err_pass(r);
 		}
 	}
+	return 0;
+}
+
+static int cover_view(struct work *w, const struct layout_view *view)
+{
+	int r = find_views(w, view);
+
+	if (r < 0)
+		return err_pass(r);
+	w->shard.rank = 0;
+	do {
+		if (token_shard_meet(&w->shard, &view->shard))
+			r = cover_layers(w, view);
+		if (r < 0)
+			return err_pass(r);
+	} while (++w->shard.rank < w->shard.size);
 	return 0;
 }
 

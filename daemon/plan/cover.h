@@ -5,6 +5,8 @@
  *
  * Replicated GQA heads come from the lowest rank that holds them; a field with
  * one unit that several sources hold (MLA latent) is spread over them by room.
+ * Where sources hold shards of the tokens (struct token_shard), this is done for each
+ * shard that has tokens of the destination's; a want's tokens are those of both shards.
  * The receiver's daemon computes the cover and tells each source its wants;
  * the sender checks them (cover_check_wants) and recomputes nothing.
  */

@@ -98,19 +98,30 @@ const struct layout_field *layout_field_find(const struct layout_layer *layer,
 	return NULL;
 }
 
-int layout_name_check(const char *name, const char *path)
+static int check_word(const char *word, const char *path, const char *noun, size_t least,
+		      size_t most)
 {
-	size_t len = strlen(name);
+	size_t len = strlen(word);
 
-	if (len == 0 || len >= LAYOUT_NAME_MAX)
-		return err_raise(ERR_INVAL, "%s: a name has 1 to %u bytes, this has %zu",
-				 path, LAYOUT_NAME_MAX - 1, len);
-	for (const char *c = name; *c; c++)
+	if (len < least || len > most)
+		return err_raise(ERR_INVAL, "%s: a %s has %zu to %zu bytes, this has %zu",
+				 path, noun, least, most, len);
+	for (const char *c = word; *c; c++)
 		if (*c <= ' ' || *c >= 0x7f)
 			return err_raise(ERR_INVAL,
-					 "%s: a name is printable ASCII without spaces",
-					 path);
+					 "%s: a %s is printable ASCII without spaces",
+					 path, noun);
 	return 0;
+}
+
+int layout_name_check(const char *name, const char *path)
+{
+	return check_word(name, path, "name", 1, LAYOUT_NAME_MAX - 1);
+}
+
+int layout_format_check(const char *format, const char *path)
+{
+	return check_word(format, path, "format", 0, LAYOUT_FORMAT_MAX - 1);
 }
 
 /* *sum_p += (count - 1) * stride, for count > 0. */
@@ -180,6 +191,8 @@ int layout_field_check(const struct layout *layout, const struct layout_view *vi
 	const struct layout_field *f = &layer->fields[index];
 	int r = layout_name_check(f->name, path);
 
+	if (r == 0)
+		r = layout_format_check(f->format, path);
 	if (r < 0)
 		return err_pass(r);
 	for (uint32_t i = 0; i < index; i++)
@@ -190,9 +203,29 @@ int layout_field_check(const struct layout *layout, const struct layout_view *vi
 	return r < 0 ? err_pass(r) : check_bounds(layout, view, f, path);
 }
 
+static int check_shard(const struct layout_view *view)
+{
+	const struct token_shard *shard = &view->shard;
+
+	if (shard->size == 0 && shard->rank == 0 && shard->run == 0)
+		return 0;
+	if (shard->size < 2 || shard->size > TOKEN_SHARD_SIZE_MAX)
+		return err_raise(ERR_RANGE, "views.%s.shard.size: %u is not in 2 … %u",
+				 view->name, shard->size, TOKEN_SHARD_SIZE_MAX);
+	if (shard->rank >= shard->size)
+		return err_raise(ERR_RANGE,
+				 "views.%s.shard.rank: %u, must be below size %u",
+				 view->name, shard->rank, shard->size);
+	if (shard->run == 0 || shard->run > TOKEN_SHARD_RUN_MAX)
+		return err_raise(ERR_RANGE, "views.%s.shard.run: %u is not in 1 … %u",
+				 view->name, shard->run, TOKEN_SHARD_RUN_MAX);
+	return 0;
+}
+
 int layout_view_check(const struct layout *layout, const struct layout_view *view)
 {
 	char path[LAYOUT_PATH_MAX];
+	int bad;
 
 	if (layout_view_find(layout, view->name) != view)
 		return err_raise(ERR_INVAL, "views.%s: named twice", view->name);
@@ -202,6 +235,9 @@ int layout_view_check(const struct layout *layout, const struct layout_view *vie
 	if (view->pages > LAYOUT_PAGES_MAX)
 		return err_raise(ERR_RANGE, "views.%s.pages: %u, the limit is %u",
 				 view->name, view->pages, LAYOUT_PAGES_MAX);
+	bad = check_shard(view);
+	if (bad < 0)
+		return err_pass(bad);
 	for (uint32_t i = 1; i < view->layer_count; i++)
 		if (view->layers[i].layer <= view->layers[i - 1].layer)
 			return err_raise(ERR_INVAL, "views.%s.layers: layer %u %s",
@@ -281,6 +317,11 @@ static int field_compatible(const char *view, uint32_t layer,
 				 "(%s)",
 				 view, layer, one->name, one->total_units, sides->one,
 				 other->total_units, sides->other);
+	if (one->format[0] && other->format[0] && strcmp(one->format, other->format) != 0)
+		return err_raise(ERR_LAYOUT,
+				 "view %s layer %u field %s: format %s (%s), %s (%s)",
+				 view, layer, one->name, one->format, sides->one,
+				 other->format, sides->other);
 	return 0;
 }
 
@@ -314,6 +355,12 @@ int layout_view_compatible(const struct layout_view *one, const struct layout_vi
 {
 	uint32_t i = 0, j = 0;
 
+	if (!token_shard_nests(&one->shard, &other->shard))
+		return err_raise(ERR_LAYOUT,
+				 "view %s: shard.run %u (%s), %u (%s): one must be a "
+				 "multiple of the other",
+				 one->name, one->shard.run, sides->one, other->shard.run,
+				 sides->other);
 	while (i < one->layer_count && j < other->layer_count) {
 		const struct layout_layer *a = &one->layers[i];
 		const struct layout_layer *b = &other->layers[j];

@@ -18,10 +18,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/plan/token_shard.h"
+
 struct cJSON;
 struct cursor;
 
-#define LAYOUT_NAME_MAX 32 /* bytes of a view or field name, NUL included */
+#define LAYOUT_NAME_MAX 32   /* bytes of a view or field name, NUL included */
+#define LAYOUT_FORMAT_MAX 16 /* of a field's format */
 
 /* Caps: what a hostile peer or client can make us allocate (invariant 5). */
 #define LAYOUT_BUFFERS_MAX 4096u
@@ -41,6 +44,8 @@ struct layout_field {
 	uint32_t first_unit; /* this rank holds [first_unit, first_unit + units) */
 	uint32_t units;
 	uint32_t total_units; /* of the model, over all ranks */
+	/* What the bytes are ("bf16", "fp8_e4m3"), "" when it is not told. */
+	char format[LAYOUT_FORMAT_MAX];
 };
 
 struct layout_layer {
@@ -53,6 +58,7 @@ struct layout_view {
 	char name[LAYOUT_NAME_MAX];
 	uint32_t page_tokens;
 	uint32_t pages; /* page numbers are 0 … pages - 1 */
+	struct token_shard shard;
 	uint32_t layer_count;
 	struct layout_layer *layers; /* ascending by layer */
 };
@@ -70,8 +76,9 @@ struct layout {
  * Parse {"rank":…, "buffers":[…], "views":{…}} (docs/internals/layouts.md) and check it:
  * every address of every view inside its buffer, strides and products free of
  * overflow. ERR_INVAL / ERR_RANGE name the path of the member at fault
- * ("views.kv.layers[3].fields[0].offset"). "rank" is 0 when it is not given;
- * members of other names are ignored.
+ * ("views.kv.layers[3].fields[0].offset"). "rank" is 0, "shard" all tokens and
+ * "format" not told when they are not given; a member of another name is ERR_INVAL:
+ * what it would mean for the bytes is not known.
  * Fields may overlap: a source may show the same bytes twice. What may not is
  * a destination; see layout_check_target().
  */
@@ -117,7 +124,8 @@ struct layout_sides {
 
 /*
  * May bytes cross between the two? For every view and layer that both hold:
- * same fields, same unit_bytes and total_units. ERR_LAYOUT with the first difference:
+ * same fields, same unit_bytes, total_units and, where both tell it, format; runs of
+ * shards that nest. ERR_LAYOUT with the first difference:
  * "view kv layer 3 field k: unit_bytes 256 (the source), 128 (the destination)".
  */
 int layout_compatible(const struct layout *one, const struct layout *other,

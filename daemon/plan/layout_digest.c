@@ -10,9 +10,9 @@
 
 /* Upper bounds of what layout_encode() writes. */
 #define HEAD_BYTES 16u
-#define VIEW_BYTES (16u + LAYOUT_NAME_MAX)
+#define VIEW_BYTES (28u + LAYOUT_NAME_MAX)
 #define LAYER_BYTES 16u
-#define FIELD_BYTES (64u + LAYOUT_NAME_MAX)
+#define FIELD_BYTES (64u + LAYOUT_NAME_MAX + LAYOUT_FORMAT_MAX)
 
 static size_t bytes_most(const struct layout *layout)
 {

@@ -21,8 +21,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/plan/layout.h"
 #include "daemon/plan/layout_private.h"
-
-#define JSON_INT_MAX 9007199254740991.0 /* 2^53 - 1 */
+#include "proto/json.h"
 
 static int layout_json_number_read(const cJSON *item, const char *path, const char *key,
 				   uint64_t max, uint64_t *v_p)
@@ -34,7 +33,7 @@ static int layout_json_number_read(const cJSON *item, const char *path, const ch
 	if (!cJSON_IsNumber(item))
 		return err_raise(ERR_INVAL, "%s.%s: must be an integer", path, key);
 	v = item->valuedouble;
-	if (!(v >= 0 && v <= JSON_INT_MAX))
+	if (!(v >= 0 && v <= (double)JSON_INT_MAX))
 		return err_raise(ERR_RANGE, "%s.%s: %g is not in 0 … 2^53 - 1", path, key,
 				 v);
 	if ((double)(uint64_t)v != v)
@@ -81,8 +80,39 @@ static int member_array(const cJSON *json, const char *path, const char *key,
 	return 0;
 }
 
+/* A member that is not known would be lost, and with it what it says of the bytes. */
+static int members_only(const cJSON *json, const char *path, const char *const *names)
+{
+	int r = json_only(json, names);
+
+	return r < 0 ? err_prefix(r, "%s", path) : 0;
+}
+
+static int field_format(const cJSON *json, const char *path, struct layout_field *f)
+{
+	const cJSON *format = cJSON_GetObjectItemCaseSensitive(json, "format");
+	char full[LAYOUT_PATH_MAX + 8];
+	int r;
+
+	if (!format)
+		return 0;
+	snprintf(full, sizeof(full), "%s.format", path);
+	if (!cJSON_IsString(format))
+		return err_raise(ERR_INVAL, "%s: must be a string", full);
+	r = layout_format_check(format->valuestring, full);
+	if (r < 0)
+		return err_pass(r);
+	memcpy(f->format, format->valuestring, strlen(format->valuestring) + 1);
+	return 0;
+}
+
 static int parse_field(const cJSON *json, const char *path, struct layout_field *f)
 {
+	static const char *const names[] = {
+		"name",		"buffer",      "offset",     "page_stride",
+		"token_stride", "unit_stride", "unit_bytes", "first_unit",
+		"units",	"total_units", "format",     NULL,
+	};
 	const cJSON *name = cJSON_GetObjectItemCaseSensitive(json, "name");
 	char name_path[LAYOUT_PATH_MAX + 8];
 	int r;
@@ -94,6 +124,8 @@ static int parse_field(const cJSON *json, const char *path, struct layout_field 
 				 name ? "must be a string" : "missing");
 	snprintf(name_path, sizeof(name_path), "%s.name", path);
 	r = layout_name_check(name->valuestring, name_path);
+	if (r == 0)
+		r = field_format(json, path, f);
 	if (r < 0)
 		return err_pass(r);
 	memcpy(f->name, name->valuestring, strlen(name->valuestring) + 1);
@@ -107,13 +139,14 @@ static int parse_field(const cJSON *json, const char *path, struct layout_field 
 	    (r = member_u32(json, path, "units", &f->units)) < 0 ||
 	    (r = member_u32(json, path, "total_units", &f->total_units)) < 0)
 		return err_pass(r);
-	return 0;
+	return members_only(json, path, names);
 }
 
 static int parse_layer(const cJSON *json, const struct layout *layout,
 		       const struct layout_view *view, uint32_t index,
 		       struct layout_layer *layer)
 {
+	static const char *const names[] = {"layer", "fields", NULL};
 	char path[LAYOUT_PATH_MAX];
 	const cJSON *fields, *it;
 	uint32_t count, i = 0;
@@ -126,6 +159,8 @@ static int parse_layer(const cJSON *json, const struct layout *layout,
 	if (r < 0)
 		return err_pass(r);
 	r = member_array(json, path, "fields", LAYOUT_FIELDS_MAX, &fields, &count);
+	if (r == 0)
+		r = members_only(json, path, names);
 	if (r < 0)
 		return err_pass(r);
 	layer->fields = mem_calloc(count, sizeof(*layer->fields));
@@ -152,9 +187,34 @@ static int layer_compare(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
+static int parse_shard(const cJSON *json, struct layout_view *view)
+{
+	static const char *const names[] = {"size", "rank", "run", NULL};
+	const cJSON *shard = cJSON_GetObjectItemCaseSensitive(json, "shard");
+	char path[LAYOUT_PATH_MAX];
+	int r;
+
+	view->shard = (struct token_shard){0};
+	if (!shard)
+		return 0;
+	snprintf(path, sizeof(path), "views.%.31s.shard", view->name);
+	if (!cJSON_IsObject(shard))
+		return err_raise(ERR_INVAL, "%s: must be an object", path);
+	if ((r = members_only(shard, path, names)) < 0 ||
+	    (r = member_u32(shard, path, "size", &view->shard.size)) < 0 ||
+	    (r = member_u32(shard, path, "rank", &view->shard.rank)) < 0 ||
+	    (r = member_u32(shard, path, "run", &view->shard.run)) < 0)
+		return err_pass(r);
+	if (view->shard.size == 1 && view->shard.rank == 0)
+		view->shard = (struct token_shard){0}; /* all tokens */
+	return 0;
+}
+
 static int layout_json_parse_view(const cJSON *json, struct layout *layout,
 				  struct layout_view *view)
 {
+	static const char *const names[] = {"page_tokens", "pages", "shard", "layers",
+					    NULL};
 	char path[LAYOUT_PATH_MAX];
 	const cJSON *layers, *it;
 	uint32_t count, i = 0;
@@ -167,10 +227,12 @@ static int layout_json_parse_view(const cJSON *json, struct layout *layout,
 	layout_view_path(path, view->name);
 	if (!cJSON_IsObject(json))
 		return err_raise(ERR_INVAL, "%s: must be an object", path);
-	if ((r = member_u32(json, path, "page_tokens", &view->page_tokens)) < 0 ||
+	if ((r = parse_shard(json, view)) < 0 ||
+	    (r = member_u32(json, path, "page_tokens", &view->page_tokens)) < 0 ||
 	    (r = member_u32(json, path, "pages", &view->pages)) < 0 ||
 	    (r = member_array(json, path, "layers", LAYOUT_LAYERS_MAX, &layers, &count)) <
-		    0)
+		    0 ||
+	    (r = members_only(json, path, names)) < 0)
 		return err_pass(r);
 	r = layout_view_check(layout, view); /* its own members, before its layers */
 	if (r < 0)
@@ -220,6 +282,7 @@ static int parse_members(const cJSON *json, struct layout *layout)
 {
 	const cJSON *views = cJSON_GetObjectItemCaseSensitive(json, "views"), *it;
 	const cJSON *rank = cJSON_GetObjectItemCaseSensitive(json, "rank");
+	static const char *const names[] = {"rank", "buffers", "views", NULL};
 	bool cover_only = layout->unbounded;
 	int count, r = 0;
 
@@ -234,6 +297,9 @@ static int parse_members(const cJSON *json, struct layout *layout)
 	if (!cJSON_IsObject(views))
 		return err_raise(ERR_INVAL, "views: %s",
 				 views ? "must be an object" : "missing");
+	r = members_only(json, "layout", names);
+	if (r < 0)
+		return err_pass(r);
 	count = cJSON_GetArraySize(views);
 	if (count < 0 || (uint32_t)count > LAYOUT_VIEWS_MAX)
 		return err_raise(ERR_LIMIT, "views: %d, the limit is %u", count,
@@ -299,7 +365,20 @@ static bool print_field(cJSON *list, const struct layout_field *f)
 	       cJSON_AddNumberToObject(o, "unit_bytes", (double)f->unit_bytes) &&
 	       cJSON_AddNumberToObject(o, "first_unit", f->first_unit) &&
 	       cJSON_AddNumberToObject(o, "units", f->units) &&
-	       cJSON_AddNumberToObject(o, "total_units", f->total_units);
+	       cJSON_AddNumberToObject(o, "total_units", f->total_units) &&
+	       (!f->format[0] || cJSON_AddStringToObject(o, "format", f->format));
+}
+
+static bool print_shard(cJSON *view, const struct token_shard *shard)
+{
+	cJSON *o;
+
+	if (token_shard_is_all(shard))
+		return true;
+	o = cJSON_AddObjectToObject(view, "shard");
+	return o && cJSON_AddNumberToObject(o, "size", shard->size) &&
+	       cJSON_AddNumberToObject(o, "rank", shard->rank) &&
+	       cJSON_AddNumberToObject(o, "run", shard->run);
 }
 
 static bool print_view(cJSON *views, const struct layout_view *view)
@@ -309,6 +388,7 @@ static bool print_view(cJSON *views, const struct layout_view *view)
 
 	if (!o || !cJSON_AddNumberToObject(o, "page_tokens", view->page_tokens) ||
 	    !cJSON_AddNumberToObject(o, "pages", view->pages) ||
+	    !print_shard(o, &view->shard) ||
 	    !(layers = cJSON_AddArrayToObject(o, "layers")))
 		return false;
 	for (uint32_t i = 0; i < view->layer_count; i++) {

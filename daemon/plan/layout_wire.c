@@ -2,10 +2,11 @@
 /*
  * layout_wire: the binary form of a layout that REGISTER carries.
  *
- *   u8 form (1) · u32 rank · u32 n, n x u64 buffer lengths · u32 n views:
- *   str name · u32 page_tokens · u32 pages · u32 n layers:
+ *   u8 form (2) · u32 rank · u32 n, n x u64 buffer lengths · u32 n views:
+ *   str name · u32 page_tokens · u32 pages · u32 size, rank, run of the shard ·
+ *   u32 n layers:
  *   u32 layer · u8 same · [u32 n fields: field …]
- *   field: str name · u32 buffer · u64 offset, page_stride, token_stride,
+ *   field: str name · str format · u32 buffer · u64 offset, page_stride, token_stride,
  *          unit_stride, unit_bytes · u32 first_unit, units, total_units
  *
  * Layers of a model are nearly always alike. `same` = 1 says that the layer has
@@ -25,11 +26,11 @@
 #include "daemon/plan/layout.h"
 #include "daemon/plan/layout_private.h"
 
-#define WIRE_FORM 1
+#define WIRE_FORM 2
 #define FIELD_FIXED (4 + 5 * 8 + 3 * 4)
-#define FIELD_MIN (2 + 1 + FIELD_FIXED)
+#define FIELD_MIN (2 + 1 + 2 + FIELD_FIXED)
 #define FIELD_SAME (4 + 8)
-#define VIEW_MIN (2 + 1 + 3 * 4)
+#define VIEW_MIN (2 + 1 + 6 * 4)
 #define LAYER_MIN (4 + 1)
 
 /* Alike in all but the place. */
@@ -44,7 +45,7 @@ static bool layers_same(const struct layout_layer *a, const struct layout_layer 
 		    f->token_stride != g->token_stride ||
 		    f->unit_stride != g->unit_stride || f->unit_bytes != g->unit_bytes ||
 		    f->first_unit != g->first_unit || f->units != g->units ||
-		    f->total_units != g->total_units)
+		    f->total_units != g->total_units || strcmp(f->format, g->format) != 0)
 			return false;
 	}
 	return true;
@@ -58,6 +59,7 @@ static bool same_as_before(const struct layout_view *view, uint32_t i)
 static void put_field(struct cursor *out, const struct layout_field *f)
 {
 	cursor_put_str(out, f->name);
+	cursor_put_str(out, f->format);
 	cursor_put_u32(out, f->buffer);
 	cursor_put_u64(out, f->offset);
 	cursor_put_u64(out, f->page_stride);
@@ -104,6 +106,9 @@ int layout_encode(const struct layout *layout, struct cursor *out)
 		cursor_put_str(out, view->name);
 		cursor_put_u32(out, view->page_tokens);
 		cursor_put_u32(out, view->pages);
+		cursor_put_u32(out, view->shard.size);
+		cursor_put_u32(out, view->shard.rank);
+		cursor_put_u32(out, view->shard.run);
 		cursor_put_u32(out, view->layer_count);
 		for (uint32_t j = 0; j < view->layer_count; j++)
 			put_layer(out, view, j);
@@ -117,6 +122,7 @@ int layout_encode(const struct layout *layout, struct cursor *out)
 static void get_field(struct cursor *in, struct layout_field *f)
 {
 	cursor_get_str(in, f->name, sizeof(f->name));
+	cursor_get_str(in, f->format, sizeof(f->format));
 	f->buffer = cursor_get_u32(in);
 	f->offset = cursor_get_u64(in);
 	f->page_stride = cursor_get_u64(in);
@@ -171,6 +177,9 @@ static int get_view(struct cursor *in, struct layout_view *view)
 	cursor_get_str(in, view->name, sizeof(view->name));
 	view->page_tokens = cursor_get_u32(in);
 	view->pages = cursor_get_u32(in);
+	view->shard.size = cursor_get_u32(in);
+	view->shard.rank = cursor_get_u32(in);
+	view->shard.run = cursor_get_u32(in);
 	count = cursor_get_count(in, LAYOUT_LAYERS_MAX, LAYER_MIN);
 	if (in->bad)
 		return cursor_check(in, "layout");

@@ -19,6 +19,8 @@
 #include "daemon/plan/layout.h"
 #include "daemon/plan/plan.h"
 
+#define SHARD_CUTS_MAX (1u << 20) /* pieces of a map that shards may make */
+
 /* One side of a map. */
 struct side {
 	const char *name; /* "src" or "dst" */
@@ -27,7 +29,14 @@ struct side {
 	uint64_t first;
 	uint64_t end; /* first token after the list */
 	uint32_t page_tokens;
+	struct token_shard shard;
 };
+
+/* Where a token lies in the list, of those that are held. */
+static uint64_t side_slot(const struct side *s, uint64_t token)
+{
+	return token_shard_slot(&s->shard, token - s->first);
+}
 
 static int segment_side_check(struct side *s, const struct layout_view *view,
 			      size_t index)
@@ -42,7 +51,16 @@ static int segment_side_check(struct side *s, const struct layout_view *view,
 					 index, view->name, s->name, i, s->pages[i],
 					 view->pages);
 	s->page_tokens = view->page_tokens;
+	s->shard = view->shard;
+	if (s->first % token_shard_turn(&s->shard))
+		return err_raise(
+			ERR_RANGE,
+			"map[%zu] view %s: %s_first_token %llu is not a multiple "
+			"of %llu, the shard's size x run",
+			index, view->name, s->name, (unsigned long long)s->first,
+			(unsigned long long)token_shard_turn(&s->shard));
 	if (__builtin_mul_overflow((uint64_t)s->count, s->page_tokens, &tokens) ||
+	    !token_shard_token(&s->shard, tokens, &tokens) ||
 	    __builtin_add_overflow(s->first, tokens, &s->end))
 		return err_raise(ERR_RANGE,
 				 "map[%zu] view %s: %s_first_token %llu overflows", index,
@@ -200,19 +218,19 @@ static size_t whole_pages(const struct side *src, const struct side *dst, size_t
 	return n;
 }
 
-/* Cut tokens [t, end) at every page end; the caller has made room. Whole pages
- * that follow each other on both sides are blocks of one segment at once. */
-static size_t segment_cut(struct segment *out, const struct side *src,
-			  const struct side *dst, uint64_t t, uint64_t end,
-			  bool *sorted_p)
+/* Cut tokens [t, end), which both sides hold, at every page end; the caller has made
+ * room behind the first n. Whole pages that follow each other on both sides are blocks
+ * of one segment at once. */
+static size_t segment_cut_run(struct segment *out, size_t n, const struct side *src,
+			      const struct side *dst, uint64_t t, uint64_t end,
+			      bool *sorted_p)
 {
-	size_t si = (size_t)((t - src->first) / src->page_tokens);
-	size_t di = (size_t)((t - dst->first) / dst->page_tokens);
-	uint32_t st = (uint32_t)((t - src->first) % src->page_tokens);
-	uint32_t dt = (uint32_t)((t - dst->first) % dst->page_tokens);
-	size_t n = 0;
+	uint64_t s_at = side_slot(src, t), d_at = side_slot(dst, t);
+	size_t si = (size_t)(s_at / src->page_tokens);
+	size_t di = (size_t)(d_at / dst->page_tokens);
+	uint32_t st = (uint32_t)(s_at % src->page_tokens);
+	uint32_t dt = (uint32_t)(d_at % dst->page_tokens);
 
-	*sorted_p = true;
 	while (t < end) {
 		struct segment *s = &out[n];
 		uint64_t len =
@@ -246,12 +264,70 @@ static size_t segment_cut(struct segment *out, const struct side *src,
 	return n;
 }
 
-/* Upper bound of the pieces of [begin, end): a page end a piece, and one. */
-static size_t cuts_max(const struct side *s, uint64_t begin, uint64_t end)
+/* How far from t do the tokens go that this side holds, or that it does not hold? */
+static bool side_run(const struct side *s, uint64_t t, uint64_t *end_p)
 {
-	return (size_t)((end - s->first) / s->page_tokens -
-			(begin - s->first) / s->page_tokens) +
-	       1;
+	bool held = token_shard_run(&s->shard, t - s->first, end_p);
+
+	if (__builtin_add_overflow(*end_p, s->first, end_p))
+		*end_p = UINT64_MAX;
+	return held;
+}
+
+static size_t segment_cut(struct segment *out, const struct side *src,
+			  const struct side *dst, uint64_t t, uint64_t end,
+			  bool *sorted_p)
+{
+	size_t n = 0;
+
+	*sorted_p = true;
+	while (t < end) {
+		uint64_t src_end, dst_end, next;
+		bool src_holds = side_run(src, t, &src_end);
+		bool dst_holds = side_run(dst, t, &dst_end);
+
+		next = min3(src_end, dst_end, end);
+		if (src_holds && dst_holds)
+			n = segment_cut_run(out, n, src, dst, t, next, sorted_p);
+		t = next;
+	}
+	return n;
+}
+
+/* Upper bound of the pieces of [begin, end): a piece for each end of a page and of a
+ * run, and one. */
+static uint64_t cuts_max(const struct side *s, uint64_t begin, uint64_t end)
+{
+	uint64_t cuts = side_slot(s, end) / s->page_tokens -
+			side_slot(s, begin) / s->page_tokens + 1;
+
+	if (!token_shard_is_all(&s->shard))
+		cuts += (end - begin) / token_shard_turn(&s->shard) + 2;
+	return cuts;
+}
+
+static int segment_map_cut(struct segment_map *sm, size_t index, const char *view,
+			   const struct side *src, const struct side *dst, uint64_t begin,
+			   uint64_t end)
+{
+	uint64_t most = cuts_max(src, begin, end) + cuts_max(dst, begin, end);
+	bool sorted;
+	int r;
+
+	if (most > SHARD_CUTS_MAX &&
+	    !(token_shard_is_all(&src->shard) && token_shard_is_all(&dst->shard)))
+		return err_raise(
+			ERR_LIMIT,
+			"map[%zu] view %s: shards cut %llu tokens into up to %llu "
+			"pieces, the limit is %u: move fewer tokens at a time",
+			index, view, (unsigned long long)(end - begin),
+			(unsigned long long)most, SHARD_CUTS_MAX);
+	sm->cuts.segments = mem_regrow(NULL, most, sizeof(struct segment));
+	if (!sm->cuts.segments)
+		return -err_errno(ERR_NOMEM);
+	sm->cuts.count = segment_cut(sm->cuts.segments, src, dst, begin, end, &sorted);
+	r = sorted ? 0 : segment_sort(&sm->cuts, sm->dst_page_tokens);
+	return r < 0 ? err_pass(r) : 0;
 }
 
 int segment_map_init(struct segment_map *sm, const struct plan_map *map, size_t index,
@@ -266,7 +342,6 @@ int segment_map_init(struct segment_map *sm, const struct plan_map *map, size_t 
 			 .count = map->dst_page_count,
 			 .first = map->dst_first_token};
 	uint64_t begin = 0, end = 0;
-	bool sorted;
 	int r;
 
 	*sm = (struct segment_map){0};
@@ -279,14 +354,7 @@ int segment_map_init(struct segment_map *sm, const struct plan_map *map, size_t 
 	sm->cuts.made = true;
 	if (begin == end)
 		return 0;
-	sm->cuts.segments =
-		mem_regrow(NULL, cuts_max(&s, begin, end) + cuts_max(&d, begin, end),
-			   sizeof(struct segment));
-	if (!sm->cuts.segments)
-		return -err_errno(ERR_NOMEM);
-	sm->cuts.count = segment_cut(sm->cuts.segments, &s, &d, begin, end, &sorted);
-	r = sorted ? 0 : segment_sort(&sm->cuts, sm->dst_page_tokens);
-	return r < 0 ? err_pass(r) : 0;
+	return err_pass(segment_map_cut(sm, index, map->view, &s, &d, begin, end));
 }
 
 void segment_map_fini(struct segment_map *sm)

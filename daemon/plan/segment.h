@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * segment: a map's tokens, cut where a page of either side ends.
+ * segment: a map's tokens that both sides hold, cut where a page of either side ends,
+ * or a run of its shard.
  *
  * Within a segment tokens follow each other at a constant stride on both
  * sides. A field whose pages follow each other like tokens do (page_stride ==
@@ -46,7 +47,8 @@ struct segment_map {
 
 /*
  * Check a map's lists and token range against the two views and cut it.
- * ERR_RANGE names "maps[index]", the list and the entry.
+ * ERR_RANGE names "maps[index]", the list and the entry; ERR_LIMIT: shards of short
+ * runs cut it into too many pieces.
  */
 int segment_map_init(struct segment_map *sm, const struct plan_map *map, size_t index,
 		     const struct layout_view *src, const struct layout_view *dst);

@@ -101,13 +101,34 @@ static int make_cover(struct room *room, struct cover **cover_p)
 			  room->number, cover_p);
 }
 
-/* Bytes that one want makes over its view's bound tokens. */
-static int want_bytes(const struct room *room, const struct plan_want *want,
-		      uint64_t *bytes_p)
+/* Of the bound tokens of a view, those that the source holds, too. */
+struct due {
+	const struct layout_view *view;
+	const struct room_map *map;
+	uint64_t tokens;
+};
+
+static void due_tokens(const struct room *room, const struct party *party, uint32_t view,
+		       struct due *due)
 {
-	const struct layout_view *view = &room->pool->layout->views[want->view];
-	const struct room_map *map = room_maps_find(&room->maps, view->name);
-	const struct layout_layer *layer = layout_layer_find(view, want->layer);
+	const struct layout_view *ours = &room->pool->layout->views[view], *theirs;
+
+	if (due->view == ours)
+		return;
+	*due = (struct due){.view = ours, .map = room_maps_find(&room->maps, ours->name)};
+	theirs = layout_view_find(party->pool->layout, ours->name);
+	if (due->map && theirs)
+		due->tokens =
+			token_shard_common(&ours->shard, &theirs->shard,
+					   due->map->token_begin, due->map->token_end);
+}
+
+/* Bytes that one want makes over them. */
+static int want_bytes(const struct room *room, const struct plan_want *want,
+		      const struct due *due, uint64_t *bytes_p)
+{
+	const struct room_map *map = due->map;
+	const struct layout_layer *layer = layout_layer_find(due->view, want->layer);
 	uint64_t bytes;
 
 	*bytes_p = 0;
@@ -116,7 +137,7 @@ static int want_bytes(const struct room *room, const struct plan_want *want,
 		return 0;
 	if (__builtin_mul_overflow(layer->fields[want->field].unit_bytes,
 				   (uint64_t)want->units, &bytes) ||
-	    __builtin_mul_overflow(bytes, map->token_end - map->token_begin, &bytes))
+	    __builtin_mul_overflow(bytes, due->tokens, &bytes))
 		return err_raise(ERR_RANGE, "room %llu: more than 2^64 bytes",
 				 (unsigned long long)room->number);
 	*bytes_p = bytes;
@@ -125,11 +146,15 @@ static int want_bytes(const struct room *room, const struct plan_want *want,
 
 static int room_cover_expect(struct room *room, struct party *party)
 {
+	struct due due = {0};
+
 	party->expected = 0;
 	for (size_t i = 0; i < party->want_count; i++) {
 		uint64_t bytes;
-		int r = want_bytes(room, &party->wants[i], &bytes);
+		int r;
 
+		due_tokens(room, party, party->wants[i].view, &due);
+		r = want_bytes(room, &party->wants[i], &due, &bytes);
 		if (r < 0)
 			return err_pass(r);
 		party->expected += bytes;
@@ -227,11 +252,15 @@ int room_landed_pages(const struct room *room, size_t map, uint8_t **bits_p)
 	if (!bits)
 		return err_pass(-ENOMEM);
 	for (size_t p = 0; p < m->page_count; p++) {
-		uint64_t begin = m->first_token + p * view->page_tokens;
-		uint64_t end = begin + view->page_tokens;
+		uint64_t slot = p * view->page_tokens, begin = 0, end = 0;
 		const struct party *party;
 		bool whole = room->planned;
 
+		/* checked when they were bound */
+		token_shard_token(&view->shard, slot, &begin);
+		token_shard_token(&view->shard, slot + view->page_tokens - 1, &end);
+		begin += m->first_token;
+		end += m->first_token + 1;
 		begin = begin < m->token_begin ? m->token_begin : begin;
 		end = end > m->token_end ? m->token_end : end;
 		list_foreach(party, &room->parties, link)

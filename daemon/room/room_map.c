@@ -28,11 +28,18 @@ int room_map_check_page(const struct layout_view *view, const char *where, size_
 int room_map_check_ranges(const struct room_map *map, const struct layout_view *view,
 			  const char *where)
 {
-	uint64_t held, last;
+	uint64_t held, last, turn = token_shard_turn(&view->shard);
 
 	held = (uint64_t)map->page_count * view->page_tokens; /* both below 2^32 */
-	if (__builtin_add_overflow(map->first_token, held, &last))
+	if (!token_shard_token(&view->shard, held, &last) ||
+	    __builtin_add_overflow(map->first_token, last, &last))
 		return err_raise(ERR_RANGE, "%s.first_token: beyond 2^64", where);
+	if (map->first_token % turn)
+		return err_raise(ERR_RANGE,
+				 "%s.first_token: %llu, must be a multiple of %llu, the "
+				 "size x run of the view's shard",
+				 where, (unsigned long long)map->first_token,
+				 (unsigned long long)turn);
 	if (map->token_begin > map->token_end)
 		return err_raise(ERR_INVAL, "%s.tokens: begin %llu is after end %llu",
 				 where, (unsigned long long)map->token_begin,
@@ -76,9 +83,10 @@ static int parse_pair(const cJSON *obj, const char *name, const char *where,
 	return 0;
 }
 
-static int parse_ranges(const cJSON *obj, const char *where, uint64_t held,
-			struct room_map *map)
+static int parse_ranges(const cJSON *obj, const char *where,
+			const struct layout_view *view, struct room_map *map)
 {
+	uint64_t held = (uint64_t)map->page_count * view->page_tokens;
 	uint64_t begin = 0, end = 0;
 	int64_t first = 0;
 	bool there;
@@ -93,6 +101,11 @@ static int parse_ranges(const cJSON *obj, const char *where, uint64_t held,
 	r = parse_pair(obj, "tokens", where, &begin, &end, &there);
 	if (r < 0)
 		return r;
+	if (!there && !token_shard_is_all(&view->shard))
+		return err_raise(ERR_INVAL,
+				 "%s.tokens: missing: the view holds a shard of the "
+				 "tokens, so its pages do not tell where they end",
+				 where);
 	if (there) {
 		map->token_begin = begin;
 		map->token_end = end;
@@ -133,7 +146,7 @@ static int room_map_parse_view(const cJSON *obj, const struct layout *layout,
 			   &map->page_count);
 	if (r < 0)
 		return err_prefix(r, "%s", where);
-	r = parse_ranges(obj, where, (uint64_t)map->page_count * view->page_tokens, map);
+	r = parse_ranges(obj, where, view, map);
 	if (r < 0)
 		return r;
 	return err_pass(
@@ -158,7 +171,7 @@ static int parse_aux(int64_t aux, const struct layout *layout, struct room_map *
 	map->page_count = 1;
 	map->token_end = view->page_tokens;
 	map->layers = (struct plan_layers){0, UINT32_MAX};
-	return 0;
+	return err_pass(room_map_check_ranges(map, view, "aux"));
 }
 
 static uint64_t room_maps_bytes(const struct room_maps *maps)
@@ -225,15 +238,23 @@ const struct room_map *room_maps_find(const struct room_maps *maps, const char *
 	return NULL;
 }
 
+/* Where a token lies in a map's pages, or would. */
+static uint64_t map_slot(const struct room_map *map, const struct layout_view *view,
+			 uint64_t token)
+{
+	return token_shard_slot(&view->shard, token - map->first_token);
+}
+
 /* Are the pages of all its tokens the very ones? A room may have tens of thousands. */
 static bool same_pages(const struct room_map *in, const struct room_map *out,
-		       uint32_t page_tokens)
+		       const struct layout_view *view)
 {
-	uint64_t a = in->token_begin - in->first_token;
-	uint64_t b = in->token_begin - out->first_token;
-	uint64_t end = in->token_end - in->first_token;
+	uint64_t a = map_slot(in, view, in->token_begin);
+	uint64_t b = map_slot(out, view, in->token_begin);
+	uint64_t end = map_slot(in, view, in->token_end);
+	uint32_t page_tokens = view->page_tokens;
 
-	if (in->token_begin == in->token_end)
+	if (a == end)
 		return true;
 	return a % page_tokens == b % page_tokens &&
 	       memcmp(in->pages + a / page_tokens, out->pages + b / page_tokens,
@@ -248,7 +269,7 @@ int room_maps_within(const struct room_maps *inner, const struct room_maps *oute
 		const struct room_map *in = &inner->maps[i];
 		const struct room_map *out = room_maps_find(outer, in->view);
 		const struct layout_view *view = layout_view_find(layout, in->view);
-		uint64_t t;
+		uint64_t a, b, end;
 
 		if (!out || !view)
 			return err_raise(ERR_RANGE, "views.%s: not offered", in->view);
@@ -258,10 +279,12 @@ int room_maps_within(const struct room_maps *inner, const struct room_maps *oute
 				"views.%s.tokens: outside the offered [%llu, %llu)",
 				in->view, (unsigned long long)out->token_begin,
 				(unsigned long long)out->token_end);
-		if (same_pages(in, out, view->page_tokens))
+		if (same_pages(in, out, view))
 			continue;
-		for (t = in->token_begin; t < in->token_end;) {
-			uint64_t a = t - in->first_token, b = t - out->first_token;
+		b = map_slot(out, view, in->token_begin);
+		end = map_slot(in, view, in->token_end);
+		for (a = map_slot(in, view, in->token_begin); a < end;) {
+			uint64_t step = view->page_tokens - a % view->page_tokens;
 
 			if (in->pages[a / view->page_tokens] !=
 				    out->pages[b / view->page_tokens] ||
@@ -269,12 +292,12 @@ int room_maps_within(const struct room_maps *inner, const struct room_maps *oute
 				return err_raise(
 					ERR_RANGE,
 					"views.%s.pages[%llu]: page %u is not "
-					"the one offered for token %llu",
+					"the one offered for its tokens",
 					in->view,
 					(unsigned long long)(a / view->page_tokens),
-					in->pages[a / view->page_tokens],
-					(unsigned long long)t);
-			t += view->page_tokens - a % view->page_tokens;
+					in->pages[a / view->page_tokens]);
+			a += step;
+			b += step;
 		}
 	}
 	return 0;

@@ -10,6 +10,7 @@ from . import _check
 NHD = "NHD"  # in a page: token, head, dim
 HND = "HND"  # in a page: head, token, dim
 INT64 = (1 << 63) - 1  # of bytes
+SHARD_SIZE, SHARD_RUN = 256, 1 << 20
 
 
 class Layout:
@@ -24,14 +25,21 @@ class Layout:
         self.buffers.append(_check.integer("nbytes", nbytes, 1, INT64))
         return len(self.buffers) - 1
 
-    def view(self, name, page_tokens, pages):
-        """Pages of page_tokens tokens, numbered from 0."""
+    def view(self, name, page_tokens, pages, shard=None):
+        """Pages of page_tokens tokens, numbered from 0. shard: (size, rank, run), the pages
+        hold token t of a request only when (t // run) % size == rank."""
         _check.instance("name", name, str, "a str")
         if name in self.views:
             raise ValueError("view %r is there already" % name)
         self.views[name] = {
             "page_tokens": _check.integer("page_tokens", page_tokens, 1, _check.U32),
             "pages": _check.integer("pages", pages, 1, _check.U32), "layers": {}}
+        if shard is not None:
+            size, rank, run = shard
+            self.views[name]["shard"] = {
+                "size": _check.integer("shard size", size, 1, SHARD_SIZE),
+                "rank": _check.integer("shard rank", rank, 0, size - 1),
+                "run": _check.integer("shard run", run, 1, SHARD_RUN)}
         return self
 
     def _view(self, name):
@@ -41,8 +49,9 @@ class Layout:
         return self.views[name]
 
     def field(self, view, layer, name, *, buffer, offset=0, page_stride, token_stride,
-              unit_stride, unit_bytes, units=1, first_unit=0, total_units=None):
-        """One field of one layer, with all of its strides."""
+              unit_stride, unit_bytes, units=1, first_unit=0, total_units=None, format=None):
+        """One field of one layer, with all of its strides. format: what the bytes are
+        ("bf16", at most 15 characters); rooms between different ones fail."""
         last = len(self.buffers) - 1
         if last < 0:
             raise ValueError("buffer: there is none; buffer() makes one")
@@ -54,12 +63,14 @@ class Layout:
                "buffer": _check.integer("buffer", buffer, 0, last)}
         row.update((k, _check.integer(k, v, 0, INT64)) for k, v in sizes.items())
         row.update((k, _check.integer(k, v, 0, _check.U32)) for k, v in counts.items())
+        if format is not None:
+            row["format"] = _check.instance("format", format, str, "a str")
         layers = self._view(view)["layers"]
         layers.setdefault(_check.integer("layer", layer, 0, _check.U32), []).append(row)
         return self
 
     def heads(self, view, layer, name, order=NHD, *, buffer, unit_bytes, units=1, offset=0,
-              first_unit=0, total_units=None, page_stride=None):
+              first_unit=0, total_units=None, page_stride=None, format=None):
         """Dense attention: pages one after another, one head of one token a unit."""
         tokens = self._view(view)["page_tokens"]
         unit_bytes = _check.integer("unit_bytes", unit_bytes, 1, INT64)
@@ -73,13 +84,12 @@ class Layout:
             token_stride=unit_bytes if hnd else unit_bytes * units,
             unit_stride=unit_bytes * tokens if hnd else unit_bytes,
             unit_bytes=unit_bytes, units=units, first_unit=first_unit,
-            total_units=total_units)
+            total_units=total_units, format=format)
 
     def text(self):
         """JSON, as the daemon takes it."""
-        views = {name: {"page_tokens": v["page_tokens"], "pages": v["pages"],
-                        "layers": [{"layer": n, "fields": v["layers"][n]}
-                                   for n in sorted(v["layers"])]}
+        views = {name: dict(v, layers=[{"layer": n, "fields": v["layers"][n]}
+                                       for n in sorted(v["layers"])])
                  for name, v in self.views.items()}
         return json.dumps({"rank": self.rank, "buffers": self.buffers, "views": views})
 
@@ -90,7 +100,9 @@ class Layout:
         layout = cls(told.get("rank", 0))
         layout.buffers = [int(n) for n in told["buffers"]]
         for name, view in told["views"].items():
-            layout.view(name, view["page_tokens"], view["pages"])
+            shard = view.get("shard")
+            layout.view(name, view["page_tokens"], view["pages"],
+                        shard and (shard["size"], shard["rank"], shard["run"]))
             layout.views[name]["layers"] = {one["layer"]: one["fields"]
                                             for one in view["layers"]}
         return layout

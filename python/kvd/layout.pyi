@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Any, Dict, Iterable, List, Optional, Union
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 
 NHD: str
 HND: str
 INT64: int
+SHARD_SIZE: int
+SHARD_RUN: int
 
 class Layout:
     rank: int
@@ -11,14 +13,17 @@ class Layout:
     views: Dict[str, Any]
     def __init__(self, rank: int = ...) -> None: ...
     def buffer(self, nbytes: int) -> int: ...
-    def view(self, name: str, page_tokens: int, pages: int) -> Layout: ...
+    def view(self, name: str, page_tokens: int, pages: int,
+             shard: Optional[Tuple[int, int, int]] = ...) -> Layout: ...
     def field(self, view: str, layer: int, name: str, *, buffer: int, offset: int = ...,
               page_stride: int, token_stride: int, unit_stride: int, unit_bytes: int,
               units: int = ..., first_unit: int = ...,
-              total_units: Optional[int] = ...) -> Layout: ...
+              total_units: Optional[int] = ...,
+              format: Optional[str] = ...) -> Layout: ...
     def heads(self, view: str, layer: int, name: str, order: str = ..., *, buffer: int,
               unit_bytes: int, units: int = ..., offset: int = ..., first_unit: int = ...,
-              total_units: Optional[int] = ..., page_stride: Optional[int] = ...) -> Layout: ...
+              total_units: Optional[int] = ..., page_stride: Optional[int] = ...,
+              format: Optional[str] = ...) -> Layout: ...
     def text(self) -> str: ...
     @classmethod
     def parse(cls, text: str) -> Layout: ...

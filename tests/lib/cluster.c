@@ -445,6 +445,13 @@ static cJSON *layout_of(const struct cache *k, unsigned int rank)
 	view = cJSON_AddObjectToObject(views, "kv");
 	cJSON_AddNumberToObject(view, "page_tokens", k->page_tokens);
 	cJSON_AddNumberToObject(view, "pages", k->pages);
+	if (k->shard_size) {
+		cJSON *shard = cJSON_AddObjectToObject(view, "shard");
+
+		cJSON_AddNumberToObject(shard, "size", k->shard_size);
+		cJSON_AddNumberToObject(shard, "rank", k->shard_rank);
+		cJSON_AddNumberToObject(shard, "run", k->shard_run);
+	}
 	layers = cJSON_AddArrayToObject(view, "layers");
 	for (unsigned int l = 0; l < k->layers; l++) {
 		cJSON *layer = cJSON_CreateObject(), *fields;

@@ -45,6 +45,7 @@ struct cache {
 	uint64_t bytes, region, pool;
 	unsigned int layers, pages, page_tokens, units, first_unit, total_units;
 	unsigned int unit_bytes, aux_slots, aux_bytes;
+	unsigned int shard_size, shard_rank, shard_run; /* of "kv"; 0: all tokens */
 };
 /* 16 pages of 4 tokens, all heads. */
 extern const struct cache cluster_geometry;

@@ -23,6 +23,21 @@ static uint64_t address(const struct layout_view *v, const struct layout_field *
 	       (unit - f->first_unit) * f->unit_stride;
 }
 
+/* The definition of a shard, token by token. */
+static bool holds(const struct layout_view *v, uint64_t t)
+{
+	return v->shard.size == 0 || t / v->shard.run % v->shard.size == v->shard.rank;
+}
+
+static uint64_t slot_of(const struct layout_view *v, uint64_t first, uint64_t t)
+{
+	uint64_t slot = 0;
+
+	for (uint64_t u = first; u < t; u++)
+		slot += holds(v, u);
+	return slot;
+}
+
 static bool held(const struct layout_field *f, uint32_t unit)
 {
 	return unit >= f->first_unit && unit - f->first_unit < f->units;
@@ -62,8 +77,8 @@ static void move_unit(struct plan_oracle *o, const struct plan_map *m, uint64_t 
 		      const struct layout_view *dv, const struct layout_field *df,
 		      uint32_t u)
 {
-	move(o, sf, address(sv, sf, m->src_pages, t - m->src_first_token, u), df,
-	     address(dv, df, m->dst_pages, t - m->dst_first_token, u));
+	move(o, sf, address(sv, sf, m->src_pages, slot_of(sv, m->src_first_token, t), u),
+	     df, address(dv, df, m->dst_pages, slot_of(dv, m->dst_first_token, t), u));
 }
 
 static void token(struct plan_oracle *o, const struct plan_map *m, uint64_t t,
@@ -112,8 +127,12 @@ static void map(struct plan_oracle *o, const struct plan_map *m)
 			continue;
 		if (t < m->src_first_token || t < m->dst_first_token)
 			continue;
-		if ((t - m->src_first_token) / sv->page_tokens >= m->src_page_count ||
-		    (t - m->dst_first_token) / dv->page_tokens >= m->dst_page_count)
+		if (!holds(sv, t) || !holds(dv, t))
+			continue;
+		if (slot_of(sv, m->src_first_token, t) / sv->page_tokens >=
+			    m->src_page_count ||
+		    slot_of(dv, m->dst_first_token, t) / dv->page_tokens >=
+			    m->dst_page_count)
 			continue;
 		token(o, m, t, d, sv, dv);
 	}

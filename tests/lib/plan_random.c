@@ -235,6 +235,11 @@ static struct layout *make_side(uint64_t *s, const struct model *m)
 		snprintf(v->name, LAYOUT_NAME_MAX, "v%u", i);
 		v->page_tokens = between(s, 1, 5);
 		v->pages = between(s, 1, 7);
+		if (chance(s, 25)) {
+			v->shard.size = between(s, 2, 4);
+			v->shard.rank = random_below(s, v->shard.size);
+			v->shard.run = between(s, 1, 4);
+		}
 		v->layers = must(calloc(m->layers, sizeof(*v->layers)));
 		for (uint32_t j = 0; j < m->layers; j++) {
 			if (j == skip)
@@ -261,6 +266,27 @@ static size_t make_pages(uint64_t *s, const struct layout_view *v, uint32_t *pag
 	return n;
 }
 
+/* Some token that a list may begin with. */
+static uint64_t make_first(uint64_t *s, const struct layout_view *v)
+{
+	uint64_t turn = v->shard.size ? (uint64_t)v->shard.size * v->shard.run : 1;
+
+	return chance(s, 30) ? random_below(s, 6) / turn * turn : 0;
+}
+
+/* The first token that is the list's own and does not fit into it. */
+static uint64_t list_end(const struct layout_view *v, uint64_t first, size_t pages)
+{
+	uint64_t slots = pages * v->page_tokens, t = first;
+
+	for (;; t++) {
+		if (v->shard.size && t / v->shard.run % v->shard.size != v->shard.rank)
+			continue;
+		if (slots-- == 0)
+			return t;
+	}
+}
+
 static void make_map(struct plan_random *pr, size_t i, uint32_t view)
 {
 	const struct layout_view *sv = &pr->src->views[view], *dv = &pr->dst->views[view];
@@ -272,12 +298,12 @@ static void make_map(struct plan_random *pr, size_t i, uint32_t view)
 	m->dst_pages = pr->pages[1][i];
 	m->src_page_count = make_pages(s, sv, pr->pages[0][i], chance(s, 10));
 	m->dst_page_count = make_pages(s, dv, pr->pages[1][i], chance(s, 3));
-	m->src_first_token = chance(s, 30) ? random_below(s, 6) : 0;
-	m->dst_first_token = chance(s, 30) ? random_below(s, 6) : 0;
+	m->src_first_token = make_first(s, sv);
+	m->dst_first_token = make_first(s, dv);
 	lo = m->src_first_token > m->dst_first_token ? m->src_first_token
 						     : m->dst_first_token;
-	s_end = m->src_first_token + m->src_page_count * sv->page_tokens;
-	d_end = m->dst_first_token + m->dst_page_count * dv->page_tokens;
+	s_end = list_end(sv, m->src_first_token, m->src_page_count);
+	d_end = list_end(dv, m->dst_first_token, m->dst_page_count);
 	hi = s_end < d_end ? s_end : d_end;
 	if (chance(s, 40) && hi > lo) {
 		m->token_begin = lo + random_below(s, (uint32_t)(hi - lo));

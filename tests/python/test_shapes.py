@@ -117,3 +117,12 @@ def test_daemon_takes_states_and_metadata(pair):
             assert pool.id
             pool.unregister()
     assert set(made.layout().views) == {"kv", "conv", "temporal", "aux"}
+
+
+def test_shards_and_formats_survive_the_text():
+    layout = kvd.Layout(3).view("kv", 16, 4, shard=(2, 1, 16))
+    layout.heads("kv", 0, "k", buffer=layout.buffer(16 * 4 * 64), unit_bytes=64, format="bf16")
+    text = json.loads(layout.text())
+    assert text["views"]["kv"]["shard"] == {"size": 2, "rank": 1, "run": 16}
+    assert text["views"]["kv"]["layers"][0]["fields"][0]["format"] == "bf16"
+    assert json.loads(kvd.Layout.parse(layout.text()).text()) == text

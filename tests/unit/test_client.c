@@ -675,6 +675,34 @@ static void layout_text_is_what_was_built(void **state)
 	kvd_layout_free(l);
 }
 
+static void layout_tells_shards_and_formats(void **state)
+{
+	struct kvd_layout *l = kvd_layout_new(0);
+	struct kvd_field k = {.name = "k", .unit_bytes = 2, .units = 1, .format = "bf16"};
+	const char *text;
+	uint32_t view;
+
+	(void)state;
+	k.buffer = kvd_layout_buffer(l, 64);
+	view = kvd_layout_view(l, "kv", 16, 2);
+	kvd_layout_shard(l, view, 4, 3, 16);
+	kvd_layout_heads(l, view, 0, KVD_NHD, &k);
+	assert_int_equal(kvd_layout_text(l, &text), 0);
+	assert_non_null(strstr(text,
+			       "\"pages\":2,\"shard\":{\"size\":4,\"rank\":3,\"run\":"
+			       "16},\"layers\":["));
+	assert_non_null(strstr(text, "\"total_units\":1,\"format\":\"bf16\"}"));
+	kvd_layout_shard(l, 1, 2, 0, 1);
+	assert_int_equal(kvd_layout_text(l, &text), -KVD_E_INVAL);
+	kvd_layout_free(l);
+	l = kvd_layout_new(0);
+	k.buffer = kvd_layout_buffer(l, 64);
+	k.format = "sixteen_letters_";
+	kvd_layout_heads(l, kvd_layout_view(l, "kv", 16, 2), 0, KVD_NHD, &k);
+	assert_int_equal(kvd_layout_text(l, &text), -KVD_E_INVAL);
+	kvd_layout_free(l);
+}
+
 static void layout_keeps_its_first_error(void **state)
 {
 	struct kvd_layout *l = kvd_layout_new(0);
@@ -731,6 +759,7 @@ int main(void)
 		cmocka_unit_test(memory_is_in_the_huge_pages_it_tells_of),
 		cmocka_unit_test(memory_whose_collapse_is_slow_is_had_in_time),
 		cmocka_unit_test(layout_text_is_what_was_built),
+		cmocka_unit_test(layout_tells_shards_and_formats),
 		cmocka_unit_test(layout_keeps_its_first_error),
 	};
 

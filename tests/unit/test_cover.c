@@ -257,6 +257,100 @@ static void cover_of_a_latent_spreads_rooms(void **state)
 		layout_free(ranks[i]);
 }
 
+/* Sources [0, n) and a destination, each a shard of the tokens; all units on each. */
+static void shards_make(struct layout **sources, struct cover_source *list, uint32_t n,
+			uint32_t run, struct layout **dst, uint32_t m, uint32_t rank)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		sources[i] = mha(1, i, 8, 0, 2);
+		if (n > 1)
+			sources[i]->views[0].shard = (struct token_shard){n, i, run};
+		list[i].layout = sources[i];
+	}
+	*dst = mha(1, 0, 8, 0, 2);
+	if (m > 1)
+		(*dst)->views[0].shard = (struct token_shard){m, rank, run};
+}
+
+static bool wants_all(const struct cover *cover, uint32_t source)
+{
+	if (cover->per_source[source].count == 0)
+		return false;
+	assert_int_equal(cover->per_source[source].count, 4); /* k, v of two layers */
+	for (size_t i = 0; i < 4; i++)
+		assert_int_equal(cover->per_source[source].wants[i].units, 8);
+	return true;
+}
+
+/* Of each token that the destination holds exactly one source is asked. */
+static void cover_of_token_shards_takes_each_token_once(void **state)
+{
+	struct layout *sources[SOURCES_MAX], *dst;
+	struct cover_source list[SOURCES_MAX];
+	struct cover *cover;
+
+	(void)state;
+	for (uint32_t n = 1; n <= 4; n++)
+		for (uint32_t m = 1; m <= 4; m++)
+			for (uint32_t rank = 0; rank < m; rank++) {
+				shards_make(sources, list, n, 3, &dst, m, rank);
+				assert_int_equal(
+					cover_make(list, n, dst, NULL, 0, 5, &cover), 0);
+				for (uint32_t t = 0; t < n * m * 3 * 2; t++) {
+					uint32_t asked = 0;
+
+					if (t / 3 % m != rank)
+						continue;
+					for (uint32_t i = 0; i < n; i++)
+						asked += wants_all(cover, i) &&
+							 t / 3 % n == i;
+					assert_int_equal(asked, 1);
+				}
+				for (uint32_t i = 0; i < n; i++) /* and nobody in vain */
+					assert_int_equal(
+						wants_all(cover, i),
+						n == 1 || m == 1 ||
+							token_shard_meet(
+								&sources[i]
+									 ->views[0]
+									 .shard,
+								&dst->views[0].shard));
+				cover_free(cover);
+				for (uint32_t i = 0; i < n; i++)
+					layout_free(sources[i]);
+				layout_free(dst);
+			}
+}
+
+static void cover_of_shards_that_are_not_there_is_refused(void **state)
+{
+	struct layout *sources[4], *dst;
+	struct cover_source list[4];
+	struct cover *cover;
+
+	(void)state;
+	shards_make(sources, list, 4, 3, &dst, 1, 0);
+	assert_true(cover_make(list, 3, dst, NULL, 0, 5, &cover) < 0);
+	assert_int_equal(err_last()->code, ERR_COVER);
+	assert_string_equal(
+		err_last()->text,
+		"view kv layer 0 field k units [0,8) of token shard 3 of 4: no "
+		"source holds them");
+	sources[2]->rank = 1; /* another shard of the same rank is none twice */
+	assert_int_equal(cover_make(list, 4, dst, NULL, 0, 5, &cover), 0);
+	cover_free(cover);
+	sources[2]->views[0].shard.rank = 1;
+	assert_true(cover_make(list, 4, dst, NULL, 0, 5, &cover) < 0);
+	assert_int_equal(err_last()->code, ERR_DUP);
+	sources[2]->views[0].shard = (struct token_shard){4, 2, 6};
+	assert_true(cover_make(list, 4, dst, NULL, 0, 5, &cover) < 0);
+	assert_int_equal(err_last()->code, ERR_LAYOUT);
+	assert_non_null(strstr(err_last()->text, "divide the tokens differently"));
+	for (uint32_t i = 0; i < 4; i++)
+		layout_free(sources[i]);
+	layout_free(dst);
+}
+
 static void cover_of_named_views_leaves_the_others(void **state)
 {
 	struct layout *a = mha(1, 0, 8, 0, 2), *dst = mha(1, 0, 8, 0, 2);
@@ -398,6 +492,8 @@ int main(void)
 		cmocka_unit_test(cover_of_random_ranks_takes_each_unit_once),
 		cmocka_unit_test(cover_of_stages_takes_each_layer_from_its_stage),
 		cmocka_unit_test(cover_of_a_latent_spreads_rooms),
+		cmocka_unit_test(cover_of_token_shards_takes_each_token_once),
+		cmocka_unit_test(cover_of_shards_that_are_not_there_is_refused),
 		cmocka_unit_test(cover_of_named_views_leaves_the_others),
 		cmocka_unit_test(cover_of_contradicting_ranks_is_refused),
 		cmocka_unit_test(wants_off_the_wire_are_checked),

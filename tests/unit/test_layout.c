@@ -54,7 +54,8 @@ static bool fields_equal(const struct layout_field *a, const struct layout_field
 	       a->offset == b->offset && a->page_stride == b->page_stride &&
 	       a->token_stride == b->token_stride && a->unit_stride == b->unit_stride &&
 	       a->unit_bytes == b->unit_bytes && a->first_unit == b->first_unit &&
-	       a->units == b->units && a->total_units == b->total_units;
+	       a->units == b->units && a->total_units == b->total_units &&
+	       strcmp(a->format, b->format) == 0;
 }
 
 static void assert_layouts_equal(const struct layout *a, const struct layout *b)
@@ -69,6 +70,7 @@ static void assert_layouts_equal(const struct layout *a, const struct layout *b)
 		assert_string_equal(v->name, w->name);
 		assert_int_equal(v->page_tokens, w->page_tokens);
 		assert_int_equal(v->pages, w->pages);
+		assert_memory_equal(&v->shard, &w->shard, sizeof(v->shard));
 		assert_int_equal(v->layer_count, w->layer_count);
 		for (uint32_t j = 0; j < v->layer_count; j++) {
 			assert_int_equal(v->layers[j].layer, w->layers[j].layer);
@@ -218,6 +220,9 @@ static void wire_with_a_changed_byte_is_checked(void **state)
 	layout_free(a);
 }
 
+#define HEAD(views) "\x02\0\0\0\0\0\0\0\0" views "\0\0\0"
+#define ALL "\0\0\0\0\0\0\0\0\0\0\0\0" /* tokens */
+
 static void wire_hostile_is_refused(void **state)
 {
 	static const struct {
@@ -225,29 +230,37 @@ static void wire_hostile_is_refused(void **state)
 		size_t size;
 		const char *needle;
 	} cases[] = {
-		{"\x02", 1, "form 2"},
-		{"\x01\0\0\0\0\xff\xff\xff\xff", 9, "layout"},
-		{"\x01\0\0\0\0\x01\0\0\0", 9, "layout"},
+		{"\x01", 1, "form 1"},
+		{"\x02\0\0\0\0\xff\xff\xff\xff", 9, "layout"},
+		{"\x02\0\0\0\0\x01\0\0\0", 9, "layout"},
 		/* no buffers, 2^32 - 1 views */
-		{"\x01\0\0\0\0\0\0\0\0\xff\xff\xff\xff", 13, "layout"},
+		{"\x02\0\0\0\0\0\0\0\0\xff\xff\xff\xff", 13, "layout"},
 		/* a view of no layers and no name */
-		{"\x01\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\x01\0\0\0\x01\0\0\0\0\0\0\0", 28,
-		 "name"},
+		{HEAD("\x01") "\0\0\x01\0\0\0\x01\0\0\0" ALL "\0\0\0\0", 40, "name"},
 		/* page_tokens 0 */
-		{"\x01\0\0\0\0\0\0\0\0\x01\0\0\0\x01\0a\0\0\0\0\x01\0\0\0\0\0\0\0", 28,
+		{HEAD("\x01") "\x01\0a\0\0\0\0\x01\0\0\0" ALL "\0\0\0\0", 41,
 		 "views.a.page_tokens"},
+		/* shards: size 1, rank 2 of 2, run 0 */
+		{HEAD("\x01") "\x01\0a\x01\0\0\0\x01\0\0\0"
+			      "\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0",
+		 41, "views.a.shard.size"},
+		{HEAD("\x01") "\x01\0a\x01\0\0\0\x01\0\0\0"
+			      "\x02\0\0\0\x02\0\0\0\x01\0\0\0\0\0\0\0",
+		 41, "views.a.shard.rank"},
+		{HEAD("\x01") "\x01\0a\x01\0\0\0\x01\0\0\0"
+			      "\x02\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0",
+		 41, "views.a.shard.run"},
 		/* a first layer like the one before it */
-		{"\x01\0\0\0\0\0\0\0\0\x01\0\0\0\x01\0a\x01\0\0\0\x01\0\0\0\x01\0\0\0"
-		 "\0\0\0\0\x01",
-		 33, "bad form"},
+		{HEAD("\x01") "\x01\0a\x01\0\0\0\x01\0\0\0" ALL "\x01\0\0\0\0\0\0\0\x01",
+		 46, "bad form"},
 		/* layers out of order */
-		{"\x01\0\0\0\0\0\0\0\0\x01\0\0\0\x01\0a\x01\0\0\0\x01\0\0\0\x02\0\0\0"
-		 "\x05\0\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0\0",
-		 46, "out of order"},
+		{HEAD("\x01") "\x01\0a\x01\0\0\0\x01\0\0\0" ALL "\x02\0\0\0"
+			      "\x05\0\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0\0",
+		 59, "out of order"},
 		/* the same view twice */
-		{"\x01\0\0\0\0\0\0\0\0\x02\0\0\0\x01\0a\x01\0\0\0\x01\0\0\0\0\0\0\0"
-		 "\x01\0a\x01\0\0\0\x01\0\0\0\0\0\0\0",
-		 43, "views.a: named twice"},
+		{HEAD("\x02") "\x01\0a\x01\0\0\0\x01\0\0\0" ALL "\0\0\0\0"
+			      "\x01\0a\x01\0\0\0\x01\0\0\0" ALL "\0\0\0\0",
+		 69, "views.a: named twice"},
 	};
 
 	(void)state;
@@ -265,12 +278,18 @@ static void wire_hostile_is_refused(void **state)
 	}
 }
 
-#define ONE(view, layer, name, bytes, total)                                        \
-	"{\"buffers\":[64],\"views\":{\"" view "\":{\"page_tokens\":1,\"pages\":1," \
-	"\"layers\":[{\"layer\":" layer ",\"fields\":[{\"name\":\"" name            \
-	"\",\"buffer\":0,\"offset\":0,\"page_stride\":8,\"token_stride\":4,"        \
-	"\"unit_stride\":4,\"unit_bytes\":" bytes                                   \
-	",\"first_unit\":0,\"units\":1,\"total_units\":" total "}]}]}}}"
+#define ONE(view, layer, name, bytes, total) FULL("", view, layer, name, bytes, total, "")
+#define OF_FORMAT(format) FULL("", "kv", "3", "k", "4", "2", ",\"format\":\"" format "\"")
+#define BY_RUNS(run)                                                                    \
+	FULL("\"shard\":{\"size\":2,\"rank\":1,\"run\":" run "},", "kv", "3", "k", "4", \
+	     "2", "")
+#define FULL(shard, view, layer, name, bytes, total, format)                 \
+	"{\"buffers\":[64],\"views\":{\"" view "\":{" shard                  \
+	"\"page_tokens\":1,\"pages\":1,"                                     \
+	"\"layers\":[{\"layer\":" layer ",\"fields\":[{\"name\":\"" name     \
+	"\",\"buffer\":0,\"offset\":0,\"page_stride\":8,\"token_stride\":4," \
+	"\"unit_stride\":4,\"unit_bytes\":" bytes                            \
+	",\"first_unit\":0,\"units\":1,\"total_units\":" total format "}]}]}}}"
 
 static void layouts_that_contradict_name_the_difference(void **state)
 {
@@ -286,6 +305,15 @@ static void layouts_that_contradict_name_the_difference(void **state)
 		 "view kv layer 3 field k: total_units 2 (ours), 3 (the peer's)"},
 		{ONE("kv", "3", "k", "4", "2"), ONE("kv", "3", "v", "4", "2"),
 		 "view kv layer 3 field k: only in ours"},
+		{OF_FORMAT("bf16"), ONE("kv", "3", "k", "4", "2"), NULL},
+		{OF_FORMAT("bf16"), OF_FORMAT("bf16"), NULL},
+		{OF_FORMAT("bf16"), OF_FORMAT("fp16"),
+		 "view kv layer 3 field k: format bf16 (ours), fp16 (the peer's)"},
+		{BY_RUNS("2"), BY_RUNS("6"), NULL},
+		{BY_RUNS("2"), ONE("kv", "3", "k", "4", "2"), NULL},
+		{BY_RUNS("2"), BY_RUNS("3"),
+		 "view kv: shard.run 2 (ours), 3 (the peer's): one must be a multiple of the "
+		 "other"},
 	};
 
 	(void)state;
@@ -303,6 +331,59 @@ static void layouts_that_contradict_name_the_difference(void **state)
 		layout_free(a);
 		layout_free(b);
 	}
+}
+
+static void json_that_says_what_nobody_knows_is_refused(void **state)
+{
+	static const struct {
+		const char *text, *needle;
+	} cases[] = {
+		{"{\"buffers\":[],\"views\":{},\"color\":1}",
+		 "layout: color: unknown member"},
+		{FULL("\"color\":1,", "kv", "3", "k", "4", "2", ""),
+		 "views.kv: color: unknown member"},
+		{FULL("", "kv", "3,\"color\":1", "k", "4", "2", ""),
+		 "views.kv.layers[0]: color: unknown member"},
+		{FULL("", "kv", "3", "k", "4", "2", ",\"color\":1"),
+		 "views.kv.layers[0].fields[0]: color: unknown member"},
+		{FULL("", "kv", "3", "k", "4", "2", ",\"format\":16"),
+		 "views.kv.layers[0].fields[0].format: must be a string"},
+		{OF_FORMAT("sixteen_letters_"),
+		 "a format has 0 to 15 bytes, this has 16"},
+		{OF_FORMAT("b 16"), "a format is printable ASCII without spaces"},
+		{FULL("\"shard\":2,", "kv", "3", "k", "4", "2", ""),
+		 "views.kv.shard: must be an object"},
+		{FULL("\"shard\":{\"size\":2,\"rank\":0},", "kv", "3", "k", "4", "2", ""),
+		 "views.kv.shard.run: missing"},
+		{FULL("\"shard\":{\"size\":2,\"rank\":0,\"run\":1,\"of\":1},", "kv", "3",
+		      "k", "4", "2", ""),
+		 "views.kv.shard: of: unknown member"},
+		{FULL("\"shard\":{\"size\":257,\"rank\":0,\"run\":1},", "kv", "3", "k",
+		      "4", "2", ""),
+		 "views.kv.shard.size: 257 is not in 2"},
+		{FULL("\"shard\":{\"size\":2,\"rank\":2,\"run\":1},", "kv", "3", "k", "4",
+		      "2", ""),
+		 "views.kv.shard.rank: 2, must be below size 2"},
+		{BY_RUNS("1048577"), "views.kv.shard.run: 1048577 is not in 1"},
+	};
+	struct layout *one;
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		cJSON *json = cJSON_Parse(cases[i].text);
+		struct layout *layout;
+
+		assert_non_null(json);
+		assert_true(layout_parse(json, &layout) < 0);
+		if (!strstr(err_last()->text, cases[i].needle))
+			print_error("%zu: %s\n", i, err_last()->text);
+		assert_non_null(strstr(err_last()->text, cases[i].needle));
+		cJSON_Delete(json);
+	}
+	one = parse(FULL("\"shard\":{\"size\":1,\"rank\":0,\"run\":9},", "kv", "3", "k",
+			 "4", "2", ""));
+	assert_true(token_shard_is_all(&one->views[0].shard));
+	layout_free(one);
 }
 
 static void layers_in_any_order_are_sorted(void **state)
@@ -453,6 +534,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(layout_encoded_decodes_to_the_same),
 		cmocka_unit_test(layout_printed_parses_to_the_same),
+		cmocka_unit_test(json_that_says_what_nobody_knows_is_refused),
 		cmocka_unit_test(layouts_at_random_survive_both_forms),
 		cmocka_unit_test(encoding_without_room_is_refused),
 		cmocka_unit_test(wire_cut_short_is_refused),
