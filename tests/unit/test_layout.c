@@ -312,8 +312,8 @@ static void layouts_that_contradict_name_the_difference(void **state)
 		{BY_RUNS("2"), BY_RUNS("6"), NULL},
 		{BY_RUNS("2"), ONE("kv", "3", "k", "4", "2"), NULL},
 		{BY_RUNS("2"), BY_RUNS("3"),
-		 "view kv: shard.run 2 (ours), 3 (the peer's): one must be a multiple of the "
-		 "other"},
+		 "view kv: shard.run 2 (ours), 3 (the peer's): one must be a multiple of "
+		 "the other"},
 	};
 
 	(void)state;
