@@ -140,6 +140,8 @@ static void open_text(struct kvd_room *room, const struct kvd_room_args *a,
 	text_sources(&op->text, room->slot.object.client, a);
 	if (a->receivers)
 		client_text_int(&op->text, "receivers", a->receivers);
+	if (a->receivers_told)
+		client_text_printf(&op->text, ",\"receivers_told\":true");
 	if (a->view_count)
 		client_text_views(&op->text, false, a->views, a->view_count);
 	if (a->has_aux)
@@ -308,6 +310,18 @@ static int room_enter(struct kvd_room *room, const struct kvd_call *call)
 	if (!r && phase != CLIENT_MAKING)
 		r = client_object_usable(object, "room");
 	return r;
+}
+
+int kvd_room_extend(struct kvd_room *room, uint32_t lease_ms, const struct kvd_call *call)
+{
+	struct client_op op;
+	int r = room_enter(room, call);
+
+	if (r)
+		return r;
+	room_begin(room, &op, "room.extend");
+	client_text_int(&op.text, "lease_ms", lease_ms);
+	return client_op_run(room->slot.object.client, &op, call);
 }
 
 int kvd_room_bind(struct kvd_room *room, const struct kvd_bind_args *args,

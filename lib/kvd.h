@@ -506,13 +506,20 @@ struct kvd_room_args {
 	struct kvd_pool *pool;
 	const struct kvd_source *sources; /* recv, pull */
 	size_t source_count;
-	uint32_t receivers; /* recv: how many each source serves; offer: pullers; 0: 1 */
-	const struct kvd_view *views; /* offer, pull: the local pages */
+	/* recv: how many each source serves, 0: 1; offer: how many pullers there are, 0:
+	 * 1, unless they say it (receivers_told); pull: the same, which the offers are
+	 * told and must agree with, 0: not told */
+	uint32_t receivers;
+	bool receivers_told;
+	/* offer, pull: the local pages. A pull without any asks for the offers and keeps
+	 * their leases; it is KVD_WAITING_FOR_INPUT when all are there, and reads when
+	 * pages are bound (none at all give the offers back). */
+	const struct kvd_view *views;
 	size_t view_count;
-	bool has_aux;				     /* offer, pull */
-	uint32_t aux;				     /* slot of the view "aux" */
-	struct kvd_wait wait;			     /* pull: before landing */
-	uint32_t lease_ms;			     /* offer; 0: the daemon's default */
+	bool has_aux;	      /* offer, pull */
+	uint32_t aux;	      /* slot of the view "aux" */
+	struct kvd_wait wait; /* offer: before it is read; pull: before it lands */
+	uint32_t lease_ms;    /* offer; 0: the daemon's default */
 	uint32_t bootstrap_ms, waiting_ms, stall_ms; /* 0: the daemon's defaults */
 	/*
 	 * What the engine calls its request, and its span, or NULL: shown by kvd-ctl and
@@ -567,12 +574,15 @@ struct kvd_room_status {
  * call on a room that has failed gives the room's own error, "room 42 failed: …". */
 int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
 		  const struct kvd_call *call, struct kvd_room **room_p);
-/* recv: where the bytes shall land. */
+/* recv, and a pull that was opened without pages: where the bytes shall land. */
 int kvd_room_bind(struct kvd_room *room, const struct kvd_bind_args *args,
 		  const struct kvd_call *call);
 /* send: one chunk. */
 int kvd_room_send(struct kvd_room *room, const struct kvd_send_args *args,
 		  const struct kvd_call *call);
+/* offer: the lease is so long from now on, and each time that a puller extends it. */
+int kvd_room_extend(struct kvd_room *room, uint32_t lease_ms,
+		    const struct kvd_call *call);
 /* Any state. The state becomes failed once nothing of the room can move. */
 int kvd_room_abort(struct kvd_room *room, const char *reason,
 		   const struct kvd_call *call);

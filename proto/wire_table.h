@@ -113,7 +113,7 @@
 #define WIRE_ABORT_ACK(F) F(u64, room) F(u64, to_gen)
 #define WIRE_OFFER_QUERY(F)                                                        \
 	F(u64, room) F(u64, pull_gen) F(u64, src_pool) F(u64, dst_pool)            \
-	F(opt, request_id) F(opt, traceparent) F(key, ticket)
+	F(u32, receivers) F(opt, request_id) F(opt, traceparent) F(key, ticket)
 /* views as in TRANSFER_INFO */
 #define WIRE_OFFER(F)                                                              \
 	F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u64, src_pool)           \

@@ -23,7 +23,8 @@ ROOT = os.path.dirname(HERE)
 ABI = "0x03090000"
 PROGRAMS = os.environ.get("KVD_PROGRAMS")
 # of the plan library: layouts; plans are the daemon's
-PLAN = ("layout", "layout_json", "layout_target", "layout_wire", "nest", "segment", "strip")
+PLAN = ("layout", "layout_json", "layout_target", "layout_wire", "nest", "segment", "strip",
+        "token_shard")
 
 
 def sources():

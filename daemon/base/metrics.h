@@ -126,6 +126,8 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	X(CHUNKS_SENT, COUNTER, NUMBER, NONE, NONE, "chunks_sent_total", "chunks sent")  \
 	X(PULLS_SERVED, COUNTER, NUMBER, NONE, NONE, "pulls_served_total",               \
 	  "reads of offers served or checked")                                           \
+	X(PULLS_TAKEN_BACK, COUNTER, NUMBER, NONE, NONE, "pulls_taken_back_total",       \
+	  "pullers that failed by what may pass and may come again")                     \
 	X(ORPHANS, GAUGE, NUMBER, NONE, NONE, "orphans",                                 \
 	  "partners' messages that wait for their room to open")                         \
 	X(ORPHANS_KEPT, COUNTER, NUMBER, NONE, NONE, "orphans_kept_total",               \

@@ -82,6 +82,7 @@ struct open_args {
 	uint64_t pool;
 	const cJSON *sources, *remote;
 	uint32_t receivers, lease_ms;
+	bool receivers_told;
 	const cJSON *timeouts;
 	const char *request_id, *traceparent;
 	const char *ticket;
@@ -206,6 +207,7 @@ static int parse_open(struct request *req, struct room_args *out)
 		.number = args->key.number,
 		.pool = pool_find(req->session, args->pool),
 		.receivers = args->receivers,
+		.receivers_told = args->receivers_told,
 		.lease_ns = args->lease_ms * LOOP_NS_PER_MS,
 	};
 	for (size_t i = 0; i < ARRAY_LEN(limits.ms); i++)
@@ -221,13 +223,15 @@ static int check_members(const cJSON *args, enum room_role role)
 		unsigned int roles;
 	} rules[] = {
 		{"sources", 1u << ROOM_RECV | 1u << ROOM_PULL},
-		{"receivers", 1u << ROOM_RECV | 1u << ROOM_OFFER},
+		{"receivers", 1u << ROOM_RECV | 1u << ROOM_OFFER | 1u << ROOM_PULL},
+		{"receivers_told", 1u << ROOM_OFFER},
 		{"views", 1u << ROOM_OFFER | 1u << ROOM_PULL},
 		{"aux", 1u << ROOM_OFFER | 1u << ROOM_PULL},
 		{"lease_ms", 1u << ROOM_OFFER},
 		{"remote", 1u << ROOM_PULL},
-		{"wait", 1u << ROOM_PULL},
+		{"wait", 1u << ROOM_OFFER | 1u << ROOM_PULL},
 	};
+	const cJSON *told = cJSON_GetObjectItemCaseSensitive(args, "receivers_told");
 
 	for (size_t i = 0; i < ARRAY_LEN(rules); i++) {
 		if (cJSON_GetObjectItemCaseSensitive(args, rules[i].name) &&
@@ -235,6 +239,9 @@ static int check_members(const cJSON *args, enum room_role role)
 			return err_raise(ERR_INVAL, "%s: not for role %s", rules[i].name,
 					 room_role_names[role]);
 	}
+	if (cJSON_IsTrue(told) && cJSON_GetObjectItemCaseSensitive(args, "receivers"))
+		return err_raise(ERR_INVAL,
+				 "receivers: the pullers say it (receivers_told)");
 	return 0;
 }
 
@@ -312,8 +319,10 @@ static int run_open(struct request *req)
 				args.role == ROOM_PULL, &maps, &wait);
 	if (r < 0)
 		return err_pass(r);
-	if ((args.role == ROOM_OFFER || args.role == ROOM_PULL) && maps.count == 0)
+	if (args.role == ROOM_OFFER && maps.count == 0)
 		r = err_raise(ERR_INVAL, "views: missing");
+	if (args.role == ROOM_PULL && maps.count == 0 && in->pages.wait)
+		r = err_raise(ERR_INVAL, "wait: comes with the pages, in room.bind");
 	if (r >= 0)
 		r = rooms_open(req->kvd->rooms, &args, &room);
 	if (r < 0) {
@@ -380,10 +389,17 @@ struct bind_args {
 static int run_bind(struct request *req)
 {
 	const struct bind_args *args = request_args(req);
-	struct room *room = find_as(req, &args->key, ROOM_RECV);
+	struct room *room = args->key.role < 0 ? rooms_find(req->kvd->rooms, req->session,
+							    ROOM_PULL, args->key.number)
+					       : NULL;
 	struct room_maps maps;
 	struct wait_spec wait;
-	int r = room ? want_role(room, ROOM_RECV) : -ENOENT;
+	int r;
+
+	if (!room ||
+	    rooms_find(req->kvd->rooms, req->session, ROOM_RECV, args->key.number))
+		room = find_as(req, &args->key, ROOM_RECV);
+	r = !room ? -ENOENT : room->role == ROOM_PULL ? 0 : want_role(room, ROOM_RECV);
 
 	if (r >= 0)
 		r = parse_pages(req, &args->pages, room->pool->layout, true, &maps,
@@ -394,6 +410,25 @@ static int run_bind(struct request *req)
 	if (r < 0)
 		wait_spec_fini(&wait);
 	room_maps_fini(&maps);
+	if (r < 0)
+		return err_pass(r);
+	commands_room_reply_state(req, room);
+	return 0;
+}
+
+struct extend_args {
+	struct room_key key;
+	uint32_t lease_ms;
+};
+
+static int run_extend(struct request *req)
+{
+	const struct extend_args *args = request_args(req);
+	struct room *room = find_as(req, &args->key, ROOM_OFFER);
+	int r = room ? want_role(room, ROOM_OFFER) : -ENOENT;
+
+	if (r >= 0)
+		r = offer_extend(room, args->lease_ms * LOOP_NS_PER_MS);
 	if (r < 0)
 		return err_pass(r);
 	commands_room_reply_state(req, room);
@@ -535,8 +570,13 @@ static const struct field open_fields[] = {
 		"pull: {views} a source, when the engine knows the pages; else the "
 		"offer's"),
 	F_INT("receivers", open_args, receivers, OPTIONAL, 1, ROOM_PARTIES_MAX,
-	      "recv: how many receivers each source waits for; offer: how many pullers"),
-	F_VIEWS(open_args, "offer, pull: {name: {pages, first_token, tokens, layers}}"),
+	      "recv: how many receivers each source waits for; offer, pull: how many "
+	      "pullers there are"),
+	F_BOOL("receivers_told", open_args, receivers_told,
+	       "offer: the pullers say how many they are"),
+	F_VIEWS(open_args, "offer, pull: {name: {pages, first_token, tokens, layers}}; a "
+			   "pull without any asks for the offers, keeps their leases and "
+			   "reads after room.bind"),
 	F_AUX(open_args, "offer, pull: slot of view \"aux\""),
 	F_INT("lease_ms", open_args, lease_ms, OPTIONAL, 1, MS_MAX,
 	      "offer: how long without a heartbeat"),
@@ -566,6 +606,13 @@ static const struct field bind_fields[] = {
 	F_WAIT(bind_args),
 	F_END,
 };
+static const struct field extend_fields[] = {
+	F_ROOM(extend_args),
+	F_ROLE(extend_args),
+	F_INT("lease_ms", extend_args, lease_ms, REQUIRED, 1, MS_MAX,
+	      "the lease from now on, and each time a puller extends it"),
+	F_END,
+};
 static const struct field send_fields[] = {
 	F_ROOM(send_args),
 	F_ROLE(send_args),
@@ -591,7 +638,10 @@ const struct field room_key_fields[] = {
 const struct command room_commands[] = {
 	{"room.open", "open one side of a request's handover", open_fields, 0, run_open,
 	 "room, gen and slot of the status page, generation, state"},
-	{"room.bind", "give a recv room its pages", bind_fields, 0, run_bind, "state"},
+	{"room.bind", "give a recv room, or a pull without any, its pages", bind_fields,
+	 0, run_bind, "state"},
+	{"room.extend", "extend the lease of an offer", extend_fields, 0, run_extend,
+	 "state"},
 	{"room.send", "send a chunk of a send room", send_fields, 0, run_send, "state"},
 	{"room.poll", "states of rooms, by list or since a version", room_poll_fields, 0,
 	 room_poll_run, "rooms: {room, role, gen, state, flags, bytes, error}; version"},

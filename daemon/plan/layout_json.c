@@ -21,7 +21,8 @@
 #include "daemon/base/mem.h"
 #include "daemon/plan/layout.h"
 #include "daemon/plan/layout_private.h"
-#include "proto/json.h"
+
+#define JSON_WHOLE_MAX 9007199254740991.0 /* 2^53 - 1 */
 
 static int layout_json_number_read(const cJSON *item, const char *path, const char *key,
 				   uint64_t max, uint64_t *v_p)
@@ -33,7 +34,7 @@ static int layout_json_number_read(const cJSON *item, const char *path, const ch
 	if (!cJSON_IsNumber(item))
 		return err_raise(ERR_INVAL, "%s.%s: must be an integer", path, key);
 	v = item->valuedouble;
-	if (!(v >= 0 && v <= (double)JSON_INT_MAX))
+	if (!(v >= 0 && v <= JSON_WHOLE_MAX))
 		return err_raise(ERR_RANGE, "%s.%s: %g is not in 0 … 2^53 - 1", path, key,
 				 v);
 	if ((double)(uint64_t)v != v)
@@ -83,9 +84,18 @@ static int member_array(const cJSON *json, const char *path, const char *key,
 /* A member that is not known would be lost, and with it what it says of the bytes. */
 static int members_only(const cJSON *json, const char *path, const char *const *names)
 {
-	int r = json_only(json, names);
+	const cJSON *it;
 
-	return r < 0 ? err_prefix(r, "%s", path) : 0;
+	cJSON_ArrayForEach(it, json) {
+		size_t i = 0;
+
+		while (names[i] && strcmp(names[i], it->string) != 0)
+			i++;
+		if (!names[i])
+			return err_raise(ERR_INVAL, "%s.%.64s: unknown member", path,
+					 it->string);
+	}
+	return 0;
 }
 
 static int field_format(const cJSON *json, const char *path, struct layout_field *f)

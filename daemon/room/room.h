@@ -99,6 +99,7 @@ struct party {
 	struct xp_way way; /* of its last chunk for which there was a choice */
 	/* offer, pull */
 	bool asked_ack; /* pull: told that all was read, PULL_ACK is pending */
+	bool away;	/* offer: it could not go on, and may come again as another */
 	uint64_t lease_epoch;
 	uint64_t lease_ns;
 	uint64_t offered_ns; /* offer: when its query was answered last */
@@ -195,7 +196,7 @@ struct room {
 	struct room_maps maps; /* recv, pull: local pages; offer: offered pages */
 	bool bound;
 	bool planned;	       /* recv, pull: the cover is made */
-	struct wait_spec wait; /* recv, pull: before anything lands */
+	struct wait_spec wait; /* recv, pull: before anything lands; offer: is read */
 	struct wait wait_bind;
 	bool wait_over;
 	struct charge charge;  /* itself and its parties */
@@ -204,7 +205,8 @@ struct room {
 	unsigned int chunks_open, chunks_given; /* in `chunks`; ever */
 	uint64_t latest_seq;			/* of the last one */
 	bool last_given;
-	uint32_t receivers; /* expected parties; 0 = not known yet */
+	uint32_t receivers;  /* expected parties; 0 = not known yet */
+	bool receivers_told; /* offer: the pullers know how many they are */
 	uint64_t bytes, expected;
 	uint64_t surplus;      /* send, recv: tokens of chunks that nobody had bound */
 	struct room_used used; /* the parties' sum */
@@ -345,7 +347,7 @@ int send_chunk(struct room *room, struct chunk *chunk); /* takes it when >= 0 */
 bool send_was_given(const struct room *room, uint64_t seq);
 void send_chunk_left(struct chunk *chunk); /* one of its moves is freed */
 void send_chunk_free(struct chunk *chunk); /* with its room */
-/* room_recv.c */
+/* room_recv.c; also of a pull that was opened without pages */
 int recv_bind(struct room *room, struct room_maps *maps, const struct wait_spec *wait);
 void recv_on_request(struct room *room, struct remote *remote, struct xp_inbound *in,
 		     struct cursor *header);
@@ -358,6 +360,8 @@ int offer_on_pull_done(struct room *room, struct party *party,
 		       const struct wire_pull_done *done, enum err_code *answer_p);
 void offer_on_lease(struct room *room, struct party *party, uint64_t lease_epoch);
 void offer_check_lease(struct room *room);
+/* The lease is so long from now on, and as long each time it is extended. ERR_STATE. */
+int offer_extend(struct room *room, uint64_t lease_ns);
 /* room_pull.c */
 int pull_on_offer(struct room *room, struct party *party, const struct wire_offer *offer,
 		  struct room_message *msg);

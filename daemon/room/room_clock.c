@@ -131,6 +131,13 @@ static void room_clock_bootstrap_text(const struct room *room, char *text, size_
 			 room->party_count, room->receivers ? room->receivers : 1);
 		return;
 	}
+	list_foreach(party, &room->parties, link) {
+		if (room->role == ROOM_PULL && party->told && !party->answered) {
+			snprintf(text, size, "source %.200s did not offer it",
+				 party_label(party, label, sizeof(label)));
+			return;
+		}
+	}
 	snprintf(text, size, "its sources are not ready");
 	list_foreach(party, &room->parties, link) {
 		if (sm_state(&party->remote->peer->sm) == PEER_UP && party->pool &&
@@ -164,8 +171,7 @@ static void room_clock_waiting_text(const struct room *room, char *text, size_t 
 	if (waits_for_point(room))
 		own = "the point that it shall wait for did not come";
 	snprintf(text, size, "%s", own);
-	if (waits_for_point(room) || room->role == ROOM_SEND ||
-	    (room->role == ROOM_RECV && !room->bound))
+	if (waits_for_point(room) || room->role == ROOM_SEND || !room->bound)
 		return;
 	list_foreach(party, &room->parties, link) {
 		const char *what =

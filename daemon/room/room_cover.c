@@ -62,8 +62,8 @@ bool room_booted(struct room *room)
 		}
 		all |= r;
 	}
-	if (all == 0)
-		room_move(room, ROOM_WAITING);
+	if (all == 0 && (room->role == ROOM_RECV || room->bound))
+		room_move(room, ROOM_WAITING); /* else it asks for the offers first */
 	return all == 0;
 }
 
@@ -240,6 +240,19 @@ int room_cover(struct room *room)
 }
 
 /* ---- which pages are whole ---- */
+
+void room_cover_landed(struct party *party)
+{
+	const struct room_maps *maps = &party->room->maps;
+
+	for (size_t i = 0; i < maps->count && party->coverage; i++) {
+		const struct room_map *map = &maps->maps[i];
+
+		if (coverage_add(&party->coverage[i], map->layers, map->token_begin,
+				 map->token_end) < 0)
+			err_clear(); /* no memory: its pages are not told as whole */
+	}
+}
 
 /* In-flight chunks are reserved, not landed: ask only when terminal. */
 int room_landed_pages(const struct room *room, size_t map, uint8_t **bits_p)

@@ -11,6 +11,8 @@
 bool room_booted(struct room *room);
 /* For the bound maps: each party's wants, expected bytes and coverage. */
 int room_cover(struct room *room);
+/* All that it was to bring is there, and counts. */
+void room_cover_landed(struct party *party);
 /* A source's peer is down: true when the room can do without it. */
 bool room_source_lost(struct party *party);
 /* Which pages of a bound map are whole, as a bitmap: bit p % 8 of byte p / 8

@@ -6,7 +6,8 @@
  * or the engine takes the pages back, and PULL_DONE (and every request) must
  * name the current one. A puller's heartbeats extend the lease; a puller that
  * gives up says so, and the pages are free as if it had read them, only the
- * room does not end in success.
+ * room does not end in success. One that failed by what may pass (a stall, no
+ * memory) leaves its place to who asks next: the lease bounds how long.
  */
 #include <assert.h>
 #include <errno.h>
@@ -54,8 +55,8 @@ static bool may_answer(const struct party *party)
 
 static int give_answer(struct party *party)
 {
-	if (mail_telling(party))
-		return 0; /* it is being written */
+	if (!party->room->wait_over || mail_telling(party))
+		return 0; /* what it offers is not computed yet; it is being written */
 	if (!may_answer(party)) {
 		room_count(party->room, METRIC_ROOM_REFUSED, 1);
 		return 0;
@@ -64,6 +65,29 @@ static int give_answer(struct party *party)
 	party->offered_ns = loop_now_ns(rooms_kvd(party->room->rooms)->loop);
 	room_trace(party->room, TRACE_ACK_OUT, party, party->gen);
 	return err_pass(mail_tell(party, WIRE_T_OFFER, offer_put));
+}
+
+/* How many pullers there are: as they say, or as the engine did. */
+static int check_receivers(struct room *room, uint32_t told)
+{
+	if (room->receivers_told && room->receivers == 0)
+		room->receivers = told ? told : 1;
+	if (told == 0 || told == room->receivers)
+		return 0;
+	return err_raise(ERR_INVAL,
+			 "receivers: offer %llu is for %u, this puller says %u%s",
+			 (unsigned long long)room->number, room->receivers, told,
+			 room->receivers_told ? ", another said so" : "");
+}
+
+static uint32_t pullers(const struct room *room)
+{
+	const struct party *party;
+	uint32_t n = 0;
+
+	list_foreach(party, &room->parties, link)
+		n += !party->away;
+	return n;
 }
 
 int offer_on_query(struct room *room, struct remote *remote,
@@ -85,8 +109,11 @@ int offer_on_query(struct room *room, struct remote *remote,
 	r = layout_compatible(room->pool->layout, pool->layout, &layout_from_source);
 	if (r < 0)
 		return err_pass(r);
+	r = check_receivers(room, query->receivers);
+	if (r < 0)
+		return err_pass(r);
 	if (!party) {
-		if (room->party_count >= room->receivers)
+		if (pullers(room) >= room->receivers)
 			return err_raise(
 				ERR_STATE, "offer %llu: all %u pullers are there",
 				(unsigned long long)room->number, room->receivers);
@@ -275,6 +302,48 @@ void offer_on_request(struct room *room, struct remote *remote, struct xp_inboun
 	remote->transport->ops->land(in, NULL, &why);
 }
 
+/* What the puller's daemon or a wire could not do now and may do in a moment. A puller
+ * that is gone, was aborted, waited in vain or lost its connection does not come again.
+ */
+static bool takes_back(enum err_code code)
+{
+	return code == ERR_BUSY || code == ERR_LIMIT || code == ERR_NOMEM ||
+	       code == ERR_STALL || code == ERR_TRANSPORT || code == ERR_FENCE;
+}
+
+/* Its requests are not its any more; what is being served ends first. */
+static void take_back(struct party *party)
+{
+	party->away = true;
+	party->gen = 0;
+	room_count(party->room, METRIC_PULLS_TAKEN_BACK, 1);
+}
+
+static bool party_moves(const struct party *party)
+{
+	const struct move *move;
+
+	list_foreach(move, &party->room->moves, link) {
+		if (move->party == party)
+			return true;
+	}
+	list_foreach(move, &party->room->ended, link) {
+		if (move->party == party)
+			return true;
+	}
+	return false;
+}
+
+static void drop_away(struct room *room)
+{
+	struct party *party;
+
+	list_foreach_safe(party, &room->parties, link) {
+		if (party->away && !party_moves(party))
+			party_drop(party);
+	}
+}
+
 /* The others go on; the room cannot succeed any more. The first one's text is
  * what it ends with. */
 static void gave_up(struct party *party, const struct err *why)
@@ -309,7 +378,10 @@ int offer_on_pull_done(struct room *room, struct party *party,
 		party->done = true;
 	} else {
 		peer_told(party->remote->peer, done->code, done->text, &why);
-		gave_up(party, &why);
+		if (!party->done && takes_back(why.code))
+			take_back(party);
+		else
+			gave_up(party, &why);
 	}
 	room_kick(room);
 	return 0;
@@ -322,6 +394,17 @@ void offer_on_lease(struct room *room, struct party *party, uint64_t lease_epoch
 	assert(room->role == ROOM_OFFER);
 	if (party && !party->done && room_live(room) && lease_epoch == room->lease_epoch)
 		room->lease_end_ns = now + room->lease_ns;
+}
+
+int offer_extend(struct room *room, uint64_t lease_ns)
+{
+	assert(room->role == ROOM_OFFER);
+	if (!room_live(room))
+		return err_pass(room_refuse_over(room));
+	room->lease_ns = lease_ns;
+	room->lease_end_ns = loop_now_ns(rooms_kvd(room->rooms)->loop) + lease_ns;
+	room_clock_set(room);
+	return 0;
 }
 
 void offer_check_lease(struct room *room)
@@ -346,6 +429,46 @@ void offer_check_lease(struct room *room)
 	room_fail(room, &why, NULL);
 }
 
+static void room_offer_on_wait_over(struct wait *wait, const struct err *why)
+{
+	struct room *room = container_of(wait, struct room, wait_bind);
+
+	if (why) {
+		room_fail(room, why, NULL);
+		return;
+	}
+	room->wait_over = true;
+	room_kick(room);
+}
+
+/* Until the engine's stream has made the pages nobody is told of them. */
+static int await_pages(struct room *room)
+{
+	int r;
+
+	if (room->wait_over || room->wait_bind.armed)
+		return 0;
+	r = wait_passed(&room->wait);
+	if (r == 0)
+		wait_start(rooms_waits(room->rooms), &room->wait_bind, &room->wait,
+			   room_offer_on_wait_over);
+	room->wait_over = r > 0;
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static int answer_all(struct room *room)
+{
+	struct party *party;
+
+	list_foreach(party, &room->parties, link) {
+		int r = party->offers == 0 && !party->away ? give_answer(party) : 0;
+
+		if (r < 0)
+			return err_pass(r);
+	}
+	return 0;
+}
+
 static void room_offer_step(struct room *room)
 {
 	const struct party *party;
@@ -354,9 +477,14 @@ static void room_offer_step(struct room *room)
 
 	if (sm_state(&room->sm) == ROOM_BOOT)
 		room_move(room, ROOM_WAITING);
+	if (room_live(room) && (await_pages(room) < 0 || answer_all(room) < 0))
+		room_fail_last(room, NULL);
+	drop_away(room);
+	if (!room_live(room))
+		return;
 	list_foreach(party, &room->parties, link)
 		done += party->done;
-	if (done < room->receivers || room->busy > 0)
+	if (room->receivers == 0 || done < room->receivers || room->busy > 0)
 		return;
 	if (!room->gave_up) {
 		room_move(room, ROOM_SUCCESS);

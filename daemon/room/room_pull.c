@@ -6,6 +6,10 @@
  *
  * A source with nothing due is sent PULL_DONE all the same, so that it frees
  * its pages. Heartbeats extend the leases while the room lives.
+ *
+ * A room that is opened without pages asks all the same: the leases hold while its
+ * engine finds room for the request. It is WAITING when all offers are there, and reads
+ * when pages are bound; none at all gives the offers back.
  */
 #include <assert.h>
 #include <errno.h>
@@ -29,7 +33,8 @@ static int room_pull_ask(struct room *room, struct party *party)
 	struct wire_offer_query msg = {.room = party->room_there,
 				       .pull_gen = room->gen,
 				       .src_pool = party->pool->id,
-				       .dst_pool = room->pool->id};
+				       .dst_pool = room->pool->id,
+				       .receivers = room->receivers};
 
 	room_names_tell(room->names, msg.request_id, msg.traceparent);
 	memcpy(msg.ticket, room->admit.ticket, sizeof(msg.ticket));
@@ -263,6 +268,7 @@ void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_
 		return;
 	if (ack->code == ERR_OK && party->asked_ack) {
 		party->done = true;
+		room_cover_landed(party);
 		room_kick(room);
 		return;
 	}
@@ -321,7 +327,12 @@ static int go_on(struct room *room)
 
 	if (r < 0 || room->planned || !all_offered(room))
 		return r;
-	start_beating(room);
+	if (!loop_timer_running(&room->heartbeat))
+		start_beating(room);
+	if (sm_state(&room->sm) == ROOM_BOOT)
+		room_move(room, ROOM_WAITING);
+	if (!room->bound)
+		return 0;
 	if (!room->wait_over && !room->wait_bind.armed) {
 		r = wait_passed(&room->wait);
 		room->wait_over = r > 0;

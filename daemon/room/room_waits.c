@@ -83,31 +83,6 @@ static bool source_waits(const struct party *party, struct room_waits *w)
 	return true;
 }
 
-static void boot_waits(const struct room *room, struct room_waits *w)
-{
-	const struct party *party;
-
-	by_daemon(w, "to look at it");
-	if (room->role == ROOM_SEND) {
-		list_foreach(party, &room->parties, link) {
-			if (party->reading) {
-				by_daemon(w, "to read a receiver's pages");
-				return;
-			}
-		}
-		snprintf(w->who, sizeof(w->who), "a receiver");
-		snprintf(w->what, sizeof(w->what),
-			 "a receiver to bind its pages (%u of %u)", room->party_count,
-			 room->receivers ? room->receivers : 1);
-		return;
-	}
-	list_foreach(party, &room->parties, link) {
-		if (source_waits(party, w))
-			return;
-	}
-	by_daemon(w, "to look at it");
-}
-
 /* ---- chunks ---- */
 
 /* The first tokens of [*begin_p, *end_p) that no chunk has brought. */
@@ -196,6 +171,31 @@ static void source_part_waits(const struct room *room, struct room_waits *w)
 	}
 }
 
+static void boot_waits(const struct room *room, struct room_waits *w)
+{
+	const struct party *party;
+
+	by_daemon(w, "to look at it");
+	if (room->role == ROOM_SEND) {
+		list_foreach(party, &room->parties, link) {
+			if (party->reading) {
+				by_daemon(w, "to read a receiver's pages");
+				return;
+			}
+		}
+		snprintf(w->who, sizeof(w->who), "a receiver");
+		snprintf(w->what, sizeof(w->what),
+			 "a receiver to bind its pages (%u of %u)", room->party_count,
+			 room->receivers ? room->receivers : 1);
+		return;
+	}
+	list_foreach(party, &room->parties, link) {
+		if (source_waits(party, w))
+			return;
+	}
+	source_part_waits(room, w);
+}
+
 static void receiver_part_waits(const struct room *room, struct room_waits *w)
 {
 	const struct party *party;
@@ -229,7 +229,7 @@ static void offer_waits(const struct room *room, struct room_waits *w)
 
 	snprintf(w->who, sizeof(w->who), "a puller");
 	snprintf(w->what, sizeof(w->what), "a puller (%u of %u)", room->party_count,
-		 room->receivers);
+		 room->receivers ? room->receivers : 1);
 	list_foreach(party, &room->parties, link) {
 		if (party->done || room->party_count < room->receivers)
 			continue;

@@ -158,7 +158,9 @@ static void set_limits(struct room *room, const struct room_args *args,
 		room->limits_ns[i] =
 			args->limits_ns[i] ? args->limits_ns[i] : defaults[i];
 	room->receivers = args->receivers;
-	if (room->receivers == 0 && args->role != ROOM_SEND)
+	room->receivers_told = args->receivers_told;
+	if (room->receivers == 0 && !args->receivers_told &&
+	    (args->role == ROOM_RECV || args->role == ROOM_OFFER))
 		room->receivers = 1;
 	room->lease_ns = args->lease_ns ? args->lease_ns : config->lease_ns;
 	room->lease_end_ns = room->opened_ns + room->lease_ns;

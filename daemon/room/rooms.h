@@ -53,7 +53,8 @@ struct room_args {
 	uint64_t number;
 	struct pool *pool;
 	uint64_t limits_ns[3]; /* bootstrap, waiting, stall; 0 = the options' */
-	uint32_t receivers;    /* offer, recv; 0 = not given */
+	uint32_t receivers;    /* offer, recv, pull; 0 = not given */
+	bool receivers_told;   /* offer: by the pullers */
 	uint64_t lease_ns;     /* offer */
 };
 /* ERR_EXIST, ERR_LIMIT, ERR_DRAIN, ERR_NOMEM. */

@@ -12,7 +12,7 @@ from . import _check, _kvd
 from .client import Client
 from .errors import Error
 from .rooms import (BOOTSTRAPPING, FAILED, NOREPLY, OFFER, PULL, RECV, ROLES, SEND, SILENT,
-                    SUCCESS, Silence, Status, aux_pack, room_error, room_pack, source_pack,
+                    SUCCESS, Silence, Status, aux_pack, pull_sources, room_error, room_pack,
                     sources_pack, views_pack, wait_pack)
 
 
@@ -22,13 +22,14 @@ class AsyncRoom:
 
     def __init__(self, client, number, role, pool, *, sources=(), receivers=0, views=None,
                  aux=None, wait=None, lease_ms=0, bootstrap_ms=0, waiting_ms=0, stall_ms=0,
-                 request_id=None, traceparent=None, ticket=None, peers=(), timeout=None):
+                 request_id=None, traceparent=None, ticket=None, peers=(), timeout=None,
+                 receivers_told=False):
         times = {"lease_ms": lease_ms, "bootstrap_ms": bootstrap_ms,
                  "waiting_ms": waiting_ms, "stall_ms": stall_ms}
         names = {"request_id": request_id, "traceparent": traceparent, "ticket": ticket}
         self._args, self._kwargs = room_pack(
             client._client._kvd, number, role, pool, sources_pack(sources), receivers, views,
-            aux, wait, times, names, peers, timeout)
+            aux, wait, times, names, peers, timeout, receivers_told)
         self._client, self.number, self._role = client, self._args[1], role
         self._room = None
 
@@ -40,9 +41,14 @@ class AsyncRoom:
         return self
 
     async def bind(self, views, aux=None, wait=None):
-        """recv: where the bytes shall land; see kvd.Room.bind()."""
+        """recv, pull: where the bytes shall land; see kvd.Room.bind()."""
         args = views_pack(views), aux_pack(aux), wait_pack(wait)
         await self._client._ask(lambda f: self._room.bind(*args, on_done=f))
+
+    async def extend(self, lease_ms):
+        """offer: see kvd.Room.extend()."""
+        lease_ms = _check.integer("lease_ms", lease_ms, 1, _check.U32)
+        await self._client._ask(lambda f: self._room.extend(lease_ms, on_done=f))
 
     async def send(self, views, seq=0, last=True, aux=None, wait=None):
         """send: one chunk; see kvd.Room.send()."""
@@ -224,21 +230,23 @@ class AsyncClient:
                                stall_ms=stall_ms, request_id=request_id,
                                traceparent=traceparent, ticket=ticket, peers=peers).open()
 
-    async def offer(self, room, pool, views, *, receivers=0, aux=None, lease_ms=0,
+    async def offer(self, room, pool, views, *, receivers=0, receivers_told=False, aux=None,
+                    wait=None, lease_ms=0,
                     bootstrap_ms=0, waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
                     ticket=None, peers=()):
         """Pull, the prefill side; see kvd.Client.offer()."""
         return await AsyncRoom(self, room, OFFER, pool, views=views, receivers=receivers,
+                               receivers_told=receivers_told, wait=wait,
                                aux=aux, lease_ms=lease_ms, bootstrap_ms=bootstrap_ms,
                                waiting_ms=waiting_ms, stall_ms=stall_ms, request_id=request_id,
                                traceparent=traceparent, ticket=ticket, peers=peers).open()
 
-    async def pull(self, room, pool, source, views, *, aux=None, wait=None, bootstrap_ms=0,
-                   waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
+    async def pull(self, room, pool, sources, views=None, *, receivers=0, aux=None,
+                   wait=None, bootstrap_ms=0, waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
                    ticket=None, peers=()):
         """Pull, the decode side; see kvd.Client.pull()."""
-        source_pack(source, "source")
-        return await AsyncRoom(self, room, PULL, pool, sources=[source], views=views,
+        return await AsyncRoom(self, room, PULL, pool, sources=pull_sources(sources), views=views,
+                               receivers=receivers,
                                aux=aux, wait=wait, bootstrap_ms=bootstrap_ms,
                                waiting_ms=waiting_ms, stall_ms=stall_ms, request_id=request_id,
                                traceparent=traceparent, ticket=ticket, peers=peers).open()

@@ -16,7 +16,9 @@ class AsyncRoom:
                  lease_ms: int = ..., bootstrap_ms: int = ..., waiting_ms: int = ...,
                  stall_ms: int = ..., request_id: Optional[str] = ...,
                  traceparent: Optional[str] = ..., ticket: Optional[str] = ...,
-             peers: Sequence[str] = ..., timeout: Optional[float] = ...) -> None: ...
+                 peers: Sequence[str] = ..., timeout: Optional[float] = ...,
+                 receivers_told: bool = ...) -> None: ...
+    async def extend(self, lease_ms: int) -> None: ...
     async def open(self) -> AsyncRoom: ...
     async def bind(self, views: _Views, aux: Optional[int] = ..., wait: _Wait = ...) -> None: ...
     async def send(self, views: _Views, seq: int = ..., last: bool = ...,
@@ -55,11 +57,13 @@ class AsyncClient:
              traceparent: Optional[str] = ..., ticket: Optional[str] = ...,
              peers: Sequence[str] = ...) -> AsyncRoom: ...
     async def offer(self, room: int, pool: Pool, views: _Views, *, receivers: int = ...,
-              aux: Optional[int] = ..., lease_ms: int = ..., bootstrap_ms: int = ...,
+              receivers_told: bool = ..., aux: Optional[int] = ...,
+              wait: _Wait = ..., lease_ms: int = ..., bootstrap_ms: int = ...,
               waiting_ms: int = ..., stall_ms: int = ..., request_id: Optional[str] = ...,
              traceparent: Optional[str] = ..., ticket: Optional[str] = ...,
              peers: Sequence[str] = ...) -> AsyncRoom: ...
-    async def pull(self, room: int, pool: Pool, source: Union[str, Source], views: _Views, *,
+    async def pull(self, room: int, pool: Pool, sources: Union[str, Source, Sequence[Union[str, Source]]],
+             views: Optional[_Views] = ..., *, receivers: int = ...,
              aux: Optional[int] = ..., wait: _Wait = ..., bootstrap_ms: int = ...,
              waiting_ms: int = ..., stall_ms: int = ..., request_id: Optional[str] = ...,
              traceparent: Optional[str] = ..., ticket: Optional[str] = ...,

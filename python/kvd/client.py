@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from . import _check, _kvd, cuda, daemon
 from .layout import Layout
 from .memory import Memory, adopt, memory_of
-from .rooms import OFFER, PULL, RECV, SEND, Room, source_pack
+from .rooms import OFFER, PULL, RECV, SEND, Room, pull_sources
 
 log = logging.getLogger("kvd.client")
 INT64 = (1 << 63) - 1  # of addresses, lengths and offsets
@@ -212,23 +212,28 @@ class Client:
                     request_id=request_id, traceparent=traceparent,
                     ticket=ticket, peers=peers, timeout=timeout)
 
-    def offer(self, room, pool, views, *, receivers=0, aux=None, lease_ms=0, bootstrap_ms=0,
+    def offer(self, room, pool, views, *, receivers=0, receivers_told=False, aux=None,
+              wait=None, lease_ms=0, bootstrap_ms=0,
               waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
               ticket=None, peers=(), timeout=None):
         """Pull, the prefill side: pages that may be fetched, for lease_ms. receivers: how
-        many pullers, 0: one."""
-        return Room(self, room, OFFER, pool, views=views, receivers=receivers, aux=aux,
+        many pullers, 0: one; receivers_told: they say it. wait: as in Room.bind(), nobody
+        reads before."""
+        return Room(self, room, OFFER, pool, views=views, receivers=receivers,
+                    receivers_told=receivers_told, wait=wait, aux=aux,
                     lease_ms=lease_ms, bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms,
                     stall_ms=stall_ms, request_id=request_id, traceparent=traceparent,
                     ticket=ticket, peers=peers, timeout=timeout)
 
-    def pull(self, room, pool, source, views, *, aux=None, wait=None, bootstrap_ms=0,
-             waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
+    def pull(self, room, pool, sources, views=None, *, receivers=0, aux=None,
+             wait=None, bootstrap_ms=0, waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
              ticket=None, peers=(), timeout=None):
-        """Pull, the decode side: what source (an endpoint or a kvd.Source) offered as this
-        room, into the pages of views. wait: as in Room.bind()."""
-        source_pack(source, "source")
-        return Room(self, room, PULL, pool, sources=[source], views=views, aux=aux, wait=wait,
+        """Pull, the decode side: what sources (an endpoint, a kvd.Source, or a list of them)
+        offered as this room, into the pages of views. Without views the leases are kept
+        until Room.bind(). receivers: how many pullers there are, 0: not told. wait: as in
+        Room.bind()."""
+        return Room(self, room, PULL, pool, sources=pull_sources(sources), views=views,
+                    receivers=receivers, aux=aux, wait=wait,
                     bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms, stall_ms=stall_ms,
                     request_id=request_id, traceparent=traceparent,
                     ticket=ticket, peers=peers, timeout=timeout)

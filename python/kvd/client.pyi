@@ -61,11 +61,13 @@ class Client:
              traceparent: Optional[str] = ..., ticket: Optional[str] = ...,
              peers: Sequence[str] = ..., timeout: Optional[float] = ...) -> Room: ...
     def offer(self, room: int, pool: Pool, views: _Views, *, receivers: int = ...,
-              aux: Optional[int] = ..., lease_ms: int = ..., bootstrap_ms: int = ...,
+              receivers_told: bool = ..., aux: Optional[int] = ...,
+              wait: _Wait = ..., lease_ms: int = ..., bootstrap_ms: int = ...,
               waiting_ms: int = ..., stall_ms: int = ..., request_id: Optional[str] = ...,
              traceparent: Optional[str] = ..., ticket: Optional[str] = ...,
              peers: Sequence[str] = ..., timeout: Optional[float] = ...) -> Room: ...
-    def pull(self, room: int, pool: Pool, source: Union[str, Source], views: _Views, *,
+    def pull(self, room: int, pool: Pool, sources: Union[str, Source, Sequence[Union[str, Source]]],
+             views: Optional[_Views] = ..., *, receivers: int = ...,
              aux: Optional[int] = ..., wait: _Wait = ..., bootstrap_ms: int = ...,
              waiting_ms: int = ..., stall_ms: int = ..., request_id: Optional[str] = ...,
              traceparent: Optional[str] = ..., ticket: Optional[str] = ...,

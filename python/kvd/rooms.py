@@ -104,8 +104,16 @@ def peers_pack(peers):
     return tuple(peers)
 
 
+def pull_sources(sources):
+    """One source, or a list of them."""
+    if sources is None or isinstance(sources, (str, Source)):
+        source_pack(sources, "sources")
+        return [sources]
+    return sources
+
+
 def room_pack(client, number, role, pool, sources, receivers, views, aux, wait, times, names,
-              peers, timeout):
+              peers, timeout, receivers_told=False):
     """(args, kwargs) for _kvd.Room; times: what ends in _ms; names: request_id,
     traceparent, ticket."""
     from .client import Pool
@@ -113,10 +121,11 @@ def room_pack(client, number, role, pool, sources, receivers, views, aux, wait, 
     _check.instance("pool", pool, Pool, "a pool of Client.pool()")
     kwargs = {name: _check.integer(name, ms, 0, _check.U32) for name, ms in times.items()}
     kwargs.update({name: _check.text(name, text) for name, text in names.items()})
-    wanted = role in (OFFER, PULL) or views is not None
+    wanted = role == OFFER or views is not None
     kwargs.update(
         sources=sources, peers=peers_pack(peers), views=views_pack(views) if wanted else (),
         receivers=_check.integer("receivers", receivers, 0, _check.U32),
+        receivers_told=_check.flag("receivers_told", receivers_told),
         aux=aux_pack(aux), wait=wait_pack(wait), timeout=_check.seconds("timeout", timeout))
     return (client, number, role, pool._pool), kwargs
 
@@ -153,21 +162,28 @@ class Room:
 
     def __init__(self, client, number, role, pool, *, sources=(), receivers=0, views=None,
                  aux=None, wait=None, lease_ms=0, bootstrap_ms=0, waiting_ms=0, stall_ms=0,
-                 request_id=None, traceparent=None, ticket=None, peers=(), timeout=None):
+                 request_id=None, traceparent=None, ticket=None, peers=(), timeout=None,
+                 receivers_told=False):
         times = {"lease_ms": lease_ms, "bootstrap_ms": bootstrap_ms,
                  "waiting_ms": waiting_ms, "stall_ms": stall_ms}
         names = {"request_id": request_id, "traceparent": traceparent, "ticket": ticket}
         args, kwargs = room_pack(client._kvd, number, role, pool, sources_pack(sources),
-                                 receivers, views, aux, wait, times, names, peers, timeout)
+                                 receivers, views, aux, wait, times, names, peers, timeout,
+                                 receivers_told)
         self.number = args[1]
         self._room = _kvd.Room(*args, **kwargs)
 
     def bind(self, views, aux=None, wait=None, timeout=None):
-        """recv: where the bytes shall land. views: {name: pages or View}; aux: a slot of
+        """recv, and a pull without views: where the bytes shall land. views: {name: pages or View}; aux: a slot of
         the view "aux"; wait: (region, offset, value), nothing lands before the u64 at
         that offset of the region is at least value."""
         self._room.bind(views_pack(views), aux_pack(aux), wait_pack(wait),
                         _check.seconds("timeout", timeout))
+
+    def extend(self, lease_ms, timeout=None):
+        """offer: the lease from now on, and each time that a puller extends it."""
+        self._room.extend(_check.integer("lease_ms", lease_ms, 1, _check.U32),
+                          _check.seconds("timeout", timeout))
 
     def send(self, views, seq=0, last=True, aux=None, wait=None, timeout=None):
         """send: one chunk, numbered 0, 1, …; the same seq twice is one chunk. wait as in

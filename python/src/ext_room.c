@@ -226,11 +226,13 @@ static PyObject *room_made(PyTypeObject *type, struct open_start *start, PyObjec
 
 static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"client",      "room",	    "role",	    "pool",
-				"sources",     "receivers", "views",	    "aux",
-				"wait",	       "lease_ms",  "bootstrap_ms", "waiting_ms",
-				"stall_ms",    "timeout",   "on_done",	    "request_id",
-				"traceparent", "ticket",    "peers",	    NULL};
+	static char *names[] = {
+		"client",      "room",	    "role",	    "pool",
+		"sources",     "receivers", "views",	    "aux",
+		"wait",	       "lease_ms",  "bootstrap_ms", "waiting_ms",
+		"stall_ms",    "timeout",   "on_done",	    "request_id",
+		"traceparent", "ticket",    "peers",	    "receivers_told",
+		NULL};
 	struct open_start start = {0};
 	struct kvd_room_args *a = &start.args;
 	PyObject *client, *pool, *source_list = NULL, *view_list = NULL, *aux = NULL;
@@ -240,19 +242,20 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	struct views views = {0};
 	unsigned long long number;
 	uint64_t slot = 0;
-	int role, ms, r;
+	int role, ms, receivers_told = 0, r;
 
 	if (!PyArg_ParseTupleAndKeywords(
-		    args, kwargs, "O!KiO!|OIOOOIIIIOOzzzO", names, client_type, &client,
+		    args, kwargs, "O!KiO!|OIOOOIIIIOOzzzOp", names, client_type, &client,
 		    &number, &role, pool_type, &pool, &source_list, &a->receivers,
 		    &view_list, &aux, &wait, &a->lease_ms, &a->bootstrap_ms,
 		    &a->waiting_ms, &a->stall_ms, &timeout, &told, &a->request_id,
-		    &a->traceparent, &a->ticket, &peers) ||
+		    &a->traceparent, &a->ticket, &peers, &receivers_told) ||
 	    ext_timeout(timeout, &ms) < 0)
 		return NULL;
 	start.c = (struct client *)client;
 	a->room = number;
 	a->role = (enum kvd_role)role;
+	a->receivers_told = receivers_told;
 	a->pool = ((struct pool *)pool)->kvd;
 	r = -1;
 	if (!a->pool)
@@ -312,7 +315,15 @@ struct bind_start {
 	struct kvd_bind_args bind;
 	struct kvd_send_args send;
 	const char *reason;
+	unsigned int lease_ms;
 };
+
+static int extend_begin(void *ctx, const struct kvd_call *call)
+{
+	struct bind_start *s = ctx;
+
+	return kvd_room_extend(s->room->kvd, s->lease_ms, call);
+}
 
 static int bind_begin(void *ctx, const struct kvd_call *call)
 {
@@ -399,6 +410,22 @@ static PyObject *room_send(PyObject *self, PyObject *args, PyObject *kwargs)
 	}
 	views_fini(&views);
 	if (r < 0)
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *room_extend(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"lease_ms", "timeout", "on_done", NULL};
+	struct bind_start s = {.room = (struct room *)self};
+	PyObject *timeout = NULL, *told = NULL;
+	int ms;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "I|OO", names, &s.lease_ms,
+					 &timeout, &told) ||
+	    ext_timeout(timeout, &ms) < 0 || !room_usable(s.room))
+		return NULL;
+	if (client_run(s.room->client, extend_begin, &s, ms, told, NULL) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -563,6 +590,7 @@ static PyObject *room_number(PyObject *self, void *closure)
 static PyMethodDef methods[] = {
 	{"bind", KEYWORDS(room_bind), NULL},
 	{"send", KEYWORDS(room_send), NULL},
+	{"extend", KEYWORDS(room_extend), NULL},
 	{"abort", KEYWORDS(room_abort), NULL},
 	{"close", KEYWORDS(room_close), NULL},
 	{"state", room_state, METH_NOARGS, NULL},

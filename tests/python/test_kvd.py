@@ -93,6 +93,48 @@ def test_room_pulled_lands(sides):
     check_moved(a, b)
 
 
+def test_room_pulled_of_two_halves_whose_pages_come_later(pair):
+    """Two prefill ranks of half the heads each, told how many pullers there are, behind
+    a word that their stream writes; a decode rank of all heads, which finds room late."""
+    def side(daemon, rank, size):
+        client = kvd.Client(daemon.socket_path, timeout=60)
+        shape = kvd.Layout.sglang_mha(page_size=PAGE, pages=8, layers=1, kv_heads=2,
+                                      head_bytes=64, tp_size=size, tp_rank=rank)
+        memory = kvd.Memory(8 + sum(shape.buffers))
+        region = client.register(memory)
+        pool = client.pool(shape, [(region, 8), (region, 8 + shape.buffers[0])], name="half")
+        return client, np.asarray(memory)[:8 + sum(shape.buffers)], region, pool
+
+    a, b = pair
+    sources = [side(a, rank, 2) for rank in range(2)]
+    client, memory, _, pool = side(b, 0, 1)
+    for rank, (_, mine, _, _) in enumerate(sources):
+        mine[8:] = rank + 1
+    offers = [c.offer(77, p, {"kv": [3]}, receivers_told=True, wait=(region, 0, 1),
+                      lease_ms=60000) for c, _, region, p in sources]
+    pull = client.pull(77, pool, [kvd.Source(c.endpoint, "half", rank=i)
+                                  for i, (c, _, _, _) in enumerate(sources)], receivers=1)
+    with pytest.raises(kvd.TimeoutError):
+        pull.wait(kvd.WAITING_FOR_INPUT, 0.2)
+    for offer, (_, mine, _, _) in zip(offers, sources):
+        offer.extend(120000)
+        mine[0] = 1
+    assert pull.wait(kvd.WAITING_FOR_INPUT, 60) == kvd.WAITING_FOR_INPUT
+    pull.bind({"kv": [5]})
+    assert pull.wait(timeout=60) == kvd.SUCCESS
+    for offer in offers:
+        assert offer.wait(timeout=60) == kvd.SUCCESS
+    for part in memory[8:].reshape(2, 8, PAGE, 2, 64):  # K, V: page, token, head
+        assert (part[5, :, 0] == 1).all() and (part[5, :, 1] == 2).all()
+        part[5] = 0
+        assert not part.any()
+    with pytest.raises(kvd.Error):
+        offers[0].extend(1000)
+    for one in sources:
+        one[0].close()
+    client.close()
+
+
 def test_room_aborted_tells_both(sides):
     a, b = sides
     tx = a.client.send(3, a.pool)

@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Pulls whose engine finds room for the request later, offers that wait for their stream,
+ * whose lease is extended, that learn from their pullers how many they are, and that a
+ * puller which failed may ask again.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <string.h>
+
+#include "daemon/room/room.h"
+#include "daemon/room/rooms.h"
+#include "proto/kvd_status.h"
+#include "tests/lib/room_pair.h"
+#include "tests/sim/fake.h"
+
+#define MS LOOP_NS_PER_MS
+#define S LOOP_NS_PER_S
+
+static int setup(void **state)
+{
+	static const struct cache geometry = {.layers = 2,
+					      .pages = 16,
+					      .page_tokens = 4,
+					      .units = 2,
+					      .total_units = 2,
+					      .unit_bytes = 32};
+	struct room_pair *p = room_pair_new(&geometry, 1);
+
+	memset(p->src.base + 8, 7, p->src.bytes - 8); /* the first word is a `wait`'s */
+	*state = p;
+	return 0;
+}
+
+static const struct room *room_of(struct room_pair *p, unsigned int node,
+				  enum room_role role, uint64_t number)
+{
+	return rooms_find(p->c.nodes[node].kvd.rooms, node ? p->decode : p->prefill, role,
+			  number);
+}
+
+static void failed_with(const struct room *room, enum err_code code, const char *text)
+{
+	assert_non_null(room);
+	assert_int_equal(sm_state(&room->sm), ROOM_FAILED);
+	if (room->error.code != code || !strstr(room->error.text, text))
+		print_error("%s: %s\n", err_name(room->error.code), room->error.text);
+	assert_int_equal(room->error.code, code);
+	assert_non_null(strstr(room->error.text, text));
+}
+
+static void open_offer(struct room_pair *p, uint64_t room, const char *more)
+{
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.open','room':'%llu','role':'offer','pool':%llu,'views':{"
+		   "'kv':{'pages':[3,4],'tokens':[0,7]}}%s}",
+		   (unsigned long long)room, (unsigned long long)p->src.pool, more);
+}
+
+static void open_pull(struct room_pair *p, uint64_t room, const char *more)
+{
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'%llu','role':'pull','pool':%llu,'sources':"
+		   "['%s']%s}",
+		   (unsigned long long)room, (unsigned long long)p->dst.pool,
+		   p->c.nodes[0].endpoint, more);
+}
+
+static void bind(struct room_pair *p, uint64_t room, const char *views)
+{
+	cluster_ok(&p->c, p->decode, "{'cmd':'room.bind','room':'%llu','views':%s}",
+		   (unsigned long long)room, views);
+}
+
+static const char *const all = "{'kv':{'pages':[7,2],'tokens':[0,7]}}";
+
+static uint64_t landed(const struct room_pair *p)
+{
+	uint64_t n = 0;
+
+	for (uint64_t i = 0; i < p->dst.bytes; i++)
+		n += p->dst.base[i] == 7;
+	return n;
+}
+
+#define TOKEN_BYTES (2u * 2 * 2 * 32)
+
+static void both_succeed(struct room_pair *p, uint64_t room, uint64_t tokens)
+{
+	cluster_until_state(&p->c, p->decode, "pull", room, KVD_SUCCESS);
+	cluster_until_state(&p->c, p->prefill, "offer", room, KVD_SUCCESS);
+	assert_int_equal(landed(p), tokens * TOKEN_BYTES);
+}
+
+/* ---- pages that come later ---- */
+
+static void pull_without_pages_keeps_the_lease_and_reads_what_is_bound(void **state)
+{
+	struct room_pair *p = *state;
+
+	open_offer(p, 1, ",'lease_ms':300");
+	open_pull(p, 1, "");
+	cluster_until_state(&p->c, p->decode, "pull", 1, KVD_WAITING_FOR_INPUT);
+	cluster_run(&p->c, 3 * S);
+	assert_int_equal(cluster_state(&p->c, p->prefill, "offer", 1),
+			 KVD_WAITING_FOR_INPUT);
+	bind(p, 1, "{'kv':{'pages':[7],'first_token':4,'tokens':[4,7]}}");
+	both_succeed(p, 1, 3); /* a prefix hit of four tokens */
+	cluster_refused(&p->c, p->decode, "ESTATE",
+			"{'cmd':'room.bind','room':'1','views':%s}", all);
+}
+
+static void pull_is_waiting_when_the_offer_is_there(void **state)
+{
+	struct room_pair *p = *state;
+
+	open_pull(p, 2, "");
+	cluster_run(&p->c, S);
+	assert_int_equal(cluster_state(&p->c, p->decode, "pull", 2), KVD_BOOTSTRAPPING);
+	open_offer(p, 2, "");
+	cluster_until_state(&p->c, p->decode, "pull", 2, KVD_WAITING_FOR_INPUT);
+	bind(p, 2, all);
+	both_succeed(p, 2, 7);
+	open_pull(p, 3, "");
+	bind(p, 3, all); /* before there is an offer */
+	cluster_run(&p->c, S);
+	memset(p->dst.base, 0, p->dst.bytes);
+	open_offer(p, 3, "");
+	both_succeed(p, 3, 7);
+}
+
+static void pull_without_an_offer_says_so(void **state)
+{
+	struct room_pair *p = *state;
+
+	open_pull(p, 4, ",'timeouts':{'bootstrap_ms':500}");
+	cluster_until_state(&p->c, p->decode, "pull", 4, KVD_FAILED);
+	failed_with(room_of(p, 1, ROOM_PULL, 4), ERR_TIMEOUT, "did not offer it");
+}
+
+static void nothing_bound_gives_the_offer_back(void **state)
+{
+	struct room_pair *p = *state;
+
+	open_offer(p, 5, "");
+	open_pull(p, 5, "");
+	cluster_until_state(&p->c, p->decode, "pull", 5, KVD_WAITING_FOR_INPUT);
+	bind(p, 5, "{}");
+	both_succeed(p, 5, 0);
+}
+
+static void pull_that_is_aborted_before_its_pages_lets_the_offer_go(void **state)
+{
+	struct room_pair *p = *state;
+
+	open_offer(p, 6, "");
+	open_pull(p, 6, "");
+	cluster_until_state(&p->c, p->decode, "pull", 6, KVD_WAITING_FOR_INPUT);
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.abort','room':'6','reason':'no room'}");
+	cluster_run(&p->c, 100 * MS);
+	failed_with(room_of(p, 0, ROOM_OFFER, 6), ERR_ABORTED, "no room");
+	failed_with(room_of(p, 1, ROOM_PULL, 6), ERR_ABORTED, "no room");
+	/* and the other way round */
+	open_offer(p, 7, "");
+	open_pull(p, 7, "");
+	cluster_until_state(&p->c, p->decode, "pull", 7, KVD_WAITING_FOR_INPUT);
+	cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'7','reason':'mine'}");
+	cluster_run(&p->c, 100 * MS);
+	failed_with(room_of(p, 1, ROOM_PULL, 7), ERR_ABORTED, "mine");
+	cluster_refused(&p->c, p->decode, "EABORTED",
+			"{'cmd':'room.bind','room':'7','views':%s}", all);
+}
+
+static void wait_without_pages_is_refused(void **state)
+{
+	struct room_pair *p = *state;
+
+	cluster_refused(
+		&p->c, p->decode, "EINVAL",
+		"{'cmd':'room.open','room':'8','role':'pull','pool':%llu,'sources':"
+		"['%s'],'wait':{'kind':'seq','region':%llu,'offset':0,'value':'1'}}",
+		(unsigned long long)p->dst.pool, p->c.nodes[0].endpoint,
+		(unsigned long long)p->dst.region);
+}
+
+/* ---- leases ---- */
+
+static void lease_that_is_extended_lasts(void **state)
+{
+	struct room_pair *p = *state;
+
+	open_offer(p, 10, ",'lease_ms':500");
+	cluster_run(&p->c, 400 * MS);
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.extend','room':'10','lease_ms':5000}");
+	cluster_run(&p->c, 4 * S);
+	assert_int_equal(cluster_state(&p->c, p->prefill, "offer", 10),
+			 KVD_WAITING_FOR_INPUT);
+	cluster_run(&p->c, 3 * S);
+	failed_with(room_of(p, 0, ROOM_OFFER, 10), ERR_LEASE, "the lease of 5000 ms");
+	cluster_refused(&p->c, p->prefill, "ELEASE",
+			"{'cmd':'room.extend','room':'10','lease_ms':5000}");
+	/* a shorter one, too */
+	open_offer(p, 11, ",'lease_ms':60000");
+	cluster_ok(&p->c, p->prefill, "{'cmd':'room.extend','room':'11','lease_ms':200}");
+	cluster_run(&p->c, S);
+	failed_with(room_of(p, 0, ROOM_OFFER, 11), ERR_LEASE, "the lease of 200 ms");
+	open_pull(p, 12, "");
+	cluster_refused(&p->c, p->decode, "ESTATE",
+			"{'cmd':'room.extend','room':'12','lease_ms':5000}");
+	cluster_refused(&p->c, p->decode, "ERANGE",
+			"{'cmd':'room.extend','room':'12','lease_ms':0}");
+	cluster_ok(&p->c, p->decode, "{'cmd':'room.abort','room':'12'}");
+	cluster_until_state(&p->c, p->decode, "pull", 12, KVD_FAILED);
+}
+
+/* ---- offers that wait for their stream ---- */
+
+static void offer_with_wait(struct room_pair *p, uint64_t room, const char *more)
+{
+	char text[160];
+
+	snprintf(text, sizeof(text),
+		 ",'wait':{'kind':'seq','region':%llu,'offset':0,'value':'9'}%s",
+		 (unsigned long long)p->src.region, more);
+	open_offer(p, room, text);
+}
+
+static void offer_is_read_when_its_stream_has_passed(void **state)
+{
+	struct room_pair *p = *state;
+	uint64_t *word = (uint64_t *)(void *)p->src.base;
+
+	offer_with_wait(p, 20, "");
+	open_pull(p, 20, "");
+	bind(p, 20, all);
+	*word = 8;
+	cluster_run(&p->c, 2 * S);
+	assert_int_equal(landed(p), 0);
+	assert_int_equal(cluster_state(&p->c, p->decode, "pull", 20),
+			 KVD_WAITING_FOR_INPUT);
+	*word = 9;
+	both_succeed(p, 20, 7);
+	/* passed already */
+	memset(p->dst.base, 0, p->dst.bytes);
+	offer_with_wait(p, 21, "");
+	open_pull(p, 21, "");
+	bind(p, 21, all);
+	both_succeed(p, 21, 7);
+}
+
+static void offer_whose_stream_never_passes_ends_with_its_lease(void **state)
+{
+	struct room_pair *p = *state;
+
+	offer_with_wait(p, 22, ",'lease_ms':300");
+	open_pull(p, 22, "");
+	cluster_until_state(&p->c, p->prefill, "offer", 22, KVD_FAILED);
+	cluster_run(&p->c, 100 * MS);
+	failed_with(room_of(p, 0, ROOM_OFFER, 22), ERR_LEASE, "the lease of 300 ms");
+	failed_with(room_of(p, 1, ROOM_PULL, 22), ERR_LEASE, "the lease of 300 ms");
+	assert_int_equal(landed(p), 0);
+}
+
+/* ---- how many pullers ---- */
+
+static void pull_as(struct room_pair *p, struct session *engine, const struct cache *k,
+		    uint64_t room, unsigned int receivers)
+{
+	cluster_ok(&p->c, engine,
+		   "{'cmd':'room.open','room':'%llu','role':'pull','pool':%llu,'sources':"
+		   "['%s'],'receivers':%u,'views':{'kv':{'pages':[7,2],'tokens':[0,7]}}}",
+		   (unsigned long long)room, (unsigned long long)k->pool,
+		   p->c.nodes[0].endpoint, receivers);
+}
+
+static void pullers_tell_how_many_they_are(void **state)
+{
+	struct room_pair *p = *state;
+	struct session *other = cluster_engine(&p->c, 1, "other");
+	struct cache third = p->dst;
+
+	cluster_cache(&p->c, other, "kv", 1, &third);
+	open_offer(p, 30, ",'receivers_told':true");
+	pull_as(p, p->decode, &p->dst, 30, 2);
+	cluster_until_state(&p->c, p->decode, "pull", 30, KVD_SUCCESS);
+	cluster_run(&p->c, S);
+	assert_int_equal(cluster_state(&p->c, p->prefill, "offer", 30), KVD_TRANSFERRING);
+	pull_as(p, other, &third, 30, 3); /* disagrees */
+	cluster_until_state(&p->c, other, "pull", 30, KVD_FAILED);
+	failed_with(rooms_find(p->c.nodes[1].kvd.rooms, other, ROOM_PULL, 30), ERR_INVAL,
+		    "receivers: offer 30 is for 2, this puller says 3");
+	cluster_ok(&p->c, other, "{'cmd':'room.close','room':'30'}");
+	pull_as(p, other, &third, 30, 2);
+	cluster_until_state(&p->c, other, "pull", 30, KVD_SUCCESS);
+	cluster_until_state(&p->c, p->prefill, "offer", 30, KVD_SUCCESS);
+	/* one that says nothing is the only one; what the offer says counts, too */
+	open_offer(p, 31, ",'receivers_told':true");
+	open_pull(p, 31, ",'views':{'kv':{'pages':[7,2],'tokens':[0,7]}}");
+	cluster_until_state(&p->c, p->prefill, "offer", 31, KVD_SUCCESS);
+	open_offer(p, 32, "");
+	pull_as(p, p->decode, &p->dst, 32, 2);
+	cluster_until_state(&p->c, p->decode, "pull", 32, KVD_FAILED);
+	failed_with(room_of(p, 1, ROOM_PULL, 32), ERR_INVAL,
+		    "is for 1, this puller says 2");
+	cluster_refused(
+		&p->c, p->prefill, "EINVAL",
+		"{'cmd':'room.open','room':'33','role':'offer','pool':%llu,"
+		"'receivers':2,'receivers_told':true,'views':{'kv':{'pages':[3]}}}",
+		(unsigned long long)p->src.pool);
+	cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'32'}");
+	cluster_until_state(&p->c, p->prefill, "offer", 32, KVD_FAILED);
+	cache_close(&third);
+}
+
+/* ---- pullers that come again ---- */
+
+static void fault(struct room_pair *p, enum fake_fault kind)
+{
+	assert_int_equal(
+		fake_script(p->c.bytes, &(struct fake_rule){.fault = kind,
+							    .kinds = 1 << XP_READ,
+							    .times = 1}),
+		0);
+}
+
+static void comes_again(struct room_pair *p, uint64_t room)
+{
+	const struct room *offer = room_of(p, 0, ROOM_OFFER, room);
+
+	cluster_until_state(&p->c, p->decode, "pull", room, KVD_FAILED);
+	cluster_run(&p->c, 100 * MS);
+	assert_true(room_live(offer));
+	assert_int_equal(offer->party_count, 0);
+	cluster_ok(&p->c, p->decode, "{'cmd':'room.close','room':'%llu'}",
+		   (unsigned long long)room);
+	open_pull(p, room, "");
+	bind(p, room, all);
+	both_succeed(p, room, 7);
+}
+
+static void puller_that_failed_may_come_again(void **state)
+{
+	struct room_pair *p = *state;
+
+	open_offer(p, 40, "");
+	fault(p, FAKE_ERROR);
+	open_pull(p, 40, "");
+	bind(p, 40, all);
+	comes_again(p, 40);
+	assert_int_equal(metrics_get(&p->c.nodes[0].kvd.metrics, METRIC_PULLS_TAKEN_BACK),
+			 1);
+	memset(p->dst.base, 0, p->dst.bytes);
+	open_offer(p, 41, "");
+	fault(p, FAKE_STUCK);
+	open_pull(p, 41, ",'timeouts':{'stall_ms':500}");
+	bind(p, 41, all);
+	comes_again(p, 41);
+}
+
+static void puller_that_does_not_come_again_costs_the_lease(void **state)
+{
+	struct room_pair *p = *state;
+
+	open_offer(p, 42, ",'lease_ms':1000");
+	fault(p, FAKE_ERROR);
+	open_pull(p, 42, "");
+	bind(p, 42, all);
+	cluster_until_state(&p->c, p->decode, "pull", 42, KVD_FAILED);
+	cluster_run(&p->c, 2 * S);
+	failed_with(room_of(p, 0, ROOM_OFFER, 42), ERR_LEASE, "the lease of 1000 ms");
+}
+
+/* Its engine, its daemon or its connection is gone: nobody waits for it. */
+static void puller_that_is_gone_ends_the_offer(void **state)
+{
+	struct room_pair *p = *state;
+
+	open_offer(p, 43, ",'lease_ms':60000");
+	open_pull(p, 43, "");
+	cluster_until_state(&p->c, p->decode, "pull", 43, KVD_WAITING_FOR_INPUT);
+	fault(p, FAKE_CUT);
+	bind(p, 43, all);
+	cluster_until_state(&p->c, p->decode, "pull", 43, KVD_FAILED);
+	cluster_run(&p->c, 500 * MS);
+	assert_int_equal(cluster_state(&p->c, p->prefill, "offer", 43), KVD_FAILED);
+	cluster_run(&p->c, 5 * S); /* a new connection */
+	open_offer(p, 44, ",'lease_ms':60000");
+	open_pull(p, 44, "");
+	cluster_until_state(&p->c, p->decode, "pull", 44, KVD_WAITING_FOR_INPUT);
+	cluster_engine_dies(&p->c, p->decode);
+	cluster_run(&p->c, 500 * MS);
+	failed_with(room_of(p, 0, ROOM_OFFER, 44), ERR_SESSION, "is gone");
+}
+
+int main(void)
+{
+#define CASE(f) cmocka_unit_test_setup_teardown(f, setup, room_pair_teardown)
+	const struct CMUnitTest tests[] = {
+		CASE(pull_without_pages_keeps_the_lease_and_reads_what_is_bound),
+		CASE(pull_is_waiting_when_the_offer_is_there),
+		CASE(pull_without_an_offer_says_so),
+		CASE(nothing_bound_gives_the_offer_back),
+		CASE(pull_that_is_aborted_before_its_pages_lets_the_offer_go),
+		CASE(wait_without_pages_is_refused),
+		CASE(lease_that_is_extended_lasts),
+		CASE(offer_is_read_when_its_stream_has_passed),
+		CASE(offer_whose_stream_never_passes_ends_with_its_lease),
+		CASE(pullers_tell_how_many_they_are),
+		CASE(puller_that_failed_may_come_again),
+		CASE(puller_that_does_not_come_again_costs_the_lease),
+		CASE(puller_that_is_gone_ends_the_offer),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
