@@ -165,7 +165,8 @@ void kvd_layout_field(struct kvd_layout *layout, uint32_t view, uint32_t layer,
 				     .layer = layer,
 				     .order = layout->part_count,
 				     .field = *field};
-	strcpy(part->format, field->format ? field->format : "");
+	snprintf(part->format, sizeof(part->format), "%s",
+		 field->format ? field->format : "");
 	part->field.name = part->field.format = NULL;
 	if (!part->field.total_units)
 		part->field.total_units = field->units;
