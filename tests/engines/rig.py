@@ -63,10 +63,12 @@ def python(engine):
     return path
 
 
-def kvd_paths():
-    """What goes on PYTHONPATH for kvd's nixl: the wheel, unpacked by setup.sh."""
+def kvd_paths(nixl="kvd"):
+    """What goes on PYTHONPATH for kvd's nixl, or for kvd's own backend (native): the wheel,
+    unpacked by make engines. Nothing for NIXL's own module."""
     wheel = os.path.join(FOLDER, "kvd")
-    return [os.path.join(wheel, "kvd", "nixl", "path"), wheel]
+    return {"kvd": [os.path.join(wheel, "kvd", "nixl", "path"), wheel], "native": [wheel],
+            "nixl": []}[nixl]
 
 
 def logs(name):
@@ -209,7 +211,8 @@ class Node:
     """The daemon of one engine, or nothing for NIXL's own module."""
 
     def __init__(self, nixl, name):
-        self.daemon = Daemon(CONFIG, name=name) if nixl == "kvd" else None
+        self.nixl = nixl
+        self.daemon = Daemon(CONFIG, name=name) if nixl != "nixl" else None
 
     def __enter__(self):
         if self.daemon:

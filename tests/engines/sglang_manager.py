@@ -3,7 +3,7 @@
 """SGLang's own disaggregation classes without a model: managers, senders, receivers and
 the bootstrap server, a process a rank, with real pools of KV pages.
 
-sglang_manager.py [--nixl kvd|nixl]
+sglang_manager.py [--nixl kvd|native|nixl]
 
 Every cell of a prefill pool tells its layer, slot, head and column; every cell of a decode
 pool is a canary. After each room all of the decode pool is compared with what it must be:
@@ -18,7 +18,7 @@ import traceback
 from types import SimpleNamespace as Some
 
 from rig import FOLDER, HOST, Node, Tally, equal, free_ports, logs, pause, python, until
-from sglang_pd import environment
+from sglang_pd import BACKEND, environment
 
 FAILED, _, WAITING, _, SUCCESS = range(5)  # SGLang's KVPoll
 LAYERS, HEAD, PAGE, PAGES, ROWS, HIDDEN = 3, 8, 4, 160, 16, 32
@@ -45,7 +45,7 @@ class Rank:
             model_path=os.path.join(FOLDER, "sglang", "bytes"), device="cpu",
             attention_backend="torch_native", host=HOST, port=spec.http, tp_size=spec.tp,
             page_size=PAGE, disaggregation_mode=spec.mode,
-            disaggregation_transfer_backend="nixl", disaggregation_bootstrap_port=spec.port,
+            disaggregation_transfer_backend=BACKEND[spec.nixl], disaggregation_bootstrap_port=spec.port,
             disaggregation_decode_retraction_backup="none")
         publish(self.args, role="scheduler", ranks=SpawnRanks(world_rank=spec.rank, gpu_id=0))
         get_parallel().override_permanently(
@@ -82,7 +82,8 @@ class Rank:
         import sglang.srt.disaggregation.prefill as prefill
         from sglang.srt.disaggregation.utils import TransferBackend
         from sglang.srt.managers.disagg_service import start_disagg_service
-        spec, self.backend = self.spec, TransferBackend("nixl")
+        spec = self.spec
+        self.backend = TransferBackend(BACKEND[spec.nixl])
         queue = Some(
             transfer_backend=self.backend, tp_rank=spec.rank, pp_rank=0,
             token_to_kv_pool=self.pool, draft_token_to_kv_pool=None, is_mla_backend=False,
@@ -238,7 +239,7 @@ class Group:
     """Prefill and decode ranks around one bootstrap server."""
 
     def __init__(self, name, nodes, prefill=1, decode=1, heads=2):
-        spec = dict(heads=heads, port=free_ports(), http=free_ports())
+        spec = dict(heads=heads, port=free_ports(), http=free_ports(), nixl=nodes[0].nixl)
         self.sides = []
         for mode, tp, node in (("prefill", prefill, nodes[0]), ("decode", decode, nodes[1])):
             self.sides.append([Remote(
@@ -335,11 +336,17 @@ def aborted(group, room):
 
 
 def bad_page(name, nodes):
-    """A page far outside the pool: both ends are told."""
+    """A page far outside the pool: both ends are told. kvd's own backend hears of it from
+    decode's daemon, before prefill has sent anything."""
     with Group(name, nodes) as group:
-        group.open(1, [7, 1 << 30], 3)
-        every(group.prefill, "begin", 1, 2, 3)
-        every(group.prefill, "send", 1, [8, 9], True)
+        if nodes[0].nixl == "native":
+            every(group.decode, "receiver", 1)
+            every(group.prefill, "sender", 1)
+            every(group.decode, "metadata", 1, [7, 1 << 30], 3)
+        else:
+            group.open(1, [7, 1 << 30], 3)
+            every(group.prefill, "begin", 1, 2, 3)
+            every(group.prefill, "send", 1, [8, 9], True)
         group.all_are(group.prefill, 1, FAILED)
         group.all_are(group.decode, 1, FAILED)
 
@@ -375,7 +382,7 @@ def equal_ranks(name, nodes, check):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--nixl", default="kvd", choices=["kvd", "nixl"])
+    parser.add_argument("--nixl", default="kvd", choices=sorted(BACKEND))
     parser.add_argument("--name", default="sglang-manager")
     args = parser.parse_args()
     if not os.environ.get("KVD_ENGINES_INSIDE"):

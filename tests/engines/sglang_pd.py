@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Three real SGLang servers on the CPU: a plain one, and prefill and decode by its own
-backend `nixl`. Each request goes to both, as a router sends it; the decode server's greedy
+backend `nixl`, or by kvd's (native). Each request goes to both, as a router sends it; the decode server's greedy
 tokens must be the plain one's.
 
-sglang_pd.py [--nixl kvd|nixl] [--prefill-tp N]
+sglang_pd.py [--nixl kvd|native|nixl] [--prefill-tp N]
 Last line: N passed, N failed."""
 import argparse
 import concurrent.futures
@@ -18,10 +18,11 @@ from rig import (FOLDER, HERE, HOST, Node, Server, Tally, equal, free_ports, kvd
                  pause, python)
 
 PAGE, CHUNK = 16, 64
+BACKEND = {"kvd": "nixl", "nixl": "nixl", "native": "kvd"}
 
 
 def environment(nixl, node):
-    path = (kvd_paths() if nixl == "kvd" else []) + [os.path.join(HERE, "shim")]
+    path = kvd_paths(nixl) + [os.path.join(HERE, "shim")]
     return dict(os.environ, PYTHONPATH=os.pathsep.join(path), SGLANG_USE_CPU_ENGINE="1",
                 SGLANG_HOST_IP=HOST, SGLANG_CPU_OMP_THREADS_BIND="0|1",
                 SGLANG_NCCL_SO_PATH="none", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1",
@@ -85,7 +86,8 @@ class Run:
         self.tally, self.pool = tally, concurrent.futures.ThreadPoolExecutor(32)
         self.rooms = itertools.count(random.getrandbits(40))
         self.bootstrap = free_ports()
-        disagg = ["--disaggregation-transfer-backend", "nixl", "--disaggregation-mode"]
+        disagg = ["--disaggregation-transfer-backend", BACKEND[args.nixl],
+                  "--disaggregation-mode"]
         self.plain = Engine(args, "plain", Node("nixl", "none"))
         self.prefill = Engine(args, "prefill", nodes[0], *disagg, "prefill", "--tp",
                               str(args.prefill_tp), "--disaggregation-bootstrap-port",
@@ -178,7 +180,7 @@ class Run:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--nixl", default="kvd", choices=["kvd", "nixl"])
+    parser.add_argument("--nixl", default="kvd", choices=sorted(BACKEND))
     parser.add_argument("--prefill-tp", type=int, default=1)
     parser.add_argument("--name", default="sglang")
     args = parser.parse_args()

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvd as a transfer backend of SGLang: --disaggregation-transfer-backend kvd.
+
+SGLang finds load() by the entry point group sglang.srt.plugins and calls it in each of its
+processes, before the command line is parsed. Nothing of SGLang is imported before that."""
+
+NAME = "kvd"
+TESTED = ("0.5.23",)  # releases of SGLang
+
+
+def load():
+    """Make the backend known. What cannot work with this SGLang is said when it is chosen:
+    SGLang only logs what a plugin raises."""
+    from sglang.srt.disaggregation.utils import TransferBackend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.server_args import add_disagg_transfer_backend_choices
+    add_disagg_transfer_backend_choices([NAME])
+    add_member(TransferBackend, NAME)
+    HookRegistry.register("sglang.srt.disaggregation.utils.get_kv_class", kv_class,
+                          HookType.AROUND)
+
+
+def add_member(enum, value):
+    """One more member of a closed Enum."""
+    if value in enum._value2member_map_:
+        return
+    member = object.__new__(enum)
+    member._name_, member._value_ = value.upper(), value
+    enum._member_map_[member._name_] = member
+    enum._member_names_.append(member._name_)
+    enum._value2member_map_[value] = member
+    type.__setattr__(enum, member._name_, member)
+
+
+def check_release(version):
+    if version not in TESTED:
+        raise RuntimeError(
+            "kvd.sglang: SGLang %s is none of the releases that it was tested with: %s. Install "
+            "one of these, or use SGLang's backend nixl on kvd (docs/engines/nixl.md)"
+            % (version, ", ".join(TESTED)))
+
+
+def kv_class(original, transfer_backend, class_type):
+    """SGLang's get_kv_class() for this backend."""
+    if transfer_backend.value != NAME or class_type.value == "kvargs":
+        return original(transfer_backend, class_type)
+    import sglang
+    check_release(sglang.__version__)
+    from . import conn
+    return {"manager": conn.KVManager, "sender": conn.KVSender,
+            "receiver": conn.KVReceiver,
+            "bootstrap_server": conn.BootstrapServer}[class_type.value]

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+from ..client import Client, Pool
+from ..rooms import Source, _Views
+
+CALL_S: float
+WORDS_S: float
+RETRY_S: float
+TURN_S: float
+DAY_MS: int
+LATER: Tuple[str, ...]
+SESSION: Tuple[str, ...]
+
+def text_of(error: Exception) -> str: ...
+
+class Handle:
+    role: int
+    number: int
+    desk: Desk
+    code: Optional[str]
+    end: Optional[int]
+    ended_s: float
+    stopped: bool
+    given: int
+    bytes: int
+    on_end: Optional[Callable[[], None]]
+    def __init__(self, desk: Desk, role: int, number: int, open_s: float, pack: Any) -> None: ...
+    def bind(self, views: _Views, aux: Optional[int] = ...) -> None: ...
+    def send(self, views: _Views, seq: int, last: bool, aux: Optional[int] = ...,
+             events: Sequence[Any] = ...) -> None: ...
+    def flush(self) -> None: ...
+    def fail(self, words: str) -> None: ...
+    def stop(self, reason: str) -> None: ...
+    def peek(self) -> int: ...
+    def look(self) -> int: ...
+    @property
+    def told(self) -> bool: ...
+    @property
+    def reason(self) -> str: ...
+    def wait_still(self, seconds: float) -> bool: ...
+    def first_token(self) -> Optional[int]: ...
+
+class Desk:
+    client: Client
+    kvd: Any
+    clock: Callable[[], float]
+    live: Dict[Tuple[int, int], Handle]
+    parked: Dict[int, Handle]
+    left: Dict[int, Handle]
+    unanswered: int
+    def __init__(self, client: Client, clock: Callable[[], float] = ...) -> None: ...
+    def send(self, number: int, pool: Pool, *, bootstrap_s: float, ticket: Optional[str],
+             request_id: Optional[str] = ...) -> Handle: ...
+    def recv(self, number: int, pool: Pool, sources: Sequence[Source], *, receivers: int,
+             bootstrap_s: float, ticket: Optional[str],
+             request_id: Optional[str] = ...) -> Handle: ...
+    def turn(self, now: bool = ...) -> None: ...
+    def still(self, role: int, number: int) -> bool: ...
