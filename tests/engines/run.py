@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Real engines on kvd's nixl, and on the real one beside it.
+"""Real engines on kvd's own backends (native), on kvd's nixl (kvd), and on the real one beside
+them (nixl).
 
-run.py [--only-kvd] [WORD ...]: the runs whose names hold a word (all), one after another,
+run.py [--only BACKEND] [WORD ...]: the runs whose names hold a word (all), one after another,
 because each takes most of a machine's memory. Results lie in results/, logs in logs/ of
 the folder KVD_ENGINES (build/engines)."""
 import argparse
@@ -23,6 +24,14 @@ RUNS = {
     "sglang": ["sglang_pd.py"],
     "sglang-tp": ["sglang_pd.py", "--prefill-tp", "2"],
 }
+# what a backend of kvd's own is run with
+NATIVE = {
+    "sglang-manager": ["sglang_manager.py"],
+    "sglang-ends": ["sglang_ends.py"],
+    "sglang": ["sglang_pd.py"],
+    "sglang-tp": ["sglang_pd.py", "--prefill-tp", "2"],
+}
+BACKENDS = {"native": NATIVE, "kvd": RUNS, "nixl": RUNS}
 
 
 def run(name, nixl):
@@ -32,7 +41,8 @@ def run(name, nixl):
     if os.path.exists(result):
         os.unlink(result)
     print("---- " + full, flush=True)
-    argv = [sys.executable, os.path.join(HERE, RUNS[name][0])] + RUNS[name][1:]
+    script, *more = BACKENDS[nixl][name]
+    argv = [sys.executable, os.path.join(HERE, script)] + more
     subprocess.run(["nice", "-n", "5"] + argv + ["--nixl", nixl, "--name", full], check=False)
     try:
         with open(result) as f:
@@ -52,19 +62,20 @@ def told(result):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only-kvd", action="store_true")
+    parser.add_argument("--only", choices=sorted(BACKENDS))
     parser.add_argument("words", nargs="*")
     args = parser.parse_args()
-    chosen = [n for n in RUNS if not args.words or any(w in n for w in args.words)]
+    chosen = [(name, nixl) for name in dict.fromkeys([*NATIVE, *RUNS]) for nixl in BACKENDS
+              if name in BACKENDS[nixl] and args.only in (None, nixl) and
+              (not args.words or any(w in name for w in args.words))]
     results = {}
-    for engine in sorted({n.split("-")[0] for n in chosen}):
+    for engine in sorted({name.split("-")[0] for name, _ in chosen}):
         subprocess.run([os.path.join(HERE, "setup.sh"), engine, FOLDER], check=True)
-    for name in chosen:
-        for nixl in ("kvd",) if args.only_kvd else ("kvd", "nixl"):
-            results[name, nixl] = run(name, nixl)
+    for name, nixl in chosen:
+        results[name, nixl] = run(name, nixl)
     for (name, nixl), result in results.items():
-        print("%-16s %-5s %s" % (name, nixl, told(result)))
-    failed = sum(r["failed"] for (_, nixl), r in results.items() if nixl == "kvd")
+        print("%-16s %-6s %s" % (name, nixl, told(result)))
+    failed = sum(r["failed"] for (_, nixl), r in results.items() if nixl != "nixl")
     print("%d passed, %d failed" % (sum(r["passed"] for r in results.values()), failed))
     return 1 if failed or not results else 0
 

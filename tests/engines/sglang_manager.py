@@ -177,13 +177,13 @@ class Rank:
         self.handles.pop(room).clear()
 
 
-def rank_main(line, spec, log, node):
+def rank_main(line, spec, log, node, kind):
     os.environ.update(node)
     out = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(out, 1)
     os.dup2(out, 2)
     try:
-        rank = Rank(spec)
+        rank = kind(spec)
         line.send((True, None))
     except BaseException:
         line.send((False, traceback.format_exc()))
@@ -203,10 +203,10 @@ def rank_main(line, spec, log, node):
 class Remote:
     """A Rank in its process; its methods are called there."""
 
-    def __init__(self, spec, log, node):
+    def __init__(self, spec, log, node, kind):
         fork = multiprocessing.get_context("fork")
         self.line, theirs = fork.Pipe()
-        self.proc = fork.Process(target=rank_main, args=(theirs, spec, log, node))
+        self.proc = fork.Process(target=rank_main, args=(theirs, spec, log, node, kind))
         self.proc.start()
         theirs.close()
 
@@ -238,14 +238,14 @@ def every(ranks, name, *args):
 class Group:
     """Prefill and decode ranks around one bootstrap server."""
 
-    def __init__(self, name, nodes, prefill=1, decode=1, heads=2):
+    def __init__(self, name, nodes, prefill=1, decode=1, heads=2, kind=Rank):
         spec = dict(heads=heads, port=free_ports(), http=free_ports(), nixl=nodes[0].nixl)
         self.sides = []
         for mode, tp, node in (("prefill", prefill, nodes[0]), ("decode", decode, nodes[1])):
             self.sides.append([Remote(
                 dict(spec, mode=mode, tp=tp, rank=rank),
                 os.path.join(logs(name), "%s-%d-of-%d.log" % (mode, rank, tp)),
-                dict(node.env())) for rank in range(tp)])
+                dict(node.env()), kind) for rank in range(tp)])
         self.prefill, self.decode = self.sides
 
     def __enter__(self):
@@ -380,10 +380,11 @@ def equal_ranks(name, nodes, check):
         check("a room after it", group.room, 32, [80, 81], [70, 71])
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--nixl", default="kvd", choices=sorted(BACKEND))
-    parser.add_argument("--name", default="sglang-manager")
+def inside(doc, name, backends):
+    """The arguments, in the engine's Python."""
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
+    parser.add_argument("--nixl", default=backends[0], choices=backends)
+    parser.add_argument("--name", default=name)
     args = parser.parse_args()
     if not os.environ.get("KVD_ENGINES_INSIDE"):
         env = environment(args.nixl, Node("nixl", "none"))
@@ -391,6 +392,11 @@ def main():
                   dict(env, KVD_ENGINES_INSIDE="1"))
     import sglang.srt.disaggregation.decode  # noqa: F401 (once, and forked)
     import sglang.srt.disaggregation.prefill  # noqa: F401
+    return args
+
+
+def main():
+    args = inside(__doc__, "sglang-manager", ["kvd", "native", "nixl"])
     tally = Tally()
     with Node(args.nixl, "p") as p, Node(args.nixl, "d") as d:
         nodes = (p, d)

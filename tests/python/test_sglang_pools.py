@@ -245,6 +245,13 @@ def ends(side, handle, state):
     return handle.reason
 
 
+def nothing_left(*sides):
+    for side in sides:
+        until(lambda: side.desk.turn() or not side.desk.unanswered)
+        assert len(side.desk.live) == len(side.desk.lingering)
+        assert not side.desk.parked and not side.desk.left
+
+
 def test_a_prefix_moves_pages_state_and_a_record(sides):
     p, d = sides
     send, recv = opened(sides, 1)
@@ -293,7 +300,7 @@ def test_a_number_is_used_again_while_the_old_room_ends(sides):
     recv.stop("enough")
     ends(d, recv, FAILED)
     ends(p, send, FAILED)
-    assert not p.desk.live and not d.desk.live
+    nothing_left(p, d)
 
 
 def test_an_abort_is_known_on_both_sides_and_nothing_lands_after_it(sides):
@@ -347,4 +354,19 @@ def test_another_ticket_is_refused(sides, pair):
     assert "EAUTH" in ends(d, recv, FAILED)
     send.stop("enough")
     ends(p, send, FAILED)
-    assert SEND not in {role for role, _ in p.desk.live}
+    nothing_left(p, d)
+
+
+def test_who_binds_late_is_told_that_it_was_given_up(sides, monkeypatch):
+    p, d = sides
+    send = p.desk.send(8, p.pool, bootstrap_s=20, ticket=TICKET)
+    until(lambda: p.desk.turn() or send._open)
+    send.stop("no memory")
+    ends(p, send, FAILED)
+    assert id(send) in p.desk.lingering and (SEND, 8) in p.desk.live
+    recv = d.desk.recv(8, d.pool, source(p), receivers=1, bootstrap_s=20, ticket=TICKET)
+    recv.bind({"kv": [41]})
+    assert "no memory" in ends(d, recv, FAILED)
+    monkeypatch.setattr(rooms, "LINGER_S", 0)
+    until(lambda: p.desk.turn() or not p.desk.lingering)
+    assert not p.desk.live

@@ -44,6 +44,7 @@ STILL_S = 30.0  # for a sender's room to end before its pages are used again
 STILL_LATE_S = 1.0
 ABORT_S = 0.005  # a receiver's, so that the next poll shows what came of it
 MIRROR_S = 0.002
+LOOK_S = 0.5
 PREFIX_S = 1.0
 ABORTED = "Aborted by AbortReq."
 ELSEWHERE = "it failed on another rank of the engine"
@@ -121,7 +122,7 @@ class KVManager(CommonKVManager):
         self.secret, self._regions, self._made, self.senders = None, {}, {}, set()
         self.pool_name = pool_name(server_args, args, role)
         self.register_buffer_to_engine()
-        self.told_endpoint = self.client.endpoint
+        self.told_endpoint, self._look_s = self.client.endpoint, 0.0
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self.server_socket.close(linger=0)  # nobody sends to it
         if not self.is_prefill:
@@ -213,6 +214,12 @@ class KVManager(CommonKVManager):
 
     def look_at_endpoint(self):
         """A daemon that was restarted may listen elsewhere: tell the bootstrap server."""
+        now = time.monotonic()
+        if now < self._look_s + LOOK_S:
+            return
+        self._look_s = now
+        if self.client.lost:
+            self.desk.kvd.poll()
         endpoint = self.client.endpoint
         if endpoint != self.told_endpoint:
             self.told_endpoint = endpoint
@@ -367,6 +374,8 @@ class KVSender(CommonKVSender):
             return max(state, KVPoll.WaitingForInput)
         if not self._ready and state == KVPoll.WaitingForInput:
             self._ready = self._room.first_token() is not None
+        elif not self._ready:
+            self.kv_mgr.look_at_endpoint()
         return KVPoll.WaitingForInput if self._ready else KVPoll.Bootstrapping
 
     def peek(self):

@@ -1,0 +1,391 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How requests of SGLang end on kvd's own backend: given up in every state, with daemons
+that stand still or die, on one of two ranks, before an event has happened. Its managers,
+pools and processes are sglang_manager.py's.
+
+sglang_ends.py [--nixl native] [--name NAME]
+Last line: N passed, N failed."""
+import statistics
+import sys
+import time
+
+from rig import Node, Tally, equal, pause, until
+from sglang_manager import (CANARY, FAILED, PAGE, ROWS, SUCCESS, WAITING, Group, Rank,
+                            every, inside)
+
+ABORTS, KNOWN_S, FROZEN_S, CALL_S = 500, 0.1, 2.0, 0.5
+NOISE = 0x0bad0bad
+
+
+class Event:
+    """Of a stream that has not come so far: the bytes are there when it has happened."""
+
+    def __init__(self, seconds, before):
+        self.at, self.before = time.monotonic() + seconds, before
+
+    def query(self):
+        if time.monotonic() < self.at:
+            return False
+        if self.before:
+            self.before()
+            self.before = None
+        return True
+
+
+class EndRank(Rank):
+    def poll(self, room):
+        return int(self.handles[room].poll())
+
+    def poll_for(self, room, seconds):
+        """As the event loop: every state shown, and the longest call."""
+        seen, worst, end = set(), 0.0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            begin = time.monotonic()
+            seen.add(self.poll(room))
+            worst = max(worst, time.monotonic() - begin)
+            pause(0.001)
+        return sorted(seen), worst
+
+    def timed(self, name, *args):
+        begin = time.monotonic()
+        answer = getattr(self, name)(*args)
+        return time.monotonic() - begin, answer
+
+    def ended(self, room):
+        """(state, when it was shown)"""
+        return self.wait(room, SUCCESS), time.monotonic()
+
+    def now(self):
+        return time.monotonic()
+
+    def give_up(self, room, scribble=()):
+        """As the scheduler: the pages are another request's right after."""
+        begin = time.monotonic()
+        self.abort(room)
+        for page in scribble:
+            for cells in self.cells:
+                cells[page * PAGE:(page + 1) * PAGE] = NOISE
+        return begin
+
+    def restore(self, pages):
+        for i, cells in enumerate(self.cells):
+            pattern = self.pattern(i)
+            for page in pages:
+                cells[page * PAGE:(page + 1) * PAGE] = pattern[page * PAGE:(page + 1) * PAGE]
+
+    def take(self):
+        """Its pages are this rank's again: what stands in them now must stay."""
+        self.kept = [cells.copy() for cells in self.cells]
+
+    def kept_whole(self):
+        return sum(int((a != b).sum()) for a, b in zip(self.cells, self.kept))
+
+    def clean(self):
+        for cells in self.cells:
+            cells[...] = CANARY
+
+    def true_bytes(self, src, dst):
+        """Whether pages hold prefill's."""
+        return all((cells[d * PAGE:(d + 1) * PAGE] ==
+                    self.pattern(i)[s * PAGE:(s + 1) * PAGE]).all()
+                   for i, cells in enumerate(self.cells) for s, d in zip(src, dst))
+
+    def send_early(self, room, pages, last, seconds):
+        """A chunk whose bytes come late."""
+        for page in pages:
+            for cells in self.cells:
+                cells[page * PAGE:(page + 1) * PAGE] = NOISE
+        self.handles[room]._early_send_wait_event = Event(seconds,
+                                                          lambda: self.restore(pages))
+        self.send(room, pages, last)
+
+    def left(self):
+        """What this rank still has of its rooms."""
+        desk = self.manager.desk
+        until(lambda: desk.turn(True) or not (desk.left or desk.unanswered), 10)
+        return {"rooms": len(desk.live) - len(desk.lingering), "parked": len(desk.parked), "left": len(desk.left),
+                "slots": self.manager.slots.count - len(self.manager.slots._free),
+                "states": len(self.manager.request_status)}
+
+    def fail_by_sibling(self, room):
+        """As the scheduler's minimum over ranks makes it."""
+        handle = self.handles[room]
+        words = ""
+        try:
+            handle.failure_exception()
+        except Exception as error:
+            words = str(error)
+        handle.ensure_abort_notified(force_arm=True)
+        return words
+
+    def release_safe(self, room):
+        return self.manager.is_abort_release_safe(room, 1)
+
+    def reason(self, room):
+        try:
+            self.handles[room].failure_exception()
+        except Exception as error:
+            return str(error)
+        return None
+
+
+NOTHING_LEFT = {"rooms": 0, "parked": 0, "left": 0, "slots": 0, "states": 0}
+
+
+def nothing_left(group):
+    equal([r.left() for r in group.prefill + group.decode], [NOTHING_LEFT] * 2, "left over")
+
+
+STATES = ("alone", "opened", "bound", "begun", "part", "all")
+
+
+def reach(group, room, state, src, dst, row):
+    """Both sides as far as this state; who is there."""
+    p, d = group.prefill[0], group.decode[0]
+    if state == "alone":
+        who = (p, d)[room // len(STATES) % 2]
+        (p.sender if who is p else d.receiver)(room)
+        return [who]
+    p.sender(room)
+    d.receiver(room)
+    if state == "opened":
+        return [p, d]
+    d.metadata(room, dst, row)
+    equal(p.wait(room, WAITING), WAITING, "sender")
+    if state == "bound":
+        return [p, d]
+    p.begin(room, len(src), row)
+    if state != "begun":
+        p.send(room, src[:1], False)
+    if state == "all":
+        p.send(room, src[1:], True)
+    return [p, d]
+
+
+def given_up(group, room, state, times):
+    """One request that one side gives up; times: until both know."""
+    p, d = group.prefill[0], group.decode[0]
+    src, dst = [3 + room % 20, 40 + room % 20], [70 + room % 40, 115 + room % 40]
+    row = room % ROWS
+    there = reach(group, room, state, src, dst, row)
+    who = there[room // len(STATES) % len(there)]
+    begin = who.give_up(room, src if who is p else ())
+    if state == "opened" and who is p:  # a receiver without pages has told nobody of itself
+        begin = d.now()
+        d.metadata(room, dst, row)
+    shown = [rank.ended(room) for rank in there]
+    states = [s for s, _ in shown]
+    if state != "all":
+        equal(states, [FAILED] * len(there), "states of %s room %d" % (state, room))
+    if d in there and states[-1] == SUCCESS:  # it was there before
+        assert d.true_bytes(src, dst), "room %d: wrong bytes in a room that succeeded" % room
+    times.append(max(when for _, when in shown) - begin)
+    if d in there:
+        d.take()
+        if state in ("part", "all"):
+            pause(0.01)
+        equal(d.kept_whole(), 0, "cells written after the end of room %d" % room)
+    for rank in there:
+        rank.clear(room)
+    p.restore(src)
+
+
+def aborts(group, tally):
+    times = []
+    for room in range(1, ABORTS + 1):
+        given_up(group, room, STATES[room % len(STATES)], times)
+    times.sort()
+    worst = times[-1]
+    tally.note("aborts known after", "%.1f ms median, %.1f ms p99, %.1f ms worst of %d" % (
+        1e3 * statistics.median(times), 1e3 * times[len(times) * 99 // 100], 1e3 * worst,
+        len(times)))
+    assert times[len(times) * 99 // 100] < KNOWN_S, "p99 %.0f ms" % (1e3 * times[-6])
+    nothing_left(group)
+    group.decode[0].clean()
+    group.room(9001, [3, 4], [5, 6])
+
+
+def late_decode(group):
+    """Prefill gave it up before decode was there: it hears at once, not at a timeout."""
+    p, d = group.prefill[0], group.decode[0]
+    p.sender(9100)
+    p.abort(9100)
+    equal(p.ended(9100)[0], FAILED, "sender")
+    d.receiver(9100)
+    begin = d.now()
+    d.metadata(9100, [7], 2)
+    state, when = d.ended(9100)
+    equal(state, FAILED, "receiver")
+    assert when - begin < KNOWN_S and "Aborted" in d.reason(9100)
+    every([p, d], "clear", 9100)
+    return "%.1f ms" % (1e3 * (when - begin))
+
+
+def frozen(group, nodes, who):
+    """Every call and every queue while daemons stand still; then all goes on."""
+    p, d = group.prefill[0], group.decode[0]
+    rooms = {s: 9200 + i + 10 * who for i, s in enumerate(STATES[1:])}
+    src, dst = [3, 4], {r: [60 + 3 * i, 61 + 3 * i] for i, r in enumerate(rooms.values())}
+    for state, room in rooms.items():
+        reach(group, room, state, src, dst[room], room % ROWS)
+    fresh = 9290 + who
+    still = [n.daemon for i, n in enumerate(nodes) if who >> i & 1]
+    for daemon in still:
+        daemon.freeze()
+    try:
+        took = [p.timed("sender", fresh)[0], d.timed("receiver", fresh)[0],
+                d.timed("metadata", fresh, [90], 0)[0],
+                p.timed("begin", rooms["bound"], 2, 1)[0],
+                p.timed("send", rooms["begun"], src[:1], False)[0]]
+        assert max(took) < CALL_S, "a call took %.2f s" % max(took)
+        for room in list(rooms.values()) + [fresh]:
+            for rank in (p, d):
+                seen, worst = rank.poll_for(room, FROZEN_S / 2 / (len(rooms) + 1))
+                assert FAILED not in seen and worst < CALL_S, (room, seen, worst)
+                if rank is p and room in (fresh, rooms["opened"]):
+                    assert set(seen) <= {1, 2}, (room, seen)
+                if rank is d and room == rooms["opened"]:
+                    equal(seen, [WAITING], "a receiver without pages")
+    finally:
+        for daemon in still:
+            daemon.thaw()
+    d.metadata(rooms["opened"], dst[rooms["opened"]], rooms["opened"] % ROWS)
+    for state, room in rooms.items():
+        if state == "opened":
+            equal(p.wait(room, WAITING), WAITING, "opened room")
+            p.begin(room, 2, room % ROWS)
+        if state in ("opened", "bound"):
+            p.send(room, src[:1], False)
+        if state != "all":
+            p.send(room, src[1:], True)
+        equal([r.ended(room)[0] for r in (p, d)], [SUCCESS] * 2, "%s room %d" % (state, room))
+        assert d.true_bytes(src, dst[room]), "bytes of the %s room" % state
+    equal(p.wait(fresh, WAITING), WAITING, "the room that was opened meanwhile")
+    p.begin(fresh, 1, 0)
+    p.send(fresh, [9], True)
+    equal([r.ended(fresh)[0] for r in (p, d)], [SUCCESS] * 2, "room %d" % fresh)
+    for room in list(rooms.values()) + [fresh]:
+        every([p, d], "clear", room)
+
+
+def frozen_abort(group, nodes):
+    """Given up while the own daemon stands still: pages stay until it is still for sure."""
+    p, d = group.prefill[0], group.decode[0]
+    reach(group, 9400, "part", [3, 4], [60, 61], 3)
+    nodes[1].daemon.freeze()
+    try:
+        took = d.timed("abort", 9400)[0]
+        assert took < CALL_S, "abort() took %.2f s" % took
+        seen, _ = d.poll_for(9400, 0.5)
+        assert FAILED not in seen, "given back while the daemon may write: %s" % seen
+        assert not d.release_safe(9400)
+    finally:
+        nodes[1].daemon.thaw()
+    equal([r.ended(9400)[0] for r in (p, d)], [FAILED] * 2, "room")
+    assert until(lambda: d.release_safe(9400), 5)
+    every([p, d], "clear", 9400)
+
+
+def killed(group, nodes):
+    """The room fails on both sides; the next request works once there is a daemon again."""
+    p, d = group.prefill[0], group.decode[0]
+    for i, node in enumerate(nodes):
+        room = 9500 + i
+        reach(group, room, "part", [3, 4], [60, 61], 3)
+        for other in nodes:
+            other.daemon.expect("peer")
+            other.daemon.expect("room")
+        node.daemon.proc.kill()
+        node.daemon.wait()
+        equal([r.ended(room)[0] for r in (p, d)], [FAILED] * 2, "rooms of a killed daemon")
+        tokens = [r.reason(room) for r in (p, d)]
+        assert all(tokens), tokens
+        node.daemon.start().wait_ready()
+        for _ in range(5):  # what decode knew of prefill is out of date once
+            room += 10
+            if again(group, room):
+                break
+            pause(0.5)
+        else:
+            raise AssertionError("no request works after the daemon's restart")
+
+
+def again(group, room):
+    p, d = group.prefill[0], group.decode[0]
+    p.sender(room)
+    if d.receiver(room) == FAILED:
+        print("      room %d: %s" % (room, d.reason(room)))
+        p.abort(room)
+        return False
+    d.metadata(room, [62, 63], 3)
+    fine = p.wait(room, WAITING, 15) == WAITING
+    if fine:
+        p.begin(room, 2, 4)
+        p.send(room, [5, 6], True)
+        fine = [r.ended(room)[0] for r in (p, d)] == [SUCCESS] * 2 and \
+            d.true_bytes([5, 6], [62, 63])
+    else:
+        for rank in (p, d):
+            rank.give_up(room)
+            print("      room %d: %s, %s" % (room, rank.ended(room)[0], rank.reason(room)))
+    every([p, d], "clear", room)
+    return fine
+
+
+def early(group):
+    """The bytes come a second after the chunk was given, with its event."""
+    p, d = group.prefill[0], group.decode[0]
+    reach(group, 9600, "begun", [10, 11], [60, 61], 3)
+    begin = time.monotonic()
+    p.send_early(9600, [10], False, 1.0)
+    p.send(9600, [11], True)
+    equal([r.ended(9600)[0] for r in (p, d)], [SUCCESS] * 2, "room")
+    assert time.monotonic() - begin >= 1.0, "it did not wait"
+    assert d.true_bytes([10, 11], [60, 61]), "the bytes before the event were sent"
+    every([p, d], "clear", 9600)
+
+
+def sibling(name, nodes):
+    """One of two ranks fails: the other's pages stay until its own room is still."""
+    with Group(name, nodes, 2, 2, 4, EndRank) as group:
+        group.open(1, [90, 91], 3)
+        every(group.prefill, "begin", 1, 2, 3)
+        every(group.prefill, "send", 1, [8], False)
+        nodes[1].daemon.freeze()
+        try:
+            first, second = group.decode
+            second.fail_by_sibling(1)
+            pause(0.2)
+            assert not second.release_safe(1), "released while its daemon may still write"
+        finally:
+            nodes[1].daemon.thaw()
+        assert until(lambda: second.release_safe(1), 5)
+        first.fail_by_sibling(1)
+        assert until(lambda: first.release_safe(1), 5)
+        # the scheduler sees the minimum over its ranks: each of them gives it up
+        equal([r.ended(1)[0] for r in group.prefill], [FAILED] * 2, "prefill")
+        every(group.decode, "clean")
+        group.room(2, [3, 4], [5, 6])
+
+
+def main():
+    args = inside(__doc__, "sglang-ends", ["native"])
+    tally = Tally()
+    with Node(args.nixl, "p") as p, Node(args.nixl, "d") as d:
+        nodes = (p, d)
+        with Group(args.name, nodes, kind=EndRank) as group:
+            tally.check("%d requests given up in every state" % ABORTS, aborts, group, tally)
+            tally.check("prefill gave it up before decode was there", late_decode, group)
+            for who, name in ((1, "prefill's daemon"), (2, "decode's daemon"), (3, "both")):
+                tally.check("%s frozen in every queue" % name, frozen, group, nodes, who)
+            tally.check("given up while the daemon is frozen", frozen_abort, group, nodes)
+            tally.check("an event that comes a second late", early, group)
+            tally.check("nothing is left of them", nothing_left, group)
+            tally.check("daemons killed", killed, group, nodes)
+        tally.check("one of two ranks fails", sibling, args.name, nodes)
+    return tally.close(args.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
