@@ -27,7 +27,15 @@
  * An entry that no engine could send by mistake (a slot that is not the engine's
  * or in use, a generation that does not follow, bytes outside the arena, an
  * unknown op) ends the session: kvd and its engine do not agree on what the
- * memory holds.
+ * memory holds. Which ops a daemon knows `session.share` tells (`ops`).
+ *
+ * Rooms. OPEN, BIND, SEND, CLOSE and EXTEND are room.open, room.bind, room.send,
+ * room.close and room.extend without an answer: what is refused fails the room, with the refusal's
+ * code in its slot. They name a room by slot and generation, whichever way it was
+ * opened; one that is closed, or of another generation, is late, and nothing
+ * happens. Their payload is `n1` views (struct kvd_ring_view), one behind the
+ * other, then `n2` bytes of JSON text; `bytes` is both. CANCEL and RELEASE of a
+ * room's number (KVD_RING_IDS + slot) are ABORT and CLOSE of it.
  */
 #ifndef KVD_RING_LAYOUT_H
 #define KVD_RING_LAYOUT_H
@@ -54,16 +62,47 @@ enum kvd_ring_op {
 	/* a: a transfer that has ended or was never posted; gen: its next; `bytes` of
 	 * another notification, with KVD_RING_NOTIFIES. */
 	KVD_RING_POST = 3,
-	KVD_RING_CANCEL = 4,  /* a: a transfer; nothing happens if it has ended */
-	KVD_RING_RELEASE = 5, /* a: a transfer (canceled first) or a list */
+	KVD_RING_CANCEL = 4,  /* a: a transfer or room; nothing happens if it has ended */
+	KVD_RING_RELEASE = 5, /* a: a transfer (canceled first), a list or a room */
 	KVD_RING_NOTIFY = 6,  /* a: attach; `bytes` to its session. No slot. */
-	KVD_RING_ABORT = 7,   /* a: a room's number; n0: its role, enum kvd_role */
+	/* A room: by slot and gen, or with gen 0 by a: its number, n0: its role, enum
+	 * kvd_role. `bytes` of reason, at most 200. */
+	KVD_RING_ABORT = 7,
+	/* A room in a new slot. a, b: its number and pool, as in the text; text:
+	 * room.open's line without cmd and id; views: its pages, instead of the line's.
+	 */
+	KVD_RING_OPEN = 8,
+	/* views: where the bytes land; text: `wait`'s object, if any. c: slot of the view
+	 * "aux", with KVD_RING_AUX. */
+	KVD_RING_BIND = 9,
+	/* The same of a chunk. b: seq; KVD_RING_LAST. */
+	KVD_RING_SEND = 10,
+	/* Done with it: its number may be opened again at once. It is aborted if it has
+	 * not ended; the slot is free once it has. */
+	KVD_RING_CLOSE = 11,
+	KVD_RING_EXTEND = 12, /* an offer: c: lease_ms, as room.extend */
 };
+
+/* The ops that this header describes, as bits: 1 << op. */
+#define KVD_RING_OPS UINT64_C(0x1ffe)
 
 enum {
 	KVD_RING_WRITES = 1 << 0,   /* XFER: local to remote */
 	KVD_RING_POSTS = 1 << 1,    /* XFER: and post it */
 	KVD_RING_NOTIFIES = 1 << 2, /* XFER, POST: `bytes` of notification, perhaps 0 */
+	KVD_RING_LAST = 1 << 3,	    /* SEND: no chunk comes after this one */
+	KVD_RING_AUX = 1 << 4,	    /* BIND, SEND: c is a slot of the view "aux" */
+};
+
+/* Pages of one view, and what of them is meant; behind it page_count numbers of 32 bits,
+ * and 4 bytes more when they are odd. */
+struct kvd_ring_view {
+	char name[32];	      /* NUL within */
+	uint64_t first_token; /* of the request, in the first slot of pages[0] */
+	uint64_t token_begin, token_end; /* both 0: all that the pages hold */
+	uint32_t layer_begin, layer_end; /* both 0: all */
+	uint32_t page_count, zero;
+	uint32_t pages[];
 };
 
 struct kvd_ring_entry {
@@ -73,8 +112,8 @@ struct kvd_ring_entry {
 	uint64_t offset; /* of the payload in the arena */
 	uint32_t n0, n1;
 	uint32_t bytes;
-	uint32_t reserved0; /* 0, as the next */
-	uint64_t reserved1;
+	uint32_t n2;
+	uint64_t c;
 };
 
 struct kvd_ring_header {
@@ -105,6 +144,12 @@ static inline uint64_t kvd_ring_payload(const struct kvd_ring_entry *e)
 	else if (e->op == KVD_RING_XFER)
 		bytes += ((uint64_t)e->n0 + e->n1) * 4;
 	return bytes;
+}
+
+/* What a view takes in a payload. */
+static inline uint64_t kvd_ring_view_bytes(uint32_t page_count)
+{
+	return sizeof(struct kvd_ring_view) + ((uint64_t)page_count + 1) / 2 * 8;
 }
 
 /* The generation that follows in a slot. */

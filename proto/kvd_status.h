@@ -33,6 +33,7 @@ enum {
 	KVD_FLAG_STAGED = 1 << 1,   /* some of its bytes passed a buffer here */
 	KVD_FLAG_IDLE = 1 << 2,	    /* this source has nothing to send */
 	KVD_FLAG_FREE = 1 << 3,	    /* the engine's own slot is the engine's again */
+	KVD_FLAG_REMOTE = 1 << 4,   /* the other side failed it, and said so */
 };
 
 struct kvd_status_header {
@@ -53,7 +54,10 @@ struct kvd_status_slot {
 	uint64_t bytes;	     /* landed or sent so far */
 	uint64_t total;	     /* expected; 0 = not known yet */
 	uint64_t changed_ns; /* CLOCK_MONOTONIC of the last state change */
-	uint64_t reserved[2];
+	/* Of a room, each figure cut to the largest that it holds; 0 of others:
+	 * [0] first token + 1 u32, 0: not known; chunks done u16, 0 u16;
+	 * [1] rows u32, moved_us u32 */
+	uint64_t more[2];
 };
 
 static inline uint32_t kvd_word_gen(uint64_t w)
@@ -71,6 +75,22 @@ static inline unsigned int kvd_word_flags(uint64_t w)
 static inline unsigned int kvd_word_error(uint64_t w)
 {
 	return (unsigned int)(w >> 48);
+}
+static inline int64_t kvd_more_first_token(const uint64_t more[2]) /* -1: not known */
+{
+	return (int64_t)(uint32_t)more[0] - 1;
+}
+static inline uint32_t kvd_more_done(const uint64_t more[2])
+{
+	return (uint32_t)(more[0] >> 32) & 0xffff;
+}
+static inline uint32_t kvd_more_rows(const uint64_t more[2])
+{
+	return (uint32_t)more[1];
+}
+static inline uint32_t kvd_more_moved_us(const uint64_t more[2])
+{
+	return (uint32_t)(more[1] >> 32);
 }
 static inline uint64_t kvd_word_make(uint32_t gen, unsigned int state, unsigned int flags,
 				     unsigned int error)

@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "daemon/room/room_op.h"
 #include "proto/fields.h"
 
 struct ended_room;
@@ -14,12 +15,6 @@ struct rooms;
 struct session;
 
 #define ROOM_LIST_MAX 65536 /* rooms of one command */
-
-/* How a command names a room. */
-struct room_key {
-	uint64_t number;
-	int role; /* enum room_role; -1: not said, then the only one of this number */
-};
 
 struct room_key_args {
 	struct room_key key;

@@ -223,6 +223,24 @@ static int session_list_run(struct request *req)
 
 /* ---- session.share ---- */
 
+/* An entry of another op ends the session, so an engine asks first. */
+static bool add_ops(cJSON *result)
+{
+	cJSON *ops = cJSON_AddArrayToObject(result, "ops");
+
+	for (unsigned int op = 1; op < 64; op++) {
+		cJSON *number =
+			ops && KVD_RING_OPS >> op & 1 ? cJSON_CreateNumber(op) : NULL;
+
+		if (ops && KVD_RING_OPS >> op & 1 &&
+		    (!number || !cJSON_AddItemToArray(ops, number))) {
+			cJSON_Delete(number);
+			return false;
+		}
+	}
+	return ops;
+}
+
 static bool add_ring(cJSON *result, const struct ring *ring)
 {
 	return cJSON_AddNumberToObject(result, "version", KVD_RING_VERSION) &&
@@ -230,7 +248,8 @@ static bool add_ring(cJSON *result, const struct ring *ring)
 	       cJSON_AddNumberToObject(result, "arena_bytes",
 				       (double)ring->arena_bytes) &&
 	       cJSON_AddNumberToObject(result, "first_slot", SESSION_SLOTS) &&
-	       cJSON_AddNumberToObject(result, "slots", SESSION_ENGINE_SLOTS);
+	       cJSON_AddNumberToObject(result, "slots", SESSION_ENGINE_SLOTS) &&
+	       add_ops(result);
 }
 
 /* Said again: the same memory, whatever size is asked for then. */
@@ -302,7 +321,8 @@ const struct command session_commands[] = {
 	 "other daemons reach its memory"},
 	{"session.share", "Make this session's submission ring (proto/kvd_ring.h)",
 	 session_share_fields, 0, session_share_run,
-	 "version, entries, arena_bytes, first_slot, slots; with it three descriptors: "
-	 "ring, arena, eventfd"},
+	 "version, entries, arena_bytes, first_slot, slots, ops (the numbers of the ops "
+	 "that the daemon knows; another one ends the session); with it three "
+	 "descriptors: ring, arena, eventfd"},
 	{.name = NULL},
 };

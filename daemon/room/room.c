@@ -89,7 +89,25 @@ unsigned int room_flags(const struct room *room)
 		flags |= KVD_FLAG_IDLE;
 	if (room->used.staged)
 		flags |= KVD_FLAG_STAGED;
+	if (room->told_to_fail)
+		flags |= KVD_FLAG_REMOTE;
 	return flags;
+}
+
+void room_figures(struct room *room)
+{
+	struct status_room figures = {
+		.bytes = room->bytes,
+		.total = room->expected,
+		.first_token = room->first_token,
+		.done = room->chunks_given - room->chunks_open,
+		.rows = room->used.rows,
+		.moved_us =
+			room->moving_ns ? (room->moved_ns - room->moving_ns) / 1000 : 0,
+	};
+
+	if (room->slotted)
+		status_slot_room(room->session->status, room->slot, &figures);
 }
 
 static void room_publish(struct room *room)
@@ -100,8 +118,7 @@ static void room_publish(struct room *room)
 	list_push_back(&room->session->rooms, &room->session_link);
 	if (!room->slotted)
 		return;
-	status_slot_progress(room->session->status, room->slot, room->bytes,
-			     room->expected);
+	room_figures(room);
 	status_slot_set(room->session->status, room->slot, room_poll_state(room),
 			room_flags(room), room->error.code);
 }
@@ -109,9 +126,7 @@ static void room_publish(struct room *room)
 void room_progress(struct room *room)
 {
 	room->moved_ns = loop_now_ns(rooms_kvd(room->rooms)->loop);
-	if (room->slotted)
-		status_slot_progress(room->session->status, room->slot, room->bytes,
-				     room->expected);
+	room_figures(room);
 }
 
 static void room_finish(struct room *room)
@@ -307,6 +322,14 @@ void room_fail(struct room *room, const struct err *why, const struct party *but
 	room_kick(room);
 }
 
+void room_fail_remote(struct room *room, const struct err *why, const struct party *but)
+{
+	if (!room_live(room))
+		return;
+	room->told_to_fail = true;
+	room_fail(room, why, but);
+}
+
 void room_fail_moving(struct room *room, const struct party *party, const struct err *why)
 {
 	const char *label = party->remote->label;
@@ -342,7 +365,7 @@ static void on_step(struct loop_defer *defer)
 		roles[room->role]->step(room);
 	if (room->role == ROOM_SEND)
 		send_acks(room);
-	if (room_terminal(room) && room->close_when_terminal)
+	if (room_terminal(room) && (room->close_when_terminal || room->dropped))
 		rooms_close(room);
 }
 
@@ -368,6 +391,7 @@ void room_init(struct room *room)
 	loop_timer_init(&room->timer, loop, room_on_clock);
 	loop_timer_init(&room->heartbeat, loop, pull_on_heartbeat);
 	room->opened_ns = loop_now_ns(loop);
+	room->first_token = UINT64_MAX;
 }
 
 void room_open_done(struct room *room)

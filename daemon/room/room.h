@@ -208,13 +208,18 @@ struct room {
 	uint32_t receivers;  /* expected parties; 0 = not known yet */
 	bool receivers_told; /* offer: the pullers know how many they are */
 	uint64_t bytes, expected;
+	/* send: what receivers want first, of the pool's first view, or of any if none
+	 * wants that one; UINT64_MAX: not known */
+	uint64_t first_token;
 	uint64_t surplus;      /* send, recv: tokens of chunks that nobody had bound */
 	struct room_used used; /* the parties' sum */
 	uint64_t lease_ns, lease_epoch, lease_end_ns; /* offer */
 	bool gave_up;				      /* offer: a puller gave up */
 	struct err *gave_up_why; /* the first one's; NULL: there was no memory */
 	struct err error;	 /* of ABORTING and FAILED */
+	bool told_to_fail;	 /* the other side said so */
 	bool close_when_terminal;
+	bool dropped; /* the same; its number is nobody's, or another room's */
 	struct loop_timer timer;
 	struct loop_timer heartbeat; /* pull: lease heartbeats */
 	uint64_t limits_ns[3];	     /* bootstrap, waiting, stall */
@@ -258,6 +263,9 @@ void room_fail_moving(struct room *room, const struct party *party,
 /* Look again, in the next turn: what can go on? */
 void room_kick(struct room *room);
 void room_progress(struct room *room); /* bytes moved: status page */
+void room_figures(struct room *room);  /* the same of what else its slot says */
+/* The other side ended it: room_fail() with that in its flags. */
+void room_fail_remote(struct room *room, const struct err *why, const struct party *but);
 
 /* ---- room_clock.c ---- */
 /* Look at the clock for this room when its phase says so. */

@@ -121,6 +121,18 @@ static int parse_ranges(const cJSON *obj, const char *where,
 	return 0;
 }
 
+int room_map_name(struct room_map *map, const char *name, const struct layout *layout,
+		  const struct layout_view **view_p)
+{
+	*view_p =
+		strlen(name) < sizeof(map->view) ? layout_view_find(layout, name) : NULL;
+	if (!*view_p)
+		return err_raise(ERR_NOTFOUND, "views.%.31s: the pool has no such view",
+				 name);
+	memcpy(map->view, name, strlen(name) + 1);
+	return 0;
+}
+
 static int room_map_parse_view(const cJSON *obj, const struct layout *layout,
 			       struct room_map *map)
 {
@@ -128,20 +140,16 @@ static int room_map_parse_view(const cJSON *obj, const struct layout *layout,
 					    NULL};
 	const struct layout_view *view;
 	char where[64];
-	int r;
+	int r = room_map_name(map, obj->string, layout, &view);
 
+	if (r < 0)
+		return err_pass(r);
 	snprintf(where, sizeof(where), "views.%.31s", obj->string);
-	if (strlen(obj->string) >= sizeof(map->view))
-		return err_raise(ERR_NOTFOUND, "%s: the pool has no such view", where);
-	memcpy(map->view, obj->string, strlen(obj->string) + 1);
 	if (!cJSON_IsObject(obj))
 		return err_raise(ERR_INVAL, "%s: an object is wanted", where);
 	r = json_only(obj, names);
 	if (r < 0)
 		return err_prefix(r, "%s", where);
-	view = layout_view_find(layout, map->view);
-	if (!view)
-		return err_raise(ERR_NOTFOUND, "%s: the pool has no such view", where);
 	r = json_get_pages(obj, "pages", true, view->pages, ROOM_PAGES_MAX, &map->pages,
 			   &map->page_count);
 	if (r < 0)
@@ -183,38 +191,50 @@ static uint64_t room_maps_bytes(const struct room_maps *maps)
 	return bytes;
 }
 
+int room_maps_begin(struct room_maps *maps, size_t views)
+{
+	*maps = (struct room_maps){0};
+	if (views > LAYOUT_VIEWS_MAX)
+		return err_raise(ERR_LIMIT, "views: %zu, at most %u", views,
+				 LAYOUT_VIEWS_MAX);
+	maps->maps = mem_calloc(views + 1, sizeof(*maps->maps)); /* and aux */
+	return maps->maps ? 0 : err_pass(-ENOMEM);
+}
+
+int room_maps_aux(struct room_maps *maps, int64_t aux, const struct layout *layout)
+{
+	if (aux < 0)
+		return 0;
+	if (room_maps_find(maps, ROOM_AUX_VIEW))
+		return err_raise(ERR_INVAL, "views.aux: given beside \"aux\"");
+	return err_pass(parse_aux(aux, layout, &maps->maps[maps->count++]));
+}
+
+int room_maps_charge(struct room_maps *maps, struct account *account)
+{
+	if (!maps->count)
+		return 0;
+	return err_pass(charge_take(&maps->charge, account, ACCOUNT_PAGES,
+				    room_maps_bytes(maps)));
+}
+
 int room_maps_parse(const cJSON *views, int64_t aux, const struct layout *layout,
 		    struct account *account, struct room_maps *maps)
 {
-	size_t n = views ? (size_t)cJSON_GetArraySize(views) : 0;
 	const cJSON *it = NULL;
-	int r = 0;
+	int r = room_maps_begin(maps, views ? (size_t)cJSON_GetArraySize(views) : 0);
 
-	*maps = (struct room_maps){0};
-	if (n > LAYOUT_VIEWS_MAX)
-		return err_raise(ERR_LIMIT, "views: %zu, at most %u", n,
-				 LAYOUT_VIEWS_MAX);
-	maps->maps = mem_calloc(n + 1, sizeof(*maps->maps));
-	if (!maps->maps)
-		return err_pass(-ENOMEM);
 	cJSON_ArrayForEach(it, views) {
-		if (aux >= 0 && strcmp(it->string, ROOM_AUX_VIEW) == 0) {
-			r = err_raise(ERR_INVAL, "views.aux: given beside \"aux\"");
-			goto out;
-		}
-		r = room_map_parse_view(it, layout, &maps->maps[maps->count++]);
-		if (r < 0)
-			goto out;
+		if (r >= 0)
+			r = room_map_parse_view(it, layout, &maps->maps[maps->count++]);
 	}
-	if (aux >= 0)
-		r = parse_aux(aux, layout, &maps->maps[maps->count++]);
-	if (r >= 0 && maps->count)
-		r = charge_take(&maps->charge, account, ACCOUNT_PAGES,
-				room_maps_bytes(maps));
-out:
+	if (r >= 0)
+		r = room_maps_aux(maps, aux, layout);
+	if (r >= 0)
+		r = room_maps_charge(maps, account);
 	if (r < 0)
 		room_maps_fini(maps);
-	return r;
+	return r < 0 ? err_pass(r) : 0;
 }
 
 void room_maps_fini(struct room_maps *maps)

@@ -40,7 +40,17 @@ struct room_maps {
  * `account` (NULL: to nobody); ERR_LIMIT. */
 int room_maps_parse(const cJSON *views, int64_t aux, const struct layout *layout,
 		    struct account *account, struct room_maps *maps);
+/* The same of `count` views as an entry of the submission ring carries them (struct
+ * kvd_ring_view), in memory that does not change; charged to nobody yet. Any thread. */
+int room_maps_read(const uint8_t *data, size_t len, uint32_t count, int64_t aux,
+		   const struct layout *layout, struct room_maps *maps);
+int room_maps_charge(struct room_maps *maps, struct account *account);
 void room_maps_fini(struct room_maps *maps);
+/* What the two have in common. ERR_INVAL, ERR_NOTFOUND, ERR_LIMIT, ERR_RANGE. */
+int room_maps_begin(struct room_maps *maps, size_t views);
+int room_map_name(struct room_map *map, const char *name, const struct layout *layout,
+		  const struct layout_view **view_p);
+int room_maps_aux(struct room_maps *maps, int64_t aux, const struct layout *layout);
 static inline struct room_maps room_maps_steal(struct room_maps *maps)
 {
 	struct room_maps stolen = *maps;

@@ -493,7 +493,7 @@ static void room_offer_step(struct room *room)
 	room->lease_epoch++;
 	err_set(&why, ERR_ABORTED, "offer %llu: a puller gave up",
 		(unsigned long long)room->number);
-	room_fail(room, room->gave_up_why ? room->gave_up_why : &why, NULL);
+	room_fail_remote(room, room->gave_up_why ? room->gave_up_why : &why, NULL);
 }
 
 static void room_offer_stop(struct room *room, const struct err *why)

@@ -280,7 +280,7 @@ void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_
 		return;
 	}
 	peer_told(party->remote->peer, ack->code, ack->text, &why);
-	room_fail(room, &why, NULL);
+	room_fail_remote(room, &why, NULL);
 }
 
 /* ---- steps ---- */

@@ -49,32 +49,10 @@ static int or_nomem(bool ok)
 	return ok ? 0 : err_raise(ERR_NOMEM, "no memory for a room's record");
 }
 
-/* Receivers' first token: what a sender may leave out (prefix hits). False: there is
- * none yet, or this is no sender. */
-static bool first_token(const struct room *room, uint64_t *first_p)
-{
-	const struct party *party;
-	uint64_t first = UINT64_MAX;
-
-	list_foreach(party, &room->parties, link) {
-		for (size_t i = 0; i < party->theirs.count; i++) {
-			const struct room_map *map = &party->theirs.maps[i];
-
-			if (strcmp(map->view, ROOM_AUX_VIEW) != 0 &&
-			    map->token_begin < first)
-				first = map->token_begin;
-		}
-	}
-	*first_p = first;
-	return room->role == ROOM_SEND && first != UINT64_MAX;
-}
-
 static bool add_first_token(cJSON *obj, const struct room *room)
 {
-	uint64_t first;
-
-	return !first_token(room, &first) ||
-	       cJSON_AddNumberToObject(obj, "first_token", (double)first);
+	return room->first_token == UINT64_MAX ||
+	       cJSON_AddNumberToObject(obj, "first_token", (double)room->first_token);
 }
 
 static void text_error(struct text *out, const struct err *err)
@@ -97,8 +75,6 @@ static void text_member(struct text *out, const char *name, uint64_t value)
 
 int room_record_text(const struct room *room, struct text *out)
 {
-	uint64_t first;
-
 	text_member(out, "{\"room\":\"", room->number);
 	text_puts(out, "\",\"role\":\"");
 	text_puts(out, room_role_names[room->role]);
@@ -106,8 +82,8 @@ int room_record_text(const struct room *room, struct text *out)
 	text_member(out, "\",\"state\":", room_poll_state(room));
 	text_member(out, ",\"flags\":", room_flags(room));
 	text_member(out, ",\"bytes\":", room->bytes);
-	if (first_token(room, &first))
-		text_member(out, ",\"first_token\":", first);
+	if (room->first_token != UINT64_MAX)
+		text_member(out, ",\"first_token\":", room->first_token);
 	if (room->error.code != ERR_OK)
 		text_error(out, &room->error);
 	text_puts(out, "}");

@@ -14,6 +14,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
@@ -26,6 +27,7 @@ void send_chunk_free(struct chunk *chunk)
 {
 	assert(chunk->room->chunks_open > 0);
 	chunk->room->chunks_open--;
+	room_figures(chunk->room);
 	list_remove(&chunk->link);
 	charge_drop(&chunk->charge);
 	room_maps_fini(&chunk->maps);
@@ -42,12 +44,45 @@ void send_chunk_left(struct chunk *chunk)
 
 /* ---- receivers ---- */
 
+/* What receivers want first of this view (NULL: of any but aux). */
+static uint64_t first_wanted(const struct room *room, const char *view)
+{
+	const struct party *party;
+	uint64_t first = UINT64_MAX;
+
+	list_foreach(party, &room->parties, link) {
+		for (size_t i = 0; i < party->theirs.count; i++) {
+			const struct room_map *map = &party->theirs.maps[i];
+			bool meant = view ? strcmp(map->view, view) == 0
+					  : strcmp(map->view, ROOM_AUX_VIEW) != 0;
+
+			if (meant && map->token_begin < first)
+				first = map->token_begin;
+		}
+	}
+	return first;
+}
+
+/* Of the first view, which is the one that grows with the prompt: a state's token 0, or
+ * a window's, would say 0 of a request that has a prefix already. */
+static uint64_t first_token(const struct room *room)
+{
+	const struct layout *layout = room->pool->layout;
+	bool aux_first = strcmp(layout->views[0].name, ROOM_AUX_VIEW) == 0;
+	uint64_t first = UINT64_MAX;
+
+	if (aux_first < layout->view_count)
+		first = first_wanted(room, layout->views[aux_first].name);
+	return first != UINT64_MAX ? first : first_wanted(room, NULL);
+}
+
 /* All of its TRANSFER_INFO is read. */
 static void info_taken(struct party *party)
 {
 	party->reading = false;
 	party->done = party->done || party->want_count == 0;
 	party->ack_pending = true;
+	party->room->first_token = first_token(party->room);
 	room_trace(party->room, TRACE_INFO_IN, party, party->gen);
 	room_kick(party->room);
 }

@@ -34,6 +34,7 @@ int rooms_new(struct kvd *kvd, struct rooms **rooms_p)
 	msg_init(rooms);
 	strmap_init(&rooms->by_key);
 	strmap_init(&rooms->by_pool);
+	strmap_init(&rooms->by_slot);
 	idmap_init(&rooms->by_gen);
 	early_init(rooms);
 	r = late_init(rooms);
@@ -65,6 +66,7 @@ void rooms_free(struct rooms *rooms)
 	waits_free(rooms->waits);
 	strmap_fini(&rooms->by_key);
 	strmap_fini(&rooms->by_pool);
+	strmap_fini(&rooms->by_slot);
 	idmap_fini(&rooms->by_gen);
 	mem_free(rooms);
 }
@@ -123,7 +125,20 @@ static int may_open(struct rooms *rooms, const struct room_args *args)
 	return 0;
 }
 
-static int enter_tables(struct rooms *rooms, struct room *room)
+struct slot_key {
+	uint64_t session, slot;
+};
+
+static void leave_numbers(struct rooms *rooms, const struct room *room)
+{
+	struct room_key key = {room->session->id, room->role, room->number};
+	struct room_key pool_key = {room->pool->id, room->role, room->number};
+
+	strmap_remove_bytes(&rooms->by_key, &key, sizeof(key));
+	strmap_remove_bytes(&rooms->by_pool, &pool_key, sizeof(pool_key));
+}
+
+static int enter_numbers(struct rooms *rooms, struct room *room)
 {
 	struct room_key key = {room->session->id, room->role, room->number};
 	struct room_key pool_key = {room->pool->id, room->role, room->number};
@@ -135,14 +150,55 @@ static int enter_tables(struct rooms *rooms, struct room *room)
 	if (r >= 0)
 		r = idmap_put(&rooms->by_gen, room->gen, room);
 	if (r >= 0)
-		r = status_slot_take(room->session->status, room->number, &room->slot,
-				     &room->slot_gen);
-	if (r >= 0) {
-		room->slotted = true;
 		return 0;
-	}
-	strmap_remove_bytes(&rooms->by_key, &key, sizeof(key));
-	strmap_remove_bytes(&rooms->by_pool, &pool_key, sizeof(pool_key));
+	leave_numbers(rooms, room);
+	return err_pass(r);
+}
+
+/* A slot that was given stays its giver's when this fails. */
+static int enter_slot(struct rooms *rooms, struct room *room,
+		      const struct room_args *args)
+{
+	struct status_page *page = room->session->status;
+	struct slot_key key = {room->session->id, args->slot};
+	int r = 0;
+
+	room->slot = args->slot;
+	room->slot_gen = args->slot_gen;
+	if (!args->slotted)
+		r = status_slot_take(page, room->number, &room->slot, &room->slot_gen);
+	if (r < 0)
+		return err_pass(r);
+	key.slot = room->slot;
+	r = strmap_put_bytes(&rooms->by_slot, &key, sizeof(key), room);
+	if (r < 0 && !args->slotted)
+		status_slot_release(page, room->slot);
+	room->slotted = r >= 0;
+	return r < 0 ? err_pass(r) : 0;
+}
+
+/* keep: it stays its giver's, who says there why there is no room. */
+static void leave_slot(struct rooms *rooms, struct room *room, bool keep)
+{
+	struct slot_key key = {room->session->id, room->slot};
+
+	strmap_remove_bytes(&rooms->by_slot, &key, sizeof(key));
+	if (!keep)
+		status_slot_release(room->session->status, room->slot);
+	room->slotted = false;
+}
+
+static int enter_tables(struct rooms *rooms, struct room *room,
+			const struct room_args *args)
+{
+	int r = enter_numbers(rooms, room);
+
+	if (r < 0)
+		return err_pass(r);
+	r = enter_slot(rooms, room, args);
+	if (r >= 0)
+		return 0;
+	leave_numbers(rooms, room);
 	idmap_remove(&rooms->by_gen, room->gen);
 	return err_pass(r);
 }
@@ -194,7 +250,7 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 	r = charge_take(&room->charge, args->session->account, ACCOUNT_ROOMS,
 			sizeof(*room));
 	if (r >= 0)
-		r = enter_tables(rooms, room);
+		r = enter_tables(rooms, room, args);
 	if (r < 0) {
 		charge_drop(&room->charge);
 		mem_free(room);
@@ -253,18 +309,16 @@ static void free_chunks(struct room *room)
 }
 
 /* Out of every table, then gone. */
-static void room_free(struct room *room)
+static void room_free(struct room *room, bool keep_slot)
 {
 	struct rooms *rooms = room->rooms;
 	struct session *session = room->session;
-	struct room_key key = {session->id, room->role, room->number};
-	struct room_key pool_key = {room->pool->id, room->role, room->number};
 	struct party *party;
 
 	assert(room->busy == 0);
 	room_counts_close(room);
-	strmap_remove_bytes(&rooms->by_key, &key, sizeof(key));
-	strmap_remove_bytes(&rooms->by_pool, &pool_key, sizeof(pool_key));
+	if (!room->dropped) /* else they may be another's */
+		leave_numbers(rooms, room);
 	idmap_remove(&rooms->by_gen, room->gen);
 	room_cursors_pass(rooms, &room->all_link);
 	room_cursors_pass(rooms, &room->session_link);
@@ -272,7 +326,7 @@ static void room_free(struct room *room)
 	list_remove(&room->session_link);
 	session->room_count--;
 	loop_defer_cancel(&room->step);
-	status_slot_release(session->status, room->slot);
+	leave_slot(rooms, room, keep_slot);
 	mails_drop(room, NULL);
 	list_foreach_safe(party, &room->parties, link)
 		party_drop(party);
@@ -293,7 +347,7 @@ void rooms_discard(struct room *room)
 
 	assert(rooms->live > 0 && list_empty(&room->moves));
 	rooms->live--;
-	room_free(room);
+	room_free(room, status_slot_claimed(room->session->status, room->slot));
 }
 
 int rooms_close(struct room *room)
@@ -306,12 +360,36 @@ int rooms_close(struct room *room)
 				 (unsigned long long)room->number,
 				 room_state_names[sm_state(&room->sm)]);
 	/* one that succeeded had all its partners: nobody asks for it again */
-	if (room->error.code != ERR_OK && room->role != ROOM_PULL)
+	if (room->error.code != ERR_OK && room->role != ROOM_PULL && !room->dropped)
 		tomb_put(rooms, room);
-	room_free(room);
+	room_free(room, false);
 	if (session)
 		session_drain_end(session);
 	return 0;
+}
+
+void rooms_drop(struct room *room)
+{
+	struct rooms *rooms = room->rooms;
+	struct err why;
+
+	if (room->dropped)
+		return;
+	rooms_catch_up(room);
+	if (room_terminal(room)) {
+		rooms_close(room);
+		return;
+	}
+	err_set(&why, ERR_ABORTED, "closed by its engine '%.40s' (pid %d) before its end",
+		room->session->client, (int)room->session->pid);
+	room_fail(room, &why, NULL);
+	/* Whoever asks for it from now on is told as if it were closed; what its partners
+	 * have to say of its own end they say by its generation. */
+	leave_numbers(rooms, room);
+	room->dropped = true;
+	if (room->role != ROOM_PULL)
+		tomb_put(rooms, room);
+	room_kick(room);
 }
 
 /* A room of an engine that is gone. */
@@ -375,6 +453,22 @@ struct room *rooms_find(struct rooms *rooms, const struct session *session,
 	struct room_key key = {session->id, role, number};
 
 	return strmap_get_bytes(&rooms->by_key, &key, sizeof(key));
+}
+
+bool rooms_has_slot(struct rooms *rooms, const struct session *session, uint32_t slot)
+{
+	struct slot_key key = {session->id, slot};
+
+	return strmap_get_bytes(&rooms->by_slot, &key, sizeof(key)) != NULL;
+}
+
+struct room *rooms_by_slot(struct rooms *rooms, const struct session *session,
+			   uint32_t slot, uint32_t gen)
+{
+	struct slot_key key = {session->id, slot};
+	struct room *room = strmap_get_bytes(&rooms->by_slot, &key, sizeof(key));
+
+	return room && room->slot_gen == gen ? room : NULL;
 }
 
 struct room *rooms_by_gen(struct rooms *rooms, uint64_t gen)

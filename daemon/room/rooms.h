@@ -56,17 +56,28 @@ struct room_args {
 	uint32_t receivers;    /* offer, recv, pull; 0 = not given */
 	bool receivers_told;   /* offer: by the pullers */
 	uint64_t lease_ns;     /* offer */
+	bool slotted;	       /* its slot is claimed already: */
+	uint32_t slot, slot_gen;
 };
 /* ERR_EXIST, ERR_LIMIT, ERR_DRAIN, ERR_NOMEM. */
 int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **room_p);
-/* Undo a room that its command cannot finish opening: nobody knows it yet. */
+/* Undo a room that its command cannot finish opening: nobody knows it yet. A slot that
+ * its engine chose stays claimed. */
 void rooms_discard(struct room *room);
 /* An open room with all its parts: takes what waited for it, and begins. */
 void rooms_begin(struct room *room);
 /* ERR_STATE unless terminal. */
 int rooms_close(struct room *room);
+/* Its engine is done with it: its number may be opened again at once, it fails if it has
+ * not ended, and goes once it has. */
+void rooms_drop(struct room *room);
 struct room *rooms_find(struct rooms *rooms, const struct session *session,
 			enum room_role role, uint64_t number);
+/* Whose slot of the session's status page this is, of this generation; NULL: another's,
+ * or nobody's. */
+struct room *rooms_by_slot(struct rooms *rooms, const struct session *session,
+			   uint32_t slot, uint32_t gen);
+bool rooms_has_slot(struct rooms *rooms, const struct session *session, uint32_t slot);
 struct room *rooms_by_gen(struct rooms *rooms, uint64_t gen);
 /* The open room of a local pool, whoever's session it is. */
 struct room *rooms_by_pool(struct rooms *rooms, uint64_t pool, enum room_role role,

@@ -168,7 +168,7 @@ static void early_judge(struct room *room, const struct early *latest, uint64_t 
 		if (early->since_ns >= since_ns &&
 		    room_admit_check(&room->admit, room->number, early->remote->peer,
 				     early->ticket) >= 0) {
-			room_fail(room, &early->why, NULL);
+			room_fail_remote(room, &early->why, NULL);
 			return;
 		}
 		err_clear();
@@ -216,7 +216,7 @@ bool early_abort(struct rooms *rooms, struct remote *remote, struct room *room,
 		room_sweep_begin(rooms, &rooms->early_sweep);
 	}
 	if (room)
-		room_fail(room, why, NULL);
+		room_fail_remote(room, why, NULL);
 	return true;
 }
 

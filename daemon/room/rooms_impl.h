@@ -24,6 +24,7 @@ struct rooms {
 	struct err stopping;   /* code != OK: of all rooms */
 	struct strmap by_key;  /* {session id, role, number} */
 	struct strmap by_pool; /* {pool id, role, number} */
+	struct strmap by_slot; /* {session id, slot} */
 	struct idmap by_gen;
 	uint64_t version;
 	unsigned int live;

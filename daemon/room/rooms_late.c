@@ -369,7 +369,7 @@ void tomb_put(struct rooms *rooms, const struct room *room)
 	struct room_key key = {room->pool->id, room->role, room->number};
 	struct tombstone *tomb;
 
-	assert(room_terminal(room));
+	assert(room_terminal(room) || room->dropped);
 	if (rooms->tomb_cap == 0)
 		return;
 	tomb_remove(rooms, &key);
@@ -383,7 +383,8 @@ void tomb_put(struct rooms *rooms, const struct room *room)
 	}
 	tomb->used = true;
 	tomb->key = key;
-	tomb->ended_ns = room->ended_ns;
+	tomb->ended_ns =
+		room_terminal(room) ? room->ended_ns : loop_now_ns(rooms->kvd->loop);
 	tomb->gen = room->gen;
 	tomb->code = room->error.code;
 	tomb->open = room_admit_is_open(&room->admit);

@@ -327,7 +327,7 @@ static void refused_by(struct party *party, uint32_t code, const char *text)
 	struct err why;
 
 	peer_told(party->remote->peer, code, text, &why);
-	room_fail(party->room, &why, party);
+	room_fail_remote(party->room, &why, party);
 }
 
 static int on_info_nak(struct rooms *rooms, struct remote *remote, struct cursor *body)
@@ -560,7 +560,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 	}
 	peer_told(remote->peer, m.code, m.text, &why);
 	if (unsure) { /* all of them are told; the opener answers that it has quiesced */
-		room_fail(room, &why, NULL);
+		room_fail_remote(room, &why, NULL);
 		return 0;
 	}
 	party->heard_abort = true;
@@ -568,7 +568,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 	if (room->role == ROOM_OFFER)
 		room_without(party, &why); /* a puller's end is not the offer's */
 	else
-		room_fail(room, &why, party);
+		room_fail_remote(room, &why, party);
 	return 0;
 }
 

@@ -277,6 +277,12 @@ void pool_use(struct pool *pool)
 	pool->rooms++;
 }
 
+void pool_use_again(struct pool *pool)
+{
+	assert(pool->rooms > 0);
+	pool->rooms++;
+}
+
 void pool_unuse(struct pool *pool)
 {
 	assert(pool->rooms > 0);

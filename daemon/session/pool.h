@@ -55,6 +55,8 @@ void pools_close(struct session *session);
 
 /* A room begins and ends to use the pool. The pool must not be closing. */
 void pool_use(struct pool *pool);
+/* Of one that is used already, and may be closing. */
+void pool_use_again(struct pool *pool);
 void pool_unuse(struct pool *pool);
 
 struct pool *pool_find(struct session *session, uint64_t id); /* or NULL + ERR_NOTFOUND */

@@ -284,6 +284,8 @@ static void slot_begin(struct status_page *page, uint32_t slot, uint32_t gen,
 	status_put(&s->object, object);
 	status_put(&s->bytes, 0);
 	status_put(&s->total, 0);
+	status_put(&s->more[0], 0);
+	status_put(&s->more[1], 0);
 	status_put(&s->changed_ns, clock_ns());
 	figures_end(s);
 }
@@ -368,6 +370,28 @@ void status_slot_progress(struct status_page *page, uint32_t slot, uint64_t byte
 	figures_begin(s);
 	status_put(&s->bytes, bytes);
 	status_put(&s->total, total);
+	figures_end(s);
+}
+
+static uint64_t cut(uint64_t figure, uint64_t most)
+{
+	return figure < most ? figure : most;
+}
+
+void status_slot_room(struct status_page *page, uint32_t slot,
+		      const struct status_room *room)
+{
+	struct kvd_status_slot *s = slot_of(page, slot);
+	uint64_t first = room->first_token == UINT64_MAX
+				 ? 0
+				 : cut(room->first_token, UINT32_MAX - 1) + 1;
+
+	figures_begin(s);
+	status_put(&s->bytes, room->bytes);
+	status_put(&s->total, room->total);
+	status_put(&s->more[0], first | cut(room->done, UINT16_MAX) << 32);
+	status_put(&s->more[1],
+		   cut(room->rows, UINT32_MAX) | cut(room->moved_us, UINT32_MAX) << 32);
 	figures_end(s);
 }
 

@@ -17,6 +17,12 @@
 struct charge;
 struct status_page;
 
+/* A room's figures; first_token UINT64_MAX: not known. */
+struct status_room {
+	uint64_t bytes, total;
+	uint64_t first_token, done, rows, moved_us;
+};
+
 #define STATUS_HEARTBEAT_NS UINT64_C(200000000) /* between heartbeats */
 
 /* A sealed memfd with `slots` slots; grows never. */
@@ -53,6 +59,8 @@ void status_slot_release(struct status_page *page, uint32_t slot);
 /* Progress figures (sequence-guarded). */
 void status_slot_progress(struct status_page *page, uint32_t slot, uint64_t bytes,
 			  uint64_t total);
+void status_slot_room(struct status_page *page, uint32_t slot,
+		      const struct status_room *room);
 /* The word: state, flags, error. Terminal states are stored after everything. */
 void status_slot_set(struct status_page *page, uint32_t slot, unsigned int state,
 		     unsigned int flags, enum err_code error);

@@ -21,7 +21,6 @@
 
 struct kvd;
 struct session;
-struct xfer_op;
 
 #define RING_ENTRIES_MAX 4096u
 #define RING_ENTRIES_DEFAULT 512u
@@ -42,8 +41,8 @@ struct ring {
 	bool gated, gate_open;
 	void (*on_gate)(void *conn); /* the gate was passed */
 	bool stopped;
-	struct xfer_op *work; /* an entry that a helper has; all others wait */
-	struct list faults;   /* struct ring_fault: texts of what was refused */
+	void *work;	    /* an entry that a helper has; all others wait */
+	struct list faults; /* struct ring_fault: texts of what was refused */
 	unsigned int fault_count;
 };
 

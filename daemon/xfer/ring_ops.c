@@ -7,9 +7,9 @@
  * registered, a peer lost, a cap) fails the slot, with a code there and a text
  * here, for xfer.state. What is late (cancel, release of what has ended) is fine.
  *
- * Lists and transfers are ops (xfer_op.h); while a helper has one, the ring stands
- * quiesced, and no order has to be explained. Notifications on their way out are
- * capped, and past the cap the ring waits until some have left.
+ * Rooms: ring_room.c. Lists and transfers are ops (xfer_op.h); while a helper has one,
+ * the ring stands quiesced, and no order has to be explained. Notifications on their way
+ * out are capped, and past the cap the ring waits until some have left.
  */
 #include "daemon/xfer/ring_ops.h"
 
@@ -21,6 +21,7 @@
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
+#include "daemon/xfer/ring_room.h"
 #include "daemon/xfer/xfer_impl.h"
 
 #define FAULTS_MAX 256u
@@ -82,8 +83,7 @@ static void fault_put(struct ring *ring, uint64_t id, const struct err *err)
 		fault_drop(ring, list_first(&ring->faults, struct ring_fault, link));
 }
 
-/* Its slot fails, for err_last(). */
-static void ring_ops_refuse(struct ring *ring, uint32_t slot, uint64_t id)
+void ring_ops_refuse(struct ring *ring, uint32_t slot, uint64_t id)
 {
 	struct err why;
 
@@ -195,7 +195,9 @@ static int post_refused(struct ring *ring, const struct kvd_ring_entry *e)
 	const struct err *err = ring_fault_of(ring, e->a);
 	uint32_t slot = (uint32_t)(e->a - KVD_RING_IDS);
 
-	if (e->a - KVD_RING_IDS > UINT32_MAX || !status_slot_claimed(page, slot))
+	if (e->a - KVD_RING_IDS > UINT32_MAX || !status_slot_claimed(page, slot) ||
+	    (ring->session->kvd->rooms &&
+	     rooms_has_slot(ring->session->kvd->rooms, ring->session, slot)))
 		return err_raise(ERR_PROTO, "post: xfer %llu is none of this session",
 				 (unsigned long long)e->a);
 	if (e->gen != kvd_ring_next_gen(status_slot_gen(page, slot)))
@@ -233,23 +235,34 @@ static int op_post(struct ring *ring, struct xfer_session *xs,
 	return 0;
 }
 
+void ring_ops_forget(struct ring *ring, uint64_t id)
+{
+	struct ring_fault *fault = fault_find(ring, id);
+	uint64_t slot = id - KVD_RING_IDS;
+
+	if (fault)
+		fault_drop(ring, fault);
+	if (slot <= UINT32_MAX &&
+	    status_slot_claimed(ring->session->status, (uint32_t)slot))
+		status_slot_release(ring->session->status, (uint32_t)slot);
+}
+
 static int op_release(struct ring *ring, struct xfer_session *xs,
 		      const struct kvd_ring_entry *e)
 {
 	struct transfer *t = idmap_get(&xs->transfers, e->a);
 	struct prepared *prepared = t ? NULL : idmap_get(&xs->dlists, e->a);
 	struct ring_fault *fault = fault_find(ring, e->a);
-	uint64_t slot = e->a - KVD_RING_IDS;
 
-	if (fault)
-		fault_drop(ring, fault);
-	if (t && !t->release) {
-		transfer_release(t, (struct xfer_waiter){NULL, NULL});
-	} else if (prepared) {
-		prepared_release(prepared);
-	} else if (!t && slot <= UINT32_MAX &&
-		   status_slot_claimed(ring->session->status, (uint32_t)slot)) {
-		status_slot_release(ring->session->status, (uint32_t)slot);
+	if (t || prepared) {
+		if (fault)
+			fault_drop(ring, fault);
+		if (t && !t->release)
+			transfer_release(t, (struct xfer_waiter){NULL, NULL});
+		else if (prepared)
+			prepared_release(prepared);
+	} else if (!ring_room_release(ring, e->a)) {
+		ring_ops_forget(ring, e->a);
 	}
 	return 0;
 }
@@ -284,27 +297,6 @@ static int op_notify(struct ring *ring, struct xfer_session *xs,
 	return 0;
 }
 
-static int op_abort(struct ring *ring, const struct kvd_ring_entry *e)
-{
-	struct session *session = ring->session;
-	struct room *room;
-	struct err why;
-
-	if (e->n0 >= ROOM_ROLES)
-		return err_raise(ERR_PROTO, "abort: role %u", e->n0);
-	room = session->kvd->rooms ? rooms_find(session->kvd->rooms, session,
-						(enum room_role)e->n0, e->a)
-				   : NULL;
-	if (!room) {
-		err_clear(); /* closed meanwhile */
-		return 0;
-	}
-	err_set(&why, ERR_ABORTED, "aborted by its engine '%.40s' (pid %d)",
-		session->client, (int)session->pid);
-	room_fail(room, &why, NULL);
-	return 0;
-}
-
 int ring_op(struct ring *ring, const struct kvd_ring_entry *e, struct xfer_payload *arena)
 {
 	struct xfer_session *xs = ring->session->xfers; /* ring_of() made it */
@@ -328,13 +320,23 @@ int ring_op(struct ring *ring, const struct kvd_ring_entry *e, struct xfer_paylo
 		t = idmap_get(&xs->transfers, e->a);
 		if (t)
 			transfer_cancel_asked(t);
+		else
+			ring_room_cancel(ring, e->a);
 		return 0;
 	case KVD_RING_RELEASE:
 		return op_release(ring, xs, e);
 	case KVD_RING_NOTIFY:
 		return op_notify(ring, xs, e, arena);
 	case KVD_RING_ABORT:
-		return op_abort(ring, e);
+		return ring_room_abort(ring, e, arena);
+	case KVD_RING_OPEN:
+	case KVD_RING_BIND:
+	case KVD_RING_SEND:
+		return ring_room_pages(ring, e, arena);
+	case KVD_RING_EXTEND:
+		return ring_room_extend(ring, e);
+	case KVD_RING_CLOSE:
+		return ring_room_close(ring, e);
 	default:
 		return err_raise(ERR_PROTO, "entry of an unknown op %u", e->op);
 	}

@@ -24,6 +24,11 @@ int ring_op(struct ring *ring, const struct kvd_ring_entry *entry,
 /* For ring_ops.c: the oldest entry of the shared ring is done. */
 void ring_entry_done(struct ring *ring);
 
+/* The slot, which the entry claimed, fails, for err_last(). */
+void ring_ops_refuse(struct ring *ring, uint32_t slot, uint64_t id);
+/* A slot that was claimed, and is nobody's any more. */
+void ring_ops_forget(struct ring *ring, uint64_t id);
+
 /* The texts of what was refused under this number; NULL: none are kept. */
 const struct err *ring_fault_of(const struct ring *ring, uint64_t id);
 void ring_faults_free(struct ring *ring);

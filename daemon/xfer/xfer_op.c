@@ -27,8 +27,8 @@
 
 /* ---- payloads ---- */
 
-static int payload_read(const struct xfer_payload *payload, uint64_t offset, void *to,
-			size_t len)
+int payload_read(const struct xfer_payload *payload, uint64_t offset, void *to,
+		 size_t len)
 {
 	size_t got = 0;
 

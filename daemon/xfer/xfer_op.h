@@ -17,6 +17,9 @@ struct xfer_payload {
 	uint8_t *data; /* heap; the taker sets it NULL */
 	uint64_t bytes;
 };
+/* A copy; what it says may be another when it is read again. */
+int payload_read(const struct xfer_payload *payload, uint64_t offset, void *to,
+		 size_t len);
 /* Heap; ERR_TOOBIG. */
 int payload_notif(const struct xfer_payload *payload, uint64_t offset, uint32_t bytes,
 		  uint8_t **notif_p);

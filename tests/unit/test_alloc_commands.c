@@ -36,7 +36,7 @@
 #define SEND "a{'cmd':'room.send','room':'7','seq':0,'last':true," VIEWS "}"
 #define OPEN_OFFER                                                                 \
 	"a{'cmd':'room.open','room':'7','role':'offer','pool':$pool_a,'lease_ms':" \
-	"30000," VIEWS "}"
+	"300000," VIEWS "}"
 #define OPEN_PULL                                                                    \
 	"b{'cmd':'room.open','room':'7','role':'pull','pool':$pool_b,"               \
 	"'sources':['$ep_a']," VIEWS ",'remote':[{" VIEWS "}],'wait':{'kind':'seq'," \

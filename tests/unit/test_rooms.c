@@ -11,9 +11,11 @@
 #include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/loop/offload.h"
 #include "daemon/room/rooms.h"
+#include "daemon/session/status.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/room_pair.h"
 
@@ -180,6 +182,80 @@ static void push_receiver_first_succeeds(void **state)
 	check_push(p, 43);
 	cluster_ok(&p->c, p->decode, "{'cmd':'room.close','room':'43'}");
 	cluster_ok(&p->c, p->prefill, "{'cmd':'room.close','room':'43'}");
+}
+
+/* What its slot of the status page says. */
+static struct kvd_status_slot slot_of(const struct session *session,
+				      const struct room *room)
+{
+	struct kvd_status_slot slot;
+
+	assert_int_equal(pread(status_page_fd(session->status), &slot, sizeof(slot),
+			       (off_t)(sizeof(struct kvd_status_header) +
+				       room->slot * sizeof(slot))),
+			 sizeof(slot));
+	return slot;
+}
+
+static void push_slot_tells_what_the_sender_needs(void **state)
+{
+	struct room_pair *p = *state;
+	const struct room *tx, *rx;
+	struct kvd_status_slot slot;
+
+	prepare(p);
+	room_pair_open_send(p, 45);
+	tx = rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_SEND, 45);
+	slot = slot_of(p->prefill, tx);
+	assert_int_equal(kvd_more_first_token(slot.more), -1);
+	room_pair_open_recv(p, 45);
+	/* "aux" would be token 0 */
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.bind','room':'45','views':{'kv':{'pages':[2,8,12],"
+		   "'first_token':4,'tokens':[4,14]}},'aux':2}");
+	cluster_until_state(&p->c, p->prefill, "send", 45, KVD_WAITING_FOR_INPUT);
+	slot = slot_of(p->prefill, tx);
+	assert_int_equal(kvd_more_first_token(slot.more), 4);
+	assert_int_equal(kvd_more_done(slot.more), 0);
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.send','room':'45','seq':0,'views':{'kv':{'pages':[4],"
+		   "'first_token':4}}}");
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	slot = slot_of(p->prefill, tx);
+	assert_int_equal(kvd_more_done(slot.more), 1);
+	assert_int_equal(kvd_more_rows(slot.more), tx->used.rows);
+	assert_true(tx->used.rows > 0);
+	cluster_ok(&p->c, p->prefill,
+		   "{'cmd':'room.send','room':'45','seq':1,'last':true,'aux':1,'views':"
+		   "{'kv':{'pages':[9,1],'first_token':8,'tokens':[8,14]}}}");
+	cluster_until_state(&p->c, p->prefill, "send", 45, KVD_SUCCESS);
+	slot = slot_of(p->prefill, tx);
+	assert_int_equal(kvd_more_done(slot.more), 2);
+	/* a second lay between the chunks */
+	assert_true(kvd_more_moved_us(slot.more) >= 1000000);
+	assert_int_equal(kvd_more_first_token(slot.more), 4);
+	rx = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 45);
+	slot = slot_of(p->decode, rx);
+	assert_int_equal(kvd_more_first_token(slot.more), -1);
+	assert_int_equal(kvd_more_rows(slot.more), rx->used.rows);
+}
+
+/* Who failed it shows in both. */
+static void failed_slot_says_that_the_other_side_did(void **state)
+{
+	struct room_pair *p = *state;
+	const struct room *tx, *rx;
+
+	room_pair_open_send(p, 46);
+	room_pair_open_recv(p, 46);
+	bind(p, 46);
+	cluster_until_state(&p->c, p->prefill, "send", 46, KVD_WAITING_FOR_INPUT);
+	cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'46'}");
+	cluster_until_state(&p->c, p->decode, "recv", 46, KVD_FAILED);
+	tx = rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_SEND, 46);
+	rx = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 46);
+	assert_false(kvd_word_flags(slot_of(p->prefill, tx).word) & KVD_FLAG_REMOTE);
+	assert_true(kvd_word_flags(slot_of(p->decode, rx).word) & KVD_FLAG_REMOTE);
 }
 
 static void push_same_chunk_again_is_one_chunk(void **state)
@@ -719,6 +795,8 @@ int main(void)
 		CASE(push_queued_chunk_is_posted_before_the_acknowledgement),
 		CASE(push_receiver_first_succeeds),
 		CASE(push_same_chunk_again_is_one_chunk),
+		CASE(push_slot_tells_what_the_sender_needs),
+		CASE(failed_slot_says_that_the_other_side_did),
 		CASE(push_overlap_is_edup),
 		CASE(push_last_with_less_is_eshort),
 		CASE(push_failed_says_which_pages_landed),

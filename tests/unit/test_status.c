@@ -128,6 +128,44 @@ static void slot_taken_begins_anew(void **state)
 	reader_close(&r);
 }
 
+/* What no figure holds is cut, never wrapped; the next owner's are unknown again. */
+static void slot_of_a_room_has_its_figures(void **state)
+{
+	struct status_room room = {.bytes = 3, .total = 4, .first_token = UINT64_MAX};
+	uint32_t slot, gen;
+	struct reader r;
+
+	(void)state;
+	reader_open(&r);
+	status_page_divide(r.page, 1); /* one slot is the daemon's */
+	assert_int_equal(status_slot_take(r.page, 1, &slot, &gen), 0);
+	assert_int_equal(kvd_more_first_token(r.slot[slot].more), -1);
+	status_slot_room(r.page, slot, &room);
+	assert_int_equal(r.slot[slot].bytes, 3);
+	assert_int_equal(r.slot[slot].total, 4);
+	assert_int_equal(kvd_more_first_token(r.slot[slot].more), -1);
+	room = (struct status_room){
+		.first_token = 0, .done = 7, .rows = 8, .moved_us = 9};
+	status_slot_room(r.page, slot, &room);
+	assert_int_equal(kvd_more_first_token(r.slot[slot].more), 0);
+	assert_int_equal(kvd_more_done(r.slot[slot].more), 7);
+	assert_int_equal(kvd_more_rows(r.slot[slot].more), 8);
+	assert_int_equal(kvd_more_moved_us(r.slot[slot].more), 9);
+	room = (struct status_room){.first_token = UINT64_C(1) << 32,
+				    .done = 65536,
+				    .rows = UINT64_C(1) << 32,
+				    .moved_us = UINT64_C(1) << 40};
+	status_slot_room(r.page, slot, &room);
+	assert_int_equal(kvd_more_first_token(r.slot[slot].more), UINT32_MAX - 1);
+	assert_int_equal(kvd_more_done(r.slot[slot].more), UINT16_MAX);
+	assert_int_equal(kvd_more_rows(r.slot[slot].more), UINT32_MAX);
+	assert_int_equal(kvd_more_moved_us(r.slot[slot].more), UINT32_MAX);
+	status_slot_release(r.page, slot);
+	assert_int_equal(status_slot_take(r.page, 2, &slot, &gen), 0);
+	assert_true(r.slot[slot].more[0] == 0 && r.slot[slot].more[1] == 0);
+	reader_close(&r);
+}
+
 /* A closed room's slot keeps its last word; the next owner has a new generation. */
 static void slot_reused_has_new_generation(void **state)
 {
@@ -250,6 +288,7 @@ int main(void)
 		cmocka_unit_test(page_header_describes_it),
 		cmocka_unit_test(page_given_away_is_read_only),
 		cmocka_unit_test(slot_taken_begins_anew),
+		cmocka_unit_test(slot_of_a_room_has_its_figures),
 		cmocka_unit_test(slot_reused_has_new_generation),
 		cmocka_unit_test(slots_churned_are_reused_late),
 		cmocka_unit_test(figures_read_while_written_are_whole),

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * room_op: what an engine asks of its rooms, by whichever entry it came: a command's
+ * members (control/commands_room.c) or an entry of the submission ring
+ * (xfer/ring_room.c). The entry has read what it was told; all that is to be checked is
+ * checked here. Loop thread.
+ */
+#ifndef KVD_ROOM_OP_H
+#define KVD_ROOM_OP_H
+
+#include "daemon/room/room_map.h"
+#include "daemon/session/wait.h"
+#include "proto/fields.h"
+
+struct room;
+struct session;
+
+#define ROOM_MS_MAX INT64_C(86400000) /* a day */
+
+/* How an engine names a room. */
+struct room_key {
+	uint64_t number;
+	int role; /* enum room_role; -1: not said, then the only one of this number */
+};
+
+/* Which pages a command means, and when they may be touched. */
+struct pages_args {
+	const cJSON *views;
+	int64_t aux; /* slot of view "aux"; -1: none */
+	const cJSON *wait;
+};
+
+/* The same, read. */
+struct room_pages {
+	struct room_maps maps;
+	struct wait_spec wait;
+};
+
+/* room.open's members. */
+struct room_open_args {
+	struct room_key key;
+	uint64_t pool;
+	const cJSON *sources, *remote;
+	uint32_t receivers, lease_ms;
+	bool receivers_told;
+	const cJSON *timeouts;
+	const char *request_id, *traceparent;
+	const char *ticket;
+	const cJSON *peers;
+	struct pages_args pages;
+};
+extern const struct field room_open_fields[];
+
+/* A slot of the status page that the engine chose and status_slot_claim() gave it. */
+struct room_slot {
+	uint32_t slot, gen;
+};
+
+#define F_ROOM(s) \
+	F_U64("room", s, key.number, REQUIRED, "the router's number, a decimal string")
+#define F_ROLE(s)                                                                  \
+	F_CHOICE("role", s, key.role, DEFAULT(-1), room_role_names,                \
+		 "send, recv, offer or pull; needed when the session has several " \
+		 "of this number")
+#define F_VIEWS(s, text) F_OBJECT("views", s, pages.views, OPTIONAL, text)
+#define F_AUX(s, text) F_INT("aux", s, pages.aux, DEFAULT(-1), 0, INT32_MAX, text)
+#define F_WAIT(s)                                                                     \
+	F_OBJECT("wait", s, pages.wait, OPTIONAL,                                     \
+		 "{kind:\"seq\", region, offset, value}: not before this word; or "   \
+		 "{kind:\"event\", device, handle}: not before this CUDA IPC event, " \
+		 "recorded before")
+
+/* Of a pool's layout; `lands`: bytes land there. Negative: there is nothing to undo. */
+int room_pages_parse(struct session *session, const struct pages_args *args,
+		     const struct layout *layout, bool lands, struct room_pages *pages_p);
+void room_pages_fini(struct room_pages *pages);
+
+/*
+ * Open a room by `line`, which filled `args`. `maps` (NULL: the line says its views):
+ * the pages, read and checked, taken whatever comes. `slot`: NULL takes one of the
+ * daemon's.
+ */
+int room_op_open(struct session *session, const cJSON *line,
+		 const struct room_open_args *args, struct room_maps *maps,
+		 const struct room_slot *slot, struct room **room_p);
+/* Both take `pages` whatever comes. A chunk (seq) again is accepted once. */
+int room_op_bind(struct room *room, struct room_pages *pages);
+int room_op_send(struct room *room, uint64_t seq, bool last, struct room_pages *pages);
+/* Is it of this role, or of one that binds? ERR_STATE. */
+int room_op_want(const struct room *room, int role);
+int room_op_binds(const struct room *room);
+int room_op_extend(struct room *room, uint64_t lease_ms); /* offer */
+/* Its engine ends it, with a reason or NULL; `who`: "its engine". */
+void room_op_abort(struct room *room, const char *who, const struct session *by,
+		   const char *reason);
+
+#endif
