@@ -33,7 +33,7 @@ const struct kvd_call client_never_waits = {.on_done = on_nothing};
 
 bool client_blocks(const struct kvd_call *call)
 {
-	return !call || !call->on_done;
+	return !call || (!call->on_done && !call->post);
 }
 
 int client_enter(struct kvd_client *client, bool blocks)

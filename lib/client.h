@@ -289,6 +289,13 @@ struct kvd_xfer {
 	struct client_slot slot;
 };
 
+struct kvd_room {
+	struct client_slot slot;
+	enum kvd_role role;
+	bool asked; /* slot.fault is kvd_room_why()'s */
+	bool told;  /* and the last word */
+};
+
 /* Of an object being made in the current session (client->map is there). */
 void client_slot_init(struct client_slot *slot, uint64_t number);
 int client_slot_state(const struct client_slot *slot);
@@ -350,6 +357,17 @@ int client_slot_error(const struct client_slot *slot, int timeout_ms,
 		      struct kvd_error *error_p);
 /* -KVD_E_TOOBIG */
 int client_notif_check(struct kvd_client *client, size_t bytes);
+
+/* ---- rooms that are posted (client_room_post.c) -------------------------------- */
+
+/* Does the daemon know the op, and is there a ring to ask by? */
+int client_post_begin(struct kvd_client *client, unsigned int op);
+/* The entry's payload is views, then text: taken. An OPEN numbers the room. */
+int client_post_pages(struct kvd_room *room, struct kvd_ring_entry *entry,
+		      const struct kvd_view *views, size_t view_count,
+		      struct client_text *text);
+int client_post_abort(struct kvd_room *room, const char *reason);
+int client_post_close(struct kvd_room *room); /* frees the handle on success */
 
 /* ---- sessions ------------------------------------------------------------ */
 
@@ -413,6 +431,7 @@ struct kvd_client {
 	struct client_map *map;	  /* of the current session */
 	struct client_ring *ring; /* the same; NULL: by the socket */
 	unsigned int ring_asked;  /* the serial of the session that was asked for one */
+	uint64_t ring_ops;	  /* 1 << op of those that its daemon knows */
 	unsigned int submits;	  /* entries on the socket: those behind go there, too */
 	struct client_slots slots;
 	uint64_t notifs_taken; /* in this session */

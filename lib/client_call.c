@@ -159,7 +159,13 @@ int client_op_run(struct kvd_client *client, struct client_op *op,
 {
 	struct client_waiter waiter = {0};
 	bool blocks = client_blocks(call) && !op->forced;
-	int r = op_queue(client, op, call, blocks ? &waiter : NULL);
+	int r;
+
+	if (call && call->post) {
+		client_text_fini(&op->text);
+		return client_fail(client, KVD_E_INVAL, "post: calls on rooms only");
+	}
+	r = op_queue(client, op, call, blocks ? &waiter : NULL);
 
 	if (r || !blocks)
 		return r;

@@ -206,6 +206,18 @@ static struct client_ring *client_ring_ring_map(int fds[3], uint64_t entries,
 	return ring;
 }
 
+/* None told: a daemon from before rooms were posted. */
+static uint64_t ops_told(const cJSON *reply)
+{
+	const cJSON *op = NULL;
+	uint64_t ops = 0;
+
+	cJSON_ArrayForEach(op, cJSON_GetObjectItemCaseSensitive(reply, "ops"))
+		if (cJSON_IsNumber(op) && op->valuedouble >= 0 && op->valuedouble < 64)
+			ops |= UINT64_C(1) << (unsigned int)op->valuedouble;
+	return ops;
+}
+
 static int ring_shared(struct client_request *req, int result, const cJSON *reply)
 {
 	struct kvd_client *client = req->client;
@@ -217,6 +229,7 @@ static int ring_shared(struct client_request *req, int result, const cJSON *repl
 	if (!client_get_u64(reply, "entries", &entries) ||
 	    !client_get_u64(reply, "arena_bytes", &arena) || conn->in_fd_count < 3)
 		return client_fail(client, KVD_E_PROTO, "session.share: another answer");
+	client->ring_ops = ops_told(reply);
 	client->ring = client_ring_ring_map(conn->in_fds, entries, arena);
 	return client->ring ? 0
 			    : client_fail(client, KVD_E_PROTO,
@@ -241,6 +254,7 @@ void client_ring_lost(struct kvd_client *client)
 {
 	client_ring_free(client->ring);
 	client->ring = NULL;
+	client->ring_ops = 0;
 	client_slots_fini(&client->slots);
 }
 

@@ -22,13 +22,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/hex.h"
 #include "proto/base64.h"
-
-struct kvd_room {
-	struct client_slot slot;
-	enum kvd_role role;
-	bool asked; /* slot.fault is kvd_room_why()'s */
-	bool told;  /* and the last word */
-};
+#include "proto/kvd_ring.h"
 
 static const char *const role_names[] = {"send", "recv", "offer", "pull"};
 
@@ -40,12 +34,26 @@ static void room_fini(struct client_object *object)
 	mem_free(room);
 }
 
+static void text_name(struct client_text *text, const struct kvd_room *room)
+{
+	client_text_u64(text, "room", room->slot.number);
+	client_text_str(text, "role", role_names[room->role]);
+}
+
 static void room_begin(struct kvd_room *room, struct client_op *op, const char *cmd)
 {
 	client_op_begin(room->slot.object.client, op, cmd);
-	client_text_u64(&op->text, "room", room->slot.number);
-	client_text_str(&op->text, "role", role_names[room->role]);
+	text_name(&op->text, room);
 	op->object = &room->slot.object;
+}
+
+/* Of a room that was posted the slot says which: it may have been refused because another
+ * one has its number. */
+static void show_begin(struct kvd_room *room, struct client_op *op)
+{
+	room_begin(room, op, "room.show");
+	if (room->slot.numbered)
+		client_text_int(&op->text, "slot", room->slot.slot);
 }
 
 /* ---- opening --------------------------------------------------------------- */
@@ -132,38 +140,38 @@ static void text_timeouts(struct client_text *text, const struct kvd_room_args *
 	client_text_bytes(text, "}", 1);
 }
 
-static void open_text(struct kvd_room *room, const struct kvd_room_args *a,
-		      struct client_op *op)
+/* What room.open has behind room and role; its views unless they are told otherwise. */
+static void text_open(struct client_text *text, const struct kvd_room *room,
+		      const struct kvd_room_args *a, bool with_views)
 {
-	room_begin(room, op, "room.open");
-	client_text_int(&op->text, "pool", kvd_pool_id(a->pool));
-	text_sources(&op->text, room->slot.object.client, a);
+	client_text_int(text, "pool", kvd_pool_id(a->pool));
+	text_sources(text, room->slot.object.client, a);
 	if (a->receivers)
-		client_text_int(&op->text, "receivers", a->receivers);
+		client_text_int(text, "receivers", a->receivers);
 	if (a->receivers_told)
-		client_text_printf(&op->text, ",\"receivers_told\":true");
-	if (a->view_count)
-		client_text_views(&op->text, false, a->views, a->view_count);
+		client_text_printf(text, ",\"receivers_told\":true");
+	if (a->view_count && with_views)
+		client_text_views(text, false, a->views, a->view_count);
 	if (a->has_aux)
-		client_text_int(&op->text, "aux", a->aux);
-	text_wait(&op->text, &a->wait);
+		client_text_int(text, "aux", a->aux);
+	text_wait(text, &a->wait);
 	if (a->lease_ms)
-		client_text_int(&op->text, "lease_ms", a->lease_ms);
-	text_timeouts(&op->text, a);
+		client_text_int(text, "lease_ms", a->lease_ms);
+	text_timeouts(text, a);
 	if (a->request_id)
-		client_text_str(&op->text, "request_id", a->request_id);
+		client_text_str(text, "request_id", a->request_id);
 	if (a->traceparent)
-		client_text_str(&op->text, "traceparent", a->traceparent);
+		client_text_str(text, "traceparent", a->traceparent);
 	if (a->ticket)
-		client_text_str(&op->text, "ticket", a->ticket);
+		client_text_str(text, "ticket", a->ticket);
 	if (!a->peer_count)
 		return;
-	client_text_printf(&op->text, ",\"peers\":[");
+	client_text_printf(text, ",\"peers\":[");
 	for (size_t i = 0; i < a->peer_count; i++) {
-		client_text_printf(&op->text, "%s", i ? "," : "");
-		client_text_quoted(&op->text, a->peers[i]);
+		client_text_printf(text, "%s", i ? "," : "");
+		client_text_quoted(text, a->peers[i]);
 	}
-	client_text_bytes(&op->text, "]", 1);
+	client_text_bytes(text, "]", 1);
 }
 
 static void room_undo(struct kvd_room *room)
@@ -224,25 +232,68 @@ static int open_check(struct kvd_client *client, const struct kvd_room_args *a)
 	return wait_check(client, &a->wait);
 }
 
-int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
-		  const struct kvd_call *call, struct kvd_room **room_p)
+static struct kvd_room *room_new(struct kvd_client *client,
+				 const struct kvd_room_args *args)
 {
-	struct kvd_room *room;
-	struct client_op op;
-	int r = client_begin(client, call);
+	struct kvd_room *room = mem_zalloc(sizeof(*room));
 
-	*room_p = NULL;
+	if (!room)
+		return NULL;
+	client_object_init(client, &room->slot.object, CLIENT_ROOM, room_fini);
+	client_slot_init(&room->slot, args->room);
+	room->role = args->role;
+	return room;
+}
+
+static int open_post(struct kvd_client *client, const struct kvd_room_args *args,
+		     struct kvd_room **room_p)
+{
+	struct kvd_ring_entry entry = {.op = KVD_RING_OPEN, .a = args->room};
+	struct client_text text = {0};
+	struct kvd_room *room;
+	int r = client_post_begin(client, KVD_RING_OPEN);
+
 	if (!r)
 		r = open_check(client, args);
 	if (r)
 		return r;
-	room = mem_zalloc(sizeof(*room));
+	room = room_new(client, args);
 	if (!room)
 		return client_fail_nomem(client);
-	client_object_init(client, &room->slot.object, CLIENT_ROOM, room_fini);
-	client_slot_init(&room->slot, args->room);
-	room->role = args->role;
-	open_text(room, args, &op);
+	entry.b = (uint64_t)kvd_pool_id(args->pool);
+	text_name(&text, room);
+	text_open(&text, room, args, false);
+	client_text_bytes(&text, "}", 1);
+	if (text.len)
+		text.data[0] = '{'; /* for the first comma */
+	r = client_post_pages(room, &entry, args->views, args->view_count, &text);
+	if (r)
+		client_object_unref(&room->slot.object);
+	else
+		*room_p = room;
+	return r;
+}
+
+int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
+		  const struct kvd_call *call, struct kvd_room **room_p)
+{
+	bool post = call && call->post;
+	struct kvd_room *room;
+	struct client_op op;
+	int r = post ? 0 : client_begin(client, call);
+
+	*room_p = NULL;
+	if (post)
+		return open_post(client, args, room_p);
+	if (!r)
+		r = open_check(client, args);
+	if (r)
+		return r;
+	room = room_new(client, args);
+	if (!room)
+		return client_fail_nomem(client);
+	room_begin(room, &op, "room.open");
+	text_open(&op.text, room, args, true);
 	op.finish = room_opened;
 	*room_p = room;
 	r = client_op_run(client, &op, call);
@@ -312,13 +363,67 @@ static int room_enter(struct kvd_room *room, const struct kvd_call *call)
 	return r;
 }
 
-int kvd_room_extend(struct kvd_room *room, uint32_t lease_ms, const struct kvd_call *call)
+/* Of one that was posted nobody was told yet that it failed. */
+static int pages_enter(struct kvd_room *room, const struct kvd_wait *wait,
+		       const struct kvd_call *call)
 {
-	struct client_op op;
 	int r = room_enter(room, call);
+
+	if (!r && room->slot.numbered)
+		r = room_failed(room);
+	return r ? r : wait_check(room->slot.object.client, wait);
+}
+
+/* BIND, SEND */
+static int pages_post(struct kvd_room *room, struct kvd_ring_entry *entry,
+		      const struct kvd_view *views, size_t view_count,
+		      const struct kvd_wait *wait)
+{
+	static const char name[] = ",\"wait\":"; /* the object behind it is meant */
+	struct client_text text = {0};
+	int r = client_post_begin(room->slot.object.client, entry->op);
 
 	if (r)
 		return r;
+	text_wait(&text, wait);
+	if (text.len) {
+		text.len -= sizeof(name) - 1;
+		memmove(text.data, text.data + sizeof(name) - 1, text.len);
+	}
+	return client_post_pages(room, entry, views, view_count, &text);
+}
+
+static int bind_post(struct kvd_room *room, const struct kvd_bind_args *args)
+{
+	struct kvd_ring_entry entry = {.op = KVD_RING_BIND,
+				       .flags = args->has_aux ? KVD_RING_AUX : 0,
+				       .c = args->has_aux ? args->aux : 0};
+
+	return pages_post(room, &entry, args->views, args->view_count, &args->wait);
+}
+
+static int send_post(struct kvd_room *room, const struct kvd_send_args *args)
+{
+	struct kvd_ring_entry entry = {.op = KVD_RING_SEND,
+				       .flags = (args->has_aux ? KVD_RING_AUX : 0) |
+						(args->last ? KVD_RING_LAST : 0),
+				       .b = args->seq,
+				       .c = args->has_aux ? args->aux : 0};
+
+	return pages_post(room, &entry, args->views, args->view_count, &args->wait);
+}
+
+int kvd_room_extend(struct kvd_room *room, uint32_t lease_ms, const struct kvd_call *call)
+{
+	static const struct kvd_wait none;
+	struct kvd_ring_entry entry = {.op = KVD_RING_EXTEND, .c = lease_ms};
+	struct client_op op;
+	int r = pages_enter(room, &none, call);
+
+	if (r)
+		return r;
+	if (call && call->post)
+		return pages_post(room, &entry, NULL, 0, &none);
 	room_begin(room, &op, "room.extend");
 	client_text_int(&op.text, "lease_ms", lease_ms);
 	return client_op_run(room->slot.object.client, &op, call);
@@ -328,12 +433,12 @@ int kvd_room_bind(struct kvd_room *room, const struct kvd_bind_args *args,
 		  const struct kvd_call *call)
 {
 	struct client_op op;
-	int r = room_enter(room, call);
+	int r = pages_enter(room, &args->wait, call);
 
-	if (!r)
-		r = wait_check(room->slot.object.client, &args->wait);
 	if (r)
 		return r;
+	if (call && call->post)
+		return bind_post(room, args);
 	room_begin(room, &op, "room.bind");
 	client_text_views(&op.text, false, args->views, args->view_count);
 	if (args->has_aux)
@@ -346,12 +451,12 @@ int kvd_room_send(struct kvd_room *room, const struct kvd_send_args *args,
 		  const struct kvd_call *call)
 {
 	struct client_op op;
-	int r = room_enter(room, call);
+	int r = pages_enter(room, &args->wait, call);
 
-	if (!r)
-		r = wait_check(room->slot.object.client, &args->wait);
 	if (r)
 		return r;
+	if (call && call->post)
+		return send_post(room, args);
 	room_begin(room, &op, "room.send");
 	client_text_int(&op.text, "seq", args->seq);
 	client_text_views(&op.text, false, args->views, args->view_count);
@@ -378,7 +483,9 @@ int kvd_room_abort(struct kvd_room *room, const char *reason, const struct kvd_c
 	/* failed, or in doubt and going to be aborted anyway, or ended with its session
 	 */
 	if (!lives || object->serial != object->client->serial)
-		return client_op_local(object->client, call);
+		return call && call->post ? 0 : client_op_local(object->client, call);
+	if (call && call->post)
+		return client_post_abort(room, reason);
 	room_begin(room, &op, "room.abort");
 	if (reason)
 		client_text_str(&op.text, "reason", reason);
@@ -401,6 +508,8 @@ int kvd_room_close(struct kvd_room *room, const struct kvd_call *call)
 
 	if (r)
 		return r;
+	if (call && call->post)
+		return client_post_close(room);
 	state = client_slot_state(&room->slot);
 	if (state > KVD_FAILED && state != KVD_SUCCESS)
 		return client_fail(client, KVD_E_STATE, "the room is %s, not terminal",
@@ -420,7 +529,7 @@ int kvd_room_show(struct kvd_room *room, int timeout_ms, char **json_p)
 	*json_p = NULL;
 	if (r)
 		return r;
-	room_begin(room, &op, "room.show");
+	show_begin(room, &op);
 	return client_op_json(room->slot.object.client, &op, timeout_ms, json_p);
 }
 
@@ -447,7 +556,7 @@ static int why_ask(struct kvd_room *room, int timeout_ms)
 		return 1;
 	if (client->in_callback)
 		return -KVD_E_STATE;
-	room_begin(room, &op, "room.show");
+	show_begin(room, &op);
 	op.finish = why_told;
 	op.out = room->slot.fault;
 	return client_op_run(client, &op, &call);
@@ -492,11 +601,16 @@ static int token_told(struct client_request *req, int result, const cJSON *reply
 int kvd_room_first_token(struct kvd_room *room, int timeout_ms, uint64_t *token_p)
 {
 	struct kvd_call call = {.timeout_ms = timeout_ms};
+	struct kvd_room_status st;
 	struct client_op op;
 	int r = room_enter(room, &call);
 
 	if (r)
 		return r;
+	if (client_slot_read(&room->slot, &st) == 0 && st.first_token >= 0) {
+		*token_p = (uint64_t)st.first_token;
+		return 0;
+	}
 	client_op_begin(room->slot.object.client, &op, "room.poll");
 	client_text_printf(&op.text, ",\"rooms\":[{\"room\":\"%llu\",\"role\":\"%s\"}]",
 			   (unsigned long long)room->slot.number, role_names[room->role]);
@@ -546,7 +660,7 @@ int kvd_room_landed(struct kvd_room *room, const char *view, int timeout_ms,
 
 	if (r)
 		return r;
-	room_begin(room, &op, "room.show");
+	show_begin(room, &op);
 	op.finish = landed_told;
 	op.out = &landed;
 	return client_op_run(room->slot.object.client, &op, &call);

@@ -342,6 +342,8 @@ static void slot_figures(const struct kvd_status_slot *s, struct kvd_room_status
 		uint64_t bytes = __atomic_load_n(&s->bytes, __ATOMIC_ACQUIRE);
 		uint64_t total = __atomic_load_n(&s->total, __ATOMIC_ACQUIRE);
 		uint64_t changed_ns = __atomic_load_n(&s->changed_ns, __ATOMIC_ACQUIRE);
+		uint64_t more[2] = {__atomic_load_n(&s->more[0], __ATOMIC_ACQUIRE),
+				    __atomic_load_n(&s->more[1], __ATOMIC_ACQUIRE)};
 
 		if (before & 1 ||
 		    before != __atomic_load_n(&s->sequence, __ATOMIC_RELAXED))
@@ -349,6 +351,10 @@ static void slot_figures(const struct kvd_status_slot *s, struct kvd_room_status
 		st->bytes = bytes;
 		st->total = total;
 		st->changed_ns = changed_ns;
+		st->first_token = kvd_more_first_token(more);
+		st->done = (uint16_t)kvd_more_done(more);
+		st->rows = kvd_more_rows(more);
+		st->moved_us = kvd_more_moved_us(more);
 		return;
 	}
 }
@@ -356,7 +362,7 @@ static void slot_figures(const struct kvd_status_slot *s, struct kvd_room_status
 int client_slot_read(const struct client_slot *slot, struct kvd_room_status *status_p)
 {
 	bool ready = client_object_phase(&slot->object) == CLIENT_READY;
-	struct kvd_room_status st = {0};
+	struct kvd_room_status st = {.first_token = -1};
 	struct health_known known = {0};
 	const struct kvd_status_slot *at;
 	struct kvd_error error;

@@ -216,6 +216,9 @@ struct kvd_call {
 	 * calls; blocking ones give -KVD_E_STATE. */
 	void (*on_done)(void *arg, int result, const struct kvd_reply *reply);
 	void *arg;
+	/* Calls on rooms only: written into shared memory, without an answer; the rest of
+	 * this struct is not looked at. See kvd_room_open(). */
+	bool post;
 };
 
 /* The socket for select, poll, epoll; -1 while there is none. It changes with
@@ -568,10 +571,39 @@ struct kvd_room_status {
 	uint64_t total;	     /* expected; 0: not known yet; of a sender: at its end */
 	uint64_t changed_ns; /* CLOCK_MONOTONIC of the last change of state; 0: not known
 			      */
+	/* Of rooms; larger ones are cut to the largest that the type holds. */
+	int64_t first_token; /* as kvd_room_first_token(); -1: not known, or no sender */
+	uint16_t done;	     /* sender: chunks that the daemon reads no more */
+	uint32_t rows;	     /* of the plans made on this side */
+	uint32_t moved_us;   /* between the first chunk and the last byte moved so far */
 };
 
-/* Binds and chunks may follow before the answer; they fail as the opening does. Every
- * call on a room that has failed gives the room's own error, "room 42 failed: …". */
+/*
+ * Binds and chunks may follow before the answer; they fail as the opening does. Every
+ * call on a room that has failed gives the room's own error, "room 42 failed: …".
+ *
+ * Posted (call->post): open, bind, send, extend, abort and close never wait, for an answer or for
+ * the daemon, and take no system call while it is awake: a scheduler's loop can do them.
+ * They are the same calls by another door and not a family of their own, because they
+ * take the same arguments and mean the same; only who tells a refusal differs. An
+ * answered call that is refused changes nothing, and says why. A posted one returns 0,
+ * and what the daemon refuses (a page outside its view, a number that is open already)
+ * fails the room: its state is KVD_FAILED, kvd_room_why() has the words. So an engine
+ * that wants to hear refusals gives answered calls.
+ *
+ * - Both kinds mix on one room, in the order of the calls; one that was opened by an
+ *   answered call can be posted to once that is answered (-KVD_E_BUSY before).
+ * - kvd_room_close(), posted, is for any state: what has not ended is aborted, and goes
+ *   when it has quiesced, without a handle; its pages may change until then. To have them
+ *   quiet first: abort, wait for the state, then close. The number may be opened again at
+ *   once.
+ * - Pages go in binary and are read beside the daemon's loop: 131 072 scattered pages
+ * take 512 KiB of the 64 MiB that all entries under way share. -KVD_E_FULL: no room now,
+ *   kvd_poll() and call again; -KVD_E_TOOBIG: there never is.
+ * - The first of a session makes its shared memory, one round trip: kvd_xfer_prepare()
+ *   has it made before. -KVD_E_NOCMD, -KVD_E_REQUIRE: the daemon cannot; give answered
+ *   calls.
+ */
 int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
 		  const struct kvd_call *call, struct kvd_room **room_p);
 /* recv, and a pull that was opened without pages: where the bytes shall land. */
@@ -586,7 +618,7 @@ int kvd_room_extend(struct kvd_room *room, uint32_t lease_ms,
 /* Any state. The state becomes failed once nothing of the room can move. */
 int kvd_room_abort(struct kvd_room *room, const char *reason,
 		   const struct kvd_call *call);
-/* Terminal rooms only (else -KVD_E_STATE). Frees the handle on success. */
+/* Terminal rooms only (else -KVD_E_STATE), or posted any. Frees the handle on success. */
 int kvd_room_close(struct kvd_room *room, const struct kvd_call *call);
 /* The daemon's whole record, JSON; free it with kvd_string_free(). */
 int kvd_room_show(struct kvd_room *room, int timeout_ms, char **json_p);
@@ -622,8 +654,9 @@ int kvd_room_wait(struct kvd_room *room, int state, int timeout_ms);
  * meaning stands for the text.
  */
 const struct kvd_error *kvd_room_why(struct kvd_room *room, int timeout_ms);
-/* send: the first token that a receiver wants (it has those before it already);
- * -KVD_E_STATE until all receivers have bound. */
+/* send: the first token that a receiver wants of the pool's first view, or of any view
+ * if none wants that one (it has those before it already); -KVD_E_STATE until a receiver
+ * has bound. From the status page where it is there (kvd_room_read() never asks). */
 int kvd_room_first_token(struct kvd_room *room, int timeout_ms, uint64_t *token_p);
 /* recv, pull, once failed: which pages of the view (NULL: "kv") are whole, so that
  * only the rest is fetched elsewhere or computed. Bit i % 8 of bitmap[i / 8] is

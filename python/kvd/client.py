@@ -5,6 +5,8 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from . import _check, _kvd, cuda, daemon
 from .layout import Layout
 from .memory import Memory, adopt, memory_of
@@ -186,6 +188,20 @@ class Client:
         """Regions, or (region, offset), one for each buffer of the layout (a kvd.Layout, a
         dict, or JSON text). Pools of one name are meant to match; None: "kv"."""
         return Pool(self, layout, regions, name, timeout)
+
+    def states(self, rooms, out):
+        """The states of a list of rooms into `out`, writable memory of at least as many
+        int32: out[i] is rooms[i].state, kvd.CLOSED where the room is closed. One call and
+        no object per room. How many have ended or are closed."""
+        if not isinstance(rooms, list):
+            raise _check.wrong("rooms", rooms, "a list of kvd.Room")
+        at = out if isinstance(out, np.ndarray) else np.asarray(memoryview(out))
+        if at.dtype != np.int32 or at.ndim != 1 or not at.flags.c_contiguous:
+            raise _check.wrong("out", out, "contiguous memory of int32")
+        if not at.flags.writeable or len(at) < len(rooms):
+            raise ValueError("out: %d int32%s, %d rooms want as many that can be written" % (
+                len(at), "" if at.flags.writeable else ", read-only", len(rooms)))
+        return _kvd.states(rooms, at.__array_interface__["data"][0])
 
     # ---- rooms: the number is the router's; *_ms: 0 means the daemon's default.
     # request_id (1 to 128 visible ASCII characters without " and \) and traceparent (W3C)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
-from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from .layout import Layout
 from .memory import Region
@@ -51,6 +51,7 @@ class Client:
              regions: Iterable[Union[Region, Tuple[Region, int]]], *,
              name: Optional[str] = ...,
              timeout: Optional[float] = ...) -> Pool: ...
+    def states(self, rooms: List[Room], out: Any) -> int: ...
     def send(self, room: int, pool: Pool, *, bootstrap_ms: int = ..., waiting_ms: int = ...,
              stall_ms: int = ..., request_id: Optional[str] = ...,
              traceparent: Optional[str] = ..., ticket: Optional[str] = ...,

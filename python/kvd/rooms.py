@@ -12,7 +12,9 @@ from .errors import TimeoutError, error_make
 
 log = logging.getLogger("kvd.rooms")
 FAILED, BOOTSTRAPPING, WAITING_FOR_INPUT, TRANSFERRING, SUCCESS = range(5)
+CLOSED = -1  # in Client.states() only: closed, or of a session whose slot went on
 ABORTING = 1  # flag: told to fail, not yet proven quiesced
+REMOTE = 16  # flag: the other side failed it, and said so
 SEND, RECV, OFFER, PULL = range(4)
 ROLES = ("send", "recv", "offer", "pull")
 WHY_S = 5  # for the daemon's words about a room that has failed
@@ -20,10 +22,14 @@ NOREPLY = 515  # of a room that is not over: the own daemon does not answer
 LOOK_S = 1.0  # between looks for that
 SILENT = "this engine's own daemon does not answer (no heartbeat)"
 
-Status = namedtuple("Status", "state flags error retryable bytes total")
-Status.__doc__ = """State and figures of a room. flags: ABORTING; error: number of the
-code, 0 unless failed or aborting (ENOREPLY: the own daemon does not answer); bytes: landed or sent so far; total: expected, 0 while it
-is not known (a sender knows it at its end)."""
+Status = namedtuple("Status", "state flags error retryable bytes total first_token done rows "
+                    "moved_us")
+Status.__doc__ = """State and figures of a room. flags: ABORTING, REMOTE; error: number of the
+code, 0 unless failed or aborting (ENOREPLY: the own daemon does not answer); bytes: landed or
+sent so far; total: expected, 0 while it is not known (a sender knows it at its end);
+first_token: of a sender, as Room.first_token(), -1 while it is not known; done: of a sender,
+how many of its chunks the daemon reads no more (at most 65535); rows: of the plans made on
+this side; moved_us: from the first chunk to the last byte that moved so far."""
 
 
 class View(namedtuple("View", "pages first_token tokens layers")):
@@ -238,7 +244,8 @@ class Room:
             pause = min(pause * 1.5, 1e-3)
 
     def first_token(self):
-        """send: the first token that a receiver wants (it has those before it)."""
+        """send: the first token that a receiver wants of the pool's first view (it has
+        those before it)."""
         return self._room.first_token()
 
     def landed(self, pages, view=None):

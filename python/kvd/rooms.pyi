@@ -12,7 +12,9 @@ BOOTSTRAPPING: int
 WAITING_FOR_INPUT: int
 TRANSFERRING: int
 SUCCESS: int
+CLOSED: int
 ABORTING: int
+REMOTE: int
 SEND: int
 RECV: int
 OFFER: int
@@ -34,6 +36,10 @@ class Status(NamedTuple):
     retryable: bool
     bytes: int
     total: int
+    first_token: int
+    done: int
+    rows: int
+    moved_us: int
 
 class View(NamedTuple):
     pages: _Pages

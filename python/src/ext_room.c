@@ -490,7 +490,8 @@ static PyObject *room_state(PyObject *self, PyObject *none)
 	return PyLong_FromLong(state);
 }
 
-/* (state, flags, error, retryable, bytes, total) */
+/* (state, flags, error, retryable, bytes, total, first token or -1, done, rows, moved_us)
+ */
 static PyObject *room_read(PyObject *self, PyObject *none)
 {
 	struct room *room = (struct room *)self;
@@ -502,8 +503,92 @@ static PyObject *room_read(PyObject *self, PyObject *none)
 	if (kvd_room_read(room->kvd, &st) < 0)
 		return ext_raise_code(KVD_E_GONE, "room %llu: its slot is another's",
 				      (unsigned long long)room->number);
-	return Py_BuildValue("(iIiiKK)", st.state, st.flags, st.error, (int)st.retryable,
-			     (unsigned long long)st.bytes, (unsigned long long)st.total);
+	return Py_BuildValue("(iIiiKKLIII)", st.state, st.flags, st.error,
+			     (int)st.retryable, (unsigned long long)st.bytes,
+			     (unsigned long long)st.total, (long long)st.first_token,
+			     (unsigned int)st.done, st.rows, st.moved_us);
+}
+
+/* ---- many ------------------------------------------------------------------------- */
+
+#define STATE_CLOSED (-1) /* closed, or its slot is another's */
+#define BATCH 64u /* rooms looked at together: one look at the daemon's heartbeat */
+
+/* Of a kvd.Room; NULL with *closed_p: it is closed; NULL without: an exception. */
+static const struct kvd_room *handle_of(PyObject *outer, PyObject *name, bool *closed_p)
+{
+	PyObject *inner = PyObject_GetAttr(outer, name);
+	const struct room *room = (struct room *)inner;
+	const struct kvd_room *kvd = NULL;
+
+	*closed_p = false;
+	if (!inner)
+		return NULL;
+	if (Py_TYPE(inner) == room_type) {
+		kvd = room->client->kvd ? room->kvd : NULL;
+		*closed_p = !kvd;
+	} else {
+		PyErr_SetString(PyExc_TypeError, "rooms: not a list of kvd.Room");
+	}
+	Py_DECREF(inner); /* the outer one keeps it */
+	return kvd;
+}
+
+/* The states of so many; how many have ended, negative with an exception. */
+static Py_ssize_t batch_states(PyObject *list, PyObject *name, Py_ssize_t first,
+			       Py_ssize_t count, int *out)
+{
+	const struct kvd_room *at[BATCH];
+	unsigned int of[BATCH], open = 0;
+	int states[BATCH];
+	Py_ssize_t ended = 0;
+
+	for (Py_ssize_t i = 0; i < count; i++) {
+		PyObject *outer = PyList_GetItem(list, first + i);
+		bool closed = false;
+
+		at[open] = outer ? handle_of(outer, name, &closed) : NULL;
+		if (!at[open] && !closed)
+			return -1;
+		out[i] = STATE_CLOSED;
+		if (!closed)
+			of[open++] = (unsigned int)i;
+		ended += closed;
+	}
+	ended += (Py_ssize_t)kvd_room_states(at, open, states);
+	for (unsigned int i = 0; i < open; i++)
+		out[of[i]] = states[i] < 0 ? STATE_CLOSED : states[i];
+	return ended;
+}
+
+/* states(list of kvd.Room, address of as many int32) -> how many have ended. The caller
+ * has seen that they are there. */
+static PyObject *room_states(PyObject *module, PyObject *args)
+{
+	static PyObject *name; /* for ever */
+	unsigned long long address;
+	Py_ssize_t n, ended = 0, part;
+	PyObject *list;
+	int *out;
+
+	(void)module;
+	if (!PyArg_ParseTuple(args, "OK", &list, &address))
+		return NULL;
+	n = PyList_Size(list);
+	if (!name)
+		name = PyUnicode_InternFromString("_room");
+	if (n < 0 || !name)
+		return NULL;
+	out = (int *)(uintptr_t)address;
+	for (Py_ssize_t first = 0; first < n; first += BATCH) {
+		Py_ssize_t count = n - first < BATCH ? n - first : BATCH;
+
+		part = batch_states(list, name, first, count, out + first);
+		if (part < 0)
+			return NULL;
+		ended += part;
+	}
+	return PyLong_FromSsize_t(ended);
 }
 
 /* why(seconds): (number, code, retryable, scope, message), or None */
@@ -618,8 +703,13 @@ static PyType_Spec spec = {
 	.slots = slots,
 };
 
+static PyMethodDef functions[] = {
+	{"states", room_states, METH_VARARGS, NULL},
+	{NULL, NULL, 0, NULL},
+};
+
 int ext_room_init(PyObject *module)
 {
 	room_type = (PyTypeObject *)ext_type(module, "Room", &spec);
-	return room_type ? 0 : -1;
+	return room_type ? PyModule_AddFunctions(module, functions) : -1;
 }

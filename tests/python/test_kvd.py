@@ -72,6 +72,8 @@ def test_room_pushed_lands(sides):
     tx.send({"kv": kvd.View([7, 8, 9], tokens=(0, 3 * PAGE))})
     assert rx.wait(timeout=60) == tx.wait(timeout=60) == kvd.SUCCESS
     check_moved(a, b)
+    assert tx.read().first_token == 0 and rx.read().first_token == -1
+    assert tx.read().done == 1 and tx.read().rows > 0
     status = rx.read()
     assert status.bytes == status.total == 3 * PAGE_BYTES * 2 * LAYERS
     rx.close()
@@ -135,6 +137,29 @@ def test_room_pulled_of_two_halves_whose_pages_come_later(pair):
     client.close()
 
 
+def test_first_token_is_the_first_view_s(pair):
+    def side(daemon):
+        layout = kvd.Layout(0)
+        for name in ("kv", "state"):
+            layout.view(name, 4, 8)
+            layout.heads(name, 0, "k", buffer=layout.buffer(8 * 64), unit_bytes=16)
+        client = kvd.Client(daemon.socket_path, timeout=60)
+        region = client.register(kvd.Memory(1024))
+        return client, client.pool(layout, [region, (region, 512)])
+
+    (a, source), (b, target) = side(pair[0]), side(pair[1])
+    tx, rx = a.send(77, source), b.recv(77, target, [a.endpoint])
+    rx.bind({"kv": kvd.View([1, 2], first_token=8), "state": kvd.View([0], tokens=(0, 1))})
+    tx.wait(kvd.WAITING_FOR_INPUT, 60)
+    assert tx.read().first_token == tx.first_token() == 8
+    assert a.command("room.poll", rooms=["77"])["rooms"][0]["first_token"] == 8
+    tx.abort()
+    until(lambda: rx.state == kvd.FAILED)
+    assert rx.read().flags & kvd.rooms.REMOTE and not tx.read().flags & kvd.rooms.REMOTE
+    a.close()
+    b.close()
+
+
 def test_room_aborted_tells_both(sides):
     a, b = sides
     tx = a.client.send(3, a.pool)
@@ -147,6 +172,38 @@ def test_room_aborted_tells_both(sides):
     assert "tired" in str(told.value) and told.value.code == "EABORTED"
     until(lambda: rx.state == kvd.FAILED)
     assert not rx.landed(3).any()
+
+
+def test_states_of_many_in_one_call(sides):
+    a, b = sides
+    rooms = [a.client.send(500 + n, a.pool) for n in range(70)]
+    out = np.full(80, 99, np.int32)
+    assert a.client.states(rooms, out) == 0
+    assert (out[:70] == kvd.BOOTSTRAPPING).all() and (out[70:] == 99).all()
+    rooms[3].abort()
+    until(lambda: rooms[3].state == kvd.FAILED)
+    rooms[66].abort()
+    until(lambda: rooms[66].state == kvd.FAILED)
+    rooms[66].close()
+    assert a.client.states(rooms, memoryview(out)) == 2
+    assert out[3] == kvd.FAILED and out[66] == kvd.CLOSED
+    assert (np.delete(out[:70], [3, 66]) == kvd.BOOTSTRAPPING).all()
+    assert a.client.states([], out) == 0
+    with pytest.raises(ValueError, match="70 rooms"):
+        a.client.states(rooms, out[:69])
+    frozen = out.copy()
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        a.client.states(rooms, frozen)
+    for wrong in (out[::2], out.astype(np.int64), [0] * 80, bytes(320)):
+        with pytest.raises(TypeError):
+            a.client.states(rooms, wrong)
+    for wrong in ([None], [a], tuple(rooms)):
+        with pytest.raises((TypeError, AttributeError)):
+            a.client.states(wrong, out)
+    b.client.close()
+    a.client.close()
+    assert a.client.states(rooms, out) == 70 and (out[:70] == kvd.CLOSED).all()
 
 
 def test_room_dropped_is_closed(sides):

@@ -307,6 +307,45 @@ static void offer_and_pull_open_with_views_in_binary(void **state)
 	assert_memory_equal(page_of(&p->dst, 0, 7), page_of(&p->src, 0, 3), 32);
 }
 
+/* As a decode engine whose queue is long: the pages come when there is room for them, and
+ * the lease is extended meanwhile. */
+static void pull_without_pages_is_bound_later(void **state)
+{
+	struct room_pair *p = *state;
+	struct kvd_ring_entry e = entry(KVD_RING_OPEN, TX, 1);
+	struct payload payload = {0};
+
+	memset(page_of(&p->src, 0, 3), 56, 32);
+	e.a = 60;
+	e.b = p->src.pool;
+	add_view(&payload, "kv", tx_pages, 4);
+	add_text(&payload, "{'room':'60','role':'offer','pool':%llu,'lease_ms':100}",
+		 (unsigned long long)p->src.pool);
+	give(&p->c, p->prefill, &e, &payload);
+	give(&p->c, p->prefill,
+	     &(struct kvd_ring_entry){
+		     .op = KVD_RING_EXTEND, .slot = TX, .gen = 1, .c = 20000},
+	     NULL);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	e.b = p->dst.pool;
+	add_text(&payload, "{'room':'60','role':'pull','pool':%llu,'sources':['%s']}",
+		 (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
+	give(&p->c, p->decode, &e, &payload);
+	until(p, p->decode, RX, KVD_WAITING_FOR_INPUT);
+	e = entry(KVD_RING_BIND, RX, 1);
+	add_view(&payload, "kv", rx_pages, 4);
+	give(&p->c, p->decode, &e, &payload);
+	until(p, p->decode, RX, KVD_SUCCESS);
+	assert_memory_equal(page_of(&p->dst, 0, 7), page_of(&p->src, 0, 3), 32);
+	e = entry(KVD_RING_EXTEND, RX, 1); /* no offer; it is over, and stays so */
+	give(&p->c, p->decode, &e, NULL);
+	open_tx(p, 61, TX + 1, 1);
+	e = entry(KVD_RING_EXTEND, TX + 1, 1);
+	e.c = 1000;
+	give(&p->c, p->prefill, &e, NULL);
+	failed_with(p, p->prefill, TX + 1, ERR_STATE);
+}
+
 /* More than a turn's worth is read on a helper; the ring waits for it. */
 static void long_list_is_read_on_a_helper(void **state)
 {
@@ -652,7 +691,7 @@ static void entries_that_no_engine_sends_break_the_protocol(void **state)
 	e = entry(KVD_RING_SEND, TX, 1);
 	e.bytes = 64; /* outside of the arena */
 	breaks(&p->c, p->prefill, &e, NULL);
-	e = entry(12, TX, 1);
+	e = entry(13, TX, 1);
 	breaks(&p->c, p->prefill, &e, NULL);
 	assert_int_equal(kvd_word_state(slot_of(p->prefill, TX).word), KVD_BOOTSTRAPPING);
 }
@@ -862,6 +901,7 @@ int main(void)
 		T(room_by_entries_moves_its_bytes),
 		T(entries_and_commands_name_the_same_rooms),
 		T(offer_and_pull_open_with_views_in_binary),
+		T(pull_without_pages_is_bound_later),
 		T(long_list_is_read_on_a_helper),
 		T(engine_that_dies_while_a_helper_reads_leaves_nothing),
 		T(engine_that_dies_while_it_opens_leaves_nothing),

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rooms' calls with `post`: entries of the submission ring (client_ring.c), which nobody
+ * waits for and nobody answers.
+ *
+ * They are the calls of client_room.c with another door. What the library can say it says
+ * in the call; what the daemon refuses fails the room, in its slot of the status page. A
+ * room that is posted is numbered here, like a transfer, so its handle is usable at once.
+ * One that was opened by an answered call can be posted to once its answer is here: lines
+ * of the socket go behind entries of the ring, not the other way round.
+ */
+#include "lib/client.h"
+
+#include <string.h>
+
+#include "proto/kvd_ring.h"
+
+#define VIEWS_INLINE 4u
+
+int client_post_begin(struct kvd_client *client, unsigned int op)
+{
+	int r = client_ring_begin(client);
+
+	if (r)
+		return r;
+	if (!client->ring && client->in_callback)
+		return client_fail(client, KVD_E_STATE,
+				   "post: no submission ring is there, and none can be "
+				   "made in a callback: kvd_xfer_prepare() before");
+	if (!client->ring)
+		return client_fail(client, KVD_E_REQUIRE,
+				   "post: this daemon gives no submission ring: give a "
+				   "call without post");
+	if (!(client->ring_ops >> op & 1))
+		return client_fail(client, KVD_E_NOCMD,
+				   "post: %s does not know op %u of the submission ring "
+				   "(rooms by the ring): give a call without post, or "
+				   "update it",
+				   client->info.daemon, op);
+	return 0;
+}
+
+/* ---- payloads ------------------------------------------------------------------- */
+
+struct views {
+	struct kvd_ring_view heads_in[VIEWS_INLINE], *heads;
+	struct client_part parts_in[3 * VIEWS_INLINE + 1], *parts;
+	void *owned;
+	size_t count, bytes;
+};
+
+static int views_room(struct kvd_client *client, struct views *v, size_t count)
+{
+	size_t heads = count * sizeof(*v->heads);
+
+	v->heads = v->heads_in;
+	v->parts = v->parts_in;
+	v->owned = NULL;
+	v->count = v->bytes = 0;
+	if (count <= VIEWS_INLINE)
+		return 0;
+	v->owned = mem_calloc(1, heads + (3 * count + 1) * sizeof(*v->parts));
+	if (!v->owned)
+		return client_fail_nomem(client);
+	v->heads = v->owned;
+	v->parts = (struct client_part *)(void *)((char *)v->owned + heads);
+	return 0;
+}
+
+static void part_add(struct views *v, const void *data, size_t bytes)
+{
+	v->parts[v->count++] = (struct client_part){data, bytes};
+	v->bytes += bytes;
+}
+
+static int view_add(struct kvd_client *client, struct views *v, size_t index,
+		    const struct kvd_view *view)
+{
+	static const uint32_t pad;
+	struct kvd_ring_view *head = &v->heads[index];
+	const char *name = view->name ? view->name : "kv";
+
+	if (strlen(name) >= sizeof(head->name))
+		return client_fail(client, KVD_E_INVAL,
+				   "views[%zu]: a name of %zu bytes, at most %zu", index,
+				   strlen(name), sizeof(head->name) - 1);
+	if (view->page_count > UINT32_MAX / 8)
+		return client_fail(client, KVD_E_TOOBIG, "views.%s: %zu pages", name,
+				   view->page_count);
+	*head = (struct kvd_ring_view){.first_token = view->first_token,
+				       .token_begin = view->token_begin,
+				       .token_end = view->token_end,
+				       .layer_begin = view->layer_begin,
+				       .layer_end = view->layer_end,
+				       .page_count = (uint32_t)view->page_count};
+	strcpy(head->name, name);
+	part_add(v, head, sizeof(*head));
+	part_add(v, view->pages, view->page_count * sizeof(*view->pages));
+	part_add(v, &pad, view->page_count % 2 * sizeof(pad));
+	return 0;
+}
+
+/* A room that is opened gets its number here; one that is not given has none. */
+static int entry_give(struct kvd_room *room, struct kvd_ring_entry *entry,
+		      const struct views *v)
+{
+	struct client_slot *slot = &room->slot;
+	struct kvd_client *client = slot->object.client;
+	bool opens = entry->op == KVD_RING_OPEN;
+	int r = opens ? client_ring_slot(client, slot) : 0;
+
+	if (r)
+		return r;
+	entry->slot = slot->slot;
+	entry->gen = atomic_load(&slot->gen);
+	if (opens)
+		client_object_enter(&slot->object, CLIENT_READY);
+	r = client_ring_put(client, entry, v->parts, v->count,
+			    opens ? &slot->object : NULL);
+	if (r && opens)
+		client_ring_slot_unused(slot);
+	return r;
+}
+
+static int room_named(struct kvd_room *room)
+{
+	struct client_object *object = &room->slot.object;
+
+	if (client_object_phase(object) != CLIENT_MAKING)
+		return 0;
+	return client_fail(object->client, KVD_E_BUSY,
+			   "room %llu: its opening is not answered yet: post it, too, or "
+			   "call again",
+			   (unsigned long long)room->slot.number);
+}
+
+int client_post_pages(struct kvd_room *room, struct kvd_ring_entry *entry,
+		      const struct kvd_view *views, size_t view_count,
+		      struct client_text *text)
+{
+	struct kvd_client *client = room->slot.object.client;
+	struct views v;
+	int r = entry->op == KVD_RING_OPEN ? 0 : room_named(room);
+
+	if (!r && text->failed)
+		r = client_fail_nomem(client);
+	if (!r)
+		r = views_room(client, &v, view_count);
+	if (r) {
+		client_text_fini(text);
+		return r;
+	}
+	for (size_t i = 0; !r && i < view_count; i++)
+		r = view_add(client, &v, i, &views[i]);
+	part_add(&v, text->data, text->len);
+	if (!r && v.bytes > UINT32_MAX)
+		r = client_fail(client, KVD_E_TOOBIG, "%zu bytes of pages", v.bytes);
+	if (!r) {
+		entry->bytes = (uint32_t)v.bytes;
+		entry->n1 = (uint32_t)view_count;
+		entry->n2 = (uint32_t)text->len;
+		if (entry->op != KVD_RING_OPEN) {
+			entry->a = room->slot.number;
+			entry->n0 = room->role;
+		}
+		r = entry_give(room, entry, &v);
+	}
+	mem_free(v.owned);
+	client_text_fini(text);
+	return r;
+}
+
+/* ---- abort, close ------------------------------------------------------------------ */
+
+int client_post_abort(struct kvd_room *room, const char *reason)
+{
+	struct client_slot *slot = &room->slot;
+	size_t len = reason ? strlen(reason) : 0;
+	struct client_part part = {reason, len < 200 ? len : 200};
+	struct kvd_ring_entry entry = {.op = KVD_RING_ABORT,
+				       .slot = slot->slot,
+				       .gen = atomic_load(&slot->gen),
+				       .a = slot->number,
+				       .n0 = room->role,
+				       .bytes = (uint32_t)part.bytes};
+	int r = room_named(room);
+
+	if (!r) /* OPEN came with its reason and its slot */
+		r = client_post_begin(slot->object.client, KVD_RING_OPEN);
+	return r ? r : client_ring_put(slot->object.client, &entry, &part, 1, NULL);
+}
+
+int client_post_close(struct kvd_room *room)
+{
+	struct client_object *object = &room->slot.object;
+	struct kvd_client *client = object->client;
+	enum client_phase phase = client_object_phase(object);
+	struct kvd_ring_entry entry = {.op = KVD_RING_CLOSE,
+				       .slot = room->slot.slot,
+				       .gen = atomic_load(&room->slot.gen),
+				       .a = room->slot.number,
+				       .n0 = room->role};
+	bool lives = phase == CLIENT_READY || room->slot.numbered;
+	int r = room_named(room);
+
+	if (!r && lives && !kvd_lost(client) && object->serial == client->serial) {
+		r = client_post_begin(client, KVD_RING_CLOSE);
+		if (!r)
+			r = client_ring_put(client, &entry, NULL, 0, NULL);
+	}
+	if (r && r != -KVD_E_LOST)
+		return r;
+	client_object_unref(object);
+	return 0;
+}
