@@ -8,13 +8,14 @@ sglang_ends.py [--nixl native] [--name NAME]
 Last line: N passed, N failed."""
 import statistics
 import sys
+import threading
 import time
 
 from rig import Node, Tally, equal, pause, until
 from sglang_manager import (CANARY, FAILED, PAGE, ROWS, SUCCESS, WAITING, Group, Rank,
                             every, inside)
 
-ABORTS, KNOWN_S, FROZEN_S, CALL_S = 500, 0.1, 2.0, 0.5
+ABORTS, KNOWN_S, FROZEN_S, SILENT_S, CALL_S = 500, 0.1, 2.0, 6.5, 0.5
 NOISE = 0x0bad0bad
 
 
@@ -52,9 +53,21 @@ class EndRank(Rank):
         answer = getattr(self, name)(*args)
         return time.monotonic() - begin, answer
 
+    def wait_stages(self, room, status, seconds=30):
+        """What the first stage shows for all."""
+        end = time.monotonic() + seconds
+        while True:
+            now = int(self.handles[room].poll_pp_consensus())
+            if now in (status, FAILED) or time.monotonic() > end:
+                return now
+            pause(0.001)
+
     def ended(self, room):
         """(state, when it was shown)"""
         return self.wait(room, SUCCESS), time.monotonic()
+
+    def turn(self):
+        self.manager.desk.turn(True)
 
     def now(self):
         return time.monotonic()
@@ -104,7 +117,7 @@ class EndRank(Rank):
         """What this rank still has of its rooms."""
         desk = self.manager.desk
         until(lambda: desk.turn(True) or not (desk.left or desk.unanswered), 10)
-        return {"rooms": len(desk.live) - len(desk.lingering), "parked": len(desk.parked), "left": len(desk.left),
+        return {"rooms": len(desk.live), "parked": len(desk.parked), "left": len(desk.left),
                 "slots": self.manager.slots.count - len(self.manager.slots._free),
                 "states": len(self.manager.request_status)}
 
@@ -212,6 +225,7 @@ def late_decode(group):
     p.sender(9100)
     p.abort(9100)
     equal(p.ended(9100)[0], FAILED, "sender")
+    p.turn()  # of other requests
     d.receiver(9100)
     begin = d.now()
     d.metadata(9100, [7], 2)
@@ -269,6 +283,34 @@ def frozen(group, nodes, who):
         every([p, d], "clear", room)
 
 
+def silent(group, nodes):
+    """So long that the engines themselves miss their daemons: what a queue does not know is
+    not shown, and nothing is given back. Then they take each other for dead, or not."""
+    p, d = group.prefill[0], group.decode[0]
+    rooms = {s: 9300 + i for i, s in enumerate(STATES[1:])}
+    for i, (state, room) in enumerate(rooms.items()):
+        reach(group, room, state, [3, 4], [60 + 3 * i, 61 + 3 * i], room % ROWS)
+    for node in nodes:
+        node.daemon.expect("peer")
+        node.daemon.freeze()
+    try:
+        pause(SILENT_S)
+        for state, room in rooms.items():
+            seen, _ = p.poll_for(room, 0.1)
+            assert set(seen) <= ({1, 2} if state in ("opened", "bound") else {2, 3}), (state, seen)
+            seen, _ = d.poll_for(room, 0.1)
+            assert set(seen) <= ({2} if state == "opened" else {2, 3}), (state, seen)
+    finally:
+        for node in nodes:
+            node.daemon.thaw()
+    for room in rooms.values():
+        for rank in (p, d):
+            rank.give_up(room)
+            rank.ended(room)
+        every([p, d], "clear", room)
+    assert any(again(group, 9310 + i) for i in range(3)), "no request works after it"
+
+
 def frozen_abort(group, nodes):
     """Given up while the own daemon stands still: pages stay until it is still for sure."""
     p, d = group.prefill[0], group.decode[0]
@@ -285,6 +327,15 @@ def frozen_abort(group, nodes):
     equal([r.ended(9400)[0] for r in (p, d)], [FAILED] * 2, "room")
     assert until(lambda: d.release_safe(9400), 5)
     every([p, d], "clear", 9400)
+    reach(group, 9401, "part", [3, 4], [62, 63], 3)
+    nodes[0].daemon.freeze()
+    thaw = threading.Timer(1.0, nodes[0].daemon.thaw)
+    thaw.start()
+    took = p.timed("abort", 9401)[0]
+    thaw.join()
+    assert took > 0.9, "prefill's pages were given back after %.2f s" % took
+    equal([r.ended(9401)[0] for r in (p, d)], [FAILED] * 2, "room")
+    every([p, d], "clear", 9401)
 
 
 def killed(group, nodes):
@@ -369,6 +420,36 @@ def sibling(name, nodes):
         group.room(2, [3, 4], [5, 6])
 
 
+def stages(name, nodes):
+    """Two pipeline stages on prefill, one on decode: each sends its layers, the last one the
+    metadata; what one of them sees, all do."""
+    with Group(name, nodes, 1, 1, 2, EndRank, 2) as group:
+        (first, second), d = group.prefill, group.decode[0]
+        for room in (1, 2, 3):
+            src, dst = [room, room + 10], [50 + room, 60 + room]
+            d.receiver(room)
+            every(group.prefill, "sender", room)
+            equal(first.wait_stages(room, WAITING, 0.2), 1, "before decode has pages")
+            d.metadata(room, dst, room)
+            equal(first.wait_stages(room, WAITING), WAITING, "all stages")
+            every(group.prefill, "begin", room, 2, room)
+            if room == 2:
+                second.abort(room)
+                equal(first.wait_stages(room, FAILED), FAILED, "what the second stage gave up")
+                equal([r.ended(room)[0] for r in (first, d)], [FAILED] * 2, "the others")
+                d.clear(room)
+                every(group.prefill, "clear", room)
+                continue
+            every(group.prefill, "send", room, src[:1], False)
+            every(group.prefill, "send", room, src[1:], True)
+            group.all_are(group.prefill, room, SUCCESS)
+            group.all_are(group.decode, room, SUCCESS)
+            equal(d.row(room)[:2], [room, room % 1000], "the metadata row")
+            d.expect(src, dst)
+            group.intact()
+            group.clear(room)
+
+
 def main():
     args = inside(__doc__, "sglang-ends", ["native"])
     tally = Tally()
@@ -379,11 +460,13 @@ def main():
             tally.check("prefill gave it up before decode was there", late_decode, group)
             for who, name in ((1, "prefill's daemon"), (2, "decode's daemon"), (3, "both")):
                 tally.check("%s frozen in every queue" % name, frozen, group, nodes, who)
+            tally.check("daemons silent in every queue", silent, group, nodes)
             tally.check("given up while the daemon is frozen", frozen_abort, group, nodes)
             tally.check("an event that comes a second late", early, group)
             tally.check("nothing is left of them", nothing_left, group)
             tally.check("daemons killed", killed, group, nodes)
         tally.check("one of two ranks fails", sibling, args.name, nodes)
+        tally.check("prefill PP 2, decode PP 1", stages, args.name, nodes)
     return tally.close(args.name)
 
 

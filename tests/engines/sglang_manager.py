@@ -9,6 +9,7 @@ Every cell of a prefill pool tells its layer, slot, head and column; every cell 
 pool is a canary. After each room all of the decode pool is compared with what it must be:
 a byte too few, too many or elsewhere fails. Last line: N passed, N failed."""
 import argparse
+import json
 import multiprocessing
 import os
 import signal
@@ -44,12 +45,26 @@ class Rank:
         self.args = ServerArgs(
             model_path=os.path.join(FOLDER, "sglang", "bytes"), device="cpu",
             attention_backend="torch_native", host=HOST, port=spec.http, tp_size=spec.tp,
-            page_size=PAGE, disaggregation_mode=spec.mode,
+            pp_size=spec.pp, page_size=PAGE, disaggregation_mode=spec.mode,
             disaggregation_transfer_backend=BACKEND[spec.nixl], disaggregation_bootstrap_port=spec.port,
             disaggregation_decode_retraction_backup="none")
-        publish(self.args, role="scheduler", ranks=SpawnRanks(world_rank=spec.rank, gpu_id=0))
-        get_parallel().override_permanently(
-            pp_group=Some(rank_in_group=0, world_size=1, is_last_rank=True))
+        world_rank = spec.stage * spec.tp + spec.rank
+        publish(self.args, role="scheduler", ranks=SpawnRanks(world_rank=world_rank, gpu_id=0))
+        get_parallel().override_permanently(pp_group=Some(
+            rank_in_group=spec.stage, world_size=spec.pp, broadcast_object=self.broadcast,
+            is_last_rank=spec.stage == spec.pp - 1))
+
+    def broadcast(self, thing, src):
+        """From the first pipeline stage, as gloo would."""
+        path = os.path.join(FOLDER, "logs", "stages-%d" % self.spec.port)
+        if self.spec.stage == src:
+            with open(path + ".new", "w") as out:
+                json.dump(thing, out)
+            os.rename(path + ".new", path)
+            return thing
+        assert until(lambda: os.path.exists(path), 60), "no word of stage %d" % src
+        with open(path) as told:
+            return json.load(told)
 
     def buffers(self):
         import torch
@@ -57,9 +72,12 @@ class Rank:
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
         spec = self.spec
         self.heads = max(1, spec.heads // spec.tp)
+        begin, end = ((spec.stage + i) * LAYERS // spec.pp for i in (0, 1))
+        self.places = [kv * LAYERS + i for kv in (0, 1) for i in range(begin, end)]
         self.pool = MHATokenToKVPool(
             size=(PAGES - 1) * PAGE, page_size=PAGE, dtype=torch.float32, head_num=self.heads,
-            head_dim=HEAD, layer_num=LAYERS, device="cpu", enable_memory_saver=False)
+            head_dim=HEAD, layer_num=end - begin, start_layer=begin, device="cpu",
+            enable_memory_saver=False)
         self.meta = MetadataBuffers(ROWS, HIDDEN, torch.float32, max_sampling_mask_tokens=16)
         tensors = list(self.pool.k_buffer) + list(self.pool.v_buffer)
         self.cells = [t.view(torch.int32).numpy() for t in tensors]
@@ -73,7 +91,7 @@ class Rank:
         slots = np.arange(PAGES * PAGE).reshape(-1, 1, 1)
         first = self.spec.rank * self.spec.heads // self.spec.tp
         heads = (first + np.arange(self.heads)).reshape(1, -1, 1)
-        at = ((buffer * 4096 + slots) * 64 + heads) * HEAD + np.arange(HEAD)
+        at = ((self.places[buffer] * 4096 + slots) * 64 + heads) * HEAD + np.arange(HEAD)
         return at.astype(np.int32)
 
     def make_manager(self):
@@ -85,7 +103,7 @@ class Rank:
         spec = self.spec
         self.backend = TransferBackend(BACKEND[spec.nixl])
         queue = Some(
-            transfer_backend=self.backend, tp_rank=spec.rank, pp_rank=0,
+            transfer_backend=self.backend, tp_rank=spec.rank, pp_rank=spec.stage,
             token_to_kv_pool=self.pool, draft_token_to_kv_pool=None, is_mla_backend=False,
             metadata_buffers=self.meta, req_to_token_pool=None, enable_staging=False,
             scheduler=Some(
@@ -96,7 +114,7 @@ class Rank:
                                   get_total_num_kv_heads=lambda: spec.heads)))
         if spec.mode == "decode":
             return decode.DecodePreallocQueue._init_kv_manager(queue)
-        if spec.rank == 0:
+        if spec.rank == spec.stage == 0:
             self.bootstrap = start_disagg_service()
         return prefill.PrefillBootstrapQueue._init_kv_manager(queue)
 
@@ -238,14 +256,16 @@ def every(ranks, name, *args):
 class Group:
     """Prefill and decode ranks around one bootstrap server."""
 
-    def __init__(self, name, nodes, prefill=1, decode=1, heads=2, kind=Rank):
+    def __init__(self, name, nodes, prefill=1, decode=1, heads=2, kind=Rank,
+                 stages=1):
         spec = dict(heads=heads, port=free_ports(), http=free_ports(), nixl=nodes[0].nixl)
         self.sides = []
-        for mode, tp, node in (("prefill", prefill, nodes[0]), ("decode", decode, nodes[1])):
+        for mode, tp, pp, node in (("prefill", prefill, stages, nodes[0]),
+                                   ("decode", decode, 1, nodes[1])):
             self.sides.append([Remote(
-                dict(spec, mode=mode, tp=tp, rank=rank),
-                os.path.join(logs(name), "%s-%d-of-%d.log" % (mode, rank, tp)),
-                dict(node.env()), kind) for rank in range(tp)])
+                dict(spec, mode=mode, tp=tp, rank=rank, pp=pp, stage=stage),
+                os.path.join(logs(name), "%s-%d-of-%d.log" % (mode, stage * tp + rank, tp * pp)),
+                dict(node.env()), kind) for stage in range(pp) for rank in range(tp)])
         self.prefill, self.decode = self.sides
 
     def __enter__(self):

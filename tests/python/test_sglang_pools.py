@@ -2,6 +2,7 @@
 """kvd.sglang without the engine: layouts of its buffers, the record of its metadata, and
 rooms on a scheduler's one thread, over two daemons."""
 import json
+import time
 import types
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import kvd
 from conftest import until
-from kvd.rooms import FAILED, RECV, SEND, SUCCESS, WAITING_FOR_INPUT
+from kvd.rooms import FAILED, RECV, SUCCESS, WAITING_FOR_INPUT
 from kvd.sglang import check_release, pools, rooms, slots
 
 PAGE, PAGES, TICKET = 4, 64, "5" * 32
@@ -248,8 +249,7 @@ def ends(side, handle, state):
 def nothing_left(*sides):
     for side in sides:
         until(lambda: side.desk.turn() or not side.desk.unanswered)
-        assert len(side.desk.live) == len(side.desk.lingering)
-        assert not side.desk.parked and not side.desk.left
+        assert not side.desk.live and not side.desk.parked and not side.desk.left
 
 
 def test_a_prefix_moves_pages_state_and_a_record(sides):
@@ -357,16 +357,31 @@ def test_another_ticket_is_refused(sides, pair):
     nothing_left(p, d)
 
 
-def test_who_binds_late_is_told_that_it_was_given_up(sides, monkeypatch):
+def test_who_binds_late_is_told_that_it_was_given_up(sides):
     p, d = sides
     send = p.desk.send(8, p.pool, bootstrap_s=20, ticket=TICKET)
     until(lambda: p.desk.turn() or send._open)
     send.stop("no memory")
     ends(p, send, FAILED)
-    assert id(send) in p.desk.lingering and (SEND, 8) in p.desk.live
     recv = d.desk.recv(8, d.pool, source(p), receivers=1, bootstrap_s=20, ticket=TICKET)
     recv.bind({"kv": [41]})
     assert "no memory" in ends(d, recv, FAILED)
-    monkeypatch.setattr(rooms, "LINGER_S", 0)
-    until(lambda: p.desk.turn() or not p.desk.lingering)
-    assert not p.desk.live
+
+
+def test_decode_may_be_first_with_a_number_that_was_used(sides):
+    """SGLang's rebootstrap: decode binds pages, and only then asks prefill to compute."""
+    p, d = sides
+    for page in (42, 43):
+        recv = d.desk.recv(9, d.pool, source(p), receivers=1, bootstrap_s=20, ticket=TICKET)
+        recv.bind({"kv": [page]})
+        until(lambda: d.desk.turn() or recv.look() >= WAITING_FOR_INPUT)
+        end = time.monotonic() + 0.1
+        until(lambda: d.desk.turn(True) or recv.look() in (FAILED, SUCCESS) or
+              time.monotonic() > end)
+        assert recv.end is None, recv.reason
+        send = p.desk.send(9, p.pool, bootstrap_s=20, ticket=TICKET)
+        ready(p, send)
+        send.send({"kv": [page - 10]}, 0, True)
+        ends(p, send, SUCCESS)
+        ends(d, recv, SUCCESS)
+        assert (d.cache[0][page] == 2 * (page - 10)).all()

@@ -46,7 +46,7 @@ def kv_class(original, transfer_backend, class_type):
         return original(transfer_backend, class_type)
     import sglang
     check_release(sglang.__version__)
-    from . import conn
+    from . import bootstrap, conn
     return {"manager": conn.KVManager, "sender": conn.KVSender,
             "receiver": conn.KVReceiver,
-            "bootstrap_server": conn.BootstrapServer}[class_type.value]
+            "bootstrap_server": bootstrap.BootstrapServer}[class_type.value]

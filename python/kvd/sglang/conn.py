@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's manager, sender, receiver and bootstrap server on kvd's rooms.
+"""SGLang's manager, sender and receiver on kvd's rooms.
 
 A request is a room: its number is SGLang's bootstrap_room, on all ranks. Decode opens a
 receiving one, prefill a sending one; the daemons find each other by what GET /route says of
@@ -13,20 +13,16 @@ when nothing can move any more, and abort() of a sender that has given chunks wa
 that: SGLang uses the pages again at once."""
 import hashlib
 import hmac
-import json
 import logging
 import re
-import secrets
 import threading
 import time
 
 import numpy as np
 import requests
-from aiohttp import web
-from sglang.srt.disaggregation.base.conn import (BaseKVBootstrapServer, KVPoll,
-                                                 KVTransferDestination)
-from sglang.srt.disaggregation.common.conn import (CommonKVBootstrapServer, CommonKVManager,
-                                                   CommonKVReceiver, CommonKVSender)
+from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferDestination
+from sglang.srt.disaggregation.common.conn import (CommonKVManager, CommonKVReceiver,
+                                                   CommonKVSender)
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.environ import envs
 from sglang.srt.runtime_context import (get_device, get_disagg, get_parallel, get_serving,
@@ -35,6 +31,7 @@ from sglang.srt.runtime_context import (get_device, get_disagg, get_parallel, ge
 from ..client import Client
 from ..rooms import FAILED, RECV, SUCCESS, Source, View
 from . import pools
+from .bootstrap import row_of, secret_of
 from .rooms import Desk
 from .slots import Rows, Slots
 
@@ -112,7 +109,7 @@ class KVManager(CommonKVManager):
         self.is_prefill = disaggregation_mode == DisaggregationMode.PREFILL
         role = "prefill" if self.is_prefill else "decode"
         self.client = Client(client="sglang", role=role)
-        self.desk = Desk(self.client)
+        self.desk, self.thread = Desk(self.client), threading.get_ident()
         self.has_aux = not self.is_prefill or args.pp_rank == get_parallel().pp_size - 1
         checksum = getattr(server_args, "disaggregation_enable_kv_checksum", False)
         self.rows = Rows(args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens,
@@ -120,6 +117,7 @@ class KVManager(CommonKVManager):
         # rooms that were given up keep theirs until they have ended
         self.slots = Slots(2 * self.rows.count + 16, self.rows.record_bytes)
         self.secret, self._regions, self._made, self.senders = None, {}, {}, set()
+        self.mirror_lock = threading.Lock()
         self.pool_name = pool_name(server_args, args, role)
         self.register_buffer_to_engine()
         self.told_endpoint, self._look_s = self.client.endpoint, 0.0
@@ -275,9 +273,10 @@ class KVManager(CommonKVManager):
             time.sleep(MIRROR_S)
             for sender in list(self.senders):
                 shown = sender.peek()
-                if shown != sender.mirrored:
-                    sender.mirrored = shown
-                    self.update_status(sender.bootstrap_room, shown)
+                with self.mirror_lock:
+                    if shown != sender.mirrored and sender in self.senders:
+                        sender.mirrored = shown
+                        self.update_status(sender.bootstrap_room, shown)
 
 
 def pool_name(server_args, args, role):
@@ -290,30 +289,6 @@ def pool_name(server_args, args, role):
         args.system_dp_rank
     tail = ".%s.%s%d.dp%d" % (args.kv_cache_dtype_str, role[0], port, dp or 0)
     return model[-(NAME_MAX - 8 - len(tail)):] + tail
-
-
-def secret_of(told):
-    secret = told.get("secret") if isinstance(told, dict) else None
-    if not isinstance(secret, str) or not re.fullmatch("[0-9a-f]{64}", secret):
-        raise ValueError("its answer has no secret: it is not kvd's")
-    return secret
-
-
-def row_of(info):
-    """What GET /route says of a rank, checked."""
-    row = info.get("kvd")
-    if not isinstance(row, dict):
-        raise ValueError("the prefill server is not on kvd: start it with "
-                         "--disaggregation-transfer-backend kvd")
-    kinds = {"endpoint": str, "pool": str, "rank": int, "heads": (int, type(None)),
-             "views": list, "aux": (int, type(None)), "states": list}
-    for name, kind in kinds.items():
-        if not isinstance(row.get(name, ()), kind):
-            raise ValueError("GET /route: kvd.%s is %.60r" % (name, row.get(name)))
-    try:
-        return dict(row, secret=secret_of(row))
-    except ValueError:
-        raise ValueError("GET /route: kvd.secret is not 64 hex digits") from None
 
 
 def indices(values):
@@ -378,11 +353,20 @@ class KVSender(CommonKVSender):
             self.kv_mgr.look_at_endpoint()
         return KVPoll.WaitingForInput if self._ready else KVPoll.Bootstrapping
 
+    def poll_pp_consensus(self):
+        """The first stage's, for all: the lowest that they tell each other."""
+        own = self.poll()
+        if self._room is None or own == KVPoll.Failed:
+            return own
+        self.kv_mgr.update_status(self.bootstrap_room, own)
+        return self.kv_mgr.check_status_pp_consensus(self.bootstrap_room)
+
     def peek(self):
         """For the other stages, from another thread."""
         state = self._room.peek()
-        return state if self._started or state == FAILED else \
-            min(state, KVPoll.WaitingForInput)
+        if not self._started and state != FAILED:
+            return min(state, KVPoll.WaitingForInput)
+        return state
 
     def _conclude(self, state):
         mgr, room = self.kv_mgr, self._room
@@ -491,8 +475,9 @@ class KVSender(CommonKVSender):
     def clear(self):
         if self._room is not None:
             self._room.stop("the engine has given it up")
+        with self.kv_mgr.mirror_lock:  # a room that was cleared stays so
             self.kv_mgr.senders.discard(self)
-        super().clear()
+            super().clear()
 
 
 def lost_words(room, who):
@@ -505,6 +490,7 @@ def lost_words(room, who):
 class KVReceiver(CommonKVReceiver):
     def __init__(self, mgr, bootstrap_addr, bootstrap_room=None):
         self._room, self._bound, self._slot, self._aux_index = None, False, None, None
+        self._asked = False  # to abort, by another thread
         super().__init__(mgr, bootstrap_addr, bootstrap_room)
 
     def _register_kv_args(self):
@@ -540,6 +526,9 @@ class KVReceiver(CommonKVReceiver):
         room = self._room
         if room is None or self.conclude_state is not None:
             return super()._poll()
+        if self._asked:
+            self._asked = False
+            self._stop(ABORTED)
         self.kv_mgr.desk.turn()
         state = room.look()
         if state in (FAILED, SUCCESS) and room.told:
@@ -622,10 +611,13 @@ class KVReceiver(CommonKVReceiver):
         else:
             mgr.slots.give(slot)
 
+    def _stop(self, reason):
+        self._room.stop(reason)
+        self.abort_notified = True
+
     def ensure_abort_notified(self, *, force_arm=False):
         if self._room is not None:
-            self._room.stop(ELSEWHERE)
-            self.abort_notified = True
+            self._stop(ELSEWHERE)
 
     def abort(self):
         if self._room is None:
@@ -636,15 +628,22 @@ class KVReceiver(CommonKVReceiver):
             return
         with self.kv_mgr.failure_lock:
             self.kv_mgr.failure_records.setdefault(self.bootstrap_room, ABORTED)
-        self._room.stop(ABORTED)
-        self.abort_notified = True
+        if threading.get_ident() != self.kv_mgr.thread:  # a recompute's executor
+            self._asked = True
+            return
+        self._stop(ABORTED)
         if self.conclude_state == KVPoll.Success:  # nothing moves
             self.conclude_state = KVPoll.Failed
         self._room.wait_still(ABORT_S)
 
     def failure_exception(self):
-        if self._room is not None:
-            self._room.stop(ELSEWHERE)
+        room = self._room
+        if room is not None:
+            room.stop(ELSEWHERE)
+            if not self.kv_mgr.enable_deferred_decode_kv_release and \
+                    not room.wait_still(STILL_S):  # the pages go back at once
+                logger.error("room %d: still not quiet after %g s; its pages are used again",
+                             room.number, STILL_S)
         super().failure_exception()
 
     def _clear(self):
@@ -652,46 +651,3 @@ class KVReceiver(CommonKVReceiver):
             self._room.stop("the engine has given it up")
             self._give_slot()
         super()._clear()
-
-
-# ---- the bootstrap server --------------------------------------------------------------
-
-class _Routes(CommonKVBootstrapServer):
-    def __init__(self, host, port):
-        self.secret, self.kvd_rows = secrets.token_hex(32), {}
-        super().__init__(host, port)
-
-    async def _handle_route_put(self, request):
-        data = await request.json()
-        if not isinstance(data.get("kvd"), dict):
-            return web.Response(status=400, text="this prefill server is on kvd, and the rank "
-                                "is not: --disaggregation-transfer-backend kvd on all nodes")
-        answer = await super()._handle_route_put(request)
-        if answer.status != 200:
-            return answer
-        dp = data["attn_dp_rank"] if data["system_dp_size"] == 1 else data["system_dp_rank"]
-        key = (dp, data["attn_cp_rank"], data["attn_tp_rank"], data["pp_rank"])
-        self.kvd_rows[tuple(int(k) for k in key)] = data["kvd"]
-        return web.json_response({"kvd": {"secret": self.secret}})
-
-    async def _handle_route_get(self, request):
-        answer = await super()._handle_route_get(request)
-        names = ("prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank")
-        if answer.status != 200:
-            return answer
-        row = self.kvd_rows.get(tuple(int(request.query[n]) for n in names))
-        if row is None:  # the server's own figures
-            return answer
-        told = json.loads(answer.text)
-        return web.json_response(dict(told, kvd=dict(row, secret=self.secret)))
-
-
-class BootstrapServer(BaseKVBootstrapServer):
-    """Not one of SGLang's kind: their Rust registry stands in for those, and it knows no
-    rows of ours."""
-
-    def __init__(self, host, port):
-        self._routes = _Routes(host, port)
-
-    def close(self):
-        self._routes.close()

@@ -6,9 +6,7 @@ answers, and does what had to be put off: an opening while an old room has the n
 chunk whose event has not happened, a call while there is no session. A room's state is a
 read of shared memory. Only wait_still() waits.
 
-A Handle outlives its room: it is closed, and its number free, as soon as it has ended. Only
-a sender's that failed stays for a while, unless its number is wanted: a receiver that binds
-later is told at once, and not by a timeout."""
+A Handle outlives its room: it is closed, and its number free, as soon as it has ended."""
 import json
 import time
 from collections import deque
@@ -22,7 +20,6 @@ CALL_S = 60.0  # a daemon that is stopped for a while answers late
 WORDS_S = 0.05  # a room that failed is shown as such without its reason after that
 RETRY_S = 5.0  # without a session
 TURN_S = 100e-6
-LINGER_S, LINGER_MAX = 60.0, 1024
 DAY_MS = 24 * 3600 * 1000
 LATER = ("EFULL", "EBUSY", "ENOMEM")  # the same call later
 SESSION = ("ELOST", "ENODAEMON", "EDEAD", "EDRAIN")
@@ -122,11 +119,7 @@ class Handle:
         if self._room is not None:
             return  # not answered yet
         desk, now = self.desk, self.desk.clock()
-        holder = desk.live.get((self.role, self.number), self)
-        if id(holder) in desk.lingering:
-            holder.close()
-            holder = self
-        if holder is not self:
+        if desk.live.get((self.role, self.number), self) is not self:
             if now > self._until:
                 self._over("room %d: the number is still held by a transfer that was given up"
                            % self.number)
@@ -199,13 +192,13 @@ class Handle:
         self.ended_s = self.desk.clock()
         self._gone()
 
-    def _gone(self, lingers=False):
+    def _gone(self):
         desk = self.desk
         self._calls.clear()
         desk.parked.pop(id(self), None)
         desk.left.pop(id(self), None)
-        if lingers:
-            desk.lingering[id(self)] = self
+        if desk.live.get((self.role, self.number)) is self:
+            del desk.live[self.role, self.number]
         if self.on_end:
             self.on_end()
 
@@ -245,22 +238,12 @@ class Handle:
                 self._ask_words(error)
         except Error as why:
             self._words = self._words or text_of(why)
-        self._gone(self.end == FAILED and self.role == SEND)
-        if id(self) not in self.desk.lingering:
-            self.close()
-
-    def close(self):
-        """Its number is free."""
-        room, self._room = self._room, None
-        self.desk.lingering.pop(id(self), None)
-        if self.desk.live.get((self.role, self.number)) is self:
-            del self.desk.live[self.role, self.number]
-        if room is None:
-            return
+        self._gone()
         try:
             room.close(CALL_S, on_done=self._answered(lambda answer, error: None))
         except Error:
             self.desk.unanswered -= 1  # libkvd closes what is dropped
+        self._room = None
 
     def _ask_words(self, error):
         general = SILENT if error == NOREPLY else "room %d failed" % self.number
@@ -328,7 +311,6 @@ class Desk:
         self.live = {}  # (role, number): who has it in the daemon
         self.parked = {}  # handles with something to do, by id
         self.left = {}  # stopped, not ended
-        self.lingering = {}  # failed, but open, the oldest first
         self.unanswered = 0
         self._turned_s = 0.0
 
@@ -354,21 +336,18 @@ class Desk:
 
     def turn(self, now=False):
         """Read answers, do what was put off."""
-        if not (self.unanswered or self.parked or self.left or self.lingering):
+        if not (self.unanswered or self.parked or self.left):
             return
         clock = self.clock()
         if not now and clock - self._turned_s < TURN_S:
             return
         self._turned_s = clock
-        self.kvd.poll()
+        if self.unanswered or self.parked:
+            self.kvd.poll()
         for handle in list(self.parked.values()):
             handle.flush()
         for handle in list(self.left.values()):
             handle.look()
-        for handle in list(self.lingering.values()):
-            if clock < handle.ended_s + LINGER_S and len(self.lingering) <= LINGER_MAX:
-                break
-            handle.close()
 
     def still(self, role, number):
         """No room of this number that was stopped can move any more."""

@@ -8,8 +8,6 @@ CALL_S: float
 WORDS_S: float
 RETRY_S: float
 TURN_S: float
-LINGER_S: float
-LINGER_MAX: int
 DAY_MS: int
 LATER: Tuple[str, ...]
 SESSION: Tuple[str, ...]
@@ -34,7 +32,6 @@ class Handle:
     def flush(self) -> None: ...
     def fail(self, words: str) -> None: ...
     def stop(self, reason: str) -> None: ...
-    def close(self) -> None: ...
     def peek(self) -> int: ...
     def look(self) -> int: ...
     @property
@@ -51,7 +48,6 @@ class Desk:
     live: Dict[Tuple[int, int], Handle]
     parked: Dict[int, Handle]
     left: Dict[int, Handle]
-    lingering: Dict[int, Handle]
     unanswered: int
     def __init__(self, client: Client, clock: Callable[[], float] = ...) -> None: ...
     def send(self, number: int, pool: Pool, *, bootstrap_s: float, ticket: Optional[str],
