@@ -582,14 +582,14 @@ struct kvd_room_status {
  * Binds and chunks may follow before the answer; they fail as the opening does. Every
  * call on a room that has failed gives the room's own error, "room 42 failed: …".
  *
- * Posted (call->post): open, bind, send, extend, abort and close never wait, for an answer or for
- * the daemon, and take no system call while it is awake: a scheduler's loop can do them.
- * They are the same calls by another door and not a family of their own, because they
- * take the same arguments and mean the same; only who tells a refusal differs. An
- * answered call that is refused changes nothing, and says why. A posted one returns 0,
- * and what the daemon refuses (a page outside its view, a number that is open already)
- * fails the room: its state is KVD_FAILED, kvd_room_why() has the words. So an engine
- * that wants to hear refusals gives answered calls.
+ * Posted (call->post): open, bind, send, extend, abort and close never wait, for an
+ * answer or for the daemon, and take no system call while it is awake: a scheduler's loop
+ * can do them. They are the same calls by another door and not a family of their own,
+ * because they take the same arguments and mean the same; only who tells a refusal
+ * differs. An answered call that is refused changes nothing, and says why. A posted one
+ * returns 0, and what the daemon refuses (a page outside its view, a number that is open
+ * already) fails the room: its state is KVD_FAILED, kvd_room_why() has the words. So an
+ * engine that wants to hear refusals gives answered calls.
  *
  * - Both kinds mix on one room, in the order of the calls; one that was opened by an
  *   answered call can be posted to once that is answered (-KVD_E_BUSY before).

@@ -30,12 +30,12 @@
  * memory holds. Which ops a daemon knows `session.share` tells (`ops`).
  *
  * Rooms. OPEN, BIND, SEND, CLOSE and EXTEND are room.open, room.bind, room.send,
- * room.close and room.extend without an answer: what is refused fails the room, with the refusal's
- * code in its slot. They name a room by slot and generation, whichever way it was
- * opened; one that is closed, or of another generation, is late, and nothing
- * happens. Their payload is `n1` views (struct kvd_ring_view), one behind the
- * other, then `n2` bytes of JSON text; `bytes` is both. CANCEL and RELEASE of a
- * room's number (KVD_RING_IDS + slot) are ABORT and CLOSE of it.
+ * room.close and room.extend without an answer: what is refused fails the room, with the
+ * refusal's code in its slot. They name a room by slot and generation, whichever way it
+ * was opened; one that is closed, or of another generation, is late, and nothing happens.
+ * Their payload is `n1` views (struct kvd_ring_view), one behind the other, then `n2`
+ * bytes of JSON text; `bytes` is both. CANCEL and RELEASE of a room's number
+ * (KVD_RING_IDS + slot) are ABORT and CLOSE of it.
  */
 #ifndef KVD_RING_LAYOUT_H
 #define KVD_RING_LAYOUT_H

@@ -108,9 +108,9 @@ struct bind_args {
 static struct room *find_binding(struct request *req, const struct room_key *key)
 {
 	struct rooms *rooms = req->kvd->rooms;
-	struct room *pull = key->role < 0 ? rooms_find(rooms, req->session, ROOM_PULL,
-						       key->number)
-					  : NULL;
+	struct room *pull =
+		key->role < 0 ? rooms_find(rooms, req->session, ROOM_PULL, key->number)
+			      : NULL;
 
 	if (pull && !rooms_find(rooms, req->session, ROOM_RECV, key->number))
 		return pull;
