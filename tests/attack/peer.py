@@ -481,7 +481,7 @@ def rooms_of_others_by_number(house):
         for again in range(8):
             for room in range(first, first + 300):
                 peer.say(TRANSFER_INFO, info(room, 1, again + 1, pool=pool))
-                peer.say(OFFER_QUERY, struct.pack("<QQQQ", room, again + 1, pool, pool) +
+                peer.say(OFFER_QUERY, struct.pack("<QQQQI", room, again + 1, pool, pool, 0) +
                          text("") + text("") + bytes(16))
                 for role in (0, 1):
                     peer.say(ABORT, struct.pack("<QBQQQI", room, role, again + 1, 0, 0, 1) +

@@ -467,9 +467,9 @@ static bool all_did_their_part(const struct sim_request *req)
 {
 	for (unsigned int s = 0; s < SIM_ENGINES_MAX; s++) {
 		const struct sim_side *side = &req->sides[s];
-		unsigned int steps = req->pull		? 1
-				     : s < SIM_SIDE_MAX ? 1 + req->chunks
-							: 2;
+		unsigned int steps = s < SIM_SIDE_MAX ? (req->pull ? 1 : 1 + req->chunks)
+				     : req->pull && !req->late ? 1
+							       : 2;
 
 		if (side->engine && (!side->open || side->steps < steps))
 			return false;

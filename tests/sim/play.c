@@ -282,6 +282,8 @@ static void request_begins(struct sim *sim, struct sim_draw *d)
 		req->number = ++sim->next_number;
 	req->key = sim_next(d);
 	req->pull = sim_chance(d, 45);
+	req->late = req->pull && sim_chance(d, 50);
+	req->told = req->pull && sim_chance(d, 30);
 	req->tokens = 1 + sim_below(d, 20);
 	req->prefix = sim_chance(d, 30) ? sim_below(d, req->tokens) : 0;
 	req->troubles = sim_troubles(sim);
@@ -360,26 +362,25 @@ static void side_opens(struct sim *sim, struct sim_request *req, struct sim_side
 	bool source = side->engine->source;
 	size_t n = 0;
 
-	if (req->pull) {
+	if (req->pull && (source || !req->late))
 		n = (size_t)snprintf(text, sizeof(text), ",'views':%s,'aux':%u",
 				     views(side, source ? 0 : req->prefix, req->tokens,
 					   pages, sizeof(pages)),
 				     side->aux);
-		if (source)
-			n += (size_t)snprintf(text + n, sizeof(text) - n,
-					      ",'receivers':%u", sim->script->sinks);
-	}
 	if (!source)
 		n += (size_t)snprintf(text + n, sizeof(text) - n, ",'sources':%s",
 				      sources(sim, list, sizeof(list)));
-	if (!source && !req->pull)
+	if (source && req->told)
+		snprintf(text + n, sizeof(text) - n, ",'receivers_told':true");
+	else if (source ? req->pull : !req->pull || req->told)
 		snprintf(text + n, sizeof(text) - n, ",'receivers':%u",
 			 sim->script->sinks);
 	n = strlen(text);
 	if (sim_has_ticket(req->number))
 		snprintf(text + n, sizeof(text) - n, ",'ticket':'%032llx'",
 			 (unsigned long long)req->number);
-	side->bound = req->pull && !source; /* before: bytes may land at once */
+	/* before: bytes may land at once */
+	side->bound = req->pull && !source && !req->late;
 	note_slot(side,
 		  cluster_call(&sim->c, side->engine->session,
 			       "{'cmd':'room.open','room':'%llu','role':'%s','pool':%llu"
@@ -402,8 +403,8 @@ static void side_binds(struct sim *sim, struct sim_request *req, struct sim_side
 	side->bound = true; /* before: what the command does may land at once */
 	if (!sim_answered_ok(cluster_call(
 		    &sim->c, side->engine->session,
-		    "{'cmd':'room.bind','room':'%llu','role':'recv','views':%s,'aux':%u}",
-		    (unsigned long long)req->number,
+		    "{'cmd':'room.bind','room':'%llu','role':'%s','views':%s,'aux':%u}",
+		    (unsigned long long)req->number, side->role,
 		    views(side, req->prefix, req->tokens, pages, sizeof(pages)),
 		    side->aux))) {
 		side->bound = false; /* it was failing already */
@@ -433,7 +434,9 @@ static void side_steps(struct sim *sim, struct sim_request *req, struct sim_side
 		return;
 	if (!side->open)
 		side_opens(sim, req, side);
-	else if (strcmp(side->role, "recv") == 0 && side->steps == 1)
+	else if ((strcmp(side->role, "recv") == 0 ||
+		  (req->late && !side->engine->source)) &&
+		 side->steps == 1)
 		side_binds(sim, req, side);
 	else if (strcmp(side->role, "send") == 0 && side->steps <= req->chunks)
 		side_sends(sim, req, side, side->steps - 1);

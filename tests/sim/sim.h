@@ -127,6 +127,8 @@ static inline bool sim_has_ticket(uint64_t number)
 
 struct sim_request {
 	bool used, pull;
+	bool late;    /* pull: pages are bound later */
+	bool told;    /* pull: the pullers say how many they are */
 	bool lied;    /* a partner lied: who believes it is not to blame */
 	bool misled;  /* a partner of the past introduced itself again */
 	bool stopped; /* an engine gave up on it */
