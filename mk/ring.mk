@@ -4,6 +4,11 @@ $(B)/test-ring: $(B)/tests/integration/live_ring.o $(B)/tests/lib/live_daemon.o 
 	$(SAY) LD $@
 	$(Q)$(CC) $(USER_LD) $(filter %.o,$^) -o $@ -L$(B) -lkvd -lcmocka
 TEST_TARGETS += $(B)/test-ring
+$(B)/test-ring-rooms: $(B)/tests/integration/live_ring_rooms.o $(B)/tests/lib/live_daemon.o \
+		$(B)/libkvd.so $(B)/kvd
+	$(SAY) LD $@
+	$(Q)$(CC) $(USER_LD) $(filter %.o,$^) -o $@ -L$(B) -lkvd -lcmocka
+TEST_TARGETS += $(B)/test-ring-rooms
 
 # What posting costs, and what it does to the daemons' loops.
 $(B)/bench/bench_ring: $(B)/tests/bench/bench_ring.o $(B)/libkvd.so

@@ -67,7 +67,7 @@ int room_map_check_ranges(const struct room_map *map, const struct layout_view *
 
 /* ---- on the wire: room_map_wire.c ---- */
 /* count u32, {str view, u64 first, u64 begin, u64 end, u32 layer begin, u32
- * layer end, u32 runs, {u32 page, u32 count}…} */
+ * layer end, u32 runs, {u32 page, u32 count}…, or with bit 31 of runs {u32 page}…} */
 size_t room_maps_wire_bytes(const struct room_maps *maps);
 void room_maps_put(struct cursor *out, const struct room_maps *maps);
 
@@ -79,6 +79,7 @@ struct maps_writer {
 	size_t runs_at; /* where the view's count of runs stands in `out` */
 	uint32_t runs;
 	uint32_t run_page, run_count; /* the run under way */
+	bool list;		      /* no runs: each page alone */
 };
 void maps_writer_begin(struct maps_writer *writer, struct cursor *out,
 		       const struct room_maps *maps);
@@ -97,6 +98,7 @@ struct maps_reader {
 	const struct layout_view *view;
 	const uint8_t *run_bytes;
 	uint32_t runs, run, run_done;
+	bool list;
 	uint64_t total, filled;
 	bool summed;
 };

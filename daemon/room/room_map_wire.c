@@ -25,6 +25,13 @@
 #include "daemon/base/mem.h"
 
 #define RUN_BYTES 8u
+/* Longer lists of scattered pages go as they are, half as long, or 131 072 of them would
+ * not fit a message: the count of runs has this bit, and each is a page alone. Shorter
+ * ones do not, for daemons that do not know it. */
+#define LIST_BIT (UINT32_C(1) << 31)
+#define LIST_PAGES 125000u
+#define LIST_BYTES 4u
+#define LOOKS 256u
 #define VIEW_FIXED_BYTES (2 + 3 * 8 + 3 * 4)
 
 static uint32_t room_map_wire_runs_of(const struct room_map *map)
@@ -36,13 +43,29 @@ static uint32_t room_map_wire_runs_of(const struct room_map *map)
 	return runs;
 }
 
+/* A guess by some of them: either form holds any pages. */
+static bool goes_as_list(const struct room_map *map)
+{
+	size_t step = map->page_count / LOOKS;
+	uint32_t breaks = 0;
+
+	if (map->page_count < LIST_PAGES)
+		return false;
+	for (size_t i = step; i < map->page_count; i += step)
+		breaks += map->pages[i] != map->pages[i - 1] + 1;
+	return breaks > LOOKS / 2;
+}
+
 size_t room_maps_wire_bytes(const struct room_maps *maps)
 {
 	size_t bytes = 4;
 
 	for (size_t i = 0; i < maps->count; i++)
 		bytes += VIEW_FIXED_BYTES + strlen(maps->maps[i].view) +
-			 RUN_BYTES * (size_t)room_map_wire_runs_of(&maps->maps[i]);
+			 (goes_as_list(&maps->maps[i])
+				  ? LIST_BYTES * maps->maps[i].page_count
+				  : RUN_BYTES * (size_t)room_map_wire_runs_of(
+							&maps->maps[i]));
 	return bytes;
 }
 
@@ -52,7 +75,8 @@ size_t maps_writer_most(const struct room_maps *maps)
 
 	for (size_t i = 0; i < maps->count; i++)
 		bytes += VIEW_FIXED_BYTES + LAYOUT_NAME_MAX +
-			 RUN_BYTES * maps->maps[i].page_count;
+			 (goes_as_list(&maps->maps[i]) ? LIST_BYTES : RUN_BYTES) *
+				 maps->maps[i].page_count;
 	return bytes;
 }
 
@@ -83,7 +107,19 @@ static void view_begin(struct maps_writer *writer, const struct room_map *map)
 	cursor_put_u32(out, map->layers.end);
 	writer->runs_at = out->pos;
 	writer->runs = writer->run_count = 0;
+	writer->list = goes_as_list(map);
 	cursor_put_u32(out, 0); /* its place */
+}
+
+static void put_list(struct maps_writer *writer, const struct room_map *map, size_t end)
+{
+	size_t count = end - writer->page;
+	uint8_t *at = cursor_put_room(writer->out, LIST_BYTES * count);
+
+	for (size_t i = 0; at && i < count; i++)
+		put_le32(at + LIST_BYTES * i, map->pages[writer->page + i]);
+	writer->runs += (uint32_t)count;
+	writer->page = end;
 }
 
 static void run_end(struct maps_writer *writer)
@@ -127,7 +163,8 @@ static void view_end(struct maps_writer *writer)
 {
 	run_end(writer);
 	if (!writer->out->bad)
-		put_le32(writer->out->base + writer->runs_at, writer->runs);
+		put_le32(writer->out->base + writer->runs_at,
+			 writer->runs | (writer->list ? LIST_BIT : 0));
 	writer->map++;
 	writer->page = 0;
 }
@@ -143,7 +180,10 @@ bool maps_write_some(struct maps_writer *writer, size_t most)
 		if (writer->page == 0)
 			view_begin(writer, map);
 		left = left < most ? left : most;
-		put_pages(writer, map, writer->page + left);
+		if (writer->list)
+			put_list(writer, map, writer->page + left);
+		else
+			put_pages(writer, map, writer->page + left);
 		most -= left;
 		if (writer->page == map->page_count)
 			view_end(writer);
@@ -213,6 +253,21 @@ static void where_of(struct maps_reader *reader, char where[64])
 	snprintf(where, 64, "views.%.31s", under_way(reader)->view);
 }
 
+static size_t run_bytes(const struct maps_reader *reader)
+{
+	return reader->list ? LIST_BYTES : RUN_BYTES;
+}
+
+/* The i-th: its first page, and how many. */
+static inline uint32_t run_at(const struct maps_reader *reader, uint32_t i,
+			      uint32_t *page_p)
+{
+	const uint8_t *at = reader->run_bytes + run_bytes(reader) * i;
+
+	*page_p = le32(at);
+	return reader->list ? 1 : le32(at + 4);
+}
+
 static int view_open(struct maps_reader *reader)
 {
 	struct room_map *map = &reader->maps.maps[reader->maps.count++];
@@ -225,10 +280,15 @@ static int view_open(struct maps_reader *reader)
 	map->token_end = cursor_get_u64(in);
 	map->layers.begin = cursor_get_u32(in);
 	map->layers.end = cursor_get_u32(in);
-	reader->runs = cursor_get_count(in, ROOM_PAGES_MAX, RUN_BYTES);
-	reader->run_bytes = cursor_get_bytes(in, (size_t)reader->runs * RUN_BYTES);
+	reader->runs = cursor_get_u32(in);
+	reader->list = reader->runs & LIST_BIT;
+	reader->runs &= ~LIST_BIT;
+	reader->run_bytes =
+		reader->runs <= ROOM_PAGES_MAX
+			? cursor_get_bytes(in, (size_t)reader->runs * run_bytes(reader))
+			: NULL;
 	where_of(reader, where);
-	if (!reader->run_bytes)
+	if (!reader->run_bytes || in->bad)
 		return err_raise(ERR_PROTO, "%s.pages: cut off", where);
 	for (size_t i = 0; i + 1 < reader->maps.count; i++) {
 		if (strcmp(reader->maps.maps[i].view, map->view) == 0)
@@ -267,8 +327,8 @@ static int sum_some(struct maps_reader *reader, size_t *most_p)
 	uint32_t end = reader->run + (left < *most_p ? left : (uint32_t)*most_p);
 
 	for (uint32_t i = reader->run; i < end; i++) {
-		const uint8_t *at = reader->run_bytes + RUN_BYTES * (size_t)i;
-		uint64_t page = le32(at), n = le32(at + 4);
+		uint32_t page;
+		uint64_t n = run_at(reader, i, &page);
 
 		if (n == 0 || n > reader->budget - reader->total || page + n > pages)
 			return err_pass(refuse_run(reader, i, page, n));
@@ -319,10 +379,9 @@ static void fill_some(struct maps_reader *reader, size_t *most_p)
 	size_t most = *most_p;
 
 	while (reader->run < reader->runs && most > 0) {
-		const uint8_t *at = reader->run_bytes + RUN_BYTES * (size_t)reader->run;
-		uint32_t page = le32(at) + reader->run_done;
-		uint32_t n = le32(at + 4) - reader->run_done;
+		uint32_t page, n = run_at(reader, reader->run, &page) - reader->run_done;
 
+		page += reader->run_done;
 		if (n > most) {
 			n = (uint32_t)most;
 			reader->run_done += n;

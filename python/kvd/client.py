@@ -209,29 +209,30 @@ class Client:
     # ticket (secrets.token_hex(16), of whoever chose the number): the same on both sides;
     # who asks for the room without it is refused. peers: no daemon but these, by their
     # names in curve_allow_file. With neither: daemons of the own daemon's user.
+    # post: this room's calls never wait; see Room.
 
     def send(self, room, pool, *, bootstrap_ms=0, waiting_ms=0, stall_ms=0, request_id=None,
-             traceparent=None, ticket=None, peers=(), timeout=None):
+             traceparent=None, ticket=None, peers=(), timeout=None, post=False):
         """Push, the prefill side: wait for WAITING_FOR_INPUT, then Room.send() chunks."""
         return Room(self, room, SEND, pool, bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms,
                     stall_ms=stall_ms, request_id=request_id, traceparent=traceparent,
-                    ticket=ticket, peers=peers, timeout=timeout)
+                    ticket=ticket, peers=peers, timeout=timeout, post=post)
 
     def recv(self, room, pool, sources, *, receivers=0, bootstrap_ms=0, waiting_ms=0,
              stall_ms=0, request_id=None, traceparent=None,
-             ticket=None, peers=(), timeout=None):
+             ticket=None, peers=(), timeout=None, post=False):
         """Push, the decode side: then Room.bind() pages. sources: a list of endpoints or
         kvd.Source, one for each prefill rank; receivers: how many decode ranks each of
         them serves, 0: one."""
         return Room(self, room, RECV, pool, sources=sources, receivers=receivers,
                     bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms, stall_ms=stall_ms,
                     request_id=request_id, traceparent=traceparent,
-                    ticket=ticket, peers=peers, timeout=timeout)
+                    ticket=ticket, peers=peers, timeout=timeout, post=post)
 
     def offer(self, room, pool, views, *, receivers=0, receivers_told=False, aux=None,
               wait=None, lease_ms=0, bootstrap_ms=0,
               waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
-              ticket=None, peers=(), timeout=None):
+              ticket=None, peers=(), timeout=None, post=False):
         """Pull, the prefill side: pages that may be fetched, for lease_ms. receivers: how
         many pullers, 0: one; receivers_told: they say it. wait: as in Room.bind(), nobody
         reads before."""
@@ -239,11 +240,11 @@ class Client:
                     receivers_told=receivers_told, wait=wait, aux=aux,
                     lease_ms=lease_ms, bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms,
                     stall_ms=stall_ms, request_id=request_id, traceparent=traceparent,
-                    ticket=ticket, peers=peers, timeout=timeout)
+                    ticket=ticket, peers=peers, timeout=timeout, post=post)
 
     def pull(self, room, pool, sources, views=None, *, receivers=0, aux=None,
              wait=None, bootstrap_ms=0, waiting_ms=0, stall_ms=0, request_id=None, traceparent=None,
-             ticket=None, peers=(), timeout=None):
+             ticket=None, peers=(), timeout=None, post=False):
         """Pull, the decode side: what sources (an endpoint, a kvd.Source, or a list of them)
         offered as this room, into the pages of views. Without views the leases are kept
         until Room.bind(). receivers: how many pullers there are, 0: not told. wait: as in
@@ -252,4 +253,4 @@ class Client:
                     receivers=receivers, aux=aux, wait=wait,
                     bootstrap_ms=bootstrap_ms, waiting_ms=waiting_ms, stall_ms=stall_ms,
                     request_id=request_id, traceparent=traceparent,
-                    ticket=ticket, peers=peers, timeout=timeout)
+                    ticket=ticket, peers=peers, timeout=timeout, post=post)

@@ -55,21 +55,25 @@ class Client:
     def send(self, room: int, pool: Pool, *, bootstrap_ms: int = ..., waiting_ms: int = ...,
              stall_ms: int = ..., request_id: Optional[str] = ...,
              traceparent: Optional[str] = ..., ticket: Optional[str] = ...,
-             peers: Sequence[str] = ..., timeout: Optional[float] = ...) -> Room: ...
+             peers: Sequence[str] = ..., timeout: Optional[float] = ...,
+             post: bool = ...) -> Room: ...
     def recv(self, room: int, pool: Pool, sources: Sequence[Union[str, Source]], *,
              receivers: int = ..., bootstrap_ms: int = ..., waiting_ms: int = ...,
              stall_ms: int = ..., request_id: Optional[str] = ...,
              traceparent: Optional[str] = ..., ticket: Optional[str] = ...,
-             peers: Sequence[str] = ..., timeout: Optional[float] = ...) -> Room: ...
+             peers: Sequence[str] = ..., timeout: Optional[float] = ...,
+             post: bool = ...) -> Room: ...
     def offer(self, room: int, pool: Pool, views: _Views, *, receivers: int = ...,
               receivers_told: bool = ..., aux: Optional[int] = ...,
               wait: _Wait = ..., lease_ms: int = ..., bootstrap_ms: int = ...,
               waiting_ms: int = ..., stall_ms: int = ..., request_id: Optional[str] = ...,
              traceparent: Optional[str] = ..., ticket: Optional[str] = ...,
-             peers: Sequence[str] = ..., timeout: Optional[float] = ...) -> Room: ...
+             peers: Sequence[str] = ..., timeout: Optional[float] = ...,
+             post: bool = ...) -> Room: ...
     def pull(self, room: int, pool: Pool, sources: Union[str, Source, Sequence[Union[str, Source]]],
              views: Optional[_Views] = ..., *, receivers: int = ...,
              aux: Optional[int] = ..., wait: _Wait = ..., bootstrap_ms: int = ...,
              waiting_ms: int = ..., stall_ms: int = ..., request_id: Optional[str] = ...,
              traceparent: Optional[str] = ..., ticket: Optional[str] = ...,
-             peers: Sequence[str] = ..., timeout: Optional[float] = ...) -> Room: ...
+             peers: Sequence[str] = ..., timeout: Optional[float] = ...,
+             post: bool = ...) -> Room: ...

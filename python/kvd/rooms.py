@@ -164,12 +164,15 @@ class Silence:
 
 
 class Room:
-    """Of Client.send(), recv(), offer() or pull()."""
+    """Of Client.send(), recv(), offer() or pull(). One that was opened with post=True is told
+    everything through shared memory, without an answer: no call of it waits, and what the
+    daemon refuses makes it FAILED (error() says why) instead of an exception. BusyError: the
+    memory is full now."""
 
     def __init__(self, client, number, role, pool, *, sources=(), receivers=0, views=None,
                  aux=None, wait=None, lease_ms=0, bootstrap_ms=0, waiting_ms=0, stall_ms=0,
                  request_id=None, traceparent=None, ticket=None, peers=(), timeout=None,
-                 receivers_told=False):
+                 receivers_told=False, post=False):
         times = {"lease_ms": lease_ms, "bootstrap_ms": bootstrap_ms,
                  "waiting_ms": waiting_ms, "stall_ms": stall_ms}
         names = {"request_id": request_id, "traceparent": traceparent, "ticket": ticket}
@@ -177,7 +180,7 @@ class Room:
                                  receivers, views, aux, wait, times, names, peers, timeout,
                                  receivers_told)
         self.number = args[1]
-        self._room = _kvd.Room(*args, **kwargs)
+        self._room = _kvd.Room(*args, post=_check.flag("post", post), **kwargs)
 
     def bind(self, views, aux=None, wait=None, timeout=None):
         """recv, and a pull without views: where the bytes shall land. views: {name: pages or View}; aux: a slot of
@@ -203,7 +206,8 @@ class Room:
         self._room.abort(_check.text("reason", reason), _check.seconds("timeout", timeout))
 
     def close(self, timeout=None):
-        """Rooms that have ended only."""
+        """Rooms that have ended only. With post: any; what has not ended is aborted, and its
+        number may be opened again at once."""
         self._room.close(_check.seconds("timeout", timeout))
 
     @property

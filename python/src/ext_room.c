@@ -22,6 +22,7 @@ struct room {
 	struct kvd_room *kvd;
 	PyObject *keep; /* its pool */
 	uint64_t number;
+	bool post; /* its calls are */
 };
 
 struct views {
@@ -201,8 +202,44 @@ static int room_shut(void *handle, const struct kvd_call *call)
 	return -KVD_E_STATE; /* looked at again in the next turn */
 }
 
+/* Of a room that is posted nothing is waited for: the GIL stays here. */
+static int room_run(struct client *c, bool post, op_start *start, void *ctx, int ms,
+		    PyObject *told)
+{
+	static const struct kvd_call posted = {.post = true};
+
+	if (!post)
+		return client_run(c, start, ctx, ms, told, NULL);
+	if (told && told != Py_None) {
+		PyErr_SetString(PyExc_ValueError,
+				"on_done: nobody is told of what is posted");
+		return -1;
+	}
+	if (!client_lock(c))
+		return -1;
+	if (start(ctx, &posted) < 0) {
+		client_raise(c, kvd_last_error(c->kvd));
+		return -1;
+	}
+	client_unlock(c);
+	return 0;
+}
+
+/* The first one makes what is shared with the daemon: others may run meanwhile. */
+static int room_prepare(struct client *c)
+{
+	int r;
+
+	if (!client_lock(c))
+		return -1;
+	Py_BEGIN_ALLOW_THREADS r = kvd_xfer_prepare(c->kvd);
+	Py_END_ALLOW_THREADS if (r < 0) client_raise(c, kvd_last_error(c->kvd));
+	else client_unlock(c);
+	return r;
+}
+
 static PyObject *room_made(PyTypeObject *type, struct open_start *start, PyObject *pool,
-			   int ms, PyObject *told)
+			   int ms, PyObject *told, bool post)
 {
 	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 	struct room *room = (struct room *)alloc(type, 0);
@@ -214,7 +251,9 @@ static PyObject *room_made(PyTypeObject *type, struct open_start *start, PyObjec
 	Py_INCREF(pool);
 	room->keep = pool;
 	room->number = start->args.room;
-	if (client_run(start->c, open_begin, start, ms, told, NULL) < 0) {
+	room->post = post;
+	if ((post && room_prepare(start->c) < 0) ||
+	    room_run(start->c, post, open_begin, start, ms, told) < 0) {
 		if (start->kvd && start->c->kvd)
 			client_close_later(start->c, room_shut, start->kvd, NULL);
 		Py_DECREF(room);
@@ -227,12 +266,11 @@ static PyObject *room_made(PyTypeObject *type, struct open_start *start, PyObjec
 static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {
-		"client",      "room",	    "role",	    "pool",
-		"sources",     "receivers", "views",	    "aux",
-		"wait",	       "lease_ms",  "bootstrap_ms", "waiting_ms",
-		"stall_ms",    "timeout",   "on_done",	    "request_id",
-		"traceparent", "ticket",    "peers",	    "receivers_told",
-		NULL};
+		"client",	"room",	       "role",	   "pool",    "sources",
+		"receivers",	"views",       "aux",	   "wait",    "lease_ms",
+		"bootstrap_ms", "waiting_ms",  "stall_ms", "timeout", "on_done",
+		"request_id",	"traceparent", "ticket",   "peers",   "receivers_told",
+		"post",		NULL};
 	struct open_start start = {0};
 	struct kvd_room_args *a = &start.args;
 	PyObject *client, *pool, *source_list = NULL, *view_list = NULL, *aux = NULL;
@@ -242,14 +280,14 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	struct views views = {0};
 	unsigned long long number;
 	uint64_t slot = 0;
-	int role, ms, receivers_told = 0, r;
+	int role, ms, receivers_told = 0, post = 0, r;
 
 	if (!PyArg_ParseTupleAndKeywords(
-		    args, kwargs, "O!KiO!|OIOOOIIIIOOzzzOp", names, client_type, &client,
+		    args, kwargs, "O!KiO!|OIOOOIIIIOOzzzOpp", names, client_type, &client,
 		    &number, &role, pool_type, &pool, &source_list, &a->receivers,
 		    &view_list, &aux, &wait, &a->lease_ms, &a->bootstrap_ms,
 		    &a->waiting_ms, &a->stall_ms, &timeout, &told, &a->request_id,
-		    &a->traceparent, &a->ticket, &peers, &receivers_told) ||
+		    &a->traceparent, &a->ticket, &peers, &receivers_told, &post) ||
 	    ext_timeout(timeout, &ms) < 0)
 		return NULL;
 	start.c = (struct client *)client;
@@ -275,7 +313,7 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 		a->source_count = sources.count;
 		a->views = views.at;
 		a->view_count = views.count;
-		room = room_made(type, &start, pool, ms, told);
+		room = room_made(type, &start, pool, ms, told, post);
 	}
 	sources_fini(&sources);
 	views_fini(&views);
@@ -372,7 +410,7 @@ static PyObject *room_bind(PyObject *self, PyObject *args, PyObject *kwargs)
 		s.bind.view_count = views.count;
 		s.bind.has_aux = r == 1;
 		s.bind.aux = (uint32_t)slot;
-		r = client_run(s.room->client, bind_begin, &s, ms, told, NULL);
+		r = room_run(s.room->client, s.room->post, bind_begin, &s, ms, told);
 	}
 	views_fini(&views);
 	if (r < 0)
@@ -406,7 +444,7 @@ static PyObject *room_send(PyObject *self, PyObject *args, PyObject *kwargs)
 		s.send.last = last;
 		s.send.has_aux = r == 1;
 		s.send.aux = (uint32_t)slot;
-		r = client_run(s.room->client, send_begin, &s, ms, told, NULL);
+		r = room_run(s.room->client, s.room->post, send_begin, &s, ms, told);
 	}
 	views_fini(&views);
 	if (r < 0)
@@ -425,7 +463,7 @@ static PyObject *room_extend(PyObject *self, PyObject *args, PyObject *kwargs)
 					 &timeout, &told) ||
 	    ext_timeout(timeout, &ms) < 0 || !room_usable(s.room))
 		return NULL;
-	if (client_run(s.room->client, extend_begin, &s, ms, told, NULL) < 0)
+	if (room_run(s.room->client, s.room->post, extend_begin, &s, ms, told) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -441,7 +479,7 @@ static PyObject *room_abort(PyObject *self, PyObject *args, PyObject *kwargs)
 					 &told) ||
 	    ext_timeout(timeout, &ms) < 0 || !room_usable(s.room))
 		return NULL;
-	if (client_run(s.room->client, abort_begin, &s, ms, told, NULL) < 0)
+	if (room_run(s.room->client, s.room->post, abort_begin, &s, ms, told) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -459,7 +497,7 @@ static PyObject *room_close(PyObject *self, PyObject *args, PyObject *kwargs)
 		return NULL;
 	if (!room->kvd || !room->client->kvd)
 		Py_RETURN_NONE;
-	if (client_run(room->client, close_begin, &s, ms, told, NULL) < 0)
+	if (room_run(room->client, room->post, close_begin, &s, ms, told) < 0)
 		return NULL;
 	room->kvd = NULL;
 	Py_CLEAR(room->keep);

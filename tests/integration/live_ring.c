@@ -673,8 +673,8 @@ static uint32_t below(unsigned int *seed, uint32_t n)
 static struct kvd_ring_entry plausible(unsigned int *seed)
 {
 	return (struct kvd_ring_entry){
-		.op = 1 + below(seed, 7),
-		.flags = below(seed, 8),
+		.op = 1 + below(seed, 12),
+		.flags = below(seed, 32),
 		.slot = 65536 + below(seed, 8),
 		.gen = 1 + below(seed, 4),
 		.a = below(seed, 3) ? KVD_RING_IDS + 65536 + below(seed, 8)
@@ -684,6 +684,8 @@ static struct kvd_ring_entry plausible(unsigned int *seed)
 		.n0 = below(seed, 40),
 		.n1 = below(seed, 5),
 		.bytes = below(seed, 300),
+		.n2 = below(seed, 3) ? 0 : below(seed, 300),
+		.c = below(seed, 9),
 	};
 }
 

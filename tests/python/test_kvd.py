@@ -174,6 +174,51 @@ def test_room_aborted_tells_both(sides):
     assert not rx.landed(3).any()
 
 
+def test_posted_rooms_land(sides):
+    a, b = sides
+    tx = a.client.send(90, a.pool, post=True)
+    rx = b.client.recv(90, b.pool, [a.client.endpoint], post=True)
+    rx.bind({"kv": kvd.View(range(30, 33), tokens=(0, 3 * PAGE))})
+    tx.wait(kvd.WAITING_FOR_INPUT, 60)
+    tx.send({"kv": kvd.View([7, 8, 9], tokens=(0, 3 * PAGE))})
+    assert rx.wait(timeout=60) == tx.wait(timeout=60) == kvd.SUCCESS
+    check_moved(a, b)
+    assert tx.read().done == 1
+    tx.close()
+    rx.close()
+    with pytest.raises(kvd.StateError):
+        tx.state
+    # again at once, and what has not ended may be closed
+    for _ in range(3):
+        tx = a.client.send(90, a.pool, post=True)
+        tx.close()
+    until(lambda: a.client.command("room.list")["total"] == 0)
+
+
+def test_posted_room_that_is_refused_fails(sides):
+    a, b = sides
+    held = a.client.send(91, a.pool)
+    tx = a.client.send(91, a.pool, post=True)
+    until(lambda: tx.state == kvd.FAILED)
+    assert "room 91 (send) is open already" in str(tx.error())
+    with pytest.raises(kvd.Error, match="open already"):
+        tx.send({"kv": [1]})
+    rx = b.client.recv(91, b.pool, [a.client.endpoint], post=True)
+    rx.bind({"kv": [PAGES]})
+    until(lambda: rx.state == kvd.FAILED)
+    assert "is outside the view's %d pages" % PAGES in str(rx.error())
+    rx.close()
+    tx.close()
+    held.abort()
+    until(lambda: held.state == kvd.FAILED)
+    held.close()
+    offer = a.client.offer(92, a.pool, {"kv": [1]}, lease_ms=60000, post=True)
+    offer.extend(120000)
+    offer.abort("enough")
+    until(lambda: offer.state == kvd.FAILED)
+    assert "enough" in str(offer.error())
+
+
 def test_states_of_many_in_one_call(sides):
     a, b = sides
     rooms = [a.client.send(500 + n, a.pool) for n in range(70)]

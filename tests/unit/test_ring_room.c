@@ -23,112 +23,10 @@
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "daemon/xfer/ring.h"
-#include "proto/base64.h"
 #include "proto/kvd_ring.h"
 #include "tests/lib/accounts.h"
+#include "tests/lib/ring_entries.h"
 #include "tests/lib/room_pair.h"
-
-/* of a payload */
-struct payload {
-	uint8_t *bytes;
-	size_t len, views;
-	uint32_t count;
-};
-
-static void add(struct payload *p, const void *bytes, size_t len)
-{
-	p->bytes = realloc(p->bytes, p->len + len + 8);
-	memcpy(p->bytes + p->len, bytes, len);
-	memset(p->bytes + p->len + len, 0, 8);
-	p->len += len;
-}
-
-static struct kvd_ring_view *add_view(struct payload *p, const char *name,
-				      const uint32_t *pages, uint32_t count)
-{
-	struct kvd_ring_view view = {.page_count = count};
-	size_t at = p->len;
-
-	snprintf(view.name, sizeof(view.name), "%s", name);
-	add(p, &view, sizeof(view));
-	add(p, pages, count * sizeof(*pages));
-	p->len += count % 2 * 4;
-	p->views = p->len;
-	p->count++;
-	return (struct kvd_ring_view *)(void *)(p->bytes + at);
-}
-
-static void add_text(struct payload *p, const char *fmt, ...)
-{
-	char text[512];
-	va_list ap;
-
-	va_start(ap, fmt);
-	vsnprintf(text, sizeof(text), fmt, ap);
-	va_end(ap);
-	for (char *c = text; *c; c++)
-		*c = *c == '\'' ? '"' : *c;
-	add(p, text, strlen(text));
-}
-
-/* The payload is freed. */
-static cJSON *say(struct cluster *c, struct session *session,
-		  const struct kvd_ring_entry *entry, struct payload *payload)
-{
-	struct kvd_ring_entry e = *entry;
-	char text[BASE64_CHARS(sizeof(e)) + 1], *data;
-	cJSON *answer;
-
-	if (payload) {
-		e.bytes = e.bytes ? e.bytes : (uint32_t)payload->len;
-		e.n1 = e.n1 ? e.n1 : payload->count;
-		e.n2 = e.n2 ? e.n2 : (uint32_t)(payload->len - payload->views);
-	}
-	data = calloc(1, BASE64_CHARS(payload ? payload->len : 0) + 1);
-	base64_encode(&e, sizeof(e), text);
-	base64_encode(payload ? payload->bytes : NULL, payload ? payload->len : 0, data);
-	answer = cluster_call(
-		c, session, "{'cmd':'xfer.submit','entry':'%s','data':'%s'}", text, data);
-	free(data);
-	if (payload)
-		free(payload->bytes);
-	if (payload)
-		*payload = (struct payload){0};
-	return answer;
-}
-
-static void give(struct cluster *c, struct session *session,
-		 const struct kvd_ring_entry *entry, struct payload *payload)
-{
-	cJSON *answer = say(c, session, entry, payload);
-
-	if (!cJSON_HasObjectItem(answer, "ok"))
-		fail_msg("op %u: %s", entry->op, cJSON_PrintUnformatted(answer));
-	cJSON_Delete(answer);
-}
-
-/* It breaks the protocol: in the ring it would end the session. */
-static void breaks(struct cluster *c, struct session *session,
-		   const struct kvd_ring_entry *entry, struct payload *payload)
-{
-	cJSON *answer = say(c, session, entry, payload);
-	const cJSON *error = cJSON_GetObjectItem(answer, "error");
-
-	assert_non_null(error);
-	assert_string_equal(cJSON_GetObjectItem(error, "code")->valuestring, "EPROTO");
-	cJSON_Delete(answer);
-}
-
-static struct kvd_status_slot slot_of(const struct session *session, uint32_t slot)
-{
-	struct kvd_status_slot s;
-
-	assert_int_equal(
-		pread(status_page_fd(session->status), &s, sizeof(s),
-		      (off_t)(sizeof(struct kvd_status_header) + slot * sizeof(s))),
-		sizeof(s));
-	return s;
-}
 
 struct until {
 	const struct session *session;
@@ -140,7 +38,7 @@ static bool is_there(void *arg)
 {
 	const struct until *u = arg;
 
-	return kvd_word_state(slot_of(u->session, u->slot).word) == u->state;
+	return kvd_word_state(slot_read(u->session, u->slot).word) == u->state;
 }
 
 static void until(struct room_pair *p, const struct session *session, uint32_t slot,
@@ -155,7 +53,7 @@ static void failed_with(struct room_pair *p, const struct session *session, uint
 			enum err_code code)
 {
 	until(p, session, slot, KVD_FAILED);
-	assert_int_equal(kvd_word_error(slot_of(session, slot).word), code);
+	assert_int_equal(kvd_word_error(slot_read(session, slot).word), code);
 }
 
 #define TX SESSION_SLOTS
@@ -173,9 +71,9 @@ static void open_tx(struct room_pair *p, uint64_t number, uint32_t slot, uint32_
 
 	e.a = number;
 	e.b = p->src.pool;
-	add_text(&text, "{'room':'%llu','role':'send','pool':%llu}",
-		 (unsigned long long)number, (unsigned long long)p->src.pool);
-	give(&p->c, p->prefill, &e, &text);
+	payload_text(&text, "{'room':'%llu','role':'send','pool':%llu}",
+		     (unsigned long long)number, (unsigned long long)p->src.pool);
+	entry_give(&p->c, p->prefill, &e, &text);
 }
 
 static void open_rx(struct room_pair *p, uint64_t number, uint32_t slot, uint32_t gen)
@@ -185,10 +83,17 @@ static void open_rx(struct room_pair *p, uint64_t number, uint32_t slot, uint32_
 
 	e.a = number;
 	e.b = p->dst.pool;
-	add_text(&text, "{'room':'%llu','role':'recv','pool':%llu,'sources':['%s']}",
-		 (unsigned long long)number, (unsigned long long)p->dst.pool,
-		 p->c.nodes[0].endpoint);
-	give(&p->c, p->decode, &e, &text);
+	payload_text(&text, "{'room':'%llu','role':'recv','pool':%llu,'sources':['%s']}",
+		     (unsigned long long)number, (unsigned long long)p->dst.pool,
+		     p->c.nodes[0].endpoint);
+	entry_give(&p->c, p->decode, &e, &text);
+}
+
+static void close_tx(struct room_pair *p, uint32_t slot)
+{
+	struct kvd_ring_entry e = entry(KVD_RING_CLOSE, slot, 1);
+
+	entry_give(&p->c, p->prefill, &e, NULL);
 }
 
 static const uint32_t rx_pages[] = {7, 2, 8, 12}, tx_pages[] = {3, 4, 9, 1};
@@ -198,10 +103,10 @@ static cJSON *say_bind(struct room_pair *p, uint32_t slot, uint32_t gen)
 	struct kvd_ring_entry e = entry(KVD_RING_BIND, slot, gen);
 	struct payload views = {0};
 
-	add_view(&views, "kv", rx_pages, 4)->token_end = 14;
+	payload_view(&views, "kv", rx_pages, 4)->token_end = 14;
 	e.flags = KVD_RING_AUX;
 	e.c = 2;
-	return say(&p->c, p->decode, &e, &views);
+	return entry_say(&p->c, p->decode, &e, &views);
 }
 
 static void bind_rx(struct room_pair *p, uint32_t slot, uint32_t gen)
@@ -216,7 +121,7 @@ static void send_tx(struct room_pair *p, uint32_t slot, uint32_t gen, uint64_t s
 {
 	struct kvd_ring_entry e = entry(KVD_RING_SEND, slot, gen);
 	struct payload views = {0};
-	struct kvd_ring_view *view = add_view(&views, "kv", tx_pages + 2 * seq, 2);
+	struct kvd_ring_view *view = payload_view(&views, "kv", tx_pages + 2 * seq, 2);
 
 	view->first_token = 8 * seq;
 	view->token_begin = 8 * seq;
@@ -224,7 +129,7 @@ static void send_tx(struct room_pair *p, uint32_t slot, uint32_t gen, uint64_t s
 	e.b = seq;
 	e.flags = seq ? KVD_RING_LAST | KVD_RING_AUX : 0;
 	e.c = 1;
-	give(&p->c, p->prefill, &e, &views);
+	entry_give(&p->c, p->prefill, &e, &views);
 }
 
 static uint8_t *page_of(struct cache *k, unsigned int layer, unsigned int page)
@@ -241,11 +146,11 @@ static void room_by_entries_moves_its_bytes(void **state)
 	memset(page_of(&p->src, 1, 9), 77, 32);
 	memcpy(cache_aux(&p->src, 1), "aux", 3);
 	open_tx(p, 42, TX, 1);
-	assert_int_equal(kvd_word_gen(slot_of(p->prefill, TX).word), 1);
+	assert_int_equal(kvd_word_gen(slot_read(p->prefill, TX).word), 1);
 	open_rx(p, 42, RX, 1);
 	bind_rx(p, RX, 1);
 	until(p, p->prefill, TX, KVD_WAITING_FOR_INPUT);
-	assert_int_equal(slot_of(p->prefill, TX).object, 42);
+	assert_int_equal(slot_read(p->prefill, TX).object, 42);
 	send_tx(p, TX, 1, 0);
 	send_tx(p, TX, 1, 0); /* a retry is one chunk */
 	send_tx(p, TX, 1, 1);
@@ -253,13 +158,13 @@ static void room_by_entries_moves_its_bytes(void **state)
 	until(p, p->prefill, TX, KVD_SUCCESS);
 	assert_memory_equal(page_of(&p->dst, 1, 8), page_of(&p->src, 1, 9), 32);
 	assert_memory_equal(cache_aux(&p->dst, 2), "aux", 3);
-	assert_int_equal(kvd_more_done(slot_of(p->prefill, TX).more), 2);
-	give(&p->c, p->prefill,
-	     &(struct kvd_ring_entry){.op = KVD_RING_CLOSE, .slot = TX, .gen = 1}, NULL);
-	assert_true(kvd_word_flags(slot_of(p->prefill, TX).word) & KVD_FLAG_FREE);
+	assert_int_equal(kvd_more_done(slot_read(p->prefill, TX).more), 2);
+	close_tx(p, TX);
+	assert_true(kvd_word_flags(slot_read(p->prefill, TX).word) & KVD_FLAG_FREE);
 	/* the same slot again, under the next generation */
 	open_tx(p, 42, TX, 2);
-	assert_int_equal(kvd_word_state(slot_of(p->prefill, TX).word), KVD_BOOTSTRAPPING);
+	assert_int_equal(kvd_word_state(slot_read(p->prefill, TX).word),
+			 KVD_BOOTSTRAPPING);
 }
 
 /* Rooms of commands are named by their slots, too; and those of entries by number. */
@@ -280,7 +185,7 @@ static void entries_and_commands_name_the_same_rooms(void **state)
 	until(p, p->decode, RX, KVD_SUCCESS);
 	cluster_until_state(&p->c, p->prefill, "send", 5, KVD_SUCCESS);
 	cluster_ok(&p->c, p->decode, "{'cmd':'room.close','room':'5'}");
-	assert_true(kvd_word_flags(slot_of(p->decode, RX).word) & KVD_FLAG_FREE);
+	assert_true(kvd_word_flags(slot_read(p->decode, RX).word) & KVD_FLAG_FREE);
 }
 
 static void offer_and_pull_open_with_views_in_binary(void **state)
@@ -292,16 +197,16 @@ static void offer_and_pull_open_with_views_in_binary(void **state)
 	memset(page_of(&p->src, 0, 3), 55, 32);
 	e.a = 6;
 	e.b = p->src.pool;
-	add_view(&payload, "kv", tx_pages, 4);
-	add_text(&payload, "{'room':'6','role':'offer','pool':%llu,'aux':1}",
-		 (unsigned long long)p->src.pool);
-	give(&p->c, p->prefill, &e, &payload);
+	payload_view(&payload, "kv", tx_pages, 4);
+	payload_text(&payload, "{'room':'6','role':'offer','pool':%llu,'aux':1}",
+		     (unsigned long long)p->src.pool);
+	entry_give(&p->c, p->prefill, &e, &payload);
 	e.b = p->dst.pool;
-	add_view(&payload, "kv", rx_pages, 4);
-	add_text(&payload,
-		 "{'room':'6','role':'pull','pool':%llu,'aux':2,'sources':['%s']}",
-		 (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
-	give(&p->c, p->decode, &e, &payload);
+	payload_view(&payload, "kv", rx_pages, 4);
+	payload_text(&payload,
+		     "{'room':'6','role':'pull','pool':%llu,'aux':2,'sources':['%s']}",
+		     (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
+	entry_give(&p->c, p->decode, &e, &payload);
 	until(p, p->decode, RX, KVD_SUCCESS);
 	until(p, p->prefill, TX, KVD_SUCCESS);
 	assert_memory_equal(page_of(&p->dst, 0, 7), page_of(&p->src, 0, 3), 32);
@@ -318,31 +223,32 @@ static void pull_without_pages_is_bound_later(void **state)
 	memset(page_of(&p->src, 0, 3), 56, 32);
 	e.a = 60;
 	e.b = p->src.pool;
-	add_view(&payload, "kv", tx_pages, 4);
-	add_text(&payload, "{'room':'60','role':'offer','pool':%llu,'lease_ms':100}",
-		 (unsigned long long)p->src.pool);
-	give(&p->c, p->prefill, &e, &payload);
-	give(&p->c, p->prefill,
-	     &(struct kvd_ring_entry){
-		     .op = KVD_RING_EXTEND, .slot = TX, .gen = 1, .c = 20000},
-	     NULL);
+	payload_view(&payload, "kv", tx_pages, 4);
+	payload_text(&payload, "{'room':'60','role':'offer','pool':%llu,'lease_ms':100}",
+		     (unsigned long long)p->src.pool);
+	entry_give(&p->c, p->prefill, &e, &payload);
+	e = entry(KVD_RING_EXTEND, TX, 1);
+	e.c = 20000;
+	entry_give(&p->c, p->prefill, &e, NULL);
 	cluster_run(&p->c, LOOP_NS_PER_S);
+	e = entry(KVD_RING_OPEN, RX, 1);
+	e.a = 60;
 	e.b = p->dst.pool;
-	add_text(&payload, "{'room':'60','role':'pull','pool':%llu,'sources':['%s']}",
-		 (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
-	give(&p->c, p->decode, &e, &payload);
+	payload_text(&payload, "{'room':'60','role':'pull','pool':%llu,'sources':['%s']}",
+		     (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint);
+	entry_give(&p->c, p->decode, &e, &payload);
 	until(p, p->decode, RX, KVD_WAITING_FOR_INPUT);
 	e = entry(KVD_RING_BIND, RX, 1);
-	add_view(&payload, "kv", rx_pages, 4);
-	give(&p->c, p->decode, &e, &payload);
+	payload_view(&payload, "kv", rx_pages, 4);
+	entry_give(&p->c, p->decode, &e, &payload);
 	until(p, p->decode, RX, KVD_SUCCESS);
 	assert_memory_equal(page_of(&p->dst, 0, 7), page_of(&p->src, 0, 3), 32);
 	e = entry(KVD_RING_EXTEND, RX, 1); /* no offer; it is over, and stays so */
-	give(&p->c, p->decode, &e, NULL);
+	entry_give(&p->c, p->decode, &e, NULL);
 	open_tx(p, 61, TX + 1, 1);
 	e = entry(KVD_RING_EXTEND, TX + 1, 1);
 	e.c = 1000;
-	give(&p->c, p->prefill, &e, NULL);
+	entry_give(&p->c, p->prefill, &e, NULL);
 	failed_with(p, p->prefill, TX + 1, ERR_STATE);
 }
 
@@ -356,12 +262,12 @@ static void long_list_is_read_on_a_helper(void **state)
 	uint32_t pages[4096] = {0};
 
 	open_rx(p, 7, RX, 1);
-	add_view(&views, "kv", pages, 4096); /* page 0 again and again */
+	payload_view(&views, "kv", pages, 4096); /* page 0 again and again */
 	offload_hold(offload, true);
-	give(&p->c, p->decode, &e, &views);
+	entry_give(&p->c, p->decode, &e, &views);
 	assert_non_null(p->decode->ring->work);
 	cluster_run(&p->c, LOOP_NS_PER_MS);
-	assert_int_not_equal(kvd_word_state(slot_of(p->decode, RX).word), KVD_FAILED);
+	assert_int_not_equal(kvd_word_state(slot_read(p->decode, RX).word), KVD_FAILED);
 	offload_hold(offload, false);
 	failed_with(p, p->decode, RX, ERR_DUP);
 	assert_null(p->decode->ring->work);
@@ -378,8 +284,8 @@ static void engine_that_dies_while_a_helper_reads_leaves_nothing(void **state)
 
 	open_rx(p, 8, RX, 1);
 	offload_hold(offload, true);
-	add_view(&payload, "kv", pages, 4096);
-	give(&p->c, p->decode, &e, &payload);
+	payload_view(&payload, "kv", pages, 4096);
+	entry_give(&p->c, p->decode, &e, &payload);
 	cluster_engine_dies(&p->c, p->decode);
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	offload_hold(offload, false);
@@ -399,11 +305,11 @@ static void engine_that_dies_while_it_opens_leaves_nothing(void **state)
 
 	e.a = 8;
 	e.b = p->src.pool;
-	add_view(&payload, "kv", pages, 4096);
-	add_text(&payload, "{'room':'8','role':'offer','pool':%llu}",
-		 (unsigned long long)p->src.pool);
+	payload_view(&payload, "kv", pages, 4096);
+	payload_text(&payload, "{'room':'8','role':'offer','pool':%llu}",
+		     (unsigned long long)p->src.pool);
 	offload_hold(offload, true);
-	give(&p->c, p->prefill, &e, &payload);
+	entry_give(&p->c, p->prefill, &e, &payload);
 	cluster_engine_dies(&p->c, p->prefill);
 	offload_hold(offload, false);
 	cluster_run(&p->c, LOOP_NS_PER_S);
@@ -435,48 +341,48 @@ static void refused_opening_fails_its_slot_and_tells_why(void **state)
 			"{'cmd':'room.show','room':'9','slot':%u}", TX + 2);
 	/* what waits for it is late */
 	send_tx(p, TX + 1, 1, 0);
-	give(&p->c, p->prefill,
-	     &(struct kvd_ring_entry){.op = KVD_RING_CLOSE, .slot = TX + 1, .gen = 1},
-	     NULL);
-	assert_true(kvd_word_flags(slot_of(p->prefill, TX + 1).word) & KVD_FLAG_FREE);
+	close_tx(p, TX + 1);
+	assert_true(kvd_word_flags(slot_read(p->prefill, TX + 1).word) & KVD_FLAG_FREE);
 	e.gen = 2;
 	e.a = 10;
 	e.b = p->src.pool + 100;
-	add_text(&text, "{'room':'10','role':'send','pool':%llu}",
-		 (unsigned long long)p->src.pool);
-	give(&p->c, p->prefill, &e, &text);
+	payload_text(&text, "{'room':'10','role':'send','pool':%llu}",
+		     (unsigned long long)p->src.pool);
+	entry_give(&p->c, p->prefill, &e, &text);
 	failed_with(p, p->prefill, TX + 1, ERR_NOTFOUND);
 	e.slot++;
 	e.gen = 1;
 	e.b = p->src.pool;
-	add_text(&text, "{'room':'10','role':'send','pool':%llu,'rolle':1}",
-		 (unsigned long long)p->src.pool);
-	give(&p->c, p->prefill, &e, &text);
+	payload_text(&text, "{'room':'10','role':'send','pool':%llu,'rolle':1}",
+		     (unsigned long long)p->src.pool);
+	entry_give(&p->c, p->prefill, &e, &text);
 	failed_with(p, p->prefill, TX + 2, ERR_INVAL);
 	e.slot++;
-	add_text(&text, "[1]");
-	give(&p->c, p->prefill, &e, &text);
+	payload_text(&text, "[1]");
+	entry_give(&p->c, p->prefill, &e, &text);
 	failed_with(p, p->prefill, TX + 3, ERR_INVAL);
 	e.slot++;
-	give(&p->c, p->prefill, &e, NULL);
+	entry_give(&p->c, p->prefill, &e, NULL);
 	failed_with(p, p->prefill, TX + 4, ERR_PROTO); /* no JSON */
 	e.slot++;
-	add_text(&text, "{'room':'99','role':'send','pool':%llu}",
-		 (unsigned long long)p->src.pool);
-	give(&p->c, p->prefill, &e, &text);
+	payload_text(&text, "{'room':'99','role':'send','pool':%llu}",
+		     (unsigned long long)p->src.pool);
+	entry_give(&p->c, p->prefill, &e, &text);
 	failed_with(p, p->prefill, TX + 5, ERR_INVAL); /* not what the entry says */
 	/* an opening that fails after its room is made keeps the slot */
 	e.slot++;
 	e.a = 11;
-	add_text(&text, "{'room':'11','role':'recv','pool':%llu,'sources':['nowhere']}",
-		 (unsigned long long)p->src.pool);
-	give(&p->c, p->prefill, &e, &text);
+	payload_text(&text,
+		     "{'room':'11','role':'recv','pool':%llu,'sources':['nowhere']}",
+		     (unsigned long long)p->src.pool);
+	entry_give(&p->c, p->prefill, &e, &text);
 	failed_with(p, p->prefill, TX + 6, ERR_INVAL);
-	assert_false(kvd_word_flags(slot_of(p->prefill, TX + 6).word) & KVD_FLAG_FREE);
-	give(&p->c, p->prefill,
-	     &(struct kvd_ring_entry){.op = KVD_RING_RELEASE, .a = KVD_RING_IDS + TX + 6},
-	     NULL);
-	assert_true(kvd_word_flags(slot_of(p->prefill, TX + 6).word) & KVD_FLAG_FREE);
+	assert_false(kvd_word_flags(slot_read(p->prefill, TX + 6).word) & KVD_FLAG_FREE);
+	entry_give(&p->c, p->prefill,
+		   &(struct kvd_ring_entry){.op = KVD_RING_RELEASE,
+					    .a = KVD_RING_IDS + TX + 6},
+		   NULL);
+	assert_true(kvd_word_flags(slot_read(p->prefill, TX + 6).word) & KVD_FLAG_FREE);
 	assert_int_equal(rooms_count(p->c.nodes[0].kvd.rooms), 1);
 }
 
@@ -486,106 +392,97 @@ struct wrong {
 	void (*make)(struct payload *p, struct kvd_ring_entry *e);
 };
 
-static void short_head(struct payload *p, struct kvd_ring_entry *e)
+#define MAKE(name)                          \
+	static void name(struct payload *p, \
+			 struct kvd_ring_entry *e __attribute__((unused)))
+
+MAKE(short_head)
 {
-	add_view(p, "kv", rx_pages, 1);
+	payload_view(p, "kv", rx_pages, 1);
 	e->bytes = 64;
 	e->n1 = 1;
 }
-static void pages_beyond(struct payload *p, struct kvd_ring_entry *e)
+MAKE(pages_beyond)
 {
-	(void)e;
-	add_view(p, "kv", rx_pages, 2)->page_count = 3;
+	payload_view(p, "kv", rx_pages, 2)->page_count = 3;
 }
-static void pages_beyond_all(struct payload *p, struct kvd_ring_entry *e)
+MAKE(pages_beyond_all)
 {
-	(void)e;
-	add_view(p, "kv", rx_pages, 2)->page_count = UINT32_MAX;
+	payload_view(p, "kv", rx_pages, 2)->page_count = UINT32_MAX;
 }
-static void bytes_behind(struct payload *p, struct kvd_ring_entry *e)
+MAKE(bytes_behind)
 {
-	add_view(p, "kv", rx_pages, 2);
-	add_view(p, "kv", rx_pages, 2);
+	payload_view(p, "kv", rx_pages, 2);
+	payload_view(p, "kv", rx_pages, 2);
 	e->n1 = 1;
 }
-static void twice(struct payload *p, struct kvd_ring_entry *e)
+MAKE(twice)
 {
-	(void)e;
-	add_view(p, "kv", rx_pages, 2);
-	add_view(p, "kv", rx_pages + 2, 2);
+	payload_view(p, "kv", rx_pages, 2);
+	payload_view(p, "kv", rx_pages + 2, 2);
 }
-static void unknown_view(struct payload *p, struct kvd_ring_entry *e)
+MAKE(unknown_view)
 {
-	(void)e;
-	add_view(p, "kw", rx_pages, 2);
+	payload_view(p, "kw", rx_pages, 2);
 }
-static void endless_name(struct payload *p, struct kvd_ring_entry *e)
+MAKE(endless_name)
 {
-	(void)e;
-	memset(add_view(p, "kv", rx_pages, 2)->name, 'k', 32);
+	memset(payload_view(p, "kv", rx_pages, 2)->name, 'k', 32);
 }
-static void not_zero(struct payload *p, struct kvd_ring_entry *e)
+MAKE(not_zero)
 {
-	(void)e;
-	add_view(p, "kv", rx_pages, 2)->zero = 1;
+	payload_view(p, "kv", rx_pages, 2)->zero = 1;
 }
-static void page_outside(struct payload *p, struct kvd_ring_entry *e)
+MAKE(page_outside)
 {
 	const uint32_t pages[] = {3, 4000000000u};
 
-	(void)e;
-	add_view(p, "kv", pages, 2);
+	payload_view(p, "kv", pages, 2);
 }
-static void page_twice(struct payload *p, struct kvd_ring_entry *e)
+MAKE(page_twice)
 {
 	const uint32_t pages[] = {3, 3};
 
-	(void)e;
-	add_view(p, "kv", pages, 2);
+	payload_view(p, "kv", pages, 2);
 }
-static void tokens_outside(struct payload *p, struct kvd_ring_entry *e)
+MAKE(tokens_outside)
 {
-	(void)e;
-	add_view(p, "kv", rx_pages, 2)->token_end = 9;
+	payload_view(p, "kv", rx_pages, 2)->token_end = 9;
 }
-static void tokens_past_the_end(struct payload *p, struct kvd_ring_entry *e)
+MAKE(tokens_past_the_end)
 {
-	(void)e;
-	add_view(p, "kv", rx_pages, 2)->first_token = UINT64_MAX - 3;
+	payload_view(p, "kv", rx_pages, 2)->first_token = UINT64_MAX - 3;
 }
-static void layers_backwards(struct payload *p, struct kvd_ring_entry *e)
+MAKE(layers_backwards)
 {
-	(void)e;
-	add_view(p, "kv", rx_pages, 2)->layer_begin = 3;
+	payload_view(p, "kv", rx_pages, 2)->layer_begin = 3;
 }
-static void aux_outside(struct payload *p, struct kvd_ring_entry *e)
+MAKE(aux_outside)
 {
-	add_view(p, "kv", rx_pages, 2);
+	payload_view(p, "kv", rx_pages, 2);
 	e->flags = KVD_RING_AUX;
 	e->c = 1000;
 }
-static void aux_far_outside(struct payload *p, struct kvd_ring_entry *e)
+MAKE(aux_far_outside)
 {
-	add_view(p, "kv", rx_pages, 2);
+	payload_view(p, "kv", rx_pages, 2);
 	e->flags = KVD_RING_AUX;
 	e->c = UINT64_C(1) << 33;
 }
-static void many_views(struct payload *p, struct kvd_ring_entry *e)
+MAKE(many_views)
 {
-	add_view(p, "kv", rx_pages, 2);
+	payload_view(p, "kv", rx_pages, 2);
 	e->n1 = 65;
 }
-static void wait_of_no_region(struct payload *p, struct kvd_ring_entry *e)
+MAKE(wait_of_no_region)
 {
-	(void)e;
-	add_view(p, "kv", rx_pages, 2);
-	add_text(p, "{'kind':'seq','region':999,'offset':0,'value':1}");
+	payload_view(p, "kv", rx_pages, 2);
+	payload_text(p, "{'kind':'seq','region':999,'offset':0,'value':1}");
 }
-static void text_of_no_json(struct payload *p, struct kvd_ring_entry *e)
+MAKE(text_of_no_json)
 {
-	(void)e;
-	add_view(p, "kv", rx_pages, 2);
-	add_text(p, "{");
+	payload_view(p, "kv", rx_pages, 2);
+	payload_text(p, "{");
 }
 
 static const struct wrong wrongs[] = {
@@ -623,11 +520,11 @@ static void refused_pages_fail_the_room(void **state)
 		open_rx(p, 100 + i, slot, 1);
 		before = p->decode->account->bytes[ACCOUNT_PAGES];
 		wrongs[i].make(&payload, &e);
-		give(&p->c, p->decode, &e, &payload);
+		entry_give(&p->c, p->decode, &e, &payload);
 		failed_with(p, p->decode, slot, wrongs[i].code);
 		assert_int_equal(p->decode->account->bytes[ACCOUNT_PAGES], before);
 		e = entry(KVD_RING_CLOSE, slot, 1);
-		give(&p->c, p->decode, &e, NULL);
+		entry_give(&p->c, p->decode, &e, NULL);
 	}
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	assert_int_equal(rooms_count(p->c.nodes[1].kvd.rooms), 0);
@@ -641,9 +538,9 @@ static void pages_over_the_account_fail_the_room_unread(void **state)
 	struct payload views = {0};
 
 	open_rx(p, 11, RX, 1);
-	add_view(&views, "kv", rx_pages, 4);
+	payload_view(&views, "kv", rx_pages, 4);
 	account_leave(p->decode->account, 64, &filler);
-	give(&p->c, p->decode, &e, &views);
+	entry_give(&p->c, p->decode, &e, &views);
 	charge_drop(&filler);
 	failed_with(p, p->decode, RX, ERR_LIMIT);
 }
@@ -655,8 +552,8 @@ static void entry_for_another_role_fails_the_room(void **state)
 	struct payload views = {0};
 
 	open_tx(p, 12, TX, 1);
-	add_view(&views, "kv", tx_pages, 4);
-	give(&p->c, p->prefill, &e, &views);
+	payload_view(&views, "kv", tx_pages, 4);
+	entry_give(&p->c, p->prefill, &e, &views);
 	failed_with(p, p->prefill, TX, ERR_STATE);
 }
 
@@ -669,31 +566,32 @@ static void entries_that_no_engine_sends_break_the_protocol(void **state)
 	open_tx(p, 13, TX, 1);
 	e = entry(KVD_RING_OPEN, TX, 2); /* in use */
 	e.b = p->src.pool;
-	add_text(&text, "{}");
-	breaks(&p->c, p->prefill, &e, &text);
+	payload_text(&text, "{}");
+	entry_breaks(&p->c, p->prefill, &e, &text);
 	e = entry(KVD_RING_OPEN, 5, 1); /* the daemon's */
-	breaks(&p->c, p->prefill, &e, NULL);
+	entry_breaks(&p->c, p->prefill, &e, NULL);
 	e = entry(KVD_RING_OPEN, TX + 1, 3); /* does not follow */
-	breaks(&p->c, p->prefill, &e, NULL);
+	entry_breaks(&p->c, p->prefill, &e, NULL);
 	e = entry(KVD_RING_LIST, TX, 2);
 	e.n1 = 2;
-	breaks(&p->c, p->prefill, &e, NULL);
+	entry_breaks(&p->c, p->prefill, &e, NULL);
 	e = entry(KVD_RING_POST, TX, 2); /* a room is no transfer */
 	e.a = KVD_RING_IDS + TX;
-	breaks(&p->c, p->prefill, &e, NULL);
+	entry_breaks(&p->c, p->prefill, &e, NULL);
 	e = entry(KVD_RING_SEND, SESSION_SLOTS + SESSION_ENGINE_SLOTS, 1);
-	breaks(&p->c, p->prefill, &e, NULL);
+	entry_breaks(&p->c, p->prefill, &e, NULL);
 	e = entry(KVD_RING_CLOSE, UINT32_MAX, 1);
-	breaks(&p->c, p->prefill, &e, NULL);
+	entry_breaks(&p->c, p->prefill, &e, NULL);
 	e = entry(KVD_RING_SEND, TX, 1);
 	e.n2 = 9; /* text beyond its bytes */
-	breaks(&p->c, p->prefill, &e, NULL);
+	entry_breaks(&p->c, p->prefill, &e, NULL);
 	e = entry(KVD_RING_SEND, TX, 1);
 	e.bytes = 64; /* outside of the arena */
-	breaks(&p->c, p->prefill, &e, NULL);
+	entry_breaks(&p->c, p->prefill, &e, NULL);
 	e = entry(13, TX, 1);
-	breaks(&p->c, p->prefill, &e, NULL);
-	assert_int_equal(kvd_word_state(slot_of(p->prefill, TX).word), KVD_BOOTSTRAPPING);
+	entry_breaks(&p->c, p->prefill, &e, NULL);
+	assert_int_equal(kvd_word_state(slot_read(p->prefill, TX).word),
+			 KVD_BOOTSTRAPPING);
 }
 
 /* ---- late ---- */
@@ -709,20 +607,20 @@ static void entries_of_a_room_that_is_gone_do_nothing(void **state)
 	send_tx(p, TX + 9, 1, 0); /* of none */
 	send_tx(p, 3, 1, 0);
 	e = entry(KVD_RING_ABORT, TX, 7);
-	give(&p->c, p->prefill, &e, NULL);
+	entry_give(&p->c, p->prefill, &e, NULL);
 	e = entry(KVD_RING_CLOSE, TX, 7);
-	give(&p->c, p->prefill, &e, NULL);
-	word = slot_of(p->prefill, TX).word;
+	entry_give(&p->c, p->prefill, &e, NULL);
+	word = slot_read(p->prefill, TX).word;
 	assert_int_equal(kvd_word_state(word), KVD_BOOTSTRAPPING);
 	e = entry(KVD_RING_CLOSE, TX, 1);
-	give(&p->c, p->prefill, &e, NULL);
-	give(&p->c, p->prefill, &e, NULL); /* twice */
+	entry_give(&p->c, p->prefill, &e, NULL);
+	entry_give(&p->c, p->prefill, &e, NULL); /* twice */
 	send_tx(p, TX, 1, 0);
 	cluster_run(&p->c, LOOP_NS_PER_MS);
-	assert_true(kvd_word_flags(slot_of(p->prefill, TX).word) & KVD_FLAG_FREE);
-	give(&p->c, p->prefill, &e, NULL); /* and once more */
+	assert_true(kvd_word_flags(slot_read(p->prefill, TX).word) & KVD_FLAG_FREE);
+	entry_give(&p->c, p->prefill, &e, NULL); /* and once more */
 	e = (struct kvd_ring_entry){.op = KVD_RING_RELEASE, .a = KVD_RING_IDS + TX};
-	give(&p->c, p->prefill, &e, NULL);
+	entry_give(&p->c, p->prefill, &e, NULL);
 	assert_int_equal(rooms_count(p->c.nodes[0].kvd.rooms), 0);
 	open_tx(p, 14, TX, 2);
 }
@@ -735,18 +633,19 @@ static void room_of_another_session_is_not_reached(void **state)
 	struct kvd_ring_entry e = entry(KVD_RING_CLOSE, TX, 1);
 
 	open_tx(p, 15, TX, 1);
-	give(&p->c, other, &e, NULL);
+	entry_give(&p->c, other, &e, NULL);
 	e.op = KVD_RING_ABORT;
 	e.a = 15;
-	give(&p->c, other, &e, NULL);
+	entry_give(&p->c, other, &e, NULL);
 	e.gen = 0;
-	give(&p->c, other, &e, NULL);
+	entry_give(&p->c, other, &e, NULL);
 	e = (struct kvd_ring_entry){.op = KVD_RING_RELEASE, .a = KVD_RING_IDS + TX};
-	give(&p->c, other, &e, NULL);
+	entry_give(&p->c, other, &e, NULL);
 	e.op = KVD_RING_CANCEL;
-	give(&p->c, other, &e, NULL);
+	entry_give(&p->c, other, &e, NULL);
 	cluster_run(&p->c, LOOP_NS_PER_MS);
-	assert_int_equal(kvd_word_state(slot_of(p->prefill, TX).word), KVD_BOOTSTRAPPING);
+	assert_int_equal(kvd_word_state(slot_read(p->prefill, TX).word),
+			 KVD_BOOTSTRAPPING);
 }
 
 static void abort_carries_its_reason(void **state)
@@ -760,12 +659,12 @@ static void abort_carries_its_reason(void **state)
 	open_rx(p, 16, RX, 1);
 	bind_rx(p, RX, 1);
 	until(p, p->prefill, TX, KVD_WAITING_FOR_INPUT);
-	add(&why, "the user\nleft", 13);
+	payload_add(&why, "the user\nleft", 13);
 	e.bytes = 13;
 	e.n2 = 1; /* not looked at */
-	give(&p->c, p->prefill, &e, &why);
+	entry_give(&p->c, p->prefill, &e, &why);
 	failed_with(p, p->decode, RX, ERR_ABORTED);
-	assert_true(kvd_word_flags(slot_of(p->decode, RX).word) & KVD_FLAG_REMOTE);
+	assert_true(kvd_word_flags(slot_read(p->decode, RX).word) & KVD_FLAG_REMOTE);
 	answer = cluster_call(&p->c, p->decode, "{'cmd':'room.show','room':'16'}");
 	assert_non_null(strstr(
 		cJSON_GetObjectItem(cJSON_GetObjectItem(answer, "error"), "message")
@@ -773,8 +672,8 @@ static void abort_carries_its_reason(void **state)
 		": the user?left"));
 	cJSON_Delete(answer);
 	e.bytes = 201;
-	add(&why, (char[201]){0}, 201);
-	breaks(&p->c, p->prefill, &e, &why);
+	payload_add(&why, (char[201]){0}, 201);
+	entry_breaks(&p->c, p->prefill, &e, &why);
 }
 
 /* ---- closing what has not ended ---- */
@@ -792,10 +691,10 @@ static void number_of_a_closed_room_opens_again_at_once(void **state)
 	until(p, p->prefill, TX, KVD_WAITING_FOR_INPUT);
 	cluster_run(&p->c, LOOP_NS_PER_MS); /* each knows the other's generation */
 	send_tx(p, TX, 1, 0);
-	give(&p->c, p->prefill, &e, NULL);
+	entry_give(&p->c, p->prefill, &e, NULL);
 	open_tx(p, 17, TX + 1, 1);
 	e.slot = RX;
-	give(&p->c, p->decode, &e, NULL);
+	entry_give(&p->c, p->decode, &e, NULL);
 	open_rx(p, 17, RX + 1, 1);
 	bind_rx(p, RX + 1, 1);
 	until(p, p->prefill, TX + 1, KVD_WAITING_FOR_INPUT);
@@ -804,9 +703,9 @@ static void number_of_a_closed_room_opens_again_at_once(void **state)
 	until(p, p->decode, RX + 1, KVD_SUCCESS);
 	until(p, p->prefill, TX + 1, KVD_SUCCESS);
 	assert_memory_equal(page_of(&p->dst, 1, 8), page_of(&p->src, 1, 9), 32);
-	assert_true(kvd_word_flags(slot_of(p->prefill, TX).word) & KVD_FLAG_FREE);
-	assert_true(kvd_word_flags(slot_of(p->decode, RX).word) & KVD_FLAG_FREE);
-	assert_int_equal(kvd_word_state(slot_of(p->prefill, TX).word), KVD_FAILED);
+	assert_true(kvd_word_flags(slot_read(p->prefill, TX).word) & KVD_FLAG_FREE);
+	assert_true(kvd_word_flags(slot_read(p->decode, RX).word) & KVD_FLAG_FREE);
+	assert_int_equal(kvd_word_state(slot_read(p->prefill, TX).word), KVD_FAILED);
 	assert_int_equal(rooms_count(p->c.nodes[0].kvd.rooms), 1);
 }
 
@@ -821,7 +720,7 @@ static void session_ends_with_a_closed_room_that_has_not_ended(void **state)
 	bind_rx(p, RX, 1);
 	until(p, p->prefill, TX, KVD_WAITING_FOR_INPUT);
 	send_tx(p, TX, 1, 0);
-	give(&p->c, p->prefill, &e, NULL);
+	entry_give(&p->c, p->prefill, &e, NULL);
 	open_tx(p, 18, TX + 1, 1);
 	cluster_engine_dies(&p->c, p->prefill);
 	cluster_run(&p->c, LOOP_NS_PER_S);
@@ -837,7 +736,7 @@ static void partner_of_a_closed_room_is_told(void **state)
 	struct kvd_ring_entry e = entry(KVD_RING_CLOSE, TX, 1);
 
 	open_tx(p, 19, TX, 1);
-	give(&p->c, p->prefill, &e, NULL);
+	entry_give(&p->c, p->prefill, &e, NULL);
 	open_rx(p, 19, RX, 1);
 	bind_rx(p, RX, 1);
 	failed_with(p, p->decode, RX, ERR_ABORTED);
@@ -850,7 +749,8 @@ static void pool_that_closes_takes_a_bind_still(void **state)
 	open_rx(p, 20, RX, 1);
 	pool_close(pool_find(p->decode, p->dst.pool), NULL, NULL);
 	bind_rx(p, RX, 1); /* as room.bind does */
-	assert_int_equal(kvd_word_state(slot_of(p->decode, RX).word), KVD_BOOTSTRAPPING);
+	assert_int_equal(kvd_word_state(slot_read(p->decode, RX).word),
+			 KVD_BOOTSTRAPPING);
 }
 
 static void allocation_that_fails_costs_the_room(void **state)
@@ -869,7 +769,7 @@ static void allocation_that_fails_costs_the_room(void **state)
 		cJSON_Delete(say_bind(p, RX, gen++)); /* the line may find none */
 		used = mem_count();
 		mem_fail_at(0);
-		give(&p->c, p->decode, &e, NULL);
+		entry_give(&p->c, p->decode, &e, NULL);
 		cluster_run(&p->c, LOOP_NS_PER_MS);
 		assert_int_equal(rooms_count(p->c.nodes[1].kvd.rooms), 0);
 		if (used < n)

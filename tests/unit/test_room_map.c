@@ -213,6 +213,56 @@ static void pages_by_pieces_are_the_same_as_at_once(void **state)
 	}
 }
 
+/* Scattered pages beyond what runs could tell in a message go one by one, half as long.
+ */
+static void many_scattered_pages_fit_a_message(void **state)
+{
+	enum { PAGES = 131072 };
+	struct layout_view *view = &layout.views[0];
+	struct room_map map = {
+		.view = "kv", .token_end = 4ul * PAGES, .page_count = PAGES};
+	struct room_maps maps = {.maps = &map, .count = 1}, back;
+	struct maps_writer writer;
+	uint8_t *bytes = calloc(1, 2 << 20);
+	struct cursor out, in;
+	uint32_t count_at;
+
+	(void)state;
+	view->pages = 2 * PAGES;
+	map.layers.end = UINT32_MAX;
+	map.pages = calloc(PAGES, sizeof(*map.pages));
+	for (uint32_t i = 0; i < PAGES; i++)
+		map.pages[i] = 2 * (i * 5u % PAGES);
+	assert_true(maps_writer_most(&maps) < PAGES * 4 + 200);
+	cursor_write(&out, bytes, maps_writer_most(&maps));
+	maps_writer_begin(&writer, &out, &maps);
+	while (maps_write_some(&writer, 1000))
+		;
+	assert_false(out.bad);
+	assert_int_equal(out.pos, room_maps_wire_bytes(&maps));
+	assert_true(out.pos < PAGES * 4 + 200);
+	assert_int_equal(read_by(bytes, out.pos, 999, &back), 0);
+	assert_true(same_maps(&maps, &back));
+	room_maps_fini(&back);
+	/* a page outside, a count of more than there is, and of more than may be */
+	memset(bytes + out.pos - 4, 0xff, 4);
+	assert_int_equal(read_by(bytes, out.pos, 999, &back), -err_errno(ERR_RANGE));
+	count_at = (uint32_t)out.pos - PAGES * 4 - 4;
+	bytes[count_at]++;
+	cursor_read(&in, bytes, out.pos);
+	assert_int_equal(maps_get(&in, &back), -err_errno(ERR_PROTO));
+	memset(bytes + count_at, 0xff, 4);
+	cursor_read(&in, bytes, out.pos);
+	assert_int_equal(maps_get(&in, &back), -err_errno(ERR_PROTO));
+	/* runs of as many go as runs */
+	for (uint32_t i = 0; i < PAGES; i++)
+		map.pages[i] = i;
+	assert_true(room_maps_wire_bytes(&maps) < 100);
+	view->pages = 16;
+	free(map.pages);
+	free(bytes);
+}
+
 /* Every prefix, every flipped byte: refused or a map that passes the checks. */
 static void wire_hostile_bytes_never_pass_a_bad_map(void **state)
 {
@@ -386,6 +436,7 @@ int main(void)
 		cmocka_unit_test(parse_refuses_by_name),
 		cmocka_unit_test(wire_brings_back_what_was_put),
 		cmocka_unit_test(pages_by_pieces_are_the_same_as_at_once),
+		cmocka_unit_test(many_scattered_pages_fit_a_message),
 		cmocka_unit_test(wire_hostile_bytes_never_pass_a_bad_map),
 		cmocka_unit_test(wire_refuses_before_it_takes_memory_for_pages),
 		cmocka_unit_test(wire_pages_are_charged_and_capped),
