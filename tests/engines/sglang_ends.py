@@ -12,11 +12,11 @@ import threading
 import time
 
 from rig import Node, Tally, equal, pause, until
-from sglang_manager import (CANARY, FAILED, PAGE, ROWS, SUCCESS, WAITING, Group, Rank,
-                            every, inside)
+from sglang_manager import (CANARY, FAILED, HEAD, PAGE, PAGES, ROWS, SUCCESS, WAITING, Group,
+                            Rank, every, inside)
 
 ABORTS, KNOWN_S, FROZEN_S, SILENT_S, CALL_S = 500, 0.1, 2.0, 6.5, 0.5
-NOISE = 0x0bad0bad
+NOISE, SLOTS = 0x0bad0bad, 8
 
 
 class Event:
@@ -132,6 +132,12 @@ class EndRank(Rank):
         handle.ensure_abort_notified(force_arm=True)
         return words
 
+    def memory_goes_and_comes(self):
+        self.manager.deregister_buffer_to_engine()
+        gone = len(self.manager._made)
+        self.manager.register_buffer_to_engine()
+        return gone
+
     def release_safe(self, room):
         return self.manager.is_abort_release_safe(room, 1)
 
@@ -141,6 +147,69 @@ class EndRank(Rank):
         except Exception as error:
             return str(error)
         return None
+
+
+class StateRank(EndRank):
+    """With a window's cache of heads, and a state of three groups of channels and a whole
+    part, as a hybrid model has them."""
+
+    def make_manager(self):
+        import sglang.srt.disaggregation.decode as decode
+        import sglang.srt.disaggregation.prefill as prefill
+        for module in (prefill, decode):
+            module.setup_state_kv_args = self.with_state(module.setup_state_kv_args)
+        return super().make_manager()
+
+    def with_state(self, original):
+        import numpy as np
+        import torch
+        from sglang.srt.disaggregation.base.conn import StateType
+        from sglang.srt.disaggregation.utils import append_state_component
+        tp, rank = self.spec.tp, self.spec.rank
+        heads = self.spec.heads // tp
+        window = [((t * 4096 + np.arange(PAGES * PAGE).reshape(-1, 1, 1)) * 64 + rank * heads +
+                   np.arange(heads).reshape(1, -1, 1)) * HEAD + np.arange(HEAD)
+                  for t in (7, 8)]
+        channels = np.concatenate([np.arange(first + n * rank // tp, first + n * (rank + 1) // tp)
+                                   for first, n in ((0, 4), (100, 4), (200, 8))])
+        conv = 10000 * np.arange(SLOTS).reshape(-1, 1) + channels
+        whole = 10000 * np.arange(SLOTS).reshape(-1, 1) + 500 + np.arange(6)
+        self.truth = [torch.from_numpy(x.astype(np.int32)) for x in window + [conv, whole]]
+        self.state = [t.clone() if self.spec.mode == "prefill" else torch.full_like(t, CANARY)
+                      for t in self.truth]
+
+        def setup(kv_args, *args, **kwargs):
+            original(kv_args, *args, **kwargs)
+            kv_args.swa_kv_cache_layout = "nhd"
+            for kind, tensors, entry, more in (
+                    (StateType.SWA, self.state[:2], PAGE, {}),
+                    (StateType.MAMBA, self.state[2:], 1, dict(
+                        dim_per_tensor=[16 // tp, 0], conv_shard_groups=[[4, 4, 8], None],
+                        slice_outer_counts=[1, 1]))):
+                append_state_component(
+                    kv_args, kind, [t.data_ptr() for t in tensors], [t.nbytes for t in tensors],
+                    [t[0].nbytes * entry for t in tensors], **more)
+        return setup
+
+    def metadata_with(self, room, pages, row, state, prefix):
+        import numpy as np
+        self.meta.clear_slot(row)
+        self.handles[room].send_metadata(np.array(pages, np.int32), row, state,
+                                         decode_prefix_len=prefix)
+
+    def send_with(self, room, pages, state):
+        import numpy as np
+        self.handles[room].send(np.array(pages, np.int32), state)
+
+    def state_wrong(self, pages, slot):
+        """Cells that are not what they must be: [(source, destination page)], slots."""
+        wanted = [t.clone().fill_(CANARY) for t in self.truth]
+        for t in (0, 1):
+            for s, d in pages:
+                wanted[t][d * PAGE:(d + 1) * PAGE] = self.truth[t][s * PAGE:(s + 1) * PAGE]
+        for t in (2, 3):
+            wanted[t][slot[1]] = self.truth[t][slot[0]]
+        return [int((a != b).sum()) for a, b in zip(self.state, wanted)]
 
 
 NOTHING_LEFT = {"rooms": 0, "parked": 0, "left": 0, "slots": 0, "states": 0}
@@ -384,6 +453,18 @@ def again(group, room):
     return fine
 
 
+def resumed(group):
+    """The engine's memory is given back and comes again; what moved is ended before."""
+    p, d = group.prefill[0], group.decode[0]
+    reach(group, 9650, "part", [10, 11], [60, 61], 3)
+    equal([r.memory_goes_and_comes() for r in (p, d)], [0, 0], "pools")
+    equal([r.ended(9650)[0] for r in (p, d)], [FAILED] * 2, "room")
+    every([p, d], "clear", 9650)
+    d.clean()
+    p.restore([3, 4])
+    assert again(group, 9651), "no request works after it"
+
+
 def early(group):
     """The bytes come a second after the chunk was given, with its event."""
     p, d = group.prefill[0], group.decode[0]
@@ -418,6 +499,25 @@ def sibling(name, nodes):
         equal([r.ended(1)[0] for r in group.prefill], [FAILED] * 2, "prefill")
         every(group.decode, "clean")
         group.room(2, [3, 4], [5, 6])
+
+
+def states(name, nodes, prefill, decode):
+    """Window and state beside the cache, behind a prefix, cut by heads and channels."""
+    with Group(name, nodes, prefill, decode, 4, StateRank) as group:
+        every(group.decode, "receiver", 1)
+        every(group.prefill, "sender", 1)
+        every(group.decode, "metadata_with", 1, [60, 61, 62], 3, [[31, 33], [[5]]], 2 * PAGE)
+        group.all_are(group.prefill, 1, WAITING)
+        every(group.prefill, "begin", 1, 3, 3)
+        every(group.prefill, "send", 1, [4], False)
+        every(group.prefill, "send_with", 1, [7, 6], [[21, 20], [[2]]])
+        group.all_are(group.prefill, 1, SUCCESS)
+        group.all_are(group.decode, 1, SUCCESS)
+        every(group.decode, "expect", [4, 7, 6], [60, 61, 62])
+        group.intact()
+        equal(every(group.decode, "state_wrong", [(21, 31), (20, 33)], (2, 5)),
+              [[0] * 4] * decode, "cells of state that are wrong")
+        group.clear(1)
 
 
 def stages(name, nodes):
@@ -463,9 +563,13 @@ def main():
             tally.check("daemons silent in every queue", silent, group, nodes)
             tally.check("given up while the daemon is frozen", frozen_abort, group, nodes)
             tally.check("an event that comes a second late", early, group)
+            tally.check("memory released and resumed", resumed, group)
             tally.check("nothing is left of them", nothing_left, group)
             tally.check("daemons killed", killed, group, nodes)
         tally.check("one of two ranks fails", sibling, args.name, nodes)
+        for tp in ((1, 1), (2, 1), (1, 2)):
+            tally.check("window and state, prefill TP %d, decode TP %d" % tp, states, args.name,
+                        nodes, *tp)
         tally.check("prefill PP 2, decode PP 1", stages, args.name, nodes)
     return tally.close(args.name)
 

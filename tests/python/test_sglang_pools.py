@@ -11,7 +11,7 @@ import pytest
 import kvd
 from conftest import until
 from kvd.rooms import FAILED, RECV, SUCCESS, WAITING_FOR_INPUT
-from kvd.sglang import check_release, pools, rooms, slots
+from kvd.sglang import check_release, pools, rooms, route, slots
 
 PAGE, PAGES, TICKET = 4, 64, "5" * 32
 
@@ -146,6 +146,35 @@ def test_other_releases_are_refused_by_name():
     check_release("0.5.23")
     with pytest.raises(RuntimeError, match=r"SGLang 0\.6\.0 .*0\.5\.23"):
         check_release("0.6.0")
+
+
+# ---- what the bootstrap server tells ----
+
+ROW = {"endpoint": "tcp://10.0.0.2:7400", "pool": "model.p", "rank": 1, "heads": 8,
+       "views": ["kv", "aux"], "states": [], "aux": 1024, "secret": "0a" * 32, "more": 1}
+
+
+def test_a_row_is_taken_as_told_and_a_ticket_made_of_it():
+    row = route.row_of({"rank_ip": "10.0.0.2", "kvd": ROW})
+    assert row == {k: v for k, v in ROW.items() if k != "more"}
+    assert route.row_of({"kvd": dict(ROW, heads=None, aux=None)})["heads"] is None
+    ticket = route.ticket_of(row["secret"], 7)
+    assert len(ticket) == 32 and int(ticket, 16)
+    assert ticket != route.ticket_of(row["secret"], 8)
+    assert ticket != route.ticket_of("0b" * 32, 7)
+
+
+@pytest.mark.parametrize("name, value", [
+    ("endpoint", 7), ("endpoint", ""), ("endpoint", "x" * 300), ("pool", None), ("rank", -1),
+    ("rank", "1"), ("rank", True), ("rank", 1 << 32), ("heads", 0), ("heads", 1.5),
+    ("views", "kv"), ("views", ["kv"] * 100), ("views", [3]), ("states", None), ("aux", 0),
+    ("aux", []), ("secret", "0a" * 31), ("secret", "0A" * 32), ("secret", None)])
+def test_a_row_that_is_wrong_is_refused_by_its_field(name, value):
+    with pytest.raises(ValueError, match="GET /route: kvd.%s" % name):
+        route.row_of({"kvd": dict(ROW, **{name: value})})
+    for wrong in (None, [], {}, {"kvd": 1}):
+        with pytest.raises(ValueError, match="not on kvd"):
+            route.row_of(wrong)
 
 
 # ---- metadata ----

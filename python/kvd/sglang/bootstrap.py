@@ -1,42 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bootstrap server, and what it tells of a prefill rank in GET /route:
-
-    kvd: {endpoint, pool, rank}                where its pages are
-         {heads, views, states, aux}           what they are, so that decode can say what differs
-         {secret}                              of the server; each room's ticket is made of it
-
-A rank tells its row in PUT /route and gets the secret in the answer."""
+"""The bootstrap server: SGLang's, with a row of ours (route.py) for each prefill rank. A rank
+tells it in PUT /route and gets the server's secret in the answer."""
 import json
-import re
 import secrets
 
 from aiohttp import web
 from sglang.srt.disaggregation.base.conn import BaseKVBootstrapServer
 from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer
-
-
-def secret_of(told):
-    secret = told.get("secret") if isinstance(told, dict) else None
-    if not isinstance(secret, str) or not re.fullmatch("[0-9a-f]{64}", secret):
-        raise ValueError("its answer has no secret: it is not kvd's")
-    return secret
-
-
-def row_of(info):
-    """What GET /route says of a rank, checked."""
-    row = info.get("kvd")
-    if not isinstance(row, dict):
-        raise ValueError("the prefill server is not on kvd: start it with "
-                         "--disaggregation-transfer-backend kvd")
-    kinds = {"endpoint": str, "pool": str, "rank": int, "heads": (int, type(None)),
-             "views": list, "aux": (int, type(None)), "states": list}
-    for name, kind in kinds.items():
-        if not isinstance(row.get(name, ()), kind):
-            raise ValueError("GET /route: kvd.%s is %.60r" % (name, row.get(name)))
-    try:
-        return dict(row, secret=secret_of(row))
-    except ValueError:
-        raise ValueError("GET /route: kvd.secret is not 64 hex digits") from None
 
 
 class _Routes(CommonKVBootstrapServer):

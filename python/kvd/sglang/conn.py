@@ -11,8 +11,6 @@ SGLang raises for a state that its queue does not know, and gives pages back as 
 sees Failed. So what a room's state shows is held inside its queue's bounds, Failed is shown
 when nothing can move any more, and abort() of a sender that has given chunks waits for
 that: SGLang uses the pages again at once."""
-import hashlib
-import hmac
 import logging
 import re
 import threading
@@ -31,8 +29,8 @@ from sglang.srt.runtime_context import (get_device, get_disagg, get_parallel, ge
 from ..client import Client
 from ..rooms import FAILED, RECV, SUCCESS, Source, View
 from . import pools
-from .bootstrap import row_of, secret_of
 from .rooms import Desk
+from .route import row_of, secret_of, ticket_of
 from .slots import Rows, Slots
 
 logger = logging.getLogger("kvd.sglang")
@@ -224,10 +222,6 @@ class KVManager(CommonKVManager):
             threading.Thread(target=self._register_topology_row, args=self._put,
                              daemon=True).start()
 
-    def ticket(self, room, secret=None):
-        return hmac.new(bytes.fromhex(secret or self.secret), b"kvd room %d" % room,
-                        hashlib.sha256).hexdigest()[:32]
-
     def match(self, info, infos):
         """(sources, buffers, pool, views that they have, secret); ValueError says what does
         not fit."""
@@ -284,10 +278,8 @@ def pool_name(server_args, args, role):
     model = re.sub(r"[^A-Za-z0-9_-]", "-", str(server_args.model_path).rstrip("/"))
     port = get_disagg().disaggregation_bootstrap_port if role == "prefill" else \
         get_serving().port
-    parallel = get_parallel()
-    dp = parallel.attn_dp_rank if parallel.dp_size == 1 or not args.system_dp_rank else \
-        args.system_dp_rank
-    tail = ".%s.%s%d.dp%d" % (args.kv_cache_dtype_str, role[0], port, dp or 0)
+    tail = ".%s.%s%d.dp%d.%d" % (args.kv_cache_dtype_str, role[0], port,
+                                 get_parallel().attn_dp_rank or 0, args.system_dp_rank or 0)
     return model[-(NAME_MAX - 8 - len(tail)):] + tail
 
 
@@ -324,7 +316,7 @@ class KVSender(CommonKVSender):
         mgr.look_at_endpoint()
         _, (_, pool) = next(iter(mgr._made.items()))
         self._room = mgr.desk.send(bootstrap_room, pool, bootstrap_s=mgr.bootstrap_timeout,
-                                   ticket=mgr.ticket(bootstrap_room))
+                                   ticket=ticket_of(mgr.secret, bootstrap_room))
         if mgr.pp_size > 1:
             mgr.senders.add(self)
 
@@ -510,7 +502,7 @@ class KVReceiver(CommonKVReceiver):
         self._room = mgr.desk.recv(
             self.bootstrap_room, pool, sources, receivers=self.required_dst_info_num,
             bootstrap_s=mgr.bootstrap_timeout,
-            ticket=mgr.ticket(self.bootstrap_room, secret))
+            ticket=ticket_of(secret, self.bootstrap_room))
 
     def _refuse(self, words):
         """Without a room."""

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the bootstrap server tells of a prefill rank in GET /route, as `kvd`:
+
+    endpoint, pool, rank         where its pages are
+    heads, views, states, aux    what they are, so that decode can say what differs
+    secret                       the server's; each room's ticket is made of it"""
+import hashlib
+import hmac
+import re
+
+from .. import _check
+
+WORDS = 64  # views, states
+TEXT = 256
+
+
+def secret_of(told):
+    secret = told.get("secret") if isinstance(told, dict) else None
+    if not isinstance(secret, str) or not re.fullmatch("[0-9a-f]{64}", secret):
+        raise ValueError("kvd.secret is not 64 hex digits: the bootstrap server is not kvd's")
+    return secret
+
+
+def ticket_of(secret, room):
+    """Of a room: the same on both sides."""
+    return hmac.new(bytes.fromhex(secret), b"kvd room %d" % room,
+                    hashlib.sha256).hexdigest()[:32]
+
+
+def _text(name, value):
+    if not isinstance(value, str) or not 0 < len(value) <= TEXT:
+        raise ValueError("kvd.%s: %s is no text of 1 to %d characters"
+                         % (name, _check.came(value), TEXT))
+    return value
+
+
+def _words(name, value):
+    if not isinstance(value, list) or len(value) > WORDS:
+        raise ValueError("kvd.%s: %s is no list of at most %d names"
+                         % (name, _check.came(value), WORDS))
+    return [_text("%s[%d]" % (name, i), word) for i, word in enumerate(value)]
+
+
+def _number(name, value, low, high=_check.U32):
+    try:
+        return _check.integer("kvd." + name, value, low, high)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+def row_of(info):
+    """The row of one rank, checked; ValueError names the field."""
+    row = info.get("kvd") if isinstance(info, dict) else None
+    if not isinstance(row, dict):
+        raise ValueError("the prefill server is not on kvd: start it with "
+                         "--disaggregation-transfer-backend kvd")
+    try:
+        heads, aux = row.get("heads"), row.get("aux")
+        return {"endpoint": _text("endpoint", row.get("endpoint")),
+                "pool": _text("pool", row.get("pool")),
+                "rank": _number("rank", row.get("rank"), 0),
+                "heads": None if heads is None else _number("heads", heads, 1),
+                "views": _words("views", row.get("views")),
+                "states": _words("states", row.get("states")),
+                "aux": None if aux is None else _number("aux", aux, 1),
+                "secret": secret_of(row)}
+    except ValueError as error:
+        raise ValueError("GET /route: %s" % error) from None

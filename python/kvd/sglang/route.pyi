@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Any, Dict
+
+WORDS: int
+TEXT: int
+
+def secret_of(told: Any) -> str: ...
+def ticket_of(secret: str, room: int) -> str: ...
+def row_of(info: Any) -> Dict[str, Any]: ...
