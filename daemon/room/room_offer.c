@@ -143,8 +143,8 @@ static int check_request(struct room *room, struct party *party,
 	if (h->lease_epoch != room->lease_epoch)
 		return err_raise(ERR_LEASE, "offer %llu: the lease has ended",
 				 (unsigned long long)room->number);
-	if (!party || party->done || !party->pool || party->pool->id != h->dst_pool ||
-	    room->pool->id != h->src_pool)
+	if (!party || party->away || party->done || !party->pool ||
+	    party->pool->id != h->dst_pool || room->pool->id != h->src_pool)
 		return err_raise(ERR_STATE, "offer %llu: no such puller",
 				 (unsigned long long)room->number);
 	return 0;
@@ -368,7 +368,8 @@ int offer_on_pull_done(struct room *room, struct party *party,
 
 	assert(room->role == ROOM_OFFER);
 	*answer_p = ERR_OK;
-	if (!party || !room_live(room) || done->lease_epoch != room->lease_epoch) {
+	if (!party || party->away || !room_live(room) ||
+	    done->lease_epoch != room->lease_epoch) {
 		*answer_p = ERR_LEASE;
 		return 0;
 	}
@@ -392,7 +393,8 @@ void offer_on_lease(struct room *room, struct party *party, uint64_t lease_epoch
 	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
 
 	assert(room->role == ROOM_OFFER);
-	if (party && !party->done && room_live(room) && lease_epoch == room->lease_epoch)
+	if (party && !party->away && !party->done && room_live(room) &&
+	    lease_epoch == room->lease_epoch)
 		room->lease_end_ns = now + room->lease_ns;
 }
 

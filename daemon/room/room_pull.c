@@ -43,6 +43,8 @@ static int room_pull_ask(struct room *room, struct party *party)
 	return handshake_tell_offer_query(party->remote, &msg);
 }
 
+static void start_beating(struct room *room);
+
 /* All of its pages are read; `maps` is taken. */
 static int take_offer(struct party *party, const struct wire_offer *offer,
 		      struct room_maps maps)
@@ -67,6 +69,8 @@ static int take_offer(struct party *party, const struct wire_offer *offer,
 		(offer->lease_ms < LEASE_MAX_MS ? offer->lease_ms : LEASE_MAX_MS) *
 		LOOP_NS_PER_MS;
 	party->answered = true;
+	start_beating(
+		party->room); /* the others' offers may take longer than its lease */
 	room_trace(party->room, TRACE_ACK_IN, party, party->gen);
 	room_kick(party->room);
 	return 0;
@@ -145,7 +149,7 @@ static void start_beating(struct room *room)
 	uint64_t shortest = UINT64_MAX;
 
 	list_foreach(party, &room->parties, link) {
-		if (!party->done && party->lease_ns < shortest)
+		if (party->answered && !party->done && party->lease_ns < shortest)
 			shortest = party->lease_ns;
 	}
 	loop_timer_start(&room->heartbeat, shortest / 6 > HEARTBEAT_MIN_NS
@@ -327,8 +331,6 @@ static int go_on(struct room *room)
 
 	if (r < 0 || room->planned || !all_offered(room))
 		return r;
-	if (!loop_timer_running(&room->heartbeat))
-		start_beating(room);
 	if (sm_state(&room->sm) == ROOM_BOOT)
 		room_move(room, ROOM_WAITING);
 	if (!room->bound)

@@ -133,6 +133,38 @@ static void pull_is_waiting_when_the_offer_is_there(void **state)
 	both_succeed(p, 3, 7);
 }
 
+/* The first of two offers is held while the second is still being computed. */
+static void lease_is_kept_while_another_offer_is_awaited(void **state)
+{
+	struct room_pair *p = *state;
+	struct session *other = cluster_engine(&p->c, 0, "other");
+	struct cache half[2] = {p->src, p->src};
+
+	for (unsigned int i = 0; i < 2; i++) {
+		half[i].units = 1;
+		half[i].first_unit = i;
+		cluster_cache(&p->c, i ? other : p->prefill, "half", i, &half[i]);
+		memset(half[i].base, 7, half[i].bytes);
+	}
+	cluster_ok(&p->c, p->decode,
+		   "{'cmd':'room.open','room':'9','role':'pull','pool':%llu,'sources':["
+		   "{'endpoint':'%s','pool':'half','rank':0},{'endpoint':'%s','pool':"
+		   "'half','rank':1}],'views':%s}",
+		   (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint,
+		   p->c.nodes[0].endpoint, all);
+	for (unsigned int i = 0; i < 2; i++) {
+		cluster_ok(
+			&p->c, i ? other : p->prefill,
+			"{'cmd':'room.open','room':'9','role':'offer','pool':%llu,"
+			"'lease_ms':300,'views':{'kv':{'pages':[3,4],'tokens':[0,7]}}}",
+			(unsigned long long)half[i].pool);
+		cluster_run(&p->c, 2 * S);
+	}
+	both_succeed(p, 9, 7);
+	cache_close(&half[0]);
+	cache_close(&half[1]);
+}
+
 static void pull_without_an_offer_says_so(void **state)
 {
 	struct room_pair *p = *state;
@@ -404,6 +436,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(pull_without_pages_keeps_the_lease_and_reads_what_is_bound),
 		CASE(pull_is_waiting_when_the_offer_is_there),
+		CASE(lease_is_kept_while_another_offer_is_awaited),
 		CASE(pull_without_an_offer_says_so),
 		CASE(nothing_bound_gives_the_offer_back),
 		CASE(pull_that_is_aborted_before_its_pages_lets_the_offer_go),
