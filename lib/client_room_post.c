@@ -93,7 +93,7 @@ static int view_add(struct kvd_client *client, struct views *v, size_t index,
 				       .layer_begin = view->layer_begin,
 				       .layer_end = view->layer_end,
 				       .page_count = (uint32_t)view->page_count};
-	strcpy(head->name, name);
+	memcpy(head->name, name, strlen(name) + 1);
 	part_add(v, head, sizeof(*head));
 	part_add(v, view->pages, view->page_count * sizeof(*view->pages));
 	part_add(v, &pad, view->page_count % 2 * sizeof(pad));
