@@ -6,12 +6,14 @@ pools and processes are sglang_manager.py's.
 
 sglang_ends.py [--nixl native] [--name NAME]
 Last line: N passed, N failed."""
+import os
 import statistics
 import sys
 import threading
 import time
+from types import SimpleNamespace as Some
 
-from rig import Node, Tally, equal, pause, until
+from rig import HOST, Node, Tally, equal, pause, until
 from sglang_manager import (CANARY, FAILED, HEAD, PAGE, PAGES, ROWS, SUCCESS, WAITING, Group,
                             Rank, every, inside)
 
@@ -132,6 +134,33 @@ class EndRank(Rank):
         handle.ensure_abort_notified(force_arm=True)
         return words
 
+    def refusals(self):
+        """What is said to options and releases that it does not serve."""
+        import sglang
+        from kvd.sglang import conn
+        from sglang.srt.disaggregation.utils import DisaggregationMode
+        said, release = {}, sglang.__version__
+        for option in REFUSED:
+            try:
+                os.environ.update({option: "1"} if option.isupper() else {})
+                conn.refuse_unsupported(Some(**{option: True}), DisaggregationMode.DECODE, False)
+            except ValueError as error:
+                said[option] = str(error)
+            finally:
+                os.environ.pop(option, None)
+        try:
+            sglang.__version__ = "0.6.0"
+            self.kind("SENDER")
+        except RuntimeError as error:
+            said["release"] = str(error)
+        finally:
+            sglang.__version__ = release
+        try:
+            self.manager.match(Some(attn_tp_size=1), [{"rank_ip": HOST}])
+        except ValueError as error:
+            said["another backend"] = str(error)
+        return said
+
     def memory_goes_and_comes(self):
         self.manager.deregister_buffer_to_engine()
         gone = len(self.manager._made)
@@ -219,6 +248,10 @@ def nothing_left(group):
     equal([r.left() for r in group.prefill + group.decode], [NOTHING_LEFT] * 2, "left over")
 
 
+REFUSED = {"enable_hisparse": "--enable-hisparse",
+           "enable_unified_memory": "--enable-unified-memory",
+           "enable_pd_role_switch": "--enable-pd-role-switch",
+           "SGLANG_DISAGG_STAGING_BUFFER": "SGLANG_DISAGG_STAGING_BUFFER"}
 STATES = ("alone", "opened", "bound", "begun", "part", "all")
 
 
@@ -520,6 +553,17 @@ def states(name, nodes, prefill, decode):
         group.clear(1)
 
 
+def refused(group, name, nodes):
+    said = group.decode[0].refusals()
+    for what, words in REFUSED.items():
+        assert words in said.get(what, ""), (what, said.get(what))
+    assert "0.6.0" in said["release"] and "0.5.23" in said["release"], said["release"]
+    assert "--disaggregation-transfer-backend kvd" in said["another backend"]
+    with Group(name, nodes, 2, 3, 6, EndRank) as uneven:
+        equal(every(uneven.decode, "receiver", 1), [FAILED] * 3, "2 ranks to 3")
+        assert "one must divide the other" in uneven.decode[0].reason(1)
+
+
 def stages(name, nodes):
     """Two pipeline stages on prefill, one on decode: each sends its layers, the last one the
     metadata; what one of them sees, all do."""
@@ -563,6 +607,7 @@ def main():
             tally.check("daemons silent in every queue", silent, group, nodes)
             tally.check("given up while the daemon is frozen", frozen_abort, group, nodes)
             tally.check("an event that comes a second late", early, group)
+            tally.check("what is refused is named", refused, group, args.name, nodes)
             tally.check("memory released and resumed", resumed, group)
             tally.check("nothing is left of them", nothing_left, group)
             tally.check("daemons killed", killed, group, nodes)
