@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "daemon/base/clock.h"
+#include "daemon/base/mem.h"
 #include "lib/kvd.h"
 
 #define REGION_BYTES (UINT64_C(128) << 20)
@@ -394,6 +395,130 @@ static void once_listed(void *arg)
 	kvd_dlist_release(dlists[1]);
 }
 
+/* ---- rooms ---------------------------------------------------------------------------
+ */
+
+#define PAGES 262144u
+#define PAGE 256u
+
+static const struct kvd_call posted = {.post = true};
+static uint32_t page_list[2][PAGES / 2];
+static struct kvd_pool *pools[2];
+static uint64_t room_number;
+
+static void pool_open(const struct engine *e, struct kvd_pool **pool_p)
+{
+	struct kvd_layout *layout = kvd_layout_new(0);
+	struct kvd_field field = {.name = "k", .unit_bytes = PAGE, .units = 1};
+	struct kvd_pool_args args = {.regions = &e->region, .region_count = 1};
+
+	field.buffer = kvd_layout_buffer(layout, (uint64_t)PAGES * PAGE);
+	kvd_layout_heads(layout, kvd_layout_view(layout, "kv", 1, PAGES), 0, KVD_NHD,
+			 &field);
+	well(NULL, kvd_layout_text(layout, &args.layout), "layout");
+	well(e, kvd_pool_register(e->client, &args, NULL, pool_p), "pool");
+	kvd_layout_free(layout);
+}
+
+enum { OPEN_TX, OPEN_RX, BIND, SEND, CLOSE_TX, CLOSE_RX, CALLS };
+static struct times room_calls[CALLS];
+
+static void room_call(unsigned int which, int r, double begin)
+{
+	struct times *t = &room_calls[which];
+
+	well(which == OPEN_RX || which == BIND || which == CLOSE_RX ? &b : &a, r, "room");
+	if (t->count < ARRAY_LEN(t->call))
+		t->call[t->count++] = clock_us() - begin;
+}
+
+static void room_until(const struct engine *e, struct kvd_room *room, int state)
+{
+	int now;
+
+	while ((now = kvd_room_state(room)) < state) {
+		if (now > KVD_FAILED)
+			continue;
+		fprintf(stderr, "bench_ring: %s\n", kvd_room_why(room, 1000)->message);
+		well(e, -1, "a room failed");
+	}
+}
+
+/* One request from its opening to its end, each call timed in its engine. */
+static void room_once(uint32_t pages, const struct kvd_call *call)
+{
+	struct kvd_source source = {.endpoint = kvd_daemon(a.client)->endpoint};
+	struct kvd_view view = {.pages = page_list[1], .page_count = pages};
+	struct kvd_room_args tx = {
+		.room = ++room_number, .role = KVD_SEND, .pool = pools[0]};
+	struct kvd_room_args rx = {.room = room_number,
+				   .role = KVD_RECV,
+				   .pool = pools[1],
+				   .sources = &source,
+				   .source_count = 1};
+	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
+	struct kvd_send_args send = {.views = &view, .view_count = 1, .last = true};
+	struct kvd_room *sender, *receiver;
+	double t = clock_us();
+
+	room_call(OPEN_TX, kvd_room_open(a.client, &tx, call, &sender), t);
+	t = clock_us();
+	room_call(OPEN_RX, kvd_room_open(b.client, &rx, call, &receiver), t);
+	t = clock_us();
+	room_call(BIND, kvd_room_bind(receiver, &bind, call), t);
+	room_until(&a, sender, KVD_WAITING_FOR_INPUT);
+	view.pages = page_list[0];
+	t = clock_us();
+	room_call(SEND, kvd_room_send(sender, &send, call), t);
+	room_until(&b, receiver, KVD_SUCCESS);
+	room_until(&a, sender, KVD_SUCCESS);
+	t = clock_us();
+	room_call(CLOSE_TX, kvd_room_close(sender, call), t);
+	t = clock_us();
+	room_call(CLOSE_RX, kvd_room_close(receiver, call), t);
+}
+
+static void bench_room(uint32_t pages, const struct kvd_call *call, unsigned int rounds)
+{
+	static const char *const names[] = {"open (send)",  "open (recv)", "bind", "send",
+					    "close (send)", "close (recv)"};
+
+	for (unsigned int i = 0; i < rounds; i++)
+		room_once(pages, call);
+	for (unsigned int i = 0; i < CALLS; i++) {
+		struct times *t = &room_calls[i];
+
+		qsort(t->call, t->count, sizeof(double), by_size);
+		printf("room, %6u pages, %-8s %-14s %9.2f %9.2f\n", pages,
+		       call ? "posted" : "answered", names[i], t->call[t->count / 2],
+		       t->call[t->count * 99 / 100]);
+		t->count = 0;
+	}
+}
+
+static void once_room(void *arg)
+{
+	room_once(*(const uint32_t *)arg, &posted);
+	for (unsigned int i = 0; i < CALLS; i++)
+		room_calls[i].count = 0;
+}
+
+static void load_rooms(const char *what, uint32_t pages, double seconds)
+{
+	once_room(&pages);
+	load(what, seconds, once_room, &pages);
+}
+
+static void rooms_begin(void)
+{
+	pool_open(&a, &pools[0]);
+	pool_open(&b, &pools[1]);
+	for (uint32_t i = 0; i < PAGES / 2; i++) { /* no two side by side */
+		page_list[0][i] = 2 * (i * 7u % (PAGES / 2));
+		page_list[1][i] = 2 * (i * 5u % (PAGES / 2)) + 1;
+	}
+}
+
 int main(int argc, char **argv)
 {
 	struct kvd_session_key key;
@@ -416,6 +541,12 @@ int main(int argc, char **argv)
 	bench_making();
 	bench_lists();
 	bench_looks();
+	rooms_begin();
+	for (uint32_t pages = 1; pages <= 4096; pages *= 64) {
+		bench_room(pages, &posted, 500);
+		bench_room(pages, NULL, 500);
+	}
+	bench_room(PAGES / 2, &posted, 10);
 	printf("\n%-30s %-7s %8s  %-7s %-7s %-8s %6s   %-7s %-8s\n",
 	       "load (us of a turn)", "loop", "turns", "cpu p99", "p99.9", "longest",
 	       ">256", "p99", "longest");
@@ -426,6 +557,9 @@ int main(int argc, char **argv)
 	load_new("40000 x 256 B made anew", 40000, seconds);
 	load_indexed(seconds);
 	load("lists of 10^6 rows made anew", seconds, once_listed, NULL);
+	load_rooms("rooms of 1 page, posted", 1, seconds);
+	load_rooms("rooms of 4096 pages, posted", 4096, seconds);
+	load_rooms("rooms of 131072 pages, posted", PAGES / 2, seconds);
 	kvd_close(a.client);
 	kvd_close(b.client);
 	return 0;

@@ -17,6 +17,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -42,7 +43,7 @@ static struct {
 	bool begun;
 	/* of one input */
 	struct session *session;
-	uint64_t session_id, attach, region;
+	uint64_t session_id, attach, region, pool;
 	struct kvd_ring_header *ring; /* the engine's mapping */
 	uint8_t *arena;
 	uint64_t tail, lists[2];
@@ -125,6 +126,7 @@ static void session_begin(void)
 	cache = w.pair->mine;
 	cluster_cache(&w.pair->c, w.session, "raw", 0, &cache);
 	w.region = (uint64_t)(uintptr_t)cache.base;
+	w.pool = cache.pool;
 	close(cache.fd); /* mapped until the session has ended */
 	w.attach = pair_attach(w.pair, w.session, w.pair->you, 1);
 	cluster_ok(&w.pair->c, w.session,
@@ -237,6 +239,70 @@ static void give_other(struct cursor *in)
 	push(&entry);
 }
 
+#define ROOM_AT 1024u /* in the arena, where the other thread writes, too */
+
+/* One view, and pages as the input says them; where it ends. */
+static uint32_t put_view(struct cursor *in, uint32_t at)
+{
+	struct kvd_ring_view view = {.name = "kv", .page_count = cursor_get_u8(in) % 12};
+	uint64_t words[sizeof(view) / 8];
+	uint32_t *pages;
+
+	memcpy(words, &view, sizeof(view));
+	for (size_t i = 0; i < ARRAY_LEN(words); i++)
+		put((uint64_t *)(void *)(w.arena + at + 8 * i), words[i]);
+	pages = (uint32_t *)(void *)(w.arena + at + sizeof(view));
+	for (uint32_t i = 0; i < view.page_count; i++)
+		put(&pages[i], (uint32_t)cursor_get_u8(in) % 20);
+	return at + (uint32_t)kvd_ring_view_bytes(view.page_count);
+}
+
+static uint32_t put_text(uint64_t number, uint8_t how, uint32_t at)
+{
+	static const char *const roles[] = {"send", "recv", "offer", "pull"};
+	char text[256];
+	int n = snprintf(text, sizeof(text),
+			 "{\"room\":\"%llu\",\"role\":\"%s\",\"pool\":%llu%s%s%s}",
+			 (unsigned long long)number, roles[how & 3],
+			 (unsigned long long)w.pool, how & 1 ? ",\"sources\":[\"" : "",
+			 how & 1 ? w.pair->c.nodes[how >> 2 & 1].endpoint : "",
+			 how & 1 ? "\"]" : "");
+
+	for (int i = 0; i < n; i++)
+		put(&w.arena[at + (uint32_t)i], (uint8_t)text[i]);
+	return at + (uint32_t)n;
+}
+
+/* OPEN of the next slot, or another op of rooms on one of the last four. */
+static void give_room(struct cursor *in)
+{
+	uint8_t how = cursor_get_u8(in), more = cursor_get_u8(in);
+	bool opens = how & 1;
+	uint32_t end = ROOM_AT, text;
+	struct kvd_ring_entry entry = {
+		.op = opens ? KVD_RING_OPEN : KVD_RING_BIND + (how >> 1) % 4,
+		.flags = more & (KVD_RING_LAST | KVD_RING_AUX),
+		.slot = opens ? w.slot++ : w.slot - 1 - (how >> 3 & 3),
+		.gen = w.gen,
+		.a = 1 + more % 3,
+		.b = opens ? w.pool : how >> 5,
+		.offset = ROOM_AT,
+		.c = more >> 5};
+
+	if (opens ? more & 2 : how & 128) {
+		end = put_view(in, end);
+		entry.n1 = 1;
+	}
+	text = end;
+	if (opens)
+		end = put_text(entry.a, more, end);
+	entry.n2 = end - text;
+	entry.bytes = end - ROOM_AT;
+	if (how & 64) /* a length that lies */
+		entry.n1 ^= more & 3;
+	push(&entry);
+}
+
 /* An entry of the input's bytes; over the last one where a byte is 0. */
 static void give_garbage(struct cursor *in)
 {
@@ -265,7 +331,10 @@ static void step(struct cursor *in)
 		give_transfer(in);
 		break;
 	case 4:
-		give_other(in);
+		if (what & 64)
+			give_room(in);
+		else
+			give_other(in);
 		break;
 	case 5:
 		give_garbage(in);

@@ -121,6 +121,36 @@ static void room_pull_names_both_sides(void **state)
 		"\"views\":{\"kv\":{\"pages\":[1]}}}");
 }
 
+/* A daemon from before rooms were posted tells no ops, and must not be given one: an
+ * unknown one would end the session. */
+static void room_is_not_posted_to_a_daemon_that_cannot(void **state)
+{
+	static const struct kvd_call post = {.post = true};
+	struct client_fixture *f = *state;
+	struct kvd_room_args open = {.room = 1, .role = KVD_SEND};
+	struct kvd_room *room;
+
+	open.pool = client_pool_make(f);
+	fake_kvd_answer(f->fake, "!ring");
+	assert_int_equal(kvd_room_open(f->client, &open, &post, &room), -KVD_E_NOCMD);
+	assert_non_null(strstr(kvd_last_error(f->client)->message, "op 8"));
+	assert_null(room);
+	assert_int_equal(fake_kvd_ring(f->fake)->tail, 0);
+}
+
+static void room_is_not_posted_without_a_ring(void **state)
+{
+	static const struct kvd_call post = {.post = true};
+	struct client_fixture *f = *state;
+	struct kvd_room_args open = {.room = 1, .role = KVD_SEND};
+	struct kvd_room *room;
+
+	open.pool = client_pool_make(f);
+	fake_kvd_answer(f->fake, OK "}");
+	assert_int_equal(kvd_room_open(f->client, &open, &post, &room), -KVD_E_REQUIRE);
+	assert_null(room);
+}
+
 static void room_tells_first_token_and_landed_pages(void **state)
 {
 	struct client_fixture *f = *state;
@@ -614,6 +644,8 @@ int main(void)
 		T(room_lines_say_all),
 		T(room_pull_names_both_sides),
 		T(room_tells_first_token_and_landed_pages),
+		T(room_is_not_posted_to_a_daemon_that_cannot),
+		T(room_is_not_posted_without_a_ring),
 		T(room_state_follows_its_word),
 		T(room_tells_why_it_failed),
 		T(room_of_an_ended_session_tells_why),
