@@ -4,12 +4,14 @@
  *
  * An engine opens one client, registers its cache memory and a pool once, then
  * opens a room for each request, says what to move, and reads the room's state
- * from shared memory. Everything that talks to the daemon comes in two forms,
+ * from shared memory. Everything that talks to the daemon comes in several forms,
  * chosen by the last argument but the outputs, `call`:
  *
  *   NULL or on_done NULL   the call blocks until the answer, at most timeout_ms
  *   on_done set            the call queues the request and returns; on_done runs
  *                          later, inside kvd_poll() or any blocking call
+ *   post set               rooms: written into shared memory, nobody waits or
+ *                          answers; what is refused fails the room
  *
  * Results. Functions that return int give 0 or a negative kvd code
  * (-KVD_E_BUSY …); kvd_last_error() gives the text. Functions that return a
