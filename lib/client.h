@@ -367,7 +367,8 @@ int client_post_pages(struct kvd_room *room, struct kvd_ring_entry *entry,
 		      const struct kvd_view *views, size_t view_count,
 		      struct client_text *text);
 int client_post_abort(struct kvd_room *room, const char *reason);
-int client_post_close(struct kvd_room *room); /* frees the handle on success */
+int client_post_close(struct kvd_room *room);	    /* frees the handle on success */
+int client_post_close_entry(struct kvd_room *room); /* the handle stays */
 
 /* ---- sessions ------------------------------------------------------------ */
 

@@ -363,7 +363,9 @@ static int room_enter(struct kvd_room *room, const struct kvd_call *call)
 	return r;
 }
 
-/* Of one that was posted nobody was told yet that it failed. */
+/* Of one that was posted nobody was told yet that it failed. A line names a room by its
+ * number, which is another room's where the posted opening is refused for that: so lines
+ * that change something are none of such a room's. */
 static int pages_enter(struct kvd_room *room, const struct kvd_wait *wait,
 		       const struct kvd_call *call)
 {
@@ -371,6 +373,10 @@ static int pages_enter(struct kvd_room *room, const struct kvd_wait *wait,
 
 	if (!r && room->slot.numbered)
 		r = room_failed(room);
+	if (!r && room->slot.numbered && !(call && call->post))
+		r = client_fail(room->slot.object.client, KVD_E_STATE,
+				"room %llu was posted: post to it (call->post)",
+				(unsigned long long)room->slot.number);
 	return r ? r : wait_check(room->slot.object.client, wait);
 }
 
@@ -486,6 +492,10 @@ int kvd_room_abort(struct kvd_room *room, const char *reason, const struct kvd_c
 		return call && call->post ? 0 : client_op_local(object->client, call);
 	if (call && call->post)
 		return client_post_abort(room, reason);
+	if (room->slot.numbered) {
+		r = client_post_abort(room, reason);
+		return r ? r : client_op_local(object->client, call);
+	}
 	room_begin(room, &op, "room.abort");
 	if (reason)
 		client_text_str(&op.text, "reason", reason);
@@ -516,6 +526,10 @@ int kvd_room_close(struct kvd_room *room, const struct kvd_call *call)
 				   kvd_state_name(state));
 	if (phase != CLIENT_READY || kvd_lost(client) || object->serial != client->serial)
 		return client_object_forget(object, call);
+	if (room->slot.numbered) {
+		r = client_post_close_entry(room);
+		return r ? r : client_object_forget(object, call);
+	}
 	room_begin(room, &op, "room.close");
 	op.finish = room_closed;
 	return client_op_run(client, &op, call);
@@ -611,6 +625,9 @@ int kvd_room_first_token(struct kvd_room *room, int timeout_ms, uint64_t *token_
 		*token_p = (uint64_t)st.first_token;
 		return 0;
 	}
+	if (room->slot.numbered)
+		return client_fail(room->slot.object.client, KVD_E_STATE,
+				   "no receiver has bound its pages yet");
 	client_op_begin(room->slot.object.client, &op, "room.poll");
 	client_text_printf(&op.text, ",\"rooms\":[{\"room\":\"%llu\",\"role\":\"%s\"}]",
 			   (unsigned long long)room->slot.number, role_names[room->role]);

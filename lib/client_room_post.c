@@ -190,24 +190,29 @@ int client_post_abort(struct kvd_room *room, const char *reason)
 	return r ? r : client_ring_put(slot->object.client, &entry, &part, 1, NULL);
 }
 
-int client_post_close(struct kvd_room *room)
+int client_post_close_entry(struct kvd_room *room)
 {
-	struct client_object *object = &room->slot.object;
-	struct kvd_client *client = object->client;
-	enum client_phase phase = client_object_phase(object);
+	struct kvd_client *client = room->slot.object.client;
 	struct kvd_ring_entry entry = {.op = KVD_RING_CLOSE,
 				       .slot = room->slot.slot,
 				       .gen = atomic_load(&room->slot.gen),
 				       .a = room->slot.number,
 				       .n0 = room->role};
+	int r = client_post_begin(client, KVD_RING_CLOSE);
+
+	return r ? r : client_ring_put(client, &entry, NULL, 0, NULL);
+}
+
+int client_post_close(struct kvd_room *room)
+{
+	struct client_object *object = &room->slot.object;
+	struct kvd_client *client = object->client;
+	enum client_phase phase = client_object_phase(object);
 	bool lives = phase == CLIENT_READY || room->slot.numbered;
 	int r = room_named(room);
 
-	if (!r && lives && !kvd_lost(client) && object->serial == client->serial) {
-		r = client_post_begin(client, KVD_RING_CLOSE);
-		if (!r)
-			r = client_ring_put(client, &entry, NULL, 0, NULL);
-	}
+	if (!r && lives && !kvd_lost(client) && object->serial == client->serial)
+		r = client_post_close_entry(room);
 	if (r && r != -KVD_E_LOST)
 		return r;
 	client_object_unref(object);

@@ -593,8 +593,9 @@ struct kvd_room_status {
  * already) fails the room: its state is KVD_FAILED, kvd_room_why() has the words. So an
  * engine that wants to hear refusals gives answered calls.
  *
- * - Both kinds mix on one room, in the order of the calls; one that was opened by an
- *   answered call can be posted to once that is answered (-KVD_E_BUSY before).
+ * - A room whose opening was posted takes posted binds, chunks and extensions only
+ *   (-KVD_E_STATE); one that was opened by an answered call takes both, in the order of
+ * the calls, posted ones once its opening is answered (-KVD_E_BUSY before).
  * - kvd_room_close(), posted, is for any state: what has not ended is aborted, and goes
  *   when it has quiesced, without a handle; its pages may change until then. To have them
  *   quiet first: abort, wait for the state, then close. The number may be opened again at

@@ -79,6 +79,7 @@ static void rooms_post(struct room_side *a, struct room_side *b, uint64_t number
 	view.pages = b->pages;
 	live_well(b->client, kvd_room_bind(*rx_p, &bind, &posted));
 	view.pages = a->pages;
+	view.page_count -= !last; /* something is left to wait for */
 	send.last = last;
 	live_well(a->client, kvd_room_send(*tx_p, &send, &posted));
 }
@@ -129,19 +130,30 @@ static void posted_room_says_why_it_was_refused(void **state)
 	struct kvd_room_args args = {.room = 8, .role = KVD_SEND};
 	struct kvd_view view = {.name = "no such view"};
 	struct kvd_bind_args bind = {.views = &view, .view_count = 1};
+	int r;
 
 	room_side_open(daemon, &a, "a");
 	room_side_open(daemon, &b, "b");
 	args.pool = a.pool;
 	b.pages[1] = 1;
-	/* the chunk has one page, at both tokens, and what is bound is not all sent */
 	rooms_post(&a, &b, 8, 2, false, &tx, &rx);
 	live_well(a.client, kvd_room_open(a.client, &args, &posted, &again));
 	assert_int_equal(kvd_room_wait(again, KVD_SUCCESS, WAIT_MS), KVD_FAILED);
 	assert_int_equal(kvd_room_why(again, WAIT_MS)->code, KVD_E_EXIST);
 	assert_non_null(
 		strstr(kvd_room_why(again, WAIT_MS)->message, "room 8 (send) is open"));
+	assert_int_equal(kvd_room_wait(tx, KVD_TRANSFERRING, WAIT_MS), KVD_TRANSFERRING);
+	/* what is said to it by the socket is not said to the room that has its number */
+	live_well(a.client, kvd_room_abort(again, "not you", NULL));
+	assert_int_equal(kvd_room_state(tx), KVD_TRANSFERRING);
+	live_well(a.client, kvd_room_close(again, NULL));
+	live_well(a.client, kvd_room_open(a.client, &args, &posted, &again));
+	r = kvd_room_send(again, &(struct kvd_send_args){.last = true}, NULL);
+	assert_true(r == -KVD_E_EXIST || r == -KVD_E_STATE); /* is it refused already? */
+	live_well(a.client, kvd_room_abort(again, "not you", NULL));
+	assert_int_equal(kvd_room_wait(again, KVD_SUCCESS, WAIT_MS), KVD_FAILED);
 	live_well(a.client, kvd_room_close(again, &posted));
+	assert_int_equal(kvd_room_state(tx), KVD_TRANSFERRING);
 	/* a name that no view can have is found here */
 	view.name = "a name of more than thirty-one characters";
 	assert_int_equal(kvd_room_bind(rx, &bind, &posted), -KVD_E_INVAL);

@@ -232,7 +232,7 @@ class Handle:
         self.end = FAILED if self.stopped else now
         self.ended_s = self.desk.clock()
         try:
-            _, _, error, _, self.bytes, _ = room.read()
+            _, _, error, _, self.bytes = room.read()[:5]
             self.code = _kvd.code_name(error) if error else None
             if self.end == FAILED and self._words is None:
                 self._ask_words(error)
