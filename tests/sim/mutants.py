@@ -124,7 +124,7 @@ MUTANTS = [
      "} else if (!peer->told) {",
      "} else if (!peer->told && peer->dial) {", "conform"),
 ]
-PROMISES = ("still", "all", "landed", "confirm", "learn", "start", "end")
+PROMISES = ("still", "all", "landed", "confirm", "learn", "start", "end", "admit")
 
 
 def plant(tree, mutant):
