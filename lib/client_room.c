@@ -245,33 +245,30 @@ static struct kvd_room *room_new(struct kvd_client *client,
 	return room;
 }
 
-static int open_post(struct kvd_client *client, const struct kvd_room_args *args,
-		     struct kvd_room **room_p)
+static int open_post(struct kvd_room *room, const struct kvd_room_args *args)
 {
-	struct kvd_ring_entry entry = {.op = KVD_RING_OPEN, .a = args->room};
+	struct kvd_ring_entry entry = {.op = KVD_RING_OPEN,
+				       .a = args->room,
+				       .b = (uint64_t)kvd_pool_id(args->pool)};
 	struct client_text text = {0};
-	struct kvd_room *room;
-	int r = client_post_begin(client, KVD_RING_OPEN);
 
-	if (!r)
-		r = open_check(client, args);
-	if (r)
-		return r;
-	room = room_new(client, args);
-	if (!room)
-		return client_fail_nomem(client);
-	entry.b = (uint64_t)kvd_pool_id(args->pool);
 	text_name(&text, room);
 	text_open(&text, room, args, false);
 	client_text_bytes(&text, "}", 1);
 	if (text.len)
 		text.data[0] = '{'; /* for the first comma */
-	r = client_post_pages(room, &entry, args->views, args->view_count, &text);
-	if (r)
-		client_object_unref(&room->slot.object);
-	else
-		*room_p = room;
-	return r;
+	return client_post_pages(room, &entry, args->views, args->view_count, &text);
+}
+
+static int open_ask(struct kvd_room *room, const struct kvd_room_args *args,
+		    const struct kvd_call *call)
+{
+	struct client_op op;
+
+	room_begin(room, &op, "room.open");
+	text_open(&op.text, room, args, true);
+	op.finish = room_opened;
+	return client_op_run(room->slot.object.client, &op, call);
 }
 
 int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
@@ -279,12 +276,10 @@ int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
 {
 	bool post = call && call->post;
 	struct kvd_room *room;
-	struct client_op op;
-	int r = post ? 0 : client_begin(client, call);
+	int r = post ? client_post_begin(client, KVD_RING_OPEN)
+		     : client_begin(client, call);
 
 	*room_p = NULL;
-	if (post)
-		return open_post(client, args, room_p);
 	if (!r)
 		r = open_check(client, args);
 	if (r)
@@ -292,11 +287,8 @@ int kvd_room_open(struct kvd_client *client, const struct kvd_room_args *args,
 	room = room_new(client, args);
 	if (!room)
 		return client_fail_nomem(client);
-	room_begin(room, &op, "room.open");
-	text_open(&op.text, room, args, true);
-	op.finish = room_opened;
-	*room_p = room;
-	r = client_op_run(client, &op, call);
+	*room_p = room; /* before its answer, which may come within */
+	r = post ? open_post(room, args) : open_ask(room, args, call);
 	if (r && client_object_phase(&room->slot.object) != CLIENT_DOUBT) {
 		*room_p = NULL;
 		client_object_unref(&room->slot.object);

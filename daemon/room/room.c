@@ -288,6 +288,32 @@ static void forget_waits(struct room *room)
 		wait_spec_fini(&chunk->wait);
 }
 
+static void room_on_wait_over(struct wait *wait, const struct err *why)
+{
+	struct room *room = container_of(wait, struct room, wait_bind);
+
+	if (why) {
+		room_fail(room, why, NULL);
+		return;
+	}
+	room->wait_over = true;
+	room_kick(room);
+}
+
+int room_await(struct room *room)
+{
+	int r = 0;
+
+	if (!room->wait_over && !room->wait_bind.armed) {
+		r = wait_passed(&room->wait);
+		if (r == 0)
+			wait_start(rooms_waits(room->rooms), &room->wait_bind,
+				   &room->wait, room_on_wait_over);
+		room->wait_over = r > 0;
+	}
+	return r < 0 ? err_pass(r) : room->wait_over;
+}
+
 int room_refuse_over(const struct room *room)
 {
 	struct err why = room->error;

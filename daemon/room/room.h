@@ -263,7 +263,10 @@ void room_fail_moving(struct room *room, const struct party *party,
 /* Look again, in the next turn: what can go on? */
 void room_kick(struct room *room);
 void room_progress(struct room *room); /* bytes moved: status page */
-void room_figures(struct room *room);  /* the same of what else its slot says */
+/* Has its engine's stream passed the room's `wait`? Outcome 1; 0: not yet, and the room
+ * is kicked when it has. */
+int room_await(struct room *room);
+void room_figures(struct room *room); /* the same of what else its slot says */
 /* The other side ended it: room_fail() with that in its flags. */
 void room_fail_remote(struct room *room, const struct err *why, const struct party *but);
 

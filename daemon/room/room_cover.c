@@ -200,8 +200,12 @@ static int make_coverage(struct room *room, struct party *party)
 			layout_view_find(layout, room->maps.maps[i].view);
 		uint32_t n =
 			wanted_layers(party, (uint32_t)(view - layout->views), layers);
+		const struct layout_view *theirs =
+			layout_view_find(party->pool->layout, view->name);
 		int r = coverage_init(&party->coverage[i], layers, n);
 
+		if (theirs)
+			party->coverage[i].shard = theirs->shard;
 		/* its source decides into how many pieces it falls */
 		if (r >= 0)
 			r = coverage_charge(&party->coverage[i], party->remote->account,

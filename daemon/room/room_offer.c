@@ -431,33 +431,6 @@ void offer_check_lease(struct room *room)
 	room_fail(room, &why, NULL);
 }
 
-static void room_offer_on_wait_over(struct wait *wait, const struct err *why)
-{
-	struct room *room = container_of(wait, struct room, wait_bind);
-
-	if (why) {
-		room_fail(room, why, NULL);
-		return;
-	}
-	room->wait_over = true;
-	room_kick(room);
-}
-
-/* Until the engine's stream has made the pages nobody is told of them. */
-static int await_pages(struct room *room)
-{
-	int r;
-
-	if (room->wait_over || room->wait_bind.armed)
-		return 0;
-	r = wait_passed(&room->wait);
-	if (r == 0)
-		wait_start(rooms_waits(room->rooms), &room->wait_bind, &room->wait,
-			   room_offer_on_wait_over);
-	room->wait_over = r > 0;
-	return r < 0 ? err_pass(r) : 0;
-}
-
 static int answer_all(struct room *room)
 {
 	struct party *party;
@@ -479,7 +452,7 @@ static void room_offer_step(struct room *room)
 
 	if (sm_state(&room->sm) == ROOM_BOOT)
 		room_move(room, ROOM_WAITING);
-	if (room_live(room) && (await_pages(room) < 0 || answer_all(room) < 0))
+	if (room_live(room) && (room_await(room) < 0 || answer_all(room) < 0))
 		room_fail_last(room, NULL);
 	drop_away(room);
 	if (!room_live(room))

@@ -313,18 +313,6 @@ static bool all_offered(const struct room *room)
 	return true;
 }
 
-static void room_pull_on_wait_over(struct wait *wait, const struct err *why)
-{
-	struct room *room = container_of(wait, struct room, wait_bind);
-
-	if (why) {
-		room_fail(room, why, NULL);
-		return;
-	}
-	room->wait_over = true;
-	room_kick(room);
-}
-
 static int go_on(struct room *room)
 {
 	int r = ask_all(room);
@@ -335,16 +323,8 @@ static int go_on(struct room *room)
 		room_move(room, ROOM_WAITING);
 	if (!room->bound)
 		return 0;
-	if (!room->wait_over && !room->wait_bind.armed) {
-		r = wait_passed(&room->wait);
-		room->wait_over = r > 0;
-		if (r == 0)
-			wait_start(rooms_waits(room->rooms), &room->wait_bind,
-				   &room->wait, room_pull_on_wait_over);
-		if (r < 0)
-			return err_pass(r);
-	}
-	return room->wait_over ? room_pull_read_all(room) : 0;
+	r = room_await(room);
+	return r > 0 ? err_pass(room_pull_read_all(room)) : err_pass(r);
 }
 
 static void room_pull_step(struct room *room)

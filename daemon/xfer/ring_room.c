@@ -257,7 +257,7 @@ static int begin_check(const struct ring_room *op, const struct session *session
 }
 
 /* What it names is found and held, what it reads charged. */
-static int room_begin(struct ring_room *op, const struct room *room)
+static int ring_room_begin(struct ring_room *op, const struct room *room)
 {
 	struct session *session = op->ring->session;
 	uint64_t bytes = op->e.bytes + (op->e.n1 + UINT64_C(1)) * sizeof(struct room_map);
@@ -331,7 +331,7 @@ int ring_room_pages(struct ring *ring, const struct kvd_ring_entry *e,
 	if (!opens && !room)
 		return 0;
 	op = room_op_new(ring, e, arena);
-	r = op ? room_begin(op, room) : -ENOMEM;
+	r = op ? ring_room_begin(op, room) : -ENOMEM;
 	if (r < 0) {
 		refuse_early(ring, e, room);
 		if (op)

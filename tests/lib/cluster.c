@@ -533,6 +533,16 @@ uint8_t *cache_aux(const struct cache *k, unsigned int slot)
 
 /* ---- rooms ---- */
 
+void room_failed_with(const struct room *room, enum err_code code, const char *words)
+{
+	assert_non_null(room);
+	assert_false(room_live(room));
+	if (room->error.code != code || !strstr(room->error.text, words))
+		fail_msg("room %ju: %s: %s; not %s: %s", (uintmax_t)room->number,
+			 err_name(room->error.code), room->error.text, err_name(code),
+			 words);
+}
+
 int cluster_state(struct cluster *c, struct session *session, const char *role,
 		  uint64_t room)
 {

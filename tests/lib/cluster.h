@@ -28,6 +28,8 @@ struct node {
 	bool alive;
 };
 
+struct room;
+
 struct cluster {
 	struct loop *loop;
 	struct mem_hub *links;
@@ -111,6 +113,8 @@ uint8_t *cache_aux(const struct cache *cache, unsigned int slot);
 /* State of a room as SGLang polls it; -1: not there. */
 int cluster_state(struct cluster *c, struct session *session, const char *role,
 		  uint64_t room);
+/* It fails, or has, with this code, and words that hold these. */
+void room_failed_with(const struct room *room, enum err_code code, const char *words);
 void cluster_until_state(struct cluster *c, struct session *session, const char *role,
 			 uint64_t room, int state);
 

@@ -167,15 +167,6 @@ static void until_all_have_seen(struct pair *p, unsigned int node)
 	}
 }
 
-static void failed_with(const struct room *room, enum err_code code, const char *words)
-{
-	assert_non_null(room);
-	if (room->error.code != code || !strstr(room->error.text, words))
-		fail_msg("room %ju: %s: %s; not %s: %s", (uintmax_t)room->number,
-			 err_name(room->error.code), room->error.text, err_name(code),
-			 words);
-}
-
 static struct remote *remote_at(struct pair *p, unsigned int node)
 {
 	return list_first(handshake_remotes(p->c.nodes[node].kvd.handshake),
@@ -201,7 +192,7 @@ static void peer_that_is_lost_fails_its_rooms_in_turns(void **state)
 	assert_true(loop_now_ns(p->c.loop) - begun < LOOP_NS_PER_S);
 	for (unsigned int n = 0; n < ROOMS; n++) {
 		cluster_until_state(&p->c, p->decode, "recv", 100 + n, KVD_FAILED);
-		failed_with(recv_room(p, n), ERR_PEER, "data line lost");
+		room_failed_with(recv_room(p, n), ERR_PEER, "data line lost");
 		cluster_until_state(&p->c, p->prefill, "send", 100 + n, KVD_FAILED);
 	}
 }
@@ -231,7 +222,7 @@ static void confirmation_before_the_loss_is_seen_does_not_count(void **state)
 	cursor_read(&c, body, c.pos);
 	assert_int_equal(
 		rooms_on_message(p->c.nodes[1].kvd.rooms, remote_at(p, 1), &h, &c), 0);
-	failed_with(last, ERR_PEER, "data line lost");
+	room_failed_with(last, ERR_PEER, "data line lost");
 	until_all_have_seen(p, 1);
 }
 
@@ -282,7 +273,7 @@ static void chunk_before_the_loss_is_seen_does_not_count(void **state)
 	mem_free(bytes);
 	assert_null(in.owner);
 	assert_int_equal(answered.code, ERR_PEER);
-	failed_with(last, ERR_PEER, "data line lost");
+	room_failed_with(last, ERR_PEER, "data line lost");
 	until_all_have_seen(p, 0);
 }
 
@@ -307,7 +298,7 @@ static void chunk_given_before_the_loss_is_seen_is_not_sent(void **state)
 	until_all_have_seen(p, 1);
 	assert_int_equal(fake_hub_stats(p->c.bytes)->posts, posts);
 	assert_int_equal(sm_state(&last->sm), ROOM_FAILED);
-	failed_with(last, ERR_PEER, "data line lost");
+	room_failed_with(last, ERR_PEER, "data line lost");
 }
 
 static void pool_that_is_withdrawn_fails_its_rooms_in_turns(void **state)
@@ -326,7 +317,7 @@ static void pool_that_is_withdrawn_fails_its_rooms_in_turns(void **state)
 	assert_int_equal(remote->pool_count, 1);
 	until_all_have_seen(p, 0);
 	for (unsigned int n = 0; n < ROOMS; n++)
-		failed_with(recv_room(p, n), ERR_SESSION, "withdrew pool 'kv'");
+		room_failed_with(recv_room(p, n), ERR_SESSION, "withdrew pool 'kv'");
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	assert_int_equal(remote->pool_count, 0);
 	assert_int_equal(p->c.nodes[1].kvd.session_count, 0);
@@ -348,7 +339,7 @@ static void daemon_that_stops_tells_it_to_all_rooms(void **state)
 	assert_int_equal(live(p, 0), 0);
 	for (unsigned int n = 0; n < ROOMS; n++) {
 		cluster_until_state(&p->c, p->prefill, "send", 100 + n, KVD_FAILED);
-		failed_with(send_room(p, n), ERR_DRAIN, "the daemon is stopping");
+		room_failed_with(send_room(p, n), ERR_DRAIN, "the daemon is stopping");
 	}
 }
 

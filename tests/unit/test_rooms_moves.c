@@ -88,14 +88,6 @@ static struct room *room_at(struct room_pair *p, unsigned int node, enum room_ro
 			  number);
 }
 
-static void failed_with(const struct room *room, enum err_code code, const char *words)
-{
-	assert_non_null(room);
-	if (room->error.code != code || !strstr(room->error.text, words))
-		fail_msg("%s: %s; not %s: %s", err_name(room->error.code),
-			 room->error.text, err_name(code), words);
-}
-
 /* Where the region's memory is registered with the pair's transport. */
 static struct xp_reg **registration(const struct room_pair *p, const struct cache *cache)
 {
@@ -139,7 +131,7 @@ static void chunk_of_unusable_memory_fails_its_room_after_the_wait(void **state)
 	cluster_until_state(&p->c, p->prefill, "send", 1, KVD_FAILED);
 	cluster_until_state(&p->c, p->decode, "recv", 1, KVD_FAILED);
 	*where = reg;
-	failed_with(room_at(p, 0, ROOM_SEND, 1), ERR_IMPORT, "cannot be used with");
+	room_failed_with(room_at(p, 0, ROOM_SEND, 1), ERR_IMPORT, "cannot be used with");
 	assert_int_equal(room_at(p, 0, ROOM_SEND, 1)->busy, 0);
 	works(p, 2);
 }
@@ -193,7 +185,7 @@ static void chunks_that_wait_to_land_are_refused_once(void **state)
 	cluster_until_state(&p->c, p->decode, "recv", 1, KVD_FAILED);
 	cluster_until_state(&p->c, p->prefill, "send", 1, KVD_FAILED);
 	*where = reg;
-	failed_with(room_at(p, 1, ROOM_RECV, 1), ERR_IMPORT, "cannot be used with");
+	room_failed_with(room_at(p, 1, ROOM_RECV, 1), ERR_IMPORT, "cannot be used with");
 	assert_int_equal(room_at(p, 1, ROOM_RECV, 1)->busy, 0);
 	assert_int_equal(room_at(p, 1, ROOM_RECV, 1)->bytes, 0);
 	works(p, 2);

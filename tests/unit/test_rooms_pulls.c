@@ -43,16 +43,6 @@ static const struct room *room_of(struct room_pair *p, unsigned int node,
 			  number);
 }
 
-static void failed_with(const struct room *room, enum err_code code, const char *text)
-{
-	assert_non_null(room);
-	assert_int_equal(sm_state(&room->sm), ROOM_FAILED);
-	if (room->error.code != code || !strstr(room->error.text, text))
-		print_error("%s: %s\n", err_name(room->error.code), room->error.text);
-	assert_int_equal(room->error.code, code);
-	assert_non_null(strstr(room->error.text, text));
-}
-
 static void open_offer(struct room_pair *p, uint64_t room, const char *more)
 {
 	cluster_ok(&p->c, p->prefill,
@@ -171,7 +161,7 @@ static void pull_without_an_offer_says_so(void **state)
 
 	open_pull(p, 4, ",'timeouts':{'bootstrap_ms':500}");
 	cluster_until_state(&p->c, p->decode, "pull", 4, KVD_FAILED);
-	failed_with(room_of(p, 1, ROOM_PULL, 4), ERR_TIMEOUT, "did not offer it");
+	room_failed_with(room_of(p, 1, ROOM_PULL, 4), ERR_TIMEOUT, "did not offer it");
 }
 
 static void nothing_bound_gives_the_offer_back(void **state)
@@ -195,15 +185,15 @@ static void pull_that_is_aborted_before_its_pages_lets_the_offer_go(void **state
 	cluster_ok(&p->c, p->decode,
 		   "{'cmd':'room.abort','room':'6','reason':'no room'}");
 	cluster_run(&p->c, 100 * MS);
-	failed_with(room_of(p, 0, ROOM_OFFER, 6), ERR_ABORTED, "no room");
-	failed_with(room_of(p, 1, ROOM_PULL, 6), ERR_ABORTED, "no room");
+	room_failed_with(room_of(p, 0, ROOM_OFFER, 6), ERR_ABORTED, "no room");
+	room_failed_with(room_of(p, 1, ROOM_PULL, 6), ERR_ABORTED, "no room");
 	/* and the other way round */
 	open_offer(p, 7, "");
 	open_pull(p, 7, "");
 	cluster_until_state(&p->c, p->decode, "pull", 7, KVD_WAITING_FOR_INPUT);
 	cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'7','reason':'mine'}");
 	cluster_run(&p->c, 100 * MS);
-	failed_with(room_of(p, 1, ROOM_PULL, 7), ERR_ABORTED, "mine");
+	room_failed_with(room_of(p, 1, ROOM_PULL, 7), ERR_ABORTED, "mine");
 	cluster_refused(&p->c, p->decode, "EABORTED",
 			"{'cmd':'room.bind','room':'7','views':%s}", all);
 }
@@ -234,14 +224,15 @@ static void lease_that_is_extended_lasts(void **state)
 	assert_int_equal(cluster_state(&p->c, p->prefill, "offer", 10),
 			 KVD_WAITING_FOR_INPUT);
 	cluster_run(&p->c, 3 * S);
-	failed_with(room_of(p, 0, ROOM_OFFER, 10), ERR_LEASE, "the lease of 5000 ms");
+	room_failed_with(room_of(p, 0, ROOM_OFFER, 10), ERR_LEASE,
+			 "the lease of 5000 ms");
 	cluster_refused(&p->c, p->prefill, "ELEASE",
 			"{'cmd':'room.extend','room':'10','lease_ms':5000}");
 	/* a shorter one, too */
 	open_offer(p, 11, ",'lease_ms':60000");
 	cluster_ok(&p->c, p->prefill, "{'cmd':'room.extend','room':'11','lease_ms':200}");
 	cluster_run(&p->c, S);
-	failed_with(room_of(p, 0, ROOM_OFFER, 11), ERR_LEASE, "the lease of 200 ms");
+	room_failed_with(room_of(p, 0, ROOM_OFFER, 11), ERR_LEASE, "the lease of 200 ms");
 	open_pull(p, 12, "");
 	cluster_refused(&p->c, p->decode, "ESTATE",
 			"{'cmd':'room.extend','room':'12','lease_ms':5000}");
@@ -294,8 +285,8 @@ static void offer_whose_stream_never_passes_ends_with_its_lease(void **state)
 	open_pull(p, 22, "");
 	cluster_until_state(&p->c, p->prefill, "offer", 22, KVD_FAILED);
 	cluster_run(&p->c, 100 * MS);
-	failed_with(room_of(p, 0, ROOM_OFFER, 22), ERR_LEASE, "the lease of 300 ms");
-	failed_with(room_of(p, 1, ROOM_PULL, 22), ERR_LEASE, "the lease of 300 ms");
+	room_failed_with(room_of(p, 0, ROOM_OFFER, 22), ERR_LEASE, "the lease of 300 ms");
+	room_failed_with(room_of(p, 1, ROOM_PULL, 22), ERR_LEASE, "the lease of 300 ms");
 	assert_int_equal(landed(p), 0);
 }
 
@@ -325,8 +316,8 @@ static void pullers_tell_how_many_they_are(void **state)
 	assert_int_equal(cluster_state(&p->c, p->prefill, "offer", 30), KVD_TRANSFERRING);
 	pull_as(p, other, &third, 30, 3); /* disagrees */
 	cluster_until_state(&p->c, other, "pull", 30, KVD_FAILED);
-	failed_with(rooms_find(p->c.nodes[1].kvd.rooms, other, ROOM_PULL, 30), ERR_INVAL,
-		    "receivers: offer 30 is for 2, this puller says 3");
+	room_failed_with(rooms_find(p->c.nodes[1].kvd.rooms, other, ROOM_PULL, 30),
+			 ERR_INVAL, "receivers: offer 30 is for 2, this puller says 3");
 	cluster_ok(&p->c, other, "{'cmd':'room.close','room':'30'}");
 	pull_as(p, other, &third, 30, 2);
 	cluster_until_state(&p->c, other, "pull", 30, KVD_SUCCESS);
@@ -338,8 +329,8 @@ static void pullers_tell_how_many_they_are(void **state)
 	open_offer(p, 32, "");
 	pull_as(p, p->decode, &p->dst, 32, 2);
 	cluster_until_state(&p->c, p->decode, "pull", 32, KVD_FAILED);
-	failed_with(room_of(p, 1, ROOM_PULL, 32), ERR_INVAL,
-		    "is for 1, this puller says 2");
+	room_failed_with(room_of(p, 1, ROOM_PULL, 32), ERR_INVAL,
+			 "is for 1, this puller says 2");
 	cluster_refused(
 		&p->c, p->prefill, "EINVAL",
 		"{'cmd':'room.open','room':'33','role':'offer','pool':%llu,"
@@ -405,7 +396,8 @@ static void puller_that_does_not_come_again_costs_the_lease(void **state)
 	bind(p, 42, all);
 	cluster_until_state(&p->c, p->decode, "pull", 42, KVD_FAILED);
 	cluster_run(&p->c, 2 * S);
-	failed_with(room_of(p, 0, ROOM_OFFER, 42), ERR_LEASE, "the lease of 1000 ms");
+	room_failed_with(room_of(p, 0, ROOM_OFFER, 42), ERR_LEASE,
+			 "the lease of 1000 ms");
 }
 
 /* Its engine, its daemon or its connection is gone: nobody waits for it. */
@@ -427,7 +419,7 @@ static void puller_that_is_gone_ends_the_offer(void **state)
 	cluster_until_state(&p->c, p->decode, "pull", 44, KVD_WAITING_FOR_INPUT);
 	cluster_engine_dies(&p->c, p->decode);
 	cluster_run(&p->c, 500 * MS);
-	failed_with(room_of(p, 0, ROOM_OFFER, 44), ERR_SESSION, "is gone");
+	room_failed_with(room_of(p, 0, ROOM_OFFER, 44), ERR_SESSION, "is gone");
 }
 
 int main(void)
