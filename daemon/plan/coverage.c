@@ -274,6 +274,9 @@ bool coverage_whole(const struct coverage *cov, uint64_t begin, uint64_t end)
 {
 	if (cov->layer_count == 0)
 		return true; /* nothing is due from this source here */
+	if (begin < end &&
+	    token_shard_slot(&cov->shard, begin) == token_shard_slot(&cov->shard, end))
+		return true; /* nor of these tokens */
 	for (uint32_t i = 0; i < set_count(cov); i++) {
 		const struct coverage_set *set = &cov->sets[i];
 		uint32_t k = set_find(set, begin);

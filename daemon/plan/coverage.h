@@ -28,7 +28,8 @@ struct coverage_set {
 };
 
 struct coverage {
-	uint32_t *layers; /* the layers wanted of this source, ascending; owned */
+	struct token_shard shard; /* which tokens this source holds at all */
+	uint32_t *layers;	  /* the layers wanted of this source, ascending; owned */
 	uint32_t layer_count;
 	bool split; /* sets has layer_count entries, else 1 */
 	struct coverage_set *sets;
@@ -50,7 +51,7 @@ int coverage_add(struct coverage *cov, struct plan_layers layers, uint64_t begin
  * a split cannot be stored: then the whole interval around it is dropped. */
 int coverage_remove(struct coverage *cov, struct plan_layers layers, uint64_t begin,
 		    uint64_t end);
-/* Are all wanted layers covered over [begin, end)? */
+/* Are all wanted layers covered over [begin, end), as far as this source holds it? */
 bool coverage_whole(const struct coverage *cov, uint64_t begin, uint64_t end);
 
 #endif

@@ -12,10 +12,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/base/mem.h"
 #include "daemon/room/room.h"
+#include "daemon/room/room_cover.h"
 #include "daemon/room/rooms.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
+#include "tests/sim/fake.h"
 
 #define RANKS 3
 #define TOKENS 37u
@@ -249,6 +252,42 @@ static void prefix_hits_leave_the_rest(void **state)
 	push(1, 2, 8, 36);
 }
 
+/* Of two sources one has all its tokens read and confirmed, the other gets stuck: the
+ * pages of the first are whole. */
+static void pages_of_a_source_that_confirmed_are_told(void **state)
+{
+	const struct fake_rule stuck = {
+		.fault = FAKE_STUCK, .kinds = 1 << XP_READ, .skip = 1, .times = 1};
+	const struct room *room;
+	struct shards s;
+	uint8_t *bits;
+
+	(void)state;
+	shards_new(&s, 2, 1, 4);
+	for (unsigned int i = 0; i < 2; i++)
+		cluster_ok(&s.c, s.prefill[i],
+			   "{'cmd':'room.open','room':'1','role':'offer','pool':%llu,"
+			   "'views':{'kv':%s}}",
+			   (unsigned long long)s.src[i].pool,
+			   view_of(&s.src[i], 0, TOKENS));
+	assert_int_equal(fake_script(s.c.bytes, &stuck), 0);
+	cluster_ok(
+		&s.c, s.decode[0],
+		"{'cmd':'room.open','room':'1','role':'pull','pool':%llu,'sources':[%s],"
+		"'timeouts':{'stall_ms':500},'views':{'kv':%s}}",
+		(unsigned long long)s.dst[0].pool, s.sources,
+		view_of(&s.dst[0], 0, TOKENS));
+	cluster_until_state(&s.c, s.decode[0], "pull", 1, KVD_FAILED);
+	room = rooms_find(s.c.nodes[2].kvd.rooms, s.decode[0], ROOM_PULL, 1);
+	assert_int_equal(room_landed_pages(room, 0, &bits), 0);
+	for (unsigned int p = 0; p < (TOKENS + 3) / 4; p++) /* tokens 4p to 4p + 3 */
+		assert_int_equal(bits[p / 8] >> p % 8 & 1, p % 2 == 0);
+	mem_free(bits);
+	cluster_ok(&s.c, s.prefill[1], "{'cmd':'room.abort','room':'1'}");
+	cluster_until_state(&s.c, s.prefill[1], "offer", 1, KVD_FAILED);
+	shards_free(&s);
+}
+
 /* A rank whose tokens never came is missed, and the others' pages are told. */
 static void shard_that_does_not_come_fails_the_room(void **state)
 {
@@ -300,6 +339,7 @@ int main(void)
 		cmocka_unit_test(every_division_pushes_every_token_once),
 		cmocka_unit_test(every_division_pulls_every_token_once),
 		cmocka_unit_test(prefix_hits_leave_the_rest),
+		cmocka_unit_test(pages_of_a_source_that_confirmed_are_told),
 		cmocka_unit_test(shard_that_does_not_come_fails_the_room),
 		cmocka_unit_test(page_lists_that_do_not_fit_the_shard_are_refused),
 	};
