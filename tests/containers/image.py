@@ -157,8 +157,10 @@ class Container:
         self.pid = until("PID 1", self._first)
 
     def _first(self):
-        assert self.proc.poll() is None, self.text()
-        return child_of(self.proc.pid)
+        """-1: it has already ended well."""
+        ended = self.proc.poll()
+        assert not ended, self.text()
+        return -1 if ended == 0 else child_of(self.proc.pid)
 
     def text(self):
         self.log.seek(0)
