@@ -118,7 +118,7 @@ class EndRank(Rank):
     def left(self):
         """What this rank still has of its rooms."""
         desk = self.manager.desk
-        until(lambda: desk.turn(True) or not (desk.left or desk.unanswered), 10)
+        until(lambda: desk.turn(True) or not desk.left, 10)
         return {"rooms": len(desk.live), "parked": len(desk.parked), "left": len(desk.left),
                 "slots": self.manager.slots.count - len(self.manager.slots._free),
                 "states": len(self.manager.request_status)}

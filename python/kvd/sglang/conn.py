@@ -27,9 +27,9 @@ from sglang.srt.runtime_context import (get_device, get_disagg, get_parallel, ge
                                         linear_attn_tp_size)
 
 from ..client import Client
+from ..engine import Desk
 from ..rooms import FAILED, RECV, SUCCESS, Source, View
 from . import pools
-from .rooms import Desk
 from .route import row_of, secret_of, ticket_of
 from .slots import Rows, Slots
 
@@ -315,7 +315,7 @@ class KVSender(CommonKVSender):
             return
         mgr.look_at_endpoint()
         _, (_, pool) = next(iter(mgr._made.items()))
-        self._room = mgr.desk.send(bootstrap_room, pool, bootstrap_s=mgr.bootstrap_timeout,
+        self._room = mgr.desk.send(bootstrap_room, pool, open_s=mgr.bootstrap_timeout,
                                    ticket=ticket_of(mgr.secret, bootstrap_room))
         if mgr.pp_size > 1:
             mgr.senders.add(self)
@@ -328,12 +328,7 @@ class KVSender(CommonKVSender):
             return super().poll()
         self.kv_mgr.desk.turn()
         state = room.look()
-        if state not in (FAILED, SUCCESS):
-            return self._moving(state)
-        if not room.told:
-            return KVPoll.Transferring if self._started else \
-                KVPoll.WaitingForInput if self._ready else KVPoll.Bootstrapping
-        return self._conclude(state)
+        return self._conclude(state) if state in (FAILED, SUCCESS) else self._moving(state)
 
     def _moving(self, state):
         """Bootstrap queue and parked requests know 0, 1, 2; the inflight queue 0, 2, 3, 4."""
@@ -427,7 +422,7 @@ class KVSender(CommonKVSender):
             return None
         slot = mgr.slots.take()
         if slot is None:
-            room.fail("no free metadata record: %d rooms that were given up have not ended"
+            room.stop("no free metadata record: %d rooms that were given up have not ended"
                       % mgr.slots.count)
             return None
         room.on_end = lambda: mgr.slots.give(slot)
@@ -501,7 +496,7 @@ class KVReceiver(CommonKVReceiver):
             return
         self._room = mgr.desk.recv(
             self.bootstrap_room, pool, sources, receivers=self.required_dst_info_num,
-            bootstrap_s=mgr.bootstrap_timeout,
+            open_s=mgr.bootstrap_timeout,
             ticket=ticket_of(secret, self.bootstrap_room))
 
     def _refuse(self, words):
@@ -523,18 +518,17 @@ class KVReceiver(CommonKVReceiver):
             self._stop(ABORTED)
         self.kv_mgr.desk.turn()
         state = room.look()
-        if state in (FAILED, SUCCESS) and room.told:
+        if state in (FAILED, SUCCESS):
             return self._conclude(state)
         if not self._bound:
             return KVPoll.WaitingForInput
-        if state not in (FAILED, SUCCESS):
-            self._give_up_late()
+        self._give_up_late()
         return min(max(state, KVPoll.WaitingForInput), KVPoll.Transferring)
 
     def _give_up_late(self):
         elapsed = time.time() - self.init_time
         if elapsed >= self.kv_mgr.waiting_timeout and not self._room.stopped:
-            self._room.fail("Request %d timed out after %.1fs in KVPoll.WaitingForInput "
+            self._room.stop("Request %d timed out after %.1fs in KVPoll.WaitingForInput "
                             "(SGLANG_DISAGGREGATION_WAITING_TIMEOUT)"
                             % (self.bootstrap_room, elapsed))
             self.abort_notified = True
@@ -581,14 +575,14 @@ class KVReceiver(CommonKVReceiver):
         views.update(state_views(self._made, state_indices, base, self._views))
         self._aux_index, self._slot = aux_index, mgr.slots.take()
         if self._slot is None:
-            room.fail("no free metadata record: %d rooms that were given up have not ended"
+            room.stop("no free metadata record: %d rooms that were given up have not ended"
                       % mgr.slots.count)
             return
         mgr.slots.record(self._slot)[:] = 0
         try:
             room.bind(views, self._slot)
         except (TypeError, ValueError) as error:
-            room.fail(str(error))
+            room.stop(str(error))
 
     # ---- its end ----
 

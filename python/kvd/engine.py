@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rooms as a scheduler has them: on its one thread, which must not wait for a daemon.
+
+Every call is posted: written into shared memory, without an answer. turn() does what had to
+be put off: an opening while an old room has the number or no session is there, a chunk whose
+event has not happened, a call that found that memory full. A room's state is a read of
+shared memory. Only wait_still() waits, and the words of a failure are asked for, WORDS_S at
+most.
+
+A Handle outlives its room: that is closed, and its number free, as soon as it has ended."""
+import time
+from collections import deque
+
+from . import _kvd
+from .errors import Error
+from .rooms import (BOOTSTRAPPING, FAILED, OFFER, PULL, RECV, SEND, SUCCESS, room_pack,
+                    sources_pack, views_pack)
+
+WORDS_S = 0.05
+MUTE_S = 1.0  # after a daemon that did not tell them in time
+RETRY_S = 5.0  # without a session
+TURN_S = 100e-6
+LOOK_S = 0.1  # for the end of the session
+DAY_MS = 24 * 3600 * 1000
+LATER = ("EFULL", "EBUSY", "ENOMEM")  # the same call later
+SESSION = ("ELOST", "ENODAEMON", "EDEAD", "EDRAIN")
+
+
+def text_of(error):
+    """An exception's words with its code."""
+    return "%s (%s)" % (error.message, error.code) if isinstance(error, Error) else \
+        "%s: %s" % (type(error).__name__, error)
+
+
+class Handle:
+    """A room of this rank, from before its opening until after its end."""
+
+    def __init__(self, desk, role, number, open_s, pack):
+        self.desk, self.role, self.number = desk, role, number
+        self._pack, self._room = pack, None
+        self._calls = deque()  # (start, events)
+        self._until = desk.clock() + open_s
+        self._retry_until = None
+        self._words, self.ended_s = None, 0.0
+        self._first = None
+        self.code = None  # of the room's end
+        self.end = None  # FAILED or SUCCESS: nothing of it moves any more
+        self.stopped = False
+        self.given = 0  # chunks that the daemon was given
+        self.on_end = None
+        self.bytes = self.rows = self.moved_us = 0
+
+    # ---- calls ----
+
+    def bind(self, views, aux=None):
+        packed = views_pack(views)
+        self._call(lambda room: room.bind(packed, aux))
+
+    def send(self, views, seq, last, aux=None, events=()):
+        """A chunk, once all events have happened. An event has query()."""
+        packed = views_pack(views)
+
+        def start(room):
+            room.send(seq, packed, last, aux)
+            self.given += 1
+        self._call(start, tuple(e for e in events if e is not None))
+
+    def _call(self, start, events=()):
+        if self.end is not None or self.stopped:
+            return
+        self._calls.append((start, events))
+        self.desk.parked[id(self)] = self
+        self.flush()
+
+    def flush(self):
+        """Do what may be done now."""
+        if self._room is None:
+            self._open()
+        while self._room is not None and self._calls:
+            start, events = self._calls[0]
+            if not all(e.query() for e in events):
+                return
+            try:
+                start(self._room)
+            except Error as error:
+                if error.code in LATER:
+                    return
+                if not self.stopped:
+                    self.stop(text_of(error))
+                    return
+            self._calls.popleft()
+        if self._room is not None:
+            self.desk.parked.pop(id(self), None)
+
+    def _open(self):
+        desk, now = self.desk, self.desk.clock()
+        if desk.live.get((self.role, self.number), self) is not self:
+            if now > self._until:
+                self._over("room %d: the number is still held by a transfer that was given up"
+                           % self.number)
+            return
+        args, kwargs = self._pack
+        try:
+            self._room = _kvd.Room(*args, post=True, **kwargs)
+        except (Error, ValueError) as error:
+            if self._retry_until is None:
+                self._retry_until = min(self._until, now + RETRY_S)
+            if getattr(error, "code", None) not in LATER + SESSION or now > self._retry_until:
+                self._over(text_of(error))
+            return
+        desk.live[self.role, self.number] = self
+
+    # ---- its end ----
+
+    def stop(self, reason):
+        """Nothing of it shall move. It has ended when `end` says so; the first reason
+        stands."""
+        if self.end is not None or self.stopped:
+            return
+        self.stopped, self._words = True, reason
+        self._calls.clear()
+        if self._room is None:
+            self._over(reason)
+            return
+        self.desk.left[id(self)] = self
+        self._calls.append((lambda room: room.abort(reason[:200]), ()))
+        self.desk.parked[id(self)] = self
+        self.flush()
+
+    def _over(self, words):
+        """Without a room in the daemon."""
+        self.end, self._words = FAILED, self._words or words
+        self.ended_s = self.desk.clock()
+        self._gone()
+
+    def _gone(self):
+        desk = self.desk
+        self._calls.clear()
+        desk.parked.pop(id(self), None)
+        desk.left.pop(id(self), None)
+        if desk.live.get((self.role, self.number)) is self:
+            del desk.live[self.role, self.number]
+        if self.on_end:
+            self.on_end()
+
+    def peek(self):
+        """look() without consequences, from any thread."""
+        room, end = self._room, self.end
+        if end is not None:
+            return end
+        try:
+            return BOOTSTRAPPING if room is None else room.state()
+        except Error:  # closed meanwhile
+            return BOOTSTRAPPING if self.end is None else self.end
+
+    def look(self):
+        """The state, as the daemon shows it."""
+        if self.end is not None:
+            return self.end
+        if self._room is None:
+            return BOOTSTRAPPING
+        try:
+            now = self._room.state()
+        except Error:
+            now = FAILED
+        if now in (FAILED, SUCCESS):
+            self._ended(now)
+            return self.end
+        return now
+
+    def _ended(self, now):
+        """Ask for the words, close it."""
+        room, desk = self._room, self.desk
+        self.first_token()
+        self.end = FAILED if self.stopped else now
+        self.ended_s = desk.clock()
+        try:
+            _, _, error, _, self.bytes, _, _, _, self.rows, self.moved_us = room.read()
+            self.code = _kvd.code_name(error) if error else None
+            if self.end == FAILED and self._words is None:
+                self._words = "%s (%s)" % (desk.words(room), self.code)
+            room.close()
+        except Error as why:  # libkvd closes what is dropped
+            self._words = self._words or text_of(why)
+        self._room = None
+        self._gone()
+
+    @property
+    def reason(self):
+        return self._words or "room %d failed (%s)" % (self.number, self.code)
+
+    def wait_still(self, seconds):
+        """Until nothing of it moves; whether that was so in time."""
+        desk, pause = self.desk, 20e-6
+        until = desk.clock() + seconds
+        while self.look() not in (FAILED, SUCCESS):
+            if desk.clock() > until:
+                return False
+            desk.turn(True)
+            time.sleep(pause)
+            pause = min(pause * 1.5, 1e-3)
+        return True
+
+    # ---- a sender's ----
+
+    def first_token(self):
+        """The first token that a receiver wants; None: not known yet."""
+        if self._first is None and self._room is not None:
+            try:
+                first = self._room.read()[6]
+            except Error:  # its slot is another's
+                first = -1
+            self._first = first if first >= 0 else None
+        return self._first
+
+
+class Desk:
+    """All rooms of a rank."""
+
+    def __init__(self, client, clock=time.monotonic):
+        self.client, self.kvd, self.clock = client, client._kvd, clock
+        self.live = {}  # (role, number): who has it in the daemon
+        self.parked = {}  # handles with something to do, by id
+        self.left = {}  # stopped, not ended
+        self._turned_s = self._looked_s = self._mute_s = 0.0
+
+    def _handle(self, role, number, pool, open_s, *, sources=(), receivers=0, views=None,
+                lease_ms=0, **names):
+        times = {"bootstrap_ms": min(int(open_s * 1000), DAY_MS), "waiting_ms": DAY_MS,
+                 "lease_ms": lease_ms}
+        pack = room_pack(self.kvd, number, role, pool, sources_pack(sources), receivers, views,
+                         None, None, times, names, (), None, role == OFFER)
+        handle = Handle(self, role, number, open_s, pack)
+        self.parked[id(handle)] = handle
+        handle.flush()
+        return handle
+
+    def send(self, number, pool, *, open_s, ticket, request_id=None):
+        return self._handle(SEND, number, pool, open_s, ticket=ticket, request_id=request_id)
+
+    def recv(self, number, pool, sources, *, receivers, open_s, ticket, request_id=None):
+        return self._handle(RECV, number, pool, open_s, sources=sources, receivers=receivers,
+                            ticket=ticket, request_id=request_id)
+
+    def offer(self, number, pool, views, *, lease_ms, ticket, request_id=None):
+        """To as many as the first puller says."""
+        return self._handle(OFFER, number, pool, lease_ms / 1000, views=views,
+                            lease_ms=lease_ms, ticket=ticket, request_id=request_id)
+
+    def pull(self, number, pool, sources, *, receivers, open_s, ticket, request_id=None):
+        """bind() says where to."""
+        return self._handle(PULL, number, pool, open_s, sources=sources, receivers=receivers,
+                            ticket=ticket, request_id=request_id)
+
+    def refused(self, role, number, words):
+        """A room that failed before it was one."""
+        handle = Handle(self, role, number, 0, None)
+        handle.stop(words)
+        return handle
+
+    def words(self, room):
+        """Why it failed; what its code means, while the daemon is too slow to say."""
+        begun = self.clock()
+        why = room.why(WORDS_S if begun >= self._mute_s else 0)
+        if self.clock() >= begun + WORDS_S:
+            self._mute_s = self.clock() + MUTE_S
+        return why[-1] if why else "room failed"
+
+    def turn(self, now=False):
+        """Do what was put off."""
+        clock = self.clock()
+        if not now and clock - self._turned_s < TURN_S:
+            return
+        self._turned_s = clock
+        if self.parked or clock >= self._looked_s + LOOK_S:
+            self._looked_s = clock
+            self.kvd.poll()
+        for handle in list(self.parked.values()):
+            handle.flush()
+        for handle in list(self.left.values()):
+            handle.look()
+
+    def still(self, role, number):
+        """No room of this number that was stopped can move any more."""
+        self.turn()
+        return not any(h.number == number and h.role == role for h in self.left.values())
