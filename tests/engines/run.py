@@ -26,6 +26,10 @@ RUNS = {
 }
 # what a backend of kvd's own is run with
 NATIVE = {
+    "vllm": ["vllm_pd.py"],
+    "vllm-hybrid": ["vllm_pd.py", "--kind", "hybrid"],
+    "vllm-tp": ["vllm_pd.py", "--tp-d", "2"],
+    "vllm-kill": ["vllm_pd.py", "--kill"],
     "sglang-manager": ["sglang_manager.py"],
     "sglang-ends": ["sglang_ends.py"],
     "sglang": ["sglang_pd.py"],

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Two real vLLM engines on the CPU, prefill P and decode D, by vLLM's own NIXL connector.
+"""Two real vLLM engines on the CPU, prefill P and decode D, by vLLM's own NIXL connector, or
+by kvd's (native).
 
-vllm_pd.py [--nixl kvd|nixl] [--kind llama|hybrid] [--connector NAME] [--tp-d N] [--kill]
+vllm_pd.py [--nixl native|kvd|nixl] [--kind llama|hybrid] [--connector NAME] [--tp-d N] [--kill]
 
 Greedy tokens must be those of one plain engine. That they come of bytes that moved, and
 not of computing again on D, is seen from D's counters (transfers, bytes, where prompt
@@ -36,6 +37,9 @@ COUNTERS = {"xfers": "nixl_bytes_transferred_count", "bytes": "nixl_bytes_transf
             "failed": "nixl_num_failed_transfers_total",
             "notifs_failed": "nixl_num_failed_notifications_total",
             "expired": "nixl_num_kv_expired_reqs_total", "usage": "kv_cache_usage_perc"}
+NATIVE = dict(COUNTERS, xfers="kvd_bytes_transferred_count", bytes="kvd_bytes_transferred_sum",
+              descs="kvd_num_rows_sum", xfer_s="kvd_xfer_time_seconds_sum",
+              failed="kvd_num_failed_transfers_total", expired="kvd_num_kv_expired_reqs_total")
 
 
 def prompts():
@@ -56,6 +60,7 @@ def prompts():
 class Engine(Server):
     def __init__(self, args, name, node=None, side_port=None):
         """node None: a plain one, without a connector."""
+        self.metrics = NATIVE if args.nixl == "native" else COUNTERS
         self.side_port, port = side_port or free_ports(4), free_ports()
         env = self.environment(args, node)
         tp = args.tp_d if name == "D" else 1
@@ -77,7 +82,7 @@ class Engine(Server):
 
     def environment(self, args, node):
         env = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
-        path = kvd_paths() if node is not None and args.nixl == "kvd" else []
+        path = kvd_paths(args.nixl) if node is not None else []
         env.update(PYTHONPATH=os.pathsep.join(path), HF_HUB_OFFLINE="1", DO_NOT_TRACK="1",
                    VLLM_NO_USAGE_STATS="1", CUDA_VISIBLE_DEVICES="", VLLM_HOST_IP=HOST,
                    VLLM_TARGET_DEVICE="cpu", VLLM_CPU_KVCACHE_SPACE="1",
@@ -90,9 +95,10 @@ class Engine(Server):
 
     @staticmethod
     def connector(args, role):
-        out = ["--kv-transfer-config", json.dumps({
-            "kv_connector": args.connector, "kv_role": role, "kv_buffer_device": "cpu",
-            "kv_load_failure_policy": "fail"})]
+        which = {"kv_connector": "KvdConnector", "kv_connector_module_path": "kvd.vllm"} \
+            if args.nixl == "native" else {"kv_connector": args.connector}
+        out = ["--kv-transfer-config", json.dumps(dict(
+            which, kv_role=role, kv_buffer_device="cpu", kv_load_failure_policy="fail"))]
         return out + (["--no-disable-hybrid-kv-cache-manager"] if args.kind == "hybrid" else [])
 
     def complete(self, prompt, n=TOKENS, params=None):
@@ -151,11 +157,11 @@ class Engine(Server):
         return dict(params, request_id=request_id)
 
     def counters(self):
-        sums, sources = dict.fromkeys(COUNTERS, 0.0), {}
+        sums, sources = dict.fromkeys(self.metrics, 0.0), {}
         for line in self.call("GET", "/metrics")[1].decode().splitlines():
             name, _, rest = line.partition("{")
             value = line.rsplit(" ", 1)[-1]
-            for word, metric in COUNTERS.items():
+            for word, metric in self.metrics.items():
                 if name.split(" ")[0] == "vllm:" + metric:
                     sums[word] += float(value)
             source = re.search('source="([^"]*)"', rest)
@@ -234,7 +240,8 @@ class Run:
             def one(n=n):
                 nonlocal blocks
                 params, got = self.same("len%d" % n)
-                blocks += sum(len(group) for group in params["remote_block_ids"] or [])
+                blocks += -(-params["kvd"]["tokens"] // BLOCK) if "kvd" in params else \
+                    sum(len(group) for group in params["remote_block_ids"] or [])
                 firsts.append(got["first"])
             self.tally.check("tokens %d" % n, one)
         wanted = begin["xfers"] + len(LENGTHS) * self.movers()
@@ -357,7 +364,7 @@ class Run:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--nixl", default="kvd", choices=["kvd", "nixl"])
+    parser.add_argument("--nixl", default="kvd", choices=["native", "kvd", "nixl"])
     parser.add_argument("--kind", default="llama", choices=["llama", "hybrid"])
     parser.add_argument("--connector", default="NixlConnector")
     parser.add_argument("--tp-d", type=int, default=1)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What prefill tells decode of a request, in kv_transfer_params under `kvd`:
+
+    room, ticket   its number, in decimal, and what its daemons ask for
+    tokens         of the prompt that are there
+    tp, pp         prefill's ranks
+    sources        [endpoint, pool, rank] of each, all of a pipeline stage together"""
+import re
+from collections import namedtuple
+
+from .. import _check
+from ..rooms import Source
+
+RANKS = 1024
+TEXT = 256
+
+Remote = namedtuple("Remote", "room ticket tokens tp pp sources")
+
+
+def write(room, ticket, tokens, tp, pp, ranks):
+    """ranks: {(stage, rank): (endpoint, pool, rank of the pool)}"""
+    return {"do_remote_prefill": True, "do_remote_decode": False, "kvd": {
+        "room": str(room), "ticket": ticket, "tokens": tokens, "tp": tp, "pp": pp,
+        "sources": [list(ranks[key]) for key in sorted(ranks)]}}
+
+
+def _number(name, value, low, high):
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError("kvd.%s: %s is no number of %d to %d"
+                         % (name, _check.came(value), low, high))
+    return value
+
+
+def _text(name, value, pattern):
+    if not isinstance(value, str) or len(value) > TEXT or not re.fullmatch(pattern, value):
+        raise ValueError("kvd.%s: %s is not one" % (name, _check.came(value)))
+    return value
+
+
+def read(params):
+    """A Remote; ValueError says which field is wrong."""
+    told = params.get("kvd")
+    if not isinstance(told, dict):
+        raise ValueError("there is no `kvd`: prefill must run KvdConnector, too")
+    tp, pp = _number("tp", told.get("tp"), 1, RANKS), _number("pp", told.get("pp"), 1, RANKS)
+    rows = told.get("sources")
+    if not isinstance(rows, list) or len(rows) != tp * pp or len(rows) > RANKS:
+        raise ValueError("kvd.sources: not a list of tp x pp, %d" % (tp * pp))
+    sources = []
+    for i, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != 3:
+            raise ValueError("kvd.sources[%d]: not [endpoint, pool, rank]" % i)
+        sources.append(Source(_text("sources[%d][0]" % i, row[0], r"[!-~]+"),
+                              _text("sources[%d][1]" % i, row[1], r"[!-~]+"), None,
+                              _number("sources[%d][2]" % i, row[2], 0, _check.U32)))
+    room = _number("room", int(_text("room", told.get("room"), "[0-9]{1,19}")), 0,
+                   (1 << 63) - 1)
+    return Remote(room, _text("ticket", told.get("ticket"), "[!-~]+"),
+                  _number("tokens", told.get("tokens"), 1, (1 << 40)), tp, pp, sources)
+
+
+def sources_of(remote, tp, rank):
+    """(the sources of a decode rank, how many decode ranks each of them has)."""
+    if max(tp, remote.tp) % min(tp, remote.tp):
+        raise ValueError("prefill has %d tensor-parallel ranks, decode %d: one must divide the "
+                         "other" % (remote.tp, tp))
+    if remote.tp >= tp:
+        ratio, receivers = remote.tp // tp, 1
+        ranks = range(rank * ratio, (rank + 1) * ratio)
+    else:
+        receivers = tp // remote.tp
+        ranks = (rank // receivers,)
+    return [remote.sources[stage * remote.tp + r] for stage in range(remote.pp)
+            for r in ranks], receivers

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM shows of the transfers: its log, and vllm:kvd_* in /metrics."""
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (KVConnectorPromMetrics,
+                                                                  KVConnectorStats)
+from vllm.v1.metrics.utils import create_metric_per_engine
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+BYTES = tuple(4 ** i for i in range(6, 18))
+ROWS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+HISTOGRAMS = {"seconds": ("xfer_time_seconds", "From the first to the last byte of a request.",
+                          SECONDS),
+              "bytes": ("bytes_transferred", "Bytes of a request, on this rank.", BYTES),
+              "rows": ("num_rows", "Rows of the plan of a request, on this rank.", ROWS)}
+COUNTERS = {"failed": ("num_failed_transfers", "Requests whose room failed."),
+            "expired": ("num_kv_expired_reqs", "Requests that nobody fetched within the lease.")}
+
+
+class KvdStats(KVConnectorStats):
+    """data: a list of observations by name."""
+
+    def __init__(self, data=None):
+        super().__init__(data=data or {})
+        for name in (*HISTOGRAMS, *COUNTERS):
+            self.data.setdefault(name, [])
+
+    def add(self, name, value):
+        self.data[name].append(value)
+
+    def reset(self):
+        for values in self.data.values():
+            values.clear()
+
+    def aggregate(self, other):
+        for name, values in other.data.items():
+            self.data.setdefault(name, []).extend(values)
+        return self
+
+    def is_empty(self):
+        return not any(self.data.values())
+
+    def reduce(self):
+        seconds, nbytes = sum(self.data["seconds"]), sum(self.data["bytes"])
+        return {"Transfers": len(self.data["bytes"]), "MB": round(nbytes / 1e6, 3),
+                "MB/s": round(nbytes / 1e6 / seconds, 1) if seconds else 0.0,
+                "Rows": sum(self.data["rows"]), "Failed": sum(self.data["failed"]),
+                "Expired": sum(self.data["expired"])}
+
+
+class PromMetrics(KVConnectorPromMetrics):
+    def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues):
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._by_name = {}
+        for key, (name, text, buckets) in HISTOGRAMS.items():
+            self._add(key, self._histogram_cls(name="vllm:kvd_" + name, documentation=text,
+                                               buckets=buckets, labelnames=labelnames))
+        for key, (name, text) in COUNTERS.items():
+            self._add(key, self._counter_cls(name="vllm:kvd_" + name, documentation=text,
+                                             labelnames=labelnames))
+
+    def _add(self, key, metric):
+        self._by_name[key] = create_metric_per_engine(metric, self.per_engine_labelvalues)
+
+    def observe(self, transfer_stats_data, engine_idx=0):
+        for key, metrics in self._by_name.items():
+            put = metrics[engine_idx].observe if key in HISTOGRAMS else metrics[engine_idx].inc
+            for value in transfer_stats_data.get(key, ()):
+                put(value)

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's rooms, on its engine's thread."""
+import logging
+import re
+import secrets
+from collections import namedtuple
+
+from ..client import Client
+from ..engine import Desk
+from ..rooms import FAILED, PULL, SUCCESS
+from . import pools
+from .params import sources_of
+from .stats import KvdStats
+
+logger = logging.getLogger("vllm.kvd")
+NAME_MAX = 63  # of a pool
+ID_MAX = 128  # of a request
+OPEN_S = 30.0  # for prefill's daemon and its offer
+CLOSE_S = 2.0
+
+Ranks = namedtuple("Ranks", "size rank")
+
+
+class Pull:
+    """blocks: those that vLLM waits for; None: it does not wait."""
+
+    def __init__(self, handle):
+        self.handle, self.bound, self.dropped, self.blocks = handle, False, False, None
+
+
+class Worker:
+    def __init__(self, config, kv_cache_config, lease_s):
+        self.config, self.caches, self.lease_ms = config, kv_cache_config, int(lease_s * 1000)
+        self.client = self.desk = self.pool = None
+        self.offers, self.pulls, self.ended = {}, {}, []
+        self._invalid, self._stats = set(), KvdStats()
+        self.one_group = len(kv_cache_config.kv_cache_groups) == 1
+
+    # ---- memory ----
+
+    def register(self, kv_caches):
+        from vllm.distributed import get_pp_group, get_tensor_model_parallel_rank
+        parallel = self.config.parallel_config
+        self.ranks = Ranks(parallel.tensor_parallel_size, get_tensor_model_parallel_rank())
+        stage = get_pp_group().rank_in_group
+        made = self.made = build(self.config, self.caches, kv_caches, self.ranks,
+                                 stage * self.ranks.size + self.ranks.rank)
+        producer = self.config.kv_transfer_config.kv_role == "kv_producer"
+        self.client = Client(client="vllm", role="prefill" if producer else "decode")
+        self.desk = Desk(self.client)
+        gpu = next(iter(kv_caches.values())).is_cuda
+        take = self.client.register_gpu if gpu else self.client.register_address
+        regions = [take(*part) for part in made.parts]
+        model = re.sub(r"[^A-Za-z0-9_-]", "-", str(self.config.model_config.model).rstrip("/"))
+        tail = "." + secrets.token_hex(4)
+        self.name = model[-(NAME_MAX - len(tail)):] + tail
+        self.pool = self.client.pool(made.layout, regions, name=self.name)
+
+    def told(self):
+        return self.client.endpoint, self.name, self.made.layout.rank
+
+    # ---- a step ----
+
+    def take(self, step):
+        for name, room, ticket, blocks, tokens in step.offers:
+            views = self._views(blocks, lambda g, b: g.offered(b, tokens))
+            self.offers[name] = self.desk.offer(room, self.pool, views, ticket=ticket,
+                                                lease_ms=self.lease_ms, request_id=shown(name))
+        for name, remote in step.pulls:
+            self._open(name, remote)
+        for name, blocks, begin, end in step.binds:
+            self._bind(name, blocks, begin, end)
+        for name in step.drops:
+            pull = self.pulls.get(name)
+            if pull is not None:
+                pull.dropped = True
+                pull.handle.stop("the request was given up")
+
+    def _views(self, blocks, view_of):
+        """By name; a group without layers on this rank has none."""
+        made = ((g.name, view_of(g, b)) for g, b in zip(self.made.groups, blocks) if g)
+        return {name: view for name, view in made if view is not None}
+
+    def _open(self, name, remote):
+        try:
+            sources, receivers = sources_of(remote, *self.ranks)
+        except ValueError as error:
+            handle = self.desk.refused(PULL, remote.room, str(error))
+        else:
+            handle = self.desk.pull(remote.room, self.pool, sources, receivers=receivers,
+                                    open_s=OPEN_S, ticket=remote.ticket,
+                                    request_id=shown(name))
+        self.pulls[name] = Pull(handle)
+
+    def _bind(self, name, blocks, begin, end):
+        pull = self.pulls.get(name)
+        if pull is None:
+            return
+        pull.bound, views = True, {}
+        if blocks:
+            views = self._views(blocks, lambda g, b: g.wanted(b, begin, end))
+            first = begin // self.caches.transfer_groups[0].kv_cache_spec.block_size
+            pull.blocks = set(blocks[0][first:]) if self.one_group else set()
+        pull.handle.bind(views)
+
+    # ---- what came of them ----
+
+    def results(self):
+        """(sent, received, failed) since the last call."""
+        sent, received, failed = set(), set(), set()
+        self.desk.turn()
+        for name, handle in list(self.offers.items()):
+            if handle.look() in (FAILED, SUCCESS):
+                del self.offers[name]
+                sent.add(name)
+                self._count_offer(name, handle)
+        for name, pull in list(self.pulls.items()):
+            if not (pull.bound or pull.dropped) or \
+                    pull.handle.look() not in (FAILED, SUCCESS):
+                continue
+            del self.pulls[name]
+            self._count_pull(name, pull)
+            if pull.blocks is None:
+                continue  # vLLM does not wait for it
+            received.add(name)
+            if pull.handle.end == FAILED and not pull.dropped:
+                if self.one_group:
+                    self._invalid |= pull.blocks
+                else:
+                    failed.add(name)
+        return sent, received, failed
+
+    def _count_offer(self, name, handle):
+        if handle.end == FAILED:
+            logger.warning("request %s: its offer ended: %s", name, handle.reason)
+            self._stats.add("expired" if handle.code == "ELEASE" else "failed", 1)
+
+    def _count_pull(self, name, pull):
+        handle = pull.handle
+        if handle.end == FAILED:
+            if not pull.dropped:
+                logger.warning("request %s: its cache was not loaded: %s", name, handle.reason)
+                self._stats.add("failed", 1)
+        elif handle.bytes:
+            self._stats.add("bytes", handle.bytes)
+            self._stats.add("rows", handle.rows)
+            self._stats.add("seconds", handle.moved_us / 1e6)
+
+    def invalid_blocks(self):
+        invalid, self._invalid = self._invalid, set()
+        return invalid
+
+    def stats(self):
+        if self._stats.is_empty():
+            return None
+        told, self._stats = self._stats, KvdStats()
+        return told
+
+    def close(self):
+        """Nothing touches the engine's memory after this."""
+        if self.client is None:
+            return
+        for handle in list(self.offers.values()) + [p.handle for p in self.pulls.values()]:
+            handle.stop("the engine is shutting down")
+            handle.wait_still(CLOSE_S)
+        self.client.close()
+        self.client = None
+
+
+def shown(name):
+    """A request's id as the daemon takes it: whoever sends a request may choose it."""
+    return re.sub(r'[^!#-\[\]-~]', "?", name)[-ID_MAX:]
+
+
+# ---- the pool --------------------------------------------------------------------------
+
+def build(config, caches, kv_caches, ranks, rank):
+    """Buffers, with the groups in the order of vLLM's."""
+    from vllm.model_executor.models.utils import extract_layer_index
+    from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttentionSpec,
+                                            MambaSpec, MLAAttentionSpec,
+                                            SlidingWindowMLASpec, SlidingWindowSpec,
+                                            UniformTypeKVCacheSpecs)
+    known = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, SlidingWindowMLASpec,
+             MambaSpec)
+    made, counts = pools.Buffers(rank), dict.fromkeys(pools.KINDS, 0)
+    heads = config.model_config.get_total_num_kv_heads()
+    for group in caches.transfer_groups:
+        spec = group.kv_cache_spec
+        specs = spec.kv_cache_specs if isinstance(spec, UniformTypeKVCacheSpecs) else \
+            dict.fromkeys(group.layer_names, spec)
+        names = [n for n in group.layer_names if n in kv_caches]
+        if not names:
+            made.groups.append(None)
+            continue
+        first = specs[names[0]]
+        mamba = isinstance(first, MambaSpec)
+        if not isinstance(first, known) or isinstance(first, ChunkedLocalAttentionSpec) or \
+                mamba and first.tp_replicated:
+            pools.refuse("a cache of %s is not supported: use NixlConnector on kvd",
+                         type(first).__name__)
+        window = first.sliding_window if isinstance(
+            first, (SlidingWindowSpec, SlidingWindowMLASpec)) else 0
+        kind = "state" if mamba else "swa" if window else "kv"
+        view = "%s%d" % (kind, counts[kind])
+        counts[kind] += 1
+        whole = not mamba and not kv_caches[names[0]].is_cuda
+        made.add(pools.Group(view, kind, spec.block_size,
+                             *paging(kind, kv_caches[names[0]], caches, spec, whole), window,
+                             first.num_speculative_blocks if mamba else 0), caches.num_blocks)
+        for name in names:
+            cache, one, layer = kv_caches[name], specs[name], extract_layer_index(name)
+            if mamba:
+                pools.state(made, made.groups[-1], layer, cache, one,
+                            conv_split(one, ranks.size), ranks)
+                continue
+            mla = isinstance(one, (MLAAttentionSpec, SlidingWindowMLASpec))
+            pools.attention(made, made.groups[-1], layer, cache, one, None if mla else heads,
+                            ranks, whole)
+    return made
+
+
+def paging(kind, cache, caches, spec, whole):
+    """(pages of a block, the request's tokens that are one of the view's)"""
+    if kind == "state":
+        return 1, 1
+    blocks = cache.shape[0] if cache.dim() > 1 else caches.num_blocks
+    ratio = max(blocks // caches.num_blocks, 1)
+    return ratio, spec.block_size // ratio if whole else 1
+
+
+def conv_split(spec, tp):
+    from vllm.distributed.kv_transfer.kv_connector.v1.ssm_conv_transfer_utils import (
+        derive_mamba_conv_split)
+    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+    if not is_conv_state_dim_first():
+        pools.refuse("the conv state must be stored by its dimensions: set "
+                     "VLLM_SSM_CONV_STATE_LAYOUT=DS")
+    return derive_mamba_conv_split(spec, tp)

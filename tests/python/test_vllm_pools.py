@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvd.vllm without vLLM: blocks as pages, what travels in kv_transfer_params, and requests by
+two daemons."""
+import json
+
+import numpy as np
+import pytest
+
+import kvd
+from conftest import until
+from kvd import engine
+from kvd.layout import Layout
+from kvd.rooms import FAILED, SUCCESS
+from kvd.vllm import check_release, params, pools
+
+KV = pools.Group("kv0", "kv", 32, 1, 1, 0, 0)
+TICKET = "c0ffee" * 5 + "ab"
+RANKS = {(0, 0): ("tcp://a:1", "m.p", 0), (0, 1): ("tcp://b:1", "m.q", 1)}
+
+
+def group(**kw):
+    return KV._replace(**kw)
+
+
+def plain(view):
+    return list(view.pages), view.first_token, view.tokens
+
+
+# ---- blocks ------------------------------------------------------------------------------
+
+def test_a_whole_prompt_is_all_its_blocks():
+    assert plain(KV.offered([5, 6, 7], 70)) == ([5, 6, 7], 0, (0, 70))
+    assert plain(KV.wanted([5, 6, 7], 0, 70)) == ([5, 6, 7], 0, (0, 70))
+
+
+def test_blocks_behind_the_prompt_are_not_offered():
+    assert plain(KV.offered([5, 6, 7, 8], 64)) == ([5, 6], 0, (0, 64))
+
+
+def test_a_prefix_that_is_here_is_not_asked_for():
+    assert plain(KV.wanted([5, 6, 7], 64, 70)) == ([7], 64, (64, 70))
+    assert plain(KV.wanted([5, 6, 7], 40, 70)) == ([6, 7], 32, (40, 70))
+    assert KV.wanted([5, 6, 7], 70, 70) is None
+
+
+def test_blocks_of_several_kernel_blocks():
+    two = group(ratio=2)
+    assert plain(two.wanted([3, 9], 32, 60)) == ([18, 19], 32, (32, 60))
+
+
+def test_on_the_cpu_a_kernel_block_is_a_token():
+    cpu = group(grain=32)
+    assert plain(cpu.offered([5, 6, 7], 65)) == ([5, 6, 7], 0, (0, 3))
+    assert plain(cpu.wanted([5, 6, 7], 64, 65)) == ([7], 2, (2, 3))
+    half = group(ratio=2, grain=16)
+    assert plain(half.wanted([5, 6], 32, 49)) == ([12, 13], 2, (2, 4))
+
+
+@pytest.mark.parametrize("tokens", [1, 99, 100, 101, 128, 129, 500])
+def test_a_window_is_asked_for_exactly(tokens):
+    """The next token sees itself and window - 1 before it."""
+    swa = group(name="swa0", kind="swa", window=100)
+    blocks = list(range(1, 1 + -(-tokens // 32)))
+    view = swa.wanted(blocks, 0, tokens)
+    assert view.tokens == (max(0, tokens + 1 - 100), tokens)
+    assert view.first_token == view.tokens[0] // 32 * 32
+    assert list(view.pages) == blocks[view.tokens[0] // 32:]
+
+
+def test_blocks_that_fell_out_of_the_window_are_not_offered():
+    swa = group(kind="swa", window=40)
+    assert plain(swa.offered([0, 0, 7, 8], 120)) == ([7, 8], 64, (64, 120))
+    assert plain(swa.offered([4, 0, 7, 8], 120)) == ([7, 8], 64, (64, 120))
+    assert swa.offered([0, 0], 64) is None
+
+
+def test_a_state_is_the_slot_that_counts():
+    one = group(kind="state", spec_blocks=2)
+    assert plain(one.offered([0, 4, 5, 6], 100)) == ([4], 0, (0, 1))
+    assert plain(one.wanted([4], 0, 100)) == ([4], 0, (0, 1))
+    assert one.offered([], 100) is None
+
+
+# ---- kv_transfer_params --------------------------------------------------------------------
+
+def written(**kw):
+    told = json.loads(json.dumps(params.write(2 ** 63 - 1, TICKET, 70, 2, 1, RANKS)))
+    told["kvd"].update(kw)
+    return told
+
+
+def test_params_come_back_as_they_went():
+    got = params.read(written())
+    assert got.room == 2 ** 63 - 1 and got.tokens == 70 and got.ticket == TICKET
+    assert [(s.endpoint, s.pool, s.rank) for s in got.sources] == \
+        [("tcp://a:1", "m.p", 0), ("tcp://b:1", "m.q", 1)]
+
+
+@pytest.mark.parametrize("field, value", [
+    ("room", 5), ("room", "-5"), ("room", str(2 ** 63)), ("room", "9" * 40), ("room", "٣"),
+    ("ticket", None), ("ticket", "x" * 300), ("ticket", "a\nb"), ("tokens", 0), ("tokens", True),
+    ("tokens", "70"), ("tp", 0), ("tp", 10 ** 9), ("pp", 2.0), ("sources", {}), ("sources", []),
+    ("sources", [["tcp://a:1", "m", 0]]), ("sources", [["tcp://a:1", "m", 0], ["x", "y", -1]]),
+    ("sources", [["tcp://a:1", "m", 0], ["tcp://b:1", "m q", 1]])])
+def test_params_of_anybody_are_refused_by_field(field, value):
+    with pytest.raises(ValueError, match="kvd." + field):
+        params.read(written(**{field: value}))
+    assert params.read(written())
+
+
+def test_params_of_another_connector_are_refused():
+    with pytest.raises(ValueError, match="KvdConnector"):
+        params.read({"do_remote_prefill": True, "remote_host": "h"})
+
+
+@pytest.mark.parametrize("there, here, rank, ranks, receivers", [
+    (1, 1, 0, [0], 1), (4, 2, 1, [2, 3], 1), (2, 4, 3, [1], 2), (1, 8, 5, [0], 8)])
+def test_whom_a_rank_asks(there, here, rank, ranks, receivers):
+    sources = ["s%d.%d" % (stage, r) for stage in range(2) for r in range(there)]
+    remote = params.Remote(1, "t", 1, there, 2, sources)
+    assert params.sources_of(remote, here, rank) == \
+        (["s%d.%d" % (stage, r) for stage in range(2) for r in ranks], receivers)
+
+
+def test_sizes_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="3 tensor-parallel ranks, decode 2"):
+        params.sources_of(params.Remote(1, "t", 1, 3, 1, []), 2, 0)
+
+
+def test_another_release_is_refused():
+    check_release("0.32.0+cpu")
+    with pytest.raises(RuntimeError, match="0.31.0.*0.32.0"):
+        check_release("0.31.0")
+
+
+# ---- by two daemons -------------------------------------------------------------------------
+
+class Side:
+    def __init__(self, daemon, role, fill):
+        self.client = kvd.Client(daemon.socket_path, client="vllm", role=role)
+        self.cache = np.full((64, 32, 16), fill, np.uint8)
+        layout = Layout(0)
+        layout.buffer(self.cache.nbytes)
+        layout.view("kv0", 32, 64)
+        layout.field("kv0", 0, "kv", buffer=0, page_stride=512, token_stride=16, unit_stride=16,
+                     unit_bytes=16)
+        self.pool = self.client.pool(layout, [self.client.register(self.cache)], name="m." + role)
+        self.desk = engine.Desk(self.client)
+
+    def offer(self, room, blocks, tokens, lease_ms=30000):
+        return self.desk.offer(room, self.pool, {"kv0": KV.offered(blocks, tokens)},
+                               ticket=TICKET, lease_ms=lease_ms)
+
+    def pull(self, room, source, receivers=1):
+        return self.desk.pull(room, self.pool, [source], receivers=receivers, open_s=10,
+                              ticket=TICKET)
+
+
+@pytest.fixture(scope="module")
+def sides(pair):
+    p, d = Side(pair[0], "prefill", 1), Side(pair[1], "decode", 2)
+    p.cache[:] = np.arange(64, dtype=np.uint8)[:, None, None]
+    yield p, d, kvd.Source(p.client.endpoint, "m.prefill", None, 0)
+    p.client.close()
+    d.client.close()
+
+
+def ends(handle, state):
+    def look():
+        handle.desk.turn()
+        return handle.look() in (FAILED, SUCCESS)
+    until(look)
+    assert handle.end == state, handle.reason
+    return handle.reason
+
+
+def test_a_request_that_is_asked_for_before_its_blocks_are_known(sides):
+    p, d, source = sides
+    pull = d.pull(101, source)
+    offer = p.offer(101, [10, 11, 12], 70)
+    pull.bind({"kv0": KV.wanted([20, 21, 22], 32, 70)})
+    ends(pull, SUCCESS)
+    ends(offer, SUCCESS)
+    assert (d.cache[20] == 2).all() and (d.cache[21] == 11).all()
+    assert (d.cache[22, :6] == 12).all() and (d.cache[22, 6:] == 2).all()
+    assert pull.bytes == 38 * 16 and pull.rows and pull.code is None
+
+
+def test_a_full_hit_gives_the_offer_back(sides):
+    p, d, source = sides
+    offer = p.offer(102, [10], 32)
+    pull = d.pull(102, source)
+    pull.bind({})
+    ends(pull, SUCCESS)
+    ends(offer, SUCCESS)
+    assert pull.bytes == 0
+
+
+def test_a_request_that_is_given_up_before_it_has_blocks(sides):
+    p, d, source = sides
+    offer = p.offer(103, [10], 32)
+    pull = d.pull(103, source)
+    pull.stop("the client left")
+    assert "the client left" in ends(pull, FAILED)
+    assert "the client left" in ends(offer, FAILED)
+
+
+def test_a_lease_that_nobody_keeps_ends_and_the_late_one_gets_nothing(sides, pair):
+    p, d, source = sides
+    offer = p.offer(104, [10], 32, lease_ms=300)
+    ends(offer, FAILED)
+    assert offer.code == "ELEASE"
+    pull = d.pull(104, source)
+    pull.bind({"kv0": KV.wanted([30], 0, 32)})
+    until(lambda: d.desk.turn() or pull.look() == FAILED)
+    assert (d.cache[30] == 2).all()
+
+
+def test_a_room_that_never_was_has_failed(sides):
+    _, d, _ = sides
+    handle = d.desk.refused(engine.PULL, 105, "3 ranks, 2 ranks")
+    assert handle.end == FAILED and handle.reason == "3 ranks, 2 ranks"
+    handle.bind({})
+    assert not d.desk.parked and not d.desk.live and not d.desk.left
