@@ -22,6 +22,7 @@ RETRY_S = 5.0  # without a session
 TURN_S = 100e-6
 LOOK_S = 0.1  # for the end of the session
 DAY_MS = 24 * 3600 * 1000
+DONE_MAX = 65535  # that a room's figures count to
 LATER = ("EFULL", "EBUSY", "ENOMEM")  # the same call later
 SESSION = ("ELOST", "ENODAEMON", "EDEAD", "EDRAIN")
 
@@ -56,12 +57,13 @@ class Handle:
         packed = views_pack(views)
         self._call(lambda room: room.bind(packed, aux))
 
-    def send(self, views, seq, last, aux=None, events=()):
-        """A chunk, once all events have happened. An event has query()."""
+    def send(self, views, seq, last, aux=None, events=(), wait=None):
+        """A chunk, once all events have happened. An event has query(); wait is the
+        daemon's, as of Room.send()."""
         packed = views_pack(views)
 
         def start(room):
-            room.send(seq, packed, last, aux)
+            room.send(seq, packed, last, aux, wait)
             self.given += 1
         self._call(start, tuple(e for e in events if e is not None))
 
@@ -191,9 +193,13 @@ class Handle:
 
     def wait_still(self, seconds):
         """Until nothing of it moves; whether that was so in time."""
+        return self._wait(lambda: self.look() in (FAILED, SUCCESS), seconds)
+
+    def _wait(self, holds, seconds):
+        """Until holds(); whether it did in time."""
         desk, pause = self.desk, 20e-6
         until = desk.clock() + seconds
-        while self.look() not in (FAILED, SUCCESS):
+        while not holds():
             if desk.clock() > until:
                 return False
             desk.turn(True)
@@ -202,6 +208,15 @@ class Handle:
         return True
 
     # ---- a sender's ----
+
+    def wait_read(self, seconds):
+        """Until the daemon reads no chunk that it was given; whether that was so in time."""
+        return self._wait(self._all_read, seconds)
+
+    def _all_read(self):
+        if self.look() in (FAILED, SUCCESS) or self._room is None:
+            return True
+        return not self._calls and self._room.read()[7] >= min(self.given, DONE_MAX)
 
     def first_token(self):
         """The first token that a receiver wants; None: not known yet."""

@@ -120,7 +120,7 @@ class EndRank(Rank):
         desk = self.manager.desk
         until(lambda: desk.turn(True) or not desk.left, 10)
         return {"rooms": len(desk.live), "parked": len(desk.parked), "left": len(desk.left),
-                "slots": self.manager.slots.count - len(self.manager.slots._free),
+                "slots": self.manager.slots.count - self.manager.slots.free,
                 "states": len(self.manager.request_status)}
 
     def fail_by_sibling(self, room):

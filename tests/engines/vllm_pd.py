@@ -4,6 +4,7 @@
 by kvd's (native).
 
 vllm_pd.py [--nixl native|kvd|nixl] [--kind llama|hybrid] [--connector NAME] [--tp-d N] [--kill]
+           [--push [--layerwise]]
 
 Greedy tokens must be those of one plain engine. That they come of bytes that moved, and
 not of computing again on D, is seen from D's counters (transfers, bytes, where prompt
@@ -62,6 +63,7 @@ class Engine(Server):
         """node None: a plain one, without a connector."""
         self.metrics = NATIVE if args.nixl == "native" else COUNTERS
         self.side_port, port = side_port or free_ports(4), free_ports()
+        self.push = args.push
         env = self.environment(args, node)
         tp = args.tp_d if name == "D" else 1
         if tp == 1:  # one process less; what a GPU's engine does, too
@@ -76,7 +78,8 @@ class Engine(Server):
         if node is None or args.kind == "hybrid":  # the CPU's mixer cannot cache prefixes
             argv.append("--no-enable-prefix-caching")
         if node is not None:
-            argv += self.connector(args, "kv_producer" if name == "P" else "kv_consumer")
+            argv += self.connector(args, "kv_producer" if name == "P" else "kv_consumer",
+                                   self.side_port)
         log = os.path.join(logs(args.name), "%s.log" % name)
         super().__init__(name, argv, env, log, port, "/health")
 
@@ -94,9 +97,12 @@ class Engine(Server):
         return env
 
     @staticmethod
-    def connector(args, role):
+    def connector(args, role, side_port):
         which = {"kv_connector": "KvdConnector", "kv_connector_module_path": "kvd.vllm"} \
             if args.nixl == "native" else {"kv_connector": args.connector}
+        if args.push and role == "kv_producer":
+            which["kv_connector_extra_config"] = {"bootstrap": "%s:%d" % (HOST, side_port),
+                                                  "layerwise": args.layerwise}
         out = ["--kv-transfer-config", json.dumps(dict(
             which, kv_role=role, kv_buffer_device="cpu", kv_load_failure_policy="fail"))]
         return out + (["--no-disable-hybrid-kv-cache-manager"] if args.kind == "hybrid" else [])
@@ -145,6 +151,8 @@ class Engine(Server):
     def prefill(self, prompt):
         """The parameters for D: what a proxy carries. Both requests have one id."""
         request_id = uuid.uuid4().hex
+        if self.push:
+            return dict(self.prefill_begin(prompt, request_id), request_id=request_id)
         status, said = self.call("POST", "/v1/completions", {
             "model": "tiny", "prompt": prompt, "max_tokens": 1, "temperature": 0,
             "ignore_eos": True, "kv_transfer_params": {
@@ -155,6 +163,18 @@ class Engine(Server):
         if not params:
             raise RuntimeError("prefill: %d %s" % (status, said[:300]))
         return dict(params, request_id=request_id)
+
+    def prefill_begin(self, prompt, request_id):
+        """Prefill that pushes goes on beside D."""
+        room = random.getrandbits(63)
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 1, "temperature": 0,
+                "ignore_eos": True, "kv_transfer_params": {"do_remote_decode": True,
+                                                           "bootstrap_room": str(room)}}
+        threading.Thread(target=self.call, args=("POST", "/v1/completions", body, ANSWER_S,
+                                                 {"X-Request-Id": request_id}),
+                         daemon=True).start()
+        return {"do_remote_prefill": True, "bootstrap_host": HOST,
+                "bootstrap_port": self.side_port, "bootstrap_room": str(room)}
 
     def counters(self):
         sums, sources = dict.fromkeys(self.metrics, 0.0), {}
@@ -240,7 +260,7 @@ class Run:
             def one(n=n):
                 nonlocal blocks
                 params, got = self.same("len%d" % n)
-                blocks += -(-params["kvd"]["tokens"] // BLOCK) if "kvd" in params else \
+                blocks += -(-n // BLOCK) if self.args.nixl == "native" else \
                     sum(len(group) for group in params["remote_block_ids"] or [])
                 firsts.append(got["first"])
             self.tally.check("tokens %d" % n, one)
@@ -369,6 +389,8 @@ def main():
     parser.add_argument("--connector", default="NixlConnector")
     parser.add_argument("--tp-d", type=int, default=1)
     parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--push", action="store_true", help="native: by a bootstrap server")
+    parser.add_argument("--layerwise", action="store_true")
     parser.add_argument("--name", default="vllm")
     args = parser.parse_args()
     tally = Tally()

@@ -10,9 +10,9 @@ import pytest
 
 import kvd
 from conftest import until
-from kvd import engine
+from kvd import engine, records, route
 from kvd.rooms import FAILED, RECV, SUCCESS, WAITING_FOR_INPUT
-from kvd.sglang import check_release, pools, route, slots
+from kvd.sglang import check_release, pools, slots
 
 PAGE, PAGES, TICKET = 4, 64, "5" * 32
 
@@ -206,7 +206,7 @@ def test_a_record_of_something_else_is_not_taken():
     ids[0, 0], numbers[0, 0] = 5, 7
     rows.write(0, 7, record)
     assert "of room 7" in rows.read(1, 8, record)
-    record[slots.LINE] ^= 1  # the first token
+    record[records.LINE] ^= 1  # the first token
     assert "contradicts" in rows.read(1, 7, record)
     assert not numbers[1].any()
 
@@ -230,7 +230,7 @@ class Side:
         self.state = np.full((8, 32), fill, np.uint8)
         kv = args([PAGE * 16] * 2, states=[state("dsa", [32])])
         kv.state_data_lens[0] = [self.state.nbytes]
-        self.slots = slots.Slots(4, 128)
+        self.slots = records.Slots(4, 128)
         made = pools.build(kv, ranks(), heads=1, mla=False, slots=(4, 128))
         regions = [self.client.register(x) for x in self.cache + [self.state,
                                                                   self.slots.memory]]

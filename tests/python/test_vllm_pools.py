@@ -15,7 +15,8 @@ from kvd.vllm import check_release, params, pools
 
 KV = pools.Group("kv0", "kv", 32, 1, 1, 0, 0)
 TICKET = "c0ffee" * 5 + "ab"
-RANKS = {(0, 0): ("tcp://a:1", "m.p", 0), (0, 1): ("tcp://b:1", "m.q", 1)}
+RANKS = {(0, 0): {"endpoint": "tcp://a:1", "pool": "m.p", "rank": 0},
+         (0, 1): {"endpoint": "tcp://b:1", "pool": "m.q", "rank": 1}}
 
 
 def group(**kw):

@@ -28,10 +28,11 @@ from sglang.srt.runtime_context import (get_device, get_disagg, get_parallel, ge
 
 from ..client import Client
 from ..engine import Desk
+from ..records import LINE, VIEW, Slots
 from ..rooms import FAILED, RECV, SUCCESS, Source, View
+from ..route import row_of, secret_of, ticket_of
 from . import pools
-from .route import row_of, secret_of, ticket_of
-from .slots import Rows, Slots
+from .slots import Rows
 
 logger = logging.getLogger("kvd.sglang")
 NAME_MAX = 63  # of a pool
@@ -223,8 +224,8 @@ class KVManager(CommonKVManager):
                              daemon=True).start()
 
     def match(self, info, infos):
-        """(sources, buffers, pool, views that they have, secret); ValueError says what does
-        not fit."""
+        """(sources, buffers, pool, views that they have, secret, whether of the metadata they
+        have the head only); ValueError says what does not fit."""
         rows = [row_of(i) for i in infos]
         first = rows[0]
         here, there = self.attn_tp_size, info.attn_tp_size
@@ -245,7 +246,7 @@ class KVManager(CommonKVManager):
                                  "cannot be cut; use the same --tp-size"
                                  % (there, here, ", ".join(uncut)))
         for row in rows:
-            if row["aux"] not in (None, self.slots.record_bytes):
+            if row["aux"] not in (None, LINE, self.slots.record_bytes):
                 raise ValueError(
                     "metadata records are of %d bytes on prefill and %d on decode: set "
                     "--disaggregation-enable-kv-checksum, speculative decoding and "
@@ -253,7 +254,9 @@ class KVManager(CommonKVManager):
                                                                  self.slots.record_bytes))
         made, pool = self.pool_of(first["heads"])
         sources = [Source(r["endpoint"], r["pool"], None, r["rank"]) for r in rows]
-        return sources, made, pool, {v for r in rows for v in r["views"]}, first["secret"]
+        head = all(r["aux"] in (None, LINE) for r in rows)  # no more than the first token
+        return (sources, made, pool, {v for r in rows for v in r["views"]}, first["secret"],
+                head)
 
     # ---- rooms ----
 
@@ -381,7 +384,12 @@ class KVSender(CommonKVSender):
                 time.monotonic() < until:
             self.kv_mgr.desk.turn(True)
             time.sleep(50e-6)
-        return self._room.first_token() or 0
+        return self._prefix()
+
+    def _prefix(self):
+        """What decode has already, in whole pages: another engine's pages may be smaller."""
+        first = self._room.first_token() or 0
+        return first - first % self.kv_mgr.kv_args.page_size
 
     def init(self, num_kv_indices, aux_index=None):
         super().init(num_kv_indices, aux_index)
@@ -402,7 +410,7 @@ class KVSender(CommonKVSender):
             self._transfer_start_time = time.monotonic()
         mgr, room = self.kv_mgr, self._room
         made = next(iter(mgr._made.values()))[0]
-        base = room.first_token() or 0
+        base = self._prefix()
         views = {}
         if len(kv_indices):
             pages = View(indices(kv_indices), base + at.start * mgr.kv_args.page_size)
@@ -489,8 +497,8 @@ class KVReceiver(CommonKVReceiver):
             return
         mgr = self.kv_mgr
         try:
-            sources, self._made, pool, self._views, secret = mgr.match(self.prefill_info,
-                                                                      self.bootstrap_infos)
+            sources, self._made, pool, self._views, secret, self._head = mgr.match(
+                self.prefill_info, self.bootstrap_infos)
         except Exception as error:
             self._refuse("%s" % error)
             return
@@ -579,8 +587,10 @@ class KVReceiver(CommonKVReceiver):
                       % mgr.slots.count)
             return
         mgr.slots.record(self._slot)[:] = 0
+        if self._head:
+            views[VIEW] = View([self._slot], 0, None, (0, 1))
         try:
-            room.bind(views, self._slot)
+            room.bind(views, None if self._head else self._slot)
         except (TypeError, ValueError) as error:
             room.stop(str(error))
 

@@ -14,7 +14,7 @@ is whole on each rank, and refused where the ranks differ. State is paired by it
 SGLang's lists, as SGLang does: entry k of a list is token base + k."""
 from collections import namedtuple
 
-from .. import shards
+from .. import records, shards
 from ..layout import Layout
 
 GROUP = 4096  # layer number of the k-th tensor of a layer: k * GROUP + layer
@@ -222,10 +222,6 @@ def build(args, ranks, *, heads, mla, start_layer=0, pp_size=1, slots=None):
     for i in range(len(args.state_types)):
         state_view(made, args, i, heads, ranks, mla, pp_size)
     if slots:
-        count, nbytes = slots
-        made.layout.view("aux", 1, count)
-        made.layout.field("aux", 0, "record", buffer=made.add(None, count * nbytes),
-                          page_stride=nbytes, token_stride=nbytes, unit_stride=nbytes,
-                          unit_bytes=nbytes)
+        records.view_add(made.layout, made.add(None, slots[0] * slots[1]), *slots)
     return made
 

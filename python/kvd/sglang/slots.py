@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What travels beside the cache: the row of SGLang's MetadataBuffers, as one record.
-
-SGLang's tensors are pageable, and a row is its again as soon as it gives up a request. A
-record has a slot of its own, in memory that the daemon maps, until its room has ended."""
+"""The row of SGLang's MetadataBuffers as a record (records.py): SGLang's tensors are pageable,
+and a row is its again as soon as it gives up a request."""
 import ctypes
-import struct
-from collections import deque
 
 import numpy as np
 
-from ..memory import Memory
-
-HEAD = struct.Struct("<4sHHQq")  # magic, version, tensors, room, first token
-MAGIC, VERSION = b"KVDA", 1
-LINE = 64
+from ..records import LINE, head_read, head_write
 
 
 class Rows:
-    """Tensors of SGLang's: item_lens[i] bytes a row."""
+    """Tensors of SGLang's: item_lens[i] bytes a row. The first begins with the first token, the
+    third with its logprob."""
 
     def __init__(self, ptrs, lens, item_lens, room_tensor):
         """room_tensor: index of the one whose word tells decode that the row is whole."""
@@ -30,10 +23,9 @@ class Rows:
         self.record_bytes = -(-(LINE + sum(item_lens)) // LINE) * LINE
 
     def write(self, row, room, record):
-        """A row into a record. The first tensor begins with the first token."""
-        first = int(self._views[0][row, :4].view(np.int32)[0])
-        record[:HEAD.size] = np.frombuffer(
-            HEAD.pack(MAGIC, VERSION, len(self._views), room, first), np.uint8)
+        """A row into a record."""
+        head_write(record, room, len(self._views),
+                   int(self._views[0][row, :4].view(np.int32)[0]))
         at = LINE
         for view in self._views:
             item = view.shape[1]
@@ -42,12 +34,15 @@ class Rows:
 
     def read(self, row, room, record):
         """A record into a row, the word of the room last. What is wrong with it, or None."""
-        magic, version, tensors, told, first = HEAD.unpack(record[:HEAD.size].tobytes())
-        if magic != MAGIC or version != VERSION or tensors != len(self._views):
-            return "the metadata that came is no record of this version (%r, %d, %d tensors)" \
-                % (magic, version, tensors)
-        if told != room:
-            return "the metadata that came is of room %d" % told
+        parts, first, wrong = head_read(record, room)
+        if wrong:
+            return wrong
+        if parts == 0:
+            self._first_token(row, room, first)
+            return None
+        if parts != len(self._views):
+            return "the metadata that came has %d tensors, %d are expected" % (
+                parts, len(self._views))
         at = LINE
         last = None
         for i, view in enumerate(self._views):
@@ -63,22 +58,11 @@ class Rows:
         view[row] = record[at:at + item]
         return None
 
-
-class Slots:
-    """Records in one piece of memory, handed out by number."""
-
-    def __init__(self, count, record_bytes):
-        self.count, self.record_bytes = count, record_bytes
-        self.memory = Memory(count * record_bytes, "kvd-sglang-aux")
-        self._records = self.memory.array((count, record_bytes))
-        self._free = deque(range(count))
-
-    def take(self):
-        """A number, or None."""
-        return self._free.popleft() if self._free else None
-
-    def give(self, slot):
-        self._free.append(slot)
-
-    def record(self, slot):
-        return self._records[slot]
+    def _first_token(self, row, room, first):
+        """Of an engine that tells no more: logprobs are not known, which is NaN."""
+        for view in self._views:
+            view[row] = 0
+        self._views[0][row, :4].view(np.int32)[0] = first
+        if len(self._views) > 2:
+            self._views[2][row].view(np.float32)[:] = np.nan
+        self._views[self.room_tensor][row].view(np.uint64)[0] = room

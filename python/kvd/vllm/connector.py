@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's KvdConnector: decode pulls a request's cache from prefill, by kvd's rooms.
+"""vLLM's KvdConnector: a request's cache goes from prefill to decode by kvd's rooms.
 
-Prefill mints a room when a request has finished and offers its blocks; what decode needs to
-find it (room, ticket, the ranks' pools) travels as kv_transfer_params, so proxies that serve
+Pull. Prefill mints a room when a request has finished and offers its blocks; what decode needs
+to find it (room, ticket, the ranks' pools) travels as kv_transfer_params, so proxies that serve
 NixlConnector serve this one. Decode opens its side as soon as the request arrives, which keeps
-prefill's lease, and names its blocks when it has some. The daemons tell each other all else,
-so there is no listener, no handshake and no thread here.
+prefill's lease, and names its blocks when it has some.
+
+Push. The proxy chooses the room's number and sends both requests at once, as SGLang's does;
+decode asks prefill's bootstrap server where its ranks are, and prefill sends what it has
+computed after each step, or each layer. Either engine may be SGLang (kvd.sglang).
+
+The daemons tell each other all else.
 
 A request is reported to vLLM when its room has ended, and not before: nothing reads or writes
 its blocks any more."""
 import secrets
+import time
 from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1,
@@ -19,10 +25,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
                                                                KVConnectorTransferResults,
                                                                SupportsHMA)
 from vllm.logger import init_logger
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.request import RequestStatus
 
+from ..rooms import Source
+from ..route import ticket_of
 from . import check_release
-from .params import read, write
+from .bootstrap import Lookups, Server
+from .params import Remote, address_of, read, room_of, write
 from .stats import KvdStats, PromMetrics
 from .worker import Worker
 
@@ -32,10 +42,8 @@ LEASE_S = 30  # vLLM's own default
 
 @dataclass
 class Handshake(KVConnectorHandshakeMetadata):
-    """Where a rank's blocks are."""
-    endpoint: str
-    pool: str
-    rank: int
+    """Where a rank's blocks are, and what they are (route.py)."""
+    row: dict
 
 
 @dataclass
@@ -45,6 +53,32 @@ class Step(KVConnectorMetadata):
     pulls: list = field(default_factory=list)  # (request, Remote)
     binds: list = field(default_factory=list)  # (request, blocks, begin, end)
     drops: list = field(default_factory=list)  # requests that are given up
+    refused: list = field(default_factory=list)  # (request, room, why)
+    # prefill that pushes
+    pushes: list = field(default_factory=list)  # (request, room, ticket)
+    computed: list = field(default_factory=list)  # (request, blocks, tokens after this step)
+    preempted: list = field(default_factory=list)  # requests
+    ends: list = field(default_factory=list)  # (request, blocks, tokens, first token)
+    given_up: list = field(default_factory=list)  # (request, why)
+
+
+def address(text):
+    """(host, port) of kv_connector_extra_config.bootstrap."""
+    host, _, port = str(text).rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError("kvd.vllm: bootstrap: %r is not HOST:PORT" % text)
+    return host.strip("[]"), int(port)
+
+
+class Mismatch(ValueError):
+    """Prefill was found, and is of another kind."""
+
+
+class Ask:
+    """A request whose prefill is asked for."""
+
+    def __init__(self, room, address, until):
+        self.room, self.address, self.until = room, address, until
 
 
 # ---- the scheduler's side --------------------------------------------------------------
@@ -53,13 +87,23 @@ class Scheduler:
     def __init__(self, config, kv_cache_config):
         self.config, self.caches = config, kv_cache_config
         self.step, self.pulls, self.ranks, self.shortened = Step(), {}, {}, set()
+        self.pushes, self.asks, self.lookups = {}, {}, Lookups()
+        self.server, self.secret = None, secrets.token_hex(32)
+        transfer = config.kv_transfer_config
+        self.lease_s = transfer.get_from_extra_config("kv_lease_duration", LEASE_S)
+        self.bootstrap = transfer.get_from_extra_config("bootstrap", None)
         self.lookahead = config.num_prefill_lookahead_tokens
         self.replay = kv_cache_config.has_mamba_layers or any(
             g.kv_cache_spec.prefix_replay_tokens > 0 for g in kv_cache_config.kv_cache_groups)
 
     def told_by_workers(self, metadata):
-        self.ranks = {key: (told.endpoint, told.pool, told.rank)
-                      for key, told in metadata.items()}
+        self.ranks = {key: told.row for key, told in metadata.items()}
+        if self.bootstrap is None or self.server is not None:
+            return
+        parallel, (host, port) = self.config.parallel_config, address(self.bootstrap)
+        self.server = Server(host, port + parallel.data_parallel_index,
+                             parallel.tensor_parallel_size, parallel.pipeline_parallel_size,
+                             lambda: self.ranks, self.secret)
 
     def backoff(self):
         """Tokens at the prompt's end that decode computes itself: the last one where a state
@@ -75,9 +119,16 @@ class Scheduler:
             return
         if params.get("do_remote_decode"):
             self._shorten(request, params)
+            self._push(request, params)
         if not params.get("do_remote_prefill"):
             return
         try:
+            room = room_of(params)
+            if room is not None:
+                self.asks[request.request_id] = Ask(room, address_of(params),
+                                                    time.monotonic() + self.lease_s)
+                self._found(request)
+                return
             remote = read(params)
         except ValueError as error:
             logger.warning("request %s: kv_transfer_params: %s; its prompt is computed here",
@@ -92,6 +143,56 @@ class Scheduler:
                            "prompt is computed here", request.request_id, remote.tokens, wanted)
             params["do_remote_prefill"] = False
             self.step.drops.append(request.request_id)
+
+    def _push(self, request, params):
+        """Prefill of a request whose room the proxy has named."""
+        try:
+            room = room_of(params)
+            if room is None:
+                return
+            if self.server is None:
+                raise ValueError("bootstrap_room wants kv_connector_extra_config.bootstrap, "
+                                 "HOST:PORT of a bootstrap server, on prefill")
+        except ValueError as error:
+            logger.error("request %s: kv_transfer_params: %s", request.request_id, error)
+            return
+        self.pushes[request.request_id] = request
+        self.step.pushes.append((request.request_id, room, ticket_of(self.secret, room)))
+
+    def _found(self, request):
+        """Whether what is asked of a bootstrap server has been answered."""
+        name, ask = request.request_id, self.asks.get(request.request_id)
+        if ask is None:
+            return True
+        try:
+            found = self.lookups.of(ask.address, ask.room)
+            if found is None and time.monotonic() > ask.until:
+                raise ValueError("bootstrap server %s: no answer" % ask.address)
+            if found is not None:
+                self._fits(found)
+        except ValueError as error:
+            if time.monotonic() < ask.until and not isinstance(error, Mismatch):
+                return False  # it may be starting
+            remote = Remote(ask.room, None, 0, 0, 0, (), True)
+            self.step.refused.append((name, ask.room, str(error)))
+        else:
+            if found is None:
+                return False
+            sources = [Source(r["endpoint"], r["pool"], None, r["rank"]) for r in found.rows]
+            remote = Remote(ask.room, ticket_of(found.rows[0]["secret"], ask.room), 0, found.tp,
+                            found.pp, sources, True)
+            self.step.pulls.append((name, remote))
+        del self.asks[name]
+        self.pulls[name] = remote
+        return True
+
+    def _fits(self, found):
+        own = next(iter(self.ranks.values()))
+        for name in ("heads", "states"):
+            there, here = found.rows[0][name], own[name]
+            if there != here:
+                raise Mismatch("%s of the cache are %s on prefill, %s here: are the models the "
+                               "same?" % (name, there, here))
 
     def _shorten(self, request, params):
         """Prefill stops where decode goes on. Once: requests come again."""
@@ -111,27 +212,43 @@ class Scheduler:
         self.shortened.add(request.request_id)
 
     def matched(self, request, computed):
-        params, remote = request.kv_transfer_params, self.pulls.get(request.request_id)
-        if remote is None or not params.get("do_remote_prefill"):
+        params = request.kv_transfer_params
+        if not params or not params.get("do_remote_prefill"):
             return 0, False
-        end = min(self.loads(request.num_prompt_tokens), remote.tokens)
+        if not self._found(request):
+            return None, False
+        remote = self.pulls.get(request.request_id)
+        if remote is None:
+            return 0, False
+        end = self._end(request, remote)
         return (end - computed, True) if end > computed else (0, False)
+
+    def _end(self, request, remote):
+        """Tokens that prefill has, of those that are wanted."""
+        wanted = self.loads(request.num_prompt_tokens)
+        return wanted if remote.push else min(wanted, remote.tokens)
 
     def allocated(self, request, blocks, external):
         params, remote = request.kv_transfer_params, self.pulls.get(request.request_id)
         if remote is None or not params.get("do_remote_prefill"):
             return
         params["do_remote_prefill"] = False
-        end = min(self.loads(request.num_prompt_tokens), remote.tokens)
+        end = self._end(request, remote)
         ids = self.caches.select_transfer_block_ids(blocks.get_block_ids()) if external else ()
         self.step.binds.append((request.request_id, ids, end - external, end))
 
     def finished(self, request, block_ids):
         params, name = request.kv_transfer_params, request.request_id
+        shortened = name in self.shortened
         self.shortened.discard(name)
+        if self.asks.pop(name, None) is not None:
+            return False, None
         if self.pulls.pop(name, None) is not None:
             self.step.drops.append(name)
             return False, None
+        if self.pushes.pop(name, None) is not None:
+            self._pushed(request, block_ids, shortened)
+            return True, None
         if not params or not params.get("do_remote_decode") or request.status not in (
                 RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED):
             return False, None
@@ -145,9 +262,35 @@ class Scheduler:
         return True, write(room, ticket, tokens, parallel.tensor_parallel_size,
                            parallel.pipeline_parallel_size, self.ranks)
 
-    def take(self):
+    def _pushed(self, request, block_ids, shortened):
+        if request.status not in (RequestStatus.FINISHED_LENGTH_CAPPED,
+                                  RequestStatus.FINISHED_STOPPED):
+            self.step.given_up.append((request.request_id, "prefill gave the request up"))
+            return
+        tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+        first = None if shortened else request.output_token_ids[0]
+        self.step.ends.append((request.request_id,
+                               self.caches.select_transfer_block_ids(block_ids), tokens, first))
+
+    def take(self, output):
         step, self.step = self.step, Step()
+        for name, request in self.pushes.items():
+            scheduled = output.num_scheduled_tokens.get(name)
+            if scheduled:
+                end = min(request.num_computed_tokens + scheduled, request.num_prompt_tokens)
+                blocks = output.kv_connector_block_state.get_block_ids(name)
+                step.computed.append((name, self.caches.select_transfer_block_ids(blocks), end))
+        step.preempted += [n for n in output.preempted_req_ids or () if n in self.pushes]
         return step
+
+    def heard(self, output):
+        """What is known of a prefill engine may be why a load has failed."""
+        if output.failed_recving or output.invalid_block_ids:
+            self.lookups.forget()
+
+    def close(self):
+        if self.server is not None:
+            self.server.close()
 
 
 # ---- the connector ---------------------------------------------------------------------
@@ -166,6 +309,9 @@ def refusals(config, caches):
         "bidirectional_kv_xfer", "drop it"
     yield bool(transfer.enable_permute_local_kv), "enable_permute_local_kv", \
         "drop it (kvd cuts heads itself)"
+    yield transfer.get_from_extra_config("layerwise", False) and \
+        transfer.get_from_extra_config("bootstrap", None) is None, \
+        "layerwise without a bootstrap server", "set bootstrap, too: only a push goes by layers"
     yield any(g.host_resident for g in caches.kv_cache_groups), "HiSparse", \
         "drop its option, or use NixlConnector"
 
@@ -179,12 +325,16 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             if refused:
                 raise ValueError("kvd.vllm: %s is not supported; %s" % (what, remedy))
         self._scheduler = self._worker = None
+        extra = vllm_config.kv_transfer_config.get_from_extra_config
+        bootstrap = extra("bootstrap", None)
+        if bootstrap is not None:
+            address(bootstrap)
+        self._layerwise = bool(extra("layerwise", False))
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = Scheduler(vllm_config, kv_cache_config)
         else:
-            lease = vllm_config.kv_transfer_config.get_from_extra_config("kv_lease_duration",
-                                                                         LEASE_S)
-            self._worker = Worker(vllm_config, kv_cache_config, lease)
+            self._worker = Worker(vllm_config, kv_cache_config,
+                                  extra("kv_lease_duration", LEASE_S), bootstrap is not None)
 
     @property
     def supports_divergent_local_hybrid_hits(self):
@@ -208,7 +358,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.allocated(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output):
-        return self._scheduler.take()
+        return self._scheduler.take(scheduler_output)
+
+    def update_connector_output(self, connector_output):
+        self._scheduler.heard(connector_output)
 
     def request_finished(self, request, block_ids):
         return self._scheduler.finished(request, (block_ids,))
@@ -222,7 +375,14 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.register(kv_caches)
 
     def get_handshake_metadata(self):
-        return Handshake(*self._worker.told())
+        return Handshake(self._worker.told())
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config):
+        return bool(extra_config.get("layerwise", False))
+
+    def handle_preemptions(self, kv_connector_metadata):
+        self._worker.begin(kv_connector_metadata)
 
     def start_load_kv(self, forward_context, **kwargs):
         self._worker.take(self._get_connector_metadata())
@@ -231,10 +391,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """Loads are not part of the forward pass."""
 
     def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
-        """Blocks are offered when the request has finished."""
+        if self._layerwise:
+            self._worker.layer_saved(self._get_connector_metadata(),
+                                     extract_layer_index(layer_name))
 
     def wait_for_save(self):
-        pass
+        self._worker.saved()
 
     def get_finished(self, finished_req_ids):
         results = self.get_transfer_results(finished_req_ids)
@@ -251,6 +413,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self):
         if self._worker is not None:
             self._worker.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
 
     # ---- metrics ----
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What prefill tells decode of a request, in kv_transfer_params under `kvd`:
+"""kv_transfer_params. Pull: what prefill tells decode of a request, under `kvd`:
 
     room, ticket   its number, in decimal, and what its daemons ask for
     tokens         of the prompt that are there
     tp, pp         prefill's ranks
-    sources        [endpoint, pool, rank] of each, all of a pipeline stage together"""
+    sources        [endpoint, pool, rank] of each, all of a pipeline stage together
+
+Push: what the proxy tells both, in SGLang's words: bootstrap_room, and decode also
+bootstrap_host and bootstrap_port."""
 import re
 from collections import namedtuple
 
@@ -14,19 +17,20 @@ from ..rooms import Source
 RANKS = 1024
 TEXT = 256
 
-Remote = namedtuple("Remote", "room ticket tokens tp pp sources")
+Remote = namedtuple("Remote", "room ticket tokens tp pp sources push", defaults=(False,))
 
 
 def write(room, ticket, tokens, tp, pp, ranks):
-    """ranks: {(stage, rank): (endpoint, pool, rank of the pool)}"""
+    """ranks: {(stage, rank): row of route.py}"""
     return {"do_remote_prefill": True, "do_remote_decode": False, "kvd": {
         "room": str(room), "ticket": ticket, "tokens": tokens, "tp": tp, "pp": pp,
-        "sources": [list(ranks[key]) for key in sorted(ranks)]}}
+        "sources": [[ranks[key][word] for word in ("endpoint", "pool", "rank")]
+                    for key in sorted(ranks)]}}
 
 
 def _number(name, value, low, high):
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError("kvd.%s: %s is no number of %d to %d"
+        raise ValueError("%s: %s is no number of %d to %d"
                          % (name, _check.came(value), low, high))
     return value
 
@@ -42,7 +46,7 @@ def read(params):
     told = params.get("kvd")
     if not isinstance(told, dict):
         raise ValueError("there is no `kvd`: prefill must run KvdConnector, too")
-    tp, pp = _number("tp", told.get("tp"), 1, RANKS), _number("pp", told.get("pp"), 1, RANKS)
+    tp, pp = (_number("kvd." + name, told.get(name), 1, RANKS) for name in ("tp", "pp"))
     rows = told.get("sources")
     if not isinstance(rows, list) or len(rows) != tp * pp or len(rows) > RANKS:
         raise ValueError("kvd.sources: not a list of tp x pp, %d" % (tp * pp))
@@ -52,11 +56,31 @@ def read(params):
             raise ValueError("kvd.sources[%d]: not [endpoint, pool, rank]" % i)
         sources.append(Source(_text("sources[%d][0]" % i, row[0], r"[!-~]+"),
                               _text("sources[%d][1]" % i, row[1], r"[!-~]+"), None,
-                              _number("sources[%d][2]" % i, row[2], 0, _check.U32)))
-    room = _number("room", int(_text("room", told.get("room"), "[0-9]{1,19}")), 0,
+                              _number("kvd.sources[%d][2]" % i, row[2], 0, _check.U32)))
+    room = _number("kvd.room", int(_text("room", told.get("room"), "[0-9]{1,19}")), 0,
                    (1 << 63) - 1)
     return Remote(room, _text("ticket", told.get("ticket"), "[!-~]+"),
-                  _number("tokens", told.get("tokens"), 1, (1 << 40)), tp, pp, sources)
+                  _number("kvd.tokens", told.get("tokens"), 1, (1 << 40)), tp, pp, sources)
+
+
+def room_of(params):
+    """The number of a push, None: it is none; ValueError."""
+    room = params.get("bootstrap_room")
+    if isinstance(room, str) and re.fullmatch("[0-9]{1,19}", room):
+        room = int(room)
+    return None if room is None else _number("bootstrap_room", room, 0, (1 << 63) - 1)
+
+
+def address_of(params):
+    """host:port of prefill's bootstrap server."""
+    host, port = params.get("bootstrap_host"), params.get("bootstrap_port")
+    if not isinstance(host, str) or not re.fullmatch(r"[A-Za-z0-9._:\[\]-]{1,253}", host):
+        raise ValueError("bootstrap_host: %s is no name or address" % _check.came(host))
+    if isinstance(port, str) and re.fullmatch("[0-9]{1,5}", port):
+        port = int(port)
+    if ":" in host and not host.startswith("["):
+        host = "[%s]" % host
+    return "%s:%d" % (host, _number("bootstrap_port", port, 1, 65535))
 
 
 def sources_of(remote, tp, rank):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..rooms import Source
 
@@ -13,8 +13,11 @@ class Remote(NamedTuple):
     tp: int
     pp: int
     sources: Sequence[Source]
+    push: bool
 
 def write(room: int, ticket: str, tokens: int, tp: int, pp: int,
-          ranks: Mapping[Tuple[int, int], Tuple[str, str, int]]) -> Dict[str, Any]: ...
+          ranks: Mapping[Tuple[int, int], Mapping[str, Any]]) -> Dict[str, Any]: ...
 def read(params: Mapping[str, Any]) -> Remote: ...
+def room_of(params: Mapping[str, Any]) -> Optional[int]: ...
+def address_of(params: Mapping[str, Any]) -> str: ...
 def sources_of(remote: Remote, tp: int, rank: int) -> Tuple[List[Source], int]: ...

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's caches as views of a pool, and a request's blocks as pages of them.
 
-A group of layers with one block table is one view: kv<i> of full attention, swa<i> of a
+A group of layers with one block table is one view: kv, kv1, … of full attention, swa<i> of a
 sliding window, state<i> of a state-space model. An attention tensor is [block][head][token]
 [K and V], whatever its strides: those are the layout. On the CPU the tokens of a block are
 interleaved in an order of the kernel's, so a view has whole blocks there, and a block takes
 the place of a token."""
+import math
 from collections import namedtuple
 
 import numpy as np
@@ -52,6 +53,16 @@ class Group(namedtuple("Group", "name kind tokens ratio grain window spec_blocks
         begin = first * self.tokens
         return self._view(blocks, begin, end) if begin < end else None
 
+    def pushed(self, blocks, begin, end):
+        """Tokens [begin, end) of a request, as far as they have not left the window."""
+        blocks = list(blocks)[:-(-end // self.tokens)]
+        first = begin // self.tokens
+        for at in range(len(blocks) - 1, first - 1, -1):
+            if not blocks[at]:
+                begin = (at + 1) * self.tokens
+                break
+        return self._view(blocks, begin, end) if begin < end else None
+
     def wanted(self, blocks, begin, end):
         """What is missing of tokens [0, end), where [0, begin) is here; None: nothing."""
         if self.kind == "state":
@@ -77,6 +88,14 @@ class Buffers:
         state = group.kind == "state"
         self.layout.view(group.name, 1 if state else group.tokens // group.ratio // group.grain,
                          blocks * group.ratio)
+
+    @property
+    def grain(self):
+        """Tokens that go together in all views."""
+        return math.lcm(*(g.grain for g in self.groups if g and g.kind != "state"))
+
+    def has_layers(self, view, begin, end):
+        return any(begin <= layer < end for layer in self.layout.views[view]["layers"])
 
     def buffer(self, cache):
         """(index, offset of the tensor in it)."""

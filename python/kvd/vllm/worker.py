@@ -7,9 +7,11 @@ from collections import namedtuple
 
 from ..client import Client
 from ..engine import Desk
+from ..records import LINE, VIEW, Slots, view_add
 from ..rooms import FAILED, PULL, SUCCESS
 from . import pools
 from .params import sources_of
+from .push import Push
 from .stats import KvdStats
 
 logger = logging.getLogger("vllm.kvd")
@@ -17,6 +19,7 @@ NAME_MAX = 63  # of a pool
 ID_MAX = 128  # of a request
 OPEN_S = 30.0  # for prefill's daemon and its offer
 CLOSE_S = 2.0
+RECORDS = 1024  # of pushed requests that have finished here, at least
 
 Ranks = namedtuple("Ranks", "size rank")
 
@@ -29,10 +32,11 @@ class Pull:
 
 
 class Worker:
-    def __init__(self, config, kv_cache_config, lease_s):
-        self.config, self.caches, self.lease_ms = config, kv_cache_config, int(lease_s * 1000)
-        self.client = self.desk = self.pool = None
-        self.offers, self.pulls, self.ended = {}, {}, []
+    def __init__(self, config, kv_cache_config, lease_s, pushes=False):
+        """pushes: this engine is prefill, and has a bootstrap server."""
+        self.config, self.caches, self.lease_s = config, kv_cache_config, lease_s
+        self.client = self.desk = self.pool = self.slots = self.timeline = None
+        self.with_push, self.offers, self.pulls, self.pushes = pushes, {}, {}, {}
         self._invalid, self._stats = set(), KvdStats()
         self.one_group = len(kv_cache_config.kv_cache_groups) == 1
 
@@ -42,32 +46,73 @@ class Worker:
         from vllm.distributed import get_pp_group, get_tensor_model_parallel_rank
         parallel = self.config.parallel_config
         self.ranks = Ranks(parallel.tensor_parallel_size, get_tensor_model_parallel_rank())
-        stage = get_pp_group().rank_in_group
+        stage = get_pp_group()
         made = self.made = build(self.config, self.caches, kv_caches, self.ranks,
-                                 stage * self.ranks.size + self.ranks.rank)
+                                 stage.rank_in_group * self.ranks.size + self.ranks.rank)
         producer = self.config.kv_transfer_config.kv_role == "kv_producer"
         self.client = Client(client="vllm", role="prefill" if producer else "decode")
         self.desk = Desk(self.client)
         gpu = next(iter(kv_caches.values())).is_cuda
         take = self.client.register_gpu if gpu else self.client.register_address
         regions = [take(*part) for part in made.parts]
+        if self.with_push and stage.is_last_rank:
+            self.slots = Slots(max(RECORDS, 4 * self.config.scheduler_config.max_num_seqs), LINE)
+            view_add(made.layout, made.layout.buffer(self.slots.memory.nbytes),
+                     self.slots.count, LINE)
+            regions.append(self.client.register(self.slots.memory))
         model = re.sub(r"[^A-Za-z0-9_-]", "-", str(self.config.model_config.model).rstrip("/"))
         tail = "." + secrets.token_hex(4)
         self.name = model[-(NAME_MAX - len(tail)):] + tail
         self.pool = self.client.pool(made.layout, regions, name=self.name)
 
     def told(self):
-        return self.client.endpoint, self.name, self.made.layout.rank
+        """The row of this rank (route.py)."""
+        heads = None if self.config.model_config.use_mla else \
+            self.config.model_config.get_total_num_kv_heads()
+        return {"endpoint": self.client.endpoint, "pool": self.name,
+                "rank": self.made.layout.rank, "heads": heads,
+                "views": sorted(self.made.layout.views),
+                "states": ["vllm " + g.name for g in self.made.groups if g and g.kind != "kv"],
+                "aux": LINE if self.slots else None}
 
     # ---- a step ----
+
+    def begin(self, step):
+        """Before the step's forward pass."""
+        for name in step.preempted:
+            if name in self.pushes:
+                self.pushes[name].settle()
+        for name, room, ticket in step.pushes:
+            handle = self.desk.send(room, self.pool, open_s=self.lease_s, ticket=ticket,
+                                    request_id=shown(name))
+            self.pushes[name] = Push(self, name, handle)
+        for name, blocks, end in step.computed:
+            if name in self.pushes:
+                self.pushes[name].computed(blocks, end)
+
+    def layer_saved(self, step, layer):
+        """In the forward pass, behind this layer."""
+        mark = Mark(self.timeline)
+        for name, _, _ in step.computed:
+            if name in self.pushes:
+                self.pushes[name].layer_saved(layer, mark)
 
     def take(self, step):
         for name, room, ticket, blocks, tokens in step.offers:
             views = self._views(blocks, lambda g, b: g.offered(b, tokens))
-            self.offers[name] = self.desk.offer(room, self.pool, views, ticket=ticket,
-                                                lease_ms=self.lease_ms, request_id=shown(name))
+            self.offers[name] = self.desk.offer(
+                room, self.pool, views, ticket=ticket, lease_ms=int(self.lease_s * 1000),
+                request_id=shown(name))
+        for name, blocks, end, first in step.ends:
+            if name in self.pushes:
+                self.pushes[name].finish(blocks, end, first)
+        for name, why in step.given_up:
+            if name in self.pushes:
+                self.pushes[name].give_up(why)
         for name, remote in step.pulls:
             self._open(name, remote)
+        for name, room, words in step.refused:
+            self.pulls[name] = Pull(self.desk.refused(PULL, room, words))
         for name, blocks, begin, end in step.binds:
             self._bind(name, blocks, begin, end)
         for name in step.drops:
@@ -75,6 +120,12 @@ class Worker:
             if pull is not None:
                 pull.dropped = True
                 pull.handle.stop("the request was given up")
+
+    def saved(self):
+        """All of the step has been enqueued."""
+        mark = Mark(self.timeline)
+        for push in self.pushes.values():
+            push.advance(mark)
 
     def _views(self, blocks, view_of):
         """By name; a group without layers on this rank has none."""
@@ -87,9 +138,9 @@ class Worker:
         except ValueError as error:
             handle = self.desk.refused(PULL, remote.room, str(error))
         else:
-            handle = self.desk.pull(remote.room, self.pool, sources, receivers=receivers,
-                                    open_s=OPEN_S, ticket=remote.ticket,
-                                    request_id=shown(name))
+            way = self.desk.recv if remote.push else self.desk.pull
+            handle = way(remote.room, self.pool, sources, receivers=receivers, open_s=OPEN_S,
+                         ticket=remote.ticket, request_id=shown(name))
         self.pulls[name] = Pull(handle)
 
     def _bind(self, name, blocks, begin, end):
@@ -114,6 +165,11 @@ class Worker:
                 del self.offers[name]
                 sent.add(name)
                 self._count_offer(name, handle)
+        for name, push in list(self.pushes.items()):
+            if push.ended:
+                del self.pushes[name]
+                sent.add(name)
+                self._count_offer(name, push.handle)
         for name, pull in list(self.pulls.items()):
             if not (pull.bound or pull.dropped) or \
                     pull.handle.look() not in (FAILED, SUCCESS):
@@ -132,7 +188,7 @@ class Worker:
 
     def _count_offer(self, name, handle):
         if handle.end == FAILED:
-            logger.warning("request %s: its offer ended: %s", name, handle.reason)
+            logger.warning("request %s: decode did not get its cache: %s", name, handle.reason)
             self._stats.add("expired" if handle.code == "ELEASE" else "failed", 1)
 
     def _count_pull(self, name, pull):
@@ -160,11 +216,25 @@ class Worker:
         """Nothing touches the engine's memory after this."""
         if self.client is None:
             return
-        for handle in list(self.offers.values()) + [p.handle for p in self.pulls.values()]:
+        others = [*self.pulls.values(), *self.pushes.values()]
+        for handle in list(self.offers.values()) + [other.handle for other in others]:
             handle.stop("the engine is shutting down")
             handle.wait_still(CLOSE_S)
         self.client.close()
         self.client = None
+
+
+class Mark:
+    """What a chunk waits for: the work that is enqueued so far. Made at its first use, for all
+    chunks of one place; None where there is no stream."""
+
+    def __init__(self, timeline):
+        self._timeline, self._made = timeline, None
+
+    def __call__(self):
+        if self._made is None and self._timeline is not None:
+            self._made = self._timeline.mark()
+        return self._made
 
 
 def shown(name):
@@ -202,7 +272,7 @@ def build(config, caches, kv_caches, ranks, rank):
         window = first.sliding_window if isinstance(
             first, (SlidingWindowSpec, SlidingWindowMLASpec)) else 0
         kind = "state" if mamba else "swa" if window else "kv"
-        view = "%s%d" % (kind, counts[kind])
+        view = "%s%d" % (kind, counts[kind]) if kind != "kv" or counts[kind] else "kv"
         counts[kind] += 1
         whole = not mamba and not kv_caches[names[0]].is_cuda
         made.add(pools.Group(view, kind, spec.block_size,

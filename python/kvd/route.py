@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the bootstrap server tells of a prefill rank in GET /route, as `kvd`:
+"""What a bootstrap server, SGLang's or kvd.vllm's, tells of a prefill rank in GET /route, as
+`kvd`:
 
     endpoint, pool, rank         where its pages are
     heads, views, states, aux    what they are, so that decode can say what differs
@@ -8,7 +9,7 @@ import hashlib
 import hmac
 import re
 
-from .. import _check
+from . import _check
 
 WORDS = 64  # views, states
 TEXT = 256
@@ -52,8 +53,8 @@ def row_of(info):
     """The row of one rank, checked; ValueError names the field."""
     row = info.get("kvd") if isinstance(info, dict) else None
     if not isinstance(row, dict):
-        raise ValueError("the prefill server is not on kvd: start it with "
-                         "--disaggregation-transfer-backend kvd")
+        raise ValueError("the prefill server is not on kvd: SGLang's needs "
+                         "--disaggregation-transfer-backend kvd, vLLM's KvdConnector")
     try:
         heads, aux = row.get("heads"), row.get("aux")
         return {"endpoint": _text("endpoint", row.get("endpoint")),

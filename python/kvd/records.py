@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What travels beside the cache, as one record of a view `aux`: a head with the first token,
+then what the engine adds. Its layers are 0, the head, and 1, the rest, so that an engine which
+has only the first token sends layer 0.
+
+A record has a slot of its own, in memory that the daemon maps, until its room has ended."""
+import struct
+from collections import deque
+
+import numpy as np
+
+from .memory import Memory
+
+HEAD = struct.Struct("<4sHHQq")  # magic, version, parts, room, first token
+MAGIC, VERSION = b"KVDA", 2
+LINE = 64  # of the head
+VIEW = "aux"
+
+
+def head_write(record, room, parts, first):
+    record[:HEAD.size] = np.frombuffer(HEAD.pack(MAGIC, VERSION, parts, room, first), np.uint8)
+
+
+def head_read(record, room):
+    """(parts, first token, None), or what is wrong in the last place."""
+    magic, version, parts, told, first = HEAD.unpack(record[:HEAD.size].tobytes())
+    if magic != MAGIC or version != VERSION:
+        return 0, 0, "the metadata that came is no record of this version (%r, %d)" % (magic,
+                                                                                    version)
+    if told != room:
+        return 0, 0, "the metadata that came is of room %d" % told
+    return parts, first, None
+
+
+def view_add(layout, buffer, count, nbytes):
+    """The view of `count` records of `nbytes`."""
+    layout.view(VIEW, 1, count)
+    for layer, (name, at, size) in enumerate((("head", 0, LINE), ("rest", LINE, nbytes - LINE))):
+        if size:
+            layout.field(VIEW, layer, name, buffer=buffer, offset=at, page_stride=nbytes,
+                         token_stride=nbytes, unit_stride=size, unit_bytes=size)
+
+
+class Slots:
+    """Records in one piece of memory, handed out by number."""
+
+    def __init__(self, count, record_bytes):
+        self.count, self.record_bytes = count, record_bytes
+        self.memory = Memory(count * record_bytes, "kvd-aux")
+        self._records = self.memory.array((count, record_bytes))
+        self._free = deque(range(count))
+
+    def take(self):
+        """A number, or None."""
+        return self._free.popleft() if self._free else None
+
+    def give(self, slot):
+        self._free.append(slot)
+
+    @property
+    def free(self):
+        return len(self._free)
+
+    def record(self, slot):
+        return self._records[slot]
