@@ -33,6 +33,17 @@ def text_of(error):
         "%s: %s" % (type(error).__name__, error)
 
 
+class Met:
+    """The offers know of a puller. Before that its end would be news of nobody, and they would
+    wait for it as long as their lease."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+    def query(self):
+        return self.handle.peek() != BOOTSTRAPPING
+
+
 class Handle:
     """A room of this rank, from before its opening until after its end."""
 
@@ -125,7 +136,8 @@ class Handle:
             self._over(reason)
             return
         self.desk.left[id(self)] = self
-        self._calls.append((lambda room: room.abort(reason[:200]), ()))
+        met = (Met(self),) if self.role == PULL else ()
+        self._calls.append((lambda room: room.abort(reason[:200]), met))
         self.desk.parked[id(self)] = self
         self.flush()
 

@@ -16,6 +16,11 @@ SESSION: Tuple[str, ...]
 
 def text_of(error: Exception) -> str: ...
 
+class Met:
+    handle: Handle
+    def __init__(self, handle: Handle) -> None: ...
+    def query(self) -> bool: ...
+
 class Handle:
     role: int
     number: int
