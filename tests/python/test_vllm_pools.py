@@ -206,6 +206,16 @@ def test_a_request_that_is_given_up_before_it_has_blocks(sides):
     assert "the client left" in ends(offer, FAILED)
 
 
+def test_a_request_that_is_given_up_before_it_is_offered(sides):
+    p, d, source = sides
+    pull = d.pull(106, source)
+    pull.stop("the client left")
+    d.desk.turn(True)
+    offer = p.offer(106, [10], 32)
+    assert "the client left" in ends(pull, FAILED)
+    assert "the client left" in ends(offer, FAILED)
+
+
 def test_a_lease_that_nobody_keeps_ends_and_the_late_one_gets_nothing(sides, pair):
     p, d, source = sides
     offer = p.offer(104, [10], 32, lease_ms=300)

@@ -14,10 +14,12 @@ The daemons tell each other all else.
 
 A request is reported to vLLM when its room has ended, and not before: nothing reads or writes
 its blocks any more."""
+import contextlib
 import secrets
 import time
 from dataclasses import dataclass, field
 
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1,
                                                                KVConnectorHandshakeMetadata,
                                                                KVConnectorMetadata,
@@ -39,6 +41,9 @@ from .worker import Worker
 logger = init_logger("vllm.kvd")
 LEASE_S = 30  # vLLM's own default
 
+with contextlib.suppress(ValueError):  # it is: MultiConnector asks for its children by name
+    KVConnectorFactory.register_connector("KvdConnector", "kvd.vllm", "KvdConnector")
+
 
 @dataclass
 class Handshake(KVConnectorHandshakeMetadata):
@@ -52,7 +57,7 @@ class Step(KVConnectorMetadata):
     offers: list = field(default_factory=list)  # (request, room, ticket, blocks, tokens)
     pulls: list = field(default_factory=list)  # (request, Remote)
     binds: list = field(default_factory=list)  # (request, blocks, begin, end)
-    drops: list = field(default_factory=list)  # requests that are given up
+    drops: list = field(default_factory=list)  # (request, vLLM waits for its end)
     refused: list = field(default_factory=list)  # (request, room, why)
     # prefill that pushes
     pushes: list = field(default_factory=list)  # (request, room, ticket)
@@ -97,6 +102,9 @@ class Scheduler:
             g.kv_cache_spec.prefix_replay_tokens > 0 for g in kv_cache_config.kv_cache_groups)
 
     def told_by_workers(self, metadata):
+        if not all(isinstance(told, Handshake) for told in metadata.values()):
+            raise ValueError("kvd.vllm: a MultiConnector must have KvdConnector before "
+                             "connectors that make a handshake")
         self.ranks = {key: told.row for key, told in metadata.items()}
         if self.bootstrap is None or self.server is not None:
             return
@@ -122,6 +130,11 @@ class Scheduler:
             self._push(request, params)
         if not params.get("do_remote_prefill"):
             return
+        if not self.config.kv_transfer_config.is_kv_consumer:
+            logger.warning("request %s: a kv_producer does not load; its prompt is computed here",
+                           request.request_id)
+            params["do_remote_prefill"] = False
+            return
         try:
             room = room_of(params)
             if room is not None:
@@ -142,7 +155,7 @@ class Scheduler:
             logger.warning("request %s: prefill has the state after %d tokens, not after %d; the "
                            "prompt is computed here", request.request_id, remote.tokens, wanted)
             params["do_remote_prefill"] = False
-            self.step.drops.append(request.request_id)
+            self.step.drops.append((request.request_id, False))
 
     def _push(self, request, params):
         """Prefill of a request whose room the proxy has named."""
@@ -244,8 +257,10 @@ class Scheduler:
         if self.asks.pop(name, None) is not None:
             return False, None
         if self.pulls.pop(name, None) is not None:
-            self.step.drops.append(name)
-            return False, None
+            # one without blocks stays until its room has ended: workers go on stepping
+            waits = bool(params.get("do_remote_prefill"))
+            self.step.drops.append((name, waits))
+            return waits, None
         if self.pushes.pop(name, None) is not None:
             self._pushed(request, block_ids, shortened)
             return True, None
@@ -256,7 +271,8 @@ class Scheduler:
         if not any(blocks):
             return False, None
         room, ticket = secrets.randbits(63), secrets.token_hex(16)
-        tokens = request.num_computed_tokens
+        # a step in flight still writes the others
+        tokens = request.num_computed_tokens - request.num_in_flight_tokens
         self.step.offers.append((name, room, ticket, blocks, tokens))
         parallel = self.config.parallel_config
         return True, write(room, ticket, tokens, parallel.tensor_parallel_size,
@@ -406,9 +422,6 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         sent, received, failed = self._worker.results()
         return KVConnectorTransferResults(finished_sending=sent, finished_recving=received,
                                           failed_recving=failed)
-
-    def get_block_ids_with_load_errors(self):
-        return self._worker.invalid_blocks()
 
     def shutdown(self):
         if self._worker is not None:

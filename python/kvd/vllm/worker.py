@@ -25,10 +25,10 @@ Ranks = namedtuple("Ranks", "size rank")
 
 
 class Pull:
-    """blocks: those that vLLM waits for; None: it does not wait."""
+    """waits: for which report vLLM waits."""
 
     def __init__(self, handle):
-        self.handle, self.bound, self.dropped, self.blocks = handle, False, False, None
+        self.handle, self.bound, self.dropped, self.waits = handle, False, False, None
 
 
 class Worker:
@@ -37,8 +37,7 @@ class Worker:
         self.config, self.caches, self.lease_s = config, kv_cache_config, lease_s
         self.client = self.desk = self.pool = self.slots = self.timeline = None
         self.with_push, self.offers, self.pulls, self.pushes = pushes, {}, {}, {}
-        self._invalid, self._stats = set(), KvdStats()
-        self.one_group = len(kv_cache_config.kv_cache_groups) == 1
+        self._stats = KvdStats()
 
     # ---- memory ----
 
@@ -115,10 +114,12 @@ class Worker:
             self.pulls[name] = Pull(self.desk.refused(PULL, room, words))
         for name, blocks, begin, end in step.binds:
             self._bind(name, blocks, begin, end)
-        for name in step.drops:
+        for name, waits in step.drops:
             pull = self.pulls.get(name)
             if pull is not None:
                 pull.dropped = True
+                if waits:
+                    pull.waits = "sent"
                 pull.handle.stop("the request was given up")
 
     def saved(self):
@@ -150,8 +151,7 @@ class Worker:
         pull.bound, views = True, {}
         if blocks:
             views = self._views(blocks, lambda g, b: g.wanted(b, begin, end))
-            first = begin // self.caches.transfer_groups[0].kv_cache_spec.block_size
-            pull.blocks = set(blocks[0][first:]) if self.one_group else set()
+            pull.waits = "received"
         pull.handle.bind(views)
 
     # ---- what came of them ----
@@ -176,13 +176,11 @@ class Worker:
                 continue
             del self.pulls[name]
             self._count_pull(name, pull)
-            if pull.blocks is None:
-                continue  # vLLM does not wait for it
-            received.add(name)
-            if pull.handle.end == FAILED and not pull.dropped:
-                if self.one_group:
-                    self._invalid |= pull.blocks
-                else:
+            if pull.waits == "sent":
+                sent.add(name)
+            elif pull.waits:
+                received.add(name)
+                if pull.handle.end == FAILED and not pull.dropped:
                     failed.add(name)
         return sent, received, failed
 
@@ -202,10 +200,6 @@ class Worker:
             self._stats.add("rows", handle.rows)
             self._stats.add("seconds", handle.moved_us / 1e6)
 
-    def invalid_blocks(self):
-        invalid, self._invalid = self._invalid, set()
-        return invalid
-
     def stats(self):
         if self._stats.is_empty():
             return None
@@ -217,8 +211,10 @@ class Worker:
         if self.client is None:
             return
         others = [*self.pulls.values(), *self.pushes.values()]
-        for handle in list(self.offers.values()) + [other.handle for other in others]:
+        handles = list(self.offers.values()) + [other.handle for other in others]
+        for handle in handles:
             handle.stop("the engine is shutting down")
+        for handle in handles:
             handle.wait_still(CLOSE_S)
         self.client.close()
         self.client = None
