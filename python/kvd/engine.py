@@ -287,10 +287,11 @@ class Desk:
 
     def words(self, room):
         """Why it failed; what its code means, while the daemon is too slow to say."""
-        begun = self.clock()
-        why = room.why(WORDS_S if begun >= self._mute_s else 0)
-        if self.clock() >= begun + WORDS_S:
-            self._mute_s = self.clock() + MUTE_S
+        begun, why = self.clock(), None
+        if begun >= self._mute_s:
+            why = room.why(WORDS_S)
+            if self.clock() >= begun + WORDS_S:
+                self._mute_s = self.clock() + MUTE_S
         return why[-1] if why else "room failed"
 
     def turn(self, now=False):

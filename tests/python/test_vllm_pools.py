@@ -216,6 +216,17 @@ def test_a_request_that_is_given_up_before_it_is_offered(sides):
     assert "the client left" in ends(offer, FAILED)
 
 
+def test_a_daemon_that_is_slow_to_say_why_is_not_asked(sides):
+    p, d, source = sides
+    offer = p.offer(107, [10], 32)
+    pull = d.pull(107, source)
+    p.desk._mute_s = p.desk.clock() + 60
+    pull.stop("the client left")
+    ends(pull, FAILED)
+    assert ends(offer, FAILED) == "room failed (EABORTED)"
+    p.desk._mute_s = 0
+
+
 def test_a_lease_that_nobody_keeps_ends_and_the_late_one_gets_nothing(sides, pair):
     p, d, source = sides
     offer = p.offer(104, [10], 32, lease_ms=300)
