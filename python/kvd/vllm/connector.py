@@ -148,6 +148,11 @@ class Scheduler:
                            request.request_id, error)
             params["do_remote_prefill"] = False
             return
+        if any(other.room == remote.room for other in self.pulls.values()):
+            logger.warning("request %s: another one has asked for room %d; its prompt is "
+                           "computed here", request.request_id, remote.room)
+            params["do_remote_prefill"] = False
+            return
         self.pulls[request.request_id] = remote
         self.step.pulls.append((request.request_id, remote))
         wanted = self.loads(request.num_prompt_tokens)

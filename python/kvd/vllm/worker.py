@@ -8,7 +8,7 @@ from collections import namedtuple
 from ..client import Client
 from ..engine import Desk
 from ..records import LINE, VIEW, Slots, view_add
-from ..rooms import FAILED, PULL, SUCCESS
+from ..rooms import FAILED, PULL, SUCCESS, TRANSFERRING
 from . import pools
 from .params import sources_of
 from .push import Push
@@ -17,7 +17,8 @@ from .stats import KvdStats
 logger = logging.getLogger("vllm.kvd")
 NAME_MAX = 63  # of a pool
 ID_MAX = 128  # of a request
-OPEN_S = 30.0  # for prefill's daemon and its offer
+OPEN_S = 30.0  # for prefill's daemon and its room
+OFFER_S = 10.0  # for an offer, which comes with prefill's next step
 CLOSE_S = 2.0
 RECORDS = 1024  # of pushed requests that have finished here, at least
 
@@ -25,10 +26,11 @@ Ranks = namedtuple("Ranks", "size rank")
 
 
 class Pull:
-    """waits: for which report vLLM waits."""
+    """waits: for which report vLLM waits; until: when its offer must be there."""
 
     def __init__(self, handle):
         self.handle, self.bound, self.dropped, self.waits = handle, False, False, None
+        self.until = None
 
 
 class Worker:
@@ -139,8 +141,8 @@ class Worker:
         except ValueError as error:
             handle = self.desk.refused(PULL, remote.room, str(error))
         else:
-            way = self.desk.recv if remote.push else self.desk.pull
-            handle = way(remote.room, self.pool, sources, receivers=receivers, open_s=OPEN_S,
+            way, open_s = (self.desk.recv, OPEN_S) if remote.push else (self.desk.pull, OFFER_S)
+            handle = way(remote.room, self.pool, sources, receivers=receivers, open_s=open_s,
                          ticket=remote.ticket, request_id=shown(name))
         self.pulls[name] = Pull(handle)
 
@@ -148,7 +150,7 @@ class Worker:
         pull = self.pulls.get(name)
         if pull is None:
             return
-        pull.bound, views = True, {}
+        pull.bound, pull.until, views = True, self.desk.clock() + OFFER_S, {}
         if blocks:
             views = self._views(blocks, lambda g, b: g.wanted(b, begin, end))
             pull.waits = "received"
@@ -171,8 +173,13 @@ class Worker:
                 sent.add(name)
                 self._count_offer(name, push.handle)
         for name, pull in list(self.pulls.items()):
-            if not (pull.bound or pull.dropped) or \
-                    pull.handle.look() not in (FAILED, SUCCESS):
+            if not (pull.bound or pull.dropped):
+                continue
+            state = pull.handle.look()
+            if state not in (FAILED, SUCCESS):
+                if pull.bound and pull.handle.role == PULL and state < TRANSFERRING and \
+                        self.desk.clock() > pull.until:
+                    pull.handle.stop("prefill did not offer it within %g s" % OFFER_S)
                 continue
             del self.pulls[name]
             self._count_pull(name, pull)
