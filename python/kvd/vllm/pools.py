@@ -3,9 +3,9 @@
 
 A group of layers with one block table is one view: kv, kv1, … of full attention, swa<i> of a
 sliding window, state<i> of a state-space model. An attention tensor is [block][head][token]
-[K and V], whatever its strides: those are the layout. On the CPU the tokens of a block are
-interleaved in an order of the kernel's, so a view has whole blocks there, and a block takes
-the place of a token."""
+[K and V], whatever its strides: those are the layout. vLLM's CPU kernels interleave the
+tokens of a block in an order of their own, so a view has whole blocks there, and a block
+takes the place of a token."""
 import math
 from collections import namedtuple
 

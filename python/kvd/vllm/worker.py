@@ -277,7 +277,7 @@ def build(config, caches, kv_caches, ranks, rank):
         kind = "state" if mamba else "swa" if window else "kv"
         view = "%s%d" % (kind, counts[kind]) if kind != "kv" or counts[kind] else "kv"
         counts[kind] += 1
-        whole = not mamba and not kv_caches[names[0]].is_cuda
+        whole = not mamba and interleaved(config, names[0])
         made.add(pools.Group(view, kind, spec.block_size,
                              *paging(kind, kv_caches[names[0]], caches, spec, whole), window,
                              first.num_speculative_blocks if mamba else 0), caches.num_blocks)
@@ -291,6 +291,12 @@ def build(config, caches, kv_caches, ranks, rank):
             pools.attention(made, made.groups[-1], layer, cache, one, None if mla else heads,
                             ranks, whole)
     return made
+
+
+def interleaved(config, name):
+    """Whether the tokens of a block lie in an order of the kernel's."""
+    layer = config.compilation_config.static_forward_context[name]
+    return layer.get_attn_backend().get_name() == "CPU_ATTN"
 
 
 def paging(kind, cache, caches, spec, whole):
