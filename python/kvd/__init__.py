@@ -36,17 +36,19 @@ from .client import Client, Pool  # noqa: E402
 from .layout import HND, NHD, Layout  # noqa: E402
 from .memory import Memory, Region  # noqa: E402
 from .rooms import (BOOTSTRAPPING, CLOSED, FAILED, SUCCESS, TRANSFERRING,  # noqa: E402
-                    WAITING_FOR_INPUT, Room, Source, Status, View)
+                    WAITING_FOR_INPUT, Event, Room, Source, Status, View)
 from . import shards  # noqa: E402
 from .shapes import Shapes  # noqa: E402
+from .timeline import Timeline  # noqa: E402
 
 __version__ = _kvd.version()
 logging.getLogger("kvd").addHandler(logging.NullHandler())
 
 __all__ = [
     "AbortedError", "AsyncClient", "AsyncRoom", "BOOTSTRAPPING", "BusyError", "CLOSED",
-    "CanceledError", "Client", "ConnectionError", "DaemonError", "Error", "FAILED", "HND",
-    "InvalidError", "Layout", "LimitError", "Memory", "MemoryImportError", "NHD", "NotFoundError",
-    "PeerError", "PermissionDenied", "Pool", "RETRY", "Region", "Room", "SUCCESS", "Shapes",
-    "Source", "StateError", "Status", "TRANSFERRING", "TimeoutError", "View", "WAITING_FOR_INPUT", "shards",
+    "CanceledError", "Client", "ConnectionError", "DaemonError", "Error", "Event",
+    "FAILED", "HND", "InvalidError", "Layout", "LimitError", "Memory", "MemoryImportError", "NHD",
+    "NotFoundError", "PeerError", "PermissionDenied", "Pool", "RETRY", "Region", "Room",
+    "SUCCESS", "Shapes", "Source", "StateError", "Status", "TRANSFERRING", "TimeoutError",
+    "Timeline", "View", "WAITING_FOR_INPUT", "shards",
 ]

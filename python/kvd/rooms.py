@@ -90,12 +90,24 @@ def sources_pack(sources):
     return tuple(source_pack(s, "sources[%d]" % i) for i, s in enumerate(sources))
 
 
+class Event(namedtuple("Event", "handle device")):
+    """For `wait=`: an event of CUDA that was made for other processes and recorded. handle:
+    the 64 bytes of cuIpcGetEventHandle (torch.cuda.Event.ipc_handle()); device: the GPU's
+    UUID ("GPU-…") or PCI id. It is neither recorded again nor destroyed before the bytes
+    have moved."""
+
+
 def wait_pack(wait):
-    """(region, offset, value): not before the word at that offset is at least value."""
+    """(region, offset, value): not before the word at that offset is at least value. Or an
+    Event."""
     if wait is None:
         return None
+    if isinstance(wait, Event):
+        return (_check.instance("wait.handle", wait.handle, bytes, "bytes"),
+                _check.instance("wait.device", wait.device, str, "a str"))
     if not isinstance(wait, tuple) or len(wait) != 3:
-        raise _check.wrong("wait", wait, "a tuple (region, offset, value) or None")
+        raise _check.wrong("wait", wait,
+                           "a tuple (region, offset, value), a kvd.Event or None")
     return (_check.instance("wait[0]", wait[0], _kvd.Region, "a kvd.Region"),
             _check.integer("wait[1]", wait[1]), _check.integer("wait[2]", wait[2]))
 
@@ -183,9 +195,9 @@ class Room:
         self._room = _kvd.Room(*args, post=_check.flag("post", post), **kwargs)
 
     def bind(self, views, aux=None, wait=None, timeout=None):
-        """recv, and a pull without views: where the bytes shall land. views: {name: pages or View}; aux: a slot of
-        the view "aux"; wait: (region, offset, value), nothing lands before the u64 at
-        that offset of the region is at least value."""
+        """recv, and a pull without views: where the bytes shall land. views: {name: pages
+        or View}; aux: a slot of the view "aux"; wait: (region, offset, value), nothing lands before the u64 at
+        that offset of the region is at least value; or an Event."""
         self._room.bind(views_pack(views), aux_pack(aux), wait_pack(wait),
                         _check.seconds("timeout", timeout))
 

@@ -6,7 +6,7 @@
  *   view    (name or None, pages as bytes of u32, first_token, token_begin,
  *            token_end, layer_begin, layer_end)
  *   source  (endpoint or None, pool or None, room or None, rank or None, views)
- *   wait    (Region, offset, value) or None
+ *   wait    (Region, offset, value), (an event's 64 bytes, device) or None
  *
  * The bytes objects are held by the caller's tuples while the call is made, and
  * libkvd copies what it keeps.
@@ -14,6 +14,8 @@
 #include "python/src/ext.h"
 
 #include <string.h>
+
+#define EVENT_BYTES 64 /* CUipcEventHandle */
 
 static PyTypeObject *room_type;
 
@@ -67,6 +69,22 @@ static int views_parse(PyObject *tuple, struct views *views)
 	return 0;
 }
 
+static int event_parse(PyObject *tuple, struct kvd_wait *wait)
+{
+	const char *handle;
+	Py_ssize_t bytes;
+
+	if (!PyArg_ParseTuple(tuple, "y#s", &handle, &bytes, &wait->device))
+		return -1;
+	if (bytes != EVENT_BYTES) {
+		PyErr_Format(PyExc_ValueError, "wait.handle: %zd bytes, not %d", bytes,
+			     EVENT_BYTES);
+		return -1;
+	}
+	wait->ipc_event = handle;
+	return 0;
+}
+
 static int wait_parse(const struct client *client, PyObject *tuple, struct kvd_wait *wait)
 {
 	unsigned long long offset, value;
@@ -75,6 +93,8 @@ static int wait_parse(const struct client *client, PyObject *tuple, struct kvd_w
 	memset(wait, 0, sizeof(*wait));
 	if (!tuple || tuple == Py_None)
 		return 0;
+	if (PyTuple_Check(tuple) && PyTuple_Size(tuple) == 2)
+		return event_parse(tuple, wait);
 	if (!PyArg_ParseTuple(tuple, "O!KK", region_type, &region, &offset, &value))
 		return -1;
 	if (!region_usable((struct region *)region, client, "wait", 0))

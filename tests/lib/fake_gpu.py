@@ -8,6 +8,7 @@ import os
 from kvd_daemon import BUILD, Skip
 
 LIBRARY = os.path.join(BUILD, "fakegpu", "libcuda.so.1")
+NOT_READY = 600
 CONFIG = "cuda_library = %s\n" % LIBRARY
 
 
@@ -19,6 +20,45 @@ class Prop(ctypes.Structure):
 
 class Access(ctypes.Structure):
     _fields_ = [("where", ctypes.c_int), ("device", ctypes.c_int), ("flags", ctypes.c_int)]
+
+
+class Stream:
+    """What a GPU does in order, later than it is told. As torch's, by cuda_stream."""
+
+    def __init__(self, gpu):
+        self.gpu, self.handle, self._calls = gpu, ctypes.c_void_p(), []
+        gpu.call("cuStreamCreateWithPriority", ctypes.byref(self.handle), 1, 0)
+        self.cuda_stream = self.handle.value
+
+    def do(self, function):
+        """function() when its turn comes."""
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: function())
+        self._calls.append(call)
+        self.gpu.call("cuLaunchHostFunc", self.handle, call, None)
+
+    def record(self, interprocess=False):
+        event = Event(self.gpu, interprocess)
+        self.gpu.call("cuEventRecord", event.handle, self.handle)
+        return event
+
+
+class Event:
+    """As torch's, by cuda_event and query()."""
+
+    def __init__(self, gpu, interprocess):
+        self.gpu, self.handle = gpu, ctypes.c_void_p()
+        gpu.call("cuEventCreate", ctypes.byref(self.handle), 2 | (4 if interprocess else 0))
+        self.cuda_event = self.handle.value
+
+    def query(self):
+        result = self.gpu.lib.cuEventQuery(self.handle)
+        assert result in (0, NOT_READY), result
+        return result == 0
+
+    def ipc_handle(self):
+        out = (ctypes.c_ubyte * 64)()
+        self.gpu.call("cuIpcGetEventHandle", out, self.handle)
+        return bytes(out)
 
 
 class Gpu:

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a CUDA stream has got, for the daemon to see: kvd_timeline of kvd.h, for Python.
+
+A word in a page that the daemon has mapped and the driver has registered; the stream raises
+it as it goes. A stream a word: numbers of two streams would overtake each other."""
+import contextlib
+import ctypes
+import mmap
+import threading
+
+import numpy as np
+
+from . import cuda
+from .errors import BusyError, Error, StateError
+from .memory import Memory
+
+_PORTABLE_MAPPED = 3  # CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP
+_NON_BLOCKING = 1
+_open = set()  # a stream may write to the page until close()
+
+
+def _handle(thing, name):
+    """A driver's handle, or torch's object that has one."""
+    return ctypes.c_void_p(int(getattr(thing, name, thing)))
+
+
+class Timeline:
+    """For `wait=` of rooms. stream: a CUstream as int, or a torch.cuda.Stream; None: one of
+    its own, for after(). Its context must be current in the thread of these calls, and it
+    must not be capturing a graph. Close it before the client."""
+
+    def __init__(self, client, stream=None, *, timeout=None):
+        self._cuda, self._lock = cuda._driver(), threading.Lock()
+        self._client, self._marks, self._undo = client, 0, None
+        memory = Memory(mmap.PAGESIZE, "kvd-timeline")
+        self._region = client.register(memory, name="timeline", timeout=timeout)
+        try:
+            self._begin(stream, memory)
+        except Error:
+            self._region.unregister()
+            raise
+        _open.add(self)
+
+    def _begin(self, stream, memory):
+        base, address = ctypes.c_void_p(memory.address), ctypes.c_uint64()
+        with contextlib.ExitStack() as undo:
+            self._call("cuMemHostRegister_v2", base, ctypes.c_size_t(memory.nbytes),
+                       _PORTABLE_MAPPED)
+            undo.callback(self._cuda.code, "cuMemHostUnregister", base)
+            self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), base, 0)
+            self._stream = ctypes.c_void_p()
+            if stream is None:
+                self._call("cuStreamCreateWithPriority", ctypes.byref(self._stream),
+                           _NON_BLOCKING, 0)
+                undo.callback(self._cuda.code, "cuStreamDestroy_v2", self._stream)
+            else:
+                self._stream = _handle(stream, "cuda_stream")
+            self._address, self._word = address, memory.array(dtype=np.uint64)
+            self._write(0)  # a device that cannot is found out here
+            self._undo = undo.pop_all()
+
+    def _call(self, name, *args):
+        code = self._cuda.code(name, *args)
+        if code:
+            raise Error("timeline: %s: %s; the stream's context must be current in this "
+                        "thread" % (name, self._cuda.word(code)), "EIO", 36)
+
+    def _write(self, value):
+        self._call("cuStreamWriteValue64_v2", self._stream, self._address,
+                   ctypes.c_uint64(value), 0)
+
+    def _mark(self):
+        self._write(self._marks + 1)
+        self._marks += 1
+        return self._region, 0, self._marks
+
+    def _usable(self):
+        if self._undo is None:
+            raise StateError("timeline: it is closed", "ESTATE", 11)
+
+    def mark(self):
+        """What to wait for: all that is in the stream by now. One write of the GPU's; never
+        blocks."""
+        with self._lock:
+            self._usable()
+            return self._mark()
+
+    def after(self, event):
+        """The same for an event that was recorded: the timeline's stream waits for it. event:
+        a CUevent as int, or a torch.cuda.Event."""
+        with self._lock:
+            self._usable()
+            self._call("cuStreamWaitEvent", self._stream, _handle(event, "cuda_event"), 0)
+            return self._mark()
+
+    @property
+    def passed(self):
+        """Whether the stream has passed the last mark."""
+        return self._undo is None or int(self._word[0]) >= self._marks
+
+    def close(self, timeout=None):
+        """BusyError until the stream has passed the last mark."""
+        with self._lock:
+            if self._undo is None:
+                return
+            if not self.passed:
+                raise BusyError("timeline: the stream has not passed the last mark", "EBUSY", 8,
+                                retryable=True)
+            if not self._client.closed:
+                self._region.unregister(timeout)
+            undo, self._undo = self._undo, None
+            _open.discard(self)
+            undo.close()
