@@ -3,19 +3,22 @@
 
 Every call is posted: written into shared memory, without an answer. turn() does what had to
 be put off: an opening while an old room has the number or no session is there, a chunk whose
-event has not happened, a call that found that memory full. A room's state is a read of
-shared memory. Only wait_still() waits, and the words of a failure are asked for, WORDS_S at
-most.
+event has not happened, a call that found that memory full. CUDA events are the daemon's to
+wait for, once follow_cuda() was called. A room's state is a read of shared memory. Only
+wait_still() waits, and the words of a failure are asked for, WORDS_S at most.
 
 A Handle outlives its room: that is closed, and its number free, as soon as it has ended."""
+import logging
 import time
 from collections import deque
 
 from . import _kvd
 from .errors import Error
 from .rooms import (BOOTSTRAPPING, FAILED, OFFER, PULL, RECV, SEND, SUCCESS, room_pack,
-                    sources_pack, views_pack)
+                    sources_pack, views_pack, wait_pack)
+from .timeline import Timeline
 
+log = logging.getLogger("kvd.engine")
 WORDS_S = 0.05
 MUTE_S = 1.0  # after a daemon that did not tell them in time
 RETRY_S = 5.0  # without a session
@@ -68,15 +71,18 @@ class Handle:
         packed = views_pack(views)
         self._call(lambda room: room.bind(packed, aux))
 
-    def send(self, views, seq, last, aux=None, events=(), wait=None):
-        """A chunk, once all events have happened. An event has query(); wait is the
-        daemon's, as of Room.send()."""
-        packed = views_pack(views)
+    def send(self, views, seq, last, aux=None, events=(), listed=None, wait=None):
+        """A chunk, read once all events have happened. An event has query(). views: may be
+        a function, which is called when `listed`, an event, has happened. wait: the daemon's,
+        as of Room.send(), instead of events."""
+        behind, events = self.desk.behind([e for e in events if e is not None])
+        wait = behind if wait is None else wait
+        packed = None if callable(views) else views_pack(views)
 
         def start(room):
-            room.send(seq, packed, last, aux, wait)
+            room.send(seq, views_pack(views()) if packed is None else packed, last, aux, wait)
             self.given += 1
-        self._call(start, tuple(e for e in events if e is not None))
+        self._call(start, events if listed is None else events + [listed])
 
     def _call(self, start, events=()):
         if self.end is not None or self.stopped:
@@ -95,8 +101,8 @@ class Handle:
                 return
             try:
                 start(self._room)
-            except Error as error:
-                if error.code in LATER:
+            except (Error, TypeError, ValueError) as error:
+                if getattr(error, "code", None) in LATER:
                     return
                 if not self.stopped:
                     self.stop(text_of(error))
@@ -249,6 +255,7 @@ class Desk:
         self.live = {}  # (role, number): who has it in the daemon
         self.parked = {}  # handles with something to do, by id
         self.left = {}  # stopped, not ended
+        self.timeline = None
         self._turned_s = self._looked_s = self._mute_s = 0.0
 
     def _handle(self, role, number, pool, open_s, *, sources=(), receivers=0, views=None,
@@ -278,6 +285,27 @@ class Desk:
         """bind() says where to."""
         return self._handle(PULL, number, pool, open_s, sources=sources, receivers=receivers,
                             ticket=ticket, request_id=request_id)
+
+    def follow_cuda(self):
+        """The daemon shall wait for CUDA events (torch.cuda.Event), not turn()."""
+        try:
+            self.timeline = Timeline(self.client)
+        except Error as error:
+            log.warning("chunks wait for their events in the scheduler: %s", text_of(error))
+
+    def behind(self, events):
+        """(what the daemon waits for, the events that are left to turn())"""
+        wait, left = None, []
+        for event in events:
+            try:
+                if self.timeline is None or not getattr(event, "cuda_event", None):
+                    left.append(event)
+                else:  # behind those before it, too
+                    wait = wait_pack(self.timeline.after(event))
+            except Error as error:
+                log.warning("a chunk waits for its event in the scheduler: %s", text_of(error))
+                left.append(event)
+        return wait, left
 
     def refused(self, role, number, words):
         """A room that failed before it was one."""

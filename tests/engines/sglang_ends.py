@@ -115,6 +115,39 @@ class EndRank(Rank):
                                                           lambda: self.restore(pages))
         self.send(room, pages, last)
 
+    def send_early_on_a_gpu(self, room, pages, last, seconds):
+        """The same, with an event of a stream of the tests' driver that writes the bytes."""
+        for page in pages:
+            for cells in self.cells:
+                cells[page * PAGE:(page + 1) * PAGE] = NOISE
+        self.stream.do(lambda: (pause(seconds), self.restore(pages)))
+        self.handles[room]._early_send_wait_event = self.stream.record()
+        self.send(room, pages, last)
+        return not self.manager.desk.parked
+
+    def follow_a_gpu(self):
+        import fake_gpu
+        os.environ["KVD_CUDA_LIBRARY"] = fake_gpu.LIBRARY
+        self.stream = fake_gpu.Stream(fake_gpu.Gpu())
+        self.manager.desk.follow_cuda()
+        return self.manager.desk.timeline is not None
+
+    def ignore_events(self, on):
+        """As an adapter without them."""
+        if on:
+            self.manager.desk.behind = lambda events: (None, [])
+        else:
+            del self.manager.desk.behind
+
+    def send_unlisted(self, room, pages, last, seconds):
+        """Page numbers that the GPU tells late."""
+        import numpy as np
+        numbers = np.zeros(len(pages), np.int32)
+
+        def tell():
+            numbers[:] = pages
+        self.handles[room].send(numbers, None, indices_event=Event(seconds, tell))
+
     def left(self):
         """What this rank still has of its rooms."""
         desk = self.manager.desk
@@ -509,6 +542,35 @@ def early(group):
     assert time.monotonic() - begin >= 1.0, "it did not wait"
     assert d.true_bytes([10, 11], [60, 61]), "the bytes before the event were sent"
     every([p, d], "clear", 9600)
+    reach(group, 9601, "begun", [10, 11], [60, 61], 3)
+    p.send_unlisted(9601, [10], False, 0.2)
+    p.send(9601, [11], True)
+    equal([r.ended(9601)[0] for r in (p, d)], [SUCCESS] * 2, "room with late page numbers")
+    assert d.true_bytes([10, 11], [60, 61]), "page numbers were read before the event"
+    every([p, d], "clear", 9601)
+
+
+def early_on_a_gpu(group):
+    """The daemon waits, not the scheduler: nobody calls prefill until decode has it all. An
+    adapter that ignores the event is caught."""
+    p, d = group.prefill[0], group.decode[0]
+    assert p.follow_a_gpu(), "no timeline"
+    for room in (9610, 9611):
+        reach(group, room, "begun", [10, 11], [60, 61], 3)
+        begin = time.monotonic()
+        assert p.send_early_on_a_gpu(room, [10], False, 1.0), "the chunk was not posted at once"
+        p.send(room, [11], True)
+        equal(d.ended(room)[0], SUCCESS, "decode's room")
+        took = time.monotonic() - begin
+        equal(p.ended(room)[0], SUCCESS, "prefill's room")
+        true = d.true_bytes([10, 11], [60, 61])
+        every([p, d], "clear", room)
+        d.clean()
+        if room == 9610:
+            assert took >= 1.0 and true, "sent after %.3f s, true bytes: %s" % (took, true)
+            p.ignore_events(True)
+    p.ignore_events(False)
+    assert took < 1.0 and not true, "an ignored event goes unseen: %.3f s" % took
 
 
 def sibling(name, nodes):
@@ -607,6 +669,7 @@ def main():
             tally.check("daemons silent in every queue", silent, group, nodes)
             tally.check("given up while the daemon is frozen", frozen_abort, group, nodes)
             tally.check("an event that comes a second late", early, group)
+            tally.check("a CUDA event that comes a second late", early_on_a_gpu, group)
             tally.check("what is refused is named", refused, group, args.name, nodes)
             tally.check("memory released and resumed", resumed, group)
             tally.check("nothing is left of them", nothing_left, group)

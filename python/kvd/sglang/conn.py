@@ -109,6 +109,9 @@ class KVManager(CommonKVManager):
         role = "prefill" if self.is_prefill else "decode"
         self.client = Client(client="sglang", role=role)
         self.desk, self.thread = Desk(self.client), threading.get_ident()
+        self.gpu = get_device().device == "cuda"
+        if self.gpu and self.is_prefill:
+            self.desk.follow_cuda()
         self.has_aux = not self.is_prefill or args.pp_rank == get_parallel().pp_size - 1
         checksum = getattr(server_args, "disaggregation_enable_kv_checksum", False)
         self.rows = Rows(args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens,
@@ -134,8 +137,8 @@ class KVManager(CommonKVManager):
         """Also after deregister_buffer_to_engine(): memory that came back."""
         if self._regions:
             return
-        args, gpu = self.kv_args, get_device().device == "cuda"
-        take = self.client.register_gpu if gpu else self.client.register_address
+        args = self.kv_args
+        take = self.client.register_gpu if self.gpu else self.client.register_address
         lists = [(args.kv_data_ptrs, args.kv_data_lens)]
         lists += zip(args.state_data_ptrs, args.state_data_lens)
         for ptrs, lens in lists:
@@ -323,6 +326,11 @@ class KVSender(CommonKVSender):
         if mgr.pp_size > 1:
             mgr.senders.add(self)
 
+    @property
+    def supports_host_tensor_indices(self):
+        """Page numbers may come from the GPU later, with indices_event."""
+        return self.kv_mgr.gpu
+
     # ---- state ----
 
     def poll(self):
@@ -400,8 +408,6 @@ class KVSender(CommonKVSender):
             return super().send(kv_indices, state_indices, num_kv_tokens, indices_event)
         if self.conclude_state is not None:
             return None
-        if indices_event is not None:
-            indices_event.synchronize()
         kv_indices, at, last, skip = self._prepare_send_indices(kv_indices, state_indices)
         event, self._early_send_wait_event = self._early_send_wait_event, None
         if skip:
@@ -411,15 +417,18 @@ class KVSender(CommonKVSender):
         mgr, room = self.kv_mgr, self._room
         made = next(iter(mgr._made.values()))[0]
         base = self._prefix()
-        views = {}
-        if len(kv_indices):
-            pages = View(indices(kv_indices), base + at.start * mgr.kv_args.page_size)
-            views = {v: pages for v in ("kv", "draft") if v in made.layout.views}
-        aux = None
-        if last:
-            views.update(state_views(made, state_indices, base))
-            aux = self._fill_aux()
-        room.send(views, self._seq, last, aux, (event,))
+
+        def views():
+            listed = {}
+            if len(kv_indices):
+                pages = View(indices(kv_indices), base + at.start * mgr.kv_args.page_size)
+                listed = {v: pages for v in ("kv", "draft") if v in made.layout.views}
+            if last:
+                listed.update(state_views(made, state_indices, base))
+            return listed
+        aux = self._fill_aux() if last else None
+        room.send(views() if indices_event is None else views, self._seq, last, aux, (event,),
+                  indices_event)
         self._seq += 1
         self._record_transfer_indices(kv_indices, state_indices if last else None)
         return None
