@@ -340,12 +340,19 @@ static void sources_text(const struct handover *h, char *out, size_t size)
 	snprintf(out + n, size - n, "]");
 }
 
-static void add_record(struct handover *h, struct session *session)
+static void add_record(struct handover *h, enum handover_side side,
+		       struct session *session)
 {
 	cJSON *room = cluster_call(&h->c, session, "{'cmd':'room.show','room':'%llu'}",
 				   (unsigned long long)h->room);
+	const cJSON *sent = cJSON_GetObjectItemCaseSensitive(room, "sent");
 	const cJSON *received = cJSON_GetObjectItemCaseSensitive(room, "received");
 
+	if (side == HANDOVER_PREFILL) {
+		h->carried += member(sent, "bytes") > 0;
+		cJSON_Delete(room);
+		return;
+	}
 	h->moved += member(received, "bytes");
 	h->rows += member(received, "rows");
 	assert_int_equal(member(received, "staged_bytes"), 0);
@@ -355,15 +362,14 @@ static void add_record(struct handover *h, struct session *session)
 /* All succeed, and are closed. */
 static void end_rooms(struct handover *h, const char *const roles[2])
 {
-	h->moved = h->rows = 0;
+	h->moved = h->rows = h->carried = 0;
 	for (int s = 1; s >= 0; s--)
 		for (unsigned int r = 0; r < h->count[s]; r++) {
 			struct session *session = h->ranks[s][r].session;
 
 			cluster_until_state(&h->c, session, roles[s], h->room,
 					    KVD_SUCCESS);
-			if (s == HANDOVER_DECODE)
-				add_record(h, session);
+			add_record(h, s, session);
 		}
 	for (unsigned int s = 0; s < 2; s++)
 		for (unsigned int r = 0; r < h->count[s]; r++)

@@ -15,7 +15,7 @@
 #include "daemon/plan/layout.h"
 #include "tests/lib/cluster.h"
 
-#define HANDOVER_RANKS_MAX 4u
+#define HANDOVER_RANKS_MAX 8u
 
 enum handover_side { HANDOVER_PREFILL, HANDOVER_DECODE };
 
@@ -35,6 +35,7 @@ struct handover {
 	uint64_t room; /* the next one */
 	/* by the last handover, as the decode ranks' rooms count it */
 	uint64_t moved, rows;
+	unsigned int carried; /* prefill ranks with bytes in that */
 };
 
 /* A request's place in one view of one side; token t is in page
