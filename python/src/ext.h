@@ -9,7 +9,6 @@
  *   ext_lists.c   attachments, descriptor lists
  *   ext_xfer.c    transfers, notifications
  *   ext_shapes.c  layouts by the plan library
- *   ext_shard.c   ranks, by the plan library
  *   ext_rows.c    descriptor rows: check, compress, index lists (no Python in it)
  *
  * One lock a client. It is never waited for with the GIL held, and nothing of
@@ -52,7 +51,6 @@ int ext_room_init(PyObject *module);
 int ext_lists_init(PyObject *module);
 int ext_xfer_init(PyObject *module);
 int ext_shapes_init(PyObject *module);
-int ext_shard_init(PyObject *module);
 
 /* ---- ext_client.c ------------------------------------------------------------ */
 

@@ -14,6 +14,7 @@
 
 #include "daemon/base/err.h"
 #include "python/src/shapes.h"
+#include "python/src/shard.h"
 
 #define LAYERS_MAX 65536
 
@@ -253,8 +254,21 @@ static PyObject *shapes(PyObject *module, PyObject *args)
 	return text;
 }
 
+/* (first, count) of a rank's heads */
+static PyObject *units(PyObject *module, PyObject *args)
+{
+	unsigned int total, size, rank, first = 0, count = 0;
+
+	(void)module;
+	if (!PyArg_ParseTuple(args, "III", &total, &size, &rank) ||
+	    step_end(shard_units(total, size, rank, &first, &count)) < 0)
+		return NULL;
+	return Py_BuildValue("II", first, count);
+}
+
 static PyMethodDef functions[] = {
 	{"shapes", shapes, METH_VARARGS, NULL},
+	{"shard_units", units, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
 

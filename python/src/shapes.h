@@ -38,7 +38,7 @@ struct shape_tp {
 };
 
 /* ---- SGLang: KVArgs (A pointer list is all K layers, then all V layers; one
- * entry a layer for MLA. item_len is one page of one buffer.) ---- */
+ * entry a layer for MLA.) ---- */
 
 struct shape_sglang_kv {
 	const char *view;
@@ -56,8 +56,6 @@ int shape_sglang_mha(struct layout *layout, const struct shape_sglang_kv *kv);
 /* One latent that every rank holds; adds layer_count buffers. Also for the page
  * indexed states swa, dsa and c128, in a view of their own. */
 int shape_sglang_mla(struct layout *layout, const struct shape_sglang_kv *kv);
-/* item_len of one buffer, bytes; 0 when the heads do not divide (error set). */
-uint64_t shape_sglang_item_len(const struct shape_sglang_kv *kv, bool mla);
 
 /*
  * A state tensor of one slot a request (mamba): conv or temporal. With `groups`
@@ -143,15 +141,5 @@ struct shape_vllm_ssm {
 	struct shape_tp tp;
 };
 int shape_vllm_ssm(struct layout *layout, const struct shape_vllm_ssm *ssm);
-/* The model's sub-projections in order; returns their number, 0 when the
- * dimensions do not fit (error set). */
-uint32_t shape_vllm_conv_dims(const struct shape_vllm_ssm *ssm, uint32_t dims[3]);
-/* Bytes of this rank's conv and temporal state. */
-int shape_vllm_ssm_sizes(const struct shape_vllm_ssm *ssm, uint64_t *conv_p,
-			 uint64_t *ssm_p);
-/* Physical blocks that one logical page takes. */
-uint64_t shape_vllm_blocks_per_page(uint64_t state_bytes, uint64_t block_len);
-/* Blocks of a sliding window that are worth sending: the last of the list. */
-uint64_t shape_vllm_window_blocks(uint64_t window, uint64_t block_size, uint64_t blocks);
 
 #endif

@@ -71,13 +71,6 @@ static int kv_field(const struct shape_sglang_kv *kv, bool mla, struct layout_fi
 	return 0;
 }
 
-uint64_t shape_sglang_item_len(const struct shape_sglang_kv *kv, bool mla)
-{
-	struct layout_field f;
-
-	return kv_field(kv, mla, &f) < 0 ? 0 : f.page_stride;
-}
-
 /* K of all layers, then V of all layers: the second walk finds its layers. */
 static int add_kv(struct layout *layout, const struct shape_sglang_kv *kv, bool mla)
 {

@@ -103,16 +103,9 @@ int shape_vllm_attention(struct layout *layout, const struct shape_vllm_attentio
 	return r < 0 ? err_pass(r) : 0;
 }
 
-uint64_t shape_vllm_window_blocks(uint64_t window, uint64_t block_size, uint64_t blocks)
-{
-	uint64_t most = (window + block_size - 1) / block_size + 1;
-
-	return blocks < most ? blocks : most;
-}
-
-/* ---- state ---- */
-
-uint32_t shape_vllm_conv_dims(const struct shape_vllm_ssm *s, uint32_t dims[3])
+/* The model's sub-projections in order; how many, 0 when the dimensions do not fit (error
+ * set). */
+static uint32_t conv_dims(const struct shape_vllm_ssm *s, uint32_t dims[3])
 {
 	uint64_t inner = (uint64_t)s->temporal[0] * s->temporal[1];
 	uint64_t rest;
@@ -149,7 +142,7 @@ static int ssm_fields(const struct shape_vllm_ssm *s, struct ssm_field *out,
 {
 	static const char *const names[][3] = {
 		{"x", "", ""}, {"x", "b", "c"}, {"q", "k", "v"}};
-	uint32_t dims[3], n = shape_vllm_conv_dims(s, dims);
+	uint32_t dims[3], n = conv_dims(s, dims);
 	uint64_t at = 0;
 
 	if (n == 0)
@@ -186,26 +179,6 @@ static int ssm_fields(const struct shape_vllm_ssm *s, struct ssm_field *out,
 	*count_p = n + 1;
 	*bytes_p = at;
 	return 0;
-}
-
-int shape_vllm_ssm_sizes(const struct shape_vllm_ssm *s, uint64_t *conv_p,
-			 uint64_t *ssm_p)
-{
-	struct ssm_field fields[4];
-	uint32_t count = 0;
-	uint64_t bytes = 0;
-	int r = ssm_fields(s, fields, &count, &bytes);
-
-	if (r < 0)
-		return err_pass(r);
-	*conv_p = fields[count - 1].field.offset;
-	*ssm_p = bytes - *conv_p;
-	return 0;
-}
-
-uint64_t shape_vllm_blocks_per_page(uint64_t state_bytes, uint64_t block_len)
-{
-	return (state_bytes + block_len - 1) / block_len;
 }
 
 int shape_vllm_ssm(struct layout *layout, const struct shape_vllm_ssm *s)

@@ -243,10 +243,6 @@ def test_arguments_of_open_rooms_are_refused_by_name(engine):
      TypeError, r"layers\[0\]: 0.5"),
     (lambda c: shards.units(8.0, 2, 0), TypeError, "total: 8.0"),
     (lambda c: shards.units((1 << 32) + 8, 2, 0), ValueError, "total: 4294967304"),
-    (lambda c: shards.sglang_ranks(prefill_tp=1, decode_tp=1, decode_rank=0, mla=1),
-     TypeError, "mla: 1"),
-    (lambda c: shards.dcp_tokens([0.5], [1], page_size=4, size=1, rank=0), TypeError,
-     r"src_pages\[0\]: 0.5"),
 ])
 def test_arguments_are_refused_by_name(engine, call, kind, words):
     with pytest.raises(kind, match=words):
@@ -279,7 +275,7 @@ def test_every_public_name_has_a_docstring():
     things = [(m.__name__ + "." + n, getattr(m, n)) for m in modules for n in dir(m)
               if not n.startswith("_")]
     classes = [(n, t) for n, t in things if inspect.isclass(t) or inspect.isfunction(t)]
-    assert len(classes) > 30
+    assert len(classes) >= 30
     for name, thing in classes:
         assert inspect.getdoc(thing), name
         if inspect.isclass(thing) and thing.__module__.startswith("kvd"):

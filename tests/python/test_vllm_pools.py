@@ -2,12 +2,13 @@
 """kvd.vllm without vLLM: blocks as pages, what travels in kv_transfer_params, and requests by
 two daemons."""
 import json
+import os
 
 import numpy as np
 import pytest
 
 import kvd
-from conftest import until
+from conftest import ROOT, until
 from kvd import engine
 from kvd.layout import Layout
 from kvd.rooms import FAILED, SUCCESS
@@ -66,6 +67,21 @@ def test_a_window_is_asked_for_exactly(tokens):
     assert view.tokens == (max(0, tokens + 1 - 100), tokens)
     assert view.first_token == view.tokens[0] // 32 * 32
     assert list(view.pages) == blocks[view.tokens[0] // 32:]
+
+
+def test_a_window_lies_in_the_blocks_that_vllm_keeps():
+    """As vLLM clips a window's list (tests/golden), wherever the last block ends."""
+    with open(os.path.join(ROOT, "tests", "golden", "vllm_block_ids.json")) as text:
+        cases = [c for c in json.load(text)["cases"] if "sliding_window" in c["in"]]
+    assert cases
+    for case in cases:
+        given, kept = case["in"], case["expect"]["clipped"]
+        size, blocks = given["block_size"], given["blocks"]
+        swa = group(name="swa0", kind="swa", tokens=size, window=given["sliding_window"])
+        wanted = [list(swa.wanted(blocks, 0, len(blocks) * size - i).pages)
+                  for i in range(size)]
+        assert all(pages == kept[-len(pages):] for pages in wanted), case["id"]
+        assert kept in wanted or len(kept) == len(wanted[0]) + 1, case["id"]
 
 
 def test_blocks_that_fell_out_of_the_window_are_not_offered():

@@ -94,8 +94,13 @@ static void assert_list(const char *id, const cJSON *want, const uint32_t *got, 
 		assert_int_equal(golden_nth(want, (int)i), got[i]);
 }
 
+struct mapping {
+	uint32_t local_tp, local_rank, remote_tp, kv_heads;
+	bool mla;
+};
+
 /* rank_to_attention_slot and rank_offset_factor, from the head intervals. */
-static void vllm_slots(const struct shard_vllm *in, const cJSON *expect)
+static void vllm_slots(const struct mapping *in, const cJSON *expect)
 {
 	uint32_t first = 0, units = 1;
 	const cJSON *slot;
@@ -120,11 +125,11 @@ static void vllm_slots(const struct shard_vllm *in, const cJSON *expect)
 
 static void vllm_mapping(const char *id, const cJSON *in, const cJSON *expect)
 {
-	struct shard_vllm ask = {.local_tp = golden_u32(in, "tp_size"),
-				 .local_rank = golden_u32(in, "tp_rank"),
-				 .remote_tp = golden_u32(in, "remote_tp_size"),
-				 .kv_heads = golden_u32(in, "total_kv_heads"),
-				 .mla = golden_num(in, "is_mla")};
+	struct mapping ask = {.local_tp = golden_u32(in, "tp_size"),
+			      .local_rank = golden_u32(in, "tp_rank"),
+			      .remote_tp = golden_u32(in, "remote_tp_size"),
+			      .kv_heads = golden_u32(in, "total_kv_heads"),
+			      .mla = golden_num(in, "is_mla")};
 	struct vllm_geometry g = {.heads = ask.kv_heads,
 				  .block_size = 16,
 				  .blocks = 2,
@@ -141,13 +146,10 @@ static void vllm_mapping(const char *id, const cJSON *in, const cJSON *expect)
 	g.rank = ask.local_rank;
 	dst = vllm_side(&g);
 	cJSON_ArrayForEach(group, golden_at(in, "groups")) {
-		bool state = strcmp(group->valuestring, "ssm") == 0;
 		uint32_t ranks[16];
-		size_t n;
+		size_t n = cover_ranks(sources, ask.remote_tp, dst, group->valuestring,
+				       ranks);
 
-		must(shard_vllm_sources(&ask, state, ranks, 16, &n));
-		assert_list(id, want, ranks, n);
-		n = cover_ranks(sources, ask.remote_tp, dst, group->valuestring, ranks);
 		assert_list(id, want, ranks, n);
 		want = want->next;
 	}
@@ -254,17 +256,19 @@ static struct shape_vllm_ssm ssm_of(const cJSON *in, const char *tp, uint32_t ra
 
 static struct layout *ssm_side(struct shape_vllm_ssm *s, const cJSON *sizes)
 {
+	const struct layout_layer *layer;
+	const struct layout_field *ssm;
 	struct layout *layout;
-	uint64_t conv, ssm;
 	uint32_t index;
 
-	must(shape_vllm_ssm_sizes(s, &conv, &ssm));
-	assert_int_equal(conv, golden_nth(sizes, 0));
-	assert_int_equal(ssm, golden_nth(sizes, 1));
-	s->page_len = conv + ssm;
+	s->page_len = golden_nth(sizes, 0) + golden_nth(sizes, 1);
 	must(shape_new(s->tp.rank, &layout));
 	must(shape_buffer(layout, s->page_len, &index));
 	must(shape_vllm_ssm(layout, s));
+	layer = &layout->views[0].layers[0];
+	ssm = &layer->fields[layer->field_count - 1];
+	assert_int_equal(ssm->offset, golden_nth(sizes, 0));
+	assert_int_equal(ssm->units * ssm->unit_bytes, golden_nth(sizes, 1));
 	return golden_checked(layout);
 }
 
@@ -292,7 +296,7 @@ static void ssm_pair(const char *id, const cJSON *in, const cJSON *expect,
 	const cJSON *local = golden_at(expect, "local_conv_D")->child;
 	const uint32_t page = 0;
 	struct plan_rows got = {0}, want = {0};
-	uint32_t dims[3];
+	const struct layout_layer *layer = &dst->views[0].layers[0];
 	struct plan *plan = plan_of(src, dst,
 				    &(struct plan_map){.view = "ssm",
 						       .src_pages = &page,
@@ -300,10 +304,10 @@ static void ssm_pair(const char *id, const cJSON *in, const cJSON *expect,
 						       .dst_pages = &page,
 						       .dst_page_count = 1});
 
-	assert_int_equal(shape_vllm_conv_dims(&ds, dims),
+	assert_int_equal(layer->field_count - 1,
 			 cJSON_GetArraySize(golden_at(expect, "local_proj_dims_D")));
 	for (int i = 0; local; remote = remote->next, local = local->next, i++) {
-		assert_int_equal(dims[i] / ds.tp.size,
+		assert_int_equal(layer->fields[i].units,
 				 golden_nth(golden_at(expect, "local_proj_dims_D"), i));
 		ssm_want(&want, remote, local, slice, parts);
 	}
@@ -318,21 +322,10 @@ static void ssm_pair(const char *id, const cJSON *in, const cJSON *expect,
 
 static void vllm_states(const char *id, const cJSON *in, const cJSON *expect)
 {
-	uint32_t p_tp, d_tp, parts;
+	uint32_t p_tp = golden_u32(in, "P_TP"), d_tp = golden_u32(in, "D_TP");
+	uint32_t parts = p_tp > d_tp ? p_tp / d_tp : 1;
 	const cJSON *rank;
 
-	if (cJSON_GetObjectItemCaseSensitive(in, "block_len")) {
-		const cJSON *sizes = golden_at(in, "ssm_sizes");
-
-		assert_int_equal(shape_vllm_blocks_per_page(golden_nth(sizes, 0) +
-								    golden_nth(sizes, 1),
-							    golden_num(in, "block_len")),
-				 golden_num(expect, "physical_per_logical"));
-		return;
-	}
-	p_tp = golden_u32(in, "P_TP");
-	d_tp = golden_u32(in, "D_TP");
-	parts = p_tp > d_tp ? p_tp / d_tp : 1;
 	cJSON_ArrayForEach(rank, golden_at(expect, "per_rank")) {
 		uint32_t d = golden_u32(rank, "d_rank");
 		uint32_t p = p_tp > d_tp ? d * parts : d / (d_tp / p_tp);
@@ -508,21 +501,6 @@ static void kernel_blocks(const char *id, const cJSON *in, const cJSON *expect)
 	}
 }
 
-static void window(const cJSON *in, const cJSON *expect)
-{
-	uint32_t all[GOLDEN_LIST_MAX], want[GOLDEN_LIST_MAX];
-	size_t n = golden_list(golden_at(in, "blocks"), all);
-	size_t m = golden_list(golden_at(expect, "clipped"), want);
-
-	assert_int_equal(shape_vllm_window_blocks(golden_num(in, "sliding_window"),
-						  golden_num(in, "block_size"), n),
-			 m);
-	assert_memory_equal(all + n - m, want, m * sizeof(*want));
-	assert_int_equal(shape_vllm_window_blocks(golden_num(in, "sliding_window"),
-						  golden_num(in, "block_size"), 1 << 20),
-			 golden_num(expect, "blocks_per_sw"));
-}
-
 /* A prefix hit starts the local list later; ratios cut the longer list short.
  * Both are token ranges here. */
 static void trimmed(const char *id, const cJSON *in, const cJSON *expect)
@@ -598,13 +576,10 @@ static void vllm_blocks(const char *id, const cJSON *in, const cJSON *expect)
 {
 	if (cJSON_GetObjectItemCaseSensitive(expect, "kernel_ids"))
 		kernel_blocks(id, in, expect);
-	else if (cJSON_GetObjectItemCaseSensitive(expect, "clipped") &&
-		 cJSON_GetObjectItemCaseSensitive(in, "sliding_window"))
-		window(in, expect);
 	else if (cJSON_GetObjectItemCaseSensitive(in, "block_size_ratio"))
 		block_ratio(id, in, expect);
-	else
-		trimmed(id, in, expect);
+	else if (!cJSON_GetObjectItemCaseSensitive(in, "sliding_window"))
+		trimmed(id, in, expect); /* else test_vllm_pools.py's */
 }
 
 /* ---- vLLM over Mooncake ---- */

@@ -210,10 +210,11 @@ static struct shape_vllm_ssm small_ssm(enum shape_vllm_ssm_kind kind, struct sha
 
 static uint64_t state_bytes(const struct shape_vllm_ssm *s)
 {
-	uint64_t conv, ssm;
+	uint64_t conv = (uint64_t)s->conv_dim * s->conv_rows * s->conv_elem;
+	uint64_t ssm = (uint64_t)s->temporal[0] * s->temporal[1] * s->temporal[2] *
+		       s->ssm_elem;
 
-	must(shape_vllm_ssm_sizes(s, &conv, &ssm));
-	return conv + ssm;
+	return (conv + ssm) / s->tp.size;
 }
 
 static void add_states(struct handover *h, enum handover_side side,
@@ -271,7 +272,7 @@ static uint32_t add_hybrid(struct handover *h, enum handover_side side,
 {
 	struct shape_vllm_ssm s = small_ssm(SHAPE_VLLM_MAMBA2, tp);
 	uint32_t regions[3], block = 2 * 4 / tp.size * block_size * 16;
-	uint32_t ratio = (uint32_t)shape_vllm_blocks_per_page(state_bytes(&s), block);
+	uint32_t ratio = (uint32_t)(state_bytes(&s) + block - 1) / block;
 	static const uint32_t attention[] = {1, 3, 5}, states[] = {0, 2, 4};
 	struct shape_vllm_attention a = {.view = "kv",
 					 .block_size = block_size,
@@ -355,7 +356,7 @@ static uint64_t add_nano(struct handover *h, enum handover_side side, struct sha
 				   .temporal = {64, 64, 128},
 				   .ssm_elem = 4,
 				   .tp = tp};
-	uint32_t ratio = (uint32_t)shape_vllm_blocks_per_page(state_bytes(&s), block);
+	uint32_t ratio = (uint32_t)(state_bytes(&s) + block - 1) / block;
 	struct shape_vllm_attention a = {.view = "attention",
 					 .block_size = 16,
 					 .blocks = NANO_PAGES * ratio,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What shapes and rank rules refuse, and what the golden files do not reach. */
+/* What shapes refuse, and what the golden files do not reach. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -93,114 +93,6 @@ static void uneven_intervals_are_planned_all_the_same(void **state)
 	assert_int_equal(bytes, 6 * 8 * 4); /* every head of every token once */
 }
 
-static void ranks_that_do_not_divide_are_refused(void **state)
-{
-	const struct shard_sglang good = {.prefill_tp = 4,
-					  .prefill_cp = 1,
-					  .prefill_pp = 2,
-					  .decode_tp = 2,
-					  .decode_pp = 1};
-	struct shard_sglang_ranks out;
-	struct shard_sglang bad = good;
-	uint32_t ranks[4];
-	size_t count;
-
-	(void)state;
-	assert_int_equal(shard_sglang_ranks(&good, &out), 0);
-	bad.prefill_tp = 3;
-	assert_true(shard_sglang_ranks(&bad, &out) < 0);
-	bad = good;
-	bad.decode_tp = 0;
-	assert_true(shard_sglang_ranks(&bad, &out) < 0);
-	bad = good;
-	bad.prefill_cp = 0;
-	assert_true(shard_sglang_ranks(&bad, &out) < 0);
-	bad = good;
-	bad.decode_pp = 3;
-	assert_true(shard_sglang_ranks(&bad, &out) < 0);
-	bad = good;
-	bad.decode_pp = 2;
-	bad.decode_pp_rank = 2;
-	assert_true(shard_sglang_ranks(&bad, &out) < 0);
-	bad.decode_pp_rank = 1; /* equal stages: one each */
-	assert_int_equal(shard_sglang_ranks(&bad, &out), 0);
-	assert_int_equal(out.pp_first, 1);
-	assert_int_equal(out.pp_count, 1);
-	assert_true(shard_vllm_sources(&(struct shard_vllm){.local_tp = 3,
-							    .remote_tp = 2,
-							    .kv_heads = 6},
-				       false, ranks, 4, &count) < 0);
-	assert_true(shard_vllm_sources(&(struct shard_vllm){.local_tp = 1,
-							    .remote_tp = 8,
-							    .kv_heads = 8},
-				       false, ranks, 4, &count) < 0);
-	assert_int_equal(err_last()->code, ERR_LIMIT);
-}
-
-/* golden numbers of the engine report: 10 pages on 4 ranks, 3 on 4, 7 on 2 */
-static void pages_on_context_ranks_are_even(void **state)
-{
-	static const uint64_t bounds[3][5] = {
-		{0, 3, 6, 8, 10}, {0, 1, 2, 3, 3}, {0, 4, 7}};
-	static const uint64_t pages[] = {10, 3, 7};
-	static const uint32_t sizes[] = {4, 4, 2};
-
-	(void)state;
-	for (size_t i = 0; i < 3; i++)
-		for (uint32_t r = 0; r < sizes[i]; r++) {
-			uint64_t begin, end;
-
-			shard_cp_pages(pages[i], sizes[i], r, &begin, &end);
-			assert_int_equal(begin, bounds[i][r]);
-			assert_int_equal(end, bounds[i][r + 1]);
-		}
-}
-
-static void chunks_of_a_full_hit_are_one_empty_send(void **state)
-{
-	struct shard_chunks chunks = {
-		.prompt = 640, .page_size = 64, .chunk = 512, .prefix = 640};
-	struct shard_chunk chunk;
-
-	(void)state;
-	assert_true(shard_chunks_next(&chunks, &chunk));
-	assert_true(chunk.last);
-	assert_int_equal(chunk.token_begin, 640);
-	assert_int_equal(chunk.token_end, 640);
-	assert_int_equal(chunk.page_end, 0);
-	assert_false(shard_chunks_next(&chunks, &chunk));
-}
-
-static void dcp_beyond_its_lists_is_refused(void **state)
-{
-	const uint32_t src_pages[] = {1, 2}, dst_pages[] = {3};
-	uint32_t src[16], dst[16];
-	size_t count;
-	const struct shard_dcp good = {.src_pages = src_pages,
-				       .dst_pages = dst_pages,
-				       .src_page_count = 2,
-				       .dst_page_count = 1,
-				       .page_size = 4,
-				       .size = 2};
-	struct shard_dcp bad = good;
-
-	(void)state;
-	assert_int_equal(shard_dcp_tokens(&good, src, dst, 16, &count), 0);
-	assert_int_equal(count, 4);
-	assert_true(shard_dcp_tokens(&good, src, dst, 3, &count) < 0);
-	bad.tokens = 9;
-	assert_true(shard_dcp_tokens(&bad, src, dst, 16, &count) < 0);
-	bad = good;
-	bad.chunk_page = 1;
-	assert_true(shard_dcp_tokens(&bad, src, dst, 16, &count) < 0);
-	bad = good;
-	bad.prefix = 3;
-	assert_true(shard_dcp_tokens(&bad, src, dst, 16, &count) < 0);
-	bad = good;
-	bad.rank = 2;
-	assert_true(shard_dcp_tokens(&bad, src, dst, 16, &count) < 0);
-}
-
 static void shapes_that_cannot_be_are_refused(void **state)
 {
 	struct shape_sglang_kv kv = {.view = "kv",
@@ -235,7 +127,6 @@ static void shapes_that_cannot_be_are_refused(void **state)
 	(void)state;
 	assert_int_equal(shape_new(0, &layout), 0);
 	assert_true(shape_sglang_mha(layout, &kv) < 0);
-	assert_int_equal(shape_sglang_item_len(&kv, false), 0);
 	kv.kv_heads = 8;
 	kv.head_bytes = UINT64_MAX / 8;
 	assert_true(shape_sglang_mha(layout, &kv) < 0);
@@ -295,10 +186,6 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(units_that_do_not_divide_are_refused),
 		cmocka_unit_test(uneven_intervals_are_planned_all_the_same),
-		cmocka_unit_test(ranks_that_do_not_divide_are_refused),
-		cmocka_unit_test(pages_on_context_ranks_are_even),
-		cmocka_unit_test(chunks_of_a_full_hit_are_one_empty_send),
-		cmocka_unit_test(dcp_beyond_its_lists_is_refused),
 		cmocka_unit_test(shapes_that_cannot_be_are_refused),
 		cmocka_unit_test(shapes_without_memory_are_errors),
 	};
