@@ -4,11 +4,28 @@
 # two cores: not part of make test.
 #   ENGINES='words'  runs whose names hold one: vllm hybrid push tp kill sglang manager ends
 #   ONLY=native      of kvd's own backends; kvd: of its nixl; nixl: of the real one
+# make engines-figures: what a request costs on each of the three, in turns (16 GiB of memory).
+#   TURNS=5          medians of so many
+# make engines-soak: many requests on kvd's own backends, with clients that leave and kills.
+#   REQUESTS=20000   CLIENTS=8
+# Both are of ENGINES='vllm sglang'.
 ENGINES_DIR := build/engines
+ENGINES_ENV = KVD_BUILD=$(CURDIR)/$(B) KVD_ENGINES=$(CURDIR)/$(ENGINES_DIR)
+# $(1): a script of tests/engines and its arguments, once for each engine
+each_engine = @set -e; for engine in $(or $(ENGINES),vllm sglang); do \
+	tests/engines/setup.sh $$engine $(CURDIR)/$(ENGINES_DIR); \
+	$(ENGINES_ENV) tests/engines/$(firstword $(1)) $$engine $(wordlist 2,9,$(1)); done
 
-.PHONY: engines
-engines: all wheel ## real vLLM and SGLang on kvd (PyPI, 14 GB; ENGINES=words)
+.PHONY: engines engines-kvd engines-figures engines-soak
+engines: engines-kvd ## real vLLM and SGLang on kvd (PyPI, 14 GB; ENGINES=words)
+	@$(ENGINES_ENV) tests/engines/run.py $(if $(ONLY),--only $(ONLY)) $(ENGINES)
+
+engines-kvd: all wheel
 	@$(PYTHON) -m pip install -q --no-deps --upgrade --target $(ENGINES_DIR)/kvd \
 		build/wheel/kvd_transfer-*.whl
-	@KVD_BUILD=$(CURDIR)/$(B) KVD_ENGINES=$(CURDIR)/$(ENGINES_DIR) tests/engines/run.py \
-		$(if $(ONLY),--only $(ONLY)) $(ENGINES)
+
+engines-figures: engines-kvd ## what requests cost in real engines (TURNS=n)
+	$(call each_engine,figures.py --turns $(or $(TURNS),5))
+
+engines-soak: engines-kvd ## many requests in real engines, with kills (REQUESTS=n)
+	$(call each_engine,soak.py --requests $(or $(REQUESTS),20000) --clients $(or $(CLIENTS),8))

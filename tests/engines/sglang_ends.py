@@ -200,6 +200,17 @@ class EndRank(Rank):
         self.manager.register_buffer_to_engine()
         return gone
 
+    def patience(self, seconds):
+        """How long it waits for the other side."""
+        self.manager.bootstrap_timeout = seconds
+
+    def landed(self, room):
+        """Bytes, as the daemon counts them."""
+        return self.handles[room]._room.bytes
+
+    def record_bytes(self):
+        return self.manager.slots.record_bytes
+
     def release_safe(self, room):
         return self.manager.is_abort_release_safe(room, 1)
 
@@ -263,6 +274,11 @@ class StateRank(EndRank):
         import numpy as np
         self.handles[room].send(np.array(pages, np.int32), state)
 
+    def state_bytes(self, pages):
+        """Of so many pages of the window, and of one slot."""
+        return sum(t[0].nbytes for t in self.state[2:]) + \
+            pages * PAGE * sum(t[0].nbytes for t in self.state[:2])
+
     def state_wrong(self, pages, slot):
         """Cells that are not what they must be: [(source, destination page)], slots."""
         wanted = [t.clone().fill_(CANARY) for t in self.truth]
@@ -272,6 +288,15 @@ class StateRank(EndRank):
         for t in (2, 3):
             wanted[t][slot[1]] = self.truth[t][slot[0]]
         return [int((a != b).sum()) for a, b in zip(self.state, wanted)]
+
+
+def control(what, check, *args):
+    """What breaks the property that a check is about must break the check."""
+    try:
+        check(*args)
+    except AssertionError:
+        return
+    raise RuntimeError("not noticed: " + what)
 
 
 NOTHING_LEFT = {"rooms": 0, "parked": 0, "left": 0, "slots": 0, "states": 0}
@@ -329,6 +354,10 @@ def given_up(group, room, state, times):
     if d in there and states[-1] == SUCCESS:  # it was there before
         assert d.true_bytes(src, dst), "room %d: wrong bytes in a room that succeeded" % room
     times.append(max(when for _, when in shown) - begin)
+    for rank, shown_state in zip(there, states):
+        if shown_state == FAILED:
+            words = rank.reason(room)
+            assert "Aborted by AbortReq" in words, "room %d: %s" % (room, words)
     if d in there:
         d.take()
         if state in ("part", "all"):
@@ -350,8 +379,61 @@ def aborts(group, tally):
         len(times)))
     assert times[len(times) * 99 // 100] < KNOWN_S, "p99 %.0f ms" % (1e3 * times[-6])
     nothing_left(group)
+    not_given_up(group)
     group.decode[0].clean()
     group.room(9001, [3, 4], [5, 6])
+
+
+def not_given_up(group):
+    """The controls of it: a request that goes on is not failed, is seen in what is left, and
+    writes pages that decode took without saying so."""
+    p, d = group.prefill[0], group.decode[0]
+    reach(group, 9002, "part", [3, 4], [60, 61], 3)
+    shown = [r.wait(9002, SUCCESS, KNOWN_S) for r in (p, d)]
+    control("a request that nobody gave up", equal, shown, [FAILED] * 2, "states")
+    control("a room that is open", nothing_left, group)
+    d.take()
+    p.send(9002, [4], True)
+    equal([r.ended(9002)[0] for r in (p, d)], [SUCCESS] * 2, "room")
+    control("pages that were written", equal, d.kept_whole(), 0, "cells")
+    every([p, d], "clear", 9002)
+
+
+def too_late(group):
+    """Prefill waits its time and no longer: who comes a second later gets an error and no
+    byte; who is in decode's queue for most of it gets all."""
+    p, d = group.prefill[0], group.decode[0]
+    try:
+        p.patience(1.0)
+        p.sender(9110)
+        equal(p.ended(9110)[0], FAILED, "a sender that nobody came to")
+        p.give_up(9110, [3, 4])
+        pause(1.0)
+        d.receiver(9110)
+        d.clean()
+        d.take()
+        d.metadata(9110, [60, 61], 3)
+        equal(d.ended(9110)[0], FAILED, "a receiver that came late")
+        words = d.reason(9110)
+        assert "within" in words or "timed out" in words or "ETIMEOUT" in words, words
+        equal(d.kept_whole(), 0, "cells that were written")
+        every([p, d], "clear", 9110)
+        p.restore([3, 4])
+        p.patience(4.0)
+        p.sender(9111)
+        d.receiver(9111)
+        seen, _ = d.poll_for(9111, 3.0)
+        equal(seen, [WAITING], "a receiver in the queue")
+        d.metadata(9111, [62, 63], 3)
+        equal(p.wait(9111, WAITING), WAITING, "sender")
+        p.begin(9111, 2, 3)
+        p.send(9111, [3, 4], True)
+        equal([r.ended(9111)[0] for r in (p, d)], [SUCCESS] * 2, "room")
+        assert d.true_bytes([3, 4], [62, 63]), "bytes"
+        control("bytes that came", equal, d.kept_whole(), 0, "cells")
+        every([p, d], "clear", 9111)
+    finally:
+        p.patience(8)
 
 
 def late_decode(group):
@@ -574,9 +656,22 @@ def early_on_a_gpu(group):
 
 
 def sibling(name, nodes):
-    """One of two ranks fails: the other's pages stay until its own room is still."""
+    """One of two ranks fails: the other's pages stay until its own room is still. In the
+    control none fails, and the same chunk is written."""
     with Group(name, nodes, 2, 2, 4, EndRank) as group:
-        group.open(1, [90, 91], 3)
+        for room in (3, 1):
+            group.open(room, [90, 91], 3)
+            if room == 1:
+                break
+            every(group.prefill, "begin", 3, 2, 3)
+            every(group.prefill, "send", 3, [8], False)
+            every(group.decode, "take")
+            every(group.prefill, "send", 3, [9], True)
+            group.all_are(group.decode, 3, SUCCESS)
+            control("a room that none of them stopped", equal,
+                    every(group.decode, "kept_whole"), [0, 0], "cells")
+            group.all_are(group.prefill, 3, SUCCESS)
+            group.clear(3)
         every(group.prefill, "begin", 1, 2, 3)
         every(group.prefill, "send", 1, [8], False)
         nodes[1].daemon.freeze()
@@ -590,6 +685,10 @@ def sibling(name, nodes):
         assert until(lambda: second.release_safe(1), 5)
         first.fail_by_sibling(1)
         assert until(lambda: first.release_safe(1), 5)
+        every(group.decode, "take")
+        every(group.prefill, "send", 1, [9], True)
+        pause(0.05)
+        equal(every(group.decode, "kept_whole"), [0, 0], "cells written after the release")
         # the scheduler sees the minimum over its ranks: each of them gives it up
         equal([r.ended(1)[0] for r in group.prefill], [FAILED] * 2, "prefill")
         every(group.decode, "clean")
@@ -612,6 +711,12 @@ def states(name, nodes, prefill, decode):
         group.intact()
         equal(every(group.decode, "state_wrong", [(21, 31), (20, 33)], (2, 5)),
               [[0] * 4] * decode, "cells of state that are wrong")
+        for pages, slot in (([(21, 31)], (2, 5)), ([(21, 31), (20, 33)], (2, 6))):
+            control("one page more, another slot", equal, every(
+                group.decode, "state_wrong", pages, slot), [[0] * 4] * decode, "cells")
+        wanted = [3 * r.page_bytes() + r.state_bytes(2) + r.record_bytes()
+                  for r in group.decode]
+        equal(every(group.decode, "landed", 1), wanted, "bytes of pages, window and state")
         group.clear(1)
 
 
@@ -647,7 +752,11 @@ def stages(name, nodes):
                 every(group.prefill, "clear", room)
                 continue
             every(group.prefill, "send", room, src[:1], False)
-            every(group.prefill, "send", room, src[1:], True)
+            first.send(room, src[1:], True)
+            if room == 1:
+                control("a stage that has not sent its last chunk", equal,
+                        d.wait(room, SUCCESS, KNOWN_S), SUCCESS, "decode")
+            second.send(room, src[1:], True)
             group.all_are(group.prefill, room, SUCCESS)
             group.all_are(group.decode, room, SUCCESS)
             equal(d.row(room)[:2], [room, room % 1000], "the metadata row")
@@ -664,6 +773,7 @@ def main():
         with Group(args.name, nodes, kind=EndRank) as group:
             tally.check("%d requests given up in every state" % ABORTS, aborts, group, tally)
             tally.check("prefill gave it up before decode was there", late_decode, group)
+            tally.check("decode comes too late, and nearly too late", too_late, group)
             for who, name in ((1, "prefill's daemon"), (2, "decode's daemon"), (3, "both")):
                 tally.check("%s frozen in every queue" % name, frozen, group, nodes, who)
             tally.check("daemons silent in every queue", silent, group, nodes)

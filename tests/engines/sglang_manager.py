@@ -46,7 +46,8 @@ class Rank:
             model_path=os.path.join(FOLDER, "sglang", "bytes"), device="cpu",
             attention_backend="torch_native", host=HOST, port=spec.http, tp_size=spec.tp,
             pp_size=spec.pp, page_size=PAGE, disaggregation_mode=spec.mode,
-            disaggregation_transfer_backend=BACKEND[spec.nixl], disaggregation_bootstrap_port=spec.port,
+            disaggregation_transfer_backend=BACKEND[spec.nixl],
+            disaggregation_bootstrap_port=spec.port,
             disaggregation_decode_retraction_backup="none")
         world_rank = spec.stage * spec.tp + spec.rank
         publish(self.args, role="scheduler", ranks=SpawnRanks(world_rank=world_rank, gpu_id=0))

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Three real SGLang servers on the CPU: a plain one, and prefill and decode by its own
-backend `nixl`, or by kvd's (native). Each request goes to both, as a router sends it; the decode server's greedy
-tokens must be the plain one's.
+backend `nixl`, or by kvd's (native). Each request goes to both, as a router sends it; the
+decode server's greedy tokens must be the plain one's.
 
 sglang_pd.py [--nixl kvd|native|nixl] [--prefill-tp N]
 Last line: N passed, N failed."""
@@ -42,14 +42,16 @@ class Engine(Server):
                 "--chunked-prefill-size", str(CHUNK), "--skip-server-warmup",
                 "--watchdog-timeout", "900"] + list(more)
         log = os.path.join(logs(args.name), name + ".log")
-        super().__init__(name, argv, environment(args.nixl, node), log, port, "/model_info")
+        super().__init__(name, argv, self.environment(args, node), log, port, "/model_info")
+
+    def environment(self, args, node):
+        return environment(args.nixl, node)
 
     def generate(self, body, seconds=120):
         status, said = self.call("POST", "/generate", body, seconds)
         if status != 200:
             raise RuntimeError("%s: %d %s" % (self.name, status, said[:200]))
         return json.loads(said)
-
 
     def moved(self):
         """What it reports of its transfers: how many, bytes, seconds from the first one's
