@@ -121,8 +121,8 @@ def test_a_window_is_cut_by_heads_where_its_layout_is_known():
 def test_aux_is_the_last_buffer_and_has_no_address():
     made = pools.build(args([64 * PAGE] * 2), ranks(), heads=2, mla=False, slots=(8, 1024))
     assert made.parts[-1] == (None, 8 * 1024)
-    (field,) = told(made.layout)["views"]["aux"]["layers"][0]["fields"]
-    assert field["unit_bytes"] == 1024
+    head, rest = (layer["fields"][0] for layer in told(made.layout)["views"]["aux"]["layers"])
+    assert (head["unit_bytes"], rest["offset"], rest["unit_bytes"]) == (64, 64, 960)
     assert "aux" not in pools.build(args([64] * 2), ranks(), heads=2, mla=False).layout.views
 
 

@@ -37,7 +37,8 @@ class Worker:
     def __init__(self, config, kv_cache_config, lease_s, pushes=False):
         """pushes: this engine is prefill, and has a bootstrap server."""
         self.config, self.caches, self.lease_s = config, kv_cache_config, lease_s
-        self.client = self.desk = self.pool = self.slots = self.timeline = None
+        self.client = self.desk = self.pool = self.slots = None
+        self.gpu, self.timelines = False, {}
         self.with_push, self.offers, self.pulls, self.pushes = pushes, {}, {}, {}
         self._stats = KvdStats()
 
@@ -53,14 +54,16 @@ class Worker:
         producer = self.config.kv_transfer_config.kv_role == "kv_producer"
         self.client = Client(client="vllm", role="prefill" if producer else "decode")
         self.desk = Desk(self.client)
-        gpu = next(iter(kv_caches.values())).is_cuda
-        take = self.client.register_gpu if gpu else self.client.register_address
+        self.gpu = next(iter(kv_caches.values())).is_cuda
+        take = self.client.register_gpu if self.gpu else self.client.register_address
         regions = [take(*part) for part in made.parts]
         if self.with_push and stage.is_last_rank:
             self.slots = Slots(max(RECORDS, 4 * self.config.scheduler_config.max_num_seqs), LINE)
             view_add(made.layout, made.layout.buffer(self.slots.memory.nbytes),
                      self.slots.count, LINE)
             regions.append(self.client.register(self.slots.memory))
+        if self.with_push:
+            self.mark()  # a GPU that cannot is found out here
         model = re.sub(r"[^A-Za-z0-9_-]", "-", str(self.config.model_config.model).rstrip("/"))
         tail = "." + secrets.token_hex(4)
         self.name = model[-(NAME_MAX - len(tail)):] + tail
@@ -93,7 +96,7 @@ class Worker:
 
     def layer_saved(self, step, layer):
         """In the forward pass, behind this layer."""
-        mark = Mark(self.timeline)
+        mark = Mark(self)
         for name, _, _ in step.computed:
             if name in self.pushes:
                 self.pushes[name].layer_saved(layer, mark)
@@ -124,9 +127,19 @@ class Worker:
                     pull.waits = "sent"
                 pull.handle.stop("the request was given up")
 
+    def mark(self):
+        """Of the current stream; None where a call that returns has computed."""
+        if not self.gpu:
+            return None
+        from torch.cuda import current_stream
+        stream = current_stream()
+        if stream.cuda_stream not in self.timelines:
+            self.timelines[stream.cuda_stream] = Timeline(self.client, stream)
+        return self.timelines[stream.cuda_stream].mark()
+
     def saved(self):
         """All of the step has been enqueued."""
-        mark = Mark(self.timeline)
+        mark = Mark(self)
         for push in self.pushes.values():
             push.advance(mark)
 
@@ -229,14 +242,14 @@ class Worker:
 
 class Mark:
     """What a chunk waits for: the work that is enqueued so far. Made at its first use, for all
-    chunks of one place; None where there is no stream."""
+    chunks of one place."""
 
-    def __init__(self, timeline):
-        self._timeline, self._made = timeline, None
+    def __init__(self, worker):
+        self._worker, self._made = worker, None
 
     def __call__(self):
-        if self._made is None and self._timeline is not None:
-            self._made = self._timeline.mark()
+        if self._made is None:
+            self._made = self._worker.mark()
         return self._made
 
 
