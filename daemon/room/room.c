@@ -215,6 +215,24 @@ static void count_at_peers(const struct room *room)
 	}
 }
 
+/* Nothing is waited for any more: engines may destroy events, and drop the regions of
+ * words. */
+static void forget_waits(struct room *room)
+{
+	struct chunk *chunk;
+
+	wait_stop(&room->wait_bind);
+	wait_spec_fini(&room->wait);
+	list_foreach(chunk, &room->chunks, link)
+		wait_spec_fini(&chunk->wait);
+}
+
+void room_wait_passed(struct room *room)
+{
+	room->wait_over = true;
+	wait_spec_fini(&room->wait);
+}
+
 void room_move(struct room *room, enum room_state to)
 {
 	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
@@ -231,6 +249,7 @@ void room_move(struct room *room, enum room_state to)
 	if (to == ROOM_SUCCESS && room->expected == 0)
 		room->expected = room->bytes;
 	if (room_terminal(room)) {
+		forget_waits(room);
 		room->ended_ns = now;
 		log_end(room);
 	}
@@ -277,17 +296,6 @@ static void tell_abort(struct room *room, const struct party *party)
 		err_clear(); /* a peer that cannot be told is going down */
 }
 
-/* Nothing is waited for any more: engines may destroy events of failed rooms. */
-static void forget_waits(struct room *room)
-{
-	struct chunk *chunk;
-
-	wait_stop(&room->wait_bind);
-	wait_spec_fini(&room->wait);
-	list_foreach(chunk, &room->chunks, link)
-		wait_spec_fini(&chunk->wait);
-}
-
 static void room_on_wait_over(struct wait *wait, const struct err *why)
 {
 	struct room *room = container_of(wait, struct room, wait_bind);
@@ -296,7 +304,7 @@ static void room_on_wait_over(struct wait *wait, const struct err *why)
 		room_fail(room, why, NULL);
 		return;
 	}
-	room->wait_over = true;
+	room_wait_passed(room);
 	room_kick(room);
 }
 
@@ -309,7 +317,8 @@ int room_await(struct room *room)
 		if (r == 0)
 			wait_start(rooms_waits(room->rooms), &room->wait_bind,
 				   &room->wait, room_on_wait_over);
-		room->wait_over = r > 0;
+		if (r > 0)
+			room_wait_passed(room);
 	}
 	return r < 0 ? err_pass(r) : room->wait_over;
 }

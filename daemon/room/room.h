@@ -266,6 +266,8 @@ void room_progress(struct room *room); /* bytes moved: status page */
 /* Has its engine's stream passed the room's `wait`? Outcome 1; 0: not yet, and the room
  * is kicked when it has. */
 int room_await(struct room *room);
+/* It has: the region of the word, or the event, is the engine's again. */
+void room_wait_passed(struct room *room);
 void room_figures(struct room *room); /* the same of what else its slot says */
 /* The other side ended it: room_fail() with that in its flags. */
 void room_fail_remote(struct room *room, const struct err *why, const struct party *but);

@@ -165,7 +165,7 @@ static void on_bind_over(struct wait *wait, const struct err *why)
 		room_fail(room, why, NULL); /* moves_stop() ends the moves */
 	if (!room_live(room))
 		return;
-	room->wait_over = true;
+	room_wait_passed(room);
 	list_foreach_safe(move, &room->moves, link) {
 		if (move_phase(move) == MOVE_WAITING)
 			room_recv_land(move);
@@ -194,7 +194,7 @@ static void room_recv_on_planned(struct move *move)
 	}
 	r = room->wait_over ? 1 : wait_passed(&room->wait);
 	if (r > 0) {
-		room->wait_over = true;
+		room_wait_passed(room);
 		room_recv_land(move);
 		return;
 	}

@@ -191,6 +191,40 @@ static void chunks_that_wait_to_land_are_refused_once(void **state)
 	works(p, 2);
 }
 
+static unsigned int pins(const struct cache *cache)
+{
+	return region_find(cache->session, cache->region)->pins;
+}
+
+/* A room that has ended keeps nothing of what it waited for, though it is open: before
+ * the wait is over, once it is, and where nothing had to wait. */
+static void region_of_a_word_is_free_when_its_room_has_ended(void **state)
+{
+	struct room_pair *p = *state;
+	unsigned int before = pins(&p->dst);
+	char wait[128];
+
+	for (unsigned int room = 1; room <= 3; room++) {
+		wait_for(&p->dst, wait, sizeof(wait));
+		*word_of(&p->dst) = room == 2;
+		open_both(p, room, wait);
+		assert_int_equal(pins(&p->dst), before + 1);
+		if (room == 3) {
+			cluster_ok(&p->c, p->decode,
+				   "{'cmd':'room.abort','room':'3','role':'recv'}");
+			cluster_until_state(&p->c, p->decode, "recv", 3, KVD_FAILED);
+			assert_int_equal(pins(&p->dst), before);
+			continue;
+		}
+		for (unsigned int seq = 0; seq < CHUNKS; seq++)
+			send_chunk_of(p, room, seq, "");
+		cluster_run(&p->c, 10 * MS);
+		*word_of(&p->dst) = 1;
+		cluster_until_state(&p->c, p->decode, "recv", room, KVD_SUCCESS);
+		assert_int_equal(pins(&p->dst), before);
+	}
+}
+
 /* A transfer whose plan a helper makes, at both sides; the node's helper takes its time.
  */
 static void begin_in_planning(struct room_pair *p, struct cache big[2], unsigned int slow)
@@ -371,6 +405,7 @@ int main(void)
 		CASE(chunk_of_unusable_memory_fails_its_room_after_the_wait),
 		CASE(chunk_without_memory_for_buffers_fails_its_room_after_the_wait),
 		CASE(chunks_that_wait_to_land_are_refused_once),
+		CASE(region_of_a_word_is_free_when_its_room_has_ended),
 		CASE(chunk_in_planning_when_its_room_fails_ends_with_its_helper),
 		CASE(plan_in_the_making_is_not_looked_at),
 		CASE(chunks_that_waited_for_a_receiver_leave_in_turns),
