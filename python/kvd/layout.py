@@ -11,6 +11,16 @@ NHD = "NHD"  # in a page: token, head, dim
 HND = "HND"  # in a page: head, token, dim
 INT64 = (1 << 63) - 1  # of bytes
 SHARD_SIZE, SHARD_RUN = 256, 1 << 20
+FORMATS = {"bf16": "bfloat16", "half": "float16", "float": "float32", "fp8": "fp8_e4m3",
+           "float8_e4m3fn": "fp8_e4m3", "float8_e4m3fnuz": "fp8_e4m3",
+           "float8_e5m2": "fp8_e5m2"}
+
+
+def format_of(dtype):
+    """A field's format, of a torch dtype or of an engine's word for one: alike bytes have
+    one name in all engines."""
+    word = str(dtype).rsplit(".", 1)[-1]
+    return FORMATS.get(word, word)[:15]
 
 
 class Layout:

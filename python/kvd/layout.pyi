@@ -6,6 +6,9 @@ HND: str
 INT64: int
 SHARD_SIZE: int
 SHARD_RUN: int
+FORMATS: Dict[str, str]
+
+def format_of(dtype: Any) -> str: ...
 
 class Layout:
     rank: int

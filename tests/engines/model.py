@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""model.py llama|hybrid|bytes FOLDER: a tiny model of seeded random weights with its
-tokenizer. hybrid has a state-space mixer beside attention in each layer (Falcon-H1).
+"""model.py llama|hybrid|swa|mla|bytes FOLDER: a tiny model of seeded random weights with its
+tokenizer. hybrid has a state-space mixer beside attention in each layer (Falcon-H1), swa a
+sliding window in four of six (Gemma 3), mla one latent for all heads (DeepSeek).
 The weights are wide, so that greedy tokens depend on the prompt."""
 import os
 import sys
@@ -37,6 +38,18 @@ def model(kind):
                   num_key_value_heads=4, max_position_embeddings=2048, initializer_range=0.2)
     if kind == "llama":
         return tf.LlamaForCausalLM(tf.LlamaConfig(**common))
+    if kind == "swa":
+        common.update(num_hidden_layers=6, tie_word_embeddings=True)
+        return tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(
+            sliding_window=96, layer_types=["sliding_attention"] * 2 + ["full_attention"] +
+            ["sliding_attention"] * 2 + ["full_attention"], query_pre_attn_scalar=32, **common))
+    if kind == "mla":
+        del common["head_dim"]
+        common.update(num_key_value_heads=8)
+        return tf.DeepseekV2ForCausalLM(tf.DeepseekV2Config(
+            kv_lora_rank=512, q_lora_rank=None, qk_rope_head_dim=64, qk_nope_head_dim=32,
+            v_head_dim=32, first_k_dense_replace=4, n_routed_experts=4, n_shared_experts=1,
+            num_experts_per_tok=1, moe_intermediate_size=64, **common))
     return tf.FalconH1ForCausalLM(tf.FalconH1Config(
         mamba_d_ssm=512, mamba_n_heads=8, mamba_d_head=64, mamba_n_groups=1,
         mamba_d_state=64, mamba_d_conv=4, mamba_expand=2, mamba_chunk_size=64,

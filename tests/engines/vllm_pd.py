@@ -59,14 +59,17 @@ def prompts():
 
 
 class Engine(Server):
-    def __init__(self, args, name, node=None, side_port=None):
-        """node None: a plain one, without a connector."""
+    def __init__(self, args, name, node=None, side_port=None, tp=None, role=None, more=(),
+                 path=()):
+        """node None: a plain one, without a connector. more: of its command line; path: of
+        its Python's."""
         self.metrics = NATIVE if args.nixl == "native" else COUNTERS
         self.side_port, port = side_port or free_ports(4), free_ports()
         self.push = args.push
-        env = self.environment(args, node)
-        tp = args.tp_d if name == "D" else 1
-        if tp == 1:  # one process less; what a GPU's engine does, too
+        env = self.environment(args, node, path)
+        tp = tp or (args.tp_d if name == "D" else 1)
+        if tp == 1 and "--pipeline-parallel-size" not in more:
+            # one process less; what a GPU's engine does, too
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         argv = [python("vllm"), "-m", "vllm.entrypoints.openai.api_server", "--model",
                 os.path.join(FOLDER, "vllm", args.kind), "--served-model-name", "tiny",
@@ -78,14 +81,14 @@ class Engine(Server):
         if node is None or args.kind == "hybrid":  # the CPU's mixer cannot cache prefixes
             argv.append("--no-enable-prefix-caching")
         if node is not None:
-            argv += self.connector(args, "kv_producer" if name == "P" else "kv_consumer",
-                                   self.side_port)
+            argv += self.connector(args, role or (
+                "kv_producer" if name == "P" else "kv_consumer"), self.side_port)
         log = os.path.join(logs(args.name), "%s.log" % name)
-        super().__init__(name, argv, env, log, port, "/health")
+        super().__init__(name, argv + list(more), env, log, port, "/health")
 
-    def environment(self, args, node):
+    def environment(self, args, node, path=()):
         env = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
-        path = kvd_paths(args.nixl) if node is not None else []
+        path = list(path) + (kvd_paths(args.nixl) if node is not None else [])
         env.update(PYTHONPATH=os.pathsep.join(path), HF_HUB_OFFLINE="1", DO_NOT_TRACK="1",
                    VLLM_NO_USAGE_STATS="1", CUDA_VISIBLE_DEVICES="", VLLM_HOST_IP=HOST,
                    VLLM_TARGET_DEVICE="cpu", VLLM_CPU_KVCACHE_SPACE="1",
@@ -192,6 +195,8 @@ class Engine(Server):
 
 
 class Run:
+    plain_more = ()  # of the plain engine's command line
+
     def __init__(self, args, tally):
         self.args, self.tally, self.prompts = args, tally, prompts()
         self.wanted = self.reference()
@@ -205,7 +210,7 @@ class Run:
         if os.path.exists(kept):
             with open(kept) as f:
                 return json.load(f)
-        plain = Engine(args, "plain")
+        plain = Engine(args, "plain", more=self.plain_more)
         try:
             plain.wait()
             out = {name: plain.complete(p)["tokens"] for name, p in self.prompts.items()}

@@ -18,6 +18,7 @@ import time
 
 import numpy as np
 import requests
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferDestination
 from sglang.srt.disaggregation.common.conn import (CommonKVManager, CommonKVReceiver,
                                                    CommonKVSender)
@@ -28,6 +29,7 @@ from sglang.srt.runtime_context import (get_device, get_disagg, get_parallel, ge
 
 from ..client import Client
 from ..engine import Desk
+from ..layout import format_of
 from ..records import LINE, VIEW, Slots
 from ..rooms import FAILED, RECV, SUCCESS, Source, View
 from ..route import row_of, secret_of, ticket_of
@@ -121,6 +123,7 @@ class KVManager(CommonKVManager):
         self.secret, self._regions, self._made, self.senders = None, {}, {}, set()
         self.mirror_lock = threading.Lock()
         self.pool_name = pool_name(server_args, args, role)
+        self.cache_format = cache_format(server_args, args)
         self.register_buffer_to_engine()
         self.told_endpoint, self._look_s = self.client.endpoint, 0.0
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
@@ -175,7 +178,7 @@ class KVManager(CommonKVManager):
         slots = (self.slots.count, self.slots.record_bytes) if self.has_aux else None
         made = pools.build(args, ranks, heads=heads, mla=self.mla,
                            start_layer=args.prefill_start_layer if self.is_prefill else 0,
-                           pp_size=parallel.pp_size, slots=slots)
+                           pp_size=parallel.pp_size, slots=slots, cache=self.cache_format)
         regions = [self._regions[None if ptr is None else (ptr, nbytes)]
                    for ptr, nbytes in made.parts]
         name = self.pool_name if self.is_prefill else "%s.h%s" % (self.pool_name, heads or 0)
@@ -277,6 +280,12 @@ class KVManager(CommonKVManager):
                     if shown != sender.mirrored and sender in self.senders:
                         sender.mirrored = shown
                         self.update_status(sender.bootstrap_room, shown)
+
+
+def cache_format(server_args, args):
+    """Of the cache's bytes; "auto" is the model's own."""
+    told = args.kv_cache_dtype_str
+    return format_of(ModelConfig.from_server_args(server_args).dtype if told == "auto" else told)
 
 
 def pool_name(server_args, args, role):

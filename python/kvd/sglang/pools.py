@@ -73,8 +73,9 @@ def layer_numbers(count, ids, start, groups):
     return list(ids[:n])
 
 
-def heads_view(made, name, ptrs, lens, item_lens, layers, page_size, heads, ranks, mla):
-    """K of all layers, then V; or one buffer a layer."""
+def heads_view(made, name, ptrs, lens, item_lens, layers, page_size, heads, ranks, mla,
+               kind=None):
+    """K of all layers, then V; or one buffer a layer. kind: the format of the bytes."""
     layout = made.layout
     layout.view(name, page_size, pages_of(lens, item_lens))
     for i, (ptr, nbytes, item) in enumerate(zip(ptrs, lens, item_lens)):
@@ -83,7 +84,7 @@ def heads_view(made, name, ptrs, lens, item_lens, layers, page_size, heads, rank
         field = "latent" if len(ptrs) == len(layers) else ("k", "v")[group]
         layout.field(name, layers[at], field, buffer=made.add(ptr, nbytes), page_stride=item,
                      token_stride=unit * units, unit_stride=unit, unit_bytes=unit,
-                     units=units, first_unit=first, total_units=total)
+                     units=units, first_unit=first, total_units=total, format=kind)
 
 
 def state_fields(item_len, dim, outer, groups, ranks):
@@ -124,7 +125,7 @@ def state_layers(count, ids, pp_size, kind):
     return numbers
 
 
-def state_view(made, args, i, heads, ranks, mla, pp_size):
+def state_view(made, args, i, heads, ranks, mla, pp_size, cache=None):
     """State component i of KVArgs."""
     kind = kind_of(args.state_types[i])
     ptrs, lens, items = (args.state_data_ptrs[i], args.state_data_lens[i],
@@ -134,7 +135,7 @@ def state_view(made, args, i, heads, ranks, mla, pp_size):
         return
     if swa_heads(args, i, heads, mla) and pp_size == 1:
         heads_view(made, "swa%d" % i, ptrs, lens, items, list(range(len(ptrs) // 2)),
-                   args.page_size, heads, ranks, False)
+                   args.page_size, heads, ranks, False, cache)
         made.states.append("swa%d" % i)
         return
     name = "state%d" % i
@@ -203,9 +204,10 @@ def check(args, mla):
                "(--enable-unified-memory)", own)
 
 
-def build(args, ranks, *, heads, mla, start_layer=0, pp_size=1, slots=None):
+def build(args, ranks, *, heads, mla, start_layer=0, pp_size=1, slots=None, cache=None):
     """Buffers of KVArgs. heads: of the model's cache, None for MLA; slots: (count, bytes) of
-    the aux records, whose buffer is the last one and has no address."""
+    the aux records, whose buffer is the last one and has no address; cache: format of the
+    target's cache (a draft's may be another)."""
     check(args, mla)
     made = Buffers(ranks.pool_rank)
     draft = getattr(args, "num_draft_entries", 0)
@@ -214,13 +216,13 @@ def build(args, ranks, *, heads, mla, start_layer=0, pp_size=1, slots=None):
     if own:
         layers = layer_numbers(own, ids, start_layer, 1 if mla else 2)
         heads_view(made, "kv", args.kv_data_ptrs[:own], args.kv_data_lens[:own],
-                   args.kv_item_lens[:own], layers, args.page_size, heads, ranks, mla)
+                   args.kv_item_lens[:own], layers, args.page_size, heads, ranks, mla, cache)
     if draft:
         heads_view(made, "draft", args.kv_data_ptrs[own:], args.kv_data_lens[own:],
                    args.kv_item_lens[own:], list(range(draft)), args.page_size, heads, ranks,
                    mla)
     for i in range(len(args.state_types)):
-        state_view(made, args, i, heads, ranks, mla, pp_size)
+        state_view(made, args, i, heads, ranks, mla, pp_size, cache)
     if slots:
         records.view_add(made.layout, made.add(None, slots[0] * slots[1]), *slots)
     return made

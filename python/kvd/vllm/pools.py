@@ -12,7 +12,7 @@ from collections import namedtuple
 import numpy as np
 
 from .. import shards
-from ..layout import Layout
+from ..layout import Layout, format_of
 from ..rooms import View
 
 KINDS = ("kv", "swa", "state")
@@ -107,54 +107,60 @@ class Buffers:
         return self.parts.index(part), cache.data_ptr() - part[0]
 
 
-def attention(made, group, layer, cache, spec, heads, ranks, whole):
-    """One layer's field. heads: of the model, None for MLA; whole: a block is a token."""
-    size = cache.element_size()
-    mla = heads is None
+def attention(made, group, layer, cache, spec, heads, ranks, whole, dtype):
+    """One layer's fields. heads: of the model, None for MLA; whole: a block is a token;
+    dtype: of the cache, "auto": the tensor's."""
+    size, mla = cache.element_size(), heads is None
     index, offset = made.buffer(cache)
-    if cache.dim() == 1:  # bytes of a tensor that layers of several kinds share
-        page = spec.page_size_bytes // group.ratio
-        units = 1 if mla else spec.num_kv_heads
-        strides, shape = (page, page // units, 0), (0, units, 0, page // units)
-        if not whole:
-            refuse("a cache without dimensions is only known on the CPU")
-    else:
-        if cache.dim() != (3 if mla else 4):
-            refuse("a cache of shape %s is not known: [blocks, heads, tokens, K and V] or "
-                   "[blocks, tokens, latent]", tuple(cache.shape))
-        shape = (cache.shape[0],) + ((1,) if mla else ()) + tuple(cache.shape[1:])
-        strides = [s * size for s in cache.stride()]
-        strides = strides[:1] + ([0] if mla else []) + strides[1:]
-        if cache.stride(-1) != 1 or whole and strides[2] != shape[3] * size:
-            refuse("a cache with strides %s is not known", tuple(cache.stride()))
-        shape = shape[:3] + (shape[3] * size * (shape[2] if whole else 1),)
-    units, unit = shape[1], shape[3]
-    first, mine, total = 0, 1, 1
-    if not mla:
-        total = heads
-        first, mine = shards.units(heads, ranks.size, ranks.rank)
+    if cache.dim() != 4 or cache.shape[2] * group.ratio != group.tokens:
+        refuse("a cache of shape %s is not known: [blocks, heads, tokens of %d, K and V]",
+               tuple(cache.shape), group.tokens)
+    page, unit, token, _ = [stride * size for stride in cache.stride()]
+    units, tokens, content = cache.shape[1], cache.shape[2], cache.shape[3] * size
+    if cache.stride(3) != 1 or whole and token != content:
+        refuse("a cache with strides %s is not known", tuple(cache.stride()))
+    first, mine, total = (0, 1, 1) if mla else \
+        (*shards.units(heads, ranks.size, ranks.rank), heads)
     if mine != units:
         refuse("a cache of %d heads where %d are expected (%d over %d ranks)", units, mine,
-               heads or 1, ranks.size)
-    layers = made.layout.views[group.name]["layers"]
-    name = "kv" if layer not in layers else "kv%d" % len(layers[layer])
-    token = strides[0] if whole else strides[2]
-    made.layout.field(group.name, layer, name, buffer=index, offset=offset,
-                      page_stride=strides[0], token_stride=token,
-                      unit_stride=strides[1] or unit, unit_bytes=unit, units=units,
-                      first_unit=first, total_units=total, format=format_of(cache, group))
+               total, ranks.size)
+    if whole:
+        parts, token = [("kv", content * tokens)], page
+    else:
+        parts = contents(mla, content, spec, size)
+    same = sum(f["name"].startswith(parts[0][0])
+               for f in made.layout.views[group.name]["layers"].get(layer, ()))
+    for name, nbytes in parts:
+        made.layout.field(group.name, layer, name + str(same or ""), buffer=index,
+                          offset=offset, page_stride=page, token_stride=token,
+                          unit_stride=unit or nbytes, unit_bytes=nbytes, units=units,
+                          first_unit=first, total_units=total,
+                          format=format_name(cache, group, dtype))
+        offset += nbytes
 
 
-def format_of(cache, group):
+def contents(mla, content, spec, size):
+    """[(name, bytes)] of a token's and head's bytes. K and V are fields of their own where
+    they are all of it: other engines have them apart."""
+    if mla:
+        return [("latent", content)]
+    k, v = spec.head_size * size, spec.head_size_v * size
+    return [("k", k), ("v", v)] if k + v == content else [("kv", content)]
+
+
+def format_name(cache, group, dtype):
     """Of bytes that may not be taken for each other."""
-    kind = str(cache.dtype).rsplit(".", 1)[-1][:9]
-    return "%s/%d" % (kind, group.grain) if group.grain > 1 else kind
+    if dtype == "auto" or cache.element_size() > 1:
+        dtype = cache.dtype
+    return format_of(dtype) if group.grain == 1 else \
+        "%s/%d" % (format_of(dtype)[:10], group.grain)
 
 
-def state(made, group, layer, cache, spec, split, ranks):
-    """Conv state, by its projections, then the temporal one."""
+def state(made, group, layer, cache, spec, split, ranks, groups):
+    """Conv state, by its projections, then the temporal one. groups: of the model's B and C
+    (Mamba2), None: it has none. Where it is one, each rank has it."""
     index, offset = made.buffer(cache)
-    page = spec.page_size_bytes
+    page = cache.stride(0) * cache.element_size()
     shape, size = spec.shapes[1], spec.dtypes[1].itemsize
     inner = size * int(np.prod(shape[1:]))
     fields = [("conv%d" % i, dims, split.conv_rows * split.conv_dtype_size)
@@ -163,8 +169,10 @@ def state(made, group, layer, cache, spec, split, ranks):
     for name, units, unit in fields + [("ssm", shape[0], inner)]:
         if name == "ssm":
             at = split.ssm_sizes[0]
+        every = groups == 1 and name in ("conv1", "conv2")
         made.layout.field(group.name, layer, name, buffer=index, offset=offset + at,
                           page_stride=page, token_stride=page, unit_stride=unit,
-                          unit_bytes=unit, units=units, first_unit=ranks.rank * units,
-                          total_units=ranks.size * units)
+                          unit_bytes=unit, units=units,
+                          first_unit=0 if every else ranks.rank * units,
+                          total_units=units if every else ranks.size * units)
         at += units * unit

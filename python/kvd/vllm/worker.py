@@ -298,11 +298,11 @@ def build(config, caches, kv_caches, ranks, rank):
             cache, one, layer = kv_caches[name], specs[name], extract_layer_index(name)
             if mamba:
                 pools.state(made, made.groups[-1], layer, cache, one,
-                            conv_split(one, ranks.size), ranks)
+                            conv_split(one, ranks.size), ranks, groups_of(config, one))
                 continue
             mla = isinstance(one, (MLAAttentionSpec, SlidingWindowMLASpec))
             pools.attention(made, made.groups[-1], layer, cache, one, None if mla else heads,
-                            ranks, whole)
+                            ranks, whole, config.cache_config.cache_dtype)
     return made
 
 
@@ -319,6 +319,14 @@ def paging(kind, cache, caches, spec, whole):
     blocks = cache.shape[0] if cache.dim() > 1 else caches.num_blocks
     ratio = max(blocks // caches.num_blocks, 1)
     return ratio, spec.block_size // ratio if whole else 1
+
+
+def groups_of(config, spec):
+    """How many groups the model's B and C have; models name it differently."""
+    text = config.model_config.hf_text_config
+    names = ("mamba_n_groups", "n_groups", "mamba_ngroups")
+    return next((getattr(text, n) for n in names if hasattr(text, n)), None) \
+        if spec.mamba_type.name == "MAMBA2" else None
 
 
 def conv_split(spec, tp):

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Real vLLM engines whose caches are not alike, by KvdConnector: with the cache of vLLM's GPU
+backends (vllm_plain), where a token is a token, between engines with blocks of other sizes,
+other ranks and other groups of layers.
+
+vllm_layouts.py blocks|hybrid|swa|pp|mla [--name NAME]
+
+Greedy tokens must be those of one plain engine of vLLM's own kernels. Bytes that moved are
+counted to the byte: what each token of each layer takes, and of a window only what the next
+token sees. A prompt that is given the blocks of another must answer as the other.
+Last line: N passed, N failed."""
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import types
+
+from rig import FOLDER, HERE, Node, Tally, equal, python, until
+from vllm_pd import TOKENS, Engine, Run
+
+LENGTHS = ("len1", "len31", "len33", "len64", "len65", "len257", "len777")
+PLAIN = os.path.join(HERE, "vllm_plain")
+TOKEN = 2 * 4 * 32 * 4  # of a layer: K and V, heads, head, float32
+WINDOW = 96
+STATE = 4 * ((512 + 2 * 64) * 3 + 8 * 64 * 64) * 4  # layers, conv and temporal, float32
+LATENT = (512 + 64) * 4
+FRESH = "--no-enable-prefix-caching"  # so that D has nothing of what it gave before
+MLA = "--attention-backend", "CPU_MLA", "--block-size", "16"
+
+
+def bytes_of(kind, n):
+    """That a prompt of n tokens takes."""
+    if kind == "swa":  # two layers see all, four the window, of which one is the next token
+        return TOKEN * (2 * n + 4 * min(n, WINDOW - 1))
+    if kind == "mla":
+        return LATENT * 4 * n
+    if kind == "hybrid":  # the state of the last token but one
+        return TOKEN * 4 * (n - 1) + STATE if n > 1 else TOKEN * 4 * n + STATE
+    return TOKEN * 4 * n
+
+
+class Case(Run):
+    def __init__(self, kind, args, tally):
+        self.kind, self.plain_more = kind, MLA if kind == "mla" else ()
+        super().__init__(types.SimpleNamespace(
+            nixl="native", kind=kind, connector="", tp_d=1, name=args.name), tally)
+
+    def engine(self, stack, name, *more, tp=1, role="kv_both", plain=True):
+        node = stack.enter_context(Node("native", name.lower()))
+        engine = Engine(self.args, name, node, tp=tp, role=role, more=more,
+                        path=[PLAIN] if plain else [])
+        stack.callback(engine.stop)
+        engine.ranks = tp
+        return engine
+
+    def ready(self, *engines):
+        for engine in engines:
+            engine.wait()
+        self.tally.add("engines are up", True, ", ".join(
+            "%s %.0f s" % (e.name, e.took) for e in engines))
+
+    def pair(self, P, D):
+        """Prompts of P's blocks on D."""
+        self.P, self.D = P, D
+        label = "%s to %s" % (P.name, D.name)
+        begin = D.counters()
+        for name in LENGTHS:
+            self.tally.check("%s: %s" % (label, name), self.told, name)
+        wanted = sum(bytes_of(self.kind, len(self.prompts[name])) for name in LENGTHS)
+        moved = "%s: bytes are those of the tokens" % label
+
+        def bytes_moved():
+            return D.counters()["bytes"] - begin["bytes"]
+        until(lambda: bytes_moved() >= wanted, 10)
+        self.tally.check(moved, equal, bytes_moved(), wanted, "bytes")
+        self.tally.add("%s: nothing failed" % label, D.counters()["failed"] == begin["failed"])
+        self.tally.check("%s: another prompt's blocks give its tokens" % label, self.swap)
+        self.tally.note(moved, {"bytes": wanted, "rows": D.counters()["descs"] -
+                                begin["descs"]})
+
+    def told(self, name):
+        self.same(name)
+
+    def prefix(self, P, D):
+        """D has a prefix in blocks of its size."""
+        self.P, self.D = P, D
+        for name in ("prefix", "longer"):
+            self.same(name)
+
+    def refused(self, P, D):
+        got = D.complete(self.prompts["again"], TOKENS, P.prefill(self.prompts["again"]))
+        assert not got["tokens"] and got["error"], got
+        with open(D.log, errors="replace") as f:
+            assert "ELAYOUT" in f.read(), "no ELAYOUT in %s" % D.log
+
+
+def size(n):
+    return "--block-size", str(n)
+
+
+def blocks(case, stack):
+    b16, b32 = (case.engine(stack, "b%d" % n, FRESH, *size(n)) for n in (16, 32))
+    b64 = case.engine(stack, "b64", *size(64))
+    case.ready(b16, b32, b64)
+    for P, D in ((b32, b64), (b64, b32), (b16, b32)):
+        case.pair(P, D)
+    case.tally.check("a prefix that D has", case.prefix, b16, b64)
+    b16.stop()
+    own = case.engine(stack, "own", *size(32), plain=False)
+    case.ready(own)
+    case.tally.check("vLLM's CPU kernels, whose blocks are in another order, refuse",
+                     case.refused, b32, own)
+
+
+def hybrid(case, stack):
+    """Blocks of 160 and of 192 tokens: what a state takes, in the asked blocks."""
+    one = case.engine(stack, "one", *size(32))
+    two = case.engine(stack, "two", *size(64), tp=2)
+    case.ready(one, two)
+    case.pair(one, two)
+    case.pair(two, one)
+
+
+def swa(case, stack):
+    b16, b32 = (case.engine(stack, "b%d" % n, FRESH, *size(n)) for n in (16, 32))
+    case.ready(b16, b32)
+    case.pair(b16, b32)
+    case.pair(b32, b16)
+
+
+def pp(case, stack):
+    P = case.engine(stack, "stages", "--pipeline-parallel-size", "2", *size(32),
+                    role="kv_producer")
+    D = case.engine(stack, "one", *size(64), role="kv_consumer")
+    case.ready(P, D)
+    case.pair(P, D)
+
+
+def mla(case, stack):
+    P, D = case.engine(stack, "P", *MLA), case.engine(stack, "D", *MLA, tp=2)
+    case.ready(P, D)
+    case.pair(P, D)
+
+
+CASES = {"blocks": ("llama", blocks), "hybrid": ("hybrid", hybrid), "swa": ("swa", swa),
+         "pp": ("llama", pp), "mla": ("mla", mla)}
+
+
+def model(kind):
+    folder = os.path.join(FOLDER, "vllm", kind)
+    if not os.path.exists(os.path.join(folder, "tokenizer_config.json")):
+        subprocess.run([python("vllm"), os.path.join(HERE, "model.py"), kind, folder],
+                       check=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("case", choices=sorted(CASES))
+    parser.add_argument("--nixl", default="native", choices=["native"])
+    parser.add_argument("--name", default="vllm-layouts")
+    args = parser.parse_args()
+    kind, case = CASES[args.case]
+    tally = Tally()
+    try:
+        model(kind)
+        with contextlib.ExitStack() as stack:
+            case(Case(kind, args, tally), stack)
+    except Exception as error:
+        tally.add("the run", False, "%s: %s" % (type(error).__name__, str(error)[:1500]))
+    return tally.close(args.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
