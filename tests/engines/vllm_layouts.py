@@ -45,12 +45,13 @@ class Case(Run):
     def __init__(self, kind, args, tally):
         self.kind, self.plain_more = kind, MLA if kind == "mla" else ()
         super().__init__(types.SimpleNamespace(
-            nixl="native", kind=kind, connector="", tp_d=1, name=args.name), tally)
+            nixl="native", kind=kind, connector="", tp_d=1, push=False, name=args.name), tally)
 
-    def engine(self, stack, name, *more, tp=1, role="kv_both", plain=True):
+    def engine(self, stack, name, *more, tp=1, role="kv_both", plain=True,
+               env=()):
         node = stack.enter_context(Node("native", name.lower()))
         engine = Engine(self.args, name, node, tp=tp, role=role, more=more,
-                        path=[PLAIN] if plain else [])
+                        path=[PLAIN] if plain else [], env=env)
         stack.callback(engine.stop)
         engine.ranks = tp
         return engine
@@ -101,8 +102,9 @@ def size(n):
 
 
 def blocks(case, stack):
+    """Those of b64 are four of its kernel's."""
     b16, b32 = (case.engine(stack, "b%d" % n, FRESH, *size(n)) for n in (16, 32))
-    b64 = case.engine(stack, "b64", *size(64))
+    b64 = case.engine(stack, "b64", *size(64), env={"KVD_PLAIN_KERNEL_BLOCKS": "16"})
     case.ready(b16, b32, b64)
     for P, D in ((b32, b64), (b64, b32), (b16, b32)):
         case.pair(P, D)

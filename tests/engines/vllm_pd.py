@@ -60,13 +60,13 @@ def prompts():
 
 class Engine(Server):
     def __init__(self, args, name, node=None, side_port=None, tp=None, role=None, more=(),
-                 path=()):
+                 path=(), env=()):
         """node None: a plain one, without a connector. more: of its command line; path: of
-        its Python's."""
+        its Python's; env: of its environment."""
         self.metrics = NATIVE if args.nixl == "native" else COUNTERS
         self.side_port, port = side_port or free_ports(4), free_ports()
         self.push = args.push
-        env = self.environment(args, node, path)
+        env = dict(self.environment(args, node, path), **dict(env))
         tp = tp or (args.tp_d if name == "D" else 1)
         if tp == 1 and "--pipeline-parallel-size" not in more:
             # one process less; what a GPU's engine does, too
