@@ -74,9 +74,10 @@ class Handle:
     def send(self, views, seq, last, aux=None, events=(), listed=None, wait=None):
         """A chunk, read once all events have happened. An event has query(). views: may be
         a function, which is called when `listed`, an event, has happened. wait: the daemon's,
-        as of Room.send(), instead of events."""
-        behind, events = self.desk.behind([e for e in events if e is not None])
-        wait = behind if wait is None else wait
+        as of Room.send()."""
+        events = [e for e in events if e is not None]
+        if wait is None:
+            wait, events = self.desk.behind(events)
         packed = None if callable(views) else views_pack(views)
 
         def start(room):

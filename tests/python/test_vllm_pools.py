@@ -16,8 +16,8 @@ from kvd.vllm import check_release, params, pools
 
 KV = pools.Group("kv0", "kv", 32, 1, 1, 0, 0)
 TICKET = "c0ffee" * 5 + "ab"
-RANKS = {(0, 0): {"endpoint": "tcp://a:1", "pool": "m.p", "rank": 0},
-         (0, 1): {"endpoint": "tcp://b:1", "pool": "m.q", "rank": 1}}
+RANKS = {(0, 0): {"endpoint": "tcp://a:1", "pool": "m.p", "rank": 0, "layers": {"kv": [0, 2]}},
+         (0, 1): {"endpoint": "tcp://b:1", "pool": "m.q", "rank": 1, "layers": {"kv": [0, 2]}}}
 
 
 def group(**kw):
@@ -113,12 +113,20 @@ def test_params_come_back_as_they_went():
         [("tcp://a:1", "m.p", 0), ("tcp://b:1", "m.q", 1)]
 
 
+def test_layers_are_those_of_all_stages():
+    rows = {(1, 0): dict(RANKS[0, 0], layers={"kv": [3], "swa0": [2]}),
+            (0, 0): dict(RANKS[0, 0], layers={"kv": [1], "swa0": [0]})}
+    told = json.loads(json.dumps(params.write(1, TICKET, 70, 1, 2, rows)))
+    assert params.read(told).layers == {"kv": [1, 3], "swa0": [0, 2]}
+
+
 @pytest.mark.parametrize("field, value", [
     ("room", 5), ("room", "-5"), ("room", str(2 ** 63)), ("room", "9" * 40), ("room", "٣"),
     ("ticket", None), ("ticket", "x" * 300), ("ticket", "a\nb"), ("tokens", 0), ("tokens", True),
     ("tokens", "70"), ("tp", 0), ("tp", 10 ** 9), ("pp", 2.0), ("sources", {}), ("sources", []),
     ("sources", [["tcp://a:1", "m", 0]]), ("sources", [["tcp://a:1", "m", 0], ["x", "y", -1]]),
-    ("sources", [["tcp://a:1", "m", 0], ["tcp://b:1", "m q", 1]])])
+    ("sources", [["tcp://a:1", "m", 0], ["tcp://b:1", "m q", 1]]), ("layers", None),
+    ("layers", {"kv": 3}), ("layers", {"kv": ["x"]}), ("layers", {"kv": [0] * 2000})])
 def test_params_of_anybody_are_refused_by_field(field, value):
     with pytest.raises(ValueError, match="kvd." + field):
         params.read(written(**{field: value}))
@@ -137,6 +145,50 @@ def test_whom_a_rank_asks(there, here, rank, ranks, receivers):
     remote = params.Remote(1, "t", 1, there, 2, sources)
     assert params.sources_of(remote, here, rank) == \
         (["s%d.%d" % (stage, r) for stage in range(2) for r in ranks], receivers)
+
+
+def grouped(client, name, rank, groups):
+    """A pool of a rank with these groups, {view: layers}, a page of 16 tokens each."""
+    made = pools.Buffers(rank)
+    for view, layers in groups.items():
+        made.add(group(name=view, tokens=16), 8)
+        for layer in layers:
+            made.layout.field(view, layer, "kv", buffer=made.layout.buffer(8 * 256),
+                              page_stride=256, token_stride=16, unit_stride=16, unit_bytes=16)
+    regions = [client.register(kvd.Memory(n)) for n in made.layout.buffers]
+    return made, client.pool(made.layout, regions, name=name)
+
+
+@pytest.mark.parametrize("here, like", [
+    ({"kv": [0, 2], "kv1": [1, 3]}, True), ({"kv": [0, 1], "kv1": [2, 3]}, False),
+    ({"kv": [0, 2]}, True), ({"kv": [0, 2], "kv1": [1, 3, 4]}, False), ({"swa0": [0]}, False)])
+def test_groups_of_other_layers_are_refused(pair, here, like):
+    """Two pipeline stages on prefill; decode's groups are like theirs, or not. What is not
+    refused moves; what is would fail in its room."""
+    stages = [{"kv": [0], "kv1": [1]}, {"kv": [2], "kv1": [3]}]
+    clients = [kvd.Client(d.socket_path, timeout=60) for d in (pair[0], pair[0], pair[1])]
+    rows, rooms = {}, []
+    for i, groups in enumerate(stages):
+        made, pool = grouped(clients[i], "stages", i, groups)
+        rows[i, 0] = {"endpoint": clients[i].endpoint, "pool": "stages", "rank": i,
+                      "layers": made.layers()}
+        rooms.append(clients[i].offer(60, pool, {v: [3] for v in groups}, lease_ms=60000))
+    remote = params.read(params.write(60, TICKET, 16, 1, 2, rows))
+    made, pool = grouped(clients[2], "decode", 0, here)
+    why = pools.unlike(remote.layers, made.layers())
+    assert (why is None) == like
+    if not like:
+        pair[1].expect("room")
+        pair[0].expect("room")
+        assert "its group" in why and "--pipeline-parallel-size" in why
+    pull = clients[2].pull(60, pool, remote.sources, {view: [5] for view in here})
+    if like:
+        assert pull.wait(timeout=60) == SUCCESS
+    else:
+        with pytest.raises(kvd.InvalidError):
+            pull.wait(timeout=60)
+    for client in clients:
+        client.close()
 
 
 def test_sizes_that_do_not_divide_are_refused():

@@ -35,6 +35,7 @@ from ..route import ticket_of
 from . import check_release
 from .bootstrap import Lookups, Server
 from .params import Remote, address_of, read, room_of, write
+from .pools import unlike
 from .stats import KvdStats, PromMetrics
 from .worker import Worker
 
@@ -156,9 +157,12 @@ class Scheduler:
         self.pulls[request.request_id] = remote
         self.step.pulls.append((request.request_id, remote))
         wanted = self.loads(request.num_prompt_tokens)
-        if self.replay and remote.tokens != wanted:  # a state is of one token only
-            logger.warning("request %s: prefill has the state after %d tokens, not after %d; the "
-                           "prompt is computed here", request.request_id, remote.tokens, wanted)
+        why = unlike(remote.layers, next(iter(self.ranks.values()))["layers"])
+        if why is None and self.replay and remote.tokens != wanted:  # a state is of one token
+            why = "it has the state after %d tokens, not after %d" % (remote.tokens, wanted)
+        if why:
+            logger.warning("request %s: prefill cannot serve it: %s; the prompt is computed here",
+                           request.request_id, why)
             params["do_remote_prefill"] = False
             self.step.drops.append((request.request_id, False))
 

@@ -4,6 +4,7 @@
     room, ticket   its number, in decimal, and what its daemons ask for
     tokens         of the prompt that are there
     tp, pp         prefill's ranks
+    layers         of all pipeline stages, {view: numbers}
     sources        [endpoint, pool, rank] of each, all of a pipeline stage together
 
 Push: what the proxy tells both, in SGLang's words: bootstrap_room, and decode also
@@ -15,17 +16,23 @@ from .. import _check
 from ..rooms import Source
 
 RANKS = 1024
+VIEWS, LAYERS = 64, 1024
 TEXT = 256
 
-Remote = namedtuple("Remote", "room ticket tokens tp pp sources push", defaults=(False,))
+Remote = namedtuple("Remote", "room ticket tokens tp pp sources push layers",
+                    defaults=(False, None))
 
 
 def write(room, ticket, tokens, tp, pp, ranks):
     """ranks: {(stage, rank): row of route.py}"""
+    layers = {}
+    for row in ranks.values():
+        for view, numbers in row["layers"].items():
+            layers[view] = sorted({*layers.get(view, ()), *numbers})
     return {"do_remote_prefill": True, "do_remote_decode": False, "kvd": {
         "room": str(room), "ticket": ticket, "tokens": tokens, "tp": tp, "pp": pp,
         "sources": [[ranks[key][word] for word in ("endpoint", "pool", "rank")]
-                    for key in sorted(ranks)]}}
+                    for key in sorted(ranks)], "layers": layers}}
 
 
 def _number(name, value, low, high):
@@ -39,6 +46,17 @@ def _text(name, value, pattern):
     if not isinstance(value, str) or len(value) > TEXT or not re.fullmatch(pattern, value):
         raise ValueError("kvd.%s: %s is not one" % (name, _check.came(value)))
     return value
+
+
+def _layers(told):
+    if not isinstance(told, dict) or len(told) > VIEWS:
+        raise ValueError("kvd.layers: %s names no views" % _check.came(told))
+    for view, numbers in told.items():
+        if not isinstance(numbers, list) or len(numbers) > LAYERS:
+            raise ValueError("kvd.layers: not a list of at most %d" % LAYERS)
+        for i, number in enumerate(numbers):
+            _number("kvd.layers[%d]" % i, number, 0, _check.U32)
+    return told
 
 
 def read(params):
@@ -60,7 +78,8 @@ def read(params):
     room = _number("kvd.room", int(_text("room", told.get("room"), "[0-9]{1,19}")), 0,
                    (1 << 63) - 1)
     return Remote(room, _text("ticket", told.get("ticket"), "[!-~]+"),
-                  _number("kvd.tokens", told.get("tokens"), 1, (1 << 40)), tp, pp, sources)
+                  _number("kvd.tokens", told.get("tokens"), 1, (1 << 40)), tp, pp, sources,
+                  layers=_layers(told.get("layers")))
 
 
 def room_of(params):

@@ -4,6 +4,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from ..rooms import Source
 
 RANKS: int
+VIEWS: int
+LAYERS: int
 TEXT: int
 
 class Remote(NamedTuple):
@@ -14,6 +16,7 @@ class Remote(NamedTuple):
     pp: int
     sources: Sequence[Source]
     push: bool
+    layers: Optional[Mapping[str, Sequence[int]]]
 
 def write(room: int, ticket: str, tokens: int, tp: int, pp: int,
           ranks: Mapping[Tuple[int, int], Mapping[str, Any]]) -> Dict[str, Any]: ...

@@ -72,6 +72,16 @@ class Group(namedtuple("Group", "name kind tokens ratio grain window spec_blocks
         return self._view(blocks, begin, end) if begin < end else None
 
 
+def unlike(there, here):
+    """Why prefill's groups, {view: layers}, cannot serve these; None: they can."""
+    for name, layers in here.items():
+        if set(layers) - set(there.get(name, ())):
+            return "its group %s has layers %s, here %s: are the models and options the same? " \
+                "Hybrid models may want --pipeline-parallel-size 1 on prefill" % (
+                    name, sorted(there.get(name, ())), layers)
+    return None
+
+
 def refuse(words, *values):
     raise ValueError("kvd.vllm: " + words % values)
 
@@ -96,6 +106,10 @@ class Buffers:
 
     def has_layers(self, view, begin, end):
         return any(begin <= layer < end for layer in self.layout.views[view]["layers"])
+
+    def layers(self):
+        """{view: its layers}, of all groups."""
+        return {g.name: sorted(self.layout.views[g.name]["layers"]) for g in self.groups if g}
 
     def buffer(self, cache):
         """(index, offset of the tensor in it)."""

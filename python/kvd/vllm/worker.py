@@ -77,7 +77,7 @@ class Worker:
                 "rank": self.made.layout.rank, "heads": heads,
                 "views": sorted(self.made.layout.views),
                 "states": ["vllm " + g.name for g in self.made.groups if g and g.kind != "kv"],
-                "aux": LINE if self.slots else None}
+                "layers": self.made.layers(), "aux": LINE if self.slots else None}
 
     # ---- a step ----
 
