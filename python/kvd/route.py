@@ -4,6 +4,7 @@
 
     endpoint, pool, rank         where its pages are
     heads, views, states, aux    what they are, so that decode can say what differs
+    layers                       {view: numbers}; vLLM's
     secret                       the server's; each room's ticket is made of it"""
 import hashlib
 import hmac
@@ -13,6 +14,7 @@ from . import _check
 
 WORDS = 64  # views, states
 TEXT = 256
+LAYERS = 1024
 
 
 def secret_of(told):
@@ -49,6 +51,18 @@ def _number(name, value, low, high=_check.U32):
         raise ValueError(str(error)) from None
 
 
+def layers_of(told):
+    """{view: layers}, checked."""
+    if not isinstance(told, dict) or len(told) > WORDS:
+        raise ValueError("kvd.layers: %s names no views" % _check.came(told))
+    for numbers in told.values():
+        if not isinstance(numbers, list) or len(numbers) > LAYERS:
+            raise ValueError("kvd.layers: not a list of at most %d" % LAYERS)
+        for i, number in enumerate(numbers):
+            _number("layers[%d]" % i, number, 0)
+    return told
+
+
 def row_of(info):
     """The row of one rank, checked; ValueError names the field."""
     row = info.get("kvd") if isinstance(info, dict) else None
@@ -56,7 +70,7 @@ def row_of(info):
         raise ValueError("the prefill server is not on kvd: SGLang's needs "
                          "--disaggregation-transfer-backend kvd, vLLM's KvdConnector")
     try:
-        heads, aux = row.get("heads"), row.get("aux")
+        heads, aux, layers = row.get("heads"), row.get("aux"), row.get("layers")
         return {"endpoint": _text("endpoint", row.get("endpoint")),
                 "pool": _text("pool", row.get("pool")),
                 "rank": _number("rank", row.get("rank"), 0),
@@ -64,6 +78,7 @@ def row_of(info):
                 "views": _words("views", row.get("views")),
                 "states": _words("states", row.get("states")),
                 "aux": None if aux is None else _number("aux", aux, 1),
+                "layers": None if layers is None else layers_of(layers),
                 "secret": secret_of(row)}
     except ValueError as error:
         raise ValueError("GET /route: %s" % error) from None

@@ -152,13 +152,15 @@ def test_other_releases_are_refused_by_name():
 # ---- what the bootstrap server tells ----
 
 ROW = {"endpoint": "tcp://10.0.0.2:7400", "pool": "model.p", "rank": 1, "heads": 8,
-       "views": ["kv", "aux"], "states": [], "aux": 1024, "secret": "0a" * 32, "more": 1}
+       "views": ["kv", "aux"], "states": [], "aux": 1024, "layers": None, "secret": "0a" * 32,
+       "more": 1}
 
 
 def test_a_row_is_taken_as_told_and_a_ticket_made_of_it():
     row = route.row_of({"rank_ip": "10.0.0.2", "kvd": ROW})
     assert row == {k: v for k, v in ROW.items() if k != "more"}
     assert route.row_of({"kvd": dict(ROW, heads=None, aux=None)})["heads"] is None
+    assert route.row_of({"kvd": dict(ROW, layers={"kv": [1, 3]})})["layers"] == {"kv": [1, 3]}
     ticket = route.ticket_of(row["secret"], 7)
     assert len(ticket) == 32 and int(ticket, 16)
     assert ticket != route.ticket_of(row["secret"], 8)

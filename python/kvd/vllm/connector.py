@@ -34,7 +34,7 @@ from ..rooms import Source
 from ..route import ticket_of
 from . import check_release
 from .bootstrap import Lookups, Server
-from .params import Remote, address_of, read, room_of, write
+from .params import Remote, address_of, layers_of_all, read, room_of, write
 from .pools import unlike
 from .stats import KvdStats, PromMetrics
 from .worker import Worker
@@ -215,6 +215,10 @@ class Scheduler:
             if there != here:
                 raise Mismatch("%s of the cache are %s on prefill, %s here: are the models the "
                                "same?" % (name, there, here))
+        if all(row["layers"] is not None for row in found.rows):  # SGLang's do not say
+            why = unlike(layers_of_all(found.rows), own["layers"])
+            if why:
+                raise Mismatch("prefill cannot serve it: " + why)
 
     def _shorten(self, request, params):
         """Prefill stops where decode goes on. Once: requests come again."""
@@ -337,6 +341,8 @@ def refusals(config, caches):
     yield transfer.get_from_extra_config("layerwise", False) and \
         transfer.get_from_extra_config("bootstrap", None) is None, \
         "layerwise without a bootstrap server", "set bootstrap, too: only a push goes by layers"
+    yield config.model_config.enable_sleep_mode, "sleep mode (its memory of cuMemCreate has no " \
+        "handle to share)", "drop --enable-sleep-mode"
     yield any(g.host_resident for g in caches.kv_cache_groups), "HiSparse", \
         "drop its option, or use NixlConnector"
 

@@ -14,25 +14,30 @@ from collections import namedtuple
 
 from .. import _check
 from ..rooms import Source
+from ..route import layers_of
 
 RANKS = 1024
-VIEWS, LAYERS = 64, 1024
 TEXT = 256
 
 Remote = namedtuple("Remote", "room ticket tokens tp pp sources push layers",
                     defaults=(False, None))
 
 
-def write(room, ticket, tokens, tp, pp, ranks):
-    """ranks: {(stage, rank): row of route.py}"""
+def layers_of_all(rows):
+    """{view: layers} of all pipeline stages."""
     layers = {}
-    for row in ranks.values():
+    for row in rows:
         for view, numbers in row["layers"].items():
             layers[view] = sorted({*layers.get(view, ()), *numbers})
+    return layers
+
+
+def write(room, ticket, tokens, tp, pp, ranks):
+    """ranks: {(stage, rank): row of route.py}"""
     return {"do_remote_prefill": True, "do_remote_decode": False, "kvd": {
         "room": str(room), "ticket": ticket, "tokens": tokens, "tp": tp, "pp": pp,
         "sources": [[ranks[key][word] for word in ("endpoint", "pool", "rank")]
-                    for key in sorted(ranks)], "layers": layers}}
+                    for key in sorted(ranks)], "layers": layers_of_all(ranks.values())}}
 
 
 def _number(name, value, low, high):
@@ -46,17 +51,6 @@ def _text(name, value, pattern):
     if not isinstance(value, str) or len(value) > TEXT or not re.fullmatch(pattern, value):
         raise ValueError("kvd.%s: %s is not one" % (name, _check.came(value)))
     return value
-
-
-def _layers(told):
-    if not isinstance(told, dict) or len(told) > VIEWS:
-        raise ValueError("kvd.layers: %s names no views" % _check.came(told))
-    for view, numbers in told.items():
-        if not isinstance(numbers, list) or len(numbers) > LAYERS:
-            raise ValueError("kvd.layers: not a list of at most %d" % LAYERS)
-        for i, number in enumerate(numbers):
-            _number("kvd.layers[%d]" % i, number, 0, _check.U32)
-    return told
 
 
 def read(params):
@@ -79,7 +73,7 @@ def read(params):
                    (1 << 63) - 1)
     return Remote(room, _text("ticket", told.get("ticket"), "[!-~]+"),
                   _number("kvd.tokens", told.get("tokens"), 1, (1 << 40)), tp, pp, sources,
-                  layers=_layers(told.get("layers")))
+                  layers=layers_of(told.get("layers")))
 
 
 def room_of(params):

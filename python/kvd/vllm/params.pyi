@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..rooms import Source
 
 RANKS: int
-VIEWS: int
-LAYERS: int
 TEXT: int
 
 class Remote(NamedTuple):
@@ -18,6 +16,7 @@ class Remote(NamedTuple):
     push: bool
     layers: Optional[Mapping[str, Sequence[int]]]
 
+def layers_of_all(rows: Iterable[Mapping[str, Any]]) -> Dict[str, List[int]]: ...
 def write(room: int, ticket: str, tokens: int, tp: int, pp: int,
           ranks: Mapping[Tuple[int, int], Mapping[str, Any]]) -> Dict[str, Any]: ...
 def read(params: Mapping[str, Any]) -> Remote: ...
