@@ -6,6 +6,7 @@ pools and processes are sglang_manager.py's.
 
 sglang_ends.py [--nixl native] [--name NAME]
 Last line: N passed, N failed."""
+import logging
 import os
 import statistics
 import sys
@@ -172,7 +173,14 @@ class EndRank(Rank):
         import sglang
         from kvd.sglang import conn
         from sglang.srt.disaggregation.utils import DisaggregationMode
-        said, release = {}, sglang.__version__
+        said, release, told = {}, sglang.__version__, []
+        handler = logging.Handler()
+        handler.emit = lambda record: told.append(record.getMessage())
+        conn.logger.addHandler(handler)
+        for device in (None, "mlx5_0"):
+            conn.warn_unused(Some(ib_device=device))
+        conn.logger.removeHandler(handler)
+        said["rails"] = told
         for option in REFUSED:
             try:
                 os.environ.update({option: "1"} if option.isupper() else {})
@@ -726,6 +734,7 @@ def refused(group, name, nodes):
         assert words in said.get(what, ""), (what, said.get(what))
     assert "0.6.0" in said["release"] and "0.5.23" in said["release"], said["release"]
     assert "--disaggregation-transfer-backend kvd" in said["another backend"]
+    assert len(said["rails"]) == 1 and "mlx5_0 has no effect" in said["rails"][0], said["rails"]
     with Group(name, nodes, 2, 3, 6, EndRank) as uneven:
         equal(every(uneven.decode, "receiver", 1), [FAILED] * 3, "2 ranks to 3")
         assert "one must divide the other" in uneven.decode[0].reason(1)

@@ -96,6 +96,13 @@ def refuse_unsupported(args, mode, hybrid_mla):
                          "supported; --attn-cp-size 1")
 
 
+def warn_unused(args):
+    """Options that have no effect here. args: KVArgs."""
+    if args.ib_device:
+        logger.warning("--disaggregation-ib-device %s has no effect: the daemon chooses its rails "
+                       "(verbs_rails, ucx_net_devices of kvd.conf)", args.ib_device)
+
+
 # ---- the manager -----------------------------------------------------------------------
 
 class KVManager(CommonKVManager):
@@ -104,6 +111,7 @@ class KVManager(CommonKVManager):
     def __init__(self, args, disaggregation_mode, server_args, is_mla_backend=False):
         hybrid = getattr(args, "is_hybrid_mla_backend", False)
         refuse_unsupported(server_args, disaggregation_mode, hybrid)
+        warn_unused(args)
         self.mla = bool(is_mla_backend or hybrid)
         pools.check(args, self.mla)
         self.kv_args = args
