@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What SGLang computed (tests/golden) of who talks to whom, which tokens are whose and
- * where a prefill is cut, through real rooms: opened and fed as SGLang says, they succeed,
- * and every byte lies where it says.
+ * where a prefill is cut, through real rooms: opened and fed as SGLang says, they
+ * succeed, and every byte lies where it says.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -44,9 +44,9 @@ static struct layout *side(bool mla, uint32_t number, struct shape_tp tp, uint32
 	return layout;
 }
 
-/* The decode ranks that the case's prefill ranks serve, with the sources that SGLang names:
- * each of those that it wants an answer of carries bytes, and none that only poses. All heads
- * of those ranks are asked for, by as many ranks as SGLang says. */
+/* The decode ranks that the case's prefill ranks serve, with the sources that SGLang
+ * names: each of those that it wants an answer of carries bytes, and none that only
+ * poses. All heads of those ranks are asked for, by as many ranks as SGLang says. */
 static void ranks(const char *id, const cJSON *in, const cJSON *expect)
 {
 	static const uint32_t here[] = {5, 2, 11, 3, 8}, there[] = {7, 10, 4, 6, 0};
@@ -61,8 +61,7 @@ static void ranks(const char *id, const cJSON *in, const cJSON *expect)
 	const cJSON *c;
 
 	handover_new(&h);
-	cJSON_ArrayForEach(c, golden_at(expect, "connections_in_order"))
-	{
+	cJSON_ArrayForEach(c, golden_at(expect, "connections_in_order")) {
 		uint32_t tp = golden_u32(c, "tp"), pp = golden_u32(c, "pp");
 
 		heads += pp == 0 ? HEADS / p_tp : 0;
@@ -253,7 +252,8 @@ static void dcp(const char *id, const cJSON *in, const cJSON *expect)
 	const cJSON *rank;
 
 	assert_true(optional(in, "off") == 0 || optional(in, "off") == 2);
-	cJSON_ArrayForEach(rank, golden_at(expect, "per_rank")) dcp_rank(id, in, rank);
+	cJSON_ArrayForEach(rank, golden_at(expect, "per_rank"))
+		dcp_rank(id, in, rank);
 }
 
 /* ---- chunks ---- */
@@ -318,21 +318,21 @@ static void end_chunks(struct two *t, const char *id, uint64_t prefix, uint64_t 
 static void sends(const char *id, const cJSON *in, const cJSON *expect)
 {
 	uint64_t prefix = golden_num(in, "decode_prefix_len");
-	uint64_t prompt = golden_num(in, "prompt_len"), page = golden_num(in, "page_size");
+	uint64_t prompt = golden_num(in, "prompt_len");
+	uint64_t page = golden_num(in, "page_size");
 	unsigned int seq = 0;
 	const cJSON *send;
 	struct two t;
 
 	begin_chunks(&t, (uint32_t)page, prefix, prompt);
-	cJSON_ArrayForEach(send, golden_at(expect, "sends"))
-	{
+	cJSON_ArrayForEach(send, golden_at(expect, "sends")) {
 		const cJSON *tokens = golden_at(send, "token_range");
 		const cJSON *slice = golden_at(send, "index_slice");
 
 		assert_int_equal(prefix + page * golden_nth(slice, 0),
 				 golden_nth(tokens, 0));
-		give_tokens(&t, seq++, golden_num(send, "is_last"),
-			    golden_nth(tokens, 0), golden_nth(tokens, 1));
+		give_tokens(&t, seq++, golden_num(send, "is_last"), golden_nth(tokens, 0),
+			    golden_nth(tokens, 1));
 	}
 	end_chunks(&t, id, prefix, prompt);
 }
@@ -344,8 +344,7 @@ static void segments(const char *id, const cJSON *in, const cJSON *expect)
 	struct two t;
 
 	begin_chunks(&t, 8, golden_num(in, "start"), golden_num(in, "end"));
-	cJSON_ArrayForEach(s, list)
-	{
+	cJSON_ArrayForEach(s, list) {
 		give_tokens(&t, seq, s->next == NULL, golden_nth(s, 0), golden_nth(s, 1));
 		seq++;
 	}

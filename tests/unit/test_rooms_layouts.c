@@ -211,8 +211,8 @@ static struct shape_vllm_ssm small_ssm(enum shape_vllm_ssm_kind kind, struct sha
 static uint64_t state_bytes(const struct shape_vllm_ssm *s)
 {
 	uint64_t conv = (uint64_t)s->conv_dim * s->conv_rows * s->conv_elem;
-	uint64_t ssm = (uint64_t)s->temporal[0] * s->temporal[1] * s->temporal[2] *
-		       s->ssm_elem;
+	uint64_t ssm =
+		(uint64_t)s->temporal[0] * s->temporal[1] * s->temporal[2] * s->ssm_elem;
 
 	return (conv + ssm) / s->tp.size;
 }
