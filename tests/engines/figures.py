@@ -10,8 +10,8 @@ are stopped (SIGSTOP), their daemons too. A turn measures, for 1 and 8 clients a
 64, 1024 and 1900 tokens, none of which came before: seconds to the first token, and processor
 time. The order of the backends goes round. CPU of the transfer is that of the daemons, of the
 calls of the connector on the engine's thread, and of the threads that came with the connector
-(timed/kvd_timed.py); beside it all CPU of engines and daemons, less what the same pair takes
-idle. Last, what the calls take in one step of the engine, with no and with 100 open rooms.
+(timed/kvd_timed.py); beside it all CPU of engines and daemons, and what the same pair takes
+idle. Threads that poll take their CPU without requests, too: it counts. Last, what the calls take in one step of the engine, with no and with 100 open rooms.
 Prints tables for docs/performance.md; results/figures-ENGINE.json has all values.
 Last line: N passed, N failed; a goal that is missed does not fail."""
 import argparse
@@ -25,9 +25,7 @@ import signal
 import statistics
 import struct
 import sys
-import threading
 import time
-import uuid
 from types import SimpleNamespace as Some
 
 import sglang_pd
@@ -39,6 +37,7 @@ BACKENDS = ("native", "kvd", "nixl")
 LENGTHS, CLIENTS, TOKENS, IDLE_S, ROOMS, STEPS = (64, 1024, 1900), (1, 8), 4, 2.0, 100, 150
 SAME = 1.02  # a ratio of times up to which nothing is slower
 HOOKS_US = 50
+PARTS = ("daemons", "calls", "threads")  # of the transfer's CPU
 TICK = os.sysconf("SC_CLK_TCK")
 PATIENT = "log_level = info\n[peer]\ndead_after = 10 min\n"
 TIMED = os.path.join(HERE, "timed")
@@ -67,8 +66,6 @@ class VllmEngine(vllm_pd.Engine):
 
 
 class Vllm:
-    page_tokens = 32
-
     def __init__(self, args):
         self.args = Some(nixl=args.nixl, kind="llama", connector="NixlConnector", tp_d=1,
                          name=args.name, folder=args.folder)
@@ -111,10 +108,10 @@ class Vllm:
                 held.freeze()
             try:
                 asked = [pool.submit(self.decode, i, p) for i, p in zip(ids, params)]
-                if held:
-                    waiting = until(lambda: soak.usage(self.D, "vllm:num_requests_waiting") ==
-                                    ROOMS, 30)
-                    look("D", ROOMS if waiting else 0)
+                if held and until(lambda: soak.usage(self.D, "vllm:num_requests_waiting") ==
+                                  ROOMS or any(a.done() for a in asked), 30) and \
+                        not any(a.done() for a in asked):
+                    look("D", ROOMS)
             finally:
                 if held:
                     held.thaw()
@@ -126,21 +123,20 @@ class Vllm:
 
 class SglangEngine(sglang_pd.Engine):
     def __init__(self, args, name, node, *more):
-        self.folder = args.folder
         super().__init__(args, name, node, "--enable-metrics", "--max-total-tokens", "24576",
                          "--chunked-prefill-size", "512", *more)
 
+    def environment(self, args, node):
+        return timed(super().environment(args, node), args.folder)
+
 
 class Sglang:
-    page_tokens = sglang_pd.PAGE
-
     def __init__(self, args):
         self.args = Some(nixl=args.nixl, name=args.name, folder=args.folder)
         self.rooms = itertools.count(random.getrandbits(40))
         self.legs = concurrent.futures.ThreadPoolExecutor(2 * ROOMS)
 
     def start(self, nodes):
-        os.environ["KVD_TIMED"] = self.args.folder  # sglang_pd passes its environment on
         self.bootstrap = free_ports()
         disagg = ["--disaggregation-transfer-backend", sglang_pd.BACKEND[self.args.nixl],
                   "--disaggregation-mode"]
@@ -201,7 +197,7 @@ def cpu_of(pid, tid=None):
 class Pair:
     """A backend's engines and daemons."""
 
-    def __init__(self, engine, nixl, stack):
+    def __init__(self, engine, nixl):
         self.nixl, self.folder = nixl, os.path.join(logs("figures-" + engine), "timed-" + nixl)
         os.makedirs(self.folder, exist_ok=True)
         for name in os.listdir(self.folder):
@@ -342,10 +338,8 @@ def steps(pair):
         pair.pair.busy(server)
         _, after = pair.clock_of(server)
         count = int(after[0] - before[0])
-        if rooms and count:
+        if count:
             out[side, rooms] = told(pair.last_steps(pid, count), before, after)
-        elif count:
-            out[side, 0] = told(pair.last_steps(pid, count), before, after)
 
     def told(each, before, after):
         count = after[0] - before[0]
@@ -373,15 +367,12 @@ class Report:
     def of(self, backend, key, word):
         return middle([t["cells"][key][word] for t in self.turns[backend]])
 
-    def transfer_cpu(self, backend, key=None):
-        """Milliseconds a request: daemons, calls, threads, less what they take idle."""
-        return self.cpu(backend, key, ("daemons", "calls", "threads"))
-
-    def cpu(self, backend, key, words):
+    def cpu(self, backend, words, idle=0):
+        """Milliseconds a request; idle 1: less what they take without requests."""
         each = []
         for turn in self.turns[backend]:
-            cells = [turn["cells"][key]] if key else list(turn["cells"].values())
-            seconds = sum(c["cpu"][w] - c["took"] * turn["idle"][w] for c in cells
+            cells = turn["cells"].values()
+            seconds = sum(c["cpu"][w] - idle * c["took"] * turn["idle"][w] for c in cells
                           for w in words)
             each.append(1e3 * seconds / sum(c["count"] for c in cells))
         return middle(each)
@@ -407,12 +398,14 @@ class Report:
                 "%.1f" % (1e3 * self.of(b, key, word)) for b in self.backends)
                 for word in ("p50", "p99", "decode_p50")))
         self.head("CPU ms a request", *self.backends)
-        for words, parts in (("daemons", ["daemons"]), ("calls of the connector", ["calls"]),
-                             ("the connector's threads", ["threads"]),
-                             ("**these together**", ["daemons", "calls", "threads"]),
-                             ("all of engines and daemons", ["engines", "daemons"])):
-            self.row(words, *("%.2f" % self.cpu(b, None, parts) for b in self.backends))
-        self.row("idle, all, ms of CPU a second", *("%.0f" % middle(
+        for words, parts in (("daemons", PARTS[:1]), ("calls of the connector", PARTS[1:2]),
+                             ("the connector's threads", PARTS[2:]),
+                             ("**these together**", PARTS),
+                             ("all of engines and daemons", ("engines", "daemons"))):
+            self.row(words, *("%.2f" % self.cpu(b, parts) for b in self.backends))
+        self.row("these together, less what they take idle", *(
+            "%.2f" % max(self.cpu(b, PARTS, 1), 0) for b in self.backends))
+        self.row("idle, engines and daemons, ms of CPU a second", *("%.0f" % middle(
             [1e3 * (t["idle"]["engines"] + t["idle"]["daemons"]) for t in self.turns[b]])
             for b in self.backends))
         self.head("transfers as the engine reports them", *self.backends)
@@ -440,7 +433,7 @@ class Report:
                 self.goal("%d clients, %d tokens: first token %.1f ms, %.2f of %s, at most %.2f"
                           % (*key, 1e3 * a, a / b, other, SAME), a <= SAME * b)
         if "nixl" in self.backends:
-            a, b = (self.transfer_cpu(x) for x in ("native", "nixl"))
+            a, b = (self.cpu(x, PARTS) for x in ("native", "nixl"))
             self.goal("CPU of a transfer %.2f ms, %.2f of NIXL's, at most 0.5"
                       % (a, a / b if b > 0 else float("inf")), b > 0 and a <= b / 2)
         for (side, rooms), told in sorted(self.hooks["native"].items()):
@@ -495,7 +488,7 @@ def main():
     try:
         try:
             for backend in args.only:
-                pairs[backend] = Pair(args.engine, backend, None)
+                pairs[backend] = Pair(args.engine, backend)
             turns, hooks = measure(args, pairs, tally)
         finally:
             for pair in pairs.values():
