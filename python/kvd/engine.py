@@ -12,6 +12,8 @@ import logging
 import time
 from collections import deque
 
+import numpy as np
+
 from . import _kvd
 from .errors import Error
 from .rooms import (BOOTSTRAPPING, FAILED, OFFER, PULL, RECV, SEND, SUCCESS, room_pack,
@@ -129,6 +131,7 @@ class Handle:
                 self._over(text_of(error))
             return
         desk.live[self.role, self.number] = self
+        desk._rooms = None
 
     # ---- its end ----
 
@@ -159,8 +162,10 @@ class Handle:
         self._calls.clear()
         desk.parked.pop(id(self), None)
         desk.left.pop(id(self), None)
+        desk._ended = True
         if desk.live.get((self.role, self.number)) is self:
             del desk.live[self.role, self.number]
+            desk._rooms = None
         if self.on_end:
             self.on_end()
 
@@ -257,6 +262,7 @@ class Desk:
         self.parked = {}  # handles with something to do, by id
         self.left = {}  # stopped, not ended
         self.timeline = None
+        self._rooms, self._states, self._ended = None, None, False
         self._turned_s = self._looked_s = self._mute_s = 0.0
 
     def _handle(self, role, number, pool, open_s, *, sources=(), receivers=0, views=None,
@@ -336,6 +342,15 @@ class Desk:
             handle.flush()
         for handle in list(self.left.values()):
             handle.look()
+
+    def any_ended(self):
+        """Whether a handle has ended since the last call, or will at look(): of all rooms by
+        one call."""
+        if self._rooms is None:
+            self._rooms = list(self.live.values())
+            self._states = np.empty(max(len(self._rooms), 1), np.int32)
+        ended, self._ended = self._ended, False
+        return self.client.states(self._rooms, self._states) > 0 or ended
 
     def still(self, role, number):
         """No room of this number that was stopped can move any more."""

@@ -306,6 +306,25 @@ def test_a_lease_that_nobody_keeps_ends_and_the_late_one_gets_nothing(sides, pai
     assert (d.cache[30] == 2).all()
 
 
+def test_an_end_is_seen_without_looking_at_each_room(sides):
+    p, d, source = sides
+    offers = [p.offer(200 + i, [10 + i], 32) for i in range(5)]
+    p.desk.any_ended()
+    assert not p.desk.any_ended()
+    pull = d.pull(203, source)
+    pull.stop("the client left")
+    until(lambda: d.desk.turn() or p.desk.any_ended())
+    assert p.desk.any_ended()  # as long as nobody has looked
+    assert [o.look() == FAILED for o in offers] == [False] * 3 + [True, False]
+    assert p.desk.any_ended()  # it was closed meanwhile
+    assert not p.desk.any_ended()
+    for offer in offers:
+        offer.stop("enough")
+        assert offer.wait_still(5)
+    assert p.desk.any_ended() and not p.desk.any_ended()
+    assert not p.desk.live
+
+
 def test_a_room_that_never_was_has_failed(sides):
     _, d, _ = sides
     handle = d.desk.refused(engine.PULL, 105, "3 ranks, 2 ranks")

@@ -20,6 +20,7 @@ ID_MAX = 128  # of a request
 OPEN_S = 30.0  # for prefill's daemon and its room
 OFFER_S = 10.0  # for an offer, which comes with prefill's next step
 CLOSE_S = 2.0
+SWEEP_S = 0.02  # requests are looked at one by one, also when no room has ended
 RECORDS = 1024  # of pushed requests that have finished here, at least
 
 Ranks = namedtuple("Ranks", "size rank")
@@ -40,7 +41,7 @@ class Worker:
         self.client = self.desk = self.pool = self.slots = None
         self.gpu, self.timelines = False, {}
         self.with_push, self.offers, self.pulls, self.pushes = pushes, {}, {}, {}
-        self._stats = KvdStats()
+        self._stats, self._sweep_s = KvdStats(), 0.0
 
     # ---- memory ----
 
@@ -126,6 +127,8 @@ class Worker:
                 if waits:
                     pull.waits = "sent"
                 pull.handle.stop("the request was given up")
+        if step.ends or step.given_up or step.binds or step.drops:
+            self._sweep_s = 0.0
 
     def mark(self):
         """Of the current stream; None where a call that returns has computed."""
@@ -175,6 +178,10 @@ class Worker:
         """(sent, received, failed) since the last call."""
         sent, received, failed = set(), set(), set()
         self.desk.turn()
+        now = self.desk.clock()
+        if not self.desk.any_ended() and now < self._sweep_s:
+            return sent, received, failed
+        self._sweep_s = now + SWEEP_S
         for name, handle in list(self.offers.items()):
             if handle.look() in (FAILED, SUCCESS):
                 del self.offers[name]
