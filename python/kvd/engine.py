@@ -350,7 +350,8 @@ class Desk:
             self._rooms = list(self.live.values())
             self._states = np.empty(max(len(self._rooms), 1), np.int32)
         ended, self._ended = self._ended, False
-        return self.client.states(self._rooms, self._states) > 0 or ended
+        return ended or bool(self._rooms) and \
+            self.client.states(self._rooms, self._states) > 0
 
     def still(self, role, number):
         """No room of this number that was stopped can move any more."""
