@@ -62,14 +62,15 @@ class VllmEngine(vllm_pd.Engine):
         return timed(super().environment(args, node), args.folder)
 
     @staticmethod
-    def connector(args, role):
-        return vllm_pd.Engine.connector(args, role) + ["--num-gpu-blocks-override", "1024"]
+    def connector(args, role, side_port):
+        return vllm_pd.Engine.connector(args, role, side_port) + \
+            ["--num-gpu-blocks-override", "1024"]
 
 
 class Vllm:
     def __init__(self, args):
-        self.args = Some(nixl=args.nixl, kind="llama", connector="NixlConnector", tp_d=1,
-                         name=args.name, folder=args.folder)
+        self.args = vllm_pd.arguments(["--nixl", args.nixl, "--name", args.name])
+        self.args.folder = args.folder
 
     def start(self, nodes):
         self.P, self.D = (VllmEngine(self.args, n, node) for n, node in zip("PD", nodes))

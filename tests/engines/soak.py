@@ -100,8 +100,8 @@ def usage(server, metric):
 
 class VllmEngine(vllm_pd.Engine):
     @staticmethod
-    def connector(args, role):
-        out = vllm_pd.Engine.connector(args, role)
+    def connector(args, role, side_port):
+        out = vllm_pd.Engine.connector(args, role, side_port)
         config = dict(json.loads(out[1]), kv_connector_extra_config={
             "kv_lease_duration": LEASE_S})
         return [out[0], json.dumps(config), "--num-gpu-blocks-override", "768"] + out[2:]
@@ -111,7 +111,7 @@ class Vllm:
     """Prefill answers first, and decode is asked with what it said."""
 
     def __init__(self, name):
-        self.args = Some(nixl="native", kind="llama", connector="", tp_d=1, name=name)
+        self.args = vllm_pd.arguments(["--nixl", "native", "--name", name])
 
     def plain(self):
         return vllm_pd.Engine(self.args, "plain")

@@ -387,7 +387,7 @@ class Run:
             self.D.stop()
 
 
-def main():
+def arguments(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--nixl", default="kvd", choices=["native", "kvd", "nixl"])
     parser.add_argument("--kind", default="llama", choices=["llama", "hybrid"])
@@ -397,8 +397,11 @@ def main():
     parser.add_argument("--push", action="store_true", help="native: by a bootstrap server")
     parser.add_argument("--layerwise", action="store_true")
     parser.add_argument("--name", default="vllm")
-    args = parser.parse_args()
-    tally = Tally()
+    return parser.parse_args(argv)
+
+
+def main():
+    args, tally = arguments(), Tally()
     try:
         with Node(args.nixl, "p") as p, Node(args.nixl, "d") as d:
             Run(args, tally).run((p, d))
