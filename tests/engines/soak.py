@@ -41,7 +41,8 @@ LEAVES = ("prefill", "between", "loading", "decoding")  # when a client leaves
 DAEMON_MIB, ENGINE_MIB, FDS = 8, 48, 8
 HARMS = {"lost": ["no room is open", "as many rooms ended as were opened"],
          "wrong": ["every answer has the plain engine's tokens"],
-         "grow": ["file descriptors of the daemons and of decode are as before"]}
+         "grow": ["memory of daemon D is as before, within %d MiB" % DAEMON_MIB,
+                 "file descriptors of the daemons and of decode are as before"]}
 
 
 class Left(Exception):
@@ -417,7 +418,8 @@ class Soak:
             self.session.cmd("room.open", room="77", role="send",
                              pool=Cache(self.session).pool)
         elif self.args.control == "grow":
-            self.session = [Session(self.nodes[1].daemon, "grow%d" % i) for i in range(40)]
+            self.session = [Cache(Session(self.nodes[1].daemon, "grow%d" % i))
+                            for i in range(12)]
 
     # ---- the whole ----
 
