@@ -295,6 +295,28 @@ def test_a_daemon_that_is_slow_to_say_why_is_not_asked(sides):
     p.desk._mute_s = 0
 
 
+@pytest.mark.parametrize("field, value", [
+    *(("endpoint", e) for e in ("x", "tcp://", "tcp://x", "tcp://h:0", "tcp://h:99999",
+                                "tcp://127.0.0.1:1#k", "ipc://x", "%s", "x" * 256, "[::1]:1")),
+    *(("pool", p) for p in ("x", "p" * 64, "p" * 256, "%n", '"', "\\")),
+    ("rank", 2 ** 32 - 1), ("ticket", "x"), ("ticket", "0" * 32), ("ticket", "g" * 32),
+    ("ticket", "a" * 256), ("room", "0"), ("room", str(2 ** 63 - 1))])
+def test_params_of_anybody_end_in_a_room_that_fails(sides, field, value):
+    _, d, source = sides
+    row = [source.endpoint, "m.prefill", 0]
+    kvd_ = {"room": "300", "ticket": TICKET, "tokens": 5, "tp": 1, "pp": 1, "sources": [row]}
+    if field in kvd_:
+        kvd_[field] = value
+    else:
+        row[("endpoint", "pool", "rank").index(field)] = value
+    remote = params.read({"kvd": json.loads(json.dumps(kvd_))})
+    there, receivers = params.sources_of(remote, 1, 0)
+    pull = d.desk.pull(remote.room, d.pool, there, receivers=receivers, open_s=0.5,
+                       ticket=remote.ticket)
+    pull.bind({"kv": KV.wanted([40], 0, 32)})
+    until(lambda: d.desk.turn() or pull.stop("not offered") or pull.look() == FAILED)
+
+
 def test_a_lease_that_nobody_keeps_ends_and_the_late_one_gets_nothing(sides, pair):
     p, d, source = sides
     offer = p.offer(104, [10], 32, lease_ms=300)
