@@ -30,6 +30,7 @@ NATIVE = {
     "vllm-hybrid": ["vllm_pd.py", "--kind", "hybrid"],
     "vllm-tp": ["vllm_pd.py", "--tp-d", "2"],
     "vllm-kill": ["vllm_pd.py", "--kill"],
+    "vllm-ends": ["vllm_ends.py"],
     "vllm-push": ["vllm_pd.py", "--push"],
     "vllm-push-hybrid": ["vllm_pd.py", "--push", "--kind", "hybrid"],
     "vllm-push-layers": ["vllm_pd.py", "--push", "--layerwise", "--tp-d", "2"],

@@ -33,15 +33,16 @@ from kvd_daemon import BUILD, Daemon  # noqa: E402
 LEASE_S, BLOCKS, ABORTS = 4, 100, 500
 KNOWN_S, FREE_S, FROZEN_S = 0.1, 0.1, 2.0
 FAILED, WAITING, MOVING = 0, 2, 3
-LONG = "kill0"
+LONG, WINDOW = "kill0", 96
 vllm_pd.ANSWER_S = ANSWER_S = 45
 
 
 class Engine(vllm_pd.Engine):
     """With a small cache, prefill in chunks, and a window to look through."""
 
-    def __init__(self, args, name, node=None, policy="fail", more=(), env=()):
-        self.policy, self.more, self.own_env = policy, list(more), dict(env)
+    def __init__(self, args, name, node=None, policy="fail", env=(), window=False):
+        """window: each layer has one, behind a MultiConnector."""
+        self.policy, self.own_env, self.window = policy, dict(env), window
         super().__init__(args, name, node)
 
     def environment(self, args, node):
@@ -50,13 +51,20 @@ class Engine(vllm_pd.Engine):
                    PYTHONPATH=env["PYTHONPATH"] + os.pathsep + HERE)
         return env
 
-    def connector(self, args, role):
+    def connector(self, args, role, _side_port=None):
         config = {"kv_connector": "KvdConnector", "kv_connector_module_path": "kvd.vllm",
                   "kv_role": role, "kv_load_failure_policy": self.policy,
                   "kv_connector_extra_config": {"kv_lease_duration": LEASE_S}}
+        more = []
+        if self.window:
+            config = {"kv_connector": "MultiConnector", "kv_role": role,
+                      "kv_load_failure_policy": self.policy,
+                      "kv_connector_extra_config": {"connectors": [config]}}
+            more = ["--hf-overrides", json.dumps({
+                "layer_types": ["sliding_attention"] * 4, "sliding_window": WINDOW})]
         return ["--kv-transfer-config", json.dumps(config), "--num-gpu-blocks-override",
                 str(BLOCKS), "--max-num-batched-tokens", "256", "--enable-prefix-caching",
-                "--worker-extension-cls", "vllm_look.Look"] + self.more
+                "--worker-extension-cls", "vllm_look.Look"] + more
 
     def look(self, what, *args):
         """Of each rank."""
@@ -127,15 +135,13 @@ def rooms(node):
     return ctl(node, "rooms")["rooms"]
 
 
-def config(port):
-    """A daemon that comes back where it was."""
-    return ("log_level = info\n[peer]\ndead_after = 5 s\nlisten = tcp://%s:%d\n"
-            "[transport]\ntransports = tcp\n" % (HOST, port))
+class TcpNode(Node):
+    """Bytes go by tcp, so a daemon that is frozen holds up a read of its peer's."""
 
-
-class FixedNode(Node):
     def __init__(self, name):
-        self.nixl, self.daemon = "native", Daemon(config(free_ports()), name=name)
+        self.nixl = "native"
+        self.daemon = Daemon("log_level = info\n[peer]\ndead_after = 5 s\n"
+                             "[transport]\ntransports = tcp\n", name=name)
 
 
 class Ends:
@@ -147,17 +153,20 @@ class Ends:
 
     # ---- engines ----
 
-    def start(self, policy, tp=1, env=()):
+    def start(self, policy, tp=1, env=(), window=False):
         args = Some(**dict(vars(self.args), tp_d=tp))
         if not hasattr(self, "P"):
-            self.P = Engine(args, "P", self.p)
-        self.D = Engine(args, "D", self.d, policy, env=env)
+            self.P = Engine(args, "P", self.p, window=window)
+        self.D = Engine(args, "D", self.d, policy, env, window)
         for engine in (self.P, self.D):
             engine.wait()
         for engine in (self.P, self.D):
             engine.look("watch")
         self.tally.add("engines are up, %s, decode TP %d" % (policy, tp), True,
                        "P %.0f s, D %.0f s" % (self.P.took, self.D.took))
+        if window:
+            self.wanted = {name: self.D.complete(self.prompts[name])["tokens"]
+                           for name in ("len5", "again", "kill1", LONG)}
         self.through("len5")
 
     def stop(self):
@@ -232,8 +241,8 @@ class Ends:
         self.D.look("hold")
         asked = Asked(self.D, self.prompts[name], n, params)
         assert until(lambda: all(h[0] for h in self.D.look("hold")), 10), "no blocks"
-        assert until(lambda: all(s[1] == WAITING for rank in self.D.look("states")
-                                 for s in rank), 10), self.D.look("states")
+        assert until(lambda: all(rank and all(s[1] == WAITING for s in rank)
+                                 for rank in self.D.look("states")), 10), self.D.look("states")
         return asked, params
 
     def reading(self, name=LONG):
@@ -248,7 +257,7 @@ class Ends:
 
     # ---- 1: one side gives up ----
 
-    def prefill_gives_up(self, where):
+    def prefill_gives_up(self, where, alone=True):
         asked, params = (self.held if where == "offered" else self.reading)()
         if where == "reading":
             self.d.daemon.freeze()
@@ -261,17 +270,17 @@ class Ends:
         else:
             self.D.look("let_go")
         got = asked.answer()
-        took = time.monotonic() - begin
-        came = self.right_or_error(LONG, got, ("error",) if where == "offered" else
+        came = self.right_or_error(LONG, got, self.allowed if where == "offered" else
                                    ("error", "right"))
-        assert took < 1, "after %.2f s" % took
+        seen = self.events(self.D, ("failed", "received"))[0]
+        assert seen["s"] - begin < 1, "after %.2f s" % (seen["s"] - begin)
         note = came
-        if came == "error":
-            why = self.events(self.D, ("failed",))[0]["why"]
-            assert "prefill has had enough" in why, why
-            note = why
-        self.quiet()
-        return "%s; after %.0f ms" % (note, 1e3 * took)
+        if where == "offered" or seen["what"] == "failed":
+            assert "prefill has had enough" in seen["why"], seen
+            note = seen["why"]
+        if alone:
+            self.quiet()
+        return "%s; after %.0f ms" % (note, 1e3 * (seen["s"] - begin))
 
     def decode_gives_up(self, where):
         """The client leaves; P's blocks are free at once, and nothing comes into D's."""
@@ -486,7 +495,7 @@ class Ends:
                 asked.answer()
             ends = []
             for node in self.nodes:
-                told = ctl(node, "call", "room.trace", json.dumps({"room": int(room), "all": True}))
+                told = ctl(node, "call", "room.trace", json.dumps({"room": room, "all": True}))
                 one = max(told["rooms"], key=lambda r: r["opened_ns"])
                 ends.append((one["opened_ns"] + max(e["ns"] for e in one["events"]
                                                     if e["what"] in ENDS)) / 1e9)
@@ -555,7 +564,7 @@ class Ends:
         if what == "room":
             params["kvd"]["room"] = str(int(params["kvd"]["room"]) ^ 1)
         elif what == "ticket":
-            params["kvd"]["ticket"] = "0" * 32
+            params["kvd"]["ticket"] = params["kvd"]["ticket"][::-1]
         elif what == "pool":
             params["kvd"]["sources"][0][1] += "x"
         else:
@@ -565,6 +574,7 @@ class Ends:
         got = self.D.complete(self.prompts["at_once3"], TOKENS, params)
         came = self.right_or_error("at_once3", got, self.allowed)
         why = self.events(self.D, ("failed",))[-1]["why"]
+        assert got["took"] < 12, "after %.1f s" % got["took"]
         self.quiet(LEASE_S + 10)
         return "%s after %.1f s: %s" % (came, got["took"], why)
 
@@ -643,16 +653,18 @@ class Ends:
 
     # ---- scheduling ----
 
-    def more_tokens(self):
+    def more_tokens(self, fault, more):
         """P may be asked for more than one: what a step in flight still writes is not
         offered."""
+        self.P.look("break", fault)
         name = "at_once6"
         first = self.wanted[name][0]
         status, said = self.P.call("POST", "/v1/completions", dict(self.P.body(
             self.prompts[name], 50, REMOTE, False), stop_token_ids=[first]), ANSWER_S)
         equal(status, 200, said[:300])
         params = json.loads(said)["kv_transfer_params"]
-        equal(params["kvd"]["tokens"], len(self.prompts[name]), "tokens that are offered")
+        self.P.look("break", "")
+        equal(params["kvd"]["tokens"], len(self.prompts[name]) + more, "tokens that are offered")
         self.D.forget()
         self.right_or_error(name, self.D.complete(
             self.prompts[name], TOKENS, dict(params, request_id="more")), ("right",))
@@ -698,6 +710,23 @@ class Ends:
         self.quiet(LEASE_S + 10)
         self.through("kill1")
 
+    def window(self):
+        """Loads of a window; one that fails is computed again, and what runs beside it
+        stays as it is."""
+        self.D.forget()
+        before = self.D.counters()
+        self.through(LONG)
+        assert until(lambda: self.D.counters()["xfers"] == before["xfers"] + 1, 10), "metrics"
+        moved = self.D.counters()["bytes"] - before["bytes"]
+        assert moved <= (WINDOW // BLOCK + 1) * BLOCK_BYTES, "%d bytes of a window" % moved
+        beside = Asked(self.D, self.prompts["kill1"], TOKENS * 10, None)
+        assert until(lambda: self.D.usage() > 0, 10)
+        self.prefill_gives_up("offered", False)
+        got = beside.answer()
+        equal(got["tokens"][:TOKENS], self.wanted["kill1"], got["error"] or "what ran beside it")
+        self.quiet()
+        return "%d bytes" % moved
+
     # ---- 10: ranks ----
 
     def rank_fails(self, fault):
@@ -715,7 +744,7 @@ class Ends:
             self.p.daemon.thaw()
             if fault:
                 asked.leave()
-            self.events(self.D, ("failed",) if not fault else ("failed", "received"))
+            seen = self.events(self.D, ("failed", "received"), n=2 if fault else 1)
             pause(0.5)
             held = self.D.usage() > 0
         finally:
@@ -724,11 +753,13 @@ class Ends:
             self.D.look("break", "")
         if not fault:
             came = self.right_or_error(LONG, asked.answer(), self.allowed)
+            rest = self.events(self.D, ("failed", "received"))
             self.quiet()
             assert held, "blocks were free before rank 1's room had ended"
+            equal([e["rank"] for e in seen + rest], [0, 1], "ranks, as they ended")
             return came
         assert not held, "the check does not see blocks that are free too early"
-        pause(0.5)
+        self.next_request_works()
         self.quiet()
         return "seen"
 
@@ -740,10 +771,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--nixl", default="native", choices=["native"])
     parser.add_argument("--name", default="vllm-ends")
+    parser.add_argument("--part", choices=["one_rank", "two_ranks", "windows"], default="one_rank")
     parser.add_argument("words", nargs="*")
     args = parser.parse_args()
-    args.words = []
     args.kind, args.connector, args.tp_d = "llama", None, 1
+    args.push = args.layerwise = args.kill = False
     tally = Tally()
 
     def check(name, call, *more):
@@ -751,15 +783,19 @@ def main():
             begin = time.monotonic()
             tally.check(name, call, *more)
             print("      %.1f s" % (time.monotonic() - begin), flush=True)
-    with FixedNode("p") as p, FixedNode("d") as d:
+    for part in (one_rank, two_ranks, windows):
+        if args.part in (None, part.__name__):
+            tally.check(part.__name__, of_part, part, args, tally, check)
+    return tally.close(args.name)
+
+
+def of_part(part, args, tally, check):
+    with TcpNode("p") as p, TcpNode("d") as d:
         ends = Ends(args, tally, (p, d))
         try:
-            one_rank(ends, check)
-        except Exception as error:
-            tally.add("the run", False, "%s: %s" % (type(error).__name__, str(error)[:1500]))
+            part(ends, check)
         finally:
             ends.stop()
-    return tally.close(args.name)
 
 
 def one_rank(ends, check):
@@ -784,7 +820,8 @@ def one_rank(ends, check):
     check("two samples of one prompt", ends.samples)
     check("prefixes of all lengths", ends.hits)
     check("a full hit", ends.full_hit)
-    check("more tokens on P", ends.more_tokens)
+    check("more tokens on P", ends.more_tokens, "", 0)
+    check("control: with the one in flight", ends.more_tokens, "in flight", 1)
     check("preemption on both", ends.preempted)
     check("P's client leaves while it computes", ends.prefill_left)
     for who, name in enumerate(("P's daemon", "D's daemon")):
@@ -792,6 +829,31 @@ def one_rank(ends, check):
     check("%d aborts" % ABORTS, ends.aborts)
     for who, name in enumerate(("P's daemon", "D's daemon")):
         check("%s killed" % name, ends.killed, who)
+
+
+def windows(ends, check):
+    ends.allowed = ("right",)
+    ends.start("recompute", window=True)
+    check("a window, behind a MultiConnector", ends.window)
+
+
+def two_ranks(ends, check):
+    """Decode with two ranks, a daemon for each, that computes again what is not loaded."""
+    with TcpNode("d1") as other:
+        ends.others, ends.allowed = [other], ("right",)
+        ends.start("recompute", 2, {"KVD_SOCKET_1": other.daemon.socket_path})
+        ranks(ends, check)
+        ends.stop()
+
+
+def ranks(ends, check):
+    check("one of two ranks fails", ends.rank_fails, "")
+    check("control: blocks of a rank given back early are noticed", ends.rank_fails, "early")
+    check("a read after the lease, computed again", ends.late, ("right",))
+    for what in ("room", "pool"):
+        check("a wrong %s, computed again" % what, ends.nobody, what)
+    check("P gives up, offered, computed again", ends.prefill_gives_up, "offered")
+    check("P's daemon killed, computed again", ends.killed, 0)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ must notice them."""
 import os
 import time
 
+from kvd.vllm import connector
 from kvd.vllm import worker as product
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
@@ -24,7 +25,8 @@ product_client, product.Client = product.Client, client
 class Look:
     def kvd_watch(self):
         """From now on."""
-        worker = self.kvd = get_kv_transfer_group()._worker
+        group = get_kv_transfer_group()
+        worker = self.kvd = getattr(group, "sub_connectors", [group])[0]._worker
         self.kvd_seen, self.kvd_blocks, self.kvd_freed = [], {}, []
         self.kvd_held, self.kvd_fault = None, ""
         bind, results = worker._bind, worker.results
@@ -51,6 +53,17 @@ class Look:
                 self.kvd_note("sent", name, offers[name])
             return sent, received, failed
         worker._bind, worker.results = bound, told
+        finished = connector.Scheduler.finished
+
+        def ended(scheduler, request, blocks):
+            flight = request.num_in_flight_tokens
+            if self.kvd_fault == "in flight":
+                request.num_in_flight_tokens = 0
+            try:
+                return finished(scheduler, request, blocks)
+            finally:
+                request.num_in_flight_tokens = flight
+        connector.Scheduler.finished = ended
 
     def kvd_note(self, what, name, pull):
         handle = getattr(pull, "handle", pull)

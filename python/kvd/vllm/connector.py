@@ -25,6 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
                                                                KVConnectorMetadata,
                                                                KVConnectorRole,
                                                                KVConnectorTransferResults,
+                                                               KVConnectorWorkerMetadata,
                                                                SupportsHMA)
 from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
@@ -50,6 +51,15 @@ with contextlib.suppress(ValueError):  # it is: MultiConnector asks for its chil
 class Handshake(KVConnectorHandshakeMetadata):
     """Where a rank's blocks are, and what they are (route.py)."""
     row: dict
+
+
+@dataclass
+class Rows(KVConnectorWorkerMetadata):
+    """Of ranks whose blocks are told anew: {(stage, rank): row}."""
+    rows: dict
+
+    def aggregate(self, other):
+        return Rows({**self.rows, **other.rows})
 
 
 @dataclass
@@ -392,6 +402,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.take(scheduler_output)
 
     def update_connector_output(self, connector_output):
+        moved = connector_output.kv_connector_worker_meta
+        if moved is not None:
+            self._scheduler.ranks.update(moved.rows)
         self._scheduler.heard(connector_output)
 
     def request_finished(self, request, block_ids):
@@ -437,6 +450,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         sent, received, failed = self._worker.results()
         return KVConnectorTransferResults(finished_sending=sent, finished_recving=received,
                                           failed_recving=failed)
+
+    def build_connector_worker_meta(self):
+        row = self._worker.moved()
+        return Rows({(self._worker.stage, self._worker.ranks.rank): row}) if row else None
 
     def shutdown(self):
         if self._worker is not None:

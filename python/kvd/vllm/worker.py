@@ -69,6 +69,7 @@ class Worker:
         tail = "." + secrets.token_hex(4)
         self.name = model[-(NAME_MAX - len(tail)):] + tail
         self.pool = self.client.pool(made.layout, regions, name=self.name)
+        self.stage, self.endpoint = stage.rank_in_group, self.client.endpoint
 
     def told(self):
         """The row of this rank (route.py)."""
@@ -79,6 +80,14 @@ class Worker:
                 "views": sorted(self.made.layout.views),
                 "states": ["vllm " + g.name for g in self.made.groups if g and g.kind != "kv"],
                 "layers": self.made.layers(), "aux": LINE if self.slots else None}
+
+    def moved(self):
+        """The row, once its daemon has been restarted at another port."""
+        endpoint = self.client.endpoint
+        if endpoint == self.endpoint:
+            return None
+        self.endpoint = endpoint
+        return self.told()
 
     # ---- a step ----
 
