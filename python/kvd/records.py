@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What travels beside the cache, as one record of a view `aux`: a head with the first token,
-then what the engine adds. Its layers are 0, the head, and 1, the rest, so that an engine which
-has only the first token sends layer 0.
+"""What travels beside the cache, as one record: a head with the first token, in the view `aux`,
+and what the engine adds, in the view `meta`. An engine that has only the first token has no
+`meta`.
 
 A record has a slot of its own, in memory that the daemon maps, until its room has ended."""
 import struct
@@ -14,7 +14,7 @@ from .memory import Memory
 HEAD = struct.Struct("<4sHHQq")  # magic, version, parts, room, first token
 MAGIC, VERSION = b"KVDA", 2
 LINE = 64  # of the head
-VIEW = "aux"
+AUX, META = "aux", "meta"
 
 
 def head_write(record, room, parts, first):
@@ -32,12 +32,12 @@ def head_read(record, room):
     return parts, first, None
 
 
-def view_add(layout, buffer, count, nbytes):
-    """The view of `count` records of `nbytes`."""
-    layout.view(VIEW, 1, count)
-    for layer, (name, at, size) in enumerate((("head", 0, LINE), ("rest", LINE, nbytes - LINE))):
+def views_add(layout, buffer, count, nbytes):
+    """The views of `count` records of `nbytes`."""
+    for name, at, size in ((AUX, 0, LINE), (META, LINE, nbytes - LINE)):
         if size:
-            layout.field(VIEW, layer, name, buffer=buffer, offset=at, page_stride=nbytes,
+            layout.view(name, 1, count)
+            layout.field(name, 0, "record", buffer=buffer, offset=at, page_stride=nbytes,
                          token_stride=nbytes, unit_stride=size, unit_bytes=size)
 
 

@@ -10,11 +10,12 @@ from .memory import Memory
 MAGIC: bytes
 VERSION: int
 LINE: int
-VIEW: str
+AUX: str
+META: str
 
 def head_write(record: NDArray[uint8], room: int, parts: int, first: int) -> None: ...
 def head_read(record: NDArray[uint8], room: int) -> Tuple[int, int, Optional[str]]: ...
-def view_add(layout: Layout, buffer: int, count: int, nbytes: int) -> None: ...
+def views_add(layout: Layout, buffer: int, count: int, nbytes: int) -> None: ...
 
 class Slots:
     count: int

@@ -121,7 +121,8 @@ def test_a_window_is_cut_by_heads_where_its_layout_is_known():
 def test_aux_is_the_last_buffer_and_has_no_address():
     made = pools.build(args([64 * PAGE] * 2), ranks(), heads=2, mla=False, slots=(8, 1024))
     assert made.parts[-1] == (None, 8 * 1024)
-    head, rest = (layer["fields"][0] for layer in told(made.layout)["views"]["aux"]["layers"])
+    head, rest = (told(made.layout)["views"][v]["layers"][0]["fields"][0]
+                  for v in ("aux", "meta"))
     assert (head["unit_bytes"], rest["offset"], rest["unit_bytes"]) == (64, 64, 960)
     assert "aux" not in pools.build(args([64] * 2), ranks(), heads=2, mla=False).layout.views
 
@@ -287,12 +288,12 @@ def nothing_left(*sides):
 def test_a_prefix_moves_pages_state_and_a_record(sides):
     p, d = sides
     send, recv = opened(sides, 1)
-    recv.bind({"kv": kvd.View([5, 6], 8), "state0": kvd.View([3], 8)}, 2)
+    recv.bind({"kv": kvd.View([5, 6], 8), "state0": kvd.View([3], 8), "meta": [2]}, 2)
     ready(p, send)
     assert send.first_token() == 8
     p.slots.record(1)[:] = 9
     send.send({"kv": kvd.View([10], 8)}, 0, False)
-    send.send({"kv": kvd.View([20], 12), "state0": kvd.View([1], 8)}, 1, True, 1)
+    send.send({"kv": kvd.View([20], 12), "state0": kvd.View([1], 8), "meta": [1]}, 1, True, 1)
     ends(p, send, SUCCESS)
     ends(d, recv, SUCCESS)
     for layer in range(2):
@@ -306,11 +307,11 @@ def test_a_prefix_moves_pages_state_and_a_record(sides):
 def test_a_full_hit_still_tells_its_prefix_and_moves_the_record(sides):
     p, d = sides
     send, recv = opened(sides, 2)
-    recv.bind({"kv": kvd.View([], 40)}, 3)
+    recv.bind({"kv": kvd.View([], 40), "meta": [3]}, 3)
     ready(p, send)
     assert send.first_token() == 40
     p.slots.record(0)[:] = 6
-    send.send({}, 0, True, 0)
+    send.send({"meta": [0]}, 0, True, 0)
     ends(p, send, SUCCESS)
     ends(d, recv, SUCCESS)
     assert (d.slots.record(3) == 6).all()

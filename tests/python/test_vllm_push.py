@@ -46,7 +46,7 @@ class Side:
         layout.view("state0", 1, BLOCKS)
         layout.field("state0", 0, "s", buffer=state, page_stride=UNIT, token_stride=UNIT,
                      unit_stride=UNIT, unit_bytes=UNIT)
-        records.view_add(layout, layout.buffer(self.slots.memory.nbytes), 4, records.LINE)
+        records.views_add(layout, layout.buffer(self.slots.memory.nbytes), 4, records.LINE)
         regions = [self.client.register(x) for x in (self.cache, self.state,
                                                      self.slots.memory)]
         self.pool = self.client.pool(layout, regions, name="push." + role)

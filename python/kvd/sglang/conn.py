@@ -11,6 +11,7 @@ SGLang raises for a state that its queue does not know, and gives pages back as 
 sees Failed. So what a room's state shows is held inside its queue's bounds, Failed is shown
 when nothing can move any more, and abort() of a sender that has given chunks waits for
 that: SGLang uses the pages again at once."""
+import functools
 import logging
 import re
 import threading
@@ -30,7 +31,7 @@ from sglang.srt.runtime_context import (get_device, get_disagg, get_parallel, ge
 from ..client import Client
 from ..engine import Desk
 from ..layout import format_of
-from ..records import LINE, VIEW, Slots
+from ..records import LINE, META, Slots
 from ..rooms import FAILED, RECV, SUCCESS, Source, View
 from ..route import row_of, secret_of, ticket_of
 from . import pools
@@ -137,6 +138,7 @@ class KVManager(CommonKVManager):
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self.server_socket.close(linger=0)  # nobody sends to it
         if not self.is_prefill:
+            tell_lengths()
             self.bootstrap_timeout = envs.SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT.get()
             self._start_heartbeat_checker_thread()
         elif self.pp_size > 1:
@@ -238,8 +240,8 @@ class KVManager(CommonKVManager):
                              daemon=True).start()
 
     def match(self, info, infos):
-        """(sources, buffers, pool, views that they have, secret, whether of the metadata they
-        have the head only); ValueError says what does not fit."""
+        """(sources, buffers, pool, views that they have, secret); ValueError says what does
+        not fit."""
         rows = [row_of(i) for i in infos]
         first = rows[0]
         here, there = self.attn_tp_size, info.attn_tp_size
@@ -268,9 +270,7 @@ class KVManager(CommonKVManager):
                                                                  self.slots.record_bytes))
         made, pool = self.pool_of(first["heads"])
         sources = [Source(r["endpoint"], r["pool"], None, r["rank"]) for r in rows]
-        head = all(r["aux"] in (None, LINE) for r in rows)  # no more than the first token
-        return (sources, made, pool, {v for r in rows for v in r["views"]}, first["secret"],
-                head)
+        return sources, made, pool, {v for r in rows for v in r["views"]}, first["secret"]
 
     # ---- rooms ----
 
@@ -288,6 +288,22 @@ class KVManager(CommonKVManager):
                     if shown != sender.mirrored and sender in self.senders:
                         sender.mirrored = shown
                         self.update_status(sender.bootstrap_room, shown)
+
+
+def tell_lengths():
+    """SGLang tells a receiver its pages, and SGLang's prefill fills them. Another engine's has
+    the prompt's tokens and no more: how many there are, a receiver learns here."""
+    from sglang.srt.disaggregation.decode import DecodePreallocQueue
+    create = DecodePreallocQueue._create_receiver_and_enqueue
+    if hasattr(create, "__wrapped__"):
+        return
+
+    @functools.wraps(create)
+    def told(queue, req, *args, **kwargs):
+        made = create(queue, req, *args, **kwargs)
+        made.kv_receiver.prompt_tokens = len(req.origin_input_ids)
+        return made
+    DecodePreallocQueue._create_receiver_and_enqueue = told
 
 
 def cache_format(server_args, args):
@@ -442,6 +458,8 @@ class KVSender(CommonKVSender):
                 listed = {v: pages for v in ("kv", "draft") if v in made.layout.views}
             if last:
                 listed.update(state_views(made, state_indices, base))
+            if aux is not None:
+                listed[META] = [aux]
             return listed
         aux = self._fill_aux() if last else None
         room.send(views() if indices_event is None else views, self._seq, last, aux, (event,),
@@ -512,6 +530,7 @@ class KVReceiver(CommonKVReceiver):
     def __init__(self, mgr, bootstrap_addr, bootstrap_room=None):
         self._room, self._bound, self._slot, self._aux_index = None, False, None, None
         self._asked = False  # to abort, by another thread
+        self.prompt_tokens = None
         super().__init__(mgr, bootstrap_addr, bootstrap_room)
 
     def _register_kv_args(self):
@@ -523,8 +542,8 @@ class KVReceiver(CommonKVReceiver):
             return
         mgr = self.kv_mgr
         try:
-            sources, self._made, pool, self._views, secret, self._head = mgr.match(
-                self.prefill_info, self.bootstrap_infos)
+            sources, self._made, pool, self._views, secret = mgr.match(self.prefill_info,
+                                                                      self.bootstrap_infos)
         except Exception as error:
             self._refuse("%s" % error)
             return
@@ -603,7 +622,10 @@ class KVReceiver(CommonKVReceiver):
             return
         self.init_time, self._bound = time.time(), True
         base = int(decode_prefix_len or 0)
-        pages = View(indices(kv_indices), base)
+        # of an engine that has no `meta`, the tokens that there are, not whole pages
+        tokens = (base, self.prompt_tokens) \
+            if len(kv_indices) and META not in self._views else None
+        pages = View(indices(kv_indices), base, tokens)
         have = self._made.layout.views
         views = {v: pages for v in ("kv", "draft") if v in have and v in self._views}
         views.update(state_views(self._made, state_indices, base, self._views))
@@ -613,10 +635,10 @@ class KVReceiver(CommonKVReceiver):
                       % mgr.slots.count)
             return
         mgr.slots.record(self._slot)[:] = 0
-        if self._head:
-            views[VIEW] = View([self._slot], 0, None, (0, 1))
+        if META in self._views:  # else it tells no more than the first token
+            views[META] = [self._slot]
         try:
-            room.bind(views, None if self._head else self._slot)
+            room.bind(views, self._slot)
         except (TypeError, ValueError) as error:
             room.stop(str(error))
 

@@ -224,6 +224,6 @@ def build(args, ranks, *, heads, mla, start_layer=0, pp_size=1, slots=None, cach
     for i in range(len(args.state_types)):
         state_view(made, args, i, heads, ranks, mla, pp_size, cache)
     if slots:
-        records.view_add(made.layout, made.add(None, slots[0] * slots[1]), *slots)
+        records.views_add(made.layout, made.add(None, slots[0] * slots[1]), *slots)
     return made
 

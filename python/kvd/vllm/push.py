@@ -4,7 +4,7 @@
 Nothing is sent before decode has named its blocks; until then it adds up. After each step the
 tokens that are there go as one chunk, layer by layer during the forward pass where that is
 asked for. States, the head of the metadata and the end come when the request has finished."""
-from ..records import VIEW, head_write
+from ..records import head_write
 from ..rooms import FAILED, SUCCESS, WAITING_FOR_INPUT, View
 
 PREEMPT_S = 1.0  # for the daemon to have read the chunks that it was given

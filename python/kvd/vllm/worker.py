@@ -7,7 +7,7 @@ from collections import namedtuple
 
 from ..client import Client
 from ..engine import Desk
-from ..records import LINE, VIEW, Slots, view_add
+from ..records import LINE, Slots, views_add
 from ..rooms import FAILED, PULL, SUCCESS, TRANSFERRING
 from . import pools
 from .params import sources_of
@@ -60,7 +60,7 @@ class Worker:
         regions = [take(*part) for part in made.parts]
         if self.with_push and stage.is_last_rank:
             self.slots = Slots(max(RECORDS, 4 * self.config.scheduler_config.max_num_seqs), LINE)
-            view_add(made.layout, made.layout.buffer(self.slots.memory.nbytes),
+            views_add(made.layout, made.layout.buffer(self.slots.memory.nbytes),
                      self.slots.count, LINE)
             regions.append(self.client.register(self.slots.memory))
         if self.with_push:
