@@ -66,7 +66,8 @@ class Engine(Server):
         self.metrics = NATIVE if args.nixl == "native" else COUNTERS
         self.side_port, port = side_port or free_ports(4), free_ports()
         self.push = args.push
-        env = dict(self.environment(args, node, path), **dict(env))
+        self.path = list(path)
+        env = dict(self.environment(args, node), **dict(env))
         tp = tp or (args.tp_d if name == "D" else 1)
         if tp == 1 and "--pipeline-parallel-size" not in more:
             # one process less; what a GPU's engine does, too
@@ -86,9 +87,9 @@ class Engine(Server):
         log = os.path.join(logs(args.name), "%s.log" % name)
         super().__init__(name, argv + list(more), env, log, port, "/health")
 
-    def environment(self, args, node, path=()):
+    def environment(self, args, node):
         env = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
-        path = list(path) + (kvd_paths(args.nixl) if node is not None else [])
+        path = self.path + (kvd_paths(args.nixl) if node is not None else [])
         env.update(PYTHONPATH=os.pathsep.join(path), HF_HUB_OFFLINE="1", DO_NOT_TRACK="1",
                    VLLM_NO_USAGE_STATS="1", CUDA_VISIBLE_DEVICES="", VLLM_HOST_IP=HOST,
                    VLLM_TARGET_DEVICE="cpu", VLLM_CPU_KVCACHE_SPACE="1",
