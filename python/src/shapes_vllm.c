@@ -23,7 +23,7 @@ static uint32_t layer_id(const uint32_t *ids, uint32_t i)
 
 /* ---- attention ---- */
 
-/* One head of one token; K and V of one head when they are packed. */
+/* One head of one token; packed, its V is behind its K. */
 static void attention_strides(const struct shape_vllm_attention *a,
 			      struct layout_field *f)
 {
@@ -31,9 +31,8 @@ static void attention_strides(const struct shape_vllm_attention *a,
 
 	switch (a->packing) {
 	case SHAPE_VLLM_PACKED:
-		unit *= 2;
-		f->token_stride = unit;
-		f->unit_stride = unit * a->block_size;
+		f->token_stride = 2 * unit;
+		f->unit_stride = 2 * unit * a->block_size;
 		break;
 	case SHAPE_VLLM_HND:
 		f->token_stride = unit;
@@ -73,7 +72,7 @@ static int attention_field(const struct shape_vllm_attention *a, struct layout_f
 
 int shape_vllm_attention(struct layout *layout, const struct shape_vllm_attention *a)
 {
-	bool split = a->packing == SHAPE_VLLM_HND || a->packing == SHAPE_VLLM_NHD;
+	bool mla = a->packing == SHAPE_VLLM_MLA;
 	struct layout_view *view;
 	struct layout_field f;
 	uint64_t part = 0;
@@ -81,7 +80,7 @@ int shape_vllm_attention(struct layout *layout, const struct shape_vllm_attentio
 
 	if (r < 0)
 		return err_pass(r);
-	f.page_stride = a->block_len ? a->block_len : part * (split ? 2 : 1);
+	f.page_stride = a->block_len ? a->block_len : part * (mla ? 1 : 2);
 	r = shape_view(layout, a->view, a->block_size, a->blocks, &view);
 	for (uint32_t i = 0; i < a->layer_count && r == 0; i++) {
 		struct layout_layer *layer;
@@ -91,13 +90,9 @@ int shape_vllm_attention(struct layout *layout, const struct shape_vllm_attentio
 			break;
 		f.buffer = a->buffers[i];
 		f.offset = 0;
-		r = shape_field(layer,
-				split			       ? "k"
-				: a->packing == SHAPE_VLLM_MLA ? "latent"
-							       : "kv",
-				&f);
-		f.offset = part;
-		if (r == 0 && split)
+		r = shape_field(layer, mla ? "latent" : "k", &f);
+		f.offset = a->packing == SHAPE_VLLM_PACKED ? f.unit_bytes : part;
+		if (r == 0 && !mla)
 			r = shape_field(layer, "v", &f);
 	}
 	return r < 0 ? err_pass(r) : 0;

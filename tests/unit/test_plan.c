@@ -259,7 +259,7 @@ static void hybrid_views_of_one_tensor_leave_the_padding(void **state)
 	maps[1].dst_pages = &(const uint32_t){2};
 	assert_true(plan_make(&req, &plan) < 0);
 	assert_int_equal(err_last()->code, ERR_DUP);
-	assert_non_null(strstr(err_last()->text, "view fa layer 0 field kv"));
+	assert_non_null(strstr(err_last()->text, "view fa layer 0 field"));
 	assert_non_null(strstr(err_last()->text, "view ssm layer 0 field"));
 	layout_free(layout);
 }
