@@ -273,18 +273,21 @@ def test_blocks_of_other_sizes_and_orders(sides, there, here):
     assert not rows_of(sink, b, 0, 40).any() and not rows_of(sink, b, n, None).any()
 
 
-def test_k_beside_v_moves_as_one_row(sides):
-    """As many rows as of a cache whose K and V are one field."""
+@pytest.mark.parametrize("order, of_half", [("NHD", 1), ("HND", HEADS)])
+def test_k_beside_v_moves_as_one_row(sides, order, of_half):
+    """As many rows as of a cache whose K and V are one field: of two blocks, and of half a
+    block."""
     rows = []
     for one_field in (False, True):
-        (P, source, its), (D, sink, _) = (attention_rank(d, seed=s, one_field=one_field)
-                                          for d, s in zip(sides, (1, 0)))
+        (P, source, its), (D, sink, _) = (
+            attention_rank(d, order=order, seed=s, one_field=one_field)
+            for d, s in zip(sides, (1, 0)))
         pull, = moved([(P, {"kv": its.offered([3, 9, 4], 80)})],
                       [(D, {"kv": its.wanted([1, 7, 5], 0, 80)})])
         assert pull.end == SUCCESS, pull.reason
         assert (rows_of(sink, [1, 7, 5], 0, 80) == rows_of(source, [3, 9, 4], 0, 80)).all()
         rows.append(pull.rows)
-    assert rows == [LAYERS * 3] * 2
+    assert rows == [LAYERS * (2 + of_half)] * 2
 
 
 @pytest.mark.parametrize("there, here", [(1, 2), (2, 1), (2, 2)])

@@ -332,8 +332,7 @@ def paging(kind, cache, caches, spec, whole):
     """(pages of a block, the request's tokens that are one of the view's)"""
     if kind == "state":
         return 1, 1
-    blocks = cache.shape[0] if cache.dim() > 1 else caches.num_blocks
-    ratio = max(blocks // caches.num_blocks, 1)
+    ratio = max(cache.shape[0] // caches.num_blocks, 1)
     return ratio, spec.block_size // ratio if whole else 1
 
 
