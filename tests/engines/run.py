@@ -31,6 +31,7 @@ NATIVE = {
     "vllm-tp": ["vllm_pd.py", "--tp-d", "2"],
     "vllm-kill": ["vllm_pd.py", "--kill"],
     "vllm-ends": ["vllm_ends.py"],
+    "vllm-async": ["vllm_async.py"],
     "vllm-push": ["vllm_pd.py", "--push"],
     "vllm-push-hybrid": ["vllm_pd.py", "--push", "--kind", "hybrid"],
     "vllm-push-layers": ["vllm_pd.py", "--push", "--layerwise", "--tp-d", "2"],
