@@ -5,7 +5,6 @@ must notice them."""
 import os
 import time
 
-from kvd.vllm import connector
 from kvd.vllm import worker as product
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
@@ -31,14 +30,16 @@ class Look:
         self.kvd_held, self.kvd_fault = None, ""
         bind, results = worker._bind, worker.results
 
-        def bound(name, blocks, *range_):
-            pull = worker.pulls.get(name)
-            self.kvd_blocks[name] = list(blocks[0]) if blocks else []
+        def bound(name, blocks, begin, end):
+            pull, size = worker.pulls.get(name), worker.caches.transfer_groups[
+                0].kv_cache_spec.block_size
+            # those before may be other requests', too
+            self.kvd_blocks[name] = list(blocks[0][begin // size:]) if blocks else []
             self.kvd_note("bound", name, pull)
             if self.kvd_held is not None and pull is not None:
                 tell = pull.handle.bind
                 pull.handle.bind = lambda views: self.kvd_held.append((tell, views))
-            bind(name, blocks, *range_)
+            bind(name, blocks, begin, end)
 
         def told():
             pulls, offers = dict(worker.pulls), dict(worker.offers)
@@ -53,17 +54,6 @@ class Look:
                 self.kvd_note("sent", name, offers[name])
             return sent, received, failed
         worker._bind, worker.results = bound, told
-        finished = connector.Scheduler.finished
-
-        def ended(scheduler, request, blocks):
-            flight = request.num_in_flight_tokens
-            if self.kvd_fault == "in flight":
-                request.num_in_flight_tokens = 0
-            try:
-                return finished(scheduler, request, blocks)
-            finally:
-                request.num_in_flight_tokens = flight
-        connector.Scheduler.finished = ended
 
     def kvd_note(self, what, name, pull):
         handle = getattr(pull, "handle", pull)
