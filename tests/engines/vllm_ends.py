@@ -723,6 +723,15 @@ class Ends:
         self.quiet()
         return "%d bytes" % moved
 
+    def window_control(self):
+        """The check above, on a connector that reports blocks, not requests."""
+        self.D.look("break", "blocks")
+        try:
+            self.window()
+        except (AssertionError, RuntimeError, OSError) as error:
+            return "seen: %s" % str(error)[:120]
+        raise AssertionError("it is not noticed")
+
     # ---- 10: ranks ----
 
     def rank_fails(self, fault):
@@ -767,7 +776,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--nixl", default="native", choices=["native"])
     parser.add_argument("--name", default="vllm-ends")
-    parser.add_argument("--part", choices=["one_rank", "two_ranks", "windows"], default="one_rank")
+    parser.add_argument("--part", choices=["one_rank", "two_ranks", "windows"])
     parser.add_argument("words", nargs="*")
     args = parser.parse_args()
     args.kind, args.connector, args.tp_d = "llama", None, 1
@@ -830,6 +839,7 @@ def windows(ends, check):
     ends.allowed = ("right",)
     ends.start("recompute", window=True)
     check("a window, behind a MultiConnector", ends.window)
+    check("control: failed loads told by blocks", ends.window_control)
 
 
 def two_ranks(ends, check):

@@ -25,7 +25,9 @@ class Look:
     def kvd_watch(self):
         """From now on."""
         group = get_kv_transfer_group()
-        worker = self.kvd = getattr(group, "sub_connectors", [group])[0]._worker
+        own = getattr(group, "sub_connectors", [group])[0]
+        worker, self.kvd_invalid = own._worker, set()
+        self.kvd = worker
         self.kvd_seen, self.kvd_blocks, self.kvd_freed = [], {}, []
         self.kvd_held, self.kvd_fault = None, ""
         bind, results = worker._bind, worker.results
@@ -46,6 +48,9 @@ class Look:
             sent, received, failed = results()
             if self.kvd_fault == "early":
                 received |= self.kvd_too_early(worker)
+            if self.kvd_fault == "blocks":
+                self.kvd_invalid.update(*(self.kvd_blocks[name] for name in failed))
+                failed = set()
             for name in received:
                 self.kvd_note("failed" if name in failed else "received", name, pulls[name])
                 if pulls[name].dropped:
@@ -54,6 +59,7 @@ class Look:
                 self.kvd_note("sent", name, offers[name])
             return sent, received, failed
         worker._bind, worker.results = bound, told
+        own.get_block_ids_with_load_errors = self.kvd_take_invalid
 
     def kvd_note(self, what, name, pull):
         handle = getattr(pull, "handle", pull)
@@ -69,6 +75,10 @@ class Look:
         for name in found:
             del worker.pulls[name]
         return found
+
+    def kvd_take_invalid(self):
+        invalid, self.kvd_invalid = self.kvd_invalid, set()
+        return invalid
 
     def kvd_free(self, blocks):
         """These are nobody's when this step is over."""

@@ -304,7 +304,8 @@ def test_a_daemon_that_is_slow_to_say_why_is_not_asked(sides):
 def test_params_of_anybody_end_in_a_room_that_fails(sides, field, value):
     _, d, source = sides
     row = [source.endpoint, "m.prefill", 0]
-    kvd_ = {"room": "300", "ticket": TICKET, "tokens": 5, "tp": 1, "pp": 1, "sources": [row]}
+    kvd_ = {"room": "300", "ticket": TICKET, "tokens": 5, "tp": 1, "pp": 1, "sources": [row],
+            "layers": {"kv": [0]}}
     if field in kvd_:
         kvd_[field] = value
     else:
