@@ -104,20 +104,6 @@ static PyObject *set_error_maker(PyObject *module, PyObject *maker)
 	Py_RETURN_NONE;
 }
 
-static PyObject *socket_find(PyObject *module, PyObject *args)
-{
-	struct kvd_error why = {0};
-	const char *name = NULL;
-	char path[256];
-
-	(void)module;
-	if (!PyArg_ParseTuple(args, "|z", &name))
-		return NULL;
-	if (kvd_socket_find(name, path, sizeof(path), &why) < 0)
-		return ext_raise(&why);
-	return PyUnicode_DecodeFSDefault(path);
-}
-
 static PyObject *version(PyObject *module, PyObject *none)
 {
 	(void)module;
@@ -137,7 +123,6 @@ static PyObject *code_name(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
 	{"set_error_maker", set_error_maker, METH_O, NULL},
-	{"socket_find", socket_find, METH_VARARGS, NULL},
 	{"version", version, METH_NOARGS, NULL},
 	{"code_name", code_name, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},

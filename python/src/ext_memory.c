@@ -444,20 +444,6 @@ static PyObject *adopt(PyObject *module, PyObject *args)
 			     "address", (unsigned long long)(uintptr_t)got.address);
 }
 
-static PyObject *adopt_release(PyObject *module, PyObject *args)
-{
-	struct kvd_adopted got = {.fd = -1};
-	unsigned long long id;
-
-	(void)module;
-	if (!PyArg_ParseTuple(args, "K", &id))
-		return NULL;
-	got.id = id;
-	if (kvd_adopt_release(&got) < 0)
-		return ext_raise(kvd_last_error(NULL));
-	Py_RETURN_NONE;
-}
-
 struct chunk {
 	uint64_t begin, end; /* of what can be read without a gap */
 };
@@ -531,7 +517,6 @@ static PyMethodDef functions[] = {
 	{"memory_alloc", memory_alloc, METH_VARARGS, NULL},
 	{"memory_free", memory_free, METH_VARARGS, NULL},
 	{"adopt", adopt, METH_VARARGS, NULL},
-	{"adopt_release", adopt_release, METH_VARARGS, NULL},
 	{"chunk_of", chunk_of, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
