@@ -402,14 +402,11 @@ class Soak:
     def quiet(self):
         """Whether no room is open, and no block is held."""
         self.open = [self.stats(node)["rooms"] for node in self.nodes]
-        if any(self.open):
-            return False
         self.held = self.pair.held()
-        return not any(self.held.values())
+        return not any(self.open) and not any(self.held.values())
 
     def settle(self):
-        self.held = {}
-        until(self.quiet, LEFT_S, 1)
+        until(self.quiet, 2 * LEASE_S if self.args.control else LEFT_S, 1)
         return self.sizes()
 
     def harm(self):
