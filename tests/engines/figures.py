@@ -129,7 +129,8 @@ class SglangEngine(sglang_pd.Engine):
                          "--chunked-prefill-size", "512", *more)
 
     def environment(self, args, node):
-        return timed(super().environment(args, node), args.folder)
+        return dict(timed(super().environment(args, node), args.folder),
+                    SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT="120")
 
 
 class Sglang:
