@@ -35,11 +35,14 @@ NATIVE = {
     "vllm-push": ["vllm_pd.py", "--push"],
     "vllm-push-hybrid": ["vllm_pd.py", "--push", "--kind", "hybrid"],
     "vllm-push-layers": ["vllm_pd.py", "--push", "--layerwise", "--tp-d", "2"],
+    "vllm-order": ["vllm_order.py"],
     "vllm-blocks": ["vllm_layouts.py", "blocks"],
     "vllm-hybrid-tp": ["vllm_layouts.py", "hybrid"],
     "vllm-swa": ["vllm_layouts.py", "swa"],
     "vllm-pp": ["vllm_layouts.py", "pp"],
     "vllm-mla": ["vllm_layouts.py", "mla"],
+    "cross-vllm-sglang": ["cross_pd.py", "--only", "vllm-sglang"],
+    "cross-sglang-vllm": ["cross_pd.py", "--only", "sglang-vllm"],
     "sglang-manager": ["sglang_manager.py"],
     "sglang-ends": ["sglang_ends.py"],
     "sglang": ["sglang_pd.py"],
@@ -83,7 +86,8 @@ def main():
               if name in BACKENDS[nixl] and args.only in (None, nixl) and
               (not args.words or any(w in name for w in args.words))]
     results = {}
-    for engine in sorted({name.split("-")[0] for name, _ in chosen}):
+    for engine in sorted({e for name, _ in chosen for e in ("vllm", "sglang")
+                          if e in name.split("-")}):
         subprocess.run([os.path.join(HERE, "setup.sh"), engine, FOLDER], check=True)
     for name, nixl in chosen:
         results[name, nixl] = run(name, nixl)
