@@ -4,6 +4,7 @@ by layers look like one whose GPU is late: when the engine says that a layer is 
 blocks hold other bytes, and the true ones are written LATE_S later, just before the mark is
 passed."""
 import concurrent.futures
+import threading
 import time
 
 import kvd
@@ -74,6 +75,6 @@ class Late:
             self.kvd_show, cache, blocks, true, self.kvd_marks, time.monotonic() + LATE_S))
 
     def kvd_show(self, cache, blocks, true, mark, when):
-        time.sleep(max(0.0, when - time.monotonic()))
+        threading.Event().wait(max(0.0, when - time.monotonic()))
         cache[blocks] = true
         self.kvd_word[0] = mark
