@@ -14,7 +14,7 @@ from rig import FOLDER, Tally, equal, kvd_paths, python
 
 BLOCK, BLOCKS, PROMPT, STOP = 32, 64, 70, 7
 KVD = {"room": "5", "ticket": "x" * 32, "tokens": PROMPT, "tp": 1, "pp": 1,
-       "sources": [["tcp://127.0.0.1:1", "m.p", 0]]}
+       "layers": {"kv": [0]}, "sources": [["tcp://127.0.0.1:1", "m.p", 0]]}
 
 
 def inside():
@@ -60,7 +60,7 @@ class Engine:
             structured_output_manager=StructuredOutputManager(config), log_stats=True)
         self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(
             {(0, 0): Handshake({"endpoint": "tcp://127.0.0.1:2", "pool": "m.d", "rank": 0,
-                                "heads": 4, "states": []})})
+                                "heads": 4, "states": [], "layers": {"kv": [0]}})})
         self.free = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
     def add(self, name, params, n=1):
