@@ -525,6 +525,8 @@ class Ends:
             [["tcp://", source[1], 0]], [["tcp://127.0.0.1:99999", source[1], 0]],
             [["x" * 200, source[1], 0]], [[source[0], "p" * 200, 0]],
             [[source[0], source[1], 10 ** 12]], [[source[0], "m\x00", 0]])]
+        wrong += [("layers", v) for v in (None, [], {}, {"kv": None}, {"kv": [99]}, {"x": [0]},
+                                          {"kv": ["0"]})]
         wrong += [("do_remote_prefill", v) for v in ("x", [], 0, 1e300)]
         seen = {"right": 0, "error": 0}
         for field, value in wrong:
