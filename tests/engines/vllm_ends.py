@@ -44,13 +44,13 @@ class Engine(vllm_pd.Engine):
         self.policy, self.own_env, self.window = policy, dict(env), window
         super().__init__(args, name, node)
 
-    def environment(self, args, node):
-        env = super().environment(args, node)
+    def environment(self, *given):
+        env = super().environment(*given)
         env.update(self.own_env, VLLM_SERVER_DEV_MODE="1",
                    PYTHONPATH=env["PYTHONPATH"] + os.pathsep + HERE)
         return env
 
-    def connector(self, args, role, _side_port=None):
+    def connector(self, args, role, *_):
         config = {"kv_connector": "KvdConnector", "kv_connector_module_path": "kvd.vllm",
                   "kv_role": role, "kv_load_failure_policy": self.policy,
                   "kv_connector_extra_config": {"kv_lease_duration": LEASE_S}}
