@@ -25,7 +25,7 @@ import threading
 import time
 import uuid
 
-from rig import (FOLDER, HOST, Node, Server, Tally, equal, free_ports, kvd_paths, logs,
+from rig import (FOLDER, HERE, HOST, Node, Server, Tally, equal, free_ports, kvd_paths, logs,
                  pause, python, until)
 
 BLOCK, TOKENS = 32, 24
@@ -66,9 +66,9 @@ class Engine(Server):
         self.metrics = NATIVE if args.nixl == "native" else COUNTERS
         self.side_port, port = side_port or free_ports(4), free_ports()
         self.push = args.push
-        self.path = list(path)
-        env = dict(self.environment(args, node), **dict(env))
         tp = tp or (args.tp_d if name == "D" else 1)
+        self.path = list(path) + ([os.path.join(HERE, "vllm_calm")] if tp > 1 else [])
+        env = dict(self.environment(args, node), **dict(env))
         if tp == 1 and "--pipeline-parallel-size" not in more:
             # one process less; what a GPU's engine does, too
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
