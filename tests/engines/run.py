@@ -39,7 +39,6 @@ NATIVE = {
     "vllm-blocks": ["vllm_layouts.py", "blocks"],
     "vllm-hybrid-tp": ["vllm_layouts.py", "hybrid"],
     "vllm-swa": ["vllm_layouts.py", "swa"],
-    "vllm-pp": ["vllm_layouts.py", "pp"],
     "vllm-mla": ["vllm_layouts.py", "mla"],
     "cross-vllm-sglang": ["cross_pd.py", "--only", "vllm-sglang"],
     "cross-sglang-vllm": ["cross_pd.py", "--only", "sglang-vllm"],

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real vLLM engines whose caches are not alike, by KvdConnector: with the cache of vLLM's GPU
 backends (vllm_plain), where a token is a token, between engines with blocks of other sizes,
-other ranks and other groups of layers.
+other ranks and other groups of layers. (vLLM's CPU runner has no pipeline stages: those are in
+tests/python/test_vllm_layouts.py.)
 
-vllm_layouts.py blocks|hybrid|swa|pp|mla [--name NAME]
+vllm_layouts.py blocks|hybrid|swa|mla [--name NAME]
 
 Greedy tokens must be those of one plain engine of vLLM's own kernels. Bytes that moved are
 counted to the byte: what each token of each layer takes, and of a window only what the next
@@ -132,14 +133,6 @@ def swa(case, stack):
     case.pair(b32, b16)
 
 
-def pp(case, stack):
-    P = case.engine(stack, "stages", "--pipeline-parallel-size", "2", *size(32),
-                    role="kv_producer")
-    D = case.engine(stack, "one", *size(64), role="kv_consumer")
-    case.ready(P, D)
-    case.pair(P, D)
-
-
 def mla(case, stack):
     P, D = case.engine(stack, "P", *MLA), case.engine(stack, "D", *MLA, tp=2)
     case.ready(P, D)
@@ -147,7 +140,7 @@ def mla(case, stack):
 
 
 CASES = {"blocks": ("llama", blocks), "hybrid": ("hybrid", hybrid), "swa": ("swa", swa),
-         "pp": ("llama", pp), "mla": ("mla", mla)}
+         "mla": ("mla", mla)}
 
 
 def model(kind):
