@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's rooms, on its engine's thread."""
+import contextlib
 import logging
 import re
 import secrets
@@ -7,6 +8,7 @@ from collections import namedtuple
 
 from ..client import Client
 from ..engine import Desk
+from ..errors import Error
 from ..records import LINE, Slots, views_add
 from ..rooms import FAILED, PULL, SUCCESS, TRANSFERRING
 from . import pools
@@ -252,6 +254,9 @@ class Worker:
             handle.stop("the engine is shutting down")
         for handle in handles:
             handle.wait_still(CLOSE_S)
+        for timeline in self.timelines.values():
+            with contextlib.suppress(Error):  # a stream that hangs keeps its page
+                timeline.close()
         self.client.close()
         self.client = None
 
