@@ -52,8 +52,8 @@ class Side:
         self.pool = self.client.pool(layout, regions, name="push." + role)
         self.desk = engine.Desk(self.client)
 
-    def push(self, room):
-        handle = self.desk.send(room, self.pool, open_s=20, ticket=TICKET)
+    def push(self, room, open_s=20):
+        handle = self.desk.send(room, self.pool, open_s=open_s, ticket=TICKET)
         return Push(self, "request %d" % room, handle)
 
     def recv(self, room, source):
@@ -273,6 +273,32 @@ def test_a_request_that_is_given_up_fails_on_both_sides(sides):
     ends(d, recv, FAILED)
     assert "gave the request up" in recv.reason
     until(lambda: p.desk.turn(True) or push.ended)
+
+
+def test_a_decode_that_never_comes_gives_the_blocks_back(sides):
+    p, d, source = sides
+    push = p.push(211, open_s=0.3)
+    push.finish(([28], [7]), 16, 5)
+    push.advance(no_mark)
+    until(lambda: p.desk.turn(True) or push.ended)
+    assert push.handle.end == FAILED and push.handle.code == "ETIMEOUT" and not push.handle.given
+    late = bound(d, 211, source, [16], 16)
+    ends(d, late, FAILED)
+    assert not d.cache[:, 16].any()
+
+
+def test_a_number_that_is_taken_is_refused(sides):
+    """Two requests of one number: the first one goes on."""
+    p, d, source = sides
+    push, other = p.push(212), p.push(212, open_s=0.2)
+    recv = bound(d, 212, source, [17], 16)
+    opened(p, push)
+    until(lambda: p.desk.turn(True) or other.handle.look() == FAILED)
+    assert "still held" in other.handle.reason
+    push.finish(([29], [7]), 16, None)
+    push.advance(no_mark)
+    ends(d, recv, SUCCESS)
+    whole(p, d, [29], [17], 16)
 
 
 def test_no_free_record_ends_the_request(sides):
