@@ -307,7 +307,7 @@ class Scheduler:
             self.step.given_up.append((request.request_id, "prefill gave the request up"))
             return
         tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
-        first = None if shortened else request.output_token_ids[0]
+        first = None if shortened else next(iter(request.output_token_ids), None)
         self.step.ends.append((request.request_id,
                                self.caches.select_transfer_block_ids(block_ids), tokens, first))
 
