@@ -100,6 +100,7 @@ static void put_text(struct cursor *out, const char *src)
 #define PUT_str(f) put_text(out, m->f)
 #define PUT_opt(f) put_text(out, m->f)
 #define PUT_key(f) cursor_put_bytes(out, m->f, sizeof(m->f))
+#define PUT_pool(f) cursor_put_u64(out, m->f)
 #define PUT_blob(f) cursor_put_blob(out, m->f.data, m->f.len)
 #define PUT(type, f)   \
 	PUT_##type(f); \
@@ -118,6 +119,9 @@ static void put_text(struct cursor *out, const char *src)
 #define GET_key(f)              \
 	if (in->pos < in->size) \
 	get_id(in, m->f)
+#define GET_pool(f)             \
+	if (in->pos < in->size) \
+	m->f = cursor_get_u64(in)
 #define GET_blob(f) m->f.data = cursor_get_blob(in, cap, &m->f.len)
 #define GET(type, f)                                                             \
 	GET_##type(f);                                                           \
@@ -172,12 +176,13 @@ WIRE_MESSAGES(WIRE_CODEC)
 bool wire_shows_secret(unsigned int type, const void *body, size_t len)
 {
 	static const uint8_t none[16];
+	/* it is the last field; of ABORT the last but one */
+	size_t at_end = sizeof(none) + (type == WIRE_T_ABORT ? sizeof(uint64_t) : 0);
 
 	return (type == WIRE_T_ATTACH || type == WIRE_T_TRANSFER_INFO ||
 		type == WIRE_T_OFFER_QUERY || type == WIRE_T_ABORT) &&
-	       len >= sizeof(none) &&
-	       memcmp((const uint8_t *)body + len - sizeof(none), none, sizeof(none)) !=
-		       0;
+	       len >= at_end &&
+	       memcmp((const uint8_t *)body + len - at_end, none, sizeof(none)) != 0;
 }
 
 /* ---- the table ---- */

@@ -58,6 +58,7 @@ struct wire_blob {
 #define WIRE_C_str(f) char f[WIRE_STR_MAX];
 #define WIRE_C_opt(f) char f[WIRE_STR_MAX];
 #define WIRE_C_key(f) uint8_t f[16];
+#define WIRE_C_pool(f) uint64_t f;
 #define WIRE_C_blob(f) struct wire_blob f;
 #define WIRE_FIELD(type, f) WIRE_C_##type(f)
 #define WIRE_STRUCT(num, NAME, name, cap, text) \

@@ -105,10 +105,11 @@
 #define WIRE_ROOM_DONE(F) F(u64, room) F(u64, recv_gen) F(u64, src_pool)
 /* from_role: enum room_role; to_gen 0 = "whoever holds my generation". Of a receiver that
  * the source does not know yet: pool is the source's, 0 = that of any room of the number;
- * code 0: it takes back what it told so in that generation */
+ * code 0: it takes back what it told so in that generation. from_pool: the receiver's, of
+ * which a room knows one generation; another is of another room */
 #define WIRE_ABORT(F)                                                              \
 	F(u64, room) F(u8, from_role) F(u64, from_gen) F(u64, to_gen) F(u64, pool) \
-	F(u32, code) F(str, text) F(key, ticket)
+	F(u32, code) F(str, text) F(key, ticket) F(pool, from_pool)
 /* to_gen: the generation that the ABORT came from */
 #define WIRE_ABORT_ACK(F) F(u64, room) F(u64, to_gen)
 #define WIRE_OFFER_QUERY(F)                                                        \

@@ -279,7 +279,8 @@ static void tell_abort(struct room *room, const struct party *party)
 				 .from_gen = room->gen,
 				 .to_gen = party->gen,
 				 .pool = party->pool ? party->pool->id : 0,
-				 .code = room->error.code};
+				 .code = room->error.code,
+				 .from_pool = room->pool->id};
 
 	if (party_lost(party) || party->done ||
 	    (!party->told && !party->gen && !early_source(room, party)))

@@ -111,6 +111,15 @@ static inline bool party_lost(const struct party *party)
 	return party->lost || party->downs != party->remote->downs;
 }
 
+#define ROOM_HEARD_MAX 8u
+/* Receivers that a sending room has heard, and how many they were: rooms_heard.c. */
+struct room_heard {
+	struct {
+		uint64_t who, gen;
+	} by[ROOM_HEARD_MAX];
+	unsigned int count;
+};
+
 /* names in room_move.c */
 enum move_phase {
 	MOVE_READING,  /* the request's pages; what has no request begins here, too */
@@ -218,6 +227,7 @@ struct room {
 	struct err *gave_up_why; /* the first one's; NULL: there was no memory */
 	struct err error;	 /* of ABORTING and FAILED */
 	bool told_to_fail;	 /* the other side said so */
+	struct room_heard early; /* send: receivers that ended without being a party */
 	bool close_when_terminal;
 	bool dropped; /* the same; its number is nobody's, or another room's */
 	struct loop_timer timer;

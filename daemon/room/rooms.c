@@ -278,8 +278,7 @@ void rooms_begin(struct room *room)
 		msg_abort_back(room, tomb->gen);
 	orphans_take(rooms, room);
 	if (room->role == ROOM_SEND)
-		early_take(rooms, room, tomb ? tomb->ended_ns : 0);
-	tomb_remove(rooms, &key);
+		early_take(rooms, room, tomb);
 	room_kick(room);
 }
 
@@ -354,13 +353,16 @@ int rooms_close(struct room *room)
 {
 	struct rooms *rooms = room->rooms;
 	struct session *session = room->close_when_terminal ? room->session : NULL;
+	struct room_key key = {room->pool->id, room->role, room->number};
 
 	if (!room_terminal(room))
 		return err_raise(ERR_STATE, "room %llu is %s: abort it first",
 				 (unsigned long long)room->number,
 				 room_state_names[sm_state(&room->sm)]);
 	/* one that succeeded had all its partners: nobody asks for it again */
-	if (room->error.code != ERR_OK && room->role != ROOM_PULL && !room->dropped)
+	if (room->error.code == ERR_OK)
+		tomb_remove(rooms, &key);
+	else if (room->role != ROOM_PULL && !room->dropped)
 		tomb_put(rooms, room);
 	room_free(room, false);
 	if (session)

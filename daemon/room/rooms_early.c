@@ -12,7 +12,9 @@
  * one may come again. What keeps it away from another room of the same number:
  *
  *   - the same generation and pool again changes nothing;
- *   - nothing is kept for a number whose room has failed here, which was its partner;
+ *   - nothing is kept for a number whose room has failed here, which was its partner,
+ *     unless that had another one (rooms_heard.c);
+ *   - one that the number's last room has heard is nothing to the next;
  *   - a number that is opened again meets only what came after its room had ended;
  *   - a receiver that opens the number again takes its last ABORT back (code 0);
  *   - one that the room does not admit (room_admit.h) says nothing of it.
@@ -33,6 +35,7 @@ struct early {
 	struct remote *remote;
 	struct room_key key; /* owner: the source's pool, or 0 */
 	uint64_t gen;
+	uint64_t pool; /* the receiver's own; 0: it did not say */
 	uint8_t ticket[TICKET_BYTES];
 	uint64_t since_ns;
 	struct err why;
@@ -129,6 +132,7 @@ static bool early_keep(struct rooms *rooms, struct remote *remote,
 	early->remote = remote;
 	early->key = key;
 	early->gen = m->from_gen;
+	early->pool = m->from_pool;
 	memcpy(early->ticket, m->ticket, sizeof(early->ticket));
 	early->since_ns = loop_now_ns(rooms->kvd->loop);
 	early->why = *why;
@@ -156,19 +160,40 @@ static bool early_concerns(const struct room *room)
 	       (room->receivers == 0 || room->party_count < room->receivers);
 }
 
+/* Is it of a receiver of this room, not of the one before or after? */
+static bool early_is_of(const struct early *early, const struct room *room,
+			const struct tombstone *before, uint64_t since_ns)
+{
+	const struct heard_one one = heard_one(early->remote, early->pool, early->gen);
+
+	if (room_is_before(room, one) || (before && heard_has(&before->heard, one)))
+		return false;
+	return early->since_ns >= since_ns ||
+	       (before && heard_before(&before->heard, one));
+}
+
+static void early_fail(struct room *room, struct heard_one one, const struct err *why)
+{
+	heard_add(&room->early, one);
+	room_fail_remote(room, why, NULL);
+}
+
 /* Does one of those that came since then, this one and the ones of its key, take part in
  * the room? */
-static void early_judge(struct room *room, const struct early *latest, uint64_t since_ns)
+static void early_judge(struct room *room, const struct early *latest,
+			const struct tombstone *before, uint64_t since_ns)
 {
 	const struct early *early = latest;
 
 	if (!early || !early_concerns(room))
 		return;
 	do {
-		if (early->since_ns >= since_ns &&
+		if (early_is_of(early, room, before, since_ns) &&
 		    room_admit_check(&room->admit, room->number, early->remote->peer,
 				     early->ticket) >= 0) {
-			room_fail_remote(room, &early->why, NULL);
+			early_fail(room,
+				   heard_one(early->remote, early->pool, early->gen),
+				   &early->why);
 			return;
 		}
 		err_clear();
@@ -176,47 +201,76 @@ static void early_judge(struct room *room, const struct early *latest, uint64_t 
 	} while (early != latest);
 }
 
-void early_take(struct rooms *rooms, struct room *room, uint64_t ended_ns)
+void early_take(struct rooms *rooms, struct room *room, const struct tombstone *before)
 {
 	const uint64_t pools[] = {room->pool->id, 0};
+	const uint64_t since_ns = before ? before->ended_ns + 1 : 0;
 
 	assert(room->role == ROOM_SEND);
 	for (size_t i = 0; i < ARRAY_LEN(pools) && rooms->early_count > 0; i++)
-		early_judge(room, early_at(rooms, pools[i], room->number), ended_ns + 1);
+		early_judge(room, early_at(rooms, pools[i], room->number), before,
+			    since_ns);
 }
 
 /* Those of pool 0 may be any room's of their number. */
 static void on_early_room(struct room_sweep *sweep, struct room *room)
 {
+	struct room_key key = {room->pool->id, ROOM_SEND, room->number};
+
 	if (!early_concerns(room))
 		return;
 	rooms_catch_up(room);
-	early_judge(room, early_at(sweep->rooms, 0, room->number), room->opened_ns);
+	early_judge(room, early_at(sweep->rooms, 0, room->number),
+		    tomb_find(sweep->rooms, &key), room->opened_ns);
+}
+
+/* The number's room has ended here, too: another of that receiver is not its partner. */
+static void early_note(struct room *room, struct tombstone *tomb,
+		       const struct remote *remote, const struct wire_abort *m)
+{
+	const struct heard_one one = heard_one(remote, m->from_pool, m->from_gen);
+
+	if (room && !room_live(room) &&
+	    room_admit_check(&room->admit, room->number, remote->peer, m->ticket) >= 0)
+		heard_add(&room->early, one);
+	if (!room && tomb && tomb_admits(tomb, remote->peer, m->ticket))
+		heard_add(&tomb->heard, one);
+	err_clear();
 }
 
 bool early_abort(struct rooms *rooms, struct remote *remote, struct room *room,
 		 const struct wire_abort *m, const struct err *why)
 {
 	struct room_key key = {m->pool, ROOM_SEND, m->room};
+	struct tombstone *tomb = tomb_find(rooms, &key);
+	const struct heard_one one = heard_one(remote, m->from_pool, m->from_gen);
+	bool later = room ? room_is_before(room, one)
+			  : tomb && heard_before(&tomb->heard, one);
+	bool concerns = room && !later && early_concerns(room);
 
 	assert(m->from_role == ROOM_RECV && why->code != ERR_OK);
 	if (early_known(remote, m))
 		return false;
-	if (room && early_concerns(room) && msg_admit(room, remote, m->ticket) < 0) {
+	if (concerns && tomb && heard_has(&tomb->heard, one))
+		return false; /* it was on its way when the number was opened again */
+	if (concerns && msg_admit(room, remote, m->ticket) < 0) {
 		err_clear();
 		return false;
 	}
-	if (room ? !early_concerns(room)
-		 : rooms->kvd->draining || tomb_find(rooms, &key) ||
-			    (m->pool &&
-			     !handshake_pool_is_ours(rooms->kvd->handshake, m->pool)))
+	if (!concerns && !later && (room || tomb)) {
+		early_note(room, tomb, remote, m);
+		return false;
+	}
+	if (!concerns &&
+	    (rooms->kvd->draining ||
+	     (m->pool && !handshake_pool_is_ours(rooms->kvd->handshake, m->pool))))
 		return false;
 	if (early_keep(rooms, remote, m, why) && !m->pool) {
 		rooms->early_sweep.visit = on_early_room;
 		room_sweep_begin(rooms, &rooms->early_sweep);
 	}
-	if (room)
-		room_fail_remote(room, why, NULL);
+	if (concerns)
+		early_fail(room, one, why);
 	return true;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rooms_impl: what rooms.c (tables, life), rooms_late.c (orphans, tombstones),
- * rooms_early.c (receivers that never came) and rooms_msg.c (messages) share. */
+ * rooms_early.c (receivers that never came), rooms_heard.c (which of them are another
+ * room's) and rooms_msg.c (messages) share. */
 #ifndef KVD_ROOMS_IMPL_H
 #define KVD_ROOMS_IMPL_H
 
@@ -61,6 +62,7 @@ struct tombstone {
 	char text[120];
 	bool open; /* it had neither ticket nor peers */
 	uint8_t ticket[TICKET_BYTES];
+	struct room_heard heard; /* send: its receivers */
 };
 
 /* ---- rooms_late.c ---- */
@@ -82,7 +84,7 @@ void tomb_put(struct rooms *rooms, const struct room *room);
 /* Is the room's end this peer's to know? */
 bool tomb_admits(const struct tombstone *tomb, const struct peer *peer,
 		 const uint8_t ticket[TICKET_BYTES]);
-const struct tombstone *tomb_find(struct rooms *rooms, const struct room_key *key);
+struct tombstone *tomb_find(const struct rooms *rooms, const struct room_key *key);
 void tomb_remove(struct rooms *rooms, const struct room_key *key);
 
 /* ---- rooms_early.c ---- */
@@ -92,11 +94,28 @@ void early_fini(struct rooms *rooms);
  * may fail the room. False: it is an old one, or nobody's here. */
 bool early_abort(struct rooms *rooms, struct remote *remote, struct room *room,
 		 const struct wire_abort *m, const struct err *why);
-/* A sending room opens, whose number's last one ended then (0: nobody remembers). */
-void early_take(struct rooms *rooms, struct room *room, uint64_t ended_ns);
+/* A sending room opens; `before`: the number's last one, NULL: nobody remembers. */
+void early_take(struct rooms *rooms, struct room *room, const struct tombstone *before);
 /* The receiver of this generation has opened its number again. */
 void early_take_back(struct rooms *rooms, struct remote *remote, uint64_t gen);
 void early_drop_remote(struct rooms *rooms, struct remote *remote);
+
+/* ---- rooms_heard.c ---- */
+/* A receiver: whose pool it fills, and which opening of its number it is. */
+struct heard_one {
+	uint64_t who, gen;
+};
+/* pool: the receiver's own; 0: it did not say. */
+struct heard_one heard_one(const struct remote *remote, uint64_t pool, uint64_t gen);
+void heard_add(struct room_heard *heard, struct heard_one one);
+/* All of a sending room's. */
+void heard_of_room(const struct room *room, struct room_heard *heard_p);
+/* Was that very receiver heard? */
+bool heard_has(const struct room_heard *heard, struct heard_one one);
+/* Is that receiver for a later room of the number than the one that heard these? */
+bool heard_before(const struct room_heard *heard, struct heard_one one);
+/* The same of a room. */
+bool room_is_before(const struct room *room, struct heard_one one);
 
 /* ---- rooms_msg.c ---- */
 void msg_init(struct rooms *rooms);

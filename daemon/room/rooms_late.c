@@ -11,7 +11,8 @@
  * that was
  * closed leaves a tombstone in a ring, so that a late partner learns why at
  * once, and that of a receiver says what to take back when its number is opened
- * again (rooms_early.c). Tombstones only save waiting: correctness comes from
+ * again (rooms_early.c). It stays while the number is open again, and tells whose
+ * messages are of the room before. Tombstones only save waiting: correctness comes from
  * generations.
  */
 #include <assert.h>
@@ -390,6 +391,9 @@ void tomb_put(struct rooms *rooms, const struct room *room)
 	tomb->open = room_admit_is_open(&room->admit);
 	memcpy(tomb->ticket, room->admit.ticket, sizeof(tomb->ticket));
 	snprintf(tomb->text, sizeof(tomb->text), "%.110s", room->error.text);
+	tomb->heard = (struct room_heard){0};
+	if (room->role == ROOM_SEND)
+		heard_of_room(room, &tomb->heard);
 }
 
 bool tomb_admits(const struct tombstone *tomb, const struct peer *peer,
@@ -401,7 +405,7 @@ bool tomb_admits(const struct tombstone *tomb, const struct peer *peer,
 	       mem_equal(tomb->ticket, ticket, TICKET_BYTES);
 }
 
-const struct tombstone *tomb_find(struct rooms *rooms, const struct room_key *key)
+struct tombstone *tomb_find(const struct rooms *rooms, const struct room_key *key)
 {
 	return strmap_get_bytes(&rooms->tomb_by_pool, key, sizeof(*key));
 }

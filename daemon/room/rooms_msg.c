@@ -217,21 +217,31 @@ void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
 		refuse_last(rooms, remote, type, msg);
 }
 
+/* Who asks for which room. */
+struct contact {
+	enum wire_type type;
+	struct room_key key;
+	struct heard_one one;
+	const uint8_t *ticket;
+};
+
 /* Deliver, keep, or say why not. */
-static void first_contact(struct rooms *rooms, struct remote *remote, enum wire_type type,
-			  const struct room_key *key, uint64_t gen,
-			  const uint8_t ticket[TICKET_BYTES], struct room_message *msg)
+static void first_contact(struct rooms *rooms, struct remote *remote,
+			  const struct contact *from, struct room_message *msg)
 {
+	const struct room_key *key = &from->key;
 	struct room *room =
 		by_pool(rooms, key->owner, (enum room_role)key->role, key->number);
-	const struct tombstone *tomb = room ? NULL : tomb_find(rooms, key);
+	const struct tombstone *tomb = tomb_find(rooms, key);
+	bool past = room && tomb && heard_has(&tomb->heard, from->one);
 	int r;
 
-	if (room) {
-		msg_deliver(rooms, room, remote, type, msg);
+	if (room && !past && !room_is_before(room, from->one)) {
+		msg_deliver(rooms, room, remote, from->type, msg);
 		return;
 	}
-	if (tomb && tomb_admits(tomb, remote->peer, ticket))
+	if (past || (!room && tomb && !heard_before(&tomb->heard, from->one) &&
+		     tomb_admits(tomb, remote->peer, from->ticket)))
 		r = err_raise(tomb->code, "room %llu has ended: %s",
 			      (unsigned long long)key->number, tomb->text);
 	else if (rooms->kvd->draining)
@@ -240,9 +250,10 @@ static void first_contact(struct rooms *rooms, struct remote *remote, enum wire_
 		r = err_raise(ERR_NOTFOUND, "no pool %llu",
 			      (unsigned long long)key->owner);
 	else
-		r = orphan_keep(rooms, remote, type, key, gen, ticket, msg);
+		r = orphan_keep(rooms, remote, from->type, key, from->one.gen,
+				from->ticket, msg);
 	if (r < 0)
-		refuse_last(rooms, remote, type, msg);
+		refuse_last(rooms, remote, from->type, msg);
 }
 
 /* A body of a frame, or of its own memory. */
@@ -260,14 +271,15 @@ static int on_transfer_info(struct rooms *rooms, struct remote *remote,
 	struct room_message msg;
 	struct wire_transfer_info m;
 	int r = wire_transfer_info_get(&in, &m);
-	struct room_key key;
+	const struct contact from = {.type = WIRE_T_TRANSFER_INFO,
+				     .key = {m.src_pool, ROOM_SEND, m.room},
+				     .one = heard_one(remote, m.dst_pool, m.recv_gen),
+				     .ticket = m.ticket};
 
 	if (r < 0)
 		return err_pass(r);
-	key = (struct room_key){m.src_pool, ROOM_SEND, m.room};
 	msg = message_of(remote, body);
-	first_contact(rooms, remote, WIRE_T_TRANSFER_INFO, &key, m.recv_gen, m.ticket,
-		      &msg);
+	first_contact(rooms, remote, &from, &msg);
 	mem_free(msg.owned);
 	return 0;
 }
@@ -278,14 +290,15 @@ static int on_offer_query(struct rooms *rooms, struct remote *remote, struct cur
 	struct room_message msg;
 	struct wire_offer_query m;
 	int r = wire_offer_query_get(&in, &m);
-	struct room_key key;
+	const struct contact from = {.type = WIRE_T_OFFER_QUERY,
+				     .key = {m.src_pool, ROOM_OFFER, m.room},
+				     .one = heard_one(remote, m.dst_pool, m.pull_gen),
+				     .ticket = m.ticket};
 
 	if (r < 0)
 		return err_pass(r);
-	key = (struct room_key){m.src_pool, ROOM_OFFER, m.room};
 	msg = message_of(remote, body);
-	first_contact(rooms, remote, WIRE_T_OFFER_QUERY, &key, m.pull_gen, m.ticket,
-		      &msg);
+	first_contact(rooms, remote, &from, &msg);
 	mem_free(msg.owned);
 	return 0;
 }
@@ -552,7 +565,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 	room = abort_target(rooms, &m);
 	if (room)
 		party = abort_party(room, remote, m.from_gen, &unsure);
-	else
+	if (!party && !unsure) /* perhaps it waits for another room of the number */
 		orphans_drop_gen(rooms, remote, m.from_gen);
 	if ((!party && !unsure) || room_terminal(room)) {
 		abort_of_nobody(rooms, remote, room, &m);

@@ -563,6 +563,159 @@ static void abort_that_is_lost_leaves_the_clock(void **state)
 	succeed(p, 80);
 }
 
+/* ---- a number that the receiver uses again first ---- */
+
+static void succeeds(struct trio *p, uint64_t number)
+{
+	send_all(p, 0, number);
+	cluster_until_state(&p->c, p->engines[0], "send", number, KVD_SUCCESS);
+	cluster_until_state(&p->c, p->engines[1], "recv", number, KVD_SUCCESS);
+}
+
+/* Node 1's whole cache from node 0 alone. */
+static void whole_source(struct trio *p)
+{
+	cluster_ok(&p->c, p->engines[0], "{'cmd':'pool.unregister','pool':%llu}",
+		   (unsigned long long)p->caches[0].pool);
+	cache_close(&p->caches[0]);
+	p->caches[0] = p->caches[1];
+	cluster_cache(&p->c, p->engines[0], "all", 0, &p->caches[0]);
+	cluster_run(&p->c, AT_ONCE);
+}
+
+/* How the number's first rooms end: by the receiver, which was a party of its sender or
+ * had not spoken; or well. */
+enum first_end { END_OF_PARTY, END_OF_SILENT, END_WELL, FIRST_ENDS };
+
+static void first_rooms(struct trio *p, uint64_t number, enum first_end how)
+{
+	open_send(p, 0, number);
+	open_recv(p, number, FIRST);
+	if (how != END_OF_SILENT) {
+		bind(p, number);
+		cluster_until_state(&p->c, p->engines[0], "send", number,
+				    KVD_WAITING_FOR_INPUT);
+	}
+	if (how == END_WELL)
+		succeeds(p, number);
+	else
+		end(p, 1, "recv", number);
+	cluster_run(&p->c, AT_ONCE);
+	cluster_ok(&p->c, p->engines[1],
+		   "{'cmd':'room.close','room':'%llu','role':'recv'}",
+		   (unsigned long long)number);
+}
+
+static void close_first_sender(struct trio *p, uint64_t number)
+{
+	cluster_ok(&p->c, p->engines[0],
+		   "{'cmd':'room.close','room':'%llu','role':'send'}",
+		   (unsigned long long)number);
+}
+
+static void receiver_that_is_first_again_waits_for_its_own_sender(void **state)
+{
+	struct trio *p = *state;
+	uint64_t n = 100;
+
+	whole_source(p);
+	for (unsigned int how = 0; how < FIRST_ENDS; how++) {
+		for (unsigned int closed = 0; closed < 2; closed++, n++) {
+			first_rooms(p, n, (enum first_end)how);
+			if (closed)
+				close_first_sender(p, n);
+			open_recv(p, n, FIRST);
+			bind(p, n);
+			cluster_run(&p->c, AT_ONCE);
+			assert_int_equal(cluster_state(&p->c, p->engines[1], "recv", n),
+					 KVD_WAITING_FOR_INPUT);
+			if (!closed)
+				close_first_sender(p, n);
+			open_send(p, 0, n);
+			cluster_run(&p->c, AT_ONCE);
+			succeeds(p, n);
+		}
+	}
+}
+
+/* It ends, too, before its own sender opens: that one hears it. */
+static void sender_hears_the_end_of_a_receiver_that_was_first_again(void **state)
+{
+	struct trio *p = *state;
+	uint64_t n = 110;
+
+	whole_source(p);
+	for (unsigned int how = 0; how < FIRST_ENDS; how++) {
+		for (unsigned int kind = 0; kind < 4; kind++, n++) {
+			bool closed = kind & 1, bound = kind & 2;
+
+			first_rooms(p, n, (enum first_end)how);
+			if (closed)
+				close_first_sender(p, n);
+			open_recv(p, n, FIRST);
+			if (bound)
+				bind(p, n);
+			cluster_run(&p->c, AT_ONCE);
+			end(p, 1, "recv", n);
+			cluster_run(&p->c, AT_ONCE);
+			if (!closed)
+				close_first_sender(p, n);
+			open_send(p, 0, n);
+			cluster_run(&p->c, AT_ONCE);
+			said(p, 0, ROOM_SEND, n, ERR_ABORTED, "enough");
+			close_room(p, 0, "send", n);
+			/* and it is over for the one after that */
+			open_send(p, 0, n);
+			cluster_run(&p->c, AT_ONCE);
+			waits(p, 0, n);
+			end(p, 0, "send", n);
+		}
+	}
+}
+
+/* The receiver did not know the sender's generation yet when it ended, and meanwhile
+ * that one ended itself and its number was opened again. */
+static void abort_of_the_last_rooms_receiver_harms_no_sender(void **state)
+{
+	struct trio *p = *state;
+	struct wire_abort msg;
+
+	open_recv(p, 130, BOTH);
+	bind(p, 130);
+	open_send(p, 0, 130);
+	cluster_run(&p->c, AT_ONCE);
+	msg = abort_of(p, 130, p->caches[0].pool);
+	msg.from_pool = p->caches[1].pool;
+	end(p, 0, "send", 130);
+	close_room(p, 0, "send", 130);
+	open_send(p, 0, 130);
+	tell(p, &msg);
+	waits(p, 0, 130);
+	/* the control: another of that pool is this room's */
+	msg.from_gen++;
+	tell(p, &msg);
+	said(p, 0, ROOM_SEND, 130, ERR_ABORTED, "from the past");
+}
+
+/* A late partner still hears the end of the room that it missed. */
+static void receiver_that_its_ended_sender_never_heard_is_told(void **state)
+{
+	struct trio *p = *state;
+
+	whole_source(p);
+	for (uint64_t n = 140; n < 142; n++) {
+		open_send(p, 0, n);
+		open_recv(p, n, FIRST);
+		cluster_run(&p->c, AT_ONCE);
+		end(p, 0, "send", n);
+		if (n == 141)
+			close_room(p, 0, "send", n);
+		bind(p, n);
+		cluster_run(&p->c, AT_ONCE);
+		said(p, 1, ROOM_RECV, n, ERR_ABORTED, "enough");
+	}
+}
+
 /* ---- the mirror ---- */
 
 static void sender_that_ends_before_all_receivers_came_tells_those_that_did(void **state)
@@ -634,6 +787,10 @@ int main(void)
 		CASE(abort_that_comes_late_harms_no_other_room),
 		CASE(room_with_all_its_receivers_is_not_harmed),
 		CASE(abort_that_is_lost_leaves_the_clock),
+		CASE(receiver_that_is_first_again_waits_for_its_own_sender),
+		CASE(sender_hears_the_end_of_a_receiver_that_was_first_again),
+		CASE(abort_of_the_last_rooms_receiver_harms_no_sender),
+		CASE(receiver_that_its_ended_sender_never_heard_is_told),
 		CASE(sender_that_ends_before_all_receivers_came_tells_those_that_did),
 		CASE(offer_that_ends_before_its_puller_came_refuses_it),
 	};

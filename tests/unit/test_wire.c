@@ -43,6 +43,7 @@ static uint64_t gen_word(struct gen *g)
 #define FILL_str(f) snprintf(m->f, sizeof(m->f), "text of %s, %u", #f, ++g->n);
 #define FILL_opt(f) FILL_str(f)
 #define FILL_key(f) FILL_id(f)
+#define FILL_pool(f) FILL_u64(f)
 #define FILL_blob(f)               \
 	m->f.data = junk + ++g->n; \
 	m->f.len = 17 + g->n;
@@ -56,6 +57,7 @@ static uint64_t gen_word(struct gen *g)
 #define SAME_str(f) assert_string_equal(a->f, b->f);
 #define SAME_opt(f) SAME_str(f)
 #define SAME_key(f) SAME_id(f)
+#define SAME_pool(f) SAME_u64(f)
 #define SAME_blob(f)                          \
 	assert_int_equal(a->f.len, b->f.len); \
 	assert_memory_equal(a->f.data, b->f.data, a->f.len);
@@ -71,6 +73,7 @@ static uint64_t gen_word(struct gen *g)
 #define LATE_blob(f)
 #define LATE_opt(f) late[lates++] = 2 + strlen(a.f);
 #define LATE_key(f) late[lates++] = 16;
+#define LATE_pool(f) late[lates++] = 8;
 #define LATE(type, f) LATE_##type(f)
 
 static bool is_without_late(size_t n, size_t len, const size_t *late, size_t lates)

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which room of a number is a receiver's.
+ *
+ * A number may be used again, and either side may be first: a receiver that asks for a
+ * number whose last room has ended here is that room's late partner, who is to hear of
+ * its end, or the partner of one that opens soon. A pool has one receiver of a number at
+ * a time, and its messages come in their order. So a room that has heard one of a pool
+ * has none of its later ones, and one that succeeded had all of its own. What a room
+ * heard stays with its tombstone, which stays while the number is open again: a message
+ * of the past that goes by number is told from one to the room of now.
+ */
+#include <assert.h>
+#include <string.h>
+
+#include "daemon/room/rooms_impl.h"
+
+struct heard_one heard_one(const struct remote *remote, uint64_t pool, uint64_t gen)
+{
+	struct heard_one one = {.gen = gen};
+
+	if (!pool)
+		return one;
+	memcpy(&one.who, remote->peer->instance, sizeof(one.who));
+	one.who ^= pool; /* instances are random */
+	return one;
+}
+
+static uint64_t heard_gen(const struct room_heard *heard, uint64_t who)
+{
+	for (unsigned int i = 0; i < ROOM_HEARD_MAX && i < heard->count; i++) {
+		if (heard->by[i].who == who)
+			return heard->by[i].gen;
+	}
+	return 0;
+}
+
+void heard_add(struct room_heard *heard, struct heard_one one)
+{
+	if (!one.who || heard_gen(heard, one.who) || heard->count > ROOM_HEARD_MAX)
+		return;
+	if (heard->count < ROOM_HEARD_MAX) {
+		heard->by[heard->count].who = one.who;
+		heard->by[heard->count].gen = one.gen;
+	}
+	heard->count++;
+}
+
+static struct heard_one heard_party(const struct party *party)
+{
+	return heard_one(party->remote, party->pool_id, party->gen);
+}
+
+void heard_of_room(const struct room *room, struct room_heard *heard_p)
+{
+	const struct party *party;
+
+	*heard_p = room->early;
+	list_foreach(party, &room->parties, link)
+		heard_add(heard_p, heard_party(party));
+}
+
+bool heard_has(const struct room_heard *heard, struct heard_one one)
+{
+	return one.who && heard_gen(heard, one.who) == one.gen;
+}
+
+bool heard_before(const struct room_heard *heard, struct heard_one one)
+{
+	uint64_t gen = heard_gen(heard, one.who);
+
+	if (!one.who)
+		return false;
+	if (!gen) /* of more than it remembers it may be one */
+		return heard->count > ROOM_HEARD_MAX;
+	return gen != one.gen;
+}
+
+bool room_is_before(const struct room *room, struct heard_one one)
+{
+	const struct party *party;
+
+	if (room->role != ROOM_SEND || !one.who)
+		return false;
+	list_foreach(party, &room->parties, link) {
+		if (heard_party(party).who == one.who)
+			return party->gen != one.gen;
+	}
+	if (sm_state(&room->sm) == ROOM_SUCCESS)
+		return true;
+	return heard_before(&room->early, one);
+}
