@@ -27,6 +27,7 @@ static void on_peer_up(void *owner, struct peer *peer)
 
 	if (kvd->bootstrap)
 		bootstrap_peer_up(kvd->bootstrap, peer);
+	rooms_on_up(kvd->rooms);
 }
 
 static void on_peer_down(void *owner, struct peer *peer)

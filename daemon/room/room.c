@@ -268,8 +268,8 @@ void room_move(struct room *room, enum room_state to)
  * that number is another's. */
 static bool early_source(const struct room *room, const struct party *party)
 {
-	return room->role == ROOM_RECV && !party->withdrawn &&
-	       sm_state(&party->remote->peer->sm) == PEER_UP;
+	return room->role == ROOM_RECV && !party->withdrawn && !party->told &&
+	       !party->gen;
 }
 
 static void tell_abort(struct room *room, const struct party *party)
@@ -281,9 +281,9 @@ static void tell_abort(struct room *room, const struct party *party)
 				 .pool = party->pool ? party->pool->id : 0,
 				 .code = room->error.code,
 				 .from_pool = room->pool->id};
+	bool early = early_source(room, party);
 
-	if (party_lost(party) || party->done ||
-	    (!party->told && !party->gen && !early_source(room, party)))
+	if (party_lost(party) || party->done || (!party->told && !party->gen && !early))
 		return;
 	if (room->role == ROOM_PULL && party->answered)
 		return; /* PULL_DONE says it: an ABORT would end the offer for others */
@@ -292,6 +292,11 @@ static void tell_abort(struct room *room, const struct party *party)
 	else
 		err_clear(); /* it may know of the end, not of the ticket */
 	snprintf(msg.text, sizeof(msg.text), "%.300s", room->error.text);
+	if (early && sm_state(&party->remote->peer->sm) != PEER_UP) {
+		rooms_tell_later(room->rooms, party->remote, &msg,
+				 room->session->account);
+		return;
+	}
 	room_trace(room, TRACE_ABORT_OUT, party, party->gen);
 	if (handshake_tell_abort(party->remote, &msg) < 0)
 		err_clear(); /* a peer that cannot be told is going down */

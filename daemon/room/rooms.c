@@ -37,6 +37,7 @@ int rooms_new(struct kvd *kvd, struct rooms **rooms_p)
 	strmap_init(&rooms->by_slot);
 	idmap_init(&rooms->by_gen);
 	early_init(rooms);
+	untold_init(rooms);
 	r = late_init(rooms);
 	if (r >= 0)
 		r = trace_ring_init(&rooms->trace);
@@ -62,6 +63,7 @@ void rooms_free(struct rooms *rooms)
 	history_fini(&rooms->history);
 	trace_ring_fini(&rooms->trace);
 	early_fini(rooms);
+	untold_fini(rooms);
 	late_fini(rooms);
 	waits_free(rooms->waits);
 	strmap_fini(&rooms->by_key);

@@ -38,6 +38,7 @@ uint64_t rooms_oldest_ns(const struct rooms *rooms, enum room_state state);
 /* Events of the handshake layer that are the rooms'. Of many rooms some see them in
  * later turns, and each before anything else happens to it. */
 void rooms_on_change(struct rooms *rooms, struct remote *remote);
+void rooms_on_up(struct rooms *rooms); /* a peer is */
 void rooms_on_down(struct rooms *rooms, struct remote *remote);
 void rooms_on_pool_going(struct rooms *rooms, struct remote_pool *pool);
 int rooms_on_message(struct rooms *rooms, struct remote *remote,
@@ -110,6 +111,10 @@ struct room_request rooms_request_at(const struct rooms *rooms, const struct lis
 const struct history *rooms_history(const struct rooms *rooms);
 unsigned int rooms_moving(const struct rooms *rooms); /* transferring */
 
+/* An ABORT for a source that is not connected: told when it is, or forgotten after
+ * connect_timeout. Charged to the account. */
+void rooms_tell_later(struct rooms *rooms, struct remote *remote,
+		      const struct wire_abort *msg, struct account *account);
 /* Its TRANSFER_INFO, read to the end, is no good. */
 void rooms_refuse_info(const struct party *party, const struct err *why);
 /* Acknowledge the party's TRANSFER_INFO when nothing else is left to do in this turn,

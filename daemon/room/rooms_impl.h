@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rooms_impl: what rooms.c (tables, life), rooms_late.c (orphans, tombstones),
- * rooms_early.c (receivers that never came), rooms_heard.c (which of them are another
- * room's) and rooms_msg.c (messages) share. */
+ * rooms_early.c (receivers that never came), rooms_untold.c (their ends, until their
+ * sources are connected), rooms_heard.c (which of them are another room's) and
+ * rooms_msg.c (messages) share. */
 #ifndef KVD_ROOMS_IMPL_H
 #define KVD_ROOMS_IMPL_H
 
@@ -44,6 +45,11 @@ struct rooms {
 	unsigned int early_count;
 	struct loop_timer early_timer;
 	struct room_sweep early_sweep;
+	/* rooms_untold.c */
+	struct list untold; /* oldest first */
+	unsigned int untold_count;
+	struct loop_timer untold_timer;
+	struct loop_defer untold_go;
 	struct tombstone *tombs; /* ring of config->tombstones_max */
 	struct strmap tomb_by_pool;
 	size_t tomb_next, tomb_cap;
@@ -116,6 +122,12 @@ bool heard_has(const struct room_heard *heard, struct heard_one one);
 bool heard_before(const struct room_heard *heard, struct heard_one one);
 /* The same of a room. */
 bool room_is_before(const struct room *room, struct heard_one one);
+
+/* ---- rooms_untold.c ---- */
+void untold_init(struct rooms *rooms);
+void untold_fini(struct rooms *rooms);
+/* The receiver of this generation opens its number again. */
+void untold_take_back(struct rooms *rooms, uint64_t gen);
 
 /* ---- rooms_msg.c ---- */
 void msg_init(struct rooms *rooms);

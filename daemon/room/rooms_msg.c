@@ -540,6 +540,7 @@ void msg_abort_back(const struct room *room, uint64_t gen)
 	const struct party *party;
 
 	assert(room->role == ROOM_RECV);
+	untold_take_back(room->rooms, gen);
 	list_foreach(party, &room->parties, link) {
 		/* one that is not up has forgotten it */
 		if (sm_state(&party->remote->peer->sm) == PEER_UP)

@@ -42,8 +42,7 @@ MUTANTS = [
      "first_waiting(room) == &room->chunks && room_parties_done(room)",
      "first_waiting(room) == &room->chunks"),
     ("abort-told-to-nobody", "daemon/room/room.c",
-     "if (party_lost(party) || party->done ||\n"
-     "\t    (!party->told && !party->gen && !early_source(room, party)))",
+     "if (party_lost(party) || party->done || (!party->told && !party->gen && !early))",
      "if (party)"),
     ("receiver-that-cannot-start-tells-nobody", "daemon/room/room.c",
      "return room->role == ROOM_RECV && !party->withdrawn &&",

@@ -716,6 +716,88 @@ static void receiver_that_its_ended_sender_never_heard_is_told(void **state)
 	}
 }
 
+/* ---- sources that are not connected yet ---- */
+
+static void end_before_the_connection_is_told_after_it(void **state)
+{
+	struct trio *p = *state;
+
+	open_send(p, 0, 150);
+	open_recv(p, 150, FIRST);
+	end(p, 1, "recv", 150);
+	close_room(p, 1, "recv", 150);
+	assert_int_equal(rooms_at(p, 1)->untold_count, 1);
+	cluster_run(&p->c, AT_ONCE);
+	said(p, 0, ROOM_SEND, 150, ERR_ABORTED, "enough");
+	assert_int_equal(rooms_at(p, 1)->untold_count, 0);
+}
+
+static void end_before_the_connection_is_taken_back(void **state)
+{
+	struct trio *p = *state;
+
+	open_recv(p, 151, FIRST);
+	end(p, 1, "recv", 151);
+	close_room(p, 1, "recv", 151);
+	open_recv(p, 151, FIRST);
+	assert_int_equal(rooms_at(p, 1)->untold_count, 0);
+	open_send(p, 0, 151);
+	cluster_run(&p->c, AT_ONCE);
+	waits(p, 0, 151);
+	end(p, 0, "send", 151);
+}
+
+/* Nobody answers the dial: what would be told is few, is charged, and goes. */
+static void end_that_nobody_can_be_told_is_bounded(void **state)
+{
+	struct trio *p = *state;
+	const struct account *account = p->engines[1]->account;
+	const uint64_t ttl = p->c.nodes[1].config.connect_timeout_ns;
+
+	p->c.nodes[1].config.orphans_max = 3;
+	for (uint64_t n = 160; n < 165; n++) {
+		open_recv(p, n, "'tcp://10.0.0.9:7400'");
+		end(p, 1, "recv", n);
+		close_room(p, 1, "recv", n);
+	}
+	assert_int_equal(rooms_at(p, 1)->untold_count, 3);
+	assert_int_equal(account->objects[ACCOUNT_ORPHANS], 3);
+	cluster_run(&p->c, ttl / 2);
+	assert_int_equal(rooms_at(p, 1)->untold_count, 3);
+	cluster_run(&p->c, ttl);
+	assert_int_equal(rooms_at(p, 1)->untold_count, 0);
+	assert_int_equal(account->objects[ACCOUNT_ORPHANS], 0);
+	assert_true(list_empty(handshake_remotes(p->c.nodes[1].kvd.handshake)));
+}
+
+/* The daemon that the room knew is gone; the next one's rooms are others. */
+static void end_is_not_told_to_another_instance(void **state)
+{
+	struct trio *p = *state;
+	struct session *engine;
+	struct cache cache = p->caches[0];
+	unsigned int again;
+
+	meet(p);
+	open_recv(p, 170, FIRST);
+	cluster_until_state(&p->c, p->engines[1], "recv", 170, KVD_WAITING_FOR_INPUT);
+	cluster_crash(&p->c, 0, MEM_CRASH_KILLED);
+	cluster_until_state(&p->c, p->engines[1], "recv", 170, KVD_FAILED);
+	assert_int_equal(rooms_at(p, 1)->untold_count, 1);
+	again = cluster_restart(&p->c, 0);
+	engine = cluster_engine(&p->c, again, "prefill again");
+	cluster_cache(&p->c, engine, "kv", 0, &cache);
+	cluster_ok(&p->c, engine,
+		   "{'cmd':'room.open','room':'170','role':'send','pool':%llu}",
+		   (unsigned long long)cache.pool);
+	cluster_run(&p->c, 3 * LOOP_NS_PER_S);
+	assert_int_equal(rooms_at(p, 1)->untold_count, 0);
+	assert_int_equal(cluster_state(&p->c, engine, "send", 170), KVD_BOOTSTRAPPING);
+	cluster_engine_dies(&p->c, engine);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	cache_close(&cache);
+}
+
 /* ---- the mirror ---- */
 
 static void sender_that_ends_before_all_receivers_came_tells_those_that_did(void **state)
@@ -791,6 +873,10 @@ int main(void)
 		CASE(sender_hears_the_end_of_a_receiver_that_was_first_again),
 		CASE(abort_of_the_last_rooms_receiver_harms_no_sender),
 		CASE(receiver_that_its_ended_sender_never_heard_is_told),
+		CASE(end_before_the_connection_is_told_after_it),
+		CASE(end_before_the_connection_is_taken_back),
+		CASE(end_that_nobody_can_be_told_is_bounded),
+		CASE(end_is_not_told_to_another_instance),
 		CASE(sender_that_ends_before_all_receivers_came_tells_those_that_did),
 		CASE(offer_that_ends_before_its_puller_came_refuses_it),
 	};
