@@ -346,6 +346,7 @@ def test_an_end_is_seen_without_looking_at_each_room(sides):
         assert offer.wait_still(5)
     assert p.desk.any_ended() and not p.desk.any_ended()
     assert not p.desk.live
+    ends(pull, FAILED)
 
 
 def test_a_room_that_never_was_has_failed(sides):
