@@ -22,7 +22,7 @@ ID_MAX = 128  # of a request
 OPEN_S = 30.0  # for prefill's daemon and its room
 OFFER_S = 10.0  # for an offer, which comes with prefill's next step
 CLOSE_S = 2.0
-SWEEP_S = 0.02  # requests are looked at one by one, also when no room has ended
+SWEEP_S = 0.25  # requests are looked at one by one, also when no room has ended
 RECORDS = 1024  # of pushed requests that have finished here, at least
 
 Ranks = namedtuple("Ranks", "size rank")
