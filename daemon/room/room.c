@@ -293,8 +293,10 @@ static void tell_abort(struct room *room, const struct party *party)
 		err_clear(); /* it may know of the end, not of the ticket */
 	snprintf(msg.text, sizeof(msg.text), "%.300s", room->error.text);
 	if (early && sm_state(&party->remote->peer->sm) != PEER_UP) {
-		rooms_tell_later(room->rooms, party->remote, &msg,
-				 room->session->account);
+		/* a room that ends because it cannot be reached does not try on */
+		if (party->remote->peer->why.code != room->error.code)
+			rooms_tell_later(room->rooms, party->remote, &msg,
+					 room->session->account);
 		return;
 	}
 	room_trace(room, TRACE_ABORT_OUT, party, party->gen);
