@@ -5,7 +5,7 @@ Every call is posted: written into shared memory, without an answer. turn() does
 be put off: an opening while an old room has the number or no session is there, a chunk whose
 event has not happened, a call that found that memory full. CUDA events are the daemon's to
 wait for, once follow_cuda() was called. A room's state is a read of shared memory. Only
-wait_still() waits, and the words of a failure are asked for, WORDS_S at most.
+wait_still() and wait_read() wait, and the words of a failure are asked for, WORDS_S at most.
 
 A Handle outlives its room: that is closed, and its number free, as soon as it has ended."""
 import logging

@@ -196,8 +196,8 @@ class Room:
 
     def bind(self, views, aux=None, wait=None, timeout=None):
         """recv, and a pull without views: where the bytes shall land. views: {name: pages
-        or View}; aux: a slot of the view "aux"; wait: (region, offset, value), nothing lands before the u64 at
-        that offset of the region is at least value; or an Event."""
+        or View}; aux: a slot of the view "aux"; wait: (region, offset, value), nothing lands
+        before the u64 at that offset of the region is at least value; or an Event."""
         self._room.bind(views_pack(views), aux_pack(aux), wait_pack(wait),
                         _check.seconds("timeout", timeout))
 

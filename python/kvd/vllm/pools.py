@@ -42,19 +42,12 @@ class Group(namedtuple("Group", "name kind tokens ratio grain window spec_blocks
         return View([blocks[len(blocks) - 1 - scratch]], 0, (0, 1)) if blocks else None
 
     def offered(self, blocks, end):
-        """What a request of `end` tokens has; None: nothing. Block 0 stands for one that
-        fell out of the window."""
-        if self.kind == "state":
-            return self._state(blocks)
-        blocks = list(blocks)[:-(-end // self.tokens)]
-        first = len(blocks)
-        while first and blocks[first - 1]:
-            first -= 1
-        begin = first * self.tokens
-        return self._view(blocks, begin, end) if begin < end else None
+        """What a request of `end` tokens has; None: nothing."""
+        return self._state(blocks) if self.kind == "state" else self.pushed(blocks, 0, end)
 
     def pushed(self, blocks, begin, end):
-        """Tokens [begin, end) of a request, as far as they have not left the window."""
+        """Tokens [begin, end) of a request, as far as they have not left the window: block 0
+        stands for one that did."""
         blocks = list(blocks)[:-(-end // self.tokens)]
         first = begin // self.tokens
         for at in range(len(blocks) - 1, first - 1, -1):
