@@ -44,9 +44,10 @@ def _words(name, value):
     return [_text("%s[%d]" % (name, i), word) for i, word in enumerate(value)]
 
 
-def _number(name, value, low, high=_check.U32):
+def number(name, value, low, high=_check.U32):
+    """An int that somebody else has sent; ValueError names the field."""
     try:
-        return _check.integer("kvd." + name, value, low, high)
+        return _check.integer(name, value, low, high)
     except TypeError as error:
         raise ValueError(str(error)) from None
 
@@ -58,8 +59,8 @@ def layers_of(told):
     for numbers in told.values():
         if not isinstance(numbers, list) or len(numbers) > LAYERS:
             raise ValueError("kvd.layers: not a list of at most %d" % LAYERS)
-        for i, number in enumerate(numbers):
-            _number("layers[%d]" % i, number, 0)
+        for i, layer in enumerate(numbers):
+            number("kvd.layers[%d]" % i, layer, 0)
     return told
 
 
@@ -73,11 +74,11 @@ def row_of(info):
         heads, aux, layers = row.get("heads"), row.get("aux"), row.get("layers")
         return {"endpoint": _text("endpoint", row.get("endpoint")),
                 "pool": _text("pool", row.get("pool")),
-                "rank": _number("rank", row.get("rank"), 0),
-                "heads": None if heads is None else _number("heads", heads, 1),
+                "rank": number("kvd.rank", row.get("rank"), 0),
+                "heads": None if heads is None else number("kvd.heads", heads, 1),
                 "views": _words("views", row.get("views")),
                 "states": _words("states", row.get("states")),
-                "aux": None if aux is None else _number("aux", aux, 1),
+                "aux": None if aux is None else number("kvd.aux", aux, 1),
                 "layers": None if layers is None else layers_of(layers),
                 "secret": secret_of(row)}
     except ValueError as error:

@@ -14,7 +14,7 @@ from collections import namedtuple
 
 from .. import _check
 from ..rooms import Source
-from ..route import layers_of
+from ..route import layers_of, number
 
 RANKS = 1024
 TEXT = 256
@@ -40,13 +40,6 @@ def write(room, ticket, tokens, tp, pp, ranks):
                     for key in sorted(ranks)], "layers": layers_of_all(ranks.values())}}
 
 
-def _number(name, value, low, high):
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError("%s: %s is no number of %d to %d"
-                         % (name, _check.came(value), low, high))
-    return value
-
-
 def _text(name, value, pattern):
     if not isinstance(value, str) or len(value) > TEXT or not re.fullmatch(pattern, value):
         raise ValueError("kvd.%s: %s is not one" % (name, _check.came(value)))
@@ -58,7 +51,7 @@ def read(params):
     told = params.get("kvd")
     if not isinstance(told, dict):
         raise ValueError("there is no `kvd`: prefill must run KvdConnector, too")
-    tp, pp = (_number("kvd." + name, told.get(name), 1, RANKS) for name in ("tp", "pp"))
+    tp, pp = (number("kvd." + name, told.get(name), 1, RANKS) for name in ("tp", "pp"))
     rows = told.get("sources")
     if not isinstance(rows, list) or len(rows) != tp * pp or len(rows) > RANKS:
         raise ValueError("kvd.sources: not a list of tp x pp, %d" % (tp * pp))
@@ -68,11 +61,11 @@ def read(params):
             raise ValueError("kvd.sources[%d]: not [endpoint, pool, rank]" % i)
         sources.append(Source(_text("sources[%d][0]" % i, row[0], r"[!-~]+"),
                               _text("sources[%d][1]" % i, row[1], r"[!-~]+"), None,
-                              _number("kvd.sources[%d][2]" % i, row[2], 0, _check.U32)))
-    room = _number("kvd.room", int(_text("room", told.get("room"), "[0-9]{1,19}")), 0,
+                              number("kvd.sources[%d][2]" % i, row[2], 0, _check.U32)))
+    room = number("kvd.room", int(_text("room", told.get("room"), "[0-9]{1,19}")), 0,
                    (1 << 63) - 1)
     return Remote(room, _text("ticket", told.get("ticket"), "[!-~]+"),
-                  _number("kvd.tokens", told.get("tokens"), 1, (1 << 40)), tp, pp, sources,
+                  number("kvd.tokens", told.get("tokens"), 1, (1 << 40)), tp, pp, sources,
                   layers=layers_of(told.get("layers")))
 
 
@@ -81,7 +74,7 @@ def room_of(params):
     room = params.get("bootstrap_room")
     if isinstance(room, str) and re.fullmatch("[0-9]{1,19}", room):
         room = int(room)
-    return None if room is None else _number("bootstrap_room", room, 0, (1 << 63) - 1)
+    return None if room is None else number("bootstrap_room", room, 0, (1 << 63) - 1)
 
 
 def address_of(params):
@@ -93,7 +86,7 @@ def address_of(params):
         port = int(port)
     if ":" in host and not host.startswith("["):
         host = "[%s]" % host
-    return "%s:%d" % (host, _number("bootstrap_port", port, 1, 65535))
+    return "%s:%d" % (host, number("bootstrap_port", port, 1, 65535))
 
 
 def sources_of(remote, tp, rank):
