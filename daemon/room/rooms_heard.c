@@ -9,6 +9,10 @@
  * has none of its later ones, and one that succeeded had all of its own. What a room
  * heard stays with its tombstone, which stays while the number is open again: a message
  * of the past that goes by number is told from one to the room of now.
+ *
+ * What a number cannot tell: a sender that opens it again before its receiver does, and
+ * before that one's last ABORT is taken back, fails by it. Its receiver then waits for
+ * another sender until its own timeout. Tickets of one request tell the two apart.
  */
 #include <assert.h>
 #include <string.h>

@@ -14,6 +14,8 @@
  *   learn    A room whose partner has failed shows it within 1 s, with a reason.
  *            While lines are broken or daemons die nobody may be able to tell it:
  *            then its own clock does (waiting_timeout, 2 s here, and its rounding).
+ *            So it does where the partner of a number that is used again failed before
+ *            it had heard of the room: that may have been the end of the one before.
  *   start    A receiver that has failed before it asked for anything ends the rooms
  *            of its sources as fast, also those that open a little later.
  *   end      Every room ends within a bound, and when nothing went wrong and all
@@ -297,9 +299,14 @@ static void on_ended(struct sim *sim, struct sim_request *req, struct sim_side *
 
 /* ---- learn ---- */
 
-static uint64_t patience(const struct sim *sim, const struct sim_side *other)
+static uint64_t patience(const struct sim *sim, const struct sim_request *req,
+			 const struct sim_side *side, const struct sim_side *other)
 {
 	uint64_t now = loop_now_ns(sim->c.loop);
+
+	if (!req->fresh && strcmp(side->role, "recv") == 0 &&
+	    other->ended_ns <= side->last_ns)
+		return LEARN_LATE_NS;
 
 	/* whoever died before it was asked is missed when the question has waited
 	 * in vain at who came in its place */
@@ -374,9 +381,9 @@ static void check_partners(struct sim *sim, const struct sim_request *req,
 		    !serves(&other->engine->cache, &side->engine->cache) ||
 		    has_all_of(req, side, other))
 			continue; /* that one is not missed */
-		if (now > since + patience(sim, other) && getenv("SIM_SHOW"))
+		if (now > since + patience(sim, req, side, other) && getenv("SIM_SHOW"))
 			show(sim, req);
-		if (now > since + patience(sim, other))
+		if (now > since + patience(sim, req, side, other))
 			sim_broken(sim,
 				   "learn: %s room %llu is in state %u, %s failed %llu "
 				   "ms ago",
