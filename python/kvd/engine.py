@@ -4,8 +4,9 @@
 Every call is posted: written into shared memory, without an answer. turn() does what had to
 be put off: an opening while an old room has the number or no session is there, a chunk whose
 event has not happened, a call that found that memory full. CUDA events are the daemon's to
-wait for, once follow_cuda() was called. A room's state is a read of shared memory. Only
-wait_still() and wait_read() wait, and the words of a failure are asked for, WORDS_S at most.
+wait for, once follow_cuda() was called. A room's state is a read of shared memory, and news()
+tells of all rooms by one whether it is worth while. Only wait_still() and wait_read() wait, and
+the words of a failure are asked for, WORDS_S at most.
 
 A Handle outlives its room: that is closed, and its number free, as soon as it has ended."""
 import logging
@@ -25,7 +26,7 @@ WORDS_S = 0.05
 MUTE_S = 1.0  # after a daemon that did not tell them in time
 RETRY_S = 5.0  # without a session
 TURN_S = 100e-6
-LOOK_S = 0.1  # for the end of the session
+NEWS_S = 0.25  # also without a change: the session may have ended, a time be over
 DAY_MS = 24 * 3600 * 1000
 DONE_MAX = 65535  # that a room's figures count to
 LATER = ("EFULL", "EBUSY", "ENOMEM")  # the same call later
@@ -88,6 +89,7 @@ class Handle:
         self._call(start, events if listed is None else events + [listed])
 
     def _call(self, start, events=()):
+        self.desk.changes += 1
         if self.end is not None or self.stopped:
             return
         self._calls.append((start, events))
@@ -131,13 +133,14 @@ class Handle:
                 self._over(text_of(error))
             return
         desk.live[self.role, self.number] = self
-        desk._rooms = None
+        desk.changed()
 
     # ---- its end ----
 
     def stop(self, reason):
         """Nothing of it shall move. It has ended when `end` says so; the first reason
         stands."""
+        self.desk.changes += 1
         if self.end is not None or self.stopped:
             return
         self.stopped, self._words = True, reason
@@ -162,10 +165,9 @@ class Handle:
         self._calls.clear()
         desk.parked.pop(id(self), None)
         desk.left.pop(id(self), None)
-        desk._ended = True
         if desk.live.get((self.role, self.number)) is self:
             del desk.live[self.role, self.number]
-            desk._rooms = None
+        desk.changed()
         if self.on_end:
             self.on_end()
 
@@ -262,8 +264,9 @@ class Desk:
         self.parked = {}  # handles with something to do, by id
         self.left = {}  # stopped, not ended
         self.timeline = None
-        self._rooms, self._states, self._ended = None, None, False
-        self._turned_s = self._looked_s = self._mute_s = 0.0
+        self.changes = 0
+        self._rooms = self._states = self._at = self._shown = None
+        self._turn_s = self._news_s = self._mute_s = 0.0
 
     def _handle(self, role, number, pool, open_s, *, sources=(), receivers=0, views=None,
                 lease_ms=0, **names):
@@ -332,26 +335,46 @@ class Desk:
     def turn(self, now=False):
         """Do what was put off."""
         clock = self.clock()
-        if not now and clock - self._turned_s < TURN_S:
-            return
-        self._turned_s = clock
-        if self.parked or clock >= self._looked_s + LOOK_S:
-            self._looked_s = clock
+        if now or clock >= self._turn_s:
+            self._turn(clock)
+
+    def news(self):
+        """turn(). A number, another one if a room's look() may have another answer than at the
+        last call, and every NEWS_S."""
+        clock = self.clock()
+        if clock >= self._turn_s:
+            self._turn(clock)
+        return self.changes
+
+    def changed(self):
+        """Other rooms are live, or one has ended."""
+        self._rooms = None
+        self.changes += 1
+
+    def _turn(self, clock):
+        self._turn_s = clock + TURN_S
+        late = clock >= self._news_s
+        if late or self.live or self.parked:
             self.kvd.poll()
         for handle in list(self.parked.values()):
             handle.flush()
         for handle in list(self.left.values()):
             handle.look()
+        shown = self._read()
+        if late or shown != self._shown:
+            self._shown, self._news_s = shown, clock + NEWS_S
+            self.changes += 1
 
-    def any_ended(self):
-        """Whether a handle has ended since the last call, or will at look(): of all rooms by
-        one call."""
+    def _read(self):
+        """The states of all rooms, by one call."""
         if self._rooms is None:
             self._rooms = list(self.live.values())
-            self._states = np.empty(max(len(self._rooms), 1), np.int32)
-        ended, self._ended = self._ended, False
-        return ended or bool(self._rooms) and \
-            self.client.states(self._rooms, self._states) > 0
+            self._states = np.empty(len(self._rooms), np.int32)
+            self._at = self._states.ctypes.data
+        if not self._rooms:
+            return b""
+        _kvd.states(self._rooms, self._at)
+        return self._states.tobytes()
 
     def still(self, role, number):
         """No room of this number that was stopped can move any more."""

@@ -332,21 +332,48 @@ def test_a_lease_that_nobody_keeps_ends_and_the_late_one_gets_nothing(sides, pai
 def test_an_end_is_seen_without_looking_at_each_room(sides):
     p, d, source = sides
     offers = [p.offer(200 + i, [10 + i], 32) for i in range(5)]
-    p.desk.any_ended()
-    assert not p.desk.any_ended()
     pull = d.pull(203, source)
+    p.desk.turn(True)
+    last = p.desk.news()
     pull.stop("the client left")
-    until(lambda: d.desk.turn() or p.desk.any_ended())
-    assert p.desk.any_ended()  # as long as nobody has looked
+    until(lambda: d.desk.turn() or p.desk.live[engine.OFFER, 203].peek() == FAILED)
+    p.desk.turn(True)
+    assert p.desk.news() > last
+    last = p.desk.news()
     assert [o.look() == FAILED for o in offers] == [False] * 3 + [True, False]
-    assert p.desk.any_ended()  # it was closed meanwhile
-    assert not p.desk.any_ended()
+    assert p.desk.news() > last  # it was closed meanwhile
     for offer in offers:
+        last = p.desk.news()
         offer.stop("enough")
+        assert p.desk.news() > last
         assert offer.wait_still(5)
-    assert p.desk.any_ended() and not p.desk.any_ended()
     assert not p.desk.live
     ends(pull, FAILED)
+
+
+def test_whoever_looks_when_there_is_news_misses_nothing(sides, monkeypatch):
+    p, d, source = sides
+    monkeypatch.setattr(engine, "NEWS_S", 1e6)
+    seen = {}
+
+    def looked(*handles):
+        for handle in handles:
+            if handle.desk.news() != seen.get(handle):
+                seen[handle] = handle.desk.changes
+                handle.look()
+        return all(handle.end is not None for handle in handles)
+    for desk in (p.desk, d.desk):
+        desk.turn(True)
+        desk.turn(True)
+        last = desk.news()
+        desk.turn(True)
+        assert desk.news() == last
+    for n in range(301, 320):
+        offer, pull = p.offer(n, [n % 60], 32), d.pull(n, source)
+        looked(offer, pull)
+        pull.bind({"kv0": KV.wanted([n % 60], 0, 32)})
+        until(lambda: looked(offer, pull))
+        assert offer.end == pull.end == SUCCESS
 
 
 def test_a_room_that_never_was_has_failed(sides):

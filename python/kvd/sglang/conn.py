@@ -347,6 +347,7 @@ class KVSender(CommonKVSender):
     def __init__(self, mgr, bootstrap_addr, bootstrap_room,
                  req_has_disagg_prefill_dp_rank=False):
         self._room, self._started, self._seq, self._ready = None, False, 0, False
+        self._news, self._seen, self._said = mgr.desk.news, None, None
         self.mirrored = None
         super().__init__(mgr, bootstrap_addr, bootstrap_room, req_has_disagg_prefill_dp_rank)
         if mgr.is_dummy_cp_rank or \
@@ -367,12 +368,19 @@ class KVSender(CommonKVSender):
     # ---- state ----
 
     def poll(self):
+        news = self._news()
+        if news == self._seen:
+            return self._said
         room = self._room
         if room is None or self.conclude_state is not None:
             return super().poll()
-        self.kv_mgr.desk.turn()
         state = room.look()
-        return self._conclude(state) if state in (FAILED, SUCCESS) else self._moving(state)
+        if state in (FAILED, SUCCESS):
+            return self._conclude(state)
+        self._said = self._moving(state)
+        if self._ready or state != KVPoll.WaitingForInput:
+            self._seen = news
+        return self._said
 
     def _moving(self, state):
         """Bootstrap queue and parked requests know 0, 1, 2; the inflight queue 0, 2, 3, 4."""
@@ -434,7 +442,7 @@ class KVSender(CommonKVSender):
 
     def init(self, num_kv_indices, aux_index=None):
         super().init(num_kv_indices, aux_index)
-        self._started = True
+        self._started, self._seen = True, None
 
     def send(self, kv_indices, state_indices=None, num_kv_tokens=None, indices_event=None):
         if self._room is None:
@@ -530,6 +538,7 @@ class KVReceiver(CommonKVReceiver):
     def __init__(self, mgr, bootstrap_addr, bootstrap_room=None):
         self._room, self._bound, self._slot, self._aux_index = None, False, None, None
         self._asked = False  # to abort, by another thread
+        self._news, self._seen, self._said = mgr.desk.news, None, None
         self.prompt_tokens = None
         super().__init__(mgr, bootstrap_addr, bootstrap_room)
 
@@ -562,6 +571,11 @@ class KVReceiver(CommonKVReceiver):
 
     # ---- state ----
 
+    def poll(self):
+        if self._news() == self._seen and not self._asked:
+            return self._said
+        return super().poll()
+
     def _poll(self):
         room = self._room
         if room is None or self.conclude_state is not None:
@@ -569,17 +583,16 @@ class KVReceiver(CommonKVReceiver):
         if self._asked:
             self._asked = False
             self._stop(ABORTED)
-        self.kv_mgr.desk.turn()
-        state = room.look()
+        news, state = self._news(), room.look()
         if state in (FAILED, SUCCESS):
             return self._conclude(state)
-        if not self._bound:
-            return KVPoll.WaitingForInput
         self._give_up_late()
-        return min(max(state, KVPoll.WaitingForInput), KVPoll.Transferring)
+        self._seen, self._said = news, KVPoll.WaitingForInput if not self._bound else \
+            min(max(state, KVPoll.WaitingForInput), KVPoll.Transferring)
+        return self._said
 
     def _give_up_late(self):
-        elapsed = time.time() - self.init_time
+        elapsed = time.time() - self.init_time if self._bound else 0
         if elapsed >= self.kv_mgr.waiting_timeout and not self._room.stopped:
             self._room.stop("Request %d timed out after %.1fs in KVPoll.WaitingForInput "
                             "(SGLANG_DISAGGREGATION_WAITING_TIMEOUT)"

@@ -22,7 +22,6 @@ ID_MAX = 128  # of a request
 OPEN_S = 30.0  # for prefill's daemon and its room
 OFFER_S = 10.0  # for an offer, which comes with prefill's next step
 CLOSE_S = 2.0
-SWEEP_S = 0.25  # requests are looked at one by one, also when no room has ended
 RECORDS = 1024  # of pushed requests that have finished here, at least
 
 Ranks = namedtuple("Ranks", "size rank")
@@ -43,7 +42,7 @@ class Worker:
         self.client = self.desk = self.pool = self.slots = None
         self.gpu, self.timelines = False, {}
         self.with_push, self.offers, self.pulls, self.pushes = pushes, {}, {}, {}
-        self._stats, self._sweep_s = KvdStats(), 0.0
+        self._stats, self._seen = KvdStats(), None
 
     # ---- memory ----
 
@@ -139,7 +138,7 @@ class Worker:
                     pull.waits = "sent"
                 pull.handle.stop("the request was given up")
         if step.ends or step.given_up or step.binds or step.drops:
-            self._sweep_s = 0.0
+            self._seen = None
 
     def mark(self):
         """Of the current stream; None where a call that returns has computed."""
@@ -188,11 +187,10 @@ class Worker:
     def results(self):
         """(sent, received, failed) since the last call."""
         sent, received, failed = set(), set(), set()
-        self.desk.turn()
-        now = self.desk.clock()
-        if not self.desk.any_ended() and now < self._sweep_s:
+        news = self.desk.news()
+        if news == self._seen:
             return sent, received, failed
-        self._sweep_s = now + SWEEP_S
+        self._seen = news
         for name, handle in list(self.offers.items()):
             if handle.look() in (FAILED, SUCCESS):
                 del self.offers[name]
