@@ -368,7 +368,7 @@ class Desk:
     def _read(self):
         """The states of all rooms, by one call."""
         if self._rooms is None:
-            self._rooms = list(self.live.values())
+            self._rooms = [handle._room for handle in self.live.values()]
             self._states = np.empty(len(self._rooms), np.int32)
             self._at = self._states.ctypes.data
         if not self._rooms:
