@@ -93,7 +93,8 @@ class Worker:
     # ---- a step ----
 
     def begin(self, step):
-        """Before the step's forward pass."""
+        """Before the step's forward pass. All that needs none of it: vLLM calls take() behind
+        it, and on a CPU that is a pass later."""
         for name in step.preempted:
             if name in self.pushes:
                 self.pushes[name].settle()
@@ -104,6 +105,32 @@ class Worker:
         for name, blocks, end in step.computed:
             if name in self.pushes:
                 self.pushes[name].computed(blocks, end)
+        mark = Mark(self)
+        for name, blocks, end, first in step.ends:
+            if name in self.pushes:
+                self.pushes[name].finish(blocks, end, first)
+                self.pushes[name].advance(mark)
+        for name, room, ticket, blocks, tokens in step.offers:
+            views = self._views(blocks, lambda g, b: g.offered(b, tokens))
+            self.offers[name] = self.desk.offer(
+                room, self.pool, views, ticket=ticket, lease_ms=int(self.lease_s * 1000),
+                request_id=shown(name))
+        for name, why in step.given_up:
+            if name in self.pushes:
+                self.pushes[name].give_up(why)
+        for name, remote in step.pulls:
+            self._open(name, remote)
+        for name, room, words in step.refused:
+            self.pulls[name] = Pull(self.desk.refused(PULL, room, words))
+        for name, waits in step.drops:
+            pull = self.pulls.get(name)
+            if pull is not None:
+                pull.dropped = True
+                if waits:
+                    pull.waits = "sent"
+                pull.handle.stop("the request was given up")
+        if step.ends or step.given_up or step.drops:
+            self._seen = None
 
     def layer_saved(self, step, layer):
         """In the forward pass, behind this layer."""
@@ -113,31 +140,10 @@ class Worker:
                 self.pushes[name].layer_saved(layer, mark)
 
     def take(self, step):
-        for name, room, ticket, blocks, tokens in step.offers:
-            views = self._views(blocks, lambda g, b: g.offered(b, tokens))
-            self.offers[name] = self.desk.offer(
-                room, self.pool, views, ticket=ticket, lease_ms=int(self.lease_s * 1000),
-                request_id=shown(name))
-        for name, blocks, end, first in step.ends:
-            if name in self.pushes:
-                self.pushes[name].finish(blocks, end, first)
-        for name, why in step.given_up:
-            if name in self.pushes:
-                self.pushes[name].give_up(why)
-        for name, remote in step.pulls:
-            self._open(name, remote)
-        for name, room, words in step.refused:
-            self.pulls[name] = Pull(self.desk.refused(PULL, room, words))
+        """What vLLM does to new blocks before the pass has been enqueued: they may be
+        written."""
         for name, blocks, begin, end in step.binds:
             self._bind(name, blocks, begin, end)
-        for name, waits in step.drops:
-            pull = self.pulls.get(name)
-            if pull is not None:
-                pull.dropped = True
-                if waits:
-                    pull.waits = "sent"
-                pull.handle.stop("the request was given up")
-        if step.ends or step.given_up or step.binds or step.drops:
             self._seen = None
 
     def mark(self):

@@ -108,6 +108,8 @@ def vllm():
 
     def wrapped(*args, **kwargs):
         connector = clock.making(create)(*args, **kwargs)
+        # on a CPU NixlConnector does that to the thread of the forward pass: so for all
+        os.sched_setaffinity(0, [max(os.sched_getaffinity(0))])
         for name in CALLS["vllm"]:
             setattr(connector, name, clock.timed(getattr(connector, name)))
         connector.register_kv_caches = clock.making(connector.register_kv_caches)
