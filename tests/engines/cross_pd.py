@@ -105,10 +105,7 @@ class VllmSglang(Way):
         return self
 
     def prefill(self, ids, room):
-        body = {"model": "tiny", "prompt": ids, "max_tokens": 1, "temperature": 0,
-                "ignore_eos": True, "kv_transfer_params": {"do_remote_decode": True,
-                                                           "bootstrap_room": room}}
-        return self.vllm.call("POST", "/v1/completions", body, 120)
+        return self.vllm.ask_prefill(ids, {"bootstrap_room": room}, "room%d" % room)
 
     def decode(self, ids, n, room, **more):
         return self.sglang.generate(sglang_pd.request(

@@ -338,10 +338,12 @@ class Ends:
         assert of, "no block was given back"
         return "%d blocks" % of
 
-    def canary_sees(self):
-        """The check above, on a connector that reports too early."""
-        early, bad, of = self.canary("early")
+    def canary_sees(self, fault):
+        """The check above, on a connector that reports too early, and does not even tell the
+        daemon."""
+        early, bad, of = self.canary(fault)
         assert early, "nothing was freed early"
+        assert bad or fault == "early", "no block was written"
         return "freed early; %d of %d blocks written after" % (bad, of)
 
     # ---- 2: leases ----
@@ -401,6 +403,21 @@ class Ends:
         for name, one in (("at_once0", asked), ("at_once1", fresh), ("at_once2", again)):
             self.right_or_error(name, one.answer(), ("right",))
         self.quiet()
+
+    def frozen_sees(self):
+        """The check above, on a connector that gives up after a second."""
+        self.D.look("break", "impatient")
+        try:
+            self.frozen(1)
+        except (AssertionError, RuntimeError, OSError) as error:
+            seen = str(error)
+        else:
+            raise AssertionError("it is not noticed")
+        finally:
+            self.D.look("break", "")
+        self.next_request_works(20)
+        self.quiet()
+        return "seen: " + seen[:120]
 
     def killed(self, who):
         """Its rooms fail, and the next request works."""
@@ -812,7 +829,8 @@ def one_rank(ends, check):
         check("P gives up, %s" % where, ends.prefill_gives_up, where)
         check("D gives up, %s" % where, ends.decode_gives_up, where)
     check("blocks of a request whose client left are not written", ends.canary_holds)
-    check("control: blocks given back early are noticed", ends.canary_sees)
+    check("control: blocks given back early are noticed", ends.canary_sees, "early")
+    check("control: blocks written after are noticed", ends.canary_sees, "untold")
     check("aborts are known", ends.known)
     check("a read after the lease", ends.late, ("error",))
     check("a queue of 3 leases", ends.queued)
@@ -832,6 +850,7 @@ def one_rank(ends, check):
     check("P's client leaves while it computes", ends.prefill_left)
     for who, name in enumerate(("P's daemon", "D's daemon")):
         check("%s frozen" % name, ends.frozen, who)
+    check("control: a connector that gives up is noticed", ends.frozen_sees)
     check("%d aborts" % ABORTS, ends.aborts)
     for who, name in enumerate(("P's daemon", "D's daemon")):
         check("%s killed" % name, ends.killed, who)

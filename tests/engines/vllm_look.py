@@ -9,7 +9,7 @@ from kvd.vllm import worker as product
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-CANARY = 12345.0
+CANARY, OFFER_S = 12345.0, product.OFFER_S
 
 
 def client(*args, **kwargs):
@@ -29,8 +29,16 @@ class Look:
         worker, self.kvd_invalid = own._worker, set()
         self.kvd = worker
         self.kvd_seen, self.kvd_blocks, self.kvd_freed = [], {}, []
-        self.kvd_held, self.kvd_fault = None, ""
-        bind, results = worker._bind, worker.results
+        self.kvd_held, self.kvd_fault, self.kvd_lost = None, "", []
+        begin, bind, results = worker.begin, worker._bind, worker.results
+
+        def begun(step):
+            if self.kvd_fault == "untold":
+                for name, _ in step.drops:
+                    if name in worker.pulls:
+                        worker.pulls[name].dropped = True
+                step.drops.clear()
+            begin(step)
 
         def bound(name, blocks, begin, end):
             pull, size = worker.pulls.get(name), worker.caches.transfer_groups[
@@ -45,8 +53,12 @@ class Look:
 
         def told():
             pulls, offers = dict(worker.pulls), dict(worker.offers)
+            if self.kvd_fault == "impatient":
+                for pull in pulls.values():
+                    if pull.bound and self.kvd.desk.clock() > pull.until - OFFER_S + 1:
+                        pull.handle.stop("it takes too long")
             sent, received, failed = results()
-            if self.kvd_fault == "early":
+            if self.kvd_fault in ("early", "untold"):
                 received |= self.kvd_too_early(worker)
             if self.kvd_fault == "blocks":
                 self.kvd_invalid.update(*(self.kvd_blocks[name] for name in failed))
@@ -58,7 +70,7 @@ class Look:
             for name in sent & set(offers):
                 self.kvd_note("sent", name, offers[name])
             return sent, received, failed
-        worker._bind, worker.results = bound, told
+        worker.begin, worker._bind, worker.results = begun, bound, told
         own.get_block_ids_with_load_errors = self.kvd_take_invalid
 
     def kvd_note(self, what, name, pull):
@@ -72,8 +84,7 @@ class Look:
         """Requests that were given up, before their rooms have ended."""
         found = {n for n, p in worker.pulls.items()
                  if (p.dropped or p.handle.stopped) and p.bound}
-        for name in found:
-            del worker.pulls[name]
+        self.kvd_lost += [worker.pulls.pop(name).handle for name in found]
         return found
 
     def kvd_take_invalid(self):
@@ -112,7 +123,9 @@ class Look:
         return [len(held)]
 
     def kvd_break(self, fault):
-        self.kvd_fault = fault
+        self.kvd_fault, lost, self.kvd_lost = fault, self.kvd_lost, []
+        for handle in lost:
+            handle.stop("its request is gone")
         return [fault]
 
     def kvd_events(self):

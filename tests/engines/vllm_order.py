@@ -11,7 +11,7 @@ import sys
 import threading
 
 import vllm_pd
-from rig import HERE, HOST, Node, Tally, equal, pause, until
+from rig import HERE, Node, Tally, equal, pause, until
 
 ANSWER_S = 60
 
@@ -43,16 +43,11 @@ class Run:
     def through(self, ids):
         """Decode first, so that its blocks are named when prefill begins."""
         room, box = str(random.getrandbits(63)), []
-        asked = threading.Thread(target=lambda: box.append(self.D.complete(ids, 8, {
-            "do_remote_prefill": True, "bootstrap_host": HOST,
-            "bootstrap_port": self.P.side_port, "bootstrap_room": room,
-            "request_id": "o" + room})))
+        asked = threading.Thread(target=lambda: box.append(self.D.complete(ids, 8, dict(
+            self.P.pushed(room), request_id="o" + room))))
         asked.start()
         pause(0.5)
-        status, said = self.P.call("POST", "/v1/completions", {
-            "model": "tiny", "prompt": ids, "max_tokens": 1, "temperature": 0,
-            "ignore_eos": True, "kv_transfer_params": {"do_remote_decode": True,
-                                                       "bootstrap_room": room}}, ANSWER_S)
+        status, said = self.P.ask_prefill(ids, {"bootstrap_room": room}, "p" + room)
         equal(status, 200, "prefill: %s" % said[:200])
         asked.join(ANSWER_S)
         assert box and not box[0]["error"], box

@@ -157,12 +157,9 @@ class Engine(Server):
         request_id = uuid.uuid4().hex
         if self.push:
             return dict(self.prefill_begin(prompt, request_id), request_id=request_id)
-        status, said = self.call("POST", "/v1/completions", {
-            "model": "tiny", "prompt": prompt, "max_tokens": 1, "temperature": 0,
-            "ignore_eos": True, "kv_transfer_params": {
-                "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
-                "remote_block_ids": None, "remote_host": None, "remote_port": None}},
-            ANSWER_S, {"X-Request-Id": request_id})
+        status, said = self.ask_prefill(prompt, {
+            "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
+            "remote_host": None, "remote_port": None}, request_id)
         params = json.loads(said).get("kv_transfer_params") if status == 200 else None
         if not params:
             raise RuntimeError("prefill: %d %s" % (status, said[:300]))
@@ -170,15 +167,22 @@ class Engine(Server):
 
     def prefill_begin(self, prompt, request_id):
         """Prefill that pushes goes on beside D."""
-        room = random.getrandbits(63)
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": 1, "temperature": 0,
-                "ignore_eos": True, "kv_transfer_params": {"do_remote_decode": True,
-                                                           "bootstrap_room": str(room)}}
-        threading.Thread(target=self.call, args=("POST", "/v1/completions", body, ANSWER_S,
-                                                 {"X-Request-Id": request_id}),
-                         daemon=True).start()
+        room = str(random.getrandbits(63))
+        threading.Thread(target=self.ask_prefill, args=(prompt, {"bootstrap_room": room},
+                                                        request_id), daemon=True).start()
+        return self.pushed(room)
+
+    def pushed(self, room):
+        """The parameters for D of what this engine pushes."""
         return {"do_remote_prefill": True, "bootstrap_host": HOST,
-                "bootstrap_port": self.side_port, "bootstrap_room": str(room)}
+                "bootstrap_port": self.side_port, "bootstrap_room": room}
+
+    def ask_prefill(self, prompt, params, request_id):
+        """Status and body of a proxy's request to prefill."""
+        return self.call("POST", "/v1/completions", {
+            "model": "tiny", "prompt": prompt, "max_tokens": 1, "temperature": 0,
+            "ignore_eos": True, "kv_transfer_params": dict(params, do_remote_decode=True)},
+            ANSWER_S, {"X-Request-Id": request_id})
 
     def counters(self):
         sums, sources = dict.fromkeys(self.metrics, 0.0), {}
