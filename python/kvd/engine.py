@@ -269,11 +269,11 @@ class Desk:
         self._turn_s = self._news_s = self._mute_s = 0.0
 
     def _handle(self, role, number, pool, open_s, *, sources=(), receivers=0, views=None,
-                lease_ms=0, **names):
+                lease_ms=0, wait=None, **names):
         times = {"bootstrap_ms": min(int(open_s * 1000), DAY_MS), "waiting_ms": DAY_MS,
                  "lease_ms": lease_ms}
         pack = room_pack(self.kvd, number, role, pool, sources_pack(sources), receivers, views,
-                         None, None, times, names, (), None, role == OFFER)
+                         None, wait, times, names, (), None, role == OFFER)
         handle = Handle(self, role, number, open_s, pack)
         self.parked[id(handle)] = handle
         handle.flush()
@@ -286,10 +286,10 @@ class Desk:
         return self._handle(RECV, number, pool, open_s, sources=sources, receivers=receivers,
                             ticket=ticket, request_id=request_id)
 
-    def offer(self, number, pool, views, *, lease_ms, ticket, request_id=None):
-        """To as many as the first puller says."""
+    def offer(self, number, pool, views, *, lease_ms, ticket, request_id=None, wait=None):
+        """To as many as the first puller says. wait: as of a chunk."""
         return self._handle(OFFER, number, pool, lease_ms / 1000, views=views,
-                            lease_ms=lease_ms, ticket=ticket, request_id=request_id)
+                            lease_ms=lease_ms, ticket=ticket, request_id=request_id, wait=wait)
 
     def pull(self, number, pool, sources, *, receivers, open_s, ticket, request_id=None):
         """bind() says where to."""
@@ -348,11 +348,10 @@ class Desk:
 
     def changed(self):
         """Other rooms are live, or one has ended."""
-        self._rooms = None
+        self._rooms = self._shown = None
         self.changes += 1
 
     def _turn(self, clock):
-        self._turn_s = clock + TURN_S
         late = clock >= self._news_s
         if late or self.live or self.parked:
             self.kvd.poll()
@@ -364,6 +363,7 @@ class Desk:
         if late or shown != self._shown:
             self._shown, self._news_s = shown, clock + NEWS_S
             self.changes += 1
+        self._turn_s = self.clock() + TURN_S
 
     def _read(self):
         """The states of all rooms, by one call."""

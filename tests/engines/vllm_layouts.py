@@ -72,6 +72,8 @@ class Case(Run):
         for name in LENGTHS:
             self.tally.check("%s: %s" % (label, name), self.told, name)
         wanted = sum(bytes_of(self.kind, len(self.prompts[name])) for name in LENGTHS)
+        if self.kind == "mla":
+            wanted *= D.ranks
         if self.kind == "hybrid":
             wanted += len(LENGTHS) * (D.ranks - 1) * SHARED
         moved = "%s: bytes are those of the tokens" % label
@@ -137,9 +139,15 @@ def swa(case, stack):
 
 
 def mla(case, stack):
-    P, D = case.engine(stack, "P", *MLA), case.engine(stack, "D", *MLA, tp=2)
-    case.ready(P, D)
-    case.pair(P, D)
+    """Each rank has all of the latent. Two ranks add in another order than one: what they
+    answer alone is what they must answer."""
+    P, one = (case.engine(stack, name, *MLA, FRESH) for name in ("P", "one"))
+    two = case.engine(stack, "two", *MLA, FRESH, tp=2)
+    case.ready(P, one, two)
+    case.pair(P, one)
+    case.wanted = {name: two.complete(ids, TOKENS)["tokens"]
+                   for name, ids in case.prompts.items()}
+    case.pair(P, two)
 
 
 CASES = {"blocks": ("llama", blocks), "hybrid": ("hybrid", hybrid), "swa": ("swa", swa),

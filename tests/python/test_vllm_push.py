@@ -29,6 +29,8 @@ TICKET = "c0ffee" * 5 + "ab"
 class Side:
     """One rank: a cache of three layers, a state, and records."""
 
+    zeroed = False
+
     def __init__(self, daemon, role):
         self.client = kvd.Client(daemon.socket_path, client="vllm", role=role)
         self.cache = np.zeros((LAYERS, BLOCKS, TOKENS, UNIT), np.uint8)
@@ -247,6 +249,21 @@ def test_preemption_waits_for_the_chunks_that_are_read(sides):
     ends(d, recv, SUCCESS)
     assert (d.cache[:, 11] != 254).all()
     assert (d.cache[0, 11] == 21).all() and (d.cache[0, 12] == 24).all()
+
+
+def test_preemption_ends_what_may_have_been_zeroed(sides, monkeypatch):
+    """A runner that zeroes the blocks of others before it tells of the preemption."""
+    p, d, source = sides
+    monkeypatch.setattr(p, "zeroed", True)
+    for room, given in ((230, False), (231, True)):
+        push, recv = p.push(room), bound(d, room, source, [40], 16)
+        opened(p, push)
+        push.computed(([25], []), 16 if given else 0)
+        push.advance(no_mark)
+        push.settle()
+        assert push.handle.end == (FAILED if given else None)
+        push.give_up("enough")
+        ends(d, recv, FAILED)
 
 
 def test_preemption_ends_what_cannot_be_read_in_time(sides, monkeypatch):

@@ -288,8 +288,11 @@ static void chunk_after_the_end_is_nobodys(void **state)
 	struct world *w = *state;
 	struct err err;
 
-	cluster_ok(&w->c, w->engines[1], "{'cmd':'room.abort','room':'%u'}", ROOM);
+	cluster_ok(&w->c, w->engines[1],
+		   "{'cmd':'room.abort','room':'%u','reason':'enough'}", ROOM);
 	cluster_until_state(&w->c, w->engines[1], "recv", ROOM, KVD_FAILED);
+	err = forge(w, 0, XP_WRITE, &w->good); /* the sender has not heard of it yet */
+	refused(&err, ERR_ABORTED, "enough");
 	cluster_ok(&w->c, w->engines[1], "{'cmd':'room.close','room':'%u'}", ROOM);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	err = forge(w, 0, XP_WRITE, &w->good);

@@ -70,7 +70,7 @@ class Push:
         self.layer = layer + 1
 
     def advance(self, mark):
-        """After a step: what is left."""
+        """Behind a pass: what is left of it."""
         end, views = self._limit(), {}
         if (end <= self.sent and not self.finished) or not self._open():
             return
@@ -109,7 +109,7 @@ class Push:
 
     def settle(self):
         """Its blocks go to another request: the daemon reads none of them after this."""
-        if not self.handle.wait_read(PREEMPT_S):
+        if self.worker.zeroed and self.handle.given or not self.handle.wait_read(PREEMPT_S):
             self.handle.stop("the request was preempted while its blocks were read")
             self.handle.wait_still(PREEMPT_S * 30)
         self.blocks, self.end, self.layer = (), self.sent, 0

@@ -57,6 +57,8 @@ class Worker:
         self.client = Client(client="vllm", role="prefill" if producer else "decode")
         self.desk = Desk(self.client)
         self.gpu = next(iter(kv_caches.values())).is_cuda
+        # this runner has zeroed blocks that were given away before it calls begin()
+        self.zeroed = self.caches.needs_kv_cache_zeroing and self.config.use_v2_model_runner
         take = self.client.register_gpu if self.gpu else self.client.register_address
         regions = [take(*part) for part in made.parts]
         if self.with_push and stage.is_last_rank:
@@ -93,8 +95,8 @@ class Worker:
     # ---- a step ----
 
     def begin(self, step):
-        """Before the step's forward pass. All that needs none of it: vLLM calls take() behind
-        it, and on a CPU that is a pass later."""
+        """Before the step's forward pass. All that needs none of it: vLLM may call take()
+        behind it, and on a CPU that is a pass later."""
         for name in step.preempted:
             if name in self.pushes:
                 self.pushes[name].settle()
@@ -114,7 +116,7 @@ class Worker:
             views = self._views(blocks, lambda g, b: g.offered(b, tokens))
             self.offers[name] = self.desk.offer(
                 room, self.pool, views, ticket=ticket, lease_ms=int(self.lease_s * 1000),
-                request_id=shown(name))
+                request_id=shown(name), wait=mark())
         for name, why in step.given_up:
             if name in self.pushes:
                 self.pushes[name].give_up(why)
@@ -140,8 +142,8 @@ class Worker:
                 self.pushes[name].layer_saved(layer, mark)
 
     def take(self, step):
-        """What vLLM does to new blocks before the pass has been enqueued: they may be
-        written."""
+        """Copies of blocks that vLLM makes for the pass have been enqueued. It does not zero
+        those that are loaded, and gives none away that a step in flight may write."""
         for name, blocks, begin, end in step.binds:
             self._bind(name, blocks, begin, end)
             self._seen = None
