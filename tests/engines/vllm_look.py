@@ -2,6 +2,7 @@
 """A worker extension of vLLM (--worker-extension-cls), called by its /collective_rpc: what of
 KvdConnector and of the caches cannot be seen from outside, and faults for the checks that
 must notice them."""
+import hashlib
 import os
 import time
 
@@ -110,6 +111,12 @@ class Look:
         out = self.kvd_canary()
         self.kvd_freed = kept
         return out
+
+    def kvd_blocks_of(self):
+        """Of each layer, a sum of each block that is not empty."""
+        return [[hashlib.sha256(block.contiguous().numpy().tobytes()).hexdigest()[:16]
+                 for block in cache if bool(block.any())]
+                for cache in self.model_runner.kv_caches]
 
     def kvd_hold(self):
         """Requests get their blocks, and the daemon is not told of them."""
