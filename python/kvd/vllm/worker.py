@@ -22,6 +22,7 @@ ID_MAX = 128  # of a request
 OPEN_S = 30.0  # for prefill's daemon and its room
 OFFER_S = 10.0  # for an offer, which comes with prefill's next step
 CLOSE_S = 2.0
+ENDPOINT_S = 0.25  # of a daemon that was restarted
 RECORDS = 1024  # of pushed requests that have finished here, at least
 
 Ranks = namedtuple("Ranks", "size rank")
@@ -42,7 +43,7 @@ class Worker:
         self.client = self.desk = self.pool = self.slots = None
         self.gpu, self.timelines = False, {}
         self.with_push, self.offers, self.pulls, self.pushes = pushes, {}, {}, {}
-        self._stats, self._seen = KvdStats(), None
+        self._stats, self._seen, self._endpoint_s = None, None, 0.0
 
     # ---- memory ----
 
@@ -86,7 +87,10 @@ class Worker:
 
     def moved(self):
         """The row, once its daemon has been restarted at another port."""
-        endpoint = self.client.endpoint
+        now = self.desk.clock()
+        if now < self._endpoint_s:
+            return None
+        self._endpoint_s, endpoint = now + ENDPOINT_S, self.client.endpoint
         if endpoint == self.endpoint:
             return None
         self.endpoint = endpoint
@@ -231,23 +235,25 @@ class Worker:
     def _count_offer(self, name, handle):
         if handle.end == FAILED:
             logger.warning("request %s: decode did not get its cache: %s", name, handle.reason)
-            self._stats.add("expired" if handle.code == "ELEASE" else "failed", 1)
+            self._count(**{"expired" if handle.code == "ELEASE" else "failed": 1})
 
     def _count_pull(self, name, pull):
         handle = pull.handle
         if handle.end == FAILED:
             if not pull.dropped:
                 logger.warning("request %s: its cache was not loaded: %s", name, handle.reason)
-                self._stats.add("failed", 1)
+                self._count(failed=1)
         elif handle.bytes:
-            self._stats.add("bytes", handle.bytes)
-            self._stats.add("rows", handle.rows)
-            self._stats.add("seconds", handle.moved_us / 1e6)
+            self._count(bytes=handle.bytes, rows=handle.rows, seconds=handle.moved_us / 1e6)
+
+    def _count(self, **values):
+        self._stats = self._stats or KvdStats()
+        for word, value in values.items():
+            self._stats.add(word, value)
 
     def stats(self):
-        if self._stats.is_empty():
-            return None
-        told, self._stats = self._stats, KvdStats()
+        """Since the last call; None: nothing."""
+        told, self._stats = self._stats, None
         return told
 
     def close(self):
