@@ -33,6 +33,7 @@ NATIVE = {
     "vllm-ends": ["vllm_ends.py"],
     "vllm-async": ["vllm_async.py"],
     "vllm-push": ["vllm_pd.py", "--push"],
+    "vllm-push-kill": ["vllm_pd.py", "--push", "--kill"],
     "vllm-push-hybrid": ["vllm_pd.py", "--push", "--kind", "hybrid"],
     "vllm-push-layers": ["vllm_pd.py", "--push", "--layerwise", "--tp-d", "2"],
     "vllm-order": ["vllm_order.py"],
