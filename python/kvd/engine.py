@@ -4,7 +4,7 @@
 Every call is posted: written into shared memory, without an answer. turn() does what had to
 be put off: an opening while an old room has the number or no session is there, a chunk whose
 event has not happened, a call that found that memory full. CUDA events are the daemon's to
-wait for, once follow_cuda() was called. A room's state is a read of shared memory, and news()
+wait for, once follow_cuda() was called. A room's state is a read of shared memory, and version()
 tells of all rooms by one whether it is worth while. Only wait_still() and wait_read() wait, and
 the words of a failure are asked for, WORDS_S at most.
 
@@ -26,7 +26,7 @@ WORDS_S = 0.05
 MUTE_S = 1.0  # after a daemon that did not tell them in time
 RETRY_S = 5.0  # without a session
 TURN_S = 100e-6
-NEWS_S = 0.25  # also without a change: the session may have ended, a time be over
+REFRESH_S = 0.25  # also without a change: the session may have ended, a time be over
 DAY_MS = 24 * 3600 * 1000
 DONE_MAX = 65535  # that a room's figures count to
 LATER = ("EFULL", "EBUSY", "ENOMEM")  # the same call later
@@ -40,7 +40,7 @@ def text_of(error):
 
 
 class Met:
-    """The offers know of a puller. Before that its end would be news of nobody, and they would
+    """The offers know of a puller. Before that nobody would be told of its end, and they would
     wait for it as long as their lease."""
 
     def __init__(self, handle):
@@ -266,7 +266,7 @@ class Desk:
         self.timeline = None
         self.changes = 0
         self._rooms = self._states = self._at = self._shown = None
-        self._turn_s = self._news_s = self._mute_s = 0.0
+        self._turn_s = self._refresh_s = self._mute_s = 0.0
 
     def _handle(self, role, number, pool, open_s, *, sources=(), receivers=0, views=None,
                 lease_ms=0, wait=None, **names):
@@ -338,9 +338,9 @@ class Desk:
         if now or clock >= self._turn_s:
             self._turn(clock)
 
-    def news(self):
+    def version(self):
         """turn(). A number, another one if a room's look() may have another answer than at the
-        last call, and every NEWS_S."""
+        last call, and every REFRESH_S."""
         clock = self.clock()
         if clock >= self._turn_s:
             self._turn(clock)
@@ -352,7 +352,7 @@ class Desk:
         self.changes += 1
 
     def _turn(self, clock):
-        late = clock >= self._news_s
+        late = clock >= self._refresh_s
         if late or self.live or self.parked:
             self.kvd.poll()
         for handle in list(self.parked.values()):
@@ -361,7 +361,7 @@ class Desk:
             handle.look()
         shown = self._read()
         if late or shown != self._shown:
-            self._shown, self._news_s = shown, clock + NEWS_S
+            self._shown, self._refresh_s = shown, clock + REFRESH_S
             self.changes += 1
         self._turn_s = self.clock() + TURN_S
 

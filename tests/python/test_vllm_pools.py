@@ -334,40 +334,40 @@ def test_an_end_is_seen_without_looking_at_each_room(sides):
     offers = [p.offer(200 + i, [10 + i], 32) for i in range(5)]
     pull = d.pull(203, source)
     p.desk.turn(True)
-    last = p.desk.news()
+    last = p.desk.version()
     pull.stop("the client left")
     until(lambda: d.desk.turn() or p.desk.live[engine.OFFER, 203].peek() == FAILED)
     p.desk.turn(True)
-    assert p.desk.news() > last
-    last = p.desk.news()
+    assert p.desk.version() > last
+    last = p.desk.version()
     assert [o.look() == FAILED for o in offers] == [False] * 3 + [True, False]
-    assert p.desk.news() > last  # it was closed meanwhile
+    assert p.desk.version() > last  # it was closed meanwhile
     for offer in offers:
-        last = p.desk.news()
+        last = p.desk.version()
         offer.stop("enough")
-        assert p.desk.news() > last
+        assert p.desk.version() > last
         assert offer.wait_still(5)
     assert not p.desk.live
     ends(pull, FAILED)
 
 
-def test_whoever_looks_when_there_is_news_misses_nothing(sides, monkeypatch):
+def test_looking_at_each_version_misses_nothing(sides, monkeypatch):
     p, d, source = sides
-    monkeypatch.setattr(engine, "NEWS_S", 1e6)
+    monkeypatch.setattr(engine, "REFRESH_S", 1e6)
     seen = {}
 
     def looked(*handles):
         for handle in handles:
-            if handle.desk.news() != seen.get(handle):
+            if handle.desk.version() != seen.get(handle):
                 seen[handle] = handle.desk.changes
                 handle.look()
         return all(handle.end is not None for handle in handles)
     for desk in (p.desk, d.desk):
         desk.turn(True)
         desk.turn(True)
-        last = desk.news()
+        last = desk.version()
         desk.turn(True)
-        assert desk.news() == last
+        assert desk.version() == last
     for n in range(301, 320):
         offer, pull = p.offer(n, [n % 60], 32), d.pull(n, source)
         looked(offer, pull)

@@ -347,7 +347,7 @@ class KVSender(CommonKVSender):
     def __init__(self, mgr, bootstrap_addr, bootstrap_room,
                  req_has_disagg_prefill_dp_rank=False):
         self._room, self._started, self._seq, self._ready = None, False, 0, False
-        self._news, self._seen, self._said = mgr.desk.news, None, None
+        self._version, self._seen, self._last = mgr.desk.version, None, None
         self.mirrored = None
         super().__init__(mgr, bootstrap_addr, bootstrap_room, req_has_disagg_prefill_dp_rank)
         if mgr.is_dummy_cp_rank or \
@@ -368,19 +368,19 @@ class KVSender(CommonKVSender):
     # ---- state ----
 
     def poll(self):
-        news = self._news()
-        if news == self._seen:
-            return self._said
+        version = self._version()
+        if version == self._seen:
+            return self._last
         room = self._room
         if room is None or self.conclude_state is not None:
             return super().poll()
         state = room.look()
         if state in (FAILED, SUCCESS):
             return self._conclude(state)
-        self._said = self._moving(state)
+        self._last = self._moving(state)
         if self._ready or state != KVPoll.WaitingForInput:
-            self._seen = news
-        return self._said
+            self._seen = version
+        return self._last
 
     def _moving(self, state):
         """Bootstrap queue and parked requests know 0, 1, 2; the inflight queue 0, 2, 3, 4."""
@@ -538,7 +538,7 @@ class KVReceiver(CommonKVReceiver):
     def __init__(self, mgr, bootstrap_addr, bootstrap_room=None):
         self._room, self._bound, self._slot, self._aux_index = None, False, None, None
         self._asked = False  # to abort, by another thread
-        self._news, self._seen, self._said = mgr.desk.news, None, None
+        self._version, self._seen, self._last = mgr.desk.version, None, None
         self.prompt_tokens = None
         super().__init__(mgr, bootstrap_addr, bootstrap_room)
 
@@ -572,8 +572,8 @@ class KVReceiver(CommonKVReceiver):
     # ---- state ----
 
     def poll(self):
-        if self._news() == self._seen and not self._asked:
-            return self._said
+        if self._version() == self._seen and not self._asked:
+            return self._last
         return super().poll()
 
     def _poll(self):
@@ -583,13 +583,13 @@ class KVReceiver(CommonKVReceiver):
         if self._asked:
             self._asked = False
             self._stop(ABORTED)
-        news, state = self._news(), room.look()
+        version, state = self._version(), room.look()
         if state in (FAILED, SUCCESS):
             return self._conclude(state)
         self._give_up_late()
-        self._seen, self._said = news, KVPoll.WaitingForInput if not self._bound else \
+        self._seen, self._last = version, KVPoll.WaitingForInput if not self._bound else \
             min(max(state, KVPoll.WaitingForInput), KVPoll.Transferring)
-        return self._said
+        return self._last
 
     def _give_up_late(self):
         elapsed = time.time() - self.init_time if self._bound else 0

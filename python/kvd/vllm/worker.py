@@ -199,10 +199,10 @@ class Worker:
     def results(self):
         """(sent, received, failed) since the last call."""
         sent, received, failed = set(), set(), set()
-        news = self.desk.news()
-        if news == self._seen:
+        version = self.desk.version()
+        if version == self._seen:
             return sent, received, failed
-        self._seen = news
+        self._seen = version
         for name, handle in list(self.offers.items()):
             if handle.look() in (FAILED, SUCCESS):
                 del self.offers[name]
