@@ -572,8 +572,8 @@ static PyObject *room_read(PyObject *self, PyObject *none)
 #define STATE_CLOSED (-1) /* closed, or its slot is another's */
 #define BATCH 64u /* rooms looked at together: one look at the daemon's heartbeat */
 
-/* Of a kvd.Room or what it has as _room; NULL with *closed_p: it is closed; NULL without: an
- * exception. */
+/* Of a kvd.Room or what it has as _room; NULL with *closed_p: it is closed; NULL without:
+ * an exception. */
 static const struct kvd_room *handle_of(PyObject *outer, PyObject *name, bool *closed_p)
 {
 	PyObject *inner = Py_TYPE(outer) == room_type ? Py_NewRef(outer)
