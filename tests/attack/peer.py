@@ -479,12 +479,13 @@ def rooms_of_others_by_number(house):
         pool = peer.pool()  # its, too
         end = time.monotonic() + HOLD_S
         for again in range(8):
+            end_of = again + 1 + again % 2 * 100  # of its own rooms, or of none: those stay
             for room in range(first, first + 300):
                 peer.say(TRANSFER_INFO, info(room, 1, again + 1, pool=pool))
                 peer.say(OFFER_QUERY, struct.pack("<QQQQI", room, again + 1, pool, pool, 0) +
                          text("") + text("") + bytes(16))
                 for role in (0, 1):
-                    peer.say(ABORT, struct.pack("<QBQQQI", room, role, again + 1, 0, 0, 1) +
+                    peer.say(ABORT, struct.pack("<QBQQQI", room, role, end_of, 0, 0, 1) +
                              text("forged") + bytes(16))
             if time.monotonic() > end:
                 break
