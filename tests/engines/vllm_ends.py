@@ -65,9 +65,6 @@ class Engine(vllm_pd.Engine):
                 str(BLOCKS), "--max-num-batched-tokens", "256", "--enable-prefix-caching",
                 "--worker-extension-cls", "vllm_look.Look"] + more
 
-    def look(self, what, *args):
-        return self.rpc(what, *args)
-
     def forget(self):
         """Its prefix cache."""
         assert until(lambda: self.call("POST", "/reset_prefix_cache")[0] == 200, 5)

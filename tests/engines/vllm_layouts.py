@@ -106,7 +106,7 @@ class Case(Run):
         """vLLM's CPU_MLA gives a token that is computed alone another key than it gives it
         among others, so that no two engines have the same tokens; blocks are judged."""
         def seen(engine):
-            return [[set(layer) for layer in rank] for rank in engine.rpc("blocks_of")]
+            return [[set(layer) for layer in rank] for rank in engine.look("blocks_of")]
         before = seen(self.P), seen(self.D)
         params = self.P.prefill(self.prompts[of or name])
         got = self.D.complete(self.prompts[name], 1, params)

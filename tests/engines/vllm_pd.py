@@ -50,8 +50,8 @@ def prompts():
     def some(n):
         return [rng.randrange(3, 512) for _ in range(n)]
     out = {"len%d" % n: some(n) for n in LENGTHS}
-    out.update(swap_a=some(305), prefix=some(200), alive=some(40), again=some(333))
-    out["swap_b"] = some(304) + out["swap_a"][-1:]
+    out.update(swap_a=some(300), prefix=some(200), alive=some(40), again=some(333))
+    out["swap_b"] = some(299) + out["swap_a"][-1:]
     out["longer"] = out["prefix"] + some(150)
     out.update(("at_once%d" % i, some(180 + 61 * i)) for i in range(8))
     out.update(("kill%d" % i, some(1500 + i)) for i in range(3))
@@ -184,7 +184,7 @@ class Engine(Server):
             "ignore_eos": True, "kv_transfer_params": dict(params, do_remote_decode=True)},
             ANSWER_S, {"X-Request-Id": request_id})
 
-    def rpc(self, what, *args):
+    def look(self, what, *args):
         """Of the worker extension, with VLLM_SERVER_DEV_MODE: an answer of each rank."""
         status, said = self.call("POST", "/collective_rpc",
                                  {"method": "kvd_" + what, "args": list(args)}, ANSWER_S)

@@ -353,7 +353,8 @@ def test_an_end_is_seen_without_looking_at_each_room(sides):
 
 def test_looking_at_each_version_misses_nothing(sides, monkeypatch):
     p, d, source = sides
-    monkeypatch.setattr(engine, "REFRESH_S", 1e6)
+    for desk in (p.desk, d.desk):
+        monkeypatch.setattr(desk, "_refresh_s", float("inf"))
     seen = {}
 
     def looked(*handles):

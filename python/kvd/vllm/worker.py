@@ -135,7 +135,7 @@ class Worker:
                 if waits:
                     pull.waits = "sent"
                 pull.handle.stop("the request was given up")
-        if step.ends or step.given_up or step.drops:
+        if step.ends:  # of rooms that ended before
             self._seen = None
 
     def layer_saved(self, step, layer):
@@ -150,7 +150,6 @@ class Worker:
         those that are loaded, and gives none away that a step in flight may write."""
         for name, blocks, begin, end in step.binds:
             self._bind(name, blocks, begin, end)
-            self._seen = None
 
     def mark(self):
         """Of the current stream; None where a call that returns has computed."""
