@@ -231,6 +231,26 @@ def test_a_chunk_is_read_behind_its_mark(sides, waits):
     mark.region.unregister()
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_offer_is_read_behind_its_mark(sides, waits):
+    """And without one at once."""
+    p, d, source = sides
+    room, page, theirs = 240 + waits, 42 + waits, 52 + waits
+    mark = Late(p)
+    offer = p.desk.offer(room, p.pool, {"kv": View([theirs], 0, (0, 16))}, lease_ms=20000,
+                         ticket=TICKET, wait=mark() if waits else None)
+    pull = d.desk.pull(room, d.pool, [source], receivers=1, open_s=20, ticket=TICKET)
+    pull.bind({"kv": View([page], 0, (0, 16))})
+    if waits:
+        still_nothing(d, page, lambda: p.desk.turn(True))
+        assert pull.look() < SUCCESS
+    mark.word[0] = 1
+    ends(d, pull, SUCCESS)
+    ends(p, offer, SUCCESS)
+    assert (d.cache[0, page] == p.cache[0, theirs]).all()
+    mark.region.unregister()
+
+
 def test_preemption_waits_for_the_chunks_that_are_read(sides):
     p, d, source = sides
     push, recv = p.push(207), bound(d, 207, source, [11, 12], 32)
