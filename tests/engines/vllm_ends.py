@@ -275,6 +275,14 @@ class Ends:
             self.quiet()
         return "%s; after %.0f ms" % (note, 1e3 * (seen["s"] - begin))
 
+    def offered_before_the_pass(self):
+        """What has finished waits for no pass of those that are computed beside it."""
+        self.P.look("events")
+        params = self.prefill(LONG)
+        offered = self.events(self.P, ("offered",))[0]
+        equal(offered["room"], params["kvd"]["room"], "room")
+        self.right_or_error(LONG, self.D.complete(self.prompts[LONG], TOKENS, params), ("right",))
+
     def decode_gives_up(self, where):
         """The client leaves; P's blocks are free at once, and nothing comes into D's."""
         times, reads = [], 0
@@ -821,6 +829,7 @@ def of_part(part, args, tally, check):
 def one_rank(ends, check):
     ends.start("fail")
     ends.allowed = ("error",)
+    check("an offer is made before the forward pass", ends.offered_before_the_pass)
     for where in ("offered", "reading"):
         check("P gives up, %s" % where, ends.prefill_gives_up, where)
         check("D gives up, %s" % where, ends.decode_gives_up, where)

@@ -40,6 +40,8 @@ class Look:
                         worker.pulls[name].dropped = True
                 step.drops.clear()
             begin(step)
+            for name in [o[0] for o in step.offers if o[0] in worker.offers]:
+                self.kvd_note("offered", name, worker.offers[name])
 
         def bound(name, blocks, begin, end):
             pull, size = worker.pulls.get(name), worker.caches.transfer_groups[
