@@ -155,6 +155,7 @@ int ctl_run_verify(struct ctl *ctl);
 int ctl_run_peers(struct ctl *ctl);
 int ctl_run_regions(struct ctl *ctl);
 int ctl_run_devices(struct ctl *ctl);
+int ctl_run_chunks(struct ctl *ctl);
 int ctl_run_pools(struct ctl *ctl);
 int ctl_run_plan(struct ctl *ctl);
 int ctl_run_sessions(struct ctl *ctl);

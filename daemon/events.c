@@ -15,6 +15,7 @@
 #include "daemon/control/control.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/pool.h"
+#include "daemon/store/store.h"
 #include "daemon/transport/kinds.h"
 #include "daemon/xfer/ring.h"
 #include "daemon/xfer/xfer.h"
@@ -155,6 +156,7 @@ static void on_rooms_told(struct session *session)
 {
 	struct kvd *kvd = session->kvd;
 
+	store_session_end(session);
 	if (kvd->xfers)
 		xfers_session_end(kvd->xfers, session);
 	if (kvd->bootstrap)
@@ -177,6 +179,7 @@ static void on_session_end(struct session *session, void *conn, const struct err
 static void on_session_gone(struct session *session)
 {
 	ring_free(session->ring);
+	store_session_gone(session);
 }
 
 static void on_region_going(struct region *region)

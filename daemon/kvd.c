@@ -41,6 +41,7 @@
 #include "daemon/loop/offload.h"
 #include "daemon/peer/peer.h"
 #include "daemon/room/rooms.h"
+#include "daemon/store/store.h"
 #include "daemon/memory/copy.h"
 #include "daemon/memory/numa.h"
 #include "daemon/memory/tokens.h"
@@ -75,8 +76,8 @@ static struct kvd_impl *kvd_impl_of(const struct kvd *kvd)
 /* Nothing of an engine is in flight any more, nor the message of its success. */
 static bool is_quiet(const struct kvd *kvd)
 {
-	return rooms_live(kvd->rooms) == 0 && xfers_live(kvd->xfers) == 0 &&
-	       handshake_quiet(kvd->handshake);
+	return rooms_live(kvd->rooms) == 0 && store_live(kvd->store) == 0 &&
+	       xfers_live(kvd->xfers) == 0 && handshake_quiet(kvd->handshake);
 }
 
 /* What holds the drain up: a room that is only open does, too. */
@@ -390,6 +391,8 @@ static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 		r = control_new(kvd, sockets->control_fd, &kvd->control);
 	if (r == 0)
 		r = http_new(kvd, &kvd->http);
+	if (r == 0)
+		r = store_new(kvd, &kvd->store);
 	return err_pass(r);
 }
 
@@ -525,6 +528,7 @@ void kvd_free(struct kvd *kvd)
 		return;
 	http_free(kvd->http);
 	control_free(kvd->control);
+	store_free(kvd->store);
 	xfers_free(kvd->xfers);
 	rooms_free(kvd->rooms);
 	bootstrap_free(kvd->bootstrap);

@@ -12,6 +12,7 @@
  *   client_region.c client_pool.c client_room.c client_peer.c   the commands
  *   client_ring.c    the submission ring
  *   client_dlist.c client_xfer.c client_notif.c   what goes through it
+ *   client_chunk.c   spaces, holds, puts and fetches of chunks
  *   client_adopt*.c client_maps.c   memory moved behind a memfd (client_adopt.h)
  *   client_memory.c client_layout.c client_text.c client_error.c   helpers
  */
@@ -50,6 +51,10 @@ void client_text_quoted(struct client_text *text, const char *s);
 void client_text_str(struct client_text *text, const char *name, const char *value);
 void client_text_int(struct client_text *text, const char *name, uint64_t value);
 void client_text_u64(struct client_text *text, const char *name, uint64_t value);
+/* ,"wait":{…}; nothing where there is nothing to wait for */
+void client_text_wait(struct client_text *text, const struct kvd_wait *wait);
+/* -KVD_E_INVAL, -KVD_E_STATE */
+int client_wait_check(struct kvd_client *client, const struct kvd_wait *wait);
 /* "views":{…}, after a comma unless it is its object's first member */
 void client_text_views(struct client_text *text, bool first, const struct kvd_view *views,
 		       size_t count);
@@ -206,6 +211,9 @@ enum client_kind {
 	CLIENT_ROOM,
 	CLIENT_DLIST,
 	CLIENT_XFER,
+	CLIENT_SPACE,
+	CLIENT_HOLD,
+	CLIENT_MOVE,
 	CLIENT_KINDS,
 };
 

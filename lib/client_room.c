@@ -58,7 +58,7 @@ static void show_begin(struct kvd_room *room, struct client_op *op)
 
 /* ---- opening --------------------------------------------------------------- */
 
-static void text_wait(struct client_text *text, const struct kvd_wait *wait)
+void client_text_wait(struct client_text *text, const struct kvd_wait *wait)
 {
 	char handle[BASE64_CHARS(KVD_IPC_BYTES) + 1];
 
@@ -154,7 +154,7 @@ static void text_open(struct client_text *text, const struct kvd_room *room,
 		client_text_views(text, false, a->views, a->view_count);
 	if (a->has_aux)
 		client_text_int(text, "aux", a->aux);
-	text_wait(text, &a->wait);
+	client_text_wait(text, &a->wait);
 	if (a->lease_ms)
 		client_text_int(text, "lease_ms", a->lease_ms);
 	text_timeouts(text, a);
@@ -210,7 +210,7 @@ static int room_opened(struct client_request *req, int result, const cJSON *repl
 	return result;
 }
 
-static int wait_check(struct kvd_client *client, const struct kvd_wait *wait)
+int client_wait_check(struct kvd_client *client, const struct kvd_wait *wait)
 {
 	if (wait->ipc_event && wait->region)
 		return client_fail(client, KVD_E_INVAL,
@@ -229,7 +229,7 @@ static int open_check(struct kvd_client *client, const struct kvd_room_args *a)
 		return client_fail(client, KVD_E_INVAL, "role: %d", (int)a->role);
 	if (!a->pool || !kvd_pool_id(a->pool))
 		return client_fail(client, KVD_E_STATE, "pool: not registered now");
-	return wait_check(client, &a->wait);
+	return client_wait_check(client, &a->wait);
 }
 
 static struct kvd_room *room_new(struct kvd_client *client,
@@ -369,7 +369,7 @@ static int pages_enter(struct kvd_room *room, const struct kvd_wait *wait,
 		r = client_fail(room->slot.object.client, KVD_E_STATE,
 				"room %llu was posted: post to it (call->post)",
 				(unsigned long long)room->slot.number);
-	return r ? r : wait_check(room->slot.object.client, wait);
+	return r ? r : client_wait_check(room->slot.object.client, wait);
 }
 
 /* BIND, SEND */
@@ -383,7 +383,7 @@ static int pages_post(struct kvd_room *room, struct kvd_ring_entry *entry,
 
 	if (r)
 		return r;
-	text_wait(&text, wait);
+	client_text_wait(&text, wait);
 	if (text.len) {
 		text.len -= sizeof(name) - 1;
 		memmove(text.data, text.data + sizeof(name) - 1, text.len);
@@ -441,7 +441,7 @@ int kvd_room_bind(struct kvd_room *room, const struct kvd_bind_args *args,
 	client_text_views(&op.text, false, args->views, args->view_count);
 	if (args->has_aux)
 		client_text_int(&op.text, "aux", args->aux);
-	text_wait(&op.text, &args->wait);
+	client_text_wait(&op.text, &args->wait);
 	return client_op_run(room->slot.object.client, &op, call);
 }
 
@@ -462,7 +462,7 @@ int kvd_room_send(struct kvd_room *room, const struct kvd_send_args *args,
 		client_text_printf(&op.text, ",\"last\":true");
 	if (args->has_aux)
 		client_text_int(&op.text, "aux", args->aux);
-	text_wait(&op.text, &args->wait);
+	client_text_wait(&op.text, &args->wait);
 	return client_op_run(room->slot.object.client, &op, call);
 }
 

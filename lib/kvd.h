@@ -39,8 +39,9 @@
  *
  * Threads. A client and its handles are used by one thread at a time (one
  * client a thread, or a lock of yours). kvd_room_state(), kvd_room_states(),
- * kvd_room_read(), kvd_xfer_state() and kvd_xfer_read() are the exception: any
- * thread, any time between the handle's making and its closing, no lock.
+ * kvd_room_read(), kvd_xfer_state(), kvd_xfer_read(), kvd_move_state() and
+ * kvd_move_read() are the exception: any thread, any time between the handle's making and
+ * its closing, no lock.
  *
  * fork. A client belongs to the process that opened it. In a child every call
  * gives -KVD_E_FORKED, except the reads just named and kvd_close(), which frees
@@ -829,5 +830,7 @@ int kvd_notif_drain(struct kvd_client *client, int timeout_ms,
 #ifdef __cplusplus
 }
 #endif
+
+#include "kvd_chunk.h" /* chunks: KV that has a name */
 
 #endif

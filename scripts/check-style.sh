@@ -6,7 +6,7 @@
 #   - SPDX in the first line (second after #!)
 #   - includes follow the order of folders (check_includes below): base, proto, then
 #     plan, loop, config, then gpu, memory, transport, its backends, link, peer,
-#     session, handshake, then room, bootstrap, xfer, control, metrics, then daemon/
+#     session, handshake, then room, bootstrap, store, xfer, control, metrics, then daemon/
 #   - only daemon/loop/loop.c includes <ev.h>
 #   - .clang-format, 90 columns
 #   - functions of at most 100 lines, .c and .h files of at most 900
@@ -59,10 +59,11 @@ check_includes()
 		order["daemon/session"] = 9
 		order["daemon/handshake"] = 10
 		order["daemon/room"] = order["daemon/bootstrap"] = 11
-		order["daemon/xfer"] = 12
-		order["daemon/control"] = 13
-		order["daemon/metrics"] = 14
-		order["daemon"] = 15
+		order["daemon/store"] = 12
+		order["daemon/xfer"] = 13
+		order["daemon/control"] = 14
+		order["daemon/metrics"] = 15
+		order["daemon"] = 16
 	}
 	function folder(path) {
 		return path ~ /\// ? substr(path, 1, length(path) - length(base(path)) - 1) : "."
@@ -76,7 +77,7 @@ check_includes()
 		to = folder(path)
 		if (from ~ /^tests/ || from == "docs") return 1
 		if (from == "examples") return to == from # and <kvd.h>
-		if (path == "kvd_status.h") return from == "lib" # as it is installed
+		if (path ~ /^kvd(_status|_chunk)?\.h$/) return from == "lib" # as it is installed
 		if (from ~ /^python/) return to ~ /^(python\/src|\.|lib|proto|daemon\/(base|plan))$/
 		if (from == "ctl") return to ~ /^(ctl|lib|proto|daemon\/(base|plan))$/
 		if (from == "lib") return to ~ /^(lib|proto|daemon\/base)$/

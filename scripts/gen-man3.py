@@ -258,18 +258,17 @@ def of_block(block):
 
 
 def main():
-    if len(sys.argv) not in (3, 4):
-        fail("usage: gen-man3.py VERSION HEADER [STATUS_HEADER]")
+    if len(sys.argv) != 5:
+        fail("usage: gen-man3.py VERSION HEADER CHUNK_HEADER STATUS_HEADER")
     header = Header(sys.argv[2])
     out = [PAGE[0] % sys.argv[1], ".SH DESCRIPTION"]
     out += said(re.sub(r"\A\s*\*? ?\S+\.h: ", "", header.opening))
-    for block in header.blocks():
+    for block in [*header.blocks(), *Header(sys.argv[3]).blocks()]:
         out += of_block(block)
-    if len(sys.argv) == 4:
-        out.append(".SH STATES AND FLAGS")
-        for block in Header(sys.argv[3]).blocks():
-            if block[0].startswith("enum"):
-                out += of_block(block)
+    out.append(".SH STATES AND FLAGS")
+    for block in Header(sys.argv[4]).blocks():
+        if block[0].startswith("enum"):
+            out += of_block(block)
     out.append(PAGE[1])
     print("\n".join(out))
 

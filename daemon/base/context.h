@@ -33,6 +33,7 @@ struct rings;
 struct rooms;
 struct session_clock;
 struct session_events;
+struct store;
 struct transport;
 struct xfers;
 
@@ -55,6 +56,7 @@ struct kvd {
 	struct bootstrap *bootstrap;
 	struct xfers *xfers;
 	struct rooms *rooms;
+	struct store *store; /* NULL: it keeps no chunks */
 	struct control *control;
 	struct http *http;		     /* NULL without metrics_listen */
 	struct rings *rings;		     /* ring.c; NULL without any */

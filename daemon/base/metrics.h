@@ -121,6 +121,24 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	X(TRANSFERRED_BYTES, COUNTER, BYTES, DIRECTION, TRANSPORT,                       \
 	  "transferred_bytes_total",                                                     \
 	  "bytes of rooms and transfers, by the transport of the peer")                  \
+	X(STORE_MEMORY, GAUGE, BYTES, NONE, NONE, "store_memory_bytes",                  \
+	  "memory for chunks (chunk_memory), once it is made")                           \
+	X(STORE_FREE, GAUGE, BYTES, NONE, NONE, "store_free_bytes",                      \
+	  "of that, what no user has")                                                   \
+	X(STORE_CHUNKS, GAUGE, NUMBER, NONE, NONE, "store_chunks", "chunks kept")        \
+	X(STORE_HOLDS, GAUGE, NUMBER, NONE, NONE, "store_holds", "holds that are open")  \
+	X(STORE_MOVES, GAUGE, NUMBER, NONE, NONE, "store_moves",                         \
+	  "puts and fetches that are not closed")                                        \
+	X(STORE_FOUND, COUNTER, NUMBER, NONE, NONE, "store_found_total",                 \
+	  "chunks that were asked for and there")                                        \
+	X(STORE_MISSED, COUNTER, NUMBER, NONE, NONE, "store_missed_total",               \
+	  "chunks that were asked for and not there, or behind one that was not")        \
+	X(STORE_EVICTED, COUNTER, NUMBER, NONE, NONE, "store_evicted_total",             \
+	  "chunks that left for others")                                                 \
+	X(STORE_PUT_BYTES, COUNTER, BYTES, NONE, NONE, "store_put_bytes_total",          \
+	  "bytes stored")                                                                \
+	X(STORE_FETCHED_BYTES, COUNTER, BYTES, NONE, NONE, "store_fetched_bytes_total",  \
+	  "bytes read into engines' pages")                                              \
 	X(CHUNKS_RECEIVED, COUNTER, NUMBER, NONE, NONE, "chunks_received_total",         \
 	  "chunks landed")                                                               \
 	X(CHUNKS_SENT, COUNTER, NUMBER, NONE, NONE, "chunks_sent_total", "chunks sent")  \

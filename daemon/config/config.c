@@ -34,6 +34,7 @@
 
 #define FILE_MAX_BYTES (1u << 20)
 #define LINE_MAX_BYTES 4096
+#define CHUNK_MEMORY_LEAST (UINT64_C(1) << 20)
 
 static const char *const known_transports[] = {"local", "shm", "verbs",
 					       "ucx",	"tcp", NULL};
@@ -426,7 +427,8 @@ static void check_keys(struct load *load)
 			*config->keys_dir ? "keys_dir" : "curve_allow_file");
 }
 
-static void check_times(struct load *load)
+/* Times and sizes. */
+static void check_amounts(struct load *load)
 {
 	const struct config *config = &load->config;
 
@@ -436,6 +438,9 @@ static void check_times(struct load *load)
 	if (config->slice_bytes > config->max_inflight_bytes)
 		problem(load, line_of(load, "slice", "max_inflight"),
 			"slice: is larger than max_inflight");
+	if (config->chunk_memory_bytes && config->chunk_memory_bytes < CHUNK_MEMORY_LEAST)
+		problem(load, line_of(load, "chunk_memory", "chunk_memory"),
+			"chunk_memory: 0, or 1 MiB and more");
 }
 
 /* A word that names no device would be the same as `off`, without a word. */
@@ -571,7 +576,7 @@ static void config_resolve(struct load *load)
 
 static void (*const checks[])(struct load *load) = {
 	check_name,	  check_socket,		check_listen,	  check_advertise,
-	check_keys,	  check_metrics_listen, check_tcp_listen, check_times,
+	check_keys,	  check_metrics_listen, check_tcp_listen, check_amounts,
 	check_transports, check_require,	check_gpu,
 };
 

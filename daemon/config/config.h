@@ -77,6 +77,9 @@ struct config {
 	uint64_t transfer_stall_timeout_ns, fence_timeout_ns;
 	uint64_t lease_ns;
 
+	/* [chunks] */
+	uint64_t chunk_memory_bytes; /* 0: none are kept */
+
 	/* [transport] */
 	struct setting_words transports;     /* in order; all are built in */
 	bool transports_auto;		     /* nobody named them. Not an option. */

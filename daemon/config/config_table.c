@@ -212,6 +212,14 @@ static const struct setting options[] = {
 	 .min = 100 * MS, .max = 86400 * S, .reload = true,
 	 .help = "An offer's lease when room.open does not name one."},
 
+	{"chunks", "chunk_memory", SETTING_SIZE, FIELD(chunk_memory_bytes),
+	 .preset = "0 B", .max = UINT64_C(1) << 40,
+	 .help = "Memory of the daemon's own in which chunks of KV are kept that engines "
+		 "name and share (chunk.space in the reference); they outlive their "
+		 "engine. It is made and registered at the start, and counts for the "
+		 "service's MemoryMax=. A part of a chunk may take a 128th of it. Any "
+		 "peer daemon can read it. 0: none."},
+
 	{"transport", "transports", SETTING_WORDS, FIELD(transports), .preset = "auto",
 	 .help = "Ways to move bytes, in order of preference: local, shm, verbs, tcp, "
 		 "ucx. "

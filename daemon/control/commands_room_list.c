@@ -130,6 +130,8 @@ static int poll_changed(struct reply_walk *reply)
 	if (room->version <= walk->since)
 		return poll_end(walk);
 	walk->cursor.at = room->session_link.prev;
+	if (room->leg)
+		return 1;
 	r = room_record_text(room, next_record(walk));
 	return r < 0 ? err_pass(r) : 1;
 }
@@ -237,7 +239,7 @@ static bool is_listed(const struct room *room, const struct request *req)
 	const struct list_args *args = request_args(req);
 	int state = (int)sm_state(&room->sm);
 
-	return (args->all || room->session == req->session) &&
+	return !room->leg && (args->all || room->session == req->session) &&
 	       (args->room == UINT64_MAX || args->room == room->number) &&
 	       (args->state == LIST_ANY || args->state == state) &&
 	       (!args->failed || state == ROOM_FAILED || state == ROOM_ABORTING) &&

@@ -9,6 +9,7 @@
 #include "daemon/loop/loop.h"
 #include "daemon/peer/peer.h"
 #include "daemon/room/rooms.h"
+#include "daemon/store/store.h"
 #include "daemon/transport/transport.h"
 
 /* ---- levels that nobody counts as they change ---- */
@@ -36,6 +37,24 @@ static void take_rooms(struct kvd *kvd)
 			    since_ns ? now_ns - since_ns : 0);
 	}
 	metrics_set(&kvd->metrics, METRIC_ORPHANS, rooms_orphans(kvd->rooms));
+}
+
+static void take_store(struct kvd *kvd)
+{
+	struct metrics *m = &kvd->metrics;
+	struct store_figures f;
+
+	store_figures(kvd->store, &f);
+	metrics_set(m, METRIC_STORE_MEMORY, f.ready ? f.memory_bytes : 0);
+	metrics_set(m, METRIC_STORE_FREE, f.slabs_free * f.slab_bytes);
+	metrics_set(m, METRIC_STORE_CHUNKS, f.chunks);
+	metrics_set(m, METRIC_STORE_HOLDS, f.holds);
+	metrics_set(m, METRIC_STORE_MOVES, f.moves);
+	metrics_set(m, METRIC_STORE_FOUND, f.found);
+	metrics_set(m, METRIC_STORE_MISSED, f.missed);
+	metrics_set(m, METRIC_STORE_EVICTED, f.evicted);
+	metrics_set(m, METRIC_STORE_PUT_BYTES, f.put_bytes);
+	metrics_set(m, METRIC_STORE_FETCHED_BYTES, f.fetched_bytes);
 }
 
 /* Those that have figures of their own: of others there may be thousands. */
@@ -85,6 +104,7 @@ void figures_take(struct kvd *kvd, struct figures *f)
 	take_loop(kvd);
 	if (kvd->rooms)
 		take_rooms(kvd);
+	take_store(kvd);
 	take_peers(kvd);
 	take_daemon(kvd, f);
 	for (unsigned int i = 0; i < METRIC_END; i++)

@@ -131,6 +131,7 @@ void room_progress(struct room *room)
 
 static void room_finish(struct room *room)
 {
+	struct room_leg *leg = room->leg;
 	struct party *party;
 
 	loop_timer_stop(&room->timer);
@@ -141,6 +142,11 @@ static void room_finish(struct room *room)
 		party->pool = NULL;
 	}
 	rooms_note_terminal(room);
+	if (!leg)
+		return;
+	leg->room = NULL;
+	leg->on_end(leg, room);
+	room_kick(room);
 }
 
 #define SLOW_NS LOOP_NS_PER_S /* log_rooms = slow */
@@ -179,8 +185,9 @@ static void log_end(const struct room *room)
 	const struct transport *transport = first ? first->remote->transport : NULL;
 	bool ok = sm_state(&room->sm) == ROOM_SUCCESS;
 	uint64_t took = room->ended_ns - room->opened_ns;
-	bool told = !ok || config->log_rooms == LOG_ROOMS_ALL ||
-		    (config->log_rooms == LOG_ROOMS_SLOW && took >= SLOW_NS);
+	bool told = !room->leg && /* else its owner tells it */
+		    (!ok || config->log_rooms == LOG_ROOMS_ALL ||
+		     (config->log_rooms == LOG_ROOMS_SLOW && took >= SLOW_NS));
 	enum log_level level = told ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG;
 	const struct room_names *names = room->names;
 	char number[24], peer[96] = "none", about[560];
@@ -408,7 +415,8 @@ static void on_step(struct loop_defer *defer)
 		roles[room->role]->step(room);
 	if (room->role == ROOM_SEND)
 		send_acks(room);
-	if (room_terminal(room) && (room->close_when_terminal || room->dropped))
+	if (room_terminal(room) &&
+	    (room->close_when_terminal || room->dropped || room->leg))
 		rooms_close(room);
 }
 

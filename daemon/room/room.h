@@ -67,6 +67,7 @@ struct party {
 	uint64_t pool_id;	       /* of the one that was in use last; 0: none was */
 	char pool_name[POOL_NAME_MAX]; /* as asked for; "" = the only one */
 	int64_t rank;		       /* as asked for; ROOM_ANY_RANK */
+	uint64_t pool_asked;	       /* this pool of it; 0: by name and rank */
 	uint64_t gen;	     /* the other side's generation; 0 = not known yet */
 	uint64_t room_there; /* the room's number there (a pull may name another) */
 	struct sched_flow flow;
@@ -184,9 +185,19 @@ struct chunk {
 	struct charge charge;
 };
 
+/* Whose a room is that no engine opened: the daemon moves something of its own with it.
+ * Engines can neither name nor poll it; it has no slot, and goes when it has ended. */
+struct room_leg {
+	struct room *room; /* NULL: none, or it has ended */
+	/* It is terminal: its error and bytes are final. It goes when this has returned;
+	 * the owner does not end other rooms in here. */
+	void (*on_end)(struct room_leg *leg, const struct room *room);
+};
+
 struct room {
 	struct rooms *rooms;
 	struct session *session;
+	struct room_leg *leg; /* NULL: an engine's */
 	struct list session_link, all_link;
 	struct list state_link; /* in rooms->in_state: the first is there longest */
 	enum room_role role;

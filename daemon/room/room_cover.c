@@ -19,6 +19,13 @@
 
 /* ---- sources ---- */
 
+/* Outcome 1: it is not known yet. */
+static int pool_by_id(const struct party *party, struct remote_pool **pool_p)
+{
+	*pool_p = handshake_pool_by_id(party->remote, party->pool_asked);
+	return !*pool_p || (*pool_p)->is_session || (*pool_p)->going;
+}
+
 static int source_ready(struct room *room, struct party *party)
 {
 	struct remote *remote = party->remote;
@@ -34,7 +41,9 @@ static int source_ready(struct room *room, struct party *party)
 	if (r < 0)
 		return err_pass(r);
 	if (!party->pool) {
-		r = handshake_pool(remote, name, party->rank, room->pool, &pool);
+		r = party->pool_asked ? pool_by_id(party, &pool)
+				      : handshake_pool(remote, name, party->rank,
+						       room->pool, &pool);
 		if (r != 0)
 			return r < 0 ? err_pass(r) : 1;
 		party_use_pool(party, pool);

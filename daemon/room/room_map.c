@@ -7,6 +7,7 @@
  */
 #include "daemon/room/room_map.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -56,6 +57,53 @@ int room_map_check_ranges(const struct room_map *map, const struct layout_view *
 		return err_raise(ERR_INVAL, "%s.layers: begin %u is after end %u", where,
 				 map->layers.begin, map->layers.end);
 	return 0;
+}
+
+/* The first page that a list may begin with so that it has the slot. */
+static size_t cut_first(const struct layout_view *view, uint64_t slot, uint64_t *token_p)
+{
+	size_t page = (size_t)(slot / view->page_tokens);
+
+	while (!token_shard_token(&view->shard, (uint64_t)page * view->page_tokens,
+				  token_p) ||
+	       *token_p % token_shard_turn(&view->shard))
+		page--;
+	return page;
+}
+
+static int map_cut(const struct room_map *map, const struct layout_view *view,
+		   uint64_t begin, uint64_t end, struct room_map *cut)
+{
+	uint64_t from = token_shard_slot(&view->shard, begin - map->first_token);
+	uint64_t to = token_shard_slot(&view->shard, end - map->first_token), token = 0;
+	size_t first = cut_first(view, from, &token);
+	size_t last = (size_t)((to + view->page_tokens - 1) / view->page_tokens);
+
+	assert(map->token_begin <= begin && begin <= end && end <= map->token_end);
+	*cut = *map;
+	cut->first_token = map->first_token + token;
+	cut->token_begin = begin;
+	cut->token_end = end;
+	cut->page_count = last > first ? last - first : 0;
+	cut->pages = mem_dup(map->pages + first, cut->page_count * sizeof(*cut->pages));
+	return cut->pages ? 0 : err_pass(-ENOMEM);
+}
+
+int room_maps_cut(const struct room_maps *maps, const struct layout *layout,
+		  uint64_t begin, uint64_t end, struct room_maps *cut)
+{
+	int r = room_maps_begin(cut, maps->count);
+
+	for (size_t i = 0; i < maps->count && r >= 0; i++) {
+		const struct room_map *map = &maps->maps[i];
+
+		r = map_cut(map, layout_view_find(layout, map->view), begin, end,
+			    &cut->maps[cut->count++]);
+	}
+	if (r >= 0)
+		return 0;
+	room_maps_fini(cut);
+	return err_pass(r);
 }
 
 static int parse_pair(const cJSON *obj, const char *name, const char *where,

@@ -44,6 +44,10 @@ int room_maps_parse(const cJSON *views, int64_t aux, const struct layout *layout
  * kvd_ring_view), in memory that does not change; charged to nobody yet. Any thread. */
 int room_maps_read(const uint8_t *data, size_t len, uint32_t count, int64_t aux,
 		   const struct layout *layout, struct room_maps *maps);
+/* Of maps whose views all have the tokens [begin, end) and more: these alone, and no page
+ * that has none of them where the view's shard allows that. */
+int room_maps_cut(const struct room_maps *maps, const struct layout *layout,
+		  uint64_t begin, uint64_t end, struct room_maps *cut);
 int room_maps_charge(struct room_maps *maps, struct account *account);
 void room_maps_fini(struct room_maps *maps);
 /* What the two have in common. ERR_INVAL, ERR_NOTFOUND, ERR_LIMIT, ERR_RANGE. */

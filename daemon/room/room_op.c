@@ -180,19 +180,6 @@ static int check_members(const cJSON *args, enum room_role role)
 	return 0;
 }
 
-/* Bytes land in this pool: no field of a view may lie on another. */
-static int check_target(const struct room_args *args)
-{
-	struct pool *pool = args->pool;
-	int r;
-
-	if (pool->can_receive || args->role == ROOM_SEND || args->role == ROOM_OFFER)
-		return 0;
-	r = layout_check_target(pool->layout);
-	pool->can_receive = r == 0;
-	return r < 0 ? err_prefix(r, "pool %llu", (unsigned long long)pool->id) : 0;
-}
-
 int room_pages_parse(struct session *session, const struct pages_args *args,
 		     const struct layout *layout, bool lands, struct room_pages *pages_p)
 {
@@ -253,8 +240,8 @@ static int open_check(const cJSON *line, const struct room_open_args *in,
 		r = room_names_make(in->request_id, in->traceparent, names_p);
 	if (r >= 0)
 		r = room_admit_parse(in->ticket, in->peers, admit);
-	if (r >= 0)
-		r = check_target(args);
+	if (r >= 0 && (args->role == ROOM_RECV || args->role == ROOM_PULL))
+		r = pool_check_target(args->pool);
 	return r < 0 ? err_pass(r) : 0;
 }
 

@@ -106,7 +106,7 @@ static int may_open(struct rooms *rooms, const struct room_args *args)
 
 	if (r < 0)
 		return err_pass(r);
-	if (rooms->kvd->draining)
+	if (rooms->kvd->draining && !args->leg) /* a move that runs may end */
 		return err_raise(ERR_DRAIN, "no new rooms: the daemon is draining");
 	if (!share_allows(config->rooms_max, open, own))
 		return err_raise(
@@ -131,9 +131,16 @@ struct slot_key {
 	uint64_t session, slot;
 };
 
+/* Numbers of the daemon's own rooms are no engine's. */
+static struct room_key session_key(const struct room *room)
+{
+	return (struct room_key){room->session->id,
+				 room->role + (room->leg ? ROOM_ROLES : 0), room->number};
+}
+
 static void leave_numbers(struct rooms *rooms, const struct room *room)
 {
-	struct room_key key = {room->session->id, room->role, room->number};
+	struct room_key key = session_key(room);
 	struct room_key pool_key = {room->pool->id, room->role, room->number};
 
 	strmap_remove_bytes(&rooms->by_key, &key, sizeof(key));
@@ -142,7 +149,7 @@ static void leave_numbers(struct rooms *rooms, const struct room *room)
 
 static int enter_numbers(struct rooms *rooms, struct room *room)
 {
-	struct room_key key = {room->session->id, room->role, room->number};
+	struct room_key key = session_key(room);
 	struct room_key pool_key = {room->pool->id, room->role, room->number};
 	int r = strmap_put_bytes(&rooms->by_key, &key, sizeof(key), room);
 
@@ -165,6 +172,8 @@ static int enter_slot(struct rooms *rooms, struct room *room,
 	struct slot_key key = {room->session->id, args->slot};
 	int r = 0;
 
+	if (room->leg)
+		return 0;
 	room->slot = args->slot;
 	room->slot_gen = args->slot_gen;
 	if (!args->slotted)
@@ -184,6 +193,8 @@ static void leave_slot(struct rooms *rooms, struct room *room, bool keep)
 {
 	struct slot_key key = {room->session->id, room->slot};
 
+	if (!room->slotted)
+		return;
 	strmap_remove_bytes(&rooms->by_slot, &key, sizeof(key));
 	if (!keep)
 		status_slot_release(room->session->status, room->slot);
@@ -242,6 +253,7 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 	room->session = args->session;
 	room->role = args->role;
 	room->number = args->number;
+	room->leg = args->leg;
 	room->pool = args->pool;
 	room->losses_seen = rooms->losses;
 	do
@@ -293,7 +305,8 @@ void rooms_note_terminal(struct room *room)
 
 	assert(room_terminal(room) && rooms->live > 0);
 	rooms->live--;
-	history_put(&rooms->history, room);
+	if (!room->leg)
+		history_put(&rooms->history, room);
 	list_foreach(party, &room->parties, link) {
 		if (party->heard_abort && !party_lost(party))
 			msg_abort_ack(party->remote, party->room_there, party->gen);
@@ -348,7 +361,8 @@ void rooms_discard(struct room *room)
 
 	assert(rooms->live > 0 && list_empty(&room->moves));
 	rooms->live--;
-	room_free(room, status_slot_claimed(room->session->status, room->slot));
+	room_free(room, room->slotted &&
+				status_slot_claimed(room->session->status, room->slot));
 }
 
 int rooms_close(struct room *room)
@@ -364,7 +378,7 @@ int rooms_close(struct room *room)
 	/* one that succeeded had all its partners: nobody asks for it again */
 	if (room->error.code == ERR_OK)
 		tomb_remove(rooms, &key);
-	else if (room->role != ROOM_PULL && !room->dropped)
+	else if (room->role != ROOM_PULL && !room->dropped && !room->leg)
 		tomb_put(rooms, room);
 	room_free(room, false);
 	if (session)

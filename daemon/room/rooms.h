@@ -57,6 +57,7 @@ struct room_args {
 	uint32_t receivers;    /* offer, recv, pull; 0 = not given */
 	bool receivers_told;   /* offer: by the pullers */
 	uint64_t lease_ns;     /* offer */
+	struct room_leg *leg;  /* it is the daemon's own; else NULL */
 	bool slotted;	       /* its slot is claimed already: */
 	uint32_t slot, slot_gen;
 };

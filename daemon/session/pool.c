@@ -202,7 +202,7 @@ static int register_check(const struct session *session)
 
 	if (session->ending)
 		return err_raise(ERR_SESSION, "the session has ended");
-	if (idmap_count(&session->pools) >= cap)
+	if (idmap_count(&session->pools) >= cap && !session->own)
 		return err_raise(ERR_LIMIT,
 				 "%u pools: the cap of a session (session_pools)", cap);
 	return 0;
@@ -251,6 +251,14 @@ struct pool *pool_find(struct session *session, uint64_t id)
 		return pool;
 	err_raise(ERR_NOTFOUND, "pool %ju: no such pool in this session", (uintmax_t)id);
 	return NULL;
+}
+
+int pool_check_target(struct pool *pool)
+{
+	int r = pool->can_receive ? 0 : layout_check_target(pool->layout);
+
+	pool->can_receive = r == 0;
+	return r < 0 ? err_prefix(r, "pool %llu", (unsigned long long)pool->id) : 0;
 }
 
 static void pool_close_step(struct pool *pool)

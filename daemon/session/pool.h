@@ -32,7 +32,7 @@ struct pool {
 	struct pool_buffer *buffers; /* layout->buffer_count of them */
 	unsigned int rooms;	     /* that use it: pool_use(), pool_unuse() */
 	bool closing;
-	bool can_receive; /* layout_check_target() held; asked once, by rooms */
+	bool can_receive; /* pool_check_target() held: asked once */
 	void *handshake;  /* handshake.c's: the peers that know it */
 	/* handshake.c's: its buffers as each transport takes them, made when first asked
 	 * for; transfers use them until the pool has gone */
@@ -58,6 +58,9 @@ void pool_use(struct pool *pool);
 /* Of one that is used already, and may be closing. */
 void pool_use_again(struct pool *pool);
 void pool_unuse(struct pool *pool);
+
+/* Bytes land in this pool: no field of a view may lie on another. ERR_LAYOUT. */
+int pool_check_target(struct pool *pool);
 
 struct pool *pool_find(struct session *session, uint64_t id); /* or NULL + ERR_NOTFOUND */
 /* Tell peers, wait until none uses it, unpin, free, then on_closed (may be NULL).

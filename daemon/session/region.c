@@ -434,7 +434,7 @@ static void import_done(struct offload_job *job)
 	struct session *session = h->region.session;
 
 	mem_closep(&h->fd);
-	if (job->result == 0)
+	if (job->result == 0 && !session->own)
 		charge_less(&h->filled, h->filled.bytes - h->fill);
 	if (job->result < 0) {
 		idmap_remove(&session->regions, h->region.id);
@@ -652,6 +652,10 @@ static void fill_reserve(struct holding *h)
 
 	if (h->region.kind != REGION_MEMFD && h->region.kind != REGION_SHM)
 		return;
+	if (h->region.session->own) { /* all of it is ours to make */
+		h->fill = h->region.length;
+		return;
+	}
 	h->fill = h->region.length < room ? h->region.length : room;
 	if (charge_take(&h->filled, account, ACCOUNT_FILLED, h->fill) < 0) {
 		err_clear();
@@ -691,7 +695,10 @@ int region_register(struct session *session, const struct region_args *args,
 		return 0;
 	}
 	h->region.id = ++session->next_id;
-	if (r == 0)
+	if (r == 0 && session->own)
+		charge_force(&h->charge, session->account, ACCOUNT_REGIONS,
+			     region_bytes(h));
+	else if (r == 0)
 		r = charge_take(&h->charge, session->account, ACCOUNT_REGIONS,
 				region_bytes(h));
 	if (r == 0 && session->admin)

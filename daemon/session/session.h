@@ -45,6 +45,7 @@ struct session {
 	uid_t uid;
 	gid_t gid;
 	bool admin;		 /* root, the daemon's uid or admin_uids */
+	bool own;		 /* the daemon's own: no process, no caps */
 	bool greeted;		 /* hello was answered */
 	bool announced;		 /* its beginning was logged at info */
 	bool ending;		 /* session_end() has begun */
@@ -73,7 +74,8 @@ struct session {
 	uint64_t regions_version;      /* rises when a region comes or goes */
 	struct session_watch *watch;   /* pidfd and statm of the engine */
 	struct loop_defer free_defer;
-	void *room_part; /* rooms.c's, from the first room on */
+	void *room_part;  /* rooms.c's, from the first room on */
+	void *store_part; /* store.c's, from the first space on */
 };
 
 /*
@@ -106,6 +108,10 @@ struct session_peer {
 /* For control: a session for one connection. Not greeted yet. */
 int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
 		struct session **session_p);
+
+/* One of the daemon's own, for memory and rooms that are no engine's. `name` as a client
+ * has one. */
+int session_new_own(struct kvd *kvd, const char *name, struct session **session_p);
 
 /* Begin the end: idempotent. Objects drain, then the session frees itself. */
 void session_end(struct session *session, const char *why);

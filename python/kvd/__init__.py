@@ -32,6 +32,7 @@ from .errors import (AbortedError, BusyError, CanceledError, ConnectionError, Da
 _kvd.set_error_maker(error_make)
 
 from .aio import AsyncClient, AsyncRoom  # noqa: E402
+from .chunks import Facts, Found, Hold, Move, Space  # noqa: E402
 from .client import Client, Pool  # noqa: E402
 from .layout import HND, NHD, Layout  # noqa: E402
 from .memory import Memory, Region  # noqa: E402
@@ -47,8 +48,8 @@ logging.getLogger("kvd").addHandler(logging.NullHandler())
 __all__ = [
     "AbortedError", "AsyncClient", "AsyncRoom", "BOOTSTRAPPING", "BusyError", "CLOSED",
     "CanceledError", "Client", "ConnectionError", "DaemonError", "Error", "Event",
-    "FAILED", "HND", "InvalidError", "Layout", "LimitError", "Memory", "MemoryImportError", "NHD",
-    "NotFoundError", "PeerError", "PermissionDenied", "Pool", "RETRY", "Region", "Room",
-    "SUCCESS", "Shapes", "Source", "StateError", "Status", "TRANSFERRING", "TimeoutError",
+    "FAILED", "Facts", "Found", "HND", "Hold", "InvalidError", "Layout", "LimitError", "Memory",
+    "MemoryImportError", "Move", "NHD", "NotFoundError", "PeerError", "PermissionDenied", "Pool", "RETRY", "Region", "Room",
+    "SUCCESS", "Shapes", "Source", "Space", "StateError", "Status", "TRANSFERRING", "TimeoutError",
     "Timeline", "View", "WAITING_FOR_INPUT", "shards",
 ]

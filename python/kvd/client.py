@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from . import _check, _kvd, cuda, daemon
+from .chunks import Space
 from .layout import Layout
 from .memory import Memory, adopt, memory_of
 from .rooms import OFFER, PULL, RECV, SEND, Room, pull_sources
@@ -202,6 +203,19 @@ class Client:
             raise ValueError("out: %d int32%s, %d rooms want as many that can be written" % (
                 len(at), "" if at.flags.writeable else ", read-only", len(rooms)))
         return _kvd.states(rooms, at.__array_interface__["data"][0])
+
+    # ---- chunks ----
+
+    def space(self, pool, *, model, scheme, tokens, revision=None, rope=None, views=None,
+              timeout=None):
+        """Chunks of `tokens` tokens, with the layout of a pool, or a Layout alone. Engines
+        share them whose model, revision (of weights and adapters), scheme (how ids are made:
+        hash, seed, block size), rope (how positions are encoded, where the model does not
+        say it), tokens and kinds of fields are equal. views: names of those that a chunk
+        has, None: all but "aux". BusyError: the daemon's memory for chunks is being made.
+        -> kvd.Space"""
+        return Space(self, pool, model=model, scheme=scheme, tokens=tokens,
+                     revision=revision, rope=rope, views=views, timeout=timeout)
 
     # ---- rooms: the number is the router's; *_ms: 0 means the daemon's default.
     # request_id (1 to 128 visible ASCII characters without " and \) and traceparent (W3C)

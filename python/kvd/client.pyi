@@ -2,6 +2,7 @@
 import os
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
+from .chunks import Space
 from .layout import Layout
 from .memory import Region
 from .rooms import Room, Source, _Views, _Wait
@@ -51,6 +52,10 @@ class Client:
              regions: Iterable[Union[Region, Tuple[Region, int]]], *,
              name: Optional[str] = ...,
              timeout: Optional[float] = ...) -> Pool: ...
+    def space(self, pool: Union[Pool, Layout, str], *, model: str, scheme: str, tokens: int,
+              revision: Optional[str] = ..., rope: Optional[str] = ...,
+              views: Optional[Sequence[str]] = ...,
+              timeout: Optional[float] = ...) -> Space: ...
     def states(self, rooms: List[Room], out: Any) -> int: ...
     def send(self, room: int, pool: Pool, *, bootstrap_ms: int = ..., waiting_ms: int = ...,
              stall_ms: int = ..., request_id: Optional[str] = ...,

@@ -158,24 +158,50 @@ def room_error(number, status, told):
 
 
 class Silence:
-    """While a room is waited for: tells the log when the own daemon does not answer. The
-    room goes on if it does again, so this is no error."""
+    """While a room or move is waited for: tells the log when the own daemon does not
+    answer. It goes on if it does again, so this is no error."""
 
-    def __init__(self, room):
-        self._room, self._told, self._next = room, False, time.monotonic() + LOOK_S
+    def __init__(self, awaited):
+        self._of, self._told, self._next = awaited, False, time.monotonic() + LOOK_S
 
     def look(self):
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + LOOK_S
-        silent = self._room.read().error == NOREPLY
+        silent = self._of.read().error == NOREPLY
         if silent and not self._told:
-            log.warning("room %d: %s", self._room.number, SILENT)
+            log.warning("%s: %s", self._of, SILENT)
         self._told = silent
 
 
-class Room:
+class Awaited:
+    """What rooms and moves have in common: state, read(), error(), and a name in words."""
+
+    def wait(self, state=SUCCESS, timeout=None):
+        """Until the state is reached, or a later one; raises error() when it failed,
+        TimeoutError (ENOREPLY) after timeout seconds. A daemon that does not answer is told
+        to the log."""
+        state = _check.integer("state", state, BOOTSTRAPPING, SUCCESS)
+        timeout = _check.seconds("timeout", timeout)
+        until = None if timeout is None else time.monotonic() + timeout
+        pause, silence = 20e-6, Silence(self)
+        while True:
+            now = self.state
+            if now >= state:
+                return now
+            if now == FAILED:
+                raise self.error()
+            if until is not None and time.monotonic() >= until:
+                why = ": " + SILENT if self.read().error == NOREPLY else ""
+                raise TimeoutError("%s: still in state %d%s" % (self, now, why),
+                                   "ENOREPLY", NOREPLY, "op", True)
+            silence.look()
+            time.sleep(pause)
+            pause = min(pause * 1.5, 1e-3)
+
+
+class Room(Awaited):
     """Of Client.send(), recv(), offer() or pull(). One that was opened with post=True is told
     everything through shared memory, without an answer: no call of it waits, and what the
     daemon refuses makes it FAILED (error() says why) instead of an exception. BusyError: the
@@ -237,27 +263,8 @@ class Room:
         why = self._room.why(WHY_S)
         return error_make(*why) if why else None
 
-    def wait(self, state=SUCCESS, timeout=None):
-        """Until the state is reached, or a later one; raises error() when the room failed,
-        TimeoutError (ENOREPLY) after timeout seconds. A daemon that does not answer is told
-        to the log."""
-        state = _check.integer("state", state, BOOTSTRAPPING, SUCCESS)
-        timeout = _check.seconds("timeout", timeout)
-        until = None if timeout is None else time.monotonic() + timeout
-        pause, silence = 20e-6, Silence(self)
-        while True:
-            now = self.state
-            if now >= state:
-                return now
-            if now == FAILED:
-                raise self.error()
-            if until is not None and time.monotonic() >= until:
-                why = ": " + SILENT if self.read().error == NOREPLY else ""
-                raise TimeoutError("room %d: still in state %d%s" % (self.number, now, why),
-                                   "ENOREPLY", NOREPLY, "op", True)
-            silence.look()
-            time.sleep(pause)
-            pause = min(pause * 1.5, 1e-3)
+    def __str__(self):
+        return "room %d" % self.number
 
     def first_token(self):
         """send: the first token that a receiver wants of the pool's first view (it has

@@ -8,6 +8,7 @@
  *   ext_room.c    rooms
  *   ext_lists.c   attachments, descriptor lists
  *   ext_xfer.c    transfers, notifications
+ *   ext_chunk.c   spaces, holds, puts and fetches of chunks
  *   ext_shapes.c  layouts by the plan library
  *   ext_rows.c    descriptor rows: check, compress, index lists (no Python in it)
  *
@@ -50,6 +51,7 @@ int ext_memory_init(PyObject *module);
 int ext_room_init(PyObject *module);
 int ext_lists_init(PyObject *module);
 int ext_xfer_init(PyObject *module);
+int ext_chunk_init(PyObject *module);
 int ext_shapes_init(PyObject *module);
 
 /* ---- ext_client.c ------------------------------------------------------------ */
@@ -147,6 +149,21 @@ extern PyTypeObject *region_type, *pool_type;
 /* Of this client, and registered; false: ValueError that names argument[index]. */
 bool region_usable(const struct region *region, const struct client *client,
 		   const char *argument, Py_ssize_t index);
+
+/* ---- ext_room.c -------------------------------------------------------------- */
+
+/* What tuples of kvd/rooms.py say, which keep what the structs point to. Negative: an
+ * exception; the views are freed in any case. */
+struct ext_views {
+	struct kvd_view *at;
+	size_t count;
+};
+int ext_views_parse(PyObject *tuple, struct ext_views *views);
+void ext_views_fini(struct ext_views *views);
+int ext_wait_parse(const struct client *client, PyObject *tuple, struct kvd_wait *wait);
+/* *names_p: mem_free() */
+int ext_names_parse(PyObject *tuple, const char ***names_p, size_t *count_p);
+void ext_on_nothing(void *arg, int result, const struct kvd_reply *reply);
 
 /* ---- ext_rows.c ---------------------------------------------------------------- */
 

@@ -27,22 +27,17 @@ struct room {
 	bool post; /* its calls are */
 };
 
-struct views {
-	struct kvd_view *at;
-	size_t count;
-};
-
-static void views_fini(struct views *views)
+void ext_views_fini(struct ext_views *views)
 {
 	mem_free(views->at);
 	views->at = NULL;
 }
 
-static int views_parse(PyObject *tuple, struct views *views)
+int ext_views_parse(PyObject *tuple, struct ext_views *views)
 {
 	Py_ssize_t n = tuple && tuple != Py_None ? PyTuple_Size(tuple) : 0;
 
-	*views = (struct views){.count = (size_t)n};
+	*views = (struct ext_views){.count = (size_t)n};
 	if (n < 0)
 		return -1;
 	views->at = mem_calloc((size_t)n + 1, sizeof(*views->at));
@@ -85,7 +80,7 @@ static int event_parse(PyObject *tuple, struct kvd_wait *wait)
 	return 0;
 }
 
-static int wait_parse(const struct client *client, PyObject *tuple, struct kvd_wait *wait)
+int ext_wait_parse(const struct client *client, PyObject *tuple, struct kvd_wait *wait)
 {
 	unsigned long long offset, value;
 	PyObject *region;
@@ -116,19 +111,19 @@ static int number_parse(PyObject *value, uint64_t *number_p)
 
 struct sources {
 	struct kvd_source *at;
-	struct views *views;
+	struct ext_views *views;
 	size_t count;
 };
 
 static void sources_fini(struct sources *s)
 {
 	for (size_t i = 0; s->views && i < s->count; i++)
-		views_fini(&s->views[i]);
+		ext_views_fini(&s->views[i]);
 	mem_free(s->views);
 	mem_free(s->at);
 }
 
-static int source_parse(PyObject *tuple, struct kvd_source *s, struct views *views)
+static int source_parse(PyObject *tuple, struct kvd_source *s, struct ext_views *views)
 {
 	PyObject *room, *rank, *view_list;
 	uint64_t number = 0;
@@ -144,7 +139,7 @@ static int source_parse(PyObject *tuple, struct kvd_source *s, struct views *vie
 	s->has_rank = r == 1;
 	s->rank = (uint32_t)number;
 	if (r >= 0)
-		r = views_parse(view_list, views);
+		r = ext_views_parse(view_list, views);
 	s->views = views->at;
 	s->view_count = views->count;
 	return r < 0 ? -1 : 0;
@@ -169,7 +164,7 @@ static int sources_parse(PyObject *tuple, struct sources *s)
 }
 
 /* Names, which the tuple keeps. */
-static int names_parse(PyObject *tuple, const char ***names_p, size_t *count_p)
+int ext_names_parse(PyObject *tuple, const char ***names_p, size_t *count_p)
 {
 	Py_ssize_t n = tuple && tuple != Py_None ? PyTuple_Size(tuple) : 0;
 
@@ -203,7 +198,7 @@ static int open_begin(void *ctx, const struct kvd_call *call)
 	return kvd_room_open(s->c->kvd, &s->args, call, &s->kvd);
 }
 
-static void on_nothing(void *arg, int result, const struct kvd_reply *reply)
+void ext_on_nothing(void *arg, int result, const struct kvd_reply *reply)
 {
 	(void)arg;
 	(void)result;
@@ -214,7 +209,7 @@ static void on_nothing(void *arg, int result, const struct kvd_reply *reply)
 static int room_shut(void *handle, const struct kvd_call *call)
 {
 	int state = kvd_room_state(handle);
-	struct kvd_call nobody = {.on_done = on_nothing};
+	struct kvd_call nobody = {.on_done = ext_on_nothing};
 
 	if (state == KVD_FAILED || state == KVD_SUCCESS || state < 0)
 		return kvd_room_close(handle, call);
@@ -297,7 +292,7 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	PyObject *wait = NULL, *timeout = NULL, *told = NULL, *room = NULL, *peers = NULL;
 	const char **names_of_peers = NULL;
 	struct sources sources = {0};
-	struct views views = {0};
+	struct ext_views views = {0};
 	unsigned long long number;
 	uint64_t slot = 0;
 	int role, ms, receivers_told = 0, post = 0, r;
@@ -325,9 +320,9 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	a->has_aux = r == 1;
 	a->aux = (uint32_t)slot;
 	if (r >= 0 && sources_parse(source_list, &sources) == 0 &&
-	    views_parse(view_list, &views) == 0 &&
-	    wait_parse(start.c, wait, &a->wait) == 0 &&
-	    names_parse(peers, &names_of_peers, &a->peer_count) == 0) {
+	    ext_views_parse(view_list, &views) == 0 &&
+	    ext_wait_parse(start.c, wait, &a->wait) == 0 &&
+	    ext_names_parse(peers, &names_of_peers, &a->peer_count) == 0) {
 		a->peers = names_of_peers;
 		a->sources = sources.at;
 		a->source_count = sources.count;
@@ -336,7 +331,7 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 		room = room_made(type, &start, pool, ms, told, post);
 	}
 	sources_fini(&sources);
-	views_fini(&views);
+	ext_views_fini(&views);
 	mem_free(names_of_peers);
 	return room;
 }
@@ -414,7 +409,7 @@ static PyObject *room_bind(PyObject *self, PyObject *args, PyObject *kwargs)
 	static char *names[] = {"views", "aux", "wait", "timeout", "on_done", NULL};
 	struct bind_start s = {.room = (struct room *)self};
 	PyObject *view_list, *aux = NULL, *wait = NULL, *timeout = NULL, *told = NULL;
-	struct views views = {0};
+	struct ext_views views = {0};
 	uint64_t slot = 0;
 	int ms, r = -1;
 
@@ -422,8 +417,8 @@ static PyObject *room_bind(PyObject *self, PyObject *args, PyObject *kwargs)
 					 &wait, &timeout, &told) ||
 	    ext_timeout(timeout, &ms) < 0 || !room_usable(s.room))
 		return NULL;
-	if (views_parse(view_list, &views) == 0 &&
-	    wait_parse(s.room->client, wait, &s.bind.wait) == 0)
+	if (ext_views_parse(view_list, &views) == 0 &&
+	    ext_wait_parse(s.room->client, wait, &s.bind.wait) == 0)
 		r = number_parse(aux, &slot);
 	if (r >= 0) {
 		s.bind.views = views.at;
@@ -432,7 +427,7 @@ static PyObject *room_bind(PyObject *self, PyObject *args, PyObject *kwargs)
 		s.bind.aux = (uint32_t)slot;
 		r = room_run(s.room->client, s.room->post, bind_begin, &s, ms, told);
 	}
-	views_fini(&views);
+	ext_views_fini(&views);
 	if (r < 0)
 		return NULL;
 	Py_RETURN_NONE;
@@ -444,7 +439,7 @@ static PyObject *room_send(PyObject *self, PyObject *args, PyObject *kwargs)
 				"wait", "timeout", "on_done", NULL};
 	struct bind_start s = {.room = (struct room *)self};
 	PyObject *view_list, *aux = NULL, *wait = NULL, *timeout = NULL, *told = NULL;
-	struct views views = {0};
+	struct ext_views views = {0};
 	unsigned long long seq;
 	uint64_t slot = 0;
 	int ms, last = 0, r = -1;
@@ -454,8 +449,8 @@ static PyObject *room_send(PyObject *self, PyObject *args, PyObject *kwargs)
 					 &told) ||
 	    ext_timeout(timeout, &ms) < 0 || !room_usable(s.room))
 		return NULL;
-	if (views_parse(view_list, &views) == 0 &&
-	    wait_parse(s.room->client, wait, &s.send.wait) == 0)
+	if (ext_views_parse(view_list, &views) == 0 &&
+	    ext_wait_parse(s.room->client, wait, &s.send.wait) == 0)
 		r = number_parse(aux, &slot);
 	if (r >= 0) {
 		s.send.seq = seq;
@@ -466,7 +461,7 @@ static PyObject *room_send(PyObject *self, PyObject *args, PyObject *kwargs)
 		s.send.aux = (uint32_t)slot;
 		r = room_run(s.room->client, s.room->post, send_begin, &s, ms, told);
 	}
-	views_fini(&views);
+	ext_views_fini(&views);
 	if (r < 0)
 		return NULL;
 	Py_RETURN_NONE;

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command chunks: what the chunk store holds, in all and for each space. */
+#include <stdio.h>
+
+#include "ctl/ctl.h"
+#include "ctl/table.h"
+
+static void space_row(struct table *table, const cJSON *space)
+{
+	table_cell(table, ctl_str(space, "tenant", NULL));
+	table_cell(table, ctl_str(space, "model", NULL));
+	table_cell(table, ctl_str(space, "revision", ""));
+	table_cell(table, ctl_str(space, "scheme", NULL));
+	table_cellf(table, "%.0f", ctl_num(space, "tokens"));
+	table_cellf(table, "%.0f", ctl_num(space, "chunks"));
+	table_cell(table, ctl_bytes(ctl_num(space, "bytes")));
+	table_cellf(table, "%.0f", ctl_num(space, "classes"));
+	table_cellf(table, "%.0f", ctl_num(space, "handles"));
+}
+
+static void chunks_print_head(const cJSON *reply)
+{
+	double memory = ctl_num(reply, "memory_bytes");
+	double found = ctl_num(reply, "found"), missed = ctl_num(reply, "missed");
+
+	if (!ctl_true(reply, "ready"))
+		printf("the memory is being made, or could not be: see the log\n");
+	printf("memory    %s", ctl_bytes(memory));
+	printf(", %s free\n", ctl_bytes(ctl_num(reply, "free_bytes")));
+	printf("chunks    %.0f, %.0f evicted; %u holds, %u moves\n",
+	       ctl_num(reply, "chunks"), ctl_num(reply, "evicted"),
+	       (unsigned int)ctl_num(reply, "holds"),
+	       (unsigned int)ctl_num(reply, "moves"));
+	printf("asked     %.0f found, %.0f missed", found, missed);
+	if (found + missed > 0)
+		printf(": %.1f %%", 100 * found / (found + missed));
+	printf("\nmoved     %s put", ctl_bytes(ctl_num(reply, "put_bytes")));
+	printf(", %s fetched\n", ctl_bytes(ctl_num(reply, "fetched_bytes")));
+}
+
+static int chunks_print(const cJSON *reply)
+{
+	const cJSON *space;
+	struct table *table;
+
+	chunks_print_head(reply);
+	if (table_new("TENANT MODEL REVISION SCHEME >TOKENS >CHUNKS >BYTES >LAYOUTS "
+		      ">USERS",
+		      &table) < 0)
+		return ctl_failed("out of memory");
+	cJSON_ArrayForEach(space, ctl_list(reply, "spaces"))
+		space_row(table, space);
+	return ctl_print_table(table);
+}
+
+int ctl_run_chunks(struct ctl *ctl)
+{
+	cJSON *args = cJSON_CreateObject(), *reply = NULL;
+	int r;
+
+	cJSON_AddTrueToObject(args, "all");
+	r = ctl_ask(ctl, "chunk.list", args, &reply);
+	if (!r && ctl->json)
+		ctl_print_json(reply);
+	else if (!r)
+		r = chunks_print(reply);
+	cJSON_Delete(reply);
+	return r;
+}

@@ -1,0 +1,660 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * chunk.*: what the store keeps, by name (daemon/store/store.h). Ids are hex here; the
+ * submission ring takes them as bytes.
+ *
+ * A layout that is given as text is parsed on a helper, and the request waits; one of a
+ * pool is there already.
+ */
+#include "daemon/control/commands.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/hex.h"
+#include "daemon/base/mem.h"
+#include "daemon/control/brief.h"
+#include "daemon/loop/loop.h"
+#include "daemon/plan/layout.h"
+#include "daemon/room/room_op.h"
+#include "daemon/session/pool.h"
+#include "daemon/session/session.h"
+#include "daemon/store/store.h"
+#include "proto/json.h"
+
+#define LEASE_MS_MAX INT64_C(600000)
+#define LEASE_MS_PRESET 10000
+#define FIRST_MAX UINT32_MAX
+
+/* ---- chunk.space ---- */
+
+struct space_args {
+	const cJSON *layout, *views;
+	uint64_t pool;
+	const char *model, *revision, *scheme, *rope;
+	uint32_t tokens;
+};
+static const struct field space_fields[] = {
+	F_ID("pool", space_args, pool, DEFAULT(-1),
+	     "of this session: its layout is meant. This or layout"),
+	F_OBJECT("layout", space_args, layout, OPTIONAL,
+		 "as pool.register's; buffers may be left out"),
+	F_STR("model", space_args, model, REQUIRED, STORE_WORD_MAX,
+	      "which model's KV it is"),
+	F_STR("revision", space_args, revision, OPTIONAL, STORE_WORD_MAX,
+	      "of its weights and adapters"),
+	F_STR("scheme", space_args, scheme, REQUIRED, STORE_WORD_MAX,
+	      "how ids are made of tokens: hash, seed, block size. Where two engines' "
+	      "are equal, equal tokens have equal ids"),
+	F_STR("rope", space_args, rope, OPTIONAL, STORE_WORD_MAX,
+	      "how positions are encoded, where the model alone does not say it"),
+	F_INT("tokens", space_args, tokens, REQUIRED, 1, INT32_MAX, "of a chunk"),
+	F_ARRAY("views", space_args, views, OPTIONAL, LAYOUT_VIEWS_MAX,
+		"names of those that a chunk has; if absent, all of the layout but aux"),
+	F_END,
+};
+
+static int space_views(const cJSON *array, const char **views, uint32_t *count_p)
+{
+	const cJSON *item;
+	uint32_t n = 0;
+
+	cJSON_ArrayForEach(item, array) {
+		views[n] = cJSON_GetStringValue(item);
+		if (!views[n])
+			return err_raise(ERR_INVAL, "views[%u]: a name was expected", n);
+		n++;
+	}
+	*count_p = n;
+	return 0;
+}
+
+static int space_open(struct request *req, const struct layout *layout)
+{
+	const struct space_args *args = request_args(req);
+	const char *views[LAYOUT_VIEWS_MAX];
+	struct store_space_args space = {.model = args->model,
+					 .revision = args->revision,
+					 .scheme = args->scheme,
+					 .rope = args->rope,
+					 .tokens = args->tokens,
+					 .layout = layout,
+					 .views = args->views ? views : NULL};
+	struct store_handle_facts facts;
+	struct store_handle *handle;
+	struct brief brief;
+	int r = args->views ? space_views(args->views, views, &space.view_count) : 0;
+
+	if (r >= 0)
+		r = store_open(req->session, &space, &handle);
+	if (r < 0)
+		return err_pass(r);
+	store_handle_facts(handle, &facts);
+	brief_init(&brief);
+	brief_number(&brief, "space", (double)facts.id);
+	brief_number(&brief, "tokens", facts.tokens);
+	brief_number(&brief, "part_bytes", (double)facts.part_bytes);
+	brief_text(&brief, "tenant", facts.tenant);
+	request_reply_brief(req, &brief);
+	return 0;
+}
+
+struct space_job {
+	struct offload_job job;
+	struct request *req;
+	const cJSON *json; /* the request's */
+	struct layout *layout;
+};
+
+static void space_job_work(struct offload_job *job)
+{
+	struct space_job *parse = container_of(job, struct space_job, job);
+
+	job->result = cJSON_GetObjectItemCaseSensitive(parse->json, "buffers")
+			      ? layout_parse(parse->json, &parse->layout)
+			      : layout_parse_ranks(parse->json, &parse->layout);
+	if (job->result < 0) {
+		err_prefix(job->result, "layout");
+		err_take(&job->err);
+	}
+}
+
+static void space_job_done(struct offload_job *job)
+{
+	struct space_job *parse = container_of(job, struct space_job, job);
+	struct request *req = parse->req;
+
+	if (job->result < 0)
+		request_fail(req, &job->err);
+	else if (!req->session)
+		request_drop(req);
+	else if (space_open(req, parse->layout) < 0)
+		request_fail_last(req);
+	layout_free(parse->layout);
+	mem_free(parse);
+}
+
+static int space_run(struct request *req)
+{
+	const struct space_args *args = request_args(req);
+	bool by_pool = cJSON_GetObjectItemCaseSensitive(req->line, "pool");
+	struct space_job *parse;
+	const struct pool *pool;
+
+	if (by_pool == (args->layout != NULL))
+		return err_raise(ERR_INVAL, "one of pool and layout is wanted");
+	if (by_pool) {
+		pool = pool_find(req->session, args->pool);
+		return pool ? err_pass(space_open(req, pool->layout)) : err_pass(-ENOENT);
+	}
+	parse = mem_zalloc(sizeof(*parse));
+	if (!parse)
+		return err_pass(-ENOMEM);
+	parse->req = req;
+	parse->json = args->layout;
+	parse->job = (struct offload_job){.work = space_job_work,
+					  .done = space_job_done,
+					  .principal = offload_uid(req->session->uid)};
+	offload_submit(req->kvd->offload, &parse->job);
+	return 0;
+}
+
+struct space_key_args {
+	uint64_t space;
+};
+static const struct field space_key_fields[] = {
+	F_ID("space", space_key_args, space, REQUIRED, "of this session"),
+	F_END,
+};
+
+static int space_close_run(struct request *req)
+{
+	const struct space_key_args *args = request_args(req);
+	struct store_handle *handle = store_handle_find(req->session, args->space);
+
+	if (!handle)
+		return err_pass(-ENOENT);
+	store_close(handle);
+	request_reply(req, NULL);
+	return 0;
+}
+
+/* ---- ids ---- */
+
+struct ids_args {
+	uint64_t space;
+	const cJSON *ids;
+	uint64_t first;
+};
+#define F_SPACE(s) F_ID("space", s, ids.space, REQUIRED, "of this session")
+#define F_IDS(s)                                                                    \
+	F_ARRAY("ids", s, ids.ids, REQUIRED, STORE_IDS_MAX,                         \
+		"64 hex digits each: chunks that follow each other"),               \
+		F_INT("first", s, ids.first, OPTIONAL, 0, FIRST_MAX,                \
+		      "which chunk of its prompt the first is: it begins at token " \
+		      "first x tokens")
+
+/* *bytes_p is the caller's (mem_free). */
+static int ids_read(const struct ids_args *args, uint8_t **bytes_p, struct store_ids *ids)
+{
+	uint32_t count = (uint32_t)cJSON_GetArraySize(args->ids);
+	uint8_t *bytes = mem_calloc(count + 1, STORE_ID_BYTES);
+	const cJSON *item;
+	uint32_t n = 0;
+
+	if (!bytes)
+		return err_pass(-ENOMEM);
+	cJSON_ArrayForEach(item, args->ids) {
+		const char *text = cJSON_GetStringValue(item);
+
+		if (!text || strlen(text) != HEX_CHARS(STORE_ID_BYTES) ||
+		    !hex_read(text, bytes + n * STORE_ID_BYTES, STORE_ID_BYTES)) {
+			mem_free(bytes);
+			return err_raise(ERR_INVAL,
+					 "ids[%u]: %zu hex digits were expected", n,
+					 (size_t)HEX_CHARS(STORE_ID_BYTES));
+		}
+		n++;
+	}
+	*ids = (struct store_ids){.bytes = bytes, .count = count, .first = args->first};
+	*bytes_p = bytes;
+	return 0;
+}
+
+/* What find, hold and put begin with. */
+static int ids_begin(struct request *req, const struct ids_args *args,
+		     struct store_handle **handle_p, uint8_t **bytes_p,
+		     struct store_ids *ids)
+{
+	*handle_p = store_handle_find(req->session, args->space);
+	return *handle_p ? err_pass(ids_read(args, bytes_p, ids)) : err_pass(-ENOENT);
+}
+
+struct find_args {
+	struct ids_args ids;
+};
+static const struct field find_fields[] = {
+	F_SPACE(find_args),
+	F_IDS(find_args),
+	F_END,
+};
+
+static void brief_found(struct brief *brief, const struct store_found *found)
+{
+	brief_number(brief, "chunks", found->chunks);
+	brief_number(brief, "tokens", (double)found->tokens);
+}
+
+static int find_run(struct request *req)
+{
+	const struct find_args *args = request_args(req);
+	cleanup_free uint8_t *bytes = NULL;
+	struct store_handle *handle;
+	struct store_found found;
+	struct store_ids ids;
+	struct brief brief;
+	int r = ids_begin(req, &args->ids, &handle, &bytes, &ids);
+
+	if (r < 0)
+		return err_pass(r);
+	store_find(handle, &ids, &found);
+	brief_init(&brief);
+	brief_found(&brief, &found);
+	request_reply_brief(req, &brief);
+	return 0;
+}
+
+static int drop_run(struct request *req)
+{
+	const struct find_args *args = request_args(req);
+	cleanup_free uint8_t *bytes = NULL;
+	struct store_handle *handle;
+	struct store_ids ids;
+	struct brief brief;
+	int r = ids_begin(req, &args->ids, &handle, &bytes, &ids);
+
+	if (r < 0)
+		return err_pass(r);
+	brief_init(&brief);
+	brief_number(&brief, "chunks", store_drop(handle, &ids));
+	request_reply_brief(req, &brief);
+	return 0;
+}
+
+/* ---- holds ---- */
+
+#define F_LEASE(s)                                                                \
+	F_INT("lease_ms", s, lease_ms, DEFAULT(LEASE_MS_PRESET), 1, LEASE_MS_MAX, \
+	      "so long the chunks stay, unless the hold is closed before")
+
+static void hold_reply(struct request *req, const struct store_hold *hold)
+{
+	char secret[HEX_CHARS(STORE_SECRET_BYTES) + 1];
+	struct store_hold_facts facts;
+	struct brief brief;
+
+	store_hold_facts(hold, &facts);
+	hex_write(facts.secret, STORE_SECRET_BYTES, secret);
+	brief_init(&brief);
+	brief_number(&brief, "hold", (double)facts.id);
+	brief_text(&brief, "secret", secret);
+	brief_number(&brief, "first", (double)facts.first);
+	brief_found(&brief, &facts.found);
+	request_reply_brief(req, &brief);
+}
+
+struct hold_args {
+	struct ids_args ids;
+	uint32_t lease_ms;
+};
+static const struct field hold_fields[] = {
+	F_SPACE(hold_args),
+	F_IDS(hold_args),
+	F_LEASE(hold_args),
+	F_END,
+};
+
+static int hold_run(struct request *req)
+{
+	const struct hold_args *args = request_args(req);
+	cleanup_free uint8_t *bytes = NULL;
+	struct store_handle *handle;
+	struct store_hold *hold;
+	struct store_ids ids;
+	int r = ids_begin(req, &args->ids, &handle, &bytes, &ids);
+
+	if (r >= 0)
+		r = store_hold_open(handle, &ids, args->lease_ms * LOOP_NS_PER_MS, &hold);
+	if (r < 0)
+		return err_pass(r);
+	hold_reply(req, hold);
+	return 0;
+}
+
+struct join_args {
+	uint64_t space;
+	const char *secret;
+	uint32_t lease_ms;
+};
+static const struct field join_fields[] = {
+	F_ID("space", join_args, space, REQUIRED, "of this session"),
+	F_STR("secret", join_args, secret, REQUIRED, 0, "of the hold"),
+	F_LEASE(join_args),
+	F_END,
+};
+
+static int join_run(struct request *req)
+{
+	const struct join_args *args = request_args(req);
+	struct store_handle *handle = store_handle_find(req->session, args->space);
+	uint8_t secret[STORE_SECRET_BYTES];
+	struct store_hold *hold;
+	int r = handle ? 0 : -ENOENT;
+
+	if (r >= 0 && (strlen(args->secret) != HEX_CHARS(STORE_SECRET_BYTES) ||
+		       !hex_read(args->secret, secret, STORE_SECRET_BYTES)))
+		r = err_raise(ERR_INVAL, "secret: %zu hex digits were expected",
+			      (size_t)HEX_CHARS(STORE_SECRET_BYTES));
+	if (r >= 0)
+		r = store_hold_join(handle, secret, args->lease_ms * LOOP_NS_PER_MS,
+				    &hold);
+	if (r < 0)
+		return err_pass(r);
+	hold_reply(req, hold);
+	return 0;
+}
+
+struct hold_key_args {
+	uint64_t hold;
+};
+static const struct field hold_key_fields[] = {
+	F_ID("hold", hold_key_args, hold, REQUIRED, "of this session"),
+	F_END,
+};
+
+static int release_run(struct request *req)
+{
+	const struct hold_key_args *args = request_args(req);
+	struct store_hold *hold = store_hold_find(req->session, args->hold);
+
+	if (!hold)
+		return err_pass(-ENOENT);
+	store_hold_close(hold);
+	request_reply(req, NULL);
+	return 0;
+}
+
+/* ---- moves ---- */
+
+static void move_reply(struct request *req, const struct store_move *move)
+{
+	struct store_move_facts facts;
+	struct brief brief;
+
+	store_move_facts(move, &facts);
+	brief_init(&brief);
+	brief_number(&brief, "move", (double)facts.id);
+	brief_number(&brief, "slot", facts.slot);
+	brief_number(&brief, "gen", facts.slot_gen);
+	brief_text(&brief, "kind", store_kind_names[facts.kind]);
+	brief_number(&brief, "state", facts.poll_state);
+	brief_number(&brief, "chunks", facts.chunks);
+	brief_number(&brief, "done", facts.done);
+	if (facts.kind == STORE_PUT) {
+		brief_number(&brief, "there", facts.there);
+		brief_number(&brief, "left_out", facts.left_out);
+	}
+	brief_number(&brief, "prefix_tokens", (double)facts.prefix_tokens);
+	brief_number(&brief, "bytes", (double)facts.bytes);
+	brief_number(&brief, "total", (double)facts.total);
+	if (facts.error->code != ERR_OK)
+		brief_error(&brief, facts.error);
+	request_reply_brief(req, &brief);
+}
+
+#define F_PLACE(s)                                                               \
+	F_ID("pool", s, pool, REQUIRED,                                          \
+	     "of this session, with the layout that the space was opened with"), \
+		F_VIEWS(s, "where the tokens are: {name: {pages, first_token, "  \
+			   "tokens}}, each view of the space")
+
+struct put_args {
+	struct ids_args ids;
+	uint64_t pool;
+	struct pages_args pages;
+};
+static const struct field put_fields[] = {
+	F_SPACE(put_args), F_IDS(put_args), F_PLACE(put_args), F_WAIT(put_args), F_END,
+};
+
+static int move_args(struct request *req, uint64_t pool_id,
+		     const struct pages_args *pages, bool lands,
+		     struct store_move_args *args)
+{
+	struct pages_args said = *pages;
+	struct room_pages read = {0};
+	int r;
+
+	said.aux = -1;
+	args->pool = pool_find(req->session, pool_id);
+	if (!args->pool)
+		return err_pass(-ENOENT);
+	if (!said.views)
+		return err_raise(ERR_INVAL, "views: missing");
+	r = lands ? pool_check_target(args->pool) : 0;
+	if (r >= 0)
+		r = room_pages_parse(req->session, &said, args->pool->layout, lands,
+				     &read);
+	if (r < 0)
+		return err_pass(r);
+	args->maps = read.maps;
+	args->wait = read.wait;
+	return 0;
+}
+
+static int put_run(struct request *req)
+{
+	const struct put_args *args = request_args(req);
+	cleanup_free uint8_t *bytes = NULL;
+	struct store_move_args move_args_ = {0};
+	struct store_handle *handle;
+	struct store_move *move;
+	struct store_ids ids;
+	int r = ids_begin(req, &args->ids, &handle, &bytes, &ids);
+
+	if (r >= 0)
+		r = move_args(req, args->pool, &args->pages, false, &move_args_);
+	if (r >= 0)
+		r = store_put(handle, &ids, &move_args_, &move);
+	if (r < 0)
+		return err_pass(r);
+	move_reply(req, move);
+	return 0;
+}
+
+struct fetch_args {
+	uint64_t hold, pool;
+	struct pages_args pages;
+	uint32_t deadline_ms;
+};
+static const struct field fetch_fields[] = {
+	F_ID("hold", fetch_args, hold, REQUIRED, "of this session"),
+	F_PLACE(fetch_args),
+	F_WAIT(fetch_args),
+	F_INT("deadline_ms", fetch_args, deadline_ms, OPTIONAL, 1, ROOM_MS_MAX,
+	      "what is not there by then fails the move"),
+	F_END,
+};
+
+static int fetch_run(struct request *req)
+{
+	const struct fetch_args *args = request_args(req);
+	struct store_hold *hold = store_hold_find(req->session, args->hold);
+	struct store_move_args move_args_ = {.deadline_ns =
+						     args->deadline_ms * LOOP_NS_PER_MS};
+	struct store_move *move;
+	int r = hold ? 0 : -ENOENT;
+
+	if (r >= 0)
+		r = move_args(req, args->pool, &args->pages, true, &move_args_);
+	if (r >= 0)
+		r = store_fetch(hold, &move_args_, &move);
+	if (r < 0)
+		return err_pass(r);
+	move_reply(req, move);
+	return 0;
+}
+
+struct move_key_args {
+	uint64_t move;
+};
+static const struct field move_key_fields[] = {
+	F_ID("move", move_key_args, move, REQUIRED, "of this session"),
+	F_END,
+};
+
+static int move_run(struct request *req)
+{
+	const struct move_key_args *args = request_args(req);
+	struct store_move *move = store_move_find(req->session, args->move);
+
+	if (!move)
+		return err_pass(-ENOENT);
+	move_reply(req, move);
+	return 0;
+}
+
+static int abort_run(struct request *req)
+{
+	const struct move_key_args *args = request_args(req);
+	struct store_move *move = store_move_find(req->session, args->move);
+	struct err why;
+
+	if (!move)
+		return err_pass(-ENOENT);
+	err_set(&why, ERR_ABORTED, "aborted by its engine '%.40s' (pid %d)",
+		req->session->client, (int)req->session->pid);
+	store_move_abort(move, &why);
+	move_reply(req, move);
+	return 0;
+}
+
+static int close_run(struct request *req)
+{
+	const struct move_key_args *args = request_args(req);
+	struct store_move *move = store_move_find(req->session, args->move);
+
+	if (!move)
+		return err_pass(-ENOENT);
+	store_move_drop(move);
+	request_reply(req, NULL);
+	return 0;
+}
+
+/* ---- chunk.list ---- */
+
+static bool add_space(cJSON *list, const struct store_space_facts *facts)
+{
+	cJSON *space = cJSON_CreateObject();
+
+	if (!space || !cJSON_AddItemToArray(list, space)) {
+		cJSON_Delete(space);
+		return false;
+	}
+	return cJSON_AddStringToObject(space, "tenant", facts->tenant) &&
+	       cJSON_AddStringToObject(space, "model", facts->model) &&
+	       cJSON_AddStringToObject(space, "revision", facts->revision) &&
+	       cJSON_AddStringToObject(space, "scheme", facts->scheme) &&
+	       cJSON_AddStringToObject(space, "rope", facts->rope) &&
+	       cJSON_AddNumberToObject(space, "tokens", facts->tokens) &&
+	       cJSON_AddNumberToObject(space, "chunks", (double)facts->chunks) &&
+	       cJSON_AddNumberToObject(space, "bytes", (double)facts->bytes) &&
+	       cJSON_AddNumberToObject(space, "classes", facts->classes) &&
+	       cJSON_AddNumberToObject(space, "handles", facts->handles);
+}
+
+static bool add_spaces(cJSON *result, const struct session *session, bool all)
+{
+	cJSON *list = cJSON_AddArrayToObject(result, "spaces");
+	struct store_space_facts facts;
+	bool ok = list != NULL;
+
+	for (unsigned int i = 0; ok && store_space_at(session, all, i, &facts); i++)
+		ok = add_space(list, &facts);
+	return ok;
+}
+
+static int list_run(struct request *req)
+{
+	const struct request_list_args *args = request_args(req);
+	struct store_figures f;
+	int r = request_all(req, args->all);
+	cJSON *result;
+
+	if (r >= 0 && !req->kvd->store)
+		r = store_ready(NULL);
+	if (r < 0)
+		return err_pass(r);
+	result = request_result();
+	if (!result)
+		return err_pass(-ENOMEM);
+	store_figures(req->kvd->store, &f);
+	return request_finish(
+		req, result,
+		cJSON_AddBoolToObject(result, "ready", f.ready) &&
+			cJSON_AddNumberToObject(result, "memory_bytes",
+						(double)f.memory_bytes) &&
+			cJSON_AddNumberToObject(result, "free_bytes",
+						(double)(f.slabs_free * f.slab_bytes)) &&
+			cJSON_AddNumberToObject(result, "chunks", (double)f.chunks) &&
+			cJSON_AddNumberToObject(result, "evicted", (double)f.evicted) &&
+			cJSON_AddNumberToObject(result, "found", (double)f.found) &&
+			cJSON_AddNumberToObject(result, "missed", (double)f.missed) &&
+			cJSON_AddNumberToObject(result, "put_bytes",
+						(double)f.put_bytes) &&
+			cJSON_AddNumberToObject(result, "fetched_bytes",
+						(double)f.fetched_bytes) &&
+			cJSON_AddNumberToObject(result, "holds", f.holds) &&
+			cJSON_AddNumberToObject(result, "moves", f.moves) &&
+			add_spaces(result, req->session, args->all));
+}
+
+static const struct field list_fields[] = {
+	F_BOOL("all", request_list_args, all, "every user's spaces (administrators)"),
+	F_END,
+};
+
+const struct command chunk_commands[] = {
+	{"chunk.space", "name what chunks mean, with one rank's layout", space_fields, 0,
+	 space_run, "space; tokens; part_bytes: what is kept of a chunk; tenant"},
+	{"chunk.space_close", "be done with a space; its chunks stay", space_key_fields,
+	 0, space_close_run, "nothing"},
+	{"chunk.find", "how many of these chunks are there, from the first on",
+	 find_fields, 0, find_run, "chunks, tokens. They may leave: hold them"},
+	{"chunk.hold", "keep the chunks that are there from leaving", hold_fields, 0,
+	 hold_run, "hold; secret: for chunk.join; first; chunks, tokens: held"},
+	{"chunk.join", "hold the same chunks for another session or rank", join_fields, 0,
+	 join_run, "as chunk.hold"},
+	{"chunk.release", "close a hold; what reads by it goes on", hold_key_fields, 0,
+	 release_run, "nothing"},
+	{"chunk.put", "store chunks of a pool's pages", put_fields, 0, put_run,
+	 "move, slot and gen of the status page, state; chunks: taken, of which `there` "
+	 "were there or on their way; left_out: no room for them; done; prefix_tokens; "
+	 "bytes, total; error"},
+	{"chunk.fetch", "read held chunks into a pool's pages", fetch_fields, 0,
+	 fetch_run, "as chunk.put"},
+	{"chunk.move", "a put or a fetch", move_key_fields, 0, move_run,
+	 "as chunk.put; prefix_tokens: moved without a gap from the first on"},
+	{"chunk.abort", "fail a move; its pages are its engine's when it is terminal",
+	 move_key_fields, 0, abort_run, "as chunk.put"},
+	{"chunk.close", "be done with a move: aborted if it has not ended",
+	 move_key_fields, 0, close_run, "nothing"},
+	{"chunk.drop", "forget chunks", find_fields, 0, drop_run, "chunks: there were"},
+	{"chunk.list", "what the chunk store holds", list_fields, 0, list_run,
+	 "ready: its memory is made; memory_bytes, free_bytes; chunks; evicted, found, "
+	 "missed: chunks, since the start; put_bytes, fetched_bytes; holds, moves: open; "
+	 "spaces: {tenant, model, revision, scheme, rope, tokens, chunks, bytes, "
+	 "classes: ways to lie, handles: uses by sessions}"},
+	{.name = NULL},
+};

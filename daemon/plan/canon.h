@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * canon: how a chunk store keeps what one rank's pool holds of a chunk of tokens: its
+ * part. A part lies in a slot, one run of bytes: view behind view, page behind page, and
+ * in a page field behind field, in the order and with the head order of the pool that it
+ * comes from, without gaps. So pools alike move long rows, and any other pool is the
+ * planner's matter, for the slots of a memory are themselves a pool: a page may begin at
+ * each multiple of CANON_GRAIN, and page number n begins at n * CANON_GRAIN.
+ *
+ * Such pages overlap; which of them are in use at a time is the allocator's to see to.
+ * Pure.
+ */
+#ifndef KVD_PLAN_CANON_H
+#define KVD_PLAN_CANON_H
+
+#include <stdint.h>
+
+#include "daemon/plan/layout.h"
+
+#define CANON_GRAIN UINT64_C(4096)
+#define CANON_SLOT_MAX (UINT64_C(512) << 20)
+#define CANON_MEMORY_MAX (CANON_GRAIN * LAYOUT_PAGES_MAX) /* of slots: 1 TiB */
+#define CANON_TOKENS_MIN 16u
+#define CANON_TOKENS_MAX 4096u
+
+/* Of one view, in the order of layout->views. */
+struct canon_view {
+	uint64_t offset;     /* in a slot */
+	uint64_t page_bytes; /* a multiple of the grain */
+	uint32_t pages;	     /* of a chunk */
+};
+
+struct canon {
+	struct layout *layout; /* one buffer: the memory of the slots */
+	struct canon_view *views;
+	uint64_t slot_bytes;  /* a multiple of the grain */
+	uint64_t chunk_bytes; /* of the pool's own, in a whole chunk */
+};
+
+struct canon_args {
+	const struct layout *layout; /* a pool's */
+	const char *const *views;    /* of it, NULL: all but the aux view */
+	uint32_t view_count;
+	uint32_t tokens;       /* of a chunk */
+	uint32_t rank;	       /* of the pool of slots */
+	uint64_t memory_bytes; /* of all slots */
+};
+
+/* ERR_NOTFOUND (a view that it has not), ERR_INVAL, ERR_RANGE, ERR_TOOBIG, ERR_NOMEM. */
+int canon_make(const struct canon_args *args, struct canon **canon_p);
+void canon_free(struct canon *canon); /* NULL is fine */
+void canon_freep(struct canon **canon_p);
+/* May what one holds lie in the other's slots as it is? */
+bool canon_equal(const struct canon *a, const struct canon *b);
+
+/* The pages of view `view` of a part whose slot begins at `offset`: .pages of them. */
+void canon_pages(const struct canon *canon, uint32_t view, uint64_t offset,
+		 uint32_t *pages);
+
+/* What has to agree for bytes to mean the same, whichever ranks hold them: a line
+ * "view field unit_bytes total_units format" for each kind of field, sorted. The caller's
+ * (mem_free); NULL + ERR_NOMEM. */
+char *canon_identity(const struct canon *canon);
+
+#endif

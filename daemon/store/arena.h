@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * arena: which bytes of a fixed memory are whose slots, and which content leaves when a
+ * slot is wanted and none is free.
+ *
+ * The memory is cut into equal slabs. A slab belongs to one shelf (an owner's slots of
+ * one size) until all of its slots are free. What lies in slots is items: an item has
+ * slots of one owner, perhaps on several shelves, and leaves as a whole.
+ *
+ * Each owner has an equal share of the slabs. It may have more while nobody else wants
+ * them; then the excess is what the others get. Who has no more than its share loses
+ * nothing to others.
+ *
+ * Pure; callbacks come from inside arena_take() alone.
+ */
+#ifndef KVD_STORE_ARENA_H
+#define KVD_STORE_ARENA_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/list.h"
+
+#define ARENA_SLABS 128u
+
+struct arena;
+struct arena_owner;
+struct arena_shelf;
+struct arena_slab;
+
+/* Content: embedded in its owner. */
+struct arena_item {
+	struct list link;	   /* in a queue of its shelf's; else alone */
+	struct list slots;	   /* struct arena_slot.of_item */
+	struct arena_shelf *shelf; /* of the first slot; NULL: none yet */
+	uint64_t key;		   /* a hash: told again from content that has left */
+	uint64_t tick;		   /* when it came to the end of its queue */
+	uint32_t pins;
+	uint8_t hits; /* 0 … 3, since then */
+	bool kept;    /* was hit: it is of the main queue */
+};
+
+struct arena_slot {
+	struct list of_item;
+	struct arena_item *item;
+	struct arena_slab *slab; /* NULL: none */
+	uint32_t index;
+};
+
+/* `bytes` of memory: at least ARENA_SLABS grains of 4 KiB are used. on_evict: the item
+ * leaves: give back its slots. */
+int arena_new(uint64_t bytes, void (*on_evict)(void *arg, struct arena_item *item),
+	      void *arg, struct arena **arena_p);
+void arena_free(struct arena *arena); /* no slot is taken */
+
+/* The largest slot that it has. */
+uint64_t arena_slot_most(const struct arena *arena);
+
+int arena_owner_new(struct arena *arena, struct arena_owner **owner_p);
+void arena_owner_free(struct arena_owner *owner);	      /* has no slots */
+uint64_t arena_owner_bytes(const struct arena_owner *owner);  /* of its slabs */
+uint64_t arena_owner_share(const struct arena_owner *owner);  /* what nobody takes */
+uint64_t arena_owner_pinned(const struct arena_owner *owner); /* of slots */
+
+void arena_item_init(struct arena_item *item, uint64_t key);
+/* A slot for the item, which is pinned. Content that is not leaves for it. ERR_TOOBIG;
+ * ERR_LIMIT: all that may leave is pinned; ERR_NOMEM. */
+int arena_take(struct arena_owner *owner, uint64_t bytes, struct arena_item *item,
+	       struct arena_slot *slot);
+void arena_give(struct arena_slot *slot); /* idempotent */
+uint64_t arena_offset(const struct arena_slot *slot);
+
+/* Pinned content stays. Unpinned it goes to the end of its queue: of a chain of content
+ * unpin the end first, for it leaves first. */
+void arena_pin(struct arena_item *item);
+void arena_unpin(struct arena_item *item);
+void arena_touch(struct arena_item *item); /* it was asked for */
+/* It leaves no queue any more: its owner frees it. No pins, no slots. */
+void arena_item_fini(struct arena_item *item);
+
+struct arena_figures {
+	uint64_t slab_bytes, slabs_free;
+	uint64_t evicted; /* items, ever */
+};
+void arena_figures(const struct arena *arena, struct arena_figures *figures_p);
+
+#endif

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The store has a session of its own, for it owns what engines own: a region (its memory,
+ * one sealed memfd), pools and rooms. So they are charged, listed and ended like anybody
+ * else's, and nothing that moves bytes knows of chunks.
+ *
+ * What an engine has of the store ends with its session; chunks do not. They are their
+ * user's: the tenant of a session is the principal of its account.
+ */
+#include "daemon/store/store.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/session/region.h"
+#include "daemon/session/session.h"
+#include "daemon/store/store_impl.h"
+
+/* ---- its memory ---- */
+
+static void on_memory(void *arg, struct region *region, const struct err *err)
+{
+	struct store *store = arg;
+
+	store->region = region;
+	if (region) {
+		log_info("store", NULL, "keeps chunks", "bytes=%ju",
+			 (uintmax_t)store->memory_bytes);
+		return;
+	}
+	store->failed = *err;
+	log_error("store", NULL, "has no memory for chunks", "bytes=%ju why=\"%s\"",
+		  (uintmax_t)store->memory_bytes, err->text);
+}
+
+static int memory_begin(struct store *store)
+{
+	struct region_args args = {
+		.kind = REGION_MEMFD, .length = store->memory_bytes, .name = "chunks"};
+	cleanup_close int fd =
+		memfd_create("kvd-chunks", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int r;
+
+	if (fd < 0)
+		return err_raise_errno(errno, "memfd_create");
+	if (ftruncate(fd, (off_t)store->memory_bytes) < 0)
+		return err_raise_errno(errno, "chunk_memory: ftruncate to %ju bytes",
+				       (uintmax_t)store->memory_bytes);
+	args.fd = fd;
+	r = region_register(store->session, &args, on_memory, store);
+	if (r >= 0)
+		mem_steal_fd(&fd);
+	return err_pass(r);
+}
+
+int store_ready(struct store *store)
+{
+	if (!store)
+		return err_raise(ERR_STATE,
+				 "this daemon keeps no chunks: set chunk_memory");
+	if (store->failed.code != ERR_OK)
+		return err_reraise(&store->failed);
+	if (!store->session)
+		return err_raise(ERR_DRAIN, "the daemon is stopping");
+	if (!store->region)
+		return err_raise(ERR_BUSY, "the memory for chunks is being made");
+	return 1;
+}
+
+/* ---- life ---- */
+
+static void on_tidy(struct loop_defer *defer)
+{
+	struct store *store = container_of(defer, struct store, tidy);
+	struct store_tenant *tenant;
+
+	store_spaces_tidy(store);
+	list_foreach_safe(tenant, &store->tenants, link) {
+		if (tenant->spaces)
+			continue;
+		arena_owner_free(tenant->owner);
+		account_unref(tenant->account);
+		list_remove(&tenant->link);
+		mem_free(tenant);
+	}
+}
+
+void store_tidy(struct store *store)
+{
+	loop_defer(store->kvd->loop, &store->tidy);
+}
+
+static int store_init(struct store *store)
+{
+	int r = arena_new(store->memory_bytes, store_on_evict, store, &store->arena);
+
+	if (r >= 0)
+		r = store_index_new(store);
+	if (r >= 0)
+		r = session_new_own(store->kvd, "chunk store", &store->session);
+	return r < 0 ? err_pass(r) : err_pass(memory_begin(store));
+}
+
+int store_new(struct kvd *kvd, struct store **store_p)
+{
+	struct store *store;
+	int r;
+
+	*store_p = NULL;
+	if (!kvd->config->chunk_memory_bytes)
+		return 0;
+	store = mem_zalloc(sizeof(*store));
+	if (!store)
+		return err_pass(-ENOMEM);
+	store->kvd = kvd;
+	store->memory_bytes = kvd->config->chunk_memory_bytes / CANON_GRAIN * CANON_GRAIN;
+	store->seed = loop_random_u64(kvd->loop);
+	list_init(&store->tenants);
+	list_init(&store->spaces);
+	strmap_init(&store->holds);
+	loop_defer_init(&store->tidy, on_tidy);
+	*store_p = store; /* its session's end looks for it */
+	r = store_init(store);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+void store_free(struct store *store)
+{
+	if (!store)
+		return;
+	assert(store->moves == 0);
+	store->session = NULL;
+	if (store->buckets)
+		store_index_free(store);
+	on_tidy(&store->tidy);
+	loop_defer_cancel(&store->tidy);
+	assert(list_empty(&store->spaces) && list_empty(&store->tenants));
+	strmap_fini(&store->holds);
+	arena_free(store->arena);
+	mem_free(store);
+}
+
+unsigned int store_live(const struct store *store)
+{
+	return store ? store->moves_live : 0;
+}
+
+/* ---- tenants, sessions ---- */
+
+int store_tenant_of(struct store *store, const struct session *session,
+		    struct store_tenant **tenant_p)
+{
+	struct store_tenant *tenant;
+	int r;
+
+	list_foreach(tenant, &store->tenants, link) {
+		if (tenant->account == session->account) {
+			*tenant_p = tenant;
+			return 0;
+		}
+	}
+	tenant = mem_zalloc(sizeof(*tenant));
+	if (!tenant)
+		return err_pass(-ENOMEM);
+	r = arena_owner_new(store->arena, &tenant->owner);
+	if (r < 0) {
+		mem_free(tenant);
+		return err_pass(r);
+	}
+	tenant->store = store;
+	tenant->account = session->account;
+	account_ref(tenant->account);
+	list_push_back(&store->tenants, &tenant->link);
+	store_tidy(store); /* unless a space comes of it */
+	*tenant_p = tenant;
+	return 0;
+}
+
+int store_part_of(struct session *session, struct store_session **part_p)
+{
+	struct store_session *part = session->store_part;
+
+	if (session->ending)
+		return err_raise(ERR_SESSION, "the session is ending");
+	if (!part) {
+		part = mem_zalloc(sizeof(*part));
+		if (!part)
+			return err_pass(-ENOMEM);
+		idmap_init(&part->handles);
+		idmap_init(&part->holds);
+		idmap_init(&part->moves);
+		session->store_part = part;
+	}
+	*part_p = part;
+	return 0;
+}
+
+void store_session_end(struct session *session)
+{
+	struct store_session *part = session->store_part;
+	struct store *store = session->kvd->store;
+	struct idmap_cursor it;
+
+	if (store && store->session == session) {
+		store->session = NULL;
+		store->region = NULL;
+	}
+	if (!part)
+		return;
+	idmap_foreach(&part->moves, it)
+		store_move_drop(it.value);
+	idmap_foreach(&part->holds, it)
+		store_hold_close(it.value);
+	idmap_foreach(&part->handles, it)
+		store_close(it.value);
+}
+
+void store_session_gone(struct session *session)
+{
+	struct store_session *part = mem_steal(session->store_part);
+
+	if (!part)
+		return;
+	assert(!idmap_count(&part->moves) && !idmap_count(&part->holds) &&
+	       !idmap_count(&part->handles));
+	idmap_fini(&part->moves);
+	idmap_fini(&part->holds);
+	idmap_fini(&part->handles);
+	mem_free(part);
+}
+
+/* ---- figures ---- */
+
+void store_figures(const struct store *store, struct store_figures *figures_p)
+{
+	struct arena_figures arena;
+
+	*figures_p = (struct store_figures){0};
+	if (!store)
+		return;
+	arena_figures(store->arena, &arena);
+	*figures_p = (struct store_figures){
+		.ready = store->region != NULL,
+		.memory_bytes = store->memory_bytes,
+		.slab_bytes = arena.slab_bytes,
+		.slabs_free = arena.slabs_free,
+		.chunks = store->chunk_count,
+		.evicted = arena.evicted,
+		.found = store->found,
+		.missed = store->missed,
+		.put_bytes = store->put_bytes,
+		.fetched_bytes = store->fetched_bytes,
+		.spaces = store->space_count,
+		.holds = (unsigned int)strmap_count(&store->holds),
+		.moves = store->moves,
+	};
+}

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * store: KV that has a name. A chunk is the KV of a run of tokens, named by 32 bytes that
+ * engines compute alike for the same tokens (a chain of hashes); it is kept in memory of
+ * this daemon, shared by its user's engines and outlives them.
+ *
+ *   space   what must agree for chunks of two engines to mean the same
+ *   handle  a session's use of a space, with the layout of one rank
+ *   hold    chunks that do not leave: what a fetch reads
+ *   move    a put or a fetch under way, with a slot in the status page
+ *
+ * A move goes by rooms like everything else: an offer at one side and a pull at the
+ * other, both in this daemon, so plans, waits, abort and the end in quiet are the rooms'.
+ * A chunk is found only once all of its bytes are there. Loop thread.
+ */
+#ifndef KVD_STORE_H
+#define KVD_STORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/list.h"
+#include "daemon/room/room_map.h"
+#include "daemon/session/wait.h"
+
+struct kvd;
+struct pool;
+struct session;
+struct store;
+struct store_handle;
+struct store_hold;
+struct store_move;
+
+#define STORE_ID_BYTES 32u
+#define STORE_IDS_MAX 4096u /* of one command */
+#define STORE_SECRET_BYTES 16u
+#define STORE_WORD_MAX 200u /* bytes of a space's model, revision, … */
+
+/* With chunk_memory = 0: *store_p is NULL. Its memory is made by helpers meanwhile. */
+int store_new(struct kvd *kvd, struct store **store_p);
+void store_free(struct store *store); /* no session is left; NULL is fine */
+/* Outcome 1: it can be used. ERR_STATE: this daemon has none; ERR_BUSY: its memory is
+ * being made; or why that failed. */
+int store_ready(struct store *store);
+/* All of a session that ends. Its rooms have been told. */
+void store_session_end(struct session *session);
+void store_session_gone(struct session *session);
+/* Moves that have not ended. NULL is fine. */
+unsigned int store_live(const struct store *store);
+
+/* ---- spaces ---- */
+
+struct store_space_args {
+	const char *model, *revision, *scheme, *rope; /* NULL: "" */
+	uint32_t tokens;			      /* of a chunk */
+	const struct layout *layout;
+	const char *const *views; /* NULL: all */
+	uint32_t view_count;
+};
+/* ERR_INVAL, ERR_LIMIT, ERR_NOMEM, those of canon_make() and store_ready(). */
+int store_open(struct session *session, const struct store_space_args *args,
+	       struct store_handle **handle_p);
+void store_close(struct store_handle *handle);
+/* NULL + ERR_NOTFOUND */
+struct store_handle *store_handle_find(struct session *session, uint64_t id);
+
+struct store_handle_facts {
+	uint64_t id, part_bytes; /* of a rank's part of a chunk, as it is kept */
+	uint32_t tokens;
+	const char *tenant;
+};
+void store_handle_facts(const struct store_handle *handle,
+			struct store_handle_facts *facts_p);
+
+/* ---- chunks ---- */
+
+/* Names of chunks that follow each other: chunk i holds the tokens from
+ * (first + i) * tokens on. */
+struct store_ids {
+	const uint8_t *bytes; /* STORE_ID_BYTES each */
+	uint32_t count;
+	uint64_t first;
+};
+struct store_found {
+	uint32_t chunks; /* from the first on, without a gap */
+	uint64_t tokens;
+};
+/* What is there for the handle's rank. It may leave at any time: hold it. */
+void store_find(struct store_handle *handle, const struct store_ids *ids,
+		struct store_found *found_p);
+/* Forget them; what is in use goes when it is not. How many there were. */
+uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids);
+
+/* ---- holds ---- */
+
+/* What is there of them stays for `lease_ns`, or until it is closed. ERR_LIMIT. None at
+ * all is a hold of nothing. */
+int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
+		    uint64_t lease_ns, struct store_hold **hold_p);
+/* The same chunks for another session or rank: of the hold with this secret, as far as
+ * they are there for this handle. ERR_NOTFOUND, ERR_LEASE. */
+int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECRET_BYTES],
+		    uint64_t lease_ns, struct store_hold **hold_p);
+void store_hold_close(struct store_hold *hold); /* its moves go on */
+struct store_hold *store_hold_find(struct session *session, uint64_t id);
+
+struct store_hold_facts {
+	uint64_t id, first;
+	const uint8_t *secret;
+	struct store_found found;
+};
+void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *facts_p);
+
+/* ---- moves ---- */
+
+enum store_kind { STORE_PUT, STORE_FETCH };
+enum store_move_state {
+	STORE_MOVE_WAITING, /* for the engine's stream, or for what is made once */
+	STORE_MOVE_RUNNING,
+	STORE_MOVE_ABORTING,
+	STORE_MOVE_FAILED,
+	STORE_MOVE_SUCCESS,
+	STORE_MOVE_STATES,
+};
+
+struct store_move_args {
+	struct pool *pool;     /* of the handle's layout */
+	struct room_maps maps; /* where the tokens are, or go: each view of the space */
+	struct wait_spec wait; /* before any is touched */
+	uint64_t deadline_ns;  /* 0: none */
+	bool slotted;	       /* the engine chose its slot: */
+	uint32_t slot, slot_gen;
+};
+/*
+ * Both take maps and wait whatever comes. Pages are kvd's until the move is terminal.
+ * A put leaves out what is there already, and what finds no room (`left_out`); it
+ * succeeds when all that it took is there. The tokens of `maps` begin at the first
+ * chunk's, and only the last chunk may be short of some.
+ */
+int store_put(struct store_handle *handle, const struct store_ids *ids,
+	      struct store_move_args *args, struct store_move **move_p);
+/* The tokens that `maps` names, which the hold has. ERR_LEASE, ERR_RANGE. */
+int store_fetch(struct store_hold *hold, struct store_move_args *args,
+		struct store_move **move_p);
+struct store_move *store_move_find(struct session *session, uint64_t id);
+void store_move_abort(struct store_move *move, const struct err *why);
+/* Its engine is done with it: aborted if it has not ended, gone once it has. */
+void store_move_drop(struct store_move *move);
+
+struct store_move_facts {
+	uint64_t id, bytes, total;
+	enum store_kind kind;
+	enum store_move_state state;
+	const struct err *error;
+	uint32_t chunks, there, left_out, done;
+	uint64_t prefix_tokens; /* whole, from the first on */
+	uint32_t slot, slot_gen;
+	unsigned int poll_state; /* enum kvd_state */
+};
+void store_move_facts(const struct store_move *move, struct store_move_facts *facts_p);
+extern const char *const store_kind_names[];
+
+/* ---- records ---- */
+
+struct store_figures {
+	bool ready;
+	uint64_t memory_bytes, slab_bytes, slabs_free;
+	uint64_t chunks, evicted;
+	uint64_t found, missed; /* chunks asked for */
+	uint64_t put_bytes, fetched_bytes;
+	unsigned int spaces, holds, moves;
+};
+void store_figures(const struct store *store, struct store_figures *figures_p);
+
+/* A space as lists show it. */
+struct store_space_facts {
+	const char *tenant, *model, *revision, *scheme, *rope;
+	uint32_t tokens, handles, classes;
+	uint64_t chunks, bytes;
+};
+/* Those of the session's tenant, or (all) of every one: i = 0, 1, …; false: no more. */
+bool store_space_at(const struct session *session, bool all, unsigned int i,
+		    struct store_space_facts *facts_p);
+
+#endif

@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The index: chunks by space and id. Ids are hashes, yet chosen by clients: the bucket
+ * comes from a seeded hash of them. The table has a bucket for each chunk that the arena
+ * can hold and never grows, so no look-up pays for another's growth.
+ *
+ * A chunk is in the index from the first part on that a move begins to fill, and shows
+ * what is ready. It lives as long as it is pinned or has a part.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/store/store_impl.h"
+
+#define BUCKETS_MAX (UINT64_C(1) << 20)
+
+int store_index_new(struct store *store)
+{
+	uint64_t n = 1024;
+
+	while (n < BUCKETS_MAX && n < store->memory_bytes / CANON_GRAIN)
+		n *= 2;
+	store->buckets = mem_calloc(n, sizeof(struct store_chunk *));
+	if (!store->buckets)
+		return err_pass(-ENOMEM);
+	store->bucket_mask = n - 1;
+	return 0;
+}
+
+static uint64_t chunk_hash(const struct store_space *space,
+			   const uint8_t id[STORE_ID_BYTES])
+{
+	return XXH3_64bits_withSeed(id, STORE_ID_BYTES, space->store->seed + space->id);
+}
+
+static struct store_chunk **chunk_bucket(struct store *store, uint64_t hash)
+{
+	return &store->buckets[hash & store->bucket_mask];
+}
+
+static struct store_chunk *chunk_lookup(const struct store_space *space,
+					const uint8_t id[STORE_ID_BYTES], uint64_t hash)
+{
+	struct store_chunk *chunk = *chunk_bucket(space->store, hash);
+
+	while (chunk && (chunk->item.key != hash || chunk->space != space ||
+			 memcmp(chunk->id, id, STORE_ID_BYTES) != 0))
+		chunk = chunk->next;
+	return chunk;
+}
+
+struct store_chunk *store_chunk_find(const struct store_space *space,
+				     const uint8_t id[STORE_ID_BYTES], uint64_t first)
+{
+	struct store_chunk *chunk = chunk_lookup(space, id, chunk_hash(space, id));
+
+	return chunk && chunk->first == first ? chunk : NULL;
+}
+
+static void chunk_unlink(struct store_chunk *chunk)
+{
+	struct store_chunk **at = chunk_bucket(chunk->space->store, chunk->item.key);
+
+	if (chunk->gone)
+		return;
+	chunk->gone = true;
+	while (*at != chunk)
+		at = &(*at)->next;
+	*at = chunk->next;
+}
+
+static void chunk_free(struct store_chunk *chunk)
+{
+	struct store_space *space = chunk->space;
+
+	assert(chunk->item.pins == 0 && list_empty(&chunk->parts));
+	chunk_unlink(chunk);
+	arena_item_fini(&chunk->item);
+	space->store->chunk_count--;
+	if (--space->chunks == 0)
+		store_tidy(space->store);
+	mem_free(chunk);
+}
+
+int store_chunk_get(struct store_space *space, const uint8_t id[STORE_ID_BYTES],
+		    uint64_t first, uint32_t tokens, struct store_chunk **chunk_p)
+{
+	uint64_t hash = chunk_hash(space, id);
+	struct store_chunk *chunk = chunk_lookup(space, id, hash);
+
+	if (chunk && (chunk->first != first || chunk->tokens != tokens))
+		return err_raise(ERR_EXIST,
+				 "this id is stored as chunk %llu of its prompt with %u "
+				 "tokens, here it is chunk %llu with %u",
+				 (unsigned long long)chunk->first, chunk->tokens,
+				 (unsigned long long)first, tokens);
+	if (!chunk) {
+		struct store_chunk **at = chunk_bucket(space->store, hash);
+
+		chunk = mem_zalloc(sizeof(*chunk));
+		if (!chunk)
+			return err_pass(-ENOMEM);
+		arena_item_init(&chunk->item, hash);
+		list_init(&chunk->parts);
+		memcpy(chunk->id, id, STORE_ID_BYTES);
+		chunk->space = space;
+		chunk->first = first;
+		chunk->tokens = tokens;
+		chunk->next = *at;
+		*at = chunk;
+		space->chunks++;
+		space->store->chunk_count++;
+	}
+	arena_pin(&chunk->item);
+	*chunk_p = chunk;
+	return 0;
+}
+
+void store_chunk_pin(struct store_chunk *chunk)
+{
+	arena_pin(&chunk->item);
+}
+
+static void free_parts(struct store_chunk *chunk)
+{
+	struct store_part *part;
+
+	list_foreach_safe(part, &chunk->parts, link)
+		store_part_free(part);
+}
+
+void store_chunk_unpin(struct store_chunk *chunk)
+{
+	arena_unpin(&chunk->item);
+	if (chunk->item.pins)
+		return;
+	if (chunk->gone)
+		free_parts(chunk);
+	if (list_empty(&chunk->parts))
+		chunk_free(chunk);
+}
+
+/* ---- parts ---- */
+
+struct store_part *store_part_find(const struct store_chunk *chunk,
+				   const struct store_class *class)
+{
+	struct store_part *part;
+
+	list_foreach(part, &chunk->parts, link) {
+		if (part->class == class)
+			return part;
+	}
+	return NULL;
+}
+
+int store_part_new(struct store_chunk *chunk, struct store_class *class,
+		   struct store_part **part_p)
+{
+	struct store_part *part = mem_zalloc(sizeof(*part));
+	int r;
+
+	assert(chunk->item.pins && !chunk->gone);
+	if (!part)
+		return err_pass(-ENOMEM);
+	r = arena_take(chunk->space->tenant->owner, class->canon->slot_bytes,
+		       &chunk->item, &part->slot);
+	if (r < 0) {
+		mem_free(part);
+		return err_pass(r);
+	}
+	part->chunk = chunk;
+	part->class = class;
+	list_push_back(&chunk->parts, &part->link);
+	class->parts++;
+	*part_p = part;
+	return 0;
+}
+
+void store_part_ready(struct store_part *part)
+{
+	struct store_chunk *chunk = part->chunk;
+
+	assert(!part->ready);
+	part->ready = true;
+	chunk->ready |= UINT64_C(1) << part->class->index;
+	chunk->space->bytes += part->class->canon->slot_bytes;
+}
+
+void store_part_free(struct store_part *part)
+{
+	struct store_chunk *chunk = part->chunk;
+
+	if (part->ready)
+		chunk->space->bytes -= part->class->canon->slot_bytes;
+	chunk->ready &= ~(UINT64_C(1) << part->class->index);
+	arena_give(&part->slot);
+	list_remove(&part->link);
+	part->class->parts--;
+	mem_free(part);
+}
+
+void store_on_evict(void *arg, struct arena_item *item)
+{
+	struct store_chunk *chunk = container_of(item, struct store_chunk, item);
+
+	(void)arg;
+	free_parts(chunk);
+	chunk_free(chunk);
+}
+
+/* ---- look-ups ---- */
+
+static struct store_chunk *chunk_for(struct store_handle *handle,
+				     const struct store_ids *ids, uint32_t i)
+{
+	struct store_chunk *chunk = store_chunk_find(
+		handle->space, ids->bytes + i * STORE_ID_BYTES, ids->first + i);
+
+	return chunk && store_cover(handle, chunk->ready) ? chunk : NULL;
+}
+
+void store_find(struct store_handle *handle, const struct store_ids *ids,
+		struct store_found *found_p)
+{
+	struct store *store = handle->space->store;
+
+	*found_p = (struct store_found){0};
+	for (uint32_t i = 0; i < ids->count; i++) {
+		struct store_chunk *chunk = chunk_for(handle, ids, i);
+
+		if (!chunk)
+			break;
+		arena_touch(&chunk->item);
+		found_p->chunks++;
+		found_p->tokens += chunk->tokens;
+		if (chunk->tokens < handle->space->tokens)
+			break; /* nothing follows a short one */
+	}
+	store->found += found_p->chunks;
+	store->missed += ids->count - found_p->chunks;
+}
+
+uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids)
+{
+	uint32_t dropped = 0;
+
+	for (uint32_t i = 0; i < ids->count; i++) {
+		struct store_chunk *chunk = store_chunk_find(
+			handle->space, ids->bytes + i * STORE_ID_BYTES, ids->first + i);
+
+		if (!chunk)
+			continue;
+		dropped++;
+		store_chunk_pin(chunk);
+		chunk_unlink(chunk);
+		store_chunk_unpin(chunk);
+	}
+	return dropped;
+}
+
+/* Everything, whoever pinned it: nobody is left. */
+void store_index_free(struct store *store)
+{
+	for (uint64_t i = 0; store->buckets && i <= store->bucket_mask; i++) {
+		while (store->buckets[i]) {
+			struct store_chunk *chunk = store->buckets[i];
+
+			free_parts(chunk);
+			chunk_free(chunk);
+		}
+	}
+	assert(store->chunk_count == 0);
+	mem_free(store->buckets);
+}

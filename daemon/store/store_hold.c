@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A hold is the only thing that keeps chunks. It belongs to a session and ends with it,
+ * with its lease or when it is closed, whichever is first; then what reads by it goes on
+ * to its end, and nothing else does. Whoever learns its secret may hold the same chunks:
+ * a scheduler finds and holds, its workers join and fetch.
+ *
+ * What a user's holds keep is at most half of its share of the memory, so that puts of
+ * others, and its own, always find something that may leave.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/mem.h"
+#include "daemon/session/session.h"
+#include "daemon/store/store_impl.h"
+
+#define HOLDS_MAX 4096u /* of a session */
+
+void store_hold_ref(struct store_hold *hold)
+{
+	hold->moves++;
+}
+
+/* Of a chain the end first: what is unpinned first leaves first. */
+static void hold_let_go(struct store_hold *hold)
+{
+	while (hold->count > 0)
+		store_chunk_unpin(hold->chunks[--hold->count]);
+}
+
+static void hold_step(struct store_hold *hold)
+{
+	if (hold->moves || !(hold->closed || hold->over))
+		return;
+	hold_let_go(hold);
+	if (!hold->closed)
+		return;
+	mem_free(hold->chunks);
+	charge_drop(&hold->charge);
+	store_handle_unref(hold->handle);
+	mem_free(hold);
+}
+
+void store_hold_unref(struct store_hold *hold)
+{
+	assert(hold->moves > 0);
+	hold->moves--;
+	hold_step(hold);
+}
+
+static void on_lease(struct loop_timer *timer)
+{
+	struct store_hold *hold = container_of(timer, struct store_hold, lease);
+
+	hold->over = true;
+	hold_step(hold);
+}
+
+void store_hold_close(struct store_hold *hold)
+{
+	struct store_session *part = hold->handle->session->store_part;
+	struct store *store = hold->handle->space->store;
+
+	if (hold->closed)
+		return;
+	hold->closed = true;
+	loop_timer_stop(&hold->lease);
+	idmap_remove(&part->holds, hold->id);
+	strmap_remove_bytes(&store->holds, hold->secret, STORE_SECRET_BYTES);
+	hold_step(hold);
+}
+
+struct store_hold *store_hold_find(struct session *session, uint64_t id)
+{
+	const struct store_session *part = session->store_part;
+	struct store_hold *hold = part ? idmap_get(&part->holds, id) : NULL;
+
+	if (!hold)
+		err_raise(ERR_NOTFOUND, "hold: none of number %llu in this session",
+			  (unsigned long long)id);
+	return hold;
+}
+
+void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *facts_p)
+{
+	*facts_p = (struct store_hold_facts){
+		.id = hold->id,
+		.first = hold->first,
+		.secret = hold->secret,
+		.found = {.chunks = hold->count, .tokens = hold->tokens},
+	};
+}
+
+/* Chunks of a hold as they come: those that serve, without a gap. */
+static bool hold_add(struct store_hold *hold, struct store_chunk *chunk)
+{
+	const struct store_space *space = hold->handle->space;
+
+	if (!chunk || !store_cover(hold->handle, chunk->ready))
+		return false;
+	store_chunk_pin(chunk);
+	arena_touch(&chunk->item);
+	hold->chunks[hold->count++] = chunk;
+	hold->tokens += chunk->tokens;
+	return chunk->tokens == space->tokens; /* nothing follows a short one */
+}
+
+static int hold_check(const struct store_handle *handle, uint32_t count)
+{
+	const struct store_tenant *tenant = handle->space->tenant;
+	uint64_t share = arena_owner_share(tenant->owner);
+	uint64_t pinned = arena_owner_pinned(tenant->owner);
+
+	if (count && pinned > share / 2)
+		return err_raise(
+			ERR_LIMIT,
+			"chunks of %llu bytes are held or in use by %s: half of its "
+			"share of chunk_memory, %llu",
+			(unsigned long long)pinned, tenant->account->name,
+			(unsigned long long)share);
+	return 0;
+}
+
+static int hold_new(struct store_handle *handle, uint32_t most,
+		    struct store_hold **hold_p)
+{
+	const struct store_session *part = handle->session->store_part;
+	struct store_hold *hold;
+	int r;
+
+	if (idmap_count(&part->holds) >= HOLDS_MAX)
+		return err_raise(ERR_LIMIT, "%u holds: the limit of a session",
+				 HOLDS_MAX);
+	hold = mem_zalloc(sizeof(*hold));
+	if (!hold)
+		return err_pass(-ENOMEM);
+	hold->handle = handle;
+	hold->chunks = mem_calloc(most + 1, sizeof(*hold->chunks));
+	r = hold->chunks
+		    ? charge_take(&hold->charge, handle->session->account, ACCOUNT_CHUNKS,
+				  sizeof(*hold) + most * sizeof(*hold->chunks))
+		    : -ENOMEM;
+	if (r < 0) {
+		mem_free(hold->chunks);
+		mem_free(hold);
+		return err_pass(r);
+	}
+	loop_timer_init(&hold->lease, handle->space->store->kvd->loop, on_lease);
+	store_handle_ref(handle);
+	*hold_p = hold;
+	return 0;
+}
+
+/* It has its chunks: the session's from here on. */
+static int hold_enter(struct store_hold *hold, uint64_t lease_ns)
+{
+	struct session *session = hold->handle->session;
+	struct store_session *part = session->store_part;
+	struct store *store = hold->handle->space->store;
+	int r = hold_check(hold->handle, hold->count);
+
+	hold->id = ++session->next_id;
+	loop_random(store->kvd->loop, hold->secret, sizeof(hold->secret));
+	if (r >= 0)
+		r = strmap_put_bytes(&store->holds, hold->secret, STORE_SECRET_BYTES,
+				     hold);
+	if (r >= 0)
+		r = idmap_put(&part->holds, hold->id, hold);
+	if (r < 0) {
+		strmap_remove_bytes(&store->holds, hold->secret, STORE_SECRET_BYTES);
+		hold->closed = true;
+		hold_step(hold);
+		return err_pass(r);
+	}
+	loop_timer_start(&hold->lease, lease_ns);
+	return 0;
+}
+
+int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
+		    uint64_t lease_ns, struct store_hold **hold_p)
+{
+	struct store *store = handle->space->store;
+	struct store_hold *hold;
+	int r = hold_new(handle, ids->count, &hold);
+
+	if (r < 0)
+		return err_pass(r);
+	hold->first = ids->first;
+	for (uint32_t i = 0; i < ids->count; i++) {
+		if (!hold_add(hold, store_chunk_find(handle->space,
+						     ids->bytes + i * STORE_ID_BYTES,
+						     ids->first + i)))
+			break;
+	}
+	store->found += hold->count;
+	store->missed += ids->count - hold->count;
+	r = hold_enter(hold, lease_ns);
+	if (r < 0)
+		return err_pass(r);
+	*hold_p = hold;
+	return 0;
+}
+
+int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECRET_BYTES],
+		    uint64_t lease_ns, struct store_hold **hold_p)
+{
+	struct store *store = handle->space->store;
+	const struct store_hold *other =
+		strmap_get_bytes(&store->holds, secret, STORE_SECRET_BYTES);
+	struct store_hold *hold;
+	int r;
+
+	if (!other || other->handle->space != handle->space)
+		return err_raise(ERR_NOTFOUND, "secret: no hold of this space has it");
+	if (other->over)
+		return err_raise(ERR_LEASE, "the hold's lease has ended");
+	r = hold_new(handle, other->count, &hold);
+	if (r < 0)
+		return err_pass(r);
+	hold->first = other->first;
+	for (uint32_t i = 0; i < other->count; i++) {
+		if (!hold_add(hold, other->chunks[i]))
+			break;
+	}
+	r = hold_enter(hold, lease_ns);
+	if (r < 0)
+		return err_pass(r);
+	*hold_p = hold;
+	return 0;
+}

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* store_impl: what store.c (life), store_space.c (spaces, classes), store_chunk.c (the
+ * index), store_hold.c, store_move.c and store_leg.c (the rooms of a move) share. */
+#ifndef KVD_STORE_IMPL_H
+#define KVD_STORE_IMPL_H
+
+#include "daemon/base/account.h"
+#include "daemon/base/idmap.h"
+#include "daemon/base/sm.h"
+#include "daemon/loop/loop.h"
+#include "daemon/plan/canon.h"
+#include "daemon/store/arena.h"
+#include "daemon/store/store.h"
+
+struct remote;
+
+#define STORE_SPACES_MAX 64u
+#define STORE_CLASSES_MAX 64u /* of a space: bits of a mask */
+#define STORE_COVERS_MAX 16u  /* that a handle remembers */
+
+struct store_tenant {
+	struct list link; /* in store->tenants */
+	struct store *store;
+	struct account *account; /* named so; held */
+	struct arena_owner *owner;
+	unsigned int spaces;
+};
+
+/* How parts of one kind lie: a pool over the whole memory. */
+struct store_class {
+	struct store_space *space;
+	unsigned int index; /* in space->classes; the rank of its layout */
+	struct canon *canon;
+	struct pool *pool;	 /* NULL: it is being registered */
+	cJSON *layout, *regions; /* until it is */
+	struct list waiting;	 /* struct store_move.class_link */
+	uint64_t parts;
+};
+
+struct store_space {
+	struct list link; /* in store->spaces */
+	struct store *store;
+	struct store_tenant *tenant;
+	uint64_t id; /* salts the index */
+	uint32_t tokens;
+	char *identity;					/* equal texts, equal spaces */
+	char *model, *revision, *scheme, *rope;		/* of the identity, for people */
+	struct store_class *classes[STORE_CLASSES_MAX]; /* NULL: free */
+	unsigned int class_count;
+	unsigned int handles;
+	uint64_t chunks, bytes;
+};
+
+/* Which of a set of classes serve a handle. */
+struct store_cover {
+	uint64_t mask, used; /* used 0: they do not hold all that it needs */
+};
+
+struct store_handle {
+	struct store_space *space;
+	struct session *session;
+	uint64_t id;
+	unsigned int refs; /* itself, holds, moves */
+	bool closed;
+	struct canon *canon; /* of its rank */
+	char **views;	     /* as asked for; NULL: all */
+	uint32_t view_count;
+	struct store_cover covers[STORE_COVERS_MAX];
+	unsigned int cover_next;
+	uint64_t pool_id; /* the last pool that was found to fit */
+	struct charge charge;
+};
+
+struct store_part {
+	struct list link; /* in chunk->parts */
+	struct store_chunk *chunk;
+	struct store_class *class;
+	struct arena_slot slot;
+	bool ready; /* all of its bytes are there */
+};
+
+struct store_chunk {
+	struct arena_item item;
+	struct store_chunk *next; /* of its bucket */
+	struct store_space *space;
+	uint8_t id[STORE_ID_BYTES];
+	uint64_t first;	 /* its number in its prompt */
+	uint64_t ready;	 /* mask of the classes of ready parts */
+	uint32_t tokens; /* held: of the space's, or fewer */
+	bool gone;	 /* not in the index any more */
+	struct list parts;
+};
+
+struct store {
+	struct kvd *kvd;
+	struct session *session; /* of memory and rooms of its own; NULL: it ends */
+	struct region *region;	 /* NULL: being made, or failed */
+	struct err failed;
+	uint64_t memory_bytes;
+	struct arena *arena;
+	struct list tenants, spaces;
+	unsigned int space_count;
+	uint64_t next_space;
+	struct store_chunk **buckets;
+	uint64_t bucket_mask, seed;
+	uint64_t chunk_count;
+	struct strmap holds; /* by secret */
+	unsigned int moves, moves_live;
+	uint64_t found, missed, put_bytes, fetched_bytes;
+	struct loop_defer tidy; /* spaces that nobody uses go */
+};
+
+/* session->store_part */
+struct store_session {
+	struct idmap handles, holds, moves;
+};
+
+struct store_hold {
+	struct store_handle *handle; /* a reference */
+	uint64_t id;
+	uint8_t secret[STORE_SECRET_BYTES];
+	uint64_t first, tokens;
+	struct store_chunk **chunks; /* pinned until it is over */
+	uint32_t count;
+	unsigned int moves; /* that read it */
+	bool closed, over;  /* over: the lease has ended */
+	struct loop_timer lease;
+	struct charge charge;
+};
+
+/* ---- store.c ---- */
+int store_part_of(struct session *session, struct store_session **part_p);
+int store_tenant_of(struct store *store, const struct session *session,
+		    struct store_tenant **tenant_p);
+void store_tidy(struct store *store);
+
+/* ---- store_space.c ---- */
+struct store_handle *store_handle_ref(struct store_handle *handle);
+void store_handle_unref(struct store_handle *handle);
+/* The classes that give the handle all it needs of a chunk that these hold; 0: none. */
+uint64_t store_cover(struct store_handle *handle, uint64_t mask);
+/* Is the pool's layout the handle's? ERR_LAYOUT. */
+int store_handle_fits(struct store_handle *handle, const struct pool *pool);
+/* How the handle's rank keeps its parts. Its pool may be registered later. */
+int store_class_of(struct store_handle *handle, struct store_class **class_p);
+void store_spaces_tidy(struct store *store);
+void store_spaces_free(struct store *store);
+
+/* ---- store_chunk.c ---- */
+int store_index_new(struct store *store);
+void store_index_free(struct store *store);
+struct store_chunk *store_chunk_find(const struct store_space *space,
+				     const uint8_t id[STORE_ID_BYTES], uint64_t first);
+/* Made if need be; pinned. */
+int store_chunk_get(struct store_space *space, const uint8_t id[STORE_ID_BYTES],
+		    uint64_t first, uint32_t tokens, struct store_chunk **chunk_p);
+void store_chunk_pin(struct store_chunk *chunk);
+/* One without pins and parts goes. */
+void store_chunk_unpin(struct store_chunk *chunk);
+/* Room for this class's part of a pinned chunk. Others may leave for it. */
+int store_part_new(struct store_chunk *chunk, struct store_class *class,
+		   struct store_part **part_p);
+void store_part_ready(struct store_part *part);
+void store_part_free(struct store_part *part);
+struct store_part *store_part_find(const struct store_chunk *chunk,
+				   const struct store_class *class);
+void store_on_evict(void *arg, struct arena_item *item);
+
+/* ---- store_hold.c ---- */
+void store_hold_ref(struct store_hold *hold);
+void store_hold_unref(struct store_hold *hold);
+
+/* ---- store_move.c ---- */
+/* One chunk of a move. */
+struct store_piece {
+	struct store_chunk *chunk; /* pinned */
+	struct store_part *part;   /* put: to be filled; NULL: it is there or left out */
+	bool done;
+};
+
+struct store_move {
+	struct store *store;
+	struct session *session;
+	uint64_t id;
+	enum store_kind kind;
+	struct sm sm;		     /* enum store_move_state */
+	struct store_handle *handle; /* a reference */
+	struct store_hold *hold;     /* fetch: a reference */
+	struct store_class *class;   /* put */
+	struct list class_link;	     /* in its waiting */
+	struct pool *pool;	     /* in use */
+	struct room_maps maps;
+	struct wait_spec spec;
+	struct wait wait;
+	bool wait_over;
+	uint64_t first;	     /* number of the first piece's chunk in its prompt */
+	uint64_t begin, end; /* tokens that move */
+	struct store_piece *pieces;
+	uint32_t count;
+	uint32_t next; /* piece: no leg has it yet */
+	struct list legs;
+	unsigned int legs_running;
+	uint32_t there, left_out, done;
+	uint64_t prefix_tokens; /* when it has ended */
+	uint64_t bytes, total;
+	uint32_t slot, slot_gen;
+	struct err error;
+	bool dropped;
+	struct loop_defer step;
+	struct loop_timer deadline;
+	struct charge charge;
+};
+static inline enum store_move_state store_move_state(const struct store_move *move)
+{
+	return (enum store_move_state)sm_state(&move->sm);
+}
+/* The class that it waits for has its pool, or never will (`why`). */
+void store_move_class_made(struct store_move *move, const struct err *why);
+/* A leg of it has ended and is gone: the pieces [first, first + count). */
+void store_move_leg_ended(struct store_move *move, uint32_t first, uint32_t count,
+			  uint64_t bytes, const struct err *why);
+
+/* ---- store_leg.c ---- */
+/* Pieces of a move that go together: an offer a source and one pull. */
+struct store_leg {
+	struct list link; /* in move->legs */
+	struct store_move *move;
+	uint32_t first, count; /* pieces */
+	unsigned int open;     /* rooms that have not ended */
+	uint64_t bytes;
+	struct err error;
+	struct loop_defer step;
+	unsigned int room_count;
+	struct store_leg_room *rooms; /* the pull is the first */
+};
+/* `used`: fetch: the classes that are the sources. */
+int store_leg_start(struct store_move *move, uint32_t first, uint32_t count,
+		    uint64_t used);
+void store_leg_abort(struct store_leg *leg, const struct err *why);
+
+#endif

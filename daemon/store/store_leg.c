@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A leg is a handover of this daemon with itself: an offer of each source's pages and one
+ * pull of them all. One of the two is in the engine's session, so that it ends with the
+ * engine and is charged to it; the other is in the store's own. Nobody else can take
+ * part: number and ticket are random and told to nobody.
+ *
+ * Bytes of a leg are few, for a leg is what a failure costs, and what is landed shows leg
+ * by leg.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/mem.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/link/link.h"
+#include "daemon/room/rooms.h"
+#include "daemon/session/pool.h"
+#include "daemon/session/session.h"
+#include "daemon/store/store_impl.h"
+
+struct store_leg_room {
+	struct room_leg base;
+	struct store_leg *leg;
+	uint64_t number;
+	uint64_t pool; /* offers */
+};
+
+static struct kvd *leg_kvd(const struct store_leg *leg)
+{
+	return leg->move->store->kvd;
+}
+
+/* ---- its end ---- */
+
+static void leg_free(struct store_leg *leg)
+{
+	loop_defer_cancel(&leg->step);
+	list_remove(&leg->link);
+	mem_free(leg->rooms);
+	mem_free(leg);
+}
+
+static void leg_stop_rooms(struct store_leg *leg)
+{
+	for (unsigned int i = 0; i < leg->room_count; i++) {
+		struct room *room = leg->rooms[i].base.room;
+
+		if (room)
+			room_fail(room, &leg->error, NULL);
+	}
+}
+
+static void on_leg_step(struct loop_defer *defer)
+{
+	struct store_leg *leg = container_of(defer, struct store_leg, step);
+	struct store_move *move = leg->move;
+	uint32_t first = leg->first, count = leg->count;
+	uint64_t bytes = leg->bytes;
+	struct err why = leg->error;
+
+	if (why.code != ERR_OK)
+		leg_stop_rooms(leg); /* an offer would wait for another puller */
+	if (leg->open)
+		return;
+	leg_free(leg);
+	store_move_leg_ended(move, first, count, bytes, why.code == ERR_OK ? NULL : &why);
+}
+
+static void on_room_end(struct room_leg *base, const struct room *room)
+{
+	struct store_leg_room *own = container_of(base, struct store_leg_room, base);
+	struct store_leg *leg = own->leg;
+
+	assert(leg->open > 0);
+	leg->open--;
+	if (room->error.code != ERR_OK && leg->error.code == ERR_OK)
+		leg->error = room->error;
+	if (room->role == ROOM_PULL)
+		leg->bytes = room->bytes;
+	loop_defer(leg_kvd(leg)->loop, &leg->step);
+}
+
+void store_leg_abort(struct store_leg *leg, const struct err *why)
+{
+	if (leg->error.code == ERR_OK)
+		leg->error = *why;
+	loop_defer(leg_kvd(leg)->loop, &leg->step);
+}
+
+/* ---- pages ---- */
+
+/* Of a class's parts of the leg's chunks. */
+static int leg_slots(const struct store_leg *leg, const struct store_class *class,
+		     uint64_t begin, uint64_t end, struct room_maps *maps)
+{
+	const struct store_move *move = leg->move;
+	const struct canon *canon = class->canon;
+	uint64_t tokens = class->space->tokens;
+	int r = room_maps_begin(maps, canon->layout->view_count);
+
+	for (uint32_t v = 0; v < canon->layout->view_count && r >= 0; v++) {
+		struct room_map *map = &maps->maps[maps->count++];
+		uint32_t pages = canon->views[v].pages;
+
+		memcpy(map->view, canon->layout->views[v].name, sizeof(map->view));
+		map->first_token = (move->first + leg->first) * tokens;
+		map->token_begin = begin;
+		map->token_end = end;
+		map->layers = (struct plan_layers){0, UINT32_MAX};
+		map->page_count = (size_t)pages * leg->count;
+		map->pages = mem_calloc(map->page_count, sizeof(*map->pages));
+		if (!map->pages)
+			r = -ENOMEM;
+		for (uint32_t i = 0; i < leg->count && r >= 0; i++) {
+			const struct store_part *part = store_part_find(
+				move->pieces[leg->first + i].chunk, class);
+
+			canon_pages(canon, v, arena_offset(&part->slot),
+				    map->pages + (size_t)i * pages);
+		}
+	}
+	if (r >= 0)
+		return 0;
+	room_maps_fini(maps);
+	return err_pass(r);
+}
+
+/* ---- its rooms ---- */
+
+/* One side of the leg: whose it is, and which pages. */
+struct leg_side {
+	struct session *session;
+	struct pool *pool;
+	struct room_maps maps; /* taken */
+};
+
+static int leg_room(struct store_leg *leg, unsigned int index, enum room_role role,
+		    struct leg_side *side, const uint8_t ticket[TICKET_BYTES],
+		    struct room **room_p)
+{
+	struct store_leg_room *own = &leg->rooms[index];
+	struct room_args args = {.session = side->session,
+				 .role = role,
+				 .number = loop_random_u64(leg_kvd(leg)->loop),
+				 .pool = side->pool,
+				 .receivers = 1,
+				 .leg = &own->base};
+	struct room *room;
+	int r = rooms_open(leg_kvd(leg)->rooms, &args, &room);
+
+	if (r < 0) {
+		room_maps_fini(&side->maps);
+		return err_pass(r);
+	}
+	room->maps = room_maps_steal(&side->maps);
+	room->bound = true;
+	memcpy(room->admit.ticket, ticket, TICKET_BYTES);
+	own->base.on_end = on_room_end;
+	own->leg = leg;
+	own->number = args.number;
+	own->pool = side->pool->id;
+	*room_p = room;
+	return 0;
+}
+
+static void leg_room_begin(struct store_leg *leg, unsigned int index, struct room *room)
+{
+	leg->rooms[index].base.room = room;
+	leg->open++;
+	rooms_begin(room);
+}
+
+static int leg_offer(struct store_leg *leg, unsigned int index, struct leg_side *side,
+		     const uint8_t ticket[TICKET_BYTES])
+{
+	struct room *room;
+	int r = leg_room(leg, index, ROOM_OFFER, side, ticket, &room);
+
+	if (r < 0)
+		return err_pass(r);
+	leg_room_begin(leg, index, room);
+	return 0;
+}
+
+static int add_source(struct room *room, const struct store_leg_room *offer)
+{
+	struct kvd *kvd = rooms_kvd(room->rooms);
+	const struct peer_client client = {.uid = room->session->uid,
+					   .session = room->session->id};
+	struct remote *self;
+	struct party *party;
+	int r = handshake_reach(kvd->handshake, kvd->link->endpoint, &client, &self);
+
+	if (r < 0)
+		return err_pass(r);
+	party = room_party_add(room, self);
+	handshake_release(kvd->handshake, self); /* the party holds it */
+	if (!party)
+		return err_pass(-ENOMEM);
+	party->pool_asked = offer->pool;
+	party->room_there = offer->number;
+	return 0;
+}
+
+/* Of all the leg's offers, which are open. */
+static int leg_pull(struct store_leg *leg, struct leg_side *side,
+		    const uint8_t ticket[TICKET_BYTES])
+{
+	struct room *room;
+	int r = leg_room(leg, 0, ROOM_PULL, side, ticket, &room);
+
+	if (r < 0)
+		return err_pass(r);
+	for (unsigned int i = 1; i < leg->room_count && r >= 0; i++)
+		r = add_source(room, &leg->rooms[i]);
+	if (r < 0) {
+		rooms_discard(room);
+		return err_pass(r);
+	}
+	leg_room_begin(leg, 0, room);
+	return 0;
+}
+
+/* ---- its beginning ---- */
+
+static int leg_put(struct store_leg *leg, uint64_t begin, uint64_t end,
+		   const uint8_t ticket[TICKET_BYTES])
+{
+	struct store_move *move = leg->move;
+	struct leg_side engine = {.session = move->session, .pool = move->pool};
+	struct leg_side store = {.session = move->store->session,
+				 .pool = move->class->pool};
+	int r = room_maps_cut(&move->maps, move->pool->layout, begin, end, &engine.maps);
+
+	if (r >= 0)
+		r = leg_offer(leg, 1, &engine, ticket);
+	if (r >= 0)
+		r = leg_slots(leg, move->class, begin, end, &store.maps);
+	return r < 0 ? err_pass(r) : err_pass(leg_pull(leg, &store, ticket));
+}
+
+static int leg_fetch(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t used,
+		     const uint8_t ticket[TICKET_BYTES])
+{
+	struct store_move *move = leg->move;
+	const struct store_space *space = move->handle->space;
+	struct leg_side engine = {.session = move->session, .pool = move->pool};
+	unsigned int index = 1;
+	int r = 0;
+
+	for (unsigned int i = 0; i < STORE_CLASSES_MAX && r >= 0; i++) {
+		struct leg_side store = {.session = move->store->session};
+
+		if (!(used >> i & 1))
+			continue;
+		store.pool = space->classes[i]->pool;
+		r = leg_slots(leg, space->classes[i], begin, end, &store.maps);
+		if (r >= 0)
+			r = leg_offer(leg, index++, &store, ticket);
+	}
+	if (r >= 0)
+		r = room_maps_cut(&move->maps, move->pool->layout, begin, end,
+				  &engine.maps);
+	return r < 0 ? err_pass(r) : err_pass(leg_pull(leg, &engine, ticket));
+}
+
+/* The tokens of the pieces, of those that move. */
+static void leg_range(const struct store_leg *leg, uint64_t *begin_p, uint64_t *end_p)
+{
+	const struct store_move *move = leg->move;
+	uint64_t tokens = move->handle->space->tokens;
+
+	*begin_p = (move->first + leg->first) * tokens;
+	*end_p = *begin_p + leg->count * tokens;
+	if (*begin_p < move->begin)
+		*begin_p = move->begin;
+	if (*end_p > move->end)
+		*end_p = move->end;
+}
+
+static int leg_new(struct store_move *move, unsigned int sources,
+		   struct store_leg **leg_p)
+{
+	struct store_leg *leg = mem_zalloc(sizeof(*leg));
+
+	if (!leg)
+		return err_pass(-ENOMEM);
+	leg->room_count = 1 + sources;
+	leg->rooms = mem_calloc(leg->room_count, sizeof(*leg->rooms));
+	if (!leg->rooms) {
+		mem_free(leg);
+		return err_pass(-ENOMEM);
+	}
+	leg->move = move;
+	loop_defer_init(&leg->step, on_leg_step);
+	list_push_back(&move->legs, &leg->link);
+	*leg_p = leg;
+	return 0;
+}
+
+int store_leg_start(struct store_move *move, uint32_t first, uint32_t count,
+		    uint64_t used)
+{
+	bool put = move->kind == STORE_PUT;
+	uint8_t ticket[TICKET_BYTES];
+	struct store_leg *leg = NULL;
+	uint64_t begin, end;
+	int r = move->store->session
+			? leg_new(move, put ? 1u : (unsigned)__builtin_popcountll(used),
+				  &leg)
+			: err_raise(ERR_DRAIN, "the daemon is stopping");
+
+	if (r < 0)
+		return err_pass(r);
+	leg->first = first;
+	leg->count = count;
+	leg_range(leg, &begin, &end);
+	loop_random(move->store->kvd->loop, ticket, sizeof(ticket));
+	r = put ? leg_put(leg, begin, end, ticket)
+		: leg_fetch(leg, begin, end, used, ticket);
+	explicit_bzero(ticket, sizeof(ticket));
+	if (r >= 0)
+		return 0;
+	if (!leg->open) {
+		leg_free(leg);
+		return err_pass(r);
+	}
+	err_take(&leg->error); /* the rooms that are open end first */
+	loop_defer(move->store->kvd->loop, &leg->step);
+	return 0;
+}

@@ -1,0 +1,681 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A put or a fetch: its chunks in order, cut into legs of which a few are under way at a
+ * time. A put makes a chunk's part visible when the leg that fills it has landed. All of
+ * its chunks are pinned until it ends, then let go from the last to the first, so that no
+ * chunk of a prompt is older than those it is of no use without.
+ *
+ * Terminal means still: then no leg is left, the pages are the engine's, and what was not
+ * filled is given back.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/mem.h"
+#include "daemon/room/rooms.h"
+#include "daemon/session/pool.h"
+#include "daemon/session/session.h"
+#include "daemon/session/status.h"
+#include "daemon/store/store_impl.h"
+
+#define LEG_BYTES (UINT64_C(64) << 20)
+#define LEGS_MAX 8u	/* of a move, under way */
+#define MOVES_MAX 4096u /* of a session */
+
+const char *const store_kind_names[] = {"put", "fetch"};
+
+static const struct sm_state store_move_states[STORE_MOVE_STATES] = {
+	[STORE_MOVE_WAITING] = {"waiting",
+				SM_TO(STORE_MOVE_RUNNING) | SM_TO(STORE_MOVE_ABORTING)},
+	[STORE_MOVE_RUNNING] = {"running",
+				SM_TO(STORE_MOVE_SUCCESS) | SM_TO(STORE_MOVE_ABORTING)},
+	[STORE_MOVE_ABORTING] = {"aborting", SM_TO(STORE_MOVE_FAILED)},
+	[STORE_MOVE_FAILED] = {"failed", 0},
+	[STORE_MOVE_SUCCESS] = {"success", 0},
+};
+
+static bool store_move_invariant(const struct sm *sm, unsigned int from)
+{
+	const struct store_move *move = container_of(sm, struct store_move, sm);
+
+	(void)from;
+	return sm_state(sm) < STORE_MOVE_FAILED || move->legs_running == 0;
+}
+
+static const struct sm_table store_move_table = {.name = "chunk move",
+						 .states = store_move_states,
+						 .count = STORE_MOVE_STATES,
+						 .invariant = store_move_invariant};
+
+static bool store_move_live(const struct store_move *move)
+{
+	return store_move_state(move) < STORE_MOVE_ABORTING;
+}
+
+static bool store_move_terminal(const struct store_move *move)
+{
+	return store_move_state(move) >= STORE_MOVE_FAILED;
+}
+
+static unsigned int store_move_poll_state(const struct store_move *move)
+{
+	static const unsigned int poll[STORE_MOVE_STATES] = {
+		[STORE_MOVE_WAITING] = KVD_WAITING_FOR_INPUT,
+		[STORE_MOVE_RUNNING] = KVD_TRANSFERRING,
+		[STORE_MOVE_ABORTING] = KVD_TRANSFERRING,
+		[STORE_MOVE_FAILED] = KVD_FAILED,
+		[STORE_MOVE_SUCCESS] = KVD_SUCCESS,
+	};
+
+	return poll[store_move_state(move)];
+}
+
+static void store_move_publish(struct store_move *move)
+{
+	struct status_page *page = move->session->status;
+	unsigned int flags =
+		store_move_state(move) == STORE_MOVE_ABORTING ? KVD_FLAG_ABORTING : 0;
+
+	status_slot_progress(page, move->slot, move->bytes, move->total);
+	status_slot_set(page, move->slot, store_move_poll_state(move), flags,
+			move->error.code);
+}
+
+static void store_move_kick(struct store_move *move)
+{
+	loop_defer(move->store->kvd->loop, &move->step);
+}
+
+/* ---- the end ---- */
+
+static void put_let_go(struct store_move *move)
+{
+	for (uint32_t i = 0; i < move->count; i++) {
+		struct store_part *part = move->pieces[i].part;
+
+		if (part && !part->ready)
+			store_part_free(part);
+	}
+	for (uint32_t i = move->count; i-- > 0;)
+		store_chunk_unpin(move->pieces[i].chunk);
+}
+
+/* What it has of others. */
+static void store_move_release(struct store_move *move)
+{
+	loop_timer_stop(&move->deadline);
+	wait_stop(&move->wait);
+	wait_spec_fini(&move->spec);
+	list_remove(&move->class_link);
+	room_maps_fini(&move->maps);
+	if (move->kind == STORE_PUT)
+		put_let_go(move);
+	else if (move->hold)
+		store_hold_unref(move->hold);
+	move->hold = NULL;
+	mem_free(mem_steal(move->pieces));
+	if (move->pool)
+		pool_unuse(move->pool);
+	move->pool = NULL;
+	store_handle_unref(move->handle);
+	move->handle = NULL;
+}
+
+static void store_move_free(struct store_move *move)
+{
+	struct session *session = move->session;
+	struct store_session *part = session->store_part;
+
+	assert(!move->legs_running && move->dropped);
+	idmap_remove(&part->moves, move->id);
+	status_slot_release(session->status, move->slot);
+	loop_defer_cancel(&move->step);
+	move->store->moves--;
+	charge_drop(&move->charge);
+	mem_free(move);
+	session_drain_end(session);
+}
+
+static uint64_t store_move_prefix(const struct store_move *move)
+{
+	uint64_t tokens, end = move->first;
+
+	if (!move->pieces)
+		return move->prefix_tokens;
+	tokens = move->handle->space->tokens;
+	for (uint32_t i = 0; i < move->count && move->pieces[i].done; i++)
+		end++;
+	end *= tokens;
+	if (end > move->end)
+		end = move->end;
+	return end > move->begin ? end - move->begin : 0;
+}
+
+static void store_move_end(struct store_move *move, enum store_move_state to)
+{
+	move->prefix_tokens = store_move_prefix(move);
+	sm_move(&move->sm, to);
+	store_move_release(move);
+	move->store->moves_live--;
+	store_move_publish(move); /* now the pages are the engine's */
+}
+
+void store_move_abort(struct store_move *move, const struct err *why)
+{
+	struct store_leg *leg;
+
+	assert(why->code != ERR_OK);
+	if (!store_move_live(move))
+		return;
+	move->error = *why;
+	sm_move(&move->sm, STORE_MOVE_ABORTING);
+	list_remove(&move->class_link);
+	wait_stop(&move->wait);
+	list_foreach(leg, &move->legs, link)
+		store_leg_abort(leg, why);
+	store_move_publish(move);
+	store_move_kick(move);
+}
+
+static void store_move_fail_last(struct store_move *move)
+{
+	struct err why;
+
+	err_take(&why);
+	store_move_abort(move, &why);
+}
+
+void store_move_drop(struct store_move *move)
+{
+	struct err why;
+
+	if (move->dropped)
+		return;
+	move->dropped = true;
+	err_set(&why, ERR_ABORTED, "closed by its engine before its end");
+	store_move_abort(move, &why);
+	store_move_kick(move);
+}
+
+static void on_move_deadline(struct loop_timer *timer)
+{
+	struct store_move *move = container_of(timer, struct store_move, deadline);
+	struct err why;
+
+	err_set(&why, ERR_TIMEOUT, "deadline: %u of %u chunks were moved in time",
+		move->done, move->count);
+	store_move_abort(move, &why);
+}
+
+/* ---- legs ---- */
+
+static uint64_t piece_bytes(const struct store_move *move, uint32_t i)
+{
+	return move->handle->canon->chunk_bytes * move->pieces[i].chunk->tokens /
+	       move->handle->space->tokens;
+}
+
+static bool piece_moves(const struct store_move *move, uint32_t i)
+{
+	return move->kind == STORE_FETCH || move->pieces[i].part;
+}
+
+static uint64_t piece_sources(const struct store_move *move, uint32_t i)
+{
+	return move->kind == STORE_FETCH
+		       ? store_cover(move->handle, move->pieces[i].chunk->ready)
+		       : 0;
+}
+
+/* The pieces of the next leg begin at move->next; 0: there is none. */
+static uint32_t next_leg(struct store_move *move, uint64_t *used_p)
+{
+	uint64_t bytes = 0;
+	uint32_t n = 0;
+
+	while (move->next < move->count && !piece_moves(move, move->next))
+		move->next++;
+	if (move->next == move->count)
+		return 0;
+	*used_p = piece_sources(move, move->next);
+	for (uint32_t i = move->next; i < move->count; i++, n++) {
+		bytes += piece_bytes(move, i);
+		if (!piece_moves(move, i) || (n && bytes > LEG_BYTES) ||
+		    piece_sources(move, i) != *used_p)
+			break;
+	}
+	return n;
+}
+
+static int store_move_run(struct store_move *move)
+{
+	while (move->legs_running < LEGS_MAX) {
+		uint64_t used = 0;
+		uint32_t n = next_leg(move, &used);
+		int r;
+
+		if (n == 0)
+			return 0;
+		r = store_leg_start(move, move->next, n, used);
+		if (r < 0)
+			return err_pass(r);
+		move->next += n;
+		move->legs_running++;
+	}
+	return 0;
+}
+
+void store_move_leg_ended(struct store_move *move, uint32_t first, uint32_t count,
+			  uint64_t bytes, const struct err *why)
+{
+	struct store *store = move->store;
+
+	assert(move->legs_running > 0);
+	move->legs_running--;
+	for (uint32_t i = first; i < first + count && !why; i++) {
+		move->pieces[i].done = true;
+		move->done++;
+		if (move->kind == STORE_PUT)
+			store_part_ready(move->pieces[i].part);
+	}
+	if (why) {
+		store_move_abort(move, why);
+	} else {
+		move->bytes += bytes;
+		if (move->kind == STORE_PUT)
+			store->put_bytes += bytes;
+		else
+			store->fetched_bytes += bytes;
+		status_slot_progress(move->session->status, move->slot, move->bytes,
+				     move->total);
+	}
+	store_move_kick(move);
+}
+
+/* ---- steps ---- */
+
+static void on_move_wait(struct wait *wait, const struct err *why)
+{
+	struct store_move *move = container_of(wait, struct store_move, wait);
+
+	if (why) {
+		store_move_abort(move, why);
+		return;
+	}
+	move->wait_over = true;
+	store_move_kick(move);
+}
+
+void store_move_class_made(struct store_move *move, const struct err *why)
+{
+	list_remove(&move->class_link);
+	if (why)
+		store_move_abort(move, why);
+	else
+		store_move_kick(move);
+}
+
+/* Outcome 1: it may go on. */
+static int store_move_await(struct store_move *move)
+{
+	int r = 1;
+
+	if (!move->wait_over && !move->wait.armed) {
+		r = wait_passed(&move->spec);
+		if (r == 0)
+			wait_start(rooms_waits(move->store->kvd->rooms), &move->wait,
+				   &move->spec, on_move_wait);
+		move->wait_over = r > 0;
+	}
+	if (r < 0)
+		return err_pass(r);
+	return move->wait_over && (!move->class || move->class->pool);
+}
+
+static void on_move_step(struct loop_defer *defer)
+{
+	struct store_move *move = container_of(defer, struct store_move, step);
+	int r = 0;
+
+	if (store_move_state(move) == STORE_MOVE_WAITING) {
+		r = store_move_await(move);
+		if (r > 0) {
+			sm_move(&move->sm, STORE_MOVE_RUNNING);
+			store_move_publish(move);
+		}
+	}
+	if (r >= 0 && store_move_state(move) == STORE_MOVE_RUNNING)
+		r = store_move_run(move);
+	if (r < 0)
+		store_move_fail_last(move);
+	if (store_move_state(move) == STORE_MOVE_RUNNING && move->legs_running == 0)
+		store_move_end(move, STORE_MOVE_SUCCESS);
+	if (store_move_state(move) == STORE_MOVE_ABORTING && move->legs_running == 0)
+		store_move_end(move, STORE_MOVE_FAILED);
+	if (store_move_terminal(move) && move->dropped)
+		store_move_free(move);
+}
+
+/* ---- the beginning ---- */
+
+/* Each view of the space, all layers, the same tokens. */
+static int maps_check(const struct store_handle *handle, const struct room_maps *maps,
+		      uint64_t *begin_p, uint64_t *end_p)
+{
+	const struct layout *layout = handle->canon->layout;
+
+	for (uint32_t i = 0; i < layout->view_count; i++) {
+		const struct room_map *map = room_maps_find(maps, layout->views[i].name);
+
+		if (!map)
+			return err_raise(ERR_INVAL, "views.%s: missing, the space has it",
+					 layout->views[i].name);
+		if (map->layers.begin != 0 || map->layers.end != UINT32_MAX)
+			return err_raise(ERR_INVAL,
+					 "views.%s.layers: a chunk has all of them",
+					 map->view);
+		if (i == 0) {
+			*begin_p = map->token_begin;
+			*end_p = map->token_end;
+		}
+		if (map->token_begin != *begin_p || map->token_end != *end_p)
+			return err_raise(ERR_INVAL,
+					 "views.%s: tokens [%llu, %llu), the other "
+					 "views' are [%llu, %llu)",
+					 map->view, (unsigned long long)map->token_begin,
+					 (unsigned long long)map->token_end,
+					 (unsigned long long)*begin_p,
+					 (unsigned long long)*end_p);
+	}
+	if (maps->count != layout->view_count)
+		return err_raise(ERR_INVAL, "views: %zu are named, the space has %u",
+				 maps->count, layout->view_count);
+	if (*begin_p >= *end_p)
+		return err_raise(ERR_INVAL, "views: no tokens");
+	return 0;
+}
+
+static int put_check(const struct store_handle *handle, const struct store_ids *ids,
+		     uint64_t begin, uint64_t end)
+{
+	uint64_t tokens = handle->space->tokens;
+	uint64_t from = ids->first * tokens, last = from + (ids->count - 1) * tokens;
+
+	if (begin == from && end > last && end <= last + tokens)
+		return 0;
+	return err_raise(ERR_RANGE,
+			 "views: tokens [%llu, %llu) are not those of %u chunks from "
+			 "chunk %llu on, [%llu, %llu], of which the last may be short",
+			 (unsigned long long)begin, (unsigned long long)end, ids->count,
+			 (unsigned long long)ids->first, (unsigned long long)from,
+			 (unsigned long long)(last + tokens));
+}
+
+static int store_move_slot(struct store_move *move, const struct store_move_args *args)
+{
+	move->slot = args->slot;
+	move->slot_gen = args->slot_gen;
+	if (args->slotted)
+		return 0;
+	return err_pass(status_slot_take(move->session->status, move->id, &move->slot,
+					 &move->slot_gen));
+}
+
+static int store_move_check(struct store_handle *handle,
+			    const struct store_move_args *args)
+{
+	struct session *session = handle->session;
+	const struct store_session *part = session->store_part;
+	int r = store_ready(session->kvd->store);
+
+	if (r >= 0 && session->kvd->draining)
+		r = err_raise(ERR_DRAIN, "no new moves: the daemon is draining");
+	if (r >= 0 && (args->pool->closing || args->pool->session != session))
+		r = err_raise(ERR_STATE, "pool %llu is being unregistered",
+			      (unsigned long long)args->pool->id);
+	if (r >= 0 && idmap_count(&part->moves) >= MOVES_MAX)
+		r = err_raise(ERR_LIMIT, "%u moves: the limit of a session", MOVES_MAX);
+	return r < 0 ? err_pass(r) : err_pass(store_handle_fits(handle, args->pool));
+}
+
+static int store_move_new(struct store_handle *handle, enum store_kind kind,
+			  uint32_t count, struct store_move_args *args,
+			  struct store_move **move_p)
+{
+	struct session *session = handle->session;
+	struct store_session *part = session->store_part;
+	struct store *store = handle->space->store;
+	struct store_move *move = mem_zalloc(sizeof(*move));
+	int r;
+
+	if (!move)
+		return err_pass(-ENOMEM);
+	move->pieces = mem_calloc(count, sizeof(*move->pieces));
+	r = move->pieces ? charge_take(&move->charge, session->account, ACCOUNT_CHUNKS,
+				       sizeof(*move) + count * sizeof(*move->pieces))
+			 : -ENOMEM;
+	move->id = ++session->next_id;
+	if (r >= 0)
+		r = idmap_put(&part->moves, move->id, move);
+	move->session = session;
+	if (r >= 0) {
+		r = store_move_slot(move, args);
+		if (r < 0)
+			idmap_remove(&part->moves, move->id);
+	}
+	if (r < 0) {
+		charge_drop(&move->charge);
+		mem_free(move->pieces);
+		mem_free(move);
+		return err_pass(r);
+	}
+	move->store = store;
+	move->kind = kind;
+	move->handle = store_handle_ref(handle);
+	move->pool = args->pool;
+	pool_use(move->pool);
+	move->maps = room_maps_steal(&args->maps);
+	move->spec = args->wait;
+	args->wait = (struct wait_spec){0};
+	sm_init(&move->sm, &store_move_table, STORE_MOVE_WAITING);
+	list_init(&move->class_link);
+	list_init(&move->legs);
+	loop_defer_init(&move->step, on_move_step);
+	loop_timer_init(&move->deadline, store->kvd->loop, on_move_deadline);
+	store->moves++;
+	store->moves_live++;
+	session_drain_begin(session);
+	*move_p = move;
+	return 0;
+}
+
+static void args_fini(struct store_move_args *args)
+{
+	room_maps_fini(&args->maps);
+	wait_spec_fini(&args->wait);
+}
+
+static void store_move_begin(struct store_move *move, uint64_t deadline_ns)
+{
+	for (uint32_t i = 0; i < move->count; i++) {
+		if (piece_moves(move, i))
+			move->total += piece_bytes(move, i);
+	}
+	if (deadline_ns)
+		loop_timer_start(&move->deadline, deadline_ns);
+	store_move_publish(move);
+	store_move_kick(move);
+}
+
+/* One chunk of a put. Outcome 1: there is no room for it. */
+static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens)
+{
+	struct store_piece *piece = &move->pieces[move->count];
+	int r = store_chunk_get(move->handle->space, id, move->first + move->count,
+				tokens, &piece->chunk);
+
+	if (r < 0)
+		return err_prefix(r, "ids[%u]", move->count);
+	move->count++;
+	if (store_cover(move->handle, piece->chunk->ready) ||
+	    store_part_find(piece->chunk, move->class)) {
+		piece->done = true;
+		move->there++;
+		move->done++;
+		return 0;
+	}
+	r = store_part_new(piece->chunk, move->class, &piece->part);
+	if (r >= 0)
+		return 0;
+	move->count--;
+	store_chunk_unpin(piece->chunk);
+	if (err_last()->code != ERR_LIMIT)
+		return err_pass(r);
+	err_clear();
+	return 1;
+}
+
+static int put_pieces(struct store_move *move, const struct store_ids *ids)
+{
+	uint64_t tokens = move->handle->space->tokens;
+	int r = 0;
+
+	for (uint32_t i = 0; i < ids->count && r == 0; i++) {
+		uint64_t from = (ids->first + i) * tokens;
+		uint64_t held = move->end - from < tokens ? move->end - from : tokens;
+
+		r = put_piece(move, ids->bytes + i * STORE_ID_BYTES, (uint32_t)held);
+	}
+	move->left_out = ids->count - move->count;
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static int put_begin(struct store_handle *handle, const struct store_ids *ids,
+		     struct store_move_args *args, struct store_move **move_p)
+{
+	struct store_class *class;
+	struct store_move *move;
+	uint64_t begin, end;
+	int r = store_move_check(handle, args);
+
+	if (r >= 0 && (ids->count == 0 || ids->first > UINT32_MAX))
+		r = err_raise(ERR_RANGE, "ids: %u from chunk %llu on", ids->count,
+			      (unsigned long long)ids->first);
+	if (r >= 0)
+		r = maps_check(handle, &args->maps, &begin, &end);
+	if (r >= 0)
+		r = put_check(handle, ids, begin, end);
+	if (r >= 0)
+		r = store_class_of(handle, &class);
+	if (r >= 0)
+		r = store_move_new(handle, STORE_PUT, ids->count, args, &move);
+	if (r < 0)
+		return err_pass(r);
+	move->class = class;
+	move->first = ids->first;
+	move->begin = begin;
+	move->end = end;
+	if (!class->pool)
+		list_push_back(&class->waiting, &move->class_link);
+	r = put_pieces(move, ids);
+	if (r < 0)
+		store_move_fail_last(move);
+	store_move_begin(move, args->deadline_ns);
+	*move_p = move;
+	return 0;
+}
+
+int store_put(struct store_handle *handle, const struct store_ids *ids,
+	      struct store_move_args *args, struct store_move **move_p)
+{
+	int r = put_begin(handle, ids, args, move_p);
+
+	args_fini(args);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
+		       struct store_move **move_p)
+{
+	struct store_handle *handle = hold->handle;
+	uint64_t tokens = handle->space->tokens, from = hold->first * tokens;
+	struct store_move *move;
+	uint64_t begin, end;
+	uint32_t skip, count;
+	int r = hold->over ? err_raise(ERR_LEASE, "the hold's lease has ended")
+			   : store_move_check(handle, args);
+
+	if (r >= 0)
+		r = maps_check(handle, &args->maps, &begin, &end);
+	if (r >= 0 && (begin < from || end > from + hold->tokens))
+		r = err_raise(ERR_RANGE,
+			      "views: tokens [%llu, %llu) are not among the hold's "
+			      "[%llu, %llu)",
+			      (unsigned long long)begin, (unsigned long long)end,
+			      (unsigned long long)from,
+			      (unsigned long long)(from + hold->tokens));
+	if (r < 0)
+		return err_pass(r);
+	skip = (uint32_t)((begin - from) / tokens);
+	count = (uint32_t)((end - from + tokens - 1) / tokens) - skip;
+	r = store_move_new(handle, STORE_FETCH, count, args, &move);
+	if (r < 0)
+		return err_pass(r);
+	move->hold = hold;
+	store_hold_ref(hold);
+	move->first = hold->first + skip;
+	move->begin = begin;
+	move->end = end;
+	move->count = count;
+	for (uint32_t i = 0; i < count; i++)
+		move->pieces[i].chunk = hold->chunks[skip + i];
+	store_move_begin(move, args->deadline_ns);
+	*move_p = move;
+	return 0;
+}
+
+int store_fetch(struct store_hold *hold, struct store_move_args *args,
+		struct store_move **move_p)
+{
+	int r = fetch_begin(hold, args, move_p);
+
+	args_fini(args);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+/* ---- look-ups ---- */
+
+struct store_move *store_move_find(struct session *session, uint64_t id)
+{
+	const struct store_session *part = session->store_part;
+	struct store_move *move = part ? idmap_get(&part->moves, id) : NULL;
+
+	if (!move || move->dropped) {
+		err_raise(ERR_NOTFOUND, "move: none of number %llu in this session",
+			  (unsigned long long)id);
+		return NULL;
+	}
+	return move;
+}
+
+void store_move_facts(const struct store_move *move, struct store_move_facts *facts_p)
+{
+	*facts_p = (struct store_move_facts){
+		.id = move->id,
+		.bytes = move->bytes,
+		.total = move->total,
+		.kind = move->kind,
+		.state = store_move_state(move),
+		.error = &move->error,
+		.chunks = move->count,
+		.there = move->there,
+		.left_out = move->left_out,
+		.done = move->done,
+		.prefix_tokens = store_move_prefix(move),
+		.slot = move->slot,
+		.slot_gen = move->slot_gen,
+		.poll_state = store_move_poll_state(move),
+	};
+}

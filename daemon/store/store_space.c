@@ -1,0 +1,574 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Two engines share chunks when the texts of their spaces are equal: tenant, model,
+ * revision, how ids are computed, how positions are encoded, tokens of a chunk, and each
+ * kind of field of the layout. The texts are compared, not digests of them. What may
+ * differ is where the bytes lie: page size, head order, which ranks hold which units and
+ * layers. Each such way is a class of the space, a pool of its own over the same memory,
+ * and the planner moves bytes between any two.
+ *
+ * Which classes together hold what a rank needs is the cover's question; it is asked once
+ * for each set of classes, for thousands of chunks have the same.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/plan/cover.h"
+#include "daemon/session/pool.h"
+#include "daemon/session/region.h"
+#include "daemon/session/session.h"
+#include "daemon/store/store_impl.h"
+
+/* ---- spaces ---- */
+
+static int word_check(const char *name, const char *word, bool needed)
+{
+	size_t len = word ? strlen(word) : 0;
+
+	if (needed && len == 0)
+		return err_raise(ERR_INVAL, "%s: missing", name);
+	if (len > STORE_WORD_MAX)
+		return err_raise(ERR_INVAL, "%s: %zu bytes, at most %u", name, len,
+				 STORE_WORD_MAX);
+	for (size_t i = 0; i < len; i++) {
+		if ((unsigned char)word[i] < ' ' || word[i] == 0x7f)
+			return err_raise(ERR_INVAL, "%s: a control character", name);
+	}
+	return 0;
+}
+
+static const char *or_none(const char *word)
+{
+	return word ? word : "";
+}
+
+/* Lines, and no value holds the end of one. */
+static char *space_identity(const struct store_space_args *args, const char *tenant,
+			    const struct canon *canon)
+{
+	cleanup_free char *kinds = canon_identity(canon);
+
+	if (!kinds)
+		return NULL;
+	return mem_printf("tenant %s\nmodel %s\nrevision %s\nscheme %s\nrope %s\n"
+			  "tokens %u\n%s",
+			  tenant, args->model, or_none(args->revision), args->scheme,
+			  or_none(args->rope), args->tokens, kinds);
+}
+
+static void space_free(struct store_space *space)
+{
+	struct store_tenant *tenant = space->tenant;
+
+	assert(space->chunks == 0 && space->handles == 0 && space->class_count == 0);
+	if (!list_empty(&space->link)) {
+		list_remove(&space->link);
+		space->store->space_count--;
+		tenant->spaces--;
+	}
+	mem_free(space->identity);
+	mem_free(space->model);
+	mem_free(space->revision);
+	mem_free(space->scheme);
+	mem_free(space->rope);
+	mem_free(space);
+}
+
+static int space_new(struct store *store, struct store_tenant *tenant,
+		     const struct store_space_args *args, const char *identity,
+		     struct store_space **space_p)
+{
+	struct store_space *space;
+
+	if (store->space_count >= STORE_SPACES_MAX)
+		return err_raise(ERR_LIMIT,
+				 "%u spaces of chunks are in use: the limit of a daemon",
+				 store->space_count);
+	space = mem_zalloc(sizeof(*space));
+	if (!space)
+		return err_pass(-ENOMEM);
+	list_init(&space->link);
+	space->store = store;
+	space->tenant = tenant;
+	space->tokens = args->tokens;
+	space->identity = mem_strdup(identity);
+	space->model = mem_strdup(args->model);
+	space->revision = mem_strdup(or_none(args->revision));
+	space->scheme = mem_strdup(args->scheme);
+	space->rope = mem_strdup(or_none(args->rope));
+	if (!space->identity || !space->model || !space->revision || !space->scheme ||
+	    !space->rope) {
+		space_free(space);
+		return err_pass(-ENOMEM);
+	}
+	space->id = ++store->next_space;
+	list_push_back(&store->spaces, &space->link);
+	store->space_count++;
+	tenant->spaces++;
+	*space_p = space;
+	return 0;
+}
+
+static int space_of(struct store *store, struct store_tenant *tenant,
+		    const struct store_space_args *args, const struct canon *canon,
+		    struct store_space **space_p)
+{
+	cleanup_free char *identity = space_identity(args, tenant->account->name, canon);
+	struct store_space *space;
+
+	if (!identity)
+		return err_pass(-ENOMEM);
+	list_foreach(space, &store->spaces, link) {
+		if (strcmp(space->identity, identity) == 0) {
+			*space_p = space;
+			return 0;
+		}
+	}
+	return err_pass(space_new(store, tenant, args, identity, space_p));
+}
+
+/* ---- classes ---- */
+
+static void class_free(struct store_class *class)
+{
+	assert(list_empty(&class->waiting) && class->parts == 0);
+	cJSON_Delete(class->layout);
+	cJSON_Delete(class->regions);
+	canon_free(class->canon);
+	mem_free(class);
+}
+
+static void on_class_closed(void *arg)
+{
+	class_free(arg);
+}
+
+/* It has no parts, and nobody waits for it. */
+static void class_drop(struct store_class *class)
+{
+	struct store_space *space = class->space;
+	const struct store *store = space->store;
+
+	space->classes[class->index] = NULL;
+	space->class_count--;
+	if (class->pool && store->session)
+		pool_close(class->pool, on_class_closed, class);
+	else
+		class_free(class);
+}
+
+static void on_class_pool(void *arg, struct pool *pool, const struct err *err)
+{
+	struct store_class *class = arg;
+	struct store_move *move;
+
+	class->pool = pool;
+	cJSON_Delete(class->layout);
+	cJSON_Delete(class->regions);
+	class->layout = class->regions = NULL;
+	if (!pool)
+		log_warn("store", class->space->model, "a pool of chunks is not made",
+			 "why=\"%s\"", err->text);
+	list_foreach_safe(move, &class->waiting, class_link)
+		store_move_class_made(move, pool ? NULL : err);
+	store_tidy(class->space->store); /* one that failed goes with its parts */
+}
+
+static cJSON *class_regions(const struct store *store)
+{
+	cJSON *regions = cJSON_CreateArray(), *entry = cJSON_CreateObject();
+
+	if (!regions || !entry || !cJSON_AddItemToArray(regions, entry)) {
+		cJSON_Delete(regions);
+		cJSON_Delete(entry);
+		return NULL;
+	}
+	if (!cJSON_AddNumberToObject(entry, "region", (double)store->region->id)) {
+		cJSON_Delete(regions);
+		return NULL;
+	}
+	return regions;
+}
+
+static int class_register(struct store_class *class)
+{
+	struct store *store = class->space->store;
+	char name[POOL_NAME_MAX];
+	struct pool_args args = {.name = name};
+	int r = layout_print(class->canon->layout, &class->layout);
+
+	if (r < 0)
+		return err_pass(r);
+	class->regions = class_regions(store);
+	if (!class->regions)
+		return err_pass(-ENOMEM);
+	snprintf(name, sizeof(name), "chunk:%llu.%u",
+		 (unsigned long long)class->space->id, class->index);
+	args.layout = class->layout;
+	args.regions = class->regions;
+	return err_pass(pool_register(store->session, &args, on_class_pool, class));
+}
+
+static int class_index(const struct store_space *space, unsigned int *index_p)
+{
+	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
+		if (!space->classes[i]) {
+			*index_p = i;
+			return 0;
+		}
+	}
+	return err_raise(ERR_LIMIT, "a space of chunks has at most %u kinds of parts",
+			 STORE_CLASSES_MAX);
+}
+
+static int class_new(struct store_handle *handle, struct store_class **class_p)
+{
+	struct store_space *space = handle->space;
+	const struct canon_args args = {.layout = handle->canon->layout,
+					.tokens = space->tokens,
+					.memory_bytes = space->store->memory_bytes};
+	struct store_class *class = mem_zalloc(sizeof(*class));
+	int r = class ? class_index(space, &class->index) : -ENOMEM;
+
+	if (r >= 0) {
+		class->space = space;
+		list_init(&class->waiting);
+		r = canon_make(&args, &class->canon);
+	}
+	if (r >= 0) {
+		class->canon->layout->rank = class->index;
+		r = class_register(class);
+	}
+	if (r < 0) {
+		if (class)
+			class_free(class);
+		return err_pass(r);
+	}
+	space->classes[class->index] = class;
+	space->class_count++;
+	*class_p = class;
+	return 0;
+}
+
+int store_class_of(struct store_handle *handle, struct store_class **class_p)
+{
+	struct store_space *space = handle->space;
+
+	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
+		struct store_class *class = space->classes[i];
+
+		if (class && canon_equal(class->canon, handle->canon)) {
+			*class_p = class;
+			return 0;
+		}
+	}
+	return err_pass(class_new(handle, class_p));
+}
+
+/* ---- which classes serve ---- */
+
+/* Those of `mask` that the cover takes something of; 0: they do not do. */
+static uint64_t cover_ask(const struct store_handle *handle, uint64_t mask)
+{
+	struct cover_source sources[STORE_CLASSES_MAX];
+	unsigned int index[STORE_CLASSES_MAX], n = 0;
+	struct cover *cover mem_cleanup(cover_freep) = NULL;
+	uint64_t used = 0;
+
+	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
+		const struct store_class *class = handle->space->classes[i];
+
+		if (!(mask >> i & 1))
+			continue;
+		if (layout_compatible(class->canon->layout, handle->canon->layout,
+				      &layout_from_source) < 0) {
+			err_clear(); /* of other layers' kinds: no source */
+			continue;
+		}
+		sources[n].layout = class->canon->layout;
+		index[n++] = i;
+	}
+	if (n == 0 ||
+	    cover_make(sources, n, handle->canon->layout, NULL, 0, 0, &cover) < 0) {
+		err_clear();
+		return 0;
+	}
+	for (unsigned int i = 0; i < n; i++) {
+		if (cover->per_source[i].count)
+			used |= UINT64_C(1) << index[i];
+	}
+	return used;
+}
+
+/* One class alone where one does, its own first: the longest rows, the fewest rooms. */
+static uint64_t cover_of(const struct store_handle *handle, uint64_t mask)
+{
+	const struct store_space *space = handle->space;
+	uint64_t one = 0;
+
+	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
+		uint64_t bit = UINT64_C(1) << i;
+
+		if (!(mask & bit))
+			continue;
+		if (canon_equal(space->classes[i]->canon, handle->canon))
+			return bit;
+		if (!one)
+			one = cover_ask(handle, bit);
+	}
+	return one ? one : cover_ask(handle, mask);
+}
+
+uint64_t store_cover(struct store_handle *handle, uint64_t mask)
+{
+	struct store_cover *cover;
+
+	if (!mask)
+		return 0;
+	for (unsigned int i = 0; i < STORE_COVERS_MAX; i++) {
+		if (handle->covers[i].mask == mask)
+			return handle->covers[i].used;
+	}
+	cover = &handle->covers[handle->cover_next++ % STORE_COVERS_MAX];
+	cover->mask = mask;
+	cover->used = cover_of(handle, mask);
+	return cover->used;
+}
+
+/* ---- handles ---- */
+
+struct store_handle *store_handle_ref(struct store_handle *handle)
+{
+	handle->refs++;
+	return handle;
+}
+
+static void views_free(struct store_handle *handle)
+{
+	for (uint32_t i = 0; handle->views && i < handle->view_count; i++)
+		mem_free(handle->views[i]);
+	mem_free(handle->views);
+}
+
+void store_handle_unref(struct store_handle *handle)
+{
+	struct store_space *space = handle->space;
+
+	if (--handle->refs)
+		return;
+	if (space && --space->handles == 0)
+		store_tidy(space->store);
+	canon_free(handle->canon);
+	views_free(handle);
+	charge_drop(&handle->charge);
+	mem_free(handle);
+}
+
+static int views_copy(struct store_handle *handle, const struct store_space_args *args)
+{
+	if (!args->views)
+		return 0;
+	handle->views = mem_calloc(args->view_count + 1, sizeof(*handle->views));
+	if (!handle->views)
+		return err_pass(-ENOMEM);
+	for (uint32_t i = 0; i < args->view_count; i++) {
+		handle->views[i] = mem_strdup(args->views[i]);
+		if (!handle->views[i])
+			return err_pass(-ENOMEM);
+		handle->view_count++;
+	}
+	return 0;
+}
+
+static int handle_canon(const struct store_handle *handle, const struct layout *layout,
+			uint32_t tokens, const struct store *store,
+			struct canon **canon_p)
+{
+	const struct canon_args args = {
+		.layout = layout,
+		.views = (const char *const *)handle->views,
+		.view_count = handle->view_count,
+		.tokens = tokens,
+		.memory_bytes = store->memory_bytes,
+	};
+
+	return err_pass(canon_make(&args, canon_p));
+}
+
+static int handle_make(struct store *store, const struct store_space_args *args,
+		       struct store_handle *handle)
+{
+	struct store_tenant *tenant;
+	int r = views_copy(handle, args);
+
+	if (r >= 0)
+		r = handle_canon(handle, args->layout, args->tokens, store,
+				 &handle->canon);
+	if (r >= 0 && handle->canon->slot_bytes > arena_slot_most(store->arena))
+		r = err_raise(ERR_TOOBIG,
+			      "tokens: a part of a chunk takes %llu bytes, this store's "
+			      "limit is %llu: fewer tokens, or more chunk_memory",
+			      (unsigned long long)handle->canon->slot_bytes,
+			      (unsigned long long)arena_slot_most(store->arena));
+	if (r >= 0)
+		r = charge_take(&handle->charge, handle->session->account,
+				ACCOUNT_LAYOUTS,
+				sizeof(*handle) + layout_memory(handle->canon->layout));
+	if (r >= 0)
+		r = store_tenant_of(store, handle->session, &tenant);
+	if (r >= 0)
+		r = space_of(store, tenant, args, handle->canon, &handle->space);
+	if (r < 0)
+		return err_pass(r);
+	handle->space->handles++;
+	return 0;
+}
+
+int store_open(struct session *session, const struct store_space_args *args,
+	       struct store_handle **handle_p)
+{
+	struct store *store = session->kvd->store;
+	struct store_session *part;
+	struct store_handle *handle;
+	int r = store_ready(store);
+
+	if (r >= 0)
+		r = word_check("model", args->model, true);
+	if (r >= 0)
+		r = word_check("revision", args->revision, false);
+	if (r >= 0)
+		r = word_check("scheme", args->scheme, true);
+	if (r >= 0)
+		r = word_check("rope", args->rope, false);
+	if (r >= 0)
+		r = store_part_of(session, &part);
+	if (r < 0)
+		return err_pass(r);
+	handle = mem_zalloc(sizeof(*handle));
+	if (!handle)
+		return err_pass(-ENOMEM);
+	handle->refs = 1;
+	handle->session = session;
+	handle->id = ++session->next_id;
+	r = handle_make(store, args, handle);
+	if (r >= 0)
+		r = idmap_put(&part->handles, handle->id, handle);
+	if (r < 0) {
+		store_handle_unref(handle);
+		return err_pass(r);
+	}
+	*handle_p = handle;
+	return 0;
+}
+
+void store_close(struct store_handle *handle)
+{
+	struct store_session *part = handle->session->store_part;
+
+	if (handle->closed)
+		return;
+	handle->closed = true;
+	idmap_remove(&part->handles, handle->id);
+	store_handle_unref(handle);
+}
+
+struct store_handle *store_handle_find(struct session *session, uint64_t id)
+{
+	const struct store_session *part = session->store_part;
+	struct store_handle *handle = part ? idmap_get(&part->handles, id) : NULL;
+
+	if (!handle)
+		err_raise(ERR_NOTFOUND, "space: none of number %llu in this session",
+			  (unsigned long long)id);
+	return handle;
+}
+
+void store_handle_facts(const struct store_handle *handle,
+			struct store_handle_facts *facts_p)
+{
+	*facts_p = (struct store_handle_facts){
+		.id = handle->id,
+		.part_bytes = handle->canon->slot_bytes,
+		.tokens = handle->space->tokens,
+		.tenant = handle->space->tenant->account->name,
+	};
+}
+
+int store_handle_fits(struct store_handle *handle, const struct pool *pool)
+{
+	struct canon *canon mem_cleanup(canon_freep) = NULL;
+	int r;
+
+	if (pool->id == handle->pool_id)
+		return 0;
+	r = handle_canon(handle, pool->layout, handle->space->tokens,
+			 handle->space->store, &canon);
+	if (r >= 0 && !canon_equal(canon, handle->canon))
+		r = err_raise(ERR_LAYOUT,
+			      "pool %llu: its layout is not the one that the space was "
+			      "opened with: open one for this pool",
+			      (unsigned long long)pool->id);
+	if (r < 0)
+		return err_pass(r);
+	handle->pool_id = pool->id;
+	return 0;
+}
+
+/* ---- the end, lists ---- */
+
+static bool class_idle(const struct store_class *class)
+{
+	return class->parts == 0 && !class->layout && list_empty(&class->waiting);
+}
+
+static void space_tidy(struct store_space *space)
+{
+	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
+		struct store_class *class = space->classes[i];
+
+		if (class && class_idle(class) && (!class->pool || !space->handles))
+			class_drop(class);
+	}
+	if (!space->handles && !space->chunks && !space->class_count)
+		space_free(space);
+}
+
+void store_spaces_tidy(struct store *store)
+{
+	struct store_space *space;
+
+	list_foreach_safe(space, &store->spaces, link)
+		space_tidy(space);
+}
+
+bool store_space_at(const struct session *session, bool all, unsigned int i,
+		    struct store_space_facts *facts_p)
+{
+	const struct store *store = session->kvd->store;
+	const struct store_space *space;
+
+	if (!store)
+		return false;
+	list_foreach(space, &store->spaces, link) {
+		if ((!all && space->tenant->account != session->account) || i--)
+			continue;
+		*facts_p = (struct store_space_facts){
+			.tenant = space->tenant->account->name,
+			.model = space->model,
+			.revision = space->revision,
+			.scheme = space->scheme,
+			.rope = space->rope,
+			.tokens = space->tokens,
+			.handles = space->handles,
+			.classes = space->class_count,
+			.chunks = space->chunks,
+			.bytes = space->bytes,
+		};
+		return true;
+	}
+	return false;
+}

@@ -1,0 +1,541 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Chunks, as the engine's side sees them. Spaces and holds are plain objects of the
+ * daemon; a move has a slot of the status page like a room, and the same delicate case: a
+ * put or fetch without an answer may be moving bytes, so it is in doubt, and shows as
+ * aborting until the late answer (then libkvd closes it) or the session's end.
+ */
+#include "lib/client.h"
+
+#include <string.h>
+
+#include "daemon/base/hex.h"
+
+struct kvd_space {
+	struct client_object object;
+};
+
+struct kvd_hold {
+	struct client_object object;
+	struct kvd_found found;
+	uint64_t first;
+	uint8_t secret[KVD_HOLD_SECRET_BYTES];
+};
+
+struct kvd_move {
+	struct client_slot slot;
+};
+
+/* ---- spaces ---------------------------------------------------------------------- */
+
+static void space_fini(struct client_object *object)
+{
+	mem_free(container_of(object, struct kvd_space, object));
+}
+
+static int space_text(struct client_text *text, const struct kvd_space_args *a)
+{
+	if (a->pool) {
+		client_text_int(text, "pool", kvd_pool_id(a->pool));
+	} else {
+		cleanup_free char *layout = mem_strdup(a->layout);
+
+		if (!layout)
+			return -1;
+		cJSON_Minify(layout); /* a newline would end the line */
+		client_text_printf(text, ",\"layout\":");
+		client_text_bytes(text, layout, strlen(layout));
+	}
+	client_text_str(text, "model", a->model);
+	client_text_str(text, "scheme", a->scheme);
+	if (a->revision)
+		client_text_str(text, "revision", a->revision);
+	if (a->rope)
+		client_text_str(text, "rope", a->rope);
+	client_text_int(text, "tokens", a->tokens);
+	if (!a->views)
+		return 0;
+	client_text_printf(text, ",\"views\":[");
+	for (size_t i = 0; i < a->view_count; i++) {
+		client_text_printf(text, "%s", i ? "," : "");
+		client_text_quoted(text, a->views[i]);
+	}
+	client_text_bytes(text, "]", 1);
+	return 0;
+}
+
+static int space_check(struct kvd_client *client, const struct kvd_space_args *a)
+{
+	cJSON *json;
+	bool ok;
+
+	if (!a->pool == !a->layout)
+		return client_fail(client, KVD_E_INVAL,
+				   "one of pool and layout is wanted");
+	if (!a->model || !a->scheme)
+		return client_fail(client, KVD_E_INVAL, "%s: missing",
+				   a->model ? "scheme" : "model");
+	if (a->pool)
+		return kvd_pool_id(a->pool) ? 0
+					    : client_fail(client, KVD_E_STATE,
+							  "pool: not registered now");
+	json = cJSON_Parse(a->layout);
+	ok = cJSON_IsObject(json);
+	cJSON_Delete(json);
+	return ok ? 0 : client_fail(client, KVD_E_INVAL, "layout: not a JSON object");
+}
+
+int kvd_space_open(struct kvd_client *client, const struct kvd_space_args *args,
+		   const struct kvd_call *call, struct kvd_space **space_p)
+{
+	struct kvd_space *space;
+	struct client_op op;
+	int r = client_begin(client, call);
+
+	*space_p = NULL;
+	if (!r)
+		r = space_check(client, args);
+	if (r)
+		return r;
+	space = mem_zalloc(sizeof(*space));
+	if (!space)
+		return client_fail_nomem(client);
+	client_object_init(client, &space->object, CLIENT_SPACE, space_fini);
+	client_op_begin(client, &op, "chunk.space");
+	if (space_text(&op.text, args) < 0) {
+		client_text_fini(&op.text);
+		client_object_unref(&space->object);
+		return client_fail_nomem(client);
+	}
+	op.object = &space->object;
+	op.finish = client_object_made;
+	*space_p = space;
+	r = client_op_run(client, &op, call);
+	if (r) {
+		*space_p = NULL;
+		client_object_unref(&space->object);
+	}
+	return r;
+}
+
+int kvd_space_close(struct kvd_space *space, const struct kvd_call *call)
+{
+	return client_object_close(&space->object, call);
+}
+
+/* ---- ids ------------------------------------------------------------------------- */
+
+static int space_enter(struct kvd_space *space, const struct kvd_call *call)
+{
+	int r = client_begin(space->object.client, call);
+
+	return r ? r : client_object_usable(&space->object, "space");
+}
+
+static int chunks_check(struct kvd_client *client, const struct kvd_chunks *chunks)
+{
+	if (chunks->count == 0 || chunks->count > 4096)
+		return client_fail(client, KVD_E_INVAL,
+				   "chunks: %zu, 1 to 4096 at a time", chunks->count);
+	return 0;
+}
+
+static void text_chunks(struct client_text *text, const struct kvd_space *space,
+			const struct kvd_chunks *chunks)
+{
+	const uint8_t *ids = chunks->ids;
+	char hex[2 + HEX_CHARS(KVD_CHUNK_ID_BYTES) + 2];
+
+	client_text_int(text, "space", space->object.id);
+	client_text_printf(text, ",\"ids\":[");
+	for (size_t i = 0; i < chunks->count; i++) {
+		hex[0] = '"';
+		hex_write(ids + i * KVD_CHUNK_ID_BYTES, KVD_CHUNK_ID_BYTES, hex + 1);
+		hex[sizeof(hex) - 3] = '"';
+		hex[sizeof(hex) - 2] = ',';
+		client_text_bytes(text, hex, sizeof(hex) - 1 - (i + 1 == chunks->count));
+	}
+	client_text_bytes(text, "]", 1);
+	if (chunks->first)
+		client_text_int(text, "first", chunks->first);
+}
+
+static int found_told(struct client_request *req, int result, const cJSON *reply)
+{
+	struct kvd_found *found = req->out;
+
+	if (result || req->late)
+		return result;
+	if (client_get_u64(reply, "chunks", &found->chunks) &&
+	    client_get_u64(reply, "tokens", &found->tokens))
+		return 0;
+	return client_fail(req->client, KVD_E_PROTO, "chunk.find: another answer");
+}
+
+/* A command of ids whose answer is waited for. */
+static int chunks_ask(struct kvd_space *space, const char *cmd,
+		      const struct kvd_chunks *chunks, int timeout_ms,
+		      struct kvd_found *found_p)
+{
+	struct kvd_client *client = space->object.client;
+	struct kvd_call call = {.timeout_ms = timeout_ms};
+	struct client_op op;
+	int r = space_enter(space, &call);
+
+	if (!r)
+		r = chunks_check(client, chunks);
+	if (r)
+		return r;
+	client_op_begin(client, &op, cmd);
+	text_chunks(&op.text, space, chunks);
+	op.finish = found_p ? found_told : NULL;
+	op.out = found_p;
+	return client_op_run(client, &op, &call);
+}
+
+int kvd_find(struct kvd_space *space, const struct kvd_chunks *chunks, int timeout_ms,
+	     struct kvd_found *found_p)
+{
+	*found_p = (struct kvd_found){0};
+	return chunks_ask(space, "chunk.find", chunks, timeout_ms, found_p);
+}
+
+int kvd_drop(struct kvd_space *space, const struct kvd_chunks *chunks, int timeout_ms)
+{
+	return chunks_ask(space, "chunk.drop", chunks, timeout_ms, NULL);
+}
+
+/* ---- holds ----------------------------------------------------------------------- */
+
+static void hold_fini(struct client_object *object)
+{
+	struct kvd_hold *hold = container_of(object, struct kvd_hold, object);
+
+	explicit_bzero(hold->secret, sizeof(hold->secret));
+	mem_free(hold);
+}
+
+static int hold_made(struct client_request *req, int result, const cJSON *reply)
+{
+	struct kvd_hold *hold = container_of(req->object, struct kvd_hold, object);
+	const char *secret = client_get_str(reply, "secret");
+
+	if (!result && (!client_get_u64(reply, "chunks", &hold->found.chunks) ||
+			!client_get_u64(reply, "tokens", &hold->found.tokens) ||
+			!client_get_u64(reply, "first", &hold->first) || !secret ||
+			strlen(secret) != HEX_CHARS(KVD_HOLD_SECRET_BYTES) ||
+			!hex_read(secret, hold->secret, KVD_HOLD_SECRET_BYTES)))
+		result = client_fail(req->client, KVD_E_PROTO,
+				     "chunk.hold: another answer");
+	return client_object_made(req, result, reply);
+}
+
+static int hold_ask(struct kvd_space *space, struct client_op *op, uint32_t lease_ms,
+		    const struct kvd_call *call, struct kvd_hold **hold_p)
+{
+	struct kvd_client *client = space->object.client;
+	struct kvd_hold *hold = mem_zalloc(sizeof(*hold));
+	int r;
+
+	if (!hold) {
+		client_text_fini(&op->text);
+		return client_fail_nomem(client);
+	}
+	client_object_init(client, &hold->object, CLIENT_HOLD, hold_fini);
+	if (lease_ms)
+		client_text_int(&op->text, "lease_ms", lease_ms);
+	op->object = &hold->object;
+	op->finish = hold_made;
+	*hold_p = hold;
+	r = client_op_run(client, op, call);
+	if (r) {
+		*hold_p = NULL;
+		client_object_unref(&hold->object);
+	}
+	return r;
+}
+
+int kvd_hold_open(struct kvd_space *space, const struct kvd_chunks *chunks,
+		  uint32_t lease_ms, const struct kvd_call *call,
+		  struct kvd_hold **hold_p)
+{
+	struct client_op op;
+	int r = space_enter(space, call);
+
+	*hold_p = NULL;
+	if (!r)
+		r = chunks_check(space->object.client, chunks);
+	if (r)
+		return r;
+	client_op_begin(space->object.client, &op, "chunk.hold");
+	text_chunks(&op.text, space, chunks);
+	return hold_ask(space, &op, lease_ms, call, hold_p);
+}
+
+int kvd_hold_join(struct kvd_space *space, const void *secret, uint32_t lease_ms,
+		  const struct kvd_call *call, struct kvd_hold **hold_p)
+{
+	char hex[HEX_CHARS(KVD_HOLD_SECRET_BYTES) + 1];
+	struct client_op op;
+	int r = space_enter(space, call);
+
+	*hold_p = NULL;
+	if (r)
+		return r;
+	hex_write(secret, KVD_HOLD_SECRET_BYTES, hex);
+	client_op_begin(space->object.client, &op, "chunk.join");
+	client_text_int(&op.text, "space", space->object.id);
+	client_text_str(&op.text, "secret", hex);
+	return hold_ask(space, &op, lease_ms, call, hold_p);
+}
+
+int kvd_hold_found(const struct kvd_hold *hold, struct kvd_found *found_p,
+		   uint64_t *first_p)
+{
+	if (client_object_phase(&hold->object) != CLIENT_READY)
+		return -KVD_E_STATE;
+	*found_p = hold->found;
+	*first_p = hold->first;
+	return 0;
+}
+
+int kvd_hold_secret(const struct kvd_hold *hold, void *secret)
+{
+	if (client_object_phase(&hold->object) != CLIENT_READY)
+		return -KVD_E_STATE;
+	memcpy(secret, hold->secret, KVD_HOLD_SECRET_BYTES);
+	return 0;
+}
+
+int kvd_hold_close(struct kvd_hold *hold, const struct kvd_call *call)
+{
+	return client_object_close(&hold->object, call);
+}
+
+/* ---- moves ----------------------------------------------------------------------- */
+
+static void chunk_move_fini(struct client_object *object)
+{
+	struct kvd_move *move = container_of(object, struct kvd_move, slot.object);
+
+	client_slot_fini(&move->slot);
+	mem_free(move);
+}
+
+static void chunk_move_undo(struct kvd_client *client, uint64_t id)
+{
+	struct client_op op;
+
+	client_op_begin(client, &op, "chunk.close");
+	client_text_int(&op.text, "move", id);
+	op.forced = true;
+	client_op_run(client, &op, NULL);
+}
+
+static int chunk_move_made(struct client_request *req, int result, const cJSON *reply)
+{
+	struct kvd_move *move = container_of(req->object, struct kvd_move, slot.object);
+	struct client_slot *slot = &move->slot;
+	uint64_t id = 0;
+
+	if (!result && !client_get_u64(reply, "move", &id))
+		result = client_fail(req->client, KVD_E_PROTO, "the reply names no move");
+	if (!result)
+		slot->number = id;
+	if (!result && !client_slot_attach(slot, reply)) {
+		chunk_move_undo(req->client, id);
+		client_object_enter(req->object, CLIENT_DOUBT);
+		return client_fail(req->client, KVD_E_PROTO,
+				   "the reply names no slot of the page");
+	}
+	if (!result) {
+		slot->object.id = id;
+		client_object_enter(req->object, CLIENT_READY);
+		if (req->late || slot->object.refs == 1)
+			chunk_move_undo(req->client, id);
+		return 0;
+	}
+	if (result == -KVD_E_NOREPLY || result == -KVD_E_LOST)
+		client_object_enter(req->object, CLIENT_DOUBT);
+	else
+		client_slot_refused(slot);
+	return result;
+}
+
+static int chunk_move_check(struct kvd_client *client, const struct kvd_move_args *args)
+{
+	if (!args->pool || !kvd_pool_id(args->pool))
+		return client_fail(client, KVD_E_STATE, "pool: not registered now");
+	if (!args->view_count)
+		return client_fail(client, KVD_E_INVAL, "views: missing");
+	return client_wait_check(client, &args->wait);
+}
+
+/* The text of args behind what the command begins with. */
+static int chunk_move_ask(struct kvd_client *client, struct client_op *op,
+			  const struct kvd_move_args *args, const struct kvd_call *call,
+			  struct kvd_move **move_p)
+{
+	struct kvd_move *move = mem_zalloc(sizeof(*move));
+	int r;
+
+	if (!move) {
+		client_text_fini(&op->text);
+		return client_fail_nomem(client);
+	}
+	client_object_init(client, &move->slot.object, CLIENT_MOVE, chunk_move_fini);
+	client_slot_init(&move->slot, 0);
+	client_text_int(&op->text, "pool", kvd_pool_id(args->pool));
+	client_text_views(&op->text, false, args->views, args->view_count);
+	client_text_wait(&op->text, &args->wait);
+	if (args->deadline_ms)
+		client_text_int(&op->text, "deadline_ms", args->deadline_ms);
+	op->object = &move->slot.object;
+	op->finish = chunk_move_made;
+	*move_p = move;
+	r = client_op_run(client, op, call);
+	/* in doubt it is the caller's all the same: pages may be in motion */
+	if (r && client_object_phase(&move->slot.object) != CLIENT_DOUBT) {
+		*move_p = NULL;
+		client_object_unref(&move->slot.object);
+	}
+	return r;
+}
+
+int kvd_put(struct kvd_space *space, const struct kvd_chunks *chunks,
+	    const struct kvd_move_args *args, const struct kvd_call *call,
+	    struct kvd_move **move_p)
+{
+	struct kvd_client *client = space->object.client;
+	struct client_op op;
+	int r = space_enter(space, call);
+
+	*move_p = NULL;
+	if (!r)
+		r = chunks_check(client, chunks);
+	if (!r)
+		r = chunk_move_check(client, args);
+	if (!r && args->deadline_ms)
+		r = client_fail(client, KVD_E_INVAL, "deadline_ms: of a fetch only");
+	if (r)
+		return r;
+	client_op_begin(client, &op, "chunk.put");
+	text_chunks(&op.text, space, chunks);
+	return chunk_move_ask(client, &op, args, call, move_p);
+}
+
+int kvd_fetch(struct kvd_hold *hold, const struct kvd_move_args *args,
+	      const struct kvd_call *call, struct kvd_move **move_p)
+{
+	struct kvd_client *client = hold->object.client;
+	struct client_op op;
+	int r = client_begin(client, call);
+
+	*move_p = NULL;
+	if (!r)
+		r = client_object_usable(&hold->object, "hold");
+	if (!r)
+		r = chunk_move_check(client, args);
+	if (r)
+		return r;
+	client_op_begin(client, &op, "chunk.fetch");
+	client_text_int(&op.text, "hold", hold->object.id);
+	return chunk_move_ask(client, &op, args, call, move_p);
+}
+
+int kvd_move_state(const struct kvd_move *move)
+{
+	return client_slot_state(&move->slot);
+}
+
+int kvd_move_read(const struct kvd_move *move, struct kvd_room_status *status_p)
+{
+	return client_slot_read(&move->slot, status_p);
+}
+
+int kvd_move_wait(struct kvd_move *move, int state, int timeout_ms)
+{
+	return client_slot_wait(&move->slot, state, timeout_ms);
+}
+
+static int facts_told(struct client_request *req, int result, const cJSON *reply)
+{
+	struct kvd_move_facts *facts = req->out;
+
+	if (result || req->late)
+		return result;
+	if (!client_get_u64(reply, "chunks", &facts->chunks) ||
+	    !client_get_u64(reply, "done", &facts->done) ||
+	    !client_get_u64(reply, "prefix_tokens", &facts->prefix_tokens))
+		return client_fail(req->client, KVD_E_PROTO,
+				   "chunk.move: another answer");
+	if (!client_get_u64(reply, "there", &facts->there) ||
+	    !client_get_u64(reply, "left_out", &facts->left_out))
+		facts->there = facts->left_out = 0; /* a fetch */
+	if (cJSON_GetObjectItemCaseSensitive(reply, "error"))
+		client_error_parse(&facts->error, reply);
+	return 0;
+}
+
+int kvd_move_show(struct kvd_move *move, int timeout_ms, struct kvd_move_facts *facts_p)
+{
+	struct client_object *object = &move->slot.object;
+	struct kvd_client *client = object->client;
+	struct kvd_call call = {.timeout_ms = timeout_ms};
+	struct client_op op;
+	int r = client_begin(client, &call);
+
+	*facts_p = (struct kvd_move_facts){0};
+	if (!r)
+		r = client_object_usable(object, "move");
+	if (r)
+		return r;
+	client_op_begin(client, &op, "chunk.move");
+	client_text_int(&op.text, "move", object->id);
+	op.finish = facts_told;
+	op.out = facts_p;
+	return client_op_run(client, &op, &call);
+}
+
+int kvd_move_abort(struct kvd_move *move, const struct kvd_call *call)
+{
+	struct client_object *object = &move->slot.object;
+	struct kvd_client *client = object->client;
+	struct client_op op;
+	int r = client_enter(client, client_blocks(call));
+
+	if (r)
+		return r;
+	/* failed, or in doubt and closed by its late answer, or ended with its session */
+	if (client_object_phase(object) != CLIENT_READY || kvd_lost(client) ||
+	    object->serial != client->serial)
+		return client_op_local(client, call);
+	client_op_begin(client, &op, "chunk.abort");
+	client_text_int(&op.text, "move", object->id);
+	return client_op_run(client, &op, call);
+}
+
+/* When the session ends under the request, it is as closed. */
+static int chunk_move_closed(struct client_request *req, int result, const cJSON *reply)
+{
+	return client_object_gone(req, result == -KVD_E_LOST ? 0 : result, reply);
+}
+
+int kvd_move_close(struct kvd_move *move, const struct kvd_call *call)
+{
+	struct client_object *object = &move->slot.object;
+	struct kvd_client *client = object->client;
+	struct client_op op;
+	int r = client_enter(client, client_blocks(call));
+
+	if (r)
+		return r;
+	if (client_object_phase(object) != CLIENT_READY || kvd_lost(client) ||
+	    object->serial != client->serial)
+		return client_object_forget(object, call);
+	client_op_begin(client, &op, "chunk.close");
+	client_text_int(&op.text, "move", object->id);
+	op.object = object;
+	op.finish = chunk_move_closed;
+	return client_op_run(client, &op, call);
+}

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunks: KV that has a name, is found, shared and kept by the daemon, and outlives its engine.
+
+    space = client.space(pool, model="llama-3.1-8b", scheme="sha256/16", tokens=256)
+    space.put(ids, {"kv": pages}).wait()
+    ...
+    with space.hold(ids) as hold:                       # another engine, another day
+        hold.fetch({"kv": View(pages, tokens=(0, hold.tokens))}).wait()
+
+An id is 32 bytes that engines compute alike for the same tokens and all before them."""
+from collections import namedtuple
+
+from . import _check, _kvd
+from .errors import Error, error_make
+from .layout import Layout
+from .rooms import Awaited, Status, views_pack, wait_pack
+
+ID_BYTES = 32
+IDS_MAX = 4096  # of one call
+LEASE_MS_MAX = 600000
+WHY_S = 5  # for the daemon's words about a move that has failed
+
+Found = namedtuple("Found", "chunks tokens")
+Found.__doc__ = """What is there: chunks from the first on, without a gap, and their tokens."""
+
+Facts = namedtuple("Facts", "chunks done there left_out prefix_tokens error")
+Facts.__doc__ = """Of a move. chunks: taken; done: moved, or there before; there, left_out: of
+a put, there before, and no room for them; prefix_tokens: moved without a gap from the first
+on; error: an exception, or None."""
+
+
+def ids_pack(ids):
+    """Ids as one piece of bytes: a list of 32 bytes each, or such a piece."""
+    if isinstance(ids, (bytes, bytearray, memoryview)):
+        packed = bytes(ids)
+    else:
+        ids = list(ids)
+        for i, one in enumerate(ids):
+            if not isinstance(one, (bytes, bytearray)) or len(one) != ID_BYTES:
+                raise _check.wrong("ids[%d]" % i, one, "%d bytes" % ID_BYTES)
+        packed = b"".join(ids)
+    if not packed or len(packed) % ID_BYTES or len(packed) > IDS_MAX * ID_BYTES:
+        raise ValueError("ids: %d bytes; 1 to %d ids of %d bytes are wanted"
+                         % (len(packed), IDS_MAX, ID_BYTES))
+    return packed
+
+
+def _first(first):
+    return _check.integer("first", first, 0, _check.U32)
+
+
+def _lease(lease):
+    """Seconds, None: the preset."""
+    if lease is None:
+        return 0
+    return _check.integer("lease", max(1, round(1000 * _check.seconds("lease", lease))), 1,
+                          LEASE_MS_MAX)
+
+
+class Move(Awaited):
+    """A put or a fetch under way. When its state is SUCCESS or FAILED its pages are the
+    engine's again. One that is dropped is aborted."""
+
+    def __init__(self, move, kind):
+        self._move, self.kind = move, kind
+
+    @property
+    def state(self):
+        """A read of shared memory: no system call."""
+        return self._move.state()
+
+    def read(self):
+        """State and figures, from shared memory."""
+        return Status(*self._move.read(), first_token=-1, done=0, rows=0, moved_us=0)
+
+    def show(self, timeout=None):
+        """Facts, as the daemon tells them."""
+        facts = self._move.show(_check.seconds("timeout", timeout))
+        return Facts(*facts[:5], error_make(*facts[5]) if facts[5] else None)
+
+    def error(self):
+        """Why it failed, or is aborting, as an exception; None if it does neither."""
+        status = self.read()
+        if not status.error:
+            return None
+        try:
+            told = self.show(WHY_S).error
+        except Error:
+            told = None
+        return told or error_make(status.error, _kvd.code_name(status.error),
+                                  status.retryable, "op", "%s failed" % self)
+
+    def abort(self, timeout=None):
+        """The state becomes FAILED once nothing of the move can move."""
+        self._move.abort(_check.seconds("timeout", timeout))
+
+    def close(self, timeout=None):
+        """Any state; what has not ended is aborted, and its pages may change until it has:
+        abort() and wait before."""
+        self._move.close(_check.seconds("timeout", timeout))
+
+    def __str__(self):
+        return "%s of chunks" % self.kind
+
+
+class Hold:
+    """Chunks that stay until the lease ends, the hold is closed, or its client goes."""
+
+    def __init__(self, space, hold):
+        self.space, self._hold = space, hold
+        self.chunks, self.tokens, self.first, self.secret = hold.facts()
+
+    def fetch(self, views, *, pool=None, wait=None, deadline=None, timeout=None):
+        """Read into pages the tokens that the views name: {name: pages or View}, each view
+        of the space. wait as in Room.bind(); deadline: seconds, what is not there by then
+        fails the move. -> Move"""
+        ms = 0 if deadline is None else \
+            _check.integer("deadline", max(1, round(1000 * deadline)), 1, _check.U32)
+        pool = self.space.pool_of(pool)
+        return Move(self._hold.fetch(pool._pool, views_pack(views), wait_pack(wait), ms,
+                                     _check.seconds("timeout", timeout)), "fetch")
+
+    def close(self, timeout=None):
+        """What reads by it goes on."""
+        self._hold.close(_check.seconds("timeout", timeout))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+
+class Space:
+    """Of Client.space()."""
+
+    def __init__(self, client, pool, *, model, scheme, tokens, revision=None, rope=None,
+                 views=None, timeout=None):
+        from .client import Pool
+        layout = None
+        if isinstance(pool, (Layout, str)):
+            layout, pool = pool if isinstance(pool, str) else pool.text(), None
+        elif not isinstance(pool, Pool):
+            raise _check.wrong("pool", pool, "a pool of Client.pool(), or a Layout")
+        self.pool, self.tokens = pool, _check.integer("tokens", tokens, 1, _check.U32)
+        self._space = _kvd.Space(
+            client._kvd, pool and pool._pool, layout, _check.instance("model", model, str,
+                                                                      "a str"),
+            _check.text("revision", revision),
+            _check.instance("scheme", scheme, str, "a str"), _check.text("rope", rope),
+            self.tokens, None if views is None else tuple(views),
+            _check.seconds("timeout", timeout))
+
+    def pool_of(self, pool):
+        """The one of a call, or else that of the space."""
+        pool = pool or self.pool
+        if pool is None:
+            raise ValueError("pool: the space was opened with a layout alone")
+        return pool
+
+    def find(self, ids, first=0, timeout=None):
+        """How many of these chunks, which follow each other, are there from the first on, for
+        this rank. They may leave at any time: hold() keeps them. -> Found"""
+        return Found(*self._space.find(ids_pack(ids), _first(first),
+                                       _check.seconds("timeout", timeout)))
+
+    def hold(self, ids, first=0, *, lease=None, timeout=None):
+        """What is there of them stays for `lease` seconds (ten), or until it is closed.
+        -> Hold, perhaps of nothing"""
+        return Hold(self, self._space.hold(ids_pack(ids), _first(first), _lease(lease),
+                                           _check.seconds("timeout", timeout)))
+
+    def join(self, secret, *, lease=None, timeout=None):
+        """The chunks of another session's hold, by Hold.secret. -> Hold"""
+        return Hold(self, self._space.join(
+            _check.instance("secret", secret, bytes, "bytes"), _lease(lease),
+            _check.seconds("timeout", timeout)))
+
+    def put(self, ids, views, first=0, *, pool=None, wait=None, timeout=None):
+        """Store chunks from pages: {name: pages or View}, each view of the space; their
+        tokens begin at the first chunk's, and only the last may be short of some. What is
+        there already is left out, and what finds no room. wait as in Room.bind(): nothing is
+        read before. -> Move"""
+        pool = self.pool_of(pool)
+        return Move(self._space.put(pool._pool, ids_pack(ids), _first(first),
+                                    views_pack(views), wait_pack(wait),
+                                    _check.seconds("timeout", timeout)), "put")
+
+    def drop(self, ids, first=0, timeout=None):
+        """Forget them; what is in use goes when it is not."""
+        self._space.drop(ids_pack(ids), _first(first), _check.seconds("timeout", timeout))
+
+    def close(self, timeout=None):
+        """Its holds and moves go on, its chunks stay."""
+        self._space.close(_check.seconds("timeout", timeout))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
