@@ -121,7 +121,7 @@ const struct ctl_command ctl_commands[] = {
 	 0, 0, "y", ctl_run_pools},
 	{"chunks", "", "what the chunk store holds",
 	 "Memory, what was asked for and found; for each space what it is, how much of\n"
-	 "it is there, in how many layouts, and how many sessions use it. Needs root, the\n"
+	 "it is there, in how many layouts, how many sessions use it. Needs root, the\n"
 	 "daemon's uid or admin_uids.",
 	 0, 0, "", ctl_run_chunks},
 	{"sessions", "", "the engines that are connected",

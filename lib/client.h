@@ -53,6 +53,8 @@ void client_text_int(struct client_text *text, const char *name, uint64_t value)
 void client_text_u64(struct client_text *text, const char *name, uint64_t value);
 /* ,"wait":{…}; nothing where there is nothing to wait for */
 void client_text_wait(struct client_text *text, const struct kvd_wait *wait);
+/* The object alone, in an empty text. */
+void client_text_wait_object(struct client_text *text, const struct kvd_wait *wait);
 /* -KVD_E_INVAL, -KVD_E_STATE */
 int client_wait_check(struct kvd_client *client, const struct kvd_wait *wait);
 /* "views":{…}, after a comma unless it is its object's first member */
@@ -373,6 +375,10 @@ int client_post_begin(struct kvd_client *client, unsigned int op);
 /* The entry's payload is views, then text: taken. An OPEN numbers the room. */
 int client_post_pages(struct kvd_room *room, struct kvd_ring_entry *entry,
 		      const struct kvd_view *views, size_t view_count,
+		      struct client_text *text);
+/* The same of any slot; `ids` (NULL: none): entry->n0 of them before the views. */
+int client_post_views(struct client_slot *slot, struct kvd_ring_entry *entry,
+		      const void *ids, const struct kvd_view *views, size_t view_count,
 		      struct client_text *text);
 int client_post_abort(struct kvd_room *room, const char *reason);
 int client_post_close(struct kvd_room *room);	    /* frees the handle on success */

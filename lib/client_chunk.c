@@ -1,22 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Chunks, as the engine's side sees them. Spaces and holds are plain objects of the
- * daemon; a move has a slot of the status page like a room, and the same delicate case: a
- * put or fetch without an answer may be moving bytes, so it is in doubt, and shows as
- * aborting until the late answer (then libkvd closes it) or the session's end.
+ * Chunks, as the engine's side sees them. A move has a slot of the status page like a
+ * room, and the same delicate case: a put or fetch without an answer may be moving bytes,
+ * so it is in doubt, and shows as aborting until the late answer (then libkvd closes it)
+ * or the session's end.
+ *
+ * What is waited for within the call (finding, holding) goes by the submission ring where
+ * there is one: the answer is a word of the status page, which the daemon writes within
+ * microseconds while it is awake, so it is looked at for a while before anybody sleeps.
  */
 #include "lib/client.h"
 
 #include <string.h>
+#include <sys/random.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/hex.h"
+#include "proto/kvd_ring.h"
+
+#define SPIN_NS UINT64_C(50000) /* before a look at the page becomes a wait */
+#define LEASE_MS 10000u		/* as the command's preset */
 
 struct kvd_space {
 	struct client_object object;
 };
 
 struct kvd_hold {
-	struct client_object object;
+	struct client_slot slot; /* used where it is `numbered` */
 	struct kvd_found found;
 	uint64_t first;
 	uint8_t secret[KVD_HOLD_SECRET_BYTES];
@@ -172,6 +182,132 @@ static int found_told(struct client_request *req, int result, const cJSON *reply
 	return client_fail(req->client, KVD_E_PROTO, "chunk.find: another answer");
 }
 
+/* ---- by the ring ------------------------------------------------------------------ */
+
+/* A slot that somebody in here waits for. */
+static void asked_fini(struct client_object *object)
+{
+	(void)object;
+}
+
+static void asked_begin(struct kvd_client *client, struct client_slot *slot)
+{
+	*slot = (struct client_slot){0};
+	client_object_init(client, &slot->object, CLIENT_MOVE, asked_fini);
+	client_slot_init(slot, 0);
+}
+
+/* A find that was answered has let go of its slot. */
+static void asked_end(struct client_slot *slot, bool answered)
+{
+	struct kvd_ring_entry entry = {.op = KVD_RING_RELEASE, .a = slot->object.id};
+	struct kvd_client *client = slot->object.client;
+
+	if (slot->numbered && !answered && !kvd_lost(client) && slot->map == client->map)
+		client_ring_put(client, &entry, NULL, 0, NULL);
+	client_slot_fini(slot);
+	client_object_unref(&slot->object);
+}
+
+/* Give the entry and wait for its word: 0 when it is KVD_SUCCESS. */
+static int slot_ask(struct client_slot *slot, struct kvd_ring_entry *entry,
+		    const struct client_part *parts, size_t count, int timeout_ms)
+{
+	struct kvd_client *client = slot->object.client;
+	int state = KVD_BOOTSTRAPPING, r = client_ring_slot(client, slot);
+	struct kvd_error why = {0};
+	uint64_t until;
+
+	if (r)
+		return r;
+	slot->number = slot->object.id;
+	entry->slot = slot->slot;
+	entry->gen = atomic_load(&slot->gen);
+	client_object_enter(&slot->object, CLIENT_READY);
+	r = client_ring_put(client, entry, parts, count, NULL);
+	if (r) {
+		client_ring_slot_unused(slot);
+		return r;
+	}
+	for (until = clock_ns() + SPIN_NS;
+	     state != KVD_SUCCESS && state != KVD_FAILED && clock_ns() < until;)
+		state = client_slot_state(slot);
+	if (state != KVD_SUCCESS && state != KVD_FAILED)
+		state = client_slot_wait(slot, KVD_SUCCESS, timeout_ms);
+	if (state == KVD_SUCCESS)
+		return 0;
+	if (state < 0)
+		return client_fail(client, -state, "the daemon did not answer in time");
+	r = client_slot_error(slot, timeout_ms, &why);
+	if (!r && why.code)
+		client->error = why;
+	else if (!r)
+		r = client_fail(client, KVD_E_STATE, "refused");
+	return r ? r : -why.code;
+}
+
+static int slot_found(const struct client_slot *slot, struct kvd_found *found_p,
+		      uint64_t *first_p)
+{
+	struct kvd_room_status st;
+
+	if (client_slot_read(slot, &st) < 0)
+		return client_fail(slot->object.client, KVD_E_LOST,
+				   "the session has ended");
+	*found_p = (struct kvd_found){.chunks = st.total, .tokens = st.bytes};
+	*first_p = st.first_token < 0 ? 0 : (uint64_t)st.first_token;
+	return 0;
+}
+
+/* RELEASE, CANCEL of what the ring made. */
+static int slot_tell(const struct client_slot *slot, enum kvd_ring_op what)
+{
+	struct kvd_ring_entry entry = {.op = what, .a = slot->object.id};
+	struct kvd_client *client = slot->object.client;
+	int r;
+
+	if (kvd_lost(client) || slot->object.serial != client->serial)
+		return 0; /* it went with its session */
+	r = client_post_begin(client, what);
+	if (!r)
+		r = client_ring_put(client, &entry, NULL, 0, NULL);
+	return r == -KVD_E_LOST ? 0 : r;
+}
+
+/* Is there a ring that knows the op? Nothing is wrong when there is not. */
+static bool chunk_ring(struct kvd_client *client, unsigned int op)
+{
+	struct kvd_error error = client->error;
+
+	if (client_post_begin(client, op) == 0)
+		return true;
+	client->error = error;
+	return false;
+}
+
+static int find_post(struct kvd_space *space, const struct kvd_chunks *chunks,
+		     int timeout_ms, struct kvd_found *found_p)
+{
+	struct client_part part = {chunks->ids, chunks->count * KVD_CHUNK_ID_BYTES};
+	struct kvd_ring_entry entry = {.op = KVD_RING_FIND,
+				       .a = space->object.id,
+				       .c = chunks->first,
+				       .n0 = (uint32_t)chunks->count,
+				       .bytes = (uint32_t)part.bytes};
+	struct client_slot slot;
+	uint64_t first;
+	int r;
+
+	asked_begin(space->object.client, &slot);
+	r = slot_ask(&slot, &entry, &part, 1, timeout_ms);
+	if (!r)
+		r = slot_found(&slot, found_p, &first);
+	asked_end(&slot, r == 0);
+	return r;
+}
+
+/* ---- by commands ------------------------------------------------------------------ */
+
 /* A command of ids whose answer is waited for. */
 static int chunks_ask(struct kvd_space *space, const char *cmd,
 		      const struct kvd_chunks *chunks, int timeout_ms,
@@ -186,6 +322,8 @@ static int chunks_ask(struct kvd_space *space, const char *cmd,
 		r = chunks_check(client, chunks);
 	if (r)
 		return r;
+	if (found_p && chunk_ring(client, KVD_RING_FIND))
+		return find_post(space, chunks, timeout_ms, found_p);
 	client_op_begin(client, &op, cmd);
 	text_chunks(&op.text, space, chunks);
 	op.finish = found_p ? found_told : NULL;
@@ -209,15 +347,16 @@ int kvd_drop(struct kvd_space *space, const struct kvd_chunks *chunks, int timeo
 
 static void hold_fini(struct client_object *object)
 {
-	struct kvd_hold *hold = container_of(object, struct kvd_hold, object);
+	struct kvd_hold *hold = container_of(object, struct kvd_hold, slot.object);
 
 	explicit_bzero(hold->secret, sizeof(hold->secret));
+	client_slot_fini(&hold->slot);
 	mem_free(hold);
 }
 
 static int hold_made(struct client_request *req, int result, const cJSON *reply)
 {
-	struct kvd_hold *hold = container_of(req->object, struct kvd_hold, object);
+	struct kvd_hold *hold = container_of(req->object, struct kvd_hold, slot.object);
 	const char *secret = client_get_str(reply, "secret");
 
 	if (!result && (!client_get_u64(reply, "chunks", &hold->found.chunks) ||
@@ -230,28 +369,82 @@ static int hold_made(struct client_request *req, int result, const cJSON *reply)
 	return client_object_made(req, result, reply);
 }
 
+static struct kvd_hold *hold_new(struct kvd_client *client)
+{
+	struct kvd_hold *hold = mem_zalloc(sizeof(*hold));
+
+	if (!hold)
+		return NULL;
+	client_object_init(client, &hold->slot.object, CLIENT_HOLD, hold_fini);
+	client_slot_init(&hold->slot, 0);
+	return hold;
+}
+
 static int hold_ask(struct kvd_space *space, struct client_op *op, uint32_t lease_ms,
 		    const struct kvd_call *call, struct kvd_hold **hold_p)
 {
 	struct kvd_client *client = space->object.client;
-	struct kvd_hold *hold = mem_zalloc(sizeof(*hold));
+	struct kvd_hold *hold = hold_new(client);
 	int r;
 
 	if (!hold) {
 		client_text_fini(&op->text);
 		return client_fail_nomem(client);
 	}
-	client_object_init(client, &hold->object, CLIENT_HOLD, hold_fini);
 	if (lease_ms)
 		client_text_int(&op->text, "lease_ms", lease_ms);
-	op->object = &hold->object;
+	op->object = &hold->slot.object;
 	op->finish = hold_made;
 	*hold_p = hold;
 	r = client_op_run(client, op, call);
 	if (r) {
 		*hold_p = NULL;
-		client_object_unref(&hold->object);
+		client_object_unref(&hold->slot.object);
 	}
+	return r;
+}
+
+/* chunks NULL: join by the secret. */
+static int hold_post(struct kvd_space *space, const struct kvd_chunks *chunks,
+		     const void *secret, uint32_t lease_ms, int timeout_ms,
+		     struct kvd_hold **hold_p)
+{
+	struct kvd_client *client = space->object.client;
+	struct kvd_hold *hold = hold_new(client);
+	struct client_part parts[2] = {{secret, KVD_HOLD_SECRET_BYTES}, {NULL, 0}};
+	struct kvd_ring_entry entry = {.op = KVD_RING_HOLD,
+				       .a = space->object.id,
+				       .b = lease_ms ? lease_ms : LEASE_MS};
+	int r;
+
+	if (!hold)
+		return client_fail_nomem(client);
+	/* the daemon makes a joined hold's own, and tells it to nobody */
+	if (chunks && getrandom(hold->secret, sizeof(hold->secret), 0) !=
+			      (ssize_t)sizeof(hold->secret)) {
+		client_object_unref(&hold->slot.object);
+		return client_fail(client, KVD_E_IO, "no random bytes");
+	}
+	if (chunks) {
+		parts[0].data = hold->secret;
+		parts[1] = (struct client_part){chunks->ids,
+						chunks->count * KVD_CHUNK_ID_BYTES};
+		entry.n0 = (uint32_t)chunks->count;
+		entry.c = chunks->first;
+	}
+	entry.bytes = (uint32_t)(parts[0].bytes + parts[1].bytes);
+	r = slot_ask(&hold->slot, &entry, parts, 2, timeout_ms);
+	if (!r)
+		r = slot_found(&hold->slot, &hold->found, &hold->first);
+	if (!chunks)
+		memcpy(hold->secret, secret, sizeof(hold->secret));
+	if (!r) {
+		*hold_p = hold;
+		return 0;
+	}
+	if (hold->slot.numbered)
+		(void)slot_tell(&hold->slot, KVD_RING_RELEASE); /* it may come to be */
+	client_object_unref(&hold->slot.object);
 	return r;
 }
 
@@ -267,6 +460,9 @@ int kvd_hold_open(struct kvd_space *space, const struct kvd_chunks *chunks,
 		r = chunks_check(space->object.client, chunks);
 	if (r)
 		return r;
+	if (client_blocks(call) && chunk_ring(space->object.client, KVD_RING_HOLD))
+		return hold_post(space, chunks, NULL, lease_ms,
+				 call ? call->timeout_ms : 0, hold_p);
 	client_op_begin(space->object.client, &op, "chunk.hold");
 	text_chunks(&op.text, space, chunks);
 	return hold_ask(space, &op, lease_ms, call, hold_p);
@@ -282,6 +478,9 @@ int kvd_hold_join(struct kvd_space *space, const void *secret, uint32_t lease_ms
 	*hold_p = NULL;
 	if (r)
 		return r;
+	if (client_blocks(call) && chunk_ring(space->object.client, KVD_RING_HOLD))
+		return hold_post(space, NULL, secret, lease_ms,
+				 call ? call->timeout_ms : 0, hold_p);
 	hex_write(secret, KVD_HOLD_SECRET_BYTES, hex);
 	client_op_begin(space->object.client, &op, "chunk.join");
 	client_text_int(&op.text, "space", space->object.id);
@@ -292,7 +491,7 @@ int kvd_hold_join(struct kvd_space *space, const void *secret, uint32_t lease_ms
 int kvd_hold_found(const struct kvd_hold *hold, struct kvd_found *found_p,
 		   uint64_t *first_p)
 {
-	if (client_object_phase(&hold->object) != CLIENT_READY)
+	if (client_object_phase(&hold->slot.object) != CLIENT_READY)
 		return -KVD_E_STATE;
 	*found_p = hold->found;
 	*first_p = hold->first;
@@ -301,7 +500,7 @@ int kvd_hold_found(const struct kvd_hold *hold, struct kvd_found *found_p,
 
 int kvd_hold_secret(const struct kvd_hold *hold, void *secret)
 {
-	if (client_object_phase(&hold->object) != CLIENT_READY)
+	if (client_object_phase(&hold->slot.object) != CLIENT_READY)
 		return -KVD_E_STATE;
 	memcpy(secret, hold->secret, KVD_HOLD_SECRET_BYTES);
 	return 0;
@@ -309,7 +508,15 @@ int kvd_hold_secret(const struct kvd_hold *hold, void *secret)
 
 int kvd_hold_close(struct kvd_hold *hold, const struct kvd_call *call)
 {
-	return client_object_close(&hold->object, call);
+	struct client_object *object = &hold->slot.object;
+	int r;
+
+	if (!hold->slot.numbered)
+		return client_object_close(object, call);
+	r = client_enter(object->client, client_blocks(call));
+	if (!r)
+		r = slot_tell(&hold->slot, KVD_RING_RELEASE);
+	return r ? r : client_object_forget(object, call);
 }
 
 /* ---- moves ----------------------------------------------------------------------- */
@@ -371,6 +578,34 @@ static int chunk_move_check(struct kvd_client *client, const struct kvd_move_arg
 	return client_wait_check(client, &args->wait);
 }
 
+/* By the ring: `ids` before the views, in entry->n0. */
+static int chunk_move_post(struct kvd_client *client, struct kvd_ring_entry *entry,
+			   const void *ids, const struct kvd_move_args *args,
+			   struct kvd_move **move_p)
+{
+	struct kvd_move *move;
+	struct client_text text = {0};
+	int r = client_post_begin(client, entry->op);
+
+	if (r)
+		return r;
+	move = mem_zalloc(sizeof(*move));
+	if (!move)
+		return client_fail_nomem(client);
+	client_object_init(client, &move->slot.object, CLIENT_MOVE, chunk_move_fini);
+	client_slot_init(&move->slot, entry->a);
+	client_text_wait_object(&text, &args->wait);
+	entry->b = kvd_pool_id(args->pool);
+	r = client_post_views(&move->slot, entry, ids, args->views, args->view_count,
+			      &text);
+	if (r) {
+		client_object_unref(&move->slot.object);
+		return r;
+	}
+	*move_p = move;
+	return 0;
+}
+
 /* The text of args behind what the command begins with. */
 static int chunk_move_ask(struct kvd_client *client, struct client_op *op,
 			  const struct kvd_move_args *args, const struct kvd_call *call,
@@ -419,6 +654,14 @@ int kvd_put(struct kvd_space *space, const struct kvd_chunks *chunks,
 		r = client_fail(client, KVD_E_INVAL, "deadline_ms: of a fetch only");
 	if (r)
 		return r;
+	if (call && call->post) {
+		struct kvd_ring_entry entry = {.op = KVD_RING_PUT,
+					       .a = space->object.id,
+					       .c = chunks->first,
+					       .n0 = (uint32_t)chunks->count};
+
+		return chunk_move_post(client, &entry, chunks->ids, args, move_p);
+	}
 	client_op_begin(client, &op, "chunk.put");
 	text_chunks(&op.text, space, chunks);
 	return chunk_move_ask(client, &op, args, call, move_p);
@@ -427,19 +670,26 @@ int kvd_put(struct kvd_space *space, const struct kvd_chunks *chunks,
 int kvd_fetch(struct kvd_hold *hold, const struct kvd_move_args *args,
 	      const struct kvd_call *call, struct kvd_move **move_p)
 {
-	struct kvd_client *client = hold->object.client;
+	struct kvd_client *client = hold->slot.object.client;
 	struct client_op op;
 	int r = client_begin(client, call);
 
 	*move_p = NULL;
 	if (!r)
-		r = client_object_usable(&hold->object, "hold");
+		r = client_object_usable(&hold->slot.object, "hold");
 	if (!r)
 		r = chunk_move_check(client, args);
 	if (r)
 		return r;
+	if (call && call->post) {
+		struct kvd_ring_entry entry = {.op = KVD_RING_FETCH,
+					       .a = hold->slot.object.id,
+					       .c = args->deadline_ms};
+
+		return chunk_move_post(client, &entry, NULL, args, move_p);
+	}
 	client_op_begin(client, &op, "chunk.fetch");
-	client_text_int(&op.text, "hold", hold->object.id);
+	client_text_int(&op.text, "hold", hold->slot.object.id);
 	return chunk_move_ask(client, &op, args, call, move_p);
 }
 
@@ -510,6 +760,10 @@ int kvd_move_abort(struct kvd_move *move, const struct kvd_call *call)
 	if (client_object_phase(object) != CLIENT_READY || kvd_lost(client) ||
 	    object->serial != client->serial)
 		return client_op_local(client, call);
+	if (move->slot.numbered) {
+		r = slot_tell(&move->slot, KVD_RING_CANCEL);
+		return r ? r : client_op_local(client, call);
+	}
 	client_op_begin(client, &op, "chunk.abort");
 	client_text_int(&op.text, "move", object->id);
 	return client_op_run(client, &op, call);
@@ -533,6 +787,10 @@ int kvd_move_close(struct kvd_move *move, const struct kvd_call *call)
 	if (client_object_phase(object) != CLIENT_READY || kvd_lost(client) ||
 	    object->serial != client->serial)
 		return client_object_forget(object, call);
+	if (move->slot.numbered) {
+		r = slot_tell(&move->slot, KVD_RING_RELEASE);
+		return r ? r : client_object_forget(object, call);
+	}
 	client_op_begin(client, &op, "chunk.close");
 	client_text_int(&op.text, "move", object->id);
 	op.object = object;

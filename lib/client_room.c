@@ -79,6 +79,17 @@ void client_text_wait(struct client_text *text, const struct kvd_wait *wait)
 	client_text_bytes(text, "}", 1);
 }
 
+void client_text_wait_object(struct client_text *text, const struct kvd_wait *wait)
+{
+	static const char name[] = ",\"wait\":";
+
+	client_text_wait(text, wait);
+	if (!text->len)
+		return;
+	text->len -= sizeof(name) - 1;
+	memmove(text->data, text->data + sizeof(name) - 1, text->len);
+}
+
 static void text_source(struct client_text *text, const struct kvd_client *client,
 			const struct kvd_source *source)
 {
@@ -377,17 +388,12 @@ static int pages_post(struct kvd_room *room, struct kvd_ring_entry *entry,
 		      const struct kvd_view *views, size_t view_count,
 		      const struct kvd_wait *wait)
 {
-	static const char name[] = ",\"wait\":"; /* the object behind it is meant */
 	struct client_text text = {0};
 	int r = client_post_begin(room->slot.object.client, entry->op);
 
 	if (r)
 		return r;
-	client_text_wait(&text, wait);
-	if (text.len) {
-		text.len -= sizeof(name) - 1;
-		memmove(text.data, text.data + sizeof(name) - 1, text.len);
-	}
+	client_text_wait_object(&text, wait);
 	return client_post_pages(room, entry, views, view_count, &text);
 }
 

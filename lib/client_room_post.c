@@ -44,7 +44,7 @@ int client_post_begin(struct kvd_client *client, unsigned int op)
 
 struct views {
 	struct kvd_ring_view heads_in[VIEWS_INLINE], *heads;
-	struct client_part parts_in[3 * VIEWS_INLINE + 1], *parts;
+	struct client_part parts_in[3 * VIEWS_INLINE + 2], *parts;
 	void *owned;
 	size_t count, bytes;
 };
@@ -59,7 +59,7 @@ static int views_room(struct kvd_client *client, struct views *v, size_t count)
 	v->count = v->bytes = 0;
 	if (count <= VIEWS_INLINE)
 		return 0;
-	v->owned = mem_calloc(1, heads + (3 * count + 1) * sizeof(*v->parts));
+	v->owned = mem_calloc(1, heads + (3 * count + 2) * sizeof(*v->parts));
 	if (!v->owned)
 		return client_fail_nomem(client);
 	v->heads = v->owned;
@@ -100,13 +100,13 @@ static int view_add(struct kvd_client *client, struct views *v, size_t index,
 	return 0;
 }
 
-/* A room that is opened gets its number here; one that is not given has none. */
-static int entry_give(struct kvd_room *room, struct kvd_ring_entry *entry,
+/* What is opened gets its number here; one that is not given has none. */
+static int entry_give(struct client_slot *slot, struct kvd_ring_entry *entry,
 		      const struct views *v)
 {
-	struct client_slot *slot = &room->slot;
 	struct kvd_client *client = slot->object.client;
-	bool opens = entry->op == KVD_RING_OPEN;
+	bool opens = entry->op != KVD_RING_BIND && entry->op != KVD_RING_SEND &&
+		     entry->op != KVD_RING_EXTEND;
 	int r = opens ? client_ring_slot(client, slot) : 0;
 
 	if (r)
@@ -134,22 +134,21 @@ static int room_named(struct kvd_room *room)
 			   (unsigned long long)room->slot.number);
 }
 
-int client_post_pages(struct kvd_room *room, struct kvd_ring_entry *entry,
-		      const struct kvd_view *views, size_t view_count,
+int client_post_views(struct client_slot *slot, struct kvd_ring_entry *entry,
+		      const void *ids, const struct kvd_view *views, size_t view_count,
 		      struct client_text *text)
 {
-	struct kvd_client *client = room->slot.object.client;
+	struct kvd_client *client = slot->object.client;
 	struct views v;
-	int r = entry->op == KVD_RING_OPEN ? 0 : room_named(room);
+	int r = text->failed ? client_fail_nomem(client)
+			     : views_room(client, &v, view_count);
 
-	if (!r && text->failed)
-		r = client_fail_nomem(client);
-	if (!r)
-		r = views_room(client, &v, view_count);
 	if (r) {
 		client_text_fini(text);
 		return r;
 	}
+	if (ids)
+		part_add(&v, ids, (size_t)entry->n0 * KVD_RING_ID_BYTES);
 	for (size_t i = 0; !r && i < view_count; i++)
 		r = view_add(client, &v, i, &views[i]);
 	part_add(&v, text->data, text->len);
@@ -159,15 +158,28 @@ int client_post_pages(struct kvd_room *room, struct kvd_ring_entry *entry,
 		entry->bytes = (uint32_t)v.bytes;
 		entry->n1 = (uint32_t)view_count;
 		entry->n2 = (uint32_t)text->len;
-		if (entry->op != KVD_RING_OPEN) {
-			entry->a = room->slot.number;
-			entry->n0 = room->role;
-		}
-		r = entry_give(room, entry, &v);
+		r = entry_give(slot, entry, &v);
 	}
 	mem_free(v.owned);
 	client_text_fini(text);
 	return r;
+}
+
+int client_post_pages(struct kvd_room *room, struct kvd_ring_entry *entry,
+		      const struct kvd_view *views, size_t view_count,
+		      struct client_text *text)
+{
+	int r = entry->op == KVD_RING_OPEN ? 0 : room_named(room);
+
+	if (r) {
+		client_text_fini(text);
+		return r;
+	}
+	if (entry->op != KVD_RING_OPEN) {
+		entry->a = room->slot.number;
+		entry->n0 = room->role;
+	}
+	return client_post_views(&room->slot, entry, NULL, views, view_count, text);
 }
 
 /* ---- abort, close ------------------------------------------------------------------ */

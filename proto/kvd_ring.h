@@ -36,6 +36,12 @@
  * Their payload is `n1` views (struct kvd_ring_view), one behind the other, then `n2`
  * bytes of JSON text; `bytes` is both. CANCEL and RELEASE of a room's number
  * (KVD_RING_IDS + slot) are ABORT and CLOSE of it.
+ *
+ * Chunks. FIND, HOLD, PUT and FETCH are chunk.find, chunk.hold or chunk.join, chunk.put
+ * and chunk.fetch, each in a new slot. What FIND and HOLD found is in the slot: `total`
+ * chunks, `bytes` tokens, of a joined hold `first_token`: the number of the first chunk.
+ * A FIND that was answered has let go of its slot; RELEASE lets go of one that was
+ * refused, and closes a hold or a move; CANCEL aborts a move.
  */
 #ifndef KVD_RING_LAYOUT_H
 #define KVD_RING_LAYOUT_H
@@ -81,10 +87,21 @@ enum kvd_ring_op {
 	 * not ended; the slot is free once it has. */
 	KVD_RING_CLOSE = 11,
 	KVD_RING_EXTEND = 12, /* an offer: c: lease_ms, as room.extend */
+	/* a: space; c: number of the first chunk; payload: n0 ids of 32 bytes each. */
+	KVD_RING_FIND = 16,
+	/* The same; b: lease_ms; before the ids the hold's secret, 16 random bytes. With
+	 * n0 0: the hold that has this secret is joined. */
+	KVD_RING_HOLD = 17,
+	/* a: hold; b: pool; c: deadline_ms, 0: none; payload as BIND's. */
+	KVD_RING_FETCH = 18,
+	/* a: space; b: pool; c: number of the first chunk; payload: n0 ids, then as
+	 * BIND's.
+	 */
+	KVD_RING_PUT = 19,
 };
 
 /* The ops that this header describes, as bits: 1 << op. */
-#define KVD_RING_OPS UINT64_C(0x1ffe)
+#define KVD_RING_OPS UINT64_C(0xf1ffe)
 
 enum {
 	KVD_RING_WRITES = 1 << 0,   /* XFER: local to remote */
@@ -93,6 +110,9 @@ enum {
 	KVD_RING_LAST = 1 << 3,	    /* SEND: no chunk comes after this one */
 	KVD_RING_AUX = 1 << 4,	    /* BIND, SEND: c is a slot of the view "aux" */
 };
+
+#define KVD_RING_ID_BYTES 32u
+#define KVD_RING_SECRET_BYTES 16u
 
 /* Pages of one view, and what of them is meant; behind it page_count numbers of 32 bits,
  * and 4 bytes more when they are odd. */

@@ -20,10 +20,11 @@
 #include "daemon/room/room_op.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
+#include "daemon/session/status.h"
 #include "daemon/store/store.h"
+#include "daemon/xfer/ring_ops.h"
 #include "proto/json.h"
 
-#define LEASE_MS_MAX INT64_C(600000)
 #define LEASE_MS_PRESET 10000
 #define FIRST_MAX UINT32_MAX
 
@@ -284,8 +285,8 @@ static int drop_run(struct request *req)
 
 /* ---- holds ---- */
 
-#define F_LEASE(s)                                                                \
-	F_INT("lease_ms", s, lease_ms, DEFAULT(LEASE_MS_PRESET), 1, LEASE_MS_MAX, \
+#define F_LEASE(s)                                                                      \
+	F_INT("lease_ms", s, lease_ms, DEFAULT(LEASE_MS_PRESET), 1, STORE_LEASE_MS_MAX, \
 	      "so long the chunks stay, unless the hold is closed before")
 
 static void hold_reply(struct request *req, const struct store_hold *hold)
@@ -318,6 +319,8 @@ static const struct field hold_fields[] = {
 static int hold_run(struct request *req)
 {
 	const struct hold_args *args = request_args(req);
+	const struct store_hold_args hold_args = {.lease_ns = args->lease_ms *
+							      LOOP_NS_PER_MS};
 	cleanup_free uint8_t *bytes = NULL;
 	struct store_handle *handle;
 	struct store_hold *hold;
@@ -325,7 +328,7 @@ static int hold_run(struct request *req)
 	int r = ids_begin(req, &args->ids, &handle, &bytes, &ids);
 
 	if (r >= 0)
-		r = store_hold_open(handle, &ids, args->lease_ms * LOOP_NS_PER_MS, &hold);
+		r = store_hold_open(handle, &ids, &hold_args, &hold);
 	if (r < 0)
 		return err_pass(r);
 	hold_reply(req, hold);
@@ -347,6 +350,8 @@ static const struct field join_fields[] = {
 static int join_run(struct request *req)
 {
 	const struct join_args *args = request_args(req);
+	const struct store_hold_args hold_args = {.lease_ns = args->lease_ms *
+							      LOOP_NS_PER_MS};
 	struct store_handle *handle = store_handle_find(req->session, args->space);
 	uint8_t secret[STORE_SECRET_BYTES];
 	struct store_hold *hold;
@@ -357,8 +362,7 @@ static int join_run(struct request *req)
 		r = err_raise(ERR_INVAL, "secret: %zu hex digits were expected",
 			      (size_t)HEX_CHARS(STORE_SECRET_BYTES));
 	if (r >= 0)
-		r = store_hold_join(handle, secret, args->lease_ms * LOOP_NS_PER_MS,
-				    &hold);
+		r = store_hold_join(handle, secret, &hold_args, &hold);
 	if (r < 0)
 		return err_pass(r);
 	hold_reply(req, hold);
@@ -518,10 +522,24 @@ static int move_run(struct request *req)
 {
 	const struct move_key_args *args = request_args(req);
 	struct store_move *move = store_move_find(req->session, args->move);
+	const struct err *why =
+		move ? NULL : ring_fault_of(req->session->ring, args->move);
+	struct brief brief;
 
-	if (!move)
+	if (!move && !why)
 		return err_pass(-ENOENT);
-	move_reply(req, move);
+	if (move) {
+		move_reply(req, move);
+		return 0;
+	}
+	err_clear(); /* the ring refused to begin it, and that is the answer */
+	brief_init(&brief);
+	brief_number(&brief, "state", KVD_FAILED);
+	brief_number(&brief, "chunks", 0);
+	brief_number(&brief, "done", 0);
+	brief_number(&brief, "prefix_tokens", 0);
+	brief_error(&brief, why);
+	request_reply_brief(req, &brief);
 	return 0;
 }
 

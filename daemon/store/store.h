@@ -36,7 +36,8 @@ struct store_move;
 #define STORE_ID_BYTES 32u
 #define STORE_IDS_MAX 4096u /* of one command */
 #define STORE_SECRET_BYTES 16u
-#define STORE_WORD_MAX 200u /* bytes of a space's model, revision, … */
+#define STORE_LEASE_MS_MAX INT64_C(600000) /* of a hold */
+#define STORE_WORD_MAX 200u		   /* bytes of a space's model, revision, … */
 
 /* With chunk_memory = 0: *store_p is NULL. Its memory is made by helpers meanwhile. */
 int store_new(struct kvd *kvd, struct store **store_p);
@@ -95,14 +96,19 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids);
 
 /* ---- holds ---- */
 
-/* What is there of them stays for `lease_ns`, or until it is closed. ERR_LIMIT. None at
- * all is a hold of nothing. */
+struct store_hold_args {
+	uint64_t lease_ns;
+	uint64_t id;	       /* that the engine chose; 0: the daemon does */
+	const uint8_t *secret; /* the same; NULL */
+};
+/* What is there of them stays for the lease, or until it is closed. ERR_LIMIT; ERR_EXIST:
+ * another hold has the secret. None at all is a hold of nothing. */
 int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
-		    uint64_t lease_ns, struct store_hold **hold_p);
+		    const struct store_hold_args *args, struct store_hold **hold_p);
 /* The same chunks for another session or rank: of the hold with this secret, as far as
  * they are there for this handle. ERR_NOTFOUND, ERR_LEASE. */
 int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECRET_BYTES],
-		    uint64_t lease_ns, struct store_hold **hold_p);
+		    const struct store_hold_args *args, struct store_hold **hold_p);
 void store_hold_close(struct store_hold *hold); /* its moves go on */
 struct store_hold *store_hold_find(struct session *session, uint64_t id);
 
@@ -130,8 +136,9 @@ struct store_move_args {
 	struct room_maps maps; /* where the tokens are, or go: each view of the space */
 	struct wait_spec wait; /* before any is touched */
 	uint64_t deadline_ns;  /* 0: none */
-	bool slotted;	       /* the engine chose its slot: */
+	bool slotted;	       /* the engine chose its slot and id: */
 	uint32_t slot, slot_gen;
+	uint64_t id;
 };
 /*
  * Both take maps and wait whatever comes. Pages are kvd's until the move is terminal.

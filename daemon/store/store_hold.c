@@ -155,32 +155,38 @@ static int hold_new(struct store_handle *handle, uint32_t most,
 }
 
 /* It has its chunks: the session's from here on. */
-static int hold_enter(struct store_hold *hold, uint64_t lease_ns)
+static int hold_enter(struct store_hold *hold, const struct store_hold_args *args)
 {
 	struct session *session = hold->handle->session;
 	struct store_session *part = session->store_part;
 	struct store *store = hold->handle->space->store;
 	int r = hold_check(hold->handle, hold->count);
 
-	hold->id = ++session->next_id;
-	loop_random(store->kvd->loop, hold->secret, sizeof(hold->secret));
+	hold->id = args->id ? args->id : ++session->next_id;
+	if (args->secret)
+		memcpy(hold->secret, args->secret, STORE_SECRET_BYTES);
+	else
+		loop_random(store->kvd->loop, hold->secret, STORE_SECRET_BYTES);
 	if (r >= 0)
 		r = strmap_put_bytes(&store->holds, hold->secret, STORE_SECRET_BYTES,
 				     hold);
-	if (r >= 0)
+	if (r >= 0) {
 		r = idmap_put(&part->holds, hold->id, hold);
+		if (r < 0)
+			strmap_remove_bytes(&store->holds, hold->secret,
+					    STORE_SECRET_BYTES);
+	}
 	if (r < 0) {
-		strmap_remove_bytes(&store->holds, hold->secret, STORE_SECRET_BYTES);
 		hold->closed = true;
 		hold_step(hold);
 		return err_pass(r);
 	}
-	loop_timer_start(&hold->lease, lease_ns);
+	loop_timer_start(&hold->lease, args->lease_ns);
 	return 0;
 }
 
 int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
-		    uint64_t lease_ns, struct store_hold **hold_p)
+		    const struct store_hold_args *args, struct store_hold **hold_p)
 {
 	struct store *store = handle->space->store;
 	struct store_hold *hold;
@@ -197,7 +203,7 @@ int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 	}
 	store->found += hold->count;
 	store->missed += ids->count - hold->count;
-	r = hold_enter(hold, lease_ns);
+	r = hold_enter(hold, args);
 	if (r < 0)
 		return err_pass(r);
 	*hold_p = hold;
@@ -205,7 +211,7 @@ int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 }
 
 int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECRET_BYTES],
-		    uint64_t lease_ns, struct store_hold **hold_p)
+		    const struct store_hold_args *args, struct store_hold **hold_p)
 {
 	struct store *store = handle->space->store;
 	const struct store_hold *other =
@@ -225,7 +231,7 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 		if (!hold_add(hold, other->chunks[i]))
 			break;
 	}
-	r = hold_enter(hold, lease_ns);
+	r = hold_enter(hold, args);
 	if (r < 0)
 		return err_pass(r);
 	*hold_p = hold;

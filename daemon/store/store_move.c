@@ -456,7 +456,7 @@ static int store_move_new(struct store_handle *handle, enum store_kind kind,
 	r = move->pieces ? charge_take(&move->charge, session->account, ACCOUNT_CHUNKS,
 				       sizeof(*move) + count * sizeof(*move->pieces))
 			 : -ENOMEM;
-	move->id = ++session->next_id;
+	move->id = args->slotted ? args->id : ++session->next_id;
 	if (r >= 0)
 		r = idmap_put(&part->moves, move->id, move);
 	move->session = session;

@@ -21,6 +21,7 @@
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
+#include "daemon/xfer/ring_chunk.h"
 #include "daemon/xfer/ring_room.h"
 #include "daemon/xfer/xfer_impl.h"
 
@@ -261,7 +262,7 @@ static int op_release(struct ring *ring, struct xfer_session *xs,
 			transfer_release(t, (struct xfer_waiter){NULL, NULL});
 		else if (prepared)
 			prepared_release(prepared);
-	} else if (!ring_room_release(ring, e->a)) {
+	} else if (!ring_room_release(ring, e->a) && !ring_chunk_release(ring, e->a)) {
 		ring_ops_forget(ring, e->a);
 	}
 	return 0;
@@ -320,8 +321,8 @@ int ring_op(struct ring *ring, const struct kvd_ring_entry *e, struct xfer_paylo
 		t = idmap_get(&xs->transfers, e->a);
 		if (t)
 			transfer_cancel_asked(t);
-		else
-			ring_room_cancel(ring, e->a);
+		else if (!ring_room_cancel(ring, e->a))
+			ring_chunk_cancel(ring, e->a);
 		return 0;
 	case KVD_RING_RELEASE:
 		return op_release(ring, xs, e);
@@ -329,9 +330,14 @@ int ring_op(struct ring *ring, const struct kvd_ring_entry *e, struct xfer_paylo
 		return op_notify(ring, xs, e, arena);
 	case KVD_RING_ABORT:
 		return ring_room_abort(ring, e, arena);
+	case KVD_RING_FIND:
+	case KVD_RING_HOLD:
+		return ring_chunk_ids(ring, e, arena);
 	case KVD_RING_OPEN:
 	case KVD_RING_BIND:
 	case KVD_RING_SEND:
+	case KVD_RING_FETCH:
+	case KVD_RING_PUT:
 		return ring_room_pages(ring, e, arena);
 	case KVD_RING_EXTEND:
 		return ring_room_extend(ring, e);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rooms by the submission ring: the same functions that the commands call (room_op.h),
- * with pages in binary instead of JSON, and without an answer. What is refused fails the
- * room, for there is nobody else to tell.
+ * Rooms, puts and fetches by the submission ring: the same functions that the commands
+ * call (room_op.h, store.h), with pages in binary instead of JSON, and without an answer.
+ * What is refused fails the room or move, for there is nobody else to tell.
  *
  * An entry is done in the three steps of a list (xfer_op.c). Begin, on the loop: its slot
  * is claimed or its room found, what reading takes is charged, and the pool, whose layout
@@ -28,6 +28,7 @@
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
+#include "daemon/store/store.h"
 #include "daemon/xfer/ring_ops.h"
 #include "daemon/xfer/xfer_impl.h"
 #include "proto/json.h"
@@ -46,7 +47,8 @@ struct ring_room {
 	struct charge charge; /* while it is read */
 	struct offload_job job;
 	/* read */
-	cJSON *text; /* NULL: none */
+	uint8_t *ids; /* PUT's */
+	cJSON *text;  /* NULL: none */
 	struct room_open_args open;
 	struct room_maps maps;
 };
@@ -54,6 +56,24 @@ struct ring_room {
 static struct rooms *rooms_of(const struct ring *ring)
 {
 	return ring->session->kvd->rooms;
+}
+
+/* A put or a fetch. */
+static bool ring_room_moves(const struct kvd_ring_entry *e)
+{
+	return e->op == KVD_RING_FETCH || e->op == KVD_RING_PUT;
+}
+
+/* It claims a slot. */
+static bool ring_room_opens(const struct kvd_ring_entry *e)
+{
+	return e->op == KVD_RING_OPEN || ring_room_moves(e);
+}
+
+/* What is before the views. */
+static size_t ids_bytes(const struct kvd_ring_entry *e)
+{
+	return e->op == KVD_RING_PUT ? (size_t)e->n0 * KVD_RING_ID_BYTES : 0;
 }
 
 /* By slot and generation, and not closed; NULL: it is late. */
@@ -88,21 +108,27 @@ static int text_read(struct ring_room *op, const char *text)
 static int room_work(struct ring_room *op)
 {
 	const struct kvd_ring_entry *e = &op->e;
-	size_t views = e->bytes - e->n2;
-	bool lands = op->role == ROOM_RECV || op->role == ROOM_PULL;
+	size_t ids = ids_bytes(e), views = e->bytes - e->n2 - ids;
+	bool lands =
+		op->role == ROOM_RECV || op->role == ROOM_PULL || e->op == KVD_RING_FETCH;
 	int64_t aux = e->flags & KVD_RING_AUX ? (int64_t)e->c : -1;
 	cleanup_free uint8_t *data = mem_alloc((size_t)e->bytes + 1);
 	int r = data ? payload_read(&op->payload, e->offset, data, e->bytes) : -ENOMEM;
 
 	if (r >= 0)
-		r = text_read(op, (const char *)data + views);
+		r = text_read(op, (const char *)data + ids + views);
+	if (r >= 0 && ids) {
+		op->ids = mem_dup(data, ids);
+		r = op->ids ? 0 : -ENOMEM;
+	}
 	if (r >= 0 && e->op == KVD_RING_OPEN) {
 		aux = op->open.pages.aux;
 		lands = op->open.key.role == ROOM_PULL;
 	}
 	/* an OPEN without views in binary may have them in its text: not both */
 	if (r >= 0)
-		r = room_maps_read(data, views, e->n1, aux, op->pool->layout, &op->maps);
+		r = room_maps_read(data + ids, views, e->n1, aux, op->pool->layout,
+				   &op->maps);
 	if (r >= 0 && lands)
 		r = room_maps_check_once(&op->maps);
 	return r < 0 ? err_pass(r) : 0;
@@ -153,6 +179,42 @@ static int end_pages(struct ring_room *op, struct room *room)
 	return err_pass(room_op_send(room, e->b, e->flags & KVD_RING_LAST, &pages));
 }
 
+static int end_move(struct ring_room *op)
+{
+	const struct kvd_ring_entry *e = &op->e;
+	struct session *session = op->ring->session;
+	const struct store_ids ids = {.bytes = op->ids, .count = e->n0, .first = e->c};
+	struct store_move_args args = {.pool = op->pool,
+				       .slotted = true,
+				       .slot = e->slot,
+				       .slot_gen = e->gen,
+				       .id = KVD_RING_IDS + e->slot};
+	struct store_handle *handle = NULL;
+	struct store_hold *hold = NULL;
+	struct store_move *move;
+	int r;
+
+	if (e->op == KVD_RING_PUT)
+		handle = store_handle_find(session, e->a);
+	else
+		hold = store_hold_find(session, e->a);
+	r = handle || hold ? 0 : -ENOENT;
+	if (r >= 0 && hold)
+		r = pool_check_target(op->pool);
+	if (r >= 0 && hold && e->c > UINT32_MAX)
+		r = err_raise(ERR_RANGE, "deadline_ms: %llu", (unsigned long long)e->c);
+	if (r >= 0)
+		r = wait_spec_parse(rooms_waits(rooms_of(op->ring)), op->text, session,
+				    &args.wait);
+	if (r < 0)
+		return err_pass(r);
+	args.maps = room_maps_steal(&op->maps);
+	if (handle)
+		return err_pass(store_put(handle, &ids, &args, &move));
+	args.deadline_ns = e->c * LOOP_NS_PER_MS;
+	return err_pass(store_fetch(hold, &args, &move));
+}
+
 static int room_end(struct ring_room *op, struct room *room)
 {
 	struct session *session = op->ring->session;
@@ -164,6 +226,8 @@ static int room_end(struct ring_room *op, struct room *room)
 	r = room_maps_charge(&op->maps, session->account);
 	if (r < 0)
 		return err_pass(r);
+	if (ring_room_moves(&op->e))
+		return err_pass(end_move(op));
 	return err_pass(room ? end_pages(op, room) : end_open(op));
 }
 
@@ -171,7 +235,7 @@ static int room_end(struct ring_room *op, struct room *room)
 static void room_finish(struct ring_room *op)
 {
 	struct ring *ring = op->ring;
-	bool opens = op->e.op == KVD_RING_OPEN;
+	bool opens = ring_room_opens(&op->e);
 	struct room *room = opens ? NULL : room_named(ring, &op->e);
 
 	if (op->xs->draining || ring->session->ending || (!opens && !room))
@@ -191,6 +255,7 @@ static void room_op_drop(struct ring_room *op)
 	charge_drop(&op->charge);
 	room_maps_fini(&op->maps);
 	cJSON_Delete(op->text);
+	mem_free(op->ids);
 	mem_free(op->payload.data);
 	if (op->pool)
 		pool_unuse(op->pool);
@@ -315,12 +380,13 @@ static void refuse_early(struct ring *ring, const struct kvd_ring_entry *e,
 int ring_room_pages(struct ring *ring, const struct kvd_ring_entry *e,
 		    struct xfer_payload *arena)
 {
-	bool opens = e->op == KVD_RING_OPEN;
+	bool opens = ring_room_opens(e);
 	struct room *room = opens ? NULL : room_named(ring, e);
 	struct ring_room *op;
 	int r = 0;
 
-	if (e->n2 > e->bytes ||
+	if (e->n2 > e->bytes || ids_bytes(e) > e->bytes - e->n2 ||
+	    (e->op == KVD_RING_PUT && e->n0 > STORE_IDS_MAX) ||
 	    (!opens && e->slot >= status_page_slots(ring->session->status)))
 		return err_raise(ERR_PROTO, "op %u: slot %u, %u bytes of text in %u",
 				 e->op, e->slot, e->n2, e->bytes);

@@ -110,15 +110,16 @@ class Hold:
         self.space, self._hold = space, hold
         self.chunks, self.tokens, self.first, self.secret = hold.facts()
 
-    def fetch(self, views, *, pool=None, wait=None, deadline=None, timeout=None):
+    def fetch(self, views, *, pool=None, wait=None, deadline=None, timeout=None, post=False):
         """Read into pages the tokens that the views name: {name: pages or View}, each view
         of the space. wait as in Room.bind(); deadline: seconds, what is not there by then
-        fails the move. -> Move"""
+        fails the move; post: without an answer, as Space.put(). -> Move"""
         ms = 0 if deadline is None else \
             _check.integer("deadline", max(1, round(1000 * deadline)), 1, _check.U32)
         pool = self.space.pool_of(pool)
         return Move(self._hold.fetch(pool._pool, views_pack(views), wait_pack(wait), ms,
-                                     _check.seconds("timeout", timeout)), "fetch")
+                                     _check.seconds("timeout", timeout),
+                                     _check.flag("post", post)), "fetch")
 
     def close(self, timeout=None):
         """What reads by it goes on."""
@@ -176,15 +177,17 @@ class Space:
             _check.instance("secret", secret, bytes, "bytes"), _lease(lease),
             _check.seconds("timeout", timeout)))
 
-    def put(self, ids, views, first=0, *, pool=None, wait=None, timeout=None):
+    def put(self, ids, views, first=0, *, pool=None, wait=None, timeout=None, post=False):
         """Store chunks from pages: {name: pages or View}, each view of the space; their
         tokens begin at the first chunk's, and only the last may be short of some. What is
         there already is left out, and what finds no room. wait as in Room.bind(): nothing is
-        read before. -> Move"""
+        read before. post: written into shared memory, without an answer; what the daemon
+        refuses makes the move FAILED, and error() says why. -> Move"""
         pool = self.pool_of(pool)
         return Move(self._space.put(pool._pool, ids_pack(ids), _first(first),
                                     views_pack(views), wait_pack(wait),
-                                    _check.seconds("timeout", timeout)), "put")
+                                    _check.seconds("timeout", timeout),
+                                    _check.flag("post", post)), "put")
 
     def drop(self, ids, first=0, timeout=None):
         """Forget them; what is in use goes when it is not."""

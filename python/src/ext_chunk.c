@@ -93,6 +93,7 @@ struct chunk_start {
 	struct kvd_move_args move;
 	uint32_t lease_ms;
 	const char *secret;
+	int post;
 	void *made;
 };
 
@@ -150,6 +151,41 @@ static int abort_begin(void *ctx, const struct kvd_call *call)
 	return kvd_move_abort(((struct chunk_start *)ctx)->of->kvd, call);
 }
 
+/* Of what is posted nothing is waited for: the GIL stays here. */
+static int chunk_run(struct chunk_start *s, op_start *begin, int ms)
+{
+	static const struct kvd_call posted = {.post = true};
+
+	if (!s->post)
+		return client_run(s->c, begin, s, ms, NULL, NULL);
+	if (!client_lock(s->c))
+		return -1;
+	if (begin(s, &posted) < 0) {
+		client_raise(s->c, kvd_last_error(s->c->kvd));
+		return -1;
+	}
+	client_unlock(s->c);
+	return 0;
+}
+
+/* One that waits inside libkvd: others may run meanwhile. */
+static int chunk_block(struct chunk_start *s, op_start *begin, int ms)
+{
+	const struct kvd_call call = {.timeout_ms = ms};
+	int r;
+
+	if (!client_lock(s->c))
+		return -1;
+	Py_BEGIN_ALLOW_THREADS r = begin(s, &call);
+	Py_END_ALLOW_THREADS if (r < 0)
+	{
+		client_raise(s->c, kvd_last_error(s->c->kvd));
+		return -1;
+	}
+	client_unlock(s->c);
+	return 0;
+}
+
 /* The object that the call makes; what it made without one being had is closed. */
 static PyObject *chunk_made(PyTypeObject *type, struct chunk_start *s, op_start *begin,
 			    int (*shut)(void *, const struct kvd_call *), PyObject *keep,
@@ -159,7 +195,8 @@ static PyObject *chunk_made(PyTypeObject *type, struct chunk_start *s, op_start 
 
 	if (!object)
 		return NULL;
-	if (client_run(s->c, begin, s, ms, NULL, NULL) < 0) {
+	if ((type == hold_type ? chunk_block(s, begin, ms) : chunk_run(s, begin, ms)) <
+	    0) {
 		if (s->made && s->c->kvd) {
 			Py_XINCREF(keep);
 			client_close_later(s->c, shut, s->made, keep);
@@ -344,7 +381,7 @@ static bool place_parse(struct chunk_start *s, PyObject *pool, PyObject *view_li
 	return true;
 }
 
-/* put(pool, ids, first, views, wait, timeout) */
+/* put(pool, ids, first, views, wait, timeout, post) */
 static PyObject *space_put(PyObject *self, PyObject *args)
 {
 	struct chunk_start s = {.of = (struct chunk_object *)self};
@@ -355,8 +392,8 @@ static PyObject *space_put(PyObject *self, PyObject *args)
 	Py_ssize_t bytes;
 	int ms;
 
-	if (!PyArg_ParseTuple(args, "O!y#KOOO", pool_type, &pool, &ids, &bytes, &first,
-			      &view_list, &wait, &timeout) ||
+	if (!PyArg_ParseTuple(args, "O!y#KOOOp", pool_type, &pool, &ids, &bytes, &first,
+			      &view_list, &wait, &timeout, &s.post) ||
 	    ext_timeout(timeout, &ms) < 0 || !ids_parse(ids, bytes, first, &s.chunks) ||
 	    !chunk_usable(s.of, "space"))
 		return NULL;
@@ -370,7 +407,7 @@ static PyObject *space_put(PyObject *self, PyObject *args)
 /* ---- Hold
  * ------------------------------------------------------------------------------ */
 
-/* fetch(pool, views, wait, deadline_ms, timeout) */
+/* fetch(pool, views, wait, deadline_ms, timeout, post) */
 static PyObject *hold_fetch(PyObject *self, PyObject *args)
 {
 	struct chunk_start s = {.of = (struct chunk_object *)self};
@@ -378,8 +415,8 @@ static PyObject *hold_fetch(PyObject *self, PyObject *args)
 	struct ext_views views = {0};
 	int ms;
 
-	if (!PyArg_ParseTuple(args, "O!OOIO", pool_type, &pool, &view_list, &wait,
-			      &s.move.deadline_ms, &timeout) ||
+	if (!PyArg_ParseTuple(args, "O!OOIOp", pool_type, &pool, &view_list, &wait,
+			      &s.move.deadline_ms, &timeout, &s.post) ||
 	    ext_timeout(timeout, &ms) < 0 || !chunk_usable(s.of, "hold"))
 		return NULL;
 	s.c = s.of->client;

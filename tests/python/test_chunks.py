@@ -326,6 +326,39 @@ def test_abort_gives_pages_back_and_nothing_is_found(client):
     assert space.find(ids).chunks == 8
 
 
+def test_posted_moves_and_refusals(client):
+    ids = chain(6, b"posted")
+    rank = Rank(client)
+    space = rank.space()
+    pages = rank.some_pages(6 * T)
+    rank.fill(pages, ids)
+    space.put(ids, {"kv": pages}, post=True).wait(timeout=60)
+    with space.hold(ids) as hold:
+        into = rank.some_pages(6 * T, 5)
+        rank.bytes[:] = 0xEE
+        move = hold.fetch({"kv": into}, post=True)
+        move.wait(timeout=60)
+        assert rank.holds(into, ids)
+        assert move.show()[:2] == (6, 6)
+        move.close()
+        for refused, words in ((hold.fetch({"kv": [0, 0]}, post=True), "twice"),
+                               (hold.fetch({"kv": [999]}, post=True), "not below"),
+                               (space.put(ids, {"kv": pages[:-1]}, post=True), "may be short")):
+            with pytest.raises(kvd.Error, match=words):
+                refused.wait(timeout=60)
+            refused.close()
+    late = hold_of_closed(space, ids)
+    with pytest.raises(kvd.Error):
+        late().wait(timeout=60)
+
+
+def hold_of_closed(space, ids):
+    hold = space.hold(ids)
+    fetch = hold.fetch
+    hold.close()
+    return lambda: fetch({"kv": [0]}, post=True)
+
+
 def test_deadline_of_a_fetch(client):
     ids = chain(2, b"deadline")
     rank = Rank(client)
