@@ -342,7 +342,7 @@ def test_posted_moves_and_refusals(client):
         assert move.show()[:2] == (6, 6)
         move.close()
         for refused, words in ((hold.fetch({"kv": [0, 0]}, post=True), "twice"),
-                               (hold.fetch({"kv": [999]}, post=True), "not below"),
+                               (hold.fetch({"kv": [999]}, post=True), "outside the view"),
                                (space.put(ids, {"kv": pages[:-1]}, post=True), "may be short")):
             with pytest.raises(kvd.Error, match=words):
                 refused.wait(timeout=60)
