@@ -42,16 +42,20 @@ void canon_freep(struct canon **canon_p)
 
 /* ---- fields of a view ---- */
 
+struct placed {
+	struct layout_field *field;
+	size_t at; /* its number in the view */
+};
+
 static int by_place(const void *a, const void *b)
 {
-	const struct layout_field *x = *(const struct layout_field *const *)a;
-	const struct layout_field *y = *(const struct layout_field *const *)b;
+	const struct placed *x = a, *y = b;
 
-	if (x->buffer != y->buffer)
-		return x->buffer < y->buffer ? -1 : 1;
-	if (x->offset != y->offset)
-		return x->offset < y->offset ? -1 : 1;
-	return x < y ? -1 : x > y; /* of one layout: in its order */
+	if (x->field->buffer != y->field->buffer)
+		return x->field->buffer < y->field->buffer ? -1 : 1;
+	if (x->field->offset != y->field->offset)
+		return x->field->offset < y->field->offset ? -1 : 1;
+	return (x->at > y->at) - (x->at < y->at); /* the same bytes twice: in order */
 }
 
 static size_t count_fields(const struct layout_view *view)
@@ -67,8 +71,8 @@ static size_t count_fields(const struct layout_view *view)
 static int place(struct layout_field *f, const struct layout_view *view, uint32_t tokens,
 		 uint64_t *end_p)
 {
-	bool by_unit =
-		view->page_tokens > 1 && f->units > 1 && f->unit_stride > f->token_stride;
+	bool by_unit = view->page_tokens > 1 && tokens > 1 && f->units > 1 &&
+		       f->unit_stride > f->token_stride;
 	uint64_t token, field, page_bytes;
 
 	if (__builtin_mul_overflow(f->unit_bytes, (uint64_t)f->units, &token) ||
@@ -81,7 +85,7 @@ static int place(struct layout_field *f, const struct layout_view *view, uint32_
 				 view->name, tokens,
 				 (unsigned long long)(CANON_SLOT_MAX >> 20));
 	f->buffer = 0;
-	f->offset = *end_p;
+	f->offset = f->units ? *end_p : 0; /* of nothing: at no neighbour's place */
 	f->page_stride = CANON_GRAIN;
 	f->token_stride = by_unit ? f->unit_bytes : token;
 	f->unit_stride = by_unit ? f->unit_bytes * tokens : f->unit_bytes;
@@ -93,19 +97,19 @@ static int place_all(struct layout_view *out, const struct layout_view *view,
 		     uint64_t *page_p)
 {
 	size_t count = count_fields(view), n = 0;
-	cleanup_free struct layout_field **order = mem_calloc(count + 1, sizeof(*order));
+	cleanup_free struct placed *order = mem_calloc(count + 1, sizeof(*order));
 	int r = 0;
 
 	if (!order)
 		return err_pass(-ENOMEM);
 	for (uint32_t i = 0; i < out->layer_count; i++) {
-		for (uint32_t k = 0; k < out->layers[i].field_count; k++)
-			order[n++] = &out->layers[i].fields[k];
+		for (uint32_t k = 0; k < out->layers[i].field_count; k++, n++)
+			order[n] = (struct placed){&out->layers[i].fields[k], n};
 	}
-	qsort(order, n, sizeof(struct layout_field *), by_place); /* still the pool's */
+	qsort(order, n, sizeof(*order), by_place); /* still the pool's */
 	*page_p = 0;
 	for (size_t i = 0; i < n && r >= 0; i++)
-		r = place(order[i], view, out->page_tokens, page_p);
+		r = place(order[i].field, view, out->page_tokens, page_p);
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -169,7 +173,7 @@ static int add_view(struct canon *canon, const struct layout_view *view,
 	if (r < 0)
 		return err_pass(r);
 	slot->pages = held / out->page_tokens;
-	slot->offset = canon->slot_bytes;
+	slot->offset = page ? canon->slot_bytes : 0;
 	slot->page_bytes = (page + CANON_GRAIN - 1) / CANON_GRAIN * CANON_GRAIN;
 	canon->slot_bytes += slot->page_bytes * slot->pages;
 	canon->chunk_bytes += page * slot->pages;
@@ -181,8 +185,8 @@ static int add_view(struct canon *canon, const struct layout_view *view,
 			(unsigned long long)canon->slot_bytes,
 			(unsigned long long)args->memory_bytes,
 			(unsigned long long)CANON_SLOT_MAX);
-	out->pages =
-		(uint32_t)((args->memory_bytes - slot->page_bytes) / CANON_GRAIN + 1);
+	out->pages = (uint32_t)((args->memory_bytes - slot->page_bytes) / CANON_GRAIN +
+				(page > 0)); /* one of nothing lies in no slot's end */
 	return 0;
 }
 
@@ -212,6 +216,8 @@ static int add_views(struct canon *canon, const struct canon_args *args)
 	}
 	if (r >= 0 && canon->layout->view_count == 0)
 		r = err_raise(ERR_INVAL, "views: none");
+	if (r >= 0 && canon->chunk_bytes == 0)
+		r = err_raise(ERR_INVAL, "views: this rank holds nothing of them");
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -312,8 +318,7 @@ static void put_kind(char *kind, const struct layout_view *view,
 		     const struct layout_field *f)
 {
 	snprintf(kind, KIND_MAX, "%s %s %llu %u %s\n", view->name, f->name,
-		 (unsigned long long)f->unit_bytes, f->total_units,
-		 *f->format ? f->format : "-");
+		 (unsigned long long)f->unit_bytes, f->total_units, f->format);
 }
 
 char *canon_identity(const struct canon *canon)

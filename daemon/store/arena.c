@@ -25,19 +25,22 @@
 
 #define GRAIN UINT64_C(4096)
 #define SLOTS_MAX (1u << 20) /* of the whole arena: what the index may hold */
-#define SMALL_SHARE 10u	     /* a tenth of the slots */
+#define SMALL_SHARE 10u	     /* a tenth of what may leave */
 #define HITS_MAX 3u
-#define ROUND_MAX 64u  /* second chances for one victim */
-#define TRIES_MAX 256u /* victims for one slot */
+#define ROUND_MAX 1024u /* second chances for one victim: a chain's length */
+#define TRIES_MAX 256u	/* victims for one slot */
 #define NO_INDEX UINT32_MAX
 
 struct arena_slab {
 	struct list link;	   /* free, or in its shelf: with room, or full */
 	struct arena_shelf *shelf; /* NULL: free */
+	struct arena_owner
+		*heir; /* it fills no more, and is this one's when it is empty */
 	uint64_t offset;
 	uint32_t slots, used;
 	uint32_t pinned; /* slots of pinned items */
 	uint32_t free;	 /* the first free index; NO_INDEX: none */
+	uint32_t placed; /* arena_place(): the free index before the last one */
 	union {
 		struct arena_slot *slot;
 		uintptr_t next; /* of a free one: (index behind it << 1) | 1 */
@@ -49,7 +52,7 @@ struct arena_shelf {
 	struct arena_owner *owner;
 	uint64_t slot_bytes;
 	struct list roomy, full; /* slabs */
-	uint32_t slabs, slots, used;
+	uint32_t slabs, slots;
 	struct list small, main; /* items */
 	uint32_t small_count, main_count;
 	uint64_t *ghosts; /* keys of what has left, by key */
@@ -61,6 +64,7 @@ struct arena_owner {
 	struct arena *arena;
 	struct list shelves;
 	uint32_t slabs;
+	struct arena_slab *awaits; /* whose heir it is */
 	uint64_t pinned_bytes;
 };
 
@@ -69,10 +73,11 @@ struct arena {
 	uint32_t slab_count;
 	uint64_t slab_bytes, slot_least;
 	struct list free;
-	uint32_t free_count;
+	uint32_t free_count, limit; /* limit: of slabs that are not free */
 	struct list owners;
 	uint32_t owner_count;
 	uint64_t tick, evicted;
+	uint32_t heirs; /* owners that await a slab */
 	void (*on_evict)(void *arg, struct arena_item *item);
 	void *arg;
 };
@@ -97,7 +102,7 @@ int arena_new(uint64_t bytes, void (*on_evict)(void *arg, struct arena_item *ite
 		arena->slabs[i].offset = i * slab;
 		list_push_back(&arena->free, &arena->slabs[i].link);
 	}
-	arena->free_count = arena->slab_count;
+	arena->free_count = arena->limit = arena->slab_count;
 	*arena_p = arena;
 	return 0;
 }
@@ -145,6 +150,19 @@ static void shelf_free(struct arena_shelf *shelf)
 	mem_free(shelf);
 }
 
+/* It has no heir any more. */
+static void slab_restore(struct arena_slab *slab)
+{
+	if (!slab)
+		return;
+	slab->heir->awaits = NULL;
+	slab->heir->arena->heirs--;
+	slab->heir = NULL;
+	list_remove(&slab->link);
+	list_push_back(slab->free == NO_INDEX ? &slab->shelf->full : &slab->shelf->roomy,
+		       &slab->link);
+}
+
 void arena_owner_free(struct arena_owner *owner)
 {
 	struct arena_shelf *shelf;
@@ -152,6 +170,7 @@ void arena_owner_free(struct arena_owner *owner)
 	if (!owner)
 		return;
 	assert(owner->slabs == 0 && owner->pinned_bytes == 0);
+	slab_restore(owner->awaits);
 	list_foreach_safe(shelf, &owner->shelves, link)
 		shelf_free(shelf);
 	list_remove(&owner->link);
@@ -231,6 +250,7 @@ static int slab_join(struct arena_slab *slab, struct arena_shelf *shelf)
 		slab->at[i].next = ((uintptr_t)i + 1) << 1 | 1;
 	slab->at[slab->slots - 1].next = (uintptr_t)NO_INDEX << 1 | 1;
 	slab->free = 0;
+	slab->placed = NO_INDEX;
 	slab->shelf = shelf;
 	list_remove(&slab->link);
 	list_push_back(&shelf->roomy, &slab->link);
@@ -238,7 +258,23 @@ static int slab_join(struct arena_slab *slab, struct arena_shelf *shelf)
 	shelf->slabs++;
 	shelf->slots += slab->slots;
 	shelf->owner->slabs++;
+	slab_restore(shelf->owner->awaits); /* it has one now */
 	return 0;
+}
+
+/* Who has no more than its share gives nothing. */
+static void owner_keeps(struct arena_owner *owner)
+{
+	struct arena *arena = owner->arena;
+
+	if (!arena->heirs || owner->slabs > share(owner))
+		return;
+	for (uint32_t i = 0; i < arena->slab_count; i++) {
+		struct arena_slab *slab = &arena->slabs[i];
+
+		if (slab->heir && slab->shelf->owner == owner)
+			slab_restore(slab);
+	}
 }
 
 static void slab_leave(struct arena_slab *slab)
@@ -250,12 +286,18 @@ static void slab_leave(struct arena_slab *slab)
 	shelf->slabs--;
 	shelf->slots -= slab->slots;
 	shelf->owner->slabs--;
+	if (slab->heir) {
+		slab->heir->awaits = NULL;
+		arena->heirs--;
+	}
+	slab->heir = NULL;
 	mem_free(slab->at);
 	slab->at = NULL;
 	slab->shelf = NULL;
 	list_remove(&slab->link);
 	list_push_front(&arena->free, &slab->link); /* its pages are warm */
 	arena->free_count++;
+	owner_keeps(shelf->owner);
 }
 
 static void slab_take(struct arena_slab *slab, struct arena_slot *slot)
@@ -266,7 +308,6 @@ static void slab_take(struct arena_slab *slab, struct arena_slot *slot)
 	slab->free = (uint32_t)(slab->at[slot->index].next >> 1);
 	slab->at[slot->index].slot = slot;
 	slab->used++;
-	slab->shelf->used++;
 	if (slab->free == NO_INDEX) {
 		list_remove(&slab->link);
 		list_push_back(&slab->shelf->full, &slab->link);
@@ -312,6 +353,23 @@ static void queue_join(struct arena_item *item)
 		shelf->small_count++;
 }
 
+/* It is in a queue of a shelf that it has a slot of. */
+static void item_settle(struct arena_item *item)
+{
+	bool queued = !list_empty(&item->link);
+	const struct arena_slot *slot;
+
+	list_foreach(slot, &item->slots, of_item) {
+		if (slot->slab->shelf == item->shelf)
+			return;
+	}
+	queue_leave(item);
+	slot = list_first(&item->slots, struct arena_slot, of_item);
+	item->shelf = slot ? slot->slab->shelf : NULL; /* its shelf may go */
+	if (queued && slot)
+		queue_join(item);
+}
+
 void arena_give(struct arena_slot *slot)
 {
 	struct arena_slab *slab = slot->slab;
@@ -322,18 +380,14 @@ void arena_give(struct arena_slot *slot)
 	if (item->pins)
 		slot_pinned(slot, false);
 	list_remove(&slot->of_item);
-	if (list_empty(&item->slots)) { /* its shelf may go */
-		queue_leave(item);
-		item->shelf = NULL;
-	}
+	item_settle(item);
 	slab->at[slot->index].next = (uintptr_t)slab->free << 1 | 1;
-	if (slab->free == NO_INDEX) {
+	if (slab->free == NO_INDEX && !slab->heir) {
 		list_remove(&slab->link);
 		list_push_back(&slab->shelf->roomy, &slab->link);
 	}
 	slab->free = slot->index;
 	slab->used--;
-	slab->shelf->used--;
 	slot->slab = NULL;
 	if (slab->used == 0)
 		slab_leave(slab);
@@ -405,7 +459,8 @@ static bool ghost_take(struct arena_shelf *shelf, uint64_t key)
 static struct arena_item *shelf_victim(struct arena_shelf *shelf)
 {
 	for (unsigned int round = 0;; round++) {
-		bool small = shelf->small_count * SMALL_SHARE > shelf->used ||
+		uint32_t queued = shelf->small_count + shelf->main_count;
+		bool small = shelf->small_count * SMALL_SHARE > queued ||
 			     list_empty(&shelf->main);
 		struct arena_item *item = list_first(small ? &shelf->small : &shelf->main,
 						     struct arena_item, link);
@@ -424,6 +479,7 @@ static void evict(struct arena *arena, struct arena_item *item)
 	assert(item->pins == 0);
 	if (!item->kept)
 		ghost_add(item->shelf, item->key);
+	queue_leave(item);
 	arena->evicted++;
 	arena->on_evict(arena->arg, item);
 }
@@ -441,78 +497,143 @@ static void slab_clear(struct arena *arena, struct arena_slab *slab)
 	assert(!slab->shelf);
 }
 
-/* That of the item, else another of its shelf; NULL: each has pinned slots. */
-static struct arena_slab *slab_to_clear(const struct arena_item *item)
+/* Content of the slab that is not pinned. Its queue may be another shelf's. */
+static struct arena_item *slab_unpinned(const struct arena_slab *slab)
 {
-	struct arena_shelf *shelf = item->shelf;
-	struct arena_slab *slab =
-		list_first(&item->slots, struct arena_slot, of_item)->slab;
-
-	if (slab->shelf == shelf && slab->pinned == 0)
-		return slab;
-	list_foreach(slab, &shelf->roomy, link) {
-		if (slab->pinned == 0)
-			return slab;
-	}
-	list_foreach(slab, &shelf->full, link) {
-		if (slab->pinned == 0)
-			return slab;
+	for (uint32_t i = 0; i < slab->slots && slab->pinned < slab->used; i++) {
+		if (!(slab->at[i].next & 1) && slab->at[i].slot->item->pins == 0)
+			return slab->at[i].slot->item;
 	}
 	return NULL;
 }
 
-/* The owner's oldest next victim on a shelf other than `but`. */
-static struct arena_item *oldest_victim(struct arena_owner *owner,
-					const struct arena_shelf *but)
+/* That of the shelf's next victim, else another; NULL: each has pinned slots. */
+static struct arena_slab *slab_to_clear(struct arena_shelf *shelf, uint64_t *tick_p)
 {
-	struct arena_item *oldest = NULL;
+	const struct arena_item *item = shelf_victim(shelf);
+	const struct arena_slot *slot;
+	struct arena_slab *slab;
+
+	*tick_p = item ? item->tick : 0;
+	if (item) {
+		list_foreach(slot, &item->slots, of_item) {
+			if (slot->slab->shelf == shelf && slot->slab->pinned == 0)
+				return slot->slab;
+		}
+	}
+	list_foreach(slab, &shelf->roomy, link) {
+		if (slab->pinned == 0)
+			goto out;
+	}
+	list_foreach(slab, &shelf->full, link) {
+		if (slab->pinned == 0)
+			goto out;
+	}
+	return NULL;
+out:
+	if (!item)
+		*tick_p = slab_unpinned(slab)->tick;
+	return slab;
+}
+
+/* The owner's that has waited longest, on a shelf other than `but`. */
+static struct arena_slab *oldest_slab(struct arena_owner *owner,
+				      const struct arena_shelf *but, uint64_t *tick_p)
+{
+	struct arena_slab *oldest = NULL;
 	struct arena_shelf *shelf;
 
+	*tick_p = UINT64_MAX;
 	list_foreach(shelf, &owner->shelves, link) {
-		struct arena_item *item = shelf == but ? NULL : shelf_victim(shelf);
+		uint64_t tick;
+		struct arena_slab *slab =
+			shelf == but ? NULL : slab_to_clear(shelf, &tick);
 
-		if (item && (!oldest || item->tick < oldest->tick) && slab_to_clear(item))
-			oldest = item;
+		if (slab && tick < *tick_p) {
+			oldest = slab;
+			*tick_p = tick;
+		}
 	}
 	return oldest;
 }
 
-/* Of those with more than their share, who has most. */
-static struct arena_owner *over_share(struct arena *arena, const struct arena_owner *but)
+/* Each slab of who has too much has pins. One of them takes no more content, what is not
+ * pinned in it leaves, and when the rest may, it is the heir's. One at a time. */
+static void slab_bequeath(struct arena_owner *from, struct arena_owner *heir)
 {
-	struct arena_owner *owner, *most = NULL;
+	struct arena_slab *best = NULL;
+	struct arena_item *item;
 
-	list_foreach(owner, &arena->owners, link) {
-		if (owner != but && owner->slabs > share(owner) &&
-		    (!most || owner->slabs > most->slabs) && oldest_victim(owner, NULL))
-			most = owner;
+	for (uint32_t i = 0; i < from->arena->slab_count; i++) {
+		struct arena_slab *slab = &from->arena->slabs[i];
+
+		if (slab->shelf && slab->shelf->owner == from && !slab->heir &&
+		    (!best || slab->pinned < best->pinned))
+			best = slab;
 	}
-	return most;
+	if (!best)
+		return;
+	best->heir = heir;
+	heir->awaits = best;
+	heir->arena->heirs++;
+	list_remove(&best->link);
+	list_push_back(&best->shelf->full, &best->link);
+	while ((item = slab_unpinned(best)))
+		evict(from->arena, item);
 }
 
-/* A free slab that others have too many of. Outcome 1: one is free now. */
+/* A free slab that others have too many of: of those with more than their share, who has
+ * most gives. Outcome 1: one is free now. */
 static int claim_from_others(struct arena_owner *owner)
 {
-	struct arena_owner *other;
+	struct arena_slab *slab = NULL;
+	struct arena_owner *other, *rich = NULL;
+	uint32_t most = share(owner);
 
-	if (owner->slabs >= share(owner))
+	if (owner->slabs >= most)
 		return 0;
-	other = over_share(owner->arena, owner);
-	if (!other)
-		return 0;
-	slab_clear(owner->arena, slab_to_clear(oldest_victim(other, NULL)));
-	return 1;
+	list_foreach(other, &owner->arena->owners, link) {
+		uint64_t tick;
+		struct arena_slab *its =
+			other->slabs > most ? oldest_slab(other, NULL, &tick) : NULL;
+
+		if (its) {
+			slab = its;
+			most = other->slabs;
+		}
+		if (other->slabs > (rich ? rich->slabs : share(owner)))
+			rich = other;
+	}
+	if (slab)
+		slab_clear(owner->arena, slab);
+	else if (rich && !owner->awaits)
+		slab_bequeath(rich, owner);
+	return slab != NULL;
+}
+
+static struct arena_item *own_victim(struct arena_shelf *shelf)
+{
+	struct arena_item *item = shelf_victim(shelf);
+	const struct arena_slab *slab;
+
+	list_foreach(slab, &shelf->full, link) {
+		if (item)
+			break;
+		item = slab_unpinned(slab);
+	}
+	return item;
 }
 
 /* Something of the owner's own leaves. Outcome 1: it did. */
 static int evict_own(struct arena_shelf *shelf)
 {
 	struct arena_owner *owner = shelf->owner;
-	struct arena_item *own = shelf_victim(shelf);
-	struct arena_item *other = oldest_victim(owner, shelf);
+	struct arena_item *own = own_victim(shelf);
+	uint64_t tick;
+	struct arena_slab *slab = oldest_slab(owner, shelf, &tick);
 
-	if (other && (!own || other->tick < own->tick)) {
-		slab_clear(owner->arena, slab_to_clear(other));
+	if (slab && (!own || tick < own->tick)) {
+		slab_clear(owner->arena, slab);
 		return 1;
 	}
 	if (!own)
@@ -529,8 +650,8 @@ static int make_room(struct arena_shelf *shelf)
 		struct arena_slab *slab =
 			list_first(&arena->free, struct arena_slab, link);
 
-		if (slab)
-			return slab_join(slab, shelf);
+		if (slab && arena->slab_count - arena->free_count < arena->limit)
+			return err_pass(slab_join(slab, shelf));
 		if (!claim_from_others(shelf->owner) && !evict_own(shelf))
 			break;
 	}
@@ -540,18 +661,38 @@ static int make_room(struct arena_shelf *shelf)
 			 "no room for chunks: all that may leave is held or in use");
 }
 
+/* As slots of this arena come. */
+static uint64_t slot_size(const struct arena *arena, uint64_t bytes)
+{
+	uint64_t size = (bytes + GRAIN - 1) / GRAIN * GRAIN;
+
+	return size < arena->slot_least ? arena->slot_least : size;
+}
+
+/* The slot is the item's. */
+static void slot_join(struct arena_slot *slot, struct arena_item *item)
+{
+	struct arena_shelf *shelf = slot->slab->shelf;
+
+	slot->item = item;
+	list_push_back(&item->slots, &slot->of_item);
+	if (!item->shelf) {
+		item->shelf = shelf;
+		item->kept = ghost_take(shelf, item->key);
+	}
+	slot_pinned(slot, true);
+}
+
 int arena_take(struct arena_owner *owner, uint64_t bytes, struct arena_item *item,
 	       struct arena_slot *slot)
 {
 	struct arena *arena = owner->arena;
-	uint64_t size = (bytes + GRAIN - 1) / GRAIN * GRAIN;
+	uint64_t size = slot_size(arena, bytes);
 	struct arena_shelf *shelf;
 	int r;
 
 	assert(item->pins > 0 && bytes > 0);
-	if (size < arena->slot_least)
-		size = arena->slot_least;
-	if (size > arena->slab_bytes)
+	if (bytes > arena->slab_bytes) /* `size` may have wrapped */
 		return err_raise(
 			ERR_TOOBIG,
 			"a part of a chunk takes %llu bytes, this store's limit is "
@@ -563,13 +704,93 @@ int arena_take(struct arena_owner *owner, uint64_t bytes, struct arena_item *ite
 	r = make_room(shelf);
 	if (r < 0)
 		return err_pass(r);
-	slot->item = item;
 	slab_take(list_first(&shelf->roomy, struct arena_slab, link), slot);
-	list_push_back(&item->slots, &slot->of_item);
-	if (!item->shelf) {
-		item->shelf = shelf;
-		item->kept = ghost_take(shelf, item->key);
+	slot_join(slot, item);
+	return 0;
+}
+
+/* ---- slabs that are files ---- */
+
+uint32_t arena_slab_of(const struct arena_slot *slot)
+{
+	return (uint32_t)(slot->slab - slot->slab->shelf->owner->arena->slabs);
+}
+
+uint64_t arena_slab_size(const struct arena *arena, uint32_t slab)
+{
+	const struct arena_shelf *shelf = arena->slabs[slab].shelf;
+
+	return shelf ? shelf->slot_bytes : 0;
+}
+
+void arena_limit(struct arena *arena, uint32_t slabs)
+{
+	arena->limit = slabs;
+}
+
+uint32_t arena_slabs_used(const struct arena *arena)
+{
+	return arena->slab_count - arena->free_count;
+}
+
+static uint32_t free_behind(const struct arena_slab *slab, uint32_t index)
+{
+	return index == NO_INDEX ? slab->free : (uint32_t)(slab->at[index].next >> 1);
+}
+
+/* Out of the list of free ones, which is in order up to it. */
+static int slab_pick(struct arena_slab *slab, uint32_t index)
+{
+	uint32_t next = free_behind(slab, slab->placed);
+
+	while (next < index) { /* NO_INDEX is none of them */
+		slab->placed = next;
+		next = free_behind(slab, next);
 	}
-	slot_pinned(slot, true);
+	if (next != index)
+		return err_raise(ERR_EXIST, "slot %u of this slab is taken", index);
+	next = free_behind(slab, index);
+	if (slab->placed == NO_INDEX)
+		slab->free = next;
+	else
+		slab->at[slab->placed].next = (uintptr_t)next << 1 | 1;
+	return 0;
+}
+
+int arena_place(struct arena_owner *owner, uint64_t bytes, uint32_t slab, uint32_t index,
+		struct arena_item *item, struct arena_slot *slot)
+{
+	struct arena *arena = owner->arena;
+	uint64_t size = slot_size(arena, bytes);
+	struct arena_shelf *shelf;
+	struct arena_slab *at;
+	int r = 0;
+
+	assert(item->pins > 0);
+	if (slab >= arena->slab_count || bytes > arena->slab_bytes ||
+	    index >= arena->slab_bytes / size)
+		return err_raise(ERR_RANGE, "slab %u has no slot %u of %llu bytes", slab,
+				 index, (unsigned long long)size);
+	at = &arena->slabs[slab];
+	shelf = shelf_of(owner, size);
+	if (!shelf)
+		return err_pass(-ENOMEM);
+	if (!at->shelf)
+		r = slab_join(at, shelf);
+	else if (at->shelf != shelf)
+		r = err_raise(ERR_EXIST, "slab %u is another's", slab);
+	if (r >= 0)
+		r = slab_pick(at, index);
+	if (r < 0)
+		return err_pass(r);
+	slot->slab = at;
+	slot->index = index;
+	at->at[index].slot = slot;
+	at->used++;
+	if (at->free == NO_INDEX) {
+		list_remove(&at->link);
+		list_push_back(&shelf->full, &at->link);
+	}
+	slot_join(slot, item);
 	return 0;
 }

@@ -70,6 +70,18 @@ int arena_take(struct arena_owner *owner, uint64_t bytes, struct arena_item *ite
 void arena_give(struct arena_slot *slot); /* idempotent */
 uint64_t arena_offset(const struct arena_slot *slot);
 
+/* ---- of memory whose slabs are files ---- */
+uint32_t arena_slab_of(const struct arena_slot *slot);
+/* Of its slots; 0: it is nobody's. */
+uint64_t arena_slab_size(const struct arena *arena, uint32_t slab);
+/* This very slot, of a slab that is nobody's or has slots of that size and owner, as
+ * arena_take(). Within a slab in rising order. ERR_EXIST, ERR_RANGE, ERR_NOMEM. */
+int arena_place(struct arena_owner *owner, uint64_t bytes, uint32_t slab, uint32_t index,
+		struct arena_item *item, struct arena_slot *slot);
+/* No more slabs are in use at a time than this, or than are already. */
+void arena_limit(struct arena *arena, uint32_t slabs);
+uint32_t arena_slabs_used(const struct arena *arena);
+
 /* Pinned content stays. Unpinned it goes to the end of its queue: of a chain of content
  * unpin the end first, for it leaves first. */
 void arena_pin(struct arena_item *item);
