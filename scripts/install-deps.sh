@@ -27,6 +27,7 @@ libucx-dev	header:ucp/api/ucp.h
 libibverbs-dev	header:infiniband/verbs.h
 librdmacm-dev	header:rdma/rdma_cma.h
 libmicrohttpd-dev	header:microhttpd.h
+liburing-dev	header:liburing.h	less
 libcjson-dev	header:cjson/cJSON.h
 libinih-dev	header:ini.h
 libssl-dev	header:openssl/kdf.h

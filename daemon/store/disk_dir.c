@@ -1,0 +1,536 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A directory holds NUMBER.SLOT_BYTES.slab, NAME.desc, `lock`, and what others put there,
+ * which is passed over. What is made anew is made whole under NAME.tmp, flushed, and
+ * renamed; then the directory is flushed. So a name that is there stands for all of its
+ * content, and leftovers of a crash are known by their ending: they go when the directory
+ * is opened.
+ *
+ * One daemon uses it: an flock(2) on `lock`, held for life. The kernel lets go of it
+ * however the holder ends. So an existing name is not raced for, and a plain rename does.
+ *
+ * Slab files stay open, as many as ops can hold at a time, and the least recently used
+ * one gives way. They are not opened under the lock: a file system may take its time.
+ *
+ * Past the page cache (O_DIRECT) when the file system takes a write of one block so: some
+ * refuse at open(2), some only when it comes to that.
+ */
+#include "daemon/store/disk_dir.h"
+
+#include <assert.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/store/disk_name.h"
+
+#define LOCK_NAME "lock"
+#define OUR_MODE 0600
+/* A holder that was killed is on its way out. */
+#define LOCK_LOOKS 50
+#define LOCK_LOOK_MS 10
+
+static int dir_fault(const struct disk_dir *dir, const struct disk_op *op, int no)
+{
+	return disk_fault(dir->path, op, DISK_NOWHERE, no);
+}
+
+/* ---- life ---- */
+
+int disk_dir_init(struct disk_dir *dir, const char *path, bool cached)
+{
+	*dir = (struct disk_dir){.fd = -1, .lock_fd = -1, .cached = cached};
+	for (unsigned int i = 0; i < DISK_FDS; i++)
+		dir->fds[i].fd = -1;
+	dir->path = mem_strdup(path);
+	if (!dir->path)
+		return err_pass(-ENOMEM);
+	pthread_mutex_init(&dir->lock, NULL);
+	return 0;
+}
+
+void disk_dir_fini(struct disk_dir *dir)
+{
+	if (!dir->path)
+		return;
+	for (unsigned int i = 0; i < DISK_FDS; i++) {
+		assert(dir->fds[i].refs == 0);
+		mem_closep(&dir->fds[i].fd);
+	}
+	mem_closep(&dir->lock_fd);
+	mem_closep(&dir->fd);
+	pthread_mutex_destroy(&dir->lock);
+	mem_free(dir->path);
+	dir->path = NULL;
+}
+
+static int dir_lock(struct disk_dir *dir)
+{
+	int looks = 0;
+
+	dir->lock_fd = openat(dir->fd, LOCK_NAME,
+			      O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, OUR_MODE);
+	if (dir->lock_fd < 0)
+		return err_raise_errno(errno, "%s/" LOCK_NAME,
+				       disk_path_shown(dir->path));
+	while (flock(dir->lock_fd, LOCK_EX | LOCK_NB) < 0) {
+		if (errno != EWOULDBLOCK && errno != EINTR)
+			return err_raise_errno(errno, "%s/" LOCK_NAME ": flock",
+					       disk_path_shown(dir->path));
+		if (++looks == LOCK_LOOKS)
+			return err_raise(ERR_BUSY,
+					 "%s: another daemon uses this directory",
+					 disk_path_shown(dir->path));
+		(void)poll(NULL, 0, LOCK_LOOK_MS);
+	}
+	return 0;
+}
+
+/* A whole block into the lock's file, which is nothing to anybody. */
+static bool dir_takes_direct(const struct disk_dir *dir)
+{
+	static const char block[DISK_ALIGN] __attribute__((aligned(DISK_ALIGN))) =
+		"kvd keeps chunks in this directory\n";
+	cleanup_close int fd =
+		openat(dir->fd, LOCK_NAME, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_DIRECT);
+
+	return fd >= 0 && (pwrite(fd, block, sizeof(block), 0) >= 0 || errno != EINVAL);
+}
+
+static int dir_entries(const struct disk_dir *dir, DIR **entries_p)
+{
+	int fd = openat(dir->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int no;
+
+	*entries_p = fd < 0 ? NULL : fdopendir(fd);
+	if (*entries_p)
+		return 0;
+	no = errno;
+	mem_closep(&fd);
+	return err_raise_errno(no, "%s", disk_path_shown(dir->path));
+}
+
+static int dir_tidy(const struct disk_dir *dir)
+{
+	const struct dirent *entry;
+	DIR *entries;
+	int r = dir_entries(dir, &entries);
+
+	if (r < 0)
+		return err_pass(r);
+	while ((entry = readdir(entries))) /* one that stays does no harm */
+		if (disk_is_leftover(entry->d_name))
+			(void)unlinkat(dir->fd, entry->d_name, 0);
+	closedir(entries);
+	return 0;
+}
+
+int disk_dir_open(struct disk_dir *dir)
+{
+	int r;
+
+	dir->fd = open(dir->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (dir->fd < 0)
+		return errno == ENOENT
+			       ? err_raise(ERR_NOTFOUND, "%s: there is no such directory",
+					   disk_path_shown(dir->path))
+			       : err_raise_errno(errno, "%s", disk_path_shown(dir->path));
+	r = dir_lock(dir);
+	if (r == 0)
+		r = dir_tidy(dir);
+	if (r < 0)
+		return err_pass(r);
+	dir->direct = !dir->cached && dir_takes_direct(dir);
+	return 0;
+}
+
+/* ---- open files ---- */
+
+static int dir_open_slab(const struct disk_dir *dir, const struct disk_op *op, int *fd_p)
+{
+	char name[DISK_FILE_NAME_BYTES];
+	struct stat st;
+	int fd = openat(dir->fd, disk_file_name(op, name),
+			O_RDWR | O_NOFOLLOW | O_CLOEXEC | (dir->direct ? O_DIRECT : 0));
+
+	if (fd >= 0 && fstat(fd, &st) == 0 && !S_ISREG(st.st_mode)) {
+		mem_closep(&fd);
+		errno = EINVAL;
+	}
+	if (fd < 0)
+		return dir_fault(dir, op, errno);
+	*fd_p = fd;
+	return 0;
+}
+
+static bool dir_same_file(const struct disk_file *a, const struct disk_file *b)
+{
+	return a->number == b->number && a->slot_bytes == b->slot_bytes;
+}
+
+static struct disk_fd *dir_fd_find(struct disk_dir *dir, const struct disk_file *file)
+{
+	for (unsigned int i = 0; i < DISK_FDS; i++) {
+		struct disk_fd *at = &dir->fds[i];
+
+		if (at->fd >= 0 && !at->gone && dir_same_file(&at->file, file))
+			return at;
+	}
+	return NULL;
+}
+
+/* One that nobody holds: a free one, or the longest unused. */
+static struct disk_fd *dir_fd_room(struct disk_dir *dir)
+{
+	struct disk_fd *room = NULL;
+
+	for (unsigned int i = 0; i < DISK_FDS; i++) {
+		struct disk_fd *at = &dir->fds[i];
+
+		if (at->fd < 0)
+			return at;
+		if (at->refs == 0 && (!room || at->used < room->used))
+			room = at;
+	}
+	return room;
+}
+
+/* Its file as it is open already; or as `*fd` if that is one, which was opened when so
+ * many files had been removed: if others have been since, perhaps this one, it serves
+ * this op alone. What is left over in *fd is to be closed without the lock. */
+static struct disk_fd *dir_fd_hold(struct disk_dir *dir, const struct disk_op *op,
+				   int *fd, uint64_t *removed)
+{
+	struct disk_fd *held;
+	int old;
+
+	pthread_mutex_lock(&dir->lock);
+	held = dir_fd_find(dir, &op->file);
+	if (!held && *fd >= 0) {
+		held = dir_fd_room(dir);
+		assert(held); /* there are more than ops may hold */
+		old = held->fd;
+		*held = (struct disk_fd){
+			.file = op->file, .fd = *fd, .gone = *removed != dir->removed};
+		*fd = old;
+	}
+	if (held) {
+		held->refs++;
+		held->used = ++dir->clock;
+	}
+	*removed = dir->removed;
+	pthread_mutex_unlock(&dir->lock);
+	return held;
+}
+
+int disk_dir_hold(struct disk_dir *dir, struct disk_op *op)
+{
+	cleanup_close int fd = -1;
+	uint64_t removed = 0;
+	int r;
+
+	op->own.held = dir_fd_hold(dir, op, &fd, &removed);
+	if (op->own.held)
+		return 0;
+	r = dir_open_slab(dir, op, &fd);
+	if (r < 0)
+		return err_pass(r);
+	op->own.held = dir_fd_hold(dir, op, &fd, &removed);
+	return 0;
+}
+
+void disk_dir_let(struct disk_dir *dir, struct disk_op *op)
+{
+	struct disk_fd *held = op->own.held;
+	int fd = -1;
+
+	if (!held)
+		return;
+	op->own.held = NULL;
+	pthread_mutex_lock(&dir->lock);
+	assert(held->refs > 0);
+	held->refs--;
+	if (held->refs == 0 && held->gone) {
+		fd = held->fd;
+		held->fd = -1;
+	}
+	pthread_mutex_unlock(&dir->lock);
+	mem_closep(&fd);
+}
+
+/* It was removed. Who holds it keeps it. */
+static void dir_fd_forget(struct disk_dir *dir, const struct disk_file *file)
+{
+	struct disk_fd *at;
+	int fd = -1;
+
+	pthread_mutex_lock(&dir->lock);
+	dir->removed++;
+	at = dir_fd_find(dir, file);
+	if (at) {
+		at->gone = true;
+		if (at->refs == 0) {
+			fd = at->fd;
+			at->fd = -1;
+		}
+	}
+	pthread_mutex_unlock(&dir->lock);
+	mem_closep(&fd);
+}
+
+/* ---- making and removing ---- */
+
+/* A new file under its other name. */
+static int dir_tmp_open(const struct disk_dir *dir, const struct disk_op *op)
+{
+	char name[DISK_FILE_NAME_BYTES];
+
+	(void)unlinkat(dir->fd, disk_tmp_name(op, name), 0);
+	return openat(dir->fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+		      OUR_MODE);
+}
+
+static int dir_write_all(int fd, const char *at, size_t left)
+{
+	ssize_t n;
+
+	for (; left; at += n, left -= (size_t)n) {
+		n = write(fd, at, left);
+		if (n < 0 && errno == EINTR)
+			n = 0;
+		if (n < 0)
+			return -1;
+	}
+	return 0;
+}
+
+/* Is made, filled and flushed. -1: errno */
+static int dir_tmp_fill(const struct disk_dir *dir, const struct disk_op *op)
+{
+	cleanup_close int fd = dir_tmp_open(dir, op);
+	int r, no;
+
+	if (fd < 0)
+		return -1;
+	do
+		r = op->what == DISK_MAKE
+			    ? fallocate(fd, 0, 0, (off_t)op->bytes)
+			    : dir_write_all(fd, op->iov[0].iov_base, op->iov[0].iov_len);
+	while (r < 0 && errno == EINTR);
+	if (r == 0)
+		r = fdatasync(fd);
+	no = errno;
+	if (close(mem_steal_fd(&fd)) < 0 && r == 0) /* NFS tells of a quota here */
+		return -1;
+	errno = no;
+	return r;
+}
+
+/* Some file systems do not know it of directories. */
+static int dir_flush(const struct disk_dir *dir)
+{
+	return fsync(dir->fd) < 0 && errno != EINVAL ? -1 : 0;
+}
+
+/* It comes under its name for good. */
+static int dir_put(const struct disk_dir *dir, struct disk_op *op)
+{
+	char tmp[DISK_FILE_NAME_BYTES], name[DISK_FILE_NAME_BYTES];
+	int no;
+
+	disk_tmp_name(op, tmp);
+	disk_file_name(op, name);
+	if (dir_tmp_fill(dir, op) < 0 || renameat(dir->fd, tmp, dir->fd, name) < 0) {
+		no = errno;
+		(void)unlinkat(dir->fd, tmp, 0);
+		return dir_fault(dir, op, no);
+	}
+	if (dir_flush(dir) == 0)
+		return 0;
+	no = errno;
+	if (op->what == DISK_MAKE)
+		(void)unlinkat(dir->fd, name, 0);
+	return dir_fault(dir, op, no);
+}
+
+static int dir_make(const struct disk_dir *dir, struct disk_op *op)
+{
+	char name[DISK_FILE_NAME_BYTES];
+	struct stat st;
+
+	if (fstatat(dir->fd, disk_file_name(op, name), &st, AT_SYMLINK_NOFOLLOW) == 0)
+		return dir_fault(dir, op, EEXIST);
+	return err_pass(dir_put(dir, op));
+}
+
+static int dir_remove(const struct disk_dir *dir, const struct disk_op *op)
+{
+	char name[DISK_FILE_NAME_BYTES];
+
+	if (unlinkat(dir->fd, disk_file_name(op, name), 0) < 0 || dir_flush(dir) < 0)
+		return dir_fault(dir, op, errno);
+	return 0;
+}
+
+/* ---- reading ---- */
+
+static int dir_sync(struct disk_dir *dir, struct disk_op *op)
+{
+	int r = disk_dir_hold(dir, op);
+
+	if (r < 0)
+		return err_pass(r);
+	if (fdatasync(op->own.held->fd) < 0)
+		return dir_fault(dir, op, errno);
+	return 0;
+}
+
+static int dir_read_all(const struct disk_dir *dir, struct disk_op *op, int fd,
+			uint64_t bytes)
+{
+	ssize_t n;
+
+	for (; op->moved < bytes; op->moved += (size_t)n) {
+		n = read(fd, (char *)op->iov[0].iov_base + op->moved, bytes - op->moved);
+		if (n == 0)
+			return disk_fault(dir->path, op, op->moved, 0);
+		if (n < 0 && errno == EINTR)
+			n = 0;
+		if (n < 0)
+			return disk_fault(dir->path, op, op->moved, errno);
+	}
+	return 0;
+}
+
+static int dir_named_read(const struct disk_dir *dir, struct disk_op *op)
+{
+	char name[DISK_FILE_NAME_BYTES];
+	cleanup_close int fd = openat(dir->fd, disk_file_name(op, name),
+				      O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	struct stat st;
+
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return dir_fault(dir, op, errno);
+	if (!S_ISREG(st.st_mode))
+		return dir_fault(dir, op, EINVAL);
+	if ((uint64_t)st.st_size > op->iov[0].iov_len)
+		return err_raise(ERR_TOOBIG, "%s/%s has %jd bytes, at most %zu are read",
+				 disk_path_shown(dir->path), name, (intmax_t)st.st_size,
+				 op->iov[0].iov_len);
+	return err_pass(dir_read_all(dir, op, fd, (uint64_t)st.st_size));
+}
+
+/* Room for one more of `size` bytes. */
+static int dir_list_more(void *array_p, size_t count, size_t size)
+{
+	void *old = *(void **)array_p, *more;
+
+	if (count && (count < 16 || (count & (count - 1))))
+		return 0;
+	more = mem_regrow(old, count ? 2 * count : 16, size);
+	if (!more)
+		return err_pass(-ENOMEM);
+	*(void **)array_p = more;
+	return 0;
+}
+
+static int dir_list_entry(const struct disk_dir *dir, const char *file_name,
+			  struct disk_list *list)
+{
+	struct disk_slab slab = {0};
+	struct disk_named named = {0};
+	bool is_slab = disk_slab_parse(file_name, &slab.file);
+	struct stat st;
+	int r;
+
+	if (!is_slab && !disk_named_parse(file_name, named.name))
+		return 0;
+	if (fstatat(dir->fd, file_name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+	    !S_ISREG(st.st_mode))
+		return 0;
+	r = is_slab ? dir_list_more(&list->slabs, list->slab_count, sizeof(slab))
+		    : dir_list_more(&list->named, list->named_count, sizeof(named));
+	if (r < 0)
+		return err_pass(r);
+	slab.bytes = named.bytes = (uint64_t)st.st_size;
+	if (is_slab)
+		list->slabs[list->slab_count++] = slab;
+	else
+		list->named[list->named_count++] = named;
+	return 0;
+}
+
+static int dir_list(const struct disk_dir *dir, const struct disk_op *op)
+{
+	struct disk_list *list = op->list;
+	struct statvfs space;
+	const struct dirent *entry;
+	DIR *entries;
+	int r;
+
+	if (fstatvfs(dir->fd, &space) < 0)
+		return dir_fault(dir, op, errno);
+	list->free_bytes = space.f_bavail * space.f_frsize;
+	list->total_bytes = space.f_blocks * space.f_frsize;
+	r = dir_entries(dir, &entries);
+	if (r < 0)
+		return err_pass(r);
+	while (r == 0 && (errno = 0, entry = readdir(entries)))
+		r = dir_list_entry(dir, entry->d_name, list);
+	if (r == 0 && errno)
+		r = dir_fault(dir, op, errno);
+	closedir(entries);
+	if (r < 0) {
+		disk_list_fini(list);
+		return err_pass(r);
+	}
+	disk_list_sort(list);
+	return 0;
+}
+
+/* ---- interface ---- */
+
+int disk_dir_do(struct disk_dir *dir, struct disk_op *op)
+{
+	int r = 0;
+
+	err_clear();
+	switch (op->what) {
+	case DISK_LIST:
+		r = dir_list(dir, op);
+		break;
+	case DISK_MAKE:
+		r = dir_make(dir, op);
+		break;
+	case DISK_REMOVE:
+		r = dir_remove(dir, op);
+		dir_fd_forget(dir, &op->file);
+		break;
+	case DISK_SYNC:
+		r = dir_sync(dir, op);
+		break;
+	case DISK_NAMED_WRITE:
+		r = dir_put(dir, op);
+		op->moved = r == 0 ? op->iov[0].iov_len : 0;
+		break;
+	case DISK_NAMED_READ:
+		r = dir_named_read(dir, op);
+		break;
+	case DISK_NAMED_REMOVE:
+		r = dir_remove(dir, op);
+		break;
+	case DISK_READ:
+	case DISK_WRITE:
+	case DISK_WHATS:
+		break; /* go by pieces */
+	}
+	return r < 0 ? err_pass(r) : 0;
+}

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A disk that is one: a thread for what is not READ or WRITE ("kvd-disk"), one after
+ * another, and those of an engine for pieces. So a directory that is listed, a file that
+ * is reserved or a cache that is flushed holds up no READ.
+ *
+ * One lock covers lists, queue and flags. Who runs calls or hooks has let go of it. An op
+ * belongs to a thread from the moment that it is taken out of a list, and to the loop
+ * from the moment that it lies in the mailbox.
+ *
+ * A device that hangs keeps threads in the kernel, which nothing ends. disk_free() waits
+ * for them for a time, then marks the disk `abandoned`: what comes back later puts
+ * nothing into the mailbox, which is gone, and the last thread frees the disk. What such
+ * an op points to cannot be given back: the device may write to it at any time.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <time.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/cpu.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/base/thread.h"
+#include "daemon/store/disk_impl.h"
+
+static struct disk_real *real_of(struct disk *disk)
+{
+	return container_of(disk, struct disk_real, base);
+}
+
+static void real_destroy(struct disk_real *real)
+{
+	if (real->impl)
+		real->engine->unmake(real);
+	disk_dir_fini(&real->dir);
+	disk_fini(&real->base);
+	pthread_cond_destroy(&real->gone);
+	pthread_cond_destroy(&real->pieces_more);
+	pthread_cond_destroy(&real->jobs_more);
+	pthread_mutex_destroy(&real->lock);
+	mem_free(real);
+}
+
+/* ---- ops that end ---- */
+
+static void real_ended(struct disk_real *real, struct disk_op *op)
+{
+	pthread_mutex_lock(&real->lock);
+	if (!real->abandoned)
+		disk_ended(&real->base, op);
+	pthread_mutex_unlock(&real->lock);
+}
+
+/* Without the lock. */
+static void real_finish(struct disk_real *real, struct disk_op *op)
+{
+	disk_dir_let(&real->dir, op);
+	disk_op_hook(op, op->after);
+	real_ended(real, op);
+}
+
+/* ---- pieces ---- */
+
+static void real_begin(struct disk_real *real, struct disk_op *op)
+{
+	int r = disk_dir_hold(&real->dir, op);
+
+	if (r < 0)
+		disk_op_fail(op, r);
+	disk_op_hook(op, op->before);
+}
+
+bool disk_real_next(struct disk_real *real, struct disk_piece *piece)
+{
+	while (disk_queue_next(&real->queue, piece)) {
+		struct disk_op *op = piece->op;
+
+		if (piece->bytes) { /* for another thread there may be another */
+			pthread_cond_signal(&real->pieces_more);
+			return true;
+		}
+		pthread_mutex_unlock(&real->lock);
+		real_begin(real, op);
+		pthread_mutex_lock(&real->lock);
+		if (real->closing)
+			disk_op_cancel(op);
+		if (op->result >= 0) {
+			disk_queue_begun(&real->queue, op);
+			continue;
+		}
+		disk_queue_drop(&real->queue, op);
+		pthread_mutex_unlock(&real->lock);
+		real_finish(real, op);
+		pthread_mutex_lock(&real->lock);
+	}
+	return false;
+}
+
+bool disk_real_back(struct disk_real *real, struct disk_piece *piece, int64_t moved)
+{
+	struct disk_op *op = piece->op;
+	enum disk_back back;
+	bool ended;
+	int no;
+
+	pthread_mutex_lock(&real->lock);
+	back = disk_queue_back(&real->queue, piece, moved, &no);
+	ended = back == DISK_BACK_OP;
+	if (back == DISK_BACK_FAULT) {
+		disk_op_fail(op,
+			     disk_fault(real->dir.path, op, op->offset + piece->at, no));
+		ended = disk_queue_fault(&real->queue, piece);
+	}
+	pthread_mutex_unlock(&real->lock);
+	if (ended)
+		real_finish(real, op);
+	return back == DISK_BACK_AGAIN;
+}
+
+void *disk_real_leave(struct disk_real *real)
+{
+	bool last;
+
+	pthread_mutex_lock(&real->lock);
+	last = --real->alive == 0 && real->abandoned;
+	pthread_cond_broadcast(&real->gone);
+	pthread_mutex_unlock(&real->lock);
+	if (last)
+		real_destroy(real);
+	return NULL;
+}
+
+/* ---- the other ops ---- */
+
+static void real_open_dir(struct disk_real *real)
+{
+	err_clear();
+	if (disk_dir_open(&real->dir) < 0)
+		err_take(&real->base.why);
+	pthread_mutex_lock(&real->lock);
+	real->base.direct = real->dir.direct;
+	if (!real->abandoned)
+		disk_opened(&real->base);
+	pthread_mutex_unlock(&real->lock);
+}
+
+static struct disk_op *real_job(struct disk_real *real)
+{
+	struct list *link;
+
+	pthread_mutex_lock(&real->lock);
+	while (!(link = list_pop_front(&real->jobs)) && !real->closing)
+		pthread_cond_wait(&real->jobs_more, &real->lock);
+	pthread_mutex_unlock(&real->lock);
+	return link ? list_entry(link, struct disk_op, link) : NULL;
+}
+
+static void *real_run(void *arg)
+{
+	struct disk_real *real = arg;
+	struct disk_op *op;
+	int r;
+
+	cpu_bulk();
+	real_open_dir(real);
+	while ((op = real_job(real))) {
+		disk_op_hook(op, op->before);
+		r = op->result < 0 ? 0 : disk_dir_do(&real->dir, op);
+		if (r < 0)
+			disk_op_fail(op, r);
+		real_finish(real, op);
+	}
+	return disk_real_leave(real);
+}
+
+/* ---- the loop's side ---- */
+
+static void real_submit(struct disk *disk, struct disk_op *op)
+{
+	struct disk_real *real = real_of(disk);
+
+	pthread_mutex_lock(&real->lock);
+	if (op->what == DISK_READ || op->what == DISK_WRITE) {
+		disk_queue_put(&real->queue, op);
+		real->engine->kick(real);
+	} else {
+		list_push_back(&real->jobs, &op->link);
+		pthread_cond_signal(&real->jobs_more);
+	}
+	pthread_mutex_unlock(&real->lock);
+}
+
+static void real_close(struct disk *disk)
+{
+	struct disk_real *real = real_of(disk);
+	struct disk_op *op;
+	struct list *link;
+
+	pthread_mutex_lock(&real->lock);
+	real->closing = true;
+	while ((link = list_pop_front(&real->jobs))) {
+		op = list_entry(link, struct disk_op, link);
+		disk_op_cancel(op);
+		disk_ended(disk, op);
+	}
+	while ((op = disk_queue_cancel(&real->queue))) {
+		disk_dir_let(&real->dir, op);
+		disk_ended(disk, op);
+	}
+	pthread_cond_broadcast(&real->jobs_more);
+	pthread_cond_broadcast(&real->pieces_more);
+	if (real->impl)
+		real->engine->kick(real);
+	pthread_mutex_unlock(&real->lock);
+}
+
+static bool real_idle(const struct disk *disk)
+{
+	struct disk_real *real = real_of((struct disk *)disk);
+	bool idle;
+
+	pthread_mutex_lock(&real->lock);
+	idle = real->alive == 0;
+	pthread_mutex_unlock(&real->lock);
+	return idle;
+}
+
+/* True: no thread is left. False: it is abandoned, and we count as one of them. */
+static bool real_wait(struct disk_real *real)
+{
+	struct timespec at = clock_after(real->stop_ns);
+	int no = 0;
+
+	pthread_mutex_lock(&real->lock);
+	while (real->alive && no == 0)
+		no = pthread_cond_clockwait(&real->gone, &real->lock, CLOCK_MONOTONIC,
+					    &at);
+	real->abandoned = real->alive > 0;
+	real->alive += real->abandoned;
+	pthread_mutex_unlock(&real->lock);
+	return !real->abandoned;
+}
+
+static int real_free(struct disk *disk)
+{
+	struct disk_real *real = real_of(disk);
+	bool all = real_wait(real);
+
+	for (unsigned int i = 0; i < real->thread_count; i++) {
+		if (all)
+			pthread_join(real->threads[i], NULL);
+		else
+			pthread_detach(real->threads[i]);
+	}
+	disk_deliver(disk);
+	if (all) {
+		assert(disk->figures.in_flight == 0);
+		real_destroy(real);
+		return 0;
+	}
+	log_error("store", real->dir.path, "does not answer: abandoned", "ops=%u",
+		  disk->figures.in_flight);
+	disk_fini(disk);
+	(void)disk_real_leave(real);
+	return DISK_ABANDONED;
+}
+
+static const struct disk_ops real_ops = {
+	.submit = real_submit,
+	.close = real_close,
+	.idle = real_idle,
+	.free = real_free,
+};
+
+/* ---- opening ---- */
+
+static int real_engine(struct disk_real *real, enum disk_way way)
+{
+	int r;
+
+	real->engine = way == DISK_THREADS ? &disk_engine_threads : &disk_engine_uring;
+	r = real->engine->make(real);
+	if (r < 0 && way == DISK_BEST && err_last()->code == ERR_REQUIRE) {
+		log_info("store", real->dir.path, "no io_uring: by threads", "why=\"%s\"",
+			 err_last()->text);
+		err_clear();
+		real->engine = &disk_engine_threads;
+		r = real->engine->make(real);
+	}
+	disk_queue_init(&real->queue, real->engine->writes_most);
+	real->base.kind = real->engine->kind;
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static int real_thread(struct disk_real *real, const char *name, void *(*run)(void *arg))
+{
+	pthread_t *thread = &real->threads[real->thread_count];
+	int r;
+
+	assert(real->thread_count < DISK_THREADS_MAX);
+	pthread_mutex_lock(&real->lock);
+	real->alive++;
+	pthread_mutex_unlock(&real->lock);
+	r = thread_start(name, run, real, thread);
+	if (r == 0) {
+		real->thread_count++;
+		return 0;
+	}
+	pthread_mutex_lock(&real->lock);
+	real->alive--;
+	pthread_mutex_unlock(&real->lock);
+	return err_pass(r);
+}
+
+static int real_start(struct disk_real *real, struct loop *loop,
+		      const struct disk_args *args)
+{
+	int r = disk_init(&real->base, loop, &real_ops, args);
+
+	if (r == 0)
+		r = disk_dir_init(&real->dir, args->path, args->cached);
+	if (r == 0)
+		r = real_engine(real, args->way);
+	for (unsigned int i = 0; r == 0 && i < real->engine->threads; i++)
+		r = real_thread(real, "kvd-disk-io", real->engine->run);
+	if (r == 0)
+		r = real_thread(real, "kvd-disk", real_run);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+int disk_open(struct loop *loop, const struct disk_args *args, struct disk **disk_p)
+{
+	struct disk_real *real = mem_zalloc(sizeof(*real));
+	struct err why;
+	int r;
+
+	if (!real)
+		return err_pass(-ENOMEM);
+	real->stop_ns = args->stop_ns ? args->stop_ns : DISK_STOP_NS;
+	real->dir.fd = real->dir.lock_fd = -1;
+	list_init(&real->jobs);
+	disk_queue_init(&real->queue, 1);
+	pthread_mutex_init(&real->lock, NULL);
+	pthread_cond_init(&real->jobs_more, NULL);
+	pthread_cond_init(&real->pieces_more, NULL);
+	pthread_cond_init(&real->gone, NULL);
+	r = real_start(real, loop, args);
+	if (r < 0) {
+		err_take(&why);
+		real->base.ops = &real_ops;
+		disk_close(&real->base);
+		(void)real_free(&real->base);
+		return err_reraise(&why);
+	}
+	*disk_p = &real->base;
+	return 0;
+}
