@@ -38,12 +38,36 @@ static void chunks_print_head(const cJSON *reply)
 	printf(", %s fetched\n", ctl_bytes(ctl_num(reply, "fetched_bytes")));
 }
 
+static void chunks_print_files(const cJSON *files)
+{
+	const char *why = ctl_str(files, "why", "");
+
+	if (!files)
+		return;
+	printf("files     %s", ctl_bytes(ctl_num(files, "bytes")));
+	printf(", %s free, in %s by %s%s\n", ctl_bytes(ctl_num(files, "free_bytes")),
+	       ctl_str(files, "dir", "?"), ctl_str(files, "way", "?"),
+	       ctl_true(files, "direct") ? ", past the page cache" : "");
+	printf("          %s written", ctl_bytes(ctl_num(files, "written_bytes")));
+	printf(", %s read; %.0f parts evicted, %.0f whose sums were wrong\n",
+	       ctl_bytes(ctl_num(files, "read_bytes")), ctl_num(files, "evicted"),
+	       ctl_num(files, "bad"));
+	if (!ctl_true(files, "scanned"))
+		printf("          what they hold is not known yet\n");
+	if (*why)
+		printf("          %s: %s\n",
+		       ctl_true(files, "open") ? "nothing is written any more"
+					       : "they are not used",
+		       why);
+}
+
 static int chunks_print(const cJSON *reply)
 {
 	const cJSON *space;
 	struct table *table;
 
 	chunks_print_head(reply);
+	chunks_print_files(cJSON_GetObjectItemCaseSensitive(reply, "files"));
 	if (table_new("TENANT MODEL REVISION SCHEME >TOKENS >CHUNKS >BYTES >LAYOUTS "
 		      ">USERS",
 		      &table) < 0)

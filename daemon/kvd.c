@@ -467,7 +467,8 @@ static int wind_up(struct kvd *kvd)
 	       loop_clock_ns(kvd->loop) < until - STOP_NS / 2)
 		loop_turn(kvd->loop, DRAIN_LOOK_NS);
 	handshake_close(kvd->handshake);
-	while (!(control_idle(kvd->control) && handshake_drained(kvd->handshake)) &&
+	while (!(control_idle(kvd->control) && handshake_drained(kvd->handshake) &&
+		 store_drained(kvd->store)) &&
 	       loop_clock_ns(kvd->loop) < until)
 		loop_turn(kvd->loop, DRAIN_LOOK_NS);
 	if (control_idle(kvd->control) && handshake_drained(kvd->handshake))

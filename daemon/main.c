@@ -162,6 +162,7 @@ static int main_give_up_files(const struct config *config)
 		folder_of(config->socket_path, socket, sizeof(socket)),
 		folder_of(config->metrics_listen, metrics, sizeof(metrics)),
 		keys,
+		*config->chunk_dir ? config->chunk_dir : NULL,
 		NULL,
 	};
 

@@ -658,12 +658,16 @@ int kvd_put(struct kvd_space *space, const struct kvd_chunks *chunks,
 		struct kvd_ring_entry entry = {.op = KVD_RING_PUT,
 					       .a = space->object.id,
 					       .c = chunks->first,
-					       .n0 = (uint32_t)chunks->count};
+					       .n0 = (uint32_t)chunks->count,
+					       .flags = args->durable ? KVD_RING_DURABLE
+								      : 0};
 
 		return chunk_move_post(client, &entry, chunks->ids, args, move_p);
 	}
 	client_op_begin(client, &op, "chunk.put");
 	text_chunks(&op.text, space, chunks);
+	if (args->durable)
+		client_text_printf(&op.text, ",\"durable\":true");
 	return chunk_move_ask(client, &op, args, call, move_p);
 }
 
@@ -679,6 +683,8 @@ int kvd_fetch(struct kvd_hold *hold, const struct kvd_move_args *args,
 		r = client_object_usable(&hold->slot.object, "hold");
 	if (!r)
 		r = chunk_move_check(client, args);
+	if (!r && args->durable)
+		r = client_fail(client, KVD_E_INVAL, "durable: of a put only");
 	if (r)
 		return r;
 	if (call && call->post) {

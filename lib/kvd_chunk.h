@@ -89,6 +89,9 @@ struct kvd_move_args {
 	size_t view_count;
 	struct kvd_wait wait; /* before any page is touched */
 	uint32_t deadline_ms; /* fetch: what is not there by then fails it; 0: none */
+	/* put: it succeeds when all of it is in files (the daemon's option chunk_dir) and
+	 * would outlast a loss of power. */
+	bool durable;
 };
 struct kvd_move;
 /*

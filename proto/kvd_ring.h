@@ -109,6 +109,7 @@ enum {
 	KVD_RING_NOTIFIES = 1 << 2, /* XFER, POST: `bytes` of notification, perhaps 0 */
 	KVD_RING_LAST = 1 << 3,	    /* SEND: no chunk comes after this one */
 	KVD_RING_AUX = 1 << 4,	    /* BIND, SEND: c is a slot of the view "aux" */
+	KVD_RING_DURABLE = 1 << 5, /* PUT: it succeeds when all would outlast the power */
 };
 
 #define KVD_RING_ID_BYTES 32u

@@ -139,6 +139,20 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "bytes stored")                                                                \
 	X(STORE_FETCHED_BYTES, COUNTER, BYTES, NONE, NONE, "store_fetched_bytes_total",  \
 	  "bytes read into engines' pages")                                              \
+	X(STORE_FILE, GAUGE, BYTES, NONE, NONE, "store_file_bytes",                      \
+	  "bytes of files for chunks (chunk_dir_size)")                                  \
+	X(STORE_FILE_FREE, GAUGE, BYTES, NONE, NONE, "store_file_free_bytes",            \
+	  "of that, what no user has")                                                   \
+	X(STORE_FILE_WRITTEN, COUNTER, BYTES, NONE, NONE,                                \
+	  "store_file_written_bytes_total", "bytes of chunks written to files")          \
+	X(STORE_FILE_READ, COUNTER, BYTES, NONE, NONE, "store_file_read_bytes_total",    \
+	  "bytes of chunks read from files")                                             \
+	X(STORE_FILE_BAD, COUNTER, NUMBER, NONE, NONE, "store_file_bad_total",           \
+	  "parts of chunks whose sums were wrong when they were read")                   \
+	X(STORE_FILE_FAULTS, COUNTER, NUMBER, NONE, NONE, "store_file_faults_total",     \
+	  "reads and writes of files that failed")                                       \
+	X(STORE_FILE_READONLY, GAUGE, NUMBER, NONE, NONE, "store_file_readonly",         \
+	  "1: nothing is written to chunk_dir any more, or it is not used at all")       \
 	X(CHUNKS_RECEIVED, COUNTER, NUMBER, NONE, NONE, "chunks_received_total",         \
 	  "chunks landed")                                                               \
 	X(CHUNKS_SENT, COUNTER, NUMBER, NONE, NONE, "chunks_sent_total", "chunks sent")  \

@@ -441,6 +441,9 @@ static void check_amounts(struct load *load)
 	if (config->chunk_memory_bytes && config->chunk_memory_bytes < CHUNK_MEMORY_LEAST)
 		problem(load, line_of(load, "chunk_memory", "chunk_memory"),
 			"chunk_memory: 0, or 1 MiB and more");
+	if (*config->chunk_dir && !config->chunk_memory_bytes)
+		problem(load, line_of(load, "chunk_dir", "chunk_dir"),
+			"chunk_dir: set chunk_memory, too; chunks pass through it");
 }
 
 /* A word that names no device would be the same as `off`, without a word. */

@@ -78,7 +78,9 @@ struct config {
 	uint64_t lease_ns;
 
 	/* [chunks] */
-	uint64_t chunk_memory_bytes; /* 0: none are kept */
+	uint64_t chunk_memory_bytes;	   /* 0: none are kept */
+	char chunk_dir[CONFIG_PATH_BYTES]; /* "": no files */
+	uint64_t chunk_dir_bytes;
 
 	/* [transport] */
 	struct setting_words transports;     /* in order; all are built in */

@@ -219,6 +219,14 @@ static const struct setting options[] = {
 		 "engine. It is made and registered at the start, and counts for the "
 		 "service's MemoryMax=. A part of a chunk may take a 128th of it. Any "
 		 "peer daemon can read it. 0: none."},
+	{"chunks", "chunk_dir", SETTING_PATH, FIELD(chunk_dir), .preset = "",
+	 .help = "Directory in which chunks are kept, too, that were asked for again, or "
+		 "are to last: they outlive the daemon. It must exist and be this "
+		 "daemon's alone, on a file system of a local disk. Empty: none."},
+	{"chunks", "chunk_dir_size", SETTING_SIZE, FIELD(chunk_dir_bytes),
+	 .preset = "64 GiB", .min = MIB, .max = UINT64_C(1) << 50,
+	 .help = "Most bytes of files in chunk_dir, made as they are needed, in 128 "
+		 "pieces. With another size than before its files are given up."},
 
 	{"transport", "transports", SETTING_WORDS, FIELD(transports), .preset = "auto",
 	 .help = "Ways to move bytes, in order of preference: local, shm, verbs, tcp, "

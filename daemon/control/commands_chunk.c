@@ -427,9 +427,16 @@ struct put_args {
 	struct ids_args ids;
 	uint64_t pool;
 	struct pages_args pages;
+	bool durable;
 };
 static const struct field put_fields[] = {
-	F_SPACE(put_args), F_IDS(put_args), F_PLACE(put_args), F_WAIT(put_args), F_END,
+	F_SPACE(put_args),
+	F_IDS(put_args),
+	F_PLACE(put_args),
+	F_WAIT(put_args),
+	F_BOOL("durable", put_args, durable,
+	       "it succeeds when all of it is in files and outlasts a loss of power"),
+	F_END,
 };
 
 static int move_args(struct request *req, uint64_t pool_id,
@@ -461,7 +468,7 @@ static int put_run(struct request *req)
 {
 	const struct put_args *args = request_args(req);
 	cleanup_free uint8_t *bytes = NULL;
-	struct store_move_args move_args_ = {0};
+	struct store_move_args move_args_ = {.durable = args->durable};
 	struct store_handle *handle;
 	struct store_move *move;
 	struct store_ids ids;
@@ -603,6 +610,33 @@ static bool add_spaces(cJSON *result, const struct session *session, bool all)
 	return ok;
 }
 
+static bool add_files(cJSON *result, const struct store_files *f)
+{
+	cJSON *files = f->dir ? cJSON_AddObjectToObject(result, "files") : NULL;
+
+	if (!f->dir)
+		return true;
+	return files && cJSON_AddStringToObject(files, "dir", f->dir) &&
+	       cJSON_AddStringToObject(files, "way", f->way) &&
+	       cJSON_AddBoolToObject(files, "direct", f->direct) &&
+	       cJSON_AddBoolToObject(files, "open", f->open) &&
+	       cJSON_AddBoolToObject(files, "scanned", f->scanned) &&
+	       cJSON_AddBoolToObject(files, "readonly", f->readonly) &&
+	       (f->why->code == ERR_OK ||
+		cJSON_AddStringToObject(files, "why", f->why->text)) &&
+	       cJSON_AddNumberToObject(files, "bytes", (double)f->bytes) &&
+	       cJSON_AddNumberToObject(files, "free_bytes", (double)f->free_bytes) &&
+	       cJSON_AddNumberToObject(files, "written_bytes",
+				       (double)f->written_bytes) &&
+	       cJSON_AddNumberToObject(files, "read_bytes", (double)f->read_bytes) &&
+	       cJSON_AddNumberToObject(files, "written", (double)f->written) &&
+	       cJSON_AddNumberToObject(files, "read", (double)f->read) &&
+	       cJSON_AddNumberToObject(files, "bad", (double)f->bad) &&
+	       cJSON_AddNumberToObject(files, "faults", (double)f->faults) &&
+	       cJSON_AddNumberToObject(files, "evicted", (double)f->evicted) &&
+	       cJSON_AddNumberToObject(files, "queued", f->queued);
+}
+
 static int list_run(struct request *req)
 {
 	const struct request_list_args *args = request_args(req);
@@ -635,6 +669,7 @@ static int list_run(struct request *req)
 						(double)f.fetched_bytes) &&
 			cJSON_AddNumberToObject(result, "holds", f.holds) &&
 			cJSON_AddNumberToObject(result, "moves", f.moves) &&
+			add_files(result, &f.files) &&
 			add_spaces(result, req->session, args->all));
 }
 
@@ -672,6 +707,10 @@ const struct command chunk_commands[] = {
 	{"chunk.list", "what the chunk store holds", list_fields, 0, list_run,
 	 "ready: its memory is made; memory_bytes, free_bytes; chunks; evicted, found, "
 	 "missed: chunks, since the start; put_bytes, fetched_bytes; holds, moves: open; "
+	 "files, with chunk_dir: {dir, way (io_uring, threads), direct, open, scanned: "
+	 "what it holds is known, readonly, why, bytes, free_bytes, written, read, "
+	 "evicted, bad: their sums were wrong, written_bytes, read_bytes, faults, "
+	 "queued}; "
 	 "spaces: {tenant, model, revision, scheme, rope, tokens, chunks, bytes, "
 	 "classes: ways to lie, handles: uses by sessions}"},
 	{.name = NULL},

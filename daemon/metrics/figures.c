@@ -55,6 +55,13 @@ static void take_store(struct kvd *kvd)
 	metrics_set(m, METRIC_STORE_EVICTED, f.evicted);
 	metrics_set(m, METRIC_STORE_PUT_BYTES, f.put_bytes);
 	metrics_set(m, METRIC_STORE_FETCHED_BYTES, f.fetched_bytes);
+	metrics_set(m, METRIC_STORE_FILE, f.files.bytes);
+	metrics_set(m, METRIC_STORE_FILE_FREE, f.files.free_bytes);
+	metrics_set(m, METRIC_STORE_FILE_WRITTEN, f.files.written_bytes);
+	metrics_set(m, METRIC_STORE_FILE_READ, f.files.read_bytes);
+	metrics_set(m, METRIC_STORE_FILE_BAD, f.files.bad);
+	metrics_set(m, METRIC_STORE_FILE_FAULTS, f.files.faults);
+	metrics_set(m, METRIC_STORE_FILE_READONLY, f.files.readonly);
 }
 
 /* Those that have figures of their own: of others there may be thousands. */

@@ -21,6 +21,8 @@
 #include "daemon/config/config.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
+#include "daemon/store/disk.h"
+#include "daemon/store/files.h"
 #include "daemon/store/store_impl.h"
 
 /* ---- its memory ---- */
@@ -31,6 +33,8 @@ static void on_memory(void *arg, struct region *region, const struct err *err)
 
 	store->region = region;
 	if (region) {
+		store->base = region->memory->base;
+		files_on_memory(store->files);
 		log_info("store", NULL, "keeps chunks", "bytes=%ju",
 			 (uintmax_t)store->memory_bytes);
 		return;
@@ -81,11 +85,14 @@ static void on_tidy(struct loop_defer *defer)
 	struct store *store = container_of(defer, struct store, tidy);
 	struct store_tenant *tenant;
 
+	if (files_scanning(store->files)) /* it names classes that have no part yet */
+		return;
 	store_spaces_tidy(store);
 	list_foreach_safe(tenant, &store->tenants, link) {
 		if (tenant->spaces)
 			continue;
 		arena_owner_free(tenant->owner);
+		arena_owner_free(tenant->file_owner);
 		account_unref(tenant->account);
 		list_remove(&tenant->link);
 		mem_free(tenant);
@@ -97,12 +104,32 @@ void store_tidy(struct store *store)
 	loop_defer(store->kvd->loop, &store->tidy);
 }
 
+/* A directory that cannot be used is no reason not to serve: health says so. */
+static int files_open(struct store *store)
+{
+	const struct config *config = store->kvd->config;
+	struct disk_args args = {.path = config->chunk_dir, .on_open = files_on_open};
+	struct disk *disk;
+	int r = files_new(store, config->chunk_dir_bytes, &store->files);
+
+	if (r < 0)
+		return err_pass(r);
+	args.arg = store->files;
+	r = disk_open(store->kvd->loop, &args, &disk);
+	if (r >= 0)
+		files_begin(store->files, disk);
+	return err_pass(r);
+}
+
 static int store_init(struct store *store)
 {
+	const struct config *config = store->kvd->config;
 	int r = arena_new(store->memory_bytes, store_on_evict, store, &store->arena);
 
 	if (r >= 0)
 		r = store_index_new(store);
+	if (r >= 0 && *config->chunk_dir)
+		r = files_open(store);
 	if (r >= 0)
 		r = session_new_own(store->kvd, "chunk store", &store->session);
 	return r < 0 ? err_pass(r) : err_pass(memory_begin(store));
@@ -124,6 +151,7 @@ int store_new(struct kvd *kvd, struct store **store_p)
 	store->seed = loop_random_u64(kvd->loop);
 	list_init(&store->tenants);
 	list_init(&store->spaces);
+	list_init(&store->loading);
 	strmap_init(&store->holds);
 	loop_defer_init(&store->tidy, on_tidy);
 	*store_p = store; /* its session's end looks for it */
@@ -142,6 +170,8 @@ void store_free(struct store *store)
 	on_tidy(&store->tidy);
 	loop_defer_cancel(&store->tidy);
 	assert(list_empty(&store->spaces) && list_empty(&store->tenants));
+	if (files_free(store->files) > 0)
+		store->kvd->abandoned = true;
 	strmap_fini(&store->holds);
 	arena_free(store->arena);
 	mem_free(store);
@@ -152,16 +182,21 @@ unsigned int store_live(const struct store *store)
 	return store ? store->moves_live : 0;
 }
 
+bool store_drained(const struct store *store)
+{
+	return !store || files_drained(store->files);
+}
+
 /* ---- tenants, sessions ---- */
 
-int store_tenant_of(struct store *store, const struct session *session,
+int store_tenant_of(struct store *store, struct account *account,
 		    struct store_tenant **tenant_p)
 {
 	struct store_tenant *tenant;
 	int r;
 
 	list_foreach(tenant, &store->tenants, link) {
-		if (tenant->account == session->account) {
+		if (tenant->account == account) {
 			*tenant_p = tenant;
 			return 0;
 		}
@@ -170,12 +205,15 @@ int store_tenant_of(struct store *store, const struct session *session,
 	if (!tenant)
 		return err_pass(-ENOMEM);
 	r = arena_owner_new(store->arena, &tenant->owner);
+	if (r >= 0 && store->files)
+		r = arena_owner_new(files_arena(store->files), &tenant->file_owner);
 	if (r < 0) {
+		arena_owner_free(tenant->owner);
 		mem_free(tenant);
 		return err_pass(r);
 	}
 	tenant->store = store;
-	tenant->account = session->account;
+	tenant->account = account;
 	account_ref(tenant->account);
 	list_push_back(&store->tenants, &tenant->link);
 	store_tidy(store); /* unless a space comes of it */
@@ -211,6 +249,7 @@ void store_session_end(struct session *session)
 	if (store && store->session == session) {
 		store->session = NULL;
 		store->region = NULL;
+		files_close(store->files);
 	}
 	if (!part)
 		return;
@@ -261,4 +300,7 @@ void store_figures(const struct store *store, struct store_figures *figures_p)
 		.holds = (unsigned int)strmap_count(&store->holds),
 		.moves = store->moves,
 	};
+	files_figures(store->files, &figures_p->files);
+	if (store->files)
+		figures_p->files.dir = store->kvd->config->chunk_dir;
 }

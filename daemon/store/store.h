@@ -50,6 +50,8 @@ void store_session_end(struct session *session);
 void store_session_gone(struct session *session);
 /* Moves that have not ended. NULL is fine. */
 unsigned int store_live(const struct store *store);
+/* Its session has ended, and nothing is under way in its files. NULL is fine. */
+bool store_drained(const struct store *store);
 
 /* ---- spaces ---- */
 
@@ -135,6 +137,7 @@ struct store_move_args {
 	struct pool *pool;     /* of the handle's layout */
 	struct room_maps maps; /* where the tokens are, or go: each view of the space */
 	struct wait_spec wait; /* before any is touched */
+	bool durable;	       /* put: it succeeds when all would outlast the power */
 	uint64_t deadline_ns;  /* 0: none */
 	bool slotted;	       /* the engine chose its slot and id: */
 	uint32_t slot, slot_gen;
@@ -178,6 +181,15 @@ struct store_figures {
 	uint64_t found, missed; /* chunks asked for */
 	uint64_t put_bytes, fetched_bytes;
 	unsigned int spaces, holds, moves;
+	struct store_files {
+		const char *dir; /* NULL: there are none */
+		const char *way; /* how they are read and written */
+		bool open, scanned, readonly, direct;
+		const struct err *why; /* code != OK: why nothing is written, or read */
+		uint64_t bytes, free_bytes, written_bytes, read_bytes;
+		uint64_t written, read, bad, faults, evicted;
+		unsigned int queued;
+	} files;
 };
 void store_figures(const struct store *store, struct store_figures *figures_p);
 

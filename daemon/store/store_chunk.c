@@ -14,6 +14,7 @@
 #include <xxhash.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/store/files.h"
 #include "daemon/store/store_impl.h"
 
 #define BUCKETS_MAX (UINT64_C(1) << 20)
@@ -80,6 +81,7 @@ static void chunk_free(struct store_chunk *chunk)
 	assert(chunk->item.pins == 0 && list_empty(&chunk->parts));
 	chunk_unlink(chunk);
 	arena_item_fini(&chunk->item);
+	arena_item_fini(&chunk->file_item);
 	space->store->chunk_count--;
 	if (--space->chunks == 0)
 		store_tidy(space->store);
@@ -105,6 +107,7 @@ int store_chunk_get(struct store_space *space, const uint8_t id[STORE_ID_BYTES],
 		if (!chunk)
 			return err_pass(-ENOMEM);
 		arena_item_init(&chunk->item, hash);
+		arena_item_init(&chunk->file_item, hash);
 		list_init(&chunk->parts);
 		memcpy(chunk->id, id, STORE_ID_BYTES);
 		chunk->space = space;
@@ -115,7 +118,7 @@ int store_chunk_get(struct store_space *space, const uint8_t id[STORE_ID_BYTES],
 		space->chunks++;
 		space->store->chunk_count++;
 	}
-	arena_pin(&chunk->item);
+	store_chunk_pin(chunk);
 	*chunk_p = chunk;
 	return 0;
 }
@@ -123,6 +126,7 @@ int store_chunk_get(struct store_space *space, const uint8_t id[STORE_ID_BYTES],
 void store_chunk_pin(struct store_chunk *chunk)
 {
 	arena_pin(&chunk->item);
+	arena_pin(&chunk->file_item);
 }
 
 static void free_parts(struct store_chunk *chunk)
@@ -136,6 +140,7 @@ static void free_parts(struct store_chunk *chunk)
 void store_chunk_unpin(struct store_chunk *chunk)
 {
 	arena_unpin(&chunk->item);
+	arena_unpin(&chunk->file_item);
 	if (chunk->item.pins)
 		return;
 	if (chunk->gone)
@@ -158,21 +163,14 @@ struct store_part *store_part_find(const struct store_chunk *chunk,
 	return NULL;
 }
 
-int store_part_new(struct store_chunk *chunk, struct store_class *class,
-		   struct store_part **part_p)
+int store_part_outside(struct store_chunk *chunk, struct store_class *class,
+		       struct store_part **part_p)
 {
 	struct store_part *part = mem_zalloc(sizeof(*part));
-	int r;
 
 	assert(chunk->item.pins && !chunk->gone);
 	if (!part)
 		return err_pass(-ENOMEM);
-	r = arena_take(chunk->space->tenant->owner, class->canon->slot_bytes,
-		       &chunk->item, &part->slot);
-	if (r < 0) {
-		mem_free(part);
-		return err_pass(r);
-	}
 	part->chunk = chunk;
 	part->class = class;
 	list_push_back(&chunk->parts, &part->link);
@@ -181,36 +179,152 @@ int store_part_new(struct store_chunk *chunk, struct store_class *class,
 	return 0;
 }
 
+int store_part_new(struct store_chunk *chunk, struct store_class *class,
+		   struct store_part **part_p)
+{
+	struct store_part *part;
+	int r = store_part_outside(chunk, class, &part);
+
+	if (r < 0)
+		return err_pass(r);
+	r = arena_take(chunk->space->tenant->owner, class->canon->slot_bytes,
+		       &chunk->item, &part->slot);
+	if (r < 0) {
+		store_part_free(part);
+		return err_pass(r);
+	}
+	*part_p = part;
+	return 0;
+}
+
+static uint64_t part_bit(const struct store_part *part)
+{
+	return UINT64_C(1) << part->class->index;
+}
+
 void store_part_ready(struct store_part *part)
 {
-	struct store_chunk *chunk = part->chunk;
-
-	assert(!part->ready);
+	assert(!part->ready && part->slot.slab);
 	part->ready = true;
-	chunk->ready |= UINT64_C(1) << part->class->index;
-	chunk->space->bytes += part->class->canon->slot_bytes;
+	part->chunk->ready |= part_bit(part);
+	part->chunk->space->bytes += part->class->canon->slot_bytes;
+}
+
+/* No bytes of it are in memory. */
+static void part_unready(struct store_part *part)
+{
+	if (part->ready)
+		part->chunk->space->bytes -= part->class->canon->slot_bytes;
+	part->ready = false;
+	part->chunk->ready &= ~part_bit(part);
+	arena_give(&part->slot);
 }
 
 void store_part_free(struct store_part *part)
 {
-	struct store_chunk *chunk = part->chunk;
-
-	if (part->ready)
-		chunk->space->bytes -= part->class->canon->slot_bytes;
-	chunk->ready &= ~(UINT64_C(1) << part->class->index);
-	arena_give(&part->slot);
+	assert(!part->job);
+	part_unready(part);
+	store_part_unfiled(part);
 	list_remove(&part->link);
 	part->class->parts--;
 	mem_free(part);
 }
 
+void store_part_leave(struct store_part *part)
+{
+	if (part->filed)
+		part_unready(part);
+	else
+		store_part_free(part);
+}
+
 void store_on_evict(void *arg, struct arena_item *item)
 {
 	struct store_chunk *chunk = container_of(item, struct store_chunk, item);
+	struct store_part *part;
 
 	(void)arg;
-	free_parts(chunk);
-	chunk_free(chunk);
+	list_foreach_safe(part, &chunk->parts, link)
+		store_part_leave(part);
+	if (list_empty(&chunk->parts))
+		chunk_free(chunk);
+}
+
+/* ---- in files ---- */
+
+void store_part_filed(struct store_part *part)
+{
+	part->filed = true;
+	part->chunk->filed |= part_bit(part);
+}
+
+void store_part_unfiled(struct store_part *part)
+{
+	part->filed = part->lasts = false;
+	part->chunk->filed &= ~part_bit(part);
+	part->chunk->lasts &= ~part_bit(part);
+	arena_give(&part->place);
+}
+
+void store_on_file_evict(void *arg, struct arena_item *item)
+{
+	struct store_chunk *chunk = container_of(item, struct store_chunk, file_item);
+	struct store_part *part;
+
+	(void)arg;
+	list_foreach_safe(part, &chunk->parts, link) {
+		store_part_unfiled(part);
+		if (!part->slot.slab)
+			store_part_free(part);
+	}
+	if (list_empty(&chunk->parts))
+		chunk_free(chunk);
+}
+
+int store_part_load(struct store_part *part)
+{
+	struct store_chunk *chunk = part->chunk;
+	int r;
+
+	assert(chunk->item.pins && part->filed);
+	if (part->slot.slab) /* it is there, or on its way */
+		return 0;
+	r = arena_take(chunk->space->tenant->owner, part->class->canon->slot_bytes,
+		       &chunk->item, &part->slot);
+	if (r < 0)
+		return err_pass(r);
+	r = files_load(chunk->space->store->files, part);
+	if (r < 0)
+		arena_give(&part->slot);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+void store_part_loaded(struct store_part *part, bool whole)
+{
+	struct store *store = part->chunk->space->store;
+
+	if (whole) {
+		store_part_ready(part);
+	} else { /* its bytes are nobody's any more */
+		arena_give(&part->slot);
+		store_part_free(part);
+	}
+	store_moves_kick(store);
+}
+
+void store_chunk_touch(struct store_chunk *chunk)
+{
+	struct files *files = chunk->space->store->files;
+	struct store_part *part;
+
+	arena_touch(&chunk->item);
+	arena_touch(&chunk->file_item);
+	if (!files || !(chunk->ready & ~chunk->filed))
+		return;
+	list_foreach(part, &chunk->parts, link) {
+		if (part->ready && !part->filed)
+			files_write(files, part, false);
+	}
 }
 
 /* ---- look-ups ---- */
@@ -221,7 +335,7 @@ static struct store_chunk *chunk_for(struct store_handle *handle,
 	struct store_chunk *chunk = store_chunk_find(
 		handle->space, ids->bytes + i * STORE_ID_BYTES, ids->first + i);
 
-	return chunk && store_cover(handle, chunk->ready) ? chunk : NULL;
+	return chunk && store_cover(handle, chunk->ready | chunk->filed) ? chunk : NULL;
 }
 
 void store_find(struct store_handle *handle, const struct store_ids *ids,
@@ -235,7 +349,7 @@ void store_find(struct store_handle *handle, const struct store_ids *ids,
 
 		if (!chunk)
 			break;
-		arena_touch(&chunk->item);
+		store_chunk_touch(chunk);
 		found_p->chunks++;
 		found_p->tokens += chunk->tokens;
 		if (chunk->tokens < handle->space->tokens)
@@ -243,6 +357,18 @@ void store_find(struct store_handle *handle, const struct store_ids *ids,
 	}
 	store->found += found_p->chunks;
 	store->missed += ids->count - found_p->chunks;
+}
+
+/* No later start shall find it in a file. */
+static void chunk_erase(struct store_chunk *chunk)
+{
+	struct files *files = chunk->space->store->files;
+	struct store_part *part;
+
+	list_foreach(part, &chunk->parts, link) {
+		if (part->filed)
+			files_erase(files, part);
+	}
 }
 
 uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids)
@@ -258,6 +384,7 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids)
 		dropped++;
 		store_chunk_pin(chunk);
 		chunk_unlink(chunk);
+		chunk_erase(chunk);
 		store_chunk_unpin(chunk);
 	}
 	return dropped;

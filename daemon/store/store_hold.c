@@ -94,15 +94,39 @@ void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *fa
 	};
 }
 
+/* Is what the handle needs of the chunk in memory, or on its way there from a file? */
+static bool hold_bring(struct store_handle *handle, struct store_chunk *chunk)
+{
+	uint64_t used = store_cover(handle, chunk->ready);
+	struct store_part *part;
+
+	if (used)
+		return true;
+	used = store_cover(handle, chunk->ready | chunk->filed);
+	list_foreach(part, &chunk->parts, link) {
+		if (!(used >> part->class->index & 1) || part->ready)
+			continue;
+		if (store_part_load(part) < 0) {
+			err_clear(); /* what was begun is there for the next one */
+			return false;
+		}
+	}
+	return used != 0;
+}
+
 /* Chunks of a hold as they come: those that serve, without a gap. */
 static bool hold_add(struct store_hold *hold, struct store_chunk *chunk)
 {
 	const struct store_space *space = hold->handle->space;
 
-	if (!chunk || !store_cover(hold->handle, chunk->ready))
+	if (!chunk)
 		return false;
 	store_chunk_pin(chunk);
-	arena_touch(&chunk->item);
+	if (!hold_bring(hold->handle, chunk)) {
+		store_chunk_unpin(chunk);
+		return false;
+	}
+	store_chunk_touch(chunk);
 	hold->chunks[hold->count++] = chunk;
 	hold->tokens += chunk->tokens;
 	return chunk->tokens == space->tokens; /* nothing follows a short one */

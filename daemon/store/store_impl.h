@@ -21,8 +21,8 @@ struct remote;
 struct store_tenant {
 	struct list link; /* in store->tenants */
 	struct store *store;
-	struct account *account; /* named so; held */
-	struct arena_owner *owner;
+	struct account *account;		/* named so; held */
+	struct arena_owner *owner, *file_owner; /* of memory; of files, or NULL */
 	unsigned int spaces;
 };
 
@@ -35,6 +35,7 @@ struct store_class {
 	cJSON *layout, *regions; /* until it is */
 	struct list waiting;	 /* struct store_move.class_link */
 	uint64_t parts;
+	struct class_words *words; /* files_class.c's: what files say of it; or NULL */
 };
 
 struct store_space {
@@ -75,19 +76,22 @@ struct store_part {
 	struct list link; /* in chunk->parts */
 	struct store_chunk *chunk;
 	struct store_class *class;
-	struct arena_slot slot;
-	bool ready; /* all of its bytes are there */
+	struct arena_slot slot, place; /* of memory, of a file: one of them at least */
+	bool ready;		       /* all of its bytes are in memory */
+	bool filed;		       /* and in the file */
+	bool lasts;		       /* and would outlast a loss of power */
+	struct files_job *job;	       /* what is being done with its place; or NULL */
 };
 
 struct store_chunk {
-	struct arena_item item;
+	struct arena_item item, file_item;
 	struct store_chunk *next; /* of its bucket */
 	struct store_space *space;
 	uint8_t id[STORE_ID_BYTES];
-	uint64_t first;	 /* its number in its prompt */
-	uint64_t ready;	 /* mask of the classes of ready parts */
-	uint32_t tokens; /* held: of the space's, or fewer */
-	bool gone;	 /* not in the index any more */
+	uint64_t first;		      /* its number in its prompt */
+	uint64_t ready, filed, lasts; /* masks of the classes of such parts */
+	uint32_t tokens;	      /* held: of the space's, or fewer */
+	bool gone;		      /* not in the index any more */
 	struct list parts;
 };
 
@@ -97,7 +101,9 @@ struct store {
 	struct region *region;	 /* NULL: being made, or failed */
 	struct err failed;
 	uint64_t memory_bytes;
+	uint8_t *base; /* of the memory, once it is there */
 	struct arena *arena;
+	struct files *files; /* NULL: none */
 	struct list tenants, spaces;
 	unsigned int space_count;
 	uint64_t next_space;
@@ -106,6 +112,7 @@ struct store {
 	uint64_t chunk_count;
 	struct strmap holds; /* by secret */
 	unsigned int moves, moves_live;
+	struct list loading; /* struct store_move.load_link: they wait for a part */
 	uint64_t found, missed, put_bytes, fetched_bytes;
 	struct loop_defer tidy; /* spaces that nobody uses go */
 };
@@ -130,7 +137,7 @@ struct store_hold {
 
 /* ---- store.c ---- */
 int store_part_of(struct session *session, struct store_session **part_p);
-int store_tenant_of(struct store *store, const struct session *session,
+int store_tenant_of(struct store *store, struct account *account,
 		    struct store_tenant **tenant_p);
 void store_tidy(struct store *store);
 
@@ -141,6 +148,14 @@ void store_handle_unref(struct store_handle *handle);
 uint64_t store_cover(struct store_handle *handle, uint64_t mask);
 /* Is the pool's layout the handle's? ERR_LAYOUT. */
 int store_handle_fits(struct store_handle *handle, const struct pool *pool);
+int store_words_check(const struct store_space_args *args); /* ERR_INVAL */
+/* The space's words, found or made; as an engine's of this tenant. */
+int store_space_of(struct store *store, struct store_tenant *tenant,
+		   const struct store_space_args *args, const struct canon *canon,
+		   struct store_space **space_p);
+/* The class of such parts, found or made. */
+int store_class_get(struct store_space *space, const struct canon *canon,
+		    struct store_class **class_p);
 /* How the handle's rank keeps its parts. Its pool may be registered later. */
 int store_class_of(struct store_handle *handle, struct store_class **class_p);
 void store_spaces_tidy(struct store *store);
@@ -160,11 +175,28 @@ void store_chunk_unpin(struct store_chunk *chunk);
 /* Room for this class's part of a pinned chunk. Others may leave for it. */
 int store_part_new(struct store_chunk *chunk, struct store_class *class,
 		   struct store_part **part_p);
+/* The same without room: it is in a file. */
+int store_part_outside(struct store_chunk *chunk, struct store_class *class,
+		       struct store_part **part_p);
 void store_part_ready(struct store_part *part);
 void store_part_free(struct store_part *part);
+/* Its memory is given back; it goes unless it has a place in the files. */
+void store_part_leave(struct store_part *part);
+/* What files.c has done: the part is in its place; it is not, and has none. */
+void store_part_filed(struct store_part *part);
+void store_part_unfiled(struct store_part *part);
+/* It was read into its memory, or (false) cannot be: then it has neither. */
+void store_part_loaded(struct store_part *part, bool whole);
+/* A slot of memory, and its bytes from the files; pinned chunk. ERR_LIMIT. */
+int store_part_load(struct store_part *part);
+/* Chunks that were asked for are worth a file. */
+void store_chunk_touch(struct store_chunk *chunk);
+/* All that moves may wait for has changed: a part was loaded, or lasts. */
+void store_moves_kick(struct store *store);
 struct store_part *store_part_find(const struct store_chunk *chunk,
 				   const struct store_class *class);
 void store_on_evict(void *arg, struct arena_item *item);
+void store_on_file_evict(void *arg, struct arena_item *item);
 
 /* ---- store_hold.c ---- */
 void store_hold_ref(struct store_hold *hold);
@@ -188,6 +220,8 @@ struct store_move {
 	struct store_hold *hold;     /* fetch: a reference */
 	struct store_class *class;   /* put */
 	struct list class_link;	     /* in its waiting */
+	struct list load_link;	     /* in store->loading */
+	bool durable;		     /* put: until it outlasts a loss of power */
 	struct pool *pool;	     /* in use */
 	struct room_maps maps;
 	struct wait_spec spec;

@@ -18,6 +18,7 @@
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
+#include "daemon/store/files.h"
 #include "daemon/store/store_impl.h"
 
 #define LEG_BYTES (UINT64_C(64) << 20)
@@ -109,6 +110,7 @@ static void store_move_release(struct store_move *move)
 	wait_stop(&move->wait);
 	wait_spec_fini(&move->spec);
 	list_remove(&move->class_link);
+	list_remove(&move->load_link);
 	room_maps_fini(&move->maps);
 	if (move->kind == STORE_PUT)
 		put_let_go(move);
@@ -229,35 +231,58 @@ static uint64_t piece_sources(const struct store_move *move, uint32_t i)
 		       : 0;
 }
 
-/* The pieces of the next leg begin at move->next; 0: there is none. */
-static uint32_t next_leg(struct store_move *move, uint64_t *used_p)
+/* Is it on its way from a file to memory? */
+static bool piece_loads(const struct store_move *move, uint32_t i)
+{
+	const struct store_chunk *chunk = move->pieces[i].chunk;
+	const struct store_part *part;
+
+	list_foreach(part, &chunk->parts, link) {
+		if (part->slot.slab && !part->ready)
+			return true;
+	}
+	return false;
+}
+
+/* The pieces of the next leg begin at move->next; *count_p 0: there is none, or none yet.
+ * ERR_NOTFOUND: there never will be. */
+static int next_leg(struct store_move *move, uint64_t *used_p, uint32_t *count_p)
 {
 	uint64_t bytes = 0;
 	uint32_t n = 0;
 
+	*count_p = 0;
 	while (move->next < move->count && !piece_moves(move, move->next))
 		move->next++;
 	if (move->next == move->count)
 		return 0;
 	*used_p = piece_sources(move, move->next);
+	if (move->kind == STORE_FETCH && !*used_p && piece_loads(move, move->next))
+		return 0;
+	if (move->kind == STORE_FETCH && !*used_p)
+		return err_raise(
+			ERR_NOTFOUND,
+			"chunk %llu of the prompt could not be read from its file",
+			(unsigned long long)(move->first + move->next));
 	for (uint32_t i = move->next; i < move->count; i++, n++) {
 		bytes += piece_bytes(move, i);
 		if (!piece_moves(move, i) || (n && bytes > LEG_BYTES) ||
 		    piece_sources(move, i) != *used_p)
 			break;
 	}
-	return n;
+	*count_p = n;
+	return 0;
 }
 
 static int store_move_run(struct store_move *move)
 {
 	while (move->legs_running < LEGS_MAX) {
 		uint64_t used = 0;
-		uint32_t n = next_leg(move, &used);
-		int r;
+		uint32_t n;
+		int r = next_leg(move, &used, &n);
 
-		if (n == 0)
-			return 0;
+		if (r < 0 || n == 0)
+			return r < 0 ? err_pass(r) : 0;
 		r = store_leg_start(move, move->next, n, used);
 		if (r < 0)
 			return err_pass(r);
@@ -334,6 +359,78 @@ static int store_move_await(struct store_move *move)
 	return move->wait_over && (!move->class || move->class->pool);
 }
 
+/* It waits for a part: to be read, or to last. */
+static void store_move_park(struct store_move *move)
+{
+	list_remove(&move->load_link);
+	list_push_back(&move->store->loading, &move->load_link);
+}
+
+void store_moves_kick(struct store *store)
+{
+	struct store_move *move;
+
+	list_foreach(move, &store->loading, load_link)
+		store_move_kick(move);
+}
+
+/* Would what the put's handle needs of this chunk outlast a loss of power? If not, see to
+ * it. ERR_LIMIT: it will not. */
+static int piece_lasts(struct store_move *move, uint32_t i)
+{
+	const struct store_chunk *chunk = move->pieces[i].chunk;
+	struct store_part *part;
+	bool begun = false;
+
+	if (store_cover(move->handle, chunk->lasts))
+		return 1;
+	list_foreach(part, &chunk->parts, link) {
+		if ((part->ready || part->filed) && !part->lasts)
+			begun |= files_write(move->store->files, part, true);
+		else if (part->slot.slab && !part->ready)
+			begun = true; /* another move fills it */
+	}
+	if (begun)
+		return 0;
+	return err_raise(ERR_LIMIT,
+			 "durable: chunk %llu of the prompt is not kept in a "
+			 "file: there is no room, or nothing is written any more",
+			 (unsigned long long)(move->first + i));
+}
+
+/* All that it took. Outcome 1: they do; 0: not yet. */
+static int store_move_lasts(struct store_move *move)
+{
+	int all = 1;
+
+	for (uint32_t i = 0; i < move->count && move->durable; i++) {
+		int r = piece_lasts(move, i);
+
+		if (r < 0)
+			return err_pass(r);
+		all &= r;
+	}
+	return all;
+}
+
+/* All is moved; what is left is to wait for files. */
+static int store_move_close_up(struct store_move *move)
+{
+	int r = 1;
+
+	if (move->legs_running)
+		return 0;
+	if (move->next == move->count)
+		r = store_move_lasts(move);
+	else
+		r = 0;
+	if (r == 0)
+		store_move_park(move);
+	if (r > 0)
+		store_move_end(move, STORE_MOVE_SUCCESS);
+	return r < 0 ? err_pass(r) : 0;
+}
+
 static void on_move_step(struct loop_defer *defer)
 {
 	struct store_move *move = container_of(defer, struct store_move, step);
@@ -348,10 +445,10 @@ static void on_move_step(struct loop_defer *defer)
 	}
 	if (r >= 0 && store_move_state(move) == STORE_MOVE_RUNNING)
 		r = store_move_run(move);
+	if (r >= 0 && store_move_state(move) == STORE_MOVE_RUNNING)
+		r = store_move_close_up(move);
 	if (r < 0)
 		store_move_fail_last(move);
-	if (store_move_state(move) == STORE_MOVE_RUNNING && move->legs_running == 0)
-		store_move_end(move, STORE_MOVE_SUCCESS);
 	if (store_move_state(move) == STORE_MOVE_ABORTING && move->legs_running == 0)
 		store_move_end(move, STORE_MOVE_FAILED);
 	if (store_move_terminal(move) && move->dropped)
@@ -481,6 +578,7 @@ static int store_move_new(struct store_handle *handle, enum store_kind kind,
 	args->wait = (struct wait_spec){0};
 	sm_init(&move->sm, &store_move_table, STORE_MOVE_WAITING);
 	list_init(&move->class_link);
+	list_init(&move->load_link);
 	list_init(&move->legs);
 	loop_defer_init(&move->step, on_move_step);
 	loop_timer_init(&move->deadline, store->kvd->loop, on_move_deadline);
@@ -519,7 +617,7 @@ static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens
 	if (r < 0)
 		return err_prefix(r, "ids[%u]", move->count);
 	move->count++;
-	if (store_cover(move->handle, piece->chunk->ready) ||
+	if (store_cover(move->handle, piece->chunk->ready | piece->chunk->filed) ||
 	    store_part_find(piece->chunk, move->class)) {
 		piece->done = true;
 		move->there++;
@@ -563,6 +661,10 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 	if (r >= 0 && (ids->count == 0 || ids->first > UINT32_MAX))
 		r = err_raise(ERR_RANGE, "ids: %u from chunk %llu on", ids->count,
 			      (unsigned long long)ids->first);
+	if (r >= 0 && args->durable && !handle->space->store->files)
+		r = err_raise(
+			ERR_STATE,
+			"durable: this daemon has no files for chunks: set chunk_dir");
 	if (r >= 0)
 		r = maps_check(handle, &args->maps, &begin, &end);
 	if (r >= 0)
@@ -574,6 +676,7 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 	if (r < 0)
 		return err_pass(r);
 	move->class = class;
+	move->durable = args->durable;
 	move->first = ids->first;
 	move->begin = begin;
 	move->end = end;

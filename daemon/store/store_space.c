@@ -21,6 +21,7 @@
 #include "daemon/session/pool.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
+#include "daemon/store/files_class.h"
 #include "daemon/store/store_impl.h"
 
 /* ---- spaces ---- */
@@ -39,6 +40,19 @@ static int word_check(const char *name, const char *word, bool needed)
 			return err_raise(ERR_INVAL, "%s: a control character", name);
 	}
 	return 0;
+}
+
+int store_words_check(const struct store_space_args *args)
+{
+	int r = word_check("model", args->model, true);
+
+	if (r >= 0)
+		r = word_check("revision", args->revision, false);
+	if (r >= 0)
+		r = word_check("scheme", args->scheme, true);
+	if (r >= 0)
+		r = word_check("rope", args->rope, false);
+	return r < 0 ? err_pass(r) : 0;
 }
 
 static const char *or_none(const char *word)
@@ -113,9 +127,9 @@ static int space_new(struct store *store, struct store_tenant *tenant,
 	return 0;
 }
 
-static int space_of(struct store *store, struct store_tenant *tenant,
-		    const struct store_space_args *args, const struct canon *canon,
-		    struct store_space **space_p)
+int store_space_of(struct store *store, struct store_tenant *tenant,
+		   const struct store_space_args *args, const struct canon *canon,
+		   struct store_space **space_p)
 {
 	cleanup_free char *identity = space_identity(args, tenant->account->name, canon);
 	struct store_space *space;
@@ -139,6 +153,7 @@ static void class_free(struct store_class *class)
 	cJSON_Delete(class->layout);
 	cJSON_Delete(class->regions);
 	canon_free(class->canon);
+	class_words_free(class->words);
 	mem_free(class);
 }
 
@@ -225,10 +240,10 @@ static int class_index(const struct store_space *space, unsigned int *index_p)
 			 STORE_CLASSES_MAX);
 }
 
-static int class_new(struct store_handle *handle, struct store_class **class_p)
+static int class_new(struct store_space *space, const struct canon *canon,
+		     struct store_class **class_p)
 {
-	struct store_space *space = handle->space;
-	const struct canon_args args = {.layout = handle->canon->layout,
+	const struct canon_args args = {.layout = canon->layout,
 					.tokens = space->tokens,
 					.memory_bytes = space->store->memory_bytes};
 	struct store_class *class = mem_zalloc(sizeof(*class));
@@ -254,19 +269,23 @@ static int class_new(struct store_handle *handle, struct store_class **class_p)
 	return 0;
 }
 
-int store_class_of(struct store_handle *handle, struct store_class **class_p)
+int store_class_get(struct store_space *space, const struct canon *canon,
+		    struct store_class **class_p)
 {
-	struct store_space *space = handle->space;
-
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
 		struct store_class *class = space->classes[i];
 
-		if (class && canon_equal(class->canon, handle->canon)) {
+		if (class && canon_equal(class->canon, canon)) {
 			*class_p = class;
 			return 0;
 		}
 	}
-	return err_pass(class_new(handle, class_p));
+	return err_pass(class_new(space, canon, class_p));
+}
+
+int store_class_of(struct store_handle *handle, struct store_class **class_p)
+{
+	return err_pass(store_class_get(handle->space, handle->canon, class_p));
 }
 
 /* ---- which classes serve ---- */
@@ -419,9 +438,9 @@ static int handle_make(struct store *store, const struct store_space_args *args,
 				ACCOUNT_LAYOUTS,
 				sizeof(*handle) + layout_memory(handle->canon->layout));
 	if (r >= 0)
-		r = store_tenant_of(store, handle->session, &tenant);
+		r = store_tenant_of(store, handle->session->account, &tenant);
 	if (r >= 0)
-		r = space_of(store, tenant, args, handle->canon, &handle->space);
+		r = store_space_of(store, tenant, args, handle->canon, &handle->space);
 	if (r < 0)
 		return err_pass(r);
 	handle->space->handles++;
@@ -437,13 +456,7 @@ int store_open(struct session *session, const struct store_space_args *args,
 	int r = store_ready(store);
 
 	if (r >= 0)
-		r = word_check("model", args->model, true);
-	if (r >= 0)
-		r = word_check("revision", args->revision, false);
-	if (r >= 0)
-		r = word_check("scheme", args->scheme, true);
-	if (r >= 0)
-		r = word_check("rope", args->rope, false);
+		r = store_words_check(args);
 	if (r >= 0)
 		r = store_part_of(session, &part);
 	if (r < 0)
@@ -522,7 +535,8 @@ int store_handle_fits(struct store_handle *handle, const struct pool *pool)
 
 static bool class_idle(const struct store_class *class)
 {
-	return class->parts == 0 && !class->layout && list_empty(&class->waiting);
+	return class->parts == 0 && !class->layout && list_empty(&class->waiting) &&
+	       !class_words_busy(class->words);
 }
 
 static void space_tidy(struct store_space *space)

@@ -188,7 +188,8 @@ static int end_move(struct ring_room *op)
 				       .slotted = true,
 				       .slot = e->slot,
 				       .slot_gen = e->gen,
-				       .id = KVD_RING_IDS + e->slot};
+				       .id = KVD_RING_IDS + e->slot,
+				       .durable = e->flags & KVD_RING_DURABLE};
 	struct store_handle *handle = NULL;
 	struct store_hold *hold = NULL;
 	struct store_move *move;

@@ -177,17 +177,20 @@ class Space:
             _check.instance("secret", secret, bytes, "bytes"), _lease(lease),
             _check.seconds("timeout", timeout)))
 
-    def put(self, ids, views, first=0, *, pool=None, wait=None, timeout=None, post=False):
+    def put(self, ids, views, first=0, *, pool=None, wait=None, timeout=None, post=False,
+            durable=False):
         """Store chunks from pages: {name: pages or View}, each view of the space; their
         tokens begin at the first chunk's, and only the last may be short of some. What is
         there already is left out, and what finds no room. wait as in Room.bind(): nothing is
         read before. post: written into shared memory, without an answer; what the daemon
-        refuses makes the move FAILED, and error() says why. -> Move"""
+        refuses makes the move FAILED, and error() says why. durable: it succeeds when all
+        would outlast a loss of power. -> Move"""
         pool = self.pool_of(pool)
         return Move(self._space.put(pool._pool, ids_pack(ids), _first(first),
                                     views_pack(views), wait_pack(wait),
                                     _check.seconds("timeout", timeout),
-                                    _check.flag("post", post)), "put")
+                                    _check.flag("post", post),
+                                    _check.flag("durable", durable)), "put")
 
     def drop(self, ids, first=0, timeout=None):
         """Forget them; what is in use goes when it is not."""

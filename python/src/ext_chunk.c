@@ -381,7 +381,7 @@ static bool place_parse(struct chunk_start *s, PyObject *pool, PyObject *view_li
 	return true;
 }
 
-/* put(pool, ids, first, views, wait, timeout, post) */
+/* put(pool, ids, first, views, wait, timeout, post, durable) */
 static PyObject *space_put(PyObject *self, PyObject *args)
 {
 	struct chunk_start s = {.of = (struct chunk_object *)self};
@@ -390,14 +390,15 @@ static PyObject *space_put(PyObject *self, PyObject *args)
 	unsigned long long first;
 	const char *ids;
 	Py_ssize_t bytes;
-	int ms;
+	int ms, durable;
 
-	if (!PyArg_ParseTuple(args, "O!y#KOOOp", pool_type, &pool, &ids, &bytes, &first,
-			      &view_list, &wait, &timeout, &s.post) ||
+	if (!PyArg_ParseTuple(args, "O!y#KOOOpp", pool_type, &pool, &ids, &bytes, &first,
+			      &view_list, &wait, &timeout, &s.post, &durable) ||
 	    ext_timeout(timeout, &ms) < 0 || !ids_parse(ids, bytes, first, &s.chunks) ||
 	    !chunk_usable(s.of, "space"))
 		return NULL;
 	s.c = s.of->client;
+	s.move.durable = durable;
 	if (place_parse(&s, pool, view_list, wait, &views))
 		made = chunk_made(move_type, &s, put_begin, move_shut, pool, ms);
 	ext_views_fini(&views);

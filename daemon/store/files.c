@@ -1,0 +1,702 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A part takes its slot when it is to be written, and other content of its user leaves
+ * the files for it then, not before; what is queued keeps its memory, so the queue is
+ * bounded, and what finds no place in it is simply not kept (it is asked for again, or
+ * was not worth it). Only what is to last waits.
+ *
+ * A slab's file is made when the first of its slots is written and removed when the last
+ * was given back, one after the other by a machine a slab that compares what is there
+ * with what the arena wants. "No space left" can come from making a file alone, for all
+ * of its bytes are reserved; then no further slab is taken for a while, and content is
+ * replaced within those that are there.
+ *
+ * A fault of the device ends one op; the second ends all writing until the next start.
+ * Reading goes on, with the sums as judge.
+ */
+#include "daemon/store/files.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/store/files_class.h"
+#include "daemon/store/files_impl.h"
+#include "daemon/store/store_impl.h"
+
+#define FLYING_BYTES (UINT64_C(32) << 20) /* of writes given to the disk */
+#define QUEUED_SHARE 16u		  /* of the memory: what may wait for it */
+#define FAULTS_MAX 2u
+#define RETRY_NS (60 * LOOP_NS_PER_S)
+
+static void slab_step(struct slab_file *slab);
+static void slab_sync(struct slab_file *slab);
+
+uint64_t files_slab_bytes(const struct files *files)
+{
+	return files->bytes / ARENA_SLABS / DISK_ALIGN * DISK_ALIGN;
+}
+
+uint64_t files_slot_offset(const struct files *files, uint32_t slab, uint32_t index)
+{
+	return index * arena_slab_size(files->arena, slab);
+}
+
+static struct disk_file slab_file_of(uint32_t slab, uint64_t slot_bytes)
+{
+	return (struct disk_file){.slot_bytes = slot_bytes, .number = slab};
+}
+
+uint8_t *files_header_new(void **block_p)
+{
+	uintptr_t at;
+
+	*block_p = mem_zalloc(SEAL_HEADER_BYTES + DISK_ALIGN);
+	at = ((uintptr_t)*block_p + DISK_ALIGN - 1) / DISK_ALIGN * DISK_ALIGN;
+	return *block_p ? (uint8_t *)at : NULL;
+}
+
+void files_go_on(struct files *files)
+{
+	loop_defer(files->store->kvd->loop, &files->go);
+}
+
+void files_note_fault(struct files *files, const struct err *why)
+{
+	if (why->code == ERR_CANCELED || why->code == ERR_STATE)
+		return;
+	files->faults++;
+	log_warn("store", "files", why->text, "faults=%llu",
+		 (unsigned long long)files->faults);
+	if (files->faults < FAULTS_MAX || files->readonly || why->code != ERR_IO)
+		return;
+	files->readonly = true;
+	files->why = *why;
+	log_error("store", "files", "nothing is written to chunk_dir any more",
+		  "why=\"%s\"", why->text);
+}
+
+/* ---- jobs ---- */
+
+static void facts_of(const struct store_part *part, const struct class_words *words,
+		     struct seal_facts *facts_p)
+{
+	const struct store_chunk *chunk = part->chunk;
+
+	*facts_p = (struct seal_facts){.first = chunk->first,
+				       .part_bytes = part->class->canon->slot_bytes,
+				       .tokens = chunk->tokens};
+	memcpy(facts_p->class_digest, words->digest, SEAL_DIGEST_BYTES);
+	memcpy(facts_p->id, chunk->id, SEAL_ID_BYTES);
+}
+
+static struct files_job *job_new(struct files *files, struct store_part *part,
+				 enum files_kind kind)
+{
+	struct class_words *words = class_words_of(files, part->class);
+	struct files_job *job = words ? mem_zalloc(sizeof(*job)) : NULL;
+
+	if (!job)
+		return NULL;
+	job->header = files_header_new(&job->block);
+	if (!job->header) {
+		mem_free(job);
+		return NULL;
+	}
+	job->files = files;
+	job->part = part;
+	job->kind = kind;
+	job->bytes = part->class->canon->slot_bytes;
+	facts_of(part, words, &job->facts);
+	list_init(&job->link);
+	part->job = job;
+	store_chunk_pin(part->chunk);
+	files->jobs++;
+	return job;
+}
+
+/* Its part is nobody's business any more. */
+static void job_free(struct files_job *job)
+{
+	struct store_chunk *chunk = job->part->chunk;
+	struct files *files = job->files;
+
+	job->part->job = NULL;
+	list_remove(&job->link);
+	mem_free(job->block);
+	mem_free(job);
+	files->jobs--;
+	store_chunk_unpin(chunk);
+	files_go_on(files);
+}
+
+static struct slab_file *job_slab(const struct files_job *job)
+{
+	return &job->files->slabs[arena_slab_of(&job->part->place)];
+}
+
+static uint8_t *part_memory(const struct store_part *part)
+{
+	return part->chunk->space->store->base + arena_offset(&part->slot);
+}
+
+/* The op's place; the part's memory behind the header unless the header alone is meant.
+ */
+static void job_aim(struct files_job *job, enum disk_what what, bool header_only)
+{
+	const struct store_part *part = job->part;
+	uint32_t slab = arena_slab_of(&part->place);
+
+	job->op = (struct disk_op){
+		.what = what,
+		.file = slab_file_of(slab, job->files->slabs[slab].actual),
+		.offset = files_slot_offset(job->files, slab, part->place.index),
+		.iov = {{job->header, SEAL_HEADER_BYTES}},
+	};
+	if (!header_only)
+		job->op.iov[1] = (struct iovec){part_memory(part), (size_t)job->bytes};
+}
+
+/* ---- writing ---- */
+
+/* It has no place after all. */
+static void write_fail(struct files_job *job, const struct err *why)
+{
+	struct files *files = job->files;
+	struct store_part *part = job->part;
+	struct store_chunk *chunk = part->chunk;
+	struct slab_file *slab = job_slab(job);
+	bool durable = job->durable;
+
+	if (why)
+		files_note_fault(files, why);
+	store_chunk_pin(chunk);
+	job_free(job);
+	store_part_unfiled(part);
+	if (!part->slot.slab)
+		store_part_free(part);
+	store_chunk_unpin(chunk);
+	slab_step(slab); /* its file may not be wanted any more */
+	if (durable)
+		store_moves_kick(files->store);
+}
+
+static void job_last(struct files_job *job)
+{
+	struct store_part *part = job->part;
+
+	part->lasts = true;
+	part->chunk->lasts |= UINT64_C(1) << part->class->index;
+	store_moves_kick(job->files->store);
+	job_free(job);
+}
+
+static void on_synced(struct disk_op *op)
+{
+	struct slab_file *slab = container_of(op, struct slab_file, sync);
+	struct files_job *job;
+	bool ok = op->result >= 0;
+
+	if (!ok)
+		files_note_fault(slab->files, &op->err);
+	/* what was written before a sync that failed counts as lost */
+	list_foreach_safe(job, &slab->syncing, link) {
+		if (ok)
+			job_last(job);
+		else
+			write_fail(job, NULL);
+	}
+	slab_sync(slab); /* what was written meanwhile */
+	files_go_on(slab->files);
+}
+
+static void slab_sync(struct slab_file *slab)
+{
+	struct list *first;
+
+	if (!list_empty(&slab->syncing) || list_empty(&slab->unsynced))
+		return;
+	while ((first = list_pop_front(&slab->unsynced)))
+		list_push_back(&slab->syncing, first);
+	slab->sync = (struct disk_op){
+		.what = DISK_SYNC,
+		.file = slab_file_of(slab->number, slab->actual),
+		.done = on_synced,
+	};
+	disk_submit(slab->files->disk, &slab->sync);
+}
+
+static void on_written(struct disk_op *op)
+{
+	struct files_job *job = container_of(op, struct files_job, op);
+	struct files *files = job->files;
+
+	files->flying_bytes -= job->bytes;
+	if (op->result < 0) {
+		write_fail(job, &op->err);
+		return;
+	}
+	files->written++;
+	files->written_bytes += job->bytes;
+	store_part_filed(job->part);
+	if (!job->durable) {
+		job_free(job);
+		return;
+	}
+	list_push_back(&job_slab(job)->unsynced, &job->link);
+	slab_sync(job_slab(job));
+	files_go_on(files);
+}
+
+/* The disk's thread: the part is pinned, and nobody writes it. */
+static void seal_before(struct disk_op *op)
+{
+	struct files_job *job = container_of(op, struct files_job, op);
+
+	seal_make(job->header, &job->facts, op->iov[1].iov_base);
+}
+
+static void write_start(struct files_job *job)
+{
+	struct slab_file *slab = job_slab(job);
+
+	job->files->flying_bytes += job->bytes;
+	if (slab->busy ||
+	    slab->actual != arena_slab_size(job->files->arena, slab->number)) {
+		list_push_back(&slab->waiting, &job->link);
+		slab_step(slab);
+		return;
+	}
+	job_aim(job, DISK_WRITE, false);
+	job->op.before = seal_before;
+	job->op.done = on_written;
+	disk_submit(job->files->disk, &job->op);
+}
+
+/* ---- slab files ---- */
+
+static void on_retry(struct loop_timer *timer)
+{
+	struct files *files = container_of(timer, struct files, retry);
+
+	arena_limit(files->arena, ARENA_SLABS);
+}
+
+/* No further file for a while. */
+static void files_full(struct files *files, const struct err *why)
+{
+	uint32_t used = arena_slabs_used(files->arena);
+
+	log_warn("store", "files", "no room for another file in chunk_dir",
+		 "files=%u why=\"%s\"", used, why->text);
+	arena_limit(files->arena, used);
+	loop_timer_start(&files->retry, RETRY_NS);
+}
+
+static void on_slab_made(struct disk_op *op)
+{
+	struct slab_file *slab = container_of(op, struct slab_file, op);
+	struct files *files = slab->files;
+	struct list failed;
+	struct list *first;
+
+	slab->busy = false;
+	if (op->result >= 0) {
+		slab->actual = op->file.slot_bytes;
+		slab_step(slab);
+		return;
+	}
+	list_init(&failed);
+	while ((first = list_pop_front(&slab->waiting)))
+		list_push_back(&failed, first);
+	while ((first = list_pop_front(&failed))) {
+		struct files_job *job = list_entry(first, struct files_job, link);
+
+		files->flying_bytes -= job->bytes;
+		write_fail(job, NULL);
+	}
+	if (op->err.code == ERR_LIMIT)
+		files_full(files, &op->err);
+	else
+		files_note_fault(files, &op->err);
+}
+
+static void on_slab_removed(struct disk_op *op)
+{
+	struct slab_file *slab = container_of(op, struct slab_file, op);
+
+	slab->busy = false;
+	slab->actual = 0;
+	if (op->result < 0 && op->err.code != ERR_NOTFOUND)
+		files_note_fault(slab->files, &op->err);
+	slab_step(slab);
+}
+
+/* What is there, and what the arena has made of it meanwhile. */
+static void slab_step(struct slab_file *slab)
+{
+	struct files *files = slab->files;
+	uint64_t wanted = arena_slab_size(files->arena, slab->number);
+	struct list *first;
+
+	if (slab->busy || files->closed || !files->open)
+		return;
+	if (slab->actual != wanted) {
+		slab->busy = true;
+		slab->op = (struct disk_op){
+			.what = slab->actual ? DISK_REMOVE : DISK_MAKE,
+			.file = slab_file_of(slab->number,
+					     slab->actual ? slab->actual : wanted),
+			.bytes = files_slab_bytes(files),
+			.done = slab->actual ? on_slab_removed : on_slab_made,
+		};
+		disk_submit(files->disk, &slab->op);
+		return;
+	}
+	while ((first = list_pop_front(&slab->waiting))) {
+		struct files_job *job = list_entry(first, struct files_job, link);
+
+		files->flying_bytes -= job->bytes;
+		write_start(job);
+	}
+}
+
+static void slabs_step(struct files *files)
+{
+	for (uint32_t i = 0; i < ARENA_SLABS; i++)
+		slab_step(&files->slabs[i]);
+}
+
+/* ---- the queue ---- */
+
+static void unqueue(struct files_job *job)
+{
+	list_remove(&job->link);
+	job->files->queued--;
+	job->files->queued_bytes -= job->bytes;
+}
+
+/* Outcome 1: what describes its class is not written yet. */
+static int write_next(struct files *files, struct files_job *job)
+{
+	const struct class_words *words = class_words_of(files, job->part->class);
+
+	if (words && words->busy)
+		return 1;
+	unqueue(job);
+	if (words && words->there && !files->readonly)
+		write_start(job);
+	else
+		write_fail(job, NULL);
+	return 0;
+}
+
+static void on_go(struct loop_defer *defer)
+{
+	struct files *files = container_of(defer, struct files, go);
+	struct files_job *job;
+
+	if (files->closed) {
+		while ((job = list_first(&files->queue, struct files_job, link))) {
+			unqueue(job);
+			write_fail(job, NULL);
+		}
+		return;
+	}
+	if (!files->open || !files->scanned)
+		return;
+	while (files->flying_bytes < FLYING_BYTES &&
+	       (job = list_first(&files->queue, struct files_job, link))) {
+		if (write_next(files, job) > 0)
+			break;
+	}
+	slabs_step(files);
+}
+
+static bool may_write(const struct files *files, uint64_t bytes, bool durable)
+{
+	return files->open && files->scanned && !files->closed && !files->readonly &&
+	       (durable ||
+		files->queued_bytes + bytes <= files->store->memory_bytes / QUEUED_SHARE);
+}
+
+/* A part that is in its place already is to last. */
+static bool last_again(struct files *files, struct store_part *part)
+{
+	struct files_job *job;
+
+	if (part->lasts)
+		return true;
+	job = job_new(files, part, FILES_WRITE);
+	if (!job)
+		return false;
+	job->durable = true;
+	list_push_back(&job_slab(job)->unsynced, &job->link);
+	slab_sync(job_slab(job));
+	return true;
+}
+
+bool files_write(struct files *files, struct store_part *part, bool durable)
+{
+	uint64_t bytes = part->class->canon->slot_bytes;
+	struct store_chunk *chunk = part->chunk;
+	struct files_job *job = part->job;
+	int r = -ENOMEM;
+
+	assert(part->ready || part->filed);
+	if (job) {
+		if (job->kind == FILES_WRITE)
+			job->durable |= durable;
+		return job->kind == FILES_WRITE;
+	}
+	if (!may_write(files, bytes, durable) || chunk->gone)
+		return false;
+	if (part->filed) {
+		if (durable && last_again(files, part))
+			return true;
+		err_clear();
+		return !durable;
+	}
+	job = job_new(files, part, FILES_WRITE);
+	if (job)
+		r = arena_take(chunk->space->tenant->file_owner,
+			       SEAL_HEADER_BYTES + bytes, &chunk->file_item,
+			       &part->place);
+	if (r < 0) {
+		err_clear();
+		if (job)
+			job_free(job);
+		return false;
+	}
+	job->durable = durable;
+	files->queued++;
+	files->queued_bytes += bytes;
+	list_push_back(&files->queue, &job->link);
+	files_go_on(files);
+	return true;
+}
+
+/* ---- reading ---- */
+
+/* The disk's thread: what is there must be this very part, whole. */
+static void check_after(struct disk_op *op)
+{
+	struct files_job *job = container_of(op, struct files_job, op);
+	struct seal_facts facts;
+
+	if (!seal_read(job->header, &facts) ||
+	    memcmp(facts.id, job->facts.id, SEAL_ID_BYTES) != 0 ||
+	    memcmp(facts.class_digest, job->facts.class_digest, SEAL_DIGEST_BYTES) != 0 ||
+	    facts.first != job->facts.first || facts.tokens != job->facts.tokens ||
+	    facts.part_bytes != job->facts.part_bytes ||
+	    !seal_is_whole(job->header, op->iov[1].iov_base))
+		op->result = err_raise(ERR_PLAN,
+				       "a part of a chunk in file %u is not what "
+				       "was written",
+				       op->file.number);
+}
+
+static void on_loaded(struct disk_op *op)
+{
+	struct files_job *job = container_of(op, struct files_job, op);
+	struct files *files = job->files;
+	struct store_part *part = job->part;
+	struct store_chunk *chunk = part->chunk;
+	bool ok = op->result >= 0;
+
+	if (ok) {
+		files->loaded++;
+		files->loaded_bytes += job->bytes;
+	} else {
+		files->bad += op->err.code == ERR_PLAN;
+		files_note_fault(files, &op->err);
+	}
+	store_chunk_pin(chunk);
+	job_free(job);
+	store_part_loaded(part, ok);
+	store_chunk_unpin(chunk);
+	slabs_step(files);
+}
+
+int files_load(struct files *files, struct store_part *part)
+{
+	struct files_job *job;
+
+	if (files->closed || part->job)
+		return err_raise(ERR_STATE, "a part of a chunk cannot be read now");
+	job = job_new(files, part, FILES_LOAD);
+	if (!job)
+		return err_pass(-ENOMEM);
+	job_aim(job, DISK_READ, false);
+	job->op.after = check_after;
+	job->op.done = on_loaded;
+	disk_submit(files->disk, &job->op);
+	return 0;
+}
+
+/* ---- erasing ---- */
+
+static void on_erased(struct disk_op *op)
+{
+	struct files_job *job = container_of(op, struct files_job, op);
+
+	if (op->result < 0)
+		files_note_fault(job->files, &op->err);
+	job_free(job);
+}
+
+void files_erase(struct files *files, struct store_part *part)
+{
+	struct files_job *job =
+		part->job || files->closed ? NULL : job_new(files, part, FILES_ERASE);
+
+	if (!job) {
+		err_clear(); /* it is being read or written: its slot is given back then
+			      */
+		return;
+	}
+	job_aim(job, DISK_WRITE, true);
+	job->op.done = on_erased;
+	disk_submit(files->disk, &job->op);
+}
+
+/* ---- life ---- */
+
+int files_new(struct store *store, uint64_t bytes, struct files **files_p)
+{
+	struct files *files = mem_zalloc(sizeof(*files));
+	int r;
+
+	if (!files)
+		return err_pass(-ENOMEM);
+	files->store = store;
+	files->bytes = bytes;
+	list_init(&files->queue);
+	loop_defer_init(&files->go, on_go);
+	loop_timer_init(&files->retry, store->kvd->loop, on_retry);
+	for (uint32_t i = 0; i < ARENA_SLABS; i++) {
+		struct slab_file *slab = &files->slabs[i];
+
+		slab->files = files;
+		slab->number = i;
+		list_init(&slab->waiting);
+		list_init(&slab->unsynced);
+		list_init(&slab->syncing);
+	}
+	r = arena_new(bytes, store_on_file_evict, store, &files->arena);
+	if (r < 0) {
+		mem_free(files);
+		return err_pass(r);
+	}
+	*files_p = files;
+	return 0;
+}
+
+void files_begin(struct files *files, struct disk *disk)
+{
+	files->disk = disk;
+}
+
+static void scan_if(struct files *files)
+{
+	if (files->open && files->memory && !files->closed && !files->scan &&
+	    !files->scanned)
+		files_scan_begin(files);
+}
+
+void files_on_open(void *arg, struct disk *disk, const struct err *why)
+{
+	struct files *files = arg;
+
+	(void)disk;
+	if (why) {
+		files->why = *why;
+		files->readonly = true;
+		log_error("store", "files", "chunk_dir is not used", "why=\"%s\"",
+			  why->text);
+		return;
+	}
+	files->open = true;
+	scan_if(files);
+}
+
+void files_on_memory(struct files *files)
+{
+	if (!files)
+		return;
+	files->memory = true;
+	scan_if(files);
+}
+
+void files_close(struct files *files)
+{
+	if (!files || files->closed)
+		return;
+	files->closed = true;
+	loop_timer_stop(&files->retry);
+	if (files->disk)
+		disk_close(files->disk);
+	files_go_on(files);
+}
+
+bool files_drained(const struct files *files)
+{
+	return !files || ((!files->disk || disk_drained(files->disk)) && !files->jobs);
+}
+
+int files_free(struct files *files)
+{
+	int r;
+
+	if (!files)
+		return 0;
+	r = disk_free(files->disk);
+	loop_timer_stop(&files->retry);
+	loop_defer_cancel(&files->go);
+	files_scan_free(files->scan);
+	arena_free(files->arena);
+	mem_free(files);
+	return r;
+}
+
+bool files_scanning(const struct files *files)
+{
+	return files && files->scan && !files->scanned && !files->closed;
+}
+
+struct arena *files_arena(struct files *files)
+{
+	return files->arena;
+}
+
+void files_figures(const struct files *files, struct store_files *figures_p)
+{
+	struct arena_figures arena;
+
+	*figures_p = (struct store_files){0};
+	if (!files)
+		return;
+	arena_figures(files->arena, &arena);
+	*figures_p = (struct store_files){
+		.way = files->disk ? disk_kind(files->disk) : "none",
+		.open = files->open,
+		.scanned = files->scanned,
+		.readonly = files->readonly,
+		.direct = files->open && disk_direct(files->disk),
+		.why = &files->why,
+		.bytes = files->bytes,
+		.free_bytes = arena.slabs_free * arena.slab_bytes,
+		.written_bytes = files->written_bytes,
+		.read_bytes = files->loaded_bytes,
+		.written = files->written,
+		.read = files->loaded,
+		.bad = files->bad,
+		.faults = files->faults,
+		.evicted = arena.evicted,
+		.queued = files->queued,
+	};
+}

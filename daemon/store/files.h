@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * files: parts of chunks in the slab files of a directory (disk.h), where they outlive
+ * the daemon. Another arena says which slots are whose; a slab of it is a file.
+ *
+ * A slot describes itself (seal.h), and is written with its part in one piece. What a
+ * class of parts is stands in a named file (files_class.h). So there is nothing that two
+ * writes must agree on: a slot that was torn, overwritten in part or made on purpose
+ * fails its sums, or says of what class and chunk it is. All sums are checked at every
+ * read, before anybody sees the part.
+ *
+ * At the start the headers of all slots are read in the background; what they describe is
+ * found from then on.
+ */
+#ifndef KVD_STORE_FILES_H
+#define KVD_STORE_FILES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/err.h"
+
+struct arena;
+struct disk;
+struct files;
+struct store;
+struct store_part;
+
+/* So many bytes of files. files_begin() gives it its directory. */
+int files_new(struct store *store, uint64_t bytes, struct files **files_p);
+/* `disk` is the files' from now on; on_open of its disk_args is files_on_open() with
+ * the files. */
+void files_begin(struct files *files, struct disk *disk);
+void files_on_open(void *arg, struct disk *disk, const struct err *why);
+/* The store's memory is there: slots may be read. */
+void files_on_memory(struct files *files);
+void files_close(struct files *files); /* idempotent; NULL is fine here and below */
+bool files_drained(const struct files *files);
+/* Drained; parts have no places any more. Outcome 1: a device does not come back, and
+ * the process is to end. */
+int files_free(struct files *files);
+
+/* What the directory holds is being read; then store_tidy() is due. */
+bool files_scanning(const struct files *files);
+
+struct arena *files_arena(struct files *files);
+
+/* Keep the part, which is ready, some time; `durable`: and sync it, and kick the store's
+ * moves. False: it is not done (no room, no writing any more, too much to do). */
+bool files_write(struct files *files, struct store_part *part, bool durable);
+/* Read it into its slot of memory; store_part_loaded() follows. ERR_NOMEM, ERR_STATE. */
+int files_load(struct files *files, struct store_part *part);
+/* Its header is overwritten; the part stays pinned until it is. */
+void files_erase(struct files *files, struct store_part *part);
+
+struct store_files;
+void files_figures(const struct files *files, struct store_files *figures_p);
+
+#endif

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A description is written when the first part of its class is, and before it: a part
+ * whose class nobody can tell is lost. It says the same whatever the size of the memory,
+ * so that a daemon with more of it finds its files, and its name is a digest of all that,
+ * so that a slot's header is bound to what its bytes mean.
+ *
+ * What is read here has its name as a sum, no more: who can write the directory can make
+ * one that fits. So every word is checked as an engine's is, and chunks are given to the
+ * user whose name stands there alone.
+ */
+#include "daemon/store/files_class.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/cursor.h"
+#include "daemon/base/hex.h"
+#include "daemon/base/mem.h"
+#include "daemon/store/files.h"
+#include "daemon/store/files_impl.h"
+#include "daemon/store/store_impl.h"
+
+#define VERSION 1u
+#define PREFIX "class-"
+
+/* ---- content ---- */
+
+/* The same whatever the size of the memory: as if it had one slot. */
+static int put_layout(struct cursor *out, const struct store_class *class)
+{
+	struct canon *canon mem_cleanup(canon_freep) = NULL;
+	const struct canon_args args = {.layout = class->canon->layout,
+					.tokens = class->space->tokens,
+					.memory_bytes = class->canon->slot_bytes};
+	int r = canon_make(&args, &canon);
+
+	return r < 0 ? err_pass(r) : err_pass(layout_encode(canon->layout, out));
+}
+
+static int put_words(struct cursor *out, const struct store_class *class)
+{
+	const struct store_space *space = class->space;
+	int r;
+
+	cursor_put_u32(out, VERSION);
+	cursor_put_str(out, space->tenant->account->name);
+	cursor_put_str(out, space->model);
+	cursor_put_str(out, space->revision);
+	cursor_put_str(out, space->scheme);
+	cursor_put_str(out, space->rope);
+	cursor_put_u32(out, space->tokens);
+	r = put_layout(out, class);
+	return r < 0 ? err_pass(r) : err_pass(cursor_check(out, "class"));
+}
+
+static void digest_of(const void *data, size_t len, uint8_t digest[SEAL_DIGEST_BYTES])
+{
+	XXH128_canonical_t canonical;
+
+	XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, len));
+	memcpy(digest, canonical.digest, SEAL_DIGEST_BYTES);
+}
+
+static int words_make(struct class_words *words, const struct store_class *class)
+{
+	size_t cap = DISK_NAMED_BYTES_MAX;
+	cleanup_free uint8_t *data = mem_alloc(cap);
+	struct cursor out;
+	int r;
+
+	if (!data)
+		return err_pass(-ENOMEM);
+	cursor_write(&out, data, cap);
+	r = put_words(&out, class);
+	if (r < 0)
+		return err_pass(r);
+	words->len = out.pos;
+	words->data = mem_dup(data, out.pos);
+	if (!words->data)
+		return err_pass(-ENOMEM);
+	digest_of(words->data, words->len, words->digest);
+	memcpy(words->name, PREFIX, sizeof(PREFIX));
+	hex_write(words->digest, SEAL_DIGEST_BYTES, words->name + strlen(PREFIX));
+	return 0;
+}
+
+/* ---- writing ---- */
+
+void class_words_free(struct class_words *words)
+{
+	if (!words)
+		return;
+	words->freed = true;
+	if (words->busy)
+		return;
+	mem_free(words->data);
+	mem_free(words);
+}
+
+bool class_words_busy(const struct class_words *words)
+{
+	return words && words->busy;
+}
+
+static void on_words_written(struct disk_op *op)
+{
+	struct class_words *words = container_of(op, struct class_words, op);
+	struct files *files = words->files;
+
+	words->busy = false;
+	words->there = op->result >= 0;
+	words->failed = !words->there;
+	if (words->failed)
+		files_note_fault(files, &op->err);
+	if (words->freed)
+		class_words_free(words);
+	files_go_on(files);
+}
+
+static struct class_words *words_new(struct files *files, struct store_class *class)
+{
+	struct class_words *words = mem_zalloc(sizeof(*words));
+
+	if (!words)
+		return NULL;
+	words->files = files;
+	if (words_make(words, class) < 0) {
+		class_words_free(words);
+		return NULL;
+	}
+	class->words = words;
+	return words;
+}
+
+struct class_words *class_words_of(struct files *files, struct store_class *class)
+{
+	struct class_words *words = class->words;
+
+	if (!words)
+		words = words_new(files, class);
+	if (!words || words->busy || words->there || words->failed)
+		return words;
+	words->busy = true;
+	words->op = (struct disk_op){.what = DISK_NAMED_WRITE,
+				     .name = words->name,
+				     .iov = {{words->data, words->len}},
+				     .done = on_words_written};
+	disk_submit(files->disk, &words->op);
+	return words;
+}
+
+/* ---- reading ---- */
+
+bool class_words_named(const char *name)
+{
+	return strncmp(name, PREFIX, strlen(PREFIX)) == 0 &&
+	       strlen(name) == strlen(PREFIX) + HEX_CHARS(SEAL_DIGEST_BYTES);
+}
+
+struct told {
+	char tenant[ACCOUNT_NAME_MAX], model[STORE_WORD_MAX + 1];
+	char revision[STORE_WORD_MAX + 1], scheme[STORE_WORD_MAX + 1];
+	char rope[STORE_WORD_MAX + 1];
+	uint32_t tokens;
+	struct layout *layout;
+};
+
+static int told_read(const void *data, size_t len, struct told *told)
+{
+	struct cursor in;
+	int r;
+
+	cursor_read(&in, data, len);
+	if (cursor_get_u32(&in) != VERSION)
+		return err_raise(ERR_PROTO, "of another version");
+	cursor_get_str(&in, told->tenant, sizeof(told->tenant));
+	cursor_get_str(&in, told->model, sizeof(told->model));
+	cursor_get_str(&in, told->revision, sizeof(told->revision));
+	cursor_get_str(&in, told->scheme, sizeof(told->scheme));
+	cursor_get_str(&in, told->rope, sizeof(told->rope));
+	told->tokens = cursor_get_u32(&in);
+	r = cursor_check(&in, "class");
+	return r < 0 ? err_pass(r) : err_pass(layout_decode(&in, &told->layout));
+}
+
+static int told_tenant(struct store *store, const struct told *told,
+		       struct store_tenant **tenant_p)
+{
+	char kind[8];
+	const char *name = strchr(told->tenant, ':');
+	struct account *account;
+	int r;
+
+	if (!name || (size_t)(name - told->tenant) >= sizeof(kind))
+		return err_raise(ERR_PROTO, "of no user");
+	snprintf(kind, sizeof(kind), "%.*s", (int)(name - told->tenant), told->tenant);
+	account = account_get(&store->kvd->accounts, kind, name + 1);
+	if (!account)
+		return err_pass(-ENOMEM);
+	r = store_tenant_of(store, account, tenant_p);
+	account_unref(account); /* the tenant has its own */
+	return err_pass(r);
+}
+
+static int told_class(struct store *store, const struct told *told,
+		      struct store_class **class_p)
+{
+	const struct store_space_args args = {.model = told->model,
+					      .revision = told->revision,
+					      .scheme = told->scheme,
+					      .rope = told->rope,
+					      .tokens = told->tokens};
+	const struct canon_args canon_args = {.layout = told->layout,
+					      .tokens = told->tokens,
+					      .memory_bytes = store->memory_bytes};
+	struct canon *canon mem_cleanup(canon_freep) = NULL;
+	struct store_tenant *tenant;
+	struct store_space *space;
+	int r = store_words_check(&args);
+
+	if (r >= 0)
+		r = canon_make(&canon_args, &canon);
+	if (r >= 0)
+		r = told_tenant(store, told, &tenant);
+	if (r >= 0)
+		r = store_space_of(store, tenant, &args, canon, &space);
+	return r < 0 ? err_pass(r) : err_pass(store_class_get(space, canon, class_p));
+}
+
+int class_words_read(struct store *store, const char *name, const void *data, size_t len,
+		     struct store_class **class_p)
+{
+	uint8_t digest[SEAL_DIGEST_BYTES], named[SEAL_DIGEST_BYTES];
+	struct class_words *words;
+	struct told told = {0};
+	int r;
+
+	digest_of(data, len, digest);
+	if (!hex_read(name + strlen(PREFIX), named, SEAL_DIGEST_BYTES) ||
+	    memcmp(digest, named, SEAL_DIGEST_BYTES) != 0)
+		return err_raise(ERR_PROTO, "%s: its content is not what it was", name);
+	r = told_read(data, len, &told);
+	if (r >= 0)
+		r = told_class(store, &told, class_p);
+	layout_free(told.layout);
+	if (r < 0)
+		return err_prefix(r, "%s", name);
+	words = (*class_p)->words ? (*class_p)->words : words_new(store->files, *class_p);
+	if (!words)
+		return err_pass(-ENOMEM);
+	if (memcmp(words->digest, digest, SEAL_DIGEST_BYTES) != 0)
+		return err_raise(ERR_PROTO, "%s: this daemon describes it otherwise",
+				 name);
+	words->there = true;
+	return 0;
+}

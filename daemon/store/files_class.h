@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * files_class: what a class of parts is, in a named file: its user, its space's words,
+ * its layout. The file's name is a digest of its content, and slots carry it.
+ */
+#ifndef KVD_STORE_FILES_CLASS_H
+#define KVD_STORE_FILES_CLASS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/store/disk.h"
+#include "daemon/store/seal.h"
+
+struct files;
+struct store_class;
+struct store;
+
+struct class_words {
+	struct files *files;
+	uint8_t digest[SEAL_DIGEST_BYTES];
+	char name[DISK_NAME_MAX + 1];
+	uint8_t *data;
+	size_t len;
+	bool busy, there, failed; /* the file: being written; lasts; never will */
+	bool freed;		  /* the class is gone: when it is written */
+	struct disk_op op;
+};
+
+/* Begins to write them if need be; files_class_done() follows. NULL + ERR_NOMEM. */
+struct class_words *class_words_of(struct files *files, struct store_class *class);
+void class_words_free(struct class_words *words); /* NULL is fine */
+bool class_words_busy(const struct class_words *words);
+/* Is it a name of such a file? */
+bool class_words_named(const char *name);
+/* The class that the content of the file `name` tells, found or made. ERR_PROTO; others:
+ * there is no room for it. */
+int class_words_read(struct store *store, const char *name, const void *data, size_t len,
+		     struct store_class **class_p);
+
+#endif

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* files_impl: what files.c (writing, reading), files_scan.c (the start) and files_class.c
+ * (what classes are) share. */
+#ifndef KVD_STORE_FILES_IMPL_H
+#define KVD_STORE_FILES_IMPL_H
+
+#include "daemon/loop/loop.h"
+#include "daemon/store/arena.h"
+#include "daemon/store/disk.h"
+#include "daemon/store/files.h"
+#include "daemon/store/seal.h"
+
+struct files_scan;
+
+/* A slab's file. */
+struct slab_file {
+	struct files *files;
+	uint32_t number;
+	uint64_t actual;     /* slot bytes of the file that is there; 0: none is */
+	bool busy;	     /* made or removed */
+	struct list waiting; /* jobs, until it is there */
+	struct list
+		unsynced; /* jobs that wait to last: written, no sync has begun since */
+	struct list syncing; /* of which one has */
+	struct disk_op op, sync;
+};
+
+struct files {
+	struct store *store;
+	struct disk *disk;
+	struct arena *arena;
+	uint64_t bytes;
+	bool open, memory, closed, scanned, readonly;
+	struct err why;
+	struct slab_file slabs[ARENA_SLABS];
+	struct list queue; /* jobs that are to be written */
+	unsigned int queued, jobs;
+	uint64_t queued_bytes, flying_bytes;
+	struct files_scan *scan;
+	struct loop_timer retry; /* the file system was full */
+	struct loop_defer go;
+	uint64_t written, loaded, bad, faults, written_bytes, loaded_bytes;
+};
+
+enum files_kind { FILES_WRITE, FILES_LOAD, FILES_ERASE };
+
+/* What is being done with a part's place. It keeps its chunk. */
+struct files_job {
+	struct list link;
+	struct files *files;
+	struct store_part *part;
+	enum files_kind kind;
+	bool durable;
+	uint64_t bytes;
+	uint8_t *header; /* SEAL_HEADER_BYTES, aligned, in the block */
+	void *block;
+	struct seal_facts facts;
+	struct disk_op op;
+};
+
+/* A fault of the device: the second ends all writing. */
+void files_note_fault(struct files *files, const struct err *why);
+void files_go_on(struct files *files); /* look at the queue again, in the next turn */
+uint64_t files_slab_bytes(const struct files *files);
+/* Where a slot of a slab's file begins. */
+uint64_t files_slot_offset(const struct files *files, uint32_t slab, uint32_t index);
+/* Aligned, in *block_p, which is to be freed; NULL + ERR_NOMEM. */
+uint8_t *files_header_new(void **block_p);
+
+/* ---- files_scan.c ---- */
+void files_scan_begin(struct files *files);
+void files_scan_free(struct files_scan *scan); /* NULL is fine */
+
+#endif

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/store/seal.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "daemon/base/cursor.h"
+#include "daemon/base/mem.h"
+
+#define MAGIC UINT64_C(0x314b4e4843445631) /* "1VDCHNK1" */
+#define VERSION 1u
+#define STRIPE_BYTES (UINT64_C(1) << 20) /* at least: as many as find room have a sum */
+#define HEAD_BYTES 96u
+#define SUM_BYTES 8u /* the header's own, at its end */
+#define STRIPES_MAX ((SEAL_HEADER_BYTES - HEAD_BYTES - SUM_BYTES) / 8)
+
+static uint64_t stripe_of(uint64_t part_bytes)
+{
+	uint64_t stripe = STRIPE_BYTES;
+
+	while ((part_bytes + stripe - 1) / stripe > STRIPES_MAX)
+		stripe *= 2;
+	return stripe;
+}
+
+static uint64_t stripe_sum(const uint8_t *part, uint64_t bytes, uint64_t stripe,
+			   uint64_t i)
+{
+	uint64_t at = i * stripe, left = bytes - at;
+
+	/* its place, too: stripes do not change places */
+	return XXH3_64bits_withSeed(part + at, left < stripe ? left : stripe, i);
+}
+
+void seal_make(uint8_t header[SEAL_HEADER_BYTES], const struct seal_facts *facts,
+	       const void *part)
+{
+	uint64_t stripe = stripe_of(facts->part_bytes);
+	uint64_t stripes = (facts->part_bytes + stripe - 1) / stripe;
+	struct cursor out;
+
+	memset(header, 0, SEAL_HEADER_BYTES);
+	cursor_write(&out, header, SEAL_HEADER_BYTES);
+	cursor_put_u64(&out, MAGIC);
+	cursor_put_u32(&out, VERSION);
+	cursor_put_u32(&out, facts->tokens);
+	cursor_put_bytes(&out, facts->class_digest, SEAL_DIGEST_BYTES);
+	cursor_put_bytes(&out, facts->id, SEAL_ID_BYTES);
+	cursor_put_u64(&out, facts->first);
+	cursor_put_u64(&out, facts->part_bytes);
+	cursor_put_u64(&out, stripe);
+	cursor_put_u64(&out, stripes);
+	assert(out.pos == HEAD_BYTES);
+	for (uint64_t i = 0; i < stripes; i++)
+		cursor_put_u64(&out, stripe_sum(part, facts->part_bytes, stripe, i));
+	out.pos = SEAL_HEADER_BYTES - SUM_BYTES;
+	cursor_put_u64(&out, XXH3_64bits(header, SEAL_HEADER_BYTES - SUM_BYTES));
+	assert(!out.bad);
+}
+
+/* What the header says of its stripes is checked, too: it may have been made on purpose.
+ */
+bool seal_read(const uint8_t header[SEAL_HEADER_BYTES], struct seal_facts *facts_p)
+{
+	struct seal_facts facts;
+	uint64_t magic, stripe, stripes, sum;
+	uint32_t version;
+	struct cursor in;
+
+	cursor_read(&in, header, SEAL_HEADER_BYTES);
+	magic = cursor_get_u64(&in);
+	version = cursor_get_u32(&in);
+	if (magic != MAGIC || version != VERSION)
+		return false;
+	facts.tokens = cursor_get_u32(&in);
+	memcpy(facts.class_digest, cursor_get_bytes(&in, SEAL_DIGEST_BYTES),
+	       SEAL_DIGEST_BYTES);
+	memcpy(facts.id, cursor_get_bytes(&in, SEAL_ID_BYTES), SEAL_ID_BYTES);
+	facts.first = cursor_get_u64(&in);
+	facts.part_bytes = cursor_get_u64(&in);
+	stripe = cursor_get_u64(&in);
+	stripes = cursor_get_u64(&in);
+	in.pos = SEAL_HEADER_BYTES - SUM_BYTES;
+	sum = cursor_get_u64(&in);
+	if (in.bad || sum != XXH3_64bits(header, SEAL_HEADER_BYTES - SUM_BYTES) ||
+	    facts.part_bytes == 0 || facts.part_bytes > UINT64_C(1) << 40 ||
+	    stripe != stripe_of(facts.part_bytes) ||
+	    stripes != (facts.part_bytes + stripe - 1) / stripe)
+		return false;
+	*facts_p = facts;
+	return true;
+}
+
+bool seal_is_whole(const uint8_t header[SEAL_HEADER_BYTES], const void *part)
+{
+	uint64_t bytes, stripe, stripes;
+	struct cursor in;
+
+	cursor_read(&in, header, SEAL_HEADER_BYTES);
+	in.pos = HEAD_BYTES - 24;
+	bytes = cursor_get_u64(&in);
+	stripe = cursor_get_u64(&in);
+	stripes = cursor_get_u64(&in);
+	for (uint64_t i = 0; i < stripes; i++) {
+		if (cursor_get_u64(&in) != stripe_sum(part, bytes, stripe, i))
+			return false;
+	}
+	return !in.bad;
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * seal: what stands before a part in a file, so that it describes itself: which chunk's
+ * part it is, of which class (a digest), and sums of all its bytes. Pure.
+ */
+#ifndef KVD_STORE_SEAL_H
+#define KVD_STORE_SEAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define SEAL_HEADER_BYTES 4096u
+#define SEAL_DIGEST_BYTES 16u
+#define SEAL_ID_BYTES 32u
+
+struct seal_facts {
+	uint8_t class_digest[SEAL_DIGEST_BYTES];
+	uint8_t id[SEAL_ID_BYTES];
+	uint64_t first, part_bytes;
+	uint32_t tokens;
+};
+
+/* The header of these bytes. */
+void seal_make(uint8_t header[SEAL_HEADER_BYTES], const struct seal_facts *facts,
+	       const void *part);
+/* False: no header of ours, or a torn one. */
+bool seal_read(const uint8_t header[SEAL_HEADER_BYTES], struct seal_facts *facts_p);
+/* Are these the bytes that it was made of? The header is one that seal_read() took. */
+bool seal_is_whole(const uint8_t header[SEAL_HEADER_BYTES], const void *part);
+
+#endif
