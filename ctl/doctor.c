@@ -36,6 +36,7 @@ static const struct {
 	{"rdma", doctor_rdma},
 	{"gpu", doctor_gpu},
 	{"peers", doctor_peers},
+	{"chunks", doctor_chunks},
 	{"loop", doctor_loop},
 	{"rooms", doctor_rooms},
 	{"failures", doctor_failures},

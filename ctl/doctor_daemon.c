@@ -532,6 +532,35 @@ void doctor_peers(struct doctor *d)
 
 /* ---- loop, rooms, failures ---- */
 
+/* A daemon that keeps none says nothing. */
+void doctor_chunks(struct doctor *d)
+{
+	cJSON *reply = NULL;
+	const cJSON *files;
+	const char *why;
+
+	if (!d->health || ctl_query(d->ctl, "chunk.list", NULL, &reply) != 0)
+		return;
+	files = cJSON_GetObjectItemCaseSensitive(reply, "files");
+	why = ctl_str(files, "why", "");
+	if (!ctl_true(reply, "ready"))
+		doctor_say(d, DOCTOR_WARN,
+			   "the log says why; a lower chunk_memory, or wait",
+			   "the memory for chunks (%s) is not there",
+			   ctl_bytes(ctl_num(reply, "memory_bytes")));
+	else if (files && *why)
+		doctor_say(
+			d, DOCTOR_WARN,
+			"mend what it names (kernel's log, df), then restart the daemon",
+			"nothing is %s chunk_dir: %s",
+			ctl_true(files, "open") ? "written any more to" : "kept in", why);
+	else
+		doctor_say(d, DOCTOR_OK, NULL, "%s of memory%s%s",
+			   ctl_bytes(ctl_num(reply, "memory_bytes")),
+			   files ? ", files in " : "", ctl_str(files, "dir", ""));
+	cJSON_Delete(reply);
+}
+
 void doctor_loop(struct doctor *d)
 {
 	const cJSON *late = ctl_list(ctl_list(d->stats, "loop"), "late_us");

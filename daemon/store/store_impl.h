@@ -14,7 +14,9 @@
 
 struct remote;
 
-#define STORE_SPACES_MAX 64u
+#define STORE_SPACES_MAX 256u /* of a daemon, as the next; the last for users with few \
+			       */
+#define STORE_POOLS_MAX 256u  /* classes: each is a pool that peers know */
 #define STORE_CLASSES_MAX 64u /* of a space: bits of a mask */
 #define STORE_COVERS_MAX 16u  /* that a handle remembers */
 
@@ -23,7 +25,7 @@ struct store_tenant {
 	struct store *store;
 	struct account *account;		/* named so; held */
 	struct arena_owner *owner, *file_owner; /* of memory; of files, or NULL */
-	unsigned int spaces;
+	unsigned int spaces, classes;
 };
 
 /* How parts of one kind lie: a pool over the whole memory. */
@@ -105,7 +107,7 @@ struct store {
 	struct arena *arena;
 	struct files *files; /* NULL: none */
 	struct list tenants, spaces;
-	unsigned int space_count;
+	unsigned int space_count, class_count;
 	uint64_t next_space;
 	struct store_chunk **buckets;
 	uint64_t bucket_mask, seed;

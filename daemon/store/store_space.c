@@ -17,6 +17,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/base/share.h"
 #include "daemon/plan/cover.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/region.h"
@@ -98,10 +99,12 @@ static int space_new(struct store *store, struct store_tenant *tenant,
 {
 	struct store_space *space;
 
-	if (store->space_count >= STORE_SPACES_MAX)
+	if (!share_allows(STORE_SPACES_MAX, store->space_count, tenant->spaces))
 		return err_raise(ERR_LIMIT,
-				 "%u spaces of chunks are in use: the limit of a daemon",
-				 store->space_count);
+				 "%u spaces of chunks are in use, %u of %s: the limit is "
+				 "%u, the last for users with few",
+				 store->space_count, tenant->spaces,
+				 tenant->account->name, STORE_SPACES_MAX);
 	space = mem_zalloc(sizeof(*space));
 	if (!space)
 		return err_pass(-ENOMEM);
@@ -166,10 +169,12 @@ static void on_class_closed(void *arg)
 static void class_drop(struct store_class *class)
 {
 	struct store_space *space = class->space;
-	const struct store *store = space->store;
+	struct store *store = space->store;
 
 	space->classes[class->index] = NULL;
 	space->class_count--;
+	space->tenant->classes--;
+	store->class_count--;
 	if (class->pool && store->session)
 		pool_close(class->pool, on_class_closed, class);
 	else
@@ -230,6 +235,14 @@ static int class_register(struct store_class *class)
 
 static int class_index(const struct store_space *space, unsigned int *index_p)
 {
+	const struct store_tenant *tenant = space->tenant;
+
+	if (!share_allows(STORE_POOLS_MAX, space->store->class_count, tenant->classes))
+		return err_raise(ERR_LIMIT,
+				 "%u kinds of parts of chunks are in use, %u of %s: the "
+				 "limit is %u, the last for users with few",
+				 space->store->class_count, tenant->classes,
+				 tenant->account->name, STORE_POOLS_MAX);
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
 		if (!space->classes[i]) {
 			*index_p = i;
@@ -265,6 +278,8 @@ static int class_new(struct store_space *space, const struct canon *canon,
 	}
 	space->classes[class->index] = class;
 	space->class_count++;
+	space->tenant->classes++;
+	space->store->class_count++;
 	*class_p = class;
 	return 0;
 }

@@ -83,7 +83,8 @@ def alerts_name_what_is_exported():
     labels = exported()
     alerts = [name for name, _, _ in rule_queries()]
     assert alerts == ["KvdDown", "KvdRefusing", "KvdRoomFailures", "KvdRoomOldest",
-                      "KvdPeerFlapping", "KvdLoopLate", "KvdOrphansGrow"], alerts
+                      "KvdPeerFlapping", "KvdLoopLate", "KvdOrphansGrow",
+                      "KvdChunkFiles"], alerts
     for where, query, legend in rule_queries():
         check_query(labels, where, query, legend)
 

@@ -1,0 +1,244 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Chunks beside their limits, in turns of one run.
+
+bench_chunks.py [--turns N] [--dir FOLDER] [--json FILE]
+
+    put, fetch       beside a bare pull between two pools of the same rows
+    find             512 chunks of the own daemon that are there
+    file to pages    beside reads of as many bytes from the same disk, without kvd
+    pages to file    durable, beside writes and one fdatasync a file
+    restart          from the daemon's start to the first hit in its files
+
+Figures are medians of the turns, with the tenth and ninetieth percentile. --dir: of files,
+on the disk that is meant (the current folder). Needs the package kvd: make bench-chunks."""
+import argparse
+import concurrent.futures
+import hashlib
+import json
+import mmap
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+sys.path.insert(0, os.path.join(ROOT, "tests", "lib"))
+import kvd  # noqa: E402
+from kvd_daemon import Daemon  # noqa: E402
+
+T = 256           # tokens of a chunk
+PAGE = 16         # of a page
+LAYERS, HEADS, HEAD_BYTES = 17, 8, 128
+PAGES = 512       # of a cache: 32 chunks
+CHUNKS = PAGES * PAGE // T
+PIECE = 1 << 20   # of the floor's reads and writes
+FLYING = 24
+
+
+def chain(count, seed):
+    ids, last = [], seed.encode()
+    for _ in range(count):
+        last = hashlib.sha256(last).digest()
+        ids.append(last)
+    return ids
+
+
+class Cache:
+    """Pages of K and V, a buffer each, as engines have them."""
+
+    def __init__(self, client, name):
+        field = PAGES * PAGE * HEADS * HEAD_BYTES
+        self.memory = kvd.Memory(2 * LAYERS * field)
+        self.memory.array()[:] = 1
+        layout = kvd.Layout().view("kv", PAGE, PAGES)
+        region = client.register(self.memory)
+        for layer in range(LAYERS):
+            for k in "kv":
+                layout.heads("kv", layer, k, buffer=layout.buffer(field), format="bf16",
+                             unit_bytes=HEAD_BYTES, units=HEADS)
+        self.pool = client.pool(layout, [(region, i * field) for i in range(2 * LAYERS)],
+                                name=name)
+        self.bytes = 2 * LAYERS * field
+        # scattered, as a block table is: no page follows the one before it
+        self.pages = [(i * 197) % PAGES for i in range(PAGES)]
+
+    def space(self, client):
+        while True:
+            try:
+                return client.space(self.pool, model="bench", scheme="sha256", tokens=T)
+            except kvd.BusyError:
+                time.sleep(0.01)
+
+
+def timed(do):
+    begin = time.perf_counter()
+    do()
+    return time.perf_counter() - begin
+
+
+class Row:
+    def __init__(self, name, unit, goal=None):
+        self.name, self.unit, self.goal = name, unit, goal
+        self.figures, self.floors = [], []
+
+    def tell(self):
+        ratios = [f / g for f, g in zip(self.figures, self.floors)]
+        told = {"row": self.name, "unit": self.unit, "goal": self.goal,
+                "figure": spread(self.figures),
+                "floor": spread(self.floors) if self.floors else None,
+                "ratio": spread(ratios) if ratios else None}
+        print("%-28s %s %-5s floor %s   ratio %s   goal %s" % (
+            self.name, words(told["figure"]), self.unit, words(told["floor"]),
+            words(told["ratio"]), self.goal or "-"))
+        return told
+
+
+def spread(values):
+    values = sorted(values)
+    return [statistics.median(values), values[len(values) // 10],
+            values[-1 - len(values) // 10]]
+
+
+def words(three):
+    return "%7.2f (%.2f … %.2f)" % tuple(three) if three else "      -      "
+
+
+def bare(client, source, target, room):
+    """A pull between two pools of one daemon."""
+    offer = client.offer(room, source.pool, {"kv": source.pages})
+    pull = client.pull(room, target.pool, kvd.Source(pool="a"), {"kv": target.pages[::-1]})
+    pull.wait(timeout=60)
+    offer.wait(timeout=60)
+    offer.close()
+    pull.close()
+
+
+def moved(move):
+    move.wait(timeout=120)
+    move.close()
+
+
+def fetch(space, cache, ids):
+    with space.hold(ids, timeout=60) as hold:
+        assert hold.chunks == len(ids), (hold.chunks, len(ids))
+        moved(hold.fetch({"kv": cache.pages[::-1]}))
+
+
+def memory_rows(turns):
+    put, get = Row("put, memory", "GB/s", 0.9), Row("fetch, memory", "GB/s", 0.9)
+    find = Row("find of 512", "us")
+    with Daemon("[chunks]\nchunk_memory = 4 GiB\n") as d, kvd.Client(d.socket_path) as c:
+        a, b = Cache(c, "a"), Cache(c, "b")
+        sa, sb = a.space(c), b.space(c)
+        gb = a.bytes / 1e9
+        for i in range(turns + 1):
+            ids = chain(CHUNKS, "memory%d" % i)
+            works = [("bare", lambda: bare(c, a, b, i)),
+                     ("put", lambda: moved(sa.put(ids, {"kv": a.pages}))),
+                     ("fetch", lambda: fetch(sb, b, ids))]
+            took = {name: timed(do) for name, do in (works if i % 2 else
+                                                     works[1:] + works[:1])}
+            if i:  # the first warms up
+                for row, name in ((put, "put"), (get, "fetch")):
+                    row.figures.append(gb / took[name])
+                    row.floors.append(gb / took["bare"])
+        small = c.space(a.pool, model="bench", scheme="small", tokens=PAGE)
+        ids = chain(512, "find")
+        moved(small.put(ids, {"kv": a.pages}))
+        packed = b"".join(ids)
+        for _ in range(50 * turns):
+            find.figures.append(1e6 * timed(lambda: small.find(packed)))
+    return [put, get, find]
+
+
+class Floor:
+    """The disk without kvd: pieces of a file past the page cache, some at a time."""
+
+    def __init__(self, folder, nbytes):
+        self.path = os.path.join(folder, "floor")
+        self.nbytes = nbytes
+        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+        os.posix_fallocate(self.fd, 0, nbytes)
+        self.buffers = [mmap.mmap(-1, PIECE) for _ in range(FLYING)]
+        self.threads = concurrent.futures.ThreadPoolExecutor(FLYING)
+        self.write()
+
+    def _lane(self, lane, call):
+        for at in range(lane * PIECE, self.nbytes, FLYING * PIECE):
+            assert call(self.fd, [self.buffers[lane]], at) == PIECE
+
+    def _all(self, call):
+        for done in [self.threads.submit(self._lane, i, call) for i in range(FLYING)]:
+            done.result()
+
+    def read(self):
+        self._all(os.preadv)
+
+    def write(self):
+        self._all(os.pwritev)
+        os.fdatasync(self.fd)
+
+    def close(self):
+        self.threads.shutdown()
+        os.close(self.fd)
+        os.unlink(self.path)
+
+
+def file_rows(turns, folder):
+    read, write = Row("file to pages", "GB/s", 0.9), Row("pages to file, durable", "GB/s", 0.85)
+    conf = ("[chunks]\nchunk_memory = 3 GiB\nchunk_dir = %s/chunks\nchunk_dir_size = 24 GiB\n"
+            % folder)
+    os.mkdir(folder + "/chunks")
+    restart = Row("restart to first hit", "s", None)
+    with Daemon(conf) as d, kvd.Client(d.socket_path) as c:
+        a = Cache(c, "a")
+        space, gb = a.space(c), a.bytes / 1e9
+        floor = Floor(folder, a.bytes // PIECE * PIECE)
+        while not c.command("chunk.list")["files"]["scanned"]:
+            time.sleep(0.01)
+        # what is fetched has left the memory: far more is put than it holds
+        sets = [chain(CHUNKS, "file%d" % i) for i in range(max(24, turns + 12))]
+        for i, ids in enumerate(sets):
+            write.floors.append(gb / timed(floor.write))
+            write.figures.append(gb / timed(
+                lambda ids=ids: moved(space.put(ids, {"kv": a.pages}, durable=True))))
+        for ids in sets[:turns]:
+            read.floors.append(gb / timed(floor.read))
+            read.figures.append(gb / timed(lambda ids=ids: fetch(space, a, ids)))
+        told = c.command("chunk.list")["files"]
+        assert told["read"] >= turns * CHUNKS, told
+        assert told["bad"] == 0 and told["faults"] == 0
+        print("files by %s, %s the page cache" % (
+            told["way"], "past" if told["direct"] else "by way of"))
+        floor.close()
+    begin = time.perf_counter()
+    with Daemon(conf) as d, kvd.Client(d.socket_path) as c:
+        a = Cache(c, "a")
+        space = a.space(c)
+        while space.find(sets[-1]).chunks < CHUNKS:
+            time.sleep(0.005)
+        restart.figures.append(time.perf_counter() - begin)
+    return [read, write, restart]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--turns", type=int, default=11)
+    parser.add_argument("--dir", default=".")
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    folder = tempfile.mkdtemp(prefix="kvd-bench-chunks-", dir=args.dir)
+    try:
+        rows = [row.tell() for row in memory_rows(args.turns) + file_rows(args.turns, folder)]
+    finally:
+        shutil.rmtree(folder)
+    if args.json:
+        with open(args.json, "w") as out:
+            json.dump(rows, out, indent=1)
+
+
+if __name__ == "__main__":
+    main()
