@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """libkvd(3), made of the public headers.
 
-gen-man3.py VERSION HEADER [STATUS_HEADER]
+gen-man3.py VERSION HEADER... [--states STATUS_HEADER]
 
-HEADER is kvd.h: its opening comment is the description, a comment `---- name ----` begins a
+The first HEADER is kvd.h: its opening comment is the description, a comment `---- name ----` begins a
 section, and each comment becomes the text of the declarations behind it, until an empty
 line. Of STATUS_HEADER only the enumerations are taken: the states and flags that an
 engine polls. What the headers use beyond ASCII is in CHARACTERS; anything else is an
 error."""
+import argparse
 import re
 import sys
 
@@ -258,17 +259,21 @@ def of_block(block):
 
 
 def main():
-    if len(sys.argv) != 5:
-        fail("usage: gen-man3.py VERSION HEADER CHUNK_HEADER STATUS_HEADER")
-    header = Header(sys.argv[2])
-    out = [PAGE[0] % sys.argv[1], ".SH DESCRIPTION"]
-    out += said(re.sub(r"\A\s*\*? ?\S+\.h: ", "", header.opening))
-    for block in [*header.blocks(), *Header(sys.argv[3]).blocks()]:
-        out += of_block(block)
-    out.append(".SH STATES AND FLAGS")
-    for block in Header(sys.argv[4]).blocks():
-        if block[0].startswith("enum"):
+    parser = argparse.ArgumentParser(description="libkvd(3) of the public headers")
+    parser.add_argument("version")
+    parser.add_argument("headers", nargs="+", type=Header)
+    parser.add_argument("--states", type=Header)
+    args = parser.parse_args()
+    out = [PAGE[0] % args.version, ".SH DESCRIPTION"]
+    out += said(re.sub(r"\A\s*\*? ?\S+\.h: ", "", args.headers[0].opening))
+    for header in args.headers:
+        for block in header.blocks():
             out += of_block(block)
+    if args.states:
+        out.append(".SH STATES AND FLAGS")
+        for block in args.states.blocks():
+            if block[0].startswith("enum"):
+                out += of_block(block)
     out.append(PAGE[1])
     print("\n".join(out))
 
