@@ -43,6 +43,7 @@
 #include "daemon/room/rooms.h"
 #include "daemon/store/store.h"
 #include "daemon/memory/copy.h"
+#include "daemon/memory/memory.h"
 #include "daemon/memory/numa.h"
 #include "daemon/memory/tokens.h"
 #include "daemon/metrics/http.h"
@@ -440,6 +441,7 @@ int kvd_new(const struct config *config, const struct kvd_sockets *sockets,
 
 	if (!kvd)
 		return err_pass(-ENOMEM);
+	memory_hurry(false);
 	list_init(&kvd->sessions);
 	kvd->session_events = &session_events;
 	r = kvd_init(kvd, config, sockets);
@@ -458,6 +460,7 @@ static int wind_up(struct kvd *kvd)
 	uint64_t until = loop_clock_ns(kvd->loop) + STOP_NS;
 	struct err why;
 
+	memory_hurry(true);
 	err_set(&why, ERR_DRAIN, "the daemon is stopping");
 	rooms_fail_all(kvd->rooms, &why);
 	peer_commands_stop(&why);

@@ -156,7 +156,7 @@ static int space_run(struct request *req)
 	parse->json = args->layout;
 	parse->job = (struct offload_job){.work = space_job_work,
 					  .done = space_job_done,
-					  .principal = offload_uid(req->session->uid)};
+					  .principal = session_principal(req->session)};
 	offload_submit(req->kvd->offload, &parse->job);
 	return 0;
 }

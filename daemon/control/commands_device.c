@@ -176,7 +176,7 @@ static int devices_run(struct request *req)
 	looking->req = req;
 	looking->job.work = look_work;
 	looking->job.done = look_done;
-	looking->job.principal = offload_uid(req->session->uid);
+	looking->job.principal = session_principal(req->session);
 	offload_submit(req->kvd->offload, &looking->job);
 	return 0;
 }

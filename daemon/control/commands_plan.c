@@ -79,7 +79,7 @@ static int plan_run(struct request *req)
 	p->req = req;
 	p->job = (struct offload_job){.work = commands_plan_plan_work,
 				      .done = commands_plan_plan_done,
-				      .principal = offload_uid(req->session->uid)};
+				      .principal = session_principal(req->session)};
 	offload_submit(req->kvd->offload, &p->job);
 	return 0;
 }

@@ -403,10 +403,10 @@ static void conn_line(struct conn *conn)
 	conn->in.fd_count = 0;
 	if (conn->in.len > CONTROL_INLINE_BYTES) {
 		conn->parsing = req;
-		conn->parse =
-			(struct offload_job){.work = conn_parse_work,
-					     .done = conn_parse_done,
-					     .principal = offload_uid(req->session->uid)};
+		conn->parse = (struct offload_job){
+			.work = conn_parse_work,
+			.done = conn_parse_done,
+			.principal = session_principal(req->session)};
 		offload_submit(req->kvd->offload, &conn->parse);
 		return;
 	}

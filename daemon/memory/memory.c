@@ -62,6 +62,7 @@
 #endif
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
+#define POPULATE_BYTES ((size_t)16 << 20)
 
 /* What the header shows, and the mapping behind it: `base` may lie inside the
  * first page, hugetlb rounds lengths up. */
@@ -333,16 +334,40 @@ static int import_touch(struct import *im, uint64_t page)
 	return 0;
 }
 
+static atomic_bool hurry;
+
+void memory_hurry(bool on)
+{
+	atomic_store(&hurry, on);
+	settle_hurry(on);
+}
+
+/* In slices: the kernel holds the address space's lock all through one, and whoever
+ * maps memory waits for it, then all that fault behind. */
+static int import_advise(const struct import *im, int advice)
+{
+	size_t at = 0;
+
+	while (at < im->map_bytes && !atomic_load(&hurry)) {
+		size_t left = im->map_bytes - at;
+		size_t bytes = left < POPULATE_BYTES ? left : POPULATE_BYTES;
+
+		if (madvise((uint8_t *)im->map + at, bytes, advice) == 0)
+			at += bytes;
+		else if (errno != EINTR && errno != EAGAIN)
+			return -1;
+	}
+	errno = ECANCELED;
+	return at < im->map_bytes ? -1 : 0;
+}
+
 static int import_populate(struct import *im, uint64_t page)
 {
 	int advice = im->memory.writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
 	uintptr_t first = ((uintptr_t)im->map + HUGE_BYTES - 1) & ~(HUGE_BYTES - 1);
 	uintptr_t last = ((uintptr_t)im->map + im->map_bytes) & ~(HUGE_BYTES - 1);
-	int r;
+	int r = import_advise(im, advice);
 
-	do
-		r = madvise(im->map, im->map_bytes, advice);
-	while (r < 0 && (errno == EINTR || errno == EAGAIN));
 	if (r < 0 && errno == EINVAL) {
 		r = import_touch(im, page);
 		if (r < 0)

@@ -109,6 +109,8 @@ int memory_new_linear(uint64_t length, struct memory **memory_p);
 int memory_new_empty(uint64_t length, struct memory **memory_p);
 /* Mapped memory with a file. Takes long; any thread, also while it is used. */
 int memory_populate(struct memory *memory);
+/* While it is set whatever fills memory gives up, for the process is to end. */
+void memory_hurry(bool hurry);
 
 /* Mapped memory that will be a linear end of copies: GPUs may reach it by themselves
  * from now on until it goes (pin.h). Where that fails, they copy a step more. */

@@ -25,6 +25,7 @@
 #endif
 
 #define RANGES_MAX 256u /* more are left as they are */
+#define PIECE_BYTES ((size_t)64 << 20)
 #define WAIT_NS UINT64_C(300000000)
 #define WAIT_NS_PER_BYTE 2u /* 2 s a GiB; twice what it takes */
 
@@ -37,7 +38,7 @@ static struct {
 	} ranges[RANGES_MAX];
 	uint64_t given, taken; /* how many, in all */
 	void (*collapse)(void *first, size_t bytes);
-	bool running;
+	bool running, hurry;
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER,
 	 .more = PTHREAD_COND_INITIALIZER,
 	 .done = PTHREAD_COND_INITIALIZER};
@@ -51,15 +52,16 @@ static void *settle_main(void *arg)
 		void (*collapse)(void *, size_t) = all.collapse;
 		void *first = all.ranges[all.taken % RANGES_MAX].first;
 		size_t bytes = all.ranges[all.taken % RANGES_MAX].bytes;
+		bool hurry = all.hurry;
 
 		if (all.taken == all.given) {
 			pthread_cond_wait(&all.more, &all.lock);
 			continue;
 		}
 		pthread_mutex_unlock(&all.lock);
-		if (collapse)
+		if (collapse && !hurry)
 			collapse(first, bytes);
-		else
+		else if (!hurry)
 			(void)madvise(first, bytes, MADV_COLLAPSE);
 		pthread_mutex_lock(&all.lock);
 		all.taken++;
@@ -84,25 +86,49 @@ static bool settle_start(void)
 	return no == 0;
 }
 
-void settle(void *first, size_t bytes)
+/* False: nobody is to wait any more. */
+static bool settle_piece(void *first, size_t bytes)
 {
 	const struct timespec until = clock_after(WAIT_NS + bytes * WAIT_NS_PER_BYTE);
 	uint64_t mine;
+	bool hurry;
 	int no = 0;
 
 	assert(bytes > 0);
 	pthread_mutex_lock(&all.lock);
 	if (!all.running)
 		all.running = settle_start();
-	if (all.running && all.given - all.taken < RANGES_MAX) {
+	if (!all.hurry && all.running && all.given - all.taken < RANGES_MAX) {
 		all.ranges[all.given % RANGES_MAX].first = first;
 		all.ranges[all.given % RANGES_MAX].bytes = bytes;
 		mine = ++all.given;
 		pthread_cond_signal(&all.more);
-		while (all.taken < mine && no == 0)
+		while (all.taken < mine && no == 0 && !all.hurry)
 			no = pthread_cond_clockwait(&all.done, &all.lock, CLOCK_MONOTONIC,
 						    &until);
 	}
+	hurry = all.hurry;
+	pthread_mutex_unlock(&all.lock);
+	return !hurry;
+}
+
+/* In pieces, between which those of others have their turn. */
+void settle(void *first, size_t bytes)
+{
+	size_t piece;
+
+	for (size_t at = 0; at < bytes; at += piece) {
+		piece = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;
+		if (!settle_piece((char *)first + at, piece))
+			break;
+	}
+}
+
+void settle_hurry(bool hurry)
+{
+	pthread_mutex_lock(&all.lock);
+	all.hurry = hurry; /* what waits is left as it is */
+	pthread_cond_broadcast(&all.done);
 	pthread_mutex_unlock(&all.lock);
 }
 

@@ -173,7 +173,7 @@ static int stats_run(struct request *req)
 	figures_take(req->kvd, &stats->figures);
 	stats->job = (struct offload_job){.work = stats_work,
 					  .done = stats_done,
-					  .principal = offload_uid(req->session->uid)};
+					  .principal = session_principal(req->session)};
 	offload_submit(req->kvd->offload, &stats->job);
 	return 0;
 }

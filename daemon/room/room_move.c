@@ -410,7 +410,7 @@ void move_plan(struct move *move, const struct plan_want *wants, size_t want_cou
 	move->job =
 		(struct offload_job){.work = room_move_plan_work,
 				     .done = room_move_plan_done,
-				     .principal = offload_uid(move->room->session->uid)};
+				     .principal = session_principal(move->room->session)};
 	list_init(&move->job.link);
 	move->plan_most = account_room(plan_account(move));
 	if (work_of(move) > PLAN_INLINE_ROWS) {

@@ -236,7 +236,7 @@ int pool_register(struct session *session, const struct pool_args *args,
 	session_drain_begin(session);
 	m->job = (struct offload_job){.work = pool_parse_work,
 				      .done = pool_parse_done,
-				      .principal = offload_uid(session->uid)};
+				      .principal = session_principal(session)};
 	offload_submit(m->kvd->offload, &m->job);
 	return 0;
 }

@@ -233,7 +233,7 @@ static void close_begin(struct holding *h)
 {
 	h->job = (struct offload_job){.work = region_close_work,
 				      .done = region_close_done,
-				      .principal = offload_uid(h->region.session->uid)};
+				      .principal = session_principal(h->region.session)};
 	offload_submit(h->kvd->offload, &h->job);
 }
 
@@ -717,7 +717,7 @@ int region_register(struct session *session, const struct region_args *args,
 	session_drain_begin(session);
 	h->job = (struct offload_job){.work = import_work,
 				      .done = import_done,
-				      .principal = offload_uid(session->uid)};
+				      .principal = session_principal(session)};
 	offload_submit(h->kvd->offload, &h->job);
 	return 0;
 }

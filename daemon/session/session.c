@@ -22,6 +22,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
+#include "daemon/loop/offload.h"
 #include "daemon/peer/peer.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/region.h"
@@ -139,6 +140,11 @@ int session_new_own(struct kvd *kvd, const char *name, struct session **session_
 	(*session_p)->announced = true; /* nobody came */
 	snprintf((*session_p)->client, sizeof((*session_p)->client), "%s", name);
 	return 0;
+}
+
+uint64_t session_principal(const struct session *session)
+{
+	return session->own ? 0 : offload_uid(session->uid);
 }
 
 const uint8_t *session_instance(const struct session *session)

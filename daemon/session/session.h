@@ -117,6 +117,8 @@ int session_new_own(struct kvd *kvd, const char *name, struct session **session_
 void session_end(struct session *session, const char *why);
 /* Whoever uses its pools and regions has been told: they go. */
 void session_end_rest(struct session *session);
+/* For whom its jobs are done: its user, or the daemon itself (offload.h). */
+uint64_t session_principal(const struct session *session);
 /* 16 bytes: this daemon's instance; zeros without peers (tests). */
 const uint8_t *session_instance(const struct session *session);
 /* hello: make the status page and note its name and role. Once. */

@@ -40,6 +40,8 @@ static void on_memory(void *arg, struct region *region, const struct err *err)
 		return;
 	}
 	store->failed = *err;
+	if (!store->session)
+		return; /* it ends, and waited for none */
 	log_error("store", NULL, "has no memory for chunks", "bytes=%ju why=\"%s\"",
 		  (uintmax_t)store->memory_bytes, err->text);
 }

@@ -14,7 +14,8 @@
 
 struct remote;
 
-#define STORE_SPACES_MAX 256u /* of a daemon, as the next; the last for users with few \
+#define STORE_SPACES_MAX                                                               \
+	256u		      /* of a daemon, as the next; the last for users with few \
 			       */
 #define STORE_POOLS_MAX 256u  /* classes: each is a pool that peers know */
 #define STORE_CLASSES_MAX 64u /* of a space: bits of a mask */

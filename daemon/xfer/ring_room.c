@@ -364,7 +364,7 @@ static struct ring_room *room_op_new(struct ring *ring, const struct kvd_ring_en
 	arena->data = NULL;
 	op->job = (struct offload_job){.work = ring_room_on_work,
 				       .done = ring_room_on_worked,
-				       .principal = offload_uid(ring->session->uid)};
+				       .principal = session_principal(ring->session)};
 	list_init(&op->job.link);
 	return op;
 }

@@ -337,7 +337,7 @@ int xfer_op_run(struct xfer_op *op)
 	}
 	op->job = (struct offload_job){.work = on_work,
 				       .done = on_worked,
-				       .principal = offload_uid(op->xs->session->uid)};
+				       .principal = session_principal(op->xs->session)};
 	list_init(&op->job.link);
 	if (is_long(op)) {
 		op->later = true;

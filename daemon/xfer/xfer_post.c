@@ -405,7 +405,7 @@ int transfer_post(struct transfer *t)
 	metrics_add(&t->xs->xfers->kvd->metrics, METRIC_XFERS_STARTED, 1);
 	t->job = (struct offload_job){.work = xfer_post_plan_work,
 				      .done = xfer_post_plan_done,
-				      .principal = offload_uid(t->xs->session->uid)};
+				      .principal = session_principal(t->xs->session)};
 	list_init(&t->job.link);
 	t->plan_most = account_room(t->xs->session->account);
 	t->plan_lacks = false;

@@ -4,7 +4,7 @@
 
 bench_chunks.py [--turns N] [--dir FOLDER] [--json FILE]
 
-    put, fetch       beside a bare pull between two pools of the same rows
+    put, fetch       beside a bare pull between two pools of the same pages
     find             512 chunks of the own daemon that are there
     file to pages    beside reads of as many bytes from the same disk, without kvd
     pages to file    durable, beside writes and one fdatasync a file
@@ -22,6 +22,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
@@ -49,11 +50,11 @@ def chain(count, seed):
 class Cache:
     """Pages of K and V, a buffer each, as engines have them."""
 
-    def __init__(self, client, name):
-        field = PAGES * PAGE * HEADS * HEAD_BYTES
+    def __init__(self, client, name, sets=1):
+        field = sets * PAGES * PAGE * HEADS * HEAD_BYTES
         self.memory = kvd.Memory(2 * LAYERS * field)
         self.memory.array()[:] = 1
-        layout = kvd.Layout().view("kv", PAGE, PAGES)
+        layout = kvd.Layout().view("kv", PAGE, sets * PAGES)
         region = client.register(self.memory)
         for layer in range(LAYERS):
             for k in "kv":
@@ -61,16 +62,30 @@ class Cache:
                              unit_bytes=HEAD_BYTES, units=HEADS)
         self.pool = client.pool(layout, [(region, i * field) for i in range(2 * LAYERS)],
                                 name=name)
-        self.bytes = 2 * LAYERS * field
+        self.bytes = 2 * LAYERS * field // sets
         # scattered, as a block table is: no page follows the one before it
         self.pages = [(i * 197) % PAGES for i in range(PAGES)]
 
+    def set(self, i):
+        return [i * PAGES + page for page in self.pages]
+
     def space(self, client):
-        while True:
-            try:
-                return client.space(self.pool, model="bench", scheme="sha256", tokens=T)
-            except kvd.BusyError:
-                time.sleep(0.01)
+        return until(lambda: self._space(client))
+
+    def _space(self, client):
+        try:
+            return client.space(self.pool, model="bench", scheme="sha256", tokens=T)
+        except kvd.BusyError:  # the daemon's memory is being made
+            return None
+
+
+def until(have):
+    """What `have` answers, once it does."""
+    often, end = threading.Event(), time.monotonic() + 120
+    while not (found := have()):
+        assert time.monotonic() < end
+        often.wait(0.005)
+    return found
 
 
 def timed(do):
@@ -106,10 +121,10 @@ def words(three):
     return "%7.2f (%.2f … %.2f)" % tuple(three) if three else "      -      "
 
 
-def bare(client, source, target, room):
+def bare(client, source, target, pages, room):
     """A pull between two pools of one daemon."""
     offer = client.offer(room, source.pool, {"kv": source.pages})
-    pull = client.pull(room, target.pool, kvd.Source(pool="a"), {"kv": target.pages[::-1]})
+    pull = client.pull(room, target.pool, kvd.Source(pool="a"), {"kv": pages[::-1]})
     pull.wait(timeout=60)
     offer.wait(timeout=60)
     offer.close()
@@ -130,13 +145,15 @@ def fetch(space, cache, ids):
 def memory_rows(turns):
     put, get = Row("put, memory", "GB/s", 0.9), Row("fetch, memory", "GB/s", 0.9)
     find = Row("find of 512", "us")
-    with Daemon("[chunks]\nchunk_memory = 4 GiB\n") as d, kvd.Client(d.socket_path) as c:
+    with Daemon("[chunks]\nchunk_memory = 4 GiB\n") as d, kvd.Client(d.socket_path, timeout=120) as c:
         a, b = Cache(c, "a"), Cache(c, "b")
+        fresh = Cache(c, "fresh", turns + 1)  # memory that nobody has just used, as a put's is
         sa, sb = a.space(c), b.space(c)
         gb = a.bytes / 1e9
         for i in range(turns + 1):
             ids = chain(CHUNKS, "memory%d" % i)
-            works = [("bare", lambda: bare(c, a, b, i)),
+            works = [("bare put", lambda: bare(c, a, fresh, fresh.set(i), 2 * i)),
+                     ("bare fetch", lambda: bare(c, a, b, b.pages, 2 * i + 1)),
                      ("put", lambda: moved(sa.put(ids, {"kv": a.pages}))),
                      ("fetch", lambda: fetch(sb, b, ids))]
             took = {name: timed(do) for name, do in (works if i % 2 else
@@ -144,7 +161,7 @@ def memory_rows(turns):
             if i:  # the first warms up
                 for row, name in ((put, "put"), (get, "fetch")):
                     row.figures.append(gb / took[name])
-                    row.floors.append(gb / took["bare"])
+                    row.floors.append(gb / took["bare " + name])
         small = c.space(a.pool, model="bench", scheme="small", tokens=PAGE)
         ids = chain(512, "find")
         moved(small.put(ids, {"kv": a.pages}))
@@ -189,19 +206,21 @@ class Floor:
 
 def file_rows(turns, folder):
     read, write = Row("file to pages", "GB/s", 0.9), Row("pages to file, durable", "GB/s", 0.85)
-    conf = ("[chunks]\nchunk_memory = 3 GiB\nchunk_dir = %s/chunks\nchunk_dir_size = 24 GiB\n"
+    conf = ("[chunks]\nchunk_memory = 2 GiB\nchunk_dir = %s/chunks\nchunk_dir_size = 8 GiB\n"
             % folder)
     os.mkdir(folder + "/chunks")
     restart = Row("restart to first hit", "s", None)
-    with Daemon(conf) as d, kvd.Client(d.socket_path) as c:
+    with Daemon(conf) as d, kvd.Client(d.socket_path, timeout=120) as c:
         a = Cache(c, "a")
         space, gb = a.space(c), a.bytes / 1e9
         floor = Floor(folder, a.bytes // PIECE * PIECE)
-        while not c.command("chunk.list")["files"]["scanned"]:
-            time.sleep(0.01)
-        # what is fetched has left the memory: far more is put than it holds
-        sets = [chain(CHUNKS, "file%d" % i) for i in range(max(24, turns + 12))]
-        for i, ids in enumerate(sets):
+        until(lambda: c.command("chunk.list")["files"]["scanned"])
+        # as in a store that has run for long: slots that were written before. What is
+        # fetched has left the memory: far more is put than it holds
+        for i in range(30):
+            moved(space.put(chain(CHUNKS, "old%d" % i), {"kv": a.pages}, durable=True))
+        sets = [chain(CHUNKS, "file%d" % i) for i in range(turns + 10)]
+        for ids in sets:
             write.floors.append(gb / timed(floor.write))
             write.figures.append(gb / timed(
                 lambda ids=ids: moved(space.put(ids, {"kv": a.pages}, durable=True))))
@@ -215,11 +234,10 @@ def file_rows(turns, folder):
             told["way"], "past" if told["direct"] else "by way of"))
         floor.close()
     begin = time.perf_counter()
-    with Daemon(conf) as d, kvd.Client(d.socket_path) as c:
+    with Daemon(conf) as d, kvd.Client(d.socket_path, timeout=120) as c:
         a = Cache(c, "a")
         space = a.space(c)
-        while space.find(sets[-1]).chunks < CHUNKS:
-            time.sleep(0.005)
+        until(lambda: space.find(sets[-1]).chunks == CHUNKS)
         restart.figures.append(time.perf_counter() - begin)
     return [read, write, restart]
 
@@ -230,7 +248,7 @@ def main():
     parser.add_argument("--dir", default=".")
     parser.add_argument("--json")
     args = parser.parse_args()
-    folder = tempfile.mkdtemp(prefix="kvd-bench-chunks-", dir=args.dir)
+    folder = tempfile.mkdtemp(prefix="kvd-bench-chunks-", dir=os.path.abspath(args.dir))
     try:
         rows = [row.tell() for row in memory_rows(args.turns) + file_rows(args.turns, folder)]
     finally:
