@@ -474,6 +474,15 @@ def test_daemon_without_memory_says_so():
             Rank(c)._space({"model": "m", "scheme": "s", "tokens": T})
 
 
+def test_a_daemon_ends_while_its_memory_is_made():
+    with open("/proc/meminfo") as facts:
+        free = next(int(line.split()[1]) for line in facts if line.startswith("MemAvailable"))
+    if free < 6 << 20:
+        pytest.skip("6 GiB of free memory")
+    with Daemon("[chunks]\nchunk_memory = 4 GiB\n") as d, kvd.Client(d.socket_path) as c:
+        Rank(c)  # an engine of the same user is served meanwhile
+
+
 def test_two_users_see_and_take_nothing_of_each_other():
     try:
         need_users(65534)

@@ -568,6 +568,35 @@ static void import_does_not_wait_for_huge_pages(void **state)
 	close(fd);
 }
 
+static size_t largest_piece, pieces_bytes;
+
+static void collapse_counts(void *first, size_t bytes)
+{
+	(void)first;
+	largest_piece = bytes > largest_piece ? bytes : largest_piece;
+	pieces_bytes += bytes;
+	if (pieces_bytes == bytes) /* the process is to end while this one runs */
+		memory_hurry(true);
+}
+
+static void large_memory_is_given_up_when_the_process_ends(void **state)
+{
+	int fd = memfd(160 * MIB, MFD_ALLOW_SEALING);
+	struct memory *m = NULL;
+
+	(void)state;
+	settle_with(collapse_counts);
+	assert_int_equal(memory_import_memfd(fd, 0, 160 * MIB, true, &m), 0);
+	assert_in_range(largest_piece, 2 * MIB, 64 * MIB);
+	assert_int_equal(pieces_bytes, largest_piece); /* the rest is left as it is */
+	memory_unref(m);
+	assert_refused(memory_import_memfd(fd, 0, 160 * MIB, true, &m), ERR_IO,
+		       "populating");
+	memory_hurry(false);
+	settle_with(NULL);
+	close(fd);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -590,6 +619,7 @@ int main(void)
 		cmocka_unit_test(vm_unmapped_or_overflowing_range_is_refused),
 		cmocka_unit_test(import_does_not_wait_for_huge_pages),
 		cmocka_unit_test(import_out_of_memory_leaks_nothing),
+		cmocka_unit_test(large_memory_is_given_up_when_the_process_ends),
 	};
 
 	return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
