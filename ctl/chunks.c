@@ -18,6 +18,18 @@ static void space_row(struct table *table, const cJSON *space)
 	table_cellf(table, "%.0f", ctl_num(space, "handles"));
 }
 
+static void chunks_print_far(const cJSON *far)
+{
+	if (ctl_num(far, "stores") > 0)
+		printf("others    %.0f of %.0f up; %.0f chunks found there, %s fetched, "
+		       "%.0f times from the next one\n",
+		       ctl_num(far, "up"), ctl_num(far, "stores"), ctl_num(far, "found"),
+		       ctl_bytes(ctl_num(far, "bytes")), ctl_num(far, "retries"));
+	if (ctl_num(far, "lends") > 0)
+		printf("lent      %.0f holds of others now, %.0f in all\n",
+		       ctl_num(far, "lent"), ctl_num(far, "lends"));
+}
+
 static void chunks_print_head(const cJSON *reply)
 {
 	double memory = ctl_num(reply, "memory_bytes");
@@ -36,6 +48,7 @@ static void chunks_print_head(const cJSON *reply)
 		printf(": %.1f %%", 100 * found / (found + missed));
 	printf("\nmoved     %s put", ctl_bytes(ctl_num(reply, "put_bytes")));
 	printf(", %s fetched\n", ctl_bytes(ctl_num(reply, "fetched_bytes")));
+	chunks_print_far(cJSON_GetObjectItemCaseSensitive(reply, "far"));
 }
 
 static void chunks_print_files(const cJSON *files)

@@ -64,6 +64,7 @@ static void events_on_down(void *owner, struct remote *remote, const struct err 
 
 	rooms_on_down(kvd->rooms, remote);
 	xfers_on_down(kvd->xfers, remote, why);
+	store_on_down(kvd->store, remote);
 }
 
 static void on_pool_going(void *owner, struct remote_pool *pool)
@@ -100,6 +101,8 @@ static int events_on_message(void *owner, struct remote *remote,
 		return bootstrap_on_message(kvd->bootstrap, remote->peer, h, body);
 	if (h->type >= WIRE_T_ATTACH && h->type <= WIRE_T_ATTACH_NAK)
 		return xfers_on_message(kvd->xfers, remote, h, body);
+	if (h->type >= WIRE_T_CHUNK_ASK && h->type <= WIRE_T_CHUNK_RELEASE)
+		return store_on_message(kvd, remote, h, body);
 	return rooms_on_message(kvd->rooms, remote, h, body);
 }
 

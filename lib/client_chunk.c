@@ -254,7 +254,8 @@ static int slot_found(const struct client_slot *slot, struct kvd_found *found_p,
 	if (client_slot_read(slot, &st) < 0)
 		return client_fail(slot->object.client, KVD_E_LOST,
 				   "the session has ended");
-	*found_p = (struct kvd_found){.chunks = st.total, .tokens = st.bytes};
+	*found_p = (struct kvd_found){
+		.chunks = st.total, .tokens = st.bytes, .far = st.rows};
 	*first_p = st.first_token < 0 ? 0 : (uint64_t)st.first_token;
 	return 0;
 }
@@ -361,7 +362,8 @@ static int hold_made(struct client_request *req, int result, const cJSON *reply)
 
 	if (!result && (!client_get_u64(reply, "chunks", &hold->found.chunks) ||
 			!client_get_u64(reply, "tokens", &hold->found.tokens) ||
-			!client_get_u64(reply, "first", &hold->first) || !secret ||
+			!client_get_u64(reply, "first", &hold->first) ||
+			!client_get_u64(reply, "far", &hold->found.far) || !secret ||
 			strlen(secret) != HEX_CHARS(KVD_HOLD_SECRET_BYTES) ||
 			!hex_read(secret, hold->secret, KVD_HOLD_SECRET_BYTES)))
 		result = client_fail(req->client, KVD_E_PROTO,
@@ -449,7 +451,7 @@ static int hold_post(struct kvd_space *space, const struct kvd_chunks *chunks,
 }
 
 int kvd_hold_open(struct kvd_space *space, const struct kvd_chunks *chunks,
-		  uint32_t lease_ms, const struct kvd_call *call,
+		  uint32_t lease_ms, uint32_t far_ms, const struct kvd_call *call,
 		  struct kvd_hold **hold_p)
 {
 	struct client_op op;
@@ -460,11 +462,14 @@ int kvd_hold_open(struct kvd_space *space, const struct kvd_chunks *chunks,
 		r = chunks_check(space->object.client, chunks);
 	if (r)
 		return r;
-	if (client_blocks(call) && chunk_ring(space->object.client, KVD_RING_HOLD))
+	if (!far_ms && client_blocks(call) &&
+	    chunk_ring(space->object.client, KVD_RING_HOLD))
 		return hold_post(space, chunks, NULL, lease_ms,
 				 call ? call->timeout_ms : 0, hold_p);
 	client_op_begin(space->object.client, &op, "chunk.hold");
 	text_chunks(&op.text, space, chunks);
+	if (far_ms)
+		client_text_int(&op.text, "far_ms", far_ms);
 	return hold_ask(space, &op, lease_ms, call, hold_p);
 }
 

@@ -59,6 +59,7 @@ struct kvd_chunks {
 struct kvd_found {
 	uint64_t chunks; /* from the first on, without a gap */
 	uint64_t tokens;
+	uint64_t far; /* of the chunks: the last so many are at another daemon */
 };
 /* What is there for the space's rank; it may leave at any time. Blocks. */
 int kvd_find(struct kvd_space *space, const struct kvd_chunks *chunks, int timeout_ms,
@@ -68,9 +69,11 @@ int kvd_drop(struct kvd_space *space, const struct kvd_chunks *chunks, int timeo
 
 struct kvd_hold;
 /* What is there of them stays for lease_ms (0: ten seconds), or until the hold is closed.
+ * far_ms > 0: what follows and is not there is asked of the daemons that the option
+ * chunk_stores names, and is held there; the answer takes at most so long.
  * None at all is a hold of nothing. */
 int kvd_hold_open(struct kvd_space *space, const struct kvd_chunks *chunks,
-		  uint32_t lease_ms, const struct kvd_call *call,
+		  uint32_t lease_ms, uint32_t far_ms, const struct kvd_call *call,
 		  struct kvd_hold **hold_p);
 /* The same chunks as another session's hold, as far as they are there for this space's
  * rank: by kvd_hold_secret() of that one. -KVD_E_NOTFOUND, -KVD_E_LEASE. */

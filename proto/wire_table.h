@@ -55,7 +55,12 @@
 	M(30, ROUTE_WITHDRAW, route_withdraw, 4096, "the publisher takes a rank back") \
 	M(31, PART, part, 1048000, \
 	  "the next bytes of a message that is too long for a turn")                \
-	M(32, LINE, line, 1024, "the transport of the data line, or why there is none")
+	M(32, LINE, line, 1024, "the transport of the data line, or why there is none") \
+	M(33, CHUNK_ASK, chunk_ask, 140000, "which of these chunks are there; hold")  \
+	M(34, CHUNK_TOLD, chunk_told, 140000, "those that are there, and where")   \
+	M(35, CHUNK_LEG, chunk_leg, 256, "open an offer of these chunks of a hold") \
+	M(36, CHUNK_LEG_NAK, chunk_leg_nak, 1024, "there is no such offer, and why")   \
+	M(37, CHUNK_RELEASE, chunk_release, 64, "the asker is done with the hold")
 
 /* addresses: count u32, then {str transport, blob address}; product: "kvd 0.1.0" */
 #define WIRE_HELLO(F)                                                              \
@@ -130,6 +135,21 @@
 #define WIRE_ATTACH(F) F(u64, cookie) F(u64, session) F(id, secret)
 #define WIRE_ATTACH_ACK(F) F(u64, cookie) F(u64, session)
 #define WIRE_ATTACH_NAK(F) F(u64, cookie) F(u64, session) F(u32, code) F(str, text)
+/* space: the first 16 bytes of SHA-256 of its text, which has the user's name;
+ * lease_ms 0: nothing is held; ids: 32 bytes each */
+#define WIRE_CHUNK_ASK(F)                                                          \
+	F(u64, ask) F(id, space) F(u64, first) F(u64, lease_ms) F(blob, ids)
+/* runs: pools count u32, {u64 pool}; then count u32, {u32 chunks, u64 mask of pools}:
+ * chunks from the first on, each in all of these pools */
+#define WIRE_CHUNK_TOLD(F)                                                         \
+	F(u64, ask) F(u32, code) F(str, text) F(u64, tokens) F(blob, runs)
+/* chunks first … first + count - 1 of the hold, their tokens [begin, end), as they lie
+ * in one pool: an offer of that number, and whoever shows the ticket may pull it */
+#define WIRE_CHUNK_LEG(F)                                                          \
+	F(u64, ask) F(u64, room) F(u64, pool) F(u32, first) F(u32, count) F(u64, begin) \
+	F(u64, end) F(id, ticket)
+#define WIRE_CHUNK_LEG_NAK(F) F(u64, ask) F(u64, room) F(u32, code) F(str, text)
+#define WIRE_CHUNK_RELEASE(F) F(u64, ask)
 /* clang-format on */
 
 #endif

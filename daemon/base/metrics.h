@@ -139,6 +139,16 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "bytes stored")                                                                \
 	X(STORE_FETCHED_BYTES, COUNTER, BYTES, NONE, NONE, "store_fetched_bytes_total",  \
 	  "bytes read into engines' pages")                                              \
+	X(STORE_FAR_FOUND, COUNTER, NUMBER, NONE, NONE, "store_far_found_total",         \
+	  "chunks that were asked for and are at another daemon")                        \
+	X(STORE_FAR_BYTES, COUNTER, BYTES, NONE, NONE, "store_far_bytes_total",          \
+	  "fetched from other daemons")                                                  \
+	X(STORE_FAR_RETRIES, COUNTER, NUMBER, NONE, NONE, "store_far_retries_total",     \
+	  "parts of fetches that another daemon went on with")                           \
+	X(STORE_LENDS, COUNTER, NUMBER, NONE, NONE, "store_lends_total",                 \
+	  "holds that other daemons have had of chunks here")                            \
+	X(STORE_LENT, GAUGE, NUMBER, NONE, NONE, "store_lent",                           \
+	  "of them, those that are open")                                                \
 	X(STORE_FILE, GAUGE, BYTES, NONE, NONE, "store_file_bytes",                      \
 	  "bytes of files for chunks (chunk_dir_size)")                                  \
 	X(STORE_FILE_FREE, GAUGE, BYTES, NONE, NONE, "store_file_free_bytes",            \

@@ -227,6 +227,10 @@ static const struct setting options[] = {
 	 .preset = "64 GiB", .min = MIB, .max = UINT64_C(1) << 50,
 	 .help = "Most bytes of files in chunk_dir, made as they are needed, in 128 "
 		 "pieces. With another size than before its files are given up."},
+	{"chunks", "chunk_stores", SETTING_TEXT, FIELD(chunk_stores), .preset = "",
+	 .help = "Daemons that are asked for chunks that this one has not: at most 16 "
+		 "endpoints, with blanks between them, dialled at the start. A daemon "
+		 "with chunk_memory answers any peer that it admits."},
 
 	{"transport", "transports", SETTING_WORDS, FIELD(transports), .preset = "auto",
 	 .help = "Ways to move bytes, in order of preference: local, shm, verbs, tcp, "

@@ -27,6 +27,7 @@
 
 #define LEASE_MS_PRESET 10000
 #define FIRST_MAX UINT32_MAX
+#define FAR_MS_MAX 60000
 
 /* ---- chunk.space ---- */
 
@@ -302,25 +303,42 @@ static void hold_reply(struct request *req, const struct store_hold *hold)
 	brief_text(&brief, "secret", secret);
 	brief_number(&brief, "first", (double)facts.first);
 	brief_found(&brief, &facts.found);
+	brief_number(&brief, "far", facts.found.far);
 	request_reply_brief(req, &brief);
 }
 
 struct hold_args {
 	struct ids_args ids;
-	uint32_t lease_ms;
+	uint32_t lease_ms, far_ms;
 };
 static const struct field hold_fields[] = {
 	F_SPACE(hold_args),
 	F_IDS(hold_args),
 	F_LEASE(hold_args),
+	F_INT("far_ms", hold_args, far_ms, OPTIONAL, 0, FAR_MS_MAX,
+	      "what is not here is asked of the daemons in chunk_stores, for at most so "
+	      "long"),
 	F_END,
 };
+
+static void on_hold_done(void *arg, struct store_hold *hold, const struct err *why)
+{
+	struct request *req = arg;
+
+	if (hold)
+		hold_reply(req, hold);
+	else
+		request_fail(req, why);
+}
 
 static int hold_run(struct request *req)
 {
 	const struct hold_args *args = request_args(req);
-	const struct store_hold_args hold_args = {.lease_ns = args->lease_ms *
-							      LOOP_NS_PER_MS};
+	const struct store_hold_args hold_args = {.lease_ns =
+							  args->lease_ms * LOOP_NS_PER_MS,
+						  .far_ns = args->far_ms * LOOP_NS_PER_MS,
+						  .on_done = on_hold_done,
+						  .arg = req};
 	cleanup_free uint8_t *bytes = NULL;
 	struct store_handle *handle;
 	struct store_hold *hold;
@@ -331,7 +349,8 @@ static int hold_run(struct request *req)
 		r = store_hold_open(handle, &ids, &hold_args, &hold);
 	if (r < 0)
 		return err_pass(r);
-	hold_reply(req, hold);
+	if (r == 0)
+		hold_reply(req, hold);
 	return 0;
 }
 
@@ -637,6 +656,19 @@ static bool add_files(cJSON *result, const struct store_files *f)
 	       cJSON_AddNumberToObject(files, "queued", f->queued);
 }
 
+static bool add_far(cJSON *result, const struct store_far *f)
+{
+	cJSON *far = cJSON_AddObjectToObject(result, "far");
+
+	return far && cJSON_AddNumberToObject(far, "stores", f->stores) &&
+	       cJSON_AddNumberToObject(far, "up", f->up) &&
+	       cJSON_AddNumberToObject(far, "found", (double)f->found) &&
+	       cJSON_AddNumberToObject(far, "bytes", (double)f->bytes) &&
+	       cJSON_AddNumberToObject(far, "retries", (double)f->retries) &&
+	       cJSON_AddNumberToObject(far, "lends", (double)f->lends) &&
+	       cJSON_AddNumberToObject(far, "lent", f->lent);
+}
+
 static int list_run(struct request *req)
 {
 	const struct request_list_args *args = request_args(req);
@@ -669,7 +701,7 @@ static int list_run(struct request *req)
 						(double)f.fetched_bytes) &&
 			cJSON_AddNumberToObject(result, "holds", f.holds) &&
 			cJSON_AddNumberToObject(result, "moves", f.moves) &&
-			add_files(result, &f.files) &&
+			add_far(result, &f.far) && add_files(result, &f.files) &&
 			add_spaces(result, req->session, args->all));
 }
 

@@ -55,6 +55,11 @@ static void take_store(struct kvd *kvd)
 	metrics_set(m, METRIC_STORE_EVICTED, f.evicted);
 	metrics_set(m, METRIC_STORE_PUT_BYTES, f.put_bytes);
 	metrics_set(m, METRIC_STORE_FETCHED_BYTES, f.fetched_bytes);
+	metrics_set(m, METRIC_STORE_FAR_FOUND, f.far.found);
+	metrics_set(m, METRIC_STORE_FAR_BYTES, f.far.bytes);
+	metrics_set(m, METRIC_STORE_FAR_RETRIES, f.far.retries);
+	metrics_set(m, METRIC_STORE_LENDS, f.far.lends);
+	metrics_set(m, METRIC_STORE_LENT, f.far.lent);
 	metrics_set(m, METRIC_STORE_FILE, f.files.bytes);
 	metrics_set(m, METRIC_STORE_FILE_FREE, f.files.free_bytes);
 	metrics_set(m, METRIC_STORE_FILE_WRITTEN, f.files.written_bytes);

@@ -21,8 +21,11 @@
 #include "daemon/config/config.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
+#include "daemon/handshake/handshake.h"
 #include "daemon/store/disk.h"
+#include "daemon/store/far.h"
 #include "daemon/store/files.h"
+#include "daemon/store/lend.h"
 #include "daemon/store/store_impl.h"
 
 /* ---- its memory ---- */
@@ -134,6 +137,8 @@ static int store_init(struct store *store)
 		r = files_open(store);
 	if (r >= 0)
 		r = session_new_own(store->kvd, "chunk store", &store->session);
+	if (r >= 0)
+		r = far_new(store, &store->far);
 	return r < 0 ? err_pass(r) : err_pass(memory_begin(store));
 }
 
@@ -154,6 +159,8 @@ int store_new(struct kvd *kvd, struct store **store_p)
 	list_init(&store->tenants);
 	list_init(&store->spaces);
 	list_init(&store->loading);
+	list_init(&store->far_legs);
+	list_init(&store->lends);
 	strmap_init(&store->holds);
 	loop_defer_init(&store->tidy, on_tidy);
 	*store_p = store; /* its session's end looks for it */
@@ -174,6 +181,8 @@ void store_free(struct store *store)
 	assert(list_empty(&store->spaces) && list_empty(&store->tenants));
 	if (files_free(store->files) > 0)
 		store->kvd->abandoned = true;
+	far_close(store->far);
+	far_free(store->far);
 	strmap_fini(&store->holds);
 	arena_free(store->arena);
 	mem_free(store);
@@ -186,7 +195,7 @@ unsigned int store_live(const struct store *store)
 
 bool store_drained(const struct store *store)
 {
-	return !store || files_drained(store->files);
+	return !store || (files_drained(store->files) && list_empty(&store->lends));
 }
 
 /* ---- tenants, sessions ---- */
@@ -251,6 +260,8 @@ void store_session_end(struct session *session)
 	if (store && store->session == session) {
 		store->session = NULL;
 		store->region = NULL;
+		lends_close(store);
+		far_close(store->far);
 		files_close(store->files);
 	}
 	if (!part)
@@ -275,6 +286,24 @@ void store_session_gone(struct session *session)
 	idmap_fini(&part->holds);
 	idmap_fini(&part->handles);
 	mem_free(part);
+}
+
+/* ---- other daemons ---- */
+
+int store_on_message(struct kvd *kvd, struct remote *remote, const struct wire_header *h,
+		     struct cursor *body)
+{
+	if (h->type != WIRE_T_CHUNK_TOLD && h->type != WIRE_T_CHUNK_LEG_NAK)
+		return err_pass(lend_on_message(kvd->store, remote, h, body));
+	return kvd->store ? err_pass(far_on_message(kvd->store, remote, h, body)) : 0;
+}
+
+void store_on_down(struct store *store, const struct remote *remote)
+{
+	if (!store)
+		return;
+	far_on_down(store->far, remote);
+	lend_on_down(store, remote);
 }
 
 /* ---- figures ---- */
@@ -302,6 +331,12 @@ void store_figures(const struct store *store, struct store_figures *figures_p)
 		.holds = (unsigned int)strmap_count(&store->holds),
 		.moves = store->moves,
 	};
+	figures_p->far = (struct store_far){.found = store->far_found,
+					    .bytes = store->far_bytes,
+					    .retries = store->far_retries,
+					    .lends = store->lend_count,
+					    .lent = lends_open(store)};
+	far_count(store->far, &figures_p->far.stores, &figures_p->far.up);
 	files_figures(store->files, &figures_p->files);
 	if (store->files)
 		figures_p->files.dir = store->kvd->config->chunk_dir;

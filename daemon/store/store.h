@@ -53,6 +53,14 @@ unsigned int store_live(const struct store *store);
 /* Its session has ended, and nothing is under way in its files. NULL is fine. */
 bool store_drained(const struct store *store);
 
+/* Messages of other daemons about chunks, and their end. `store` may be NULL. */
+struct cursor;
+struct remote;
+struct wire_header;
+int store_on_message(struct kvd *kvd, struct remote *remote, const struct wire_header *h,
+		     struct cursor *body);
+void store_on_down(struct store *store, const struct remote *remote);
+
 /* ---- spaces ---- */
 
 struct store_space_args {
@@ -88,6 +96,7 @@ struct store_ids {
 };
 struct store_found {
 	uint32_t chunks; /* from the first on, without a gap */
+	uint32_t far;	 /* of them, the last: at another daemon */
 	uint64_t tokens;
 };
 /* What is there for the handle's rank. It may leave at any time: hold it. */
@@ -100,11 +109,17 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids);
 
 struct store_hold_args {
 	uint64_t lease_ns;
+	/* What the own daemon has not is asked of those in chunk_stores, for at most so
+	 * long; 0: it is not. Then on_done comes, unless the session ends before. */
+	uint64_t far_ns;
+	void (*on_done)(void *arg, struct store_hold *hold, const struct err *why);
+	void *arg;
 	uint64_t id;	       /* that the engine chose; 0: the daemon does */
 	const uint8_t *secret; /* the same; NULL */
 };
 /* What is there of them stays for the lease, or until it is closed. ERR_LIMIT; ERR_EXIST:
- * another hold has the secret. None at all is a hold of nothing. */
+ * another hold has the secret. None at all is a hold of nothing. Outcome 1: others are
+ * asked, on_done(arg) tells of *hold_p; `why`: it was closed before. */
 int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 		    const struct store_hold_args *args, struct store_hold **hold_p);
 /* The same chunks for another session or rank: of the hold with this secret, as far as
@@ -181,6 +196,13 @@ struct store_figures {
 	uint64_t found, missed; /* chunks asked for */
 	uint64_t put_bytes, fetched_bytes;
 	unsigned int spaces, holds, moves;
+	struct store_far { /* other daemons */
+		uint64_t found, bytes,
+			retries;	 /* chunks; legs that another went on with */
+		uint64_t lends;		 /* holds of chunks here, by others */
+		unsigned int lent;	 /* that are open */
+		unsigned int stores, up; /* daemons that are asked */
+	} far;
 	struct store_files {
 		const char *dir; /* NULL: there are none */
 		const char *way; /* how they are read and written */

@@ -15,6 +15,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/session/session.h"
+#include "daemon/store/far.h"
 #include "daemon/store/store_impl.h"
 
 #define HOLDS_MAX 4096u /* of a session */
@@ -29,6 +30,8 @@ static void hold_let_go(struct store_hold *hold)
 {
 	while (hold->count > 0)
 		store_chunk_unpin(hold->chunks[--hold->count]);
+	far_hold_free(hold->far);
+	hold->far = NULL;
 }
 
 static void hold_step(struct store_hold *hold)
@@ -64,9 +67,17 @@ void store_hold_close(struct store_hold *hold)
 	struct store_session *part = hold->handle->session->store_part;
 	struct store *store = hold->handle->space->store;
 
+	struct err why;
+
 	if (hold->closed)
 		return;
 	hold->closed = true;
+	if (hold->query) {
+		far_cancel(hold->query);
+		hold->query = NULL;
+		err_set(&why, ERR_CANCELED, "the hold was closed before it was answered");
+		hold->on_done(hold->arg, NULL, &why);
+	}
 	loop_timer_stop(&hold->lease);
 	idmap_remove(&part->holds, hold->id);
 	strmap_remove_bytes(&store->holds, hold->secret, STORE_SECRET_BYTES);
@@ -90,7 +101,9 @@ void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *fa
 		.id = hold->id,
 		.first = hold->first,
 		.secret = hold->secret,
-		.found = {.chunks = hold->count, .tokens = hold->tokens},
+		.found = {.far = far_hold_chunks(hold->far),
+			  .chunks = hold->count + far_hold_chunks(hold->far),
+			  .tokens = hold->tokens + far_hold_tokens(hold->far)},
 	};
 }
 
@@ -209,6 +222,37 @@ static int hold_enter(struct store_hold *hold, const struct store_hold_args *arg
 	return 0;
 }
 
+static void on_far_done(void *arg)
+{
+	struct store_hold *hold = arg;
+
+	hold->query = NULL;
+	hold->handle->space->store->far_found += far_hold_chunks(hold->far);
+	hold->on_done(hold->arg, hold, NULL);
+}
+
+/* Others may have what follows. Outcome 1: they are asked. */
+static int hold_ask(struct store_hold *hold, const struct store_ids *ids,
+		    const struct store_hold_args *args)
+{
+	const struct store_space *space = hold->handle->space;
+	int r;
+
+	if (!args->far_ns || !space->store->far || hold->count == ids->count ||
+	    hold->tokens % space->tokens)
+		return 0;
+	r = far_ask(space->store->far, hold, ids->bytes + hold->count * STORE_ID_BYTES,
+		    ids->count - hold->count, args->lease_ns, args->far_ns, on_far_done,
+		    hold, &hold->query);
+	if (r < 0) {
+		err_clear(); /* a miss */
+		return 0;
+	}
+	hold->on_done = args->on_done;
+	hold->arg = args->arg;
+	return 1;
+}
+
 int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 		    const struct store_hold_args *args, struct store_hold **hold_p)
 {
@@ -231,7 +275,7 @@ int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 	if (r < 0)
 		return err_pass(r);
 	*hold_p = hold;
-	return 0;
+	return hold_ask(hold, ids, args);
 }
 
 int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECRET_BYTES],
@@ -255,6 +299,9 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 		if (!hold_add(hold, other->chunks[i]))
 			break;
 	}
+	if (other->far && hold->count == other->count &&
+	    far_hold_join(other->far, handle, &hold->far) < 0)
+		err_clear(); /* it holds what is here */
 	r = hold_enter(hold, args);
 	if (r < 0)
 		return err_pass(r);

@@ -48,6 +48,7 @@ struct store_space {
 	uint64_t id; /* salts the index */
 	uint32_t tokens;
 	char *identity;					/* equal texts, equal spaces */
+	uint8_t digest[16];				/* of it, to other daemons */
 	char *model, *revision, *scheme, *rope;		/* of the identity, for people */
 	struct store_class *classes[STORE_CLASSES_MAX]; /* NULL: free */
 	unsigned int class_count;
@@ -113,10 +114,14 @@ struct store {
 	struct store_chunk **buckets;
 	uint64_t bucket_mask, seed;
 	uint64_t chunk_count;
+	struct far *far;     /* NULL: no other daemon is asked */
+	struct list lends;   /* struct store_lend.link: what others hold here */
 	struct strmap holds; /* by secret */
 	unsigned int moves, moves_live;
-	struct list loading; /* struct store_move.load_link: they wait for a part */
+	struct list loading;  /* struct store_move.load_link: they wait for a part */
+	struct list far_legs; /* struct store_leg.far_link */
 	uint64_t found, missed, put_bytes, fetched_bytes;
+	uint64_t far_found, far_bytes, far_retries, lend_count;
 	struct loop_defer tidy; /* spaces that nobody uses go */
 };
 
@@ -130,10 +135,14 @@ struct store_hold {
 	uint64_t id;
 	uint8_t secret[STORE_SECRET_BYTES];
 	uint64_t first, tokens;
+	struct far_hold *far;	     /* chunks behind these, at another daemon; or NULL */
 	struct store_chunk **chunks; /* pinned until it is over */
 	uint32_t count;
-	unsigned int moves; /* that read it */
-	bool closed, over;  /* over: the lease has ended */
+	unsigned int moves;	 /* that read it */
+	bool closed, over;	 /* over: the lease has ended */
+	struct far_query *query; /* under way: then on_done is due */
+	void (*on_done)(void *arg, struct store_hold *hold, const struct err *why);
+	void *arg;
 	struct loop_timer lease;
 	struct charge charge;
 };
@@ -149,6 +158,11 @@ struct store_handle *store_handle_ref(struct store_handle *handle);
 void store_handle_unref(struct store_handle *handle);
 /* The classes that give the handle all it needs of a chunk that these hold; 0: none. */
 uint64_t store_cover(struct store_handle *handle, uint64_t mask);
+/* The same of any layouts: bit i is layouts[i]. */
+uint64_t store_cover_layouts(const struct store_handle *handle,
+			     const struct layout *const *layouts, unsigned int count);
+struct store_space *store_space_by_digest(const struct store *store,
+					  const uint8_t digest[16]);
 /* Is the pool's layout the handle's? ERR_LAYOUT. */
 int store_handle_fits(struct store_handle *handle, const struct pool *pool);
 int store_words_check(const struct store_space_args *args); /* ERR_INVAL */
@@ -208,10 +222,13 @@ void store_hold_unref(struct store_hold *hold);
 /* ---- store_move.c ---- */
 /* One chunk of a move. */
 struct store_piece {
-	struct store_chunk *chunk; /* pinned */
-	struct store_part *part;   /* put: to be filled; NULL: it is there or left out */
-	bool done;
+	struct store_chunk *chunk; /* pinned; NULL: it is at another daemon */
+	uint32_t tokens;
+	struct store_part *part; /* put: to be filled; NULL: it is there or left out */
+	bool busy, done;	 /* a leg moves it, has moved it */
 };
+
+struct store_leg;
 
 struct store_move {
 	struct store *store;
@@ -234,7 +251,7 @@ struct store_move {
 	uint64_t begin, end; /* tokens that move */
 	struct store_piece *pieces;
 	uint32_t count;
-	uint32_t next; /* piece: no leg has it yet */
+	uint32_t next; /* piece: of those before, each is done or a leg has it */
 	struct list legs;
 	unsigned int legs_running;
 	uint32_t there, left_out, done;
@@ -253,15 +270,23 @@ static inline enum store_move_state store_move_state(const struct store_move *mo
 }
 /* The class that it waits for has its pool, or never will (`why`). */
 void store_move_class_made(struct store_move *move, const struct err *why);
-/* A leg of it has ended and is gone: the pieces [first, first + count). */
-void store_move_leg_ended(struct store_move *move, uint32_t first, uint32_t count,
-			  uint64_t bytes, const struct err *why);
+/* A leg of it has ended, and goes. */
+void store_move_leg_ended(struct store_move *move, const struct store_leg *leg);
 
 /* ---- store_leg.c ---- */
+/* The slots of a class's parts of these chunks, which are in memory, as pages. */
+int store_slots(const struct store_class *class, struct store_chunk *const *chunks,
+		uint32_t count, uint64_t first_token, uint64_t begin, uint64_t end,
+		struct room_maps *maps);
+/* The holder of a leg's chunks does not offer them under this number. */
+void store_legs_refused(struct store *store, const struct remote *remote, uint64_t room,
+			const struct err *why);
 /* Pieces of a move that go together: an offer a source and one pull. */
 struct store_leg {
-	struct list link; /* in move->legs */
+	struct list link;     /* in move->legs */
+	struct list far_link; /* in store->far_legs, with a source elsewhere */
 	struct store_move *move;
+	struct far_hold *far;  /* of move->hold, whose holder offers; NULL: this daemon */
 	uint32_t first, count; /* pieces */
 	unsigned int open;     /* rooms that have not ended */
 	uint64_t bytes;
@@ -270,9 +295,13 @@ struct store_leg {
 	unsigned int room_count;
 	struct store_leg_room *rooms; /* the pull is the first */
 };
-/* `used`: fetch: the classes that are the sources. */
+/* Pieces of a fetch have sources: classes of this daemon, pools of a holder's. */
+struct store_sources {
+	struct far_hold *far;
+	uint64_t used;
+};
 int store_leg_start(struct store_move *move, uint32_t first, uint32_t count,
-		    uint64_t used);
+		    const struct store_sources *sources);
 void store_leg_abort(struct store_leg *leg, const struct err *why);
 
 #endif

@@ -3,7 +3,8 @@
  * A leg is a handover of this daemon with itself: an offer of each source's pages and one
  * pull of them all. One of the two is in the engine's session, so that it ends with the
  * engine and is charged to it; the other is in the store's own. Nobody else can take
- * part: number and ticket are random and told to nobody.
+ * part: number and ticket are random and told to nobody. Where another daemon holds the
+ * chunks, its store makes the offers (lend.c), and it is told both.
  *
  * Bytes of a leg are few, for a leg is what a failure costs, and what is landed shows leg
  * by leg.
@@ -19,6 +20,7 @@
 #include "daemon/room/rooms.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
+#include "daemon/store/far.h"
 #include "daemon/store/store_impl.h"
 
 struct store_leg_room {
@@ -39,6 +41,7 @@ static void leg_free(struct store_leg *leg)
 {
 	loop_defer_cancel(&leg->step);
 	list_remove(&leg->link);
+	list_remove(&leg->far_link);
 	mem_free(leg->rooms);
 	mem_free(leg);
 }
@@ -56,17 +59,14 @@ static void leg_stop_rooms(struct store_leg *leg)
 static void on_leg_step(struct loop_defer *defer)
 {
 	struct store_leg *leg = container_of(defer, struct store_leg, step);
-	struct store_move *move = leg->move;
-	uint32_t first = leg->first, count = leg->count;
-	uint64_t bytes = leg->bytes;
-	struct err why = leg->error;
 
-	if (why.code != ERR_OK)
+	if (leg->error.code != ERR_OK)
 		leg_stop_rooms(leg); /* an offer would wait for another puller */
 	if (leg->open)
 		return;
+	list_remove(&leg->link);
+	store_move_leg_ended(leg->move, leg);
 	leg_free(leg);
-	store_move_leg_ended(move, first, count, bytes, why.code == ERR_OK ? NULL : &why);
 }
 
 static void on_room_end(struct room_leg *base, const struct room *room)
@@ -92,13 +92,11 @@ void store_leg_abort(struct store_leg *leg, const struct err *why)
 
 /* ---- pages ---- */
 
-/* Of a class's parts of the leg's chunks. */
-static int leg_slots(const struct store_leg *leg, const struct store_class *class,
-		     uint64_t begin, uint64_t end, struct room_maps *maps)
+int store_slots(const struct store_class *class, struct store_chunk *const *chunks,
+		uint32_t count, uint64_t first_token, uint64_t begin, uint64_t end,
+		struct room_maps *maps)
 {
-	const struct store_move *move = leg->move;
 	const struct canon *canon = class->canon;
-	uint64_t tokens = class->space->tokens;
 	int r = room_maps_begin(maps, canon->layout->view_count);
 
 	for (uint32_t v = 0; v < canon->layout->view_count && r >= 0; v++) {
@@ -106,17 +104,16 @@ static int leg_slots(const struct store_leg *leg, const struct store_class *clas
 		uint32_t pages = canon->views[v].pages;
 
 		memcpy(map->view, canon->layout->views[v].name, sizeof(map->view));
-		map->first_token = (move->first + leg->first) * tokens;
+		map->first_token = first_token;
 		map->token_begin = begin;
 		map->token_end = end;
 		map->layers = (struct plan_layers){0, UINT32_MAX};
-		map->page_count = (size_t)pages * leg->count;
+		map->page_count = (size_t)pages * count;
 		map->pages = mem_calloc(map->page_count, sizeof(*map->pages));
 		if (!map->pages)
 			r = -ENOMEM;
-		for (uint32_t i = 0; i < leg->count && r >= 0; i++) {
-			const struct store_part *part = store_part_find(
-				move->pieces[leg->first + i].chunk, class);
+		for (uint32_t i = 0; i < count && r >= 0; i++) {
+			const struct store_part *part = store_part_find(chunks[i], class);
 
 			canon_pages(canon, v, arena_offset(&part->slot),
 				    map->pages + (size_t)i * pages);
@@ -126,6 +123,23 @@ static int leg_slots(const struct store_leg *leg, const struct store_class *clas
 		return 0;
 	room_maps_fini(maps);
 	return err_pass(r);
+}
+
+/* Of a class's parts of the leg's chunks. */
+static int leg_slots(const struct store_leg *leg, const struct store_class *class,
+		     uint64_t begin, uint64_t end, struct room_maps *maps)
+{
+	const struct store_move *move = leg->move;
+	cleanup_free struct store_chunk **chunks =
+		mem_calloc(leg->count, sizeof(*chunks));
+
+	if (!chunks)
+		return err_pass(-ENOMEM);
+	for (uint32_t i = 0; i < leg->count; i++)
+		chunks[i] = move->pieces[leg->first + i].chunk;
+	return err_pass(store_slots(class, chunks, leg->count,
+				    (move->first + leg->first) * class->space->tokens,
+				    begin, end, maps));
 }
 
 /* ---- its rooms ---- */
@@ -185,19 +199,11 @@ static int leg_offer(struct store_leg *leg, unsigned int index, struct leg_side 
 	return 0;
 }
 
-static int add_source(struct room *room, const struct store_leg_room *offer)
+static int add_source(struct room *room, struct remote *remote,
+		      const struct store_leg_room *offer)
 {
-	struct kvd *kvd = rooms_kvd(room->rooms);
-	const struct peer_client client = {.uid = room->session->uid,
-					   .session = room->session->id};
-	struct remote *self;
-	struct party *party;
-	int r = handshake_reach(kvd->handshake, kvd->link->endpoint, &client, &self);
+	struct party *party = room_party_add(room, remote);
 
-	if (r < 0)
-		return err_pass(r);
-	party = room_party_add(room, self);
-	handshake_release(kvd->handshake, self); /* the party holds it */
 	if (!party)
 		return err_pass(-ENOMEM);
 	party->pool_asked = offer->pool;
@@ -205,17 +211,38 @@ static int add_source(struct room *room, const struct store_leg_room *offer)
 	return 0;
 }
 
+/* Who offers: this daemon, or the one that holds the chunks. *remote_p is reached once
+ * more. */
+static int leg_source(struct store_leg *leg, const struct room *room,
+		      struct remote **remote_p)
+{
+	struct kvd *kvd = leg_kvd(leg);
+	const struct peer_client client = {.uid = room->session->uid,
+					   .session = room->session->id};
+
+	if (!leg->far)
+		return err_pass(handshake_reach(kvd->handshake, kvd->link->endpoint,
+						&client, remote_p));
+	*remote_p = far_hold_remote(leg->far);
+	(*remote_p)->reaches++;
+	return 0;
+}
+
 /* Of all the leg's offers, which are open. */
 static int leg_pull(struct store_leg *leg, struct leg_side *side,
 		    const uint8_t ticket[TICKET_BYTES])
 {
+	struct remote *remote;
 	struct room *room;
 	int r = leg_room(leg, 0, ROOM_PULL, side, ticket, &room);
 
 	if (r < 0)
 		return err_pass(r);
+	r = leg_source(leg, room, &remote);
 	for (unsigned int i = 1; i < leg->room_count && r >= 0; i++)
-		r = add_source(room, &leg->rooms[i]);
+		r = add_source(room, remote, &leg->rooms[i]);
+	if (r >= 0) /* the parties hold it */
+		handshake_release(leg_kvd(leg)->handshake, remote);
 	if (r < 0) {
 		rooms_discard(room);
 		return err_pass(r);
@@ -267,6 +294,66 @@ static int leg_fetch(struct store_leg *leg, uint64_t begin, uint64_t end, uint64
 	return r < 0 ? err_pass(r) : err_pass(leg_pull(leg, &engine, ticket));
 }
 
+/* The holder opens the offers under numbers of ours. */
+static int leg_ask(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t used,
+		   const uint8_t ticket[TICKET_BYTES])
+{
+	const struct store_move *move = leg->move;
+	const struct store_hold *hold = move->hold;
+	struct remote *remote = far_hold_remote(leg->far);
+	struct wire_chunk_leg msg = {
+		.ask = far_hold_ask(leg->far),
+		.first = (uint32_t)(move->first + leg->first - hold->first - hold->count),
+		.count = leg->count,
+		.begin = begin,
+		.end = end};
+	unsigned int index = 1;
+	int r = 0;
+
+	memcpy(msg.ticket, ticket, TICKET_BYTES);
+	list_push_back(&move->store->far_legs, &leg->far_link);
+	for (unsigned int i = 0; i < STORE_CLASSES_MAX && r >= 0; i++) {
+		struct store_leg_room *own = &leg->rooms[index];
+
+		if (!(used >> i & 1))
+			continue;
+		index++;
+		own->number = msg.room = loop_random_u64(leg_kvd(leg)->loop);
+		own->pool = msg.pool = far_hold_pool(leg->far, i);
+		r = handshake_tell_chunk_leg(remote, &msg);
+	}
+	explicit_bzero(msg.ticket, TICKET_BYTES);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static int leg_far(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t used,
+		   const uint8_t ticket[TICKET_BYTES])
+{
+	struct store_move *move = leg->move;
+	struct leg_side engine = {.session = move->session, .pool = move->pool};
+	int r = leg_ask(leg, begin, end, used, ticket);
+
+	if (r >= 0)
+		r = room_maps_cut(&move->maps, move->pool->layout, begin, end,
+				  &engine.maps);
+	return r < 0 ? err_pass(r) : err_pass(leg_pull(leg, &engine, ticket));
+}
+
+void store_legs_refused(struct store *store, const struct remote *remote, uint64_t room,
+			const struct err *why)
+{
+	struct store_leg *leg;
+
+	list_foreach(leg, &store->far_legs, far_link) {
+		if (far_hold_remote(leg->far) != remote)
+			continue;
+		for (unsigned int i = 1; i < leg->room_count; i++) {
+			if (leg->rooms[i].number == room)
+				store_leg_abort(leg, why);
+		}
+	}
+}
+
 /* The tokens of the pieces, of those that move. */
 static void leg_range(const struct store_leg *leg, uint64_t *begin_p, uint64_t *end_p)
 {
@@ -295,6 +382,7 @@ static int leg_new(struct store_move *move, unsigned int sources,
 		return err_pass(-ENOMEM);
 	}
 	leg->move = move;
+	list_init(&leg->far_link);
 	loop_defer_init(&leg->step, on_leg_step);
 	list_push_back(&move->legs, &leg->link);
 	*leg_p = leg;
@@ -302,33 +390,40 @@ static int leg_new(struct store_move *move, unsigned int sources,
 }
 
 int store_leg_start(struct store_move *move, uint32_t first, uint32_t count,
-		    uint64_t used)
+		    const struct store_sources *sources)
 {
 	bool put = move->kind == STORE_PUT;
 	uint8_t ticket[TICKET_BYTES];
 	struct store_leg *leg = NULL;
 	uint64_t begin, end;
 	int r = move->store->session
-			? leg_new(move, put ? 1u : (unsigned)__builtin_popcountll(used),
+			? leg_new(move,
+				  put ? 1u
+				      : (unsigned)__builtin_popcountll(sources->used),
 				  &leg)
 			: err_raise(ERR_DRAIN, "the daemon is stopping");
 
 	if (r < 0)
 		return err_pass(r);
+	leg->far = sources->far;
 	leg->first = first;
 	leg->count = count;
 	leg_range(leg, &begin, &end);
 	loop_random(move->store->kvd->loop, ticket, sizeof(ticket));
-	r = put ? leg_put(leg, begin, end, ticket)
-		: leg_fetch(leg, begin, end, used, ticket);
+	if (put)
+		r = leg_put(leg, begin, end, ticket);
+	else if (!leg->far)
+		r = leg_fetch(leg, begin, end, sources->used, ticket);
+	else
+		r = leg_far(leg, begin, end, sources->used, ticket);
 	explicit_bzero(ticket, sizeof(ticket));
 	if (r >= 0)
 		return 0;
-	if (!leg->open) {
+	if (!leg->open && !leg->far) {
 		leg_free(leg);
 		return err_pass(r);
 	}
-	err_take(&leg->error); /* the rooms that are open end first */
+	err_take(&leg->error); /* rooms that are open end first; then others may serve */
 	loop_defer(move->store->kvd->loop, &leg->step);
 	return 0;
 }

@@ -13,12 +13,15 @@
 #include <stdio.h>
 
 #include "daemon/base/context.h"
+#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
+#include "daemon/store/far.h"
 #include "daemon/store/files.h"
+#include "daemon/store/lend.h"
 #include "daemon/store/store_impl.h"
 
 #define LEG_BYTES (UINT64_C(64) << 20)
@@ -215,7 +218,7 @@ static void on_move_deadline(struct loop_timer *timer)
 
 static uint64_t piece_bytes(const struct store_move *move, uint32_t i)
 {
-	return move->handle->canon->chunk_bytes * move->pieces[i].chunk->tokens /
+	return move->handle->canon->chunk_bytes * move->pieces[i].tokens /
 	       move->handle->space->tokens;
 }
 
@@ -224,11 +227,30 @@ static bool piece_moves(const struct store_move *move, uint32_t i)
 	return move->kind == STORE_FETCH || move->pieces[i].part;
 }
 
-static uint64_t piece_sources(const struct store_move *move, uint32_t i)
+static struct store_sources piece_sources(const struct store_move *move, uint32_t i)
 {
-	return move->kind == STORE_FETCH
-		       ? store_cover(move->handle, move->pieces[i].chunk->ready)
-		       : 0;
+	const struct store_chunk *chunk = move->pieces[i].chunk;
+	const struct store_hold *hold = move->hold;
+	struct store_sources sources = {.far = NULL};
+	uint32_t k;
+
+	if (move->kind == STORE_PUT)
+		return sources;
+	if (chunk) {
+		sources.used = store_cover(move->handle, chunk->ready);
+		return sources;
+	}
+	k = (uint32_t)(move->first + i - hold->first - hold->count);
+	sources.far = far_hold_at(hold->far, k);
+	if (sources.far)
+		sources.used = far_hold_sources(sources.far, k);
+	return sources;
+}
+
+/* For a leg. */
+static bool piece_waits(const struct store_move *move, uint32_t i)
+{
+	return piece_moves(move, i) && !move->pieces[i].busy && !move->pieces[i].done;
 }
 
 /* Is it on its way from a file to memory? */
@@ -237,6 +259,8 @@ static bool piece_loads(const struct store_move *move, uint32_t i)
 	const struct store_chunk *chunk = move->pieces[i].chunk;
 	const struct store_part *part;
 
+	if (!chunk)
+		return false;
 	list_foreach(part, &chunk->parts, link) {
 		if (part->slot.slab && !part->ready)
 			return true;
@@ -246,28 +270,33 @@ static bool piece_loads(const struct store_move *move, uint32_t i)
 
 /* The pieces of the next leg begin at move->next; *count_p 0: there is none, or none yet.
  * ERR_NOTFOUND: there never will be. */
-static int next_leg(struct store_move *move, uint64_t *used_p, uint32_t *count_p)
+static int next_leg(struct store_move *move, struct store_sources *sources_p,
+		    uint32_t *count_p)
 {
 	uint64_t bytes = 0;
 	uint32_t n = 0;
 
 	*count_p = 0;
-	while (move->next < move->count && !piece_moves(move, move->next))
+	while (move->next < move->count && !piece_waits(move, move->next))
 		move->next++;
 	if (move->next == move->count)
 		return 0;
-	*used_p = piece_sources(move, move->next);
-	if (move->kind == STORE_FETCH && !*used_p && piece_loads(move, move->next))
+	*sources_p = piece_sources(move, move->next);
+	if (move->kind == STORE_FETCH && !sources_p->used &&
+	    piece_loads(move, move->next))
 		return 0;
-	if (move->kind == STORE_FETCH && !*used_p)
-		return err_raise(
-			ERR_NOTFOUND,
-			"chunk %llu of the prompt could not be read from its file",
-			(unsigned long long)(move->first + move->next));
+	if (move->kind == STORE_FETCH && !sources_p->used)
+		return err_raise(ERR_NOTFOUND, "chunk %llu of the prompt %s",
+				 (unsigned long long)(move->first + move->next),
+				 move->pieces[move->next].chunk
+					 ? "could not be read from its file"
+					 : "is held by no other daemon any more");
 	for (uint32_t i = move->next; i < move->count; i++, n++) {
+		struct store_sources other = piece_sources(move, i);
+
 		bytes += piece_bytes(move, i);
-		if (!piece_moves(move, i) || (n && bytes > LEG_BYTES) ||
-		    piece_sources(move, i) != *used_p)
+		if (!piece_waits(move, i) || (n && bytes > LEG_BYTES) ||
+		    other.used != sources_p->used || other.far != sources_p->far)
 			break;
 	}
 	*count_p = n;
@@ -277,42 +306,63 @@ static int next_leg(struct store_move *move, uint64_t *used_p, uint32_t *count_p
 static int store_move_run(struct store_move *move)
 {
 	while (move->legs_running < LEGS_MAX) {
-		uint64_t used = 0;
+		struct store_sources sources;
 		uint32_t n;
-		int r = next_leg(move, &used, &n);
+		int r = next_leg(move, &sources, &n);
 
 		if (r < 0 || n == 0)
 			return r < 0 ? err_pass(r) : 0;
-		r = store_leg_start(move, move->next, n, used);
+		r = store_leg_start(move, move->next, n, &sources);
 		if (r < 0)
 			return err_pass(r);
-		move->next += n;
+		for (; n > 0; n--)
+			move->pieces[move->next++].busy = true;
 		move->legs_running++;
 	}
 	return 0;
 }
 
-void store_move_leg_ended(struct store_move *move, uint32_t first, uint32_t count,
-			  uint64_t bytes, const struct err *why)
+/* Its holder serves no more; another may go on. */
+static void leg_failed(struct store_move *move, const struct store_leg *leg)
+{
+	if (leg->far)
+		far_hold_fail(leg->far);
+	if (!leg->far || store_move_state(move) != STORE_MOVE_RUNNING ||
+	    !piece_sources(move, leg->first).far) {
+		store_move_abort(move, &leg->error);
+		return;
+	}
+	log_info("store", far_hold_remote(leg->far)->peer->endpoint,
+		 "its chunks are fetched from another daemon", "why=\"%s\"",
+		 leg->error.text);
+	if (leg->first < move->next)
+		move->next = leg->first;
+	move->store->far_retries++;
+}
+
+void store_move_leg_ended(struct store_move *move, const struct store_leg *leg)
 {
 	struct store *store = move->store;
+	bool ok = leg->error.code == ERR_OK;
 
 	assert(move->legs_running > 0);
 	move->legs_running--;
-	for (uint32_t i = first; i < first + count && !why; i++) {
-		move->pieces[i].done = true;
-		move->done++;
-		if (move->kind == STORE_PUT)
+	for (uint32_t i = leg->first; i < leg->first + leg->count; i++) {
+		move->pieces[i].busy = false;
+		move->pieces[i].done = ok;
+		move->done += ok;
+		if (ok && move->kind == STORE_PUT)
 			store_part_ready(move->pieces[i].part);
 	}
-	if (why) {
-		store_move_abort(move, why);
+	if (!ok) {
+		leg_failed(move, leg);
 	} else {
-		move->bytes += bytes;
+		move->bytes += leg->bytes;
 		if (move->kind == STORE_PUT)
-			store->put_bytes += bytes;
+			store->put_bytes += leg->bytes;
 		else
-			store->fetched_bytes += bytes;
+			store->fetched_bytes += leg->bytes;
+		store->far_bytes += leg->far ? leg->bytes : 0;
 		status_slot_progress(move->session->status, move->slot, move->bytes,
 				     move->total);
 	}
@@ -372,6 +422,7 @@ void store_moves_kick(struct store *store)
 
 	list_foreach(move, &store->loading, load_link)
 		store_move_kick(move);
+	lends_kick(store);
 }
 
 /* Would what the put's handle needs of this chunk outlast a loss of power? If not, see to
@@ -616,6 +667,7 @@ static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens
 
 	if (r < 0)
 		return err_prefix(r, "ids[%u]", move->count);
+	piece->tokens = tokens;
 	move->count++;
 	if (store_cover(move->handle, piece->chunk->ready | piece->chunk->filed) ||
 	    store_part_find(piece->chunk, move->class)) {
@@ -699,11 +751,23 @@ int store_put(struct store_handle *handle, const struct store_ids *ids,
 	return r < 0 ? err_pass(r) : 0;
 }
 
+/* Piece i is chunk k of the hold. */
+static void fetch_piece(struct store_move *move, uint32_t i, uint32_t k)
+{
+	const struct store_hold *hold = move->hold;
+	uint64_t tokens = move->handle->space->tokens;
+	uint64_t left = hold->tokens + far_hold_tokens(hold->far) - k * tokens;
+
+	move->pieces[i].chunk = k < hold->count ? hold->chunks[k] : NULL;
+	move->pieces[i].tokens = (uint32_t)(left < tokens ? left : tokens);
+}
+
 static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 		       struct store_move **move_p)
 {
 	struct store_handle *handle = hold->handle;
 	uint64_t tokens = handle->space->tokens, from = hold->first * tokens;
+	uint64_t held = hold->tokens + far_hold_tokens(hold->far);
 	struct store_move *move;
 	uint64_t begin, end;
 	uint32_t skip, count;
@@ -712,13 +776,13 @@ static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 
 	if (r >= 0)
 		r = maps_check(handle, &args->maps, &begin, &end);
-	if (r >= 0 && (begin < from || end > from + hold->tokens))
+	if (r >= 0 && (begin < from || end > from + held))
 		r = err_raise(ERR_RANGE,
 			      "views: tokens [%llu, %llu) are not among the hold's "
 			      "[%llu, %llu)",
 			      (unsigned long long)begin, (unsigned long long)end,
 			      (unsigned long long)from,
-			      (unsigned long long)(from + hold->tokens));
+			      (unsigned long long)(from + held));
 	if (r < 0)
 		return err_pass(r);
 	skip = (uint32_t)((begin - from) / tokens);
@@ -733,7 +797,7 @@ static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 	move->end = end;
 	move->count = count;
 	for (uint32_t i = 0; i < count; i++)
-		move->pieces[i].chunk = hold->chunks[skip + i];
+		fetch_piece(move, i, skip + i);
 	store_move_begin(move, args->deadline_ns);
 	*move_p = move;
 	return 0;

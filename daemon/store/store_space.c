@@ -15,6 +15,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <openssl/sha.h>
+
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/share.h"
@@ -93,11 +95,22 @@ static void space_free(struct store_space *space)
 	mem_free(space);
 }
 
+static int space_digest(struct store_space *space)
+{
+	uint8_t sum[SHA256_DIGEST_LENGTH];
+
+	if (!SHA256((const uint8_t *)space->identity, strlen(space->identity), sum))
+		return err_raise(ERR_INTERNAL, "no SHA-256");
+	memcpy(space->digest, sum, sizeof(space->digest));
+	return 0;
+}
+
 static int space_new(struct store *store, struct store_tenant *tenant,
 		     const struct store_space_args *args, const char *identity,
 		     struct store_space **space_p)
 {
 	struct store_space *space;
+	int r;
 
 	if (!share_allows(STORE_SPACES_MAX, store->space_count, tenant->spaces))
 		return err_raise(ERR_LIMIT,
@@ -121,6 +134,11 @@ static int space_new(struct store *store, struct store_tenant *tenant,
 	    !space->rope) {
 		space_free(space);
 		return err_pass(-ENOMEM);
+	}
+	r = space_digest(space);
+	if (r < 0) {
+		space_free(space);
+		return err_pass(r);
 	}
 	space->id = ++store->next_space;
 	list_push_back(&store->spaces, &space->link);
@@ -146,6 +164,18 @@ int store_space_of(struct store *store, struct store_tenant *tenant,
 		}
 	}
 	return err_pass(space_new(store, tenant, args, identity, space_p));
+}
+
+struct store_space *store_space_by_digest(const struct store *store,
+					  const uint8_t digest[16])
+{
+	struct store_space *space;
+
+	list_foreach(space, &store->spaces, link) {
+		if (memcmp(space->digest, digest, sizeof(space->digest)) == 0)
+			return space;
+	}
+	return NULL;
 }
 
 /* ---- classes ---- */
@@ -305,25 +335,23 @@ int store_class_of(struct store_handle *handle, struct store_class **class_p)
 
 /* ---- which classes serve ---- */
 
-/* Those of `mask` that the cover takes something of; 0: they do not do. */
-static uint64_t cover_ask(const struct store_handle *handle, uint64_t mask)
+uint64_t store_cover_layouts(const struct store_handle *handle,
+			     const struct layout *const *layouts, unsigned int count)
 {
 	struct cover_source sources[STORE_CLASSES_MAX];
 	unsigned int index[STORE_CLASSES_MAX], n = 0;
 	struct cover *cover mem_cleanup(cover_freep) = NULL;
 	uint64_t used = 0;
 
-	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
-		const struct store_class *class = handle->space->classes[i];
-
-		if (!(mask >> i & 1))
+	for (unsigned int i = 0; i < count && i < STORE_CLASSES_MAX; i++) {
+		if (!layouts[i])
 			continue;
-		if (layout_compatible(class->canon->layout, handle->canon->layout,
+		if (layout_compatible(layouts[i], handle->canon->layout,
 				      &layout_from_source) < 0) {
 			err_clear(); /* of other layers' kinds: no source */
 			continue;
 		}
-		sources[n].layout = class->canon->layout;
+		sources[n].layout = layouts[i];
 		index[n++] = i;
 	}
 	if (n == 0 ||
@@ -336,6 +364,18 @@ static uint64_t cover_ask(const struct store_handle *handle, uint64_t mask)
 			used |= UINT64_C(1) << index[i];
 	}
 	return used;
+}
+
+/* Those of `mask` that the cover takes something of; 0: they do not do. */
+static uint64_t cover_ask(const struct store_handle *handle, uint64_t mask)
+{
+	const struct layout *layouts[STORE_CLASSES_MAX] = {NULL};
+
+	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
+		if (mask >> i & 1)
+			layouts[i] = handle->space->classes[i]->canon->layout;
+	}
+	return store_cover_layouts(handle, layouts, STORE_CLASSES_MAX);
 }
 
 /* One class alone where one does, its own first: the longest rows, the fewest rooms. */

@@ -19,8 +19,10 @@ static void found_tell(struct ring *ring, const struct kvd_ring_entry *e,
 		       const struct store_found *found, uint64_t first)
 {
 	struct status_page *page = ring->session->status;
-	const struct status_room figures = {
-		.bytes = found->tokens, .total = found->chunks, .first_token = first};
+	const struct status_room figures = {.bytes = found->tokens,
+					    .total = found->chunks,
+					    .rows = found->far,
+					    .first_token = first};
 
 	status_slot_room(page, e->slot, &figures);
 	status_slot_set(page, e->slot, KVD_SUCCESS, 0, ERR_OK);

@@ -17,6 +17,7 @@ from .rooms import Awaited, Status, views_pack, wait_pack
 
 ID_BYTES = 32
 IDS_MAX = 4096  # of one call
+FAR_MS_MAX = 60000
 LEASE_MS_MAX = 600000
 WHY_S = 5  # for the daemon's words about a move that has failed
 
@@ -47,6 +48,14 @@ def ids_pack(ids):
 
 def _first(first):
     return _check.integer("first", first, 0, _check.U32)
+
+
+def _far(far):
+    """Seconds, None: nobody is asked."""
+    if far is None:
+        return 0
+    return _check.integer("far", max(1, round(1000 * _check.seconds("far", far))), 1,
+                          FAR_MS_MAX)
 
 
 def _lease(lease):
@@ -104,11 +113,12 @@ class Move(Awaited):
 
 
 class Hold:
-    """Chunks that stay until the lease ends, the hold is closed, or its client goes."""
+    """Chunks that stay until the lease ends, the hold is closed, or its client goes.
+    far: the last so many of them are at another daemon."""
 
     def __init__(self, space, hold):
         self.space, self._hold = space, hold
-        self.chunks, self.tokens, self.first, self.secret = hold.facts()
+        self.chunks, self.tokens, self.first, self.far, self.secret = hold.facts()
 
     def fetch(self, views, *, pool=None, wait=None, deadline=None, timeout=None, post=False):
         """Read into pages the tokens that the views name: {name: pages or View}, each view
@@ -165,11 +175,12 @@ class Space:
         return Found(*self._space.find(ids_pack(ids), _first(first),
                                        _check.seconds("timeout", timeout)))
 
-    def hold(self, ids, first=0, *, lease=None, timeout=None):
-        """What is there of them stays for `lease` seconds (ten), or until it is closed.
+    def hold(self, ids, first=0, *, lease=None, far=None, timeout=None):
+        """What is there of them stays for `lease` seconds (ten), or until it is closed. far:
+        what follows is asked of the daemons of chunk_stores, for at most so many seconds.
         -> Hold, perhaps of nothing"""
         return Hold(self, self._space.hold(ids_pack(ids), _first(first), _lease(lease),
-                                           _check.seconds("timeout", timeout)))
+                                           _far(far), _check.seconds("timeout", timeout)))
 
     def join(self, secret, *, lease=None, timeout=None):
         """The chunks of another session's hold, by Hold.secret. -> Hold"""

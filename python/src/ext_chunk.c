@@ -91,7 +91,7 @@ struct chunk_start {
 	struct kvd_space_args space;
 	struct kvd_chunks chunks;
 	struct kvd_move_args move;
-	uint32_t lease_ms;
+	uint32_t lease_ms, far_ms;
 	const char *secret;
 	int post;
 	void *made;
@@ -108,7 +108,7 @@ static int hold_begin(void *ctx, const struct kvd_call *call)
 {
 	struct chunk_start *s = ctx;
 
-	return kvd_hold_open(s->of->kvd, &s->chunks, s->lease_ms, call,
+	return kvd_hold_open(s->of->kvd, &s->chunks, s->lease_ms, s->far_ms, call,
 			     (struct kvd_hold **)&s->made);
 }
 
@@ -324,7 +324,7 @@ static PyObject *space_drop(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* hold(ids, first, lease_ms, timeout) */
+/* hold(ids, first, lease_ms, far_ms, timeout) */
 static PyObject *space_hold(PyObject *self, PyObject *args)
 {
 	struct chunk_start s = {.of = (struct chunk_object *)self};
@@ -334,8 +334,8 @@ static PyObject *space_hold(PyObject *self, PyObject *args)
 	Py_ssize_t bytes;
 	int ms;
 
-	if (!PyArg_ParseTuple(args, "y#KIO", &ids, &bytes, &first, &s.lease_ms,
-			      &timeout) ||
+	if (!PyArg_ParseTuple(args, "y#KIIO", &ids, &bytes, &first, &s.lease_ms,
+			      &s.far_ms, &timeout) ||
 	    ext_timeout(timeout, &ms) < 0 || !ids_parse(ids, bytes, first, &s.chunks) ||
 	    !chunk_usable(s.of, "space"))
 		return NULL;
@@ -427,7 +427,7 @@ static PyObject *hold_fetch(PyObject *self, PyObject *args)
 	return made;
 }
 
-/* (chunks, tokens, first, secret) */
+/* (chunks, tokens, first, far, secret) */
 static PyObject *hold_facts(PyObject *self, PyObject *none)
 {
 	struct chunk_object *hold = (struct chunk_object *)self;
@@ -441,9 +441,10 @@ static PyObject *hold_facts(PyObject *self, PyObject *none)
 	if (kvd_hold_found(hold->kvd, &found, &first) < 0 ||
 	    kvd_hold_secret(hold->kvd, secret) < 0)
 		return ext_raise_code(KVD_E_STATE, "hold: not answered yet");
-	return Py_BuildValue("(KKKy#)", (unsigned long long)found.chunks,
+	return Py_BuildValue("(KKKKy#)", (unsigned long long)found.chunks,
 			     (unsigned long long)found.tokens, (unsigned long long)first,
-			     secret, (Py_ssize_t)sizeof(secret));
+			     (unsigned long long)found.far, secret,
+			     (Py_ssize_t)sizeof(secret));
 }
 
 /* ---- Move

@@ -1,0 +1,573 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One question goes to all, and the answer is a hold: finding first and holding then
+ * would be a hop more, and what was found could leave between the two. The two that have
+ * most are kept, so that a fetch goes on when one of them dies; the others are told to
+ * let go at once, and so is whoever answers late.
+ *
+ * What a holder tells is used as far as it makes sense: pools that it has announced to
+ * us, whose layouts give this rank what it needs. A chunk that fails that ends the
+ * prefix. Nothing else is believed, for the bytes come by rooms, which check plans and
+ * leases as for any other peer.
+ */
+#include "daemon/store/far.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/store/store_impl.h"
+
+#define STORES_MAX 16u
+#define HOLDERS_MAX 2u	     /* of a hold's chunks */
+#define LEASE_MORE_MS 60000u /* the holder's lease ends behind ours */
+
+struct far_run {
+	uint32_t chunks;
+	uint64_t mask; /* pools, as bits */
+};
+
+/* What the holder has told, and holds until nobody here wants it any more. */
+struct far_lend {
+	unsigned int refs;
+	struct store *store;
+	struct remote *remote; /* held */
+	uint64_t ask, tokens;
+	uint64_t pools[STORE_CLASSES_MAX];
+	unsigned int pool_count;
+	struct far_run *runs;
+	uint32_t run_count, chunks;
+};
+
+struct far_hold {
+	struct far_hold *next; /* of as many chunks or fewer */
+	struct far_lend *lend;
+	bool failed;
+	uint32_t chunks; /* that serve the hold's rank */
+	uint64_t tokens;
+	uint64_t *used; /* of each run that does: pools */
+};
+
+/* To one daemon. */
+struct far_one {
+	struct far_query *query;
+	struct remote *remote;
+	uint64_t ask;
+	bool open; /* not answered */
+};
+
+struct far_query {
+	struct far *far;
+	struct store_hold *hold;
+	struct far_one ones[STORES_MAX];
+	unsigned int count, open;
+	uint32_t asked; /* chunks */
+	struct loop_timer timer;
+	struct loop_defer done;
+	void (*on_done)(void *arg);
+	void *arg;
+};
+
+struct far {
+	struct store *store;
+	struct remote *remotes[STORES_MAX];
+	unsigned int count;
+	struct idmap asks; /* struct far_one */
+};
+
+/* ---- the daemons that are asked ---- */
+
+static void far_dial(struct far *far, const char *endpoint)
+{
+	struct kvd *kvd = far->store->kvd;
+	const struct peer_client client = {.uid = 0, .session = 0};
+
+	if (far->count == STORES_MAX) {
+		log_warn("store", endpoint, "is not asked for chunks: one too many",
+			 "limit=%u", STORES_MAX);
+		return;
+	}
+	if (handshake_reach(kvd->handshake, endpoint, &client,
+			    &far->remotes[far->count]) < 0) {
+		log_warn("store", endpoint, "is not asked for chunks", "why=\"%s\"",
+			 err_last()->text);
+		err_clear();
+		return;
+	}
+	far->count++;
+}
+
+int far_new(struct store *store, struct far **far_p)
+{
+	char words[sizeof(store->kvd->config->chunk_stores)], *word, *state = NULL;
+	struct far *far;
+
+	*far_p = NULL;
+	if (!*store->kvd->config->chunk_stores)
+		return 0;
+	far = mem_zalloc(sizeof(*far));
+	if (!far)
+		return err_pass(-ENOMEM);
+	far->store = store;
+	idmap_init(&far->asks);
+	snprintf(words, sizeof(words), "%s", store->kvd->config->chunk_stores);
+	for (word = strtok_r(words, " ,", &state); word;
+	     word = strtok_r(NULL, " ,", &state))
+		far_dial(far, word);
+	*far_p = far;
+	return 0;
+}
+
+static bool far_up(const struct remote *remote)
+{
+	return sm_state(&remote->peer->sm) == PEER_UP && !remote->peer->self &&
+	       (remote->peer->features & PEER_FEATURE_CHUNKS);
+}
+
+void far_count(const struct far *far, unsigned int *count_p, unsigned int *up_p)
+{
+	*count_p = far ? far->count : 0;
+	*up_p = 0;
+	for (unsigned int i = 0; i < *count_p; i++)
+		*up_p += far_up(far->remotes[i]);
+}
+
+void far_close(struct far *far)
+{
+	if (!far)
+		return;
+	while (far->count > 0)
+		handshake_release(far->store->kvd->handshake, far->remotes[--far->count]);
+}
+
+void far_free(struct far *far)
+{
+	if (!far)
+		return;
+	assert(far->count == 0);
+	idmap_fini(&far->asks);
+	mem_free(far);
+}
+
+/* ---- what is held there ---- */
+
+static void far_release(struct remote *remote, uint64_t ask)
+{
+	const struct wire_chunk_release msg = {.ask = ask};
+
+	if (sm_state(&remote->peer->sm) == PEER_UP &&
+	    handshake_tell_chunk_release(remote, &msg) < 0)
+		err_clear(); /* it is going down, and lets go by that */
+}
+
+static void lend_unref(struct far_lend *lend)
+{
+	if (--lend->refs)
+		return;
+	far_release(lend->remote, lend->ask);
+	handshake_release(lend->store->kvd->handshake, lend->remote);
+	mem_free(lend->runs);
+	mem_free(lend);
+}
+
+void far_hold_free(struct far_hold *far)
+{
+	while (far) {
+		struct far_hold *next = far->next;
+
+		lend_unref(far->lend);
+		mem_free(far->used);
+		mem_free(far);
+		far = next;
+	}
+}
+
+uint32_t far_hold_chunks(const struct far_hold *far)
+{
+	return far ? far->chunks : 0;
+}
+
+uint64_t far_hold_tokens(const struct far_hold *far)
+{
+	return far ? far->tokens : 0;
+}
+
+struct far_hold *far_hold_at(struct far_hold *far, uint32_t i)
+{
+	while (far && (far->failed || far_hold_sources(far, i) == 0))
+		far = far->next;
+	return far;
+}
+
+void far_hold_fail(struct far_hold *far)
+{
+	far->failed = true;
+}
+
+struct remote *far_hold_remote(const struct far_hold *far)
+{
+	return far->lend->remote;
+}
+
+uint64_t far_hold_ask(const struct far_hold *far)
+{
+	return far->lend->ask;
+}
+
+uint64_t far_hold_sources(const struct far_hold *far, uint32_t i)
+{
+	const struct far_lend *lend = far->lend;
+
+	for (uint32_t r = 0; r < lend->run_count && i < far->chunks; r++) {
+		if (i < lend->runs[r].chunks)
+			return far->used[r];
+		i -= lend->runs[r].chunks;
+	}
+	return 0;
+}
+
+uint64_t far_hold_pool(const struct far_hold *far, unsigned int bit)
+{
+	assert(bit < far->lend->pool_count);
+	return far->lend->pools[bit];
+}
+
+/* ---- asking ---- */
+
+static void one_close(struct far_one *one)
+{
+	if (!one->open)
+		return;
+	one->open = false;
+	one->query->open--;
+	idmap_remove(&one->query->far->asks, one->ask);
+}
+
+static void query_free(struct far_query *query)
+{
+	for (unsigned int i = 0; i < query->count; i++) {
+		struct far_one *one = &query->ones[i];
+
+		if (one->open)
+			far_release(one->remote, one->ask); /* behind the question */
+		one_close(one);
+	}
+	loop_timer_stop(&query->timer);
+	loop_defer_cancel(&query->done);
+	mem_free(query);
+}
+
+void far_cancel(struct far_query *query)
+{
+	query_free(query);
+}
+
+static void on_query_done(struct loop_defer *defer)
+{
+	struct far_query *query = container_of(defer, struct far_query, done);
+	void (*on_done)(void *arg) = query->on_done;
+	void *arg = query->arg;
+
+	query_free(query);
+	on_done(arg);
+}
+
+static void on_query_late(struct loop_timer *timer)
+{
+	struct far_query *query = container_of(timer, struct far_query, timer);
+
+	loop_defer(query->far->store->kvd->loop, &query->done);
+}
+
+static void query_look(struct far_query *query)
+{
+	if (query->open == 0)
+		loop_defer(query->far->store->kvd->loop, &query->done);
+}
+
+static int ask_one(struct far_query *query, struct remote *remote,
+		   struct wire_chunk_ask *msg)
+{
+	struct far *far = query->far;
+	struct far_one *one = &query->ones[query->count];
+	int r;
+
+	*one = (struct far_one){.query = query, .remote = remote};
+	do
+		one->ask = loop_random_u64(far->store->kvd->loop);
+	while (idmap_get(&far->asks, one->ask));
+	r = idmap_put(&far->asks, one->ask, one);
+	if (r < 0)
+		return err_pass(r);
+	one->open = true;
+	query->count++;
+	query->open++;
+	msg->ask = one->ask;
+	r = handshake_tell_chunk_ask(remote, msg);
+	if (r < 0)
+		one_close(one);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32_t count,
+	    uint64_t lease_ns, uint64_t wait_ns, void (*on_done)(void *arg), void *arg,
+	    struct far_query **query_p)
+{
+	const struct store_space *space = hold->handle->space;
+	struct far_query *query = mem_zalloc(sizeof(*query));
+	struct wire_chunk_ask msg = {
+		.first = hold->first + hold->count,
+		.lease_ms = lease_ns / LOOP_NS_PER_MS + LEASE_MORE_MS,
+		.ids = {.data = ids, .len = (size_t)count * STORE_ID_BYTES}};
+
+	if (!query)
+		return err_pass(-ENOMEM);
+	memcpy(msg.space, space->digest, sizeof(msg.space));
+	query->far = far;
+	query->hold = hold;
+	query->asked = count;
+	query->on_done = on_done;
+	query->arg = arg;
+	loop_timer_init(&query->timer, far->store->kvd->loop, on_query_late);
+	loop_defer_init(&query->done, on_query_done);
+	for (unsigned int i = 0; i < far->count; i++) {
+		struct remote *remote = far->remotes[i];
+
+		if (!far_up(remote))
+			continue;
+		if (ask_one(query, remote, &msg) < 0)
+			err_clear();
+	}
+	loop_timer_start(&query->timer, wait_ns);
+	query_look(query);
+	*query_p = query;
+	return 0;
+}
+
+/* ---- answers ---- */
+
+static int told_runs(struct far_lend *lend, const struct wire_chunk_told *msg,
+		     uint32_t most)
+{
+	struct cursor in;
+	uint32_t count;
+
+	cursor_read(&in, msg->runs.data, msg->runs.len);
+	lend->pool_count = cursor_get_count(&in, STORE_CLASSES_MAX, 8);
+	for (unsigned int i = 0; i < lend->pool_count; i++)
+		lend->pools[i] = cursor_get_u64(&in);
+	count = cursor_get_count(&in, STORE_IDS_MAX, 12);
+	lend->runs = mem_calloc(count + 1, sizeof(*lend->runs));
+	if (!lend->runs)
+		return err_pass(-ENOMEM);
+	for (; lend->run_count < count && !in.bad; lend->run_count++) {
+		struct far_run *run = &lend->runs[lend->run_count];
+
+		run->chunks = cursor_get_u32(&in);
+		run->mask = cursor_get_u64(&in);
+		if (run->chunks == 0 || run->chunks > most - lend->chunks)
+			return err_raise(ERR_PROTO,
+					 "CHUNK_TOLD: more than was asked for");
+		lend->chunks += run->chunks;
+	}
+	return cursor_check(&in, "CHUNK_TOLD.runs");
+}
+
+/* Only the last chunk may be short: are so many tokens possible? */
+static bool tokens_fit(const struct far_lend *lend, uint64_t tokens, uint32_t chunk)
+{
+	return lend->chunks == 0 || (tokens > (lend->chunks - 1) * (uint64_t)chunk &&
+				     tokens <= lend->chunks * (uint64_t)chunk);
+}
+
+static int lend_read(const struct far_one *one, const struct wire_chunk_told *msg,
+		     struct far_lend **lend_p)
+{
+	const struct store_space *space = one->query->hold->handle->space;
+	struct far_lend *lend = mem_zalloc(sizeof(*lend));
+	int r;
+
+	if (!lend)
+		return err_pass(-ENOMEM);
+	lend->refs = 1;
+	lend->store = space->store;
+	lend->remote = one->remote;
+	lend->remote->reaches++;
+	lend->ask = one->ask;
+	lend->tokens = msg->tokens;
+	r = told_runs(lend, msg, one->query->asked);
+	if (r >= 0 && !tokens_fit(lend, msg->tokens, space->tokens))
+		r = err_raise(ERR_PROTO, "CHUNK_TOLD: %llu tokens of %u chunks",
+			      (unsigned long long)msg->tokens, lend->chunks);
+	if (r < 0) {
+		lend_unref(lend);
+		return err_pass(r);
+	}
+	*lend_p = lend;
+	return 0;
+}
+
+/* Which of these pools give the rank all it needs; 0: they do not, or are not known. */
+static uint64_t lend_cover(const struct far_lend *lend, const struct store_handle *handle,
+			   uint64_t mask)
+{
+	const struct layout *layouts[STORE_CLASSES_MAX] = {NULL};
+
+	for (unsigned int i = 0; i < lend->pool_count; i++) {
+		const struct remote_pool *pool =
+			mask >> i & 1 ? handshake_pool_by_id(lend->remote, lend->pools[i])
+				      : NULL;
+
+		if (pool && !pool->is_session && !pool->going)
+			layouts[i] = pool->layout;
+	}
+	return store_cover_layouts(handle, layouts, lend->pool_count);
+}
+
+/* As much of it as serves the handle: *far_p, or NULL. */
+static int far_hold_new(struct far_lend *lend, const struct store_handle *handle,
+			struct far_hold **far_p)
+{
+	struct far_hold *far = mem_zalloc(sizeof(*far));
+
+	*far_p = NULL;
+	if (!far)
+		return err_pass(-ENOMEM);
+	far->used = mem_calloc(lend->run_count + 1, sizeof(*far->used));
+	if (!far->used) {
+		mem_free(far);
+		return err_pass(-ENOMEM);
+	}
+	far->lend = lend;
+	lend->refs++;
+	for (uint32_t i = 0; i < lend->run_count; i++) {
+		far->used[i] = lend_cover(lend, handle, lend->runs[i].mask);
+		if (!far->used[i])
+			break;
+		far->chunks += lend->runs[i].chunks;
+	}
+	far->tokens = far->chunks == lend->chunks
+			      ? lend->tokens
+			      : (uint64_t)far->chunks * handle->space->tokens;
+	if (far->chunks)
+		*far_p = far;
+	else
+		far_hold_free(far);
+	return 0;
+}
+
+/* The two that have most; the others let go. */
+static void far_add(struct far_hold **first_p, struct far_hold *far)
+{
+	struct far_hold **at = first_p;
+	unsigned int i;
+
+	while (*at && (*at)->chunks >= far->chunks)
+		at = &(*at)->next;
+	far->next = *at;
+	*at = far;
+	for (i = 0, at = first_p; *at && i < HOLDERS_MAX; i++)
+		at = &(*at)->next;
+	far_hold_free(mem_steal(*at));
+}
+
+int far_hold_join(const struct far_hold *other, const struct store_handle *handle,
+		  struct far_hold **far_p)
+{
+	struct far_hold *all = NULL;
+	int r = 0;
+
+	for (; other && r >= 0; other = other->next) {
+		struct far_hold *far;
+
+		r = far_hold_new(other->lend, handle, &far);
+		if (far)
+			far_add(&all, far);
+	}
+	if (r < 0) {
+		far_hold_free(all);
+		return err_pass(r);
+	}
+	*far_p = all;
+	return 0;
+}
+
+static int told_read(const struct far_one *one, const struct wire_chunk_told *msg,
+		     struct far_hold **far_p)
+{
+	struct far_lend *lend;
+	int r = lend_read(one, msg, &lend);
+
+	if (r < 0)
+		return err_pass(r);
+	r = far_hold_new(lend, one->query->hold->handle, far_p);
+	lend_unref(lend);
+	return err_pass(r);
+}
+
+static int on_told(struct store *store, struct remote *remote, struct cursor *body)
+{
+	struct wire_chunk_told msg;
+	struct far_hold *far;
+	struct far_one *one;
+	int r = wire_chunk_told_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	one = store->far ? idmap_get(&store->far->asks, msg.ask) : NULL;
+	if (!one || one->remote != remote) {
+		far_release(remote, msg.ask); /* late */
+		return 0;
+	}
+	one_close(one);
+	if (msg.code == ERR_OK) {
+		if (told_read(one, &msg, &far) < 0)
+			err_clear();
+		else if (far)
+			far_add(&one->query->hold->far, far);
+	}
+	query_look(one->query);
+	return 0;
+}
+
+static int on_leg_nak(struct store *store, struct remote *remote, struct cursor *body)
+{
+	struct wire_chunk_leg_nak msg;
+	struct err why;
+	int r = wire_chunk_leg_nak_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	peer_told(remote->peer, (enum err_code)msg.code, msg.text, &why);
+	store_legs_refused(store, remote, msg.room, &why);
+	return 0;
+}
+
+int far_on_message(struct store *store, struct remote *remote,
+		   const struct wire_header *h, struct cursor *body)
+{
+	return h->type == WIRE_T_CHUNK_TOLD ? on_told(store, remote, body)
+					    : on_leg_nak(store, remote, body);
+}
+
+void far_on_down(struct far *far, const struct remote *remote)
+{
+	struct idmap_cursor it;
+
+	if (!far)
+		return;
+	idmap_foreach(&far->asks, it) {
+		struct far_one *one = it.value;
+
+		if (one->remote != remote)
+			continue;
+		one_close(one);
+		query_look(one->query);
+	}
+}
