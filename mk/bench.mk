@@ -36,8 +36,9 @@ bench: bench-programs ## kvd beside its limits and (PEERS=1) its peers; see mk/b
 
 .PHONY: bench-chunks
 bench-chunks: all build/python/installed ## chunks in memory and files beside their limits
+	@$(if $(PEERS),tests/bench/peers/setup.sh build/peers)
 	@KVD_BUILD=$(B) build/python/venv/bin/python tests/bench/bench_chunks.py \
-		$(if $(DIR),--dir $(DIR),--dir build) --json build/bench-chunks.json
+		$(if $(PEERS),--peers build/peers) $(if $(DIR),--dir $(DIR),--dir build) --json build/bench-chunks.json
 
 bench-doc: ## build/bench/latest.json between the marks of docs/performance.md
 	@scripts/bench.py --from build/bench/latest.json --doc $(BENCH_DOC)

@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunks beside their limits, in turns of one run.
 
-bench_chunks.py [--turns N] [--dir FOLDER] [--json FILE]
+bench_chunks.py [--turns N] [--dir FOLDER] [--peers VENV] [--json FILE]
 
     put, fetch       beside a bare pull between two pools of the same pages
     find             512 chunks of the own daemon that are there
+    far              of another daemon, beside a bare pull of the same pages from there
+    Mooncake Store   (--peers) by tcp, a client with memory of its own: put, get of 4 MiB
+                     pieces, exist of 512 keys, in the same turns as put, fetch, find
     file to pages    beside reads of as many bytes from the same disk, without kvd
     pages to file    durable, beside writes and one fdatasync a file
     restart          from the daemon's start to the first hit in its files
@@ -14,12 +17,14 @@ Figures are medians of the turns, with the tenth and ninetieth percentile. --dir
 on the disk that is meant (the current folder). Needs the package kvd: make bench-chunks."""
 import argparse
 import concurrent.futures
+import contextlib
 import hashlib
 import json
 import mmap
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -94,13 +99,35 @@ def timed(do):
     return time.perf_counter() - begin
 
 
+class Mooncake:
+    """peers/mooncake_store.py in a venv that has it."""
+
+    def __init__(self, venv):
+        self.proc = subprocess.Popen(
+            [venv + "/bin/python", os.path.join(ROOT, "tests/bench/peers/mooncake_store.py")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.proc.stdout.readline() == "ready\n"
+
+    def ask(self, what, count):
+        self.proc.stdin.write("%s %d\n" % (what, count))
+        self.proc.stdin.flush()
+        return float(self.proc.stdout.readline())
+
+    def close(self):
+        self.proc.stdin.close()
+        self.proc.wait()
+
+
 class Row:
-    def __init__(self, name, unit, goal=None):
-        self.name, self.unit, self.goal = name, unit, goal
+    """Figures beside floors: of a rate the ratio is figure to floor, of a time (`less`) the
+    other way round, so that more is better."""
+
+    def __init__(self, name, unit, goal=None, less=False):
+        self.name, self.unit, self.goal, self.less = name, unit, goal, less
         self.figures, self.floors = [], []
 
     def tell(self):
-        ratios = [f / g for f, g in zip(self.figures, self.floors)]
+        ratios = [g / f if self.less else f / g for f, g in zip(self.figures, self.floors)]
         told = {"row": self.name, "unit": self.unit, "goal": self.goal,
                 "figure": spread(self.figures),
                 "floor": spread(self.floors) if self.floors else None,
@@ -142,7 +169,18 @@ def fetch(space, cache, ids):
         moved(hold.fetch({"kv": cache.pages[::-1]}))
 
 
-def memory_rows(turns):
+def mooncake_turn(peer, rows, gb, took):
+    """What kvd just did, by the other: as many bytes in pieces of 4 MiB."""
+    pieces = max(1, round(gb * 1e9 / (4 << 20)))
+    for row, what, ours in zip(rows, ("put", "get"), ("put", "fetch")):
+        row.figures.append(gb / took[ours])
+        row.floors.append(pieces * (4 << 20) / 1e9 / peer.ask(what, pieces))
+
+
+def memory_rows(turns, venv):
+    peer = Mooncake(venv) if venv else None
+    rivals = [Row("put / Mooncake put", "GB/s", 2), Row("fetch / Mooncake get", "GB/s", 2)]
+    exist = Row("find / Mooncake exist", "us", 20, less=True)
     put, get = Row("put, memory", "GB/s", 0.9), Row("fetch, memory", "GB/s", 0.9)
     find = Row("find of 512", "us")
     with Daemon("[chunks]\nchunk_memory = 4 GiB\n") as d, kvd.Client(d.socket_path, timeout=120) as c:
@@ -162,13 +200,60 @@ def memory_rows(turns):
                 for row, name in ((put, "put"), (get, "fetch")):
                     row.figures.append(gb / took[name])
                     row.floors.append(gb / took["bare " + name])
+                if peer:
+                    mooncake_turn(peer, rivals, gb, took)
         small = c.space(a.pool, model="bench", scheme="small", tokens=PAGE)
         ids = chain(512, "find")
         moved(small.put(ids, {"kv": a.pages}))
         packed = b"".join(ids)
         for _ in range(50 * turns):
             find.figures.append(1e6 * timed(lambda: small.find(packed)))
-    return [put, get, find]
+            if peer:
+                exist.figures.append(find.figures[-1])
+                exist.floors.append(1e6 * peer.ask("exist", 512))
+    if not peer:
+        return [put, get, find]
+    peer.close()
+    return [put, get, find, *rivals, exist]
+
+
+def far_rows(turns):
+    """The holder has the chunks in memory; the asker has none, and keeps none."""
+    get = Row("fetch, another daemon", "GB/s", 0.9)
+    find = Row("hold of 512 there", "us")
+    with contextlib.ExitStack() as stack:
+        there = stack.enter_context(Daemon("[chunks]\nchunk_memory = 2 GiB\n"))
+        h = stack.enter_context(kvd.Client(there.socket_path, timeout=120))
+        own = stack.enter_context(Daemon("[chunks]\nchunk_memory = 256 MiB\nchunk_stores = %s\n"
+                                         % h.endpoint))
+        c = stack.enter_context(kvd.Client(own.socket_path, timeout=120))
+        a, b = Cache(h, "a"), Cache(c, "b")
+        until(lambda: h.command("chunk.list")["ready"] and c.command("chunk.list")["ready"])
+        small = h.space(a.pool, model="bench", scheme="small", tokens=PAGE)
+        reader = c.space(b.pool, model="bench", scheme="small", tokens=PAGE)
+        ids, gb = chain(512, "far"), b.bytes / 1e9
+        moved(small.put(ids, {"kv": a.pages}))
+        for i in range(turns + 1):
+            offer = h.offer(i, a.pool, {"kv": a.pages})
+            begin = time.perf_counter()
+            pull = c.pull(i, b.pool, kvd.Source(h.endpoint, "a"), {"kv": b.pages[::-1]})
+            pull.wait(timeout=60)
+            bare_s = time.perf_counter() - begin
+            pull.close()
+            offer.wait(timeout=60)
+            offer.close()
+            begin = time.perf_counter()
+            with reader.hold(ids, far=10, timeout=60) as hold:
+                held_s = time.perf_counter() - begin
+                assert hold.far == 512
+                begin = time.perf_counter()
+                moved(hold.fetch({"kv": b.pages[::-1]}))
+                took_s = time.perf_counter() - begin
+            if i:
+                get.figures.append(gb / took_s)
+                get.floors.append(gb / bare_s)
+                find.figures.append(1e6 * held_s)
+    return [get, find]
 
 
 class Floor:
@@ -246,11 +331,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--turns", type=int, default=11)
     parser.add_argument("--dir", default=".")
+    parser.add_argument("--peers", help="a venv with Mooncake (tests/bench/peers/setup.sh)")
     parser.add_argument("--json")
     args = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="kvd-bench-chunks-", dir=os.path.abspath(args.dir))
     try:
-        rows = [row.tell() for row in memory_rows(args.turns) + file_rows(args.turns, folder)]
+        rows = [row.tell() for row in [*memory_rows(args.turns, args.peers),
+                                       *far_rows(args.turns),
+                                       *file_rows(args.turns, folder)]]
     finally:
         shutil.rmtree(folder)
     if args.json:
