@@ -520,6 +520,17 @@ static int store_move_slot(struct store_move *move, const struct store_move_args
 					 &move->slot_gen));
 }
 
+/* Last, for one that is made stays as long as the handle. */
+static int store_move_class(struct store_move *move, struct store_handle *handle,
+			    const struct store_move_args *args)
+{
+	int r = store_class_of(handle, &move->class);
+
+	if (r < 0 && !args->slotted)
+		status_slot_release(move->session->status, move->slot);
+	return err_pass(r);
+}
+
 static int store_move_check(struct store_handle *handle,
 			    const struct store_move_args *args)
 {
@@ -559,6 +570,8 @@ static int store_move_new(struct store_handle *handle, enum store_kind kind,
 	move->session = session;
 	if (r >= 0) {
 		r = store_move_slot(move, args);
+		if (r >= 0 && kind == STORE_PUT)
+			r = store_move_class(move, handle, args);
 		if (r < 0)
 			idmap_remove(&part->moves, move->id);
 	}
@@ -653,7 +666,6 @@ static int put_pieces(struct store_move *move, const struct store_ids *ids)
 static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 		     struct store_move_args *args, struct store_move **move_p)
 {
-	struct store_class *class;
 	struct store_move *move;
 	uint64_t begin, end;
 	int r = store_move_check(handle, args);
@@ -670,18 +682,15 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 	if (r >= 0)
 		r = put_check(handle, ids, begin, end);
 	if (r >= 0)
-		r = store_class_of(handle, &class);
-	if (r >= 0)
 		r = store_move_new(handle, STORE_PUT, ids->count, args, &move);
 	if (r < 0)
 		return err_pass(r);
-	move->class = class;
 	move->durable = args->durable;
 	move->first = ids->first;
 	move->begin = begin;
 	move->end = end;
-	if (!class->pool)
-		list_push_back(&class->waiting, &move->class_link);
+	if (!move->class->pool)
+		list_push_back(&move->class->waiting, &move->class_link);
 	r = put_pieces(move, ids);
 	if (r < 0)
 		store_move_fail_last(move);
