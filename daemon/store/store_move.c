@@ -772,6 +772,13 @@ struct store_move *store_move_find(struct session *session, uint64_t id)
 	return move;
 }
 
+bool store_has(const struct session *session, uint64_t id)
+{
+	const struct store_session *part = session->store_part;
+
+	return part && (idmap_get(&part->moves, id) || idmap_get(&part->holds, id));
+}
+
 void store_move_facts(const struct store_move *move, struct store_move_facts *facts_p)
 {
 	*facts_p = (struct store_move_facts){
