@@ -9,17 +9,21 @@
 #include <cmocka.h>
 
 #include "daemon/base/err.h"
+#include "daemon/base/mem.h"
 #include "daemon/store/files.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/disk_sim.h"
 
+/* Or never will be. */
 static bool is_ready(void *arg)
 {
 	const struct node *node = arg;
 	struct store_figures figures;
+	const struct store *store = node->kvd.store;
 
-	store_figures(node->kvd.store, &figures);
-	return figures.ready && (!figures.files.dir || figures.files.scanned);
+	store_figures(store, &figures);
+	return (figures.ready || store->failed.code != ERR_OK) &&
+	       (!figures.files.dir || figures.files.scanned || figures.files.readonly);
 }
 
 static void must(int r)
@@ -42,8 +46,8 @@ static void open_files(struct node *node, const struct cluster_store_args *args)
 	files_begin(store->files, disk);
 }
 
-void cluster_store(struct cluster *c, unsigned int node,
-		   const struct cluster_store_args *args)
+void cluster_store_begin(struct cluster *c, unsigned int node,
+			 const struct cluster_store_args *args)
 {
 	struct node *n = &c->nodes[node];
 
@@ -51,5 +55,17 @@ void cluster_store(struct cluster *c, unsigned int node,
 	must(store_new(&n->kvd, &n->kvd.store));
 	if (args->disk)
 		open_files(n, args);
-	cluster_until(c, is_ready, n, "the store's memory and files");
+}
+
+bool cluster_store(struct cluster *c, unsigned int node,
+		   const struct cluster_store_args *args)
+{
+	bool had;
+
+	cluster_store_begin(c, node, args);
+	mem_fail_at(args->lack_nth);
+	cluster_until(c, is_ready, &c->nodes[node], "the store's memory and files");
+	had = !args->lack_nth || mem_count() < args->lack_nth;
+	mem_fail_at(0);
+	return had;
 }

@@ -13,9 +13,14 @@ struct cluster_store_args {
 	struct disk_sim
 		*disk; /* NULL: no files. The caller's, until the cluster is free */
 	uint64_t file_bytes;
+	uint64_t lack_nth; /* the allocation of its start that fails; 0: none */
 };
-/* Before engines use it; it is ready when this returns, and its files are read. */
-void cluster_store(struct cluster *c, unsigned int node,
+/* Its memory is being made. */
+void cluster_store_begin(struct cluster *c, unsigned int node,
+			 const struct cluster_store_args *args);
+/* Before engines use it; it is ready when this returns, and its files are read. Where
+ * memory failed it may be neither. True: all allocations were had. */
+bool cluster_store(struct cluster *c, unsigned int node,
 		   const struct cluster_store_args *args);
 
 #endif
