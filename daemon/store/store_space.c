@@ -260,20 +260,21 @@ static int class_new(struct store_space *space, const struct canon *canon,
 					.tokens = space->tokens,
 					.memory_bytes = space->store->memory_bytes};
 	struct store_class *class = mem_zalloc(sizeof(*class));
-	int r = class ? class_index(space, &class->index) : -ENOMEM;
+	int r;
 
-	if (r >= 0) {
-		class->space = space;
-		list_init(&class->waiting);
+	if (!class)
+		return err_pass(-ENOMEM);
+	class->space = space;
+	list_init(&class->waiting);
+	r = class_index(space, &class->index);
+	if (r >= 0)
 		r = canon_make(&args, &class->canon);
-	}
 	if (r >= 0) {
 		class->canon->layout->rank = class->index;
 		r = class_register(class);
 	}
 	if (r < 0) {
-		if (class)
-			class_free(class);
+		class_free(class);
 		return err_pass(r);
 	}
 	space->classes[class->index] = class;
