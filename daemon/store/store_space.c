@@ -306,8 +306,9 @@ int store_class_of(struct store_handle *handle, struct store_class **class_p)
 
 /* ---- which classes serve ---- */
 
-/* Those of `mask` that the cover takes something of; 0: they do not do. */
-static uint64_t cover_ask(const struct store_handle *handle, uint64_t mask)
+/* Those of `mask` that the cover takes something of; 0: they do not do, or (*lack_p)
+ * there is no memory to tell. */
+static uint64_t cover_ask(const struct store_handle *handle, uint64_t mask, bool *lack_p)
 {
 	struct cover_source sources[STORE_CLASSES_MAX];
 	unsigned int index[STORE_CLASSES_MAX], n = 0;
@@ -329,6 +330,7 @@ static uint64_t cover_ask(const struct store_handle *handle, uint64_t mask)
 	}
 	if (n == 0 ||
 	    cover_make(sources, n, handle->canon->layout, NULL, 0, 0, &cover) < 0) {
+		*lack_p |= n && err_last()->code == ERR_NOMEM;
 		err_clear();
 		return 0;
 	}
@@ -340,7 +342,7 @@ static uint64_t cover_ask(const struct store_handle *handle, uint64_t mask)
 }
 
 /* One class alone where one does, its own first: the longest rows, the fewest rooms. */
-static uint64_t cover_of(const struct store_handle *handle, uint64_t mask)
+static uint64_t cover_of(const struct store_handle *handle, uint64_t mask, bool *lack_p)
 {
 	const struct store_space *space = handle->space;
 	uint64_t one = 0;
@@ -353,14 +355,16 @@ static uint64_t cover_of(const struct store_handle *handle, uint64_t mask)
 		if (canon_equal(space->classes[i]->canon, handle->canon))
 			return bit;
 		if (!one)
-			one = cover_ask(handle, bit);
+			one = cover_ask(handle, bit, lack_p);
 	}
-	return one ? one : cover_ask(handle, mask);
+	return one ? one : cover_ask(handle, mask, lack_p);
 }
 
 uint64_t store_cover(struct store_handle *handle, uint64_t mask)
 {
 	struct store_cover *cover;
+	bool lack = false;
+	uint64_t used;
 
 	if (!mask)
 		return 0;
@@ -368,10 +372,12 @@ uint64_t store_cover(struct store_handle *handle, uint64_t mask)
 		if (handle->covers[i].mask == mask)
 			return handle->covers[i].used;
 	}
+	used = cover_of(handle, mask, &lack);
+	if (lack && !used)
+		return 0; /* a miss for now: not to be remembered */
 	cover = &handle->covers[handle->cover_next++ % STORE_COVERS_MAX];
-	cover->mask = mask;
-	cover->used = cover_of(handle, mask);
-	return cover->used;
+	*cover = (struct store_cover){.mask = mask, .used = used};
+	return used;
 }
 
 /* ---- handles ---- */
