@@ -274,6 +274,27 @@ static int next_leg(struct store_move *move, uint64_t *used_p, uint32_t *count_p
 	return 0;
 }
 
+/* Of a part's class that is known from files the pool may not be there yet. Outcome 1:
+ * all are. */
+static int fetch_pools(struct store_move *move, uint64_t used)
+{
+	const struct store_space *space = move->handle->space;
+	int r = 1;
+
+	for (unsigned int i = 0; i < STORE_CLASSES_MAX && r > 0; i++) {
+		struct store_class *class = space->classes[i];
+
+		if (!(used >> i & 1))
+			continue;
+		r = store_class_pool(class);
+		if (r != 0)
+			continue;
+		list_remove(&move->class_link);
+		list_push_back(&class->waiting, &move->class_link);
+	}
+	return err_pass(r);
+}
+
 static int store_move_run(struct store_move *move)
 {
 	while (move->legs_running < LEGS_MAX) {
@@ -283,6 +304,9 @@ static int store_move_run(struct store_move *move)
 
 		if (r < 0 || n == 0)
 			return r < 0 ? err_pass(r) : 0;
+		r = fetch_pools(move, used);
+		if (r <= 0)
+			return err_pass(r);
 		r = store_leg_start(move, move->next, n, used);
 		if (r < 0)
 			return err_pass(r);

@@ -181,15 +181,20 @@ static void class_drop(struct store_class *class)
 		class_free(class);
 }
 
+static void class_registered(struct store_class *class)
+{
+	cJSON_Delete(class->layout);
+	cJSON_Delete(class->regions);
+	class->layout = class->regions = NULL;
+}
+
 static void on_class_pool(void *arg, struct pool *pool, const struct err *err)
 {
 	struct store_class *class = arg;
 	struct store_move *move;
 
 	class->pool = pool;
-	cJSON_Delete(class->layout);
-	cJSON_Delete(class->regions);
-	class->layout = class->regions = NULL;
+	class_registered(class);
 	if (!pool)
 		log_warn("store", class->space->model, "a pool of chunks is not made",
 			 "why=\"%s\"", err->text);
@@ -224,13 +229,26 @@ static int class_register(struct store_class *class)
 	if (r < 0)
 		return err_pass(r);
 	class->regions = class_regions(store);
-	if (!class->regions)
-		return err_pass(-ENOMEM);
 	snprintf(name, sizeof(name), "chunk:%llu.%u",
 		 (unsigned long long)class->space->id, class->index);
 	args.layout = class->layout;
 	args.regions = class->regions;
-	return err_pass(pool_register(store->session, &args, on_class_pool, class));
+	r = class->regions ? pool_register(store->session, &args, on_class_pool, class)
+			   : -ENOMEM;
+	if (r < 0)
+		class_registered(class);
+	return err_pass(r);
+}
+
+int store_class_pool(struct store_class *class)
+{
+	int r = 1;
+
+	if (!class->pool)
+		r = class->layout ? 0 : store_ready(class->space->store);
+	if (r > 0 && !class->pool)
+		r = class_register(class);
+	return err_pass(r);
 }
 
 static int class_index(const struct store_space *space, unsigned int *index_p)
@@ -292,8 +310,10 @@ int store_class_get(struct store_space *space, const struct canon *canon,
 		struct store_class *class = space->classes[i];
 
 		if (class && canon_equal(class->canon, canon)) {
+			int r = store_class_pool(class);
+
 			*class_p = class;
-			return 0;
+			return r < 0 ? err_pass(r) : 0;
 		}
 	}
 	return err_pass(class_new(space, canon, class_p));
