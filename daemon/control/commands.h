@@ -38,7 +38,7 @@ struct request {
 	struct session *session; /* NULL once the session is gone */
 	cJSON *line;		 /* parsed */
 	/* the struct that the command's fields fill: see request_args() */
-	_Alignas(max_align_t) char args[FIELDS_BYTES_MAX];
+	_Alignas(uint64_t) char args[FIELDS_BYTES_MAX];
 	int fds[REQUEST_FDS_MAX]; /* owned; a command takes one by setting it -1 */
 	unsigned int fd_count;
 	bool answered, failed;

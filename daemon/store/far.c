@@ -418,6 +418,7 @@ static uint64_t lend_cover(const struct far_lend *lend, const struct store_handl
 			   uint64_t mask)
 {
 	const struct layout *layouts[STORE_CLASSES_MAX] = {NULL};
+	bool lack = false; /* then it is a miss */
 
 	for (unsigned int i = 0; i < lend->pool_count; i++) {
 		const struct remote_pool *pool =
@@ -427,7 +428,7 @@ static uint64_t lend_cover(const struct far_lend *lend, const struct store_handl
 		if (pool && !pool->is_session && !pool->going)
 			layouts[i] = pool->layout;
 	}
-	return store_cover_layouts(handle, layouts, lend->pool_count);
+	return store_cover_layouts(handle, layouts, lend->pool_count, &lack);
 }
 
 /* As much of it as serves the handle: *far_p, or NULL. */

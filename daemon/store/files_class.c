@@ -119,6 +119,7 @@ static void on_words_written(struct disk_op *op)
 		files_note_fault(files, &op->err);
 	if (words->freed)
 		class_words_free(words);
+	store_tidy(files->store); /* its class may have waited for this to go */
 	files_go_on(files);
 }
 

@@ -66,7 +66,23 @@ static void scan_submit(struct files_scan *scan, const struct disk_op *op)
 
 /* ---- the end ---- */
 
-/* Descriptions of what no part is of any more go one behind the other. */
+/* It is known what there is: from here on it is written. */
+static void scan_over(struct files_scan *scan)
+{
+	struct files *files = scan->files;
+
+	log_info("store", "files", "knows what chunk_dir holds",
+		 "parts=%llu refused=%llu", (unsigned long long)scan->parts,
+		 (unsigned long long)scan->refused);
+	files->scan = NULL;
+	files->scanned = true;
+	files_scan_free(scan);
+	store_tidy(files->store);
+	files_go_on(files);
+}
+
+/* Descriptions of what no part is of any more go one behind the other; before the first
+ * write, which may be one of them again. */
 static void on_name_removed(struct disk_op *op)
 {
 	struct files_scan *scan = container_of(op, struct files_scan, op);
@@ -85,8 +101,7 @@ static void on_name_removed(struct disk_op *op)
 			return;
 		}
 	}
-	scan->files->scan = NULL;
-	files_scan_free(scan);
+	scan_over(scan);
 }
 
 /* Classes without a part are forgotten, and their files with them. */
@@ -107,15 +122,7 @@ static void forget_classes(struct files_scan *scan)
 
 static void scan_end(struct files_scan *scan)
 {
-	struct files *files = scan->files;
-
-	log_info("store", "files", "knows what chunk_dir holds",
-		 "parts=%llu refused=%llu", (unsigned long long)scan->parts,
-		 (unsigned long long)scan->refused);
-	files->scanned = true;
 	forget_classes(scan);
-	store_tidy(files->store);
-	files_go_on(files);
 	scan->named = SIZE_MAX; /* begins with 0 */
 	on_name_removed(&scan->op);
 }
@@ -292,8 +299,10 @@ static void on_class_read(struct disk_op *op)
 	else
 		r = class_words_read(scan->files->store, op->name, scan->data,
 				     (size_t)op->moved, &class);
-	if (r >= 0)
+	if (r >= 0) {
 		r = strmap_put(&scan->classes, op->name, class);
+		class->words->there = r >= 0; /* else it is removed */
+	}
 	if (r < 0 && op->result >= 0) {
 		log_warn("store", "files", "chunks that it cannot use", "why=\"%s\"",
 			 err_last()->text);

@@ -151,10 +151,15 @@ static uint64_t told_mask(struct lend_told *told, const struct store_chunk *chun
 	uint64_t there = chunk->ready | chunk->filed, mask = 0;
 
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
-		const struct store_class *class = chunk->space->classes[i];
+		struct store_class *class = chunk->space->classes[i];
 
-		if (!(there >> i & 1) || !class->pool)
+		if (!(there >> i & 1))
 			continue;
+		if (!class->pool) { /* known from files alone: told once there is one */
+			if (store_class_pool(class) < 0)
+				err_clear();
+			continue;
+		}
 		if (!told->bit_of[i]) {
 			told->pools[told->pool_count++] = class->pool->id;
 			told->bit_of[i] = told->pool_count;

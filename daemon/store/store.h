@@ -170,6 +170,8 @@ int store_put(struct store_handle *handle, const struct store_ids *ids,
 int store_fetch(struct store_hold *hold, struct store_move_args *args,
 		struct store_move **move_p);
 struct store_move *store_move_find(struct session *session, uint64_t id);
+/* Has a hold this number, or a move, perhaps dropped, that has not ended? */
+bool store_has(const struct session *session, uint64_t id);
 void store_move_abort(struct store_move *move, const struct err *why);
 /* Its engine is done with it: aborted if it has not ended, gone once it has. */
 void store_move_drop(struct store_move *move);

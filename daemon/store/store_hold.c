@@ -139,7 +139,6 @@ static bool hold_add(struct store_hold *hold, struct store_chunk *chunk)
 		store_chunk_unpin(chunk);
 		return false;
 	}
-	store_chunk_touch(chunk);
 	hold->chunks[hold->count++] = chunk;
 	hold->tokens += chunk->tokens;
 	return chunk->tokens == space->tokens; /* nothing follows a short one */
@@ -218,6 +217,8 @@ static int hold_enter(struct store_hold *hold, const struct store_hold_args *arg
 		hold_step(hold);
 		return err_pass(r);
 	}
+	for (uint32_t i = 0; i < hold->count; i++)
+		store_chunk_touch(hold->chunks[i]);
 	loop_timer_start(&hold->lease, args->lease_ns);
 	return 0;
 }
@@ -269,11 +270,11 @@ int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 						     ids->first + i)))
 			break;
 	}
-	store->found += hold->count;
-	store->missed += ids->count - hold->count;
 	r = hold_enter(hold, args);
 	if (r < 0)
 		return err_pass(r);
+	store->found += hold->count;
+	store->missed += ids->count - hold->count;
 	*hold_p = hold;
 	return hold_ask(hold, ids, args);
 }

@@ -34,7 +34,7 @@ struct store_class {
 	struct store_space *space;
 	unsigned int index; /* in space->classes; the rank of its layout */
 	struct canon *canon;
-	struct pool *pool;	 /* NULL: it is being registered */
+	struct pool *pool;	 /* NULL: it is being registered, or could not be */
 	cJSON *layout, *regions; /* until it is */
 	struct list waiting;	 /* struct store_move.class_link */
 	uint64_t parts;
@@ -158,9 +158,11 @@ struct store_handle *store_handle_ref(struct store_handle *handle);
 void store_handle_unref(struct store_handle *handle);
 /* The classes that give the handle all it needs of a chunk that these hold; 0: none. */
 uint64_t store_cover(struct store_handle *handle, uint64_t mask);
-/* The same of any layouts: bit i is layouts[i]. */
+/* The same of any layouts: bit i is layouts[i]. *lack_p: set when there is no memory to
+ * tell. */
 uint64_t store_cover_layouts(const struct store_handle *handle,
-			     const struct layout *const *layouts, unsigned int count);
+			     const struct layout *const *layouts, unsigned int count,
+			     bool *lack_p);
 struct store_space *store_space_by_digest(const struct store *store,
 					  const uint8_t digest[16]);
 /* Is the pool's layout the handle's? ERR_LAYOUT. */
@@ -173,6 +175,9 @@ int store_space_of(struct store *store, struct store_tenant *tenant,
 /* The class of such parts, found or made. */
 int store_class_get(struct store_space *space, const struct canon *canon,
 		    struct store_class **class_p);
+/* Outcome 1: it has its pool; 0: that is being made, store_move_class_made() tells those
+ * in `waiting`. One that could not be made before is tried again. */
+int store_class_pool(struct store_class *class);
 /* How the handle's rank keeps its parts. Its pool may be registered later. */
 int store_class_of(struct store_handle *handle, struct store_class **class_p);
 void store_spaces_tidy(struct store *store);
@@ -239,7 +244,7 @@ struct store_move {
 	struct store_handle *handle; /* a reference */
 	struct store_hold *hold;     /* fetch: a reference */
 	struct store_class *class;   /* put */
-	struct list class_link;	     /* in its waiting */
+	struct list class_link;	     /* in the waiting of one whose pool is being made */
 	struct list load_link;	     /* in store->loading */
 	bool durable;		     /* put: until it outlasts a loss of power */
 	struct pool *pool;	     /* in use */

@@ -303,6 +303,27 @@ static int next_leg(struct store_move *move, struct store_sources *sources_p,
 	return 0;
 }
 
+/* Of a part's class that is known from files the pool may not be there yet. Outcome 1:
+ * all are. */
+static int fetch_pools(struct store_move *move, uint64_t used)
+{
+	const struct store_space *space = move->handle->space;
+	int r = 1;
+
+	for (unsigned int i = 0; i < STORE_CLASSES_MAX && r > 0; i++) {
+		struct store_class *class = space->classes[i];
+
+		if (!(used >> i & 1))
+			continue;
+		r = store_class_pool(class);
+		if (r != 0)
+			continue;
+		list_remove(&move->class_link);
+		list_push_back(&class->waiting, &move->class_link);
+	}
+	return err_pass(r);
+}
+
 static int store_move_run(struct store_move *move)
 {
 	while (move->legs_running < LEGS_MAX) {
@@ -312,6 +333,9 @@ static int store_move_run(struct store_move *move)
 
 		if (r < 0 || n == 0)
 			return r < 0 ? err_pass(r) : 0;
+		r = sources.far ? 1 : fetch_pools(move, sources.used);
+		if (r <= 0)
+			return err_pass(r);
 		r = store_leg_start(move, move->next, n, &sources);
 		if (r < 0)
 			return err_pass(r);
@@ -571,6 +595,17 @@ static int store_move_slot(struct store_move *move, const struct store_move_args
 					 &move->slot_gen));
 }
 
+/* Last, for one that is made stays as long as the handle. */
+static int store_move_class(struct store_move *move, struct store_handle *handle,
+			    const struct store_move_args *args)
+{
+	int r = store_class_of(handle, &move->class);
+
+	if (r < 0 && !args->slotted)
+		status_slot_release(move->session->status, move->slot);
+	return err_pass(r);
+}
+
 static int store_move_check(struct store_handle *handle,
 			    const struct store_move_args *args)
 {
@@ -610,6 +645,8 @@ static int store_move_new(struct store_handle *handle, enum store_kind kind,
 	move->session = session;
 	if (r >= 0) {
 		r = store_move_slot(move, args);
+		if (r >= 0 && kind == STORE_PUT)
+			r = store_move_class(move, handle, args);
 		if (r < 0)
 			idmap_remove(&part->moves, move->id);
 	}
@@ -705,7 +742,6 @@ static int put_pieces(struct store_move *move, const struct store_ids *ids)
 static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 		     struct store_move_args *args, struct store_move **move_p)
 {
-	struct store_class *class;
 	struct store_move *move;
 	uint64_t begin, end;
 	int r = store_move_check(handle, args);
@@ -722,18 +758,15 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 	if (r >= 0)
 		r = put_check(handle, ids, begin, end);
 	if (r >= 0)
-		r = store_class_of(handle, &class);
-	if (r >= 0)
 		r = store_move_new(handle, STORE_PUT, ids->count, args, &move);
 	if (r < 0)
 		return err_pass(r);
-	move->class = class;
 	move->durable = args->durable;
 	move->first = ids->first;
 	move->begin = begin;
 	move->end = end;
-	if (!class->pool)
-		list_push_back(&class->waiting, &move->class_link);
+	if (!move->class->pool)
+		list_push_back(&move->class->waiting, &move->class_link);
 	r = put_pieces(move, ids);
 	if (r < 0)
 		store_move_fail_last(move);
@@ -825,6 +858,13 @@ struct store_move *store_move_find(struct session *session, uint64_t id)
 		return NULL;
 	}
 	return move;
+}
+
+bool store_has(const struct session *session, uint64_t id)
+{
+	const struct store_session *part = session->store_part;
+
+	return part && (idmap_get(&part->moves, id) || idmap_get(&part->holds, id));
 }
 
 void store_move_facts(const struct store_move *move, struct store_move_facts *facts_p)

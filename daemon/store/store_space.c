@@ -211,15 +211,20 @@ static void class_drop(struct store_class *class)
 		class_free(class);
 }
 
+static void class_registered(struct store_class *class)
+{
+	cJSON_Delete(class->layout);
+	cJSON_Delete(class->regions);
+	class->layout = class->regions = NULL;
+}
+
 static void on_class_pool(void *arg, struct pool *pool, const struct err *err)
 {
 	struct store_class *class = arg;
 	struct store_move *move;
 
 	class->pool = pool;
-	cJSON_Delete(class->layout);
-	cJSON_Delete(class->regions);
-	class->layout = class->regions = NULL;
+	class_registered(class);
 	if (!pool)
 		log_warn("store", class->space->model, "a pool of chunks is not made",
 			 "why=\"%s\"", err->text);
@@ -254,13 +259,26 @@ static int class_register(struct store_class *class)
 	if (r < 0)
 		return err_pass(r);
 	class->regions = class_regions(store);
-	if (!class->regions)
-		return err_pass(-ENOMEM);
 	snprintf(name, sizeof(name), "chunk:%llu.%u",
 		 (unsigned long long)class->space->id, class->index);
 	args.layout = class->layout;
 	args.regions = class->regions;
-	return err_pass(pool_register(store->session, &args, on_class_pool, class));
+	r = class->regions ? pool_register(store->session, &args, on_class_pool, class)
+			   : -ENOMEM;
+	if (r < 0)
+		class_registered(class);
+	return err_pass(r);
+}
+
+int store_class_pool(struct store_class *class)
+{
+	int r = 1;
+
+	if (!class->pool)
+		r = class->layout ? 0 : store_ready(class->space->store);
+	if (r > 0 && !class->pool)
+		r = class_register(class);
+	return err_pass(r);
 }
 
 static int class_index(const struct store_space *space, unsigned int *index_p)
@@ -290,20 +308,21 @@ static int class_new(struct store_space *space, const struct canon *canon,
 					.tokens = space->tokens,
 					.memory_bytes = space->store->memory_bytes};
 	struct store_class *class = mem_zalloc(sizeof(*class));
-	int r = class ? class_index(space, &class->index) : -ENOMEM;
+	int r;
 
-	if (r >= 0) {
-		class->space = space;
-		list_init(&class->waiting);
+	if (!class)
+		return err_pass(-ENOMEM);
+	class->space = space;
+	list_init(&class->waiting);
+	r = class_index(space, &class->index);
+	if (r >= 0)
 		r = canon_make(&args, &class->canon);
-	}
 	if (r >= 0) {
 		class->canon->layout->rank = class->index;
 		r = class_register(class);
 	}
 	if (r < 0) {
-		if (class)
-			class_free(class);
+		class_free(class);
 		return err_pass(r);
 	}
 	space->classes[class->index] = class;
@@ -321,8 +340,10 @@ int store_class_get(struct store_space *space, const struct canon *canon,
 		struct store_class *class = space->classes[i];
 
 		if (class && canon_equal(class->canon, canon)) {
+			int r = store_class_pool(class);
+
 			*class_p = class;
-			return 0;
+			return r < 0 ? err_pass(r) : 0;
 		}
 	}
 	return err_pass(class_new(space, canon, class_p));
@@ -336,7 +357,8 @@ int store_class_of(struct store_handle *handle, struct store_class **class_p)
 /* ---- which classes serve ---- */
 
 uint64_t store_cover_layouts(const struct store_handle *handle,
-			     const struct layout *const *layouts, unsigned int count)
+			     const struct layout *const *layouts, unsigned int count,
+			     bool *lack_p)
 {
 	struct cover_source sources[STORE_CLASSES_MAX];
 	unsigned int index[STORE_CLASSES_MAX], n = 0;
@@ -356,6 +378,7 @@ uint64_t store_cover_layouts(const struct store_handle *handle,
 	}
 	if (n == 0 ||
 	    cover_make(sources, n, handle->canon->layout, NULL, 0, 0, &cover) < 0) {
+		*lack_p |= n && err_last()->code == ERR_NOMEM;
 		err_clear();
 		return 0;
 	}
@@ -366,8 +389,8 @@ uint64_t store_cover_layouts(const struct store_handle *handle,
 	return used;
 }
 
-/* Those of `mask` that the cover takes something of; 0: they do not do. */
-static uint64_t cover_ask(const struct store_handle *handle, uint64_t mask)
+/* Those of `mask` that the cover takes something of. */
+static uint64_t cover_ask(const struct store_handle *handle, uint64_t mask, bool *lack_p)
 {
 	const struct layout *layouts[STORE_CLASSES_MAX] = {NULL};
 
@@ -375,11 +398,11 @@ static uint64_t cover_ask(const struct store_handle *handle, uint64_t mask)
 		if (mask >> i & 1)
 			layouts[i] = handle->space->classes[i]->canon->layout;
 	}
-	return store_cover_layouts(handle, layouts, STORE_CLASSES_MAX);
+	return store_cover_layouts(handle, layouts, STORE_CLASSES_MAX, lack_p);
 }
 
 /* One class alone where one does, its own first: the longest rows, the fewest rooms. */
-static uint64_t cover_of(const struct store_handle *handle, uint64_t mask)
+static uint64_t cover_of(const struct store_handle *handle, uint64_t mask, bool *lack_p)
 {
 	const struct store_space *space = handle->space;
 	uint64_t one = 0;
@@ -392,14 +415,16 @@ static uint64_t cover_of(const struct store_handle *handle, uint64_t mask)
 		if (canon_equal(space->classes[i]->canon, handle->canon))
 			return bit;
 		if (!one)
-			one = cover_ask(handle, bit);
+			one = cover_ask(handle, bit, lack_p);
 	}
-	return one ? one : cover_ask(handle, mask);
+	return one ? one : cover_ask(handle, mask, lack_p);
 }
 
 uint64_t store_cover(struct store_handle *handle, uint64_t mask)
 {
 	struct store_cover *cover;
+	bool lack = false;
+	uint64_t used;
 
 	if (!mask)
 		return 0;
@@ -407,10 +432,12 @@ uint64_t store_cover(struct store_handle *handle, uint64_t mask)
 		if (handle->covers[i].mask == mask)
 			return handle->covers[i].used;
 	}
+	used = cover_of(handle, mask, &lack);
+	if (lack && !used)
+		return 0; /* a miss for now: not to be remembered */
 	cover = &handle->covers[handle->cover_next++ % STORE_COVERS_MAX];
-	cover->mask = mask;
-	cover->used = cover_of(handle, mask);
-	return cover->used;
+	*cover = (struct store_cover){.mask = mask, .used = used};
+	return used;
 }
 
 /* ---- handles ---- */

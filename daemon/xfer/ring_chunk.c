@@ -128,5 +128,5 @@ bool ring_chunk_release(struct ring *ring, uint64_t id)
 		store_hold_close(hold);
 		ring_ops_forget(ring, id);
 	}
-	return move || hold;
+	return move || hold || store_has(ring->session, id);
 }

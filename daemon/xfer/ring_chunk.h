@@ -11,7 +11,8 @@
 int ring_chunk_ids(struct ring *ring, const struct kvd_ring_entry *entry,
 		   const struct xfer_payload *arena);
 /* CANCEL and RELEASE of a number that is no transfer's and no room's; false: nothing of
- * chunks has it either, and the slot may be nobody's. */
+ * chunks has it either, and the slot may be nobody's. A move that is released keeps its
+ * slot until it has ended. */
 bool ring_chunk_cancel(struct ring *ring, uint64_t id);
 bool ring_chunk_release(struct ring *ring, uint64_t id);
 

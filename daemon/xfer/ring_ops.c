@@ -21,6 +21,7 @@
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
+#include "daemon/store/store.h"
 #include "daemon/xfer/ring_chunk.h"
 #include "daemon/xfer/ring_room.h"
 #include "daemon/xfer/xfer_impl.h"
@@ -197,6 +198,7 @@ static int post_refused(struct ring *ring, const struct kvd_ring_entry *e)
 	uint32_t slot = (uint32_t)(e->a - KVD_RING_IDS);
 
 	if (e->a - KVD_RING_IDS > UINT32_MAX || !status_slot_claimed(page, slot) ||
+	    store_has(ring->session, e->a) ||
 	    (ring->session->kvd->rooms &&
 	     rooms_has_slot(ring->session->kvd->rooms, ring->session, slot)))
 		return err_raise(ERR_PROTO, "post: xfer %llu is none of this session",

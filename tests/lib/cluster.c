@@ -30,6 +30,7 @@
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
 #include "daemon/memory/copy.h"
+#include "daemon/store/store.h"
 #include "daemon/xfer/xfer.h"
 #include "proto/json.h"
 #include "tests/lib/file.h"
@@ -160,7 +161,8 @@ static bool node_quiet(void *arg)
 {
 	struct node *node = arg;
 
-	return node->kvd.session_count == 0 && rooms_count(node->kvd.rooms) == 0;
+	return node->kvd.session_count == 0 && rooms_count(node->kvd.rooms) == 0 &&
+	       store_drained(node->kvd.store);
 }
 
 static bool node_drained(void *arg)
@@ -187,6 +189,7 @@ void cluster_free(struct cluster *c)
 	for (unsigned int i = 0; i < c->count; i++) {
 		struct kvd *kvd = &c->nodes[i].kvd;
 
+		store_free(kvd->store);
 		xfers_free(kvd->xfers);
 		rooms_free(kvd->rooms);
 		bootstrap_free(kvd->bootstrap);

@@ -183,6 +183,10 @@ void starve_say(struct starve *s, const char *line)
 		cluster_run(&s->c, strtoull(line + 1, NULL, 10) * LOOP_NS_PER_MS);
 		return;
 	}
+	if (*line == '=') {
+		starve_word(s, "kept", "%s", value_of(s, line + 1, strlen(line + 1)));
+		return;
+	}
 	line += may_fail;
 	answer = starve_try(s, line, false, NULL);
 	if (!may_fail && strcmp(starve_code(answer), "ok") != 0)
@@ -198,7 +202,10 @@ static bool is_volatile(const char *name, bool counters)
 					    "messages_out", "timings_ms", "help",
 					    "waits_for",    "since_ms",	  "lost",
 					    "last_error",   "downs",	  "rooms_failed"};
-	static const char *const totals[] = {"rooms_ended", "bytes_in", "bytes_out"};
+	static const char *const totals[] = {
+		"rooms_ended", "bytes_in", "bytes_out",	    "found",
+		"missed",      "evicted",  "put_bytes",	    "fetched_bytes",
+		"written",     "read",	   "written_bytes", "read_bytes"};
 
 	for (size_t i = 0; i < ARRAY_LEN(names); i++) {
 		if (strcmp(names[i], name) == 0)
@@ -291,6 +298,7 @@ char *starve_look(struct starve *s, bool counters)
 		"{'cmd':'room.list','all':true}",
 		"{'cmd':'peer.list'}",
 		"{'cmd':'stats'}",
+		"{'cmd':'chunk.list','all':true}",
 	};
 	char *text = NULL;
 	size_t len = 0;

@@ -3,7 +3,8 @@
  * starve: two daemons and their engines, on which commands are tried while memory
  * fails. A line is "aJSON" or "bJSON", spoken by that engine, with ' for " and
  * $name for what is known: see starve_new(), and every number or word of a
- * successful answer under its member's name. "~MS" lets virtual time pass.
+ * successful answer under its member's name. "~MS" lets virtual time pass; "=NAME" keeps
+ * what is known as $NAME as $kept, too.
  */
 #ifndef KVD_TESTS_STARVE_H
 #define KVD_TESTS_STARVE_H

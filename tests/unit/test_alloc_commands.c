@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,11 +21,14 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
+#include "tests/lib/cluster_store.h"
+#include "tests/lib/disk_sim.h"
 #include "tests/lib/file.h"
 #include "tests/lib/starve.h"
 #include "tests/lib/tmp.h"
 
 #define LINES_MAX 8
+#define DISK_BYTES (UINT64_C(256) << 20)
 #define SETTLE_NS (300 * LOOP_NS_PER_MS)
 
 #define OPEN_SEND "a{'cmd':'room.open','room':'7','role':'send','pool':$pool_a}"
@@ -79,6 +83,24 @@
 #define PUBLISH_HERE "a{'cmd':'group.publish','group':'h','summary':'text'}"
 #define PUBLISH GROUP("group.publish") ",'tp_rank':1,'tp_size':2,'pool':'kv'}"
 
+#define H8(digit) digit digit digit digit digit digit digit digit
+#define ID(digit) "'" H8(H8(digit)) "'"
+#define IDS "'space':$space,'ids':[" ID("1") "," ID("2") "]"
+#define WORDS "'model':'m','scheme':'s','tokens':16"
+#define SPACE "a{'cmd':'chunk.space','pool':$pool_a," WORDS "}"
+#define SPACE_CLOSE "a{'cmd':'chunk.space_close','space':$space}"
+#define CHUNK_PAGES "'pool':$pool_a,'views':{'kv':{'pages':[7,2,3,4,0,9,6,8]}}"
+#define UNTIL_9 ",'wait':{'kind':'seq','region':$region_a,'offset':0,'value':'9'}"
+#define PUT "a{'cmd':'chunk.put'," IDS "," CHUNK_PAGES "}"
+#define PUT_LATER "a{'cmd':'chunk.put'," IDS "," CHUNK_PAGES UNTIL_9 "}"
+#define MOVE_CLOSE "a{'cmd':'chunk.close','move':$move}"
+#define STORED SPACE, PUT, "~50", MOVE_CLOSE
+#define HOLD "a{'cmd':'chunk.hold'," IDS "}"
+#define HOLD_CLOSE "a{'cmd':'chunk.release','hold':$hold}"
+#define FETCH "a{'cmd':'chunk.fetch','hold':$hold," CHUNK_PAGES "}"
+#define JOIN "a{'cmd':'chunk.join','space':$space,'secret':'$secret'}"
+#define DROP "a{'cmd':'chunk.drop'," IDS "}"
+
 /* An entry of the submission ring: KVD_RING_CANCEL of transfer 0. */
 #define CANCEL_NOTHING                                 \
 	"BAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA" \
@@ -93,6 +115,7 @@ struct trial {
 	bool fd;
 	bool grows;	/* each time there is one more, nothing takes it back */
 	bool far;	/* a peer has a part in it: without any memory it would be lost */
+	bool files;	/* the store needs them */
 	bool elsewhere; /* by a test of its own */
 };
 
@@ -309,6 +332,70 @@ static const struct trial trials[] = {
 	 .before = {"a{'cmd':'notif.send','attach':$there,'data':'aGVsbG8='}", "~50"}},
 	{.command = "xfer.submit",
 	 .line = "a{'cmd':'xfer.submit','data':'','entry':'" CANCEL_NOTHING "'}"},
+	{.command = "chunk.space", .line = SPACE, .after = {SPACE_CLOSE}},
+	{.command = "chunk.space",
+	 .line = "a{'cmd':'chunk.space','layout':" SIDE ",'views':['kv']," WORDS
+		 ",'revision':'r','rope':'p'}",
+	 .after = {SPACE_CLOSE}},
+	{.command = "chunk.space_close", .line = SPACE_CLOSE, .before = {SPACE}},
+	{.command = "chunk.find",
+	 .line = "a{'cmd':'chunk.find'," IDS "}",
+	 .before = {STORED},
+	 .after = {DROP, SPACE_CLOSE}},
+	{.command = "chunk.hold",
+	 .line = HOLD,
+	 .before = {STORED},
+	 .after = {HOLD_CLOSE, DROP, SPACE_CLOSE}},
+	{.command = "chunk.join",
+	 .line = JOIN,
+	 .before = {STORED, HOLD, "=hold"},
+	 .after = {HOLD_CLOSE, "a{'cmd':'chunk.release','hold':$kept}", DROP,
+		   SPACE_CLOSE}},
+	{.command = "chunk.release",
+	 .line = HOLD_CLOSE,
+	 .before = {STORED, HOLD},
+	 .after = {DROP, SPACE_CLOSE}},
+	{.command = "chunk.put",
+	 .line = PUT,
+	 .before = {SPACE},
+	 .after = {"~50", MOVE_CLOSE, DROP, SPACE_CLOSE}},
+	{.command = "chunk.put",
+	 .line = PUT_LATER,
+	 .before = {SPACE},
+	 .after = {MOVE_CLOSE, DROP, SPACE_CLOSE}},
+	{.files = true,
+	 .command = "chunk.put",
+	 .line = "a{'cmd':'chunk.put','durable':true," IDS "," CHUNK_PAGES "}",
+	 .before = {SPACE},
+	 .after = {"~500", MOVE_CLOSE, DROP, SPACE_CLOSE}},
+	{.command = "chunk.fetch",
+	 .line = FETCH,
+	 .before = {STORED, HOLD},
+	 .after = {"~50", MOVE_CLOSE, HOLD_CLOSE, DROP, SPACE_CLOSE}},
+	{.command = "chunk.move",
+	 .line = "a{'cmd':'chunk.move','move':$move}",
+	 .before = {SPACE, PUT, "~50"},
+	 .after = {MOVE_CLOSE, DROP, SPACE_CLOSE}},
+	{.command = "chunk.abort",
+	 .line = "a{'cmd':'chunk.abort','move':$move}",
+	 .before = {SPACE, PUT_LATER},
+	 .after = {MOVE_CLOSE, SPACE_CLOSE}},
+	{.command = "chunk.close",
+	 .line = MOVE_CLOSE,
+	 .before = {SPACE, PUT_LATER},
+	 .after = {SPACE_CLOSE}},
+	{.command = "chunk.close",
+	 .line = MOVE_CLOSE,
+	 .before = {SPACE, PUT, "~50"},
+	 .after = {DROP, SPACE_CLOSE}},
+	{.command = "chunk.drop",
+	 .line = DROP,
+	 .before = {STORED},
+	 .after = {SPACE_CLOSE}},
+	{.command = "chunk.list",
+	 .line = "a{'cmd':'chunk.list','all':true}",
+	 .before = {STORED},
+	 .after = {DROP, SPACE_CLOSE}},
 	{.command = "plan",
 	 .line = "a{'cmd':'plan','src':" SIDE ",'dst':" SIDE ",'map':[{'view':'kv',"
 		 "'src_pages':[3,4],'dst_pages':[0,7]}]}"},
@@ -351,7 +438,8 @@ static void every_command_has_a_trial(void **state)
 
 struct sweep {
 	struct starve s;
-	bool lasting, lost;
+	bool lasting, lost, files;
+	struct disk_sim *disk; /* files: the store's */
 	int shm;
 	char shm_name[64];
 };
@@ -455,6 +543,12 @@ static void sweep_init(struct sweep *w)
 	uint64_t *entry;
 
 	starve_new(s);
+	if (w->files)
+		assert_int_equal(disk_sim_new(1, DISK_BYTES, &w->disk), 0);
+	cluster_store(&s->c, 0,
+		      &(struct cluster_store_args){.memory_bytes = 1 << 20,
+						   .disk = w->disk,
+						   .file_bytes = DISK_BYTES / 2});
 	entry = (void *)s->src.base; /* a descriptor list, for dlist.prep by fd */
 	entry[0] = (uintptr_t)s->src.base;
 	entry[1] = 64;
@@ -471,6 +565,7 @@ static void sweep_init(struct sweep *w)
 static void sweep_fini(struct sweep *w)
 {
 	starve_free(&w->s);
+	disk_sim_free(w->disk);
 	close(w->shm);
 	shm_unlink(w->shm_name);
 }
@@ -504,10 +599,10 @@ static void prepare(struct sweep *w)
 /* Other daemons and engines, as they were before the peering was lost. */
 static void anew(struct sweep *w, const struct trial *t)
 {
-	bool lasting = w->lasting;
+	bool lasting = w->lasting, files = w->files;
 
 	sweep_fini(w);
-	*w = (struct sweep){.lasting = lasting};
+	*w = (struct sweep){.lasting = lasting, .files = files};
 	sweep_init(w);
 	prepare(w);
 	warm_up(w, t);
@@ -559,18 +654,19 @@ static void sweep(struct sweep *w, const struct trial *t)
 		print_message("%s: %ju allocations\n", t->command, (uintmax_t)nth - 2);
 }
 
-static bool is_chosen(const struct trial *t)
+static bool is_chosen(const struct trial *t, bool files)
 {
 	const char *only = getenv("KVD_TEST_COMMAND");
+	bool fits = files ? strncmp(t->command, "chunk.", 6) == 0 : !t->files;
 
-	return !t->elsewhere && (!only || strcmp(only, t->command) == 0);
+	return !t->elsewhere && fits && (!only || fnmatch(only, t->command, 0) == 0);
 }
 
 static void sweep_all(struct sweep *w)
 {
 	prepare(w);
 	for (size_t i = 0; i < ARRAY_LEN(trials); i++) {
-		if (is_chosen(&trials[i]) && !(w->lasting && trials[i].far))
+		if (is_chosen(&trials[i], w->files) && !(w->lasting && trials[i].far))
 			sweep(w, &trials[i]);
 	}
 }
@@ -604,7 +700,7 @@ static void command_on_first_use_is_done_or_refused(void **state)
 	(void)state;
 	for (size_t i = 0; i < ARRAY_LEN(trials); i++) {
 		/* long replies are the same each time */
-		for (uint64_t nth = 1; is_chosen(&trials[i]) && nth < 150; nth++) {
+		for (uint64_t nth = 1; is_chosen(&trials[i], false) && nth < 150; nth++) {
 			if (!first_use(&trials[i], nth))
 				break;
 		}
@@ -619,6 +715,27 @@ static void command_without_memory_is_done_or_refused(void **state)
 	sweep_all(w);
 }
 
+/* The store has files, too. */
+static void chunks_in_files_without_memory(void **state, bool lasting)
+{
+	struct sweep *w = *state;
+
+	sweep_fini(w);
+	*w = (struct sweep){.lasting = lasting, .files = true};
+	sweep_init(w);
+	sweep_all(w);
+}
+
+static void chunks_in_files_without_one_allocation(void **state)
+{
+	chunks_in_files_without_memory(state, false);
+}
+
+static void chunks_in_files_without_any_memory(void **state)
+{
+	chunks_in_files_without_memory(state, true);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -627,6 +744,8 @@ int main(void)
 		cmocka_unit_test(every_command_has_a_trial),
 		CASE(command_without_one_allocation_is_done_or_refused),
 		CASE(command_without_memory_is_done_or_refused),
+		CASE(chunks_in_files_without_one_allocation),
+		CASE(chunks_in_files_without_any_memory),
 		cmocka_unit_test(command_on_first_use_is_done_or_refused),
 	};
 
