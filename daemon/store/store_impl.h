@@ -31,8 +31,8 @@ struct store_class {
 	struct store_space *space;
 	unsigned int index; /* in space->classes; the rank of its layout */
 	struct canon *canon;
-	struct pool *pool;	 /* NULL: it is being registered */
-	cJSON *layout, *regions; /* until it is */
+	struct pool *pool;	 /* NULL: no move has needed it yet */
+	cJSON *layout, *regions; /* while it is being registered */
 	struct list waiting;	 /* struct store_move.class_link */
 	uint64_t parts;
 	struct class_words *words; /* files_class.c's: what files say of it; or NULL */
@@ -136,6 +136,8 @@ struct store_hold {
 };
 
 /* ---- store.c ---- */
+/* A store without memory, files and a session, which store_new() gives it. */
+int store_make(struct kvd *kvd, struct store **store_p);
 int store_part_of(struct session *session, struct store_session **part_p);
 int store_tenant_of(struct store *store, struct account *account,
 		    struct store_tenant **tenant_p);
@@ -156,8 +158,11 @@ int store_space_of(struct store *store, struct store_tenant *tenant,
 /* The class of such parts, found or made. */
 int store_class_get(struct store_space *space, const struct canon *canon,
 		    struct store_class **class_p);
-/* How the handle's rank keeps its parts. Its pool may be registered later. */
+/* How the handle's rank keeps its parts. */
 int store_class_of(struct store_handle *handle, struct store_class **class_p);
+/* Moves need its pool. Outcome 1: it is there; 0: it is being registered, and those in
+ * class->waiting are told when it is. */
+int store_class_pool(struct store_class *class);
 void store_spaces_tidy(struct store *store);
 void store_spaces_free(struct store *store);
 

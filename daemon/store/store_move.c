@@ -244,12 +244,34 @@ static bool piece_loads(const struct store_move *move, uint32_t i)
 	return false;
 }
 
+/* Outcome 1: the classes that `used` names have their pools; 0: it is told when one has
+ * that it needs. */
+static int sources_await(struct store_move *move, uint64_t used)
+{
+	const struct store_space *space = move->handle->space;
+
+	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
+		struct store_class *class = space->classes[i];
+		int r = used >> i & 1 ? store_class_pool(class) : 1;
+
+		if (r < 0)
+			return err_pass(r);
+		if (r > 0)
+			continue;
+		list_remove(&move->class_link);
+		list_push_back(&class->waiting, &move->class_link);
+		return 0;
+	}
+	return 1;
+}
+
 /* The pieces of the next leg begin at move->next; *count_p 0: there is none, or none yet.
  * ERR_NOTFOUND: there never will be. */
 static int next_leg(struct store_move *move, uint64_t *used_p, uint32_t *count_p)
 {
 	uint64_t bytes = 0;
 	uint32_t n = 0;
+	int r;
 
 	*count_p = 0;
 	while (move->next < move->count && !piece_moves(move, move->next))
@@ -264,6 +286,9 @@ static int next_leg(struct store_move *move, uint64_t *used_p, uint32_t *count_p
 			ERR_NOTFOUND,
 			"chunk %llu of the prompt could not be read from its file",
 			(unsigned long long)(move->first + move->next));
+	r = sources_await(move, *used_p);
+	if (r <= 0)
+		return r < 0 ? err_pass(r) : 0;
 	for (uint32_t i = move->next; i < move->count; i++, n++) {
 		bytes += piece_bytes(move, i);
 		if (!piece_moves(move, i) || (n && bytes > LEG_BYTES) ||
@@ -671,6 +696,8 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 		r = put_check(handle, ids, begin, end);
 	if (r >= 0)
 		r = store_class_of(handle, &class);
+	if (r >= 0)
+		r = store_class_pool(class);
 	if (r >= 0)
 		r = store_move_new(handle, STORE_PUT, ids->count, args, &move);
 	if (r < 0)

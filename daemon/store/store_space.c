@@ -190,7 +190,7 @@ static void on_class_pool(void *arg, struct pool *pool, const struct err *err)
 			 "why=\"%s\"", err->text);
 	list_foreach_safe(move, &class->waiting, class_link)
 		store_move_class_made(move, pool ? NULL : err);
-	store_tidy(class->space->store); /* one that failed goes with its parts */
+	store_tidy(class->space->store);
 }
 
 static cJSON *class_regions(const struct store *store)
@@ -228,6 +228,25 @@ static int class_register(struct store_class *class)
 	return err_pass(pool_register(store->session, &args, on_class_pool, class));
 }
 
+int store_class_pool(struct store_class *class)
+{
+	int r;
+
+	if (class->pool)
+		return 1;
+	if (class->layout)
+		return 0;
+	if (!class->space->store->session)
+		return err_raise(ERR_DRAIN, "the daemon is stopping");
+	r = class_register(class);
+	if (r >= 0)
+		return 0;
+	cJSON_Delete(class->layout);
+	cJSON_Delete(class->regions);
+	class->layout = class->regions = NULL;
+	return err_pass(r);
+}
+
 static int class_index(const struct store_space *space, unsigned int *index_p)
 {
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
@@ -247,22 +266,20 @@ static int class_new(struct store_space *space, const struct canon *canon,
 					.tokens = space->tokens,
 					.memory_bytes = space->store->memory_bytes};
 	struct store_class *class = mem_zalloc(sizeof(*class));
-	int r = class ? class_index(space, &class->index) : -ENOMEM;
+	int r;
 
-	if (r >= 0) {
-		class->space = space;
-		list_init(&class->waiting);
+	if (!class)
+		return err_pass(-ENOMEM);
+	class->space = space;
+	list_init(&class->waiting);
+	r = class_index(space, &class->index);
+	if (r >= 0)
 		r = canon_make(&args, &class->canon);
-	}
-	if (r >= 0) {
-		class->canon->layout->rank = class->index;
-		r = class_register(class);
-	}
 	if (r < 0) {
-		if (class)
-			class_free(class);
+		class_free(class);
 		return err_pass(r);
 	}
+	class->canon->layout->rank = class->index;
 	space->classes[class->index] = class;
 	space->class_count++;
 	*class_p = class;
@@ -544,7 +561,7 @@ static void space_tidy(struct store_space *space)
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
 		struct store_class *class = space->classes[i];
 
-		if (class && class_idle(class) && (!class->pool || !space->handles))
+		if (class && class_idle(class) && !space->handles)
 			class_drop(class);
 	}
 	if (!space->handles && !space->chunks && !space->class_count)
