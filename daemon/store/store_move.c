@@ -97,10 +97,11 @@ static void put_let_go(struct store_move *move)
 		struct store_part *part = move->pieces[i].part;
 
 		if (part && !part->ready)
-			store_part_free(part);
+			store_part_leave(part);
 	}
 	for (uint32_t i = move->count; i-- > 0;)
 		store_chunk_unpin(move->pieces[i].chunk);
+	store_moves_kick(move->store);
 }
 
 /* What it has of others. */
@@ -338,6 +339,8 @@ void store_move_leg_ended(struct store_move *move, uint32_t first, uint32_t coun
 			store->put_bytes += bytes;
 		else
 			store->fetched_bytes += bytes;
+		if (move->kind == STORE_PUT)
+			store_moves_kick(store); /* a durable put of the same chunk */
 		status_slot_progress(move->session->status, move->slot, move->bytes,
 				     move->total);
 	}
