@@ -79,8 +79,11 @@ struct store_part {
 	struct arena_slot slot, place; /* of memory, of a file: one of them at least */
 	bool ready;		       /* all of its bytes are in memory */
 	bool filed;		       /* and in the file */
-	bool lasts;		       /* and would outlast a loss of power */
-	struct files_job *job;	       /* what is being done with its place; or NULL */
+	bool sure;	       /* there: it was read whole, or written by this daemon */
+	bool lasts;	       /* and would outlast a loss of power */
+	uint8_t tries;	       /* to make it last, that have failed */
+	uint64_t generation;   /* of its header in the file */
+	struct files_job *job; /* what is being done with its place; or NULL */
 };
 
 struct store_chunk {
@@ -190,13 +193,14 @@ void store_part_leave(struct store_part *part);
 /* What files.c has done: the part is in its place; it is not, and has none. */
 void store_part_filed(struct store_part *part);
 void store_part_unfiled(struct store_part *part);
-/* It was read into its memory, or (false) cannot be: then it has neither. */
+/* It was read into its memory, or (false) was not: then it has none. */
 void store_part_loaded(struct store_part *part, bool whole);
 /* A slot of memory, and its bytes from the files; pinned chunk. ERR_LIMIT. */
 int store_part_load(struct store_part *part);
 /* Chunks that were asked for are worth a file. */
 void store_chunk_touch(struct store_chunk *chunk);
-/* All that moves may wait for has changed: a part was loaded, or lasts. */
+/* All that moves may wait for has changed: a part was filled or loaded, or will not be;
+ * it lasts. */
 void store_moves_kick(struct store *store);
 struct store_part *store_part_find(const struct store_chunk *chunk,
 				   const struct store_class *class);
