@@ -36,6 +36,7 @@ struct store_class {
 	struct list waiting;	 /* struct store_move.class_link */
 	uint64_t parts;
 	struct class_words *words; /* files_class.c's: what files say of it; or NULL */
+	struct charge charge;
 };
 
 struct store_space {

@@ -154,6 +154,7 @@ static void class_free(struct store_class *class)
 	cJSON_Delete(class->regions);
 	canon_free(class->canon);
 	class_words_free(class->words);
+	charge_drop(&class->charge);
 	mem_free(class);
 }
 
@@ -275,6 +276,9 @@ static int class_new(struct store_space *space, const struct canon *canon,
 	r = class_index(space, &class->index);
 	if (r >= 0)
 		r = canon_make(&args, &class->canon);
+	if (r >= 0) /* and what files say of it */
+		r = charge_take(&class->charge, space->tenant->account, ACCOUNT_LAYOUTS,
+				sizeof(*class) + 2 * layout_memory(class->canon->layout));
 	if (r < 0) {
 		class_free(class);
 		return err_pass(r);
