@@ -337,6 +337,47 @@ void fw_fault(struct files_world *w, enum disk_sim_trouble trouble, enum disk_wh
 	disk_sim_fault(w->sim, &fault);
 }
 
+/* ---- behind its back ---- */
+
+static void on_raw_open(void *arg, struct disk *disk, const struct err *why)
+{
+	struct files_world *w = arg;
+
+	assert_null(why);
+	w->raw = disk;
+}
+
+static void on_raw_done(struct disk_op *op)
+{
+	op->done = NULL;
+}
+
+void fw_raw_begin(struct files_world *w)
+{
+	const struct disk_args args = {
+		.path = "simulated", .on_open = on_raw_open, .arg = w};
+	struct disk *disk;
+
+	assert_null(w->store);
+	assert_int_equal(disk_sim_open(w->sim, w->loop, &args, &disk), 0);
+	while (!w->raw)
+		fw_turn(w);
+}
+
+void fw_raw_end(struct files_world *w)
+{
+	assert_int_equal(disk_free(mem_steal(w->raw)), 0);
+}
+
+int fw_raw(struct files_world *w, struct disk_op *op)
+{
+	op->done = on_raw_done;
+	disk_submit(w->raw, op);
+	while (op->done)
+		fw_turn(w);
+	return op->result;
+}
+
 /* ---- chunks ---- */
 
 static int space_of(struct files_world *w, enum fw_kind kind,

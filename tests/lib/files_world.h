@@ -50,7 +50,8 @@ struct files_world {
 	uint8_t *memory;
 	struct canon *canons[FW_KINDS];
 	struct list moves; /* struct fw_move.link */
-	int64_t live;	   /* mem_live() before */
+	struct disk *raw;
+	int64_t live; /* mem_live() before */
 };
 
 /* A put or a fetch, as far as files see it: told by store_moves_kick() alone. */
@@ -86,6 +87,11 @@ void fw_wait(struct files_world *w, uint64_t ns);
 struct store_files fw_figures(const struct files_world *w);
 void fw_fault(struct files_world *w, enum disk_sim_trouble trouble, enum disk_what what,
 	      uint64_t count);
+
+/* What somebody else does to the directory while the store does not run. */
+void fw_raw_begin(struct files_world *w);
+void fw_raw_end(struct files_world *w);
+int fw_raw(struct files_world *w, struct disk_op *op); /* waited for: its result */
 
 /* ---- content ---- */
 
