@@ -474,7 +474,8 @@ static int wind_up(struct kvd *kvd)
 		 store_drained(kvd->store)) &&
 	       loop_clock_ns(kvd->loop) < until)
 		loop_turn(kvd->loop, DRAIN_LOOK_NS);
-	if (control_idle(kvd->control) && handshake_drained(kvd->handshake))
+	if (control_idle(kvd->control) && handshake_drained(kvd->handshake) &&
+	    store_drained(kvd->store))
 		return 0;
 	log_error("daemon", kvd->config->name, "not quiesced in time",
 		  "sessions=%u rooms=%u", kvd->session_count, rooms_count(kvd->rooms));

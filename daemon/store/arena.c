@@ -63,6 +63,7 @@ struct arena_owner {
 	struct list link;
 	struct arena *arena;
 	struct list shelves;
+	uint64_t serial;
 	uint32_t slabs;
 	struct arena_slab *awaits; /* whose heir it is */
 	uint64_t pinned_bytes;
@@ -76,6 +77,7 @@ struct arena {
 	uint32_t free_count, limit; /* limit: of slabs that are not free */
 	struct list owners;
 	uint32_t owner_count;
+	uint64_t owners_ever;
 	uint64_t tick, evicted;
 	uint32_t heirs; /* owners that await a slab */
 	void (*on_evict)(void *arg, struct arena_item *item);
@@ -137,6 +139,7 @@ int arena_owner_new(struct arena *arena, struct arena_owner **owner_p)
 	list_init(&owner->shelves);
 	list_push_back(&arena->owners, &owner->link);
 	arena->owner_count++;
+	owner->serial = ++arena->owners_ever;
 	*owner_p = owner;
 	return 0;
 }
@@ -183,9 +186,14 @@ uint64_t arena_owner_bytes(const struct arena_owner *owner)
 	return owner->slabs * owner->arena->slab_bytes;
 }
 
+/* Of what may be in use. */
 static uint32_t share(const struct arena_owner *owner)
 {
-	return owner->arena->slab_count / owner->arena->owner_count;
+	const struct arena *arena = owner->arena;
+	uint32_t slabs =
+		arena->limit < arena->slab_count ? arena->limit : arena->slab_count;
+
+	return slabs / arena->owner_count;
 }
 
 uint64_t arena_owner_share(const struct arena_owner *owner)
@@ -661,8 +669,7 @@ static int make_room(struct arena_shelf *shelf)
 			 "no room for chunks: all that may leave is held or in use");
 }
 
-/* As slots of this arena come. */
-static uint64_t slot_size(const struct arena *arena, uint64_t bytes)
+uint64_t arena_slot_size(const struct arena *arena, uint64_t bytes)
 {
 	uint64_t size = (bytes + GRAIN - 1) / GRAIN * GRAIN;
 
@@ -687,7 +694,7 @@ int arena_take(struct arena_owner *owner, uint64_t bytes, struct arena_item *ite
 	       struct arena_slot *slot)
 {
 	struct arena *arena = owner->arena;
-	uint64_t size = slot_size(arena, bytes);
+	uint64_t size = arena_slot_size(arena, bytes);
 	struct arena_shelf *shelf;
 	int r;
 
@@ -721,6 +728,13 @@ uint64_t arena_slab_size(const struct arena *arena, uint32_t slab)
 	const struct arena_shelf *shelf = arena->slabs[slab].shelf;
 
 	return shelf ? shelf->slot_bytes : 0;
+}
+
+uint64_t arena_slab_owner(const struct arena *arena, uint32_t slab)
+{
+	const struct arena_shelf *shelf = arena->slabs[slab].shelf;
+
+	return shelf ? shelf->owner->serial : 0;
 }
 
 void arena_limit(struct arena *arena, uint32_t slabs)
@@ -761,7 +775,7 @@ int arena_place(struct arena_owner *owner, uint64_t bytes, uint32_t slab, uint32
 		struct arena_item *item, struct arena_slot *slot)
 {
 	struct arena *arena = owner->arena;
-	uint64_t size = slot_size(arena, bytes);
+	uint64_t size = arena_slot_size(arena, bytes);
 	struct arena_shelf *shelf;
 	struct arena_slab *at;
 	int r = 0;

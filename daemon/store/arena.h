@@ -74,6 +74,9 @@ uint64_t arena_offset(const struct arena_slot *slot);
 uint32_t arena_slab_of(const struct arena_slot *slot);
 /* Of its slots; 0: it is nobody's. */
 uint64_t arena_slab_size(const struct arena *arena, uint32_t slab);
+uint64_t arena_slab_owner(const struct arena *arena, uint32_t slab); /* a serial; 0 */
+/* Of the slot that so many bytes take. */
+uint64_t arena_slot_size(const struct arena *arena, uint64_t bytes);
 /* This very slot, of a slab that is nobody's or has slots of that size and owner, as
  * arena_take(). Within a slab in rising order. ERR_EXIST, ERR_RANGE, ERR_NOMEM. */
 int arena_place(struct arena_owner *owner, uint64_t bytes, uint32_t slab, uint32_t index,

@@ -11,6 +11,17 @@
  * of its bytes are reserved; then no further slab is taken for a while, and content is
  * replaced within those that are there.
  *
+ * A part lasts when it was seen whole, by this daemon, in a file of which no sync has
+ * failed, and a sync that began behind that is done. So a part that the start has found
+ * is read first, and where a sync has failed a part is written again; in its own place,
+ * with the header it had, so that the same bytes may be torn. What an earlier daemon's
+ * failed sync has lost, and the page cache still has, nobody can tell.
+ *
+ * A chunk that was dropped has its headers erased, behind whatever is being done with its
+ * parts, and synced; until then its slots are not given back. What leaves the files for
+ * others keeps its header until its slot is written again: dropped after that, it may be
+ * found by the next start, with its own bytes.
+ *
  * A fault of the device ends one op; the second ends all writing until the next start.
  * Reading goes on, with the sums as judge.
  */
@@ -31,8 +42,9 @@
 #define FLYING_BYTES (UINT64_C(32) << 20) /* of writes given to the disk */
 #define QUEUED_SHARE 16u		  /* of the memory: what may wait for it */
 #define FAULTS_MAX 2u
-#define RETRY_NS (60 * LOOP_NS_PER_S)
+#define TRIES_MAX 3u /* of a part that is to last, before its put is told */
 
+static bool slab_fits(const struct slab_file *slab);
 static void slab_step(struct slab_file *slab);
 static void slab_sync(struct slab_file *slab);
 
@@ -65,19 +77,26 @@ void files_go_on(struct files *files)
 	loop_defer(files->store->kvd->loop, &files->go);
 }
 
-void files_note_fault(struct files *files, const struct err *why)
+void files_end_writing(struct files *files, const struct err *why)
 {
-	if (why->code == ERR_CANCELED || why->code == ERR_STATE)
-		return;
-	files->faults++;
-	log_warn("store", "files", why->text, "faults=%llu",
-		 (unsigned long long)files->faults);
-	if (files->faults < FAULTS_MAX || files->readonly || why->code != ERR_IO)
+	if (files->readonly)
 		return;
 	files->readonly = true;
 	files->why = *why;
 	log_error("store", "files", "nothing is written to chunk_dir any more",
 		  "why=\"%s\"", why->text);
+}
+
+/* What is no fault of the device's is told, and no more. */
+void files_note_fault(struct files *files, const struct err *why)
+{
+	if (why->code == ERR_CANCELED || why->code == ERR_STATE)
+		return;
+	files->faults += why->code == ERR_IO;
+	log_warn("store", "files", why->text, "faults=%llu",
+		 (unsigned long long)files->faults);
+	if (files->faults >= FAULTS_MAX)
+		files_end_writing(files, why);
 }
 
 /* ---- jobs ---- */
@@ -112,6 +131,9 @@ static struct files_job *job_new(struct files *files, struct store_part *part,
 	job->kind = kind;
 	job->bytes = part->class->canon->slot_bytes;
 	facts_of(part, words, &job->facts);
+	if (kind == FILES_WRITE && !part->filed)
+		part->generation = ++files->generation;
+	job->facts.generation = part->generation; /* the same bytes in the same place */
 	list_init(&job->link);
 	part->job = job;
 	store_chunk_pin(part->chunk);
@@ -119,19 +141,32 @@ static struct files_job *job_new(struct files *files, struct store_part *part,
 	return job;
 }
 
-/* Its part is nobody's business any more. */
+/* Its chunk stays pinned: chunk_let_go(). */
 static void job_free(struct files_job *job)
+{
+	job->part->job = NULL;
+	list_remove(&job->link);
+	job->files->jobs--;
+	mem_free(job->block);
+	mem_free(job);
+}
+
+/* A job of it has ended. If it was dropped meanwhile, what is in files is erased now. */
+static void chunk_let_go(struct files *files, struct store_chunk *chunk)
+{
+	if (chunk->gone)
+		files_erase(files, chunk);
+	store_chunk_unpin(chunk);
+	files_go_on(files);
+}
+
+static void job_end(struct files_job *job)
 {
 	struct store_chunk *chunk = job->part->chunk;
 	struct files *files = job->files;
 
-	job->part->job = NULL;
-	list_remove(&job->link);
-	mem_free(job->block);
-	mem_free(job);
-	files->jobs--;
-	store_chunk_unpin(chunk);
-	files_go_on(files);
+	job_free(job);
+	chunk_let_go(files, chunk);
 }
 
 static struct slab_file *job_slab(const struct files_job *job)
@@ -163,7 +198,7 @@ static void job_aim(struct files_job *job, enum disk_what what, bool header_only
 
 /* ---- writing ---- */
 
-/* It has no place after all. */
+/* It has no place after all; one that had it, and was to be written again, keeps it. */
 static void write_fail(struct files_job *job, const struct err *why)
 {
 	struct files *files = job->files;
@@ -171,44 +206,77 @@ static void write_fail(struct files_job *job, const struct err *why)
 	struct store_chunk *chunk = part->chunk;
 	struct slab_file *slab = job_slab(job);
 	bool durable = job->durable;
+	bool again = part->filed && job->kind == FILES_WRITE;
 
 	if (why)
 		files_note_fault(files, why);
-	store_chunk_pin(chunk);
 	job_free(job);
-	store_part_unfiled(part);
-	if (!part->slot.slab)
+	part->tries += durable;
+	if (again)
+		part->sure = false;
+	else
+		store_part_unfiled(part);
+	if (!part->filed && !part->slot.slab)
 		store_part_free(part);
-	store_chunk_unpin(chunk);
+	chunk_let_go(files, chunk);
 	slab_step(slab); /* its file may not be wanted any more */
 	if (durable)
 		store_moves_kick(files->store);
 }
 
+/* Its sync is done: what it has written lasts. */
 static void job_last(struct files_job *job)
 {
 	struct store_part *part = job->part;
 
-	part->lasts = true;
-	part->chunk->lasts |= UINT64_C(1) << part->class->index;
-	store_moves_kick(job->files->store);
-	job_free(job);
+	if (job->kind == FILES_ERASE) {
+		store_part_unfiled(part);
+	} else {
+		part->lasts = true;
+		part->tries = 0;
+		part->chunk->lasts |= UINT64_C(1) << part->class->index;
+		store_moves_kick(job->files->store);
+	}
+	job_end(job);
 }
 
+/* It is there, and perhaps not for long. */
+static void sync_fail(struct files_job *job)
+{
+	struct store *store = job->files->store;
+
+	if (job->kind == FILES_ERASE) {
+		write_fail(job, NULL);
+		return;
+	}
+	job->part->tries++;
+	job_end(job);
+	store_moves_kick(store);
+}
+
+static void jobs_lost(struct list *jobs)
+{
+	struct files_job *job;
+
+	list_foreach_safe(job, jobs, link)
+		sync_fail(job);
+}
+
+/* What was written before a sync that failed counts as lost, whether this sync was for it
+ * or not: no other one will tell. */
 static void on_synced(struct disk_op *op)
 {
 	struct slab_file *slab = container_of(op, struct slab_file, sync);
 	struct files_job *job;
-	bool ok = op->result >= 0;
 
-	if (!ok)
-		files_note_fault(slab->files, &op->err);
-	/* what was written before a sync that failed counts as lost */
-	list_foreach_safe(job, &slab->syncing, link) {
-		if (ok)
+	if (op->result >= 0) {
+		list_foreach_safe(job, &slab->syncing, link)
 			job_last(job);
-		else
-			write_fail(job, NULL);
+	} else {
+		files_note_fault(slab->files, &op->err);
+		slab->syncs_failed++;
+		jobs_lost(&slab->syncing);
+		jobs_lost(&slab->unsynced);
 	}
 	slab_sync(slab); /* what was written meanwhile */
 	files_go_on(slab->files);
@@ -243,13 +311,27 @@ static void on_written(struct disk_op *op)
 	files->written++;
 	files->written_bytes += job->bytes;
 	store_part_filed(job->part);
+	job->part->sure = true;
 	if (!job->durable) {
-		job_free(job);
-		return;
+		job_end(job);
+	} else if (job->syncs_failed != job_slab(job)->syncs_failed) {
+		sync_fail(job); /* some of it may have been written before that */
+	} else {
+		list_push_back(&job_slab(job)->unsynced, &job->link);
+		slab_sync(job_slab(job));
 	}
-	list_push_back(&job_slab(job)->unsynced, &job->link);
-	slab_sync(job_slab(job));
 	files_go_on(files);
+}
+
+/* Is its file what the arena has made of the slab? Not if it is another user's by now,
+ * though its slots be as large: what is left in them would be taken for this one's. */
+static bool slab_fits(const struct slab_file *slab)
+{
+	const struct arena *arena = slab->files->arena;
+	uint64_t wanted = arena_slab_size(arena, slab->number);
+
+	return slab->actual == wanted &&
+	       (!wanted || slab->owner == arena_slab_owner(arena, slab->number));
 }
 
 /* The disk's thread: the part is pinned, and nobody writes it. */
@@ -265,13 +347,13 @@ static void write_start(struct files_job *job)
 	struct slab_file *slab = job_slab(job);
 
 	job->files->flying_bytes += job->bytes;
-	if (slab->busy ||
-	    slab->actual != arena_slab_size(job->files->arena, slab->number)) {
+	if (slab->busy || !slab_fits(slab)) {
 		list_push_back(&slab->waiting, &job->link);
 		slab_step(slab);
 		return;
 	}
 	job_aim(job, DISK_WRITE, false);
+	job->syncs_failed = slab->syncs_failed;
 	job->op.before = seal_before;
 	job->op.done = on_written;
 	disk_submit(job->files->disk, &job->op);
@@ -294,67 +376,85 @@ static void files_full(struct files *files, const struct err *why)
 	log_warn("store", "files", "no room for another file in chunk_dir",
 		 "files=%u why=\"%s\"", used, why->text);
 	arena_limit(files->arena, used);
-	loop_timer_start(&files->retry, RETRY_NS);
+	loop_timer_start(&files->retry, FILES_RETRY_NS);
+}
+
+/* What waits for its file is not written. */
+static void slab_fail(struct slab_file *slab)
+{
+	struct files_job *job;
+
+	slab->busy = true; /* nothing is done about it meanwhile */
+	while ((job = list_first(&slab->waiting, struct files_job, link))) {
+		slab->files->flying_bytes -= job->bytes;
+		write_fail(job, NULL);
+	}
+	slab->busy = false;
 }
 
 static void on_slab_made(struct disk_op *op)
 {
 	struct slab_file *slab = container_of(op, struct slab_file, op);
 	struct files *files = slab->files;
-	struct list failed;
-	struct list *first;
 
 	slab->busy = false;
 	if (op->result >= 0) {
 		slab->actual = op->file.slot_bytes;
+		slab->syncs_failed = 0;
 		slab_step(slab);
 		return;
 	}
-	list_init(&failed);
-	while ((first = list_pop_front(&slab->waiting)))
-		list_push_back(&failed, first);
-	while ((first = list_pop_front(&failed))) {
-		struct files_job *job = list_entry(first, struct files_job, link);
-
-		files->flying_bytes -= job->bytes;
-		write_fail(job, NULL);
-	}
+	slab_fail(slab);
 	if (op->err.code == ERR_LIMIT)
 		files_full(files, &op->err);
 	else
 		files_note_fault(files, &op->err);
 }
 
+/* While the old file is there its number is not used for another one: the next start
+ * would not know which to believe. */
 static void on_slab_removed(struct disk_op *op)
 {
 	struct slab_file *slab = container_of(op, struct slab_file, op);
 
 	slab->busy = false;
-	slab->actual = 0;
-	if (op->result < 0 && op->err.code != ERR_NOTFOUND)
-		files_note_fault(slab->files, &op->err);
-	slab_step(slab);
+	if (op->result >= 0 || op->err.code == ERR_NOTFOUND) {
+		slab->actual = 0;
+		slab_step(slab);
+		return;
+	}
+	files_note_fault(slab->files, &op->err);
+	slab_fail(slab);
+}
+
+static void slab_change(struct slab_file *slab, uint64_t wanted)
+{
+	slab->busy = true;
+	if (!slab->actual)
+		slab->owner = arena_slab_owner(slab->files->arena, slab->number);
+	slab->op = (struct disk_op){
+		.what = slab->actual ? DISK_REMOVE : DISK_MAKE,
+		.file = slab_file_of(slab->number, slab->actual ? slab->actual : wanted),
+		.bytes = files_slab_bytes(slab->files),
+		.done = slab->actual ? on_slab_removed : on_slab_made,
+	};
+	disk_submit(slab->files->disk, &slab->op);
 }
 
 /* What is there, and what the arena has made of it meanwhile. */
 static void slab_step(struct slab_file *slab)
 {
 	struct files *files = slab->files;
-	uint64_t wanted = arena_slab_size(files->arena, slab->number);
 	struct list *first;
 
-	if (slab->busy || files->closed || !files->open)
+	if (slab->busy || !files->scanned)
 		return;
-	if (slab->actual != wanted) {
-		slab->busy = true;
-		slab->op = (struct disk_op){
-			.what = slab->actual ? DISK_REMOVE : DISK_MAKE,
-			.file = slab_file_of(slab->number,
-					     slab->actual ? slab->actual : wanted),
-			.bytes = files_slab_bytes(files),
-			.done = slab->actual ? on_slab_removed : on_slab_made,
-		};
-		disk_submit(files->disk, &slab->op);
+	if (files->closed || files->readonly) {
+		slab_fail(slab);
+		return;
+	}
+	if (!slab_fits(slab)) {
+		slab_change(slab, arena_slab_size(files->arena, slab->number));
 		return;
 	}
 	while ((first = list_pop_front(&slab->waiting))) {
@@ -407,8 +507,10 @@ static void on_go(struct loop_defer *defer)
 		}
 		return;
 	}
-	if (!files->open || !files->scanned)
+	if (!files->scanned) {
+		files_scan_go_on(files);
 		return;
+	}
 	while (files->flying_bytes < FLYING_BYTES &&
 	       (job = list_first(&files->queue, struct files_job, link))) {
 		if (write_next(files, job) > 0)
@@ -424,60 +526,88 @@ static bool may_write(const struct files *files, uint64_t bytes, bool durable)
 		files->queued_bytes + bytes <= files->store->memory_bytes / QUEUED_SHARE);
 }
 
-/* A part that is in its place already is to last. */
-static bool last_again(struct files *files, struct store_part *part)
+/* What is in the part's place is to last. */
+static bool sync_queue(struct files *files, struct store_part *part)
 {
-	struct files_job *job;
+	struct files_job *job = job_new(files, part, FILES_WRITE);
 
-	if (part->lasts)
-		return true;
-	job = job_new(files, part, FILES_WRITE);
-	if (!job)
+	if (!job) {
+		err_clear();
 		return false;
+	}
 	job->durable = true;
 	list_push_back(&job_slab(job)->unsynced, &job->link);
 	slab_sync(job_slab(job));
 	return true;
 }
 
-bool files_write(struct files *files, struct store_part *part, bool durable)
+/* It has its place, or takes one. */
+static int write_queue(struct files *files, struct store_part *part, bool durable)
 {
 	uint64_t bytes = part->class->canon->slot_bytes;
 	struct store_chunk *chunk = part->chunk;
-	struct files_job *job = part->job;
-	int r = -ENOMEM;
+	struct files_job *job = job_new(files, part, FILES_WRITE);
+	int r = 0;
 
-	assert(part->ready || part->filed);
-	if (job) {
-		if (job->kind == FILES_WRITE)
-			job->durable |= durable;
-		return job->kind == FILES_WRITE;
-	}
-	if (!may_write(files, bytes, durable) || chunk->gone)
-		return false;
-	if (part->filed) {
-		if (durable && last_again(files, part))
-			return true;
-		err_clear();
-		return !durable;
-	}
-	job = job_new(files, part, FILES_WRITE);
-	if (job)
+	if (!job)
+		return err_pass(-ENOMEM);
+	if (!part->filed)
 		r = arena_take(chunk->space->tenant->file_owner,
 			       SEAL_HEADER_BYTES + bytes, &chunk->file_item,
 			       &part->place);
 	if (r < 0) {
-		err_clear();
-		if (job)
-			job_free(job);
-		return false;
+		job_end(job);
+		return err_pass(r);
 	}
 	job->durable = durable;
 	files->queued++;
 	files->queued_bytes += bytes;
 	list_push_back(&files->queue, &job->link);
 	files_go_on(files);
-	return true;
+	return 0;
+}
+
+/* A part that is in its place already is to last. What the start has found there may be
+ * torn, so it is read first; where a sync has failed it is written again, whoever wrote
+ * it. Both go by its memory. */
+static bool last_in_place(struct files *files, struct store_part *part)
+{
+	const struct slab_file *slab = &files->slabs[arena_slab_of(&part->place)];
+	int r;
+
+	if (part->lasts)
+		return true;
+	if (part->sure && !slab->syncs_failed)
+		return sync_queue(files, part);
+	r = part->ready ? write_queue(files, part, true) : store_part_load(part);
+	if (r < 0)
+		err_clear();
+	return r >= 0;
+}
+
+bool files_write(struct files *files, struct store_part *part, bool durable)
+{
+	uint64_t bytes = part->class->canon->slot_bytes;
+	struct files_job *job = part->job;
+
+	assert(part->ready || part->filed);
+	if (job) {
+		if (job->kind == FILES_WRITE)
+			job->durable |= durable;
+		return job->kind != FILES_ERASE; /* one that is read: when it is */
+	}
+	if (!may_write(files, bytes, durable) || part->chunk->gone)
+		return false;
+	if (durable && part->tries >= TRIES_MAX) {
+		part->tries = 0; /* for the next who asks */
+		return false;
+	}
+	if (part->filed)
+		return !durable || last_in_place(files, part);
+	if (part->ready && write_queue(files, part, durable) >= 0)
+		return true;
+	err_clear();
+	return false;
 }
 
 /* ---- reading ---- */
@@ -500,26 +630,33 @@ static void check_after(struct disk_op *op)
 				       op->file.number);
 }
 
+/* Is what was to be read not there, or not to be had? Else it was not to be had now. */
+static bool is_lost(const struct err *why)
+{
+	return why->code == ERR_IO || why->code == ERR_PLAN || why->code == ERR_NOTFOUND;
+}
+
 static void on_loaded(struct disk_op *op)
 {
 	struct files_job *job = container_of(op, struct files_job, op);
 	struct files *files = job->files;
 	struct store_part *part = job->part;
 	struct store_chunk *chunk = part->chunk;
-	bool ok = op->result >= 0;
+	bool ok = op->result >= 0, lost = !ok && is_lost(&op->err);
 
 	if (ok) {
 		files->loaded++;
 		files->loaded_bytes += job->bytes;
+		part->sure = true;
 	} else {
 		files->bad += op->err.code == ERR_PLAN;
 		files_note_fault(files, &op->err);
 	}
-	store_chunk_pin(chunk);
 	job_free(job);
+	if (lost)
+		store_part_unfiled(part);
 	store_part_loaded(part, ok);
-	store_chunk_unpin(chunk);
-	slabs_step(files);
+	chunk_let_go(files, chunk);
 }
 
 int files_load(struct files *files, struct store_part *part)
@@ -544,24 +681,35 @@ static void on_erased(struct disk_op *op)
 {
 	struct files_job *job = container_of(op, struct files_job, op);
 
-	if (op->result < 0)
-		files_note_fault(job->files, &op->err);
-	job_free(job);
+	if (op->result < 0) {
+		write_fail(job, &op->err);
+		return;
+	}
+	list_push_back(&job_slab(job)->unsynced, &job->link);
+	slab_sync(job_slab(job));
 }
 
-void files_erase(struct files *files, struct store_part *part)
+static void part_erase(struct files *files, struct store_part *part)
 {
-	struct files_job *job =
-		part->job || files->closed ? NULL : job_new(files, part, FILES_ERASE);
+	struct files_job *job = job_new(files, part, FILES_ERASE);
 
 	if (!job) {
-		err_clear(); /* it is being read or written: its slot is given back then
-			      */
+		err_clear(); /* the next start finds it again */
 		return;
 	}
 	job_aim(job, DISK_WRITE, true);
 	job->op.done = on_erased;
 	disk_submit(files->disk, &job->op);
+}
+
+void files_erase(struct files *files, struct store_chunk *chunk)
+{
+	struct store_part *part;
+
+	list_foreach(part, &chunk->parts, link) {
+		if (part->filed && !part->job && !files->closed)
+			part_erase(files, part);
+	}
 }
 
 /* ---- life ---- */

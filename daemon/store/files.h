@@ -24,6 +24,7 @@ struct arena;
 struct disk;
 struct files;
 struct store;
+struct store_chunk;
 struct store_part;
 
 /* So many bytes of files. files_begin() gives it its directory. */
@@ -50,8 +51,9 @@ struct arena *files_arena(struct files *files);
 bool files_write(struct files *files, struct store_part *part, bool durable);
 /* Read it into its slot of memory; store_part_loaded() follows. ERR_NOMEM, ERR_STATE. */
 int files_load(struct files *files, struct store_part *part);
-/* Its header is overwritten; the part stays pinned until it is. */
-void files_erase(struct files *files, struct store_part *part);
+/* The headers of its parts are overwritten, that of one which is being read or written
+ * behind that. They keep their places until it lasts. */
+void files_erase(struct files *files, struct store_chunk *chunk);
 
 struct store_files;
 void files_figures(const struct files *files, struct store_files *figures_p);

@@ -27,6 +27,8 @@
 
 #define VERSION 1u
 #define PREFIX "class-"
+#define TENANT "uid:" /* before the number of a session's user */
+#define UID_DIGITS 10u
 
 /* ---- content ---- */
 
@@ -66,6 +68,13 @@ static void digest_of(const void *data, size_t len, uint8_t digest[SEAL_DIGEST_B
 	memcpy(digest, canonical.digest, SEAL_DIGEST_BYTES);
 }
 
+void class_words_name(const uint8_t digest[SEAL_DIGEST_BYTES],
+		      char name[DISK_NAME_MAX + 1])
+{
+	memcpy(name, PREFIX, sizeof(PREFIX));
+	hex_write(digest, SEAL_DIGEST_BYTES, name + strlen(PREFIX));
+}
+
 static int words_make(struct class_words *words, const struct store_class *class)
 {
 	size_t cap = DISK_NAMED_BYTES_MAX;
@@ -84,8 +93,7 @@ static int words_make(struct class_words *words, const struct store_class *class
 	if (!words->data)
 		return err_pass(-ENOMEM);
 	digest_of(words->data, words->len, words->digest);
-	memcpy(words->name, PREFIX, sizeof(PREFIX));
-	hex_write(words->digest, SEAL_DIGEST_BYTES, words->name + strlen(PREFIX));
+	class_words_name(words->digest, words->name);
 	return 0;
 }
 
@@ -114,9 +122,10 @@ static void on_words_written(struct disk_op *op)
 
 	words->busy = false;
 	words->there = op->result >= 0;
-	words->failed = !words->there;
-	if (words->failed)
+	if (!words->there) {
 		files_note_fault(files, &op->err);
+		words->failed_ns = loop_now_ns(files->store->kvd->loop);
+	}
 	if (words->freed)
 		class_words_free(words);
 	store_tidy(files->store); /* its class may have waited for this to go */
@@ -138,14 +147,26 @@ static struct class_words *words_new(struct files *files, struct store_class *cl
 	return words;
 }
 
+/* It could not be written a moment ago. */
+static bool words_wait(const struct class_words *words)
+{
+	return words->failed_ns &&
+	       loop_now_ns(words->files->store->kvd->loop) - words->failed_ns <
+		       FILES_RETRY_NS;
+}
+
 struct class_words *class_words_of(struct files *files, struct store_class *class)
 {
 	struct class_words *words = class->words;
 
 	if (!words)
 		words = words_new(files, class);
-	if (!words || words->busy || words->there || words->failed)
+	if (!words || words->busy || words->there)
 		return words;
+	if (words_wait(words)) {
+		err_raise(ERR_LIMIT, "%s could not be written", words->name);
+		return NULL;
+	}
 	words->busy = true;
 	words->op = (struct disk_op){.what = DISK_NAMED_WRITE,
 				     .name = words->name,
@@ -192,15 +213,14 @@ static int told_read(const void *data, size_t len, struct told *told)
 static int told_tenant(struct store *store, const struct told *told,
 		       struct store_tenant **tenant_p)
 {
-	char kind[8];
-	const char *name = strchr(told->tenant, ':');
+	const char *name = told->tenant + strlen(TENANT);
 	struct account *account;
 	int r;
 
-	if (!name || (size_t)(name - told->tenant) >= sizeof(kind))
+	if (strncmp(told->tenant, TENANT, strlen(TENANT)) != 0 || !*name ||
+	    strlen(name) > UID_DIGITS || name[strspn(name, "0123456789")])
 		return err_raise(ERR_PROTO, "of no user");
-	snprintf(kind, sizeof(kind), "%.*s", (int)(name - told->tenant), told->tenant);
-	account = account_get(&store->kvd->accounts, kind, name + 1);
+	account = account_get(&store->kvd->accounts, "uid", name);
 	if (!account)
 		return err_pass(-ENOMEM);
 	r = store_tenant_of(store, account, tenant_p);
@@ -226,6 +246,10 @@ static int told_class(struct store *store, const struct told *told,
 
 	if (r >= 0)
 		r = canon_make(&canon_args, &canon);
+	if (r >= 0 && canon->slot_bytes > arena_slot_most(store->arena))
+		r = err_raise(ERR_TOOBIG,
+			      "its parts of %llu bytes are too large for chunk_memory",
+			      (unsigned long long)canon->slot_bytes);
 	if (r >= 0)
 		r = told_tenant(store, told, &tenant);
 	if (r >= 0)

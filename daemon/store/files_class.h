@@ -23,17 +23,21 @@ struct class_words {
 	char name[DISK_NAME_MAX + 1];
 	uint8_t *data;
 	size_t len;
-	bool busy, there, failed; /* the file: being written; lasts; never will */
-	bool freed;		  /* the class is gone: when it is written */
+	bool busy, there;   /* the file: is being written; lasts */
+	bool freed;	    /* the class is gone: when it is written */
+	uint64_t failed_ns; /* when it could not be written; 0: never */
 	struct disk_op op;
 };
 
-/* Begins to write them if need be; files_class_done() follows. NULL + ERR_NOMEM. */
+/* Begins to write them if need be; files_go_on() follows. NULL + ERR_NOMEM, ERR_TOOBIG;
+ * ERR_LIMIT: that has failed a moment ago. */
 struct class_words *class_words_of(struct files *files, struct store_class *class);
 void class_words_free(struct class_words *words); /* NULL is fine */
 bool class_words_busy(const struct class_words *words);
 /* Is it a name of such a file? */
 bool class_words_named(const char *name);
+void class_words_name(const uint8_t digest[SEAL_DIGEST_BYTES],
+		      char name[DISK_NAME_MAX + 1]);
 /* The class that the content of the file `name` tells, found or made. ERR_PROTO; others:
  * there is no room for it. */
 int class_words_read(struct store *store, const char *name, const void *data, size_t len,

@@ -12,13 +12,17 @@
 
 struct files_scan;
 
+#define FILES_RETRY_NS (60 * LOOP_NS_PER_S) /* after "no space left" and the like */
+
 /* A slab's file. */
 struct slab_file {
 	struct files *files;
 	uint32_t number;
-	uint64_t actual;     /* slot bytes of the file that is there; 0: none is */
-	bool busy;	     /* made or removed */
-	struct list waiting; /* jobs, until it is there */
+	uint64_t actual;       /* slot bytes of the file that is there; 0: none is */
+	uint64_t owner;	       /* arena_slab_owner() when it was made */
+	uint32_t syncs_failed; /* of that file */
+	bool busy;	       /* made or removed */
+	struct list waiting;   /* jobs, until it is there */
 	struct list
 		unsynced; /* jobs that wait to last: written, no sync has begun since */
 	struct list syncing; /* of which one has */
@@ -36,6 +40,7 @@ struct files {
 	struct list queue; /* jobs that are to be written */
 	unsigned int queued, jobs;
 	uint64_t queued_bytes, flying_bytes;
+	uint64_t generation; /* of the last part that was written, or found */
 	struct files_scan *scan;
 	struct loop_timer retry; /* the file system was full */
 	struct loop_defer go;
@@ -51,6 +56,7 @@ struct files_job {
 	struct store_part *part;
 	enum files_kind kind;
 	bool durable;
+	uint32_t syncs_failed; /* of its file, when it was written */
 	uint64_t bytes;
 	uint8_t *header; /* SEAL_HEADER_BYTES, aligned, in the block */
 	void *block;
@@ -60,6 +66,7 @@ struct files_job {
 
 /* A fault of the device: the second ends all writing. */
 void files_note_fault(struct files *files, const struct err *why);
+void files_end_writing(struct files *files, const struct err *why); /* until a start */
 void files_go_on(struct files *files); /* look at the queue again, in the next turn */
 uint64_t files_slab_bytes(const struct files *files);
 /* Where a slot of a slab's file begins. */
@@ -69,6 +76,7 @@ uint8_t *files_header_new(void **block_p);
 
 /* ---- files_scan.c ---- */
 void files_scan_begin(struct files *files);
+void files_scan_go_on(struct files *files);    /* a job has ended */
 void files_scan_free(struct files_scan *scan); /* NULL is fine */
 
 #endif

@@ -8,6 +8,16 @@
  * Nothing that is read is believed beyond its sums: a class file is what its name says,
  * a header fits the class that it names and the file that it lies in, or its slot is
  * free.
+ *
+ * A slot that was given back keeps its header until it is written again, and then a torn
+ * write may leave the old header before other bytes. So a part may seem to be there
+ * twice; the one that was written later counts, for it took its place when the other's
+ * was given back.
+ *
+ * Descriptions of what no part is of any more are removed before anything is written:
+ * they could be wanted again at once. Of what a description could not be read nothing is
+ * known, and the files would be taken for empty ones: then nothing is written or removed
+ * until the next start.
  */
 #include <assert.h>
 #include <errno.h>
@@ -27,7 +37,7 @@ struct scan_read {
 	struct disk_op op;
 	uint8_t *header;
 	void *block;
-	bool flying, done;
+	bool done;
 };
 
 struct files_scan {
@@ -36,15 +46,16 @@ struct files_scan {
 	struct disk_list list;
 	size_t named, slab;    /* of the list: the next one */
 	uint8_t *data;	       /* of a class file */
-	struct strmap classes; /* by digest */
-	/* of the slab under way */
-	uint32_t number, slots, next, seen; /* slots: to be read, to be looked at */
+	struct strmap classes; /* by name of their file */
+	/* of the slab under way: its slots (0: there is none), to be read, looked at */
+	uint32_t number, slots, next, seen;
 	struct scan_read reads[WINDOW];
 	uint64_t parts, refused;
 };
 
 static void scan_next_class(struct files_scan *scan);
 static void scan_next_slab(struct files_scan *scan);
+static void scan_next_name(struct files_scan *scan);
 
 void files_scan_free(struct files_scan *scan)
 {
@@ -66,132 +77,148 @@ static void scan_submit(struct files_scan *scan, const struct disk_op *op)
 
 /* ---- the end ---- */
 
-/* It is known what there is: from here on it is written. */
-static void scan_over(struct files_scan *scan)
+static void scan_end(struct files_scan *scan)
 {
 	struct files *files = scan->files;
 
 	log_info("store", "files", "knows what chunk_dir holds",
 		 "parts=%llu refused=%llu", (unsigned long long)scan->parts,
 		 (unsigned long long)scan->refused);
-	files->scan = NULL;
+	for (uint32_t i = 0; i < ARENA_SLABS; i++)
+		files->slabs[i].owner = arena_slab_owner(files->arena, i);
 	files->scanned = true;
+	files->scan = NULL;
 	files_scan_free(scan);
 	store_tidy(files->store);
 	files_go_on(files);
 }
 
-/* Descriptions of what no part is of any more go one behind the other; before the first
- * write, which may be one of them again. */
 static void on_name_removed(struct disk_op *op)
 {
 	struct files_scan *scan = container_of(op, struct files_scan, op);
 
-	scan->named++;
-	if (scan->files->closed)
-		return;
-	for (; scan->named < scan->list.named_count; scan->named++) {
-		const char *name = scan->list.named[scan->named].name;
-		const struct store_class *class = strmap_get(&scan->classes, name);
-
-		if (class_words_named(name) && !class) {
-			scan_submit(scan, &(struct disk_op){.what = DISK_NAMED_REMOVE,
-							    .name = name,
-							    .done = on_name_removed});
-			return;
-		}
-	}
-	scan_over(scan);
+	if (op->result < 0)
+		files_note_fault(scan->files, &op->err);
+	if (!scan->files->closed)
+		scan_next_name(scan);
 }
 
-/* Classes without a part are forgotten, and their files with them. */
-static void forget_classes(struct files_scan *scan)
+/* Descriptions of what no part is of any more go one behind the other. */
+static void scan_next_name(struct files_scan *scan)
 {
-	struct idmap_cursor it;
+	while (scan->named < scan->list.named_count) {
+		const char *name = scan->list.named[scan->named++].name;
+		struct store_class *class = strmap_get(&scan->classes, name);
 
-	strmap_foreach(&scan->classes, it)
-	{
-		struct store_class *class = it.value;
-
-		if (class->parts)
+		if (!class_words_named(name) || (class && class->parts) ||
+		    scan->files->readonly)
 			continue;
-		strmap_remove(&scan->classes, class->words->name);
-		class->words->there = false; /* written again if it is used */
+		if (class)
+			class->words->there = false; /* written again if it is used */
+		scan_submit(scan, &(struct disk_op){.what = DISK_NAMED_REMOVE,
+						    .name = name,
+						    .done = on_name_removed});
+		return;
 	}
-}
-
-static void scan_end(struct files_scan *scan)
-{
-	forget_classes(scan);
-	scan->named = SIZE_MAX; /* begins with 0 */
-	on_name_removed(&scan->op);
+	scan_end(scan);
 }
 
 /* ---- slots ---- */
 
-/* The part that the header tells of, in this slot of this file. */
+/* It takes its place, which it may have elsewhere. */
+static int part_place(struct files_scan *scan, struct store_part *part,
+		      const struct seal_facts *facts, uint32_t index)
+{
+	struct store_chunk *chunk = part->chunk;
+	int r;
+
+	if (part->filed)
+		store_part_unfiled(part);
+	r = arena_place(chunk->space->tenant->file_owner,
+			SEAL_HEADER_BYTES + facts->part_bytes, scan->number, index,
+			&chunk->file_item, &part->place);
+	if (r < 0)
+		return err_pass(r);
+	part->generation = facts->generation;
+	store_part_filed(part);
+	return 0;
+}
+
+/* The part that the header tells of, in this slot of this file. Outcome 1: it is being
+ * read from elsewhere: when it was. */
 static int scan_place(struct files_scan *scan, struct store_class *class,
 		      const struct seal_facts *facts, uint32_t index)
 {
-	struct store_space *space = class->space;
 	struct store_chunk *chunk;
 	struct store_part *part = NULL;
-	int r = store_chunk_get(space, facts->id, facts->first, facts->tokens, &chunk);
+	int r = store_chunk_get(class->space, facts->id, facts->first, facts->tokens,
+				&chunk);
 
 	if (r < 0)
 		return err_pass(r);
-	if (store_part_find(chunk, class))
+	part = store_part_find(chunk, class);
+	if (part && part->filed && facts->generation <= part->generation)
 		r = err_raise(ERR_EXIST, "a part is there twice");
-	if (r >= 0)
+	else if (part && part->job)
+		r = 1;
+	else if (!part)
 		r = store_part_outside(chunk, class, &part);
-	if (r >= 0)
-		r = arena_place(space->tenant->file_owner,
-				SEAL_HEADER_BYTES + facts->part_bytes, scan->number,
-				index, &chunk->file_item, &part->place);
-	if (r >= 0)
-		store_part_filed(part);
-	else if (part)
+	if (r == 0)
+		r = part_place(scan, part, facts, index);
+	if (part && !part->filed && !part->slot.slab)
 		store_part_free(part);
 	store_chunk_unpin(chunk);
-	return r < 0 ? err_pass(r) : 0;
+	return r < 0 ? err_pass(r) : r;
 }
 
-static struct store_class *scan_class(const struct files_scan *scan,
-				      const struct seal_facts *facts)
+static int scan_check(const struct files_scan *scan, const struct store_class *class,
+		      const struct seal_facts *facts)
 {
-	struct idmap_cursor it;
+	const struct files *files = scan->files;
+	uint64_t part_bytes, slot_bytes;
 
-	strmap_foreach(&scan->classes, it)
-	{
-		struct store_class *class = it.value;
-
-		if (memcmp(class->words->digest, facts->class_digest,
-			   SEAL_DIGEST_BYTES) == 0)
-			return class;
-	}
-	return NULL;
+	if (!class)
+		return err_raise(ERR_PROTO, "of no known class");
+	part_bytes = class->canon->slot_bytes;
+	slot_bytes = arena_slot_size(files->arena, SEAL_HEADER_BYTES + part_bytes);
+	if (facts->part_bytes != part_bytes ||
+	    slot_bytes != files->slabs[scan->number].actual)
+		return err_raise(ERR_PROTO, "of another size than its class or its file");
+	if (facts->tokens == 0 || facts->tokens > class->space->tokens ||
+	    facts->first > UINT32_MAX)
+		return err_raise(ERR_PROTO, "of no place of a prompt");
+	return 0;
 }
 
-static void scan_slot(struct files_scan *scan, const struct scan_read *read,
-		      uint32_t index)
+/* Outcome 1: not now. */
+static int scan_slot(struct files_scan *scan, const struct scan_read *read,
+		     uint32_t index)
 {
-	struct seal_facts facts;
 	struct store_class *class;
+	struct seal_facts facts;
+	char name[DISK_NAME_MAX + 1];
+	int r;
 
 	if (read->op.result < 0 || !seal_read(read->header, &facts))
-		return;
-	class = scan_class(scan, &facts);
-	if (!class || facts.part_bytes != class->canon->slot_bytes || facts.tokens == 0 ||
-	    facts.tokens > class->space->tokens || facts.first > UINT32_MAX ||
-	    scan_place(scan, class, &facts, index) < 0) {
-		log_debug("store", "files",
-			  class ? err_last()->text : "of no known class",
-			  "file=%u slot=%u", scan->number, index);
+		return 0;
+	class_words_name(facts.class_digest, name);
+	class = strmap_get(&scan->classes, name);
+	r = scan_check(scan, class, &facts);
+	if (r >= 0)
+		r = scan_place(scan, class, &facts, index);
+	if (r > 0)
+		return 1;
+	if (facts.generation > scan->files->generation)
+		scan->files->generation = facts.generation;
+	if (r < 0) {
+		log_debug("store", "files", err_last()->text, "file=%u slot=%u",
+			  scan->number, index);
 		err_clear();
 		scan->refused++;
-		return;
+	} else {
+		scan->parts++;
 	}
-	scan->parts++;
+	return 0;
 }
 
 static void on_header(struct disk_op *op);
@@ -203,7 +230,6 @@ static void read_headers(struct files_scan *scan)
 	while (scan->next < scan->slots && scan->next < scan->seen + WINDOW) {
 		struct scan_read *read = &scan->reads[scan->next % WINDOW];
 
-		read->flying = true;
 		read->done = false;
 		read->op = (struct disk_op){
 			.what = DISK_READ,
@@ -217,13 +243,23 @@ static void read_headers(struct files_scan *scan)
 	}
 }
 
-static bool scan_flying(const struct files_scan *scan)
+/* Headers are looked at in order. */
+static void scan_headers(struct files_scan *scan)
 {
-	for (unsigned int i = 0; i < WINDOW; i++) {
-		if (scan->reads[i].flying)
-			return true;
+	while (scan->seen < scan->next) {
+		struct scan_read *read = &scan->reads[scan->seen % WINDOW];
+
+		if (!read->done || scan_slot(scan, read, scan->seen) > 0)
+			break;
+		read->done = false;
+		scan->seen++;
 	}
-	return false;
+	if (scan->seen < scan->slots) {
+		read_headers(scan);
+	} else if (scan->slots) {
+		scan->slots = 0;
+		scan_next_slab(scan);
+	}
 }
 
 static void on_header(struct disk_op *op)
@@ -231,20 +267,18 @@ static void on_header(struct disk_op *op)
 	struct scan_read *read = container_of(op, struct scan_read, op);
 	struct files_scan *scan = read->scan;
 
-	read->flying = false;
 	read->done = true;
 	if (op->result < 0)
 		files_note_fault(scan->files, &op->err);
 	if (scan->files->closed)
 		return; /* freed with the files */
-	while (scan->seen < scan->next && scan->reads[scan->seen % WINDOW].done) {
-		scan_slot(scan, &scan->reads[scan->seen % WINDOW], scan->seen);
-		scan->reads[scan->seen % WINDOW].done = false;
-		scan->seen++;
-	}
-	read_headers(scan);
-	if (scan->seen == scan->slots && !scan_flying(scan))
-		scan_next_slab(scan);
+	scan_headers(scan);
+}
+
+void files_scan_go_on(struct files *files)
+{
+	if (files->scan && !files->closed)
+		scan_headers(files->scan);
 }
 
 static void on_stray_removed(struct disk_op *op)
@@ -264,7 +298,8 @@ static void scan_next_slab(struct files_scan *scan)
 	const struct disk_slab *found;
 
 	if (scan->slab == scan->list.slab_count) {
-		scan_end(scan);
+		scan->named = 0;
+		scan_next_name(scan);
 		return;
 	}
 	found = &scan->list.slabs[scan->slab++];
@@ -286,27 +321,34 @@ static void scan_next_slab(struct files_scan *scan)
 
 /* ---- classes ---- */
 
+static int class_read(struct files_scan *scan, const struct disk_op *op)
+{
+	struct store_class *class;
+	int r = op->result < 0 ? err_reraise(&op->err)
+			       : class_words_read(scan->files->store, op->name,
+						  scan->data, (size_t)op->moved, &class);
+
+	if (r >= 0)
+		r = strmap_put(&scan->classes, op->name, class);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+/* What cannot be had now may be had at the next start: until then nothing is removed. */
 static void on_class_read(struct disk_op *op)
 {
 	struct files_scan *scan = container_of(op, struct files_scan, op);
-	struct store_class *class;
-	int r = op->result;
+	struct files *files = scan->files;
+	struct err why;
 
-	if (scan->files->closed)
+	if (files->closed)
 		return;
-	if (r < 0)
-		files_note_fault(scan->files, &op->err);
-	else
-		r = class_words_read(scan->files->store, op->name, scan->data,
-				     (size_t)op->moved, &class);
-	if (r >= 0) {
-		r = strmap_put(&scan->classes, op->name, class);
-		class->words->there = r >= 0; /* else it is removed */
-	}
-	if (r < 0 && op->result >= 0) {
-		log_warn("store", "files", "chunks that it cannot use", "why=\"%s\"",
-			 err_last()->text);
-		err_clear();
+	if (class_read(scan, op) < 0) {
+		err_take(&why);
+		if (why.code == ERR_IO || why.code == ERR_NOMEM)
+			files_end_writing(files, &why);
+		else
+			log_warn("store", "files", "chunks that it cannot use",
+				 "why=\"%s\"", why.text);
 	}
 	scan_next_class(scan);
 }
@@ -328,6 +370,17 @@ static void scan_next_class(struct files_scan *scan)
 	scan_next_slab(scan);
 }
 
+/* Nothing is known, so nothing is written. */
+static void scan_failed(struct files_scan *scan, const struct err *why)
+{
+	struct files *files = scan->files;
+
+	files_end_writing(files, why);
+	files->scan = NULL;
+	files_scan_free(scan);
+	store_tidy(files->store);
+}
+
 static void on_listed(struct disk_op *op)
 {
 	struct files_scan *scan = container_of(op, struct files_scan, op);
@@ -335,9 +388,7 @@ static void on_listed(struct disk_op *op)
 	if (scan->files->closed)
 		return;
 	if (op->result < 0) {
-		files_note_fault(scan->files, &op->err);
-		scan->files->readonly = true;
-		scan->files->why = op->err;
+		scan_failed(scan, &op->err);
 		return;
 	}
 	scan_next_class(scan);

@@ -12,7 +12,7 @@
 #define MAGIC UINT64_C(0x314b4e4843445631) /* "1VDCHNK1" */
 #define VERSION 1u
 #define STRIPE_BYTES (UINT64_C(1) << 20) /* at least: as many as find room have a sum */
-#define HEAD_BYTES 96u
+#define HEAD_BYTES 104u
 #define SUM_BYTES 8u /* the header's own, at its end */
 #define STRIPES_MAX ((SEAL_HEADER_BYTES - HEAD_BYTES - SUM_BYTES) / 8)
 
@@ -49,6 +49,7 @@ void seal_make(uint8_t header[SEAL_HEADER_BYTES], const struct seal_facts *facts
 	cursor_put_bytes(&out, facts->class_digest, SEAL_DIGEST_BYTES);
 	cursor_put_bytes(&out, facts->id, SEAL_ID_BYTES);
 	cursor_put_u64(&out, facts->first);
+	cursor_put_u64(&out, facts->generation);
 	cursor_put_u64(&out, facts->part_bytes);
 	cursor_put_u64(&out, stripe);
 	cursor_put_u64(&out, stripes);
@@ -79,6 +80,7 @@ bool seal_read(const uint8_t header[SEAL_HEADER_BYTES], struct seal_facts *facts
 	       SEAL_DIGEST_BYTES);
 	memcpy(facts.id, cursor_get_bytes(&in, SEAL_ID_BYTES), SEAL_ID_BYTES);
 	facts.first = cursor_get_u64(&in);
+	facts.generation = cursor_get_u64(&in);
 	facts.part_bytes = cursor_get_u64(&in);
 	stripe = cursor_get_u64(&in);
 	stripes = cursor_get_u64(&in);

@@ -17,6 +17,7 @@ struct seal_facts {
 	uint8_t class_digest[SEAL_DIGEST_BYTES];
 	uint8_t id[SEAL_ID_BYTES];
 	uint64_t first, part_bytes;
+	uint64_t generation; /* a part that is there twice: the later one counts */
 	uint32_t tokens;
 };
 

@@ -126,31 +126,12 @@ static int files_open(struct store *store)
 	return err_pass(r);
 }
 
-static int store_init(struct store *store)
+int store_make(struct kvd *kvd, struct store **store_p)
 {
-	const struct config *config = store->kvd->config;
-	int r = arena_new(store->memory_bytes, store_on_evict, store, &store->arena);
-
-	if (r >= 0)
-		r = store_index_new(store);
-	if (r >= 0 && *config->chunk_dir)
-		r = files_open(store);
-	if (r >= 0)
-		r = session_new_own(store->kvd, "chunk store", &store->session);
-	if (r >= 0)
-		r = far_new(store, &store->far);
-	return r < 0 ? err_pass(r) : err_pass(memory_begin(store));
-}
-
-int store_new(struct kvd *kvd, struct store **store_p)
-{
-	struct store *store;
+	struct store *store = mem_zalloc(sizeof(*store));
 	int r;
 
 	*store_p = NULL;
-	if (!kvd->config->chunk_memory_bytes)
-		return 0;
-	store = mem_zalloc(sizeof(*store));
 	if (!store)
 		return err_pass(-ENOMEM);
 	store->kvd = kvd;
@@ -163,9 +144,36 @@ int store_new(struct kvd *kvd, struct store **store_p)
 	list_init(&store->lends);
 	strmap_init(&store->holds);
 	loop_defer_init(&store->tidy, on_tidy);
+	r = arena_new(store->memory_bytes, store_on_evict, store, &store->arena);
+	if (r >= 0)
+		r = store_index_new(store);
+	if (r < 0) {
+		store_free(store);
+		return err_pass(r);
+	}
+	*store_p = store;
+	return 0;
+}
+
+int store_new(struct kvd *kvd, struct store **store_p)
+{
+	struct store *store;
+	int r;
+
+	*store_p = NULL;
+	if (!kvd->config->chunk_memory_bytes)
+		return 0;
+	r = store_make(kvd, &store);
+	if (r < 0)
+		return err_pass(r);
 	*store_p = store; /* its session's end looks for it */
-	r = store_init(store);
-	return r < 0 ? err_pass(r) : 0;
+	if (*kvd->config->chunk_dir)
+		r = files_open(store);
+	if (r >= 0)
+		r = session_new_own(kvd, "chunk store", &store->session);
+	if (r >= 0)
+		r = far_new(store, &store->far);
+	return r < 0 ? err_pass(r) : err_pass(memory_begin(store));
 }
 
 void store_free(struct store *store)

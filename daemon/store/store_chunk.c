@@ -260,7 +260,7 @@ void store_part_filed(struct store_part *part)
 
 void store_part_unfiled(struct store_part *part)
 {
-	part->filed = part->lasts = false;
+	part->filed = part->lasts = part->sure = false;
 	part->chunk->filed &= ~part_bit(part);
 	part->chunk->lasts &= ~part_bit(part);
 	arena_give(&part->place);
@@ -303,12 +303,10 @@ void store_part_loaded(struct store_part *part, bool whole)
 {
 	struct store *store = part->chunk->space->store;
 
-	if (whole) {
+	if (whole)
 		store_part_ready(part);
-	} else { /* its bytes are nobody's any more */
-		arena_give(&part->slot);
-		store_part_free(part);
-	}
+	else
+		store_part_leave(part);
 	store_moves_kick(store);
 }
 
@@ -359,18 +357,6 @@ void store_find(struct store_handle *handle, const struct store_ids *ids,
 	store->missed += ids->count - found_p->chunks;
 }
 
-/* No later start shall find it in a file. */
-static void chunk_erase(struct store_chunk *chunk)
-{
-	struct files *files = chunk->space->store->files;
-	struct store_part *part;
-
-	list_foreach(part, &chunk->parts, link) {
-		if (part->filed)
-			files_erase(files, part);
-	}
-}
-
 uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids)
 {
 	uint32_t dropped = 0;
@@ -384,7 +370,8 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids)
 		dropped++;
 		store_chunk_pin(chunk);
 		chunk_unlink(chunk);
-		chunk_erase(chunk);
+		if (chunk->filed) /* no later start shall find it */
+			files_erase(handle->space->store->files, chunk);
 		store_chunk_unpin(chunk);
 	}
 	return dropped;

@@ -34,11 +34,12 @@ struct store_class {
 	struct store_space *space;
 	unsigned int index; /* in space->classes; the rank of its layout */
 	struct canon *canon;
-	struct pool *pool;	 /* NULL: it is being registered, or could not be */
-	cJSON *layout, *regions; /* until it is */
+	struct pool *pool;	 /* NULL: no move has needed it yet, or it could not be */
+	cJSON *layout, *regions; /* while it is being registered */
 	struct list waiting;	 /* struct store_move.class_link */
 	uint64_t parts;
 	struct class_words *words; /* files_class.c's: what files say of it; or NULL */
+	struct charge charge;
 };
 
 struct store_space {
@@ -83,8 +84,11 @@ struct store_part {
 	struct arena_slot slot, place; /* of memory, of a file: one of them at least */
 	bool ready;		       /* all of its bytes are in memory */
 	bool filed;		       /* and in the file */
-	bool lasts;		       /* and would outlast a loss of power */
-	struct files_job *job;	       /* what is being done with its place; or NULL */
+	bool sure;	       /* there: it was read whole, or written by this daemon */
+	bool lasts;	       /* and would outlast a loss of power */
+	uint8_t tries;	       /* to make it last, that have failed */
+	uint64_t generation;   /* of its header in the file */
+	struct files_job *job; /* what is being done with its place; or NULL */
 };
 
 struct store_chunk {
@@ -148,6 +152,8 @@ struct store_hold {
 };
 
 /* ---- store.c ---- */
+/* A store without memory, files and a session, which store_new() gives it. */
+int store_make(struct kvd *kvd, struct store **store_p);
 int store_part_of(struct session *session, struct store_session **part_p);
 int store_tenant_of(struct store *store, struct account *account,
 		    struct store_tenant **tenant_p);
@@ -178,7 +184,7 @@ int store_class_get(struct store_space *space, const struct canon *canon,
 /* Outcome 1: it has its pool; 0: that is being made, store_move_class_made() tells those
  * in `waiting`. One that could not be made before is tried again. */
 int store_class_pool(struct store_class *class);
-/* How the handle's rank keeps its parts. Its pool may be registered later. */
+/* How the handle's rank keeps its parts. */
 int store_class_of(struct store_handle *handle, struct store_class **class_p);
 void store_spaces_tidy(struct store *store);
 void store_spaces_free(struct store *store);
@@ -207,13 +213,14 @@ void store_part_leave(struct store_part *part);
 /* What files.c has done: the part is in its place; it is not, and has none. */
 void store_part_filed(struct store_part *part);
 void store_part_unfiled(struct store_part *part);
-/* It was read into its memory, or (false) cannot be: then it has neither. */
+/* It was read into its memory, or (false) was not: then it has none. */
 void store_part_loaded(struct store_part *part, bool whole);
 /* A slot of memory, and its bytes from the files; pinned chunk. ERR_LIMIT. */
 int store_part_load(struct store_part *part);
 /* Chunks that were asked for are worth a file. */
 void store_chunk_touch(struct store_chunk *chunk);
-/* All that moves may wait for has changed: a part was loaded, or lasts. */
+/* All that moves may wait for has changed: a part was filled or loaded, or will not be;
+ * it lasts. */
 void store_moves_kick(struct store *store);
 struct store_part *store_part_find(const struct store_chunk *chunk,
 				   const struct store_class *class);

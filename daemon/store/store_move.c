@@ -100,10 +100,11 @@ static void put_let_go(struct store_move *move)
 		struct store_part *part = move->pieces[i].part;
 
 		if (part && !part->ready)
-			store_part_free(part);
+			store_part_leave(part);
 	}
 	for (uint32_t i = move->count; i-- > 0;)
 		store_chunk_unpin(move->pieces[i].chunk);
+	store_moves_kick(move->store);
 }
 
 /* What it has of others. */
@@ -387,6 +388,8 @@ void store_move_leg_ended(struct store_move *move, const struct store_leg *leg)
 		else
 			store->fetched_bytes += leg->bytes;
 		store->far_bytes += leg->far ? leg->bytes : 0;
+		if (move->kind == STORE_PUT)
+			store_moves_kick(store); /* a durable put of the same chunk */
 		status_slot_progress(move->session->status, move->slot, move->bytes,
 				     move->total);
 	}
@@ -601,6 +604,8 @@ static int store_move_class(struct store_move *move, struct store_handle *handle
 {
 	int r = store_class_of(handle, &move->class);
 
+	if (r >= 0)
+		r = store_class_pool(move->class);
 	if (r < 0 && !args->slotted)
 		status_slot_release(move->session->status, move->slot);
 	return err_pass(r);

@@ -187,6 +187,7 @@ static void class_free(struct store_class *class)
 	cJSON_Delete(class->regions);
 	canon_free(class->canon);
 	class_words_free(class->words);
+	charge_drop(&class->charge);
 	mem_free(class);
 }
 
@@ -230,7 +231,7 @@ static void on_class_pool(void *arg, struct pool *pool, const struct err *err)
 			 "why=\"%s\"", err->text);
 	list_foreach_safe(move, &class->waiting, class_link)
 		store_move_class_made(move, pool ? NULL : err);
-	store_tidy(class->space->store); /* one that failed goes with its parts */
+	store_tidy(class->space->store);
 }
 
 static cJSON *class_regions(const struct store *store)
@@ -317,14 +318,14 @@ static int class_new(struct store_space *space, const struct canon *canon,
 	r = class_index(space, &class->index);
 	if (r >= 0)
 		r = canon_make(&args, &class->canon);
-	if (r >= 0) {
-		class->canon->layout->rank = class->index;
-		r = class_register(class);
-	}
+	if (r >= 0) /* and what files say of it */
+		r = charge_take(&class->charge, space->tenant->account, ACCOUNT_LAYOUTS,
+				sizeof(*class) + 2 * layout_memory(class->canon->layout));
 	if (r < 0) {
 		class_free(class);
 		return err_pass(r);
 	}
+	class->canon->layout->rank = class->index;
 	space->classes[class->index] = class;
 	space->class_count++;
 	space->tenant->classes++;
@@ -340,10 +341,8 @@ int store_class_get(struct store_space *space, const struct canon *canon,
 		struct store_class *class = space->classes[i];
 
 		if (class && canon_equal(class->canon, canon)) {
-			int r = store_class_pool(class);
-
 			*class_p = class;
-			return r < 0 ? err_pass(r) : 0;
+			return 0;
 		}
 	}
 	return err_pass(class_new(space, canon, class_p));
@@ -626,7 +625,7 @@ static void space_tidy(struct store_space *space)
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
 		struct store_class *class = space->classes[i];
 
-		if (class && class_idle(class) && (!class->pool || !space->handles))
+		if (class && class_idle(class) && !space->handles)
 			class_drop(class);
 	}
 	if (!space->handles && !space->chunks && !space->class_count)

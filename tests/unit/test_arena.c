@@ -489,6 +489,23 @@ static void owner_gets_its_share_from_one_that_pins_everywhere(void **state)
 	world_fini(&w);
 }
 
+/* Shares are of what may be in use: of ten slabs here, not of all. */
+static void owner_gets_its_share_of_few_slabs(void **state)
+{
+	struct world w;
+
+	(void)state;
+	world_init(&w, 2, 4 * GRAINS);
+	arena_limit(w.arena, 10);
+	world_put_many(&w, 0, 0, 20 * SLAB_GRAINS, GRAIN);
+	assert_int_equal(world_slabs_of(&w, 0), 10);
+	world_put_many(&w, 1, GRAINS, 20 * SLAB_GRAINS, GRAIN);
+	assert_int_equal(world_slabs_of(&w, 0), 5);
+	assert_int_equal(world_slabs_of(&w, 1), 5);
+	assert_int_equal(arena_slabs_used(w.arena), 10);
+	world_fini(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -507,6 +524,7 @@ int main(void)
 		cmocka_unit_test(item_whose_first_slab_has_pins_may_leave),
 		cmocka_unit_test(arena_without_memory_is_unchanged),
 		cmocka_unit_test(owner_gets_its_share_from_one_that_pins_everywhere),
+		cmocka_unit_test(owner_gets_its_share_of_few_slabs),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

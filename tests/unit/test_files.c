@@ -1,0 +1,769 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parts of chunks in files, over a simulated disk: what is written, read, dropped and
+ * evicted, beside each other; and what faults of the disk cost.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "tests/lib/files_world.h"
+
+static const struct fw_args plain = {.seed = 1};
+
+static void begin(struct files_world *w, const struct fw_args *args)
+{
+	fw_begin(w, args);
+	fw_start(w);
+	fw_scanned(w);
+}
+
+/* What is on the disk is opened anew. */
+static void restart(struct files_world *w)
+{
+	fw_stop(w);
+	fw_start(w);
+	fw_scanned(w);
+}
+
+static void put_durable(struct files_world *w, enum fw_kind kind, uint32_t id)
+{
+	fw_put(w, kind, id);
+	assert_int_equal(fw_lasts(w, kind, id), MOVE_GOOD);
+}
+
+static void file_it(struct files_world *w, enum fw_kind kind, uint32_t id)
+{
+	fw_find(w, kind, id);
+	fw_quiet(w);
+}
+
+static bool is_filed(struct files_world *w, enum fw_kind kind, uint32_t id)
+{
+	const struct store_part *part = fw_part(w, kind, id);
+
+	return part && part->filed;
+}
+
+/* ---- writing, reading ---- */
+
+static void part_that_left_memory_is_read_from_its_file(void **state)
+{
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &plain);
+	for (enum fw_kind kind = 0; kind < FW_KINDS; kind++) {
+		for (uint32_t id = 0; id < 8; id++) {
+			fw_put(&w, kind, id);
+			assert_false(is_filed(&w, kind, id));
+			file_it(&w, kind, id);
+			assert_true(is_filed(&w, kind, id));
+			assert_true(fw_forget(&w, kind, id));
+			assert_false(fw_part(&w, kind, id)->ready);
+		}
+	}
+	for (unsigned int round = 0; round < 3; round++) {
+		for (enum fw_kind kind = 0; kind < FW_KINDS; kind++) {
+			for (uint32_t id = 0; id < 8; id++)
+				assert_int_equal(fw_loads(&w, kind, id), MOVE_GOOD);
+		}
+		if (round == 1)
+			restart(&w);
+	}
+	assert_int_equal(fw_figures(&w).bad, 0);
+	fw_end(&w);
+}
+
+static void part_is_read_once_for_all_who_ask(void **state)
+{
+	struct fw_move *moves[5];
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &plain);
+	put_durable(&w, KIND_A, 1);
+	put_durable(&w, KIND_A_RANK, 1);
+	assert_true(fw_forget(&w, KIND_A, 1));
+	for (unsigned int i = 0; i < ARRAY_LEN(moves); i++) {
+		moves[i] = fw_fetch(&w, i == 3 ? KIND_A_RANK : KIND_A, 1);
+		assert_non_null(moves[i]);
+		assert_int_equal(moves[i]->state, MOVE_WAITS);
+	}
+	for (unsigned int i = 0; i < ARRAY_LEN(moves); i++)
+		assert_int_equal(fw_await(&w, moves[i]), MOVE_GOOD);
+	assert_int_equal(fw_figures(&w).read, 2);
+	fw_end(&w);
+}
+
+static void part_is_written_once(void **state)
+{
+	struct fw_move *moves[3];
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &plain);
+	fw_put(&w, KIND_A, 1);
+	for (unsigned int i = 0; i < 4; i++)
+		fw_find(&w, KIND_A, 1);
+	assert_int_equal(fw_figures(&w).queued, 1);
+	for (unsigned int i = 0; i < ARRAY_LEN(moves); i++)
+		moves[i] = fw_durable(&w, KIND_A, 1);
+	for (unsigned int i = 0; i < ARRAY_LEN(moves); i++)
+		assert_int_equal(fw_await(&w, moves[i]), MOVE_GOOD);
+	fw_find(&w, KIND_A, 1);
+	assert_int_equal(fw_lasts(&w, KIND_A, 1), MOVE_GOOD);
+	fw_quiet(&w);
+	assert_int_equal(fw_figures(&w).written, 1);
+	fw_end(&w);
+}
+
+/* It was kept without a promise, and is told to last later. */
+static void part_that_is_filed_can_be_told_to_last(void **state)
+{
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &plain);
+	fw_put(&w, KIND_B, 1);
+	file_it(&w, KIND_B, 1);
+	assert_false(fw_part(&w, KIND_B, 1)->lasts);
+	assert_true(fw_forget(&w, KIND_B, 1));
+	assert_int_equal(fw_lasts(&w, KIND_B, 1), MOVE_GOOD);
+	assert_int_equal(fw_figures(&w).written, 1);
+	fw_power_loss(&w);
+	fw_start(&w);
+	fw_scanned(&w);
+	assert_int_equal(fw_loads(&w, KIND_B, 1), MOVE_GOOD);
+	fw_end(&w);
+}
+
+static void part_that_is_being_read_can_be_told_to_last(void **state)
+{
+	struct fw_move *fetch, *durable;
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &plain);
+	put_durable(&w, KIND_A, 1);
+	restart(&w);
+	fetch = fw_fetch(&w, KIND_A, 1);
+	durable = fw_durable(&w, KIND_A, 1);
+	assert_int_equal(durable->state, MOVE_WAITS);
+	assert_int_equal(fw_await(&w, fetch), MOVE_GOOD);
+	assert_int_equal(fw_await(&w, durable), MOVE_GOOD);
+	fw_end(&w);
+}
+
+/* More than memory and files hold, of two users. */
+static void more_chunks_than_slots_replace_each_other(void **state)
+{
+	const struct fw_args args = {.seed = 2, .memory_slabs = 8, .file_slabs = 12};
+	enum { ROUNDS = 1500 };
+	struct files_world w;
+	unsigned int kept = 0;
+
+	(void)state;
+	begin(&w, &args);
+	for (uint32_t i = 0; i < ROUNDS; i++) {
+		enum fw_kind kind = (enum fw_kind)(i * 7 / 5 % FW_KINDS);
+
+		if (fw_part(&w, kind, i / 3))
+			continue;
+		fw_put(&w, kind, i / 3);
+		kept += fw_lasts(&w, kind, i / 3) == MOVE_GOOD;
+		if (i % 3 == 0)
+			fw_loads(&w, kind, i / 5);
+	}
+	assert_true(kept > ROUNDS / 2);
+	assert_true(fw_figures(&w).evicted > kept / 2);
+	assert_int_equal(fw_figures(&w).bad + fw_figures(&w).faults, 0);
+	assert_in_range(arena_slabs_used(files_arena(w.store->files)), 8, 12);
+	restart(&w);
+	kept = 0;
+	for (uint32_t i = 0; i < ROUNDS / 3; i++) {
+		for (enum fw_kind kind = 0; kind < FW_KINDS; kind++)
+			kept += fw_loads(&w, kind, i) == MOVE_GOOD;
+	}
+	assert_true(kept > 12);
+	assert_int_equal(fw_figures(&w).bad, 0);
+	fw_end(&w);
+}
+
+/* ---- dropping ---- */
+
+enum { DROP_QUEUED, DROP_WRITTEN, DROP_SYNCED, DROP_READ, DROP_REST, DROPS };
+
+/* At what moment of its life in the files? */
+static void drop_at(struct files_world *w, unsigned int when, uint32_t id)
+{
+	struct fw_move *move = NULL;
+	struct files *files = w->store->files;
+
+	fw_put(w, KIND_A, id);
+	if (when == DROP_SYNCED || when == DROP_QUEUED)
+		move = fw_durable(w, KIND_A, id);
+	else
+		fw_find(w, KIND_A, id);
+	if (when == DROP_WRITTEN) {
+		while (files->queued)
+			fw_turn(w);
+		assert_non_null(fw_part(w, KIND_A, id)->job);
+	}
+	if (when == DROP_SYNCED) {
+		while (!fw_part(w, KIND_A, id)->filed)
+			fw_turn(w);
+	}
+	if (when == DROP_READ || when == DROP_REST)
+		fw_quiet(w);
+	if (when == DROP_READ) {
+		assert_true(fw_forget(w, KIND_A, id));
+		move = fw_fetch(w, KIND_A, id);
+	}
+	assert_int_equal(fw_drop(w, KIND_A, id), 1);
+	if (move)
+		fw_move_end(move);
+}
+
+/* Whatever is being done with it: it is gone at once, and at the next start. */
+static void dropped_chunk_does_not_come_back(void **state)
+{
+	struct files_world w;
+
+	(void)state;
+	for (unsigned int when = 0; when < DROPS; when++) {
+		begin(&w, &plain);
+		put_durable(&w, KIND_A, 100);
+		drop_at(&w, when, 1);
+		assert_null(fw_chunk(&w, KIND_A, 1));
+		fw_quiet(&w);
+		assert_int_equal(w.store->chunk_count, 1);
+		if (when % 2)
+			fw_power_loss(&w);
+		else
+			fw_stop(&w);
+		fw_start(&w);
+		fw_scanned(&w);
+		assert_null(fw_chunk(&w, KIND_A, 1));
+		assert_int_equal(fw_loads(&w, KIND_A, 100), MOVE_GOOD);
+		fw_end(&w);
+	}
+}
+
+static void dropped_chunk_can_be_put_again_at_once(void **state)
+{
+	struct files_world w;
+
+	(void)state;
+	for (unsigned int when = 0; when < DROPS; when++) {
+		begin(&w, &plain);
+		drop_at(&w, when, 1);
+		put_durable(&w, KIND_A, 1);
+		fw_quiet(&w);
+		assert_int_equal(w.store->chunk_count, 1);
+		fw_power_loss(&w);
+		fw_start(&w);
+		fw_scanned(&w);
+		assert_int_equal(fw_loads(&w, KIND_A, 1), MOVE_GOOD);
+		fw_end(&w);
+	}
+}
+
+/* ---- the start ---- */
+
+/* It is found as soon as its header was read, and reading it stops nothing. */
+static void part_can_be_read_while_the_start_goes_on(void **state)
+{
+	struct files_world w;
+	bool early = false;
+
+	(void)state;
+	begin(&w, &plain);
+	for (uint32_t id = 0; id < 60; id++)
+		put_durable(&w, id % 2 ? KIND_B : KIND_LARGE, id);
+	fw_stop(&w);
+	disk_sim_delays(w.sim, 1000, 3 * LOOP_NS_PER_MS);
+	fw_start(&w);
+	while (!w.store->files->scanned) {
+		for (uint32_t id = 0; id < 60; id++) {
+			enum fw_kind kind = id % 2 ? KIND_B : KIND_LARGE;
+			const struct store_part *part = fw_part(&w, kind, id);
+
+			if (part && !part->slot.slab)
+				early |= fw_loads(&w, kind, id) == MOVE_GOOD &&
+					 !w.store->files->scanned;
+		}
+		fw_turn(&w);
+	}
+	assert_true(early);
+	for (uint32_t id = 0; id < 60; id++)
+		assert_int_equal(fw_loads(&w, id % 2 ? KIND_B : KIND_LARGE, id),
+				 MOVE_GOOD);
+	fw_end(&w);
+}
+
+/* What is put before its header was read has its place in the files even so. */
+static void part_that_is_put_during_the_start_is_the_one_in_its_file(void **state)
+{
+	struct store_part *half;
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &plain);
+	put_durable(&w, KIND_A, 1);
+	put_durable(&w, KIND_A, 2);
+	fw_stop(&w);
+	fw_start(&w);
+	fw_put(&w, KIND_A, 1);
+	assert_int_equal(fw_put_begin(&w, KIND_A, 2, &half), 0);
+	fw_scanned(&w);
+	assert_true(is_filed(&w, KIND_A, 1));
+	fw_put_fail(half);
+	assert_true(fw_forget(&w, KIND_A, 1));
+	for (uint32_t id = 1; id <= 2; id++)
+		assert_int_equal(fw_loads(&w, KIND_A, id), MOVE_GOOD);
+	fw_end(&w);
+}
+
+/* ---- a full file system ---- */
+
+static uint32_t slabs_used(const struct files_world *w)
+{
+	return arena_slabs_used(files_arena(w->store->files));
+}
+
+/* Content is replaced within the files that are there; after a minute another is tried.
+ */
+static void full_file_system_is_no_fault(void **state)
+{
+	struct files_world w;
+	uint32_t kept = 0;
+
+	(void)state;
+	begin(&w, &plain);
+	for (uint32_t id = 0; id < 10; id++)
+		put_durable(&w, KIND_A, id);
+	assert_int_equal(slabs_used(&w), 2);
+	fw_fault(&w, DISK_SIM_FULL, DISK_MAKE, 0);
+	for (uint32_t id = 10; id < 14; id++) { /* they wait for one file */
+		fw_put(&w, KIND_A, id);
+		fw_find(&w, KIND_A, id);
+	}
+	fw_quiet(&w);
+	assert_int_equal(slabs_used(&w), 2);
+	assert_int_equal(disk_sim_struck(w.sim), 1);
+	for (uint32_t id = 20; id < 40; id++)
+		put_durable(&w, KIND_A, id);
+	for (uint32_t id = 0; id < 40; id++)
+		kept += is_filed(&w, KIND_A, id);
+	assert_int_equal(kept, 10);
+	assert_int_equal(slabs_used(&w), 2);
+	assert_int_equal(disk_sim_struck(w.sim), 1);
+	assert_int_equal(fw_figures(&w).faults, 0);
+	assert_false(fw_figures(&w).readonly);
+	disk_sim_heal(w.sim);
+	fw_wait(&w, 61 * LOOP_NS_PER_S);
+	put_durable(&w, KIND_A, 50);
+	assert_int_equal(slabs_used(&w), 3);
+	fw_end(&w);
+}
+
+static void full_file_system_without_a_file_keeps_nothing(void **state)
+{
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &plain);
+	fw_fault(&w, DISK_SIM_FULL, DISK_NAMED_WRITE, 0);
+	fw_fault(&w, DISK_SIM_FULL, DISK_MAKE, 0);
+	for (uint32_t id = 0; id < 10; id++) {
+		fw_put(&w, KIND_A, id);
+		assert_int_equal(fw_lasts(&w, KIND_A, id), MOVE_NOT);
+	}
+	fw_wait(&w, 61 * LOOP_NS_PER_S);
+	assert_int_equal(fw_lasts(&w, KIND_A, 1), MOVE_NOT);
+	disk_sim_heal(w.sim);
+	fw_wait(&w, 61 * LOOP_NS_PER_S);
+	assert_int_equal(fw_lasts(&w, KIND_A, 1), MOVE_GOOD);
+	assert_int_equal(fw_figures(&w).faults, 0);
+	fw_end(&w);
+}
+
+/* ---- faults ---- */
+
+static void is_readonly(struct files_world *w)
+{
+	struct store_files figures = fw_figures(w);
+
+	assert_true(figures.readonly);
+	assert_int_equal(figures.why->code, ERR_IO);
+	assert_int_equal(figures.faults, 2);
+	disk_sim_heal(w->sim);
+	fw_put(w, KIND_A, 900);
+	assert_int_equal(fw_lasts(w, KIND_A, 900), MOVE_NOT);
+	fw_find(w, KIND_A, 900);
+	fw_quiet(w);
+	assert_int_equal(fw_figures(w).written, figures.written);
+	assert_int_equal(fw_loads(w, KIND_A, 1), MOVE_GOOD);
+}
+
+/* The first is made good; the second ends all writing until the next start, and what is
+ * there can be read. */
+static void second_fault_of_a_write_ends_all_writing(void **state)
+{
+	static const enum disk_what whats[] = {DISK_WRITE, DISK_SYNC};
+	struct files_world w;
+
+	(void)state;
+	for (unsigned int i = 0; i < ARRAY_LEN(whats); i++) {
+		begin(&w, &plain);
+		put_durable(&w, KIND_A, 1);
+		assert_true(fw_forget(&w, KIND_A, 1));
+		fw_fault(&w, DISK_SIM_EIO, whats[i], 1);
+		put_durable(&w, KIND_A, 2);
+		assert_int_equal(fw_figures(&w).faults, 1);
+		assert_false(fw_figures(&w).readonly);
+		fw_fault(&w, DISK_SIM_EIO, whats[i], 1);
+		fw_put(&w, KIND_A, 3);
+		assert_int_equal(fw_lasts(&w, KIND_A, 3), MOVE_NOT);
+		is_readonly(&w);
+		restart(&w);
+		assert_int_equal(fw_loads(&w, KIND_A, 1), MOVE_GOOD);
+		assert_int_equal(fw_loads(&w, KIND_A, 2), MOVE_GOOD);
+		put_durable(&w, KIND_A, 4);
+		fw_end(&w);
+	}
+}
+
+static void second_fault_of_making_a_file_ends_all_writing(void **state)
+{
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &plain);
+	put_durable(&w, KIND_A, 1);
+	assert_true(fw_forget(&w, KIND_A, 1));
+	fw_fault(&w, DISK_SIM_EIO, DISK_MAKE, 2);
+	for (uint32_t id = 2; id < 4; id++) {
+		fw_put(&w, KIND_B, id);
+		assert_int_equal(fw_lasts(&w, KIND_B, id), MOVE_NOT);
+	}
+	is_readonly(&w);
+	fw_end(&w);
+}
+
+/* A class whose description is not there is not written; another one is. */
+static void class_that_cannot_be_described_is_not_written(void **state)
+{
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &plain);
+	put_durable(&w, KIND_A, 1);
+	assert_true(fw_forget(&w, KIND_A, 1));
+	fw_fault(&w, DISK_SIM_EIO, DISK_NAMED_WRITE, 2);
+	fw_put(&w, KIND_B, 1);
+	assert_int_equal(fw_lasts(&w, KIND_B, 1), MOVE_NOT);
+	fw_put(&w, KIND_B, 2);
+	assert_int_equal(fw_lasts(&w, KIND_B, 2), MOVE_NOT);
+	put_durable(&w, KIND_A, 2);
+	assert_int_equal(fw_figures(&w).faults, 1);
+	fw_wait(&w, 61 * LOOP_NS_PER_S);
+	assert_int_equal(fw_lasts(&w, KIND_B, 2), MOVE_NOT);
+	is_readonly(&w);
+	fw_end(&w);
+}
+
+static void second_fault_of_a_read_ends_all_writing(void **state)
+{
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &plain);
+	for (uint32_t id = 1; id < 5; id++) {
+		put_durable(&w, KIND_A, id);
+		assert_true(fw_forget(&w, KIND_A, id));
+	}
+	fw_fault(&w, DISK_SIM_EIO, DISK_READ, 2);
+	for (uint32_t id = 3; id < 5; id++) {
+		assert_int_equal(fw_loads(&w, KIND_A, id), MOVE_NOT);
+		assert_null(fw_chunk(&w, KIND_A, id));
+	}
+	is_readonly(&w);
+	assert_int_equal(fw_loads(&w, KIND_A, 2), MOVE_GOOD);
+	fw_end(&w);
+}
+
+/* A file that cannot be removed is there: no other one takes its number, for the next
+ * start would believe the old one. */
+static void file_that_cannot_be_removed_keeps_its_number(void **state)
+{
+	struct files_world w;
+
+	(void)state;
+	for (unsigned int faults = 1; faults <= 2; faults++) {
+		begin(&w, &(struct fw_args){.seed = faults, .file_slabs = 1});
+		put_durable(&w, KIND_A, 1);
+		fw_fault(&w, DISK_SIM_EIO, DISK_REMOVE, faults);
+		assert_true(fw_unfile(&w, KIND_A, 1));
+		fw_put(&w, KIND_B, 2);
+		fw_put(&w, KIND_B, 3);
+		(void)fw_lasts(&w, KIND_B, 2);
+		if (faults == 2) {
+			assert_int_equal(fw_lasts(&w, KIND_B, 3), MOVE_NOT);
+			assert_true(fw_figures(&w).readonly);
+			fw_end(&w);
+			continue;
+		}
+		assert_int_equal(fw_lasts(&w, KIND_B, 3), MOVE_GOOD);
+		fw_power_loss(&w);
+		fw_start(&w);
+		fw_scanned(&w);
+		assert_int_equal(fw_loads(&w, KIND_B, 3), MOVE_GOOD);
+		fw_end(&w);
+	}
+}
+
+/* A sync with a fault has lost what was written before it: none of that is told to last
+ * by the next one, which is without fault. */
+static void failed_sync_is_not_made_good_by_the_next(void **state)
+{
+	struct files_world w;
+	unsigned int told = 0;
+
+	(void)state;
+	for (uint64_t seed = 1; seed <= 60; seed++) {
+		struct fw_move *moves[6];
+
+		begin(&w, &(struct fw_args){.seed = seed});
+		fw_put(&w, KIND_A, 0);
+		file_it(&w, KIND_A, 0);
+		fw_fault(&w, DISK_SIM_EIO, DISK_SYNC, 1);
+		for (uint32_t id = 1; id < 6; id++) {
+			fw_put(&w, KIND_A, id);
+			moves[id] = fw_durable(&w, KIND_A, id);
+			if (id % 2)
+				fw_wait(&w, LOOP_NS_PER_MS);
+		}
+		for (uint32_t id = 1; id < 6; id++)
+			(void)fw_await(&w, moves[id]);
+		for (uint32_t id = 0; id < 6; id++) {
+			assert_int_equal(fw_lasts(&w, KIND_A, id), MOVE_GOOD);
+			told++;
+		}
+		assert_int_equal(fw_figures(&w).faults, 1);
+		fw_power_loss(&w);
+		fw_start(&w);
+		fw_scanned(&w);
+		for (uint32_t id = 0; id < 6; id++)
+			assert_int_equal(fw_loads(&w, KIND_A, id), MOVE_GOOD);
+		fw_end(&w);
+	}
+	assert_int_equal(told, 360);
+}
+
+/* It is read, and written again. */
+static void part_of_a_failed_sync_that_left_memory_can_be_told_to_last(void **state)
+{
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &plain);
+	fw_put(&w, KIND_A, 1);
+	file_it(&w, KIND_A, 1);
+	fw_fault(&w, DISK_SIM_EIO, DISK_SYNC, 1);
+	put_durable(&w, KIND_A, 2);
+	assert_true(fw_forget(&w, KIND_A, 1));
+	assert_int_equal(fw_lasts(&w, KIND_A, 1), MOVE_GOOD);
+	assert_int_equal(fw_figures(&w).read, 1);
+	assert_int_equal(fw_figures(&w).written, 4);
+	fw_end(&w);
+}
+
+static void fault_of_the_start_costs_what_it_hides(void **state)
+{
+	static const struct {
+		enum disk_what what;
+		bool found; /* by this start; by the next it is */
+		bool writes;
+	} rows[] = {{DISK_LIST, false, false},
+		    {DISK_NAMED_READ, false, false},
+		    {DISK_NAMED_REMOVE, true, true}};
+	struct files_world w;
+
+	(void)state;
+	for (unsigned int i = 0; i < ARRAY_LEN(rows); i++) {
+		begin(&w, &plain);
+		put_durable(&w, KIND_A, 1);
+		if (rows[i].what == DISK_NAMED_REMOVE) {
+			put_durable(&w, KIND_OTHER, 1);
+			assert_int_equal(fw_drop(&w, KIND_OTHER, 1), 1);
+		}
+		fw_quiet(&w);
+		fw_stop(&w);
+		fw_fault(&w, DISK_SIM_EIO, rows[i].what, 1);
+		fw_start(&w);
+		fw_wait(&w, LOOP_NS_PER_S);
+		assert_int_equal(disk_sim_struck(w.sim), 1);
+		assert_int_equal(fw_part(&w, KIND_A, 1) != NULL, rows[i].found);
+		fw_put(&w, KIND_B, 5);
+		assert_int_equal(fw_lasts(&w, KIND_B, 5),
+				 rows[i].writes ? MOVE_GOOD : MOVE_NOT);
+		assert_int_equal(fw_figures(&w).readonly, !rows[i].writes);
+		assert_int_equal(fw_drop(&w, KIND_B, 5), 1);
+		fw_wait(&w, LOOP_NS_PER_S);
+		assert_null(rows[i].found ? NULL
+					  : list_first(&w.store->spaces,
+						       struct store_space, link));
+		restart(&w);
+		assert_int_equal(fw_loads(&w, KIND_A, 1), MOVE_GOOD);
+		fw_end(&w);
+	}
+}
+
+static void header_that_cannot_be_read_costs_its_part(void **state)
+{
+	struct files_world w;
+	unsigned int found = 0;
+
+	(void)state;
+	begin(&w, &plain);
+	for (uint32_t id = 0; id < 5; id++)
+		put_durable(&w, KIND_A, id);
+	fw_stop(&w);
+	fw_fault(&w, DISK_SIM_EIO, DISK_READ, 1);
+	fw_start(&w);
+	fw_scanned(&w);
+	for (uint32_t id = 0; id < 5; id++)
+		found += fw_loads(&w, KIND_A, id) == MOVE_GOOD;
+	assert_int_equal(found, 4);
+	put_durable(&w, KIND_A, 10);
+	fw_end(&w);
+}
+
+/* ---- the end ---- */
+
+static void hang(struct files_world *w, enum disk_what what)
+{
+	fw_fault(w, DISK_SIM_HANG, what, 1);
+	fw_put(w, KIND_A, 2);
+	fw_put(w, KIND_A, 3);
+	switch (what) {
+	case DISK_READ:
+		assert_true(fw_forget(w, KIND_A, 1));
+		fw_fetch(w, KIND_A, 1);
+		break;
+	case DISK_REMOVE:
+		assert_true(fw_unfile(w, KIND_A, 1));
+		fw_put(w, KIND_OTHER, 4);
+		fw_durable(w, KIND_OTHER, 4);
+		break;
+	case DISK_MAKE:
+	case DISK_NAMED_WRITE:
+		fw_put(w, KIND_B, 4);
+		fw_durable(w, KIND_B, 4);
+		break;
+	default:
+		break;
+	}
+	fw_durable(w, KIND_A, 2);
+	fw_wait(w, LOOP_NS_PER_S);
+	fw_durable(w, KIND_A, 3);
+}
+
+/* All that can end does, once; the rest is told to be abandoned. */
+static void op_that_hangs_does_not_end_with_the_store(void **state)
+{
+	static const enum disk_what whats[] = {DISK_WRITE, DISK_SYNC,	DISK_READ,
+					       DISK_MAKE,  DISK_REMOVE, DISK_NAMED_WRITE};
+	struct files_world w;
+
+	(void)state;
+	for (unsigned int i = 0; i < ARRAY_LEN(whats); i++) {
+		begin(&w, &plain);
+		put_durable(&w, KIND_A, 1);
+		hang(&w, whats[i]);
+		assert_int_equal(disk_sim_struck(w.sim), 1);
+		assert_false(fw_close(&w));
+		assert_true(list_empty(&w.store->files->queue));
+		fw_abandon(&w);
+		fw_start(&w);
+		fw_scanned(&w);
+		if (whats[i] != DISK_REMOVE)
+			assert_int_equal(fw_loads(&w, KIND_A, 1), MOVE_GOOD);
+		fw_end(&w);
+	}
+}
+
+/* At each moment of a life; whatever is under way comes to its end. */
+static void store_can_be_closed_at_any_moment(void **state)
+{
+	struct files_world w;
+	bool over = false;
+
+	(void)state;
+	for (unsigned int turns = 0; !over; turns++) {
+		fw_begin(&w, &(struct fw_args){.seed = turns, .file_slabs = 2});
+		fw_start(&w);
+		for (unsigned int i = 0; i < turns; i++) {
+			if (i == 4) {
+				fw_put(&w, KIND_A, 1);
+				fw_put(&w, KIND_OTHER, 2);
+			}
+			if (i > 4 && i < 50) {
+				fw_durable(&w, KIND_A, 1);
+				fw_find(&w, KIND_OTHER, 2);
+			}
+			if (i == 50) {
+				fw_unfile(&w, KIND_A, 1);
+				fw_put(&w, KIND_B, 3);
+				fw_durable(&w, KIND_B, 3);
+			}
+			if (i == 60)
+				fw_drop(&w, KIND_B, 3);
+			fw_turn(&w);
+			over = i > 60 && !w.store->files->jobs;
+		}
+		assert_true(turns < 1000);
+		fw_stop(&w);
+		fw_end(&w);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(part_that_left_memory_is_read_from_its_file),
+		cmocka_unit_test(part_is_read_once_for_all_who_ask),
+		cmocka_unit_test(part_is_written_once),
+		cmocka_unit_test(part_that_is_filed_can_be_told_to_last),
+		cmocka_unit_test(part_that_is_being_read_can_be_told_to_last),
+		cmocka_unit_test(more_chunks_than_slots_replace_each_other),
+		cmocka_unit_test(dropped_chunk_does_not_come_back),
+		cmocka_unit_test(dropped_chunk_can_be_put_again_at_once),
+		cmocka_unit_test(part_can_be_read_while_the_start_goes_on),
+		cmocka_unit_test(
+			part_that_is_put_during_the_start_is_the_one_in_its_file),
+		cmocka_unit_test(full_file_system_is_no_fault),
+		cmocka_unit_test(full_file_system_without_a_file_keeps_nothing),
+		cmocka_unit_test(second_fault_of_a_write_ends_all_writing),
+		cmocka_unit_test(second_fault_of_making_a_file_ends_all_writing),
+		cmocka_unit_test(class_that_cannot_be_described_is_not_written),
+		cmocka_unit_test(second_fault_of_a_read_ends_all_writing),
+		cmocka_unit_test(file_that_cannot_be_removed_keeps_its_number),
+		cmocka_unit_test(failed_sync_is_not_made_good_by_the_next),
+		cmocka_unit_test(
+			part_of_a_failed_sync_that_left_memory_can_be_told_to_last),
+		cmocka_unit_test(fault_of_the_start_costs_what_it_hides),
+		cmocka_unit_test(header_that_cannot_be_read_costs_its_part),
+		cmocka_unit_test(op_that_hangs_does_not_end_with_the_store),
+		cmocka_unit_test(store_can_be_closed_at_any_moment),
+	};
+
+	log_set_level(getenv("KVD_TEST_LOG") ? LOG_LEVEL_DEBUG : LOG_LEVEL_ERROR);
+	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,757 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Directories that were made on purpose, with sums that fit: headers that lie about
+ * classes, sizes and places, descriptions of users, layouts and words that no engine
+ * could have, by the thousand; and bytes at random. Nothing of it ends the store, costs
+ * more memory than it may, or gives bytes of one chunk for another's.
+ *
+ * A generator makes descriptions and slots, most of them right, some wrong in one thing.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "daemon/base/cursor.h"
+#include "daemon/base/hex.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/store/files_class.h"
+#include "tests/lib/files_world.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define DIRECTORIES 300u
+#else
+#define DIRECTORIES 2000u
+#endif
+#define SLAB (40 * KIB)
+#define DESCRIPTION_MOST (MIB + 4 * KIB)
+
+/* ---- making things ---- */
+
+struct description {
+	const char *tenant, *model, *revision, *scheme, *rope;
+	uint32_t version, tokens;
+	const struct layout *layout;
+};
+
+static const struct description right = {.tenant = "uid:1000",
+					 .model = "0",
+					 .revision = "1",
+					 .scheme = "sha256",
+					 .rope = "",
+					 .version = 1,
+					 .tokens = FW_TOKENS};
+
+/* As the class's own file says it, if all is as it should be. */
+static size_t describe(const struct description *d, uint8_t *data)
+{
+	struct cursor out;
+
+	cursor_write(&out, data, DESCRIPTION_MOST);
+	cursor_put_u32(&out, d->version);
+	cursor_put_str(&out, d->tenant);
+	cursor_put_str(&out, d->model);
+	cursor_put_str(&out, d->revision);
+	cursor_put_str(&out, d->scheme);
+	cursor_put_str(&out, d->rope);
+	cursor_put_u32(&out, d->tokens);
+	assert_int_equal(layout_encode(d->layout, &out), 0);
+	assert_false(out.bad);
+	return out.pos;
+}
+
+static void digest_of(const uint8_t *data, size_t len, uint8_t digest[SEAL_DIGEST_BYTES])
+{
+	XXH128_canonical_t canonical;
+
+	XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, len));
+	memcpy(digest, canonical.digest, SEAL_DIGEST_BYTES);
+}
+
+static void put_named(struct files_world *w, const char *name, uint8_t *data, size_t len)
+{
+	struct disk_op op = {
+		.what = DISK_NAMED_WRITE, .name = name, .iov = {{data, len}}};
+
+	assert_int_equal(fw_raw(w, &op), 0);
+}
+
+/* Under the name that it must have. */
+static void put_description(struct files_world *w, uint8_t *data, size_t len,
+			    uint8_t digest[SEAL_DIGEST_BYTES])
+{
+	char name[DISK_NAME_MAX + 1];
+
+	digest_of(data, len, digest);
+	class_words_name(digest, name);
+	put_named(w, name, data, len);
+}
+
+static void make_slab(struct files_world *w, uint32_t number, uint64_t slot,
+		      uint64_t bytes)
+{
+	struct disk_op op = {.what = DISK_MAKE,
+			     .file = {.slot_bytes = slot, .number = number},
+			     .bytes = bytes};
+
+	assert_int_equal(fw_raw(w, &op), 0);
+}
+
+/* Header and part, one behind the other. */
+static void put_slot(struct files_world *w, uint32_t number, uint64_t slot,
+		     uint64_t index, uint8_t *data)
+{
+	struct disk_op op = {.what = DISK_WRITE,
+			     .file = {.slot_bytes = slot, .number = number},
+			     .offset = index * slot,
+			     .iov = {{data, slot}}};
+
+	assert_int_equal(fw_raw(w, &op), 0);
+}
+
+static uint8_t *slot_new(void)
+{
+	uint8_t *data = aligned_alloc(DISK_ALIGN, SLAB);
+
+	assert_non_null(data);
+	memset(data, 0, SLAB);
+	return data;
+}
+
+/* Of this kind, and right. */
+static struct seal_facts facts_of(enum fw_kind kind, uint32_t id, const uint8_t *digest)
+{
+	struct seal_facts facts = {.first = id,
+				   .part_bytes = fw_part_bytes(kind),
+				   .generation = 1,
+				   .tokens = fw_tokens(id)};
+
+	fw_id(id, facts.id);
+	memcpy(facts.class_digest, digest, SEAL_DIGEST_BYTES);
+	return facts;
+}
+
+/* Descriptions of all kinds, as the store itself has written them. */
+static void described(struct files_world *w, uint8_t digests[][SEAL_DIGEST_BYTES])
+{
+	fw_start(w);
+	fw_scanned(w);
+	for (enum fw_kind kind = 0; kind < FW_KINDS; kind++) {
+		fw_put(w, kind, 1);
+		assert_int_equal(fw_lasts(w, kind, 1), MOVE_GOOD);
+		memcpy(digests[kind], fw_part(w, kind, 1)->class->words->digest,
+		       SEAL_DIGEST_BYTES);
+	}
+	fw_stop(w);
+}
+
+static void restarted(struct files_world *w)
+{
+	fw_raw_end(w);
+	fw_start(w);
+	fw_scanned(w);
+}
+
+/* It goes on working. */
+static void works(struct files_world *w)
+{
+	for (enum fw_kind kind = 0; kind < FW_KINDS; kind++) {
+		uint32_t id = 5000 + kind;
+
+		fw_put(w, kind, id);
+		assert_int_equal(fw_lasts(w, kind, id), MOVE_GOOD);
+		assert_true(fw_forget(w, kind, id));
+		assert_int_equal(fw_loads(w, kind, id), MOVE_GOOD);
+	}
+}
+
+/* ---- headers ---- */
+
+static void header_that_lies_is_passed_over(void **state)
+{
+	static const struct {
+		const char *what;
+		uint64_t part_bytes, first;
+		uint32_t tokens, slot_kib;
+		bool found;
+	} rows[] = {
+		{"right", 0, 0, FW_TOKENS, 8, true},
+		{"right at the end of all numbers", 0, UINT32_MAX, FW_TOKENS, 8, true},
+		{"a short one", 0, 0, 1, 8, true},
+		{"no tokens", 0, 0, 0, 8, false},
+		{"a token too many", 0, 0, FW_TOKENS + 1, 8, false},
+		{"tokens of another world", 0, 0, UINT32_MAX, 8, false},
+		{"behind all numbers", 0, UINT64_C(1) << 32, FW_TOKENS, 8, false},
+		{"far behind", 0, UINT64_MAX, FW_TOKENS, 8, false},
+		{"another class's size", 8 * KIB, 0, FW_TOKENS, 8, false},
+		{"and its slot", 8 * KIB, 0, FW_TOKENS, 12, false},
+		{"one byte", 1, 0, FW_TOKENS, 8, false},
+		{"a tebibyte", UINT64_C(1) << 40, 0, FW_TOKENS, 8, false},
+		{"in another's slot", 0, 0, FW_TOKENS, 12, false},
+		{"in a large one", 0, 0, FW_TOKENS, 40, false},
+	};
+	uint8_t digests[FW_KINDS][SEAL_DIGEST_BYTES], *data = slot_new();
+	struct files_world w;
+
+	(void)state;
+	for (unsigned int i = 0; i < ARRAY_LEN(rows); i++) {
+		uint64_t slot = rows[i].slot_kib * KIB;
+		struct store_space *space;
+		struct seal_facts facts;
+
+		fw_begin(&w, &(struct fw_args){.seed = i});
+		described(&w, digests);
+		facts = facts_of(KIND_A, 7, digests[KIND_A]);
+		facts.first = rows[i].first;
+		facts.tokens = rows[i].tokens;
+		if (rows[i].part_bytes)
+			facts.part_bytes = rows[i].part_bytes;
+		memset(data, 0, SLAB);
+		fw_fill(data + SEAL_HEADER_BYTES, KIND_A, 7);
+		if (facts.part_bytes <= SLAB - SEAL_HEADER_BYTES) {
+			seal_make(data, &facts, data + SEAL_HEADER_BYTES);
+		} else { /* its sums alone would be too many bytes to read */
+			facts.part_bytes = UINT64_C(1) << 30;
+			data[0]++;
+		}
+		fw_raw_begin(&w);
+		make_slab(&w, 77, slot, SLAB);
+		put_slot(&w, 77, slot, 0, data);
+		restarted(&w);
+		space = fw_chunk(&w, KIND_A, 1)->space;
+		if ((store_chunk_find(space, facts.id, facts.first) != NULL) !=
+		    rows[i].found)
+			fail_msg("%s: found, or not", rows[i].what);
+		works(&w);
+		fw_end(&w);
+	}
+	free(data);
+}
+
+/* One chunk in all slots of many files. The one that was written last counts, and the
+ * others' slots are free. */
+static void chunk_in_many_slots_is_one(void **state)
+{
+	uint8_t digests[FW_KINDS][SEAL_DIGEST_BYTES], *data = slot_new();
+	struct files_world w;
+	struct seal_facts facts;
+
+	(void)state;
+	fw_begin(&w, &(struct fw_args){.seed = 3});
+	described(&w, digests);
+	facts = facts_of(KIND_A, 9, digests[KIND_A]);
+	fw_raw_begin(&w);
+	for (uint32_t slab = 50; slab < 60; slab++) {
+		make_slab(&w, slab, 8 * KIB, SLAB);
+		for (uint32_t i = 0; i < 5; i++) {
+			bool last = slab == 55 && i == 2;
+
+			/* all but one have something else behind the header */
+			facts.generation = last ? 500 : slab * 5 + i;
+			fw_fill(data + SEAL_HEADER_BYTES, KIND_A, 9);
+			seal_make(data, &facts, data + SEAL_HEADER_BYTES);
+			fw_fill(data + SEAL_HEADER_BYTES, KIND_A, last ? 9 : 10);
+			put_slot(&w, slab, 8 * KIB, i, data);
+		}
+	}
+	restarted(&w);
+	assert_int_equal(fw_loads(&w, KIND_A, 9), MOVE_GOOD);
+	fw_quiet(&w);
+	assert_true(arena_slabs_used(files_arena(w.store->files)) <= FW_KINDS + 1);
+	works(&w);
+	fw_end(&w);
+	free(data);
+}
+
+/* The last generation that there is: what comes behind it is older, and nothing worse. */
+static void last_generation_of_all_is_followed_by_the_first(void **state)
+{
+	uint8_t digests[FW_KINDS][SEAL_DIGEST_BYTES], *data = slot_new();
+	struct files_world w;
+	struct seal_facts facts;
+
+	(void)state;
+	fw_begin(&w, &(struct fw_args){.seed = 3});
+	described(&w, digests);
+	facts = facts_of(KIND_A, 9, digests[KIND_A]);
+	facts.generation = UINT64_MAX;
+	fw_fill(data + SEAL_HEADER_BYTES, KIND_A, 9);
+	seal_make(data, &facts, data + SEAL_HEADER_BYTES);
+	fw_raw_begin(&w);
+	make_slab(&w, 50, 8 * KIB, SLAB);
+	put_slot(&w, 50, 8 * KIB, 3, data);
+	restarted(&w);
+	works(&w);
+	assert_int_equal(fw_loads(&w, KIND_A, 9), MOVE_GOOD);
+	fw_stop(&w);
+	fw_start(&w);
+	fw_scanned(&w);
+	for (enum fw_kind kind = 0; kind < FW_KINDS; kind++)
+		assert_int_equal(fw_loads(&w, kind, 5000 + kind), MOVE_GOOD);
+	fw_end(&w);
+	free(data);
+}
+
+/* A slab has one user: whose header comes first. */
+static void slab_of_two_users_is_the_first_ones(void **state)
+{
+	uint8_t digests[FW_KINDS][SEAL_DIGEST_BYTES], *data = slot_new();
+	struct files_world w;
+
+	(void)state;
+	fw_begin(&w, &(struct fw_args){.seed = 3});
+	described(&w, digests);
+	fw_raw_begin(&w);
+	make_slab(&w, 50, 8 * KIB, SLAB);
+	for (uint32_t i = 0; i < 5; i++) {
+		enum fw_kind kind = i % 2 ? KIND_OTHER : KIND_A;
+		struct seal_facts facts = facts_of(kind, 20 + i, digests[kind]);
+
+		fw_fill(data + SEAL_HEADER_BYTES, kind, 20 + i);
+		seal_make(data, &facts, data + SEAL_HEADER_BYTES);
+		put_slot(&w, 50, 8 * KIB, i, data);
+	}
+	restarted(&w);
+	for (uint32_t i = 0; i < 5; i++)
+		assert_int_equal(fw_loads(&w, i % 2 ? KIND_OTHER : KIND_A, 20 + i),
+				 i % 2 ? MOVE_NOT : MOVE_GOOD);
+	works(&w);
+	fw_end(&w);
+	free(data);
+}
+
+/* ---- descriptions ---- */
+
+/* A layout with one page, and what else the description of a class has. */
+static size_t description_of(struct files_world *w, struct description d, uint8_t *data)
+{
+	struct canon_args args = {.layout = w->canons[KIND_A]->layout,
+				  .tokens = FW_TOKENS,
+				  .memory_bytes = 4 * KIB};
+	struct canon *canon;
+	size_t len;
+
+	assert_int_equal(canon_make(&args, &canon), 0);
+	if (!d.layout)
+		d.layout = canon->layout;
+	len = describe(&d, data);
+	canon_free(canon);
+	return len;
+}
+
+static void description_that_no_engine_could_have_is_removed(void **state)
+{
+	static const struct {
+		const char *what;
+		struct description d;
+	} rows[] = {
+		{"no user", {.tenant = ""}},
+		{"a user without a number", {.tenant = "uid:"}},
+		{"a daemon", {.tenant = "peer:decode"}},
+		{"a number too long", {.tenant = "uid:12345678901"}},
+		{"a line more", {.tenant = "uid:1000\nmodel x"}},
+		{"no number", {.tenant = "uid:-1"}},
+		{"a bell", {.model = "m\a"}},
+		{"a line more", {.revision = "1\nscheme none"}},
+		{"an escape", {.scheme = "\033[2J"}},
+		{"a delete", {.rope = "\x7f"}},
+		{"no model", {.model = ""}},
+		{"no scheme", {.scheme = ""}},
+		{"another version", {.version = 2}},
+		{"no tokens", {.tokens = 0xffffffff}},
+		{"too many tokens", {.tokens = CANON_TOKENS_MAX + 16}},
+	};
+	uint8_t *data = malloc(DESCRIPTION_MOST), digest[SEAL_DIGEST_BYTES];
+	struct disk_list list = {0};
+	struct disk_op op = {.what = DISK_LIST, .list = &list};
+	struct files_world w;
+
+	(void)state;
+	assert_non_null(data);
+	fw_begin(&w, &(struct fw_args){.seed = 9});
+	fw_raw_begin(&w);
+	for (unsigned int i = 0; i < ARRAY_LEN(rows); i++) {
+		struct description d = right;
+
+		if (rows[i].d.tenant)
+			d.tenant = rows[i].d.tenant;
+		if (rows[i].d.model)
+			d.model = rows[i].d.model;
+		if (rows[i].d.revision)
+			d.revision = rows[i].d.revision;
+		if (rows[i].d.scheme)
+			d.scheme = rows[i].d.scheme;
+		if (rows[i].d.rope)
+			d.rope = rows[i].d.rope;
+		if (rows[i].d.version)
+			d.version = rows[i].d.version;
+		if (rows[i].d.tokens)
+			d.tokens = rows[i].d.tokens == 0xffffffff ? 0 : rows[i].d.tokens;
+		put_description(&w, data, description_of(&w, d, data), digest);
+	}
+	restarted(&w);
+	assert_int_equal(w.store->space_count, 0);
+	works(&w);
+	fw_stop(&w);
+	fw_raw_begin(&w);
+	assert_int_equal(fw_raw(&w, &op), 0);
+	assert_int_equal(list.named_count, FW_KINDS);
+	disk_list_fini(&list);
+	fw_raw_end(&w);
+	fw_end(&w);
+	free(data);
+}
+
+/* The generator makes what the store makes, so the cases above fail for what they say. */
+static void description_that_is_right_is_the_classs(void **state)
+{
+	uint8_t digests[FW_KINDS][SEAL_DIGEST_BYTES], digest[SEAL_DIGEST_BYTES];
+	uint8_t *data = malloc(DESCRIPTION_MOST);
+	struct files_world w;
+
+	(void)state;
+	assert_non_null(data);
+	fw_begin(&w, &(struct fw_args){.seed = 9});
+	described(&w, digests);
+	digest_of(data, description_of(&w, right, data), digest);
+	assert_memory_equal(digest, digests[KIND_A], SEAL_DIGEST_BYTES);
+	fw_end(&w);
+	free(data);
+}
+
+/* Of users that there are not, by the thousand: what can be used is few, and all of it
+ * goes when nothing lies under it. */
+static void ten_thousand_descriptions_are_read_and_forgotten(void **state)
+{
+	enum { COUNT = 10000 };
+	uint8_t *data = malloc(DESCRIPTION_MOST), digest[SEAL_DIGEST_BYTES];
+	struct files_world w;
+
+	(void)state;
+	assert_non_null(data);
+	fw_begin(&w, &(struct fw_args){.seed = 9});
+	disk_sim_delays(w.sim, 100, 1000);
+	fw_raw_begin(&w);
+	for (unsigned int i = 0; i < COUNT; i++) {
+		char tenant[32], model[32];
+		struct description d = right;
+
+		snprintf(tenant, sizeof(tenant), "uid:%u", 2000 + i % 1000);
+		snprintf(model, sizeof(model), "model %u", i);
+		d.tenant = tenant;
+		d.model = model;
+		put_description(&w, data, description_of(&w, d, data), digest);
+	}
+	restarted(&w);
+	for (unsigned int i = 0; i < 3; i++)
+		fw_turn(&w);
+	assert_int_equal(w.store->space_count, 0);
+	assert_true(list_empty(&w.store->tenants));
+	works(&w);
+	fw_end(&w);
+	free(data);
+}
+
+/* More kinds of parts than a space may have. */
+static void kinds_too_many_are_passed_over(void **state)
+{
+	uint8_t *data = malloc(DESCRIPTION_MOST), digest[SEAL_DIGEST_BYTES];
+	struct canon_args args = {.tokens = FW_TOKENS, .memory_bytes = 4 * KIB};
+	struct canon *canon;
+	struct files_world w;
+	unsigned int most = 0;
+
+	(void)state;
+	assert_non_null(data);
+	fw_begin(&w, &(struct fw_args){.seed = 9});
+	args.layout = w.canons[KIND_A]->layout;
+	assert_int_equal(canon_make(&args, &canon), 0);
+	fw_raw_begin(&w);
+	for (unsigned int i = 0; i < STORE_CLASSES_MAX + 6; i++) {
+		struct layout_field *field = &canon->layout->views[0].layers[0].fields[0];
+		struct description d = right;
+
+		field->first_unit = i;
+		field->total_units = 128;
+		d.model = "many";
+		d.layout = canon->layout;
+		put_description(&w, data, describe(&d, data), digest);
+	}
+	canon_free(canon);
+	fw_raw_end(&w);
+	fw_start(&w);
+	while (!w.store->files->scanned) {
+		const struct store_space *space =
+			list_first(&w.store->spaces, struct store_space, link);
+
+		most = space && space->class_count > most ? space->class_count : most;
+		fw_turn(&w);
+	}
+	assert_int_equal(most, STORE_CLASSES_MAX);
+	works(&w);
+	fw_end(&w);
+	free(data);
+}
+
+/* As large as a description can be: fields by the thousand, which take ten times as much
+ * memory. What is kept is the user's, and has its ceiling. */
+static size_t large_description(const char *model, uint32_t layers, uint8_t *data)
+{
+	struct layout_field field = {.name = "kv",
+				     .page_stride = 4 * KIB,
+				     .token_stride = 1,
+				     .unit_stride = 1,
+				     .unit_bytes = 1,
+				     .units = 1,
+				     .total_units = 1};
+	struct layout_view *views = calloc(LAYOUT_VIEWS_MAX, sizeof(*views));
+	struct layout_layer *layer = calloc(LAYOUT_LAYERS_MAX, sizeof(*layer));
+	uint64_t buffer = LAYOUT_VIEWS_MAX * 4 * KIB;
+	struct layout layout = {.buffer_count = 1,
+				.buffers = &buffer,
+				.view_count = LAYOUT_VIEWS_MAX,
+				.views = views};
+	struct description d = right;
+	size_t len;
+
+	assert_true(views && layer);
+	for (uint32_t i = 0; i < LAYOUT_LAYERS_MAX; i++)
+		layer[i] = (struct layout_layer){i, 1, &field};
+	for (uint32_t i = 0; i < LAYOUT_VIEWS_MAX; i++) {
+		snprintf(views[i].name, sizeof(views[i].name), "v%u", i);
+		views[i].page_tokens = FW_TOKENS;
+		views[i].pages = 1;
+		views[i].layer_count = layers;
+		views[i].layers = layer;
+	}
+	d.model = model;
+	d.layout = &layout;
+	len = describe(&d, data);
+	free(views);
+	free(layer);
+	return len;
+}
+
+static void large_descriptions_are_charged_to_their_user(void **state)
+{
+	enum { COUNT = 40 };
+	uint8_t *data = malloc(DESCRIPTION_MOST), digest[SEAL_DIGEST_BYTES];
+	struct files_world w;
+	uint64_t most = 0;
+	size_t len = 0;
+
+	(void)state;
+	assert_non_null(data);
+	fw_begin(&w, &(struct fw_args){.seed = 9, .memory_slab = MIB});
+	w.kvd.accounts.limit = 64 * MIB;
+	fw_raw_begin(&w);
+	for (unsigned int i = 0; i < COUNT; i++) {
+		char model[32];
+
+		snprintf(model, sizeof(model), "model %u", i);
+		len = large_description(model, 900, data);
+		put_description(&w, data, len, digest);
+	}
+	assert_true(len > 900 * KIB && len <= DISK_NAMED_BYTES_MAX);
+	fw_raw_end(&w);
+	fw_start(&w);
+	while (!w.store->files->scanned) {
+		uint64_t total = w.kvd.accounts.total;
+
+		assert_true(total <= w.kvd.accounts.limit);
+		most = total > most ? total : most;
+		fw_turn(&w);
+	}
+	assert_in_range(most, 16 * MIB, 64 * MIB);
+	works(&w);
+	fw_end(&w);
+	free(data);
+}
+
+/* ---- at random ---- */
+
+struct forge {
+	struct files_world w;
+	uint64_t random;
+	uint8_t digests[FW_KINDS][SEAL_DIGEST_BYTES];
+	uint8_t *data; /* a slab */
+	uint8_t *description;
+};
+
+static uint64_t draw(struct forge *f, uint64_t n)
+{
+	f->random ^= f->random << 13;
+	f->random ^= f->random >> 7;
+	f->random ^= f->random << 17;
+	return (f->random * UINT64_C(0x2545f4914f6cdd1d) >> 20) % n;
+}
+
+static void scribble(struct forge *f, uint8_t *bytes, size_t len)
+{
+	for (uint64_t i = 1 + draw(f, 4); i > 0; i--)
+		bytes[draw(f, len)] ^= (uint8_t)(1 << draw(f, 8));
+}
+
+/* Mostly right; its content is always what its id says, or its sums are wrong. */
+static void forge_slot(struct forge *f, uint64_t slot, uint8_t *data)
+{
+	enum fw_kind kind = (enum fw_kind)draw(f, FW_KINDS);
+	uint32_t id = (uint32_t)draw(f, 12);
+	struct seal_facts facts = facts_of(kind, id, f->digests[kind]);
+
+	memset(data, 0, slot);
+	if (draw(f, 8) == 0)
+		return;
+	if (draw(f, 10) == 0) {
+		for (uint64_t i = 0; i < slot; i++)
+			data[i] = (uint8_t)draw(f, 256);
+		return;
+	}
+	facts.generation = draw(f, 3) ? draw(f, 100) : UINT64_MAX - draw(f, 3);
+	if (draw(f, 20) == 0)
+		facts.tokens = (uint32_t)draw(f, 2 * FW_TOKENS);
+	if (draw(f, 20) == 0)
+		facts.first = draw(f, UINT64_C(1) << 33);
+	if (draw(f, 20) == 0) {
+		enum fw_kind as = (enum fw_kind)draw(f, FW_KINDS);
+
+		memcpy(facts.class_digest, f->digests[as], SEAL_DIGEST_BYTES);
+		if (fw_part_bytes(as) == fw_part_bytes(kind))
+			kind = as; /* who makes the sums makes the content */
+	}
+	if (fw_part_bytes(kind) + SEAL_HEADER_BYTES > slot)
+		return;
+	fw_fill(data + SEAL_HEADER_BYTES, kind, id);
+	seal_make(data, &facts, data + SEAL_HEADER_BYTES);
+	if (draw(f, 12) == 0)
+		scribble(f, data, SEAL_HEADER_BYTES);
+	if (draw(f, 12) == 0)
+		scribble(f, data + SEAL_HEADER_BYTES, fw_part_bytes(kind));
+}
+
+static void forge_slab(struct forge *f, uint32_t number)
+{
+	static const uint64_t slots[] = {8 * KIB, 8 * KIB, 12 * KIB, 20 * KIB, 40 * KIB,
+					 4 * KIB, 5000,	   1,	     1 << 30};
+	uint64_t slot = slots[draw(f, draw(f, 3) ? 4 : ARRAY_LEN(slots))];
+	uint64_t bytes = draw(f, 10) ? SLAB : DISK_ALIGN * (1 + draw(f, 12));
+
+	uint32_t at = draw(f, 10) ? number : 128 + number;
+
+	make_slab(&f->w, at, slot, bytes);
+	for (uint64_t i = 0; slot % DISK_ALIGN == 0 && (i + 1) * slot <= bytes; i++) {
+		forge_slot(f, slot, f->data);
+		put_slot(&f->w, at, slot, i, f->data);
+	}
+}
+
+static void forge_description(struct forge *f)
+{
+	struct description d = right;
+	uint8_t digest[SEAL_DIGEST_BYTES];
+	char name[DISK_NAME_MAX + 1];
+	size_t len;
+
+	if (draw(f, 2))
+		d.tenant = draw(f, 2) ? "uid:1001" : "uid:7";
+	if (draw(f, 2))
+		d.model = draw(f, 2) ? "3" : "other";
+	if (draw(f, 4) == 0)
+		d.tokens = (uint32_t)(16 << draw(f, 4));
+	len = description_of(&f->w, d, f->description);
+	if (draw(f, 2))
+		scribble(f, f->description, len);
+	if (draw(f, 4) == 0)
+		len -= draw(f, len);
+	digest_of(f->description, len, digest);
+	class_words_name(digest, name);
+	if (draw(f, 6) == 0)
+		name[6 + draw(f, 32)] = 'A';
+	if (draw(f, 6) == 0)
+		snprintf(name, sizeof(name), "class-%u", (unsigned int)draw(f, 1000));
+	put_named(&f->w, name, f->description, len);
+}
+
+/* What is there is judged; then all goes on. */
+static void use(struct forge *f)
+{
+	for (enum fw_kind kind = 0; kind < FW_KINDS; kind++) {
+		for (uint32_t id = 0; id < 12; id++) {
+			switch (draw(f, 5)) {
+			case 0:
+				fw_drop(&f->w, kind, id);
+				break;
+			case 1:
+				fw_lasts(&f->w, kind, id);
+				break;
+			default:
+				fw_loads(&f->w, kind, id);
+				break;
+			}
+		}
+	}
+	fw_quiet(&f->w);
+}
+
+static void forged_directory(struct forge *f, uint64_t seed)
+{
+	f->random = seed * UINT64_C(0x9e3779b97f4a7c15) + 7;
+	fw_begin(&f->w, &(struct fw_args){.seed = seed});
+	disk_sim_delays(f->w.sim, 100, 20000);
+	described(&f->w, f->digests);
+	fw_raw_begin(&f->w);
+	for (uint32_t i = 20; i < 20 + 2 + draw(f, 6); i++)
+		forge_slab(f, i);
+	for (uint64_t i = draw(f, 5); i > 0; i--)
+		forge_description(f);
+	restarted(&f->w);
+	use(f);
+	works(&f->w);
+	fw_stop(&f->w);
+	fw_start(&f->w);
+	fw_scanned(&f->w);
+	use(f);
+	assert_false(fw_figures(&f->w).readonly);
+	fw_end(&f->w);
+}
+
+static void directories_at_random_do_no_harm(void **state)
+{
+	const char *seed = getenv("KVD_FILES_SEED");
+	struct forge f = {.data = slot_new(), .description = malloc(DESCRIPTION_MOST)};
+
+	(void)state;
+	assert_non_null(f.description);
+	for (uint64_t i = 1; i <= DIRECTORIES; i++) {
+		if (seed)
+			i = strtoull(seed, NULL, 10);
+		forged_directory(&f, i);
+		if (seed)
+			break;
+	}
+	free(f.data);
+	free(f.description);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(header_that_lies_is_passed_over),
+		cmocka_unit_test(chunk_in_many_slots_is_one),
+		cmocka_unit_test(last_generation_of_all_is_followed_by_the_first),
+		cmocka_unit_test(slab_of_two_users_is_the_first_ones),
+		cmocka_unit_test(description_that_is_right_is_the_classs),
+		cmocka_unit_test(description_that_no_engine_could_have_is_removed),
+		cmocka_unit_test(ten_thousand_descriptions_are_read_and_forgotten),
+		cmocka_unit_test(kinds_too_many_are_passed_over),
+		cmocka_unit_test(large_descriptions_are_charged_to_their_user),
+		cmocka_unit_test(directories_at_random_do_no_harm),
+	};
+
+	log_threshold = getenv("KVD_TEST_LOG") ? LOG_LEVEL_DEBUG : -1;
+	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
