@@ -184,7 +184,7 @@ int store_class_get(struct store_space *space, const struct canon *canon,
 /* Outcome 1: it has its pool; 0: that is being made, store_move_class_made() tells those
  * in `waiting`. One that could not be made before is tried again. */
 int store_class_pool(struct store_class *class);
-/* How the handle's rank keeps its parts. */
+/* How the handle's rank keeps its parts; its pool is there or being made. */
 int store_class_of(struct store_handle *handle, struct store_class **class_p);
 void store_spaces_tidy(struct store *store);
 void store_spaces_free(struct store *store);

@@ -604,8 +604,6 @@ static int store_move_class(struct store_move *move, struct store_handle *handle
 {
 	int r = store_class_of(handle, &move->class);
 
-	if (r >= 0)
-		r = store_class_pool(move->class);
 	if (r < 0 && !args->slotted)
 		status_slot_release(move->session->status, move->slot);
 	return err_pass(r);

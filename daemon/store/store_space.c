@@ -337,6 +337,7 @@ static int class_new(struct store_space *space, const struct canon *canon,
 int store_class_get(struct store_space *space, const struct canon *canon,
 		    struct store_class **class_p)
 {
+	*class_p = NULL;
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
 		struct store_class *class = space->classes[i];
 
@@ -350,7 +351,13 @@ int store_class_get(struct store_space *space, const struct canon *canon,
 
 int store_class_of(struct store_handle *handle, struct store_class **class_p)
 {
-	return err_pass(store_class_get(handle->space, handle->canon, class_p));
+	int r = store_class_get(handle->space, handle->canon, class_p);
+
+	if (r >= 0)
+		r = store_class_pool(*class_p);
+	if (r < 0 && *class_p && !(*class_p)->parts && list_empty(&(*class_p)->waiting))
+		class_drop(*class_p);
+	return r < 0 ? err_pass(r) : 0;
 }
 
 /* ---- which classes serve ---- */
