@@ -399,9 +399,12 @@ def daemon():
 class Side:
     """One rank: a cache of two layers, [block][token][head]."""
 
-    def __init__(self, daemon, tp=1, rank=0, block=BLOCK, grain=1, ratio=1, mark=None):
+    def __init__(self, daemon, tp=1, rank=0, block=BLOCK, grain=1, ratio=1, mark=None,
+                 latent=False):
+        """grain: of tokens that lie in an order of their own; latent: one for all heads."""
         self.client = kvd.Client(daemon.socket_path, client="vllm")
-        heads, self.block = HEADS // tp, block
+        heads, self.block, self.tp = HEADS // tp, block, tp
+        whole = latent or grain > 1
         self.cache = np.zeros((LAYERS, BLOCKS, block, heads, HEAD), np.uint8)
         layout, layer = kvd.Layout(rank), self.cache[0].nbytes
         layout.buffer(self.cache.nbytes)
@@ -410,16 +413,16 @@ class Side:
         for i in range(LAYERS):
             layout.field("kv", i, "k", buffer=0, offset=i * layer,
                          page_stride=token * block // ratio,
-                         token_stride=token * grain, unit_stride=HEAD if grain == 1 else token,
-                         unit_bytes=HEAD if grain == 1 else token * grain,
-                         units=heads if grain == 1 else 1, first_unit=rank * heads,
-                         total_units=HEADS if grain == 1 else 1)
+                         token_stride=token * grain,
+                         unit_stride=token * grain if whole else HEAD,
+                         unit_bytes=token * grain if whole else HEAD,
+                         units=1 if whole else heads, first_unit=0 if whole else rank * heads,
+                         total_units=1 if whole else HEADS)
         self.layout, self.counts = layout, []
         pool = self.client.pool(layout, [self.client.register(self.cache)],
                                 name="store.%d.%d" % (id(self), rank))
         group = pools.Group("kv", "kv", block, ratio, grain, 0, 0)
-        self.door = Door(lambda: self.client,
-                         lambda c, words: c.space(pool, **words._asdict()))
+        self.door = Door(None, lambda c, words: c.space(pool, **words._asdict()), self.client)
         self.rank = Rank(self.door, group, mark or (lambda: None), self.count)
 
     def count(self, **values):
@@ -434,7 +437,7 @@ class Side:
         whole = np.random.default_rng(seed).integers(
             1, 256, (LAYERS, 1024, HEADS, HEAD), np.uint8)[:, :tokens]
         heads = self.cache.shape[3]
-        first = self.layout.rank * heads
+        first = self.layout.rank * heads if self.tp > 1 else 0
         whole = whole[:, :, first:first + heads]
         return whole.reshape(LAYERS, len(blocks), self.block, heads, HEAD)
 
@@ -542,6 +545,28 @@ def test_a_scheduler_finds_what_all_of_its_ranks_have(daemon):
             side.results()
             assert side.holds(into, 6, 0, 128) and not side.rank.bad_blocks()
         plan.requests.clear()
+
+
+def test_a_latent_that_all_ranks_have_is_kept_once(daemon):
+    words, ids = words_of("latent"), ids_of("latent", 2)
+    with Side(daemon, latent=True) as a, \
+            Side(daemon, rank=1, latent=True) as b, Side(daemon, latent=True) as c:
+        bytes_before = a.client.command("chunk.list")["put_bytes"]
+        for side in (a, b):
+            side.write(list(range(8)), 2)
+            side.save(words, ids, list(range(8)))
+        a.results()
+        b.results()
+        put = a.client.command("chunk.list")["put_bytes"] - bytes_before
+        assert put == a.cache[:, :8].nbytes, "one of them"
+        layout = whole_layout([a.layout.text(), b.layout.text()])
+        (f,) = json.loads(layout)["views"]["kv"]["layers"][0]["fields"]
+        assert (f["units"], f["total_units"]) == (1, 1)
+        for side in (a, b, c):
+            hold = held(side, words, ids)
+            side.rank.take(step_of(words, hold, list(range(20, 28)), 0, 128))
+            side.results()
+            assert side.holds(list(range(20, 28)), 2, 0, 128)
 
 
 def test_layers_of_several_stages_are_one_layout():
@@ -658,6 +683,16 @@ def test_nothing_is_read_of_a_request_that_was_preempted(late):
     assert side.results()[0] == {"again"} and held(side, words, ids).chunks == 2
 
 
+def test_a_stream_that_cannot_be_marked_saves_nothing(daemon):
+    def broken():
+        raise kvd.Error("the stream is gone", "EIO", 36)
+    words, ids = words_of("unmarked"), ids_of("unmarked", 2)
+    with Side(daemon, mark=broken) as a:
+        a.save(words, ids, list(range(8)))
+        assert a.results() == ({"a"}, set()) and a.total("failed_saves") == 1
+        assert held(a, words, ids).chunks == 0
+
+
 def test_the_step_that_takes_blocks_away_waits_for_who_reads_them():
     class Slow:
         looks, aborted = 0, False
@@ -768,11 +803,30 @@ def test_a_daemon_that_keeps_no_chunks_is_told_once(caplog):
     with Daemon() as daemon, kvd.Client(daemon.socket_path) as c:
         clock = Clock()
         door = Door(lambda: c, lambda c, key: c.space(layout_text(), model="m", scheme="s",
-                                                      tokens=T), clock)
+                                                      tokens=T), clock=clock)
         for _ in range(3):
             assert door.ask(None, None) is None
             clock.now += store_door.MUTE_S + 1
         assert caplog.text.count("set chunk_memory") == 1
+
+
+def test_a_daemon_that_does_not_answer_is_asked_less_and_less(daemon):
+    clock = Clock()
+    with kvd.Client(daemon.socket_path) as c:
+        door = Door(None, lambda c, key: key, c, clock)
+
+        def silent(space):
+            clock.now += store_door.CALL_S
+            raise kvd.TimeoutError("no answer", "ENOREPLY", 515)
+        pauses = []
+        for _ in range(6):
+            assert door.ask("key", silent) is None
+            pauses.append(door.until - clock.now)
+            clock.now = door.until
+        assert pauses == [5, 10, 20, 40, 60, 60]
+        assert door.ask("key", lambda space: space) == "key"
+        door.ask("key", silent)
+        assert door.until - clock.now == 5
 
 
 def test_a_daemon_that_is_not_there_is_tried_again():
@@ -781,7 +835,7 @@ def test_a_daemon_that_is_not_there_is_tried_again():
     def connect():
         tried.append(1)
         raise kvd.ConnectionError("nobody listens", "ENODAEMON", 1)
-    door = Door(connect, None, clock)
+    door = Door(connect, None, clock=clock)
     for _ in range(3):
         assert door.ask(None, None) is None
     assert len(tried) == 1 and "nobody listens" not in (door.why or "")

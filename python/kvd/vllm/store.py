@@ -102,6 +102,21 @@ def refusals(config, caches):
         "drop it (kvd cuts heads itself)"
 
 
+def refuse_options(config):
+    transfer = config.kv_transfer_config
+    given = transfer.kv_connector_extra_config
+    for name in set(given) - set(OPTIONS):
+        raise ValueError("kvd.vllm: kv_connector_extra_config: %s is no option of "
+                         "KvdStoreConnector: %s" % (name, ", ".join(OPTIONS)))
+    for name in ("kvd_socket", "model", "revision"):
+        if not isinstance(given.get(name, ""), str):
+            raise ValueError("kvd.vllm: %s: %r is no text" % (name, given[name]))
+    lease = given.get("lease", LEASE_S)
+    if isinstance(lease, bool) or not isinstance(lease, (int, float)) or not 0 < lease <= 600:
+        raise ValueError("kvd.vllm: lease: %r is not a number of seconds up to 600" % (lease,))
+    refuse_ids(config, given.get("ids", "blocks"))
+
+
 def refuse_ids(config, kind):
     """Ids that two engines would compute differently are misses that nobody sees."""
     hashing = config.cache_config.prefix_caching_hash_algo
@@ -128,8 +143,9 @@ def weights_of(model):
     return digest.hexdigest()[:32]
 
 
-def revision_of(model_config):
+def revision_of(config):
     """Of weights, and of what else changes KV without changing ids."""
+    model_config = config.model_config
     model, overrides = str(model_config.model), model_config.hf_overrides
     commit = model_config.revision or getattr(model_config.hf_config, "_commit_hash", None) or \
         weights_of(model)
@@ -138,25 +154,30 @@ def revision_of(model_config):
                          "\"revision\" in kv_connector_extra_config")
     words = ["weights=%s" % commit, "dtype=%s" % str(model_config.dtype).rsplit(".", 1)[-1],
              "quantization=%s" % model_config.quantization]
+    if config.load_config.load_format == "dummy":
+        words.append("dummy")
     if overrides:
         words.append("overrides=%s" % json.dumps(overrides, sort_keys=True, default=str))
     return " ".join(words)
 
 
-def rope_of(hf_config):
+def rope_of(hf_config, length):
     """How positions are encoded."""
     told = getattr(hf_config, "rope_parameters", None) or {
         name: getattr(hf_config, name) for name in ("rope_theta", "rope_scaling")
         if getattr(hf_config, name, None) is not None}
-    return json.dumps(told, sort_keys=True, default=str) if told else ""
+    text = json.dumps(told, sort_keys=True, default=str) if told else ""
+    if "longrope" in text or "dynamic" in text:  # these look at how long a prompt may be
+        text = "%d of %s" % (length, text)
+    return text
 
 
 def names(config, extra, scheme):
     model = config.model_config
     revision = extra("revision", None)
     return Words(word(extra("model", None) or model.model),
-                 word(revision_of(model) if revision is None else revision), scheme,
-                 word(rope_of(model.hf_text_config)), 0)
+                 word(revision_of(config) if revision is None else revision), scheme,
+                 word(rope_of(model.hf_text_config, model.max_model_len)), 0)
 
 
 def ids_and_scheme(config, kind, block):
@@ -216,7 +237,7 @@ class Worker:
         self.marks()  # a GPU that cannot is found out here
         (group,) = made.groups
         self.row = made.layout.text(), group.grain
-        door = Door(lambda: client, lambda c, named: c.space(pool, **named._asdict()))
+        door = Door(None, lambda c, named: c.space(pool, **named._asdict()), client)
         self.rank = Rank(door, group, self.marks, self.count)
 
     def count(self, **values):
@@ -247,14 +268,10 @@ class KvdStoreConnector(KVConnectorBase_V1, SupportsHMA):
             if refused:
                 raise ValueError("kvd.vllm: KvdStoreConnector: %s is not supported; %s"
                                  % (what, remedy))
+        refuse_options(vllm_config)
         transfer = vllm_config.kv_transfer_config
-        extra = transfer.get_from_extra_config
-        for name in set(transfer.kv_connector_extra_config) - set(OPTIONS):
-            raise ValueError("kvd.vllm: kv_connector_extra_config: %s is no option of "
-                             "KvdStoreConnector: %s" % (name, ", ".join(OPTIONS)))
-        refuse_ids(vllm_config, extra("ids", "blocks"))
         block = kv_cache_config.hash_block_size or vllm_config.cache_config.block_size
-        tokens = chunk_tokens(extra("chunk_tokens", None), block)
+        tokens = chunk_tokens(transfer.get_from_extra_config("chunk_tokens", None), block)
         # what a cache lacks is computed; in a MultiConnector its own policy stands
         transfer.kv_load_failure_policy = "recompute"
         self._plan = self._worker = None

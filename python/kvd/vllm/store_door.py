@@ -10,20 +10,22 @@ from ..errors import BusyError, Error
 logger = logging.getLogger("vllm.kvd")
 CALL_S = 1.0  # for the daemon's answer; a command takes less than a millisecond
 AWAY_S = 1.0  # until a daemon that is not there is tried again
-MUTE_S = 5.0  # and one that did not answer in time, or that keeps no chunks
+MUTE_S = 5.0  # and one that keeps no chunks, or that did not answer in time, where the pause
+MUTE_MOST_S = 60.0  # doubles each time up to this
 BUSY_S = 0.1  # and one that makes its memory
 TELL_S = 60.0  # between two lines of the log that say the same
 GONE = ("ELOST", "ENODAEMON", "EDEAD", "EDRAIN")
 
 
 class Door:
-    """connect() gives a client; opener(client, key) a space of it, key being what the caller
-    names spaces by."""
+    """connect() gives a client, where there is none yet; opener(client, key) a space of it, key
+    being what the caller names spaces by."""
 
-    def __init__(self, connect, opener, clock=time.monotonic):
+    def __init__(self, connect, opener, client=None, clock=time.monotonic):
         self.connect, self.opener, self.clock = connect, opener, clock
-        self.client = self.space = self.key = None
+        self.client, self.space, self.key = client, None, None
         self.until, self.why, self._told = 0.0, None, {}
+        self._mute_s = MUTE_S
 
     def ask(self, key, call):
         """call(space); None: it could not be, `why` says it."""
@@ -33,7 +35,11 @@ class Door:
         try:
             if not self._here():
                 raise Error("no session", "ELOST")
-            return self._call(key, call)
+            begin = self.clock()
+            got = self._call(key, call)
+            if self.clock() < begin + CALL_S:
+                self._mute_s = MUTE_S
+            return got
         except (Error, OSError) as error:
             self._failed(error)
             return None
@@ -68,20 +74,21 @@ class Door:
     def _failed(self, error):
         code = getattr(error, "code", "EIO")
         self.why = "%s (%s)" % (getattr(error, "message", error), code)
-        pause = 0
         if isinstance(error, BusyError):
-            pause = BUSY_S
-        elif code == "ENOREPLY" or self.space is None and code not in GONE:
-            pause = MUTE_S
+            self.until = self.clock() + BUSY_S
+        elif code == "ENOREPLY":
+            self.mute()
         elif code in GONE:
-            pause = AWAY_S
-        self.until = self.clock() + pause
-        if pause > BUSY_S:
+            self.until = self.clock() + AWAY_S
+        elif self.space is None:
+            self.until = self.clock() + MUTE_S
+        if self.until > self.clock() + BUSY_S:
             self.tell("the store of chunks is away: %s" % self.why, code)
 
     def mute(self):
-        """A call was not answered: none waits for the next ones."""
-        self.until = self.clock() + MUTE_S
+        """A call was not answered in time: none waits for the next ones."""
+        self.until = self.clock() + self._mute_s
+        self._mute_s = min(2 * self._mute_s, MUTE_MOST_S)
 
     def tell(self, words, kind=None):
         """Once in a while."""

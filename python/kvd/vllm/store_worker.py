@@ -77,7 +77,13 @@ class Rank:
 
     def saved(self, step):
         """All of the step is enqueued."""
-        wait = self.mark() if step.saves else None
+        self.ending.update(step.ends)
+        try:
+            wait = self.mark() if step.saves else None
+        except Error as error:  # of the stream: nothing says when its chunks are there
+            self.count(failed_saves=len(step.saves))
+            self.door.tell("chunks are not saved: %s" % error, "mark")
+            return
         for name, first, ids, blocks in step.saves:
             begin = first * step.words.tokens * self.group.grain
             views = self.view(blocks, begin, begin + len(blocks) * self.group.tokens)
@@ -89,7 +95,6 @@ class Rank:
                 self.count(failed_saves=1)
             else:
                 self.puts.setdefault(name, []).append(move)
-        self.ending.update(step.ends)
 
     def _ask(self, words, call):
         """A move; None: it was not begun."""

@@ -10,6 +10,7 @@ from ..engine import Desk
 from ..records import LINE, Slots, views_add
 from ..rooms import FAILED, PULL, SUCCESS, TRANSFERRING
 from . import pools
+from .marks import Marks
 from .params import sources_of
 from .push import Push
 from .stats import KvdStats
