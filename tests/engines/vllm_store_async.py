@@ -237,6 +237,98 @@ def preempted():
     return "%d times" % len(settled)
 
 
+# ---- what is refused, and what a space is called ------------------------------------------
+
+def refused(words, **change):
+    """At its start."""
+    kind = type("Changed", (Engine,), change)
+    try:
+        kind()
+    except ValueError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError("it starts")
+
+
+def window(words):
+    """Of other caches, by the connector alone."""
+    import torch
+    from kvd.vllm.store import refusals
+    from vllm.v1.kv_cache_interface import (KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec)
+    e = Engine()
+    spec = SlidingWindowSpec(block_size=BLOCK, num_kv_heads=4, head_size=32,
+                             dtype=torch.float32, sliding_window=64)
+    full = e.scheduler.kv_cache_config.kv_cache_groups[0]
+    for groups in ([KVCacheGroupSpec(["a"], spec)], [full, full]):
+        caches = KVCacheConfig(8, [], groups)
+        found = [what for bad, what, _ in refusals(e.scheduler.vllm_config, caches) if bad]
+        assert len(found) == 1 and words in found[0], found
+
+
+def named():
+    """Each of what changes KV is another space."""
+    import copy
+    import shutil
+    import tempfile
+    from kvd.vllm.store import names
+    config = Engine().scheduler.vllm_config
+    seen = set()
+
+    def one(extra=(), **change):
+        other = copy.copy(config)
+        other.model_config = copy.copy(config.model_config)
+        for name, value in change.items():
+            setattr(other.model_config, name, value)
+        return names(other, dict(extra).get, "s")
+
+    def new(*words, **change):
+        got = one(*words, **change)
+        assert got not in seen and all(len(w.encode()) <= 200 for w in got[:4]), got
+        seen.add(got)
+    new()
+    assert one() in seen, "the same twice"
+    new(dtype="bfloat16")
+    new(quantization="fp8")
+    new(revision="e1945c40")
+    new(hf_overrides={"sliding_window": 7})
+    new(model="/nowhere")
+    new({"model": "m"})
+    new({"revision": "x" * 300})
+    text = copy.copy(config.model_config.hf_text_config)
+    for length in (1024, 2048):
+        text.rope_parameters = {"rope_type": "longrope", "rope_theta": 1e6,
+                                "long_factor": list(range(64))}
+        new(hf_text_config=text, max_model_len=length)
+    with tempfile.TemporaryDirectory() as folder:
+        model = shutil.copytree(config.model_config.model, folder + "/m")
+        new(model=model)
+        with open(model + "/config.json", "a") as f:
+            f.write("\n")
+        new(model=model)
+    try:
+        one(hf_overrides=lambda config: config)
+    except ValueError as error:
+        assert "revision" in str(error)
+    else:
+        raise AssertionError("a function is compared")
+
+
+def ids():
+    """vLLM's own keys, by its own hash: adapters and salts are other chunks."""
+    from kvd.vllm.store import ids_and_scheme
+    from kvd.vllm.store_plan import Known
+    e = Engine()
+    made, scheme = ids_and_scheme(e.scheduler.vllm_config, "tokens", BLOCK)
+    plain, salted = e.add("a"), e.add("b")
+    salted.cache_salt = "x"
+    chains = [made.of(Known(r), T, 3) for r in (plain, salted)]
+    assert all(len(one) == 32 for chain in chains for one in chain)
+    equal(len(set(chains[0] + chains[1])), 6, "ids")
+    blocks, other = ids_and_scheme(e.scheduler.vllm_config, "blocks", BLOCK)
+    equal(blocks.of(Known(plain), T, 3), plain.block_hashes[1::2], "hashes of blocks")
+    assert scheme != other and "seed=" in other and "block=%d" % BLOCK in other, other
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--nixl", default="native", choices=["native"])
@@ -256,6 +348,17 @@ def main():
                 where, "" if caching else ", without an own cache"), failed, where, caching)
     tally.check("what the own cache has", shared)
     tally.check("a full cache", preempted)
+    for words, change in (
+            ("--prefix-caching-hash-algo sha256_cbor", {"hashing": "sha256"}),
+            ("--prefix-caching-hash-algo sha256_cbor", {"hashing": "xxhash_cbor"}),
+            ("chunk_token is no option", {"options": {"chunk_token": 64}}),
+            ("no multiple of the block size, 32", {"options": {"chunk_tokens": 100}}),
+            ("neither", {"options": {"ids": "words"}}),
+            ("lease", {"options": {"lease": 0}}), ("kvd_socket", {"options": {"kvd_socket": 1}})):
+        tally.check("refused: %s" % change, refused, words, **change)
+    tally.check("refused: windows, and several groups", window, "groups of caches")
+    tally.check("what a space is called", named)
+    tally.check("ids", ids)
     return tally.close(args.name)
 
 

@@ -132,15 +132,17 @@ def refuse_ids(config, kind):
 # ---- names -----------------------------------------------------------------------------
 
 def weights_of(model):
-    """What tells one state of a folder of weights from another."""
-    if not os.path.isdir(model):
-        return None
+    """What tells one state of a file or a folder of weights from another; None: nothing."""
+    files = [model] if os.path.isfile(model) else [
+        os.path.join(model, name) for name in sorted(os.listdir(model))
+        if re.search(r"\.(safetensors|bin|pt|pth|gguf|json)$", name)] \
+        if os.path.isdir(model) else []
     digest = hashlib.sha256()
-    for name in sorted(os.listdir(model)):
-        if re.search(r"\.(safetensors|bin|pt|pth|gguf|json)$", name):
-            stat = os.stat(os.path.join(model, name))
-            digest.update(("%s %d %d\n" % (name, stat.st_size, stat.st_mtime_ns)).encode())
-    return digest.hexdigest()[:32]
+    for path in files:
+        stat = os.stat(path)
+        digest.update(("%s %d %d\n" % (os.path.basename(path), stat.st_size,
+                                       stat.st_mtime_ns)).encode())
+    return digest.hexdigest()[:32] if files else None
 
 
 def revision_of(config):
@@ -149,6 +151,9 @@ def revision_of(config):
     model, overrides = str(model_config.model), model_config.hf_overrides
     commit = model_config.revision or getattr(model_config.hf_config, "_commit_hash", None) or \
         weights_of(model)
+    if commit is None:
+        logger.warning("kvd.vllm: nothing tells the weights of %s from others of that name: set "
+                       "\"revision\" in kv_connector_extra_config", model)
     if callable(overrides):
         raise ValueError("kvd.vllm: hf_overrides is a function, which cannot be compared: set "
                          "\"revision\" in kv_connector_extra_config")

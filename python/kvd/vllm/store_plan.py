@@ -224,10 +224,11 @@ class Plan:
             known.until = now + AWAY_S
             return 0
         self.asked, self.found = self.asked + len(ids), self.found + hold.chunks
+        known.saved = 0
         if hold.chunks:
             known.hold, known.until = hold, now + self.lease / 2
-            known.end = (first + hold.chunks) * self.tokens
-            known.saved = max(known.saved, first + hold.chunks)
+            known.saved = first + hold.chunks
+            known.end = known.saved * self.tokens
         return known.end
 
     def allocated(self, request, table, external):
@@ -305,10 +306,12 @@ class Plan:
                 known.saved, known.puts = 0, False
         for name, count in output.num_scheduled_tokens.items():
             known = self.requests.get(name)
-            if known is not None:
-                request = known.request
-                # drafts are no tokens of the request yet
-                self._save(step, known, min(request.num_computed_tokens + count,
-                                            request.num_tokens),
+            if known is None:
+                continue
+            request = known.request
+            # drafts are no tokens of the request yet
+            end = min(request.num_computed_tokens + count, request.num_tokens)
+            if end >= (known.saved + 1) * self.tokens:
+                self._save(step, known, end,
                            lambda: output.kv_connector_block_state.get_block_ids(name))
         return step
