@@ -3,6 +3,8 @@
 the handle says until when."""
 import hashlib
 
+import pytest
+
 import kvd
 from conftest import judging_deaths, until
 from kvd.rooms import ABORTING
@@ -92,3 +94,21 @@ def test_move_in_doubt_fails_with_its_daemon():
         daemon.start().wait_ready()
         with Cache(daemon) as again:  # its memory for chunks is made
             assert again.space.find(IDS).chunks == 0
+
+
+@judging_deaths
+def test_hold_without_an_answer_says_so_and_is_let_go():
+    with Daemon(CHUNKS, patient=False) as daemon, Cache(daemon) as cache:
+        cache.space.put(IDS, cache.pages(0)).wait(timeout=60)
+        secret = cache.space.hold(IDS).secret
+        daemon.freeze()
+        try:
+            for call in (lambda: cache.space.hold(IDS, timeout=0.05),
+                         lambda: cache.space.join(secret, timeout=0.05),
+                         lambda: cache.space.find(IDS, timeout=0.05)):
+                with pytest.raises(kvd.Error) as told:
+                    call()
+                assert told.value.code == "ENOREPLY", told.value
+        finally:
+            daemon.thaw()
+        until(lambda: cache.client.command("chunk.list")["holds"] == 0)

@@ -3,6 +3,7 @@
 (the store is faked), and loads and saves of a rank by a real daemon."""
 import hashlib
 import json
+import time
 import types
 from collections import namedtuple
 
@@ -789,14 +790,42 @@ def test_a_daemon_that_stands_still_costs_one_call_and_no_block():
             assert a.rank.results() == (set(), {"b"})
             assert a.rank.bad_blocks() == set(range(20, 28))
             a.door.until = 0
-            a.save(words, ids, list(range(8)), "c")
+            more = ids_of("frozen more", 2)
+            a.write(list(range(8)), 3)
+            begin = time.monotonic()
+            a.save(words, more, list(range(8)), "c")
+            assert time.monotonic() - begin < store_door.CALL_S, "a put waits for nobody"
             assert a.rank.results() == (set(), set()), "the daemon may read its blocks"
-            assert a.door.ask(words, None) is None
         finally:
             daemon.thaw()
         assert a.results()[0] == {"c"}
         a.door.until = 0
-        assert until(lambda: held(a, words, ids)).chunks == 2
+        hold = until(lambda: held(a, words, more))
+        a.rank.take(step_of(words, hold, list(range(20, 28)), 0, 128))
+        a.results()
+        assert a.holds(list(range(20, 28)), 3, 0, 128)
+
+
+def test_moves_go_by_command_where_shared_memory_is_full(daemon, monkeypatch):
+    asked = []
+
+    def full(call):
+        def posted(self, *args, **kw):
+            asked.append(kw.get("post", False))
+            if kw.get("post"):
+                raise kvd.BusyError("it is full", "EFULL", 1)
+            return call(self, *args, **kw)
+        return posted
+    monkeypatch.setattr(kvd.chunks.Space, "put", full(kvd.chunks.Space.put))
+    monkeypatch.setattr(kvd.chunks.Hold, "fetch", full(kvd.chunks.Hold.fetch))
+    words, ids = words_of("full"), ids_of("full", 2)
+    with Side(daemon) as a:
+        a.write(list(range(8)), 1)
+        a.save(words, ids, list(range(8)))
+        assert a.results() == ({"a"}, set())
+        a.rank.take(step_of(words, held(a, words, ids), list(range(20, 28)), 0, 128))
+        assert a.results() == (set(), {"a"}) and a.holds(list(range(20, 28)), 1, 0, 128)
+    assert asked == [True, False, True, False]
 
 
 def test_a_daemon_that_keeps_no_chunks_is_told_once(caplog):

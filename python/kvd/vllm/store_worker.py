@@ -22,11 +22,21 @@ CLOSE_S = 2.0
 
 
 class Load:
-    """move: None, it could not be begun."""
+    """move: None, it could not be begun; hold: by which it reads."""
 
-    def __init__(self, move, blocks):
-        self.move, self.blocks, self.dropped = move, blocks, False
+    def __init__(self, move, blocks, hold=None):
+        self.move, self.hold, self.blocks, self.dropped = move, hold, blocks, False
         self.begin_s = time.monotonic()
+
+
+def post(call):
+    """A put or a fetch without an answer, by shared memory; with one where that is full."""
+    try:
+        return call(post=True)
+    except Error as error:
+        if error.code != "EFULL":
+            raise
+        return call(timeout=CALL_S)
 
 
 def over(move):
@@ -67,9 +77,11 @@ class Rank:
         """Behind what the step does to the blocks that are loaded."""
         for name, secret, blocks, begin, end in step.loads:
             def fetch(space, secret=secret, views=self.view(blocks, begin, end)):
-                # closed at once: a fetch that has begun needs it no more
-                return space.join(secret, timeout=CALL_S).fetch(views, timeout=CALL_S)
-            self.loads[name] = Load(self._ask(step.words, fetch), blocks)
+                hold = space.join(secret, timeout=CALL_S)
+                return post(lambda **kw: hold.fetch(views, **kw)), hold
+            move, hold = self.door.ask(step.words, fetch) or (None, None)
+            self._begun(move)
+            self.loads[name] = Load(move, blocks, hold)
         for name in step.drops:
             if name in self.loads:
                 self.loads[name].dropped = True
@@ -89,19 +101,18 @@ class Rank:
             views = self.view(blocks, begin, begin + len(blocks) * self.group.tokens)
 
             def put(space, ids=ids, views=views, first=first):
-                return space.put(ids, views, first, wait=wait, timeout=CALL_S)
-            move = self._ask(step.words, put)
+                return post(lambda **kw: space.put(ids, views, first, wait=wait, **kw))
+            move = self.door.ask(step.words, put)
+            self._begun(move)
             if move is None:
                 self.count(failed_saves=1)
             else:
                 self.puts.setdefault(name, []).append(move)
 
-    def _ask(self, words, call):
-        """A move; None: it was not begun."""
-        move = self.door.ask(words, call)
+    def _begun(self, move):
+        """Its daemon may stand still, or not have answered: then it is not asked again soon."""
         if move is not None and not over(move) and move.read().flags & ABORTING:
-            self.door.mute()  # it was not answered, and is had until it is still
-        return move
+            self.door.mute()
 
     # ---- their ends ----
 
