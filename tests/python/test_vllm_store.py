@@ -823,7 +823,8 @@ def test_moves_go_by_command_where_shared_memory_is_full(daemon, monkeypatch):
         a.write(list(range(8)), 1)
         a.save(words, ids, list(range(8)))
         assert a.results() == ({"a"}, set())
-        a.rank.take(step_of(words, held(a, words, ids), list(range(20, 28)), 0, 128))
+        hold = held(a, words, ids)
+        a.rank.take(step_of(words, hold, list(range(20, 28)), 0, 128))
         assert a.results() == (set(), {"a"}) and a.holds(list(range(20, 28)), 1, 0, 128)
     assert asked == [True, False, True, False]
 
