@@ -29,10 +29,10 @@ def inside():
 
 class Engine:
     """A scheduler, and its steps' results."""
+    connector, options, hashing, caching = "KvdConnector", {}, "sha256", False
 
     def __init__(self, role, policy="fail"):
         import torch
-        from kvd.vllm.connector import Handshake
         from vllm.config import (CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig,
                                  SchedulerConfig, VllmConfig)
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -42,13 +42,14 @@ class Engine:
         model = ModelConfig(model=os.path.join(FOLDER, "vllm", "llama"), dtype="float32")
         config = VllmConfig(
             model_config=model, device_config=DeviceConfig("cpu"),
-            cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=False),
+            cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=self.caching,
+                                     prefix_caching_hash_algo=self.hashing),
             scheduler_config=SchedulerConfig(
                 max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=2048,
                 is_encoder_decoder=False),
             kv_transfer_config=KVTransferConfig(
-                kv_connector="KvdConnector", kv_connector_module_path="kvd.vllm", kv_role=role,
-                kv_load_failure_policy=policy))
+                kv_connector=self.connector, kv_connector_module_path="kvd.vllm", kv_role=role,
+                kv_load_failure_policy=policy, kv_connector_extra_config=self.options))
         config.scheduler_config.async_scheduling = True
         config.cache_config.num_gpu_blocks = BLOCKS
         caches = KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["model.layers.0.self_attn.attn"],
@@ -58,17 +59,23 @@ class Engine:
             vllm_config=config, kv_cache_config=caches, block_size=BLOCK,
             hash_block_size=BLOCK,
             structured_output_manager=StructuredOutputManager(config), log_stats=True)
+        self.told()
+        self.free = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+    def told(self):
+        """What the workers tell at the start."""
+        from kvd.vllm.connector import Handshake
         self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(
             {(0, 0): Handshake({"endpoint": "tcp://127.0.0.1:2", "pool": "m.d", "rank": 0,
                                 "heads": 4, "states": [], "layers": {"kv": [0]}})})
-        self.free = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
-    def add(self, name, params, n=1):
+    def add(self, name, params, n=1, tokens=PROMPT, hasher=None):
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
         sampling = SamplingParams(max_tokens=n, temperature=0, stop_token_ids=[STOP],
                                   extra_args={"kv_transfer_params": params})
-        request = Request(name, list(range(10, 10 + PROMPT)), sampling, None)
+        request = Request(name, list(range(10, 10 + tokens)), sampling, None,
+                          block_hasher=hasher)
         self.scheduler.add_request(request)
         return request
 

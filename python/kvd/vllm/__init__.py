@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvd as a KV connector of vLLM:
+"""kvd as KV connectors of vLLM:
 
     --kv-transfer-config '{"kv_connector": "KvdConnector",
                            "kv_connector_module_path": "kvd.vllm", "kv_role": …}'
+
+KvdConnector hands a request over from prefill to decode; KvdStoreConnector keeps prompts in the
+daemon's chunks.
 
 vLLM imports this in each of its processes; nothing of a daemon or a GPU is touched before the
 caches are registered."""
@@ -19,7 +22,10 @@ def check_release(version):
 
 
 def __getattr__(name):
-    if name != "KvdConnector":
-        raise AttributeError(name)
-    from .connector import KvdConnector
-    return KvdConnector
+    if name == "KvdConnector":
+        from .connector import KvdConnector
+        return KvdConnector
+    if name == "KvdStoreConnector":
+        from .store import KvdStoreConnector
+        return KvdStoreConnector
+    raise AttributeError(name)

@@ -13,14 +13,24 @@ HISTOGRAMS = {"seconds": ("xfer_time_seconds", "From the first to the last byte 
               "rows": ("num_rows", "Rows of the plan of a request, on this rank.", ROWS)}
 COUNTERS = {"failed": ("num_failed_transfers", "Requests whose room failed."),
             "expired": ("num_kv_expired_reqs", "Requests that nobody fetched within the lease.")}
+STORE_HISTOGRAMS = {
+    "seconds": ("store_load_seconds", "From a request's blocks to its chunks in them.", SECONDS),
+    "bytes": ("store_load_bytes", "Bytes of chunks of a request, on this rank.", BYTES)}
+STORE_COUNTERS = {
+    "asked": ("store_num_chunks_asked", "Chunks of prompts that the engine did not have."),
+    "found": ("store_num_chunks_found", "Those of them that the store had."),
+    "saved_bytes": ("store_saved_bytes", "Bytes of chunks that went into the store."),
+    "failed_loads": ("store_num_failed_loads", "Loads that failed, on a rank: computed."),
+    "failed_saves": ("store_num_failed_saves", "Puts that failed, on a rank.")}
 
 
 class KvdStats(KVConnectorStats):
     """data: a list of observations by name."""
+    HISTOGRAMS, COUNTERS = HISTOGRAMS, COUNTERS
 
     def __init__(self, data=None):
         super().__init__(data=data or {})
-        for name in (*HISTOGRAMS, *COUNTERS):
+        for name in (*self.HISTOGRAMS, *self.COUNTERS):
             self.data.setdefault(name, [])
 
     def add(self, name, value):
@@ -46,14 +56,28 @@ class KvdStats(KVConnectorStats):
                 "Expired": sum(self.data["expired"])}
 
 
+class StoreStats(KvdStats):
+    """Of KvdStoreConnector, on either side."""
+    HISTOGRAMS, COUNTERS = STORE_HISTOGRAMS, STORE_COUNTERS
+
+    def reduce(self):
+        sums = {name: sum(values) for name, values in self.data.items()}
+        return {"Chunks asked": sums["asked"], "Chunks found": sums["found"],
+                "Loads": len(self.data["bytes"]), "MB loaded": round(sums["bytes"] / 1e6, 3),
+                "MB saved": round(sums["saved_bytes"] / 1e6, 3),
+                "Failed": sums["failed_loads"] + sums["failed_saves"]}
+
+
 class PromMetrics(KVConnectorPromMetrics):
+    STATS = KvdStats
+
     def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues):
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._by_name = {}
-        for key, (name, text, buckets) in HISTOGRAMS.items():
+        for key, (name, text, buckets) in self.STATS.HISTOGRAMS.items():
             self._add(key, self._histogram_cls(name="vllm:kvd_" + name, documentation=text,
                                                buckets=buckets, labelnames=labelnames))
-        for key, (name, text) in COUNTERS.items():
+        for key, (name, text) in self.STATS.COUNTERS.items():
             self._add(key, self._counter_cls(name="vllm:kvd_" + name, documentation=text,
                                              labelnames=labelnames))
 
@@ -62,6 +86,11 @@ class PromMetrics(KVConnectorPromMetrics):
 
     def observe(self, transfer_stats_data, engine_idx=0):
         for key, metrics in self._by_name.items():
-            put = metrics[engine_idx].observe if key in HISTOGRAMS else metrics[engine_idx].inc
+            metric = metrics[engine_idx]
+            put = metric.observe if key in self.STATS.HISTOGRAMS else metric.inc
             for value in transfer_stats_data.get(key, ()):
                 put(value)
+
+
+class StorePromMetrics(PromMetrics):
+    STATS = StoreStats

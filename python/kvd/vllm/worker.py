@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's rooms, on its engine's thread."""
-import contextlib
 import logging
 import re
 import secrets
@@ -8,10 +7,10 @@ from collections import namedtuple
 
 from ..client import Client
 from ..engine import Desk
-from ..errors import Error
 from ..records import LINE, Slots, views_add
 from ..rooms import FAILED, PULL, SUCCESS, TRANSFERRING
 from . import pools
+from .marks import Marks
 from .params import sources_of
 from .push import Push
 from .stats import KvdStats
@@ -41,7 +40,7 @@ class Worker:
         """pushes: this engine is prefill, and has a bootstrap server."""
         self.config, self.caches, self.lease_s = config, kv_cache_config, lease_s
         self.client = self.desk = self.pool = self.slots = None
-        self.gpu, self.timelines = False, {}
+        self.marks = self.mark = None
         self.with_push, self.offers, self.pulls, self.pushes = pushes, {}, {}, {}
         self._stats, self._seen, self._endpoint_s = None, None, 0.0
 
@@ -57,10 +56,11 @@ class Worker:
         producer = self.config.kv_transfer_config.kv_role == "kv_producer"
         self.client = Client(client="vllm", role="prefill" if producer else "decode")
         self.desk = Desk(self.client)
-        self.gpu = next(iter(kv_caches.values())).is_cuda
+        gpu = next(iter(kv_caches.values())).is_cuda
+        self.marks = self.mark = Marks(self.client, gpu)
         # this runner has zeroed blocks that were given away before it calls begin()
         self.zeroed = self.caches.needs_kv_cache_zeroing and self.config.use_v2_model_runner
-        take = self.client.register_gpu if self.gpu else self.client.register_address
+        take = self.client.register_gpu if gpu else self.client.register_address
         regions = [take(*part) for part in made.parts]
         if self.with_push and stage.is_last_rank:
             self.slots = Slots(max(RECORDS, 4 * self.config.scheduler_config.max_num_seqs), LINE)
@@ -150,16 +150,6 @@ class Worker:
         those that are loaded, and gives none away that a step in flight may write."""
         for name, blocks, begin, end in step.binds:
             self._bind(name, blocks, begin, end)
-
-    def mark(self):
-        """Of the current stream; None where a call that returns has computed."""
-        if not self.gpu:
-            return None
-        from torch.cuda import current_stream
-        stream = current_stream()
-        if stream.cuda_stream not in self.timelines:
-            self.timelines[stream.cuda_stream] = Timeline(self.client, stream)
-        return self.timelines[stream.cuda_stream].mark()
 
     def saved(self):
         """All of the step has been enqueued."""
@@ -265,9 +255,7 @@ class Worker:
             handle.stop("the engine is shutting down")
         for handle in handles:
             handle.wait_still(CLOSE_S)
-        for timeline in self.timelines.values():
-            with contextlib.suppress(Error):  # a stream that hangs keeps its page
-                timeline.close()
+        self.marks.close()
         self.client.close()
         self.client = None
 

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's side of KvdStoreConnector: what chunks of a prompt are called, which of them
+the store has, and which are to be put there.
+
+The scheduler finds and holds with the layout of the whole model, which it makes of those that
+the workers tell in their first step: a chunk is found when the parts of all ranks are there.
+One rank's layout would not do, for the others' parts may be on their way still, or have been
+left out. It cannot be made of vLLM's configuration either: how a cache lies is known to the
+attention backends, which live in the workers."""
+import hashlib
+import time
+from collections import namedtuple
+from dataclasses import dataclass, field
+
+from ..chunks import ID_BYTES, IDS_MAX
+from ..layout import Layout
+from .store_door import AWAY_S, CALL_S
+
+CHUNK_TOKENS = 256
+TOKENS_MIN = 16  # of a chunk, in what the layout calls tokens
+WORD_MAX = 200  # bytes of a space's word
+LEASE_S = 10.0
+AGAIN_S = 1.0  # until a queued request's prefix is asked for again
+START_S = 20.0  # for the workers' first step
+
+Words = namedtuple("Words", "model revision scheme rope tokens")
+Words.__doc__ = """What a space is named by. tokens: of a chunk, as the layout counts them."""
+
+
+def word(text):
+    """As a space takes it; a long one keeps its head, and a digest of all of it."""
+    text = "".join(c if c.isprintable() else "?" for c in str(text))
+    if len(text.encode()) <= WORD_MAX:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+    return text.encode()[:WORD_MAX - 40].decode(errors="ignore") + " … " + digest
+
+
+def chunk_tokens(asked, block):
+    """Tokens of a chunk: whole blocks. asked: None, the preset, which is rounded."""
+    if asked is None:
+        return -(-CHUNK_TOKENS // block) * block
+    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1 or asked % block:
+        raise ValueError("kvd.vllm: chunk_tokens: %r is no multiple of the block size, %d"
+                         % (asked, block))
+    return asked
+
+
+def whole_layout(rows):
+    """The text of a layout with all heads and layers of the ranks whose layouts are told."""
+    whole, at = Layout(), 0
+    whole.buffer(1)
+    for layout in map(Layout.parse, rows):
+        for name, view in layout.views.items():
+            if name not in whole.views:
+                whole.view(name, view["page_tokens"], view["pages"])
+            there = whole.views[name]["layers"]
+            for layer in sorted(set(view["layers"]) - set(there)):
+                for f in view["layers"][layer]:
+                    units, nbytes = f["total_units"], f["unit_bytes"]
+                    page = nbytes * units * view["page_tokens"]
+                    whole.field(name, layer, f["name"], buffer=0, offset=at, page_stride=page,
+                                token_stride=nbytes * units, unit_stride=nbytes,
+                                unit_bytes=nbytes, units=units, total_units=units,
+                                format=f.get("format"))
+                    at += page * view["pages"]
+    whole.buffers = [at]
+    return whole.text()
+
+
+# ---- ids -------------------------------------------------------------------------------
+
+class BlockIds:
+    """vLLM's own hashes of blocks. Each is of all tokens up to its end, so that a chunk's is
+    its last block's."""
+
+    def __init__(self, block):
+        self.block = block
+
+    def scheme(self, hashing):
+        return word("vllm %s block=%d" % (hashing, self.block))
+
+    def of(self, known, tokens, count):
+        """Of the request's first `count` chunks."""
+        ratio = tokens // self.block
+        return [bytes(h) for h in known.request.block_hashes[ratio - 1:count * ratio:ratio]]
+
+
+class TokenIds:
+    """A chain of hashes of whole chunks: the same for engines with other blocks. digest: of
+    an object; extra: vLLM's keys of what is no token (adapters, images, salts), (request,
+    begin, end, first image) -> (keys, next image)."""
+
+    def __init__(self, digest, extra):
+        self.digest, self.extra = digest, extra
+        self.seed = digest("kvd chunks")
+
+    def scheme(self, _):
+        return "kvd sha256_cbor chunks"
+
+    def of(self, known, tokens, count):
+        request, chain = known.request, known.chain
+        count = min(count, request.num_tokens // tokens)
+        while len(chain) < count:
+            begin = len(chain) * tokens
+            before, image = chain[-1] if chain else (self.seed, 0)
+            keys, image = self.extra(request, begin, begin + tokens, image)
+            chain.append((self.digest(
+                (before, tuple(request.all_token_ids[begin:begin + tokens]), keys)), image))
+        return [one for one, _ in chain[:count]]
+
+
+# ---- requests --------------------------------------------------------------------------
+
+class Known:
+    """A request of the scheduler's."""
+
+    def __init__(self, request):
+        self.request, self.chain = request, []
+        self.saved = 0  # chunks from the first on that are in the store, or on their way
+        self.local = 0  # chunks that this engine's own cache had
+        self.hold, self.first, self.end, self.until = None, 0, 0, 0.0
+        self.blocks = None  # that are loaded into
+        self.failed = False  # a load has: it is not tried again
+        self.frozen = False  # of a model that has changed since
+        self.puts = False  # some may be under way
+
+    def let_go(self):
+        """Of its hold. What reads by it goes on."""
+        self.hold, self.end, self.until = None, 0, 0.0
+
+
+@dataclass
+class Step:
+    """What the scheduler tells the workers in a step. Chunks are counted from the prompt's
+    first, tokens are the request's, blocks are those of the tokens that are meant."""
+    words: Words = None
+    loads: list = field(default_factory=list)  # (request, secret, blocks, begin, end)
+    drops: list = field(default_factory=list)  # requests whose load is given up
+    saves: list = field(default_factory=list)  # (request, first chunk, ids, blocks)
+    settles: list = field(default_factory=list)  # requests that were preempted
+    ends: list = field(default_factory=list)  # requests that wait for their puts
+
+
+class Plan:
+    """door: a Door whose opener takes (client, layout text, words). block: tokens of one;
+    group: of the block table; lease: of holds, seconds; ranks: how many workers there are;
+    loads, saves: whether it does."""
+
+    def __init__(self, door, ids, words, block, tokens, *, group=0, ranks=1, lease=LEASE_S,
+                 loads=True, saves=True, step=Step, clock=time.monotonic):
+        self.door, self.ids, self.block, self.tokens = door, ids, block, tokens
+        self.named, self.words = words, None  # without and with what the workers tell
+        self.group, self.lease, self.loads, self.saves = group, lease, loads, saves
+        self.new_step, self.step, self.clock = step, step(), clock
+        self.ranks, self.rows, self.layout, self.start_s = ranks, {}, None, None
+        self.requests, self.loading = {}, {}
+        self.asked = self.found = 0  # chunks
+
+    # ---- what the workers tell ----
+
+    def told(self, rows):
+        """{rank: (layout's text, its grain)}, of one or more."""
+        self.rows.update(rows)
+        if self.words is not None or len(self.rows) < self.ranks:
+            return
+        texts = [self.rows[rank][0] for rank in sorted(self.rows)]
+        grain = max(grain for _, grain in self.rows.values())
+        least = TOKENS_MIN * grain
+        self.tokens = -(-max(self.tokens, least) // grain) * grain
+        self.layout = whole_layout(texts)
+        self.words = self.named._replace(tokens=self.tokens // grain)
+
+    def _waits(self):
+        """Whether the workers' first step is still waited for."""
+        if self.start_s is None:
+            self.start_s = self.clock()
+        return self.words is None and self.clock() < self.start_s + START_S
+
+    def heard(self, received, bad):
+        """Of a step's results: requests that were loaded, blocks that were not."""
+        for known in self.loading.values() if bad else ():
+            if not bad.isdisjoint(known.blocks):
+                known.failed, known.saved = True, 0
+        for name in received:
+            known = self.loading.pop(name, None)
+            if known is not None:
+                known.blocks = None
+                known.let_go()
+
+    # ---- a request ----
+
+    def arrived(self, request):
+        self.requests.setdefault(request.request_id, Known(request))
+
+    def matched(self, request, computed):
+        """(tokens behind the first `computed` ones that can be loaded, whether later)"""
+        known = self.requests.get(request.request_id)
+        if known is None:
+            return 0, False
+        known.local = computed // self.tokens
+        if not self.loads or known.failed or known.frozen or request.skip_reading_prefix_cache:
+            return 0, False
+        if self.words is None:
+            return (None, False) if self._waits() else (0, False)
+        end = self._held(known, computed)
+        return (end - computed, True) if end > computed else (0, False)
+
+    def _held(self, known, computed):
+        """Up to which token chunks are held. A queued request is asked for again and again."""
+        first, now = computed // self.tokens, self.clock()
+        if first == known.first and now < known.until:
+            return known.end
+        known.let_go()
+        known.first, known.until = first, now + AGAIN_S
+        # one token is left to compute: it gives the next one
+        last = min((known.request.num_tokens - 1) // self.tokens, first + IDS_MAX)
+        ids = self.ids.of(known, self.tokens, last)[first:] if last > first else ()
+        if not ids:
+            return 0
+        hold = self.door.ask((self.layout, self.words), lambda space: space.hold(
+            ids, first, lease=self.lease, timeout=CALL_S))
+        if hold is None:
+            known.until = now + AWAY_S
+            return 0
+        self.asked, self.found = self.asked + len(ids), self.found + hold.chunks
+        known.saved = 0
+        if hold.chunks:
+            known.hold, known.until = hold, now + self.lease / 2
+            known.saved = first + hold.chunks
+            known.end = known.saved * self.tokens
+        return known.end
+
+    def allocated(self, request, table, external):
+        """table(): its blocks; external: of its tokens so many are to be loaded."""
+        known = self.requests.get(request.request_id)
+        if known is None or known.hold is None or known.blocks is not None:
+            return
+        if not external:  # another connector loads it, or nobody
+            known.let_go()
+            return
+        begin, end = known.end - external, known.end
+        known.blocks = self._part(table(), begin, end)
+        self.loading[request.request_id] = known
+        self.step.loads.append((request.request_id, known.hold.secret, known.blocks, begin, end))
+
+    def _part(self, table, begin, end):
+        return list(table[self.group][begin // self.block:-(-end // self.block)])
+
+    def _save(self, step, known, end, table):
+        """Tokens [0, end) are in the blocks of table() once the step has run."""
+        whole = min(end // self.tokens, known.saved + IDS_MAX)
+        if not self.saves or known.frozen or self.words is None or \
+                whole <= max(known.saved, known.local):
+            return
+        first, name = known.saved, known.request.request_id
+        ids = self.ids.of(known, self.tokens, whole)[first:]
+        blocks = self._part(table(), first * self.tokens, whole * self.tokens)
+        if len(ids) == whole - first and all(len(one) == ID_BYTES for one in ids):
+            step.saves.append((name, first, b"".join(ids), blocks))
+            known.saved, known.puts = whole, True
+
+    def finished(self, request, blocks):
+        """Whether vLLM keeps its blocks until the workers report it."""
+        name = request.request_id
+        known = self.requests.pop(name, None)
+        if known is None:
+            return False
+        known.let_go()
+        if self.loading.pop(name, None) is not None:
+            self.step.drops.append(name)  # vLLM waits for the load, and for nothing else
+            return False
+        # a step in flight still writes the others
+        end = request.num_computed_tokens - request.num_in_flight_tokens
+        self._save(self.step, known, min(end, request.num_tokens), lambda: blocks)
+        if known.puts:
+            self.step.ends.append(name)
+        return known.puts
+
+    def reset(self):
+        """The model has changed: nothing from before it is found, or saved, any more."""
+        self.named = self.named._replace(revision=word(
+            "%s reset %d" % (self.named.revision, time.time_ns())))
+        if self.words is not None:
+            self.words = self.named._replace(tokens=self.words.tokens)
+        for known in self.requests.values():
+            known.frozen = True
+            if known.blocks is None:
+                known.let_go()
+
+    def take_counts(self):
+        """(chunks asked for, found) since the last call"""
+        asked, found, self.asked, self.found = self.asked, self.found, 0, 0
+        return asked, found
+
+    # ---- a step ----
+
+    def take(self, output):
+        """The step that is about to run."""
+        step, self.step = self.step, self.new_step()
+        step.words = self.words
+        step.settles += output.preempted_req_ids or ()
+        for name in step.settles:
+            known = self.requests.get(name)
+            if known is not None:  # what of it was put is left out when it is put again
+                known.saved, known.puts = 0, False
+        for name, count in output.num_scheduled_tokens.items():
+            known = self.requests.get(name)
+            if known is None:
+                continue
+            request = known.request
+            # drafts are no tokens of the request yet
+            end = min(request.num_computed_tokens + count, request.num_tokens)
+            if end >= (known.saved + 1) * self.tokens:
+                self._save(step, known, end,
+                           lambda: output.kv_connector_block_state.get_block_ids(name))
+        return step

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's loads and saves of chunks, on its engine's thread.
+
+A put is begun behind the step that has computed its chunks, on a GPU behind a mark in the
+stream. Until it has ended its blocks may be read: vLLM keeps those of a request that finishes
+until that is reported, and those of a request that is preempted are waited for before the next
+step writes them. What a put reads later would be stored as what it is not."""
+import contextlib
+import logging
+import time
+
+import numpy as np
+
+from ..errors import Error
+from ..rooms import ABORTING, FAILED, SUCCESS, View
+from .store_door import CALL_S
+
+logger = logging.getLogger("vllm.kvd")
+SHOW_S = 0.25  # for the daemon's words about a load that has failed
+TELL_S = 1.0  # between words about a daemon that stands still
+CLOSE_S = 2.0
+
+
+class Load:
+    """move: None, it could not be begun; hold: by which it reads."""
+
+    def __init__(self, move, blocks, hold=None):
+        self.move, self.hold, self.blocks, self.dropped = move, hold, blocks, False
+        self.begin_s = time.monotonic()
+
+
+def post(call):
+    """A put or a fetch without an answer, by shared memory; with one where that is full."""
+    try:
+        return call(post=True)
+    except Error as error:
+        if error.code != "EFULL":
+            raise
+        return call(timeout=CALL_S)
+
+
+def over(move):
+    """Whether nothing of it moves any more."""
+    try:
+        return move.state in (FAILED, SUCCESS)
+    except Error:  # its slot is another's: it has ended, and nobody saw it
+        return True
+
+
+class Rank:
+    """door: a Door that opens spaces of the pool; group: of pools.py; mark(): what is enqueued
+    by now, for the daemon to wait for; count(name=value): statistics."""
+
+    def __init__(self, door, group, mark, count):
+        self.door, self.group, self.mark, self.count = door, group, mark, count
+        self.loads, self.puts, self.ending, self.bad = {}, {}, set(), set()
+
+    def view(self, blocks, begin, end):
+        """Tokens [begin, end) of the request, which begin with the first of these blocks."""
+        group, pages = self.group, np.asarray(blocks, np.int64)
+        if group.ratio > 1:
+            pages = (pages[:, None] * group.ratio + np.arange(group.ratio)).ravel()
+        first = begin // group.tokens * group.tokens
+        return {group.name: View(pages, first // group.grain,
+                                 (begin // group.grain, end // group.grain))}
+
+    # ---- a step ----
+
+    def begin(self, step):
+        """Before anything of the step writes."""
+        for name in step.settles:
+            moves = self.puts.pop(name, ())
+            self.stop(moves)
+            self.still(moves)
+
+    def take(self, step):
+        """Behind what the step does to the blocks that are loaded."""
+        for name, secret, blocks, begin, end in step.loads:
+            def fetch(space, secret=secret, views=self.view(blocks, begin, end)):
+                hold = space.join(secret, timeout=CALL_S)
+                return post(lambda **kw: hold.fetch(views, **kw)), hold
+            move, hold = self.door.ask(step.words, fetch) or (None, None)
+            self._begun(move)
+            self.loads[name] = Load(move, blocks, hold)
+        for name in step.drops:
+            if name in self.loads:
+                self.loads[name].dropped = True
+                self.stop([self.loads[name].move])
+
+    def saved(self, step):
+        """All of the step is enqueued."""
+        self.ending.update(step.ends)
+        try:
+            wait = self.mark() if step.saves else None
+        except Error as error:  # of the stream: nothing says when its chunks are there
+            self.count(failed_saves=len(step.saves))
+            self.door.tell("chunks are not saved: %s" % error, "mark")
+            return
+        for name, first, ids, blocks in step.saves:
+            begin = first * step.words.tokens * self.group.grain
+            views = self.view(blocks, begin, begin + len(blocks) * self.group.tokens)
+
+            def put(space, ids=ids, views=views, first=first):
+                return post(lambda **kw: space.put(ids, views, first, wait=wait, **kw))
+            move = self.door.ask(step.words, put)
+            self._begun(move)
+            if move is None:
+                self.count(failed_saves=1)
+            else:
+                self.puts.setdefault(name, []).append(move)
+
+    def _begun(self, move):
+        """Its daemon may stand still, or not have answered: then it is not asked again soon."""
+        if move is not None and not over(move) and move.read().flags & ABORTING:
+            self.door.mute()
+
+    # ---- their ends ----
+
+    def stop(self, moves):
+        for move in moves:
+            if move is not None and not over(move):
+                with contextlib.suppress(Error):
+                    move.abort(CALL_S)
+
+    def still(self, moves, seconds=float("inf")):
+        """Until none of them moves. Only a daemon that stands still takes long, and it must
+        not read these pages when it goes on."""
+        now = time.monotonic()
+        until, told, pause = now + seconds, now + TELL_S, 20e-6
+        while not all(map(over, moves)):
+            now = time.monotonic()
+            if now > until:
+                return
+            if now > told:
+                told = now + TELL_S * 30
+                logger.warning("blocks wait for kvd, which does not answer")
+            self.turn()
+            time.sleep(pause)
+            pause = min(pause * 1.5, 1e-3)
+
+    def turn(self):
+        """Late answers come with it."""
+        with contextlib.suppress(Error):
+            self.door.client._kvd.poll()
+
+    def results(self):
+        """(requests whose puts have ended, requests that were loaded, or not)"""
+        sent, received = set(), set()
+        if self.loads or self.puts:
+            self.turn()
+        for name, load in list(self.loads.items()):
+            if load.move is None or over(load.move):
+                del self.loads[name]
+                received.add(name)
+                self._loaded(name, load)
+        for name, moves in list(self.puts.items()):
+            left = [move for move in moves if not self._put(name, move)]
+            if left:
+                self.puts[name] = left
+            else:
+                del self.puts[name]
+        for name in self.ending - self.puts.keys():
+            self.ending.discard(name)
+            sent.add(name)
+        return sent, received
+
+    def bad_blocks(self):
+        """That were not loaded, since the last call."""
+        bad, self.bad = self.bad, set()
+        return bad
+
+    def _loaded(self, name, load):
+        state, nbytes = self._end(load.move)
+        if state == SUCCESS:
+            self.count(bytes=nbytes, seconds=time.monotonic() - load.begin_s)
+            return
+        if load.dropped:
+            return
+        tokens, why = 0, self.door.why
+        if load.move is not None:
+            tokens, why = self._landed(load.move)
+        whole = tokens * self.group.grain // self.group.tokens
+        self.bad.update(load.blocks[whole:])
+        self.count(failed_loads=1)
+        logger.warning("request %s: %d of %d blocks were not loaded and are computed: %s",
+                       name, len(load.blocks) - whole, len(load.blocks), why)
+
+    @staticmethod
+    def _end(move):
+        if move is None:
+            return FAILED, 0
+        try:
+            status = move.read()
+        except Error:
+            return FAILED, 0
+        return status.state, status.bytes
+
+    @staticmethod
+    def _landed(move):
+        """(tokens of the view's from the first on, why not all)"""
+        try:
+            facts = move.show(SHOW_S)
+        except Error as error:
+            return 0, error
+        return facts.prefix_tokens, facts.error
+
+    def _put(self, name, move):
+        """Whether it has ended."""
+        if not over(move):
+            return False
+        state, nbytes = self._end(move)
+        if state == SUCCESS:
+            self.count(saved_bytes=nbytes)
+        else:
+            self.count(failed_saves=1)
+            self.door.tell("request %s: chunks were not saved: %s"
+                           % (name, self._landed(move)[1]), "put")
+        return True
+
+    def quiet(self):
+        """Nothing of it touches the engine's memory after this."""
+        moves = [move for some in self.puts.values() for move in some]
+        moves += [load.move for load in self.loads.values() if load.move is not None]
+        self.stop(moves)
+        self.still(moves, CLOSE_S)
