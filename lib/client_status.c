@@ -34,6 +34,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define LOOK_NS 1000000u /* of a wait: then the connection is looked at, too */
+
 #define HEARTBEATS_MISSED 4u /* heartbeat intervals without a heartbeat: old */
 #define ASK_EVERY_NS UINT64_C(10000000)
 #define FIGURES_TRIES 16u
@@ -392,10 +394,11 @@ void client_pause(struct kvd_client *client, uint64_t *pause_ns)
 {
 	uint64_t ns = *pause_ns ? *pause_ns : 20000;
 
-	if (client->conn.pending || kvd_lost(client))
+	/* or the daemon has ended: its connection tells, the page does not */
+	if (client->conn.pending || kvd_lost(client) || ns >= LOOK_NS)
 		client_conn_turn(client, 0);
 	nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
-	*pause_ns = ns < 1000000 ? ns * 3 / 2 : ns;
+	*pause_ns = ns < LOOK_NS ? ns * 3 / 2 : ns;
 }
 
 int client_slot_wait(struct client_slot *slot, int state, int timeout_ms)

@@ -103,6 +103,7 @@ extern PyTypeObject *client_type;
 bool client_lock(struct client *c);
 /* Without the GIL being given up: false when another thread has it (no exception). */
 bool client_trylock(struct client *c);
+void client_look(struct client *c);
 void client_unlock(struct client *c);
 /* The client's last error as an exception, after unlocking. NULL. */
 PyObject *client_raise(struct client *c, const struct kvd_error *error);

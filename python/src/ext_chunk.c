@@ -486,6 +486,7 @@ static PyObject *move_read(PyObject *self, PyObject *none)
 	(void)none;
 	if (!chunk_usable(move, "move"))
 		return NULL;
+	client_look(move->client);
 	if (kvd_move_read(move->kvd, &st) < 0)
 		return ext_raise_code(KVD_E_GONE, "move: its slot is another's");
 	return Py_BuildValue("(iIiiKK)", st.state, st.flags, st.error, (int)st.retryable,

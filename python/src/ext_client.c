@@ -149,6 +149,15 @@ static void closings_run(struct client *c)
 	}
 }
 
+/* Has the daemon ended? Shared memory does not tell before its heartbeat is missed. */
+void client_look(struct client *c)
+{
+	if (!client_trylock(c))
+		return; /* whoever has it takes turns */
+	client_turn(c, false);
+	client_unlock(c);
+}
+
 void client_turn(struct client *c, bool now)
 {
 	uint64_t t = clock_ns();

@@ -553,6 +553,7 @@ static PyObject *room_read(PyObject *self, PyObject *none)
 	(void)none;
 	if (!room_usable(room))
 		return NULL;
+	client_look(room->client);
 	if (kvd_room_read(room->kvd, &st) < 0)
 		return ext_raise_code(KVD_E_GONE, "room %llu: its slot is another's",
 				      (unsigned long long)room->number);
