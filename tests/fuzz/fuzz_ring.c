@@ -29,21 +29,26 @@
 #include "daemon/base/mem.h"
 #include "daemon/xfer/ring.h"
 #include "tests/fuzz/lib/fuzz.h"
+#include "tests/lib/cluster_store.h"
 #include "tests/lib/xfer_pair.h"
 
 #define ENTRIES 16u
 #define ARENA_BYTES 65536u
 #define RING_BYTES (KVD_RING_HEADER_BYTES + ENTRIES * KVD_RING_ENTRY_BYTES)
 #define STEPS_MAX 64u
+#define CHUNK_TOKENS 16u
+#define CHUNK_IDS 6u /* that there are */
 
 enum how { HOW_THREAD = 1, HOW_TAIL = 2, HOW_ARENA = 4 };
 
 static struct {
 	struct pair *pair;
 	bool begun;
+	uint64_t other_space; /* pair->me's, of the same chunks */
+	unsigned int others;  /* sessions */
 	/* of one input */
 	struct session *session;
-	uint64_t session_id, attach, region, pool;
+	uint64_t session_id, attach, region, pool, space;
 	struct kvd_ring_header *ring; /* the engine's mapping */
 	uint8_t *arena;
 	uint64_t tail, lists[2];
@@ -117,6 +122,27 @@ static void *meddle(void *arg)
 
 /* ---- one engine ---- */
 
+static uint64_t open_space(struct session *session, uint64_t pool)
+{
+	return pair_number(cluster_call(&w.pair->c, session,
+					"{'cmd':'chunk.space','pool':%llu,'model':'m',"
+					"'scheme':'s','tokens':%u}",
+					(unsigned long long)pool, CHUNK_TOKENS),
+			   "space");
+}
+
+/* What the next input would find. */
+static void drop_chunks(void)
+{
+	for (unsigned int i = 0; i < CHUNK_IDS; i++) {
+		for (unsigned int first = 0; first < CHUNK_IDS; first++)
+			cluster_ok(&w.pair->c, w.pair->me,
+				   "{'cmd':'chunk.drop','space':%llu,'first':%u,'ids':['"
+				   "%02x%062x']}",
+				   (unsigned long long)w.other_space, first, i, 0);
+	}
+}
+
 static void session_begin(void)
 {
 	static struct cache cache;
@@ -128,6 +154,7 @@ static void session_begin(void)
 	w.region = (uint64_t)(uintptr_t)cache.base;
 	w.pool = cache.pool;
 	close(cache.fd); /* mapped until the session has ended */
+	w.space = open_space(w.session, w.pool);
 	w.attach = pair_attach(w.pair, w.session, w.pair->you, 1);
 	cluster_ok(&w.pair->c, w.session,
 		   "{'cmd':'session.share','entries':%u,'arena_bytes':%u}", ENTRIES,
@@ -145,7 +172,7 @@ static void session_begin(void)
 static bool is_gone(void *arg)
 {
 	(void)arg;
-	return w.pair->c.nodes[0].kvd.session_count == 1;
+	return w.pair->c.nodes[0].kvd.session_count == w.others;
 }
 
 static void session_finish(void)
@@ -153,6 +180,7 @@ static void session_finish(void)
 	if (is_alive())
 		session_end(w.session, "the input is over");
 	cluster_until(&w.pair->c, is_gone, NULL, "the end of the session");
+	drop_chunks();
 	munmap(w.ring, RING_BYTES);
 	munmap(w.arena, ARENA_BYTES);
 	munmap((void *)(uintptr_t)w.region, w.pair->mine.bytes);
@@ -303,6 +331,82 @@ static void give_room(struct cursor *in)
 	push(&entry);
 }
 
+/* Ids of so many chunks, which follow each other; where they end. */
+static uint32_t put_ids(struct cursor *in, uint32_t at, uint32_t count)
+{
+	uint8_t from = cursor_get_u8(in);
+
+	for (uint32_t i = 0; i < count * KVD_RING_ID_BYTES; i++)
+		put(&w.arena[at + i], (uint8_t)0);
+	for (uint32_t i = 0; i < count; i++)
+		put(&w.arena[at + i * KVD_RING_ID_BYTES],
+		    (uint8_t)((from + i) % CHUNK_IDS));
+	return at + count * KVD_RING_ID_BYTES;
+}
+
+/* The pages of so many chunks, or as the input says them. */
+static uint32_t put_chunk_pages(struct cursor *in, uint32_t at, uint64_t first,
+				uint32_t count, bool own)
+{
+	uint64_t token = first * CHUNK_TOKENS;
+	uint32_t *pages;
+
+	if (own)
+		return put_view(in, at);
+	for (uint32_t i = 0; i < sizeof(struct kvd_ring_view) / 8; i++)
+		put((uint64_t *)(void *)(w.arena + at + 8 * i), UINT64_C(0));
+	put(&w.arena[at], (uint8_t)'k');
+	put(&w.arena[at + 1], (uint8_t)'v');
+	put((uint64_t *)(void *)(w.arena + at +
+				 offsetof(struct kvd_ring_view, first_token)),
+	    token);
+	put((uint32_t *)(void *)(w.arena + at +
+				 offsetof(struct kvd_ring_view, page_count)),
+	    count * CHUNK_TOKENS);
+	pages = (uint32_t *)(void *)(w.arena + at + sizeof(struct kvd_ring_view));
+	for (uint32_t i = 0; i < count * CHUNK_TOKENS; i++)
+		put(&pages[i], i);
+	return at + (uint32_t)kvd_ring_view_bytes(count * CHUNK_TOKENS);
+}
+
+/* FIND, HOLD, FETCH of a hold in one of the last slots, or PUT. */
+static void give_chunk(struct cursor *in)
+{
+	uint8_t how = cursor_get_u8(in), more = cursor_get_u8(in);
+	uint32_t count = how >> 2 & 3, at = ROOM_AT;
+	struct kvd_ring_entry entry = {.op = KVD_RING_FIND + (how & 3),
+				       .slot = w.slot++,
+				       .gen = w.gen,
+				       .a = more & 128 ? w.other_space : w.space,
+				       .c = more & 3,
+				       .offset = ROOM_AT,
+				       .n0 = count};
+
+	if (entry.op == KVD_RING_HOLD) {
+		for (uint32_t i = 0; i < KVD_RING_SECRET_BYTES; i++)
+			put(&w.arena[at + i], (uint8_t)(i ? 0 : more >> 2 & 3));
+		at += KVD_RING_SECRET_BYTES;
+		entry.b = how & 128 ? 1 : 1000;
+	}
+	if (entry.op == KVD_RING_FETCH) {
+		entry.a = KVD_RING_IDS + entry.slot - 1 - (more >> 2 & 3);
+		entry.c = how & 128;
+	} else {
+		at = put_ids(in, at, count);
+	}
+	if (entry.op >= KVD_RING_FETCH) {
+		entry.b = w.pool;
+		entry.n1 = 1;
+		at = put_chunk_pages(in, at, more & 3, count, how & 16);
+	}
+	entry.bytes = at - ROOM_AT;
+	if (how & 32) /* a length that lies */
+		entry.bytes ^= more & 63;
+	if (how & 64)
+		entry.n0 ^= (uint32_t)more << 24;
+	push(&entry);
+}
+
 /* An entry of the input's bytes; over the last one where a byte is 0. */
 static void give_garbage(struct cursor *in)
 {
@@ -331,7 +435,9 @@ static void step(struct cursor *in)
 		give_transfer(in);
 		break;
 	case 4:
-		if (what & 64)
+		if (what & 64 && what & 32)
+			give_chunk(in);
+		else if (what & 64)
 			give_room(in);
 		else
 			give_other(in);
@@ -360,6 +466,10 @@ static void world_begin(void)
 	cluster_real_time();
 	need(pair_setup(&pair) == 0);
 	w.pair = pair;
+	cluster_store(&w.pair->c, 0,
+		      &(struct cluster_store_args){.memory_bytes = 4 << 20});
+	w.other_space = open_space(w.pair->me, w.pair->mine.pool);
+	w.others = w.pair->c.nodes[0].kvd.session_count;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
