@@ -20,9 +20,3 @@ faults: all $(FAULTS_ENGINE) ## every fault in every phase on real daemons (FAUL
 soak: all $(FAULTS_ENGINE) ## rooms under random faults; what lives stays flat (SOAK_ROOMS=n)
 	$(Q)KVD_BUILD=$(CURDIR)/$(B) LD_LIBRARY_PATH=$(CURDIR)/$(B) \
 		tests/integration/faults/soak.py --rooms $(SOAK_ROOMS) $(if $(SEED),--seed $(SEED))
-
-KILLS ?= 1000
-.PHONY: chunk-kills
-chunk-kills: all $(PYDIR)/installed ## kill -9 of daemons that keep chunks in files (KILLS=n)
-	@KVD_BUILD=$(B) $(PYDIR)/venv/bin/python tests/python/chunk_kills.py --kills $(KILLS) \
-		--dir $(B) $(if $(SEED),--seed $(SEED))

@@ -32,3 +32,9 @@ bench-python: all $(PYDIR)/installed ## kvd's nixl beside the real one (PyPI)
 	@tests/bench/peers/setup.sh build/peers
 	@KVD_BUILD=$(B) scripts/bench-python.py --peers build/peers \
 		$(if $(REPS),--reps $(REPS)) $(if $(TRANSPORT),--transport $(TRANSPORT))
+
+KILLS ?= 1000
+.PHONY: chunk-kills
+chunk-kills: all $(PYDIR)/installed ## kill -9 of daemons that keep chunks in files (KILLS=n)
+	@KVD_BUILD=$(CURDIR)/$(B) $(PYDIR)/venv/bin/python tests/python/chunk_kills.py --kills $(KILLS) \
+		--dir $(B) $(if $(SEED),--seed $(SEED))
