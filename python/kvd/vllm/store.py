@@ -32,7 +32,7 @@ from ..client import Client
 from . import check_release
 from .marks import Marks
 from .stats import StorePromMetrics, StoreStats
-from .store_door import Door
+from .store_door import CALL_S, Door
 from .store_plan import LEASE_S, BlockIds, Plan, Step, TokenIds, Words, chunk_tokens, word
 from .store_worker import Rank
 from .worker import NAME_MAX, Ranks, build
@@ -205,8 +205,8 @@ def plan(config, caches, block, tokens):
 
     def opener(client, key):
         layout, named = key
-        return client.space(layout, **named._asdict())
-    door = Door(lambda: Client(extra("kvd_socket", None), client="vllm"), opener)
+        return client.space(layout, timeout=CALL_S, **named._asdict())
+    door = Door(lambda: Client(extra("kvd_socket", None), client="vllm", timeout=CALL_S), opener)
     return Plan(door, ids, names(config, extra, scheme), block, tokens,
                 group=caches.transfer_group_ids[0],
                 ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
@@ -242,7 +242,10 @@ class Worker:
         self.marks()  # a GPU that cannot is found out here
         (group,) = made.groups
         self.row = made.layout.text(), group.grain
-        door = Door(None, lambda c, named: c.space(pool, **named._asdict()), client)
+
+        def opener(client, named):
+            return client.space(pool, timeout=CALL_S, **named._asdict())
+        door = Door(None, opener, client)
         self.rank = Rank(door, group, self.marks, self.count)
 
     def count(self, **values):
