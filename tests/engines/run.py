@@ -45,6 +45,7 @@ NATIVE = {
     "vllm-store-ends": ["vllm_store.py", "ends"],
     "vllm-store-shapes": ["vllm_store.py", "shapes"],
     "vllm-store-pd": ["vllm_store.py", "pd"],
+    "vllm-store-far": ["vllm_store.py", "far"],
     "vllm-store-async": ["vllm_store_async.py"],
     "cross-vllm-sglang": ["cross_pd.py", "--only", "vllm-sglang"],
     "cross-sglang-vllm": ["cross_pd.py", "--only", "sglang-vllm"],

@@ -3,12 +3,13 @@
 """Real vLLM engines on KvdStoreConnector: prompts that one engine has computed are loaded by
 another, or by itself, from the daemon's chunks.
 
-vllm_store.py lives|ends|shapes|pd [--nixl native] [--name NAME]
+vllm_store.py lives|ends|shapes|pd|far [--nixl native] [--name NAME]
 
     lives   one engine computes and is killed, the next one has its chunks; the daemon dies
     ends    clients that leave, leases that end, puts that take long, a cache that is full
     shapes  engines with blocks of other sizes and other ranks share chunks
     pd      prefill and decode, each with both connectors
+    far     chunks of another daemon's, which dies
 
 Greedy tokens must be those of one plain engine of vLLM. That they come of chunks, and not of
 computing again, is seen from the daemon's figures and from where vLLM's prompt tokens came from,
@@ -46,11 +47,11 @@ OWN = {"kv_connector_module_path": "kvd.vllm", "kv_role": "kv_both"}
 
 
 class StoreNode(Node):
-    def __init__(self, name):
+    def __init__(self, name, more=""):
         self.nixl = "native"
         # a chunk of whole blocks takes 2 MiB, and at most a 128th of it
         self.daemon = Daemon("log_level = info\n[peer]\ndead_after = 5 s\n"
-                             "[chunks]\nchunk_memory = 320 MiB\n", name=name)
+                             "[chunks]\nchunk_memory = 320 MiB\n" + more, name=name)
 
     def chunks(self):
         return ctl(self, "chunks")
@@ -119,8 +120,8 @@ class Case(Run):
             nixl="native", kind="llama", connector="", tp_d=1, push=False, name=args.name), tally)
         self.chunk, self.stack = T, None
 
-    def node(self, name):
-        node = self.stack.enter_context(StoreNode(name))
+    def node(self, name, more=""):
+        node = self.stack.enter_context(StoreNode(name, more))
         node.ready()
         return node
 
@@ -498,7 +499,32 @@ def alone(case, engine, name):
     case.one(engine, name, case.found(name))
 
 
-CASES = {"lives": lives, "ends": ends, "shapes": shapes, "pd": pd}
+# ---- another daemon's --------------------------------------------------------------------
+
+def far(case):
+    tally, there = case.tally, case.node("there")
+    A = case.engine("A", there)
+    for name in NAMES:
+        tally.check("A saves %s" % name, case.one, A, name, 0, case.saved(name))
+    A.stop()
+    here = case.node("here", "chunk_stores = %s\n" % ctl(there, "health")["endpoint"])
+    assert until(lambda: here.chunks()["far"]["up"] == 1, 20), "the other daemon is not up"
+    B = case.engine("B", here, {"chunk_tokens": T, "far": 0.3})
+    for name in NAMES:
+        tally.check("B has %s of A's daemon" % name, case.one, B, name, case.found(name))
+    tally.check("the other daemon is killed: computed", lost, case, B, there)
+
+
+def lost(case, B, there):
+    there.daemon.proc.kill()
+    there.daemon.proc.wait()
+    case.one(B, "prefix", 0, case.saved("prefix"))
+    case.one(B, "longer", case.found("prefix"))
+    there.daemon.notify.close()
+    there.daemon.start().wait_ready()  # it is to end well
+
+
+CASES = {"lives": lives, "ends": ends, "shapes": shapes, "pd": pd, "far": far}
 
 
 def main():

@@ -354,7 +354,8 @@ def main():
             ("chunk_token is no option", {"options": {"chunk_token": 64}}),
             ("no multiple of the block size, 32", {"options": {"chunk_tokens": 100}}),
             ("neither", {"options": {"ids": "words"}}),
-            ("lease", {"options": {"lease": 0}}), ("kvd_socket", {"options": {"kvd_socket": 1}})):
+            ("lease", {"options": {"lease": 0}}), ("far", {"options": {"far": 2}}),
+            ("kvd_socket", {"options": {"kvd_socket": 1}})):
         tally.check("refused: %s" % change, refused, words, **change)
     tally.check("refused: windows, and several groups", window, "groups of caches")
     tally.check("what a space is called", named)

@@ -125,7 +125,7 @@ class Store:
     def ask(self, key, call):
         return None if self.away else call(self)
 
-    def hold(self, ids, first, lease, timeout):
+    def hold(self, ids, first, lease, far, timeout):
         self.asked.append((first, len(ids)))
         return Found(max(0, min(len(ids), self.there - first)), b"secret")
 

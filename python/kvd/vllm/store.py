@@ -33,13 +33,13 @@ from . import check_release
 from .marks import Marks
 from .stats import StorePromMetrics, StoreStats
 from .store_door import CALL_S, Door
-from .store_plan import LEASE_S, BlockIds, Plan, Step, TokenIds, Words, chunk_tokens, word
+from .store_plan import FAR_MOST_S, LEASE_S, BlockIds, Plan, Step, TokenIds, Words, chunk_tokens, word
 from .store_worker import Rank
 from .worker import NAME_MAX, Ranks, build
 
 logger = init_logger("vllm.kvd")
 HASH = "sha256_cbor"
-OPTIONS = ("kvd_socket", "chunk_tokens", "model", "revision", "ids", "lease")
+OPTIONS = ("kvd_socket", "chunk_tokens", "model", "revision", "ids", "lease", "far")
 NO_CACHE_DRAFTERS = ("ngram", "ngram_gpu", "suffix")
 
 with contextlib.suppress(ValueError):  # it is: MultiConnector asks for its children by name
@@ -114,6 +114,10 @@ def refuse_options(config):
     lease = given.get("lease", LEASE_S)
     if isinstance(lease, bool) or not isinstance(lease, (int, float)) or not 0 < lease <= 600:
         raise ValueError("kvd.vllm: lease: %r is not a number of seconds up to 600" % (lease,))
+    far = given.get("far", 0)
+    if isinstance(far, bool) or not isinstance(far, (int, float)) or not 0 <= far <= FAR_MOST_S:
+        raise ValueError("kvd.vllm: far: %r is not a number of seconds up to %g, for which the "
+                         "scheduler would wait" % (far, FAR_MOST_S))
     refuse_ids(config, given.get("ids", "blocks"))
 
 
@@ -210,7 +214,8 @@ def plan(config, caches, block, tokens):
     return Plan(door, ids, names(config, extra, scheme), block, tokens,
                 group=caches.transfer_group_ids[0],
                 ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
-                lease=extra("lease", LEASE_S), loads=transfer.is_kv_consumer,
+                lease=extra("lease", LEASE_S), far=extra("far", 0) or None,
+                loads=transfer.is_kv_consumer,
                 saves=transfer.is_kv_producer, step=StoreStep)
 
 

@@ -20,6 +20,7 @@ CHUNK_TOKENS = 256
 TOKENS_MIN = 16  # of a chunk, in what the layout calls tokens
 WORD_MAX = 200  # bytes of a space's word
 LEASE_S = 10.0
+FAR_MOST_S = 0.5  # for which the scheduler may wait
 AGAIN_S = 1.0  # until a queued request's prefix is asked for again
 START_S = 20.0  # for the workers' first step
 
@@ -144,14 +145,15 @@ class Step:
 
 class Plan:
     """door: a Door whose opener takes (client, layout text, words). block: tokens of one;
-    group: of the block table; lease: of holds, seconds; ranks: how many workers there are;
-    loads, saves: whether it does."""
+    group: of the block table; lease: of holds, seconds; far: for which other daemons are
+    asked, or None; ranks: how many workers there are; loads, saves: whether it does."""
 
     def __init__(self, door, ids, words, block, tokens, *, group=0, ranks=1, lease=LEASE_S,
-                 loads=True, saves=True, step=Step, clock=time.monotonic):
+                 far=None, loads=True, saves=True, step=Step, clock=time.monotonic):
         self.door, self.ids, self.block, self.tokens = door, ids, block, tokens
         self.named, self.words = words, None  # without and with what the workers tell
-        self.group, self.lease, self.loads, self.saves = group, lease, loads, saves
+        self.group, self.lease, self.far = group, lease, far
+        self.loads, self.saves = loads, saves
         self.new_step, self.step, self.clock = step, step(), clock
         self.ranks, self.rows, self.layout, self.start_s = ranks, {}, None, None
         self.requests, self.loading = {}, {}
@@ -219,7 +221,7 @@ class Plan:
         if not ids:
             return 0
         hold = self.door.ask((self.layout, self.words), lambda space: space.hold(
-            ids, first, lease=self.lease, timeout=CALL_S))
+            ids, first, lease=self.lease, far=self.far, timeout=CALL_S))
         if hold is None:
             known.until = now + AWAY_S
             return 0
