@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The index: chunks by space and id. Ids are hashes, yet chosen by clients: the bucket
- * comes from a seeded hash of them. The table has a bucket for each chunk that the arena
- * can hold and never grows, so no look-up pays for another's growth.
+ * comes from a seeded hash of them. The table has a bucket for each chunk that memory and
+ * files can hold, or a million, and never grows, so no look-up pays for another's growth.
  *
  * A chunk is in the index from the first part on that a move begins to fill, and shows
  * what is ready. It lives as long as it is pinned or has a part.
@@ -13,17 +13,24 @@
 
 #include <xxhash.h>
 
+#include "daemon/base/context.h"
 #include "daemon/base/mem.h"
+#include "daemon/config/config.h"
 #include "daemon/store/files.h"
+#include "daemon/store/seal.h"
 #include "daemon/store/store_impl.h"
 
 #define BUCKETS_MAX (UINT64_C(1) << 20)
+#define AHEAD 8u
 
 int store_index_new(struct store *store)
 {
-	uint64_t n = 1024;
+	const struct config *config = store->kvd->config;
+	uint64_t most = store->memory_bytes / CANON_GRAIN, n = 1024;
 
-	while (n < BUCKETS_MAX && n < store->memory_bytes / CANON_GRAIN)
+	if (*config->chunk_dir)
+		most += config->chunk_dir_bytes / (SEAL_HEADER_BYTES + CANON_GRAIN);
+	while (n < BUCKETS_MAX && n < most)
 		n *= 2;
 	store->buckets = mem_calloc(n, sizeof(struct store_chunk *));
 	if (!store->buckets)
@@ -327,23 +334,70 @@ void store_chunk_touch(struct store_chunk *chunk)
 
 /* ---- look-ups ---- */
 
-static struct store_chunk *chunk_for(struct store_handle *handle,
-				     const struct store_ids *ids, uint32_t i)
-{
-	struct store_chunk *chunk = store_chunk_find(
-		handle->space, ids->bytes + i * STORE_ID_BYTES, ids->first + i);
+/* A million chunks lie in no cache: while one is looked at, the buckets and chunks of the
+ * next ones come. */
+struct ahead {
+	const struct store_space *space;
+	const struct store_ids *ids;
+	uint64_t hashes[2 * AHEAD]; /* of the ids to come, in turn */
+};
 
-	return chunk && store_cover(handle, chunk->ready | chunk->filed) ? chunk : NULL;
+static void ahead_at(struct ahead *ahead, uint32_t i)
+{
+	const struct store_space *space = ahead->space;
+	uint64_t hash;
+
+	if (i + 2 * AHEAD - 1 < ahead->ids->count) {
+		uint32_t to = i + 2 * AHEAD - 1;
+
+		hash = chunk_hash(space, ahead->ids->bytes + to * STORE_ID_BYTES);
+		ahead->hashes[to % (2 * AHEAD)] = hash;
+		__builtin_prefetch(chunk_bucket(space->store, hash));
+	}
+	if (i + AHEAD < ahead->ids->count) {
+		const char *chunk;
+
+		hash = ahead->hashes[(i + AHEAD) % (2 * AHEAD)];
+		chunk = (const char *)*chunk_bucket(space->store, hash);
+		for (size_t at = 0; chunk && at < sizeof(struct store_chunk); at += 64)
+			__builtin_prefetch(chunk + at);
+	}
+}
+
+static void ahead_begin(struct ahead *ahead, const struct store_space *space,
+			const struct store_ids *ids)
+{
+	*ahead = (struct ahead){.space = space, .ids = ids};
+	for (uint32_t i = 0; i < 2 * AHEAD - 1 && i < ids->count; i++) {
+		ahead->hashes[i] = chunk_hash(space, ids->bytes + i * STORE_ID_BYTES);
+		__builtin_prefetch(chunk_bucket(space->store, ahead->hashes[i]));
+	}
+}
+
+static struct store_chunk *chunk_for(struct store_handle *handle, struct ahead *ahead,
+				     uint32_t i)
+{
+	const struct store_space *space = handle->space;
+	const uint8_t *id = ahead->ids->bytes + i * STORE_ID_BYTES;
+	struct store_chunk *chunk;
+
+	ahead_at(ahead, i);
+	chunk = chunk_lookup(space, id, ahead->hashes[i % (2 * AHEAD)]);
+	if (!chunk || chunk->first != ahead->ids->first + i)
+		return NULL;
+	return store_cover(handle, chunk->ready | chunk->filed) ? chunk : NULL;
 }
 
 void store_find(struct store_handle *handle, const struct store_ids *ids,
 		struct store_found *found_p)
 {
 	struct store *store = handle->space->store;
+	struct ahead ahead;
 
 	*found_p = (struct store_found){0};
+	ahead_begin(&ahead, handle->space, ids);
 	for (uint32_t i = 0; i < ids->count; i++) {
-		struct store_chunk *chunk = chunk_for(handle, ids, i);
+		struct store_chunk *chunk = chunk_for(handle, &ahead, i);
 
 		if (!chunk)
 			break;
