@@ -19,6 +19,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/store/files_class.h"
+#include "tests/lib/disk_sim_impl.h"
 #include "tests/lib/files_world.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -321,6 +322,53 @@ static void slab_of_two_users_is_the_first_ones(void **state)
 	works(&w);
 	fw_end(&w);
 	free(data);
+}
+
+/* Sectors of two slots of the first file change places, at once. */
+static void swap_slots(struct files_world *w, uint64_t slot, uint64_t a, uint64_t b)
+{
+	const struct disk_op op = {.what = DISK_READ, .file = {.slot_bytes = slot}};
+	struct sim_file *file = file_find(w->sim, &op);
+
+	assert_non_null(file);
+	for (uint64_t i = 0; i < slot / SECTOR; i++) {
+		uint64_t from = a * slot / SECTOR + i, to = b * slot / SECTOR + i;
+		uint8_t one[SECTOR], other[SECTOR];
+
+		sector_read(file, from, one);
+		sector_read(file, to, other);
+		assert_int_equal(sector_write(w->sim, file, from, other), 0);
+		assert_int_equal(sector_write(w->sim, file, to, one), 0);
+	}
+}
+
+/* Whole parts, each with its header, that are not what the store knows to be there. */
+static void slot_that_has_another_part_is_a_miss(void **state)
+{
+	static const struct {
+		enum fw_kind kind;
+		uint32_t id;
+	} other[] = {{KIND_A, 2}, {KIND_A_RANK, 1}};
+	struct files_world w;
+
+	(void)state;
+	for (unsigned int i = 0; i < ARRAY_LEN(other); i++) {
+		fw_begin(&w, &(struct fw_args){.seed = 3});
+		fw_start(&w);
+		fw_scanned(&w);
+		fw_put(&w, KIND_A, 1);
+		fw_put(&w, other[i].kind, other[i].id);
+		assert_int_equal(fw_lasts(&w, KIND_A, 1), MOVE_GOOD);
+		assert_int_equal(fw_lasts(&w, other[i].kind, other[i].id), MOVE_GOOD);
+		fw_forget(&w, KIND_A, 1);
+		fw_forget(&w, other[i].kind, other[i].id);
+		swap_slots(&w, 8 * KIB, 0, 1);
+		assert_int_equal(fw_loads(&w, KIND_A, 1), MOVE_NOT);
+		assert_int_equal(fw_loads(&w, other[i].kind, other[i].id), MOVE_NOT);
+		assert_int_equal(fw_figures(&w).bad, 2);
+		assert_int_equal(fw_figures(&w).faults, 0);
+		fw_end(&w);
+	}
 }
 
 /* ---- descriptions ---- */
@@ -743,6 +791,7 @@ int main(void)
 		cmocka_unit_test(chunk_in_many_slots_is_one),
 		cmocka_unit_test(last_generation_of_all_is_followed_by_the_first),
 		cmocka_unit_test(slab_of_two_users_is_the_first_ones),
+		cmocka_unit_test(slot_that_has_another_part_is_a_miss),
 		cmocka_unit_test(description_that_is_right_is_the_classs),
 		cmocka_unit_test(description_that_no_engine_could_have_is_removed),
 		cmocka_unit_test(ten_thousand_descriptions_are_read_and_forgotten),

@@ -16,6 +16,7 @@
  * plays that one alone, KVD_FILES_SCHEDULES=n so many.
  */
 #include <errno.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,7 +49,6 @@ struct drop {
 	struct store_chunk *chunk; /* pinned; NULL: none */
 	unsigned int versions[FW_KINDS];
 	uint32_t id;
-	uint64_t struck; /* by faults, until then */
 };
 
 struct play {
@@ -58,6 +58,7 @@ struct play {
 	struct store_part *halves[HALVES]; /* being filled */
 	struct drop drops[DROPS_SEEN];
 	uint64_t evicted; /* of files, when it was looked at last */
+	uint64_t struck;  /* by faults, when this life began */
 	bool faults, lost_power, watched;
 };
 
@@ -136,7 +137,7 @@ static void drop_over(struct play *p, struct drop *drop)
 		enum fw_kind kind = fw_kind_of(part->class);
 		struct known *known = &p->known[kind][drop->id];
 
-		if (part->filed || disk_sim_struck(p->w.sim) != drop->struck)
+		if (part->filed || disk_sim_struck(p->w.sim) != p->struck)
 			known->stale = true; /* perhaps it was not erased */
 		if (before || known->stale || known->version != drop->versions[kind])
 			continue;
@@ -243,8 +244,7 @@ static void do_drop(struct play *p, enum fw_kind kind, uint32_t id)
 	note("drop", kind, id);
 	if (seen) {
 		store_chunk_pin(chunk);
-		*drop = (struct drop){
-			.chunk = chunk, .id = id, .struck = disk_sim_struck(p->w.sim)};
+		*drop = (struct drop){.chunk = chunk, .id = id};
 	}
 	list_foreach(part, &chunk->parts, link) {
 		enum fw_kind of = fw_kind_of(part->class);
@@ -275,6 +275,8 @@ static void do_fault(struct play *p)
 {
 	static const enum disk_what whats[] = {DISK_WRITE, DISK_SYNC, DISK_MAKE,
 					       DISK_REMOVE, DISK_NAMED_WRITE};
+	static const struct disk_sim_fault pieces = {
+		.trouble = DISK_SIM_SHORT, .what = DISK_WRITE, .one_in = 2};
 	const struct disk_sim_fault fault = {.trouble = draw(p, 4) ? DISK_SIM_EIO
 								   : DISK_SIM_FULL,
 					     .what = whats[draw(p, ARRAY_LEN(whats))],
@@ -284,6 +286,8 @@ static void do_fault(struct play *p)
 	if (!p->faults || !p->w.store->files->scanned)
 		return;
 	disk_sim_heal(p->w.sim);
+	if (draw(p, 2))
+		disk_sim_fault(p->w.sim, &pieces);
 	disk_sim_fault(p->w.sim, &fault);
 	p->faults = draw(p, 2);
 	tally[FAULTED]++;
@@ -379,6 +383,7 @@ static void start(struct play *p)
 			p->known[kind][id].placed = false;
 	}
 	p->evicted = 0;
+	p->struck = disk_sim_struck(p->w.sim);
 	note("start", 0, 0);
 	fw_start(&p->w);
 	tally[LIVES]++;
@@ -422,7 +427,6 @@ static void end(struct play *p, bool power)
 static void live(struct play *p)
 {
 	uint64_t steps = 10 + draw(p, 60);
-	uint64_t struck = disk_sim_struck(p->w.sim);
 	bool early = draw(p, 2);
 
 	start(p);
@@ -435,7 +439,7 @@ static void live(struct play *p)
 	for (uint64_t i = 0; i < steps; i++)
 		do_step(p);
 	/* what a failed sync has lost is seen by a start behind a loss of power alone */
-	end(p, draw(p, 6) != 0 || disk_sim_struck(p->w.sim) != struck);
+	end(p, draw(p, 6) != 0 || disk_sim_struck(p->w.sim) != p->struck);
 }
 
 static void last_life(struct play *p)
@@ -544,6 +548,9 @@ int main(void)
 	};
 
 	log_threshold = getenv("KVD_TEST_LOG") ? LOG_LEVEL_DEBUG : -1;
+	/* what a store takes at once is taken again and again */
+	mallopt(M_MMAP_THRESHOLD, 16 << 20);
+	mallopt(M_TRIM_THRESHOLD, 256 << 20);
 	signal(SIGABRT, on_abort);
 	if (__sanitizer_set_death_callback)
 		__sanitizer_set_death_callback(say_seed);
