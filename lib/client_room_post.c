@@ -147,8 +147,7 @@ int client_post_views(struct client_slot *slot, struct kvd_ring_entry *entry,
 	int r;
 
 	views_begin(&v);
-	r = text->failed ? client_fail_nomem(client)
-			 : views_room(client, &v, view_count);
+	r = text->failed ? client_fail_nomem(client) : views_room(client, &v, view_count);
 	if (r) {
 		client_text_fini(text);
 		return r;

@@ -17,6 +17,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/store/files.h"
+#include "daemon/store/keep.h"
 #include "daemon/store/seal.h"
 #include "daemon/store/store_impl.h"
 
@@ -215,13 +216,16 @@ void store_part_ready(struct store_part *part)
 	part->ready = true;
 	part->chunk->ready |= part_bit(part);
 	part->chunk->space->bytes += part->class->canon->slot_bytes;
+	keep_put(part->chunk->space->store->keep, part);
 }
 
 /* No bytes of it are in memory. */
 static void part_unready(struct store_part *part)
 {
-	if (part->ready)
+	if (part->ready) {
+		keep_drop(part->chunk->space->store->keep, part);
 		part->chunk->space->bytes -= part->class->canon->slot_bytes;
+	}
 	part->ready = false;
 	part->chunk->ready &= ~part_bit(part);
 	arena_give(&part->slot);

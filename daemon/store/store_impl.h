@@ -38,6 +38,7 @@ struct store_class {
 	cJSON *layout, *regions; /* while it is being registered */
 	struct list waiting;	 /* struct store_move.class_link */
 	uint64_t parts;
+	uint32_t kept;		   /* keep.c's number of it; 0: none yet */
 	struct class_words *words; /* files_class.c's: what files say of it; or NULL */
 	struct charge charge;
 };
@@ -111,6 +112,7 @@ struct store {
 	uint64_t memory_bytes;
 	uint8_t *base; /* of the memory, once it is there */
 	struct arena *arena;
+	struct keep *keep;   /* NULL: it ends with the process */
 	struct files *files; /* NULL: none */
 	struct list tenants, spaces;
 	unsigned int space_count, class_count;
