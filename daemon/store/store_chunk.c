@@ -333,7 +333,7 @@ static struct store_chunk *chunk_for(struct store_handle *handle,
 				     const struct store_ids *ids, uint32_t i)
 {
 	struct store_chunk *chunk = store_chunk_find(
-		handle->space, ids->bytes + i * STORE_ID_BYTES, ids->first + i);
+		handle->space, ids->bytes + i * STORE_ID_BYTES, store_ids_place(ids, i));
 
 	return chunk && store_cover(handle, chunk->ready | chunk->filed) ? chunk : NULL;
 }
@@ -376,8 +376,9 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids)
 	uint32_t dropped = 0;
 
 	for (uint32_t i = 0; i < ids->count; i++) {
-		struct store_chunk *chunk = store_chunk_find(
-			handle->space, ids->bytes + i * STORE_ID_BYTES, ids->first + i);
+		struct store_chunk *chunk =
+			store_chunk_find(handle->space, ids->bytes + i * STORE_ID_BYTES,
+					 store_ids_place(ids, i));
 
 		if (!chunk)
 			continue;
