@@ -71,7 +71,8 @@ def _lease(lease):
 
 class Move(Awaited):
     """A put or a fetch under way. When its state is SUCCESS or FAILED its pages are the
-    engine's again. One that is dropped is aborted."""
+    engine's again. One that is dropped is aborted. One whose call was not answered in time
+    is had all the same, for its pages may be in motion: it is aborting, and fails."""
 
     def __init__(self, move, kind):
         self._move, self.kind = move, kind

@@ -186,6 +186,17 @@ static int chunk_block(struct chunk_start *s, op_start *begin, int ms)
 	return 0;
 }
 
+/* A put or a fetch without an answer: the daemon may have begun it, and only its handle
+ * says when its pages are still. */
+static bool in_doubt(const struct chunk_start *s, PyTypeObject *type)
+{
+	struct kvd_room_status st;
+
+	return type == move_type && s->made && s->c->kvd &&
+	       kvd_move_read(s->made, &st) == 0 && st.state == KVD_TRANSFERRING &&
+	       st.flags & KVD_FLAG_ABORTING;
+}
+
 /* The object that the call makes; what it made without one being had is closed. */
 static PyObject *chunk_made(PyTypeObject *type, struct chunk_start *s, op_start *begin,
 			    int (*shut)(void *, const struct kvd_call *), PyObject *keep,
@@ -197,12 +208,15 @@ static PyObject *chunk_made(PyTypeObject *type, struct chunk_start *s, op_start 
 		return NULL;
 	if ((type == hold_type ? chunk_block(s, begin, ms) : chunk_run(s, begin, ms)) <
 	    0) {
-		if (s->made && s->c->kvd) {
-			Py_XINCREF(keep);
-			client_close_later(s->c, shut, s->made, keep);
+		if (!in_doubt(s, type)) {
+			if (s->made && s->c->kvd) {
+				Py_XINCREF(keep);
+				client_close_later(s->c, shut, s->made, keep);
+			}
+			Py_DECREF(object);
+			return NULL;
 		}
-		Py_DECREF(object);
-		return NULL;
+		PyErr_Clear();
 	}
 	object->kvd = s->made;
 	return (PyObject *)object;
