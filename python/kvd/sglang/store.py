@@ -26,6 +26,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_server_args, get_serving
 
 from ..client import Client
+from ..errors import Error
 from ..layout import format_of
 from . import check_release, store_pools
 from .store_door import Door
@@ -377,9 +378,14 @@ class KvdStore(HiCacheStorage):
 
 
 def region_of(client, part):
-    """part: as in store_pools.Made. What SGLang's allocator `shm` made has an fd, and is shared
-    as it is; other memory that a GPU has pinned stays where it is."""
+    """part: as in store_pools.Made. What the allocator `shm` made has an fd, and is shared as it
+    is; the daemon copies other memory through the kernel, for SGLang's cannot be moved."""
     address, nbytes, fd, tensor = part
     if fd is not None:
-        return client.register_fd(fd, nbytes, address=address, keep=tensor)
+        try:
+            return client.register_fd(fd, nbytes, address=address, keep=tensor)
+        except Error as error:
+            if error.code != "EIMPORT":
+                raise
+            logger.info("a host pool is copied through the kernel: %s", error)
     return client.register_address(address, nbytes, keep=tensor)
