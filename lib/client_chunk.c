@@ -417,6 +417,7 @@ static int hold_post(struct kvd_space *space, const struct kvd_chunks *chunks,
 	struct kvd_ring_entry entry = {.op = KVD_RING_HOLD,
 				       .a = space->object.id,
 				       .b = lease_ms ? lease_ms : LEASE_MS};
+	struct kvd_error why;
 	int r;
 
 	if (!hold)
@@ -444,8 +445,10 @@ static int hold_post(struct kvd_space *space, const struct kvd_chunks *chunks,
 		*hold_p = hold;
 		return 0;
 	}
+	why = client->error;
 	if (hold->slot.numbered)
 		(void)slot_tell(&hold->slot, KVD_RING_RELEASE); /* it may come to be */
+	client->error = why; /* the hold's, not that of telling */
 	client_object_unref(&hold->slot.object);
 	return r;
 }
