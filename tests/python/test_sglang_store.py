@@ -420,6 +420,32 @@ def test_holds_that_nobody_gets_are_let_go(daemon):
         assert one.put(keys) == [False] * 2 and one.get(keys) == 0
 
 
+def test_what_all_holds_may_keep_is_not_passed():
+    """The daemon bounds it; then others go first, and less is asked for."""
+    class Space:
+        kept, most = 0, 10
+
+        def find(self, ids, timeout):
+            pass
+
+        def hold(self, ids, first, lease, far, timeout):
+            if self.kept + len(ids) > self.most:
+                raise kvd.Error("half of its share", "ELIMIT")
+            self.kept += len(ids)
+            return types.SimpleNamespace(chunks=len(ids), close=lambda t: self.close(ids))
+
+        def close(self, ids):
+            self.kept -= len(ids)
+    space, keys = Space(), keys_of(32)
+    client = types.SimpleNamespace(_kvd=types.SimpleNamespace(poll=lambda: None), lost=False)
+    shelf = Shelf(Door(lambda: client, lambda c, k: space), None)
+    assert shelf.exists("kv", keys[:8]) == 8
+    assert shelf.exists("kv", keys[8:14]) == 6 and space.kept == 6
+    assert shelf.exists("kv", keys) == 8 and space.kept == 8
+    space.most = 0
+    assert shelf.exists("kv", keys) == 0 and space.kept == 0
+
+
 def test_old_pages_make_room_for_new_ones():
     with Daemon("[chunks]\nchunk_memory = 16 MiB\n") as small, \
             Engine(small, pool_of(MHA)) as one:

@@ -29,7 +29,7 @@ from ..client import Client
 from ..errors import Error
 from ..layout import format_of
 from . import check_release, store_pools
-from .store_door import Door
+from .store_door import CALL_S, Door
 from .store_shelf import LEASE_S, Shelf, pages_of, trailing
 
 logger = logging.getLogger("kvd.sglang")
@@ -37,6 +37,7 @@ OPTIONS = ("kvd_socket", "model", "revision", "far", "lease")
 SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1", "allocator",
            "file_storage_path")
 NAME_MAX = 63  # of a pool
+REGISTER_S = 120.0  # for a host pool, which a daemon may have to pin
 WORD_MAX = 200  # bytes
 UPDATES = ("update_weights_from_disk", "update_weights_from_distributed",
            "update_weights_from_tensor", "update_weights_from_ipc", "begin_weight_update")
@@ -227,7 +228,8 @@ class KvdStore(HiCacheStorage):
         def connect():
             self.registered.clear()
             return Client(given.get("kvd_socket"), client="sglang")
-        asker = Door(lambda: Client(given.get("kvd_socket"), client="sglang"), self._asking)
+        asker = Door(lambda: Client(given.get("kvd_socket"), client="sglang", timeout=CALL_S),
+                     self._asking)
         mover = Door(connect, self._moving)
         self.shelf = Shelf(asker, mover, lease=given.get("lease", LEASE_S),
                            far=given.get("far"))
@@ -383,9 +385,10 @@ def region_of(client, part):
     address, nbytes, fd, tensor = part
     if fd is not None:
         try:
-            return client.register_fd(fd, nbytes, address=address, keep=tensor)
+            return client.register_fd(fd, nbytes, address=address, keep=tensor,
+                                      timeout=REGISTER_S)
         except Error as error:
             if error.code != "EIMPORT":
                 raise
             logger.info("a host pool is copied through the kernel: %s", error)
-    return client.register_address(address, nbytes, keep=tensor)
+    return client.register_address(address, nbytes, keep=tensor, timeout=REGISTER_S)

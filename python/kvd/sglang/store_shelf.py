@@ -120,9 +120,12 @@ class Holds:
             self._where = {k: v for k, v in self._where.items() if v[0] is not held}
 
     def clear(self):
+        """-> those that were here"""
         with self._lock:
+            gone = list(self._held.values())
             self._held.clear()
             self._where.clear()
+        return gone
 
 
 class Shelf:
@@ -163,17 +166,21 @@ class Shelf:
         return held.chunks
 
     def _hold(self, key, ids):
-        """None: nothing is known."""
+        """None: nothing is known. What all holds keep is bounded, and so is what one does."""
         def call(space):
-            try:
-                return space.hold(ids, ANYWHERE, lease=self.lease, far=self.far,
-                                  timeout=CALL_S + (self.far or 0))
-            except Error as error:
-                if error.code != "ELIMIT":
-                    raise
-            self.holds.clear()  # they keep as much as one user may
-            return space.hold(ids, ANYWHERE, lease=self.lease, far=self.far,
-                              timeout=CALL_S + (self.far or 0))
+            count = len(ids)
+            while True:
+                try:
+                    return space.hold(ids[:count], ANYWHERE, lease=self.lease, far=self.far,
+                                      timeout=CALL_S + (self.far or 0))
+                except Error as error:
+                    if error.code != "ELIMIT" or count == 1:
+                        raise
+                gone = self.holds.clear()
+                for one in gone:
+                    one.hold.close(CALL_S)
+                if not gone:
+                    count = (count + 1) // 2
         return self.asker.ask(key, call)
 
     def present(self, key, keys):
