@@ -29,6 +29,8 @@ from sglang_pd import PAGE, prompt, request
 BUILD = os.environ.get("KVD_BUILD") or os.path.join(os.path.dirname(__file__), "../../build/rel")
 TOKEN = 4 * 2 * 2 * 32 * 4  # layers, K and V, heads, head, float32
 OUT = 8  # tokens of an answer
+ADMIN = "admin"  # its key
+SHARED = 100  # tokens of len200 that branch begins with
 PROMPTS = {"len15": 15, "len16": 16, "len33": 33, "len200": 200, "len777": 777, "len1900": 1900}
 EXTRA = {"backend_name": "kvd", "module_path": "kvd.sglang.store", "class_name": "KvdStore",
          "interface_v1": 1, "prefetch_threshold": PAGE}
@@ -63,13 +65,17 @@ class Engine(sglang_pd.Engine):
             more += ["--enable-hierarchical-cache", "--hicache-ratio", "2",
                      "--hicache-io-backend", "direct", "--hicache-mem-layout", layout,
                      "--hicache-storage-backend", "dynamic",
-                     "--hicache-storage-prefetch-policy", policy,
+                     "--hicache-storage-prefetch-policy", policy, "--admin-api-key", ADMIN,
                      "--hicache-storage-backend-extra-config",
                      json.dumps(dict(EXTRA, **(extra or {})))]
         super().__init__(case.args, name, node, *more)
 
     def environment(self, args, node):
         return dict(super().environment(args, node), KVD_ENGINES_HICACHE="1")
+
+    def call(self, method, path, body=None, seconds=60, head=None):
+        head = dict(head or {}, Authorization="Bearer " + ADMIN)
+        return super().call(method, path, body, seconds, head)
 
     def forget(self):
         """Its device's and its host's caches, and not the store."""
@@ -78,7 +84,7 @@ class Engine(sglang_pd.Engine):
             return status == 200 and b"flushed" in said
         assert until(flushed, 20), "the cache is not flushed"
 
-    def words(self, words):
+    def said(self, words):
         with open(self.log, errors="replace") as f:
             return words in f.read()
 
@@ -87,7 +93,7 @@ class Case:
     def __init__(self, args, tally):
         self.args, self.tally, self.stack = args, tally, None
         self.prompts = {name: prompt(n, name) for name, n in PROMPTS.items()}
-        self.prompts["longer"] = self.prompts["len777"] + prompt(150, "tail")
+        self.prompts["branch"] = self.prompts["len200"][:SHARED] + prompt(60, "branch")
         self.wanted = {}
 
     def node(self, name, stores=()):
@@ -134,7 +140,7 @@ class Case:
         return {"put": told["put_bytes"], "fetched": told["fetched_bytes"],
                 "chunks": told["chunks"]}
 
-    def one(self, engine, name, storage, device=0, put=None, parts=1):
+    def one(self, engine, name, storage, device=0, put=None):
         """`storage` tokens of it are loaded; put: so many pages are stored."""
         node = engine.node
         begin = self.figures(node)
@@ -142,7 +148,7 @@ class Case:
         equal(cached, {"device": device, "host": 0, "storage": storage}, "cached tokens")
         wanted = {"fetched": storage * TOKEN}
         if put is not None:
-            wanted.update(put=put * PAGE * TOKEN, chunks=put if parts == 1 else 0)
+            wanted.update(put=put * PAGE * TOKEN, chunks=put)
 
         def came():
             end = self.figures(node)
@@ -186,17 +192,12 @@ def lives(case):
 
 
 def behind(case, engine):
-    """The beginning is in its device's cache: it was asked for before."""
-    engine.forget()
-    case.ask(engine, "len200")
-    case.prompts["more"] = case.prompts["len200"][:100] + prompt(60, "more")
-    plain = engine.generate(request(case.prompts["more"], OUT))  # stored, and computed in part
-    case.wanted["more"] = plain["output_ids"]
-    until(lambda: False, 1)
-    engine.forget()
-    case.ask(engine, "len200")
-    at = 100 // PAGE * PAGE
-    return case.one(engine, "more", case.found("more") - at, device=at)
+    """The beginning is in its device's cache, of another prompt."""
+    shared = SHARED // PAGE * PAGE
+    case.fresh(engine, "len200", case.found("len200"))
+    case.one(engine, "branch", 0, device=shared, put=case.saved("branch") - shared // PAGE)
+    case.fresh(engine, "len200", case.found("len200"))
+    return case.one(engine, "branch", case.found("branch") - shared, device=shared, put=0)
 
 
 def far(case, engine, name):
@@ -293,7 +294,7 @@ def stored(case, E):
 
 def cleared(E):
     status, said = E.call("POST", "/hicache/storage-backend/clear")
-    assert E.words("leave by themselves"), "%d %s" % (status, said[:200])
+    assert E.said("leave by themselves"), "%d %s" % (status, said[:200])
 
 
 def weights(case, E):
@@ -305,7 +306,7 @@ def weights(case, E):
     case.ask(E, "len200")
     pause(1)
     equal(case.figures(E.node), begin, "figures")
-    assert E.words("the weights change")
+    assert E.said("the weights change")
 
 
 def attached(case, E):

@@ -339,9 +339,9 @@ def test_memory_for_the_store_is_one_that_a_daemon_maps(sglang, daemon, monkeypa
     torch = types.ModuleType("torch")
     torch.from_numpy = lambda array: array
     monkeypatch.setitem(sys.modules, "torch", torch)
-    array, fd, _ = kvd.sglang.host_memory(None, (4, 2, 1 << 20), np.dtype(np.uint16))
+    array, fd, _ = kvd.sglang.host_memory(None, (4, 2, 1000003), np.dtype(np.uint16))
     try:
-        assert array.shape == (4, 2, 1 << 20) and array.nbytes == 16 << 20
+        assert array.shape == (4, 2, 1000003) and array.nbytes == 16000048
         array[...] = 7
         with kvd.Client(daemon.socket_path) as client:
             address = array.__array_interface__["data"][0]

@@ -54,8 +54,10 @@ def host_memory(original, dims, dtype):
         return original(dims, dtype)
     import torch
     from ..memory import Memory
-    memory = Memory(math.prod(dims) * dtype.itemsize, "kvd-hicache")
-    return torch.from_numpy(memory.array()).view(dtype).reshape(dims), os.dup(memory.fd), None
+    nbytes = math.prod(dims) * dtype.itemsize
+    memory = Memory(nbytes, "kvd-hicache")
+    tensor = torch.from_numpy(memory.array()[:nbytes]).view(dtype).reshape(dims)
+    return tensor, os.dup(memory.fd), None
 
 
 def kv_class(original, transfer_backend, class_type):
