@@ -322,7 +322,8 @@ int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32
 	const struct store_space *space = hold->handle->space;
 	struct far_query *query = mem_zalloc(sizeof(*query));
 	struct wire_chunk_ask msg = {
-		.first = hold->first + hold->count,
+		.first = (hold->first + hold->count) |
+			 (hold->anywhere ? CHUNK_ASK_ANYWHERE : 0),
 		.lease_ms = lease_ns / LOOP_NS_PER_MS + LEASE_MORE_MS,
 		.ids = {.data = ids, .len = (size_t)count * STORE_ID_BYTES}};
 

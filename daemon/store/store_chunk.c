@@ -387,7 +387,7 @@ static struct store_chunk *chunk_for(struct store_handle *handle, struct ahead *
 
 	ahead_at(ahead, i);
 	chunk = chunk_lookup(space, id, ahead->hashes[i % (2 * AHEAD)]);
-	if (!chunk || chunk->first != ahead->ids->first + i)
+	if (!chunk || chunk->first != store_ids_place(ahead->ids, i))
 		return NULL;
 	return store_cover(handle, chunk->ready | chunk->filed) ? chunk : NULL;
 }
@@ -420,8 +420,9 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids)
 	uint32_t dropped = 0;
 
 	for (uint32_t i = 0; i < ids->count; i++) {
-		struct store_chunk *chunk = store_chunk_find(
-			handle->space, ids->bytes + i * STORE_ID_BYTES, ids->first + i);
+		struct store_chunk *chunk =
+			store_chunk_find(handle->space, ids->bytes + i * STORE_ID_BYTES,
+					 store_ids_place(ids, i));
 
 		if (!chunk)
 			continue;

@@ -576,7 +576,8 @@ static int put_check(const struct store_handle *handle, const struct store_ids *
 		     uint64_t begin, uint64_t end)
 {
 	uint64_t tokens = handle->space->tokens;
-	uint64_t from = ids->first * tokens, last = from + (ids->count - 1) * tokens;
+	uint64_t from = store_ids_base(ids) * tokens;
+	uint64_t last = from + (ids->count - 1) * tokens;
 
 	if (begin == from && end > last && end <= last + tokens)
 		return 0;
@@ -584,8 +585,8 @@ static int put_check(const struct store_handle *handle, const struct store_ids *
 			 "views: tokens [%llu, %llu) are not those of %u chunks from "
 			 "chunk %llu on, [%llu, %llu], of which the last may be short",
 			 (unsigned long long)begin, (unsigned long long)end, ids->count,
-			 (unsigned long long)ids->first, (unsigned long long)from,
-			 (unsigned long long)(last + tokens));
+			 (unsigned long long)store_ids_base(ids),
+			 (unsigned long long)from, (unsigned long long)(last + tokens));
 }
 
 static int store_move_slot(struct store_move *move, const struct store_move_args *args)
@@ -702,8 +703,8 @@ static void store_move_begin(struct store_move *move, uint64_t deadline_ns)
 static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens)
 {
 	struct store_piece *piece = &move->pieces[move->count];
-	int r = store_chunk_get(move->handle->space, id, move->first + move->count,
-				tokens, &piece->chunk);
+	uint64_t place = move->anywhere ? STORE_ANYWHERE : move->first + move->count;
+	int r = store_chunk_get(move->handle->space, id, place, tokens, &piece->chunk);
 
 	if (r < 0)
 		return err_prefix(r, "ids[%u]", move->count);
@@ -733,7 +734,7 @@ static int put_pieces(struct store_move *move, const struct store_ids *ids)
 	int r = 0;
 
 	for (uint32_t i = 0; i < ids->count && r == 0; i++) {
-		uint64_t from = (ids->first + i) * tokens;
+		uint64_t from = (move->first + i) * tokens;
 		uint64_t held = move->end - from < tokens ? move->end - from : tokens;
 
 		r = put_piece(move, ids->bytes + i * STORE_ID_BYTES, (uint32_t)held);
@@ -766,7 +767,8 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 	if (r < 0)
 		return err_pass(r);
 	move->durable = args->durable;
-	move->first = ids->first;
+	move->first = store_ids_base(ids);
+	move->anywhere = ids->first == STORE_ANYWHERE;
 	move->begin = begin;
 	move->end = end;
 	if (!move->class->pool)
