@@ -750,8 +750,9 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 	uint64_t begin, end;
 	int r = store_move_check(handle, args);
 
-	if (r >= 0 && (ids->count == 0 || ids->first > UINT32_MAX ||
-		       ids->first + ids->count - 1 > UINT32_MAX))
+	if (r >= 0 &&
+	    (ids->count == 0 || (ids->first != STORE_ANYWHERE &&
+				 ids->first + ids->count - 1 >= STORE_ANYWHERE)))
 		r = err_raise(ERR_RANGE, "ids: %u from chunk %llu on", ids->count,
 			      (unsigned long long)ids->first);
 	if (r >= 0 && args->durable && !handle->space->store->files)

@@ -162,16 +162,18 @@ def test_a_part_in_a_file_there_is_read_for_others(tmp_path):
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_holder_that_was_killed_is_followed_by_the_other(when):
+    """The first has a chunk more, so it is asked first; what both have is fetched."""
     ids, big = chain(560, b"kill"), PLAIN.replace("64", "512")
     with daemons(2, "tcp", holder=big, kind=killed) as (own, c, holders, clients):
         here = Rank(c, pages=2240, layers=4)
         with here.space() as reader:
-            for h in clients:
+            for i, h in enumerate(clients):
                 rank = Rank(h, pages=2240, layers=4)
-                rank.put(rank.space(), ids)
-            pages, views = here.some_pages(560 * T), {}
-            views["kv"] = kvd.View(pages, tokens=(0, 560 * T))
-            with reader.hold(ids, far=10) as hold:
+                rank.put(rank.space(), ids[:560 - i])
+            whole = ids.pop()
+            pages, views = here.some_pages(559 * T), {}
+            views["kv"] = kvd.View(pages, tokens=(0, 559 * T))
+            with reader.hold([*ids, whole], far=10) as hold:
                 assert hold.far == 560
                 own.expect("its chunks are fetched from another")
                 if when == "before":
