@@ -275,7 +275,7 @@ static void session_that_ends_in_flight_leaves_nothing(void **state)
 	struct pair *p = w->p;
 
 	for (int i = 0; i < 20; i++)
-		pair_start(p, i % 2 ? "read" : "write", mine(w, 64), file(w, 0, 64), "");
+		pair_start(p, "write", mine(w, 64), file(w, 0, 64), "");
 	cluster_engine_dies(&p->c, p->me);
 	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
 }
