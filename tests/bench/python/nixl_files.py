@@ -7,7 +7,7 @@ any other is a wheel's package, nixl_cu12, with parameters of its plugin. FILE i
 long. Says a line {} when it is ready, then answers lines `row I N` by the seconds of N
 transfers of ROWS[I], each from its post until it is seen done.
 
-scripts/bench-files.py asks two of them in turns."""
+scripts/bench-nixl-files.py asks two of them in turns."""
 import json
 import os
 import random

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvd's nixl beside the real one: bytes between an agent's memory and a file.
 
-bench-files.py [--reps N] [--peers VENV] [--folder DIR] [--out FILE]
+bench-nixl-files.py [--reps N] [--peers VENV] [--folder DIR] [--out FILE]
 
 Both modules have a file of their own in DIR and take turns. NIXL's plugin runs with each of
 its queues that it has (Linux AIO, io_uring). A ratio above 1 says that kvd is faster.
-make bench-files."""
+make bench-nixl-files."""
 import argparse
 import json
 import os
