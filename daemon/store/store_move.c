@@ -541,6 +541,7 @@ static int maps_check(const struct store_handle *handle, const struct room_maps 
 {
 	const struct layout *layout = handle->canon->layout;
 
+	*begin_p = *end_p = 0;
 	for (uint32_t i = 0; i < layout->view_count; i++) {
 		const struct room_map *map = room_maps_find(maps, layout->views[i].name);
 
