@@ -373,7 +373,7 @@ static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 	if (r == 0)
 		r = gpu_new(config->cuda_library, config->gpu, &kvd->gpu);
 	if (r == 0)
-		r = gpu_tune(kvd->gpu, config->gpu_kernels, config->gpu_kernel_row_bytes,
+		r = gpu_tune(kvd->gpu, config->gpu_kernels, GPU_KERNEL_ROW_BYTES,
 			     config->gpu_streams);
 	if (r == 0)
 		share_cores(kvd);

@@ -80,6 +80,7 @@ enum {
 };
 
 enum {
+	CU_LIMIT_STACK_SIZE = 0,
 	CU_STREAM_NON_BLOCKING = 1,
 	CU_EVENT_BLOCKING_SYNC = 1,
 	CU_EVENT_DISABLE_TIMING = 2,
@@ -182,6 +183,7 @@ struct cu_copy3d {
 	X(device_pci, cuDeviceGetPCIBusId, (char *id, int len, int device))              \
 	X(device_attribute, cuDeviceGetAttribute, (int *value_p, int which, int device)) \
 	X(device_bytes, cuDeviceTotalMem_v2, (size_t * bytes_p, int device))             \
+	X(ctx_limit, cuCtxSetLimit, (int limit, size_t value))                           \
 	X(ctx_retain, cuDevicePrimaryCtxRetain, (struct cu_ctx * *ctx_p, int device))    \
 	X(ctx_release, cuDevicePrimaryCtxRelease_v2, (int device))                       \
 	X(ctx_reset, cuDevicePrimaryCtxReset_v2, (int device))                           \

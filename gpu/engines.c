@@ -111,6 +111,11 @@ static bool pitched(const struct gpu_engines *e, const struct gpu_rows *rows)
 	       (uint64_t)rows->dst_stride <= most && (uint64_t)rows->src_stride <= most;
 }
 
+uint64_t gpu_engines_at_once(const struct gpu_engines *e, const struct gpu_rows *rows)
+{
+	return pitched(e, rows) ? rows->len * rows->count : rows->len;
+}
+
 static int copy2d(const struct gpu_engines *e)
 {
 	const struct cu_copy2d copy = {.src_type = CU_MEMORYTYPE_UNIFIED,

@@ -20,6 +20,7 @@ struct gpu_rows {
 	uint64_t len, count;
 	int64_t dst_stride, src_stride;
 	bool flat;    /* the two ends are on different devices: no pitched copies */
+	bool host;    /* an end is in host memory */
 	bool engines; /* an end is not for kernels: another device without peer access */
 };
 
@@ -40,6 +41,9 @@ struct gpu_engines {
 	size_t sizes[GPU_ENGINES_BATCH];
 };
 
+/* Bytes of them that one call of the driver moves, apart from their neighbours. */
+uint64_t gpu_engines_at_once(const struct gpu_engines *engines,
+			     const struct gpu_rows *rows);
 /* The context is current in both. */
 int gpu_engines_copy(struct gpu_engines *engines, const struct gpu_rows *rows);
 int gpu_engines_flush(struct gpu_engines *engines);

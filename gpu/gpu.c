@@ -32,6 +32,8 @@
 #include "gpu/lane.h"
 #include "gpu/pin.h"
 
+#define STACK_BYTES 16u
+
 int gpu_new(const char *library, const char *allowed, struct gpu **gpu_p)
 {
 	struct gpu *gpu;
@@ -266,7 +268,12 @@ static int ctx_look(struct gpu_device *device)
 {
 	const struct cudrv *drv = &device->gpu->drv;
 	int least = 0, greatest = 0;
-	int result = drv->ctx_priorities(&least, &greatest);
+	int result;
+
+	/* The driver keeps a stack for each thread that the device can run, 1 KiB unless
+	 * told otherwise: half of a context. Kernels of ours have none. */
+	(void)drv->ctx_limit(CU_LIMIT_STACK_SIZE, STACK_BYTES);
+	result = drv->ctx_priorities(&least, &greatest);
 
 	if (result != CU_SUCCESS)
 		return cudrv_raise(drv, result, ERR_IO, "%s: cuCtxGetStreamPriorityRange",

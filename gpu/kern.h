@@ -61,7 +61,7 @@ struct kern_place {
 #define KERN_PLACES_MAX 16u
 
 /* kvd_rows(rows, places, count, per_block): a block takes `per_block` entries of the
- * list, a warp of it one at a time. */
+ * list, then as many a grid further on, a warp of it one at a time. */
 #define KERN_THREADS 256u
 #define KERN_LANES 32u
 #define KERN_WARPS (KERN_THREADS / KERN_LANES)

@@ -71,8 +71,9 @@ static __device__ __forceinline__ void entry_move(const struct kern_rows *r,
 						  uint32_t lane)
 {
 	const uint32_t lanes = kern_lanes(r->len);
-	struct warp_rows w = {r, lane, lanes, KERN_LANES / lanes, lane / lanes,
-			      r->count * r->outer, {0, 0}};
+	struct warp_rows w = {
+		r,     lane, lanes, KERN_LANES / lanes, lane / lanes, r->count * r->outer,
+		{0, 0}};
 
 	if (kern_has_places(r) && lane < w.total)
 		w.place = places[r->dst + lane];
@@ -86,18 +87,22 @@ extern "C" __global__ void __launch_bounds__(KERN_THREADS)
 	kvd_rows(const struct kern_rows *rows, const struct kern_place *places,
 		 uint32_t count, uint32_t per_block)
 {
-	__shared__ KERN_V16 words[KERN_PER_BLOCK_MAX * sizeof(struct kern_rows) /
-				  sizeof(KERN_V16)];
+	__shared__ KERN_V16
+		words[KERN_PER_BLOCK_MAX * sizeof(struct kern_rows) / sizeof(KERN_V16)];
 	const uint32_t vectors = sizeof(struct kern_rows) / sizeof(KERN_V16);
 	const struct kern_rows *mine = (const struct kern_rows *)words;
-	const uint32_t first = blockIdx.x * per_block;
-	uint32_t n = count - first;
 
-	if (n > per_block)
-		n = per_block;
-	for (uint32_t i = threadIdx.x; i < n * vectors; i += KERN_THREADS)
-		words[i] = ((const KERN_V16 *)(rows + first))[i];
-	__syncthreads();
-	for (uint32_t e = threadIdx.x / KERN_LANES; e < n; e += KERN_WARPS)
-		entry_move(&mine[e], places, threadIdx.x % KERN_LANES);
+#pragma unroll 1
+	for (uint32_t first = blockIdx.x * per_block; first < count;
+	     first += gridDim.x * per_block) {
+		__syncthreads(); /* the entries before were read */
+		for (uint32_t i = threadIdx.x;
+		     i < per_block * vectors && first + i / vectors < count;
+		     i += KERN_THREADS)
+			words[i] = ((const KERN_V16 *)(rows + first))[i];
+		__syncthreads();
+		for (uint32_t e = threadIdx.x / KERN_LANES;
+		     e < per_block && first + e < count; e += KERN_WARPS)
+			entry_move(&mine[e], places, threadIdx.x % KERN_LANES);
+	}
 }

@@ -10,8 +10,9 @@
  * priority, so that an engine's kernels in the same context group go first;
  * between processes the driver decides by time slices.
  *
- * Marks are events that block the waiting thread instead of spinning: copy
- * threads are many hundred microseconds long here and cores belong to engines.
+ * Marks are events that block the waiting thread, for cores belong to engines. But to be
+ * woken takes some 40 us, many times what a kernel takes for a request's pages: so the
+ * thread asks for as long first.
  *
  * Drain is the fence. A stream that cannot be synchronised is tried again; when
  * the driver calls the context dead, nothing runs in it any more. It does so by a result
@@ -28,6 +29,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "gpu/gpu.h"
@@ -35,6 +37,7 @@
 
 #define DRAIN_TRIES 10u
 #define DRAIN_PAUSE_NS 10000000
+#define ASK_NS 50000
 
 struct gpu_lane {
 	struct list link; /* device->lanes while idle */
@@ -44,8 +47,10 @@ struct gpu_lane {
 	uint64_t marks, waited;
 	void *bounces[GPU_LANE_SETS];
 	void *lists[GPU_LANE_SETS];
-	bool begun;	       /* the stretch that is being queued: */
-	uint64_t kernel_below; /* rows for the kernel; 0: none */
+	bool begun; /* the stretch that is being queued: */
+	/* for the kernel: rows within the device, calls of others; 0: none */
+	uint64_t kernel_below, kernel_host_below;
+	bool host;	       /* some of the list's are others */
 	struct gpu_list list;  /* where they go */
 	struct gpu_kept *kept; /* where the list shall stay; NULL: nowhere */
 	struct gpu_engines engines;
@@ -197,7 +202,8 @@ static void stretch_begin(struct gpu_lane *lane)
 	void *memory;
 
 	lane->begun = true;
-	lane->kernel_below = 0;
+	lane->kernel_below = lane->kernel_host_below = 0;
+	lane->host = false;
 	lane->list.entries = NULL;
 	if (gpu->kernel_row_bytes == 0 || !gpu_module_ready(lane->device))
 		return;
@@ -206,6 +212,18 @@ static void stretch_begin(struct gpu_lane *lane)
 		return;
 	gpu_list_begin(&lane->list, memory);
 	lane->kernel_below = gpu->kernel_row_bytes;
+	lane->kernel_host_below = gpu->kernel_row_bytes < GPU_KERNEL_HOST_BYTES
+					  ? gpu->kernel_row_bytes
+					  : GPU_KERNEL_HOST_BYTES;
+}
+
+static bool for_kernel(const struct gpu_lane *lane, const struct gpu_rows *rows)
+{
+	if (rows->len == 0 || rows->engines)
+		return false;
+	if (!rows->host)
+		return rows->len < lane->kernel_below;
+	return gpu_engines_at_once(&lane->engines, rows) < lane->kernel_host_below;
 }
 
 int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows)
@@ -221,19 +239,23 @@ int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows)
 		left.dst_stride = left.src_stride = (int64_t)left.len;
 		left.count = 1;
 	}
-	if (left.len < lane->kernel_below && left.len > 0 && !left.engines)
+	if (for_kernel(lane, &left)) {
+		lane->host |= left.host;
 		(void)gpu_list_rows(&lane->list, &left);
+	}
 	return left.count > 0 ? err_pass(gpu_engines_copy(&lane->engines, &left)) : 0;
 }
 
-struct kern_place *gpu_lane_places(struct gpu_lane *lane, uint64_t len, uint32_t *room_p)
+struct kern_place *gpu_lane_places(struct gpu_lane *lane, uint64_t len, bool host,
+				   uint32_t *room_p)
 {
 	struct kern_place *places;
 
 	if (!lane->begun)
 		stretch_begin(lane);
-	if (len >= lane->kernel_below)
+	if (len >= (host ? lane->kernel_host_below : lane->kernel_below))
 		return NULL;
+	lane->host |= host;
 	places = gpu_list_places(&lane->list, len, room_p);
 	return places && *room_p > 0 ? places : NULL;
 }
@@ -268,7 +290,8 @@ static int list_rows(struct gpu_lane *lane, const struct gpu_list *list)
 			places = lane->kept->address;
 		}
 	}
-	return gpu_module_rows(lane->device, entries, places, list->count, lane->stream);
+	return gpu_module_rows(lane->device, entries, places, list->count, lane->host,
+			       lane->stream);
 }
 
 /* A kernel that was not to be launched: its rows go by the engines. */
@@ -303,7 +326,7 @@ int gpu_lane_again(struct gpu_lane *lane, const struct gpu_kept *kept)
 	if (!gpu_module_ready(lane->device))
 		return 1;
 	result = gpu_module_rows(lane->device, kept->entries_at, kept->address,
-				 kept->count, lane->stream);
+				 kept->count, false, lane->stream);
 	if (result == CU_SUCCESS)
 		return 0;
 	r = gpu_raise(lane->device, result, ERR_IO, "cuLaunchKernel");
@@ -341,14 +364,25 @@ int gpu_lane_mark(struct gpu_lane *lane, uint64_t *mark_p)
 	return 0;
 }
 
+static int lane_event_wait(const struct cudrv *drv, struct cu_event *event)
+{
+	const uint64_t until = clock_ns() + ASK_NS;
+	int result;
+
+	do {
+		result = drv->event_query(event);
+	} while (result == CU_ERROR_NOT_READY && clock_ns() < until);
+	return result == CU_ERROR_NOT_READY ? drv->event_sync(event) : result;
+}
+
 int gpu_lane_wait(struct gpu_lane *lane, uint64_t mark)
 {
-	int result = drv_of(lane)->event_sync(lane->events[mark % GPU_LANE_MARKS]);
+	int result = lane_event_wait(drv_of(lane), lane->events[mark % GPU_LANE_MARKS]);
 
 	assert(mark >= lane->waited && mark < lane->marks);
 	lane->waited = mark + 1;
 	if (result != CU_SUCCESS)
-		return gpu_raise(lane->device, result, ERR_IO, "cuEventSynchronize");
+		return gpu_raise(lane->device, result, ERR_IO, "waiting for copies");
 	return 0;
 }
 

@@ -41,7 +41,8 @@ int gpu_lane_copy(struct gpu_lane *lane, const struct gpu_rows *rows);
 /* The same for rows of `len` bytes without order, which the kernel can take: the
  * caller writes their places, *room_p at most, and says how many it wrote and the OR
  * of all their addresses. NULL: there is no room, or no kernel: gpu_lane_copy(). */
-struct kern_place *gpu_lane_places(struct gpu_lane *lane, uint64_t len, uint32_t *room_p);
+struct kern_place *gpu_lane_places(struct gpu_lane *lane, uint64_t len, bool host,
+				   uint32_t *room_p);
 void gpu_lane_placed(struct gpu_lane *lane, uint64_t len, uint32_t count, uint64_t bits);
 /* If all of the stretch that is being queued is for the kernel, keep its list (keep.h),
  * which is the caller's to release when the next mark was waited for. */

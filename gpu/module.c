@@ -32,6 +32,9 @@
 
 #define IMAGE_MAX (64u << 20)
 #define MANY_ENTRIES 8192u /* from here on, full blocks keep every processor busy */
+/* As many use the bus up, those of several streams together; where an engine's kernels
+ * run beside ours (MPS), more would take processors from them to let them wait. */
+#define HOST_BLOCKS 4u
 
 /* ---- the image ---- */
 
@@ -230,13 +233,15 @@ void gpu_module_fini(struct gpu_device *device)
 /* ---- launching ---- */
 
 int gpu_module_rows(struct gpu_device *device, uint64_t entries, uint64_t places,
-		    uint32_t count, struct cu_stream *stream)
+		    uint32_t count, bool host, struct cu_stream *stream)
 {
 	uint32_t per_block = count < MANY_ENTRIES ? KERN_WARPS : KERN_PER_BLOCK_MAX;
 	uint32_t blocks = (count + per_block - 1) / per_block;
 	void *params[] = {&entries, &places, &count, &per_block};
 
 	assert(gpu_module_ready(device) && count > 0);
+	if (host && blocks > HOST_BLOCKS)
+		blocks = HOST_BLOCKS;
 	return device->gpu->drv.launch(device->module.rows, blocks, 1, 1, KERN_THREADS, 1,
 				       1, 0, stream, params, NULL);
 }

@@ -48,9 +48,10 @@ bool gpu_module_ready(const struct gpu_device *device);
 void gpu_module_off(struct gpu_device *device);
 
 /* Launch kvd_rows on a list that the device can read until the stream is past it.
- * The driver's result. The context is current; the kernels are ready. */
+ * `host`: some of its rows have an end in host memory. The driver's result. The context
+ * is current; the kernels are ready. */
 int gpu_module_rows(struct gpu_device *device, uint64_t entries, uint64_t places,
-		    uint32_t count, struct cu_stream *stream);
+		    uint32_t count, bool host, struct cu_stream *stream);
 /* "yes", or "no: …". The driver is started. Any thread. */
 void gpu_module_text(struct gpu *gpu, char *text, size_t size);
 

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that is mapped for reading alone is registered where the driver can do that,
- * which on x86 it cannot (CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED): code
- * that wants it pinned maps it for writing.
+ * Memory that is mapped for reading alone is registered where the driver can do that
+ * (CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED).
  *
  * A registration belongs to a context. So a pin has one owner at most, the device
  * that came first; contexts go away (with the last engine), and their pins are
  * offers again.
  *
  * The list's lock is held for a look-up only: registering pins pages, a
- * millisecond for ten MiB, and the loop makes and frees pins. A pin is not freed
+ * millisecond for 25 MiB, and the loop makes and frees pins. A pin is not freed
  * while a copy uses its memory, so its finder may use it without the list.
+ *
+ * Memory for which a copy would have to wait is registered by a thread, a user of the
+ * device; copies take the step more until that is done.
  */
 #include "gpu/pin.h"
 
@@ -18,9 +20,13 @@
 #include <errno.h>
 #include <pthread.h>
 
+#include "daemon/base/cpu.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/base/thread.h"
 #include "gpu/gpu.h"
+
+#define INLINE_BYTES (UINT64_C(64) << 20) /* more is a thread's work */
 
 struct gpu_pin {
 	struct list link; /* gpu->pins */
@@ -31,6 +37,10 @@ struct gpu_pin {
 	pthread_mutex_t lock;
 	struct gpu_device *owner;   /* registered in its context */
 	struct gpu_device *refused; /* its context did not take it */
+	bool busy;		    /* a thread is at it, for `device` */
+	struct gpu_device *device;
+	bool started; /* the thread is to be joined */
+	pthread_t thread;
 };
 
 int gpu_pin_new(struct gpu *gpu, void *base, uint64_t bytes, bool read_only,
@@ -75,10 +85,14 @@ void gpu_pin_free(struct gpu_pin *pin)
 {
 	if (!pin)
 		return;
+	if (pin->started)
+		pthread_join(pin->thread, NULL);
+	pthread_mutex_lock(&pin->lock);
+	if (pin->owner) /* its context stays: gpu_pins_drop() waits for this lock */
+		unregister(pin);
+	pthread_mutex_unlock(&pin->lock);
 	pthread_mutex_lock(&pin->gpu->pins_lock);
 	list_remove(&pin->link);
-	if (pin->owner) /* its context stays: gpu_pins_drop() waits for the list */
-		unregister(pin);
 	pthread_mutex_unlock(&pin->gpu->pins_lock);
 	pthread_mutex_destroy(&pin->lock);
 	mem_free(pin);
@@ -99,8 +113,8 @@ static struct gpu_pin *pin_find(struct gpu *gpu, const uint8_t *at, uint64_t byt
 	return found;
 }
 
-/* The pin's lock is held. */
-static void pin_register(struct gpu_pin *pin, struct gpu_device *device)
+/* The context is current. How it went: pin_registered() takes that. */
+static int pin_register(const struct gpu_pin *pin, struct gpu_device *device)
 {
 	unsigned int flags = CU_MEMHOSTREGISTER_DEVICEMAP; /* kernels reach it, too */
 	int result;
@@ -108,35 +122,99 @@ static void pin_register(struct gpu_pin *pin, struct gpu_device *device)
 	if (pin->read_only)
 		flags |= CU_MEMHOSTREGISTER_READ_ONLY;
 	result = device->gpu->drv.host_register(pin->base, pin->bytes, flags);
+	if (result == CU_SUCCESS)
+		return 0;
+	return gpu_raise(device, result, ERR_NOMEM, "cuMemHostRegister");
+}
 
-	if (result == CU_SUCCESS) {
+/* The pin's lock is held; `r` < 0: raised. */
+static void pin_registered(struct gpu_pin *pin, struct gpu_device *device, int r)
+{
+	if (r == 0) {
 		pin->owner = device;
 		return;
 	}
 	pin->refused = device;
-	(void)gpu_raise(device, result, ERR_NOMEM, "cuMemHostRegister");
-	log_info("gpu", device->id, "a buffer is not pinned: copies take a step more",
+	log_info("gpu", device->id, "memory is not pinned: copies take a step more",
 		 "bytes=%llu why=\"%s\"", (unsigned long long)pin->bytes,
 		 err_last()->text);
 	err_clear();
 }
 
-bool gpu_pin_ready(struct gpu_device *device, const void *at, uint64_t bytes)
+static void *pin_main(void *arg)
 {
-	struct gpu_pin *pin =
-		device->host_pointers ? pin_find(device->gpu, at, bytes) : NULL;
-	bool ready;
+	struct gpu_pin *pin = arg;
+	struct gpu_device *device = pin->device;
+	int r = gpu_enter(device);
 
-	if (!pin)
-		return false;
-	/* The list's lock is free again: the caller's use of the memory keeps the pin. A
-	 * context that goes waits for this lock in gpu_pins_drop(). */
+	cpu_bulk();
+	if (r == 0) {
+		r = pin_register(pin, device);
+		gpu_leave(device);
+	}
 	pthread_mutex_lock(&pin->lock);
-	if (!pin->owner && pin->refused != device)
-		pin_register(pin, device);
+	pin_registered(pin, device, r);
+	pin->busy = false;
+	pthread_mutex_unlock(&pin->lock);
+	gpu_device_put(device); /* the last touch: the context may go with it */
+	return NULL;
+}
+
+/* No lock is held, for a context that goes takes the pin's under the device's; `busy`
+ * keeps others away. */
+static void pin_start(struct gpu_pin *pin, struct gpu_device *device)
+{
+	int r = gpu_device_get(device);
+	struct err why;
+
+	if (pin->started) /* of a context before: it has put the device, or is about to */
+		pthread_join(pin->thread, NULL);
+	pin->device = device;
+	pin->started = false;
+	if (r == 0) {
+		r = thread_start("kvd-pin", pin_main, pin, &pin->thread);
+		pin->started = r == 0;
+		if (r < 0) {
+			err_take(&why);
+			gpu_device_put(device);
+			r = err_reraise(&why);
+		}
+	}
+	if (r == 0)
+		return;
+	pthread_mutex_lock(&pin->lock);
+	pin_registered(pin, device, r);
+	pin->busy = false;
+	pthread_mutex_unlock(&pin->lock);
+}
+
+bool gpu_pin_here(struct gpu_pin *pin, struct gpu_device *device)
+{
+	bool ready, start = false;
+
+	if (!device->host_pointers)
+		return false;
+	/* A context that goes waits for this lock in gpu_pins_drop(). */
+	pthread_mutex_lock(&pin->lock);
+	if (!pin->owner && pin->refused != device && !pin->busy) {
+		if (pin->bytes <= INLINE_BYTES)
+			pin_registered(pin, device, pin_register(pin, device));
+		else
+			start = pin->busy = true;
+	}
 	ready = pin->owner == device;
 	pthread_mutex_unlock(&pin->lock);
+	if (start)
+		pin_start(pin, device);
 	return ready;
+}
+
+bool gpu_pin_ready(struct gpu_device *device, const void *at, uint64_t bytes)
+{
+	/* The list's lock is free again: the caller's use of the memory keeps the pin. */
+	struct gpu_pin *pin = pin_find(device->gpu, at, bytes);
+
+	return pin && gpu_pin_here(pin, device);
 }
 
 void gpu_pins_drop(struct gpu_device *device)

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pin: memory of this daemon that a device may reach by itself.
+ * pin: host memory that a device may reach by itself.
  *
- * Transports have buffers of their own between engine memory and the wire. They
- * offer them here, which costs nothing; with the first copy between a device and
- * such a buffer it is registered with the driver, as a whole and once a context,
- * and then kernels and copy engines read and write it without a step between.
- * What is not offered, or not to be registered (a limit on locked memory, a
- * second device's context), is reached through the lanes' own pinned memory.
+ * Transports have buffers of their own between engine memory and the wire, engines
+ * bring memfds that cannot be cut, the chunk store has its memory. All that is offered
+ * here, which costs nothing; with the first copy between a device and such memory it is
+ * registered with the driver, as a whole and once a context, and then kernels and copy
+ * engines read and write it without a step between. What is not offered, or not to be
+ * registered (a limit on locked memory, a second device's context), or not yet, is
+ * reached through the lanes' own pinned memory.
  */
 #ifndef KVD_GPU_PIN_H
 #define KVD_GPU_PIN_H
@@ -25,8 +26,10 @@ int gpu_pin_new(struct gpu *gpu, void *base, uint64_t bytes, bool read_only,
 /* Before the memory goes; no copy touches it any more. May block. NULL is fine. */
 void gpu_pin_free(struct gpu_pin *pin);
 
-/* Can the device reach all of it? Registers it if that was not tried. A user's
- * thread, with the context current; may block. */
+/* Can the device reach all of it? Registers it if that was not tried, much memory behind
+ * the caller's back. A user's thread, with the context current; may block. */
+bool gpu_pin_here(struct gpu_pin *pin, struct gpu_device *device);
+/* The same of the pin that has it; false: none. */
 bool gpu_pin_ready(struct gpu_device *device, const void *at, uint64_t bytes);
 
 /* Before the context goes (gpu.c). */

@@ -98,7 +98,6 @@ struct config {
 	char gpu[CONFIG_PATH_BYTES];
 	char cuda_library[CONFIG_PATH_BYTES];
 	char gpu_kernels[CONFIG_PATH_BYTES];
-	uint64_t gpu_kernel_row_bytes;
 	uint32_t gpu_streams;			 /* 1 … GPU_STREAMS_MAX */
 	char verbs_rails[CONFIG_ENDPOINT_BYTES]; /* "" = the port of `listen` */
 	uint32_t verbs_qps;			 /* queue pairs a peer and rail */

@@ -318,11 +318,6 @@ static const struct setting options[] = {
 	 .help = "Code for GPUs: auto (what this kvd was built with), off, or the path "
 		 "of an image that nvcc made of gpu/kernels.cu. Without it the copy "
 		 "engines move everything."},
-	{"transport", "gpu_kernel_rows", SETTING_SIZE, FIELD(gpu_kernel_row_bytes),
-	 .preset = "32 KiB", .min = 0, .max = 64 * MIB,
-	 .help = "Rows shorter than this are moved by a kernel, many in one launch; "
-		 "longer ones by the copy engines, which take a microsecond for each and "
-		 "nothing of what the engine computes with. 0: none by kernel."},
 	{"transport", "gpu_streams", SETTING_COUNT, FIELD(gpu_streams), .preset = "4",
 	 .min = 1, .max = 8,
 	 .help = "Streams that move bytes on one GPU at once, with 3 MiB of pinned "

@@ -5,12 +5,11 @@
  * still being looked up.
  *
  * What the two ends are decides how a slice goes. Device memory and pinned memory
- * of ours (pin.h: the buffers between engine memory and the wire) the device
- * reaches by itself: by kernel or copy engine, as the lane sees fit. All other host
- * memory passes through the lanes' pinned buffers, which the CPU fills or empties
- * under the same guards as ever: memory of other processes, memory that its owner
- * may cut, and mapped memfds, which a kernel cannot reach and a driver would copy
- * through pinned memory of its own, row by row and waiting for each. Rows between
+ * (pin.h: the buffers between engine memory and the wire, and memfds that nobody can
+ * cut) the device reaches by itself: by kernel or copy engine, as the lane sees fit. All
+ * other host memory passes through the lanes' pinned buffers, which the CPU fills or
+ * empties under the same guards as ever: memory of other processes, memory that its
+ * owner may cut, and what is not pinned yet. Rows between
  * two ends in host memory (a table may mix kinds) are the CPU's alone. A slice is
  * cut where that changes.
  *
@@ -33,6 +32,9 @@
  * a launch's own time is a small part of it. */
 #define SLICE_ROWS 16384u
 #define SLICE_ROWS_FIRST 4096u
+/* Bytes of a slice within the device are so many times those of another: the launch
+ * shall be a small part of it here, too. (A list has room for 32 MiB of any rows.) */
+#define SLICE_INSIDE_FACTOR 4u
 /* Runs of fewer rows are not worth an entry of their own in a list for the kernel. */
 #define SCATTERED_ROWS 4u
 
@@ -60,17 +62,6 @@ static uint64_t end_address(const struct copy_end *end, uint32_t buffer, uint64_
 	       b->offset + offset;
 }
 
-/* `pinned`: of a linear end, for which there is no memory. */
-static enum copy_way way_of(const struct memory *src, const struct memory *dst,
-			    bool pinned)
-{
-	if (!of_device(src) && !of_device(dst))
-		return COPY_WAY_CPU;
-	if ((of_device(src) || (!src && pinned)) && (of_device(dst) || (!dst && pinned)))
-		return COPY_WAY_DIRECT;
-	return of_device(dst) ? COPY_WAY_IN : COPY_WAY_OUT;
-}
-
 static int memory_check(struct memory *m)
 {
 	if (!m || memory_owner_alive(m))
@@ -89,12 +80,31 @@ struct slice {
 	const struct copy_job *job;
 	struct plan_walk at;
 	uint64_t begin, pos, most; /* stream bytes; at most so many */
+	uint64_t host_most;	   /* where an end is in host memory */
 	uint64_t rows, rows_most;
 	enum copy_way way;
 	const struct memory *src, *dst; /* last looked at */
 	bool pinned;			/* the job's linear end */
-	bool flat, engines;		/* as gpu_rows has them */
+	bool flat, host, engines;	/* as gpu_rows has them */
 };
+
+/* Is it of a device, or within the reach of this one? */
+static bool reached(const struct slice *s, const struct memory *m)
+{
+	if (!m)
+		return s->pinned;
+	return of_device(m) || (m->pin && gpu_pin_here(m->pin, s->pipe->device));
+}
+
+static enum copy_way way_of(const struct slice *s, const struct memory *src,
+			    const struct memory *dst)
+{
+	if (!of_device(src) && !of_device(dst))
+		return COPY_WAY_CPU;
+	if (reached(s, src) && reached(s, dst))
+		return COPY_WAY_DIRECT;
+	return of_device(dst) ? COPY_WAY_IN : COPY_WAY_OUT;
+}
 
 /* Like piece_take() in copy.c: the rest of a row, whole rows, or a row's begin. */
 static uint64_t rows_take(struct slice *s, uint64_t most, struct gpu_rows *rows_p)
@@ -133,6 +143,7 @@ static uint64_t rows_take(struct slice *s, uint64_t most, struct gpu_rows *rows_
 		.src_stride = job->src.buffers ? run->src_stride : (int64_t)run->len,
 		.dst_stride = job->dst.buffers ? run->dst_stride : (int64_t)run->len,
 		.flat = s->flat,
+		.host = s->host,
 		.engines = s->engines,
 	};
 	return taken;
@@ -161,8 +172,21 @@ static bool in_reach(const struct copy_pipe *pipe, const struct memory *m)
 	return !of_device(m) || gpu_import_reach(m->gpu, pipe->device);
 }
 
-/* Look at the memory of the run at hand. 0; 1: it goes another way than the
- * slice so far. */
+/* At most how much of it, now that its way is known. */
+static void slice_bound(struct slice *s)
+{
+	uint64_t most = s->most;
+
+	if (s->way == COPY_WAY_IN || s->way == COPY_WAY_OUT)
+		most = GPU_LANE_BOUNCE_BYTES;
+	else if (s->host)
+		most = s->host_most;
+	if (most < s->most)
+		s->most = most;
+}
+
+/* Look at the memory of the run at hand. 0; 1: the slice so far is one of its own, for
+ * this goes another way. */
 static int slice_look(struct slice *s)
 {
 	const struct plan_run *run = &s->at.plan->runs[s->at.run];
@@ -173,7 +197,7 @@ static int slice_look(struct slice *s)
 
 	if (s->way != COPY_WAY_NONE && src == s->src && dst == s->dst)
 		return 0;
-	way = way_of(src, dst, s->pinned);
+	way = way_of(s, src, dst);
 	if (s->way != COPY_WAY_NONE && way != s->way)
 		return 1;
 	r = memory_check(src);
@@ -186,11 +210,10 @@ static int slice_look(struct slice *s)
 	s->dst = dst;
 	s->flat =
 		of_device(src) && of_device(dst) && src->gpu->device != dst->gpu->device;
+	s->host = !of_device(src) || !of_device(dst);
 	s->engines = !in_reach(s->pipe, src) || !in_reach(s->pipe, dst);
-	if ((way == COPY_WAY_IN || way == COPY_WAY_OUT) &&
-	    s->most > GPU_LANE_BOUNCE_BYTES)
-		s->most = GPU_LANE_BOUNCE_BYTES;
-	return 0;
+	slice_bound(s);
+	return s->pos - s->begin >= s->most ? 1 : 0;
 }
 
 /* A part of a job, with a linear end in the place of one of its own. */
@@ -266,7 +289,7 @@ static uint32_t scattered_rows(struct slice *s, uint64_t end)
 	if (s->at.row_offset || s->at.row || run->count >= SCATTERED_ROWS || s->engines ||
 	    run->len * run->count > room_bytes)
 		return 0;
-	places = gpu_lane_places(s->lane, run->len, &room);
+	places = gpu_lane_places(s->lane, run->len, s->host, &room);
 	if (!places)
 		return 0;
 	if (room > s->rows_most - s->rows)
@@ -336,6 +359,7 @@ static int bounce_rows(struct copy_pipe *pipe, struct gpu_lane *lane,
 			  .begin = part->begin,
 			  .pos = part->begin,
 			  .most = part->end - part->begin,
+			  .host_most = UINT64_MAX,
 			  .rows_most = SLICE_ROWS};
 	int r = 0;
 
@@ -499,7 +523,10 @@ int copy_pipe_begin(struct copy_pipe *pipe, struct copy_job *job, uint64_t begin
 			  .job = job,
 			  .begin = begin,
 			  .pos = begin,
-			  .most = most,
+			  .most = most < UINT64_MAX / SLICE_INSIDE_FACTOR
+					  ? most * SLICE_INSIDE_FACTOR
+					  : most,
+			  .host_most = most,
 			  .rows_most = pipe->count > 0 ? SLICE_ROWS : SLICE_ROWS_FIRST,
 			  .pinned = job_pinned(pipe, job)};
 	struct gpu_kept *kept = NULL;

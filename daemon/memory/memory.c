@@ -794,9 +794,11 @@ int memory_import_file(int fd, uint64_t offset, uint64_t length, uid_t uid,
 
 void memory_offer(struct memory *memory, struct gpu *gpu)
 {
+	const struct import *im = container_of(memory, struct import, memory);
+
 	assert(memory->base && !memory->pin);
-	if (gpu_pin_new(gpu, memory->base, memory->length, !memory->writable,
-			&memory->pin) < 0)
+	assert(memory->kind == MEMORY_SEALED || memory->kind == MEMORY_LINEAR);
+	if (gpu_pin_new(gpu, im->map, im->map_bytes, !memory->writable, &memory->pin) < 0)
 		err_clear();
 }
 

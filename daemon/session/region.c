@@ -126,15 +126,24 @@ static int import_vm(struct holding *h)
 	return err_pass(r);
 }
 
+static int import_memfd(struct holding *h)
+{
+	struct region *region = &h->region;
+	int r = memory_import_sparse(h->fd, h->offset, region->length, h->writable,
+				     &h->fill, &region->memory);
+
+	if (r == 0)
+		memory_offer(region->memory, h->kvd->gpu);
+	return err_pass(r);
+}
+
 static int import_memory(struct holding *h)
 {
 	struct region *region = &h->region;
 
 	switch (region->kind) {
 	case REGION_MEMFD:
-		return err_pass(memory_import_sparse(h->fd, h->offset, region->length,
-						     h->writable, &h->fill,
-						     &region->memory));
+		return err_pass(import_memfd(h));
 	case REGION_SHM:
 		return err_pass(memory_import_sparse_shm(h->fd, h->offset, region->length,
 							 h->writable, &h->fill,

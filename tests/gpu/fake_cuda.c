@@ -579,6 +579,13 @@ int cuCtxPopCurrent_v2(struct cu_ctx **ctx_p)
 	return CU_SUCCESS;
 }
 
+int cuCtxSetLimit(int limit, size_t value)
+{
+	ENTER(cuCtxSetLimit);
+	return limit == CU_LIMIT_STACK_SIZE && value <= 1024 ? CU_SUCCESS
+							     : CU_ERROR_INVALID_VALUE;
+}
+
 int cuCtxGetStreamPriorityRange(int *least_p, int *greatest_p)
 {
 	ENTER(cuCtxGetStreamPriorityRange);

@@ -195,9 +195,8 @@ int cuLaunchKernel(struct cu_function *function, unsigned int grid_x, unsigned i
 		return CU_ERROR_OUT_OF_MEMORY;
 	l->ctx = fake_current();
 	params_take(l, params);
-	/* a grid that leaves entries out, or has blocks without any */
+	/* blocks without any entry */
 	if (!l->per_block || l->per_block > KERN_PER_BLOCK_MAX ||
-	    (uint64_t)grid_x * l->per_block < l->count ||
 	    (uint64_t)(grid_x - 1) * l->per_block >= l->count) {
 		free(l);
 		return CU_ERROR_INVALID_VALUE;

@@ -734,10 +734,15 @@ static uint64_t recorded(const struct cu_event *event)
 	return __atomic_load_n(&event->point->recorded, __ATOMIC_SEQ_CST);
 }
 
+/* Whoever asks for an event of his own asks until it has come: one call, which may fail.
+ */
 int cuEventQuery(struct cu_event *event)
 {
+	if (event->fd < 0 && fake_current() && !fake_sticky(fake_current()) &&
+	    !point_reached(event->point, recorded(event)))
+		return CU_ERROR_NOT_READY;
 	ENTER(cuEventQuery);
-	return point_reached(event->point, recorded(event)) ? CU_SUCCESS
+	return point_reached(event->point, recorded(event)) ? fake_sticky(fake_current())
 							    : CU_ERROR_NOT_READY;
 }
 

@@ -283,7 +283,7 @@ static void rows_once()
 
 	memset(moved_to, 0xee, AREA);
 	memset(wanted, 0xee, AREA);
-	launch((count + per_block - 1) / per_block, rows_body, &args);
+	launch((uint32_t)(1 + draw((count + per_block - 1) / per_block)), rows_body, &args);
 	for (uint32_t i = 0; i < count; i++)
 		if (!kern_has_places(&list[i]))
 			list[i].dst += (uintptr_t)wanted - (uintptr_t)moved_to;

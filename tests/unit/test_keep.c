@@ -48,7 +48,7 @@ static int start(void **state)
 	assert_int_equal(gpu_new(gpu_fake_path("", path), "auto", &t->gpu), 0);
 	assert_int_equal(gpu_tune(t->gpu, gpu_fake_kernels(), 1024, 3), 0);
 	assert_int_equal(loop_new(&t->loop), 0);
-	assert_int_equal(copier_new(t->loop, 1, 4096, &t->copier), 0);
+	assert_int_equal(copier_new(t->loop, 1, 1024, &t->copier), 0);
 	for (unsigned int i = 0; i < OWNERS; i++)
 		assert_true(gpu_owner_start(
 			&t->owners[i], i == ELSEWHERE ? GPU_HANDLE_VMM : GPU_HANDLE_IPC,

@@ -398,7 +398,8 @@ static void lane_moves_rows_with_places(void **state)
 			FAKE(fake_cuda_fail)("cuLaunchKernel", 1, CU_ERROR_UNKNOWN);
 		while (done < ROWS) {
 			uint32_t room = 0, n = 0;
-			struct kern_place *places = gpu_lane_places(b->lane, LEN, &room);
+			struct kern_place *places =
+				gpu_lane_places(b->lane, LEN, false, &room);
 
 			assert_non_null(places);
 			for (uint64_t i = done; n < room && n < 1000 && i < ROWS;

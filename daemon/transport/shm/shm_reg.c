@@ -336,6 +336,16 @@ static void key_tell(struct shm_key *key, const struct err *err)
 	cb->on_key(cb->owner, (struct xp_key *)(void *)key, err);
 }
 
+static int sealed_key_map(struct shm_key *key)
+{
+	int r = memory_import_memfd(key->fd, key->offset, key->length, false,
+				    &key->memory);
+
+	if (r == 0)
+		memory_offer(key->memory, key->peer->shm->net.base.env.gpu);
+	return err_pass(r);
+}
+
 static void key_map(struct offload_job *job)
 {
 	struct shm_key *key = container_of(job, struct shm_key, job);
@@ -349,8 +359,7 @@ static void key_map(struct offload_job *job)
 		r = memory_import_shm_fd(key->fd, key->offset, key->length, false,
 					 &key->memory);
 	else if (r == 0 && key->kind == MEMORY_SEALED)
-		r = memory_import_memfd(key->fd, key->offset, key->length, false,
-					&key->memory);
+		r = sealed_key_map(key);
 	job->result = r;
 	if (r < 0)
 		err_take(&job->err);

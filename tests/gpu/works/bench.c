@@ -25,7 +25,7 @@ struct form {
 };
 
 static const struct form forms[] = {
-	{"64 KiB x 2048", 64 * KIB, 2048, 0.8},
+	{"64 KiB x 8192", 64 * KIB, 8192, 0.8},
 	{"4 KiB x 16384", 4 * KIB, 16384, 0.8},
 	{"256 B x 40960", 256, 40960, 0.4},
 };
@@ -84,7 +84,7 @@ static double plain_dtod(uint64_t bytes)
 	return s;
 }
 
-static double plain_pinned(uint64_t bytes, bool to_device)
+double plain_pinned(uint64_t bytes, bool to_device)
 {
 	uint64_t device = cuda_alloc(bytes);
 	void *pinned = NULL;
@@ -134,7 +134,7 @@ static void pair_stop(struct pair *p)
 /* Median seconds; the bytes are verified. */
 static double run_form(struct pair *p, const struct form *form, bool dst_asks)
 {
-	double s[TIMES], warm = clock_s() + (cuda.fake ? 0 : 0.5);
+	double s[TIMES], warm = clock_s() + (cuda.fake ? 0 : 0.2);
 	struct kvd_xfer *xfer;
 	struct rows rows;
 
@@ -197,12 +197,12 @@ static void engines(void)
 	two_daemons();
 }
 
-/* From which length on the engines do as well as the kernel: the option gpu_kernel_rows.
- * In between lie what a launch costs, and a call of the driver. */
+/* From which length on the engines do as well as the kernel (GPU_KERNEL_ROW_BYTES). In
+ * between lie what a launch costs, and a call of the driver. */
 static void crossover_by(const char *what, const char *by)
 {
-	static const uint64_t lens[] = {KIB,	  4 * KIB,  16 * KIB,
-					32 * KIB, 64 * KIB, 256 * KIB};
+	static const uint64_t lens[] = {4 * KIB,   16 * KIB, 64 * KIB,
+					256 * KIB, MIB,	     4 * MIB};
 	struct pair p;
 
 	options = by;
@@ -223,15 +223,16 @@ static void crossover_by(const char *what, const char *by)
 
 static void crossover(void)
 {
-	crossover_by("by kernel", "gpu_kernel_rows = 1 MiB\n");
+	crossover_by("by kernel", NULL);
 	crossover_by("by copy engine", "gpu_kernels = off\n");
 }
 
-static void staged(const char *transports, enum where from, enum where to)
+static void staged(const char *transports, unsigned int daemons, enum where from,
+		   enum where to)
 {
 	struct pair p;
 
-	pair_start(&p, transports, 2, from, to);
+	pair_start(&p, transports, daemons, from, to);
 	for (size_t i = 0; i < FORMS; i++) {
 		uint64_t bytes = forms[i].bytes * count_of(&forms[i]);
 		double out = plain_pinned(bytes, false), in = plain_pinned(bytes, true);
@@ -248,22 +249,27 @@ static void staged(const char *transports, enum where from, enum where to)
 
 static void staged_local_out(void)
 {
-	staged("local", AT_GPU, AT_HOST);
+	staged("local", 1, AT_GPU, AT_HOST);
 }
 
 static void staged_local_in(void)
 {
-	staged("local", AT_HOST, AT_GPU);
+	staged("local", 1, AT_HOST, AT_GPU);
+}
+
+static void staged_local_far(void)
+{
+	staged("local", 2, AT_HOST, AT_GPU);
 }
 
 static void staged_shm(void)
 {
-	staged("shm", AT_GPU, AT_GPU);
+	staged("shm", 2, AT_GPU, AT_GPU);
 }
 
 static void staged_tcp(void)
 {
-	staged("tcp", AT_GPU, AT_GPU);
+	staged("tcp", 2, AT_GPU, AT_GPU);
 }
 
 /* A request's whole way: rooms of one page, as short as they get. */
@@ -313,11 +319,11 @@ static void context_cost(void)
 
 /* ---- beside a process that keeps the GPU busy ---- */
 
-/* Fills and copies of its own memory without end: 'c' (then no more) answers how
- * many rounds it has done since the last time. */
+/* Kernels without end, which fill memory of its own as an engine's read theirs: 'c'
+ * answers how many it has run since the last time. */
 int busy_main(const char *seconds, const char *more)
 {
-	uint64_t bytes = 512 * MIB / shrink(), rounds = 0, a, b;
+	uint64_t bytes = 256 * MIB / shrink(), rounds = 0, a;
 	struct pollfd asked = {.fd = 0, .events = POLLIN};
 	char what;
 
@@ -325,14 +331,11 @@ int busy_main(const char *seconds, const char *more)
 	(void)more;
 	cuda_start();
 	a = cuda_alloc(bytes);
-	b = cuda_alloc(bytes);
 	for (;;) {
-		for (int i = 0; i < 4; i++) {
+		for (int i = 0; i < 8; i++)
 			cu(cuda.fill(a, (unsigned char)i, bytes, cuda.stream), "a fill");
-			cu(cuda.drv.copy(b, a, bytes, cuda.stream), "a copy");
-		}
 		cuda_sync();
-		rounds += 4;
+		rounds += 8;
 		if (poll(&asked, 1, 0) == 0)
 			continue;
 		if (read(0, &what, 1) != 1 ||
@@ -384,13 +387,13 @@ static double run_beside(struct pair *p, const struct form *form, struct helper 
 	return median(s, TIMES);
 }
 
-static void beside_busy(void)
+static void beside_busy_from(enum where from, enum where to)
 {
-	double alone, beside, begin, window = cuda.fake ? 0.1 : 1.0;
+	double alone, beside, begin, window = cuda.fake ? 0.1 : 0.5;
 	struct helper helper;
 	struct pair p;
 
-	pair_start(&p, "local", 2, AT_GPU, AT_GPU);
+	pair_start(&p, "local", 2, from, to);
 	helper_start(&helper, "busy", NULL, NULL);
 	begin = clock_s();
 	(void)busy_rate(&helper, begin);
@@ -399,18 +402,29 @@ static void beside_busy(void)
 	alone = busy_rate(&helper, begin);
 	for (size_t i = 0; i < FORMS; i++) {
 		uint64_t bytes = forms[i].bytes * count_of(&forms[i]);
-		double limit = plain_dtod(bytes), s;
+		bool inside = from == AT_GPU && to == AT_GPU;
+		double limit =
+			inside ? plain_dtod(bytes) : plain_pinned(bytes, to == AT_GPU);
+		double s = run_beside(&p, &forms[i], &helper, window, &beside);
 
-		s = run_beside(&p, &forms[i], &helper, window, &beside);
-		line("beside a busy process", &forms[i], bytes, s, "cuMemcpyDtoD there",
-		     limit, 0);
-		printf("    the busy process did %.1f rounds a second, %.1f alone: "
-		       "slower by "
-		       "%.0f %%\n",
-		       beside, alone, 100 * (1 - beside / alone));
+		line(inside	    ? "within the device"
+		     : to == AT_GPU ? "from host"
+				    : "to host",
+		     &forms[i], bytes, s,
+		     inside ? "cuMemcpyDtoD there" : "a pinned copy there", limit, 0);
+		printf("    the busy process ran %.0f kernels a second, %.0f alone: "
+		       "%.2f\n",
+		       beside, alone, beside / alone);
 	}
 	helper_kill(&helper);
 	pair_stop(&p);
+}
+
+static void beside_busy(void)
+{
+	beside_busy_from(AT_GPU, AT_GPU);
+	beside_busy_from(AT_GPU, AT_HOST);
+	beside_busy_from(AT_HOST, AT_GPU);
 }
 
 static void beside_busy_engines(void)
@@ -425,13 +439,16 @@ const struct work benches[] = {
 	{"engines", "the same by copy engines alone (gpu_kernels = off)", engines},
 	{"crossover", "rows of each length by the kernel, and by copy engines",
 	 crossover},
-	{"gpu-to-host", "GPU to a memfd, local", staged_local_out},
-	{"host-to-gpu", "a memfd to GPU, local", staged_local_in},
+	{"gpu-to-host", "GPU to a memfd, one daemon", staged_local_out},
+	{"host-to-gpu", "a memfd to GPU, one daemon", staged_local_in},
+	{"host-of-another", "another daemon's memfd to GPU", staged_local_far},
 	{"staged-shm", "GPU to GPU over shared host memory", staged_shm},
 	{"staged-tcp", "GPU to GPU over TCP", staged_tcp},
+	{"chunks", "chunks of a cache on the GPU, into the daemon's memory and back",
+	 chunks_bench},
 	{"room", "a request of one page", room_latency},
 	{"context", "a daemon's context: time and memory", context_cost},
-	{"busy", "beside a process that fills and copies without end", beside_busy},
+	{"busy", "beside a process that runs kernels without end", beside_busy},
 	{"busy-engines", "the same by copy engines alone", beside_busy_engines},
 	{NULL, NULL, NULL},
 };

@@ -175,6 +175,9 @@ static int role_run(char **argv)
 
 int main(int argc, char **argv)
 {
+	/* pollers' pauses are a few microseconds, not what the kernel rounds them to */
+	prctl(PR_SET_TIMERSLACK, 1);
+
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (argc == 5 && strcmp(argv[1], "--role") == 0)
 		return role_run(argv + 2);

@@ -787,6 +787,7 @@ const struct work tests[] = {
 	{"order-event-dying", "an event whose process dies", event_of_the_dying},
 	{"exporter", "what the driver does when an exporter dies", exporter_dies},
 	{"refusals", "handles that cannot be opened, with cause and remedy", refusals},
+	{"chunks", "chunks of a cache on the GPU, put and fetched", chunks_test},
 	{"abort", "stopped in the middle: still", aborted},
 	{"kill", "kill -9 of the engine that is read", engine_killed},
 	{NULL, NULL, NULL},

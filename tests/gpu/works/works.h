@@ -163,6 +163,10 @@ struct work {
 extern const struct work tests[], benches[];
 unsigned int shrink(void);
 extern const struct work sweeps[]; /* on the tests' driver alone */
+void chunks_test(void);
+void chunks_bench(void);
+/* Best seconds of one copy between the device and pinned memory. */
+double plain_pinned(uint64_t bytes, bool to_device);
 /* Roles of test.c and bench.c. */
 int victim_main(const char *socket, const char *bytes);
 int exporter_main(const char *word, const char *more);

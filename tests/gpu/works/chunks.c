@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Chunks of a cache on a GPU: put into the daemon's memory, found, and fetched into other
+ * pages, of a GPU or of the host.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "daemon/base/clock.h"
+#include "lib/kvd_chunk.h"
+#include "tests/gpu/works/works.h"
+
+#define PAGE_TOKENS 16u
+#define CHUNK_PAGES 4u
+#define HEADS 8u
+#define HEAD_BYTES 256u
+/* of a page and layer */
+#define FIELD_BYTES ((uint64_t)PAGE_TOKENS * HEADS * HEAD_BYTES)
+#define TIMES 7u
+
+static uint32_t layers(void)
+{
+	return cuda.fake ? 2 : 32;
+}
+
+static uint32_t chunk_count(void)
+{
+	return cuda.fake ? 8 : 64;
+}
+
+static uint32_t page_count(void)
+{
+	return chunk_count() * CHUNK_PAGES;
+}
+
+static uint64_t cache_bytes(void)
+{
+	return FIELD_BYTES * 2 * layers() * page_count();
+}
+
+/* ---- an engine's cache, and the space of its chunks ---- */
+
+struct cache {
+	struct engine engine;
+	struct kvd_space *space;
+	uint32_t *pages;
+};
+
+/* Layer by layer, K and V, as engines have them. */
+static void cache_pool(struct engine *e)
+{
+	struct kvd_layout *layout = need(kvd_layout_new(0));
+	struct kvd_pool_args args = {.regions = &e->region, .region_count = 1};
+	uint32_t buffer = kvd_layout_buffer(layout, e->bytes);
+	uint32_t view = kvd_layout_view(layout, "kv", PAGE_TOKENS, page_count());
+	uint64_t offset = 0;
+
+	for (uint32_t i = 0; i < 2 * layers(); i++) {
+		const struct kvd_field field = {.name = i % 2 ? "v" : "k",
+						.buffer = buffer,
+						.offset = offset,
+						.unit_bytes = HEAD_BYTES,
+						.units = HEADS};
+
+		kvd_layout_heads(layout, view, i / 2, KVD_NHD, &field);
+		offset += FIELD_BYTES * page_count();
+	}
+	well(NULL, kvd_layout_text(layout, &args.layout), "the layout");
+	well(e->client, kvd_pool_register(e->client, &args, NULL, &e->pool),
+	     "pool.register");
+	kvd_layout_free(layout);
+}
+
+static void cache_open(struct cache *cache, const struct rig *rig, enum where where)
+{
+	struct kvd_space_args args = {.model = "works",
+				      .scheme = "numbers",
+				      .tokens = PAGE_TOKENS * CHUNK_PAGES};
+	double until = clock_s() + 30;
+	int r;
+
+	engine_open(&cache->engine, rig, 0, where, cache_bytes());
+	cache_pool(&cache->engine);
+	args.pool = cache->engine.pool;
+	do { /* the daemon's memory is being made */
+		r = kvd_space_open(cache->engine.client, &args, NULL, &cache->space);
+	} while (r == -KVD_E_BUSY && clock_s() < until);
+	well(cache->engine.client, r, "chunk.space");
+	cache->pages = need(calloc(page_count(), sizeof(*cache->pages)));
+}
+
+static void cache_close(struct cache *cache)
+{
+	well(cache->engine.client, kvd_space_close(cache->space, NULL), "space.close");
+	engine_close(&cache->engine);
+	free(cache->pages);
+}
+
+static void pages_turn(struct cache *cache, uint32_t by)
+{
+	for (uint32_t i = 0; i < page_count(); i++)
+		cache->pages[i] = (i * 5 + by) % page_count();
+}
+
+/* ---- moves ---- */
+
+struct ids {
+	uint8_t bytes[64 * KVD_CHUNK_ID_BYTES];
+	struct kvd_chunks chunks;
+};
+
+static void ids_make(struct ids *ids, uint8_t series)
+{
+	memset(ids->bytes, series, sizeof(ids->bytes));
+	for (uint32_t i = 0; i < chunk_count(); i++)
+		memcpy(&ids->bytes[i * KVD_CHUNK_ID_BYTES], &i, sizeof(i));
+	ids->chunks = (struct kvd_chunks){.ids = ids->bytes, .count = chunk_count()};
+}
+
+/* Seconds that it took until the poller saw its end. */
+static double move_end(const struct cache *cache, struct kvd_move *move, double begin)
+{
+	const struct timespec pause = {.tv_nsec = 5000};
+	struct kvd_move_facts facts;
+	double seconds;
+	int state;
+
+	while ((state = kvd_move_state(move)) != KVD_SUCCESS) {
+		if (state < 0 || state == KVD_FAILED || clock_s() > begin + 30) {
+			(void)kvd_move_show(move, 1000, &facts);
+			die("a move: state %d, %s", state, facts.error.message);
+		}
+		nanosleep(&pause, NULL);
+	}
+	seconds = clock_s() - begin;
+	well(cache->engine.client, kvd_move_show(move, 5000, &facts), "chunk.show");
+	if (facts.done != chunk_count() || facts.left_out)
+		die("%ju chunks are done, %ju left out", (uintmax_t)facts.done,
+		    (uintmax_t)facts.left_out);
+	well(cache->engine.client, kvd_move_close(move, NULL), "move.close");
+	return seconds;
+}
+
+static struct kvd_move_args args_of(const struct cache *cache, struct kvd_view *view)
+{
+	*view = (struct kvd_view){.pages = cache->pages, .page_count = page_count()};
+	return (struct kvd_move_args){
+		.pool = cache->engine.pool, .views = view, .view_count = 1};
+}
+
+static double cache_put(const struct cache *cache, const struct ids *ids)
+{
+	struct kvd_view view;
+	struct kvd_move_args args = args_of(cache, &view);
+	struct kvd_move *move = NULL;
+	double begin = clock_s();
+
+	well(cache->engine.client,
+	     kvd_put(cache->space, &ids->chunks, &args, NULL, &move), "chunk.put");
+	return move_end(cache, move, begin);
+}
+
+static double cache_fetch(const struct cache *cache, const struct ids *ids)
+{
+	struct kvd_view view;
+	struct kvd_move_args args = args_of(cache, &view);
+	struct kvd_hold *hold = NULL;
+	struct kvd_move *move = NULL;
+	double begin = clock_s(), seconds;
+
+	well(cache->engine.client,
+	     kvd_hold_open(cache->space, &ids->chunks, 0, 0, NULL, &hold), "chunk.hold");
+	well(cache->engine.client, kvd_fetch(hold, &args, NULL, &move), "chunk.fetch");
+	seconds = move_end(cache, move, begin);
+	well(cache->engine.client, kvd_hold_close(hold, NULL), "hold.close");
+	return seconds;
+}
+
+/* What `from` had in its pages is in those of `to`. */
+static void cache_check(const uint8_t *had, const struct cache *from, struct cache *to)
+{
+	uint8_t *has = need(malloc(cache_bytes()));
+
+	engine_get(&to->engine, 0, has, cache_bytes());
+	for (uint64_t f = 0; f < 2 * (uint64_t)layers(); f++) {
+		for (uint32_t i = 0; i < page_count(); i++) {
+			uint64_t a = (f * page_count() + from->pages[i]) * FIELD_BYTES;
+			uint64_t b = (f * page_count() + to->pages[i]) * FIELD_BYTES;
+
+			if (memcmp(had + a, has + b, FIELD_BYTES) != 0)
+				die("page %u of layer %ju differs", i,
+				    (uintmax_t)(f / 2));
+		}
+	}
+	free(has);
+}
+
+/* ---- test and bench ---- */
+
+static void store_start(struct rig *rig)
+{
+	static char more[64];
+
+	snprintf(more, sizeof(more), "[chunks]\nchunk_memory = %s\n",
+		 cuda.fake ? "128 MiB" : "1536 MiB");
+	*rig = (struct rig){.more = more};
+	rig_start(rig, 1, "local shm");
+}
+
+void chunks_test(void)
+{
+	uint8_t *had = need(malloc(cache_bytes()));
+	struct cache gpu, host;
+	struct rig rig;
+	struct ids ids;
+
+	store_start(&rig);
+	cache_open(&gpu, &rig, AT_GPU);
+	cache_open(&host, &rig, AT_HOST);
+	ids_make(&ids, 1);
+	pages_turn(&gpu, 3);
+	pages_turn(&host, 0);
+	engine_pattern(&gpu.engine, 42);
+	engine_get(&gpu.engine, 0, had, cache_bytes());
+	(void)cache_put(&gpu, &ids);
+	engine_fill(&gpu.engine, 0xee);
+	(void)cache_fetch(&host, &ids);
+	cache_check(had, &gpu, &host);
+	engine_get(&host.engine, 0, had, cache_bytes());
+	pages_turn(&gpu, 7);
+	(void)cache_fetch(&gpu, &ids);
+	cache_check(had, &host, &gpu);
+	cache_close(&gpu);
+	cache_close(&host);
+	rig_stop(&rig);
+	free(had);
+}
+
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static void line(const char *what, double s[TIMES], double limit)
+{
+	qsort(s, TIMES, sizeof(*s), by_value);
+	printf("  %-8s %u chunks of %ju KiB %9.3f ms %8.2f GB/s   %.2f of a pinned "
+	       "copy\n",
+	       what, chunk_count(), (uintmax_t)(cache_bytes() / chunk_count() / KIB),
+	       s[TIMES / 2] * 1e3, (double)cache_bytes() / s[TIMES / 2] * 1e-9,
+	       limit / s[TIMES / 2]);
+}
+
+void chunks_bench(void)
+{
+	uint8_t *had = need(malloc(cache_bytes()));
+	double puts[TIMES], fetches[TIMES];
+	struct cache gpu, from;
+	struct rig rig;
+	struct ids ids;
+
+	store_start(&rig);
+	cache_open(&gpu, &rig, AT_GPU);
+	from = gpu;
+	from.pages = need(calloc(page_count(), sizeof(*from.pages)));
+	pages_turn(&from, 3);
+	for (unsigned int i = 0; i < TIMES + 2; i++) { /* two: memory is pinned */
+		unsigned int at = i % TIMES;
+
+		ids_make(&ids, (uint8_t)(i + 1));
+		pages_turn(&gpu, 3);
+		engine_pattern(&gpu.engine, i);
+		engine_get(&gpu.engine, 0, had, cache_bytes());
+		puts[at] = cache_put(&gpu, &ids);
+		engine_fill(&gpu.engine, 0xee);
+		pages_turn(&gpu, i);
+		fetches[at] = cache_fetch(&gpu, &ids);
+		cache_check(had, &from, &gpu);
+	}
+	line("put", puts, plain_pinned(cache_bytes(), false));
+	line("fetch", fetches, plain_pinned(cache_bytes(), true));
+	cache_close(&gpu);
+	free(from.pages);
+	rig_stop(&rig);
+	free(had);
+}
