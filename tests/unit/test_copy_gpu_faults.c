@@ -320,6 +320,50 @@ static void pin_outlives_the_context(void **state)
 	munmap(line, 8192);
 }
 
+/* Much memory is pinned behind copies' backs: whoever comes meanwhile takes a step more,
+ * and neither the pin nor the context goes under the thread that is at it. */
+static void much_is_pinned_by_a_thread(void **state)
+{
+	const uint64_t bytes = (UINT64_C(64) << 20) + 4096;
+	struct gc *t = *state;
+	struct gpu_device *device = NULL;
+	uint8_t *line = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	assert_ptr_not_equal(line, MAP_FAILED);
+	assert_int_equal(gpu_start(t->gpu), 0);
+	device = &t->gpu->devices[0];
+	for (unsigned int round = 0; round < 4; round++) {
+		bool fails = round == 2, ready;
+		struct gpu_pin *pin = NULL;
+
+		GC_FAKE(fake_cuda_fail)(NULL, 0, 0);
+		if (fails)
+			GC_FAKE(fake_cuda_fail)
+		("cuMemHostRegister_v2", 1, CU_ERROR_OUT_OF_MEMORY);
+		assert_int_equal(gpu_pin_new(t->gpu, line, bytes, false, &pin), 0);
+		assert_int_equal(gpu_device_get(device), 0);
+		assert_int_equal(gpu_enter(device), 0);
+		do {
+			ready = gpu_pin_here(pin, device);
+		} while (round != 3 && !ready &&
+			 !(fails && GC_FAKE(fake_cuda_calls)("cuMemHostRegister_v2")));
+		if (fails)
+			assert_false(gpu_pin_here(pin, device));
+		gpu_leave(device);
+		if (round % 2) { /* the context goes first, or the thread is the last */
+			gpu_device_put(device);
+			gpu_pin_free(pin);
+		} else {
+			gpu_pin_free(pin);
+			gpu_device_put(device);
+		}
+		assert_int_equal(GC_FAKE(fake_cuda_calls)("cuMemHostRegister_v2"), 1);
+		assert_int_equal(GC_FAKE(fake_cuda_live)(), 0);
+	}
+	munmap(line, bytes);
+}
+
 /* Mapped for reading alone: as most drivers are, it is not pinned, and is no fault; where
  * one can do that, the device reads it and cannot write it. */
 static void pin_to_be_read_is_the_drivers_to_take(void **state)
@@ -400,6 +444,7 @@ int main(int argc, char **argv)
 		CASE(linear_end_is_pinned_once),
 		CASE(linear_end_of_two_addresses_is_not_pinned),
 		CASE(pin_outlives_the_context),
+		CASE(much_is_pinned_by_a_thread),
 		CASE(pin_to_be_read_is_the_drivers_to_take),
 		CASE(dmabuf_is_not_for_copy_threads),
 		KERNELS(copy_canceled_is_still_when_done),
