@@ -25,6 +25,8 @@
 #include "daemon/store/disk.h"
 #include "daemon/store/far.h"
 #include "daemon/store/files.h"
+#include "daemon/store/home.h"
+#include "daemon/store/homes.h"
 #include "daemon/store/lend.h"
 #include "daemon/store/store_impl.h"
 
@@ -171,6 +173,10 @@ int store_new(struct kvd *kvd, struct store **store_p)
 		r = files_open(store);
 	if (r >= 0)
 		r = session_new_own(kvd, "chunk store", &store->session);
+	if (r >= 0 && kvd->config->chunk_home_bytes)
+		r = home_new(store, &store->home);
+	if (r >= 0)
+		r = homes_new(store, &store->homes);
 	if (r >= 0)
 		r = far_new(store, &store->far);
 	return r < 0 ? err_pass(r) : err_pass(memory_begin(store));
@@ -191,6 +197,8 @@ void store_free(struct store *store)
 		store->kvd->abandoned = true;
 	far_close(store->far);
 	far_free(store->far);
+	homes_free(store->homes);
+	home_free(store->home);
 	strmap_fini(&store->holds);
 	arena_free(store->arena);
 	mem_free(store);
@@ -270,6 +278,7 @@ void store_session_end(struct session *session)
 		store->region = NULL;
 		lends_close(store);
 		far_close(store->far);
+		homes_close(store->homes);
 		files_close(store->files);
 	}
 	if (!part)
@@ -298,12 +307,40 @@ void store_session_gone(struct session *session)
 
 /* ---- other daemons ---- */
 
+static int to_store(struct store *store, struct remote *remote,
+		    const struct wire_header *h, struct cursor *body)
+{
+	bool to_home = h->type == WIRE_T_CHUNK_NOTE || h->type == WIRE_T_CHUNK_SUM ||
+		       h->type == WIRE_T_CHUNK_FIND;
+
+	if (h->type == WIRE_T_CHUNK_TOLD || h->type == WIRE_T_CHUNK_LEG_NAK)
+		return err_pass(far_on_message(store, remote, h, body));
+	if (to_home && store->home)
+		return err_pass(home_on_message(store->home, remote, h, body));
+	if (!to_home && store->homes)
+		return err_pass(homes_on_message(store->homes, remote, h, body));
+	return 0; /* who thinks so is told by nobody's answer */
+}
+
 int store_on_message(struct kvd *kvd, struct remote *remote, const struct wire_header *h,
 		     struct cursor *body)
 {
-	if (h->type != WIRE_T_CHUNK_TOLD && h->type != WIRE_T_CHUNK_LEG_NAK)
+	if (h->type == WIRE_T_CHUNK_ASK || h->type == WIRE_T_CHUNK_LEG ||
+	    h->type == WIRE_T_CHUNK_RELEASE)
 		return err_pass(lend_on_message(kvd->store, remote, h, body));
-	return kvd->store ? err_pass(far_on_message(kvd->store, remote, h, body)) : 0;
+	return kvd->store ? err_pass(to_store(kvd->store, remote, h, body)) : 0;
+}
+
+void store_on_up(struct store *store, struct remote *remote)
+{
+	if (store && store->homes)
+		homes_on_up(store->homes, remote);
+}
+
+void store_on_change(struct store *store, struct remote *remote)
+{
+	if (store)
+		far_on_change(store->far, remote);
 }
 
 void store_on_down(struct store *store, const struct remote *remote)
@@ -312,6 +349,10 @@ void store_on_down(struct store *store, const struct remote *remote)
 		return;
 	far_on_down(store->far, remote);
 	lend_on_down(store, remote);
+	if (store->homes)
+		homes_on_down(store->homes, remote);
+	if (store->home)
+		home_on_down(store->home, remote);
 }
 
 /* ---- figures ---- */
@@ -345,6 +386,10 @@ void store_figures(const struct store *store, struct store_figures *figures_p)
 					    .lends = store->lend_count,
 					    .lent = lends_open(store)};
 	far_count(store->far, &figures_p->far.stores, &figures_p->far.up);
+	homes_figures(store->homes, &figures_p->homes);
+	figures_p->homes.dials = store->far_dials;
+	figures_p->homes.dials_refused = store->far_dials_refused;
+	home_figures(store->home, &figures_p->home);
 	files_figures(store->files, &figures_p->files);
 	if (store->files)
 		figures_p->files.dir = store->kvd->config->chunk_dir;

@@ -24,6 +24,8 @@
 #include "daemon/base/list.h"
 #include "daemon/room/room_map.h"
 #include "daemon/session/wait.h"
+#include "daemon/store/home.h"
+#include "daemon/store/homes.h"
 
 struct kvd;
 struct pool;
@@ -59,6 +61,9 @@ struct remote;
 struct wire_header;
 int store_on_message(struct kvd *kvd, struct remote *remote, const struct wire_header *h,
 		     struct cursor *body);
+void store_on_up(struct store *store, struct remote *remote);
+/* It is ready or refused, or has told of a pool. */
+void store_on_change(struct store *store, struct remote *remote);
 void store_on_down(struct store *store, const struct remote *remote);
 
 /* ---- spaces ---- */
@@ -109,8 +114,9 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids);
 
 struct store_hold_args {
 	uint64_t lease_ns;
-	/* What the own daemon has not is asked of those in chunk_stores, for at most so
-	 * long; 0: it is not. Then on_done comes, unless the session ends before. */
+	/* What the own daemon has not is asked of those in chunk_stores and those that
+	 * chunk_homes name, for at most so long; 0: it is not. Then on_done comes, unless
+	 * the session ends before. */
 	uint64_t far_ns;
 	void (*on_done)(void *arg, struct store_hold *hold, const struct err *why);
 	void *arg;
@@ -205,6 +211,8 @@ struct store_figures {
 		unsigned int lent;	 /* that are open */
 		unsigned int stores, up; /* daemons that are asked */
 	} far;
+	struct store_homes homes; /* daemons that are told what is here */
+	struct store_home home;	  /* what others tell this one */
 	struct store_files {
 		const char *dir; /* NULL: there are none */
 		const char *way; /* how they are read and written */

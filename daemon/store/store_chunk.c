@@ -17,6 +17,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/store/files.h"
+#include "daemon/store/homes.h"
 #include "daemon/store/seal.h"
 #include "daemon/store/store_impl.h"
 
@@ -69,6 +70,22 @@ struct store_chunk *store_chunk_find(const struct store_space *space,
 	return chunk && chunk->first == first ? chunk : NULL;
 }
 
+/* What others can find has changed, perhaps. */
+static void chunk_look(struct store_chunk *chunk)
+{
+	struct homes *homes = chunk->space->store->homes;
+	uint8_t now = 0, before = chunk->shown;
+
+	if (!chunk->gone)
+		now = (uint8_t)((chunk->ready ? STORE_IN_MEMORY : 0) |
+				(chunk->filed ? STORE_IN_FILE : 0));
+	if (now == before)
+		return;
+	chunk->shown = now;
+	if (homes && !now != !before)
+		homes_tell(homes, chunk, now != 0);
+}
+
 static void chunk_unlink(struct store_chunk *chunk)
 {
 	struct store_chunk **at = chunk_bucket(chunk->space->store, chunk->item.key);
@@ -79,6 +96,7 @@ static void chunk_unlink(struct store_chunk *chunk)
 	while (*at != chunk)
 		at = &(*at)->next;
 	*at = chunk->next;
+	chunk_look(chunk);
 }
 
 static void chunk_free(struct store_chunk *chunk)
@@ -215,6 +233,7 @@ void store_part_ready(struct store_part *part)
 	part->ready = true;
 	part->chunk->ready |= part_bit(part);
 	part->chunk->space->bytes += part->class->canon->slot_bytes;
+	chunk_look(part->chunk);
 }
 
 /* No bytes of it are in memory. */
@@ -225,6 +244,7 @@ static void part_unready(struct store_part *part)
 	part->ready = false;
 	part->chunk->ready &= ~part_bit(part);
 	arena_give(&part->slot);
+	chunk_look(part->chunk);
 }
 
 void store_part_free(struct store_part *part)
@@ -263,6 +283,7 @@ void store_part_filed(struct store_part *part)
 {
 	part->filed = true;
 	part->chunk->filed |= part_bit(part);
+	chunk_look(part->chunk);
 }
 
 void store_part_unfiled(struct store_part *part)
@@ -271,6 +292,7 @@ void store_part_unfiled(struct store_part *part)
 	part->chunk->filed &= ~part_bit(part);
 	part->chunk->lasts &= ~part_bit(part);
 	arena_give(&part->place);
+	chunk_look(part->chunk);
 }
 
 void store_on_file_evict(void *arg, struct arena_item *item)

@@ -91,6 +91,9 @@ struct store_part {
 	struct files_job *job; /* what is being done with its place; or NULL */
 };
 
+#define STORE_IN_MEMORY 1u
+#define STORE_IN_FILE 2u
+
 struct store_chunk {
 	struct arena_item item, file_item;
 	struct store_chunk *next; /* of its bucket */
@@ -100,6 +103,7 @@ struct store_chunk {
 	uint64_t ready, filed, lasts; /* masks of the classes of such parts */
 	uint32_t tokens;	      /* held: of the space's, or fewer */
 	bool gone;		      /* not in the index any more */
+	uint8_t shown;		      /* STORE_IN_…: what others were told last */
 	struct list parts;
 };
 
@@ -119,6 +123,8 @@ struct store {
 	uint64_t bucket_mask, seed;
 	uint64_t chunk_count;
 	struct far *far;     /* NULL: no other daemon is asked */
+	struct homes *homes; /* NULL: none is told what is here */
+	struct home *home;   /* NULL: this daemon keeps no directory for others */
 	struct list lends;   /* struct store_lend.link: what others hold here */
 	struct strmap holds; /* by secret */
 	unsigned int moves, moves_live;
@@ -126,7 +132,8 @@ struct store {
 	struct list far_legs; /* struct store_leg.far_link */
 	uint64_t found, missed, put_bytes, fetched_bytes;
 	uint64_t far_found, far_bytes, far_retries, lend_count;
-	struct loop_defer tidy; /* spaces that nobody uses go */
+	uint64_t far_dials, far_dials_refused; /* of holders that homes named */
+	struct loop_defer tidy;		       /* spaces that nobody uses go */
 };
 
 /* session->store_part */

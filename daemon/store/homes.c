@@ -1,0 +1,424 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a home knows of us is what we have told it over its peering: first all that there
+ * is, by a walk over the index in slices, then what changes. While the walk is under way
+ * changes of chunks that it has not reached are not told, for it will meet them as they
+ * are then; so each chunk is told once, and both sides can add up what was told. Every
+ * SUMS_NS the sums are compared, and on a difference all is told anew.
+ *
+ * Notes wait for FLUSH_NS to go together. A home whose line takes none, for so long that
+ * its queue is full, is told all anew later: what is dropped is not lost, and takes no
+ * more memory than the queue. Notes go by peer_send(), which refuses instead of queueing.
+ */
+#include "daemon/store/homes.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/store/homes_impl.h"
+#include "daemon/store/store_impl.h"
+
+#define FLUSH_NS (250 * LOOP_NS_PER_MS)
+#define SUMS_NS (30 * LOOP_NS_PER_S)
+#define SLICE 512u /* buckets, and chunks about */
+
+bool homes_up(const struct remote *remote)
+{
+	return remote && sm_state(&remote->peer->sm) == PEER_UP &&
+	       (remote->peer->features & PEER_FEATURE_HOMES);
+}
+
+/* ---- notes ---- */
+
+static void one_begin(struct homes *homes, struct homes_one *one)
+{
+	one->up = one->anew = true;
+	one->asked = false;
+	one->walk_at = one->count = one->sum = 0;
+	one->note_count = 0;
+	homes->figures.resyncs++;
+	loop_defer(homes->store->kvd->loop, &homes->walk);
+}
+
+static bool one_walks(const struct homes *homes, const struct homes_one *one)
+{
+	return one->up && one->walk_at <= homes->store->bucket_mask;
+}
+
+static int notes_send(struct homes_one *one, unsigned int from, unsigned int count)
+{
+	uint8_t notes[HOMES_NOTES_MAX * 16], body[sizeof(notes) + 16];
+	struct wire_chunk_note msg = {.anew = one->anew};
+	struct cursor out;
+	int r;
+
+	cursor_write(&out, notes, sizeof(notes));
+	for (unsigned int i = from; i < from + count; i++) {
+		cursor_put_u64(&out, one->notes[i].id);
+		cursor_put_u64(&out, one->notes[i].space);
+	}
+	msg.notes.data = notes;
+	msg.notes.len = out.pos;
+	cursor_write(&out, body, sizeof(body));
+	r = wire_chunk_note_put(&out, &msg);
+	return r < 0 ? err_pass(r)
+		     : err_pass(peer_send(one->remote->peer, WIRE_T_CHUNK_NOTE, body,
+					  out.pos));
+}
+
+/* False: some are left, for its line takes no more. */
+static bool one_flush(struct homes *homes, struct homes_one *one)
+{
+	unsigned int sent = 0;
+
+	while (sent < one->note_count || one->anew) {
+		unsigned int n = one->note_count - sent;
+
+		n = n < HOMES_NOTES_MAX ? n : HOMES_NOTES_MAX;
+		if (notes_send(one, sent, n) < 0) {
+			err_clear();
+			break;
+		}
+		one->anew = false;
+		sent += n;
+	}
+	homes->figures.notes += sent;
+	one->note_count -= sent;
+	memmove(one->notes, one->notes + sent, one->note_count * sizeof(*one->notes));
+	return one->note_count == 0 && !one->anew;
+}
+
+/* False: its queue is full. */
+static bool one_note(struct homes_one *one, const struct home_key *key, bool put)
+{
+	if (one->note_count == HOMES_QUEUE_MAX)
+		return false;
+	one->notes[one->note_count++] = (struct home_key){
+		.id = key->id, .space = key->space | (put ? HOMES_PUT : 0)};
+	one->count += put ? 1 : UINT64_MAX;
+	one->sum ^= home_key_mix(key);
+	return true;
+}
+
+static void flush_later(struct homes *homes)
+{
+	if (!loop_timer_running(&homes->flush))
+		loop_timer_start(&homes->flush, FLUSH_NS);
+}
+
+void homes_tell(struct homes *homes, const struct store_chunk *chunk, bool put)
+{
+	struct home_key key;
+	struct homes_one *one;
+
+	if (!homes->count)
+		return;
+	key = home_key_make(home_key_space(chunk->space->digest), chunk->id);
+	one = &homes->ones[members_home(homes->members, &key)];
+	if (!one->up || (chunk->item.key & homes->store->bucket_mask) >= one->walk_at)
+		return;
+	if (!one_note(one, &key, put)) {
+		one_flush(homes, one);
+		if (!one_note(one, &key, put)) {
+			one_begin(homes, one);
+			return;
+		}
+	}
+	flush_later(homes);
+}
+
+static void on_flush(struct loop_timer *timer)
+{
+	struct homes *homes = container_of(timer, struct homes, flush);
+	bool left = false;
+
+	for (unsigned int i = 0; i < homes->count; i++) {
+		struct homes_one *one = &homes->ones[i];
+
+		if (!one->up)
+			continue;
+		left |= !one_flush(homes, one);
+		if (one_walks(homes, one)) /* it stopped at the full line */
+			loop_defer(homes->store->kvd->loop, &homes->walk);
+	}
+	if (left)
+		flush_later(homes);
+}
+
+/* ---- the walk ---- */
+
+/* A slice of the index, for one home. False: its line takes no more. */
+static bool walk_slice(struct homes *homes, struct homes_one *one)
+{
+	const struct store *store = homes->store;
+	unsigned int which = (unsigned int)(one - homes->ones), seen = 0;
+
+	if (one->note_count >= HOMES_QUEUE_MAX / 2 && !one_flush(homes, one))
+		return false;
+	for (unsigned int i = 0; i < SLICE && seen < SLICE && one_walks(homes, one) &&
+				 one->note_count < HOMES_QUEUE_MAX / 2;
+	     i++, one->walk_at++) {
+		const struct store_chunk *chunk = store->buckets[one->walk_at];
+
+		for (; chunk; chunk = chunk->next, seen++) {
+			struct home_key key;
+
+			if (!chunk->shown)
+				continue;
+			key = home_key_make(home_key_space(chunk->space->digest),
+					    chunk->id);
+			if (members_home(homes->members, &key) != which ||
+			    one_note(one, &key, true))
+				continue;
+			one_begin(homes, one); /* a bucket of half a queue */
+			return false;
+		}
+	}
+	if (one->note_count < HOMES_QUEUE_MAX / 2 && one_walks(homes, one))
+		return true; /* they go together */
+	return one_flush(homes, one);
+}
+
+static void on_walk(struct loop_defer *defer)
+{
+	struct homes *homes = container_of(defer, struct homes, walk);
+	struct homes_one *one = NULL;
+
+	for (unsigned int i = 0; i < homes->count && !one; i++) {
+		homes->turn = (homes->turn + 1) % homes->count;
+		if (one_walks(homes, &homes->ones[homes->turn]))
+			one = &homes->ones[homes->turn];
+	}
+	if (!one)
+		return;
+	if (walk_slice(homes, one))
+		loop_defer(homes->store->kvd->loop, &homes->walk);
+	else
+		flush_later(homes); /* and goes on then */
+}
+
+/* ---- sums ---- */
+
+static void on_sums(struct loop_timer *timer)
+{
+	struct homes *homes = container_of(timer, struct homes, sums);
+
+	for (unsigned int i = 0; i < homes->count; i++) {
+		struct homes_one *one = &homes->ones[i];
+		const struct wire_chunk_sum msg = {.count = one->count, .sum = one->sum};
+
+		if (!one->up || one_walks(homes, one) || !one_flush(homes, one))
+			continue;
+		one->asked = handshake_tell_chunk_sum(one->remote, &msg) >= 0;
+		if (!one->asked)
+			err_clear();
+	}
+	loop_timer_start(&homes->sums, SUMS_NS);
+}
+
+static struct homes_one *one_of(struct homes *homes, const struct remote *remote)
+{
+	for (unsigned int i = 0; i < homes->count; i++) {
+		if (homes->ones[i].remote == remote)
+			return &homes->ones[i];
+	}
+	return NULL;
+}
+
+static int on_sum_ack(struct homes *homes, const struct remote *remote,
+		      struct cursor *body)
+{
+	struct homes_one *one = one_of(homes, remote);
+	struct wire_chunk_sum_ack msg;
+	int r = wire_chunk_sum_ack_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	if (!one || !one->up || !one->asked)
+		return 0;
+	one->asked = false;
+	if (msg.again)
+		one_begin(homes, one);
+	return 0;
+}
+
+/* ---- life ---- */
+
+static void one_dial(struct homes *homes, unsigned int i)
+{
+	struct handshake *hs = homes->store->kvd->handshake;
+	const char *endpoint = members_endpoint(homes->members, i);
+	const struct peer_client client = {.uid = 0, .session = 0};
+	struct homes_one *one = &homes->ones[i];
+
+	int r = handshake_reach(hs, endpoint, &client, &one->remote);
+
+	if (r >= 0 && one_of(homes, one->remote) != one) {
+		handshake_release(hs, one->remote);
+		r = err_raise(ERR_EXIST, "it is in chunk_homes twice");
+	}
+	if (r < 0) {
+		log_warn("store", endpoint, "is no home of chunks", "why=\"%s\"",
+			 err_last()->text);
+		err_clear();
+		one->remote = NULL;
+	} else if (homes_up(one->remote)) {
+		one_begin(homes, one);
+	}
+}
+
+static int ones_make(struct homes *homes)
+{
+	for (unsigned int i = 0; i < MEMBERS_MAX; i++) {
+		struct homes_one *one = &homes->ones[i];
+
+		if (i >= members_count(homes->members) || one->notes)
+			continue;
+		one->notes = mem_calloc(HOMES_QUEUE_MAX, sizeof(*one->notes));
+		if (!one->notes)
+			return err_pass(-ENOMEM);
+	}
+	return 0;
+}
+
+static void ones_close(struct homes *homes)
+{
+	while (homes->count > 0) {
+		struct homes_one *one = &homes->ones[--homes->count];
+
+		one->up = false;
+		if (one->remote)
+			handshake_release(homes->store->kvd->handshake, one->remote);
+		one->remote = NULL;
+	}
+}
+
+static void on_members(void *arg)
+{
+	struct homes *homes = arg;
+	struct homes_one before[MEMBERS_MAX];
+	unsigned int count = homes->count;
+
+	/* who stays is not left in between */
+	memcpy(before, homes->ones, sizeof(before));
+	homes->count = 0;
+	for (unsigned int i = 0; i < MEMBERS_MAX; i++) {
+		homes->ones[i].remote = NULL;
+		homes->ones[i].up = false;
+	}
+	if (ones_make(homes) >= 0) {
+		homes->count = members_count(homes->members);
+		for (unsigned int i = 0; i < homes->count; i++)
+			one_dial(homes, i);
+	} else {
+		log_warn("store", NULL, "other homes of chunks are not told",
+			 "why=\"%s\"", err_last()->text);
+		err_clear();
+	}
+	for (unsigned int i = 0; i < count; i++) {
+		if (before[i].remote)
+			handshake_release(homes->store->kvd->handshake, before[i].remote);
+	}
+}
+
+int homes_new(struct store *store, struct homes **homes_p)
+{
+	struct homes *homes;
+	int r;
+
+	*homes_p = NULL;
+	if (!*store->kvd->config->chunk_homes)
+		return 0;
+	homes = mem_zalloc(sizeof(*homes));
+	if (!homes)
+		return err_pass(-ENOMEM);
+	homes->store = store;
+	idmap_init(&homes->asks);
+	loop_defer_init(&homes->walk, on_walk);
+	loop_timer_init(&homes->flush, store->kvd->loop, on_flush);
+	loop_timer_init(&homes->sums, store->kvd->loop, on_sums);
+	r = members_new(store->kvd->config->chunk_homes, on_members, homes,
+			&homes->members);
+	if (r >= 0)
+		r = ones_make(homes);
+	if (r < 0) {
+		homes_free(homes);
+		return err_pass(r);
+	}
+	homes->count = members_count(homes->members);
+	for (unsigned int i = 0; i < homes->count; i++)
+		one_dial(homes, i);
+	loop_timer_start(&homes->sums, SUMS_NS);
+	*homes_p = homes;
+	return 0;
+}
+
+void homes_close(struct homes *homes)
+{
+	if (!homes)
+		return;
+	loop_defer_cancel(&homes->walk);
+	loop_timer_stop(&homes->flush);
+	loop_timer_stop(&homes->sums);
+	ones_close(homes);
+}
+
+void homes_free(struct homes *homes)
+{
+	if (!homes)
+		return;
+	homes_close(homes);
+	for (unsigned int i = 0; i < MEMBERS_MAX; i++)
+		mem_free(homes->ones[i].notes);
+	members_free(homes->members);
+	idmap_fini(&homes->asks);
+	mem_free(homes);
+}
+
+struct members *homes_members(struct homes *homes)
+{
+	return homes->members;
+}
+
+void homes_on_up(struct homes *homes, const struct remote *remote)
+{
+	struct homes_one *one = one_of(homes, remote);
+
+	if (one && homes_up(remote))
+		one_begin(homes, one);
+}
+
+void homes_on_down(struct homes *homes, const struct remote *remote)
+{
+	struct homes_one *one = one_of(homes, remote);
+
+	if (one) {
+		one->up = false;
+		one->note_count = 0;
+	}
+	homes_asks_on_down(homes, remote);
+}
+
+int homes_on_message(struct homes *homes, const struct remote *remote,
+		     const struct wire_header *h, struct cursor *body)
+{
+	return err_pass(h->type == WIRE_T_CHUNK_FOUND
+				? homes_on_found(homes, remote, body)
+				: on_sum_ack(homes, remote, body));
+}
+
+void homes_figures(const struct homes *homes, struct store_homes *figures_p)
+{
+	*figures_p = (struct store_homes){0};
+	if (!homes)
+		return;
+	*figures_p = homes->figures;
+	figures_p->homes = homes->count;
+	for (unsigned int i = 0; i < homes->count; i++)
+		figures_p->up += homes->ones[i].up;
+}
