@@ -83,6 +83,7 @@ static int space_open(struct request *req, const struct layout *layout)
 					 .tokens = args->tokens,
 					 .layout = layout,
 					 .views = args->views ? views : NULL};
+	char digest[HEX_CHARS(16) + 1];
 	struct store_handle_facts facts;
 	struct store_handle *handle;
 	struct brief brief;
@@ -93,11 +94,13 @@ static int space_open(struct request *req, const struct layout *layout)
 	if (r < 0)
 		return err_pass(r);
 	store_handle_facts(handle, &facts);
+	hex_write(facts.digest, 16, digest);
 	brief_init(&brief);
 	brief_number(&brief, "space", (double)facts.id);
 	brief_number(&brief, "tokens", facts.tokens);
 	brief_number(&brief, "part_bytes", (double)facts.part_bytes);
 	brief_text(&brief, "tenant", facts.tenant);
+	brief_text(&brief, "digest", digest);
 	request_reply_brief(req, &brief);
 	return 0;
 }
@@ -607,6 +610,7 @@ static bool add_space(cJSON *list, const struct store_space_facts *facts)
 		return false;
 	}
 	return cJSON_AddStringToObject(space, "tenant", facts->tenant) &&
+	       result_add_hex(space, "digest", facts->digest, 16) &&
 	       cJSON_AddStringToObject(space, "model", facts->model) &&
 	       cJSON_AddStringToObject(space, "revision", facts->revision) &&
 	       cJSON_AddStringToObject(space, "scheme", facts->scheme) &&
@@ -745,7 +749,9 @@ static const struct field list_fields[] = {
 
 const struct command chunk_commands[] = {
 	{"chunk.space", "name what chunks mean, with one rank's layout", space_fields, 0,
-	 space_run, "space; tokens; part_bytes: what is kept of a chunk; tenant"},
+	 space_run,
+	 "space; tokens; part_bytes: what is kept of a chunk; tenant; digest: its name "
+	 "in chunk.events"},
 	{"chunk.space_close", "be done with a space; its chunks stay", space_key_fields,
 	 0, space_close_run, "nothing"},
 	{"chunk.find", "how many of these chunks are there, from the first on",
@@ -782,7 +788,7 @@ const struct command chunk_commands[] = {
 	 "what it holds is known, readonly, why, bytes, free_bytes, written, read, "
 	 "evicted, bad: their sums were wrong, written_bytes, read_bytes, faults, "
 	 "queued}; "
-	 "spaces: {tenant, model, revision, scheme, rope, tokens, chunks, bytes, "
+	 "spaces: {tenant, digest, model, revision, scheme, rope, tokens, chunks, bytes, "
 	 "classes: ways to lie, handles: uses by sessions}"},
 	{.name = NULL},
 };

@@ -23,6 +23,7 @@
 #include "daemon/session/session.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/store/disk.h"
+#include "daemon/store/events.h"
 #include "daemon/store/far.h"
 #include "daemon/store/files.h"
 #include "daemon/store/home.h"
@@ -100,6 +101,7 @@ static void on_tidy(struct loop_defer *defer)
 			continue;
 		arena_owner_free(tenant->owner);
 		arena_owner_free(tenant->file_owner);
+		store_events_free(tenant->events);
 		account_unref(tenant->account);
 		list_remove(&tenant->link);
 		mem_free(tenant);
@@ -139,6 +141,7 @@ int store_make(struct kvd *kvd, struct store **store_p)
 	store->kvd = kvd;
 	store->memory_bytes = kvd->config->chunk_memory_bytes / CANON_GRAIN * CANON_GRAIN;
 	store->seed = loop_random_u64(kvd->loop);
+	loop_random(kvd->loop, store->instance, sizeof(store->instance));
 	list_init(&store->tenants);
 	list_init(&store->spaces);
 	list_init(&store->loading);

@@ -39,7 +39,9 @@ struct store_move;
 #define STORE_IDS_MAX 4096u /* of one command */
 #define STORE_SECRET_BYTES 16u
 #define STORE_LEASE_MS_MAX INT64_C(600000) /* of a hold */
-#define STORE_WORD_MAX 200u		   /* bytes of a space's model, revision, … */
+#define STORE_IN_MEMORY 1u		   /* where a chunk is, as bits */
+#define STORE_IN_FILE 2u
+#define STORE_WORD_MAX 200u /* bytes of a space's model, revision, … */
 
 /* With chunk_memory = 0: *store_p is NULL. Its memory is made by helpers meanwhile. */
 int store_new(struct kvd *kvd, struct store **store_p);
@@ -86,6 +88,7 @@ struct store_handle_facts {
 	uint64_t id, part_bytes; /* of a rank's part of a chunk, as it is kept */
 	uint32_t tokens;
 	const char *tenant;
+	const uint8_t *digest; /* of the space, 16 bytes: as events tell it */
 };
 void store_handle_facts(const struct store_handle *handle,
 			struct store_handle_facts *facts_p);
@@ -228,6 +231,7 @@ void store_figures(const struct store *store, struct store_figures *figures_p);
 /* A space as lists show it. */
 struct store_space_facts {
 	const char *tenant, *model, *revision, *scheme, *rope;
+	const uint8_t *digest;
 	uint32_t tokens, handles, classes;
 	uint64_t chunks, bytes;
 };

@@ -16,6 +16,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
+#include "daemon/store/events.h"
 #include "daemon/store/files.h"
 #include "daemon/store/homes.h"
 #include "daemon/store/seal.h"
@@ -73,6 +74,7 @@ struct store_chunk *store_chunk_find(const struct store_space *space,
 /* What others can find has changed, perhaps. */
 static void chunk_look(struct store_chunk *chunk)
 {
+	struct store_events *events = chunk->space->tenant->events;
 	struct homes *homes = chunk->space->store->homes;
 	uint8_t now = 0, before = chunk->shown;
 
@@ -82,6 +84,8 @@ static void chunk_look(struct store_chunk *chunk)
 	if (now == before)
 		return;
 	chunk->shown = now;
+	if (events)
+		store_events_add(events, chunk, before);
 	if (homes && !now != !before)
 		homes_tell(homes, chunk, now != 0);
 }

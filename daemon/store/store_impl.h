@@ -27,6 +27,7 @@ struct store_tenant {
 	struct account *account;		/* named so; held */
 	struct arena_owner *owner, *file_owner; /* of memory; of files, or NULL */
 	unsigned int spaces, classes;
+	struct store_events *events; /* NULL: nobody has asked for them */
 };
 
 /* How parts of one kind lie: a pool over the whole memory. */
@@ -91,9 +92,6 @@ struct store_part {
 	struct files_job *job; /* what is being done with its place; or NULL */
 };
 
-#define STORE_IN_MEMORY 1u
-#define STORE_IN_FILE 2u
-
 struct store_chunk {
 	struct arena_item item, file_item;
 	struct store_chunk *next; /* of its bucket */
@@ -121,6 +119,7 @@ struct store {
 	uint64_t next_space;
 	struct store_chunk **buckets;
 	uint64_t bucket_mask, seed;
+	uint8_t instance[16]; /* of this run, as events tell it */
 	uint64_t chunk_count;
 	struct far *far;     /* NULL: no other daemon is asked */
 	struct homes *homes; /* NULL: none is told what is here */

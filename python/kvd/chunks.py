@@ -30,6 +30,11 @@ a put, there before, and no room for them; prefix_tokens: moved without a gap fr
 on; error: an exception, or None."""
 
 
+ChunkEvent = namedtuple("ChunkEvent", "seq id space first tokens tier put")
+ChunkEvent.__doc__ = """A chunk that came (put) to a tier, "memory" or "file", or went from it. space:
+the digest that chunk.list has for it; first: which chunk of its prompt it is."""
+
+
 def ids_pack(ids):
     """Ids as one piece of bytes: a list of 32 bytes each, or such a piece."""
     if isinstance(ids, (bytes, bytearray, memoryview)):
@@ -218,3 +223,37 @@ class Space:
 
     def __exit__(self, *exc):
         self.close()
+
+
+class ChunkEvents:
+    """Of Client.chunk_events()."""
+
+    def __init__(self, client):
+        self._client, self._since, self._instance = client, 0, None
+
+    def read(self, timeout=None):
+        """What came and went since the last read. -> (whole, events): whole: what was known
+        is void, as at the first read and when the daemon is another one, or some events were
+        missed; then the events are all that there is, each put to where it is."""
+        events = []
+        while True:
+            args = {} if self._instance is None else {"instance": self._instance}
+            told = self._client.command("chunk.events", timeout, since=self._since, **args)
+            self._since, self._instance = told["seq"], told["instance"]
+            if told["lost"]:
+                return True, self._all(timeout)
+            events += [ChunkEvent(e["seq"], bytes.fromhex(e["id"]), e["space"], e["first"],
+                                  e["tokens"], e["tier"], e["put"]) for e in told["events"]]
+            if not told["more"]:
+                return False, events
+
+    def _all(self, timeout):
+        events, at = [], 0
+        while True:
+            page = self._client.command("chunk.snapshot", timeout, at=at)
+            events += [ChunkEvent(self._since, bytes.fromhex(c["id"]), c["space"],
+                                  c["first"], c["tokens"], tier, True)
+                       for c in page["chunks"] for tier in ("memory", "file") if c[tier]]
+            at = page["next"]
+            if not at:
+                return events
