@@ -28,7 +28,6 @@
 #include "daemon/store/store_impl.h"
 
 #define FOUND_HOLDERS_MAX 64u /* of one answer */
-#define FOUND_BYTES_MAX 16000u
 
 struct home_peer {
 	struct remote *remote;
@@ -270,52 +269,53 @@ static void found_id(struct home *home, const struct remote *asker,
 	cursor_put_bytes(&found->ids, index, count);
 }
 
-static int found_answer(struct remote *remote, uint64_t ask, struct home_found *found)
-{
-	uint8_t bytes[FOUND_BYTES_MAX];
-	struct wire_chunk_found msg = {.ask = ask};
-	struct cursor out;
-	int r;
-
-	cursor_write(&out, bytes, sizeof(bytes));
-	cursor_put_u32(&out, found->count);
-	cursor_put_bytes(&out, found->holders.base, found->holders.pos);
-	cursor_put_bytes(&out, found->ids.base, found->ids.pos);
-	r = cursor_check(&out, "CHUNK_FOUND");
-	if (r < 0)
-		return err_pass(r);
-	msg.holders.data = bytes;
-	msg.holders.len = out.pos;
-	return err_pass(handshake_tell_chunk_found(remote, &msg));
-}
-
-static int on_find(struct home *home, struct remote *remote, struct cursor *body)
+int home_found(struct home *home, const struct remote *asker,
+	       const struct wire_chunk_find *msg, struct cursor *out)
 {
 	uint8_t holders[FOUND_HOLDERS_MAX * (LINK_ENDPOINT_MAX + 2)];
 	uint8_t ids[HOMES_PROBES_MAX * (1 + HOMES_HOLDERS_MAX)];
 	struct home_found found = {.count = 0};
-	struct wire_chunk_find msg;
 	struct cursor in;
+
+	if (msg->ids.len % 8 || msg->ids.len / 8 > HOMES_PROBES_MAX)
+		return err_raise(ERR_PROTO, "CHUNK_FIND: %zu bytes of ids", msg->ids.len);
+	home->finds++;
+	cursor_write(&found.holders, holders, sizeof(holders));
+	cursor_write(&found.ids, ids, sizeof(ids));
+	cursor_read(&in, msg->ids.data, msg->ids.len);
+	while (cursor_left(&in)) {
+		const struct home_key key = {.id = cursor_get_u64(&in),
+					     .space = msg->space & HOME_SPACE_MASK};
+
+		if (home->table)
+			found_id(home, asker, &key, &found);
+		else
+			cursor_put_u8(&found.ids, 0);
+	}
+	cursor_put_u32(out, found.count);
+	cursor_put_bytes(out, holders, found.holders.pos);
+	cursor_put_bytes(out, ids, found.ids.pos);
+	return err_pass(cursor_check(out, "CHUNK_FOUND"));
+}
+
+static int on_find(struct home *home, struct remote *remote, struct cursor *body)
+{
+	uint8_t bytes[HOME_FOUND_BYTES_MAX];
+	struct wire_chunk_found answer;
+	struct wire_chunk_find msg;
+	struct cursor out;
 	int r = wire_chunk_find_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
-	if (msg.ids.len % 8 || msg.ids.len / 8 > HOMES_PROBES_MAX)
-		return err_raise(ERR_PROTO, "CHUNK_FIND: %zu bytes of ids", msg.ids.len);
-	home->finds++;
-	cursor_write(&found.holders, holders, sizeof(holders));
-	cursor_write(&found.ids, ids, sizeof(ids));
-	cursor_read(&in, msg.ids.data, msg.ids.len);
-	while (cursor_left(&in)) {
-		const struct home_key key = {.id = cursor_get_u64(&in),
-					     .space = msg.space & HOME_SPACE_MASK};
-
-		if (home->table)
-			found_id(home, remote, &key, &found);
-		else
-			cursor_put_u8(&found.ids, 0);
-	}
-	return err_pass(found_answer(remote, msg.ask, &found));
+	cursor_write(&out, bytes, sizeof(bytes));
+	r = home_found(home, remote, &msg, &out);
+	if (r < 0)
+		return err_pass(r);
+	answer.ask = msg.ask;
+	answer.holders.data = bytes;
+	answer.holders.len = out.pos;
+	return err_pass(handshake_tell_chunk_found(remote, &answer));
 }
 
 int home_on_message(struct home *home, struct remote *remote, const struct wire_header *h,

@@ -13,6 +13,7 @@ struct cursor;
 struct home;
 struct remote;
 struct store;
+struct wire_chunk_find;
 struct wire_header;
 
 int home_new(struct store *store, struct home **home_p);
@@ -20,6 +21,10 @@ void home_free(struct home *home); /* NULL is fine */
 /* CHUNK_NOTE, CHUNK_SUM, CHUNK_FIND */
 int home_on_message(struct home *home, struct remote *remote, const struct wire_header *h,
 		    struct cursor *body);
+/* What a CHUNK_FOUND says of holders, but for the asker itself. ERR_PROTO. */
+#define HOME_FOUND_BYTES_MAX 16000u
+int home_found(struct home *home, const struct remote *asker,
+	       const struct wire_chunk_find *msg, struct cursor *out);
 void home_on_down(struct home *home, const struct remote *remote);
 
 struct store_home {

@@ -51,6 +51,8 @@ int homes_find(struct homes *homes, const struct store_space *space, const uint8
 /* Endpoints of those that seem to have most, the best first; valid while the query is. */
 unsigned int homes_query_best(struct homes_query *query, const char **endpoints,
 			      unsigned int most);
+/* Which of `count` chunks are asked about, in order. */
+unsigned int homes_probes(uint32_t count, uint32_t at[HOMES_PROBES_MAX]);
 void homes_query_end(struct homes_query *query);
 
 struct store_homes {

@@ -109,7 +109,6 @@ static void probe_add(struct homes_query *query, const struct store_space *space
 {
 	struct homes_probe *probe = &query->probes[query->probe_count++];
 
-	assert(query->probe_count <= HOMES_PROBES_MAX);
 	*probe = (struct homes_probe){
 		.at = at,
 		.key = home_key_make(home_key_space(space->digest),
@@ -118,15 +117,28 @@ static void probe_add(struct homes_query *query, const struct store_space *space
 }
 
 /* Chunks 1, 2, 3, 4, 6, 8, 12, 16, … and the last. */
+unsigned int homes_probes(uint32_t count, uint32_t at[HOMES_PROBES_MAX])
+{
+	unsigned int probes = 0;
+
+	for (uint32_t n = 1; n < count; n *= 2) {
+		at[probes++] = n - 1;
+		if (n > 1 && n * 3 / 2 < count)
+			at[probes++] = n * 3 / 2 - 1;
+	}
+	at[probes++] = count - 1;
+	assert(probes <= HOMES_PROBES_MAX);
+	return probes;
+}
+
 static void probes_make(struct homes_query *query, const struct store_space *space,
 			const uint8_t *ids, uint32_t count)
 {
-	for (uint32_t n = 1; n < count; n *= 2) {
-		probe_add(query, space, ids, n - 1);
-		if (n > 1 && n * 3 / 2 < count)
-			probe_add(query, space, ids, n * 3 / 2 - 1);
-	}
-	probe_add(query, space, ids, count - 1);
+	uint32_t at[HOMES_PROBES_MAX];
+	unsigned int probes = homes_probes(count, at);
+
+	for (unsigned int i = 0; i < probes; i++)
+		probe_add(query, space, ids, at[i]);
 }
 
 static int ask_send(struct homes_query *query, struct homes_ask *ask,
