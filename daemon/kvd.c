@@ -271,6 +271,7 @@ static int start_signals(struct kvd_impl *impl)
 	int r;
 
 	signal(SIGPIPE, SIG_IGN); /* a peer that went is an error of its write */
+	signal(SIGXFSZ, SIG_IGN); /* so is a file of an engine's that gets too long */
 	r = loop_signal_start(&impl->term, loop, SIGTERM, on_term);
 	if (r == 0)
 		r = loop_signal_start(&impl->intr, loop, SIGINT, on_term);

@@ -386,12 +386,16 @@ static int hold_ask(struct kvd_space *space, struct client_op *op, uint32_t leas
 		    const struct kvd_call *call, struct kvd_hold **hold_p)
 {
 	struct kvd_client *client = space->object.client;
-	struct kvd_hold *hold = hold_new(client);
-	int r;
+	struct kvd_hold *hold = NULL;
+	int r = 0;
 
-	if (!hold) {
+	if (kvd_lost(client)) /* while a ring was asked for */
+		r = client_fail(client, KVD_E_LOST, "the session has ended");
+	else if (!(hold = hold_new(client)))
+		r = client_fail_nomem(client);
+	if (r) {
 		client_text_fini(&op->text);
-		return client_fail_nomem(client);
+		return r;
 	}
 	if (lease_ms)
 		client_text_int(&op->text, "lease_ms", lease_ms);

@@ -61,8 +61,8 @@ static void op_fd(struct client_op *op, const char *name, int fd, int fds[REGION
 static void region_op(struct kvd_region *region, struct client_op *op,
 		      int fds[REGION_FDS])
 {
-	static const char *const kinds[] = {"memfd",	"shm",	    "vm",
-					    "cuda_ipc", "cuda_vmm", "dmabuf"};
+	static const char *const kinds[] = {"memfd",	"shm",	  "vm",	 "cuda_ipc",
+					    "cuda_vmm", "dmabuf", "file"};
 
 	client_op_begin(region->object.client, op, "region.register");
 	client_text_str(&op->text, "kind", kinds[region->kind]);
@@ -89,7 +89,7 @@ static void region_op(struct kvd_region *region, struct client_op *op,
 static bool has_fd(enum kvd_region_kind kind)
 {
 	return kind == KVD_REGION_MEMFD || kind == KVD_REGION_CUDA_VMM ||
-	       kind == KVD_REGION_DMABUF;
+	       kind == KVD_REGION_DMABUF || kind == KVD_REGION_FILE;
 }
 
 static int gpu_check(struct kvd_client *client, const struct kvd_region_args *a)
@@ -125,6 +125,11 @@ static int client_region_args_check(struct kvd_client *client,
 		    strlen(a->shm_name) >= sizeof(((struct kvd_region *)0)->shm_name))
 			return client_fail(client, KVD_E_INVAL,
 					   "shm_name: missing, or over 255 bytes");
+		return 0;
+	case KVD_REGION_FILE:
+		if ((uint64_t)(uintptr_t)a->address < KVD_FILE_ADDRESS)
+			return client_fail(client, KVD_E_RANGE,
+					   "address: below KVD_FILE_ADDRESS");
 		return 0;
 	case KVD_REGION_VM:
 		if (!a->address)

@@ -49,14 +49,18 @@ struct views {
 	size_t count, bytes;
 };
 
-static int views_room(struct kvd_client *client, struct views *v, size_t count)
+static void views_begin(struct views *v)
 {
-	size_t heads = count * sizeof(*v->heads);
-
 	v->heads = v->heads_in;
 	v->parts = v->parts_in;
 	v->owned = NULL;
 	v->count = v->bytes = 0;
+}
+
+static int views_room(struct kvd_client *client, struct views *v, size_t count)
+{
+	size_t heads = count * sizeof(*v->heads);
+
 	if (count <= VIEWS_INLINE)
 		return 0;
 	v->owned = mem_calloc(1, heads + (3 * count + 2) * sizeof(*v->parts));
@@ -140,9 +144,10 @@ int client_post_views(struct client_slot *slot, struct kvd_ring_entry *entry,
 {
 	struct kvd_client *client = slot->object.client;
 	struct views v;
-	int r = text->failed ? client_fail_nomem(client)
-			     : views_room(client, &v, view_count);
+	int r;
 
+	views_begin(&v);
+	r = text->failed ? client_fail_nomem(client) : views_room(client, &v, view_count);
 	if (r) {
 		client_text_fini(text);
 		return r;

@@ -337,15 +337,20 @@ enum kvd_region_kind {
 	KVD_REGION_CUDA_IPC = 3,
 	KVD_REGION_CUDA_VMM = 4, /* of cuMemCreate: an exported fd */
 	KVD_REGION_DMABUF = 5,	 /* a dma-buf fd: for RDMA adapters alone */
+	/* bytes of a file, for transfers of this client's own by address (dlists) */
+	KVD_REGION_FILE = 6,
 };
+
+#define KVD_FILE_ADDRESS (UINT64_C(1) << 62) /* up to 2^63 */
 
 struct kvd_region_args {
 	enum kvd_region_kind kind;
-	int fd; /* memfd, cuda_vmm, dmabuf: duplicated for kvd_reconnect() */
+	int fd; /* memfd, cuda_vmm, dmabuf, file: duplicated for kvd_reconnect() */
 	const char *shm_name; /* shm: "/name" */
-	uint64_t offset;      /* into the object or allocation */
+	uint64_t offset;      /* into the object, allocation or file */
 	uint64_t bytes;
-	/* this process's address of byte 0: required for vm and for dlists */
+	/* this process's address of byte 0: required for vm and for dlists. file:
+	 * required, any number from KVD_FILE_ADDRESS on, by which lists name its bytes */
 	const void *address;
 	const char *name; /* for people; may be NULL */
 	/* cuda_ipc, cuda_vmm: the GPU, by UUID ("GPU-…") or PCI id. Never a number: it
@@ -365,6 +370,11 @@ struct kvd_region_args {
  * that goes with the registration; prctl PR_SET_PTRACER, which names the last daemon
  * only, lets it open that once more for other daemons of its user. -KVD_E_PERM,
  * -KVD_E_IMPORT: it cannot be had here; memfd can.
+ *
+ * A file is a regular file of a local file system or a block device, opened by the
+ * caller as its transfers need it; the daemon opens none. Reading past its end fails
+ * the transfer, writing past it makes it longer. What is on the disk after a loss of
+ * power is for the caller's fsync() to say.
  */
 int kvd_region_register(struct kvd_client *client, const struct kvd_region_args *args,
 			const struct kvd_call *call, struct kvd_region **region_p);

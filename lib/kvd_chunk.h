@@ -50,7 +50,10 @@ int kvd_space_open(struct kvd_client *client, const struct kvd_space_args *args,
 int kvd_space_close(struct kvd_space *space, const struct kvd_call *call);
 
 /* Chunks that follow each other: chunk i of them holds the tokens from
- * (first + i) * tokens on. At most 4096. */
+ * (first + i) * tokens on. At most 4096. KVD_CHUNK_ANYWHERE: an engine that does not know
+ * where in their prompt they are. They are found by those alone who do not either, and
+ * the tokens of a call, or a hold, are counted from its first chunk on. */
+#define KVD_CHUNK_ANYWHERE UINT32_MAX
 struct kvd_chunks {
 	const void *ids; /* KVD_CHUNK_ID_BYTES each */
 	size_t count;

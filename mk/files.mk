@@ -12,3 +12,6 @@ TEST_NEEDS += $(B)/bench/bench_files
 
 bench-files: $(B)/bench/bench_files ## a store finds a million chunks in its directory
 	$(Q)$< $(or $(CHUNKS),1000000) $(DIR)
+
+# a hundred thousand schedules
+export TEST_LONG += unit/test_files_power=2

@@ -12,7 +12,7 @@ PYSRC  := $(wildcard python/src/*.[ch]) $(wildcard lib/*.[ch]) \
 TEST_TARGETS += tests/python/run.sh
 TEST_NEEDS   += $(PYDIR)/installed
 
-.PHONY: wheel wheel-check bench-python
+.PHONY: wheel wheel-check bench-python bench-nixl-files
 # never fails: tests/python/run.sh tells what is missing
 $(PYDIR)/installed: $(PYSRC) python/README.md
 	@mkdir -p $(@D)
@@ -38,3 +38,10 @@ KILLS ?= 1000
 chunk-kills: all $(PYDIR)/installed ## kill -9 of daemons that keep chunks in files (KILLS=n)
 	@KVD_BUILD=$(CURDIR)/$(B) $(PYDIR)/venv/bin/python tests/python/chunk_kills.py --kills $(KILLS) \
 		--dir $(B) $(if $(SEED),--seed $(SEED))
+
+#   REPS=n transfers of each kind (15), FOLDER=DIR of the files (/var/tmp)
+bench-nixl-files: all $(PYDIR)/installed ## bytes of files: kvd's nixl beside the real one (PyPI)
+	@[ -e $(PYDIR)/installed ] || { cat $(PYDIR)/why; exit 1; }
+	@tests/bench/peers/setup.sh build/peers
+	@KVD_BUILD=$(B) $(PYDIR)/venv/bin/python scripts/bench-nixl-files.py --peers build/peers \
+		$(if $(REPS),--reps $(REPS)) $(if $(FOLDER),--folder $(FOLDER))

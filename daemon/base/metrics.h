@@ -45,7 +45,7 @@ enum metric_unit { METRIC_NUMBER, METRIC_BYTES, METRIC_SECONDS };
 	X(XFER_OP, 2, "op", NULL)                          \
 	X(XFER_END, 3, "result", NULL)                     \
 	X(NOTIF_END, 2, "result", NULL)                    \
-	X(REGION_KIND, 6, "kind", NULL)                    \
+	X(REGION_KIND, 7, "kind", NULL)                    \
 	X(ACCOUNT_CLASS, ACCOUNT_CLASS_END, "class", NULL) \
 	X(COMMAND, 96, "command", NULL)                    \
 	X(COMMAND_END, 2, "result", NULL)

@@ -198,7 +198,8 @@ struct ids_args {
 		"64 hex digits each: chunks that follow each other"),               \
 		F_INT("first", s, ids.first, OPTIONAL, 0, FIRST_MAX,                \
 		      "which chunk of its prompt the first is: it begins at token " \
-		      "first x tokens")
+		      "first x tokens; 4294967295: not known, tokens are counted "  \
+		      "from the first chunk on")
 
 /* *bytes_p is the caller's (mem_free). */
 static int ids_read(const struct ids_args *args, uint8_t **bytes_p, struct store_ids *ids)

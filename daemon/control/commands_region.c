@@ -42,7 +42,7 @@ static int kind_parse(const char *name, enum region_kind *kind_p)
 	}
 	return err_raise(ERR_IMPORT,
 			 "kind '%.32s': this daemon imports memfd, shm, vm, cuda_ipc, "
-			 "cuda_vmm and dmabuf",
+			 "cuda_vmm, dmabuf and file",
 			 name);
 }
 
@@ -52,13 +52,13 @@ static const struct source_field {
 	const char *name;
 	unsigned int must, may; /* kinds that need it, or take it */
 } source_fields[] = {
-	{"fd", KIND(MEMFD) | KIND(CUDA_VMM) | KIND(DMABUF), KIND(VM)},
+	{"fd", KIND(MEMFD) | KIND(CUDA_VMM) | KIND(DMABUF) | KIND(FILE), KIND(VM)},
 	{"shm_name", KIND(SHM), 0},
 	{"handle", KIND(CUDA_IPC), 0},
 	{"device", KIND(CUDA_IPC) | KIND(CUDA_VMM), 0},
 	{"allocation", KIND(CUDA_VMM), 0},
 	{"offset", 0, ~KIND(VM)},
-	{"address", KIND(VM), ~KIND(VM)},
+	{"address", KIND(VM) | KIND(FILE), ~KIND(VM)},
 };
 
 static int source_check(const cJSON *line, enum region_kind kind)
@@ -291,14 +291,16 @@ static int pool_list_run(struct request *req)
 
 static const struct field region_register_fields[] = {
 	F_STR("kind", register_args, kind, REQUIRED, 32,
-	      "\"memfd\", \"shm\" (POSIX name), \"vm\", \"cuda_ipc\", \"cuda_vmm\" or "
-	      "\"dmabuf\"."),
+	      "\"memfd\", \"shm\" (POSIX name), \"vm\", \"cuda_ipc\", \"cuda_vmm\", "
+	      "\"dmabuf\" or \"file\"."),
 	F_FD("fd", register_args, region.fd,
 	     "memfd: the descriptor. It must carry F_SEAL_SHRINK or accept it. "
 	     "cuda_vmm: of cuMemExportToShareableHandle. dmabuf: of "
 	     "cuMemGetHandleForAddressRange; only RDMA adapters can use it. vm: the "
 	     "client's own /proc/self/mem, opened for reading and writing; a daemon of "
-	     "another user, or that does not see the process, needs it."),
+	     "another user, or that does not see the process, needs it. file: a regular "
+	     "file of a local file system, or a block device; it is for transfers of "
+	     "this session by address, and for no pool."),
 	F_STR("shm_name", register_args, region.shm_name, OPTIONAL, 255,
 	      "shm: the name, \"/…\"."),
 	F_STR("handle", register_args, handle, OPTIONAL, 128,
@@ -310,11 +312,12 @@ static const struct field region_register_fields[] = {
 	F_U64("allocation", register_args, region.allocation, OPTIONAL,
 	      "cuda_vmm: bytes of the whole allocation, as cuMemCreate was given."),
 	F_U64("offset", register_args, region.offset, OPTIONAL,
-	      "Of byte 0 in the object or allocation; default 0. Not for vm."),
+	      "Of byte 0 in the object, allocation or file; default 0. Not for vm."),
 	F_U64("length", register_args, region.length, REQUIRED, "Bytes."),
 	F_U64("address", register_args, region.address, OPTIONAL,
 	      "The client's own address of byte 0. vm: required; else only transfers "
-	      "by address need it."),
+	      "by address need it. file: required, "
+	      "numbers from 2^62 on, by which transfers name its bytes."),
 	F_STR("name", register_args, region.name, OPTIONAL, 63, "For people."),
 	F_FD("statm", register_args, statm,
 	     "The client's own /proc/self/statm: that its memory has gone is seen before "

@@ -400,7 +400,8 @@ static int commands_xfer_reply_state(struct request *req, const struct transfer 
 	brief_init(&brief);
 	brief_number(&brief, "state", state);
 	brief_number(&brief, "bytes", (double)t->bytes);
-	brief_number(&brief, "moved", (double)t->op.xp.moved);
+	brief_number(&brief, "moved",
+		     (double)(t->file ? xfer_file_moved(t) : t->op.xp.moved));
 	if (t->failed)
 		brief_error(&brief, &t->err);
 	request_reply_brief(req, &brief);

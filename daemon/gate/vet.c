@@ -2,8 +2,10 @@
 /*
  * Judged by the file system first, since its number cannot be chosen by whoever opened
  * the file, and a file of a file system that others serve (FUSE, NFS) is none of these.
- * A pipe, a socket or a terminal may sleep when it is closed, and nothing of kvd needs
- * one.
+ * Of file systems on disks those count whose mounting takes the host's administrator, and
+ * that lie on nothing but disks: an overlay may have FUSE beneath it, and any user can
+ * mount one. A pipe, a socket or a terminal may sleep when it is closed, and nothing of
+ * kvd needs one.
  */
 #include "daemon/gate/vet.h"
 
@@ -19,6 +21,8 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "daemon/base/mem.h"
+
 #ifndef PID_FS_MAGIC
 #define PID_FS_MAGIC 0x50494446
 #endif
@@ -28,6 +32,14 @@
 #ifndef ANON_INODE_FS_MAGIC
 #define ANON_INODE_FS_MAGIC 0x09041934
 #endif
+
+/* linux/magic.h has these in part. Nodes of block devices lie in a devtmpfs, which has
+ * tmpfs's number. */
+static const uint32_t disk_file_systems[] = {
+	TMPFS_MAGIC,	 EXT4_SUPER_MAGIC, /* 2 and 3, too */
+	XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, F2FS_SUPER_MAGIC, 0xca451a4e, /* bcachefs */
+	0x2fc12fc1,							  /* ZFS */
+};
 
 /* Read again each time: a driver may be loaded later. Opened while this process may. */
 static int devices = -1;
@@ -110,6 +122,38 @@ static const char *type_word(mode_t mode)
 				: "";
 }
 
+static void vet_say(char *what, size_t size, const struct statfs *fs, mode_t mode)
+{
+	if (*type_word(mode))
+		snprintf(what, size, "%s", type_word(mode));
+	else
+		snprintf(what, size, "a file of a file system of type %#lx",
+			 (unsigned long)fs->f_type);
+}
+
+static bool is_disk(const struct statfs *fs, mode_t mode)
+{
+	if (S_ISBLK(mode))
+		return fs->f_type == TMPFS_MAGIC;
+	for (size_t i = 0; i < ARRAY_LEN(disk_file_systems); i++)
+		if (S_ISREG(mode) && (uint32_t)fs->f_type == disk_file_systems[i])
+			return true;
+	return false;
+}
+
+bool vet_is_disk(int fd, char *what, size_t size)
+{
+	struct statfs fs;
+	struct stat st;
+
+	if (fstatfs(fd, &fs) < 0 || fstat(fd, &st) < 0) {
+		snprintf(what, size, "not readable (%s)", strerror(errno));
+		return false;
+	}
+	vet_say(what, size, &fs, st.st_mode);
+	return is_disk(&fs, st.st_mode);
+}
+
 int vet_fd(int fd, char *what, size_t size)
 {
 	int flags = fcntl(fd, F_GETFL);
@@ -125,8 +169,8 @@ int vet_fd(int fd, char *what, size_t size)
 		snprintf(what, size, "not readable (%s)", strerror(errno));
 		return -1;
 	}
-	if (S_ISREG(st.st_mode) &&
-	    (fs.f_type == TMPFS_MAGIC || fs.f_type == HUGETLBFS_MAGIC))
+	if ((S_ISREG(st.st_mode) && fs.f_type == HUGETLBFS_MAGIC) ||
+	    is_disk(&fs, st.st_mode))
 		return 0;
 	if (fs.f_type == DMA_BUF_MAGIC || fs.f_type == PID_FS_MAGIC)
 		return 0;
@@ -137,10 +181,6 @@ int vet_fd(int fd, char *what, size_t size)
 		return 0;
 	if (S_ISCHR(st.st_mode) && is_nvidia(st.st_rdev))
 		return 0;
-	if (*type_word(st.st_mode))
-		snprintf(what, size, "%s", type_word(st.st_mode));
-	else
-		snprintf(what, size, "a file of a file system of type %#lx",
-			 (unsigned long)fs.f_type);
+	vet_say(what, size, &fs, st.st_mode);
 	return -1;
 }

@@ -23,6 +23,14 @@
 
 #define LISTEN_FDS_START 3
 #define NS_PER_US UINT64_C(1000)
+#define KEPT_MAX 8u
+#define FDS_MAX 64u
+#define KEPT_PREFIX "kvd-"
+
+static struct {
+	char name[64]; /* "": none */
+	int fd;
+} kept[KEPT_MAX];
 
 /* A whole decimal number from the environment; 0 when absent or malformed. */
 static uint64_t env_number(const char *name)
@@ -38,14 +46,18 @@ static uint64_t env_number(const char *name)
 	return errno || *end ? 0 : value;
 }
 
-static void send_text(const char *text, size_t len)
+/* With an fd (-1: none). */
+static void send_text(const char *text, size_t len, int with)
 {
 	struct sockaddr_un addr = {.sun_family = AF_UNIX};
 	const char *path = getenv("NOTIFY_SOCKET");
+	char control[CMSG_SPACE(sizeof(int))] = {0};
+	struct iovec iov = {(void *)(uintptr_t)text, len};
+	struct msghdr msg = {.msg_name = &addr, .msg_iov = &iov, .msg_iovlen = 1};
 	cleanup_close int fd = -1;
 	size_t path_len;
 
-	if (!path || (*path != '/' && *path != '@'))
+	if (!notify_keeps())
 		return;
 	path_len = strlen(path);
 	if (path_len >= sizeof(addr.sun_path))
@@ -56,10 +68,19 @@ static void send_text(const char *text, size_t len)
 	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return;
+	msg.msg_namelen = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + path_len);
+	if (with >= 0) {
+		struct cmsghdr *head = (struct cmsghdr *)(void *)control;
+
+		*head = (struct cmsghdr){.cmsg_level = SOL_SOCKET,
+					 .cmsg_type = SCM_RIGHTS,
+					 .cmsg_len = CMSG_LEN(sizeof(int))};
+		memcpy(CMSG_DATA(head), &with, sizeof(with));
+		msg.msg_control = control;
+		msg.msg_controllen = sizeof(control);
+	}
 	/* lost when nobody listens any more; see the header */
-	(void)sendto(fd, text, len, MSG_DONTWAIT | MSG_NOSIGNAL,
-		     (const struct sockaddr *)&addr,
-		     (socklen_t)(offsetof(struct sockaddr_un, sun_path) + path_len));
+	(void)sendmsg(fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 static void notify_send(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -75,7 +96,38 @@ static void notify_send(const char *fmt, ...)
 	r = vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
 	if (r >= 0)
-		send_text(text, strlen(text));
+		send_text(text, strlen(text), -1);
+}
+
+bool notify_keeps(void)
+{
+	const char *path = getenv("NOTIFY_SOCKET");
+
+	return path && (*path == '/' || *path == '@');
+}
+
+void notify_keep_fd(const char *name, int fd)
+{
+	char text[128];
+
+	snprintf(text, sizeof(text), "FDSTORE=1\nFDNAME=%s", name);
+	send_text(text, strlen(text), fd);
+}
+
+void notify_forget_fd(const char *name)
+{
+	notify_send("FDSTOREREMOVE=1\nFDNAME=%s", name);
+}
+
+int notify_kept_fd(const char *name)
+{
+	for (unsigned int i = 0; i < KEPT_MAX; i++) {
+		if (kept[i].name[0] && strcmp(kept[i].name, name) == 0) {
+			kept[i].name[0] = '\0';
+			return kept[i].fd;
+		}
+	}
+	return -1;
 }
 
 void notify_ready(const char *status)
@@ -138,10 +190,46 @@ static int check_listening(int fd)
 	return 0;
 }
 
+static void kept_add(const char *name, size_t len, int fd)
+{
+	for (unsigned int i = 0; i < KEPT_MAX; i++) {
+		if (kept[i].name[0] || len >= sizeof(kept[i].name))
+			continue;
+		memcpy(kept[i].name, name, len);
+		kept[i].name[len] = '\0';
+		kept[i].fd = fd;
+		return;
+	}
+	close(fd);
+}
+
+/* Puts those aside that were kept. How many others there are; *fd_p: the first. */
+static uint64_t take_fds(uint64_t count, const char *names, int *fd_p)
+{
+	uint64_t others = 0;
+
+	for (uint64_t i = 0; i < count && i < FDS_MAX; i++) {
+		size_t len = strcspn(names, ":");
+		int fd = LISTEN_FDS_START + (int)i;
+
+		if (len > strlen(KEPT_PREFIX) &&
+		    strncmp(names, KEPT_PREFIX, strlen(KEPT_PREFIX)) == 0) {
+			(void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+			kept_add(names, len, fd);
+		} else if (++others == 1) {
+			*fd_p = fd;
+		}
+		names += len + (names[len] == ':');
+	}
+	return others;
+}
+
 int notify_listen_fd(int *fd_p)
 {
 	uint64_t pid = env_number("LISTEN_PID"), count = env_number("LISTEN_FDS");
-	int r;
+	const char *told = getenv("LISTEN_FDNAMES");
+	cleanup_free char *names = mem_strdup(told ? told : "");
+	int fd = -1, r;
 
 	*fd_p = -1;
 	unsetenv("LISTEN_PID");
@@ -149,14 +237,17 @@ int notify_listen_fd(int *fd_p)
 	unsetenv("LISTEN_FDNAMES");
 	if (pid != (uint64_t)getpid() || count == 0)
 		return 0;
+	count = take_fds(count, names ? names : "", &fd);
+	if (count == 0)
+		return 0;
 	if (count != 1)
 		return err_raise(ERR_CONFIG,
 				 "systemd hands over %llu sockets; kvd takes one, the "
 				 "control socket",
 				 (unsigned long long)count);
-	r = check_listening(LISTEN_FDS_START);
+	r = check_listening(fd);
 	if (r < 0)
 		return err_pass(r);
-	*fd_p = LISTEN_FDS_START;
+	*fd_p = fd;
 	return 0;
 }

@@ -8,6 +8,7 @@
 #ifndef KVD_NOTIFY_H
 #define KVD_NOTIFY_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* None of them blocks or fails: a lost status does no damage, and READY meets an
@@ -24,7 +25,15 @@ uint64_t notify_watchdog_ns(void);
 /* The listening Unix stream socket handed over for this process, close-on-exec
  * and non-blocking; *fd_p = -1 when there is none. ERR_CONFIG when what was
  * handed over is something else, or more than one. The environment is cleared:
- * children must not take it for theirs. */
+ * children must not take it for theirs. What is named "kvd-…" is no socket, but what
+ * notify_keep_fd() gave away. */
 int notify_listen_fd(int *fd_p);
+
+/* What outlives this process (FileDescriptorStoreMax= of the unit). */
+bool notify_keeps(void); /* is there somebody who might? */
+void notify_keep_fd(const char *name, int fd);
+void notify_forget_fd(const char *name);
+/* That of the process before, once, the caller's; -1: there is none. */
+int notify_kept_fd(const char *name);
 
 #endif

@@ -31,6 +31,8 @@
  * one list of iovecs. Where both ends are other processes' memory, a bounce
  * buffer of the thread's own, small enough for its cache, stands between.
  *
+ * Rows of files are not for these threads, which would wait for a disk: copy_file.h.
+ *
  * Rows may overlap where an engine asked for it (the xfer layer allows that);
  * such bytes are then undefined, but never a fault: hence memmove.
  */
@@ -51,7 +53,9 @@
 #include "daemon/base/thread.h"
 #include "daemon/loop/loop.h"
 #include "daemon/memory/copy_done.h"
+#include "daemon/memory/copy_file.h"
 #include "daemon/memory/copy_gpu.h"
+#include "daemon/memory/file_rows.h"
 #include "daemon/memory/numa.h"
 #include "daemon/memory/rows.h"
 #include "daemon/memory/tokens.h"
@@ -87,10 +91,11 @@ struct copier {
 	struct loop_defer deliver;	    /* those of the loop's own */
 	uint64_t at_once_ns, at_once_bytes; /* the turn, and what was copied in it */
 	bool stopping;
-	struct tokens *tokens; /* NULL: as many threads as there are */
-	unsigned int running;  /* threads in a slice */
-	struct numa *numa;     /* NULL: one node */
-	struct copy_gpu *gpu;  /* NULL: no job had device memory so far */
+	struct tokens *tokens;	/* NULL: as many threads as there are */
+	unsigned int running;	/* threads in a slice */
+	struct numa *numa;	/* NULL: one node */
+	struct copy_gpu *gpu;	/* NULL: no job had device memory so far */
+	struct copy_file *file; /* NULL: no job had a file so far */
 	unsigned int worker_count;
 	struct worker *workers;
 };
@@ -143,6 +148,7 @@ static uint64_t side_address(const struct side *side, uint32_t buffer, uint64_t 
 	if (!side->end->buffers)
 		return (uintptr_t)side->end->linear + (pos - side->origin);
 	b = &side->end->buffers[buffer];
+	assert(b->memory->kind != MEMORY_FILE); /* file_rows.c's */
 	return (is_vm(b->memory) ? b->memory->address : (uintptr_t)b->memory->base) +
 	       b->offset + offset;
 }
@@ -648,6 +654,7 @@ void copier_free(struct copier *copier)
 
 	if (!copier)
 		return;
+	copy_file_free(copier->file);
 	copy_gpu_free(copier->gpu);
 	pthread_mutex_lock(&copier->done.lock);
 	copier->stopping = true;
@@ -743,6 +750,15 @@ static void job_run_at_once(struct copier *copier, struct copy_job *job)
 	loop_defer(copier->loop, &copier->deliver);
 }
 
+static int submit_to_files(struct copier *copier, struct copy_job *job)
+{
+	int r = 0;
+
+	if (!copier->file)
+		r = copy_file_new(copier->loop, copier->slice_bytes, &copier->file);
+	return err_pass(r < 0 ? r : copy_file_submit(copier->file, job));
+}
+
 int copier_submit(struct copier *copier, struct copy_job *job)
 {
 	int r = copy_job_check(job);
@@ -760,7 +776,10 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 	job->bounce = has_vm(&job->src) && has_vm(&job->dst);
 	job->streaming = job->end - job->begin >= COPY_STREAM_BYTES;
 	job->result = 0;
-	job->on_gpu = job->begin < job->end && copy_gpu_device(job);
+	job->on_file = job->begin < job->end && file_rows_of(job);
+	job->on_gpu = !job->on_file && job->begin < job->end && copy_gpu_device(job);
+	if (job->on_file)
+		return err_pass(submit_to_files(copier, job));
 	if (job->on_gpu && !copier->gpu)
 		r = copy_gpu_new(copier->loop, copier->slice_bytes, &copier->gpu);
 	if (job->on_gpu)
@@ -787,6 +806,10 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 
 void copier_cancel(struct copier *copier, struct copy_job *job)
 {
+	if (job->on_file) {
+		copy_file_cancel(copier->file, job);
+		return;
+	}
 	if (job->on_gpu) {
 		copy_gpu_cancel(copier->gpu, job);
 		return;

@@ -7,7 +7,9 @@
  * end is either a table of buffers (as the plan's src_buffer / dst_buffer
  * numbers name them) or one linear stretch of memory (pack: dst is linear;
  * unpack: src is linear). Threads take jobs in turn, one slice at a time, so a
- * large job does not starve a small one and a cancel is seen within a slice.
+ * large job does not starve a small one and a cancel is seen within a slice. Jobs with
+ * bytes of a GPU or of files have threads of their own; a cancel of these waits for what
+ * the device has.
  */
 #ifndef KVD_TRANSPORT_COPY_H
 #define KVD_TRANSPORT_COPY_H
@@ -23,6 +25,7 @@
 
 struct loop;
 struct copier;
+struct file_user;
 struct numa;
 struct tokens;
 
@@ -57,11 +60,13 @@ struct copy_job {
 	atomic_int slices_running;
 	uint64_t next_byte; /* not yet taken by a thread */
 	uint64_t slice_bytes;
-	bool bounce;	/* both ends have memory of other processes */
-	bool streaming; /* past the caches */
-	int node;	/* where the destination lies; -1: anywhere */
-	bool on_gpu;	/* copy_gpu.c has it */
-	bool seen;	/* its plan was here before: copy_pipe.c's */
+	bool bounce;		     /* both ends have memory of other processes */
+	bool streaming;		     /* past the caches */
+	int node;		     /* where the destination lies; -1: anywhere */
+	bool on_gpu;		     /* copy_gpu.c has it */
+	bool on_file;		     /* copy_file.c has it */
+	struct file_user *file_user; /* its; NULL: it is over */
+	bool seen;		     /* its plan was here before: copy_pipe.c's */
 };
 
 /* Are `count` rows of `len` bytes from `offset` on, `stride` apart, inside `limit`

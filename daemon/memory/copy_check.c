@@ -18,6 +18,11 @@ static int copy_check_buffers_check(const struct copy_end *end, bool writing)
 					 i);
 		if (memory_check_copyable(b->memory) < 0)
 			return err_pass(-ENOTSUP);
+		if (!writing && b->memory->write_only)
+			return err_raise(ERR_PERM,
+					 "buffer %u is a file that was opened for "
+					 "writing only",
+					 i);
 		if (writing && !b->memory->writable)
 			return err_raise(ERR_PERM, "buffer %u is not ours to write", i);
 	}

@@ -740,6 +740,56 @@ int memory_check_copyable(const struct memory *memory)
 			 "cuda_ipc or cuda_vmm");
 }
 
+/* ---- files ---- */
+
+/* Kind and rights of the descriptor, whatever path it came by. */
+static int file_check(int fd, int *flags_p)
+{
+	char what[128];
+
+	*flags_p = fcntl(fd, F_GETFL);
+	if (*flags_p < 0 || (*flags_p & O_PATH))
+		return err_raise(ERR_IMPORT, "the fd was opened with O_PATH");
+	if (!vet_is_disk(fd, what, sizeof(what)))
+		return err_raise(ERR_IMPORT,
+				 "the fd is %s: a regular file of a local "
+				 "file system, or a block device, is wanted",
+				 what);
+	/* Linux appends whatever offset is asked for: pwrite(2), BUGS */
+	if ((*flags_p & O_APPEND) && (*flags_p & O_ACCMODE) != O_RDONLY)
+		return err_raise(ERR_IMPORT, "the file was opened with O_APPEND: what is "
+					     "written to it does not go to its place");
+	return 0;
+}
+
+int memory_import_file(int fd, uint64_t offset, uint64_t length, uid_t uid,
+		       struct memory **memory_p)
+{
+	struct import *im = NULL;
+	int flags = 0;
+	int r = file_check(fd, &flags);
+
+	if (r == 0 && (length == 0 || offset > INT64_MAX || length > INT64_MAX - offset))
+		r = err_raise(ERR_RANGE, "offset %ju + length %ju", (uintmax_t)offset,
+			      (uintmax_t)length);
+	if (r == 0)
+		r = memory_import_new(MEMORY_FILE, &im);
+	if (r < 0)
+		return err_pass(r);
+	im->memory.owner.uid = uid;
+	im->memory.address = offset;
+	im->memory.length = length;
+	im->memory.writable = (flags & O_ACCMODE) != O_RDONLY;
+	im->memory.write_only = (flags & O_ACCMODE) == O_WRONLY;
+	im->memory.mem_fd = r = fd_own(fd);
+	if (r < 0) {
+		memory_import_free(im);
+		return err_pass(r);
+	}
+	*memory_p = &im->memory;
+	return 0;
+}
+
 /* ---- references ---- */
 
 void memory_offer(struct memory *memory, struct gpu *gpu)

@@ -17,6 +17,8 @@
  *   device  memory of a GPU: the GPU's own copies, by copy threads, and adapters;
  *           no processor. `base` is NULL. Memory that came as a dma-buf has no
  *           address here either: only adapters reach it
+ *   file    no memory: bytes of a file that an engine opened, read and written by the
+ *           threads of copy_file.h; no transport has it. `base` is NULL
  */
 #ifndef KVD_TRANSPORT_MEMORY_H
 #define KVD_TRANSPORT_MEMORY_H
@@ -40,7 +42,8 @@ enum memory_kind {
 	MEMORY_GUARDED,
 	MEMORY_VM,
 	MEMORY_LINEAR,
-	MEMORY_DEVICE
+	MEMORY_DEVICE,
+	MEMORY_FILE
 };
 
 /* Of private memory of another process. */
@@ -53,16 +56,18 @@ struct memory_owner {
 
 struct memory {
 	enum memory_kind kind;
-	uint8_t *base;	    /* our mapping; NULL for vm and device */
+	uint8_t *base;	    /* our mapping; NULL for vm, device and file */
 	uint64_t length;    /* bytes */
 	bool writable;	    /* mapped for writing; a peer's memory never is */
+	bool write_only;    /* file: it was opened so */
 	bool sealed;	    /* a memfd: its file cannot shrink, whatever the kind */
 	int fd;		    /* memfd or shm object, -1: cannot be passed on */
 	uint64_t fd_offset; /* where `base` begins in it */
-	struct memory_owner owner; /* vm */
-	int mem_fd;		   /* vm: the owner's /proc/PID/mem */
+	struct memory_owner owner; /* vm; file: its user only */
+	int mem_fd;		   /* vm: the owner's /proc/PID/mem; file: the file */
 	uint64_t address;	/* vm: first byte in the owner's address space; device: in
-				   this process, as the driver sees it, 0: not mapped */
+				   this process, as the driver sees it, 0: not mapped;
+				   file: the offset of byte 0 */
 	struct gpu_pin *pin;	/* of memory of ours: offered to GPUs; NULL */
 	struct gpu_import *gpu; /* device: NULL: a dma-buf only */
 	int dmabuf_fd;		/* device: the whole of it for adapters, -1: none */
@@ -101,6 +106,11 @@ int memory_import_device(struct gpu *gpu, uint64_t owner, const struct gpu_handl
 /* A dma-buf of a device's memory, for adapters alone. */
 int memory_import_dmabuf(int fd, uint64_t offset, uint64_t length,
 			 struct memory **memory_p);
+/* [offset, offset + length) of a file or block device that a gate let in (gate/vet.h);
+ * it may reach past the end. `uid`: on whose account its threads are. ERR_IMPORT: no such
+ * file; a file that is only appended to. */
+int memory_import_file(int fd, uint64_t offset, uint64_t length, uid_t uid,
+		       struct memory **memory_p);
 /* Can copy threads reach it? ERR_IMPORT says why not. */
 int memory_check_copyable(const struct memory *memory);
 /* An anonymous memfd of our own, sealed, mapped and populated. */

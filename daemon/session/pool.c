@@ -92,6 +92,9 @@ static int buffer_read(struct making *m, const cJSON *entry)
 	buffer->region = region_find(m->pool.session, (uint64_t)id);
 	if (!buffer->region)
 		return err_pass(-ENOENT);
+	if (buffer->region->kind == REGION_FILE)
+		return err_raise(ERR_INVAL, "region %ju is a file: pools are of memory",
+				 (uintmax_t)buffer->region->id);
 	buffer_pin(&m->pool, buffer);
 	m->buffer_count++;
 	return 0;

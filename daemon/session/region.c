@@ -84,8 +84,8 @@ static struct holding *holding_of(struct region *region)
 
 const char *region_kind_name(enum region_kind kind)
 {
-	static const char *const names[REGION_KINDS] = {"memfd",    "shm",	"vm",
-							"cuda_ipc", "cuda_vmm", "dmabuf"};
+	static const char *const names[REGION_KINDS] = {
+		"memfd", "shm", "vm", "cuda_ipc", "cuda_vmm", "dmabuf", "file"};
 
 	assert((unsigned int)kind < ARRAY_LEN(names));
 	return names[kind];
@@ -148,6 +148,10 @@ static int import_memory(struct holding *h)
 	case REGION_DMABUF:
 		return err_pass(memory_import_dmabuf(h->fd, h->offset, region->length,
 						     &region->memory));
+	case REGION_FILE:
+		return err_pass(memory_import_file(h->fd, h->offset, region->length,
+						   region->session->uid,
+						   &region->memory));
 	case REGION_VM:
 	case REGION_KINDS:
 		break;
@@ -190,7 +194,7 @@ static void import_work(struct offload_job *job)
 	struct holding *h = container_of(job, struct holding, job);
 
 	job->result = import_memory(h);
-	if (job->result == 0)
+	if (job->result == 0 && h->region.kind != REGION_FILE) /* no transport's */
 		job->result = register_transports(h);
 	if (job->result < 0) {
 		err_take(&job->err); /* before the clean-up can disturb it */
@@ -247,6 +251,7 @@ static void region_close(struct region *region, void (*on_closed)(void *arg), vo
 	sm_move(&region->sm, REGION_CLOSING);
 	region_map_remove(region->session->region_map, region);
 	session_drain_begin(region->session);
+	region->session->files -= region->kind == REGION_FILE;
 	h->on_closed = on_closed;
 	h->arg = arg;
 	region->session->regions_version++;
@@ -319,9 +324,10 @@ struct region *region_find(struct session *session, uint64_t id)
 static bool same_file(const struct holding *known, const struct holding *asked)
 {
 	pid_t pid = getpid();
-	int fd = known->region.kind == REGION_DMABUF
-			 ? known->region.memory->dmabuf_fd
-			 : known->region.memory->gpu->handle.fd;
+	const struct memory *memory = known->region.memory;
+	int fd = known->region.kind == REGION_DMABUF ? memory->dmabuf_fd
+		 : known->region.kind == REGION_FILE ? memory->mem_fd
+						     : memory->gpu->handle.fd;
 
 	return syscall(SYS_kcmp, pid, pid, KCMP_FILE, fd, asked->fd) == 0;
 }
@@ -337,6 +343,7 @@ static bool same_object(const struct holding *known, const struct holding *asked
 		return strcmp(known->gpu.device, asked->gpu.device) == 0 &&
 		       known->gpu.bytes == asked->gpu.bytes && same_file(known, asked);
 	case REGION_DMABUF:
+	case REGION_FILE: /* what it was opened for counts, too */
 		return same_file(known, asked);
 	default:
 		return known->dev == asked->dev && known->ino == asked->ino;
@@ -417,6 +424,7 @@ static void import_finish(struct holding *h)
 
 		sm_move(&region->sm, REGION_READY);
 		session->regions_version++;
+		session->files += region->kind == REGION_FILE;
 		region->registered = 1;
 		log_debug("region", region->name, "imported",
 			  "session=%ju region=%ju kind=%s bytes=%ju",
@@ -561,8 +569,9 @@ static int source_take(struct holding *h, const struct region_args *args)
 
 	if (args->kind == REGION_CUDA_IPC || args->kind == REGION_CUDA_VMM)
 		return err_pass(gpu_take(h, args));
-	if (args->kind == REGION_DMABUF) {
+	if (args->kind == REGION_DMABUF || args->kind == REGION_FILE) {
 		h->fd = args->fd;
+		h->writable = true; /* what it is not is known by its open file */
 		return 0;
 	}
 	if (args->kind == REGION_VM)
@@ -599,6 +608,11 @@ static int region_args_check(const struct session *session,
 		return err_raise(ERR_RANGE,
 				 "address %#jx + length %ju is no user address",
 				 (uintmax_t)args->address, (uintmax_t)args->length);
+	if ((args->kind == REGION_FILE) != (args->address >= REGION_FILE_ADDRESS))
+		return err_raise(ERR_RANGE,
+				 "address %#jx: those of files, and no others, are 2^62 "
+				 "and more",
+				 (uintmax_t)args->address);
 	return 0;
 }
 
@@ -663,11 +677,14 @@ static void fill_reserve(struct holding *h)
 	}
 }
 
-/* The file, as it came and as it is mapped; of other memory also its process or its
- * adapters' handle. */
+/* The file, as it came and as it is mapped or held; of other memory also its process or
+ * its adapters' handle. */
 static unsigned int region_fds(const struct holding *h)
 {
-	return h->region.kind == REGION_MEMFD || h->region.kind == REGION_SHM ? 2 : 4;
+	return h->region.kind == REGION_MEMFD || h->region.kind == REGION_SHM ||
+			       h->region.kind == REGION_FILE
+		       ? 2
+		       : 4;
 }
 
 int region_register(struct session *session, const struct region_args *args,

@@ -25,11 +25,15 @@ enum region_kind {
 	REGION_CUDA_IPC,
 	REGION_CUDA_VMM,
 	REGION_DMABUF,
+	REGION_FILE,
 	REGION_KINDS,
 };
 enum region_state { REGION_IMPORTING, REGION_READY, REGION_CLOSING };
 
 extern const struct sm_table region_table; /* of region.sm */
+
+/* Of files, which have no address: from here on; of memory: below. */
+#define REGION_FILE_ADDRESS (UINT64_C(1) << 62)
 
 struct region {
 	uint64_t id;
@@ -51,15 +55,15 @@ struct region {
 
 struct region_args {
 	enum region_kind kind;
-	/* memfd, cuda_vmm, dmabuf: taken when region_register() returns 0 */
+	/* memfd, cuda_vmm, dmabuf, file: taken when region_register() returns 0 */
 	int fd;
 	const char *shm_name; /* shm */
-	uint64_t offset;      /* of byte 0 in the object or allocation; not vm */
+	uint64_t offset;      /* of byte 0 in the object, allocation, file; not vm */
 	const char *device;   /* cuda_*: UUID or PCI id */
 	const void *ipc;      /* cuda_ipc: CU_IPC_BYTES, of the allocation's base */
 	uint64_t allocation;  /* cuda_vmm: bytes of the whole allocation */
 	uint64_t length;
-	uint64_t address; /* vm: required */
+	uint64_t address; /* vm, file: required */
 	const char *name; /* may be NULL */
 };
 

@@ -72,6 +72,7 @@ struct session {
 	uint64_t started_ns;
 	struct region_map *region_map; /* regions by the engine's address */
 	uint64_t regions_version;      /* rises when a region comes or goes */
+	unsigned int files;	       /* regions that are */
 	struct session_watch *watch;   /* pidfd and statm of the engine */
 	struct loop_defer free_defer;
 	void *room_part;  /* rooms.c's, from the first room on */

@@ -481,7 +481,8 @@ int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32
 	if (!query)
 		return err_pass(-ENOMEM);
 	query->msg = (struct wire_chunk_ask){
-		.first = hold->first + hold->count,
+		.first = (hold->first + hold->count) |
+			 (hold->anywhere ? CHUNK_ASK_ANYWHERE : 0),
 		.lease_ms = lease_ns / LOOP_NS_PER_MS + LEASE_MORE_MS,
 		.ids = {.data = ids, .len = (size_t)count * STORE_ID_BYTES}};
 	memcpy(query->msg.space, space->digest, sizeof(query->msg.space));

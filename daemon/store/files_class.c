@@ -75,7 +75,7 @@ void class_words_name(const uint8_t digest[SEAL_DIGEST_BYTES],
 	hex_write(digest, SEAL_DIGEST_BYTES, name + strlen(PREFIX));
 }
 
-static int words_make(struct class_words *words, const struct store_class *class)
+int class_words_print(const struct store_class *class, uint8_t **data_p, size_t *len_p)
 {
 	size_t cap = DISK_NAMED_BYTES_MAX;
 	cleanup_free uint8_t *data = mem_alloc(cap);
@@ -88,10 +88,17 @@ static int words_make(struct class_words *words, const struct store_class *class
 	r = put_words(&out, class);
 	if (r < 0)
 		return err_pass(r);
-	words->len = out.pos;
-	words->data = mem_dup(data, out.pos);
-	if (!words->data)
-		return err_pass(-ENOMEM);
+	*len_p = out.pos;
+	*data_p = mem_dup(data, out.pos);
+	return *data_p ? 0 : err_pass(-ENOMEM);
+}
+
+static int words_make(struct class_words *words, const struct store_class *class)
+{
+	int r = class_words_print(class, &words->data, &words->len);
+
+	if (r < 0)
+		return err_pass(r);
 	digest_of(words->data, words->len, words->digest);
 	class_words_name(words->digest, words->name);
 	return 0;
@@ -257,22 +264,30 @@ static int told_class(struct store *store, const struct told *told,
 	return r < 0 ? err_pass(r) : err_pass(store_class_get(space, canon, class_p));
 }
 
+int class_words_scan(struct store *store, const void *data, size_t len,
+		     struct store_class **class_p)
+{
+	struct told told = {.layout = NULL};
+	int r = told_read(data, len, &told);
+
+	if (r >= 0)
+		r = told_class(store, &told, class_p);
+	layout_free(told.layout);
+	return err_pass(r);
+}
+
 int class_words_read(struct store *store, const char *name, const void *data, size_t len,
 		     struct store_class **class_p)
 {
 	uint8_t digest[SEAL_DIGEST_BYTES], named[SEAL_DIGEST_BYTES];
 	struct class_words *words;
-	struct told told = {0};
 	int r;
 
 	digest_of(data, len, digest);
 	if (!hex_read(name + strlen(PREFIX), named, SEAL_DIGEST_BYTES) ||
 	    memcmp(digest, named, SEAL_DIGEST_BYTES) != 0)
 		return err_raise(ERR_PROTO, "%s: its content is not what it was", name);
-	r = told_read(data, len, &told);
-	if (r >= 0)
-		r = told_class(store, &told, class_p);
-	layout_free(told.layout);
+	r = class_words_scan(store, data, len, class_p);
 	if (r < 0)
 		return err_prefix(r, "%s", name);
 	words = (*class_p)->words ? (*class_p)->words : words_new(store->files, *class_p);

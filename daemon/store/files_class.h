@@ -38,6 +38,11 @@ bool class_words_busy(const struct class_words *words);
 bool class_words_named(const char *name);
 void class_words_name(const uint8_t digest[SEAL_DIGEST_BYTES],
 		      char name[DISK_NAME_MAX + 1]);
+/* What such a file says, also without one. */
+int class_words_print(const struct store_class *class, uint8_t **data_p, size_t *len_p);
+/* The class that it tells, found or made. ERR_PROTO; others: there is no room for it. */
+int class_words_scan(struct store *store, const void *data, size_t len,
+		     struct store_class **class_p);
 /* The class that the content of the file `name` tells, found or made. ERR_PROTO; others:
  * there is no room for it. */
 int class_words_read(struct store *store, const char *name, const void *data, size_t len,

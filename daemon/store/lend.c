@@ -32,7 +32,7 @@ struct store_lend {
 	struct remote *remote; /* held */
 	uint64_t ask;
 	struct store_space *space;
-	uint64_t first; /* number of the first chunk in its prompt */
+	uint64_t first; /* number of the first chunk in its prompt, or in the hold */
 	struct store_chunk **chunks;
 	uint32_t count;
 	struct list legs;
@@ -208,7 +208,8 @@ static void ask_chunks(struct store_lend *lend, const struct store_space *space,
 	for (uint32_t i = 0; i < count; i++) {
 		struct store_chunk *chunk = store_chunk_find(
 			space, (const uint8_t *)msg->ids.data + i * STORE_ID_BYTES,
-			msg->first + i);
+			msg->first & CHUNK_ASK_ANYWHERE ? STORE_ANYWHERE
+							: msg->first + i);
 		uint64_t mask = chunk ? told_mask(told, chunk) : 0;
 
 		if (!mask)
@@ -286,7 +287,7 @@ static int lend_new(struct store *store, struct remote *remote, struct store_spa
 	lend->ask = msg->ask;
 	lend->space = space;
 	space->handles++; /* its classes stay */
-	lend->first = msg->first;
+	lend->first = msg->first & ~CHUNK_ASK_ANYWHERE;
 	list_init(&lend->legs);
 	loop_timer_init(&lend->lease, store->kvd->loop, on_lend_lease);
 	loop_timer_start(&lend->lease, lease_ms * LOOP_NS_PER_MS);
@@ -309,7 +310,7 @@ static int ask_do(struct store *store, struct remote *remote,
 	if (r >= 0 && !runs)
 		r = -ENOMEM;
 	if (r >= 0 && (msg->ids.len % STORE_ID_BYTES || count > STORE_IDS_MAX ||
-		       msg->first > UINT32_MAX))
+		       (msg->first & ~CHUNK_ASK_ANYWHERE) > UINT32_MAX))
 		r = err_raise(ERR_PROTO, "CHUNK_ASK: %zu bytes of ids", msg->ids.len);
 	if (r < 0)
 		return err_pass(r);

@@ -28,6 +28,7 @@
 #include "daemon/store/files.h"
 #include "daemon/store/home.h"
 #include "daemon/store/homes.h"
+#include "daemon/store/keep.h"
 #include "daemon/store/lend.h"
 #include "daemon/store/store_impl.h"
 
@@ -40,6 +41,7 @@ static void on_memory(void *arg, struct region *region, const struct err *err)
 	store->region = region;
 	if (region) {
 		store->base = region->memory->base;
+		keep_settled(store->keep);
 		files_on_memory(store->files);
 		log_info("store", NULL, "keeps chunks", "bytes=%ju",
 			 (uintmax_t)store->memory_bytes);
@@ -52,23 +54,17 @@ static void on_memory(void *arg, struct region *region, const struct err *err)
 		  (uintmax_t)store->memory_bytes, err->text);
 }
 
-static int memory_begin(struct store *store)
+/* The fd is the region's when it is registered. */
+static int memory_begin(struct store *store, int *fd)
 {
-	struct region_args args = {
-		.kind = REGION_MEMFD, .length = store->memory_bytes, .name = "chunks"};
-	cleanup_close int fd =
-		memfd_create("kvd-chunks", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	int r;
+	const struct region_args args = {.kind = REGION_MEMFD,
+					 .length = store->memory_bytes,
+					 .name = "chunks",
+					 .fd = *fd};
+	int r = region_register(store->session, &args, on_memory, store);
 
-	if (fd < 0)
-		return err_raise_errno(errno, "memfd_create");
-	if (ftruncate(fd, (off_t)store->memory_bytes) < 0)
-		return err_raise_errno(errno, "chunk_memory: ftruncate to %ju bytes",
-				       (uintmax_t)store->memory_bytes);
-	args.fd = fd;
-	r = region_register(store->session, &args, on_memory, store);
 	if (r >= 0)
-		mem_steal_fd(&fd);
+		mem_steal_fd(fd);
 	return err_pass(r);
 }
 
@@ -162,6 +158,7 @@ int store_make(struct kvd *kvd, struct store **store_p)
 
 int store_new(struct kvd *kvd, struct store **store_p)
 {
+	cleanup_close int memory = -1;
 	struct store *store;
 	int r;
 
@@ -172,7 +169,10 @@ int store_new(struct kvd *kvd, struct store **store_p)
 	if (r < 0)
 		return err_pass(r);
 	*store_p = store; /* its session's end looks for it */
-	if (*kvd->config->chunk_dir)
+	r = keep_new(store, &memory, &store->keep);
+	if (r >= 0)
+		keep_restore(store->keep);
+	if (r >= 0 && *kvd->config->chunk_dir)
 		r = files_open(store);
 	if (r >= 0)
 		r = session_new_own(kvd, "chunk store", &store->session);
@@ -182,7 +182,7 @@ int store_new(struct kvd *kvd, struct store **store_p)
 		r = homes_new(store, &store->homes);
 	if (r >= 0)
 		r = far_new(store, &store->far);
-	return r < 0 ? err_pass(r) : err_pass(memory_begin(store));
+	return r < 0 ? err_pass(r) : err_pass(memory_begin(store, &memory));
 }
 
 void store_free(struct store *store)
@@ -191,6 +191,7 @@ void store_free(struct store *store)
 		return;
 	assert(store->moves == 0);
 	store->session = NULL;
+	keep_free(mem_steal(store->keep)); /* what it has noted stays noted */
 	if (store->buckets)
 		store_index_free(store);
 	on_tidy(&store->tidy);

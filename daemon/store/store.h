@@ -96,7 +96,10 @@ void store_handle_facts(const struct store_handle *handle,
 /* ---- chunks ---- */
 
 /* Names of chunks that follow each other: chunk i holds the tokens from
- * (first + i) * tokens on. */
+ * (first + i) * tokens on. STORE_ANYWHERE: whoever names them does not know where in
+ * their prompt they are; they are found by those alone who do not either, and the tokens
+ * of a call are counted from its first chunk on. */
+#define STORE_ANYWHERE UINT32_MAX
 struct store_ids {
 	const uint8_t *bytes; /* STORE_ID_BYTES each */
 	uint32_t count;

@@ -19,6 +19,7 @@
 #include "daemon/store/events.h"
 #include "daemon/store/files.h"
 #include "daemon/store/homes.h"
+#include "daemon/store/keep.h"
 #include "daemon/store/seal.h"
 #include "daemon/store/store_impl.h"
 
@@ -237,14 +238,17 @@ void store_part_ready(struct store_part *part)
 	part->ready = true;
 	part->chunk->ready |= part_bit(part);
 	part->chunk->space->bytes += part->class->canon->slot_bytes;
+	keep_put(part->chunk->space->store->keep, part);
 	chunk_look(part->chunk);
 }
 
 /* No bytes of it are in memory. */
 static void part_unready(struct store_part *part)
 {
-	if (part->ready)
+	if (part->ready) {
+		keep_drop(part->chunk->space->store->keep, part);
 		part->chunk->space->bytes -= part->class->canon->slot_bytes;
+	}
 	part->ready = false;
 	part->chunk->ready &= ~part_bit(part);
 	arena_give(&part->slot);
@@ -409,7 +413,7 @@ static struct store_chunk *chunk_for(struct store_handle *handle, struct ahead *
 
 	ahead_at(ahead, i);
 	chunk = chunk_lookup(space, id, ahead->hashes[i % (2 * AHEAD)]);
-	if (!chunk || chunk->first != ahead->ids->first + i)
+	if (!chunk || chunk->first != store_ids_place(ahead->ids, i))
 		return NULL;
 	return store_cover(handle, chunk->ready | chunk->filed) ? chunk : NULL;
 }
@@ -442,8 +446,9 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids)
 	uint32_t dropped = 0;
 
 	for (uint32_t i = 0; i < ids->count; i++) {
-		struct store_chunk *chunk = store_chunk_find(
-			handle->space, ids->bytes + i * STORE_ID_BYTES, ids->first + i);
+		struct store_chunk *chunk =
+			store_chunk_find(handle->space, ids->bytes + i * STORE_ID_BYTES,
+					 store_ids_place(ids, i));
 
 		if (!chunk)
 			continue;

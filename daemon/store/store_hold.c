@@ -263,11 +263,12 @@ int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 
 	if (r < 0)
 		return err_pass(r);
-	hold->first = ids->first;
+	hold->first = store_ids_base(ids);
+	hold->anywhere = ids->first == STORE_ANYWHERE;
 	for (uint32_t i = 0; i < ids->count; i++) {
 		if (!hold_add(hold, store_chunk_find(handle->space,
 						     ids->bytes + i * STORE_ID_BYTES,
-						     ids->first + i)))
+						     store_ids_place(ids, i))))
 			break;
 	}
 	r = hold_enter(hold, args);
@@ -296,6 +297,7 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 	if (r < 0)
 		return err_pass(r);
 	hold->first = other->first;
+	hold->anywhere = other->anywhere;
 	for (uint32_t i = 0; i < other->count; i++) {
 		if (!hold_add(hold, other->chunks[i]))
 			break;

@@ -39,6 +39,7 @@ struct store_class {
 	cJSON *layout, *regions; /* while it is being registered */
 	struct list waiting;	 /* struct store_move.class_link */
 	uint64_t parts;
+	uint32_t kept;		   /* keep.c's number of it; 0: none yet */
 	struct class_words *words; /* files_class.c's: what files say of it; or NULL */
 	struct charge charge;
 };
@@ -97,7 +98,7 @@ struct store_chunk {
 	struct store_chunk *next; /* of its bucket */
 	struct store_space *space;
 	uint8_t id[STORE_ID_BYTES];
-	uint64_t first;		      /* its number in its prompt */
+	uint64_t first;		      /* its number in its prompt, or STORE_ANYWHERE */
 	uint64_t ready, filed, lasts; /* masks of the classes of such parts */
 	uint32_t tokens;	      /* held: of the space's, or fewer */
 	bool gone;		      /* not in the index any more */
@@ -113,6 +114,7 @@ struct store {
 	uint64_t memory_bytes;
 	uint8_t *base; /* of the memory, once it is there */
 	struct arena *arena;
+	struct keep *keep;   /* NULL: it ends with the process */
 	struct files *files; /* NULL: none */
 	struct list tenants, spaces;
 	unsigned int space_count, class_count;
@@ -144,7 +146,8 @@ struct store_hold {
 	struct store_handle *handle; /* a reference */
 	uint64_t id;
 	uint8_t secret[STORE_SECRET_BYTES];
-	uint64_t first, tokens;
+	uint64_t first, tokens; /* first: 0 where it is anywhere */
+	bool anywhere;
 	struct far_hold *far;	     /* chunks behind these, at another daemon; or NULL */
 	struct store_chunk **chunks; /* pinned until it is over */
 	uint32_t count;
@@ -196,6 +199,15 @@ void store_spaces_tidy(struct store *store);
 void store_spaces_free(struct store *store);
 
 /* ---- store_chunk.c ---- */
+/* Where in its prompt chunk i is; and what its number in the call counts from. */
+static inline uint64_t store_ids_place(const struct store_ids *ids, uint32_t i)
+{
+	return ids->first == STORE_ANYWHERE ? STORE_ANYWHERE : ids->first + i;
+}
+static inline uint64_t store_ids_base(const struct store_ids *ids)
+{
+	return ids->first == STORE_ANYWHERE ? 0 : ids->first;
+}
 int store_index_new(struct store *store);
 void store_index_free(struct store *store);
 struct store_chunk *store_chunk_find(const struct store_space *space,
@@ -266,6 +278,7 @@ struct store_move {
 	struct wait wait;
 	bool wait_over;
 	uint64_t first;	     /* number of the first piece's chunk in its prompt */
+	bool anywhere;	     /* put: these are numbers in the call alone */
 	uint64_t begin, end; /* tokens that move */
 	struct store_piece *pieces;
 	uint32_t count;

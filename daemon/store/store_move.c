@@ -541,6 +541,7 @@ static int maps_check(const struct store_handle *handle, const struct room_maps 
 {
 	const struct layout *layout = handle->canon->layout;
 
+	*begin_p = *end_p = 0;
 	for (uint32_t i = 0; i < layout->view_count; i++) {
 		const struct room_map *map = room_maps_find(maps, layout->views[i].name);
 
@@ -576,7 +577,8 @@ static int put_check(const struct store_handle *handle, const struct store_ids *
 		     uint64_t begin, uint64_t end)
 {
 	uint64_t tokens = handle->space->tokens;
-	uint64_t from = ids->first * tokens, last = from + (ids->count - 1) * tokens;
+	uint64_t from = store_ids_base(ids) * tokens;
+	uint64_t last = from + (ids->count - 1) * tokens;
 
 	if (begin == from && end > last && end <= last + tokens)
 		return 0;
@@ -584,8 +586,8 @@ static int put_check(const struct store_handle *handle, const struct store_ids *
 			 "views: tokens [%llu, %llu) are not those of %u chunks from "
 			 "chunk %llu on, [%llu, %llu], of which the last may be short",
 			 (unsigned long long)begin, (unsigned long long)end, ids->count,
-			 (unsigned long long)ids->first, (unsigned long long)from,
-			 (unsigned long long)(last + tokens));
+			 (unsigned long long)store_ids_base(ids),
+			 (unsigned long long)from, (unsigned long long)(last + tokens));
 }
 
 static int store_move_slot(struct store_move *move, const struct store_move_args *args)
@@ -702,8 +704,8 @@ static void store_move_begin(struct store_move *move, uint64_t deadline_ns)
 static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens)
 {
 	struct store_piece *piece = &move->pieces[move->count];
-	int r = store_chunk_get(move->handle->space, id, move->first + move->count,
-				tokens, &piece->chunk);
+	uint64_t place = move->anywhere ? STORE_ANYWHERE : move->first + move->count;
+	int r = store_chunk_get(move->handle->space, id, place, tokens, &piece->chunk);
 
 	if (r < 0)
 		return err_prefix(r, "ids[%u]", move->count);
@@ -733,7 +735,7 @@ static int put_pieces(struct store_move *move, const struct store_ids *ids)
 	int r = 0;
 
 	for (uint32_t i = 0; i < ids->count && r == 0; i++) {
-		uint64_t from = (ids->first + i) * tokens;
+		uint64_t from = (move->first + i) * tokens;
 		uint64_t held = move->end - from < tokens ? move->end - from : tokens;
 
 		r = put_piece(move, ids->bytes + i * STORE_ID_BYTES, (uint32_t)held);
@@ -749,8 +751,9 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 	uint64_t begin, end;
 	int r = store_move_check(handle, args);
 
-	if (r >= 0 && (ids->count == 0 || ids->first > UINT32_MAX ||
-		       ids->first + ids->count - 1 > UINT32_MAX))
+	if (r >= 0 &&
+	    (ids->count == 0 || (ids->first != STORE_ANYWHERE &&
+				 ids->first + ids->count - 1 >= STORE_ANYWHERE)))
 		r = err_raise(ERR_RANGE, "ids: %u from chunk %llu on", ids->count,
 			      (unsigned long long)ids->first);
 	if (r >= 0 && args->durable && !handle->space->store->files)
@@ -766,7 +769,8 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 	if (r < 0)
 		return err_pass(r);
 	move->durable = args->durable;
-	move->first = ids->first;
+	move->first = store_ids_base(ids);
+	move->anywhere = ids->first == STORE_ANYWHERE;
 	move->begin = begin;
 	move->end = end;
 	if (!move->class->pool)

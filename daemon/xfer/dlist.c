@@ -11,6 +11,7 @@
 #include <errno.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/session/region.h"
 #include "daemon/xfer/search.h"
 
 #define INDEX_ALL UINT32_MAX
@@ -121,6 +122,11 @@ uint32_t dlist_squeeze(struct dlist_entry *entries, uint32_t entry_count)
 		entries[out++] = e;
 	}
 	return out;
+}
+
+bool dlist_of_files(const struct dlist *dlist)
+{
+	return dlist->entries[0].address >= REGION_FILE_ADDRESS;
 }
 
 void dlist_free(struct dlist *dlist)

@@ -52,6 +52,8 @@ uint32_t dlist_squeeze(struct dlist_entry *entries, uint32_t entry_count);
 int dlist_begin(uint32_t entry_count, uint64_t gid, struct dlist **dlist_p);
 int dlist_put(struct dlist *dlist, uint32_t i, const struct dlist_entry *e);
 void dlist_free(struct dlist *dlist); /* NULL is fine; loop thread */
+/* Of files? By its first entry: none is of both. */
+bool dlist_of_files(const struct dlist *dlist);
 /* Bytes from the first row's begin to the last row's end; `i` is for the error text. */
 int dlist_entry_span(const struct dlist_entry *e, uint32_t i, uint64_t *span_p);
 

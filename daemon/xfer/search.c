@@ -221,10 +221,17 @@ static int search_buffer_of(struct search *search, struct places *places, size_t
 			    uint32_t *buffer_p)
 {
 	struct region *region = region_map_region(search->map, at);
-	struct xp_reg *reg = region->regs[search->transport_index];
+	bool files = search->transport_index == SEARCH_FILES;
+	struct xp_reg *reg = files ? NULL : region->regs[search->transport_index];
 
 	if (!search->numbers[at]) {
-		if (!reg)
+		if (files && region->kind != REGION_FILE)
+			return err_raise(ERR_INVAL,
+					 "region %llu (%s) in a list of files: a list is "
+					 "of files, or of memory",
+					 (unsigned long long)region->id,
+					 region_kind_name(region->kind));
+		if (!files && !reg)
 			return err_raise(ERR_IMPORT,
 					 "region %llu (%s) cannot be used with this "
 					 "peer's transport",

@@ -21,6 +21,8 @@ struct search;
 struct session;
 
 #define SEARCH_INLINE 2048u /* entries looked for on the loop */
+/* In the place of a transport: files, which no transport has, and nothing else. */
+#define SEARCH_FILES UINT32_MAX
 
 struct places {
 	int refs;

@@ -665,6 +665,15 @@ void xfers_on_down(struct xfers *xfers, struct remote *remote, const struct err 
 
 /* ---- the end of regions and sessions ---- */
 
+/* None of a remote list's are ours; those of files are. */
+static bool places_have(const struct places *places, const struct region *region)
+{
+	for (uint32_t i = 0; places && places->regions && i < places->buffer_count; i++)
+		if (places->regions[i] == region)
+			return true;
+	return false;
+}
+
 void xfers_region_going(struct xfers *xfers, struct region *region)
 {
 	struct session *session = region->session;
@@ -678,20 +687,16 @@ void xfers_region_going(struct xfers *xfers, struct region *region)
 		(unsigned long long)region->id);
 	idmap_foreach(&xs->transfers, at) {
 		struct transfer *transfer = at.value;
-		const struct places *p = transfer->at[LOCAL].places;
 
-		for (uint32_t i = 0; p && i < p->buffer_count; i++) {
-			if (p->regions[i] == region) {
-				transfer_cancel(transfer, &why);
-				break;
-			}
-		}
+		if (places_have(transfer->at[LOCAL].places, region) ||
+		    places_have(transfer->at[REMOTE].places, region))
+			transfer_cancel(transfer, &why);
 	}
 	idmap_foreach(&xs->dlists, at) {
 		struct prepared *prepared = at.value;
 		struct places *places = prepared->dlist->places;
 
-		if (prepared->attach || !places)
+		if (!places || places->pool)
 			continue;
 		prepared->dlist->places = NULL;
 		places_unref(places);

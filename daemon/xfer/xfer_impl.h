@@ -166,7 +166,9 @@ struct transfer {
 	bool plan_lacks;     /* more of them */
 	struct offload_job job;
 	struct sched_op op;
-	uint8_t *picks; /* both index lists as they travel; made with the plan */
+	bool files;		/* a list of it is of files */
+	struct xfer_file *file; /* while such a one is POSTED */
+	uint8_t *picks;		/* both index lists as they travel; made with the plan */
 	size_t picks_bytes;
 	uint8_t *header;
 	struct sm sm; /* enum xfer_state */
@@ -266,7 +268,19 @@ int lists_fit(const struct prepared *local, const struct prepared *remote);
 struct prepared *prepared_find(struct xfer_session *xs, uint64_t id);
 void prepared_unref(struct prepared *prepared);
 
+/* ---- xfer_file.c ---- */
+/* Is it to a session of itself, by the session's own secret? */
+bool attach_is_own(const struct attach *attach);
+/* Of a transfer that has files: where the rows of both its lists lie. */
+int xfer_file_look(struct transfer *transfer);
+/* Planned: transfer_done() follows, not from within. */
+int xfer_file_post(struct transfer *transfer);
+void xfer_file_cancel(struct transfer *transfer);
+uint64_t xfer_file_moved(const struct transfer *transfer);
+
 /* ---- xfer_post.c ---- */
+/* What moves its bytes has ended. */
+void transfer_done(struct transfer *transfer, int result, const struct err *why);
 struct xfer_op;
 /* Of an op whose lists and indices were checked; takes what it has. */
 int transfer_new(struct xfer_op *op, struct transfer **transfer_p);

@@ -20,6 +20,7 @@
 
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
+#include "daemon/session/region.h"
 #include "daemon/session/session.h"
 
 #define INLINE_ROWS 1024u /* of a list or a transfer, read and checked on the loop */
@@ -77,21 +78,42 @@ int payload_notif(const struct xfer_payload *payload, uint64_t offset, uint32_t 
 
 /* ---- lists ---- */
 
+/* By its first row; a session without any is not looked at. */
+static int list_of_files(const struct xfer_op *op, bool *files_p)
+{
+	uint64_t address = 0;
+	int r = op->xs->session->files ? payload_read(&op->payload, op->offset, &address,
+						      sizeof(address))
+				       : 0;
+
+	*files_p = address >= REGION_FILE_ADDRESS;
+	return err_pass(r);
+}
+
 /* What the session exports now, or the attached one. */
 static int list_begin(struct xfer_op *op)
 {
 	struct attach *attach;
+	bool files;
+	int r;
 
 	if (op->rows == 0 || op->rows > DLIST_ENTRIES_MAX)
 		return err_raise(op->rows ? ERR_LIMIT : ERR_INVAL,
 				 "a list of %u rows, 1 … %u", op->rows,
 				 DLIST_ENTRIES_MAX);
 	op->gid = loop_random_u64(op->xs->xfers->kvd->loop);
+	r = list_of_files(op, &files);
+	if (r < 0)
+		return err_pass(r);
 	if (!op->attach)
-		return err_pass(search_begin_local(op->xs->session, 0, &op->search));
+		return err_pass(search_begin_local(
+			op->xs->session, files ? SEARCH_FILES : 0, &op->search));
 	attach = attach_find(op->xs, op->attach);
 	if (!attach)
 		return err_pass(-ENOENT);
+	if (files && attach_is_own(attach))
+		return err_pass(
+			search_begin_local(op->xs->session, SEARCH_FILES, &op->search));
 	if (!attach->pool)
 		return err_raise(ERR_PEER, "the remote session is not reachable now");
 	return err_pass(search_begin_remote(attach->pool, &op->search));

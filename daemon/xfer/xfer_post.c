@@ -113,12 +113,10 @@ static void xfer_post_fail(struct transfer *t, const struct err *why)
 	}
 }
 
-static void xfer_post_on_done(struct sched_op *op)
+void transfer_done(struct transfer *t, int result, const struct err *why)
 {
-	struct transfer *t = op->owner;
-
-	if (op->xp.result < 0) {
-		xfer_post_fail(t, &op->xp.err);
+	if (result < 0) {
+		xfer_post_fail(t, why);
 	} else if (!t->failed) {
 		t->bytes = t->plan->bytes;
 		metrics_add(&t->xs->xfers->kvd->metrics,
@@ -129,12 +127,18 @@ static void xfer_post_on_done(struct sched_op *op)
 			handshake_moved(t->attach->remote,
 					t->kind == XP_WRITE ? METRIC_OUT : METRIC_IN,
 					t->bytes);
-		if (t->has_notif && t->kind == XP_READ &&
+		/* no request carried it */
+		if (t->has_notif && (t->kind == XP_READ || t->files) &&
 		    notif_post(t->attach, t->notif, t->notif_len,
 			       (struct xfer_waiter){NULL, NULL}) < 0)
 			err_take(&t->err), t->failed = true;
 	}
 	xfer_post_end(t);
+}
+
+static void xfer_post_on_done(struct sched_op *op)
+{
+	transfer_done(op->owner, op->xp.result, &op->xp.err);
 }
 
 static void pick(const struct transfer *t, struct dlist_pick *src, struct dlist_pick *dst)
@@ -233,7 +237,7 @@ static int xfer_post_submit(struct transfer *t)
 static void go(struct transfer *t)
 {
 	struct err why;
-	int r = t->failed ? -1 : share_update(t->xs, t->attach->share);
+	int r = t->failed ? -1 : t->files ? 0 : share_update(t->xs, t->attach->share);
 
 	if (r == 1) {
 		sm_move(&t->sm, XFER_SHARING);
@@ -241,7 +245,7 @@ static void go(struct transfer *t)
 		return;
 	}
 	if (r == 0)
-		r = xfer_post_submit(t);
+		r = t->files ? xfer_file_post(t) : xfer_post_submit(t);
 	if (r < 0) {
 		if (!t->failed) {
 			err_take(&why);
@@ -278,7 +282,7 @@ static int xfer_post_work(struct transfer *t)
 	pick(t, &src, &dst);
 	r = dlist_plan(&src, &dst, t->plan_most, &t->plan);
 	t->plan_lacks = r < 0 && err_last()->code == ERR_LIMIT;
-	if (r >= 0)
+	if (r >= 0 && !t->files)
 		r = make_picks(t, &src, &dst);
 	for (int i = LOCAL; i <= REMOTE && r >= 0; i++)
 		if (t->parts_wanted[i])
@@ -346,6 +350,8 @@ static int xfer_post_look(struct transfer *t)
 					   "the remote session is not reachable now");
 	for (int i = LOCAL; i <= REMOTE; i++)
 		t->at[i].dlist = t->lists[i]->dlist;
+	if (t->files)
+		return err_pass(xfer_file_look(t));
 	r = locate_local(&t->at[LOCAL], t->xs->session, attach->remote->transport_index);
 	if (r >= 0)
 		r = locate_remote(&t->at[REMOTE], attach->pool);
@@ -356,7 +362,7 @@ static int xfer_post_look(struct transfer *t)
 
 static bool part_wanted(const struct transfer *t, const struct prepared *prepared)
 {
-	return prepared->dlist->entry_count > SEARCH_INLINE &&
+	return !t->files && prepared->dlist->entry_count > SEARCH_INLINE &&
 	       !list_is_sent(prepared, t->attach);
 }
 
@@ -470,6 +476,8 @@ static void transfer_take(struct transfer *t, struct xfer_op *op)
 	t->attach = op->sides[REMOTE]->attach;
 	t->kind = op->moves;
 	t->count = op->count[LOCAL];
+	t->files = dlist_of_files(op->sides[LOCAL]->dlist) ||
+		   dlist_of_files(op->sides[REMOTE]->dlist);
 	for (int i = LOCAL; i <= REMOTE; i++) {
 		t->lists[i] = mem_steal(op->sides[i]);
 		t->index[i] = mem_steal(op->index[i]);
@@ -536,7 +544,9 @@ void transfer_cancel(struct transfer *t, const struct err *why)
 		return;
 	xfer_post_fail(t, why);
 	set_status(t);
-	if (sm_state(&t->sm) == XFER_POSTED) {
+	if (sm_state(&t->sm) == XFER_POSTED && t->files) {
+		xfer_file_cancel(t);
+	} else if (sm_state(&t->sm) == XFER_POSTED) {
 		sched_cancel(&t->op, why);
 	} else if (sm_state(&t->sm) == XFER_SHARING ||
 		   offload_cancel(t->xs->xfers->kvd->offload, &t->job)) {

@@ -14,6 +14,7 @@
  * a key has the memory. It may have shown several, so a share keeps the grants, and each
  * list is made anew from what they give at that time. The session's own secret gives all,
  * and so does attaching to a session of that daemon: its transfers may name any region.
+ * Files are told to nobody (xfer_file.c).
  */
 #include <assert.h>
 #include <errno.h>
@@ -115,6 +116,8 @@ static bool share_tells(const struct region *region, const void *arg)
 	const struct share *share = arg;
 	uint64_t now_ns = loop_now_ns(region->session->kvd->loop);
 
+	if (region->kind == REGION_FILE)
+		return false;
 	for (size_t i = 0; !share->all && i < share->grant_count; i++) {
 		if (grant_covers(share->grants[i], region->id, now_ns))
 			return true;

@@ -7,7 +7,9 @@
     with space.hold(ids) as hold:                       # another engine, another day
         hold.fetch({"kv": View(pages, tokens=(0, hold.tokens))}).wait()
 
-An id is 32 bytes that engines compute alike for the same tokens and all before them."""
+An id is 32 bytes that engines compute alike for the same tokens and all before them. An engine
+that does not know where in their prompt its chunks are says first=ANYWHERE in all calls: they are
+found by those alone who do so too, and tokens are counted from a call's first chunk on."""
 from collections import namedtuple
 
 from . import _check, _kvd
@@ -17,6 +19,7 @@ from .rooms import Awaited, Status, views_pack, wait_pack
 
 ID_BYTES = 32
 IDS_MAX = 4096  # of one call
+ANYWHERE = _check.U32  # first: where in their prompt chunks are is not known
 FAR_MS_MAX = 60000
 LEASE_MS_MAX = 600000
 WHY_S = 5  # for the daemon's words about a move that has failed

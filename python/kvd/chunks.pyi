@@ -8,6 +8,7 @@ from .rooms import Awaited, Status, _Views, _Wait
 
 ID_BYTES: int
 IDS_MAX: int
+ANYWHERE: int
 LEASE_MS_MAX: int
 WHY_S: int
 

@@ -46,18 +46,29 @@ static int region_shut(void *handle, const struct kvd_call *call)
 	return kvd_region_unregister(handle, call);
 }
 
-static const char *const kinds[] = {"memfd", "shm", "vm", "cuda_ipc", "cuda_vmm"};
+static const struct {
+	const char *name;
+	enum kvd_region_kind kind;
+} kinds[] = {
+	{"memfd", KVD_REGION_MEMFD},
+	{"shm", KVD_REGION_SHM},
+	{"vm", KVD_REGION_VM},
+	{"cuda_ipc", KVD_REGION_CUDA_IPC},
+	{"cuda_vmm", KVD_REGION_CUDA_VMM},
+	{"file", KVD_REGION_FILE},
+};
 
 static int region_kind(const char *kind, enum kvd_region_kind *kind_p)
 {
 	for (unsigned int i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
-		if (strcmp(kinds[i], kind) == 0) {
-			*kind_p = (enum kvd_region_kind)i;
+		if (strcmp(kinds[i].name, kind) == 0) {
+			*kind_p = kinds[i].kind;
 			return (int)i;
 		}
 	}
 	PyErr_Format(PyExc_ValueError,
-		     "kind: '%s' is not memfd, shm, vm, cuda_ipc or cuda_vmm", kind);
+		     "kind: '%s' is not memfd, shm, vm, cuda_ipc, cuda_vmm or file",
+		     kind);
 	return -1;
 }
 
@@ -111,7 +122,7 @@ static PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	region->keep = keep;
 	region->address = address;
 	region->bytes = bytes;
-	region->kind = kinds[k];
+	region->kind = kinds[k].name;
 	if (client_run(start.c, region_begin, &start, ms, told, NULL) < 0) {
 		if (start.kvd && start.c->kvd)
 			client_close_later(start.c, region_shut, start.kvd, NULL);

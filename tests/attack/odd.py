@@ -103,8 +103,10 @@ def descriptors_of_every_kind(house):
             continue
         if fd < 0:
             continue
-        for kind in ("memfd", "vm", "dmabuf", "cuda_vmm"):
-            more = {"address": "4096"} if kind == "vm" else {}
+        for kind in ("memfd", "vm", "dmabuf", "cuda_vmm", "file"):
+            if kind == "file" and name == "empty memfd":
+                continue  # it is one
+            more = {"vm": {"address": "4096"}, "file": {"address": str(1 << 62)}}.get(kind, {})
             try:
                 s.cmd("region.register", fds=[fd], kind=kind, fd=0, length=4096, **more)
                 taken.append("%s as %s" % (name, kind))
@@ -174,6 +176,21 @@ def statm_of_a_silent_file_system(house):
     try:
         Engine(house.a, "mallory").cmd("region.register", fds=[fd], kind="shm", length=4096,
                                        shm_name="/none", statm=0)
+        return "it was taken"
+    except (Refused, OSError, ValueError) as why:
+        return None if "descriptor" in str(why) else str(why)
+    finally:
+        fuse.end()
+
+
+@attack("odd", "a file of a file system that does not answer is not taken", by=rig.ROOT)
+def file_of_a_silent_file_system(house):
+    fuse = Silent(house.dir + "/fuse", {GETATTR, STATFS, READ, FLUSH})
+    fd = os.open(os.path.dirname(fuse.path) + "/statm", os.O_RDWR)
+    fuse.quiet()
+    try:
+        Engine(house.a, "mallory").cmd("region.register", fds=[fd], kind="file", fd=0,
+                                       length=4096, address=str(1 << 62))
         return "it was taken"
     except (Refused, OSError, ValueError) as why:
         return None if "descriptor" in str(why) else str(why)

@@ -53,6 +53,9 @@ NATIVE = {
     "sglang-ends": ["sglang_ends.py"],
     "sglang": ["sglang_pd.py"],
     "sglang-tp": ["sglang_pd.py", "--prefill-tp", "2"],
+    "sglang-store": ["sglang_store.py", "lives"],
+    "sglang-store-ranks": ["sglang_store.py", "ranks"],
+    "sglang-store-ends": ["sglang_store.py", "ends"],
 }
 BACKENDS = {"native": NATIVE, "kvd": RUNS, "nixl": RUNS}
 

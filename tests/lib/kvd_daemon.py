@@ -130,7 +130,7 @@ class Daemon:
         self.write_config(config)
         self.env, self.args, self.wrapper = dict(env or {}), list(args), list(wrapper)
         self.pass_fds, self.preexec, self.program = pass_fds, preexec, program
-        self.expected, self.states, self.proc = [], [], None
+        self.expected, self.states, self.proc, self.kept = [], [], None, None
         self.report = None
         self.log_dir = log_dir
 
@@ -216,11 +216,25 @@ class Daemon:
                 raise TimeoutError("no %s; log:\n%s" % (line, self.log()))
             # short waits only to see an early death of the process
             if select.select([self.notify], [], [], min(left, 0.1))[0]:
-                self.states += self.notify.recv(4096).decode().split("\n")
+                self.heard()
             elif self.proc.poll() is not None:
                 raise RuntimeError("ended with %d before %s; log:\n%s"
                                    % (self.proc.returncode, line, self.log()))
         return self
+
+    def heard(self):
+        """A word for systemd. What it is given to keep is in `kept`, where that is a dict."""
+        text, fds, _, _ = socket.recv_fds(self.notify, 4096, 4)
+        lines = text.decode().split("\n")
+        self.states += lines
+        name = next((one[7:] for one in lines if one.startswith("FDNAME=")), None)
+        if self.kept is not None and "FDSTOREREMOVE=1" in lines and name in self.kept:
+            os.close(self.kept.pop(name))
+        for fd in fds:
+            if self.kept is None or name is None:
+                os.close(fd)
+            else:
+                self.kept[name] = fd
 
     def wait_ready(self):
         return self.wait_state("READY=1")

@@ -66,6 +66,26 @@ def test_chunks_of_another_daemon_are_fetched(ways):
             until(lambda: lent(h) == 0)
 
 
+def test_chunks_without_a_place_are_fetched():
+    ids, anywhere = chain(12, b"far anywhere"), kvd.chunks.ANYWHERE
+    with daemons(1) as (_, c, _, (h,)):
+        there, here = Rank(h), Rank(c, page=32, pages=32)
+        with there.space() as writer, here.space() as reader:
+            there.fill(pages := there.some_pages(12 * T), ids)
+            writer.put(ids, {"kv": pages}, anywhere).wait(timeout=60)
+            here.fill(pages := here.some_pages(2 * T), ids[3:5])
+            reader.put(ids[3:5], {"kv": pages}, anywhere).wait(timeout=60)
+            here.bytes[:] = 0xEE
+            with reader.hold(ids[3:11], anywhere, far=10) as hold:
+                assert (hold.chunks, hold.far) == (8, 6)
+                pages = here.some_pages(7 * T, seed=3)
+                hold.fetch({"kv": kvd.View(pages, tokens=(T, 8 * T), first_token=T)}).wait(
+                    timeout=60)
+                assert here.holds(pages, ids[4:11])
+            with reader.hold(ids, far=10) as hold:
+                assert hold.chunks == 0
+
+
 def test_two_ranks_there_fill_one_here():
     ids = chain(6, b"ranks")
     with daemons(1) as (_, c, _, (h,)):
@@ -142,16 +162,18 @@ def test_a_part_in_a_file_there_is_read_for_others(tmp_path):
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_holder_that_was_killed_is_followed_by_the_other(when):
+    """The first has a chunk more, so it is asked first; what both have is fetched."""
     ids, big = chain(560, b"kill"), PLAIN.replace("64", "512")
     with daemons(2, "tcp", holder=big, kind=killed) as (own, c, holders, clients):
         here = Rank(c, pages=2240, layers=4)
         with here.space() as reader:
-            for h in clients:
+            for i, h in enumerate(clients):
                 rank = Rank(h, pages=2240, layers=4)
-                rank.put(rank.space(), ids)
-            pages, views = here.some_pages(560 * T), {}
-            views["kv"] = kvd.View(pages, tokens=(0, 560 * T))
-            with reader.hold(ids, far=10) as hold:
+                rank.put(rank.space(), ids[:560 - i])
+            whole = ids.pop()
+            pages, views = here.some_pages(559 * T), {}
+            views["kv"] = kvd.View(pages, tokens=(0, 559 * T))
+            with reader.hold([*ids, whole], far=10) as hold:
                 assert hold.far == 560
                 own.expect("its chunks are fetched from another")
                 if when == "before":

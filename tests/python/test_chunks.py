@@ -189,6 +189,35 @@ def test_an_id_at_another_place_is_not_it(client):
     assert space.find(ids, 3).chunks == 4
 
 
+def test_ids_without_a_place(daemon, client):
+    """Any run of them is found, whichever calls brought them; tokens begin with a call's."""
+    ids, anywhere = chain(9, b"anywhere"), kvd.chunks.ANYWHERE
+    rank = Rank(client)
+    space = rank.space()
+    for part, seed in ((ids[:4], 0), (ids[3:9], 1)):
+        pages = rank.some_pages(T * len(part), seed)
+        rank.fill(pages, part)
+        move = space.put(part, {"kv": pages}, anywhere)
+        move.wait(timeout=60)
+        assert (move.show().done, move.show().there) == (len(part), seed)
+    for run in (ids, ids[2:6], ids[8:]):
+        assert space.find(run, anywhere).chunks == len(run)
+        assert space.find(run).chunks == space.find(run, 1).chunks == 0
+        with space.hold(run, anywhere) as hold:
+            assert (hold.chunks, hold.first) == (len(run), 0)
+            rank.bytes[:] = 0xEE
+            pages = rank.some_pages(T * len(run), 2)
+            hold.fetch({"kv": pages}).wait(timeout=60)
+            assert rank.holds(pages, run)
+            with kvd.Client(daemon.socket_path) as other:
+                joined = Rank(other).space().join(hold.secret)
+                assert (joined.chunks, joined.first) == (len(run), 0)
+    with pytest.raises(kvd.Error, match="are not those of"):
+        space.put(ids[:1], {"kv": kvd.View(pages, first_token=T)}, anywhere)
+    space.drop(ids[4:], anywhere)
+    assert space.find(ids, anywhere).chunks == 4
+
+
 def test_last_chunk_may_be_short(client):
     ids = chain(3, b"short")
     rank = Rank(client)
@@ -454,12 +483,12 @@ def test_bad_puts_name_what_is_wrong(client, change, words):
 def test_last_number_of_a_chunk_is_as_files_have_it(client):
     rank = Rank(client)
     space = rank.space()
-    last, ids = 2 ** 32 - 1, chain(2, b"last")
+    last, ids = kvd.chunks.ANYWHERE - 1, chain(2, b"last")
     for count in (2, 1):
         pages = kvd.View(list(range(4 * count)), first_token=last * T)
         with contextlib.ExitStack() as stack:
             if count == 2:
-                stack.enter_context(pytest.raises(kvd.Error, match="from chunk 4294967295"))
+                stack.enter_context(pytest.raises(kvd.Error, match="from chunk 4294967294"))
             space.put(ids[:count], {"kv": pages}, last).wait(timeout=60)
     assert space.find(ids[:1], last).chunks == 1
 

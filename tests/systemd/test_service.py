@@ -118,6 +118,27 @@ def killed_daemon_comes_back():
     assert guest.ctl("gpu0", "health")[0] == 0
 
 
+def memory_of_chunks_outlives_its_process():
+    def taken():
+        return guest.journal("kvd@gpu0").count("takes the memory of the process before")
+    guest.write("/etc/kvd/gpu0.conf", CONF % "gpu0" + "[chunks]\nchunk_memory = 16 MiB\n")
+    guest.run("systemctl", "restart", "kvd@gpu0")
+    assert guest.show("kvd@gpu0", "NFileDescriptorStore") == "2"
+    for how in (("kill", "-9"), None):
+        before, old = taken(), main_pid("kvd@gpu0")
+        if how:
+            guest.run(*how, str(old))
+        else:
+            guest.run("systemctl", "restart", "kvd@gpu0")
+        until("a new process", lambda o=old: new_pid("kvd@gpu0", o))
+        until("its memory", lambda b=before: taken() == b + 1)
+        assert guest.show("kvd@gpu0", "NFileDescriptorStore") == "2"
+    guest.run("systemctl", "stop", "kvd@gpu0")
+    assert guest.show("kvd@gpu0", "NFileDescriptorStore") == "0", "stopped: given back"
+    guest.write("/etc/kvd/gpu0.conf", CONF % "gpu0")
+    guest.run("systemctl", "start", "kvd@gpu0")
+
+
 def it_never_gives_up():
     for _ in range(8):  # systemd's default is 5 in 10 s
         old = until("a process", lambda: new_pid("kvd@gpu1", 0))
@@ -290,7 +311,8 @@ def main():
         install()
         cases = [service_starts_and_says_so, target_starts_and_stops_all,
                  rooms_between_engines_of_other_users, user_outside_the_group_is_refused,
-                 reload_takes_the_new_file, killed_daemon_comes_back, it_never_gives_up,
+                 reload_takes_the_new_file, killed_daemon_comes_back,
+                 memory_of_chunks_outlives_its_process, it_never_gives_up,
                  frozen_daemon_is_restarted_by_the_watchdog, stop_drains_a_room_that_hangs,
                  socket_starts_the_service_for_the_engine_that_comes_first,
                  packets_of_public_networks_pass_with_a_drop_in,

@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -198,8 +199,39 @@ static void vet_takes_memory_and_nothing_that_sleeps(void **state)
 		assert_int_equal(vet_fd(fd, what, sizeof(what)), -1);
 		close(fd);
 	}
-	fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC); /* of a disk */
+}
+
+/* A file passes by its file system; where a disk's is (this program's folder may lie in
+ * an overlay) it may be used as a file. */
+static void vet_takes_files_of_disks(void **state)
+{
+	static const uint32_t disks[] = {0xef53, 0x58465342, 0x9123683e, 0xf2f52010};
+	struct statfs fs;
+	char what[64];
+	bool disk = false;
+	int fd;
+
+	(void)state;
+	fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+	assert_int_equal(fstatfs(fd, &fs), 0);
+	for (size_t i = 0; i < ARRAY_LEN(disks); i++)
+		disk |= (uint32_t)fs.f_type == disks[i];
+	if (disk || fs.f_type == 0x794c7630) /* an overlay may have FUSE beneath it */
+		assert_int_equal(vet_fd(fd, what, sizeof(what)), disk ? 0 : -1);
+	if (disk)
+		assert_true(vet_is_disk(fd, what, sizeof(what)));
+	close(fd);
+	fd = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	assert_int_equal(vet_fd(fd, what, sizeof(what)), -1);
+	assert_string_equal(what, "a directory");
+	assert_false(vet_is_disk(fd, what, sizeof(what)));
+	close(fd);
+	fd = open("/proc/self/mem", O_RDWR | O_CLOEXEC); /* passes, and is no file */
+	assert_int_equal(vet_fd(fd, what, sizeof(what)), 0);
+	assert_false(vet_is_disk(fd, what, sizeof(what)));
+	close(fd);
+	fd = memfd_create("x", MFD_CLOEXEC);
+	assert_true(vet_is_disk(fd, what, sizeof(what)));
 	close(fd);
 }
 
@@ -367,6 +399,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(vet_takes_memory_and_nothing_that_sleeps),
+		cmocka_unit_test(vet_takes_files_of_disks),
 		cmocka_unit_test(vet_knows_a_file_that_is_mounted_over_statm),
 		cmocka_unit_test(descriptors_come_with_their_line),
 		cmocka_unit_test(close_that_lingers_holds_up_nobody_else),

@@ -157,6 +157,52 @@ static int activate(int fd, const char *count, bool mine)
 	return WEXITSTATUS(status);
 }
 
+/* In a child with a socket and a file as fds 3 and 4: 0 = each is taken as what it is. */
+static int activate_named(int sock, int file, const char *names)
+{
+	int status, got = 77, low;
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		char text[16];
+
+		low = fcntl(file, F_DUPFD, 10);
+		if (dup2(sock, 3) != 3 || dup2(low, 4) != 4)
+			_exit(90);
+		snprintf(text, sizeof(text), "%d", getpid());
+		setenv("LISTEN_PID", text, 1);
+		setenv("LISTEN_FDS", "2", 1);
+		setenv("LISTEN_FDNAMES", names, 1);
+		if (notify_listen_fd(&got) < 0)
+			_exit(2);
+		if (got != 3 || notify_kept_fd("kvd-b") != -1)
+			_exit(91);
+		if (notify_kept_fd("kvd-a") != 4 || notify_kept_fd("kvd-a") != -1)
+			_exit(92);
+		_exit(fcntl(4, F_GETFD) & FD_CLOEXEC ? 0 : 93);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
+static void what_was_kept_is_had_by_its_name(void **state)
+{
+	struct sockaddr_un addr = {.sun_family = AF_UNIX};
+	int good = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int file = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+	(void)state;
+	assert_int_equal(bind(good, (struct sockaddr *)&addr, sizeof(sa_family_t)), 0);
+	assert_int_equal(listen(good, 1), 0);
+	assert_int_equal(activate_named(good, file, "kvd.socket:kvd-a"), 0);
+	assert_int_equal(activate_named(good, file, "kvd.socket:other"), 2);
+	assert_int_equal(activate_named(good, file, "kvd-b:kvd-a"), 91); /* no socket */
+	assert_int_equal(activate_named(good, file, ""), 2);
+	close(good);
+	close(file);
+}
+
 static void listen_fd_only_a_listening_stream_socket_is_taken(void **state)
 {
 	struct sockaddr_un addr = {.sun_family = AF_UNIX};
@@ -190,6 +236,7 @@ int main(void)
 		cmocka_unit_test(notify_without_or_with_a_dead_systemd_is_harmless),
 		cmocka_unit_test(watchdog_interval_is_this_process_s),
 		cmocka_unit_test(listen_fd_only_a_listening_stream_socket_is_taken),
+		cmocka_unit_test(what_was_kept_is_had_by_its_name),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvd as a transfer backend of SGLang: --disaggregation-transfer-backend kvd.
+"""kvd as a transfer backend of SGLang: --disaggregation-transfer-backend kvd; and as the storage
+of its HiCache (store.py), which SGLang finds by its module's name.
 
 SGLang finds load() by the entry point group sglang.srt.plugins and calls it in each of its
 processes, before the command line is parsed. Nothing of SGLang is imported before that."""
+import math
+import os
 
 NAME = "kvd"
+STORE = "kvd.sglang.store"
 TESTED = ("0.5.23",)  # releases of SGLang
 
 
@@ -17,6 +21,8 @@ def load():
     add_disagg_transfer_backend_choices([NAME])
     add_member(TransferBackend, NAME)
     HookRegistry.register("sglang.srt.disaggregation.utils.get_kv_class", kv_class,
+                          HookType.AROUND)
+    HookRegistry.register("sglang.srt.mem_cache.storage.mmap.alloc_shm", host_memory,
                           HookType.AROUND)
 
 
@@ -38,6 +44,20 @@ def check_release(version):
             "kvd.sglang: SGLang %s is none of the releases that it was tested with: %s. Install "
             "one of these, or use SGLang's backend nixl on kvd (docs/engines/nixl.md)"
             % (version, ", ".join(TESTED)))
+
+
+def host_memory(original, dims, dtype):
+    """SGLang's alloc_shm() for the store: its own memory bars the seals without which a daemon
+    maps none."""
+    from sglang.srt.runtime_context import get_memory
+    if STORE not in (get_memory().hicache_storage_backend_extra_config or ""):
+        return original(dims, dtype)
+    import torch
+    from ..memory import Memory
+    nbytes = math.prod(dims) * dtype.itemsize
+    memory = Memory(nbytes, "kvd-hicache")
+    tensor = torch.from_numpy(memory.array()[:nbytes]).view(dtype).reshape(dims)
+    return tensor, os.dup(memory.fd), None
 
 
 def kv_class(original, transfer_backend, class_type):

@@ -23,7 +23,7 @@ from kvd.client import Client
 from kvd.errors import Error
 from kvd.memory import adopt
 
-from . import _metadata
+from . import _files, _metadata
 from ._descs import (check_u64, nixlRegDList, nixlRemoteDList,  # noqa: F401
                      nixlXferDList)
 from ._listen import Listener
@@ -41,6 +41,7 @@ DEFAULT_COMM_PORT = 8888
 NIXL_INIT_AGENT = ""
 HAVE_UCX_GPU_DEVICE_API = False
 DRAM_SEG, VRAM_SEG = nixl_mem_t.DRAM_SEG, nixl_mem_t.VRAM_SEG
+FILE_SEG = nixl_mem_t.FILE_SEG
 _waiting, _Xfer = _kvd.notif_waiting, _kvd.Xfer
 _EXPORTED = (nixl_mem_t, nixl_xfer_op_t, nixl_thread_sync_t, nixl_cost_t, nixl_status_t)
 for _kind in _EXPORTED:
@@ -53,7 +54,9 @@ __all__ = sorted(
      "nixlAgentConfig", "nixlXferTelemetry"})
 SUCCESS, IN_PROG = nixl_status_t.NIXL_SUCCESS, nixl_status_t.NIXL_IN_PROG
 
-PLUGINS = {"UCX": ({"ucx_error_handling_mode": "peer", "num_workers": "1",
+# what moves between agents, and what between an agent's memory and its files
+PLUGINS = {"POSIX": (_files.PARAMS, ["DRAM_SEG", "FILE_SEG"]),
+           "UCX": ({"ucx_error_handling_mode": "peer", "num_workers": "1",
                     "ucx_devices": ""}, ["DRAM_SEG", "VRAM_SEG"])}
 ATTACH_S = 10.0
 NAME_MAX = 63  # bytes of a name that the daemon carries
@@ -249,6 +252,10 @@ class nixlAgent:
         self._numbers = itertools.count(0x1000)
         self._backends, self._regions = {}, {}
         self._spans, self._packed, self._blob = {}, {}, None
+        self._ranges = _files.Ranges()
+        self._files = {}  # device: [(offset, bytes, address)]
+        self._paths = set()  # of _regions: files that were opened here
+        self._of_files = set()  # lists and requests
         self._changes = 1  # of the regions
         self._remotes, self._dlists = {}, {}
         self._requests = {}  # by handle: the transfer, and its partner
@@ -312,28 +319,71 @@ class nixlAgent:
             raise TypeError("a nixlRegDList is wanted")
         self._need_backend(backends)
         mem = descs.getType()
-        if mem is not DRAM_SEG and mem is not VRAM_SEG:
-            raise nixlNotFoundError("%s: kvd moves memory, not storage" % mem.name)
+        if mem is FILE_SEG:
+            self._need_posix(backends)
+        elif mem is not DRAM_SEG and mem is not VRAM_SEG:
+            raise nixlNotFoundError("%s: kvd moves memory and files" % mem.name)
         if descs.isEmpty():
             raise nixlBackendError("an empty list registers nothing")
-        made = []
+        made, paths = [], set()
         try:
-            for address, nbytes, device in descs.table().tolist():
-                made.append(((mem, address, nbytes, device),
-                             self._region(mem, address, nbytes, device)))
+            for i, (address, nbytes, device) in enumerate(descs.table().tolist()):
+                key = mem, address, nbytes, device
+                made.append((key, self._file(key, descs[i][3], paths) if mem is FILE_SEG
+                             else self._region(*key)))
         except BaseException as error:
             for _, region in made:
-                if region:
-                    region.unregister()
+                self._unregister(region)
             if isinstance(error, Error) and error.code in _NOT_MEMORY:
                 raise nixlBackendError("%s (kvd: %s)" % (error.message, error.code)) \
                     from error
             raise
         with self._lock:
-            for key, region in made:
-                self._regions.setdefault(key, []).append(region)
+            for key, region in made:  # and to the end: the newest
+                self._regions[key] = self._regions.pop(key, []) + [region]
+            self._paths |= paths
             self._changed()
         return SUCCESS
+
+    def _need_posix(self, backends):
+        if not any(self._backend(handle)[0] == "POSIX"
+                   for handle in backends or self._backends):
+            raise nixlNotFoundError("files are the backend POSIX's: create_backend('POSIX')")
+
+    def _file(self, key, meta, paths):
+        _, offset, nbytes, device = key
+        if device >= DEVICES_MAX:
+            raise nixlBackendError("a file's device is its descriptor, or a number of 32 "
+                                   "bits, not %d" % device)
+        fd = _files.opened(meta)
+        try:
+            if fd is not None:
+                if device in self._files or any(device == k[3] for k in paths):
+                    raise nixlBackendError("device %d names another file already" % device)
+                paths.add(key)
+            elif any(device == k[3] for k in itertools.chain(self._paths, paths)):
+                raise nixlBackendError("device %d names a file that was opened by its path"
+                                       % device)
+            nbytes = nbytes or max(0, _files.WHOLE - offset)
+            if not nbytes or nbytes > _files.WHOLE or device >= 1 << 31 and fd is None:
+                raise nixlBackendError("[%d, +%d) of file %d cannot be registered"
+                                       % (offset, nbytes, device))
+            at = self._ranges.take(nbytes)
+            try:
+                return _kvd.Region(self._kvd, "file", nbytes, at,
+                                   device if fd is None else fd, offset, None,
+                                   self._name[:40])
+            except BaseException:
+                self._ranges.drop(at)
+                raise
+        finally:
+            if fd is not None:
+                os.close(fd)  # the region has its own
+
+    def _unregister(self, region):
+        if region:
+            region.unregister()
+            self._ranges.drop(region.address)
 
     def _region(self, mem, address, nbytes, device):
         if not address or device >= DEVICES_MAX:
@@ -370,10 +420,10 @@ class nixlAgent:
                 taken.append((key, self._regions[key].pop()))
                 if not self._regions[key]:
                     del self._regions[key]
+                    self._paths.discard(key)
             self._changed()
         for _, region in taken:
-            if region:
-                region.unregister()
+            self._unregister(region)
         return SUCCESS
 
     def _changed(self):
@@ -382,13 +432,26 @@ class nixlAgent:
         for mem, *span in self._regions:
             spans.setdefault(mem, []).append(span)
         self._spans = spans
-        self._packed = {m: np.array(s, np.uint64).tobytes() for m, s in spans.items()}
+        self._packed = {m: np.array(s, np.uint64).tobytes() for m, s in spans.items()
+                        if m is not FILE_SEG}
+        files = [(key[3], key[1], region.bytes, region.address)
+                 for key, regions in self._regions.items() if key[0] is FILE_SEG
+                 for region in regions]
+        self._files = {}
+        for device, *place in files:
+            self._files.setdefault(device, []).append(tuple(place))
+        self._packed[FILE_SEG] = np.array(
+            [(address, nbytes, device) for device, _, nbytes, address in files],
+            np.uint64).tobytes()
         self._changes += 1
         self._blob = None
 
     def queryMem(self, descs, backend):
-        self._backend(backend)
-        raise nixlNotSupportedError("kvd has no storage to be asked")
+        if not isinstance(descs, nixlRegDList):
+            raise TypeError("a nixlRegDList is wanted")
+        if self._backend(backend)[0] != "POSIX":
+            raise nixlNotSupportedError("only files can be asked for: the backend POSIX")
+        return [_files.queried(descs[i][3]) for i in range(descs.descCount())]
 
     # ---- metadata ----
 
@@ -428,7 +491,7 @@ class nixlAgent:
             return blob[2]
         head = dict(self._head(), full=change)
         rows = [(m + d * MEM_TYPES, a, n) for m, spans in self._spans.items()
-                for a, n, d in spans]
+                if m is not FILE_SEG for a, n, d in spans]
         packed = _metadata.pack(head, np.array(rows, np.uint64).reshape(-1, 3))
         self._blob = (head["epoch"], change, packed)
         return packed
@@ -440,6 +503,8 @@ class nixlAgent:
         self._need_backend(backends, nixlInvalidParamError)
         rows, numbers = [], []
         mem = descs.getType()
+        if mem is FILE_SEG:
+            raise nixlBackendError("files are their own agent's: no other reaches them")
         for address, nbytes, device in descs.table().tolist():
             if (mem, address, nbytes, device) not in self._regions:
                 raise nixlNotFoundError("[%#x, +%d) of device %d is not registered"
@@ -688,6 +753,8 @@ class nixlAgent:
     def _prepare(self, name, mem, table, columns):
         remote, attach = None, None
         spans = self._packed.get(mem, b"")
+        if mem is FILE_SEG:
+            table = _files.addresses(table, self._files)
         if name != NIXL_INIT_AGENT:
             remote = self._remote(name)
             if name != self._name:
@@ -707,10 +774,13 @@ class nixlAgent:
             raise
         handle = next(self._numbers)
         self._dlists[handle] = (dlist, remote)
+        if mem is FILE_SEG:
+            self._of_files.add(handle)
         return handle
 
     def releasedDlistH(self, handle):
         self._dlists.pop(handle, None)
+        self._of_files.discard(handle)
         return SUCCESS
 
     def _dlist(self, handle):
@@ -755,6 +825,8 @@ class nixlAgent:
             raise RuntimeError("indices: %s" % error) from error
         handle = next(self._numbers)
         self._requests[handle] = xfer, remote
+        if local_side in self._of_files or remote_side in self._of_files:
+            self._of_files.add(handle)
         return handle
 
     @_plain_abi
@@ -766,6 +838,9 @@ class nixlAgent:
         name = _text(remote_agent)
         remote = self._remote(name)
         self._need_backend(backend)
+        files = FILE_SEG in (local_descs.getType(), remote_descs.getType())
+        if files:
+            self._need_posix(backend)
         if local_descs.descCount() != remote_descs.descCount():
             raise nixlInvalidParamError("%d local descriptors for %d remote ones"
                                         % (local_descs.descCount(),
@@ -775,13 +850,16 @@ class nixlAgent:
         try:
             target = self._prepare(name, remote_descs.getType(), remote_descs.table(), 3)
         except BaseException:
-            del self._dlists[local]
+            self.releasedDlistH(local)
             raise
         # the request alone holds them
-        mine, theirs = self._dlists.pop(local)[0], self._dlists.pop(target)[0]
+        mine, theirs = self._dlists[local][0], self._dlists[target][0]
+        self.releasedDlistH(local), self.releasedDlistH(target)
         xfer = _Xfer(operation, mine, None, theirs, None, message, local_descs.descCount())
         handle = next(self._numbers)
         self._requests[handle] = xfer, remote
+        if files:
+            self._of_files.add(handle)
         return handle
 
     def _request(self, handle):
@@ -857,7 +935,7 @@ class nixlAgent:
         if told is None:
             raise nixlNoTelemetryError("the request has not finished")
         out = nixlXferTelemetry()
-        out.backendName = next(iter(self._backends.values()))[0]
+        out.backendName = self._backends[self._backend_of(reqh)][0]
         out.startTime, out.postDuration = told[0] // 1000, told[1]
         out.xferDuration, out.totalBytes = max(told[1], told[2]), told[3]
         out.descCount = told[4]
@@ -869,7 +947,12 @@ class nixlAgent:
 
     def queryXferBackend(self, handle):
         self._request(handle)
-        return next(iter(self._backends))
+        return self._backend_of(handle)
+
+    def _backend_of(self, request):
+        files = request in self._of_files
+        return next((handle for handle, (plugin, _) in self._backends.items()
+                     if files == (plugin == "POSIX")), next(iter(self._backends)))
 
     @_plain_abi
     def releaseXferReq(self, handle):
@@ -884,6 +967,7 @@ class nixlAgent:
         """Its handle is gone: the daemon cancels it and forgets it when it has quiesced."""
         self._requests.pop(handle, None)
         self._failures.pop(handle, None)
+        self._of_files.discard(handle)
 
     def prepMemView(self, *args, **kwargs):
         raise nixlBackendError("memory views need a GPU")

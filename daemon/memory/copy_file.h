@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * copy_file: the part of the copy threads that waits for disks. copy.c hands jobs here
+ * that have rows in files on either end; nobody else calls it.
+ */
+#ifndef KVD_MEMORY_COPY_FILE_H
+#define KVD_MEMORY_COPY_FILE_H
+
+#include <stdint.h>
+
+struct copy_file;
+struct copy_job;
+struct loop;
+
+int copy_file_new(struct loop *loop, uint64_t slice_bytes, struct copy_file **file_p);
+/* Jobs still there are canceled and their on_done is called; waits for what a disk has
+ * of them. NULL is fine. */
+void copy_file_free(struct copy_file *file);
+
+/* As copier_submit() and copier_cancel(); the job is checked and not empty. ERR_NOMEM,
+ * ERR_LIMIT: there is no thread for it. */
+int copy_file_submit(struct copy_file *file, struct copy_job *job);
+void copy_file_cancel(struct copy_file *file, struct copy_job *job);
+
+#endif

@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rows between files and memory.
+ *
+ * A stretch is cut where the way of its bytes changes. Between a file and memory that is
+ * mapped here and cannot be cut, the kernel moves them: rows that are neighbours in the
+ * file are one call, with as many pieces of memory as one call takes, so small pages that
+ * lie one behind the other in a file cost one system call for many. All else (memory of
+ * other processes, of a GPU, that its owner may cut, another file) goes by a buffer of
+ * the thread's: one half is such calls, the other copy_now(). The buffer begins a page,
+ * which a file past the page cache (O_DIRECT) wants; the rest of what that wants is its
+ * engine's part.
+ *
+ * What was moved in part is gone on with, from where it stopped; a call that moves
+ * nothing ends the job. A file that ends before the bytes that are read of it does: no
+ * byte is made up, and nothing is called done of which a part is missing. A write past
+ * the end makes the file longer, as pwrite(2) does.
+ *
+ * Nothing here says that a byte is on the disk: that is its engine's fsync() (the
+ * descriptor is one open file for both), or its O_DSYNC.
+ */
+#include "daemon/memory/file_rows.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "daemon/base/mem.h"
+
+#define BOUNCE_BYTES (UINT64_C(256) << 10)
+#define BOUNCE_ALIGN 4096u
+#define PIECES 256u
+
+struct file_hand {
+	struct copy_hand *copy;
+	void *block;
+	uint8_t *bounce; /* in it */
+	struct iovec iov[PIECES];
+};
+
+/* One call: a stretch of one file, and the memory for it. */
+struct extent {
+	struct file_hand *hand;
+	const struct copy_job *job;
+	bool reading; /* of the file */
+	struct memory *file;
+	uint64_t at, bytes; /* in the file */
+	unsigned int pieces;
+};
+
+/* ---- what there is ---- */
+
+static bool is_file(const struct memory *m)
+{
+	return m && m->kind == MEMORY_FILE;
+}
+
+static const struct memory *end_file(const struct copy_end *end)
+{
+	for (uint32_t i = 0; end->buffers && i < end->buffer_count; i++)
+		if (is_file(end->buffers[i].memory))
+			return end->buffers[i].memory;
+	return NULL;
+}
+
+const struct memory *file_rows_of(const struct copy_job *job)
+{
+	const struct memory *file = end_file(&job->src);
+
+	return file ? file : end_file(&job->dst);
+}
+
+int file_hand_new(struct file_hand **hand_p)
+{
+	struct file_hand *hand = mem_zalloc(sizeof(*hand));
+	int r;
+
+	if (!hand)
+		return err_pass(-ENOMEM);
+	r = copy_hand_new(&hand->copy);
+	if (r == 0) {
+		hand->block = mem_alloc(BOUNCE_BYTES + BOUNCE_ALIGN);
+		r = hand->block ? 0 : -ENOMEM;
+	}
+	if (r < 0) {
+		file_hand_free(hand);
+		return err_pass(r);
+	}
+	hand->bounce = (uint8_t *)hand->block +
+		       (BOUNCE_ALIGN - (uintptr_t)hand->block % BOUNCE_ALIGN);
+	*hand_p = hand;
+	return 0;
+}
+
+void file_hand_free(struct file_hand *hand)
+{
+	if (!hand)
+		return;
+	copy_hand_free(hand->copy);
+	mem_free(hand->block);
+	mem_free(hand);
+}
+
+/* ---- calls ---- */
+
+static int extent_fault(const struct extent *x, int no)
+{
+	const char *what = x->reading ? "read" : "written";
+	enum err_code code = no == ENOSPC || no == EDQUOT || no == EFBIG  ? ERR_LIMIT
+			     : no == EPERM || no == EBADF || no == EACCES ? ERR_PERM
+			     : no == EFAULT				  ? ERR_FAULT
+									  : ERR_IO;
+
+	if (no == EINVAL && fcntl(x->file->mem_fd, F_GETFL) & O_DIRECT)
+		return err_raise(
+			ERR_IO,
+			"%ju bytes at %ju cannot be %s past the page cache: with "
+			"O_DIRECT offsets, lengths and addresses are multiples "
+			"of the device's block",
+			(uintmax_t)x->bytes, (uintmax_t)x->at, what);
+	return err_raise(code, "%ju bytes at %ju of the file were not %s: %s",
+			 (uintmax_t)x->bytes, (uintmax_t)x->at, what, strerror(no));
+}
+
+/* So many bytes of the extent are over. */
+static void extent_skip(struct extent *x, struct iovec **iov, unsigned int *count,
+			uint64_t n)
+{
+	x->at += n;
+	x->bytes -= n;
+	for (; *count > 0 && n >= (*iov)->iov_len; (*iov)++, (*count)--)
+		n -= (*iov)->iov_len;
+	if (*count > 0) {
+		(*iov)->iov_base = (uint8_t *)(*iov)->iov_base + n;
+		(*iov)->iov_len -= n;
+	}
+}
+
+static int extent_move(struct extent *x)
+{
+	struct iovec *iov = x->hand->iov;
+	unsigned int count = x->pieces;
+
+	x->pieces = 0;
+	while (x->bytes > 0) {
+		ssize_t n;
+
+		if (atomic_load(&x->job->canceled))
+			return err_raise(ERR_CANCELED, "the copy was canceled");
+		n = x->reading ? preadv(x->file->mem_fd, iov, (int)count, (off_t)x->at)
+			       : pwritev(x->file->mem_fd, iov, (int)count, (off_t)x->at);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return extent_fault(x, errno);
+		if (n == 0)
+			return err_raise(ERR_IO,
+					 "the file ends at %ju or before, where "
+					 "%ju bytes more are to be %s",
+					 (uintmax_t)x->at, (uintmax_t)x->bytes,
+					 x->reading ? "read" : "written");
+		extent_skip(x, &iov, &count, (uint64_t)n);
+	}
+	return 0;
+}
+
+/* One piece more, or the extent that was so far goes, and this one begins the next. */
+static int extent_add(struct extent *x, struct memory *file, uint64_t at, uint8_t *memory,
+		      uint64_t len)
+{
+	struct iovec *last = x->pieces ? &x->hand->iov[x->pieces - 1] : NULL;
+	int r = 0;
+
+	if (last && x->file == file && x->at + x->bytes == at) {
+		if ((uint8_t *)last->iov_base + last->iov_len == memory) {
+			last->iov_len += len;
+			x->bytes += len;
+			return 0;
+		}
+	} else if (last) {
+		r = extent_move(x);
+	}
+	if (r == 0 && x->pieces == PIECES)
+		r = extent_move(x);
+	if (r < 0)
+		return err_pass(r);
+	if (x->pieces == 0) {
+		x->file = file;
+		x->at = at;
+		x->bytes = 0;
+	}
+	x->hand->iov[x->pieces++] = (struct iovec){memory, len};
+	x->bytes += len;
+	return 0;
+}
+
+/* ---- stretches ---- */
+
+/* Where a byte of an end lies; of a linear one, whose byte 0 is `origin` of the stream.
+ */
+struct spot {
+	struct memory *memory; /* NULL: linear */
+	uint64_t offset;       /* in it, or address here */
+};
+
+static struct spot spot_of(const struct copy_end *end, uint64_t origin, uint32_t buffer,
+			   uint64_t offset, uint64_t pos)
+{
+	const struct copy_buffer *b;
+
+	if (!end->buffers)
+		return (struct spot){NULL, (uintptr_t)end->linear + (pos - origin)};
+	b = &end->buffers[buffer];
+	return (struct spot){b->memory, b->offset + offset};
+}
+
+static uint8_t *spot_address(const struct spot *spot)
+{
+	return spot->memory ? spot->memory->base + spot->offset
+			    : (uint8_t *)(uintptr_t)spot->offset;
+}
+
+/* Between files of the one end and plain memory of the other; `origin` as for spot_of().
+ */
+static int stretch_direct(struct file_hand *hand, const struct copy_job *job,
+			  bool reading, uint64_t origin, uint64_t begin, uint64_t end)
+{
+	struct extent x = {.hand = hand, .job = job, .reading = reading};
+	struct plan_walk walk;
+	struct plan_span span;
+	int r = plan_walk_seek(&walk, job->plan, begin);
+
+	for (uint64_t pos = begin; r == 0 && pos < end; pos += span.len) {
+		struct spot src, dst, file, memory;
+
+		if (!plan_walk_next(&walk, end - pos, &span))
+			return err_raise(ERR_INTERNAL, "the plan ends at %ju",
+					 (uintmax_t)pos);
+		src = spot_of(&job->src, origin, span.src_buffer, span.src, pos);
+		dst = spot_of(&job->dst, origin, span.dst_buffer, span.dst, pos);
+		file = reading ? src : dst;
+		memory = reading ? dst : src;
+		assert(file.memory && file.memory->kind == MEMORY_FILE);
+		r = extent_add(&x, file.memory, file.memory->address + file.offset,
+			       spot_address(&memory), span.len);
+	}
+	if (r == 0 && x.pieces > 0)
+		r = extent_move(&x);
+	return err_pass(r);
+}
+
+/* How a stretch goes. */
+struct way {
+	bool src_file, dst_file;
+	bool plain; /* the end that is no file: any thread may touch it, without a guard
+		     */
+};
+
+static bool is_plain(const struct memory *m)
+{
+	return !m || m->kind == MEMORY_SEALED || m->kind == MEMORY_LINEAR;
+}
+
+static struct way way_of(const struct copy_job *job, const struct plan_span *span)
+{
+	const struct memory *src =
+		job->src.buffers ? job->src.buffers[span->src_buffer].memory : NULL;
+	const struct memory *dst =
+		job->dst.buffers ? job->dst.buffers[span->dst_buffer].memory : NULL;
+
+	return (struct way){.src_file = is_file(src),
+			    .dst_file = is_file(dst),
+			    .plain = is_plain(is_file(src) ? dst : src)};
+}
+
+static bool same_way(const struct way *a, const struct way *b)
+{
+	return a->src_file == b->src_file && a->dst_file == b->dst_file &&
+	       a->plain == b->plain;
+}
+
+/* One half of a way by the buffer, whose first byte is `begin` of the stream. */
+static int stretch_half(struct file_hand *hand, const struct copy_job *job, bool in,
+			bool file, uint64_t begin, uint64_t end)
+{
+	struct copy_job half = {.plan = job->plan, .begin = begin, .end = end};
+	struct copy_end bounce = {.linear = hand->bounce};
+
+	half.src = in ? job->src : bounce;
+	half.dst = in ? bounce : job->dst;
+	atomic_init(&half.canceled, atomic_load(&job->canceled));
+	if (file)
+		return err_pass(stretch_direct(hand, &half, in, begin, begin, end));
+	return err_pass(copy_now(hand->copy, &half));
+}
+
+static int stretch_bounce(struct file_hand *hand, const struct copy_job *job,
+			  const struct way *way, uint64_t begin, uint64_t end)
+{
+	int r = 0;
+
+	for (uint64_t pos = begin, to; r == 0 && pos < end; pos = to) {
+		to = end - pos < BOUNCE_BYTES ? end : pos + BOUNCE_BYTES;
+		r = stretch_half(hand, job, true, way->src_file, pos, to);
+		if (r == 0)
+			r = stretch_half(hand, job, false, way->dst_file, pos, to);
+	}
+	return err_pass(r);
+}
+
+/* Rows of memory alone, beside others of the same job. */
+static int stretch_memory(struct file_hand *hand, const struct copy_job *job,
+			  uint64_t begin, uint64_t end)
+{
+	struct copy_job part = {.plan = job->plan, .begin = begin, .end = end};
+
+	assert(job->src.buffers && job->dst.buffers); /* else it has no file at all */
+	part.src = job->src;
+	part.dst = job->dst;
+	atomic_init(&part.canceled, atomic_load(&job->canceled));
+	return err_pass(copy_now(hand->copy, &part));
+}
+
+static int stretch_move(struct file_hand *hand, const struct copy_job *job,
+			const struct way *way, uint64_t begin, uint64_t end,
+			uint64_t *bounced_p)
+{
+	if (!way->src_file && !way->dst_file)
+		return err_pass(stretch_memory(hand, job, begin, end));
+	if (way->src_file != way->dst_file && way->plain)
+		return err_pass(
+			stretch_direct(hand, job, way->src_file, job->begin, begin, end));
+	*bounced_p += end - begin;
+	return err_pass(stretch_bounce(hand, job, way, begin, end));
+}
+
+int file_rows_move(struct file_hand *hand, const struct copy_job *job, uint64_t begin,
+		   uint64_t end, uint64_t *bounced_p)
+{
+	struct plan_walk walk;
+	struct plan_span span;
+	struct way way = {0}, next;
+	uint64_t from = begin;
+	int r = plan_walk_seek(&walk, job->plan, begin);
+
+	*bounced_p = 0;
+	for (uint64_t pos = begin; r == 0 && pos < end; pos += span.len) {
+		if (!plan_walk_next(&walk, end - pos, &span))
+			return err_raise(ERR_INTERNAL, "the plan ends at %ju",
+					 (uintmax_t)pos);
+		next = way_of(job, &span);
+		if (from < pos && !same_way(&way, &next)) {
+			r = stretch_move(hand, job, &way, from, pos, bounced_p);
+			from = pos;
+		}
+		way = next;
+	}
+	if (r == 0 && from < end)
+		r = stretch_move(hand, job, &way, from, end, bounced_p);
+	return err_pass(r);
+}

@@ -1,0 +1,433 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The index is a file beside the memory, mapped: a head, what classes are, and a record
+ * for each place where a slot may begin, of which those that were never written take no
+ * memory. A record is written when its part is ready and gone before its slot is given
+ * back; a process that dies in between has done what comes first in its program, so a
+ * record that is there tells of bytes that are. It says what it is with a sum of itself
+ * and its place: what is torn, or of another size of slots, is none.
+ *
+ * Bytes of memory have no sums. What a process does to memory that is not its own before
+ * it dies of that is not seen here, as it would not be seen in engines' memory.
+ *
+ * A process that dies again and again of what it is given takes nothing at the third
+ * time.
+ */
+#include "daemon/store/keep.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/loop/notify.h"
+#include "daemon/store/files_class.h"
+#include "daemon/store/store_impl.h"
+
+#define MEMORY_NAME "kvd-chunks"
+#define INDEX_NAME "kvd-chunks-index"
+#define MAGIC UINT64_C(0x316b706565646b76)
+#define VERSION 1u
+#define TRIES_MAX 2u
+#define HEAD_BYTES UINT64_C(65536)
+#define CLASSES_BYTES (UINT64_C(16) << 20)
+#define CLASS_ALIGN 64u
+
+struct keep_slab {
+	uint64_t slot_bytes;
+	uint64_t used; /* records from the first on that may be written */
+};
+
+struct keep_head {
+	uint64_t magic;
+	uint32_t version, tries;
+	uint64_t memory_bytes;
+	uint64_t class_bytes; /* of the classes' part that are used */
+	struct keep_slab slabs[ARENA_SLABS];
+};
+
+/* What a class is, in the classes' part; its offset is its number there, plus one. */
+struct keep_class {
+	uint64_t sum; /* of the content */
+	uint64_t len;
+	uint8_t content[];
+};
+
+struct keep_record {
+	uint64_t sum; /* of the rest and its place; 0: none */
+	uint64_t first;
+	uint32_t tokens, class;
+	uint8_t id[STORE_ID_BYTES];
+	uint64_t zero;
+};
+
+struct keep {
+	struct store *store;
+	uint64_t slab_records; /* of a slab */
+	size_t map_bytes;
+	struct keep_head *head;
+	uint8_t *classes;
+	struct keep_record *records;
+};
+
+_Static_assert(sizeof(struct keep_record) == 64, "a record is a line of the cache");
+_Static_assert(sizeof(struct keep_head) <= HEAD_BYTES, "the head has its room");
+
+/* ---- files ---- */
+
+static uint64_t index_bytes(const struct keep *keep)
+{
+	return HEAD_BYTES + CLASSES_BYTES +
+	       ARENA_SLABS * keep->slab_records * sizeof(struct keep_record);
+}
+
+static int keep_map(struct keep *keep, int fd)
+{
+	void *map = mmap(NULL, keep->map_bytes, PROT_READ | PROT_WRITE,
+			 MAP_SHARED | MAP_NORESERVE, fd, 0);
+
+	if (map == MAP_FAILED)
+		return err_raise_errno(errno, "mapping the index of chunks");
+	keep->head = map;
+	keep->classes = (uint8_t *)map + HEAD_BYTES;
+	keep->records = (struct keep_record *)(void *)(keep->classes + CLASSES_BYTES);
+	return 0;
+}
+
+static void keep_unmap(struct keep *keep)
+{
+	if (keep->head)
+		munmap(keep->head, keep->map_bytes);
+	keep->head = NULL;
+}
+
+/* A memfd of this size that cannot shrink under its mapping? */
+static bool fd_fits(int fd, uint64_t bytes)
+{
+	struct stat st;
+
+	return fd >= 0 && fstat(fd, &st) == 0 && st.st_size == (off_t)bytes &&
+	       fcntl(fd, F_GET_SEALS) >= 0 && (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK);
+}
+
+static int fd_make(const char *name, uint64_t bytes, int *fd_p)
+{
+	int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	if (fd < 0)
+		return err_raise_errno(errno, "memfd_create");
+	if (ftruncate(fd, (off_t)bytes) < 0 ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0) {
+		int r = err_raise_errno(errno, "chunk_memory: a file of %ju bytes",
+					(uintmax_t)bytes);
+
+		close(fd);
+		return err_pass(r);
+	}
+	*fd_p = fd;
+	return 0;
+}
+
+/* Those of the process before, if it had as much memory and no other index. */
+static bool keep_takes(struct keep *keep, int memory, int index)
+{
+	const struct keep_head *head;
+
+	if (!fd_fits(memory, keep->store->memory_bytes) ||
+	    !fd_fits(index, index_bytes(keep)))
+		return false;
+	if (keep_map(keep, index) < 0) {
+		err_clear();
+		return false;
+	}
+	head = keep->head;
+	if (head->magic == MAGIC && head->version == VERSION &&
+	    head->memory_bytes == keep->store->memory_bytes &&
+	    head->class_bytes <= CLASSES_BYTES && head->tries < TRIES_MAX) {
+		log_info("store", NULL, "takes the memory of the process before",
+			 "bytes=%ju", (uintmax_t)head->memory_bytes);
+		return true;
+	}
+	log_warn("store", NULL, "the memory that systemd has kept is not used",
+		 "version=%u tries=%u", head->version, head->tries);
+	keep_unmap(keep);
+	return false;
+}
+
+static int keep_make(struct keep *keep, int *memory_p)
+{
+	cleanup_close int memory = -1, index = -1;
+	int r = fd_make(MEMORY_NAME, keep->store->memory_bytes, &memory);
+
+	if (r >= 0)
+		r = fd_make(INDEX_NAME, index_bytes(keep), &index);
+	if (r >= 0)
+		r = keep_map(keep, index);
+	if (r < 0)
+		return err_pass(r);
+	keep->head->version = VERSION;
+	keep->head->memory_bytes = keep->store->memory_bytes;
+	keep->head->magic = MAGIC;
+	notify_forget_fd(MEMORY_NAME);
+	notify_forget_fd(INDEX_NAME);
+	notify_keep_fd(MEMORY_NAME, memory);
+	notify_keep_fd(INDEX_NAME, index);
+	*memory_p = mem_steal_fd(&memory);
+	return 0;
+}
+
+int keep_new(struct store *store, int *fd_p, struct keep **keep_p)
+{
+	cleanup_close int memory = notify_kept_fd(MEMORY_NAME);
+	cleanup_close int index = notify_kept_fd(INDEX_NAME);
+	struct keep *keep;
+	int r = 0;
+
+	*keep_p = NULL;
+	if (!notify_keeps())
+		return err_pass(fd_make(MEMORY_NAME, store->memory_bytes, fd_p));
+	keep = mem_zalloc(sizeof(*keep));
+	if (!keep)
+		return err_pass(-ENOMEM);
+	keep->store = store;
+	keep->slab_records = store->memory_bytes / ARENA_SLABS / CANON_GRAIN;
+	keep->map_bytes = index_bytes(keep);
+	if (keep_takes(keep, memory, index))
+		*fd_p = mem_steal_fd(&memory);
+	else
+		r = keep_make(keep, fd_p);
+	if (r < 0) {
+		keep_free(keep);
+		return err_pass(r);
+	}
+	keep->head->tries++;
+	*keep_p = keep;
+	return 0;
+}
+
+void keep_free(struct keep *keep)
+{
+	if (!keep)
+		return;
+	keep_unmap(keep);
+	mem_free(keep);
+}
+
+void keep_settled(struct keep *keep)
+{
+	if (keep)
+		keep->head->tries = 0;
+}
+
+/* ---- classes ---- */
+
+static struct keep_class *class_at(const struct keep *keep, uint64_t at)
+{
+	struct keep_class *class = (void *)(keep->classes + at);
+	uint64_t end = keep->head->class_bytes;
+
+	if (at % CLASS_ALIGN || at > end || end - at < sizeof(*class) ||
+	    class->len > end - at - sizeof(*class))
+		return NULL;
+	return class;
+}
+
+static uint64_t class_next(uint64_t at, uint64_t len)
+{
+	return (at + sizeof(struct keep_class) + len + CLASS_ALIGN - 1) / CLASS_ALIGN *
+	       CLASS_ALIGN;
+}
+
+/* The number that records have of it; 0: there is no room for it. */
+static uint32_t class_number(struct keep *keep, struct store_class *of)
+{
+	cleanup_free uint8_t *content = NULL;
+	struct keep_class *class;
+	uint64_t at = 0, sum;
+	size_t len;
+
+	if (of->kept)
+		return of->kept;
+	if (class_words_print(of, &content, &len) < 0) {
+		err_clear(); /* its parts are not kept */
+		return 0;
+	}
+	sum = XXH3_64bits(content, len);
+	for (; (class = class_at(keep, at)); at = class_next(at, class->len)) {
+		if (class->sum == sum && class->len == len &&
+		    memcmp(class->content, content, len) == 0)
+			break;
+	}
+	if (!class) {
+		at = keep->head->class_bytes;
+		if (class_next(at, len) > CLASSES_BYTES)
+			return 0;
+		class = (void *)(keep->classes + at);
+		class->sum = sum;
+		class->len = len;
+		memcpy(class->content, content, len);
+		__atomic_store_n(&keep->head->class_bytes, class_next(at, len),
+				 __ATOMIC_RELEASE);
+	}
+	of->kept = (uint32_t)at + 1;
+	return of->kept;
+}
+
+static int class_restore(const struct keep *keep, uint32_t number,
+			 struct store_class **class_p)
+{
+	const struct keep_class *kept = number ? class_at(keep, number - 1) : NULL;
+	int r;
+
+	if (!kept || XXH3_64bits(kept->content, kept->len) != kept->sum)
+		return err_raise(ERR_PROTO, "of no known class");
+	r = class_words_scan(keep->store, kept->content, kept->len, class_p);
+	if (r >= 0)
+		(*class_p)->kept = number;
+	return err_pass(r);
+}
+
+/* ---- records ---- */
+
+static uint64_t record_sum(const struct keep_record *record, uint64_t slot_bytes,
+			   uint64_t place)
+{
+	uint64_t sum = XXH3_64bits_withSeed(
+		&record->first, sizeof(*record) - sizeof(record->sum),
+		slot_bytes ^ place * UINT64_C(0x9e3779b97f4a7c15));
+
+	return sum ? sum : 1;
+}
+
+static struct keep_record *record_of(const struct keep *keep,
+				     const struct arena_slot *slot, uint64_t *place_p)
+{
+	*place_p = arena_slab_of(slot) * keep->slab_records + slot->index;
+	return &keep->records[*place_p];
+}
+
+void keep_put(struct keep *keep, const struct store_part *part)
+{
+	struct keep_record *record;
+	struct keep_slab *slab;
+	uint32_t number = keep ? class_number(keep, part->class) : 0;
+	uint64_t place, slot_bytes;
+
+	if (!number)
+		return;
+	record = record_of(keep, &part->slot, &place);
+	slab = &keep->head->slabs[arena_slab_of(&part->slot)];
+	slot_bytes = arena_slab_size(keep->store->arena, arena_slab_of(&part->slot));
+	if (slab->slot_bytes != slot_bytes)
+		*slab = (struct keep_slab){.slot_bytes = slot_bytes};
+	if (slab->used <= part->slot.index)
+		slab->used = part->slot.index + 1;
+	record->first = part->chunk->first;
+	record->tokens = part->chunk->tokens;
+	record->class = number;
+	memcpy(record->id, part->chunk->id, STORE_ID_BYTES);
+	__atomic_store_n(&record->sum, record_sum(record, slot_bytes, place),
+			 __ATOMIC_RELEASE);
+}
+
+/* Threads write its slot from here on: they see this, and so does whoever comes. */
+void keep_drop(struct keep *keep, const struct store_part *part)
+{
+	uint64_t place;
+
+	if (keep)
+		__atomic_store_n(&record_of(keep, &part->slot, &place)->sum, 0,
+				 __ATOMIC_SEQ_CST);
+}
+
+static int record_place(const struct keep *keep, const struct keep_record *record,
+			struct store_class *class, uint32_t slab, uint32_t index)
+{
+	struct store_space *space = class->space;
+	struct store_part *part = NULL;
+	struct store_chunk *chunk;
+	int r;
+
+	if (record->tokens == 0 || record->tokens > space->tokens ||
+	    record->first > UINT32_MAX ||
+	    arena_slot_size(keep->store->arena, class->canon->slot_bytes) !=
+		    keep->head->slabs[slab].slot_bytes)
+		return err_raise(ERR_PROTO, "of another size than its class");
+	r = store_chunk_get(space, record->id, record->first, record->tokens, &chunk);
+	if (r < 0)
+		return err_pass(r);
+	if (store_part_find(chunk, class))
+		r = err_raise(ERR_EXIST, "a part is there twice");
+	if (r >= 0)
+		r = store_part_outside(chunk, class, &part);
+	if (r >= 0)
+		r = arena_place(space->tenant->owner, class->canon->slot_bytes, slab,
+				index, &chunk->item, &part->slot);
+	if (r >= 0)
+		store_part_ready(part);
+	else if (part)
+		store_part_free(part);
+	store_chunk_unpin(chunk);
+	return err_pass(r);
+}
+
+static int record_restore(struct keep *keep, struct keep_record *record, uint32_t slab,
+			  uint32_t index, struct store_class **last)
+{
+	int r = 0;
+
+	if (!*last || (*last)->kept != record->class)
+		r = class_restore(keep, record->class, last);
+	if (r < 0)
+		*last = NULL;
+	else
+		r = record_place(keep, record, *last, slab, index);
+	if (r < 0)
+		record->sum = 0;
+	return err_pass(r);
+}
+
+static uint64_t slab_restore(struct keep *keep, uint32_t slab, uint64_t *refused_p)
+{
+	struct keep_slab *kept = &keep->head->slabs[slab];
+	struct store_class *last = NULL;
+	uint64_t found = 0;
+
+	if (kept->used > keep->slab_records)
+		*kept = (struct keep_slab){0};
+	for (uint32_t i = 0; i < kept->used; i++) {
+		uint64_t place = slab * keep->slab_records + i;
+		struct keep_record *record = &keep->records[place];
+
+		if (!record->sum)
+			continue;
+		if (record->sum != record_sum(record, kept->slot_bytes, place)) {
+			record->sum = 0;
+		} else if (record_restore(keep, record, slab, i, &last) < 0) {
+			err_clear();
+			++*refused_p;
+		} else {
+			found++;
+		}
+	}
+	return found;
+}
+
+uint64_t keep_restore(struct keep *keep)
+{
+	uint64_t found = 0, refused = 0;
+
+	for (uint32_t i = 0; keep && i < ARENA_SLABS; i++)
+		found += slab_restore(keep, i, &refused);
+	if (found || refused)
+		log_info("store", NULL, "has chunks of the process before",
+			 "parts=%llu refused=%llu", (unsigned long long)found,
+			 (unsigned long long)refused);
+	return found;
+}

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's HiCache on the chunks of the node's daemon: host pages that outlive their engine.
+
+    --enable-hierarchical-cache --hicache-storage-backend dynamic
+    --hicache-storage-backend-extra-config '{"backend_name": "kvd", "module_path":
+        "kvd.sglang.store", "class_name": "KvdStore", "interface_v1": 1}'
+
+SGLang calls batch_exists() on its prefetch thread (and sometimes the scheduler's), batch_get_*() on
+another, batch_set_*() on a third, close() when these have ended. Ids are its page hashes; ranks are
+in the layouts (store_pools.py), so that ranks of another number read what these have written.
+store_shelf.py does what is asked."""
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import weakref
+from collections import namedtuple
+
+import sglang
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.mem_cache.hicache_storage import (HiCacheStorage, PoolHitPolicy, PoolName,
+                                                  PoolTransferResult)
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.runtime_context import get_server_args, get_serving
+
+from ..client import Client
+from ..errors import Error
+from ..layout import format_of
+from . import check_release, store_pools
+from .store_door import CALL_S, Door
+from .store_shelf import LEASE_S, Shelf, pages_of, trailing
+
+logger = logging.getLogger("kvd.sglang")
+OPTIONS = ("kvd_socket", "model", "revision", "far", "lease")
+SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1", "allocator",
+           "file_storage_path")
+NAME_MAX = 63  # of a pool
+REGISTER_S = 120.0  # for a host pool, which a daemon may have to pin
+WORD_MAX = 200  # bytes
+UPDATES = ("update_weights_from_disk", "update_weights_from_distributed",
+           "update_weights_from_tensor", "update_weights_from_ipc", "begin_weight_update")
+UPDATER = "sglang.srt.managers.scheduler_components.weight_updater." \
+    "SchedulerWeightUpdaterManager."
+
+Named = namedtuple("Named", "pool model revision scheme rope tokens")
+Named.__doc__ = "What a space is called; pool: SGLang's name of the host pool."
+
+_stores = weakref.WeakSet()
+
+
+# ---- what is refused -------------------------------------------------------------------
+
+def check_options(given):
+    for name in set(given) - set(OPTIONS) - set(SGLANGS):
+        raise ValueError("kvd.sglang: %s is no option of the store: %s"
+                         % (name, ", ".join(OPTIONS)))
+    if not given.get("interface_v1"):
+        raise ValueError('kvd.sglang: set "interface_v1": 1 in '
+                         "--hicache-storage-backend-extra-config")
+    for name in ("kvd_socket", "model", "revision"):
+        if not isinstance(given.get(name, ""), str):
+            raise ValueError("kvd.sglang: %s: %r is no text" % (name, given[name]))
+    for name, most in (("far", 60), ("lease", 600)):
+        value = given.get(name)
+        if value is not None and (isinstance(value, bool) or
+                                  not isinstance(value, (int, float)) or not 0 < value <= most):
+            raise ValueError("kvd.sglang: %s: %r is not a number of seconds up to %d"
+                             % (name, value, most))
+
+
+def check_ranks(config):
+    """config: HiCacheStorageConfig"""
+    for refused, what, remedy in (
+            (config.pp_size > 1, "pipeline parallelism", "--pp-size 1"),
+            (config.attn_cp_size > 1, "context parallelism", "--attn-cp-size 1"),
+            (config.dcp_size > 1, "decode context parallelism", "--dcp-size 1"),
+            (config.should_split_heads, "tp_lcm_size", "drop it (kvd cuts heads itself)")):
+        if refused:
+            raise ValueError("kvd.sglang: %s is not supported by the store; %s" % (what, remedy))
+
+
+# ---- names -----------------------------------------------------------------------------
+
+def word(text):
+    """As a space takes it; a long one keeps its head, and a digest of all of it."""
+    text = "".join(c if c.isprintable() else "?" for c in str(text))
+    if len(text.encode()) <= WORD_MAX:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+    return text.encode()[:WORD_MAX - 40].decode(errors="ignore") + " … " + digest
+
+
+def weights_of(model):
+    """What tells one state of a file or a folder of weights from another; None: nothing."""
+    files = [model] if os.path.isfile(model) else [
+        os.path.join(model, name) for name in sorted(os.listdir(model))
+        if re.search(r"\.(safetensors|bin|pt|pth|gguf|json)$", name)] \
+        if os.path.isdir(model) else []
+    digest = hashlib.sha256()
+    for path in files:
+        stat = os.stat(path)
+        digest.update(("%s %d %d\n" % (os.path.basename(path), stat.st_size,
+                                       stat.st_mtime_ns)).encode())
+    return digest.hexdigest()[:32] if files else None
+
+
+def commit_of(args, model_config):
+    commit = args.revision or getattr(model_config.hf_config, "_commit_hash", None) or \
+        weights_of(args.model_path)
+    if commit is None:
+        logger.warning("kvd.sglang: nothing tells the weights of %s from others of that name: "
+                       "set \"revision\" in --hicache-storage-backend-extra-config",
+                       args.model_path)
+    return commit
+
+
+def adapters_of(args):
+    """Of LoRA adapters that are named at the start: their ids, which are in the hashes, are
+    made of names and paths alone."""
+    listed = args.lora_paths or []
+    told = []
+    for one in listed.values() if isinstance(listed, dict) else listed:
+        name, path = (getattr(one, a, None) for a in ("lora_name", "lora_path"))
+        if path is None:  # as it was typed
+            name, _, path = str(one).rpartition("=")
+        told.append("%s=%s %s" % (name, path, weights_of(path)))
+    return sorted(told)
+
+
+def draft_of(args):
+    path = getattr(args, "speculative_draft_model_path", None) or args.model_path
+    return "%s %s %s %s" % (args.speculative_algorithm, path,
+                            getattr(args, "speculative_draft_model_revision", None) or
+                            weights_of(path),
+                            getattr(args, "speculative_draft_model_quantization", None))
+
+
+def revision_of(args, model_config, commit):
+    """Of weights, and of what else changes KV without changing ids. commit: the user's word."""
+    words = ["weights=%s" % (commit if commit is not None else commit_of(args, model_config)),
+             "dtype=%s" % format_of(model_config.dtype)]
+    for name, value in (("quantization", model_config.quantization),
+                        ("kv", None if args.kv_cache_dtype == "auto" else args.kv_cache_dtype),
+                        ("adapters", adapters_of(args))):
+        if value:
+            words.append("%s=%s" % (name, value))
+    for name in ("quantization_param_path", "torchao_config", "json_model_override_args",
+                 "model_impl", "modelopt_quant"):
+        value = getattr(args, name, None)
+        if value and value not in ("{}", "auto"):
+            told = weights_of(value) if name.endswith("_path") else None
+            words.append("%s=%s" % (name, told or value))
+    if args.load_format == "dummy":
+        words.append("dummy=%s" % args.random_seed)
+    if get_serving().weight_version not in (None, "default"):
+        words.append("version=%s" % get_serving().weight_version)
+    return " ".join(words)
+
+
+def rope_of(hf_config, length):
+    """How positions are encoded."""
+    told = getattr(hf_config, "rope_parameters", None) or {
+        name: getattr(hf_config, name) for name in ("rope_theta", "rope_scaling")
+        if getattr(hf_config, name, None) is not None}
+    text = json.dumps(told, sort_keys=True, default=str) if told else ""
+    if "longrope" in text or "dynamic" in text:  # these look at how long a prompt may be
+        text = "%d of %s" % (length, text)
+    return text
+
+
+class Names:
+    """Of all spaces of an engine."""
+
+    def __init__(self, given, args):
+        self.args, config = args, ModelConfig.from_server_args(args)
+        self.heads = config.get_total_num_kv_heads()
+        self.model = given.get("model") or args.model_path
+        self.revision = revision_of(args, config, given.get("revision"))
+        self.rope = rope_of(config.hf_text_config, config.context_len)
+
+    def of(self, pool, made):
+        """Named, of what store_pools made of a host pool."""
+        revision = self.revision
+        if made.drafts or "draft" in pool:
+            revision += " draft=" + draft_of(self.args)
+        return Named(pool, word(self.model), word(revision),
+                     word("sglang sha256 %d %s" % (made.page_size, pool)), word(self.rope),
+                     made.page_size)
+
+
+# ---- new weights -----------------------------------------------------------------------
+
+def follow_updates():
+    """Chunks under the name of the weights that were must not be found with others, and those
+    of others not be put under it."""
+    for name in UPDATES:
+        if UPDATER + name not in HookRegistry._patched:
+            HookRegistry.register(UPDATER + name, on_update, HookType.BEFORE)
+    HookRegistry.apply_hooks()
+    missing = [name for name in UPDATES if UPDATER + name not in HookRegistry._patched]
+    if missing:
+        raise RuntimeError("kvd.sglang: %s of this SGLang cannot be followed" % missing)
+
+
+def on_update(*args, **kwargs):
+    for store in list(_stores):
+        store.on_new_weights()
+
+
+# ---- the backend -----------------------------------------------------------------------
+
+class KvdStore(HiCacheStorage):
+    def __init__(self, storage_config, kwargs=None):
+        check_release(sglang.__version__)
+        self.config = storage_config
+        given = dict(storage_config.extra_config or {})
+        check_options(given)
+        check_ranks(storage_config)
+        self.names = Names(given, get_server_args())
+        self.ranks = store_pools.Ranks(storage_config.tp_size, storage_config.tp_rank,
+                                       storage_config.tp_rank)
+        self.pools = {}  # SGLang's name: (Made, Named, host pool)
+        self.registered = {}  # of the mover's client
+        self.tail = ".hicache." + secrets.token_hex(4)
+
+        def connect():
+            self.registered.clear()
+            return Client(given.get("kvd_socket"), client="sglang")
+        asker = Door(lambda: Client(given.get("kvd_socket"), client="sglang", timeout=CALL_S),
+                     self._asking)
+        mover = Door(connect, self._moving)
+        self.shelf = Shelf(asker, mover, lease=given.get("lease", LEASE_S),
+                           far=given.get("far"))
+        follow_updates()
+        _stores.add(self)
+
+    # ---- pools and spaces ----
+
+    def register_mem_pool_host(self, mem_pool_host):
+        super().register_mem_pool_host(mem_pool_host)
+        self._register(PoolName.KV.value, mem_pool_host)
+
+    def register_mem_host_pool_v2(self, host_pool, host_pool_name):
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        self._register(str(host_pool_name), host_pool)
+
+    def _register(self, name, pool):
+        if name in self.pools:
+            if self.pools[name][2] is not pool:
+                raise ValueError("kvd.sglang: there is a host pool %s already" % name)
+            return
+        heads = self.names.heads if name == PoolName.KV.value else None
+        made = store_pools.build(pool, self.ranks, heads)
+        named = self.names.of(name, made)
+        self.pools[name] = made, named, pool
+        logger.info("pages of %d tokens of %s are chunks: %s", made.page_size, name, named)
+        self.shelf.mover.ask(named, lambda space: True)  # memory is registered before it serves
+
+    def _asking(self, client, named):
+        return client.space(self.pools[named.pool][0].layout, **self._words(named))
+
+    def _moving(self, client, named):
+        made = self.pools[named.pool][0]
+        pool = self.registered.get(named.pool)
+        if pool is None:
+            model = re.sub(r"[^A-Za-z0-9_-]", "-", str(named.model))
+            tail = "." + named.pool + self.tail
+            pool = self.registered[named.pool] = client.pool(
+                made.layout, [region_of(client, part) for part in made.parts],
+                name=model[-(NAME_MAX - len(tail)):] + tail)
+        return client.space(pool, **self._words(named))
+
+    @staticmethod
+    def _words(named):
+        words = named._asdict()
+        words.pop("pool")
+        return words
+
+    def _safe(self, missed, call, *args):
+        """What goes wrong is a miss: some of SGLang's threads would end of an exception."""
+        try:
+            return call(*args)
+        except Exception as error:
+            self.shelf.mover.tell("the store has failed: %s: %s" % (type(error).__name__, error),
+                                  type(error))
+            logger.debug("the store has failed", exc_info=True)
+            return missed
+
+    def _move(self, move, name, keys, host_indices):
+        return self._safe([False] * len(keys), self._do, move, name, keys, host_indices)
+
+    def _do(self, move, name, keys, host_indices):
+        made, named, pool = self.pools[str(name)]
+        pages = None if host_indices is None else pages_of(
+            host_indices.cpu().numpy(), len(keys), made.page_size, store_pools.pages_of(pool))
+        if pages is None:
+            if keys:
+                self.shelf.mover.tell("SGLang names %d pages of %s that are none"
+                                      % (len(keys), name))
+            return [False] * len(keys)
+        return move(named, keys, pages)
+
+    # ---- one pool ----
+
+    def batch_exists(self, keys, extra_info=None):
+        return self._safe(0, lambda: self.shelf.exists(self.pools[PoolName.KV.value][1], keys))
+
+    def batch_get_v1(self, keys, host_indices, extra_info=None):
+        return self._get(PoolName.KV, keys, host_indices)
+
+    def batch_set_v1(self, keys, host_indices, extra_info=None):
+        return self._set(PoolName.KV, keys, host_indices)
+
+    def _get(self, name, keys, host_indices):
+        return self._move(self.shelf.get, name, keys, host_indices)
+
+    def _set(self, name, keys, host_indices):
+        return self._move(self.shelf.put, name, keys, host_indices)
+
+    # ---- several ----
+
+    def batch_get_v2(self, transfers, extra_info=None):
+        return {t.name: self._get(t.name, t.keys or [], t.host_indices) for t in transfers}
+
+    def batch_set_v2(self, transfers, extra_info=None):
+        return {t.name: self._set(t.name, t.keys or [], t.host_indices) for t in transfers}
+
+    def batch_exists_v2(self, keys, pool_transfers=None, extra_info=None):
+        """The lengths of which all pools have what they need. A pool that is asked for its last
+        pages alone is asked here, not at other daemons."""
+        return self._safe(PoolTransferResult.empty(), self._lengths, keys, pool_transfers)
+
+    def _lengths(self, keys, pool_transfers):
+        count = self.batch_exists(keys)
+        hits = {PoolName.KV: count} if count else {}
+        lengths = set(range(1, count + 1))
+        for transfer in pool_transfers or []:
+            if not lengths:
+                break
+            named = self.pools[str(transfer.name)][1]
+            if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
+                own = set(range(1, self.shelf.exists(named, keys[:count]) + 1))
+            elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
+                there = self.shelf.present(named, keys[:count])
+                own = trailing(there, max(1, len(transfer.keys or ())))
+            else:
+                continue  # it gates nothing, and has no word
+            if own:
+                hits[transfer.name] = max(own)
+            lengths &= own
+        lengths = sorted(lengths)
+        return PoolTransferResult(lengths[-1] if lengths else 0, hits, lengths)
+
+    # ---- what SGLang asks for besides ----
+
+    def exists(self, key):
+        return self.batch_exists([key]) == 1
+
+    def get(self, key, target_location=None, target_sizes=None):
+        raise NotImplementedError('kvd.sglang: set "interface_v1": 1')
+
+    batch_get = set = batch_set = get
+
+    def clear(self):
+        raise NotImplementedError("kvd.sglang: chunks are of all engines of this user, and leave "
+                                  "by themselves; another \"revision\" gives an empty store")
+
+    def on_new_weights(self):
+        if self.shelf.stopped is None:
+            logger.warning("kvd.sglang: the weights change, so that nothing is found and put any "
+                           "more: detach the storage backend, and attach it with a \"revision\" "
+                           "of the new ones")
+            self.shelf.stop("the weights have changed")
+
+    def close(self):
+        _stores.discard(self)
+        self.shelf.close()
+
+
+def region_of(client, part):
+    """part: as in store_pools.Made. What the allocator `shm` made has an fd, and is shared as it
+    is; the daemon copies other memory through the kernel, for SGLang's cannot be moved."""
+    address, nbytes, fd, tensor = part
+    if fd is not None:
+        try:
+            return client.register_fd(fd, nbytes, address=address, keep=tensor,
+                                      timeout=REGISTER_S)
+        except Error as error:
+            if error.code != "EIMPORT":
+                raise
+            logger.info("a host pool is copied through the kernel: %s", error)
+    return client.register_address(address, nbytes, keep=tensor, timeout=REGISTER_S)

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What HiCache asks of its storage, in chunks: a page of a host pool is one, and its hash in hex is
+its id. Nothing of SGLang is imported here.
+
+SGLang does not say where in their prompt its pages are: they have no place (kvd.chunks.ANYWHERE).
+What exists() finds is held until it is got, for at most the lease, so that no page leaves between
+the two, and another daemon is asked once.
+
+A call returns when the daemon touches the host pool no more: SGLang uses its pages again at once. So
+one that stands still in the middle keeps the storage thread, and not the scheduler."""
+import threading
+import time
+from collections import OrderedDict
+
+import numpy as np
+
+from ..chunks import ANYWHERE, IDS_MAX
+from ..errors import Error, TimeoutError
+from ..rooms import FAILED, SUCCESS, View
+from .store_door import CALL_S
+
+LEASE_S = 10.0
+HELD_MAX = 64  # holds of pages that were found and not got yet
+STILL_S = 5.0  # until a move that lasts is told to the log
+PIECE = 1024  # pages of one put or fetch
+OVER = ("ELEASE", "ENOTFOUND")  # of a hold
+
+
+def ids_of(keys):
+    """Ids of hashes in hex, up to the first that is none."""
+    ids = []
+    for key in keys:
+        try:
+            one = bytes.fromhex(key)
+        except (TypeError, ValueError):
+            break
+        if len(one) != 32:
+            break
+        ids.append(one)
+    return ids
+
+
+def pages_of(indices, count, page, pages):
+    """Numbers of `count` pages by the slots of their tokens, as SGLang gives them; None: these
+    are no whole pages of the pool."""
+    slots = np.asarray(indices, np.int64).reshape(-1)
+    if slots.size != count * page:
+        return None
+    slots = slots.reshape(count, page)
+    first = slots[:, 0]
+    if not count or (first % page).any() or first.min() < 0 or first.max() >= page * pages or \
+            (slots != first[:, None] + np.arange(page)).any():
+        return None
+    return first // page
+
+
+def trailing(there, count):
+    """Lengths whose last pages, so many, are there."""
+    lengths, run = set(), 0
+    for i, one in enumerate(there):
+        run = run + 1 if one else 0
+        if run >= min(count, i + 1):
+            lengths.add(i + 1)
+    return lengths
+
+
+class Held:
+    """Ids that a hold has, in their order."""
+
+    def __init__(self, hold, ids, until):
+        self.hold, self.ids, self.until = hold, ids, until
+
+
+class Holds:
+    """What was found and not got yet, by its ids."""
+
+    def __init__(self, clock):
+        self.clock, self._lock = clock, threading.Lock()
+        self._held, self._where = OrderedDict(), {}  # {id(held): held}, {id: (held, i)}
+
+    def add(self, key, hold, ids, lease):
+        held = Held(hold, ids, self.clock() + lease)
+        with self._lock:
+            self._held[id(held)] = held
+            for i, one in enumerate(ids):
+                self._where[key, one] = held, i
+            gone = self._late()
+        return gone
+
+    def _late(self):
+        """Those that are over; their places are given up."""
+        now, gone = self.clock(), []
+        for name, held in list(self._held.items()):
+            if held.until > now and len(self._held) <= HELD_MAX:
+                break
+            gone.append(self._held.pop(name))
+        if gone:
+            over = set(map(id, gone))
+            self._where = {k: v for k, v in self._where.items() if id(v[0]) not in over}
+        return gone
+
+    def find(self, key, ids):
+        """(held, number of the first, how many of them follow it there), or None."""
+        with self._lock:
+            held, at = self._where.get((key, ids[0]), (None, 0))
+            if held is None or held.until <= self.clock():
+                return None
+            count = 0
+            while count < len(ids) and at + count < len(held.ids) and \
+                    held.ids[at + count] == ids[count]:
+                count += 1
+            return held, at, count
+
+    def got(self, held, last):
+        """All up to the one before `last`; the hold goes with its last one."""
+        if last < len(held.ids):
+            return
+        with self._lock:
+            self._held.pop(id(held), None)
+            self._where = {k: v for k, v in self._where.items() if v[0] is not held}
+
+    def clear(self):
+        """-> those that were here"""
+        with self._lock:
+            gone = list(self._held.values())
+            self._held.clear()
+            self._where.clear()
+        return gone
+
+
+class Shelf:
+    """asker: a Door whose spaces have layouts alone; mover: one whose spaces have memory. key:
+    what both name a pool's space by. far: seconds, or None."""
+
+    def __init__(self, asker, mover, *, lease=LEASE_S, far=None, clock=time.monotonic):
+        self.asker, self.mover, self.lease, self.far = asker, mover, lease, far
+        self.clock, self.holds = clock, Holds(clock)
+        self.closed = False
+        self.stopped = None  # why nothing is found and put any more
+        self.found = self.missed = self.got = self.put_pages = 0
+
+    # ---- what is there ----
+
+    def exists(self, key, keys, hold=True):
+        """How many pages are there from the first on."""
+        ids, count = ids_of(keys), 0
+        while self.stopped is None and count < len(ids):
+            part = ids[count:count + IDS_MAX]
+            there = self._there(key, part, hold)
+            count += there
+            if there < len(part):
+                break
+        self.found += count
+        self.missed += len(keys) - count
+        return count
+
+    def _there(self, key, ids, hold):
+        if not hold:
+            told = self.asker.ask(key, lambda s: s.find(ids, ANYWHERE, timeout=CALL_S))
+            return told.chunks if told else 0
+        held = self._hold(key, ids)
+        if held is None:
+            return 0
+        if held.chunks:
+            self.holds.add(key, held, ids[:held.chunks], self.lease / 2)
+        return held.chunks
+
+    def _hold(self, key, ids):
+        """None: nothing is known. What all holds keep is bounded, and so is what one does."""
+        def call(space):
+            count = len(ids)
+            while True:
+                try:
+                    return space.hold(ids[:count], ANYWHERE, lease=self.lease, far=self.far,
+                                      timeout=CALL_S + (self.far or 0))
+                except Error as error:
+                    if error.code != "ELIMIT" or count == 1:
+                        raise
+                gone = self.holds.clear()
+                for one in gone:
+                    one.hold.close(CALL_S)
+                if not gone:
+                    count = (count + 1) // 2
+        return self.asker.ask(key, call)
+
+    def present(self, key, keys):
+        """Of each page, whether it is there, here."""
+        there, ids = [False] * len(keys), ids_of(keys)
+        at = 0
+        while self.stopped is None and at < len(ids):
+            part = ids[at:at + IDS_MAX]
+            told = self.asker.ask(key, lambda s, p=part: s.find(p, ANYWHERE, timeout=CALL_S))
+            if told is None:
+                break
+            there[at:at + told.chunks] = [True] * told.chunks
+            at += told.chunks + (told.chunks < len(part))
+        return there
+
+    # ---- moves ----
+
+    def get(self, key, keys, pages):
+        """Read pages; of each, whether it is there now, up to the first that is not."""
+        ids, count = ids_of(keys), 0
+        while self.stopped is None and count < len(ids):
+            part = ids[count:count + PIECE]
+            read, asked = self._get(key, part, pages[count:count + len(part)])
+            count += read
+            if not read or read < asked:
+                break
+        self.got += count
+        return [i < count for i in range(len(keys))]
+
+    def _get(self, key, ids, pages):
+        """(pages that came, pages that were asked for)"""
+        known = self.holds.find(key, ids)
+        if known is None:
+            hold = self._hold(key, ids)
+            if hold is None or not hold.chunks:
+                return 0, 1
+            held, at, count = Held(hold, ids, 0), 0, min(hold.chunks, len(ids))
+        else:
+            held, at, count = known
+        read = self._fetch(key, held.hold, at, count, pages)
+        if known is not None:
+            if read < count:  # of what was held; perhaps its lease is over
+                self.holds.got(held, len(held.ids))
+                if read == 0:
+                    return self._get(key, ids, pages)
+            else:
+                self.holds.got(held, at + count)
+        return read, count
+
+    def _fetch(self, key, hold, at, count, pages):
+        """How many came, from the first on."""
+        page = self.page_of(key)
+        views = {"kv": View(pages[:count], first_token=at * page,
+                            tokens=(at * page, (at + count) * page))}
+
+        def call(space):
+            try:
+                joined = space.join(hold.secret, timeout=CALL_S)
+                if joined.chunks < at + count:
+                    return None
+                return joined.fetch(views, timeout=CALL_S)
+            except Error as error:
+                if error.code in OVER:
+                    return None
+                raise
+        move = self.mover.ask(key, call)
+        if move is None:
+            return 0
+        if self._still(move) == SUCCESS:
+            return count
+        facts = self._facts(move)
+        return min(count, facts.prefix_tokens // page) if facts else 0
+
+    def put(self, key, keys, pages):
+        """Store pages; of each, whether it is there now, up to the first that is not."""
+        ids, count = ids_of(keys), 0
+        while self.stopped is None and count < len(ids):
+            part = ids[count:count + PIECE]
+            there = self._put(key, part, pages[count:count + len(part)])
+            count += there
+            if there < len(part):
+                break
+        self.put_pages += count
+        return [i < count for i in range(len(keys))]
+
+    def _put(self, key, ids, pages):
+        move = self.mover.ask(key, lambda s: s.put(ids, {"kv": pages}, ANYWHERE,
+                                                   timeout=CALL_S))
+        if move is None:
+            return 0
+        if self._still(move) != SUCCESS:
+            self._facts(move)
+            return 0
+        facts = self._facts(move)
+        return min(len(ids), facts.chunks) if facts else 0
+
+    def page_of(self, key):
+        """Tokens of a page."""
+        return key.tokens
+
+    def _still(self, move):
+        """Its end, SUCCESS or FAILED. Until then the pages are the daemon's, whatever becomes
+        of it; one that is gone has ended."""
+        told = self.clock() + STILL_S
+        while True:
+            try:
+                return move.wait(timeout=0.5)
+            except TimeoutError:
+                pass
+            except Error:
+                return FAILED
+            if self.clock() > told:
+                told = float("inf")
+                self.mover.tell("a %s lasts: the daemon has not let go of the host pool after "
+                                "%g s" % (move, STILL_S))
+            try:
+                self.mover.client._kvd.poll()
+            except (AttributeError, Error):
+                return FAILED  # closed
+
+    def _facts(self, move):
+        """What became of a move that is still; None: nobody tells. It is closed."""
+        try:
+            facts = move.show(CALL_S)
+            if facts.error is not None:
+                self.mover.tell("a %s has failed: %s" % (move, facts.error), "move")
+            elif facts.left_out:
+                self.mover.tell("%d of %d pages found no room among the chunks"
+                                % (facts.left_out, facts.left_out + facts.chunks), "room")
+            move.close(CALL_S)
+            return facts
+        except Error as error:
+            self.mover.tell("a %s has failed: %s" % (move, error), "move")
+            return None
+
+    # ---- ends ----
+
+    def stop(self, why):
+        """Nothing is found and put from now on."""
+        self.stopped = why
+        self.holds.clear()
+
+    def close(self):
+        self.stop("it is closed")
+        self.asker.close()
+        self.mover.close()
