@@ -157,7 +157,8 @@
 	F(u64, end) F(id, ticket)
 #define WIRE_CHUNK_LEG_NAK(F) F(u64, ask) F(u64, room) F(u32, code) F(str, text)
 #define WIRE_CHUNK_RELEASE(F) F(u64, ask)
-/* space, ids: a chunk's key, see daemon/store/home_key.h; ids: u64 each */
+/* space, ids: a chunk's key, see daemon/store/home_key.h; ids: u64 each, those whose
+ * holders matter most first */
 #define WIRE_CHUNK_FIND(F) F(u64, ask) F(u64, space) F(blob, ids)
 /* holders: count u32, {str endpoint}; then of each id u8 count, {u8 holder} */
 #define WIRE_CHUNK_FOUND(F) F(u64, ask) F(blob, holders)

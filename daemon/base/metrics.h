@@ -149,8 +149,10 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "holds that other daemons have had of chunks here")                            \
 	X(STORE_LENT, GAUGE, NUMBER, NONE, NONE, "store_lent",                           \
 	  "of them, those that are open")                                                \
+	X(STORE_HOMES, GAUGE, NUMBER, NONE, NONE, "store_homes",                         \
+	  "daemons of chunk_homes")                                                      \
 	X(STORE_HOMES_UP, GAUGE, NUMBER, NONE, NONE, "store_home_up",                    \
-	  "daemons of chunk_homes that are up")                                          \
+	  "of them, those that are up")                                                  \
 	X(STORE_HOME_TOLD, COUNTER, NUMBER, NONE, NONE, "store_home_told_total",         \
 	  "chunks that came and went, told to homes")                                    \
 	X(STORE_HOME_RESYNCS, COUNTER, NUMBER, NONE, NONE, "store_home_resyncs_total",   \
@@ -172,6 +174,8 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "chunks that came and went, as others told")                                   \
 	X(STORE_HOME_REFUSED, COUNTER, NUMBER, NONE, NONE, "store_home_refused_total",   \
 	  "of them, those for which there was no room (chunk_home_memory)")              \
+	X(STORE_HOME_UNKNOWN, GAUGE, NUMBER, NONE, NONE, "store_home_unknown",           \
+	  "chunks of daemons that have no room here yet")                                \
 	X(STORE_HOME_FINDS, COUNTER, NUMBER, NONE, NONE, "store_home_finds_total",       \
 	  "questions of others to this home")                                            \
 	X(STORE_HOME_AGAIN, COUNTER, NUMBER, NONE, NONE, "store_home_again_total",       \

@@ -702,6 +702,7 @@ static bool add_home(cJSON *result, const struct store_home *f)
 	       cJSON_AddNumberToObject(home, "holders", f->holders) &&
 	       cJSON_AddNumberToObject(home, "notes", (double)f->notes) &&
 	       cJSON_AddNumberToObject(home, "refused", (double)f->refused) &&
+	       cJSON_AddNumberToObject(home, "unknown", (double)f->unknown) &&
 	       cJSON_AddNumberToObject(home, "finds", (double)f->finds) &&
 	       cJSON_AddNumberToObject(home, "again", (double)f->again);
 }

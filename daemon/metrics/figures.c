@@ -41,6 +41,7 @@ static void take_rooms(struct kvd *kvd)
 
 static void take_homes(struct metrics *m, const struct store_figures *f)
 {
+	metrics_set(m, METRIC_STORE_HOMES, f->homes.homes);
 	metrics_set(m, METRIC_STORE_HOMES_UP, f->homes.up);
 	metrics_set(m, METRIC_STORE_HOME_TOLD, f->homes.notes);
 	metrics_set(m, METRIC_STORE_HOME_RESYNCS, f->homes.resyncs);
@@ -52,6 +53,7 @@ static void take_homes(struct metrics *m, const struct store_figures *f)
 	metrics_set(m, METRIC_STORE_HOME_HOLDERS, f->home.holders);
 	metrics_set(m, METRIC_STORE_HOME_NOTES, f->home.notes);
 	metrics_set(m, METRIC_STORE_HOME_REFUSED, f->home.refused);
+	metrics_set(m, METRIC_STORE_HOME_UNKNOWN, f->home.unknown);
 	metrics_set(m, METRIC_STORE_HOME_FINDS, f->home.finds);
 	metrics_set(m, METRIC_STORE_HOME_AGAIN, f->home.again);
 }

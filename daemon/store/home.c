@@ -31,9 +31,10 @@
 
 struct home_peer {
 	struct remote *remote;
-	unsigned int number, old; /* of the table; 0: none */
+	unsigned int number;	  /* of the table; 0: none */
+	unsigned int old[2];	  /* those before; what they had is swept out, or will be */
 	uint64_t count, sum;	  /* of what it has told */
-	uint64_t refused;	  /* of that, what found no room */
+	uint64_t refused;	  /* of that, what found no room, or has gone since */
 };
 
 struct home {
@@ -117,19 +118,26 @@ static void peer_forget(struct home *home, struct home_peer *peer)
 		return;
 	home_holder_drop(home->table, peer->number);
 	loop_defer(home->store->kvd->loop, &home->sweep);
-	peer->old = peer->number;
+	peer->old[1] = peer->old[0];
+	peer->old[0] = peer->number;
 	peer->number = 0;
 }
 
-/* It tells all anew. While what it had before that is still being swept out it is not
- * heard; its sum will say so. */
+static bool peer_is_swept(const struct home *home, const struct home_peer *peer)
+{
+	return !home_holder_count(home->table, peer->old[0]) &&
+	       !home_holder_count(home->table, peer->old[1]);
+}
+
+/* It tells all anew. Where what it had before the last time is still being swept out, too,
+ * it is not heard until it is asked to tell all. */
 static void peer_anew(struct home *home, struct home_peer *peer)
 {
-	bool swept = !peer->old || !home_holder_count(home->table, peer->old);
+	bool swept = peer_is_swept(home, peer);
 
 	peer_forget(home, peer);
 	peer->count = peer->sum = peer->refused = 0;
-	if (swept)
+	if (swept) /* so two old numbers are the most */
 		peer->number = home_holder_new(home->table, peer);
 }
 
@@ -191,33 +199,53 @@ static int on_note(struct home *home, struct remote *remote, struct cursor *body
 	return 0;
 }
 
+/* How many of its chunks found no room and are still there, as far as that is known: some
+ * of what is told and not here are those of which enough others are. */
+static uint64_t peer_unknown(const struct home *home, const struct home_peer *peer)
+{
+	uint64_t here = home_holder_count(home->table, peer->number);
+	uint64_t gone = peer->count > here ? peer->count - here : 0;
+
+	return gone < peer->refused ? gone : peer->refused;
+}
+
 /* What found no room before may find it now. */
 static bool has_room_again(const struct home *home, const struct home_peer *peer)
 {
+	uint64_t unknown = peer_unknown(home, peer);
 	struct home_figures f;
 
-	if (!peer->refused)
+	if (!unknown)
 		return false;
 	home_table_figures(home->table, &f);
-	return f.used + peer->refused < f.most / 8 * 7 &&
-	       home_holder_count(home->table, peer->number) + peer->refused < f.most / 2;
+	return f.used + unknown < f.most / 8 * 7 &&
+	       home_holder_count(home->table, peer->number) + unknown < f.most / 2;
+}
+
+bool home_wants_all(struct home *home, const struct remote *remote,
+		    const struct wire_chunk_sum *msg)
+{
+	const struct home_peer *peer = peer_of(home, remote);
+	const struct home_peer none = {.count = 0};
+	bool all;
+
+	if (!peer)
+		peer = &none;
+	all = peer->count != msg->count || peer->sum != msg->sum ||
+	      (peer != &none && (!peer->number || has_room_again(home, peer)));
+	home->again += all;
+	return all;
 }
 
 static int on_sum(struct home *home, struct remote *remote, struct cursor *body)
 {
-	const struct home_peer *peer = peer_of(home, remote);
-	const struct home_peer none = {.count = 0};
 	struct wire_chunk_sum_ack ack;
 	struct wire_chunk_sum msg;
 	int r = wire_chunk_sum_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
-	if (!peer)
-		peer = &none;
-	ack.again = peer->count != msg.count || peer->sum != msg.sum ||
-		    (peer != &none && (!peer->number || has_room_again(home, peer)));
-	home->again += ack.again;
+	ack.again = home_wants_all(home, remote, &msg);
 	return err_pass(handshake_tell_chunk_sum_ack(remote, &ack));
 }
 
@@ -336,18 +364,23 @@ int home_on_message(struct home *home, struct remote *remote, const struct wire_
 void home_figures(const struct home *home, struct store_home *figures_p)
 {
 	struct home_figures f = {.bytes = 0};
+	struct idmap_cursor it;
+	uint64_t unknown = 0;
 
 	*figures_p = (struct store_home){0};
 	if (!home)
 		return;
 	if (home->table)
 		home_table_figures(home->table, &f);
+	idmap_foreach(&home->peers, it)
+		unknown += peer_unknown(home, it.value);
 	*figures_p = (struct store_home){.bytes = f.bytes,
 					 .most = f.most,
 					 .used = f.used,
 					 .holders = f.holders,
 					 .notes = home->notes,
 					 .refused = home->refused,
+					 .unknown = unknown,
 					 .finds = home->finds,
 					 .again = home->again};
 }

@@ -5,6 +5,10 @@
  * first ones, then fewer and fewer, and the last; ever 2 to 3 and 3 to 4, so who has most
  * is told from who has two thirds. The daemons that seem best are asked for the truth.
  *
+ * The last chunks come first in a message. What a home tells of one question is bounded,
+ * and so is how many holders of an answer are looked at; a beginning that everybody has
+ * would take all of that from the few that have more.
+ *
  * A holder's prefix ends where a home that answered does not name it, unless the home
  * named as many as it may: then it says nothing. A home that does not answer says nothing
  * either, and costs its chunks, no more.
@@ -22,7 +26,6 @@
 #include "daemon/store/store_impl.h"
 
 #define HOLDERS_MAX 64u	    /* that a query looks at */
-#define HOLDERS_NEW_MAX 16u /* of one answer: a home that makes them up leaves room */
 
 struct homes_probe {
 	uint32_t at; /* of the ids */
@@ -151,7 +154,7 @@ static int ask_send(struct homes_query *query, struct homes_ask *ask,
 	int r;
 
 	cursor_write(&out, ids, sizeof(ids));
-	for (unsigned int i = 0; i < query->probe_count; i++) {
+	for (unsigned int i = query->probe_count; i-- > 0;) {
 		if (query->probes[i].home == ask->home)
 			cursor_put_u64(&out, query->probes[i].key.id);
 	}
@@ -268,7 +271,7 @@ struct found_list {
 static void found_holders(struct homes_query *query, struct cursor *in,
 			  struct found_list *list)
 {
-	unsigned int most = query->holder_count + HOLDERS_NEW_MAX;
+	unsigned int most = query->holder_count + HOMES_NEW_MAX;
 	char endpoint[LINK_ENDPOINT_MAX];
 
 	most = most < HOLDERS_MAX ? most : HOLDERS_MAX;
@@ -313,7 +316,7 @@ int homes_on_found(struct homes *homes, const struct remote *remote, struct curs
 	query = ask->query;
 	cursor_read(&in, msg.holders.data, msg.holders.len);
 	found_holders(query, &in, &list);
-	for (unsigned int i = 0; i < query->probe_count; i++) {
+	for (unsigned int i = query->probe_count; i-- > 0;) {
 		if (query->probes[i].home == ask->home)
 			found_probe(query, i, &in, &list);
 	}

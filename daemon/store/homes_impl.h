@@ -11,6 +11,7 @@
 #include "daemon/store/members.h"
 
 #define HOMES_QUEUE_MAX 1024u /* notes that wait for one home */
+#define HOMES_NEW_MAX 16u     /* holders of one answer: who makes them up leaves room */
 #define HOMES_PUT (UINT64_C(1) << 63)
 
 struct homes_one {

@@ -238,23 +238,27 @@ class ChunkEvents:
         """What came and went since the last read. -> (whole, events): whole: what was known
         is void, as at the first read and when the daemon is another one, or some events were
         missed; then the events are all that there is, each put to where it is."""
-        events = []
+        events, since = [], self._since
+        args = {} if self._instance is None else {"instance": self._instance}
         while True:
-            args = {} if self._instance is None else {"instance": self._instance}
-            told = self._client.command("chunk.events", timeout, since=self._since, **args)
-            self._since, self._instance = told["seq"], told["instance"]
+            told = self._client.command("chunk.events", timeout, since=since, **args)
+            since = told["seq"]
             if told["lost"]:
-                return True, self._all(timeout)
+                events = self._all(timeout, since)
+                break
             events += [ChunkEvent(e["seq"], bytes.fromhex(e["id"]), e["space"], e["first"],
                                   e["tokens"], e["tier"], e["put"]) for e in told["events"]]
             if not told["more"]:
-                return False, events
+                break
+        # not before: what was read in vain by then is read again
+        self._since, self._instance = since, told["instance"]
+        return told["lost"], events
 
-    def _all(self, timeout):
+    def _all(self, timeout, since):
         events, at = [], 0
         while True:
             page = self._client.command("chunk.snapshot", timeout, at=at)
-            events += [ChunkEvent(self._since, bytes.fromhex(c["id"]), c["space"],
+            events += [ChunkEvent(since, bytes.fromhex(c["id"]), c["space"],
                                   c["first"], c["tokens"], tier, True)
                        for c in page["chunks"] for tier in ("memory", "file") if c[tier]]
             at = page["next"]

@@ -148,3 +148,35 @@ def test_files_and_a_new_daemon(folder):  # noqa: F811
             space.hold(ids).close()
             until(lambda: known.read() == {one: {"memory", "file"} for one in ids})
             assert known.wholes == 2
+
+
+def test_a_read_that_fails_loses_nothing(client):
+    rank = Rank(client, pages=256)
+
+    class Door:
+        """The daemon's first answers, then none."""
+        answers = 0
+
+        def command(self, *args, **words):
+            if self.answers == 0:
+                raise kvd.TimeoutError("none")
+            self.answers -= 1
+            return client.command(*args, **words)
+
+    with rank.space() as space:
+        known = Known(client)
+        known.reader._client = door = Door()
+        for ids in (chain(64, b"fails%d" % i) for i in range(5)):
+            rank.put(space, ids)
+        for door.answers in (0, 1):  # the log begins, its list is not had
+            with pytest.raises(kvd.TimeoutError):
+                known.read()
+        door.answers = 100
+        assert len(known.read()) == 320 and known.wholes == 1
+        for ids in (chain(64, b"fails%d" % i) for i in range(5)):
+            space.drop(ids)
+        door.answers = 1  # the first page of two
+        with pytest.raises(kvd.TimeoutError):
+            known.read()
+        door.answers = 100
+        assert known.read() == {} and known.wholes == 1

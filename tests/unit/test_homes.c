@@ -405,6 +405,63 @@ static void home_that_names_anything_has_little_dialled(void **state)
 	assert_int_equal(far_of(w, CHUNKS, 1000), 3);
 }
 
+static void name_victims(struct cursor *out, unsigned int from)
+{
+	char endpoint[64];
+
+	for (unsigned int i = from; i < from + HOMES_NEW_MAX; i++) {
+		snprintf(endpoint, sizeof(endpoint), "tcp://victim%u:1", i);
+		cursor_put_str(out, endpoint);
+	}
+}
+
+/* Of all chunks as many as it may, but of the last one the truth. */
+static const char *holder_of_last;
+
+static void name_the_true_one_last(struct remote *remote,
+				   const struct wire_chunk_find *msg)
+{
+	struct home_key last;
+	uint8_t bytes[8192], id[STORE_ID_BYTES];
+	struct cursor out, in;
+	uint64_t of_last = 0;
+
+	id_of(CHUNKS - 1, id);
+	last = home_key_make(msg->space, id);
+	cursor_read(&in, msg->ids.data, msg->ids.len);
+	for (unsigned int i = 0; cursor_left(&in); i++)
+		of_last |= (uint64_t)(cursor_get_u64(&in) == last.id) << i;
+	assert_true(of_last);
+	cursor_write(&out, bytes, sizeof(bytes));
+	cursor_put_u32(&out, HOMES_NEW_MAX + 1);
+	if (of_last & 1)
+		cursor_put_str(&out, holder_of_last);
+	name_victims(&out, 0);
+	if (!(of_last & 1))
+		cursor_put_str(&out, holder_of_last);
+	for (unsigned int i = 0; i < msg->ids.len / 8; i++) {
+		bool is_last = of_last >> i & 1;
+
+		cursor_put_u8(&out, is_last ? 1 : HOMES_HOLDERS_MAX);
+		for (unsigned int k = 0; k < (is_last ? 1 : HOMES_HOLDERS_MAX); k++)
+			cursor_put_u8(&out, (uint8_t)(is_last && !(of_last & 1)
+							      ? HOMES_NEW_MAX
+							      : k + !is_last));
+	}
+	assert_false(out.bad);
+	answer(remote, msg->ask, bytes, out.pos);
+}
+
+static void holder_of_most_is_found_beside_many_of_the_beginning(void **state)
+{
+	struct world *w = *state;
+
+	put(w, 1, 0, CHUNKS);
+	holder_of_last = w->c.nodes[1].endpoint;
+	liar = name_the_true_one_last;
+	assert_int_equal(far_of(w, CHUNKS, 1000), CHUNKS);
+}
+
 static void name_the_asker(struct remote *remote, const struct wire_chunk_find *msg)
 {
 	uint8_t bytes[1024];
@@ -557,6 +614,7 @@ int main(void)
 		CASE(messages_out_of_form_end_the_peering),
 		CASE(answers_that_nobody_waits_for_do_nothing),
 		CASE(home_that_names_anything_has_little_dialled),
+		CASE(holder_of_most_is_found_beside_many_of_the_beginning),
 		CASE(home_that_names_the_asker_or_nobody_is_a_miss),
 		CASE(answer_out_of_form_is_a_miss_and_the_peering_s_end),
 		CASE(home_that_says_nothing_is_late),
