@@ -4,7 +4,9 @@
  * is, by a walk over the index in slices, then what changes. While the walk is under way
  * changes of chunks that it has not reached are not told, for it will meet them as they
  * are then; so each chunk is told once, and both sides can add up what was told. Every
- * SUMS_NS the sums are compared, and on a difference all is told anew.
+ * SUMS_NS the sums are compared, and on a difference all is told anew. Homes that have
+ * been told as much as each other are walked for together, for all of them come up about
+ * when this daemon does: whose turn it is are those who are furthest behind.
  *
  * Notes wait for FLUSH_NS to go together. A home whose line takes none, for so long that
  * its queue is full, is told all anew later: what is dropped is not lost, and takes no
@@ -152,54 +154,92 @@ static void on_flush(struct loop_timer *timer)
 
 /* ---- the walk ---- */
 
-/* A slice of the index, for one home. False: its line takes no more. */
-static bool walk_slice(struct homes *homes, struct homes_one *one)
+/* Homes, as bits, that have been told least and have room for more; they go on from *at_p
+ * to *end_p, where others wait. *full_p: some have none. */
+static uint32_t walk_set(struct homes *homes, uint64_t *at_p, uint64_t *end_p,
+			 bool *full_p)
 {
-	const struct store *store = homes->store;
-	unsigned int which = (unsigned int)(one - homes->ones), seen = 0;
+	uint64_t at = UINT64_MAX, end = homes->store->bucket_mask + 1;
+	uint32_t set = 0;
 
-	if (one->note_count >= HOMES_QUEUE_MAX / 2 && !one_flush(homes, one))
-		return false;
-	for (unsigned int i = 0; i < SLICE && seen < SLICE && one_walks(homes, one) &&
-				 one->note_count < HOMES_QUEUE_MAX / 2;
-	     i++, one->walk_at++) {
-		const struct store_chunk *chunk = store->buckets[one->walk_at];
+	for (unsigned int i = 0; i < homes->count; i++) {
+		struct homes_one *one = &homes->ones[i];
 
-		for (; chunk; chunk = chunk->next, seen++) {
-			struct home_key key;
-
-			if (!chunk->shown)
-				continue;
-			key = home_key_make(home_key_space(chunk->space->digest),
-					    chunk->id);
-			if (members_home(homes->members, &key) != which ||
-			    one_note(one, &key, true))
-				continue;
-			one_begin(homes, one); /* a bucket of half a queue */
-			return false;
+		if (!one_walks(homes, one))
+			continue;
+		if (one->note_count >= HOMES_QUEUE_MAX / 2 && !one_flush(homes, one)) {
+			*full_p = true;
+			continue;
 		}
+		if (one->walk_at < at) {
+			end = set ? at : end;
+			at = one->walk_at;
+			set = 0;
+		}
+		if (one->walk_at == at)
+			set |= UINT32_C(1) << i;
+		else if (one->walk_at < end)
+			end = one->walk_at;
 	}
-	if (one->note_count < HOMES_QUEUE_MAX / 2 && one_walks(homes, one))
-		return true; /* they go together */
-	return one_flush(homes, one);
+	*at_p = at;
+	*end_p = end;
+	return set;
 }
 
+/* -> chunks in it. *set_p: less who has to begin anew. */
+static unsigned int walk_bucket(struct homes *homes, uint64_t at, uint32_t *set_p)
+{
+	const struct store_chunk *chunk = homes->store->buckets[at];
+	unsigned int seen = 0;
+
+	for (; chunk; chunk = chunk->next, seen++) {
+		struct home_key key;
+		unsigned int home;
+
+		if (!chunk->shown)
+			continue;
+		key = home_key_make(home_key_space(chunk->space->digest), chunk->id);
+		home = members_home(homes->members, &key);
+		if (!(*set_p >> home & 1) || one_note(&homes->ones[home], &key, true))
+			continue;
+		*set_p &= ~(UINT32_C(1) << home); /* a bucket of half a queue */
+		one_begin(homes, &homes->ones[home]);
+	}
+	return seen;
+}
+
+/* False: one of the set has enough to send. */
+static bool walk_step(struct homes *homes, uint64_t at, uint32_t set)
+{
+	bool room = true;
+
+	for (; set; set &= set - 1) {
+		struct homes_one *one = &homes->ones[__builtin_ctz(set)];
+
+		one->walk_at = at;
+		room &= one->note_count < HOMES_QUEUE_MAX / 2;
+	}
+	return room;
+}
+
+/* A slice of the index. */
 static void on_walk(struct loop_defer *defer)
 {
 	struct homes *homes = container_of(defer, struct homes, walk);
-	struct homes_one *one = NULL;
+	unsigned int buckets = 0, seen = 0;
+	uint64_t at, end;
+	bool full = false;
+	uint32_t set = walk_set(homes, &at, &end, &full);
 
-	for (unsigned int i = 0; i < homes->count && !one; i++) {
-		homes->turn = (homes->turn + 1) % homes->count;
-		if (one_walks(homes, &homes->ones[homes->turn]))
-			one = &homes->ones[homes->turn];
+	while (set && at < end && buckets++ < SLICE && seen < SLICE) {
+		seen += walk_bucket(homes, at++, &set);
+		if (!walk_step(homes, at, set))
+			break;
 	}
-	if (!one)
-		return;
-	if (walk_slice(homes, one))
+	if (buckets)
 		loop_defer(homes->store->kvd->loop, &homes->walk);
-	else
-		flush_later(homes); /* and goes on then */
+	if (full || buckets)
+		flush_later(homes); /* and goes on then where it is full */
 }
 
 /* ---- sums ---- */

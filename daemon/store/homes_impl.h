@@ -30,7 +30,6 @@ struct homes {
 	struct members *members;
 	struct homes_one ones[MEMBERS_MAX];
 	unsigned int count;
-	unsigned int turn;	 /* whose walk goes on next */
 	struct loop_defer walk;	 /* a slice */
 	struct loop_timer flush; /* notes wait */
 	struct loop_timer sums;

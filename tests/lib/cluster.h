@@ -19,7 +19,7 @@
 #include "daemon/session/session.h"
 #include "tests/sim/fake.h"
 
-#define CLUSTER_NODES_MAX 40 /* the dead among them */
+#define CLUSTER_NODES_MAX 40 /* the dead among them, unless it begins with more */
 
 struct node {
 	struct kvd kvd;
@@ -34,8 +34,8 @@ struct cluster {
 	struct loop *loop;
 	struct mem_hub *links;
 	struct fake_hub *bytes;
-	struct node nodes[CLUSTER_NODES_MAX];
-	unsigned int count;
+	struct node *nodes;
+	unsigned int count, most;
 };
 
 /* A cache of an engine: one view "kv" (and "aux"), NHD, k and v in one buffer:
