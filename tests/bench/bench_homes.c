@@ -7,7 +7,8 @@
  *
  * A holder has 100 beginnings of 8 chunks, which all others have as well, and prompts of
  * 32 chunks behind one of them, each at two holders. What crosses wires is left out:
- * encoding and decoding of messages are in it, ZeroMQ and checksums are not.
+ * encoding and decoding of messages are in it, ZeroMQ and checksums are not. Whole daemons
+ * are bench_homes_cluster.c's.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -169,22 +170,19 @@ static void batch_end(struct bench *b, struct batch *batch, unsigned int holder)
 	}
 }
 
-/* `only`: to one home. */
-static void tell_all(struct bench *b, struct batch *batch, unsigned int holder, int only)
+static void tell_all(struct bench *b, struct batch *batch, unsigned int holder)
 {
 	struct home_key key;
 
 	batch_begin(b, batch, true);
 	for (uint32_t i = 0; i < BEGINNINGS * BEGIN_CHUNKS; i++) {
 		key = key_of(1 + i / BEGIN_CHUNKS, i % BEGIN_CHUNKS);
-		if (only < 0 || members_home(b->members, &key) == (unsigned int)only)
-			batch_note(b, batch, holder, &key, true);
+		batch_note(b, batch, holder, &key, true);
 	}
 	for (uint32_t i = 0; i < PROMPTS * PROMPT_CHUNKS; i++) {
 		key = prompt_key(prompt_of(b, holder, i / PROMPT_CHUNKS),
 				 BEGIN_CHUNKS + i % PROMPT_CHUNKS);
-		if (only < 0 || members_home(b->members, &key) == (unsigned int)only)
-			batch_note(b, batch, holder, &key, true);
+		batch_note(b, batch, holder, &key, true);
 	}
 	batch_end(b, batch, holder);
 }
@@ -211,7 +209,7 @@ static void bench_fill(struct bench *b, struct batch *batch)
 	double s;
 
 	for (unsigned int i = 0; i < b->holders; i++)
-		tell_all(b, batch, i, -1);
+		tell_all(b, batch, i);
 	s = seconds(since);
 	used = holdings(b, &refused);
 	printf("told      %.2f M chunks in %" PRIu64
@@ -226,7 +224,7 @@ static void bench_fill(struct bench *b, struct batch *batch)
 }
 
 struct finding {
-	uint64_t messages, bytes, named, right;
+	uint64_t messages, bytes;
 };
 
 /* As homes_find() asks and a home answers. */
@@ -237,7 +235,7 @@ static void find(struct bench *b, uint64_t prompt, uint32_t count, struct findin
 	uint32_t at[HOMES_PROBES_MAX];
 	unsigned int probes = homes_probes(count, at), len[MEMBERS_MAX] = {0};
 
-	for (unsigned int i = 0; i < probes; i++) {
+	for (unsigned int i = probes; i-- > 0;) {
 		struct home_key key = prompt_key(prompt, at[i]);
 		unsigned int home = members_home(b->members, &key);
 
@@ -381,27 +379,8 @@ static void bench_holder_dies(struct bench *b, struct batch *batch)
 	       "%u homes together, %" PRIu64 " turns, the longest %.0f us (%u slices)\n",
 	       down * 1e6, swept * 1e3, b->homes, turns, longest * 1e6, b->homes);
 	since = clock_ns();
-	tell_all(b, batch, 1, -1);
+	tell_all(b, batch, 1);
 	printf("          comes back: told in %.1f ms of a core\n", seconds(since) * 1e3);
-}
-
-static void bench_home_dies(struct bench *b, struct batch *batch)
-{
-	uint64_t since;
-	double s;
-
-	home_free(b->home[0]);
-	if (home_new(&b->store, &b->home[0]) < 0)
-		die("home_new");
-	batch->messages = batch->sent = 0;
-	since = clock_ns();
-	for (unsigned int i = 0; i < b->holders; i++)
-		tell_all(b, batch, i, 0);
-	s = seconds(since);
-	printf("home      comes back: told %.0f chunks in %" PRIu64
-	       " messages, %.2f s of a core with the walks of %u holders\n",
-	       (double)batch->sent, batch->messages, s, b->holders);
-	check_found(b, -1);
 }
 
 /* ---- life ---- */
@@ -470,7 +449,6 @@ int main(int argc, char **argv)
 		   1 << 20);
 	bench_churn(b, batch);
 	bench_holder_dies(b, batch);
-	bench_home_dies(b, batch);
 	teardown(b);
 	free(batch);
 	free(b);
