@@ -31,10 +31,10 @@
 
 struct home_peer {
 	struct remote *remote;
-	unsigned int number;	  /* of the table; 0: none */
-	unsigned int old[2];	  /* those before; what they had is swept out, or will be */
-	uint64_t count, sum;	  /* of what it has told */
-	uint64_t refused;	  /* of that, what found no room, or has gone since */
+	unsigned int number; /* of the table; 0: none */
+	unsigned int old[2]; /* those before; what they had is swept out, or will be */
+	uint64_t count, sum; /* of what it has told */
+	uint64_t refused;    /* of that, what found no room, or has gone since */
 };
 
 struct home {
@@ -129,8 +129,8 @@ static bool peer_is_swept(const struct home *home, const struct home_peer *peer)
 	       !home_holder_count(home->table, peer->old[1]);
 }
 
-/* It tells all anew. Where what it had before the last time is still being swept out, too,
- * it is not heard until it is asked to tell all. */
+/* It tells all anew. Where what it had before the last time is still being swept out,
+ * too, it is not heard until it is asked to tell all. */
 static void peer_anew(struct home *home, struct home_peer *peer)
 {
 	bool swept = peer_is_swept(home, peer);

@@ -36,8 +36,8 @@ struct store_home {
 	uint64_t bytes, most, used; /* of memory, once it is used; holdings */
 	unsigned int holders;
 	uint64_t notes, refused; /* those for which there was no room */
-	uint64_t unknown;	 /* chunks of holders that are not in it for that reason */
-	uint64_t finds, again;	 /* holders that were asked for all anew */
+	uint64_t unknown;      /* chunks of holders that are not in it for that reason */
+	uint64_t finds, again; /* holders that were asked for all anew */
 };
 void home_figures(const struct home *home, struct store_home *figures_p);
 

@@ -218,9 +218,10 @@ static void slot_free(struct home_table *table, uint64_t hole)
 bool home_table_remove(struct home_table *table, unsigned int holder,
 		       const struct home_key *key)
 {
+	const struct home_holder *h = holder_of(table, holder);
 	uint64_t at = slot_of(table, key->id);
 
-	assert(holder_of(table, holder));
+	assert(h && h->live);
 	for (; table->entries[at].holder; at = slot_next(table, at)) {
 		if (table->entries[at].holder != (holder & PLACE_MASK) ||
 		    !is_key(&table->entries[at], key))

@@ -25,7 +25,7 @@
 #include "daemon/store/homes_impl.h"
 #include "daemon/store/store_impl.h"
 
-#define HOLDERS_MAX 64u	    /* that a query looks at */
+#define HOLDERS_MAX 64u /* that a query looks at */
 
 struct homes_probe {
 	uint32_t at; /* of the ids */

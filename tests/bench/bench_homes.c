@@ -7,8 +7,8 @@
  *
  * A holder has 100 beginnings of 8 chunks, which all others have as well, and prompts of
  * 32 chunks behind one of them, each at two holders. What crosses wires is left out:
- * encoding and decoding of messages are in it, ZeroMQ and checksums are not. Whole daemons
- * are bench_homes_cluster.c's.
+ * encoding and decoding of messages are in it, ZeroMQ and checksums are not. Whole
+ * daemons are bench_homes_cluster.c's.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -273,8 +273,8 @@ static void bench_find(struct bench *b, const char *what, uint32_t count, uint64
 	for (unsigned int i = 0; i < FINDS; i++)
 		find(b, from + rnd(b, prompts), count, &f);
 	s = seconds(since);
-	printf("found     %s: %.1f us in all homes, %.1f messages of %.0f bytes, %.2f us a "
-	       "message\n",
+	printf("found     %s: %.1f us in all homes, %.1f messages of %.0f bytes, "
+	       "%.2f us a message\n",
 	       what, s * 1e6 / FINDS, (double)f.messages / FINDS,
 	       (double)f.bytes / (double)f.messages, s * 1e6 / (double)f.messages);
 }
@@ -375,8 +375,8 @@ static void bench_holder_dies(struct bench *b, struct batch *batch)
 	since = clock_ns();
 	sweep_all(b, &turns, &longest);
 	swept = seconds(since);
-	printf("holder    dies: forgotten in %.1f us by all homes, swept out in %.1f ms of "
-	       "%u homes together, %" PRIu64 " turns, the longest %.0f us (%u slices)\n",
+	printf("holder    dies: forgotten in %.1f us by all homes, swept out in %.1f ms "
+	       "of %u homes together, %" PRIu64 " turns, the longest %.0f us (%u slices)\n",
 	       down * 1e6, swept * 1e3, b->homes, turns, longest * 1e6, b->homes);
 	since = clock_ns();
 	tell_all(b, batch, 1);

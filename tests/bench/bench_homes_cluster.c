@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A cluster of daemons in this process, in virtual time: the real handshake, homes and
- * home over a link in memory. How long it takes until the homes know what there is, at the
- * start and after a death, and what that costs.
+ * home over a link in memory. How long it takes until the homes know what there is, at
+ * the start and after a death, and what that costs.
  *
  *     bench_homes_cluster [holders [homes [chunks of a holder]]]
  *
@@ -88,8 +88,9 @@ static void id_of(const struct bench *b, unsigned int holder, unsigned int chunk
 	uint64_t words[STORE_ID_BYTES / 8] = {chunk};
 
 	if (chunk >= COMMON) /* half are the next one's, too, half the one's before */
-		words[1] = 1 + (chunk / PROMPT % 2 ? holder
-						   : (holder + b->holders - 1) % b->holders);
+		words[1] =
+			1 + (chunk / PROMPT % 2 ? holder
+						: (holder + b->holders - 1) % b->holders);
 	if (chunk >= COMMON)
 		words[0] = chunk % PROMPT + chunk / PROMPT / 2 * PROMPT + COMMON;
 	memcpy(id, words, STORE_ID_BYTES);
@@ -121,7 +122,8 @@ static void chunks_make(struct bench *b, unsigned int node)
 
 /* ---- daemons ---- */
 
-static void node_begin(struct bench *b, unsigned int node, const char *homes, bool is_home)
+static void node_begin(struct bench *b, unsigned int node, const char *homes,
+		       bool is_home)
 {
 	struct kvd *kvd = &b->c.nodes[node].kvd;
 	struct config *config = &b->c.nodes[node].config;
@@ -244,8 +246,8 @@ static bool is_named(const struct finding *f, unsigned int holder, const char **
 		     unsigned int count)
 {
 	for (unsigned int i = 0; i < count; i++) {
-		if (strcmp(endpoints[i],
-			   f->b->c.nodes[f->b->homes + holder].endpoint) == 0)
+		if (strcmp(endpoints[i], f->b->c.nodes[f->b->homes + holder].endpoint) ==
+		    0)
 			return true;
 	}
 	return false;
@@ -278,8 +280,7 @@ static void finding_begin(struct bench *b, struct finding *f, unsigned int n)
 	for (unsigned int i = 0; i < 8; i++)
 		id_of(b, f->holder, begin + i, ids + (size_t)i * STORE_ID_BYTES);
 	for (unsigned int i = 0; i < PROMPT; i++)
-		id_of(b, f->holder,
-		      COMMON + (2 * (n % groups) + 1) * PROMPT + i,
+		id_of(b, f->holder, COMMON + (2 * (n % groups) + 1) * PROMPT + i,
 		      ids + (size_t)(8 + i) * STORE_ID_BYTES);
 	if (homes_find(b->c.nodes[asker].kvd.store->homes, &b->spaces[asker], ids,
 		       8 + PROMPT, LOOP_NS_PER_S, on_found, f, &f->query) != 0)

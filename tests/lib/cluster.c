@@ -135,8 +135,8 @@ void cluster_new(struct cluster *c, uint64_t seed, unsigned int nodes)
 	for (unsigned int i = 0; i < nodes; i++) {
 		char endpoint[64];
 
-		snprintf(endpoint, sizeof(endpoint), "tcp://10.0.%u.%u:7400", (i + 1) / 256,
-			 (i + 1) % 256);
+		snprintf(endpoint, sizeof(endpoint), "tcp://10.0.%u.%u:7400",
+			 (i + 1) / 256, (i + 1) % 256);
 		node_new(c, i, endpoint);
 	}
 }

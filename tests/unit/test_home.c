@@ -46,8 +46,8 @@ static int setup(void **state)
 	assert_int_equal(home_new(&w->store, &w->home), 0);
 	for (unsigned int i = 0; i < HOLDERS; i++) {
 		w->remotes[i].peer = &w->peers[i];
-		snprintf(w->peers[i].endpoint, sizeof(w->peers[i].endpoint), "tcp://h%u:1",
-			 i);
+		snprintf(w->peers[i].endpoint, sizeof(w->peers[i].endpoint),
+			 "tcp://h%u:1", i);
 	}
 	*state = w;
 	return 0;
@@ -103,8 +103,7 @@ static void note(struct world *w, unsigned int holder, bool anew, uint64_t first
 	cursor_write(&out, body, sizeof(body));
 	assert_int_equal(wire_chunk_note_put(&out, &msg), 0);
 	cursor_read(&out, body, out.pos);
-	assert_int_equal(
-		home_on_message(w->home, &w->remotes[holder], &h, &out), 0);
+	assert_int_equal(home_on_message(w->home, &w->remotes[holder], &h, &out), 0);
 }
 
 /* Chunks that the holder claims, from `first` on, until there is no room. */
@@ -171,7 +170,8 @@ static void chunks_without_room_are_asked_for_when_there_is(void **state)
 	told = fill(w, 0, 100) + 100;
 	unknown = home(w).unknown;
 	assert_true(unknown >= told - most / 256);
-	for (unsigned int i = 0; i < 50; i++) { /* what has no room goes and others come */
+	for (unsigned int i = 0; i < 50;
+	     i++) { /* what has no room goes and others come */
 		note(w, 0, false, told - 16, 16, false);
 		note(w, 0, false, told - 16, 16, true);
 	}
