@@ -244,6 +244,40 @@ static void on_walk(struct loop_defer *defer)
 
 /* ---- sums ---- */
 
+static struct homes_one *one_of(struct homes *homes, const struct remote *remote)
+{
+	for (unsigned int i = 0; i < homes->count; i++) {
+		if (homes->ones[i].remote == remote)
+			return &homes->ones[i];
+	}
+	return NULL;
+}
+
+static void one_dial(struct homes *homes, unsigned int i)
+{
+	struct handshake *hs = homes->store->kvd->handshake;
+	const char *endpoint = members_endpoint(homes->members, i);
+	const struct peer_client client = {.uid = 0, .session = 0};
+	struct homes_one *one = &homes->ones[i];
+	int r = handshake_reach(hs, endpoint, &client, &one->remote);
+
+	one->later = false;
+	if (r >= 0 && one_of(homes, one->remote) != one) {
+		handshake_release(hs, one->remote);
+		r = err_raise(ERR_EXIST, "it is in chunk_homes twice");
+	}
+	if (r < 0) {
+		one->later = err_last()->code == ERR_NOMEM ||
+			     err_last()->code == ERR_LIMIT; /* it may pass */
+		log_warn("store", endpoint, "is no home of chunks", "why=\"%s\"",
+			 err_last()->text);
+		err_clear();
+		one->remote = NULL;
+	} else if (homes_up(one->remote)) {
+		one_begin(homes, one);
+	}
+}
+
 static void on_sums(struct loop_timer *timer)
 {
 	struct homes *homes = container_of(timer, struct homes, sums);
@@ -252,6 +286,8 @@ static void on_sums(struct loop_timer *timer)
 		struct homes_one *one = &homes->ones[i];
 		const struct wire_chunk_sum msg = {.count = one->count, .sum = one->sum};
 
+		if (one->later)
+			one_dial(homes, i);
 		if (!one->up || one_walks(homes, one) || !one_flush(homes, one))
 			continue;
 		one->asked = handshake_tell_chunk_sum(one->remote, &msg) >= 0;
@@ -259,15 +295,6 @@ static void on_sums(struct loop_timer *timer)
 			err_clear();
 	}
 	loop_timer_start(&homes->sums, SUMS_NS);
-}
-
-static struct homes_one *one_of(struct homes *homes, const struct remote *remote)
-{
-	for (unsigned int i = 0; i < homes->count; i++) {
-		if (homes->ones[i].remote == remote)
-			return &homes->ones[i];
-	}
-	return NULL;
 }
 
 static int on_sum_ack(struct homes *homes, const struct remote *remote,
@@ -289,43 +316,6 @@ static int on_sum_ack(struct homes *homes, const struct remote *remote,
 
 /* ---- life ---- */
 
-static void one_dial(struct homes *homes, unsigned int i)
-{
-	struct handshake *hs = homes->store->kvd->handshake;
-	const char *endpoint = members_endpoint(homes->members, i);
-	const struct peer_client client = {.uid = 0, .session = 0};
-	struct homes_one *one = &homes->ones[i];
-
-	int r = handshake_reach(hs, endpoint, &client, &one->remote);
-
-	if (r >= 0 && one_of(homes, one->remote) != one) {
-		handshake_release(hs, one->remote);
-		r = err_raise(ERR_EXIST, "it is in chunk_homes twice");
-	}
-	if (r < 0) {
-		log_warn("store", endpoint, "is no home of chunks", "why=\"%s\"",
-			 err_last()->text);
-		err_clear();
-		one->remote = NULL;
-	} else if (homes_up(one->remote)) {
-		one_begin(homes, one);
-	}
-}
-
-static int ones_make(struct homes *homes)
-{
-	for (unsigned int i = 0; i < MEMBERS_MAX; i++) {
-		struct homes_one *one = &homes->ones[i];
-
-		if (i >= members_count(homes->members) || one->notes)
-			continue;
-		one->notes = mem_calloc(HOMES_QUEUE_MAX, sizeof(*one->notes));
-		if (!one->notes)
-			return err_pass(-ENOMEM);
-	}
-	return 0;
-}
-
 static void ones_close(struct homes *homes)
 {
 	while (homes->count > 0) {
@@ -341,28 +331,21 @@ static void ones_close(struct homes *homes)
 static void on_members(void *arg)
 {
 	struct homes *homes = arg;
-	struct homes_one before[MEMBERS_MAX];
+	struct remote *before[MEMBERS_MAX];
 	unsigned int count = homes->count;
 
 	/* who stays is not left in between */
-	memcpy(before, homes->ones, sizeof(before));
-	homes->count = 0;
-	for (unsigned int i = 0; i < MEMBERS_MAX; i++) {
+	for (unsigned int i = 0; i < count; i++) {
+		before[i] = homes->ones[i].remote;
 		homes->ones[i].remote = NULL;
 		homes->ones[i].up = false;
 	}
-	if (ones_make(homes) >= 0) {
-		homes->count = members_count(homes->members);
-		for (unsigned int i = 0; i < homes->count; i++)
-			one_dial(homes, i);
-	} else {
-		log_warn("store", NULL, "other homes of chunks are not told",
-			 "why=\"%s\"", err_last()->text);
-		err_clear();
-	}
+	homes->count = members_count(homes->members);
+	for (unsigned int i = 0; i < homes->count; i++)
+		one_dial(homes, i);
 	for (unsigned int i = 0; i < count; i++) {
-		if (before[i].remote)
-			handshake_release(homes->store->kvd->handshake, before[i].remote);
+		if (before[i])
+			handshake_release(homes->store->kvd->handshake, before[i]);
 	}
 }
 
@@ -384,8 +367,6 @@ int homes_new(struct store *store, struct homes **homes_p)
 	loop_timer_init(&homes->sums, store->kvd->loop, on_sums);
 	r = members_new(store->kvd->config->chunk_homes, on_members, homes,
 			&homes->members);
-	if (r >= 0)
-		r = ones_make(homes);
 	if (r < 0) {
 		homes_free(homes);
 		return err_pass(r);
@@ -413,8 +394,6 @@ void homes_free(struct homes *homes)
 	if (!homes)
 		return;
 	homes_close(homes);
-	for (unsigned int i = 0; i < MEMBERS_MAX; i++)
-		mem_free(homes->ones[i].notes);
 	members_free(homes->members);
 	idmap_fini(&homes->asks);
 	mem_free(homes);

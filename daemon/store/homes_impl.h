@@ -18,11 +18,13 @@ struct homes_one {
 	struct remote *remote; /* held; NULL: it cannot be dialled */
 	bool up;
 	bool anew;	  /* the next note says that it is told all from the first on */
+	bool later;	  /* it could not be dialled for want of something */
 	bool asked;	  /* a sum was sent and not answered */
 	uint64_t walk_at; /* chunks of buckets before this one have been told */
-	uint64_t count, sum;	/* of what was told */
-	struct home_key *notes; /* space as in CHUNK_NOTE, with HOMES_PUT */
+	uint64_t count, sum; /* of what was told */
 	unsigned int note_count;
+	struct home_key
+		notes[HOMES_QUEUE_MAX]; /* space as in CHUNK_NOTE, with HOMES_PUT */
 };
 
 struct homes {

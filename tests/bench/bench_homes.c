@@ -376,7 +376,8 @@ static void bench_holder_dies(struct bench *b, struct batch *batch)
 	sweep_all(b, &turns, &longest);
 	swept = seconds(since);
 	printf("holder    dies: forgotten in %.1f us by all homes, swept out in %.1f ms "
-	       "of %u homes together, %" PRIu64 " turns, the longest %.0f us (%u slices)\n",
+	       "of %u homes together, %" PRIu64
+	       " turns, the longest %.0f us (%u slices)\n",
 	       down * 1e6, swept * 1e3, b->homes, turns, longest * 1e6, b->homes);
 	since = clock_ns();
 	tell_all(b, batch, 1);

@@ -414,6 +414,7 @@ static void setup(struct bench *b, char *homes)
 	const struct mem_path path = {.delay_ns = LOOP_NS_PER_MS};
 
 	cluster_wrap_events(wrap);
+	cluster_peers_max(2 * (b->homes + b->holders)); /* an eighth is kept */
 	cluster_new(&b->c, 7, b->homes + b->holders);
 	mem_hub_set_default(b->c.links, &path);
 	b->spaces = calloc(b->c.most, sizeof(*b->spaces));

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fuzz_home: a home of chunks, and peers that tell it and ask it what the input says. Some
- * messages are made of fields of the input's choice, others are its bytes.
+ * fuzz_home: a home of chunks, and peers that tell it and ask it what the input says.
+ * Some messages are made of fields of the input's choice, others are its bytes.
  *
- * Whatever comes: what is known never passes what there is room for, an answer is in form,
- * and where home and holder agree on the sum, the home names that holder for what it has
- * and for nothing else. Notes that nobody counts twice are what the holder said, so sums
- * are judged for holders that sent no bytes of their own.
+ * Whatever comes: what is known never passes what there is room for, an answer is in
+ * form, and where home and holder agree on the sum, the home names that holder for what
+ * it has and for nothing else. Notes that nobody counts twice are what the holder said,
+ * so sums are judged for holders that sent no bytes of their own.
  *
  * Input: steps of [what][holder] and what it takes.
  */

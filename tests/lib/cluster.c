@@ -44,6 +44,7 @@ static void must(int r)
 static void (*wrap_events)(struct kvd *kvd, struct handshake_events *events);
 
 static bool short_parts, real_time;
+static uint32_t peers_max;
 static const char *const *users;
 static const struct transport_ops *preferred;
 
@@ -60,6 +61,11 @@ void cluster_real_time(void)
 void cluster_short_parts(void)
 {
 	short_parts = true;
+}
+
+void cluster_peers_max(uint32_t peers)
+{
+	peers_max = peers;
 }
 
 void cluster_users(const char *const *names)
@@ -98,6 +104,8 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 	snprintf(node->config.name, sizeof(node->config.name), "n%u", i);
 	if (short_parts)
 		node->config.peer_part_bytes = 16;
+	if (peers_max)
+		node->config.peers_max = peers_max;
 	strcpy(node->endpoint, endpoint);
 	list_init(&kvd->sessions);
 	kvd->accounts.limit = node->config.memory_bytes;

@@ -602,6 +602,24 @@ static void other_homes_are_told_all(void **state)
 	assert_int_equal(far_of(w, CHUNKS, 1000), 0);
 }
 
+static void home_that_cannot_be_dialled_now_is_dialled_later(void **state)
+{
+	struct world *w = *state;
+	struct store_home two;
+
+	put(w, 1, 0, CHUNKS);
+	mem_fail_at(1);
+	members_set(homes_members(store_of(w, 1)->homes), w->c.nodes[2].endpoint);
+	assert_true(mem_count() >= 1);
+	mem_fail_at(0);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	assert_int_equal(told(w, 1).up, 0);
+	cluster_run(&w->c, SUMS_NS);
+	assert_int_equal(told(w, 1).up, 1);
+	home_figures(store_of(w, 2)->home, &two);
+	assert_int_equal(two.used, CHUNKS);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -621,6 +639,7 @@ int main(void)
 		CASE(hold_by_homes_without_one_allocation_is_a_miss_or_refused),
 		CASE(notes_without_one_allocation_are_told_later),
 		CASE(other_homes_are_told_all),
+		CASE(home_that_cannot_be_dialled_now_is_dialled_later),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))
