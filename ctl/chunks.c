@@ -43,8 +43,8 @@ static void chunks_print_homes(const cJSON *homes, const cJSON *home)
 		printf("home      of %.0f daemons: %.0f chunks of at most %.0f; ",
 		       ctl_num(home, "holders"), ctl_num(home, "holdings"),
 		       ctl_num(home, "most"));
-		printf("%.0f notes, %.0f without room; %.0f finds\n",
-		       ctl_num(home, "notes"), ctl_num(home, "refused"),
+		printf("%.0f without room; %.0f notes, %.0f finds\n",
+		       ctl_num(home, "unknown"), ctl_num(home, "notes"),
 		       ctl_num(home, "finds"));
 	}
 }

@@ -224,3 +224,24 @@ def test_what_files_hold_is_told_after_a_start(tmp_path):
         here, reader = reader_of(stack, c)
         until(lambda: reader.hold(ids, far=10).far == 8)
         fetched(here, reader, ids, 8, far=8)
+
+
+def test_chunks_without_a_place_are_found():
+    ids, anywhere = chain(12, b"no place"), kvd.chunks.ANYWHERE
+    with contextlib.ExitStack() as stack:
+        net = Net(stack)
+        (_, a), (_, c) = net.daemon(), net.daemon()
+        rank = Rank(a, pages=256)
+        space = stack.enter_context(rank.space())
+        pages = rank.some_pages(12 * T)
+        rank.fill(pages, ids)
+        space.put(ids, {"kv": pages}, first=anywhere).wait(timeout=60)
+        until(lambda: net.holdings() == 12)
+        here, reader = reader_of(stack, c)
+        with reader.hold(ids[5:], first=anywhere, far=10) as hold:
+            assert hold.far == 7
+            got = here.some_pages(7 * T, seed=3)
+            hold.fetch({"kv": got}).wait(timeout=60)
+            assert here.holds(got, ids[5:])
+        with reader.hold(ids, far=10) as hold:  # named, and not there
+            assert (hold.chunks, hold.far) == (0, 0)
