@@ -2,7 +2,8 @@
 /*
  * A cluster of daemons in this process, in virtual time: the real handshake, homes and
  * home over a link in memory. How long it takes until the homes know what there is, at
- * the start and after a death, and what that costs.
+ * the start and after a death, and what they are sent. What a message costs is
+ * bench_homes.c's.
  *
  *     bench_homes_cluster [holders [homes [chunks of a holder]]]
  *
@@ -19,7 +20,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/clock.h"
 #include "daemon/handshake/handshake_impl.h"
 #include "daemon/room/rooms_impl.h"
 #include "daemon/store/home_table.h"
@@ -169,13 +169,12 @@ static unsigned int holders(const struct bench *b)
 /* ---- measuring ---- */
 
 struct mark {
-	uint64_t virtual_ns, real_ns, messages, bytes;
+	uint64_t virtual_ns, messages, bytes;
 };
 
 static struct mark mark(const struct bench *b)
 {
 	return (struct mark){.virtual_ns = loop_now_ns(b->c.loop),
-			     .real_ns = clock_ns(),
 			     .messages = messages,
 			     .bytes = bytes};
 }
@@ -183,11 +182,6 @@ static struct mark mark(const struct bench *b)
 static double virtual_s(const struct bench *b, const struct mark *from)
 {
 	return (double)(loop_now_ns(b->c.loop) - from->virtual_ns) / 1e9;
-}
-
-static double real_s(const struct mark *from)
-{
-	return (double)(clock_ns() - from->real_ns) / 1e9;
 }
 
 /* Homes have so many holdings; `known` 0: whoever tells them. */
@@ -209,28 +203,16 @@ static void say_messages(const struct bench *b, const struct mark *from)
 	       (double)(bytes - from->bytes) / 1e6 / b->homes);
 }
 
-static double bench_idle(struct bench *b)
-{
-	struct mark from = mark(b);
-	double s;
-
-	cluster_run(&b->c, LOOP_NS_PER_S);
-	s = real_s(&from);
-	printf("idle      a second of %u peerings: %.2f s of a core\n",
-	       b->homes * b->c.count, s);
-	return s;
-}
-
 static void bench_told(struct bench *b)
 {
 	uint64_t known = b->holders < HOME_SAME_MAX ? b->holders : HOME_SAME_MAX;
-	struct mark from = {.virtual_ns = loop_now_ns(b->c.loop), .real_ns = clock_ns()};
+	struct mark from = {.virtual_ns = loop_now_ns(b->c.loop)};
 
 	until(b, (uint64_t)b->holders * (b->chunks - COMMON) + COMMON * known, 0);
 	printf("start     %.2f M holdings known %.2f s behind the daemons' start; ",
 	       (double)holdings(b) / 1e6, virtual_s(b, &from));
 	say_messages(b, &from);
-	printf("; %.1f s of a core for all daemons\n", real_s(&from));
+	printf("\n");
 }
 
 /* ---- finding ---- */
@@ -330,7 +312,7 @@ static void churn_turn(struct bench *b, unsigned int turn)
 	}
 }
 
-static void bench_churn(struct bench *b, double idle)
+static void bench_churn(struct bench *b)
 {
 	uint64_t wanted = holdings(b);
 	struct mark from = mark(b);
@@ -341,8 +323,7 @@ static void bench_churn(struct bench *b, double idle)
 	}
 	printf("changes   %u a second and holder, for %u s: ", CHANGES, CHURN_S);
 	say_messages(b, &from);
-	printf("; %.2f s of a core a second for all daemons, less the idle one's\n",
-	       real_s(&from) / CHURN_S - idle);
+	printf("\n");
 	until(b, wanted, 0);
 }
 
@@ -438,7 +419,6 @@ int main(int argc, char **argv)
 	static struct bench bench;
 	struct bench *b = &bench;
 	char homes[MEMBERS_MAX * 64] = "";
-	double idle;
 
 	b->holders = number(argc, argv, 1, 1000, 100, 4000);
 	b->homes = number(argc, argv, 2, MEMBERS_MAX, 2, MEMBERS_MAX);
@@ -447,9 +427,8 @@ int main(int argc, char **argv)
 	printf("%u daemons of %u chunks, %u homes\n", b->holders, b->chunks, b->homes);
 	setup(b, homes);
 	bench_told(b);
-	idle = bench_idle(b);
 	bench_find(b, UINT32_MAX);
-	bench_churn(b, idle);
+	bench_churn(b);
 	bench_holder_dies(b);
 	bench_home_dies(b, homes);
 	bench_home_leaves(b, homes);
