@@ -602,6 +602,108 @@ static void other_homes_are_told_all(void **state)
 	assert_int_equal(far_of(w, CHUNKS, 1000), 0);
 }
 
+#define MANY 6000u
+
+/* They stand in the index of node 1 without bytes. */
+static struct store_chunk *many_chunks(struct world *w)
+{
+	struct store *store = store_of(w, 1);
+	struct store_space *space = list_first(&store->spaces, struct store_space, link);
+	struct store_chunk *chunks = calloc(MANY, sizeof(*chunks));
+
+	assert_non_null(chunks);
+	for (unsigned int i = 0; i < MANY; i++) {
+		struct store_chunk **bucket;
+
+		chunks[i].space = space;
+		chunks[i].shown = STORE_IN_MEMORY;
+		memcpy(chunks[i].id, &i, sizeof(i));
+		chunks[i].item.key = home_mix(i);
+		bucket = &store->buckets[chunks[i].item.key & store->bucket_mask];
+		chunks[i].next = *bucket;
+		*bucket = &chunks[i];
+	}
+	return chunks;
+}
+
+static unsigned int chunk_goes(struct world *w, struct store_chunk *chunk)
+{
+	if (!chunk || !chunk->shown)
+		return 0;
+	chunk->shown = 0;
+	homes_tell(store_of(w, 1)->homes, chunk, false);
+	return 1;
+}
+
+static unsigned int chunks_go(struct world *w, struct store_chunk *chunks,
+			      unsigned int from, unsigned int count)
+{
+	unsigned int gone = 0;
+
+	for (unsigned int i = from; i < from + count; i++)
+		gone += chunk_goes(w, &chunks[i]);
+	return gone;
+}
+
+/* Those that the walk comes to next, and has just left. */
+static unsigned int chunks_go_beside_the_walk(struct world *w)
+{
+	const struct store *store = store_of(w, 1);
+	unsigned int gone = 0;
+
+	for (unsigned int i = 0; i < 2; i++) {
+		uint64_t at = store->homes->ones[i].walk_at;
+
+		if (at == 0 || at > store->bucket_mask)
+			continue;
+		gone += chunk_goes(w, store->buckets[at]);
+		gone += chunk_goes(w, store->buckets[at - 1]);
+	}
+	return gone;
+}
+
+static void more_than_lines_take_is_told_in_the_end(void **state)
+{
+	const struct mem_path path = {.delay_ns = 50 * LOOP_NS_PER_MS};
+	struct world *w = *state;
+	struct store *store = store_of(w, 1);
+	struct store_chunk *chunks = many_chunks(w);
+	struct store_home two;
+	unsigned int gone = 0, beside = 0;
+	uint64_t resyncs;
+	char both[200];
+
+	mem_hub_set_default(w->c.links, &path);
+	mem_hub_set_queue_max(w->c.links, 2);
+	snprintf(both, sizeof(both), "%s %s", w->c.nodes[HOME].endpoint,
+		 w->c.nodes[2].endpoint);
+	members_set(homes_members(store->homes), both);
+	for (unsigned int turn = 0; turn < 40; turn++) { /* while all is being told */
+		gone += chunks_go(w, chunks, turn * 50, 50);
+		beside += chunks_go_beside_the_walk(w);
+		cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
+	}
+	cluster_run(&w->c, 10 * LOOP_NS_PER_S);
+	home_figures(store_of(w, 2)->home, &two);
+	assert_true(beside > 4);
+	assert_in_range(two.used, 1000, MANY - 3000);
+	assert_int_equal(home(w).used + two.used, MANY - gone - beside);
+	cluster_run(&w->c, 2 * SUMS_NS);
+	assert_int_equal(home(w).again, 0);
+	resyncs = told(w, 1).resyncs;
+	chunks_go(w, chunks, 2000, MANY - 2000);	   /* more than queues hold */
+	assert_int_equal(told(w, 1).resyncs, resyncs + 2); /* all anew */
+	resyncs += 2;
+	cluster_run(&w->c, 10 * LOOP_NS_PER_S);
+	home_figures(store_of(w, 2)->home, &two);
+	assert_int_equal(home(w).used + two.used, 0);
+	cluster_run(&w->c, 2 * SUMS_NS);
+	assert_int_equal(home(w).again, 0);
+	assert_int_equal(told(w, 1).resyncs, resyncs);
+	memset(store->buckets, 0, (store->bucket_mask + 1) * sizeof(*store->buckets));
+	free(chunks);
+}
+
 static void home_that_cannot_be_dialled_now_is_dialled_later(void **state)
 {
 	struct world *w = *state;
@@ -639,6 +741,7 @@ int main(void)
 		CASE(hold_by_homes_without_one_allocation_is_a_miss_or_refused),
 		CASE(notes_without_one_allocation_are_told_later),
 		CASE(other_homes_are_told_all),
+		CASE(more_than_lines_take_is_told_in_the_end),
 		CASE(home_that_cannot_be_dialled_now_is_dialled_later),
 	};
 
