@@ -160,13 +160,15 @@
 /* space, ids: a chunk's key, see daemon/store/home_key.h; ids: u64 each, those whose
  * holders matter most first */
 #define WIRE_CHUNK_FIND(F) F(u64, ask) F(u64, space) F(blob, ids)
-/* holders: count u32, {str endpoint}; then of each id u8 count, {u8 holder} */
+/* holders: count u32, {str endpoint}; then of each id u8 count, {u8 holder}; empty: the
+ * daemon is no home */
 #define WIRE_CHUNK_FOUND(F) F(u64, ask) F(blob, holders)
 /* anew: forget what was told before. notes: {u64 id, u64 space}, the space's highest bit:
  * it came, else it went */
 #define WIRE_CHUNK_NOTE(F) F(u8, anew) F(blob, notes)
 /* of what came and has not gone: how many, and their keys, mixed, xor */
 #define WIRE_CHUNK_SUM(F) F(u64, count) F(u64, sum)
+/* again: 0: the same; 1: tell all anew; 2: the daemon is no home */
 #define WIRE_CHUNK_SUM_ACK(F) F(u8, again)
 /* clang-format on */
 

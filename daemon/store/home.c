@@ -245,7 +245,10 @@ static int on_sum(struct home *home, struct remote *remote, struct cursor *body)
 
 	if (r < 0)
 		return err_pass(r);
-	ack.again = home_wants_all(home, remote, &msg);
+	ack.again = HOMES_NO_HOME;
+	if (home)
+		ack.again =
+			home_wants_all(home, remote, &msg) ? HOMES_TELL_ALL : HOMES_SAME;
 	return err_pass(handshake_tell_chunk_sum_ack(remote, &ack));
 }
 
@@ -337,7 +340,8 @@ static int on_find(struct home *home, struct remote *remote, struct cursor *body
 	if (r < 0)
 		return err_pass(r);
 	cursor_write(&out, bytes, sizeof(bytes));
-	r = home_found(home, remote, &msg, &out);
+	if (home)
+		r = home_found(home, remote, &msg, &out);
 	if (r < 0)
 		return err_pass(r);
 	answer.ask = msg.ask;
@@ -352,7 +356,7 @@ int home_on_message(struct home *home, struct remote *remote, const struct wire_
 	int r;
 
 	if (h->type == WIRE_T_CHUNK_NOTE)
-		return err_pass(on_note(home, remote, body));
+		return home ? err_pass(on_note(home, remote, body)) : 0;
 	r = h->type == WIRE_T_CHUNK_SUM ? on_sum(home, remote, body)
 					: on_find(home, remote, body);
 	if (r >= 0 || err_last()->code == ERR_PROTO)

@@ -20,7 +20,8 @@ struct wire_header;
 
 int home_new(struct store *store, struct home **home_p);
 void home_free(struct home *home); /* NULL is fine */
-/* CHUNK_NOTE, CHUNK_SUM, CHUNK_FIND */
+/* CHUNK_NOTE, CHUNK_SUM, CHUNK_FIND. home NULL: this daemon keeps no directory, and says
+ * so to who asks. */
 int home_on_message(struct home *home, struct remote *remote, const struct wire_header *h,
 		    struct cursor *body);
 /* What a CHUNK_FOUND says of holders, but for the asker itself. ERR_PROTO. */

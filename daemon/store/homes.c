@@ -297,6 +297,17 @@ static void on_sums(struct loop_timer *timer)
 	loop_timer_start(&homes->sums, SUMS_NS);
 }
 
+void homes_absent(struct homes *homes, const struct remote *remote)
+{
+	struct homes_one *one = one_of(homes, remote);
+
+	if (!one || !one->up)
+		return;
+	one->up = false;
+	log_warn("store", remote->peer->endpoint, "keeps no directory of chunks",
+		 "see=\"its chunk_memory and chunk_home_memory\"");
+}
+
 static int on_sum_ack(struct homes *homes, const struct remote *remote,
 		      struct cursor *body)
 {
@@ -309,7 +320,9 @@ static int on_sum_ack(struct homes *homes, const struct remote *remote,
 	if (!one || !one->up || !one->asked)
 		return 0;
 	one->asked = false;
-	if (msg.again)
+	if (msg.again == HOMES_NO_HOME)
+		homes_absent(homes, remote);
+	else if (msg.again)
 		one_begin(homes, one);
 	return 0;
 }

@@ -314,6 +314,12 @@ int homes_on_found(struct homes *homes, const struct remote *remote, struct curs
 	if (!ask || ask->remote != remote)
 		return 0; /* late, or another's */
 	query = ask->query;
+	if (!msg.holders.len) {
+		homes_absent(homes, remote);
+		ask_close(ask);
+		find_look(query);
+		return 0;
+	}
 	cursor_read(&in, msg.holders.data, msg.holders.len);
 	found_holders(query, &in, &list);
 	for (unsigned int i = query->probe_count; i-- > 0;) {

@@ -14,6 +14,12 @@
 #define HOMES_NEW_MAX 16u     /* holders of one answer: who makes them up leaves room */
 #define HOMES_PUT (UINT64_C(1) << 63)
 
+enum homes_again { /* of CHUNK_SUM_ACK */
+		   HOMES_SAME,
+		   HOMES_TELL_ALL,
+		   HOMES_NO_HOME, /* the daemon keeps no directory */
+};
+
 struct homes_one {
 	struct remote *remote; /* held; NULL: it cannot be dialled */
 	bool up;
@@ -40,6 +46,8 @@ struct homes {
 };
 
 bool homes_up(const struct remote *remote);
+/* It says that it keeps no directory: it is not up, until it comes up again. */
+void homes_absent(struct homes *homes, const struct remote *remote);
 int homes_on_found(struct homes *homes, const struct remote *remote, struct cursor *body);
 void homes_asks_on_down(struct homes *homes, const struct remote *remote);
 

@@ -311,28 +311,29 @@ void store_session_gone(struct session *session)
 
 /* ---- other daemons ---- */
 
-static int to_store(struct store *store, struct remote *remote,
-		    const struct wire_header *h, struct cursor *body)
-{
-	bool to_home = h->type == WIRE_T_CHUNK_NOTE || h->type == WIRE_T_CHUNK_SUM ||
-		       h->type == WIRE_T_CHUNK_FIND;
-
-	if (h->type == WIRE_T_CHUNK_TOLD || h->type == WIRE_T_CHUNK_LEG_NAK)
-		return err_pass(far_on_message(store, remote, h, body));
-	if (to_home && store->home)
-		return err_pass(home_on_message(store->home, remote, h, body));
-	if (!to_home && store->homes)
-		return err_pass(homes_on_message(store->homes, remote, h, body));
-	return 0; /* who thinks so is told by nobody's answer */
-}
-
 int store_on_message(struct kvd *kvd, struct remote *remote, const struct wire_header *h,
 		     struct cursor *body)
 {
-	if (h->type == WIRE_T_CHUNK_ASK || h->type == WIRE_T_CHUNK_LEG ||
-	    h->type == WIRE_T_CHUNK_RELEASE)
-		return err_pass(lend_on_message(kvd->store, remote, h, body));
-	return kvd->store ? err_pass(to_store(kvd->store, remote, h, body)) : 0;
+	struct store *store = kvd->store;
+
+	switch (h->type) {
+	case WIRE_T_CHUNK_ASK:
+	case WIRE_T_CHUNK_LEG:
+	case WIRE_T_CHUNK_RELEASE:
+		return err_pass(lend_on_message(store, remote, h, body));
+	case WIRE_T_CHUNK_NOTE:
+	case WIRE_T_CHUNK_SUM:
+	case WIRE_T_CHUNK_FIND:
+		return err_pass(
+			home_on_message(store ? store->home : NULL, remote, h, body));
+	case WIRE_T_CHUNK_FOUND:
+	case WIRE_T_CHUNK_SUM_ACK:
+		return store && store->homes
+			       ? err_pass(homes_on_message(store->homes, remote, h, body))
+			       : 0;
+	default:
+		return store ? err_pass(far_on_message(store, remote, h, body)) : 0;
+	}
 }
 
 void store_on_up(struct store *store, struct remote *remote)

@@ -704,6 +704,29 @@ static void more_than_lines_take_is_told_in_the_end(void **state)
 	free(chunks);
 }
 
+/* The second of the list keeps no directory: who asks it does so once. */
+static void home_that_is_none_is_not_asked_again(void **state)
+{
+	struct world *w = *state;
+	char both[200];
+
+	put(w, 1, 0, CHUNKS);
+	home_free(mem_steal(store_of(w, 2)->home));
+	snprintf(both, sizeof(both), "%s %s", w->c.nodes[HOME].endpoint,
+		 w->c.nodes[2].endpoint);
+	members_set(homes_members(store_of(w, 1)->homes), both);
+	members_set(homes_members(store_of(w, FINDER)->homes), both);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	assert_int_equal(told(w, 1).up, 2);
+	assert_int_equal(told(w, FINDER).up, 2);
+	assert_int_equal(far_of(w, CHUNKS, 1000), CHUNKS); /* the other one names it */
+	assert_int_equal(told(w, FINDER).up, 1);
+	assert_int_equal(told(w, FINDER).late, 0);
+	cluster_run(&w->c, SUMS_NS);
+	assert_int_equal(told(w, 1).up, 1);
+	assert_int_equal(far_of(w, CHUNKS, 1000), CHUNKS);
+}
+
 static void home_that_cannot_be_dialled_now_is_dialled_later(void **state)
 {
 	struct world *w = *state;
@@ -742,6 +765,7 @@ int main(void)
 		CASE(notes_without_one_allocation_are_told_later),
 		CASE(other_homes_are_told_all),
 		CASE(more_than_lines_take_is_told_in_the_end),
+		CASE(home_that_is_none_is_not_asked_again),
 		CASE(home_that_cannot_be_dialled_now_is_dialled_later),
 	};
 
