@@ -30,6 +30,25 @@ static void chunks_print_far(const cJSON *far)
 		       ctl_num(far, "lent"), ctl_num(far, "lends"));
 }
 
+static void chunks_print_homes(const cJSON *homes, const cJSON *home)
+{
+	if (homes) {
+		printf("homes     %.0f of %.0f up; %.0f notes told, %.0f times all; ",
+		       ctl_num(homes, "up"), ctl_num(homes, "homes"),
+		       ctl_num(homes, "notes"), ctl_num(homes, "resyncs"));
+		printf("%.0f asks, %.0f late\n", ctl_num(homes, "asks"),
+		       ctl_num(homes, "late"));
+	}
+	if (home) {
+		printf("home      of %.0f daemons: %.0f chunks of at most %.0f; ",
+		       ctl_num(home, "holders"), ctl_num(home, "holdings"),
+		       ctl_num(home, "most"));
+		printf("%.0f without room; %.0f notes, %.0f finds\n",
+		       ctl_num(home, "unknown"), ctl_num(home, "notes"),
+		       ctl_num(home, "finds"));
+	}
+}
+
 static void chunks_print_head(const cJSON *reply)
 {
 	double memory = ctl_num(reply, "memory_bytes");
@@ -49,6 +68,8 @@ static void chunks_print_head(const cJSON *reply)
 	printf("\nmoved     %s put", ctl_bytes(ctl_num(reply, "put_bytes")));
 	printf(", %s fetched\n", ctl_bytes(ctl_num(reply, "fetched_bytes")));
 	chunks_print_far(cJSON_GetObjectItemCaseSensitive(reply, "far"));
+	chunks_print_homes(cJSON_GetObjectItemCaseSensitive(reply, "homes"),
+			   cJSON_GetObjectItemCaseSensitive(reply, "home"));
 }
 
 static void chunks_print_files(const cJSON *files)

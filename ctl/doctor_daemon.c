@@ -536,7 +536,7 @@ void doctor_peers(struct doctor *d)
 void doctor_chunks(struct doctor *d)
 {
 	cJSON *reply = NULL;
-	const cJSON *files;
+	const cJSON *files, *homes, *home;
 	const char *why;
 
 	if (!d->health || ctl_query(d->ctl, "chunk.list", NULL, &reply) != 0)
@@ -558,6 +558,17 @@ void doctor_chunks(struct doctor *d)
 		doctor_say(d, DOCTOR_OK, NULL, "%s of memory%s%s",
 			   ctl_bytes(ctl_num(reply, "memory_bytes")),
 			   files ? ", files in " : "", ctl_str(files, "dir", ""));
+	homes = cJSON_GetObjectItemCaseSensitive(reply, "homes");
+	if (ctl_num(homes, "up") < ctl_num(homes, "homes"))
+		doctor_say(d, DOCTOR_WARN,
+			   "start them, with chunk_memory; kvd-ctl peers says why not",
+			   "%.0f of %.0f daemons of chunk_homes are up",
+			   ctl_num(homes, "up"), ctl_num(homes, "homes"));
+	home = cJSON_GetObjectItemCaseSensitive(reply, "home");
+	if (ctl_num(home, "unknown") > 0)
+		doctor_say(d, DOCTOR_WARN, "a larger chunk_home_memory",
+			   "%.0f chunks of other daemons have no room in the directory",
+			   ctl_num(home, "unknown"));
 	cJSON_Delete(reply);
 }
 

@@ -29,6 +29,7 @@ static void on_peer_up(void *owner, struct peer *peer)
 	if (kvd->bootstrap)
 		bootstrap_peer_up(kvd->bootstrap, peer);
 	rooms_on_up(kvd->rooms);
+	store_on_up(kvd->store, peer->user);
 }
 
 static void on_peer_down(void *owner, struct peer *peer)
@@ -55,6 +56,7 @@ static void on_change(void *owner, struct remote *remote)
 	rooms_on_change(kvd->rooms, remote);
 	xfers_on_change(kvd->xfers, remote);
 	peer_commands_on_change(remote);
+	store_on_change(kvd->store, remote);
 	handshake_release(kvd->handshake, remote);
 }
 
@@ -101,7 +103,7 @@ static int events_on_message(void *owner, struct remote *remote,
 		return bootstrap_on_message(kvd->bootstrap, remote->peer, h, body);
 	if (h->type >= WIRE_T_ATTACH && h->type <= WIRE_T_ATTACH_NAK)
 		return xfers_on_message(kvd->xfers, remote, h, body);
-	if (h->type >= WIRE_T_CHUNK_ASK && h->type <= WIRE_T_CHUNK_RELEASE)
+	if (h->type >= WIRE_T_CHUNK_ASK && h->type <= WIRE_T_CHUNK_SUM_ACK)
 		return store_on_message(kvd, remote, h, body);
 	return rooms_on_message(kvd->rooms, remote, h, body);
 }

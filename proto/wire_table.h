@@ -60,7 +60,12 @@
 	M(34, CHUNK_TOLD, chunk_told, 140000, "those that are there, and where")   \
 	M(35, CHUNK_LEG, chunk_leg, 256, "open an offer of these chunks of a hold") \
 	M(36, CHUNK_LEG_NAK, chunk_leg_nak, 1024, "there is no such offer, and why")   \
-	M(37, CHUNK_RELEASE, chunk_release, 64, "the asker is done with the hold")
+	M(37, CHUNK_RELEASE, chunk_release, 64, "the asker is done with the hold") \
+	M(38, CHUNK_FIND, chunk_find, 1024, "to a home: who has these chunks")     \
+	M(39, CHUNK_FOUND, chunk_found, 16384, "holders, as their homes know them") \
+	M(40, CHUNK_NOTE, chunk_note, 16384, "to a home: chunks that came and went") \
+	M(41, CHUNK_SUM, chunk_sum, 64, "to a home: what all notes so far add up to") \
+	M(42, CHUNK_SUM_ACK, chunk_sum_ack, 64, "the home has the same, or wants all")
 
 /* addresses: count u32, then {str transport, blob address}; product: "kvd 0.1.0" */
 #define WIRE_HELLO(F)                                                              \
@@ -152,6 +157,19 @@
 	F(u64, end) F(id, ticket)
 #define WIRE_CHUNK_LEG_NAK(F) F(u64, ask) F(u64, room) F(u32, code) F(str, text)
 #define WIRE_CHUNK_RELEASE(F) F(u64, ask)
+/* space, ids: a chunk's key, see daemon/store/home_key.h; ids: u64 each, those whose
+ * holders matter most first */
+#define WIRE_CHUNK_FIND(F) F(u64, ask) F(u64, space) F(blob, ids)
+/* holders: count u32, {str endpoint}; then of each id u8 count, {u8 holder}; empty: the
+ * daemon is no home */
+#define WIRE_CHUNK_FOUND(F) F(u64, ask) F(blob, holders)
+/* anew: forget what was told before. notes: {u64 id, u64 space}, the space's highest bit:
+ * it came, else it went */
+#define WIRE_CHUNK_NOTE(F) F(u8, anew) F(blob, notes)
+/* of what came and has not gone: how many, and their keys, mixed, xor */
+#define WIRE_CHUNK_SUM(F) F(u64, count) F(u64, sum)
+/* again: 0: the same; 1: tell all anew; 2: the daemon is no home */
+#define WIRE_CHUNK_SUM_ACK(F) F(u8, again)
 /* clang-format on */
 
 #endif

@@ -149,6 +149,37 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "holds that other daemons have had of chunks here")                            \
 	X(STORE_LENT, GAUGE, NUMBER, NONE, NONE, "store_lent",                           \
 	  "of them, those that are open")                                                \
+	X(STORE_HOMES, GAUGE, NUMBER, NONE, NONE, "store_homes",                         \
+	  "daemons of chunk_homes")                                                      \
+	X(STORE_HOMES_UP, GAUGE, NUMBER, NONE, NONE, "store_home_up",                    \
+	  "of them, those that are up")                                                  \
+	X(STORE_HOME_TOLD, COUNTER, NUMBER, NONE, NONE, "store_home_told_total",         \
+	  "chunks that came and went, told to homes")                                    \
+	X(STORE_HOME_RESYNCS, COUNTER, NUMBER, NONE, NONE, "store_home_resyncs_total",   \
+	  "times that a home was told all")                                              \
+	X(STORE_HOME_ASKS, COUNTER, NUMBER, NONE, NONE, "store_home_asks_total",         \
+	  "questions to homes")                                                          \
+	X(STORE_HOME_LATE, COUNTER, NUMBER, NONE, NONE, "store_home_late_total",         \
+	  "of them, those without an answer in time")                                    \
+	X(STORE_HOME_DIALS, COUNTER, NUMBER, NONE, NONE, "store_home_dials_total",       \
+	  "holders that were dialled because homes named them")                          \
+	X(STORE_HOME_UNDIALLED, COUNTER, NUMBER, NONE, NONE,                             \
+	  "store_home_dials_refused_total",                                              \
+	  "holders that were not: too many a second, or not allowed")                    \
+	X(STORE_HOME_HOLDINGS, GAUGE, NUMBER, NONE, NONE, "store_home_holdings",         \
+	  "chunks of daemons that this one knows as their home")                         \
+	X(STORE_HOME_HOLDERS, GAUGE, NUMBER, NONE, NONE, "store_home_holders",           \
+	  "these daemons")                                                               \
+	X(STORE_HOME_NOTES, COUNTER, NUMBER, NONE, NONE, "store_home_notes_total",       \
+	  "chunks that came and went, as others told")                                   \
+	X(STORE_HOME_REFUSED, COUNTER, NUMBER, NONE, NONE, "store_home_refused_total",   \
+	  "of them, those for which there was no room (chunk_home_memory)")              \
+	X(STORE_HOME_UNKNOWN, GAUGE, NUMBER, NONE, NONE, "store_home_unknown",           \
+	  "chunks of daemons that have no room here yet")                                \
+	X(STORE_HOME_FINDS, COUNTER, NUMBER, NONE, NONE, "store_home_finds_total",       \
+	  "questions of others to this home")                                            \
+	X(STORE_HOME_AGAIN, COUNTER, NUMBER, NONE, NONE, "store_home_again_total",       \
+	  "times that a daemon had to tell all anew")                                    \
 	X(STORE_FILE, GAUGE, BYTES, NONE, NONE, "store_file_bytes",                      \
 	  "bytes of files for chunks (chunk_dir_size)")                                  \
 	X(STORE_FILE_FREE, GAUGE, BYTES, NONE, NONE, "store_file_free_bytes",            \

@@ -81,7 +81,9 @@ struct config {
 	uint64_t chunk_memory_bytes;	   /* 0: none are kept */
 	char chunk_dir[CONFIG_PATH_BYTES]; /* "": no files */
 	uint64_t chunk_dir_bytes;
-	char chunk_stores[1024]; /* endpoints, blanks between them; "": none */
+	char chunk_stores[1024];   /* endpoints, blanks between them; "": none */
+	char chunk_homes[3072];	   /* the same */
+	uint64_t chunk_home_bytes; /* of the directory kept for others; 0: none is */
 
 	/* [transport] */
 	struct setting_words transports;     /* in order; all are built in */

@@ -231,6 +231,16 @@ static const struct setting options[] = {
 	 .help = "Daemons that are asked for chunks that this one has not: at most 16 "
 		 "endpoints, with blanks between them, dialled at the start. A daemon "
 		 "with chunk_memory answers any peer that it admits."},
+	{"chunks", "chunk_homes", SETTING_TEXT, FIELD(chunk_homes), .preset = "",
+	 .help = "Daemons that keep the directory of who has which chunks: at most 32 "
+		 "endpoints, with blanks between them, the same words at all daemons; "
+		 "this one may be among them. They are told what this daemon has, and "
+		 "asked for what it has not. Each needs chunk_memory."},
+	{"chunks", "chunk_home_memory", SETTING_SIZE, FIELD(chunk_home_bytes),
+	 .preset = "16 MiB", .max = UINT64_C(64) << 30,
+	 .help = "Most memory for the directory when this daemon is one of others' "
+		 "chunk_homes: 21 bytes for a chunk of a daemon. It is taken as it is "
+		 "used. 0: it keeps none."},
 
 	{"transport", "transports", SETTING_WORDS, FIELD(transports), .preset = "auto",
 	 .help = "Ways to move bytes, in order of preference: local, shm, verbs, tcp, "

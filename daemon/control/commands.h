@@ -144,6 +144,7 @@ extern const struct command region_commands[];
 extern const struct command pool_commands[];
 extern const struct command room_commands[];
 extern const struct command chunk_commands[];
+extern const struct command chunk_event_commands[];
 extern const struct command peer_commands[];
 extern const struct command keys_commands[];
 extern const struct command device_commands[]; /* devices */

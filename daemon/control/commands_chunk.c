@@ -83,6 +83,7 @@ static int space_open(struct request *req, const struct layout *layout)
 					 .tokens = args->tokens,
 					 .layout = layout,
 					 .views = args->views ? views : NULL};
+	char digest[HEX_CHARS(16) + 1];
 	struct store_handle_facts facts;
 	struct store_handle *handle;
 	struct brief brief;
@@ -93,11 +94,13 @@ static int space_open(struct request *req, const struct layout *layout)
 	if (r < 0)
 		return err_pass(r);
 	store_handle_facts(handle, &facts);
+	hex_write(facts.digest, 16, digest);
 	brief_init(&brief);
 	brief_number(&brief, "space", (double)facts.id);
 	brief_number(&brief, "tokens", facts.tokens);
 	brief_number(&brief, "part_bytes", (double)facts.part_bytes);
 	brief_text(&brief, "tenant", facts.tenant);
+	brief_text(&brief, "digest", digest);
 	request_reply_brief(req, &brief);
 	return 0;
 }
@@ -317,8 +320,8 @@ static const struct field hold_fields[] = {
 	F_IDS(hold_args),
 	F_LEASE(hold_args),
 	F_INT("far_ms", hold_args, far_ms, OPTIONAL, 0, FAR_MS_MAX,
-	      "what is not here is asked of the daemons in chunk_stores, for at most so "
-	      "long"),
+	      "what is not here is asked of the daemons in chunk_stores, and of those "
+	      "that chunk_homes name, for at most so long"),
 	F_END,
 };
 
@@ -608,6 +611,7 @@ static bool add_space(cJSON *list, const struct store_space_facts *facts)
 		return false;
 	}
 	return cJSON_AddStringToObject(space, "tenant", facts->tenant) &&
+	       result_add_hex(space, "digest", facts->digest, 16) &&
 	       cJSON_AddStringToObject(space, "model", facts->model) &&
 	       cJSON_AddStringToObject(space, "revision", facts->revision) &&
 	       cJSON_AddStringToObject(space, "scheme", facts->scheme) &&
@@ -670,6 +674,39 @@ static bool add_far(cJSON *result, const struct store_far *f)
 	       cJSON_AddNumberToObject(far, "lent", f->lent);
 }
 
+static bool add_homes(cJSON *result, const struct store_homes *f)
+{
+	cJSON *homes = f->homes ? cJSON_AddObjectToObject(result, "homes") : NULL;
+
+	if (!f->homes)
+		return true;
+	return homes && cJSON_AddNumberToObject(homes, "homes", f->homes) &&
+	       cJSON_AddNumberToObject(homes, "up", f->up) &&
+	       cJSON_AddNumberToObject(homes, "notes", (double)f->notes) &&
+	       cJSON_AddNumberToObject(homes, "resyncs", (double)f->resyncs) &&
+	       cJSON_AddNumberToObject(homes, "asks", (double)f->asks) &&
+	       cJSON_AddNumberToObject(homes, "late", (double)f->late) &&
+	       cJSON_AddNumberToObject(homes, "dials", (double)f->dials) &&
+	       cJSON_AddNumberToObject(homes, "dials_refused", (double)f->dials_refused);
+}
+
+static bool add_home(cJSON *result, const struct store_home *f)
+{
+	cJSON *home = f->most ? cJSON_AddObjectToObject(result, "home") : NULL;
+
+	if (!f->most)
+		return true;
+	return home && cJSON_AddNumberToObject(home, "bytes", (double)f->bytes) &&
+	       cJSON_AddNumberToObject(home, "holdings", (double)f->used) &&
+	       cJSON_AddNumberToObject(home, "most", (double)f->most) &&
+	       cJSON_AddNumberToObject(home, "holders", f->holders) &&
+	       cJSON_AddNumberToObject(home, "notes", (double)f->notes) &&
+	       cJSON_AddNumberToObject(home, "refused", (double)f->refused) &&
+	       cJSON_AddNumberToObject(home, "unknown", (double)f->unknown) &&
+	       cJSON_AddNumberToObject(home, "finds", (double)f->finds) &&
+	       cJSON_AddNumberToObject(home, "again", (double)f->again);
+}
+
 static int list_run(struct request *req)
 {
 	const struct request_list_args *args = request_args(req);
@@ -702,7 +739,8 @@ static int list_run(struct request *req)
 						(double)f.fetched_bytes) &&
 			cJSON_AddNumberToObject(result, "holds", f.holds) &&
 			cJSON_AddNumberToObject(result, "moves", f.moves) &&
-			add_far(result, &f.far) && add_files(result, &f.files) &&
+			add_far(result, &f.far) && add_homes(result, &f.homes) &&
+			add_home(result, &f.home) && add_files(result, &f.files) &&
 			add_spaces(result, req->session, args->all));
 }
 
@@ -713,7 +751,9 @@ static const struct field list_fields[] = {
 
 const struct command chunk_commands[] = {
 	{"chunk.space", "name what chunks mean, with one rank's layout", space_fields, 0,
-	 space_run, "space; tokens; part_bytes: what is kept of a chunk; tenant"},
+	 space_run,
+	 "space; tokens; part_bytes: what is kept of a chunk; tenant; digest: its name "
+	 "in chunk.events"},
 	{"chunk.space_close", "be done with a space; its chunks stay", space_key_fields,
 	 0, space_close_run, "nothing"},
 	{"chunk.find", "how many of these chunks are there, from the first on",
@@ -740,11 +780,17 @@ const struct command chunk_commands[] = {
 	{"chunk.list", "what the chunk store holds", list_fields, 0, list_run,
 	 "ready: its memory is made; memory_bytes, free_bytes; chunks; evicted, found, "
 	 "missed: chunks, since the start; put_bytes, fetched_bytes; holds, moves: open; "
+	 "far: {stores, up: of chunk_stores; found, bytes, retries; lends, lent: by "
+	 "others}; homes, with chunk_homes: {homes, up; notes told, resyncs: "
+	 "how often a home was told all; asks, late: of homes; dials, dials_refused: of "
+	 "holders that were no peers}; home, once it is one of others': {holdings, of at "
+	 "most `most`, of holders; bytes; notes, refused: there was no room; finds; "
+	 "again: how often a holder had to tell all anew}; "
 	 "files, with chunk_dir: {dir, way (io_uring, threads), direct, open, scanned: "
 	 "what it holds is known, readonly, why, bytes, free_bytes, written, read, "
 	 "evicted, bad: their sums were wrong, written_bytes, read_bytes, faults, "
 	 "queued}; "
-	 "spaces: {tenant, model, revision, scheme, rope, tokens, chunks, bytes, "
+	 "spaces: {tenant, digest, model, revision, scheme, rope, tokens, chunks, bytes, "
 	 "classes: ways to lie, handles: uses by sessions}"},
 	{.name = NULL},
 };

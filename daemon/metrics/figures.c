@@ -39,6 +39,25 @@ static void take_rooms(struct kvd *kvd)
 	metrics_set(&kvd->metrics, METRIC_ORPHANS, rooms_orphans(kvd->rooms));
 }
 
+static void take_homes(struct metrics *m, const struct store_figures *f)
+{
+	metrics_set(m, METRIC_STORE_HOMES, f->homes.homes);
+	metrics_set(m, METRIC_STORE_HOMES_UP, f->homes.up);
+	metrics_set(m, METRIC_STORE_HOME_TOLD, f->homes.notes);
+	metrics_set(m, METRIC_STORE_HOME_RESYNCS, f->homes.resyncs);
+	metrics_set(m, METRIC_STORE_HOME_ASKS, f->homes.asks);
+	metrics_set(m, METRIC_STORE_HOME_LATE, f->homes.late);
+	metrics_set(m, METRIC_STORE_HOME_DIALS, f->homes.dials);
+	metrics_set(m, METRIC_STORE_HOME_UNDIALLED, f->homes.dials_refused);
+	metrics_set(m, METRIC_STORE_HOME_HOLDINGS, f->home.used);
+	metrics_set(m, METRIC_STORE_HOME_HOLDERS, f->home.holders);
+	metrics_set(m, METRIC_STORE_HOME_NOTES, f->home.notes);
+	metrics_set(m, METRIC_STORE_HOME_REFUSED, f->home.refused);
+	metrics_set(m, METRIC_STORE_HOME_UNKNOWN, f->home.unknown);
+	metrics_set(m, METRIC_STORE_HOME_FINDS, f->home.finds);
+	metrics_set(m, METRIC_STORE_HOME_AGAIN, f->home.again);
+}
+
 static void take_store(struct kvd *kvd)
 {
 	struct metrics *m = &kvd->metrics;
@@ -60,6 +79,7 @@ static void take_store(struct kvd *kvd)
 	metrics_set(m, METRIC_STORE_FAR_RETRIES, f.far.retries);
 	metrics_set(m, METRIC_STORE_LENDS, f.far.lends);
 	metrics_set(m, METRIC_STORE_LENT, f.far.lent);
+	take_homes(m, &f);
 	metrics_set(m, METRIC_STORE_FILE, f.files.bytes);
 	metrics_set(m, METRIC_STORE_FILE_FREE, f.files.free_bytes);
 	metrics_set(m, METRIC_STORE_FILE_WRITTEN, f.files.written_bytes);

@@ -5,6 +5,11 @@
  * most are kept, so that a fetch goes on when one of them dies; the others are told to
  * let go at once, and so is whoever answers late.
  *
+ * Holders that homes name are asked the same, up to CANDIDATES_MAX. One that is no peer
+ * is dialled, if it is one that engines could name, too, and no more than DIALS_MAX of
+ * them a second, for a home may name anything. It is a peer for as long as the query or a
+ * hold wants it. Its answer may come before its pools are known, and then waits for them.
+ *
  * What a holder tells is used as far as it makes sense: pools that it has announced to
  * us, whose layouts give this rank what it needs. A chunk that fails that ends the
  * prefix. Nothing else is believed, for the bytes come by rooms, which check plans and
@@ -22,11 +27,14 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake.h"
+#include "daemon/store/homes.h"
 #include "daemon/store/store_impl.h"
 
 #define STORES_MAX 16u
 #define HOLDERS_MAX 2u	     /* of a hold's chunks */
 #define LEASE_MORE_MS 60000u /* the holder's lease ends behind ours */
+#define CANDIDATES_MAX 4u    /* of those that homes name */
+#define DIALS_MAX 8u	     /* a second */
 
 struct far_run {
 	uint32_t chunks;
@@ -59,15 +67,21 @@ struct far_one {
 	struct far_query *query;
 	struct remote *remote;
 	uint64_t ask;
-	bool open; /* not answered */
+	bool open;		 /* not answered */
+	bool held;		 /* the remote, by this: a home named it */
+	bool waiting;		 /* not asked: it is being dialled */
+	struct far_lend *parked; /* its answer names pools that are not known yet */
 };
 
 struct far_query {
 	struct far *far;
 	struct store_hold *hold;
-	struct far_one ones[STORES_MAX];
-	unsigned int count, open;
-	uint32_t asked; /* chunks */
+	struct far_one ones[STORES_MAX + CANDIDATES_MAX];
+	unsigned int count, open; /* open: of these, and of `find` */
+	uint32_t asked;		  /* chunks */
+	struct homes_query *find; /* under way */
+	uint8_t *ids;		  /* for who is asked later; or NULL */
+	struct wire_chunk_ask msg;
 	struct loop_timer timer;
 	struct loop_defer done;
 	void (*on_done)(void *arg);
@@ -79,6 +93,9 @@ struct far {
 	struct remote *remotes[STORES_MAX];
 	unsigned int count;
 	struct idmap asks; /* struct far_one */
+	unsigned int held; /* of them, those that homes named */
+	uint64_t dials_from_ns;
+	unsigned int dials; /* since then */
 };
 
 /* ---- the daemons that are asked ---- */
@@ -109,7 +126,7 @@ int far_new(struct store *store, struct far **far_p)
 	struct far *far;
 
 	*far_p = NULL;
-	if (!*store->kvd->config->chunk_stores)
+	if (!*store->kvd->config->chunk_stores && !store->homes)
 		return 0;
 	far = mem_zalloc(sizeof(*far));
 	if (!far)
@@ -244,22 +261,32 @@ static void one_close(struct far_one *one)
 {
 	if (!one->open)
 		return;
-	one->open = false;
+	one->open = one->waiting = false;
 	one->query->open--;
+	one->query->far->held -= one->held;
 	idmap_remove(&one->query->far->asks, one->ask);
+	if (one->parked)
+		lend_unref(mem_steal(one->parked));
 }
 
 static void query_free(struct far_query *query)
 {
+	struct handshake *hs = query->far->store->kvd->handshake;
+
 	for (unsigned int i = 0; i < query->count; i++) {
 		struct far_one *one = &query->ones[i];
 
-		if (one->open)
+		if (one->open && !one->waiting && !one->parked)
 			far_release(one->remote, one->ask); /* behind the question */
 		one_close(one);
+		if (one->held)
+			handshake_release(hs, one->remote);
 	}
+	if (query->find)
+		homes_query_end(query->find);
 	loop_timer_stop(&query->timer);
 	loop_defer_cancel(&query->done);
+	mem_free(query->ids);
 	mem_free(query);
 }
 
@@ -291,14 +318,22 @@ static void query_look(struct far_query *query)
 		loop_defer(query->far->store->kvd->loop, &query->done);
 }
 
-static int ask_one(struct far_query *query, struct remote *remote,
-		   struct wire_chunk_ask *msg)
+static int one_ask(struct far_one *one)
+{
+	one->query->msg.ask = one->ask;
+	one->waiting = false;
+	return err_pass(handshake_tell_chunk_ask(one->remote, &one->query->msg));
+}
+
+/* `held`: the query's until it ends, if this succeeds. */
+static int one_add(struct far_query *query, struct remote *remote, bool held)
 {
 	struct far *far = query->far;
 	struct far_one *one = &query->ones[query->count];
 	int r;
 
-	*one = (struct far_one){.query = query, .remote = remote};
+	assert(query->count < ARRAY_LEN(query->ones));
+	*one = (struct far_one){.query = query, .remote = remote, .held = held};
 	do
 		one->ask = loop_random_u64(far->store->kvd->loop);
 	while (idmap_get(&far->asks, one->ask));
@@ -308,10 +343,131 @@ static int ask_one(struct far_query *query, struct remote *remote,
 	one->open = true;
 	query->count++;
 	query->open++;
-	msg->ask = one->ask;
-	r = handshake_tell_chunk_ask(remote, msg);
-	if (r < 0)
+	far->held += held;
+	one->waiting = !far_up(remote);
+	if (!one->waiting && one_ask(one) < 0) {
+		err_clear(); /* it is going down */
 		one_close(one);
+	}
+	return 0;
+}
+
+/* ---- those that homes name ---- */
+
+/* Keys decide who may be a peer: then it is one that the allow-list or this host knows,
+ * at a host where that one may be. */
+static bool is_allowed(const struct kvd *kvd, const char *endpoint)
+{
+	char spelled[LINK_ENDPOINT_MAX], name[LINK_USER_MAX];
+	const struct link_ops *ops = kvd->link->ops;
+	struct link_keys keys = {.public_key = ""};
+
+	if (ops->keys)
+		ops->keys(kvd->link, &keys);
+	if (!*keys.public_key)
+		return true; /* anybody may */
+	return ops->canonical(kvd->link, endpoint, spelled) >= 0 &&
+	       ops->name(kvd->link, spelled, name) &&
+	       ops->may_answer(kvd->link, spelled, name) >= 0;
+}
+
+static bool may_dial(struct far *far, const char *endpoint)
+{
+	uint64_t now_ns = loop_now_ns(far->store->kvd->loop);
+
+	if (now_ns - far->dials_from_ns >= LOOP_NS_PER_S) {
+		far->dials_from_ns = now_ns;
+		far->dials = 0;
+	}
+	if (far->dials == DIALS_MAX || !is_allowed(far->store->kvd, endpoint))
+		return false;
+	far->dials++;
+	return true;
+}
+
+static struct remote *remote_at(const struct kvd *kvd, const char *endpoint)
+{
+	struct remote *remote;
+
+	list_foreach(remote, handshake_remotes(kvd->handshake), link) {
+		if (far_up(remote) && strcmp(remote->peer->endpoint, endpoint) == 0)
+			return remote;
+	}
+	return NULL;
+}
+
+static struct remote *candidate_reach(struct far *far, const char *endpoint)
+{
+	const struct peer_client client = {.uid = 0, .session = 0};
+	struct store *store = far->store;
+	struct remote *remote = remote_at(store->kvd, endpoint);
+
+	if (remote) {
+		remote->reaches++;
+		return remote;
+	}
+	if (!may_dial(far, endpoint) ||
+	    handshake_reach(store->kvd->handshake, endpoint, &client, &remote) < 0) {
+		err_clear();
+		store->far_dials_refused++;
+		return NULL;
+	}
+	store->far_dials++;
+	return remote;
+}
+
+static void candidate_ask(struct far_query *query, const char *endpoint)
+{
+	struct far *far = query->far;
+	struct handshake *hs = far->store->kvd->handshake;
+	struct remote *remote;
+
+	if (strcmp(endpoint, far->store->kvd->link->endpoint) == 0)
+		return;
+	remote = candidate_reach(far, endpoint);
+	if (!remote)
+		return;
+	for (unsigned int i = 0; i < query->count; i++) {
+		if (query->ones[i].remote != remote)
+			continue;
+		handshake_release(hs, remote); /* one of chunk_stores, or twice */
+		return;
+	}
+	if (remote->peer->self || one_add(query, remote, true) < 0) {
+		err_clear();
+		handshake_release(hs, remote);
+	}
+}
+
+static void on_homes_done(void *arg)
+{
+	struct far_query *query = arg;
+	const char *endpoints[CANDIDATES_MAX];
+	unsigned int count = homes_query_best(query->find, endpoints, CANDIDATES_MAX);
+
+	for (unsigned int i = 0; i < count; i++)
+		candidate_ask(query, endpoints[i]);
+	homes_query_end(query->find);
+	query->find = NULL;
+	query->open--;
+	query_look(query);
+}
+
+/* Half of the time is theirs, the rest the holders'. */
+static int ask_homes(struct far_query *query, uint64_t wait_ns)
+{
+	struct homes *homes = query->far->store->homes;
+	int r;
+
+	if (!homes)
+		return 0;
+	query->ids = mem_dup(query->msg.ids.data, query->msg.ids.len);
+	if (!query->ids)
+		return err_pass(-ENOMEM);
+	query->msg.ids.data = query->ids;
+	r = homes_find(homes, query->hold->handle->space, query->ids, query->asked,
+		       wait_ns / 2, on_homes_done, query, &query->find);
+	query->open += r == 0;
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -321,15 +477,15 @@ int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32
 {
 	const struct store_space *space = hold->handle->space;
 	struct far_query *query = mem_zalloc(sizeof(*query));
-	struct wire_chunk_ask msg = {
+
+	if (!query)
+		return err_pass(-ENOMEM);
+	query->msg = (struct wire_chunk_ask){
 		.first = (hold->first + hold->count) |
 			 (hold->anywhere ? CHUNK_ASK_ANYWHERE : 0),
 		.lease_ms = lease_ns / LOOP_NS_PER_MS + LEASE_MORE_MS,
 		.ids = {.data = ids, .len = (size_t)count * STORE_ID_BYTES}};
-
-	if (!query)
-		return err_pass(-ENOMEM);
-	memcpy(msg.space, space->digest, sizeof(msg.space));
+	memcpy(query->msg.space, space->digest, sizeof(query->msg.space));
 	query->far = far;
 	query->hold = hold;
 	query->asked = count;
@@ -338,13 +494,11 @@ int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32
 	loop_timer_init(&query->timer, far->store->kvd->loop, on_query_late);
 	loop_defer_init(&query->done, on_query_done);
 	for (unsigned int i = 0; i < far->count; i++) {
-		struct remote *remote = far->remotes[i];
-
-		if (!far_up(remote))
-			continue;
-		if (ask_one(query, remote, &msg) < 0)
+		if (far_up(far->remotes[i]) && one_add(query, far->remotes[i], false) < 0)
 			err_clear();
 	}
+	if (ask_homes(query, wait_ns) < 0)
+		err_clear(); /* nobody is found by them */
 	loop_timer_start(&query->timer, wait_ns);
 	query_look(query);
 	*query_p = query;
@@ -500,40 +654,62 @@ int far_hold_join(const struct far_hold *other, const struct store_handle *handl
 	return 0;
 }
 
-static int told_read(const struct far_one *one, const struct wire_chunk_told *msg,
-		     struct far_hold **far_p)
+static bool is_known(const struct far_lend *lend)
+{
+	for (unsigned int i = 0; i < lend->pool_count; i++) {
+		if (!handshake_pool_by_id(lend->remote, lend->pools[i]))
+			return false;
+	}
+	return true;
+}
+
+/* Takes `lend`. Outcome 1: it waits for pools of the holder's. */
+static int told_use(struct far_one *one, struct far_lend *lend)
+{
+	struct far_hold *far;
+	int r;
+
+	if (one->held && !is_known(lend)) {
+		one->parked = lend;
+		return 1;
+	}
+	r = far_hold_new(lend, one->query->hold->handle, &far);
+	lend_unref(lend);
+	if (far)
+		far_add(&one->query->hold->far, far);
+	return err_pass(r);
+}
+
+static int told_read(struct far_one *one, const struct wire_chunk_told *msg)
 {
 	struct far_lend *lend;
 	int r = lend_read(one, msg, &lend);
 
-	if (r < 0)
-		return err_pass(r);
-	r = far_hold_new(lend, one->query->hold->handle, far_p);
-	lend_unref(lend);
-	return err_pass(r);
+	return r < 0 ? err_pass(r) : err_pass(told_use(one, lend));
 }
 
 static int on_told(struct store *store, struct remote *remote, struct cursor *body)
 {
 	struct wire_chunk_told msg;
-	struct far_hold *far;
 	struct far_one *one;
 	int r = wire_chunk_told_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
 	one = store->far ? idmap_get(&store->far->asks, msg.ask) : NULL;
-	if (!one || one->remote != remote) {
+	if (!one || one->remote != remote || one->waiting) {
 		far_release(remote, msg.ask); /* late */
 		return 0;
 	}
+	if (one->parked)
+		return 0; /* twice */
+	if (msg.code == ERR_OK)
+		r = told_read(one, &msg);
+	if (r == 1)
+		return 0;
+	if (r < 0)
+		err_clear();
 	one_close(one);
-	if (msg.code == ERR_OK) {
-		if (told_read(one, &msg, &far) < 0)
-			err_clear();
-		else if (far)
-			far_add(&one->query->hold->far, far);
-	}
 	query_look(one->query);
 	return 0;
 }
@@ -571,5 +747,39 @@ void far_on_down(struct far *far, const struct remote *remote)
 			continue;
 		one_close(one);
 		query_look(one->query);
+	}
+}
+
+/* A candidate: ask it now that it is up, use its answer now that its pools are known. */
+static void candidate_go_on(struct far_one *one)
+{
+	struct remote *remote = one->remote;
+	int r = 1;
+
+	if (one->parked && is_known(one->parked))
+		r = told_use(one, mem_steal(one->parked));
+	else if (one->waiting && far_up(remote))
+		r = one_ask(one) < 0 ? -EIO : 1;
+	else if (one->waiting && remote->refused)
+		r = 0;
+	if (r == 1)
+		return;
+	if (r < 0)
+		err_clear();
+	one_close(one);
+	query_look(one->query);
+}
+
+void far_on_change(struct far *far, struct remote *remote)
+{
+	struct idmap_cursor it;
+
+	if (!far || !far->held)
+		return;
+	idmap_foreach(&far->asks, it) {
+		struct far_one *one = it.value;
+
+		if (one->remote == remote && one->held)
+			candidate_go_on(one);
 	}
 }

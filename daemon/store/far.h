@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * far: chunks of other daemons, this one asking. Those of chunk_stores are asked all at
- * once for what the own memory has not; the two that have most of it, without a gap, hold
- * it, the others let go. What comes late, or from one that is lost, is a miss.
+ * once for what the own memory has not, and the few that homes name (homes.h) once they
+ * have; the two that have most of it, without a gap, hold it, the others let go. What
+ * comes late, or from one that is lost, is a miss.
  */
 #ifndef KVD_STORE_FAR_H
 #define KVD_STORE_FAR_H
@@ -59,5 +60,7 @@ void far_hold_free(struct far_hold *far);
 int far_on_message(struct store *store, struct remote *remote,
 		   const struct wire_header *h, struct cursor *body);
 void far_on_down(struct far *far, const struct remote *remote);
+/* A peer came up, was refused, or told of a pool. NULL is fine. */
+void far_on_change(struct far *far, struct remote *remote);
 
 #endif

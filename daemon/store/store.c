@@ -23,8 +23,11 @@
 #include "daemon/session/session.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/store/disk.h"
+#include "daemon/store/events.h"
 #include "daemon/store/far.h"
 #include "daemon/store/files.h"
+#include "daemon/store/home.h"
+#include "daemon/store/homes.h"
 #include "daemon/store/keep.h"
 #include "daemon/store/lend.h"
 #include "daemon/store/store_impl.h"
@@ -94,6 +97,7 @@ static void on_tidy(struct loop_defer *defer)
 			continue;
 		arena_owner_free(tenant->owner);
 		arena_owner_free(tenant->file_owner);
+		store_events_free(tenant->events);
 		account_unref(tenant->account);
 		list_remove(&tenant->link);
 		mem_free(tenant);
@@ -133,6 +137,7 @@ int store_make(struct kvd *kvd, struct store **store_p)
 	store->kvd = kvd;
 	store->memory_bytes = kvd->config->chunk_memory_bytes / CANON_GRAIN * CANON_GRAIN;
 	store->seed = loop_random_u64(kvd->loop);
+	loop_random(kvd->loop, store->instance, sizeof(store->instance));
 	list_init(&store->tenants);
 	list_init(&store->spaces);
 	list_init(&store->loading);
@@ -171,6 +176,10 @@ int store_new(struct kvd *kvd, struct store **store_p)
 		r = files_open(store);
 	if (r >= 0)
 		r = session_new_own(kvd, "chunk store", &store->session);
+	if (r >= 0 && kvd->config->chunk_home_bytes)
+		r = home_new(store, &store->home);
+	if (r >= 0)
+		r = homes_new(store, &store->homes);
 	if (r >= 0)
 		r = far_new(store, &store->far);
 	return r < 0 ? err_pass(r) : err_pass(memory_begin(store, &memory));
@@ -192,6 +201,8 @@ void store_free(struct store *store)
 		store->kvd->abandoned = true;
 	far_close(store->far);
 	far_free(store->far);
+	homes_free(store->homes);
+	home_free(store->home);
 	strmap_fini(&store->holds);
 	arena_free(store->arena);
 	mem_free(store);
@@ -271,6 +282,7 @@ void store_session_end(struct session *session)
 		store->region = NULL;
 		lends_close(store);
 		far_close(store->far);
+		homes_close(store->homes);
 		files_close(store->files);
 	}
 	if (!part)
@@ -302,9 +314,38 @@ void store_session_gone(struct session *session)
 int store_on_message(struct kvd *kvd, struct remote *remote, const struct wire_header *h,
 		     struct cursor *body)
 {
-	if (h->type != WIRE_T_CHUNK_TOLD && h->type != WIRE_T_CHUNK_LEG_NAK)
-		return err_pass(lend_on_message(kvd->store, remote, h, body));
-	return kvd->store ? err_pass(far_on_message(kvd->store, remote, h, body)) : 0;
+	struct store *store = kvd->store;
+
+	switch (h->type) {
+	case WIRE_T_CHUNK_ASK:
+	case WIRE_T_CHUNK_LEG:
+	case WIRE_T_CHUNK_RELEASE:
+		return err_pass(lend_on_message(store, remote, h, body));
+	case WIRE_T_CHUNK_NOTE:
+	case WIRE_T_CHUNK_SUM:
+	case WIRE_T_CHUNK_FIND:
+		return err_pass(
+			home_on_message(store ? store->home : NULL, remote, h, body));
+	case WIRE_T_CHUNK_FOUND:
+	case WIRE_T_CHUNK_SUM_ACK:
+		return store && store->homes
+			       ? err_pass(homes_on_message(store->homes, remote, h, body))
+			       : 0;
+	default:
+		return store ? err_pass(far_on_message(store, remote, h, body)) : 0;
+	}
+}
+
+void store_on_up(struct store *store, struct remote *remote)
+{
+	if (store && store->homes)
+		homes_on_up(store->homes, remote);
+}
+
+void store_on_change(struct store *store, struct remote *remote)
+{
+	if (store)
+		far_on_change(store->far, remote);
 }
 
 void store_on_down(struct store *store, const struct remote *remote)
@@ -313,6 +354,10 @@ void store_on_down(struct store *store, const struct remote *remote)
 		return;
 	far_on_down(store->far, remote);
 	lend_on_down(store, remote);
+	if (store->homes)
+		homes_on_down(store->homes, remote);
+	if (store->home)
+		home_on_down(store->home, remote);
 }
 
 /* ---- figures ---- */
@@ -346,6 +391,10 @@ void store_figures(const struct store *store, struct store_figures *figures_p)
 					    .lends = store->lend_count,
 					    .lent = lends_open(store)};
 	far_count(store->far, &figures_p->far.stores, &figures_p->far.up);
+	homes_figures(store->homes, &figures_p->homes);
+	figures_p->homes.dials = store->far_dials;
+	figures_p->homes.dials_refused = store->far_dials_refused;
+	home_figures(store->home, &figures_p->home);
 	files_figures(store->files, &figures_p->files);
 	if (store->files)
 		figures_p->files.dir = store->kvd->config->chunk_dir;

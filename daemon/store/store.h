@@ -24,6 +24,8 @@
 #include "daemon/base/list.h"
 #include "daemon/room/room_map.h"
 #include "daemon/session/wait.h"
+#include "daemon/store/home.h"
+#include "daemon/store/homes.h"
 
 struct kvd;
 struct pool;
@@ -37,7 +39,9 @@ struct store_move;
 #define STORE_IDS_MAX 4096u /* of one command */
 #define STORE_SECRET_BYTES 16u
 #define STORE_LEASE_MS_MAX INT64_C(600000) /* of a hold */
-#define STORE_WORD_MAX 200u		   /* bytes of a space's model, revision, … */
+#define STORE_IN_MEMORY 1u		   /* where a chunk is, as bits */
+#define STORE_IN_FILE 2u
+#define STORE_WORD_MAX 200u /* bytes of a space's model, revision, … */
 
 /* With chunk_memory = 0: *store_p is NULL. Its memory is made by helpers meanwhile. */
 int store_new(struct kvd *kvd, struct store **store_p);
@@ -59,6 +63,9 @@ struct remote;
 struct wire_header;
 int store_on_message(struct kvd *kvd, struct remote *remote, const struct wire_header *h,
 		     struct cursor *body);
+void store_on_up(struct store *store, struct remote *remote);
+/* It is ready or refused, or has told of a pool. */
+void store_on_change(struct store *store, struct remote *remote);
 void store_on_down(struct store *store, const struct remote *remote);
 
 /* ---- spaces ---- */
@@ -81,6 +88,7 @@ struct store_handle_facts {
 	uint64_t id, part_bytes; /* of a rank's part of a chunk, as it is kept */
 	uint32_t tokens;
 	const char *tenant;
+	const uint8_t *digest; /* of the space, 16 bytes: as events tell it */
 };
 void store_handle_facts(const struct store_handle *handle,
 			struct store_handle_facts *facts_p);
@@ -112,8 +120,9 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids);
 
 struct store_hold_args {
 	uint64_t lease_ns;
-	/* What the own daemon has not is asked of those in chunk_stores, for at most so
-	 * long; 0: it is not. Then on_done comes, unless the session ends before. */
+	/* What the own daemon has not is asked of those in chunk_stores and those that
+	 * chunk_homes name, for at most so long; 0: it is not. Then on_done comes, unless
+	 * the session ends before. */
 	uint64_t far_ns;
 	void (*on_done)(void *arg, struct store_hold *hold, const struct err *why);
 	void *arg;
@@ -208,6 +217,8 @@ struct store_figures {
 		unsigned int lent;	 /* that are open */
 		unsigned int stores, up; /* daemons that are asked */
 	} far;
+	struct store_homes homes; /* daemons that are told what is here */
+	struct store_home home;	  /* what others tell this one */
 	struct store_files {
 		const char *dir; /* NULL: there are none */
 		const char *way; /* how they are read and written */
@@ -223,6 +234,7 @@ void store_figures(const struct store *store, struct store_figures *figures_p);
 /* A space as lists show it. */
 struct store_space_facts {
 	const char *tenant, *model, *revision, *scheme, *rope;
+	const uint8_t *digest;
 	uint32_t tokens, handles, classes;
 	uint64_t chunks, bytes;
 };

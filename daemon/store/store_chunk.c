@@ -16,7 +16,9 @@
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
+#include "daemon/store/events.h"
 #include "daemon/store/files.h"
+#include "daemon/store/homes.h"
 #include "daemon/store/keep.h"
 #include "daemon/store/seal.h"
 #include "daemon/store/store_impl.h"
@@ -70,6 +72,25 @@ struct store_chunk *store_chunk_find(const struct store_space *space,
 	return chunk && chunk->first == first ? chunk : NULL;
 }
 
+/* What others can find has changed, perhaps. */
+static void chunk_look(struct store_chunk *chunk)
+{
+	struct store_events *events = chunk->space->tenant->events;
+	struct homes *homes = chunk->space->store->homes;
+	uint8_t now = 0, before = chunk->shown;
+
+	if (!chunk->gone)
+		now = (uint8_t)((chunk->ready ? STORE_IN_MEMORY : 0) |
+				(chunk->filed ? STORE_IN_FILE : 0));
+	if (now == before)
+		return;
+	chunk->shown = now;
+	if (events)
+		store_events_add(events, chunk, before);
+	if (homes && !now != !before)
+		homes_tell(homes, chunk, now != 0);
+}
+
 static void chunk_unlink(struct store_chunk *chunk)
 {
 	struct store_chunk **at = chunk_bucket(chunk->space->store, chunk->item.key);
@@ -80,6 +101,7 @@ static void chunk_unlink(struct store_chunk *chunk)
 	while (*at != chunk)
 		at = &(*at)->next;
 	*at = chunk->next;
+	chunk_look(chunk);
 }
 
 static void chunk_free(struct store_chunk *chunk)
@@ -217,6 +239,7 @@ void store_part_ready(struct store_part *part)
 	part->chunk->ready |= part_bit(part);
 	part->chunk->space->bytes += part->class->canon->slot_bytes;
 	keep_put(part->chunk->space->store->keep, part);
+	chunk_look(part->chunk);
 }
 
 /* No bytes of it are in memory. */
@@ -229,6 +252,7 @@ static void part_unready(struct store_part *part)
 	part->ready = false;
 	part->chunk->ready &= ~part_bit(part);
 	arena_give(&part->slot);
+	chunk_look(part->chunk);
 }
 
 void store_part_free(struct store_part *part)
@@ -267,6 +291,7 @@ void store_part_filed(struct store_part *part)
 {
 	part->filed = true;
 	part->chunk->filed |= part_bit(part);
+	chunk_look(part->chunk);
 }
 
 void store_part_unfiled(struct store_part *part)
@@ -275,6 +300,7 @@ void store_part_unfiled(struct store_part *part)
 	part->chunk->filed &= ~part_bit(part);
 	part->chunk->lasts &= ~part_bit(part);
 	arena_give(&part->place);
+	chunk_look(part->chunk);
 }
 
 void store_on_file_evict(void *arg, struct arena_item *item)

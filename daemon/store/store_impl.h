@@ -27,6 +27,7 @@ struct store_tenant {
 	struct account *account;		/* named so; held */
 	struct arena_owner *owner, *file_owner; /* of memory; of files, or NULL */
 	unsigned int spaces, classes;
+	struct store_events *events; /* NULL: nobody has asked for them */
 };
 
 /* How parts of one kind lie: a pool over the whole memory. */
@@ -101,6 +102,7 @@ struct store_chunk {
 	uint64_t ready, filed, lasts; /* masks of the classes of such parts */
 	uint32_t tokens;	      /* held: of the space's, or fewer */
 	bool gone;		      /* not in the index any more */
+	uint8_t shown;		      /* STORE_IN_…: what others were told last */
 	struct list parts;
 };
 
@@ -119,8 +121,11 @@ struct store {
 	uint64_t next_space;
 	struct store_chunk **buckets;
 	uint64_t bucket_mask, seed;
+	uint8_t instance[16]; /* of this run, as events tell it */
 	uint64_t chunk_count;
 	struct far *far;     /* NULL: no other daemon is asked */
+	struct homes *homes; /* NULL: none is told what is here */
+	struct home *home;   /* NULL: this daemon keeps no directory for others */
 	struct list lends;   /* struct store_lend.link: what others hold here */
 	struct strmap holds; /* by secret */
 	unsigned int moves, moves_live;
@@ -128,7 +133,8 @@ struct store {
 	struct list far_legs; /* struct store_leg.far_link */
 	uint64_t found, missed, put_bytes, fetched_bytes;
 	uint64_t far_found, far_bytes, far_retries, lend_count;
-	struct loop_defer tidy; /* spaces that nobody uses go */
+	uint64_t far_dials, far_dials_refused; /* of holders that homes named */
+	struct loop_defer tidy;		       /* spaces that nobody uses go */
 };
 
 /* session->store_part */

@@ -596,6 +596,7 @@ void store_handle_facts(const struct store_handle *handle,
 		.part_bytes = handle->canon->slot_bytes,
 		.tokens = handle->space->tokens,
 		.tenant = handle->space->tenant->account->name,
+		.digest = handle->space->digest,
 	};
 }
 
@@ -660,6 +661,7 @@ bool store_space_at(const struct session *session, bool all, unsigned int i,
 			continue;
 		*facts_p = (struct store_space_facts){
 			.tenant = space->tenant->account->name,
+			.digest = space->digest,
 			.model = space->model,
 			.revision = space->revision,
 			.scheme = space->scheme,

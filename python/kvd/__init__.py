@@ -32,7 +32,8 @@ from .errors import (AbortedError, BusyError, CanceledError, ConnectionError, Da
 _kvd.set_error_maker(error_make)
 
 from .aio import AsyncClient, AsyncRoom  # noqa: E402
-from .chunks import Facts, Found, Hold, Move, Space  # noqa: E402
+from .chunks import (ChunkEvent, ChunkEvents, Facts, Found, Hold, Move,  # noqa: E402
+                     Space)
 from .client import Client, Pool  # noqa: E402
 from .layout import HND, NHD, Layout  # noqa: E402
 from .memory import Memory, Region  # noqa: E402
@@ -47,7 +48,7 @@ logging.getLogger("kvd").addHandler(logging.NullHandler())
 
 __all__ = [
     "AbortedError", "AsyncClient", "AsyncRoom", "BOOTSTRAPPING", "BusyError", "CLOSED",
-    "CanceledError", "Client", "ConnectionError", "DaemonError", "Error", "Event",
+    "CanceledError", "ChunkEvent", "ChunkEvents", "Client", "ConnectionError", "DaemonError", "Error", "Event",
     "FAILED", "Facts", "Found", "HND", "Hold", "InvalidError", "Layout", "LimitError", "Memory",
     "MemoryImportError", "Move", "NHD", "NotFoundError", "PeerError", "PermissionDenied", "Pool", "RETRY", "Region", "Room",
     "SUCCESS", "Shapes", "Source", "Space", "StateError", "Status", "TRANSFERRING", "TimeoutError",

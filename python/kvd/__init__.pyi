@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from .aio import AsyncClient as AsyncClient, AsyncRoom as AsyncRoom
 from .chunks import (
-    Facts as Facts, Found as Found, Hold as Hold, Move as Move, Space as Space)
+    ChunkEvent as ChunkEvent, ChunkEvents as ChunkEvents, Facts as Facts, Found as Found,
+    Hold as Hold, Move as Move, Space as Space)
 from .client import Client as Client, Pool as Pool
 from .errors import (
     AbortedError as AbortedError, BusyError as BusyError, CanceledError as CanceledError,

@@ -33,6 +33,11 @@ a put, there before, and no room for them; prefix_tokens: moved without a gap fr
 on; error: an exception, or None."""
 
 
+ChunkEvent = namedtuple("ChunkEvent", "seq id space first tokens tier put")
+ChunkEvent.__doc__ = """A chunk that came (put) to a tier, "memory" or "file", or went from it. space:
+the digest that chunk.list has for it; first: which chunk of its prompt it is."""
+
+
 def ids_pack(ids):
     """Ids as one piece of bytes: a list of 32 bytes each, or such a piece."""
     if isinstance(ids, (bytes, bytearray, memoryview)):
@@ -181,7 +186,8 @@ class Space:
 
     def hold(self, ids, first=0, *, lease=None, far=None, timeout=None):
         """What is there of them stays for `lease` seconds (ten), or until it is closed. far:
-        what follows is asked of the daemons of chunk_stores, for at most so many seconds.
+        what follows is asked of the daemons of chunk_stores and those that chunk_homes name,
+        for at most so many seconds.
         -> Hold, perhaps of nothing"""
         return Hold(self, self._space.hold(ids_pack(ids), _first(first), _lease(lease),
                                            _far(far), _check.seconds("timeout", timeout)))
@@ -220,3 +226,41 @@ class Space:
 
     def __exit__(self, *exc):
         self.close()
+
+
+class ChunkEvents:
+    """Of Client.chunk_events()."""
+
+    def __init__(self, client):
+        self._client, self._since, self._instance = client, 0, None
+
+    def read(self, timeout=None):
+        """What came and went since the last read. -> (whole, events): whole: what was known
+        is void, as at the first read and when the daemon is another one, or some events were
+        missed; then the events are all that there is, each put to where it is."""
+        events, since = [], self._since
+        args = {} if self._instance is None else {"instance": self._instance}
+        while True:
+            told = self._client.command("chunk.events", timeout, since=since, **args)
+            since = told["seq"]
+            if told["lost"]:
+                events = self._all(timeout, since)
+                break
+            events += [ChunkEvent(e["seq"], bytes.fromhex(e["id"]), e["space"], e["first"],
+                                  e["tokens"], e["tier"], e["put"]) for e in told["events"]]
+            if not told["more"]:
+                break
+        # not before: what was read in vain by then is read again
+        self._since, self._instance = since, told["instance"]
+        return told["lost"], events
+
+    def _all(self, timeout, since):
+        events, at = [], 0
+        while True:
+            page = self._client.command("chunk.snapshot", timeout, at=at)
+            events += [ChunkEvent(since, bytes.fromhex(c["id"]), c["space"],
+                                  c["first"], c["tokens"], tier, True)
+                       for c in page["chunks"] for tier in ("memory", "file") if c[tier]]
+            at = page["next"]
+            if not at:
+                return events

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Any, NamedTuple, Optional, Sequence, Union
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from .client import Client, Pool
 from .errors import Error
@@ -25,6 +25,15 @@ class Facts(NamedTuple):
     left_out: int
     prefix_tokens: int
     error: Optional[Error]
+
+class ChunkEvent(NamedTuple):
+    seq: int
+    id: bytes
+    space: str
+    first: int
+    tokens: int
+    tier: str
+    put: bool
 
 def ids_pack(ids: _Ids) -> bytes: ...
 
@@ -74,3 +83,7 @@ class Space:
     def close(self, timeout: Optional[float] = ...) -> None: ...
     def __enter__(self) -> Space: ...
     def __exit__(self, *exc: object) -> None: ...
+
+class ChunkEvents:
+    def __init__(self, client: Client) -> None: ...
+    def read(self, timeout: Optional[float] = ...) -> Tuple[bool, List[ChunkEvent]]: ...

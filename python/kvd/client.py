@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from . import _check, _kvd, cuda, daemon
-from .chunks import Space
+from .chunks import ChunkEvents, Space
 from .layout import Layout
 from .memory import Memory, adopt, memory_of
 from .rooms import OFFER, PULL, RECV, SEND, Room, pull_sources
@@ -216,6 +216,11 @@ class Client:
         -> kvd.Space"""
         return Space(self, pool, model=model, scheme=scheme, tokens=tokens,
                      revision=revision, rope=rope, views=views, timeout=timeout)
+
+    def chunk_events(self):
+        """Which chunks of this user, in all of its spaces, came and went: for who tells
+        routers what can be had here. -> kvd.ChunkEvents, whose read() never waits for any"""
+        return ChunkEvents(self)
 
     # ---- rooms: the number is the router's; *_ms: 0 means the daemon's default.
     # request_id (1 to 128 visible ASCII characters without " and \) and traceparent (W3C)

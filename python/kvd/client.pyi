@@ -2,7 +2,7 @@
 import os
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
-from .chunks import Space
+from .chunks import ChunkEvents, Space
 from .layout import Layout
 from .memory import Region
 from .rooms import Room, Source, _Views, _Wait
@@ -56,6 +56,7 @@ class Client:
               revision: Optional[str] = ..., rope: Optional[str] = ...,
               views: Optional[Sequence[str]] = ...,
               timeout: Optional[float] = ...) -> Space: ...
+    def chunk_events(self) -> ChunkEvents: ...
     def states(self, rooms: List[Room], out: Any) -> int: ...
     def send(self, room: int, pool: Pool, *, bootstrap_ms: int = ..., waiting_ms: int = ...,
              stall_ms: int = ..., request_id: Optional[str] = ...,

@@ -362,6 +362,15 @@ def peers_and_failures_have_remedies():
         decode.close()
 
 
+def homes_of_chunks_are_judged():
+    conf = "[chunks]\nchunk_memory = 64 MiB\nchunk_homes = tcp://127.0.0.1:%d\n"
+    with Daemon(conf % free_port() + "[peer]\ninsecure = yes\n") as d:
+        d.expect("insecure: ")
+        until("memory for chunks", lambda: ("ok", "chunks") in [l[:2] for l in doctor(d)])
+        has(doctor(d), "warn", "chunks", "0 of 1 daemons of chunk_homes are up",
+            "kvd-ctl peers")
+
+
 def all_instances_are_asked_and_the_worst_is_told():
     with tempfile.TemporaryDirectory() as run_dir:
         with Daemon(run_dir=run_dir, name="a") as a, Daemon(run_dir=run_dir, name="b") as b:
@@ -407,4 +416,5 @@ run([host_is_looked_at_without_a_daemon, adapters_are_judged_by_sysfs,
      every_check_speaks_of_a_daemon, who_is_no_administrator_is_told_so, configuration_that_differs_is_told, keys_are_judged,
      key_that_is_wrong_elsewhere_is_corrected_there,
      sockets_of_the_dead_and_twins_are_told, peers_and_failures_have_remedies,
+     homes_of_chunks_are_judged,
      all_instances_are_asked_and_the_worst_is_told])

@@ -44,6 +44,7 @@ static void must(int r)
 static void (*wrap_events)(struct kvd *kvd, struct handshake_events *events);
 
 static bool short_parts, real_time;
+static uint32_t peers_max;
 static const char *const *users;
 static const struct transport_ops *preferred;
 
@@ -60,6 +61,11 @@ void cluster_real_time(void)
 void cluster_short_parts(void)
 {
 	short_parts = true;
+}
+
+void cluster_peers_max(uint32_t peers)
+{
+	peers_max = peers;
 }
 
 void cluster_users(const char *const *names)
@@ -98,6 +104,8 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 	snprintf(node->config.name, sizeof(node->config.name), "n%u", i);
 	if (short_parts)
 		node->config.peer_part_bytes = 16;
+	if (peers_max)
+		node->config.peers_max = peers_max;
 	strcpy(node->endpoint, endpoint);
 	list_init(&kvd->sessions);
 	kvd->accounts.limit = node->config.memory_bytes;
@@ -129,10 +137,14 @@ void cluster_new(struct cluster *c, uint64_t seed, unsigned int nodes)
 	must(fake_hub_new(c->loop, seed, &c->bytes));
 	fake_hub_spare(c->bytes, REQUEST_MESSAGE);
 	c->count = nodes;
+	c->most = nodes + 8 > CLUSTER_NODES_MAX ? nodes + 8 : CLUSTER_NODES_MAX;
+	c->nodes = calloc(c->most, sizeof(*c->nodes));
+	assert_non_null(c->nodes);
 	for (unsigned int i = 0; i < nodes; i++) {
 		char endpoint[64];
 
-		snprintf(endpoint, sizeof(endpoint), "tcp://10.0.0.%u:7400", i + 1);
+		snprintf(endpoint, sizeof(endpoint), "tcp://10.0.%u.%u:7400",
+			 (i + 1) / 256, (i + 1) % 256);
 		node_new(c, i, endpoint);
 	}
 }
@@ -152,7 +164,7 @@ void cluster_crash(struct cluster *c, unsigned int i, enum mem_crash how)
 
 unsigned int cluster_restart(struct cluster *c, unsigned int i)
 {
-	assert_true(!c->nodes[i].alive && c->count < CLUSTER_NODES_MAX);
+	assert_true(!c->nodes[i].alive && c->count < c->most);
 	node_new(c, c->count, c->nodes[i].endpoint);
 	return c->count++;
 }
@@ -203,6 +215,7 @@ void cluster_free(struct cluster *c)
 	fake_hub_free(c->bytes);
 	mem_hub_free(c->links);
 	loop_free(c->loop);
+	free(c->nodes);
 }
 
 void cluster_run(struct cluster *c, uint64_t ns)

@@ -19,7 +19,7 @@
 #include "daemon/session/session.h"
 #include "tests/sim/fake.h"
 
-#define CLUSTER_NODES_MAX 40 /* the dead among them */
+#define CLUSTER_NODES_MAX 40 /* the dead among them, unless it begins with more */
 
 struct node {
 	struct kvd kvd;
@@ -34,8 +34,8 @@ struct cluster {
 	struct loop *loop;
 	struct mem_hub *links;
 	struct fake_hub *bytes;
-	struct node nodes[CLUSTER_NODES_MAX];
-	unsigned int count;
+	struct node *nodes;
+	unsigned int count, most;
 };
 
 /* A cache of an engine: one view "kv" (and "aux"), NHD, k and v in one buffer:
@@ -71,6 +71,8 @@ void cluster_users(const char *const *users);
 void cluster_real_time(void);
 /* Nodes made from now on send and read rooms' pages as if two of them were thousands. */
 void cluster_short_parts(void);
+/* Nodes made from now on may have so many peers; 0: as the preset is. */
+void cluster_peers_max(uint32_t peers);
 /* The node's daemon dies: nothing of it moves from now on; its sessions' ends are
  * only this process's housekeeping. */
 void cluster_crash(struct cluster *c, unsigned int node, enum mem_crash how);

@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The directory's state is made of notes alone. A line keeps their order and loses none,
+ * or the peering ends and with it all of the holder's; so the sum of what was told is the
+ * same on both sides unless one of them has a fault, and where it is not, or where notes
+ * found no room and there is some now, the holder is asked to tell all anew. A holder
+ * that says so itself begins anew as well.
+ *
+ * What an old number of a holder's had is swept out before it gets a third one, so nobody
+ * fills the table with what is dead. A false note costs who believes it an ask in vain:
+ * the daemon that is named answers what it has.
+ *
+ * Memory is taken when the first note comes.
+ */
+#include "daemon/store/home.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/store/home_table.h"
+#include "daemon/store/homes_impl.h"
+#include "daemon/store/store_impl.h"
+
+#define FOUND_HOLDERS_MAX 64u /* of one answer */
+
+struct home_peer {
+	struct remote *remote;
+	unsigned int number; /* of the table; 0: none */
+	unsigned int old[2]; /* those before; what they had is swept out, or will be */
+	uint64_t count, sum; /* of what it has told */
+	uint64_t refused;    /* of that, what found no room, or has gone since */
+};
+
+struct home {
+	struct store *store;
+	struct home_table *table; /* NULL: nobody has told anything yet */
+	struct idmap peers;	  /* struct home_peer by remote */
+	struct loop_defer sweep;
+	uint64_t notes, refused, finds, again;
+};
+
+static void on_sweep(struct loop_defer *defer)
+{
+	struct home *home = container_of(defer, struct home, sweep);
+
+	if (home_table_sweep(home->table))
+		loop_defer(home->store->kvd->loop, &home->sweep);
+}
+
+int home_new(struct store *store, struct home **home_p)
+{
+	struct home *home = mem_zalloc(sizeof(*home));
+
+	*home_p = home;
+	if (!home)
+		return err_pass(-ENOMEM);
+	home->store = store;
+	idmap_init(&home->peers);
+	loop_defer_init(&home->sweep, on_sweep);
+	return 0;
+}
+
+void home_free(struct home *home)
+{
+	struct idmap_cursor it;
+
+	if (!home)
+		return;
+	idmap_foreach(&home->peers, it)
+		mem_free(it.value);
+	idmap_fini(&home->peers);
+	loop_defer_cancel(&home->sweep);
+	home_table_free(home->table);
+	mem_free(home);
+}
+
+/* ---- holders ---- */
+
+static struct home_peer *peer_of(const struct home *home, const struct remote *remote)
+{
+	return idmap_get(&home->peers, (uintptr_t)remote);
+}
+
+static int peer_make(struct home *home, struct remote *remote, struct home_peer **peer_p)
+{
+	const struct store *store = home->store;
+	struct home_peer *peer;
+	int r = 0;
+
+	if (!home->table)
+		r = home_table_new(store->kvd->config->chunk_home_bytes,
+				   loop_random_u64(store->kvd->loop), &home->table);
+	if (r < 0)
+		return err_pass(r);
+	peer = mem_zalloc(sizeof(*peer));
+	if (!peer)
+		return err_pass(-ENOMEM);
+	peer->remote = remote;
+	r = idmap_put(&home->peers, (uintptr_t)remote, peer);
+	if (r < 0) {
+		mem_free(peer);
+		return err_pass(r);
+	}
+	peer->number = home_holder_new(home->table, peer);
+	*peer_p = peer;
+	return 0;
+}
+
+static void peer_forget(struct home *home, struct home_peer *peer)
+{
+	if (!peer->number)
+		return;
+	home_holder_drop(home->table, peer->number);
+	loop_defer(home->store->kvd->loop, &home->sweep);
+	peer->old[1] = peer->old[0];
+	peer->old[0] = peer->number;
+	peer->number = 0;
+}
+
+static bool peer_is_swept(const struct home *home, const struct home_peer *peer)
+{
+	return !home_holder_count(home->table, peer->old[0]) &&
+	       !home_holder_count(home->table, peer->old[1]);
+}
+
+/* It tells all anew. Where what it had before the last time is still being swept out,
+ * too, it is not heard until it is asked to tell all. */
+static void peer_anew(struct home *home, struct home_peer *peer)
+{
+	bool swept = peer_is_swept(home, peer);
+
+	peer_forget(home, peer);
+	peer->count = peer->sum = peer->refused = 0;
+	if (swept) /* so two old numbers are the most */
+		peer->number = home_holder_new(home->table, peer);
+}
+
+void home_on_down(struct home *home, const struct remote *remote)
+{
+	struct home_peer *peer = peer_of(home, remote);
+
+	if (!peer)
+		return;
+	peer_forget(home, peer);
+	idmap_remove(&home->peers, (uintptr_t)remote);
+	mem_free(peer);
+}
+
+/* ---- CHUNK_NOTE, CHUNK_SUM ---- */
+
+static void note_take(struct home *home, struct home_peer *peer,
+		      const struct home_key *key, bool put)
+{
+	peer->count += put ? 1 : UINT64_MAX;
+	peer->sum ^= home_key_mix(key);
+	home->notes++;
+	if (!peer->number)
+		return;
+	if (!put) {
+		home_table_remove(home->table, peer->number, key);
+	} else if (home_table_put(home->table, peer->number, key) == HOME_FULL) {
+		peer->refused++;
+		home->refused++;
+	}
+}
+
+static int on_note(struct home *home, struct remote *remote, struct cursor *body)
+{
+	struct home_peer *peer = peer_of(home, remote);
+	struct wire_chunk_note msg;
+	struct cursor in;
+	int r = wire_chunk_note_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	if (msg.notes.len % 16 || msg.notes.len / 16 > HOMES_NOTES_MAX)
+		return err_raise(ERR_PROTO, "CHUNK_NOTE: %zu bytes of notes",
+				 msg.notes.len);
+	if (!peer && peer_make(home, remote, &peer) < 0) {
+		err_clear(); /* its sum will say that it is not known */
+		return 0;
+	}
+	if (msg.anew)
+		peer_anew(home, peer);
+	cursor_read(&in, msg.notes.data, msg.notes.len);
+	while (cursor_left(&in)) {
+		struct home_key key = {.id = cursor_get_u64(&in)};
+		uint64_t space = cursor_get_u64(&in);
+
+		key.space = space & HOME_SPACE_MASK;
+		note_take(home, peer, &key, space & HOMES_PUT);
+	}
+	return 0;
+}
+
+/* How many of its chunks found no room and are still there, as far as that is known: some
+ * of what is told and not here are those of which enough others are. */
+static uint64_t peer_unknown(const struct home *home, const struct home_peer *peer)
+{
+	uint64_t here = home_holder_count(home->table, peer->number);
+	uint64_t gone = peer->count > here ? peer->count - here : 0;
+
+	return gone < peer->refused ? gone : peer->refused;
+}
+
+/* What found no room before may find it now. */
+static bool has_room_again(const struct home *home, const struct home_peer *peer)
+{
+	uint64_t unknown = peer_unknown(home, peer);
+	struct home_figures f;
+
+	if (!unknown)
+		return false;
+	home_table_figures(home->table, &f);
+	return f.used + unknown < f.most / 8 * 7 &&
+	       home_holder_count(home->table, peer->number) + unknown < f.most / 2;
+}
+
+bool home_wants_all(struct home *home, const struct remote *remote,
+		    const struct wire_chunk_sum *msg)
+{
+	const struct home_peer *peer = peer_of(home, remote);
+	const struct home_peer none = {.count = 0};
+	bool all;
+
+	if (!peer)
+		peer = &none;
+	all = peer->count != msg->count || peer->sum != msg->sum ||
+	      (peer != &none && (!peer->number || has_room_again(home, peer)));
+	home->again += all;
+	return all;
+}
+
+static int on_sum(struct home *home, struct remote *remote, struct cursor *body)
+{
+	struct wire_chunk_sum_ack ack;
+	struct wire_chunk_sum msg;
+	int r = wire_chunk_sum_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	ack.again = HOMES_NO_HOME;
+	if (home)
+		ack.again =
+			home_wants_all(home, remote, &msg) ? HOMES_TELL_ALL : HOMES_SAME;
+	return err_pass(handshake_tell_chunk_sum_ack(remote, &ack));
+}
+
+/* ---- CHUNK_FIND ---- */
+
+struct home_found {
+	struct cursor holders, ids;
+	const struct home_peer *list[FOUND_HOLDERS_MAX];
+	unsigned int count;
+};
+
+/* Where it is in the answer's list; -1: it is not told. */
+static int found_index(struct home_found *found, const struct home_peer *peer,
+		       const struct kvd *kvd)
+{
+	const struct peer *at = peer->remote->peer;
+	const char *endpoint = at->self ? kvd->link->endpoint : at->endpoint;
+
+	for (unsigned int i = 0; i < found->count; i++) {
+		if (found->list[i] == peer)
+			return (int)i;
+	}
+	if (found->count == FOUND_HOLDERS_MAX || !*endpoint)
+		return -1;
+	cursor_put_str(&found->holders, endpoint);
+	found->list[found->count] = peer;
+	return (int)found->count++;
+}
+
+static void found_id(struct home *home, const struct remote *asker,
+		     const struct home_key *key, struct home_found *found)
+{
+	uint8_t index[HOMES_HOLDERS_MAX], count = 0;
+	void *owners[HOMES_HOLDERS_MAX];
+	unsigned int n =
+		home_table_find(home->table, key, loop_random_u64(home->store->kvd->loop),
+				owners, HOMES_HOLDERS_MAX);
+
+	for (unsigned int i = 0; i < n; i++) {
+		const struct home_peer *peer = owners[i];
+		int at = peer->remote == asker
+				 ? -1
+				 : found_index(found, peer, home->store->kvd);
+
+		if (at >= 0)
+			index[count++] = (uint8_t)at;
+	}
+	cursor_put_u8(&found->ids, count);
+	cursor_put_bytes(&found->ids, index, count);
+}
+
+int home_found(struct home *home, const struct remote *asker,
+	       const struct wire_chunk_find *msg, struct cursor *out)
+{
+	uint8_t holders[FOUND_HOLDERS_MAX * (LINK_ENDPOINT_MAX + 2)];
+	uint8_t ids[HOMES_PROBES_MAX * (1 + HOMES_HOLDERS_MAX)];
+	struct home_found found = {.count = 0};
+	struct cursor in;
+
+	if (msg->ids.len % 8 || msg->ids.len / 8 > HOMES_PROBES_MAX)
+		return err_raise(ERR_PROTO, "CHUNK_FIND: %zu bytes of ids", msg->ids.len);
+	home->finds++;
+	cursor_write(&found.holders, holders, sizeof(holders));
+	cursor_write(&found.ids, ids, sizeof(ids));
+	cursor_read(&in, msg->ids.data, msg->ids.len);
+	while (cursor_left(&in)) {
+		const struct home_key key = {.id = cursor_get_u64(&in),
+					     .space = msg->space & HOME_SPACE_MASK};
+
+		if (home->table)
+			found_id(home, asker, &key, &found);
+		else
+			cursor_put_u8(&found.ids, 0);
+	}
+	cursor_put_u32(out, found.count);
+	cursor_put_bytes(out, holders, found.holders.pos);
+	cursor_put_bytes(out, ids, found.ids.pos);
+	return err_pass(cursor_check(out, "CHUNK_FOUND"));
+}
+
+static int on_find(struct home *home, struct remote *remote, struct cursor *body)
+{
+	uint8_t bytes[HOME_FOUND_BYTES_MAX];
+	struct wire_chunk_found answer;
+	struct wire_chunk_find msg;
+	struct cursor out;
+	int r = wire_chunk_find_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	cursor_write(&out, bytes, sizeof(bytes));
+	if (home)
+		r = home_found(home, remote, &msg, &out);
+	if (r < 0)
+		return err_pass(r);
+	answer.ask = msg.ask;
+	answer.holders.data = bytes;
+	answer.holders.len = out.pos;
+	return err_pass(handshake_tell_chunk_found(remote, &answer));
+}
+
+int home_on_message(struct home *home, struct remote *remote, const struct wire_header *h,
+		    struct cursor *body)
+{
+	int r;
+
+	if (h->type == WIRE_T_CHUNK_NOTE)
+		return home ? err_pass(on_note(home, remote, body)) : 0;
+	r = h->type == WIRE_T_CHUNK_SUM ? on_sum(home, remote, body)
+					: on_find(home, remote, body);
+	if (r >= 0 || err_last()->code == ERR_PROTO)
+		return err_pass(r);
+	err_clear(); /* it does not read answers: they are lost, or it goes down */
+	return 0;
+}
+
+void home_figures(const struct home *home, struct store_home *figures_p)
+{
+	struct home_figures f = {.bytes = 0};
+	struct idmap_cursor it;
+	uint64_t unknown = 0;
+
+	*figures_p = (struct store_home){0};
+	if (!home)
+		return;
+	if (home->table)
+		home_table_figures(home->table, &f);
+	idmap_foreach(&home->peers, it)
+		unknown += peer_unknown(home, it.value);
+	*figures_p = (struct store_home){.bytes = f.bytes,
+					 .most = f.most,
+					 .used = f.used,
+					 .holders = f.holders,
+					 .notes = home->notes,
+					 .refused = home->refused,
+					 .unknown = unknown,
+					 .finds = home->finds,
+					 .again = home->again};
+}

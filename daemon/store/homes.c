@@ -1,0 +1,456 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a home knows of us is what we have told it over its peering: first all that there
+ * is, by a walk over the index in slices, then what changes. While the walk is under way
+ * changes of chunks that it has not reached are not told, for it will meet them as they
+ * are then; so each chunk is told once, and both sides can add up what was told. Every
+ * SUMS_NS the sums are compared, and on a difference all is told anew. Homes that have
+ * been told as much as each other are walked for together, for all of them come up about
+ * when this daemon does: whose turn it is are those who are furthest behind.
+ *
+ * Notes wait for FLUSH_NS to go together. A home whose line takes none, for so long that
+ * its queue is full, is told all anew later: what is dropped is not lost, and takes no
+ * more memory than the queue. Notes go by peer_send(), which refuses instead of queueing.
+ */
+#include "daemon/store/homes.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/store/homes_impl.h"
+#include "daemon/store/store_impl.h"
+
+#define FLUSH_NS (250 * LOOP_NS_PER_MS)
+#define SUMS_NS (30 * LOOP_NS_PER_S)
+#define SLICE 512u /* buckets, and chunks about */
+
+bool homes_up(const struct remote *remote)
+{
+	return remote && sm_state(&remote->peer->sm) == PEER_UP &&
+	       (remote->peer->features & PEER_FEATURE_HOMES);
+}
+
+/* ---- notes ---- */
+
+static void one_begin(struct homes *homes, struct homes_one *one)
+{
+	one->up = one->anew = true;
+	one->asked = false;
+	one->walk_at = one->count = one->sum = 0;
+	one->note_count = 0;
+	homes->figures.resyncs++;
+	loop_defer(homes->store->kvd->loop, &homes->walk);
+}
+
+static bool one_walks(const struct homes *homes, const struct homes_one *one)
+{
+	return one->up && one->walk_at <= homes->store->bucket_mask;
+}
+
+static int notes_send(struct homes_one *one, unsigned int from, unsigned int count)
+{
+	uint8_t notes[HOMES_NOTES_MAX * 16], body[sizeof(notes) + 16];
+	struct wire_chunk_note msg = {.anew = one->anew};
+	struct cursor out;
+	int r;
+
+	cursor_write(&out, notes, sizeof(notes));
+	for (unsigned int i = from; i < from + count; i++) {
+		cursor_put_u64(&out, one->notes[i].id);
+		cursor_put_u64(&out, one->notes[i].space);
+	}
+	msg.notes.data = notes;
+	msg.notes.len = out.pos;
+	cursor_write(&out, body, sizeof(body));
+	r = wire_chunk_note_put(&out, &msg);
+	return r < 0 ? err_pass(r)
+		     : err_pass(peer_send(one->remote->peer, WIRE_T_CHUNK_NOTE, body,
+					  out.pos));
+}
+
+/* False: some are left, for its line takes no more. */
+static bool one_flush(struct homes *homes, struct homes_one *one)
+{
+	unsigned int sent = 0;
+
+	while (sent < one->note_count || one->anew) {
+		unsigned int n = one->note_count - sent;
+
+		n = n < HOMES_NOTES_MAX ? n : HOMES_NOTES_MAX;
+		if (notes_send(one, sent, n) < 0) {
+			err_clear();
+			break;
+		}
+		one->anew = false;
+		sent += n;
+	}
+	homes->figures.notes += sent;
+	one->note_count -= sent;
+	memmove(one->notes, one->notes + sent, one->note_count * sizeof(*one->notes));
+	return one->note_count == 0 && !one->anew;
+}
+
+/* False: its queue is full. */
+static bool one_note(struct homes_one *one, const struct home_key *key, bool put)
+{
+	if (one->note_count == HOMES_QUEUE_MAX)
+		return false;
+	one->notes[one->note_count++] = (struct home_key){
+		.id = key->id, .space = key->space | (put ? HOMES_PUT : 0)};
+	one->count += put ? 1 : UINT64_MAX;
+	one->sum ^= home_key_mix(key);
+	return true;
+}
+
+static void flush_later(struct homes *homes)
+{
+	if (!loop_timer_running(&homes->flush))
+		loop_timer_start(&homes->flush, FLUSH_NS);
+}
+
+void homes_tell(struct homes *homes, const struct store_chunk *chunk, bool put)
+{
+	struct home_key key;
+	struct homes_one *one;
+
+	if (!homes->count)
+		return;
+	key = home_key_make(home_key_space(chunk->space->digest), chunk->id);
+	one = &homes->ones[members_home(homes->members, &key)];
+	if (!one->up || (chunk->item.key & homes->store->bucket_mask) >= one->walk_at)
+		return;
+	if (!one_note(one, &key, put)) {
+		one_flush(homes, one);
+		if (!one_note(one, &key, put)) {
+			one_begin(homes, one);
+			return;
+		}
+	}
+	flush_later(homes);
+}
+
+static void on_flush(struct loop_timer *timer)
+{
+	struct homes *homes = container_of(timer, struct homes, flush);
+	bool left = false;
+
+	for (unsigned int i = 0; i < homes->count; i++) {
+		struct homes_one *one = &homes->ones[i];
+
+		if (!one->up)
+			continue;
+		left |= !one_flush(homes, one);
+		if (one_walks(homes, one)) /* it stopped at the full line */
+			loop_defer(homes->store->kvd->loop, &homes->walk);
+	}
+	if (left)
+		flush_later(homes);
+}
+
+/* ---- the walk ---- */
+
+/* Homes, as bits, that have been told least and have room for more; they go on from *at_p
+ * to *end_p, where others wait. *full_p: some have none. */
+static uint32_t walk_set(struct homes *homes, uint64_t *at_p, uint64_t *end_p,
+			 bool *full_p)
+{
+	uint64_t at = UINT64_MAX, end = homes->store->bucket_mask + 1;
+	uint32_t set = 0;
+
+	for (unsigned int i = 0; i < homes->count; i++) {
+		struct homes_one *one = &homes->ones[i];
+
+		if (!one_walks(homes, one))
+			continue;
+		if (one->note_count >= HOMES_QUEUE_MAX / 2 && !one_flush(homes, one)) {
+			*full_p = true;
+			continue;
+		}
+		if (one->walk_at < at) {
+			end = set ? at : end;
+			at = one->walk_at;
+			set = 0;
+		}
+		if (one->walk_at == at)
+			set |= UINT32_C(1) << i;
+		else if (one->walk_at < end)
+			end = one->walk_at;
+	}
+	*at_p = at;
+	*end_p = end;
+	return set;
+}
+
+/* -> chunks in it. *set_p: less who has to begin anew. */
+static unsigned int walk_bucket(struct homes *homes, uint64_t at, uint32_t *set_p)
+{
+	const struct store_chunk *chunk = homes->store->buckets[at];
+	unsigned int seen = 0;
+
+	for (; chunk; chunk = chunk->next, seen++) {
+		struct home_key key;
+		unsigned int home;
+
+		if (!chunk->shown)
+			continue;
+		key = home_key_make(home_key_space(chunk->space->digest), chunk->id);
+		home = members_home(homes->members, &key);
+		if (!(*set_p >> home & 1) || one_note(&homes->ones[home], &key, true))
+			continue;
+		*set_p &= ~(UINT32_C(1) << home); /* a bucket of half a queue */
+		one_begin(homes, &homes->ones[home]);
+	}
+	return seen;
+}
+
+/* False: one of the set has enough to send. */
+static bool walk_step(struct homes *homes, uint64_t at, uint32_t set)
+{
+	bool room = true;
+
+	for (; set; set &= set - 1) {
+		struct homes_one *one = &homes->ones[__builtin_ctz(set)];
+
+		one->walk_at = at;
+		room &= one->note_count < HOMES_QUEUE_MAX / 2;
+	}
+	return room;
+}
+
+/* A slice of the index. */
+static void on_walk(struct loop_defer *defer)
+{
+	struct homes *homes = container_of(defer, struct homes, walk);
+	unsigned int buckets = 0, seen = 0;
+	uint64_t at, end;
+	bool full = false;
+	uint32_t set = walk_set(homes, &at, &end, &full);
+
+	while (set && at < end && buckets++ < SLICE && seen < SLICE) {
+		seen += walk_bucket(homes, at++, &set);
+		if (!walk_step(homes, at, set))
+			break;
+	}
+	if (buckets)
+		loop_defer(homes->store->kvd->loop, &homes->walk);
+	if (full || buckets)
+		flush_later(homes); /* and goes on then where it is full */
+}
+
+/* ---- sums ---- */
+
+static struct homes_one *one_of(struct homes *homes, const struct remote *remote)
+{
+	for (unsigned int i = 0; i < homes->count; i++) {
+		if (homes->ones[i].remote == remote)
+			return &homes->ones[i];
+	}
+	return NULL;
+}
+
+static void one_dial(struct homes *homes, unsigned int i)
+{
+	struct handshake *hs = homes->store->kvd->handshake;
+	const char *endpoint = members_endpoint(homes->members, i);
+	const struct peer_client client = {.uid = 0, .session = 0};
+	struct homes_one *one = &homes->ones[i];
+	int r = handshake_reach(hs, endpoint, &client, &one->remote);
+
+	one->later = false;
+	if (r >= 0 && one_of(homes, one->remote) != one) {
+		handshake_release(hs, one->remote);
+		r = err_raise(ERR_EXIST, "it is in chunk_homes twice");
+	}
+	if (r < 0) {
+		one->later = err_last()->code == ERR_NOMEM ||
+			     err_last()->code == ERR_LIMIT; /* it may pass */
+		log_warn("store", endpoint, "is no home of chunks", "why=\"%s\"",
+			 err_last()->text);
+		err_clear();
+		one->remote = NULL;
+	} else if (homes_up(one->remote)) {
+		one_begin(homes, one);
+	}
+}
+
+static void on_sums(struct loop_timer *timer)
+{
+	struct homes *homes = container_of(timer, struct homes, sums);
+
+	for (unsigned int i = 0; i < homes->count; i++) {
+		struct homes_one *one = &homes->ones[i];
+		const struct wire_chunk_sum msg = {.count = one->count, .sum = one->sum};
+
+		if (one->later)
+			one_dial(homes, i);
+		if (!one->up || one_walks(homes, one) || !one_flush(homes, one))
+			continue;
+		one->asked = handshake_tell_chunk_sum(one->remote, &msg) >= 0;
+		if (!one->asked)
+			err_clear();
+	}
+	loop_timer_start(&homes->sums, SUMS_NS);
+}
+
+void homes_absent(struct homes *homes, const struct remote *remote)
+{
+	struct homes_one *one = one_of(homes, remote);
+
+	if (!one || !one->up)
+		return;
+	one->up = false;
+	log_warn("store", remote->peer->endpoint, "keeps no directory of chunks",
+		 "see=\"its chunk_memory and chunk_home_memory\"");
+}
+
+static int on_sum_ack(struct homes *homes, const struct remote *remote,
+		      struct cursor *body)
+{
+	struct homes_one *one = one_of(homes, remote);
+	struct wire_chunk_sum_ack msg;
+	int r = wire_chunk_sum_ack_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	if (!one || !one->up || !one->asked)
+		return 0;
+	one->asked = false;
+	if (msg.again == HOMES_NO_HOME)
+		homes_absent(homes, remote);
+	else if (msg.again)
+		one_begin(homes, one);
+	return 0;
+}
+
+/* ---- life ---- */
+
+static void ones_close(struct homes *homes)
+{
+	while (homes->count > 0) {
+		struct homes_one *one = &homes->ones[--homes->count];
+
+		one->up = false;
+		if (one->remote)
+			handshake_release(homes->store->kvd->handshake, one->remote);
+		one->remote = NULL;
+	}
+}
+
+static void on_members(void *arg)
+{
+	struct homes *homes = arg;
+	struct remote *before[MEMBERS_MAX];
+	unsigned int count = homes->count;
+
+	/* who stays is not left in between */
+	for (unsigned int i = 0; i < count; i++) {
+		before[i] = homes->ones[i].remote;
+		homes->ones[i].remote = NULL;
+		homes->ones[i].up = false;
+	}
+	homes->count = members_count(homes->members);
+	for (unsigned int i = 0; i < homes->count; i++)
+		one_dial(homes, i);
+	for (unsigned int i = 0; i < count; i++) {
+		if (before[i])
+			handshake_release(homes->store->kvd->handshake, before[i]);
+	}
+}
+
+int homes_new(struct store *store, struct homes **homes_p)
+{
+	struct homes *homes;
+	int r;
+
+	*homes_p = NULL;
+	if (!*store->kvd->config->chunk_homes)
+		return 0;
+	homes = mem_zalloc(sizeof(*homes));
+	if (!homes)
+		return err_pass(-ENOMEM);
+	homes->store = store;
+	idmap_init(&homes->asks);
+	loop_defer_init(&homes->walk, on_walk);
+	loop_timer_init(&homes->flush, store->kvd->loop, on_flush);
+	loop_timer_init(&homes->sums, store->kvd->loop, on_sums);
+	r = members_new(store->kvd->config->chunk_homes, on_members, homes,
+			&homes->members);
+	if (r < 0) {
+		homes_free(homes);
+		return err_pass(r);
+	}
+	homes->count = members_count(homes->members);
+	for (unsigned int i = 0; i < homes->count; i++)
+		one_dial(homes, i);
+	loop_timer_start(&homes->sums, SUMS_NS);
+	*homes_p = homes;
+	return 0;
+}
+
+void homes_close(struct homes *homes)
+{
+	if (!homes)
+		return;
+	loop_defer_cancel(&homes->walk);
+	loop_timer_stop(&homes->flush);
+	loop_timer_stop(&homes->sums);
+	ones_close(homes);
+}
+
+void homes_free(struct homes *homes)
+{
+	if (!homes)
+		return;
+	homes_close(homes);
+	members_free(homes->members);
+	idmap_fini(&homes->asks);
+	mem_free(homes);
+}
+
+struct members *homes_members(struct homes *homes)
+{
+	return homes->members;
+}
+
+void homes_on_up(struct homes *homes, const struct remote *remote)
+{
+	struct homes_one *one = one_of(homes, remote);
+
+	if (one && homes_up(remote))
+		one_begin(homes, one);
+}
+
+void homes_on_down(struct homes *homes, const struct remote *remote)
+{
+	struct homes_one *one = one_of(homes, remote);
+
+	if (one) {
+		one->up = false;
+		one->note_count = 0;
+	}
+	homes_asks_on_down(homes, remote);
+}
+
+int homes_on_message(struct homes *homes, const struct remote *remote,
+		     const struct wire_header *h, struct cursor *body)
+{
+	return err_pass(h->type == WIRE_T_CHUNK_FOUND
+				? homes_on_found(homes, remote, body)
+				: on_sum_ack(homes, remote, body));
+}
+
+void homes_figures(const struct homes *homes, struct store_homes *figures_p)
+{
+	*figures_p = (struct store_homes){0};
+	if (!homes)
+		return;
+	*figures_p = homes->figures;
+	figures_p->homes = homes->count;
+	for (unsigned int i = 0; i < homes->count; i++)
+		figures_p->up += homes->ones[i].up;
+}

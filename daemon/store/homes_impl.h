@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* homes_impl: what homes.c (telling) and homes_find.c (asking) share. */
+#ifndef KVD_STORE_HOMES_IMPL_H
+#define KVD_STORE_HOMES_IMPL_H
+
+#include "daemon/base/idmap.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/loop/loop.h"
+#include "daemon/store/home_key.h"
+#include "daemon/store/homes.h"
+#include "daemon/store/members.h"
+
+#define HOMES_QUEUE_MAX 1024u /* notes that wait for one home */
+#define HOMES_NEW_MAX 16u     /* holders of one answer: who makes them up leaves room */
+#define HOMES_PUT (UINT64_C(1) << 63)
+
+enum homes_again { /* of CHUNK_SUM_ACK */
+		   HOMES_SAME,
+		   HOMES_TELL_ALL,
+		   HOMES_NO_HOME, /* the daemon keeps no directory */
+};
+
+struct homes_one {
+	struct remote *remote; /* held; NULL: it cannot be dialled */
+	bool up;
+	bool anew;	  /* the next note says that it is told all from the first on */
+	bool later;	  /* it could not be dialled for want of something */
+	bool asked;	  /* a sum was sent and not answered */
+	uint64_t walk_at; /* chunks of buckets before this one have been told */
+	uint64_t count, sum; /* of what was told */
+	unsigned int note_count;
+	struct home_key
+		notes[HOMES_QUEUE_MAX]; /* space as in CHUNK_NOTE, with HOMES_PUT */
+};
+
+struct homes {
+	struct store *store;
+	struct members *members;
+	struct homes_one ones[MEMBERS_MAX];
+	unsigned int count;
+	struct loop_defer walk;	 /* a slice */
+	struct loop_timer flush; /* notes wait */
+	struct loop_timer sums;
+	struct idmap asks; /* struct homes_ask: homes_find.c */
+	struct store_homes figures;
+};
+
+bool homes_up(const struct remote *remote);
+/* It says that it keeps no directory: it is not up, until it comes up again. */
+void homes_absent(struct homes *homes, const struct remote *remote);
+int homes_on_found(struct homes *homes, const struct remote *remote, struct cursor *body);
+void homes_asks_on_down(struct homes *homes, const struct remote *remote);
+
+#endif
