@@ -8,6 +8,7 @@
  */
 #include "daemon/events.h"
 
+#include "daemon/attend/attend.h"
 #include "daemon/base/context.h"
 #include "daemon/bootstrap/bootstrap.h"
 #include "daemon/control/commands.h"
@@ -66,6 +67,7 @@ static void events_on_down(void *owner, struct remote *remote, const struct err 
 
 	rooms_on_down(kvd->rooms, remote);
 	xfers_on_down(kvd->xfers, remote, why);
+	attends_on_down(kvd->attends, remote, why);
 	store_on_down(kvd->store, remote);
 }
 
@@ -105,6 +107,8 @@ static int events_on_message(void *owner, struct remote *remote,
 		return xfers_on_message(kvd->xfers, remote, h, body);
 	if (h->type >= WIRE_T_CHUNK_ASK && h->type <= WIRE_T_CHUNK_SUM_ACK)
 		return store_on_message(kvd, remote, h, body);
+	if (h->type >= WIRE_T_ATTEND && h->type <= WIRE_T_ATTEND_STOP)
+		return attends_on_message(kvd->attends, remote, h, body);
 	return rooms_on_message(kvd->rooms, remote, h, body);
 }
 
@@ -161,6 +165,7 @@ static void on_rooms_told(struct session *session)
 {
 	struct kvd *kvd = session->kvd;
 
+	attends_session_end(session);
 	store_session_end(session);
 	if (kvd->xfers)
 		xfers_session_end(kvd->xfers, session);
@@ -184,6 +189,7 @@ static void on_session_end(struct session *session, void *conn, const struct err
 static void on_session_gone(struct session *session)
 {
 	ring_free(session->ring);
+	attends_session_gone(session);
 	store_session_gone(session);
 }
 
@@ -191,6 +197,7 @@ static void on_region_going(struct region *region)
 {
 	struct xfers *xfers = region->session->kvd->xfers;
 
+	attends_region_going(region);
 	if (xfers)
 		xfers_region_going(xfers, region);
 }

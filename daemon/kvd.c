@@ -21,6 +21,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "daemon/attend/attend.h"
 #include "daemon/base/cpu.h"
 #include "daemon/base/err.h"
 #include "daemon/base/hex.h"
@@ -395,6 +396,8 @@ static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 		r = http_new(kvd, &kvd->http);
 	if (r == 0)
 		r = store_new(kvd, &kvd->store);
+	if (r >= 0 && kvd->store)
+		r = attends_new(kvd, &kvd->attends);
 	return err_pass(r);
 }
 
@@ -464,6 +467,7 @@ static int wind_up(struct kvd *kvd)
 	memory_hurry(true);
 	err_set(&why, ERR_DRAIN, "the daemon is stopping");
 	rooms_fail_all(kvd->rooms, &why);
+	attends_close(kvd->attends);
 	peer_commands_stop(&why);
 	bootstrap_close(kvd->bootstrap, &why);
 	control_close(kvd->control);
@@ -472,11 +476,11 @@ static int wind_up(struct kvd *kvd)
 		loop_turn(kvd->loop, DRAIN_LOOK_NS);
 	handshake_close(kvd->handshake);
 	while (!(control_idle(kvd->control) && handshake_drained(kvd->handshake) &&
-		 store_drained(kvd->store)) &&
+		 store_drained(kvd->store) && attends_drained(kvd->attends)) &&
 	       loop_clock_ns(kvd->loop) < until)
 		loop_turn(kvd->loop, DRAIN_LOOK_NS);
 	if (control_idle(kvd->control) && handshake_drained(kvd->handshake) &&
-	    store_drained(kvd->store))
+	    store_drained(kvd->store) && attends_drained(kvd->attends))
 		return 0;
 	log_error("daemon", kvd->config->name, "not quiesced in time",
 		  "sessions=%u rooms=%u", kvd->session_count, rooms_count(kvd->rooms));
@@ -534,6 +538,7 @@ void kvd_free(struct kvd *kvd)
 		return;
 	http_free(kvd->http);
 	control_free(kvd->control);
+	attends_free(kvd->attends);
 	store_free(kvd->store);
 	xfers_free(kvd->xfers);
 	rooms_free(kvd->rooms);

@@ -216,6 +216,7 @@ enum client_kind {
 	CLIENT_SPACE,
 	CLIENT_HOLD,
 	CLIENT_MOVE,
+	CLIENT_ATTEND,
 	CLIENT_KINDS,
 };
 
@@ -318,6 +319,10 @@ int client_slot_wait(struct client_slot *slot, int state, int timeout_ms);
 /* Take slot and gen from an answer; false: the answer lacks them. */
 bool client_slot_attach(struct client_slot *slot, const cJSON *reply);
 void client_slot_fini(struct client_slot *slot);
+
+/* The daemon's number of it; 0: not answered yet. */
+struct kvd_hold;
+uint64_t client_hold_id(const struct kvd_hold *hold);
 
 /* ---- the submission ring ----------------------------------------------------- */
 

@@ -510,6 +510,13 @@ int kvd_hold_found(const struct kvd_hold *hold, struct kvd_found *found_p,
 	return 0;
 }
 
+uint64_t client_hold_id(const struct kvd_hold *hold)
+{
+	return client_object_phase(&hold->slot.object) == CLIENT_READY
+		       ? hold->slot.object.id
+		       : 0;
+}
+
 int kvd_hold_secret(const struct kvd_hold *hold, void *secret)
 {
 	if (client_object_phase(&hold->slot.object) != CLIENT_READY)

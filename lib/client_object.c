@@ -81,6 +81,7 @@ static const struct {
 	[CLIENT_SPACE] = {"space", "chunk.space", "chunk.space_close"},
 	[CLIENT_HOLD] = {"hold", "chunk.hold", "chunk.release"},
 	[CLIENT_MOVE] = {"move", "chunk.put", "chunk.close"},
+	[CLIENT_ATTEND] = {"attend", "attend.open", "attend.close"},
 };
 
 /* Somebody registered it after the caller's timeout: take it back. */

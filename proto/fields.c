@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "proto/fields.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -68,6 +69,19 @@ static int fields_number_read(const struct field *f, const cJSON *obj, void *to)
 	return err_pass(r);
 }
 
+static int field_real_read(const struct field *f, const cJSON *obj, double *to)
+{
+	const cJSON *item = cJSON_GetObjectItemCaseSensitive(obj, f->name);
+
+	*to = 0;
+	if (!item)
+		return f->required ? err_raise(ERR_INVAL, "%s: missing", f->name) : 0;
+	if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble))
+		return err_raise(ERR_INVAL, "%s: a number was expected", f->name);
+	*to = item->valuedouble;
+	return 0;
+}
+
 static int field_read(const struct field *f, const cJSON *obj, void *to)
 {
 	size_t limit = f->max ? (size_t)f->max : SIZE_MAX;
@@ -79,6 +93,8 @@ static int field_read(const struct field *f, const cJSON *obj, void *to)
 	case FIELD_BOOL:
 		*(bool *)to = false;
 		return json_get_bool(obj, f->name, f->required, to);
+	case FIELD_NUMBER:
+		return err_pass(field_real_read(f, obj, to));
 	case FIELD_ARRAY:
 		*(const cJSON **)to = NULL;
 		return json_get_array(obj, f->name, f->required, limit, to);

@@ -30,6 +30,7 @@ enum field_type {
 	FIELD_INT,    /* an integer of 4 or 8 bytes; min … max */
 	FIELD_U64,    /* uint64_t; a decimal string (or small number) */
 	FIELD_BOOL,   /* bool */
+	FIELD_NUMBER, /* double, finite; 0 when absent */
 	FIELD_CHOICE, /* int: which of `names` a string is */
 	FIELD_ARRAY,  /* const cJSON *; limit: entries */
 	FIELD_OBJECT, /* const cJSON * */
@@ -95,6 +96,8 @@ struct field {
 	FIELD(name, FIELD_U64, s, m, FIELD_IS(s, m, uint64_t), text, need)
 #define F_BOOL(name, s, m, text) \
 	FIELD(name, FIELD_BOOL, s, m, FIELD_IS(s, m, bool), text, OPTIONAL)
+#define F_NUMBER(name, s, m, need, text) \
+	FIELD(name, FIELD_NUMBER, s, m, FIELD_IS(s, m, double), text, need)
 #define F_CHOICE(name, s, m, need, all, text) \
 	FIELD(name, FIELD_CHOICE, s, m, FIELD_IS(s, m, int), text, need, .names = all)
 #define F_ARRAY(name, s, m, need, limit, text)                                    \

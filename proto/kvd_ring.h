@@ -42,6 +42,10 @@
  * chunks, `bytes` tokens, of a joined hold `first_token`: the number of the first chunk.
  * A FIND that was answered has let go of its slot; RELEASE lets go of one that was
  * refused, and closes a hold or a move; CANCEL aborts a move.
+ *
+ * ATTEND takes a new slot, too, which is free again with the terminal word; its `done` is
+ * the microseconds that it waited for a processor, `moved_us` those of its attention,
+ * both where that was longest, `rows` the daemons that took part. CANCEL ends it.
  */
 #ifndef KVD_RING_LAYOUT_H
 #define KVD_RING_LAYOUT_H
@@ -98,10 +102,15 @@ enum kvd_ring_op {
 	 * BIND's.
 	 */
 	KVD_RING_PUT = 19,
+	/* a: attend (attend.open); b: layer; c: deadline_us; n0: seat; payload: n1 parts
+	 * (struct kvd_ring_part), then their selections in the same order. Word:
+	 * TRANSFERRING from when q is the engine's again; SUCCESS: o, m and l are in the
+	 * seat. */
+	KVD_RING_ATTEND = 24,
 };
 
 /* The ops that this header describes, as bits: 1 << op. */
-#define KVD_RING_OPS UINT64_C(0xf1ffe)
+#define KVD_RING_OPS UINT64_C(0x10f1ffe)
 
 enum {
 	KVD_RING_WRITES = 1 << 0,   /* XFER: local to remote */
@@ -110,6 +119,7 @@ enum {
 	KVD_RING_LAST = 1 << 3,	    /* SEND: no chunk comes after this one */
 	KVD_RING_AUX = 1 << 4,	    /* BIND, SEND: c is a slot of the view "aux" */
 	KVD_RING_DURABLE = 1 << 5, /* PUT: it succeeds when all would outlast the power */
+	KVD_RING_OWN = 1 << 6,	   /* ATTEND: o, m and l of the seat are a part, too */
 };
 
 #define KVD_RING_ID_BYTES 32u
@@ -124,6 +134,18 @@ struct kvd_ring_view {
 	uint32_t layer_begin, layer_end; /* both 0: all */
 	uint32_t page_count, zero;
 	uint32_t pages[];
+};
+
+/* Query rows of a seat, and which chunks of a hold they attend to. */
+struct kvd_ring_part {
+	uint64_t hold;
+	uint32_t row, rows;
+	uint32_t first, count; /* chunks of the hold */
+	uint64_t tokens;       /* from the first one's first on; 0: all */
+	int32_t delta;	       /* by how many places the chunks lie behind where they
+				* were computed */
+	uint32_t per_token;    /* 0: all tokens. Else so many numbers of 32 bits for each
+				* query token: tokens of the part, ~0: none */
 };
 
 struct kvd_ring_entry {

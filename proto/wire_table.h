@@ -65,7 +65,10 @@
 	M(39, CHUNK_FOUND, chunk_found, 16384, "holders, as their homes know them") \
 	M(40, CHUNK_NOTE, chunk_note, 16384, "to a home: chunks that came and went") \
 	M(41, CHUNK_SUM, chunk_sum, 64, "to a home: what all notes so far add up to") \
-	M(42, CHUNK_SUM_ACK, chunk_sum_ack, 64, "the home has the same, or wants all")
+	M(42, CHUNK_SUM_ACK, chunk_sum_ack, 64, "the home has the same, or wants all") \
+	M(43, ATTEND, attend, 600000, "query rows for chunks of a hold: attend to them there") \
+	M(44, ATTENDED, attended, 1000000, "what the rows made of these chunks")   \
+	M(45, ATTEND_STOP, attend_stop, 64, "the asker needs it no more")
 
 /* addresses: count u32, then {str transport, blob address}; product: "kvd 0.1.0" */
 #define WIRE_HELLO(F)                                                              \
@@ -170,6 +173,22 @@
 #define WIRE_CHUNK_SUM(F) F(u64, count) F(u64, sum)
 /* again: 0: the same; 1: tell all anew; 2: the daemon is no home */
 #define WIRE_CHUNK_SUM_ACK(F) F(u8, again)
+/* ask, pool: as in CHUNK_LEG. Of the hold's chunks [first, first + count), as far as
+ * `tokens` tokens. form: u8 kind, q_type, kv_type; u16 heads, kv_heads, dqk, dv; u32
+ * first_head; f32 scale, softcap; str key, value: fields. rope, where delta is not 0: u32 first,
+ * dims, u8 order, then dims / 2 f64. select: per_token u32 for each query token, or
+ * nothing. q: rows of dqk */
+#define WIRE_ATTEND(F)                                                             \
+	F(u64, attend) F(u64, ask) F(u64, pool) F(u32, first) F(u32, count)        \
+	F(u64, tokens) F(str, view) F(u32, layer) F(u32, rows) F(u32, delta)       \
+	F(u32, per_token) F(u32, deadline_us) F(blob, form) F(blob, rope)         \
+	F(blob, select) F(blob, q)
+/* values: rows of dv f32, then a maximum and a sum, f32, for each row; with a code
+ * nothing. queue_us, attend_us: how long the rows waited, and were attended */
+#define WIRE_ATTENDED(F)                                                           \
+	F(u64, attend) F(u32, queue_us) F(u32, attend_us) F(u32, code) F(str, text) \
+	F(blob, values)
+#define WIRE_ATTEND_STOP(F) F(u64, attend)
 /* clang-format on */
 
 #endif

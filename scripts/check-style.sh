@@ -6,7 +6,7 @@
 #   - SPDX in the first line (second after #!)
 #   - includes follow the order of folders (check_includes below): base, proto, then
 #     plan, loop, config, then gpu, memory, transport, its backends, link, peer,
-#     session, handshake, then room, bootstrap, store, xfer, control, metrics, then daemon/
+#     session, handshake, then room, bootstrap, store, attend, xfer, control, metrics, then daemon/
 #   - only daemon/loop/loop.c includes <ev.h>
 #   - .clang-format, 90 columns
 #   - functions of at most 100 lines, .c and .h files of at most 900
@@ -48,6 +48,7 @@ check_includes()
 	BEGIN {
 		order["daemon/base"] = 0
 		order["proto"] = 1
+		order["daemon/math"] = 0
 		order["daemon/plan"] = order["daemon/loop"] = order["daemon/config"] = 2
 		order["lib"] = order["gpu"] = order["daemon/gate"] = 3
 		order["daemon/memory"] = 4
@@ -60,10 +61,11 @@ check_includes()
 		order["daemon/handshake"] = 10
 		order["daemon/room"] = order["daemon/bootstrap"] = 11
 		order["daemon/store"] = 12
-		order["daemon/xfer"] = 13
-		order["daemon/control"] = 14
-		order["daemon/metrics"] = 15
-		order["daemon"] = 16
+		order["daemon/attend"] = 13
+		order["daemon/xfer"] = 14
+		order["daemon/control"] = 15
+		order["daemon/metrics"] = 16
+		order["daemon"] = 17
 	}
 	function folder(path) {
 		return path ~ /\// ? substr(path, 1, length(path) - length(base(path)) - 1) : "."

@@ -17,6 +17,7 @@
 /* Of one daemon, of one peer, of one region's keys. */
 #define TRANSPORTS_MAX 8u
 
+struct attends;
 struct bootstrap;
 struct config;
 struct control;
@@ -57,6 +58,7 @@ struct kvd {
 	struct xfers *xfers;
 	struct rooms *rooms;
 	struct store *store; /* NULL: it keeps no chunks */
+	struct attends *attends;
 	struct control *control;
 	struct http *http;		     /* NULL without metrics_listen */
 	struct rings *rings;		     /* ring.c; NULL without any */

@@ -81,6 +81,8 @@ struct config {
 	uint64_t chunk_memory_bytes;	   /* 0: none are kept */
 	char chunk_dir[CONFIG_PATH_BYTES]; /* "": no files */
 	uint64_t chunk_dir_bytes;
+	unsigned int attend_threads; /* 0: none */
+	char attend_isa[16];
 	char chunk_stores[1024];   /* endpoints, blanks between them; "": none */
 	char chunk_homes[3072];	   /* the same */
 	uint64_t chunk_home_bytes; /* of the directory kept for others; 0: none is */

@@ -227,6 +227,14 @@ static const struct setting options[] = {
 	 .preset = "64 GiB", .min = MIB, .max = UINT64_C(1) << 50,
 	 .help = "Most bytes of files in chunk_dir, made as they are needed, in 128 "
 		 "pieces. With another size than before its files are given up."},
+	{"chunks", "attend_threads", SETTING_COUNT, FIELD(attend_threads), .preset = "0",
+	 .min = 0, .max = THREADS_MAX,
+	 .help = "Threads that attend to chunks here for engines of this daemon and of "
+		 "others (attend.open): so many cores, at most, are taken from the "
+		 "engines of this host. 0: query rows are refused, chunks are fetched."},
+	{"chunks", "attend_isa", SETTING_TEXT, FIELD(attend_isa), .preset = "auto",
+	 .help = "Instructions that those threads use: auto, or one that the log names "
+		 "at the start."},
 	{"chunks", "chunk_stores", SETTING_TEXT, FIELD(chunk_stores), .preset = "",
 	 .help = "Daemons that are asked for chunks that this one has not: at most 16 "
 		 "endpoints, with blanks between them, dialled at the start. A daemon "

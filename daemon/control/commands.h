@@ -145,6 +145,7 @@ extern const struct command pool_commands[];
 extern const struct command room_commands[];
 extern const struct command chunk_commands[];
 extern const struct command chunk_event_commands[];
+extern const struct command attend_commands[];
 extern const struct command peer_commands[];
 extern const struct command keys_commands[];
 extern const struct command device_commands[]; /* devices */

@@ -8,10 +8,11 @@
 const char *field_type_name(enum field_type type)
 {
 	static const char *const names[] = {
-		[FIELD_STR] = "string",	 [FIELD_INT] = "integer",
-		[FIELD_U64] = "u64",	 [FIELD_BOOL] = "bool",
-		[FIELD_ARRAY] = "array", [FIELD_OBJECT] = "object",
-		[FIELD_FD] = "fd",	 [FIELD_CHOICE] = "string",
+		[FIELD_STR] = "string",	   [FIELD_INT] = "integer",
+		[FIELD_U64] = "u64",	   [FIELD_BOOL] = "bool",
+		[FIELD_NUMBER] = "number", [FIELD_ARRAY] = "array",
+		[FIELD_OBJECT] = "object", [FIELD_FD] = "fd",
+		[FIELD_CHOICE] = "string",
 	};
 
 	return names[type];

@@ -75,8 +75,9 @@ struct session {
 	unsigned int files;	       /* regions that are */
 	struct session_watch *watch;   /* pidfd and statm of the engine */
 	struct loop_defer free_defer;
-	void *room_part;  /* rooms.c's, from the first room on */
-	void *store_part; /* store.c's, from the first space on */
+	void *room_part;   /* rooms.c's, from the first room on */
+	void *store_part;  /* store.c's, from the first space on */
+	void *attend_part; /* attend.c's, from the first attend on */
 };
 
 /*

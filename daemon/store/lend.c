@@ -371,6 +371,22 @@ static struct store_class *leg_class(const struct store_space *space, uint64_t p
 	return NULL;
 }
 
+int lend_chunks(const struct store *store, const struct remote *remote, uint64_t ask,
+		uint64_t pool, struct store_chunk *const **chunks_p, uint32_t *count_p,
+		struct store_class **class_p)
+{
+	struct store_lend *lend = lend_find(store, remote, ask);
+
+	if (!lend)
+		return err_raise(ERR_LEASE, "the hold's lease has ended");
+	*class_p = leg_class(lend->space, pool);
+	if (!*class_p)
+		return err_raise(ERR_NOTFOUND, "pool: none of the hold's");
+	*chunks_p = lend->chunks;
+	*count_p = lend->count;
+	return 0;
+}
+
 /* Outcome 1: its parts are in memory; 0: some are on their way. */
 static int leg_parts(const struct lend_leg *leg, const struct store_class *class)
 {

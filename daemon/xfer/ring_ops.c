@@ -16,12 +16,14 @@
 #include <assert.h>
 #include <unistd.h>
 
+#include "daemon/attend/attend.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "daemon/store/store.h"
+#include "daemon/xfer/ring_attend.h"
 #include "daemon/xfer/ring_chunk.h"
 #include "daemon/xfer/ring_room.h"
 #include "daemon/xfer/xfer_impl.h"
@@ -72,8 +74,11 @@ void ring_faults_free(struct ring *ring)
 /* The newest are kept; without memory for the text the code must do. */
 static void fault_put(struct ring *ring, uint64_t id, const struct err *err)
 {
-	struct ring_fault *fault = mem_zalloc(sizeof(*fault));
+	struct ring_fault *fault = fault_find(ring, id);
 
+	if (fault) /* of whoever had the slot before */
+		fault_drop(ring, fault);
+	fault = mem_zalloc(sizeof(*fault));
 	if (!fault) {
 		err_clear();
 		return;
@@ -323,8 +328,8 @@ int ring_op(struct ring *ring, const struct kvd_ring_entry *e, struct xfer_paylo
 		t = idmap_get(&xs->transfers, e->a);
 		if (t)
 			transfer_cancel_asked(t);
-		else if (!ring_room_cancel(ring, e->a))
-			ring_chunk_cancel(ring, e->a);
+		else if (!ring_room_cancel(ring, e->a) && !ring_chunk_cancel(ring, e->a))
+			(void)attend_cancel(ring->session, e->a);
 		return 0;
 	case KVD_RING_RELEASE:
 		return op_release(ring, xs, e);
@@ -335,6 +340,8 @@ int ring_op(struct ring *ring, const struct kvd_ring_entry *e, struct xfer_paylo
 	case KVD_RING_FIND:
 	case KVD_RING_HOLD:
 		return ring_chunk_ids(ring, e, arena);
+	case KVD_RING_ATTEND:
+		return ring_attend(ring, e, arena);
 	case KVD_RING_OPEN:
 	case KVD_RING_BIND:
 	case KVD_RING_SEND:

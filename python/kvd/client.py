@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from . import _check, _kvd, cuda, daemon
+from .attend import Attend
 from .chunks import ChunkEvents, Space
 from .layout import Layout
 from .memory import Memory, adopt, memory_of
@@ -216,6 +217,11 @@ class Client:
         -> kvd.Space"""
         return Space(self, pool, model=model, scheme=scheme, tokens=tokens,
                      revision=revision, rope=rope, views=views, timeout=timeout)
+
+    def attend(self, **shape):
+        """Seats for query rows that attend to chunks where they are. -> kvd.Attend, whose
+        arguments these are"""
+        return Attend(self, **shape)
 
     def chunk_events(self):
         """Which chunks of this user, in all of its spaces, came and went: for who tells

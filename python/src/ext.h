@@ -9,6 +9,7 @@
  *   ext_lists.c   attachments, descriptor lists
  *   ext_xfer.c    transfers, notifications
  *   ext_chunk.c   spaces, holds, puts and fetches of chunks
+ *   ext_attend.c  query rows that attend to chunks where they are
  *   ext_shapes.c  layouts by the plan library
  *   ext_rows.c    descriptor rows: check, compress, index lists (no Python in it)
  *
@@ -52,6 +53,7 @@ int ext_room_init(PyObject *module);
 int ext_lists_init(PyObject *module);
 int ext_xfer_init(PyObject *module);
 int ext_chunk_init(PyObject *module);
+int ext_attend_init(PyObject *module);
 int ext_shapes_init(PyObject *module);
 
 /* ---- ext_client.c ------------------------------------------------------------ */
@@ -165,6 +167,12 @@ int ext_wait_parse(const struct client *client, PyObject *tuple, struct kvd_wait
 /* *names_p: mem_free() */
 int ext_names_parse(PyObject *tuple, const char ***names_p, size_t *count_p);
 void ext_on_nothing(void *arg, int result, const struct kvd_reply *reply);
+
+/* ---- ext_chunk.c ------------------------------------------------------------- */
+
+struct kvd_hold;
+/* Of a Hold of this client that is open; NULL with an exception. */
+struct kvd_hold *ext_hold_of(PyObject *hold, const struct client *client);
 
 /* ---- ext_rows.c ---------------------------------------------------------------- */
 

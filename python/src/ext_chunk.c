@@ -441,6 +441,17 @@ static PyObject *hold_fetch(PyObject *self, PyObject *args)
 	return made;
 }
 
+struct kvd_hold *ext_hold_of(PyObject *hold, const struct client *client)
+{
+	struct chunk_object *object = (struct chunk_object *)hold;
+
+	if (Py_TYPE(hold) != hold_type || object->client != client) {
+		PyErr_SetString(PyExc_ValueError, "hold: it is no hold of this client");
+		return NULL;
+	}
+	return chunk_usable(object, "hold") ? object->kvd : NULL;
+}
+
 /* (chunks, tokens, first, far, secret) */
 static PyObject *hold_facts(PyObject *self, PyObject *none)
 {

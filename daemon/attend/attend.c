@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/attend/attend_impl.h"
+#include "daemon/base/context.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/memory/memory.h"
+#include "daemon/peer/peer.h"
+#include "daemon/session/region.h"
+#include "daemon/session/session.h"
+#include "proto/wire.h"
+
+#define ATTENDS_MAX 64u /* of a session */
+#define SEAT_ALIGN 64u
+
+/* ---- life ---- */
+
+static int attends_make(struct kvd *kvd, struct offload *offload, struct attends **p)
+{
+	struct attends *attends = mem_zalloc(sizeof(*attends));
+	int r;
+
+	if (!attends)
+		return err_pass(-ENOMEM);
+	attends->kvd = kvd;
+	list_init(&attends->posts);
+	list_init(&attends->serving);
+	idmap_init(&attends->legs);
+	r = compute_new(kvd->loop, offload, kvd->config->attend_threads,
+			kvd->config->attend_isa, &attends->compute);
+	if (r < 0) {
+		mem_free(attends);
+		return err_pass(r);
+	}
+	*p = attends;
+	return 0;
+}
+
+int attends_new(struct kvd *kvd, struct attends **attends_p)
+{
+	unsigned int threads = kvd->config->attend_threads;
+	struct offload *offload = NULL;
+	int r = 0;
+
+	if (threads)
+		r = offload_new(kvd->loop, threads, &offload);
+	if (r >= 0)
+		r = attends_make(kvd, offload, attends_p);
+	if (r < 0) {
+		if (offload)
+			offload_free(offload);
+		return err_pass(r);
+	}
+	(*attends_p)->offload = offload;
+	return 0;
+}
+
+int attends_new_inline(struct kvd *kvd, struct attends **attends_p)
+{
+	return err_pass(attends_make(kvd, kvd->offload, attends_p));
+}
+
+void attends_close(struct attends *attends)
+{
+	struct attend_post *post;
+	struct err why;
+
+	if (!attends || attends->closed)
+		return;
+	attends->closed = true;
+	err_set(&why, ERR_DRAIN, "the daemon is stopping");
+	list_foreach_safe(post, &attends->posts, link)
+		post_fail(post, &why);
+	serves_close(attends);
+}
+
+bool attends_drained(const struct attends *attends)
+{
+	return !attends || (attends->under_way == 0 && list_empty(&attends->posts));
+}
+
+void attends_free(struct attends *attends)
+{
+	if (!attends)
+		return;
+	attends_close(attends);
+	if (attends->offload)
+		offload_free(attends->offload); /* what it has runs to its end */
+	assert(attends_drained(attends));
+	compute_free(attends->compute);
+	idmap_fini(&attends->legs);
+	mem_free(attends);
+}
+
+/* ---- seats ---- */
+
+static int part_of(struct session *session, struct attend_session **part_p)
+{
+	struct attend_session *part = session->attend_part;
+
+	if (!part) {
+		part = mem_zalloc(sizeof(*part));
+		if (!part)
+			return err_pass(-ENOMEM);
+		idmap_init(&part->attends);
+		idmap_init(&part->posts);
+		session->attend_part = part;
+	}
+	*part_p = part;
+	return 0;
+}
+
+static uint64_t round_up(uint64_t bytes)
+{
+	return (bytes + SEAT_ALIGN - 1) / SEAT_ALIGN * SEAT_ALIGN;
+}
+
+/* q, o, m, l, each at a multiple of 64 bytes. */
+static void seat_lay(struct attend *attend)
+{
+	const struct form *form = &attend->form;
+	struct attend_facts *f = &attend->facts;
+
+	f->q = 0;
+	f->o = round_up(form_q_bytes(form, attend->rows));
+	f->m = f->o + round_up((uint64_t)attend->rows * form->shape.dv * sizeof(float));
+	f->l = f->m + round_up(attend->rows * sizeof(float));
+	f->seat_bytes = f->l + round_up(attend->rows * sizeof(float));
+}
+
+static int attend_args_check(const struct attend_args *args)
+{
+	int r = form_check(&args->form);
+
+	if (r < 0)
+		return err_pass(r);
+	if (args->rows == 0 || args->rows > ATTEND_ROWS_MAX ||
+	    args->rows % args->form.shape.heads)
+		return err_raise(ERR_RANGE,
+				 "rows: %u is no multiple of heads, %u, of at most %u",
+				 args->rows, args->form.shape.heads, ATTEND_ROWS_MAX);
+	if (args->seats == 0 || args->seats > ATTEND_SEATS_MAX)
+		return err_raise(ERR_RANGE, "seats: %u is not in 1 to %u", args->seats,
+				 ATTEND_SEATS_MAX);
+	if (args->offset % SEAT_ALIGN)
+		return err_raise(ERR_INVAL, "offset: no multiple of %u", SEAT_ALIGN);
+	return 0;
+}
+
+/* Memory that nobody can cut, and that this daemon may write. */
+static int region_check(struct session *session, const struct attend *attend)
+{
+	const struct region *region = region_find(session, attend->region);
+	uint64_t bytes = attend->facts.seat_bytes * attend->seats;
+
+	if (!region)
+		return err_pass(-ENOENT);
+	if (region->kind != REGION_MEMFD || region->memory->kind != MEMORY_SEALED ||
+	    !region->memory->writable || (uintptr_t)region->memory->base % SEAT_ALIGN)
+		return err_raise(ERR_REQUIRE,
+				 "region: seats are in a memfd that can be written");
+	if (attend->offset > region->length || bytes > region->length - attend->offset)
+		return err_raise(ERR_RANGE,
+				 "region: %u seats of %llu bytes from %llu on, it has "
+				 "%llu",
+				 attend->seats,
+				 (unsigned long long)attend->facts.seat_bytes,
+				 (unsigned long long)attend->offset,
+				 (unsigned long long)region->length);
+	return 0;
+}
+
+static void attend_free(struct attend *attend)
+{
+	charge_drop(&attend->charge);
+	mem_free(attend->taken);
+	mem_free(attend);
+}
+
+static int attend_new(struct session *session, const struct attend_args *args,
+		      struct attend **attend_p)
+{
+	struct attend *attend = mem_zalloc(sizeof(*attend));
+	int r;
+
+	if (!attend)
+		return err_pass(-ENOMEM);
+	*attend = (struct attend){.attends = session->kvd->attends,
+				  .session = session,
+				  .region = args->region,
+				  .offset = args->offset,
+				  .rows = args->rows,
+				  .seats = args->seats,
+				  .form = args->form};
+	seat_lay(attend);
+	attend->taken = mem_calloc(args->seats, sizeof(struct attend_post *));
+	r = attend->taken ? region_check(session, attend) : -ENOMEM;
+	if (r >= 0)
+		r = charge_take(&attend->charge, session->account, ACCOUNT_CHUNKS,
+				sizeof(*attend) +
+					args->seats * sizeof(struct attend_post *));
+	if (r < 0) {
+		attend_free(attend);
+		return err_pass(r);
+	}
+	*attend_p = attend;
+	return 0;
+}
+
+int attend_open(struct session *session, const struct attend_args *args,
+		struct attend **attend_p)
+{
+	struct attend_session *part;
+	struct attend *attend;
+	int r = attend_args_check(args);
+
+	if (r >= 0)
+		r = part_of(session, &part);
+	if (r >= 0 && idmap_count(&part->attends) >= ATTENDS_MAX)
+		r = err_raise(ERR_LIMIT, "%u attends: the limit of a session",
+			      ATTENDS_MAX);
+	if (r >= 0)
+		r = attend_new(session, args, &attend);
+	if (r < 0)
+		return err_pass(r);
+	attend->id = attend->facts.id = ++session->next_id;
+	r = idmap_put(&part->attends, attend->id, attend);
+	if (r < 0) {
+		attend_free(attend);
+		return err_pass(r);
+	}
+	*attend_p = attend;
+	return 0;
+}
+
+void attend_facts(const struct attend *attend, struct attend_facts *facts_p)
+{
+	*facts_p = attend->facts;
+}
+
+struct attend *attend_find(struct session *session, uint64_t id)
+{
+	const struct attend_session *part = session->attend_part;
+	struct attend *attend = part ? idmap_get(&part->attends, id) : NULL;
+
+	if (!attend)
+		err_raise(ERR_NOTFOUND, "attend: none of number %llu in this session",
+			  (unsigned long long)id);
+	return attend;
+}
+
+void attend_close(struct attend *attend)
+{
+	struct attend_session *part = attend->session->attend_part;
+	struct err why;
+
+	err_set(&why, ERR_CANCELED, "the attend was closed");
+	for (uint32_t i = 0; i < attend->seats; i++) {
+		if (attend->taken[i])
+			post_fail(attend->taken[i], &why);
+	}
+	idmap_remove(&part->attends, attend->id);
+	attend_free(attend);
+}
+
+/* ---- events ---- */
+
+void attends_session_end(struct session *session)
+{
+	struct attend_session *part = session->attend_part;
+	struct idmap_cursor it;
+
+	if (!part)
+		return;
+	idmap_foreach(&part->attends, it)
+		attend_close(it.value);
+}
+
+void attends_session_gone(struct session *session)
+{
+	struct attend_session *part = mem_steal(session->attend_part);
+
+	if (!part)
+		return;
+	assert(!idmap_count(&part->attends) && !idmap_count(&part->posts));
+	idmap_fini(&part->attends);
+	idmap_fini(&part->posts);
+	mem_free(part);
+}
+
+void attends_region_going(struct region *region)
+{
+	struct attends *attends = region->session->kvd->attends;
+	struct attend_post *post;
+	struct err why;
+
+	if (!attends)
+		return;
+	err_set(&why, ERR_CANCELED, "the seats' region is unregistered");
+	list_foreach_safe(post, &attends->posts, link) {
+		if (post->region == region)
+			post_fail(post, &why);
+	}
+}
+
+int attends_on_message(struct attends *attends, struct remote *remote,
+		       const struct wire_header *h, struct cursor *body)
+{
+	switch (h->type) {
+	case WIRE_T_ATTEND:
+		return err_pass(serve_on_attend(attends, remote, body));
+	case WIRE_T_ATTENDED:
+		return err_pass(ask_on_attended(attends, remote, body));
+	default:
+		return err_pass(serve_on_stop(attends, remote, body));
+	}
+}
+
+void attends_on_down(struct attends *attends, const struct remote *remote,
+		     const struct err *why)
+{
+	if (!attends)
+		return;
+	ask_on_down(attends, remote, why);
+	serve_on_down(attends, remote);
+}
+
+void attends_figures(const struct attends *attends, struct attend_figures *figures_p)
+{
+	struct compute_figures c;
+
+	compute_figures(attends->compute, &c);
+	*figures_p = (struct attend_figures){.posts = attends->posted,
+					     .rows = attends->posted_rows,
+					     .served = attends->served,
+					     .served_rows = attends->served_rows,
+					     .refused = attends->refused,
+					     .batches = c.batches,
+					     .batch_rows = c.rows,
+					     .attend_us = c.attend_us,
+					     .threads = c.threads,
+					     .waiting = c.waiting,
+					     .live = attends->post_count,
+					     .isa = c.isa};
+}

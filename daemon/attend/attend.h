@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * attend: query rows go to where KV of chunks is, attend to it there, and come back as
+ * partial results, which are merged.
+ *
+ *   attend  an engine's seats in memory of its own, and the shape of its attention
+ *   seat    query rows, and what becomes of them: q, o, m, l
+ *   post    a seat's rows with one layer's KV of some holds: parts
+ *   leg     a part's rows with the chunks that one daemon has
+ *
+ * An engine posts, and a daemon that is asked serves; both put rows into one queue
+ * (compute.h). Only the engine's own daemon writes to a seat, when all legs are in: so a
+ * post that ends has ended, whatever is still under way elsewhere. Loop thread.
+ */
+#ifndef KVD_ATTEND_H
+#define KVD_ATTEND_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/attend/form.h"
+
+struct attend;
+struct attends;
+struct cursor;
+struct err;
+struct kvd;
+struct kvd_ring_entry;
+struct kvd_ring_part;
+struct region;
+struct remote;
+struct session;
+struct wire_header;
+
+#define ATTEND_PARTS_MAX 64u  /* of a post */
+#define ATTEND_SEATS_MAX 256u /* of an attend */
+
+int attends_new(struct kvd *kvd, struct attends **attends_p);
+/* For a simulation: what is computed is computed at once (offload_new_inline()). */
+int attends_new_inline(struct kvd *kvd, struct attends **attends_p);
+/* All posts fail, nothing more is served. NULL is fine. */
+void attends_close(struct attends *attends);
+bool attends_drained(const struct attends *attends);
+void attends_free(struct attends *attends); /* NULL is fine */
+
+struct attend_args {
+	uint64_t region, offset; /* where the first seat is */
+	uint32_t rows, seats;
+	struct form form;
+};
+struct attend_facts {
+	uint64_t id, seat_bytes; /* from one seat to the next */
+	/* in a seat, from its begin on */
+	uint64_t q, o, m, l;
+};
+/* ERR_INVAL, ERR_RANGE, ERR_NOTFOUND, ERR_LIMIT. */
+int attend_open(struct session *session, const struct attend_args *args,
+		struct attend **attend_p);
+void attend_facts(const struct attend *attend, struct attend_facts *facts_p);
+struct attend *attend_find(struct session *session, uint64_t id); /* ERR_NOTFOUND */
+void attend_close(struct attend *attend);			  /* its posts end */
+
+struct attend_post_args {
+	uint64_t id; /* of the post: its slot's */
+	uint32_t slot, gen;
+	uint32_t seat, layer;
+	uint64_t deadline_ns;
+	bool own; /* the seat's o, m and l are a part */
+	const struct kvd_ring_part *parts;
+	uint32_t part_count;
+	const uint32_t *select; /* of all parts */
+	uint32_t select_count;
+	/* It fails after it was begun: before the slot's word says so. */
+	void (*on_failed)(struct session *session, uint32_t slot, uint64_t id,
+			  const struct err *why);
+};
+/* The slot is claimed; it is the post's from here on, if this succeeds. ERR_INVAL, ERR_RANGE,
+ * ERR_NOTFOUND, ERR_BUSY, ERR_LEASE, ERR_REQUIRE (nobody can attend to it there), … */
+int attend_post(struct attend *attend, const struct attend_post_args *args);
+/* False: it is none, or over. */
+bool attend_cancel(struct session *session, uint64_t id);
+void attends_session_end(struct session *session);
+void attends_session_gone(struct session *session);
+void attends_region_going(struct region *region);
+int attends_on_message(struct attends *attends, struct remote *remote,
+		       const struct wire_header *h, struct cursor *body);
+void attends_on_down(struct attends *attends, const struct remote *remote,
+		     const struct err *why);
+
+struct attend_figures {
+	uint64_t posts, rows, served, served_rows, batches, batch_rows, refused;
+	uint64_t attend_us; /* of processors */
+	unsigned int threads, waiting, live;
+	const char *isa;
+};
+void attends_figures(const struct attends *attends, struct attend_figures *figures_p);
+
+#endif

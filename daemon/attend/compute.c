@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Items wait in one list, in the order in which they came. A batch is the first of them
+ * and all others that read the same KV, up to BATCH_ROWS rows; there are as many batches
+ * at work as threads. So rows that come while all threads are busy are computed together,
+ * without a timer that would make the first one wait.
+ *
+ * A canceled item of a batch is left to its batch: its rows are in the kernel's call, and
+ * are not told.
+ */
+#include "daemon/attend/compute.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/attend/kernel.h"
+#include "daemon/base/mem.h"
+#include "daemon/loop/loop.h"
+#include "daemon/loop/offload.h"
+#include "daemon/store/store_kv.h"
+
+#define BATCH_ROWS 1024u
+#define BATCH_ITEMS 256u
+
+struct compute {
+	struct loop *loop;
+	struct offload *offload; /* NULL: no threads */
+	unsigned int threads, busy;
+	struct list waiting; /* struct compute_item.link */
+	unsigned int waiting_count;
+	struct kernel *kernel;
+	struct loop_defer next; /* batches begin at the end of a turn */
+	uint64_t batches, rows, attend_us;
+};
+
+struct batch {
+	struct offload_job job;
+	struct compute *compute;
+	struct list items;
+	uint32_t count, rows;
+	uint64_t began_ns, ended_ns;
+};
+
+/* ---- items ---- */
+
+static void item_end(struct compute_item *item, const struct err *why)
+{
+	store_kv_free(item->kv);
+	item->kv = NULL;
+	item->running = false;
+	item->on_done(item, why);
+}
+
+/* Do they read the same bytes in the same way? */
+static bool item_joins(const struct compute_item *a, const struct compute_item *b)
+{
+	return a->layer == b->layer && store_kv_same(a->kv, b->kv) &&
+	       form_same(&a->form, &b->form);
+}
+
+/* ---- batches ---- */
+
+static void batch_work(struct offload_job *job)
+{
+	struct batch *batch = container_of(job, struct batch, job);
+
+	batch->began_ns = loop_clock_ns(batch->compute->loop);
+	job->result = kernel_run(batch->compute->kernel, &batch->items, batch->count);
+	batch->ended_ns = loop_clock_ns(batch->compute->loop);
+	if (job->result < 0)
+		err_take(&job->err);
+}
+
+static uint32_t us_of(uint64_t ns)
+{
+	return ns / 1000 < UINT32_MAX ? (uint32_t)(ns / 1000) : UINT32_MAX;
+}
+
+static void batch_done(struct offload_job *job)
+{
+	struct batch *batch = container_of(job, struct batch, job);
+	struct compute *compute = batch->compute;
+	uint32_t attend_us = us_of(batch->ended_ns - batch->began_ns);
+	struct list *link;
+
+	compute->busy--;
+	compute->batches++;
+	compute->rows += batch->rows;
+	compute->attend_us += attend_us;
+	loop_defer(compute->loop, &compute->next);
+	while ((link = list_pop_front(&batch->items))) {
+		struct compute_item *item = list_entry(link, struct compute_item, link);
+
+		item->queue_us = us_of(batch->began_ns - item->queued_ns);
+		item->attend_us = attend_us;
+		item_end(item, job->result < 0 ? &job->err : NULL);
+	}
+	mem_free(batch);
+}
+
+static void batch_take(struct batch *batch, struct compute_item *item)
+{
+	struct compute *compute = batch->compute;
+
+	list_remove(&item->link);
+	compute->waiting_count--;
+	list_push_back(&batch->items, &item->link);
+	item->running = true;
+	batch->count++;
+	batch->rows += item->rows;
+}
+
+static void batch_fill(struct batch *batch)
+{
+	struct compute *compute = batch->compute;
+	struct compute_item *first =
+		list_first(&compute->waiting, struct compute_item, link);
+	struct compute_item *item;
+
+	batch_take(batch, first);
+	list_foreach_safe(item, &compute->waiting, link) {
+		if (batch->count == BATCH_ITEMS)
+			break;
+		if (batch->rows + item->rows <= BATCH_ROWS && item_joins(first, item))
+			batch_take(batch, item);
+	}
+}
+
+static void on_next(struct loop_defer *defer)
+{
+	struct compute *compute = container_of(defer, struct compute, next);
+
+	while (compute->busy < compute->threads && !list_empty(&compute->waiting)) {
+		struct batch *batch = mem_zalloc(sizeof(*batch));
+
+		if (!batch) {
+			struct compute_item *item = list_first(
+				&compute->waiting, struct compute_item, link);
+			struct err why;
+
+			err_set(&why, ERR_NOMEM, "no memory to attend");
+			list_remove(&item->link);
+			compute->waiting_count--;
+			item_end(item, &why);
+			continue;
+		}
+		batch->compute = compute;
+		list_init(&batch->items);
+		batch_fill(batch);
+		compute->busy++;
+		batch->job = (struct offload_job){.work = batch_work, .done = batch_done};
+		offload_submit(compute->offload, &batch->job);
+	}
+}
+
+/* ---- the queue ---- */
+
+int compute_new(struct loop *loop, struct offload *offload, unsigned int threads,
+		const char *isa, struct compute **compute_p)
+{
+	struct compute *compute = mem_zalloc(sizeof(*compute));
+	int r = compute ? kernel_new(isa, &compute->kernel) : -ENOMEM;
+
+	if (r < 0) {
+		mem_free(compute);
+		return err_pass(r);
+	}
+	compute->loop = loop;
+	compute->offload = offload;
+	compute->threads = threads;
+	list_init(&compute->waiting);
+	loop_defer_init(&compute->next, on_next);
+	*compute_p = compute;
+	return 0;
+}
+
+void compute_free(struct compute *compute)
+{
+	if (!compute)
+		return;
+	assert(list_empty(&compute->waiting) && compute->busy == 0);
+	loop_defer_cancel(&compute->next);
+	kernel_free(compute->kernel);
+	mem_free(compute);
+}
+
+bool compute_idle(const struct compute *compute)
+{
+	return !compute || (list_empty(&compute->waiting) && compute->busy == 0);
+}
+
+int compute_submit(struct compute *compute, struct compute_item *item)
+{
+	const struct layout_field *key, *value;
+	int r;
+
+	assert(item->on_done && item->rows > 0);
+	if (compute->threads == 0)
+		return err_raise(ERR_REQUIRE,
+				 "this daemon does not attend: set attend_threads");
+	r = form_fields(&item->form, item->kv->view, item->layer, &key, &value);
+	if (r < 0)
+		return err_pass(r);
+	item->queued_ns = loop_clock_ns(compute->loop);
+	atomic_store(&item->canceled, false);
+	item->running = false;
+	list_push_back(&compute->waiting, &item->link);
+	compute->waiting_count++;
+	loop_defer(compute->loop, &compute->next);
+	return 0;
+}
+
+bool compute_cancel(struct compute *compute, struct compute_item *item)
+{
+	atomic_store(&item->canceled, true);
+	if (item->running)
+		return false;
+	list_remove(&item->link);
+	compute->waiting_count--;
+	store_kv_free(item->kv);
+	item->kv = NULL;
+	return true;
+}
+
+void compute_figures(const struct compute *compute, struct compute_figures *figures_p)
+{
+	*figures_p = (struct compute_figures){.batches = compute->batches,
+					      .rows = compute->rows,
+					      .attend_us = compute->attend_us,
+					      .threads = compute->threads,
+					      .waiting = compute->waiting_count,
+					      .isa = kernel_isa(compute->kernel)};
+}

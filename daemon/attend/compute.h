@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * compute: the queue of rows that wait for a processor of attend_threads. Whoever is free
+ * takes all that wait for one layer of the same chunks, in one call of a kernel: that
+ * reads their KV once. Rows are of engines here and of other daemons alike.
+ */
+#ifndef KVD_ATTEND_COMPUTE_H
+#define KVD_ATTEND_COMPUTE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/attend/form.h"
+#include "daemon/base/err.h"
+#include "daemon/base/list.h"
+
+struct compute;
+struct loop;
+struct offload;
+struct store_kv;
+
+/* Rows with a run of chunks. */
+struct compute_item {
+	struct list link;
+	struct store_kv *kv; /* taken */
+	struct form form;
+	uint32_t layer;
+	const void *q; /* rows of dqk, of the owner until on_done */
+	uint32_t rows;
+	uint64_t tokens; /* of the chunks', from the first on; at most all */
+	int32_t delta;
+	const uint32_t *select; /* per_token for each shape.heads rows, or NULL */
+	uint32_t per_token;
+	/* of the owner: o [rows][dv], m and l [rows] */
+	float *o, *m, *l;
+	/* Once, on the loop; `why` NULL: they are there. Of a canceled one they are not. */
+	void (*on_done)(struct compute_item *item, const struct err *why);
+	void *owner;
+	/* compute's */
+	uint64_t queued_ns;
+	uint32_t queue_us, attend_us; /* for on_done */
+	atomic_bool canceled;
+	bool running;
+};
+
+/* `threads`: of the offload's, which is nobody else's; 0: nothing can be computed. `isa`:
+ * kernel.h's. */
+int compute_new(struct loop *loop, struct offload *offload, unsigned int threads,
+		const char *isa, struct compute **compute_p);
+bool compute_idle(const struct compute *compute); /* NULL is fine */
+void compute_free(struct compute *compute);	  /* it is idle; NULL is fine */
+
+/* ERR_REQUIRE: no threads; ERR_LAYOUT …: the chunks are of another shape. Else on_done
+ * comes, in a later turn. */
+int compute_submit(struct compute *compute, struct compute_item *item);
+/* True: it was waiting, and on_done does not come. False: it comes, soon. */
+bool compute_cancel(struct compute *compute, struct compute_item *item);
+
+struct compute_figures {
+	uint64_t batches, rows, attend_us;
+	unsigned int threads, waiting;
+	const char *isa; /* of the kernels; NULL: none */
+};
+void compute_figures(const struct compute *compute, struct compute_figures *figures_p);
+
+#endif

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/attend/form.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "daemon/base/cursor.h"
+#include "daemon/base/err.h"
+#include "daemon/plan/layout.h"
+
+static int rope_check(const struct form_rope *rope, uint32_t dqk)
+{
+	if (rope->dims == 0)
+		return 0;
+	if (rope->dims > FORM_ROPE_MAX || rope->dims % 2)
+		return err_raise(ERR_RANGE, "rope.dims: %u is not even and at most %u",
+				 rope->dims, FORM_ROPE_MAX);
+	if (rope->first > dqk || rope->dims > dqk - rope->first)
+		return err_raise(ERR_RANGE, "rope: [%u, +%u) is not within dqk, %u",
+				 rope->first, rope->dims, dqk);
+	if (rope->pairs > ROPE_INTERLEAVED)
+		return err_raise(ERR_INVAL, "rope.pairs: unknown");
+	for (uint32_t i = 0; i < rope->dims / 2; i++) {
+		if (!isfinite(rope->inv_freq[i]))
+			return err_raise(ERR_INVAL, "rope.inv_freq[%u]: no number", i);
+	}
+	return 0;
+}
+
+int form_check(const struct form *form)
+{
+	const char *fault = attend_shape_fault(&form->shape);
+
+	if (fault)
+		return err_raise(ERR_INVAL, "%s", fault);
+	return err_pass(rope_check(&form->rope, form->shape.dqk));
+}
+
+bool form_same(const struct form *a, const struct form *b)
+{
+	const struct attend_shape *x = &a->shape, *y = &b->shape;
+
+	return x->kind == y->kind && x->q_type == y->q_type && x->kv_type == y->kv_type &&
+	       x->heads == y->heads && x->kv_heads == y->kv_heads && x->dqk == y->dqk &&
+	       x->dv == y->dv && x->scale == y->scale && x->softcap == y->softcap &&
+	       a->first_head == b->first_head && strcmp(a->key, b->key) == 0 &&
+	       strcmp(a->value, b->value) == 0 && a->rope.dims == b->rope.dims &&
+	       a->rope.first == b->rope.first && a->rope.pairs == b->rope.pairs &&
+	       memcmp(a->rope.inv_freq, b->rope.inv_freq,
+		      a->rope.dims / 2 * sizeof(double)) == 0;
+}
+
+/* ---- fields ---- */
+
+static int field_find(const struct form *form, const struct layout_layer *layer,
+		      const char *name, uint32_t values, const struct layout_field **f_p)
+{
+	static const char *const formats[VALUE_TYPES] = {"bf16", "fp16", "fp32"};
+	const struct attend_shape *s = &form->shape;
+	const struct layout_field *f = layout_field_find(layer, name);
+	uint64_t bytes = (uint64_t)values * value_bytes((enum value_type)s->kv_type);
+
+	if (!f)
+		return err_raise(ERR_NOTFOUND, "layer %u: the chunks have no field '%s'",
+				 layer->layer, name);
+	if (f->unit_bytes != bytes)
+		return err_raise(ERR_LAYOUT,
+				 "field %s: a head of a token has %llu bytes, %u values "
+				 "of this type take %llu",
+				 name, (unsigned long long)f->unit_bytes, values,
+				 (unsigned long long)bytes);
+	if (f->format[0] && strcmp(f->format, formats[s->kv_type]) != 0)
+		return err_raise(ERR_LAYOUT, "field %s: its format is %s, not %s", name,
+				 f->format, formats[s->kv_type]);
+	if (form->first_head < f->first_unit ||
+	    (uint64_t)form->first_head + s->kv_heads >
+		    (uint64_t)f->first_unit + f->units)
+		return err_raise(ERR_LAYOUT,
+				 "field %s: kv heads [%u, +%u) are not all of these "
+				 "chunks', [%u, +%u)",
+				 name, form->first_head, s->kv_heads, f->first_unit,
+				 f->units);
+	*f_p = f;
+	return 0;
+}
+
+int form_fields(const struct form *form, const struct layout_view *view, uint32_t layer,
+		const struct layout_field **key_p, const struct layout_field **value_p)
+{
+	const struct layout_layer *found = layout_layer_find(view, layer);
+	int r;
+
+	if (!found)
+		return err_raise(ERR_NOTFOUND, "layer: the chunks have no number %u",
+				 layer);
+	r = field_find(form, found, form->key, form->shape.dqk, key_p);
+	if (r < 0)
+		return err_pass(r);
+	*value_p = *key_p;
+	if (form->shape.kind == ATTEND_MLA)
+		return 0;
+	return err_pass(field_find(form, found, form->value, form->shape.dv, value_p));
+}
+
+/* ---- the wire ---- */
+
+static void put_f32(struct cursor *out, float value)
+{
+	cursor_put_u32(out, value_bits(value));
+}
+
+static float get_f32(struct cursor *in)
+{
+	return value_of_bits(cursor_get_u32(in));
+}
+
+int form_put(const struct form *form, struct cursor *out)
+{
+	const struct attend_shape *s = &form->shape;
+
+	cursor_put_u8(out, s->kind);
+	cursor_put_u8(out, s->q_type);
+	cursor_put_u8(out, s->kv_type);
+	cursor_put_u16(out, s->heads);
+	cursor_put_u16(out, s->kv_heads);
+	cursor_put_u16(out, s->dqk);
+	cursor_put_u16(out, s->dv);
+	cursor_put_u32(out, form->first_head);
+	put_f32(out, s->scale);
+	put_f32(out, s->softcap);
+	cursor_put_str(out, form->key);
+	cursor_put_str(out, form->value);
+	return cursor_check(out, "a form");
+}
+
+int form_get(struct cursor *in, struct form *form)
+{
+	struct attend_shape *s = &form->shape;
+
+	s->kind = cursor_get_u8(in);
+	s->q_type = cursor_get_u8(in);
+	s->kv_type = cursor_get_u8(in);
+	s->heads = cursor_get_u16(in);
+	s->kv_heads = cursor_get_u16(in);
+	s->dqk = cursor_get_u16(in);
+	s->dv = cursor_get_u16(in);
+	form->first_head = cursor_get_u32(in);
+	s->scale = get_f32(in);
+	s->softcap = get_f32(in);
+	cursor_get_str(in, form->key, sizeof(form->key));
+	cursor_get_str(in, form->value, sizeof(form->value));
+	return cursor_check(in, "a form");
+}
+
+int form_rope_put(const struct form_rope *rope, struct cursor *out)
+{
+	cursor_put_u32(out, rope->first);
+	cursor_put_u32(out, rope->dims);
+	cursor_put_u8(out, rope->pairs);
+	cursor_put_bytes(out, rope->inv_freq, rope->dims / 2 * sizeof(double));
+	return cursor_check(out, "a rope");
+}
+
+int form_rope_get(struct cursor *in, struct form_rope *rope)
+{
+	const void *values;
+
+	rope->first = cursor_get_u32(in);
+	rope->dims = cursor_get_u32(in);
+	rope->pairs = cursor_get_u8(in);
+	if (rope->dims > FORM_ROPE_MAX)
+		return err_raise(ERR_PROTO, "a rope of %u values", rope->dims);
+	values = cursor_get_bytes(in, rope->dims / 2 * sizeof(double));
+	if (values)
+		memcpy(rope->inv_freq, values, rope->dims / 2 * sizeof(double));
+	return cursor_check(in, "a rope");
+}

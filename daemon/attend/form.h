@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * form: what an engine's attention looks like, as far as it matters to who computes it:
+ * how query rows, keys and values lie, and how scores are made of them.
+ */
+#ifndef KVD_ATTEND_FORM_H
+#define KVD_ATTEND_FORM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/math/attend.h"
+
+struct cursor;
+struct layout_field;
+struct layout_view;
+
+#define FORM_ROPE_MAX (2 * ROPE_PAIRS_MAX) /* rotated values of a head */
+#define FORM_NAME_MAX 32u
+
+/* Values [first, first + dims) of a query row and a key are pairs that a position turns. */
+struct form_rope {
+	uint32_t first, dims; /* dims 0: none is known */
+	uint8_t pairs;	      /* enum rope_pairs */
+	double inv_freq[ROPE_PAIRS_MAX];
+};
+
+struct form {
+	struct attend_shape shape;
+	uint32_t first_head; /* of the model's kv heads: the first of these */
+	char view[FORM_NAME_MAX];		       /* "": the one that there is */
+	char key[FORM_NAME_MAX], value[FORM_NAME_MAX]; /* fields; MLA: key alone */
+	struct form_rope rope;
+};
+
+/* ERR_INVAL, ERR_RANGE with the member's name. */
+int form_check(const struct form *form);
+/* The same rows can be computed together? (Names are looked up before.) */
+bool form_same(const struct form *a, const struct form *b);
+static inline uint64_t form_q_bytes(const struct form *f, uint32_t rows)
+{
+	return (uint64_t)rows * f->shape.dqk *
+	       value_bytes((enum value_type)f->shape.q_type);
+}
+
+/* The fields of a layer that hold its keys and values; *value_p: MLA's is the key's.
+ * ERR_NOTFOUND, ERR_LAYOUT. */
+int form_fields(const struct form *form, const struct layout_view *view, uint32_t layer,
+		const struct layout_field **key_p, const struct layout_field **value_p);
+
+/* To and from ATTEND. */
+int form_put(const struct form *form, struct cursor *out);
+int form_get(struct cursor *in, struct form *form);
+int form_rope_put(const struct form_rope *rope, struct cursor *out);
+int form_rope_get(struct cursor *in, struct form_rope *rope);
+
+#endif

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kernel: rows of a batch as daemon/math computes them. */
+#ifndef KVD_ATTEND_KERNEL_H
+#define KVD_ATTEND_KERNEL_H
+
+#include <stdint.h>
+
+struct kernel;
+struct list;
+
+/* `isa`: "auto", or the one that is to be used. ERR_INVAL; ERR_REQUIRE: not on this
+ * machine. */
+int kernel_new(const char *isa, struct kernel **kernel_p);
+void kernel_free(struct kernel *kernel);
+const char *kernel_isa(const struct kernel *kernel);
+
+/* Items (struct compute_item.link) of one layer of the same chunks. Any thread. What is
+ * canceled meanwhile may be left out. */
+int kernel_run(const struct kernel *kernel, const struct list *items, uint32_t count);
+
+#endif

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What another daemon asks for is read as hostile: each number is checked against what it
+ * is a number of before anything is computed. It may attend to what it holds, and to
+ * nothing else: an answer made of values gives them away, as reading them would. Its rows
+ * wait with everybody's; how many of one daemon wait is bounded, and so is how long.
+ *
+ * A daemon that is lost, or says stop, has its waiting rows dropped. Rows in a kernel are
+ * computed, and are not told.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/attend/attend_impl.h"
+#include "daemon/base/context.h"
+#include "daemon/base/mem.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/peer/peer.h"
+#include "daemon/store/store_kv.h"
+#include "proto/wire.h"
+
+#define SERVES_MAX 256u	     /* of a peer */
+#define SERVE_ROWS_MAX 8192u /* of a peer, that wait or are computed */
+
+struct serve {
+	struct list link; /* attends->serving */
+	struct attends *attends;
+	struct remote *remote; /* held; NULL: nobody is told */
+	uint64_t attend;
+	struct compute_item item;
+	uint8_t *q;
+	uint32_t *select;
+	float *values;
+};
+
+static void serve_free(struct serve *serve)
+{
+	list_remove(&serve->link);
+	if (serve->remote)
+		handshake_release(serve->attends->kvd->handshake, serve->remote);
+	mem_free(serve->values);
+	mem_free(serve->select);
+	mem_free(serve->q);
+	mem_free(serve);
+}
+
+/* Nobody waits for it any more. */
+static void serve_drop(struct serve *serve)
+{
+	if (serve->remote)
+		handshake_release(serve->attends->kvd->handshake, serve->remote);
+	serve->remote = NULL;
+	if (!compute_cancel(serve->attends->compute, &serve->item))
+		return; /* serve_on_computed() frees it */
+	serve->attends->under_way--;
+	serve_free(serve);
+}
+
+/* ---- answers ---- */
+
+static void answer(struct remote *remote, struct wire_attended *msg,
+		   const struct err *why)
+{
+	if (why) {
+		msg->code = why->code;
+		snprintf(msg->text, sizeof(msg->text), "%.300s", why->text);
+	}
+	if (handshake_tell_attended(remote, msg) < 0)
+		err_clear(); /* it is going down */
+}
+
+static void serve_on_computed(struct compute_item *item, const struct err *why)
+{
+	struct serve *serve = item->owner;
+	struct wire_attended msg = {.attend = serve->attend,
+				    .queue_us = item->queue_us,
+				    .attend_us = item->attend_us};
+
+	serve->attends->under_way--;
+	if (serve->remote) {
+		if (!why) {
+			msg.values.data = serve->values;
+			msg.values.len = (size_t)item->rows * (item->form.shape.dv + 2u) *
+					 sizeof(float);
+			serve->attends->served++;
+			serve->attends->served_rows += item->rows;
+		}
+		answer(serve->remote, &msg, why);
+	}
+	serve_free(serve);
+}
+
+/* ---- ATTEND ---- */
+
+static int message_check(const struct wire_attend *msg, const struct form *form)
+{
+	uint64_t chosen = (uint64_t)(msg->rows / form->shape.heads) * msg->per_token *
+			  sizeof(uint32_t);
+
+	if (msg->rows == 0 || msg->rows > ATTEND_ROWS_MAX || msg->rows % form->shape.heads)
+		return err_raise(ERR_RANGE, "rows: %u of %u heads", msg->rows,
+				 form->shape.heads);
+	if (msg->q.len != form_q_bytes(form, msg->rows) ||
+	    msg->select.len != (msg->per_token ? chosen : 0))
+		return err_raise(ERR_PROTO, "ATTEND: %zu bytes of rows, %zu of tokens",
+				 msg->q.len, msg->select.len);
+	if (msg->delta && (msg->per_token || form->rope.dims == 0))
+		return err_raise(ERR_INVAL, "delta: with a selection, or without a rope");
+	return 0;
+}
+
+/* A peer's share of what waits. */
+static int room_check(const struct attends *attends, const struct remote *remote,
+		      uint32_t rows)
+{
+	const struct serve *serve;
+	uint32_t count = 0, waiting = rows;
+
+	if (attends->closed)
+		return err_raise(ERR_DRAIN, "the daemon is stopping");
+	list_foreach(serve, &attends->serving, link) {
+		if (serve->remote != remote)
+			continue;
+		count++;
+		waiting += serve->item.rows;
+	}
+	if (count >= SERVES_MAX || waiting > SERVE_ROWS_MAX)
+		return err_raise(ERR_BUSY,
+				 "%u attends of this daemon wait: at most %u, of %u rows",
+				 count, SERVES_MAX, SERVE_ROWS_MAX);
+	return 0;
+}
+
+static int serve_fill(struct serve *serve, const struct wire_attend *msg)
+{
+	struct compute_item *item = &serve->item;
+	uint32_t dv = item->form.shape.dv;
+
+	serve->q = mem_dup(msg->q.data, msg->q.len);
+	serve->values = mem_calloc((size_t)msg->rows * (dv + 2u), sizeof(float));
+	if (msg->per_token)
+		serve->select = mem_dup(msg->select.data, msg->select.len);
+	if (!serve->q || !serve->values || (msg->per_token && !serve->select))
+		return err_pass(-ENOMEM);
+	item->layer = msg->layer;
+	item->q = serve->q;
+	item->rows = msg->rows;
+	item->delta = (int32_t)msg->delta;
+	item->select = serve->select;
+	item->per_token = msg->per_token;
+	item->o = serve->values;
+	item->m = serve->values + (size_t)msg->rows * dv;
+	item->l = item->m + msg->rows;
+	item->on_done = serve_on_computed;
+	item->owner = serve;
+	return 0;
+}
+
+static int form_of(const struct wire_attend *msg, struct form *form)
+{
+	struct cursor in;
+	int r;
+
+	cursor_read(&in, msg->form.data, msg->form.len);
+	r = form_get(&in, form);
+	if (r >= 0 && msg->rope.len) {
+		cursor_read(&in, msg->rope.data, msg->rope.len);
+		r = form_rope_get(&in, &form->rope);
+	}
+	return r < 0 ? err_pass(r) : err_pass(form_check(form));
+}
+
+static int serve_new(struct attends *attends, struct remote *remote,
+		     const struct wire_attend *msg)
+{
+	struct serve *serve = mem_zalloc(sizeof(*serve));
+	struct compute_item *item;
+	int r;
+
+	if (!serve)
+		return err_pass(-ENOMEM);
+	item = &serve->item;
+	list_init(&serve->link);
+	serve->attends = attends;
+	serve->attend = msg->attend;
+	r = form_of(msg, &item->form);
+	if (r >= 0)
+		r = message_check(msg, &item->form);
+	if (r >= 0)
+		r = store_kv_of_lend(attends->kvd->store, remote, msg->ask, msg->pool,
+				     msg->first, msg->count,
+				     msg->view[0] ? msg->view : NULL, &item->kv);
+	if (r >= 0)
+		r = serve_fill(serve, msg);
+	if (r >= 0) {
+		item->tokens = msg->tokens < item->kv->tokens ? msg->tokens
+							      : item->kv->tokens;
+		r = compute_submit(attends->compute, item);
+	}
+	if (r < 0) {
+		store_kv_free(item->kv);
+		serve_free(serve);
+		return err_pass(r);
+	}
+	serve->remote = remote;
+	remote->reaches++;
+	attends->under_way++;
+	list_push_back(&attends->serving, &serve->link);
+	return 0;
+}
+
+int serve_on_attend(struct attends *attends, struct remote *remote, struct cursor *body)
+{
+	struct wire_attended no = {.code = ERR_OK};
+	struct wire_attend msg;
+	struct err why;
+	int r = wire_attend_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	r = attends && attends->kvd->store
+		    ? room_check(attends, remote, msg.rows)
+		    : err_raise(ERR_REQUIRE, "this daemon keeps no chunks");
+	if (r >= 0)
+		r = serve_new(attends, remote, &msg);
+	if (r >= 0)
+		return 0;
+	if (attends)
+		attends->refused++;
+	err_take(&why);
+	no.attend = msg.attend;
+	answer(remote, &no, &why);
+	return 0;
+}
+
+int serve_on_stop(struct attends *attends, struct remote *remote, struct cursor *body)
+{
+	struct wire_attend_stop msg;
+	struct serve *serve;
+	int r = wire_attend_stop_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	if (!attends)
+		return 0;
+	list_foreach_safe(serve, &attends->serving, link) {
+		if (serve->remote == remote && serve->attend == msg.attend)
+			serve_drop(serve);
+	}
+	return 0;
+}
+
+void serve_on_down(struct attends *attends, const struct remote *remote)
+{
+	struct serve *serve;
+
+	list_foreach_safe(serve, &attends->serving, link) {
+		if (serve->remote == remote)
+			serve_drop(serve);
+	}
+}
+
+void serves_close(struct attends *attends)
+{
+	struct serve *serve;
+
+	list_foreach_safe(serve, &attends->serving, link)
+		serve_drop(serve);
+}

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attend.*: seats for query rows that attend to chunks where they are
+ * (daemon/attend/attend.h). Posts are entries of the submission ring. */
+#include "daemon/control/commands.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/attend/attend.h"
+#include "daemon/base/context.h"
+#include "daemon/control/brief.h"
+#include "daemon/session/session.h"
+#include "proto/json.h"
+
+static const char *const kinds[] = {"mla", "gqa", NULL};
+static const char *const types[] = {"bf16", "fp16", "fp32", NULL};
+static const char *const pairs[] = {"halves", "interleaved", NULL};
+
+/* ---- attend.open ---- */
+
+struct open_args {
+	uint64_t region, offset;
+	uint32_t rows, seats;
+	int kind, q_type, kv_type;
+	uint32_t heads, kv_heads, first_head, dqk, dv;
+	double scale, softcap;
+	const char *view, *key, *value;
+	const cJSON *rope;
+};
+static const struct field open_fields[] = {
+	F_ID("region", open_args, region, REQUIRED,
+	     "of this session: a memfd, where the seats are"),
+	F_ID("offset", open_args, offset, OPTIONAL,
+	     "of the first seat in it, a multiple of 64"),
+	F_INT("rows", open_args, rows, REQUIRED, 1, ATTEND_ROWS_MAX,
+	      "of a seat: query tokens x heads"),
+	F_INT("seats", open_args, seats, DEFAULT(1), 1, ATTEND_SEATS_MAX,
+	      "one behind the other"),
+	F_CHOICE("kind", open_args, kind, REQUIRED, kinds,
+	         "mla: one latent a token, whose first dv values are v; gqa: heads of k "
+	         "and of v"),
+	F_CHOICE("q_type", open_args, q_type, REQUIRED, types, "of the query rows"),
+	F_CHOICE("kv_type", open_args, kv_type, REQUIRED, types, "of the chunks' values"),
+	F_INT("heads", open_args, heads, REQUIRED, 1, UINT16_MAX, "of a query token"),
+	F_INT("kv_heads", open_args, kv_heads, DEFAULT(1), 1, UINT16_MAX, "mla: 1"),
+	F_INT("first_head", open_args, first_head, OPTIONAL, 0, INT32_MAX,
+	      "of the model's kv heads, the first of these"),
+	F_INT("dqk", open_args, dqk, REQUIRED, 1, ATTEND_DIMS_MAX,
+	      "values of a query row, and of a key"),
+	F_INT("dv", open_args, dv, REQUIRED, 1, ATTEND_DIMS_MAX, "values of a v"),
+	F_NUMBER("scale", open_args, scale, REQUIRED, "of the scores"),
+	F_NUMBER("softcap", open_args, softcap, OPTIONAL,
+	         "scores are softcap x tanh(score / softcap); 0: as they are"),
+	F_STR("view", open_args, view, OPTIONAL, FORM_NAME_MAX - 1,
+	      "of the chunks; if absent, the one that they have"),
+	F_STR("key", open_args, key, REQUIRED, FORM_NAME_MAX - 1,
+	      "the field with the keys; mla: with the latents"),
+	F_STR("value", open_args, value, OPTIONAL, FORM_NAME_MAX - 1, "gqa: the one with v"),
+	F_OBJECT("rope", open_args, rope, OPTIONAL,
+	         "{first, dims, pairs: halves or interleaved, inv_freq: [dims / 2 "
+	         "numbers]}: for chunks at other places than where they were computed"),
+	F_END,
+};
+
+struct rope_args {
+	uint32_t first, dims;
+	int pairs;
+	const cJSON *inv_freq;
+};
+static const struct field rope_fields[] = {
+	F_INT("first", rope_args, first, REQUIRED, 0, ATTEND_DIMS_MAX, ""),
+	F_INT("dims", rope_args, dims, REQUIRED, 2, FORM_ROPE_MAX, ""),
+	F_CHOICE("pairs", rope_args, pairs, REQUIRED, pairs, ""),
+	F_ARRAY("inv_freq", rope_args, inv_freq, REQUIRED, ROPE_PAIRS_MAX, ""),
+	F_END,
+};
+
+static int rope_read(const cJSON *json, struct form_rope *rope)
+{
+	struct rope_args args;
+	const cJSON *item;
+	uint32_t n = 0;
+	int r = fields_read_all(rope_fields, json, &args);
+
+	if (r < 0)
+		return err_prefix(r, "rope");
+	if ((uint32_t)cJSON_GetArraySize(args.inv_freq) * 2 != args.dims)
+		return err_raise(ERR_INVAL, "rope.inv_freq: %d numbers for %u values",
+				 cJSON_GetArraySize(args.inv_freq), args.dims);
+	rope->first = args.first;
+	rope->dims = args.dims;
+	rope->pairs = (uint8_t)args.pairs;
+	cJSON_ArrayForEach(item, args.inv_freq)
+	{
+		if (!cJSON_IsNumber(item))
+			return err_raise(ERR_INVAL, "rope.inv_freq[%u]: a number was "
+						    "expected",
+					 n);
+		rope->inv_freq[n++] = item->valuedouble;
+	}
+	return 0;
+}
+
+static int open_read(const struct open_args *args, struct attend_args *out)
+{
+	struct form *form = &out->form;
+
+	*out = (struct attend_args){.region = args->region,
+				    .offset = args->offset,
+				    .rows = args->rows,
+				    .seats = args->seats};
+	form->shape = (struct attend_shape){.kind = (uint8_t)args->kind,
+					    .q_type = (uint8_t)args->q_type,
+					    .kv_type = (uint8_t)args->kv_type,
+					    .heads = (uint16_t)args->heads,
+					    .kv_heads = (uint16_t)args->kv_heads,
+					    .dqk = (uint16_t)args->dqk,
+					    .dv = (uint16_t)args->dv,
+					    .scale = (float)args->scale,
+					    .softcap = (float)args->softcap};
+	form->first_head = args->first_head;
+	snprintf(form->view, sizeof(form->view), "%s", args->view ? args->view : "");
+	snprintf(form->key, sizeof(form->key), "%s", args->key);
+	snprintf(form->value, sizeof(form->value), "%s", args->value ? args->value : "");
+	if (args->kind == ATTEND_GQA && !args->value)
+		return err_raise(ERR_INVAL, "value: missing, gqa has one");
+	return args->rope ? err_pass(rope_read(args->rope, &form->rope)) : 0;
+}
+
+static int open_run(struct request *req)
+{
+	struct attend_facts facts;
+	struct attend_args args;
+	struct attend *attend;
+	struct brief brief;
+	int r;
+
+	if (!req->kvd->attends)
+		return err_raise(ERR_STATE,
+				 "this daemon keeps no chunks: set chunk_memory");
+	r = open_read(request_args(req), &args);
+	if (r >= 0)
+		r = attend_open(req->session, &args, &attend);
+	if (r < 0)
+		return err_pass(r);
+	attend_facts(attend, &facts);
+	brief_init(&brief);
+	brief_number(&brief, "attend", (double)facts.id);
+	brief_number(&brief, "seat_bytes", (double)facts.seat_bytes);
+	brief_number(&brief, "q", (double)facts.q);
+	brief_number(&brief, "o", (double)facts.o);
+	brief_number(&brief, "m", (double)facts.m);
+	brief_number(&brief, "l", (double)facts.l);
+	request_reply_brief(req, &brief);
+	return 0;
+}
+
+/* ---- attend.close ---- */
+
+struct key_args {
+	uint64_t attend;
+};
+static const struct field key_fields[] = {
+	F_ID("attend", key_args, attend, REQUIRED, "of this session"),
+	F_END,
+};
+
+static int close_run(struct request *req)
+{
+	const struct key_args *args = request_args(req);
+	struct attend *attend = attend_find(req->session, args->attend);
+
+	if (!attend)
+		return err_pass(-ENOENT);
+	attend_close(attend);
+	request_reply(req, NULL);
+	return 0;
+}
+
+/* ---- attend.list ---- */
+
+static int list_run(struct request *req)
+{
+	struct attend_figures f = {.isa = "none"};
+	struct brief brief;
+
+	if (req->kvd->attends)
+		attends_figures(req->kvd->attends, &f);
+	brief_init(&brief);
+	brief_number(&brief, "threads", f.threads);
+	brief_text(&brief, "isa", f.isa);
+	brief_number(&brief, "live", f.live);
+	brief_number(&brief, "waiting", f.waiting);
+	brief_number(&brief, "posts", (double)f.posts);
+	brief_number(&brief, "rows", (double)f.rows);
+	brief_number(&brief, "served", (double)f.served);
+	brief_number(&brief, "served_rows", (double)f.served_rows);
+	brief_number(&brief, "refused", (double)f.refused);
+	brief_number(&brief, "batches", (double)f.batches);
+	brief_number(&brief, "batch_rows", (double)f.batch_rows);
+	brief_number(&brief, "attend_us", (double)f.attend_us);
+	request_reply_brief(req, &brief);
+	return 0;
+}
+
+const struct command attend_commands[] = {
+	{"attend.open", "seats for query rows that attend to chunks where they are",
+	 open_fields, 0, open_run,
+	 "attend; seat_bytes: from one seat to the next; q, o, m, l: where in a seat they "
+	 "begin. o, m and l are fp32"},
+	{"attend.close", "be done with an attend: its posts end", key_fields, 0, close_run,
+	 "nothing"},
+	{"attend.list", "what was attended", NULL, 0, list_run,
+	 "threads, isa: of attend_threads; live: posts; waiting: legs and rows of others "
+	 "that wait for a thread; posts, rows; served, served_rows: of other daemons; "
+	 "refused; batches, batch_rows: calls of a kernel; attend_us: that they took"},
+	{.name = NULL},
+};

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/store/store_kv.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/session/pool.h"
+#include "daemon/store/lend.h"
+#include "daemon/store/store_impl.h"
+
+static const struct layout_view *kv_view(const struct layout *layout, const char *name,
+					 uint32_t *index_p)
+{
+	for (uint32_t i = 0; i < layout->view_count; i++) {
+		if (name ? strcmp(layout->views[i].name, name) == 0
+			 : layout->view_count == 1) {
+			*index_p = i;
+			return &layout->views[i];
+		}
+	}
+	if (name)
+		err_raise(ERR_NOTFOUND, "view: the chunks have none of the name '%.31s'",
+			  name);
+	else
+		err_raise(ERR_INVAL, "view: the chunks have %u, one must be named",
+			  layout->view_count);
+	return NULL;
+}
+
+void store_kv_free(struct store_kv *kv)
+{
+	if (!kv)
+		return;
+	while (kv->count > 0) /* the end of the chain first */
+		store_chunk_unpin(kv->chunks[--kv->count]);
+	if (kv->class && --kv->class->space->handles == 0)
+		store_tidy(kv->class->space->store);
+	mem_free(kv->chunks);
+	mem_free(kv->pages);
+	mem_free(kv);
+}
+
+/* Room for so many chunks of the class. */
+static int kv_new(struct store_class *class, uint32_t count, const char *view,
+		  struct store_kv **kv_p, uint32_t *index_p)
+{
+	const struct canon *canon = class->canon;
+	const struct layout_view *found = kv_view(canon->layout, view, index_p);
+	struct store_kv *kv = found ? mem_zalloc(sizeof(*kv)) : NULL;
+
+	if (!kv)
+		return found ? err_pass(-ENOMEM) : err_pass(-EINVAL);
+	kv->view = found;
+	kv->base = class->space->store->base;
+	kv->page_tokens = found->page_tokens;
+	kv->chunks = mem_calloc(count, sizeof(*kv->chunks));
+	kv->pages = mem_calloc((size_t)count * canon->views[*index_p].pages,
+			       sizeof(*kv->pages));
+	if (!kv->chunks || !kv->pages) {
+		store_kv_free(kv);
+		return err_pass(-ENOMEM);
+	}
+	kv->class = class;
+	class->space->handles++; /* the class stays */
+	*kv_p = kv;
+	return 0;
+}
+
+static int kv_add(struct store_kv *kv, struct store_chunk *chunk, uint32_t view)
+{
+	const struct canon *canon = kv->class->canon;
+	const struct store_part *part = store_part_find(chunk, kv->class);
+
+	if (!part || !part->slot.slab)
+		return err_raise(ERR_NOTFOUND, "a chunk of the hold is not there");
+	if (!part->ready)
+		return err_raise(ERR_BUSY,
+				 "a chunk of the hold is on its way from a file");
+	canon_pages(canon, view, arena_offset(&part->slot), kv->pages + kv->page_count);
+	kv->page_count += canon->views[view].pages;
+	kv->tokens += chunk->tokens;
+	store_chunk_pin(chunk);
+	kv->chunks[kv->count++] = chunk;
+	return 0;
+}
+
+static int kv_make(struct store_class *class, struct store_chunk *const *chunks,
+		   uint32_t count, const char *view, struct store_kv **kv_p)
+{
+	struct store_kv *kv = NULL;
+	uint32_t index = 0;
+	int r = kv_new(class, count, view, &kv, &index);
+
+	for (uint32_t i = 0; i < count && r >= 0; i++)
+		r = kv_add(kv, chunks[i], index);
+	if (r < 0) {
+		store_kv_free(kv);
+		return err_pass(r);
+	}
+	*kv_p = kv;
+	return 0;
+}
+
+static int range_check(uint32_t first, uint32_t count, uint32_t have)
+{
+	if (count == 0 || first > have || count > have - first)
+		return err_raise(ERR_RANGE, "chunks [%u, +%u): the hold has %u here",
+				 first, count, have);
+	return 0;
+}
+
+/* The one class whose parts are all that the handle needs of each chunk. */
+static struct store_class *hold_class(const struct store_hold *hold, uint32_t first,
+				      uint32_t count)
+{
+	const struct store_space *space = hold->handle->space;
+	uint64_t mask = ~UINT64_C(0), used;
+
+	for (uint32_t i = first; i < first + count; i++)
+		mask &= hold->chunks[i]->ready | hold->chunks[i]->filed;
+	used = store_cover(hold->handle, mask);
+	if (used && !(used & (used - 1)))
+		return space->classes[__builtin_ctzll(used)];
+	err_raise(ERR_REQUIRE, "the chunks are in parts of several ranks: fetch them");
+	return NULL;
+}
+
+int store_kv_of_hold(const struct store_hold *hold, uint32_t first, uint32_t count,
+		     const char *view, struct store_kv **kv_p)
+{
+	struct store_class *class;
+	int r;
+
+	if (hold->over || hold->closed)
+		return err_raise(ERR_LEASE, "the hold's lease has ended");
+	r = range_check(first, count, hold->count);
+	if (r < 0)
+		return err_pass(r);
+	class = hold_class(hold, first, count);
+	if (!class)
+		return err_pass(-ENOTSUP);
+	return err_pass(kv_make(class, hold->chunks + first, count, view, kv_p));
+}
+
+int store_kv_of_lend(const struct store *store, const struct remote *remote, uint64_t ask,
+		     uint64_t pool, uint32_t first, uint32_t count, const char *view,
+		     struct store_kv **kv_p)
+{
+	struct store_chunk *const *chunks;
+	struct store_class *class;
+	uint32_t have;
+	int r = lend_chunks(store, remote, ask, pool, &chunks, &have, &class);
+
+	if (r >= 0)
+		r = range_check(first, count, have);
+	if (r < 0)
+		return err_pass(r);
+	return err_pass(kv_make(class, chunks + first, count, view, kv_p));
+}
+
+bool store_kv_same(const struct store_kv *a, const struct store_kv *b)
+{
+	return a->class == b->class && a->view == b->view && a->count == b->count &&
+	       memcmp(a->chunks, b->chunks, a->count * sizeof(*a->chunks)) == 0;
+}
+
+uint32_t store_hold_here(const struct store_hold *hold)
+{
+	return hold->count;
+}
+
+uint32_t store_hold_chunk_tokens(const struct store_hold *hold)
+{
+	return hold->handle->space->tokens;
+}
+
+struct far_hold *store_hold_far(const struct store_hold *hold)
+{
+	return hold->far;
+}

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Each seat has a slot of the status page while a post of it is under way or was not
+ * followed by another: the terminal word frees it for the daemon, and the next post of
+ * the seat takes one anew.
+ */
+#include "lib/client.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/kvd_attend.h"
+#include "proto/kvd_ring.h"
+
+#define PARTS_MAX 64u
+#define SEATS_MAX 256u
+
+struct kvd_attend {
+	struct client_object object;
+	struct kvd_seat seat;
+	uint32_t seats, rows, heads;
+	struct client_slot *slots; /* of each seat */
+};
+
+static void seat_fini(struct client_object *object)
+{
+	(void)object; /* it lies in its attend */
+}
+
+static void client_attend_fini(struct client_object *object)
+{
+	struct kvd_attend *attend = container_of(object, struct kvd_attend, object);
+
+	for (uint32_t i = 0; i < attend->seats; i++) {
+		client_slot_fini(&attend->slots[i]);
+		client_object_unref(&attend->slots[i].object);
+	}
+	mem_free(attend->slots);
+	mem_free(attend);
+}
+
+static struct kvd_attend *attend_new(struct kvd_client *client, uint32_t seats)
+{
+	struct kvd_attend *attend = mem_zalloc(sizeof(*attend));
+
+	if (!attend)
+		return NULL;
+	attend->slots = mem_calloc(seats, sizeof(*attend->slots));
+	if (!attend->slots) {
+		mem_free(attend);
+		return NULL;
+	}
+	client_object_init(client, &attend->object, CLIENT_ATTEND, client_attend_fini);
+	for (; attend->seats < seats; attend->seats++) {
+		struct client_slot *slot = &attend->slots[attend->seats];
+
+		client_object_init(client, &slot->object, CLIENT_MOVE, seat_fini);
+		client_slot_init(slot, 0);
+	}
+	return attend;
+}
+
+/* ---- opening ---------------------------------------------------------------------- */
+
+/* Whatever the program's locale calls a decimal point. */
+static void text_real(struct client_text *text, const char *name, double value)
+{
+	char number[40], *comma;
+
+	snprintf(number, sizeof(number), "%.17g", value);
+	comma = strchr(number, ',');
+	if (comma)
+		*comma = '.';
+	if (name)
+		client_text_printf(text, ",\"%s\":%s", name, number);
+	else
+		client_text_printf(text, "%s", number);
+}
+
+static void text_rope(struct client_text *text, const struct kvd_rope *rope)
+{
+	client_text_printf(text, ",\"rope\":{\"first\":%u,\"dims\":%u,\"pairs\":\"%s\","
+				 "\"inv_freq\":[",
+			   rope->first, rope->dims,
+			   rope->pairs == KVD_HALVES ? "halves" : "interleaved");
+	for (uint32_t i = 0; i < rope->dims / 2; i++) {
+		client_text_printf(text, "%s", i ? "," : "");
+		text_real(text, NULL, rope->inv_freq[i]);
+	}
+	client_text_printf(text, "]}");
+}
+
+static void attend_text(struct client_text *text, const struct kvd_attend_args *a)
+{
+	static const char *const types[] = {"bf16", "fp16", "fp32"};
+
+	client_text_int(text, "region", kvd_region_id(a->region));
+	client_text_int(text, "offset", a->offset);
+	client_text_int(text, "rows", a->rows);
+	client_text_int(text, "seats", a->seats);
+	client_text_str(text, "kind", a->kind == KVD_MLA ? "mla" : "gqa");
+	client_text_str(text, "q_type", types[a->q_type]);
+	client_text_str(text, "kv_type", types[a->kv_type]);
+	client_text_int(text, "heads", a->heads);
+	client_text_int(text, "kv_heads", a->kv_heads);
+	client_text_int(text, "first_head", a->first_head);
+	client_text_int(text, "dqk", a->dqk);
+	client_text_int(text, "dv", a->dv);
+	text_real(text, "scale", a->scale);
+	text_real(text, "softcap", a->softcap);
+	if (a->view)
+		client_text_str(text, "view", a->view);
+	client_text_str(text, "key", a->key);
+	if (a->value)
+		client_text_str(text, "value", a->value);
+	if (a->rope.dims)
+		text_rope(text, &a->rope);
+}
+
+static int attend_made(struct client_request *req, int result, const cJSON *reply)
+{
+	struct kvd_attend *attend = container_of(req->object, struct kvd_attend, object);
+	struct kvd_seat *s = &attend->seat;
+
+	if (!result && (!client_get_u64(reply, "seat_bytes", &s->bytes) ||
+			!client_get_u64(reply, "q", &s->q) ||
+			!client_get_u64(reply, "o", &s->o) ||
+			!client_get_u64(reply, "m", &s->m) ||
+			!client_get_u64(reply, "l", &s->l)))
+		result = client_fail(req->client, KVD_E_PROTO,
+				     "attend.open: another answer");
+	return client_object_made(req, result, reply);
+}
+
+static int client_attend_check(struct kvd_client *client, const struct kvd_attend_args *a)
+{
+	if (!a->region || !kvd_region_id(a->region))
+		return client_fail(client, KVD_E_STATE, "region: not registered now");
+	if (a->seats == 0 || a->seats > SEATS_MAX)
+		return client_fail(client, KVD_E_RANGE, "seats: %u is not in 1 to %u",
+				   a->seats, SEATS_MAX);
+	if (!a->key || (a->kind == KVD_GQA && !a->value))
+		return client_fail(client, KVD_E_INVAL, "%s: missing",
+				   a->key ? "value" : "key");
+	if ((unsigned int)a->kind > KVD_GQA || (unsigned int)a->q_type > KVD_FP32 ||
+	    (unsigned int)a->kv_type > KVD_FP32 ||
+	    (a->rope.dims && !a->rope.inv_freq) || a->heads == 0)
+		return client_fail(client, KVD_E_INVAL,
+				   "kind, q_type, kv_type, heads or rope: unknown");
+	return 0;
+}
+
+int kvd_attend_open(struct kvd_client *client, const struct kvd_attend_args *args,
+		    const struct kvd_call *call, struct kvd_attend **attend_p)
+{
+	struct kvd_attend *attend;
+	struct client_op op;
+	int r = client_begin(client, call);
+
+	*attend_p = NULL;
+	if (!r)
+		r = client_attend_check(client, args);
+	if (r)
+		return r;
+	attend = attend_new(client, args->seats);
+	if (!attend)
+		return client_fail_nomem(client);
+	attend->rows = args->rows;
+	attend->heads = args->heads;
+	client_op_begin(client, &op, "attend.open");
+	attend_text(&op.text, args);
+	op.object = &attend->object;
+	op.finish = attend_made;
+	*attend_p = attend;
+	r = client_op_run(client, &op, call);
+	if (r) {
+		*attend_p = NULL;
+		client_object_unref(&attend->object);
+	}
+	return r;
+}
+
+int kvd_attend_seat(const struct kvd_attend *attend, struct kvd_seat *seat_p)
+{
+	if (client_object_phase(&attend->object) != CLIENT_READY)
+		return -KVD_E_STATE;
+	*seat_p = attend->seat;
+	return 0;
+}
+
+int kvd_attend_close(struct kvd_attend *attend, const struct kvd_call *call)
+{
+	struct kvd_client *client = attend->object.client;
+
+	for (uint32_t i = 0; i < attend->seats; i++) {
+		if (attend->slots[i].numbered && attend->slots[i].map == client->map)
+			client_ring_slot_back(client, &attend->slots[i]);
+		attend->slots[i].numbered = false;
+	}
+	return client_object_close(&attend->object, call);
+}
+
+/* ---- posts ------------------------------------------------------------------------ */
+
+static struct client_slot *slot_of(const struct kvd_attend *attend, uint32_t seat)
+{
+	return seat < attend->seats ? &attend->slots[seat] : NULL;
+}
+
+static int parts_fill(struct kvd_attend *attend, const struct kvd_part *parts,
+		      size_t count, struct kvd_ring_part *out, struct client_part *pieces)
+{
+	struct kvd_client *client = attend->object.client;
+
+	for (size_t i = 0; i < count; i++) {
+		const struct kvd_part *p = &parts[i];
+
+		if (!client_hold_id(p->hold))
+			return client_fail(client, KVD_E_STATE,
+					   "parts[%zu].hold: not answered yet", i);
+		if (p->per_token && !p->select)
+			return client_fail(client, KVD_E_INVAL, "parts[%zu].select: NULL",
+					   i);
+		out[i] = (struct kvd_ring_part){.hold = client_hold_id(p->hold),
+						.row = p->row,
+						.rows = p->rows,
+						.first = p->first,
+						.count = p->count,
+						.tokens = p->tokens,
+						.delta = p->delta,
+						.per_token = p->per_token};
+		pieces[i + 1] = (struct client_part){
+			p->select, (size_t)(p->rows / attend->heads) * p->per_token *
+					   sizeof(uint32_t)};
+	}
+	pieces[0] = (struct client_part){out, count * sizeof(*out)};
+	return 0;
+}
+
+static int seat_take(struct kvd_attend *attend, struct client_slot *slot)
+{
+	struct kvd_client *client = attend->object.client;
+	int r;
+
+	if (slot->numbered && slot->map == client->map)
+		client_ring_slot_back(client, slot);
+	slot->numbered = false;
+	if (slot->map != client->map) { /* of an earlier session */
+		client_slot_fini(slot);
+		client_slot_init(slot, 0);
+	}
+	r = client_ring_slot(client, slot);
+	if (r)
+		return r;
+	slot->number = slot->object.id;
+	slot->object.serial = client->serial;
+	client_object_enter(&slot->object, CLIENT_READY);
+	return 0;
+}
+
+int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
+		    const struct kvd_part *parts, size_t part_count, bool own,
+		    uint32_t deadline_us)
+{
+	struct kvd_client *client = attend->object.client;
+	struct client_slot *slot = slot_of(attend, seat);
+	struct kvd_ring_entry entry = {.op = KVD_RING_ATTEND,
+				       .flags = own ? KVD_RING_OWN : 0,
+				       .a = attend->object.id,
+				       .b = layer,
+				       .c = deadline_us,
+				       .n0 = seat,
+				       .n1 = (uint32_t)part_count};
+	struct kvd_ring_part out[PARTS_MAX];
+	struct client_part pieces[PARTS_MAX + 1];
+	int state, r = client_post_begin(client, KVD_RING_ATTEND);
+
+	if (!r)
+		r = client_object_usable(&attend->object, "attend");
+	if (!r && (!slot || part_count == 0 || part_count > PARTS_MAX))
+		r = client_fail(client, KVD_E_RANGE,
+				"seat %u of %u; %zu parts, 1 to %u at a time", seat,
+				attend->seats, part_count, PARTS_MAX);
+	if (!r)
+		r = parts_fill(attend, parts, part_count, out, pieces);
+	if (r)
+		return r;
+	state = kvd_attend_state(attend, seat);
+	if (state == KVD_TRANSFERRING)
+		return client_fail(client, KVD_E_BUSY, "seat %u: a post has it", seat);
+	r = seat_take(attend, slot);
+	if (r)
+		return r;
+	for (size_t i = 0; i <= part_count; i++)
+		entry.bytes += (uint32_t)pieces[i].bytes;
+	entry.slot = slot->slot;
+	entry.gen = atomic_load(&slot->gen);
+	r = client_ring_put(client, &entry, pieces, part_count + 1, NULL);
+	if (r)
+		client_ring_slot_unused(slot);
+	return r;
+}
+
+int kvd_attend_state(const struct kvd_attend *attend, uint32_t seat)
+{
+	const struct client_slot *slot = slot_of(attend, seat);
+	int state;
+
+	if (!slot)
+		return -KVD_E_RANGE;
+	if (!slot->numbered)
+		return KVD_BOOTSTRAPPING;
+	state = client_slot_state(slot);
+	return state == KVD_BOOTSTRAPPING ? KVD_TRANSFERRING : state;
+}
+
+int kvd_attend_wait(struct kvd_attend *attend, uint32_t seat, int timeout_ms)
+{
+	struct client_slot *slot = slot_of(attend, seat);
+
+	if (!slot)
+		return -KVD_E_RANGE;
+	return slot->numbered ? client_slot_wait(slot, KVD_SUCCESS, timeout_ms)
+			      : KVD_BOOTSTRAPPING;
+}
+
+int kvd_attend_read(const struct kvd_attend *attend, uint32_t seat,
+		    struct kvd_attend_facts *facts_p)
+{
+	const struct client_slot *slot = slot_of(attend, seat);
+	struct kvd_room_status st;
+
+	*facts_p = (struct kvd_attend_facts){0};
+	if (!slot || !slot->numbered)
+		return -KVD_E_STATE;
+	if (client_slot_read(slot, &st) < 0)
+		return -KVD_E_GONE;
+	facts_p->queue_us = st.done;
+	facts_p->attend_us = st.moved_us;
+	facts_p->daemons = (uint32_t)st.rows;
+	return 0;
+}
+
+int kvd_attend_error(const struct kvd_attend *attend, uint32_t seat, int timeout_ms,
+		     struct kvd_error *error_p)
+{
+	const struct client_slot *slot = slot_of(attend, seat);
+
+	*error_p = (struct kvd_error){0};
+	if (!slot || !slot->numbered)
+		return -KVD_E_STATE;
+	return client_slot_error(slot, timeout_ms, error_p);
+}
+
+int kvd_attend_stop(struct kvd_attend *attend, uint32_t seat)
+{
+	struct kvd_client *client = attend->object.client;
+	const struct client_slot *slot = slot_of(attend, seat);
+	struct kvd_ring_entry entry = {.op = KVD_RING_CANCEL};
+	int r;
+
+	if (!slot)
+		return -KVD_E_RANGE;
+	if (!slot->numbered || kvd_lost(client) || slot->map != client->map)
+		return 0;
+	entry.a = slot->object.id;
+	r = client_post_begin(client, KVD_RING_CANCEL);
+	return r ? r : client_ring_put(client, &entry, NULL, 0, NULL);
+}

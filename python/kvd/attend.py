@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention where the KV is: query rows go to chunks, of this daemon and of others, and what
+they made of them comes back.
+
+    attend = client.attend(rows=16, heads=16, dqk=576, dv=512, kind="mla", q_type="bf16",
+                           kv_type="bf16", scale=576 ** -0.5, key="kv")
+    attend.q(0)[:] = rows                       # of one seat, of one layer
+    attend.post(0, layer, [Part(hold)])
+    attend.wait(0)
+    o, m, l = attend.o(0), attend.m(0), attend.l(0)
+
+Row t * heads + h is head h of query token t. o is over all tokens of the parts, m the largest
+score, l the sum of exp(score - m): what merges with attention over other tokens (merge())."""
+from array import array
+from collections import namedtuple
+
+import numpy as np
+
+from . import _check, _kvd
+from .errors import TimeoutError, error_make
+from .memory import Memory
+from .rooms import BOOTSTRAPPING, FAILED, SUCCESS
+
+KINDS = {"mla": 0, "gqa": 1}
+TYPES = {"bf16": 0, "fp16": 1, "fp32": 2}
+TYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+PAIRS = {"halves": 0, "interleaved": 1}
+ALIGN = 64
+ROWS_MAX = 4096
+WHY_S = 5  # for the daemon's words about a post that has failed
+
+Rope = namedtuple("Rope", "first dims pairs inv_freq")
+Rope.__doc__ = """Values [first, first + dims) of a query row and of a key are pairs, "halves" (i
+and i + dims / 2) or "interleaved" (2i and 2i + 1), that are turned by position * inv_freq[i]:
+scaled frequencies, where the model scales them."""
+
+Part = namedtuple("Part", "hold rows chunks tokens delta select",
+                  defaults=(None, None, 0, 0, None))
+Part.__doc__ = """Rows (begin, end), None: all, and the chunks (begin, end) of a hold, None: all,
+that they attend to; tokens: from the first chunk's first on, 0: all; delta: the chunks are to
+stand so many positions further on than where they were computed; select: of each query token
+as many tokens of the part (one list each, 4294967295: none), which its heads share."""
+
+AttendFacts = namedtuple("AttendFacts", "queue_us attend_us daemons")
+AttendFacts.__doc__ = """How long rows waited for a processor, and were attended, where that was
+longest; how many other daemons took part."""
+
+
+def _choice(name, value, names):
+    if value not in names:
+        raise _check.wrong(name, value, "one of %s" % ", ".join(names))
+    return names[value]
+
+
+def _rope_pack(rope):
+    if rope is None:
+        return None
+    first, dims, pairs, inv_freq = rope
+    freq = array("d", inv_freq)
+    if len(freq) * 2 != dims:
+        raise ValueError("rope.inv_freq: %d numbers for %d values" % (len(freq), dims))
+    return (first, dims, _choice("rope.pairs", pairs, PAIRS), freq.tobytes())
+
+
+def _up(nbytes):
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+class Attend:
+    """Seats of query rows, and the shape of an engine's attention."""
+
+    def __init__(self, client, *, rows, heads, dqk, dv, kind, q_type, kv_type, scale, key,
+                 value=None, seats=1, kv_heads=1, first_head=0, softcap=0.0, view=None,
+                 rope=None, timeout=None):
+        self.rows = _check.integer("rows", rows, 1, ROWS_MAX)
+        self.seats = _check.integer("seats", seats, 1, 256)
+        self.heads, self.dqk, self.dv, self.q_type = heads, dqk, dv, q_type
+        seat = (_up(rows * dqk * TYPE_BYTES[q_type]) + _up(rows * dv * 4) + 2 * _up(rows * 4))
+        self._memory = Memory(seat * seats)
+        self._region = client.register(self._memory, name="seats")
+        self._attend = _kvd.Attend(
+            client._kvd, self._region, 0, self.rows, self.seats,
+            _choice("kind", kind, KINDS), _choice("q_type", q_type, TYPES),
+            _choice("kv_type", kv_type, TYPES), heads, kv_heads, first_head, dqk, dv,
+            float(scale), float(softcap), view, key, value, _rope_pack(rope),
+            _check.seconds("timeout", timeout))
+        self._at = self._attend.seat()
+
+    def _piece(self, seat, offset, nbytes):
+        seat = _check.integer("seat", seat, 0, self.seats - 1)
+        begin = seat * self._at[0] + offset
+        return self._memory.array()[begin:begin + nbytes]
+
+    def q(self, seat):
+        """The query rows of a seat, as an array of bytes to be written: rows x dqk of q_type."""
+        return self._piece(seat, self._at[1], self.rows * self.dqk * TYPE_BYTES[self.q_type])
+
+    def o(self, seat):
+        """rows x dv floats."""
+        return self._piece(seat, self._at[2], self.rows * self.dv * 4).view(np.float32).reshape(
+            self.rows, self.dv)
+
+    def m(self, seat):
+        return self._piece(seat, self._at[3], self.rows * 4).view(np.float32)
+
+    def l(self, seat):
+        return self._piece(seat, self._at[4], self.rows * 4).view(np.float32)
+
+    def _part_pack(self, part):
+        begin, end = (0, self.rows) if part.rows is None else part.rows
+        first, last = (0, part.hold.chunks) if part.chunks is None else part.chunks
+        per_token, select = 0, None
+        if part.select is not None:
+            per_token = len(part.select[0])
+            select = array("I", [t for tokens in part.select for t in tokens])
+            if len(select) != (end - begin) // self.heads * per_token:
+                raise ValueError("select: as many tokens for each query token are wanted")
+            select = select.tobytes()
+        return (part.hold._hold, begin, end - begin, first, last - first, part.tokens,
+                part.delta, per_token, select)
+
+    def post(self, seat, layer, parts, *, own=False, deadline=0.0):
+        """Never waits: q is the engine's again when the state is TRANSFERRING, o, m and l are
+        there when it is SUCCESS. own: the seat's o, m and l before are a part, too. deadline:
+        seconds, then it fails; 0: one."""
+        self._attend.post(seat, _check.integer("layer", layer, 0, _check.U32),
+                          tuple(self._part_pack(p) for p in parts), _check.flag("own", own),
+                          round(deadline * 1e6))
+
+    def state(self, seat):
+        """A read of shared memory: no system call."""
+        return self._attend.state(seat)
+
+    def wait(self, seat, timeout=None):
+        """Until the post has ended; raises what it failed with."""
+        now = self._attend.wait(seat, _check.seconds("timeout", timeout))
+        if now == FAILED:
+            raise self.error(seat)
+        if now not in (SUCCESS, BOOTSTRAPPING):
+            raise TimeoutError("seat %d: not attended in time" % seat, "ENOREPLY", 0, "op", True)
+
+    def error(self, seat):
+        """Why it failed, as an exception; None: it has not."""
+        if self.state(seat) != FAILED:
+            return None
+        told = self._attend.error(seat, WHY_S)
+        if not told:
+            return error_make(0, "EINTERNAL", True, "op", "seat %d: it failed" % seat)
+        return error_make(*told)
+
+    def read(self, seat):
+        return AttendFacts(*self._attend.read(seat))
+
+    def stop(self, seat):
+        """It fails; what is under way elsewhere is nobody's."""
+        self._attend.stop(seat)
+
+    def close(self, timeout=None):
+        self._attend.close(_check.seconds("timeout", timeout))
+        self._region.unregister()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()

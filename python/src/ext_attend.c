@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attends: seats for query rows, and posts of them. Memory is Python's matter; a post
+ * never waits, so the GIL stays here. */
+#include "python/src/ext.h"
+
+#include <string.h>
+
+#include "lib/kvd_attend.h"
+
+#define PARTS_MAX 64
+
+static PyTypeObject *attend_type;
+
+struct attend_object {
+	PyObject_HEAD struct client *client;
+	struct kvd_attend *kvd; /* NULL: closed */
+	PyObject *keep;		/* the region */
+};
+
+struct attend_start {
+	struct attend_object *of;
+	struct kvd_attend_args args;
+};
+
+static bool attend_usable(const struct attend_object *object)
+{
+	if (object->kvd && object->client->kvd)
+		return true;
+	ext_raise_code(KVD_E_STATE, "attend: closed");
+	return false;
+}
+
+static int attend_shut(void *handle, const struct kvd_call *call)
+{
+	return kvd_attend_close(handle, call);
+}
+
+static void attend_dealloc(PyObject *self)
+{
+	struct attend_object *object = (struct attend_object *)self;
+	PyTypeObject *type = Py_TYPE(self);
+	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+	if (object->kvd && object->client->kvd)
+		client_close_later(object->client, attend_shut, object->kvd,
+				   object->keep);
+	else
+		Py_XDECREF(object->keep);
+	Py_XDECREF(object->client);
+	release(self);
+	Py_DECREF(type);
+}
+
+static int attend_begin(void *ctx, const struct kvd_call *call)
+{
+	struct attend_start *s = ctx;
+
+	return kvd_attend_open(s->of->client->kvd, &s->args, call, &s->of->kvd);
+}
+
+/* rope: None or (first, dims, pairs, inv_freq as bytes of doubles) */
+static bool rope_parse(PyObject *rope, struct kvd_rope *out)
+{
+	const char *freq;
+	Py_ssize_t bytes;
+	int pairs;
+
+	if (rope == Py_None)
+		return true;
+	if (!PyArg_ParseTuple(rope, "IIiy#", &out->first, &out->dims, &pairs, &freq,
+			      &bytes))
+		return false;
+	if ((uint64_t)bytes != out->dims / 2 * sizeof(double)) {
+		PyErr_SetString(PyExc_ValueError,
+				"rope.inv_freq: dims / 2 numbers are wanted");
+		return false;
+	}
+	out->pairs = (enum kvd_rope_pairs)pairs;
+	out->inv_freq = (const double *)(const void *)freq;
+	return true;
+}
+
+/* Attend(client, region, offset, rows, seats, kind, q_type, kv_type, heads, kv_heads,
+ * first_head, dqk, dv, scale, softcap, view, key, value, rope, timeout) */
+static PyObject *attend_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+	PyObject *client, *region, *rope, *timeout;
+	struct attend_start s = {0};
+	struct kvd_attend_args *a = &s.args;
+	unsigned long long offset;
+	int ms, kind, q_type, kv_type;
+
+	(void)kwargs;
+	if (!PyArg_ParseTuple(args, "O!O!KIIiiiIIIIIffzzzOO", client_type, &client,
+			      region_type, &region, &offset, &a->rows, &a->seats, &kind,
+			      &q_type, &kv_type, &a->heads, &a->kv_heads, &a->first_head,
+			      &a->dqk, &a->dv, &a->scale, &a->softcap, &a->view, &a->key,
+			      &a->value, &rope, &timeout) ||
+	    ext_timeout(timeout, &ms) < 0 || !rope_parse(rope, &a->rope) ||
+	    !region_usable((struct region *)region, (struct client *)client, "region",
+			   0))
+		return NULL;
+	a->region = ((struct region *)region)->kvd;
+	a->offset = offset;
+	a->kind = (enum kvd_attend_kind)kind;
+	a->q_type = (enum kvd_value_type)q_type;
+	a->kv_type = (enum kvd_value_type)kv_type;
+	s.of = (struct attend_object *)alloc(type, 0);
+	if (!s.of)
+		return NULL;
+	Py_INCREF(client);
+	s.of->client = (struct client *)client;
+	Py_INCREF(region);
+	s.of->keep = region;
+	if (client_run(s.of->client, attend_begin, &s, ms, NULL, NULL) < 0) {
+		Py_DECREF(s.of);
+		return NULL;
+	}
+	return (PyObject *)s.of;
+}
+
+/* (bytes, q, o, m, l) of a seat */
+static PyObject *attend_seat(PyObject *self, PyObject *none)
+{
+	struct attend_object *object = (struct attend_object *)self;
+	struct kvd_seat seat;
+
+	(void)none;
+	if (!attend_usable(object))
+		return NULL;
+	if (kvd_attend_seat(object->kvd, &seat) < 0)
+		return ext_raise_code(KVD_E_STATE, "attend: not answered yet");
+	return Py_BuildValue("(KKKKK)", (unsigned long long)seat.bytes,
+			     (unsigned long long)seat.q, (unsigned long long)seat.o,
+			     (unsigned long long)seat.m, (unsigned long long)seat.l);
+}
+
+/* (hold, row, rows, first, count, tokens, delta, per_token, select as bytes or None) */
+static bool part_parse(const struct attend_object *object, PyObject *tuple,
+		       struct kvd_part *part)
+{
+	unsigned long long tokens;
+	const char *select;
+	Py_ssize_t bytes;
+	PyObject *hold;
+
+	if (!PyArg_ParseTuple(tuple, "OIIIIKiIz#", &hold, &part->row, &part->rows,
+			      &part->first, &part->count, &tokens, &part->delta,
+			      &part->per_token, &select, &bytes))
+		return false;
+	part->tokens = tokens;
+	part->select = (const uint32_t *)(const void *)select;
+	part->hold = ext_hold_of(hold, object->client);
+	return part->hold != NULL;
+}
+
+/* post(seat, layer, parts, own, deadline_us) */
+static PyObject *attend_post(PyObject *self, PyObject *args)
+{
+	struct attend_object *object = (struct attend_object *)self;
+	struct kvd_part parts[PARTS_MAX] = {0};
+	unsigned int seat, layer, deadline;
+	PyObject *tuple;
+	Py_ssize_t count;
+	int own, r;
+
+	if (!PyArg_ParseTuple(args, "IIO!pI", &seat, &layer, &PyTuple_Type, &tuple, &own,
+			      &deadline) ||
+	    !attend_usable(object))
+		return NULL;
+	count = PyTuple_Size(tuple);
+	if (count < 1 || count > PARTS_MAX) {
+		PyErr_Format(PyExc_ValueError, "parts: %zd, 1 to %d at a time", count,
+			     PARTS_MAX);
+		return NULL;
+	}
+	for (Py_ssize_t i = 0; i < count; i++) {
+		if (!part_parse(object, PyTuple_GetItem(tuple, i), &parts[i]))
+			return NULL;
+	}
+	if (!client_lock(object->client))
+		return NULL;
+	r = kvd_attend_post(object->kvd, seat, layer, parts, (size_t)count, own,
+			    deadline);
+	if (r < 0)
+		return client_raise(object->client, kvd_last_error(object->client->kvd));
+	client_unlock(object->client);
+	Py_RETURN_NONE;
+}
+
+static PyObject *attend_state(PyObject *self, PyObject *args)
+{
+	struct attend_object *object = (struct attend_object *)self;
+	unsigned int seat;
+	int state;
+
+	if (!PyArg_ParseTuple(args, "I", &seat) || !attend_usable(object))
+		return NULL;
+	state = kvd_attend_state(object->kvd, seat);
+	return state < 0 ? ext_raise_code(-state, "seat %u", seat)
+			 : PyLong_FromLong(state);
+}
+
+/* wait(seat, timeout) -> state */
+static PyObject *attend_wait(PyObject *self, PyObject *args)
+{
+	struct attend_object *object = (struct attend_object *)self;
+	PyObject *timeout;
+	unsigned int seat;
+	int ms, state;
+
+	if (!PyArg_ParseTuple(args, "IO", &seat, &timeout) ||
+	    ext_timeout(timeout, &ms) < 0 || !attend_usable(object) ||
+	    !client_lock(object->client))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS state = kvd_attend_wait(object->kvd, seat, ms);
+	Py_END_ALLOW_THREADS client_unlock(object->client);
+	return state < 0 ? ext_raise_code(-state, "seat %u: not attended in time", seat)
+			 : PyLong_FromLong(state);
+}
+
+/* (queue_us, attend_us, daemons) */
+static PyObject *attend_read(PyObject *self, PyObject *args)
+{
+	struct attend_object *object = (struct attend_object *)self;
+	struct kvd_attend_facts facts;
+	unsigned int seat;
+
+	if (!PyArg_ParseTuple(args, "I", &seat) || !attend_usable(object))
+		return NULL;
+	if (kvd_attend_read(object->kvd, seat, &facts) < 0)
+		return ext_raise_code(KVD_E_STATE, "seat %u: nothing was posted", seat);
+	return Py_BuildValue("(KKI)", (unsigned long long)facts.queue_us,
+			     (unsigned long long)facts.attend_us, facts.daemons);
+}
+
+/* error(seat, timeout) -> None or (code, name, retryable, scope, message) */
+static PyObject *attend_error(PyObject *self, PyObject *args)
+{
+	struct attend_object *object = (struct attend_object *)self;
+	struct kvd_error error;
+	PyObject *timeout;
+	unsigned int seat;
+	int ms, r;
+
+	if (!PyArg_ParseTuple(args, "IO", &seat, &timeout) ||
+	    ext_timeout(timeout, &ms) < 0 || !attend_usable(object) ||
+	    !client_lock(object->client))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS r = kvd_attend_error(object->kvd, seat, ms, &error);
+	Py_END_ALLOW_THREADS client_unlock(object->client);
+	if (r < 0 || !error.code)
+		Py_RETURN_NONE;
+	return Py_BuildValue("(isiss)", error.code, kvd_code_name(error.code),
+			     (int)error.retryable, error.scope, error.message);
+}
+
+static PyObject *attend_stop(PyObject *self, PyObject *args)
+{
+	struct attend_object *object = (struct attend_object *)self;
+	unsigned int seat;
+
+	if (!PyArg_ParseTuple(args, "I", &seat) || !attend_usable(object) ||
+	    !client_lock(object->client))
+		return NULL;
+	if (kvd_attend_stop(object->kvd, seat) < 0)
+		return client_raise(object->client, kvd_last_error(object->client->kvd));
+	client_unlock(object->client);
+	Py_RETURN_NONE;
+}
+
+static int close_begin(void *ctx, const struct kvd_call *call)
+{
+	return kvd_attend_close(((struct attend_start *)ctx)->of->kvd, call);
+}
+
+static PyObject *attend_close(PyObject *self, PyObject *args)
+{
+	struct attend_start s = {.of = (struct attend_object *)self};
+	PyObject *timeout = NULL;
+	int ms;
+
+	if (!PyArg_ParseTuple(args, "|O", &timeout) || ext_timeout(timeout, &ms) < 0)
+		return NULL;
+	if (!s.of->kvd || !s.of->client->kvd)
+		Py_RETURN_NONE;
+	if (client_run(s.of->client, close_begin, &s, ms, NULL, NULL) < 0)
+		return NULL;
+	s.of->kvd = NULL;
+	Py_CLEAR(s.of->keep);
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef attend_methods[] = {
+	{"seat", attend_seat, METH_NOARGS, NULL},
+	{"post", attend_post, METH_VARARGS, NULL},
+	{"state", attend_state, METH_VARARGS, NULL},
+	{"wait", attend_wait, METH_VARARGS, NULL},
+	{"read", attend_read, METH_VARARGS, NULL},
+	{"error", attend_error, METH_VARARGS, NULL},
+	{"stop", attend_stop, METH_VARARGS, NULL},
+	{"close", attend_close, METH_VARARGS, NULL},
+	{NULL, NULL, 0, NULL},
+};
+static PyType_Slot attend_slots[] = {
+	{Py_tp_new, (void *)attend_make},
+	{Py_tp_dealloc, (void *)attend_dealloc},
+	{Py_tp_methods, attend_methods},
+	{0, NULL},
+};
+static PyType_Spec attend_spec = {.name = "kvd._kvd.Attend",
+				  .basicsize = sizeof(struct attend_object),
+				  .flags = Py_TPFLAGS_DEFAULT,
+				  .slots = attend_slots};
+
+int ext_attend_init(PyObject *module)
+{
+	attend_type = (PyTypeObject *)(void *)ext_type(module, "Attend", &attend_spec);
+	return attend_type ? 0 : -1;
+}

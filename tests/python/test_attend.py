@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Query rows that attend to chunks where they are: here, at another daemon, at several; against
+the same attention in float64. And what becomes of a post when its holder dies, refuses, or its
+engine changes its mind."""
+import contextlib
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import kvd
+from conftest import until
+from kvd_daemon import Daemon
+
+T = 16  # tokens of a chunk
+LAYERS = 2
+MEMORY = "[chunks]\nchunk_memory = 64 MiB\n"
+ATTENDS = MEMORY + "attend_threads = 1\n"
+
+
+def bf16(values):
+    """Rounded to bf16, as uint16 and as the floats that these are."""
+    bits = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    bits = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return bits, (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def ids_of(count, name):
+    return [(b"%s %d" % (name, i)).ljust(32, b".") for i in range(count)]
+
+
+class Model:
+    """KV of `tokens` tokens for each layer, in float, and how scores are made."""
+
+    def __init__(self, tokens, heads=4, kv_heads=1, dqk=96, dv=64, kind="mla", seed=1):
+        rng = np.random.default_rng(seed)
+        self.kind, self.heads, self.kv_heads, self.dqk, self.dv = kind, heads, kv_heads, dqk, dv
+        self.tokens, self.scale = tokens, dqk ** -0.5
+        self.k_bits, self.k = bf16(rng.standard_normal((LAYERS, tokens, kv_heads, dqk)))
+        if kind == "mla":
+            self.v_bits, self.v = None, self.k[..., :dv]
+        else:
+            self.v_bits, self.v = bf16(rng.standard_normal((LAYERS, tokens, kv_heads, dv)))
+
+    def layout(self, pages):
+        kinds = [("kv" if self.kind == "mla" else "k", self.dqk)]
+        if self.kind == "gqa":
+            kinds.append(("v", self.dv))
+        lay = {"buffers": [LAYERS * sum(pages * T * self.kv_heads * d * 2 for _, d in kinds)]}
+        at, layers = 0, []
+        for layer in range(LAYERS):
+            fields = []
+            for name, dims in kinds:
+                token = self.kv_heads * dims * 2
+                fields.append({"name": name, "buffer": 0, "offset": at, "page_stride": T * token,
+                               "token_stride": token, "unit_stride": dims * 2,
+                               "unit_bytes": dims * 2, "first_unit": 0, "units": self.kv_heads,
+                               "total_units": self.kv_heads, "format": "bf16"})
+                at += pages * T * token
+            layers.append({"layer": layer, "fields": fields})
+        lay["views"] = {"kv": {"page_tokens": T, "pages": pages, "layers": layers}}
+        return lay
+
+    def attend(self, layer, q, tokens, delta_q=None):
+        """(o, m, l) of rows, in float64, over these tokens (an index array)."""
+        rows = q.shape[0]
+        o, m, lsum = np.zeros((rows, self.dv)), np.full(rows, -np.inf), np.zeros(rows)
+        for r in range(rows):
+            head = r % self.heads * self.kv_heads // self.heads
+            of = tokens[r] if isinstance(tokens, list) else tokens
+            if len(of) == 0:
+                continue
+            s = self.k[layer, of, head].astype(np.float64) @ q[r].astype(np.float64) * self.scale
+            m[r] = s.max()
+            w = np.exp(s - m[r])
+            lsum[r] = w.sum()
+            o[r] = w @ self.v[layer, of, head].astype(np.float64) / lsum[r]
+        return o, m, lsum
+
+
+class Engine:
+    """A rank whose cache has the model's KV, and seats."""
+
+    def __init__(self, client, model, rows=8, seats=2, **more):
+        self.client, self.model = client, model
+        pages = model.tokens // T
+        self.pool = client.pool(lay := model.layout(pages),
+                                [client.register(memory := kvd.Memory(lay["buffers"][0]))])
+        self.memory = memory
+        self.space = until(self._space)
+        self.attend = client.attend(
+            rows=rows, seats=seats, heads=model.heads, kv_heads=model.kv_heads, dqk=model.dqk,
+            dv=model.dv, kind=model.kind, q_type="bf16", kv_type="bf16", scale=model.scale,
+            key="kv" if model.kind == "mla" else "k",
+            value=None if model.kind == "mla" else "v", **more)
+
+    def _space(self):
+        try:
+            return self.client.space(self.pool, model="m", scheme="test", tokens=T)
+        except kvd.BusyError:  # the daemon's memory is being made
+            return None
+
+    def put(self, ids, first=0):
+        """Chunks of the model's tokens from number `first` on."""
+        flat, at, model = self.memory.array(dtype=np.uint16), 0, self.model
+        for layer in range(LAYERS):
+            for bits in (model.k_bits, model.v_bits):
+                if bits is not None:
+                    values = bits[layer].reshape(-1)
+                    flat[at:at + values.size] = values
+                    at += values.size
+        pages = list(range(first, first + len(ids)))
+        self.space.put(ids, {"kv": kvd.View(pages, tokens=(0, len(ids) * T))}).wait(timeout=60)
+
+    def ask(self, seat, layer, parts, seed=7, **more):
+        """The rows that were asked for, in float."""
+        rng = np.random.default_rng(seed)
+        bits, rows = bf16(rng.standard_normal((self.attend.rows, self.model.dqk)))
+        self.attend.q(seat)[:] = bits.reshape(-1).view(np.uint8)
+        self.attend.post(seat, layer, parts, **more)
+        return rows
+
+    def got(self, seat):
+        a = self.attend
+        return a.o(seat).copy(), a.m(seat).copy(), a.l(seat).copy()
+
+
+def close(got, want):
+    o, m, lsum = got
+    assert np.allclose(m, want[1], rtol=0, atol=2e-2)
+    # l is a sum relative to m, so compare what they make together
+    assert np.allclose(np.log(lsum) + m, np.log(want[2]) + want[1], rtol=0, atol=2e-2)
+    assert np.abs(o - want[0]).max() < 2e-2
+
+
+@contextlib.contextmanager
+def daemons(count, holder=ATTENDS, own=ATTENDS, more=""):
+    """Holders, then the asking one that knows them; a client each."""
+    with contextlib.ExitStack() as stack:
+        holders = [stack.enter_context(Daemon(holder)) for _ in range(count)]
+        clients = [stack.enter_context(kvd.Client(d.socket_path)) for d in holders]
+        stores = "chunk_stores = %s\n" % " ".join(c.endpoint for c in clients) if count else ""
+        daemon = stack.enter_context(Daemon(own + stores + more))
+        client = stack.enter_context(kvd.Client(daemon.socket_path))
+        until(lambda: sum(p["state"] == "up" for p in client.command("peer.list")["peers"])
+              >= count)
+        yield daemon, client, holders, clients
+
+
+SHAPES = {"mla": {}, "gqa": {"kind": "gqa", "kv_heads": 2, "dqk": 64, "dv": 64}}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_attend_to_chunks_here(shape):
+    model = Model(8 * T, **SHAPES[shape])
+    ids = ids_of(8, b"here")
+    with daemons(0) as (_, client, _, _):
+        engine = Engine(client, model)
+        engine.put(ids)
+        with engine.space.hold(ids) as hold:
+            assert hold.chunks == 8
+            for layer in range(LAYERS):
+                q = engine.ask(0, layer, [kvd.Part(hold)])
+                engine.attend.wait(0, timeout=30)
+                close(engine.got(0), model.attend(layer, q, np.arange(8 * T)))
+            q = engine.ask(1, 1, [kvd.Part(hold, chunks=(2, 5), tokens=2 * T + 5)])
+            engine.attend.wait(1, timeout=30)
+            close(engine.got(1), model.attend(1, q, np.arange(2 * T, 4 * T + 5)))
+
+
+@pytest.mark.parametrize("ways", ["shm", "tcp"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_attend_to_chunks_of_another_daemon(shape, ways):
+    model = Model(8 * T, **SHAPES[shape])
+    ids = ids_of(8, b"there")
+    with daemons(1, more="[transport]\ntransports = shm %s\n" % ways if ways == "tcp" else "") \
+            as (_, client, _, (far,)):
+        there, here = Engine(far, model), Engine(client, model)
+        there.put(ids)
+        here.put(ids[:3])
+        with here.space.hold(ids, far=10) as hold:
+            assert (hold.chunks, hold.far) == (8, 5)
+            q = here.ask(0, 1, [kvd.Part(hold)])
+            here.attend.wait(0, timeout=30)
+            close(here.got(0), model.attend(1, q, np.arange(8 * T)))
+            assert here.attend.read(0).daemons == 1
+
+
+def test_one_to_seven_holders_and_the_engines_own_part():
+    model = Model(8 * T)
+    with daemons(7) as (_, client, _, clients):
+        ids = [ids_of(1, b"holder %d" % i)[0] for i in range(7)]
+        holders = [Engine(c, model) for c in clients]
+        for i, holder in enumerate(holders):
+            holder.put([ids[i]], first=i)
+        here = Engine(client, model)
+        holds = [here.space.hold([one], far=10) for one in ids]
+        assert [h.chunks for h in holds] == [1] * 7
+        for count in range(1, 8):
+            q = here.ask(0, 0, [kvd.Part(h) for h in holds[:count]], seed=count)
+            here.attend.wait(0, timeout=30)
+            close(here.got(0), model.attend(0, q, np.arange(count * T)))
+        q = here.ask(0, 0, [kvd.Part(h) for h in holds])  # and the last T tokens at home
+        here.attend.wait(0, timeout=30)
+        own = model.attend(0, q, np.arange(7 * T, 8 * T))
+        here.attend.o(1)[:], here.attend.m(1)[:], here.attend.l(1)[:] = own
+        q = here.ask(1, 0, [kvd.Part(h) for h in holds], own=True)
+        here.attend.wait(1, timeout=30)
+        close(here.got(1), model.attend(0, q, np.arange(8 * T)))
+
+
+def test_chosen_tokens_alone_count():
+    model = Model(8 * T)
+    ids = ids_of(8, b"chosen")
+    with daemons(1) as (_, client, _, (far,)):
+        there, here = Engine(far, model), Engine(client, model)
+        there.put(ids)
+        here.put(ids[:4])
+        rng = np.random.default_rng(3)
+        chosen = [sorted(int(t) for t in rng.choice(8 * T, 20, replace=False)) for _ in range(2)]
+        chosen[1][5:] = [0xFFFFFFFF] * 15
+        with here.space.hold(ids, far=10) as hold:
+            q = here.ask(0, 1, [kvd.Part(hold, select=chosen)])
+            here.attend.wait(0, timeout=30)
+            of = [[t for t in chosen[r // model.heads] if t != 0xFFFFFFFF] for r in range(8)]
+            close(here.got(0), model.attend(1, q, of))
+
+
+def test_who_does_not_attend_says_so():
+    model = Model(4 * T)
+    ids = ids_of(4, b"no")
+    with daemons(1, holder=MEMORY) as (_, client, _, (far,)):
+        there, here = Engine(far, model), Engine(client, model)
+        there.put(ids)
+        with here.space.hold(ids, far=10) as hold:
+            here.ask(0, 0, [kvd.Part(hold)])
+            with pytest.raises(kvd.Error, match="attend_threads") as refused:
+                here.attend.wait(0, timeout=30)
+            assert refused.value.code == "EREQUIRE"
+
+
+def test_a_holder_that_dies_fails_the_post():
+    model = Model(4 * T)
+    ids = ids_of(4, b"dies")
+    with daemons(1) as (_, client, (holder,), (far,)):
+        there, here = Engine(far, model), Engine(client, model)
+        there.put(ids)
+        with here.space.hold(ids, far=10) as hold:
+            os.kill(holder.proc.pid, signal.SIGSTOP)
+            here.ask(0, 0, [kvd.Part(hold)], deadline=60)
+            assert here.attend.state(0) == kvd.TRANSFERRING
+            os.kill(holder.proc.pid, signal.SIGKILL)
+            with pytest.raises(kvd.Error) as lost:
+                here.attend.wait(0, timeout=30)
+            assert lost.value.retryable, lost.value
+            here.ask(1, 0, [kvd.Part(hold)])
+            with pytest.raises(kvd.Error):
+                here.attend.wait(1, timeout=30)
+
+
+def test_a_post_ends_when_it_is_stopped_or_late():
+    model = Model(4 * T)
+    ids = ids_of(4, b"stop")
+    with daemons(1) as (_, client, (holder,), (far,)):
+        there, here = Engine(far, model), Engine(client, model)
+        there.put(ids)
+        with here.space.hold(ids, far=10) as hold:
+            os.kill(holder.proc.pid, signal.SIGSTOP)
+            try:
+                here.attend.o(0)[:] = 42
+                here.ask(0, 0, [kvd.Part(hold)], deadline=0.2)
+                with pytest.raises(kvd.Error) as late:
+                    here.attend.wait(0, timeout=30)
+                assert late.value.code == "ETIMEOUT"
+                here.ask(1, 0, [kvd.Part(hold)], deadline=60)
+                here.attend.stop(1)
+                with pytest.raises(kvd.Error) as stopped:
+                    here.attend.wait(1, timeout=30)
+                assert stopped.value.code == "ECANCELED"
+            finally:
+                os.kill(holder.proc.pid, signal.SIGCONT)
+            q = here.ask(1, 0, [kvd.Part(hold)])
+            here.attend.wait(1, timeout=30)
+            close(here.got(1), model.attend(0, q, np.arange(4 * T)))
+            assert (here.attend.o(0) == 42).all(), "a late answer was written"
+
+
+def test_a_session_that_ends_leaves_nothing():
+    model = Model(4 * T)
+    ids = ids_of(4, b"gone")
+    with daemons(1) as (daemon, client, (holder,), (far,)):
+        there = Engine(far, model)
+        there.put(ids)
+        os.kill(holder.proc.pid, signal.SIGSTOP)
+        try:
+            with kvd.Client(daemon.socket_path) as other:
+                here = Engine(other, model)
+        finally:
+            os.kill(holder.proc.pid, signal.SIGCONT)
+        with kvd.Client(daemon.socket_path) as other:
+            here = Engine(other, model)
+            with here.space.hold(ids, far=10) as hold:
+                os.kill(holder.proc.pid, signal.SIGSTOP)
+                here.ask(0, 0, [kvd.Part(hold)], deadline=60)
+        os.kill(holder.proc.pid, signal.SIGCONT)
+        until(lambda: client.command("attend.list")["live"] == 0)
+        until(lambda: far.command("attend.list")["waiting"] == 0)
+
+
+def test_what_is_wrong_is_said_by_name():
+    model = Model(4 * T)
+    ids = ids_of(4, b"wrong")
+    with daemons(0) as (_, client, _, _):
+        here = Engine(client, model)
+        here.put(ids)
+        with here.space.hold(ids) as hold:
+            for layer, part, why in [
+                    (9, kvd.Part(hold), "layer"),
+                    (0, kvd.Part(hold, chunks=(1, 9)), "chunks"),
+                    (0, kvd.Part(hold, rows=(0, 3)), "rows"),
+                    (0, kvd.Part(hold, rows=(4, 12)), "rows"),
+                    (0, kvd.Part(hold, delta=3), "rope")]:
+                here.ask(0, layer, [part])
+                with pytest.raises(kvd.Error, match=why):
+                    here.attend.wait(0, timeout=30)
+            here.ask(0, 0, [kvd.Part(hold)])
+            here.attend.wait(0, timeout=30)
+        for word, value in [("heads", 0), ("dqk", 5000), ("rows", 9), ("dv", 17),
+                            ("key", None)]:
+            with pytest.raises((kvd.Error, ValueError)):
+                client.attend(**{**dict(rows=8, heads=4, dqk=96, dv=64, kind="mla", key="kv",
+                                        q_type="bf16", kv_type="bf16", scale=1.0), word: value})
+
+
+@pytest.mark.parametrize("pairs", ["halves", "interleaved"])
+def test_chunks_at_another_place_are_turned(pairs):
+    """Keys that were computed at 0 … are attended as if they stood `delta` further on."""
+    model, delta, dims = Model(4 * T), 37, 32
+    freq = [10000.0 ** (-2 * i / dims) for i in range(dims // 2)]
+    ids = ids_of(4, b"turned")
+    with daemons(1) as (_, client, _, (far,)):
+        rope = kvd.Rope(64, dims, pairs, freq)
+        there, here = Engine(far, model), Engine(client, model, rope=rope)
+        there.put(ids)
+        with here.space.hold(ids, far=10) as hold:
+            q = here.ask(0, 0, [kvd.Part(hold, delta=delta)])
+            here.attend.wait(0, timeout=30)
+            turned, angle = q.astype(np.float64), -delta * np.array(freq)
+            a = slice(64, 80) if pairs == "halves" else slice(64, 96, 2)
+            b = slice(80, 96) if pairs == "halves" else slice(65, 96, 2)
+            x, y = turned[:, a].copy(), turned[:, b].copy()
+            turned[:, a] = x * np.cos(angle) - y * np.sin(angle)
+            turned[:, b] = x * np.sin(angle) + y * np.cos(angle)
+            close(here.got(0), model.attend(0, turned, np.arange(4 * T)))
+            assert np.abs(here.got(0)[0] - model.attend(0, q, np.arange(4 * T))[0]).max() > 5e-2
