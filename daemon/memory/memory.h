@@ -122,7 +122,7 @@ int memory_populate(struct memory *memory);
 /* While it is set whatever fills memory gives up, for the process is to end. */
 void memory_hurry(bool hurry);
 
-/* Mapped memory that nobody can cut: GPUs may reach it by themselves from now on until
+/* Mapped memory: if nobody can cut it, GPUs may reach it by themselves from now on until
  * it goes (pin.h). Where that fails, they copy a step more. */
 void memory_offer(struct memory *memory, struct gpu *gpu);
 

@@ -44,9 +44,10 @@ while read -r mistake; do
 	fi
 done <<'MISTAKES'
 s/__syncthreads();//
-s/i = threadIdx.x; i < n/i = threadIdx.x + 1; i < n/
+s/uint32_t i = threadIdx.x;/uint32_t i = threadIdx.x + 1;/
 s/e += KERN_WARPS)/e += 2 * KERN_WARPS)/
-s/if (n > per_block)/if (n > 8)/
+s/e < per_block \&\& first/e < 8 \&\& first/
+s/first += gridDim.x/first += 2 * gridDim.x/
 s/blockIdx.x \* per_block/blockIdx.x * KERN_WARPS/
 s/lane < w.total)/lane + 1 < w.total)/
 s/if (i >= w->total)/if (i > w->total)/

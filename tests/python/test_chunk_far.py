@@ -227,7 +227,8 @@ def test_an_engine_that_leaves_lets_go_there():
         there.put(there.space(), ids)
         with kvd.Client(own.socket_path) as c:
             here = Rank(c)
-            assert here.space().hold(ids, far=10).far == 4
+            hold = here.space().hold(ids, far=10)
+            assert hold.far == 4
             assert lent(h) == 1
         until(lambda: lent(h) == 0)
 
