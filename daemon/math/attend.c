@@ -118,10 +118,12 @@ static void attend_page_run(const struct attend_work *work, uint32_t head, uint3
 
 	page = kv->pages ? kv->pages[page] : page;
 	k = attend_at(&kv->k, page, slot, head);
-	v = work->job->shape->kind == ATTEND_MLA ? k : attend_at(&kv->v, page, slot, head);
+	v = work->job->shape->kind == ATTEND_MLA ? k
+						 : attend_at(&kv->v, page, slot, head);
 	for (i = 0; i < n && i < most; i++) {
 		batch->k[batch->count + i] = k + i * kv->k.token_stride;
-		batch->v[batch->count + i] = v + i * (k == v ? kv->k : kv->v).token_stride;
+		batch->v[batch->count + i] =
+			v + i * (k == v ? kv->k : kv->v).token_stride;
 	}
 	batch->count += i;
 }
@@ -162,8 +164,9 @@ void attend_q(struct attend_work *work, const struct attend_row *row, float *q)
 }
 
 /* Rows [from, to) of a span that belong to a KV head; how many `rows` has then. */
-static uint32_t attend_collect(const struct attend_work *work, const struct attend_span *span,
-			       uint32_t head, uint32_t from, uint32_t to, uint32_t count)
+static uint32_t attend_collect(const struct attend_work *work,
+			       const struct attend_span *span, uint32_t head,
+			       uint32_t from, uint32_t to, uint32_t count)
 {
 	const struct attend_shape *shape = work->job->shape;
 	uint32_t per = shape->heads / shape->kv_heads, r;
@@ -259,7 +262,7 @@ size_t attend_scratch_bytes(const struct attend_shape *shape, uint32_t rows)
 	enum pick_isa isa;
 
 	for (isa = PICK_REF; isa < PICK_ISAS; isa++) {
-		const struct attend_kernel *kernel = pick_kernel(isa, shape, rows);
+		const struct attend_kernel *kernel = pick_kernel(isa, shape);
 
 		bytes = kernel->scratch_bytes(shape);
 		most = bytes > most ? bytes : most;
@@ -268,7 +271,8 @@ size_t attend_scratch_bytes(const struct attend_shape *shape, uint32_t rows)
 	       ATTEND_ROWS_MAX * sizeof(uint32_t) + 4 * 64 + most;
 }
 
-enum attend_outcome attend_run(enum pick_isa isa, const struct attend_job *job, void *scratch)
+enum attend_outcome attend_run(enum pick_isa isa, const struct attend_job *job,
+			       void *scratch)
 {
 	uint8_t *at = scratch;
 	struct attend_work *work = attend_carve(&at, sizeof(*work));
@@ -289,7 +293,7 @@ enum attend_outcome attend_run(enum pick_isa isa, const struct attend_job *job, 
 		work->order[i] = i;
 	qsort_r(work->order, job->span_count, sizeof(*work->order), attend_by_tokens,
 		(void *)(uintptr_t)job->spans);
-	kernel = pick_kernel(isa, job->shape, rows);
+	kernel = pick_kernel(isa, job->shape);
 	for (i = 0; i < job->span_count && going; i += n) {
 		const struct attend_span *span = &job->spans[work->order[i]];
 

@@ -7,8 +7,8 @@
  *
  * Two shapes. MLA: all heads share one row of dqk values a token, and v is its first dv
  * (DeepSeek: 576 and 512; q has absorbed the up-projection). GQA: kv_heads heads of K and
- * of V, each for heads / kv_heads query heads. A row is one head of one query token: row =
- * token * heads + head.
+ * of V, each for heads / kv_heads query heads. A row is one head of one query token: row
+ * = token * heads + head.
  *
  * One call takes rows of several requesters, in spans that each have own tokens, delta
  * and buffers. What is not among a row's tokens is not multiplied by anything, not even
@@ -106,9 +106,10 @@ const char *attend_job_fault(const struct attend_job *job);
 /* What a call of at most so many rows needs, whichever kernel; 64-byte aligned. */
 size_t attend_scratch_bytes(const struct attend_shape *shape, uint32_t rows);
 
-/* The job must be without fault. PICK_AUTO: the fastest that takes the shape and rows; a
- * kernel that does not take the shape, or that this machine lacks, leaves it to the next
- * slower one. The result is the same bits for the same kernel, spans and rows. */
-enum attend_outcome attend_run(enum pick_isa isa, const struct attend_job *job, void *scratch);
+/* The job must be without fault. PICK_AUTO: the fastest that takes the shape; a kernel
+ * that does not take the shape, or that this machine lacks, leaves it to the next slower
+ * one. With one kernel a row's bits do not depend on the call's other rows. */
+enum attend_outcome attend_run(enum pick_isa isa, const struct attend_job *job,
+			       void *scratch);
 
 #endif

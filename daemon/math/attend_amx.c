@@ -2,13 +2,13 @@
 /*
  * The kernel for AMX: products of tiles of 16 rows by 64 bytes, bf16 with fp32 sums.
  *
- * The second factor of a product has its values in pairs along the sum ("VNNI": dword j of
- * row i holds values 2i and 2i + 1 of column j). Logits are computed transposed, tokens by
- * rows, because then K is the first factor and is read where it lies, and Q, which is
- * small, is packed once. Softmax runs down columns, so its maxima and sums are plain
- * vectors of 16 rows. Weights are rounded to bf16, turned by a 16x16 transposition and
- * become the first factor of the second product; V is packed in pairs of tokens, once for
- * up to BLOCK rows.
+ * The second factor of a product has its values in pairs along the sum ("VNNI": dword j
+ * of row i holds values 2i and 2i + 1 of column j). Logits are computed transposed,
+ * tokens by rows, because then K is the first factor and is read where it lies, and Q,
+ * which is small, is packed once. Softmax runs down columns, so its maxima and sums are
+ * plain vectors of 16 rows. Weights are rounded to bf16, turned by a 16x16 transposition
+ * and become the first factor of the second product; V is packed in pairs of tokens, once
+ * for up to BLOCK rows.
  *
  * What lies where: a batch's V (TOKENS x dv) and the packed q and o of a block are in L2
  * together; o is kept as tiles, so that 16 rows of it do not fall on two sets of L1. Two
@@ -16,17 +16,18 @@
  * group alone waits for memory anyway. While a block's first rows are worked on, the
  * lines of the next batch's K are asked for.
  *
- * Fewer than 16 tokens in the last tile, or tokens that do not lie evenly (another page, a
- * selection), are copied to a tile of zeros. Such a column's logits are not looked at, and
- * the zero weight meets a zero: of memory that is not the chunk's nothing is multiplied.
+ * Fewer than 16 tokens in the last tile, or tokens that do not lie evenly (another page,
+ * a selection), are copied to a tile of zeros. Such a column's logits are not looked at,
+ * and the zero weight meets a zero: of memory that is not the chunk's nothing is
+ * multiplied.
  *
- * A row whose chunk has moved has q turned in fp32. It is used as two bf16, the number and
- * its rest, each with the same K: a rounding of q would be of the size of a rounding of K,
- * which routing is to avoid. That costs two or three steps for 64 rope values.
+ * A row whose chunk has moved has q turned in fp32. It is used as two bf16, the number
+ * and its rest, each with the same K: a rounding of q would be of the size of a rounding
+ * of K, which routing is to avoid. That costs two or three steps for 64 rope values.
  *
  * Linux keeps tile registers for a process that asked (Documentation/arch/x86/xstate.rst:
- * ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA is 18); without, the first tile instruction is a
- * SIGILL. Products take denormals as 0 (Intel SDM, TDPBF16PS).
+ * ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA is 18); without, the first tile instruction is
+ * a SIGILL. Products take denormals as 0 (Intel SDM, TDPBF16PS).
  */
 #include "daemon/math/attend_impl.h"
 
@@ -51,8 +52,8 @@ struct amx_tile_rows { /* 16 tokens' K */
 struct amx_block {
 	const struct attend_shape *shape;
 	uint32_t groups;
-	uint32_t steps;			      /* of 32 values, rests included */
-	uint32_t outs;			      /* tiles of 16 values of o */
+	uint32_t steps;				   /* of 32 values, rests included */
+	uint32_t outs;				   /* tiles of 16 values of o */
 	uint16_t column[2 * ATTEND_DIMS_MAX / 32]; /* of a step: bytes in a row of K */
 	uint32_t rest_first, rest_steps;
 	uint16_t *rows[2]; /* 16 rows of q as bf16, and their rests */
@@ -136,15 +137,28 @@ static inline __m512 amx_exp(__m512 x)
 		_mm512_setzero_ps());
 }
 
-/* cap * tanh(x / cap); from 20 on tanh is 1. A NaN stays: it is the second operand. */
+/* cap * tanh(x / cap). tanh is 1 - 2 / (exp(2y) + 1), and 1 from 20 on; near 0, where
+ * that would leave few digits, it is the Taylor series to y^9. min and max give their
+ * second operand for a NaN. */
 static inline __m512 amx_cap(__m512 x, float cap)
 {
-	__m512 twice = _mm512_mul_ps(x, _mm512_set1_ps(2 / cap)), one = _mm512_set1_ps(1);
+	const __m512 one = _mm512_set1_ps(1);
+	__m512 y = _mm512_mul_ps(x, _mm512_set1_ps(1 / cap)), y2 = _mm512_mul_ps(y, y);
+	__m512 near = _mm512_set1_ps(62.0f / 2835), far;
 
-	twice = _mm512_min_ps(_mm512_set1_ps(40), twice);
-	twice = _mm512_max_ps(_mm512_set1_ps(-40), twice);
-	twice = _mm512_div_ps(_mm512_set1_ps(2), _mm512_add_ps(amx_exp(twice), one));
-	return _mm512_mul_ps(_mm512_sub_ps(one, twice), _mm512_set1_ps(cap));
+	near = _mm512_fmadd_ps(near, y2, _mm512_set1_ps(-17.0f / 315));
+	near = _mm512_fmadd_ps(near, y2, _mm512_set1_ps(2.0f / 15));
+	near = _mm512_fmadd_ps(near, y2, _mm512_set1_ps(-1.0f / 3));
+	near = _mm512_fmadd_ps(_mm512_mul_ps(near, y2), y, y);
+	far = _mm512_min_ps(_mm512_set1_ps(20), y);
+	far = _mm512_max_ps(_mm512_set1_ps(-20), far);
+	far = _mm512_add_ps(amx_exp(_mm512_add_ps(far, far)), one);
+	far = _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2), far));
+	far = _mm512_mask_mov_ps(
+		far,
+		_mm512_cmp_ps_mask(_mm512_abs_ps(y), _mm512_set1_ps(0.25f), _CMP_LT_OQ),
+		near);
+	return _mm512_mul_ps(far, _mm512_set1_ps(cap));
 }
 
 /* 16 rows of bf16, `step` of 32 values, become a second factor. */
@@ -235,9 +249,9 @@ static uint32_t amx_place_k(struct amx_block *block, const struct attend_batch *
 static void amx_pack_v(struct amx_block *block, const struct attend_batch *batch,
 		       uint32_t padded)
 {
-	const __m512i low = _mm512_set_epi16(
-		47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
-		37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+	const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42,
+					     10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4,
+					     35, 3, 34, 2, 33, 1, 32, 0);
 	const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
 	const __m512i zero = _mm512_setzero_si512();
 	uint32_t i, d;
@@ -253,7 +267,8 @@ static void amx_pack_v(struct amx_block *block, const struct attend_batch *batch
 			__m512i y = b ? _mm512_loadu_si512(b + 32 * (size_t)d) : zero;
 
 			_mm512_store_si512(to, _mm512_permutex2var_epi16(x, low, y));
-			_mm512_store_si512(to + TILE, _mm512_permutex2var_epi16(x, high, y));
+			_mm512_store_si512(to + TILE,
+					   _mm512_permutex2var_epi16(x, high, y));
 		}
 	}
 }
@@ -300,8 +315,8 @@ static void amx_logits_two(const struct amx_block *block, const struct amx_tile_
 
 /* Logits of 64 tokens and one group; of 32 when k[2] is none. */
 static void amx_logits_one(const struct amx_block *block, const struct amx_tile_rows *k,
-			   bool four, const uint8_t *q, float *s, const uint8_t *const *soon,
-			   uint32_t soon_count)
+			   bool four, const uint8_t *q, float *s,
+			   const uint8_t *const *soon, uint32_t soon_count)
 {
 	uint32_t i;
 
@@ -341,7 +356,7 @@ static void amx_logits(const struct amx_block *block, uint32_t g, uint32_t group
 
 	for (t = 0; t < padded; t += step) {
 		step = groups == 1 && padded - t >= 64 ? 64 : 32;
-		soon = !next || next->count < t     ? 0
+		soon = !next || next->count < t ? 0
 		       : next->count - t < step ? next->count - t
 						: step;
 		if (groups == 2)
@@ -357,9 +372,9 @@ static void amx_logits(const struct amx_block *block, uint32_t g, uint32_t group
 static __m512 amx_weights(struct amx_block *block, uint32_t g, float *s, uint8_t *p,
 			  uint32_t tokens)
 {
-	const __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10,
-					       25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19,
-					       3, 18, 2, 17, 1, 16, 0);
+	const __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26,
+					       10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
+					       4, 19, 3, 18, 2, 17, 1, 16, 0);
 	const __m512 scale = _mm512_set1_ps(block->shape->scale);
 	__m512 m = block->m[g], safe, again, sum = _mm512_setzero_ps(), x[2];
 	float cap = block->shape->softcap;
@@ -496,8 +511,8 @@ static void amx_outputs_one(const struct amx_block *block, uint8_t *o, const uin
 }
 
 /* One or two groups meet a batch. */
-static void amx_meet(struct amx_block *block, uint32_t g, uint32_t tokens, uint32_t padded,
-		     const struct attend_batch *next)
+static void amx_meet(struct amx_block *block, uint32_t g, uint32_t tokens,
+		     uint32_t padded, const struct attend_batch *next)
 {
 	uint32_t groups = block->groups - g < 2 ? 1 : 2, i, step;
 	uint8_t *o = block->o + (size_t)g * block->outs * TILE;
@@ -515,8 +530,8 @@ static void amx_meet(struct amx_block *block, uint32_t g, uint32_t tokens, uint3
 		if (groups == 2)
 			amx_outputs_two(block, o + i * TILE, block->v + i * TILE, padded);
 		else
-			amx_outputs_one(block, o + i * TILE, block->v + i * TILE, step == 4,
-					padded);
+			amx_outputs_one(block, o + i * TILE, block->v + i * TILE,
+					step == 4, padded);
 	}
 }
 
@@ -560,12 +575,13 @@ static void amx_end(const struct amx_block *block, const struct attend_row *rows
 		*rows[i].l = l[i % 16];
 		share = _mm512_set1_ps(l[i % 16] == 0 ? 0 : 1 / l[i % 16]);
 		for (j = 0; j < block->outs; j++)
-			_mm512_storeu_ps(rows[i].o + 16 * (size_t)j,
-					 l[i % 16] == 0
-						 ? share
-						 : _mm512_mul_ps(_mm512_load_ps(
-									 o + j * (size_t)TILE),
-								 share));
+			_mm512_storeu_ps(
+				rows[i].o + 16 * (size_t)j,
+				l[i % 16] == 0
+					? share
+					: _mm512_mul_ps(
+						  _mm512_load_ps(o + j * (size_t)TILE),
+						  share));
 	}
 }
 
@@ -668,7 +684,8 @@ static const struct attend_kernel kernel = {
 };
 const struct attend_kernel *const attend_amx = &kernel;
 
-/* CPUID.7.0: EDX bit 22 is AMX-BF16, bit 24 AMX-TILE; CPUID.7.1: EAX bit 5 AVX512_BF16. */
+/* CPUID.7.0: EDX bit 22 is AMX-BF16, bit 24 AMX-TILE; CPUID.7.1: EAX bit 5 AVX512_BF16.
+ */
 bool attend_amx_ready(void)
 {
 	uint32_t a, b, c, d;

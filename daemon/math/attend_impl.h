@@ -53,7 +53,8 @@ struct attend_kernel {
 
 /* NULL: not in this build. */
 extern const struct attend_kernel attend_ref, attend_vector;
-extern const struct attend_kernel *const attend_avx2, *const attend_avx512, *const attend_amx;
+extern const struct attend_kernel *const attend_avx2, *const attend_avx512,
+							      *const attend_amx;
 /* Has the processor what attend_amx uses, and the operating system permitted it? */
 bool attend_amx_ready(void);
 

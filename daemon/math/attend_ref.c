@@ -15,7 +15,8 @@ struct ref_row {
 	float q[ATTEND_DIMS_MAX];
 };
 
-static double ref_logit(const struct attend_shape *shape, const float *q, const uint8_t *k)
+static double ref_logit(const struct attend_shape *shape, const float *q,
+			const uint8_t *k)
 {
 	float wide[ATTEND_DIMS_MAX];
 	double sum = 0;
@@ -30,8 +31,8 @@ static double ref_logit(const struct attend_shape *shape, const float *q, const 
 	return sum;
 }
 
-static void ref_token(const struct attend_shape *shape, struct ref_row *row, const uint8_t *k,
-		      const uint8_t *v)
+static void ref_token(const struct attend_shape *shape, struct ref_row *row,
+		      const uint8_t *k, const uint8_t *v)
 {
 	double logit = ref_logit(shape, row->q, k), p, again;
 	float wide[ATTEND_DIMS_MAX];

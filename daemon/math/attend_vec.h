@@ -5,11 +5,11 @@
  * bytes of a register, and VEC_ROWS, how many rows are worked on at a time.
  *
  * STEP tokens at a time are widened to fp32, in a buffer that L1 holds, together with q
- * and o of the rows worked on: values of each type are then the same loops, and MLA widens
- * what is both k and v once. Logits: a register holds values of one token (q . k is a sum
- * over the register at the end, four tokens at once). Outputs: a register holds values of
- * one row, kept over all STEP tokens. A group of many rows is worked on in blocks of
- * BLOCK rows, whose q and o stay in L2, each with a pass over all tokens.
+ * and o of the rows worked on: values of each type are then the same loops, and MLA
+ * widens what is both k and v once. Logits: a register holds values of one token (q . k
+ * is a sum over the register at the end, four tokens at once). Outputs: a register holds
+ * values of one row, kept over all STEP tokens. A group of many rows is worked on in
+ * blocks of BLOCK rows, whose q and o stay in L2, each with a pass over all tokens.
  *
  * The last step has fewer tokens: their logits are computed only so far, the rest of the
  * weights is not looked at.
@@ -22,7 +22,7 @@
 #include "daemon/math/attend_impl.h"
 
 #define STEP 16u
-#define BLOCK 64u
+#define BLOCK VEC_BYTES /* rows: a step of them is far below 200 us */
 #define LANES (VEC_BYTES / 4u)
 #define INLINE static inline __attribute__((always_inline))
 
@@ -39,14 +39,15 @@ typedef uint16_t vech __attribute__((vector_size(VEC_BYTES / 2), may_alias));
 typedef float vec4 __attribute__((vector_size(16), may_alias));
 
 struct vec_block {
-	float *q; /* [BLOCK][dqk] */
-	float *o; /* [BLOCK][dv] */
-	float *k; /* [STEP][dqk] */
-	float *v; /* [STEP][dv]; MLA: k */
+	float *q;	/* [BLOCK][dqk] */
+	float *o;	/* [BLOCK][dv] */
+	float *k;	/* [STEP][dqk] */
+	float *v;	/* [STEP][dv]; MLA: k */
 	uint32_t v_row; /* values from v's row to row */
 	uint32_t rows;
 	float m[BLOCK], l[BLOCK];
-	/* Of a step: logits, then weights; their sum; by what earlier sums are multiplied */
+	/* Of a step: logits, then weights; their sum; by what earlier sums are multiplied
+	 */
 	float p[BLOCK][STEP], sum[BLOCK], again[BLOCK];
 };
 
@@ -108,8 +109,8 @@ INLINE void vec_widen(enum value_type type, float *dst, const uint8_t *src,
 	}
 }
 
-static void vec_widen_row(const struct attend_shape *shape, float *dst, const uint8_t *src,
-			  const uint8_t *later, uint32_t count)
+static void vec_widen_row(const struct attend_shape *shape, float *dst,
+			  const uint8_t *src, const uint8_t *later, uint32_t count)
 {
 	if (shape->kv_type == VALUE_BF16)
 		vec_widen(VALUE_BF16, dst, src, later, count);
@@ -148,10 +149,11 @@ INLINE vec4 vec_sums(vec a, vec b, vec c, vec d)
 }
 
 /* Logits, not scaled yet, of `rows` rows and four tokens. */
-INLINE void vec_logits(struct vec_block *block, uint32_t dqk, uint32_t row, uint32_t token,
-		       const uint32_t rows)
+INLINE void vec_logits(struct vec_block *block, uint32_t dqk, uint32_t row,
+		       uint32_t token, const uint32_t rows)
 {
-	const float *q = block->q + (size_t)row * dqk, *k = block->k + (size_t)token * dqk;
+	const float *q = block->q + (size_t)row * dqk,
+		    *k = block->k + (size_t)token * dqk;
 	vec sum[VEC_ROWS][4];
 	uint32_t d, r, t;
 	vec4 four;
@@ -159,8 +161,8 @@ INLINE void vec_logits(struct vec_block *block, uint32_t dqk, uint32_t row, uint
 	UNROLL
 	for (r = 0; r < rows; r++)
 		UNROLL
-		for (t = 0; t < 4; t++)
-			sum[r][t] = (vec){0};
+	for (t = 0; t < 4; t++)
+		sum[r][t] = (vec){0};
 	for (d = 0; d < dqk; d += LANES) {
 		vec kt[4];
 
@@ -184,8 +186,9 @@ INLINE void vec_logits(struct vec_block *block, uint32_t dqk, uint32_t row, uint
 }
 
 /* o = o * again + weights * v, for some rows and registers of values. */
-INLINE void vec_outputs(struct vec_block *block, uint32_t dv, uint32_t row, uint32_t value,
-			uint32_t tokens, const uint32_t rows, const uint32_t wide)
+INLINE void vec_outputs(struct vec_block *block, uint32_t dv, uint32_t row,
+			uint32_t value, uint32_t tokens, const uint32_t rows,
+			const uint32_t wide)
 {
 	float *o = block->o + (size_t)row * dv + value;
 	const float *v = block->v + value;
@@ -195,9 +198,9 @@ INLINE void vec_outputs(struct vec_block *block, uint32_t dv, uint32_t row, uint
 	UNROLL
 	for (r = 0; r < rows; r++)
 		UNROLL
-		for (w = 0; w < wide; w++)
-			sum[r][w] = vec_load(o + (size_t)r * dv + w * LANES) *
-				    vec_all(block->again[row + r]);
+	for (w = 0; w < wide; w++)
+		sum[r][w] = vec_load(o + (size_t)r * dv + w * LANES) *
+			    vec_all(block->again[row + r]);
 	for (t = 0; t < tokens; t++, v += block->v_row) {
 		vec vw[4];
 
@@ -216,8 +219,8 @@ INLINE void vec_outputs(struct vec_block *block, uint32_t dv, uint32_t row, uint
 	UNROLL
 	for (r = 0; r < rows; r++)
 		UNROLL
-		for (w = 0; w < wide; w++)
-			vec_store(o + (size_t)r * dv + w * LANES, sum[r][w]);
+	for (w = 0; w < wide; w++)
+		vec_store(o + (size_t)r * dv + w * LANES, sum[r][w]);
 }
 
 /* exp: merge_exp() in lanes; of x > 0 (tanh's, up to 40), too. */
@@ -242,14 +245,21 @@ INLINE vec vec_exp(vec x)
 	return vec_choose(x != x, x, p);
 }
 
-/* cap * tanh(x / cap) = cap * (1 - 2 / (exp(2 x / cap) + 1)); from 20 on tanh is 1. */
+/* cap * tanh(x / cap). tanh is 1 - 2 / (exp(2y) + 1), and 1 from 20 on; near 0, where
+ * that would leave few digits, it is the Taylor series to y^9. */
 INLINE vec vec_cap(vec x, float cap)
 {
-	vec twice = x * (2 / cap);
+	vec y = x * vec_all(1 / cap), far = y, y2 = y * y, near;
+	vec edge = vec_all(0.25f);
 
-	twice = vec_choose(twice > vec_all(40), vec_all(40), twice);
-	twice = vec_choose(twice < vec_all(-40), vec_all(-40), twice);
-	return (1.0f - 2.0f / (vec_exp(twice) + 1.0f)) * cap;
+	near = y2 * (62.0f / 2835) - 17.0f / 315;
+	near = near * y2 + 2.0f / 15;
+	near = near * y2 - 1.0f / 3;
+	near = near * y2 * y + y;
+	far = vec_choose(far > vec_all(20), vec_all(20), far);
+	far = vec_choose(far < vec_all(-20), vec_all(-20), far);
+	far = 1.0f - 2.0f / (vec_exp(far + far) + 1.0f);
+	return vec_choose((y < edge) & (y > -edge), near, far) * cap;
 }
 
 /* The largest and the sum over a register. */
@@ -314,8 +324,8 @@ static void vec_weights(struct vec_block *block, const struct attend_shape *shap
 		vec again = vec_exp(vec_load(block->again + row));
 
 		vec_store(block->again + row, again);
-		vec_store(block->l + row, vec_load(block->l + row) * again +
-						  vec_load(block->sum + row));
+		vec_store(block->l + row,
+			  vec_load(block->l + row) * again + vec_load(block->sum + row));
 	}
 }
 
@@ -324,7 +334,8 @@ static void vec_step(struct vec_block *block, const struct attend_shape *shape,
 {
 	uint32_t row, token, value, dv = shape->dv;
 
-	for (token = 0; token < tokens; token += 4) { /* up to 3 rows of an earlier step */
+	for (token = 0; token < tokens;
+	     token += 4) { /* up to 3 rows of an earlier step */
 		for (row = 0; row + VEC_ROWS <= block->rows; row += VEC_ROWS)
 			vec_logits(block, shape->dqk, row, token, VEC_ROWS);
 		for (; row < block->rows; row++)
@@ -353,8 +364,8 @@ static void vec_gather(struct vec_block *block, const struct attend_shape *shape
 
 	for (i = at; i < at + tokens; i++) {
 		later = i + STEP < batch->count ? i + STEP : i;
-		vec_widen_row(shape, block->k + (size_t)(i - at) * shape->dqk, batch->k[i],
-			      batch->k[later], shape->dqk);
+		vec_widen_row(shape, block->k + (size_t)(i - at) * shape->dqk,
+			      batch->k[i], batch->k[later], shape->dqk);
 		if (shape->kind != ATTEND_MLA)
 			vec_widen_row(shape, block->v + (size_t)(i - at) * shape->dv,
 				      batch->v[i], batch->v[later], shape->dv);
@@ -403,7 +414,8 @@ static void vec_place(struct vec_block *block, const struct attend_work *work)
 
 	block->q = attend_carve(&at, (size_t)BLOCK * shape->dqk * sizeof(float));
 	block->o = attend_carve(&at, (size_t)BLOCK * shape->dv * sizeof(float));
-	block->v = block->k = attend_carve(&at, (size_t)STEP * shape->dqk * sizeof(float));
+	block->v = block->k =
+		attend_carve(&at, (size_t)STEP * shape->dqk * sizeof(float));
 	block->v_row = shape->dqk;
 	if (shape->kind == ATTEND_MLA)
 		return;
@@ -449,6 +461,10 @@ static size_t vec_scratch_bytes(const struct attend_shape *shape)
 	return (size_t)(BLOCK + STEP) * (shape->dqk + shape->dv) * sizeof(float) + 4 * 64;
 }
 
-#define VEC_TABLE(text)                                          	{                                                        		.name = text, .takes = vec_takes,                		.scratch_bytes = vec_scratch_bytes, .group = vec_group, 	}
+#define VEC_TABLE(text)                                                               \
+	{                                                                             \
+		.name = text, .takes = vec_takes, .scratch_bytes = vec_scratch_bytes, \
+		.group = vec_group,                                                   \
+	}
 
 #endif

@@ -24,7 +24,7 @@
 enum merge_base { MERGE_BASE_E, MERGE_BASE_2 };
 
 struct merge_part {
-	const float *o; /* [rows][dv] */
+	const float *o;	    /* [rows][dv] */
 	const float *m, *l; /* [rows] */
 };
 

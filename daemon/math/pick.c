@@ -6,10 +6,6 @@
 
 #include "daemon/math/attend_impl.h"
 
-/* Up to so many rows AMX's tiles of 16 rows are mostly empty, and what it does before
- * the first product costs more than vectors do. */
-#define AMX_ROWS_MIN 3u
-
 static const char *const names[PICK_ISAS] = {
 	[PICK_AUTO] = "auto", [PICK_REF] = "ref",	[PICK_VECTOR] = "vector",
 	[PICK_AVX2] = "avx2", [PICK_AVX512] = "avx512", [PICK_AMX] = "amx",
@@ -56,21 +52,21 @@ bool pick_has(enum pick_isa isa)
 static const struct attend_kernel *pick_of(enum pick_isa isa)
 {
 	const struct attend_kernel *const kernels[PICK_ISAS] = {
-		[PICK_REF] = &attend_ref,     [PICK_VECTOR] = &attend_vector,
-		[PICK_AVX2] = attend_avx2,    [PICK_AVX512] = attend_avx512,
+		[PICK_REF] = &attend_ref,  [PICK_VECTOR] = &attend_vector,
+		[PICK_AVX2] = attend_avx2, [PICK_AVX512] = attend_avx512,
 		[PICK_AMX] = attend_amx,
 	};
 
 	return pick_has(isa) ? kernels[isa] : NULL;
 }
 
-const struct attend_kernel *pick_kernel(enum pick_isa isa, const struct attend_shape *shape,
-					uint32_t rows)
+const struct attend_kernel *pick_kernel(enum pick_isa isa,
+					const struct attend_shape *shape)
 {
 	const struct attend_kernel *kernel;
 
 	if (isa == PICK_AUTO)
-		isa = rows < AMX_ROWS_MIN ? PICK_AVX512 : PICK_AMX;
+		isa = PICK_ISAS - 1;
 	for (; isa > PICK_REF; isa--) {
 		kernel = pick_of(isa);
 		if (kernel && kernel->takes(shape))

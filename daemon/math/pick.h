@@ -13,13 +13,13 @@ struct attend_shape;
 struct attend_kernel;
 
 enum pick_isa { /* slower to faster, but for the first */
-	PICK_AUTO,
-	PICK_REF,    /* scalar, fp64 sums: what others are measured by */
-	PICK_VECTOR, /* vectors of the compiler's baseline */
-	PICK_AVX2,   /* with FMA */
-	PICK_AVX512,
-	PICK_AMX, /* bf16 q and kv only */
-	PICK_ISAS,
+		PICK_AUTO,
+		PICK_REF,    /* scalar, fp64 sums: what others are measured by */
+		PICK_VECTOR, /* vectors of the compiler's baseline */
+		PICK_AVX2,   /* with FMA */
+		PICK_AVX512,
+		PICK_AMX, /* bf16 q and kv only */
+		PICK_ISAS,
 };
 
 /* "auto", "ref", "vector", "avx2", "avx512", "amx"; false: no such name. */
@@ -31,9 +31,10 @@ bool pick_by_name(const char *name, enum pick_isa *isa_p);
  * thread's small signal stack, too. */
 bool pick_has(enum pick_isa isa);
 
-/* The kernel for such a call: `isa`, else the next slower one that is there and takes
- * the shape. PICK_AUTO knows that AMX is for more than a few rows. */
-const struct attend_kernel *pick_kernel(enum pick_isa isa, const struct attend_shape *shape,
-					uint32_t rows);
+/* The kernel for such a shape: `isa` (PICK_AUTO: the fastest), else the next slower one
+ * that is there and takes the shape. The number of rows decides nothing, or a row's bits
+ * would depend on who else asks. */
+const struct attend_kernel *pick_kernel(enum pick_isa isa,
+					const struct attend_shape *shape);
 
 #endif

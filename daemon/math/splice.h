@@ -30,9 +30,9 @@ enum rope_pairs {
 };
 
 struct rope {
-	uint16_t first; /* of a head's values (MLA: of the row's) */
-	uint16_t dims;	/* even, at most 2 * ROPE_PAIRS_MAX */
-	uint8_t pairs;	/* enum rope_pairs */
+	uint16_t first;		/* of a head's values (MLA: of the row's) */
+	uint16_t dims;		/* even, at most 2 * ROPE_PAIRS_MAX */
+	uint8_t pairs;		/* enum rope_pairs */
 	const double *inv_freq; /* [dims / 2]; radians a position */
 };
 

@@ -48,7 +48,8 @@ static inline uint16_t value_to_bf16(float f)
 	uint32_t bits = value_bits(f);
 
 	if (f != f)
-		return (uint16_t)(bits >> 16 | 0x40); /* quiet: cut off, it might be inf */
+		return (uint16_t)(bits >> 16 |
+				  0x40); /* quiet: cut off, it might be inf */
 	return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 

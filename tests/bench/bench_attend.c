@@ -149,8 +149,8 @@ static void bench_shape(const char *name, struct bench *bench, uint32_t tokens)
 		.tokens = tokens,
 	};
 	bench->span.end = tokens;
-	bench->job = (struct attend_job){.shape = shape, .kv = &bench->kv,
-					 .spans = &bench->span, .span_count = 1};
+	bench->job = (struct attend_job){
+		.shape = shape, .kv = &bench->kv, .spans = &bench->span, .span_count = 1};
 	bench->scratch = get(attend_scratch_bytes(shape, ROWS_MOST));
 	measure(bench, read_layer);
 	printf("%s memory 0 %.1f %.1f\n", name, bench->best, bench->median);
@@ -163,8 +163,8 @@ static void bench_shape(const char *name, struct bench *bench, uint32_t tokens)
 			    (isa == PICK_VECTOR && row_counts[i] > 256))
 				continue;
 			measure(bench, attend_warm);
-			printf("%s %s %u %.1f %.1f\n", name, pick_name(isa), row_counts[i],
-			       bench->best, bench->median);
+			printf("%s %s %u %.1f %.1f\n", name, pick_name(isa),
+			       row_counts[i], bench->best, bench->median);
 		}
 		isa = PICK_AUTO;
 		measure(bench, attend_cold);
@@ -212,11 +212,11 @@ int main(int argc, char **argv)
 	bench.span.o = get(ROWS_MOST * 512 * 4);
 	bench.span.m = get(ROWS_MOST * 4);
 	bench.span.l = get(ROWS_MOST * 4);
-	bench.shape = (struct attend_shape){ATTEND_GQA, VALUE_BF16, VALUE_BF16, 32, 8, 128,
-					    128,	0.088f,	    0};
+	bench.shape = (struct attend_shape){ATTEND_GQA, VALUE_BF16, VALUE_BF16, 32, 8,
+					    128,	128,	    0.088f,	0};
 	bench_shape("gqa", &bench, tokens);
-	bench.shape = (struct attend_shape){ATTEND_MLA, VALUE_BF16, VALUE_BF16, 16, 1, 576,
-					    512,	0.072f,	    0};
+	bench.shape = (struct attend_shape){ATTEND_MLA, VALUE_BF16, VALUE_BF16, 16, 1,
+					    576,	512,	    0.072f,	0};
 	bench_shape("mla", &bench, tokens);
 	for (i = 0; i < 3; i++)
 		merged[i] = get(ROWS_MOST * 512 * 4);
