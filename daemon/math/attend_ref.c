@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The oracle: no vectors, no blocks that matter, sums in fp64, libm's exp. Softmax is
+ * still online, since a group's logits fit nowhere; in fp64 that costs nothing that fp32
+ * results could show. It is also the kernel of shapes that no other takes.
+ */
+#include <string.h>
+
+#include "daemon/math/attend_impl.h"
+
+#define TOKENS 8u /* between two looks at stop: a row and token of MLA is about 2 us */
+
+struct ref_row {
+	double o[ATTEND_DIMS_MAX], m, l;
+	float q[ATTEND_DIMS_MAX];
+};
+
+static double ref_logit(const struct attend_shape *shape, const float *q,
+			const uint8_t *k)
+{
+	float wide[ATTEND_DIMS_MAX];
+	double sum = 0;
+	uint32_t d;
+
+	value_widen(shape->kv_type, wide, k, shape->dqk);
+	for (d = 0; d < shape->dqk; d++)
+		sum += (double)q[d] * wide[d];
+	sum *= shape->scale;
+	if (shape->softcap != 0)
+		sum = shape->softcap * tanh(sum / shape->softcap);
+	return sum;
+}
+
+static void ref_token(const struct attend_shape *shape, struct ref_row *row,
+		      const uint8_t *k, const uint8_t *v)
+{
+	double logit = ref_logit(shape, row->q, k), p, again;
+	float wide[ATTEND_DIMS_MAX];
+	uint32_t d;
+
+	if (logit == -INFINITY)
+		return;
+	if (logit > row->m) {
+		again = exp(row->m - logit);
+		row->m = logit;
+		row->l *= again;
+		for (d = 0; d < shape->dv; d++)
+			row->o[d] *= again;
+	}
+	p = exp(logit - row->m);
+	value_widen(shape->kv_type, wide, v, shape->dv);
+	for (d = 0; d < shape->dv; d++)
+		row->o[d] += p * wide[d];
+	row->l += p;
+}
+
+static bool ref_one(struct attend_work *work, const struct attend_group *group,
+		    const struct attend_row *out)
+{
+	const struct attend_shape *shape = work->job->shape;
+	struct ref_row *row = (struct ref_row *)(void *)work->kernel;
+	struct attend_batch batch;
+	uint32_t i, d;
+
+	memset(row->o, 0, sizeof(row->o));
+	row->m = -INFINITY;
+	row->l = 0;
+	attend_q(work, out, row->q);
+	batch.next = group->begin;
+	while (attend_next(work, group, &batch, TOKENS)) {
+		if (attend_stop(work))
+			return false;
+		for (i = 0; i < batch.count; i++)
+			ref_token(shape, row, batch.k[i], batch.v[i]);
+	}
+	for (d = 0; d < shape->dv; d++)
+		out->o[d] = row->l == 0 ? 0 : (float)(row->o[d] / row->l);
+	*out->m = (float)row->m;
+	*out->l = (float)row->l;
+	return true;
+}
+
+static bool ref_group(struct attend_work *work, const struct attend_group *group)
+{
+	uint32_t i;
+
+	for (i = 0; i < group->count; i++)
+		if (!ref_one(work, group, &group->rows[i]))
+			return false;
+	return true;
+}
+
+static bool ref_takes(const struct attend_shape *shape)
+{
+	(void)shape;
+	return true;
+}
+
+static size_t ref_scratch_bytes(const struct attend_shape *shape)
+{
+	(void)shape;
+	return sizeof(struct ref_row);
+}
+
+const struct attend_kernel attend_ref = {
+	.name = "ref",
+	.takes = ref_takes,
+	.scratch_bytes = ref_scratch_bytes,
+	.group = ref_group,
+};

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * merge: partial attention over parts of the tokens becomes attention over all of them.
+ *
+ * A partial of one row is o (normalised by its own l), m (the maximum of its scaled,
+ * capped logits) and l (the sum of exp(logit - m)). An empty one has l = 0: its o and m
+ * are not looked at and may be anything. All of it is fp32.
+ *
+ *   m = max m_i    w_i = l_i * exp(m_i - m)    l = sum w_i    o = sum (w_i / l) * o_i
+ *
+ * Two partials give the same bits in both orders, and one with empty ones its own bits.
+ * More in another order differ by at most 2^-21 * sum w_i |o_i| / l. exp is this file's
+ * own and nothing is contracted (mk/math.mk), so every machine gives the same bits, and
+ * a GPU can. A NaN stays in its row. Pure; any thread.
+ */
+#ifndef KVD_MATH_MERGE_H
+#define KVD_MATH_MERGE_H
+
+#include <stdint.h>
+
+#define MERGE_PARTS_MAX 64u
+
+/* What the third form of a partial is: o beside log(l) + m, in base e or 2. */
+enum merge_base { MERGE_BASE_E, MERGE_BASE_2 };
+
+struct merge_part {
+	const float *o;	    /* [rows][dv] */
+	const float *m, *l; /* [rows] */
+};
+
+/* o, m and l are the result's: apart from the parts', or one part's own. At most
+ * MERGE_PARTS_MAX parts. Without any that is not empty: o = 0, m = -inf, l = 0. */
+void merge_rows(float *o, float *m, float *l, const struct merge_part *parts,
+		uint32_t part_count, uint32_t rows, uint32_t dv);
+
+/* exp(x) for x <= 0, within 2 ulp; below -87.3 it is 0. */
+float merge_exp(float x);
+/* m + log(l) in the base; -inf where l = 0. */
+float merge_lse(enum merge_base base, float m, float l);
+
+#endif

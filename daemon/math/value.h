@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * value: numbers as caches and messages hold them, and as fp32. Rounding is to nearest,
+ * ties to even; a NaN stays a NaN. Pure; any thread.
+ */
+#ifndef KVD_MATH_VALUE_H
+#define KVD_MATH_VALUE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+enum value_type {
+	VALUE_BF16, /* the upper half of an fp32 */
+	VALUE_FP16, /* IEEE 754 binary16 */
+	VALUE_FP32,
+	VALUE_TYPES, /* how many there are */
+};
+
+static inline uint32_t value_bytes(enum value_type type)
+{
+	return type == VALUE_FP32 ? 4 : 2;
+}
+
+static inline float value_of_bits(uint32_t bits)
+{
+	float f;
+
+	memcpy(&f, &bits, sizeof(f));
+	return f;
+}
+
+static inline uint32_t value_bits(float f)
+{
+	uint32_t bits;
+
+	memcpy(&bits, &f, sizeof(bits));
+	return bits;
+}
+
+static inline float value_from_bf16(uint16_t h)
+{
+	return value_of_bits((uint32_t)h << 16);
+}
+
+static inline uint16_t value_to_bf16(float f)
+{
+	uint32_t bits = value_bits(f);
+
+	if (f != f)
+		return (uint16_t)(bits >> 16 |
+				  0x40); /* quiet: cut off, it might be inf */
+	return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* The exponent's bias differs by 112; the product also makes subnormals normal. */
+static inline float value_from_fp16(uint16_t h)
+{
+	uint32_t bits = (uint32_t)(h & 0x7fff) << 13;
+	float f = value_of_bits(bits) * 0x1p112f;
+
+	bits = value_bits(f) | ((h & 0x7c00) == 0x7c00 ? 0x7f800000u : 0);
+	return value_of_bits(bits | (uint32_t)(h & 0x8000) << 16);
+}
+
+static inline uint16_t value_to_fp16(float f)
+{
+	uint32_t bits = value_bits(f), sign = bits >> 16 & 0x8000;
+
+	bits &= 0x7fffffff;
+	if (bits > 0x7f800000)
+		return (uint16_t)(sign | 0x7e00);
+	if (bits >= 0x477ff000) /* 65520 and above */
+		return (uint16_t)(sign | 0x7c00);
+	if (bits < 0x38800000) { /* below 2^-14: added to 0.5, the unit is 2^-24 */
+		float shifted = value_of_bits(bits) + 0.5f;
+
+		return (uint16_t)(sign | (value_bits(shifted) - 0x3f000000));
+	}
+	bits += 0xfff + (bits >> 13 & 1);
+	return (uint16_t)(sign | (bits - 0x38000000) >> 13);
+}
+
+/* `count` values to fp32 and back. */
+void value_widen(enum value_type type, float *dst, const void *src, size_t count);
+void value_narrow(enum value_type type, void *dst, const float *src, size_t count);
+
+#endif

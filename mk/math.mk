@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+# daemon/math: one file for each instruction set, which pick.c calls only where it is.
+# Where the compiler makes code for another processor these files are empty.
+MATH_AVX2   := -mavx2 -mfma
+MATH_AVX512 := $(MATH_AVX2) -mavx512f -mavx512bw -mavx512dq -mavx512vl
+MATH_AMX    := $(MATH_AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
+MATH_X86    := $(findstring x86_64,$(shell $(CC) -dumpmachine))
+MATH_FLAGS   = $(if $(MATH_X86),$($1))
+
+# for clang-tidy, too
+$(B)/daemon/math/attend_avx2.o   $(B)/tidy/daemon/math/attend_avx2.ok:   ISA := $(call MATH_FLAGS,MATH_AVX2)
+$(B)/daemon/math/attend_avx512.o $(B)/tidy/daemon/math/attend_avx512.ok: ISA := $(call MATH_FLAGS,MATH_AVX512)
+$(B)/daemon/math/attend_amx.o    $(B)/tidy/daemon/math/attend_amx.ok:    ISA := $(call MATH_FLAGS,MATH_AMX)
+$(B)/daemon/math/attend_avx2.o $(B)/daemon/math/attend_avx512.o \
+	$(B)/daemon/math/attend_amx.o: CFLAGS += $(ISA)
+# the same bits on every machine
+$(B)/daemon/math/merge.o: CFLAGS += -ffp-contract=off
+
+$(B)/bench/bench_attend: $(B)/tests/bench/bench_attend.o $(CORE)
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ $(LIBS)
+
+TEST_NEEDS += $(B)/bench/bench_attend
+
+.PHONY: bench-attend
+bench-attend: $(B)/bench/bench_attend ## attention kernels beside memory and oneDNN (PYTHON=)
+	@KVD_BUILD=$(B) $(or $(PYTHON),python3) tests/bench/bench_attend.py
