@@ -104,14 +104,14 @@ static struct cost_price link_price(const struct cost_link *link, double bytes, 
 	struct cost_price price;
 	double error;
 
-	if (!probe->count || !rate->count)
+	if (!probe->count || !(rate->value > 0))
 		return never;
 	price = price_add(price_of(probe, 1), price_by_rate(bytes, rate));
 	if (!pull)
 		price = price_add(price, price_of(&link->turn, 1));
 	error = price.us * link->model_error;
 	price.variance += error * error;
-	if (link->congestion.count) {
+	if (link->congestion.value > 0) {
 		error = price.us * link->congestion.error;
 		price = price_scale(price, link->congestion.value);
 		price.variance += error * error;
