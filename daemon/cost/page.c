@@ -6,9 +6,10 @@
  * disturbs no reader of another, and a writer that is killed in the middle breaks one
  * row, not the page: readers give up after a while.
  *
- * Rows are found by a tag, a hash of peer and shape, in a table that is scanned: 128 tags
- * are 16 cache lines. The tag is only a hint: the row that was read says whose it is, so
- * tags may collide, and a row may go to another peer between the tag and the row.
+ * Rows are found by a tag, a hash of peer and shape, in a table with open addressing: a
+ * look-up walks from the tag's place to a place that was never used. The tag is only a
+ * hint: the row that was read says whose it is, so tags may collide, and a row may go to
+ * another peer between the tag and the row.
  *
  * Readers of another process cannot be trusted with the writer's rows, nor the writer
  * with the readers' time: the page is mapped read-only there, sealed against growing,
@@ -33,10 +34,16 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
+/* A third of the slots stays free: look-ups end at a free one. */
+#define PEER_SLOTS 128u
+#define SPEED_SLOTS 256u
+
 #define PAGE_MAGIC UINT32_C(0x4356434b)
 #define PAGE_VERSION 1u
 
 #define WORDS(type) (sizeof(type) / sizeof(uint64_t))
+
+#define PEER_HEAD_WORDS (offsetof(struct cost_peer, links) / sizeof(uint64_t))
 
 struct peer_row {
 	uint64_t sequence;
@@ -60,24 +67,28 @@ _Static_assert(sizeof(struct cost_home) % sizeof(uint64_t) == 0, "rows are words
 struct shared {
 	uint32_t magic, version;
 	uint64_t bytes; /* sizeof(struct shared): of the same build of the layout */
-	uint64_t peer_tags[COST_PAGE_PEERS]; /* 0: free */
-	uint64_t speed_tags[COST_PAGE_COMPUTES];
-	struct peer_row peers[COST_PAGE_PEERS];
-	struct speed_row speeds[COST_PAGE_COMPUTES];
+	uint64_t peer_tags[PEER_SLOTS];
+	uint64_t speed_tags[SPEED_SLOTS];
+	struct peer_row peers[PEER_SLOTS];
+	struct speed_row speeds[SPEED_SLOTS];
 	struct home_row home;
 };
 
 struct cost_page {
 	struct shared *shared;
 	int read_fd;
-	bool mapped; /* else on the heap */
+	bool mapped;		    /* else on the heap */
+	unsigned int peers, speeds; /* of a writer: rows in use */
 };
 
 const uint8_t cost_self[COST_KEY_BYTES];
 
 /* ---- tags ---- */
 
-/* FNV-1a by words; never 0. */
+#define TAG_FREE UINT64_C(0)	/* never used: no row is beyond */
+#define TAG_DROPPED UINT64_C(1) /* was used: rows may be beyond */
+
+/* FNV-1a by words. */
 static uint64_t tag_add(uint64_t tag, const void *bytes, size_t len)
 {
 	const uint8_t *at = bytes;
@@ -95,7 +106,25 @@ static uint64_t tag_of(const uint8_t *key, const struct cost_shape *shape)
 {
 	uint64_t tag = tag_add(UINT64_C(0xcbf29ce484222325), key, COST_KEY_BYTES);
 
-	return (shape ? tag_add(tag, shape, sizeof(*shape)) : tag) | 1;
+	return (shape ? tag_add(tag, shape, sizeof(*shape)) : tag) | 2;
+}
+
+/* The i-th place where a row of this tag may be. */
+static unsigned int tag_place(uint64_t tag, unsigned int i, unsigned int count)
+{
+	return ((unsigned int)(tag >> 32) + i) % count;
+}
+
+static void tag_drop(uint64_t *tags, unsigned int at, unsigned int count)
+{
+	seqlock_put(&tags[at], TAG_DROPPED);
+	if (tags[(at + 1) % count] != TAG_FREE)
+		return;
+	/* nothing is beyond: nor is there for those before it */
+	for (unsigned int i = 0; i < count && tags[at] == TAG_DROPPED; i++) {
+		seqlock_put(&tags[at], TAG_FREE);
+		at = (at + count - 1) % count;
+	}
 }
 
 /* ---- the page ---- */
@@ -223,19 +252,22 @@ int cost_page_map(int fd, struct cost_page **page_p)
 
 /* ---- rows, written ---- */
 
-/* The row with this tag whose first `len` bytes are `key`, else a free one, else -1. */
+/* The row with this tag whose first `len` bytes are `key`, else a vacant one. */
 static int slot_for(const uint64_t *tags, unsigned int count, uint64_t tag,
 		    const void *words, size_t stride, const void *key, size_t len)
 {
 	int vacant = -1;
 
 	for (unsigned int i = 0; i < count; i++) {
-		const uint8_t *row = (const uint8_t *)words + i * stride;
+		unsigned int at = tag_place(tag, i, count);
+		const uint8_t *row = (const uint8_t *)words + at * stride;
 
-		if (tags[i] == tag && memcmp(row, key, len) == 0)
-			return (int)i;
-		if (!tags[i] && vacant < 0)
-			vacant = (int)i;
+		if (tags[at] == tag && memcmp(row, key, len) == 0)
+			return (int)at;
+		if (tags[at] <= TAG_DROPPED && vacant < 0)
+			vacant = (int)at;
+		if (tags[at] == TAG_FREE)
+			break;
 	}
 	return vacant;
 }
@@ -244,11 +276,12 @@ int cost_page_set_peer(struct cost_page *page, const struct cost_peer *peer)
 {
 	struct shared *s = page->shared;
 	uint64_t tag = tag_of(peer->key, NULL);
-	int i = slot_for(s->peer_tags, COST_PAGE_PEERS, tag, s->peers[0].words,
+	int i = slot_for(s->peer_tags, PEER_SLOTS, tag, s->peers[0].words,
 			 sizeof(s->peers[0]), peer, sizeof(peer->key));
 
-	if (i < 0)
+	if (i < 0 || (s->peer_tags[i] != tag && page->peers == COST_PAGE_PEERS))
 		return err_raise(ERR_LIMIT, "cost page: %u peers", COST_PAGE_PEERS);
+	page->peers += s->peer_tags[i] != tag;
 	seqlock_write(&s->peers[i].sequence, s->peers[i].words, peer, WORDS(*peer));
 	seqlock_put(&s->peer_tags[i], tag);
 	return 0;
@@ -258,13 +291,14 @@ int cost_page_set_speed(struct cost_page *page, const struct cost_speed *speed)
 {
 	struct shared *s = page->shared;
 	uint64_t tag = tag_of(speed->key, &speed->shape);
-	int i = slot_for(s->speed_tags, COST_PAGE_COMPUTES, tag, s->speeds[0].words,
+	int i = slot_for(s->speed_tags, SPEED_SLOTS, tag, s->speeds[0].words,
 			 sizeof(s->speeds[0]), speed,
 			 offsetof(struct cost_speed, unused));
 
-	if (i < 0)
+	if (i < 0 || (s->speed_tags[i] != tag && page->speeds == COST_PAGE_SPEEDS))
 		return err_raise(ERR_LIMIT, "cost page: %u geometries of peers",
-				 COST_PAGE_COMPUTES);
+				 COST_PAGE_SPEEDS);
+	page->speeds += s->speed_tags[i] != tag;
 	seqlock_write(&s->speeds[i].sequence, s->speeds[i].words, speed, WORDS(*speed));
 	seqlock_put(&s->speed_tags[i], tag);
 	return 0;
@@ -280,17 +314,42 @@ void cost_page_drop(struct cost_page *page, const uint8_t key[COST_KEY_BYTES])
 {
 	struct shared *s = page->shared;
 
-	for (unsigned int i = 0; i < COST_PAGE_PEERS; i++)
-		if (s->peer_tags[i] &&
-		    memcmp(s->peers[i].words, key, COST_KEY_BYTES) == 0)
-			seqlock_put(&s->peer_tags[i], 0);
-	for (unsigned int i = 0; i < COST_PAGE_COMPUTES; i++)
-		if (s->speed_tags[i] &&
-		    memcmp(s->speeds[i].words, key, COST_KEY_BYTES) == 0)
-			seqlock_put(&s->speed_tags[i], 0);
+	for (unsigned int i = 0; i < PEER_SLOTS; i++)
+		if (s->peer_tags[i] > TAG_DROPPED &&
+		    memcmp(s->peers[i].words, key, COST_KEY_BYTES) == 0) {
+			tag_drop(s->peer_tags, i, PEER_SLOTS);
+			page->peers--;
+		}
+	for (unsigned int i = 0; i < SPEED_SLOTS; i++)
+		if (s->speed_tags[i] > TAG_DROPPED &&
+		    memcmp(s->speeds[i].words, key, COST_KEY_BYTES) == 0) {
+			tag_drop(s->speed_tags, i, SPEED_SLOTS);
+			page->speeds--;
+		}
 }
 
 /* ---- rows, read ---- */
+
+/* The row's head says how many links there are; only those are read. What changes in
+ * between is found by a second look at the head. */
+static int peer_read(const struct peer_row *row, struct cost_peer *peer)
+{
+	for (unsigned int tries = 0; tries < 4; tries++) {
+		uint32_t links;
+
+		if (!seqlock_read(&row->sequence, row->words, peer, PEER_HEAD_WORDS))
+			return COST_PAGE_BUSY;
+		links = peer->link_count;
+		if (links > COST_LINKS_MAX) /* a page is input, too */
+			links = COST_LINKS_MAX;
+		if (!seqlock_read(&row->sequence, row->words, peer,
+				  PEER_HEAD_WORDS + links * WORDS(struct cost_link)))
+			return COST_PAGE_BUSY;
+		if (peer->link_count <= links)
+			return 0;
+	}
+	return COST_PAGE_BUSY;
+}
 
 int cost_page_peer(const struct cost_page *page, const uint8_t key[COST_KEY_BYTES],
 		   struct cost_peer *peer)
@@ -298,17 +357,18 @@ int cost_page_peer(const struct cost_page *page, const uint8_t key[COST_KEY_BYTE
 	const struct shared *s = page->shared;
 	uint64_t tag = tag_of(key, NULL);
 
-	for (unsigned int i = 0; i < COST_PAGE_PEERS; i++) {
-		if (seqlock_get(&s->peer_tags[i]) != tag)
+	for (unsigned int i = 0; i < PEER_SLOTS; i++) {
+		unsigned int at = tag_place(tag, i, PEER_SLOTS);
+		uint64_t found = seqlock_get(&s->peer_tags[at]);
+
+		if (found == TAG_FREE)
+			break;
+		if (found != tag)
 			continue;
-		if (!seqlock_read(&s->peers[i].sequence, s->peers[i].words, peer,
-				  WORDS(*peer)))
+		if (peer_read(&s->peers[at], peer))
 			return COST_PAGE_BUSY;
-		if (memcmp(peer->key, key, COST_KEY_BYTES) != 0)
-			continue;
-		if (peer->link_count > COST_LINKS_MAX) /* a page is input, too */
-			peer->link_count = COST_LINKS_MAX;
-		return 0;
+		if (memcmp(peer->key, key, COST_KEY_BYTES) == 0)
+			return 0;
 	}
 	return COST_PAGE_NONE;
 }
@@ -318,10 +378,15 @@ static int speed_read(const struct shared *s, const uint8_t *key,
 {
 	uint64_t tag = tag_of(key, shape);
 
-	for (unsigned int i = 0; i < COST_PAGE_COMPUTES; i++) {
-		if (seqlock_get(&s->speed_tags[i]) != tag)
+	for (unsigned int i = 0; i < SPEED_SLOTS; i++) {
+		unsigned int at = tag_place(tag, i, SPEED_SLOTS);
+		uint64_t found = seqlock_get(&s->speed_tags[at]);
+
+		if (found == TAG_FREE)
+			break;
+		if (found != tag)
 			continue;
-		if (!seqlock_read(&s->speeds[i].sequence, s->speeds[i].words, speed,
+		if (!seqlock_read(&s->speeds[at].sequence, s->speeds[at].words, speed,
 				  WORDS(*speed)))
 			return COST_PAGE_BUSY;
 		if (memcmp(speed->key, key, COST_KEY_BYTES) == 0 &&

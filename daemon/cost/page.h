@@ -18,8 +18,8 @@
 #include "daemon/cost/cost.h"
 
 #define COST_KEY_BYTES 16u
-#define COST_PAGE_PEERS 128u
-#define COST_PAGE_COMPUTES 256u
+#define COST_PAGE_PEERS 96u
+#define COST_PAGE_SPEEDS 192u
 
 extern const uint8_t cost_self[COST_KEY_BYTES]; /* zeros */
 
@@ -28,11 +28,11 @@ struct cost_page;
 /* What is known of a peer. Set with all of it zeroed first. */
 struct cost_peer {
 	uint8_t key[COST_KEY_BYTES];
-	struct cost_link links[COST_LINKS_MAX];
 	uint32_t link_count;
 	uint32_t stale; /* predictions do not hold any more: cost_holder.stale */
 	struct cost_figure wait;
 	double requesters;
+	struct cost_link links[COST_LINKS_MAX];
 };
 
 /* How fast a peer attends in a geometry; a shape of zeros stands for any. */
@@ -69,7 +69,7 @@ enum {
 
 /* Map a page from its descriptor, which stays the caller's. ERR_PROTO: it is not one. */
 int cost_page_map(int fd, struct cost_page **page_p);
-/* 0 or an outcome: each row is of one moment. */
+/* 0 or an outcome: each row is of one moment. Links from link_count on are not set. */
 int cost_page_peer(const struct cost_page *page, const uint8_t key[COST_KEY_BYTES],
 		   struct cost_peer *peer);
 /* Of this shape, else the one for any. */
