@@ -9,6 +9,7 @@
  *   ext_lists.c   attachments, descriptor lists
  *   ext_xfer.c    transfers, notifications
  *   ext_chunk.c   spaces, holds, puts and fetches of chunks
+ *   ext_cost.c    route, fetch or local
  *   ext_shapes.c  layouts by the plan library
  *   ext_rows.c    descriptor rows: check, compress, index lists (no Python in it)
  *
@@ -52,6 +53,7 @@ int ext_room_init(PyObject *module);
 int ext_lists_init(PyObject *module);
 int ext_xfer_init(PyObject *module);
 int ext_chunk_init(PyObject *module);
+int ext_cost_init(PyObject *module);
 int ext_shapes_init(PyObject *module);
 
 /* ---- ext_client.c ------------------------------------------------------------ */
