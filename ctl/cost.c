@@ -41,7 +41,7 @@ struct asked {
 /* ---- the command line ---- */
 
 /* "2048", "32k": 1024 each. */
-static bool tokens_of(const char *text, double *tokens_p, char **end_p)
+static bool cost_tokens_of(const char *text, double *tokens_p, char **end_p)
 {
 	*tokens_p = *text >= '0' && *text <= '9' ? (double)strtoul(text, end_p, 10) : 0;
 	if (*tokens_p < 1 || *tokens_p > 1e9)
@@ -53,14 +53,14 @@ static bool tokens_of(const char *text, double *tokens_p, char **end_p)
 	return true;
 }
 
-static int take_tokens(struct asked *asked, const char *text)
+static int cost_take_tokens(struct asked *asked, const char *text)
 {
 	char *end = NULL;
 
 	for (const char *at = text;; at = end + 1) {
 		double tokens;
 
-		if (asked->count == SIZES_MAX || !tokens_of(at, &tokens, &end) ||
+		if (asked->count == SIZES_MAX || !cost_tokens_of(at, &tokens, &end) ||
 		    (*end && *end != ','))
 			return ctl_usage("cost: --tokens: 1 to %u of N,N… like 2048,32k, "
 					 "not '%s'",
@@ -71,7 +71,7 @@ static int take_tokens(struct asked *asked, const char *text)
 	}
 }
 
-static int take_preset(struct asked *asked, const char *name)
+static int cost_take_preset(struct asked *asked, const char *name)
 {
 	asked->preset = name ? cost_preset_find(name) : NULL;
 	if (asked->preset)
@@ -82,7 +82,7 @@ static int take_preset(struct asked *asked, const char *name)
 	return CTL_USAGE;
 }
 
-static int take_model(struct asked *asked, const char *name)
+static int cost_take_model(struct asked *asked, const char *name)
 {
 	for (size_t i = 0; i < ARRAY_LEN(models); i++)
 		if (strcmp(models[i].name, name) == 0)
@@ -96,12 +96,12 @@ static int take_model(struct asked *asked, const char *name)
 	return CTL_USAGE;
 }
 
-static uint32_t or_given(uint32_t value, unsigned long given)
+static uint32_t cost_or_given(uint32_t value, unsigned long given)
 {
 	return given ? (uint32_t)given : value;
 }
 
-static int take_args(struct asked *asked, const struct ctl *ctl)
+static int cost_take_args(struct asked *asked, const struct ctl *ctl)
 {
 	const struct model *m = asked->model;
 	char *end = NULL;
@@ -119,13 +119,13 @@ static int take_args(struct asked *asked, const struct ctl *ctl)
 	asked->selected = (double)ctl->cost.selected;
 	asked->args = (struct kvd_decide_args){
 		.kind = m->kind,
-		.layers = or_given(m->layers, ctl->cost.layers),
-		.heads = or_given(m->heads, ctl->cost.heads),
-		.kv_heads = or_given(m->kv_heads, ctl->cost.kv_heads),
-		.dqk = or_given(m->dqk, ctl->cost.dqk),
-		.dv = or_given(m->dv, ctl->cost.dv),
-		.query_tokens = or_given(1, ctl->cost.query),
-		.steps = or_given(1, ctl->cost.steps),
+		.layers = cost_or_given(m->layers, ctl->cost.layers),
+		.heads = cost_or_given(m->heads, ctl->cost.heads),
+		.kv_heads = cost_or_given(m->kv_heads, ctl->cost.kv_heads),
+		.dqk = cost_or_given(m->dqk, ctl->cost.dqk),
+		.dv = cost_or_given(m->dv, ctl->cost.dv),
+		.query_tokens = cost_or_given(1, ctl->cost.query),
+		.steps = cost_or_given(1, ctl->cost.steps),
 		.holder_count = asked->holders,
 		.selected = ctl->cost.selected != 0,
 		.shifted = ctl->cost.shifted,
@@ -143,7 +143,7 @@ static int take_args(struct asked *asked, const struct ctl *ctl)
 
 static const char *const way_names[] = {"none", "route", "fetch", "local"};
 
-static void add_number(cJSON *to, const char *name, double value)
+static void cost_add_number(cJSON *to, const char *name, double value)
 {
 	if (isinf(value)) /* JSON has no word for it */
 		cJSON_AddNullToObject(to, name);
@@ -151,10 +151,11 @@ static void add_number(cJSON *to, const char *name, double value)
 		cJSON_AddNumberToObject(to, name, value);
 }
 
-static int add_row(struct asked *asked, const struct kvd_cost_page *page, double tokens,
-		   cJSON *rows)
+static int cost_add_row(const struct asked *asked, const struct kvd_cost_page *page,
+			double tokens, cJSON *rows)
 {
 	struct kvd_cost_holder holders[KVD_COST_HOLDERS_MAX] = {0};
+	struct kvd_decide_args args = asked->args;
 	struct kvd_decide_result r;
 	cJSON *row;
 	int code;
@@ -164,28 +165,28 @@ static int add_row(struct asked *asked, const struct kvd_cost_page *page, double
 		holders[i].selected =
 			(uint64_t)fmin(asked->selected, tokens) / asked->holders;
 	}
-	asked->args.holders = holders;
-	code = kvd_decide(&asked->args, page, &r);
+	args.holders = holders;
+	code = kvd_decide(&args, page, &r);
 	if (code < 0)
 		return ctl_failed("cost: %.0f tokens: %s", tokens, kvd_code_name(code));
 	row = cJSON_CreateObject();
 	cJSON_AddNumberToObject(row, "tokens", tokens);
-	add_number(row, "round_us", r.round.us);
-	add_number(row, "attend_us", r.attend.us);
-	add_number(row, "once_us", r.once.us);
-	add_number(row, "even_steps", r.even_steps);
-	add_number(row, "route_us", r.route.us);
-	add_number(row, "fetch_us", r.fetch.us);
-	add_number(row, "local_us", r.local.us);
-	add_number(row, "route_error_us", r.route.error_us);
-	add_number(row, "fetch_error_us", r.fetch.error_us);
+	cost_add_number(row, "round_us", r.round.us);
+	cost_add_number(row, "attend_us", r.attend.us);
+	cost_add_number(row, "once_us", r.once.us);
+	cost_add_number(row, "even_steps", r.even_steps);
+	cost_add_number(row, "route_us", r.route.us);
+	cost_add_number(row, "fetch_us", r.fetch.us);
+	cost_add_number(row, "local_us", r.local.us);
+	cost_add_number(row, "route_error_us", r.route.error_us);
+	cost_add_number(row, "fetch_error_us", r.fetch.error_us);
 	cJSON_AddStringToObject(row, "way", way_names[r.way]);
 	cJSON_AddBoolToObject(row, "sure", r.sure);
 	cJSON_AddItemToArray(rows, row);
 	return CTL_OK;
 }
 
-static cJSON *answer_head(const struct asked *asked)
+static cJSON *cost_answer_head(const struct asked *asked)
 {
 	const struct kvd_decide_args *args = &asked->args;
 	cJSON *reply = cJSON_CreateObject();
@@ -213,7 +214,7 @@ static cJSON *answer_head(const struct asked *asked)
 	return reply;
 }
 
-static void cell_ms(struct table *table, const cJSON *row, const char *name)
+static void cost_cell_ms(struct table *table, const cJSON *row, const char *name)
 {
 	if (cJSON_IsNumber(cJSON_GetObjectItemCaseSensitive(row, name)))
 		table_cellf(table, "%.3f", ctl_num(row, name) / 1000);
@@ -221,7 +222,7 @@ static void cell_ms(struct table *table, const cJSON *row, const char *name)
 		table_cell(table, NULL);
 }
 
-static int print_text(const struct asked *asked, const cJSON *reply)
+static int cost_print_text(const struct asked *asked, const cJSON *reply)
 {
 	const struct kvd_decide_args *args = &asked->args;
 	struct table *table;
@@ -241,16 +242,16 @@ static int print_text(const struct asked *asked, const cJSON *reply)
 		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(row, ctl_list(reply, "prices")) {
 		table_cellf(table, "%.0f", ctl_num(row, "tokens"));
-		cell_ms(table, row, "round_us");
-		cell_ms(table, row, "attend_us");
-		cell_ms(table, row, "once_us");
+		cost_cell_ms(table, row, "round_us");
+		cost_cell_ms(table, row, "attend_us");
+		cost_cell_ms(table, row, "once_us");
 		if (cJSON_IsNumber(cJSON_GetObjectItemCaseSensitive(row, "even_steps")))
 			table_cellf(table, "%.1f", ctl_num(row, "even_steps"));
 		else
 			table_cell(table, "never");
-		cell_ms(table, row, "route_us");
-		cell_ms(table, row, "fetch_us");
-		cell_ms(table, row, "local_us");
+		cost_cell_ms(table, row, "route_us");
+		cost_cell_ms(table, row, "fetch_us");
+		cost_cell_ms(table, row, "local_us");
 		table_cellf(table, "%s%s", ctl_str(row, "way", "?"),
 			    ctl_true(row, "sure") ? "" : ", not sure");
 	}
@@ -264,27 +265,28 @@ int ctl_run_cost(struct ctl *ctl)
 	cJSON *reply, *rows;
 	int r;
 
-	r = take_preset(&asked, ctl->cost.preset);
+	r = cost_take_preset(&asked, ctl->cost.preset);
 	if (!r)
-		r = take_model(&asked, ctl->cost.model ? ctl->cost.model : "v2-lite");
+		r = cost_take_model(&asked,
+				    ctl->cost.model ? ctl->cost.model : "v2-lite");
 	if (!r)
-		r = take_tokens(&asked,
-				ctl->cost.tokens ? ctl->cost.tokens : TOKENS_DEFAULT);
+		r = cost_take_tokens(&asked, ctl->cost.tokens ? ctl->cost.tokens
+							      : TOKENS_DEFAULT);
 	if (!r)
-		r = take_args(&asked, ctl);
+		r = cost_take_args(&asked, ctl);
 	if (r)
 		return r;
 	if (kvd_cost_preset(asked.preset->name, &page) < 0)
 		return ctl_failed("out of memory");
-	reply = answer_head(&asked);
+	reply = cost_answer_head(&asked);
 	rows = cJSON_AddArrayToObject(reply, "prices");
 	for (unsigned int i = 0; !r && i < asked.count; i++)
-		r = add_row(&asked, page, asked.tokens[i], rows);
+		r = cost_add_row(&asked, page, asked.tokens[i], rows);
 	kvd_cost_close(page);
 	if (!r && ctl->json)
 		ctl_print_json(reply);
 	else if (!r)
-		r = print_text(&asked, reply);
+		r = cost_print_text(&asked, reply);
 	cJSON_Delete(reply);
 	return r;
 }

@@ -29,7 +29,7 @@ _Static_assert((int)KVD_COST_ROUTE == COST_ROUTE && (int)KVD_COST_FETCH == COST_
 		       (int)KVD_COST_LOCAL == COST_LOCAL,
 	       "ways");
 
-static struct cost_page *page_of(const struct kvd_cost_page *page)
+static struct cost_page *decide_page(const struct kvd_cost_page *page)
 {
 	return (struct cost_page *)(uintptr_t)page;
 }
@@ -51,29 +51,30 @@ int kvd_cost_preset(const char *name, struct kvd_cost_page **page_p)
 
 void kvd_cost_close(struct kvd_cost_page *page)
 {
-	cost_page_free(page_of(page));
+	cost_page_free(decide_page(page));
 }
 
 /* ---- arguments ---- */
 
-static bool within(uint32_t value, uint32_t max)
+static bool decide_within(uint32_t value, uint32_t max)
 {
 	return value && value <= max;
 }
 
-static bool amount_ok(double value)
+static bool decide_amount_ok(double value)
 {
 	return isfinite(value) && value >= 0;
 }
 
-static bool args_ok(const struct kvd_decide_args *args)
+static bool decide_args_ok(const struct kvd_decide_args *args)
 {
 	if (args->kind != KVD_COST_GQA && args->kind != KVD_COST_MLA)
 		return false;
-	if (!within(args->layers, HEADS_MAX) || !within(args->heads, HEADS_MAX) ||
-	    !within(args->dqk, VALUES_MAX) || !within(args->dv, VALUES_MAX))
+	if (!decide_within(args->layers, HEADS_MAX) ||
+	    !decide_within(args->heads, HEADS_MAX) ||
+	    !decide_within(args->dqk, VALUES_MAX) || !decide_within(args->dv, VALUES_MAX))
 		return false;
-	if (args->kind == KVD_COST_GQA && !within(args->kv_heads, args->heads))
+	if (args->kind == KVD_COST_GQA && !decide_within(args->kv_heads, args->heads))
 		return false;
 	if (args->value_bytes > 8 || args->out_bytes > 8)
 		return false;
@@ -86,11 +87,12 @@ static bool args_ok(const struct kvd_decide_args *args)
 		if (holder->tokens > TOKENS_MAX || holder->selected > holder->tokens)
 			return false;
 	}
-	return (unsigned int)args->last <= KVD_COST_LOCAL && amount_ok(args->attend_us) &&
-	       amount_ok(args->hidden_us) && amount_ok(args->recompute_us);
+	return (unsigned int)args->last <= KVD_COST_LOCAL &&
+	       decide_amount_ok(args->attend_us) && decide_amount_ok(args->hidden_us) &&
+	       decide_amount_ok(args->recompute_us);
 }
 
-static struct cost_shape shape_of(const struct kvd_decide_args *args)
+static struct cost_shape decide_shape(const struct kvd_decide_args *args)
 {
 	uint32_t value = args->value_bytes ? args->value_bytes : 2;
 	uint32_t out = args->out_bytes ? args->out_bytes : 2;
@@ -114,8 +116,9 @@ struct known {
 	struct cost_speed speeds[COST_HOLDERS_MAX], home;
 };
 
-static int known_holder(const struct cost_page *page, const struct cost_shape *shape,
-			const struct kvd_cost_holder *from, struct known *known, size_t i)
+static int decide_holder(const struct cost_page *page, const struct cost_shape *shape,
+			 const struct kvd_cost_holder *from, struct known *known,
+			 size_t i)
 {
 	struct cost_holder *holder = &known->holders[i];
 	struct cost_peer *peer = &known->peers[i];
@@ -137,13 +140,13 @@ static int known_holder(const struct cost_page *page, const struct cost_shape *s
 	return r;
 }
 
-static int known_read(const struct cost_page *page, const struct kvd_decide_args *args,
-		      struct known *known, struct cost_case *c)
+static int decide_read(const struct cost_page *page, const struct kvd_decide_args *args,
+		       struct known *known, struct cost_case *c)
 {
 	int r;
 
 	for (size_t i = 0; i < args->holder_count; i++)
-		if (known_holder(page, &c->shape, &args->holders[i], known, i) ==
+		if (decide_holder(page, &c->shape, &args->holders[i], known, i) ==
 		    COST_PAGE_BUSY)
 			return COST_PAGE_BUSY;
 	c->holders = known->holders;
@@ -158,24 +161,24 @@ static int known_read(const struct cost_page *page, const struct kvd_decide_args
 
 /* ---- the answer ---- */
 
-static struct kvd_cost_price price_of(struct cost_price price)
+static struct kvd_cost_price decide_price(struct cost_price price)
 {
 	return (struct kvd_cost_price){
 		.us = price.us, .error_us = isinf(price.us) ? 0 : sqrt(price.variance)};
 }
 
-static void answer(const struct cost_prices *prices, struct cost_choice choice,
-		   struct kvd_decide_result *result)
+static void decide_answer(const struct cost_prices *prices, struct cost_choice choice,
+			  struct kvd_decide_result *result)
 {
 	result->way = (enum kvd_cost_way)choice.way;
 	result->sure = choice.sure;
 	result->replicate = prices->replicate;
-	result->route = price_of(prices->route);
-	result->fetch = price_of(prices->fetch);
-	result->local = price_of(prices->local);
-	result->round = price_of(prices->round);
-	result->attend = price_of(prices->attend);
-	result->once = price_of(prices->once);
+	result->route = decide_price(prices->route);
+	result->fetch = decide_price(prices->fetch);
+	result->local = decide_price(prices->local);
+	result->round = decide_price(prices->round);
+	result->attend = decide_price(prices->attend);
+	result->once = decide_price(prices->once);
 	result->even_steps = prices->even;
 	result->slowest = prices->slowest;
 	if (prices->link)
@@ -192,10 +195,10 @@ int kvd_decide(const struct kvd_decide_args *args, const struct kvd_cost_page *p
 	struct cost_case c;
 
 	*result = (struct kvd_decide_result){.way = KVD_COST_NONE};
-	if (!page || !args_ok(args))
+	if (!page || !decide_args_ok(args))
 		return -KVD_E_INVAL;
 	c = (struct cost_case){
-		.shape = shape_of(args),
+		.shape = decide_shape(args),
 		.attend_us = args->attend_us,
 		.layers = args->layers,
 		.steps = cost_steps(args->steps, args->steps_made),
@@ -206,12 +209,12 @@ int kvd_decide(const struct kvd_decide_args *args, const struct kvd_cost_page *p
 		.shifted = args->shifted,
 		.no_pages = args->no_pages,
 	};
-	if (known_read(page_of(page), args, &known, &c))
+	if (decide_read(decide_page(page), args, &known, &c))
 		return -KVD_E_BUSY;
 	cost_all(&c, &prices);
 	choice = cost_choose(&prices, (enum cost_way)args->last);
 	if (choice.way == COST_NONE)
 		return -KVD_E_NOTFOUND;
-	answer(&prices, choice, result);
+	decide_answer(&prices, choice, result);
 	return 0;
 }

@@ -33,8 +33,8 @@
 #include <stddef.h>
 #include <string.h>
 
-static const struct cost_price nothing = {0, 0};
-static const struct cost_price never = {INFINITY, 0};
+static const struct cost_price price_nothing = {0, 0};
+static const struct cost_price price_never = {INFINITY, 0};
 
 static struct cost_price price_add(struct cost_price a, struct cost_price b)
 {
@@ -44,7 +44,7 @@ static struct cost_price price_add(struct cost_price a, struct cost_price b)
 static struct cost_price price_scale(struct cost_price a, double by)
 {
 	if (!(by > 0))
-		return nothing; /* no steps of an impossible way are none */
+		return price_nothing; /* no steps of an impossible way are none */
 	return (struct cost_price){a.us * by, a.variance * by * by};
 }
 
@@ -61,9 +61,9 @@ static struct cost_price price_by_rate(double amount, const struct cost_figure *
 	double us, error;
 
 	if (!(amount > 0))
-		return nothing;
+		return price_nothing;
 	if (!(rate->value > 0))
-		return never;
+		return price_never;
 	us = amount / rate->value;
 	error = us * rate->error / rate->value;
 	return (struct cost_price){us, error * error};
@@ -74,7 +74,7 @@ static struct cost_price price_max(struct cost_price a, struct cost_price b)
 	return b.us > a.us ? b : a;
 }
 
-static double at_least_one(double value)
+static double cost_at_least_one(double value)
 {
 	return value > 1 ? value : 1;
 }
@@ -90,14 +90,15 @@ struct cost_price cost_attend(const struct cost_compute *compute,
 	struct cost_price memory, arithmetic;
 
 	if (selected) /* each query token's own choice, scattered */
-		read *= query * at_least_one(compute->gather.value);
+		read *= query * cost_at_least_one(compute->gather.value);
 	memory = price_by_rate(read * shape->token_bytes, &compute->memory);
 	arithmetic = price_by_rate(work, &compute->flops);
 	return price_add(price_of(&compute->fixed, 1), price_max(memory, arithmetic));
 }
 
 /* `pull`: by the constants of a pull. */
-static struct cost_price link_price(const struct cost_link *link, double bytes, bool pull)
+static struct cost_price cost_link_price(const struct cost_link *link, double bytes,
+					 bool pull)
 {
 	const struct cost_figure *probe = pull ? &link->pull_probe : &link->probe;
 	const struct cost_figure *rate = pull ? &link->pull_bandwidth : &link->bandwidth;
@@ -105,7 +106,7 @@ static struct cost_price link_price(const struct cost_link *link, double bytes, 
 	double error;
 
 	if (!probe->count || !(rate->value > 0))
-		return never;
+		return price_never;
 	price = price_add(price_of(probe, 1), price_by_rate(bytes, rate));
 	if (!pull)
 		price = price_add(price, price_of(&link->turn, 1));
@@ -119,14 +120,14 @@ static struct cost_price link_price(const struct cost_link *link, double bytes, 
 	return price;
 }
 
-static struct cost_price link_best(const struct cost_holder *holder, double bytes,
-				   bool pull, const struct cost_link **link_p)
+static struct cost_price cost_link_best(const struct cost_holder *holder, double bytes,
+					bool pull, const struct cost_link **link_p)
 {
-	struct cost_price best = never;
+	struct cost_price best = price_never;
 
 	*link_p = NULL;
 	for (unsigned int i = 0; i < holder->link_count; i++) {
-		struct cost_price price = link_price(&holder->links[i], bytes, pull);
+		struct cost_price price = cost_link_price(&holder->links[i], bytes, pull);
 
 		if (price.us < best.us) {
 			best = price;
@@ -139,14 +140,14 @@ static struct cost_price link_best(const struct cost_holder *holder, double byte
 struct cost_price cost_transfer(const struct cost_holder *holder, double bytes,
 				const struct cost_link **link_p)
 {
-	return link_best(holder, bytes, false, link_p);
+	return cost_link_best(holder, bytes, false, link_p);
 }
 
 struct cost_price cost_pull(const struct cost_holder *holder, double bytes)
 {
 	const struct cost_link *link;
 
-	return link_best(holder, bytes, true, &link);
+	return cost_link_best(holder, bytes, true, &link);
 }
 
 struct cost_price cost_splice(const struct cost_home *home, double layers, double tokens)
@@ -158,15 +159,16 @@ struct cost_price cost_splice(const struct cost_home *home, double layers, doubl
 
 /* ---- the ways ---- */
 
-static double holder_tokens(const struct cost_case *c, const struct cost_holder *holder)
+static double cost_holder_tokens(const struct cost_case *c,
+				 const struct cost_holder *holder)
 {
 	return c->selected ? holder->selected : holder->tokens;
 }
 
 /* One layer and step at one holder, without the merge. */
-static struct cost_price round_at(const struct cost_case *c,
-				  const struct cost_holder *holder,
-				  const struct cost_link **link_p)
+static struct cost_price cost_round_at(const struct cost_case *c,
+				       const struct cost_holder *holder,
+				       const struct cost_link **link_p)
 {
 	double rows = c->query * c->shape.heads;
 	double bytes = rows * (c->shape.q_bytes + (double)c->shape.partial_bytes);
@@ -174,26 +176,26 @@ static struct cost_price round_at(const struct cost_case *c,
 
 	*link_p = NULL;
 	if (!holder->compute)
-		return never;
+		return price_never;
 	if (c->selected) /* the indices travel, too; heads share them */
 		bytes += 4 * holder->selected * c->query;
 	attend = cost_attend(holder->compute, &c->shape, c->query,
-			     holder_tokens(c, holder), c->selected);
-	attend = price_scale(attend, at_least_one(holder->requesters / COST_FAN_IN_FLAT));
+			     cost_holder_tokens(c, holder), c->selected);
+	attend = price_scale(attend,
+			     cost_at_least_one(holder->requesters / COST_FAN_IN_FLAT));
 	attend = price_add(attend, price_of(&holder->wait, 1));
 	return price_add(attend, cost_transfer(holder, bytes, link_p));
 }
 
 /* R. */
-static struct cost_price round_price(const struct cost_case *c,
-				     struct cost_prices *prices)
+static struct cost_price cost_round(const struct cost_case *c, struct cost_prices *prices)
 {
 	double parts = c->query * c->shape.heads * c->holder_count;
 	struct cost_price slowest = {-1, 0};
 
 	for (unsigned int i = 0; i < c->holder_count; i++) {
 		const struct cost_link *link;
-		struct cost_price price = round_at(c, &c->holders[i], &link);
+		struct cost_price price = cost_round_at(c, &c->holders[i], &link);
 
 		if (price.us > slowest.us) {
 			slowest = price;
@@ -202,7 +204,7 @@ static struct cost_price round_price(const struct cost_case *c,
 		}
 	}
 	if (!c->holder_count)
-		return never;
+		return price_never;
 	slowest = price_add(slowest, price_of(&c->home.merge, 1));
 	return price_add(slowest, price_of(&c->home.merge_row, parts));
 }
@@ -210,7 +212,7 @@ static struct cost_price round_price(const struct cost_case *c,
 /* A_o. Of a home that nobody measured: as at the first holder that can, for then it
  * cancels; and where none can attend, it is in each way that is left, and cancels, too.
  */
-static struct cost_price attend_price(const struct cost_case *c)
+static struct cost_price cost_attend_home(const struct cost_case *c)
 {
 	const struct cost_compute *compute = c->compute;
 	double tokens = 0;
@@ -220,23 +222,23 @@ static struct cost_price attend_price(const struct cost_case *c)
 	for (unsigned int i = 0; i < c->holder_count; i++) {
 		if (!compute)
 			compute = c->holders[i].compute;
-		tokens += holder_tokens(c, &c->holders[i]);
+		tokens += cost_holder_tokens(c, &c->holders[i]);
 	}
 	return compute ? cost_attend(compute, &c->shape, c->query, tokens, c->selected)
-		       : nothing;
+		       : price_nothing;
 }
 
 /* What is pulled before the first step, and what in each layer and step. */
-static void pull_prices(const struct cost_case *c, struct cost_price *once_p,
-			struct cost_price *each_p)
+static void cost_pulls(const struct cost_case *c, struct cost_price *once_p,
+		       struct cost_price *each_p)
 {
-	struct cost_price sum = nothing;
+	struct cost_price sum = price_nothing;
 	double tokens = 0;
 
-	*once_p = *each_p = nothing;
+	*once_p = *each_p = price_nothing;
 	for (unsigned int i = 0; i < c->holder_count; i++) {
 		const struct cost_holder *holder = &c->holders[i];
-		double bytes = c->shape.token_bytes * holder_tokens(c, holder);
+		double bytes = c->shape.token_bytes * cost_holder_tokens(c, holder);
 
 		sum = price_add(
 			sum,
@@ -252,7 +254,7 @@ static void pull_prices(const struct cost_case *c, struct cost_price *once_p,
 		*once_p = price_add(sum, cost_splice(&c->home, c->layers, tokens));
 }
 
-static double context_tokens(const struct cost_case *c)
+static double cost_context_tokens(const struct cost_case *c)
 {
 	double tokens = 0;
 
@@ -262,8 +264,8 @@ static double context_tokens(const struct cost_case *c)
 }
 
 /* S*: route - fetch is `once` less so much a step. */
-static double even_steps(const struct cost_prices *prices, double layers, double round,
-			 double each)
+static double cost_even_steps(const struct cost_prices *prices, double layers,
+			      double round, double each)
 {
 	double surplus = layers * (round - prices->attend.us - each);
 
@@ -275,7 +277,7 @@ static double even_steps(const struct cost_prices *prices, double layers, double
 void cost_all(const struct cost_case *c, struct cost_prices *prices)
 {
 	double turns = c->steps * c->layers;
-	struct cost_price round, each, local = never;
+	struct cost_price round, each, local = price_never;
 
 	*prices = (struct cost_prices){0};
 	for (unsigned int i = 0; i < c->holder_count; i++) {
@@ -284,21 +286,21 @@ void cost_all(const struct cost_case *c, struct cost_prices *prices)
 		if (c->holders[i].stale)
 			prices->stale = true;
 	}
-	prices->round = round_price(c, prices);
-	prices->attend = attend_price(c);
-	pull_prices(c, &prices->once, &each);
+	prices->round = cost_round(c, prices);
+	prices->attend = cost_attend_home(c);
+	cost_pulls(c, &prices->once, &each);
 	if (c->no_pages)
-		prices->once = never;
+		prices->once = price_never;
 	if (c->recompute > 0 && !c->no_pages)
-		local = (struct cost_price){c->recompute * c->layers * context_tokens(c),
-					    0};
+		local = (struct cost_price){
+			c->recompute * c->layers * cost_context_tokens(c), 0};
 	round = prices->round;
 	round.us = round.us > c->hidden ? round.us - c->hidden : 0;
 	prices->route = price_scale(round, turns);
 	prices->fetch = price_add(prices->once,
 				  price_scale(price_add(each, prices->attend), turns));
 	prices->local = price_add(local, price_scale(prices->attend, turns));
-	prices->even = even_steps(prices, c->layers, round.us, each.us);
+	prices->even = cost_even_steps(prices, c->layers, round.us, each.us);
 }
 
 /* ---- the choice ---- */
@@ -315,7 +317,7 @@ static bool price_below(struct cost_price b, struct cost_price a)
 
 struct cost_choice cost_choose(const struct cost_prices *prices, enum cost_way last)
 {
-	const struct cost_price way[] = {never, prices->route, prices->fetch,
+	const struct cost_price way[] = {price_never, prices->route, prices->fetch,
 					 prices->local};
 	struct cost_choice choice = {COST_NONE, !prices->stale};
 	enum cost_way best = COST_NONE;

@@ -25,14 +25,14 @@
 #define MEDIAN_ERROR 1.2533 /* sqrt(pi / 2) */
 #define TRUST 0.01	    /* of a median, at best */
 
-static int by_value(const void *a, const void *b)
+static int fit_by_value(const void *a, const void *b)
 {
 	double x = *(const double *)a, y = *(const double *)b;
 
 	return (x > y) - (x < y);
 }
 
-static double middle(const double *sorted, uint32_t n)
+static double fit_middle(const double *sorted, uint32_t n)
 {
 	return n % 2 ? sorted[n / 2] : 0.5 * (sorted[n / 2 - 1] + sorted[n / 2]);
 }
@@ -42,13 +42,13 @@ void fit_median(double *values, uint32_t n, double *median_p, double *mad_p)
 	double median, distance[FIT_SAMPLES_MAX];
 
 	n = n < FIT_SAMPLES_MAX ? n : FIT_SAMPLES_MAX;
-	qsort(values, n, sizeof(*values), by_value);
-	median = middle(values, n);
+	qsort(values, n, sizeof(*values), fit_by_value);
+	median = fit_middle(values, n);
 	for (uint32_t i = 0; i < n; i++)
 		distance[i] = fabs(values[i] - median);
-	qsort(distance, n, sizeof(*distance), by_value);
+	qsort(distance, n, sizeof(*distance), fit_by_value);
 	*median_p = median;
-	*mad_p = middle(distance, n);
+	*mad_p = fit_middle(distance, n);
 }
 
 struct cost_figure fit_figure(const double *values, uint32_t n, uint32_t now_s)
@@ -69,7 +69,7 @@ struct cost_figure fit_figure(const double *values, uint32_t n, uint32_t now_s)
 	return figure;
 }
 
-static struct fit_size *size_of(struct fit *fit, double amount)
+static struct fit_size *fit_size_of(struct fit *fit, double amount)
 {
 	for (uint32_t i = 0; i < fit->count; i++)
 		if (fit->sizes[i].amount == amount)
@@ -86,14 +86,14 @@ bool fit_add(struct fit *fit, double amount, double us)
 
 	if (!isfinite(amount) || !isfinite(us) || amount < 0 || us < 0)
 		return false;
-	size = size_of(fit, amount);
+	size = fit_size_of(fit, amount);
 	if (!size)
 		return false;
 	size->us[size->taken++ % FIT_SAMPLES_MAX] = us;
 	return true;
 }
 
-static uint32_t size_kept(const struct fit_size *size)
+static uint32_t fit_size_kept(const struct fit_size *size)
 {
 	return size->taken < FIT_SAMPLES_MAX ? size->taken : FIT_SAMPLES_MAX;
 }
@@ -105,7 +105,7 @@ struct sums {
 	uint32_t count; /* of samples */
 };
 
-static double weight_of(const struct cost_figure *median)
+static double fit_weight(const struct cost_figure *median)
 {
 	/* a time of exactly 0 has no error of its own */
 	double error = median->error > 1e-6 ? median->error : 1e-6;
@@ -113,13 +113,13 @@ static double weight_of(const struct cost_figure *median)
 	return 1 / (error * error);
 }
 
-static void sums_make(const struct fit *fit, uint32_t now_s, struct sums *sums)
+static void fit_sums_make(const struct fit *fit, uint32_t now_s, struct sums *sums)
 {
 	*sums = (struct sums){0};
 	for (uint32_t i = 0; i < fit->count; i++) {
 		const struct fit_size *size = &fit->sizes[i];
-		struct cost_figure m = fit_figure(size->us, size_kept(size), now_s);
-		double w = weight_of(&m);
+		struct cost_figure m = fit_figure(size->us, fit_size_kept(size), now_s);
+		double w = fit_weight(&m);
 
 		sums->median[i] = m;
 		sums->count += m.count;
@@ -132,8 +132,8 @@ static void sums_make(const struct fit *fit, uint32_t now_s, struct sums *sums)
 }
 
 /* How far the medians lie from the line: chi^2, and the largest part. */
-static double misfit(const struct fit *fit, const struct sums *sums, double fixed,
-		     double slope, double *residual_p)
+static double fit_misfit(const struct fit *fit, const struct sums *sums, double fixed,
+			 double slope, double *residual_p)
 {
 	double chi2 = 0;
 
@@ -142,7 +142,7 @@ static double misfit(const struct fit *fit, const struct sums *sums, double fixe
 		double line = fixed + slope * fit->sizes[i].amount;
 		double off = sums->median[i].value - line;
 
-		chi2 += off * off * weight_of(&sums->median[i]);
+		chi2 += off * off * fit_weight(&sums->median[i]);
 		if (line > 0 && fabs(off) / line > *residual_p)
 			*residual_p = fabs(off) / line;
 	}
@@ -150,8 +150,8 @@ static double misfit(const struct fit *fit, const struct sums *sums, double fixe
 }
 
 /* The scatter of a line's constants is that of what they were made of. */
-static void figure_fill(struct cost_figure *figure, const struct sums *sums, double value,
-			double error, uint32_t now_s)
+static void fit_figure_fill(struct cost_figure *figure, const struct sums *sums,
+			    double value, double error, uint32_t now_s)
 {
 	figure->value = value;
 	figure->error = error;
@@ -169,26 +169,26 @@ int fit_line(const struct fit *fit, uint32_t now_s, struct fit_line *line)
 	*line = (struct fit_line){0};
 	if (fit->count < 2)
 		return FIT_FEW;
-	sums_make(fit, now_s, &s);
+	fit_sums_make(fit, now_s, &s);
 	det = s.w * s.xx - s.x * s.x;
 	slope = (s.w * s.xy - s.x * s.y) / det;
 	fixed = (s.y - slope * s.x) / s.w;
 	if (!(slope > 0) || !isfinite(fixed)) {
-		figure_fill(&line->fixed, &s, s.y / s.w, sqrt(1 / s.w), now_s);
-		misfit(fit, &s, s.y / s.w, 0, &line->residual);
+		fit_figure_fill(&line->fixed, &s, s.y / s.w, sqrt(1 / s.w), now_s);
+		fit_misfit(fit, &s, s.y / s.w, 0, &line->residual);
 		return FIT_FLAT;
 	}
 	if (fixed < 0) { /* a line through the origin: no time is negative */
 		fixed = 0;
 		slope = s.xy / s.xx;
 	}
-	chi2 = misfit(fit, &s, fixed, slope, &line->residual);
+	chi2 = fit_misfit(fit, &s, fixed, slope, &line->residual);
 	if (fit->count > 2 && chi2 > fit->count - 2)
 		grow = sqrt(chi2 / (fit->count - 2));
 	slope_error = grow * sqrt(s.w / det);
 	fixed_error = grow * sqrt(s.xx / det);
-	figure_fill(&line->fixed, &s, fixed, fixed_error, now_s);
-	figure_fill(&line->rate, &s, 1 / slope, slope_error / (slope * slope), now_s);
+	fit_figure_fill(&line->fixed, &s, fixed, fixed_error, now_s);
+	fit_figure_fill(&line->rate, &s, 1 / slope, slope_error / (slope * slope), now_s);
 	return 0;
 }
 

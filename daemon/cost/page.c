@@ -89,7 +89,7 @@ const uint8_t cost_self[COST_KEY_BYTES];
 #define TAG_DROPPED UINT64_C(1) /* was used: rows may be beyond */
 
 /* FNV-1a by words. */
-static uint64_t tag_add(uint64_t tag, const void *bytes, size_t len)
+static uint64_t cost_tag_add(uint64_t tag, const void *bytes, size_t len)
 {
 	const uint8_t *at = bytes;
 
@@ -102,20 +102,20 @@ static uint64_t tag_add(uint64_t tag, const void *bytes, size_t len)
 	return tag;
 }
 
-static uint64_t tag_of(const uint8_t *key, const struct cost_shape *shape)
+static uint64_t cost_tag_of(const uint8_t *key, const struct cost_shape *shape)
 {
-	uint64_t tag = tag_add(UINT64_C(0xcbf29ce484222325), key, COST_KEY_BYTES);
+	uint64_t tag = cost_tag_add(UINT64_C(0xcbf29ce484222325), key, COST_KEY_BYTES);
 
-	return (shape ? tag_add(tag, shape, sizeof(*shape)) : tag) | 2;
+	return (shape ? cost_tag_add(tag, shape, sizeof(*shape)) : tag) | 2;
 }
 
 /* The i-th place where a row of this tag may be. */
-static unsigned int tag_place(uint64_t tag, unsigned int i, unsigned int count)
+static unsigned int cost_tag_place(uint64_t tag, unsigned int i, unsigned int count)
 {
 	return ((unsigned int)(tag >> 32) + i) % count;
 }
 
-static void tag_drop(uint64_t *tags, unsigned int at, unsigned int count)
+static void cost_tag_drop(uint64_t *tags, unsigned int at, unsigned int count)
 {
 	seqlock_put(&tags[at], TAG_DROPPED);
 	if (tags[(at + 1) % count] != TAG_FREE)
@@ -129,7 +129,7 @@ static void tag_drop(uint64_t *tags, unsigned int at, unsigned int count)
 
 /* ---- the page ---- */
 
-static int page_share(struct cost_page *page, int fd)
+static int cost_page_share(struct cost_page *page, int fd)
 {
 	char path[32];
 	void *base;
@@ -153,7 +153,7 @@ static int page_share(struct cost_page *page, int fd)
 	return 0;
 }
 
-static int page_init(struct cost_page *page, bool shared)
+static int cost_page_init(struct cost_page *page, bool shared)
 {
 	cleanup_close int fd = -1;
 	int r;
@@ -166,7 +166,7 @@ static int page_init(struct cost_page *page, bool shared)
 		fd = memfd_create("kvd-cost", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 		if (fd < 0)
 			return err_raise_errno(errno, "memfd for a cost page");
-		r = page_share(page, fd);
+		r = cost_page_share(page, fd);
 		if (r < 0)
 			return err_pass(r);
 	}
@@ -185,7 +185,7 @@ int cost_page_new(bool shared, struct cost_page **page_p)
 	if (!page)
 		return -err_errno(ERR_NOMEM);
 	page->read_fd = -1;
-	r = page_init(page, shared);
+	r = cost_page_init(page, shared);
 	if (r < 0) {
 		cost_page_free(page);
 		return err_pass(r);
@@ -211,7 +211,7 @@ int cost_page_fd(const struct cost_page *page)
 	return page->read_fd;
 }
 
-static const char *shared_fault(int fd, const struct shared *shared)
+static const char *cost_page_fault(int fd, const struct shared *shared)
 {
 	int seals = fcntl(fd, F_GET_SEALS);
 
@@ -238,7 +238,7 @@ int cost_page_map(int fd, struct cost_page **page_p)
 	base = mmap(NULL, sizeof(struct shared), PROT_READ, MAP_SHARED, fd, 0);
 	if (base == MAP_FAILED)
 		return err_raise_errno(errno, "mapping a cost page");
-	fault = shared_fault(fd, base);
+	fault = cost_page_fault(fd, base);
 	page = fault ? NULL : mem_zalloc(sizeof(*page));
 	if (!page) {
 		munmap(base, sizeof(struct shared));
@@ -253,13 +253,13 @@ int cost_page_map(int fd, struct cost_page **page_p)
 /* ---- rows, written ---- */
 
 /* The row with this tag whose first `len` bytes are `key`, else a vacant one. */
-static int slot_for(const uint64_t *tags, unsigned int count, uint64_t tag,
-		    const void *words, size_t stride, const void *key, size_t len)
+static int cost_page_slot(const uint64_t *tags, unsigned int count, uint64_t tag,
+			  const void *words, size_t stride, const void *key, size_t len)
 {
 	int vacant = -1;
 
 	for (unsigned int i = 0; i < count; i++) {
-		unsigned int at = tag_place(tag, i, count);
+		unsigned int at = cost_tag_place(tag, i, count);
 		const uint8_t *row = (const uint8_t *)words + at * stride;
 
 		if (tags[at] == tag && memcmp(row, key, len) == 0)
@@ -275,9 +275,9 @@ static int slot_for(const uint64_t *tags, unsigned int count, uint64_t tag,
 int cost_page_set_peer(struct cost_page *page, const struct cost_peer *peer)
 {
 	struct shared *s = page->shared;
-	uint64_t tag = tag_of(peer->key, NULL);
-	int i = slot_for(s->peer_tags, PEER_SLOTS, tag, s->peers[0].words,
-			 sizeof(s->peers[0]), peer, sizeof(peer->key));
+	uint64_t tag = cost_tag_of(peer->key, NULL);
+	int i = cost_page_slot(s->peer_tags, PEER_SLOTS, tag, s->peers[0].words,
+			       sizeof(s->peers[0]), peer, sizeof(peer->key));
 
 	if (i < 0 || (s->peer_tags[i] != tag && page->peers == COST_PAGE_PEERS))
 		return err_raise(ERR_LIMIT, "cost page: %u peers", COST_PAGE_PEERS);
@@ -290,10 +290,10 @@ int cost_page_set_peer(struct cost_page *page, const struct cost_peer *peer)
 int cost_page_set_speed(struct cost_page *page, const struct cost_speed *speed)
 {
 	struct shared *s = page->shared;
-	uint64_t tag = tag_of(speed->key, &speed->shape);
-	int i = slot_for(s->speed_tags, SPEED_SLOTS, tag, s->speeds[0].words,
-			 sizeof(s->speeds[0]), speed,
-			 offsetof(struct cost_speed, unused));
+	uint64_t tag = cost_tag_of(speed->key, &speed->shape);
+	int i = cost_page_slot(s->speed_tags, SPEED_SLOTS, tag, s->speeds[0].words,
+			       sizeof(s->speeds[0]), speed,
+			       offsetof(struct cost_speed, unused));
 
 	if (i < 0 || (s->speed_tags[i] != tag && page->speeds == COST_PAGE_SPEEDS))
 		return err_raise(ERR_LIMIT, "cost page: %u geometries of peers",
@@ -317,13 +317,13 @@ void cost_page_drop(struct cost_page *page, const uint8_t key[COST_KEY_BYTES])
 	for (unsigned int i = 0; i < PEER_SLOTS; i++)
 		if (s->peer_tags[i] > TAG_DROPPED &&
 		    memcmp(s->peers[i].words, key, COST_KEY_BYTES) == 0) {
-			tag_drop(s->peer_tags, i, PEER_SLOTS);
+			cost_tag_drop(s->peer_tags, i, PEER_SLOTS);
 			page->peers--;
 		}
 	for (unsigned int i = 0; i < SPEED_SLOTS; i++)
 		if (s->speed_tags[i] > TAG_DROPPED &&
 		    memcmp(s->speeds[i].words, key, COST_KEY_BYTES) == 0) {
-			tag_drop(s->speed_tags, i, SPEED_SLOTS);
+			cost_tag_drop(s->speed_tags, i, SPEED_SLOTS);
 			page->speeds--;
 		}
 }
@@ -332,7 +332,7 @@ void cost_page_drop(struct cost_page *page, const uint8_t key[COST_KEY_BYTES])
 
 /* The row's head says how many links there are; only those are read. What changes in
  * between is found by a second look at the head. */
-static int peer_read(const struct peer_row *row, struct cost_peer *peer)
+static int cost_page_read_peer(const struct peer_row *row, struct cost_peer *peer)
 {
 	for (unsigned int tries = 0; tries < 4; tries++) {
 		uint32_t links;
@@ -355,17 +355,17 @@ int cost_page_peer(const struct cost_page *page, const uint8_t key[COST_KEY_BYTE
 		   struct cost_peer *peer)
 {
 	const struct shared *s = page->shared;
-	uint64_t tag = tag_of(key, NULL);
+	uint64_t tag = cost_tag_of(key, NULL);
 
 	for (unsigned int i = 0; i < PEER_SLOTS; i++) {
-		unsigned int at = tag_place(tag, i, PEER_SLOTS);
+		unsigned int at = cost_tag_place(tag, i, PEER_SLOTS);
 		uint64_t found = seqlock_get(&s->peer_tags[at]);
 
 		if (found == TAG_FREE)
 			break;
 		if (found != tag)
 			continue;
-		if (peer_read(&s->peers[at], peer))
+		if (cost_page_read_peer(&s->peers[at], peer))
 			return COST_PAGE_BUSY;
 		if (memcmp(peer->key, key, COST_KEY_BYTES) == 0)
 			return 0;
@@ -373,13 +373,13 @@ int cost_page_peer(const struct cost_page *page, const uint8_t key[COST_KEY_BYTE
 	return COST_PAGE_NONE;
 }
 
-static int speed_read(const struct shared *s, const uint8_t *key,
-		      const struct cost_shape *shape, struct cost_speed *speed)
+static int cost_page_read_speed(const struct shared *s, const uint8_t *key,
+				const struct cost_shape *shape, struct cost_speed *speed)
 {
-	uint64_t tag = tag_of(key, shape);
+	uint64_t tag = cost_tag_of(key, shape);
 
 	for (unsigned int i = 0; i < SPEED_SLOTS; i++) {
-		unsigned int at = tag_place(tag, i, SPEED_SLOTS);
+		unsigned int at = cost_tag_place(tag, i, SPEED_SLOTS);
 		uint64_t found = seqlock_get(&s->speed_tags[at]);
 
 		if (found == TAG_FREE)
@@ -400,9 +400,10 @@ int cost_page_speed(const struct cost_page *page, const uint8_t key[COST_KEY_BYT
 		    const struct cost_shape *shape, struct cost_speed *speed)
 {
 	static const struct cost_shape any;
-	int r = speed_read(page->shared, key, shape, speed);
+	int r = cost_page_read_speed(page->shared, key, shape, speed);
 
-	return r == COST_PAGE_NONE ? speed_read(page->shared, key, &any, speed) : r;
+	return r == COST_PAGE_NONE ? cost_page_read_speed(page->shared, key, &any, speed)
+				   : r;
 }
 
 int cost_page_home(const struct cost_page *page, struct cost_home *home)
