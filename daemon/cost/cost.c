@@ -23,8 +23,10 @@
  * receiver's memory, so they add up.
  *
  * Errors. Each price carries its variance: a term's is that of its constant, scaled;
- * terms add in quadrature. Constants that two ways share (a congested link) are taken as
- * independent: that overstates the error of a difference, which only makes the choice
+ * terms add in quadrature. Attention at home is one figure in fetch and local, so its
+ * error cancels between them; and between all three where home is taken to be as fast as
+ * the only holder. A link's congestion, which route and fetch share, is taken as
+ * independent: that overstates the error of their difference, which only makes the choice
  * keep the last one longer. A maximum's variance is that of the larger term.
  */
 #include "daemon/cost/cost.h"
@@ -301,18 +303,32 @@ void cost_all(const struct cost_case *c, struct cost_prices *prices)
 				  price_scale(price_add(each, prices->attend), turns));
 	prices->local = price_add(local, price_scale(prices->attend, turns));
 	prices->even = cost_even_steps(prices, c->layers, round.us, each.us);
+	prices->shared_home = prices->attend.variance * turns * turns;
+	if (!c->compute && !(c->attend_us > 0) && c->holder_count == 1)
+		prices->shared_route = prices->shared_home;
 }
 
 /* ---- the choice ---- */
 
-/* Is b cheaper than a by more than twice the error of the difference? */
-static bool price_below(struct cost_price b, struct cost_price a)
+/* What the two ways' variances have in common. */
+static double cost_shared(const struct cost_prices *prices, enum cost_way a,
+			  enum cost_way b)
 {
-	double gap = a.us - b.us;
+	return a == COST_ROUTE || b == COST_ROUTE ? prices->shared_route
+						  : prices->shared_home;
+}
 
-	if (isinf(a.us))
-		return !isinf(b.us);
-	return gap > 0 && gap >= 2 * sqrt(a.variance + b.variance);
+/* Is b cheaper than a by more than twice the error of the difference? */
+static bool cost_below(const struct cost_prices *prices, enum cost_way b, enum cost_way a)
+{
+	const struct cost_price way[] = {price_never, prices->route, prices->fetch,
+					 prices->local};
+	double gap = way[a].us - way[b].us, variance;
+
+	if (isinf(way[a].us))
+		return !isinf(way[b].us);
+	variance = way[a].variance + way[b].variance - 2 * cost_shared(prices, a, b);
+	return gap > 0 && gap >= 2 * sqrt(variance > 0 ? variance : 0);
 }
 
 struct cost_choice cost_choose(const struct cost_prices *prices, enum cost_way last)
@@ -327,12 +343,12 @@ struct cost_choice cost_choose(const struct cost_prices *prices, enum cost_way l
 			best = w;
 	choice.way = best;
 	for (enum cost_way w = COST_ROUTE; w <= COST_LOCAL && best; w++)
-		if (w != best && !price_below(way[best], way[w]))
+		if (w != best && !cost_below(prices, best, w))
 			choice.sure = false;
 	if (best == COST_NONE)
 		choice.sure = false;
 	else if (!isinf(way[last].us) &&
-		 (prices->stale || !price_below(way[best], way[last])))
+		 (prices->stale || !cost_below(prices, best, last)))
 		choice.way = last;
 	return choice;
 }

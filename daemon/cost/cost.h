@@ -101,6 +101,8 @@ struct cost_prices {
 	struct cost_price round;  /* R: one layer and step, there and back and merged */
 	struct cost_price attend; /* A_o: one layer and step at home */
 	struct cost_price once;	  /* of a fetch, before its first step */
+	double shared_home;	  /* variance that fetch and local have in common */
+	double shared_route;	  /* and that route has with both */
 	double even;		  /* S*: from so many steps on a fetch wins; INFINITY */
 	unsigned int slowest;	  /* the holder that makes R what it is */
 	const struct cost_link *link; /* to it */

@@ -426,6 +426,30 @@ static void unsure_choice_stays(void **state)
 	assert_true(stayed > 100 && moved > 100);
 }
 
+/* What is in both prices alike says nothing about which is lower. */
+static void shared_error_does_not_hide_a_difference(void **state)
+{
+	struct cost_setup s;
+	struct cost_prices p;
+
+	(void)state;
+	setup_make(&s, "h100-ibgda", &setup_v2_lite, 2048);
+	s.link.model_error = 0;
+	s.c.recompute = 1;
+	s.c.steps = 1000;
+	s.compute.fixed.error = 15; /* of 20 */
+	p = setup_prices(&s);
+	assert_int_equal(cost_choose(&p, COST_ROUTE).way, COST_ROUTE); /* two machines */
+	assert_int_equal(cost_choose(&p, COST_LOCAL).way, COST_FETCH); /* the same home */
+	s.c.compute = NULL;
+	p = setup_prices(&s);
+	assert_int_equal(cost_choose(&p, COST_ROUTE).way, COST_FETCH);
+	assert_true(cost_choose(&p, COST_ROUTE).sure);
+	s.c.hidden = p.round.us; /* then no error of the holder's is left in route */
+	p = setup_prices(&s);
+	assert_int_equal(cost_choose(&p, COST_NONE).way, COST_ROUTE);
+}
+
 /* Whatever is missing, zero or absurd: a price is a number of at least 0, or INFINITY. */
 static void prices_are_numbers(void **state)
 {
@@ -473,6 +497,7 @@ int main(void)
 		cmocka_unit_test(hidden_time_makes_route_free_at_most),
 		cmocka_unit_test(rental_costs_at_most_twice_the_better),
 		cmocka_unit_test(unsure_choice_stays),
+		cmocka_unit_test(shared_error_does_not_hide_a_difference),
 		cmocka_unit_test(prices_are_numbers),
 	};
 
