@@ -9,8 +9,9 @@ BASE_SRC   := $(wildcard daemon/base/*.c daemon/plan/*.c)
 DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c daemon/*/*/*.c)) \
 	      $(wildcard gpu/*.c proto/*.c lib/*.c)
 CTL_SRC    := $(wildcard ctl/*.c)
-# libkvd: libc and cJSON are all it may need
-LIB_SRC    := $(wildcard lib/*.c) proto/base64.c $(addprefix daemon/base/,err.c hex.c mem.c)
+# libkvd: libc, libm and cJSON are all it may need
+LIB_SRC    := $(wildcard lib/*.c) proto/base64.c $(addprefix daemon/base/,err.c hex.c mem.c) \
+	      $(addprefix daemon/cost/,cost.c page.c preset.c)
 UNIT_SRC   := $(wildcard tests/unit/test_*.c)
 # the simulation's transport and link serve other tests too
 SIMLIB_SRC := $(wildcard tests/sim/fake*.c) tests/sim/link_mem.c
@@ -55,7 +56,7 @@ $(B)/kvd-ctl: $(CTL_SRC:%.c=$(B)/%.o) $(CORE)
 $(B)/libkvd.so.$(SOVERSION): $(LIB_SRC:%.c=$(B)/pic/%.o) lib/libkvd.map
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(@F) $(if $(SAN),,-Wl,-z,defs) \
-		-Wl,--version-script,lib/libkvd.map $(filter %.o,$^) -o $@ -lcjson
+		-Wl,--version-script,lib/libkvd.map $(filter %.o,$^) -o $@ -lcjson -lm
 
 $(B)/libkvd.so: $(B)/libkvd.so.$(SOVERSION)
 	$(Q)ln -sf $(<F) $@

@@ -61,6 +61,12 @@ struct ctl {
 		unsigned long rows;
 		bool serve, flat, gather;
 	} bench;
+	struct { /* of cost */
+		const char *preset, *model, *tokens, *recompute;
+		unsigned long layers, heads, kv_heads, dqk, dv;
+		unsigned long query, steps, holders, selected;
+		bool shifted;
+	} cost;
 	bool raw;		   /* strings of answers are left as they came */
 	bool version_differs;	   /* why there is no client */
 	struct kvd_client *client; /* made by the first ctl_ask() */
@@ -172,6 +178,7 @@ int ctl_run_ls(struct ctl *ctl);
 int ctl_run_init(struct ctl *ctl);
 int ctl_run_completion(struct ctl *ctl);
 int ctl_run_bench(struct ctl *ctl);
+int ctl_run_cost(struct ctl *ctl);
 int ctl_run_top(struct ctl *ctl);
 int ctl_run_doctor(struct ctl *ctl);
 

@@ -183,6 +183,22 @@ const struct ctl_command ctl_commands[] = {
 	 "pushed is pulled back and compared. Caches are as they are. Whoever has the\n"
 	 "ticket may read and write the served memory while --serve runs.",
 	 0, 1, "bc", ctl_run_bench},
+	{"cost", "--preset NAME", "route a query, fetch the KV, or recompute it",
+	 "What the three ways cost on a published fabric, and from how many steps on a\n"
+	 "fetch wins. No daemon needed.\n\n"
+	 "--preset NAME      h100-ibgda, h100-nvlink4, a100-nvlink3, rtx6000-pcie5 or\n"
+	 "                   a40-pcie4\n"
+	 "--model NAME       v2-lite, v3, llama-8b or llama-70b (v2-lite)\n"
+	 "--layers N, --heads N, --kv-heads N, --dqk N, --dv N\n"
+	 "                   where the model's, as one rank has them, are others\n"
+	 "--tokens LIST      of context (2k,32k,128k)\n"
+	 "--query N          tokens of a step (1)\n"
+	 "--steps N          that are to come (1)\n"
+	 "--holders N        that have the context in equal parts, up to 8 (1)\n"
+	 "--selected N       tokens that a query token attends to, chosen each step\n"
+	 "--shifted          the KV is used at another position: a fetch rotates it\n"
+	 "--recompute MICROS to compute KV, a token and layer; else never local",
+	 0, 0, "q", ctl_run_cost},
 	{"keygen", "[--owner USER] [FILE]",
 	 "make a CURVE key pair for daemon-to-daemon traffic",
 	 "With FILE: the secret key is written to it (mode 0600; an existing file is "
@@ -269,6 +285,20 @@ static const struct command_option {
 	{"transport", 'b', OPTION_TEXT, OF(bench.transport), 0},
 	{"memory", 'b', OPTION_TEXT, OF(bench.memory), 0},
 	{"serve", 'b', OPTION_FLAG, OF(bench.serve), 0},
+	{"preset", 'q', OPTION_TEXT, OF(cost.preset), 0},
+	{"model", 'q', OPTION_TEXT, OF(cost.model), 0},
+	{"tokens", 'q', OPTION_TEXT, OF(cost.tokens), 0},
+	{"recompute", 'q', OPTION_TEXT, OF(cost.recompute), 0},
+	{"layers", 'q', OPTION_NUMBER, OF(cost.layers), 65536},
+	{"heads", 'q', OPTION_NUMBER, OF(cost.heads), 65536},
+	{"kv-heads", 'q', OPTION_NUMBER, OF(cost.kv_heads), 65536},
+	{"dqk", 'q', OPTION_NUMBER, OF(cost.dqk), 65536},
+	{"dv", 'q', OPTION_NUMBER, OF(cost.dv), 65536},
+	{"query", 'q', OPTION_NUMBER, OF(cost.query), 1u << 20},
+	{"steps", 'q', OPTION_NUMBER, OF(cost.steps), 1u << 30},
+	{"holders", 'q', OPTION_NUMBER, OF(cost.holders), KVD_COST_HOLDERS_MAX},
+	{"selected", 'q', OPTION_NUMBER, OF(cost.selected), 1u << 30},
+	{"shifted", 'q', OPTION_FLAG, OF(cost.shifted), 0},
 #undef OF
 };
 

@@ -842,5 +842,6 @@ int kvd_notif_drain(struct kvd_client *client, int timeout_ms,
 #endif
 
 #include "kvd_chunk.h" /* chunks: KV that has a name */
+#include "kvd_cost.h"  /* route, fetch or recompute: what each costs */
 
 #endif

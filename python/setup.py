@@ -31,6 +31,7 @@ def sources():
     own = ["python/src/" + f for f in os.listdir(os.path.join(HERE, "src"))]
     lib = ["lib/" + f for f in os.listdir(os.path.join(ROOT, "lib"))]
     more = ["proto/base64.c", "daemon/base/err.c", "daemon/base/hex.c", "daemon/base/mem.c"]
+    more += ["daemon/cost/%s.c" % f for f in ("cost", "page", "preset")]
     more += ["daemon/base/cursor.c"] + ["daemon/plan/%s.c" % f for f in PLAN]
     return sorted(f for f in own + lib + more if f.endswith(".c"))
 
@@ -83,7 +84,7 @@ setup(
                             "-fstack-protector-strong", "-Wno-missing-field-initializers"],
         extra_link_args=["-pthread", "-Wl,-z,relro,-z,now", "-Wl,--as-needed",
                          "-Wl,--exclude-libs,ALL"],
-        libraries=["cjson", "dl"])],
+        libraries=["cjson", "dl", "m"])],
     scripts=["bin/kvd", "bin/kvd-ctl"] if PROGRAMS else [],
     cmdclass={"build_ext": BuildFromRoot, "build_py": WithPrograms,
               "bdist_wheel": StableAbiWheel},

@@ -12,6 +12,7 @@ import pytest
 import kvd
 from conftest import until
 from kvd_daemon import Daemon
+from test_chunk_files import killed
 
 T = 16  # tokens of a chunk
 LAYERS = 2
@@ -135,10 +136,10 @@ def close(got, want):
 
 
 @contextlib.contextmanager
-def daemons(count, holder=ATTENDS, own=ATTENDS, more=""):
+def daemons(count, holder=ATTENDS, own=ATTENDS, more="", kind=Daemon):
     """Holders, then the asking one that knows them; a client each."""
     with contextlib.ExitStack() as stack:
-        holders = [stack.enter_context(Daemon(holder)) for _ in range(count)]
+        holders = [stack.enter_context(kind(holder)) for _ in range(count)]
         clients = [stack.enter_context(kvd.Client(d.socket_path)) for d in holders]
         stores = "chunk_stores = %s\n" % " ".join(c.endpoint for c in clients) if count else ""
         daemon = stack.enter_context(Daemon(own + stores + more))
@@ -243,7 +244,7 @@ def test_who_does_not_attend_says_so():
 def test_a_holder_that_dies_fails_the_post():
     model = Model(4 * T)
     ids = ids_of(4, b"dies")
-    with daemons(1) as (_, client, (holder,), (far,)):
+    with daemons(1, kind=killed) as (_, client, (holder,), (far,)):
         there, here = Engine(far, model), Engine(client, model)
         there.put(ids)
         with here.space.hold(ids, far=10) as hold:

@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cost: the closed form.
+ *
+ * A way's price is a sum of few terms, each a constant that was measured times a size
+ * that is known. Nothing below asks "is this decode?" or "is the chunk small?": which way
+ * wins where follows from the sums alone, and tests hold the rules that must follow.
+ *
+ *   M = query * heads                                 rows of a layer and step
+ *   A = a0 + max(D / Bm, 2 (dqk + dv) n M / F)        attention on one machine
+ *   R = max over holders of ( (f + (M (q + p) + 4 k query) / BW) * congestion
+ *                             + wait + A_h * max(1, N / 8) ) + merges
+ *   route = S L max(0, R - hidden)
+ *   fetch = sum of pulls + Z + S L A_o                a selection: S L (gathers + A_o)
+ *   local = C L t + S L A_o
+ *
+ * Three things make the difference between these sums and plausible ones that are wrong:
+ * a row is a token *and head*; routing is paid per layer and step, because the next
+ * layer's query needs this layer's output, while a pull is paid once; and who fetches
+ * still attends, at home, which costs what the holder's attention costs.
+ *
+ * Holders work side by side, so a round trip is as long as the slowest; pulls end in one
+ * receiver's memory, so they add up.
+ *
+ * Errors. Each price carries its variance: a term's is that of its constant, scaled;
+ * terms add in quadrature. Attention at home is one figure in fetch and local, so its
+ * error cancels between them; and between all three where home is taken to be as fast as
+ * the only holder. A link's congestion, which route and fetch share, is taken as
+ * independent: that overstates the error of their difference, which only makes the choice
+ * keep the last one longer. A maximum's variance is that of the larger term.
+ */
+#include "daemon/cost/cost.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+static const struct cost_price price_nothing = {0, 0};
+static const struct cost_price price_never = {INFINITY, 0};
+
+static struct cost_price price_add(struct cost_price a, struct cost_price b)
+{
+	return (struct cost_price){a.us + b.us, a.variance + b.variance};
+}
+
+static struct cost_price price_scale(struct cost_price a, double by)
+{
+	if (!(by > 0))
+		return price_nothing; /* no steps of an impossible way are none */
+	return (struct cost_price){a.us * by, a.variance * by * by};
+}
+
+static struct cost_price price_of(const struct cost_figure *figure, double times)
+{
+	double error = figure->error * times;
+
+	return (struct cost_price){figure->value * times, error * error};
+}
+
+/* amount / rate: its relative error is the rate's. */
+static struct cost_price price_by_rate(double amount, const struct cost_figure *rate)
+{
+	double us, error;
+
+	if (!(amount > 0))
+		return price_nothing;
+	if (!(rate->value > 0))
+		return price_never;
+	us = amount / rate->value;
+	error = us * rate->error / rate->value;
+	return (struct cost_price){us, error * error};
+}
+
+static struct cost_price price_max(struct cost_price a, struct cost_price b)
+{
+	return b.us > a.us ? b : a;
+}
+
+static double cost_at_least_one(double value)
+{
+	return value > 1 ? value : 1;
+}
+
+/* ---- the terms ---- */
+
+struct cost_price cost_attend(const struct cost_compute *compute,
+			      const struct cost_shape *shape, double query, double tokens,
+			      bool selected)
+{
+	double rows = query * shape->heads, read = tokens;
+	double work = 2.0 * (shape->dqk + shape->dv) * tokens * rows;
+	struct cost_price memory, arithmetic;
+
+	if (selected) /* each query token's own choice, scattered */
+		read *= query * cost_at_least_one(compute->gather.value);
+	memory = price_by_rate(read * shape->token_bytes, &compute->memory);
+	arithmetic = price_by_rate(work, &compute->flops);
+	return price_add(price_of(&compute->fixed, 1), price_max(memory, arithmetic));
+}
+
+/* `pull`: by the constants of a pull. */
+static struct cost_price cost_link_price(const struct cost_link *link, double bytes,
+					 bool pull)
+{
+	const struct cost_figure *probe = pull ? &link->pull_probe : &link->probe;
+	const struct cost_figure *rate = pull ? &link->pull_bandwidth : &link->bandwidth;
+	struct cost_price price;
+	double error;
+
+	if (!probe->count || !(rate->value > 0))
+		return price_never;
+	price = price_add(price_of(probe, 1), price_by_rate(bytes, rate));
+	if (!pull)
+		price = price_add(price, price_of(&link->turn, 1));
+	error = price.us * link->model_error;
+	price.variance += error * error;
+	if (link->congestion.value > 0) {
+		error = price.us * link->congestion.error;
+		price = price_scale(price, link->congestion.value);
+		price.variance += error * error;
+	}
+	return price;
+}
+
+static struct cost_price cost_link_best(const struct cost_holder *holder, double bytes,
+					bool pull, const struct cost_link **link_p)
+{
+	struct cost_price best = price_never;
+
+	*link_p = NULL;
+	for (unsigned int i = 0; i < holder->link_count; i++) {
+		struct cost_price price = cost_link_price(&holder->links[i], bytes, pull);
+
+		if (price.us < best.us) {
+			best = price;
+			*link_p = &holder->links[i];
+		}
+	}
+	return best;
+}
+
+struct cost_price cost_transfer(const struct cost_holder *holder, double bytes,
+				const struct cost_link **link_p)
+{
+	return cost_link_best(holder, bytes, false, link_p);
+}
+
+struct cost_price cost_pull(const struct cost_holder *holder, double bytes)
+{
+	const struct cost_link *link;
+
+	return cost_link_best(holder, bytes, true, &link);
+}
+
+struct cost_price cost_splice(const struct cost_home *home, double layers, double tokens)
+{
+	return price_scale(price_add(price_of(&home->splice, 1),
+				     price_of(&home->splice_token, tokens)),
+			   layers);
+}
+
+/* ---- the ways ---- */
+
+static double cost_holder_tokens(const struct cost_case *c,
+				 const struct cost_holder *holder)
+{
+	return c->selected ? holder->selected : holder->tokens;
+}
+
+/* One layer and step at one holder, without the merge. */
+static struct cost_price cost_round_at(const struct cost_case *c,
+				       const struct cost_holder *holder,
+				       const struct cost_link **link_p)
+{
+	double rows = c->query * c->shape.heads;
+	double bytes = rows * (c->shape.q_bytes + (double)c->shape.partial_bytes);
+	struct cost_price attend;
+
+	*link_p = NULL;
+	if (!holder->compute)
+		return price_never;
+	if (c->selected) /* the indices travel, too; heads share them */
+		bytes += 4 * holder->selected * c->query;
+	attend = cost_attend(holder->compute, &c->shape, c->query,
+			     cost_holder_tokens(c, holder), c->selected);
+	attend = price_scale(attend,
+			     cost_at_least_one(holder->requesters / COST_FAN_IN_FLAT));
+	attend = price_add(attend, price_of(&holder->wait, 1));
+	return price_add(attend, cost_transfer(holder, bytes, link_p));
+}
+
+/* R. */
+static struct cost_price cost_round(const struct cost_case *c, struct cost_prices *prices)
+{
+	double parts = c->query * c->shape.heads * c->holder_count;
+	struct cost_price slowest = {-1, 0};
+
+	for (unsigned int i = 0; i < c->holder_count; i++) {
+		const struct cost_link *link;
+		struct cost_price price = cost_round_at(c, &c->holders[i], &link);
+
+		if (price.us > slowest.us) {
+			slowest = price;
+			prices->slowest = i;
+			prices->link = link;
+		}
+	}
+	if (!c->holder_count)
+		return price_never;
+	slowest = price_add(slowest, price_of(&c->home.merge, 1));
+	return price_add(slowest, price_of(&c->home.merge_row, parts));
+}
+
+/* A_o. Of a home that nobody measured: as at the first holder that can, for then it
+ * cancels; and where none can attend, it is in each way that is left, and cancels, too.
+ */
+static struct cost_price cost_attend_home(const struct cost_case *c)
+{
+	const struct cost_compute *compute = c->compute;
+	double tokens = 0;
+
+	if (c->attend_us > 0)
+		return (struct cost_price){c->attend_us, 0};
+	for (unsigned int i = 0; i < c->holder_count; i++) {
+		if (!compute)
+			compute = c->holders[i].compute;
+		tokens += cost_holder_tokens(c, &c->holders[i]);
+	}
+	return compute ? cost_attend(compute, &c->shape, c->query, tokens, c->selected)
+		       : price_nothing;
+}
+
+/* What is pulled before the first step, and what in each layer and step. */
+static void cost_pulls(const struct cost_case *c, struct cost_price *once_p,
+		       struct cost_price *each_p)
+{
+	struct cost_price sum = price_nothing;
+	double tokens = 0;
+
+	*once_p = *each_p = price_nothing;
+	for (unsigned int i = 0; i < c->holder_count; i++) {
+		const struct cost_holder *holder = &c->holders[i];
+		double bytes = c->shape.token_bytes * cost_holder_tokens(c, holder);
+
+		sum = price_add(
+			sum,
+			cost_pull(holder, bytes * (c->selected ? c->query : c->layers)));
+		tokens += holder->tokens;
+	}
+	if (c->selected) {
+		*each_p = sum;
+		return;
+	}
+	*once_p = sum;
+	if (c->shifted)
+		*once_p = price_add(sum, cost_splice(&c->home, c->layers, tokens));
+}
+
+static double cost_context_tokens(const struct cost_case *c)
+{
+	double tokens = 0;
+
+	for (unsigned int i = 0; i < c->holder_count; i++)
+		tokens += c->holders[i].tokens;
+	return tokens;
+}
+
+/* S*: route - fetch is `once` less so much a step. */
+static double cost_even_steps(const struct cost_prices *prices, double layers,
+			      double round, double each)
+{
+	double surplus = layers * (round - prices->attend.us - each);
+
+	if (isinf(round) || isinf(prices->once.us))
+		return isinf(prices->once.us) ? INFINITY : 0;
+	return surplus > 0 ? prices->once.us / surplus : INFINITY;
+}
+
+void cost_all(const struct cost_case *c, struct cost_prices *prices)
+{
+	double turns = c->steps * c->layers;
+	struct cost_price round, each, local = price_never;
+
+	*prices = (struct cost_prices){0};
+	for (unsigned int i = 0; i < c->holder_count; i++) {
+		if (c->holders[i].requesters > COST_FAN_IN_FLAT)
+			prices->replicate = true;
+		if (c->holders[i].stale)
+			prices->stale = true;
+	}
+	prices->round = cost_round(c, prices);
+	prices->attend = cost_attend_home(c);
+	cost_pulls(c, &prices->once, &each);
+	if (c->no_pages)
+		prices->once = price_never;
+	if (c->recompute > 0 && !c->no_pages)
+		local = (struct cost_price){
+			c->recompute * c->layers * cost_context_tokens(c), 0};
+	round = prices->round;
+	round.us = round.us > c->hidden ? round.us - c->hidden : 0;
+	prices->route = price_scale(round, turns);
+	prices->fetch = price_add(prices->once,
+				  price_scale(price_add(each, prices->attend), turns));
+	prices->local = price_add(local, price_scale(prices->attend, turns));
+	prices->even = cost_even_steps(prices, c->layers, round.us, each.us);
+	prices->shared_home = prices->attend.variance * turns * turns;
+	if (!c->compute && !(c->attend_us > 0) && c->holder_count == 1)
+		prices->shared_route = prices->shared_home;
+}
+
+/* ---- the choice ---- */
+
+/* What the two ways' variances have in common. */
+static double cost_shared(const struct cost_prices *prices, enum cost_way a,
+			  enum cost_way b)
+{
+	return a == COST_ROUTE || b == COST_ROUTE ? prices->shared_route
+						  : prices->shared_home;
+}
+
+/* Is b cheaper than a by more than twice the error of the difference? */
+static bool cost_below(const struct cost_prices *prices, enum cost_way b, enum cost_way a)
+{
+	const struct cost_price way[] = {price_never, prices->route, prices->fetch,
+					 prices->local};
+	double gap = way[a].us - way[b].us, variance;
+
+	if (isinf(way[a].us))
+		return !isinf(way[b].us);
+	variance = way[a].variance + way[b].variance - 2 * cost_shared(prices, a, b);
+	return gap > 0 && gap >= 2 * sqrt(variance > 0 ? variance : 0);
+}
+
+struct cost_choice cost_choose(const struct cost_prices *prices, enum cost_way last)
+{
+	const struct cost_price way[] = {price_never, prices->route, prices->fetch,
+					 prices->local};
+	struct cost_choice choice = {COST_NONE, !prices->stale};
+	enum cost_way best = COST_NONE;
+
+	for (enum cost_way w = COST_ROUTE; w <= COST_LOCAL; w++)
+		if (way[w].us < way[best].us)
+			best = w;
+	choice.way = best;
+	for (enum cost_way w = COST_ROUTE; w <= COST_LOCAL && best; w++)
+		if (w != best && !cost_below(prices, best, w))
+			choice.sure = false;
+	if (best == COST_NONE)
+		choice.sure = false;
+	else if (!isinf(way[last].us) &&
+		 (prices->stale || !cost_below(prices, best, last)))
+		choice.way = last;
+	return choice;
+}
+
+/* ---- shapes ---- */
+
+#define SOFTMAX_BYTES 8u /* a row's maximum and denominator in fp32 */
+
+struct cost_shape cost_shape_mla(uint32_t heads, uint32_t dqk, uint32_t dv,
+				 uint32_t bytes, uint32_t out_bytes)
+{
+	return (struct cost_shape){.heads = heads,
+				   .kv_heads = 1,
+				   .dqk = dqk,
+				   .dv = dv,
+				   .q_bytes = dqk * bytes,
+				   .partial_bytes = dv * out_bytes + SOFTMAX_BYTES,
+				   .token_bytes = dqk * bytes}; /* V lies in K */
+}
+
+struct cost_shape cost_shape_gqa(uint32_t heads, uint32_t kv_heads, uint32_t dqk,
+				 uint32_t dv, uint32_t bytes, uint32_t out_bytes)
+{
+	return (struct cost_shape){.heads = heads,
+				   .kv_heads = kv_heads,
+				   .dqk = dqk,
+				   .dv = dv,
+				   .q_bytes = dqk * bytes,
+				   .partial_bytes = dv * out_bytes + SOFTMAX_BYTES,
+				   .token_bytes = kv_heads * (dqk + dv) * bytes};
+}

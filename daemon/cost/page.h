@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * page: the cost model's constants in shared memory. One daemon writes, from one thread;
+ * its engines read, without a system call and without a lock, and cannot write.
+ *
+ * Rows: one a peer (the ways to it and its load), one a peer and geometry (how fast it
+ * attends), one of the daemon's own merge and splice. A peer is named by 16 bytes, its
+ * instance; COST_SELF is the daemon itself. A peer that attends and has no row for a
+ * geometry has not said how fast: it cannot be routed to.
+ */
+#ifndef KVD_COST_PAGE_H
+#define KVD_COST_PAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/cost/cost.h"
+
+#define COST_KEY_BYTES 16u
+#define COST_PAGE_PEERS 96u
+#define COST_PAGE_SPEEDS 192u
+
+extern const uint8_t cost_self[COST_KEY_BYTES]; /* zeros */
+
+struct cost_page;
+
+/* What is known of a peer. Set with all of it zeroed first. */
+struct cost_peer {
+	uint8_t key[COST_KEY_BYTES];
+	uint32_t link_count;
+	uint32_t stale; /* predictions do not hold any more: cost_holder.stale */
+	struct cost_figure wait;
+	double requesters;
+	struct cost_link links[COST_LINKS_MAX];
+};
+
+/* How fast a peer attends in a geometry; a shape of zeros stands for any. */
+struct cost_speed {
+	uint8_t key[COST_KEY_BYTES];
+	struct cost_shape shape;
+	uint32_t unused;
+	struct cost_compute compute;
+};
+
+/* ---- the writer ---- */
+
+/* In a sealed memfd that others map; `shared` false: in this process only. */
+int cost_page_new(bool shared, struct cost_page **page_p);
+/* NULL is fine. Also of one that was mapped. */
+void cost_page_free(struct cost_page *page);
+/* A read-only descriptor, which stays the page's; -1: it is not shared. */
+int cost_page_fd(const struct cost_page *page);
+
+/* Make a row, or replace the one of the same key (and shape). ERR_LIMIT: all are taken.
+ */
+int cost_page_set_peer(struct cost_page *page, const struct cost_peer *peer);
+int cost_page_set_speed(struct cost_page *page, const struct cost_speed *speed);
+void cost_page_set_home(struct cost_page *page, const struct cost_home *home);
+/* The peer is gone: its rows, of all geometries. */
+void cost_page_drop(struct cost_page *page, const uint8_t key[COST_KEY_BYTES]);
+
+/* ---- readers ---- */
+
+enum {
+	COST_PAGE_NONE = 1, /* no such row */
+	COST_PAGE_BUSY = 2, /* it is being written; or was, when its writer died */
+};
+
+/* Map a page from its descriptor, which stays the caller's. ERR_PROTO: it is not one. */
+int cost_page_map(int fd, struct cost_page **page_p);
+/* 0 or an outcome: each row is of one moment. Links from link_count on are not set. */
+int cost_page_peer(const struct cost_page *page, const uint8_t key[COST_KEY_BYTES],
+		   struct cost_peer *peer);
+/* Of this shape, else the one for any. */
+int cost_page_speed(const struct cost_page *page, const uint8_t key[COST_KEY_BYTES],
+		    const struct cost_shape *shape, struct cost_speed *speed);
+int cost_page_home(const struct cost_page *page, struct cost_home *home);
+
+/* A page of this process that knows one peer, COST_SELF's zeros: a published fabric's
+ * far end, and the home at this one, alike. ERR_NOTFOUND: no such fabric. */
+int cost_page_preset(const char *name, struct cost_page **page_p);
+
+#endif
