@@ -3,8 +3,9 @@
  * The five fabrics for which "Move the Query, Not the Cache" gives constants: probe, the
  * bandwidth that its own fit found, and the error of that fit for 256 rows or more. The
  * 9 µs of `turn` are a kernel's turnaround that the text names for the first one alone.
- * Memory and arithmetic are the data sheets' of each card (bf16, dense, fp32 sums): no
- * attention reaches them, so a price from a preset is a bound, and is for planning.
+ * Memory and arithmetic are peaks that the cards' vendor states (SXM, 80 GB of the A100;
+ * bf16, dense; of the RTX Pro 6000 an eighth of the stated sparse FP4): no attention
+ * reaches them, so a price from a preset is a bound, and is for planning.
  */
 #include "daemon/cost/cost.h"
 
@@ -22,7 +23,7 @@ const struct cost_preset cost_presets[] = {
 	{"h100-nvlink4", "H100, NVLink 4, one node", 1.2, 0, 21e3, 0.03, 3.35e6, 989e6},
 	{"a100-nvlink3", "A100, NVLink 3, one node", 1.6, 0, 18e3, 0.04, 2.039e6, 312e6},
 	{"rtx6000-pcie5", "RTX Pro 6000, PCIe 5, one node", 4.8, 0, 22e3, 0.02, 1.792e6,
-	 504e6},
+	 500e6},
 	{"a40-pcie4", "A40, PCIe 4, one node", 8.7, 0, 19e3, 0.13, 0.696e6, 149.7e6},
 	{NULL, NULL, 0, 0, 0, 0, 0, 0},
 };
