@@ -79,8 +79,9 @@ static void text_real(struct client_text *text, const char *name, double value)
 
 static void text_rope(struct client_text *text, const struct kvd_rope *rope)
 {
-	client_text_printf(text, ",\"rope\":{\"first\":%u,\"dims\":%u,\"pairs\":\"%s\","
-				 "\"inv_freq\":[",
+	client_text_printf(text,
+			   ",\"rope\":{\"first\":%u,\"dims\":%u,\"pairs\":\"%s\","
+			   "\"inv_freq\":[",
 			   rope->first, rope->dims,
 			   rope->pairs == KVD_HALVES ? "halves" : "interleaved");
 	for (uint32_t i = 0; i < rope->dims / 2; i++) {
@@ -122,11 +123,10 @@ static int attend_made(struct client_request *req, int result, const cJSON *repl
 	struct kvd_attend *attend = container_of(req->object, struct kvd_attend, object);
 	struct kvd_seat *s = &attend->seat;
 
-	if (!result && (!client_get_u64(reply, "seat_bytes", &s->bytes) ||
-			!client_get_u64(reply, "q", &s->q) ||
-			!client_get_u64(reply, "o", &s->o) ||
-			!client_get_u64(reply, "m", &s->m) ||
-			!client_get_u64(reply, "l", &s->l)))
+	if (!result &&
+	    (!client_get_u64(reply, "seat_bytes", &s->bytes) ||
+	     !client_get_u64(reply, "q", &s->q) || !client_get_u64(reply, "o", &s->o) ||
+	     !client_get_u64(reply, "m", &s->m) || !client_get_u64(reply, "l", &s->l)))
 		result = client_fail(req->client, KVD_E_PROTO,
 				     "attend.open: another answer");
 	return client_object_made(req, result, reply);
@@ -143,8 +143,8 @@ static int client_attend_check(struct kvd_client *client, const struct kvd_atten
 		return client_fail(client, KVD_E_INVAL, "%s: missing",
 				   a->key ? "value" : "key");
 	if ((unsigned int)a->kind > KVD_GQA || (unsigned int)a->q_type > KVD_FP32 ||
-	    (unsigned int)a->kv_type > KVD_FP32 ||
-	    (a->rope.dims && !a->rope.inv_freq) || a->heads == 0)
+	    (unsigned int)a->kv_type > KVD_FP32 || (a->rope.dims && !a->rope.inv_freq) ||
+	    a->heads == 0)
 		return client_fail(client, KVD_E_INVAL,
 				   "kind, q_type, kv_type, heads or rope: unknown");
 	return 0;

@@ -30,8 +30,8 @@ struct kvd_rope {
 
 /*
  * Seats: memory of the engine's, in a memfd that it registered, for query rows (q) and
- * results (o, m, l: fp32), one seat behind the other. Row t * heads + h is head h of query
- * token t.
+ * results (o, m, l: fp32), one seat behind the other. Row t * heads + h is head h of
+ * query token t.
  */
 struct kvd_attend_args {
 	struct kvd_region *region;
@@ -76,14 +76,15 @@ struct kvd_part {
 /*
  * Rows of a seat and one layer's KV. Never waits: q is the engine's again at
  * KVD_TRANSFERRING, o, m and l are there at KVD_SUCCESS: o over all parts' tokens, m the
- * largest score, l the sum of exp(score - m); rows without tokens have l 0. With `own` the
- * seat's o, m and l before are a part, too: the engine's own attention. `deadline_us`: then
- * it fails; 0: a second.
+ * largest score, l the sum of exp(score - m); rows without tokens have l 0. With `own`
+ * the seat's o, m and l before are a part, too: the engine's own attention.
+ * `deadline_us`: then it fails; 0: a second.
  */
 int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 		    const struct kvd_part *parts, size_t part_count, bool own,
 		    uint32_t deadline_us);
-/* Loads; terminal means that the seat is the engine's. KVD_BOOTSTRAPPING: never posted. */
+/* Loads; terminal means that the seat is the engine's. KVD_BOOTSTRAPPING: never posted.
+ */
 int kvd_attend_state(const struct kvd_attend *attend, uint32_t seat);
 int kvd_attend_wait(struct kvd_attend *attend, uint32_t seat, int timeout_ms);
 struct kvd_attend_facts {

@@ -66,7 +66,7 @@
 	M(40, CHUNK_NOTE, chunk_note, 16384, "to a home: chunks that came and went") \
 	M(41, CHUNK_SUM, chunk_sum, 64, "to a home: what all notes so far add up to") \
 	M(42, CHUNK_SUM_ACK, chunk_sum_ack, 64, "the home has the same, or wants all") \
-	M(43, ATTEND, attend, 600000, "query rows for chunks of a hold: attend to them there") \
+	M(43, ATTEND, attend, 600000, "query rows for chunks of a hold, to attend to") \
 	M(44, ATTENDED, attended, 1000000, "what the rows made of these chunks")   \
 	M(45, ATTEND_STOP, attend_stop, 64, "the asker needs it no more")
 
@@ -175,9 +175,9 @@
 #define WIRE_CHUNK_SUM_ACK(F) F(u8, again)
 /* ask, pool: as in CHUNK_LEG. Of the hold's chunks [first, first + count), as far as
  * `tokens` tokens. form: u8 kind, q_type, kv_type; u16 heads, kv_heads, dqk, dv; u32
- * first_head; f32 scale, softcap; str key, value: fields. rope, where delta is not 0: u32 first,
- * dims, u8 order, then dims / 2 f64. select: per_token u32 for each query token, or
- * nothing. q: rows of dqk */
+ * first_head; f32 scale, softcap; str key, value: fields. rope, where delta is not 0: u32
+ * first, dims, u8 pairs, then dims / 2 f64. select: per_token u32 for each query token,
+ * or nothing. q: rows of dqk */
 #define WIRE_ATTEND(F)                                                             \
 	F(u64, attend) F(u64, ask) F(u64, pool) F(u32, first) F(u32, count)        \
 	F(u64, tokens) F(str, view) F(u32, layer) F(u32, rows) F(u32, delta)       \

@@ -110,8 +110,7 @@ static void leg_drop(struct leg *leg)
 		leg->at_compute = false;
 		leg->attends->under_way--;
 	}
-	if (leg->remote && !leg->in &&
-	    handshake_tell_attend_stop(leg->remote, &stop) < 0)
+	if (leg->remote && !leg->in && handshake_tell_attend_stop(leg->remote, &stop) < 0)
 		err_clear(); /* it is going down */
 	leg_free(leg);
 }
@@ -236,7 +235,8 @@ static void merge_done(struct offload_job *job)
 		memcpy(seat_at(post, facts->o), merge->values,
 		       (size_t)merge->rows * merge->dv * sizeof(float));
 		memcpy(seat_at(post, facts->m), m, merge->rows * sizeof(float));
-		memcpy(seat_at(post, facts->l), m + merge->rows, merge->rows * sizeof(float));
+		memcpy(seat_at(post, facts->l), m + merge->rows,
+		       merge->rows * sizeof(float));
 		post->merge = NULL;
 		post_end(post, KVD_SUCCESS, ERR_OK);
 	}
@@ -287,9 +287,10 @@ static void post_merge(struct attend_post *post)
 	post->merge = merge;
 	merge_begin(merge, post);
 	attends->under_way++;
-	merge->job = (struct offload_job){.work = merge_work,
-					  .done = merge_done,
-					  .principal = session_principal(attend->session)};
+	merge->job =
+		(struct offload_job){.work = merge_work,
+				     .done = merge_done,
+				     .principal = session_principal(attend->session)};
 	if (values_count(rows, dv) <= MERGE_LOOP_VALUES) {
 		merge_work(&merge->job);
 		merge_done(&merge->job);
@@ -419,8 +420,8 @@ static int leg_send(struct leg *leg, const struct far_hold *far,
 		msg.rope.len = out.pos;
 	}
 	msg.select.data = leg->select;
-	msg.select.len = leg->select ? (size_t)leg->rows / f->shape.heads * part->per_token *
-					       sizeof(uint32_t)
+	msg.select.len = leg->select ? (size_t)leg->rows / f->shape.heads *
+					       part->per_token * sizeof(uint32_t)
 				     : 0;
 	msg.q.data = seat_at(post, form_q_bytes(f, leg->row));
 	msg.q.len = form_q_bytes(f, leg->rows);
@@ -562,8 +563,7 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 		return err_pass(r);
 	if (side->far)
 		return err_pass(leg_there(leg, side->far, &side->head, side->part));
-	return err_pass(
-		leg_here(leg, side->hold, side->part, side->tokens, side->count));
+	return err_pass(leg_here(leg, side->hold, side->part, side->tokens, side->count));
 }
 
 static int side_legs(struct attend_post *post, const struct side *side)
@@ -574,8 +574,9 @@ static int side_legs(struct attend_post *post, const struct side *side)
 	int r = 0;
 
 	if (side->far && (uint64_t)most * token_bytes / f->shape.heads > LEG_Q_BYTES)
-		most = LEG_Q_BYTES / token_bytes ? LEG_Q_BYTES / token_bytes * f->shape.heads
-						 : f->shape.heads;
+		most = LEG_Q_BYTES / token_bytes
+			       ? LEG_Q_BYTES / token_bytes * f->shape.heads
+			       : f->shape.heads;
 	while (left > 0 && r >= 0) {
 		uint32_t rows = left < most ? left : most;
 
@@ -660,8 +661,9 @@ static int parts_legs(struct attend_post *post, const struct attend_post_args *a
 		uint64_t count = (uint64_t)(part->rows / heads) * part->per_token;
 
 		if (count > args->select_count - at)
-			return err_raise(ERR_INVAL, "parts[%u]: its selection is not all "
-						    "there",
+			return err_raise(ERR_INVAL,
+					 "parts[%u]: its selection is not all "
+					 "there",
 					 i);
 		r = part_legs(post, part, args->select + at);
 		if (r < 0)
@@ -677,7 +679,8 @@ static int post_new(struct attend *attend, const struct attend_post_args *args,
 	struct session *session = attend->session;
 	struct attend_session *part = session->attend_part;
 	struct region *region = region_find(session, attend->region);
-	uint64_t values = values_count(attend->rows, attend->form.shape.dv) * sizeof(float);
+	uint64_t values =
+		values_count(attend->rows, attend->form.shape.dv) * sizeof(float);
 	struct attend_post *post;
 	int r;
 

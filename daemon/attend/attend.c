@@ -1,4 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Seats lie in memory that nobody can cut, so the loop may read and write them, and they
+ * are looked up by number at each post: a region that was unregistered since is a refusal
+ * of that post, no pointer that is left.
+ *
+ * attend_threads have an offload of their own: what blocks the loop's helpers (populating
+ * memory, disk) makes no query wait, and no more cores are taken than were given.
+ */
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
@@ -84,12 +92,16 @@ bool attends_drained(const struct attends *attends)
 
 void attends_free(struct attends *attends)
 {
+	bool drained;
+
 	if (!attends)
 		return;
 	attends_close(attends);
 	if (attends->offload)
 		offload_free(attends->offload); /* what it has runs to its end */
-	assert(attends_drained(attends));
+	drained = attends_drained(attends);
+	assert(drained);
+	(void)drained;
 	compute_free(attends->compute);
 	idmap_fini(&attends->legs);
 	mem_free(attends);

@@ -74,8 +74,9 @@ struct attend_post_args {
 	void (*on_failed)(struct session *session, uint32_t slot, uint64_t id,
 			  const struct err *why);
 };
-/* The slot is claimed; it is the post's from here on, if this succeeds. ERR_INVAL, ERR_RANGE,
- * ERR_NOTFOUND, ERR_BUSY, ERR_LEASE, ERR_REQUIRE (nobody can attend to it there), … */
+/* The slot is claimed; it is the post's from here on, if this succeeds. ERR_INVAL,
+ * ERR_RANGE, ERR_NOTFOUND, ERR_BUSY, ERR_LEASE, ERR_REQUIRE (nobody can attend to it
+ * there), … */
 int attend_post(struct attend *attend, const struct attend_post_args *args);
 /* False: it is none, or over. */
 bool attend_cancel(struct session *session, uint64_t id);

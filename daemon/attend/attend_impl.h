@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend_impl: what attend.c (life, seats), ask.c (posts and their legs) and serve.c (rows
- * of other daemons) share. */
+/* attend_impl: what attend.c (life, seats), ask.c (posts and their legs) and serve.c
+ * (rows of other daemons) share. */
 #ifndef KVD_ATTEND_IMPL_H
 #define KVD_ATTEND_IMPL_H
 

@@ -135,8 +135,8 @@ static void on_next(struct loop_defer *defer)
 		struct batch *batch = mem_zalloc(sizeof(*batch));
 
 		if (!batch) {
-			struct compute_item *item = list_first(
-				&compute->waiting, struct compute_item, link);
+			struct compute_item *item =
+				list_first(&compute->waiting, struct compute_item, link);
 			struct err why;
 
 			err_set(&why, ERR_NOMEM, "no memory to attend");

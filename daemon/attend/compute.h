@@ -34,7 +34,8 @@ struct compute_item {
 	uint32_t per_token;
 	/* of the owner: o [rows][dv], m and l [rows] */
 	float *o, *m, *l;
-	/* Once, on the loop; `why` NULL: they are there. Of a canceled one they are not. */
+	/* Once, on the loop; `why` NULL: they are there. Of a canceled one they are not.
+	 */
 	void (*on_done)(struct compute_item *item, const struct err *why);
 	void *owner;
 	/* compute's */

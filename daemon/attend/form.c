@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Chunks are kept in the layout of the rank that wrote them, so a head is found by the
+ * model's number of it: one rank's chunks may serve another's queries, if they have its
+ * heads. What the engine says of values (their type, how many a head has) is compared
+ * with the layout, and with the field's format where that is told.
+ */
 #include "daemon/attend/form.h"
 
 #include <math.h>
@@ -73,8 +79,7 @@ static int field_find(const struct form *form, const struct layout_layer *layer,
 		return err_raise(ERR_LAYOUT, "field %s: its format is %s, not %s", name,
 				 f->format, formats[s->kv_type]);
 	if (form->first_head < f->first_unit ||
-	    (uint64_t)form->first_head + s->kv_heads >
-		    (uint64_t)f->first_unit + f->units)
+	    (uint64_t)form->first_head + s->kv_heads > (uint64_t)f->first_unit + f->units)
 		return err_raise(ERR_LAYOUT,
 				 "field %s: kv heads [%u, +%u) are not all of these "
 				 "chunks', [%u, +%u)",

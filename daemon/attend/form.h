@@ -19,7 +19,8 @@ struct layout_view;
 #define FORM_ROPE_MAX (2 * ROPE_PAIRS_MAX) /* rotated values of a head */
 #define FORM_NAME_MAX 32u
 
-/* Values [first, first + dims) of a query row and a key are pairs that a position turns. */
+/* Values [first, first + dims) of a query row and a key are pairs that a position turns.
+ */
 struct form_rope {
 	uint32_t first, dims; /* dims 0: none is known */
 	uint8_t pairs;	      /* enum rope_pairs */
@@ -28,8 +29,8 @@ struct form_rope {
 
 struct form {
 	struct attend_shape shape;
-	uint32_t first_head; /* of the model's kv heads: the first of these */
-	char view[FORM_NAME_MAX];		       /* "": the one that there is */
+	uint32_t first_head;	  /* of the model's kv heads: the first of these */
+	char view[FORM_NAME_MAX]; /* "": the one that there is */
 	char key[FORM_NAME_MAX], value[FORM_NAME_MAX]; /* fields; MLA: key alone */
 	struct form_rope rope;
 };

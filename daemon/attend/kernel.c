@@ -108,8 +108,7 @@ static int run(const struct kernel *kernel, const struct attend_job *job, uint32
 int kernel_run(const struct kernel *kernel, const struct list *items, uint32_t count)
 {
 	cleanup_free struct attend_span *spans = mem_calloc(count, sizeof(*spans));
-	const struct compute_item *first =
-		list_first(items, struct compute_item, link);
+	const struct compute_item *first = list_first(items, struct compute_item, link);
 	const struct form_rope *form_rope = &first->form.rope;
 	const struct rope rope = {.first = (uint16_t)form_rope->first,
 				  .dims = (uint16_t)form_rope->dims,

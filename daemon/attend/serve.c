@@ -99,7 +99,8 @@ static int message_check(const struct wire_attend *msg, const struct form *form)
 	uint64_t chosen = (uint64_t)(msg->rows / form->shape.heads) * msg->per_token *
 			  sizeof(uint32_t);
 
-	if (msg->rows == 0 || msg->rows > ATTEND_ROWS_MAX || msg->rows % form->shape.heads)
+	if (msg->rows == 0 || msg->rows > ATTEND_ROWS_MAX ||
+	    msg->rows % form->shape.heads)
 		return err_raise(ERR_RANGE, "rows: %u of %u heads", msg->rows,
 				 form->shape.heads);
 	if (msg->q.len != form_q_bytes(form, msg->rows) ||
@@ -195,8 +196,8 @@ static int serve_new(struct attends *attends, struct remote *remote,
 	if (r >= 0)
 		r = serve_fill(serve, msg);
 	if (r >= 0) {
-		item->tokens = msg->tokens < item->kv->tokens ? msg->tokens
-							      : item->kv->tokens;
+		item->tokens =
+			msg->tokens < item->kv->tokens ? msg->tokens : item->kv->tokens;
 		r = compute_submit(attends->compute, item);
 	}
 	if (r < 0) {

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend.*: seats for query rows that attend to chunks where they are
- * (daemon/attend/attend.h). Posts are entries of the submission ring. */
+/*
+ * attend.*: seats for query rows that attend to chunks where they are
+ * (daemon/attend/attend.h).
+ *
+ * Posts are entries of the submission ring, and have no command: who posts wants its
+ * answer within microseconds, and a line of JSON takes more than that.
+ */
 #include "daemon/control/commands.h"
 
 #include <errno.h>
@@ -38,8 +43,8 @@ static const struct field open_fields[] = {
 	F_INT("seats", open_args, seats, DEFAULT(1), 1, ATTEND_SEATS_MAX,
 	      "one behind the other"),
 	F_CHOICE("kind", open_args, kind, REQUIRED, kinds,
-	         "mla: one latent a token, whose first dv values are v; gqa: heads of k "
-	         "and of v"),
+		 "mla: one latent a token, whose first dv values are v; gqa: heads of k "
+		 "and of v"),
 	F_CHOICE("q_type", open_args, q_type, REQUIRED, types, "of the query rows"),
 	F_CHOICE("kv_type", open_args, kv_type, REQUIRED, types, "of the chunks' values"),
 	F_INT("heads", open_args, heads, REQUIRED, 1, UINT16_MAX, "of a query token"),
@@ -51,15 +56,16 @@ static const struct field open_fields[] = {
 	F_INT("dv", open_args, dv, REQUIRED, 1, ATTEND_DIMS_MAX, "values of a v"),
 	F_NUMBER("scale", open_args, scale, REQUIRED, "of the scores"),
 	F_NUMBER("softcap", open_args, softcap, OPTIONAL,
-	         "scores are softcap x tanh(score / softcap); 0: as they are"),
+		 "scores are softcap x tanh(score / softcap); 0: as they are"),
 	F_STR("view", open_args, view, OPTIONAL, FORM_NAME_MAX - 1,
 	      "of the chunks; if absent, the one that they have"),
 	F_STR("key", open_args, key, REQUIRED, FORM_NAME_MAX - 1,
 	      "the field with the keys; mla: with the latents"),
-	F_STR("value", open_args, value, OPTIONAL, FORM_NAME_MAX - 1, "gqa: the one with v"),
+	F_STR("value", open_args, value, OPTIONAL, FORM_NAME_MAX - 1,
+	      "gqa: the one with v"),
 	F_OBJECT("rope", open_args, rope, OPTIONAL,
-	         "{first, dims, pairs: halves or interleaved, inv_freq: [dims / 2 "
-	         "numbers]}: for chunks at other places than where they were computed"),
+		 "{first, dims, pairs: halves or interleaved, inv_freq: [dims / 2 "
+		 "numbers]}: for chunks at other places than where they were computed"),
 	F_END,
 };
 
@@ -91,11 +97,11 @@ static int rope_read(const cJSON *json, struct form_rope *rope)
 	rope->first = args.first;
 	rope->dims = args.dims;
 	rope->pairs = (uint8_t)args.pairs;
-	cJSON_ArrayForEach(item, args.inv_freq)
-	{
+	cJSON_ArrayForEach(item, args.inv_freq) {
 		if (!cJSON_IsNumber(item))
-			return err_raise(ERR_INVAL, "rope.inv_freq[%u]: a number was "
-						    "expected",
+			return err_raise(ERR_INVAL,
+					 "rope.inv_freq[%u]: a number was "
+					 "expected",
 					 n);
 		rope->inv_freq[n++] = item->valuedouble;
 	}
@@ -207,10 +213,10 @@ static int list_run(struct request *req)
 const struct command attend_commands[] = {
 	{"attend.open", "seats for query rows that attend to chunks where they are",
 	 open_fields, 0, open_run,
-	 "attend; seat_bytes: from one seat to the next; q, o, m, l: where in a seat they "
-	 "begin. o, m and l are fp32"},
-	{"attend.close", "be done with an attend: its posts end", key_fields, 0, close_run,
-	 "nothing"},
+	 "attend; seat_bytes: from one seat to the next; q, o, m, l: where in a seat "
+	 "they begin. o, m and l are fp32"},
+	{"attend.close", "be done with an attend: its posts end", key_fields, 0,
+	 close_run, "nothing"},
 	{"attend.list", "what was attended", NULL, 0, list_run,
 	 "threads, isa: of attend_threads; live: posts; waiting: legs and rows of others "
 	 "that wait for a thread; posts, rows; served, served_rows: of other daemons; "

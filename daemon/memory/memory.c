@@ -797,7 +797,8 @@ void memory_offer(struct memory *memory, struct gpu *gpu)
 	const struct import *im = container_of(memory, struct import, memory);
 
 	assert(memory->base && !memory->pin);
-	if (memory->kind == MEMORY_GUARDED) /* a memfd of huge pages, which are taken back */
+	if (memory->kind ==
+	    MEMORY_GUARDED) /* a memfd of huge pages, which are taken back */
 		return;
 	if (gpu_pin_new(gpu, im->map, im->map_bytes, !memory->writable, &memory->pin) < 0)
 		err_clear();

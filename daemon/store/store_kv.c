@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A run of chunks is read as one where one class holds all of each chunk that the reader
+ * needs: then its slots are pages of one pool, and a page number says where each begins.
+ * Parts of several ranks lie in several classes, whose heads nobody can address together:
+ * those are fetched, which puts them together.
+ */
 #include "daemon/store/store_kv.h"
 
 #include <assert.h>

@@ -29,9 +29,9 @@ struct store_kv {
 	uint32_t count;
 };
 
-/* Chunks [first, first + count) of those that the hold has here. `view` NULL: the one that
- * there is. ERR_LEASE; ERR_RANGE; ERR_REQUIRE: parts of several ranks, which nobody can
- * read as one; ERR_BUSY: they are on their way from a file. */
+/* Chunks [first, first + count) of those that the hold has here. `view` NULL: the one
+ * that there is. ERR_LEASE; ERR_RANGE; ERR_REQUIRE: parts of several ranks, which nobody
+ * can read as one; ERR_BUSY: they are on their way from a file. */
 int store_kv_of_hold(const struct store_hold *hold, uint32_t first, uint32_t count,
 		     const char *view, struct store_kv **kv_p);
 /* The same of the hold that the remote calls `ask`; `pool`: one that it was told of. */

@@ -33,8 +33,7 @@ static int attend_do(struct ring *ring, const struct kvd_ring_entry *e,
 					.seat = e->n0,
 					.layer = (uint32_t)e->b,
 					.deadline_ns =
-						(e->c ? e->c : DEADLINE_US_PRESET) *
-						1000,
+						(e->c ? e->c : DEADLINE_US_PRESET) * 1000,
 					.own = e->flags & KVD_RING_OWN,
 					.part_count = e->n1,
 					.on_failed = on_failed};

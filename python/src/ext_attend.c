@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attends: seats for query rows, and posts of them. Memory is Python's matter; a post
- * never waits, so the GIL stays here. */
+/*
+ * Attends: seats for query rows, and posts of them.
+ *
+ * The seats' memory is Python's (kvd/attend.py), which reads and writes it as arrays. A
+ * post never waits, so the GIL stays here; waiting for one lets others run.
+ */
 #include "python/src/ext.h"
 
 #include <string.h>
@@ -98,8 +102,7 @@ static PyObject *attend_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 			      &a->dqk, &a->dv, &a->scale, &a->softcap, &a->view, &a->key,
 			      &a->value, &rope, &timeout) ||
 	    ext_timeout(timeout, &ms) < 0 || !rope_parse(rope, &a->rope) ||
-	    !region_usable((struct region *)region, (struct client *)client, "region",
-			   0))
+	    !region_usable((struct region *)region, (struct client *)client, "region", 0))
 		return NULL;
 	a->region = ((struct region *)region)->kvd;
 	a->offset = offset;
