@@ -257,7 +257,8 @@ void wire_frame_put(uint8_t *frame, const struct wire_header *h, const void *bod
 	cursor_put_u64(&c, h->from_epoch);
 	cursor_put_bytes(&c, zero, sizeof(zero));
 	assert(!c.bad && c.pos == WIRE_HEADER_BYTES);
-	cursor_put_bytes(&c, body, h->body_len);
+	if (body != frame + WIRE_HEADER_BYTES)
+		cursor_put_bytes(&c, body, h->body_len);
 	cursor_write(&c, frame + CHECKSUM_AT, sizeof(uint32_t));
 	cursor_put_u32(&c, frame_checksum(frame, WIRE_HEADER_BYTES + h->body_len));
 }

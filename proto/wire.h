@@ -89,7 +89,8 @@ void wire_text_clean(char *text);
 const char *wire_type_name(unsigned int type); /* "HELLO"; "?" when unknown */
 size_t wire_body_cap(unsigned int type);       /* 0 when unknown */
 
-/* Write header + body into one frame of WIRE_HEADER_BYTES + body_len bytes. */
+/* Write header + body into one frame of WIRE_HEADER_BYTES + body_len bytes, where the
+ * body may lie already. */
 void wire_frame_put(uint8_t *frame, const struct wire_header *h, const void *body);
 /* Check magic, length, checksum, reserved zeroes, type, body cap of the type and
  * version (HELLO, WELCOME and BYE never change and pass in any): 0 and *body_p

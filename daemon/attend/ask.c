@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "daemon/attend/attend_impl.h"
+#include "daemon/attend/rows_tell.h"
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake.h"
@@ -425,9 +426,7 @@ static int leg_send(struct leg *leg, const struct far_hold *far,
 				     : 0;
 	msg.q.data = seat_at(post, form_q_bytes(f, leg->row));
 	msg.q.len = form_q_bytes(f, leg->rows);
-	if (r >= 0)
-		r = handshake_tell_attend(leg->remote, &msg);
-	return r < 0 ? err_pass(r) : 0;
+	return r < 0 ? err_pass(r) : err_pass(rows_tell_attend(leg->remote, &msg));
 }
 
 static int leg_there(struct leg *leg, struct far_hold *far,

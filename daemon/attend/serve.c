@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "daemon/attend/attend_impl.h"
+#include "daemon/attend/rows_tell.h"
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake.h"
@@ -67,7 +68,7 @@ static void answer(struct remote *remote, struct wire_attended *msg,
 		msg->code = why->code;
 		snprintf(msg->text, sizeof(msg->text), "%.300s", why->text);
 	}
-	if (handshake_tell_attended(remote, msg) < 0)
+	if (rows_tell_attended(remote, msg) < 0)
 		err_clear(); /* it is going down */
 }
 

@@ -194,6 +194,10 @@ void handshake_body(struct handshake *hs, struct cursor *out);
 	}
 WIRE_MESSAGES(HANDSHAKE_TELL)
 #undef HANDSHAKE_TELL
+/* What an engine waits for, of many bytes: the body at made + PEER_EXPRESS_HEAD, which
+ * is taken: peer_send_express_made(). */
+int handshake_send_made(struct remote *remote, enum wire_type type, uint8_t *made,
+			size_t len);
 /* A long one, in memory of its own, which is taken: peer_send_owned(). */
 int handshake_send_owned(struct remote *remote, enum wire_type type, uint8_t *owned,
 			 size_t len);

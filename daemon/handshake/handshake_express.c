@@ -2,7 +2,8 @@
 /*
  * Peer messages on the data line (peer_express.c): each is a WRITE of no bytes, which
  * every transport keeps in order, with the frame as its header. They pass by the
- * scheduler: they are small, PEER_EXPRESS_MAX a peer, and somebody waits.
+ * scheduler: they are few, PEER_EXPRESS_MAX a peer, and somebody waits. A message of
+ * query rows is not small; it is made where the transport takes it from.
  *
  * A request that came too early is not answered before it is handed up, so the
  * sender's bound counts what waits here, too. It waits in a slot that was allocated with
@@ -30,6 +31,7 @@ struct express_out {
 	struct xp_op op;
 	struct remote *remote;
 	uint64_t epoch;
+	size_t frame_len;
 	uint8_t header[];
 };
 
@@ -49,40 +51,69 @@ static void handshake_express_on_sent(struct xp_op *op)
 	struct err why = op->err;
 
 	if (handshake_express_serves(out))
-		peer_express_done(remote->peer, op->result < 0 ? &why : NULL);
+		peer_express_done(remote->peer, out->frame_len,
+				  op->result < 0 ? &why : NULL);
+	mem_free_large(op->owned, op->header_len);
 	mem_free(out);
 }
 
-static int express_send(void *owner, const void *frame, size_t len)
+/* A copy of `frame`, or `made` with the frame behind its first byte. */
+static int express_post(struct remote *remote, const void *frame, uint8_t *made,
+			size_t len)
 {
-	struct remote *remote = owner;
 	struct express_out *out;
 	int r;
 
 	if (!remote->ready)
 		return err_raise(ERR_PEER, "%s: no data line", remote->label);
-	out = mem_alloc(sizeof(*out) + 1 + len);
+	out = mem_alloc(sizeof(*out) + (made ? 0 : 1 + len));
 	if (!out)
 		return err_pass(-ENOMEM);
 	*out = (struct express_out){
 		.op = {.kind = XP_WRITE,
-		       .header = out->header,
+		       .header = made ? made : out->header,
 		       .header_len = 1 + len,
+		       .owned = made,
 		       .on_done = handshake_express_on_sent},
 		.remote = remote,
 		.epoch = remote->peer->epoch,
+		.frame_len = len,
 	};
-	out->header[0] = REQUEST_MESSAGE;
-	memcpy(out->header + 1, frame, len);
+	if (made) {
+		made[0] = REQUEST_MESSAGE;
+	} else {
+		out->header[0] = REQUEST_MESSAGE;
+		memcpy(out->header + 1, frame, len);
+	}
 	r = remote->transport->ops->post(remote->xp, &out->op);
 	if (r < 0)
 		mem_free(out);
 	return err_pass(r);
 }
 
+static int express_send(void *owner, const void *frame, size_t len)
+{
+	return err_pass(express_post(owner, frame, NULL, len));
+}
+
+/* The transport may keep the memory: no byte of a long message is copied here. */
+static int express_send_made(void *owner, uint8_t *made, size_t len)
+{
+	return err_pass(express_post(owner, NULL, made, len));
+}
+
+int handshake_send_made(struct remote *remote, enum wire_type type, uint8_t *made,
+			size_t len)
+{
+	assert(made);
+	return err_pass(peer_send_express_made(remote->peer, type, made, len));
+}
+
 void express_line_ready(struct remote *remote)
 {
-	struct peer_express express = {.owner = remote, .send = express_send};
+	struct peer_express express = {.owner = remote,
+				       .send = express_send,
+				       .send_made = express_send_made};
 
 	if (remote->express)
 		peer_express_open(remote->peer, &express);

@@ -233,19 +233,32 @@ uint8_t *peer_body_take(struct peer *peer);
  */
 #define PEER_EXPRESS_MAX 64u	       /* that the remote has not taken */
 #define PEER_EXPRESS_BYTES (16u << 10) /* of a body */
+/* Of the body of a message that carries what somebody waits for: query rows and what
+ * became of them; and of all bodies that the remote has not taken. */
+#define PEER_EXPRESS_ROWS_BYTES (640u << 10)
+#define PEER_EXPRESS_WINDOW (4u << 20)
+/* Before the body of a made one: a byte of the line's, and the frame's header. */
+#define PEER_EXPRESS_HEAD (1u + WIRE_HEADER_BYTES)
 struct peer_express {
 	void *owner;
 	/* Copies the frame; peer_express_done() follows. Negative: not now. */
 	int (*send)(void *owner, const void *frame, size_t len);
+	/* The same with memory that it takes (mem_free()), if this succeeds: the frame
+	 * is behind a byte that is the line's. NULL: it cannot. */
+	int (*send_made)(void *owner, uint8_t *made, size_t len);
 };
 /* While UP, of a remote that has PEER_FEATURE_EXPRESS. Ends with the epoch. */
 void peer_express_open(struct peer *peer, const struct peer_express *express);
-/* The remote has taken one, or (err) never will: then the peer goes down in the next
- * turn. Of this epoch only. */
-void peer_express_done(struct peer *peer, const struct err *err);
+/* The remote has taken a frame of so many bytes, or (err) never will: then the peer goes
+ * down in the next turn. Of this epoch only. */
+void peer_express_done(struct peer *peer, size_t len, const struct err *err);
 /* Like peer_send_reliable(), the faster way if that is open. */
 int peer_send_express(struct peer *peer, enum wire_type type, const void *body,
 		      size_t len);
+/* A body of `len` bytes at made + PEER_EXPRESS_HEAD: memory that mem_free() takes, which
+ * goes to the peer or is freed, also when this fails. So a long one is not copied. */
+int peer_send_express_made(struct peer *peer, enum wire_type type, uint8_t *made,
+			   size_t len);
 /* A frame came that way. It is handed up when the messages before it have been; then
  * on_taken is called, before that. Its bytes stay until then, or until the owner
  * removes `link`. Negative (ERR_PROTO): it is none of this peering's. */

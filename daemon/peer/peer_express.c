@@ -15,8 +15,8 @@
  * lost without its end, and the two lines share one fate (handshake.c).
  *
  * What can wait here is bounded by the sender: PEER_EXPRESS_MAX messages that the
- * remote has not handed up, and while there are some, BEHIND_FRAMES and BEHIND_BYTES
- * on the control line. Who sends more is no peer of ours. Early express messages
+ * remote has not handed up, of PEER_EXPRESS_WINDOW bytes, and while there are some,
+ * BEHIND_FRAMES and BEHIND_BYTES on the control line. Who sends more is no peer of ours. Early express messages
  * stay where they came, in the data line's memory.
  *
  * Being heard that way proves nothing about the control line: liveness is PING's.
@@ -57,52 +57,65 @@ bool peer_express_quiet(const struct peer *peer)
 	return impl_of((struct peer *)peer)->express_out == 0;
 }
 
-static bool fits(const struct peer_impl *impl, size_t len)
+static bool fits(const struct peer_impl *impl, enum wire_type type, size_t len)
 {
-	return impl->express.send && len <= PEER_EXPRESS_BYTES &&
+	const bool rows = type == WIRE_T_ATTEND || type == WIRE_T_ATTENDED;
+
+	return impl->express.send &&
+	       len <= (rows ? PEER_EXPRESS_ROWS_BYTES : PEER_EXPRESS_BYTES) &&
 	       list_empty(&impl->queue) && impl->express_out < PEER_EXPRESS_MAX &&
+	       impl->express_bytes + WIRE_HEADER_BYTES + len <= PEER_EXPRESS_WINDOW &&
 	       !peer_express_full(impl);
 }
 
+static void peer_express_sent(struct peer_impl *impl, size_t size)
+{
+	if (impl->express_out++ == 0) {
+		impl->express_base = impl->cur.seq_out;
+		impl->express_behind = 0;
+	}
+	impl->express_bytes += size;
+	impl->cur.seq_out++;
+	impl->express_since++;
+	impl->peer.messages_out++;
+	impl->peers->stats.frames_out++;
+	peer_note_use(impl);
+}
+
+/* `made`, where it is not NULL: the body lies in it, and it is taken on success. */
 static int send_express(struct peer_impl *impl, enum wire_type type, const void *body,
-			size_t len)
+			uint8_t *made, size_t len)
 {
 	struct wire_header h = {.type = (uint16_t)type,
 				.epoch = impl->cur.epoch_out,
 				.sequence = impl->cur.seq_out + 1,
 				.body_len = (uint32_t)len};
-	ssize_t size = peer_frame_make(impl, &impl->cur, &h, body);
+	uint8_t *frame =
+		made ? made + PEER_EXPRESS_HEAD - WIRE_HEADER_BYTES : impl->peers->frame;
+	ssize_t size = peer_frame_make_in(impl, &impl->cur, &h, body, frame);
 	int r = (int)size;
 
 	if (size >= 0)
-		r = impl->express.send(impl->express.owner, impl->peers->frame,
-				       (size_t)size);
+		r = made ? impl->express.send_made(impl->express.owner, made,
+						   (size_t)size)
+			 : impl->express.send(impl->express.owner, frame, (size_t)size);
 	if (r < 0)
 		return err_pass(r);
-	if (impl->express_out++ == 0) {
-		impl->express_base = impl->cur.seq_out;
-		impl->express_behind = 0;
-	}
-	impl->cur.seq_out++;
-	impl->express_since++;
-	impl->peer.messages_out++;
-	impl->peers->stats.frames_out++;
+	peer_express_sent(impl, (size_t)size);
 	return 0;
 }
 
 /* Sent that way; false: it could not be, and nothing happened. */
 static bool peer_try_express(struct peer *peer, enum wire_type type, const void *body,
-			     size_t len)
+			     uint8_t *made, size_t len)
 {
 	struct peer_impl *impl = impl_of(peer);
 
-	if (!fits(impl, len))
+	if (!fits(impl, type, len) || (made && !impl->express.send_made))
 		return false;
 	if (peer_check_send(impl, type, len) == 0 &&
-	    send_express(impl, type, body, len) == 0) {
-		peer_note_use(impl);
+	    send_express(impl, type, body, made, len) == 0)
 		return true;
-	}
 	err_clear();
 	return false;
 }
@@ -110,12 +123,25 @@ static bool peer_try_express(struct peer *peer, enum wire_type type, const void 
 int peer_send_express(struct peer *peer, enum wire_type type, const void *body,
 		      size_t len)
 {
-	if (peer_try_express(peer, type, body, len))
+	if (peer_try_express(peer, type, body, NULL, len))
 		return 0;
 	return err_pass(peer_send_reliable(peer, type, body, len));
 }
 
-void peer_express_done(struct peer *peer, const struct err *err)
+int peer_send_express_made(struct peer *peer, enum wire_type type, uint8_t *made,
+			   size_t len)
+{
+	const uint8_t *body = made + PEER_EXPRESS_HEAD;
+	int r;
+
+	if (peer_try_express(peer, type, body, made, len))
+		return 0;
+	r = peer_send_reliable(peer, type, body, len);
+	mem_free(made);
+	return err_pass(r);
+}
+
+void peer_express_done(struct peer *peer, size_t len, const struct err *err)
 {
 	struct peer_impl *impl = impl_of(peer);
 
@@ -123,6 +149,7 @@ void peer_express_done(struct peer *peer, const struct err *err)
 		return;
 	if (impl->express_out > 0)
 		impl->express_out--;
+	impl->express_bytes -= len < impl->express_bytes ? len : impl->express_bytes;
 	if (err)
 		peer_mark_down(impl, err);
 	else if (impl->express_out == 0 && !list_empty(&impl->queue))
@@ -352,6 +379,7 @@ void peer_express_end(struct peer_impl *impl)
 
 	impl->express = (struct peer_express){0};
 	impl->express_out = impl->express_since = 0;
+	impl->express_bytes = 0;
 	impl->express_base = impl->express_behind = 0;
 	while (list_pop_front(&impl->early_express))
 		; /* their owner has them */

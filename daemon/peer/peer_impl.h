@@ -114,6 +114,7 @@ struct peer_impl {
 	/* peer_express.c */
 	struct peer_express express; /* send NULL: closed */
 	unsigned int express_out;    /* sent that way, not taken yet */
+	size_t express_bytes;	     /* of these frames */
 	uint32_t express_since;	     /* … since the last frame on the control line */
 	uint64_t express_base;	     /* sequence when none was out last */
 	size_t express_behind;	     /* bytes on the control line since then */
@@ -279,6 +280,9 @@ void peer_note_use(struct peer_impl *impl);
 /* The frame of a message of `peering` in peers->frame; its length. ERR_TOOBIG. */
 ssize_t peer_frame_make(struct peer_impl *impl, const struct peering *peering,
 			const struct wire_header *h, const void *body);
+/* The same in the caller's memory, where the body may lie already. */
+ssize_t peer_frame_make_in(struct peer_impl *impl, const struct peering *peering,
+			   const struct wire_header *h, const void *body, uint8_t *frame);
 
 /* ---- peer_parts.c (long messages) ---- */
 size_t peer_part_bytes(const struct peers *peers);

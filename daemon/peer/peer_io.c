@@ -36,6 +36,12 @@
 ssize_t peer_frame_make(struct peer_impl *impl, const struct peering *peering,
 			const struct wire_header *h, const void *body)
 {
+	return peer_frame_make_in(impl, peering, h, body, impl->peers->frame);
+}
+
+ssize_t peer_frame_make_in(struct peer_impl *impl, const struct peering *peering,
+			   const struct wire_header *h, const void *body, uint8_t *frame)
+{
 	struct peers *peers = impl->peers;
 	struct wire_header full = *h;
 
@@ -50,7 +56,7 @@ ssize_t peer_frame_make(struct peer_impl *impl, const struct peering *peering,
 		full.version = peering->version;
 	if (h->type > WIRE_T_WELCOME)
 		full.from_epoch = peering->epoch_in;
-	wire_frame_put(peers->frame, &full, body);
+	wire_frame_put(frame, &full, body);
 	return (ssize_t)(WIRE_HEADER_BYTES + full.body_len);
 }
 

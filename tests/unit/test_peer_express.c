@@ -51,7 +51,7 @@ static void on_taken(struct peer_express_in *in)
 
 	assert_false(c->taken);
 	c->taken = true;
-	peer_express_done(a, NULL);
+	peer_express_done(a, c->len, NULL);
 }
 
 static int arrive_as(struct carried *c, const uint8_t *frame, size_t len)
@@ -228,7 +228,7 @@ static void control_frames_without_end_before_an_early_one_end_the_peering(void 
 	assert_int_equal(express(1), 0);
 	for (unsigned int i = 0; i < 5000 && !net.n[1].downs; i++) {
 		carried[0].taken = false;
-		peer_express_done(a, NULL); /* a lie: so the sender sends on */
+		peer_express_done(a, 0, NULL); /* a lie: so the sender sends on */
 		(void)peernet_lease(a, i + 2, true);
 		if (i % 100 == 0)
 			peernet_run(MS);
@@ -261,7 +261,7 @@ static void express_that_is_lost_ends_the_peering(void **state)
 	(void)state;
 	assert_int_equal(express(1), 0);
 	err_set(&why, ERR_TRANSPORT, "it broke");
-	peer_express_done(a, &why);
+	peer_express_done(a, 0, &why);
 	assert_int_equal(sm_state(&a->sm), PEER_UP); /* not inside the call */
 	peernet_run(MS);
 	assert_int_equal(net.n[0].downs, 1);
