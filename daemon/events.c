@@ -58,6 +58,7 @@ static void on_change(void *owner, struct remote *remote)
 	xfers_on_change(kvd->xfers, remote);
 	peer_commands_on_change(remote);
 	store_on_change(kvd->store, remote);
+	attends_on_change(kvd->attends, remote);
 	handshake_release(kvd->handshake, remote);
 }
 

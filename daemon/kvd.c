@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "daemon/attend/attend.h"
+#include "daemon/cost/live.h"
 #include "daemon/base/cpu.h"
 #include "daemon/base/err.h"
 #include "daemon/base/hex.h"
@@ -397,6 +398,8 @@ static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 	if (r == 0)
 		r = store_new(kvd, &kvd->store);
 	if (r >= 0 && kvd->store)
+		r = live_new(&kvd->costs);
+	if (r >= 0 && kvd->store)
 		r = attends_new(kvd, &kvd->attends);
 	return err_pass(r);
 }
@@ -539,6 +542,7 @@ void kvd_free(struct kvd *kvd)
 	http_free(kvd->http);
 	control_free(kvd->control);
 	attends_free(kvd->attends);
+	live_free(kvd->costs);
 	store_free(kvd->store);
 	xfers_free(kvd->xfers);
 	rooms_free(kvd->rooms);

@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "daemon/attend/attend_impl.h"
+#include "daemon/attend/calibrate.h"
 #include "daemon/attend/rows_tell.h"
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
@@ -464,6 +465,8 @@ int ask_on_attended(struct attends *attends, struct remote *remote, struct curso
 
 	if (r < 0)
 		return err_pass(r);
+	if (attends && msg.attend >= CALIBRATE_FIRST)
+		return err_pass(calibrate_on_attended(attends, remote, &msg));
 	leg = attends ? idmap_get(&attends->legs, msg.attend) : NULL;
 	if (!leg || leg->remote != remote || leg->in || !leg->post)
 		return 0; /* late */

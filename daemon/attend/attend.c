@@ -12,6 +12,9 @@
 #include <string.h>
 
 #include "daemon/attend/attend_impl.h"
+#include "daemon/attend/calibrate.h"
+#include "daemon/attend/echo.h"
+#include "daemon/attend/speed.h"
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
@@ -36,6 +39,10 @@ static int attends_make(struct kvd *kvd, struct offload *offload, struct attends
 	attends->kvd = kvd;
 	list_init(&attends->posts);
 	list_init(&attends->serving);
+	list_init(&attends->calibrations);
+	list_init(&attends->echo_shares);
+	list_init(&attends->echo_waits);
+	loop_defer_init(&attends->calibrate_next, calibrate_on_next);
 	idmap_init(&attends->legs);
 	r = compute_new(kvd->loop, offload, kvd->config->attend_threads,
 			kvd->config->attend_isa, &attends->compute);
@@ -82,6 +89,8 @@ void attends_close(struct attends *attends)
 	err_set(&why, ERR_DRAIN, "the daemon is stopping");
 	list_foreach_safe(post, &attends->posts, link)
 		post_fail(post, &why);
+	calibrate_close(attends, &why);
+	echoes_close(attends);
 	serves_close(attends);
 }
 
@@ -103,6 +112,8 @@ void attends_free(struct attends *attends)
 	assert(drained);
 	(void)drained;
 	compute_free(attends->compute);
+	speeds_free(attends->speeds);
+	mem_free(attends->echo_bytes);
 	idmap_fini(&attends->legs);
 	mem_free(attends);
 }
@@ -337,7 +348,15 @@ void attends_on_down(struct attends *attends, const struct remote *remote,
 	if (!attends)
 		return;
 	ask_on_down(attends, remote, why);
+	calibrate_on_down(attends, remote, why);
+	echo_on_down(attends, remote);
 	serve_on_down(attends, remote);
+}
+
+void attends_on_change(struct attends *attends, struct remote *remote)
+{
+	if (attends)
+		calibrate_on_change(attends, remote);
 }
 
 void attends_figures(const struct attends *attends, struct attend_figures *figures_p)

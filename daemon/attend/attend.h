@@ -85,6 +85,8 @@ void attends_session_gone(struct session *session);
 void attends_region_going(struct region *region);
 int attends_on_message(struct attends *attends, struct remote *remote,
 		       const struct wire_header *h, struct cursor *body);
+/* A line became ready or was lost. NULL is fine, here and below. */
+void attends_on_change(struct attends *attends, struct remote *remote);
 void attends_on_down(struct attends *attends, const struct remote *remote,
 		     const struct err *why);
 

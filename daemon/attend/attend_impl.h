@@ -14,6 +14,7 @@
 
 struct remote;
 struct region;
+struct speeds;
 
 struct attends {
 	struct kvd *kvd;
@@ -25,6 +26,14 @@ struct attends {
 	struct idmap legs;   /* at other daemons, by number */
 	uint64_t next_leg;
 	unsigned int post_count, under_way; /* under_way: legs and serves at compute */
+	/* calibrate.c, echo.c, speed.c */
+	struct list calibrations;	  /* struct calibration.link */
+	struct loop_defer calibrate_next; /* the first of them begins */
+	struct list echo_shares, echo_waits;
+	struct speeds *speeds; /* from the first one on */
+	uint8_t *echo_bytes;
+	bool page_used, home_known;
+	uint64_t echoes;
 	uint64_t posted, posted_rows, served, served_rows, refused;
 };
 

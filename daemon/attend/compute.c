@@ -223,6 +223,11 @@ bool compute_cancel(struct compute *compute, struct compute_item *item)
 	return true;
 }
 
+const struct kernel *compute_kernel(const struct compute *compute)
+{
+	return compute->kernel;
+}
+
 void compute_figures(const struct compute *compute, struct compute_figures *figures_p)
 {
 	*figures_p = (struct compute_figures){.batches = compute->batches,

@@ -16,6 +16,7 @@
 #include "daemon/base/list.h"
 
 struct compute;
+struct kernel;
 struct loop;
 struct offload;
 struct store_kv;
@@ -57,6 +58,8 @@ void compute_free(struct compute *compute);	  /* it is idle; NULL is fine */
 int compute_submit(struct compute *compute, struct compute_item *item);
 /* True: it was waiting, and on_done does not come. False: it comes, soon. */
 bool compute_cancel(struct compute *compute, struct compute_item *item);
+
+const struct kernel *compute_kernel(const struct compute *compute);
 
 struct compute_figures {
 	uint64_t batches, rows, attend_us;

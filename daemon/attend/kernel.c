@@ -88,7 +88,7 @@ static int kv_of(const struct compute_item *item, struct attend_kv *kv)
 	return 0;
 }
 
-static int run(const struct kernel *kernel, const struct attend_job *job, uint32_t rows)
+int kernel_job(const struct kernel *kernel, const struct attend_job *job, uint32_t rows)
 {
 	const char *fault = attend_job_fault(job);
 	size_t bytes = attend_scratch_bytes(job->shape, rows);
@@ -141,5 +141,5 @@ int kernel_run(const struct kernel *kernel, const struct list *items, uint32_t c
 		rows += item->rows;
 	}
 	assert(n == count);
-	return err_pass(run(kernel, &job, rows));
+	return err_pass(kernel_job(kernel, &job, rows));
 }

@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+struct attend_job;
 struct kernel;
 struct list;
 
@@ -14,6 +15,8 @@ int kernel_new(const char *isa, struct kernel **kernel_p);
 void kernel_free(struct kernel *kernel);
 const char *kernel_isa(const struct kernel *kernel);
 
+/* One call, of at most so many rows. ERR_RANGE: the job has a fault. Any thread. */
+int kernel_job(const struct kernel *kernel, const struct attend_job *job, uint32_t rows);
 /* Items (struct compute_item.link) of one layer of the same chunks. Any thread. What is
  * canceled meanwhile may be left out. */
 int kernel_run(const struct kernel *kernel, const struct list *items, uint32_t count);

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "daemon/attend/attend_impl.h"
+#include "daemon/attend/echo.h"
 #include "daemon/attend/rows_tell.h"
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
@@ -213,6 +214,19 @@ static int serve_new(struct attends *attends, struct remote *remote,
 	return 0;
 }
 
+static int serve_one(struct attends *attends, struct remote *remote,
+		     const struct wire_attend *msg)
+{
+	int r;
+
+	if (!attends || !attends->kvd->store)
+		return err_raise(ERR_REQUIRE, "this daemon keeps no chunks");
+	if (msg->count == 0)
+		return err_pass(echo_serve(attends, remote, msg));
+	r = room_check(attends, remote, msg->rows);
+	return r < 0 ? err_pass(r) : err_pass(serve_new(attends, remote, msg));
+}
+
 int serve_on_attend(struct attends *attends, struct remote *remote, struct cursor *body)
 {
 	struct wire_attended no = {.code = ERR_OK};
@@ -222,11 +236,7 @@ int serve_on_attend(struct attends *attends, struct remote *remote, struct curso
 
 	if (r < 0)
 		return err_pass(r);
-	r = attends && attends->kvd->store
-		    ? room_check(attends, remote, msg.rows)
-		    : err_raise(ERR_REQUIRE, "this daemon keeps no chunks");
-	if (r >= 0)
-		r = serve_new(attends, remote, &msg);
+	r = serve_one(attends, remote, &msg);
 	if (r >= 0)
 		return 0;
 	if (attends)

@@ -27,6 +27,7 @@ struct gpu;
 struct handshake;
 struct http;
 struct link;
+struct live;
 struct loop;
 struct offload;
 struct peers;
@@ -59,6 +60,7 @@ struct kvd {
 	struct rooms *rooms;
 	struct store *store; /* NULL: it keeps no chunks */
 	struct attends *attends;
+	struct live *costs; /* with attends */
 	struct control *control;
 	struct http *http;		     /* NULL without metrics_listen */
 	struct rings *rings;		     /* ring.c; NULL without any */

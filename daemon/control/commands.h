@@ -146,6 +146,7 @@ extern const struct command room_commands[];
 extern const struct command chunk_commands[];
 extern const struct command chunk_event_commands[];
 extern const struct command attend_commands[];
+extern const struct command cost_commands[];
 extern const struct command peer_commands[];
 extern const struct command keys_commands[];
 extern const struct command device_commands[]; /* devices */

@@ -406,6 +406,22 @@ int cost_page_speed(const struct cost_page *page, const uint8_t key[COST_KEY_BYT
 				   : r;
 }
 
+bool cost_page_speed_at(const struct cost_page *page, unsigned int *i_p,
+			struct cost_speed *speed)
+{
+	const struct shared *s = page->shared;
+
+	while (*i_p < SPEED_SLOTS) {
+		unsigned int at = (*i_p)++;
+
+		if (seqlock_get(&s->speed_tags[at]) > TAG_DROPPED &&
+		    seqlock_read(&s->speeds[at].sequence, s->speeds[at].words, speed,
+				 WORDS(*speed)))
+			return true;
+	}
+	return false;
+}
+
 int cost_page_home(const struct cost_page *page, struct cost_home *home)
 {
 	const struct home_row *row = &page->shared->home;

@@ -75,6 +75,9 @@ int cost_page_peer(const struct cost_page *page, const uint8_t key[COST_KEY_BYTE
 /* Of this shape, else the one for any. */
 int cost_page_speed(const struct cost_page *page, const uint8_t key[COST_KEY_BYTES],
 		    const struct cost_shape *shape, struct cost_speed *speed);
+/* The next geometry of a peer's from slot *i_p on, or false. */
+bool cost_page_speed_at(const struct cost_page *page, unsigned int *i_p,
+			struct cost_speed *speed);
 int cost_page_home(const struct cost_page *page, struct cost_home *home);
 
 /* A page of this process that knows one peer, COST_SELF's zeros: a published fabric's

@@ -1,0 +1,464 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A calibration is a row of steps, each begun by the answer to the one before:
+ *
+ *   echoes   of 0, 1, 16 and 128 rows in turn, so that what disturbs for a while
+ *            disturbs all sizes alike; the largest in every fourth round only, which
+ *            keeps it below 3 MB
+ *   speeds   of each geometry that is open here, or of one that is common: first the own
+ *            daemon's, then the peer's
+ *
+ * A peer that does not attend has a way, and no speed: it can be fetched from. Waiting
+ * calibrations stand in a list of which the first is at work; a deadline for each answer
+ * ends one whose peer is silent. What was measured goes to the page at the end, or not at
+ * all.
+ */
+#include "daemon/attend/calibrate.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/attend/attend_impl.h"
+#include "daemon/attend/rows_tell.h"
+#include "daemon/attend/speed.h"
+#include "daemon/base/context.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/cost/live.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/peer/peer.h"
+#include "daemon/session/session.h"
+#include "daemon/transport/transport.h"
+#include "proto/wire.h"
+
+#define ROUNDS 24u
+#define LARGE_ROUNDS 4u /* the largest in every such round */
+#define PART_BYTES (256u << 10)
+#define ANSWER_NS (2 * LOOP_NS_PER_S)
+#define AGAIN_NS (60 * LOOP_NS_PER_S)
+#define FORMS_MAX 4u
+
+static const uint32_t usual_rows[CALIBRATE_SIZES] = {0, 1, 16, 128};
+
+struct calibration {
+	struct list link; /* attends->calibrations */
+	struct attends *attends;
+	struct remote *remote; /* held */
+	struct calibrate_args args;
+	struct calibrate_result result;
+	struct fit fit;
+	struct loop_timer deadline;
+	unsigned int round, size; /* of the echo under way */
+	uint64_t number, sent_ns; /* its; 0: none is */
+	uint64_t left, wanted;	  /* bytes of it that are not back; that are asked */
+	struct form forms[FORMS_MAX];
+	unsigned int form_count, form;
+	bool began, asked_peer;
+	struct speed_wait own;
+};
+
+static void calibration_next(struct calibration *c);
+static void calibration_start(struct attends *attends);
+
+/* ---- its end ---- */
+
+static void calibration_end(struct calibration *c, const struct err *why)
+{
+	struct attends *attends = c->attends;
+
+	loop_timer_stop(&c->deadline);
+	speed_forget(&c->own);
+	list_remove(&c->link);
+	if (why)
+		log_info("cost", c->remote->label, "not calibrated", "why=\"%s\"",
+			 why->text);
+	if (c->args.on_done)
+		c->args.on_done(c->args.owner, &c->result, why);
+	handshake_release(attends->kvd->handshake, c->remote);
+	mem_free(c);
+	loop_defer(attends->kvd->loop, &attends->calibrate_next);
+}
+
+static void calibration_fail(struct calibration *c)
+{
+	struct err why;
+
+	err_take(&why);
+	calibration_end(c, &why);
+}
+
+static void calibration_on_deadline(struct loop_timer *timer)
+{
+	struct calibration *c = container_of(timer, struct calibration, deadline);
+	struct err why;
+
+	err_set(&why, ERR_TIMEOUT, "%.80s: no answer to an echo", c->remote->label);
+	calibration_end(c, &why);
+}
+
+static struct live_way calibration_way(const struct calibration *c)
+{
+	return (struct live_way){
+		.key = c->remote->peer->instance,
+		.transport = c->remote->transport ? c->remote->transport->ops->name : "",
+		.now_s = (uint32_t)(loop_now_ns(c->attends->kvd->loop) / LOOP_NS_PER_S)};
+}
+
+/* ---- echoes ---- */
+
+static const uint8_t *echo_bytes(struct attends *attends)
+{
+	if (!attends->echo_bytes)
+		attends->echo_bytes = mem_zalloc(PART_BYTES);
+	return attends->echo_bytes;
+}
+
+static uint64_t calibration_bytes(const struct calibration *c)
+{
+	uint32_t rows = c->args.rows ? c->args.rows : usual_rows[c->size];
+
+	return (uint64_t)rows * CALIBRATE_ROW_BYTES;
+}
+
+/* All parts of one echo at once, as the legs of many rows go. */
+static void echo_send(struct calibration *c)
+{
+	const uint8_t *bytes = echo_bytes(c->attends);
+	uint64_t left = calibration_bytes(c);
+	int r = bytes ? 0 : -ENOMEM;
+
+	c->number = CALIBRATE_FIRST | ++c->attends->next_leg;
+	c->wanted = c->left = left;
+	c->sent_ns = loop_clock_ns(c->attends->kvd->loop);
+	do {
+		uint64_t part = left < PART_BYTES ? left : PART_BYTES;
+		const struct wire_attend msg = {.attend = c->number, .q = {bytes, part}};
+
+		if (r >= 0)
+			r = rows_tell_attend(c->remote, &msg);
+		left -= part;
+	} while (left > 0 && r >= 0);
+	if (r < 0) {
+		err_pass(r);
+		calibration_fail(c);
+		return;
+	}
+	loop_timer_start(&c->deadline, ANSWER_NS);
+}
+
+static void echo_came(struct calibration *c)
+{
+	double us = (double)(loop_clock_ns(c->attends->kvd->loop) - c->sent_ns) / 1e3;
+
+	fit_add(&c->fit, 2.0 * (double)c->wanted, us);
+	c->result.bytes += 2 * c->wanted;
+	c->number = 0;
+	c->size++;
+	calibration_next(c);
+}
+
+/* The next echo's size, and whether there is one. */
+static bool echo_next(struct calibration *c)
+{
+	unsigned int sizes = c->args.rows ? 1 : CALIBRATE_SIZES;
+	unsigned int rounds = c->args.rounds ? c->args.rounds : ROUNDS;
+
+	if (c->size == sizes - 1 && sizes > 1 && c->round % LARGE_ROUNDS)
+		c->size++;
+	if (c->size >= sizes) {
+		c->size = 0;
+		c->round++;
+	}
+	return c->round < rounds;
+}
+
+static int echoes_done(struct calibration *c)
+{
+	const struct live_way way = calibration_way(c);
+
+	for (uint32_t i = 0; i < c->fit.count; i++) {
+		struct fit_size *size = &c->fit.sizes[i];
+		uint32_t n =
+			size->taken < FIT_SAMPLES_MAX ? size->taken : FIT_SAMPLES_MAX;
+		struct cost_figure f = fit_figure(size->us, n, way.now_s);
+
+		c->result.sizes[i].bytes = (uint64_t)size->amount;
+		c->result.sizes[i].us = f.value;
+		c->result.sizes[i].mad_us = f.mad;
+		c->result.sizes[i].count = n;
+	}
+	c->result.size_count = c->fit.count;
+	return c->args.rows ? 0
+			    : err_pass(live_echoes(c->attends->kvd->costs, &way, &c->fit));
+}
+
+/* ---- speeds ---- */
+
+static void form_add(struct calibration *c, const struct form *form)
+{
+	const struct cost_shape shape = speed_shape(form);
+
+	for (unsigned int i = 0; i < c->form_count; i++) {
+		const struct cost_shape has = speed_shape(&c->forms[i]);
+
+		if (memcmp(&has, &shape, sizeof(has)) == 0)
+			return;
+	}
+	if (c->form_count < FORMS_MAX)
+		c->forms[c->form_count++] = *form;
+}
+
+/* Of what is open here; else a common one. */
+static void calibration_forms(struct calibration *c)
+{
+	static const struct form common = {
+		.shape = {.kind = ATTEND_MLA,
+			  .q_type = VALUE_BF16,
+			  .kv_type = VALUE_BF16,
+			  .heads = 16,
+			  .kv_heads = 1,
+			  .dqk = 576,
+			  .dv = 512,
+			  .scale = 0.07f},
+		.key = "kv"};
+	const struct session *session;
+
+	list_foreach(session, &c->attends->kvd->sessions, link) {
+		const struct attend_session *part = session->attend_part;
+		struct idmap_cursor it;
+
+		if (!part)
+			continue;
+		idmap_foreach(&part->attends, it)
+			form_add(c, &((const struct attend *)it.value)->form);
+	}
+	if (!c->form_count)
+		form_add(c, &common);
+}
+
+static void speed_tell(struct calibration *c, const uint8_t *key,
+		       const struct cost_compute *compute)
+{
+	const struct cost_shape shape = speed_shape(&c->forms[c->form]);
+	struct live *live = c->attends->kvd->costs;
+
+	if (live_speed(live, key, &shape, compute) < 0)
+		err_clear();
+}
+
+static int speed_ask_peer(struct calibration *c)
+{
+	const struct form *form = &c->forms[c->form];
+	uint8_t bytes[160];
+	struct cursor out;
+	struct wire_attend msg = {.attend = CALIBRATE_FIRST | ++c->attends->next_leg};
+	int r;
+
+	cursor_write(&out, bytes, sizeof(bytes));
+	r = form_put(form, &out);
+	if (r < 0)
+		return err_pass(r);
+	msg.form.data = bytes;
+	msg.form.len = out.pos;
+	c->number = msg.attend;
+	c->asked_peer = true;
+	loop_timer_start(&c->deadline, ANSWER_NS);
+	return err_pass(rows_tell_attend(c->remote, &msg));
+}
+
+static void calibration_on_own(struct speed_wait *wait,
+			       const struct cost_compute *compute, const struct err *why)
+{
+	struct calibration *c = container_of(wait, struct calibration, own);
+
+	if (!why)
+		speed_tell(c, cost_self, compute);
+	if (speed_ask_peer(c) < 0)
+		calibration_fail(c);
+}
+
+static void speed_came(struct calibration *c, const struct wire_attended *msg)
+{
+	struct cost_compute compute;
+	struct cursor in;
+
+	c->number = 0;
+	c->asked_peer = false;
+	cursor_read(&in, msg->values.data, msg->values.len);
+	if (msg->code == ERR_OK && speed_get(&in, &compute) == 0)
+		speed_tell(c, c->remote->peer->instance, &compute);
+	else
+		err_clear(); /* it does not attend: it can be fetched from */
+	c->form++;
+	calibration_next(c);
+}
+
+/* ---- steps ---- */
+
+static void calibration_next(struct calibration *c)
+{
+	int r = 0;
+
+	loop_timer_stop(&c->deadline);
+	if (echo_next(c)) {
+		echo_send(c);
+		return;
+	}
+	if (!c->form_count) {
+		r = echoes_done(c);
+		calibration_forms(c);
+	}
+	if (r < 0) {
+		calibration_fail(c);
+	} else if (c->args.rows || c->form == c->form_count) {
+		calibration_end(c, NULL);
+	} else if (speed_ask(c->attends, &c->forms[c->form], &c->own) < 0) {
+		err_clear(); /* none of ours: the other's is still of use */
+		if (speed_ask_peer(c) < 0)
+			calibration_fail(c);
+	}
+}
+
+int calibrate_on_attended(struct attends *attends, struct remote *remote,
+			  const struct wire_attended *msg)
+{
+	struct calibration *c = list_first(&attends->calibrations, struct calibration, link);
+	struct err why;
+
+	if (!c || c->remote != remote || c->number != msg->attend)
+		return 0; /* late */
+	if (c->asked_peer) {
+		speed_came(c, msg);
+		return 0;
+	}
+	if (msg->code != ERR_OK) {
+		err_set(&why, (enum err_code)msg->code, "%.60s: %.200s", remote->label,
+			msg->text);
+		calibration_end(c, &why);
+		return 0;
+	}
+	if (msg->values.len > c->left || (c->left > 0 && msg->values.len == 0))
+		return err_raise(ERR_PROTO, "ATTENDED: %zu bytes of an echo of %llu",
+				 msg->values.len, (unsigned long long)c->left);
+	c->left -= msg->values.len;
+	if (c->left == 0)
+		echo_came(c);
+	return 0;
+}
+
+static int home_measure(struct attends *attends)
+{
+	struct cost_home home;
+	int r = attends->home_known ? 0 : speed_home(&home);
+
+	if (r < 0)
+		return err_pass(r);
+	if (!attends->home_known)
+		live_home(attends->kvd->costs, &home);
+	attends->home_known = true;
+	return 0;
+}
+
+static void calibration_start(struct attends *attends)
+{
+	struct calibration *c = list_first(&attends->calibrations, struct calibration, link);
+
+	if (!c || c->began)
+		return;
+	c->began = true;
+	if (home_measure(attends) < 0)
+		calibration_fail(c);
+	else
+		calibration_next(c);
+}
+
+void calibrate_on_next(struct loop_defer *defer)
+{
+	calibration_start(container_of(defer, struct attends, calibrate_next));
+}
+
+/* ---- begin ---- */
+
+int calibrate_begin(struct attends *attends, const struct calibrate_args *args)
+{
+	struct remote *remote = args->remote;
+	struct calibration *c;
+
+	if (attends->closed)
+		return err_raise(ERR_DRAIN, "the daemon is stopping");
+	if (!remote->ready || sm_state(&remote->peer->sm) != PEER_UP)
+		return err_raise(ERR_PEER, "%s: it is not up", remote->label);
+	if (remote->peer->self || !(remote->peer->features & PEER_FEATURE_ATTEND))
+		return err_raise(ERR_REQUIRE, "%s: its kvd does not attend",
+				 remote->label);
+	list_foreach(c, &attends->calibrations, link) {
+		if (c->remote == remote)
+			return err_raise(ERR_BUSY, "%s: it is being calibrated",
+					 remote->label);
+	}
+	c = mem_zalloc(sizeof(*c));
+	if (!c)
+		return err_pass(-ENOMEM);
+	c->attends = attends;
+	c->remote = remote;
+	c->args = *args;
+	list_init(&c->own.link);
+	c->own.on_told = calibration_on_own;
+	loop_timer_init(&c->deadline, attends->kvd->loop, calibration_on_deadline);
+	remote->reaches++;
+	list_push_back(&attends->calibrations, &c->link);
+	loop_defer(attends->kvd->loop, &attends->calibrate_next);
+	return 0;
+}
+
+void calibrate_soon(struct attends *attends, struct remote *remote)
+{
+	const struct calibrate_args args = {.remote = remote};
+	uint64_t now = loop_now_ns(attends->kvd->loop);
+
+	if (!attends->page_used || attends->closed ||
+	    !live_may_ask(attends->kvd->costs, remote->peer->instance, now, AGAIN_NS))
+		return;
+	if (calibrate_begin(attends, &args) < 0)
+		err_clear();
+}
+
+void calibrate_all(struct attends *attends)
+{
+	struct remote *remote;
+
+	attends->page_used = true;
+	list_foreach(remote, handshake_remotes(attends->kvd->handshake), link)
+		calibrate_on_change(attends, remote);
+}
+
+void calibrate_on_change(struct attends *attends, struct remote *remote)
+{
+	if (attends->page_used && remote->ready &&
+	    sm_state(&remote->peer->sm) == PEER_UP && !remote->peer->self &&
+	    (remote->peer->features & PEER_FEATURE_ATTEND) &&
+	    !live_knows(attends->kvd->costs, remote->peer->instance))
+		calibrate_soon(attends, remote);
+}
+
+void calibrate_on_down(struct attends *attends, const struct remote *remote,
+		       const struct err *why)
+{
+	struct calibration *c;
+
+	list_foreach_safe(c, &attends->calibrations, link) {
+		if (c->remote == remote)
+			calibration_end(c, why);
+	}
+	live_drop(attends->kvd->costs, remote->peer->instance);
+}
+
+void calibrate_close(struct attends *attends, const struct err *why)
+{
+	struct calibration *c;
+
+	list_foreach_safe(c, &attends->calibrations, link)
+		calibration_end(c, why);
+	loop_defer_cancel(&attends->calibrate_next);
+}

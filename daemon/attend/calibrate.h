@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * calibrate: measure the way to a peer by echoes, and be told how fast it attends; here
+ * the same, and what merging takes. It goes to the cost page (daemon/cost/live.h). One
+ * peer at a time: echoes beside others would measure these.
+ */
+#ifndef KVD_ATTEND_CALIBRATE_H
+#define KVD_ATTEND_CALIBRATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct attends;
+struct err;
+struct loop_defer;
+struct remote;
+struct wire_attended;
+
+#define CALIBRATE_SIZES 4u
+#define CALIBRATE_ROUNDS_MAX 400u
+
+#define CALIBRATE_ROW_BYTES 1152u /* a query row of MLA 576 in bf16 */
+
+struct calibrate_result {
+	struct {
+		uint64_t bytes; /* there and back */
+		double us, mad_us;
+		uint32_t count;
+	} sizes[CALIBRATE_SIZES];
+	uint32_t size_count;
+	uint64_t bytes; /* of all echoes */
+};
+
+struct calibrate_args {
+	struct remote *remote; /* held meanwhile; its line is ready */
+	/* Rows of CALIBRATE_ROW_BYTES an echo: 0, the usual sizes; else this one alone,
+	 * `rounds` times, and the page stays as it is. */
+	uint32_t rows, rounds;
+	void *owner;
+	/* Once, in a later turn; NULL: nobody waits. */
+	void (*on_done)(void *owner, const struct calibrate_result *result,
+			const struct err *why);
+};
+
+/* ERR_PEER: not up; ERR_REQUIRE: it does not attend; ERR_BUSY: it is being done. */
+int calibrate_begin(struct attends *attends, const struct calibrate_args *args);
+/* The same when it is time: a peer whose constants are asked for and not known, or have
+ * ceased to predict; at most once a minute. */
+void calibrate_soon(struct attends *attends, struct remote *remote);
+/* Somebody reads the page from now on: it is filled, and kept. */
+void calibrate_all(struct attends *attends);
+/* An answer to an echo: number from CALIBRATE_FIRST on. */
+#define CALIBRATE_FIRST (UINT64_C(1) << 63)
+int calibrate_on_attended(struct attends *attends, struct remote *remote,
+			  const struct wire_attended *msg);
+void calibrate_on_change(struct attends *attends, struct remote *remote);
+void calibrate_on_down(struct attends *attends, const struct remote *remote,
+		       const struct err *why);
+void calibrate_on_next(struct loop_defer *defer); /* attends->calibrate_next */
+void calibrate_close(struct attends *attends, const struct err *why);
+
+#endif

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/attend/echo.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+#include "daemon/attend/attend_impl.h"
+#include "daemon/attend/rows_tell.h"
+#include "daemon/attend/speed.h"
+#include "daemon/base/context.h"
+#include "daemon/base/mem.h"
+#include "daemon/handshake/handshake.h"
+#include "proto/wire.h"
+
+/* What a peer that has asked may still have echoed. */
+struct echo_share {
+	struct list link; /* attends->echo_shares */
+	const struct remote *remote;
+	uint64_t bytes, at_ns;
+};
+
+/* A peer that waits for a measurement. */
+struct echo_wait {
+	struct speed_wait wait;
+	struct list link; /* attends->echo_waits */
+	struct attends *attends;
+	struct remote *remote; /* held */
+	uint64_t attend;
+};
+
+/* ---- bytes ---- */
+
+static struct echo_share *echo_share_of(struct attends *attends,
+					const struct remote *remote)
+{
+	struct echo_share *share;
+
+	list_foreach(share, &attends->echo_shares, link) {
+		if (share->remote == remote)
+			return share;
+	}
+	share = mem_zalloc(sizeof(*share));
+	if (!share)
+		return NULL;
+	share->remote = remote;
+	share->bytes = ECHO_BYTES;
+	share->at_ns = loop_now_ns(attends->kvd->loop);
+	list_push_back(&attends->echo_shares, &share->link);
+	return share;
+}
+
+static int echo_take(struct attends *attends, const struct remote *remote, size_t bytes)
+{
+	struct echo_share *share = echo_share_of(attends, remote);
+	uint64_t now = loop_now_ns(attends->kvd->loop), us;
+
+	if (!share)
+		return err_pass(-ENOMEM);
+	us = (now - share->at_ns) / 1000;
+	share->at_ns = now;
+	us = us < 1000000 ? us : 1000000;
+	share->bytes += us * ECHO_BYTES_A_S / 1000000;
+	if (share->bytes > ECHO_BYTES)
+		share->bytes = ECHO_BYTES;
+	if (bytes > share->bytes)
+		return err_raise(ERR_BUSY, "echoes of this daemon: %u bytes a second",
+				 ECHO_BYTES_A_S);
+	share->bytes -= bytes;
+	return 0;
+}
+
+/* ---- speeds ---- */
+
+static void echo_wait_end(struct echo_wait *wait)
+{
+	speed_forget(&wait->wait);
+	list_remove(&wait->link);
+	handshake_release(wait->attends->kvd->handshake, wait->remote);
+	mem_free(wait);
+}
+
+static void echo_on_told(struct speed_wait *base, const struct cost_compute *compute,
+			 const struct err *why)
+{
+	struct echo_wait *wait = container_of(base, struct echo_wait, wait);
+	struct wire_attended msg = {.attend = wait->attend};
+	uint8_t bytes[SPEED_BYTES];
+	struct cursor out;
+
+	cursor_write(&out, bytes, sizeof(bytes));
+	if (why) {
+		msg.code = why->code;
+		snprintf(msg.text, sizeof(msg.text), "%.300s", why->text);
+	} else {
+		speed_put(compute, &out);
+		msg.values.data = bytes;
+		msg.values.len = out.pos;
+	}
+	if (rows_tell_attended(wait->remote, &msg) < 0)
+		err_clear(); /* it is going down */
+	echo_wait_end(wait);
+}
+
+static int echo_speed(struct attends *attends, struct remote *remote,
+		      const struct wire_attend *msg)
+{
+	struct echo_wait *wait;
+	struct form form = {.view = ""};
+	struct cursor in;
+	int r;
+
+	list_foreach(wait, &attends->echo_waits, link) {
+		if (wait->remote == remote)
+			return err_raise(ERR_BUSY, "a speed is being measured for this "
+						   "daemon");
+	}
+	cursor_read(&in, msg->form.data, msg->form.len);
+	r = form_get(&in, &form);
+	if (r >= 0)
+		r = form_check(&form);
+	if (r < 0)
+		return err_pass(r);
+	wait = mem_zalloc(sizeof(*wait));
+	if (!wait)
+		return err_pass(-ENOMEM);
+	list_init(&wait->wait.link);
+	wait->wait.on_told = echo_on_told;
+	wait->attends = attends;
+	wait->remote = remote;
+	wait->attend = msg->attend;
+	remote->reaches++;
+	list_push_back(&attends->echo_waits, &wait->link);
+	r = speed_ask(attends, &form, &wait->wait);
+	if (r < 0) {
+		echo_wait_end(wait);
+		return err_pass(r);
+	}
+	return 0;
+}
+
+/* ---- the messages ---- */
+
+int echo_serve(struct attends *attends, struct remote *remote,
+	       const struct wire_attend *msg)
+{
+	struct wire_attended answer = {.attend = msg->attend, .values = msg->q};
+	int r = attends->closed ? err_raise(ERR_DRAIN, "the daemon is stopping")
+				: echo_take(attends, remote, msg->q.len + 1024);
+
+	if (r < 0)
+		return err_pass(r);
+	if (msg->form.len)
+		return err_pass(echo_speed(attends, remote, msg));
+	attends->echoes++;
+	return err_pass(rows_tell_attended(remote, &answer));
+}
+
+void echo_on_down(struct attends *attends, const struct remote *remote)
+{
+	struct echo_share *share;
+	struct echo_wait *wait;
+
+	list_foreach_safe(wait, &attends->echo_waits, link) {
+		if (wait->remote == remote)
+			echo_wait_end(wait);
+	}
+	list_foreach_safe(share, &attends->echo_shares, link) {
+		if (share->remote == remote) {
+			list_remove(&share->link);
+			mem_free(share);
+		}
+	}
+}
+
+void echoes_close(struct attends *attends)
+{
+	struct echo_share *share;
+	struct echo_wait *wait;
+
+	list_foreach_safe(wait, &attends->echo_waits, link)
+		echo_wait_end(wait);
+	list_foreach_safe(share, &attends->echo_shares, link) {
+		list_remove(&share->link);
+		mem_free(share);
+	}
+}

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A kernel's time is a0 + max(bytes read / Bm, FLOP / F). Three calls tell the three: of
+ * few rows and few tokens, a0; of the rows of one query token and all tokens, Bm; of many
+ * rows, F. Where the second is bound by arithmetic, too, Bm comes out smaller than memory
+ * is, and the sum right at that point and at the third: between them it is what the
+ * kernel does anyway, its time is not smooth there.
+ *
+ * Medians of a few calls: the memory is scratch that was just written, so of a small
+ * geometry it lies in a cache, as KV that is attended in each step does. One geometry is
+ * measured at a time, for some 10 ms of one of attend_threads; who asks for one that is
+ * known has it at once, so a peer that asks again and again takes nothing.
+ */
+#include "daemon/attend/speed.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "daemon/attend/attend_impl.h"
+#include "daemon/attend/kernel.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/context.h"
+#include "daemon/base/cursor.h"
+#include "daemon/base/mem.h"
+#include "daemon/cost/fit.h"
+#include "daemon/math/attend.h"
+#include "daemon/math/merge.h"
+
+#define KV_BYTES (8u << 20)
+#define TOKENS_MOST 2048u
+#define TOKENS_FEW 16u
+#define ROWS_MANY 256u
+#define CALLS 7u
+#define SOME_VALUE 0x3c /* of each byte: a small number in all types */
+
+struct speed {
+	struct form form;
+	struct cost_compute compute;
+	struct err why;
+	bool known;
+	struct list waits;
+	struct offload_job job;
+	struct attends *attends;
+};
+
+struct speeds {
+	unsigned int count;
+	struct speed *all[SPEEDS_MAX];
+};
+
+struct cost_shape speed_shape(const struct form *form)
+{
+	const struct attend_shape *s = &form->shape;
+	uint32_t kv = value_bytes((enum value_type)s->kv_type);
+	struct cost_shape shape =
+		s->kind == ATTEND_MLA
+			? cost_shape_mla(s->heads, s->dqk, s->dv, kv, sizeof(float))
+			: cost_shape_gqa(s->heads, s->kv_heads, s->dqk, s->dv, kv,
+					 sizeof(float));
+
+	shape.q_bytes = s->dqk * value_bytes((enum value_type)s->q_type);
+	return shape;
+}
+
+/* ---- measuring ---- */
+
+/* All that a call needs, in one block. */
+struct scratch {
+	uint8_t *memory;
+	struct attend_kv kv;
+	struct attend_span span;
+	struct attend_job job;
+	uint64_t token_bytes;
+	uint32_t tokens, rows;
+};
+
+static int scratch_make(struct scratch *s, const struct attend_shape *shape)
+{
+	uint32_t value = value_bytes((enum value_type)shape->kv_type);
+	uint64_t key = (uint64_t)shape->kv_heads * shape->dqk * value;
+	uint64_t q, o, bytes;
+
+	s->token_bytes = key + (shape->kind == ATTEND_GQA
+					? (uint64_t)shape->kv_heads * shape->dv * value
+					: 0);
+	s->tokens = (uint32_t)(KV_BYTES / s->token_bytes);
+	s->tokens = s->tokens < TOKENS_FEW    ? TOKENS_FEW
+		    : s->tokens > TOKENS_MOST ? TOKENS_MOST
+					      : s->tokens;
+	s->rows = shape->heads >= ROWS_MANY ? shape->heads
+					    : ROWS_MANY / shape->heads * shape->heads;
+	q = (uint64_t)s->rows * shape->dqk * value_bytes((enum value_type)shape->q_type);
+	o = (uint64_t)s->rows * (shape->dv + 2u) * sizeof(float);
+	bytes = s->token_bytes * s->tokens + q + o + 3 * 64;
+	s->memory = mem_alloc(bytes);
+	if (!s->memory)
+		return err_pass(-ENOMEM);
+	memset(s->memory, SOME_VALUE, bytes);
+	s->kv = (struct attend_kv){
+		.k = {s->memory, key, key, (uint64_t)shape->dqk * value},
+		.page_tokens = 1,
+		.tokens = s->tokens};
+	s->kv.k.page_stride = s->token_bytes;
+	s->kv.k.token_stride = s->token_bytes;
+	s->kv.v = (struct attend_field){s->memory + key, s->token_bytes, s->token_bytes,
+					(uint64_t)shape->dv * value};
+	s->span.q = s->memory + s->token_bytes * s->tokens;
+	s->span.o = (float *)(void *)(s->memory +
+				      (s->token_bytes * s->tokens + q + 63) / 64 * 64);
+	s->span.m = s->span.o + (size_t)s->rows * shape->dv;
+	s->span.l = s->span.m + s->rows;
+	s->job = (struct attend_job){
+		.shape = shape, .kv = &s->kv, .spans = &s->span, .span_count = 1};
+	return 0;
+}
+
+static int speed_time(const struct kernel *kernel, struct scratch *s, uint32_t rows,
+		      uint32_t tokens, struct cost_figure *figure)
+{
+	double us[CALLS];
+
+	s->span.rows = rows;
+	s->span.end = tokens;
+	for (unsigned int i = 0; i <= CALLS; i++) {
+		double begin = clock_us();
+		int r = kernel_job(kernel, &s->job, rows);
+
+		if (r < 0)
+			return err_pass(r);
+		if (i > 0) /* the first one warms up */
+			us[i - 1] = clock_us() - begin;
+	}
+	*figure = fit_figure(us, CALLS, (uint32_t)clock_s());
+	return 0;
+}
+
+/* amount / (time - fixed), whose error is the times'. */
+static struct cost_figure speed_rate(double amount, const struct cost_figure *time,
+				     const struct cost_figure *fixed)
+{
+	double us = fmax(time->value - fixed->value, 0.1 * time->value);
+	double error = hypot(time->error, fixed->error) / us;
+
+	return (struct cost_figure){.value = amount / us,
+				    .mad = amount / us * time->mad / us,
+				    .error = amount / us * error,
+				    .count = time->count,
+				    .at_s = time->at_s};
+}
+
+static int speed_measure(const struct kernel *kernel, const struct attend_shape *shape,
+			 struct cost_compute *compute)
+{
+	struct scratch s = {.memory = NULL};
+	struct cost_figure fixed, one, many;
+	uint32_t heads = shape->heads;
+	int r = scratch_make(&s, shape);
+
+	if (r >= 0)
+		r = speed_time(kernel, &s, heads, TOKENS_FEW, &fixed);
+	if (r >= 0)
+		r = speed_time(kernel, &s, heads, s.tokens, &one);
+	if (r >= 0)
+		r = speed_time(kernel, &s, s.rows, s.tokens, &many);
+	mem_free(s.memory);
+	if (r < 0)
+		return err_pass(r);
+	*compute = (struct cost_compute){
+		.fixed = fixed,
+		.memory = speed_rate((double)s.token_bytes * s.tokens, &one, &fixed),
+		.flops = speed_rate(2.0 * (shape->dqk + shape->dv) * s.tokens * s.rows,
+				    &many, &fixed)};
+	return 0;
+}
+
+/* ---- who wants to know ---- */
+
+static void speed_work(struct offload_job *job)
+{
+	struct speed *speed = container_of(job, struct speed, job);
+
+	job->result = speed_measure(compute_kernel(speed->attends->compute),
+				    &speed->form.shape, &speed->compute);
+	if (job->result < 0)
+		err_take(&job->err);
+}
+
+static void speed_done(struct offload_job *job)
+{
+	struct speed *speed = container_of(job, struct speed, job);
+	struct list *link;
+
+	speed->attends->under_way--;
+	speed->known = true;
+	if (job->result < 0)
+		speed->why = job->err;
+	while ((link = list_pop_front(&speed->waits))) {
+		struct speed_wait *wait = list_entry(link, struct speed_wait, link);
+
+		wait->on_told(wait, &speed->compute,
+			      job->result < 0 ? &speed->why : NULL);
+	}
+}
+
+static bool speed_same(const struct form *a, const struct form *b)
+{
+	const struct attend_shape *x = &a->shape, *y = &b->shape;
+
+	return x->kind == y->kind && x->q_type == y->q_type && x->kv_type == y->kv_type &&
+	       x->heads == y->heads && x->kv_heads == y->kv_heads && x->dqk == y->dqk &&
+	       x->dv == y->dv && !x->softcap == !y->softcap;
+}
+
+static struct speed *speed_find(const struct speeds *speeds, const struct form *form)
+{
+	for (unsigned int i = 0; i < speeds->count; i++) {
+		if (speed_same(&speeds->all[i]->form, form))
+			return speeds->all[i];
+	}
+	return NULL;
+}
+
+static int speed_begin(struct attends *attends, const struct form *form,
+		       struct speed **speed_p)
+{
+	struct speeds *speeds = attends->speeds;
+	struct speed *speed;
+
+	if (speeds->count == SPEEDS_MAX)
+		return err_raise(ERR_LIMIT, "%u geometries were measured: the limit",
+				 SPEEDS_MAX);
+	speed = mem_zalloc(sizeof(*speed));
+	if (!speed)
+		return err_pass(-ENOMEM);
+	speed->form = *form;
+	speed->attends = attends;
+	list_init(&speed->waits);
+	speed->job = (struct offload_job){.work = speed_work, .done = speed_done};
+	speeds->all[speeds->count++] = speed;
+	attends->under_way++;
+	offload_submit(attends->offload, &speed->job);
+	*speed_p = speed;
+	return 0;
+}
+
+int speed_ask(struct attends *attends, const struct form *form, struct speed_wait *wait)
+{
+	struct speed *speed;
+	int r = 0;
+
+	if (!attends->offload)
+		return err_raise(ERR_REQUIRE,
+				 "this daemon does not attend: set attend_threads");
+	if (!attends->speeds)
+		attends->speeds = mem_zalloc(sizeof(*attends->speeds));
+	if (!attends->speeds)
+		return err_pass(-ENOMEM);
+	speed = speed_find(attends->speeds, form);
+	if (!speed)
+		r = speed_begin(attends, form, &speed);
+	if (r < 0)
+		return err_pass(r);
+	if (speed->known)
+		wait->on_told(wait, &speed->compute,
+			      speed->why.code == ERR_OK ? NULL : &speed->why);
+	else
+		list_push_back(&speed->waits, &wait->link);
+	return 0;
+}
+
+void speed_forget(struct speed_wait *wait)
+{
+	list_remove(&wait->link);
+}
+
+void speeds_free(struct speeds *speeds)
+{
+	if (!speeds)
+		return;
+	for (unsigned int i = 0; i < speeds->count; i++)
+		mem_free(speeds->all[i]);
+	mem_free(speeds);
+}
+
+/* ---- merge and splice ---- */
+
+#define HOME_ROWS 128u
+#define HOME_DIMS 512u
+#define HOME_ROPE 64u
+
+static struct cost_figure home_figure(const double *us, double by)
+{
+	struct cost_figure figure = fit_figure(us, CALLS, (uint32_t)clock_s());
+
+	figure.value /= by;
+	figure.mad /= by;
+	figure.error /= by;
+	return figure;
+}
+
+static void home_merge(float *values, struct cost_home *home)
+{
+	float *m = values + (size_t)2 * HOME_ROWS * HOME_DIMS;
+	const struct merge_part parts[2] = {
+		{values, m, m + HOME_ROWS},
+		{values + (size_t)HOME_ROWS * HOME_DIMS, m + 2 * HOME_ROWS,
+		 m + 3 * HOME_ROWS}};
+	double few[CALLS], many[CALLS];
+
+	for (unsigned int i = 0; i < CALLS; i++) {
+		double begin = clock_us(), middle;
+
+		merge_rows(values, m, m + HOME_ROWS, parts, 2, 1, HOME_DIMS);
+		middle = clock_us();
+		merge_rows(values, m, m + HOME_ROWS, parts, 2, HOME_ROWS, HOME_DIMS);
+		few[i] = middle - begin;
+		many[i] = clock_us() - middle;
+	}
+	home->merge = home_figure(few, 1);
+	home->merge_row = home_figure(many, HOME_ROWS);
+}
+
+static void home_splice(float *values, struct cost_home *home)
+{
+	double inv_freq[HOME_ROPE / 2], few[CALLS], many[CALLS];
+	const struct rope rope = {.dims = HOME_ROPE, .inv_freq = inv_freq};
+	const struct splice splice = {.type = VALUE_BF16,
+				      .values = HOME_ROPE,
+				      .dst_stride = HOME_ROPE * 2,
+				      .src_stride = HOME_ROPE * 2};
+
+	for (unsigned int i = 0; i < HOME_ROPE / 2; i++)
+		inv_freq[i] = pow(10000, -2.0 * i / HOME_ROPE);
+	for (unsigned int i = 0; i < CALLS; i++) {
+		double begin = clock_us(), middle;
+		struct splice now = splice;
+		struct rope_turn turn;
+
+		rope_turn_make(&turn, &rope, 1000);
+		middle = clock_us();
+		now.turn = &turn;
+		splice_rows(&now, values, values, HOME_ROWS);
+		few[i] = middle - begin;
+		many[i] = clock_us() - middle;
+	}
+	home->splice = home_figure(few, 1);
+	home->splice_token = home_figure(many, HOME_ROWS);
+}
+
+int speed_home(struct cost_home *home)
+{
+	size_t count = (size_t)2 * HOME_ROWS * (HOME_DIMS + 2);
+	cleanup_free float *values = mem_alloc(count * sizeof(float));
+
+	if (!values)
+		return err_pass(-ENOMEM);
+	for (size_t i = 0; i < count; i++)
+		values[i] = 1;
+	*home = (struct cost_home){.merge = {.count = 0}};
+	home_merge(values, home);
+	home_splice(values, home);
+	return 0;
+}
+
+/* ---- to others ---- */
+
+static void figure_put(const struct cost_figure *figure, struct cursor *out)
+{
+	const double both[2] = {figure->value, figure->error};
+
+	for (unsigned int i = 0; i < 2; i++) {
+		uint64_t bits;
+
+		memcpy(&bits, &both[i], sizeof(bits));
+		cursor_put_u64(out, bits);
+	}
+}
+
+static bool figure_get(struct cursor *in, struct cost_figure *figure)
+{
+	double both[2];
+
+	for (unsigned int i = 0; i < 2; i++) {
+		uint64_t bits = cursor_get_u64(in);
+
+		memcpy(&both[i], &bits, sizeof(bits));
+		if (!isfinite(both[i]) || both[i] < 0)
+			return false;
+	}
+	*figure = (struct cost_figure){.value = both[0],
+				       .error = both[1],
+				       .mad = both[1],
+				       .count = CALLS,
+				       .at_s = (uint32_t)clock_s()};
+	return true;
+}
+
+void speed_put(const struct cost_compute *compute, struct cursor *out)
+{
+	figure_put(&compute->fixed, out);
+	figure_put(&compute->memory, out);
+	figure_put(&compute->flops, out);
+}
+
+int speed_get(struct cursor *in, struct cost_compute *compute)
+{
+	*compute = (struct cost_compute){.gather = {.count = 0}};
+	if (!figure_get(in, &compute->fixed) || !figure_get(in, &compute->memory) ||
+	    !figure_get(in, &compute->flops) || !(compute->memory.value > 0) ||
+	    !(compute->flops.value > 0))
+		return err_raise(ERR_PROTO, "a speed that is no number above 0");
+	return cursor_check(in, "a speed");
+}

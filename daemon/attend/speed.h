@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * speed: how fast this daemon attends in a geometry, measured on scratch memory by one of
+ * attend_threads, once for each geometry; others are told, too (calibrate.c).
+ */
+#ifndef KVD_ATTEND_SPEED_H
+#define KVD_ATTEND_SPEED_H
+
+#include "daemon/attend/form.h"
+#include "daemon/base/err.h"
+#include "daemon/base/list.h"
+#include "daemon/cost/cost.h"
+
+struct attends;
+struct speeds;
+
+#define SPEEDS_MAX 32u /* geometries */
+#define SPEED_BYTES (6u * 8u) /* of speed_put() */
+
+/* Of a geometry; what is merged are fp32 values. */
+struct cost_shape speed_shape(const struct form *form);
+
+/* Somebody who wants to know. on_told comes once: in speed_ask(), or later. */
+struct speed_wait {
+	struct list link;
+	void (*on_told)(struct speed_wait *wait, const struct cost_compute *compute,
+			const struct err *why);
+};
+/* ERR_REQUIRE: no threads; ERR_LIMIT: of too many geometries; ERR_NOMEM. */
+int speed_ask(struct attends *attends, const struct form *form, struct speed_wait *wait);
+void speed_forget(struct speed_wait *wait); /* it does not come any more */
+void speeds_free(struct speeds *speeds);    /* nothing is measured; NULL is fine */
+
+/* What merging and splicing take here: some 100 us of the calling thread. */
+int speed_home(struct cost_home *home);
+
+struct cursor;
+void speed_put(const struct cost_compute *compute, struct cursor *out);
+int speed_get(struct cursor *in, struct cost_compute *compute); /* ERR_PROTO */
+
+#endif

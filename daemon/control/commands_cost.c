@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cost.*: the page of constants that kvd_decide() prices by (daemon/cost/live.h), and
+ * measuring them.
+ *
+ * Who asks for the page makes the daemon measure all peers that can attend, now and when
+ * they come up: a daemon of which nobody asks it sends no byte for it.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/attend/attend.h"
+#include "daemon/attend/calibrate.h"
+#include "daemon/base/context.h"
+#include "daemon/base/hex.h"
+#include "daemon/base/mem.h"
+#include "daemon/control/commands.h"
+#include "daemon/cost/live.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/peer/peer.h"
+#include "proto/json.h"
+
+static int cost_needs(const struct kvd *kvd)
+{
+	if (kvd->attends && kvd->costs)
+		return 0;
+	return err_raise(ERR_STATE, "this daemon keeps no chunks: set chunk_memory");
+}
+
+/* ---- cost.page ---- */
+
+static int cost_page_run(struct request *req)
+{
+	cJSON *result;
+	int fd, r = cost_needs(req->kvd);
+
+	if (r < 0)
+		return err_pass(r);
+	result = request_result();
+	if (!result)
+		return err_pass(-ENOMEM);
+	fd = cost_page_fd(live_page(req->kvd->costs));
+	calibrate_all(req->kvd->attends);
+	request_reply_fds(req, result, &fd, 1);
+	return 0;
+}
+
+/* ---- cost.show ---- */
+
+static bool add_figure(cJSON *to, const char *name, const struct cost_figure *figure)
+{
+	cJSON *f = figure->count ? cJSON_AddObjectToObject(to, name) : NULL;
+
+	if (!figure->count)
+		return cJSON_AddNullToObject(to, name);
+	return f && cJSON_AddNumberToObject(f, "value", figure->value) &&
+	       cJSON_AddNumberToObject(f, "mad", figure->mad) &&
+	       cJSON_AddNumberToObject(f, "error", figure->error) &&
+	       cJSON_AddNumberToObject(f, "count", figure->count) &&
+	       cJSON_AddNumberToObject(f, "at_s", figure->at_s);
+}
+
+static bool add_link(cJSON *list, const struct cost_link *link)
+{
+	cJSON *json = cJSON_CreateObject();
+
+	return json && cJSON_AddItemToArray(list, json) &&
+	       cJSON_AddStringToObject(json, "transport", link->name) &&
+	       add_figure(json, "probe_us", &link->probe) &&
+	       add_figure(json, "bytes_per_us", &link->bandwidth) &&
+	       add_figure(json, "pull_us", &link->pull_probe) &&
+	       add_figure(json, "pull_bytes_per_us", &link->pull_bandwidth) &&
+	       add_figure(json, "congestion", &link->congestion) &&
+	       cJSON_AddNumberToObject(json, "model_error", link->model_error);
+}
+
+static const struct remote *remote_of(const struct kvd *kvd, const uint8_t *key)
+{
+	const struct remote *remote;
+
+	list_foreach(remote, handshake_remotes(kvd->handshake), link) {
+		if (memcmp(remote->peer->instance, key, COST_KEY_BYTES) == 0)
+			return remote;
+	}
+	return NULL;
+}
+
+static bool add_peer(cJSON *list, const struct kvd *kvd, const struct cost_peer *peer)
+{
+	const struct remote *remote = remote_of(kvd, peer->key);
+	cJSON *json = cJSON_CreateObject(), *links = NULL;
+	bool ok = json && cJSON_AddItemToArray(list, json) &&
+		  result_add_hex(json, "instance", peer->key, COST_KEY_BYTES) &&
+		  cJSON_AddStringToObject(json, "endpoint",
+					  remote ? remote->peer->endpoint : "") &&
+		  cJSON_AddBoolToObject(json, "stale", peer->stale) &&
+		  add_figure(json, "wait_us", &peer->wait);
+
+	if (ok)
+		links = cJSON_AddArrayToObject(json, "links");
+	ok = links;
+	for (unsigned int i = 0; ok && i < peer->link_count; i++)
+		ok = add_link(links, &peer->links[i]);
+	return ok;
+}
+
+static bool add_speed(cJSON *list, const struct cost_speed *speed)
+{
+	const struct cost_shape *s = &speed->shape;
+	cJSON *json = cJSON_CreateObject();
+
+	return json && cJSON_AddItemToArray(list, json) &&
+	       result_add_hex(json, "instance", speed->key, COST_KEY_BYTES) &&
+	       cJSON_AddNumberToObject(json, "heads", s->heads) &&
+	       cJSON_AddNumberToObject(json, "kv_heads", s->kv_heads) &&
+	       cJSON_AddNumberToObject(json, "dqk", s->dqk) &&
+	       cJSON_AddNumberToObject(json, "dv", s->dv) &&
+	       add_figure(json, "fixed_us", &speed->compute.fixed) &&
+	       add_figure(json, "bytes_per_us", &speed->compute.memory) &&
+	       add_figure(json, "flop_per_us", &speed->compute.flops);
+}
+
+static bool add_home(cJSON *to, const struct cost_page *page)
+{
+	struct cost_home home;
+	cJSON *json = cJSON_AddObjectToObject(to, "home");
+
+	if (cost_page_home(page, &home))
+		return json;
+	return json && add_figure(json, "merge_us", &home.merge) &&
+	       add_figure(json, "merge_row_us", &home.merge_row) &&
+	       add_figure(json, "splice_us", &home.splice) &&
+	       add_figure(json, "splice_token_us", &home.splice_token);
+}
+
+static int cost_show_run(struct request *req)
+{
+	const struct kvd *kvd = req->kvd;
+	cJSON *result, *peers, *speeds;
+	struct cost_speed speed;
+	struct cost_peer peer;
+	int r = cost_needs(kvd);
+	bool ok;
+
+	if (r < 0)
+		return err_pass(r);
+	result = request_result();
+	if (!result)
+		return err_pass(-ENOMEM);
+	peers = cJSON_AddArrayToObject(result, "peers");
+	speeds = cJSON_AddArrayToObject(result, "speeds");
+	ok = peers && speeds && add_home(result, live_page(kvd->costs));
+	for (unsigned int i = 0; ok && live_peer_at(kvd->costs, i, &peer); i++) {
+		if (peer.link_count)
+			ok = add_peer(peers, kvd, &peer);
+	}
+	for (unsigned int i = 0; ok && cost_page_speed_at(live_page(kvd->costs), &i, &speed);)
+		ok = add_speed(speeds, &speed);
+	return request_finish(req, result, ok);
+}
+
+/* ---- cost.calibrate ---- */
+
+struct calibrate_fields {
+	const char *endpoint;
+	uint32_t rows, rounds;
+};
+static const struct field calibrate_fields[] = {
+	F_STR("endpoint", calibrate_fields, endpoint, REQUIRED, 255,
+	      "of a peer that is up, or its name or instance"),
+	F_INT("rows", calibrate_fields, rows, OPTIONAL, 0, ATTEND_ROWS_MAX,
+	      "of 1152 bytes, there and back: only this size is measured, and the page "
+	      "stays as it is; 0: the usual sizes"),
+	F_INT("rounds", calibrate_fields, rounds, DEFAULT(0), 0, CALIBRATE_ROUNDS_MAX,
+	      "how often; 0: 24"),
+	F_END,
+};
+
+static void calibrate_done(void *owner, const struct calibrate_result *result,
+			   const struct err *why)
+{
+	struct request *req = owner;
+	cJSON *json = why ? NULL : request_result(), *list = NULL;
+	bool ok = json;
+
+	if (why) {
+		request_fail(req, why);
+		return;
+	}
+	if (ok)
+		list = cJSON_AddArrayToObject(json, "echoes");
+	ok = list && cJSON_AddNumberToObject(json, "bytes", (double)result->bytes);
+	for (uint32_t i = 0; ok && i < result->size_count; i++) {
+		cJSON *one = cJSON_CreateObject();
+
+		ok = one && cJSON_AddItemToArray(list, one) &&
+		     cJSON_AddNumberToObject(one, "bytes",
+					     (double)result->sizes[i].bytes) &&
+		     cJSON_AddNumberToObject(one, "us", result->sizes[i].us) &&
+		     cJSON_AddNumberToObject(one, "mad_us", result->sizes[i].mad_us) &&
+		     cJSON_AddNumberToObject(one, "count", result->sizes[i].count);
+	}
+	if (!ok) {
+		cJSON_Delete(json);
+		err_raise(ERR_NOMEM, "no memory for the answer");
+		request_fail_last(req);
+		return;
+	}
+	request_reply(req, json);
+}
+
+static struct remote *cost_remote(const struct kvd *kvd, const char *words)
+{
+	struct remote *remote;
+
+	list_foreach(remote, handshake_remotes(kvd->handshake), link) {
+		const struct peer *peer = remote->peer;
+
+		if (strcmp(peer->endpoint, words) == 0 ||
+		    strcmp(peer->name, words) == 0 ||
+		    strcmp(peer->instance_text, words) == 0)
+			return remote;
+	}
+	err_raise(ERR_NOTFOUND, "endpoint: no peer %.100s: kvd-ctl peers", words);
+	return NULL;
+}
+
+static int cost_calibrate_run(struct request *req)
+{
+	const struct calibrate_fields *args = request_args(req);
+	struct calibrate_args run = {.rows = args->rows,
+				     .rounds = args->rounds,
+				     .owner = req,
+				     .on_done = calibrate_done};
+	int r = cost_needs(req->kvd);
+
+	if (r < 0)
+		return err_pass(r);
+	run.remote = cost_remote(req->kvd, args->endpoint);
+	return run.remote ? err_pass(calibrate_begin(req->kvd->attends, &run))
+			  : err_pass(-ENOENT);
+}
+
+const struct command cost_commands[] = {
+	{"cost.page",
+	 "the page of constants for kvd_decide(), which is filled from then on", NULL, 0,
+	 cost_page_run, "nothing; one fd, read-only: the page"},
+	{"cost.show", "what the page has", NULL, 0, cost_show_run,
+	 "peers: each with links, by transport: probe_us, bytes_per_us, pull_us, "
+	 "pull_bytes_per_us, congestion; speeds: of attention, by instance (zeros: this "
+	 "daemon) and geometry; home: merging and splicing. A constant: value, mad, error "
+	 "(one standard deviation), count, at_s (CLOCK_MONOTONIC); null: not measured"},
+	{"cost.calibrate", "measure the way to a peer, and how fast it attends",
+	 calibrate_fields, COMMAND_ADMIN, cost_calibrate_run,
+	 "echoes: bytes there and back, us (median), mad_us, count; bytes: of all"},
+	{.name = NULL},
+};

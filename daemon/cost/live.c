@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Echoes are taken in one go and fitted as they are (fit.c). Pulls come when engines
+ * fetch, in any size: their line goes through exponentially weighted sums, so that a
+ * changed network shows after some dozens of them. As long as there were none, or all
+ * were alike, a pull is priced like an echo's bytes, with half of the price as its error:
+ * nobody is sure then, but nothing that could be fetched looks as if it could not.
+ *
+ * Congestion is how much longer bytes took lately than the link's constants say, and
+ * that factor is of echoes' price: what waits and computes at the holder is told apart
+ * by the holder itself. A new calibration begins at 1.
+ */
+#include "daemon/cost/live.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+#define PULL_DECAY (1 - 1 / FIT_LIVE_PART)
+#define PULL_UNKNOWN_ERROR 0.5
+#define CONGESTION_MOST 1e3
+
+/* Weighted sums of pulls, x: bytes, y: us. */
+struct pulls {
+	double w, x, y, xx, xy, yy;
+	uint32_t count;
+};
+
+struct live_peer {
+	struct cost_peer row;
+	bool gone; /* no row of the page: kept while there is room, for asked_ns */
+	struct fit_drift drift;
+	uint64_t asked_ns; /* it was to be measured; 0: never */
+	struct pulls pulls[COST_LINKS_MAX]; /* by link */
+};
+
+struct live {
+	struct cost_page *page;
+	unsigned int count;
+	struct live_peer *peers[COST_PAGE_PEERS];
+};
+
+int live_new(struct live **live_p)
+{
+	struct live *live = mem_zalloc(sizeof(*live));
+	int r;
+
+	if (!live)
+		return err_pass(-err_errno(ERR_NOMEM));
+	r = cost_page_new(true, &live->page);
+	if (r < 0) {
+		mem_free(live);
+		return err_pass(r);
+	}
+	*live_p = live;
+	return 0;
+}
+
+void live_free(struct live *live)
+{
+	if (!live)
+		return;
+	for (unsigned int i = 0; i < live->count; i++)
+		mem_free(live->peers[i]);
+	cost_page_free(live->page);
+	mem_free(live);
+}
+
+struct cost_page *live_page(const struct live *live)
+{
+	return live->page;
+}
+
+/* ---- peers and their links ---- */
+
+static struct live_peer *live_find(const struct live *live, const uint8_t *key)
+{
+	for (unsigned int i = 0; i < live->count; i++) {
+		if (memcmp(live->peers[i]->row.key, key, COST_KEY_BYTES) == 0)
+			return live->peers[i];
+	}
+	return NULL;
+}
+
+static struct live_peer *live_gone(const struct live *live)
+{
+	for (unsigned int i = 0; i < live->count; i++) {
+		if (live->peers[i]->gone)
+			return live->peers[i];
+	}
+	return NULL;
+}
+
+static int live_peer_get(struct live *live, const uint8_t *key, struct live_peer **peer_p)
+{
+	struct live_peer *peer = live_find(live, key);
+
+	if (!peer && live->count == COST_PAGE_PEERS) {
+		peer = live_gone(live);
+		if (!peer)
+			return err_raise(ERR_LIMIT, "cost page: %u peers",
+					 COST_PAGE_PEERS);
+		peer->asked_ns = 0;
+	} else if (!peer) {
+		peer = mem_zalloc(sizeof(*peer));
+		if (!peer)
+			return err_pass(-err_errno(ERR_NOMEM));
+		live->peers[live->count++] = peer;
+	}
+	memcpy(peer->row.key, key, COST_KEY_BYTES);
+	peer->row.requesters = 1;
+	*peer_p = peer;
+	return 0;
+}
+
+/* A peer has a line of one transport at a time: more than it has room for are not
+ * expected, and the first gives way. */
+static struct cost_link *live_link(struct live_peer *peer, const char *transport)
+{
+	struct cost_peer *row = &peer->row;
+	unsigned int i = 0;
+
+	while (i < row->link_count && strcmp(row->links[i].name, transport) != 0)
+		i++;
+	if (i == row->link_count) {
+		if (row->link_count < COST_LINKS_MAX)
+			row->link_count++;
+		else
+			i = 0;
+		row->links[i] = (struct cost_link){.congestion.value = 0};
+		peer->pulls[i] = (struct pulls){.count = 0};
+		snprintf(row->links[i].name, sizeof(row->links[i].name), "%s", transport);
+	}
+	return &row->links[i];
+}
+
+static int live_tell(struct live *live, struct live_peer *peer)
+{
+	peer->gone = false;
+	return err_pass(cost_page_set_peer(live->page, &peer->row));
+}
+
+/* ---- pulls ---- */
+
+/* Like bytes of an echo, with doubt. */
+static void live_pull_unknown(struct cost_link *link)
+{
+	link->pull_probe = link->probe;
+	link->pull_bandwidth = link->bandwidth;
+	link->pull_probe.error = PULL_UNKNOWN_ERROR * link->probe.value;
+	link->pull_bandwidth.error = PULL_UNKNOWN_ERROR * link->bandwidth.value;
+}
+
+static void pulls_add(struct pulls *p, double bytes, double us)
+{
+	p->w = p->w * PULL_DECAY + 1;
+	p->x = p->x * PULL_DECAY + bytes;
+	p->y = p->y * PULL_DECAY + us;
+	p->xx = p->xx * PULL_DECAY + bytes * bytes;
+	p->xy = p->xy * PULL_DECAY + bytes * us;
+	p->yy = p->yy * PULL_DECAY + us * us;
+	p->count += p->count < UINT32_MAX;
+}
+
+static void pull_figure(struct cost_figure *figure, double value, double error,
+			const struct pulls *p, uint32_t now_s)
+{
+	*figure = (struct cost_figure){.value = value,
+				       .mad = error / 1.4826,
+				       .error = error,
+				       .count = p->count,
+				       .at_s = now_s};
+}
+
+/* A line, where sizes differ enough for one; else the fixed part is an echo's and the
+ * mean tells the rate. */
+static void pulls_fit(const struct pulls *p, struct cost_link *link, uint32_t now_s)
+{
+	double det = p->w * p->xx - p->x * p->x;
+	double mean_x = p->x / p->w, mean_y = p->y / p->w, slope = 0, fixed, left;
+
+	if (det > 0.01 * p->w * p->xx)
+		slope = (p->w * p->xy - p->x * p->y) / det;
+	fixed = mean_y - slope * mean_x;
+	if (!(slope > 0) || fixed < 0) {
+		fixed = link->probe.count ? fmin(link->probe.value, mean_y / 2) : 0;
+		slope = (mean_y - fixed) / mean_x;
+		det = 0;
+	}
+	/* squares of what is left of the times, beside the line */
+	left = p->yy - 2 * fixed * p->y - 2 * slope * p->xy + fixed * fixed * p->w +
+	       2 * fixed * slope * p->x + slope * slope * p->xx;
+	left = sqrt(fmax(left, 0) / p->w);
+	if (det > 0) {
+		pull_figure(&link->pull_probe, fixed, left * sqrt(p->xx / det), p, now_s);
+		pull_figure(&link->pull_bandwidth, 1 / slope,
+			    left * sqrt(p->w / det) / (slope * slope), p, now_s);
+	} else {
+		pull_figure(&link->pull_probe, fixed, fixed / 2, p, now_s);
+		pull_figure(&link->pull_bandwidth, 1 / slope,
+			    (left / sqrt(p->w) + fixed / 2) / (mean_y * slope), p, now_s);
+	}
+}
+
+void live_pull(struct live *live, const struct live_way *way, double bytes, double us)
+{
+	struct live_peer *peer;
+	struct cost_link *link;
+	struct pulls *p;
+
+	if (!(bytes > 0) || !(us > 0))
+		return;
+	if (live_peer_get(live, way->key, &peer) < 0) {
+		err_clear();
+		return;
+	}
+	link = live_link(peer, way->transport);
+	p = &peer->pulls[link - peer->row.links];
+	pulls_add(p, bytes, us);
+	pulls_fit(p, link, way->now_s);
+	if (live_tell(live, peer) < 0)
+		err_clear();
+}
+
+/* ---- echoes and rounds ---- */
+
+int live_echoes(struct live *live, const struct live_way *way, const struct fit *fit)
+{
+	struct live_peer *peer;
+	struct cost_link *link;
+	struct fit_line line;
+	int r = fit_line(fit, way->now_s, &line);
+
+	if (r)
+		return err_raise(ERR_STATE, "the echoes' times do not grow with their "
+					    "bytes: measure again");
+	r = live_peer_get(live, way->key, &peer);
+	if (r < 0)
+		return err_pass(r);
+	link = live_link(peer, way->transport);
+	link->probe = line.fixed;
+	link->turn = (struct cost_figure){.count = line.fixed.count,
+					  .at_s = way->now_s}; /* is in the probe */
+	link->bandwidth = line.rate;
+	link->model_error = line.residual;
+	link->congestion = (struct cost_figure){.count = 0};
+	if (peer->pulls[link - peer->row.links].count == 0)
+		live_pull_unknown(link);
+	peer->drift = (struct fit_drift){.outside = 0};
+	peer->row.stale = 0;
+	return err_pass(live_tell(live, peer));
+}
+
+static double live_predicted(const struct live *live, const struct live_peer *peer,
+			     const struct cost_link *link, const struct live_round *round)
+{
+	const struct cost_holder holder = {.links = link, .link_count = 1};
+	const struct cost_link *used;
+	struct cost_speed speed;
+	double us = cost_transfer(&holder, round->bytes, &used).us + peer->row.wait.value;
+
+	if (cost_page_speed(live->page, peer->row.key, &round->shape, &speed))
+		return us + round->attend_us; /* only the way can be judged */
+	return us + cost_attend(&speed.compute, &round->shape, round->query,
+				round->tokens, round->selected)
+			    .us;
+}
+
+static void live_congestion(struct cost_link *link, const struct live_round *round,
+			    uint32_t now_s)
+{
+	double plain = link->probe.value + link->turn.value +
+		       round->bytes / link->bandwidth.value;
+	double took = round->us - round->queue_us - round->attend_us;
+
+	if (plain > 0 && took > 0)
+		fit_live(&link->congestion, fmin(took / plain, CONGESTION_MOST), now_s);
+}
+
+bool live_round(struct live *live, const struct live_way *way,
+		const struct live_round *round)
+{
+	struct live_peer *peer = live_find(live, way->key);
+	struct cost_link *link;
+	bool stale;
+
+	if (!peer)
+		return false;
+	link = live_link(peer, way->transport);
+	if (!link->probe.count || !(link->bandwidth.value > 0))
+		return false;
+	stale = fit_drift_add(&peer->drift, round->us,
+			      live_predicted(live, peer, link, round));
+	peer->row.stale = peer->drift.stale;
+	live_congestion(link, round, way->now_s);
+	fit_live(&peer->row.wait, round->queue_us, way->now_s);
+	if (live_tell(live, peer) < 0)
+		err_clear();
+	return stale;
+}
+
+/* ---- the rest ---- */
+
+int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],
+	       const struct cost_shape *shape, const struct cost_compute *compute)
+{
+	struct cost_speed speed = {.unused = 0};
+
+	memcpy(speed.key, key, COST_KEY_BYTES);
+	speed.shape = *shape;
+	speed.compute = *compute;
+	return err_pass(cost_page_set_speed(live->page, &speed));
+}
+
+void live_home(struct live *live, const struct cost_home *home)
+{
+	cost_page_set_home(live->page, home);
+}
+
+void live_drop(struct live *live, const uint8_t key[COST_KEY_BYTES])
+{
+	struct live_peer *peer = live_find(live, key);
+
+	if (!peer)
+		return;
+	*peer = (struct live_peer){.gone = true, .asked_ns = peer->asked_ns};
+	memcpy(peer->row.key, key, COST_KEY_BYTES);
+	peer->row.requesters = 1;
+	cost_page_drop(live->page, key);
+}
+
+bool live_peer_at(const struct live *live, unsigned int i, struct cost_peer *peer_p)
+{
+	if (i >= live->count)
+		return false;
+	*peer_p = live->peers[i]->row;
+	return true;
+}
+
+bool live_may_ask(struct live *live, const uint8_t key[COST_KEY_BYTES], uint64_t now_ns,
+		  uint64_t again_ns)
+{
+	struct live_peer *peer;
+
+	if (live_peer_get(live, key, &peer) < 0) {
+		err_clear();
+		return false;
+	}
+	if (peer->asked_ns && now_ns - peer->asked_ns < again_ns)
+		return false;
+	peer->asked_ns = now_ns;
+	return true;
+}
+
+bool live_knows(const struct live *live, const uint8_t key[COST_KEY_BYTES])
+{
+	const struct live_peer *peer = live_find(live, key);
+
+	return peer && peer->row.link_count > 0 && peer->row.links[0].probe.count > 0;
+}

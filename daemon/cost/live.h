@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * live: the page that a daemon fills with what it measures. Who measures tells it what
+ * came out: echoes and rounds of rows (attend), pulls (store), speeds of kernels. It
+ * keeps what a row of the page cannot: sums of pulls, drift, when it was measured.
+ * Nothing here sends or waits. Loop thread.
+ */
+#ifndef KVD_COST_LIVE_H
+#define KVD_COST_LIVE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/cost/cost.h"
+#include "daemon/cost/fit.h"
+#include "daemon/cost/page.h"
+
+struct live;
+
+int live_new(struct live **live_p);
+void live_free(struct live *live); /* NULL is fine */
+struct cost_page *live_page(const struct live *live);
+
+/* Where the bytes of a measurement went. */
+struct live_way {
+	const uint8_t *key; /* the peer's instance */
+	const char *transport;
+	uint32_t now_s;
+};
+
+/* Echoes by their bytes, there and back together: the link's constants anew, and no
+ * doubt of them. ERR_LIMIT: the page is full; ERR_STATE: no line goes through them. */
+int live_echoes(struct live *live, const struct live_way *way, const struct fit *fit);
+/* A pull of so many bytes took so long. */
+void live_pull(struct live *live, const struct live_way *way, double bytes, double us);
+/* Rows went to a holder and came back: `tokens` in one layer, by `query` query tokens. */
+struct live_round {
+	struct cost_shape shape;
+	double query, tokens;
+	bool selected;
+	double bytes; /* there and back */
+	double us, queue_us, attend_us;
+};
+/* True: its constants have stopped predicting, for the first time since live_echoes(). */
+bool live_round(struct live *live, const struct live_way *way,
+		const struct live_round *round);
+int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],
+	       const struct cost_shape *shape, const struct cost_compute *compute);
+void live_home(struct live *live, const struct cost_home *home);
+void live_drop(struct live *live, const uint8_t key[COST_KEY_BYTES]);
+
+/* The i-th peer of the page, or false. */
+bool live_peer_at(const struct live *live, unsigned int i, struct cost_peer *peer_p);
+/* Is it time to measure the peer? Then it is not for `again_ns`. */
+bool live_may_ask(struct live *live, const uint8_t key[COST_KEY_BYTES], uint64_t now_ns,
+		  uint64_t again_ns);
+/* Is there a row with the link's constants? */
+bool live_knows(const struct live *live, const uint8_t key[COST_KEY_BYTES]);
+
+#endif
