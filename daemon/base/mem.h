@@ -36,7 +36,7 @@ void mem_unmap(void *p, size_t size); /* NULL is fine */
 /* Giving megabytes back to the kernel takes milliseconds. This thread: blocks from
  * MEM_LARGE_BYTES on that mem_free_large() is given are handed to `take` (which frees
  * them elsewhere); NULL: are freed at once, as on every other thread. */
-#define MEM_LARGE_BYTES (UINT64_C(128) << 10)
+#define MEM_LARGE_BYTES (UINT64_C(512) << 10)
 void mem_large_to(void (*take)(void *arg, void *owned), void *arg);
 void mem_free_large(void *p, uint64_t size); /* size: about; NULL is fine */
 
