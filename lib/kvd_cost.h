@@ -23,6 +23,12 @@ struct kvd_cost_page;
  * "h100-ibgda", "h100-nvlink4", "a100-nvlink3", "rtx6000-pcie5", "a40-pcie4". It knows
  * one peer, of zeros. -KVD_E_NOTFOUND: another name. */
 int kvd_cost_preset(const char *name, struct kvd_cost_page **page_p);
+/* The daemon's page: what it measures of its peers, from the first time on that somebody
+ * opens it. It is mapped: it changes as the daemon measures, and stays as it was last when
+ * the daemon is gone, or starts again: open it anew with the session. With a callback
+ * page_p is set before that. -KVD_E_STATE: the daemon keeps no chunks. */
+int kvd_cost_open(struct kvd_client *client, const struct kvd_call *call,
+		  struct kvd_cost_page **page_p);
 void kvd_cost_close(struct kvd_cost_page *page);
 
 enum kvd_cost_way {
@@ -50,7 +56,7 @@ struct kvd_decide_args {
 	enum kvd_cost_kind kind;
 	uint32_t layers, heads, kv_heads, dqk, dv;
 	uint32_t value_bytes; /* of a value of q and of KV; 0: 2 */
-	uint32_t out_bytes;   /* of a value that is returned; 0: 2 */
+	uint32_t out_bytes;   /* of a value that is returned; 0: 2. kvd's attends: 4 */
 	uint32_t token_bytes; /* of KV, a token and layer; 0: by the above */
 	/* the step: heads times query_tokens rows travel */
 	uint32_t query_tokens; /* 0: 1 */

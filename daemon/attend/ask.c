@@ -22,8 +22,11 @@
 #include "daemon/attend/attend_impl.h"
 #include "daemon/attend/calibrate.h"
 #include "daemon/attend/rows_tell.h"
+#include "daemon/attend/speed.h"
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
+#include "daemon/base/log.h"
+#include "daemon/cost/live.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/math/merge.h"
 #include "daemon/memory/memory.h"
@@ -35,6 +38,7 @@
 #include "daemon/store/store.h"
 #include "daemon/store/store_kv.h"
 #include "proto/kvd_ring.h"
+#include "daemon/transport/transport.h"
 #include "proto/wire.h"
 
 #define LEG_Q_BYTES (256u << 10) /* of a message */
@@ -56,6 +60,8 @@ struct leg {
 	/* elsewhere */
 	struct remote *remote; /* NULL: here */
 	uint64_t number;
+	uint64_t sent_ns, bytes; /* there and back */
+	uint64_t tokens;	 /* that each query token attends to, at most */
 	/* both: per_token for each query token */
 	uint32_t *select;
 };
@@ -162,6 +168,7 @@ void post_fail(struct attend_post *post, const struct err *why)
 {
 	const struct err kept = *why; /* it may lie in what goes */
 
+	post->attend->attends->failed++;
 	if (post->on_failed)
 		post->on_failed(post->attend->session, post->slot, post->id, &kept);
 	post_end(post, KVD_FAILED, kept.code);
@@ -427,6 +434,9 @@ static int leg_send(struct leg *leg, const struct far_hold *far,
 				     : 0;
 	msg.q.data = seat_at(post, form_q_bytes(f, leg->row));
 	msg.q.len = form_q_bytes(f, leg->rows);
+	leg->sent_ns = loop_clock_ns(leg->attends->kvd->loop);
+	leg->tokens = part->per_token ? part->per_token : msg.tokens;
+	leg->bytes = msg.q.len + msg.select.len;
 	return r < 0 ? err_pass(r) : err_pass(rows_tell_attend(leg->remote, &msg));
 }
 
@@ -456,6 +466,36 @@ static int leg_there(struct leg *leg, struct far_hold *far,
 	return err_pass(leg_send(leg, far, head, part));
 }
 
+/* What the round took, beside what it was to take. */
+static void leg_price(const struct leg *leg, const struct wire_attended *msg)
+{
+	const struct form *form = &leg->post->attend->form;
+	struct attends *attends = leg->attends;
+	uint64_t now_ns = loop_clock_ns(attends->kvd->loop);
+	const struct live_way way = {.key = leg->remote->peer->instance,
+				     .transport = leg->remote->transport->ops->name,
+				     .now_s = (uint32_t)(now_ns / LOOP_NS_PER_S)};
+	const struct live_round round = {
+		.shape = speed_shape(form),
+		.query = (double)leg->rows / form->shape.heads,
+		.tokens = (double)leg->tokens,
+		.selected = leg->select,
+		.bytes = (double)leg->bytes,
+		.us = (double)(now_ns - leg->sent_ns) / 1e3,
+		.queue_us = msg->queue_us,
+		.attend_us = msg->attend_us};
+
+	if (!attends->kvd->costs || !leg->remote->ready)
+		return;
+	if (live_round(attends->kvd->costs, &way, &round)) {
+		attends->stale++;
+		log_info("cost", leg->remote->label, "times are not as predicted any more",
+			 "us=%.0f", round.us);
+	}
+	if (live_stale(attends->kvd->costs, way.key))
+		calibrate_soon(attends, leg->remote);
+}
+
 int ask_on_attended(struct attends *attends, struct remote *remote, struct cursor *body)
 {
 	struct wire_attended msg;
@@ -483,6 +523,8 @@ int ask_on_attended(struct attends *attends, struct remote *remote, struct curso
 		return 0;
 	}
 	memcpy(leg->values, msg.values.data, msg.values.len);
+	leg->bytes += msg.values.len;
+	leg_price(leg, &msg);
 	post_step(leg->post, leg, msg.queue_us, msg.attend_us);
 	return 0;
 }

@@ -369,6 +369,12 @@ void attends_figures(const struct attends *attends, struct attend_figures *figur
 					     .served = attends->served,
 					     .served_rows = attends->served_rows,
 					     .refused = attends->refused,
+					     .failed = attends->failed,
+					     .calibrations = attends->calibrated,
+					     .calibration_bytes =
+						     attends->calibrated_bytes,
+					     .stale = attends->stale,
+					     .echoes = attends->echoes,
 					     .batches = c.batches,
 					     .batch_rows = c.rows,
 					     .attend_us = c.attend_us,

@@ -91,7 +91,8 @@ void attends_on_down(struct attends *attends, const struct remote *remote,
 		     const struct err *why);
 
 struct attend_figures {
-	uint64_t posts, rows, served, served_rows, batches, batch_rows, refused;
+	uint64_t posts, rows, failed, served, served_rows, batches, batch_rows, refused;
+	uint64_t calibrations, calibration_bytes, stale, echoes; /* echoes: for others */
 	uint64_t attend_us; /* of processors */
 	unsigned int threads, waiting, live;
 	const char *isa;

@@ -33,7 +33,7 @@ struct attends {
 	struct speeds *speeds; /* from the first one on */
 	uint8_t *echo_bytes;
 	bool page_used, home_known;
-	uint64_t echoes;
+	uint64_t echoes, calibrated, calibrated_bytes, stale, failed;
 	uint64_t posted, posted_rows, served, served_rows, refused;
 };
 

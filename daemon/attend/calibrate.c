@@ -153,6 +153,7 @@ static void echo_came(struct calibration *c)
 
 	fit_add(&c->fit, 2.0 * (double)c->wanted, us);
 	c->result.bytes += 2 * c->wanted;
+	c->attends->calibrated_bytes += 2 * c->wanted;
 	c->number = 0;
 	c->size++;
 	calibration_next(c);
@@ -312,6 +313,7 @@ static void calibration_next(struct calibration *c)
 	if (r < 0) {
 		calibration_fail(c);
 	} else if (c->args.rows || c->form == c->form_count) {
+		c->attends->calibrated += !c->args.rows;
 		calibration_end(c, NULL);
 	} else if (speed_ask(c->attends, &c->forms[c->form], &c->own) < 0) {
 		err_clear(); /* none of ours: the other's is still of use */

@@ -151,6 +151,35 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "of them, those that are open")                                                \
 	X(STORE_HOMES, GAUGE, NUMBER, NONE, NONE, "store_homes",                         \
 	  "daemons of chunk_homes")                                                      \
+	X(ATTEND_POSTS, COUNTER, NUMBER, NONE, NONE, "attend_posts_total",               \
+	  "posts of query rows of this daemon's engines")                                \
+	X(ATTEND_ROWS, COUNTER, NUMBER, NONE, NONE, "attend_rows_total",                 \
+	  "rows of these posts")                                                         \
+	X(ATTEND_FAILED, COUNTER, NUMBER, NONE, NONE, "attend_failed_total",             \
+	  "of these posts, those that failed or were canceled")                          \
+	X(ATTEND_LIVE, GAUGE, NUMBER, NONE, NONE, "attend_live", "posts under way")      \
+	X(ATTEND_SERVED, COUNTER, NUMBER, NONE, NONE, "attend_served_total",             \
+	  "attends served to other daemons")                                             \
+	X(ATTEND_SERVED_ROWS, COUNTER, NUMBER, NONE, NONE, "attend_served_rows_total",   \
+	  "rows of these")                                                               \
+	X(ATTEND_REFUSED, COUNTER, NUMBER, NONE, NONE, "attend_refused_total",           \
+	  "attends of other daemons that were refused")                                  \
+	X(ATTEND_BATCHES, COUNTER, NUMBER, NONE, NONE, "attend_batches_total",           \
+	  "calls of an attention kernel")                                                \
+	X(ATTEND_SECONDS, COUNTER, SECONDS, NONE, NONE, "attend_seconds_total",          \
+	  "time of attend_threads in these calls")                                       \
+	X(ATTEND_WAITING, GAUGE, NUMBER, NONE, NONE, "attend_waiting",                   \
+	  "attends, own and of others, that wait for a thread")                          \
+	X(ATTEND_THREADS, GAUGE, NUMBER, NONE, NONE, "attend_threads",                   \
+	  "threads that attend (attend_threads)")                                        \
+	X(COST_CALIBRATIONS, COUNTER, NUMBER, NONE, NONE, "cost_calibrations_total",     \
+	  "peers measured for the cost page")                                            \
+	X(COST_BYTES, COUNTER, BYTES, NONE, NONE, "cost_bytes_total",                    \
+	  "bytes of echoes that this took, both ways")                                   \
+	X(COST_STALE, COUNTER, NUMBER, NONE, NONE, "cost_stale_total",                   \
+	  "times that a peer's constants ceased to predict")                             \
+	X(COST_ECHOES, COUNTER, NUMBER, NONE, NONE, "cost_echoes_total",                 \
+	  "echoes for other daemons")                                                    \
 	X(STORE_HOMES_UP, GAUGE, NUMBER, NONE, NONE, "store_home_up",                    \
 	  "of them, those that are up")                                                  \
 	X(STORE_HOME_TOLD, COUNTER, NUMBER, NONE, NONE, "store_home_told_total",         \

@@ -340,6 +340,13 @@ bool live_peer_at(const struct live *live, unsigned int i, struct cost_peer *pee
 	return true;
 }
 
+bool live_stale(const struct live *live, const uint8_t key[COST_KEY_BYTES])
+{
+	const struct live_peer *peer = live_find(live, key);
+
+	return peer && peer->drift.stale;
+}
+
 bool live_may_ask(struct live *live, const uint8_t key[COST_KEY_BYTES], uint64_t now_ns,
 		  uint64_t again_ns)
 {

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/attend/attend.h"
 #include "daemon/metrics/figures.h"
 
 #include <stdio.h>
@@ -89,6 +90,31 @@ static void take_store(struct kvd *kvd)
 	metrics_set(m, METRIC_STORE_FILE_READONLY, f.files.readonly);
 }
 
+static void take_attends(struct kvd *kvd)
+{
+	struct metrics *m = &kvd->metrics;
+	struct attend_figures f;
+
+	if (!kvd->attends)
+		return;
+	attends_figures(kvd->attends, &f);
+	metrics_set(m, METRIC_ATTEND_POSTS, f.posts);
+	metrics_set(m, METRIC_ATTEND_ROWS, f.rows);
+	metrics_set(m, METRIC_ATTEND_FAILED, f.failed);
+	metrics_set(m, METRIC_ATTEND_LIVE, f.live);
+	metrics_set(m, METRIC_ATTEND_SERVED, f.served);
+	metrics_set(m, METRIC_ATTEND_SERVED_ROWS, f.served_rows);
+	metrics_set(m, METRIC_ATTEND_REFUSED, f.refused);
+	metrics_set(m, METRIC_ATTEND_BATCHES, f.batches);
+	metrics_set(m, METRIC_ATTEND_SECONDS, f.attend_us * 1000);
+	metrics_set(m, METRIC_ATTEND_WAITING, f.waiting);
+	metrics_set(m, METRIC_ATTEND_THREADS, f.threads);
+	metrics_set(m, METRIC_COST_CALIBRATIONS, f.calibrations);
+	metrics_set(m, METRIC_COST_BYTES, f.calibration_bytes);
+	metrics_set(m, METRIC_COST_STALE, f.stale);
+	metrics_set(m, METRIC_COST_ECHOES, f.echoes);
+}
+
 /* Those that have figures of their own: of others there may be thousands. */
 static void take_peers(struct kvd *kvd)
 {
@@ -137,6 +163,7 @@ void figures_take(struct kvd *kvd, struct figures *f)
 	if (kvd->rooms)
 		take_rooms(kvd);
 	take_store(kvd);
+	take_attends(kvd);
 	take_peers(kvd);
 	take_daemon(kvd, f);
 	for (unsigned int i = 0; i < METRIC_END; i++)

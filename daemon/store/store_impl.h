@@ -131,6 +131,7 @@ struct store {
 	unsigned int moves, moves_live;
 	struct list loading;  /* struct store_move.load_link: they wait for a part */
 	struct list far_legs; /* struct store_leg.far_link */
+	uint64_t far_ended_ns; /* the last of them */
 	uint64_t found, missed, put_bytes, fetched_bytes;
 	uint64_t far_found, far_bytes, far_retries, lend_count;
 	uint64_t far_dials, far_dials_refused; /* of holders that homes named */
@@ -321,6 +322,7 @@ struct store_leg {
 	uint32_t first, count; /* pieces */
 	unsigned int open;     /* rooms that have not ended */
 	uint64_t bytes;
+	uint64_t began_ns; /* its pull */
 	struct err error;
 	struct loop_defer step;
 	unsigned int room_count;

@@ -15,13 +15,16 @@
 
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
+#include "daemon/cost/live.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/link/link.h"
+#include "daemon/peer/peer.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
 #include "daemon/store/far.h"
 #include "daemon/store/store_impl.h"
+#include "daemon/transport/transport.h"
 
 struct store_leg_room {
 	struct room_leg base;
@@ -56,6 +59,31 @@ static void leg_stop_rooms(struct store_leg *leg)
 	}
 }
 
+/* What a pull from another daemon takes. Legs overlap: what one took is the time since
+ * the one before it ended. */
+static void leg_price(const struct store_leg *leg)
+{
+	struct store *store = leg->move->store;
+	uint64_t now_ns = loop_clock_ns(store->kvd->loop), begin_ns = leg->began_ns;
+	const struct remote *remote = leg->far ? far_hold_remote(leg->far) : NULL;
+
+	if (!remote || !begin_ns)
+		return;
+	if (store->far_ended_ns > begin_ns)
+		begin_ns = store->far_ended_ns;
+	store->far_ended_ns = now_ns;
+	if (leg->error.code == ERR_OK && leg->bytes && remote->ready &&
+	    store->kvd->costs) {
+		const struct live_way way = {
+			.key = remote->peer->instance,
+			.transport = remote->transport->ops->name,
+			.now_s = (uint32_t)(now_ns / LOOP_NS_PER_S)};
+
+		live_pull(store->kvd->costs, &way, (double)leg->bytes,
+			  (double)(now_ns - begin_ns) / 1e3);
+	}
+}
+
 static void on_leg_step(struct loop_defer *defer)
 {
 	struct store_leg *leg = container_of(defer, struct store_leg, step);
@@ -64,6 +92,7 @@ static void on_leg_step(struct loop_defer *defer)
 		leg_stop_rooms(leg); /* an offer would wait for another puller */
 	if (leg->open)
 		return;
+	leg_price(leg);
 	list_remove(&leg->link);
 	store_move_leg_ended(leg->move, leg);
 	leg_free(leg);
@@ -247,6 +276,7 @@ static int leg_pull(struct store_leg *leg, struct leg_side *side,
 		rooms_discard(room);
 		return err_pass(r);
 	}
+	leg->began_ns = loop_clock_ns(leg_kvd(leg)->loop);
 	leg_room_begin(leg, 0, room);
 	return 0;
 }

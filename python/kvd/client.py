@@ -9,6 +9,7 @@ import numpy as np
 
 from . import _check, _kvd, cuda, daemon
 from .attend import Attend
+from .cost import Page
 from .chunks import ChunkEvents, Space
 from .layout import Layout
 from .memory import Memory, adopt, memory_of
@@ -222,6 +223,11 @@ class Client:
         """Seats for query rows that attend to chunks where they are. -> kvd.Attend, whose
         arguments these are"""
         return Attend(self, **shape)
+
+    def cost_page(self, timeout=None):
+        """What the daemon measures of its peers, to decide by. -> kvd.cost.Page, which goes on
+        changing with it"""
+        return Page(_kvd.cost_open(self._kvd, _check.seconds("timeout", timeout)))
 
     def chunk_events(self):
         """Which chunks of this user, in all of its spaces, came and went: for who tells

@@ -31,6 +31,38 @@ static PyObject *cost_preset(PyObject *module, PyObject *args)
 	return capsule;
 }
 
+struct page_start {
+	struct client *client;
+	struct kvd_cost_page *page;
+};
+
+static int page_begin(void *ctx, const struct kvd_call *call)
+{
+	struct page_start *s = ctx;
+
+	return kvd_cost_open(s->client->kvd, call, &s->page);
+}
+
+/* (client, timeout) */
+static PyObject *cost_open(PyObject *module, PyObject *args)
+{
+	PyObject *client, *timeout, *capsule;
+	struct page_start s = {NULL};
+	int ms;
+
+	(void)module;
+	if (!PyArg_ParseTuple(args, "O!O", client_type, &client, &timeout) ||
+	    ext_timeout(timeout, &ms) < 0)
+		return NULL;
+	s.client = (struct client *)client;
+	if (client_run(s.client, page_begin, &s, ms, NULL, NULL) < 0)
+		return NULL;
+	capsule = PyCapsule_New(s.page, PAGE, page_drop);
+	if (!capsule)
+		kvd_cost_close(s.page);
+	return capsule;
+}
+
 /* Tuples of (peer, tokens, selected). */
 static int holders_of(PyObject *list, struct kvd_cost_holder *holders, size_t *count_p)
 {
@@ -111,6 +143,7 @@ static PyObject *decide(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
 	{"cost_preset", cost_preset, METH_VARARGS, NULL},
+	{"cost_open", cost_open, METH_VARARGS, NULL},
 	{"cost_decide", decide, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
