@@ -2,7 +2,7 @@
 /*
  * The command cost: what routing query rows to a holder, fetching its KV and computing it
  * again take, on a published fabric, by the closed form that kvd_decide() uses. No daemon
- * is asked. A model is a name for its dimensions; each may be given instead.
+ * is asked then; without a fabric one is: cost_live.c. A model is a name for its dimensions; each may be given instead.
  */
 #include <math.h>
 #include <stdio.h>
@@ -258,6 +258,24 @@ static int cost_print_text(const struct asked *asked, const cJSON *reply)
 	return ctl_print_table(table);
 }
 
+/* Nothing was said of a model. */
+static bool cost_is_live(const struct ctl *ctl)
+{
+	const char *const words[] = {ctl->cost.preset, ctl->cost.model, ctl->cost.tokens,
+				     ctl->cost.recompute};
+	const unsigned long numbers[] = {
+		ctl->cost.layers, ctl->cost.heads, ctl->cost.kv_heads,
+		ctl->cost.dqk,	  ctl->cost.dv,	   ctl->cost.query,
+		ctl->cost.steps,  ctl->cost.holders, ctl->cost.selected};
+	bool said = ctl->cost.shifted;
+
+	for (size_t i = 0; i < ARRAY_LEN(words); i++)
+		said |= words[i] != NULL;
+	for (size_t i = 0; i < ARRAY_LEN(numbers); i++)
+		said |= numbers[i] != 0;
+	return !said;
+}
+
 int ctl_run_cost(struct ctl *ctl)
 {
 	struct asked asked = {.count = 0};
@@ -265,6 +283,8 @@ int ctl_run_cost(struct ctl *ctl)
 	cJSON *reply, *rows;
 	int r;
 
+	if (cost_is_live(ctl))
+		return ctl_cost_live(ctl);
 	r = cost_take_preset(&asked, ctl->cost.preset);
 	if (!r)
 		r = cost_take_model(&asked,

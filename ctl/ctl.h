@@ -179,6 +179,8 @@ int ctl_run_init(struct ctl *ctl);
 int ctl_run_completion(struct ctl *ctl);
 int ctl_run_bench(struct ctl *ctl);
 int ctl_run_cost(struct ctl *ctl);
+int ctl_cost_live(struct ctl *ctl);
+int ctl_run_calibrate(struct ctl *ctl);
 int ctl_run_top(struct ctl *ctl);
 int ctl_run_doctor(struct ctl *ctl);
 

@@ -183,9 +183,16 @@ const struct ctl_command ctl_commands[] = {
 	 "pushed is pulled back and compared. Caches are as they are. Whoever has the\n"
 	 "ticket may read and write the served memory while --serve runs.",
 	 0, 1, "bc", ctl_run_bench},
-	{"cost", "--preset NAME", "route a query, fetch the KV, or recompute it",
-	 "What the three ways cost on a published fabric, and from how many steps on a\n"
-	 "fetch wins. No daemon needed.\n\n"
+	{"calibrate", "PEER", "measure the way to a peer, and how fast it attends",
+	 "Echoes of 0 to 128 rows, at most 3 MB; then the cost page, as cost prints it.\n"
+	 "PEER: the endpoint, name or instance of one that is up. Needs root, the\n"
+	 "daemon's uid or admin_uids.",
+	 1, 1, "", ctl_run_calibrate},
+	{"cost", "[--preset NAME]", "route a query, fetch the KV, or recompute it",
+	 "What the daemon measured of its peers: F_US, GB/s: of query rows and answers;\n"
+	 "FETCH: of pulls; each with its standard error. ATTENDS: how fast each attends.\n\n"
+	 "With --preset: what the three ways cost on a published fabric, and from how many\n"
+	 "steps on a fetch wins. No daemon needed.\n\n"
 	 "--preset NAME      h100-ibgda, h100-nvlink4, a100-nvlink3, rtx6000-pcie5 or\n"
 	 "                   a40-pcie4\n"
 	 "--model NAME       v2-lite, v3, llama-8b or llama-70b (v2-lite)\n"

@@ -434,6 +434,7 @@ static int leg_send(struct leg *leg, const struct far_hold *far,
 				     : 0;
 	msg.q.data = seat_at(post, form_q_bytes(f, leg->row));
 	msg.q.len = form_q_bytes(f, leg->rows);
+	attends_stay_awake(leg->attends);
 	leg->sent_ns = loop_clock_ns(leg->attends->kvd->loop);
 	leg->tokens = part->per_token ? part->per_token : msg.tokens;
 	leg->bytes = msg.q.len + msg.select.len;

@@ -10,6 +10,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/attend/attend_impl.h"
 #include "daemon/attend/calibrate.h"
@@ -24,8 +25,44 @@
 #include "daemon/session/session.h"
 #include "proto/wire.h"
 
+#define SPIN_CORES 4 /* of fewer, one that looks is missed by who computes */
+#define SPIN_NS UINT64_C(200000)
 #define ATTENDS_MAX 64u /* of a session */
 #define SEAT_ALIGN 64u
+
+/* ---- the awake loop ---- */
+
+/* Asleep, a loop hears of the next message when the kernel has woken it, which takes
+ * longer than all that is done for a few rows. */
+static bool attends_on_prepare(struct loop_prepare *prepare)
+{
+	struct attends *attends = container_of(prepare, struct attends, awake);
+
+	if (loop_clock_ns(attends->kvd->loop) < attends->awake_ns)
+		return true;
+	loop_prepare_remove(prepare);
+	return false;
+}
+
+static uint64_t attends_spin_ns(const struct attends *attends)
+{
+	uint64_t us = attends->kvd->config->attend_spin_us;
+
+	if (us == 0) /* auto */
+		return sysconf(_SC_NPROCESSORS_ONLN) < SPIN_CORES ? 0 : SPIN_NS;
+	return us == 1 ? 0 : us * 1000;
+}
+
+void attends_stay_awake(struct attends *attends)
+{
+	struct loop *loop = attends->kvd->loop;
+
+	if (!attends->spin_ns || loop_is_virtual(loop))
+		return;
+	attends->awake_ns = loop_clock_ns(loop) + attends->spin_ns;
+	if (list_empty(&attends->awake.link))
+		loop_prepare_add(loop, &attends->awake);
+}
 
 /* ---- life ---- */
 
@@ -43,6 +80,9 @@ static int attends_make(struct kvd *kvd, struct offload *offload, struct attends
 	list_init(&attends->echo_shares);
 	list_init(&attends->echo_waits);
 	loop_defer_init(&attends->calibrate_next, calibrate_on_next);
+	list_init(&attends->awake.link);
+	attends->awake.on_prepare = attends_on_prepare;
+	attends->spin_ns = attends_spin_ns(attends);
 	idmap_init(&attends->legs);
 	r = compute_new(kvd->loop, offload, kvd->config->attend_threads,
 			kvd->config->attend_isa, &attends->compute);
@@ -108,6 +148,7 @@ void attends_free(struct attends *attends)
 	attends_close(attends);
 	if (attends->offload)
 		offload_free(attends->offload); /* what it has runs to its end */
+	loop_prepare_remove(&attends->awake);
 	drained = attends_drained(attends);
 	assert(drained);
 	(void)drained;

@@ -24,6 +24,8 @@ struct attends {
 	struct list posts;   /* struct attend_post.link */
 	struct list serving; /* struct serve.link */
 	struct idmap legs;   /* at other daemons, by number */
+	struct loop_prepare awake; /* keeps the loop looking until awake_ns */
+	uint64_t awake_ns, spin_ns;
 	uint64_t next_leg;
 	unsigned int post_count, under_way; /* under_way: legs and serves at compute */
 	/* calibrate.c, echo.c, speed.c */
@@ -73,6 +75,10 @@ struct attend_post {
 	struct post_merge *merge; /* all legs are in */
 	struct charge charge;
 };
+
+/* ---- attend.c ---- */
+/* An attend went or came: another is likely soon (option attend_spin). */
+void attends_stay_awake(struct attends *attends);
 
 /* ---- ask.c ---- */
 void post_fail(struct attend_post *post, const struct err *why);

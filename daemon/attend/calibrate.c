@@ -36,6 +36,7 @@
 #define LARGE_ROUNDS 4u /* the largest in every such round */
 #define PART_BYTES (256u << 10)
 #define ANSWER_NS (2 * LOOP_NS_PER_S)
+#define SPEED_NS (10 * LOOP_NS_PER_S) /* it measures at most one other first */
 #define AGAIN_NS (60 * LOOP_NS_PER_S)
 #define FORMS_MAX 4u
 
@@ -130,6 +131,7 @@ static void echo_send(struct calibration *c)
 
 	c->number = CALIBRATE_FIRST | ++c->attends->next_leg;
 	c->wanted = c->left = left;
+	attends_stay_awake(c->attends);
 	c->sent_ns = loop_clock_ns(c->attends->kvd->loop);
 	do {
 		uint64_t part = left < PART_BYTES ? left : PART_BYTES;
@@ -264,7 +266,7 @@ static int speed_ask_peer(struct calibration *c)
 	msg.form.len = out.pos;
 	c->number = msg.attend;
 	c->asked_peer = true;
-	loop_timer_start(&c->deadline, ANSWER_NS);
+	loop_timer_start(&c->deadline, SPEED_NS);
 	return err_pass(rows_tell_attend(c->remote, &msg));
 }
 

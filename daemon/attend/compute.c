@@ -5,6 +5,9 @@
  * at work as threads. So rows that come while all threads are busy are computed together,
  * without a timer that would make the first one wait.
  *
+ * A batch that waking a thread would make twice as long is computed by the loop itself,
+ * one a part of its turn; how fast that is, is known from the batches before.
+ *
  * A canceled item of a batch is left to its batch: its rows are in the kernel's call, and
  * are not told.
  */
@@ -22,6 +25,8 @@
 
 #define BATCH_ROWS 1024u
 #define BATCH_ITEMS 256u
+#define SMALL_US 20.0	/* a batch that takes no longer is computed by the loop */
+#define RATE_PART 16.0	/* of a new batch's, in the rate */
 
 struct compute {
 	struct loop *loop;
@@ -32,6 +37,7 @@ struct compute {
 	struct kernel *kernel;
 	struct loop_defer next; /* batches begin at the end of a turn */
 	uint64_t batches, rows, attend_us;
+	double rate; /* products a us, of late; 0: not known */
 };
 
 struct batch {
@@ -39,6 +45,7 @@ struct batch {
 	struct compute *compute;
 	struct list items;
 	uint32_t count, rows;
+	double work; /* products */
 	uint64_t began_ns, ended_ns;
 };
 
@@ -77,6 +84,33 @@ static uint32_t us_of(uint64_t ns)
 	return ns / 1000 < UINT32_MAX ? (uint32_t)(ns / 1000) : UINT32_MAX;
 }
 
+static double item_work(const struct compute_item *item)
+{
+	const struct attend_shape *s = &item->form.shape;
+	uint64_t tokens = item->select ? item->per_token : item->tokens;
+
+	return (double)item->rows * (double)tokens * (s->dqk + s->dv);
+}
+
+/* Slow at once, fast by and by: the loop must not find itself with a long one. */
+static void batch_rate(struct compute *compute, const struct batch *batch)
+{
+	double us = (double)(batch->ended_ns - batch->began_ns) / 1e3, rate;
+
+	if (!(us > 0))
+		return;
+	rate = batch->work / us;
+	if (compute->rate > 0 && rate > compute->rate)
+		rate = compute->rate + (rate - compute->rate) / RATE_PART;
+	compute->rate = rate;
+}
+
+static bool batch_is_small(const struct compute *compute, const struct batch *batch)
+{
+	return !loop_is_virtual(compute->loop) && compute->rate > 0 &&
+	       batch->work < SMALL_US * compute->rate;
+}
+
 static void batch_done(struct offload_job *job)
 {
 	struct batch *batch = container_of(job, struct batch, job);
@@ -84,6 +118,7 @@ static void batch_done(struct offload_job *job)
 	uint32_t attend_us = us_of(batch->ended_ns - batch->began_ns);
 	struct list *link;
 
+	batch_rate(compute, batch);
 	compute->busy--;
 	compute->batches++;
 	compute->rows += batch->rows;
@@ -109,6 +144,7 @@ static void batch_take(struct batch *batch, struct compute_item *item)
 	item->running = true;
 	batch->count++;
 	batch->rows += item->rows;
+	batch->work += item_work(item);
 }
 
 static void batch_fill(struct batch *batch)
@@ -150,6 +186,13 @@ static void on_next(struct loop_defer *defer)
 		batch_fill(batch);
 		compute->busy++;
 		batch->job = (struct offload_job){.work = batch_work, .done = batch_done};
+		if (batch_is_small(compute, batch)) {
+			batch_work(&batch->job);
+			batch_done(&batch->job);
+			if (loop_enough(compute->loop))
+				break; /* batch_done() has deferred this again */
+			continue;
+		}
 		offload_submit(compute->offload, &batch->job);
 	}
 }

@@ -152,6 +152,7 @@ int echo_serve(struct attends *attends, struct remote *remote,
 	if (msg->form.len)
 		return err_pass(echo_speed(attends, remote, msg));
 	attends->echoes++;
+	attends_stay_awake(attends);
 	return err_pass(rows_tell_attended(remote, &answer));
 }
 

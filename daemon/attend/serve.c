@@ -62,13 +62,15 @@ static void serve_drop(struct serve *serve)
 
 /* ---- answers ---- */
 
-static void answer(struct remote *remote, struct wire_attended *msg,
+static void answer(struct attends *attends, struct remote *remote, struct wire_attended *msg,
 		   const struct err *why)
 {
 	if (why) {
 		msg->code = why->code;
 		snprintf(msg->text, sizeof(msg->text), "%.300s", why->text);
 	}
+	if (attends)
+		attends_stay_awake(attends);
 	if (rows_tell_attended(remote, msg) < 0)
 		err_clear(); /* it is going down */
 }
@@ -89,7 +91,7 @@ static void serve_on_computed(struct compute_item *item, const struct err *why)
 			serve->attends->served++;
 			serve->attends->served_rows += item->rows;
 		}
-		answer(serve->remote, &msg, why);
+		answer(serve->attends, serve->remote, &msg, why);
 	}
 	serve_free(serve);
 }
@@ -243,7 +245,7 @@ int serve_on_attend(struct attends *attends, struct remote *remote, struct curso
 		attends->refused++;
 	err_take(&why);
 	no.attend = msg.attend;
-	answer(remote, &no, &why);
+	answer(attends, remote, &no, &why);
 	return 0;
 }
 

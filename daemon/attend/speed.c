@@ -32,6 +32,8 @@
 #define TOKENS_FEW 16u
 #define ROWS_MANY 256u
 #define CALLS 7u
+#define SPEND_US 50e3 /* at each of three points, then no more calls */
+#define MANY_PART 4u  /* many rows meet this part of the tokens */
 #define SOME_VALUE 0x3c /* of each byte: a small number in all types */
 
 struct speed {
@@ -118,7 +120,8 @@ static int scratch_make(struct scratch *s, const struct attend_shape *shape)
 static int speed_time(const struct kernel *kernel, struct scratch *s, uint32_t rows,
 		      uint32_t tokens, struct cost_figure *figure)
 {
-	double us[CALLS];
+	double us[CALLS], first = clock_us();
+	unsigned int n = 0;
 
 	s->span.rows = rows;
 	s->span.end = tokens;
@@ -129,9 +132,11 @@ static int speed_time(const struct kernel *kernel, struct scratch *s, uint32_t r
 		if (r < 0)
 			return err_pass(r);
 		if (i > 0) /* the first one warms up */
-			us[i - 1] = clock_us() - begin;
+			us[n++] = clock_us() - begin;
+		if (n > 0 && clock_us() - first > SPEND_US)
+			break;
 	}
-	*figure = fit_figure(us, CALLS, (uint32_t)clock_s());
+	*figure = fit_figure(us, n, (uint32_t)clock_s());
 	return 0;
 }
 
@@ -162,14 +167,15 @@ static int speed_measure(const struct kernel *kernel, const struct attend_shape 
 	if (r >= 0)
 		r = speed_time(kernel, &s, heads, s.tokens, &one);
 	if (r >= 0)
-		r = speed_time(kernel, &s, s.rows, s.tokens, &many);
+		r = speed_time(kernel, &s, s.rows, s.tokens / MANY_PART, &many);
 	mem_free(s.memory);
 	if (r < 0)
 		return err_pass(r);
 	*compute = (struct cost_compute){
 		.fixed = fixed,
 		.memory = speed_rate((double)s.token_bytes * s.tokens, &one, &fixed),
-		.flops = speed_rate(2.0 * (shape->dqk + shape->dv) * s.tokens * s.rows,
+		.flops = speed_rate(2.0 * (shape->dqk + shape->dv) *
+					    (s.tokens / MANY_PART) * s.rows,
 				    &many, &fixed)};
 	return 0;
 }

@@ -235,6 +235,12 @@ static const struct setting options[] = {
 	{"chunks", "attend_isa", SETTING_TEXT, FIELD(attend_isa), .preset = "auto",
 	 .help = "Instructions that those threads use: auto, or one that the log names "
 		 "at the start."},
+	{"chunks", "attend_spin", SETTING_AUTO_COUNT, FIELD(attend_spin_us),
+	 .preset = "auto", .min = 1, .max = 100000,
+	 .help = "Microseconds for which the daemon goes on looking for messages after "
+		 "it sent or answered query rows, instead of sleeping: a core is busy "
+		 "meanwhile, and each round trip is shorter by what waking takes. 1: it "
+		 "sleeps. auto: 200 with 4 cores or more, else 1."},
 	{"chunks", "chunk_stores", SETTING_TEXT, FIELD(chunk_stores), .preset = "",
 	 .help = "Daemons that are asked for chunks that this one has not: at most 16 "
 		 "endpoints, with blanks between them, dialled at the start. A daemon "

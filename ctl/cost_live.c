@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The commands cost (of a live daemon) and calibrate: what it measured of its peers. */
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl/ctl.h"
+#include "ctl/table.h"
+
+static const cJSON *figure_of(const cJSON *obj, const char *name)
+{
+	const cJSON *figure = cJSON_GetObjectItemCaseSensitive(obj, name);
+
+	return cJSON_IsObject(figure) ? figure : NULL;
+}
+
+/* "10.2±0.1", by a factor; "-" for what was not measured. */
+static void cell_figure(struct table *table, const cJSON *obj, const char *name,
+			double by)
+{
+	const cJSON *figure = figure_of(obj, name);
+
+	if (figure)
+		table_cellf(table, "%.2f±%.2f", ctl_num(figure, "value") * by,
+			    ctl_num(figure, "error") * by);
+	else
+		table_cell(table, NULL);
+}
+
+static const char *shown_peer(const cJSON *reply, const char *instance)
+{
+	const cJSON *peer;
+
+	if (strspn(instance, "0") == strlen(instance))
+		return "this daemon";
+	cJSON_ArrayForEach(peer, ctl_list(reply, "peers")) {
+		if (strcmp(ctl_str(peer, "instance", ""), instance) == 0)
+			return ctl_str(peer, "endpoint", instance);
+	}
+	return instance;
+}
+
+/* An endpoint without its key. */
+static void cell_peer(struct table *table, const char *endpoint)
+{
+	table_cellf(table, "%.*s", (int)strcspn(endpoint, "#"), endpoint);
+}
+
+static int print_links(const cJSON *reply)
+{
+	const cJSON *peer, *link;
+	struct table *table;
+
+	if (table_new("PEER TRANSPORT >F_US >GB/s >FETCH_US >FETCH_GB/s >CONGESTION "
+		      ">WAIT_US STATE",
+		      &table) < 0)
+		return ctl_failed("out of memory");
+	cJSON_ArrayForEach(peer, ctl_list(reply, "peers")) {
+		cJSON_ArrayForEach(link, ctl_list(peer, "links")) {
+			cell_peer(table, ctl_str(peer, "endpoint", "?"));
+			table_cell(table, ctl_str(link, "transport", "?"));
+			cell_figure(table, link, "probe_us", 1);
+			cell_figure(table, link, "bytes_per_us", 1e-3);
+			cell_figure(table, link, "pull_us", 1);
+			cell_figure(table, link, "pull_bytes_per_us", 1e-3);
+			cell_figure(table, link, "congestion", 1);
+			cell_figure(table, peer, "wait_us", 1);
+			table_cell(table, ctl_true(peer, "stale") ? "stale" : "good");
+		}
+	}
+	return ctl_print_table(table);
+}
+
+static int print_speeds(const cJSON *reply)
+{
+	const cJSON *speed;
+	struct table *table;
+
+	if (table_new("ATTENDS >HEADS >KV_HEADS >DQK >DV >FIXED_US >GB/s >GFLOP/s",
+		      &table) < 0)
+		return ctl_failed("out of memory");
+	cJSON_ArrayForEach(speed, ctl_list(reply, "speeds")) {
+		cell_peer(table, shown_peer(reply, ctl_str(speed, "instance", "")));
+		table_cellf(table, "%.0f", ctl_num(speed, "heads"));
+		table_cellf(table, "%.0f", ctl_num(speed, "kv_heads"));
+		table_cellf(table, "%.0f", ctl_num(speed, "dqk"));
+		table_cellf(table, "%.0f", ctl_num(speed, "dv"));
+		cell_figure(table, speed, "fixed_us", 1);
+		cell_figure(table, speed, "bytes_per_us", 1e-3);
+		cell_figure(table, speed, "flop_per_us", 1e-3);
+	}
+	return ctl_print_table(table);
+}
+
+static void print_home(const cJSON *home)
+{
+	const cJSON *merge = figure_of(home, "merge_row_us");
+	const cJSON *splice = figure_of(home, "splice_token_us");
+
+	if (merge && splice)
+		printf("\nhere: merging a row %.2f µs, rotating a token of a layer %.2f "
+		       "µs\n",
+		       ctl_num(merge, "value"), ctl_num(splice, "value"));
+}
+
+int ctl_cost_live(struct ctl *ctl)
+{
+	cJSON *reply;
+	int r = ctl_ask(ctl, "cost.show", NULL, &reply);
+
+	if (r)
+		return r;
+	if (ctl->json) {
+		ctl_print_json(reply);
+	} else if (!cJSON_GetArraySize(ctl_list(reply, "peers"))) {
+		printf("nothing was measured: kvd-ctl calibrate PEER, or an engine that "
+		       "opens the page\n");
+	} else {
+		r = print_links(reply);
+		if (!r && cJSON_GetArraySize(ctl_list(reply, "speeds"))) {
+			putchar('\n');
+			r = print_speeds(reply);
+		}
+		print_home(cJSON_GetObjectItemCaseSensitive(reply, "home"));
+	}
+	cJSON_Delete(reply);
+	return r;
+}
+
+static int print_echoes(const cJSON *reply)
+{
+	const cJSON *echo;
+	struct table *table;
+
+	if (table_new(">BYTES >MICROS >SCATTER >ECHOES", &table) < 0)
+		return ctl_failed("out of memory");
+	cJSON_ArrayForEach(echo, ctl_list(reply, "echoes")) {
+		table_cellf(table, "%.0f", ctl_num(echo, "bytes"));
+		table_cellf(table, "%.1f", ctl_num(echo, "us"));
+		table_cellf(table, "%.1f", ctl_num(echo, "mad_us"));
+		table_cellf(table, "%.0f", ctl_num(echo, "count"));
+	}
+	return ctl_print_table(table);
+}
+
+int ctl_run_calibrate(struct ctl *ctl)
+{
+	cJSON *args = cJSON_CreateObject(), *reply;
+	int r;
+
+	cJSON_AddStringToObject(args, "endpoint", ctl->args[0]);
+	r = ctl_ask(ctl, "cost.calibrate", args, &reply);
+	if (r)
+		return r;
+	if (ctl->json) {
+		ctl_print_json(reply);
+		cJSON_Delete(reply);
+		return CTL_OK;
+	}
+	r = print_echoes(reply);
+	cJSON_Delete(reply);
+	putchar('\n');
+	return r ? r : ctl_cost_live(ctl);
+}
