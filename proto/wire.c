@@ -223,11 +223,13 @@ size_t wire_body_cap(unsigned int type)
 
 /* ---- frames ---- */
 
-static uint32_t frame_checksum(const uint8_t *frame, size_t len)
+static uint32_t frame_checksum(const uint8_t *frame, size_t len, uint32_t flags)
 {
 	static const uint8_t zero[4];
 	XXH3_state_t state;
 
+	if ((flags & WIRE_FLAG_ROWS) && len > WIRE_HEADER_BYTES + WIRE_SUMMED)
+		len = WIRE_HEADER_BYTES + WIRE_SUMMED;
 	XXH3_INITSTATE(&state);
 	XXH3_64bits_reset(&state);
 	XXH3_64bits_update(&state, frame, CHECKSUM_AT);
@@ -260,7 +262,8 @@ void wire_frame_put(uint8_t *frame, const struct wire_header *h, const void *bod
 	if (body != frame + WIRE_HEADER_BYTES)
 		cursor_put_bytes(&c, body, h->body_len);
 	cursor_write(&c, frame + CHECKSUM_AT, sizeof(uint32_t));
-	cursor_put_u32(&c, frame_checksum(frame, WIRE_HEADER_BYTES + h->body_len));
+	cursor_put_u32(&c, frame_checksum(frame, WIRE_HEADER_BYTES + h->body_len,
+				       h->flags));
 }
 
 static bool carries_versions(unsigned int type)
@@ -320,7 +323,7 @@ int wire_frame_get(const uint8_t *frame, size_t len, struct wire_header *h_p,
 		rest |= cursor_get_u8(&c);
 	if (magic != WIRE_MAGIC)
 		return err_raise(ERR_PROTO, "frame: magic %08x is not kvd's", magic);
-	if (checksum != frame_checksum(frame, len))
+	if (checksum != frame_checksum(frame, len, h_p->flags))
 		return err_raise(ERR_PROTO, "frame: wrong checksum");
 	if (rest)
 		return err_raise(ERR_PROTO, "frame: reserved bytes are not zero");

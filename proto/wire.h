@@ -9,7 +9,8 @@
  * header of its HELLO/WELCOME), sequence u64 (per epoch from 1 without a gap;
  * HELLO, WELCOME and BYE stand outside: 0; flags on the control line tell how
  * many numbers before this one went by the data line), body length u32, checksum
- * u32 (XXH3 low half over header with this field zero, then body), the sender's own
+ * u32 (XXH3 low half over header with this field zero, then body; see also
+ * WIRE_FLAG_ROWS), the sender's own
  * epoch u64 (the receiver may tell one epoch to several attempts of a sender,
  * so only both together name a peering; 0 in HELLO, WELCOME and a BYE that refuses a
  * HELLO), 20 reserved zero bytes.
@@ -29,6 +30,11 @@
 #define WIRE_VERSION_MAX 1u
 #define WIRE_HEADER_BYTES 96u
 #define WIRE_STR_MAX 336u /* bytes of a str field with its NUL */
+/* A flag on the data line: of the body only the first WIRE_SUMMED bytes are in the
+ * checksum. Behind them are rows: bytes of engines, which no transport sums either,
+ * unless it is told to. */
+#define WIRE_FLAG_ROWS (UINT32_C(1) << 31)
+#define WIRE_SUMMED 1024u
 #define WIRE_FRAME_MAX \
 	(1u << 20) /* header + body, the option `peer message` caps lower */
 

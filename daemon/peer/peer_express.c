@@ -87,6 +87,7 @@ static int send_express(struct peer_impl *impl, enum wire_type type, const void 
 			uint8_t *made, size_t len)
 {
 	struct wire_header h = {.type = (uint16_t)type,
+				.flags = made ? WIRE_FLAG_ROWS : 0,
 				.epoch = impl->cur.epoch_out,
 				.sequence = impl->cur.seq_out + 1,
 				.body_len = (uint32_t)len};
