@@ -27,7 +27,9 @@ struct carried {
 };
 
 static struct carried carried[LINE_MAX];
-static unsigned int sent, arrived;
+static unsigned int sent, arrived, made_count;
+static size_t made_len[LINE_MAX];
+static uint8_t zeros[PEER_EXPRESS_ROWS_BYTES];
 static bool no_room;
 static struct peer *a, *b;
 
@@ -239,6 +241,98 @@ static void control_frames_without_end_before_an_early_one_end_the_peering(void 
 	assert_int_equal(net.n[1].why.code, ERR_PROTO);
 }
 
+/* ---- rows ---- */
+
+/* ATTENDED with `bytes` of values, made where the line takes it from. */
+static int express_rows(uint64_t number, size_t bytes)
+{
+	size_t room = bytes + 512;
+	uint8_t *made = mem_zalloc(PEER_EXPRESS_HEAD + room);
+	struct wire_attended m = {.attend = number, .values = {zeros, bytes}};
+	struct cursor c;
+
+	assert_non_null(made);
+	cursor_write(&c, made + PEER_EXPRESS_HEAD, room);
+	assert_int_equal(wire_attended_put(&c, &m), 0);
+	return peer_send_express_made(a, WIRE_T_ATTENDED, made, c.pos);
+}
+
+static int carry_made(void *owner, uint8_t *made, size_t len)
+{
+	struct wire_header h;
+	struct cursor body;
+
+	assert_ptr_equal(owner, carried);
+	if (no_room)
+		return err_raise(ERR_LIMIT, "no room");
+	assert_int_equal(wire_frame_get(made + 1, len, &h, &body), 0);
+	assert_int_equal(h.type, WIRE_T_ATTENDED);
+	assert_true(h.flags & WIRE_FLAG_ROWS);
+	made_len[made_count++] = len;
+	mem_free(made);
+	return 0;
+}
+
+static void on_rows(struct peernet_node *node, struct peer *peer,
+		    const struct wire_header *h, struct cursor *body)
+{
+	(void)peer;
+	(void)body;
+	assert_int_equal(h->type, WIRE_T_ATTENDED);
+	node->messages++;
+}
+
+static void rows_begin(void)
+{
+	struct peer_express way = {
+		.owner = carried, .send = carry, .send_made = carry_made};
+
+	made_count = 0;
+	net.n[1].on_other = on_rows;
+	peer_express_open(a, &way);
+}
+
+static void express_rows_are_large_and_bounded_by_a_window(void **state)
+{
+	unsigned int n = 0;
+
+	(void)state;
+	rows_begin();
+	while (made_count == n && n < LINE_MAX) {
+		assert_int_equal(express_rows(++n, 500 << 10), 0);
+		if (made_count < n)
+			break; /* that one waits for the control line */
+	}
+	assert_int_equal(made_count, PEER_EXPRESS_WINDOW / ((500 << 10) + 512));
+	/* what is taken makes room */
+	peer_express_done(a, made_len[0], NULL);
+	assert_int_equal(net.n[0].downs, 0);
+}
+
+static void express_rows_that_the_line_refuses_go_by_the_control_line(void **state)
+{
+	(void)state;
+	rows_begin();
+	no_room = true;
+	assert_int_equal(express_rows(1, 1000), 0);
+	no_room = false;
+	assert_int_equal(made_count, 0);
+	assert_int_equal(express_rows(2, PEER_EXPRESS_ROWS_BYTES), 0); /* too large */
+	assert_int_equal(made_count, 0);
+	peernet_run(LOOP_NS_PER_S);
+	assert_int_equal(net.n[1].messages, 2);
+}
+
+static void express_line_that_copies_leaves_rows_to_the_control_line(void **state)
+{
+	(void)state;
+	net.n[1].on_other = on_rows;
+	assert_int_equal(express_rows(1, 1000), 0);
+	assert_int_equal(sent, 0);
+	peernet_run(LOOP_NS_PER_S);
+	assert_int_equal(net.n[1].messages, 1);
+}
+
 /* ---- faults ---- */
 
 static void control_line_that_loses_frames_is_found_out_beside_express(void **state)
@@ -397,6 +491,9 @@ int main(void)
 		TEST(express_out_of_order_is_refused),
 		TEST(express_that_nobody_takes_is_bounded_and_holds_the_control_line),
 		TEST(control_frames_without_end_before_an_early_one_end_the_peering),
+		TEST(express_rows_are_large_and_bounded_by_a_window),
+		TEST(express_rows_that_the_line_refuses_go_by_the_control_line),
+		TEST(express_line_that_copies_leaves_rows_to_the_control_line),
 		TEST(control_line_that_loses_frames_is_found_out_beside_express),
 		TEST(express_that_is_lost_ends_the_peering),
 		TEST(express_of_another_peering_or_kind_is_refused),

@@ -332,6 +332,36 @@ static void hello_layout_is_pinned(void **state)
 	assert_string_equal(m.product, "");
 }
 
+static void frame_of_rows_is_summed_at_its_begin(void **state)
+{
+	enum { BODY = 4 * WIRE_SUMMED };
+	static uint8_t frame[WIRE_HEADER_BYTES + BODY];
+	struct wire_header h = {.version = WIRE_VERSION_MAX,
+				.type = WIRE_T_ATTENDED,
+				.flags = WIRE_FLAG_ROWS,
+				.sender = {1},
+				.target = {2},
+				.epoch = 3,
+				.from_epoch = 4,
+				.sequence = 5,
+				.body_len = BODY};
+	struct cursor body;
+
+	(void)state;
+	memset(frame, 3, sizeof(frame)); /* the body lies there already */
+	wire_frame_put(frame, &h, frame + WIRE_HEADER_BYTES);
+	assert_int_equal(wire_frame_get(frame, sizeof(frame), &h, &body), 0);
+	assert_int_equal(((const uint8_t *)body.base)[BODY - 1], 3);
+	frame[WIRE_HEADER_BYTES + WIRE_SUMMED] ^= 1;
+	assert_int_equal(wire_frame_get(frame, sizeof(frame), &h, &body), 0);
+	frame[WIRE_HEADER_BYTES + WIRE_SUMMED - 1] ^= 1;
+	assert_true(wire_frame_get(frame, sizeof(frame), &h, &body) < 0);
+	frame[WIRE_HEADER_BYTES + WIRE_SUMMED - 1] ^= 1;
+	frame[11] ^= 0x80; /* the flag itself */
+	assert_true(wire_frame_get(frame, sizeof(frame), &h, &body) < 0);
+	err_clear();
+}
+
 static void frame_with_any_bit_flipped_refused(void **state)
 {
 	uint8_t frame[200];
@@ -476,6 +506,7 @@ int main(void)
 		cmocka_unit_test(frame_put_get_comes_back),
 		cmocka_unit_test(frame_layout_is_pinned),
 		cmocka_unit_test(hello_layout_is_pinned),
+		cmocka_unit_test(frame_of_rows_is_summed_at_its_begin),
 		cmocka_unit_test(frame_with_any_bit_flipped_refused),
 		cmocka_unit_test(frame_of_wrong_length_refused),
 		cmocka_unit_test(frame_with_bad_header_refused),

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a daemon measures, and what its page then says: echoes, pulls of one size and of
+ * many, rounds that drift, peers that go and come; each function without memory.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/cost/live.h"
+
+#define NOW 100u
+
+static const uint8_t key[COST_KEY_BYTES] = {7};
+static const struct live_way way = {.key = key, .transport = "tcp", .now_s = NOW};
+
+static int setup(void **state)
+{
+	struct live *live;
+
+	assert_int_equal(live_new(&live), 0);
+	*state = live;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	live_free(*state);
+	return 0;
+}
+
+/* fixed us, and B/us, with a little scatter. */
+static void measure(struct fit *fit, double fixed, double rate)
+{
+	static const double bytes[] = {0, 2304, 36864, 294912};
+
+	for (unsigned int i = 0; i < 4; i++)
+		for (int n = -2; n <= 2; n++)
+			assert_true(fit_add(fit, bytes[i],
+					    (fixed + bytes[i] / rate) * (1 + 0.01 * n)));
+}
+
+static void calibrated(struct live *live, double fixed, double rate)
+{
+	struct fit fit = {.count = 0};
+
+	measure(&fit, fixed, rate);
+	assert_int_equal(live_echoes(live, &way, &fit), 0);
+}
+
+static struct cost_peer told(const struct live *live)
+{
+	struct cost_peer peer;
+
+	assert_int_equal(cost_page_peer(live_page(live), key, &peer), 0);
+	return peer;
+}
+
+static void near(double value, double want, double part)
+{
+	if (fabs(value - want) > part * want)
+		fail_msg("%g is not %g", value, want);
+}
+
+static void echoes_make_a_link_that_pulls_are_priced_by_with_doubt(void **state)
+{
+	struct live *live = *state;
+	struct cost_peer peer;
+
+	assert_false(live_knows(live, key));
+	calibrated(live, 20, 2000);
+	assert_true(live_knows(live, key));
+	peer = told(live);
+	assert_int_equal(peer.link_count, 1);
+	assert_string_equal(peer.links[0].name, "tcp");
+	near(peer.links[0].probe.value, 20, 0.01);
+	near(peer.links[0].bandwidth.value, 2000, 0.01);
+	near(peer.links[0].pull_probe.value, 20, 0.01);
+	near(peer.links[0].pull_bandwidth.error, 1000, 0.01);
+	assert_int_equal(peer.stale, 0);
+}
+
+static void echoes_that_do_not_grow_are_refused(void **state)
+{
+	struct live *live = *state;
+	struct cost_peer peer;
+	struct fit fit = {.count = 0};
+
+	assert_true(fit_add(&fit, 0, 20) && fit_add(&fit, 1000, 10));
+	assert_true(live_echoes(live, &way, &fit) < 0);
+	assert_int_equal(err_last()->code, ERR_STATE);
+	assert_int_equal(cost_page_peer(live_page(live), key, &peer), COST_PAGE_NONE);
+}
+
+static void pulls_of_many_sizes_make_a_line(void **state)
+{
+	struct live *live = *state;
+	struct cost_peer peer;
+
+	for (unsigned int i = 0; i < 200; i++) {
+		double bytes = 65536.0 * (1 + i % 40);
+
+		live_pull(live, &way, bytes,
+			  (80 + bytes / 3000) * (1 + 0.02 * ((int)(i % 3) - 1)));
+	}
+	peer = told(live);
+	near(peer.links[0].pull_probe.value, 80, 0.3);
+	near(peer.links[0].pull_bandwidth.value, 3000, 0.05);
+	assert_true(peer.links[0].pull_bandwidth.error < 300);
+	assert_int_equal(peer.links[0].probe.count, 0); /* no echo came: no routing */
+}
+
+static void pulls_of_one_size_make_a_rate(void **state)
+{
+	struct live *live = *state;
+	struct cost_peer peer;
+
+	calibrated(live, 20, 2000);
+	for (unsigned int i = 0; i < 10; i++)
+		live_pull(live, &way, 1 << 20, 20 + (1 << 20) / 3000.0);
+	peer = told(live);
+	near(peer.links[0].pull_bandwidth.value, 3000, 0.01);
+	near(peer.links[0].pull_probe.value, 20, 0.01);
+	assert_int_equal(peer.links[0].pull_probe.count, 10);
+	/* and a network that has changed shows */
+	for (unsigned int i = 0; i < 100; i++)
+		live_pull(live, &way, 1 << 20, 20 + (1 << 20) / 1000.0);
+	near(told(live).links[0].pull_bandwidth.value, 1000, 0.02);
+	/* what is no measurement changes nothing */
+	live_pull(live, &way, 0, 5);
+	live_pull(live, &way, 5, 0);
+	near(told(live).links[0].pull_bandwidth.value, 1000, 0.02);
+}
+
+static void rounds_that_are_slower_make_congestion(void **state)
+{
+	struct live *live = *state;
+	struct live_round round = {.shape = cost_shape_mla(16, 576, 512, 2, 4),
+				   .query = 1,
+				   .tokens = 1024,
+				   .bytes = 16 * (1152 + 2056),
+				   .queue_us = 5,
+				   .attend_us = 40};
+	double way_us = 20 + round.bytes / 2000;
+	unsigned int n = 0;
+
+	assert_false(live_round(live, &way, &round)); /* nobody knows this peer */
+	calibrated(live, 20, 2000);
+	round.us = way_us + 45;
+	assert_false(live_round(live, &way, &round));
+	near(told(live).links[0].congestion.value, 1, 0.02);
+	near(told(live).wait.value, 5, 0.02);
+	round.us = 20 * way_us + 45;
+	/* congestion is in the price: it predicts soon, again */
+	while (!live_round(live, &way, &round) && n < 1000)
+		n++;
+	assert_int_equal(n, 1000);
+	assert_false(live_stale(live, key));
+	near(told(live).links[0].congestion.value, 20, 0.02);
+	calibrated(live, 20, 2000);
+	assert_int_equal(told(live).links[0].congestion.count, 0);
+}
+
+static void rounds_with_another_kernel_speed_are_stale(void **state)
+{
+	struct live *live = *state;
+	const struct cost_shape shape = cost_shape_mla(16, 576, 512, 2, 4);
+	const struct cost_compute compute = {.fixed = cost_known(10),
+					     .memory = cost_known(10000),
+					     .flops = cost_known(1e6)};
+	struct live_round round = {.shape = shape,
+				   .query = 1,
+				   .tokens = 2048,
+				   .bytes = 16 * (1152 + 2056),
+				   .attend_us = 2000};
+	unsigned int n = 0;
+
+	calibrated(live, 20, 2000);
+	assert_int_equal(live_speed(live, key, &shape, &compute), 0);
+	round.us = 20 + round.bytes / 2000 + round.attend_us;
+	while (!live_round(live, &way, &round) && n < 1000)
+		n++;
+	assert_int_equal(n, FIT_DRIFT_RUN - 1);
+	assert_int_equal(told(live).stale, 1);
+	assert_false(live_round(live, &way, &round)); /* told once */
+	calibrated(live, 20, 2000);
+	assert_int_equal(told(live).stale, 0);
+}
+
+static void peer_is_asked_once_in_a_while_even_if_it_went(void **state)
+{
+	struct live *live = *state;
+	struct cost_peer peer;
+
+	assert_true(live_may_ask(live, key, 1000, 60));
+	assert_false(live_may_ask(live, key, 1059, 60));
+	calibrated(live, 20, 2000);
+	live_drop(live, key);
+	assert_int_equal(cost_page_peer(live_page(live), key, &peer), COST_PAGE_NONE);
+	assert_false(live_knows(live, key));
+	assert_false(live_may_ask(live, key, 1059, 60));
+	assert_true(live_may_ask(live, key, 1060, 60));
+	live_drop(live, key);
+	live_drop(live, key);
+}
+
+static void peers_that_went_make_room(void **state)
+{
+	struct live *live = *state;
+	struct fit fit = {.count = 0};
+
+	measure(&fit, 20, 2000);
+	for (unsigned int i = 0; i < 3 * COST_PAGE_PEERS; i++) {
+		uint8_t other[COST_KEY_BYTES] = {1, (uint8_t)i, (uint8_t)(i >> 8)};
+		const struct live_way w = {other, "shm", NOW};
+
+		assert_int_equal(live_echoes(live, &w, &fit), 0);
+		if (i % 2)
+			live_drop(live, other);
+		if (i >= COST_PAGE_PEERS) {
+			uint8_t old[COST_KEY_BYTES] = {1};
+			unsigned int n = i - COST_PAGE_PEERS;
+
+			memcpy(old + 1, (uint8_t[]){(uint8_t)n, (uint8_t)(n >> 8)}, 2);
+			live_drop(live, old);
+		}
+	}
+	for (unsigned int i = 0; i < COST_PAGE_PEERS; i++) {
+		uint8_t other[COST_KEY_BYTES] = {2, (uint8_t)i};
+		const struct live_way w = {other, "shm", NOW};
+		int r = live_echoes(live, &w, &fit);
+
+		if (r < 0) {
+			assert_int_equal(err_last()->code, ERR_LIMIT);
+			return;
+		}
+	}
+	fail_msg("the page has no end");
+}
+
+static void speeds_and_home_are_in_the_page(void **state)
+{
+	struct live *live = *state;
+	const struct cost_shape shape = cost_shape_gqa(32, 8, 128, 128, 2, 4);
+	const struct cost_compute compute = {.fixed = cost_known(3),
+					     .memory = cost_known(5),
+					     .flops = cost_known(9)};
+	const struct cost_home home = {.merge = cost_known(1)};
+	struct cost_home seen_home;
+	struct cost_speed seen;
+	unsigned int at = 0;
+
+	assert_int_equal(live_speed(live, cost_self, &shape, &compute), 0);
+	assert_int_equal(cost_page_speed(live_page(live), cost_self, &shape, &seen), 0);
+	near(seen.compute.flops.value, 9, 1e-9);
+	assert_true(cost_page_speed_at(live_page(live), &at, &seen));
+	assert_false(cost_page_speed_at(live_page(live), &at, &seen));
+	live_home(live, &home);
+	assert_int_equal(cost_page_home(live_page(live), &seen_home), 0);
+	near(seen_home.merge.value, 1, 1e-9);
+}
+
+static void peer_without_memory_is_refused(void **state)
+{
+	struct live *live = *state, *other;
+	struct fit fit = {.count = 0};
+
+	measure(&fit, 20, 2000);
+	mem_fail_at(1);
+	assert_true(live_echoes(live, &way, &fit) < 0);
+	mem_fail_at(1);
+	live_pull(live, &way, 1000, 10);
+	mem_fail_at(1);
+	assert_false(live_may_ask(live, key, 5, 1));
+	for (unsigned int n = 1; n <= 2; n++) {
+		mem_fail_at(n);
+		assert_true(live_new(&other) < 0);
+	}
+	mem_fail_at(0);
+	err_clear();
+	calibrated(live, 20, 2000);
+	live_free(NULL);
+}
+
+#define CASE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(echoes_make_a_link_that_pulls_are_priced_by_with_doubt),
+		CASE(echoes_that_do_not_grow_are_refused),
+		CASE(pulls_of_many_sizes_make_a_line),
+		CASE(pulls_of_one_size_make_a_rate),
+		CASE(rounds_that_are_slower_make_congestion),
+		CASE(rounds_with_another_kernel_speed_are_stale),
+		CASE(peer_is_asked_once_in_a_while_even_if_it_went),
+		CASE(peers_that_went_make_room),
+		CASE(speeds_and_home_are_in_the_page),
+		CASE(peer_without_memory_is_refused),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
