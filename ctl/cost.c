@@ -2,7 +2,8 @@
 /*
  * The command cost: what routing query rows to a holder, fetching its KV and computing it
  * again take, on a published fabric, by the closed form that kvd_decide() uses. No daemon
- * is asked then; without a fabric one is: cost_live.c. A model is a name for its dimensions; each may be given instead.
+ * is asked then; without a fabric one is: cost_live.c. A model is a name for its
+ * dimensions; each may be given instead.
  */
 #include <math.h>
 #include <stdio.h>
@@ -264,8 +265,8 @@ static bool cost_is_live(const struct ctl *ctl)
 	const char *const words[] = {ctl->cost.preset, ctl->cost.model, ctl->cost.tokens,
 				     ctl->cost.recompute};
 	const unsigned long numbers[] = {
-		ctl->cost.layers, ctl->cost.heads, ctl->cost.kv_heads,
-		ctl->cost.dqk,	  ctl->cost.dv,	   ctl->cost.query,
+		ctl->cost.layers, ctl->cost.heads,   ctl->cost.kv_heads,
+		ctl->cost.dqk,	  ctl->cost.dv,	     ctl->cost.query,
 		ctl->cost.steps,  ctl->cost.holders, ctl->cost.selected};
 	bool said = ctl->cost.shifted;
 

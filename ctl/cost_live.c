@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The commands cost (of a live daemon) and calibrate: what it measured of its peers. */
+/*
+ * The commands cost (of a live daemon) and calibrate: what it measured of its peers. Both
+ * print what cost.show answers: constants with their standard errors, which say how much
+ * a decision by them can be trusted; a dash is what nobody has measured. --json has it as
+ * it comes, with counts and ages.
+ */
 #include <stdio.h>
 #include <string.h>
 

@@ -24,9 +24,9 @@ struct kvd_cost_page;
  * one peer, of zeros. -KVD_E_NOTFOUND: another name. */
 int kvd_cost_preset(const char *name, struct kvd_cost_page **page_p);
 /* The daemon's page: what it measures of its peers, from the first time on that somebody
- * opens it. It is mapped: it changes as the daemon measures, and stays as it was last when
- * the daemon is gone, or starts again: open it anew with the session. With a callback
- * page_p is set before that. -KVD_E_STATE: the daemon keeps no chunks. */
+ * opens it. It is mapped: it changes as the daemon measures, and stays as it was last
+ * when the daemon is gone, or starts again: open it anew with the session. With a
+ * callback page_p is set before that. -KVD_E_STATE: the daemon keeps no chunks. */
 int kvd_cost_open(struct kvd_client *client, const struct kvd_call *call,
 		  struct kvd_cost_page **page_p);
 void kvd_cost_close(struct kvd_cost_page *page);

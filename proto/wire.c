@@ -262,8 +262,8 @@ void wire_frame_put(uint8_t *frame, const struct wire_header *h, const void *bod
 	if (body != frame + WIRE_HEADER_BYTES)
 		cursor_put_bytes(&c, body, h->body_len);
 	cursor_write(&c, frame + CHECKSUM_AT, sizeof(uint32_t));
-	cursor_put_u32(&c, frame_checksum(frame, WIRE_HEADER_BYTES + h->body_len,
-				       h->flags));
+	cursor_put_u32(&c,
+		       frame_checksum(frame, WIRE_HEADER_BYTES + h->body_len, h->flags));
 }
 
 static bool carries_versions(unsigned int type)

@@ -5,7 +5,9 @@
  * copy of their rows; legs there are a message, which holds them. So the query rows are
  * the engine's again as soon as the entry was taken.
  *
- * Rows of a message are bounded (LEG_Q_BYTES); a part of more is several legs. A leg is
+ * Rows of a message are bounded (LEG_Q_BYTES); a part of more is several legs, of which
+ * only so many are under way to a daemon that neither they nor their answers fill the
+ * data line (OUT_BYTES); the rest is written, and waits. A leg is
  * answered once, with all of its rows or with a reason, and one reason fails the post:
  * partial results of fewer chunks would be plausible, and wrong.
  *
@@ -42,6 +44,7 @@
 #include "proto/wire.h"
 
 #define LEG_Q_BYTES (256u << 10) /* of a message */
+#define OUT_BYTES (3u << 20)	 /* to a daemon, or of its answers */
 #define POSTS_MAX 1024u		 /* of a session */
 #define LEGS_MAX 4096u		 /* of a daemon, elsewhere */
 #define MERGE_LOOP_VALUES 65536u /* fewer are merged by the loop itself */
@@ -60,6 +63,9 @@ struct leg {
 	/* elsewhere */
 	struct remote *remote; /* NULL: here */
 	uint64_t number;
+	struct list wait;	 /* attends->waiting, with `made` */
+	struct rows_made made;	 /* not sent yet */
+	uint64_t out_bytes;	 /* in remote->attend_bytes; 0: not sent, or in */
 	uint64_t sent_ns, bytes; /* there and back */
 	uint64_t tokens;	 /* that each query token attends to, at most */
 	/* both: per_token for each query token */
@@ -89,10 +95,24 @@ static size_t values_count(uint32_t rows, uint32_t dv)
 
 /* ---- ends ---- */
 
+/* Its answer is here, or nobody waits for it. */
+static void leg_arrived(struct leg *leg)
+{
+	if (!leg->out_bytes)
+		return;
+	leg->remote->attend_bytes -= leg->out_bytes;
+	leg->out_bytes = 0;
+	if (!list_empty(&leg->attends->waiting))
+		loop_defer(leg->attends->kvd->loop, &leg->attends->send_next);
+}
+
 static void leg_free(struct leg *leg)
 {
 	assert(!leg->at_compute);
 	list_remove(&leg->link);
+	list_remove(&leg->wait);
+	rows_made_drop(&leg->made);
+	leg_arrived(leg);
 	if (leg->remote) {
 		if (leg->number)
 			idmap_remove(&leg->attends->legs, leg->number);
@@ -118,7 +138,7 @@ static void leg_drop(struct leg *leg)
 		leg->at_compute = false;
 		leg->attends->under_way--;
 	}
-	if (leg->remote && !leg->in && handshake_tell_attend_stop(leg->remote, &stop) < 0)
+	if (leg->out_bytes && handshake_tell_attend_stop(leg->remote, &stop) < 0)
 		err_clear(); /* it is going down */
 	leg_free(leg);
 }
@@ -401,6 +421,46 @@ static int far_pool(const struct far_hold *far, uint32_t first, uint32_t count,
 	return 0;
 }
 
+/* Now, or when what is under way leaves room for it and its answer. */
+static int leg_go(struct leg *leg)
+{
+	uint64_t answer =
+		values_count(leg->rows, leg->post->attend->form.shape.dv) * sizeof(float);
+	uint64_t bytes = leg->made.len > answer ? leg->made.len : answer;
+	struct remote *remote = leg->remote;
+
+	if (remote->attend_bytes && remote->attend_bytes + bytes > OUT_BYTES) {
+		list_push_back(&leg->attends->waiting, &leg->wait);
+		return 0;
+	}
+	attends_stay_awake(leg->attends);
+	leg->sent_ns = loop_clock_ns(leg->attends->kvd->loop);
+	leg->out_bytes = bytes;
+	remote->attend_bytes += bytes;
+	return err_pass(rows_tell(remote, &leg->made));
+}
+
+void ask_on_send_next(struct loop_defer *defer)
+{
+	struct attends *attends = container_of(defer, struct attends, send_next);
+	struct list batch;
+	struct list *link;
+	struct err why;
+
+	list_init(&batch);
+	while ((link = list_pop_front(&attends->waiting)))
+		list_push_back(&batch, link);
+	/* a post that fails takes its legs out of either list */
+	while ((link = list_pop_front(&batch))) {
+		struct leg *leg = list_entry(link, struct leg, wait);
+
+		if (leg_go(leg) >= 0)
+			continue;
+		err_take(&why);
+		post_fail(leg->post, &why);
+	}
+}
+
 static int leg_send(struct leg *leg, const struct far_hold *far,
 		    const struct wire_attend *head, const struct kvd_ring_part *part)
 {
@@ -434,11 +494,11 @@ static int leg_send(struct leg *leg, const struct far_hold *far,
 				     : 0;
 	msg.q.data = seat_at(post, form_q_bytes(f, leg->row));
 	msg.q.len = form_q_bytes(f, leg->rows);
-	attends_stay_awake(leg->attends);
-	leg->sent_ns = loop_clock_ns(leg->attends->kvd->loop);
 	leg->tokens = part->per_token ? part->per_token : msg.tokens;
 	leg->bytes = msg.q.len + msg.select.len;
-	return r < 0 ? err_pass(r) : err_pass(rows_tell_attend(leg->remote, &msg));
+	if (r >= 0)
+		r = rows_make_attend(&msg, &leg->made);
+	return r < 0 ? err_pass(r) : err_pass(leg_go(leg));
 }
 
 static int leg_there(struct leg *leg, struct far_hold *far,
@@ -476,22 +536,21 @@ static void leg_price(const struct leg *leg, const struct wire_attended *msg)
 	const struct live_way way = {.key = leg->remote->peer->instance,
 				     .transport = leg->remote->transport->ops->name,
 				     .now_s = (uint32_t)(now_ns / LOOP_NS_PER_S)};
-	const struct live_round round = {
-		.shape = speed_shape(form),
-		.query = (double)leg->rows / form->shape.heads,
-		.tokens = (double)leg->tokens,
-		.selected = leg->select,
-		.bytes = (double)leg->bytes,
-		.us = (double)(now_ns - leg->sent_ns) / 1e3,
-		.queue_us = msg->queue_us,
-		.attend_us = msg->attend_us};
+	const struct live_round round = {.shape = speed_shape(form),
+					 .query = (double)leg->rows / form->shape.heads,
+					 .tokens = (double)leg->tokens,
+					 .selected = leg->select,
+					 .bytes = (double)leg->bytes,
+					 .us = (double)(now_ns - leg->sent_ns) / 1e3,
+					 .queue_us = msg->queue_us,
+					 .attend_us = msg->attend_us};
 
 	if (!attends->kvd->costs || !leg->remote->ready)
 		return;
 	if (live_round(attends->kvd->costs, &way, &round)) {
 		attends->stale++;
-		log_info("cost", leg->remote->label, "times are not as predicted any more",
-			 "us=%.0f", round.us);
+		log_info("cost", leg->remote->label,
+			 "times are not as predicted any more", "us=%.0f", round.us);
 	}
 	if (live_stale(attends->kvd->costs, way.key))
 		calibrate_soon(attends, leg->remote);
@@ -517,6 +576,7 @@ int ask_on_attended(struct attends *attends, struct remote *remote, struct curso
 		return err_raise(ERR_PROTO, "ATTENDED: %zu bytes for %u rows",
 				 msg.values.len, leg->rows);
 	leg->in = true;
+	leg_arrived(leg);
 	if (msg.code != ERR_OK) {
 		err_set(&why, (enum err_code)msg.code, "%.60s: %.200s", remote->label,
 			msg.text);
@@ -594,6 +654,7 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 	leg->post = post;
 	leg->row = row;
 	leg->rows = rows;
+	list_init(&leg->wait);
 	list_push_back(&post->legs, &leg->link);
 	post->open++;
 	leg->values = mem_calloc(values_count(rows, f->shape.dv), sizeof(float));

@@ -76,6 +76,8 @@ static int attends_make(struct kvd *kvd, struct offload *offload, struct attends
 	attends->kvd = kvd;
 	list_init(&attends->posts);
 	list_init(&attends->serving);
+	list_init(&attends->waiting);
+	loop_defer_init(&attends->send_next, ask_on_send_next);
 	list_init(&attends->calibrations);
 	list_init(&attends->echo_shares);
 	list_init(&attends->echo_waits);
@@ -149,6 +151,7 @@ void attends_free(struct attends *attends)
 	if (attends->offload)
 		offload_free(attends->offload); /* what it has runs to its end */
 	loop_prepare_remove(&attends->awake);
+	loop_defer_cancel(&attends->send_next);
 	drained = attends_drained(attends);
 	assert(drained);
 	(void)drained;
@@ -405,22 +408,22 @@ void attends_figures(const struct attends *attends, struct attend_figures *figur
 	struct compute_figures c;
 
 	compute_figures(attends->compute, &c);
-	*figures_p = (struct attend_figures){.posts = attends->posted,
-					     .rows = attends->posted_rows,
-					     .served = attends->served,
-					     .served_rows = attends->served_rows,
-					     .refused = attends->refused,
-					     .failed = attends->failed,
-					     .calibrations = attends->calibrated,
-					     .calibration_bytes =
-						     attends->calibrated_bytes,
-					     .stale = attends->stale,
-					     .echoes = attends->echoes,
-					     .batches = c.batches,
-					     .batch_rows = c.rows,
-					     .attend_us = c.attend_us,
-					     .threads = c.threads,
-					     .waiting = c.waiting,
-					     .live = attends->post_count,
-					     .isa = c.isa};
+	*figures_p =
+		(struct attend_figures){.posts = attends->posted,
+					.rows = attends->posted_rows,
+					.served = attends->served,
+					.served_rows = attends->served_rows,
+					.refused = attends->refused,
+					.failed = attends->failed,
+					.calibrations = attends->calibrated,
+					.calibration_bytes = attends->calibrated_bytes,
+					.stale = attends->stale,
+					.echoes = attends->echoes,
+					.batches = c.batches,
+					.batch_rows = c.rows,
+					.attend_us = c.attend_us,
+					.threads = c.threads,
+					.waiting = c.waiting,
+					.live = attends->post_count,
+					.isa = c.isa};
 }

@@ -93,7 +93,7 @@ void attends_on_down(struct attends *attends, const struct remote *remote,
 struct attend_figures {
 	uint64_t posts, rows, failed, served, served_rows, batches, batch_rows, refused;
 	uint64_t calibrations, calibration_bytes, stale, echoes; /* echoes: for others */
-	uint64_t attend_us; /* of processors */
+	uint64_t attend_us;					 /* of processors */
 	unsigned int threads, waiting, live;
 	const char *isa;
 };

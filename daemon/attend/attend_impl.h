@@ -21,12 +21,14 @@ struct attends {
 	struct offload *offload; /* of attend_threads; NULL: none */
 	struct compute *compute;
 	bool closed;
-	struct list posts;   /* struct attend_post.link */
-	struct list serving; /* struct serve.link */
-	struct idmap legs;   /* at other daemons, by number */
+	struct list posts;	   /* struct attend_post.link */
+	struct list serving;	   /* struct serve.link */
+	struct idmap legs;	   /* at other daemons, by number */
 	struct loop_prepare awake; /* keeps the loop looking until awake_ns */
 	uint64_t awake_ns, spin_ns;
 	uint64_t next_leg;
+	struct list waiting;		    /* struct leg.wait: too much is under way */
+	struct loop_defer send_next;	    /* of them */
 	unsigned int post_count, under_way; /* under_way: legs and serves at compute */
 	/* calibrate.c, echo.c, speed.c */
 	struct list calibrations;	  /* struct calibration.link */
@@ -82,6 +84,7 @@ void attends_stay_awake(struct attends *attends);
 
 /* ---- ask.c ---- */
 void post_fail(struct attend_post *post, const struct err *why);
+void ask_on_send_next(struct loop_defer *defer);
 int ask_on_attended(struct attends *attends, struct remote *remote, struct cursor *body);
 void ask_on_down(struct attends *attends, const struct remote *remote,
 		 const struct err *why);

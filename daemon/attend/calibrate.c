@@ -192,8 +192,9 @@ static int echoes_done(struct calibration *c)
 		c->result.sizes[i].count = n;
 	}
 	c->result.size_count = c->fit.count;
-	return c->args.rows ? 0
-			    : err_pass(live_echoes(c->attends->kvd->costs, &way, &c->fit));
+	return c->args.rows
+		       ? 0
+		       : err_pass(live_echoes(c->attends->kvd->costs, &way, &c->fit));
 }
 
 /* ---- speeds ---- */
@@ -215,16 +216,15 @@ static void form_add(struct calibration *c, const struct form *form)
 /* Of what is open here; else a common one. */
 static void calibration_forms(struct calibration *c)
 {
-	static const struct form common = {
-		.shape = {.kind = ATTEND_MLA,
-			  .q_type = VALUE_BF16,
-			  .kv_type = VALUE_BF16,
-			  .heads = 16,
-			  .kv_heads = 1,
-			  .dqk = 576,
-			  .dv = 512,
-			  .scale = 0.07f},
-		.key = "kv"};
+	static const struct form common = {.shape = {.kind = ATTEND_MLA,
+						     .q_type = VALUE_BF16,
+						     .kv_type = VALUE_BF16,
+						     .heads = 16,
+						     .kv_heads = 1,
+						     .dqk = 576,
+						     .dv = 512,
+						     .scale = 0.07f},
+					   .key = "kv"};
 	const struct session *session;
 
 	list_foreach(session, &c->attends->kvd->sessions, link) {
@@ -327,7 +327,8 @@ static void calibration_next(struct calibration *c)
 int calibrate_on_attended(struct attends *attends, struct remote *remote,
 			  const struct wire_attended *msg)
 {
-	struct calibration *c = list_first(&attends->calibrations, struct calibration, link);
+	struct calibration *c =
+		list_first(&attends->calibrations, struct calibration, link);
 	struct err why;
 
 	if (!c || c->remote != remote || c->number != msg->attend)
@@ -366,7 +367,8 @@ static int home_measure(struct attends *attends)
 
 static void calibration_start(struct attends *attends)
 {
-	struct calibration *c = list_first(&attends->calibrations, struct calibration, link);
+	struct calibration *c =
+		list_first(&attends->calibrations, struct calibration, link);
 
 	if (!c || c->began)
 		return;
@@ -392,7 +394,10 @@ int calibrate_begin(struct attends *attends, const struct calibrate_args *args)
 	if (attends->closed)
 		return err_raise(ERR_DRAIN, "the daemon is stopping");
 	if (!remote->ready || sm_state(&remote->peer->sm) != PEER_UP)
-		return err_raise(ERR_PEER, "%s: it is not up", remote->label);
+		return err_raise(ERR_PEER, "%s: %s", remote->label,
+				 sm_state(&remote->peer->sm) == PEER_UP
+					 ? "its data line is not up yet"
+					 : "it is not up");
 	if (remote->peer->self || !(remote->peer->features & PEER_FEATURE_ATTEND))
 		return err_raise(ERR_REQUIRE, "%s: its kvd does not attend",
 				 remote->label);

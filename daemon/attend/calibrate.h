@@ -18,6 +18,7 @@ struct wire_attended;
 
 #define CALIBRATE_SIZES 4u
 #define CALIBRATE_ROUNDS_MAX 400u
+#define CALIBRATE_ROWS_MAX 2048u /* all of them are under way at once */
 
 #define CALIBRATE_ROW_BYTES 1152u /* a query row of MLA 576 in bf16 */
 

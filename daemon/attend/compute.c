@@ -25,8 +25,8 @@
 
 #define BATCH_ROWS 1024u
 #define BATCH_ITEMS 256u
-#define SMALL_US 20.0	/* a batch that takes no longer is computed by the loop */
-#define RATE_PART 16.0	/* of a new batch's, in the rate */
+#define SMALL_US 20.0  /* a batch that takes no longer is computed by the loop */
+#define RATE_PART 16.0 /* of a new batch's, in the rate */
 
 struct compute {
 	struct loop *loop;

@@ -13,24 +13,42 @@
 #define FIELDS_BYTES (256u + 2 * WIRE_STR_MAX)
 
 #define ROWS_TELL(NAME, name, blobs)                                                \
-	int rows_tell_##name(struct remote *remote, const struct wire_##name *msg)  \
+	int rows_make_##name(const struct wire_##name *msg, struct rows_made *made) \
 	{                                                                           \
 		size_t room = FIELDS_BYTES + (blobs);                               \
-		uint8_t *made = mem_alloc(PEER_EXPRESS_HEAD + room);                \
 		struct cursor out;                                                  \
 		int r;                                                              \
                                                                                     \
-		if (!made)                                                          \
+		made->bytes = mem_alloc(PEER_EXPRESS_HEAD + room);                  \
+		if (!made->bytes)                                                   \
 			return err_pass(-ENOMEM);                                   \
-		cursor_write(&out, made + PEER_EXPRESS_HEAD, room);                 \
+		cursor_write(&out, made->bytes + PEER_EXPRESS_HEAD, room);          \
 		r = wire_##name##_put(&out, msg);                                   \
-		if (r < 0) {                                                        \
-			mem_free(made);                                             \
-			return err_pass(r);                                         \
-		}                                                                   \
-		return err_pass(                                                    \
-			handshake_send_made(remote, WIRE_T_##NAME, made, out.pos)); \
+		made->len = out.pos;                                                \
+		made->type = WIRE_T_##NAME;                                         \
+		if (r < 0)                                                          \
+			rows_made_drop(made);                                       \
+		return err_pass(r);                                                 \
+	}                                                                           \
+	int rows_tell_##name(struct remote *remote, const struct wire_##name *msg)  \
+	{                                                                           \
+		struct rows_made made;                                              \
+		int r = rows_make_##name(msg, &made);                               \
+                                                                                    \
+		return r < 0 ? err_pass(r) : err_pass(rows_tell(remote, &made));    \
 	}
+
+void rows_made_drop(struct rows_made *made)
+{
+	mem_free(made->bytes);
+	made->bytes = NULL;
+}
+
+int rows_tell(struct remote *remote, struct rows_made *made)
+{
+	return err_pass(handshake_send_made(remote, (enum wire_type)made->type,
+					    mem_steal(made->bytes), made->len));
+}
 
 ROWS_TELL(ATTEND, attend, msg->form.len + msg->rope.len + msg->select.len + msg->q.len)
 ROWS_TELL(ATTENDED, attended, msg->values.len)

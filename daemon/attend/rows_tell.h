@@ -4,9 +4,23 @@
 #ifndef KVD_ATTEND_ROWS_TELL_H
 #define KVD_ATTEND_ROWS_TELL_H
 
+#include <stddef.h>
+#include <stdint.h>
+
 struct remote;
 struct wire_attend;
 struct wire_attended;
+
+/* One that is written, and goes later. */
+struct rows_made {
+	uint8_t *bytes; /* NULL: none */
+	size_t len;
+	uint32_t type;
+};
+int rows_make_attend(const struct wire_attend *msg, struct rows_made *made);
+int rows_make_attended(const struct wire_attended *msg, struct rows_made *made);
+int rows_tell(struct remote *remote, struct rows_made *made); /* it is taken */
+void rows_made_drop(struct rows_made *made);
 
 int rows_tell_attend(struct remote *remote, const struct wire_attend *msg);
 int rows_tell_attended(struct remote *remote, const struct wire_attended *msg);

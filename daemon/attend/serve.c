@@ -62,8 +62,8 @@ static void serve_drop(struct serve *serve)
 
 /* ---- answers ---- */
 
-static void answer(struct attends *attends, struct remote *remote, struct wire_attended *msg,
-		   const struct err *why)
+static void answer(struct attends *attends, struct remote *remote,
+		   struct wire_attended *msg, const struct err *why)
 {
 	if (why) {
 		msg->code = why->code;

@@ -32,8 +32,8 @@
 #define TOKENS_FEW 16u
 #define ROWS_MANY 256u
 #define CALLS 7u
-#define SPEND_US 50e3 /* at each of three points, then no more calls */
-#define MANY_PART 4u  /* many rows meet this part of the tokens */
+#define SPEND_US 50e3	/* at each of three points, then no more calls */
+#define MANY_PART 4u	/* many rows meet this part of the tokens */
 #define SOME_VALUE 0x3c /* of each byte: a small number in all types */
 
 struct speed {
@@ -308,10 +308,9 @@ static struct cost_figure home_figure(const double *us, double by)
 static void home_merge(float *values, struct cost_home *home)
 {
 	float *m = values + (size_t)2 * HOME_ROWS * HOME_DIMS;
-	const struct merge_part parts[2] = {
-		{values, m, m + HOME_ROWS},
-		{values + (size_t)HOME_ROWS * HOME_DIMS, m + 2 * HOME_ROWS,
-		 m + 3 * HOME_ROWS}};
+	const struct merge_part parts[2] = {{values, m, m + HOME_ROWS},
+					    {values + (size_t)HOME_ROWS * HOME_DIMS,
+					     m + 2 * HOME_ROWS, m + 3 * HOME_ROWS}};
 	double few[CALLS], many[CALLS];
 
 	for (unsigned int i = 0; i < CALLS; i++) {

@@ -14,7 +14,7 @@
 struct attends;
 struct speeds;
 
-#define SPEEDS_MAX 32u /* geometries */
+#define SPEEDS_MAX 32u	      /* geometries */
 #define SPEED_BYTES (6u * 8u) /* of speed_put() */
 
 /* Of a geometry; what is merged are fp32 values. */

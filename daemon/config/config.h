@@ -83,7 +83,7 @@ struct config {
 	uint64_t chunk_dir_bytes;
 	unsigned int attend_threads; /* 0: none */
 	char attend_isa[16];
-	uint32_t attend_spin_us; /* 0: auto; 1: none */
+	uint32_t attend_spin_us;   /* 0: auto; 1: none */
 	char chunk_stores[1024];   /* endpoints, blanks between them; "": none */
 	char chunk_homes[3072];	   /* the same */
 	uint64_t chunk_home_bytes; /* of the directory kept for others; 0: none is */

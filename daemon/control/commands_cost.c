@@ -154,7 +154,8 @@ static int cost_show_run(struct request *req)
 		if (peer.link_count)
 			ok = add_peer(peers, kvd, &peer);
 	}
-	for (unsigned int i = 0; ok && cost_page_speed_at(live_page(kvd->costs), &i, &speed);)
+	for (unsigned int i = 0;
+	     ok && cost_page_speed_at(live_page(kvd->costs), &i, &speed);)
 		ok = add_speed(speeds, &speed);
 	return request_finish(req, result, ok);
 }
@@ -168,7 +169,7 @@ struct calibrate_fields {
 static const struct field calibrate_fields[] = {
 	F_STR("endpoint", calibrate_fields, endpoint, REQUIRED, 255,
 	      "of a peer that is up, or its name or instance"),
-	F_INT("rows", calibrate_fields, rows, OPTIONAL, 0, ATTEND_ROWS_MAX,
+	F_INT("rows", calibrate_fields, rows, OPTIONAL, 0, CALIBRATE_ROWS_MAX,
 	      "of 1152 bytes, there and back: only this size is measured, and the page "
 	      "stays as it is; 0: the usual sizes"),
 	F_INT("rounds", calibrate_fields, rounds, DEFAULT(0), 0, CALIBRATE_ROUNDS_MAX,

@@ -33,7 +33,7 @@ struct live_peer {
 	struct cost_peer row;
 	bool gone; /* no row of the page: kept while there is room, for asked_ns */
 	struct fit_drift drift;
-	uint64_t asked_ns; /* it was to be measured; 0: never */
+	uint64_t asked_ns;		    /* it was to be measured; 0: never */
 	struct pulls pulls[COST_LINKS_MAX]; /* by link */
 };
 

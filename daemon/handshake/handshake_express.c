@@ -111,9 +111,8 @@ int handshake_send_made(struct remote *remote, enum wire_type type, uint8_t *mad
 
 void express_line_ready(struct remote *remote)
 {
-	struct peer_express express = {.owner = remote,
-				       .send = express_send,
-				       .send_made = express_send_made};
+	struct peer_express express = {
+		.owner = remote, .send = express_send, .send_made = express_send_made};
 
 	if (remote->express)
 		peer_express_open(remote->peer, &express);

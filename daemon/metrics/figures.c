@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/attend/attend.h"
+/*
+ * Levels, and counts that others keep as numbers of their own, are taken when somebody
+ * looks: at a scrape, at `stats`. So who changes them pays nothing for it, and a figure
+ * is of that moment.
+ */
 #include "daemon/metrics/figures.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/attend/attend.h"
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/loop/loop.h"

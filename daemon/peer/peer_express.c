@@ -16,8 +16,8 @@
  *
  * What can wait here is bounded by the sender: PEER_EXPRESS_MAX messages that the
  * remote has not handed up, of PEER_EXPRESS_WINDOW bytes, and while there are some,
- * BEHIND_FRAMES and BEHIND_BYTES on the control line. Who sends more is no peer of ours. Early express messages
- * stay where they came, in the data line's memory.
+ * BEHIND_FRAMES and BEHIND_BYTES on the control line. Who sends more is no peer of ours.
+ * Early express messages stay where they came, in the data line's memory.
  *
  * Being heard that way proves nothing about the control line: liveness is PING's.
  */

@@ -129,8 +129,8 @@ struct store {
 	struct list lends;   /* struct store_lend.link: what others hold here */
 	struct strmap holds; /* by secret */
 	unsigned int moves, moves_live;
-	struct list loading;  /* struct store_move.load_link: they wait for a part */
-	struct list far_legs; /* struct store_leg.far_link */
+	struct list loading;   /* struct store_move.load_link: they wait for a part */
+	struct list far_legs;  /* struct store_leg.far_link */
 	uint64_t far_ended_ns; /* the last of them */
 	uint64_t found, missed, put_bytes, fetched_bytes;
 	uint64_t far_found, far_bytes, far_retries, lend_count;

@@ -74,10 +74,9 @@ static void leg_price(const struct store_leg *leg)
 	store->far_ended_ns = now_ns;
 	if (leg->error.code == ERR_OK && leg->bytes && remote->ready &&
 	    store->kvd->costs) {
-		const struct live_way way = {
-			.key = remote->peer->instance,
-			.transport = remote->transport->ops->name,
-			.now_s = (uint32_t)(now_ns / LOOP_NS_PER_S)};
+		const struct live_way way = {.key = remote->peer->instance,
+					     .transport = remote->transport->ops->name,
+					     .now_s = (uint32_t)(now_ns / LOOP_NS_PER_S)};
 
 		live_pull(store->kvd->costs, &way, (double)leg->bytes,
 			  (double)(now_ns - begin_ns) / 1e3);

@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Route, fetch or local: kvd_decide() and pages of constants. Words and limits of
- * arguments are in kvd/cost.py, which is the caller. */
+/*
+ * Route, fetch or local: kvd_decide() and pages of constants. Words and limits of
+ * arguments are in kvd/cost.py, which is the caller.
+ *
+ * A page is a capsule: mapped memory that its own finaliser gives back, and nothing of
+ * the client it came from, so it outlives that. A decision is arithmetic and keeps the
+ * GIL.
+ */
 #include "python/src/ext.h"
 
 #include <string.h>

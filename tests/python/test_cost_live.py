@@ -29,6 +29,11 @@ def measured(client, speeds=2):
                  client.command("cost.show"))
 
 
+def line_up(client, count=1):
+    until(lambda: sum(p["data_line"] and not p["self"]
+                      for p in client.command("peer.list")["peers"]) >= count)
+
+
 def test_page_is_measured_when_it_is_opened():
     with daemons(1) as (_, client, _, clients):
         assert client.command("cost.show")["peers"] == []
@@ -66,7 +71,7 @@ def test_geometry_of_what_is_open_is_measured_and_rounds_and_pulls_count():
         link, = client.command("cost.show")["peers"][0]["links"]
         assert link["congestion"]["count"] == 4
         assert client.command("cost.show")["peers"][0]["wait_us"]["count"] == 4
-        near.space.fetch(hold, {"kv": kvd.View(list(range(8)), tokens=(0, T * 8))}).wait(timeout=60)
+        hold.fetch({"kv": kvd.View(list(range(8)), tokens=(0, T * 8))}).wait(timeout=60)
         link, = client.command("cost.show")["peers"][0]["links"]
         assert link["pull_us"]["count"] >= 1 and link["pull_bytes_per_us"]["value"] > 0
         hold.close()
@@ -74,6 +79,7 @@ def test_geometry_of_what_is_open_is_measured_and_rounds_and_pulls_count():
 
 def test_calibrate_says_what_it_took_and_keeps_its_bound():
     with daemons(1) as (_, client, holders, clients):
+        line_up(client)
         told = client.command("cost.calibrate", endpoint=clients[0].endpoint)
         assert [e["bytes"] for e in told["echoes"]] == [0, 2304, 36864, 294912]
         assert all(e["us"] > 0 and e["count"] > 0 for e in told["echoes"])
@@ -85,7 +91,7 @@ def test_calibrate_says_what_it_took_and_keeps_its_bound():
             client.command("cost.calibrate", endpoint="tcp://nobody:1")
         with pytest.raises(kvd.BusyError, match="echoes"):
             for _ in range(20):  # the holder's share for a peer ends
-                client.command("cost.calibrate", endpoint=clients[0].endpoint, rows=4096,
+                client.command("cost.calibrate", endpoint=clients[0].endpoint, rows=2048,
                                rounds=400)
         clients[0].close()
         holders[0].stop()
@@ -97,6 +103,7 @@ def test_calibrate_says_what_it_took_and_keeps_its_bound():
 def test_two_calibrations_of_a_peer_are_one_too_many():
     with daemons(1) as (daemon, client, _, clients):
         results = []
+        line_up(client)
 
         def run():
             with kvd.Client(daemon.socket_path) as other:
@@ -131,7 +138,9 @@ def test_daemon_without_chunks_has_no_page():
 
 
 def test_ctl_prints_the_page_and_calibrates():
-    with daemons(1) as (daemon, _, _, clients):
+    with daemons(1) as (daemon, client, _, clients):
+        line_up(client)
+
         def ctl(*args):
             return subprocess.run([BUILD + "/kvd-ctl", "-s", daemon.socket_path, *args],
                                   capture_output=True, text=True, timeout=60)

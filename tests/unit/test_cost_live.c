@@ -249,9 +249,8 @@ static void speeds_and_home_are_in_the_page(void **state)
 {
 	struct live *live = *state;
 	const struct cost_shape shape = cost_shape_gqa(32, 8, 128, 128, 2, 4);
-	const struct cost_compute compute = {.fixed = cost_known(3),
-					     .memory = cost_known(5),
-					     .flops = cost_known(9)};
+	const struct cost_compute compute = {
+		.fixed = cost_known(3), .memory = cost_known(5), .flops = cost_known(9)};
 	const struct cost_home home = {.merge = cost_known(1)};
 	struct cost_home seen_home;
 	struct cost_speed seen;
