@@ -190,9 +190,9 @@ const struct ctl_command ctl_commands[] = {
 	 1, 1, "", ctl_run_calibrate},
 	{"cost", "[--preset NAME]", "route a query, fetch the KV, or recompute it",
 	 "What the daemon measured of its peers: F_US, GB/s: of query rows and answers;\n"
-	 "FETCH: of pulls; each with its standard error. ATTENDS: how fast each attends.\n\n"
-	 "With --preset: what the three ways cost on a published fabric, and from how many\n"
-	 "steps on a fetch wins. No daemon needed.\n\n"
+	 "FETCH: of pulls; each with its standard error. ATTENDS: how fast they do.\n\n"
+	 "With --preset: what the three ways cost on a published fabric, and from how\n"
+	 "many steps on a fetch wins. No daemon needed.\n\n"
 	 "--preset NAME      h100-ibgda, h100-nvlink4, a100-nvlink3, rtx6000-pcie5 or\n"
 	 "                   a40-pcie4\n"
 	 "--model NAME       v2-lite, v3, llama-8b or llama-70b (v2-lite)\n"

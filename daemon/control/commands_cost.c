@@ -252,8 +252,9 @@ const struct command cost_commands[] = {
 	{"cost.show", "what the page has", NULL, 0, cost_show_run,
 	 "peers: each with links, by transport: probe_us, bytes_per_us, pull_us, "
 	 "pull_bytes_per_us, congestion; speeds: of attention, by instance (zeros: this "
-	 "daemon) and geometry; home: merging and splicing. A constant: value, mad, error "
-	 "(one standard deviation), count, at_s (CLOCK_MONOTONIC); null: not measured"},
+	 "daemon) and geometry; home: merging and splicing. A constant: value, mad, "
+	 "error (one standard deviation), count, at_s (CLOCK_MONOTONIC); null: not "
+	 "measured"},
 	{"cost.calibrate", "measure the way to a peer, and how fast it attends",
 	 calibrate_fields, COMMAND_ADMIN, cost_calibrate_run,
 	 "echoes: bytes there and back, us (median), mad_us, count; bytes: of all"},

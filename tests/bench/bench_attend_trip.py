@@ -16,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -29,6 +30,8 @@ GOALS = {1: 3, 16: 3, 128: 2, 1024: 2}
 COUNTS = {1: 60, 16: 60, 128: 20, 1024: 4}
 REFILL_S = 0.15  # of the holder's bound on echoes
 UP_S = 30
+MADE_S = 0.5  # in which the memory for chunks is made
+PAUSE = threading.Event()
 
 
 class Raw:
@@ -62,8 +65,8 @@ class Pair:
         end = time.monotonic() + UP_S
         while not any(p["data_line"] for p in self.engine.cmd("peer.list")["peers"]):
             assert time.monotonic() < end, "the holder is not up"
-            time.sleep(0.05)
-        time.sleep(0.5)  # the memory for chunks is being made
+            PAUSE.wait(0.05)
+        PAUSE.wait(MADE_S)
         if spin > 1:
             stay_on(self.daemon.proc.pid, 0)
             stay_on(self.holder.proc.pid, 1)
@@ -71,7 +74,7 @@ class Pair:
     def trip(self, rows):
         while True:
             try:
-                time.sleep(REFILL_S)
+                PAUSE.wait(REFILL_S)
                 told = self.engine.cmd("cost.calibrate", endpoint=self.endpoint, rows=rows,
                                        rounds=COUNTS[rows])
                 return told["echoes"][0]["us"]
