@@ -12,6 +12,7 @@
  */
 #include "daemon/cost/live.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -49,7 +50,7 @@ int live_new(struct live **live_p)
 	int r;
 
 	if (!live)
-		return err_pass(-err_errno(ERR_NOMEM));
+		return err_pass(-ENOMEM);
 	r = cost_page_new(true, &live->page);
 	if (r < 0) {
 		mem_free(live);
@@ -107,7 +108,7 @@ static int live_peer_get(struct live *live, const uint8_t *key, struct live_peer
 	} else if (!peer) {
 		peer = mem_zalloc(sizeof(*peer));
 		if (!peer)
-			return err_pass(-err_errno(ERR_NOMEM));
+			return err_pass(-ENOMEM);
 		live->peers[live->count++] = peer;
 	}
 	memcpy(peer->row.key, key, COST_KEY_BYTES);

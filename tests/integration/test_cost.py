@@ -71,7 +71,7 @@ def cost_text_is_a_table():
 
 
 def cost_wrong_words_are_refused():
-    for args, words in (((), "h100-nvlink4"),
+    for args, words in ((("--model", "v3"), "h100-nvlink4"),
                         (("--preset", "tin-cans"), "h100-nvlink4"),
                         (("--preset", "a40-pcie4", "--model", "x"), "llama-8b"),
                         (("--preset", "a40-pcie4", "--tokens", "2k,"), "--tokens"),
