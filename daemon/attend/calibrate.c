@@ -391,7 +391,7 @@ int calibrate_begin(struct attends *attends, const struct calibrate_args *args)
 	struct remote *remote = args->remote;
 	struct calibration *c;
 
-	if (attends->closed)
+	if (attends->closed || !attends->kvd->costs)
 		return err_raise(ERR_DRAIN, "the daemon is stopping");
 	if (!remote->ready || sm_state(&remote->peer->sm) != PEER_UP)
 		return err_raise(ERR_PEER, "%s: %s", remote->label,
@@ -460,7 +460,8 @@ void calibrate_on_down(struct attends *attends, const struct remote *remote,
 		if (c->remote == remote)
 			calibration_end(c, why);
 	}
-	live_drop(attends->kvd->costs, remote->peer->instance);
+	if (attends->kvd->costs)
+		live_drop(attends->kvd->costs, remote->peer->instance);
 }
 
 void calibrate_close(struct attends *attends, const struct err *why)

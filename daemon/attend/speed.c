@@ -31,6 +31,9 @@
 #define TOKENS_MOST 2048u
 #define TOKENS_FEW 16u
 #define ROWS_MANY 256u
+/* A peer may ask: what is larger is no rank's. */
+#define HEADS_MOST 1024u
+#define TOKEN_BYTES_MOST (256u << 10)
 #define CALLS 7u
 #define SPEND_US 50e3	/* at each of three points, then no more calls */
 #define MANY_PART 4u	/* many rows meet this part of the tokens */
@@ -258,6 +261,12 @@ int speed_ask(struct attends *attends, const struct form *form, struct speed_wai
 	if (!attends->offload)
 		return err_raise(ERR_REQUIRE,
 				 "this daemon does not attend: set attend_threads");
+	if (form->shape.heads > HEADS_MOST ||
+	    speed_shape(form).token_bytes > TOKEN_BYTES_MOST)
+		return err_raise(ERR_RANGE,
+				 "%u heads, %u bytes a token: not measured over %u, %u",
+				 form->shape.heads, speed_shape(form).token_bytes,
+				 HEADS_MOST, TOKEN_BYTES_MOST);
 	if (!attends->speeds)
 		attends->speeds = mem_zalloc(sizeof(*attends->speeds));
 	if (!attends->speeds)
