@@ -66,7 +66,7 @@ INLINE void vec_store(float *p, vec v)
 
 INLINE vec vec_all(float x)
 {
-	return (vec){0} + x;
+	return x - (vec){0}; /* no operation: compilers know that x - 0 is x */
 }
 
 /* Bits of a where the mask is set, of b elsewhere. */
