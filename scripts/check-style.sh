@@ -5,7 +5,7 @@
 #
 #   - SPDX in the first line (second after #!)
 #   - includes follow the order of folders (check_includes below): base, proto, then
-#     plan, loop, config, then gpu, memory, transport, its backends, link, peer,
+#     plan, loop, config, math, then gpu, memory, transport, its backends, link, peer,
 #     session, handshake, then room, bootstrap, store, xfer, control, metrics, then daemon/
 #   - only daemon/loop/loop.c includes <ev.h>
 #   - .clang-format, 90 columns
@@ -48,7 +48,7 @@ check_includes()
 	BEGIN {
 		order["daemon/base"] = 0
 		order["proto"] = 1
-		order["daemon/plan"] = order["daemon/loop"] = order["daemon/config"] = 2
+		order["daemon/plan"] = order["daemon/loop"] = order["daemon/config"] = order["daemon/math"] = 2
 		order["lib"] = order["gpu"] = order["daemon/gate"] = 3
 		order["daemon/memory"] = 4
 		order["daemon/transport"] = 5
