@@ -196,13 +196,16 @@ static void amx_row(struct amx_block *block, struct attend_work *work,
 	}
 }
 
-static void amx_pack_q(struct amx_block *block, struct attend_work *work,
+/* false: stopped */
+static bool amx_pack_q(struct amx_block *block, struct attend_work *work,
 		       const struct attend_row *rows, uint32_t count)
 {
 	uint32_t dqk = block->shape->dqk, whole = dqk / 32, g, i, n;
 	uint8_t *tile = block->q;
 
 	for (g = 0; g < block->groups; g++) {
+		if (attend_stop(work)) /* deltas of their own cost 2 us a row */
+			return false;
 		n = count - 16 * g < 16 ? count - 16 * g : 16;
 		for (i = 0; i < n; i++)
 			amx_row(block, work, &rows[16 * g + i], i);
@@ -214,6 +217,7 @@ static void amx_pack_q(struct amx_block *block, struct attend_work *work,
 			amx_pack_step(tile, block->rows[i >= whole], dqk,
 				      block->column[i] / 2);
 	}
+	return true;
 }
 
 /* Where each 16 tokens' K lie; `count` becomes a multiple of 32. */
@@ -662,7 +666,8 @@ static bool amx_rows(struct amx_block *block, struct attend_work *work,
 
 	block->groups = (count + 15) / 16;
 	amx_steps(block, work, rows, count);
-	amx_pack_q(block, work, rows, count);
+	if (!amx_pack_q(block, work, rows, count))
+		return false;
 	for (g = 0; g < block->groups; g++) {
 		block->m[g] = _mm512_set1_ps(-INFINITY);
 		block->l[g] = _mm512_setzero_ps();

@@ -241,8 +241,7 @@ INLINE vec vec_exp(vec x)
 	p = p * r + 1.0f;
 	p = p * r + 1.0f;
 	p = p * (vec)((k + 127) << 23);
-	p = vec_choose(x < vec_all(-87.3f), vec_all(0), p);
-	return vec_choose(x != x, x, p);
+	return vec_choose(x < vec_all(-87.3f), vec_all(0), p);
 }
 
 /* cap * tanh(x / cap). tanh is 1 - 2 / (exp(2y) + 1), and 1 from 20 on; near 0, where

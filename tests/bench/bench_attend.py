@@ -82,6 +82,8 @@ def table(shape, figures, pairs):
             best = min(c for k, c in zip(names, cells) if c and k not in ("cold", "ref"))
             line += [f"{pairs[rows]:>12.0f}", f"{best / pairs[rows]:>12.2f}"]
         print("".join(line))
+    print("longest slice: " + ", ".join(
+        f"{k[6:]} {us:.0f} us" for (k, _), us in figures.items() if k.startswith("slice-")))
 
 
 def main():
