@@ -31,7 +31,8 @@
  */
 #include "daemon/math/attend_impl.h"
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+/* clang before 16 has the name without the underscore */
+#if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512BF16__)
 #include <immintrin.h>
 #include <string.h>
 #include <sys/syscall.h>
