@@ -47,6 +47,8 @@ NATIVE = {
     "vllm-store-pd": ["vllm_store.py", "pd"],
     "vllm-store-far": ["vllm_store.py", "far"],
     "vllm-store-async": ["vllm_store_async.py"],
+    "vllm-tier": ["vllm_tier.py", "lives"],
+    "vllm-tier-ranks": ["vllm_tier.py", "ranks"],
     "cross-vllm-sglang": ["cross_pd.py", "--only", "vllm-sglang"],
     "cross-sglang-vllm": ["cross_pd.py", "--only", "sglang-vllm"],
     "sglang-manager": ["sglang_manager.py"],
