@@ -49,6 +49,7 @@ NATIVE = {
     "vllm-store-async": ["vllm_store_async.py"],
     "vllm-tier": ["vllm_tier.py", "lives"],
     "vllm-tier-ranks": ["vllm_tier.py", "ranks"],
+    "vllm-tier-windows": ["vllm_tier.py", "windows"],
     "cross-vllm-sglang": ["cross_pd.py", "--only", "vllm-sglang"],
     "cross-sglang-vllm": ["cross_pd.py", "--only", "sglang-vllm"],
     "sglang-manager": ["sglang_manager.py"],

@@ -3,11 +3,12 @@
 """Real vLLM engines on OffloadingConnector with KvdTier behind vLLM's tier of host memory: prompts
 that one engine has computed are loaded by another, or by itself, from the daemon's chunks.
 
-vllm_tier.py lives|ranks [--nixl native] [--name NAME]
+vllm_tier.py lives|ranks|windows [--nixl native] [--name NAME]
 
     lives   one engine computes and is killed, the next one has its chunks; the daemon stands still,
             and dies
     ranks   the same with two ranks, whose rows one rank does not take for its own
+    windows a model with sliding windows beside full attention: groups of caches
 
 Greedy tokens must be those of one plain engine of vLLM. That they come of chunks is seen from the
 daemon's figures and from where vLLM's prompt tokens came from, both to the token. vLLM has no worker
@@ -21,10 +22,13 @@ import json
 import os
 import secrets
 import sys
+import types
 
+import vllm_layouts
 import vllm_pd
 import vllm_store
 from rig import HERE, Tally, equal, until
+from vllm_pd import BLOCK
 from vllm_store import AT_ONCE, NAMES, PLAIN, T, TOKEN
 
 HOST_MIB = 16  # of vLLM's tier of host memory: 64 chunks
@@ -34,7 +38,7 @@ class Engine(vllm_pd.Engine):
     def __init__(self, case, name, node, revision="one", tp=1):
         self.node, self.revision, self.own = node, revision, "tier-" + secrets.token_hex(4)
         super().__init__(case.args, name, node, role="kv_both", path=[HERE, PLAIN], tp=tp,
-                         more=("--max-num-batched-tokens", "256"))
+                         more=("--max-num-batched-tokens", "256", "--block-size", str(BLOCK)))
         self.metrics = {"usage": "kv_cache_usage_perc"}
 
     def environment(self, args, node):
@@ -69,6 +73,11 @@ class Engine(vllm_pd.Engine):
 
 
 class Case(vllm_store.Case):
+    def __init__(self, kind, args, tally):
+        vllm_pd.Run.__init__(self, types.SimpleNamespace(
+            nixl="native", kind=kind, connector="", tp_d=1, push=False, name=args.name), tally)
+        self.chunk, self.stack = T, None
+
     def tier(self, name, node, **kw):
         engine = Engine(self, name, node, **kw)
         self.stack.callback(engine.stop)
@@ -222,7 +231,30 @@ def ranks(case):
     tally.check("control: C, of one rank, finds nothing of theirs", case.computes, C, "len777")
 
 
-CASES = {"lives": lives, "ranks": ranks}
+def windows(case):
+    """vLLM's groups of layers have equal hashes, and what each of them needs is loaded: of a
+    window less than of what is there."""
+    node, tally, names = case.node("store"), case.tally, ("len65", "len257", "len777", "prefix")
+    A = case.tier("A", node)
+    for name in names:
+        tally.check("A computes and stores %s" % name, case.came, A,
+                    lambda n=name: case.right(A, n),
+                    {"external_kv_transfer": 0, "local_compute": case.length(name)})
+    A.settled()
+    stored = node.chunks()["put_bytes"]
+    A.kill()
+    B = case.tier("B", node)
+    for name in names:
+        loaded = case.found(name)
+        tally.check("B has %s" % name, case.came, B, lambda n=name: case.right(B, n), {
+            "external_kv_transfer": loaded, "local_compute": case.length(name) - loaded,
+            "put": 0})
+    fetched = node.chunks()["fetched_bytes"]
+    tally.add("less is fetched than is stored", 0 < fetched < stored,
+              "%d of %d bytes" % (fetched, stored))
+
+
+CASES = {"lives": ("llama", lives), "ranks": ("llama", ranks), "windows": ("swa", windows)}
 
 
 def main():
@@ -233,9 +265,11 @@ def main():
     args = parser.parse_args()
     tally = Tally()
     try:
-        case = Case(args, tally)
+        kind, what = CASES[args.case]
+        vllm_layouts.model(kind)
+        case = Case(kind, args, tally)
         with contextlib.ExitStack() as case.stack:
-            CASES[args.case](case)
+            what(case)
     except Exception as error:
         tally.add("the run", False, "%s: %s" % (type(error).__name__, str(error)[:1500]))
     return tally.close(args.name)
