@@ -83,7 +83,8 @@ def module(monkeypatch):
     def fields(folder, spec, blocks, shared):
         return types.SimpleNamespace(fields={"tp": 1 if shared else spec.config.tp})
     made = {"": {"__version__": "0.32.0"}, ".logger": {"init_logger": logging.getLogger},
-            ".platforms": {"current_platform": types.SimpleNamespace(device_name="cpu")},
+            ".platforms": {"current_platform": types.SimpleNamespace(
+                device_name="cpu", get_device_capability=lambda: None)},
             ".v1": {}, ".v1.kv_offload": {}, ".v1.kv_offload.tiering": {}, ".v1.metrics": {},
             ".v1.kv_offload.base": {
                 "Locality": enum.Enum("Locality", {"LOCAL": "LOCAL"}), "LookupResult": Lookup,

@@ -83,7 +83,7 @@ def scheme_of(spec, row):
     shared = config.canonical_layout or config.replicated_layout
     fields = FileMapper.from_offloading_spec("", spec, spec.blocks_per_chunk, shared).fields
     fields = dict(fields, model_name=None, row=row, layout=config.kv_cache_layout,
-                  device=current_platform.device_name)
+                  device=(current_platform.device_name, current_platform.get_device_capability()))
     return "vllm %s tier %s" % (vllm.__version__, json.dumps(fields, sort_keys=True, default=str))
 
 
