@@ -601,8 +601,24 @@ static int part_check(const struct attend *attend, const struct kvd_ring_part *p
 		return err_raise(ERR_INVAL,
 				 "part: a selection with a delta: tokens that were "
 				 "chosen are attended where they are");
+	if (part->delta == INT32_MIN)
+		return err_raise(ERR_RANGE, "part: delta %d", part->delta);
 	if (part->delta && attend->form.rope.dims == 0)
 		return err_raise(ERR_INVAL, "part: a delta, and attend.open had no rope");
+	return 0;
+}
+
+/* Which daemon a token is at is decided by its number; here it must be of the part. */
+static int select_check(const struct kvd_ring_part *part, uint32_t heads,
+			const uint32_t *select, uint64_t tokens)
+{
+	uint64_t count = (uint64_t)(part->rows / heads) * part->per_token;
+
+	for (uint64_t i = 0; i < count; i++) {
+		if (select[i] >= tokens && select[i] != UINT32_MAX)
+			return err_raise(ERR_RANGE, "select: token %u of %llu", select[i],
+					 (unsigned long long)tokens);
+	}
 	return 0;
 }
 
@@ -626,6 +642,11 @@ static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 		return err_raise(ERR_RANGE, "part: chunks [%u, +%u) of a hold of %u",
 				 part->first, part->count, end);
 	end = begin + part->count;
+	if (tokens > (uint64_t)part->count * chunk)
+		tokens = (uint64_t)part->count * chunk;
+	r = select_check(part, attend->form.shape.heads, select, tokens);
+	if (r < 0)
+		return err_pass(r);
 	if (begin < here) {
 		side.count = (end < here ? end : here) - begin;
 		side.tokens = (uint64_t)side.count * chunk;
@@ -640,9 +661,7 @@ static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 		begin = here;
 	side.head.first = begin - here;
 	side.head.count = end - begin;
-	side.head.tokens = side.tokens = tokens == UINT64_MAX
-						 ? (uint64_t)(end - begin) * chunk
-						 : tokens - side.skip;
+	side.head.tokens = side.tokens = tokens - side.skip;
 	side.far = far_hold_at(store_hold_far(hold), side.head.first);
 	if (!side.far)
 		return err_raise(ERR_PEER, "the hold's other daemon is lost");

@@ -107,8 +107,6 @@ static int message_check(const struct wire_attend *msg, const struct form *form)
 	    msg->select.len != (msg->per_token ? chosen : 0))
 		return err_raise(ERR_PROTO, "ATTEND: %zu bytes of rows, %zu of tokens",
 				 msg->q.len, msg->select.len);
-	if (msg->delta && (msg->per_token || form->rope.dims == 0))
-		return err_raise(ERR_INVAL, "delta: with a selection, or without a rope");
 	return 0;
 }
 

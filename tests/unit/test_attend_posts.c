@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Posts of query rows between two daemons in virtual time: what they give, what one
+ * requester's faults do to others, and that a seat is still once its post has ended.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/attend/attend.h"
+#include "daemon/loop/offload.h"
+#include "tests/lib/attend_world.h"
+
+#define SOON (20 * LOOP_NS_PER_MS)
+
+/* The last of its kind that came; those that are to be lost, by type. */
+static struct {
+	struct wire_attend ask;
+	struct wire_attended answer;
+	uint8_t bytes[4][65536]; /* of its blobs */
+	bool lost[WIRE_T_ATTEND_STOP + 1];
+	unsigned int count[WIRE_T_ATTEND_STOP + 1];
+} tapped;
+
+static void keep_blob(struct wire_blob *blob, unsigned int i)
+{
+	assert_true(blob->len <= sizeof(tapped.bytes[i]));
+	if (blob->len)
+		memcpy(tapped.bytes[i], blob->data, blob->len);
+	blob->data = tapped.bytes[i];
+}
+
+static bool tap(unsigned int node, const struct wire_header *h, struct cursor body,
+		void *arg)
+{
+	(void)node;
+	(void)arg;
+	tapped.count[h->type]++;
+	if (h->type == WIRE_T_ATTEND) {
+		assert_int_equal(wire_attend_get(&body, &tapped.ask), 0);
+		keep_blob(&tapped.ask.form, 0);
+		keep_blob(&tapped.ask.rope, 1);
+		keep_blob(&tapped.ask.select, 2);
+		keep_blob(&tapped.ask.q, 3);
+	} else if (h->type == WIRE_T_ATTENDED) {
+		assert_int_equal(wire_attended_get(&body, &tapped.answer), 0);
+	}
+	return tapped.lost[h->type];
+}
+
+static int setup(void **state)
+{
+	struct attend_world *w = calloc(1, sizeof(*w));
+
+	assert_non_null(w);
+	memset(&tapped, 0, sizeof(tapped));
+	attend_world_tap = tap;
+	attend_world_new(w, 1);
+	*state = w;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	attend_world_free(*state);
+	free(*state);
+	return 0;
+}
+
+static void soon(struct attend_world *w)
+{
+	cluster_run(&w->c, SOON);
+}
+
+static void failed_with(struct attend_world *w, unsigned int seat, enum err_code code)
+{
+	assert_int_equal(attend_world_state(w, seat), KVD_FAILED);
+	assert_int_equal(attend_world_error(w, seat), code);
+}
+
+/* ---- what posts give ---- */
+
+static void rows_attend_to_chunks_here_there_and_both(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part parts[2] = {attend_world_part(w->hold),
+					 attend_world_part(w->near)};
+
+	for (unsigned int seat = 0; seat < 2; seat++) {
+		attend_world_rows(w, seat, seat);
+		attend_world_post(w, seat, seat, &parts[seat], 1, NULL, 0);
+		soon(w);
+		attend_world_right(w, seat, seat, 64, NULL, 0);
+	}
+	parts[0].count = 2;
+	parts[1].first = 2;
+	parts[1].count = 2;
+	attend_world_rows(w, 2, 9);
+	attend_world_post(w, 2, 3, parts, 2, NULL, 0);
+	soon(w);
+	attend_world_right(w, 2, 3, 64, NULL, 0);
+}
+
+/* ---- one requester's faults ---- */
+
+static void selection_outside_the_part_is_refused(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part part = attend_world_part(w->near);
+	const uint32_t select[4] = {3, 32, UINT32_MAX, 5};
+
+	part.per_token = 2;
+	part.count = 2;
+	attend_world_rows(w, 0, 1);
+	attend_world_post(w, 0, 0, &part, 1, select, 4);
+	soon(w);
+	failed_with(w, 0, ERR_RANGE);
+	part.count = 3;
+	attend_world_post(w, 0, 0, &part, 1, select, 4);
+	soon(w);
+	attend_world_right(w, 0, 0, 0, select, 2);
+}
+
+/* What the holder's kernel would refuse, in a message beside others' of the same chunks:
+ * they would be one call. */
+static void forged_rows_fail_alone(void **state)
+{
+	struct attend_world *w = *state;
+	struct offload *offload = w->c.nodes[AW_HOLDER].kvd.offload;
+	struct kvd_ring_part part = attend_world_part(w->hold);
+	struct remote *remote = attend_world_remote(w, AW_ASKER);
+	const uint32_t select[2] = {5, 64};
+	struct wire_attend forged;
+
+	for (unsigned int seat = 0; seat < 3; seat++)
+		attend_world_rows(w, seat, seat);
+	offload_hold(offload, true);
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0); /* at work; the others join */
+	cluster_run(&w->c, SOON);
+	forged = tapped.ask;
+	forged.attend = 1000;
+	forged.per_token = 1;
+	forged.select = (struct wire_blob){select, sizeof(select)};
+	assert_int_equal(handshake_tell_attend(remote, &forged), 0);
+	forged.per_token = 0;
+	forged.select.len = 0;
+	forged.delta = 0x80000000;
+	assert_int_equal(handshake_tell_attend(remote, &forged), 0);
+	attend_world_post(w, 1, 0, &part, 1, NULL, 0);
+	cluster_run(&w->c, SOON);
+	assert_int_equal(tapped.count[WIRE_T_ATTENDED], 2);
+	offload_hold(offload, false);
+	soon(w);
+	attend_world_right(w, 0, 0, 64, NULL, 0);
+	attend_world_right(w, 1, 0, 64, NULL, 0);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(rows_attend_to_chunks_here_there_and_both),
+		CASE(selection_outside_the_part_is_refused),
+		CASE(forged_rows_fail_alone),
+	};
+
+	if (getenv("KVD_TEST_ONLY"))
+		cmocka_set_test_filter(getenv("KVD_TEST_ONLY"));
+	return cmocka_run_group_tests_name("attend_posts", tests, NULL, NULL);
+}
