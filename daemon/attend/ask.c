@@ -5,7 +5,7 @@
  * copy of their rows; legs there are a message, which holds them. So the query rows are
  * the engine's again as soon as the entry was taken.
  *
- * Rows of a message are bounded (LEG_Q_BYTES); a part of more is several legs. A leg is
+ * Rows of a message are bounded (leg_rows()); a part of more is several legs. A leg is
  * answered once, with all of its rows or with a reason, and one reason fails the post:
  * partial results of fewer chunks would be plausible, and wrong.
  *
@@ -35,7 +35,7 @@
 #include "proto/kvd_ring.h"
 #include "proto/wire.h"
 
-#define LEG_Q_BYTES (256u << 10) /* of a message */
+#define LEG_BYTES (256u << 10)	 /* of a message, if it is not one query token's */
 #define POSTS_MAX 1024u		 /* of a session */
 #define LEGS_MAX 4096u		 /* of a daemon, elsewhere */
 #define MERGE_LOOP_VALUES 65536u /* fewer are merged by the loop itself */
@@ -475,7 +475,7 @@ int ask_on_attended(struct attends *attends, struct remote *remote, struct curso
 				 msg.values.len, leg->rows);
 	leg->in = true;
 	if (msg.code != ERR_OK) {
-		err_set(&why, (enum err_code)msg.code, "%.60s: %.200s", remote->label,
+		err_set(&why, err_from_wire(msg.code), "%.60s: %.200s", remote->label,
 			msg.text);
 		post_fail(leg->post, &why);
 		return 0;
@@ -566,17 +566,42 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 	return err_pass(leg_here(leg, side->hold, side->part, side->tokens, side->count));
 }
 
+/* Rows of a leg: what goes there, and what comes back, are one message each. */
+static int leg_rows(const struct attend *attend, const struct side *side,
+		    uint32_t *rows_p)
+{
+	const struct form *f = &attend->form;
+	uint64_t ask = attend_message_bytes(attend->attends, WIRE_T_ATTEND);
+	uint64_t tell = attend_message_bytes(attend->attends, WIRE_T_ATTENDED);
+	uint32_t heads = f->shape.heads;
+	uint64_t asked =
+		form_q_bytes(f, heads) + side->part->per_token * sizeof(uint32_t);
+	uint64_t told = values_count(heads, f->shape.dv) * sizeof(float);
+	uint64_t tokens = side->part->rows / heads;
+
+	*rows_p = side->part->rows;
+	if (!side->far)
+		return 0;
+	if (asked > ask || told > tell)
+		return err_raise(
+			ERR_TOOBIG,
+			"a query token of %llu bytes, whose answer has %llu, is no "
+			"message to another daemon: fetch",
+			(unsigned long long)asked, (unsigned long long)told);
+	ask = ask < LEG_BYTES ? ask : LEG_BYTES;
+	if (tokens * asked > ask)
+		tokens = asked > ask ? 1 : ask / asked;
+	if (tokens * told > tell)
+		tokens = tell / told;
+	*rows_p = (uint32_t)tokens * heads;
+	return 0;
+}
+
 static int side_legs(struct attend_post *post, const struct side *side)
 {
-	const struct form *f = &post->attend->form;
-	uint32_t most = side->part->rows, row = side->part->row, left = side->part->rows;
-	uint32_t token_bytes = (uint32_t)form_q_bytes(f, f->shape.heads);
-	int r = 0;
+	uint32_t most, row = side->part->row, left = side->part->rows;
+	int r = leg_rows(post->attend, side, &most);
 
-	if (side->far && (uint64_t)most * token_bytes / f->shape.heads > LEG_Q_BYTES)
-		most = LEG_Q_BYTES / token_bytes
-			       ? LEG_Q_BYTES / token_bytes * f->shape.heads
-			       : f->shape.heads;
 	while (left > 0 && r >= 0) {
 		uint32_t rows = left < most ? left : most;
 

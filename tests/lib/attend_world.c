@@ -117,7 +117,7 @@ static void seats_new(struct attend_world *w)
 {
 	char text[256];
 
-	w->bytes = 1 << 20;
+	w->bytes = 8 << 20;
 	w->fd = memfd_create("seats", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	assert_true(w->fd >= 0 && file_fill(w->fd, w->bytes) == 0);
 	w->seats = mmap(NULL, w->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, w->fd, 0);
@@ -138,7 +138,7 @@ uint64_t attend_world_open(struct attend_world *w, const char *more)
 		"{'cmd':'attend.open','region':%llu,'rows':%u,'seats':%u,'kind':'gqa',"
 		"'q_type':'bf16','kv_type':'bf16','heads':%u,'kv_heads':%u,'dqk':%u,"
 		"'dv':%u,'scale':0.25,'key':'k','value':'v'%s}",
-		(unsigned long long)w->region, AW_ROWS, AW_SEATS, AW_HEADS, AW_HEADS,
+		(unsigned long long)w->region, w->rows, AW_SEATS, AW_HEADS, AW_HEADS,
 		AW_DIMS, AW_DIMS, more);
 	static const char *const names[] = {"seat_bytes", "q", "o", "m", "l"};
 	uint64_t *const to[] = {&w->seat_bytes, &w->q, &w->o, &w->m, &w->l};
@@ -163,7 +163,7 @@ void attend_world_rows(struct attend_world *w, unsigned int seat, unsigned int s
 	uint16_t *q = (uint16_t *)(void *)attend_world_floats(w, seat, w->q);
 	uint32_t from = seed;
 
-	for (unsigned int i = 0; i < AW_ROWS * AW_DIMS; i++)
+	for (unsigned int i = 0; i < w->rows * AW_DIMS; i++)
 		q[i] = draw_value(&from);
 }
 
@@ -214,6 +214,7 @@ void attend_world_new(struct attend_world *w, unsigned int threads)
 					  .attend_threads = threads};
 
 	memset(w, 0, sizeof(*w));
+	w->rows = AW_ROWS;
 	cluster_wrap_events(wrap);
 	cluster_new(&w->c, 3, 2);
 	cluster_store(&w->c, AW_HOLDER, &args);
@@ -354,7 +355,7 @@ void attend_world_right(const struct attend_world *w, unsigned int seat,
 			unsigned int per_token)
 {
 	assert_int_equal(attend_world_state(w, seat), KVD_SUCCESS);
-	for (unsigned int row = 0; row < AW_ROWS; row++) {
+	for (unsigned int row = 0; row < w->rows; row++) {
 		const uint32_t *of = select ? select + row / AW_HEADS * per_token : NULL;
 
 		row_right(w, seat, layer, row, select ? per_token : tokens, of);

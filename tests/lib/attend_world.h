@@ -31,6 +31,7 @@ struct attend_world {
 	uint8_t *seats;
 	uint64_t bytes;
 	int fd;
+	unsigned int rows; /* of a seat */
 	uint32_t gens[64]; /* of slots from AW_SLOT on, the last that was posted */
 };
 

@@ -21,7 +21,7 @@
 static struct {
 	struct wire_attend ask;
 	struct wire_attended answer;
-	uint8_t bytes[4][65536]; /* of its blobs */
+	uint8_t bytes[4][600000]; /* of its blobs */
 	bool lost[WIRE_T_ATTEND_STOP + 1];
 	unsigned int count[WIRE_T_ATTEND_STOP + 1];
 } tapped;
@@ -105,6 +105,71 @@ static void rows_attend_to_chunks_here_there_and_both(void **state)
 	attend_world_right(w, 2, 3, 64, NULL, 0);
 }
 
+/* Many rows of few values, and a selection for each: what is asked, and what is told, are
+ * messages of bounded sizes. */
+static void post_of_many_rows_is_several_messages(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part part = attend_world_part(w->hold);
+	enum { ROWS = 4096, TOKENS = ROWS / AW_HEADS, CHOSEN = 256 };
+	static uint32_t select[TOKENS * CHOSEN];
+	uint32_t few[2] = {1, 2};
+
+	for (unsigned int i = 0; i < TOKENS * CHOSEN; i++)
+		select[i] = 1 + i % 2; /* of them all the same: each of both 128 times */
+	w->rows = ROWS;
+	w->attend = attend_world_open(w, "");
+	attend_world_rows(w, 0, 5);
+	part.rows = ROWS;
+	part.per_token = CHOSEN;
+	attend_world_post(w, 0, 0, &part, 1, select, TOKENS * CHOSEN);
+	soon(w);
+	assert_true(tapped.count[WIRE_T_ATTEND] >= 4);
+	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS);
+	w->rows = 4; /* of the first query token l is 128 times as large */
+	for (unsigned int i = 0; i < 4; i++)
+		attend_world_floats(w, 0, w->l)[i] /= CHOSEN / 2;
+	attend_world_right(w, 0, 0, 0, few, 2);
+}
+
+/* A query token whose answer is longer than a message of the daemon's may be. */
+static void rows_that_fit_no_message_are_refused(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part part = attend_world_part(w->hold);
+	struct remote *remote = attend_world_remote(w, AW_ASKER);
+
+	attend_world_rows(w, 0, 5);
+	w->c.nodes[AW_ASKER].config.peer_message_bytes = 8192 + 96 + 512;
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS); /* two messages */
+	assert_int_equal(tapped.count[WIRE_T_ATTEND], 2);
+	w->c.nodes[AW_ASKER].config.peer_message_bytes = 8192 + 96 + 255;
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	failed_with(w, 0, ERR_TOOBIG);
+	w->c.nodes[AW_HOLDER].config.peer_message_bytes = 8192 + 96 + 255;
+	assert_int_equal(handshake_tell_attend(remote, &tapped.ask), 0);
+	soon(w);
+	assert_int_equal(tapped.answer.code, ERR_TOOBIG);
+}
+
+static void codes_of_others_are_known_ones(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part part = attend_world_part(w->hold);
+	const struct wire_attended forged = {.attend = 1, .code = 60000, .text = "?"};
+
+	tapped.lost[WIRE_T_ATTEND] = true;
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	assert_int_equal(
+		handshake_tell_attended(attend_world_remote(w, AW_HOLDER), &forged), 0);
+	soon(w);
+	failed_with(w, 0, ERR_INTERNAL);
+}
+
 /* ---- one requester's faults ---- */
 
 static void selection_outside_the_part_is_refused(void **state)
@@ -165,6 +230,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(rows_attend_to_chunks_here_there_and_both),
+		CASE(post_of_many_rows_is_several_messages),
+		CASE(rows_that_fit_no_message_are_refused),
+		CASE(codes_of_others_are_known_ones),
 		CASE(selection_outside_the_part_is_refused),
 		CASE(forged_rows_fail_alone),
 	};
