@@ -175,6 +175,13 @@ static void on_deadline(struct loop_timer *timer)
 	post_fail(post, &why);
 }
 
+bool attend_posted(const struct session *session, uint64_t id)
+{
+	const struct attend_session *part = session->attend_part;
+
+	return part && idmap_get(&part->posts, id);
+}
+
 bool attend_cancel(struct session *session, uint64_t id)
 {
 	const struct attend_session *part = session->attend_part;
@@ -299,7 +306,8 @@ static void post_merge(struct attend_post *post)
 	offload_submit(attends->kvd->offload, &merge->job);
 }
 
-/* A leg is in. */
+/* A leg is in. None is before attend_post() has returned: what it is told, and what is
+ * computed, comes in a later turn. */
 static void post_step(struct attend_post *post, const struct leg *leg, uint32_t queue_us,
 		      uint32_t attend_us)
 {
@@ -785,7 +793,6 @@ int attend_post(struct attend *attend, const struct attend_post_args *args)
 		return err_pass(r);
 	attends->posted++;
 	attends->posted_rows += attend->rows;
-	status_slot_set(attend->session->status, post->slot, KVD_TRANSFERRING, 0, ERR_OK);
 	post->on_failed = args->on_failed;
 	if (args->deadline_ns)
 		loop_timer_start(&post->deadline, args->deadline_ns);
@@ -793,8 +800,9 @@ int attend_post(struct attend *attend, const struct attend_post_args *args)
 	if (r < 0) {
 		err_take(&why);
 		post_fail(post, &why);
-	} else if (post->open == 0) {
-		post_merge(post);
+		return 0;
 	}
+	/* all of q was read */
+	status_slot_set(attend->session->status, post->slot, KVD_TRANSFERRING, 0, ERR_OK);
 	return 0;
 }

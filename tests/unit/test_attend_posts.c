@@ -170,6 +170,47 @@ static void codes_of_others_are_known_ones(void **state)
 	failed_with(w, 0, ERR_INTERNAL);
 }
 
+/* ---- slots ---- */
+
+static bool is_free(const struct attend_world *w, unsigned int seat)
+{
+	return kvd_word_flags(slot_read(w->engine[AW_ASKER], AW_SLOT + seat).word) &
+	       KVD_FLAG_FREE;
+}
+
+/* Released, and its post would write into the slot of the next one. */
+static void slot_is_a_posts_until_its_end(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part part = attend_world_part(w->hold);
+	struct kvd_ring_entry again,
+		release = {.op = KVD_RING_RELEASE, .a = KVD_RING_IDS + AW_SLOT};
+	struct kvd_ring_entry close = {.op = KVD_RING_CLOSE, .slot = AW_SLOT, .gen = 1};
+
+	attend_world_rows(w, 0, 1);
+	offload_hold(w->c.nodes[AW_HOLDER].kvd.offload, true);
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	assert_int_equal(attend_world_state(w, 0), KVD_TRANSFERRING);
+	entry_give(&w->c, w->engine[AW_ASKER], &release, NULL);
+	entry_give(&w->c, w->engine[AW_ASKER], &close, NULL);
+	assert_false(is_free(w, 0));
+	again = attend_world_entry(w, 0, 0);
+	entry_breaks(&w->c, w->engine[AW_ASKER], &again, NULL);
+	again.op = KVD_RING_POST;
+	again.a = KVD_RING_IDS + AW_SLOT;
+	entry_breaks(&w->c, w->engine[AW_ASKER], &again, NULL);
+	w->gens[0]--;
+	offload_hold(w->c.nodes[AW_HOLDER].kvd.offload, false);
+	soon(w);
+	attend_world_right(w, 0, 0, 64, NULL, 0);
+	assert_true(is_free(w, 0));
+	entry_give(&w->c, w->engine[AW_ASKER], &release, NULL);
+	attend_world_post(w, 0, 1, &part, 1, NULL, 0);
+	soon(w);
+	attend_world_right(w, 0, 1, 64, NULL, 0);
+}
+
 /* ---- one requester's faults ---- */
 
 static void selection_outside_the_part_is_refused(void **state)
@@ -233,6 +274,7 @@ int main(void)
 		CASE(post_of_many_rows_is_several_messages),
 		CASE(rows_that_fit_no_message_are_refused),
 		CASE(codes_of_others_are_known_ones),
+		CASE(slot_is_a_posts_until_its_end),
 		CASE(selection_outside_the_part_is_refused),
 		CASE(forged_rows_fail_alone),
 	};
