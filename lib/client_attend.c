@@ -286,7 +286,7 @@ int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 	if (r)
 		return r;
 	state = kvd_attend_state(attend, seat);
-	if (state == KVD_TRANSFERRING)
+	if (state == KVD_TRANSFERRING || state == KVD_WAITING_FOR_INPUT)
 		return client_fail(client, KVD_E_BUSY, "seat %u: a post has it", seat);
 	r = seat_take(attend, slot);
 	if (r)
@@ -311,7 +311,7 @@ int kvd_attend_state(const struct kvd_attend *attend, uint32_t seat)
 	if (!slot->numbered)
 		return KVD_BOOTSTRAPPING;
 	state = client_slot_state(slot);
-	return state == KVD_BOOTSTRAPPING ? KVD_TRANSFERRING : state;
+	return state == KVD_BOOTSTRAPPING ? KVD_WAITING_FOR_INPUT : state;
 }
 
 int kvd_attend_wait(struct kvd_attend *attend, uint32_t seat, int timeout_ms)

@@ -83,8 +83,8 @@ struct kvd_part {
 int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 		    const struct kvd_part *parts, size_t part_count, bool own,
 		    uint32_t deadline_us);
-/* Loads; terminal means that the seat is the engine's. KVD_BOOTSTRAPPING: never posted.
- */
+/* Loads; terminal means that the seat is the engine's. KVD_BOOTSTRAPPING: never posted;
+ * KVD_WAITING_FOR_INPUT: q was not read yet. */
 int kvd_attend_state(const struct kvd_attend *attend, uint32_t seat);
 int kvd_attend_wait(struct kvd_attend *attend, uint32_t seat, int timeout_ms);
 struct kvd_attend_facts {

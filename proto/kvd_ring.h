@@ -45,7 +45,8 @@
  *
  * ATTEND takes a new slot, too, which is free again with the terminal word; its `done` is
  * the microseconds that it waited for a processor, `moved_us` those of its attention,
- * both where that was longest, `rows` the daemons that took part. CANCEL ends it.
+ * both where that was longest, `rows` the daemons that took part. CANCEL ends it; RELEASE
+ * before its terminal word does nothing.
  */
 #ifndef KVD_RING_LAYOUT_H
 #define KVD_RING_LAYOUT_H

@@ -5,7 +5,7 @@
  * copy of their rows; legs there are a message, which holds them. So the query rows are
  * the engine's again as soon as the entry was taken.
  *
- * Rows of a message are bounded (LEG_Q_BYTES); a part of more is several legs. A leg is
+ * Rows of a message are bounded (leg_rows()); a part of more is several legs. A leg is
  * answered once, with all of its rows or with a reason, and one reason fails the post:
  * partial results of fewer chunks would be plausible, and wrong.
  *
@@ -35,7 +35,7 @@
 #include "proto/kvd_ring.h"
 #include "proto/wire.h"
 
-#define LEG_Q_BYTES (256u << 10) /* of a message */
+#define LEG_BYTES (256u << 10)	 /* of a message, if it is not one query token's */
 #define POSTS_MAX 1024u		 /* of a session */
 #define LEGS_MAX 4096u		 /* of a daemon, elsewhere */
 #define MERGE_LOOP_VALUES 65536u /* fewer are merged by the loop itself */
@@ -175,6 +175,13 @@ static void on_deadline(struct loop_timer *timer)
 	post_fail(post, &why);
 }
 
+bool attend_posted(const struct session *session, uint64_t id)
+{
+	const struct attend_session *part = session->attend_part;
+
+	return part && idmap_get(&part->posts, id);
+}
+
 bool attend_cancel(struct session *session, uint64_t id)
 {
 	const struct attend_session *part = session->attend_part;
@@ -299,7 +306,8 @@ static void post_merge(struct attend_post *post)
 	offload_submit(attends->kvd->offload, &merge->job);
 }
 
-/* A leg is in. */
+/* A leg is in. None is before attend_post() has returned: what it is told, and what is
+ * computed, comes in a later turn. */
 static void post_step(struct attend_post *post, const struct leg *leg, uint32_t queue_us,
 		      uint32_t attend_us)
 {
@@ -475,7 +483,7 @@ int ask_on_attended(struct attends *attends, struct remote *remote, struct curso
 				 msg.values.len, leg->rows);
 	leg->in = true;
 	if (msg.code != ERR_OK) {
-		err_set(&why, (enum err_code)msg.code, "%.60s: %.200s", remote->label,
+		err_set(&why, err_from_wire(msg.code), "%.60s: %.200s", remote->label,
 			msg.text);
 		post_fail(leg->post, &why);
 		return 0;
@@ -566,17 +574,42 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 	return err_pass(leg_here(leg, side->hold, side->part, side->tokens, side->count));
 }
 
+/* Rows of a leg: what goes there, and what comes back, are one message each. */
+static int leg_rows(const struct attend *attend, const struct side *side,
+		    uint32_t *rows_p)
+{
+	const struct form *f = &attend->form;
+	uint64_t ask = attend_message_bytes(attend->attends, WIRE_T_ATTEND);
+	uint64_t tell = attend_message_bytes(attend->attends, WIRE_T_ATTENDED);
+	uint32_t heads = f->shape.heads;
+	uint64_t asked =
+		form_q_bytes(f, heads) + side->part->per_token * sizeof(uint32_t);
+	uint64_t told = values_count(heads, f->shape.dv) * sizeof(float);
+	uint64_t tokens = side->part->rows / heads;
+
+	*rows_p = side->part->rows;
+	if (!side->far)
+		return 0;
+	if (asked > ask || told > tell)
+		return err_raise(
+			ERR_TOOBIG,
+			"a query token of %llu bytes, whose answer has %llu, is no "
+			"message to another daemon: fetch",
+			(unsigned long long)asked, (unsigned long long)told);
+	ask = ask < LEG_BYTES ? ask : LEG_BYTES;
+	if (tokens * asked > ask)
+		tokens = asked > ask ? 1 : ask / asked;
+	if (tokens * told > tell)
+		tokens = tell / told;
+	*rows_p = (uint32_t)tokens * heads;
+	return 0;
+}
+
 static int side_legs(struct attend_post *post, const struct side *side)
 {
-	const struct form *f = &post->attend->form;
-	uint32_t most = side->part->rows, row = side->part->row, left = side->part->rows;
-	uint32_t token_bytes = (uint32_t)form_q_bytes(f, f->shape.heads);
-	int r = 0;
+	uint32_t most, row = side->part->row, left = side->part->rows;
+	int r = leg_rows(post->attend, side, &most);
 
-	if (side->far && (uint64_t)most * token_bytes / f->shape.heads > LEG_Q_BYTES)
-		most = LEG_Q_BYTES / token_bytes
-			       ? LEG_Q_BYTES / token_bytes * f->shape.heads
-			       : f->shape.heads;
 	while (left > 0 && r >= 0) {
 		uint32_t rows = left < most ? left : most;
 
@@ -601,8 +634,24 @@ static int part_check(const struct attend *attend, const struct kvd_ring_part *p
 		return err_raise(ERR_INVAL,
 				 "part: a selection with a delta: tokens that were "
 				 "chosen are attended where they are");
+	if (part->delta == INT32_MIN)
+		return err_raise(ERR_RANGE, "part: delta %d", part->delta);
 	if (part->delta && attend->form.rope.dims == 0)
 		return err_raise(ERR_INVAL, "part: a delta, and attend.open had no rope");
+	return 0;
+}
+
+/* Which daemon a token is at is decided by its number; here it must be of the part. */
+static int select_check(const struct kvd_ring_part *part, uint32_t heads,
+			const uint32_t *select, uint64_t tokens)
+{
+	uint64_t count = (uint64_t)(part->rows / heads) * part->per_token;
+
+	for (uint64_t i = 0; i < count; i++) {
+		if (select[i] >= tokens && select[i] != UINT32_MAX)
+			return err_raise(ERR_RANGE, "select: token %u of %llu", select[i],
+					 (unsigned long long)tokens);
+	}
 	return 0;
 }
 
@@ -626,6 +675,11 @@ static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 		return err_raise(ERR_RANGE, "part: chunks [%u, +%u) of a hold of %u",
 				 part->first, part->count, end);
 	end = begin + part->count;
+	if (tokens > (uint64_t)part->count * chunk)
+		tokens = (uint64_t)part->count * chunk;
+	r = select_check(part, attend->form.shape.heads, select, tokens);
+	if (r < 0)
+		return err_pass(r);
 	if (begin < here) {
 		side.count = (end < here ? end : here) - begin;
 		side.tokens = (uint64_t)side.count * chunk;
@@ -640,9 +694,7 @@ static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 		begin = here;
 	side.head.first = begin - here;
 	side.head.count = end - begin;
-	side.head.tokens = side.tokens = tokens == UINT64_MAX
-						 ? (uint64_t)(end - begin) * chunk
-						 : tokens - side.skip;
+	side.head.tokens = side.tokens = tokens - side.skip;
 	side.far = far_hold_at(store_hold_far(hold), side.head.first);
 	if (!side.far)
 		return err_raise(ERR_PEER, "the hold's other daemon is lost");
@@ -741,7 +793,6 @@ int attend_post(struct attend *attend, const struct attend_post_args *args)
 		return err_pass(r);
 	attends->posted++;
 	attends->posted_rows += attend->rows;
-	status_slot_set(attend->session->status, post->slot, KVD_TRANSFERRING, 0, ERR_OK);
 	post->on_failed = args->on_failed;
 	if (args->deadline_ns)
 		loop_timer_start(&post->deadline, args->deadline_ns);
@@ -749,8 +800,9 @@ int attend_post(struct attend *attend, const struct attend_post_args *args)
 	if (r < 0) {
 		err_take(&why);
 		post_fail(post, &why);
-	} else if (post->open == 0) {
-		post_merge(post);
+		return 0;
 	}
+	/* all of q was read */
+	status_slot_set(attend->session->status, post->slot, KVD_TRANSFERRING, 0, ERR_OK);
 	return 0;
 }

@@ -23,6 +23,8 @@
 
 #define ATTENDS_MAX 64u /* of a session */
 #define SEAT_ALIGN 64u
+#define MESSAGE_REST 8192u /* of ATTEND, ATTENDED: all but rows, selections and values \
+			    */
 
 /* ---- life ---- */
 
@@ -105,6 +107,13 @@ void attends_free(struct attends *attends)
 	compute_free(attends->compute);
 	idmap_fini(&attends->legs);
 	mem_free(attends);
+}
+
+uint64_t attend_message_bytes(const struct attends *attends, enum wire_type type)
+{
+	uint64_t most = attends->kvd->config->peer_message_bytes - WIRE_HEADER_BYTES;
+
+	return (wire_body_cap(type) < most ? wire_body_cap(type) : most) - MESSAGE_REST;
 }
 
 /* ---- seats ---- */

@@ -78,6 +78,8 @@ struct attend_post_args {
  * ERR_RANGE, ERR_NOTFOUND, ERR_BUSY, ERR_LEASE, ERR_REQUIRE (nobody can attend to it
  * there), … */
 int attend_post(struct attend *attend, const struct attend_post_args *args);
+/* Is it under way, and its slot in use? */
+bool attend_posted(const struct session *session, uint64_t id);
 /* False: it is none, or over. */
 bool attend_cancel(struct session *session, uint64_t id);
 void attends_session_end(struct session *session);

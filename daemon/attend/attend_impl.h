@@ -11,6 +11,7 @@
 #include "daemon/base/list.h"
 #include "daemon/loop/loop.h"
 #include "daemon/loop/offload.h"
+#include "proto/wire.h"
 
 struct remote;
 struct region;
@@ -64,6 +65,10 @@ struct attend_post {
 	struct post_merge *merge; /* all legs are in */
 	struct charge charge;
 };
+
+/* ---- attend.c ---- */
+/* How many bytes of rows (ATTEND) or values (ATTENDED) fit into a message. */
+uint64_t attend_message_bytes(const struct attends *attends, enum wire_type type);
 
 /* ---- ask.c ---- */
 void post_fail(struct attend_post *post, const struct err *why);

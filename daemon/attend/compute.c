@@ -190,6 +190,29 @@ bool compute_idle(const struct compute *compute)
 	return !compute || (list_empty(&compute->waiting) && compute->busy == 0);
 }
 
+/* What the kernel would refuse is refused here: there it would fail all of a batch, whose
+ * other rows are of others. */
+static int item_check(const struct compute_item *item)
+{
+	uint64_t count =
+		(uint64_t)(item->rows / item->form.shape.heads) * item->per_token;
+
+	if (item->rows > ATTEND_ROWS_MAX || item->tokens > item->kv->tokens ||
+	    item->kv->tokens > UINT32_MAX)
+		return err_raise(ERR_RANGE, "rows: %u of %llu tokens", item->rows,
+				 (unsigned long long)item->tokens);
+	if (item->delta == INT32_MIN || (item->delta && !item->form.rope.dims) ||
+	    (item->delta && item->select))
+		return err_raise(ERR_INVAL, "delta: %d", item->delta);
+	for (uint64_t i = 0; item->select && i < count; i++) {
+		if (item->select[i] >= item->tokens && item->select[i] != ATTEND_NONE)
+			return err_raise(ERR_RANGE, "select: token %u of %llu",
+					 item->select[i],
+					 (unsigned long long)item->tokens);
+	}
+	return 0;
+}
+
 int compute_submit(struct compute *compute, struct compute_item *item)
 {
 	const struct layout_field *key, *value;
@@ -200,6 +223,8 @@ int compute_submit(struct compute *compute, struct compute_item *item)
 		return err_raise(ERR_REQUIRE,
 				 "this daemon does not attend: set attend_threads");
 	r = form_fields(&item->form, item->kv->view, item->layer, &key, &value);
+	if (r >= 0)
+		r = item_check(item);
 	if (r < 0)
 		return err_pass(r);
 	item->queued_ns = loop_clock_ns(compute->loop);

@@ -52,8 +52,8 @@ int compute_new(struct loop *loop, struct offload *offload, unsigned int threads
 bool compute_idle(const struct compute *compute); /* NULL is fine */
 void compute_free(struct compute *compute);	  /* it is idle; NULL is fine */
 
-/* ERR_REQUIRE: no threads; ERR_LAYOUT …: the chunks are of another shape. Else on_done
- * comes, in a later turn. */
+/* ERR_REQUIRE: no threads; ERR_LAYOUT …: the chunks are of another shape; ERR_RANGE,
+ * ERR_INVAL: tokens that they have not. Else on_done comes, in a later turn. */
 int compute_submit(struct compute *compute, struct compute_item *item);
 /* True: it was waiting, and on_done does not come. False: it comes, soon. */
 bool compute_cancel(struct compute *compute, struct compute_item *item);

@@ -94,7 +94,13 @@ static void serve_on_computed(struct compute_item *item, const struct err *why)
 
 /* ---- ATTEND ---- */
 
-static int message_check(const struct wire_attend *msg, const struct form *form)
+static uint64_t answer_bytes(uint32_t rows, uint32_t dv)
+{
+	return (uint64_t)rows * (dv + 2u) * sizeof(float);
+}
+
+static int message_check(const struct attends *attends, const struct wire_attend *msg,
+			 const struct form *form)
 {
 	uint64_t chosen = (uint64_t)(msg->rows / form->shape.heads) * msg->per_token *
 			  sizeof(uint32_t);
@@ -107,8 +113,10 @@ static int message_check(const struct wire_attend *msg, const struct form *form)
 	    msg->select.len != (msg->per_token ? chosen : 0))
 		return err_raise(ERR_PROTO, "ATTEND: %zu bytes of rows, %zu of tokens",
 				 msg->q.len, msg->select.len);
-	if (msg->delta && (msg->per_token || form->rope.dims == 0))
-		return err_raise(ERR_INVAL, "delta: with a selection, or without a rope");
+	if (answer_bytes(msg->rows, form->shape.dv) >
+	    attend_message_bytes(attends, WIRE_T_ATTENDED))
+		return err_raise(ERR_TOOBIG, "rows: %u of %u values are no message",
+				 msg->rows, form->shape.dv);
 	return 0;
 }
 
@@ -117,7 +125,8 @@ static int room_check(const struct attends *attends, const struct remote *remote
 		      uint32_t rows)
 {
 	const struct serve *serve;
-	uint32_t count = 0, waiting = rows;
+	uint32_t count = 0;
+	uint64_t waiting = rows;
 
 	if (attends->closed)
 		return err_raise(ERR_DRAIN, "the daemon is stopping");
@@ -188,7 +197,7 @@ static int serve_new(struct attends *attends, struct remote *remote,
 	serve->attend = msg->attend;
 	r = form_of(msg, &item->form);
 	if (r >= 0)
-		r = message_check(msg, &item->form);
+		r = message_check(attends, msg, &item->form);
 	if (r >= 0)
 		r = store_kv_of_lend(attends->kvd->store, remote, msg->ask, msg->pool,
 				     msg->first, msg->count,

@@ -128,7 +128,7 @@ class Attend:
                           round(deadline * 1e6))
 
     def state(self, seat):
-        """A read of shared memory: no system call."""
+        """A read of shared memory: no system call. WAITING_FOR_INPUT: q was not read yet."""
         return self._attend.state(seat)
 
     def wait(self, seat, timeout=None):

@@ -250,7 +250,7 @@ def test_a_holder_that_dies_fails_the_post():
         with here.space.hold(ids, far=10) as hold:
             os.kill(holder.proc.pid, signal.SIGSTOP)
             here.ask(0, 0, [kvd.Part(hold)], deadline=60)
-            assert here.attend.state(0) == kvd.TRANSFERRING
+            until(lambda: here.attend.state(0) == kvd.TRANSFERRING)
             os.kill(holder.proc.pid, signal.SIGKILL)
             with pytest.raises(kvd.Error) as lost:
                 here.attend.wait(0, timeout=30)
@@ -285,6 +285,31 @@ def test_a_post_ends_when_it_is_stopped_or_late():
             here.attend.wait(1, timeout=30)
             close(here.got(1), model.attend(0, q, np.arange(4 * T)))
             assert (here.attend.o(0) == 42).all(), "a late answer was written"
+
+
+def test_q_is_the_daemons_until_it_was_read():
+    model = Model(4 * T)
+    ids = ids_of(4, b"read")
+    with daemons(1) as (daemon, client, (holder,), (far,)):
+        there, here = Engine(far, model), Engine(client, model)
+        there.put(ids)
+        assert here.attend.state(0) == kvd.BOOTSTRAPPING
+        with here.space.hold(ids, far=10) as hold:
+            here.ask(1, 0, [kvd.Part(hold)])  # the ring is there behind it
+            here.attend.wait(1, timeout=30)
+            os.kill(holder.proc.pid, signal.SIGSTOP)
+            os.kill(daemon.proc.pid, signal.SIGSTOP)
+            q = here.ask(0, 0, [kvd.Part(hold)], deadline=60)
+            assert here.attend.state(0) == kvd.WAITING_FOR_INPUT
+            with pytest.raises(kvd.Error) as taken:
+                here.attend.post(0, 0, [kvd.Part(hold)])
+            assert taken.value.code == "EBUSY"
+            os.kill(daemon.proc.pid, signal.SIGCONT)
+            until(lambda: here.attend.state(0) == kvd.TRANSFERRING)
+            here.attend.q(0)[:] = 0
+            os.kill(holder.proc.pid, signal.SIGCONT)
+            here.attend.wait(0, timeout=30)
+            close(here.got(0), model.attend(0, q, np.arange(4 * T)))
 
 
 def test_a_session_that_ends_leaves_nothing():
