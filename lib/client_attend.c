@@ -272,7 +272,7 @@ int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 				       .n0 = seat,
 				       .n1 = (uint32_t)part_count};
 	struct kvd_ring_part out[PARTS_MAX];
-	struct client_part pieces[PARTS_MAX + 1];
+	struct client_part pieces[PARTS_MAX + 1] = {{NULL, 0}};
 	int state, r = client_post_begin(client, KVD_RING_ATTEND);
 
 	if (!r)

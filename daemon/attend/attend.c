@@ -23,8 +23,9 @@
 
 #define ATTENDS_MAX 64u /* of a session */
 #define SEAT_ALIGN 64u
-#define MESSAGE_REST 8192u /* of ATTEND, ATTENDED: all but rows, selections and values \
-			    */
+#define MESSAGE_REST                                                      \
+	8192u /* of ATTEND, ATTENDED: all but rows, selections and values \
+	       */
 
 /* ---- life ---- */
 
