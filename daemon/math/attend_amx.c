@@ -8,7 +8,7 @@
  * which is small, is packed once. Softmax runs down columns, so its maxima and sums are
  * plain vectors of 16 rows. Weights are rounded to bf16, turned by a 16x16 transposition
  * and become the first factor of the second product; V is packed in pairs of tokens, once
- * for up to BLOCK rows.
+ * for a block of up to 256 rows.
  *
  * What lies where: a batch's V (TOKENS x dv) and the packed q and o of a block are in L2
  * together; o is kept as tiles, so that 16 rows of it do not fall on two sets of L1. Two
@@ -23,7 +23,8 @@
  *
  * A row whose chunk has moved has q turned in fp32. It is used as two bf16, the number
  * and its rest, each with the same K: a rounding of q would be of the size of a rounding
- * of K, which routing is to avoid. That costs two or three steps for 64 rope values.
+ * of K, which routing is to avoid. That costs two or three steps for 64 rope values; and
+ * an infinite rope value in K is a NaN for the whole block, for most rests are 0.
  *
  * Linux keeps tile registers for a process that asked (Documentation/arch/x86/xstate.rst:
  * ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA is 18); without, the first tile instruction is
@@ -31,7 +32,7 @@
  */
 #include "daemon/math/attend_impl.h"
 
-/* clang before 16 has the name without the underscore */
+/* clang 14 has the name without the underscore */
 #if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512BF16__)
 #include <immintrin.h>
 #include <string.h>
