@@ -8,7 +8,7 @@
  * which is small, is packed once. Softmax runs down columns, so its maxima and sums are
  * plain vectors of 16 rows. Weights are rounded to bf16, turned by a 16x16 transposition
  * and become the first factor of the second product; V is packed in pairs of tokens, once
- * for up to BLOCK rows.
+ * for a block of up to 256 rows.
  *
  * What lies where: a batch's V (TOKENS x dv) and the packed q and o of a block are in L2
  * together; o is kept as tiles, so that 16 rows of it do not fall on two sets of L1. Two
@@ -23,7 +23,8 @@
  *
  * A row whose chunk has moved has q turned in fp32. It is used as two bf16, the number
  * and its rest, each with the same K: a rounding of q would be of the size of a rounding
- * of K, which routing is to avoid. That costs two or three steps for 64 rope values.
+ * of K, which routing is to avoid. That costs two or three steps for 64 rope values; and
+ * an infinite rope value in K is a NaN for the whole block, for most rests are 0.
  *
  * Linux keeps tile registers for a process that asked (Documentation/arch/x86/xstate.rst:
  * ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA is 18); without, the first tile instruction is
@@ -31,7 +32,7 @@
  */
 #include "daemon/math/attend_impl.h"
 
-/* clang before 16 has the name without the underscore */
+/* clang 14 has the name without the underscore */
 #if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512BF16__)
 #include <immintrin.h>
 #include <string.h>
@@ -44,7 +45,8 @@
 #define TOKENS 128u /* a batch; a multiple of 64 */
 #define GROUPS 16u  /* of 16 rows, in a block */
 #define TILE 1024u  /* bytes */
-#define STEPS 9u    /* of q that stay in L1 while K passes */
+#define PAST_BYTES (1u << 20)
+#define STEPS 9u /* of q that stay in L1 while K passes */
 
 struct amx_tile_rows { /* 16 tokens' K */
 	const uint8_t *at;
@@ -67,6 +69,7 @@ struct amx_block {
 	float *s;	   /* [2][TOKENS][16] logits, then weights */
 	uint8_t *p;	   /* [2][TOKENS / 32] tiles */
 	bool first;	   /* batch */
+	bool past;	   /* caches: o is more than L2 would keep beside the rest */
 	struct amx_tile_rows tiles[TOKENS / 16];
 	__m512 m[GROUPS], l[GROUPS];
 };
@@ -618,7 +621,7 @@ static void amx_steps(struct amx_block *block, const struct attend_work *work,
 	block->steps = block->shape->dqk / 32;
 	for (i = 0; i < block->steps; i++)
 		block->column[i] = (uint16_t)(64 * i);
-	block->rest_steps = 0;
+	block->rest_first = block->rest_steps = 0;
 	for (i = 0; i < count && !rows[i].delta; i++)
 		;
 	if (i == count || !rope->dims)
@@ -629,16 +632,34 @@ static void amx_steps(struct amx_block *block, const struct attend_work *work,
 		block->column[block->steps++] = (uint16_t)(64 * (block->rest_first + i));
 }
 
+/* One row of o, which lies in `outs` tiles, times `share`. */
+static void amx_end_row(const struct amx_block *block, float *out, const uint8_t *o,
+			float share)
+{
+	__m512 by = _mm512_set1_ps(share);
+	uint32_t i;
+
+	if (share == 0) /* of no token: o may be anything */
+		memset(out, 0, block->outs * 16 * sizeof(*out));
+	else if (block->past && (uintptr_t)out % 64 == 0)
+		for (i = 0; i < block->outs; i++, o += TILE)
+			_mm512_stream_ps(out + 16 * (size_t)i,
+					 _mm512_mul_ps(_mm512_load_ps(o), by));
+	else
+		for (i = 0; i < block->outs; i++, o += TILE)
+			_mm512_storeu_ps(out + 16 * (size_t)i,
+					 _mm512_mul_ps(_mm512_load_ps(o), by));
+}
+
 static void amx_end(const struct amx_block *block, const struct attend_row *rows,
 		    uint32_t count)
 {
 	float m[16], l[16];
-	uint32_t i, j;
+	uint32_t i;
 
 	for (i = 0; i < count; i++) {
 		const uint8_t *o = block->o + (size_t)(i / 16) * block->outs * TILE +
 				   (size_t)(i % 16) * 64;
-		__m512 share;
 
 		if (i % 16 == 0) {
 			_mm512_storeu_ps(m, block->m[i / 16]);
@@ -646,15 +667,7 @@ static void amx_end(const struct amx_block *block, const struct attend_row *rows
 		}
 		*rows[i].m = m[i % 16];
 		*rows[i].l = l[i % 16];
-		share = _mm512_set1_ps(l[i % 16] == 0 ? 0 : 1 / l[i % 16]);
-		for (j = 0; j < block->outs; j++)
-			_mm512_storeu_ps(
-				rows[i].o + 16 * (size_t)j,
-				l[i % 16] == 0
-					? share
-					: _mm512_mul_ps(
-						  _mm512_load_ps(o + j * (size_t)TILE),
-						  share));
+		amx_end_row(block, rows[i].o, o, l[i % 16] == 0 ? 0 : 1 / l[i % 16]);
 	}
 }
 
@@ -728,11 +741,14 @@ static bool amx_group(struct attend_work *work, const struct attend_group *group
 
 	amx_place(&block, work);
 	amx_configure();
+	block.past = (size_t)group->count * block.outs * 64 > PAST_BYTES;
 	for (row = 0; row < group->count && going; row += n) {
 		n = group->count - row < 16 * GROUPS ? group->count - row : 16 * GROUPS;
 		going = amx_rows(&block, work, group, group->rows + row, n);
 	}
-	_tile_release(); /* else each switch of threads saves 8 KiB more */
+	if (block.past)
+		_mm_sfence(); /* streamed stores are not ordered by others' locks */
+	_tile_release();      /* else each switch of threads saves 8 KiB more */
 	return going;
 }
 

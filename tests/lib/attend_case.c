@@ -36,9 +36,9 @@ double case_normal(uint64_t *seed)
 
 static void *case_get(size_t bytes)
 {
-	void *p = malloc(bytes ? bytes : 1);
+	void *p = NULL;
 
-	assert_non_null(p);
+	assert_int_equal(posix_memalign(&p, 64, bytes ? bytes : 1), 0);
 	return p;
 }
 
