@@ -28,6 +28,7 @@ import vllm_layouts
 import vllm_pd
 import vllm_store
 from rig import HERE, Tally, equal, until
+from vllm_ends import ctl
 from vllm_pd import BLOCK
 from vllm_store import AT_ONCE, NAMES, PLAIN, T, TOKEN
 
@@ -137,6 +138,7 @@ def lives(case):
     for name in NAMES:
         tally.check("A computes and stores %s" % name, case.computes, A, name)
     tally.check("A has %s in its own memory" % NAMES[-1], case.loads, A, NAMES[-1], 0)
+    tally.check("its memory is shared by its file", shared, node)
     tally.check("A stores a prefix", case.computes, A, "prefix")
     tally.check("A has the prefix of a longer prompt", longer, case, A)
     tally.check("A computes 8 at once, which its memory does not hold", case.at_once, A)
@@ -155,6 +157,11 @@ def lives(case):
     B.stop()
     C = case.tier("C", node, revision="two")
     tally.check("control: another revision finds nothing", case.computes, C, "len777")
+
+
+def shared(node):
+    kinds = {one["kind"] for one in ctl(node, "regions")["regions"] if one["bytes"] > 1 << 20}
+    equal(kinds, {"shm"}, "kinds of memory")
 
 
 def longer(case, A):

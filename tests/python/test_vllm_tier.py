@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import logging
 import os
+import secrets
 import sys
 import types
 from collections import namedtuple
@@ -123,11 +124,10 @@ class Engine:
 
     def __init__(self, module, daemon, spec=None, **given):
         self.module, self.jobs = module, 0
-        self.fd = os.memfd_create("vllm")
-        os.ftruncate(self.fd, ROWS * ROW)
-        self.rows = np.memmap("/proc/self/fd/%d" % self.fd, np.uint8, "r+", shape=(ROWS, ROW))
+        self.path = "/dev/shm/kvd-test-tier-" + secrets.token_hex(8)
+        self.rows = np.memmap(self.path, np.uint8, "w+", shape=(ROWS, ROW))
         spec = spec or spec_of()
-        spec._scheduler_mmap = types.SimpleNamespace(fd=self.fd)
+        spec._scheduler_mmap = types.SimpleNamespace(mmap_path=self.path)
         self.tier = module.KvdTier(spec, memoryview(self.rows), "KvdTier",
                                    kvd_socket=daemon.socket_path, **dict(GIVEN, **given))
         named = self.tier._space_of(0)
@@ -140,7 +140,8 @@ class Engine:
     def __exit__(self, *exc):
         self.tier.shutdown()
         del self.rows
-        os.close(self.fd)
+        if os.path.exists(self.path):
+            os.unlink(self.path)
 
     @staticmethod
     def content(key):
@@ -246,17 +247,25 @@ def test_rows_come_back_to_any_engine(module, daemon):
         assert two.holds(keys, rows) and not two.rows[8].any()
 
 
-def test_memory_that_has_no_fd_is_copied(module, daemon):
-    keys = keys_of(4, "vm")
+def kinds(daemon):
+    with kvd.Client(daemon.socket_path) as c:
+        return {one["kind"] for one in c.command("region.list", all=True)["regions"]
+                if one["bytes"] == ROWS * ROW}
+
+
+def test_memory_is_shared_by_its_name_or_copied(module, daemon):
+    keys = keys_of(4, "kinds")
     with Engine(module, daemon) as one:
         one.store(keys, range(4))
+        assert kinds(daemon) == {"shm"}
     with Engine(module, daemon) as two:
+        os.unlink(two.path)  # a daemon that may not open it
         two.tier.shelf.mover.close()
-        two.tier.region = None
         two.tier.shelf.mover = module.Door(lambda: kvd.Client(daemon.socket_path),
                                            two.tier._moving)
         two.tier.pool = None
         assert two.load(keys, [5, 6, 7, 8]).success and two.holds(keys, [5, 6, 7, 8])
+        assert kinds(daemon) == {"vm"}
 
 
 def test_groups_have_equal_hashes_and_other_bytes(module, daemon):

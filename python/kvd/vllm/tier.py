@@ -16,6 +16,7 @@ Rows are vLLM's again when a job is reported, which is when the daemon touches t
 Look-ups, loads and stores have a thread each, so that a daemon that stands still keeps requests
 that wait for it, and not the scheduler."""
 import json
+import os
 import queue
 import re
 import secrets
@@ -209,13 +210,16 @@ class KvdTier(SecondaryTierManager):
         return client.space(self.pool, timeout=CALL_S, **named._asdict())
 
     def _register(self, client):
-        """The file that vLLM's workers have mapped, too: it is shared as it is, never moved."""
-        fd, nbytes = getattr(self.region, "fd", None), self.rows * self.row
-        if fd is not None:
+        """The file that vLLM's workers have mapped, too: it is shared as it is, never moved, or
+        copied through the kernel by a daemon that may not open it."""
+        folder, name = os.path.split(getattr(self.region, "mmap_path", ""))
+        nbytes = self.rows * self.row
+        if folder == "/dev/shm":
             try:
-                return client.register_fd(fd, nbytes, address=self.address, timeout=REGISTER_S)
+                return client.register_shm("/" + name, nbytes, address=self.address,
+                                           timeout=REGISTER_S)
             except Error as error:
-                if error.code != "EIMPORT":
+                if error.code not in ("EIMPORT", "EPERM"):
                     raise
                 logger.info("kvd.vllm: vLLM's memory is copied through the kernel: %s", error)
         return client.register_address(self.address, nbytes, adopt_memory=False,
