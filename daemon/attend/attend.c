@@ -23,8 +23,9 @@
 
 #define ATTENDS_MAX 64u /* of a session */
 #define SEAT_ALIGN 64u
-#define MESSAGE_REST 8192u /* of ATTEND, ATTENDED: all but rows, selections and values \
-			    */
+#define MESSAGE_REST                                                      \
+	8192u /* of ATTEND, ATTENDED: all but rows, selections and values \
+	       */
 
 /* ---- life ---- */
 
@@ -220,7 +221,7 @@ static int attend_new(struct session *session, const struct attend_args *args,
 	attend->taken = mem_calloc(args->seats, sizeof(struct attend_post *));
 	r = attend->taken ? region_check(session, attend) : -ENOMEM;
 	if (r >= 0)
-		r = charge_take(&attend->charge, session->account, ACCOUNT_CHUNKS,
+		r = charge_take(&attend->charge, session->account, ACCOUNT_ATTENDS,
 				sizeof(*attend) +
 					args->seats * sizeof(struct attend_post *));
 	if (r < 0) {
