@@ -40,6 +40,13 @@
 #define LEGS_MAX 4096u		 /* of a daemon, elsewhere */
 #define MERGE_LOOP_VALUES 65536u /* fewer are merged by the loop itself */
 
+/* A copy of a seat's rows, of all legs here: they may outlive the post. */
+struct post_rows {
+	unsigned int refs;
+	struct charge charge;
+	uint8_t bytes[];
+};
+
 struct leg {
 	struct list link; /* post->legs, then its merge's */
 	struct attends *attends;
@@ -50,12 +57,13 @@ struct leg {
 	/* here */
 	struct compute_item item;
 	bool at_compute;
-	uint8_t *q;
+	struct post_rows *q;
 	/* elsewhere */
 	struct remote *remote; /* NULL: here */
 	uint64_t number;
 	/* both: per_token for each query token */
 	uint32_t *select;
+	struct charge charge;
 };
 
 /* Results of all legs, which become one. */
@@ -64,6 +72,7 @@ struct post_merge {
 	struct attends *attends;
 	struct attend_post *post; /* NULL: it has ended */
 	struct list legs;
+	struct charge charge;
 	uint32_t rows, dv;
 	bool own;      /* the result begins with the engine's own part */
 	float *values; /* o, m, l */
@@ -81,6 +90,14 @@ static size_t values_count(uint32_t rows, uint32_t dv)
 
 /* ---- ends ---- */
 
+static void rows_unref(struct post_rows *rows)
+{
+	if (!rows || --rows->refs > 0)
+		return;
+	charge_drop(&rows->charge);
+	mem_free(rows);
+}
+
 static void leg_free(struct leg *leg)
 {
 	assert(!leg->at_compute);
@@ -92,7 +109,8 @@ static void leg_free(struct leg *leg)
 	}
 	mem_free(leg->values);
 	mem_free(leg->select);
-	mem_free(leg->q);
+	rows_unref(leg->q);
+	charge_drop(&leg->charge);
 	mem_free(leg);
 }
 
@@ -122,6 +140,7 @@ static void merge_free(struct post_merge *merge)
 	list_foreach_safe(leg, &merge->legs, link)
 		leg_free(leg);
 	mem_free(merge->values);
+	charge_drop(&merge->charge);
 	mem_free(merge);
 }
 
@@ -153,6 +172,7 @@ static void post_end(struct attend_post *post, unsigned int state, enum err_code
 	status_slot_set(page, post->slot, state, 0, code);
 	status_slot_release(page, post->slot);
 	charge_drop(&post->charge);
+	rows_unref(post->q);
 	mem_free(post);
 }
 
@@ -288,6 +308,7 @@ static void post_merge(struct attend_post *post)
 	merge->rows = rows;
 	merge->dv = dv;
 	merge->own = post->own;
+	merge->charge = charge_steal(&post->charge);
 	list_init(&merge->legs);
 	while ((link = list_pop_front(&post->legs)))
 		list_push_back(&merge->legs, link);
@@ -340,29 +361,59 @@ static void leg_on_computed(struct compute_item *item, const struct err *why)
 	}
 }
 
+/* The post's, made with the first. */
+static int leg_rows_take(struct leg *leg)
+{
+	struct attend_post *post = leg->post;
+	const struct attend *attend = post->attend;
+	uint64_t bytes = form_q_bytes(&attend->form, attend->rows);
+	struct post_rows *q = post->q;
+	int r;
+
+	if (!q) {
+		q = mem_alloc(sizeof(*q) + bytes);
+		if (!q)
+			return err_pass(-ENOMEM);
+		*q = (struct post_rows){.refs = 1};
+		r = charge_take(&q->charge, attend->session->account, ACCOUNT_ATTENDS,
+				bytes);
+		if (r < 0) {
+			mem_free(q);
+			return err_pass(r);
+		}
+		memcpy(q->bytes, seat_at(post, attend->facts.q), bytes);
+		post->q = q;
+	}
+	q->refs++;
+	leg->q = q;
+	return 0;
+}
+
 static int leg_here(struct leg *leg, const struct store_hold *hold,
 		    const struct kvd_ring_part *part, uint64_t tokens, uint32_t count)
 {
 	const struct attend_post *post = leg->post;
 	const struct attend *attend = post->attend;
 	const struct form *f = &attend->form;
-	uint64_t bytes = form_q_bytes(f, leg->rows);
 	struct store_kv *kv = NULL;
-	int r;
+	int r = leg_rows_take(leg);
 
-	leg->q = mem_alloc(bytes);
-	if (!leg->q)
-		return err_pass(-ENOMEM);
-	memcpy(leg->q, seat_at(post, form_q_bytes(f, leg->row)), bytes);
-	r = store_kv_of_hold(hold, part->first, count, f->view[0] ? f->view : NULL, &kv);
-	if (r < 0)
+	if (r >= 0)
+		r = store_kv_of_hold(hold, part->first, count,
+				     f->view[0] ? f->view : NULL, &kv);
+	if (r >= 0)
+		r = charge_more(&leg->charge, store_kv_bytes(kv));
+	if (r < 0) {
+		store_kv_free(kv);
 		return err_pass(r);
+	}
 	leg->item = (struct compute_item){
 		.kv = kv,
 		.form = *f,
 		.layer = post->layer,
-		.q = leg->q,
+		.q = leg->q->bytes + form_q_bytes(f, leg->row),
 		.rows = leg->rows,
+		.principal = session_principal(attend->session),
 		.tokens = tokens < kv->tokens ? tokens : kv->tokens,
 		.delta = part->delta,
 		.select = leg->select,
@@ -559,6 +610,12 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 	leg->rows = rows;
 	list_push_back(&post->legs, &leg->link);
 	post->open++;
+	r = charge_take(&leg->charge, post->attend->session->account, ACCOUNT_ATTENDS,
+			sizeof(*leg) + values_count(rows, f->shape.dv) * sizeof(float) +
+				(uint64_t)rows / f->shape.heads * side->part->per_token *
+					sizeof(uint32_t));
+	if (r < 0)
+		return err_pass(r);
 	leg->values = mem_calloc(values_count(rows, f->shape.dv), sizeof(float));
 	r = leg->values ? leg_select(leg,
 				     side->select + (size_t)(row - side->part->row) /
@@ -574,7 +631,16 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 	return err_pass(leg_here(leg, side->hold, side->part, side->tokens, side->count));
 }
 
-/* Rows of a leg: what goes there, and what comes back, are one message each. */
+/* Of query tokens with that many tokens: not more than a thread shall compute at once. */
+static uint64_t tokens_here(const struct side *side, uint32_t heads)
+{
+	uint64_t each = side->part->per_token ? side->part->per_token : side->tokens;
+	uint64_t most = COMPUTE_WORK / ((each + 1) * heads);
+
+	return most ? most : 1;
+}
+
+/* Rows of a leg. There, what is asked and what is told are one message each. */
 static int leg_rows(const struct attend *attend, const struct side *side,
 		    uint32_t *rows_p)
 {
@@ -587,9 +653,12 @@ static int leg_rows(const struct attend *attend, const struct side *side,
 	uint64_t told = values_count(heads, f->shape.dv) * sizeof(float);
 	uint64_t tokens = side->part->rows / heads;
 
-	*rows_p = side->part->rows;
-	if (!side->far)
+	if (!side->far) {
+		if (tokens > tokens_here(side, heads))
+			tokens = tokens_here(side, heads);
+		*rows_p = (uint32_t)tokens * heads;
 		return 0;
+	}
 	if (asked > ask || told > tell)
 		return err_raise(
 			ERR_TOOBIG,
@@ -607,7 +676,7 @@ static int leg_rows(const struct attend *attend, const struct side *side,
 
 static int side_legs(struct attend_post *post, const struct side *side)
 {
-	uint32_t most, row = side->part->row, left = side->part->rows;
+	uint32_t most = 0, row = side->part->row, left = side->part->rows;
 	int r = leg_rows(post->attend, side, &most);
 
 	while (left > 0 && r >= 0) {
@@ -751,8 +820,9 @@ static int post_new(struct attend *attend, const struct attend_post_args *args,
 				     .region = region};
 	list_init(&post->legs);
 	loop_timer_init(&post->deadline, session->kvd->loop, on_deadline);
-	r = charge_take(&post->charge, session->account, ACCOUNT_CHUNKS,
-			sizeof(*post) + 2 * values);
+	/* and of what merges it */
+	r = charge_take(&post->charge, session->account, ACCOUNT_ATTENDS,
+			sizeof(*post) + values);
 	if (r >= 0)
 		r = idmap_put(&part->posts, post->id, post);
 	if (r < 0) {

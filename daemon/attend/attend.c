@@ -221,7 +221,7 @@ static int attend_new(struct session *session, const struct attend_args *args,
 	attend->taken = mem_calloc(args->seats, sizeof(struct attend_post *));
 	r = attend->taken ? region_check(session, attend) : -ENOMEM;
 	if (r >= 0)
-		r = charge_take(&attend->charge, session->account, ACCOUNT_CHUNKS,
+		r = charge_take(&attend->charge, session->account, ACCOUNT_ATTENDS,
 				sizeof(*attend) +
 					args->seats * sizeof(struct attend_post *));
 	if (r < 0) {

@@ -46,6 +46,7 @@ struct attend {
 };
 
 struct post_merge;
+struct post_rows;
 
 /* Under way; what has ended is no more. */
 struct attend_post {
@@ -63,6 +64,7 @@ struct attend_post {
 			  const struct err *why);
 	struct loop_timer deadline;
 	struct post_merge *merge; /* all legs are in */
+	struct post_rows *q;	  /* NULL: no leg is here */
 	struct charge charge;
 };
 

@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Items wait in one list, in the order in which they came. A batch is the first of them
- * and all others that read the same KV, up to BATCH_ROWS rows; there are as many batches
- * at work as threads. So rows that come while all threads are busy are computed together,
- * without a timer that would make the first one wait.
+ * Items wait in a queue for each principal, in the order in which they came. A batch is
+ * the first item of one queue and all others, of all queues, that read the same KV, up to
+ * BATCH_ROWS rows and COMPUTE_WORK; there are as many batches at work as threads. So rows
+ * that come while all threads are busy are computed together, without a timer that would
+ * make the first one wait.
+ *
+ * Whose item is first: of who has had least, in rows x tokens, since it began to ask
+ * (start-time fair queueing: Goyal, Vin, Cheng 1996). `had` of one who begins is that of
+ * the one who was served last, so nobody saves up; and one that had more than that is
+ * remembered while it is idle, or it would be new with each item.
  *
  * A canceled item of a batch is left to its batch: its rows are in the kernel's call, and
  * are not told.
@@ -27,11 +33,21 @@ struct compute {
 	struct loop *loop;
 	struct offload *offload; /* NULL: no threads */
 	unsigned int threads, busy;
-	struct list waiting; /* struct compute_item.link */
+	struct list queues; /* struct compute_queue.link */
+	uint64_t had;	    /* of the queue that was served last */
 	unsigned int waiting_count;
 	struct kernel *kernel;
 	struct loop_defer next; /* batches begin at the end of a turn */
 	uint64_t batches, rows, attend_us;
+};
+
+/* Of a principal. */
+struct compute_queue {
+	struct list link;
+	uint64_t principal;
+	uint64_t had;	   /* rows x tokens */
+	struct list items; /* struct compute_item.link: they wait */
+	unsigned int used; /* items that wait or are at work */
 };
 
 struct batch {
@@ -39,16 +55,91 @@ struct batch {
 	struct compute *compute;
 	struct list items;
 	uint32_t count, rows;
+	uint64_t work;
 	uint64_t began_ns, ended_ns;
 };
 
+/* ---- queues ---- */
+
+static void queue_free(struct compute_queue *queue)
+{
+	list_remove(&queue->link);
+	mem_free(queue);
+}
+
+/* It is forgotten where that changes nothing. */
+static bool queue_tidy(const struct compute *compute, struct compute_queue *queue)
+{
+	if (queue->used > 0 || queue->had > compute->had)
+		return false;
+	queue_free(queue);
+	return true;
+}
+
+static struct compute_queue *queue_of(struct compute *compute, uint64_t principal)
+{
+	struct compute_queue *queue, *found = NULL;
+
+	list_foreach_safe(queue, &compute->queues, link) {
+		if (queue->principal == principal)
+			found = queue;
+		else
+			(void)queue_tidy(compute, queue);
+	}
+	if (!found) {
+		found = mem_zalloc(sizeof(*found));
+		if (!found)
+			return NULL;
+		found->principal = principal;
+		list_init(&found->items);
+		list_push_back(&compute->queues, &found->link);
+	}
+	if (found->used == 0 && found->had < compute->had)
+		found->had = compute->had;
+	return found;
+}
+
+/* Of those in which items wait, who had least; NULL: none. */
+static struct compute_queue *queue_next(struct compute *compute)
+{
+	struct compute_queue *queue, *least = NULL;
+
+	list_foreach(queue, &compute->queues, link) {
+		if (!list_empty(&queue->items) && (!least || queue->had < least->had))
+			least = queue;
+	}
+	return least;
+}
+
 /* ---- items ---- */
 
-static void item_end(struct compute_item *item, const struct err *why)
+static uint64_t item_work(const struct compute_item *item)
 {
+	uint64_t tokens = item->select ? item->per_token : item->tokens;
+
+	return item->rows * (tokens + 1);
+}
+
+/* It waits no more. */
+static void item_take(struct compute *compute, struct compute_item *item)
+{
+	list_remove(&item->link);
+	compute->waiting_count--;
+}
+
+/* Nothing of it is here any more. */
+static void item_leave(struct compute_item *item)
+{
+	item->queue->used--;
+	item->queue = NULL;
 	store_kv_free(item->kv);
 	item->kv = NULL;
 	item->running = false;
+}
+
+static void item_end(struct compute_item *item, const struct err *why)
+{
+	item_leave(item);
 	item->on_done(item, why);
 }
 
@@ -101,60 +192,69 @@ static void batch_done(struct offload_job *job)
 
 static void batch_take(struct batch *batch, struct compute_item *item)
 {
-	struct compute *compute = batch->compute;
-
-	list_remove(&item->link);
-	compute->waiting_count--;
+	item_take(batch->compute, item);
 	list_push_back(&batch->items, &item->link);
 	item->running = true;
+	item->queue->had += item_work(item);
 	batch->count++;
 	batch->rows += item->rows;
+	batch->work += item_work(item);
 }
 
-static void batch_fill(struct batch *batch)
+static bool batch_has_room(const struct batch *batch, const struct compute_item *item)
+{
+	return batch->count < BATCH_ITEMS && batch->rows + item->rows <= BATCH_ROWS &&
+	       batch->work + item_work(item) <= COMPUTE_WORK;
+}
+
+static void batch_fill(struct batch *batch, struct compute_item *first)
 {
 	struct compute *compute = batch->compute;
-	struct compute_item *first =
-		list_first(&compute->waiting, struct compute_item, link);
+	struct compute_queue *queue;
 	struct compute_item *item;
 
+	compute->had = first->queue->had;
 	batch_take(batch, first);
-	list_foreach_safe(item, &compute->waiting, link) {
-		if (batch->count == BATCH_ITEMS)
-			break;
-		if (batch->rows + item->rows <= BATCH_ROWS && item_joins(first, item))
-			batch_take(batch, item);
+	list_foreach(queue, &compute->queues, link) {
+		list_foreach_safe(item, &queue->items, link) {
+			if (batch_has_room(batch, item) && item_joins(first, item))
+				batch_take(batch, item);
+		}
 	}
 }
 
 static void on_next(struct loop_defer *defer)
 {
 	struct compute *compute = container_of(defer, struct compute, next);
+	struct compute_queue *queue;
 
-	while (compute->busy < compute->threads && !list_empty(&compute->waiting)) {
+	while (compute->busy < compute->threads && (queue = queue_next(compute))) {
+		struct compute_item *first =
+			list_first(&queue->items, struct compute_item, link);
 		struct batch *batch = mem_zalloc(sizeof(*batch));
 
 		if (!batch) {
-			struct compute_item *item =
-				list_first(&compute->waiting, struct compute_item, link);
 			struct err why;
 
 			err_set(&why, ERR_NOMEM, "no memory to attend");
-			list_remove(&item->link);
-			compute->waiting_count--;
-			item_end(item, &why);
+			item_take(compute, first);
+			item_end(first, &why);
 			continue;
 		}
 		batch->compute = compute;
 		list_init(&batch->items);
-		batch_fill(batch);
+		batch_fill(batch, first);
 		compute->busy++;
-		batch->job = (struct offload_job){.work = batch_work, .done = batch_done};
+		/* a principal of its own: of one it would be half of the threads at most
+		 */
+		batch->job = (struct offload_job){.work = batch_work,
+						  .done = batch_done,
+						  .principal = offload_peer(batch)};
 		offload_submit(compute->offload, &batch->job);
 	}
 }
 
-/* ---- the queue ---- */
+/* ---- what others call ---- */
 
 int compute_new(struct loop *loop, struct offload *offload, unsigned int threads,
 		const char *isa, struct compute **compute_p)
@@ -169,7 +269,7 @@ int compute_new(struct loop *loop, struct offload *offload, unsigned int threads
 	compute->loop = loop;
 	compute->offload = offload;
 	compute->threads = threads;
-	list_init(&compute->waiting);
+	list_init(&compute->queues);
 	loop_defer_init(&compute->next, on_next);
 	*compute_p = compute;
 	return 0;
@@ -177,9 +277,13 @@ int compute_new(struct loop *loop, struct offload *offload, unsigned int threads
 
 void compute_free(struct compute *compute)
 {
+	struct compute_queue *queue;
+
 	if (!compute)
 		return;
-	assert(list_empty(&compute->waiting) && compute->busy == 0);
+	assert(compute->waiting_count == 0 && compute->busy == 0);
+	list_foreach_safe(queue, &compute->queues, link)
+		queue_free(queue);
 	loop_defer_cancel(&compute->next);
 	kernel_free(compute->kernel);
 	mem_free(compute);
@@ -187,7 +291,7 @@ void compute_free(struct compute *compute)
 
 bool compute_idle(const struct compute *compute)
 {
-	return !compute || (list_empty(&compute->waiting) && compute->busy == 0);
+	return !compute || (compute->waiting_count == 0 && compute->busy == 0);
 }
 
 /* What the kernel would refuse is refused here: there it would fail all of a batch, whose
@@ -227,10 +331,14 @@ int compute_submit(struct compute *compute, struct compute_item *item)
 		r = item_check(item);
 	if (r < 0)
 		return err_pass(r);
+	item->queue = queue_of(compute, item->principal);
+	if (!item->queue)
+		return err_pass(-ENOMEM);
+	item->queue->used++;
 	item->queued_ns = loop_clock_ns(compute->loop);
 	atomic_store(&item->canceled, false);
 	item->running = false;
-	list_push_back(&compute->waiting, &item->link);
+	list_push_back(&item->queue->items, &item->link);
 	compute->waiting_count++;
 	loop_defer(compute->loop, &compute->next);
 	return 0;
@@ -241,10 +349,8 @@ bool compute_cancel(struct compute *compute, struct compute_item *item)
 	atomic_store(&item->canceled, true);
 	if (item->running)
 		return false;
-	list_remove(&item->link);
-	compute->waiting_count--;
-	store_kv_free(item->kv);
-	item->kv = NULL;
+	item_take(compute, item);
+	item_leave(item);
 	return true;
 }
 

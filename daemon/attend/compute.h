@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * compute: the queue of rows that wait for a processor of attend_threads. Whoever is free
- * takes all that wait for one layer of the same chunks, in one call of a kernel: that
- * reads their KV once. Rows are of engines here and of other daemons alike.
+ * compute: the queues of rows that wait for a processor of attend_threads. Whoever is
+ * free takes all that wait for one layer of the same chunks, in one call of a kernel:
+ * that reads their KV once. Rows are of engines here and of other daemons alike, and
+ * those of each principal wait in a queue of its own: who asks much waits for itself.
  */
 #ifndef KVD_ATTEND_COMPUTE_H
 #define KVD_ATTEND_COMPUTE_H
@@ -16,6 +17,7 @@
 #include "daemon/base/list.h"
 
 struct compute;
+struct compute_queue;
 struct loop;
 struct offload;
 struct store_kv;
@@ -32,6 +34,7 @@ struct compute_item {
 	int32_t delta;
 	const uint32_t *select; /* per_token for each shape.heads rows, or NULL */
 	uint32_t per_token;
+	uint64_t principal; /* offload.h */
 	/* of the owner: o [rows][dv], m and l [rows] */
 	float *o, *m, *l;
 	/* Once, on the loop; `why` NULL: they are there. Of a canceled one they are not.
@@ -39,11 +42,15 @@ struct compute_item {
 	void (*on_done)(struct compute_item *item, const struct err *why);
 	void *owner;
 	/* compute's */
+	struct compute_queue *queue;
 	uint64_t queued_ns;
 	uint32_t queue_us, attend_us; /* for on_done */
 	atomic_bool canceled;
 	bool running;
 };
+
+/* Rows x tokens of a call, about: while it runs, a thread is nobody else's. */
+#define COMPUTE_WORK (UINT64_C(1) << 23)
 
 /* `threads`: of the offload's, which is nobody else's; 0: nothing can be computed. `isa`:
  * kernel.h's. */

@@ -30,6 +30,7 @@ struct serve {
 	struct remote *remote; /* held; NULL: nobody is told */
 	uint64_t attend;
 	struct compute_item item;
+	struct charge charge; /* the asker's */
 	uint8_t *q;
 	uint32_t *select;
 	float *values;
@@ -43,6 +44,7 @@ static void serve_free(struct serve *serve)
 	mem_free(serve->values);
 	mem_free(serve->select);
 	mem_free(serve->q);
+	charge_drop(&serve->charge);
 	mem_free(serve);
 }
 
@@ -143,29 +145,48 @@ static int room_check(const struct attends *attends, const struct remote *remote
 	return 0;
 }
 
-static int serve_fill(struct serve *serve, const struct wire_attend *msg)
+static int serve_alloc(struct serve *serve, const struct wire_attend *msg)
 {
-	struct compute_item *item = &serve->item;
-	uint32_t dv = item->form.shape.dv;
-
 	serve->q = mem_dup(msg->q.data, msg->q.len);
-	serve->values = mem_calloc((size_t)msg->rows * (dv + 2u), sizeof(float));
+	serve->values = mem_calloc(answer_bytes(msg->rows, serve->item.form.shape.dv), 1);
 	if (msg->per_token)
 		serve->select = mem_dup(msg->select.data, msg->select.len);
 	if (!serve->q || !serve->values || (msg->per_token && !serve->select))
 		return err_pass(-ENOMEM);
+	return 0;
+}
+
+static void serve_fill(struct serve *serve, const struct remote *remote,
+		       const struct wire_attend *msg)
+{
+	struct compute_item *item = &serve->item;
+	const void *principal =
+		remote->account ? (const void *)remote->account : (const void *)remote;
+
+	item->principal = offload_peer(principal);
 	item->layer = msg->layer;
 	item->q = serve->q;
 	item->rows = msg->rows;
+	item->tokens = msg->tokens < item->kv->tokens ? msg->tokens : item->kv->tokens;
 	item->delta = (int32_t)msg->delta;
 	item->select = serve->select;
 	item->per_token = msg->per_token;
 	item->o = serve->values;
-	item->m = serve->values + (size_t)msg->rows * dv;
+	item->m = serve->values + (size_t)msg->rows * item->form.shape.dv;
 	item->l = item->m + msg->rows;
 	item->on_done = serve_on_computed;
 	item->owner = serve;
-	return 0;
+}
+
+static int serve_charge(struct serve *serve, const struct remote *remote,
+			const struct wire_attend *msg)
+{
+	uint64_t bytes = sizeof(*serve) + msg->q.len + msg->select.len +
+			 answer_bytes(msg->rows, serve->item.form.shape.dv) +
+			 store_kv_bytes(serve->item.kv);
+
+	return err_pass(
+		charge_take(&serve->charge, remote->account, ACCOUNT_ATTENDS, bytes));
 }
 
 static int form_of(const struct wire_attend *msg, struct form *form)
@@ -203,10 +224,11 @@ static int serve_new(struct attends *attends, struct remote *remote,
 				     msg->first, msg->count,
 				     msg->view[0] ? msg->view : NULL, &item->kv);
 	if (r >= 0)
-		r = serve_fill(serve, msg);
+		r = serve_charge(serve, remote, msg);
+	if (r >= 0)
+		r = serve_alloc(serve, msg);
 	if (r >= 0) {
-		item->tokens =
-			msg->tokens < item->kv->tokens ? msg->tokens : item->kv->tokens;
+		serve_fill(serve, remote, msg);
 		r = compute_submit(attends->compute, item);
 	}
 	if (r < 0) {

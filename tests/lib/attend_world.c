@@ -65,16 +65,35 @@ static void cache_fill(struct cache *cache)
 		values[i] = draw_value(&seed);
 }
 
-static void put(struct attend_world *w, unsigned int node, unsigned int first)
+static const char *pages_text(unsigned int count)
 {
-	cJSON *answer = cluster_call(
-		&w->c, w->engine[node],
-		"{'cmd':'chunk.put','space':%llu,'ids':[%s],'pool':%llu,'views':{'kv':{"
-		"'pages':[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]}}}",
-		(unsigned long long)w->space[node], ids_text(first, AW_CHUNKS),
-		(unsigned long long)w->cache[node].pool);
-	uint64_t move = number(answer, "move");
+	static char text[256];
+	char *at = text;
 
+	for (unsigned int i = 0; i < count; i++)
+		at += sprintf(at, "%s%u", i ? "," : "", i);
+	return text;
+}
+
+void attend_world_put(struct attend_world *w, unsigned int node, unsigned int first,
+		      unsigned int count, unsigned int pages_of_each)
+{
+	uint64_t move;
+
+	w->space[node] =
+		number(cluster_call(&w->c, w->engine[node],
+				    "{'cmd':'chunk.space','pool':%llu,'model':'m',"
+				    "'scheme':'s','tokens':%u}",
+				    (unsigned long long)w->cache[node].pool, AW_CHUNK),
+		       "space");
+	move = number(cluster_call(&w->c, w->engine[node],
+				   "{'cmd':'chunk.put','space':%llu,'ids':[%s],'pool':%"
+				   "llu,'views':{'kv':{'pages':[%s],'tokens':[0,%u]}}}",
+				   (unsigned long long)w->space[node],
+				   ids_text(first, count),
+				   (unsigned long long)w->cache[node].pool,
+				   pages_text(count * pages_of_each), count * AW_CHUNK),
+		      "move");
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_int_equal(number(cluster_call(&w->c, w->engine[node],
 					     "{'cmd':'chunk.move','move':%llu}",
@@ -91,13 +110,7 @@ static void engine_begin(struct attend_world *w, unsigned int node)
 	w->cache[node] = cluster_geometry;
 	cluster_cache(&w->c, w->engine[node], "kv", 0, &w->cache[node]);
 	cache_fill(&w->cache[node]);
-	w->space[node] =
-		number(cluster_call(&w->c, w->engine[node],
-				    "{'cmd':'chunk.space','pool':%llu,'model':'m',"
-				    "'scheme':'s','tokens':%u}",
-				    (unsigned long long)w->cache[node].pool, AW_CHUNK),
-		       "space");
-	put(w, node, node ? 11 : 1);
+	attend_world_put(w, node, node ? 11 : 1, AW_CHUNKS, 4);
 }
 
 uint64_t attend_world_hold(struct attend_world *w, unsigned int node, unsigned int first,

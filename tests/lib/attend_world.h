@@ -47,6 +47,9 @@ struct remote *attend_world_remote(const struct attend_world *w, unsigned int no
 /* The holder has chunks 1 to 4, the asker 11 to 14, of the same bytes. */
 void attend_world_new(struct attend_world *w, unsigned int threads);
 void attend_world_free(struct attend_world *w);
+/* The engine of a node opens a space, and puts chunks of the first pages of its cache. */
+void attend_world_put(struct attend_world *w, unsigned int node, unsigned int first,
+		      unsigned int count, unsigned int pages_of_each);
 /* Of chunks `first` to `first + count` of the engine of a node; 0: refused. */
 uint64_t attend_world_hold(struct attend_world *w, unsigned int node, unsigned int first,
 			   unsigned int count, unsigned int lease_ms);

@@ -13,6 +13,8 @@
 
 #include "daemon/attend/attend.h"
 #include "daemon/loop/offload.h"
+#include "daemon/store/store.h"
+#include "daemon/store/store_kv.h"
 #include "tests/lib/attend_world.h"
 
 #define SOON (20 * LOOP_NS_PER_MS)
@@ -170,6 +172,29 @@ static void codes_of_others_are_known_ones(void **state)
 	failed_with(w, 0, ERR_INTERNAL);
 }
 
+/* A rank that holds each second page of a prompt: its pages are not the tokens'. */
+static void tokens_of_one_rank_in_two_are_not_read_as_all(void **state)
+{
+	struct attend_world *w = *state;
+	struct session *half = cluster_engine(&w->c, AW_ASKER, "half");
+	struct cache cache = cluster_geometry;
+	struct store_kv *kv = NULL;
+	struct store_hold *hold;
+
+	cache.shard_size = 2;
+	cache.shard_run = 4;
+	cluster_cache(&w->c, half, "half", 0, &cache);
+	w->engine[AW_ASKER] = half;
+	w->cache[AW_ASKER].pool = cache.pool;
+	attend_world_put(w, AW_ASKER, 21, 2, 2);
+	hold = store_hold_find(half, attend_world_hold(w, AW_ASKER, 21, 2, 600000));
+	assert_non_null(hold);
+	assert_int_equal(store_hold_here(hold), 2);
+	assert_true(store_kv_of_hold(hold, 0, 2, NULL, &kv) < 0);
+	assert_int_equal(err_last()->code, ERR_REQUIRE);
+	cache_close(&cache);
+}
+
 /* ---- slots ---- */
 
 static bool is_free(const struct attend_world *w, unsigned int seat)
@@ -274,6 +299,7 @@ int main(void)
 		CASE(post_of_many_rows_is_several_messages),
 		CASE(rows_that_fit_no_message_are_refused),
 		CASE(codes_of_others_are_known_ones),
+		CASE(tokens_of_one_rank_in_two_are_not_read_as_all),
 		CASE(slot_is_a_posts_until_its_end),
 		CASE(selection_outside_the_part_is_refused),
 		CASE(forged_rows_fail_alone),
