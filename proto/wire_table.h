@@ -181,8 +181,7 @@
 #define WIRE_ATTEND(F)                                                             \
 	F(u64, attend) F(u64, ask) F(u64, pool) F(u32, first) F(u32, count)        \
 	F(u64, tokens) F(str, view) F(u32, layer) F(u32, rows) F(u32, delta)       \
-	F(u32, per_token) F(u32, deadline_us) F(blob, form) F(blob, rope)         \
-	F(blob, select) F(blob, q)
+	F(u32, per_token) F(blob, form) F(blob, rope) F(blob, select) F(blob, q)
 /* values: rows of dv f32, then a maximum and a sum, f32, for each row; with a code
  * nothing. queue_us, attend_us: how long the rows waited, and were attended */
 #define WIRE_ATTENDED(F)                                                           \

@@ -70,7 +70,7 @@ struct attend_post_args {
 	uint32_t part_count;
 	const uint32_t *select; /* of all parts */
 	uint32_t select_count;
-	/* It fails after it was begun: before the slot's word says so. */
+	/* It fails after it was begun: sets the slot's word. */
 	void (*on_failed)(struct session *session, uint32_t slot, uint64_t id,
 			  const struct err *why);
 };
