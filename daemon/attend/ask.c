@@ -44,8 +44,9 @@ static void post_end(struct attend_post *post, const struct err *why)
 	struct attend *attend = post->attend;
 	struct session *session = attend->session;
 	struct attend_session *part = session->attend_part;
-	const struct status_room figures = {.done = post->queue_us,
-					    .moved_us = post->attend_us,
+	const struct status_room figures = {.bytes = post->figures.queue_us,
+					    .total = post->figures.together,
+					    .moved_us = post->figures.attend_us,
 					    .rows = post->remotes,
 					    .first_token = UINT64_MAX};
 	struct leg *leg;
@@ -123,15 +124,19 @@ bool attend_cancel(struct session *session, uint64_t id)
 
 /* None is in before attend_post() has returned: what it is told, and what is
  * computed, comes in a later turn. */
-void post_step(struct attend_post *post, const struct leg *leg, uint32_t queue_us,
-	       uint32_t attend_us)
+void post_step(struct attend_post *post, const struct leg *leg,
+	       const struct post_figures *figures)
 {
+	struct post_figures *most = &post->figures;
+
 	assert(leg->in && post->open > 0);
 	post->open--;
-	if (queue_us > post->queue_us)
-		post->queue_us = queue_us;
-	if (attend_us > post->attend_us)
-		post->attend_us = attend_us;
+	if (figures->queue_us > most->queue_us)
+		most->queue_us = figures->queue_us;
+	if (figures->attend_us > most->attend_us)
+		most->attend_us = figures->attend_us;
+	if (figures->together > most->together)
+		most->together = figures->together;
 	if (post->open == 0)
 		post_gather(post);
 }

@@ -49,6 +49,11 @@ struct attend {
 	struct charge charge;
 };
 
+/* Of a leg's rows. */
+struct post_figures {
+	uint32_t queue_us, attend_us, together;
+};
+
 struct post_merge;
 struct post_rows;
 
@@ -63,7 +68,7 @@ struct attend_post {
 	struct list legs;      /* struct attend_leg.link, in the order of the parts */
 	unsigned int open;     /* legs that are not in */
 	unsigned int remotes;
-	uint32_t queue_us, attend_us;
+	struct post_figures figures; /* the largest of its legs' */
 	void (*on_failed)(struct session *session, uint32_t slot, uint64_t id,
 			  const struct err *why);
 	struct loop_timer deadline;
@@ -128,8 +133,8 @@ uint64_t attend_message_bytes(const struct attends *attends, enum wire_type type
 void post_fail(struct attend_post *post, const struct err *why);
 void post_succeed(struct attend_post *post);
 /* A leg is in. */
-void post_step(struct attend_post *post, const struct leg *leg, uint32_t queue_us,
-	       uint32_t attend_us);
+void post_step(struct attend_post *post, const struct leg *leg,
+	       const struct post_figures *figures);
 uint8_t *post_seat(const struct attend_post *post, uint64_t offset);
 
 /* ---- leg.c ---- */

@@ -138,7 +138,9 @@ static void leg_on_computed(struct compute_item *item, const struct err *why)
 		post_fail(post, why);
 	} else {
 		leg->in = true;
-		post_step(post, leg, item->queue_us, item->attend_us);
+		post_step(post, leg,
+			  &(struct post_figures){item->queue_us, item->attend_us,
+						 item->together});
 	}
 }
 
@@ -390,7 +392,8 @@ static void leg_answered(struct leg *leg, const struct wire_attended *msg)
 		return;
 	}
 	memcpy(leg->values, msg->values.data, msg->values.len);
-	post_step(leg->post, leg, msg->queue_us, msg->attend_us);
+	post_step(leg->post, leg,
+		  &(struct post_figures){msg->queue_us, msg->attend_us, msg->together});
 }
 
 int legs_on_attended(struct attends *attends, struct remote *remote, struct cursor *body)

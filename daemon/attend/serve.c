@@ -94,7 +94,8 @@ static void serve_on_computed(struct compute_item *item, const struct err *why)
 	struct serve *serve = item->owner;
 	struct wire_attended msg = {.attend = serve->attend,
 				    .queue_us = item->queue_us,
-				    .attend_us = item->attend_us};
+				    .attend_us = item->attend_us,
+				    .together = item->together};
 
 	serve->attends->under_way--;
 	if (serve->over.code != ERR_OK) {

@@ -18,7 +18,7 @@
 #define AW_HEADS 4u
 #define AW_DIMS 16u
 #define AW_ROWS 8u /* of a seat */
-#define AW_SEATS 4u
+#define AW_SEATS 16u
 #define AW_SLOT SESSION_SLOTS /* the first that the engine numbers */
 
 struct attend_world {
