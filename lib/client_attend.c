@@ -14,6 +14,8 @@
 
 #define PARTS_MAX 64u
 #define SEATS_MAX 256u
+#define SELECT_MAX (1u << 20) /* of a post; the daemon's, too */
+#define REPLICATE_FROM 8u
 
 struct kvd_attend {
 	struct client_object object;
@@ -211,6 +213,7 @@ static int parts_fill(struct kvd_attend *attend, const struct kvd_part *parts,
 		      size_t count, struct kvd_ring_part *out, struct client_part *pieces)
 {
 	struct kvd_client *client = attend->object.client;
+	uint64_t chosen = 0;
 
 	for (size_t i = 0; i < count; i++) {
 		const struct kvd_part *p = &parts[i];
@@ -218,6 +221,14 @@ static int parts_fill(struct kvd_attend *attend, const struct kvd_part *parts,
 		if (!client_hold_id(p->hold))
 			return client_fail(client, KVD_E_STATE,
 					   "parts[%zu].hold: not answered yet", i);
+		if (p->rows > attend->rows ||
+		    (uint64_t)p->rows / attend->heads * p->per_token >
+			    SELECT_MAX - chosen)
+			return client_fail(client, KVD_E_RANGE,
+					   "parts[%zu]: rows of %u, or over %u tokens "
+					   "selected in all",
+					   i, attend->rows, SELECT_MAX);
+		chosen += (uint64_t)p->rows / attend->heads * p->per_token;
 		if (p->per_token && !p->select)
 			return client_fail(client, KVD_E_INVAL, "parts[%zu].select: NULL",
 					   i);
@@ -335,9 +346,11 @@ int kvd_attend_read(const struct kvd_attend *attend, uint32_t seat,
 		return -KVD_E_STATE;
 	if (client_slot_read(slot, &st) < 0)
 		return -KVD_E_GONE;
-	facts_p->queue_us = st.done;
+	facts_p->queue_us = st.bytes;
 	facts_p->attend_us = st.moved_us;
 	facts_p->daemons = (uint32_t)st.rows;
+	facts_p->together = (uint32_t)st.total;
+	facts_p->replicate = st.total > REPLICATE_FROM;
 	return 0;
 }
 

@@ -85,6 +85,7 @@ void attends_close(struct attends *attends)
 	err_set(&why, ERR_DRAIN, "the daemon is stopping");
 	list_foreach_safe(post, &attends->posts, link)
 		post_fail(post, &why);
+	legs_close(attends);
 	serves_close(attends);
 }
 
@@ -335,7 +336,7 @@ int attends_on_message(struct attends *attends, struct remote *remote,
 	case WIRE_T_ATTEND:
 		return err_pass(serve_on_attend(attends, remote, body));
 	case WIRE_T_ATTENDED:
-		return err_pass(ask_on_attended(attends, remote, body));
+		return err_pass(legs_on_attended(attends, remote, body));
 	default:
 		return err_pass(serve_on_stop(attends, remote, body));
 	}
@@ -346,7 +347,7 @@ void attends_on_down(struct attends *attends, const struct remote *remote,
 {
 	if (!attends)
 		return;
-	ask_on_down(attends, remote, why);
+	legs_on_down(attends, remote, why);
 	serve_on_down(attends, remote);
 }
 

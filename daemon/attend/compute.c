@@ -185,6 +185,7 @@ static void batch_done(struct offload_job *job)
 
 		item->queue_us = us_of(batch->began_ns - item->queued_ns);
 		item->attend_us = attend_us;
+		item->together = batch->count;
 		item_end(item, job->result < 0 ? &job->err : NULL);
 	}
 	mem_free(batch);

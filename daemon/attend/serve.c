@@ -5,8 +5,8 @@
  * nothing else: an answer made of values gives them away, as reading them would. Its rows
  * wait with everybody's; how many of one daemon wait is bounded, and so is how long.
  *
- * A daemon that is lost, or says stop, has its waiting rows dropped. Rows in a kernel are
- * computed, and are not told.
+ * Each ATTEND is answered once. A daemon that says stop, or is lost, has its waiting rows
+ * dropped; those in a kernel are not told.
  */
 #include <assert.h>
 #include <errno.h>
@@ -21,14 +21,16 @@
 #include "daemon/store/store_kv.h"
 #include "proto/wire.h"
 
-#define SERVES_MAX 256u	     /* of a peer */
-#define SERVE_ROWS_MAX 8192u /* of a peer, that wait or are computed */
+/* Of a peer, that wait or are computed. */
+#define SERVES_MAX (2 * ATTEND_SENT_LEGS)
+#define SERVE_ROWS_MAX (2 * ATTEND_SENT_ROWS)
 
 struct serve {
 	struct list link; /* attends->serving */
 	struct attends *attends;
 	struct remote *remote; /* held; NULL: nobody is told */
 	uint64_t attend;
+	struct err over; /* code: it is not told */
 	struct compute_item item;
 	struct charge charge; /* the asker's */
 	uint8_t *q;
@@ -48,18 +50,6 @@ static void serve_free(struct serve *serve)
 	mem_free(serve);
 }
 
-/* Nobody waits for it any more. */
-static void serve_drop(struct serve *serve)
-{
-	if (serve->remote)
-		handshake_release(serve->attends->kvd->handshake, serve->remote);
-	serve->remote = NULL;
-	if (!compute_cancel(serve->attends->compute, &serve->item))
-		return; /* serve_on_computed() frees it */
-	serve->attends->under_way--;
-	serve_free(serve);
-}
-
 /* ---- answers ---- */
 
 static void answer(struct remote *remote, struct wire_attended *msg,
@@ -73,15 +63,44 @@ static void answer(struct remote *remote, struct wire_attended *msg,
 		err_clear(); /* it is going down */
 }
 
+static void serve_refuse(const struct serve *serve, const struct err *why)
+{
+	struct wire_attended no = {.attend = serve->attend};
+
+	if (serve->remote)
+		answer(serve->remote, &no, why);
+}
+
+/* It is over: dropped, or when its kernel is done. */
+static void serve_stop(struct serve *serve, const struct err *why)
+{
+	serve->over = *why;
+	if (!compute_cancel(serve->attends->compute, &serve->item))
+		return; /* serve_on_computed() */
+	serve->attends->under_way--;
+	serve_refuse(serve, why);
+	serve_free(serve);
+}
+
+/* Nobody is told. */
+static void serve_lose(struct serve *serve, const struct err *why)
+{
+	handshake_release(serve->attends->kvd->handshake, mem_steal(serve->remote));
+	serve_stop(serve, why);
+}
+
 static void serve_on_computed(struct compute_item *item, const struct err *why)
 {
 	struct serve *serve = item->owner;
 	struct wire_attended msg = {.attend = serve->attend,
 				    .queue_us = item->queue_us,
-				    .attend_us = item->attend_us};
+				    .attend_us = item->attend_us,
+				    .together = item->together};
 
 	serve->attends->under_way--;
-	if (serve->remote) {
+	if (serve->over.code != ERR_OK) {
+		serve_refuse(serve, &serve->over);
+	} else if (serve->remote) {
 		if (!why) {
 			msg.values.data = serve->values;
 			msg.values.len = (size_t)item->rows * (item->form.shape.dv + 2u) *
@@ -271,15 +290,17 @@ int serve_on_stop(struct attends *attends, struct remote *remote, struct cursor 
 {
 	struct wire_attend_stop msg;
 	struct serve *serve;
+	struct err why;
 	int r = wire_attend_stop_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
 	if (!attends)
 		return 0;
+	err_set(&why, ERR_CANCELED, "the asker said stop");
 	list_foreach_safe(serve, &attends->serving, link) {
 		if (serve->remote == remote && serve->attend == msg.attend)
-			serve_drop(serve);
+			serve_stop(serve, &why);
 	}
 	return 0;
 }
@@ -287,17 +308,21 @@ int serve_on_stop(struct attends *attends, struct remote *remote, struct cursor 
 void serve_on_down(struct attends *attends, const struct remote *remote)
 {
 	struct serve *serve;
+	struct err why;
 
+	err_set(&why, ERR_PEER, "the asker is lost");
 	list_foreach_safe(serve, &attends->serving, link) {
 		if (serve->remote == remote)
-			serve_drop(serve);
+			serve_lose(serve, &why);
 	}
 }
 
 void serves_close(struct attends *attends)
 {
 	struct serve *serve;
+	struct err why;
 
+	err_set(&why, ERR_DRAIN, "the daemon is stopping");
 	list_foreach_safe(serve, &attends->serving, link)
-		serve_drop(serve);
+		serve_stop(serve, &why);
 }

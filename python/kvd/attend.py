@@ -41,9 +41,10 @@ that they attend to; tokens: from the first chunk's first on, 0: all; delta: the
 stand so many positions further on than where they were computed; select: of each query token
 as many tokens of the part (one list each, 4294967295: none), which its heads share."""
 
-AttendFacts = namedtuple("AttendFacts", "queue_us attend_us daemons")
+AttendFacts = namedtuple("AttendFacts", "queue_us attend_us daemons together replicate")
 AttendFacts.__doc__ = """How long rows waited for a processor, and were attended, where that was
-longest; how many other daemons took part."""
+longest; how many other daemons took part; with how many askers' rows they were attended, where
+that were most; replicate: those were more than 8, and fetching the chunks would help all."""
 
 
 def _choice(name, value, names):

@@ -130,7 +130,7 @@ static void seats_new(struct attend_world *w)
 {
 	char text[256];
 
-	w->bytes = 8 << 20;
+	w->bytes = 16 << 20;
 	w->fd = memfd_create("seats", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	assert_true(w->fd >= 0 && file_fill(w->fd, w->bytes) == 0);
 	w->seats = mmap(NULL, w->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, w->fd, 0);

@@ -18,7 +18,7 @@
 #define AW_HEADS 4u
 #define AW_DIMS 16u
 #define AW_ROWS 8u /* of a seat */
-#define AW_SEATS 4u
+#define AW_SEATS 16u
 #define AW_SLOT SESSION_SLOTS /* the first that the engine numbers */
 
 struct attend_world {
@@ -32,6 +32,7 @@ struct attend_world {
 	uint64_t bytes;
 	int fd;
 	unsigned int rows; /* of a seat */
+	bool held;	   /* the test's: helpers of the asker do nothing */
 	uint32_t gens[64]; /* of slots from AW_SLOT on, the last that was posted */
 };
 

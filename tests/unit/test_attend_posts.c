@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "daemon/attend/attend.h"
+#include "daemon/base/account.h"
 #include "daemon/loop/offload.h"
 #include "daemon/store/store.h"
 #include "daemon/store/store_kv.h"
@@ -132,6 +133,115 @@ static void post_of_many_rows_is_several_messages(void **state)
 	for (unsigned int i = 0; i < 4; i++)
 		attend_world_floats(w, 0, w->l)[i] /= CHOSEN / 2;
 	attend_world_right(w, 0, 0, 0, few, 2);
+}
+
+/* As large as a post may be, to a daemon that reads nothing for a while: what waits in a
+ * line is bounded, and a line that is full is the end of all that two daemons share. */
+static void large_posts_leave_the_line_up(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part parts[64];
+	struct kvd_ring_entry cancel = {.op = KVD_RING_CANCEL,
+					.a = KVD_RING_IDS + AW_SLOT};
+	struct link *link = w->c.nodes[AW_HOLDER].kvd.link;
+	struct remote *remote = attend_world_remote(w, AW_ASKER);
+	uint64_t downs = remote->downs;
+
+	w->rows = 4096;
+	w->attend = attend_world_open(w, "");
+	attend_world_rows(w, 0, 5);
+	for (unsigned int i = 0; i < 64; i++) {
+		parts[i] = attend_world_part(w->hold);
+		parts[i].rows = w->rows;
+	}
+	mem_hub_set_queue_max(w->c.links, 4);
+	link_mem_freeze(link, true);
+	for (unsigned int i = 0; i < 20; i++) {
+		attend_world_post(w, 0, 0, parts, 64, NULL, 0);
+		cluster_run(&w->c, LOOP_NS_PER_MS);
+		assert_int_equal(attend_world_state(w, 0), KVD_TRANSFERRING);
+		entry_give(&w->c, w->engine[AW_ASKER], &cancel, NULL);
+	}
+	attend_world_post(w, 0, 0, parts, 64, NULL, 0);
+	cluster_run(&w->c, 100 * LOOP_NS_PER_MS);
+	link_mem_freeze(link, false);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	assert_int_equal(remote->downs, downs);
+	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS);
+	w->rows = 4;
+	for (unsigned int i = 0; i < 4; i++)
+		attend_world_floats(w, 0, w->l)[i] /= 64;
+	attend_world_right(w, 0, 0, 64, NULL, 0);
+	attend_world_quiet(w);
+	assert_int_equal(remote->attend_sent, 0);
+	assert_int_equal(remote->attend_bytes, 0);
+	assert_int_equal(remote->attend_rows, 0);
+}
+
+static uint64_t held_by(const struct account *account)
+{
+	return account->bytes[ACCOUNT_ATTENDS];
+}
+
+/* What rows take is their principal's, at both, until they are gone. */
+static void memory_is_charged_to_who_asks(void **state)
+{
+	struct attend_world *w = *state;
+	struct offload *offload = w->c.nodes[AW_HOLDER].kvd.offload;
+	struct kvd_ring_part part = attend_world_part(w->hold);
+	struct account *mine = w->engine[AW_ASKER]->account;
+	struct account *theirs = attend_world_remote(w, AW_HOLDER)->account;
+	uint64_t before;
+
+	w->rows = 4096;
+	w->attend = attend_world_open(w, "");
+	attend_world_rows(w, 0, 5);
+	part.rows = w->rows;
+	before = held_by(mine);
+	offload_hold(offload, true);
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	assert_in_range(held_by(mine) - before, 2 * 4096 * 72, 3 * 4096 * 72);
+	assert_in_range(held_by(theirs), 4096 * (32 + 72), 4096 * (32 + 72) + 8192);
+	offload_hold(offload, false);
+	soon(w);
+	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS);
+	assert_int_equal(held_by(mine), before);
+	assert_int_equal(held_by(theirs), 0);
+	w->c.nodes[AW_HOLDER].kvd.accounts.limit =
+		w->c.nodes[AW_HOLDER].kvd.accounts.total;
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	failed_with(w, 0, ERR_LIMIT);
+}
+
+/* Many who wait for the same chunks are attended together, and told how many they were.
+ */
+static void crowd_is_told_that_it_is_one(void **state)
+{
+	struct attend_world *w = *state;
+	struct offload *offload = w->c.nodes[AW_HOLDER].kvd.offload;
+	struct kvd_ring_part part = attend_world_part(w->hold);
+
+	offload_hold(offload, true);
+	for (unsigned int seat = 0; seat < 13; seat++) {
+		attend_world_rows(w, seat, seat);
+		attend_world_post(w, seat, 2, &part, 1, NULL, 0);
+		if (seat == 0)
+			soon(w);
+	}
+	soon(w);
+	offload_hold(offload, false);
+	soon(w);
+	for (unsigned int seat = 0; seat < 13; seat++) {
+		attend_world_right(w, seat, 2, 64, NULL, 0);
+		assert_int_equal(slot_read(w->engine[AW_ASKER], AW_SLOT + seat).total,
+				 seat ? 12 : 1);
+		assert_int_equal(
+			kvd_more_rows(
+				slot_read(w->engine[AW_ASKER], AW_SLOT + seat).more),
+			1);
+	}
 }
 
 /* A query token whose answer is longer than a message of the daemon's may be. */
@@ -297,6 +407,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(rows_attend_to_chunks_here_there_and_both),
 		CASE(post_of_many_rows_is_several_messages),
+		CASE(large_posts_leave_the_line_up),
+		CASE(memory_is_charged_to_who_asks),
+		CASE(crowd_is_told_that_it_is_one),
 		CASE(rows_that_fit_no_message_are_refused),
 		CASE(codes_of_others_are_known_ones),
 		CASE(tokens_of_one_rank_in_two_are_not_read_as_all),
