@@ -42,7 +42,8 @@ class Place:
         layout = geometry.layout(chunk, pages)
         self._memory = Memory(layout.buffers[0])
         self._region = client.register(self._memory, name="pages")
-        self.pool = client.pool(layout, [self._region])
+        self.pool = client.pool(layout, [self._region],
+                                name="%s.%s" % (geometry.name, geometry.type))
         self._views = {name: view["layers"] for name, view in layout.views.items()}
         self._free, self._pages = list(range(pages)), pages
         # index keys are fetched alone, and a fetch is of all views of a space
@@ -151,5 +152,11 @@ class Place:
     def close(self):
         for space in self.spaces.values():
             space.close()
-        self.pool.close()
+        self.pool.unregister()
         self._region.unregister()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()

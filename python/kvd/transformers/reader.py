@@ -31,6 +31,8 @@ class Reader:
     """A document's token ids, and tokens of the conversation that stand before it (prefix). The
     document's KV was computed from position 0 on and is used where it stands.
 
+    steps tells what became of each step, now which way it is at present.
+
     page: prices (kvd.cost); without one "rent" brings the KV from the first step on.
     holders: of the document's KV, as kvd.cost.Holder; None: one, of all tokens.
     price: more of kvd.cost.Page.decide()'s arguments (attend_us, recompute_us, …).
@@ -47,7 +49,7 @@ class Reader:
         self.page, self.price, self.recover = page, price or {}, recover
         self.holders = holders or [cost.Holder(tokens=len(self.document))]
         self.cache = Cache(self.geometry)
-        self.steps, self.lost = [], None
+        self.steps, self.lost, self.now = [], None, "route"
         self._held, self._moves, self._attend = [], None, None
         self._routed, self._rows = 0.0, rows or 64 * self.geometry.heads
         if self.delta:
@@ -66,7 +68,7 @@ class Reader:
             self._release()
         self._held = self.place.hold(self.document)
         if way == "fetch":
-            return self._bring()
+            return self._here(self._fetched("kv"), "fetch")
         self._attend = self.geometry.attend(self.place.client, min(
             self._rows, ROWS_MAX // self.geometry.heads * self.geometry.heads), 2)
         away = self.cache.away
@@ -82,12 +84,9 @@ class Reader:
         for layer, rows in zip(self.cache.layers, layers):
             layer.update_indexer(rows["index"].transpose(0, 1))
 
-    def _bring(self):
-        self._here(self._fetched("kv"))
-
-    def _here(self, layers):
+    def _here(self, layers, way):
         """The document's KV, as it was computed, of each layer: from now on all is ordinary."""
-        away = self.cache.away
+        away, self.now = self.cache.away, way
         at = away.at if away.tokens else self.cache.layers[0].own()
         away.tokens = 0
         for layer, rows in zip(self.cache.layers, layers):
@@ -102,7 +101,8 @@ class Reader:
         if index and not self.cache.layers[0].is_indexer_initialized:
             self._index_here([{"index": layer.indexer_keys[0, :, None]}
                               for layer in cache.layers])
-        self._here([self.geometry.pack(layer.keys, layer.values) for layer in cache.layers])
+        self._here([self.geometry.pack(layer.keys, layer.values) for layer in cache.layers],
+                   "local")
 
     # ---- rows of one layer, for the attention function ----
 
@@ -171,8 +171,6 @@ class Reader:
         """Logits [tokens, vocabulary]."""
         begin, self._routed = time.perf_counter(), 0.0
         choice = self._turn(len(tokens)) if self.way == "rent" else None
-        way = "route" if self.cache.away.tokens else \
-            "fetch" if self.way == "rent" else self.way
         before = self.cache.get_seq_length()
         try:
             logits = self._forward(tokens)
@@ -180,13 +178,13 @@ class Reader:
             if not (self.recover and self.cache.away.tokens and
                     (why.retryable or why.code in LOST)):
                 raise
-            self.lost, way = why, "local"
+            self.lost = why
             self.cache.cut(before)
             self._drop_moves()
             self._compute()
             logits = self._forward(tokens)
         us = 1e6 * (time.perf_counter() - begin)
-        self.steps.append(Step(way, us, 1e6 * self._routed, len(tokens), choice))
+        self.steps.append(Step(self.now, us, 1e6 * self._routed, len(tokens), choice))
         return logits
 
     def _turn(self, tokens):
@@ -198,15 +196,14 @@ class Reader:
             if self.page is not None:
                 choice = self.page.decide(
                     self.geometry.cost_model(), self.holders, query_tokens=tokens,
-                    steps_made=len(self.steps), shifted=bool(self.delta), last="route",
-                    **self.price)
+                    steps_made=len(self.steps), shifted=bool(self.delta), **self.price)
             if choice is None or choice.way == "fetch":
                 self._moves = self.place.fetch(self._held, "kv")
             elif choice.way == "local":
                 self._compute()
         elif all(move.state == rooms.SUCCESS for move, _ in self._moves):
             moves, self._moves = self._moves, None
-            self._here(self.place.fetched(moves, self._held, "kv"))
+            self._here(self.place.fetched(moves, self._held, "kv"), "fetch")
         elif any(move.state == rooms.FAILED for move, _ in self._moves):
             self._drop_moves()  # and it is tried again
         return choice
