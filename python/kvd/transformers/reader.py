@@ -187,16 +187,22 @@ class Reader:
         self.steps.append(Step(self.now, us, 1e6 * self._routed, len(tokens), choice))
         return logits
 
+    def prices(self, tokens=1):
+        """What the ways cost, after the steps made so far and with one of so many tokens:
+        kvd.cost.Choice. None: no prices are known."""
+        if self.page is None:
+            return None
+        return self.page.decide(
+            self.geometry.cost_model(), self.holders, query_tokens=tokens,
+            steps_made=len(self.steps), shifted=bool(self.delta), **self.price)
+
     def _turn(self, tokens):
         """Ski rental, before a step: is it time to bring the KV, or has it landed?"""
         if not self.cache.away.tokens:
             return None
         choice = None
         if self._moves is None:
-            if self.page is not None:
-                choice = self.page.decide(
-                    self.geometry.cost_model(), self.holders, query_tokens=tokens,
-                    steps_made=len(self.steps), shifted=bool(self.delta), **self.price)
+            choice = self.prices(tokens)
             if choice is None or choice.way == "fetch":
                 self._moves = self.place.fetch(self._held, "kv")
             elif choice.way == "local":
