@@ -2,6 +2,7 @@
 import os
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
+from .attend import Attend
 from .chunks import ChunkEvents, Space
 from .layout import Layout
 from .memory import Region
@@ -56,6 +57,7 @@ class Client:
               revision: Optional[str] = ..., rope: Optional[str] = ...,
               views: Optional[Sequence[str]] = ...,
               timeout: Optional[float] = ...) -> Space: ...
+    def attend(self, **shape: Any) -> Attend: ...
     def chunk_events(self) -> ChunkEvents: ...
     def states(self, rooms: List[Room], out: Any) -> int: ...
     def send(self, room: int, pool: Pool, *, bootstrap_ms: int = ..., waiting_ms: int = ...,

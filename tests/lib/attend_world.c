@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Two simulated daemons with chunks whose values depend on their place alone, so what
+ * rows make of them can be computed here, in fp64, without looking at any memory of
+ * kvd's. Seats are looked at as an engine sees them: by their memory and the status page.
+ */
 #include "tests/lib/attend_world.h"
 
 #include <setjmp.h>

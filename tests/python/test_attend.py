@@ -34,10 +34,11 @@ def ids_of(count, name):
 class Model:
     """KV of `tokens` tokens for each layer, in float, and how scores are made."""
 
-    def __init__(self, tokens, heads=4, kv_heads=1, dqk=96, dv=64, kind="mla", seed=1):
+    def __init__(self, tokens, heads=4, kv_heads=1, dqk=96, dv=64, kind="mla", seed=1,
+                 format="bf16"):
         rng = np.random.default_rng(seed)
         self.kind, self.heads, self.kv_heads, self.dqk, self.dv = kind, heads, kv_heads, dqk, dv
-        self.tokens, self.scale = tokens, dqk ** -0.5
+        self.tokens, self.scale, self.format = tokens, dqk ** -0.5, format
         self.k_bits, self.k = bf16(rng.standard_normal((LAYERS, tokens, kv_heads, dqk)))
         if kind == "mla":
             self.v_bits, self.v = None, self.k[..., :dv]
@@ -57,7 +58,7 @@ class Model:
                 fields.append({"name": name, "buffer": 0, "offset": at, "page_stride": T * token,
                                "token_stride": token, "unit_stride": dims * 2,
                                "unit_bytes": dims * 2, "first_unit": 0, "units": self.kv_heads,
-                               "total_units": self.kv_heads, "format": "bf16"})
+                               "total_units": self.kv_heads, "format": self.format})
                 at += pages * T * token
             layers.append({"layer": layer, "fields": fields})
         lay["views"] = {"kv": {"page_tokens": T, "pages": pages, "layers": layers}}
@@ -186,6 +187,24 @@ def test_rows_attend_to_chunks_of_another_daemon(shape, ways):
             here.attend.wait(0, timeout=30)
             close(here.got(0), model.attend(1, q, np.arange(8 * T)))
             assert here.attend.read(0).daemons == 1
+
+
+def test_a_format_has_two_words():
+    """What adapters of engines write into layouts is torch's word."""
+    for word in ("bfloat16", "float16"):
+        model = Model(2 * T, format=word)
+        ids = ids_of(2, b"format")
+        with daemons(0) as (_, client, _, _):
+            engine = Engine(client, model)
+            engine.put(ids)
+            with engine.space.hold(ids) as hold:
+                q = engine.ask(0, 0, [kvd.Part(hold)])
+                if word == "float16":
+                    with pytest.raises(kvd.Error, match="format"):
+                        engine.attend.wait(0, timeout=30)
+                    continue
+                engine.attend.wait(0, timeout=30)
+                close(engine.got(0), model.attend(0, q, np.arange(2 * T)))
 
 
 def test_one_to_seven_holders_and_the_engines_own_part():
