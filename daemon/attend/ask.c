@@ -314,8 +314,10 @@ static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 	struct side side = {.hold = hold, .part = part, .select = select};
 	uint32_t here, begin = part->first, end, chunk;
 	uint64_t tokens = part->tokens ? part->tokens : UINT64_MAX;
-	int r = hold ? part_check(attend, part) : -ENOENT;
+	int r = hold ? store_hold_check(hold) : -ENOENT;
 
+	if (r >= 0)
+		r = part_check(attend, part);
 	if (r < 0)
 		return err_pass(r);
 	here = store_hold_here(hold);

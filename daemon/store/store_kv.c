@@ -153,14 +153,22 @@ static struct store_class *hold_class(const struct store_hold *hold, uint32_t fi
 	return NULL;
 }
 
+int store_hold_check(const struct store_hold *hold)
+{
+	if (hold->over || hold->closed)
+		return err_raise(ERR_LEASE, "the hold's lease has ended");
+	return 0;
+}
+
 int store_kv_of_hold(const struct store_hold *hold, uint32_t first, uint32_t count,
 		     const char *view, struct store_kv **kv_p)
 {
 	struct store_class *class;
 	int r;
 
-	if (hold->over || hold->closed)
-		return err_raise(ERR_LEASE, "the hold's lease has ended");
+	r = store_hold_check(hold);
+	if (r < 0)
+		return err_pass(r);
 	r = range_check(first, count, hold->count);
 	if (r < 0)
 		return err_pass(r);

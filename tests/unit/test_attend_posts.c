@@ -305,6 +305,18 @@ static void tokens_of_one_rank_in_two_are_not_read_as_all(void **state)
 	cache_close(&cache);
 }
 
+static void hold_whose_lease_has_ended_is_refused_as_such(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part part =
+		attend_world_part(attend_world_hold(w, AW_ASKER, 1, AW_CHUNKS, 1000));
+
+	cluster_run(&w->c, 5 * LOOP_NS_PER_S);
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	failed_with(w, 0, ERR_LEASE);
+}
+
 /* ---- slots ---- */
 
 static bool is_free(const struct attend_world *w, unsigned int seat)
@@ -413,6 +425,7 @@ int main(void)
 		CASE(rows_that_fit_no_message_are_refused),
 		CASE(codes_of_others_are_known_ones),
 		CASE(tokens_of_one_rank_in_two_are_not_read_as_all),
+		CASE(hold_whose_lease_has_ended_is_refused_as_such),
 		CASE(slot_is_a_posts_until_its_end),
 		CASE(selection_outside_the_part_is_refused),
 		CASE(forged_rows_fail_alone),
