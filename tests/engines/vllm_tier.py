@@ -160,7 +160,8 @@ def lives(case):
 
 
 def shared(node):
-    kinds = {one["kind"] for one in ctl(node, "regions")["regions"] if one["bytes"] > 1 << 20}
+    kinds = {one["kind"] for one in ctl(node, "regions")["regions"]
+             if one["bytes"] == HOST_MIB << 20}
     equal(kinds, {"shm"}, "kinds of memory")
 
 
