@@ -39,7 +39,8 @@ class Engine(vllm_pd.Engine):
     def __init__(self, case, name, node, revision="one", tp=1):
         self.node, self.revision, self.own = node, revision, "tier-" + secrets.token_hex(4)
         super().__init__(case.args, name, node, role="kv_both", path=[HERE, PLAIN], tp=tp,
-                         more=("--max-num-batched-tokens", "256", "--block-size", str(BLOCK)))
+                         more=("--max-num-batched-tokens", "256", "--block-size", str(BLOCK),
+                               "--worker-extension-cls", "vllm_look.Look"))
         self.metrics = {"usage": "kv_cache_usage_perc"}
 
     def environment(self, args, node):
@@ -160,7 +161,8 @@ def lives(case):
 
 
 def shared(node):
-    kinds = {one["kind"] for one in ctl(node, "regions")["regions"] if one["bytes"] > 1 << 20}
+    kinds = {one["kind"] for one in ctl(node, "regions")["regions"]
+             if one["bytes"] == HOST_MIB << 20}
     equal(kinds, {"shm"}, "kinds of memory")
 
 
@@ -240,24 +242,30 @@ def ranks(case):
 
 def windows(case):
     """vLLM's groups of layers have equal hashes and other bytes, and of windows it asks for the
-    last chunks alone."""
+    last chunks alone. The model's answers do not depend on its cache: blocks are judged."""
     node, tally, names = case.node("store"), case.tally, ("len65", "len257", "len777", "prefix")
-    A = case.tier("A", node)
+    A, stored = case.tier("A", node), {}
     for name in names:
-        tally.check("A computes and stores %s" % name, case.came, A,
-                    lambda n=name: case.right(A, n),
-                    {"external_kv_transfer": 0, "local_compute": case.length(name)})
+        tally.check("A computes and stores %s" % name, blocks_of, case, A, name, 0, stored)
     A.settled()
-    stored = node.chunks()["put_bytes"]
     A.kill()
     B = case.tier("B", node)
     for name in names:
-        loaded = case.found(name)
-        tally.check("B has %s" % name, case.came, B, lambda n=name: case.right(B, n), {
-            "external_kv_transfer": loaded, "local_compute": case.length(name) - loaded,
-            "put": 0})
-    fetched = node.chunks()["fetched_bytes"]
-    tally.add("it came of chunks", 0 < fetched <= stored, "%d of %d bytes" % (fetched, stored))
+        tally.check("B has %s, block by block" % name, blocks_of, case, B, name,
+                    case.found(name), stored)
+
+
+def blocks_of(case, engine, name, loaded, stored):
+    """stored: of each layer the blocks that the first engine wrote."""
+    def seen():
+        return [set(layer) for layer in engine.look("blocks_of")[0]]
+    before = seen()
+    case.came(engine, lambda: case.right(engine, name), {
+        "external_kv_transfer": loaded, "local_compute": case.length(name) - loaded})
+    new = [now - old for now, old in zip(seen(), before)]
+    equal_blocks = [len(here & there) for here, there in zip(new, stored.setdefault(name, new))]
+    assert min(equal_blocks) >= case.length(name) // T * T // BLOCK, equal_blocks
+    return "%s equal blocks" % equal_blocks
 
 
 CASES = {"lives": ("llama", lives), "ranks": ("llama", ranks), "windows": ("swa", windows)}
