@@ -59,8 +59,8 @@ transformers: transformers-venv ## tiny models whose documents lie on other daem
 	@KVD_BUILD=$(CURDIR)/$(B) $(TRANSFORMERS)/venv/bin/python -m pytest -q -p no:cacheprovider \
 		-p tests.python.counts tests/python/test_transformers.py $(if $(ONLY),-k "$(ONLY)")
 
-#   AGENTS=4 STEPS=24 each TOKENS=4096 of the document PRESET=a published fabric's prices
+#   AGENTS=4 STEPS=24 each TOKENS=4096 of the document MODEL=llama|v2 PRESET=h100-ibgda
 demo-route: transformers-venv ## agents and one long document on another daemon (PyPI)
 	@KVD_BUILD=$(CURDIR)/$(B) $(TRANSFORMERS)/venv/bin/python tests/demo/route.py \
-		$(if $(AGENTS),--agents $(AGENTS)) $(if $(STEPS),--steps $(STEPS)) \
+		$(if $(MODEL),--model $(MODEL)) $(if $(AGENTS),--agents $(AGENTS)) $(if $(STEPS),--steps $(STEPS)) \
 		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(PRESET),--preset $(PRESET))

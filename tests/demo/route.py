@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """make demo-route: agents ask about one long document whose KV lies on another daemon.
 
-Two daemons and a process for each agent; a small DeepSeek-V2 of random weights. Every agent
-decides for itself, step by step, from prices that were measured first: its rows go to the
-document until that has cost as much as bringing the document would, then it is brought. Every
-second agent has a prompt of its own before the document, which stands elsewhere then than where
-it was computed. All tokens are compared with those of one process that has everything at home."""
+Two daemons and a process for each agent; a small model of random weights. Every agent
+decides for itself, step by step: its rows go to the document until that has cost as much as
+bringing the document would, then it is brought. Every second agent goes by prices that are
+measured first, the others by those of a published fabric. And the last half of them has a prompt
+of its own before the document, which stands elsewhere then than where it was computed. All
+tokens are compared with those of one process that has everything at home."""
 import argparse
 import copy
 import multiprocessing
@@ -33,17 +34,24 @@ def words(seed, count):
                          generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def make_model():
+SMALL = dict(vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
+             num_attention_heads=8, max_position_embeddings=1 << 17, initializer_range=0.12,
+             bos_token_id=None, eos_token_id=None, pad_token_id=None)
+MODELS = {
+    "llama": ("Llama", dict(SMALL, num_key_value_heads=2, head_dim=32)),
+    "v2": ("DeepseekV2", dict(
+        SMALL, num_key_value_heads=8, kv_lora_rank=128, q_lora_rank=None, qk_rope_head_dim=32,
+        qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=64, n_routed_experts=4,
+        n_shared_experts=1, num_experts_per_tok=2, n_group=1, topk_group=1,
+        first_k_dense_replace=1, topk_method="greedy"))}
+
+
+def make_model(args):
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    config = transformers.DeepseekV2Config(
-        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
-        num_attention_heads=8, num_key_value_heads=8, kv_lora_rank=128, q_lora_rank=None,
-        qk_rope_head_dim=32, qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=64,
-        n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, n_group=1, topk_group=1,
-        first_k_dense_replace=1, topk_method="greedy", max_position_embeddings=1 << 17,
-        initializer_range=0.12, bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    model = transformers.DeepseekV2ForCausalLM(config).eval()
+    name, config = MODELS[args.model]
+    config = getattr(transformers, name + "Config")(**config)
+    model = getattr(transformers, name + "ForCausalLM")(config).eval()
     model.set_attn_implementation("kvd")
     return model
 
@@ -52,15 +60,18 @@ def place_of(client, model, args):
     return kt.Place(client, model, tokens=args.tokens + CHUNK, chunk=CHUNK)
 
 
-def prompt_of(number):
+def prompt_of(number, args):
     """(tokens before the document, the question)"""
-    return words(100 + number, 37 if number % 2 else 0), words(200 + number, 6 + number)
+    prefix = 37 if number >= args.agents // 2 else 0
+    return words(100 + number, prefix), words(200 + number, 6 + number)
 
 
 def agent(number, socket, args, constants, price, told):
-    model = make_model()
-    page = kvd.cost.measured(constants) if constants else kvd.cost.preset(args.preset)
-    prefix, tokens = prompt_of(number)
+    model = make_model(args)
+    measured = number % 2 == 0
+    page = kvd.cost.measured(constants) if measured else kvd.cost.preset(args.preset)
+    price = price if measured else {"recompute_us": price["recompute_us"]}
+    prefix, tokens = prompt_of(number, args)
     with kvd.Client(socket) as client, place_of(client, model, args) as place, \
             kt.Reader(place, words(1, args.tokens), way="rent", prefix=prefix, page=page,
                       price=price) as reader:
@@ -71,7 +82,7 @@ def agent(number, socket, args, constants, price, told):
             step = reader.steps[-1]
             # what this step alone takes, and what comes before a first one
             told.put((number, dict(
-                token=tokens[0], way=step.way, us=step.us, waited=step.routed_us,
+                by="here" if measured else "fabric", token=tokens[0], way=step.way, us=step.us, waited=step.routed_us,
                 route=prices.round.us * model.config.num_hidden_layers,
                 home=prices.attend.us * model.config.num_hidden_layers,
                 fetch=prices.once.us,
@@ -83,7 +94,7 @@ class Alone:
     """One process that has the document's KV."""
 
     def __init__(self, args):
-        self.args, self.model = args, make_model()
+        self.args, self.model = args, make_model(args)
         self.model.set_attn_implementation("eager")
         self.document = transformers.DynamicCache(config=self.model.config)
         for begin in range(0, args.tokens, 512):
@@ -95,7 +106,8 @@ class Alone:
                               use_cache=True).logits[0, -1]
 
     def tokens(self, number):
-        geometry, (prefix, tokens) = kt.Geometry(self.model), prompt_of(number)
+        geometry, (prefix, tokens) = kt.Geometry(self.model), prompt_of(
+            number, self.args)
         cache = transformers.DynamicCache(config=self.model.config)
         if prefix:
             self.call(prefix, cache)
@@ -109,14 +121,15 @@ class Alone:
         return out
 
 
-HEAD = "agent step  token  way      took |  route a step | fetch once  + a step | local once + a step"
-ROW = "%5d %4d %6d  %-5s %7.0f | %13.0f | %10.0f %9.0f | %10.0f %9.0f"
+HEAD = "agent prices step token  way      took |  route a step | fetch once  + a step | local once + a step"
+ROW = "%5d %-6s %4d %5d   %-5s %7.0f | %13.0f | %10.0f %9.0f | %10.0f %9.0f"
 
 
 def show(told, processes, args):
     """-> {agent: [its steps]}"""
     steps = {number: [] for number in range(args.agents)}
-    print("\nµs; prices before each step\n" + HEAD)
+    print("\nµs. took: here, the whole step; the rest are prices, of the document alone, here or "
+          "of %s\n%s" % (args.preset, HEAD))
     while any(len(s) < args.steps for s in steps.values()):
         try:
             number, s = told.get(timeout=5)
@@ -127,7 +140,7 @@ def show(told, processes, args):
         if s is None:
             continue
         steps[number].append(s)
-        print(ROW % (number, len(steps[number]), s["token"], s["way"], s["us"], s["route"],
+        print(ROW % (number, s["by"], len(steps[number]), s["token"], s["way"], s["us"], s["route"],
                      s["fetch"], s["home"], s["local"], s["home"]), flush=True)
     return steps
 
@@ -148,19 +161,21 @@ def summary(steps, alone):
         want = alone.tokens(number)
         equal = sum(s["token"] == w for s, w in zip(its, want))
         good = good and equal == count
-        print("agent %d: route %.1f, fetch %.1f, local %.1f; %d steps routed, then %s: %.1f; "
+        print("agent %d: route %.2f, fetch %.2f, local %.2f; %d steps routed%s: %.2f; "
               "%d of %d tokens as in a single process"
-              % (number, route / 1e3, fetch / 1e3, local / 1e3, routed, its[-1]["way"],
-                 chosen / 1e3, equal, count))
+              % (number, route / 1e3, fetch / 1e3, local / 1e3, routed,
+                 ", then " + its[-1]["way"] if routed < count else "", chosen / 1e3, equal,
+                 count))
     return good
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", choices=MODELS, default="llama")
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--preset", help="prices of this published fabric, not measured ones")
+    parser.add_argument("--preset", default="h100-ibgda", help="the published fabric")
     args = parser.parse_args()
     document, alone = words(1, args.tokens), Alone(args)
     with Daemon(CHUNKS) as holder, kvd.Client(holder.socket_path) as far, \
@@ -171,11 +186,10 @@ def main():
         until("the holder is known", lambda: any(
             p["state"] == "up" for p in client.command("peer.list")["peers"]))
         print("%d tokens of a document are at %s" % (args.tokens, far.endpoint))
-        constants, price = None, {}
-        if args.preset is None:
-            with place_of(client, make_model(), args) as here:
-                constants, price = kt.measure(here, document)
-            print("measured: %s; %s" % (constants, price))
+        with place_of(client, make_model(args), args) as here:
+            constants, price = kt.measure(here, document)
+        print("measured here: " + ", ".join(
+            "%s %.4g" % one for one in (*constants._asdict().items(), *price.items())))
         context = multiprocessing.get_context("spawn")
         told = context.Queue()
         agents = [context.Process(target=agent, args=(

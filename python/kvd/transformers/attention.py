@@ -93,16 +93,16 @@ def visible(attention_mask, indices, tokens):
 
 def own_part(query, key, value, seen, scale):
     """-> o [batch, heads, queries, values], m, l [batch, heads, queries]; fp32."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = torch.matmul(query.float(), key.float().transpose(2, 3)) * scale
-    scores = scores.masked_fill(~seen, -torch.inf)
+    batch, heads, queries, dims = query.shape
+    # heads of one K and V together: none is copied for each
+    query = query.float().view(batch, key.shape[1], -1, queries, dims).flatten(2, 3)
+    scores = torch.matmul(query, key.float().transpose(2, 3)) * scale
+    scores = scores.view(batch, heads, queries, -1).masked_fill(~seen, -torch.inf)
     m = scores.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -torch.inf)
     weights = torch.exp(scores - m.clamp(min=-3e38)[..., None])
     total = weights.sum(-1)
-    o = torch.matmul(weights, value.float()) / total.clamp(min=1e-38)[..., None]
-    return o, m, total
+    o = torch.matmul(weights.view(batch, key.shape[1], -1, key.shape[2]), value.float())
+    return o.view(batch, heads, queries, -1) / total.clamp(min=1e-38)[..., None], m, total
 
 
 def merge(a, b):

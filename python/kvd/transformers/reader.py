@@ -35,7 +35,7 @@ class Reader:
 
     page: prices (kvd.cost); without one "rent" brings the KV from the first step on.
     holders: of the document's KV, as kvd.cost.Holder; None: one, of all tokens.
-    price: more of kvd.cost.Page.decide()'s arguments (attend_us, recompute_us, …).
+    price: more of kvd.cost.Page.decide()'s arguments; attend_us: of one query token.
     recover: when a holder is lost, compute the KV here and go on; else the error is the step's."""
 
     def __init__(self, place, document, *, way="route", prefix=(), page=None, holders=None,
@@ -192,9 +192,10 @@ class Reader:
         kvd.cost.Choice. None: no prices are known."""
         if self.page is None:
             return None
+        more = dict(self.price, attend_us=tokens * self.price.get("attend_us", 0))
         return self.page.decide(
             self.geometry.cost_model(), self.holders, query_tokens=tokens,
-            steps_made=len(self.steps), shifted=bool(self.delta), **self.price)
+            steps_made=len(self.steps), shifted=bool(self.delta), **more)
 
     def _turn(self, tokens):
         """Ski rental, before a step: is it time to bring the KV, or has it landed?"""
