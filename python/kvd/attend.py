@@ -102,9 +102,11 @@ class Attend:
             self.rows, self.dv)
 
     def m(self, seat):
+        """rows floats: the largest score of each."""
         return self._piece(seat, self._at[3], self.rows * 4).view(np.float32)
 
     def l(self, seat):
+        """rows floats: the sum of exp(score - m) of each; 0: it has no tokens."""
         return self._piece(seat, self._at[4], self.rows * 4).view(np.float32)
 
     def _part_pack(self, part):
@@ -150,6 +152,7 @@ class Attend:
         return error_make(*told)
 
     def read(self, seat):
+        """Figures of the seat's last post."""
         return AttendFacts(*self._attend.read(seat))
 
     def stop(self, seat):
@@ -157,6 +160,7 @@ class Attend:
         self._attend.stop(seat)
 
     def close(self, timeout=None):
+        """Posts that are under way end."""
         self._attend.close(_check.seconds("timeout", timeout))
         self._region.unregister()
 
