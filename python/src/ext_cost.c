@@ -51,8 +51,9 @@ static PyObject *cost_measured(PyObject *module, PyObject *args)
 		return NULL;
 	code = kvd_cost_measured(&c, &page);
 	if (code < 0)
-		return ext_raise_code(-code, "constants: a rate that is not above zero, or "
-					     "a time that is below it");
+		return ext_raise_code(-code,
+				      "constants: a rate that is not above zero, or "
+				      "a time that is below it");
 	return capsule_of(page);
 }
 
