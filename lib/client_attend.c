@@ -204,7 +204,7 @@ int kvd_attend_close(struct kvd_attend *attend, const struct kvd_call *call)
 
 /* ---- posts ------------------------------------------------------------------------ */
 
-static struct client_slot *slot_of(const struct kvd_attend *attend, uint32_t seat)
+static struct client_slot *seat_slot(const struct kvd_attend *attend, uint32_t seat)
 {
 	return seat < attend->seats ? &attend->slots[seat] : NULL;
 }
@@ -274,7 +274,7 @@ int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 		    uint32_t deadline_us)
 {
 	struct kvd_client *client = attend->object.client;
-	struct client_slot *slot = slot_of(attend, seat);
+	struct client_slot *slot = seat_slot(attend, seat);
 	struct kvd_ring_entry entry = {.op = KVD_RING_ATTEND,
 				       .flags = own ? KVD_RING_OWN : 0,
 				       .a = attend->object.id,
@@ -314,7 +314,7 @@ int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 
 int kvd_attend_state(const struct kvd_attend *attend, uint32_t seat)
 {
-	const struct client_slot *slot = slot_of(attend, seat);
+	const struct client_slot *slot = seat_slot(attend, seat);
 	int state;
 
 	if (!slot)
@@ -327,7 +327,7 @@ int kvd_attend_state(const struct kvd_attend *attend, uint32_t seat)
 
 int kvd_attend_wait(struct kvd_attend *attend, uint32_t seat, int timeout_ms)
 {
-	struct client_slot *slot = slot_of(attend, seat);
+	struct client_slot *slot = seat_slot(attend, seat);
 
 	if (!slot)
 		return -KVD_E_RANGE;
@@ -338,7 +338,7 @@ int kvd_attend_wait(struct kvd_attend *attend, uint32_t seat, int timeout_ms)
 int kvd_attend_read(const struct kvd_attend *attend, uint32_t seat,
 		    struct kvd_attend_facts *facts_p)
 {
-	const struct client_slot *slot = slot_of(attend, seat);
+	const struct client_slot *slot = seat_slot(attend, seat);
 	struct kvd_room_status st;
 
 	*facts_p = (struct kvd_attend_facts){0};
@@ -357,7 +357,7 @@ int kvd_attend_read(const struct kvd_attend *attend, uint32_t seat,
 int kvd_attend_error(const struct kvd_attend *attend, uint32_t seat, int timeout_ms,
 		     struct kvd_error *error_p)
 {
-	const struct client_slot *slot = slot_of(attend, seat);
+	const struct client_slot *slot = seat_slot(attend, seat);
 
 	*error_p = (struct kvd_error){0};
 	if (!slot || !slot->numbered)
@@ -368,7 +368,7 @@ int kvd_attend_error(const struct kvd_attend *attend, uint32_t seat, int timeout
 int kvd_attend_stop(struct kvd_attend *attend, uint32_t seat)
 {
 	struct kvd_client *client = attend->object.client;
-	const struct client_slot *slot = slot_of(attend, seat);
+	const struct client_slot *slot = seat_slot(attend, seat);
 	struct kvd_ring_entry entry = {.op = KVD_RING_CANCEL};
 	int r;
 

@@ -283,7 +283,7 @@ static PyObject *attend_stop(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-static int close_begin(void *ctx, const struct kvd_call *call)
+static int attend_close_begin(void *ctx, const struct kvd_call *call)
 {
 	return kvd_attend_close(((struct attend_start *)ctx)->of->kvd, call);
 }
@@ -298,7 +298,7 @@ static PyObject *attend_close(PyObject *self, PyObject *args)
 		return NULL;
 	if (!s.of->kvd || !s.of->client->kvd)
 		Py_RETURN_NONE;
-	if (client_run(s.of->client, close_begin, &s, ms, NULL, NULL) < 0)
+	if (client_run(s.of->client, attend_close_begin, &s, ms, NULL, NULL) < 0)
 		return NULL;
 	s.of->kvd = NULL;
 	Py_CLEAR(s.of->keep);
