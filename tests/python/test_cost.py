@@ -37,6 +37,17 @@ def test_own_constants_count_as_a_presets_do():
             cost.measured(same._replace(**{name: value}))
 
 
+def test_each_constant_goes_where_it_belongs():
+    """Ten numbers, none of them another's; the sums are worked out by hand."""
+    page = cost.measured(cost.Constants(3, 100, 11, 300, 7, 1000, 8000, 0.5, 13, 0.02))
+    few = page.decide(cost.Model.mla(layers=2, heads=2), [cost.Holder(1000)], steps=1, shifted=True)
+    assert few.attend.us == pytest.approx(7 + 1000 * 1152 / 1000)  # the memory decides
+    assert few.round.us == pytest.approx(3 + 2 * 2184 / 100 + few.attend.us + 0.5)
+    assert few.once.us == pytest.approx(11 + 2 * 1000 * 1152 / 300 + 2 * (13 + 0.02 * 1000))
+    many = page.decide(cost.Model.mla(layers=2, heads=16), [cost.Holder(1000)], steps=1)
+    assert many.attend.us == pytest.approx(7 + 2 * 1088 * 1000 * 16 / 8000)  # the arithmetic
+
+
 def test_close_call_keeps_the_last_choice():
     page = cost.preset("h100-ibgda")
     for last in (cost.ROUTE, cost.FETCH):
