@@ -186,7 +186,7 @@ void doctor_config(struct doctor *d)
 	cJSON_Delete(reply);
 }
 
-static bool is_loopback(const char *endpoint)
+static bool endpoint_is_loopback(const char *endpoint)
 {
 	return strncmp(endpoint, "tcp://127.", 10) == 0 ||
 	       strncmp(endpoint, "tcp://[::1]", 11) == 0;
@@ -197,7 +197,8 @@ void doctor_listen(struct doctor *d)
 	const char *listen = doctor_setting(d, "listen");
 	const char *port = strrchr(listen, ':');
 	bool random = port && strtoul(port + 1, NULL, 10) == 0;
-	bool loopback = is_loopback(listen); /* right where all daemons are on one host */
+	bool loopback = endpoint_is_loopback(
+		listen); /* right where all daemons are on one host */
 
 	if (!*listen)
 		return;

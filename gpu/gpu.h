@@ -33,8 +33,8 @@
 #define GPU_LIBRARY "libcuda.so.1"
 #define GPU_ALLOWED_MAX 4096u
 #define GPU_STREAMS_MAX 8u
-/* From here on a copy engine's own time for a row within the device, 3 to 5 us, is a
- * small part of it. */
+/* From here on a copy engine's own time for a row within the device is a small part of
+ * it. */
 #define GPU_KERNEL_ROW_BYTES (UINT64_C(32) << 20)
 /* The same of rows with an end in host memory, by the bytes of a call. It is the less for
  * another reason: while a kernel waits for the bus, the kernels of an engine, of another

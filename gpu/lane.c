@@ -11,8 +11,8 @@
  * between processes the driver decides by time slices.
  *
  * Marks are events that block the waiting thread, for cores belong to engines. But to be
- * woken takes some 40 us, many times what a kernel takes for a request's pages: so the
- * thread asks for as long first.
+ * woken takes many times what a kernel takes for a request's pages: so the thread asks
+ * for about as long first.
  *
  * Drain is the fence. A stream that cannot be synchronised is tried again; when
  * the driver calls the context dead, nothing runs in it any more. It does so by a result

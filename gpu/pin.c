@@ -7,8 +7,8 @@
  * that came first; contexts go away (with the last engine), and their pins are
  * offers again.
  *
- * The list's lock is held for a look-up only: registering pins pages, a
- * millisecond for 25 MiB, and the loop makes and frees pins. A pin is not freed
+ * The list's lock is held for a look-up only: registering pins pages, which takes
+ * milliseconds, and the loop makes and frees pins. A pin is not freed
  * while a copy uses its memory, so its finder may use it without the list.
  *
  * Memory for which a copy would have to wait is registered by a thread, a user of the

@@ -14,6 +14,8 @@
 
 #define PARTS_MAX 64u
 #define SEATS_MAX 256u
+#define SELECT_MAX (1u << 20) /* of a post; the daemon's, too */
+#define REPLICATE_FROM 8u
 
 struct kvd_attend {
 	struct client_object object;
@@ -202,7 +204,7 @@ int kvd_attend_close(struct kvd_attend *attend, const struct kvd_call *call)
 
 /* ---- posts ------------------------------------------------------------------------ */
 
-static struct client_slot *slot_of(const struct kvd_attend *attend, uint32_t seat)
+static struct client_slot *seat_slot(const struct kvd_attend *attend, uint32_t seat)
 {
 	return seat < attend->seats ? &attend->slots[seat] : NULL;
 }
@@ -211,6 +213,7 @@ static int parts_fill(struct kvd_attend *attend, const struct kvd_part *parts,
 		      size_t count, struct kvd_ring_part *out, struct client_part *pieces)
 {
 	struct kvd_client *client = attend->object.client;
+	uint64_t chosen = 0;
 
 	for (size_t i = 0; i < count; i++) {
 		const struct kvd_part *p = &parts[i];
@@ -218,6 +221,14 @@ static int parts_fill(struct kvd_attend *attend, const struct kvd_part *parts,
 		if (!client_hold_id(p->hold))
 			return client_fail(client, KVD_E_STATE,
 					   "parts[%zu].hold: not answered yet", i);
+		if (p->rows > attend->rows ||
+		    (uint64_t)p->rows / attend->heads * p->per_token >
+			    SELECT_MAX - chosen)
+			return client_fail(client, KVD_E_RANGE,
+					   "parts[%zu]: rows of %u, or over %u tokens "
+					   "selected in all",
+					   i, attend->rows, SELECT_MAX);
+		chosen += (uint64_t)p->rows / attend->heads * p->per_token;
 		if (p->per_token && !p->select)
 			return client_fail(client, KVD_E_INVAL, "parts[%zu].select: NULL",
 					   i);
@@ -263,7 +274,7 @@ int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 		    uint32_t deadline_us)
 {
 	struct kvd_client *client = attend->object.client;
-	struct client_slot *slot = slot_of(attend, seat);
+	struct client_slot *slot = seat_slot(attend, seat);
 	struct kvd_ring_entry entry = {.op = KVD_RING_ATTEND,
 				       .flags = own ? KVD_RING_OWN : 0,
 				       .a = attend->object.id,
@@ -272,7 +283,7 @@ int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 				       .n0 = seat,
 				       .n1 = (uint32_t)part_count};
 	struct kvd_ring_part out[PARTS_MAX];
-	struct client_part pieces[PARTS_MAX + 1];
+	struct client_part pieces[PARTS_MAX + 1] = {{NULL, 0}};
 	int state, r = client_post_begin(client, KVD_RING_ATTEND);
 
 	if (!r)
@@ -286,7 +297,7 @@ int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 	if (r)
 		return r;
 	state = kvd_attend_state(attend, seat);
-	if (state == KVD_TRANSFERRING)
+	if (state == KVD_TRANSFERRING || state == KVD_WAITING_FOR_INPUT)
 		return client_fail(client, KVD_E_BUSY, "seat %u: a post has it", seat);
 	r = seat_take(attend, slot);
 	if (r)
@@ -303,7 +314,7 @@ int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 
 int kvd_attend_state(const struct kvd_attend *attend, uint32_t seat)
 {
-	const struct client_slot *slot = slot_of(attend, seat);
+	const struct client_slot *slot = seat_slot(attend, seat);
 	int state;
 
 	if (!slot)
@@ -311,12 +322,12 @@ int kvd_attend_state(const struct kvd_attend *attend, uint32_t seat)
 	if (!slot->numbered)
 		return KVD_BOOTSTRAPPING;
 	state = client_slot_state(slot);
-	return state == KVD_BOOTSTRAPPING ? KVD_TRANSFERRING : state;
+	return state == KVD_BOOTSTRAPPING ? KVD_WAITING_FOR_INPUT : state;
 }
 
 int kvd_attend_wait(struct kvd_attend *attend, uint32_t seat, int timeout_ms)
 {
-	struct client_slot *slot = slot_of(attend, seat);
+	struct client_slot *slot = seat_slot(attend, seat);
 
 	if (!slot)
 		return -KVD_E_RANGE;
@@ -327,7 +338,7 @@ int kvd_attend_wait(struct kvd_attend *attend, uint32_t seat, int timeout_ms)
 int kvd_attend_read(const struct kvd_attend *attend, uint32_t seat,
 		    struct kvd_attend_facts *facts_p)
 {
-	const struct client_slot *slot = slot_of(attend, seat);
+	const struct client_slot *slot = seat_slot(attend, seat);
 	struct kvd_room_status st;
 
 	*facts_p = (struct kvd_attend_facts){0};
@@ -335,16 +346,18 @@ int kvd_attend_read(const struct kvd_attend *attend, uint32_t seat,
 		return -KVD_E_STATE;
 	if (client_slot_read(slot, &st) < 0)
 		return -KVD_E_GONE;
-	facts_p->queue_us = st.done;
+	facts_p->queue_us = st.bytes;
 	facts_p->attend_us = st.moved_us;
 	facts_p->daemons = (uint32_t)st.rows;
+	facts_p->together = (uint32_t)st.total;
+	facts_p->replicate = st.total > REPLICATE_FROM;
 	return 0;
 }
 
 int kvd_attend_error(const struct kvd_attend *attend, uint32_t seat, int timeout_ms,
 		     struct kvd_error *error_p)
 {
-	const struct client_slot *slot = slot_of(attend, seat);
+	const struct client_slot *slot = seat_slot(attend, seat);
 
 	*error_p = (struct kvd_error){0};
 	if (!slot || !slot->numbered)
@@ -355,7 +368,7 @@ int kvd_attend_error(const struct kvd_attend *attend, uint32_t seat, int timeout
 int kvd_attend_stop(struct kvd_attend *attend, uint32_t seat)
 {
 	struct kvd_client *client = attend->object.client;
-	const struct client_slot *slot = slot_of(attend, seat);
+	const struct client_slot *slot = seat_slot(attend, seat);
 	struct kvd_ring_entry entry = {.op = KVD_RING_CANCEL};
 	int r;
 

@@ -841,7 +841,8 @@ int kvd_notif_drain(struct kvd_client *client, int timeout_ms,
 }
 #endif
 
-#include "kvd_chunk.h" /* chunks: KV that has a name */
-#include "kvd_cost.h"  /* route, fetch or recompute: what each costs */
+#include "kvd_chunk.h"	/* chunks: KV that has a name */
+#include "kvd_attend.h" /* attention where they are */
+#include "kvd_cost.h"	/* route, fetch or recompute: what each costs */
 
 #endif

@@ -83,13 +83,15 @@ struct kvd_part {
 int kvd_attend_post(struct kvd_attend *attend, uint32_t seat, uint32_t layer,
 		    const struct kvd_part *parts, size_t part_count, bool own,
 		    uint32_t deadline_us);
-/* Loads; terminal means that the seat is the engine's. KVD_BOOTSTRAPPING: never posted.
- */
+/* Loads; terminal means that the seat is the engine's. KVD_BOOTSTRAPPING: never posted;
+ * KVD_WAITING_FOR_INPUT: q was not read yet. */
 int kvd_attend_state(const struct kvd_attend *attend, uint32_t seat);
 int kvd_attend_wait(struct kvd_attend *attend, uint32_t seat, int timeout_ms);
 struct kvd_attend_facts {
 	uint64_t queue_us, attend_us; /* where that was longest */
 	uint32_t daemons;	      /* others that took part */
+	uint32_t together;	      /* so many askers waited for the same chunks */
+	bool replicate; /* more than 8: fetch these chunks, and others ask you */
 };
 int kvd_attend_read(const struct kvd_attend *attend, uint32_t seat,
 		    struct kvd_attend_facts *facts_p);

@@ -39,6 +39,6 @@ check-tidy: $(TIDY_OK)
 $(B)/tidy/%.ok: $(B)/%.o .clang-tidy
 	@mkdir -p $(@D)
 	$(SAY) TIDY $*.c
-	$(Q)timeout 900 clang-tidy --quiet $*.c -- -std=gnu11 $(CPPFLAGS) 2>$@.err || \
+	$(Q)timeout 900 clang-tidy --quiet $*.c -- -std=gnu11 $(CPPFLAGS) $(ISA) 2>$@.err || \
 		{ cat $@.err; exit 1; }
 	@rm -f $@.err && touch $@

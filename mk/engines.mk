@@ -9,6 +9,8 @@
 # make engines-soak: many requests on kvd's own backends, with clients that leave and kills.
 #   REQUESTS=20000   CLIENTS=8
 # Both are of ENGINES='vllm sglang'.
+# make bench-lmcache: the first token of vLLM's prompts, from LMCache and from kvd's chunks.
+#   REPS=7           prompts of each length
 ENGINES_DIR := build/engines
 ENGINES_ENV = KVD_BUILD=$(CURDIR)/$(B) KVD_ENGINES=$(CURDIR)/$(ENGINES_DIR)
 # $(1): a script of tests/engines and its arguments, once for each engine
@@ -16,7 +18,7 @@ each_engine = @set -e; for engine in $(or $(ENGINES),vllm sglang); do \
 	tests/engines/setup.sh $$engine $(CURDIR)/$(ENGINES_DIR); \
 	$(ENGINES_ENV) tests/engines/$(firstword $(1)) $$engine $(wordlist 2,9,$(1)); done
 
-.PHONY: engines engines-kvd engines-figures engines-soak
+.PHONY: engines engines-kvd engines-figures engines-soak bench-lmcache
 engines: engines-kvd ## real vLLM and SGLang on kvd (PyPI, 14 GB; ENGINES=words)
 	@$(ENGINES_ENV) tests/engines/run.py $(if $(ONLY),--only $(ONLY)) $(ENGINES)
 
@@ -29,3 +31,7 @@ engines-figures: engines-kvd ## what requests cost in real engines (TURNS=n)
 
 engines-soak: engines-kvd ## many requests in real engines, with kills (REQUESTS=n)
 	$(call each_engine,soak.py --requests $(or $(REQUESTS),20000) --clients $(or $(CLIENTS),8))
+
+bench-lmcache: engines-kvd ## first tokens from LMCache and from kvd's chunks (REPS=n)
+	@tests/engines/setup.sh lmcache $(CURDIR)/$(ENGINES_DIR)
+	@$(ENGINES_ENV) tests/engines/vllm_lmcache.py --reps $(or $(REPS),7)

@@ -19,7 +19,8 @@ ZSHDIR  ?= $(PREFIX)/share/zsh/site-functions
 FISHDIR ?= $(PREFIX)/share/fish/vendor_completions.d
 
 D = $(DESTDIR)
-PUBLIC_HEADERS := $(wildcard lib/kvd.h lib/kvd_chunk.h lib/kvd_cost.h proto/kvd_status.h proto/kvd_ring.h)
+PUBLIC_HEADERS := $(wildcard lib/kvd.h lib/kvd_chunk.h lib/kvd_attend.h lib/kvd_cost.h \
+	proto/kvd_status.h proto/kvd_ring.h)
 MAN_PAGES  := $(wildcard man/*.[1-8])
 # with their folders: their links are relative
 DOC_FILES  := $(wildcard README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs/*.md \

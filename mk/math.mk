@@ -7,14 +7,14 @@ MATH_AMX    := $(MATH_AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
 MATH_X86    := $(findstring x86_64,$(shell $(CC) -dumpmachine))
 MATH_FLAGS   = $(if $(MATH_X86),$($1))
 
-# for clang-tidy, too
-$(B)/daemon/math/attend_avx2.o   $(B)/tidy/daemon/math/attend_avx2.ok:   ISA := $(call MATH_FLAGS,MATH_AVX2)
-$(B)/daemon/math/attend_avx512.o $(B)/tidy/daemon/math/attend_avx512.ok: ISA := $(call MATH_FLAGS,MATH_AVX512)
-$(B)/daemon/math/attend_amx.o    $(B)/tidy/daemon/math/attend_amx.ok:    ISA := $(call MATH_FLAGS,MATH_AMX)
+# for clang-tidy, too; private: .flags, which objects need, is of what all are made with
+$(B)/daemon/math/attend_avx2.o   $(B)/tidy/daemon/math/attend_avx2.ok:   private ISA := $(call MATH_FLAGS,MATH_AVX2)
+$(B)/daemon/math/attend_avx512.o $(B)/tidy/daemon/math/attend_avx512.ok: private ISA := $(call MATH_FLAGS,MATH_AVX512)
+$(B)/daemon/math/attend_amx.o    $(B)/tidy/daemon/math/attend_amx.ok:    private ISA := $(call MATH_FLAGS,MATH_AMX)
 $(B)/daemon/math/attend_avx2.o $(B)/daemon/math/attend_avx512.o \
-	$(B)/daemon/math/attend_amx.o: CFLAGS += $(ISA)
+	$(B)/daemon/math/attend_amx.o: private CFLAGS += $(ISA)
 # the same bits on every machine
-$(B)/daemon/math/merge.o: CFLAGS += -ffp-contract=off
+$(B)/daemon/math/merge.o $(B)/pic/daemon/math/merge.o: private CFLAGS += -ffp-contract=off
 
 $(B)/bench/bench_attend: $(B)/tests/bench/bench_attend.o $(CORE)
 	@mkdir -p $(@D)
@@ -26,3 +26,8 @@ TEST_NEEDS += $(B)/bench/bench_attend
 .PHONY: bench-attend
 bench-attend: $(B)/bench/bench_attend ## attention kernels beside memory and oneDNN (PYTHON=)
 	@KVD_BUILD=$(B) $(or $(PYTHON),python3) tests/bench/bench_attend.py
+
+.PHONY: bench-attend-fan
+bench-attend-fan: build/python/installed $(B)/kvd ## 32 requesters on one holder, and one that floods
+	@KVD_BUILD=$(abspath $(B)) build/python/venv/bin/python \
+		tests/bench/bench_attend_fan.py --flood

@@ -46,3 +46,21 @@ bench-nixl-files: all $(PYDIR)/installed ## bytes of files: kvd's nixl beside th
 	@tests/bench/peers/setup.sh build/peers
 	@KVD_BUILD=$(B) $(PYDIR)/venv/bin/python scripts/bench-nixl-files.py --peers build/peers \
 		$(if $(REPS),--reps $(REPS)) $(if $(FOLDER),--folder $(FOLDER))
+
+# kvd.transformers: torch and transformers from PyPI (5 GB), so neither is part of make test
+#   ONLY='words'     tests whose names hold one
+TRANSFORMERS := build/transformers
+.PHONY: transformers demo-route transformers-venv
+transformers-venv: all $(PYDIR)/installed
+	@[ -e $(PYDIR)/installed ] || { cat $(PYDIR)/why; exit 1; }
+	@scripts/transformers-venv.sh $(TRANSFORMERS) $(CURDIR)/$(PYDIR)/venv
+
+transformers: transformers-venv ## tiny models whose documents lie on other daemons (PyPI; ONLY=words)
+	@KVD_BUILD=$(CURDIR)/$(B) $(TRANSFORMERS)/venv/bin/python -m pytest -q -p no:cacheprovider \
+		-p tests.python.counts tests/python/test_transformers.py $(if $(ONLY),-k "$(ONLY)")
+
+#   AGENTS=4 STEPS=24 each TOKENS=4096 of the document MODEL=llama|v2 PRESET=h100-ibgda
+demo-route: transformers-venv ## agents and one long document on another daemon (PyPI)
+	@KVD_BUILD=$(CURDIR)/$(B) $(TRANSFORMERS)/venv/bin/python tests/demo/route.py \
+		$(if $(MODEL),--model $(MODEL)) $(if $(AGENTS),--agents $(AGENTS)) $(if $(STEPS),--steps $(STEPS)) \
+		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(PRESET),--preset $(PRESET))

@@ -43,9 +43,11 @@
  * A FIND that was answered has let go of its slot; RELEASE lets go of one that was
  * refused, and closes a hold or a move; CANCEL aborts a move.
  *
- * ATTEND takes a new slot, too, which is free again with the terminal word; its `done` is
- * the microseconds that it waited for a processor, `moved_us` those of its attention,
- * both where that was longest, `rows` the daemons that took part. CANCEL ends it.
+ * ATTEND takes a new slot, too, which is free again with the terminal word; its `bytes`
+ * are the microseconds that it waited for a processor, `moved_us` those of its attention,
+ * `total` how many askers' rows were attended together, each where that was most, `rows`
+ * the other daemons that took part. CANCEL ends it; RELEASE
+ * before its terminal word does nothing.
  */
 #ifndef KVD_RING_LAYOUT_H
 #define KVD_RING_LAYOUT_H

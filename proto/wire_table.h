@@ -181,13 +181,13 @@
 #define WIRE_ATTEND(F)                                                             \
 	F(u64, attend) F(u64, ask) F(u64, pool) F(u32, first) F(u32, count)        \
 	F(u64, tokens) F(str, view) F(u32, layer) F(u32, rows) F(u32, delta)       \
-	F(u32, per_token) F(u32, deadline_us) F(blob, form) F(blob, rope)         \
-	F(blob, select) F(blob, q)
+	F(u32, per_token) F(blob, form) F(blob, rope) F(blob, select) F(blob, q)
 /* values: rows of dv f32, then a maximum and a sum, f32, for each row; with a code
- * nothing. queue_us, attend_us: how long the rows waited, and were attended */
+ * nothing. queue_us, attend_us: how long the rows waited, and were attended; together:
+ * with how many askers' */
 #define WIRE_ATTENDED(F)                                                           \
-	F(u64, attend) F(u32, queue_us) F(u32, attend_us) F(u32, code) F(str, text) \
-	F(blob, values)
+	F(u64, attend) F(u32, queue_us) F(u32, attend_us) F(u32, together)         \
+	F(u32, code) F(str, text) F(blob, values)
 #define WIRE_ATTEND_STOP(F) F(u64, attend)
 /* clang-format on */
 

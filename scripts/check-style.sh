@@ -5,7 +5,7 @@
 #
 #   - SPDX in the first line (second after #!)
 #   - includes follow the order of folders (check_includes below): base, proto, then
-#     plan, cost, loop, config, then gpu, memory, transport, its backends, link, peer,
+#     plan, cost, math, loop, config, then gpu, memory, transport, its backends, link, peer,
 #     session, handshake, then room, bootstrap, store, attend, xfer, control, metrics,
 #     then daemon/
 #   - only daemon/loop/loop.c includes <ev.h>
@@ -49,9 +49,8 @@ check_includes()
 	BEGIN {
 		order["daemon/base"] = 0
 		order["proto"] = 1
-		order["daemon/math"] = 0
 		order["daemon/plan"] = order["daemon/loop"] = order["daemon/config"] = 2
-		order["daemon/cost"] = 2
+		order["daemon/cost"] = order["daemon/math"] = 2
 		order["lib"] = order["gpu"] = order["daemon/gate"] = 3
 		order["daemon/memory"] = 4
 		order["daemon/transport"] = 5
@@ -81,7 +80,7 @@ check_includes()
 		to = folder(path)
 		if (from ~ /^tests/ || from == "docs") return 1
 		if (from == "examples") return to == from # and <kvd.h>
-		if (path ~ /^kvd(_status|_chunk|_cost)?\.h$/) return from == "lib" # as it is installed
+		if (path ~ /^kvd(_status|_chunk|_attend|_cost)?\.h$/) return from == "lib" # as it is installed
 		if (from ~ /^python/) return to ~ /^(python\/src|\.|lib|proto|daemon\/(base|plan))$/
 		if (from == "ctl") return to ~ /^(ctl|lib|proto|daemon\/(base|plan|cost))$/
 		if (from == "lib") return to ~ /^(lib|proto|daemon\/(base|cost))$/

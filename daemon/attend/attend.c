@@ -29,6 +29,9 @@
 #define SPIN_NS UINT64_C(200000)
 #define ATTENDS_MAX 64u /* of a session */
 #define SEAT_ALIGN 64u
+#define MESSAGE_REST                                                      \
+	8192u /* of ATTEND, ATTENDED: all but rows, selections and values \
+	       */
 
 /* ---- the awake loop ---- */
 
@@ -76,8 +79,6 @@ static int attends_make(struct kvd *kvd, struct offload *offload, struct attends
 	attends->kvd = kvd;
 	list_init(&attends->posts);
 	list_init(&attends->serving);
-	list_init(&attends->waiting);
-	loop_defer_init(&attends->send_next, ask_on_send_next);
 	list_init(&attends->calibrations);
 	list_init(&attends->echo_shares);
 	list_init(&attends->echo_waits);
@@ -133,6 +134,7 @@ void attends_close(struct attends *attends)
 		post_fail(post, &why);
 	calibrate_close(attends, &why);
 	echoes_close(attends);
+	legs_close(attends);
 	serves_close(attends);
 }
 
@@ -151,7 +153,6 @@ void attends_free(struct attends *attends)
 	if (attends->offload)
 		offload_free(attends->offload); /* what it has runs to its end */
 	loop_prepare_remove(&attends->awake);
-	loop_defer_cancel(&attends->send_next);
 	drained = attends_drained(attends);
 	assert(drained);
 	(void)drained;
@@ -160,6 +161,13 @@ void attends_free(struct attends *attends)
 	mem_free(attends->echo_bytes);
 	idmap_fini(&attends->legs);
 	mem_free(attends);
+}
+
+uint64_t attend_message_bytes(const struct attends *attends, enum wire_type type)
+{
+	uint64_t most = attends->kvd->config->peer_message_bytes - WIRE_HEADER_BYTES;
+
+	return (wire_body_cap(type) < most ? wire_body_cap(type) : most) - MESSAGE_REST;
 }
 
 /* ---- seats ---- */
@@ -266,7 +274,7 @@ static int attend_new(struct session *session, const struct attend_args *args,
 	attend->taken = mem_calloc(args->seats, sizeof(struct attend_post *));
 	r = attend->taken ? region_check(session, attend) : -ENOMEM;
 	if (r >= 0)
-		r = charge_take(&attend->charge, session->account, ACCOUNT_CHUNKS,
+		r = charge_take(&attend->charge, session->account, ACCOUNT_ATTENDS,
 				sizeof(*attend) +
 					args->seats * sizeof(struct attend_post *));
 	if (r < 0) {
@@ -380,7 +388,7 @@ int attends_on_message(struct attends *attends, struct remote *remote,
 	case WIRE_T_ATTEND:
 		return err_pass(serve_on_attend(attends, remote, body));
 	case WIRE_T_ATTENDED:
-		return err_pass(ask_on_attended(attends, remote, body));
+		return err_pass(legs_on_attended(attends, remote, body));
 	default:
 		return err_pass(serve_on_stop(attends, remote, body));
 	}
@@ -391,7 +399,7 @@ void attends_on_down(struct attends *attends, const struct remote *remote,
 {
 	if (!attends)
 		return;
-	ask_on_down(attends, remote, why);
+	legs_on_down(attends, remote, why);
 	calibrate_on_down(attends, remote, why);
 	echo_on_down(attends, remote);
 	serve_on_down(attends, remote);

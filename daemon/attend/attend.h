@@ -32,8 +32,9 @@ struct remote;
 struct session;
 struct wire_header;
 
-#define ATTEND_PARTS_MAX 64u  /* of a post */
-#define ATTEND_SEATS_MAX 256u /* of an attend */
+#define ATTEND_PARTS_MAX 64u	     /* of a post */
+#define ATTEND_SEATS_MAX 256u	     /* of an attend */
+#define ATTEND_SELECT_MAX (1u << 20) /* of a post: numbers of tokens */
 
 int attends_new(struct kvd *kvd, struct attends **attends_p);
 /* For a simulation: what is computed is computed at once (offload_new_inline()). */
@@ -70,7 +71,7 @@ struct attend_post_args {
 	uint32_t part_count;
 	const uint32_t *select; /* of all parts */
 	uint32_t select_count;
-	/* It fails after it was begun: before the slot's word says so. */
+	/* It fails after it was begun: sets the slot's word. */
 	void (*on_failed)(struct session *session, uint32_t slot, uint64_t id,
 			  const struct err *why);
 };
@@ -78,6 +79,8 @@ struct attend_post_args {
  * ERR_RANGE, ERR_NOTFOUND, ERR_BUSY, ERR_LEASE, ERR_REQUIRE (nobody can attend to it
  * there), … */
 int attend_post(struct attend *attend, const struct attend_post_args *args);
+/* Is it under way, and its slot in use? */
+bool attend_posted(const struct session *session, uint64_t id);
 /* False: it is none, or over. */
 bool attend_cancel(struct session *session, uint64_t id);
 void attends_session_end(struct session *session);

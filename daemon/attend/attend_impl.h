@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend_impl: what attend.c (life, seats), ask.c (posts and their legs) and serve.c
- * (rows of other daemons) share. */
+/* attend_impl: what attend.c (life, seats), ask.c (posts), leg.c (their legs), gather.c
+ * (what becomes of these) and serve.c (rows of other daemons) share. */
 #ifndef KVD_ATTEND_IMPL_H
 #define KVD_ATTEND_IMPL_H
 
@@ -11,10 +11,14 @@
 #include "daemon/base/list.h"
 #include "daemon/loop/loop.h"
 #include "daemon/loop/offload.h"
+#include "proto/wire.h"
 
+struct far_hold;
+struct kvd_ring_part;
 struct remote;
 struct region;
 struct speeds;
+struct store_hold;
 
 struct attends {
 	struct kvd *kvd;
@@ -27,8 +31,6 @@ struct attends {
 	struct loop_prepare awake; /* keeps the loop looking until awake_ns */
 	uint64_t awake_ns, spin_ns;
 	uint64_t next_leg;
-	struct list waiting;		    /* struct leg.wait: too much is under way */
-	struct loop_defer send_next;	    /* of them */
 	unsigned int post_count, under_way; /* under_way: legs and serves at compute */
 	/* calibrate.c, echo.c, speed.c */
 	struct list calibrations;	  /* struct calibration.link */
@@ -37,13 +39,14 @@ struct attends {
 	struct speeds *speeds; /* from the first one on */
 	uint8_t *echo_bytes;
 	bool page_used, home_known;
-	uint64_t echoes, calibrated, calibrated_bytes, stale, failed;
-	uint64_t posted, posted_rows, served, served_rows, refused;
+	uint64_t echoes, calibrated, calibrated_bytes, stale;
+	uint64_t posted, posted_rows, failed, served, served_rows, refused;
 };
 
 /* session->attend_part */
 struct attend_session {
 	struct idmap attends, posts; /* posts by their id */
+	unsigned int legs_sent;	     /* that were not answered yet */
 };
 
 struct attend {
@@ -57,7 +60,13 @@ struct attend {
 	struct charge charge;
 };
 
+/* Of a leg's rows. */
+struct post_figures {
+	uint32_t queue_us, attend_us, together;
+};
+
 struct post_merge;
+struct post_rows;
 
 /* Under way; what has ended is no more. */
 struct attend_post {
@@ -70,24 +79,99 @@ struct attend_post {
 	struct list legs;      /* struct attend_leg.link, in the order of the parts */
 	unsigned int open;     /* legs that are not in */
 	unsigned int remotes;
-	uint32_t queue_us, attend_us;
+	struct post_figures figures; /* the largest of its legs' */
 	void (*on_failed)(struct session *session, uint32_t slot, uint64_t id,
 			  const struct err *why);
 	struct loop_timer deadline;
 	struct post_merge *merge; /* all legs are in */
+	struct post_rows *q;	  /* NULL: no leg is here */
 	struct charge charge;
 };
+
+/* A copy of a seat's rows, of all legs here: they may outlive the post. */
+struct post_rows {
+	unsigned int refs;
+	struct charge charge;
+	uint8_t bytes[];
+};
+
+struct leg {
+	struct list link; /* post->legs, then its merge's */
+	struct attends *attends;
+	struct attend_post *post; /* NULL: it has ended */
+	uint32_t row, rows;	  /* of the post */
+	float *values;		  /* o, m, l */
+	bool in;
+	/* here */
+	struct compute_item item;
+	bool at_compute;
+	struct post_rows *q;
+	/* elsewhere */
+	struct remote *remote; /* NULL: here */
+	uint64_t number;
+	uint64_t bytes;	  /* that are asked and told */
+	uint64_t sent_ns;
+	struct list wait; /* remote->attend_legs, until it is sent */
+	bool sent;
+	struct wire_attend msg; /* but for blobs and the view */
+	/* both: per_token for each query token */
+	uint32_t *select;
+	struct charge charge;
+};
+
+static inline float *values_m(float *values, uint32_t rows, uint32_t dv)
+{
+	return values + (size_t)rows * dv;
+}
+
+/* o, m and l */
+static inline size_t values_count(uint32_t rows, uint32_t dv)
+{
+	return (size_t)rows * (dv + 2u);
+}
+
+/* What one daemon asks of another at a time, at most; the rest waits for answers. What is
+ * served of one is twice that, so nobody is refused who keeps to it; and lines between
+ * daemons, which end when more than 8 MiB wait in them, have room for others. */
+#define ATTEND_SENT_LEGS 128u
+#define ATTEND_SENT_ROWS 4096u
+#define ATTEND_SENT_BYTES (3u << 20)
 
 /* ---- attend.c ---- */
 /* An attend went or came: another is likely soon (option attend_spin). */
 void attends_stay_awake(struct attends *attends);
+/* How many bytes of rows (ATTEND) or values (ATTENDED) fit into a message. */
+uint64_t attend_message_bytes(const struct attends *attends, enum wire_type type);
 
 /* ---- ask.c ---- */
 void post_fail(struct attend_post *post, const struct err *why);
-void ask_on_send_next(struct loop_defer *defer);
-int ask_on_attended(struct attends *attends, struct remote *remote, struct cursor *body);
-void ask_on_down(struct attends *attends, const struct remote *remote,
-		 const struct err *why);
+void post_succeed(struct attend_post *post);
+/* A leg is in. */
+void post_step(struct attend_post *post, const struct leg *leg,
+	       const struct post_figures *figures);
+uint8_t *post_seat(const struct attend_post *post, uint64_t offset);
+
+/* ---- leg.c ---- */
+void post_rows_unref(struct post_rows *rows); /* NULL is fine */
+void leg_free(struct leg *leg);
+/* Its post has ended, and forgets it. */
+void leg_drop(struct leg *leg);
+/* Begun, or not: it is the post's in any case. */
+int leg_here(struct leg *leg, const struct store_hold *hold,
+	     const struct kvd_ring_part *part, uint64_t tokens, uint32_t count);
+int leg_there(struct leg *leg, struct far_hold *far, const struct wire_attend *head,
+	      const struct kvd_ring_part *part);
+int legs_on_attended(struct attends *attends, struct remote *remote, struct cursor *body);
+void legs_on_down(struct attends *attends, const struct remote *remote,
+		  const struct err *why);
+/* Those that nobody waits for. */
+void legs_close(struct attends *attends);
+
+/* ---- gather.c ---- */
+/* All legs of the post are in: they become one result, and its end. */
+void post_gather(struct attend_post *post);
+/* It has ended meanwhile. */
+void gather_forget(struct post_merge *merge);
 
 /* ---- serve.c ---- */
 int serve_on_attend(struct attends *attends, struct remote *remote, struct cursor *body);

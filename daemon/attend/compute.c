@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Items wait in one list, in the order in which they came. A batch is the first of them
- * and all others that read the same KV, up to BATCH_ROWS rows; there are as many batches
- * at work as threads. So rows that come while all threads are busy are computed together,
- * without a timer that would make the first one wait.
+ * Items wait in a queue for each principal, in the order in which they came. A batch is
+ * the first item of one queue and all others, of all queues, that read the same KV, up to
+ * BATCH_ROWS rows and COMPUTE_WORK; there are as many batches at work as threads. So rows
+ * that come while all threads are busy are computed together, without a timer that would
+ * make the first one wait.
+ *
+ * Whose item is first: of who has had least, in rows x tokens, since it began to ask
+ * (start-time fair queueing: Goyal, Vin, Cheng 1996). `had` of one who begins is that of
+ * the one who was served last, so nobody saves up; and one that had more than that is
+ * remembered while it is idle, or it would be new with each item.
  *
  * A batch that waking a thread would make twice as long is computed by the loop itself,
  * one a part of its turn; how fast that is, is known from the batches before.
@@ -32,7 +38,8 @@ struct compute {
 	struct loop *loop;
 	struct offload *offload; /* NULL: no threads */
 	unsigned int threads, busy;
-	struct list waiting; /* struct compute_item.link */
+	struct list queues; /* struct compute_queue.link */
+	uint64_t had;	    /* of the queue that was served last */
 	unsigned int waiting_count;
 	struct kernel *kernel;
 	struct loop_defer next; /* batches begin at the end of a turn */
@@ -40,22 +47,106 @@ struct compute {
 	double rate; /* products a us, of late; 0: not known */
 };
 
+/* Of a principal. */
+struct compute_queue {
+	struct list link;
+	uint64_t principal;
+	uint64_t had;	   /* rows x tokens */
+	struct list items; /* struct compute_item.link: they wait */
+	unsigned int used; /* items that wait or are at work */
+};
+
 struct batch {
 	struct offload_job job;
 	struct compute *compute;
 	struct list items;
 	uint32_t count, rows;
-	double work; /* products */
+	uint64_t work;
+	double products; /* of the kernel */
 	uint64_t began_ns, ended_ns;
 };
 
+/* ---- queues ---- */
+
+static void queue_free(struct compute_queue *queue)
+{
+	list_remove(&queue->link);
+	mem_free(queue);
+}
+
+/* It is forgotten where that changes nothing. */
+static bool queue_tidy(const struct compute *compute, struct compute_queue *queue)
+{
+	if (queue->used > 0 || queue->had > compute->had)
+		return false;
+	queue_free(queue);
+	return true;
+}
+
+static struct compute_queue *queue_of(struct compute *compute, uint64_t principal)
+{
+	struct compute_queue *queue, *found = NULL;
+
+	list_foreach_safe(queue, &compute->queues, link) {
+		if (queue->principal == principal)
+			found = queue;
+		else
+			(void)queue_tidy(compute, queue);
+	}
+	if (!found) {
+		found = mem_zalloc(sizeof(*found));
+		if (!found)
+			return NULL;
+		found->principal = principal;
+		list_init(&found->items);
+		list_push_back(&compute->queues, &found->link);
+	}
+	if (found->used == 0 && found->had < compute->had)
+		found->had = compute->had;
+	return found;
+}
+
+/* Of those in which items wait, who had least; NULL: none. */
+static struct compute_queue *queue_next(struct compute *compute)
+{
+	struct compute_queue *queue, *least = NULL;
+
+	list_foreach(queue, &compute->queues, link) {
+		if (!list_empty(&queue->items) && (!least || queue->had < least->had))
+			least = queue;
+	}
+	return least;
+}
+
 /* ---- items ---- */
 
-static void item_end(struct compute_item *item, const struct err *why)
+static uint64_t item_work(const struct compute_item *item)
 {
+	uint64_t tokens = item->select ? item->per_token : item->tokens;
+
+	return item->rows * (tokens + 1);
+}
+
+/* It waits no more. */
+static void item_take(struct compute *compute, struct compute_item *item)
+{
+	list_remove(&item->link);
+	compute->waiting_count--;
+}
+
+/* Nothing of it is here any more. */
+static void item_leave(struct compute_item *item)
+{
+	item->queue->used--;
+	item->queue = NULL;
 	store_kv_free(item->kv);
 	item->kv = NULL;
 	item->running = false;
+}
+
+static void item_end(struct compute_item *item, const struct err *why)
+{
+	item_leave(item);
 	item->on_done(item, why);
 }
 
@@ -84,14 +175,6 @@ static uint32_t us_of(uint64_t ns)
 	return ns / 1000 < UINT32_MAX ? (uint32_t)(ns / 1000) : UINT32_MAX;
 }
 
-static double item_work(const struct compute_item *item)
-{
-	const struct attend_shape *s = &item->form.shape;
-	uint64_t tokens = item->select ? item->per_token : item->tokens;
-
-	return (double)item->rows * (double)tokens * (s->dqk + s->dv);
-}
-
 /* Slow at once, fast by and by: the loop must not find itself with a long one. */
 static void batch_rate(struct compute *compute, const struct batch *batch)
 {
@@ -99,7 +182,7 @@ static void batch_rate(struct compute *compute, const struct batch *batch)
 
 	if (!(us > 0))
 		return;
-	rate = batch->work / us;
+	rate = batch->products / us;
 	if (compute->rate > 0 && rate > compute->rate)
 		rate = compute->rate + (rate - compute->rate) / RATE_PART;
 	compute->rate = rate;
@@ -108,7 +191,7 @@ static void batch_rate(struct compute *compute, const struct batch *batch)
 static bool batch_is_small(const struct compute *compute, const struct batch *batch)
 {
 	return !loop_is_virtual(compute->loop) && compute->rate > 0 &&
-	       batch->work < SMALL_US * compute->rate;
+	       batch->products < SMALL_US * compute->rate;
 }
 
 static void batch_done(struct offload_job *job)
@@ -129,6 +212,7 @@ static void batch_done(struct offload_job *job)
 
 		item->queue_us = us_of(batch->began_ns - item->queued_ns);
 		item->attend_us = attend_us;
+		item->together = batch->count;
 		item_end(item, job->result < 0 ? &job->err : NULL);
 	}
 	mem_free(batch);
@@ -136,56 +220,66 @@ static void batch_done(struct offload_job *job)
 
 static void batch_take(struct batch *batch, struct compute_item *item)
 {
-	struct compute *compute = batch->compute;
-
-	list_remove(&item->link);
-	compute->waiting_count--;
+	item_take(batch->compute, item);
 	list_push_back(&batch->items, &item->link);
 	item->running = true;
+	item->queue->had += item_work(item);
 	batch->count++;
 	batch->rows += item->rows;
 	batch->work += item_work(item);
+	batch->products += (double)item_work(item) *
+			   (item->form.shape.dqk + item->form.shape.dv);
 }
 
-static void batch_fill(struct batch *batch)
+static bool batch_has_room(const struct batch *batch, const struct compute_item *item)
+{
+	return batch->count < BATCH_ITEMS && batch->rows + item->rows <= BATCH_ROWS &&
+	       batch->work + item_work(item) <= COMPUTE_WORK;
+}
+
+static void batch_fill(struct batch *batch, struct compute_item *first)
 {
 	struct compute *compute = batch->compute;
-	struct compute_item *first =
-		list_first(&compute->waiting, struct compute_item, link);
+	struct compute_queue *queue;
 	struct compute_item *item;
 
+	compute->had = first->queue->had;
 	batch_take(batch, first);
-	list_foreach_safe(item, &compute->waiting, link) {
-		if (batch->count == BATCH_ITEMS)
-			break;
-		if (batch->rows + item->rows <= BATCH_ROWS && item_joins(first, item))
-			batch_take(batch, item);
+	list_foreach(queue, &compute->queues, link) {
+		list_foreach_safe(item, &queue->items, link) {
+			if (batch_has_room(batch, item) && item_joins(first, item))
+				batch_take(batch, item);
+		}
 	}
 }
 
 static void on_next(struct loop_defer *defer)
 {
 	struct compute *compute = container_of(defer, struct compute, next);
+	struct compute_queue *queue;
 
-	while (compute->busy < compute->threads && !list_empty(&compute->waiting)) {
+	while (compute->busy < compute->threads && (queue = queue_next(compute))) {
+		struct compute_item *first =
+			list_first(&queue->items, struct compute_item, link);
 		struct batch *batch = mem_zalloc(sizeof(*batch));
 
 		if (!batch) {
-			struct compute_item *item =
-				list_first(&compute->waiting, struct compute_item, link);
 			struct err why;
 
 			err_set(&why, ERR_NOMEM, "no memory to attend");
-			list_remove(&item->link);
-			compute->waiting_count--;
-			item_end(item, &why);
+			item_take(compute, first);
+			item_end(first, &why);
 			continue;
 		}
 		batch->compute = compute;
 		list_init(&batch->items);
-		batch_fill(batch);
+		batch_fill(batch, first);
 		compute->busy++;
-		batch->job = (struct offload_job){.work = batch_work, .done = batch_done};
+		/* a principal of its own: of one it would be half of the threads at most
+		 */
+		batch->job = (struct offload_job){.work = batch_work,
+						  .done = batch_done,
+						  .principal = offload_peer(batch)};
 		if (batch_is_small(compute, batch)) {
 			batch_work(&batch->job);
 			batch_done(&batch->job);
@@ -197,7 +291,7 @@ static void on_next(struct loop_defer *defer)
 	}
 }
 
-/* ---- the queue ---- */
+/* ---- what others call ---- */
 
 int compute_new(struct loop *loop, struct offload *offload, unsigned int threads,
 		const char *isa, struct compute **compute_p)
@@ -212,7 +306,7 @@ int compute_new(struct loop *loop, struct offload *offload, unsigned int threads
 	compute->loop = loop;
 	compute->offload = offload;
 	compute->threads = threads;
-	list_init(&compute->waiting);
+	list_init(&compute->queues);
 	loop_defer_init(&compute->next, on_next);
 	*compute_p = compute;
 	return 0;
@@ -220,9 +314,13 @@ int compute_new(struct loop *loop, struct offload *offload, unsigned int threads
 
 void compute_free(struct compute *compute)
 {
+	struct compute_queue *queue;
+
 	if (!compute)
 		return;
-	assert(list_empty(&compute->waiting) && compute->busy == 0);
+	assert(compute->waiting_count == 0 && compute->busy == 0);
+	list_foreach_safe(queue, &compute->queues, link)
+		queue_free(queue);
 	loop_defer_cancel(&compute->next);
 	kernel_free(compute->kernel);
 	mem_free(compute);
@@ -230,7 +328,30 @@ void compute_free(struct compute *compute)
 
 bool compute_idle(const struct compute *compute)
 {
-	return !compute || (list_empty(&compute->waiting) && compute->busy == 0);
+	return !compute || (compute->waiting_count == 0 && compute->busy == 0);
+}
+
+/* What the kernel would refuse is refused here: there it would fail all of a batch, whose
+ * other rows are of others. */
+static int item_check(const struct compute_item *item)
+{
+	uint64_t count =
+		(uint64_t)(item->rows / item->form.shape.heads) * item->per_token;
+
+	if (item->rows > ATTEND_ROWS_MAX || item->tokens > item->kv->tokens ||
+	    item->kv->tokens > UINT32_MAX)
+		return err_raise(ERR_RANGE, "rows: %u of %llu tokens", item->rows,
+				 (unsigned long long)item->tokens);
+	if (item->delta == INT32_MIN || (item->delta && !item->form.rope.dims) ||
+	    (item->delta && item->select))
+		return err_raise(ERR_INVAL, "delta: %d", item->delta);
+	for (uint64_t i = 0; item->select && i < count; i++) {
+		if (item->select[i] >= item->tokens && item->select[i] != ATTEND_NONE)
+			return err_raise(ERR_RANGE, "select: token %u of %llu",
+					 item->select[i],
+					 (unsigned long long)item->tokens);
+	}
+	return 0;
 }
 
 int compute_submit(struct compute *compute, struct compute_item *item)
@@ -243,12 +364,18 @@ int compute_submit(struct compute *compute, struct compute_item *item)
 		return err_raise(ERR_REQUIRE,
 				 "this daemon does not attend: set attend_threads");
 	r = form_fields(&item->form, item->kv->view, item->layer, &key, &value);
+	if (r >= 0)
+		r = item_check(item);
 	if (r < 0)
 		return err_pass(r);
+	item->queue = queue_of(compute, item->principal);
+	if (!item->queue)
+		return err_pass(-ENOMEM);
+	item->queue->used++;
 	item->queued_ns = loop_clock_ns(compute->loop);
 	atomic_store(&item->canceled, false);
 	item->running = false;
-	list_push_back(&compute->waiting, &item->link);
+	list_push_back(&item->queue->items, &item->link);
 	compute->waiting_count++;
 	loop_defer(compute->loop, &compute->next);
 	return 0;
@@ -259,10 +386,8 @@ bool compute_cancel(struct compute *compute, struct compute_item *item)
 	atomic_store(&item->canceled, true);
 	if (item->running)
 		return false;
-	list_remove(&item->link);
-	compute->waiting_count--;
-	store_kv_free(item->kv);
-	item->kv = NULL;
+	item_take(compute, item);
+	item_leave(item);
 	return true;
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * compute: the queue of rows that wait for a processor of attend_threads. Whoever is free
- * takes all that wait for one layer of the same chunks, in one call of a kernel: that
- * reads their KV once. Rows are of engines here and of other daemons alike.
+ * compute: the queues of rows that wait for a processor of attend_threads. Whoever is
+ * free takes all that wait for one layer of the same chunks, in one call of a kernel:
+ * that reads their KV once. Rows are of engines here and of other daemons alike, and
+ * those of each principal wait in a queue of its own: who asks much waits for itself.
  */
 #ifndef KVD_ATTEND_COMPUTE_H
 #define KVD_ATTEND_COMPUTE_H
@@ -16,6 +17,7 @@
 #include "daemon/base/list.h"
 
 struct compute;
+struct compute_queue;
 struct kernel;
 struct loop;
 struct offload;
@@ -33,6 +35,7 @@ struct compute_item {
 	int32_t delta;
 	const uint32_t *select; /* per_token for each shape.heads rows, or NULL */
 	uint32_t per_token;
+	uint64_t principal; /* offload.h */
 	/* of the owner: o [rows][dv], m and l [rows] */
 	float *o, *m, *l;
 	/* Once, on the loop; `why` NULL: they are there. Of a canceled one they are not.
@@ -40,11 +43,16 @@ struct compute_item {
 	void (*on_done)(struct compute_item *item, const struct err *why);
 	void *owner;
 	/* compute's */
+	struct compute_queue *queue;
 	uint64_t queued_ns;
-	uint32_t queue_us, attend_us; /* for on_done */
+	/* for on_done; together: items of its call */
+	uint32_t queue_us, attend_us, together;
 	atomic_bool canceled;
 	bool running;
 };
+
+/* Rows x tokens of a call, about: while it runs, a thread is nobody else's. */
+#define COMPUTE_WORK (UINT64_C(1) << 23)
 
 /* `threads`: of the offload's, which is nobody else's; 0: nothing can be computed. `isa`:
  * kernel.h's. */
@@ -53,8 +61,8 @@ int compute_new(struct loop *loop, struct offload *offload, unsigned int threads
 bool compute_idle(const struct compute *compute); /* NULL is fine */
 void compute_free(struct compute *compute);	  /* it is idle; NULL is fine */
 
-/* ERR_REQUIRE: no threads; ERR_LAYOUT …: the chunks are of another shape. Else on_done
- * comes, in a later turn. */
+/* ERR_REQUIRE: no threads; ERR_LAYOUT …: the chunks are of another shape; ERR_RANGE,
+ * ERR_INVAL: tokens that they have not. Else on_done comes, in a later turn. */
 int compute_submit(struct compute *compute, struct compute_item *item);
 /* True: it was waiting, and on_done does not come. False: it comes, soon. */
 bool compute_cancel(struct compute *compute, struct compute_item *item);

@@ -58,10 +58,19 @@ bool form_same(const struct form *a, const struct form *b)
 
 /* ---- fields ---- */
 
+/* Layouts' words for a type: what engines' adapters write, which is what torch says, and
+ * the short one. */
+static bool format_is(const char *format, enum value_type type)
+{
+	static const char *const words[VALUE_TYPES][2] = {
+		{"bf16", "bfloat16"}, {"fp16", "float16"}, {"fp32", "float32"}};
+
+	return strcmp(format, words[type][0]) == 0 || strcmp(format, words[type][1]) == 0;
+}
+
 static int field_find(const struct form *form, const struct layout_layer *layer,
 		      const char *name, uint32_t values, const struct layout_field **f_p)
 {
-	static const char *const formats[VALUE_TYPES] = {"bf16", "fp16", "fp32"};
 	const struct attend_shape *s = &form->shape;
 	const struct layout_field *f = layout_field_find(layer, name);
 	uint64_t bytes = (uint64_t)values * value_bytes((enum value_type)s->kv_type);
@@ -75,9 +84,10 @@ static int field_find(const struct form *form, const struct layout_layer *layer,
 				 "of this type take %llu",
 				 name, (unsigned long long)f->unit_bytes, values,
 				 (unsigned long long)bytes);
-	if (f->format[0] && strcmp(f->format, formats[s->kv_type]) != 0)
-		return err_raise(ERR_LAYOUT, "field %s: its format is %s, not %s", name,
-				 f->format, formats[s->kv_type]);
+	if (f->format[0] && !format_is(f->format, (enum value_type)s->kv_type))
+		return err_raise(ERR_LAYOUT,
+				 "field %s: its format is %s, not the kv_type's", name,
+				 f->format);
 	if (form->first_head < f->first_unit ||
 	    (uint64_t)form->first_head + s->kv_heads > (uint64_t)f->first_unit + f->units)
 		return err_raise(ERR_LAYOUT,

@@ -5,8 +5,8 @@
  * nothing else: an answer made of values gives them away, as reading them would. Its rows
  * wait with everybody's; how many of one daemon wait is bounded, and so is how long.
  *
- * A daemon that is lost, or says stop, has its waiting rows dropped. Rows in a kernel are
- * computed, and are not told.
+ * Each ATTEND is answered once. A daemon that says stop, or is lost, has its waiting rows
+ * dropped; those in a kernel are not told.
  */
 #include <assert.h>
 #include <errno.h>
@@ -23,15 +23,18 @@
 #include "daemon/store/store_kv.h"
 #include "proto/wire.h"
 
-#define SERVES_MAX 256u	     /* of a peer */
-#define SERVE_ROWS_MAX 8192u /* of a peer, that wait or are computed */
+/* Of a peer, that wait or are computed. */
+#define SERVES_MAX (2 * ATTEND_SENT_LEGS)
+#define SERVE_ROWS_MAX (2 * ATTEND_SENT_ROWS)
 
 struct serve {
 	struct list link; /* attends->serving */
 	struct attends *attends;
 	struct remote *remote; /* held; NULL: nobody is told */
 	uint64_t attend;
+	struct err over; /* code: it is not told */
 	struct compute_item item;
+	struct charge charge; /* the asker's */
 	uint8_t *q;
 	uint32_t *select;
 	float *values;
@@ -45,19 +48,8 @@ static void serve_free(struct serve *serve)
 	mem_free(serve->values);
 	mem_free(serve->select);
 	mem_free(serve->q);
+	charge_drop(&serve->charge);
 	mem_free(serve);
-}
-
-/* Nobody waits for it any more. */
-static void serve_drop(struct serve *serve)
-{
-	if (serve->remote)
-		handshake_release(serve->attends->kvd->handshake, serve->remote);
-	serve->remote = NULL;
-	if (!compute_cancel(serve->attends->compute, &serve->item))
-		return; /* serve_on_computed() frees it */
-	serve->attends->under_way--;
-	serve_free(serve);
 }
 
 /* ---- answers ---- */
@@ -75,15 +67,44 @@ static void answer(struct attends *attends, struct remote *remote,
 		err_clear(); /* it is going down */
 }
 
+static void serve_refuse(const struct serve *serve, const struct err *why)
+{
+	struct wire_attended no = {.attend = serve->attend};
+
+	if (serve->remote)
+		answer(serve->attends, serve->remote, &no, why);
+}
+
+/* It is over: dropped, or when its kernel is done. */
+static void serve_stop(struct serve *serve, const struct err *why)
+{
+	serve->over = *why;
+	if (!compute_cancel(serve->attends->compute, &serve->item))
+		return; /* serve_on_computed() */
+	serve->attends->under_way--;
+	serve_refuse(serve, why);
+	serve_free(serve);
+}
+
+/* Nobody is told. */
+static void serve_lose(struct serve *serve, const struct err *why)
+{
+	handshake_release(serve->attends->kvd->handshake, mem_steal(serve->remote));
+	serve_stop(serve, why);
+}
+
 static void serve_on_computed(struct compute_item *item, const struct err *why)
 {
 	struct serve *serve = item->owner;
 	struct wire_attended msg = {.attend = serve->attend,
 				    .queue_us = item->queue_us,
-				    .attend_us = item->attend_us};
+				    .attend_us = item->attend_us,
+				    .together = item->together};
 
 	serve->attends->under_way--;
-	if (serve->remote) {
+	if (serve->over.code != ERR_OK) {
+		serve_refuse(serve, &serve->over);
+	} else if (serve->remote) {
 		if (!why) {
 			msg.values.data = serve->values;
 			msg.values.len = (size_t)item->rows * (item->form.shape.dv + 2u) *
@@ -98,7 +119,13 @@ static void serve_on_computed(struct compute_item *item, const struct err *why)
 
 /* ---- ATTEND ---- */
 
-static int message_check(const struct wire_attend *msg, const struct form *form)
+static uint64_t answer_bytes(uint32_t rows, uint32_t dv)
+{
+	return (uint64_t)rows * (dv + 2u) * sizeof(float);
+}
+
+static int message_check(const struct attends *attends, const struct wire_attend *msg,
+			 const struct form *form)
 {
 	uint64_t chosen = (uint64_t)(msg->rows / form->shape.heads) * msg->per_token *
 			  sizeof(uint32_t);
@@ -111,8 +138,10 @@ static int message_check(const struct wire_attend *msg, const struct form *form)
 	    msg->select.len != (msg->per_token ? chosen : 0))
 		return err_raise(ERR_PROTO, "ATTEND: %zu bytes of rows, %zu of tokens",
 				 msg->q.len, msg->select.len);
-	if (msg->delta && (msg->per_token || form->rope.dims == 0))
-		return err_raise(ERR_INVAL, "delta: with a selection, or without a rope");
+	if (answer_bytes(msg->rows, form->shape.dv) >
+	    attend_message_bytes(attends, WIRE_T_ATTENDED))
+		return err_raise(ERR_TOOBIG, "rows: %u of %u values are no message",
+				 msg->rows, form->shape.dv);
 	return 0;
 }
 
@@ -121,7 +150,8 @@ static int room_check(const struct attends *attends, const struct remote *remote
 		      uint32_t rows)
 {
 	const struct serve *serve;
-	uint32_t count = 0, waiting = rows;
+	uint32_t count = 0;
+	uint64_t waiting = rows;
 
 	if (attends->closed)
 		return err_raise(ERR_DRAIN, "the daemon is stopping");
@@ -138,29 +168,48 @@ static int room_check(const struct attends *attends, const struct remote *remote
 	return 0;
 }
 
-static int serve_fill(struct serve *serve, const struct wire_attend *msg)
+static int serve_alloc(struct serve *serve, const struct wire_attend *msg)
 {
-	struct compute_item *item = &serve->item;
-	uint32_t dv = item->form.shape.dv;
-
 	serve->q = mem_dup(msg->q.data, msg->q.len);
-	serve->values = mem_calloc((size_t)msg->rows * (dv + 2u), sizeof(float));
+	serve->values = mem_calloc(answer_bytes(msg->rows, serve->item.form.shape.dv), 1);
 	if (msg->per_token)
 		serve->select = mem_dup(msg->select.data, msg->select.len);
 	if (!serve->q || !serve->values || (msg->per_token && !serve->select))
 		return err_pass(-ENOMEM);
+	return 0;
+}
+
+static void serve_fill(struct serve *serve, const struct remote *remote,
+		       const struct wire_attend *msg)
+{
+	struct compute_item *item = &serve->item;
+	const void *principal =
+		remote->account ? (const void *)remote->account : (const void *)remote;
+
+	item->principal = offload_peer(principal);
 	item->layer = msg->layer;
 	item->q = serve->q;
 	item->rows = msg->rows;
+	item->tokens = msg->tokens < item->kv->tokens ? msg->tokens : item->kv->tokens;
 	item->delta = (int32_t)msg->delta;
 	item->select = serve->select;
 	item->per_token = msg->per_token;
 	item->o = serve->values;
-	item->m = serve->values + (size_t)msg->rows * dv;
+	item->m = serve->values + (size_t)msg->rows * item->form.shape.dv;
 	item->l = item->m + msg->rows;
 	item->on_done = serve_on_computed;
 	item->owner = serve;
-	return 0;
+}
+
+static int serve_charge(struct serve *serve, const struct remote *remote,
+			const struct wire_attend *msg)
+{
+	uint64_t bytes = sizeof(*serve) + msg->q.len + msg->select.len +
+			 answer_bytes(msg->rows, serve->item.form.shape.dv) +
+			 store_kv_bytes(serve->item.kv);
+
+	return err_pass(
+		charge_take(&serve->charge, remote->account, ACCOUNT_ATTENDS, bytes));
 }
 
 static int form_of(const struct wire_attend *msg, struct form *form)
@@ -192,16 +241,17 @@ static int serve_new(struct attends *attends, struct remote *remote,
 	serve->attend = msg->attend;
 	r = form_of(msg, &item->form);
 	if (r >= 0)
-		r = message_check(msg, &item->form);
+		r = message_check(attends, msg, &item->form);
 	if (r >= 0)
 		r = store_kv_of_lend(attends->kvd->store, remote, msg->ask, msg->pool,
 				     msg->first, msg->count,
 				     msg->view[0] ? msg->view : NULL, &item->kv);
 	if (r >= 0)
-		r = serve_fill(serve, msg);
+		r = serve_charge(serve, remote, msg);
+	if (r >= 0)
+		r = serve_alloc(serve, msg);
 	if (r >= 0) {
-		item->tokens =
-			msg->tokens < item->kv->tokens ? msg->tokens : item->kv->tokens;
+		serve_fill(serve, remote, msg);
 		r = compute_submit(attends->compute, item);
 	}
 	if (r < 0) {
@@ -253,15 +303,17 @@ int serve_on_stop(struct attends *attends, struct remote *remote, struct cursor 
 {
 	struct wire_attend_stop msg;
 	struct serve *serve;
+	struct err why;
 	int r = wire_attend_stop_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
 	if (!attends)
 		return 0;
+	err_set(&why, ERR_CANCELED, "the asker said stop");
 	list_foreach_safe(serve, &attends->serving, link) {
 		if (serve->remote == remote && serve->attend == msg.attend)
-			serve_drop(serve);
+			serve_stop(serve, &why);
 	}
 	return 0;
 }
@@ -269,17 +321,21 @@ int serve_on_stop(struct attends *attends, struct remote *remote, struct cursor 
 void serve_on_down(struct attends *attends, const struct remote *remote)
 {
 	struct serve *serve;
+	struct err why;
 
+	err_set(&why, ERR_PEER, "the asker is lost");
 	list_foreach_safe(serve, &attends->serving, link) {
 		if (serve->remote == remote)
-			serve_drop(serve);
+			serve_lose(serve, &why);
 	}
 }
 
 void serves_close(struct attends *attends)
 {
 	struct serve *serve;
+	struct err why;
 
+	err_set(&why, ERR_DRAIN, "the daemon is stopping");
 	list_foreach_safe(serve, &attends->serving, link)
-		serve_drop(serve);
+		serve_stop(serve, &why);
 }

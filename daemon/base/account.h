@@ -36,7 +36,8 @@ struct metrics;
 	X(NOTIFS, "notifs", "notifications that were sent and not read yet")        \
 	X(REPLIES, "replies", "replies that wait to be read")                       \
 	X(PARTS, "parts", "messages of other daemons that cannot be read yet")      \
-	X(ATTACHES, "attaches", "attachments to other sessions, and secrets")
+	X(ATTACHES, "attaches", "attachments to other sessions, and secrets")       \
+	X(ATTENDS, "attends", "query rows that attend, and what is made of them")
 
 enum account_class {
 #define ACCOUNT_ENUM(id, name, help) ACCOUNT_##id,

@@ -26,5 +26,11 @@ static inline void text_puts(struct text *text, const char *s)
 {
 	text_put(text, s, strlen(s));
 }
+/* `before`, which is text as it stands, and the number. */
+static inline void text_number(struct text *text, const char *before, uint64_t value)
+{
+	text_puts(text, before);
+	text_u64(text, value);
+}
 
 #endif

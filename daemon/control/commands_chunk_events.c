@@ -23,12 +23,6 @@ struct listing {
 	bool snapshot, begun;
 };
 
-static void text_number(struct text *text, const char *name, uint64_t value)
-{
-	text_puts(text, name);
-	text_u64(text, value);
-}
-
 static void text_hex(struct text *text, const char *name, const uint8_t *bytes,
 		     size_t len)
 {

@@ -32,7 +32,7 @@ static void put_string(struct text *text, const char *name, const char *value)
 	text_json(text, value);
 }
 
-static void put_field(struct text *text, const struct field *f)
+static void help_put_field(struct text *text, const struct field *f)
 {
 	put_string(text, "{\"name\":", f->name);
 	put_string(text, ",\"type\":", field_type_name(f->type));
@@ -57,7 +57,7 @@ void command_put(struct text *text, const struct command *cmd)
 	for (const struct field *f = cmd->fields; f && f->name; f++) {
 		if (f != cmd->fields)
 			text_puts(text, ",");
-		put_field(text, f);
+		help_put_field(text, f);
 	}
 	text_puts(text, "]}");
 }

@@ -57,39 +57,33 @@ static const struct pool *find_any(const struct session *asking, uint64_t id)
 	return NULL;
 }
 
-static void put(struct text *out, const char *name, uint64_t value)
-{
-	text_puts(out, name);
-	text_u64(out, value);
-}
-
 static void layout_put_head(struct text *out, const struct pool *pool)
 {
 	static const char digits[] = "0123456789abcdef";
 
-	put(out, ",\"pool\":", pool->id);
+	text_number(out, ",\"pool\":", pool->id);
 	text_puts(out, ",\"name\":");
 	text_json(out, pool->name);
-	put(out, ",\"session\":", pool->session->id);
+	text_number(out, ",\"session\":", pool->session->id);
 	text_puts(out, ",\"digest\":\"");
 	for (int shift = 60; shift >= 0; shift -= 4)
 		text_put(out, &digits[pool->digest >> shift & 15], 1);
 	text_puts(out, "\",\"layout\":");
 }
 
-static void put_field(struct text *out, const struct layout_field *f)
+static void layout_put_field(struct text *out, const struct layout_field *f)
 {
 	text_puts(out, "{\"name\":");
 	text_json(out, f->name);
-	put(out, ",\"buffer\":", f->buffer);
-	put(out, ",\"offset\":", f->offset);
-	put(out, ",\"page_stride\":", f->page_stride);
-	put(out, ",\"token_stride\":", f->token_stride);
-	put(out, ",\"unit_stride\":", f->unit_stride);
-	put(out, ",\"unit_bytes\":", f->unit_bytes);
-	put(out, ",\"first_unit\":", f->first_unit);
-	put(out, ",\"units\":", f->units);
-	put(out, ",\"total_units\":", f->total_units);
+	text_number(out, ",\"buffer\":", f->buffer);
+	text_number(out, ",\"offset\":", f->offset);
+	text_number(out, ",\"page_stride\":", f->page_stride);
+	text_number(out, ",\"token_stride\":", f->token_stride);
+	text_number(out, ",\"unit_stride\":", f->unit_stride);
+	text_number(out, ",\"unit_bytes\":", f->unit_bytes);
+	text_number(out, ",\"first_unit\":", f->first_unit);
+	text_number(out, ",\"units\":", f->units);
+	text_number(out, ",\"total_units\":", f->total_units);
 	if (f->format[0]) {
 		text_puts(out, ",\"format\":");
 		text_json(out, f->format);
@@ -99,11 +93,11 @@ static void put_field(struct text *out, const struct layout_field *f)
 
 static void put_layer(struct text *out, const struct layout_layer *layer, bool first)
 {
-	put(out, first ? "{\"layer\":" : ",{\"layer\":", layer->layer);
+	text_number(out, first ? "{\"layer\":" : ",{\"layer\":", layer->layer);
 	text_puts(out, ",\"fields\":[");
 	for (uint32_t i = 0; i < layer->field_count; i++) {
 		text_puts(out, i ? "," : "");
-		put_field(out, &layer->fields[i]);
+		layout_put_field(out, &layer->fields[i]);
 	}
 	text_puts(out, "]}");
 }
@@ -112,12 +106,12 @@ static void put_view(struct text *out, const struct layout_view *view, bool firs
 {
 	text_puts(out, first ? "" : ",");
 	text_json(out, view->name);
-	put(out, ":{\"page_tokens\":", view->page_tokens);
-	put(out, ",\"pages\":", view->pages);
+	text_number(out, ":{\"page_tokens\":", view->page_tokens);
+	text_number(out, ",\"pages\":", view->pages);
 	if (!token_shard_is_all(&view->shard)) {
-		put(out, ",\"shard\":{\"size\":", view->shard.size);
-		put(out, ",\"rank\":", view->shard.rank);
-		put(out, ",\"run\":", view->shard.run);
+		text_number(out, ",\"shard\":{\"size\":", view->shard.size);
+		text_number(out, ",\"rank\":", view->shard.rank);
+		text_number(out, ",\"run\":", view->shard.run);
 		text_puts(out, "}");
 	}
 	text_puts(out, ",\"layers\":[");
@@ -125,10 +119,10 @@ static void put_view(struct text *out, const struct layout_view *view, bool firs
 
 static void put_layout_head(struct text *out, const struct layout *layout)
 {
-	put(out, "{\"rank\":", layout->rank);
+	text_number(out, "{\"rank\":", layout->rank);
 	text_puts(out, ",\"buffers\":[");
 	for (uint32_t i = 0; i < layout->buffer_count; i++)
-		put(out, i ? "," : "", layout->buffers[i]);
+		text_number(out, i ? "," : "", layout->buffers[i]);
 	text_puts(out, "],\"views\":{");
 }
 

@@ -256,12 +256,6 @@ static void group_end(struct digest *d)
 	d->in_group = false;
 }
 
-static void put(struct text *out, const char *name, uint64_t value)
-{
-	text_puts(out, name);
-	text_u64(out, value);
-}
-
 static void block_begin(struct digest *d, const struct piece *p)
 {
 	struct text *out = &d->text;
@@ -270,16 +264,16 @@ static void block_begin(struct digest *d, const struct piece *p)
 		group_end(d);
 		text_puts(out, d->any_group ? ",{\"view\":" : "{\"view\":");
 		text_json(out, p->map->view);
-		put(out, ",\"layer\":", p->layer->layer);
+		text_number(out, ",\"layer\":", p->layer->layer);
 		text_puts(out, ",\"field\":");
 		text_json(out, p->field->name);
-		put(out, ",\"unit\":", p->unit);
+		text_number(out, ",\"unit\":", p->unit);
 		text_puts(out, ",\"blocks\":[");
 	} else {
 		text_puts(out, ",");
 	}
 	d->in_group = d->any_group = true;
-	put(out, "[", p->token);
+	text_number(out, "[", p->token);
 	d->page = p->page;
 	XXH3_64bits_reset(d->state);
 }
@@ -299,8 +293,8 @@ static void hash_slice(struct digest *d, const struct room_maps *maps)
 		done += p.len;
 		if (!p.ends)
 			continue;
-		put(&d->text, ",", p.token + 1);
-		put(&d->text, ",", d->page);
+		text_number(&d->text, ",", p.token + 1);
+		text_number(&d->text, ",", d->page);
 		snprintf(hex, sizeof(hex), ",\"%016llx\"]",
 			 (unsigned long long)XXH3_64bits_digest(d->state));
 		text_puts(&d->text, hex);
@@ -371,7 +365,7 @@ static void reply_end(struct digest *d, const struct room_maps *maps)
 	group_end(d);
 	text_puts(&d->text, "]");
 	if (place_settle(d, maps, &at, &p)) {
-		put(&d->text, ",\"next\":\"", args->from + d->keys);
+		text_number(&d->text, ",\"next\":\"", args->from + d->keys);
 		text_puts(&d->text, "\"");
 	}
 	digest_over(d, 0);
@@ -528,7 +522,7 @@ int room_digest_run(struct request *req)
 	request_text_begin(req, &d->text);
 	text_puts(&d->text, ",\"role\":");
 	text_json(&d->text, room_role_names[room->role]);
-	put(&d->text, ",\"block\":", d->block);
+	text_number(&d->text, ",\"block\":", d->block);
 	text_puts(&d->text, ",\"units\":[");
 	loop_defer(req->kvd->loop, &d->go);
 	return 0;

@@ -174,12 +174,6 @@ static int planned_of(const struct room_plan_walk *walk, struct planned *p)
 
 /* ---- its pieces: 1, there is more of the stage; 0, no more; negative, raised ---- */
 
-static void put(struct text *out, const char *name, uint64_t value)
-{
-	text_puts(out, name);
-	text_u64(out, value);
-}
-
 static int plan_put_head(struct room_plan_walk *walk, const struct planned *p,
 			 struct text *out)
 {
@@ -188,14 +182,14 @@ static int plan_put_head(struct room_plan_walk *walk, const struct planned *p,
 
 	text_puts(out, ",\"role\":");
 	text_json(out, room_role_names[p->room->role]);
-	put(out, ",\"party\":", p->party->index);
+	text_number(out, ",\"party\":", p->party->index);
 	text_puts(out, ",\"peer\":");
 	text_json(out, p->party->remote->label);
 	text_puts(out, ",\"pool\":");
 	text_json(out, p->party->pool_name);
 	text_puts(out, ",\"parties\":[");
 	list_foreach(party, &p->room->parties, link) {
-		put(out, comma, party->index);
+		text_number(out, comma, party->index);
 		comma = ",";
 	}
 	text_puts(out, "],\"src\":");
@@ -234,8 +228,8 @@ static bool put_pages(struct room_plan_walk *walk, const struct room_map *map,
 		while (walk->page < end &&
 		       map->pages[walk->page] == map->pages[walk->page - 1] + 1)
 			walk->page++;
-		put(out, first ? ",[" : "[", map->pages[first]);
-		put(out, ",", walk->page - first);
+		text_number(out, first ? ",[" : "[", map->pages[first]);
+		text_number(out, ",", walk->page - first);
 		text_puts(out, "]");
 	}
 	if (walk->page < map->page_count)
@@ -260,13 +254,13 @@ static void map_begin(struct room_plan_walk *walk, const struct room_map *dst,
 	}
 	text_puts(out, walk->any_map ? ",{\"view\":" : "{\"view\":");
 	text_json(out, dst->view);
-	put(out, ",\"tokens\":[", begin);
-	put(out, ",", end > begin ? end : begin);
-	put(out, "],\"layers\":[", layers.begin);
-	put(out, ",", layers.end > layers.begin ? layers.end : layers.begin);
-	put(out, "],\"dst_first_token\":", dst->first_token);
+	text_number(out, ",\"tokens\":[", begin);
+	text_number(out, ",", end > begin ? end : begin);
+	text_number(out, "],\"layers\":[", layers.begin);
+	text_number(out, ",", layers.end > layers.begin ? layers.end : layers.begin);
+	text_number(out, "],\"dst_first_token\":", dst->first_token);
 	if (src)
-		put(out, ",\"src_first_token\":", src->first_token);
+		text_number(out, ",\"src_first_token\":", src->first_token);
 	text_puts(out, ",\"dst_pages\":[");
 	walk->any_map = walk->map_begun = true;
 	walk->of_src = false;
@@ -316,11 +310,11 @@ static bool put_want(const struct plan_want *want, const struct layout *dst, boo
 		return false;
 	text_puts(out, first ? "{\"view\":" : ",{\"view\":");
 	text_json(out, view->name);
-	put(out, ",\"layer\":", want->layer);
+	text_number(out, ",\"layer\":", want->layer);
 	text_puts(out, ",\"field\":");
 	text_json(out, layer->fields[want->field].name);
-	put(out, ",\"first_unit\":", want->first_unit);
-	put(out, ",\"units\":", want->units);
+	text_number(out, ",\"first_unit\":", want->first_unit);
+	text_number(out, ",\"units\":", want->units);
 	text_puts(out, "}");
 	return true;
 }

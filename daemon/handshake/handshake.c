@@ -57,6 +57,7 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	list_init(&remote->early);
 	list_init(&remote->orphan_list);
 	list_init(&remote->attaches);
+	list_init(&remote->attend_legs);
 	list_init(&remote->shadows);
 	list_init(&remote->express_free);
 	remote->told = -1;
@@ -69,7 +70,7 @@ static void remote_free(struct remote *remote)
 {
 	assert(list_empty(&remote->shares) && list_empty(&remote->attaches) &&
 	       list_empty(&remote->shadows) && list_empty(&remote->early) &&
-	       list_empty(&remote->orphan_list));
+	       list_empty(&remote->orphan_list) && list_empty(&remote->attend_legs));
 	list_remove(&remote->link);
 	idmap_fini(&remote->pools_by_id);
 	sched_line_fini(&remote->line);

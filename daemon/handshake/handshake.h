@@ -87,10 +87,13 @@ struct remote {
 		*account; /* since it was up first; else NULL, and nothing is kept */
 	struct list orphan_list; /* its requests for rooms to come: rooms_late.c */
 	unsigned int orphans;
-	struct list early;     /* receivers of it that never came: rooms_early.c */
-	struct list attaches;  /* to its sessions: xfer.c */
-	uint64_t attend_bytes; /* of rows or answers under way: daemon/attend/ask.c */
-	struct list shadows;   /* its lists that are kept here: xfer_serve.c */
+	struct list early;    /* receivers of it that never came: rooms_early.c */
+	struct list attaches; /* to its sessions: xfer.c */
+	/* legs of posts that wait to be sent, and what is under way: attend/leg.c */
+	struct list attend_legs;
+	uint32_t attend_sent, attend_rows;
+	uint64_t attend_bytes;
+	struct list shadows; /* its lists that are kept here: xfer_serve.c */
 	bool refused; /* our dial was answered with BYE, or keys stand between us: `why`
 		       */
 	unsigned int figures;	    /* its set in metrics.peers */

@@ -135,7 +135,7 @@ static void caller_cut(struct caller *caller)
 }
 
 /* Those that were cut are counted until libzmq has closed them: it does so at once. */
-static void make_room(struct link_door *door)
+static void door_make_room(struct link_door *door)
 {
 	unsigned int over = door->unproven_count > door->unproven_max
 				    ? door->unproven_count - door->unproven_max
@@ -247,7 +247,7 @@ static void on_accepted(struct link_door *door, int fd)
 			break;
 		}
 	}
-	make_room(door);
+	door_make_room(door);
 }
 
 static const char *words_of(const struct link_door *door, uint32_t value)

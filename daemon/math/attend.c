@@ -158,7 +158,7 @@ void attend_q(struct attend_work *work, const struct attend_row *row, float *q)
 	value_widen(shape->q_type, q, row->q, shape->dqk);
 	if (!row->delta)
 		return;
-	if (work->turn.delta != -row->delta)
+	if (work->turn.delta != -(int64_t)row->delta)
 		rope_turn_make(&work->turn, work->job->rope, -(int64_t)row->delta);
 	rope_turn_apply(&work->turn, q);
 }

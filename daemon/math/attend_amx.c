@@ -8,13 +8,13 @@
  * which is small, is packed once. Softmax runs down columns, so its maxima and sums are
  * plain vectors of 16 rows. Weights are rounded to bf16, turned by a 16x16 transposition
  * and become the first factor of the second product; V is packed in pairs of tokens, once
- * for up to BLOCK rows.
+ * for a block of up to 256 rows.
  *
  * What lies where: a batch's V (TOKENS x dv) and the packed q and o of a block are in L2
  * together; o is kept as tiles, so that 16 rows of it do not fall on two sets of L1. Two
  * groups of 16 rows at a time share what is loaded (four products for four loads); one
- * group alone waits for memory anyway. While a block's first rows are worked on, the
- * lines of the next batch's K are asked for.
+ * group alone waits for memory anyway, and V is then packed piece by piece. The processor
+ * fetches ahead well enough: asking for lines made nothing faster.
  *
  * Fewer than 16 tokens in the last tile, or tokens that do not lie evenly (another page,
  * a selection), are copied to a tile of zeros. Such a column's logits are not looked at,
@@ -23,7 +23,8 @@
  *
  * A row whose chunk has moved has q turned in fp32. It is used as two bf16, the number
  * and its rest, each with the same K: a rounding of q would be of the size of a rounding
- * of K, which routing is to avoid. That costs two or three steps for 64 rope values.
+ * of K, which routing is to avoid. That costs two or three steps for 64 rope values; and
+ * an infinite rope value in K is a NaN for the whole block, for most rests are 0.
  *
  * Linux keeps tile registers for a process that asked (Documentation/arch/x86/xstate.rst:
  * ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA is 18); without, the first tile instruction is
@@ -31,7 +32,8 @@
  */
 #include "daemon/math/attend_impl.h"
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+/* clang 14 has the name without the underscore */
+#if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512BF16__)
 #include <immintrin.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -43,6 +45,8 @@
 #define TOKENS 128u /* a batch; a multiple of 64 */
 #define GROUPS 16u  /* of 16 rows, in a block */
 #define TILE 1024u  /* bytes */
+#define PAST_BYTES (1u << 20)
+#define STEPS 9u /* of q that stay in L1 while K passes */
 
 struct amx_tile_rows { /* 16 tokens' K */
 	const uint8_t *at;
@@ -65,6 +69,7 @@ struct amx_block {
 	float *s;	   /* [2][TOKENS][16] logits, then weights */
 	uint8_t *p;	   /* [2][TOKENS / 32] tiles */
 	bool first;	   /* batch */
+	bool past;	   /* caches: o is more than L2 would keep beside the rest */
 	struct amx_tile_rows tiles[TOKENS / 16];
 	__m512 m[GROUPS], l[GROUPS];
 };
@@ -195,13 +200,16 @@ static void amx_row(struct amx_block *block, struct attend_work *work,
 	}
 }
 
-static void amx_pack_q(struct amx_block *block, struct attend_work *work,
+/* false: stopped */
+static bool amx_pack_q(struct amx_block *block, struct attend_work *work,
 		       const struct attend_row *rows, uint32_t count)
 {
 	uint32_t dqk = block->shape->dqk, whole = dqk / 32, g, i, n;
 	uint8_t *tile = block->q;
 
 	for (g = 0; g < block->groups; g++) {
+		if (attend_stop(work)) /* deltas of their own cost 2 us a row */
+			return false;
 		n = count - 16 * g < 16 ? count - 16 * g : 16;
 		for (i = 0; i < n; i++)
 			amx_row(block, work, &rows[16 * g + i], i);
@@ -213,6 +221,7 @@ static void amx_pack_q(struct amx_block *block, struct attend_work *work,
 			amx_pack_step(tile, block->rows[i >= whole], dqk,
 				      block->column[i] / 2);
 	}
+	return true;
 }
 
 /* Where each 16 tokens' K lie; `count` becomes a multiple of 32. */
@@ -245,78 +254,79 @@ static uint32_t amx_place_k(struct amx_block *block, const struct attend_batch *
 	return padded;
 }
 
-/* Pairs of tokens' V beside each other. */
-static void amx_pack_v(struct amx_block *block, const struct attend_batch *batch,
-		       uint32_t padded)
+/* A pair of tokens' V from value `at` on, 32 of them, beside each other: a row of two
+ * tiles. A token that is none is zeros. */
+static inline void amx_pack_pair(uint8_t *to, const struct attend_batch *batch,
+				 uint32_t token, uint32_t at)
 {
 	const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42,
 					     10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4,
 					     35, 3, 34, 2, 33, 1, 32, 0);
 	const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-	const __m512i zero = _mm512_setzero_si512();
+	__m512i x = _mm512_setzero_si512(), y = x;
+
+	if (token < batch->count)
+		x = _mm512_loadu_si512(batch->v[token] + 2 * (size_t)at);
+	if (token + 1 < batch->count)
+		y = _mm512_loadu_si512(batch->v[token + 1] + 2 * (size_t)at);
+	_mm512_store_si512(to, _mm512_permutex2var_epi16(x, low, y));
+	_mm512_store_si512(to + TILE, _mm512_permutex2var_epi16(x, high, y));
+}
+
+static void amx_pack_v(struct amx_block *block, const struct attend_batch *batch,
+		       uint32_t padded)
+{
 	uint32_t i, d;
 
 	for (i = 0; i < padded; i += 2) {
 		uint8_t *to = block->v + (size_t)(i / 32) * block->outs * TILE +
 			      i % 32 / 2 * 64;
-		const uint8_t *a = i < batch->count ? batch->v[i] : NULL;
-		const uint8_t *b = i + 1 < batch->count ? batch->v[i + 1] : NULL;
 
-		for (d = 0; d < block->outs; d += 2, to += 2 * TILE) {
-			__m512i x = a ? _mm512_loadu_si512(a + 32 * (size_t)d) : zero;
-			__m512i y = b ? _mm512_loadu_si512(b + 32 * (size_t)d) : zero;
-
-			_mm512_store_si512(to, _mm512_permutex2var_epi16(x, low, y));
-			_mm512_store_si512(to + TILE,
-					   _mm512_permutex2var_epi16(x, high, y));
-		}
+		for (d = 0; d < block->outs; d += 2, to += 2 * TILE)
+			amx_pack_pair(to, batch, i, 16 * d);
 	}
 }
 
-/* The line of a step of up to 64 rows that are wanted soon. */
-static inline void amx_soon(const uint8_t *const *soon, uint32_t count, uint32_t column)
-{
-	uint32_t i;
-
-	for (i = 0; i < count; i++)
-		_mm_prefetch((const char *)soon[i] + column, _MM_HINT_T1);
-}
-
-/* Logits of 32 tokens and two groups. */
+/* Logits of 32 tokens and two groups: steps [from, to). */
 static void amx_logits_two(const struct amx_block *block, const struct amx_tile_rows *k,
-			   const uint8_t *q, float *s, const uint8_t *const *soon,
-			   uint32_t soon_count)
+			   const uint8_t *q, float *s, uint32_t from, uint32_t to)
 {
 	const uint8_t *q2 = q + (size_t)block->steps * TILE;
+	float *s2 = s + TOKENS * 16;
 	uint32_t i;
 
-	_tile_zero(0);
-	_tile_zero(1);
-	_tile_zero(2);
-	_tile_zero(3);
-	for (i = 0; i < block->steps; i++, q += TILE, q2 += TILE) {
+	if (from) {
+		_tile_loadd(0, s, 64);
+		_tile_loadd(1, s + 16 * 16, 64);
+		_tile_loadd(2, s2, 64);
+		_tile_loadd(3, s2 + 16 * 16, 64);
+	} else {
+		_tile_zero(0);
+		_tile_zero(1);
+		_tile_zero(2);
+		_tile_zero(3);
+	}
+	for (i = from; i < to; i++) {
 		uint32_t column = block->column[i];
 
 		_tile_loadd(4, k[0].at + column, k[0].stride);
-		_tile_loadd(6, q, 64);
+		_tile_loadd(6, q + (size_t)i * TILE, 64);
 		_tile_loadd(5, k[1].at + column, k[1].stride);
-		_tile_loadd(7, q2, 64);
+		_tile_loadd(7, q2 + (size_t)i * TILE, 64);
 		_tile_dpbf16ps(0, 4, 6);
 		_tile_dpbf16ps(1, 5, 6);
 		_tile_dpbf16ps(2, 4, 7);
 		_tile_dpbf16ps(3, 5, 7);
-		amx_soon(soon, soon_count, column);
 	}
 	_tile_stored(0, s, 64);
 	_tile_stored(1, s + 16 * 16, 64);
-	_tile_stored(2, s + TOKENS * 16, 64);
-	_tile_stored(3, s + TOKENS * 16 + 16 * 16, 64);
+	_tile_stored(2, s2, 64);
+	_tile_stored(3, s2 + 16 * 16, 64);
 }
 
 /* Logits of 64 tokens and one group; of 32 when k[2] is none. */
 static void amx_logits_one(const struct amx_block *block, const struct amx_tile_rows *k,
-			   bool four, const uint8_t *q, float *s,
-			   const uint8_t *const *soon, uint32_t soon_count)
+			   bool four, const uint8_t *q, float *s)
 {
 	uint32_t i;
 
@@ -338,7 +348,6 @@ static void amx_logits_one(const struct amx_block *block, const struct amx_tile_
 			_tile_dpbf16ps(2, 4, 7);
 			_tile_dpbf16ps(3, 5, 7);
 		}
-		amx_soon(soon, soon_count, column);
 	}
 	_tile_stored(0, s, 64);
 	_tile_stored(1, s + 16 * 16, 64);
@@ -349,22 +358,20 @@ static void amx_logits_one(const struct amx_block *block, const struct amx_tile_
 }
 
 static void amx_logits(const struct amx_block *block, uint32_t g, uint32_t groups,
-		       uint32_t padded, const struct attend_batch *next)
+		       uint32_t padded)
 {
 	const uint8_t *q = block->q + (size_t)g * block->steps * TILE;
-	uint32_t t, step, soon;
+	const struct amx_tile_rows *k = block->tiles;
+	uint32_t t, step, from, to;
 
-	for (t = 0; t < padded; t += step) {
-		step = groups == 1 && padded - t >= 64 ? 64 : 32;
-		soon = !next || next->count < t ? 0
-		       : next->count - t < step ? next->count - t
-						: step;
-		if (groups == 2)
-			amx_logits_two(block, &block->tiles[t / 16], q,
-				       block->s + (size_t)t * 16, next->k + t, soon);
-		else
-			amx_logits_one(block, &block->tiles[t / 16], step == 64, q,
-				       block->s + (size_t)t * 16, next->k + t, soon);
+	for (t = 0; groups == 1 && t < padded; t += step) {
+		step = padded - t >= 64 ? 64 : 32;
+		amx_logits_one(block, k + t / 16, step == 64, q, block->s + 16 * t);
+	}
+	for (from = 0; groups == 2 && from < block->steps; from = to) {
+		to = block->steps - from > STEPS ? from + STEPS : block->steps;
+		for (t = 0; t < padded; t += 32)
+			amx_logits_two(block, k + t / 16, q, block->s + 16 * t, from, to);
 	}
 }
 
@@ -416,21 +423,23 @@ static __m512 amx_weights(struct amx_block *block, uint32_t g, float *s, uint8_t
 	return again;
 }
 
-/* o of one group times `again`, which is mostly 1. */
+/* o of one group times `again`, which is 1 for most rows: of b batches, the b-th has the
+ * largest logit of a row in one of b cases. */
 static void amx_again(const struct amx_block *block, uint32_t g, __m512 again)
 {
 	uint8_t *o = block->o + (size_t)g * block->outs * TILE;
-	__m512 one = _mm512_set1_ps(1);
+	uint32_t rows = _mm512_cmp_ps_mask(again, _mm512_set1_ps(1), _CMP_NEQ_UQ), i;
 	float by[16];
-	uint32_t i, r;
 
-	if (_mm512_cmp_ps_mask(again, one, _CMP_EQ_OQ) == 0xffff)
-		return;
 	_mm512_storeu_ps(by, again);
-	for (i = 0; i < block->outs; i++)
-		for (r = 0; r < 16; r++, o += 64)
-			_mm512_store_ps(o, _mm512_mul_ps(_mm512_load_ps(o),
-							 _mm512_set1_ps(by[r])));
+	for (; rows; rows &= rows - 1) {
+		uint32_t row = (uint32_t)__builtin_ctz(rows);
+		uint8_t *at = o + 64 * (size_t)row;
+		__m512 factor = _mm512_set1_ps(by[row]);
+
+		for (i = 0; i < block->outs; i++, at += TILE)
+			_mm512_store_ps(at, _mm512_mul_ps(_mm512_load_ps(at), factor));
+	}
 }
 
 /* o of two groups and 32 values; tile i of v lies `apart` bytes on. */
@@ -467,6 +476,70 @@ static void amx_outputs_two(const struct amx_block *block, uint8_t *o, const uin
 	_tile_stored(1, o + TILE, 64);
 	_tile_stored(2, o2, 64);
 	_tile_stored(3, o2 + TILE, 64);
+}
+
+/* 32 tokens' V, 64 values or 32. */
+static inline void amx_pack_some(uint8_t *to, const struct attend_batch *batch,
+				 uint32_t token, uint32_t at, bool four)
+{
+	uint32_t i;
+
+	for (i = 0; i < 32; i += 2, to += 64) {
+		amx_pack_pair(to, batch, token + i, at);
+		if (four)
+			amx_pack_pair(to + 2 * TILE, batch, token + i, at + 32);
+	}
+}
+
+/* o of a group that is alone, 64 values from `at` on, or 32. V is packed as it is used,
+ * one piece ahead: all of it packed would go to L2 and back for nobody else. */
+static void amx_outputs_alone(const struct amx_block *block,
+			      const struct attend_batch *batch, uint32_t at, bool four,
+			      uint32_t padded)
+{
+	uint8_t *o = block->o + (size_t)at / 16 * TILE, *v = block->v,
+		*ahead = v + 4 * TILE;
+	const uint8_t *p = block->p;
+	uint32_t t;
+
+	_tile_zero(0);
+	_tile_zero(1);
+	_tile_zero(2);
+	_tile_zero(3);
+	if (!block->first) {
+		_tile_loadd(0, o, 64);
+		_tile_loadd(1, o + TILE, 64);
+		if (four) {
+			_tile_loadd(2, o + 2 * TILE, 64);
+			_tile_loadd(3, o + 3 * TILE, 64);
+		}
+	}
+	amx_pack_some(v, batch, 0, at, four);
+	for (t = 0; t < padded; t += 32, p += TILE) {
+		uint8_t *now = v;
+
+		if (t + 32 < padded)
+			amx_pack_some(ahead, batch, t + 32, at, four);
+		_tile_loadd(4, p, 64);
+		_tile_loadd(5, now, 64);
+		_tile_loadd(6, now + TILE, 64);
+		_tile_dpbf16ps(0, 4, 5);
+		_tile_dpbf16ps(1, 4, 6);
+		if (four) {
+			_tile_loadd(5, now + 2 * TILE, 64);
+			_tile_loadd(6, now + 3 * TILE, 64);
+			_tile_dpbf16ps(2, 4, 5);
+			_tile_dpbf16ps(3, 4, 6);
+		}
+		v = ahead;
+		ahead = now;
+	}
+	_tile_stored(0, o, 64);
+	_tile_stored(1, o + TILE, 64);
+	if (four) {
+		_tile_stored(2, o + 2 * TILE, 64);
+		_tile_stored(3, o + 3 * TILE, 64);
+	}
 }
 
 /* o of one group and 64 values, or 32. */
@@ -511,23 +584,26 @@ static void amx_outputs_one(const struct amx_block *block, uint8_t *o, const uin
 }
 
 /* One or two groups meet a batch. */
-static void amx_meet(struct amx_block *block, uint32_t g, uint32_t tokens,
-		     uint32_t padded, const struct attend_batch *next)
+static void amx_meet(struct amx_block *block, uint32_t g,
+		     const struct attend_batch *batch, uint32_t padded)
 {
 	uint32_t groups = block->groups - g < 2 ? 1 : 2, i, step;
 	uint8_t *o = block->o + (size_t)g * block->outs * TILE;
 	__m512 again;
 
-	amx_logits(block, g, groups, padded, next);
+	amx_logits(block, g, groups, padded);
 	for (i = 0; i < groups; i++) {
 		again = amx_weights(block, g + i, block->s + (size_t)i * TOKENS * 16,
-				    block->p + (size_t)i * (TOKENS / 32) * TILE, tokens);
+				    block->p + (size_t)i * (TOKENS / 32) * TILE,
+				    batch->count);
 		if (!block->first)
 			amx_again(block, g + i, again);
 	}
 	for (i = 0; i < block->outs; i += step) {
 		step = groups == 1 && block->outs - i >= 4 ? 4 : 2;
-		if (groups == 2)
+		if (block->groups == 1)
+			amx_outputs_alone(block, batch, 16 * i, step == 4, padded);
+		else if (groups == 2)
 			amx_outputs_two(block, o + i * TILE, block->v + i * TILE, padded);
 		else
 			amx_outputs_one(block, o + i * TILE, block->v + i * TILE,
@@ -545,7 +621,7 @@ static void amx_steps(struct amx_block *block, const struct attend_work *work,
 	block->steps = block->shape->dqk / 32;
 	for (i = 0; i < block->steps; i++)
 		block->column[i] = (uint16_t)(64 * i);
-	block->rest_steps = 0;
+	block->rest_first = block->rest_steps = 0;
 	for (i = 0; i < count && !rows[i].delta; i++)
 		;
 	if (i == count || !rope->dims)
@@ -556,16 +632,34 @@ static void amx_steps(struct amx_block *block, const struct attend_work *work,
 		block->column[block->steps++] = (uint16_t)(64 * (block->rest_first + i));
 }
 
+/* One row of o, which lies in `outs` tiles, times `share`. */
+static void amx_end_row(const struct amx_block *block, float *out, const uint8_t *o,
+			float share)
+{
+	__m512 by = _mm512_set1_ps(share);
+	uint32_t i;
+
+	if (share == 0) /* of no token: o may be anything */
+		memset(out, 0, block->outs * 16 * sizeof(*out));
+	else if (block->past && (uintptr_t)out % 64 == 0)
+		for (i = 0; i < block->outs; i++, o += TILE)
+			_mm512_stream_ps(out + 16 * (size_t)i,
+					 _mm512_mul_ps(_mm512_load_ps(o), by));
+	else
+		for (i = 0; i < block->outs; i++, o += TILE)
+			_mm512_storeu_ps(out + 16 * (size_t)i,
+					 _mm512_mul_ps(_mm512_load_ps(o), by));
+}
+
 static void amx_end(const struct amx_block *block, const struct attend_row *rows,
 		    uint32_t count)
 {
 	float m[16], l[16];
-	uint32_t i, j;
+	uint32_t i;
 
 	for (i = 0; i < count; i++) {
 		const uint8_t *o = block->o + (size_t)(i / 16) * block->outs * TILE +
 				   (size_t)(i % 16) * 64;
-		__m512 share;
 
 		if (i % 16 == 0) {
 			_mm512_storeu_ps(m, block->m[i / 16]);
@@ -573,15 +667,7 @@ static void amx_end(const struct amx_block *block, const struct attend_row *rows
 		}
 		*rows[i].m = m[i % 16];
 		*rows[i].l = l[i % 16];
-		share = _mm512_set1_ps(l[i % 16] == 0 ? 0 : 1 / l[i % 16]);
-		for (j = 0; j < block->outs; j++)
-			_mm512_storeu_ps(
-				rows[i].o + 16 * (size_t)j,
-				l[i % 16] == 0
-					? share
-					: _mm512_mul_ps(
-						  _mm512_load_ps(o + j * (size_t)TILE),
-						  share));
+		amx_end_row(block, rows[i].o, o, l[i % 16] == 0 ? 0 : 1 / l[i % 16]);
 	}
 }
 
@@ -589,34 +675,27 @@ static bool amx_rows(struct amx_block *block, struct attend_work *work,
 		     const struct attend_group *group, const struct attend_row *rows,
 		     uint32_t count)
 {
-	struct attend_batch batches[2], *batch = &batches[0], *next = &batches[1], *swap;
+	struct attend_batch batch = {.next = group->begin};
 	uint32_t g, padded;
-	bool more;
 
 	block->groups = (count + 15) / 16;
 	amx_steps(block, work, rows, count);
-	amx_pack_q(block, work, rows, count);
+	if (!amx_pack_q(block, work, rows, count))
+		return false;
 	for (g = 0; g < block->groups; g++) {
 		block->m[g] = _mm512_set1_ps(-INFINITY);
 		block->l[g] = _mm512_setzero_ps();
 	}
-	block->first = true;
-	batch->next = group->begin;
-	more = attend_next(work, group, batch, TOKENS);
-	while (more) {
-		next->next = batch->next;
-		more = attend_next(work, group, next, TOKENS);
-		padded = amx_place_k(block, batch);
-		amx_pack_v(block, batch, padded);
+	for (block->first = true; attend_next(work, group, &batch, TOKENS);
+	     block->first = false) {
+		padded = amx_place_k(block, &batch);
+		if (block->groups > 1)
+			amx_pack_v(block, &batch, padded);
 		for (g = 0; g < block->groups; g += 2) {
 			if (attend_stop(work))
 				return false;
-			amx_meet(block, g, batch->count, padded, g ? NULL : next);
+			amx_meet(block, g, &batch, padded);
 		}
-		block->first = false;
-		swap = batch;
-		batch = next;
-		next = swap;
 	}
 	amx_end(block, rows, count);
 	return true;
@@ -662,11 +741,14 @@ static bool amx_group(struct attend_work *work, const struct attend_group *group
 
 	amx_place(&block, work);
 	amx_configure();
+	block.past = (size_t)group->count * block.outs * 64 > PAST_BYTES;
 	for (row = 0; row < group->count && going; row += n) {
 		n = group->count - row < 16 * GROUPS ? group->count - row : 16 * GROUPS;
 		going = amx_rows(&block, work, group, group->rows + row, n);
 	}
-	_tile_release(); /* else each switch of threads saves 8 KiB more */
+	if (block.past)
+		_mm_sfence(); /* streamed stores are not ordered by others' locks */
+	_tile_release();      /* else each switch of threads saves 8 KiB more */
 	return going;
 }
 

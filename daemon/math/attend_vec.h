@@ -66,7 +66,7 @@ INLINE void vec_store(float *p, vec v)
 
 INLINE vec vec_all(float x)
 {
-	return (vec){0} + x;
+	return x - (vec){0}; /* no operation: compilers know that x - 0 is x */
 }
 
 /* Bits of a where the mask is set, of b elsewhere. */
@@ -241,8 +241,7 @@ INLINE vec vec_exp(vec x)
 	p = p * r + 1.0f;
 	p = p * r + 1.0f;
 	p = p * (vec)((k + 127) << 23);
-	p = vec_choose(x < vec_all(-87.3f), vec_all(0), p);
-	return vec_choose(x != x, x, p);
+	return vec_choose(x < vec_all(-87.3f), vec_all(0), p);
 }
 
 /* cap * tanh(x / cap). tanh is 1 - 2 / (exp(2y) + 1), and 1 from 20 on; near 0, where

@@ -52,8 +52,9 @@ static uint32_t merge_weights(const struct merge_part *parts, uint32_t part_coun
 			      uint32_t row, uint32_t *used, float *weights, float *m_p,
 			      float *l_p)
 {
-	float m = -INFINITY, l = 0;
+	double exact[MERGE_PARTS_MAX], l = 0; /* of any order, almost */
 	uint32_t i, count = 0;
+	float m = -INFINITY;
 	bool nan = false;
 
 	for (i = 0; i < part_count; i++) {
@@ -68,16 +69,17 @@ static uint32_t merge_weights(const struct merge_part *parts, uint32_t part_coun
 	if (nan)
 		m = NAN;
 	for (i = 0; i < count; i++) {
-		float mi = parts[used[i]].m[row], li = parts[used[i]].l[row];
+		float mi = parts[used[i]].m[row];
 
 		/* equal infinities: their difference would be a NaN */
-		weights[i] = mi == m ? li : li * merge_exp(mi - m);
-		l += weights[i];
+		exact[i] = (double)parts[used[i]].l[row] *
+			   (double)(mi == m ? 1 : merge_exp(mi - m));
+		l += exact[i];
 	}
 	for (i = 0; i < count; i++)
-		weights[i] = weights[i] / l;
+		weights[i] = (float)(exact[i] / l);
 	m_p[row] = m;
-	l_p[row] = l;
+	l_p[row] = (float)l;
 	return count;
 }
 

@@ -9,9 +9,9 @@
  *   m = max m_i    w_i = l_i * exp(m_i - m)    l = sum w_i    o = sum (w_i / l) * o_i
  *
  * Two partials give the same bits in both orders, and one with empty ones its own bits.
- * More in another order differ by at most 2^-21 * sum w_i |o_i| / l. exp is this file's
- * own and nothing is contracted (mk/math.mk), so every machine gives the same bits, and
- * a GPU can. A NaN stays in its row. Pure; any thread.
+ * Up to seven in another order differ by at most 2^-21 * sum w_i |o_i| / l: shares are
+ * made in fp64. exp is this file's own and nothing is contracted (mk/math.mk), so every
+ * machine gives the same bits, and a GPU can. A NaN stays in its row. Pure; any thread.
  */
 #ifndef KVD_MATH_MERGE_H
 #define KVD_MATH_MERGE_H

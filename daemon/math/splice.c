@@ -9,7 +9,7 @@ void rope_turn_make(struct rope_turn *turn, const struct rope *rope, int64_t del
 	uint32_t i;
 
 	assert(rope->dims % 2 == 0 && rope->dims / 2 <= ROPE_PAIRS_MAX);
-	turn->delta = (int32_t)delta;
+	turn->delta = delta;
 	turn->first = rope->first;
 	turn->dims = rope->dims;
 	turn->pairs = rope->pairs;

@@ -38,7 +38,7 @@ struct rope {
 
 /* A turn by one delta. */
 struct rope_turn {
-	int32_t delta;
+	int64_t delta;
 	uint16_t first, dims;
 	uint8_t pairs;
 	float cos[ROPE_PAIRS_MAX], sin[ROPE_PAIRS_MAX];

@@ -56,7 +56,7 @@ static bool same_as_before(const struct layout_view *view, uint32_t i)
 	return i > 0 && layers_same(&view->layers[i], &view->layers[i - 1]);
 }
 
-static void put_field(struct cursor *out, const struct layout_field *f)
+static void field_encode(struct cursor *out, const struct layout_field *f)
 {
 	cursor_put_str(out, f->name);
 	cursor_put_str(out, f->format);
@@ -85,7 +85,7 @@ static void put_layer(struct cursor *out, const struct layout_view *view, uint32
 			cursor_put_u32(out, layer->fields[j].buffer);
 			cursor_put_u64(out, layer->fields[j].offset);
 		} else {
-			put_field(out, &layer->fields[j]);
+			field_encode(out, &layer->fields[j]);
 		}
 	}
 }

@@ -186,8 +186,8 @@ static void give_way(struct rooms *rooms, struct remote *remote)
 }
 
 /* One principal's requests do not keep those of others out: daemon/base/share.h. */
-static int make_room(struct rooms *rooms, struct remote *remote, size_t bytes,
-		     struct charge *charge)
+static int late_make_room(struct rooms *rooms, struct remote *remote, size_t bytes,
+			  struct charge *charge)
 {
 	const uint32_t cap = rooms->kvd->config->orphans_max;
 	int r;
@@ -213,8 +213,8 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	int r;
 
 	assert(type == WIRE_T_TRANSFER_INFO || type == WIRE_T_OFFER_QUERY);
-	r = make_room(rooms, remote, sizeof(*orphan) + sizeof(*group) + msg->len,
-		      &charge);
+	r = late_make_room(rooms, remote, sizeof(*orphan) + sizeof(*group) + msg->len,
+			   &charge);
 	if (r < 0) {
 		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
 		return err_pass(r);

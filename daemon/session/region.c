@@ -242,7 +242,7 @@ static void region_close_done(struct offload_job *job)
 	session_drain_end(session);
 }
 
-static void close_begin(struct holding *h)
+static void region_close_begin(struct holding *h)
 {
 	h->job = (struct offload_job){.work = region_close_work,
 				      .done = region_close_done,
@@ -281,7 +281,7 @@ void region_unpin(struct region *region)
 	assert(region->pools <= region->pins);
 	assert(region->pins > 0);
 	if (--region->pins == 0 && sm_state(&region->sm) == REGION_CLOSING)
-		close_begin(holding_of(region));
+		region_close_begin(holding_of(region));
 }
 
 int region_unregister(struct region *region, void (*on_done)(void *arg), void *arg)
@@ -395,7 +395,7 @@ static void import_drop(struct holding *h)
 	sm_move(&h->region.sm, REGION_CLOSING);
 	h->on_closed = NULL;
 	session_drain_begin(h->region.session);
-	close_begin(h);
+	region_close_begin(h);
 }
 
 /* Why the finished import cannot be used after all. */

@@ -195,7 +195,7 @@ void status_page_ended(struct status_page *page)
 
 /* ---- slots ---- */
 
-static struct kvd_status_slot *slot_of(struct status_page *page, uint32_t slot)
+static struct kvd_status_slot *status_slot_at(struct status_page *page, uint32_t slot)
 {
 	assert(slot < page->slots && page->next[slot] == SLOT_TAKEN);
 	return &page->slot[slot];
@@ -335,7 +335,7 @@ uint32_t status_slot_gen(const struct status_page *page, uint32_t slot)
 
 uint32_t status_slot_renew(struct status_page *page, uint32_t slot)
 {
-	struct kvd_status_slot *s = slot_of(page, slot);
+	struct kvd_status_slot *s = status_slot_at(page, slot);
 	uint32_t gen = kvd_ring_next_gen(kvd_word_gen(s->word));
 
 	status_put(&s->word, kvd_word_make(gen, KVD_TRANSFERRING, 0, 0));
@@ -344,7 +344,7 @@ uint32_t status_slot_renew(struct status_page *page, uint32_t slot)
 
 void status_slot_release(struct status_page *page, uint32_t slot)
 {
-	struct kvd_status_slot *s = slot_of(page, slot);
+	struct kvd_status_slot *s = status_slot_at(page, slot);
 
 	if (slot >= page->own) {
 		page->next[slot] = SLOT_NONE;
@@ -365,7 +365,7 @@ void status_slot_release(struct status_page *page, uint32_t slot)
 void status_slot_progress(struct status_page *page, uint32_t slot, uint64_t bytes,
 			  uint64_t total)
 {
-	struct kvd_status_slot *s = slot_of(page, slot);
+	struct kvd_status_slot *s = status_slot_at(page, slot);
 
 	figures_begin(s);
 	status_put(&s->bytes, bytes);
@@ -381,7 +381,7 @@ static uint64_t cut(uint64_t figure, uint64_t most)
 void status_slot_room(struct status_page *page, uint32_t slot,
 		      const struct status_room *room)
 {
-	struct kvd_status_slot *s = slot_of(page, slot);
+	struct kvd_status_slot *s = status_slot_at(page, slot);
 	uint64_t first = room->first_token == UINT64_MAX
 				 ? 0
 				 : cut(room->first_token, UINT32_MAX - 1) + 1;
@@ -398,7 +398,7 @@ void status_slot_room(struct status_page *page, uint32_t slot,
 void status_slot_set(struct status_page *page, uint32_t slot, unsigned int state,
 		     unsigned int flags, enum err_code error)
 {
-	struct kvd_status_slot *s = slot_of(page, slot);
+	struct kvd_status_slot *s = status_slot_at(page, slot);
 
 	assert(state <= KVD_SUCCESS);
 	figures_begin(s);

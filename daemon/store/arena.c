@@ -650,7 +650,7 @@ static int evict_own(struct arena_shelf *shelf)
 	return 1;
 }
 
-static int make_room(struct arena_shelf *shelf)
+static int shelf_make_room(struct arena_shelf *shelf)
 {
 	struct arena *arena = shelf->owner->arena;
 
@@ -708,7 +708,7 @@ int arena_take(struct arena_owner *owner, uint64_t bytes, struct arena_item *ite
 	shelf = shelf_of(owner, size);
 	if (!shelf)
 		return err_pass(-ENOMEM);
-	r = make_room(shelf);
+	r = shelf_make_room(shelf);
 	if (r < 0)
 		return err_pass(r);
 	slab_take(list_first(&shelf->roomy, struct arena_slab, link), slot);

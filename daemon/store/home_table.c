@@ -129,7 +129,7 @@ uint64_t home_holder_count(const struct home_table *table, unsigned int holder)
 
 /* ---- entries ---- */
 
-static uint64_t slot_of(const struct home_table *table, uint64_t id)
+static uint64_t table_slot_of(const struct home_table *table, uint64_t id)
 {
 	return (uint64_t)((unsigned __int128)home_mix(id ^ table->seed) * table->slots >>
 			  64);
@@ -162,7 +162,7 @@ enum home_put home_table_put(struct home_table *table, unsigned int holder,
 {
 	struct home_holder *h = holder_of(table, holder);
 	uint16_t place = (uint16_t)(holder & PLACE_MASK);
-	uint64_t at = slot_of(table, key->id);
+	uint64_t at = table_slot_of(table, key->id);
 	struct home_entry *entry;
 	unsigned int same = 0;
 
@@ -206,7 +206,7 @@ static void slot_free(struct home_table *table, uint64_t hole)
 		entry = &table->entries[at];
 		if (!entry->holder)
 			break;
-		if (slot_distance(table, slot_of(table, entry->id), at) <
+		if (slot_distance(table, table_slot_of(table, entry->id), at) <
 		    slot_distance(table, hole, at))
 			continue;
 		table->entries[hole] = *entry;
@@ -219,7 +219,7 @@ bool home_table_remove(struct home_table *table, unsigned int holder,
 		       const struct home_key *key)
 {
 	const struct home_holder *h = holder_of(table, holder);
-	uint64_t at = slot_of(table, key->id);
+	uint64_t at = table_slot_of(table, key->id);
 
 	assert(h && h->live);
 	for (; table->entries[at].holder; at = slot_next(table, at)) {
@@ -235,7 +235,7 @@ bool home_table_remove(struct home_table *table, unsigned int holder,
 unsigned int home_table_find(const struct home_table *table, const struct home_key *key,
 			     uint64_t random, void **owners, unsigned int most)
 {
-	uint64_t at = slot_of(table, key->id);
+	uint64_t at = table_slot_of(table, key->id);
 	unsigned int seen = 0;
 
 	for (; table->entries[at].holder; at = slot_next(table, at)) {

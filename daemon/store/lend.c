@@ -66,7 +66,7 @@ static void lend_step(struct store_lend *lend)
 	mem_free(lend);
 }
 
-static void leg_free(struct lend_leg *leg)
+static void lend_leg_free(struct lend_leg *leg)
 {
 	struct store_lend *lend = leg->lend;
 
@@ -87,7 +87,7 @@ static void lend_close(struct store_lend *lend, const struct err *why)
 	lend->leg_count++; /* it stays for the walk */
 	list_foreach_safe(leg, &lend->legs, link) {
 		if (!leg->base.room)
-			leg_free(leg);
+			lend_leg_free(leg);
 		else if (why)
 			room_fail(leg->base.room, why, NULL);
 	}
@@ -350,7 +350,7 @@ static int on_ask(struct store *store, struct remote *remote, struct cursor *bod
 
 static void on_leg_gone(struct loop_defer *defer)
 {
-	leg_free(container_of(defer, struct lend_leg, gone));
+	lend_leg_free(container_of(defer, struct lend_leg, gone));
 }
 
 static void on_leg_room_end(struct room_leg *base, const struct room *room)
@@ -484,7 +484,7 @@ static void leg_go_on(struct lend_leg *leg)
 	if (leg_try(leg) >= 0)
 		return;
 	leg_refuse(leg->lend->remote, &leg->asked);
-	leg_free(leg);
+	lend_leg_free(leg);
 }
 
 static unsigned int legs_of(const struct store *store, const struct remote *remote)
@@ -497,8 +497,8 @@ static unsigned int legs_of(const struct store *store, const struct remote *remo
 	return n;
 }
 
-static int leg_new(struct store *store, struct remote *remote,
-		   const struct wire_chunk_leg *asked, struct lend_leg **leg_p)
+static int lend_leg_new(struct store *store, struct remote *remote,
+			const struct wire_chunk_leg *asked, struct lend_leg **leg_p)
 {
 	struct store_lend *lend = store ? lend_find(store, remote, asked->ask) : NULL;
 	struct lend_leg *leg;
@@ -527,7 +527,7 @@ static int on_leg(struct store *store, struct remote *remote, struct cursor *bod
 
 	if (r < 0)
 		return err_pass(r);
-	if (leg_new(store, remote, &msg, &leg) < 0)
+	if (lend_leg_new(store, remote, &msg, &leg) < 0)
 		leg_refuse(remote, &msg);
 	else
 		leg_go_on(leg);

@@ -74,6 +74,21 @@ static int kv_new(struct store_class *class, uint32_t count, const char *view,
 	return 0;
 }
 
+/* Token t of a chunk is in page t / page_tokens of it: not where a rank holds some tokens
+ * alone, nor in views whose pages are states. */
+static int kv_view_check(const struct store_class *class, uint32_t index)
+{
+	const struct layout_view *view = &class->canon->layout->views[index];
+
+	if (!token_shard_is_all(&view->shard) ||
+	    (uint64_t) class->canon->views[index].pages * view->page_tokens !=
+		    class->space->tokens)
+		return err_raise(ERR_REQUIRE,
+				 "view %s: its pages do not hold all tokens of a chunk",
+				 view->name);
+	return 0;
+}
+
 static int kv_add(struct store_kv *kv, struct store_chunk *chunk, uint32_t view)
 {
 	const struct canon *canon = kv->class->canon;
@@ -81,6 +96,9 @@ static int kv_add(struct store_kv *kv, struct store_chunk *chunk, uint32_t view)
 
 	if (!part || !part->slot.slab)
 		return err_raise(ERR_NOTFOUND, "a chunk of the hold is not there");
+	if (kv->tokens % kv->class->space->tokens)
+		return err_raise(ERR_REQUIRE,
+				 "a chunk of the hold is short, and others follow it");
 	if (!part->ready)
 		return err_raise(ERR_BUSY,
 				 "a chunk of the hold is on its way from a file");
@@ -99,6 +117,8 @@ static int kv_make(struct store_class *class, struct store_chunk *const *chunks,
 	uint32_t index = 0;
 	int r = kv_new(class, count, view, &kv, &index);
 
+	if (r >= 0)
+		r = kv_view_check(class, index);
 	for (uint32_t i = 0; i < count && r >= 0; i++)
 		r = kv_add(kv, chunks[i], index);
 	if (r < 0) {
@@ -133,14 +153,22 @@ static struct store_class *hold_class(const struct store_hold *hold, uint32_t fi
 	return NULL;
 }
 
+int store_hold_check(const struct store_hold *hold)
+{
+	if (hold->over || hold->closed)
+		return err_raise(ERR_LEASE, "the hold's lease has ended");
+	return 0;
+}
+
 int store_kv_of_hold(const struct store_hold *hold, uint32_t first, uint32_t count,
 		     const char *view, struct store_kv **kv_p)
 {
 	struct store_class *class;
 	int r;
 
-	if (hold->over || hold->closed)
-		return err_raise(ERR_LEASE, "the hold's lease has ended");
+	r = store_hold_check(hold);
+	if (r < 0)
+		return err_pass(r);
 	r = range_check(first, count, hold->count);
 	if (r < 0)
 		return err_pass(r);
@@ -170,6 +198,12 @@ bool store_kv_same(const struct store_kv *a, const struct store_kv *b)
 {
 	return a->class == b->class && a->view == b->view && a->count == b->count &&
 	       memcmp(a->chunks, b->chunks, a->count * sizeof(*a->chunks)) == 0;
+}
+
+uint64_t store_kv_bytes(const struct store_kv *kv)
+{
+	return sizeof(*kv) + kv->count * sizeof(*kv->chunks) +
+	       kv->page_count * sizeof(*kv->pages);
 }
 
 uint32_t store_hold_here(const struct store_hold *hold)

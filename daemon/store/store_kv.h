@@ -30,8 +30,9 @@ struct store_kv {
 };
 
 /* Chunks [first, first + count) of those that the hold has here. `view` NULL: the one
- * that there is. ERR_LEASE; ERR_RANGE; ERR_REQUIRE: parts of several ranks, which nobody
- * can read as one; ERR_BUSY: they are on their way from a file. */
+ * that there is. ERR_LEASE; ERR_RANGE; ERR_REQUIRE: parts of several ranks, or of a rank
+ * that holds some tokens alone, which nobody can read as one; ERR_BUSY: they are on their
+ * way from a file. */
 int store_kv_of_hold(const struct store_hold *hold, uint32_t first, uint32_t count,
 		     const char *view, struct store_kv **kv_p);
 /* The same of the hold that the remote calls `ask`; `pool`: one that it was told of. */
@@ -40,8 +41,10 @@ int store_kv_of_lend(const struct store *store, const struct remote *remote, uin
 		     struct store_kv **kv_p);
 /* The same bytes? */
 bool store_kv_same(const struct store_kv *a, const struct store_kv *b);
-void store_kv_free(struct store_kv *kv); /* NULL is fine */
+void store_kv_free(struct store_kv *kv);	    /* NULL is fine */
+uint64_t store_kv_bytes(const struct store_kv *kv); /* of itself */
 
+int store_hold_check(const struct store_hold *hold); /* ERR_LEASE */
 /* Of a hold's chunks so many are here, the others follow at another daemon. */
 uint32_t store_hold_here(const struct store_hold *hold);
 uint32_t store_hold_chunk_tokens(const struct store_hold *hold); /* of a whole one */

@@ -40,7 +40,7 @@ static struct kvd *leg_kvd(const struct store_leg *leg)
 
 /* ---- its end ---- */
 
-static void leg_free(struct store_leg *leg)
+static void store_leg_free(struct store_leg *leg)
 {
 	loop_defer_cancel(&leg->step);
 	list_remove(&leg->link);
@@ -94,7 +94,7 @@ static void on_leg_step(struct loop_defer *defer)
 	leg_price(leg);
 	list_remove(&leg->link);
 	store_move_leg_ended(leg->move, leg);
-	leg_free(leg);
+	store_leg_free(leg);
 }
 
 static void on_room_end(struct room_leg *base, const struct room *room)
@@ -397,8 +397,8 @@ static void leg_range(const struct store_leg *leg, uint64_t *begin_p, uint64_t *
 		*end_p = move->end;
 }
 
-static int leg_new(struct store_move *move, unsigned int sources,
-		   struct store_leg **leg_p)
+static int store_leg_new(struct store_move *move, unsigned int sources,
+			 struct store_leg **leg_p)
 {
 	struct store_leg *leg = mem_zalloc(sizeof(*leg));
 
@@ -425,12 +425,12 @@ int store_leg_start(struct store_move *move, uint32_t first, uint32_t count,
 	uint8_t ticket[TICKET_BYTES];
 	struct store_leg *leg = NULL;
 	uint64_t begin, end;
-	int r = move->store->session
-			? leg_new(move,
-				  put ? 1u
-				      : (unsigned)__builtin_popcountll(sources->used),
-				  &leg)
-			: err_raise(ERR_DRAIN, "the daemon is stopping");
+	int r = move->store->session ? store_leg_new(move,
+						     put ? 1u
+							 : (unsigned)__builtin_popcountll(
+								   sources->used),
+						     &leg)
+				     : err_raise(ERR_DRAIN, "the daemon is stopping");
 
 	if (r < 0)
 		return err_pass(r);
@@ -449,7 +449,7 @@ int store_leg_start(struct store_move *move, uint32_t first, uint32_t count,
 	if (r >= 0)
 		return 0;
 	if (!leg->open && !leg->far) {
-		leg_free(leg);
+		store_leg_free(leg);
 		return err_pass(r);
 	}
 	err_take(&leg->error); /* rooms that are open end first; then others may serve */

@@ -64,6 +64,9 @@ int ring_attend(struct ring *ring, const struct kvd_ring_entry *e,
 	if (e->n1 > ATTEND_PARTS_MAX || e->bytes < e->n1 * sizeof(struct kvd_ring_part))
 		return err_raise(ERR_PROTO, "op %u: %u parts in %u bytes", e->op, e->n1,
 				 e->bytes);
+	if (e->bytes >
+	    e->n1 * sizeof(struct kvd_ring_part) + ATTEND_SELECT_MAX * sizeof(uint32_t))
+		return err_raise(ERR_PROTO, "op %u: %u bytes", e->op, e->bytes);
 	r = status_slot_claim(ring->session->status, e->slot, e->gen, id);
 	if (r < 0)
 		return err_pass(r);

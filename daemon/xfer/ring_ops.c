@@ -203,7 +203,7 @@ static int post_refused(struct ring *ring, const struct kvd_ring_entry *e)
 	uint32_t slot = (uint32_t)(e->a - KVD_RING_IDS);
 
 	if (e->a - KVD_RING_IDS > UINT32_MAX || !status_slot_claimed(page, slot) ||
-	    store_has(ring->session, e->a) ||
+	    store_has(ring->session, e->a) || attend_posted(ring->session, e->a) ||
 	    (ring->session->kvd->rooms &&
 	     rooms_has_slot(ring->session->kvd->rooms, ring->session, slot)))
 		return err_raise(ERR_PROTO, "post: xfer %llu is none of this session",
@@ -269,7 +269,8 @@ static int op_release(struct ring *ring, struct xfer_session *xs,
 			transfer_release(t, (struct xfer_waiter){NULL, NULL});
 		else if (prepared)
 			prepared_release(prepared);
-	} else if (!ring_room_release(ring, e->a) && !ring_chunk_release(ring, e->a)) {
+	} else if (!ring_room_release(ring, e->a) && !ring_chunk_release(ring, e->a) &&
+		   !attend_posted(ring->session, e->a)) {
 		ring_ops_forget(ring, e->a);
 	}
 	return 0;

@@ -20,6 +20,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "daemon/attend/attend.h"
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
@@ -461,7 +462,7 @@ static bool was_refused(struct ring *ring, const struct kvd_ring_entry *e)
 	return status_slot_claimed(ring->session->status, e->slot) &&
 	       status_slot_gen(ring->session->status, e->slot) == e->gen &&
 	       !idmap_get(&xs->transfers, id) && !idmap_get(&xs->dlists, id) &&
-	       !store_has(ring->session, id) &&
+	       !store_has(ring->session, id) && !attend_posted(ring->session, id) &&
 	       !(rooms_of(ring) &&
 		 rooms_has_slot(rooms_of(ring), ring->session, e->slot));
 }

@@ -41,9 +41,10 @@ that they attend to; tokens: from the first chunk's first on, 0: all; delta: the
 stand so many positions further on than where they were computed; select: of each query token
 as many tokens of the part (one list each, 4294967295: none), which its heads share."""
 
-AttendFacts = namedtuple("AttendFacts", "queue_us attend_us daemons")
+AttendFacts = namedtuple("AttendFacts", "queue_us attend_us daemons together replicate")
 AttendFacts.__doc__ = """How long rows waited for a processor, and were attended, where that was
-longest; how many other daemons took part."""
+longest; how many other daemons took part; with how many askers' rows they were attended, where
+that were most; replicate: those were more than 8, and fetching the chunks would help all."""
 
 
 def _choice(name, value, names):
@@ -101,9 +102,11 @@ class Attend:
             self.rows, self.dv)
 
     def m(self, seat):
+        """rows floats: the largest score of each."""
         return self._piece(seat, self._at[3], self.rows * 4).view(np.float32)
 
     def l(self, seat):
+        """rows floats: the sum of exp(score - m) of each; 0: it has no tokens."""
         return self._piece(seat, self._at[4], self.rows * 4).view(np.float32)
 
     def _part_pack(self, part):
@@ -128,7 +131,7 @@ class Attend:
                           round(deadline * 1e6))
 
     def state(self, seat):
-        """A read of shared memory: no system call."""
+        """A read of shared memory: no system call. WAITING_FOR_INPUT: q was not read yet."""
         return self._attend.state(seat)
 
     def wait(self, seat, timeout=None):
@@ -149,6 +152,7 @@ class Attend:
         return error_make(*told)
 
     def read(self, seat):
+        """Figures of the seat's last post."""
         return AttendFacts(*self._attend.read(seat))
 
     def stop(self, seat):
@@ -156,6 +160,7 @@ class Attend:
         self._attend.stop(seat)
 
     def close(self, timeout=None):
+        """Posts that are under way end."""
         self._attend.close(_check.seconds("timeout", timeout))
         self._region.unregister()
 

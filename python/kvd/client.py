@@ -219,10 +219,18 @@ class Client:
         return Space(self, pool, model=model, scheme=scheme, tokens=tokens,
                      revision=revision, rope=rope, views=views, timeout=timeout)
 
-    def attend(self, **shape):
-        """Seats for query rows that attend to chunks where they are. -> kvd.Attend, whose
-        arguments these are"""
-        return Attend(self, **shape)
+    def attend(self, *, rows, heads, dqk, dv, kind, q_type, kv_type, scale, key, value=None,
+               seats=1, kv_heads=1, first_head=0, softcap=0.0, view=None, rope=None,
+               timeout=None):
+        """Seats for query rows that attend to chunks where they are. rows: of a seat, query
+        tokens x heads; kind: "mla" (one latent a token, whose first dv values are v) or
+        "gqa"; q_type, kv_type: "bf16", "fp16", "fp32"; dqk, dv: values of a query row and
+        key, and of a v; key, value: the layout's fields; rope: a kvd.Rope, for chunks at
+        other places than where they were computed. -> kvd.Attend"""
+        return Attend(self, rows=rows, heads=heads, dqk=dqk, dv=dv, kind=kind, q_type=q_type,
+                      kv_type=kv_type, scale=scale, key=key, value=value, seats=seats,
+                      kv_heads=kv_heads, first_head=first_head, softcap=softcap, view=view,
+                      rope=rope, timeout=timeout)
 
     def cost_page(self, timeout=None):
         """What the daemon measures of its peers, to decide by. -> kvd.cost.Page, which goes on

@@ -2,7 +2,7 @@
 import os
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
-from .attend import Attend
+from .attend import Attend, Rope
 from .cost import Page
 from .chunks import ChunkEvents, Space
 from .layout import Layout
@@ -58,7 +58,11 @@ class Client:
               revision: Optional[str] = ..., rope: Optional[str] = ...,
               views: Optional[Sequence[str]] = ...,
               timeout: Optional[float] = ...) -> Space: ...
-    def attend(self, **shape: Any) -> Attend: ...
+    def attend(self, *, rows: int, heads: int, dqk: int, dv: int, kind: str, q_type: str,
+               kv_type: str, scale: float, key: str, value: Optional[str] = ...,
+               seats: int = ..., kv_heads: int = ..., first_head: int = ...,
+               softcap: float = ..., view: Optional[str] = ..., rope: Optional[Rope] = ...,
+               timeout: Optional[float] = ...) -> Attend: ...
     def cost_page(self, timeout: Optional[float] = ...) -> Page: ...
     def chunk_events(self) -> ChunkEvents: ...
     def states(self, rooms: List[Room], out: Any) -> int: ...

@@ -19,6 +19,7 @@ struct attend_object {
 	PyObject_HEAD struct client *client;
 	struct kvd_attend *kvd; /* NULL: closed */
 	PyObject *keep;		/* the region */
+	uint32_t heads;
 };
 
 struct attend_start {
@@ -116,6 +117,7 @@ static PyObject *attend_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	s.of->client = (struct client *)client;
 	Py_INCREF(region);
 	s.of->keep = region;
+	s.of->heads = a->heads;
 	if (client_run(s.of->client, attend_begin, &s, ms, NULL, NULL) < 0) {
 		Py_DECREF(s.of);
 		return NULL;
@@ -141,7 +143,7 @@ static PyObject *attend_seat(PyObject *self, PyObject *none)
 
 /* (hold, row, rows, first, count, tokens, delta, per_token, select as bytes or None) */
 static bool part_parse(const struct attend_object *object, PyObject *tuple,
-		       struct kvd_part *part)
+		       uint32_t heads, struct kvd_part *part)
 {
 	unsigned long long tokens;
 	const char *select;
@@ -152,6 +154,12 @@ static bool part_parse(const struct attend_object *object, PyObject *tuple,
 			      &part->first, &part->count, &tokens, &part->delta,
 			      &part->per_token, &select, &bytes))
 		return false;
+	if (select && (uint64_t)bytes != (uint64_t)(part->rows / heads) *
+						 part->per_token * sizeof(uint32_t)) {
+		PyErr_SetString(PyExc_ValueError, "select: as many tokens for each query "
+						  "token are wanted");
+		return false;
+	}
 	part->tokens = tokens;
 	part->select = (const uint32_t *)(const void *)select;
 	part->hold = ext_hold_of(hold, object->client);
@@ -179,7 +187,8 @@ static PyObject *attend_post(PyObject *self, PyObject *args)
 		return NULL;
 	}
 	for (Py_ssize_t i = 0; i < count; i++) {
-		if (!part_parse(object, PyTuple_GetItem(tuple, i), &parts[i]))
+		if (!part_parse(object, PyTuple_GetItem(tuple, i), object->heads,
+				&parts[i]))
 			return NULL;
 	}
 	if (!client_lock(object->client))
@@ -223,7 +232,7 @@ static PyObject *attend_wait(PyObject *self, PyObject *args)
 			 : PyLong_FromLong(state);
 }
 
-/* (queue_us, attend_us, daemons) */
+/* (queue_us, attend_us, daemons, together, replicate) */
 static PyObject *attend_read(PyObject *self, PyObject *args)
 {
 	struct attend_object *object = (struct attend_object *)self;
@@ -234,8 +243,9 @@ static PyObject *attend_read(PyObject *self, PyObject *args)
 		return NULL;
 	if (kvd_attend_read(object->kvd, seat, &facts) < 0)
 		return ext_raise_code(KVD_E_STATE, "seat %u: nothing was posted", seat);
-	return Py_BuildValue("(KKI)", (unsigned long long)facts.queue_us,
-			     (unsigned long long)facts.attend_us, facts.daemons);
+	return Py_BuildValue("(KKIIN)", (unsigned long long)facts.queue_us,
+			     (unsigned long long)facts.attend_us, facts.daemons,
+			     facts.together, PyBool_FromLong(facts.replicate));
 }
 
 /* error(seat, timeout) -> None or (code, name, retryable, scope, message) */
@@ -273,7 +283,7 @@ static PyObject *attend_stop(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-static int close_begin(void *ctx, const struct kvd_call *call)
+static int attend_close_begin(void *ctx, const struct kvd_call *call)
 {
 	return kvd_attend_close(((struct attend_start *)ctx)->of->kvd, call);
 }
@@ -288,7 +298,7 @@ static PyObject *attend_close(PyObject *self, PyObject *args)
 		return NULL;
 	if (!s.of->kvd || !s.of->client->kvd)
 		Py_RETURN_NONE;
-	if (client_run(s.of->client, close_begin, &s, ms, NULL, NULL) < 0)
+	if (client_run(s.of->client, attend_close_begin, &s, ms, NULL, NULL) < 0)
 		return NULL;
 	s.of->kvd = NULL;
 	Py_CLEAR(s.of->keep);

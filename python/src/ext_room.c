@@ -399,7 +399,7 @@ static int abort_begin(void *ctx, const struct kvd_call *call)
 	return kvd_room_abort(s->room->kvd, s->reason, call);
 }
 
-static int close_begin(void *ctx, const struct kvd_call *call)
+static int room_close_begin(void *ctx, const struct kvd_call *call)
 {
 	return kvd_room_close(((struct bind_start *)ctx)->room->kvd, call);
 }
@@ -512,7 +512,7 @@ static PyObject *room_close(PyObject *self, PyObject *args, PyObject *kwargs)
 		return NULL;
 	if (!room->kvd || !room->client->kvd)
 		Py_RETURN_NONE;
-	if (room_run(room->client, room->post, close_begin, &s, ms, told) < 0)
+	if (room_run(room->client, room->post, room_close_begin, &s, ms, told) < 0)
 		return NULL;
 	room->kvd = NULL;
 	Py_CLEAR(room->keep);

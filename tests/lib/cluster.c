@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "daemon/attend/attend.h"
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
@@ -174,7 +175,7 @@ static bool node_quiet(void *arg)
 	struct node *node = arg;
 
 	return node->kvd.session_count == 0 && rooms_count(node->kvd.rooms) == 0 &&
-	       store_drained(node->kvd.store);
+	       store_drained(node->kvd.store) && attends_drained(node->kvd.attends);
 }
 
 static bool node_drained(void *arg)
@@ -191,6 +192,7 @@ void cluster_free(struct cluster *c)
 
 		list_foreach_safe(session, &c->nodes[i].kvd.sessions, link)
 			session_end(session, "the test is over");
+		attends_close(c->nodes[i].kvd.attends);
 	}
 	for (unsigned int i = 0; i < c->count; i++)
 		cluster_until(c, node_quiet, &c->nodes[i], "sessions drained");
@@ -201,6 +203,7 @@ void cluster_free(struct cluster *c)
 	for (unsigned int i = 0; i < c->count; i++) {
 		struct kvd *kvd = &c->nodes[i].kvd;
 
+		attends_free(kvd->attends);
 		store_free(kvd->store);
 		xfers_free(kvd->xfers);
 		rooms_free(kvd->rooms);

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/attend/attend.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/store/files.h"
@@ -52,7 +53,12 @@ void cluster_store_begin(struct cluster *c, unsigned int node,
 	struct node *n = &c->nodes[node];
 
 	n->config.chunk_memory_bytes = args->memory_bytes;
+	n->config.attend_threads = args->attend_threads;
+	if (args->stores)
+		snprintf(n->config.chunk_stores, sizeof(n->config.chunk_stores), "%s",
+			 args->stores);
 	must(store_new(&n->kvd, &n->kvd.store));
+	must(attends_new_inline(&n->kvd, &n->kvd.attends));
 	if (args->disk)
 		open_files(n, args);
 }

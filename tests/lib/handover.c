@@ -50,10 +50,10 @@ static void spread(uint64_t seed, uint8_t *to, uint64_t bytes)
 }
 
 /* The request's tokens [begin, end) of one field, in an image of a rank. */
-static void put_field(const struct handover_rank *rank, uint8_t *image,
-		      const struct layout_view *v, const struct layout_field *f,
-		      uint64_t seed, const struct handover_pages *p, uint64_t begin,
-		      uint64_t end)
+static void image_put_field(const struct handover_rank *rank, uint8_t *image,
+			    const struct layout_view *v, const struct layout_field *f,
+			    uint64_t seed, const struct handover_pages *p, uint64_t begin,
+			    uint64_t end)
 {
 	for (uint64_t t = begin; t < end; t++) {
 		uint64_t slot = t - p->first_token;
@@ -81,8 +81,9 @@ static void put_view(const struct handover_rank *rank, uint8_t *image,
 			const struct layout_field *field = &v->layers[l].fields[f];
 			uint64_t seed = mix_text(v->layers[l].layer + 1, view->name);
 
-			put_field(rank, image, v, field, mix_text(seed, field->name),
-				  &view->side[side], begin, end);
+			image_put_field(rank, image, v, field,
+					mix_text(seed, field->name), &view->side[side],
+					begin, end);
 		}
 }
 

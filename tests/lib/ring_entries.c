@@ -17,7 +17,8 @@
 void payload_add(struct payload *p, const void *bytes, size_t len)
 {
 	p->bytes = realloc(p->bytes, p->len + len + 8);
-	memcpy(p->bytes + p->len, bytes, len);
+	if (len)
+		memcpy(p->bytes + p->len, bytes, len);
 	memset(p->bytes + p->len + len, 0, 8);
 	p->len += len;
 }

@@ -34,10 +34,11 @@ def ids_of(count, name):
 class Model:
     """KV of `tokens` tokens for each layer, in float, and how scores are made."""
 
-    def __init__(self, tokens, heads=4, kv_heads=1, dqk=96, dv=64, kind="mla", seed=1):
+    def __init__(self, tokens, heads=4, kv_heads=1, dqk=96, dv=64, kind="mla", seed=1,
+                 format="bf16"):
         rng = np.random.default_rng(seed)
         self.kind, self.heads, self.kv_heads, self.dqk, self.dv = kind, heads, kv_heads, dqk, dv
-        self.tokens, self.scale = tokens, dqk ** -0.5
+        self.tokens, self.scale, self.format = tokens, dqk ** -0.5, format
         self.k_bits, self.k = bf16(rng.standard_normal((LAYERS, tokens, kv_heads, dqk)))
         if kind == "mla":
             self.v_bits, self.v = None, self.k[..., :dv]
@@ -57,7 +58,7 @@ class Model:
                 fields.append({"name": name, "buffer": 0, "offset": at, "page_stride": T * token,
                                "token_stride": token, "unit_stride": dims * 2,
                                "unit_bytes": dims * 2, "first_unit": 0, "units": self.kv_heads,
-                               "total_units": self.kv_heads, "format": "bf16"})
+                               "total_units": self.kv_heads, "format": self.format})
                 at += pages * T * token
             layers.append({"layer": layer, "fields": fields})
         lay["views"] = {"kv": {"page_tokens": T, "pages": pages, "layers": layers}}
@@ -188,6 +189,24 @@ def test_rows_attend_to_chunks_of_another_daemon(shape, ways):
             assert here.attend.read(0).daemons == 1
 
 
+def test_a_format_has_two_words():
+    """What adapters of engines write into layouts is torch's word."""
+    for word in ("bfloat16", "float16"):
+        model = Model(2 * T, format=word)
+        ids = ids_of(2, b"format")
+        with daemons(0) as (_, client, _, _):
+            engine = Engine(client, model)
+            engine.put(ids)
+            with engine.space.hold(ids) as hold:
+                q = engine.ask(0, 0, [kvd.Part(hold)])
+                if word == "float16":
+                    with pytest.raises(kvd.Error, match="format"):
+                        engine.attend.wait(0, timeout=30)
+                    continue
+                engine.attend.wait(0, timeout=30)
+                close(engine.got(0), model.attend(0, q, np.arange(2 * T)))
+
+
 def test_one_to_seven_holders_and_the_engines_own_part():
     model = Model(8 * T)
     with daemons(7) as (_, client, _, clients):
@@ -250,7 +269,7 @@ def test_a_holder_that_dies_fails_the_post():
         with here.space.hold(ids, far=10) as hold:
             os.kill(holder.proc.pid, signal.SIGSTOP)
             here.ask(0, 0, [kvd.Part(hold)], deadline=60)
-            assert here.attend.state(0) == kvd.TRANSFERRING
+            until(lambda: here.attend.state(0) == kvd.TRANSFERRING)
             os.kill(holder.proc.pid, signal.SIGKILL)
             with pytest.raises(kvd.Error) as lost:
                 here.attend.wait(0, timeout=30)
@@ -285,6 +304,31 @@ def test_a_post_ends_when_it_is_stopped_or_late():
             here.attend.wait(1, timeout=30)
             close(here.got(1), model.attend(0, q, np.arange(4 * T)))
             assert (here.attend.o(0) == 42).all(), "a late answer was written"
+
+
+def test_q_is_the_daemons_until_it_was_read():
+    model = Model(4 * T)
+    ids = ids_of(4, b"read")
+    with daemons(1) as (daemon, client, (holder,), (far,)):
+        there, here = Engine(far, model), Engine(client, model)
+        there.put(ids)
+        assert here.attend.state(0) == kvd.BOOTSTRAPPING
+        with here.space.hold(ids, far=10) as hold:
+            here.ask(1, 0, [kvd.Part(hold)])  # the ring is there behind it
+            here.attend.wait(1, timeout=30)
+            os.kill(holder.proc.pid, signal.SIGSTOP)
+            os.kill(daemon.proc.pid, signal.SIGSTOP)
+            q = here.ask(0, 0, [kvd.Part(hold)], deadline=60)
+            assert here.attend.state(0) == kvd.WAITING_FOR_INPUT
+            with pytest.raises(kvd.Error) as taken:
+                here.attend.post(0, 0, [kvd.Part(hold)])
+            assert taken.value.code == "EBUSY"
+            os.kill(daemon.proc.pid, signal.SIGCONT)
+            until(lambda: here.attend.state(0) == kvd.TRANSFERRING)
+            here.attend.q(0)[:] = 0
+            os.kill(holder.proc.pid, signal.SIGCONT)
+            here.attend.wait(0, timeout=30)
+            close(here.got(0), model.attend(0, q, np.arange(4 * T)))
 
 
 def test_a_session_that_ends_leaves_nothing():

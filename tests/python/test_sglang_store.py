@@ -11,9 +11,9 @@ import pytest
 
 import kvd
 from conftest import Stopwatch, judging_deaths, until
-from kvd.sglang.store_door import CALL_S, Door
 from kvd.sglang.store_pools import DRAFT, Ranks, build
-from kvd.sglang.store_shelf import Shelf, ids_of, pages_of, trailing
+from kvd.stores.door import CALL_S, Door
+from kvd.stores.shelf import Shelf, ids_of, pages_of, trailing
 from kvd_daemon import Daemon
 
 PAGE, PAGES, LAYERS, HEADS, DIM = 16, 48, 3, 4, 8

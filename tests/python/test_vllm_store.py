@@ -12,10 +12,12 @@ import pytest
 
 import kvd
 from conftest import judging_deaths, until
-from kvd.vllm import pools, store_door, store_plan
-from kvd.vllm.store_door import Door
+from kvd.stores import door as store_door
+from kvd.stores.door import Door
+from kvd.stores.names import word
+from kvd.vllm import pools, store_plan
 from kvd.vllm.store_plan import (BlockIds, Known, Plan, Step, TokenIds, Words, chunk_tokens,
-                                 whole_layout, word)
+                                 whole_layout)
 from kvd.vllm.store_worker import Load, Rank
 from kvd_daemon import Daemon
 
@@ -827,48 +829,3 @@ def test_moves_go_by_command_where_shared_memory_is_full(daemon, monkeypatch):
         a.rank.take(step_of(words, hold, list(range(20, 28)), 0, 128))
         assert a.results() == (set(), {"a"}) and a.holds(list(range(20, 28)), 1, 0, 128)
     assert asked == [True, False, True, False]
-
-
-def test_a_daemon_that_keeps_no_chunks_is_told_once(caplog):
-    with Daemon() as daemon, kvd.Client(daemon.socket_path) as c:
-        clock = Clock()
-        door = Door(lambda: c, lambda c, key: c.space(layout_text(), model="m", scheme="s",
-                                                      tokens=T), clock=clock)
-        for _ in range(3):
-            assert door.ask(None, None) is None
-            clock.now += store_door.MUTE_S + 1
-        assert caplog.text.count("set chunk_memory") == 1
-
-
-def test_a_daemon_that_does_not_answer_is_asked_less_and_less(daemon):
-    clock = Clock()
-    with kvd.Client(daemon.socket_path) as c:
-        door = Door(None, lambda c, key: key, c, clock)
-
-        def silent(space):
-            clock.now += store_door.CALL_S
-            raise kvd.TimeoutError("no answer", "ENOREPLY", 515)
-        pauses = []
-        for _ in range(6):
-            assert door.ask("key", silent) is None
-            pauses.append(door.until - clock.now)
-            clock.now = door.until
-        assert pauses == [5, 10, 20, 40, 60, 60]
-        assert door.ask("key", lambda space: space) == "key"
-        door.ask("key", silent)
-        assert door.until - clock.now == 5
-
-
-def test_a_daemon_that_is_not_there_is_tried_again():
-    clock, tried = Clock(), []
-
-    def connect():
-        tried.append(1)
-        raise kvd.ConnectionError("nobody listens", "ENODAEMON", 1)
-    door = Door(connect, None, clock=clock)
-    for _ in range(3):
-        assert door.ask(None, None) is None
-    assert len(tried) == 1 and "nobody listens" not in (door.why or "")
-    clock.now += store_door.AWAY_S
-    assert door.ask(None, None) is None and len(tried) == 2
-    assert "nobody listens" in door.why

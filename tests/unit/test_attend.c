@@ -233,6 +233,27 @@ static void limits_are_of_each_row(void **state)
 	run_and_tell(&c, isa, "20 spans");
 }
 
+/* More rows than any kernel works on at a time, and more of o than L2 holds. */
+static void many_rows_equal_fp64(void **state)
+{
+	struct case_pool pool = {.tokens = 40, .page_tokens = 16};
+	enum pick_isa isa = kernel_of(state);
+	struct attend_shape shape = case_mla(16);
+	struct case_error error;
+	struct attend_case c;
+
+	case_make(&c, &shape, &pool, 21);
+	case_span(&c, 333, 0, 0, 40)->delta = 3;
+	case_span(&c, 270, 0, 0, 40);
+	c.spans[1].rows--;
+	c.spans[1].o++; /* not aligned */
+	case_run(&c, isa);
+	error = right(&c, isa);
+	tell("602 rows", isa, &error);
+	c.spans[1].o--;
+	case_free(&c);
+}
+
 static bool same_outputs(const struct attend_case *a, const struct attend_case *b)
 {
 	uint32_t i;
@@ -648,6 +669,7 @@ static void pick_falls_to_the_next_slower(void **state)
 	X(delta_rounds_q_no_second_time)         \
 	X(row_without_tokens_is_empty)           \
 	X(limits_are_of_each_row)                \
+	X(many_rows_equal_fp64)                  \
 	X(batch_changes_no_bit)                  \
 	X(poison_changes_no_bit)                 \
 	X(nothing_behind_the_last_token_is_read) \

@@ -330,6 +330,69 @@ static void layers_steps_heads_and_home_count(void **state)
 	}
 }
 
+/* Each term once, with numbers that no other term has; the sums are worked out by hand.
+ */
+static void every_term_is_in_the_sums(void **state)
+{
+	static const double tokens[] = {5, 7, 9};
+	struct cost_prices p;
+	struct cost_setup s;
+
+	(void)state;
+	setup_make(&s, "h100-ibgda", &setup_v2_lite, 1);
+	s.c.shape = (struct cost_shape){.heads = 4,
+					.kv_heads = 1,
+					.dqk = 8,
+					.dv = 4,
+					.q_bytes = 16,
+					.partial_bytes = 12,
+					.token_bytes = 16};
+	s.link = (struct cost_link){.probe = cost_known(1),
+				    .turn = cost_known(0.25),
+				    .bandwidth = cost_known(4),
+				    .pull_probe = cost_known(1.5),
+				    .pull_bandwidth = cost_known(8)};
+	s.compute = (struct cost_compute){.fixed = cost_known(2),
+					  .memory = cost_known(10),
+					  .flops = cost_known(1e12),
+					  .gather = cost_known(3)};
+	s.c.home = (struct cost_home){.merge = cost_known(0.75),
+				      .merge_row = cost_known(0.125),
+				      .splice = cost_known(11),
+				      .splice_token = cost_known(0.5)};
+	s.c.query = 2;
+	s.c.layers = 3;
+	s.c.recompute = 0.2;
+	s.c.shifted = true;
+	setup_spread(&s, 3);
+	for (unsigned int i = 0; i < 3; i++) {
+		s.holders[i].tokens = s.holders[i].selected = tokens[i];
+		s.holders[i].wait = cost_known(0.5);
+	}
+	p = setup_prices(&s);
+	/* 5 + 7 + 9 tokens of 16 B and 3 layers at 8 B/us; 3 (11 + 21 / 2) */
+	assert_near(p.once.us, 3 * 1.5 + 126 + 64.5);
+	assert_near(p.attend.us, 2 + 21 * 16 / 10.0);
+	/* 8 rows there and back; 9 tokens read; 8 rows of 3 holders merged */
+	assert_near(p.round.us, 1.25 + 8 * 28 / 4.0 + 0.5 + 2 + 9 * 16 / 10.0 + 0.75 + 3);
+	assert_near(p.local.us, 0.2 * 3 * 21 + 3 * p.attend.us);
+	assert_int_equal(p.slowest, 2);
+	s.c.shifted = false;
+	s.c.selected = true;
+	p = setup_prices(&s);
+	/* indices: 4 B for each of 2 query tokens; reads of 2 choices, 3 times as dear */
+	assert_near(p.round.us, 1.25 + (8 * 28 + 4 * 9 * 2) / 4.0 + 0.5 + 2 +
+					9 * 2 * 3 * 16 / 10.0 + 0.75 + 3);
+	assert_near(p.attend.us, 2 + 21 * 2 * 3 * 16 / 10.0);
+	assert_near(p.once.us, 0);
+	/* gathered in each layer and step: 21 tokens of 16 B for 2 query tokens */
+	assert_near(p.fetch.us, 3 * (3 * 1.5 + 21 * 16 * 2 / 8.0 + p.attend.us));
+	s.holders[2].requesters = 16; /* twice what is had at one's price */
+	p = setup_prices(&s);
+	assert_near(p.round.us, 1.25 + (8 * 28 + 4 * 9 * 2) / 4.0 + 0.5 +
+					2 * (2 + 9 * 2 * 3 * 16 / 10.0) + 0.75 + 3);
+}
+
 static void hidden_time_makes_route_free_at_most(void **state)
 {
 	(void)state;
@@ -494,6 +557,7 @@ int main(void)
 		cmocka_unit_test(holder_that_cannot_attend_is_fetched_from),
 		cmocka_unit_test(busy_holder_is_repriced_and_to_be_replicated),
 		cmocka_unit_test(layers_steps_heads_and_home_count),
+		cmocka_unit_test(every_term_is_in_the_sums),
 		cmocka_unit_test(hidden_time_makes_route_free_at_most),
 		cmocka_unit_test(rental_costs_at_most_twice_the_better),
 		cmocka_unit_test(unsure_choice_stays),

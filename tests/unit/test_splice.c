@@ -233,6 +233,41 @@ static void rounding_is_to_nearest_even(void **state)
 	assert_true(isnan(value_from_bf16(value_to_bf16(value_of_bits(0x7f800001)))));
 }
 
+/* Many at a time as one by one, at any address. */
+static void many_values_are_as_one(void **state)
+{
+	static const uint32_t special[] = {0x7f800000, 0x7f800001, 0xffc00000,
+					   0xff7fffff, 0x80000000, 1,
+					   0x3f7fffff, 0x3f808000};
+	uint8_t wide[4 * 101 + 1], narrow[2 * 101 + 1];
+	uint64_t seed = 8;
+	uint32_t type, i, round;
+	float x[101], back[101];
+
+	(void)state;
+	for (round = 0; round < 300; round++)
+		for (type = 0; type < VALUE_TYPES; type++) {
+			uint8_t *at = (type == VALUE_FP32 ? wide : narrow) + round % 2;
+
+			for (i = 0; i < 101; i++)
+				x[i] = value_of_bits(
+					case_random(&seed, 8)
+						? (uint32_t)case_random(&seed, 1ull << 32)
+						: special[case_random(&seed, 8)]);
+			value_narrow((enum value_type)type, at, x, 101);
+			value_widen((enum value_type)type, back, at, 101);
+			for (i = 0; i < 101; i++) {
+				float one = type == VALUE_BF16
+						    ? value_from_bf16(value_to_bf16(x[i]))
+					    : type == VALUE_FP16
+						    ? value_from_fp16(value_to_fp16(x[i]))
+						    : x[i];
+
+				assert_int_equal(value_bits(back[i]), value_bits(one));
+			}
+		}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -243,6 +278,7 @@ int main(void)
 		cmocka_unit_test(turn_keeps_lengths),
 		cmocka_unit_test(every_half_survives_fp32),
 		cmocka_unit_test(rounding_is_to_nearest_even),
+		cmocka_unit_test(many_values_are_as_one),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

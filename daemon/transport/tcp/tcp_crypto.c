@@ -25,7 +25,7 @@ const char *tcp_crypto_word(enum tcp_crypto crypto)
 
 /* ---- what is wanted, and what holds ---- */
 
-static bool is_loopback(const union net_place *place)
+static bool place_is_loopback(const union net_place *place)
 {
 	const struct in6_addr *a = &place->v6.sin6_addr;
 
@@ -43,8 +43,8 @@ enum tcp_crypto tcp_crypto_wish(const struct tcp_transport *transport, int fd)
 	if (transport->crypto != TCP_CRYPTO_END)
 		return transport->crypto;
 	if (getsockname(fd, &here.any, &len) == 0 &&
-	    getpeername(fd, &there.any, &other) == 0 && is_loopback(&here) &&
-	    is_loopback(&there))
+	    getpeername(fd, &there.any, &other) == 0 && place_is_loopback(&here) &&
+	    place_is_loopback(&there))
 		return TCP_CRYPTO_NONE;
 	return TCP_CRYPTO_AES128GCM;
 }

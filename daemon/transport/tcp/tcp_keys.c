@@ -28,7 +28,7 @@
 static EVP_KDF *kdf;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void fetch(void)
+static void keys_fetch(void)
 {
 	/* other threads may still be at work when a process exits */
 	if (OPENSSL_init_crypto(OPENSSL_INIT_NO_LOAD_CONFIG | OPENSSL_INIT_NO_ATEXIT,
@@ -44,7 +44,7 @@ __attribute__((destructor)) static void thread_end(void)
 
 int tcp_keys_open(void)
 {
-	pthread_once(&once, fetch);
+	pthread_once(&once, keys_fetch);
 	return kdf ? 0
 		   : err_raise(ERR_REQUIRE, "tcp: this OpenSSL's libcrypto has no HKDF");
 }

@@ -27,7 +27,7 @@
 static EVP_CIPHER *cipher;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void fetch(void)
+static void seal_fetch(void)
 {
 	cipher = EVP_CIPHER_fetch(NULL, "AES-128-GCM", NULL);
 }
@@ -83,7 +83,7 @@ int tcp_seal_new(enum tcp_crypto crypto, const struct tcp_secret *secret, bool r
 	assert(crypto != TCP_CRYPTO_NONE);
 	if (!seal)
 		return err_pass(-ENOMEM);
-	pthread_once(&once, fetch);
+	pthread_once(&once, seal_fetch);
 	seal->crypto = crypto;
 	seal->name = name;
 	seal->secret = *secret;

@@ -111,7 +111,7 @@ static int device_of_listen(const char *listen, char *device, size_t size)
 			 listen);
 }
 
-static bool is_loopback(const char *device)
+static bool device_is_loopback(const char *device)
 {
 	mem_cleanup(freeifaddrsp) struct ifaddrs *list = NULL;
 
@@ -142,7 +142,7 @@ static void classify(struct choice *choice)
 	choice->loopback = choice->rdma = true;
 	snprintf(copy, sizeof(copy), "%s", choice->devices);
 	for (char *d = strtok_r(copy, ", ", &save); d; d = strtok_r(NULL, ", ", &save)) {
-		choice->loopback &= is_loopback(d);
+		choice->loopback &= device_is_loopback(d);
 		choice->rdma &= is_rdma(d);
 	}
 }

@@ -220,7 +220,7 @@ void ucx_entry_drop(struct ucx_entry *entry)
 }
 
 /* Want of memory shall cost one transfer: its request is refused in its turn. */
-static void fetch(struct ucx_entry *entry)
+static void entry_fetch(struct ucx_entry *entry)
 {
 	entry->receiving = true;
 	entry->payload = mem_alloc(entry->len);
@@ -252,7 +252,7 @@ void ucx_order_entry(struct ucx_peer *peer, struct ucx_entry *entry)
 	peer->held_bytes += entry->held;
 	net_peer_kick(&peer->net);
 	if (entry->desc)
-		fetch(entry);
+		entry_fetch(entry);
 }
 
 /* ---- in turn ---- */

@@ -8,11 +8,8 @@
 SGLang calls batch_exists() on its prefetch thread (and sometimes the scheduler's), batch_get_*() on
 another, batch_set_*() on a third, close() when these have ended. Ids are its page hashes; ranks are
 in the layouts (store_pools.py), so that ranks of another number read what these have written.
-store_shelf.py does what is asked."""
-import hashlib
-import json
+kvd.stores.shelf does what is asked."""
 import logging
-import os
 import re
 import secrets
 import weakref
@@ -28,9 +25,10 @@ from sglang.srt.runtime_context import get_server_args, get_serving
 from ..client import Client
 from ..errors import Error
 from ..layout import format_of
+from ..stores.door import CALL_S, Door
+from ..stores.names import rope_of, weights_of, word
+from ..stores.shelf import LEASE_S, Shelf, pages_of, trailing
 from . import check_release, store_pools
-from .store_door import CALL_S, Door
-from .store_shelf import LEASE_S, Shelf, pages_of, trailing
 
 logger = logging.getLogger("kvd.sglang")
 OPTIONS = ("kvd_socket", "model", "revision", "far", "lease")
@@ -38,7 +36,6 @@ SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1", "allocat
            "file_storage_path")
 NAME_MAX = 63  # of a pool
 REGISTER_S = 120.0  # for a host pool, which a daemon may have to pin
-WORD_MAX = 200  # bytes
 UPDATES = ("update_weights_from_disk", "update_weights_from_distributed",
            "update_weights_from_tensor", "update_weights_from_ipc", "begin_weight_update")
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater." \
@@ -82,29 +79,6 @@ def check_ranks(config):
 
 
 # ---- names -----------------------------------------------------------------------------
-
-def word(text):
-    """As a space takes it; a long one keeps its head, and a digest of all of it."""
-    text = "".join(c if c.isprintable() else "?" for c in str(text))
-    if len(text.encode()) <= WORD_MAX:
-        return text
-    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-    return text.encode()[:WORD_MAX - 40].decode(errors="ignore") + " … " + digest
-
-
-def weights_of(model):
-    """What tells one state of a file or a folder of weights from another; None: nothing."""
-    files = [model] if os.path.isfile(model) else [
-        os.path.join(model, name) for name in sorted(os.listdir(model))
-        if re.search(r"\.(safetensors|bin|pt|pth|gguf|json)$", name)] \
-        if os.path.isdir(model) else []
-    digest = hashlib.sha256()
-    for path in files:
-        stat = os.stat(path)
-        digest.update(("%s %d %d\n" % (os.path.basename(path), stat.st_size,
-                                       stat.st_mtime_ns)).encode())
-    return digest.hexdigest()[:32] if files else None
-
 
 def commit_of(args, model_config):
     commit = args.revision or getattr(model_config.hf_config, "_commit_hash", None) or \
@@ -157,17 +131,6 @@ def revision_of(args, model_config, commit):
     if get_serving().weight_version not in (None, "default"):
         words.append("version=%s" % get_serving().weight_version)
     return " ".join(words)
-
-
-def rope_of(hf_config, length):
-    """How positions are encoded."""
-    told = getattr(hf_config, "rope_parameters", None) or {
-        name: getattr(hf_config, name) for name in ("rope_theta", "rope_scaling")
-        if getattr(hf_config, name, None) is not None}
-    text = json.dumps(told, sort_keys=True, default=str) if told else ""
-    if "longrope" in text or "dynamic" in text:  # these look at how long a prompt may be
-        text = "%d of %s" % (length, text)
-    return text
 
 
 class Names:
@@ -229,8 +192,8 @@ class KvdStore(HiCacheStorage):
             self.registered.clear()
             return Client(given.get("kvd_socket"), client="sglang")
         asker = Door(lambda: Client(given.get("kvd_socket"), client="sglang", timeout=CALL_S),
-                     self._asking)
-        mover = Door(connect, self._moving)
+                     self._asking, log=logger)
+        mover = Door(connect, self._moving, log=logger)
         self.shelf = Shelf(asker, mover, lease=given.get("lease", LEASE_S),
                            far=given.get("far"))
         follow_updates()

@@ -12,9 +12,7 @@ loses none of them.
 Alone, or in vLLM's MultiConnector beside KvdConnector. store_plan.py is the scheduler's side,
 store_worker.py the workers'."""
 import contextlib
-import hashlib
 import json
-import os
 import re
 import secrets
 from dataclasses import dataclass
@@ -29,11 +27,12 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ..client import Client
+from ..stores.door import CALL_S, Door
+from ..stores.names import rope_of, weights_of, word
 from . import check_release
 from .marks import Marks
 from .stats import StorePromMetrics, StoreStats
-from .store_door import CALL_S, Door
-from .store_plan import FAR_MOST_S, LEASE_S, BlockIds, Plan, Step, TokenIds, Words, chunk_tokens, word
+from .store_plan import FAR_MOST_S, LEASE_S, BlockIds, Plan, Step, TokenIds, Words, chunk_tokens
 from .store_worker import Rank
 from .worker import NAME_MAX, Ranks, build
 
@@ -135,20 +134,6 @@ def refuse_ids(config, kind):
 
 # ---- names -----------------------------------------------------------------------------
 
-def weights_of(model):
-    """What tells one state of a file or a folder of weights from another; None: nothing."""
-    files = [model] if os.path.isfile(model) else [
-        os.path.join(model, name) for name in sorted(os.listdir(model))
-        if re.search(r"\.(safetensors|bin|pt|pth|gguf|json)$", name)] \
-        if os.path.isdir(model) else []
-    digest = hashlib.sha256()
-    for path in files:
-        stat = os.stat(path)
-        digest.update(("%s %d %d\n" % (os.path.basename(path), stat.st_size,
-                                       stat.st_mtime_ns)).encode())
-    return digest.hexdigest()[:32] if files else None
-
-
 def revision_of(config):
     """Of weights, and of what else changes KV without changing ids."""
     model_config = config.model_config
@@ -168,17 +153,6 @@ def revision_of(config):
     if overrides:
         words.append("overrides=%s" % json.dumps(overrides, sort_keys=True, default=str))
     return " ".join(words)
-
-
-def rope_of(hf_config, length):
-    """How positions are encoded."""
-    told = getattr(hf_config, "rope_parameters", None) or {
-        name: getattr(hf_config, name) for name in ("rope_theta", "rope_scaling")
-        if getattr(hf_config, name, None) is not None}
-    text = json.dumps(told, sort_keys=True, default=str) if told else ""
-    if "longrope" in text or "dynamic" in text:  # these look at how long a prompt may be
-        text = "%d of %s" % (length, text)
-    return text
 
 
 def names(config, extra, scheme):
@@ -210,7 +184,8 @@ def plan(config, caches, block, tokens):
     def opener(client, key):
         layout, named = key
         return client.space(layout, timeout=CALL_S, **named._asdict())
-    door = Door(lambda: Client(extra("kvd_socket", None), client="vllm", timeout=CALL_S), opener)
+    door = Door(lambda: Client(extra("kvd_socket", None), client="vllm", timeout=CALL_S),
+                opener, most=1, log=logger)
     return Plan(door, ids, names(config, extra, scheme), block, tokens,
                 group=caches.transfer_group_ids[0],
                 ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
@@ -250,7 +225,7 @@ class Worker:
 
         def opener(client, named):
             return client.space(pool, timeout=CALL_S, **named._asdict())
-        door = Door(None, opener, client)
+        door = Door(None, opener, client, most=1, log=logger)
         self.rank = Rank(door, group, self.marks, self.count)
 
     def count(self, **values):

@@ -7,18 +7,17 @@ the workers tell in their first step: a chunk is found when the parts of all ran
 One rank's layout would not do, for the others' parts may be on their way still, or have been
 left out. It cannot be made of vLLM's configuration either: how a cache lies is known to the
 attention backends, which live in the workers."""
-import hashlib
 import time
 from collections import namedtuple
 from dataclasses import dataclass, field
 
 from ..chunks import ID_BYTES, IDS_MAX
 from ..layout import Layout
-from .store_door import AWAY_S, CALL_S
+from ..stores.door import AWAY_S, CALL_S
+from ..stores.names import word
 
 CHUNK_TOKENS = 256
 TOKENS_MIN = 16  # of a chunk, in what the layout calls tokens
-WORD_MAX = 200  # bytes of a space's word
 LEASE_S = 10.0
 FAR_MOST_S = 0.5  # for which the scheduler may wait
 AGAIN_S = 1.0  # until a queued request's prefix is asked for again
@@ -26,15 +25,6 @@ START_S = 20.0  # for the workers' first step
 
 Words = namedtuple("Words", "model revision scheme rope tokens")
 Words.__doc__ = """What a space is named by. tokens: of a chunk, as the layout counts them."""
-
-
-def word(text):
-    """As a space takes it; a long one keeps its head, and a digest of all of it."""
-    text = "".join(c if c.isprintable() else "?" for c in str(text))
-    if len(text.encode()) <= WORD_MAX:
-        return text
-    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-    return text.encode()[:WORD_MAX - 40].decode(errors="ignore") + " … " + digest
 
 
 def chunk_tokens(asked, block):

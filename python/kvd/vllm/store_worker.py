@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import Error
 from ..rooms import ABORTING, FAILED, SUCCESS, View
-from .store_door import CALL_S
+from ..stores.door import CALL_S
 
 logger = logging.getLogger("vllm.kvd")
 SHOW_S = 0.25  # for the daemon's words about a load that has failed

@@ -6,7 +6,6 @@ twice: one that was released is told from one in use. What NIXL refuses when a l
 request is made is refused here, in this process, against what both agents registered;
 the daemons check all of it again before a byte moves."""
 import datetime
-import functools
 import itertools
 import operator
 import os
@@ -14,7 +13,6 @@ import re
 import struct
 import threading
 import time
-import zlib
 
 import numpy as np
 
@@ -24,9 +22,12 @@ from kvd.errors import Error
 from kvd.memory import adopt
 
 from . import _files, _metadata
-from ._descs import (check_u64, nixlRegDList, nixlRemoteDList,  # noqa: F401
-                     nixlXferDList)
+from ._args import (LONG_NAME, bytes_of, index_pack, plain_abi, telemetry_wanted, text_of,
+                    wire_name)
+from ._descs import (nixlRegDList, nixlRemoteDList,  # noqa: F401
+                     nixlXferDList, strided)
 from ._listen import Listener
+from ._remote import MEM_TYPES, Remote, within
 from ._status import (from_code, from_error, nixl_cost_t, nixl_mem_t,  # noqa: F401
                       nixl_status_t, nixl_thread_sync_t, nixl_xfer_op_t, nixlBackendError,
                       nixlCancelledError, nixlInvalidParamError, nixlMismatchError,
@@ -59,14 +60,10 @@ PLUGINS = {"POSIX": (_files.PARAMS, ["DRAM_SEG", "FILE_SEG"]),
            "UCX": ({"ucx_error_handling_mode": "peer", "num_workers": "1",
                     "ucx_devices": ""}, ["DRAM_SEG", "VRAM_SEG"])}
 ATTACH_S = 10.0
-NAME_MAX = 63  # bytes of a name that the daemon carries
-_PLAIN = re.compile("[A-Za-z0-9_.:/@#+=-][A-Za-z0-9_.:/@#+= -]*").fullmatch
-_LONG = "~nixl~"
 NOTIF_MAX = 1 << 20
 RETRY_S = 1.0  # between attempts to attach to a session that was lost
 LOOK_S = 0.5  # between questions to the own daemon whether a session is there
 TIMEOUT_S = 1.0  # with the own daemon, and with a first connection
-MEM_TYPES = 256  # a region's kind in metadata: memory type + device * this
 DEVICES_MAX = 1 << 32
 GRANT_REGIONS_MAX = 4096  # the daemon's, of a secret
 _OWN = {"EDEAD": ": this agent's daemon ended", "ELOST": ": this agent's daemon ended it",
@@ -119,128 +116,15 @@ class nixlAgentConfig:
         object.__setattr__(self, field, value)
 
 
-def _telemetry_wanted(config):
-    """NIXL_TELEMETRY_ENABLE decides, also against the configuration."""
-    word = os.environ.get("NIXL_TELEMETRY_ENABLE", "").lower()
-    if word in ("y", "yes", "on", "1", "true", "enable"):
-        return True
-    if word in ("n", "no", "off", "0", "false", "disable"):
-        return False
-    if word:
-        logger.warning("NIXL_TELEMETRY_ENABLE: '%s' is neither yes nor no", word)
-    return bool(config.captureTelemetry)
-
-
-def _text(name, what="an agent's name"):
-    if isinstance(name, str):
-        return name
-    if isinstance(name, (bytes, bytearray)):
-        return bytes(name).decode("utf-8", "surrogateescape")
-    raise TypeError("%s: str or bytes, not %s" % (what, type(name).__name__))
-
-
-def _bytes(message):
-    if isinstance(message, bytes):
-        return message
-    if isinstance(message, str):
-        return message.encode("utf-8", "surrogateescape")
-    if isinstance(message, bytearray):
-        return bytes(message)
-    raise TypeError("a notification: str or bytes, not %s" % type(message).__name__)
-
-
-def _wire_name(name):
-    """The name that the daemon carries with notifications, and what goes in front of
-    each: another form of name than the daemon's log shows is told there."""
-    if len(name) <= NAME_MAX and _PLAIN(name):
-        return name, b""
-    raw = name.encode("utf-8", "surrogateescape")
-    return "%s%08x" % (_LONG, zlib.crc32(raw)), struct.pack("<H", len(raw)) + raw
-
-
-def _index(indices):
-    """An index list as _kvd.Xfer takes it, and what keeps it alive."""
-    if isinstance(indices, np.ndarray):
-        if indices.ndim != 1:
-            raise ValueError("indices numpy array must be 1D")
-        if indices.dtype.kind == "b":
-            indices = indices.astype(np.uint8)
-        elif indices.dtype.kind not in "iu":
-            indices = indices.astype(np.int64)
-        elif not indices.dtype.isnative:
-            indices = indices.astype(indices.dtype.newbyteorder("="))
-        view = indices.__array_interface__
-        return ((view["data"][0], len(indices), indices.strides[0] if len(indices) else 0,
-                 indices.dtype.kind, indices.dtype.itemsize),), indices
-    return (indices if isinstance(indices, list) else list(indices)), None
-
-
-class _Remote:
-    """Another agent: what its metadata told, and the way to its session."""
-
-    __slots__ = ("name", "endpoint", "epoch", "secret", "spans", "attach", "gone", "again",
-                 "asked", "tried", "failed", "full", "since", "beside")
-
-    def __init__(self, name, head, since=None):
-        self.name, self.endpoint = name, head["endpoint"]
-        self.since = since  # the own daemon's instance then; None: of the own name
-        # a session of the own daemon
-        self.beside = since is not None and since == head.get("instance")
-        self.epoch, self.secret = head["epoch"], head["secret"]
-        self.spans = {}  # memory type -> {(address, bytes, device)}, in order
-        self.attach, self.gone = None, False
-        self.full = 0  # how often its regions had changed when all of them were told
-        self.failed = False  # ever: its lists may be of an attachment that is dead
-        self.again = None  # the next attachment, while the last one is dead
-        self.asked = self.tried = 0.0  # when the daemon was asked after it; made again
-
-    def same(self, head):
-        return (self.endpoint, self.epoch, self.secret) == \
-            (head["endpoint"], head["epoch"], head["secret"])
-
-    def learn(self, regions, full):
-        """Whether there are some that were not known. full: these are all, and of which
-        change of its regions; what is no newer than what is known tells nothing."""
-        if 0 < full <= self.full:
-            return False
-        before, self.full = self.spans, max(self.full, full)
-        self.spans = {} if full else {mem: dict(spans) for mem, spans in before.items()}
-        for kind, address, nbytes in regions.tolist():
-            mem, device = kind % MEM_TYPES, kind // MEM_TYPES
-            self.spans.setdefault(mem, {})[(address, nbytes, device)] = None
-        return any(span not in before.get(mem, ())
-                   for mem, spans in self.spans.items() for span in spans)
-
-    def packed(self, mem):
-        return np.array(list(self.spans.get(int(mem), ())), np.uint64).tobytes()
-
-
-def _within(spans, table):
-    """Whether each row of (address, bytes, device) lies in one of the spans."""
-    return all(any(a >= s and n <= b and a - s <= b - n and d == e for s, b, e in spans)
-               for a, n, d in table.tolist())
-
-
-def _plain_abi(method):
-    """kvd's errors become NIXL's."""
-    @functools.wraps(method)
-    def call(self, *args, **kwargs):
-        try:
-            return method(self, *args, **kwargs)
-        except Error as error:
-            raise from_error(error) from error
-    return call
-
-
 class nixlAgent:
     def __init__(self, name, config):
-        name = _text(name)
+        name = text_of(name)
         if not 0 < len(name.encode("utf-8", "surrogateescape")) < 1 << 16:
             raise ValueError("an agent needs a name, of at most 65535 bytes")
         if not isinstance(config, nixlAgentConfig):
             raise TypeError("a nixlAgentConfig is wanted")
         self._name, self._config = name, config
-        wire, self._prefix = _wire_name(name)
+        wire, self._prefix = wire_name(name)
         try:
             self._client = Client(client=wire)
             self._kvd = self._client._kvd
@@ -263,7 +147,7 @@ class nixlAgent:
         self._self = None
         self._require = [w for w in os.environ.get("KVD_REQUIRE", "").replace(",", " ")
                          .split() if w]
-        self._telemetry = _telemetry_wanted(config)
+        self._telemetry = telemetry_wanted(config)
         self._listener = None
         if config.useListenThread:
             self._listener = Listener(self, config.listenPort)
@@ -313,7 +197,7 @@ class nixlAgent:
 
     # ---- memory ----
 
-    @_plain_abi
+    @plain_abi
     def registerMem(self, descs, backends=[]):
         if not isinstance(descs, nixlRegDList):
             raise TypeError("a nixlRegDList is wanted")
@@ -403,7 +287,7 @@ class nixlAgent:
                          address, why)
         return region
 
-    @_plain_abi
+    @plain_abi
     def deregisterMem(self, descs, backends=[]):
         if not isinstance(descs, nixlRegDList):
             raise TypeError("a nixlRegDList is wanted")
@@ -479,7 +363,7 @@ class nixlAgent:
         return {"name": self._name, "endpoint": info["endpoint"],
                 "instance": info["instance"], "epoch": epoch, "secret": secret}
 
-    @_plain_abi
+    @plain_abi
     def getLocalMD(self):
         if not self._backends:
             raise nixlInvalidParamError("no backend was created")
@@ -496,7 +380,7 @@ class nixlAgent:
         self._blob = (head["epoch"], change, packed)
         return packed
 
-    @_plain_abi
+    @plain_abi
     def getLocalPartialMD(self, descs, inc_conn_info=False, backends=[]):
         if not isinstance(descs, nixlRegDList):
             raise TypeError("a nixlRegDList is wanted")
@@ -519,7 +403,7 @@ class nixlAgent:
             head = {"name": self._name}
         return _metadata.pack(head, np.array(rows, np.uint64).reshape(-1, 3))
 
-    @_plain_abi
+    @plain_abi
     def loadRemoteMD(self, blob):
         head, regions = _metadata.unpack(blob)
         name = head["name"]
@@ -531,7 +415,7 @@ class nixlAgent:
             if "endpoint" in head and (remote is None or not remote.same(head)):
                 if remote is not None:
                     remote.gone = True
-                remote = self._remotes[name] = _Remote(name, head, since)
+                remote = self._remotes[name] = Remote(name, head, since)
             elif remote is None:
                 raise nixlNotFoundError("regions of '%s', whose connection information is "
                                         "not known" % name)
@@ -644,7 +528,7 @@ class nixlAgent:
         epoch = self._kvd.epoch
         if self._self is None or self._self.epoch != epoch:
             head = self._head(own=True)
-            self._self = _Remote(self._name, head)
+            self._self = Remote(self._name, head)
             self._self.attach = self._attach(self._self)
             if self._require:
                 self._require_check(self._self)
@@ -652,7 +536,7 @@ class nixlAgent:
 
     def invalidateRemoteMD(self, name):
         """A status, not an exception."""
-        name = _text(name)
+        name = text_of(name)
         if name == self._name:
             return nixl_status_t.NIXL_ERR_INVALID_PARAM
         with self._lock:
@@ -663,7 +547,7 @@ class nixlAgent:
         return SUCCESS
 
     def checkRemoteMD(self, name, descs):
-        name = _text(name)
+        name = text_of(name)
         if not isinstance(descs, (nixlXferDList, nixlRegDList)):
             raise TypeError("a nixlXferDList is wanted")
         if name == self._name:
@@ -673,12 +557,12 @@ class nixlAgent:
             if remote is None:
                 return nixl_status_t.NIXL_ERR_NOT_FOUND
             spans = remote.spans.get(int(descs.getType()), ())
-        return SUCCESS if _within(spans, descs.table()) else nixl_status_t.NIXL_ERR_NOT_FOUND
+        return SUCCESS if within(spans, descs.table()) else nixl_status_t.NIXL_ERR_NOT_FOUND
 
-    @_plain_abi
+    @plain_abi
     def makeConnection(self, name, backends=[]):
         self._need_backend(backends)
-        remote = self._remote(_text(name))
+        remote = self._remote(text_of(name))
         self._reach(remote)
         self._await(remote)
         return SUCCESS
@@ -711,7 +595,7 @@ class nixlAgent:
                          self.getLocalPartialMD(descs, inc_conn_info, backends))
 
     def fetchRemoteMD(self, remote_agent, ip_addr="", port=DEFAULT_COMM_PORT, label=""):
-        _text(remote_agent)
+        text_of(remote_agent)
         courier = self._courier(ip_addr, port)
         if courier:
             courier.fetch(ip_addr, port)
@@ -723,10 +607,10 @@ class nixlAgent:
 
     # ---- prepared lists ----
 
-    @_plain_abi
+    @plain_abi
     def prepXferDlist(self, agent_name, *args, **kwargs):
         """(agent, nixlXferDList, backends=[]) or (agent, mem, Nx5 array, backends=[])"""
-        name = _text(agent_name)
+        name = text_of(agent_name)
         names = ["descs", "backends"]
         if args and isinstance(args[0], nixl_mem_t):
             names.insert(0, "mem")
@@ -735,20 +619,13 @@ class nixlAgent:
         descs, mem = given.pop("descs", None), given.pop("mem", None)
         self._need_backend(given.pop("backends", None) or given.pop("backend", ()))
         if mem is not None and isinstance(descs, np.ndarray):
-            table, columns = self._strided(descs), 5
+            table, columns = strided(descs), 5
         elif isinstance(descs, nixlXferDList):
             mem, table, columns = descs.getType(), descs.table(), 3
         else:
             raise TypeError("prepXferDlist: a nixlXferDList, or a memory type with an Nx5 "
                             "array, is wanted")
         return self._prepare(name, mem, table, columns)
-
-    @staticmethod
-    def _strided(table):
-        if table.ndim != 2 or table.shape[1] != 5:
-            raise ValueError("strided descs must be a Nx5 numpy array")
-        check_u64(table, "Nx5")
-        return table
 
     def _prepare(self, name, mem, table, columns):
         remote, attach = None, None
@@ -792,7 +669,7 @@ class nixlAgent:
     # ---- requests ----
 
     def _message(self, notif):
-        data = notif if type(notif) is bytes else _bytes(notif)
+        data = notif if type(notif) is bytes else bytes_of(notif)
         if not data:
             return None
         if len(data) > NOTIF_MAX:
@@ -814,9 +691,9 @@ class nixlAgent:
         message = self._message(notif_msg)
         try:
             if type(local_indices) is not list:
-                local_indices, keep_a = _index(local_indices)
+                local_indices, keep_a = index_pack(local_indices)
             if type(remote_indices) is not list:
-                remote_indices, keep_b = _index(remote_indices)
+                remote_indices, keep_b = index_pack(remote_indices)
             xfer = _Xfer(operation, local, local_indices, target, remote_indices, message,
                          -1 if skip_desc_merge else 0)
         except Error as error:
@@ -829,13 +706,13 @@ class nixlAgent:
             self._of_files.add(handle)
         return handle
 
-    @_plain_abi
+    @plain_abi
     def createXferReq(self, operation, local_descs, remote_descs, remote_agent, notif_msg=b"",
                       backend=[]):
         for descs in (local_descs, remote_descs):
             if not isinstance(descs, nixlXferDList):
                 raise TypeError("a nixlXferDList is wanted")
-        name = _text(remote_agent)
+        name = text_of(remote_agent)
         remote = self._remote(name)
         self._need_backend(backend)
         files = FILE_SEG in (local_descs.getType(), remote_descs.getType())
@@ -886,7 +763,7 @@ class nixlAgent:
             raise self._failed(reqh, code)
         return IN_PROG
 
-    @_plain_abi
+    @plain_abi
     def _heal(self, xfer, remote):
         """Over a new attachment, if there is one: the link may be back."""
         try:
@@ -954,7 +831,7 @@ class nixlAgent:
         return next((handle for handle, (plugin, _) in self._backends.items()
                      if files == (plugin == "POSIX")), next(iter(self._backends)))
 
-    @_plain_abi
+    @plain_abi
     def releaseXferReq(self, handle):
         """In flight: begins the cancel, and raises until the memory is quiesced."""
         if not self._request(handle)[0].stop():
@@ -978,7 +855,7 @@ class nixlAgent:
     # ---- notifications ----
 
     def genNotif(self, remote_agent, msg, backends=()):
-        name, data = _text(remote_agent), _bytes(msg)
+        name, data = text_of(remote_agent), bytes_of(msg)
         if len(data) > NOTIF_MAX:
             raise nixlInvalidParamError("a notification of %d bytes, at most %d"
                                         % (len(data), NOTIF_MAX))
@@ -1009,7 +886,7 @@ class nixlAgent:
 
     def _take(self, notif_map):
         for name, data in _kvd.notif_drain(self._kvd):
-            if name.startswith(_LONG) and len(data) >= 2:
+            if name.startswith(LONG_NAME) and len(data) >= 2:
                 size = struct.unpack_from("<H", data)[0]
                 name = data[2:2 + size].decode("utf-8", "surrogateescape")
                 data = data[2 + size:]

@@ -32,6 +32,14 @@ def check_u64(rows, shape):
         raise ValueError("descs must be a C-contiguous numpy array")
 
 
+def strided(table):
+    """The rows of (address, bytes, device, stride, count) that prepXferDlist takes."""
+    if table.ndim != 2 or table.shape[1] != 5:
+        raise ValueError("strided descs must be a Nx5 numpy array")
+    check_u64(table, "Nx5")
+    return table
+
+
 class _DescList:
     """What the three kinds have in common. _width: of a row as a tuple."""
 

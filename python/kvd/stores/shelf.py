@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What HiCache asks of its storage, in chunks: a page of a host pool is one, and its hash in hex is
-its id. Nothing of SGLang is imported here.
+"""What an engine asks of the storage behind its host memory, in chunks: a page of a pool is one,
+and its hash in hex is its id.
 
-SGLang does not say where in their prompt its pages are: they have no place (kvd.chunks.ANYWHERE).
+Engines do not say where in their prompt such pages are: they have no place (kvd.chunks.ANYWHERE).
 What exists() finds is held until it is got, for at most the lease, so that no page leaves between
 the two, and another daemon is asked once.
 
-A call returns when the daemon touches the host pool no more: SGLang uses its pages again at once. So
-one that stands still in the middle keeps the storage thread, and not the scheduler."""
+A call returns when the daemon touches the pool no more: the engine uses its pages again at once. So
+one that stands still in the middle keeps the engine's storage thread, and not its scheduler."""
 import threading
 import time
 from collections import OrderedDict
@@ -17,7 +17,7 @@ import numpy as np
 from ..chunks import ANYWHERE, IDS_MAX
 from ..errors import Error, TimeoutError
 from ..rooms import FAILED, SUCCESS, View
-from .store_door import CALL_S
+from .door import CALL_S
 
 LEASE_S = 10.0
 HELD_MAX = 64  # holds of pages that were found and not got yet

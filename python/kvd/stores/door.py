@@ -9,7 +9,7 @@ import time
 
 from ..errors import BusyError, Error
 
-logger = logging.getLogger("kvd.sglang")
+logger = logging.getLogger("kvd.stores")
 CALL_S = 1.0  # for the daemon's answer; a command takes less than a millisecond
 AWAY_S = 1.0  # until a daemon that is not there is tried again
 MUTE_S = 5.0  # and one that keeps no chunks, or that did not answer in time, where the pause
@@ -17,15 +17,18 @@ MUTE_MOST_S = 60.0  # doubles each time up to this
 BUSY_S = 0.1  # and one that makes its memory
 TELL_S = 60.0  # between two lines of the log that say the same
 GONE = ("ELOST", "ENODAEMON", "EDEAD", "EDRAIN")
+MISSES = ("ELEASE", "ENOTFOUND")  # chunks have left
 
 
 class Door:
-    """connect() gives a client; opener(client, key) a space of it, key being what the caller
-    names spaces by."""
+    """connect() gives a client, where there is none yet; opener(client, key) a space of it, key
+    being what the caller names spaces by. most: spaces that stay open, 0 for all; log: the
+    engine's."""
 
-    def __init__(self, connect, opener, clock=time.monotonic):
+    def __init__(self, connect, opener, client=None, *, most=0, log=logger,
+                 clock=time.monotonic):
         self.connect, self.opener, self.clock = connect, opener, clock
-        self.client, self.spaces = None, {}
+        self.client, self.spaces, self.most, self.log = client, {}, most, log
         self.until, self.why = 0.0, None
         self._lock, self._told, self._mute_s = threading.RLock(), {}, MUTE_S
 
@@ -67,6 +70,8 @@ class Door:
 
     def _space(self, key):
         if key not in self.spaces:
+            if self.most and len(self.spaces) >= self.most:
+                self.spaces.clear()
             space = self.opener(self.client, key)
             # a session's first look-up makes its shared memory, for which no timeout is told
             space.find(bytes(32), timeout=CALL_S)
@@ -80,20 +85,25 @@ class Door:
             self.until = self.clock() + BUSY_S
             return
         if code == "ENOREPLY" or late:
-            self.until = self.clock() + self._mute_s
-            self._mute_s = min(2 * self._mute_s, MUTE_MOST_S)
+            self.mute()
         elif code in GONE:
             self.until = self.clock() + AWAY_S
         elif key not in self.spaces:  # it has none
             self.until = self.clock() + MUTE_S
-        self.tell("the store of chunks does not serve: %s" % self.why, code)
+        if code not in MISSES:
+            self.tell("the store of chunks does not serve: %s" % self.why, code)
+
+    def mute(self):
+        """A call was not answered in time: none waits for the next ones."""
+        self.until = self.clock() + self._mute_s
+        self._mute_s = min(2 * self._mute_s, MUTE_MOST_S)
 
     def tell(self, words, kind=None):
         """Once in a while."""
         now, kind = self.clock(), kind or words
         if now >= self._told.get(kind, 0):
             self._told[kind] = now + TELL_S
-            logger.warning("%s", words)
+            self.log.warning("%s", words)
 
     def close(self):
         """No call after this does anything."""

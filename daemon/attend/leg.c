@@ -1,0 +1,485 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A leg: a part's rows with the chunks that one daemon has. Here it is an item of the
+ * compute queue, there a message and its answer.
+ *
+ * Each ATTEND is answered once, whatever became of it, also when it was told to stop. So
+ * it is known what of one daemon's is under way, in rows and bytes, and it is bounded: an
+ * engine's large post would else fill the line to a daemon, which ends what all other
+ * engines have with it. Legs over the bound wait, with a copy of their rows; those of who
+ * has fewest under way are next.
+ *
+ * A leg whose post has ended is kept until its answer comes, without anything in it.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/attend/attend_impl.h"
+#include "daemon/attend/calibrate.h"
+#include "daemon/attend/rows_tell.h"
+#include "daemon/attend/speed.h"
+#include "daemon/base/context.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/cost/live.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/peer/peer.h"
+#include "daemon/session/session.h"
+#include "daemon/store/far.h"
+#include "daemon/store/store_kv.h"
+#include "daemon/transport/transport.h"
+#include "proto/kvd_ring.h"
+
+#define LEGS_MAX 4096u /* of a session, elsewhere */
+
+/* ---- life ---- */
+
+void post_rows_unref(struct post_rows *rows)
+{
+	if (!rows || --rows->refs > 0)
+		return;
+	charge_drop(&rows->charge);
+	mem_free(rows);
+}
+
+static struct attend_session *leg_session(const struct leg *leg)
+{
+	return leg->post->attend->session->attend_part;
+}
+
+/* All but what says that an answer is due. */
+static void leg_empty(struct leg *leg)
+{
+	list_remove(&leg->link);
+	mem_free(mem_steal(leg->values));
+	mem_free(mem_steal(leg->select));
+	post_rows_unref(mem_steal(leg->q));
+	charge_drop(&leg->charge);
+	leg->post = NULL;
+}
+
+void leg_free(struct leg *leg)
+{
+	assert(!leg->at_compute && !leg->sent);
+	leg_empty(leg);
+	list_remove(&leg->wait);
+	if (leg->number)
+		idmap_remove(&leg->attends->legs, leg->number);
+	if (leg->remote)
+		handshake_release(leg->attends->kvd->handshake, leg->remote);
+	mem_free(leg);
+}
+
+/* It was answered, or never will be. */
+static void leg_unsend(struct leg *leg)
+{
+	assert(leg->sent && leg->remote->attend_sent > 0);
+	leg->sent = false;
+	leg->remote->attend_sent--;
+	leg->remote->attend_rows -= leg->rows;
+	leg->remote->attend_bytes -= leg->bytes;
+	if (leg->post)
+		leg_session(leg)->legs_sent--;
+}
+
+static void leg_stop(struct leg *leg)
+{
+	const struct wire_attend_stop stop = {.attend = leg->number};
+
+	if (handshake_tell_attend_stop(leg->remote, &stop) < 0)
+		err_clear(); /* it is going down */
+	leg_session(leg)->legs_sent--;
+	leg_empty(leg); /* legs_on_attended() frees it */
+}
+
+void leg_drop(struct leg *leg)
+{
+	if (leg->at_compute) {
+		if (!compute_cancel(leg->attends->compute, &leg->item)) {
+			list_remove(&leg->link);
+			leg->post = NULL;
+			return; /* leg_on_computed() frees it */
+		}
+		leg->at_compute = false;
+		leg->attends->under_way--;
+	}
+	if (leg->sent && !leg->attends->closed) {
+		leg_stop(leg);
+		return;
+	}
+	if (leg->sent)
+		leg_unsend(leg);
+	leg_free(leg);
+}
+
+void legs_close(struct attends *attends)
+{
+	struct idmap_cursor it;
+
+	idmap_foreach(&attends->legs, it) {
+		struct leg *leg = it.value;
+
+		if (!leg->sent)
+			continue; /* it is in, and being gathered */
+		assert(!leg->post);
+		leg_unsend(leg);
+		leg_free(leg);
+	}
+}
+
+/* ---- here ---- */
+
+static void leg_on_computed(struct compute_item *item, const struct err *why)
+{
+	struct leg *leg = item->owner;
+	struct attend_post *post = leg->post;
+
+	leg->at_compute = false;
+	leg->attends->under_way--;
+	if (!post) {
+		leg_free(leg);
+	} else if (why) {
+		post_fail(post, why);
+	} else {
+		leg->in = true;
+		post_step(post, leg,
+			  &(struct post_figures){item->queue_us, item->attend_us,
+						 item->together});
+	}
+}
+
+/* The post's, made with the first. */
+static int leg_rows_take(struct leg *leg)
+{
+	struct attend_post *post = leg->post;
+	const struct attend *attend = post->attend;
+	uint64_t bytes = form_q_bytes(&attend->form, attend->rows);
+	struct post_rows *q = post->q;
+	int r;
+
+	if (!q) {
+		q = mem_alloc(sizeof(*q) + bytes);
+		if (!q)
+			return err_pass(-ENOMEM);
+		*q = (struct post_rows){.refs = 1};
+		r = charge_take(&q->charge, attend->session->account, ACCOUNT_ATTENDS,
+				bytes);
+		if (r < 0) {
+			mem_free(q);
+			return err_pass(r);
+		}
+		memcpy(q->bytes, post_seat(post, attend->facts.q), bytes);
+		post->q = q;
+	}
+	q->refs++;
+	leg->q = q;
+	return 0;
+}
+
+int leg_here(struct leg *leg, const struct store_hold *hold,
+	     const struct kvd_ring_part *part, uint64_t tokens, uint32_t count)
+{
+	const struct attend_post *post = leg->post;
+	const struct attend *attend = post->attend;
+	const struct form *f = &attend->form;
+	struct store_kv *kv = NULL;
+	int r = leg_rows_take(leg);
+
+	if (r >= 0)
+		r = store_kv_of_hold(hold, part->first, count,
+				     f->view[0] ? f->view : NULL, &kv);
+	if (r >= 0)
+		r = charge_more(&leg->charge, store_kv_bytes(kv));
+	if (r < 0) {
+		store_kv_free(kv);
+		return err_pass(r);
+	}
+	leg->item = (struct compute_item){
+		.kv = kv,
+		.form = *f,
+		.layer = post->layer,
+		.q = leg->q->bytes + form_q_bytes(f, leg->row),
+		.rows = leg->rows,
+		.principal = session_principal(attend->session),
+		.tokens = tokens < kv->tokens ? tokens : kv->tokens,
+		.delta = part->delta,
+		.select = leg->select,
+		.per_token = part->per_token,
+		.o = leg->values,
+		.m = values_m(leg->values, leg->rows, f->shape.dv),
+		.l = values_m(leg->values, leg->rows, f->shape.dv) + leg->rows,
+		.on_done = leg_on_computed,
+		.owner = leg};
+	r = compute_submit(leg->attends->compute, &leg->item);
+	if (r < 0) {
+		store_kv_free(kv);
+		return err_pass(r);
+	}
+	leg->at_compute = true;
+	leg->attends->under_way++;
+	return 0;
+}
+
+/* ---- elsewhere ---- */
+
+static int leg_send(struct leg *leg, const uint8_t *q)
+{
+	const struct attend_post *post = leg->post;
+	const struct form *f = &post->attend->form;
+	uint8_t form[160], rope[16 + FORM_ROPE_MAX / 2 * sizeof(double)];
+	struct wire_attend msg = leg->msg;
+	struct cursor out;
+	int r;
+
+	snprintf(msg.view, sizeof(msg.view), "%s", f->view);
+	cursor_write(&out, form, sizeof(form));
+	r = form_put(f, &out);
+	msg.form.data = form;
+	msg.form.len = out.pos;
+	if (msg.delta && r >= 0) {
+		cursor_write(&out, rope, sizeof(rope));
+		r = form_rope_put(&f->rope, &out);
+		msg.rope.data = rope;
+		msg.rope.len = out.pos;
+	}
+	msg.select.data = leg->select;
+	msg.select.len = leg->select ? (size_t)leg->rows / f->shape.heads *
+					       msg.per_token * sizeof(uint32_t)
+				     : 0;
+	msg.q.data = q;
+	msg.q.len = form_q_bytes(f, leg->rows);
+	attends_stay_awake(leg->attends);
+	leg->sent_ns = loop_clock_ns(leg->attends->kvd->loop);
+	if (r >= 0)
+		r = rows_tell_attend(leg->remote, &msg);
+	if (r < 0)
+		return err_pass(r);
+	leg->sent = true;
+	leg->remote->attend_sent++;
+	leg->remote->attend_rows += leg->rows;
+	leg->remote->attend_bytes += leg->bytes;
+	leg_session(leg)->legs_sent++;
+	return 0;
+}
+
+static bool leg_has_room(const struct leg *leg)
+{
+	const struct remote *remote = leg->remote;
+
+	return remote->attend_sent == 0 ||
+	       (remote->attend_sent < ATTEND_SENT_LEGS &&
+		remote->attend_rows + leg->rows <= ATTEND_SENT_ROWS &&
+		remote->attend_bytes + leg->bytes <= ATTEND_SENT_BYTES);
+}
+
+/* Of those that wait, of the session with fewest under way; NULL: none. */
+static struct leg *leg_next(const struct remote *remote)
+{
+	struct leg *leg, *least = NULL;
+
+	list_foreach(leg, &remote->attend_legs, wait) {
+		if (!least || leg_session(leg)->legs_sent < leg_session(least)->legs_sent)
+			least = leg;
+	}
+	return least;
+}
+
+static void legs_send(struct remote *remote)
+{
+	struct leg *leg;
+	struct err why;
+
+	while ((leg = leg_next(remote)) && leg_has_room(leg)) {
+		const struct form *f = &leg->post->attend->form;
+
+		list_remove(&leg->wait);
+		if (leg_send(leg, leg->q->bytes + form_q_bytes(f, leg->row)) >= 0) {
+			post_rows_unref(mem_steal(leg->q));
+			continue;
+		}
+		err_take(&why);
+		post_fail(leg->post, &why);
+	}
+}
+
+/* How many daemons take part, and how much of this one. */
+static int leg_count(struct leg *leg, const struct remote *remote)
+{
+	struct attend_post *post = leg->post;
+	const struct form *f = &post->attend->form;
+	const struct leg *other;
+	unsigned int legs = 0;
+	bool known = false;
+
+	list_foreach(other, &post->legs, link) {
+		legs += other->remote != NULL;
+		known = known || other->remote == remote;
+	}
+	if (legs >= LEGS_MAX)
+		return err_raise(ERR_TOOBIG,
+				 "%u messages to other daemons are a post's "
+				 "limit",
+				 LEGS_MAX);
+	post->remotes += !known;
+	leg->bytes = form_q_bytes(f, leg->rows) +
+		     values_count(leg->rows, f->shape.dv) * sizeof(float) +
+		     (uint64_t)leg->rows / f->shape.heads * leg->msg.per_token *
+			     sizeof(uint32_t);
+	return 0;
+}
+
+/* The one pool of the holder's that serves all these chunks. */
+static int far_pool(const struct far_hold *far, uint32_t first, uint32_t count,
+		    uint64_t *pool_p)
+{
+	uint64_t used = ~UINT64_C(0);
+
+	for (uint32_t i = first; i < first + count; i++)
+		used &= far_hold_sources(far, i);
+	if (!used || (used & (used - 1)))
+		return err_raise(
+			ERR_REQUIRE,
+			"the chunks are in parts of several ranks there: fetch them");
+	*pool_p = far_hold_pool(far, (unsigned int)__builtin_ctzll(used));
+	return 0;
+}
+
+int leg_there(struct leg *leg, struct far_hold *far, const struct wire_attend *head,
+	      const struct kvd_ring_part *part)
+{
+	struct attends *attends = leg->attends;
+	struct remote *remote = far_hold_remote(far);
+	int r;
+
+	if (!remote->peer || sm_state(&remote->peer->sm) != PEER_UP)
+		return err_raise(ERR_PEER, "%s: it is not up", remote->label);
+	if (!(remote->peer->features & PEER_FEATURE_ATTEND))
+		return err_raise(ERR_REQUIRE, "%s: its kvd does not attend: fetch",
+				 remote->label);
+	leg->msg = *head;
+	leg->msg.attend = attends->next_leg + 1;
+	leg->msg.ask = far_hold_ask(far);
+	leg->msg.layer = leg->post->layer;
+	leg->msg.rows = leg->rows;
+	leg->msg.delta = (uint32_t)part->delta;
+	leg->msg.per_token = part->per_token;
+	r = far_pool(far, head->first, head->count, &leg->msg.pool);
+	if (r >= 0)
+		r = leg_count(leg, remote);
+	if (r >= 0)
+		r = idmap_put(&attends->legs, leg->msg.attend, leg);
+	if (r < 0)
+		return err_pass(r);
+	leg->number = ++attends->next_leg;
+	leg->remote = remote;
+	remote->reaches++;
+	if (list_empty(&remote->attend_legs) && leg_has_room(leg))
+		return err_pass(leg_send(
+			leg, post_seat(leg->post, form_q_bytes(&leg->post->attend->form,
+							       leg->row))));
+	r = leg_rows_take(leg);
+	if (r < 0)
+		return err_pass(r);
+	list_push_back(&remote->attend_legs, &leg->wait);
+	return 0;
+}
+
+/* ---- answers ---- */
+
+/* What the round took, beside what it was to take. */
+static void leg_price(const struct leg *leg, const struct wire_attended *msg)
+{
+	const struct form *form = &leg->post->attend->form;
+	struct attends *attends = leg->attends;
+	uint64_t now_ns = loop_clock_ns(attends->kvd->loop);
+	const struct live_way way = {.key = leg->remote->peer->instance,
+				     .transport = leg->remote->transport->ops->name,
+				     .now_s = (uint32_t)(now_ns / LOOP_NS_PER_S)};
+	const struct live_round round = {
+		.shape = speed_shape(form),
+		.query = (double)leg->rows / form->shape.heads,
+		.tokens = (double)(leg->msg.per_token ? leg->msg.per_token
+						      : leg->msg.tokens),
+		.selected = leg->select,
+		.bytes = (double)leg->bytes,
+		.us = (double)(now_ns - leg->sent_ns) / 1e3,
+		.queue_us = msg->queue_us,
+		.attend_us = msg->attend_us};
+
+	if (live_round(attends->kvd->costs, &way, &round)) {
+		attends->stale++;
+		log_info("cost", leg->remote->label,
+			 "times are not as predicted any more", "us=%.0f", round.us);
+	}
+	if (live_stale(attends->kvd->costs, way.key))
+		calibrate_soon(attends, leg->remote);
+}
+
+static void leg_answered(struct leg *leg, const struct wire_attended *msg)
+{
+	struct err why;
+
+	leg->in = true;
+	if (msg->code != ERR_OK) {
+		err_set(&why, err_from_wire(msg->code), "%.60s: %.200s",
+			leg->remote->label, msg->text);
+		post_fail(leg->post, &why);
+		return;
+	}
+	memcpy(leg->values, msg->values.data, msg->values.len);
+	if (leg->attends->kvd->costs && leg->remote->ready)
+		leg_price(leg, msg);
+	post_step(leg->post, leg,
+		  &(struct post_figures){msg->queue_us, msg->attend_us, msg->together});
+}
+
+int legs_on_attended(struct attends *attends, struct remote *remote, struct cursor *body)
+{
+	struct wire_attended msg;
+	struct leg *leg;
+	int r = wire_attended_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	if (attends && msg.attend >= CALIBRATE_FIRST)
+		return err_pass(calibrate_on_attended(attends, remote, &msg));
+	leg = attends ? idmap_get(&attends->legs, msg.attend) : NULL;
+	if (!leg || leg->remote != remote || !leg->sent)
+		return 0; /* late */
+	if (leg->post && msg.code == ERR_OK &&
+	    msg.values.len != values_count(leg->rows, leg->post->attend->form.shape.dv) *
+				      sizeof(float))
+		return err_raise(ERR_PROTO, "ATTENDED: %zu bytes for %u rows",
+				 msg.values.len, leg->rows);
+	leg_unsend(leg);
+	if (leg->post)
+		leg_answered(leg, &msg);
+	else
+		leg_free(leg);
+	legs_send(remote);
+	return 0;
+}
+
+void legs_on_down(struct attends *attends, const struct remote *remote,
+		  const struct err *why)
+{
+	struct idmap_cursor it;
+	struct err told;
+
+	err_set(&told, ERR_PEER, "%.60s is lost: %.200s", remote->label, why->text);
+	idmap_foreach(&attends->legs, it) {
+		struct leg *leg = it.value;
+
+		if (leg->remote != remote || leg->in)
+			continue;
+		if (leg->sent)
+			leg_unsend(leg);
+		if (leg->post)
+			post_fail(leg->post, &told); /* others of it are met here later */
+		else
+			leg_free(leg);
+	}
+	assert(remote->attend_sent == 0 && list_empty(&remote->attend_legs));
+}

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of Hugging Face transformers that attend to a document whose KV lies elsewhere: the
+reference client of kvd's routed attention, small enough to read.
+
+    import kvd.transformers as kt
+
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="kvd")
+    place = kt.Place(client, model, tokens=4096)
+    reader = kt.Reader(place, document, way="rent")   # document: token ids
+    logits = reader.step(question)                    # and so on, a token each
+
+A Place is where a model's KV goes in and out of chunks; a Reader is one conversation about one
+document. Its own tokens are attended here; the document's tokens where they are (route), after
+they were fetched (fetch), or after they were computed again (local). All give the same numbers,
+up to rounding: the document's KV is the same bytes, and its positions are adapted alike.
+
+    geometry   what a model's KV and attention look like, from its configuration
+    place      KV in pages and chunks
+    attention  the attention function that transformers calls, and its cache
+    reader     ways, and changing them
+    measure    prices
+
+Importing this imports torch and transformers, and registers the attention "kvd"."""
+from .attention import Cache, attention, mask
+from .geometry import Geometry
+from .measure import measure
+from .place import Place, chunk_ids
+from .reader import WAYS, Reader, Step
+
+TESTED = ("5.19.0",)  # releases of transformers
+
+__all__ = ["Cache", "Geometry", "Place", "Reader", "Step", "TESTED", "WAYS", "attention",
+           "chunk_ids", "mask", "measure"]

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model's KV and attention look like to kvd: the shape of rows and tokens, how positions
+are in them, the layout of pages.
+
+transformers caches two tensors a layer, [batch, heads, tokens, values]: K and V, or of MLA the
+latent and the rotated key, which kvd has as one row a token. DeepSeek-V3.2 has index keys
+beside them, by which it selects tokens: a view of their own, for they are always needed here."""
+import torch
+
+from .. import cost
+from ..attend import Rope
+from ..layout import Layout, format_of
+
+# How pairs of rotated values lie in what the model caches, which its configuration does not say.
+# V3's function for interleaved weights leaves halves behind.
+PAIRS = {"deepseek_v2": "interleaved", "deepseek_v3": "halves", "deepseek_v32": "halves",
+         "llama": "halves"}
+ROPE_FIXED = ("default", "linear", "yarn", "llama3")  # frequencies that no length changes
+TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+class Geometry:
+    def __init__(self, model):
+        config = model.config
+        if config.model_type not in PAIRS:
+            raise ValueError("model: %r is none of %s" % (config.model_type, ", ".join(PAIRS)))
+        self.name, self.dtype = config.model_type, model.dtype
+        self.type = TYPES[model.dtype]
+        self.value_bytes = model.dtype.itemsize
+        self.layers, self.heads = config.num_hidden_layers, config.num_attention_heads
+        self.mla = hasattr(config, "kv_lora_rank")
+        self.index = getattr(config, "index_head_dim", 0)
+        if self.mla:
+            self.kv_heads, self.dv = 1, config.kv_lora_rank
+            self.dqk = config.kv_lora_rank + config.qk_rope_head_dim
+            self.fields = {"kv": self.dqk}
+        else:
+            self.kv_heads = config.num_key_value_heads
+            self.dqk = self.dv = model.model.layers[0].self_attn.head_dim
+            self.fields = {"k": self.dqk, "v": self.dv}
+        self.scale = float(model.model.layers[0].self_attn.scaling)
+        self.rope = self._rope(model.model.rotary_emb)
+
+    def _rope(self, rotary):
+        freq = [float(f) for f in rotary.inv_freq.double()]
+        if rotary.rope_type not in ROPE_FIXED:
+            return None  # no chunk can be used at another position
+        first = self.dv if self.mla else 0
+        return Rope(first, 2 * len(freq), PAIRS[self.name], freq)
+
+    def layout(self, page_tokens, pages):
+        """One buffer: layer after layer, field after field, pages in a row."""
+        layout = Layout()
+        layout.buffers, at = [0], 0
+        views = {"kv": [(n, self.kv_heads, d) for n, d in self.fields.items()]}
+        if self.index:
+            views["index"] = [("index", 1, self.index)]
+        for view, fields in views.items():
+            layout.view(view, page_tokens, pages)
+            for layer in range(self.layers):
+                for name, heads, dims in fields:
+                    unit = dims * self.value_bytes
+                    layout.heads(view, layer, name, buffer=0, offset=at, unit_bytes=unit,
+                                 units=heads, format=format_of(self.dtype))
+                    at += pages * page_tokens * heads * unit
+        layout.buffers = [at]
+        return layout
+
+    def attend(self, client, rows, seats):
+        """Seats for this model's rows."""
+        names = dict(key="kv") if self.mla else dict(key="k", value="v")
+        return client.attend(
+            rows=rows, seats=seats, heads=self.heads, kv_heads=self.kv_heads, dqk=self.dqk,
+            dv=self.dv, kind="mla" if self.mla else "gqa", q_type=self.type, kv_type=self.type,
+            scale=self.scale, view="kv", rope=self.rope, **names)
+
+    def cost_model(self):
+        sizes = dict(value_bytes=self.value_bytes, out_bytes=4)
+        if self.mla:
+            return cost.Model.mla(self.layers, self.heads, self.dqk, self.dv, **sizes)
+        return cost.Model.gqa(self.layers, self.heads, self.kv_heads, self.dqk, self.dv,
+                              **sizes)
+
+    # ---- what transformers caches, and rows of tokens ----
+
+    def pack(self, keys, values):
+        """A layer's cached tensors -> each field's rows [tokens, heads, values]."""
+        keys, values = keys[0].transpose(0, 1), values[0].transpose(0, 1)
+        if self.mla:
+            return {"kv": torch.cat((keys, values), -1)}
+        return {"k": keys, "v": values}
+
+    def unpack(self, rows):
+        """The inverse of pack()."""
+        if self.mla:
+            kv = rows["kv"].transpose(0, 1)[None]
+            return kv[..., :self.dv], kv[..., self.dv:]
+        return rows["k"].transpose(0, 1)[None], rows["v"].transpose(0, 1)[None]
+
+    def splice(self, rows, delta):
+        """Rows of tokens that are to stand `delta` positions further on: from the bytes that
+        the model computed, once, and rounded once."""
+        if not delta:
+            return rows
+        if self.rope is None:
+            raise ValueError("delta: this model's frequencies depend on the length")
+        first, dims, pairs, freq = self.rope
+        name = "kv" if self.mla else "k"
+        keys = rows[name].clone()
+        turned = keys[..., first:first + dims]
+        x, y = (turned[..., 0::2], turned[..., 1::2]) if pairs == "interleaved" else \
+            turned.chunk(2, -1)
+        angle = delta * torch.tensor(freq, dtype=torch.float64)
+        cos, sin = angle.cos().float(), angle.sin().float()
+        a, b = x.float(), y.float()
+        new = a * cos - b * sin, a * sin + b * cos
+        x.copy_(new[0])
+        y.copy_(new[1])
+        return {**rows, name: keys}

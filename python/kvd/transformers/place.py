@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's KV in pages and chunks: what is computed here goes in, what is to be attended here
+comes out."""
+import hashlib
+import struct
+import time
+from collections import namedtuple
+
+import torch
+
+from .. import rooms
+from ..errors import BusyError, NotFoundError
+from ..memory import Memory
+from .geometry import Geometry
+
+START_S = 60  # the daemon makes its memory of chunks
+FAR_S = 10  # other daemons are asked
+LEASE_S = 600
+
+Held = namedtuple("Held", "hold begin tokens")
+Held.__doc__ = """Tokens [begin, begin + tokens) of a document."""
+
+
+def chunk_ids(tokens, size):
+    """A name for each `size` tokens and all before them; the last may have fewer."""
+    ids, last = [], b""
+    for begin in range(0, len(tokens), size):
+        part = tokens[begin:begin + size]
+        last = hashlib.sha256(last + struct.pack("<%dI" % len(part), *part)).digest()
+        ids.append(last)
+    return ids
+
+
+class Place:
+    """Pages for `tokens` tokens at a time, and the space of chunks that this model's KV goes
+    to. revision: of the weights; who has another does not share."""
+
+    def __init__(self, client, model, *, tokens, chunk=16, revision=None):
+        self.client, self.model, self.chunk = client, model, chunk
+        self.geometry = geometry = Geometry(model)
+        pages = -(-tokens // chunk)
+        layout = geometry.layout(chunk, pages)
+        self._memory = Memory(layout.buffers[0])
+        self._region = client.register(self._memory, name="pages")
+        self.pool = client.pool(layout, [self._region],
+                                name="%s.%s" % (geometry.name, geometry.type))
+        self._views = {name: view["layers"] for name, view in layout.views.items()}
+        self._free, self._pages = list(range(pages)), pages
+        # index keys are fetched alone, and a fetch is of all views of a space
+        self.spaces = {name: self._space(revision, name) for name in self._views}
+
+    def _space(self, revision, view):
+        end = time.monotonic() + START_S
+        while True:
+            try:
+                return self.client.space(
+                    self.pool, model=self.geometry.name, scheme="sha256 %d" % self.chunk,
+                    tokens=self.chunk, revision=revision, views=(view,))
+            except BusyError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
+
+    # ---- pages ----
+
+    def take(self, tokens):
+        count = -(-tokens // self.chunk)
+        if count > len(self._free):
+            raise ValueError("tokens: %d need %d pages, of which %d are free"
+                             % (tokens, count, len(self._free)))
+        pages, self._free = self._free[:count], self._free[count:]
+        return pages
+
+    def give(self, pages):
+        self._free += pages
+
+    def _rows(self, view, layer, field):
+        """All pages of a field, as a tensor [page, token, head, value]."""
+        row = next(f for f in self._views[view][layer] if f["name"] == field)
+        count = self._pages * row["page_stride"]
+        flat = torch.from_numpy(self._memory.array()[row["offset"]:row["offset"] + count])
+        return flat.view(self.geometry.dtype).view(self._pages, self.chunk, row["units"], -1)
+
+    def write(self, view, layer, field, pages, rows):
+        at = self._rows(view, layer, field)
+        for i, page in enumerate(pages):
+            part = rows[i * self.chunk:(i + 1) * self.chunk]
+            at[page, :len(part)] = part
+
+    def read(self, view, layer, field, pages, tokens):
+        """A copy of rows [tokens, heads, values]."""
+        return self._rows(view, layer, field)[pages].flatten(0, 1)[:tokens]
+
+    # ---- chunks ----
+
+    def put(self, tokens, cache, begin=0, end=None):
+        """Store the KV of a document's tokens [begin, end), whole chunks but for the last, which
+        lies in a cache of transformers from its first token on."""
+        geometry, end = self.geometry, len(tokens) if end is None else end
+        ids = chunk_ids(tokens, self.chunk)[begin // self.chunk:-(-end // self.chunk)]
+        pages = self.take(end - begin)
+        try:
+            for number, layer in enumerate(cache.layers):
+                rows = geometry.pack(layer.keys, layer.values)
+                for field, all_tokens in rows.items():
+                    self.write("kv", number, field, pages, all_tokens[begin:end])
+                if geometry.index:
+                    self.write("index", number, "index", pages,
+                               layer.indexer_keys[0, begin:end, None])
+            view = rooms.View(pages, first_token=begin, tokens=(begin, end))
+            for name, space in self.spaces.items():
+                space.put(ids, {name: view}, begin // self.chunk).wait()
+        finally:
+            self.give(pages)
+
+    def hold(self, tokens, view="kv"):
+        """All chunks of a document, whoever has them. -> [Held]"""
+        ids, held = chunk_ids(tokens, self.chunk), []
+        at = 0
+        while at < len(ids):
+            hold = self.spaces[view].hold(ids[at:], at, far=FAR_S, lease=LEASE_S)
+            if not hold.chunks:
+                hold.close()
+                for one in held:
+                    one.hold.close()
+                raise NotFoundError("document: nobody has its tokens from %d on"
+                                    % (at * self.chunk), "ENOTFOUND", 0, "op", False)
+            begin = at * self.chunk
+            at += hold.chunks
+            held.append(Held(hold, begin, min(at * self.chunk, len(tokens)) - begin))
+        return held
+
+    def fetch(self, held, view):
+        """-> [(move, pages)]"""
+        moves = []
+        for hold, begin, tokens in held:
+            pages = self.take(tokens)
+            moves.append((hold.fetch({view: rooms.View(
+                pages, first_token=begin, tokens=(begin, begin + tokens))}), pages))
+        return moves
+
+    def fetched(self, moves, held, view):
+        """What has landed: of each layer {field: rows}. The pages are free again."""
+        layers = [{f["name"]: torch.cat([self.read(view, layer, f["name"], pages, h.tokens)
+                                         for (_, pages), h in zip(moves, held)])
+                   for f in fields} for layer, fields in self._views[view].items()]
+        for move, pages in moves:
+            move.close()
+            self.give(pages)
+        return layers
+
+    def close(self):
+        for space in self.spaces.values():
+            space.close()
+        self.pool.unregister()
+        self._region.unregister()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()

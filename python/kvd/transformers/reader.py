@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One conversation about one document.
+
+Ways: "route", rows go to the document's holders in every layer and step; "fetch" and "local", the
+document's KV is brought here, or computed here, before the first step. "rent" (ski rental) routes,
+and brings the KV behind that as soon as the prices say that routing has cost what this would:
+whatever the conversation's length turns out to be, both together cost at most twice the better
+way. The step after the KV has landed attends here. No token differs for it."""
+import time
+from collections import namedtuple
+
+import numpy as np
+import torch
+
+from .. import cost, rooms
+from ..attend import ROWS_MAX, Part
+from ..errors import Error
+from .attention import NONE, Cache
+
+WAYS = ("route", "fetch", "local", "rent")
+PARTS_MAX = 64  # of a post
+LOST = ("ELEASE", "ENOTFOUND", "EREVOKED")  # beside errors that another try may not have
+COMPUTE = 512  # tokens of a document at a time, when it is computed here
+
+Step = namedtuple("Step", "way us routed_us tokens choice")
+Step.__doc__ = """Of Reader.steps. way: how the document was attended; us: the whole step;
+routed_us: of that, waiting for rows to come back; choice: the prices, of rent."""
+
+
+class Reader:
+    """A document's token ids, and tokens of the conversation that stand before it (prefix). The
+    document's KV was computed from position 0 on and is used where it stands.
+
+    steps tells what became of each step, now which way it is at present.
+
+    page: prices (kvd.cost); without one "rent" brings the KV from the first step on.
+    holders: of the document's KV, as kvd.cost.Holder; None: one, of all tokens.
+    price: more of kvd.cost.Page.decide()'s arguments; attend_us: of one query token.
+    recover: when a holder is lost, compute the KV here and go on; else the error is the step's."""
+
+    def __init__(self, place, document, *, way="route", prefix=(), page=None, holders=None,
+                 price=None, recover=True, rows=None):
+        if way not in WAYS:
+            raise ValueError("way: %r is none of %s" % (way, ", ".join(WAYS)))
+        self.place, self.model, self.geometry = place, place.model, place.geometry
+        self.document, self.delta = list(document), len(prefix)
+        if self.delta and self.geometry.index:
+            raise ValueError("prefix: selected tokens keep the positions they were computed at")
+        self.page, self.price, self.recover = page, price or {}, recover
+        self.holders = holders or [cost.Holder(tokens=len(self.document))]
+        self.cache = Cache(self.geometry)
+        self.steps, self.lost, self.now = [], None, "route"
+        self._held, self._moves, self._attend = [], None, None
+        self._routed, self._rows = 0.0, rows or 64 * self.geometry.heads
+        if self.delta:
+            self._forward(prefix)
+        self._open(way)
+
+    # ---- the document: elsewhere, on its way, here ----
+
+    def _open(self, way):
+        self.way = way
+        if way == "local":
+            return self._compute()
+        if self.geometry.index:  # index keys are needed here, whatever the way
+            self._held = self.place.hold(self.document, "index")
+            self._index_here(self._fetched("index"))
+            self._release()
+        self._held = self.place.hold(self.document)
+        if way == "fetch":
+            return self._here(self._fetched("kv"), "fetch")
+        self._attend = self.geometry.attend(self.place.client, min(
+            self._rows, ROWS_MAX // self.geometry.heads * self.geometry.heads), 2)
+        away = self.cache.away
+        away.tokens, away.at = len(self.document), self.cache.layers[0].own()
+
+    def _fetched(self, view):
+        moves = self.place.fetch(self._held, view)
+        for move, _ in moves:
+            move.wait()
+        return self.place.fetched(moves, self._held, view)
+
+    def _index_here(self, layers):
+        for layer, rows in zip(self.cache.layers, layers):
+            layer.update_indexer(rows["index"].transpose(0, 1))
+
+    def _here(self, layers, way):
+        """The document's KV, as it was computed, of each layer: from now on all is ordinary."""
+        away, self.now = self.cache.away, way
+        at = away.at if away.tokens else self.cache.layers[0].own()
+        away.tokens = 0
+        for layer, rows in zip(self.cache.layers, layers):
+            layer.insert(*self.geometry.unpack(self.geometry.splice(rows, self.delta)), at)
+        self._release()
+
+    def _compute(self):
+        """The document again, from position 0 on; also when some of it was lost."""
+        cache, index = Cache(self.geometry), self.geometry.index
+        for begin in range(0, len(self.document), COMPUTE):
+            self._call(self.document[begin:begin + COMPUTE], cache)
+        if index and not self.cache.layers[0].is_indexer_initialized:
+            self._index_here([{"index": layer.indexer_keys[0, :, None]}
+                              for layer in cache.layers])
+        self._here([self.geometry.pack(layer.keys, layer.values) for layer in cache.layers],
+                   "local")
+
+    # ---- rows of one layer, for the attention function ----
+
+    def ask(self, layer, rows, chosen):
+        """Send what fits; answer() does the rest. chosen: of each query, which of the document's
+        tokens; None: all."""
+        heads = self.geometry.heads
+        most = self._attend.rows // heads
+        count = len(rows) // heads
+        cuts = [(a, min(a + most, count)) for a in range(0, count, most)]
+        begin = time.perf_counter()
+        sent = [self._post(seat, layer, rows, chosen, cut) for seat, cut in enumerate(cuts[:2])]
+        self._routed += time.perf_counter() - begin
+        return layer, rows, chosen, cuts, sent
+
+    def answer(self, asked):
+        """-> o [rows, dv], m and l [rows], fp32."""
+        layer, rows, chosen, cuts, sent = asked
+        begin, attend = time.perf_counter(), self._attend
+        o = torch.empty(len(rows), self.geometry.dv)
+        m, l = torch.empty(len(rows)), torch.empty(len(rows))
+        for i, (a, b) in enumerate(cuts):
+            seat, n = i % 2, (b - a) * self.geometry.heads
+            to = slice(a * self.geometry.heads, b * self.geometry.heads)
+            if sent[i]:
+                attend.wait(seat)
+                for out, got in ((o, attend.o(seat)), (m, attend.m(seat)), (l, attend.l(seat))):
+                    out[to] = torch.from_numpy(got[:n])
+            else:
+                o[to], m[to], l[to] = 0, -torch.inf, 0
+            if i + 2 < len(cuts):
+                sent.append(self._post(seat, layer, rows, chosen, cuts[i + 2]))
+        self._routed += time.perf_counter() - begin
+        return o, m, l
+
+    def _post(self, seat, layer, rows, chosen, cut):
+        """False: no query looks at the document."""
+        heads = self.geometry.heads
+        rows = rows[cut[0] * heads:cut[1] * heads]
+        q = rows.view(torch.uint8).view(-1).numpy()
+        self._attend.q(seat)[:len(q)] = q
+        some = (0, len(rows))
+        if chosen is None:
+            parts = [Part(h.hold, rows=some, tokens=h.tokens, delta=self.delta)
+                     for h in self._held]
+        else:
+            parts = [Part(h.hold, rows=some, tokens=h.tokens, select=s) for h in self._held
+                     for s in [select(chosen[cut[0]:cut[1], h.begin:h.begin + h.tokens])] if s]
+        if len(parts) > PARTS_MAX:
+            raise ValueError("document: in %d pieces, of at most %d" % (len(parts), PARTS_MAX))
+        if parts:
+            self._attend.post(seat, layer, parts)
+        return bool(parts)
+
+    # ---- steps ----
+
+    def _call(self, tokens, cache, reader=None):
+        with torch.no_grad():
+            return self.model(input_ids=torch.tensor([list(tokens)]), past_key_values=cache,
+                              use_cache=True, kvd=reader).logits[0]
+
+    def _forward(self, tokens):
+        return self._call(tokens, self.cache, self)
+
+    def step(self, tokens):
+        """Logits [tokens, vocabulary]."""
+        begin, self._routed = time.perf_counter(), 0.0
+        choice = self._turn(len(tokens)) if self.way == "rent" else None
+        before = self.cache.get_seq_length()
+        try:
+            logits = self._forward(tokens)
+        except Error as why:
+            if not (self.recover and self.cache.away.tokens and
+                    (why.retryable or why.code in LOST)):
+                raise
+            self.lost = why
+            self.cache.cut(before)
+            self._drop_moves()
+            self._compute()
+            logits = self._forward(tokens)
+        us = 1e6 * (time.perf_counter() - begin)
+        self.steps.append(Step(self.now, us, 1e6 * self._routed, len(tokens), choice))
+        return logits
+
+    def prices(self, tokens=1):
+        """What the ways cost, after the steps made so far and with one of so many tokens:
+        kvd.cost.Choice. None: no prices are known."""
+        if self.page is None:
+            return None
+        more = dict(self.price, attend_us=tokens * self.price.get("attend_us", 0))
+        return self.page.decide(
+            self.geometry.cost_model(), self.holders, query_tokens=tokens,
+            steps_made=len(self.steps), shifted=bool(self.delta), **more)
+
+    def _turn(self, tokens):
+        """Ski rental, before a step: is it time to bring the KV, or has it landed?"""
+        if not self.cache.away.tokens:
+            return None
+        choice = None
+        if self._moves is None:
+            choice = self.prices(tokens)
+            if choice is None or choice.way == "fetch":
+                self._moves = self.place.fetch(self._held, "kv")
+            elif choice.way == "local":
+                self._compute()
+        elif all(move.state == rooms.SUCCESS for move, _ in self._moves):
+            moves, self._moves = self._moves, None
+            self._here(self.place.fetched(moves, self._held, "kv"), "fetch")
+        elif any(move.state == rooms.FAILED for move, _ in self._moves):
+            self._drop_moves()  # and it is tried again
+        return choice
+
+    def generate(self, tokens, count):
+        """Greedy. -> (tokens, logits of each)"""
+        out, seen = [], []
+        while len(out) < count:
+            logits = self.step(tokens)[-1]
+            seen.append(logits)
+            tokens = [int(logits.argmax())]
+            out += tokens
+        return out, seen
+
+    # ---- the end ----
+
+    def _drop_moves(self):
+        for move, pages in self._moves or []:
+            if move.state not in (rooms.SUCCESS, rooms.FAILED):
+                move.abort()
+                while move.state not in (rooms.SUCCESS, rooms.FAILED):
+                    time.sleep(0.001)
+            move.close()
+            self.place.give(pages)
+        self._moves = None
+
+    def _release(self):
+        """Nothing is asked any more."""
+        if self._attend is not None:
+            self._attend.close()
+            self._attend = None
+        for held in self._held:
+            held.hold.close()
+        self._held = []
+
+    def close(self):
+        self._drop_moves()
+        self._release()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+
+def select(chosen):
+    """A table of who looks at what -> lists of one length; None: nobody looks at anything."""
+    most = int(chosen.sum(-1).max())
+    if not most:
+        return None
+    table = np.full((len(chosen), most), NONE, np.uint32)
+    for row, seen in zip(table, chosen.numpy()):
+        at = np.flatnonzero(seen)
+        row[:len(at)] = at
+    return table.tolist()

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A secondary tier of vLLM's OffloadingConnector: the chunks of the node's daemon behind vLLM's own
+tier of host memory.
+
+    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": 10737418240, "block_size": 256, "secondary_tiers": [
+                {"type": "KvdTier", "module_path": "kvd.vllm.tier", "revision": "e1945c40"}]}}'
+
+All of it runs in the scheduler's process. vLLM's memory is rows of equal size, one for each of its
+chunks, with what all ranks have of it: a page of a pool, and a chunk of kvd's. How it lies in a row
+is not told, so that a row is one field, and what decides it is in the space's words. vLLM says
+neither to a tier what its model was started with: `revision` has to.
+
+Rows are vLLM's again when a job is reported, which is when the daemon touches them no more.
+Look-ups, loads and stores have a thread each, so that a daemon that stands still keeps requests
+that wait for it, and not the scheduler."""
+import json
+import os
+import queue
+import re
+import secrets
+import threading
+import time
+from collections import namedtuple
+
+import numpy as np
+import vllm
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import (Locality, LookupResult, Medium, RequestOffloadingContext,
+                                     get_offload_block_hash, get_offload_group_idx)
+from vllm.v1.kv_offload.file_mapper import FileMapper
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from ..chunks import ID_BYTES
+from ..client import Client
+from ..errors import Error
+from ..layout import Layout
+from ..stores.door import CALL_S, Door
+from ..stores.names import weights_of, word
+from ..stores.shelf import LEASE_S, Shelf
+from . import check_release
+
+logger = init_logger("vllm.kvd")
+OPTIONS = ("revision", "model", "kvd_socket", "lease", "far", "locality")
+TOKENS = 16  # of a row, as the layout counts them: a row is a multiple of 4096 bytes
+NAME_MAX = 63  # of a pool
+REGISTER_S = 120.0  # for memory that a daemon may have to pin
+CLOSE_S = 2.0
+
+Named = namedtuple("Named", "model revision scheme rope tokens")
+Named.__doc__ = """What a space is called."""
+
+
+def check_options(given):
+    for name in set(given) - set(OPTIONS):
+        raise ValueError("kvd.vllm: secondary_tiers: %s is no option of KvdTier: %s"
+                         % (name, ", ".join(OPTIONS)))
+    for name in ("revision", "model", "kvd_socket"):
+        if not isinstance(given.get(name, ""), str):
+            raise ValueError("kvd.vllm: %s: %r is no text" % (name, given[name]))
+    if not given.get("revision"):
+        raise ValueError(
+            "kvd.vllm: KvdTier is not told what vLLM was started with: set \"revision\" to a word "
+            "that is another one for other weights, adapters, quantization, overrides, position "
+            "encoding and attention backends")
+    for name, most in (("lease", 600), ("far", 60)):
+        value = given.get(name)
+        if value is not None and (isinstance(value, bool) or
+                                  not isinstance(value, (int, float)) or not 0 < value <= most):
+            raise ValueError("kvd.vllm: %s: %r is not a number of seconds up to %d"
+                             % (name, value, most))
+
+
+# ---- names -----------------------------------------------------------------------------
+
+def scheme_of(spec, row):
+    """Of what is in a row, and of how it lies there. Rows of other numbers of ranks are laid out
+    in another way, unless vLLM was asked for one that they share."""
+    config = spec.config
+    shared = config.canonical_layout or config.replicated_layout
+    fields = FileMapper.from_offloading_spec("", spec, spec.blocks_per_chunk, shared).fields
+    fields = dict(fields, model_name=None, row=row, layout=config.kv_cache_layout,
+                  device=(current_platform.device_name, current_platform.get_device_capability()))
+    return "vllm %s tier %s" % (vllm.__version__, json.dumps(fields, sort_keys=True, default=str))
+
+
+def names_of(spec, row, given):
+    model = spec.config.model.name
+    revision, weights = given["revision"], weights_of(model)
+    if weights is not None:
+        revision += " weights=" + weights
+    return Named(word(given.get("model") or model), word(revision),
+                 word(scheme_of(spec, row)), None, TOKENS)
+
+
+def layout_of(rows, row):
+    layout = Layout()
+    layout.buffer(rows * row)
+    unit = row // TOKENS
+    return layout.view("kv", TOKENS, rows).field(
+        "kv", 0, "row", buffer=0, page_stride=row, token_stride=unit, unit_stride=unit,
+        unit_bytes=unit, format="vllm-row")
+
+
+# ---- threads ---------------------------------------------------------------------------
+
+class Jobs:
+    """Calls one after another, on a thread of their own."""
+
+    def __init__(self, name):
+        self._queue = queue.Queue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def add(self, call, *args):
+        self._queue.put((call, args))
+
+    def _run(self):
+        while True:
+            call, args = self._queue.get()
+            try:
+                if call is None:
+                    return
+                call(*args)
+            finally:
+                self._queue.task_done()
+
+    def drain(self):
+        self._queue.join()
+
+    def close(self):
+        """A daemon that stands still is not waited for: its mapping outlives this process."""
+        self.add(None)
+        self._thread.join(CLOSE_S)
+
+
+def ascends(places):
+    return None not in places and all(a < b for a, b in zip(places, places[1:]))
+
+
+class Lookups(AsyncLookupManager):
+    """What a step asks for is found at once. What is found is held for a while, so that it is
+    there when vLLM loads it. vLLM asks from a prompt's begin on, and needs nothing behind a miss,
+    or for windows from its end on, and then gaps do not matter."""
+
+    def __init__(self, tier, tier_type):
+        super().__init__(tier_type)
+        self.tier = tier
+
+    def batch_lookup(self, keys, req_context):
+        there = {}
+        for named, some in self.tier.by_space(keys):
+            hashes = [get_offload_block_hash(key).hex() for key in some]
+            count = self.tier.shelf.exists(named, hashes)
+            found = [True] * count
+            if not ascends([req_context.get_offload_key_position(key) for key in some]):
+                found += [False] + self.tier.shelf.present(named, hashes[count + 1:])
+            there.update(zip(some, found))
+        return [there.get(key, False) for key in keys]
+
+
+# ---- the tier --------------------------------------------------------------------------
+
+class KvdTier(SecondaryTierManager):
+    medium = Medium.STORAGE  # it outlives the engine
+    cache_hit_source = CacheHitSource.HOST
+
+    def __init__(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector=None,
+                 **given):
+        check_release(vllm.__version__)
+        check_options(given)
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = Locality(given["locality"]) if "locality" in given else None
+        self.rows, self.row = len(primary_kv_view), self._block_size_bytes
+        # no view of it is kept: vLLM could not give its memory back
+        self.address = np.asarray(primary_kv_view).ctypes.data
+        self.layout = layout_of(self.rows, self.row)
+        self.named = names_of(offloading_spec, self.row, given)
+        self.region = getattr(offloading_spec, "_scheduler_mmap", None)
+        self.requests, self.frozen = set(), set()
+        self.done = queue.SimpleQueue()
+        self.pool = None  # of the mover's client
+
+        def connect():
+            self.pool = None
+            return Client(given.get("kvd_socket"), client="vllm")
+
+        def asking(client, named):
+            return client.space(self.layout, timeout=CALL_S, **named._asdict())
+        asker = Door(lambda: Client(given.get("kvd_socket"), client="vllm", timeout=CALL_S),
+                     asking, log=logger)
+        mover = Door(connect, self._moving, log=logger)
+        self.shelf = Shelf(asker, mover, lease=given.get("lease", LEASE_S), far=given.get("far"))
+        self.lookups = Lookups(self, tier_type)
+        self.loads, self.stores = Jobs("kvd-loads"), Jobs("kvd-stores")
+        # memory is registered before it serves
+        self.loads.add(self.shelf.mover.ask, self._space_of(0), lambda space: True)
+        logger.info("kvd.vllm: rows of %d bytes are chunks: %s", self.row, self.named)
+
+    def _moving(self, client, named):
+        if self.pool is None:
+            model = re.sub(r"[^A-Za-z0-9_-]", "-", str(named.model).rstrip("/"))
+            tail = ".tier." + secrets.token_hex(4)
+            self.pool = client.pool(self.layout, [self._register(client)],
+                                    name=model[-(NAME_MAX - len(tail)):] + tail)
+        return client.space(self.pool, timeout=CALL_S, **named._asdict())
+
+    def _register(self, client):
+        """The file that vLLM's workers have mapped, too: it is shared as it is, never moved, or
+        copied through the kernel by a daemon that may not open it."""
+        folder, name = os.path.split(getattr(self.region, "mmap_path", ""))
+        nbytes = self.rows * self.row
+        if folder == "/dev/shm":
+            try:
+                return client.register_shm("/" + name, nbytes, address=self.address,
+                                           timeout=REGISTER_S)
+            except Error as error:
+                if error.code not in ("EIMPORT", "EPERM"):
+                    raise
+                logger.info("kvd.vllm: vLLM's memory is copied through the kernel: %s", error)
+        return client.register_address(self.address, nbytes, adopt_memory=False,
+                                       timeout=REGISTER_S)
+
+    # ---- names ----
+
+    def _space_of(self, group):
+        """Groups of caches have equal hashes and other bytes."""
+        return self.named._replace(scheme=word("group %d of %s" % (group, self.named.scheme)))
+
+    def by_space(self, keys):
+        """[(what its space is called, its keys in order)]"""
+        groups = {}
+        for key in keys:
+            if len(get_offload_block_hash(key)) != ID_BYTES:
+                self.shelf.mover.tell("block hashes of %d bytes are no ids: set "
+                                      "--prefix-caching-hash-algo sha256_cbor" % (len(key) - 4))
+                continue
+            groups.setdefault(get_offload_group_idx(key), []).append(key)
+        return [(self._space_of(group), some) for group, some in groups.items()]
+
+    # ---- look-ups ----
+
+    def on_new_request(self, req_context):
+        self.requests.add(req_context.req_id)
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context):
+        self.requests.discard(req_context.req_id)
+        self.frozen.discard(req_context.req_id)
+        self.lookups.cleanup(req_context.req_id)
+
+    def lookup(self, key, req_context):
+        found = self.lookups.lookup(key, req_context)
+        if found is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    def on_schedule_end(self, context):
+        self.lookups.flush()
+
+    # ---- jobs ----
+
+    def submit_store(self, job_metadata):
+        if job_metadata.req_context.req_id in self.frozen:
+            self.done.put((job_metadata, [], 0.0))
+        else:
+            self.stores.add(self._do, self.shelf.put, job_metadata)
+
+    def submit_load(self, job_metadata):
+        self.loads.add(self._do, self.shelf.get, job_metadata)
+
+    def _do(self, move, job):
+        """job: all of it is over when it is reported. What goes wrong is a miss."""
+        begin, done = time.monotonic(), []
+        try:
+            rows = dict(zip(job.keys, np.asarray(job.chunk_ids, np.int64)))
+            for named, keys in self.by_space(rows):
+                came = move(named, [get_offload_block_hash(key).hex() for key in keys],
+                            np.array([rows[key] for key in keys]))
+                done += [key for key, one in zip(keys, came) if one]
+        except Exception as error:
+            self.shelf.mover.tell("the store has failed: %s: %s" % (type(error).__name__, error),
+                                  type(error))
+            logger.debug("the store has failed", exc_info=True)
+        self.done.put((job, done, time.monotonic() - begin))
+
+    def get_finished_jobs(self):
+        results = []
+        while not self.done.empty():
+            job, done, seconds = self.done.get()
+            success = len(done) == len(job.keys)
+            if job.is_promotion and not success:
+                # or else vLLM would load them again and again
+                self.lookups.mark_miss(set(job.keys).difference(done))
+            results.append(JobResult(
+                job_id=job.job_id, success=success, transfer_time=seconds,
+                successful_keys=tuple(done) if job.is_promotion and done else None,
+                transfer_bytes=len(done) * self.row))
+        return results
+
+    # ---- ends ----
+
+    def drain_jobs(self):
+        """vLLM forgets what it has, perhaps because its weights have changed: nothing from before
+        is found, or stored, any more."""
+        self.loads.drain()
+        self.stores.drain()
+        self.named = self.named._replace(
+            revision=word("%s reset %d" % (self.named.revision, time.time_ns())))
+        self.frozen |= self.requests
+
+    def shutdown(self):
+        self.lookups.shutdown()
+        self.loads.close()
+        self.stores.close()
+        self.shelf.close()

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Posts that end before they are done: each way to end in each phase. Behind the end
+ * nothing writes to the seat, whatever comes late, and nothing is left at either daemon.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/attend/attend.h"
+#include "daemon/loop/offload.h"
+#include "daemon/session/region.h"
+#include "tests/lib/attend_world.h"
+
+#define SOON (20 * LOOP_NS_PER_MS)
+#define MANY 4096u /* rows: more than is under way at a time, if they are two parts */
+#define MARK 0xa5
+
+enum phase {
+	QUEUED_HERE, /* it waits for a thread */
+	AT_WORK_HERE,
+	QUEUED_THERE,
+	AT_WORK_THERE,
+	NOT_ANSWERED, /* the message, or its answer, is lost */
+	NOT_SENT,     /* legs wait until others are answered */
+	GATHERED,
+	PHASES,
+};
+
+enum end {
+	CANCELED,
+	LATE,
+	CLOSED,
+	UNREGISTERED,
+	SESSION_ENDS,
+	HOLDER_DIES,
+	CUT_OFF, /* the two do not reach each other */
+	STOPPED, /* this daemon */
+	HOLDER_STOPPED,
+	HOLD_CLOSED, /* before it ends */
+	ENDS,
+};
+
+static const char *const phases[] = {"queued here",   "at work here", "queued there",
+				     "at work there", "not answered", "not sent",
+				     "gathered"};
+static const char *const ends[] = {
+	"canceled",    "late",	  "closed",  "unregistered",   "session ends",
+	"holder dies", "cut off", "stopped", "holder stopped", "hold closed"};
+
+static bool lost;
+
+static bool tap(unsigned int node, const struct wire_header *h, struct cursor body,
+		void *arg)
+{
+	(void)body;
+	(void)arg;
+	return lost && node == AW_ASKER && h->type == WIRE_T_ATTENDED;
+}
+
+static struct offload *offload_of(struct attend_world *w, unsigned int node)
+{
+	return w->c.nodes[node].kvd.offload;
+}
+
+static struct attend_figures figures(const struct attend_world *w, unsigned int node)
+{
+	struct attend_figures f;
+
+	attends_figures(w->c.nodes[node].kvd.attends, &f);
+	return f;
+}
+
+static void seat_mark(struct attend_world *w, unsigned int seat)
+{
+	attend_world_rows(w, seat, 3);
+	memset(attend_world_floats(w, seat, w->o), MARK, w->seat_bytes - w->o);
+}
+
+static void seat_is_still(const struct attend_world *w, unsigned int seat)
+{
+	const uint8_t *at = (const uint8_t *)attend_world_floats(w, seat, w->o);
+
+	for (uint64_t i = 0; i < w->seat_bytes - w->o; i++)
+		assert_int_equal(at[i], MARK);
+}
+
+/* Seat 0 into the phase; seat 1 is in front of it where it waits for a thread. */
+static void enter(struct attend_world *w, enum phase phase, unsigned int deadline_us)
+{
+	struct kvd_ring_part parts[2] = {attend_world_part(w->near),
+					 attend_world_part(w->hold)};
+	bool here = phase == QUEUED_HERE || phase == AT_WORK_HERE;
+	struct kvd_ring_entry e;
+	struct payload p = {0};
+
+	if (phase == NOT_SENT || phase == GATHERED) {
+		w->rows = MANY;
+		w->attend = attend_world_open(w, "");
+		parts[0] = attend_world_part(w->hold); /* twice, there */
+		parts[0].rows = parts[1].rows = MANY;
+	}
+	seat_mark(w, 0);
+	w->held = here || phase == GATHERED;
+	offload_hold(offload_of(w, AW_ASKER), w->held);
+	offload_hold(offload_of(w, AW_HOLDER),
+		     phase == QUEUED_THERE || phase == AT_WORK_THERE);
+	lost = phase == NOT_ANSWERED || phase == NOT_SENT;
+	if (phase == QUEUED_HERE || phase == QUEUED_THERE) {
+		attend_world_rows(w, 1, 4);
+		attend_world_post(w, 1, 1, &parts[here ? 0 : 1], 1, NULL, 0);
+		cluster_run(&w->c, SOON);
+	}
+	e = attend_world_entry(w, 0, 0);
+	e.c = deadline_us;
+	payload_add(&p, parts, sizeof(parts));
+	p.views = p.len;
+	p.count = 2;
+	entry_give(&w->c, w->engine[AW_ASKER], &e, &p);
+	cluster_run(&w->c, SOON);
+	assert_int_equal(attend_world_state(w, 0), KVD_TRANSFERRING);
+	seat_is_still(w, 0);
+}
+
+static void end_it(struct attend_world *w, enum end end)
+{
+	struct session *engine = w->engine[AW_ASKER];
+	struct kvd_ring_entry cancel = {.op = KVD_RING_CANCEL,
+					.a = KVD_RING_IDS + AW_SLOT};
+
+	switch (end) {
+	case CANCELED:
+		entry_give(&w->c, engine, &cancel, NULL);
+		break;
+	case LATE:
+		cluster_run(&w->c, 200 * LOOP_NS_PER_MS);
+		break;
+	case CLOSED:
+		cluster_ok(&w->c, engine, "{'cmd':'attend.close','attend':%llu}",
+			   (unsigned long long)w->attend);
+		break;
+	case UNREGISTERED:
+		if (w->held) { /* helpers unmap it, and do not come to that */
+			attends_region_going(region_find(engine, w->region));
+			break;
+		}
+		cluster_ok(&w->c, engine, "{'cmd':'region.unregister','region':%llu}",
+			   (unsigned long long)w->region);
+		break;
+	case SESSION_ENDS:
+		cluster_engine_dies(&w->c, engine);
+		break;
+	case HOLDER_DIES:
+		cluster_crash(&w->c, AW_HOLDER, MEM_CRASH_KILLED);
+		break;
+	case CUT_OFF:
+		mem_hub_partition(w->c.links, w->c.nodes[0].endpoint,
+				  w->c.nodes[1].endpoint, true);
+		break;
+	case STOPPED:
+	case HOLDER_STOPPED:
+		attends_close(
+			w->c.nodes[end == STOPPED ? AW_ASKER : AW_HOLDER].kvd.attends);
+		break;
+	default:
+		cluster_ok(&w->c, engine, "{'cmd':'chunk.release','hold':%llu}",
+			   (unsigned long long)w->hold);
+		cluster_ok(&w->c, engine, "{'cmd':'chunk.release','hold':%llu}",
+			   (unsigned long long)w->near);
+	}
+}
+
+/* What was held up goes on. */
+static void let_go(struct attend_world *w)
+{
+	offload_hold(offload_of(w, AW_ASKER), false);
+	offload_hold(offload_of(w, AW_HOLDER), false);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+}
+
+/* Does the holder matter to what is not done yet? */
+static bool needs_holder(enum phase phase)
+{
+	return phase != GATHERED && phase != QUEUED_HERE && phase != AT_WORK_HERE;
+}
+
+static bool is_queued(enum phase phase)
+{
+	return phase == QUEUED_HERE || phase == QUEUED_THERE;
+}
+
+/* The post in front of it goes on. */
+static bool spares_others(enum end end)
+{
+	return end == CANCELED || end == LATE || end == HOLDER_STOPPED;
+}
+
+static bool has_ended(enum phase phase, enum end end)
+{
+	if (end == HOLDER_DIES || end == CUT_OFF)
+		return needs_holder(phase);
+	if (end == HOLDER_STOPPED) /* what is in the kernel is told when it is done */
+		return phase == QUEUED_THERE;
+	return end != HOLD_CLOSED;
+}
+
+static void ends_in_phase(enum phase phase, enum end end)
+{
+	struct attend_world w;
+	unsigned int state;
+
+	print_message("%s, %s\n", phases[phase], ends[end]);
+	attend_world_tap = tap;
+	attend_world_new(&w, 1);
+	enter(&w, phase, end == LATE ? 100000 : 60000000);
+	end_it(&w, end);
+	cluster_run(&w.c,
+		    end == HOLDER_DIES || end == CUT_OFF ? 20 * LOOP_NS_PER_S : SOON);
+	if (end != SESSION_ENDS && has_ended(phase, end)) {
+		assert_int_equal(attend_world_state(&w, 0), KVD_FAILED);
+		assert_int_not_equal(attend_world_error(&w, 0), ERR_OK);
+	}
+	if (has_ended(phase, end)) {
+		seat_is_still(&w, 0);
+		assert_int_equal(figures(&w, AW_ASKER).live,
+				 is_queued(phase) && spares_others(end));
+		lost = false;
+		let_go(&w);
+		seat_is_still(&w, 0);
+	} else {
+		lost = false;
+		let_go(&w);
+		state = attend_world_state(&w, 0);
+		if (phase != NOT_ANSWERED && phase != NOT_SENT)
+			assert_true(state == KVD_SUCCESS || state == KVD_FAILED);
+		if (state == KVD_FAILED)
+			seat_is_still(&w, 0);
+	}
+	attend_world_quiet(&w);
+	attend_world_free(&w);
+	attend_world_tap = NULL;
+}
+
+static void every_end_in_every_phase_is_still(void **state)
+{
+	(void)state;
+	for (unsigned int phase = 0; phase < PHASES; phase++) {
+		for (unsigned int end = 0; end < ENDS; end++)
+			ends_in_phase(phase, end);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_end_in_every_phase_is_still),
+	};
+
+	if (getenv("KVD_TEST_ONLY"))
+		cmocka_set_test_filter(getenv("KVD_TEST_ONLY"));
+	return cmocka_run_group_tests_name("attend_ends", tests, NULL, NULL);
+}

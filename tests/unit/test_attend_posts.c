@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Posts of query rows between two daemons in virtual time: what they give, what one
+ * requester's faults do to others, and that a seat is still once its post has ended.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/attend/attend.h"
+#include "daemon/base/account.h"
+#include "daemon/loop/offload.h"
+#include "daemon/store/store.h"
+#include "daemon/store/store_kv.h"
+#include "tests/lib/attend_world.h"
+
+#define SOON (20 * LOOP_NS_PER_MS)
+
+/* The last of its kind that came; those that are to be lost, by type. */
+static struct {
+	struct wire_attend ask;
+	struct wire_attended answer;
+	uint8_t bytes[4][600000]; /* of its blobs */
+	bool lost[WIRE_T_ATTEND_STOP + 1];
+	unsigned int count[WIRE_T_ATTEND_STOP + 1];
+} tapped;
+
+static void keep_blob(struct wire_blob *blob, unsigned int i)
+{
+	assert_true(blob->len <= sizeof(tapped.bytes[i]));
+	if (blob->len)
+		memcpy(tapped.bytes[i], blob->data, blob->len);
+	blob->data = tapped.bytes[i];
+}
+
+static bool tap(unsigned int node, const struct wire_header *h, struct cursor body,
+		void *arg)
+{
+	(void)node;
+	(void)arg;
+	tapped.count[h->type]++;
+	if (h->type == WIRE_T_ATTEND) {
+		assert_int_equal(wire_attend_get(&body, &tapped.ask), 0);
+		keep_blob(&tapped.ask.form, 0);
+		keep_blob(&tapped.ask.rope, 1);
+		keep_blob(&tapped.ask.select, 2);
+		keep_blob(&tapped.ask.q, 3);
+	} else if (h->type == WIRE_T_ATTENDED) {
+		assert_int_equal(wire_attended_get(&body, &tapped.answer), 0);
+	}
+	return tapped.lost[h->type];
+}
+
+static int setup(void **state)
+{
+	struct attend_world *w = calloc(1, sizeof(*w));
+
+	assert_non_null(w);
+	memset(&tapped, 0, sizeof(tapped));
+	attend_world_tap = tap;
+	attend_world_new(w, 1);
+	*state = w;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	attend_world_free(*state);
+	free(*state);
+	return 0;
+}
+
+static void soon(struct attend_world *w)
+{
+	cluster_run(&w->c, SOON);
+}
+
+static void failed_with(struct attend_world *w, unsigned int seat, enum err_code code)
+{
+	assert_int_equal(attend_world_state(w, seat), KVD_FAILED);
+	assert_int_equal(attend_world_error(w, seat), code);
+}
+
+/* ---- what posts give ---- */
+
+static void rows_attend_to_chunks_here_there_and_both(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part parts[2] = {attend_world_part(w->hold),
+					 attend_world_part(w->near)};
+
+	for (unsigned int seat = 0; seat < 2; seat++) {
+		attend_world_rows(w, seat, seat);
+		attend_world_post(w, seat, seat, &parts[seat], 1, NULL, 0);
+		soon(w);
+		attend_world_right(w, seat, seat, 64, NULL, 0);
+	}
+	parts[0].count = 2;
+	parts[1].first = 2;
+	parts[1].count = 2;
+	attend_world_rows(w, 2, 9);
+	attend_world_post(w, 2, 3, parts, 2, NULL, 0);
+	soon(w);
+	attend_world_right(w, 2, 3, 64, NULL, 0);
+}
+
+/* Many rows of few values, and a selection for each: what is asked, and what is told, are
+ * messages of bounded sizes. */
+static void post_of_many_rows_is_several_messages(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part part = attend_world_part(w->hold);
+	enum { ROWS = 4096, TOKENS = ROWS / AW_HEADS, CHOSEN = 256 };
+	static uint32_t select[TOKENS * CHOSEN];
+	uint32_t few[2] = {1, 2};
+
+	for (unsigned int i = 0; i < TOKENS * CHOSEN; i++)
+		select[i] = 1 + i % 2; /* of them all the same: each of both 128 times */
+	w->rows = ROWS;
+	w->attend = attend_world_open(w, "");
+	attend_world_rows(w, 0, 5);
+	part.rows = ROWS;
+	part.per_token = CHOSEN;
+	attend_world_post(w, 0, 0, &part, 1, select, TOKENS * CHOSEN);
+	soon(w);
+	assert_true(tapped.count[WIRE_T_ATTEND] >= 4);
+	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS);
+	w->rows = 4; /* of the first query token l is 128 times as large */
+	for (unsigned int i = 0; i < 4; i++)
+		attend_world_floats(w, 0, w->l)[i] /= CHOSEN / 2;
+	attend_world_right(w, 0, 0, 0, few, 2);
+}
+
+/* As large as a post may be, to a daemon that reads nothing for a while: what waits in a
+ * line is bounded, and a line that is full is the end of all that two daemons share. */
+static void large_posts_leave_the_line_up(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part parts[64];
+	struct kvd_ring_entry cancel = {.op = KVD_RING_CANCEL,
+					.a = KVD_RING_IDS + AW_SLOT};
+	struct link *link = w->c.nodes[AW_HOLDER].kvd.link;
+	struct remote *remote = attend_world_remote(w, AW_ASKER);
+	uint64_t downs = remote->downs;
+
+	w->rows = 4096;
+	w->attend = attend_world_open(w, "");
+	attend_world_rows(w, 0, 5);
+	for (unsigned int i = 0; i < 64; i++) {
+		parts[i] = attend_world_part(w->hold);
+		parts[i].rows = w->rows;
+	}
+	mem_hub_set_queue_max(w->c.links, 4);
+	link_mem_freeze(link, true);
+	for (unsigned int i = 0; i < 20; i++) {
+		attend_world_post(w, 0, 0, parts, 64, NULL, 0);
+		cluster_run(&w->c, LOOP_NS_PER_MS);
+		assert_int_equal(attend_world_state(w, 0), KVD_TRANSFERRING);
+		entry_give(&w->c, w->engine[AW_ASKER], &cancel, NULL);
+	}
+	attend_world_post(w, 0, 0, parts, 64, NULL, 0);
+	cluster_run(&w->c, 100 * LOOP_NS_PER_MS);
+	link_mem_freeze(link, false);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	assert_int_equal(remote->downs, downs);
+	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS);
+	w->rows = 4;
+	for (unsigned int i = 0; i < 4; i++)
+		attend_world_floats(w, 0, w->l)[i] /= 64;
+	attend_world_right(w, 0, 0, 64, NULL, 0);
+	attend_world_quiet(w);
+	assert_int_equal(remote->attend_sent, 0);
+	assert_int_equal(remote->attend_bytes, 0);
+	assert_int_equal(remote->attend_rows, 0);
+}
+
+static uint64_t held_by(const struct account *account)
+{
+	return account->bytes[ACCOUNT_ATTENDS];
+}
+
+/* What rows take is their principal's, at both, until they are gone. */
+static void memory_is_charged_to_who_asks(void **state)
+{
+	struct attend_world *w = *state;
+	struct offload *offload = w->c.nodes[AW_HOLDER].kvd.offload;
+	struct kvd_ring_part part = attend_world_part(w->hold);
+	struct account *mine = w->engine[AW_ASKER]->account;
+	struct account *theirs = attend_world_remote(w, AW_HOLDER)->account;
+	uint64_t before;
+
+	w->rows = 4096;
+	w->attend = attend_world_open(w, "");
+	attend_world_rows(w, 0, 5);
+	part.rows = w->rows;
+	before = held_by(mine);
+	offload_hold(offload, true);
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	assert_in_range(held_by(mine) - before, 2 * 4096 * 72, 3 * 4096 * 72);
+	assert_in_range(held_by(theirs), 4096 * (32 + 72), 4096 * (32 + 72) + 8192);
+	offload_hold(offload, false);
+	soon(w);
+	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS);
+	assert_int_equal(held_by(mine), before);
+	assert_int_equal(held_by(theirs), 0);
+	w->c.nodes[AW_HOLDER].kvd.accounts.limit =
+		w->c.nodes[AW_HOLDER].kvd.accounts.total;
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	failed_with(w, 0, ERR_LIMIT);
+}
+
+/* Many who wait for the same chunks are attended together, and told how many they were.
+ */
+static void crowd_is_told_that_it_is_one(void **state)
+{
+	struct attend_world *w = *state;
+	struct offload *offload = w->c.nodes[AW_HOLDER].kvd.offload;
+	struct kvd_ring_part part = attend_world_part(w->hold);
+
+	offload_hold(offload, true);
+	for (unsigned int seat = 0; seat < 13; seat++) {
+		attend_world_rows(w, seat, seat);
+		attend_world_post(w, seat, 2, &part, 1, NULL, 0);
+		if (seat == 0)
+			soon(w);
+	}
+	soon(w);
+	offload_hold(offload, false);
+	soon(w);
+	for (unsigned int seat = 0; seat < 13; seat++) {
+		attend_world_right(w, seat, 2, 64, NULL, 0);
+		assert_int_equal(slot_read(w->engine[AW_ASKER], AW_SLOT + seat).total,
+				 seat ? 12 : 1);
+		assert_int_equal(
+			kvd_more_rows(
+				slot_read(w->engine[AW_ASKER], AW_SLOT + seat).more),
+			1);
+	}
+}
+
+/* A query token whose answer is longer than a message of the daemon's may be. */
+static void rows_that_fit_no_message_are_refused(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part part = attend_world_part(w->hold);
+	struct remote *remote = attend_world_remote(w, AW_ASKER);
+
+	attend_world_rows(w, 0, 5);
+	w->c.nodes[AW_ASKER].config.peer_message_bytes = 8192 + 96 + 512;
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS); /* two messages */
+	assert_int_equal(tapped.count[WIRE_T_ATTEND], 2);
+	w->c.nodes[AW_ASKER].config.peer_message_bytes = 8192 + 96 + 255;
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	failed_with(w, 0, ERR_TOOBIG);
+	w->c.nodes[AW_HOLDER].config.peer_message_bytes = 8192 + 96 + 255;
+	assert_int_equal(handshake_tell_attend(remote, &tapped.ask), 0);
+	soon(w);
+	assert_int_equal(tapped.answer.code, ERR_TOOBIG);
+}
+
+static void codes_of_others_are_known_ones(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part part = attend_world_part(w->hold);
+	const struct wire_attended forged = {.attend = 1, .code = 60000, .text = "?"};
+
+	tapped.lost[WIRE_T_ATTEND] = true;
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	assert_int_equal(
+		handshake_tell_attended(attend_world_remote(w, AW_HOLDER), &forged), 0);
+	soon(w);
+	failed_with(w, 0, ERR_INTERNAL);
+}
+
+/* A rank that holds each second page of a prompt: its pages are not the tokens'. */
+static void tokens_of_one_rank_in_two_are_not_read_as_all(void **state)
+{
+	struct attend_world *w = *state;
+	struct session *half = cluster_engine(&w->c, AW_ASKER, "half");
+	struct cache cache = cluster_geometry;
+	struct store_kv *kv = NULL;
+	struct store_hold *hold;
+
+	cache.shard_size = 2;
+	cache.shard_run = 4;
+	cluster_cache(&w->c, half, "half", 0, &cache);
+	w->engine[AW_ASKER] = half;
+	w->cache[AW_ASKER].pool = cache.pool;
+	attend_world_put(w, AW_ASKER, 21, 2, 2);
+	hold = store_hold_find(half, attend_world_hold(w, AW_ASKER, 21, 2, 600000));
+	assert_non_null(hold);
+	assert_int_equal(store_hold_here(hold), 2);
+	assert_true(store_kv_of_hold(hold, 0, 2, NULL, &kv) < 0);
+	assert_int_equal(err_last()->code, ERR_REQUIRE);
+	cache_close(&cache);
+}
+
+static void hold_whose_lease_has_ended_is_refused_as_such(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part part =
+		attend_world_part(attend_world_hold(w, AW_ASKER, 1, AW_CHUNKS, 1000));
+
+	cluster_run(&w->c, 5 * LOOP_NS_PER_S);
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	failed_with(w, 0, ERR_LEASE);
+}
+
+/* ---- slots ---- */
+
+static bool is_free(const struct attend_world *w, unsigned int seat)
+{
+	return kvd_word_flags(slot_read(w->engine[AW_ASKER], AW_SLOT + seat).word) &
+	       KVD_FLAG_FREE;
+}
+
+/* Released, and its post would write into the slot of the next one. */
+static void slot_is_a_posts_until_its_end(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part part = attend_world_part(w->hold);
+	struct kvd_ring_entry again,
+		release = {.op = KVD_RING_RELEASE, .a = KVD_RING_IDS + AW_SLOT};
+	struct kvd_ring_entry close = {.op = KVD_RING_CLOSE, .slot = AW_SLOT, .gen = 1};
+
+	attend_world_rows(w, 0, 1);
+	offload_hold(w->c.nodes[AW_HOLDER].kvd.offload, true);
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	assert_int_equal(attend_world_state(w, 0), KVD_TRANSFERRING);
+	entry_give(&w->c, w->engine[AW_ASKER], &release, NULL);
+	entry_give(&w->c, w->engine[AW_ASKER], &close, NULL);
+	assert_false(is_free(w, 0));
+	again = attend_world_entry(w, 0, 0);
+	entry_breaks(&w->c, w->engine[AW_ASKER], &again, NULL);
+	again.op = KVD_RING_POST;
+	again.a = KVD_RING_IDS + AW_SLOT;
+	entry_breaks(&w->c, w->engine[AW_ASKER], &again, NULL);
+	w->gens[0]--;
+	offload_hold(w->c.nodes[AW_HOLDER].kvd.offload, false);
+	soon(w);
+	attend_world_right(w, 0, 0, 64, NULL, 0);
+	assert_true(is_free(w, 0));
+	entry_give(&w->c, w->engine[AW_ASKER], &release, NULL);
+	attend_world_post(w, 0, 1, &part, 1, NULL, 0);
+	soon(w);
+	attend_world_right(w, 0, 1, 64, NULL, 0);
+}
+
+/* ---- one requester's faults ---- */
+
+static void selection_outside_the_part_is_refused(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part part = attend_world_part(w->near);
+	const uint32_t select[4] = {3, 32, UINT32_MAX, 5};
+
+	part.per_token = 2;
+	part.count = 2;
+	attend_world_rows(w, 0, 1);
+	attend_world_post(w, 0, 0, &part, 1, select, 4);
+	soon(w);
+	failed_with(w, 0, ERR_RANGE);
+	part.count = 3;
+	attend_world_post(w, 0, 0, &part, 1, select, 4);
+	soon(w);
+	attend_world_right(w, 0, 0, 0, select, 2);
+}
+
+/* What the holder's kernel would refuse, in a message beside others' of the same chunks:
+ * they would be one call. */
+static void forged_rows_fail_alone(void **state)
+{
+	struct attend_world *w = *state;
+	struct offload *offload = w->c.nodes[AW_HOLDER].kvd.offload;
+	struct kvd_ring_part part = attend_world_part(w->hold);
+	struct remote *remote = attend_world_remote(w, AW_ASKER);
+	const uint32_t select[2] = {5, 64};
+	struct wire_attend forged;
+
+	for (unsigned int seat = 0; seat < 3; seat++)
+		attend_world_rows(w, seat, seat);
+	offload_hold(offload, true);
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0); /* at work; the others join */
+	cluster_run(&w->c, SOON);
+	forged = tapped.ask;
+	forged.attend = 1000;
+	forged.per_token = 1;
+	forged.select = (struct wire_blob){select, sizeof(select)};
+	assert_int_equal(handshake_tell_attend(remote, &forged), 0);
+	forged.per_token = 0;
+	forged.select.len = 0;
+	forged.delta = 0x80000000;
+	assert_int_equal(handshake_tell_attend(remote, &forged), 0);
+	attend_world_post(w, 1, 0, &part, 1, NULL, 0);
+	cluster_run(&w->c, SOON);
+	assert_int_equal(tapped.count[WIRE_T_ATTENDED], 2);
+	offload_hold(offload, false);
+	soon(w);
+	attend_world_right(w, 0, 0, 64, NULL, 0);
+	attend_world_right(w, 1, 0, 64, NULL, 0);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(rows_attend_to_chunks_here_there_and_both),
+		CASE(post_of_many_rows_is_several_messages),
+		CASE(large_posts_leave_the_line_up),
+		CASE(memory_is_charged_to_who_asks),
+		CASE(crowd_is_told_that_it_is_one),
+		CASE(rows_that_fit_no_message_are_refused),
+		CASE(codes_of_others_are_known_ones),
+		CASE(tokens_of_one_rank_in_two_are_not_read_as_all),
+		CASE(hold_whose_lease_has_ended_is_refused_as_such),
+		CASE(slot_is_a_posts_until_its_end),
+		CASE(selection_outside_the_part_is_refused),
+		CASE(forged_rows_fail_alone),
+	};
+
+	if (getenv("KVD_TEST_ONLY"))
+		cmocka_set_test_filter(getenv("KVD_TEST_ONLY"));
+	return cmocka_run_group_tests_name("attend_posts", tests, NULL, NULL);
+}
