@@ -233,8 +233,8 @@ static const struct setting options[] = {
 		 "others (attend.open): so many cores, at most, are taken from the "
 		 "engines of this host. 0: query rows are refused, chunks are fetched."},
 	{"chunks", "attend_isa", SETTING_TEXT, FIELD(attend_isa), .preset = "auto",
-	 .help = "Instructions that those threads use: auto, or one that the log names "
-		 "at the start."},
+	 .help = "Instructions that those threads use: auto (the most that the processor "
+		 "has), ref, vector, avx2, avx512 or amx. attend.list tells which."},
 	{"chunks", "chunk_stores", SETTING_TEXT, FIELD(chunk_stores), .preset = "",
 	 .help = "Daemons that are asked for chunks that this one has not: at most 16 "
 		 "endpoints, with blanks between them, dialled at the start. A daemon "

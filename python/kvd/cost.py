@@ -82,7 +82,7 @@ def _holder(i, holder):
 
 
 class Page:
-    """Constants. preset() makes one."""
+    """Constants, of preset() or measured()."""
 
     def __init__(self, page):
         self._page = page
