@@ -6,6 +6,7 @@
  */
 #include "lib/client.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -330,7 +331,8 @@ int kvd_attend_wait(struct kvd_attend *attend, uint32_t seat, int timeout_ms)
 	struct client_slot *slot = seat_slot(attend, seat);
 
 	if (!slot)
-		return -KVD_E_RANGE;
+		return client_fail(attend->object.client, KVD_E_RANGE, "seat %u of %u",
+				   seat, attend->seats);
 	return slot->numbered ? client_slot_wait(slot, KVD_SUCCESS, timeout_ms)
 			      : KVD_BOOTSTRAPPING;
 }
@@ -373,7 +375,8 @@ int kvd_attend_stop(struct kvd_attend *attend, uint32_t seat)
 	int r;
 
 	if (!slot)
-		return -KVD_E_RANGE;
+		return client_fail(client, KVD_E_RANGE, "seat %u of %u", seat,
+				   attend->seats);
 	if (!slot->numbered || kvd_lost(client) || slot->map != client->map)
 		return 0;
 	entry.a = slot->object.id;

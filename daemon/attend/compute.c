@@ -61,6 +61,7 @@ struct batch {
 	struct compute *compute;
 	struct list items;
 	uint32_t count, rows;
+	uint32_t askers; /* principals */
 	uint64_t work;
 	double products; /* of the kernel */
 	uint64_t began_ns, ended_ns;
@@ -212,7 +213,7 @@ static void batch_done(struct offload_job *job)
 
 		item->queue_us = us_of(batch->began_ns - item->queued_ns);
 		item->attend_us = attend_us;
-		item->together = batch->count;
+		item->together = batch->askers;
 		item_end(item, job->result < 0 ? &job->err : NULL);
 	}
 	mem_free(batch);
@@ -245,11 +246,15 @@ static void batch_fill(struct batch *batch, struct compute_item *first)
 
 	compute->had = first->queue->had;
 	batch_take(batch, first);
+	batch->askers = 1;
 	list_foreach(queue, &compute->queues, link) {
+		uint32_t before = batch->count;
+
 		list_foreach_safe(item, &queue->items, link) {
 			if (batch_has_room(batch, item) && item_joins(first, item))
 				batch_take(batch, item);
 		}
+		batch->askers += batch->count > before && queue != first->queue;
 	}
 }
 

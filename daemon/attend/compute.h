@@ -45,7 +45,7 @@ struct compute_item {
 	/* compute's */
 	struct compute_queue *queue;
 	uint64_t queued_ns;
-	/* for on_done; together: items of its call */
+	/* for on_done; together: principals of its call */
 	uint32_t queue_us, attend_us, together;
 	atomic_bool canceled;
 	bool running;

@@ -13,7 +13,7 @@
 #include "daemon/math/merge.h"
 #include "daemon/session/session.h"
 
-#define LOOP_VALUES 65536u /* fewer are merged by the loop itself */
+#define LOOP_VALUES 196608u /* fewer are merged by the loop itself */
 
 /* Results of all legs, which become one. */
 struct post_merge {
@@ -154,5 +154,6 @@ void post_gather(struct attend_post *post)
 		gather_done(&merge->job);
 		return;
 	}
-	offload_submit(attends->kvd->offload, &merge->job);
+	offload_submit(attends->offload ? attends->offload : attends->kvd->offload,
+		       &merge->job);
 }

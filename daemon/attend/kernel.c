@@ -33,6 +33,9 @@ int kernel_new(const char *isa, struct kernel **kernel_p)
 	kernel = mem_zalloc(sizeof(*kernel));
 	if (!kernel)
 		return err_pass(-ENOMEM);
+	if (picked == PICK_AUTO) /* what it comes to, where the shape allows */
+		for (picked = PICK_ISAS - 1; !pick_has(picked); picked--)
+			continue;
 	kernel->isa = picked;
 	*kernel_p = kernel;
 	return 0;

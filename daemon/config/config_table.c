@@ -233,8 +233,8 @@ static const struct setting options[] = {
 		 "others (attend.open): so many cores, at most, are taken from the "
 		 "engines of this host. 0: query rows are refused, chunks are fetched."},
 	{"chunks", "attend_isa", SETTING_TEXT, FIELD(attend_isa), .preset = "auto",
-	 .help = "Instructions that those threads use: auto, or one that the log names "
-		 "at the start."},
+	 .help = "Instructions that those threads use: auto (the most that the processor "
+		 "has), ref, vector, avx2, avx512 or amx. attend.list tells which."},
 	{"chunks", "attend_spin", SETTING_AUTO_COUNT, FIELD(attend_spin_us),
 	 .preset = "auto", .min = 1, .max = 100000,
 	 .help = "Microseconds for which the daemon goes on looking for messages after "

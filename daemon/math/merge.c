@@ -36,16 +36,6 @@ float merge_exp(float x)
 	return p * value_of_bits((uint32_t)(k + 127) << 23);
 }
 
-float merge_lse(enum merge_base base, float m, float l)
-{
-	float lse;
-
-	if (l == 0)
-		return -INFINITY;
-	lse = m + logf(l);
-	return base == MERGE_BASE_2 ? lse * 1.44269504f : lse;
-}
-
 /* Which parts of a row are not empty, how many, and their shares; the result's m and l.
  * One whose share underflowed stays: a NaN in it is the row's. */
 static uint32_t merge_weights(const struct merge_part *parts, uint32_t part_count,

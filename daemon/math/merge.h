@@ -20,9 +20,6 @@
 
 #define MERGE_PARTS_MAX 64u
 
-/* What the third form of a partial is: o beside log(l) + m, in base e or 2. */
-enum merge_base { MERGE_BASE_E, MERGE_BASE_2 };
-
 struct merge_part {
 	const float *o;	    /* [rows][dv] */
 	const float *m, *l; /* [rows] */
@@ -35,7 +32,5 @@ void merge_rows(float *o, float *m, float *l, const struct merge_part *parts,
 
 /* exp(x) for x <= 0, within 2 ulp; below -87.3 it is 0. */
 float merge_exp(float x);
-/* m + log(l) in the base; -inf where l = 0. */
-float merge_lse(enum merge_base base, float m, float l);
 
 #endif

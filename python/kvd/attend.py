@@ -10,7 +10,7 @@ they made of them comes back.
     o, m, l = attend.o(0), attend.m(0), attend.l(0)
 
 Row t * heads + h is head h of query token t. o is over all tokens of the parts, m the largest
-score, l the sum of exp(score - m): what merges with attention over other tokens (merge())."""
+score, l the sum of exp(score - m): what merges with attention over other tokens."""
 from array import array
 from collections import namedtuple
 
@@ -75,6 +75,7 @@ class Attend:
                  rope=None, timeout=None):
         self.rows = _check.integer("rows", rows, 1, ROWS_MAX)
         self.seats = _check.integer("seats", seats, 1, 256)
+        _choice("q_type", q_type, TYPES)
         self.heads, self.dqk, self.dv, self.q_type = heads, dqk, dv, q_type
         seat = (_up(rows * dqk * TYPE_BYTES[q_type]) + _up(rows * dv * 4) + 2 * _up(rows * 4))
         self._memory = Memory(seat * seats)

@@ -34,6 +34,8 @@ class AttendFacts(NamedTuple):
     queue_us: int
     attend_us: int
     daemons: int
+    together: int
+    replicate: bool
 
 class Attend:
     rows: int

@@ -82,7 +82,7 @@ def _holder(i, holder):
 
 
 class Page:
-    """Constants: of preset(), or of a daemon: Client.cost_page()."""
+    """Constants: of preset(), of measured(), or of a daemon: Client.cost_page()."""
 
     def __init__(self, page):
         self._page = page

@@ -228,8 +228,13 @@ static PyObject *attend_wait(PyObject *self, PyObject *args)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS state = kvd_attend_wait(object->kvd, seat, ms);
 	Py_END_ALLOW_THREADS client_unlock(object->client);
-	return state < 0 ? ext_raise_code(-state, "seat %u: not attended in time", seat)
-			 : PyLong_FromLong(state);
+	if (state >= 0)
+		return PyLong_FromLong(state);
+	return ext_raise_code(-state,
+			      state == -KVD_E_NOREPLY
+				      ? "seat %u: not attended in time"
+				      : "seat %u: nothing of it is posted",
+			      seat);
 }
 
 /* (queue_us, attend_us, daemons, together, replicate) */
@@ -283,25 +288,20 @@ static PyObject *attend_stop(PyObject *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-static int attend_close_begin(void *ctx, const struct kvd_call *call)
-{
-	return kvd_attend_close(((struct attend_start *)ctx)->of->kvd, call);
-}
-
 static PyObject *attend_close(PyObject *self, PyObject *args)
 {
-	struct attend_start s = {.of = (struct attend_object *)self};
+	struct attend_object *object = (struct attend_object *)self;
 	PyObject *timeout = NULL;
 	int ms;
 
 	if (!PyArg_ParseTuple(args, "|O", &timeout) || ext_timeout(timeout, &ms) < 0)
 		return NULL;
-	if (!s.of->kvd || !s.of->client->kvd)
+	if (!object->kvd || !object->client->kvd)
 		Py_RETURN_NONE;
-	if (client_run(s.of->client, attend_close_begin, &s, ms, NULL, NULL) < 0)
+	if (client_run(object->client, attend_shut, object->kvd, ms, NULL, NULL) < 0)
 		return NULL;
-	s.of->kvd = NULL;
-	Py_CLEAR(s.of->keep);
+	object->kvd = NULL;
+	Py_CLEAR(object->keep);
 	Py_RETURN_NONE;
 }
 

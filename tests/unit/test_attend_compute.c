@@ -238,19 +238,27 @@ static void one_who_comes_late_has_no_more_than_others(void **state)
 
 /* ---- what is computed together ---- */
 
+/* Each of them is told of how many the call was: daemons, whatever each of them posts. */
 static void rows_of_all_principals_are_one_call(void **state)
 {
+	const struct item *crowd[32], *mine[4];
+
 	(void)state;
 	offload_hold(w.offload, true);
 	ask(1, 0, 16);
 	loop_turn(w.loop, 0);
 	for (unsigned int i = 0; i < 32; i++)
-		ask(1 + i, 5, 16);
-	ask(40, 6, 16);
+		crowd[i] = ask(1 + i / 2, 5, 16);
+	for (unsigned int i = 0; i < 4; i++)
+		mine[i] = ask(40, 6, 16);
 	offload_hold(w.offload, false);
 	turns();
 	assert_int_equal(figures().batches, 3);
-	assert_int_equal(figures().rows, 34 * 16);
+	assert_int_equal(figures().rows, 37 * 16);
+	for (unsigned int i = 0; i < 32; i++)
+		assert_int_equal(crowd[i]->item.together, 16);
+	for (unsigned int i = 0; i < 4; i++)
+		assert_int_equal(mine[i]->item.together, 1);
 }
 
 static void call_has_a_bound(void **state)

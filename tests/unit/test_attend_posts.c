@@ -215,35 +215,6 @@ static void memory_is_charged_to_who_asks(void **state)
 	failed_with(w, 0, ERR_LIMIT);
 }
 
-/* Many who wait for the same chunks are attended together, and told how many they were.
- */
-static void crowd_is_told_that_it_is_one(void **state)
-{
-	struct attend_world *w = *state;
-	struct offload *offload = w->c.nodes[AW_HOLDER].kvd.offload;
-	struct kvd_ring_part part = attend_world_part(w->hold);
-
-	offload_hold(offload, true);
-	for (unsigned int seat = 0; seat < 13; seat++) {
-		attend_world_rows(w, seat, seat);
-		attend_world_post(w, seat, 2, &part, 1, NULL, 0);
-		if (seat == 0)
-			soon(w);
-	}
-	soon(w);
-	offload_hold(offload, false);
-	soon(w);
-	for (unsigned int seat = 0; seat < 13; seat++) {
-		attend_world_right(w, seat, 2, 64, NULL, 0);
-		assert_int_equal(slot_read(w->engine[AW_ASKER], AW_SLOT + seat).total,
-				 seat ? 12 : 1);
-		assert_int_equal(
-			kvd_more_rows(
-				slot_read(w->engine[AW_ASKER], AW_SLOT + seat).more),
-			1);
-	}
-}
-
 /* A query token whose answer is longer than a message of the daemon's may be. */
 static void rows_that_fit_no_message_are_refused(void **state)
 {
@@ -421,7 +392,6 @@ int main(void)
 		CASE(post_of_many_rows_is_several_messages),
 		CASE(large_posts_leave_the_line_up),
 		CASE(memory_is_charged_to_who_asks),
-		CASE(crowd_is_told_that_it_is_one),
 		CASE(rows_that_fit_no_message_are_refused),
 		CASE(codes_of_others_are_known_ones),
 		CASE(tokens_of_one_rank_in_two_are_not_read_as_all),

@@ -86,16 +86,6 @@ static void exp_is_within_two_ulp(void **state)
 	assert_true(isnan(merge_exp(NAN)));
 }
 
-static void lse_is_of_both_bases(void **state)
-{
-	(void)state;
-	assert_true(fabs((double)merge_lse(MERGE_BASE_E, 2, 8) - (2 + log(8))) < 1e-6);
-	assert_true(fabs((double)merge_lse(MERGE_BASE_2, 2, 8) - (2 / log(2) + 3)) <
-		    1e-6);
-	assert_true(merge_lse(MERGE_BASE_E, -INFINITY, 0) == -INFINITY);
-	assert_true(merge_lse(MERGE_BASE_2, NAN, 0) == -INFINITY);
-}
-
 /* An empty part holds what it likes. */
 static void empty_part_changes_no_bit(void **state)
 {
@@ -261,7 +251,6 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(exp_is_within_two_ulp),
-		cmocka_unit_test(lse_is_of_both_bases),
 		cmocka_unit_test(empty_part_changes_no_bit),
 		cmocka_unit_test(two_in_both_orders_are_the_same_bits),
 		cmocka_unit_test(result_may_be_a_part),

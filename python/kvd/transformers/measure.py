@@ -3,7 +3,7 @@
 
 Each constant is a line through two sizes, of medians: rows that go to one chunk, and to all;
 a pull of one chunk, and of all. Attention at home, computing and splicing are measured as this
-client does them. It takes some ten round trips and one fetch of the document."""
+client does them. It takes some twenty round trips and five fetches of the document."""
 import time
 from statistics import median
 

@@ -9,7 +9,7 @@ from collections import namedtuple
 import torch
 
 from .. import rooms
-from ..errors import BusyError, NotFoundError
+from ..errors import BusyError, Error, NotFoundError
 from ..memory import Memory
 from .geometry import Geometry
 
@@ -133,11 +133,27 @@ class Place:
     def fetch(self, held, view):
         """-> [(move, pages)]"""
         moves = []
-        for hold, begin, tokens in held:
-            pages = self.take(tokens)
-            moves.append((hold.fetch({view: rooms.View(
-                pages, first_token=begin, tokens=(begin, begin + tokens))}), pages))
+        try:
+            for hold, begin, tokens in held:
+                pages = self.take(tokens)
+                moves.append((None, pages))
+                moves[-1] = (hold.fetch({view: rooms.View(
+                    pages, first_token=begin, tokens=(begin, begin + tokens))}), pages)
+        except Error:
+            self.drop(moves)
+            raise
         return moves
+
+    def drop(self, moves):
+        """Moves that nobody wants: their pages are free once nothing lands there."""
+        for move, pages in moves:
+            if move is not None:
+                if move.state not in (rooms.SUCCESS, rooms.FAILED):
+                    move.abort()
+                    while move.state not in (rooms.SUCCESS, rooms.FAILED):
+                        time.sleep(0.001)
+                move.close()
+            self.give(pages)
 
     def fetched(self, moves, held, view):
         """What has landed: of each layer {field: rows}. The pages are free again."""

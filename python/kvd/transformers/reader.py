@@ -170,9 +170,10 @@ class Reader:
     def step(self, tokens):
         """Logits [tokens, vocabulary]."""
         begin, self._routed = time.perf_counter(), 0.0
-        choice = self._turn(len(tokens)) if self.way == "rent" else None
-        before = self.cache.get_seq_length()
+        choice, before = None, self.cache.get_seq_length()
         try:
+            if self.way == "rent":
+                choice = self._turn(len(tokens))
             logits = self._forward(tokens)
         except Error as why:
             if not (self.recover and self.cache.away.tokens and
@@ -228,13 +229,7 @@ class Reader:
     # ---- the end ----
 
     def _drop_moves(self):
-        for move, pages in self._moves or []:
-            if move.state not in (rooms.SUCCESS, rooms.FAILED):
-                move.abort()
-                while move.state not in (rooms.SUCCESS, rooms.FAILED):
-                    time.sleep(0.001)
-            move.close()
-            self.place.give(pages)
+        self.place.drop(self._moves or [])
         self._moves = None
 
     def _release(self):
