@@ -109,7 +109,7 @@ struct leg {
 	/* elsewhere */
 	struct remote *remote; /* NULL: here */
 	uint64_t number;
-	uint64_t bytes;	  /* that are asked and told */
+	uint64_t bytes; /* that are asked and told */
 	uint64_t sent_ns;
 	struct list wait; /* remote->attend_legs, until it is sent */
 	bool sent;

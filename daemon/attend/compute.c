@@ -228,8 +228,8 @@ static void batch_take(struct batch *batch, struct compute_item *item)
 	batch->count++;
 	batch->rows += item->rows;
 	batch->work += item_work(item);
-	batch->products += (double)item_work(item) *
-			   (item->form.shape.dqk + item->form.shape.dv);
+	batch->products +=
+		(double)item_work(item) * (item->form.shape.dqk + item->form.shape.dv);
 }
 
 static bool batch_has_room(const struct batch *batch, const struct compute_item *item)

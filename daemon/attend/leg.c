@@ -406,7 +406,8 @@ static void leg_price(const struct leg *leg, const struct wire_attended *msg)
 		.bytes = (double)leg->bytes,
 		.us = (double)(now_ns - leg->sent_ns) / 1e3,
 		.queue_us = msg->queue_us,
-		.attend_us = msg->attend_us};
+		.attend_us = msg->attend_us,
+		.requesters = msg->together > 1 ? (double)msg->together : 1};
 
 	if (live_round(attends->kvd->costs, &way, &round)) {
 		attends->stale++;

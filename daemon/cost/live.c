@@ -23,6 +23,7 @@
 #define PULL_DECAY (1 - 1 / FIT_LIVE_PART)
 #define PULL_UNKNOWN_ERROR 0.5
 #define CONGESTION_MOST 1e3
+#define REQUESTERS_PART FIT_LIVE_PART
 
 /* Weighted sums of pulls, x: bytes, y: us. */
 struct pulls {
@@ -111,8 +112,10 @@ static int live_peer_get(struct live *live, const uint8_t *key, struct live_peer
 			return err_pass(-ENOMEM);
 		live->peers[live->count++] = peer;
 	}
-	memcpy(peer->row.key, key, COST_KEY_BYTES);
-	peer->row.requesters = 1;
+	if (memcmp(peer->row.key, key, COST_KEY_BYTES) != 0) {
+		memcpy(peer->row.key, key, COST_KEY_BYTES);
+		peer->row.requesters = 1;
+	}
 	*peer_p = peer;
 	return 0;
 }
@@ -298,6 +301,8 @@ bool live_round(struct live *live, const struct live_way *way,
 	peer->row.stale = peer->drift.stale;
 	live_congestion(link, round, way->now_s);
 	fit_live(&peer->row.wait, round->queue_us, way->now_s);
+	peer->row.requesters +=
+		(round->requesters - peer->row.requesters) / REQUESTERS_PART;
 	if (live_tell(live, peer) < 0)
 		err_clear();
 	return stale;

@@ -40,6 +40,7 @@ struct live_round {
 	bool selected;
 	double bytes; /* there and back */
 	double us, queue_us, attend_us;
+	double requesters; /* whose rows were in that call */
 };
 /* True: its constants have stopped predicting, for the first time since live_echoes(). */
 bool live_round(struct live *live, const struct live_way *way,

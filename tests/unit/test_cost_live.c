@@ -168,6 +168,36 @@ static void rounds_that_are_slower_make_congestion(void **state)
 	assert_int_equal(told(live).links[0].congestion.count, 0);
 }
 
+/* Who was alone, and then is one of many, and alone again. */
+static void rounds_tell_how_many_ask(void **state)
+{
+	struct live *live = *state;
+	struct live_round round = {.shape = cost_shape_mla(16, 576, 512, 2, 4),
+				   .query = 1,
+				   .tokens = 1024,
+				   .bytes = 16 * (1152 + 2056),
+				   .us = 100,
+				   .attend_us = 40,
+				   .requesters = 1};
+
+	calibrated(live, 20, 2000);
+	live_round(live, &way, &round);
+	near(told(live).requesters, 1, 0);
+	round.requesters = 24;
+	for (unsigned int i = 0; i < 16; i++) {
+		live_round(live, &way, &round);
+		live_pull(live, &way, 1e6, 100); /* tells nothing of it */
+	}
+	assert_true(told(live).requesters > COST_FAN_IN_FLAT);
+	for (unsigned int i = 0; i < 100; i++)
+		live_round(live, &way, &round);
+	near(told(live).requesters, 24, 0.01);
+	round.requesters = 1;
+	for (unsigned int i = 0; i < 200; i++)
+		live_round(live, &way, &round);
+	near(told(live).requesters, 1, 0.01);
+}
+
 static void rounds_with_another_kernel_speed_are_stale(void **state)
 {
 	struct live *live = *state;
@@ -298,6 +328,7 @@ int main(void)
 		CASE(pulls_of_many_sizes_make_a_line),
 		CASE(pulls_of_one_size_make_a_rate),
 		CASE(rounds_that_are_slower_make_congestion),
+		CASE(rounds_tell_how_many_ask),
 		CASE(rounds_with_another_kernel_speed_are_stale),
 		CASE(peer_is_asked_once_in_a_while_even_if_it_went),
 		CASE(peers_that_went_make_room),
