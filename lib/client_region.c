@@ -69,7 +69,7 @@ static void region_op(struct kvd_region *region, struct client_op *op,
 	client_text_u64(&op->text, "length", region->bytes);
 	op_fd(op, "fd", region->fd, fds);
 	op_fd(op, "statm", region->statm, fds);
-	if (region->kind == KVD_REGION_SHM)
+	if (*region->shm_name)
 		client_text_str(&op->text, "shm_name", region->shm_name);
 	if (*region->device)
 		client_text_str(&op->text, "device", region->device);
@@ -86,10 +86,11 @@ static void region_op(struct kvd_region *region, struct client_op *op,
 	op->object = &region->object;
 }
 
-static bool has_fd(enum kvd_region_kind kind)
+static bool has_fd(const struct kvd_region_args *a)
 {
-	return kind == KVD_REGION_MEMFD || kind == KVD_REGION_CUDA_VMM ||
-	       kind == KVD_REGION_DMABUF || kind == KVD_REGION_FILE;
+	return a->kind == KVD_REGION_MEMFD || a->kind == KVD_REGION_CUDA_VMM ||
+	       a->kind == KVD_REGION_DMABUF || a->kind == KVD_REGION_FILE ||
+	       (a->kind == KVD_REGION_SHM && !a->shm_name);
 }
 
 static int gpu_check(struct kvd_client *client, const struct kvd_region_args *a)
@@ -111,7 +112,7 @@ static int client_region_args_check(struct kvd_client *client,
 		return client_fail(client, KVD_E_INVAL, "bytes: 0");
 	if (a->offset > UINT64_C(9007199254740991))
 		return client_fail(client, KVD_E_RANGE, "offset: over 2^53 - 1");
-	if (has_fd(a->kind) && a->fd < 0)
+	if (has_fd(a) && a->fd < 0)
 		return client_fail(client, KVD_E_INVAL, "fd: %d", a->fd);
 	switch (a->kind) {
 	case KVD_REGION_MEMFD:
@@ -121,10 +122,11 @@ static int client_region_args_check(struct kvd_client *client,
 	case KVD_REGION_CUDA_VMM:
 		return gpu_check(client, a);
 	case KVD_REGION_SHM:
-		if (!a->shm_name ||
-		    strlen(a->shm_name) >= sizeof(((struct kvd_region *)0)->shm_name))
+		if (a->shm_name &&
+		    (!*a->shm_name ||
+		     strlen(a->shm_name) >= sizeof(((struct kvd_region *)0)->shm_name)))
 			return client_fail(client, KVD_E_INVAL,
-					   "shm_name: missing, or over 255 bytes");
+					   "shm_name: empty, or over 255 bytes");
 		return 0;
 	case KVD_REGION_FILE:
 		if ((uint64_t)(uintptr_t)a->address < KVD_FILE_ADDRESS)
@@ -170,7 +172,7 @@ static int region_new(struct kvd_client *client, const struct kvd_region_args *a
 	if (!region)
 		return client_fail_nomem(client);
 	region->fd = region->statm = -1;
-	if (has_fd(a->kind)) {
+	if (has_fd(a)) {
 		region->fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
 		if (region->fd < 0) {
 			mem_free(region);
@@ -188,8 +190,8 @@ static int region_new(struct kvd_client *client, const struct kvd_region_args *a
 		base64_encode(a->ipc_handle, KVD_IPC_BYTES, region->ipc_handle);
 	if (a->kind == KVD_REGION_CUDA_VMM)
 		region->allocation = a->allocation;
-	snprintf(region->shm_name, sizeof(region->shm_name), "%s",
-		 a->shm_name ? a->shm_name : "");
+	if (a->kind == KVD_REGION_SHM && a->shm_name)
+		snprintf(region->shm_name, sizeof(region->shm_name), "%s", a->shm_name);
 	snprintf(region->name, sizeof(region->name), "%s", a->name ? a->name : "");
 	client_object_init(client, &region->object, CLIENT_REGION, region_fini);
 	*region_p = region;
@@ -213,7 +215,8 @@ static int client_region_present(const struct kvd_region *region)
 	cleanup_close int fd = -1;
 	int r = 0;
 
-	if (region->kind == KVD_REGION_MEMFD) {
+	if (region->kind == KVD_REGION_MEMFD ||
+	    (region->kind == KVD_REGION_SHM && !*region->shm_name)) {
 		r = client_memory_present(region->fd, region->offset, region->bytes);
 	} else if (region->kind == KVD_REGION_SHM && region->shm_name[0] == '/' &&
 		   !strchr(region->shm_name + 1, '/')) {

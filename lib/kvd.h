@@ -330,7 +330,9 @@ int kvd_adopt_release(struct kvd_adopted *adopted);
 
 enum kvd_region_kind {
 	KVD_REGION_MEMFD = 0, /* fd; sealed by the daemon when it is not yet */
-	KVD_REGION_SHM = 1,   /* POSIX shared memory by name */
+	/* POSIX shared memory, by name or fd; a memfd that cannot be sealed. No adapter
+	 * has it, for its owner can cut it */
+	KVD_REGION_SHM = 1,
 	/* any memory of this process; staged, slower. What was adopted goes as memfd */
 	KVD_REGION_VM = 2,
 	/* GPU memory of cuMemAlloc or cudaMalloc: the allocation's IPC handle */
@@ -345,8 +347,10 @@ enum kvd_region_kind {
 
 struct kvd_region_args {
 	enum kvd_region_kind kind;
-	int fd; /* memfd, cuda_vmm, dmabuf, file: duplicated for kvd_reconnect() */
-	const char *shm_name; /* shm: "/name" */
+	/* memfd, cuda_vmm, dmabuf, file, shm without shm_name: duplicated for
+	 * kvd_reconnect() */
+	int fd;
+	const char *shm_name; /* shm: "/name"; NULL: by its fd */
 	uint64_t offset;      /* into the object, allocation or file */
 	uint64_t bytes;
 	/* this process's address of byte 0: required for vm and for dlists. file:

@@ -52,8 +52,9 @@ static const struct source_field {
 	const char *name;
 	unsigned int must, may; /* kinds that need it, or take it */
 } source_fields[] = {
-	{"fd", KIND(MEMFD) | KIND(CUDA_VMM) | KIND(DMABUF) | KIND(FILE), KIND(VM)},
-	{"shm_name", KIND(SHM), 0},
+	{"fd", KIND(MEMFD) | KIND(CUDA_VMM) | KIND(DMABUF) | KIND(FILE),
+	 KIND(VM) | KIND(SHM)},
+	{"shm_name", 0, KIND(SHM)},
 	{"handle", KIND(CUDA_IPC), 0},
 	{"device", KIND(CUDA_IPC) | KIND(CUDA_VMM), 0},
 	{"allocation", KIND(CUDA_VMM), 0},
@@ -74,6 +75,11 @@ static int source_check(const cJSON *line, enum region_kind kind)
 			return err_raise(ERR_INVAL, "%s: not for kind %s", field->name,
 					 region_kind_name(kind));
 	}
+	if (kind == REGION_SHM &&
+	    !cJSON_GetObjectItemCaseSensitive(line, "fd") ==
+		    !cJSON_GetObjectItemCaseSensitive(line, "shm_name"))
+		return err_raise(ERR_INVAL,
+				 "shm_name: kind shm needs it or fd, not both");
 	return 0;
 }
 
@@ -295,6 +301,7 @@ static const struct field region_register_fields[] = {
 	      "\"dmabuf\" or \"file\"."),
 	F_FD("fd", register_args, region.fd,
 	     "memfd: the descriptor. It must carry F_SEAL_SHRINK or accept it. "
+	     "shm: of memory without a name, or of a memfd that cannot be sealed. "
 	     "cuda_vmm: of cuMemExportToShareableHandle. dmabuf: of "
 	     "cuMemGetHandleForAddressRange; only RDMA adapters can use it. vm: the "
 	     "client's own /proc/self/mem, opened for reading and writing; a daemon of "
@@ -302,7 +309,7 @@ static const struct field region_register_fields[] = {
 	     "file of a local file system, or a block device; it is for transfers of "
 	     "this session by address, and for no pool."),
 	F_STR("shm_name", register_args, region.shm_name, OPTIONAL, 255,
-	      "shm: the name, \"/…\"."),
+	      "shm: the name, \"/…\", where there is no fd."),
 	F_STR("handle", register_args, handle, OPTIONAL, 128,
 	      "cuda_ipc: what cuIpcGetMemHandle gave for the allocation, 64 bytes in "
 	      "base64."),

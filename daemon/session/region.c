@@ -585,7 +585,7 @@ static int source_take(struct holding *h, const struct region_args *args)
 	}
 	if (args->kind == REGION_VM)
 		return err_pass(vm_take(h, args->fd));
-	if (args->kind == REGION_SHM)
+	if (args->shm_name)
 		r = shm_take(h, args->shm_name);
 	else
 		memfd_take(h, args->fd);
@@ -658,9 +658,9 @@ static int holding_new(struct session *session, const struct region_args *args,
 }
 
 /* Forget a holding that was never submitted; the caller keeps its fd. */
-static void holding_undo(struct holding *h)
+static void holding_undo(struct holding *h, const struct region_args *args)
 {
-	if (h->region.kind != REGION_SHM)
+	if (h->fd == args->fd)
 		h->fd = -1;
 	holding_free(h);
 }
@@ -736,7 +736,7 @@ int region_register(struct session *session, const struct region_args *args,
 	if (r == 0)
 		r = idmap_put(&session->regions, h->region.id, &h->region);
 	if (r < 0) {
-		holding_undo(h);
+		holding_undo(h, args);
 		return err_pass(r);
 	}
 	session_announce(session);

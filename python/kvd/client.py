@@ -156,9 +156,10 @@ class Client:
         return self._region("vm", nbytes, address, name=name, keep=keep, timeout=timeout)
 
     def register_fd(self, fd, nbytes, *, offset=0, address=0, name=None, keep=None,
-                    timeout=None):
-        """A memfd. address: where this process has it mapped, for transfers by address."""
-        return self._region("memfd", nbytes, address, _check.integer("fd", fd, 0, (1 << 31) - 1),
+                    seal=True, timeout=None):
+        """A memfd. address: where this process has it mapped, for transfers by address.
+        seal=False: one that cannot be sealed, or other memory on tmpfs: no RDMA adapter has it."""
+        return self._region("memfd" if seal else "shm", nbytes, address, _check.integer("fd", fd, 0, (1 << 31) - 1),
                             offset, name=name, keep=keep, timeout=timeout)
 
     def register_gpu(self, address, nbytes, *, name=None, keep=None, timeout=None):

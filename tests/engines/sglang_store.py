@@ -248,7 +248,8 @@ def ends(case):
 
 def shared(case, node):
     kinds = {one["kind"] for one in node.call("regions")["regions"] if one["bytes"] > 1 << 20}
-    equal(kinds, {"memfd"}, "kinds of memory")
+    equal(len(kinds), 1, "kinds of memory: %s" % kinds)
+    equal(kinds - {"memfd", "shm"}, set(), "kinds of memory that are copied through the kernel")
 
 
 def frozen(case, E):

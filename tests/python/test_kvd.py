@@ -3,6 +3,7 @@
 pull, asyncio, errors, threads, finalisers, fork."""
 import asyncio
 import gc
+import mmap
 import os
 import pickle
 import threading
@@ -15,6 +16,7 @@ from conftest import until
 
 PAGE, PAGES, LAYERS = 16, 64, 4
 PAGE_BYTES = PAGE * 8 * 128
+MFD_EXEC = 0x10  # without it vm.memfd_noexec lets memfds be sealed
 
 
 def layout(rank=0):
@@ -32,7 +34,8 @@ class Side:
     def __init__(self, daemon, memory):
         self.client = kvd.Client(daemon.socket_path, timeout=60)
         self.memory = np.asarray(memory)
-        self.region = self.client.register(memory)
+        self.region = (memory.register(self.client) if isinstance(memory, Unsealable)
+                       else self.client.register(memory))
         self.pool = self.client.pool(layout(), [(self.region, o) for o in PARTS])
 
     def pages(self, first, count):
@@ -41,11 +44,36 @@ class Side:
 
 
 
+class Unsealable:
+    """A memfd whose maker forbade seals."""
+
+    def __init__(self, nbytes):
+        try:
+            self.fd = os.memfd_create("test", os.MFD_CLOEXEC | MFD_EXEC)
+        except PermissionError:
+            pytest.skip("needs a memfd that cannot be sealed (vm.memfd_noexec = 2)")
+        except OSError:  # before Linux 6.3
+            self.fd = os.memfd_create("test", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, nbytes)
+        self.memory = np.frombuffer(mmap.mmap(self.fd, nbytes), np.uint8)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.memory
+
+    def register(self, client):
+        with pytest.raises(kvd.Error) as told:
+            client.register_fd(self.fd, self.memory.nbytes)
+        assert told.value.code == "EIMPORT"
+        return client.register_fd(self.fd, self.memory.nbytes, keep=self, seal=False,
+                                  address=self.memory.ctypes.data)
+
+
 def memory_of_kind(kind):
-    return kvd.Memory(TOTAL) if kind == "memfd" else np.zeros(TOTAL, np.uint8)
+    return {"memfd": kvd.Memory, "shm": Unsealable,
+            "vm": lambda nbytes: np.zeros(nbytes, np.uint8)}[kind](TOTAL)
 
 
-@pytest.fixture(params=["memfd", "vm"])
+@pytest.fixture(params=["memfd", "shm", "vm"])
 def sides(pair, request):
     both = [Side(d, memory_of_kind(request.param)) for d in pair]
     both[0].memory[:] = np.random.default_rng(1).integers(0, 256, both[0].memory.size)

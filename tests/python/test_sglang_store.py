@@ -480,7 +480,7 @@ def test_a_daemon_that_was_never_there_costs_nothing(tmp_path):
     watch = Stopwatch()
     for _ in range(100):
         assert one.exists(keys) == one.get(keys) == 0 and one.put(keys) == [False] * 4
-    assert watch.seconds() < 1
+    assert watch.seconds() < 30  # each of them that waited would take a second or more
     one.shelf.close()
 
 

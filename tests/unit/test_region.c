@@ -301,6 +301,11 @@ static void memory_unusable_refused(void **state)
 			       "{\"cmd\":\"region.register\",\"kind\":\"memfd\",\"fd\":0,"
 			       "\"length\":4096}"),
 		"EIMPORT");
+	expect_code(
+		client_call_fd(&stage->client, pipes[0],
+			       "{\"cmd\":\"region.register\",\"kind\":\"shm\",\"fd\":0,"
+			       "\"length\":4096}"),
+		"EIMPORT");
 	close(pipes[0]);
 	close(pipes[1]);
 	unsealable = memfd_unsealable();
@@ -310,8 +315,22 @@ static void memory_unusable_refused(void **state)
 			       "{\"cmd\":\"region.register\",\"kind\":\"memfd\",\"fd\":0,"
 			       "\"length\":4096}"),
 		"EIMPORT");
-	close(unsealable);
 	assert_int_equal(idmap_count(&only_session(stage)->regions), 0);
+	/* it can be cut: as what is POSIX shared memory */
+	expect_ok(client_call_fd(&stage->client, unsealable,
+				 "{\"cmd\":\"region.register\",\"kind\":\"shm\",\"fd\":0,"
+				 "\"length\":4096}"));
+	assert_int_equal(idmap_count(&only_session(stage)->regions), 1);
+	expect_code(
+		client_call_fd(&stage->client, unsealable,
+			       "{\"cmd\":\"region.register\",\"kind\":\"shm\",\"fd\":0,"
+			       "\"length\":8192}"),
+		"ERANGE");
+	client_call_fails(&stage->client, "EINVAL",
+			  "{\"cmd\":\"region.register\",\"kind\":\"shm\","
+			  "\"length\":4096}");
+	close(unsealable);
+	assert_int_equal(idmap_count(&only_session(stage)->regions), 1);
 }
 
 static void region_refused_by_every_transport_is_refused(void **state)

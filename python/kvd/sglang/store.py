@@ -344,14 +344,17 @@ class KvdStore(HiCacheStorage):
 
 def region_of(client, part):
     """part: as in store_pools.Made. What the allocator `shm` made has an fd, and is shared as it
-    is; the daemon copies other memory through the kernel, for SGLang's cannot be moved."""
+    is, though SGLang forbids to seal it unless the kernel (vm.memfd_noexec) says otherwise; the
+    daemon copies other memory through the kernel, for SGLang's cannot be moved."""
     address, nbytes, fd, tensor = part
-    if fd is not None:
+    for seal in (True, False) if fd is not None else ():
         try:
-            return client.register_fd(fd, nbytes, address=address, keep=tensor,
+            return client.register_fd(fd, nbytes, address=address, keep=tensor, seal=seal,
                                       timeout=REGISTER_S)
         except Error as error:
             if error.code != "EIMPORT":
                 raise
-            logger.info("a host pool is copied through the kernel: %s", error)
+            why = error
+    if fd is not None:
+        logger.info("a host pool is copied through the kernel: %s", why)
     return client.register_address(address, nbytes, keep=tensor, timeout=REGISTER_S)
