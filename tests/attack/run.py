@@ -7,7 +7,7 @@ import sys
 
 import rig
 
-DOORS = ("engine", "odd", "stranger", "peer", "files")
+DOORS = ("engine", "odd", "stranger", "peer", "files", "chunks")
 
 
 def main():

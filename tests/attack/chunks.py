@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunks of several users in one daemon: none sees, evicts, slows or times what is another's."""
+import hashlib
+import json
+import statistics
+import time
+
+import rig
+from rig import ENGINE, ROOT, Engine, Forked, Refused, attack
+from kvd_engine import FAILED, PAGES, PAGE_TOKENS, SUCCESS, Cache
+
+CONFIG = "[chunks]\nchunk_memory = 16 MiB\n"  # 512 chunks of PAGE_TOKENS tokens
+WORDS = dict(model="attacked", scheme="by hand", tokens=PAGE_TOKENS)
+ALICE_S = 20
+
+
+def chain(name, count=PAGES):
+    return [hashlib.sha256(b"%s %d" % (name.encode(), n)).hexdigest() for n in range(count)]
+
+
+class Rank:
+    """An engine with a pool and a space."""
+
+    def __init__(self, daemon, name):
+        self.engine = Engine(daemon, name)
+        end = time.monotonic() + ALICE_S
+        while not self.engine.cmd("chunk.list")["ready"]:
+            assert time.monotonic() < end, "the store is not ready"
+            rig.rest(0.01)
+        self.cache = Cache(self.engine)
+        self.space = self.engine.cmd("chunk.space", pool=self.cache.pool, **WORDS)["space"]
+
+    def cmd(self, verb, **args):
+        return self.engine.cmd("chunk." + verb, **args)
+
+    def views(self, count):
+        return {"kv": dict(pages=list(range(count)), tokens=[0, count * PAGE_TOKENS])}
+
+    def ended(self, move):
+        end = time.monotonic() + ALICE_S
+        while True:
+            told = self.cmd("move", move=move["move"])
+            if told["state"] in (SUCCESS, FAILED):
+                self.cmd("close", move=move["move"])
+                return told
+            assert time.monotonic() < end, "a move does not end: %s" % told
+
+    def put(self, ids):
+        return self.ended(self.cmd("put", space=self.space, ids=ids, pool=self.cache.pool,
+                                   views=self.views(len(ids))))
+
+    def found(self, ids):
+        return self.cmd("find", space=self.space, ids=ids)["chunks"]
+
+    def fetch(self, ids):
+        hold = self.cmd("hold", space=self.space, ids=ids)
+        assert hold["chunks"] == len(ids), "%d of %d chunks" % (hold["chunks"], len(ids))
+        told = self.ended(self.cmd("fetch", hold=hold["hold"], pool=self.cache.pool,
+                                   views=self.views(len(ids))))
+        self.cmd("release", hold=hold["hold"])
+        assert told["state"] == SUCCESS, told
+
+
+def alice_puts(house, secret=True):
+    """-> a hold's secret, which is hers alone."""
+    alice = Rank(house.a, "alice")
+    alice.cache.fill(list(range(PAGES)), PAGES * PAGE_TOKENS)
+    told = alice.put(chain("alice"))
+    assert told["state"] == SUCCESS and told["left_out"] == 0, told
+    if not secret:
+        return ""
+    hold = alice.cmd("hold", space=alice.space, ids=chain("alice"), lease_ms=60000)
+    return hold["secret"]
+
+
+def alice_has(house):
+    """Her chunks, and their bytes."""
+    alice = Rank(house.a, "alice")
+    alice.fetch(chain("alice"))
+    alice.cache.check(list(range(PAGES)), PAGES * PAGE_TOKENS)
+    return True
+
+
+def as_alice(work, *args):
+    said = Forked(work, *args, role="alice").result(3 * ALICE_S)
+    assert said and "value" in said, "alice: %s" % (said or {}).get("error", "nothing")
+    return said["value"]
+
+
+@attack("chunks", "another user's chunks are not found, held, joined, dropped or listed", by=ROOT,
+        config=CONFIG, quick=True)
+def chunks_of_another(house):
+    secret = as_alice(alice_puts, house)
+    said = Forked(strange_user, house, secret, role=ENGINE).result(ALICE_S)
+    assert said and "value" in said, "mallory: %s" % (said or {}).get("error", "nothing")
+    return said["value"] or (None if as_alice(alice_has, house) else "alice's chunks are gone")
+
+
+def strange_user(house, secret):
+    mallory, ids = Rank(house.a, "mallory"), chain("alice")
+    if mallory.found(ids) or mallory.cmd("hold", space=mallory.space, ids=ids)["chunks"]:
+        return "chunks of another user are found"
+    if mallory.cmd("drop", space=mallory.space, ids=ids)["chunks"]:
+        return "chunks of another user are dropped"
+    spaces = mallory.cmd("list")["spaces"]
+    if any(one["chunks"] for one in spaces):
+        return "another user's spaces are listed: %s" % spaces
+    for what, args in (("join", dict(space=mallory.space, secret=secret)),
+                       ("list", dict(all=True))):
+        try:
+            return "chunk.%s: %s" % (what, mallory.cmd(what, **args))
+        except Refused:
+            pass
+    told = mallory.cmd("snapshot")["chunks"] + mallory.cmd("events", since=0)["events"]
+    if told:
+        return "another user's chunks are told: %s" % told[0]
+    # ids that are another's already: they are this user's, with this user's bytes
+    put = mallory.put(ids)
+    return "of a put %s were there" % put["there"] if put["there"] or put["left_out"] else None
+
+
+@attack("chunks", "puts without end take the share of no other user", by=ROOT, config=CONFIG,
+        quick=True)
+def puts_without_end(house):
+    as_alice(alice_puts, house, False)
+    said = Forked(flood_of_puts, house, role=ENGINE).result(2 * ALICE_S)
+    assert said and "value" in said, "mallory: %s" % (said or {}).get("error", "nothing")
+    return None if as_alice(alice_has, house) else "alice's chunks are gone"
+
+
+def flood_of_puts(house):
+    """Five times the memory, and all that is left of it held for as long as may be."""
+    mallory = Rank(house.a, "mallory")
+    for n in range(40):
+        ids = chain("flood %d" % n)
+        told = mallory.put(ids)
+        assert told["state"] == SUCCESS, told
+        try:
+            mallory.cmd("hold", space=mallory.space, ids=ids, lease_ms=600000)
+        except Refused as why:
+            assert why.code == "ELIMIT", why
+    alice_too = Rank(house.a, "mallory")
+    return alice_too.put(chain("last"))["left_out"]
+
+
+def lines_of(verb, space, ids, count):
+    return [json.dumps(dict(id=n, cmd="chunk." + verb, space=space, ids=ids)).encode() + b"\n"
+            for n in range(count)]
+
+
+def answers(sock, lines, batch=500):
+    """Sends them all, and counts the lines that come: as fast as the daemon is."""
+    count = 0
+    for at in range(0, len(lines), batch):
+        some = lines[at:at + batch]
+        sock.sendall(b"".join(some))
+        got = 0
+        while got < len(some):
+            got += sock.recv(1 << 20).count(b"\n")
+        count += got
+    return count
+
+
+@attack("chunks", "finds as fast as they are answered keep nobody waiting", config=CONFIG,
+        quick=True)
+def finds_without_end(house):
+    mallory, begin, count = Rank(house.a, "mallory"), time.monotonic(), 0
+    lines = lines_of("find", mallory.space, chain("nobody", 1), 5000)
+    while count < 200000 and time.monotonic() - begin < 4:
+        count += answers(mallory.engine.sock, lines)
+    lines = lines_of("find", mallory.space, chain("nobody", 1) * 4096, 4)
+    while time.monotonic() - begin < 6:
+        answers(mallory.engine.sock, lines, 4)
+    return None if count else "no find was answered"
+
+
+@attack("chunks", "finding what another user has takes what finding nothing takes", by=ROOT,
+        config=CONFIG)
+def finds_by_the_clock(house):
+    as_alice(alice_puts, house, False)
+    said = Forked(times_of_finds, house, role=ENGINE).result(2 * ALICE_S)
+    assert said and "value" in said, "mallory: %s" % (said or {}).get("error", "nothing")
+    return said["value"]
+
+
+def times_of_finds(house):
+    """In turns; what differs is the id, at the same place in the line."""
+    mallory = Rank(house.a, "mallory")
+    ways = [lines_of("find", mallory.space, chain(name)[:1] * 64, 20)
+            for name in ("alice", "nobody")]
+    ratios = []
+    for _ in range(200):
+        took = []
+        for way in ways:
+            begin = time.perf_counter()
+            answers(mallory.engine.sock, way)
+            took.append(time.perf_counter() - begin)
+        ratios.append(took[0] / took[1])
+        ways.reverse()
+        ratios[-1] = ratios[-1] if len(ratios) % 2 else 1 / ratios[-1]
+    middle = statistics.median(ratios)
+    spread = statistics.median(abs(r - middle) for r in ratios) / len(ratios) ** 0.5
+    return "%.4f of the time (error %.4f)" % (middle, spread) \
+        if abs(middle - 1) > max(0.02, 4 * spread) else None
+
+
+@attack("chunks", "forged ids, numbers and views are refused, each by its name", config=CONFIG,
+        quick=True)
+def forged_chunks(house):
+    mallory = Rank(house.a, "mallory")
+    space, pool, good = mallory.space, mallory.cache.pool, chain("forged", 2)
+    view = mallory.views(2)["kv"]
+
+    def put(**changed):
+        return "put", dict(dict(space=space, ids=good, pool=pool, views={"kv": view}), **changed)
+    forged = [
+        ("find", dict(space=space, ids=["ab"])), ("find", dict(space=space, ids=["x" * 64])),
+        ("find", dict(space=space, ids=[7])), ("find", dict(space=space, ids=good * 2049)),
+        ("find", dict(space=space + 1, ids=good)), ("find", dict(space=-1, ids=good)),
+        ("find", dict(space=space, ids=good, first=-1)),
+        ("find", dict(space=space, ids=good, first=1 << 40)),
+        ("hold", dict(space=space, ids=good, lease_ms=0)),
+        ("hold", dict(space=space, ids=good, lease_ms=1 << 40)),
+        ("join", dict(space=space, secret="")), ("join", dict(space=space, secret="0" * 4096)),
+        ("release", dict(hold=1 << 50)), ("move", dict(move=1 << 50)),
+        ("fetch", dict(hold=1 << 50, pool=pool, views={"kv": view})),
+        put(pool=1 << 50), put(views={}), put(views={"vk": view}),
+        put(views={"kv": dict(view, pages=[0, PAGES])}),
+        put(views={"kv": dict(view, pages=[0])}),
+        put(views={"kv": dict(view, tokens=[0, 1 << 62])}),
+        put(views={"kv": dict(view, tokens=[5, 3])}),
+        put(views={"kv": dict(view, first_token=-4)}),
+        put(wait=dict(kind="seq", region=1 << 50, offset=0, value=1)),
+        ("space", dict(WORDS, pool=pool, tokens=0)), ("space", dict(WORDS, pool=pool, tokens=-16)),
+        ("space", dict(WORDS, pool=pool, tokens=1 << 31)),
+        ("space", dict(WORDS, pool=pool, views=["none"])),
+        ("space", dict(WORDS, pool=pool, model="m" * 201)),
+    ]
+    taken = []
+    for verb, args in forged:
+        try:
+            taken.append("chunk.%s %s: %s" % (verb, str(args)[:80], mallory.cmd(verb, **args)))
+        except Refused as why:
+            if why.code in ("EINTERNAL", "EIO"):
+                taken.append("chunk.%s: %s" % (verb, why))
+    told = mallory.put(good)
+    if told["state"] != SUCCESS or mallory.found(good) != 2:
+        taken.append("afterwards nothing can be put: %s" % told)
+    return "; ".join(taken[:3]) if taken else None
+
+
+if __name__ == "__main__":
+    rig.main("chunks")
