@@ -557,9 +557,10 @@ class World:
         self.late_s, self.waited, self.since = 0, self.waits(), time.time()
 
     def late(self):
-        """How late the machine was since then, for us, some thread of theirs or a core."""
-        return max([self.late_s, stalls.worst(STALLS, self.since)] + [s - self.waited.get(key, 0)
-                                    for key, s in self.waits().items()])
+        """How late the machine was since then, for us, their threads in sum (what one learns
+        goes through several) or a core."""
+        return max(self.late_s, stalls.worst(STALLS, self.since),
+                   sum(s - self.waited.get(key, 0) for key, s in self.waits().items()))
 
     def until(self, holds, what, deadline_s=DEADLINE_S):
         end = time.monotonic() + deadline_s
