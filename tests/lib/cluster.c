@@ -25,6 +25,7 @@
 #include "daemon/bootstrap/bootstrap.h"
 #include "daemon/control/commands.h"
 #include "daemon/control/commands_peer.h"
+#include "daemon/cost/live.h"
 #include "daemon/events.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/loop/offload.h"
@@ -204,6 +205,7 @@ void cluster_free(struct cluster *c)
 		struct kvd *kvd = &c->nodes[i].kvd;
 
 		attends_free(kvd->attends);
+		live_free(kvd->costs);
 		store_free(kvd->store);
 		xfers_free(kvd->xfers);
 		rooms_free(kvd->rooms);

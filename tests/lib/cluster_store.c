@@ -11,6 +11,7 @@
 #include "daemon/attend/attend.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
+#include "daemon/cost/live.h"
 #include "daemon/store/files.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/disk_sim.h"
@@ -58,6 +59,7 @@ void cluster_store_begin(struct cluster *c, unsigned int node,
 		snprintf(n->config.chunk_stores, sizeof(n->config.chunk_stores), "%s",
 			 args->stores);
 	must(store_new(&n->kvd, &n->kvd.store));
+	must(live_new(&n->kvd.costs));
 	must(attends_new_inline(&n->kvd, &n->kvd.attends));
 	if (args->disk)
 		open_files(n, args);

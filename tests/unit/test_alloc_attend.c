@@ -190,6 +190,41 @@ static void open_without_one_allocation_is_refused(void **state)
 	}
 }
 
+/* At either end; without memory for a message its line goes down. */
+static void calibration_without_one_allocation_ends(void **state)
+{
+	struct attend_world *w = *state;
+	unsigned int done = 0, failed = 0;
+	bool hit = true;
+	char text[256];
+
+	for (uint64_t nth = 1; hit; nth++) {
+		struct cluster_lack lack = {.nth = nth, .after_ns = SOON};
+		const cJSON *error;
+		cJSON *answer;
+
+		assert_true(nth < NTH_MAX);
+		cluster_until(&w->c, is_up, w, "the holder");
+		snprintf(text, sizeof(text),
+			 "{\"cmd\":\"cost.calibrate\",\"endpoint\":\"%s\",\"rows\":1,"
+			 "\"rounds\":3}",
+			 w->c.nodes[AW_HOLDER].endpoint);
+		answer = cluster_call_fd(&w->c, w->engine[AW_ASKER], -1, &lack, text);
+		error = cJSON_GetObjectItem(answer, "error");
+		if (error && !lacks_memory(answer))
+			assert_string_equal(
+				cJSON_GetObjectItem(error, "code")->valuestring, "EPEER");
+		hit = lack.used >= nth;
+		done += !error;
+		failed += error != NULL;
+		cJSON_Delete(answer);
+		cluster_run(&w->c, 2 * LOOP_NS_PER_S);
+		attend_world_quiet(w);
+	}
+	print_message("%u ended without success\n", failed);
+	assert_true(done > 0 && failed > 3);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -198,6 +233,7 @@ int main(void)
 		CASE(post_without_one_allocation_ends),
 		CASE(post_to_another_daemon_without_one_allocation_ends),
 		CASE(open_without_one_allocation_is_refused),
+		CASE(calibration_without_one_allocation_ends),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))

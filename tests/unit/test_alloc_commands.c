@@ -420,12 +420,15 @@ static const struct trial trials[] = {
 	{.command = "log.level",
 	 .line = "a{'cmd':'log.level','level':'warn'}",
 	 .after = {"a{'cmd':'log.level','level':'error'}"}},
+	{.command = "cost.show", .line = "a{'cmd':'cost.show'}"},
+	{.command = "cost.page", .line = "a{'cmd':'cost.page'}"},
 	{.command = "attend.list", .line = "a{'cmd':'attend.list'}"},
 	{.command = "attend.open",
 	 .line = NULL,
 	 .elsewhere = true}, /* test_alloc_attend */
 	{.command = "attend.close", .line = NULL, .elsewhere = true},
-	{.command = "session.share", .line = NULL, .elsewhere = true}, /* it needs fds */
+	{.command = "cost.calibrate", .line = NULL, .elsewhere = true}, /* the same */
+	{.command = "session.share", .line = NULL, .elsewhere = true},	/* it needs fds */
 	{.command = "config.reload", .line = NULL, .elsewhere = true},
 	{.command = "drain", .line = NULL, .elsewhere = true},
 	{.command = "shutdown", .line = NULL, .elsewhere = true},
