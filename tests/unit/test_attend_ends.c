@@ -19,6 +19,7 @@
 #define SOON (20 * LOOP_NS_PER_MS)
 #define MANY 4096u /* rows: more than is under way at a time, if they are two parts */
 #define MARK 0xa5
+#define REUSES 8u /* puts of as many chunks as were dropped */
 
 enum phase {
 	QUEUED_HERE, /* it waits for a thread */
@@ -41,7 +42,7 @@ enum end {
 	CUT_OFF, /* the two do not reach each other */
 	STOPPED, /* this daemon */
 	HOLDER_STOPPED,
-	HOLD_CLOSED, /* before it ends */
+	HOLD_CLOSED, /* before it ends; and others have what its chunks had */
 	ENDS,
 };
 
@@ -112,7 +113,7 @@ static void enter(struct attend_world *w, enum phase phase, unsigned int deadlin
 	lost = phase == NOT_ANSWERED || phase == NOT_SENT;
 	if (phase == QUEUED_HERE || phase == QUEUED_THERE) {
 		attend_world_rows(w, 1, 4);
-		attend_world_post(w, 1, 1, &parts[here ? 0 : 1], 1, NULL, 0);
+		attend_world_post_for(w, 1, &parts[here ? 0 : 1], 60000000);
 		cluster_run(&w->c, SOON);
 	}
 	e = attend_world_entry(w, 0, 0);
@@ -124,6 +125,41 @@ static void enter(struct attend_world *w, enum phase phase, unsigned int deadlin
 	cluster_run(&w->c, SOON);
 	assert_int_equal(attend_world_state(w, 0), KVD_TRANSFERRING);
 	seat_is_still(w, 0);
+}
+
+/* Of all of a cache, and back. */
+static void cache_turn(struct cache *cache)
+{
+	for (uint64_t i = 0; i < cache->bytes; i++)
+		cache->base[i] ^= 0x35;
+}
+
+/* Chunks `first` to `first + AW_CHUNKS` of a node are dropped; and where they lay may be
+ * other bytes, unless somebody has pinned them. */
+static void memory_is_reused(struct attend_world *w, unsigned int node,
+			     unsigned int first)
+{
+	for (unsigned int i = 0; i < AW_CHUNKS; i++)
+		cluster_ok(&w->c, w->engine[node],
+			   "{'cmd':'chunk.drop','space':%llu,'first':%u,'ids':['%064x']}",
+			   (unsigned long long)w->space[node], i, first + i);
+	cache_turn(&w->cache[node]);
+	for (unsigned int i = 0; i < REUSES; i++)
+		attend_world_put(w, node, 100 + i * AW_CHUNKS, AW_CHUNKS, 4);
+	cache_turn(&w->cache[node]);
+}
+
+static void holds_are_closed(struct attend_world *w)
+{
+	const uint64_t holds[2] = {w->hold, w->near};
+
+	for (unsigned int i = 0; i < 2; i++)
+		cluster_ok(&w->c, w->engine[AW_ASKER],
+			   "{'cmd':'chunk.release','hold':%llu}",
+			   (unsigned long long)holds[i]);
+	cluster_run(&w->c, SOON);
+	memory_is_reused(w, AW_HOLDER, 1);
+	memory_is_reused(w, AW_ASKER, 11);
 }
 
 static void end_it(struct attend_world *w, enum end end)
@@ -167,10 +203,7 @@ static void end_it(struct attend_world *w, enum end end)
 			w->c.nodes[end == STOPPED ? AW_ASKER : AW_HOLDER].kvd.attends);
 		break;
 	default:
-		cluster_ok(&w->c, engine, "{'cmd':'chunk.release','hold':%llu}",
-			   (unsigned long long)w->hold);
-		cluster_ok(&w->c, engine, "{'cmd':'chunk.release','hold':%llu}",
-			   (unsigned long long)w->near);
+		holds_are_closed(w);
 	}
 }
 
@@ -208,10 +241,28 @@ static bool has_ended(enum phase phase, enum end end)
 	return end != HOLD_CLOSED;
 }
 
+/* What becomes of it, when what was held up goes on. */
+static unsigned int state_due(enum phase phase, enum end end)
+{
+	if (phase == NOT_ANSWERED || phase == NOT_SENT)
+		return KVD_TRANSFERRING; /* what was lost is not told again */
+	if (phase == AT_WORK_THERE && end == HOLDER_STOPPED)
+		return KVD_FAILED;
+	return KVD_SUCCESS;
+}
+
+/* All of its rows, with the same 64 tokens `times` times. */
+static void seat_is_right(const struct attend_world *w, unsigned int seat,
+			  unsigned int times)
+{
+	for (unsigned int row = 0; row < w->rows; row++)
+		attend_world_floats(w, seat, w->l)[row] /= (float)times;
+	attend_world_right(w, seat, 0, AW_CHUNKS * AW_CHUNK, NULL, 0);
+}
+
 static void ends_in_phase(enum phase phase, enum end end)
 {
 	struct attend_world w;
-	unsigned int state;
 
 	print_message("%s, %s\n", phases[phase], ends[end]);
 	attend_world_tap = tap;
@@ -234,11 +285,13 @@ static void ends_in_phase(enum phase phase, enum end end)
 	} else {
 		lost = false;
 		let_go(&w);
-		state = attend_world_state(&w, 0);
-		if (phase != NOT_ANSWERED && phase != NOT_SENT)
-			assert_true(state == KVD_SUCCESS || state == KVD_FAILED);
-		if (state == KVD_FAILED)
+		assert_int_equal(attend_world_state(&w, 0), state_due(phase, end));
+		if (state_due(phase, end) == KVD_SUCCESS)
+			seat_is_right(&w, 0, 2);
+		else
 			seat_is_still(&w, 0);
+		if (is_queued(phase))
+			seat_is_right(&w, 1, 1);
 	}
 	attend_world_quiet(&w);
 	attend_world_free(&w);
