@@ -99,7 +99,7 @@ void attend_world_put(struct attend_world *w, unsigned int node, unsigned int fi
 				   (unsigned long long)w->cache[node].pool,
 				   pages_text(count * pages_of_each), count * AW_CHUNK),
 		      "move");
-	cluster_run(&w->c, LOOP_NS_PER_S);
+	cluster_run(&w->c, 20 * LOOP_NS_PER_MS);
 	assert_int_equal(number(cluster_call(&w->c, w->engine[node],
 					     "{'cmd':'chunk.move','move':%llu}",
 					     (unsigned long long)move),

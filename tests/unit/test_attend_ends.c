@@ -19,7 +19,7 @@
 #define SOON (20 * LOOP_NS_PER_MS)
 #define MANY 4096u /* rows: more than is under way at a time, if they are two parts */
 #define MARK 0xa5
-#define REUSES 8u /* puts of as many chunks as were dropped */
+#define REUSES 80u /* puts of AW_CHUNKS: more than there is memory for */
 
 enum phase {
 	QUEUED_HERE, /* it waits for a thread */
@@ -42,7 +42,11 @@ enum end {
 	CUT_OFF, /* the two do not reach each other */
 	STOPPED, /* this daemon */
 	HOLDER_STOPPED,
-	HOLD_CLOSED, /* before it ends; and others have what its chunks had */
+	/* what becomes of chunks while they are attended: others are to have their memory */
+	HOLD_CLOSED, /* and its chunks are dropped */
+	DROPPED,     /* chunks of a hold */
+	EVICTED,     /* chunks of no hold any more */
+	OWNER_ENDS,  /* the session that put them, and then they are evicted */
 	ENDS,
 };
 
@@ -51,9 +55,11 @@ static const char *const phases[] = {"queued here",   "at work here", "queued th
 				     "gathered"};
 static const char *const ends[] = {
 	"canceled",    "late",	  "closed",  "unregistered",   "session ends",
-	"holder dies", "cut off", "stopped", "holder stopped", "hold closed"};
+	"holder dies", "cut off", "stopped", "holder stopped", "hold closed",
+	"dropped", "evicted", "owner ends"};
 
 static bool lost;
+static struct session *owner; /* of the holder's chunks */
 
 static bool tap(unsigned int node, const struct wire_header *h, struct cursor body,
 		void *arg)
@@ -88,6 +94,19 @@ static void seat_is_still(const struct attend_world *w, unsigned int seat)
 
 	for (uint64_t i = 0; i < w->seat_bytes - w->o; i++)
 		assert_int_equal(at[i], MARK);
+}
+
+/* Another engine of the holder's, with the same cache: it goes on where the owner ends. */
+static void owner_has_company(struct attend_world *w)
+{
+	struct cache old = w->cache[AW_HOLDER];
+
+	owner = w->engine[AW_HOLDER];
+	w->engine[AW_HOLDER] = cluster_engine(&w->c, AW_HOLDER, "another");
+	w->cache[AW_HOLDER] = cluster_geometry;
+	cluster_cache(&w->c, w->engine[AW_HOLDER], "kv", 0, &w->cache[AW_HOLDER]);
+	memcpy(w->cache[AW_HOLDER].base, old.base, old.bytes);
+	cache_close(&old);
 }
 
 /* Seat 0 into the phase; seat 1 is in front of it where it waits for a thread. */
@@ -134,19 +153,32 @@ static void cache_turn(struct cache *cache)
 		cache->base[i] ^= 0x35;
 }
 
-/* Chunks `first` to `first + AW_CHUNKS` of a node are dropped; and where they lay may be
- * other bytes, unless somebody has pinned them. */
-static void memory_is_reused(struct attend_world *w, unsigned int node,
-			     unsigned int first)
+/* Where chunks lay that nobody has pinned are other bytes from now on: others come, and
+ * are looked for, more than there is memory for; what stays is found again least. */
+static void memory_is_reused(struct attend_world *w, unsigned int node)
+{
+	cache_turn(&w->cache[node]);
+	for (unsigned int i = 0; i < REUSES; i++) {
+		unsigned int first = 100 + i * AW_CHUNKS;
+
+		attend_world_put(w, node, first, AW_CHUNKS, 4);
+		for (unsigned int hits = 0; hits < 2 * AW_CHUNKS; hits++)
+			cluster_ok(&w->c, w->engine[node],
+				   "{'cmd':'chunk.find','space':%llu,'first':%u,'ids':["
+				   "'%064x']}",
+				   (unsigned long long)w->space[node], hits % AW_CHUNKS,
+				   first + hits % AW_CHUNKS);
+	}
+	cache_turn(&w->cache[node]);
+}
+
+static void chunks_are_dropped(struct attend_world *w, unsigned int node,
+			       unsigned int first)
 {
 	for (unsigned int i = 0; i < AW_CHUNKS; i++)
 		cluster_ok(&w->c, w->engine[node],
 			   "{'cmd':'chunk.drop','space':%llu,'first':%u,'ids':['%064x']}",
 			   (unsigned long long)w->space[node], i, first + i);
-	cache_turn(&w->cache[node]);
-	for (unsigned int i = 0; i < REUSES; i++)
-		attend_world_put(w, node, 100 + i * AW_CHUNKS, AW_CHUNKS, 4);
-	cache_turn(&w->cache[node]);
 }
 
 static void holds_are_closed(struct attend_world *w)
@@ -158,8 +190,20 @@ static void holds_are_closed(struct attend_world *w)
 			   "{'cmd':'chunk.release','hold':%llu}",
 			   (unsigned long long)holds[i]);
 	cluster_run(&w->c, SOON);
-	memory_is_reused(w, AW_HOLDER, 1);
-	memory_is_reused(w, AW_ASKER, 11);
+}
+
+static void chunks_go(struct attend_world *w, enum end end)
+{
+	if (end == HOLD_CLOSED || end == EVICTED)
+		holds_are_closed(w);
+	if (end == HOLD_CLOSED || end == DROPPED) {
+		chunks_are_dropped(w, AW_HOLDER, 1);
+		chunks_are_dropped(w, AW_ASKER, 11);
+	}
+	if (end == OWNER_ENDS)
+		cluster_engine_dies(&w->c, owner);
+	memory_is_reused(w, AW_HOLDER);
+	memory_is_reused(w, AW_ASKER);
 }
 
 static void end_it(struct attend_world *w, enum end end)
@@ -203,7 +247,7 @@ static void end_it(struct attend_world *w, enum end end)
 			w->c.nodes[end == STOPPED ? AW_ASKER : AW_HOLDER].kvd.attends);
 		break;
 	default:
-		holds_are_closed(w);
+		chunks_go(w, end);
 	}
 }
 
@@ -238,7 +282,7 @@ static bool has_ended(enum phase phase, enum end end)
 		return needs_holder(phase);
 	if (end == HOLDER_STOPPED) /* what is in the kernel is told when it is done */
 		return phase == QUEUED_THERE;
-	return end != HOLD_CLOSED;
+	return end < HOLD_CLOSED;
 }
 
 /* What becomes of it, when what was held up goes on. */
@@ -267,6 +311,8 @@ static void ends_in_phase(enum phase phase, enum end end)
 	print_message("%s, %s\n", phases[phase], ends[end]);
 	attend_world_tap = tap;
 	attend_world_new(&w, 1);
+	if (end == OWNER_ENDS)
+		owner_has_company(&w);
 	enter(&w, phase, end == LATE ? 100000 : 60000000);
 	end_it(&w, end);
 	cluster_run(&w.c,
