@@ -353,6 +353,23 @@ def test_a_session_that_ends_leaves_nothing():
         until(lambda: far.command("attend.list")["waiting"] == 0)
 
 
+def test_a_refused_attend_leaves_no_region():
+    with daemons(0) as (_, client, _, _):
+        def regions():
+            return [r["region"] for r in client.command("region.list")["regions"]]
+        before = regions()
+        right = dict(rows=8, heads=4, dqk=96, dv=64, kind="mla", key="kv", q_type="bf16",
+                     kv_type="bf16", scale=1.0)
+        for word, value, why in [("dqk", 5000, kvd.Error), ("rows", 9, kvd.Error),
+                                 ("kind", "mha", TypeError), ("scale", "much", ValueError)]:
+            with pytest.raises(why):
+                client.attend(**{**right, word: value})
+            assert regions() == before, word
+        with client.attend(**right):
+            assert len(regions()) == len(before) + 1
+        assert regions() == before
+
+
 def test_what_is_wrong_is_said_by_name():
     model = Model(4 * T)
     ids = ids_of(4, b"wrong")
