@@ -42,7 +42,8 @@ enum end {
 	CUT_OFF, /* the two do not reach each other */
 	STOPPED, /* this daemon */
 	HOLDER_STOPPED,
-	/* what becomes of chunks while they are attended: others are to have their memory */
+	/* what becomes of chunks while they are attended: others are to have their memory
+	 */
 	HOLD_CLOSED, /* and its chunks are dropped */
 	DROPPED,     /* chunks of a hold */
 	EVICTED,     /* chunks of no hold any more */
@@ -54,9 +55,9 @@ static const char *const phases[] = {"queued here",   "at work here", "queued th
 				     "at work there", "not answered", "not sent",
 				     "gathered"};
 static const char *const ends[] = {
-	"canceled",    "late",	  "closed",  "unregistered",   "session ends",
-	"holder dies", "cut off", "stopped", "holder stopped", "hold closed",
-	"dropped", "evicted", "owner ends"};
+	"canceled",    "late",	  "closed",    "unregistered",	 "session ends",
+	"holder dies", "cut off", "stopped",   "holder stopped", "hold closed",
+	"dropped",     "evicted", "owner ends"};
 
 static bool lost;
 static struct session *owner; /* of the holder's chunks */
@@ -96,7 +97,8 @@ static void seat_is_still(const struct attend_world *w, unsigned int seat)
 		assert_int_equal(at[i], MARK);
 }
 
-/* Another engine of the holder's, with the same cache: it goes on where the owner ends. */
+/* Another engine of the holder's, with the same cache: it goes on where the owner ends.
+ */
 static void owner_has_company(struct attend_world *w)
 {
 	struct cache old = w->cache[AW_HOLDER];

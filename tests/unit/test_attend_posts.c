@@ -427,8 +427,8 @@ static void ask_again(struct attend_world *w, uint64_t number, unsigned int rows
 	again.attend = number;
 	again.rows = rows;
 	again.q.len = (size_t)rows * AW_DIMS * sizeof(uint16_t);
-	assert_int_equal(
-		handshake_tell_attend(attend_world_remote(w, AW_ASKER), &again), 0);
+	assert_int_equal(handshake_tell_attend(attend_world_remote(w, AW_ASKER), &again),
+			 0);
 }
 
 /* One that waits at the holder, and whose message is tapped. */
