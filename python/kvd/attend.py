@@ -11,13 +11,14 @@ they made of them comes back.
 
 Row t * heads + h is head h of query token t. o is over all tokens of the parts, m the largest
 score, l the sum of exp(score - m): what merges with attention over other tokens."""
+import contextlib
 from array import array
 from collections import namedtuple
 
 import numpy as np
 
 from . import _check, _kvd
-from .errors import TimeoutError, error_make
+from .errors import Error, TimeoutError, error_make
 from .memory import Memory
 from .rooms import BOOTSTRAPPING, FAILED, SUCCESS
 
@@ -80,12 +81,17 @@ class Attend:
         seat = (_up(rows * dqk * TYPE_BYTES[q_type]) + _up(rows * dv * 4) + 2 * _up(rows * 4))
         self._memory = Memory(seat * seats)
         self._region = client.register(self._memory, name="seats")
-        self._attend = _kvd.Attend(
-            client._kvd, self._region, 0, self.rows, self.seats,
-            _choice("kind", kind, KINDS), _choice("q_type", q_type, TYPES),
-            _choice("kv_type", kv_type, TYPES), heads, kv_heads, first_head, dqk, dv,
-            float(scale), float(softcap), view, key, value, _rope_pack(rope),
-            _check.seconds("timeout", timeout))
+        try:
+            self._attend = _kvd.Attend(
+                client._kvd, self._region, 0, self.rows, self.seats,
+                _choice("kind", kind, KINDS), _choice("q_type", q_type, TYPES),
+                _choice("kv_type", kv_type, TYPES), heads, kv_heads, first_head, dqk, dv,
+                float(scale), float(softcap), view, key, value, _rope_pack(rope),
+                _check.seconds("timeout", timeout))
+        except BaseException:
+            with contextlib.suppress(Error):  # why it was refused says more
+                self._region.unregister()
+            raise
         self._at = self._attend.seat()
 
     def _piece(self, seat, offset, nbytes):

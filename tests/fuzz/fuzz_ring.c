@@ -27,7 +27,9 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/session/status.h"
 #include "daemon/xfer/ring.h"
+#include "proto/kvd_status.h"
 #include "tests/fuzz/lib/fuzz.h"
 #include "tests/lib/cluster_store.h"
 #include "tests/lib/xfer_pair.h"
@@ -51,7 +53,7 @@ static struct {
 	uint64_t session_id, attach, region, pool, space, attend;
 	struct kvd_ring_header *ring; /* the engine's mapping */
 	uint8_t *arena;
-	uint64_t tail, lists[2];
+	uint64_t tail, lists[2], hold;
 	uint32_t slot, gen;
 	/* the other thread's */
 	bool stop;
@@ -175,6 +177,7 @@ static void session_begin(void)
 	w.tail = 0;
 	w.slot = w.ring->first_slot;
 	w.gen = 1;
+	w.hold = 0;
 }
 
 static bool is_gone(void *arg)
@@ -415,6 +418,63 @@ static void give_chunk(struct cursor *in)
 	push(&entry);
 }
 
+static struct kvd_status_slot slot_of(uint32_t slot)
+{
+	struct kvd_status_slot s;
+
+	need(pread(status_page_fd(w.session->status), &s, sizeof(s),
+		   (off_t)(sizeof(struct kvd_status_header) + slot * sizeof(s))) ==
+	     sizeof(s));
+	return s;
+}
+
+/* What was put last is there, or was refused; or the session has ended for it. */
+static bool has_put(void *arg)
+{
+	(void)arg;
+	return !is_alive() ||
+	       kvd_word_state(slot_of(w.slot - 1).word) != KVD_TRANSFERRING;
+}
+
+/* Chunks that are there, and a hold of them, which attends find: PUT and HOLD as an
+ * engine gives them, so that inputs need not come upon both first. */
+static void give_story(struct cursor *in)
+{
+	uint8_t how = cursor_get_u8(in);
+	uint32_t count = 1 + how % 3, at = ROOM_AT;
+	struct cursor none;
+	struct kvd_ring_entry entry = {.op = KVD_RING_PUT,
+				       .slot = w.slot++,
+				       .gen = w.gen,
+				       .a = w.space,
+				       .b = w.pool,
+				       .offset = ROOM_AT,
+				       .n0 = count,
+				       .n1 = 1};
+
+	cursor_read(&none, "", 0); /* ids from 0 on */
+	at = put_ids(&none, at, count);
+	entry.bytes = put_chunk_pages(&none, at, 0, count, false) - ROOM_AT;
+	push(&entry);
+	turns(4);
+	cluster_until(&w.pair->c, has_put, NULL, "the end of a put");
+	if (!is_alive())
+		return;
+	entry = (struct kvd_ring_entry){.op = KVD_RING_HOLD,
+					.slot = w.slot++,
+					.gen = w.gen,
+					.a = w.space,
+					.b = 1000,
+					.offset = ROOM_AT,
+					.n0 = count};
+	for (uint32_t i = 0; i < KVD_RING_SECRET_BYTES; i++)
+		put(&w.arena[ROOM_AT + i], (uint8_t)(i ? 0 : 1 + (how >> 4)));
+	entry.bytes = put_ids(&none, ROOM_AT + KVD_RING_SECRET_BYTES, count) - ROOM_AT;
+	w.hold = KVD_RING_IDS + entry.slot;
+	push(&entry);
+	turns(2);
+}
+
 /* ATTEND to holds in the last slots, of up to three parts; or CANCEL, RELEASE, CLOSE of
  * one, or the attend's end. */
 static void give_attend(struct cursor *in)
@@ -444,8 +504,8 @@ static void give_attend(struct cursor *in)
 	}
 	for (uint32_t i = 0; i < count; i++) {
 		uint8_t rows = cursor_get_u8(in), chunks = cursor_get_u8(in);
-		struct kvd_ring_part part = {.hold = KVD_RING_IDS + w.slot - 1 -
-						     (rows >> 6),
+		uint64_t last = KVD_RING_IDS + w.slot - 1 - (rows >> 6);
+		struct kvd_ring_part part = {.hold = rows & 64 || !w.hold ? last : w.hold,
 					     .row = rows & 7,
 					     .rows = 4u * (rows >> 3 & 3),
 					     .first = chunks & 3,
@@ -489,18 +549,20 @@ static void step(struct cursor *in)
 
 	switch (what & 7) {
 	case 0:
-	case 1:
 		give_list(in);
 		break;
+	case 1:
+		give_chunk(in);
+		break;
 	case 2:
-	case 3:
 		give_transfer(in);
 		break;
+	case 3:
+		give_attend(in);
+		break;
 	case 4:
-		if (what & 64 && what & 32 && what & 16)
-			give_attend(in);
-		else if (what & 64 && what & 32)
-			give_chunk(in);
+		if (what & 64 && what & 32)
+			give_story(in);
 		else if (what & 64)
 			give_room(in);
 		else

@@ -99,7 +99,7 @@ void attend_world_put(struct attend_world *w, unsigned int node, unsigned int fi
 				   (unsigned long long)w->cache[node].pool,
 				   pages_text(count * pages_of_each), count * AW_CHUNK),
 		      "move");
-	cluster_run(&w->c, LOOP_NS_PER_S);
+	cluster_run(&w->c, 20 * LOOP_NS_PER_MS);
 	assert_int_equal(number(cluster_call(&w->c, w->engine[node],
 					     "{'cmd':'chunk.move','move':%llu}",
 					     (unsigned long long)move),
@@ -156,7 +156,7 @@ uint64_t attend_world_open(struct attend_world *w, const char *more)
 		"{'cmd':'attend.open','region':%llu,'rows':%u,'seats':%u,'kind':'gqa',"
 		"'q_type':'bf16','kv_type':'bf16','heads':%u,'kv_heads':%u,'dqk':%u,"
 		"'dv':%u,'scale':0.25,'key':'k','value':'v'%s}",
-		(unsigned long long)w->region, w->rows, AW_SEATS, AW_HEADS, AW_HEADS,
+		(unsigned long long)w->region, w->rows, w->seat_count, AW_HEADS, AW_HEADS,
 		AW_DIMS, AW_DIMS, more);
 	static const char *const names[] = {"seat_bytes", "q", "o", "m", "l"};
 	uint64_t *const to[] = {&w->seat_bytes, &w->q, &w->o, &w->m, &w->l};
@@ -233,6 +233,7 @@ void attend_world_new(struct attend_world *w, unsigned int threads)
 
 	memset(w, 0, sizeof(*w));
 	w->rows = AW_ROWS;
+	w->seat_count = AW_SEATS;
 	cluster_wrap_events(wrap);
 	cluster_new(&w->c, 3, 2);
 	cluster_store(&w->c, AW_HOLDER, &args);

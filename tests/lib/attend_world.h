@@ -31,9 +31,10 @@ struct attend_world {
 	uint8_t *seats;
 	uint64_t bytes;
 	int fd;
-	unsigned int rows; /* of a seat */
-	bool held;	   /* the test's: helpers of the asker do nothing */
-	uint32_t gens[64]; /* of slots from AW_SLOT on, the last that was posted */
+	unsigned int rows;	 /* of a seat */
+	unsigned int seat_count; /* of what is opened next */
+	bool held;		 /* the test's: helpers of the asker do nothing */
+	uint32_t gens[64];	 /* of slots from AW_SLOT on, the last that was posted */
 };
 
 /* Asked for each message about attends that came to a node, before it is read; true: it

@@ -353,6 +353,49 @@ def test_a_session_that_ends_leaves_nothing():
         until(lambda: far.command("attend.list")["waiting"] == 0)
 
 
+def test_posts_are_told_with_how_many_they_were_attended():
+    """All that waited while the daemon's one thread was at a large post. More than 8 would be
+    helped by another holder."""
+    model = Model(64 * T)
+    ids = ids_of(64, b"crowd")
+    with daemons(0, own=ATTENDS + "attend_isa = ref\n") as (daemon, client, _, _):
+        here, large = Engine(client, model, seats=9), Engine(client, model, rows=2048, seats=1)
+        here.put(ids)
+        with here.space.hold(ids) as hold:
+            here.ask(0, 0, [kvd.Part(hold)])  # the ring is there behind it
+            here.attend.wait(0, timeout=30)
+            for count in (1, 8, 9):
+                daemon.freeze()
+                large.ask(0, 0, [kvd.Part(hold)], deadline=60)
+                asked = [here.ask(seat, 1, [kvd.Part(hold, chunks=(1, 3))], seed=seat,
+                                  deadline=60) for seat in range(count)]
+                daemon.thaw()
+                large.attend.wait(0, timeout=60)
+                for seat, q in enumerate(asked):
+                    here.attend.wait(seat, timeout=30)
+                    close(here.got(seat), model.attend(1, q, np.arange(T, 3 * T)))
+                    facts = here.attend.read(seat)
+                    assert (facts.daemons, facts.together, facts.replicate) == \
+                        (0, count, count > 8)
+
+
+def test_a_refused_attend_leaves_no_region():
+    with daemons(0) as (_, client, _, _):
+        def regions():
+            return [r["region"] for r in client.command("region.list")["regions"]]
+        before = regions()
+        right = dict(rows=8, heads=4, dqk=96, dv=64, kind="mla", key="kv", q_type="bf16",
+                     kv_type="bf16", scale=1.0)
+        for word, value, why in [("dqk", 5000, kvd.Error), ("rows", 9, kvd.Error),
+                                 ("kind", "mha", TypeError), ("scale", "much", ValueError)]:
+            with pytest.raises(why):
+                client.attend(**{**right, word: value})
+            assert regions() == before, word
+        with client.attend(**right):
+            assert len(regions()) == len(before) + 1
+        assert regions() == before
+
+
 def test_what_is_wrong_is_said_by_name():
     model = Model(4 * T)
     ids = ids_of(4, b"wrong")

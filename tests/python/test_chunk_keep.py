@@ -5,11 +5,13 @@ import contextlib
 import mmap
 import os
 import random
+import select
 import threading
 
 import pytest
 
 import kvd
+from conftest import until
 from kvd_daemon import Daemon
 from test_chunks import Rank, T, chain
 
@@ -160,21 +162,55 @@ def data_of(fd):
         at = end
 
 
+def tries_of(index):
+    """How often in a row daemons took it, and did not come to have their memory."""
+    return int.from_bytes(index[12:16], "little")
+
+
+def dies_of_it(keeper, index):
+    """A daemon that takes what is kept, and is killed before its memory is there. False: it
+    was there."""
+    before = tries_of(index)
+    d = keeper.daemon()
+    d.start()
+    try:
+        while tries_of(index) == before and "READY=1" not in d.states:
+            assert d.proc.poll() is None, d.log()
+            if select.select([d.notify], [], [], 0)[0]:
+                d.heard()
+    finally:
+        d.proc.kill()
+        d.proc.wait()
+        d.notify.close()
+        d.tmp.cleanup()
+    return tries_of(index) == before + 1
+
+
 def test_a_daemon_that_dies_of_what_it_was_given_takes_it_no_more(keeper):
     ids = chain(6, b"dies")
     with keeper.life("kill") as (_, c):
         rank = Rank(c)
         rank.put(rank.space(), ids)
     fd = keeper.kept["kvd-chunks-index"]
-    os.pwrite(fd, (2).to_bytes(4, "little"), 12)  # it has died twice before its memory was there
-    with keeper.life("stop") as (_, c):
+    with mmap.mmap(fd, os.fstat(fd).st_size) as index:
+        def dead(times):
+            until(lambda: dies_of_it(keeper, index) and tries_of(index) == times, pause=0)
+        dead(1)
+        with keeper.life("kill") as (_, c):  # at the second time it lives, and that counts
+            rank = Rank(c)
+            rank.fetch(rank.space(), ids)
+        assert tries_of(index) == 0
+        dead(2)
+    with keeper.life("stop") as (d, c):
+        d.expect("not used")
         rank = Rank(c)
         assert rank.space().find(ids).chunks == 0
+        assert "tries=2" in d.log()
 
 
 def test_kills_at_random(keeper):
     """Puts, drops and evictions under way: what is there is right."""
-    rng = random.Random(11)
+    rng, found = random.Random(11), 0
     prompts = [chain(12, b"random%d" % i) for i in range(40)]
     for _ in range(12):
         with keeper.life("kill") as (d, c):
@@ -184,12 +220,21 @@ def test_kills_at_random(keeper):
                 there = space.find(ids).chunks
                 if there:
                     rank.fetch(space, ids[:there], seed=there)
-            dead = threading.Timer(rng.random() * 0.2, d.proc.kill)
-            dead.start()
-            with contextlib.suppress(kvd.Error, AssertionError):
-                while dead.is_alive():
+                found += there
+            dead = threading.Event()
+
+            def kill():
+                dead.set()
+                d.proc.kill()
+            timer = threading.Timer(rng.random() * 0.2, kill)
+            timer.start()
+            try:
+                while True:
                     busy(rank, space, rng, prompts)
-            dead.join()
+            except kvd.Error:  # of a call that the kill met, or that came behind it
+                assert dead.is_set()
+            timer.join()
+    assert found > 0, "nothing was there after any kill"
 
 
 def busy(rank, space, rng, prompts):

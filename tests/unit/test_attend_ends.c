@@ -19,6 +19,7 @@
 #define SOON (20 * LOOP_NS_PER_MS)
 #define MANY 4096u /* rows: more than is under way at a time, if they are two parts */
 #define MARK 0xa5
+#define REUSES 80u /* puts of AW_CHUNKS: more than there is memory for */
 
 enum phase {
 	QUEUED_HERE, /* it waits for a thread */
@@ -41,7 +42,12 @@ enum end {
 	CUT_OFF, /* the two do not reach each other */
 	STOPPED, /* this daemon */
 	HOLDER_STOPPED,
-	HOLD_CLOSED, /* before it ends */
+	/* what becomes of chunks while they are attended: others are to have their memory
+	 */
+	HOLD_CLOSED, /* and its chunks are dropped */
+	DROPPED,     /* chunks of a hold */
+	EVICTED,     /* chunks of no hold any more */
+	OWNER_ENDS,  /* the session that put them, and then they are evicted */
 	ENDS,
 };
 
@@ -49,10 +55,12 @@ static const char *const phases[] = {"queued here",   "at work here", "queued th
 				     "at work there", "not answered", "not sent",
 				     "gathered"};
 static const char *const ends[] = {
-	"canceled",    "late",	  "closed",  "unregistered",   "session ends",
-	"holder dies", "cut off", "stopped", "holder stopped", "hold closed"};
+	"canceled",    "late",	  "closed",    "unregistered",	 "session ends",
+	"holder dies", "cut off", "stopped",   "holder stopped", "hold closed",
+	"dropped",     "evicted", "owner ends"};
 
 static bool lost;
+static struct session *owner; /* of the holder's chunks */
 
 static bool tap(unsigned int node, const struct wire_header *h, struct cursor body,
 		void *arg)
@@ -89,6 +97,20 @@ static void seat_is_still(const struct attend_world *w, unsigned int seat)
 		assert_int_equal(at[i], MARK);
 }
 
+/* Another engine of the holder's, with the same cache: it goes on where the owner ends.
+ */
+static void owner_has_company(struct attend_world *w)
+{
+	struct cache old = w->cache[AW_HOLDER];
+
+	owner = w->engine[AW_HOLDER];
+	w->engine[AW_HOLDER] = cluster_engine(&w->c, AW_HOLDER, "another");
+	w->cache[AW_HOLDER] = cluster_geometry;
+	cluster_cache(&w->c, w->engine[AW_HOLDER], "kv", 0, &w->cache[AW_HOLDER]);
+	memcpy(w->cache[AW_HOLDER].base, old.base, old.bytes);
+	cache_close(&old);
+}
+
 /* Seat 0 into the phase; seat 1 is in front of it where it waits for a thread. */
 static void enter(struct attend_world *w, enum phase phase, unsigned int deadline_us)
 {
@@ -112,7 +134,7 @@ static void enter(struct attend_world *w, enum phase phase, unsigned int deadlin
 	lost = phase == NOT_ANSWERED || phase == NOT_SENT;
 	if (phase == QUEUED_HERE || phase == QUEUED_THERE) {
 		attend_world_rows(w, 1, 4);
-		attend_world_post(w, 1, 1, &parts[here ? 0 : 1], 1, NULL, 0);
+		attend_world_post_for(w, 1, &parts[here ? 0 : 1], 60000000);
 		cluster_run(&w->c, SOON);
 	}
 	e = attend_world_entry(w, 0, 0);
@@ -124,6 +146,66 @@ static void enter(struct attend_world *w, enum phase phase, unsigned int deadlin
 	cluster_run(&w->c, SOON);
 	assert_int_equal(attend_world_state(w, 0), KVD_TRANSFERRING);
 	seat_is_still(w, 0);
+}
+
+/* Of all of a cache, and back. */
+static void cache_turn(struct cache *cache)
+{
+	for (uint64_t i = 0; i < cache->bytes; i++)
+		cache->base[i] ^= 0x35;
+}
+
+/* Where chunks lay that nobody has pinned are other bytes from now on: others come, and
+ * are looked for, more than there is memory for; what stays is found again least. */
+static void memory_is_reused(struct attend_world *w, unsigned int node)
+{
+	cache_turn(&w->cache[node]);
+	for (unsigned int i = 0; i < REUSES; i++) {
+		unsigned int first = 100 + i * AW_CHUNKS;
+
+		attend_world_put(w, node, first, AW_CHUNKS, 4);
+		for (unsigned int hits = 0; hits < 2 * AW_CHUNKS; hits++)
+			cluster_ok(&w->c, w->engine[node],
+				   "{'cmd':'chunk.find','space':%llu,'first':%u,'ids':["
+				   "'%064x']}",
+				   (unsigned long long)w->space[node], hits % AW_CHUNKS,
+				   first + hits % AW_CHUNKS);
+	}
+	cache_turn(&w->cache[node]);
+}
+
+static void chunks_are_dropped(struct attend_world *w, unsigned int node,
+			       unsigned int first)
+{
+	for (unsigned int i = 0; i < AW_CHUNKS; i++)
+		cluster_ok(&w->c, w->engine[node],
+			   "{'cmd':'chunk.drop','space':%llu,'first':%u,'ids':['%064x']}",
+			   (unsigned long long)w->space[node], i, first + i);
+}
+
+static void holds_are_closed(struct attend_world *w)
+{
+	const uint64_t holds[2] = {w->hold, w->near};
+
+	for (unsigned int i = 0; i < 2; i++)
+		cluster_ok(&w->c, w->engine[AW_ASKER],
+			   "{'cmd':'chunk.release','hold':%llu}",
+			   (unsigned long long)holds[i]);
+	cluster_run(&w->c, SOON);
+}
+
+static void chunks_go(struct attend_world *w, enum end end)
+{
+	if (end == HOLD_CLOSED || end == EVICTED)
+		holds_are_closed(w);
+	if (end == HOLD_CLOSED || end == DROPPED) {
+		chunks_are_dropped(w, AW_HOLDER, 1);
+		chunks_are_dropped(w, AW_ASKER, 11);
+	}
+	if (end == OWNER_ENDS)
+		cluster_engine_dies(&w->c, owner);
+	memory_is_reused(w, AW_HOLDER);
+	memory_is_reused(w, AW_ASKER);
 }
 
 static void end_it(struct attend_world *w, enum end end)
@@ -167,10 +249,7 @@ static void end_it(struct attend_world *w, enum end end)
 			w->c.nodes[end == STOPPED ? AW_ASKER : AW_HOLDER].kvd.attends);
 		break;
 	default:
-		cluster_ok(&w->c, engine, "{'cmd':'chunk.release','hold':%llu}",
-			   (unsigned long long)w->hold);
-		cluster_ok(&w->c, engine, "{'cmd':'chunk.release','hold':%llu}",
-			   (unsigned long long)w->near);
+		chunks_go(w, end);
 	}
 }
 
@@ -205,17 +284,37 @@ static bool has_ended(enum phase phase, enum end end)
 		return needs_holder(phase);
 	if (end == HOLDER_STOPPED) /* what is in the kernel is told when it is done */
 		return phase == QUEUED_THERE;
-	return end != HOLD_CLOSED;
+	return end < HOLD_CLOSED;
+}
+
+/* What becomes of it, when what was held up goes on. */
+static unsigned int state_due(enum phase phase, enum end end)
+{
+	if (phase == NOT_ANSWERED || phase == NOT_SENT)
+		return KVD_TRANSFERRING; /* what was lost is not told again */
+	if (phase == AT_WORK_THERE && end == HOLDER_STOPPED)
+		return KVD_FAILED;
+	return KVD_SUCCESS;
+}
+
+/* All of its rows, with the same 64 tokens `times` times. */
+static void seat_is_right(const struct attend_world *w, unsigned int seat,
+			  unsigned int times)
+{
+	for (unsigned int row = 0; row < w->rows; row++)
+		attend_world_floats(w, seat, w->l)[row] /= (float)times;
+	attend_world_right(w, seat, 0, AW_CHUNKS * AW_CHUNK, NULL, 0);
 }
 
 static void ends_in_phase(enum phase phase, enum end end)
 {
 	struct attend_world w;
-	unsigned int state;
 
 	print_message("%s, %s\n", phases[phase], ends[end]);
 	attend_world_tap = tap;
 	attend_world_new(&w, 1);
+	if (end == OWNER_ENDS)
+		owner_has_company(&w);
 	enter(&w, phase, end == LATE ? 100000 : 60000000);
 	end_it(&w, end);
 	cluster_run(&w.c,
@@ -234,11 +333,13 @@ static void ends_in_phase(enum phase phase, enum end end)
 	} else {
 		lost = false;
 		let_go(&w);
-		state = attend_world_state(&w, 0);
-		if (phase != NOT_ANSWERED && phase != NOT_SENT)
-			assert_true(state == KVD_SUCCESS || state == KVD_FAILED);
-		if (state == KVD_FAILED)
+		assert_int_equal(attend_world_state(&w, 0), state_due(phase, end));
+		if (state_due(phase, end) == KVD_SUCCESS)
+			seat_is_right(&w, 0, 2);
+		else
 			seat_is_still(&w, 0);
+		if (is_queued(phase))
+			seat_is_right(&w, 1, 1);
 	}
 	attend_world_quiet(&w);
 	attend_world_free(&w);

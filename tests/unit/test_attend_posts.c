@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -383,6 +384,141 @@ static void forged_rows_fail_alone(void **state)
 	attend_world_right(w, 1, 0, 64, NULL, 0);
 }
 
+/* ---- how much waits at a time ---- */
+
+#define SERVES 256u /* of one daemon: messages, and their rows */
+#define SERVED_ROWS 8192u
+#define POSTS 1024u /* of a session */
+
+/* The last post's message again, of so many rows: the answer is counted. */
+static void ask_again(struct attend_world *w, uint64_t number, unsigned int rows)
+{
+	struct wire_attend again = tapped.ask;
+
+	again.attend = number;
+	again.rows = rows;
+	again.q.len = (size_t)rows * AW_DIMS * sizeof(uint16_t);
+	assert_int_equal(handshake_tell_attend(attend_world_remote(w, AW_ASKER), &again),
+			 0);
+}
+
+/* One that waits at the holder, and whose message is tapped. */
+static void post_waits(struct attend_world *w, unsigned int rows)
+{
+	struct kvd_ring_part part = attend_world_part(w->hold);
+
+	w->rows = part.rows = rows;
+	w->attend = attend_world_open(w, "");
+	attend_world_rows(w, 0, 5);
+	offload_hold(w->c.nodes[AW_HOLDER].kvd.offload, true);
+	attend_world_post(w, 0, 0, &part, 1, NULL, 0);
+	soon(w);
+	assert_int_equal(tapped.count[WIRE_T_ATTEND], 1);
+}
+
+/* All that was taken is answered, and there is room again. */
+static void all_are_answered(struct attend_world *w, unsigned int answers)
+{
+	offload_hold(w->c.nodes[AW_HOLDER].kvd.offload, false);
+	soon(w);
+	assert_int_equal(tapped.count[WIRE_T_ATTENDED], answers);
+	attend_world_right(w, 0, 0, 64, NULL, 0);
+	ask_again(w, 900000, AW_HEADS);
+	soon(w);
+	assert_int_equal(tapped.count[WIRE_T_ATTENDED], answers + 1);
+	assert_int_equal(tapped.answer.attend, 900000);
+	assert_int_equal(tapped.answer.code, ERR_OK);
+}
+
+static void messages_of_one_daemon_that_wait_are_bounded(void **state)
+{
+	struct attend_world *w = *state;
+
+	post_waits(w, AW_ROWS);
+	for (unsigned int i = 1; i < SERVES; i++)
+		ask_again(w, 1000 + i, AW_HEADS);
+	soon(w);
+	assert_int_equal(tapped.count[WIRE_T_ATTENDED], 0);
+	ask_again(w, 5000, AW_HEADS);
+	soon(w);
+	assert_int_equal(tapped.count[WIRE_T_ATTENDED], 1);
+	assert_int_equal(tapped.answer.attend, 5000);
+	assert_int_equal(tapped.answer.code, ERR_BUSY);
+	all_are_answered(w, SERVES + 1);
+}
+
+static void rows_of_one_daemon_that_wait_are_bounded(void **state)
+{
+	struct attend_world *w = *state;
+
+	post_waits(w, SERVED_ROWS / 2);
+	ask_again(w, 1001, SERVED_ROWS / 2 - AW_HEADS);
+	ask_again(w, 1002, AW_HEADS);
+	soon(w);
+	assert_int_equal(tapped.count[WIRE_T_ATTENDED], 0);
+	ask_again(w, 1003, AW_HEADS);
+	soon(w);
+	assert_int_equal(tapped.count[WIRE_T_ATTENDED], 1);
+	assert_int_equal(tapped.answer.attend, 1003);
+	assert_int_equal(tapped.answer.code, ERR_BUSY);
+	all_are_answered(w, 4);
+}
+
+/* Post number `i` of a session, in a slot of its own. */
+static struct kvd_status_slot post_number(struct attend_world *w, const uint64_t *attends,
+					  unsigned int i, uint32_t gen)
+{
+	struct kvd_ring_part part = attend_world_part(w->near);
+	struct kvd_ring_entry e = {.op = KVD_RING_ATTEND,
+				   .slot = AW_SLOT + i,
+				   .gen = gen,
+				   .a = attends[i / 256],
+				   .n0 = i % 256};
+	struct payload p = {0};
+
+	part.rows = w->rows;
+	payload_add(&p, &part, sizeof(part));
+	p.views = p.len;
+	p.count = 1;
+	entry_give(&w->c, w->engine[AW_ASKER], &e, &p);
+	return slot_read(w->engine[AW_ASKER], e.slot);
+}
+
+static void posts_of_a_session_are_bounded(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_entry cancel = {.op = KVD_RING_CANCEL,
+					.a = KVD_RING_IDS + AW_SLOT + 7};
+	uint64_t attends[POSTS / 256 + 1];
+	struct kvd_status_slot slot;
+	char at[32];
+
+	w->rows = AW_HEADS;
+	w->seat_count = 256;
+	for (unsigned int i = 0; i < POSTS / 256 + 1; i++) {
+		snprintf(at, sizeof(at), ",'offset':%u", i << 20);
+		attends[i] = attend_world_open(w, at);
+	}
+	offload_hold(w->c.nodes[AW_ASKER].kvd.offload, true);
+	for (unsigned int i = 0; i < POSTS; i++) {
+		slot = post_number(w, attends, i, 1);
+		assert_int_equal(kvd_word_state(slot.word), KVD_TRANSFERRING);
+	}
+	slot = post_number(w, attends, POSTS, 1);
+	assert_int_equal(kvd_word_state(slot.word), KVD_FAILED);
+	assert_int_equal(kvd_word_error(slot.word), ERR_LIMIT);
+	entry_give(&w->c, w->engine[AW_ASKER], &cancel, NULL);
+	slot = post_number(w, attends, POSTS, 2);
+	assert_int_equal(kvd_word_state(slot.word), KVD_TRANSFERRING);
+	offload_hold(w->c.nodes[AW_ASKER].kvd.offload, false);
+	soon(w);
+	for (unsigned int i = 0; i <= POSTS; i++) {
+		slot = slot_read(w->engine[AW_ASKER], AW_SLOT + i);
+		assert_int_equal(kvd_word_state(slot.word),
+				 i == 7 ? KVD_FAILED : KVD_SUCCESS);
+	}
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -399,6 +535,9 @@ int main(void)
 		CASE(slot_is_a_posts_until_its_end),
 		CASE(selection_outside_the_part_is_refused),
 		CASE(forged_rows_fail_alone),
+		CASE(messages_of_one_daemon_that_wait_are_bounded),
+		CASE(rows_of_one_daemon_that_wait_are_bounded),
+		CASE(posts_of_a_session_are_bounded),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))
