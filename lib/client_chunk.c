@@ -10,8 +10,8 @@
  * microseconds while it is awake, so it is looked at for a while before anybody sleeps.
  * The daemon may have been woken on the caller's own core and be kept from it by the very
  * looking (who asks without a pause has the daemon use more than its share): so the core
- * is offered between looks, yet not before an awake daemon would have answered, for others
- * may keep it.
+ * is offered between looks, yet not before an awake daemon would have answered, for
+ * others may keep it.
  */
 #include "lib/client.h"
 
@@ -23,7 +23,7 @@
 #include "daemon/base/hex.h"
 #include "proto/kvd_ring.h"
 
-#define SPIN_NS UINT64_C(50000)	/* before a look at the page becomes a wait */
+#define SPIN_NS UINT64_C(50000) /* before a look at the page becomes a wait */
 #define KEEP_NS UINT64_C(10000) /* of it, with the core to itself */
 #define LEASE_MS 10000u		/* as the command's preset */
 
