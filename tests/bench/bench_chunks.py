@@ -210,11 +210,12 @@ def memory_rows(turns, venv):
         ids = chain(512, "find")
         moved(small.put(ids, {"kv": a.pages}))
         packed = b"".join(ids)
+        rest = threading.Event()
         for row, pause in zip(find, (0, SLEEP)):
             for _ in range(50 * turns):
-                time.sleep(pause)
+                rest.wait(pause)
                 row.floors.append(1e6 * timed(lambda: small.find(packed[:32])))
-                time.sleep(pause)
+                rest.wait(pause)
                 row.figures.append(1e6 * timed(lambda: small.find(packed)))
         for _ in range(50 * turns if peer else 0):
             exist.figures.append(1e6 * timed(lambda: small.find(packed)))
