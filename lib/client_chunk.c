@@ -8,9 +8,14 @@
  * What is waited for within the call (finding, holding) goes by the submission ring where
  * there is one: the answer is a word of the status page, which the daemon writes within
  * microseconds while it is awake, so it is looked at for a while before anybody sleeps.
+ * The daemon may have been woken on the caller's own core and be kept from it by the very
+ * looking (who asks without a pause has the daemon use more than its share): so the core
+ * is offered between looks, yet not before an awake daemon would have answered, for
+ * others may keep it.
  */
 #include "lib/client.h"
 
+#include <sched.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -19,6 +24,7 @@
 #include "proto/kvd_ring.h"
 
 #define SPIN_NS UINT64_C(50000) /* before a look at the page becomes a wait */
+#define KEEP_NS UINT64_C(10000) /* of it, with the core to itself */
 #define LEASE_MS 10000u		/* as the command's preset */
 
 struct kvd_space {
@@ -209,14 +215,34 @@ static void asked_end(struct client_slot *slot, bool answered)
 	client_object_unref(&slot->object);
 }
 
+static bool state_ends(int state)
+{
+	return state == KVD_SUCCESS || state == KVD_FAILED;
+}
+
+/* Looks for a while; the last state it saw. */
+static int slot_spin(const struct client_slot *slot)
+{
+	uint64_t begin_ns = clock_ns(), spun_ns = 0;
+	int state;
+
+	for (;;) {
+		state = client_slot_state(slot);
+		if (state_ends(state) || spun_ns >= SPIN_NS)
+			return state;
+		if (spun_ns >= KEEP_NS)
+			sched_yield();
+		spun_ns = clock_ns() - begin_ns;
+	}
+}
+
 /* Give the entry and wait for its word: 0 when it is KVD_SUCCESS. */
 static int slot_ask(struct client_slot *slot, struct kvd_ring_entry *entry,
 		    const struct client_part *parts, size_t count, int timeout_ms)
 {
 	struct kvd_client *client = slot->object.client;
-	int state = KVD_BOOTSTRAPPING, r = client_ring_slot(client, slot);
+	int state, r = client_ring_slot(client, slot);
 	struct kvd_error why = {0};
-	uint64_t until;
 
 	if (r)
 		return r;
@@ -229,10 +255,8 @@ static int slot_ask(struct client_slot *slot, struct kvd_ring_entry *entry,
 		client_ring_slot_unused(slot);
 		return r;
 	}
-	for (until = clock_ns() + SPIN_NS;
-	     state != KVD_SUCCESS && state != KVD_FAILED && clock_ns() < until;)
-		state = client_slot_state(slot);
-	if (state != KVD_SUCCESS && state != KVD_FAILED)
+	state = slot_spin(slot);
+	if (!state_ends(state))
 		state = client_slot_wait(slot, KVD_SUCCESS, timeout_ms);
 	if (state == KVD_SUCCESS)
 		return 0;

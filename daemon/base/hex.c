@@ -15,13 +15,18 @@ void hex_write(const void *bytes, size_t len, char *text)
 	*text = '\0';
 }
 
+/* Each digit plus one; 0: none. Digits of ids come in no order that a branch could be
+ * foretold by, and a command has up to 2^18 of them. */
+static const uint8_t values[256] = {
+	['0'] = 1,  ['1'] = 2,	['2'] = 3,  ['3'] = 4,	['4'] = 5,  ['5'] = 6,
+	['6'] = 7,  ['7'] = 8,	['8'] = 9,  ['9'] = 10, ['a'] = 11, ['b'] = 12,
+	['c'] = 13, ['d'] = 14, ['e'] = 15, ['f'] = 16, ['A'] = 11, ['B'] = 12,
+	['C'] = 13, ['D'] = 14, ['E'] = 15, ['F'] = 16,
+};
+
 int hex_digit(char c)
 {
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	if (c >= 'a' && c <= 'f')
-		return c - 'a' + 10;
-	return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+	return values[(uint8_t)c] - 1;
 }
 
 bool hex_read(const char *text, void *bytes, size_t len)

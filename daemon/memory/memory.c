@@ -26,10 +26,11 @@
  *     (vm.h).
  *
  * Huge pages: first touch of a 4 KiB-page memfd costs 1 us a page, so a mapping
- * is placed such that it and its file agree modulo 2 MiB, and collapsed once it
- * is populated. Collapsing an empty range is EINVAL (6.18), hence the order; it
- * is cheap when the owner did it before. Collapsing is an attempt (settle.c): without
- * huge pages everything works, slower.
+ * is placed such that it and its file agree modulo 2 MiB, and collapsed before it
+ * is populated: that makes a huge page of what is there, and copies it, so memory of
+ * our own is made huge at once. Collapsing an empty range is EINVAL (6.18), so it gets
+ * one page first; it is cheap when the owner did it before. Collapsing is an attempt
+ * (settle.c): without huge pages everything works, slower.
  */
 #include "daemon/memory/memory.h"
 
@@ -361,13 +362,28 @@ static int import_advise(const struct import *im, int advice)
 	return at < im->map_bytes ? -1 : 0;
 }
 
+/* What fails here is told by populating. */
+static void import_collapse(const struct import *im, uint64_t page, int advice)
+{
+	uintptr_t first = ((uintptr_t)im->map + HUGE_BYTES - 1) & ~(HUGE_BYTES - 1);
+	uintptr_t last = ((uintptr_t)im->map + im->map_bytes) & ~(HUGE_BYTES - 1);
+
+	if (page >= HUGE_BYTES || first >= last)
+		return;
+	for (uintptr_t at = first; at < last && !atomic_load(&hurry); at += HUGE_BYTES)
+		if (madvise((void *)at, page, advice) < 0 && errno != EINTR &&
+		    errno != EAGAIN)
+			return;
+	settle((void *)first, last - first);
+}
+
 static int import_populate(struct import *im, uint64_t page)
 {
 	int advice = im->memory.writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
-	uintptr_t first = ((uintptr_t)im->map + HUGE_BYTES - 1) & ~(HUGE_BYTES - 1);
-	uintptr_t last = ((uintptr_t)im->map + im->map_bytes) & ~(HUGE_BYTES - 1);
-	int r = import_advise(im, advice);
+	int r;
 
+	import_collapse(im, page, advice);
+	r = import_advise(im, advice);
 	if (r < 0 && errno == EINVAL) {
 		r = import_touch(im, page);
 		if (r < 0)
@@ -380,8 +396,6 @@ static int import_populate(struct import *im, uint64_t page)
 	} else if (r < 0) {
 		return err_raise_errno(errno, "populating %zu bytes", im->map_bytes);
 	}
-	if (page < HUGE_BYTES && first < last)
-		settle((void *)first, last - first);
 	return 0;
 }
 

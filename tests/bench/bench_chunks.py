@@ -5,13 +5,16 @@
 bench_chunks.py [--turns N] [--dir FOLDER] [--peers VENV] [--json FILE]
 
     put, fetch       beside a bare pull between two pools of the same pages
-    find             512 chunks of the own daemon that are there
-    far              of another daemon, beside a bare pull of the same pages from there
+    find             512 chunks of the own daemon that are there, beside one of them: what
+                     waking and answering take; and again by an engine that has slept before
+    far              of another daemon, beside a bare pull of the same pages from there; a
+                     hold of 512 beside one of a chunk that nobody has, which takes the hops
     Mooncake Store   (--peers) by tcp, a client with memory of its own: put, get of 4 MiB
                      pieces, exist of 512 keys, in the same turns as put, fetch, find
     file to pages    beside reads of as many bytes from the same disk, without kvd
     pages to file    durable, beside writes and one fdatasync a file
-    restart          from the daemon's start to the first hit in its files
+    restart          from the daemon's start to the first hit in its files; of that the
+                     memory for chunks, which has to be made, beside an engine making as much
 
 Figures are medians of the turns, with the tenth and ninetieth percentile. --dir: of files,
 on the disk that is meant (the current folder). Needs the package kvd: make bench-chunks."""
@@ -42,6 +45,7 @@ PAGES = 512       # of a cache: 32 chunks
 CHUNKS = PAGES * PAGE // T
 PIECE = 1 << 20   # of the floor's reads and writes
 FLYING = 24
+SLEEP = 0.0005    # between finds, of an engine that does other things
 
 
 def chain(count, seed):
@@ -182,7 +186,7 @@ def memory_rows(turns, venv):
     rivals = [Row("put / Mooncake put", "GB/s", 2), Row("fetch / Mooncake get", "GB/s", 2)]
     exist = Row("find / Mooncake exist", "us", 20, less=True)
     put, get = Row("put, memory", "GB/s", 0.9), Row("fetch, memory", "GB/s", 0.9)
-    find = Row("find of 512", "us")
+    find = [Row("find of 512", "us", less=True), Row("find of 512, rarely", "us", less=True)]
     with Daemon("[chunks]\nchunk_memory = 4 GiB\n") as d, kvd.Client(d.socket_path, timeout=120) as c:
         a, b = Cache(c, "a"), Cache(c, "b")
         fresh = Cache(c, "fresh", turns + 1)  # memory that nobody has just used, as a put's is
@@ -206,21 +210,26 @@ def memory_rows(turns, venv):
         ids = chain(512, "find")
         moved(small.put(ids, {"kv": a.pages}))
         packed = b"".join(ids)
-        for _ in range(50 * turns):
-            find.figures.append(1e6 * timed(lambda: small.find(packed)))
-            if peer:
-                exist.figures.append(find.figures[-1])
-                exist.floors.append(1e6 * peer.ask("exist", 512))
+        rest = threading.Event()
+        for row, pause in zip(find, (0, SLEEP)):
+            for _ in range(50 * turns):
+                rest.wait(pause)
+                row.floors.append(1e6 * timed(lambda: small.find(packed[:32])))
+                rest.wait(pause)
+                row.figures.append(1e6 * timed(lambda: small.find(packed)))
+        for _ in range(50 * turns if peer else 0):
+            exist.figures.append(1e6 * timed(lambda: small.find(packed)))
+            exist.floors.append(1e6 * peer.ask("exist", 512))
     if not peer:
-        return [put, get, find]
+        return [put, get, *find]
     peer.close()
-    return [put, get, find, *rivals, exist]
+    return [put, get, *find, *rivals, exist]
 
 
 def far_rows(turns):
     """The holder has the chunks in memory; the asker has none, and keeps none."""
     get = Row("fetch, another daemon", "GB/s", 0.9)
-    find = Row("hold of 512 there", "us")
+    find = Row("hold of 512 there", "us", 0.67, less=True)
     with contextlib.ExitStack() as stack:
         there = stack.enter_context(Daemon("[chunks]\nchunk_memory = 2 GiB\n"))
         h = stack.enter_context(kvd.Client(there.socket_path, timeout=120))
@@ -242,17 +251,19 @@ def far_rows(turns):
             pull.close()
             offer.wait(timeout=60)
             offer.close()
-            begin = time.perf_counter()
             with reader.hold(ids, far=10, timeout=60) as hold:
-                held_s = time.perf_counter() - begin
                 assert hold.far == 512
-                begin = time.perf_counter()
-                moved(hold.fetch({"kv": b.pages[::-1]}))
-                took_s = time.perf_counter() - begin
+                took_s = timed(lambda hold=hold: moved(hold.fetch({"kv": b.pages[::-1]})))
             if i:
                 get.figures.append(gb / took_s)
                 get.floors.append(gb / bare_s)
-                find.figures.append(1e6 * held_s)
+        packed = b"".join(ids)
+        for _ in range(50 * turns):
+            for to, asked in ((find.floors, packed[::-1][:32]), (find.figures, packed)):
+                begin = time.perf_counter()
+                hold = reader.hold(asked, far=10, timeout=60)
+                to.append(1e6 * (time.perf_counter() - begin))
+                hold.close()
     return [get, find]
 
 
@@ -294,7 +305,8 @@ def file_rows(turns, folder):
     conf = ("[chunks]\nchunk_memory = 2 GiB\nchunk_dir = %s/chunks\nchunk_dir_size = 8 GiB\n"
             % folder)
     os.mkdir(folder + "/chunks")
-    restart = Row("restart to first hit", "s", None)
+    restart = Row("restart to first hit", "s")
+    made = Row("  of it, memory ready", "s", less=True)
     with Daemon(conf) as d, kvd.Client(d.socket_path, timeout=120) as c:
         a = Cache(c, "a")
         space, gb = a.space(c), a.bytes / 1e9
@@ -320,11 +332,14 @@ def file_rows(turns, folder):
         floor.close()
     begin = time.perf_counter()
     with Daemon(conf) as d, kvd.Client(d.socket_path, timeout=120) as c:
+        until(lambda: c.command("chunk.list")["ready"])
+        made.figures.append(time.perf_counter() - begin)
         a = Cache(c, "a")
         space = a.space(c)
         until(lambda: space.find(sets[-1]).chunks == CHUNKS)
         restart.figures.append(time.perf_counter() - begin)
-    return [read, write, restart]
+    made.floors.append(timed(lambda: kvd.Memory(2 << 30)))
+    return [read, write, restart, made]
 
 
 def main():

@@ -586,15 +586,47 @@ static void large_memory_is_given_up_when_the_process_ends(void **state)
 
 	(void)state;
 	settle_with(collapse_counts);
-	assert_int_equal(memory_import_memfd(fd, 0, 160 * MIB, true, &m), 0);
+	assert_refused(memory_import_memfd(fd, 0, 160 * MIB, true, &m), ERR_IO,
+		       "populating");
 	assert_in_range(largest_piece, 2 * MIB, 64 * MIB);
 	assert_int_equal(pieces_bytes, largest_piece); /* the rest is left as it is */
-	memory_unref(m);
 	assert_refused(memory_import_memfd(fd, 0, 160 * MIB, true, &m), ERR_IO,
 		       "populating");
 	memory_hurry(false);
 	settle_with(NULL);
 	close(fd);
+}
+
+static size_t present_bytes;
+
+static void collapse_looks(void *first, size_t bytes)
+{
+	unsigned char in[64 * MIB / 4096];
+
+	assert_true(bytes <= 64 * MIB);
+	assert_int_equal(mincore(first, bytes, in), 0);
+	for (size_t i = 0; i < bytes / 4096; i++) {
+		if (in[i] & 1)
+			present_bytes += 4096;
+		assert_true(i % 512 || in[i] & 1); /* the kernel refuses empty ones */
+	}
+}
+
+/* Small pages made first would each be copied into a huge one. */
+static void new_memory_is_collapsed_before_it_is_filled(void **state)
+{
+	struct memory *m = NULL;
+	struct stat st;
+
+	(void)state;
+	present_bytes = 0;
+	settle_with(collapse_looks);
+	assert_int_equal(memory_new_linear(160 * MIB, &m), 0);
+	assert_int_equal(present_bytes, 80 * 4096);
+	assert_int_equal(fstat(m->fd, &st), 0);
+	assert_int_equal(st.st_blocks * 512, 160 * MIB); /* filled, collapsed or not */
+	settle_with(NULL);
+	memory_unref(m);
 }
 
 int main(void)
@@ -620,6 +652,7 @@ int main(void)
 		cmocka_unit_test(import_does_not_wait_for_huge_pages),
 		cmocka_unit_test(import_out_of_memory_leaks_nothing),
 		cmocka_unit_test(large_memory_is_given_up_when_the_process_ends),
+		cmocka_unit_test(new_memory_is_collapsed_before_it_is_filled),
 	};
 
 	return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
