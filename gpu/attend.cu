@@ -412,10 +412,13 @@ ATTEND(kvd_attend_gqa128, 128, 128, 128, 1)
 
 /* ---- merge ---- */
 
-/* A block a row: its shares by one thread, in the order of the parts. */
+/* A block a row: its shares by one thread, in the order of the parts. What the shares of
+ * the next row are made of may be there before all are done with these: that is other
+ * memory, and its barrier comes before new shares. */
 KERNEL void __launch_bounds__(ATTEND_KERN_THREADS) kvd_merge(const struct attend_kern_merge a)
 {
 	__shared__ float m[MERGE_PARTS_MAX], l[MERGE_PARTS_MAX], share[MERGE_PARTS_MAX];
+	__shared__ double exact[MERGE_PARTS_MAX];
 	__shared__ uint32_t used[MERGE_PARTS_MAX], count;
 
 	for (uint32_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
@@ -429,7 +432,7 @@ KERNEL void __launch_bounds__(ATTEND_KERN_THREADS) kvd_merge(const struct attend
 		}
 		__syncthreads();
 		if (threadIdx.x == 0)
-			count = merge_weights(m, l, a.parts, used, share,
+			count = merge_weights(m, l, a.parts, used, exact, share,
 					      (float *)kern_at(a.out_m + at, 4, true),
 					      (float *)kern_at(a.out_l + at, 4, true));
 		__syncthreads();
@@ -445,7 +448,6 @@ KERNEL void __launch_bounds__(ATTEND_KERN_THREADS) kvd_merge(const struct attend
 			}
 			*(float *)kern_at(a.out_o + o, 4, true) = sum;
 		}
-		__syncthreads(); /* the shares are another row's from here on */
 	}
 }
 

@@ -53,10 +53,9 @@ build/kernels/attend.fatbin: gpu/attend.cu gpu/attend_kern.h gpu/kern.h build/ke
 $(B)/gpu/attend_image.o: CPPFLAGS += $(if $(ATTEND),-DATTEND_FILE='"$(ATTEND)"')
 $(B)/gpu/attend_image.o: $(ATTEND) build/kernels/.flags
 # as nvcc's --fmad=false
-$(B)/tests/gpu/attend_fiber.o $(B)/fakegpu/attend_fiber.o $(B)/fakegpu/old/attend_fiber.o: \
-	private CFLAGS += -ffp-contract=off
-$(B)/tests/gpu/attend_fiber.o $(B)/fakegpu/attend_fiber.o $(B)/fakegpu/old/attend_fiber.o: \
-	gpu/attend.cu
+ATTEND_FIBER := $(B)/tests/gpu/attend_fiber.o $(B)/fakegpu/attend_fiber.o
+$(ATTEND_FIBER): private CFLAGS += -ffp-contract=off
+$(ATTEND_FIBER): gpu/attend.cu
 
 .PHONY: kernels
 kernels: $(if $(KERNELS),$(KERNELS) $(ATTEND),no-nvcc) ## compile the GPU kernels (NVCC=, CUDA_ARCHS=)

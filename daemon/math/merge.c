@@ -54,6 +54,7 @@ void merge_rows(float *o, float *m, float *l, const struct merge_part *parts,
 		uint32_t part_count, uint32_t rows, uint32_t dv)
 {
 	uint32_t row, used[MERGE_PARTS_MAX], count, i;
+	double exact[MERGE_PARTS_MAX];
 	float weights[MERGE_PARTS_MAX], ms[MERGE_PARTS_MAX], ls[MERGE_PARTS_MAX];
 
 	assert(part_count <= MERGE_PARTS_MAX);
@@ -64,7 +65,7 @@ void merge_rows(float *o, float *m, float *l, const struct merge_part *parts,
 			ms[i] = parts[i].m[row];
 			ls[i] = parts[i].l[row];
 		}
-		count = merge_weights(ms, ls, part_count, used, weights, m + row,
+		count = merge_weights(ms, ls, part_count, used, exact, weights, m + row,
 				      l + row);
 		if (count)
 			merge_values(o, parts, used, weights, count, at, dv);

@@ -43,11 +43,12 @@ VALUE_FN float merge_exp_of(float x)
 
 /* Which parts of a row are not empty, how many, and their shares; the result's m and l.
  * `m` and `l` are the parts'. One whose share underflowed stays: a NaN in it is the
- * row's. */
+ * row's. `exact` has room for each part: a kernel has no stack. */
 VALUE_FN uint32_t merge_weights(const float *m, const float *l, uint32_t part_count,
-				uint32_t *used, float *weights, float *m_p, float *l_p)
+				uint32_t *used, double *exact, float *weights, float *m_p,
+				float *l_p)
 {
-	double exact[MERGE_PARTS_MAX], sum = 0; /* of any order, almost */
+	double sum = 0; /* of any order, almost */
 	uint32_t i, count = 0;
 	float most = -INFINITY;
 	bool nan = false;

@@ -211,6 +211,10 @@ static void limits_and_deltas_are_of_each_row(void **state)
 		for (uint32_t j = 0; j < 2; j++) {
 			case_make(both[j], &shapes[i / 2], &pool, 10);
 			both[j]->rope.pairs = i % 2;
+			if (i == 3) { /* some values of a head */
+				both[j]->rope.first = 16;
+				both[j]->rope.dims = 64;
+			}
 			for (uint32_t k = 0; k < 9; k++)
 				case_span(both[j], 1 + k * 3 % 8, k, k % 4 ? 0 : 3 * k,
 					  k % 2 ? 70 : 69 - k)
@@ -471,6 +475,11 @@ static void splits_are_exact(void **state)
 	struct attend_case c;
 
 	(void)state;
+	case_make(&c, &shape, &pool, 30);
+	case_span(&c, 5, 0, 0, 9); /* less than a step */
+	run(&c, 3);
+	right(&c, "splits of nine tokens");
+	case_free(&c);
 	case_make(&c, &shape, &pool, 31);
 	case_span(&c, 20, 0, 0, 100);
 	run(&c, 1);
@@ -579,6 +588,10 @@ static void splice_once(const struct attend_shape *shape, uint8_t pairs, int32_t
 	case_make(&dst, shape, in_place ? &pool : &other, in_place ? 40 : 41);
 	case_make(&want, shape, in_place ? &pool : &other, in_place ? 40 : 41);
 	src.rope.pairs = pairs;
+	if (delta == -300 && shape->kind == ATTEND_GQA) { /* some values of a head */
+		src.rope.first = 16;
+		src.rope.dims = 64;
+	}
 	rope_turn_make(&turn, &src.rope, delta);
 	for (uint32_t t = 0; t < SPLICE_TOKENS; t++)
 		for (uint32_t h = 0; h < shape->kv_heads; h++)
