@@ -56,6 +56,8 @@ $(B)/gpu/attend_image.o: $(ATTEND) build/kernels/.flags
 ATTEND_FIBER := $(B)/tests/gpu/attend_fiber.o $(B)/fakegpu/attend_fiber.o
 $(ATTEND_FIBER): private CFLAGS += -ffp-contract=off
 $(ATTEND_FIBER): gpu/attend.cu
+# a switch of fibers a product, which a sanitizer makes dear
+export TEST_LONG += unit/test_attend_gpu=2
 
 .PHONY: kernels
 kernels: $(if $(KERNELS),$(KERNELS) $(ATTEND),no-nvcc) ## compile the GPU kernels (NVCC=, CUDA_ARCHS=)

@@ -428,11 +428,11 @@ void attend_test(void)
 
 	module_open();
 	for (uint32_t i = 0; i < ARRAY_LEN(shapes); i++) {
-		scene_make(&s, shapes[i], cuda.fake ? 90 : 1000);
+		scene_make(&s, shapes[i], cuda.fake ? 60 : 1000);
 		spans_make(&s);
 		check_splits(&s, 1);
 		check_splits(&s, 3);
-		check_splits(&s, cuda.fake ? 7 : 64);
+		check_splits(&s, cuda.fake ? 5 : 64);
 		check_splice(&s, ROPE_HALVES);
 		check_splice(&s, ROPE_INTERLEAVED);
 		scene_free(&s);
@@ -498,9 +498,11 @@ void attend_bench(void)
 		if (cuda.fake && tokens > 2048)
 			break;
 		bench_one("MLA", &mla, some, 1);
-		bench_one("MLA", &mla, some, 8);
+		if (!cuda.fake) /* whose fibers take long */
+			bench_one("MLA", &mla, some, 8);
 		bench_one("GQA 32/8", &gqa128, some, 1);
-		bench_one("GQA 32/8", &gqa128, some, 8);
+		if (!cuda.fake)
+			bench_one("GQA 32/8", &gqa128, some, 8);
 	}
 	cu(cuda.drv.module_unload(module), "cuModuleUnload");
 }
