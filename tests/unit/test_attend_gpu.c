@@ -657,6 +657,31 @@ static void what_kernels_do_not_take_is_told(void **state)
 	assert_non_null(strstr(attend_plan_fault(&job), "kv"));
 }
 
+static void *nowhere(void *arg, uint64_t address, uint64_t bytes, bool writing)
+{
+	(void)address;
+	(void)bytes;
+	return writing ? NULL : arg;
+}
+
+/* What the machine of these tests has to see itself. */
+static void wrong_addresses_end_a_launch(void **state)
+{
+	static float parts[4] __attribute__((aligned(16)));
+	const struct kernels_reach by = {nowhere, parts};
+	struct attend_kern_merge arg = {.parts = 1, .rows = 1, .dv = 1};
+
+	(void)state;
+	arg.o = arg.m = arg.l = arg.out_o = arg.out_m = arg.out_l = (uintptr_t)parts;
+	assert_null(attend_fiber_run("kvd_merge", 1, 1, &arg, NULL));
+	assert_non_null(
+		strstr(attend_fiber_run("kvd_merge", 1, 1, &arg, &by), "not there"));
+	arg.m++;
+	assert_non_null(
+		strstr(attend_fiber_run("kvd_merge", 1, 1, &arg, NULL), "not aligned"));
+	assert_non_null(attend_fiber_run("kvd_nothing", 1, 1, &arg, NULL));
+}
+
 static void image_holds_code_and_ptx(void **state)
 {
 	size_t bytes = 0;
@@ -688,6 +713,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(merge_is_merge_rows_bit_by_bit),
 		cmocka_unit_test(splice_is_splice_rows_bit_by_bit),
 		cmocka_unit_test(what_kernels_do_not_take_is_told),
+		cmocka_unit_test(wrong_addresses_end_a_launch),
 		cmocka_unit_test(image_holds_code_and_ptx),
 	};
 
