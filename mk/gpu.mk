@@ -4,7 +4,8 @@
 FAKE_CUDA_SRC := $(wildcard tests/gpu/fake_*.c)
 FAKE_CUDA     := $(B)/fakegpu/libcuda.so.1 $(B)/fakegpu/old/libcuda.so.1
 
-# the kernels' reference, which the fake runs in their place
+# the kernels' reference, and those that run as they are: what the fake has for kernels
+FAKE_KERNELS := $(B)/fakegpu/kernels_ref.o $(B)/fakegpu/attend_fiber.o
 $(B)/fakegpu/kernels_ref.o: tests/gpu/kernels_ref.c $(B)/.flags
 	@mkdir -p $(@D)
 	$(SAY) CC '$< (fake)'
@@ -21,8 +22,8 @@ $(B)/fakegpu/%.o: tests/gpu/%.c $(B)/.flags
 	$(SAY) CC $<
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -MMD -MP -c $< -o $@
 
-$(B)/fakegpu/libcuda.so.1: $(FAKE_CUDA_SRC:tests/gpu/%.c=$(B)/fakegpu/%.o) $(B)/fakegpu/kernels_ref.o
-$(B)/fakegpu/old/libcuda.so.1: $(FAKE_CUDA_SRC:tests/gpu/%.c=$(B)/fakegpu/old/%.o) $(B)/fakegpu/kernels_ref.o
+$(B)/fakegpu/libcuda.so.1: $(FAKE_CUDA_SRC:tests/gpu/%.c=$(B)/fakegpu/%.o) $(FAKE_KERNELS)
+$(B)/fakegpu/old/libcuda.so.1: $(FAKE_CUDA_SRC:tests/gpu/%.c=$(B)/fakegpu/old/%.o) $(FAKE_KERNELS)
 # It names the libraries that the real one names: a bundle has to bring them.
 FAKE_CUDA_LIBS := -Wl,--no-as-needed -l:libm.so.6 -l:libdl.so.2 -l:libpthread.so.0 -l:librt.so.1
 $(FAKE_CUDA):

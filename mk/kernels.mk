@@ -22,7 +22,8 @@ KERNELS_CMD := $(NVCC) -I. -std=c++17 -O3 -Xptxas -warn-spills -Werror all-warni
 # made anew when another compiler or list is asked for
 build/kernels/.flags: FORCE
 	@mkdir -p $(@D)
-	@echo '$(KERNELS_CMD)' | cmp -s - $@ || echo '$(KERNELS_CMD)' > $@
+	@echo '$(KERNELS_CMD) $(ATTEND_CMD)' | cmp -s - $@ || \
+		echo '$(KERNELS_CMD) $(ATTEND_CMD)' > $@
 
 build/kernels/kernels.fatbin: gpu/kernels.cu gpu/kern.h build/kernels/.flags
 	$(SAY) NVCC $<
@@ -32,8 +33,34 @@ $(B)/gpu/kernels_image.o: CPPFLAGS += $(if $(KERNELS),-DKERNELS_FILE='"$(KERNELS
 	-DKERNELS_TEXT='"$(strip $(KERNELS_TEXT))"')
 $(B)/gpu/kernels_image.o: $(KERNELS) build/kernels/.flags
 
+# attend.cu: products of bf16, so from 8.0 on; in an image of its own, and without
+# contraction: its merge and splice have the bits of the CPU's
+ATTEND_ARCHS := $(filter-out sm_75,$(CUDA_ARCHS))
+ifneq ($(and $(KERNELS),$(ATTEND_ARCHS)),)
+ATTEND := build/kernels/attend.fatbin
+ATTEND_LOW := $(patsubst sm_%,compute_%,$(firstword $(ATTEND_ARCHS)))
+ATTEND_GEN := $(foreach a,$(ATTEND_ARCHS),-gencode arch=$(a:sm_%=compute_%),code=$a) \
+	-gencode arch=$(ATTEND_LOW),code=$(ATTEND_LOW)
+endif
+ATTEND_CMD := $(NVCC) -I. -std=c++17 -O3 --fmad=false -Xptxas -warn-spills \
+	-Werror all-warnings --no-compress -fatbin $(ATTEND_GEN)
+
+build/kernels/attend.fatbin: gpu/attend.cu gpu/attend_kern.h gpu/kern.h build/kernels/.flags \
+	$(addprefix daemon/math/,merge.h merge_row.h splice.h value.h)
+	$(SAY) NVCC $<
+	$(Q)$(ATTEND_CMD) $< -o $@.part && mv $@.part $@
+
+$(B)/gpu/attend_image.o: CPPFLAGS += $(if $(ATTEND),-DATTEND_FILE='"$(ATTEND)"')
+$(B)/gpu/attend_image.o: $(ATTEND) build/kernels/.flags
+# as nvcc's --fmad=false
+ATTEND_FIBER := $(B)/tests/gpu/attend_fiber.o $(B)/fakegpu/attend_fiber.o
+$(ATTEND_FIBER): private CFLAGS += -ffp-contract=off
+$(ATTEND_FIBER): gpu/attend.cu
+# a switch of fibers a product, which a sanitizer makes dear
+export TEST_LONG += unit/test_attend_gpu=2
+
 .PHONY: kernels
-kernels: $(if $(KERNELS),$(KERNELS),no-nvcc) ## compile the GPU kernels (NVCC=, CUDA_ARCHS=)
+kernels: $(if $(KERNELS),$(KERNELS) $(ATTEND),no-nvcc) ## compile the GPU kernels (NVCC=, CUDA_ARCHS=)
 .PHONY: no-nvcc
 no-nvcc:
 	@echo 'kernels: no nvcc here (NVCC=path): the build goes without'

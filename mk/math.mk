@@ -14,7 +14,7 @@ $(B)/daemon/math/attend_amx.o    $(B)/tidy/daemon/math/attend_amx.ok:    private
 $(B)/daemon/math/attend_avx2.o $(B)/daemon/math/attend_avx512.o \
 	$(B)/daemon/math/attend_amx.o: private CFLAGS += $(ISA)
 # the same bits on every machine
-$(B)/daemon/math/merge.o $(B)/pic/daemon/math/merge.o: private CFLAGS += -ffp-contract=off
+$(B)/daemon/math/merge.o $(B)/pic/daemon/math/merge.o $(B)/daemon/math/splice.o: private CFLAGS += -ffp-contract=off
 
 $(B)/bench/bench_attend: $(B)/tests/bench/bench_attend.o $(CORE)
 	@mkdir -p $(@D)

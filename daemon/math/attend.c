@@ -271,12 +271,11 @@ size_t attend_scratch_bytes(const struct attend_shape *shape, uint32_t rows)
 	       ATTEND_ROWS_MAX * sizeof(uint32_t) + 4 * 64 + most;
 }
 
-enum attend_outcome attend_run(enum pick_isa isa, const struct attend_job *job,
-			       void *scratch)
+enum attend_outcome attend_run_by(const struct attend_kernel *kernel,
+				  const struct attend_job *job, void *scratch)
 {
 	uint8_t *at = scratch;
 	struct attend_work *work = attend_carve(&at, sizeof(*work));
-	const struct attend_kernel *kernel;
 	uint32_t rows = 0, i, n;
 	bool going = true;
 
@@ -293,7 +292,6 @@ enum attend_outcome attend_run(enum pick_isa isa, const struct attend_job *job,
 		work->order[i] = i;
 	qsort_r(work->order, job->span_count, sizeof(*work->order), attend_by_tokens,
 		(void *)(uintptr_t)job->spans);
-	kernel = pick_kernel(isa, job->shape);
 	for (i = 0; i < job->span_count && going; i += n) {
 		const struct attend_span *span = &job->spans[work->order[i]];
 
@@ -308,4 +306,10 @@ enum attend_outcome attend_run(enum pick_isa isa, const struct attend_job *job,
 		going = attend_dense(work, kernel, work->order + i, n);
 	}
 	return going ? ATTEND_DONE : ATTEND_STOPPED;
+}
+
+enum attend_outcome attend_run(enum pick_isa isa, const struct attend_job *job,
+			       void *scratch)
+{
+	return attend_run_by(pick_kernel(isa, job->shape), job, scratch);
 }

@@ -58,6 +58,10 @@ extern const struct attend_kernel *const attend_avx2, *const attend_avx512,
 /* Has the processor what attend_amx uses, and the operating system permitted it? */
 bool attend_amx_ready(void);
 
+/* attend_run() by a kernel that pick.h does not know; of its scratch_bytes the scratch
+ * has as many as attend_scratch_bytes() counts at least. */
+enum attend_outcome attend_run_by(const struct attend_kernel *kernel,
+				  const struct attend_job *job, void *scratch);
 /* Of at most `most` tokens; false: none are left. */
 bool attend_next(const struct attend_work *work, const struct attend_group *group,
 		 struct attend_batch *batch, uint32_t most);

@@ -10,6 +10,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __CUDACC__ /* gpu/attend.cu */
+#define VALUE_FN static __device__ __forceinline__
+#else
+#define VALUE_FN static inline
+#endif
+
 enum value_type {
 	VALUE_BF16, /* the upper half of an fp32 */
 	VALUE_FP16, /* IEEE 754 binary16 */
@@ -17,12 +23,12 @@ enum value_type {
 	VALUE_TYPES, /* how many there are */
 };
 
-static inline uint32_t value_bytes(enum value_type type)
+VALUE_FN uint32_t value_bytes(enum value_type type)
 {
 	return type == VALUE_FP32 ? 4 : 2;
 }
 
-static inline float value_of_bits(uint32_t bits)
+VALUE_FN float value_of_bits(uint32_t bits)
 {
 	float f;
 
@@ -30,7 +36,7 @@ static inline float value_of_bits(uint32_t bits)
 	return f;
 }
 
-static inline uint32_t value_bits(float f)
+VALUE_FN uint32_t value_bits(float f)
 {
 	uint32_t bits;
 
@@ -38,12 +44,12 @@ static inline uint32_t value_bits(float f)
 	return bits;
 }
 
-static inline float value_from_bf16(uint16_t h)
+VALUE_FN float value_from_bf16(uint16_t h)
 {
 	return value_of_bits((uint32_t)h << 16);
 }
 
-static inline uint16_t value_to_bf16(float f)
+VALUE_FN uint16_t value_to_bf16(float f)
 {
 	uint32_t bits = value_bits(f);
 
@@ -54,7 +60,7 @@ static inline uint16_t value_to_bf16(float f)
 }
 
 /* The exponent's bias differs by 112; the product also makes subnormals normal. */
-static inline float value_from_fp16(uint16_t h)
+VALUE_FN float value_from_fp16(uint16_t h)
 {
 	uint32_t bits = (uint32_t)(h & 0x7fff) << 13;
 	float f = value_of_bits(bits) * 0x1p112f;
@@ -63,7 +69,7 @@ static inline float value_from_fp16(uint16_t h)
 	return value_of_bits(bits | (uint32_t)(h & 0x8000) << 16);
 }
 
-static inline uint16_t value_to_fp16(float f)
+VALUE_FN uint16_t value_to_fp16(float f)
 {
 	uint32_t bits = value_bits(f), sign = bits >> 16 & 0x8000;
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The fake driver's kernels: kvd's own, by their reference on the CPU.
+ * The fake driver's kernels: kvd's own. kvd_rows by its reference on the CPU, those of
+ * attend.cu as they are, on fibers.
  *
  * An image is known by what it is: a fatbin that holds the code of a kernel under
- * its name, as nvcc makes it of kernels.cu, or, for builds without nvcc, a file
- * that begins with the words below. Anything else is refused.
+ * its name, as nvcc makes it of a .cu, or, for builds without nvcc, a file that
+ * begins with the words below. Anything else is refused.
  *
  * A launch runs when its turn comes on the stream and reads its list then, so a
  * list that was used again too early is seen. It touches device memory through
@@ -16,22 +17,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/gpu/attend_fiber.h"
 #include "tests/gpu/kernels_ref.h"
 #include "tests/gpu/fake_cuda.h"
 
 #define FATBIN_MAGIC 0xba55ed50u
 #define FAKE_IMAGE "kvd fake kernels\n"
 
-#define KERNEL "kvd_rows"
+static const char *const names[] = {"kvd_rows",		"kvd_attend_mla",
+				    "kvd_attend_gqa64", "kvd_attend_gqa128",
+				    "kvd_merge",	"kvd_splice"};
+#define NAMES (sizeof(names) / sizeof(names[0]))
 
 struct cu_function {
 	struct cu_module *module;
+	const char *name; /* NULL: the image has none */
 };
 
 struct cu_module {
 	struct list link;
 	struct cu_ctx *ctx;
-	struct cu_function function;
+	struct cu_function functions[NAMES];
 };
 
 struct fatbin {
@@ -45,17 +51,29 @@ static struct list modules = {&modules, &modules};
 
 /* ---- modules ---- */
 
-static int image_look(const void *image)
+static bool image_has(const void *image, const char *name)
 {
-	static const char section[] = ".text." KERNEL;
+	char section[64];
 	struct fatbin head;
-	bool has;
 
 	memcpy(&head, image, sizeof(head));
-	has = head.magic == FATBIN_MAGIC
-		      ? memmem(image, head.header_bytes + head.bytes, section,
-			       sizeof(section)) != NULL
-		      : strncmp(image, FAKE_IMAGE, strlen(FAKE_IMAGE)) == 0;
+	if (head.magic != FATBIN_MAGIC)
+		return strncmp(image, FAKE_IMAGE, strlen(FAKE_IMAGE)) == 0;
+	snprintf(section, sizeof(section), ".text.%s", name);
+	return memmem(image, head.header_bytes + head.bytes, section,
+		      strlen(section) + 1) != NULL;
+}
+
+static int image_look(struct cu_module *module, const void *image)
+{
+	bool has = false;
+
+	for (size_t i = 0; i < NAMES; i++) {
+		module->functions[i].module = module;
+		if (image_has(image, names[i]))
+			module->functions[i].name = names[i];
+		has |= module->functions[i].name != NULL;
+	}
 	if (!has)
 		return CU_ERROR_INVALID_IMAGE;
 	return fake_env("FAKE_CUDA_NO_BINARY", 0) ? CU_ERROR_NO_BINARY_FOR_GPU
@@ -71,13 +89,12 @@ int cuModuleLoadData(struct cu_module **module_p, const void *image)
 	module = calloc(1, sizeof(*module));
 	if (!module)
 		return CU_ERROR_OUT_OF_MEMORY;
-	result = image_look(image);
+	result = image_look(module, image);
 	if (result) {
 		free(module);
 		return result;
 	}
 	module->ctx = fake_current();
-	module->function.module = module;
 	pthread_mutex_lock(&lock);
 	list_push_back(&modules, &module->link);
 	pthread_mutex_unlock(&lock);
@@ -119,10 +136,12 @@ int cuModuleGetFunction(struct cu_function **function_p, struct cu_module *modul
 			const char *name)
 {
 	ENTER(cuModuleGetFunction);
-	if (strcmp(name, KERNEL) != 0)
-		return CU_ERROR_NOT_FOUND;
-	*function_p = &module->function;
-	return CU_SUCCESS;
+	for (size_t i = 0; i < NAMES; i++) {
+		*function_p = &module->functions[i];
+		if (strcmp(names[i], name) == 0 && module->functions[i].name)
+			return CU_SUCCESS;
+	}
+	return CU_ERROR_NOT_FOUND;
 }
 
 /* ---- launches ---- */
@@ -168,6 +187,46 @@ static int launch_run(void *arg)
 	return CU_SUCCESS;
 }
 
+struct attend_launch {
+	const struct cu_ctx *ctx;
+	const char *name;
+	uint32_t x, y;
+	union {
+		struct attend_kern attend;
+		struct attend_kern_merge merge;
+		struct attend_kern_splice splice;
+	} arg;
+};
+
+static int attend_run(void *arg)
+{
+	const struct attend_launch *l = arg;
+	const struct kernels_reach by = {.at = reach, .arg = (void *)(uintptr_t)l->ctx};
+	const char *fault;
+
+	fake_memory_lock();
+	fault = attend_fiber_run(l->name, l->x, l->y, &l->arg, &by);
+	fake_memory_unlock();
+	if (fault)
+		fprintf(stderr, "%s: %s\n", l->name, fault);
+	return fault ? CU_ERROR_ILLEGAL_ADDRESS : CU_SUCCESS;
+}
+
+static int attend_take(const char *name, uint32_t x, uint32_t y, struct cu_stream *stream,
+		       void **params)
+{
+	struct attend_launch *l = calloc(1, sizeof(*l));
+
+	if (!l)
+		return CU_ERROR_OUT_OF_MEMORY;
+	l->ctx = fake_current();
+	l->name = name;
+	l->x = x;
+	l->y = y;
+	memcpy(&l->arg, params[0], attend_fiber_arg(name));
+	return fake_queue_call(stream, attend_run, l);
+}
+
 static void params_take(struct launch *l, void **params)
 {
 	memcpy(&l->at, params[0], sizeof(l->at));
@@ -182,14 +241,21 @@ int cuLaunchKernel(struct cu_function *function, unsigned int grid_x, unsigned i
 		   struct cu_stream *stream, void **params, void **extra)
 {
 	struct launch *l;
+	bool rows;
 
 	ENTER(cuLaunchKernel);
-	if (!function || !grid_x || grid_y != 1 || grid_z != 1 ||
-	    block_x != KERN_THREADS || block_y != 1 || block_z != 1 || shared_bytes ||
-	    !params || extra)
+	if (!function || !grid_x || !grid_y || grid_z != 1 || block_y != 1 ||
+	    block_z != 1 || shared_bytes || !params || extra)
 		return CU_ERROR_INVALID_VALUE;
 	if (function->module->ctx != fake_current())
 		return CU_ERROR_INVALID_HANDLE;
+	rows = attend_fiber_arg(function->name) == 0;
+	if (block_x != (rows ? KERN_THREADS : ATTEND_KERN_THREADS))
+		return CU_ERROR_INVALID_VALUE;
+	if (!rows)
+		return attend_take(function->name, grid_x, grid_y, stream, params);
+	if (grid_y != 1)
+		return CU_ERROR_INVALID_VALUE;
 	l = calloc(1, sizeof(*l));
 	if (!l)
 		return CU_ERROR_OUT_OF_MEMORY;

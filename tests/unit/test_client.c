@@ -404,7 +404,8 @@ static void region_with_bad_args_is_refused_here(void **state)
 		{.fd = -1, .bytes = 1},
 		{.fd = 0, .bytes = 0},
 		{.fd = 999, .bytes = 1},
-		{.kind = KVD_REGION_SHM, .bytes = 1},
+		{.kind = KVD_REGION_SHM, .fd = -1, .bytes = 1},
+		{.kind = KVD_REGION_SHM, .shm_name = "", .bytes = 1},
 		{.kind = KVD_REGION_VM, .bytes = 1},
 		{.kind = (enum kvd_region_kind)7, .bytes = 1},
 	};

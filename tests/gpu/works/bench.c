@@ -446,6 +446,8 @@ const struct work benches[] = {
 	{"staged-tcp", "GPU to GPU over TCP", staged_tcp},
 	{"chunks", "chunks of a cache on the GPU, into the daemon's memory and back",
 	 chunks_bench},
+	{"attend", "attention by attend.cu, of launches one behind the other",
+	 attend_bench},
 	{"room", "a request of one page", room_latency},
 	{"context", "a daemon's context: time and memory", context_cost},
 	{"busy", "beside a process that runs kernels without end", beside_busy},

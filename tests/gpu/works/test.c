@@ -788,6 +788,8 @@ const struct work tests[] = {
 	{"exporter", "what the driver does when an exporter dies", exporter_dies},
 	{"refusals", "handles that cannot be opened, with cause and remedy", refusals},
 	{"chunks", "chunks of a cache on the GPU, put and fetched", chunks_test},
+	{"attend", "attention, merge and splice by attend.cu, against the CPU's",
+	 attend_test},
 	{"abort", "stopped in the middle: still", aborted},
 	{"kill", "kill -9 of the engine that is read", engine_killed},
 	{NULL, NULL, NULL},

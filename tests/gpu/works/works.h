@@ -165,6 +165,8 @@ unsigned int shrink(void);
 extern const struct work sweeps[]; /* on the tests' driver alone */
 void chunks_test(void);
 void chunks_bench(void);
+void attend_test(void);
+void attend_bench(void);
 /* Best seconds of one copy between the device and pinned memory. */
 double plain_pinned(uint64_t bytes, bool to_device);
 /* Roles of test.c and bench.c. */
