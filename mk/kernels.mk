@@ -59,6 +59,10 @@ $(ATTEND_FIBER): gpu/attend.cu
 # a switch of fibers a product, which a sanitizer makes dear
 export TEST_LONG += unit/test_attend_gpu=2
 
+.PHONY: attend-mistakes
+attend-mistakes: ## mistakes planted in gpu/attend.cu, each of which its test must see (2 min)
+	@tests/gpu/attend_mistakes.sh
+
 .PHONY: kernels
 kernels: $(if $(KERNELS),$(KERNELS) $(ATTEND),no-nvcc) ## compile the GPU kernels (NVCC=, CUDA_ARCHS=)
 .PHONY: no-nvcc
