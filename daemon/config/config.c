@@ -493,6 +493,11 @@ static void check_transports(struct load *load)
 								 : "unknown",
 				list);
 	}
+	if (config->chunk_memory_bytes && config->transports.count &&
+	    !setting_words_have(&config->transports, "shm"))
+		problem(load, line,
+			"transports: chunks of this daemon's own engines go by shm: list "
+			"it (require rules between daemons), or set chunk_memory to 0");
 	if (setting_words_have(&config->transports, "ucx") && !config->insecure &&
 	    !config_is_loopback(config->listen))
 		problem(load, line_of(load, "transports", "listen"),

@@ -171,22 +171,30 @@ def test_rows_attend_to_chunks_here(shape):
             close(engine.got(1), model.attend(1, q, np.arange(2 * T, 4 * T + 5)))
 
 
-@pytest.mark.parametrize("ways", ["shm", "tcp"])
+@pytest.mark.parametrize("ways", ["shm", "tcp", "ucx"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_attend_to_chunks_of_another_daemon(shape, ways):
     model = Model(8 * T, **SHAPES[shape])
     ids = ids_of(8, b"there")
-    with daemons(1, more="[transport]\ntransports = shm %s\n" % ways if ways == "tcp" else "") \
-            as (_, client, _, (far,)):
+    more = "[transport]\ntransports = shm %s\nrequire = %s\n" % (
+        ways if ways != "shm" else "", ways)
+    with daemons(1, holder=ATTENDS + more, more=more) as (_, client, _, (far,)):
+        assert [p["transport"] for p in client.command("peer.list")["peers"]] == [ways]
         there, here = Engine(far, model), Engine(client, model)
         there.put(ids)
         here.put(ids[:3])
         with here.space.hold(ids, far=10) as hold:
             assert (hold.chunks, hold.far) == (8, 5)
-            q = here.ask(0, 1, [kvd.Part(hold)])
-            here.attend.wait(0, timeout=30)
-            close(here.got(0), model.attend(1, q, np.arange(8 * T)))
+            for layer in range(LAYERS):
+                q = here.ask(0, layer, [kvd.Part(hold)])
+                here.attend.wait(0, timeout=30)
+                close(here.got(0), model.attend(layer, q, np.arange(8 * T)))
             assert here.attend.read(0).daemons == 1
+            # rows of several long messages, each way
+            many = Engine(client, model, rows=2048)
+            q = many.ask(0, 1, [kvd.Part(hold)])
+            many.attend.wait(0, timeout=30)
+            close(many.got(0), model.attend(1, q, np.arange(8 * T)))
 
 
 def test_a_format_has_two_words():
@@ -353,30 +361,40 @@ def test_a_session_that_ends_leaves_nothing():
         until(lambda: far.command("attend.list")["waiting"] == 0)
 
 
-def test_posts_are_told_with_how_many_they_were_attended():
-    """All that waited while the daemon's one thread was at a large post. More than 8 would be
-    helped by another holder."""
-    model = Model(64 * T)
-    ids = ids_of(64, b"crowd")
-    with daemons(0, own=ATTENDS + "attend_isa = ref\n") as (daemon, client, _, _):
-        here, large = Engine(client, model, seats=9), Engine(client, model, rows=2048, seats=1)
-        here.put(ids)
-        with here.space.hold(ids) as hold:
-            here.ask(0, 0, [kvd.Part(hold)])  # the ring is there behind it
-            here.attend.wait(0, timeout=30)
-            for count in (1, 8, 9):
-                daemon.freeze()
-                large.ask(0, 0, [kvd.Part(hold)], deadline=60)
-                asked = [here.ask(seat, 1, [kvd.Part(hold, chunks=(1, 3))], seed=seat,
-                                  deadline=60) for seat in range(count)]
-                daemon.thaw()
-                large.attend.wait(0, timeout=60)
-                for seat, q in enumerate(asked):
-                    here.attend.wait(seat, timeout=30)
-                    close(here.got(seat), model.attend(1, q, np.arange(T, 3 * T)))
-                    facts = here.attend.read(seat)
-                    assert (facts.daemons, facts.together, facts.replicate) == \
-                        (0, count, count > 8)
+def test_posts_are_told_how_many_daemons_asked_with_them():
+    """All that waited while the holder's one thread was at a large post. More than 8 would be
+    helped by another holder; how often each of them asks says nothing of that."""
+    model, ids = Model(64 * T), ids_of(64, b"crowd")
+    small = "[chunks]\nchunk_memory = 1 MiB\nchunk_stores = %s\n"
+    with contextlib.ExitStack() as stack:
+        holder = stack.enter_context(Daemon(ATTENDS + "attend_isa = ref\n"))
+        far = stack.enter_context(kvd.Client(holder.socket_path))
+        there = Engine(far, model, rows=2048)
+        there.put(ids)
+        large = stack.enter_context(there.space.hold(ids))
+        clients = [stack.enter_context(kvd.Client(stack.enter_context(
+            Daemon(small % far.endpoint, name="asker%d" % n)).socket_path)) for n in range(9)]
+        askers = [Engine(c, model) for c in clients]
+        holds = [stack.enter_context(a.space.hold(ids, far=10)) for a in askers]
+        assert [h.far for h in holds] == [64] * 9
+        for count in (1, 8, 9):
+            for seat in range(2):  # one is at work, one waits
+                there.ask(seat, 0, [kvd.Part(large)], deadline=60)
+            until(lambda: far.command("attend.list")["waiting"] > 0)
+            holder.freeze()
+            asked = [(a, seat, a.ask(seat, 1, [kvd.Part(h, chunks=(1, 3))], seed=seat,
+                                     deadline=60))
+                     for a, h in zip(askers[:count], holds) for seat in range(2)]
+            until(lambda: [c.command("attend.list")["live"] for c in clients[:count]] ==
+                  [2] * count)
+            holder.thaw()
+            for a, seat, q in asked:
+                a.attend.wait(seat, timeout=60)
+                close(a.got(seat), model.attend(1, q, np.arange(T, 3 * T)))
+                facts = a.attend.read(seat)
+                assert (facts.daemons, facts.together, facts.replicate) == (1, count, count > 8)
+            for seat in range(2):
+                there.attend.wait(seat, timeout=60)
 
 
 def test_a_refused_attend_leaves_no_region():

@@ -22,9 +22,8 @@ def asking(*holders, more=""):
 
 @contextlib.contextmanager
 def daemons(count, ways=None, holder=PLAIN, kind=Daemon):
-    """A daemon that asks, and those that it asks, each with a client; ways: of the first, in
-    which its own engine's puts go by shm alone."""
-    more = "[transport]\ntransports = %s\n" % ways if ways else ""
+    """A daemon that asks, and those that it asks, each with a client; ways: between them."""
+    more = "[transport]\nrequire = %s\n" % ways if ways else ""
     with contextlib.ExitStack() as stack:
         holders = [stack.enter_context(kind(holder)) for _ in range(count)]
         clients = [stack.enter_context(kvd.Client(d.socket_path)) for d in holders]

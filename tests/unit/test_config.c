@@ -225,6 +225,8 @@ static void config_impossible_combinations_are_refused(void **state)
 		  "verbs is not built in; built in: shm, ucx");
 	must_fail("[transport]\ntransports = shm, carrier\n", 2, "carrier is unknown");
 	must_fail("[transport]\ntransports = shm shm\n", 2, "twice");
+	must_fail("[chunks]\nchunk_memory = 1 MiB\n[transport]\ntransports = ucx\n", 4,
+		  "go by shm");
 	must_fail("[transport]\ntransports =\n", 2, "none is left");
 	must_fail("[transport]\nrequire = rdma\ntransports = shm\n", 3, "no such");
 	must_fail("[peer]\nlisten = tcp://10.0.0.1:1\ncurve_secret_file = /k\n"
