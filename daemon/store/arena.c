@@ -80,6 +80,8 @@ struct arena {
 	uint64_t owners_ever;
 	uint64_t tick, evicted;
 	uint32_t heirs; /* owners that await a slab */
+	uint32_t idle;	/* shelves without a slab */
+	uint64_t looks; /* at slots, for content that may leave */
 	void (*on_evict)(void *arg, struct arena_item *item);
 	void *arg;
 };
@@ -124,7 +126,8 @@ void arena_figures(const struct arena *arena, struct arena_figures *figures_p)
 {
 	*figures_p = (struct arena_figures){.slab_bytes = arena->slab_bytes,
 					    .slabs_free = arena->free_count,
-					    .evicted = arena->evicted};
+					    .evicted = arena->evicted,
+					    .looks = arena->looks};
 }
 
 /* ---- owners, shelves ---- */
@@ -505,10 +508,13 @@ static void slab_clear(struct arena *arena, struct arena_slab *slab)
 	assert(!slab->shelf);
 }
 
-/* Content of the slab that is not pinned. Its queue may be another shelf's. */
-static struct arena_item *slab_unpinned(const struct arena_slab *slab)
+/* Content of the slab that is not pinned, in slot *at_p or behind it, which becomes its
+ * slot. Its queue may be another shelf's. */
+static struct arena_item *slab_unpinned(const struct arena_slab *slab, uint32_t *at_p)
 {
-	for (uint32_t i = 0; i < slab->slots && slab->pinned < slab->used; i++) {
+	for (uint32_t i = *at_p; i < slab->slots && slab->pinned < slab->used; i++) {
+		slab->shelf->owner->arena->looks++;
+		*at_p = i;
 		if (!(slab->at[i].next & 1) && slab->at[i].slot->item->pins == 0)
 			return slab->at[i].slot->item;
 	}
@@ -521,6 +527,7 @@ static struct arena_slab *slab_to_clear(struct arena_shelf *shelf, uint64_t *tic
 	const struct arena_item *item = shelf_victim(shelf);
 	const struct arena_slot *slot;
 	struct arena_slab *slab;
+	uint32_t at = 0;
 
 	*tick_p = item ? item->tick : 0;
 	if (item) {
@@ -540,7 +547,7 @@ static struct arena_slab *slab_to_clear(struct arena_shelf *shelf, uint64_t *tic
 	return NULL;
 out:
 	if (!item)
-		*tick_p = slab_unpinned(slab)->tick;
+		*tick_p = slab_unpinned(slab, &at)->tick;
 	return slab;
 }
 
@@ -571,6 +578,7 @@ static void slab_bequeath(struct arena_owner *from, struct arena_owner *heir)
 {
 	struct arena_slab *best = NULL;
 	struct arena_item *item;
+	uint32_t at = 0;
 
 	for (uint32_t i = 0; i < from->arena->slab_count; i++) {
 		struct arena_slab *slab = &from->arena->slabs[i];
@@ -586,7 +594,7 @@ static void slab_bequeath(struct arena_owner *from, struct arena_owner *heir)
 	heir->arena->heirs++;
 	list_remove(&best->link);
 	list_push_back(&best->shelf->full, &best->link);
-	while ((item = slab_unpinned(best)))
+	while (best->shelf && (item = slab_unpinned(best, &at)))
 		evict(from->arena, item);
 }
 
@@ -625,9 +633,11 @@ static struct arena_item *own_victim(struct arena_shelf *shelf)
 	const struct arena_slab *slab;
 
 	list_foreach(slab, &shelf->full, link) {
+		uint32_t at = 0;
+
 		if (item)
 			break;
-		item = slab_unpinned(slab);
+		item = slab_unpinned(slab, &at);
 	}
 	return item;
 }

@@ -96,6 +96,7 @@ void arena_item_fini(struct arena_item *item);
 struct arena_figures {
 	uint64_t slab_bytes, slabs_free;
 	uint64_t evicted; /* items, ever */
+	uint64_t looks;	  /* at slots for some, one after the other */
 };
 void arena_figures(const struct arena *arena, struct arena_figures *figures_p);
 
