@@ -30,6 +30,7 @@
 #define ROUND_MAX 1024u /* second chances for one victim: a chain's length */
 #define TRIES_MAX 256u	/* victims for one slot */
 #define NO_INDEX UINT32_MAX
+#define IDLE_MAX 4u /* shelves that remember what has left, and have nothing */
 
 struct arena_slab {
 	struct list link;	   /* free, or in its shelf: with room, or full */
@@ -151,6 +152,7 @@ static void shelf_free(struct arena_shelf *shelf)
 {
 	assert(shelf->slabs == 0 && list_empty(&shelf->small) &&
 	       list_empty(&shelf->main));
+	shelf->owner->arena->idle--;
 	list_remove(&shelf->link);
 	mem_free(shelf->ghosts);
 	mem_free(shelf);
@@ -189,14 +191,32 @@ uint64_t arena_owner_bytes(const struct arena_owner *owner)
 	return owner->slabs * owner->arena->slab_bytes;
 }
 
-/* Of what may be in use. */
+bool arena_crowded(const struct arena *arena)
+{
+	return arena->idle > IDLE_MAX;
+}
+
+void arena_tidy(struct arena *arena)
+{
+	struct arena_owner *owner;
+	struct arena_shelf *shelf;
+
+	list_foreach(owner, &arena->owners, link) {
+		list_foreach_safe(shelf, &owner->shelves, link) {
+			if (shelf->slabs == 0)
+				shelf_free(shelf);
+		}
+	}
+}
+
+/* Of what may be in use; a slab at least, or who has one could not hold it. */
 static uint32_t share(const struct arena_owner *owner)
 {
 	const struct arena *arena = owner->arena;
 	uint32_t slabs =
 		arena->limit < arena->slab_count ? arena->limit : arena->slab_count;
 
-	return slabs / arena->owner_count;
+	return slabs > arena->owner_count ? slabs / arena->owner_count : 1;
 }
 
 uint64_t arena_owner_share(const struct arena_owner *owner)
@@ -243,6 +263,7 @@ static struct arena_shelf *shelf_of(struct arena_owner *owner, uint64_t slot_byt
 	list_init(&shelf->small);
 	list_init(&shelf->main);
 	list_push_back(&owner->shelves, &shelf->link);
+	owner->arena->idle++;
 	return shelf;
 }
 
@@ -266,7 +287,7 @@ static int slab_join(struct arena_slab *slab, struct arena_shelf *shelf)
 	list_remove(&slab->link);
 	list_push_back(&shelf->roomy, &slab->link);
 	arena->free_count--;
-	shelf->slabs++;
+	arena->idle -= shelf->slabs++ == 0;
 	shelf->slots += slab->slots;
 	shelf->owner->slabs++;
 	slab_restore(shelf->owner->awaits); /* it has one now */
@@ -294,7 +315,7 @@ static void slab_leave(struct arena_slab *slab)
 	struct arena *arena = shelf->owner->arena;
 
 	assert(slab->used == 0 && slab->pinned == 0);
-	shelf->slabs--;
+	arena->idle += --shelf->slabs == 0;
 	shelf->slots -= slab->slots;
 	shelf->owner->slabs--;
 	if (slab->heir) {

@@ -92,11 +92,15 @@ static void on_tidy(struct loop_defer *defer)
 	if (files_scanning(store->files)) /* it names classes that have no part yet */
 		return;
 	store_spaces_tidy(store);
+	arena_tidy(store->arena);
+	if (store->files)
+		arena_tidy(files_arena(store->files));
 	list_foreach_safe(tenant, &store->tenants, link) {
 		if (tenant->spaces)
 			continue;
 		arena_owner_free(tenant->owner);
 		arena_owner_free(tenant->file_owner);
+		store->tenant_count--;
 		store_events_free(tenant->events);
 		account_unref(tenant->account);
 		list_remove(&tenant->link);
@@ -232,6 +236,12 @@ int store_tenant_of(struct store *store, struct account *account,
 			return 0;
 		}
 	}
+	if (store->tenant_count >= ARENA_SLABS)
+		return err_raise(ERR_LIMIT,
+				 "chunks of %u users are kept here, and there are shares "
+				 "of memory for no more: drop those of one, or give the "
+				 "next one another daemon",
+				 store->tenant_count);
 	tenant = mem_zalloc(sizeof(*tenant));
 	if (!tenant)
 		return err_pass(-ENOMEM);
@@ -247,6 +257,7 @@ int store_tenant_of(struct store *store, struct account *account,
 	tenant->account = account;
 	account_ref(tenant->account);
 	list_push_back(&store->tenants, &tenant->link);
+	store->tenant_count++;
 	store_tidy(store); /* unless a space comes of it */
 	*tenant_p = tenant;
 	return 0;

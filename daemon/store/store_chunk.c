@@ -227,6 +227,13 @@ int store_part_new(struct store_chunk *chunk, struct store_class *class,
 	return 0;
 }
 
+/* A slot was given back, perhaps the last of its size. */
+static void sizes_look(struct store *store, const struct arena *arena)
+{
+	if (arena_crowded(arena))
+		store_tidy(store);
+}
+
 static uint64_t part_bit(const struct store_part *part)
 {
 	return UINT64_C(1) << part->class->index;
@@ -252,6 +259,7 @@ static void part_unready(struct store_part *part)
 	part->ready = false;
 	part->chunk->ready &= ~part_bit(part);
 	arena_give(&part->slot);
+	sizes_look(part->chunk->space->store, part->chunk->space->store->arena);
 	chunk_look(part->chunk);
 }
 
@@ -300,6 +308,9 @@ void store_part_unfiled(struct store_part *part)
 	part->chunk->filed &= ~part_bit(part);
 	part->chunk->lasts &= ~part_bit(part);
 	arena_give(&part->place);
+	if (part->chunk->space->store->files)
+		sizes_look(part->chunk->space->store,
+			   files_arena(part->chunk->space->store->files));
 	chunk_look(part->chunk);
 }
 

@@ -117,7 +117,7 @@ struct store {
 	struct keep *keep;   /* NULL: it ends with the process */
 	struct files *files; /* NULL: none */
 	struct list tenants, spaces;
-	unsigned int space_count, class_count;
+	unsigned int tenant_count, space_count, class_count;
 	uint64_t next_space;
 	struct store_chunk **buckets;
 	uint64_t bucket_mask, seed;
