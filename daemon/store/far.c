@@ -31,10 +31,9 @@
 #include "daemon/store/store_impl.h"
 
 #define STORES_MAX 16u
-#define HOLDERS_MAX 2u	     /* of a hold's chunks */
-#define LEASE_MORE_MS 60000u /* the holder's lease ends behind ours */
-#define CANDIDATES_MAX 4u    /* of those that homes name */
-#define DIALS_MAX 8u	     /* a second */
+#define FAR_HOLDERS_MAX 2u /* of a hold's chunks */
+#define CANDIDATES_MAX 4u  /* of those that homes name */
+#define DIALS_MAX 8u	   /* a second */
 
 struct far_run {
 	uint32_t chunks;
@@ -454,7 +453,7 @@ static void on_homes_done(void *arg)
 }
 
 /* Half of the time is theirs, the rest the holders'. */
-static int ask_homes(struct far_query *query, uint64_t wait_ns)
+static int query_homes(struct far_query *query, uint64_t wait_ns)
 {
 	struct homes *homes = query->far->store->homes;
 	int r;
@@ -483,7 +482,7 @@ int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32
 	query->msg = (struct wire_chunk_ask){
 		.first = (hold->first + hold->count) |
 			 (hold->anywhere ? CHUNK_ASK_ANYWHERE : 0),
-		.lease_ms = lease_ns / LOOP_NS_PER_MS + LEASE_MORE_MS,
+		.lease_ms = lease_ns / LOOP_NS_PER_MS + FAR_LEASE_MORE_MS,
 		.ids = {.data = ids, .len = (size_t)count * STORE_ID_BYTES}};
 	memcpy(query->msg.space, space->digest, sizeof(query->msg.space));
 	query->far = far;
@@ -497,7 +496,7 @@ int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32
 		if (far_up(far->remotes[i]) && one_add(query, far->remotes[i], false) < 0)
 			err_clear();
 	}
-	if (ask_homes(query, wait_ns) < 0)
+	if (query_homes(query, wait_ns) < 0)
 		err_clear(); /* nobody is found by them */
 	loop_timer_start(&query->timer, wait_ns);
 	query_look(query);
@@ -628,7 +627,7 @@ static void far_add(struct far_hold **first_p, struct far_hold *far)
 		at = &(*at)->next;
 	far->next = *at;
 	*at = far;
-	for (i = 0, at = first_p; *at && i < HOLDERS_MAX; i++)
+	for (i = 0, at = first_p; *at && i < FAR_HOLDERS_MAX; i++)
 		at = &(*at)->next;
 	far_hold_free(mem_steal(*at));
 }

@@ -523,9 +523,8 @@ static void on_go(struct loop_defer *defer)
 static bool may_write(const struct files *files, uint64_t bytes, bool durable)
 {
 	return files->open && files->scanned && !files->closed && !files->readonly &&
-	       (durable ||
-		files->queued_bytes + BLOCK_BYTES + bytes <=
-			files->store->memory_bytes / QUEUED_SHARE);
+	       (durable || files->queued_bytes + BLOCK_BYTES + bytes <=
+				   files->store->memory_bytes / QUEUED_SHARE);
 }
 
 /* What is in the part's place is to last. */

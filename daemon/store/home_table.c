@@ -48,7 +48,7 @@ _Static_assert(HOME_HOLDERS_MAX == PLACE_MASK, "places fit");
 struct home_table {
 	struct home_entry *entries;
 	uint64_t slots, most, used, bytes, seed;
-	uint64_t steps; /* slots that notes and sweeps have looked at */
+	uint64_t steps;		 /* slots that notes and sweeps have looked at */
 	uint64_t dead, sweep_at; /* entries of dropped holders */
 	unsigned int holders, next;
 	struct home_holder holder[HOME_HOLDERS_MAX + 1]; /* 0 is none's */

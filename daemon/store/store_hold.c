@@ -25,7 +25,11 @@ void store_hold_ref(struct store_hold *hold)
 	hold->moves++;
 }
 
-/* Of a chain the end first: what is unpinned first leaves first. */
+int store_lease_over(void)
+{
+	return err_raise(ERR_LEASE, "the hold's lease has ended");
+}
+
 static void hold_let_go(struct store_hold *hold)
 {
 	while (hold->count > 0)
@@ -292,7 +296,7 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 	if (!other || other->handle->space != handle->space)
 		return err_raise(ERR_NOTFOUND, "secret: no hold of this space has it");
 	if (other->over)
-		return err_raise(ERR_LEASE, "the hold's lease has ended");
+		return store_lease_over();
 	r = hold_new(handle, other->count, &hold);
 	if (r < 0)
 		return err_pass(r);
@@ -310,4 +314,24 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 		return err_pass(r);
 	*hold_p = hold;
 	return 0;
+}
+
+int store_hold_check(const struct store_hold *hold)
+{
+	return hold->over || hold->closed ? store_lease_over() : 0;
+}
+
+uint32_t store_hold_here(const struct store_hold *hold)
+{
+	return hold->count;
+}
+
+uint32_t store_hold_chunk_tokens(const struct store_hold *hold)
+{
+	return hold->handle->space->tokens;
+}
+
+struct far_hold *store_hold_far(const struct store_hold *hold)
+{
+	return hold->far;
 }

@@ -247,6 +247,7 @@ void store_on_evict(void *arg, struct arena_item *item);
 void store_on_file_evict(void *arg, struct arena_item *item);
 
 /* ---- store_hold.c ---- */
+int store_lease_over(void); /* raises ERR_LEASE */
 void store_hold_ref(struct store_hold *hold);
 void store_hold_unref(struct store_hold *hold);
 

@@ -25,8 +25,8 @@
 #include "daemon/store/store_impl.h"
 
 #define LEG_BYTES (UINT64_C(64) << 20)
-#define LEGS_MAX 8u	/* of a move, under way */
-#define MOVES_MAX 4096u /* of a session */
+#define MOVE_LEGS_MAX 8u /* of a move, under way */
+#define MOVES_MAX 4096u	 /* of a session */
 
 const char *const store_kind_names[] = {"put", "fetch"};
 
@@ -327,7 +327,7 @@ static int fetch_pools(struct store_move *move, uint64_t used)
 
 static int store_move_run(struct store_move *move)
 {
-	while (move->legs_running < LEGS_MAX) {
+	while (move->legs_running < MOVE_LEGS_MAX) {
 		struct store_sources sources;
 		uint32_t n;
 		int r = next_leg(move, &sources, &n);
@@ -812,8 +812,7 @@ static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 	struct store_move *move;
 	uint64_t begin, end;
 	uint32_t skip, count;
-	int r = hold->over ? err_raise(ERR_LEASE, "the hold's lease has ended")
-			   : store_move_check(handle, args);
+	int r = hold->over ? store_lease_over() : store_move_check(handle, args);
 
 	if (r >= 0)
 		r = maps_check(handle, &args->maps, &begin, &end);
