@@ -27,6 +27,8 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake.h"
+#include "daemon/link/link.h"
+#include "daemon/store/dial.h"
 #include "daemon/store/homes.h"
 #include "daemon/store/store_impl.h"
 
@@ -89,34 +91,49 @@ struct far_query {
 
 struct far {
 	struct store *store;
-	struct remote *remotes[STORES_MAX];
+	struct far_store {
+		char endpoint[LINK_ENDPOINT_MAX];
+		struct dial dial;
+	} stores[STORES_MAX];
 	unsigned int count;
-	struct idmap asks; /* struct far_one */
-	unsigned int held; /* of them, those that homes named */
+	struct loop_timer again; /* some could not be dialled */
+	struct idmap asks;	 /* struct far_one */
+	unsigned int held;	 /* of them, those that homes named */
 	uint64_t dials_from_ns;
 	unsigned int dials; /* since then */
 };
 
 /* ---- the daemons that are asked ---- */
 
-static void far_dial(struct far *far, const char *endpoint)
+static bool far_dial(struct far *far, struct far_store *store)
 {
-	struct kvd *kvd = far->store->kvd;
-	const struct peer_client client = {.uid = 0, .session = 0};
+	dial_reach(far->store, &store->dial, store->endpoint, "is not asked for chunks");
+	if (store->dial.later && !loop_timer_running(&far->again))
+		loop_timer_start(&far->again, DIAL_AGAIN_NS);
+	return store->dial.remote || store->dial.later;
+}
 
-	if (far->count == STORES_MAX) {
-		log_warn("store", endpoint, "is not asked for chunks: one too many",
-			 "limit=%u", STORES_MAX);
+static void on_again(struct loop_timer *timer)
+{
+	struct far *far = container_of(timer, struct far, again);
+
+	for (unsigned int i = 0; i < far->count; i++) {
+		if (far->stores[i].dial.later)
+			far_dial(far, &far->stores[i]);
+	}
+}
+
+static void far_store_add(struct far *far, const char *endpoint)
+{
+	struct far_store *store = &far->stores[far->count];
+
+	if (far->count == STORES_MAX || strlen(endpoint) >= sizeof(store->endpoint)) {
+		log_warn("store", endpoint, "is not asked for chunks",
+			 "limit=%u why=\"it is one too many, or too long\"", STORES_MAX);
 		return;
 	}
-	if (handshake_reach(kvd->handshake, endpoint, &client,
-			    &far->remotes[far->count]) < 0) {
-		log_warn("store", endpoint, "is not asked for chunks", "why=\"%s\"",
-			 err_last()->text);
-		err_clear();
-		return;
-	}
-	far->count++;
+	snprintf(store->endpoint, sizeof(store->endpoint), "%s", endpoint);
+	far->count += far_dial(far, store);
 }
 
 int far_new(struct store *store, struct far **far_p)
@@ -132,17 +149,18 @@ int far_new(struct store *store, struct far **far_p)
 		return err_pass(-ENOMEM);
 	far->store = store;
 	idmap_init(&far->asks);
+	loop_timer_init(&far->again, store->kvd->loop, on_again);
 	snprintf(words, sizeof(words), "%s", store->kvd->config->chunk_stores);
 	for (word = strtok_r(words, " ,", &state); word;
 	     word = strtok_r(NULL, " ,", &state))
-		far_dial(far, word);
+		far_store_add(far, word);
 	*far_p = far;
 	return 0;
 }
 
 static bool far_up(const struct remote *remote)
 {
-	return sm_state(&remote->peer->sm) == PEER_UP && !remote->peer->self &&
+	return remote && sm_state(&remote->peer->sm) == PEER_UP && !remote->peer->self &&
 	       (remote->peer->features & PEER_FEATURE_CHUNKS);
 }
 
@@ -151,15 +169,16 @@ void far_count(const struct far *far, unsigned int *count_p, unsigned int *up_p)
 	*count_p = far ? far->count : 0;
 	*up_p = 0;
 	for (unsigned int i = 0; i < *count_p; i++)
-		*up_p += far_up(far->remotes[i]);
+		*up_p += far_up(far->stores[i].dial.remote);
 }
 
 void far_close(struct far *far)
 {
 	if (!far)
 		return;
+	loop_timer_stop(&far->again);
 	while (far->count > 0)
-		handshake_release(far->store->kvd->handshake, far->remotes[--far->count]);
+		dial_end(far->store, &far->stores[--far->count].dial);
 }
 
 void far_free(struct far *far)
@@ -493,7 +512,9 @@ int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32
 	loop_timer_init(&query->timer, far->store->kvd->loop, on_query_late);
 	loop_defer_init(&query->done, on_query_done);
 	for (unsigned int i = 0; i < far->count; i++) {
-		if (far_up(far->remotes[i]) && one_add(query, far->remotes[i], false) < 0)
+		struct remote *remote = far->stores[i].dial.remote;
+
+		if (far_up(remote) && one_add(query, remote, false) < 0)
 			err_clear();
 	}
 	if (query_homes(query, wait_ns) < 0)

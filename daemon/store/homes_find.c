@@ -192,9 +192,9 @@ static void asks_make(struct homes_query *query)
 		if (!(wanted >> i & 1) || !homes->ones[i].up)
 			continue;
 		*ask = (struct homes_ask){
-			.query = query, .remote = homes->ones[i].remote, .home = i};
+			.query = query, .remote = homes->ones[i].dial.remote, .home = i};
 		query->ask_count++;
-		if (ask_send(query, ask, homes->ones[i].remote) < 0)
+		if (ask_send(query, ask, homes->ones[i].dial.remote) < 0)
 			err_clear(); /* as one that does not answer */
 		else
 			homes->figures.asks++;
