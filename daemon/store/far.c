@@ -38,7 +38,7 @@
 #define DIALS_MAX 8u	   /* a second */
 
 struct far_run {
-	uint32_t chunks;
+	uint32_t end;  /* chunks before this one are of it, or of those before */
 	uint64_t mask; /* pools, as bits */
 };
 
@@ -259,12 +259,19 @@ uint64_t far_hold_sources(const struct far_hold *far, uint32_t i)
 {
 	const struct far_lend *lend = far->lend;
 
-	for (uint32_t r = 0; r < lend->run_count && i < far->chunks; r++) {
-		if (i < lend->runs[r].chunks)
-			return far->used[r];
-		i -= lend->runs[r].chunks;
+	uint32_t from = 0, to = lend->run_count;
+
+	if (i >= far->chunks)
+		return 0;
+	while (to - from > 1) {
+		uint32_t at = from + (to - from) / 2;
+
+		if (i < lend->runs[at - 1].end)
+			to = at;
+		else
+			from = at;
 	}
-	return 0;
+	return far->used[from];
 }
 
 uint64_t far_hold_pool(const struct far_hold *far, unsigned int bit)
@@ -527,6 +534,11 @@ int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32
 
 /* ---- answers ---- */
 
+static uint64_t pools_mask(unsigned int count)
+{
+	return count < 64 ? (UINT64_C(1) << count) - 1 : UINT64_MAX;
+}
+
 static int told_runs(struct far_lend *lend, const struct wire_chunk_told *msg,
 		     uint32_t most)
 {
@@ -543,13 +555,18 @@ static int told_runs(struct far_lend *lend, const struct wire_chunk_told *msg,
 		return err_pass(-ENOMEM);
 	for (; lend->run_count < count && !in.bad; lend->run_count++) {
 		struct far_run *run = &lend->runs[lend->run_count];
+		uint32_t chunks = cursor_get_u32(&in);
 
-		run->chunks = cursor_get_u32(&in);
 		run->mask = cursor_get_u64(&in);
-		if (run->chunks == 0 || run->chunks > most - lend->chunks)
+		if (chunks == 0 || chunks > most - lend->chunks)
 			return err_raise(ERR_PROTO,
 					 "CHUNK_TOLD: more than was asked for");
-		lend->chunks += run->chunks;
+		if (!run->mask || run->mask & ~pools_mask(lend->pool_count) ||
+		    (lend->run_count && run->mask == run[-1].mask))
+			return err_raise(ERR_PROTO, "CHUNK_TOLD: a run of no pool, or "
+						    "the same twice");
+		lend->chunks += chunks;
+		run->end = lend->chunks;
 	}
 	return cursor_check(&in, "CHUNK_TOLD.runs");
 }
@@ -606,10 +623,37 @@ static uint64_t lend_cover(const struct far_lend *lend, const struct store_handl
 	return store_cover_layouts(handle, layouts, lend->pool_count, &lack);
 }
 
+/* What was asked of an answer. */
+struct far_covers {
+	const struct far_lend *lend;
+	const struct store_handle *handle;
+	struct store_cover of[STORE_COVERS_NEW];
+	unsigned int count;
+};
+
+/* Thousands of runs have few masks; who has more than that is believed so far. */
+static uint64_t far_cover(struct far_covers *covers, uint64_t mask)
+{
+	struct store_cover *one;
+
+	for (unsigned int i = 0; i < covers->count; i++) {
+		one = &covers->of[i];
+		if (one->used ? !(one->used & ~mask) : one->mask == mask)
+			return one->used;
+	}
+	if (covers->count == STORE_COVERS_NEW)
+		return 0;
+	one = &covers->of[covers->count++];
+	one->mask = mask;
+	one->used = lend_cover(covers->lend, covers->handle, mask);
+	return one->used;
+}
+
 /* As much of it as serves the handle: *far_p, or NULL. */
 static int far_hold_new(struct far_lend *lend, const struct store_handle *handle,
 			struct far_hold **far_p)
 {
+	struct far_covers covers = {.lend = lend, .handle = handle};
 	struct far_hold *far = mem_zalloc(sizeof(*far));
 
 	*far_p = NULL;
@@ -623,10 +667,10 @@ static int far_hold_new(struct far_lend *lend, const struct store_handle *handle
 	far->lend = lend;
 	lend->refs++;
 	for (uint32_t i = 0; i < lend->run_count; i++) {
-		far->used[i] = lend_cover(lend, handle, lend->runs[i].mask);
+		far->used[i] = far_cover(&covers, lend->runs[i].mask);
 		if (!far->used[i])
 			break;
-		far->chunks += lend->runs[i].chunks;
+		far->chunks = lend->runs[i].end;
 	}
 	far->tokens = far->chunks == lend->chunks
 			      ? lend->tokens

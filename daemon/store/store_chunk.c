@@ -381,6 +381,7 @@ struct ahead {
 	const struct store_space *space;
 	const struct store_ids *ids;
 	uint64_t hashes[2 * AHEAD]; /* of the ids to come, in turn */
+	unsigned int covers_left;
 };
 
 static void ahead_at(struct ahead *ahead, uint32_t i)
@@ -408,7 +409,8 @@ static void ahead_at(struct ahead *ahead, uint32_t i)
 static void ahead_begin(struct ahead *ahead, const struct store_space *space,
 			const struct store_ids *ids)
 {
-	*ahead = (struct ahead){.space = space, .ids = ids};
+	*ahead = (struct ahead){
+		.space = space, .ids = ids, .covers_left = STORE_COVERS_NEW};
 	for (uint32_t i = 0; i < 2 * AHEAD - 1 && i < ids->count; i++) {
 		ahead->hashes[i] = chunk_hash(space, ids->bytes + i * STORE_ID_BYTES);
 		__builtin_prefetch(chunk_bucket(space->store, ahead->hashes[i]));
@@ -426,7 +428,9 @@ static struct store_chunk *chunk_for(struct store_handle *handle, struct ahead *
 	chunk = chunk_lookup(space, id, ahead->hashes[i % (2 * AHEAD)]);
 	if (!chunk || chunk->first != store_ids_place(ahead->ids, i))
 		return NULL;
-	return store_cover(handle, chunk->ready | chunk->filed) ? chunk : NULL;
+	return store_cover_some(handle, chunk->ready | chunk->filed, &ahead->covers_left)
+		       ? chunk
+		       : NULL;
 }
 
 void store_find(struct store_handle *handle, const struct store_ids *ids,

@@ -112,14 +112,15 @@ void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *fa
 }
 
 /* Is what the handle needs of the chunk in memory, or on its way there from a file? */
-static bool hold_bring(struct store_handle *handle, struct store_chunk *chunk)
+static bool hold_bring(struct store_handle *handle, struct store_chunk *chunk,
+		       unsigned int *covers_left)
 {
-	uint64_t used = store_cover(handle, chunk->ready);
+	uint64_t used = store_cover_some(handle, chunk->ready, covers_left);
 	struct store_part *part;
 
 	if (used)
 		return true;
-	used = store_cover(handle, chunk->ready | chunk->filed);
+	used = store_cover_some(handle, chunk->ready | chunk->filed, covers_left);
 	list_foreach(part, &chunk->parts, link) {
 		if (!(used >> part->class->index & 1) || part->ready)
 			continue;
@@ -132,14 +133,15 @@ static bool hold_bring(struct store_handle *handle, struct store_chunk *chunk)
 }
 
 /* Chunks of a hold as they come: those that serve, without a gap. */
-static bool hold_add(struct store_hold *hold, struct store_chunk *chunk)
+static bool hold_add(struct store_hold *hold, struct store_chunk *chunk,
+		     unsigned int *covers_left)
 {
 	const struct store_space *space = hold->handle->space;
 
 	if (!chunk)
 		return false;
 	store_chunk_pin(chunk);
-	if (!hold_bring(hold->handle, chunk)) {
+	if (!hold_bring(hold->handle, chunk, covers_left)) {
 		store_chunk_unpin(chunk);
 		return false;
 	}
@@ -262,6 +264,7 @@ int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 		    const struct store_hold_args *args, struct store_hold **hold_p)
 {
 	struct store *store = handle->space->store;
+	unsigned int left = STORE_COVERS_NEW;
 	struct store_hold *hold;
 	int r = hold_new(handle, ids->count, &hold);
 
@@ -270,9 +273,11 @@ int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 	hold->first = store_ids_base(ids);
 	hold->anywhere = ids->first == STORE_ANYWHERE;
 	for (uint32_t i = 0; i < ids->count; i++) {
-		if (!hold_add(hold, store_chunk_find(handle->space,
-						     ids->bytes + i * STORE_ID_BYTES,
-						     store_ids_place(ids, i))))
+		if (!hold_add(hold,
+			      store_chunk_find(handle->space,
+					       ids->bytes + i * STORE_ID_BYTES,
+					       store_ids_place(ids, i)),
+			      &left))
 			break;
 	}
 	r = hold_enter(hold, args);
@@ -290,6 +295,7 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 	struct store *store = handle->space->store;
 	const struct store_hold *other =
 		strmap_get_bytes(&store->holds, secret, STORE_SECRET_BYTES);
+	unsigned int left = STORE_COVERS_NEW;
 	struct store_hold *hold;
 	int r;
 
@@ -303,7 +309,7 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 	hold->first = other->first;
 	hold->anywhere = other->anywhere;
 	for (uint32_t i = 0; i < other->count; i++) {
-		if (!hold_add(hold, other->chunks[i]))
+		if (!hold_add(hold, other->chunks[i], &left))
 			break;
 	}
 	if (other->far && hold->count == other->count &&

@@ -701,7 +701,8 @@ static void store_move_begin(struct store_move *move, uint64_t deadline_ns)
 }
 
 /* One chunk of a put. Outcome 1: there is no room for it. */
-static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens)
+static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens,
+		     unsigned int *covers_left)
 {
 	struct store_piece *piece = &move->pieces[move->count];
 	uint64_t place = move->anywhere ? STORE_ANYWHERE : move->first + move->count;
@@ -711,7 +712,8 @@ static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens
 		return err_prefix(r, "ids[%u]", move->count);
 	piece->tokens = tokens;
 	move->count++;
-	if (store_cover(move->handle, piece->chunk->ready | piece->chunk->filed) ||
+	if (store_cover_some(move->handle, piece->chunk->ready | piece->chunk->filed,
+			     covers_left) ||
 	    store_part_find(piece->chunk, move->class)) {
 		piece->done = true;
 		move->there++;
@@ -732,13 +734,15 @@ static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens
 static int put_pieces(struct store_move *move, const struct store_ids *ids)
 {
 	uint64_t tokens = move->handle->space->tokens;
+	unsigned int left = STORE_COVERS_NEW;
 	int r = 0;
 
 	for (uint32_t i = 0; i < ids->count && r == 0; i++) {
 		uint64_t from = (move->first + i) * tokens;
 		uint64_t held = move->end - from < tokens ? move->end - from : tokens;
 
-		r = put_piece(move, ids->bytes + i * STORE_ID_BYTES, (uint32_t)held);
+		r = put_piece(move, ids->bytes + i * STORE_ID_BYTES, (uint32_t)held,
+			      &left);
 	}
 	move->left_out = ids->count - move->count;
 	return r < 0 ? err_pass(r) : 0;
