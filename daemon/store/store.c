@@ -146,7 +146,8 @@ int store_make(struct kvd *kvd, struct store **store_p)
 	list_init(&store->spaces);
 	list_init(&store->loading);
 	list_init(&store->far_legs);
-	list_init(&store->lends);
+	lends_init(store);
+	store_pins_init(store);
 	strmap_init(&store->holds);
 	loop_defer_init(&store->tidy, on_tidy);
 	r = arena_new(store->memory_bytes, store_on_evict, store, &store->arena);
@@ -196,6 +197,7 @@ void store_free(struct store *store)
 	assert(store->moves == 0);
 	store->session = NULL;
 	keep_free(mem_steal(store->keep)); /* what it has noted stays noted */
+	store_pins_fini(store);
 	if (store->buckets)
 		store_index_free(store);
 	on_tidy(&store->tidy);
@@ -207,6 +209,7 @@ void store_free(struct store *store)
 	far_free(store->far);
 	homes_free(store->homes);
 	home_free(store->home);
+	lends_fini(store);
 	strmap_fini(&store->holds);
 	arena_free(store->arena);
 	mem_free(store);
@@ -219,7 +222,7 @@ unsigned int store_live(const struct store *store)
 
 bool store_drained(const struct store *store)
 {
-	return !store || (files_drained(store->files) && list_empty(&store->lends));
+	return !store || (files_drained(store->files) && store->lends == 0);
 }
 
 /* ---- tenants, sessions ---- */

@@ -32,8 +32,9 @@ int store_lease_over(void)
 
 static void hold_let_go(struct store_hold *hold)
 {
-	while (hold->count > 0)
-		store_chunk_unpin(hold->chunks[--hold->count]);
+	store_pins_end(hold->handle->space->store, hold->chunks, hold->count);
+	hold->chunks = NULL;
+	hold->count = 0;
 	far_hold_free(hold->far);
 	hold->far = NULL;
 }
@@ -45,7 +46,6 @@ static void hold_step(struct store_hold *hold)
 	hold_let_go(hold);
 	if (!hold->closed)
 		return;
-	mem_free(hold->chunks);
 	charge_drop(&hold->charge);
 	store_handle_unref(hold->handle);
 	mem_free(hold);
@@ -180,13 +180,13 @@ static int hold_new(struct store_handle *handle, uint32_t most,
 	if (!hold)
 		return err_pass(-ENOMEM);
 	hold->handle = handle;
-	hold->chunks = mem_calloc(most + 1, sizeof(*hold->chunks));
+	hold->chunks = store_pins_new(most);
 	r = hold->chunks
 		    ? charge_take(&hold->charge, handle->session->account, ACCOUNT_CHUNKS,
 				  sizeof(*hold) + most * sizeof(*hold->chunks))
 		    : -ENOMEM;
 	if (r < 0) {
-		mem_free(hold->chunks);
+		store_pins_end(handle->space->store, hold->chunks, 0);
 		mem_free(hold);
 		return err_pass(r);
 	}

@@ -132,10 +132,17 @@ struct store {
 	uint64_t bucket_mask, seed;
 	uint8_t instance[16]; /* of this run, as events tell it */
 	uint64_t chunk_count;
-	struct far *far;     /* NULL: no other daemon is asked */
-	struct homes *homes; /* NULL: none is told what is here */
-	struct home *home;   /* NULL: this daemon keeps no directory for others */
-	struct list lends;   /* struct store_lend.link: what others hold here */
+	struct far *far;	 /* NULL: no other daemon is asked */
+	struct homes *homes;	 /* NULL: none is told what is here */
+	struct home *home;	 /* NULL: this daemon keeps no directory for others */
+	struct idmap lend_peers; /* struct lend_peer by remote: lend.c, as the next */
+	unsigned int lends;	 /* what others hold here */
+	struct list lend_waits;	 /* struct lend_leg.wait_link */
+	struct loop_defer lends_go;
+	uint64_t lend_looks; /* at parts, for legs of others */
+	struct list pins;    /* store_pins.c: chunks that are let go */
+	struct loop_defer pins_go;
+	uint32_t unpinned;   /* since it ran */
 	struct strmap holds; /* by secret */
 	unsigned int moves, moves_live;
 	struct list loading;   /* struct store_move.load_link: they wait for a part */
