@@ -24,8 +24,8 @@ void dial_refuse(struct store *store, struct dial *dial, const char *endpoint,
 	dial_end(store, dial);
 	dial->later = err_last()->retryable;
 	if (!known || !dial->later)
-		log_warn("store", endpoint, lack, "why=\"%s\" again=%d",
-			 err_last()->text, dial->later);
+		log_warn("store", endpoint, lack, "why=\"%s\" again=%d", err_last()->text,
+			 dial->later);
 	err_clear();
 }
 

@@ -34,8 +34,9 @@
 
 #define STORES_MAX 16u
 #define FAR_HOLDERS_MAX 2u /* of a hold's chunks */
-#define CANDIDATES_MAX 4u  /* of those that homes name */
-#define DIALS_MAX 8u	   /* a second */
+#define RENEW_MS (FAR_LEASE_MORE_MS / 2)
+#define CANDIDATES_MAX 4u /* of those that homes name */
+#define DIALS_MAX 8u	  /* a second */
 
 struct far_run {
 	uint32_t end;  /* chunks before this one are of it, or of those before */
@@ -47,7 +48,9 @@ struct far_lend {
 	unsigned int refs;
 	struct store *store;
 	struct remote *remote; /* held */
+	struct loop_timer renew;
 	uint64_t ask, tokens;
+	uint8_t space[16];
 	uint64_t pools[STORE_CLASSES_MAX];
 	unsigned int pool_count;
 	struct far_run *runs;
@@ -201,10 +204,24 @@ static void far_release(struct remote *remote, uint64_t ask)
 		err_clear(); /* it is going down, and lets go by that */
 }
 
+/* What reads it still, or a hold that joined for longer, is not over with the lease that
+ * was asked for. */
+static void on_renew(struct loop_timer *timer)
+{
+	struct far_lend *lend = container_of(timer, struct far_lend, renew);
+	struct wire_chunk_ask msg = {.ask = lend->ask, .lease_ms = FAR_LEASE_MORE_MS};
+
+	memcpy(msg.space, lend->space, sizeof(msg.space));
+	if (far_up(lend->remote) && handshake_tell_chunk_ask(lend->remote, &msg) < 0)
+		err_clear(); /* it is going down, and lets go by that */
+	loop_timer_start(timer, RENEW_MS * LOOP_NS_PER_MS);
+}
+
 static void lend_unref(struct far_lend *lend)
 {
 	if (--lend->refs)
 		return;
+	loop_timer_stop(&lend->renew);
 	far_release(lend->remote, lend->ask);
 	handshake_release(lend->store->kvd->handshake, lend->remote);
 	mem_free(lend->runs);
@@ -593,6 +610,10 @@ static int lend_read(const struct far_one *one, const struct wire_chunk_told *ms
 	lend->remote->reaches++;
 	lend->ask = one->ask;
 	lend->tokens = msg->tokens;
+	memcpy(lend->space, space->digest, sizeof(lend->space));
+	loop_timer_init(&lend->renew, space->store->kvd->loop, on_renew);
+	loop_timer_start(&lend->renew,
+			 (one->query->msg.lease_ms - RENEW_MS) * LOOP_NS_PER_MS);
 	r = told_runs(lend, msg, one->query->asked);
 	if (r >= 0 && !tokens_fit(lend, msg->tokens, space->tokens))
 		r = err_raise(ERR_PROTO, "CHUNK_TOLD: %llu tokens of %u chunks",
@@ -762,7 +783,8 @@ static int on_told(struct store *store, struct remote *remote, struct cursor *bo
 		return err_pass(r);
 	one = store->far ? idmap_get(&store->far->asks, msg.ask) : NULL;
 	if (!one || one->remote != remote || one->waiting) {
-		far_release(remote, msg.ask); /* late */
+		if (msg.code == ERR_OK)
+			far_release(remote, msg.ask); /* late */
 		return 0;
 	}
 	if (one->parked)

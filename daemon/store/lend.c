@@ -56,6 +56,7 @@ struct store_lend {
 	unsigned int leg_count;
 	bool closed;
 	struct loop_timer lease;
+	uint64_t until_ns; /* it ends */
 };
 
 struct lend_leg {
@@ -359,6 +360,19 @@ static int lend_check(const struct lend_peer *peer, const struct store_space *sp
 	return 0;
 }
 
+/* It is never shorter than it was. */
+static void lease_set(struct store_lend *lend, uint64_t lease_ms)
+{
+	uint64_t ns =
+		(lease_ms < LEASE_MS_MAX ? lease_ms : LEASE_MS_MAX) * LOOP_NS_PER_MS;
+	uint64_t until_ns = loop_now_ns(lend->store->kvd->loop) + ns;
+
+	if (until_ns <= lend->until_ns)
+		return;
+	lend->until_ns = until_ns;
+	loop_timer_start(&lend->lease, ns);
+}
+
 static int lend_alloc(struct lend_peer *peer, uint64_t ask, uint32_t most,
 		      struct store_lend **lend_p)
 {
@@ -386,7 +400,6 @@ static int lend_alloc(struct lend_peer *peer, uint64_t ask, uint32_t most,
 static int lend_new(struct lend_peer *peer, struct store_space *space,
 		    const struct wire_chunk_ask *msg, struct store_lend **lend_p)
 {
-	uint64_t lease_ms = msg->lease_ms < LEASE_MS_MAX ? msg->lease_ms : LEASE_MS_MAX;
 	struct store *store = peer->store;
 	struct store_lend *lend;
 	int r = lend_check(peer, space, msg->ask);
@@ -406,7 +419,7 @@ static int lend_new(struct lend_peer *peer, struct store_space *space,
 	lend->first = msg->first & ~CHUNK_ASK_ANYWHERE;
 	list_init(&lend->legs);
 	loop_timer_init(&lend->lease, store->kvd->loop, on_lend_lease);
-	loop_timer_start(&lend->lease, lease_ms * LOOP_NS_PER_MS);
+	lease_set(lend, msg->lease_ms);
 	list_push_back(&peer->lends, &lend->link);
 	peer->lend_count++;
 	store->lends++;
@@ -428,6 +441,16 @@ static int lend_open(struct store *store, struct remote *remote,
 	if (r < 0)
 		peer_step(peer);
 	return err_pass(r);
+}
+
+/* The hold that has this number stays for longer. */
+static void lend_renew(const struct store *store, const struct remote *remote,
+		       const struct wire_chunk_ask *msg)
+{
+	struct store_lend *lend = lend_find(store, remote, msg->ask);
+
+	if (lend)
+		lease_set(lend, msg->lease_ms);
 }
 
 static int ask_do(struct store *store, struct remote *remote,
@@ -466,6 +489,10 @@ static int on_ask(struct store *store, struct remote *remote, struct cursor *bod
 
 	if (r < 0)
 		return err_pass(r);
+	if (store && !msg.ids.len) {
+		lend_renew(store, remote, &msg);
+		return 0;
+	}
 	if (ask_do(store, remote, &msg) >= 0)
 		return 0;
 	no.ask = msg.ask;

@@ -298,6 +298,23 @@ static void peer_that_goes_lets_go_of_all(void **state)
 	assert_int_equal(pinned(w), 0);
 }
 
+static void lease_that_is_renewed_is_longer(void **state)
+{
+	struct world *w = *state;
+
+	fill(w, 10);
+	ask(w, 1, 0, 10, 2000);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	ask(w, 1, 0, 0, 5000);
+	ask(w, 1, 0, 0, 10);   /* not shorter */
+	ask(w, 2, 0, 0, 5000); /* of no hold */
+	assert_int_equal(heard.tolds, 1);
+	cluster_run(&w->c, 4 * LOOP_NS_PER_S);
+	assert_int_equal(lends_open(store_of(w)), 1);
+	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
+	assert_int_equal(lends_open(store_of(w)), 0);
+}
+
 /* ---- legs ---- */
 
 /* Another rank's kind, and whether its pool is there. */
@@ -401,6 +418,7 @@ static struct {
 	uint64_t pools[STORE_CLASSES_MAX];
 	uint32_t pool_count, runs, chunks; /* of a run */
 	uint64_t (*mask)(uint32_t run);
+	unsigned int renewals;
 } lie;
 
 static void tell(struct remote *remote, const struct wire_chunk_ask *asked)
@@ -410,6 +428,10 @@ static void tell(struct remote *remote, const struct wire_chunk_ask *asked)
 				      .tokens = (uint64_t)lie.runs * lie.chunks * TOKENS};
 	struct cursor out;
 
+	if (!asked->ids.len) {
+		lie.renewals++;
+		return;
+	}
 	cursor_write(&out, bytes, sizeof(bytes));
 	cursor_put_u32(&out, lie.pool_count);
 	for (uint32_t i = 0; i < lie.pool_count; i++)
@@ -567,6 +589,38 @@ static void holder_that_tells_what_none_would_is_a_miss(void **state)
 		cache_close(&caches[i]);
 }
 
+/* A hold of a hundred seconds is joined for ten minutes. */
+static void holder_s_lease_is_renewed_while_it_is_held(void **state)
+{
+	struct world *w = *state;
+	struct cache caches[RANKS];
+	struct store_hold *hold, *joined;
+	const struct store_hold_args args = {.lease_ns = 600 * LOOP_NS_PER_S};
+	unsigned int before;
+
+	peer_pools(w, caches);
+	liar = tell;
+	lie.chunks = 2;
+	lie.runs = 1;
+	lie.mask = mask_of_one_rank;
+	lie.renewals = 0;
+	assert_int_equal(far_chunks(w, 2, &hold), 2);
+	assert_int_equal(store_hold_join(w->handle, hold->secret, &args, &joined), 0);
+	cluster_run(&w->c, 120 * LOOP_NS_PER_S);
+	assert_true(hold->over);
+	assert_int_equal(lie.renewals, 0);
+	cluster_run(&w->c, 400 * LOOP_NS_PER_S); /* before 160 s, then each 30 s */
+	assert_in_range(lie.renewals, 13, 14);
+	assert_int_equal(far_hold_chunks(joined->far), 2);
+	store_hold_close(joined);
+	before = lie.renewals;
+	cluster_run(&w->c, 100 * LOOP_NS_PER_S);
+	assert_int_equal(lie.renewals, before);
+	store_hold_close(hold);
+	for (unsigned int i = 0; i < RANKS; i++)
+		cache_close(&caches[i]);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -574,11 +628,13 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(peer_pins_no_more_than_half_of_a_user_s_share),
 		CASE(peer_that_goes_lets_go_of_all),
+		CASE(lease_that_is_renewed_is_longer),
 		CASE(leg_names_pools_that_were_told),
 		CASE(leg_that_waits_is_refused_when_its_hold_ends),
 		CASE(legs_that_wait_are_looked_at_once_a_turn),
 		CASE(holder_with_many_masks_costs_few_covers),
 		CASE(holder_that_tells_what_none_would_is_a_miss),
+		CASE(holder_s_lease_is_renewed_while_it_is_held),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))

@@ -21,7 +21,7 @@
 
 #define TOKENS 16u
 #define MEMORY_BYTES (UINT64_C(16) << 20)
-#define PIECES 9u     /* kinds of parts, of some of the heads each */
+#define PIECES 9u    /* kinds of parts, of some of the heads each */
 #define WITHOUT_3 6u /* of them, the first: these do not have the last head */
 
 struct world {
