@@ -243,14 +243,17 @@ static void ask(struct world *w, uint64_t number, uint32_t first, uint32_t count
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 }
 
-static void leg(struct world *w, uint64_t number, uint64_t pool, uint32_t count)
+static void leg(struct world *w, uint64_t number, uint64_t pool, uint32_t first,
+		uint32_t count)
 {
 	static uint64_t room = 1000;
 	const struct wire_chunk_leg msg = {.ask = number,
 					   .room = ++room,
 					   .pool = pool,
+					   .first = first,
 					   .count = count,
-					   .end = count * (uint64_t)TOKENS};
+					   .begin = first * (uint64_t)TOKENS,
+					   .end = (first + count) * (uint64_t)TOKENS};
 
 	assert_int_equal(handshake_tell_chunk_leg(remote_of(w, 1), &msg), 0);
 	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
@@ -339,12 +342,12 @@ static void leg_names_pools_that_were_told(void **state)
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	ask(w, 1, 0, 3, 60000);
 	assert_int_equal(heard.pools, 1);
-	leg(w, 1, part->class->pool->id, 3);
+	leg(w, 1, part->class->pool->id, 2, 1);
 	assert_int_equal(heard.naks, 1);
 	assert_int_equal(heard.code, ERR_NOTFOUND);
 	ask(w, 2, 0, 4, 60000); /* told, and not for all */
 	assert_int_equal(heard.pools, 2);
-	leg(w, 2, part->class->pool->id, 4);
+	leg(w, 2, part->class->pool->id, 2, 2);
 	assert_int_equal(heard.naks, 2);
 	assert_int_equal(heard.code, ERR_NOTFOUND);
 	assert_true(list_empty(&store_of(w)->lend_waits));
@@ -363,8 +366,8 @@ static void leg_that_waits_is_refused_when_its_hold_ends(void **state)
 	ask(w, 1, 0, 5, 1000);
 	ask(w, 2, 0, 5, 600000);
 	assert_int_equal(heard.chunks, 5);
-	leg(w, 1, heard.pool, 5);
-	leg(w, 2, heard.pool, 5);
+	leg(w, 1, heard.pool, 0, 5);
+	leg(w, 2, heard.pool, 0, 5);
 	assert_int_equal(heard.naks, 0);
 	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
 	assert_int_equal(heard.naks, 1);
@@ -394,7 +397,7 @@ static void legs_that_wait_are_looked_at_once_a_turn(void **state)
 	part_loads(part, true);
 	ask(w, 1, 0, LONG, 600000);
 	for (unsigned int i = 0; i < LEGS; i++)
-		leg(w, 1, heard.pool, LONG);
+		leg(w, 1, heard.pool, 0, LONG);
 	looks = store->lend_looks;
 	assert_int_equal(looks, LEGS * LONG);
 	for (unsigned int i = 0; i < 1000; i++)
