@@ -201,6 +201,8 @@ void arena_tidy(struct arena *arena)
 	struct arena_owner *owner;
 	struct arena_shelf *shelf;
 
+	if (!arena)
+		return;
 	list_foreach(owner, &arena->owners, link) {
 		list_foreach_safe(shelf, &owner->shelves, link) {
 			if (shelf->slabs == 0)

@@ -60,7 +60,7 @@ uint64_t arena_slot_most(const struct arena *arena);
 int arena_owner_new(struct arena *arena, struct arena_owner **owner_p);
 /* More sizes than a few have been used, and have no slots any more. */
 bool arena_crowded(const struct arena *arena);
-/* What is remembered of such sizes goes. Not from inside arena_take(). */
+/* What is remembered of such sizes goes. Not from inside arena_take(). NULL is fine. */
 void arena_tidy(struct arena *arena);
 void arena_owner_free(struct arena_owner *owner);	      /* has no slots */
 uint64_t arena_owner_bytes(const struct arena_owner *owner);  /* of its slabs */

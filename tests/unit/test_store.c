@@ -313,6 +313,33 @@ static void store_that_cannot_be_dialled_now_is_dialled_later(void **state)
 	assert_int_equal(up, 1);
 }
 
+/* ---- its start ---- */
+
+static void store_without_one_allocation_is_none(void **state)
+{
+	struct world *w = *state;
+	struct store *store = NULL;
+	unsigned int refused = 0;
+	int64_t live = mem_live();
+
+	w->c.nodes[1].config.chunk_memory_bytes = MEMORY_BYTES;
+	while (!store) {
+		mem_fail_at(refused + 1);
+		if (store_make(&w->c.nodes[1].kvd, &store) >= 0)
+			break;
+		mem_fail_at(0);
+		assert_int_equal(err_last()->code, ERR_NOMEM);
+		err_clear();
+		assert_null(store);
+		assert_int_equal(mem_live(), live);
+		refused++;
+	}
+	mem_fail_at(0);
+	assert_in_range(refused, 3, 10);
+	store_free(store);
+	assert_int_equal(mem_live(), live);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -324,6 +351,7 @@ int main(void)
 		CASE(holds_that_end_together_go_in_slices),
 		CASE(user_without_a_share_is_refused_by_name),
 		CASE(store_that_cannot_be_dialled_now_is_dialled_later),
+		CASE(store_without_one_allocation_is_none),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))
