@@ -144,7 +144,8 @@
 #define WIRE_ATTACH_ACK(F) F(u64, cookie) F(u64, session)
 #define WIRE_ATTACH_NAK(F) F(u64, cookie) F(u64, session) F(u32, code) F(str, text)
 /* space: the first 16 bytes of SHA-256 of its text, which has the user's name;
- * lease_ms 0: nothing is held; ids: 32 bytes each. first: with CHUNK_ASK_ANYWHERE it is
+ * lease_ms 0: nothing is held; ids: 32 bytes each; none: the hold `ask` stays for so long
+ * from now on, which is not answered. first: with CHUNK_ASK_ANYWHERE it is
  * a number in the asker's hold, and the chunks have no place in their prompt */
 #define CHUNK_ASK_ANYWHERE (UINT64_C(1) << 63)
 #define WIRE_CHUNK_ASK(F)                                                          \

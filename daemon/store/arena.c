@@ -30,6 +30,7 @@
 #define ROUND_MAX 1024u /* second chances for one victim: a chain's length */
 #define TRIES_MAX 256u	/* victims for one slot */
 #define NO_INDEX UINT32_MAX
+#define IDLE_MAX 4u /* shelves that remember what has left, and have nothing */
 
 struct arena_slab {
 	struct list link;	   /* free, or in its shelf: with room, or full */
@@ -80,6 +81,8 @@ struct arena {
 	uint64_t owners_ever;
 	uint64_t tick, evicted;
 	uint32_t heirs; /* owners that await a slab */
+	uint32_t idle;	/* shelves without a slab */
+	uint64_t looks; /* at slots, for content that may leave */
 	void (*on_evict)(void *arg, struct arena_item *item);
 	void *arg;
 };
@@ -124,7 +127,8 @@ void arena_figures(const struct arena *arena, struct arena_figures *figures_p)
 {
 	*figures_p = (struct arena_figures){.slab_bytes = arena->slab_bytes,
 					    .slabs_free = arena->free_count,
-					    .evicted = arena->evicted};
+					    .evicted = arena->evicted,
+					    .looks = arena->looks};
 }
 
 /* ---- owners, shelves ---- */
@@ -148,6 +152,7 @@ static void shelf_free(struct arena_shelf *shelf)
 {
 	assert(shelf->slabs == 0 && list_empty(&shelf->small) &&
 	       list_empty(&shelf->main));
+	shelf->owner->arena->idle--;
 	list_remove(&shelf->link);
 	mem_free(shelf->ghosts);
 	mem_free(shelf);
@@ -186,14 +191,34 @@ uint64_t arena_owner_bytes(const struct arena_owner *owner)
 	return owner->slabs * owner->arena->slab_bytes;
 }
 
-/* Of what may be in use. */
+bool arena_crowded(const struct arena *arena)
+{
+	return arena->idle > IDLE_MAX;
+}
+
+void arena_tidy(struct arena *arena)
+{
+	struct arena_owner *owner;
+	struct arena_shelf *shelf;
+
+	if (!arena)
+		return;
+	list_foreach(owner, &arena->owners, link) {
+		list_foreach_safe(shelf, &owner->shelves, link) {
+			if (shelf->slabs == 0)
+				shelf_free(shelf);
+		}
+	}
+}
+
+/* Of what may be in use; a slab at least, or who has one could not hold it. */
 static uint32_t share(const struct arena_owner *owner)
 {
 	const struct arena *arena = owner->arena;
 	uint32_t slabs =
 		arena->limit < arena->slab_count ? arena->limit : arena->slab_count;
 
-	return slabs / arena->owner_count;
+	return slabs > arena->owner_count ? slabs / arena->owner_count : 1;
 }
 
 uint64_t arena_owner_share(const struct arena_owner *owner)
@@ -240,6 +265,7 @@ static struct arena_shelf *shelf_of(struct arena_owner *owner, uint64_t slot_byt
 	list_init(&shelf->small);
 	list_init(&shelf->main);
 	list_push_back(&owner->shelves, &shelf->link);
+	owner->arena->idle++;
 	return shelf;
 }
 
@@ -263,7 +289,7 @@ static int slab_join(struct arena_slab *slab, struct arena_shelf *shelf)
 	list_remove(&slab->link);
 	list_push_back(&shelf->roomy, &slab->link);
 	arena->free_count--;
-	shelf->slabs++;
+	arena->idle -= shelf->slabs++ == 0;
 	shelf->slots += slab->slots;
 	shelf->owner->slabs++;
 	slab_restore(shelf->owner->awaits); /* it has one now */
@@ -291,7 +317,7 @@ static void slab_leave(struct arena_slab *slab)
 	struct arena *arena = shelf->owner->arena;
 
 	assert(slab->used == 0 && slab->pinned == 0);
-	shelf->slabs--;
+	arena->idle += --shelf->slabs == 0;
 	shelf->slots -= slab->slots;
 	shelf->owner->slabs--;
 	if (slab->heir) {
@@ -505,10 +531,13 @@ static void slab_clear(struct arena *arena, struct arena_slab *slab)
 	assert(!slab->shelf);
 }
 
-/* Content of the slab that is not pinned. Its queue may be another shelf's. */
-static struct arena_item *slab_unpinned(const struct arena_slab *slab)
+/* Content of the slab that is not pinned, in slot *at_p or behind it, which becomes its
+ * slot. Its queue may be another shelf's. */
+static struct arena_item *slab_unpinned(const struct arena_slab *slab, uint32_t *at_p)
 {
-	for (uint32_t i = 0; i < slab->slots && slab->pinned < slab->used; i++) {
+	for (uint32_t i = *at_p; i < slab->slots && slab->pinned < slab->used; i++) {
+		slab->shelf->owner->arena->looks++;
+		*at_p = i;
 		if (!(slab->at[i].next & 1) && slab->at[i].slot->item->pins == 0)
 			return slab->at[i].slot->item;
 	}
@@ -521,6 +550,7 @@ static struct arena_slab *slab_to_clear(struct arena_shelf *shelf, uint64_t *tic
 	const struct arena_item *item = shelf_victim(shelf);
 	const struct arena_slot *slot;
 	struct arena_slab *slab;
+	uint32_t at = 0;
 
 	*tick_p = item ? item->tick : 0;
 	if (item) {
@@ -540,7 +570,7 @@ static struct arena_slab *slab_to_clear(struct arena_shelf *shelf, uint64_t *tic
 	return NULL;
 out:
 	if (!item)
-		*tick_p = slab_unpinned(slab)->tick;
+		*tick_p = slab_unpinned(slab, &at)->tick;
 	return slab;
 }
 
@@ -571,6 +601,7 @@ static void slab_bequeath(struct arena_owner *from, struct arena_owner *heir)
 {
 	struct arena_slab *best = NULL;
 	struct arena_item *item;
+	uint32_t at = 0;
 
 	for (uint32_t i = 0; i < from->arena->slab_count; i++) {
 		struct arena_slab *slab = &from->arena->slabs[i];
@@ -586,7 +617,7 @@ static void slab_bequeath(struct arena_owner *from, struct arena_owner *heir)
 	heir->arena->heirs++;
 	list_remove(&best->link);
 	list_push_back(&best->shelf->full, &best->link);
-	while ((item = slab_unpinned(best)))
+	while (best->shelf && (item = slab_unpinned(best, &at)))
 		evict(from->arena, item);
 }
 
@@ -625,9 +656,11 @@ static struct arena_item *own_victim(struct arena_shelf *shelf)
 	const struct arena_slab *slab;
 
 	list_foreach(slab, &shelf->full, link) {
+		uint32_t at = 0;
+
 		if (item)
 			break;
-		item = slab_unpinned(slab);
+		item = slab_unpinned(slab, &at);
 	}
 	return item;
 }

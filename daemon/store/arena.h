@@ -7,7 +7,8 @@
  * one size) until all of its slots are free. What lies in slots is items: an item has
  * slots of one owner, perhaps on several shelves, and leaves as a whole.
  *
- * Each owner has an equal share of the slabs. It may have more while nobody else wants
+ * Each owner has an equal share of the slabs, one at least: more owners than slabs have
+ * less than they are promised. It may have more while nobody else wants
  * them; then the excess is what the others get. Who has no more than its share loses
  * nothing to others.
  *
@@ -57,6 +58,10 @@ void arena_free(struct arena *arena); /* no slot is taken */
 uint64_t arena_slot_most(const struct arena *arena);
 
 int arena_owner_new(struct arena *arena, struct arena_owner **owner_p);
+/* More sizes than a few have been used, and have no slots any more. */
+bool arena_crowded(const struct arena *arena);
+/* What is remembered of such sizes goes. Not from inside arena_take(). NULL is fine. */
+void arena_tidy(struct arena *arena);
 void arena_owner_free(struct arena_owner *owner);	      /* has no slots */
 uint64_t arena_owner_bytes(const struct arena_owner *owner);  /* of its slabs */
 uint64_t arena_owner_share(const struct arena_owner *owner);  /* what nobody takes */
@@ -96,6 +101,7 @@ void arena_item_fini(struct arena_item *item);
 struct arena_figures {
 	uint64_t slab_bytes, slabs_free;
 	uint64_t evicted; /* items, ever */
+	uint64_t looks;	  /* at slots for some, one after the other */
 };
 void arena_figures(const struct arena *arena, struct arena_figures *figures_p);
 

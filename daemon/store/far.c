@@ -27,17 +27,19 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake.h"
+#include "daemon/link/link.h"
+#include "daemon/store/dial.h"
 #include "daemon/store/homes.h"
 #include "daemon/store/store_impl.h"
 
 #define STORES_MAX 16u
-#define HOLDERS_MAX 2u	     /* of a hold's chunks */
-#define LEASE_MORE_MS 60000u /* the holder's lease ends behind ours */
-#define CANDIDATES_MAX 4u    /* of those that homes name */
-#define DIALS_MAX 8u	     /* a second */
+#define FAR_HOLDERS_MAX 2u /* of a hold's chunks */
+#define RENEW_MS (FAR_LEASE_MORE_MS / 2)
+#define CANDIDATES_MAX 4u /* of those that homes name */
+#define DIALS_MAX 8u	  /* a second */
 
 struct far_run {
-	uint32_t chunks;
+	uint32_t end;  /* chunks before this one are of it, or of those before */
 	uint64_t mask; /* pools, as bits */
 };
 
@@ -46,7 +48,9 @@ struct far_lend {
 	unsigned int refs;
 	struct store *store;
 	struct remote *remote; /* held */
+	struct loop_timer renew;
 	uint64_t ask, tokens;
+	uint8_t space[16];
 	uint64_t pools[STORE_CLASSES_MAX];
 	unsigned int pool_count;
 	struct far_run *runs;
@@ -90,34 +94,49 @@ struct far_query {
 
 struct far {
 	struct store *store;
-	struct remote *remotes[STORES_MAX];
+	struct far_store {
+		char endpoint[LINK_ENDPOINT_MAX];
+		struct dial dial;
+	} stores[STORES_MAX];
 	unsigned int count;
-	struct idmap asks; /* struct far_one */
-	unsigned int held; /* of them, those that homes named */
+	struct loop_timer again; /* some could not be dialled */
+	struct idmap asks;	 /* struct far_one */
+	unsigned int held;	 /* of them, those that homes named */
 	uint64_t dials_from_ns;
 	unsigned int dials; /* since then */
 };
 
 /* ---- the daemons that are asked ---- */
 
-static void far_dial(struct far *far, const char *endpoint)
+static bool far_dial(struct far *far, struct far_store *store)
 {
-	struct kvd *kvd = far->store->kvd;
-	const struct peer_client client = {.uid = 0, .session = 0};
+	dial_reach(far->store, &store->dial, store->endpoint, "is not asked for chunks");
+	if (store->dial.later && !loop_timer_running(&far->again))
+		loop_timer_start(&far->again, DIAL_AGAIN_NS);
+	return store->dial.remote || store->dial.later;
+}
 
-	if (far->count == STORES_MAX) {
-		log_warn("store", endpoint, "is not asked for chunks: one too many",
-			 "limit=%u", STORES_MAX);
+static void on_again(struct loop_timer *timer)
+{
+	struct far *far = container_of(timer, struct far, again);
+
+	for (unsigned int i = 0; i < far->count; i++) {
+		if (far->stores[i].dial.later)
+			far_dial(far, &far->stores[i]);
+	}
+}
+
+static void far_store_add(struct far *far, const char *endpoint)
+{
+	struct far_store *store = &far->stores[far->count];
+
+	if (far->count == STORES_MAX || strlen(endpoint) >= sizeof(store->endpoint)) {
+		log_warn("store", endpoint, "is not asked for chunks",
+			 "limit=%u why=\"it is one too many, or too long\"", STORES_MAX);
 		return;
 	}
-	if (handshake_reach(kvd->handshake, endpoint, &client,
-			    &far->remotes[far->count]) < 0) {
-		log_warn("store", endpoint, "is not asked for chunks", "why=\"%s\"",
-			 err_last()->text);
-		err_clear();
-		return;
-	}
-	far->count++;
+	snprintf(store->endpoint, sizeof(store->endpoint), "%s", endpoint);
+	far->count += far_dial(far, store);
 }
 
 int far_new(struct store *store, struct far **far_p)
@@ -133,17 +152,18 @@ int far_new(struct store *store, struct far **far_p)
 		return err_pass(-ENOMEM);
 	far->store = store;
 	idmap_init(&far->asks);
+	loop_timer_init(&far->again, store->kvd->loop, on_again);
 	snprintf(words, sizeof(words), "%s", store->kvd->config->chunk_stores);
 	for (word = strtok_r(words, " ,", &state); word;
 	     word = strtok_r(NULL, " ,", &state))
-		far_dial(far, word);
+		far_store_add(far, word);
 	*far_p = far;
 	return 0;
 }
 
 static bool far_up(const struct remote *remote)
 {
-	return sm_state(&remote->peer->sm) == PEER_UP && !remote->peer->self &&
+	return remote && sm_state(&remote->peer->sm) == PEER_UP && !remote->peer->self &&
 	       (remote->peer->features & PEER_FEATURE_CHUNKS);
 }
 
@@ -152,15 +172,16 @@ void far_count(const struct far *far, unsigned int *count_p, unsigned int *up_p)
 	*count_p = far ? far->count : 0;
 	*up_p = 0;
 	for (unsigned int i = 0; i < *count_p; i++)
-		*up_p += far_up(far->remotes[i]);
+		*up_p += far_up(far->stores[i].dial.remote);
 }
 
 void far_close(struct far *far)
 {
 	if (!far)
 		return;
+	loop_timer_stop(&far->again);
 	while (far->count > 0)
-		handshake_release(far->store->kvd->handshake, far->remotes[--far->count]);
+		dial_end(far->store, &far->stores[--far->count].dial);
 }
 
 void far_free(struct far *far)
@@ -183,10 +204,24 @@ static void far_release(struct remote *remote, uint64_t ask)
 		err_clear(); /* it is going down, and lets go by that */
 }
 
+/* What reads it still, or a hold that joined for longer, is not over with the lease that
+ * was asked for. */
+static void on_renew(struct loop_timer *timer)
+{
+	struct far_lend *lend = container_of(timer, struct far_lend, renew);
+	struct wire_chunk_ask msg = {.ask = lend->ask, .lease_ms = FAR_LEASE_MORE_MS};
+
+	memcpy(msg.space, lend->space, sizeof(msg.space));
+	if (far_up(lend->remote) && handshake_tell_chunk_ask(lend->remote, &msg) < 0)
+		err_clear(); /* it is going down, and lets go by that */
+	loop_timer_start(timer, RENEW_MS * LOOP_NS_PER_MS);
+}
+
 static void lend_unref(struct far_lend *lend)
 {
 	if (--lend->refs)
 		return;
+	loop_timer_stop(&lend->renew);
 	far_release(lend->remote, lend->ask);
 	handshake_release(lend->store->kvd->handshake, lend->remote);
 	mem_free(lend->runs);
@@ -241,12 +276,19 @@ uint64_t far_hold_sources(const struct far_hold *far, uint32_t i)
 {
 	const struct far_lend *lend = far->lend;
 
-	for (uint32_t r = 0; r < lend->run_count && i < far->chunks; r++) {
-		if (i < lend->runs[r].chunks)
-			return far->used[r];
-		i -= lend->runs[r].chunks;
+	uint32_t from = 0, to = lend->run_count;
+
+	if (i >= far->chunks)
+		return 0;
+	while (to - from > 1) {
+		uint32_t at = from + (to - from) / 2;
+
+		if (i < lend->runs[at - 1].end)
+			to = at;
+		else
+			from = at;
 	}
-	return 0;
+	return far->used[from];
 }
 
 uint64_t far_hold_pool(const struct far_hold *far, unsigned int bit)
@@ -454,7 +496,7 @@ static void on_homes_done(void *arg)
 }
 
 /* Half of the time is theirs, the rest the holders'. */
-static int ask_homes(struct far_query *query, uint64_t wait_ns)
+static int query_homes(struct far_query *query, uint64_t wait_ns)
 {
 	struct homes *homes = query->far->store->homes;
 	int r;
@@ -483,7 +525,7 @@ int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32
 	query->msg = (struct wire_chunk_ask){
 		.first = (hold->first + hold->count) |
 			 (hold->anywhere ? CHUNK_ASK_ANYWHERE : 0),
-		.lease_ms = lease_ns / LOOP_NS_PER_MS + LEASE_MORE_MS,
+		.lease_ms = lease_ns / LOOP_NS_PER_MS + FAR_LEASE_MORE_MS,
 		.ids = {.data = ids, .len = (size_t)count * STORE_ID_BYTES}};
 	memcpy(query->msg.space, space->digest, sizeof(query->msg.space));
 	query->far = far;
@@ -494,10 +536,12 @@ int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32
 	loop_timer_init(&query->timer, far->store->kvd->loop, on_query_late);
 	loop_defer_init(&query->done, on_query_done);
 	for (unsigned int i = 0; i < far->count; i++) {
-		if (far_up(far->remotes[i]) && one_add(query, far->remotes[i], false) < 0)
+		struct remote *remote = far->stores[i].dial.remote;
+
+		if (far_up(remote) && one_add(query, remote, false) < 0)
 			err_clear();
 	}
-	if (ask_homes(query, wait_ns) < 0)
+	if (query_homes(query, wait_ns) < 0)
 		err_clear(); /* nobody is found by them */
 	loop_timer_start(&query->timer, wait_ns);
 	query_look(query);
@@ -506,6 +550,11 @@ int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32
 }
 
 /* ---- answers ---- */
+
+static uint64_t pools_mask(unsigned int count)
+{
+	return count < 64 ? (UINT64_C(1) << count) - 1 : UINT64_MAX;
+}
 
 static int told_runs(struct far_lend *lend, const struct wire_chunk_told *msg,
 		     uint32_t most)
@@ -523,13 +572,18 @@ static int told_runs(struct far_lend *lend, const struct wire_chunk_told *msg,
 		return err_pass(-ENOMEM);
 	for (; lend->run_count < count && !in.bad; lend->run_count++) {
 		struct far_run *run = &lend->runs[lend->run_count];
+		uint32_t chunks = cursor_get_u32(&in);
 
-		run->chunks = cursor_get_u32(&in);
 		run->mask = cursor_get_u64(&in);
-		if (run->chunks == 0 || run->chunks > most - lend->chunks)
+		if (chunks == 0 || chunks > most - lend->chunks)
 			return err_raise(ERR_PROTO,
 					 "CHUNK_TOLD: more than was asked for");
-		lend->chunks += run->chunks;
+		if (!run->mask || run->mask & ~pools_mask(lend->pool_count) ||
+		    (lend->run_count && run->mask == run[-1].mask))
+			return err_raise(ERR_PROTO, "CHUNK_TOLD: a run of no pool, or "
+						    "the same twice");
+		lend->chunks += chunks;
+		run->end = lend->chunks;
 	}
 	return cursor_check(&in, "CHUNK_TOLD.runs");
 }
@@ -556,6 +610,10 @@ static int lend_read(const struct far_one *one, const struct wire_chunk_told *ms
 	lend->remote->reaches++;
 	lend->ask = one->ask;
 	lend->tokens = msg->tokens;
+	memcpy(lend->space, space->digest, sizeof(lend->space));
+	loop_timer_init(&lend->renew, space->store->kvd->loop, on_renew);
+	loop_timer_start(&lend->renew,
+			 (one->query->msg.lease_ms - RENEW_MS) * LOOP_NS_PER_MS);
 	r = told_runs(lend, msg, one->query->asked);
 	if (r >= 0 && !tokens_fit(lend, msg->tokens, space->tokens))
 		r = err_raise(ERR_PROTO, "CHUNK_TOLD: %llu tokens of %u chunks",
@@ -586,10 +644,37 @@ static uint64_t lend_cover(const struct far_lend *lend, const struct store_handl
 	return store_cover_layouts(handle, layouts, lend->pool_count, &lack);
 }
 
+/* What was asked of an answer. */
+struct far_covers {
+	const struct far_lend *lend;
+	const struct store_handle *handle;
+	struct store_cover of[STORE_COVERS_NEW];
+	unsigned int count;
+};
+
+/* Thousands of runs have few masks; who has more than that is believed so far. */
+static uint64_t far_cover(struct far_covers *covers, uint64_t mask)
+{
+	struct store_cover *one;
+
+	for (unsigned int i = 0; i < covers->count; i++) {
+		one = &covers->of[i];
+		if (one->used ? !(one->used & ~mask) : one->mask == mask)
+			return one->used;
+	}
+	if (covers->count == STORE_COVERS_NEW)
+		return 0;
+	one = &covers->of[covers->count++];
+	one->mask = mask;
+	one->used = lend_cover(covers->lend, covers->handle, mask);
+	return one->used;
+}
+
 /* As much of it as serves the handle: *far_p, or NULL. */
 static int far_hold_new(struct far_lend *lend, const struct store_handle *handle,
 			struct far_hold **far_p)
 {
+	struct far_covers covers = {.lend = lend, .handle = handle};
 	struct far_hold *far = mem_zalloc(sizeof(*far));
 
 	*far_p = NULL;
@@ -603,10 +688,10 @@ static int far_hold_new(struct far_lend *lend, const struct store_handle *handle
 	far->lend = lend;
 	lend->refs++;
 	for (uint32_t i = 0; i < lend->run_count; i++) {
-		far->used[i] = lend_cover(lend, handle, lend->runs[i].mask);
+		far->used[i] = far_cover(&covers, lend->runs[i].mask);
 		if (!far->used[i])
 			break;
-		far->chunks += lend->runs[i].chunks;
+		far->chunks = lend->runs[i].end;
 	}
 	far->tokens = far->chunks == lend->chunks
 			      ? lend->tokens
@@ -628,7 +713,7 @@ static void far_add(struct far_hold **first_p, struct far_hold *far)
 		at = &(*at)->next;
 	far->next = *at;
 	*at = far;
-	for (i = 0, at = first_p; *at && i < HOLDERS_MAX; i++)
+	for (i = 0, at = first_p; *at && i < FAR_HOLDERS_MAX; i++)
 		at = &(*at)->next;
 	far_hold_free(mem_steal(*at));
 }
@@ -698,7 +783,8 @@ static int on_told(struct store *store, struct remote *remote, struct cursor *bo
 		return err_pass(r);
 	one = store->far ? idmap_get(&store->far->asks, msg.ask) : NULL;
 	if (!one || one->remote != remote || one->waiting) {
-		far_release(remote, msg.ask); /* late */
+		if (msg.code == ERR_OK)
+			far_release(remote, msg.ask); /* late */
 		return 0;
 	}
 	if (one->parked)

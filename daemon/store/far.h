@@ -20,8 +20,9 @@ struct store_handle;
 struct store_hold;
 struct wire_header;
 
-/* Dials them. *far_p NULL: there are none. ERR_CONFIG-like texts are logged: one that
- * cannot be dialled is left out. */
+#define FAR_LEASE_MORE_MS 60000u /* a holder's lease ends behind ours */
+
+/* Dials them. *far_p NULL: there are none. */
 int far_new(struct store *store, struct far **far_p);
 /* How many daemons are asked; those that are up. NULL is fine. */
 void far_count(const struct far *far, unsigned int *count_p, unsigned int *up_p);

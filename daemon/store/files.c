@@ -41,6 +41,7 @@
 
 #define FLYING_BYTES (UINT64_C(32) << 20) /* of writes given to the disk */
 #define QUEUED_SHARE 16u		  /* of the memory: what may wait for it */
+#define BLOCK_BYTES (SEAL_HEADER_BYTES + DISK_ALIGN) /* of a job: its header, aligned */
 #define FAULTS_MAX 2u
 #define TRIES_MAX 3u /* of a part that is to last, before its put is told */
 
@@ -67,7 +68,7 @@ uint8_t *files_header_new(void **block_p)
 {
 	uintptr_t at;
 
-	*block_p = mem_zalloc(SEAL_HEADER_BYTES + DISK_ALIGN);
+	*block_p = mem_zalloc(BLOCK_BYTES);
 	at = ((uintptr_t)*block_p + DISK_ALIGN - 1) / DISK_ALIGN * DISK_ALIGN;
 	return *block_p ? (uint8_t *)at : NULL;
 }
@@ -477,7 +478,7 @@ static void unqueue(struct files_job *job)
 {
 	list_remove(&job->link);
 	job->files->queued--;
-	job->files->queued_bytes -= job->bytes;
+	job->files->queued_bytes -= BLOCK_BYTES + job->bytes;
 }
 
 /* Outcome 1: what describes its class is not written yet. */
@@ -522,8 +523,8 @@ static void on_go(struct loop_defer *defer)
 static bool may_write(const struct files *files, uint64_t bytes, bool durable)
 {
 	return files->open && files->scanned && !files->closed && !files->readonly &&
-	       (durable ||
-		files->queued_bytes + bytes <= files->store->memory_bytes / QUEUED_SHARE);
+	       (durable || files->queued_bytes + BLOCK_BYTES + bytes <=
+				   files->store->memory_bytes / QUEUED_SHARE);
 }
 
 /* What is in the part's place is to last. */
@@ -561,7 +562,7 @@ static int write_queue(struct files *files, struct store_part *part, bool durabl
 	}
 	job->durable = durable;
 	files->queued++;
-	files->queued_bytes += bytes;
+	files->queued_bytes += BLOCK_BYTES + bytes;
 	list_push_back(&files->queue, &job->link);
 	files_go_on(files);
 	return 0;

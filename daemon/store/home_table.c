@@ -5,7 +5,8 @@
  *
  * A prompt that everybody has is held by everybody. Its entries lie behind each other,
  * and so that they do not make the way long for others, HOME_SAME_MAX of a chunk are
- * kept; a finder is told of a few at random anyway.
+ * kept; a finder is told of a few at random anyway. All of a key places it, under the
+ * table's seed: who tells chunks chooses both of its halves.
  *
  * A holder that goes takes with it what may be a million entries. From then on they are
  * passed over by look-ups, and the sweep takes out SLICE slots a call until the holder's
@@ -47,6 +48,7 @@ _Static_assert(HOME_HOLDERS_MAX == PLACE_MASK, "places fit");
 struct home_table {
 	struct home_entry *entries;
 	uint64_t slots, most, used, bytes, seed;
+	uint64_t steps;		 /* slots that notes and sweeps have looked at */
 	uint64_t dead, sweep_at; /* entries of dropped holders */
 	unsigned int holders, next;
 	struct home_holder holder[HOME_HOLDERS_MAX + 1]; /* 0 is none's */
@@ -129,10 +131,19 @@ uint64_t home_holder_count(const struct home_table *table, unsigned int holder)
 
 /* ---- entries ---- */
 
-static uint64_t table_slot_of(const struct home_table *table, uint64_t id)
+static uint64_t table_slot_of(const struct home_table *table, const struct home_key *key)
 {
-	return (uint64_t)((unsigned __int128)home_mix(id ^ table->seed) * table->slots >>
-			  64);
+	const uint64_t words[] = {key->id, key->space};
+	uint64_t hash = XXH3_64bits_withSeed(words, sizeof(words), table->seed);
+
+	return (uint64_t)((unsigned __int128)hash * table->slots >> 64);
+}
+
+static struct home_key key_of(const struct home_entry *entry)
+{
+	return (struct home_key){.id = entry->id,
+				 .space = (uint64_t)entry->space_high << 32 |
+					  entry->space_low};
 }
 
 static uint64_t slot_next(const struct home_table *table, uint64_t at)
@@ -162,13 +173,14 @@ enum home_put home_table_put(struct home_table *table, unsigned int holder,
 {
 	struct home_holder *h = holder_of(table, holder);
 	uint16_t place = (uint16_t)(holder & PLACE_MASK);
-	uint64_t at = table_slot_of(table, key->id);
+	uint64_t at = table_slot_of(table, key);
 	struct home_entry *entry;
 	unsigned int same = 0;
 
 	assert(h && h->live);
 	for (;; at = slot_next(table, at)) {
 		entry = &table->entries[at];
+		table->steps++;
 		if (!entry->holder)
 			break;
 		if (!is_key(entry, key))
@@ -201,12 +213,15 @@ static void slot_free(struct home_table *table, uint64_t hole)
 	table->dead -= !h->live;
 	for (;;) {
 		const struct home_entry *entry;
+		struct home_key key;
 
 		at = slot_next(table, at);
 		entry = &table->entries[at];
+		table->steps++;
 		if (!entry->holder)
 			break;
-		if (slot_distance(table, table_slot_of(table, entry->id), at) <
+		key = key_of(entry);
+		if (slot_distance(table, table_slot_of(table, &key), at) <
 		    slot_distance(table, hole, at))
 			continue;
 		table->entries[hole] = *entry;
@@ -219,10 +234,11 @@ bool home_table_remove(struct home_table *table, unsigned int holder,
 		       const struct home_key *key)
 {
 	const struct home_holder *h = holder_of(table, holder);
-	uint64_t at = table_slot_of(table, key->id);
+	uint64_t at = table_slot_of(table, key);
 
 	assert(h && h->live);
 	for (; table->entries[at].holder; at = slot_next(table, at)) {
+		table->steps++;
 		if (table->entries[at].holder != (holder & PLACE_MASK) ||
 		    !is_key(&table->entries[at], key))
 			continue;
@@ -235,7 +251,7 @@ bool home_table_remove(struct home_table *table, unsigned int holder,
 unsigned int home_table_find(const struct home_table *table, const struct home_key *key,
 			     uint64_t random, void **owners, unsigned int most)
 {
-	uint64_t at = table_slot_of(table, key->id);
+	uint64_t at = table_slot_of(table, key);
 	unsigned int seen = 0;
 
 	for (; table->entries[at].holder; at = slot_next(table, at)) {
@@ -277,5 +293,6 @@ void home_table_figures(const struct home_table *table, struct home_figures *fig
 		.most = table->most,
 		.used = table->used - table->dead,
 		.holders = table->holders,
+		.steps = table->steps,
 	};
 }

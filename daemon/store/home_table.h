@@ -50,6 +50,7 @@ struct home_figures {
 	uint64_t bytes;	     /* of memory, touched or not */
 	uint64_t most, used; /* entries */
 	unsigned int holders;
+	uint64_t steps; /* slots looked at: what its notes and its sweep have cost */
 };
 void home_table_figures(const struct home_table *table, struct home_figures *figures_p);
 

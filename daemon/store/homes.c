@@ -26,8 +26,9 @@
 #include "daemon/store/store_impl.h"
 
 #define FLUSH_NS (250 * LOOP_NS_PER_MS)
-#define SUMS_NS (30 * LOOP_NS_PER_S)
+#define SUMS_NS DIAL_AGAIN_NS
 #define SLICE 512u /* buckets, and chunks about */
+#define NO_HOME "is no home of chunks"
 
 bool homes_up(const struct remote *remote)
 {
@@ -69,7 +70,7 @@ static int notes_send(struct homes_one *one, unsigned int from, unsigned int cou
 	cursor_write(&out, body, sizeof(body));
 	r = wire_chunk_note_put(&out, &msg);
 	return r < 0 ? err_pass(r)
-		     : err_pass(peer_send(one->remote->peer, WIRE_T_CHUNK_NOTE, body,
+		     : err_pass(peer_send(one->dial.remote->peer, WIRE_T_CHUNK_NOTE, body,
 					  out.pos));
 }
 
@@ -247,7 +248,7 @@ static void on_walk(struct loop_defer *defer)
 static struct homes_one *one_of(struct homes *homes, const struct remote *remote)
 {
 	for (unsigned int i = 0; i < homes->count; i++) {
-		if (homes->ones[i].remote == remote)
+		if (homes->ones[i].dial.remote == remote)
 			return &homes->ones[i];
 	}
 	return NULL;
@@ -255,25 +256,15 @@ static struct homes_one *one_of(struct homes *homes, const struct remote *remote
 
 static void one_dial(struct homes *homes, unsigned int i)
 {
-	struct handshake *hs = homes->store->kvd->handshake;
 	const char *endpoint = members_endpoint(homes->members, i);
-	const struct peer_client client = {.uid = 0, .session = 0};
 	struct homes_one *one = &homes->ones[i];
-	int r = handshake_reach(hs, endpoint, &client, &one->remote);
 
-	one->later = false;
-	if (r >= 0 && one_of(homes, one->remote) != one) {
-		handshake_release(hs, one->remote);
-		r = err_raise(ERR_EXIST, "it is in chunk_homes twice");
-	}
-	if (r < 0) {
-		one->later = err_last()->code == ERR_NOMEM ||
-			     err_last()->code == ERR_LIMIT; /* it may pass */
-		log_warn("store", endpoint, "is no home of chunks", "why=\"%s\"",
-			 err_last()->text);
-		err_clear();
-		one->remote = NULL;
-	} else if (homes_up(one->remote)) {
+	if (!dial_reach(homes->store, &one->dial, endpoint, NO_HOME))
+		return;
+	if (one_of(homes, one->dial.remote) != one) {
+		err_raise(ERR_EXIST, "it is in chunk_homes twice");
+		dial_refuse(homes->store, &one->dial, endpoint, NO_HOME);
+	} else if (homes_up(one->dial.remote)) {
 		one_begin(homes, one);
 	}
 }
@@ -286,11 +277,11 @@ static void on_sums(struct loop_timer *timer)
 		struct homes_one *one = &homes->ones[i];
 		const struct wire_chunk_sum msg = {.count = one->count, .sum = one->sum};
 
-		if (one->later)
+		if (one->dial.later)
 			one_dial(homes, i);
 		if (!one->up || one_walks(homes, one) || !one_flush(homes, one))
 			continue;
-		one->asked = handshake_tell_chunk_sum(one->remote, &msg) >= 0;
+		one->asked = handshake_tell_chunk_sum(one->dial.remote, &msg) >= 0;
 		if (!one->asked)
 			err_clear();
 	}
@@ -335,31 +326,27 @@ static void ones_close(struct homes *homes)
 		struct homes_one *one = &homes->ones[--homes->count];
 
 		one->up = false;
-		if (one->remote)
-			handshake_release(homes->store->kvd->handshake, one->remote);
-		one->remote = NULL;
+		dial_end(homes->store, &one->dial);
 	}
 }
 
 static void on_members(void *arg)
 {
 	struct homes *homes = arg;
-	struct remote *before[MEMBERS_MAX];
+	struct dial before[MEMBERS_MAX];
 	unsigned int count = homes->count;
 
 	/* who stays is not left in between */
 	for (unsigned int i = 0; i < count; i++) {
-		before[i] = homes->ones[i].remote;
-		homes->ones[i].remote = NULL;
+		before[i] = homes->ones[i].dial;
+		homes->ones[i].dial = (struct dial){.remote = NULL};
 		homes->ones[i].up = false;
 	}
 	homes->count = members_count(homes->members);
 	for (unsigned int i = 0; i < homes->count; i++)
 		one_dial(homes, i);
-	for (unsigned int i = 0; i < count; i++) {
-		if (before[i])
-			handshake_release(homes->store->kvd->handshake, before[i]);
-	}
+	for (unsigned int i = 0; i < count; i++)
+		dial_end(homes->store, &before[i]);
 }
 
 int homes_new(struct store *store, struct homes **homes_p)

@@ -25,7 +25,7 @@
 #include "daemon/store/homes_impl.h"
 #include "daemon/store/store_impl.h"
 
-#define HOLDERS_MAX 64u /* that a query looks at */
+#define QUERY_HOLDERS_MAX 64u /* that a query looks at */
 
 struct homes_probe {
 	uint32_t at; /* of the ids */
@@ -55,7 +55,7 @@ struct homes_query {
 	unsigned int probe_count;
 	struct homes_ask asks[MEMBERS_MAX];
 	unsigned int ask_count, open;
-	struct homes_holder holders[HOLDERS_MAX];
+	struct homes_holder holders[QUERY_HOLDERS_MAX];
 	unsigned int holder_count;
 	struct loop_timer timer;
 	struct loop_defer done;
@@ -179,7 +179,7 @@ static int ask_send(struct homes_query *query, struct homes_ask *ask,
 	return r < 0 ? err_pass(r) : 0;
 }
 
-static void ask_homes(struct homes_query *query)
+static void asks_make(struct homes_query *query)
 {
 	struct homes *homes = query->homes;
 	uint64_t wanted = 0;
@@ -192,9 +192,9 @@ static void ask_homes(struct homes_query *query)
 		if (!(wanted >> i & 1) || !homes->ones[i].up)
 			continue;
 		*ask = (struct homes_ask){
-			.query = query, .remote = homes->ones[i].remote, .home = i};
+			.query = query, .remote = homes->ones[i].dial.remote, .home = i};
 		query->ask_count++;
-		if (ask_send(query, ask, homes->ones[i].remote) < 0)
+		if (ask_send(query, ask, homes->ones[i].dial.remote) < 0)
 			err_clear(); /* as one that does not answer */
 		else
 			homes->figures.asks++;
@@ -219,7 +219,7 @@ int homes_find(struct homes *homes, const struct store_space *space, const uint8
 	loop_timer_init(&query->timer, homes->store->kvd->loop, on_find_late);
 	loop_defer_init(&query->done, on_find_done);
 	probes_make(query, space, ids, count);
-	ask_homes(query);
+	asks_make(query);
 	if (!query->open) {
 		homes_query_end(query);
 		return 1;
@@ -274,7 +274,7 @@ static void found_holders(struct homes_query *query, struct cursor *in,
 	unsigned int most = query->holder_count + HOMES_NEW_MAX;
 	char endpoint[LINK_ENDPOINT_MAX];
 
-	most = most < HOLDERS_MAX ? most : HOLDERS_MAX;
+	most = most < QUERY_HOLDERS_MAX ? most : QUERY_HOLDERS_MAX;
 	list->count = cursor_get_count(in, ARRAY_LEN(list->of), 2);
 	for (uint32_t i = 0; i < list->count; i++) {
 		cursor_get_str(in, endpoint, sizeof(endpoint));

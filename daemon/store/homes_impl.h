@@ -6,6 +6,7 @@
 #include "daemon/base/idmap.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/loop/loop.h"
+#include "daemon/store/dial.h"
 #include "daemon/store/home_key.h"
 #include "daemon/store/homes.h"
 #include "daemon/store/members.h"
@@ -21,10 +22,9 @@ enum homes_again { /* of CHUNK_SUM_ACK */
 };
 
 struct homes_one {
-	struct remote *remote; /* held; NULL: it cannot be dialled */
+	struct dial dial;
 	bool up;
 	bool anew;	  /* the next note says that it is told all from the first on */
-	bool later;	  /* it could not be dialled for want of something */
 	bool asked;	  /* a sum was sent and not answered */
 	uint64_t walk_at; /* chunks of buckets before this one have been told */
 	uint64_t count, sum; /* of what was told */

@@ -6,7 +6,11 @@
  * asker's; so whoever pulls is the one who was told of it, and what it may read is what
  * the leg named.
  *
- * A part that is in a file alone is read when it is held; its leg waits for it.
+ * A part that is in a file alone is read when it is held; its leg waits for it, and for
+ * nothing else: a leg names a pool that was told for each of its chunks, and told is what
+ * is in memory or on its way there. So no leg waits for what an engine fills when it
+ * likes. What waits is looked at once a turn in which parts came, from the first part on
+ * that was not there before.
  */
 #include "daemon/store/lend.h"
 
@@ -20,49 +24,117 @@
 #include "daemon/handshake/handshake.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/pool.h"
+#include "daemon/store/far.h"
 #include "daemon/store/store_impl.h"
 
-#define LENDS_MAX 256u /* of a peer */
-#define LEGS_MAX 1024u /* of a peer, at a time */
-#define LEASE_MS_MAX (STORE_LEASE_MS_MAX + 120000)
+#define LENDS_MAX 256u					      /* of a peer */
+#define LENT_LEGS_MAX 1024u				      /* of a peer, at a time */
+#define LEASE_MS_MAX (STORE_LEASE_MS_MAX + FAR_LEASE_MORE_MS) /* what askers ask for */
+
+/* A daemon that holds chunks here. */
+struct lend_peer {
+	struct store *store;
+	struct remote *remote;
+	struct list lends; /* struct store_lend.link */
+	struct idmap asks; /* those that are open */
+	unsigned int lend_count, leg_count;
+};
 
 struct store_lend {
-	struct list link; /* in store->lends */
+	struct list link; /* in its peer's */
 	struct store *store;
+	struct lend_peer *peer;
 	struct remote *remote; /* held */
 	uint64_t ask;
 	struct store_space *space;
 	uint64_t first; /* number of the first chunk in its prompt, or in the hold */
 	struct store_chunk **chunks;
+	uint64_t *told; /* of each: classes, as bits of the space's */
+	uint64_t told_any;
 	uint32_t count;
 	struct list legs;
 	unsigned int leg_count;
 	bool closed;
 	struct loop_timer lease;
+	uint64_t until_ns; /* it ends */
 };
 
 struct lend_leg {
 	struct room_leg base;
-	struct list link; /* in its lend's */
+	struct list link;      /* in its lend's */
+	struct list wait_link; /* in store->lend_waits */
 	struct store_lend *lend;
 	struct wire_chunk_leg asked;
+	uint32_t there; /* its first parts, that are in memory */
+	bool checked;
 	struct loop_defer gone;
 };
 
+static void leg_refuse(struct remote *remote, const struct wire_chunk_leg *asked,
+		       const struct err *why)
+{
+	struct wire_chunk_leg_nak nak = {
+		.ask = asked->ask, .room = asked->room, .code = why->code};
+
+	snprintf(nak.text, sizeof(nak.text), "%.300s", why->text);
+	if (handshake_tell_chunk_leg_nak(remote, &nak) < 0)
+		err_clear();
+}
+
 /* ---- life ---- */
+
+static struct lend_peer *peer_of(const struct store *store, const struct remote *remote)
+{
+	return idmap_get(&store->lend_peers, (uintptr_t)remote);
+}
+
+static int peer_get(struct store *store, struct remote *remote, struct lend_peer **peer_p)
+{
+	struct lend_peer *peer = peer_of(store, remote);
+	int r;
+
+	*peer_p = peer;
+	if (peer)
+		return 0;
+	peer = mem_zalloc(sizeof(*peer));
+	if (!peer)
+		return err_pass(-ENOMEM);
+	peer->store = store;
+	peer->remote = remote;
+	list_init(&peer->lends);
+	idmap_init(&peer->asks);
+	r = idmap_put(&store->lend_peers, (uintptr_t)remote, peer);
+	if (r < 0) {
+		mem_free(peer);
+		return err_pass(r);
+	}
+	*peer_p = peer;
+	return 0;
+}
+
+static void peer_step(struct lend_peer *peer)
+{
+	if (peer->lend_count)
+		return;
+	idmap_remove(&peer->store->lend_peers, (uintptr_t)peer->remote);
+	idmap_fini(&peer->asks);
+	mem_free(peer);
+}
 
 static void lend_step(struct store_lend *lend)
 {
 	if (!lend->closed || lend->leg_count)
 		return;
-	while (lend->count > 0) /* the end of the chain first */
-		store_chunk_unpin(lend->chunks[--lend->count]);
+	store_pins_end(lend->store, lend->chunks, lend->count);
 	list_remove(&lend->link);
 	loop_timer_stop(&lend->lease);
 	if (--lend->space->handles == 0)
 		store_tidy(lend->store);
 	handshake_release(lend->store->kvd->handshake, lend->remote);
-	mem_free(lend->chunks);
+	lend->store->lends--;
+	lend->peer->lend_count--;
+	peer_step(lend->peer);
+	mem_free(lend->told);
 	mem_free(lend);
 }
 
@@ -72,24 +144,29 @@ static void lend_leg_free(struct lend_leg *leg)
 
 	loop_defer_cancel(&leg->gone);
 	list_remove(&leg->link);
+	list_remove(&leg->wait_link);
 	lend->leg_count--;
+	lend->peer->leg_count--;
 	mem_free(leg);
 	lend_step(lend);
 }
 
-/* Legs that are open end first, with `why`; those that wait go. */
-static void lend_close(struct store_lend *lend, const struct err *why)
+/* Legs that wait are refused with `why`; those that are open go on, or (`all`) end. */
+static void lend_close(struct store_lend *lend, const struct err *why, bool all)
 {
 	struct lend_leg *leg;
 
 	lend->closed = true;
+	idmap_remove(&lend->peer->asks, lend->ask);
 	loop_timer_stop(&lend->lease);
 	lend->leg_count++; /* it stays for the walk */
 	list_foreach_safe(leg, &lend->legs, link) {
-		if (!leg->base.room)
+		if (!list_empty(&leg->wait_link)) {
+			leg_refuse(lend->remote, &leg->asked, why);
 			lend_leg_free(leg);
-		else if (why)
+		} else if (all && leg->base.room) {
 			room_fail(leg->base.room, why, NULL);
+		}
 	}
 	lend->leg_count--;
 	lend_step(lend);
@@ -97,39 +174,24 @@ static void lend_close(struct store_lend *lend, const struct err *why)
 
 static void on_lend_lease(struct loop_timer *timer)
 {
-	lend_close(container_of(timer, struct store_lend, lease), NULL);
+	struct err why;
+
+	store_lease_over();
+	err_take(&why);
+	lend_close(container_of(timer, struct store_lend, lease), &why, false);
 }
 
 static struct store_lend *lend_find(const struct store *store,
 				    const struct remote *remote, uint64_t ask)
 {
-	struct store_lend *lend;
+	const struct lend_peer *peer = peer_of(store, remote);
 
-	list_foreach(lend, &store->lends, link) {
-		if (lend->remote == remote && lend->ask == ask && !lend->closed)
-			return lend;
-	}
-	return NULL;
-}
-
-static unsigned int lends_of(const struct store *store, const struct remote *remote)
-{
-	const struct store_lend *lend;
-	unsigned int n = 0;
-
-	list_foreach(lend, &store->lends, link)
-		n += lend->remote == remote;
-	return n;
+	return peer ? idmap_get(&peer->asks, ask) : NULL;
 }
 
 unsigned int lends_open(const struct store *store)
 {
-	const struct store_lend *lend;
-	unsigned int n = 0;
-
-	list_foreach(lend, &store->lends, link)
-		n++;
-	return n;
+	return store->lends;
 }
 
 /* ---- CHUNK_ASK ---- */
@@ -145,10 +207,13 @@ struct lend_told {
 	uint32_t run_count;
 };
 
-/* The chunk's classes as bits of the answer. */
-static uint64_t told_mask(struct lend_told *told, const struct store_chunk *chunk)
+/* These classes of the chunk's as bits of the answer; *there_p: less those without a
+ * pool.
+ */
+static uint64_t told_mask(struct lend_told *told, const struct store_chunk *chunk,
+			  uint64_t *there_p)
 {
-	uint64_t there = chunk->ready | chunk->filed, mask = 0;
+	uint64_t there = *there_p, mask = 0;
 
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
 		struct store_class *class = chunk->space->classes[i];
@@ -158,6 +223,7 @@ static uint64_t told_mask(struct lend_told *told, const struct store_chunk *chun
 		if (!class->pool) { /* known from files alone: told once there is one */
 			if (store_class_pool(class) < 0)
 				err_clear();
+			*there_p &= ~(UINT64_C(1) << i);
 			continue;
 		}
 		if (!told->bit_of[i]) {
@@ -190,14 +256,40 @@ static void told_add(struct lend_told *told, const struct store_chunk *chunk,
 	told->tokens += chunk->tokens;
 }
 
-static void load_parts(struct store_chunk *chunk)
+/* Its parts in files come to memory. Those that are there, or on their way. */
+static uint64_t load_parts(struct store_chunk *chunk)
 {
 	struct store_part *part;
+	uint64_t there = 0;
 
 	list_foreach(part, &chunk->parts, link) {
-		if (part->filed && !part->slot.slab && store_part_load(part) < 0)
-			err_clear(); /* its leg will be refused */
+		if (!part->ready && !part->filed)
+			continue; /* an engine fills it */
+		if (part->ready || store_part_load(part) >= 0)
+			there |= UINT64_C(1) << part->class->index;
+		else
+			err_clear();
 	}
+	return there;
+}
+
+static bool half_is_pinned(const struct arena_owner *owner)
+{
+	return arena_owner_pinned(owner) > arena_owner_share(owner) / 2;
+}
+
+/* The chunk is held: by these classes; 0: it cannot be, or would be too much. */
+static uint64_t lend_pin(struct store_lend *lend, struct store_chunk *chunk)
+{
+	const struct arena_owner *owner = lend->space->tenant->owner;
+	uint64_t there;
+
+	store_chunk_pin(chunk);
+	there = half_is_pinned(owner) ? 0 : load_parts(chunk);
+	if (there && !half_is_pinned(owner))
+		return there;
+	store_chunk_unpin(chunk);
+	return 0;
 }
 
 static void ask_chunks(struct store_lend *lend, const struct store_space *space,
@@ -210,15 +302,22 @@ static void ask_chunks(struct store_lend *lend, const struct store_space *space,
 			space, (const uint8_t *)msg->ids.data + i * STORE_ID_BYTES,
 			msg->first & CHUNK_ASK_ANYWHERE ? STORE_ANYWHERE
 							: msg->first + i);
-		uint64_t mask = chunk ? told_mask(told, chunk) : 0;
+		uint64_t there = chunk ? chunk->ready | chunk->filed : 0, mask;
 
+		if (there && lend)
+			there = lend_pin(lend, chunk);
+		if (!there)
+			break;
+		mask = told_mask(told, chunk, &there);
+		if (lend && mask) {
+			lend->told[lend->count] = there;
+			lend->told_any |= there;
+			lend->chunks[lend->count++] = chunk;
+		} else if (lend) {
+			store_chunk_unpin(chunk);
+		}
 		if (!mask)
 			break;
-		if (lend) {
-			store_chunk_pin(chunk);
-			lend->chunks[lend->count++] = chunk;
-			load_parts(chunk);
-		}
 		store_chunk_touch(chunk);
 		told_add(told, chunk, mask);
 		if (chunk->tokens < space->tokens)
@@ -249,52 +348,109 @@ static int ask_answer(struct remote *remote, uint64_t ask, struct lend_told *tol
 	return handshake_tell_chunk_told(remote, &msg);
 }
 
-static int lend_check(const struct store *store, const struct store_space *space,
-		      const struct remote *remote, uint64_t ask)
+static int lend_check(const struct lend_peer *peer, const struct store_space *space,
+		      uint64_t ask)
 {
-	const struct arena_owner *owner = space->tenant->owner;
-
-	if (lend_find(store, remote, ask))
+	if (idmap_get(&peer->asks, ask))
 		return err_raise(ERR_EXIST, "another hold has this number");
-	if (lends_of(store, remote) >= LENDS_MAX)
+	if (peer->lend_count >= LENDS_MAX)
 		return err_raise(ERR_LIMIT, "%u holds of one peer", LENDS_MAX);
-	if (arena_owner_pinned(owner) > arena_owner_share(owner) / 2)
+	if (half_is_pinned(space->tenant->owner))
 		return err_raise(ERR_LIMIT, "half of what this user may keep is held");
 	return 0;
 }
 
-static int lend_new(struct store *store, struct remote *remote, struct store_space *space,
-		    const struct wire_chunk_ask *msg, struct store_lend **lend_p)
+/* It is never shorter than it was. */
+static void lease_set(struct store_lend *lend, uint64_t lease_ms)
 {
-	uint64_t lease_ms = msg->lease_ms < LEASE_MS_MAX ? msg->lease_ms : LEASE_MS_MAX;
-	struct store_lend *lend;
-	int r = lend_check(store, space, remote, msg->ask);
+	uint64_t ns =
+		(lease_ms < LEASE_MS_MAX ? lease_ms : LEASE_MS_MAX) * LOOP_NS_PER_MS;
+	uint64_t until_ns = loop_now_ns(lend->store->kvd->loop) + ns;
 
-	if (r < 0)
-		return err_pass(r);
-	lend = mem_zalloc(sizeof(*lend));
+	if (until_ns <= lend->until_ns)
+		return;
+	lend->until_ns = until_ns;
+	loop_timer_start(&lend->lease, ns);
+}
+
+static int lend_alloc(struct lend_peer *peer, uint64_t ask, uint32_t most,
+		      struct store_lend **lend_p)
+{
+	struct store_lend *lend = mem_zalloc(sizeof(*lend));
+	int r = 0;
+
 	if (!lend)
 		return err_pass(-ENOMEM);
-	lend->chunks =
-		mem_calloc(msg->ids.len / STORE_ID_BYTES + 1, sizeof(*lend->chunks));
-	if (!lend->chunks) {
+	lend->chunks = store_pins_new(most);
+	lend->told = mem_calloc((size_t)most + 1, sizeof(*lend->told));
+	if (!lend->chunks || !lend->told)
+		r = -ENOMEM;
+	if (r >= 0)
+		r = idmap_put(&peer->asks, ask, lend);
+	if (r < 0) {
+		store_pins_end(peer->store, lend->chunks, 0);
+		mem_free(lend->told);
 		mem_free(lend);
-		return err_pass(-ENOMEM);
+		return err_pass(r);
 	}
+	*lend_p = lend;
+	return 0;
+}
+
+static int lend_new(struct lend_peer *peer, struct store_space *space,
+		    const struct wire_chunk_ask *msg, struct store_lend **lend_p)
+{
+	struct store *store = peer->store;
+	struct store_lend *lend;
+	int r = lend_check(peer, space, msg->ask);
+
+	if (r >= 0)
+		r = lend_alloc(peer, msg->ask, (uint32_t)(msg->ids.len / STORE_ID_BYTES),
+			       &lend);
+	if (r < 0)
+		return err_pass(r);
 	lend->store = store;
-	lend->remote = remote;
-	remote->reaches++;
+	lend->peer = peer;
+	lend->remote = peer->remote;
+	lend->remote->reaches++;
 	lend->ask = msg->ask;
 	lend->space = space;
 	space->handles++; /* its classes stay */
 	lend->first = msg->first & ~CHUNK_ASK_ANYWHERE;
 	list_init(&lend->legs);
 	loop_timer_init(&lend->lease, store->kvd->loop, on_lend_lease);
-	loop_timer_start(&lend->lease, lease_ms * LOOP_NS_PER_MS);
-	list_push_back(&store->lends, &lend->link);
+	lease_set(lend, msg->lease_ms);
+	list_push_back(&peer->lends, &lend->link);
+	peer->lend_count++;
+	store->lends++;
 	store->lend_count++;
 	*lend_p = lend;
 	return 0;
+}
+
+static int lend_open(struct store *store, struct remote *remote,
+		     struct store_space *space, const struct wire_chunk_ask *msg,
+		     struct store_lend **lend_p)
+{
+	struct lend_peer *peer;
+	int r = peer_get(store, remote, &peer);
+
+	if (r < 0)
+		return err_pass(r);
+	r = lend_new(peer, space, msg, lend_p);
+	if (r < 0)
+		peer_step(peer);
+	return err_pass(r);
+}
+
+/* The hold that has this number stays for longer. */
+static void lend_renew(const struct store *store, const struct remote *remote,
+		       const struct wire_chunk_ask *msg)
+{
+	struct store_lend *lend = lend_find(store, remote, msg->ask);
+
+	if (lend)
+		lease_set(lend, msg->lease_ms);
 }
 
 static int ask_do(struct store *store, struct remote *remote,
@@ -317,13 +473,11 @@ static int ask_do(struct store *store, struct remote *remote,
 	cursor_write(&told.runs, runs, count * 12 + 12);
 	space = store_space_by_digest(store, msg->space);
 	if (space && msg->lease_ms)
-		r = lend_new(store, remote, space, msg, &lend);
+		r = lend_open(store, remote, space, msg, &lend);
 	if (r >= 0 && space)
 		ask_chunks(lend, space, msg, &told);
-	if (lend && told.chunks == 0) {
-		lend_close(lend, NULL);
-		lend = NULL;
-	}
+	if (lend && told.chunks == 0)
+		lend_close(lend, NULL, false); /* it has no legs */
 	return r < 0 ? err_pass(r) : err_pass(ask_answer(remote, msg->ask, &told));
 }
 
@@ -335,6 +489,10 @@ static int on_ask(struct store *store, struct remote *remote, struct cursor *bod
 
 	if (r < 0)
 		return err_pass(r);
+	if (store && !msg.ids.len) {
+		lend_renew(store, remote, &msg);
+		return 0;
+	}
 	if (ask_do(store, remote, &msg) >= 0)
 		return 0;
 	no.ask = msg.ask;
@@ -360,10 +518,11 @@ static void on_leg_room_end(struct room_leg *base, const struct room *room)
 	loop_defer(rooms_kvd(room->rooms)->loop, &leg->gone);
 }
 
-static struct store_class *leg_class(const struct store_space *space, uint64_t pool)
+/* Of a pool that was told. */
+static struct store_class *lend_class(const struct store_lend *lend, uint64_t pool)
 {
-	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
-		struct store_class *class = space->classes[i];
+	for (uint64_t left = lend->told_any; left; left &= left - 1) {
+		struct store_class *class = lend->space->classes[__builtin_ctzll(left)];
 
 		if (class && class->pool && class->pool->id == pool)
 			return class;
@@ -378,8 +537,8 @@ int lend_chunks(const struct store *store, const struct remote *remote, uint64_t
 	struct store_lend *lend = lend_find(store, remote, ask);
 
 	if (!lend)
-		return err_raise(ERR_LEASE, "the hold's lease has ended");
-	*class_p = leg_class(lend->space, pool);
+		return store_lease_over();
+	*class_p = lend_class(lend, pool);
 	if (!*class_p)
 		return err_raise(ERR_NOTFOUND, "pool: none of the hold's");
 	*chunks_p = lend->chunks;
@@ -387,34 +546,42 @@ int lend_chunks(const struct store *store, const struct remote *remote, uint64_t
 	return 0;
 }
 
-/* Outcome 1: its parts are in memory; 0: some are on their way. */
-static int leg_parts(const struct lend_leg *leg, const struct store_class *class)
+/* Outcome 1: its parts are in memory; 0: one is on its way. */
+static int leg_parts(struct lend_leg *leg, const struct store_class *class)
 {
 	const struct store_lend *lend = leg->lend;
-	int there = 1;
 
-	for (uint32_t i = 0; i < leg->asked.count; i++) {
-		const struct store_part *part =
-			store_part_find(lend->chunks[leg->asked.first + i], class);
+	for (; leg->there < leg->asked.count; leg->there++) {
+		const struct store_part *part = store_part_find(
+			lend->chunks[leg->asked.first + leg->there], class);
 
+		lend->store->lend_looks++;
 		if (!part || !part->slot.slab)
 			return err_raise(ERR_NOTFOUND,
 					 "a chunk of the hold is not there");
-		there &= part->ready;
+		if (!part->ready)
+			return 0;
 	}
-	return there;
+	return 1;
 }
 
-static int leg_check(const struct lend_leg *leg)
+static int leg_check(const struct lend_leg *leg, const struct store_class *class)
 {
 	const struct wire_chunk_leg *m = &leg->asked;
 	const struct store_lend *lend = leg->lend;
 	uint64_t tokens = lend->space->tokens, from = (lend->first + m->first) * tokens;
 
+	if (!class)
+		return err_raise(ERR_NOTFOUND, "no such pool of chunks");
 	if (m->first >= lend->count || m->count == 0 ||
 	    m->count > lend->count - m->first || m->begin >= m->end || m->begin < from ||
 	    m->end > from + m->count * tokens)
 		return err_raise(ERR_RANGE, "CHUNK_LEG: not of this hold");
+	for (uint32_t i = m->first; i < m->first + m->count; i++) {
+		if (!(lend->told[i] >> class->index & 1))
+			return err_raise(ERR_NOTFOUND,
+					 "CHUNK_LEG: not told to be in this pool");
+	}
 	return 0;
 }
 
@@ -454,13 +621,14 @@ static int leg_open(struct lend_leg *leg, const struct store_class *class)
 /* Outcome 1: it waits for a part. */
 static int leg_try(struct lend_leg *leg)
 {
-	const struct store_class *class = leg_class(leg->lend->space, leg->asked.pool);
+	const struct store_class *class = lend_class(leg->lend, leg->asked.pool);
 	int r = leg->lend->store->session
-			? leg_check(leg)
+			? 0
 			: err_raise(ERR_DRAIN, "the daemon is stopping");
 
-	if (r >= 0 && !class)
-		r = err_raise(ERR_NOTFOUND, "no such pool of chunks");
+	if (r >= 0 && !leg->checked)
+		r = leg_check(leg, class);
+	leg->checked = true;
 	if (r >= 0)
 		r = leg_parts(leg, class);
 	if (r == 0)
@@ -468,33 +636,18 @@ static int leg_try(struct lend_leg *leg)
 	return r < 0 ? err_pass(r) : err_pass(leg_open(leg, class));
 }
 
-static void leg_refuse(struct remote *remote, const struct wire_chunk_leg *asked)
-{
-	struct wire_chunk_leg_nak nak = {
-		.ask = asked->ask, .room = asked->room, .code = err_last()->code};
-
-	snprintf(nak.text, sizeof(nak.text), "%.300s", err_last()->text);
-	err_clear();
-	if (handshake_tell_chunk_leg_nak(remote, &nak) < 0)
-		err_clear();
-}
-
 static void leg_go_on(struct lend_leg *leg)
 {
-	if (leg_try(leg) >= 0)
+	struct err why;
+	int r = leg_try(leg);
+
+	if (r > 0)
+		list_push_back(&leg->lend->store->lend_waits, &leg->wait_link);
+	if (r >= 0)
 		return;
-	leg_refuse(leg->lend->remote, &leg->asked);
+	err_take(&why);
+	leg_refuse(leg->lend->remote, &leg->asked, &why);
 	lend_leg_free(leg);
-}
-
-static unsigned int legs_of(const struct store *store, const struct remote *remote)
-{
-	const struct store_lend *lend;
-	unsigned int n = 0;
-
-	list_foreach(lend, &store->lends, link)
-		n += lend->remote == remote ? lend->leg_count : 0;
-	return n;
 }
 
 static int lend_leg_new(struct store *store, struct remote *remote,
@@ -505,16 +658,18 @@ static int lend_leg_new(struct store *store, struct remote *remote,
 
 	if (!lend)
 		return err_raise(ERR_LEASE, "there is no such hold (any more)");
-	if (legs_of(store, remote) >= LEGS_MAX)
-		return err_raise(ERR_LIMIT, "%u legs of one peer", LEGS_MAX);
+	if (lend->peer->leg_count >= LENT_LEGS_MAX)
+		return err_raise(ERR_LIMIT, "%u legs of one peer", LENT_LEGS_MAX);
 	leg = mem_zalloc(sizeof(*leg));
 	if (!leg)
 		return err_pass(-ENOMEM);
 	leg->lend = lend;
 	leg->asked = *asked;
+	list_init(&leg->wait_link);
 	loop_defer_init(&leg->gone, on_leg_gone);
 	list_push_back(&lend->legs, &leg->link);
 	lend->leg_count++;
+	lend->peer->leg_count++;
 	*leg_p = leg;
 	return 0;
 }
@@ -523,37 +678,37 @@ static int on_leg(struct store *store, struct remote *remote, struct cursor *bod
 {
 	struct wire_chunk_leg msg;
 	struct lend_leg *leg = NULL;
+	struct err why;
 	int r = wire_chunk_leg_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
-	if (lend_leg_new(store, remote, &msg, &leg) < 0)
-		leg_refuse(remote, &msg);
-	else
+	if (lend_leg_new(store, remote, &msg, &leg) < 0) {
+		err_take(&why);
+		leg_refuse(remote, &msg, &why);
+	} else {
 		leg_go_on(leg);
+	}
 	return 0;
+}
+
+/* Each that waits is looked at once; one that goes may take others with it. */
+static void on_lends_go(struct loop_defer *defer)
+{
+	struct store *store = container_of(defer, struct store, lends_go);
+	struct list looked, *link;
+
+	list_init(&looked);
+	while ((link = list_pop_front(&store->lend_waits)))
+		list_push_back(&looked, link);
+	while ((link = list_pop_front(&looked)))
+		leg_go_on(list_entry(link, struct lend_leg, wait_link));
 }
 
 void lends_kick(struct store *store)
 {
-	struct store_lend *lend, *next;
-
-	/* a leg that is refused may take its hold with it, and no other */
-	for (lend = list_first(&store->lends, struct store_lend, link); lend;
-	     lend = next) {
-		struct lend_leg *leg;
-
-		next = lend->link.next == &store->lends
-			       ? NULL
-			       : list_entry(lend->link.next, struct store_lend, link);
-		lend->leg_count++;
-		list_foreach_safe(leg, &lend->legs, link) {
-			if (!leg->base.room && list_empty(&leg->gone.link))
-				leg_go_on(leg);
-		}
-		lend->leg_count--;
-		lend_step(lend);
-	}
+	if (!list_empty(&store->lend_waits))
+		loop_defer(store->kvd->loop, &store->lends_go);
 }
 
 /* ---- the end ---- */
@@ -563,13 +718,15 @@ static int on_release(struct store *store, const struct remote *remote,
 {
 	struct wire_chunk_release msg;
 	struct store_lend *lend;
+	struct err why;
 	int r = wire_chunk_release_get(body, &msg);
 
 	if (r < 0)
 		return err_pass(r);
 	lend = store ? lend_find(store, remote, msg.ask) : NULL;
+	err_set(&why, ERR_LEASE, "the hold was let go");
 	if (lend)
-		lend_close(lend, NULL); /* what is being read goes on */
+		lend_close(lend, &why, false); /* what is being read goes on */
 	return 0;
 }
 
@@ -583,29 +740,49 @@ int lend_on_message(struct store *store, struct remote *remote,
 	return err_pass(on_release(store, remote, body));
 }
 
-static void lends_end(struct store *store, const struct remote *remote,
-		      const struct err *why)
+static void peer_end(struct lend_peer *peer, const struct err *why)
 {
 	struct store_lend *lend;
 
-	list_foreach_safe(lend, &store->lends, link) {
-		if ((!remote || lend->remote == remote) && !lend->closed)
-			lend_close(lend, why);
+	peer->lend_count++; /* it stays for the walk */
+	list_foreach_safe(lend, &peer->lends, link) {
+		if (!lend->closed)
+			lend_close(lend, why, true);
 	}
+	peer->lend_count--;
+	peer_step(peer);
 }
 
 void lend_on_down(struct store *store, const struct remote *remote)
 {
+	struct lend_peer *peer = peer_of(store, remote);
 	struct err why;
 
 	err_set(&why, ERR_PEER, "the daemon that held chunks is gone");
-	lends_end(store, remote, &why);
+	if (peer)
+		peer_end(peer, &why);
 }
 
 void lends_close(struct store *store)
 {
+	struct idmap_cursor it;
 	struct err why;
 
 	err_set(&why, ERR_DRAIN, "the daemon is stopping");
-	lends_end(store, NULL, &why);
+	idmap_foreach(&store->lend_peers, it)
+		peer_end(it.value, &why);
+}
+
+void lends_init(struct store *store)
+{
+	idmap_init(&store->lend_peers);
+	list_init(&store->lend_waits);
+	loop_defer_init(&store->lends_go, on_lends_go);
+}
+
+void lends_fini(struct store *store)
+{
+	assert(store->lends == 0 && idmap_count(&store->lend_peers) == 0);
+	loop_defer_cancel(&store->lends_go);
+	idmap_fini(&store->lend_peers);
 }

@@ -28,6 +28,8 @@ int lend_chunks(const struct store *store, const struct remote *remote, uint64_t
 		struct store_class **class_p);
 void lends_kick(struct store *store); /* a part was loaded, or cannot be */
 void lends_close(struct store *store);
+void lends_init(struct store *store);
+void lends_fini(struct store *store); /* none is open */
 unsigned int lends_open(const struct store *store);
 
 #endif

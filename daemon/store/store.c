@@ -92,11 +92,15 @@ static void on_tidy(struct loop_defer *defer)
 	if (files_scanning(store->files)) /* it names classes that have no part yet */
 		return;
 	store_spaces_tidy(store);
+	arena_tidy(store->arena);
+	if (store->files)
+		arena_tidy(files_arena(store->files));
 	list_foreach_safe(tenant, &store->tenants, link) {
 		if (tenant->spaces)
 			continue;
 		arena_owner_free(tenant->owner);
 		arena_owner_free(tenant->file_owner);
+		store->tenant_count--;
 		store_events_free(tenant->events);
 		account_unref(tenant->account);
 		list_remove(&tenant->link);
@@ -142,7 +146,8 @@ int store_make(struct kvd *kvd, struct store **store_p)
 	list_init(&store->spaces);
 	list_init(&store->loading);
 	list_init(&store->far_legs);
-	list_init(&store->lends);
+	lends_init(store);
+	store_pins_init(store);
 	strmap_init(&store->holds);
 	loop_defer_init(&store->tidy, on_tidy);
 	r = arena_new(store->memory_bytes, store_on_evict, store, &store->arena);
@@ -192,6 +197,7 @@ void store_free(struct store *store)
 	assert(store->moves == 0);
 	store->session = NULL;
 	keep_free(mem_steal(store->keep)); /* what it has noted stays noted */
+	store_pins_fini(store);
 	if (store->buckets)
 		store_index_free(store);
 	on_tidy(&store->tidy);
@@ -203,6 +209,7 @@ void store_free(struct store *store)
 	far_free(store->far);
 	homes_free(store->homes);
 	home_free(store->home);
+	lends_fini(store);
 	strmap_fini(&store->holds);
 	arena_free(store->arena);
 	mem_free(store);
@@ -215,7 +222,7 @@ unsigned int store_live(const struct store *store)
 
 bool store_drained(const struct store *store)
 {
-	return !store || (files_drained(store->files) && list_empty(&store->lends));
+	return !store || (files_drained(store->files) && store->lends == 0);
 }
 
 /* ---- tenants, sessions ---- */
@@ -232,6 +239,12 @@ int store_tenant_of(struct store *store, struct account *account,
 			return 0;
 		}
 	}
+	if (store->tenant_count >= ARENA_SLABS)
+		return err_raise(ERR_LIMIT,
+				 "chunks of %u users are kept here, and there are shares "
+				 "of memory for no more: drop those of one, or give the "
+				 "next one another daemon",
+				 store->tenant_count);
 	tenant = mem_zalloc(sizeof(*tenant));
 	if (!tenant)
 		return err_pass(-ENOMEM);
@@ -247,6 +260,7 @@ int store_tenant_of(struct store *store, struct account *account,
 	tenant->account = account;
 	account_ref(tenant->account);
 	list_push_back(&store->tenants, &tenant->link);
+	store->tenant_count++;
 	store_tidy(store); /* unless a space comes of it */
 	*tenant_p = tenant;
 	return 0;

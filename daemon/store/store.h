@@ -27,6 +27,7 @@
 #include "daemon/store/home.h"
 #include "daemon/store/homes.h"
 
+struct far_hold;
 struct kvd;
 struct pool;
 struct session;
@@ -147,6 +148,11 @@ struct store_hold_facts {
 	struct store_found found;
 };
 void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *facts_p);
+int store_hold_check(const struct store_hold *hold); /* ERR_LEASE */
+/* Of a hold's chunks so many are here, the others follow at another daemon. */
+uint32_t store_hold_here(const struct store_hold *hold);
+uint32_t store_hold_chunk_tokens(const struct store_hold *hold); /* of a whole one */
+struct far_hold *store_hold_far(const struct store_hold *hold);	 /* NULL: none */
 
 /* ---- moves ---- */
 

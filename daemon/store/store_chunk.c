@@ -227,6 +227,13 @@ int store_part_new(struct store_chunk *chunk, struct store_class *class,
 	return 0;
 }
 
+/* A slot was given back, perhaps the last of its size. */
+static void sizes_look(struct store *store, const struct arena *arena)
+{
+	if (arena_crowded(arena))
+		store_tidy(store);
+}
+
 static uint64_t part_bit(const struct store_part *part)
 {
 	return UINT64_C(1) << part->class->index;
@@ -252,6 +259,7 @@ static void part_unready(struct store_part *part)
 	part->ready = false;
 	part->chunk->ready &= ~part_bit(part);
 	arena_give(&part->slot);
+	sizes_look(part->chunk->space->store, part->chunk->space->store->arena);
 	chunk_look(part->chunk);
 }
 
@@ -300,6 +308,9 @@ void store_part_unfiled(struct store_part *part)
 	part->chunk->filed &= ~part_bit(part);
 	part->chunk->lasts &= ~part_bit(part);
 	arena_give(&part->place);
+	if (part->chunk->space->store->files)
+		sizes_look(part->chunk->space->store,
+			   files_arena(part->chunk->space->store->files));
 	chunk_look(part->chunk);
 }
 
@@ -370,6 +381,7 @@ struct ahead {
 	const struct store_space *space;
 	const struct store_ids *ids;
 	uint64_t hashes[2 * AHEAD]; /* of the ids to come, in turn */
+	unsigned int covers_left;
 };
 
 static void ahead_at(struct ahead *ahead, uint32_t i)
@@ -397,7 +409,8 @@ static void ahead_at(struct ahead *ahead, uint32_t i)
 static void ahead_begin(struct ahead *ahead, const struct store_space *space,
 			const struct store_ids *ids)
 {
-	*ahead = (struct ahead){.space = space, .ids = ids};
+	*ahead = (struct ahead){
+		.space = space, .ids = ids, .covers_left = STORE_COVERS_NEW};
 	for (uint32_t i = 0; i < 2 * AHEAD - 1 && i < ids->count; i++) {
 		ahead->hashes[i] = chunk_hash(space, ids->bytes + i * STORE_ID_BYTES);
 		__builtin_prefetch(chunk_bucket(space->store, ahead->hashes[i]));
@@ -415,7 +428,9 @@ static struct store_chunk *chunk_for(struct store_handle *handle, struct ahead *
 	chunk = chunk_lookup(space, id, ahead->hashes[i % (2 * AHEAD)]);
 	if (!chunk || chunk->first != store_ids_place(ahead->ids, i))
 		return NULL;
-	return store_cover(handle, chunk->ready | chunk->filed) ? chunk : NULL;
+	return store_cover_some(handle, chunk->ready | chunk->filed, &ahead->covers_left)
+		       ? chunk
+		       : NULL;
 }
 
 void store_find(struct store_handle *handle, const struct store_ids *ids,

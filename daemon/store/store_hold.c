@@ -25,11 +25,16 @@ void store_hold_ref(struct store_hold *hold)
 	hold->moves++;
 }
 
-/* Of a chain the end first: what is unpinned first leaves first. */
+int store_lease_over(void)
+{
+	return err_raise(ERR_LEASE, "the hold's lease has ended");
+}
+
 static void hold_let_go(struct store_hold *hold)
 {
-	while (hold->count > 0)
-		store_chunk_unpin(hold->chunks[--hold->count]);
+	store_pins_end(hold->handle->space->store, hold->chunks, hold->count);
+	hold->chunks = NULL;
+	hold->count = 0;
 	far_hold_free(hold->far);
 	hold->far = NULL;
 }
@@ -41,7 +46,6 @@ static void hold_step(struct store_hold *hold)
 	hold_let_go(hold);
 	if (!hold->closed)
 		return;
-	mem_free(hold->chunks);
 	charge_drop(&hold->charge);
 	store_handle_unref(hold->handle);
 	mem_free(hold);
@@ -108,14 +112,15 @@ void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *fa
 }
 
 /* Is what the handle needs of the chunk in memory, or on its way there from a file? */
-static bool hold_bring(struct store_handle *handle, struct store_chunk *chunk)
+static bool hold_bring(struct store_handle *handle, struct store_chunk *chunk,
+		       unsigned int *covers_left)
 {
-	uint64_t used = store_cover(handle, chunk->ready);
+	uint64_t used = store_cover_some(handle, chunk->ready, covers_left);
 	struct store_part *part;
 
 	if (used)
 		return true;
-	used = store_cover(handle, chunk->ready | chunk->filed);
+	used = store_cover_some(handle, chunk->ready | chunk->filed, covers_left);
 	list_foreach(part, &chunk->parts, link) {
 		if (!(used >> part->class->index & 1) || part->ready)
 			continue;
@@ -128,14 +133,15 @@ static bool hold_bring(struct store_handle *handle, struct store_chunk *chunk)
 }
 
 /* Chunks of a hold as they come: those that serve, without a gap. */
-static bool hold_add(struct store_hold *hold, struct store_chunk *chunk)
+static bool hold_add(struct store_hold *hold, struct store_chunk *chunk,
+		     unsigned int *covers_left)
 {
 	const struct store_space *space = hold->handle->space;
 
 	if (!chunk)
 		return false;
 	store_chunk_pin(chunk);
-	if (!hold_bring(hold->handle, chunk)) {
+	if (!hold_bring(hold->handle, chunk, covers_left)) {
 		store_chunk_unpin(chunk);
 		return false;
 	}
@@ -174,13 +180,13 @@ static int hold_new(struct store_handle *handle, uint32_t most,
 	if (!hold)
 		return err_pass(-ENOMEM);
 	hold->handle = handle;
-	hold->chunks = mem_calloc(most + 1, sizeof(*hold->chunks));
+	hold->chunks = store_pins_new(most);
 	r = hold->chunks
 		    ? charge_take(&hold->charge, handle->session->account, ACCOUNT_CHUNKS,
 				  sizeof(*hold) + most * sizeof(*hold->chunks))
 		    : -ENOMEM;
 	if (r < 0) {
-		mem_free(hold->chunks);
+		store_pins_end(handle->space->store, hold->chunks, 0);
 		mem_free(hold);
 		return err_pass(r);
 	}
@@ -258,6 +264,7 @@ int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 		    const struct store_hold_args *args, struct store_hold **hold_p)
 {
 	struct store *store = handle->space->store;
+	unsigned int left = STORE_COVERS_NEW;
 	struct store_hold *hold;
 	int r = hold_new(handle, ids->count, &hold);
 
@@ -266,9 +273,11 @@ int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 	hold->first = store_ids_base(ids);
 	hold->anywhere = ids->first == STORE_ANYWHERE;
 	for (uint32_t i = 0; i < ids->count; i++) {
-		if (!hold_add(hold, store_chunk_find(handle->space,
-						     ids->bytes + i * STORE_ID_BYTES,
-						     store_ids_place(ids, i))))
+		if (!hold_add(hold,
+			      store_chunk_find(handle->space,
+					       ids->bytes + i * STORE_ID_BYTES,
+					       store_ids_place(ids, i)),
+			      &left))
 			break;
 	}
 	r = hold_enter(hold, args);
@@ -286,20 +295,21 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 	struct store *store = handle->space->store;
 	const struct store_hold *other =
 		strmap_get_bytes(&store->holds, secret, STORE_SECRET_BYTES);
+	unsigned int left = STORE_COVERS_NEW;
 	struct store_hold *hold;
 	int r;
 
 	if (!other || other->handle->space != handle->space)
 		return err_raise(ERR_NOTFOUND, "secret: no hold of this space has it");
 	if (other->over)
-		return err_raise(ERR_LEASE, "the hold's lease has ended");
+		return store_lease_over();
 	r = hold_new(handle, other->count, &hold);
 	if (r < 0)
 		return err_pass(r);
 	hold->first = other->first;
 	hold->anywhere = other->anywhere;
 	for (uint32_t i = 0; i < other->count; i++) {
-		if (!hold_add(hold, other->chunks[i]))
+		if (!hold_add(hold, other->chunks[i], &left))
 			break;
 	}
 	if (other->far && hold->count == other->count &&
@@ -310,4 +320,24 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 		return err_pass(r);
 	*hold_p = hold;
 	return 0;
+}
+
+int store_hold_check(const struct store_hold *hold)
+{
+	return hold->over || hold->closed ? store_lease_over() : 0;
+}
+
+uint32_t store_hold_here(const struct store_hold *hold)
+{
+	return hold->count;
+}
+
+uint32_t store_hold_chunk_tokens(const struct store_hold *hold)
+{
+	return hold->handle->space->tokens;
+}
+
+struct far_hold *store_hold_far(const struct store_hold *hold)
+{
+	return hold->far;
 }

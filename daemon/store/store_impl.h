@@ -19,7 +19,8 @@ struct remote;
 			       */
 #define STORE_POOLS_MAX 256u  /* classes: each is a pool that peers know */
 #define STORE_CLASSES_MAX 64u /* of a space: bits of a mask */
-#define STORE_COVERS_MAX 16u  /* that a handle remembers */
+#define STORE_COVERS_MAX 64u  /* sets of classes that a handle remembers */
+#define STORE_COVERS_NEW 16u  /* that one call may ask about */
 
 struct store_tenant {
 	struct list link; /* in store->tenants */
@@ -55,6 +56,7 @@ struct store_space {
 	char *model, *revision, *scheme, *rope;		/* of the identity, for people */
 	struct store_class *classes[STORE_CLASSES_MAX]; /* NULL: free */
 	unsigned int class_count;
+	uint64_t class_changes; /* a bit may mean another class since then */
 	unsigned int handles;
 	uint64_t chunks, bytes;
 };
@@ -62,6 +64,14 @@ struct store_space {
 /* Which of a set of classes serve a handle. */
 struct store_cover {
 	uint64_t mask, used; /* used 0: they do not hold all that it needs */
+};
+
+struct store_covers {
+	uint64_t changes;	    /* space->class_changes: what follows holds for it */
+	uint64_t asked, alone, own; /* classes: looked at; of these those that serve
+				       without others; the one that is the handle's */
+	struct store_cover of[STORE_COVERS_MAX];
+	unsigned int next;
 };
 
 struct store_handle {
@@ -73,8 +83,7 @@ struct store_handle {
 	struct canon *canon; /* of its rank */
 	char **views;	     /* as asked for; NULL: all */
 	uint32_t view_count;
-	struct store_cover covers[STORE_COVERS_MAX];
-	unsigned int cover_next;
+	struct store_covers covers;
 	uint64_t pool_id; /* the last pool that was found to fit */
 	struct charge charge;
 };
@@ -117,16 +126,23 @@ struct store {
 	struct keep *keep;   /* NULL: it ends with the process */
 	struct files *files; /* NULL: none */
 	struct list tenants, spaces;
-	unsigned int space_count, class_count;
+	unsigned int tenant_count, space_count, class_count;
 	uint64_t next_space;
 	struct store_chunk **buckets;
 	uint64_t bucket_mask, seed;
 	uint8_t instance[16]; /* of this run, as events tell it */
 	uint64_t chunk_count;
-	struct far *far;     /* NULL: no other daemon is asked */
-	struct homes *homes; /* NULL: none is told what is here */
-	struct home *home;   /* NULL: this daemon keeps no directory for others */
-	struct list lends;   /* struct store_lend.link: what others hold here */
+	struct far *far;	 /* NULL: no other daemon is asked */
+	struct homes *homes;	 /* NULL: none is told what is here */
+	struct home *home;	 /* NULL: this daemon keeps no directory for others */
+	struct idmap lend_peers; /* struct lend_peer by remote: lend.c, as the next */
+	unsigned int lends;	 /* what others hold here */
+	struct list lend_waits;	 /* struct lend_leg.wait_link */
+	struct loop_defer lends_go;
+	uint64_t lend_looks; /* at parts, for legs of others */
+	struct list pins;    /* store_pins.c: chunks that are let go */
+	struct loop_defer pins_go;
+	uint32_t unpinned;   /* since it ran */
 	struct strmap holds; /* by secret */
 	unsigned int moves, moves_live;
 	struct list loading;   /* struct store_move.load_link: they wait for a part */
@@ -135,6 +151,7 @@ struct store {
 	uint64_t found, missed, put_bytes, fetched_bytes;
 	uint64_t far_found, far_bytes, far_retries, lend_count;
 	uint64_t far_dials, far_dials_refused; /* of holders that homes named */
+	uint64_t covers;		       /* that were made */
 	struct loop_defer tidy;		       /* spaces that nobody uses go */
 };
 
@@ -174,6 +191,10 @@ struct store_handle *store_handle_ref(struct store_handle *handle);
 void store_handle_unref(struct store_handle *handle);
 /* The classes that give the handle all it needs of a chunk that these hold; 0: none. */
 uint64_t store_cover(struct store_handle *handle, uint64_t mask);
+/* The same, of a call about many chunks: *left_p counts down the sets that are asked
+ * about anew, from STORE_COVERS_NEW; then what is not remembered is 0. */
+uint64_t store_cover_some(struct store_handle *handle, uint64_t mask,
+			  unsigned int *left_p);
 /* The same of any layouts: bit i is layouts[i]. *lack_p: set when there is no memory to
  * tell. */
 uint64_t store_cover_layouts(const struct store_handle *handle,
@@ -246,7 +267,17 @@ struct store_part *store_part_find(const struct store_chunk *chunk,
 void store_on_evict(void *arg, struct arena_item *item);
 void store_on_file_evict(void *arg, struct arena_item *item);
 
+/* ---- store_pins.c ---- */
+/* Room for chunks that a hold pins; NULL + ERR_NOMEM. */
+struct store_chunk **store_pins_new(uint32_t most);
+/* The first `count` are unpinned, the last ones first, now or in turns to come. NULL is
+ * fine. */
+void store_pins_end(struct store *store, struct store_chunk **chunks, uint32_t count);
+void store_pins_init(struct store *store);
+void store_pins_fini(struct store *store);
+
 /* ---- store_hold.c ---- */
+int store_lease_over(void); /* raises ERR_LEASE */
 void store_hold_ref(struct store_hold *hold);
 void store_hold_unref(struct store_hold *hold);
 

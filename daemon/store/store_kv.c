@@ -153,13 +153,6 @@ static struct store_class *hold_class(const struct store_hold *hold, uint32_t fi
 	return NULL;
 }
 
-int store_hold_check(const struct store_hold *hold)
-{
-	if (hold->over || hold->closed)
-		return err_raise(ERR_LEASE, "the hold's lease has ended");
-	return 0;
-}
-
 int store_kv_of_hold(const struct store_hold *hold, uint32_t first, uint32_t count,
 		     const char *view, struct store_kv **kv_p)
 {
@@ -204,19 +197,4 @@ uint64_t store_kv_bytes(const struct store_kv *kv)
 {
 	return sizeof(*kv) + kv->count * sizeof(*kv->chunks) +
 	       kv->page_count * sizeof(*kv->pages);
-}
-
-uint32_t store_hold_here(const struct store_hold *hold)
-{
-	return hold->count;
-}
-
-uint32_t store_hold_chunk_tokens(const struct store_hold *hold)
-{
-	return hold->handle->space->tokens;
-}
-
-struct far_hold *store_hold_far(const struct store_hold *hold)
-{
-	return hold->far;
 }

@@ -44,10 +44,4 @@ bool store_kv_same(const struct store_kv *a, const struct store_kv *b);
 void store_kv_free(struct store_kv *kv);	    /* NULL is fine */
 uint64_t store_kv_bytes(const struct store_kv *kv); /* of itself */
 
-int store_hold_check(const struct store_hold *hold); /* ERR_LEASE */
-/* Of a hold's chunks so many are here, the others follow at another daemon. */
-uint32_t store_hold_here(const struct store_hold *hold);
-uint32_t store_hold_chunk_tokens(const struct store_hold *hold); /* of a whole one */
-struct far_hold *store_hold_far(const struct store_hold *hold);	 /* NULL: none */
-
 #endif

@@ -25,8 +25,8 @@
 #include "daemon/store/store_impl.h"
 
 #define LEG_BYTES (UINT64_C(64) << 20)
-#define LEGS_MAX 8u	/* of a move, under way */
-#define MOVES_MAX 4096u /* of a session */
+#define MOVE_LEGS_MAX 8u /* of a move, under way */
+#define MOVES_MAX 4096u	 /* of a session */
 
 const char *const store_kind_names[] = {"put", "fetch"};
 
@@ -327,7 +327,7 @@ static int fetch_pools(struct store_move *move, uint64_t used)
 
 static int store_move_run(struct store_move *move)
 {
-	while (move->legs_running < LEGS_MAX) {
+	while (move->legs_running < MOVE_LEGS_MAX) {
 		struct store_sources sources;
 		uint32_t n;
 		int r = next_leg(move, &sources, &n);
@@ -701,7 +701,8 @@ static void store_move_begin(struct store_move *move, uint64_t deadline_ns)
 }
 
 /* One chunk of a put. Outcome 1: there is no room for it. */
-static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens)
+static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens,
+		     unsigned int *covers_left)
 {
 	struct store_piece *piece = &move->pieces[move->count];
 	uint64_t place = move->anywhere ? STORE_ANYWHERE : move->first + move->count;
@@ -711,7 +712,8 @@ static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens
 		return err_prefix(r, "ids[%u]", move->count);
 	piece->tokens = tokens;
 	move->count++;
-	if (store_cover(move->handle, piece->chunk->ready | piece->chunk->filed) ||
+	if (store_cover_some(move->handle, piece->chunk->ready | piece->chunk->filed,
+			     covers_left) ||
 	    store_part_find(piece->chunk, move->class)) {
 		piece->done = true;
 		move->there++;
@@ -732,13 +734,15 @@ static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens
 static int put_pieces(struct store_move *move, const struct store_ids *ids)
 {
 	uint64_t tokens = move->handle->space->tokens;
+	unsigned int left = STORE_COVERS_NEW;
 	int r = 0;
 
 	for (uint32_t i = 0; i < ids->count && r == 0; i++) {
 		uint64_t from = (move->first + i) * tokens;
 		uint64_t held = move->end - from < tokens ? move->end - from : tokens;
 
-		r = put_piece(move, ids->bytes + i * STORE_ID_BYTES, (uint32_t)held);
+		r = put_piece(move, ids->bytes + i * STORE_ID_BYTES, (uint32_t)held,
+			      &left);
 	}
 	move->left_out = ids->count - move->count;
 	return r < 0 ? err_pass(r) : 0;
@@ -812,8 +816,7 @@ static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 	struct store_move *move;
 	uint64_t begin, end;
 	uint32_t skip, count;
-	int r = hold->over ? err_raise(ERR_LEASE, "the hold's lease has ended")
-			   : store_move_check(handle, args);
+	int r = hold->over ? store_lease_over() : store_move_check(handle, args);
 
 	if (r >= 0)
 		r = maps_check(handle, &args->maps, &begin, &end);

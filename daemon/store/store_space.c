@@ -8,7 +8,9 @@
  * and the planner moves bytes between any two.
  *
  * Which classes together hold what a rank needs is the cover's question; it is asked once
- * for each set of classes, for thousands of chunks have the same.
+ * for each class, and for each set of classes of which none serves by itself, for
+ * thousands of chunks have the same. Engines may make of each chunk another set: then a
+ * call asks about a few, and what is behind these is a miss.
  */
 #include <assert.h>
 #include <errno.h>
@@ -203,6 +205,7 @@ static void class_drop(struct store_class *class)
 	struct store *store = space->store;
 
 	space->classes[class->index] = NULL;
+	space->class_changes++; /* handles may be open */
 	space->class_count--;
 	space->tenant->classes--;
 	store->class_count--;
@@ -382,6 +385,7 @@ uint64_t store_cover_layouts(const struct store_handle *handle,
 		sources[n].layout = layouts[i];
 		index[n++] = i;
 	}
+	handle->space->store->covers += n > 0;
 	if (n == 0 ||
 	    cover_make(sources, n, handle->canon->layout, NULL, 0, 0, &cover) < 0) {
 		*lack_p |= n && err_last()->code == ERR_NOMEM;
@@ -407,43 +411,69 @@ static uint64_t cover_ask(const struct store_handle *handle, uint64_t mask, bool
 	return store_cover_layouts(handle, layouts, STORE_CLASSES_MAX, lack_p);
 }
 
-/* One class alone where one does, its own first: the longest rows, the fewest rooms. */
-static uint64_t cover_of(const struct store_handle *handle, uint64_t mask, bool *lack_p)
+/* Each class of `mask` by itself, once. */
+static void covers_learn(struct store_handle *handle, uint64_t mask)
 {
-	const struct store_space *space = handle->space;
-	uint64_t one = 0;
+	struct store_covers *covers = &handle->covers;
 
-	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
+	for (uint64_t left = mask & ~covers->asked; left; left &= left - 1) {
+		unsigned int i = (unsigned int)__builtin_ctzll(left);
 		uint64_t bit = UINT64_C(1) << i;
+		bool lack = false;
 
-		if (!(mask & bit))
-			continue;
-		if (canon_equal(space->classes[i]->canon, handle->canon))
-			return bit;
-		if (!one)
-			one = cover_ask(handle, bit, lack_p);
+		if (canon_equal(handle->space->classes[i]->canon, handle->canon))
+			covers->own |= bit;
+		else if (cover_ask(handle, bit, &lack))
+			covers->alone |= bit;
+		if (!lack)
+			covers->asked |= bit;
 	}
-	return one ? one : cover_ask(handle, mask, lack_p);
+}
+
+/* What was asked already. False: nothing that tells. */
+static bool covers_know(const struct store_covers *covers, uint64_t mask,
+			uint64_t *used_p)
+{
+	for (unsigned int i = 0; i < STORE_COVERS_MAX; i++) {
+		const struct store_cover *one = &covers->of[i];
+
+		*used_p = one->used;
+		if (one->used ? !(one->used & ~mask) : one->mask == mask)
+			return true;
+	}
+	return false;
+}
+
+/* One class alone where one does, its own first: the longest rows, the fewest rooms. */
+uint64_t store_cover_some(struct store_handle *handle, uint64_t mask,
+			  unsigned int *left_p)
+{
+	struct store_covers *covers = &handle->covers;
+	bool lack = false;
+	uint64_t used;
+
+	if (covers->changes != handle->space->class_changes)
+		*covers = (struct store_covers){.changes = handle->space->class_changes};
+	covers_learn(handle, mask);
+	used = mask & covers->own ? covers->own : mask & covers->alone;
+	used &= -used;
+	if (used || !(mask & (mask - 1)) || covers_know(covers, mask, &used))
+		return used;
+	if (*left_p == 0)
+		return 0;
+	--*left_p;
+	used = cover_ask(handle, mask, &lack);
+	if (used || !lack) /* else a miss for now: not to be remembered */
+		covers->of[covers->next++ % STORE_COVERS_MAX] =
+			(struct store_cover){.mask = mask, .used = used};
+	return used;
 }
 
 uint64_t store_cover(struct store_handle *handle, uint64_t mask)
 {
-	struct store_cover *cover;
-	bool lack = false;
-	uint64_t used;
+	unsigned int left = 1;
 
-	if (!mask)
-		return 0;
-	for (unsigned int i = 0; i < STORE_COVERS_MAX; i++) {
-		if (handle->covers[i].mask == mask)
-			return handle->covers[i].used;
-	}
-	used = cover_of(handle, mask, &lack);
-	if (lack && !used)
-		return 0; /* a miss for now: not to be remembered */
-	cover = &handle->covers[handle->cover_next++ % STORE_COVERS_MAX];
-	*cover = (struct store_cover){.mask = mask, .used = used};
-	return used;
+	return store_cover_some(handle, mask, &left);
 }
 
 /* ---- handles ---- */

@@ -506,6 +506,83 @@ static void owner_gets_its_share_of_few_slabs(void **state)
 	world_fini(&w);
 }
 
+/* More owners than slabs that may be in use: each may have one. */
+static void owner_of_many_has_a_share(void **state)
+{
+	struct world w;
+
+	(void)state;
+	world_init(&w, 8, GRAINS);
+	arena_limit(w.arena, 4);
+	for (uint32_t i = 0; i < 8; i++)
+		assert_int_equal(arena_owner_share(w.owners[i]), SLAB);
+	world_put_many(&w, 0, 0, 4 * SLAB_GRAINS, GRAIN);
+	for (uint32_t i = 1; i < 4; i++)
+		world_put(&w, i, 4 * SLAB_GRAINS + i, GRAIN);
+	for (uint32_t i = 0; i < 4; i++)
+		assert_int_equal(world_slabs_of(&w, i), 1);
+	assert_true(world_pinned(&w, 4, 5 * SLAB_GRAINS, GRAIN) < 0);
+	assert_int_equal(err_last()->code, ERR_LIMIT);
+	arena_unpin(&w.things[5 * SLAB_GRAINS].item);
+	world_fini(&w);
+}
+
+static uint64_t looks(const struct world *w)
+{
+	struct arena_figures figures;
+
+	arena_figures(w->arena, &figures);
+	return figures.looks;
+}
+
+/* Of a thousand slots in each slab the last one is pinned. */
+static void slab_for_an_heir_is_cleared_in_one_pass(void **state)
+{
+	const size_t each = 1024, all = ARENA_SLABS * each;
+	uint64_t before;
+	struct world w;
+
+	(void)state;
+	world_of(&w, all * GRAIN, 2, all + 1);
+	world_put_many(&w, 0, 0, all, GRAIN);
+	for (size_t i = 1; i <= ARENA_SLABS; i++)
+		arena_pin(&w.things[i * each - 1].item);
+	before = looks(&w);
+	assert_true(world_pinned(&w, 1, all, GRAIN) < 0); /* it awaits one */
+	assert_int_equal(w.left_count, each - 1);
+	assert_in_range(looks(&w) - before, each - 1, 2 * each);
+	arena_unpin(&w.things[all].item);
+	for (size_t i = 1; i <= ARENA_SLABS; i++)
+		arena_unpin(&w.things[i * each - 1].item);
+	world_fini(&w);
+}
+
+static void sizes_of_which_nothing_is_left_are_forgotten(void **state)
+{
+	int64_t live = 0;
+	struct world w;
+
+	(void)state;
+	world_init(&w, 2, 64);
+	world_put(&w, 0, 0, GRAIN);
+	world_put(&w, 1, 1, GRAIN);
+	for (uint64_t round = 0; round < 3; round++) {
+		for (size_t size = 2; size <= SLAB_GRAINS; size++) {
+			size_t i = size + 8 * round;
+
+			assert_int_equal(arena_crowded(w.arena), size > 6);
+			world_put(&w, size % 2, i, size * GRAIN);
+			world_give_all(&w, &w.things[i]);
+		}
+		arena_tidy(w.arena);
+		assert_false(arena_crowded(w.arena));
+		assert_int_equal(mem_live(), round ? live : mem_live());
+		live = mem_live();
+	}
+	assert_true(world_here(&w.things[0]) && world_here(&w.things[1]));
+	world_fini(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -525,6 +602,9 @@ int main(void)
 		cmocka_unit_test(arena_without_memory_is_unchanged),
 		cmocka_unit_test(owner_gets_its_share_from_one_that_pins_everywhere),
 		cmocka_unit_test(owner_gets_its_share_of_few_slabs),
+		cmocka_unit_test(owner_of_many_has_a_share),
+		cmocka_unit_test(slab_for_an_heir_is_cleared_in_one_pass),
+		cmocka_unit_test(sizes_of_which_nothing_is_left_are_forgotten),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -193,6 +193,29 @@ static void more_chunks_than_slots_replace_each_other(void **state)
 	fw_end(&w);
 }
 
+/* A write that waits keeps a block for its header, which small parts are less than. */
+static void queue_is_bounded_with_its_headers(void **state)
+{
+	struct files_world w;
+	uint64_t bytes = fw_part_bytes(KIND_A) + SEAL_HEADER_BYTES + DISK_ALIGN;
+	const struct files *files;
+	uint64_t most;
+
+	(void)state;
+	begin(&w, &plain);
+	files = w.store->files;
+	most = w.store->memory_bytes / 16 / bytes;
+	assert_in_range(most, 5, 40);
+	for (uint32_t id = 1; id <= 60; id++) {
+		fw_put(&w, KIND_A, id);
+		fw_find(&w, KIND_A, id);
+		assert_int_equal(files->queued, id < most ? id : most);
+	}
+	fw_quiet(&w);
+	assert_int_equal(files->queued_bytes, 0);
+	fw_end(&w);
+}
+
 /* ---- dropping ---- */
 
 enum { DROP_QUEUED, DROP_WRITTEN, DROP_SYNCED, DROP_READ, DROP_REST, DROPS };
@@ -768,6 +791,7 @@ int main(void)
 		cmocka_unit_test(part_that_is_filed_can_be_told_to_last),
 		cmocka_unit_test(part_that_is_being_read_can_be_told_to_last),
 		cmocka_unit_test(more_chunks_than_slots_replace_each_other),
+		cmocka_unit_test(queue_is_bounded_with_its_headers),
 		cmocka_unit_test(dropped_chunk_does_not_come_back),
 		cmocka_unit_test(dropped_chunk_can_be_put_again_at_once),
 		cmocka_unit_test(part_can_be_read_while_the_start_goes_on),

@@ -208,6 +208,51 @@ static void places_are_used_again_once_they_are_empty(void **state)
 	assert_int_equal(home_holder_count(w->table, first), 0);
 }
 
+/* Who tells chunks chooses both halves of a key: with one id in every space, or such that
+ * the sums' mix of the two is one (home_key_mix(), which all daemons know). */
+static struct home_key chosen_key(bool mixed, uint64_t n)
+{
+	struct home_key key = {.id = 77, .space = n};
+
+	if (mixed)
+		key.id = home_mix(n + 1) ^ 12345;
+	return key;
+}
+
+static void chosen_keys_do_not_lie_behind_each_other(void **state)
+{
+	const uint64_t keys = 20000, each = 8; /* of the slots a third is taken */
+	struct home_figures f;
+
+	(void)state;
+	for (unsigned int mixed = 0; mixed < 2; mixed++) {
+		struct home_table *table;
+		unsigned int holder;
+		int owner;
+
+		assert_int_equal(home_table_new(65536 * 16, 99, &table), 0);
+		holder = home_holder_new(table, &owner);
+		for (uint64_t n = 0; n < keys; n++) {
+			struct home_key key = chosen_key(mixed, n);
+
+			assert_int_equal(home_table_put(table, holder, &key), HOME_PUT);
+		}
+		home_table_figures(table, &f);
+		assert_in_range(f.steps, keys, keys * each);
+		for (uint64_t n = 0; n < keys / 2; n++) {
+			struct home_key key = chosen_key(mixed, n);
+
+			assert_true(home_table_remove(table, holder, &key));
+		}
+		home_holder_drop(table, holder);
+		while (home_table_sweep(table))
+			;
+		home_table_figures(table, &f);
+		assert_in_range(f.steps, keys, 2 * keys * each);
+		home_table_free(table);
+	}
+}
+
 static void table_without_memory_is_none(void **state)
 {
 	struct home_table *table = NULL;
@@ -293,6 +338,7 @@ int main(void)
 		CASE(one_holder_has_half_and_the_last_eighth_is_for_those_of_little),
 		CASE(chunk_that_everybody_has_is_kept_of_some),
 		CASE(places_are_used_again_once_they_are_empty),
+		cmocka_unit_test(chosen_keys_do_not_lie_behind_each_other),
 		cmocka_unit_test(table_without_memory_is_none),
 		cmocka_unit_test(member_that_goes_moves_its_keys_alone),
 		cmocka_unit_test(members_leave_out_what_is_too_many),

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/store/dial.h"
+
+#include <stddef.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/log.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/store/store_impl.h"
+
+void dial_end(struct store *store, struct dial *dial)
+{
+	if (dial->remote)
+		handshake_release(store->kvd->handshake, dial->remote);
+	dial->remote = NULL;
+	dial->later = false;
+}
+
+void dial_refuse(struct store *store, struct dial *dial, const char *endpoint,
+		 const char *lack)
+{
+	bool known = dial->later;
+
+	dial_end(store, dial);
+	dial->later = err_last()->retryable;
+	if (!known || !dial->later)
+		log_warn("store", endpoint, lack, "why=\"%s\" again=%d", err_last()->text,
+			 dial->later);
+	err_clear();
+}
+
+bool dial_reach(struct store *store, struct dial *dial, const char *endpoint,
+		const char *lack)
+{
+	const struct peer_client client = {.uid = 0, .session = 0};
+
+	if (handshake_reach(store->kvd->handshake, endpoint, &client, &dial->remote) <
+	    0) {
+		dial->remote = NULL;
+		dial_refuse(store, dial, endpoint, lack);
+		return false;
+	}
+	dial->later = false;
+	return true;
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dial: the daemons that chunk_stores and chunk_homes name are reached from the start to
+ * the end. One that cannot be for want of something is tried again, one that never can be
+ * is not; either is logged once.
+ */
+#ifndef KVD_STORE_DIAL_H
+#define KVD_STORE_DIAL_H
+
+#include <stdbool.h>
+
+#include "daemon/loop/loop.h"
+
+struct remote;
+struct store;
+
+#define DIAL_AGAIN_NS (30 * LOOP_NS_PER_S)
+
+struct dial {
+	struct remote *remote; /* held; NULL: it is not */
+	bool later;	       /* it may be, later */
+};
+
+/* `lack`: what it is not while it is not reached. True: it is. */
+bool dial_reach(struct store *store, struct dial *dial, const char *endpoint,
+		const char *lack);
+/* It shall not be, whatever comes: the fault that was raised says why. */
+void dial_refuse(struct store *store, struct dial *dial, const char *endpoint,
+		 const char *lack);
+void dial_end(struct store *store, struct dial *dial);
+
+#endif

@@ -1,0 +1,646 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Chunks that another daemon holds here, and a peer that asks for more than it may: more
+ * than half of a user's share, for ever, by legs that never end, of pools that it was not
+ * told of; and a holder that tells what no honest one does. Node 0 is this daemon, node 1
+ * the peer, whose messages are the test's own and whose answers it reads.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/store/far.h"
+#include "daemon/store/lend.h"
+#include "daemon/store/store_impl.h"
+#include "tests/lib/cluster_store.h"
+
+#define TOKENS 16u
+#define CHUNKS 240u
+#define MEMORY_BYTES (UINT64_C(4) << 20)
+#define RANKS 12u /* kinds of parts beside the whole one: of some layers each */
+
+struct world {
+	struct cluster c;
+	struct session *engine, *other;
+	struct cache cache, wide;
+	struct store_handle *handle;
+};
+
+/* What the peer was answered last, and how often. */
+static struct {
+	unsigned int tolds, naks;
+	uint32_t code, chunks, pools;
+	uint64_t pool;
+} heard;
+
+/* What a holder says to each CHUNK_ASK; NULL: it is an honest one. */
+static void (*liar)(struct remote *remote, const struct wire_chunk_ask *msg);
+static struct kvd *peer_kvd;
+static int (*true_message)(void *owner, struct remote *remote,
+			   const struct wire_header *h, struct cursor *body);
+
+static void hear_told(struct cursor *body)
+{
+	struct wire_chunk_told msg;
+	struct cursor in;
+
+	assert_int_equal(wire_chunk_told_get(body, &msg), 0);
+	heard.tolds++;
+	heard.code = msg.code;
+	heard.chunks = heard.pools = 0;
+	if (msg.code)
+		return;
+	cursor_read(&in, msg.runs.data, msg.runs.len);
+	heard.pools = cursor_get_u32(&in);
+	for (uint32_t i = 0; i < heard.pools; i++)
+		heard.pool = cursor_get_u64(&in);
+	for (uint32_t n = cursor_get_u32(&in); n > 0; n--) {
+		heard.chunks += cursor_get_u32(&in);
+		cursor_get_u64(&in);
+	}
+	assert_false(in.bad);
+}
+
+static int on_message(void *owner, struct remote *remote, const struct wire_header *h,
+		      struct cursor *body)
+{
+	struct wire_chunk_leg_nak nak;
+	struct wire_chunk_ask ask;
+
+	if (remote->hs != peer_kvd->handshake)
+		return true_message(owner, remote, h, body);
+	if (h->type == WIRE_T_CHUNK_TOLD) {
+		hear_told(body);
+		return 0;
+	}
+	if (h->type == WIRE_T_CHUNK_LEG_NAK) {
+		assert_int_equal(wire_chunk_leg_nak_get(body, &nak), 0);
+		heard.naks++;
+		heard.code = nak.code;
+		return 0;
+	}
+	if (h->type == WIRE_T_CHUNK_ASK && liar) {
+		assert_int_equal(wire_chunk_ask_get(body, &ask), 0);
+		liar(remote, &ask);
+		return 0;
+	}
+	return true_message(owner, remote, h, body);
+}
+
+static void wrap(struct kvd *kvd, struct handshake_events *events)
+{
+	peer_kvd = kvd; /* the last one: node 1 */
+	true_message = events->on_message;
+	events->on_message = on_message;
+}
+
+static struct store *store_of(struct world *w)
+{
+	return w->c.nodes[0].kvd.store;
+}
+
+static struct remote *remote_of(struct world *w, unsigned int node)
+{
+	struct remote *remote;
+
+	list_foreach(remote, handshake_remotes(w->c.nodes[node].kvd.handshake), link) {
+		if (!remote->peer->self)
+			return remote;
+	}
+	fail_msg("no peer");
+	return NULL;
+}
+
+static struct store_handle *handle_open(struct world *w, struct session *engine,
+					uint64_t pool)
+{
+	cJSON *answer = cluster_call(&w->c, engine,
+				     "{\"cmd\":\"chunk.space\",\"pool\":%llu,\"model\":"
+				     "\"m\",\"scheme\":\"s\",\"tokens\":%u}",
+				     (unsigned long long)pool, TOKENS);
+	const cJSON *space = cJSON_GetObjectItem(answer, "space");
+	struct store_handle *handle;
+
+	if (!cJSON_IsNumber(space))
+		fail_msg("%s", cJSON_PrintUnformatted(answer));
+	handle = store_handle_find(engine, (uint64_t)space->valuedouble);
+	cJSON_Delete(answer);
+	return handle;
+}
+
+static int setup(void **state)
+{
+	struct world *w = calloc(1, sizeof(*w));
+	struct cluster_store_args args = {.memory_bytes = MEMORY_BYTES};
+
+	assert_non_null(w);
+	liar = NULL;
+	memset(&heard, 0, sizeof(heard));
+	cluster_wrap_events(wrap);
+	cluster_new(&w->c, 5, 2);
+	args.stores = w->c.nodes[1].endpoint;
+	assert_true(cluster_store(&w->c, 0, &args));
+	w->engine = cluster_engine(&w->c, 0, "e");
+	w->cache = cluster_geometry;
+	cluster_cache(&w->c, w->engine, "kv", 0, &w->cache);
+	w->handle = handle_open(w, w->engine, w->cache.pool);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	*state = w;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct world *w = *state;
+
+	cache_close(&w->cache);
+	if (w->other)
+		cache_close(&w->wide);
+	cluster_free(&w->c);
+	cluster_wrap_events(NULL);
+	free(w);
+	return 0;
+}
+
+/* ---- what is here ---- */
+
+static void id_of(uint32_t n, uint8_t id[STORE_ID_BYTES])
+{
+	memset(id, 0, STORE_ID_BYTES);
+	memcpy(id, &n, sizeof(n));
+}
+
+/* A part of the chunk, of the handle's kind: filled, or an engine fills it. */
+static struct store_part *part_put(struct store_handle *handle, uint32_t n, bool full)
+{
+	struct store_class *class;
+	struct store_chunk *chunk;
+	struct store_part *part;
+	uint8_t id[STORE_ID_BYTES];
+
+	id_of(n, id);
+	assert_true(store_class_of(handle, &class) >= 0);
+	assert_int_equal(store_chunk_get(handle->space, id, n, TOKENS, &chunk), 0);
+	assert_int_equal(store_part_new(chunk, class, &part), 0);
+	if (!full)
+		return part; /* pinned */
+	store_part_ready(part);
+	store_chunk_unpin(chunk);
+	return part;
+}
+
+static void fill(struct world *w, uint32_t count)
+{
+	for (uint32_t n = 0; n < count; n++)
+		part_put(w->handle, n, true);
+	cluster_run(&w->c, LOOP_NS_PER_S); /* its pool is made, and known to the peer */
+}
+
+/* As if it were on its way from a file. */
+static void part_loads(struct store_part *part, bool begins)
+{
+	uint64_t bit = UINT64_C(1) << part->class->index;
+
+	part->filed = begins;
+	if (begins)
+		part->chunk->filed |= bit;
+	else
+		part->chunk->filed &= ~bit;
+}
+
+static uint64_t pinned(struct world *w)
+{
+	return arena_owner_pinned(w->handle->space->tenant->owner);
+}
+
+static uint64_t share(struct world *w)
+{
+	return arena_owner_share(w->handle->space->tenant->owner);
+}
+
+/* ---- what the peer says ---- */
+
+static void ask(struct world *w, uint64_t number, uint32_t first, uint32_t count,
+		uint64_t lease_ms)
+{
+	static uint8_t ids[STORE_IDS_MAX * STORE_ID_BYTES];
+	struct wire_chunk_ask msg = {
+		.ask = number,
+		.first = first,
+		.lease_ms = lease_ms,
+		.ids = {.data = ids, .len = (size_t)count * STORE_ID_BYTES}};
+
+	for (uint32_t n = 0; n < count; n++)
+		id_of(first + n, ids + (size_t)n * STORE_ID_BYTES);
+	memcpy(msg.space, w->handle->space->digest, sizeof(msg.space));
+	assert_int_equal(handshake_tell_chunk_ask(remote_of(w, 1), &msg), 0);
+	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
+}
+
+static void leg(struct world *w, uint64_t number, uint64_t pool, uint32_t first,
+		uint32_t count)
+{
+	static uint64_t room = 1000;
+	const struct wire_chunk_leg msg = {.ask = number,
+					   .room = ++room,
+					   .pool = pool,
+					   .first = first,
+					   .count = count,
+					   .begin = first * (uint64_t)TOKENS,
+					   .end = (first + count) * (uint64_t)TOKENS};
+
+	assert_int_equal(handshake_tell_chunk_leg(remote_of(w, 1), &msg), 0);
+	cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
+}
+
+/* ---- pins ---- */
+
+static void peer_pins_no_more_than_half_of_a_user_s_share(void **state)
+{
+	struct world *w = *state;
+	uint32_t most = (uint32_t)(share(w) / 2 / w->handle->canon->slot_bytes);
+
+	fill(w, CHUNKS);
+	assert_in_range(most, 10, CHUNKS - 10);
+	ask(w, 1, 0, CHUNKS, UINT64_MAX);
+	assert_int_equal(heard.code, ERR_OK);
+	assert_int_equal(heard.chunks, most);
+	assert_in_range(pinned(w), 1, share(w) / 2);
+	ask(w, 2, most, CHUNKS - most, UINT64_MAX); /* others: of which none can be */
+	assert_int_equal(heard.tolds, 2);
+	assert_int_equal(heard.chunks, 0);
+	assert_int_equal(lends_open(store_of(w)), 1);
+	ask(w, 3, 0, CHUNKS, UINT64_MAX); /* the same, which are pinned already */
+	assert_int_equal(heard.chunks, most);
+	assert_in_range(pinned(w), 1, share(w) / 2);
+	cluster_run(&w->c, (STORE_LEASE_MS_MAX + FAR_LEASE_MORE_MS) * LOOP_NS_PER_MS);
+	assert_int_equal(lends_open(store_of(w)), 0); /* what an engine may ask for */
+	assert_int_equal(pinned(w), 0);
+}
+
+static void peer_that_goes_lets_go_of_all(void **state)
+{
+	struct world *w = *state;
+
+	fill(w, CHUNKS);
+	for (uint64_t n = 1; n <= 300; n++)
+		ask(w, n, 0, 20, 600000);
+	assert_int_equal(heard.code, ERR_LIMIT);
+	assert_int_equal(lends_open(store_of(w)), 256);
+	ask(w, 1, 0, 20, 600000);
+	assert_int_equal(heard.code, ERR_EXIST);
+	handshake_close(w->c.nodes[1].kvd.handshake);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	assert_int_equal(lends_open(store_of(w)), 0);
+	assert_int_equal(pinned(w), 0);
+}
+
+static void lease_that_is_renewed_is_longer(void **state)
+{
+	struct world *w = *state;
+
+	fill(w, 10);
+	ask(w, 1, 0, 10, 2000);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	ask(w, 1, 0, 0, 5000);
+	ask(w, 1, 0, 0, 10);   /* not shorter */
+	ask(w, 2, 0, 0, 5000); /* of no hold */
+	assert_int_equal(heard.tolds, 1);
+	cluster_run(&w->c, 4 * LOOP_NS_PER_S);
+	assert_int_equal(lends_open(store_of(w)), 1);
+	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
+	assert_int_equal(lends_open(store_of(w)), 0);
+}
+
+/* ---- legs ---- */
+
+/* Another rank's kind, and whether its pool is there. */
+static struct store_handle *other_kind(struct world *w)
+{
+	w->other = cluster_engine(&w->c, 0, "o");
+	w->wide = cluster_geometry;
+	w->wide.units = 2;
+	cluster_cache(&w->c, w->other, "kv2", 0, &w->wide);
+	return handle_open(w, w->other, w->wide.pool);
+}
+
+static void leg_names_pools_that_were_told(void **state)
+{
+	struct world *w = *state;
+	struct store_handle *other = other_kind(w);
+	struct store_part *part;
+
+	fill(w, 4);
+	part = part_put(other, 2, false); /* an engine fills it when it likes */
+	part_put(other, 3, true);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	ask(w, 1, 0, 3, 60000);
+	assert_int_equal(heard.pools, 1);
+	leg(w, 1, part->class->pool->id, 2, 1);
+	assert_int_equal(heard.naks, 1);
+	assert_int_equal(heard.code, ERR_NOTFOUND);
+	ask(w, 2, 0, 4, 60000); /* told, and not for all */
+	assert_int_equal(heard.pools, 2);
+	leg(w, 2, part->class->pool->id, 2, 2);
+	assert_int_equal(heard.naks, 2);
+	assert_int_equal(heard.code, ERR_NOTFOUND);
+	assert_true(list_empty(&store_of(w)->lend_waits));
+	store_part_ready(part);
+	store_chunk_unpin(part->chunk);
+}
+
+static void leg_that_waits_is_refused_when_its_hold_ends(void **state)
+{
+	struct world *w = *state;
+	struct store_part *part;
+
+	fill(w, 4);
+	part = part_put(w->handle, 4, false);
+	part_loads(part, true);
+	ask(w, 1, 0, 5, 1000);
+	ask(w, 2, 0, 5, 600000);
+	assert_int_equal(heard.chunks, 5);
+	leg(w, 1, heard.pool, 0, 5);
+	leg(w, 2, heard.pool, 0, 5);
+	assert_int_equal(heard.naks, 0);
+	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
+	assert_int_equal(heard.naks, 1);
+	assert_int_equal(heard.code, ERR_LEASE);
+	lends_close(store_of(w));
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	assert_int_equal(heard.naks, 2);
+	assert_int_equal(heard.code, ERR_DRAIN);
+	assert_int_equal(lends_open(store_of(w)), 0);
+	part_loads(part, false);
+	store_part_ready(part);
+	store_chunk_unpin(part->chunk);
+}
+
+#define LEGS 100u
+#define LONG 60u
+
+static void legs_that_wait_are_looked_at_once_a_turn(void **state)
+{
+	struct world *w = *state;
+	struct store *store = store_of(w);
+	struct store_part *part;
+	uint64_t looks;
+
+	fill(w, LONG - 1);
+	part = part_put(w->handle, LONG - 1, false);
+	part_loads(part, true);
+	ask(w, 1, 0, LONG, 600000);
+	for (unsigned int i = 0; i < LEGS; i++)
+		leg(w, 1, heard.pool, 0, LONG);
+	looks = store->lend_looks;
+	assert_int_equal(looks, LEGS * LONG);
+	for (unsigned int i = 0; i < 1000; i++)
+		store_moves_kick(store);
+	cluster_run(&w->c, LOOP_NS_PER_MS);
+	assert_in_range(store->lend_looks - looks, LEGS, 2 * LEGS);
+	looks = store->lend_looks;
+	part_loads(part, false);
+	store_part_ready(part);
+	store_moves_kick(store);
+	cluster_run(&w->c, LOOP_NS_PER_MS);
+	assert_int_equal(store->lend_looks - looks, LEGS);
+	assert_true(list_empty(&store->lend_waits));
+	assert_int_equal(heard.naks, 0);
+	store_chunk_unpin(part->chunk);
+}
+
+/* ---- a holder that lies ---- */
+
+static struct {
+	uint64_t pools[STORE_CLASSES_MAX];
+	uint32_t pool_count, runs, chunks; /* of a run */
+	uint64_t (*mask)(uint32_t run);
+	unsigned int renewals;
+} lie;
+
+static void tell(struct remote *remote, const struct wire_chunk_ask *asked)
+{
+	static uint8_t bytes[STORE_IDS_MAX * 12 + 1024];
+	struct wire_chunk_told msg = {.ask = asked->ask,
+				      .tokens = (uint64_t)lie.runs * lie.chunks * TOKENS};
+	struct cursor out;
+
+	if (!asked->ids.len) {
+		lie.renewals++;
+		return;
+	}
+	cursor_write(&out, bytes, sizeof(bytes));
+	cursor_put_u32(&out, lie.pool_count);
+	for (uint32_t i = 0; i < lie.pool_count; i++)
+		cursor_put_u64(&out, lie.pools[i]);
+	cursor_put_u32(&out, lie.runs);
+	for (uint32_t i = 0; i < lie.runs; i++) {
+		cursor_put_u32(&out, lie.chunks);
+		cursor_put_u64(&out, lie.mask(i));
+	}
+	msg.runs.data = bytes;
+	msg.runs.len = out.pos;
+	assert_int_equal(handshake_tell_chunk_told(remote, &msg), 0);
+}
+
+static void on_far_found(void *arg, struct store_hold *hold, const struct err *why)
+{
+	assert_non_null(hold);
+	assert_null(why);
+	*(uint32_t *)arg = far_hold_chunks(hold->far);
+}
+
+/* So many of `count` chunks come to the hold from the holder. */
+static uint32_t far_chunks(struct world *w, uint32_t count, struct store_hold **hold_p)
+{
+	static uint8_t ids[STORE_IDS_MAX * STORE_ID_BYTES];
+	const struct store_ids asked = {.bytes = ids, .count = count, .first = 0};
+	uint32_t found = UINT32_MAX;
+	const struct store_hold_args args = {.lease_ns = 100 * LOOP_NS_PER_S,
+					     .far_ns = LOOP_NS_PER_S,
+					     .on_done = on_far_found,
+					     .arg = &found};
+
+	for (uint32_t n = 0; n < count; n++)
+		id_of(5000 + n, ids + (size_t)n * STORE_ID_BYTES);
+	assert_int_equal(store_hold_open(w->handle, &asked, &args, hold_p), 1);
+	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
+	assert_int_not_equal(found, UINT32_MAX);
+	return found;
+}
+
+/* The peer's pools: each has half of the heads, of which none serves alone. */
+static void peer_pools(struct world *w, struct cache *caches)
+{
+	struct session *engine = cluster_engine(&w->c, 1, "far");
+
+	for (unsigned int i = 0; i < RANKS; i++) {
+		char name[16];
+
+		snprintf(name, sizeof(name), "r%u", i);
+		caches[i] = cluster_geometry;
+		caches[i].units = 2;
+		caches[i].first_unit = i % 2 * 2;
+		cluster_cache(&w->c, engine, name, i, &caches[i]);
+		lie.pools[i] = caches[i].pool;
+	}
+	lie.pool_count = RANKS;
+	cluster_run(&w->c, LOOP_NS_PER_S);
+}
+
+/* Never the same, and none of the even ones: half of the heads are nowhere. */
+static uint64_t mask_of_half(uint32_t run)
+{
+	uint64_t mask = 0;
+
+	for (unsigned int i = 0; i < RANKS / 2; i++)
+		mask |= (uint64_t)((run + 1) >> i & 1) << (2 * i + 1);
+	return mask;
+}
+
+static uint64_t mask_of_two(uint32_t run)
+{
+	return 3 | (uint64_t)(run % 1000) << 2;
+}
+
+/* A lower half and an upper one, each pair once: none of them tells of another. */
+static uint64_t mask_of_pairs(uint32_t run)
+{
+	const uint32_t each = RANKS / 2;
+
+	return UINT64_C(1) << run % each * 2 | UINT64_C(2) << run / each % each * 2;
+}
+
+static uint64_t mask_of_one_rank(uint32_t run)
+{
+	(void)run;
+	return 3;
+}
+
+static uint64_t mask_of_none_told(uint32_t run)
+{
+	return UINT64_C(3) << (run % 2 ? RANKS : 0);
+}
+
+static void holder_with_many_masks_costs_few_covers(void **state)
+{
+	struct world *w = *state;
+	struct store *store = store_of(w);
+	struct cache caches[RANKS];
+	struct store_hold *hold, *joined;
+	const struct store_hold_args args = {.lease_ns = LOOP_NS_PER_S};
+	uint64_t before;
+
+	peer_pools(w, caches);
+	liar = tell;
+	lie.runs = RANKS / 2 * RANKS / 2;
+	lie.chunks = 1;
+	lie.mask = mask_of_pairs;
+	before = store->covers;
+	assert_int_equal(far_chunks(w, lie.runs, &hold), STORE_COVERS_NEW);
+	assert_int_equal(store->covers - before, STORE_COVERS_NEW);
+	store_hold_close(hold);
+	lie.runs = 60;
+	lie.mask = mask_of_half;
+	before = store->covers;
+	assert_int_equal(far_chunks(w, 60, &hold), 0);
+	assert_int_equal(store->covers - before, 1); /* the first that fails ends it */
+	store_hold_close(hold);
+	lie.runs = 1000;
+	lie.mask = mask_of_two;
+	before = store->covers;
+	assert_int_equal(far_chunks(w, 1000, &hold), 1000);
+	assert_int_equal(store->covers - before, 1); /* two that serve serve all */
+	for (uint32_t i = 0; i < 1000; i++)
+		assert_int_equal(far_hold_sources(hold->far, i), 3);
+	assert_int_equal(far_hold_sources(hold->far, 1000), 0);
+	assert_int_equal(store_hold_join(w->handle, hold->secret, &args, &joined), 0);
+	assert_int_equal(store->covers - before, 2);
+	store_hold_close(joined);
+	store_hold_close(hold);
+	for (unsigned int i = 0; i < RANKS; i++)
+		cache_close(&caches[i]);
+}
+
+static void holder_that_tells_what_none_would_is_a_miss(void **state)
+{
+	struct world *w = *state;
+	struct cache caches[RANKS];
+	struct store_hold *hold;
+
+	peer_pools(w, caches);
+	liar = tell;
+	lie.chunks = 2;
+	lie.runs = 1;
+	lie.mask = mask_of_one_rank;
+	assert_int_equal(far_chunks(w, 2, &hold), 2);
+	assert_int_equal(far_hold_sources(hold->far, 1), 3);
+	store_hold_close(hold);
+	lie.runs = 2; /* which an honest one tells as one */
+	assert_int_equal(far_chunks(w, 4, &hold), 0);
+	store_hold_close(hold);
+	lie.mask = mask_of_none_told;
+	assert_int_equal(far_chunks(w, 4, &hold), 0);
+	store_hold_close(hold);
+	for (unsigned int i = 0; i < RANKS; i++)
+		cache_close(&caches[i]);
+}
+
+/* A hold of a hundred seconds is joined for ten minutes. */
+static void holder_s_lease_is_renewed_while_it_is_held(void **state)
+{
+	struct world *w = *state;
+	struct cache caches[RANKS];
+	struct store_hold *hold, *joined;
+	const struct store_hold_args args = {.lease_ns = 600 * LOOP_NS_PER_S};
+	unsigned int before;
+
+	peer_pools(w, caches);
+	liar = tell;
+	lie.chunks = 2;
+	lie.runs = 1;
+	lie.mask = mask_of_one_rank;
+	lie.renewals = 0;
+	assert_int_equal(far_chunks(w, 2, &hold), 2);
+	assert_int_equal(store_hold_join(w->handle, hold->secret, &args, &joined), 0);
+	cluster_run(&w->c, 120 * LOOP_NS_PER_S);
+	assert_true(hold->over);
+	assert_int_equal(lie.renewals, 0);
+	cluster_run(&w->c, 400 * LOOP_NS_PER_S); /* before 160 s, then each 30 s */
+	assert_in_range(lie.renewals, 13, 14);
+	assert_int_equal(far_hold_chunks(joined->far), 2);
+	store_hold_close(joined);
+	before = lie.renewals;
+	cluster_run(&w->c, 100 * LOOP_NS_PER_S);
+	assert_int_equal(lie.renewals, before);
+	store_hold_close(hold);
+	for (unsigned int i = 0; i < RANKS; i++)
+		cache_close(&caches[i]);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(peer_pins_no_more_than_half_of_a_user_s_share),
+		CASE(peer_that_goes_lets_go_of_all),
+		CASE(lease_that_is_renewed_is_longer),
+		CASE(leg_names_pools_that_were_told),
+		CASE(leg_that_waits_is_refused_when_its_hold_ends),
+		CASE(legs_that_wait_are_looked_at_once_a_turn),
+		CASE(holder_with_many_masks_costs_few_covers),
+		CASE(holder_that_tells_what_none_would_is_a_miss),
+		CASE(holder_s_lease_is_renewed_while_it_is_held),
+	};
+
+	if (getenv("KVD_TEST_ONLY"))
+		cmocka_set_test_filter(getenv("KVD_TEST_ONLY"));
+	return cmocka_run_group_tests_name("lend", tests, NULL, NULL);
+}
