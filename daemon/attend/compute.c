@@ -396,7 +396,7 @@ bool compute_cancel(struct compute *compute, struct compute_item *item)
 	return true;
 }
 
-const struct kernel *compute_kernel(const struct compute *compute)
+struct kernel *compute_kernel(const struct compute *compute)
 {
 	return compute->kernel;
 }

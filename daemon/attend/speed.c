@@ -120,7 +120,7 @@ static int scratch_make(struct scratch *s, const struct attend_shape *shape)
 	return 0;
 }
 
-static int speed_time(const struct kernel *kernel, struct scratch *s, uint32_t rows,
+static int speed_time(struct kernel *kernel, struct scratch *s, uint32_t rows,
 		      uint32_t tokens, struct cost_figure *figure)
 {
 	double us[CALLS], first = clock_us();
@@ -157,7 +157,7 @@ static struct cost_figure speed_rate(double amount, const struct cost_figure *ti
 				    .at_s = time->at_s};
 }
 
-static int speed_measure(const struct kernel *kernel, const struct attend_shape *shape,
+static int speed_measure(struct kernel *kernel, const struct attend_shape *shape,
 			 struct cost_compute *compute)
 {
 	struct scratch s = {.memory = NULL};
