@@ -28,7 +28,7 @@
 #include "daemon/math/merge.h"
 
 #define KV_BYTES (8u << 20)
-#define TOKENS_MOST 2048u
+#define TOKENS_MOST 8192u
 #define TOKENS_FEW 16u
 #define ROWS_MANY 256u
 /* A peer may ask: what is larger is no rank's. */
