@@ -10,13 +10,22 @@ $(B)/bench/bench_cost: $(B)/tests/bench/bench_cost.o $(CORE)
 bench-cost: $(B)/bench/bench_cost ## ns of kvd_decide(), by holders and page
 	$(Q)$<
 
-# What the way of query rows takes, beside a bare round trip of their bytes.
-.PHONY: bench-attend-trip
+# Query rows that go to the KV, beside their floors: the goals of routing in one run of some
+# three minutes.
+#   PARTS='words'  of echo sweep fan out crowd
+#   DOC=1          the section of docs/performance.md and docs/route-break-even.svg, too
+ROUTE_DOC := --doc docs/performance.md --plot docs/route-break-even.svg
+.PHONY: bench-route bench-route-doc
 
 $(B)/bench/bench_trip: $(B)/tests/bench/bench_trip.o $(CORE)
 	@mkdir -p $(@D)
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ $(LIBS)
 
-bench-attend-trip: all $(B)/bench/bench_trip ## echoes of query rows beside a bare ping-pong
-	$(Q)KVD_BUILD=$(B) python3 tests/bench/bench_attend_trip.py
+bench-route: all $(B)/bench/bench_trip build/python/installed ## routing beside its floors, break-evens, a crowd; see mk/cost.mk
+	@[ -e $(PYDIR)/installed ] || { cat $(PYDIR)/why; exit 1; }
+	@KVD_BUILD=$(CURDIR)/$(B) $(PYDIR)/venv/bin/python tests/bench/bench_route.py \
+		--json build/bench-route.json $(if $(PARTS),--part $(PARTS)) $(if $(DOC),$(ROUTE_DOC))
+
+bench-route-doc: ## build/bench-route.json as the section of docs/performance.md, and its plot
+	@$(PYDIR)/venv/bin/python tests/bench/bench_route.py --from build/bench-route.json $(ROUTE_DOC)

@@ -26,8 +26,3 @@ TEST_NEEDS += $(B)/bench/bench_attend
 .PHONY: bench-attend
 bench-attend: $(B)/bench/bench_attend ## attention kernels beside memory and oneDNN (PYTHON=)
 	@KVD_BUILD=$(B) $(or $(PYTHON),python3) tests/bench/bench_attend.py
-
-.PHONY: bench-attend-fan
-bench-attend-fan: build/python/installed $(B)/kvd ## 32 requesters on one holder, and one that floods
-	@KVD_BUILD=$(abspath $(B)) build/python/venv/bin/python \
-		tests/bench/bench_attend_fan.py --flood

@@ -33,7 +33,7 @@
 #include "proto/kvd_ring.h"
 #include "proto/wire.h"
 
-#define LEG_BYTES (256u << 10) /* of a message, if it is not one query token's */
+#define LEG_BYTES (160u << 10) /* of a message, if it is not one query token's */
 #define POSTS_MAX 1024u	       /* of a session */
 
 /* ---- ends ---- */
@@ -172,6 +172,7 @@ struct side {
 	const uint32_t *select;
 	struct far_hold *far; /* NULL: here */
 	struct wire_attend head;
+	bool among; /* the post has other legs there */
 	uint64_t skip, tokens;
 	uint32_t count;
 };
@@ -189,6 +190,7 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 	leg->post = post;
 	leg->row = row;
 	leg->rows = rows;
+	leg->among = side->among || rows < side->part->rows;
 	list_init(&leg->wait);
 	list_push_back(&post->legs, &leg->link);
 	post->open++;
@@ -209,7 +211,7 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 	if (r < 0)
 		return err_pass(r);
 	if (side->far)
-		return err_pass(leg_there(leg, side->far, &side->head, side->part));
+		return err_pass(leg_there(leg, side->far, &side->head));
 	return err_pass(leg_here(leg, side->hold, side->part, side->tokens, side->count));
 }
 
@@ -351,7 +353,10 @@ static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 	side.far = far_hold_at(store_hold_far(hold), side.head.first);
 	if (!side.far)
 		return err_raise(ERR_PEER, "the hold's other daemon is lost");
-	return err_pass(side_legs(post, &side));
+	side.head.delta = (uint32_t)part->delta;
+	side.head.per_token = part->per_token;
+	r = legs_there(post, side.far, &side.head, &side.among);
+	return r < 0 ? err_pass(r) : err_pass(side_legs(post, &side));
 }
 
 static int parts_legs(struct attend_post *post, const struct attend_post_args *args)

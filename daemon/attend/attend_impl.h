@@ -78,7 +78,7 @@ struct attend_post {
 	struct region *region; /* pinned */
 	struct list legs;      /* struct attend_leg.link, in the order of the parts */
 	unsigned int open;     /* legs that are not in */
-	unsigned int remotes;
+	unsigned int remotes, far_legs;
 	struct post_figures figures; /* the largest of its legs' */
 	void (*on_failed)(struct session *session, uint32_t slot, uint64_t id,
 			  const struct err *why);
@@ -113,6 +113,7 @@ struct leg {
 	uint64_t sent_ns;
 	struct list wait; /* remote->attend_legs, until it is sent */
 	bool sent;
+	bool among;		/* others of its post are at the same daemon */
 	struct wire_attend msg; /* but for blobs and the view */
 	/* both: per_token for each query token */
 	uint32_t *select;
@@ -159,8 +160,12 @@ void leg_drop(struct leg *leg);
 /* Begun, or not: it is the post's in any case. */
 int leg_here(struct leg *leg, const struct store_hold *hold,
 	     const struct kvd_ring_part *part, uint64_t tokens, uint32_t count);
-int leg_there(struct leg *leg, struct far_hold *far, const struct wire_attend *head,
-	      const struct kvd_ring_part *part);
+/* What all messages of a part there say: first, count, tokens, delta, per_token are
+ * given. *among_p: earlier parts have legs there, too. ERR_PEER, ERR_REQUIRE. */
+int legs_there(struct attend_post *post, const struct far_hold *far,
+	       struct wire_attend *head, bool *among_p);
+int leg_there(struct leg *leg, const struct far_hold *far,
+	      const struct wire_attend *head);
 int legs_on_attended(struct attends *attends, struct remote *remote, struct cursor *body);
 void legs_on_down(struct attends *attends, const struct remote *remote,
 		  const struct err *why);

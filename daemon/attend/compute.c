@@ -36,10 +36,10 @@
 
 struct compute {
 	struct loop *loop;
-	struct offload *offload; /* NULL: no threads */
-	unsigned int threads, busy;
-	struct list queues; /* struct compute_queue.link */
-	uint64_t had;	    /* of the queue that was served last */
+	struct offload *offload;	     /* NULL: no threads */
+	unsigned int threads, busy, telling; /* batches */
+	struct list queues;		     /* struct compute_queue.link */
+	uint64_t had;			     /* of the queue that was served last */
 	unsigned int waiting_count;
 	struct kernel *kernel;
 	struct loop_defer next; /* batches begin at the end of a turn */
@@ -58,8 +58,9 @@ struct compute_queue {
 
 struct batch {
 	struct offload_job job;
+	struct loop_defer tell;
 	struct compute *compute;
-	struct list items;
+	struct list items; /* once it is computed: that were not told */
 	uint32_t count, rows;
 	uint32_t askers; /* principals */
 	uint64_t work;
@@ -195,28 +196,43 @@ static bool batch_is_small(const struct compute *compute, const struct batch *ba
 	       batch->products < SMALL_US * compute->rate;
 }
 
-static void batch_done(struct offload_job *job)
+/* An item's end sends up to a message of values: as many a turn as it has time for. */
+static void batch_tell(struct loop_defer *defer)
 {
-	struct batch *batch = container_of(job, struct batch, job);
+	struct batch *batch = container_of(defer, struct batch, tell);
 	struct compute *compute = batch->compute;
 	uint32_t attend_us = us_of(batch->ended_ns - batch->began_ns);
 	struct list *link;
 
-	batch_rate(compute, batch);
-	compute->busy--;
-	compute->batches++;
-	compute->rows += batch->rows;
-	compute->attend_us += attend_us;
-	loop_defer(compute->loop, &compute->next);
 	while ((link = list_pop_front(&batch->items))) {
 		struct compute_item *item = list_entry(link, struct compute_item, link);
 
 		item->queue_us = us_of(batch->began_ns - item->queued_ns);
 		item->attend_us = attend_us;
 		item->together = batch->askers;
-		item_end(item, job->result < 0 ? &job->err : NULL);
+		item_end(item, batch->job.result < 0 ? &batch->job.err : NULL);
+		if (loop_enough(compute->loop) && !list_empty(&batch->items)) {
+			loop_defer(compute->loop, &batch->tell);
+			return;
+		}
 	}
+	compute->telling--;
 	mem_free(batch);
+}
+
+static void batch_done(struct offload_job *job)
+{
+	struct batch *batch = container_of(job, struct batch, job);
+	struct compute *compute = batch->compute;
+
+	batch_rate(compute, batch);
+	compute->busy--;
+	compute->telling++;
+	compute->batches++;
+	compute->rows += batch->rows;
+	compute->attend_us += us_of(batch->ended_ns - batch->began_ns);
+	loop_defer(compute->loop, &compute->next);
+	batch_tell(&batch->tell);
 }
 
 static void batch_take(struct batch *batch, struct compute_item *item)
@@ -278,6 +294,7 @@ static void on_next(struct loop_defer *defer)
 		}
 		batch->compute = compute;
 		list_init(&batch->items);
+		loop_defer_init(&batch->tell, batch_tell);
 		batch_fill(batch, first);
 		compute->busy++;
 		/* a principal of its own: of one it would be half of the threads at most
@@ -323,7 +340,8 @@ void compute_free(struct compute *compute)
 
 	if (!compute)
 		return;
-	assert(compute->waiting_count == 0 && compute->busy == 0);
+	assert(compute->waiting_count == 0 && compute->busy == 0 &&
+	       compute->telling == 0);
 	list_foreach_safe(queue, &compute->queues, link)
 		queue_free(queue);
 	loop_defer_cancel(&compute->next);
@@ -333,7 +351,8 @@ void compute_free(struct compute *compute)
 
 bool compute_idle(const struct compute *compute)
 {
-	return !compute || (compute->waiting_count == 0 && compute->busy == 0);
+	return !compute || (compute->waiting_count == 0 && compute->busy == 0 &&
+			    compute->telling == 0);
 }
 
 /* What the kernel would refuse is refused here: there it would fail all of a batch, whose
@@ -396,7 +415,7 @@ bool compute_cancel(struct compute *compute, struct compute_item *item)
 	return true;
 }
 
-const struct kernel *compute_kernel(const struct compute *compute)
+struct kernel *compute_kernel(const struct compute *compute)
 {
 	return compute->kernel;
 }

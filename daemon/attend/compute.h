@@ -67,7 +67,7 @@ int compute_submit(struct compute *compute, struct compute_item *item);
 /* True: it was waiting, and on_done does not come. False: it comes, soon. */
 bool compute_cancel(struct compute *compute, struct compute_item *item);
 
-const struct kernel *compute_kernel(const struct compute *compute);
+struct kernel *compute_kernel(const struct compute *compute);
 
 struct compute_figures {
 	uint64_t batches, rows, attend_us;

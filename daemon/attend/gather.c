@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Results of a post's legs become one, in memory of their own, and the loop writes that
- * to the seat: so a post that ends meanwhile has ended for the seat, too.
+ * to the seat: so a post that ends meanwhile has ended for the seat, too. Where each row
+ * is of one leg there is nothing to merge: the legs' own memory is written. A seat has
+ * megabytes: it is written some rows a turn.
  */
 #include <assert.h>
 #include <errno.h>
@@ -14,6 +16,7 @@
 #include "daemon/session/session.h"
 
 #define LOOP_VALUES 196608u /* fewer are merged by the loop itself */
+#define PIECE_VALUES 65536u /* that are written to a seat between looks at the time */
 
 /* Results of all legs, which become one. */
 struct post_merge {
@@ -24,13 +27,16 @@ struct post_merge {
 	struct charge charge;
 	uint32_t rows, dv;
 	bool own;      /* the result begins with the engine's own part */
-	float *values; /* o, m, l */
+	float *values; /* o, m, l; NULL: the legs' own are the result */
+	struct loop_defer more;
+	uint32_t written; /* rows of the first leg, or of all that was merged */
 };
 
 static void gather_free(struct post_merge *merge)
 {
 	struct leg *leg;
 
+	loop_defer_cancel(&merge->more);
 	list_foreach_safe(leg, &merge->legs, link)
 		leg_free(leg);
 	mem_free(merge->values);
@@ -69,25 +75,69 @@ static void gather_work(struct offload_job *job)
 	}
 }
 
-static void gather_done(struct offload_job *job)
+/* Of `rows` rows, whose first is the post's `row`: some that were not written yet. True:
+ * that were the last. */
+static bool gather_write(struct post_merge *merge, const float *values, uint32_t rows,
+			 uint32_t row)
 {
-	struct post_merge *merge = container_of(job, struct post_merge, job);
+	const struct attend_post *post = merge->post;
+	const struct attend_facts *facts = &post->attend->facts;
+	uint32_t dv = merge->dv, from = merge->written, n = PIECE_VALUES / dv;
+	const float *m = values + (size_t)rows * dv;
+
+	n = n < rows - from ? n : rows - from;
+	row += from;
+	memcpy(post_seat(post, facts->o + (uint64_t)row * dv * sizeof(float)),
+	       values + (size_t)from * dv, (size_t)n * dv * sizeof(float));
+	memcpy(post_seat(post, facts->m + row * sizeof(float)), m + from,
+	       n * sizeof(float));
+	memcpy(post_seat(post, facts->l + row * sizeof(float)), m + rows + from,
+	       n * sizeof(float));
+	merge->written += n;
+	return merge->written == rows;
+}
+
+/* True: all was written. */
+static bool gather_step(struct post_merge *merge)
+{
+	struct leg *leg;
+
+	if (merge->values)
+		return gather_write(merge, merge->values, merge->rows, 0);
+	leg = list_first(&merge->legs, struct leg, link);
+	if (!gather_write(merge, leg->values, leg->rows, leg->row))
+		return false;
+	merge->written = 0;
+	list_remove(&leg->link);
+	leg_free(leg);
+	return list_empty(&merge->legs);
+}
+
+static void gather_more(struct loop_defer *defer)
+{
+	struct post_merge *merge = container_of(defer, struct post_merge, more);
 	struct attend_post *post = merge->post;
 
+	while (post && !gather_step(merge)) {
+		/* an engine's own part lies where the result goes: not half of it */
+		if (!merge->own && loop_enough(merge->attends->kvd->loop)) {
+			loop_defer(merge->attends->kvd->loop, &merge->more);
+			return;
+		}
+	}
 	if (post) {
-		const struct attend_facts *facts = &post->attend->facts;
-		const float *m = values_m(merge->values, merge->rows, merge->dv);
-
-		memcpy(post_seat(post, facts->o), merge->values,
-		       (size_t)merge->rows * merge->dv * sizeof(float));
-		memcpy(post_seat(post, facts->m), m, merge->rows * sizeof(float));
-		memcpy(post_seat(post, facts->l), m + merge->rows,
-		       merge->rows * sizeof(float));
 		post->merge = NULL;
 		post_succeed(post);
 	}
 	merge->attends->under_way--;
 	gather_free(merge);
+}
+
+static void gather_done(struct offload_job *job)
+{
+	struct post_merge *merge = container_of(job, struct post_merge, job);
+
+	gather_more(&merge->more);
 }
 
 /* The engine's own part, or an empty one. */
@@ -115,17 +165,32 @@ static size_t gather_values(const struct post_merge *merge)
 	return values;
 }
 
+/* Is each row of one leg? Those of a part follow each other. */
+static bool gather_is_plain(const struct attend_post *post)
+{
+	const struct leg *leg;
+	uint32_t row = 0;
+
+	list_foreach(leg, &post->legs, link) {
+		if (leg->row != row)
+			return false;
+		row += leg->rows;
+	}
+	return !post->own && row == post->attend->rows;
+}
+
 void post_gather(struct attend_post *post)
 {
 	const struct attend *attend = post->attend;
 	struct attends *attends = attend->attends;
 	uint32_t rows = attend->rows, dv = attend->form.shape.dv;
 	struct post_merge *merge = mem_zalloc(sizeof(*merge));
+	bool plain = gather_is_plain(post);
 	struct list *link;
 
-	if (merge)
+	if (merge && !plain)
 		merge->values = mem_calloc(values_count(rows, dv), sizeof(float));
-	if (!merge || !merge->values) {
+	if (!merge || (!plain && !merge->values)) {
 		struct err why;
 
 		mem_free(merge);
@@ -142,9 +207,14 @@ void post_gather(struct attend_post *post)
 	list_init(&merge->legs);
 	while ((link = list_pop_front(&post->legs)))
 		list_push_back(&merge->legs, link);
+	loop_defer_init(&merge->more, gather_more);
 	post->merge = merge;
-	gather_begin(merge, post);
 	attends->under_way++;
+	if (plain) {
+		gather_more(&merge->more);
+		return;
+	}
+	gather_begin(merge, post);
 	merge->job =
 		(struct offload_job){.work = gather_work,
 				     .done = gather_done,

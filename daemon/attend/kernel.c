@@ -1,11 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Items become spans of one job of daemon/math: the first one tells the KV, the shape and
+ * the rope, for all that are in a batch read the same bytes in the same way.
+ *
+ * A call works in scratch memory: one for each thread that ever computed at the same
+ * time, kept from call to call. One of MLA has 1.5 MiB, more than malloc takes from its
+ * heap (mem.c), so each call would map it, have its pages zeroed and give them back.
+ */
 #include "daemon/attend/kernel.h"
 
 #include <assert.h>
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "daemon/attend/compute.h"
+#include "daemon/base/list.h"
 #include "daemon/base/mem.h"
 #include "daemon/math/attend.h"
 #include "daemon/plan/layout.h"
@@ -13,8 +23,17 @@
 
 #define SCRATCH_ALIGN 64u
 
+struct kernel_scratch {
+	struct list link;
+	size_t bytes;
+	uint8_t *at; /* aligned */
+	uint8_t memory[];
+};
+
 struct kernel {
 	enum pick_isa isa;
+	pthread_mutex_t lock;
+	struct list idle; /* struct kernel_scratch.link */
 };
 
 int kernel_new(const char *isa, struct kernel **kernel_p)
@@ -37,12 +56,21 @@ int kernel_new(const char *isa, struct kernel **kernel_p)
 		for (picked = PICK_ISAS - 1; !pick_has(picked); picked--)
 			continue;
 	kernel->isa = picked;
+	pthread_mutex_init(&kernel->lock, NULL);
+	list_init(&kernel->idle);
 	*kernel_p = kernel;
 	return 0;
 }
 
 void kernel_free(struct kernel *kernel)
 {
+	struct list *link;
+
+	if (!kernel)
+		return;
+	while ((link = list_pop_front(&kernel->idle)))
+		mem_free(list_entry(link, struct kernel_scratch, link));
+	pthread_mutex_destroy(&kernel->lock);
 	mem_free(kernel);
 }
 
@@ -91,24 +119,53 @@ static int kv_of(const struct compute_item *item, struct attend_kv *kv)
 	return 0;
 }
 
-int kernel_job(const struct kernel *kernel, const struct attend_job *job, uint32_t rows)
+/* The one that was used last, if it is large enough; NULL: no memory. */
+static struct kernel_scratch *scratch_take(struct kernel *kernel, size_t bytes)
+{
+	struct kernel_scratch *scratch = NULL;
+	struct list *link;
+
+	pthread_mutex_lock(&kernel->lock);
+	link = list_pop_front(&kernel->idle);
+	pthread_mutex_unlock(&kernel->lock);
+	if (link)
+		scratch = list_entry(link, struct kernel_scratch, link);
+	if (scratch && scratch->bytes >= bytes)
+		return scratch;
+	mem_free(scratch);
+	scratch = mem_alloc(sizeof(*scratch) + bytes + SCRATCH_ALIGN);
+	if (!scratch)
+		return NULL;
+	list_init(&scratch->link);
+	scratch->bytes = bytes;
+	scratch->at = (uint8_t *)(((uintptr_t)scratch->memory + SCRATCH_ALIGN - 1) /
+				  SCRATCH_ALIGN * SCRATCH_ALIGN);
+	return scratch;
+}
+
+static void scratch_give(struct kernel *kernel, struct kernel_scratch *scratch)
+{
+	pthread_mutex_lock(&kernel->lock);
+	list_push_front(&kernel->idle, &scratch->link);
+	pthread_mutex_unlock(&kernel->lock);
+}
+
+int kernel_job(struct kernel *kernel, const struct attend_job *job, uint32_t rows)
 {
 	const char *fault = attend_job_fault(job);
-	size_t bytes = attend_scratch_bytes(job->shape, rows);
-	cleanup_free uint8_t *scratch = NULL;
-	uintptr_t at;
+	struct kernel_scratch *scratch;
 
 	if (fault)
 		return err_raise(ERR_RANGE, "%s", fault);
-	scratch = mem_alloc(bytes + SCRATCH_ALIGN);
+	scratch = scratch_take(kernel, attend_scratch_bytes(job->shape, rows));
 	if (!scratch)
 		return err_pass(-ENOMEM);
-	at = ((uintptr_t)scratch + SCRATCH_ALIGN - 1) / SCRATCH_ALIGN * SCRATCH_ALIGN;
-	(void)attend_run(kernel->isa, job, (void *)at);
+	(void)attend_run(kernel->isa, job, scratch->at);
+	scratch_give(kernel, scratch);
 	return 0;
 }
 
-int kernel_run(const struct kernel *kernel, const struct list *items, uint32_t count)
+int kernel_run(struct kernel *kernel, const struct list *items, uint32_t count)
 {
 	cleanup_free struct attend_span *spans = mem_calloc(count, sizeof(*spans));
 	const struct compute_item *first = list_first(items, struct compute_item, link);

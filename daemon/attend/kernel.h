@@ -16,9 +16,9 @@ void kernel_free(struct kernel *kernel);
 const char *kernel_isa(const struct kernel *kernel);
 
 /* One call, of at most so many rows. ERR_RANGE: the job has a fault. Any thread. */
-int kernel_job(const struct kernel *kernel, const struct attend_job *job, uint32_t rows);
+int kernel_job(struct kernel *kernel, const struct attend_job *job, uint32_t rows);
 /* Items (struct compute_item.link) of one layer of the same chunks. Any thread. What is
  * canceled meanwhile may be left out. */
-int kernel_run(const struct kernel *kernel, const struct list *items, uint32_t count);
+int kernel_run(struct kernel *kernel, const struct list *items, uint32_t count);
 
 #endif

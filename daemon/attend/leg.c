@@ -32,7 +32,7 @@
 #include "daemon/transport/transport.h"
 #include "proto/kvd_ring.h"
 
-#define LEGS_MAX 4096u /* of a session, elsewhere */
+#define LEGS_MAX 4096u /* of a post, elsewhere */
 
 /* ---- life ---- */
 
@@ -304,32 +304,6 @@ static void legs_send(struct remote *remote)
 	}
 }
 
-/* How many daemons take part, and how much of this one. */
-static int leg_count(struct leg *leg, const struct remote *remote)
-{
-	struct attend_post *post = leg->post;
-	const struct form *f = &post->attend->form;
-	const struct leg *other;
-	unsigned int legs = 0;
-	bool known = false;
-
-	list_foreach(other, &post->legs, link) {
-		legs += other->remote != NULL;
-		known = known || other->remote == remote;
-	}
-	if (legs >= LEGS_MAX)
-		return err_raise(ERR_TOOBIG,
-				 "%u messages to other daemons are a post's "
-				 "limit",
-				 LEGS_MAX);
-	post->remotes += !known;
-	leg->bytes = form_q_bytes(f, leg->rows) +
-		     values_count(leg->rows, f->shape.dv) * sizeof(float) +
-		     (uint64_t)leg->rows / f->shape.heads * leg->msg.per_token *
-			     sizeof(uint32_t);
-	return 0;
-}
-
 /* The one pool of the holder's that serves all these chunks. */
 static int far_pool(const struct far_hold *far, uint32_t first, uint32_t count,
 		    uint64_t *pool_p)
@@ -346,11 +320,25 @@ static int far_pool(const struct far_hold *far, uint32_t first, uint32_t count,
 	return 0;
 }
 
-int leg_there(struct leg *leg, struct far_hold *far, const struct wire_attend *head,
-	      const struct kvd_ring_part *part)
+/* Legs there of earlier parts. */
+static bool legs_join(struct attend_post *post, const struct remote *remote)
 {
-	struct attends *attends = leg->attends;
-	struct remote *remote = far_hold_remote(far);
+	struct leg *leg;
+	bool found = false;
+
+	list_foreach(leg, &post->legs, link) {
+		if (leg->remote != remote)
+			continue;
+		leg->among = true;
+		found = true;
+	}
+	return found;
+}
+
+int legs_there(struct attend_post *post, const struct far_hold *far,
+	       struct wire_attend *head, bool *among_p)
+{
+	const struct remote *remote = far_hold_remote(far);
 	int r;
 
 	if (!remote->peer || sm_state(&remote->peer->sm) != PEER_UP)
@@ -358,27 +346,44 @@ int leg_there(struct leg *leg, struct far_hold *far, const struct wire_attend *h
 	if (!(remote->peer->features & PEER_FEATURE_ATTEND))
 		return err_raise(ERR_REQUIRE, "%s: its kvd does not attend: fetch",
 				 remote->label);
-	leg->msg = *head;
-	leg->msg.attend = attends->next_leg + 1;
-	leg->msg.ask = far_hold_ask(far);
-	leg->msg.layer = leg->post->layer;
-	leg->msg.rows = leg->rows;
-	leg->msg.delta = (uint32_t)part->delta;
-	leg->msg.per_token = part->per_token;
-	r = far_pool(far, head->first, head->count, &leg->msg.pool);
-	if (r >= 0)
-		r = leg_count(leg, remote);
-	if (r >= 0)
-		r = idmap_put(&attends->legs, leg->msg.attend, leg);
+	r = far_pool(far, head->first, head->count, &head->pool);
 	if (r < 0)
 		return err_pass(r);
+	head->ask = far_hold_ask(far);
+	head->layer = post->layer;
+	*among_p = legs_join(post, remote);
+	post->remotes += !*among_p;
+	return 0;
+}
+
+int leg_there(struct leg *leg, const struct far_hold *far, const struct wire_attend *head)
+{
+	struct attends *attends = leg->attends;
+	const struct form *f = &leg->post->attend->form;
+	struct remote *remote = far_hold_remote(far);
+	int r;
+
+	if (leg->post->far_legs >= LEGS_MAX)
+		return err_raise(ERR_TOOBIG,
+				 "%u messages to other daemons are a post's limit",
+				 LEGS_MAX);
+	leg->msg = *head;
+	leg->msg.attend = attends->next_leg + 1;
+	leg->msg.rows = leg->rows;
+	leg->bytes =
+		form_q_bytes(f, leg->rows) +
+		values_count(leg->rows, f->shape.dv) * sizeof(float) +
+		(uint64_t)leg->rows / f->shape.heads * head->per_token * sizeof(uint32_t);
+	r = idmap_put(&attends->legs, leg->msg.attend, leg);
+	if (r < 0)
+		return err_pass(r);
+	leg->post->far_legs++;
 	leg->number = ++attends->next_leg;
 	leg->remote = remote;
 	remote->reaches++;
 	if (list_empty(&remote->attend_legs) && leg_has_room(leg))
-		return err_pass(leg_send(
-			leg, post_seat(leg->post, form_q_bytes(&leg->post->attend->form,
-							       leg->row))));
+		return err_pass(
+			leg_send(leg, post_seat(leg->post, form_q_bytes(f, leg->row))));
 	r = leg_rows_take(leg);
 	if (r < 0)
 		return err_pass(r);
@@ -388,7 +393,8 @@ int leg_there(struct leg *leg, struct far_hold *far, const struct wire_attend *h
 
 /* ---- answers ---- */
 
-/* What the round took, beside what it was to take. */
+/* What the round took, beside what it was to take. Legs of a post at the same daemon wait
+ * for each other's bytes and kernels: their times are of nothing but that post. */
 static void leg_price(const struct leg *leg, const struct wire_attended *msg)
 {
 	const struct form *form = &leg->post->attend->form;
@@ -430,7 +436,7 @@ static void leg_answered(struct leg *leg, const struct wire_attended *msg)
 		return;
 	}
 	memcpy(leg->values, msg->values.data, msg->values.len);
-	if (leg->attends->kvd->costs && leg->remote->ready)
+	if (leg->attends->kvd->costs && leg->remote->ready && !leg->among)
 		leg_price(leg, msg);
 	post_step(leg->post, leg,
 		  &(struct post_figures){msg->queue_us, msg->attend_us, msg->together});

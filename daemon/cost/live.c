@@ -6,9 +6,15 @@
  * were alike, a pull is priced like an echo's bytes, with half of the price as its error:
  * nobody is sure then, but nothing that could be fetched looks as if it could not.
  *
- * Congestion is how much longer bytes took lately than the link's constants say, and
- * that factor is of echoes' price: what waits and computes at the holder is told apart
- * by the holder itself. A new calibration begins at 1.
+ * Rounds of rows are beside their echoes a line of their own: a thread is woken to
+ * compute and wakes the loop, which an echo, answered at once, does not show. Where
+ * rounds of several sizes tell it, that fixed part is the link's turn. Congestion is how
+ * much longer bytes took lately than the constants with the turn say: what waits and
+ * computes at the holder is told apart by the holder itself. A new calibration begins at
+ * 1, without a turn.
+ *
+ * Prices of pulls are multiplied by congestion, too. Those that were measured have it in
+ * their times already, so their constants are told without it.
  */
 #include "daemon/cost/live.h"
 
@@ -20,14 +26,16 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
-#define PULL_DECAY (1 - 1 / FIT_LIVE_PART)
+#define LINE_DECAY (1 - 1 / FIT_LIVE_PART)
+#define HALF_BYTES 262144.0 /* of which the bytes take as long as the rest, about */
 #define PULL_UNKNOWN_ERROR 0.5
 #define CONGESTION_MOST 1e3
 #define REQUESTERS_PART FIT_LIVE_PART
 
-/* Weighted sums of pulls, x: bytes, y: us. */
-struct pulls {
-	double w, x, y, xx, xy, yy;
+/* Weighted sums, x: bytes, y: us. Times scatter with their length: longer ones weigh
+ * less, or a line's fixed part would be what they leave of it. */
+struct line_sums {
+	double n, w, x, y, xx, xy, yy;
 	uint32_t count;
 };
 
@@ -35,8 +43,8 @@ struct live_peer {
 	struct cost_peer row;
 	bool gone; /* no row of the page: kept while there is room, for asked_ns */
 	struct fit_drift drift;
-	uint64_t asked_ns;		    /* it was to be measured; 0: never */
-	struct pulls pulls[COST_LINKS_MAX]; /* by link */
+	uint64_t asked_ns; /* it was to be measured; 0: never */
+	struct line_sums pulls[COST_LINKS_MAX], rounds[COST_LINKS_MAX]; /* by link */
 };
 
 struct live {
@@ -135,7 +143,7 @@ static struct cost_link *live_link(struct live_peer *peer, const char *transport
 		else
 			i = 0;
 		row->links[i] = (struct cost_link){.congestion.value = 0};
-		peer->pulls[i] = (struct pulls){.count = 0};
+		peer->pulls[i] = peer->rounds[i] = (struct line_sums){.count = 0};
 		snprintf(row->links[i].name, sizeof(row->links[i].name), "%s", transport);
 	}
 	return &row->links[i];
@@ -158,19 +166,34 @@ static void live_pull_unknown(struct cost_link *link)
 	link->pull_bandwidth.error = PULL_UNKNOWN_ERROR * link->bandwidth.value;
 }
 
-static void pulls_add(struct pulls *p, double bytes, double us)
+static void sums_add(struct line_sums *sums, double bytes, double us)
 {
-	p->w = p->w * PULL_DECAY + 1;
-	p->x = p->x * PULL_DECAY + bytes;
-	p->y = p->y * PULL_DECAY + us;
-	p->xx = p->xx * PULL_DECAY + bytes * bytes;
-	p->xy = p->xy * PULL_DECAY + bytes * us;
-	p->yy = p->yy * PULL_DECAY + us * us;
-	p->count += p->count < UINT32_MAX;
+	double w = 1 / ((1 + bytes / HALF_BYTES) * (1 + bytes / HALF_BYTES));
+
+	sums->n = sums->n * LINE_DECAY + 1;
+	sums->w = sums->w * LINE_DECAY + w;
+	sums->x = sums->x * LINE_DECAY + w * bytes;
+	sums->y = sums->y * LINE_DECAY + w * us;
+	sums->xx = sums->xx * LINE_DECAY + w * bytes * bytes;
+	sums->xy = sums->xy * LINE_DECAY + w * bytes * us;
+	sums->yy = sums->yy * LINE_DECAY + w * us * us;
+	sums->count += sums->count < UINT32_MAX;
+}
+
+/* False: its sizes do not differ enough for a line that grows. */
+static bool sums_line(const struct line_sums *s, double *fixed_p, double *slope_p)
+{
+	double det = s->w * s->xx - s->x * s->x;
+
+	if (!(det > 0.01 * s->w * s->xx))
+		return false;
+	*slope_p = (s->w * s->xy - s->x * s->y) / det;
+	*fixed_p = (s->y - *slope_p * s->x) / s->w;
+	return *slope_p > 0 && *fixed_p >= 0;
 }
 
 static void pull_figure(struct cost_figure *figure, double value, double error,
-			const struct pulls *p, uint32_t now_s)
+			const struct line_sums *p, uint32_t now_s)
 {
 	*figure = (struct cost_figure){.value = value,
 				       .mad = error / 1.4826,
@@ -181,15 +204,12 @@ static void pull_figure(struct cost_figure *figure, double value, double error,
 
 /* A line, where sizes differ enough for one; else the fixed part is an echo's and the
  * mean tells the rate. */
-static void pulls_fit(const struct pulls *p, struct cost_link *link, uint32_t now_s)
+static void pulls_fit(const struct line_sums *p, struct cost_link *link, uint32_t now_s)
 {
 	double det = p->w * p->xx - p->x * p->x;
-	double mean_x = p->x / p->w, mean_y = p->y / p->w, slope = 0, fixed, left;
+	double mean_x = p->x / p->w, mean_y = p->y / p->w, slope = 0, fixed = 0, left;
 
-	if (det > 0.01 * p->w * p->xx)
-		slope = (p->w * p->xy - p->x * p->y) / det;
-	fixed = mean_y - slope * mean_x;
-	if (!(slope > 0) || fixed < 0) {
+	if (!sums_line(p, &fixed, &slope)) {
 		fixed = link->probe.count ? fmin(link->probe.value, mean_y / 2) : 0;
 		slope = (mean_y - fixed) / mean_x;
 		det = 0;
@@ -197,7 +217,7 @@ static void pulls_fit(const struct pulls *p, struct cost_link *link, uint32_t no
 	/* squares of what is left of the times, beside the line */
 	left = p->yy - 2 * fixed * p->y - 2 * slope * p->xy + fixed * fixed * p->w +
 	       2 * fixed * slope * p->x + slope * slope * p->xx;
-	left = sqrt(fmax(left, 0) / p->w);
+	left = sqrt(fmax(left, 0) / p->n);
 	if (det > 0) {
 		pull_figure(&link->pull_probe, fixed, left * sqrt(p->xx / det), p, now_s);
 		pull_figure(&link->pull_bandwidth, 1 / slope,
@@ -209,11 +229,33 @@ static void pulls_fit(const struct pulls *p, struct cost_link *link, uint32_t no
 	}
 }
 
+static void figure_scale(struct cost_figure *figure, double by)
+{
+	figure->value *= by;
+	figure->mad *= by;
+	figure->error *= by;
+}
+
+/* Of the pulls that were, in times without congestion. */
+static void live_pulls(const struct live_peer *peer, struct cost_link *link,
+		       uint32_t now_s)
+{
+	const struct line_sums *p = &peer->pulls[link - peer->row.links];
+	double congestion = link->congestion.value;
+
+	if (p->count == 0)
+		return;
+	pulls_fit(p, link, now_s);
+	if (congestion > 0) {
+		figure_scale(&link->pull_probe, 1 / congestion);
+		figure_scale(&link->pull_bandwidth, congestion);
+	}
+}
+
 void live_pull(struct live *live, const struct live_way *way, double bytes, double us)
 {
 	struct live_peer *peer;
 	struct cost_link *link;
-	struct pulls *p;
 
 	if (!(bytes > 0) || !(us > 0))
 		return;
@@ -222,9 +264,8 @@ void live_pull(struct live *live, const struct live_way *way, double bytes, doub
 		return;
 	}
 	link = live_link(peer, way->transport);
-	p = &peer->pulls[link - peer->row.links];
-	pulls_add(p, bytes, us);
-	pulls_fit(p, link, way->now_s);
+	sums_add(&peer->pulls[link - peer->row.links], bytes, us);
+	live_pulls(peer, link, way->now_s);
 	if (live_tell(live, peer) < 0)
 		err_clear();
 }
@@ -251,8 +292,10 @@ int live_echoes(struct live *live, const struct live_way *way, const struct fit 
 	link->bandwidth = line.rate;
 	link->model_error = line.residual;
 	link->congestion = (struct cost_figure){.count = 0};
+	peer->rounds[link - peer->row.links] = (struct line_sums){.count = 0};
 	if (peer->pulls[link - peer->row.links].count == 0)
 		live_pull_unknown(link);
+	live_pulls(peer, link, way->now_s);
 	peer->drift = (struct fit_drift){.outside = 0};
 	peer->row.stale = 0;
 	return err_pass(live_tell(live, peer));
@@ -273,15 +316,24 @@ static double live_predicted(const struct live *live, const struct live_peer *pe
 			    .us;
 }
 
-static void live_congestion(struct cost_link *link, const struct live_round *round,
-			    uint32_t now_s)
+static void live_congestion(struct live_peer *peer, struct cost_link *link,
+			    const struct live_round *round, uint32_t now_s)
 {
-	double plain = link->probe.value + link->turn.value +
-		       round->bytes / link->bandwidth.value;
-	double took = round->us - round->queue_us - round->attend_us;
+	struct line_sums *rounds = &peer->rounds[link - peer->row.links];
+	double took = round->us - round->queue_us - round->attend_us, fixed, slope;
+	double plain = link->probe.value + round->bytes / link->bandwidth.value;
 
-	if (plain > 0 && took > 0)
-		fit_live(&link->congestion, fmin(took / plain, CONGESTION_MOST), now_s);
+	if (!(plain > 0 && took > 0))
+		return;
+	sums_add(rounds, round->bytes, took);
+	if (sums_line(rounds, &fixed, &slope)) {
+		/* so that one factor fits all sizes */
+		fixed = fixed / (slope * link->bandwidth.value) - link->probe.value;
+		link->turn.value = fmax(fixed, 0);
+	}
+	fit_live(&link->congestion,
+		 fmin(took / (plain + link->turn.value), CONGESTION_MOST), now_s);
+	live_pulls(peer, link, now_s);
 }
 
 bool live_round(struct live *live, const struct live_way *way,
@@ -299,7 +351,7 @@ bool live_round(struct live *live, const struct live_way *way,
 	stale = fit_drift_add(&peer->drift, round->us,
 			      live_predicted(live, peer, link, round));
 	peer->row.stale = peer->drift.stale;
-	live_congestion(link, round, way->now_s);
+	live_congestion(peer, link, round, way->now_s);
 	fit_live(&peer->row.wait, round->queue_us, way->now_s);
 	peer->row.requesters +=
 		(round->requesters - peer->row.requesters) / REQUESTERS_PART;

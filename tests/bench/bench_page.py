@@ -7,7 +7,14 @@ own conditions (bench_works.CACHES); a line takes each figure from where it belo
 """
 import textwrap
 
-BEGIN, END = "<!-- bench -->\n", "<!-- /bench -->\n"
+
+
+def marks(name):
+    """Of a section that is written here."""
+    return "<!-- %s -->\n" % name, "<!-- /%s -->\n" % name
+
+
+BEGIN, END = marks("bench")
 
 WAYS = {"memfd": "same host", "adopt": "same host, adopted", "vm": "same host, `vm`",
         "tcp": "tcp", "ucx": "ucx over tcp"}
@@ -102,14 +109,18 @@ def section(records):
                      transfers(records) + figures(records) + goals(records))
 
 
-def update(records, path):
-    """Between the two marks; False when the file has none."""
+def put(path, name, text):
+    """Between the two marks of that name; False when the file has none."""
+    begin, end = marks(name)
     with open(path) as stream:
-        text = stream.read()
-    head, mark, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not mark or not end:
+        head, mark, rest = stream.read().partition(begin)
+    _, last, tail = rest.partition(end)
+    if not mark or not last:
         return False
     with open(path, "w") as out:
-        out.write(head + BEGIN + section(records) + END + tail)
+        out.write(head + begin + text + end + tail)
     return True
+
+
+def update(records, path):
+    return put(path, "bench", section(records))

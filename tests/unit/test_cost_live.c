@@ -168,6 +168,58 @@ static void rounds_that_are_slower_make_congestion(void **state)
 	assert_int_equal(told(live).links[0].congestion.count, 0);
 }
 
+/* Rows wake a thread, which echoes do not: 20 us of an echo are 70 of a round. */
+static void rounds_of_several_sizes_tell_the_turn(void **state)
+{
+	struct live *live = *state;
+	struct live_round round = {.shape = cost_shape_mla(16, 576, 512, 2, 4),
+				   .query = 1,
+				   .tokens = 1024,
+				   .queue_us = 5,
+				   .attend_us = 40};
+
+	calibrated(live, 20, 2000);
+	for (unsigned int i = 0; i < 200; i++) {
+		round.bytes = (double)(1 + i % 8) * 16 * (1152 + 2056);
+		round.us = (70 + round.bytes / 2000) * 1.5 + 45;
+		live_round(live, &way, &round);
+	}
+	near(told(live).links[0].turn.value, 50, 0.02);
+	near(told(live).links[0].congestion.value, 1.5, 0.02);
+	calibrated(live, 20, 2000);
+	near(told(live).links[0].turn.value + 1, 1, 0);
+}
+
+/* What a pull took has the congestion in it: it is not counted twice. */
+static void pulls_are_priced_as_they_were_whatever_the_congestion(void **state)
+{
+	struct live *live = *state;
+	struct live_round round = {.shape = cost_shape_mla(16, 576, 512, 2, 4),
+				   .query = 1,
+				   .tokens = 1024,
+				   .bytes = 16 * (1152 + 2056),
+				   .attend_us = 40};
+	struct cost_holder holder = {.link_count = 1};
+	struct cost_peer peer;
+
+	calibrated(live, 20, 2000);
+	for (unsigned int i = 0; i < 100; i++) {
+		double bytes = 1e6 * (1 + i % 9);
+
+		live_pull(live, &way, bytes, 300 + bytes / 3000);
+	}
+	round.us = 7 * (20 + round.bytes / 2000) + 40;
+	for (unsigned int i = 0; i < 100; i++)
+		live_round(live, &way, &round);
+	peer = told(live);
+	near(peer.links[0].congestion.value, 7, 0.02);
+	holder.links = peer.links;
+	near(cost_pull(&holder, 3e6).us, 1300, 0.02);
+	calibrated(live, 20, 2000);
+	peer = told(live);
+	near(cost_pull(&holder, 3e6).us, 1300, 0.02);
+}
+
 /* Who was alone, and then is one of many, and alone again. */
 static void rounds_tell_how_many_ask(void **state)
 {
@@ -328,6 +380,8 @@ int main(void)
 		CASE(pulls_of_many_sizes_make_a_line),
 		CASE(pulls_of_one_size_make_a_rate),
 		CASE(rounds_that_are_slower_make_congestion),
+		CASE(rounds_of_several_sizes_tell_the_turn),
+		CASE(pulls_are_priced_as_they_were_whatever_the_congestion),
 		CASE(rounds_tell_how_many_ask),
 		CASE(rounds_with_another_kernel_speed_are_stale),
 		CASE(peer_is_asked_once_in_a_while_even_if_it_went),
