@@ -179,7 +179,7 @@ def test_rows_attend_to_chunks_of_another_daemon(shape, ways):
     more = "[transport]\ntransports = shm %s\nrequire = %s\n" % (
         ways if ways != "shm" else "", ways)
     with daemons(1, holder=ATTENDS + more, more=more) as (_, client, _, (far,)):
-        assert [p["transport"] for p in client.command("peer.list")["peers"]] == [ways]
+        until(lambda: [p["transport"] for p in client.command("peer.list")["peers"]] == [ways])
         there, here = Engine(far, model), Engine(client, model)
         there.put(ids)
         here.put(ids[:3])
