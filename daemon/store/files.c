@@ -22,6 +22,9 @@
  * others keeps its header until its slot is written again: dropped after that, it may be
  * found by the next start, with its own bytes.
  *
+ * A job pins its part's chunk, and the memory that the disk's threads are given: the end of
+ * the store's session unmaps it behind the last of them.
+ *
  * A fault of the device ends one op; the second ends all writing until the next start.
  * Reading goes on, with the sums as judge.
  */
@@ -35,6 +38,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/session/region.h"
 #include "daemon/store/files_class.h"
 #include "daemon/store/files_impl.h"
 #include "daemon/store/store_impl.h"
@@ -137,6 +141,8 @@ static struct files_job *job_new(struct files *files, struct store_part *part,
 	list_init(&job->link);
 	part->job = job;
 	store_chunk_pin(part->chunk);
+	job->memory = files->store->region;
+	region_pin(job->memory);
 	files->jobs++;
 	return job;
 }
@@ -147,6 +153,7 @@ static void job_free(struct files_job *job)
 	job->part->job = NULL;
 	list_remove(&job->link);
 	job->files->jobs--;
+	region_unpin(job->memory);
 	mem_free(job->block);
 	mem_free(job);
 }

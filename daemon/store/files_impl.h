@@ -11,6 +11,7 @@
 #include "daemon/store/seal.h"
 
 struct files_scan;
+struct region;
 
 #define FILES_RETRY_NS (60 * LOOP_NS_PER_S) /* after "no space left" and the like */
 
@@ -54,6 +55,7 @@ struct files_job {
 	struct list link;
 	struct files *files;
 	struct store_part *part;
+	struct region *memory; /* pinned: the disk's threads read and write it */
 	enum files_kind kind;
 	bool durable;
 	uint32_t syncs_failed; /* of its file, when it was written */

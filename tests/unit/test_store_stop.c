@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The store's session ends while threads are at its memory: the disk's read and write it
+ * and make its sums, a kernel reads it. It stays mapped until the last of them is done,
+ * and is unmapped then.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/attend/attend.h"
+#include "daemon/loop/offload.h"
+#include "daemon/session/region.h"
+#include "daemon/store/files_impl.h"
+#include "daemon/store/store_impl.h"
+#include "tests/lib/attend_world.h"
+#include "tests/lib/disk_sim.h"
+
+#define DISK_BYTES (UINT64_C(64) << 20)
+#define SLOW (5 * LOOP_NS_PER_S) /* what the device takes for a piece */
+#define SOON (10 * LOOP_NS_PER_MS)
+#define ZEROS "00000000000000000000000000000000000000000000000000000000000000"
+
+struct world {
+	struct cluster c;
+	struct disk_sim *disk;
+	struct session *engine;
+	struct cache cache;
+	uint64_t space;
+};
+
+static struct store *store_of(struct cluster *c)
+{
+	return c->nodes[0].kvd.store;
+}
+
+static uint64_t number(cJSON *answer, const char *name)
+{
+	const cJSON *n = cJSON_GetObjectItem(answer, name);
+	uint64_t value;
+
+	if (!cJSON_IsNumber(n))
+		fail_msg("%s: %s", name, cJSON_PrintUnformatted(answer));
+	value = (uint64_t)n->valuedouble;
+	cJSON_Delete(answer);
+	return value;
+}
+
+static void world_new(struct world *w)
+{
+	struct cluster_store_args args = {.memory_bytes = 4 << 20,
+					  .file_bytes = DISK_BYTES / 2};
+
+	memset(w, 0, sizeof(*w));
+	assert_int_equal(disk_sim_new(1, DISK_BYTES, &w->disk), 0);
+	args.disk = w->disk;
+	cluster_new(&w->c, 1, 1);
+	assert_true(cluster_store(&w->c, 0, &args));
+	w->engine = cluster_engine(&w->c, 0, "engine");
+	w->cache = cluster_geometry;
+	cluster_cache(&w->c, w->engine, "kv", 0, &w->cache);
+	w->space = number(cluster_call(&w->c, w->engine,
+				       "{'cmd':'chunk.space','pool':%llu,'model':'m',"
+				       "'scheme':'s','tokens':16}",
+				       (unsigned long long)w->cache.pool),
+			  "space");
+}
+
+static void world_free(struct world *w)
+{
+	cluster_free(&w->c);
+	cache_close(&w->cache);
+	disk_sim_free(w->disk);
+}
+
+/* To last: it is in memory, and then begins to be written. */
+static void put(struct world *w, unsigned int chunk)
+{
+	cluster_ok(&w->c, w->engine,
+		   "{'cmd':'chunk.put','space':%llu,'ids':['" ZEROS "%02u'],"
+		   "'pool':%llu,'durable':true,"
+		   "'views':{'kv':{'pages':[0,1,2,3],'tokens':[0,16]}}}",
+		   (unsigned long long)w->space, chunk,
+		   (unsigned long long)w->cache.pool);
+}
+
+static bool has_ended(void *arg)
+{
+	const struct node *node = arg;
+
+	return node->kvd.session_count == 0;
+}
+
+/* The store's session ends as all do at a stop, the engine's with it. */
+static void stops_behind(struct cluster *c, unsigned int node)
+{
+	struct kvd *kvd = &c->nodes[node].kvd;
+	struct region *region = kvd->store->region;
+	struct session *session;
+
+	assert_true(region->pins > 0);
+	list_foreach_safe(session, &kvd->sessions, link)
+		session_end(session, "the daemon is stopping");
+	cluster_run(c, SOON);
+	assert_false(store_drained(kvd->store) && attends_drained(kvd->attends));
+	assert_int_equal(sm_state(&region->sm), REGION_CLOSING);
+	assert_true(region->pins > 0);
+	assert_non_null(region->memory);
+	assert_true(kvd->session_count > 0);
+}
+
+static void memory_stays_until_a_load_is_done(void **state)
+{
+	struct world w;
+
+	(void)state;
+	world_new(&w);
+	put(&w, 1);
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	for (uint64_t i = 0; i <= store_of(&w.c)->bucket_mask; i++) {
+		struct store_chunk *chunk = store_of(&w.c)->buckets[i];
+
+		if (chunk) {
+			assert_true(chunk->filed && !chunk->item.pins);
+			store_on_evict(store_of(&w.c), &chunk->item);
+		}
+	}
+	disk_sim_delays(w.disk, SLOW, SLOW);
+	cluster_ok(&w.c, w.engine,
+		   "{'cmd':'chunk.hold','space':%llu,'ids':['" ZEROS "01']}",
+		   (unsigned long long)w.space);
+	cluster_run(&w.c, SOON);
+	assert_int_equal(store_of(&w.c)->files->jobs, 1);
+	stops_behind(&w.c, 0);
+	cluster_until(&w.c, has_ended, &w.c.nodes[0], "the stop");
+	world_free(&w);
+}
+
+static void memory_stays_until_a_write_is_done(void **state)
+{
+	struct world w;
+
+	(void)state;
+	world_new(&w);
+	put(&w, 1); /* makes the file */
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	put(&w, 2);
+	disk_sim_delays(w.disk, SLOW, SLOW);
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	assert_true(store_of(&w.c)->files->flying_bytes > 0);
+	stops_behind(&w.c, 0);
+	cluster_until(&w.c, has_ended, &w.c.nodes[0], "the stop");
+	world_free(&w);
+}
+
+static void memory_stays_until_a_kernel_is_done(void **state)
+{
+	struct attend_world w;
+	struct kvd_ring_part part;
+
+	(void)state;
+	attend_world_new(&w, 1);
+	part = attend_world_part(w.hold);
+	offload_hold(w.c.nodes[AW_HOLDER].kvd.offload, true);
+	attend_world_rows(&w, 0, 1);
+	attend_world_post(&w, 0, 0, &part, 1, NULL, 0);
+	cluster_run(&w.c, SOON);
+	attends_close(w.c.nodes[AW_HOLDER].kvd.attends);
+	stops_behind(&w.c, AW_HOLDER);
+	offload_hold(w.c.nodes[AW_HOLDER].kvd.offload, false);
+	cluster_until(&w.c, has_ended, &w.c.nodes[AW_HOLDER], "the stop");
+	attend_world_free(&w);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(memory_stays_until_a_load_is_done),
+		cmocka_unit_test(memory_stays_until_a_write_is_done),
+		cmocka_unit_test(memory_stays_until_a_kernel_is_done),
+	};
+
+	if (getenv("KVD_TEST_ONLY"))
+		cmocka_set_test_filter(getenv("KVD_TEST_ONLY"));
+	return cmocka_run_group_tests_name("store_stop", tests, NULL, NULL);
+}
