@@ -392,6 +392,57 @@ static void full_file_system_without_a_file_keeps_nothing(void **state)
 	fw_end(&w);
 }
 
+/* ---- another size of the memory ---- */
+
+static void restart_with(struct files_world *w, uint64_t memory_slab)
+{
+	fw_stop(w);
+	w->config.chunk_memory_bytes = memory_slab * ARENA_SLABS;
+	fw_start(w);
+	fw_scanned(w);
+}
+
+/* The memory has no room for the large ones: they stay, whatever the others do. */
+static void start_with_less_memory_keeps_what_it_cannot_use(void **state)
+{
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &plain);
+	put_durable(&w, KIND_A, 1);
+	put_durable(&w, KIND_LARGE, 1);
+	for (unsigned int i = 0; i < 2; i++) {
+		restart_with(&w, 8 * KIB);
+		assert_true(fw_figures(&w).readonly);
+		assert_int_equal(fw_figures(&w).why->code, ERR_TOOBIG);
+		assert_non_null(strstr(fw_figures(&w).why->text, "kept"));
+		assert_int_equal(fw_loads(&w, KIND_A, 1), MOVE_GOOD);
+		fw_put(&w, KIND_A, 2 + i);
+		assert_int_equal(fw_lasts(&w, KIND_A, 2 + i), MOVE_NOT);
+	}
+	restart_with(&w, 16 * KIB);
+	assert_false(fw_figures(&w).readonly);
+	assert_int_equal(fw_loads(&w, KIND_LARGE, 1), MOVE_GOOD);
+	put_durable(&w, KIND_A, 4);
+	fw_end(&w);
+}
+
+/* Of a class that no slot is of there is nothing to keep. */
+static void start_with_less_memory_writes_where_nothing_is_lost(void **state)
+{
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &plain);
+	put_durable(&w, KIND_LARGE, 1);
+	assert_int_equal(fw_drop(&w, KIND_LARGE, 1), 1);
+	fw_quiet(&w);
+	restart_with(&w, 8 * KIB);
+	assert_false(fw_figures(&w).readonly);
+	put_durable(&w, KIND_A, 1);
+	fw_end(&w);
+}
+
 /* ---- faults ---- */
 
 static void is_readonly(struct files_world *w)
@@ -775,6 +826,8 @@ int main(void)
 			part_that_is_put_during_the_start_is_the_one_in_its_file),
 		cmocka_unit_test(full_file_system_is_no_fault),
 		cmocka_unit_test(full_file_system_without_a_file_keeps_nothing),
+		cmocka_unit_test(start_with_less_memory_keeps_what_it_cannot_use),
+		cmocka_unit_test(start_with_less_memory_writes_where_nothing_is_lost),
 		cmocka_unit_test(second_fault_of_a_write_ends_all_writing),
 		cmocka_unit_test(second_fault_of_making_a_file_ends_all_writing),
 		cmocka_unit_test(class_that_cannot_be_described_is_not_written),
