@@ -81,12 +81,18 @@ void files_go_on(struct files *files)
 	loop_defer(files->store->kvd->loop, &files->go);
 }
 
+void files_readonly(struct files *files, const struct err *why)
+{
+	files->readonly = true;
+	files->why = *why;
+	store_moves_kick(files->store); /* they may have waited for it to be open */
+}
+
 void files_end_writing(struct files *files, const struct err *why)
 {
 	if (files->readonly)
 		return;
-	files->readonly = true;
-	files->why = *why;
+	files_readonly(files, why);
 	log_error("store", "files", "nothing is written to chunk_dir any more",
 		  "why=\"%s\"", why->text);
 }
@@ -769,8 +775,7 @@ void files_on_open(void *arg, struct disk *disk, const struct err *why)
 
 	(void)disk;
 	if (why) {
-		files->why = *why;
-		files->readonly = true;
+		files_readonly(files, why);
 		log_error("store", "files", "chunk_dir is not used", "why=\"%s\"",
 			  why->text);
 		return;
@@ -821,6 +826,19 @@ int files_free(struct files *files)
 bool files_scanning(const struct files *files)
 {
 	return files && files->scan && !files->scanned && !files->closed;
+}
+
+bool files_opening(const struct files *files)
+{
+	return !files->closed && !files->readonly && !files->scanned;
+}
+
+int files_writable(const struct files *files)
+{
+	if (files->readonly)
+		return err_raise(ERR_LIMIT, "nothing is written to chunk_dir: %s",
+				 files->why.text);
+	return 0;
 }
 
 struct arena *files_arena(struct files *files)

@@ -94,6 +94,7 @@ static void scan_end(struct files_scan *scan)
 	files->scan = NULL;
 	files_scan_free(scan);
 	store_tidy(files->store);
+	store_moves_kick(files->store);
 	files_go_on(files);
 }
 
@@ -432,6 +433,7 @@ static void on_listed(struct disk_op *op)
 void files_scan_begin(struct files *files)
 {
 	struct files_scan *scan = mem_zalloc(sizeof(*scan));
+	struct err why;
 	bool ok = scan != NULL;
 
 	for (unsigned int i = 0; ok && i < WINDOW; i++) {
@@ -444,8 +446,8 @@ void files_scan_begin(struct files *files)
 		ok = scan->data != NULL;
 	}
 	if (!ok) {
-		files->readonly = true;
-		err_take(&files->why);
+		err_take(&why);
+		files_end_writing(files, &why);
 		files_scan_free(scan);
 		return;
 	}

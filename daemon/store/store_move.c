@@ -468,7 +468,7 @@ static int piece_lasts(struct store_move *move, uint32_t i)
 		else if (part->slot.slab && !part->ready)
 			begun = true; /* another move fills it */
 	}
-	if (begun)
+	if (begun || files_opening(move->store->files))
 		return 0;
 	return err_raise(ERR_LIMIT,
 			 "durable: chunk %llu of the prompt is not kept in a "
@@ -760,6 +760,8 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 		r = err_raise(
 			ERR_STATE,
 			"durable: this daemon has no files for chunks: set chunk_dir");
+	if (r >= 0 && args->durable)
+		r = err_prefix(files_writable(handle->space->store->files), "durable");
 	if (r >= 0)
 		r = maps_check(handle, &args->maps, &begin, &end);
 	if (r >= 0)

@@ -585,7 +585,8 @@ static void move_look(struct fw_move *move)
 	} else if (part && !part->filed && part->slot.slab && !part->ready) {
 		return; /* another one fills it */
 	} else if (!part || !(part->ready || part->filed) ||
-		   !files_write(move->world->store->files, part, true)) {
+		   (!files_write(move->world->store->files, part, true) &&
+		    !files_opening(move->world->store->files))) {
 		move_over(move, MOVE_NOT);
 	}
 }

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
+ * The store's beginning and end.
+ *
+ * Its memory is there before its files are known: what is to last waits for them.
+ *
  * The store's session ends while threads are at its memory: the disk's read and write it
  * and make its sums, a kernel reads it. It stays mapped until the last of them is done,
  * and is unmapped then.
@@ -50,16 +54,29 @@ static uint64_t number(cJSON *answer, const char *name)
 	return value;
 }
 
-static void world_new(struct world *w)
+static bool has_memory(void *arg)
 {
+	const struct world *w = arg;
+
+	return w->c.nodes[0].kvd.store->region != NULL;
+}
+
+/* What files there are is not known yet, if the disk is slow. */
+static void world_new(struct world *w, uint64_t delay_ns, enum disk_what fault)
+{
+	const struct disk_sim_fault eio = {.trouble = DISK_SIM_EIO, .what = fault};
 	struct cluster_store_args args = {.memory_bytes = 4 << 20,
 					  .file_bytes = DISK_BYTES / 2};
 
 	memset(w, 0, sizeof(*w));
 	assert_int_equal(disk_sim_new(1, DISK_BYTES, &w->disk), 0);
+	disk_sim_delays(w->disk, delay_ns, delay_ns);
+	if (fault != DISK_WHATS)
+		disk_sim_fault(w->disk, &eio);
 	args.disk = w->disk;
 	cluster_new(&w->c, 1, 1);
-	assert_true(cluster_store(&w->c, 0, &args));
+	cluster_store_begin(&w->c, 0, &args);
+	cluster_until(&w->c, has_memory, w, "the store's memory");
 	w->engine = cluster_engine(&w->c, 0, "engine");
 	w->cache = cluster_geometry;
 	cluster_cache(&w->c, w->engine, "kv", 0, &w->cache);
@@ -78,14 +95,73 @@ static void world_free(struct world *w)
 }
 
 /* To last: it is in memory, and then begins to be written. */
-static void put(struct world *w, unsigned int chunk)
+static uint64_t put(struct world *w, unsigned int chunk)
 {
-	cluster_ok(&w->c, w->engine,
-		   "{'cmd':'chunk.put','space':%llu,'ids':['" ZEROS "%02u'],"
+	return number(
+		cluster_call(
+			&w->c, w->engine,
+			"{'cmd':'chunk.put','space':%llu,'ids':['" ZEROS "%02u'],"
 		   "'pool':%llu,'durable':true,"
-		   "'views':{'kv':{'pages':[0,1,2,3],'tokens':[0,16]}}}",
-		   (unsigned long long)w->space, chunk,
-		   (unsigned long long)w->cache.pool);
+			"'views':{'kv':{'pages':[0,1,2,3],'tokens':[0,16]}}}",
+			(unsigned long long)w->space, chunk,
+			(unsigned long long)w->cache.pool),
+		"move");
+}
+
+static unsigned int state_of(struct world *w, uint64_t move)
+{
+	return (unsigned int)number(cluster_call(&w->c, w->engine,
+						 "{'cmd':'chunk.move','move':%llu}",
+						 (unsigned long long)move),
+				    "state");
+}
+
+static bool files_scanned(void *arg)
+{
+	return store_of(arg)->files->scanned;
+}
+
+/* It has moved all of its bytes before anybody knows what the files are. */
+static void durable_put_during_the_scan_waits_for_it(void **state)
+{
+	struct world w;
+	uint64_t move;
+
+	(void)state;
+	world_new(&w, SLOW, DISK_WHATS);
+	move = put(&w, 1);
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	assert_false(store_of(&w.c)->files->open);
+	assert_int_equal(state_of(&w, move), KVD_TRANSFERRING);
+	cluster_run(&w.c, SLOW);
+	assert_true(store_of(&w.c)->files->open && !store_of(&w.c)->files->scanned);
+	assert_int_equal(state_of(&w, move), KVD_TRANSFERRING);
+	cluster_until(&w.c, files_scanned, &w.c, "the scan");
+	disk_sim_delays(w.disk, LOOP_NS_PER_MS, LOOP_NS_PER_MS);
+	cluster_run(&w.c, 10 * SLOW);
+	assert_int_equal(state_of(&w, move), KVD_SUCCESS);
+	world_free(&w);
+}
+
+static void durable_put_fails_with_the_scan_and_is_refused_after_it(void **state)
+{
+	struct world w;
+	uint64_t move;
+
+	(void)state;
+	world_new(&w, SLOW, DISK_LIST);
+	move = put(&w, 1);
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	assert_int_equal(state_of(&w, move), KVD_TRANSFERRING);
+	cluster_run(&w.c, 3 * SLOW);
+	assert_true(store_of(&w.c)->files->readonly);
+	assert_int_equal(state_of(&w, move), KVD_FAILED);
+	cluster_refused(&w.c, w.engine, "ELIMIT",
+			"{'cmd':'chunk.put','space':%llu,'ids':['" ZEROS "02'],"
+			"'pool':%llu,'durable':true,"
+			"'views':{'kv':{'pages':[0,1,2,3],'tokens':[0,16]}}}",
+			(unsigned long long)w.space, (unsigned long long)w.cache.pool);
+	world_free(&w);
 }
 
 static bool has_ended(void *arg)
@@ -118,7 +194,7 @@ static void memory_stays_until_a_load_is_done(void **state)
 	struct world w;
 
 	(void)state;
-	world_new(&w);
+	world_new(&w, LOOP_NS_PER_MS, DISK_WHATS);
 	put(&w, 1);
 	cluster_run(&w.c, LOOP_NS_PER_S);
 	for (uint64_t i = 0; i <= store_of(&w.c)->bucket_mask; i++) {
@@ -145,7 +221,7 @@ static void memory_stays_until_a_write_is_done(void **state)
 	struct world w;
 
 	(void)state;
-	world_new(&w);
+	world_new(&w, LOOP_NS_PER_MS, DISK_WHATS);
 	put(&w, 1); /* makes the file */
 	cluster_run(&w.c, LOOP_NS_PER_S);
 	put(&w, 2);
@@ -179,6 +255,8 @@ static void memory_stays_until_a_kernel_is_done(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(durable_put_during_the_scan_waits_for_it),
+		cmocka_unit_test(durable_put_fails_with_the_scan_and_is_refused_after_it),
 		cmocka_unit_test(memory_stays_until_a_load_is_done),
 		cmocka_unit_test(memory_stays_until_a_write_is_done),
 		cmocka_unit_test(memory_stays_until_a_kernel_is_done),
@@ -186,5 +264,5 @@ int main(void)
 
 	if (getenv("KVD_TEST_ONLY"))
 		cmocka_set_test_filter(getenv("KVD_TEST_ONLY"));
-	return cmocka_run_group_tests_name("store_stop", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("store_life", tests, NULL, NULL);
 }
