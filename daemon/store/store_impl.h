@@ -236,7 +236,8 @@ void store_part_unfiled(struct store_part *part);
 void store_part_loaded(struct store_part *part, bool whole);
 /* A slot of memory, and its bytes from the files; pinned chunk. ERR_LIMIT. */
 int store_part_load(struct store_part *part);
-/* Chunks that were asked for are worth a file. */
+/* Chunks that were asked for are worth a file. Of a chain the end first: what is written
+ * first leaves first. */
 void store_chunk_touch(struct store_chunk *chunk);
 /* All that moves may wait for has changed: a part was filled or loaded, or will not be;
  * it lasts. */
