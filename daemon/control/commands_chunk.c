@@ -766,7 +766,8 @@ const struct command chunk_commands[] = {
 	 release_run, "nothing"},
 	{"chunk.put", "store chunks of a pool's pages", put_fields, 0, put_run,
 	 "move, slot and gen of the status page, state; chunks: taken, of which `there` "
-	 "were there or on their way; left_out: no room for them; done; prefix_tokens; "
+	 "were there or on their way; left_out: no room for them, or "
+	 "stored at another place; done; prefix_tokens; "
 	 "bytes, total; error"},
 	{"chunk.fetch", "read held chunks into a pool's pages", fetch_fields, 0,
 	 fetch_run, "as chunk.put"},

@@ -11,6 +11,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "daemon/base/context.h"
 #include "daemon/base/log.h"
@@ -23,6 +24,7 @@
 #include "daemon/store/files.h"
 #include "daemon/store/lend.h"
 #include "daemon/store/store_impl.h"
+#include "daemon/store/store_kv.h"
 
 #define LEG_BYTES (UINT64_C(64) << 20)
 #define LEGS_MAX 8u	/* of a move, under way */
@@ -350,10 +352,11 @@ static int store_move_run(struct store_move *move)
 /* Its holder serves no more; another may go on. */
 static void leg_failed(struct store_move *move, const struct store_leg *leg)
 {
-	if (leg->far)
+	bool running = store_move_state(move) == STORE_MOVE_RUNNING;
+
+	if (leg->far && running) /* else we have ended it, and the holder goes on serving */
 		far_hold_fail(leg->far);
-	if (!leg->far || store_move_state(move) != STORE_MOVE_RUNNING ||
-	    !piece_sources(move, leg->first).far) {
+	if (!leg->far || !running || !piece_sources(move, leg->first).far) {
 		store_move_abort(move, &leg->error);
 		return;
 	}
@@ -700,13 +703,27 @@ static void store_move_begin(struct store_move *move, uint64_t deadline_ns)
 	store_move_kick(move);
 }
 
-/* One chunk of a put. Outcome 1: there is no room for it. */
+/* Is the id among those of the put already? An engine does not mean that. */
+static bool put_has(const struct store_move *move, const uint8_t *id)
+{
+	for (uint32_t i = 0; i < move->count; i++) {
+		if (memcmp(move->pieces[i].chunk->id, id, STORE_ID_BYTES) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* One chunk of a put. Outcome 1: there is no room for it, or it stands elsewhere. */
 static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens)
 {
 	struct store_piece *piece = &move->pieces[move->count];
 	uint64_t place = move->anywhere ? STORE_ANYWHERE : move->first + move->count;
 	int r = store_chunk_get(move->handle->space, id, place, tokens, &piece->chunk);
 
+	if (r < 0 && err_last()->code == ERR_EXIST && !put_has(move, id)) {
+		err_clear();
+		return 1;
+	}
 	if (r < 0)
 		return err_prefix(r, "ids[%u]", move->count);
 	piece->tokens = tokens;
@@ -814,9 +831,10 @@ static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 	struct store_move *move;
 	uint64_t begin, end;
 	uint32_t skip, count;
-	int r = hold->over ? err_raise(ERR_LEASE, "the hold's lease has ended")
-			   : store_move_check(handle, args);
+	int r = store_hold_check(hold);
 
+	if (r >= 0)
+		r = store_move_check(handle, args);
 	if (r >= 0)
 		r = maps_check(handle, &args->maps, &begin, &end);
 	if (r >= 0 && (begin < from || end > from + held))

@@ -4,6 +4,9 @@
  *
  * Its memory is there before its files are known: what is to last waits for them.
  *
+ * A fetch that its engine ends says nothing of who held the chunks. A put of an id that
+ * stands elsewhere leaves it out.
+ *
  * The store's session ends while threads are at its memory: the disk's read and write it
  * and make its sums, a kernel reads it. It stays mapped until the last of them is done,
  * and is unmapped then.
@@ -252,11 +255,131 @@ static void memory_stays_until_a_kernel_is_done(void **state)
 	attend_world_free(&w);
 }
 
+/* ---- moves ---- */
+
+static uint64_t fetch_far(struct attend_world *w)
+{
+	return number(cluster_call(&w->c, w->engine[AW_ASKER],
+				   "{'cmd':'chunk.fetch','hold':%llu,'pool':%llu,"
+				   "'views':{'kv':{'pages':[0,1,2,3],'tokens':[0,16]}}}",
+				   (unsigned long long)w->hold,
+				   (unsigned long long)w->cache[AW_ASKER].pool),
+		      "move");
+}
+
+static unsigned int far_state(struct attend_world *w, uint64_t move)
+{
+	return (unsigned int)number(cluster_call(&w->c, w->engine[AW_ASKER],
+						 "{'cmd':'chunk.move','move':%llu}",
+						 (unsigned long long)move),
+				    "state");
+}
+
+static void holder_serves_on_after_an_abort(void **state)
+{
+	struct attend_world w;
+	uint64_t move;
+
+	(void)state;
+	attend_world_new(&w, 1);
+	mem_hub_partition(w.c.links, w.c.nodes[0].endpoint, w.c.nodes[1].endpoint, true);
+	move = fetch_far(&w);
+	cluster_run(&w.c, LOOP_NS_PER_MS);
+	assert_int_equal(far_state(&w, move), KVD_TRANSFERRING);
+	cJSON_Delete(cluster_call(&w.c, w.engine[AW_ASKER],
+				  "{'cmd':'chunk.abort','move':%llu}",
+				  (unsigned long long)move));
+	cluster_run(&w.c, LOOP_NS_PER_MS);
+	mem_hub_partition(w.c.links, w.c.nodes[0].endpoint, w.c.nodes[1].endpoint, false);
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	assert_int_equal(far_state(&w, move), KVD_FAILED);
+	move = fetch_far(&w);
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	assert_int_equal(far_state(&w, move), KVD_SUCCESS);
+	attend_world_free(&w);
+}
+
+/* Two chunks from chunk `first` of a prompt on. */
+static uint64_t put_two(struct world *w, unsigned int a, unsigned int b,
+			unsigned int first)
+{
+	return number(
+		cluster_call(
+			&w->c, w->engine,
+			"{'cmd':'chunk.put','space':%llu,'ids':['" ZEROS "%02u','" ZEROS
+			"%02u'],'first':%u,'pool':%llu,'views':{'kv':{'pages':"
+			"[0,1,2,3,4,5,6,7],'first_token':%u,'tokens':[%u,%u]}}}",
+			(unsigned long long)w->space, a, b, first,
+			(unsigned long long)w->cache.pool, 16 * first, 16 * first,
+			16 * first + 32),
+		"move");
+}
+
+static uint64_t fact(struct world *w, uint64_t move, const char *name)
+{
+	return number(cluster_call(&w->c, w->engine, "{'cmd':'chunk.move','move':%llu}",
+				   (unsigned long long)move),
+		      name);
+}
+
+static void id_of_another_place_is_left_out(void **state)
+{
+	struct world w;
+	uint64_t move;
+
+	(void)state;
+	world_new(&w, LOOP_NS_PER_MS, DISK_WHATS);
+	put_two(&w, 1, 2, 0);
+	move = put_two(&w, 3, 1, 4); /* 1 stands at 0, and here it is chunk 5 */
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	assert_int_equal(state_of(&w, move), KVD_SUCCESS);
+	assert_int_equal(fact(&w, move, "chunks"), 1);
+	assert_int_equal(fact(&w, move, "left_out"), 1);
+	move = put_two(&w, 4, 4, 8); /* not what an engine means */
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	assert_int_equal(state_of(&w, move), KVD_FAILED);
+	world_free(&w);
+}
+
+/* What is written is let go of from the last chunk to the first, and queued so. */
+static void last_chunk_of_a_hold_leaves_first(void **state)
+{
+	struct store_chunk *chunks[2] = {NULL};
+	struct world w;
+	uint64_t hold;
+
+	(void)state;
+	world_new(&w, LOOP_NS_PER_MS, DISK_WHATS);
+	put_two(&w, 1, 2, 0);
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	hold = number(cluster_call(&w.c, w.engine,
+				   "{'cmd':'chunk.hold','space':%llu,'ids':['" ZEROS
+				   "01','" ZEROS "02']}",
+				   (unsigned long long)w.space),
+		      "hold");
+	cluster_ok(&w.c, w.engine, "{'cmd':'chunk.release','hold':%llu}",
+		   (unsigned long long)hold);
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	for (uint64_t i = 0; i <= store_of(&w.c)->bucket_mask; i++) {
+		struct store_chunk *chunk = store_of(&w.c)->buckets[i];
+
+		for (; chunk; chunk = chunk->next)
+			chunks[chunk->first] = chunk;
+	}
+	assert_true(chunks[0]->filed && chunks[1]->filed);
+	assert_true(chunks[0]->item.tick > chunks[1]->item.tick);
+	assert_true(chunks[0]->file_item.tick > chunks[1]->file_item.tick);
+	world_free(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(durable_put_during_the_scan_waits_for_it),
 		cmocka_unit_test(durable_put_fails_with_the_scan_and_is_refused_after_it),
+		cmocka_unit_test(holder_serves_on_after_an_abort),
+		cmocka_unit_test(id_of_another_place_is_left_out),
+		cmocka_unit_test(last_chunk_of_a_hold_leaves_first),
 		cmocka_unit_test(memory_stays_until_a_load_is_done),
 		cmocka_unit_test(memory_stays_until_a_write_is_done),
 		cmocka_unit_test(memory_stays_until_a_kernel_is_done),
