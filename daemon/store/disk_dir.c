@@ -30,7 +30,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
@@ -521,16 +520,10 @@ static int dir_list_entry(const struct disk_dir *dir, const char *file_name,
 static int dir_list(const struct disk_dir *dir, const struct disk_op *op)
 {
 	struct disk_list *list = op->list;
-	struct statvfs space;
 	const struct dirent *entry;
 	DIR *entries;
-	int r;
+	int r = dir_entries(dir, &entries);
 
-	if (fstatvfs(dir->fd, &space) < 0)
-		return dir_fault(dir, op, errno);
-	list->free_bytes = space.f_bavail * space.f_frsize;
-	list->total_bytes = space.f_blocks * space.f_frsize;
-	r = dir_entries(dir, &entries);
 	if (r < 0)
 		return err_pass(r);
 	while (r == 0 && (errno = 0, entry = readdir(entries)))

@@ -369,8 +369,6 @@ static void full_file_system_is_told_and_left_as_it_was(void **state)
 	op.op.list = &list;
 	rig_good(&rig, &op);
 	assert_int_equal(list.slab_count, 0);
-	assert_int_equal(list.total_bytes, 8 * MIB);
-	assert_true(list.free_bytes >= 7 * MIB);
 	disk_list_fini(&list);
 	assert_int_equal(entries_of(path), 2);
 	op = rig_make(1, MIB, 6 * MIB);
