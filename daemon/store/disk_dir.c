@@ -6,8 +6,8 @@
  * content, and leftovers of a crash are known by their ending: they go when the directory
  * is opened.
  *
- * Who can write it can put chunks there that pass, and who can enter it may hold the lock:
- * it is this user's alone, or it is not used.
+ * Who can write it can put chunks there that pass, and who can enter it may hold the
+ * lock: it is this user's alone, or it is not used.
  *
  * One daemon uses it: an flock(2) on `lock`, held for life. The kernel lets go of it
  * however the holder ends. So an existing name is not raced for, and a plain rename does.
@@ -85,10 +85,11 @@ static int dir_is_ours(const struct disk_dir *dir)
 	if (fstat(dir->fd, &st) < 0)
 		return err_raise_errno(errno, "%s", path);
 	if (st.st_uid != geteuid())
-		return err_raise(ERR_PERM,
-				 "%s: it belongs to uid %u, kvd runs as uid %u: chown it, "
-				 "or give kvd a directory of its own",
-				 path, st.st_uid, geteuid());
+		return err_raise(
+			ERR_PERM,
+			"%s: it belongs to uid %u, kvd runs as uid %u: chown it, "
+			"or give kvd a directory of its own",
+			path, st.st_uid, geteuid());
 	if (st.st_mode & 077)
 		return err_raise(ERR_PERM,
 				 "%s: its mode is %04o, so others may enter it: chmod "
@@ -149,7 +150,8 @@ static bool dir_takes_direct(const struct disk_dir *dir)
 	cleanup_close int fd =
 		openat(dir->fd, LOCK_NAME, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_DIRECT);
 
-	return fd >= 0 && (pwrite(fd, lock_words(block), sizeof(block), 0) >= 0 || errno != EINVAL);
+	return fd >= 0 &&
+	       (pwrite(fd, lock_words(block), sizeof(block), 0) >= 0 || errno != EINVAL);
 }
 
 static int dir_entries(const struct disk_dir *dir, DIR **entries_p)

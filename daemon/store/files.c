@@ -22,8 +22,8 @@
  * others keeps its header until its slot is written again: dropped after that, it may be
  * found by the next start, with its own bytes.
  *
- * A job pins its part's chunk, and the memory that the disk's threads are given: the end of
- * the store's session unmaps it behind the last of them.
+ * A job pins its part's chunk, and the memory that the disk's threads are given: the end
+ * of the store's session unmaps it behind the last of them.
  *
  * A fault of the device ends one op; the second ends all writing until the next start.
  * Reading goes on, with the sums as judge.

@@ -200,8 +200,10 @@ static void scan_keep(struct files_scan *scan, const struct err *lack)
 {
 	struct err why;
 
-	err_set(&why, lack->code, "chunk_dir has chunks that find no room now; they are "
-				  "kept for another start. %s", lack->text);
+	err_set(&why, lack->code,
+		"chunk_dir has chunks that find no room now; they are "
+		"kept for another start. %s",
+		lack->text);
 	files_end_writing(scan->files, &why);
 }
 

@@ -7,9 +7,9 @@
  * record that is there tells of bytes that are. It says what it is with a sum of itself
  * and its place: what is torn, or of another size of slots, is none.
  *
- * What a class is stays where it is written, for records have its place as a number. Where
- * the last of its parts is gone, and the store has forgotten it, no record has, and its
- * place is reused when there is no other.
+ * What a class is stays where it is written, for records have its place as a number.
+ * Where the last of its parts is gone, and the store has forgotten it, no record has, and
+ * its place is reused when there is no other.
  *
  * Bytes of memory have no sums. What a process does to memory that is not its own before
  * it dies of that is not seen here, as it would not be seen in engines' memory.
@@ -347,7 +347,8 @@ static uint64_t class_add(struct keep *keep, const uint8_t *content, size_t len,
 	return at;
 }
 
-/* The number that records have of it; 0: there is no room for it, until it is made anew. */
+/* The number that records have of it; 0: there is no room for it, until it is made anew.
+ */
 static uint32_t class_number(struct keep *keep, struct store_class *of)
 {
 	cleanup_free uint8_t *content = NULL;

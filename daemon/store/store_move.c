@@ -354,7 +354,8 @@ static void leg_failed(struct store_move *move, const struct store_leg *leg)
 {
 	bool running = store_move_state(move) == STORE_MOVE_RUNNING;
 
-	if (leg->far && running) /* else we have ended it, and the holder goes on serving */
+	if (leg->far &&
+	    running) /* else we have ended it, and the holder goes on serving */
 		far_hold_fail(leg->far);
 	if (!leg->far || !running || !piece_sources(move, leg->first).far) {
 		store_move_abort(move, &leg->error);
@@ -537,44 +538,6 @@ static void on_move_step(struct loop_defer *defer)
 }
 
 /* ---- the beginning ---- */
-
-/* Each view of the space, all layers, the same tokens. */
-static int maps_check(const struct store_handle *handle, const struct room_maps *maps,
-		      uint64_t *begin_p, uint64_t *end_p)
-{
-	const struct layout *layout = handle->canon->layout;
-
-	*begin_p = *end_p = 0;
-	for (uint32_t i = 0; i < layout->view_count; i++) {
-		const struct room_map *map = room_maps_find(maps, layout->views[i].name);
-
-		if (!map)
-			return err_raise(ERR_INVAL, "views.%s: missing, the space has it",
-					 layout->views[i].name);
-		if (map->layers.begin != 0 || map->layers.end != UINT32_MAX)
-			return err_raise(ERR_INVAL,
-					 "views.%s.layers: a chunk has all of them",
-					 map->view);
-		if (i == 0) {
-			*begin_p = map->token_begin;
-			*end_p = map->token_end;
-		}
-		if (map->token_begin != *begin_p || map->token_end != *end_p)
-			return err_raise(ERR_INVAL,
-					 "views.%s: tokens [%llu, %llu), the other "
-					 "views' are [%llu, %llu)",
-					 map->view, (unsigned long long)map->token_begin,
-					 (unsigned long long)map->token_end,
-					 (unsigned long long)*begin_p,
-					 (unsigned long long)*end_p);
-	}
-	if (maps->count != layout->view_count)
-		return err_raise(ERR_INVAL, "views: %zu are named, the space has %u",
-				 maps->count, layout->view_count);
-	if (*begin_p >= *end_p)
-		return err_raise(ERR_INVAL, "views: no tokens");
-	return 0;
-}
 
 static int put_check(const struct store_handle *handle, const struct store_ids *ids,
 		     uint64_t begin, uint64_t end)
@@ -780,7 +743,7 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 	if (r >= 0 && args->durable)
 		r = err_prefix(files_writable(handle->space->store->files), "durable");
 	if (r >= 0)
-		r = maps_check(handle, &args->maps, &begin, &end);
+		r = store_maps_check(handle, &args->maps, &begin, &end);
 	if (r >= 0)
 		r = put_check(handle, ids, begin, end);
 	if (r >= 0)
@@ -836,7 +799,7 @@ static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 	if (r >= 0)
 		r = store_move_check(handle, args);
 	if (r >= 0)
-		r = maps_check(handle, &args->maps, &begin, &end);
+		r = store_maps_check(handle, &args->maps, &begin, &end);
 	if (r >= 0 && (begin < from || end > from + held))
 		r = err_raise(ERR_RANGE,
 			      "views: tokens [%llu, %llu) are not among the hold's "

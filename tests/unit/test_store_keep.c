@@ -41,10 +41,10 @@ static void keeper_begin(struct keeper *k)
 	k->socket = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	snprintf(path, sizeof(path), "@kvd-keep-%d", (int)getpid());
 	memcpy(addr.sun_path + 1, path + 1, strlen(path + 1));
-	assert_int_equal(bind(k->socket, (struct sockaddr *)&addr,
-			      (socklen_t)(offsetof(struct sockaddr_un, sun_path) +
-					  strlen(path))),
-			 0);
+	assert_int_equal(
+		bind(k->socket, (struct sockaddr *)&addr,
+		     (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path))),
+		0);
 	setenv("NOTIFY_SOCKET", path, 1);
 	k->kept[MEMORY] = k->kept[INDEX] = -1;
 }
@@ -154,8 +154,8 @@ static void tidy(struct keeper *k)
 /* Its classes' part counts as written to its end: what is not known is no use. */
 static void fill_classes(struct keeper *k)
 {
-	uint64_t *head = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED,
-			      k->kept[INDEX], 0);
+	uint64_t *head =
+		mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, k->kept[INDEX], 0);
 
 	assert_true(head != MAP_FAILED && head[3] > 0 && head[3] <= CLASSES_BYTES);
 	head[3] = CLASSES_BYTES;

@@ -100,15 +100,14 @@ static void world_free(struct world *w)
 /* To last: it is in memory, and then begins to be written. */
 static uint64_t put(struct world *w, unsigned int chunk)
 {
-	return number(
-		cluster_call(
-			&w->c, w->engine,
-			"{'cmd':'chunk.put','space':%llu,'ids':['" ZEROS "%02u'],"
-		   "'pool':%llu,'durable':true,"
-			"'views':{'kv':{'pages':[0,1,2,3],'tokens':[0,16]}}}",
-			(unsigned long long)w->space, chunk,
-			(unsigned long long)w->cache.pool),
-		"move");
+	return number(cluster_call(&w->c, w->engine,
+				   "{'cmd':'chunk.put','space':%llu,'ids':['" ZEROS
+				   "%02u'],"
+				   "'pool':%llu,'durable':true,"
+				   "'views':{'kv':{'pages':[0,1,2,3],'tokens':[0,16]}}}",
+				   (unsigned long long)w->space, chunk,
+				   (unsigned long long)w->cache.pool),
+		      "move");
 }
 
 static unsigned int state_of(struct world *w, uint64_t move)
@@ -304,14 +303,14 @@ static uint64_t put_two(struct world *w, unsigned int a, unsigned int b,
 			unsigned int first)
 {
 	return number(
-		cluster_call(
-			&w->c, w->engine,
-			"{'cmd':'chunk.put','space':%llu,'ids':['" ZEROS "%02u','" ZEROS
-			"%02u'],'first':%u,'pool':%llu,'views':{'kv':{'pages':"
-			"[0,1,2,3,4,5,6,7],'first_token':%u,'tokens':[%u,%u]}}}",
-			(unsigned long long)w->space, a, b, first,
-			(unsigned long long)w->cache.pool, 16 * first, 16 * first,
-			16 * first + 32),
+		cluster_call(&w->c, w->engine,
+			     "{'cmd':'chunk.put','space':%llu,'ids':['" ZEROS
+			     "%02u','" ZEROS
+			     "%02u'],'first':%u,'pool':%llu,'views':{'kv':{'pages':"
+			     "[0,1,2,3,4,5,6,7],'first_token':%u,'tokens':[%u,%u]}}}",
+			     (unsigned long long)w->space, a, b, first,
+			     (unsigned long long)w->cache.pool, 16 * first, 16 * first,
+			     16 * first + 32),
 		"move");
 }
 
