@@ -118,10 +118,11 @@ int kvd_move_state(const struct kvd_move *move);
 int kvd_move_read(const struct kvd_move *move, struct kvd_room_status *status_p);
 int kvd_move_wait(struct kvd_move *move, int state, int timeout_ms);
 struct kvd_move_facts {
-	uint64_t chunks, done;	  /* taken; moved or there before */
-	uint64_t there, left_out; /* of a put: there before; no room for them */
-	uint64_t prefix_tokens;	  /* moved without a gap from the first on */
-	struct kvd_error error;	  /* why it failed; code 0: it has not */
+	uint64_t chunks, done; /* taken; moved or there before */
+	/* of a put: there before; no room for them, or stored at another place */
+	uint64_t there, left_out;
+	uint64_t prefix_tokens; /* moved without a gap from the first on */
+	struct kvd_error error; /* why it failed; code 0: it has not */
 };
 int kvd_move_show(struct kvd_move *move, int timeout_ms, struct kvd_move_facts *facts_p);
 int kvd_move_abort(struct kvd_move *move, const struct kvd_call *call);

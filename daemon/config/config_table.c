@@ -221,8 +221,9 @@ static const struct setting options[] = {
 		 "peer daemon can read it. 0: none."},
 	{"chunks", "chunk_dir", SETTING_PATH, FIELD(chunk_dir), .preset = "",
 	 .help = "Directory in which chunks are kept, too, that were asked for again, or "
-		 "are to last: they outlive the daemon. It must exist and be this "
-		 "daemon's alone, on a file system of a local disk. Empty: none."},
+		 "are to last: they outlive the daemon. It must exist, belong to the "
+		 "daemon's user with mode 0700, and be this daemon's alone, on a file "
+		 "system of a local disk. Empty: none."},
 	{"chunks", "chunk_dir_size", SETTING_SIZE, FIELD(chunk_dir_bytes),
 	 .preset = "64 GiB", .min = MIB, .max = UINT64_C(1) << 50,
 	 .help = "Most bytes of files in chunk_dir, made as they are needed, in 128 "

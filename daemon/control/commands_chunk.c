@@ -16,6 +16,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/control/brief.h"
 #include "daemon/loop/loop.h"
+#include "daemon/plan/canon.h"
 #include "daemon/plan/layout.h"
 #include "daemon/room/room_op.h"
 #include "daemon/session/pool.h"
@@ -51,7 +52,8 @@ static const struct field space_fields[] = {
 	      "are equal, equal tokens have equal ids"),
 	F_STR("rope", space_args, rope, OPTIONAL, STORE_WORD_MAX,
 	      "how positions are encoded, where the model alone does not say it"),
-	F_INT("tokens", space_args, tokens, REQUIRED, 1, INT32_MAX, "of a chunk"),
+	F_INT("tokens", space_args, tokens, REQUIRED, CANON_TOKENS_MIN, CANON_TOKENS_MAX,
+	      "of a chunk"),
 	F_ARRAY("views", space_args, views, OPTIONAL, LAYOUT_VIEWS_MAX,
 		"names of those that a chunk has; if absent, all of the layout but aux"),
 	F_END,
@@ -766,7 +768,8 @@ const struct command chunk_commands[] = {
 	 release_run, "nothing"},
 	{"chunk.put", "store chunks of a pool's pages", put_fields, 0, put_run,
 	 "move, slot and gen of the status page, state; chunks: taken, of which `there` "
-	 "were there or on their way; left_out: no room for them; done; prefix_tokens; "
+	 "were there or on their way; left_out: no room for them, or "
+	 "stored at another place; done; prefix_tokens; "
 	 "bytes, total; error"},
 	{"chunk.fetch", "read held chunks into a pool's pages", fetch_fields, 0,
 	 fetch_run, "as chunk.put"},

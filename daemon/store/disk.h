@@ -118,7 +118,6 @@ struct disk_list { /* in order of numbers, of names */
 	struct disk_slab *slabs;
 	struct disk_named *named;
 	size_t slab_count, named_count;
-	uint64_t free_bytes, total_bytes; /* of the file system, for this user */
 };
 void disk_list_fini(struct disk_list *list); /* a zeroed one is fine */
 

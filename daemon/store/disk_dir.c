@@ -6,8 +6,12 @@
  * content, and leftovers of a crash are known by their ending: they go when the directory
  * is opened.
  *
+ * Who can write it can put chunks there that pass, and who can enter it may hold the
+ * lock: it is this user's alone, or it is not used.
+ *
  * One daemon uses it: an flock(2) on `lock`, held for life. The kernel lets go of it
  * however the holder ends. So an existing name is not raced for, and a plain rename does.
+ * What the file says of its holder is for people.
  *
  * Slab files stay open, as many as ops can hold at a time, and the least recently used
  * one gives way. They are not opened under the lock: a file system may take its time.
@@ -26,13 +30,13 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/store/disk_name.h"
 
 #define LOCK_NAME "lock"
+#define LOCK_WORDS "kvd keeps chunks in this directory, process "
 #define OUR_MODE 0600
 /* A holder that was killed is on its way out. */
 #define LOCK_LOOKS 50
@@ -72,8 +76,54 @@ void disk_dir_fini(struct disk_dir *dir)
 	dir->path = NULL;
 }
 
+/* By a symbolic link, too: what it leads to is looked at. */
+static int dir_is_ours(const struct disk_dir *dir)
+{
+	const char *path = disk_path_shown(dir->path);
+	struct stat st;
+
+	if (fstat(dir->fd, &st) < 0)
+		return err_raise_errno(errno, "%s", path);
+	if (st.st_uid != geteuid())
+		return err_raise(
+			ERR_PERM,
+			"%s: it belongs to uid %u, kvd runs as uid %u: chown it, "
+			"or give kvd a directory of its own",
+			path, st.st_uid, geteuid());
+	if (st.st_mode & 077)
+		return err_raise(ERR_PERM,
+				 "%s: its mode is %04o, so others may enter it: chmod "
+				 "0700 it, or give kvd a directory of its own",
+				 path, st.st_mode & 07777);
+	return 0;
+}
+
+/* A block of the lock's file, which is nothing to anybody but people. */
+static const char *lock_words(char block[DISK_ALIGN])
+{
+	memset(block, 0, DISK_ALIGN);
+	snprintf(block, DISK_ALIGN, LOCK_WORDS "%d\n", (int)getpid());
+	return block;
+}
+
+/* As the holder numbers itself: perhaps in another container. */
+static int lock_taken(const struct disk_dir *dir)
+{
+	char block[128] = "";
+	int pid = 0;
+
+	if (pread(dir->lock_fd, block, sizeof(block) - 1, 0) < 0 ||
+	    sscanf(block, LOCK_WORDS "%d", &pid) != 1)
+		pid = 0;
+	return err_raise(ERR_BUSY,
+			 "%s: another daemon uses this directory (process %d): stop that "
+			 "one, or give this one another chunk_dir, and start it anew",
+			 disk_path_shown(dir->path), pid);
+}
+
 static int dir_lock(struct disk_dir *dir)
 {
+	char block[DISK_ALIGN];
 	int looks = 0;
 
 	dir->lock_fd = openat(dir->fd, LOCK_NAME,
@@ -86,23 +136,22 @@ static int dir_lock(struct disk_dir *dir)
 			return err_raise_errno(errno, "%s/" LOCK_NAME ": flock",
 					       disk_path_shown(dir->path));
 		if (++looks == LOCK_LOOKS)
-			return err_raise(ERR_BUSY,
-					 "%s: another daemon uses this directory",
-					 disk_path_shown(dir->path));
+			return err_pass(lock_taken(dir));
 		(void)poll(NULL, 0, LOCK_LOOK_MS);
 	}
+	if (pwrite(dir->lock_fd, lock_words(block), sizeof(block), 0) < 0)
+		errno = 0; /* a file system that is full: it goes without */
 	return 0;
 }
 
-/* A whole block into the lock's file, which is nothing to anybody. */
 static bool dir_takes_direct(const struct disk_dir *dir)
 {
-	static const char block[DISK_ALIGN] __attribute__((aligned(DISK_ALIGN))) =
-		"kvd keeps chunks in this directory\n";
+	char block[DISK_ALIGN] __attribute__((aligned(DISK_ALIGN)));
 	cleanup_close int fd =
 		openat(dir->fd, LOCK_NAME, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_DIRECT);
 
-	return fd >= 0 && (pwrite(fd, block, sizeof(block), 0) >= 0 || errno != EINVAL);
+	return fd >= 0 &&
+	       (pwrite(fd, lock_words(block), sizeof(block), 0) >= 0 || errno != EINVAL);
 }
 
 static int dir_entries(const struct disk_dir *dir, DIR **entries_p)
@@ -143,7 +192,9 @@ int disk_dir_open(struct disk_dir *dir)
 			       ? err_raise(ERR_NOTFOUND, "%s: there is no such directory",
 					   disk_path_shown(dir->path))
 			       : err_raise_errno(errno, "%s", disk_path_shown(dir->path));
-	r = dir_lock(dir);
+	r = dir_is_ours(dir);
+	if (r == 0)
+		r = dir_lock(dir);
 	if (r == 0)
 		r = dir_tidy(dir);
 	if (r < 0)
@@ -471,16 +522,10 @@ static int dir_list_entry(const struct disk_dir *dir, const char *file_name,
 static int dir_list(const struct disk_dir *dir, const struct disk_op *op)
 {
 	struct disk_list *list = op->list;
-	struct statvfs space;
 	const struct dirent *entry;
 	DIR *entries;
-	int r;
+	int r = dir_entries(dir, &entries);
 
-	if (fstatvfs(dir->fd, &space) < 0)
-		return dir_fault(dir, op, errno);
-	list->free_bytes = space.f_bavail * space.f_frsize;
-	list->total_bytes = space.f_blocks * space.f_frsize;
-	r = dir_entries(dir, &entries);
 	if (r < 0)
 		return err_pass(r);
 	while (r == 0 && (errno = 0, entry = readdir(entries)))

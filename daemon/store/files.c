@@ -22,6 +22,9 @@
  * others keeps its header until its slot is written again: dropped after that, it may be
  * found by the next start, with its own bytes.
  *
+ * A job pins its part's chunk, and the memory that the disk's threads are given: the end
+ * of the store's session unmaps it behind the last of them.
+ *
  * A fault of the device ends one op; the second ends all writing until the next start.
  * Reading goes on, with the sums as judge.
  */
@@ -35,6 +38,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/session/region.h"
 #include "daemon/store/files_class.h"
 #include "daemon/store/files_impl.h"
 #include "daemon/store/store_impl.h"
@@ -78,12 +82,18 @@ void files_go_on(struct files *files)
 	loop_defer(files->store->kvd->loop, &files->go);
 }
 
+void files_readonly(struct files *files, const struct err *why)
+{
+	files->readonly = true;
+	files->why = *why;
+	store_moves_kick(files->store); /* they may have waited for it to be open */
+}
+
 void files_end_writing(struct files *files, const struct err *why)
 {
 	if (files->readonly)
 		return;
-	files->readonly = true;
-	files->why = *why;
+	files_readonly(files, why);
 	log_error("store", "files", "nothing is written to chunk_dir any more",
 		  "why=\"%s\"", why->text);
 }
@@ -138,6 +148,8 @@ static struct files_job *job_new(struct files *files, struct store_part *part,
 	list_init(&job->link);
 	part->job = job;
 	store_chunk_pin(part->chunk);
+	job->memory = files->store->region;
+	region_pin(job->memory);
 	files->jobs++;
 	return job;
 }
@@ -148,6 +160,7 @@ static void job_free(struct files_job *job)
 	job->part->job = NULL;
 	list_remove(&job->link);
 	job->files->jobs--;
+	region_unpin(job->memory);
 	mem_free(job->block);
 	mem_free(job);
 }
@@ -763,8 +776,7 @@ void files_on_open(void *arg, struct disk *disk, const struct err *why)
 
 	(void)disk;
 	if (why) {
-		files->why = *why;
-		files->readonly = true;
+		files_readonly(files, why);
 		log_error("store", "files", "chunk_dir is not used", "why=\"%s\"",
 			  why->text);
 		return;
@@ -815,6 +827,19 @@ int files_free(struct files *files)
 bool files_scanning(const struct files *files)
 {
 	return files && files->scan && !files->scanned && !files->closed;
+}
+
+bool files_opening(const struct files *files)
+{
+	return !files->closed && !files->readonly && !files->scanned;
+}
+
+int files_writable(const struct files *files)
+{
+	if (files->readonly)
+		return err_raise(ERR_LIMIT, "nothing is written to chunk_dir: %s",
+				 files->why.text);
+	return 0;
 }
 
 struct arena *files_arena(struct files *files)

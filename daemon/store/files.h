@@ -44,6 +44,12 @@ int files_free(struct files *files);
 /* What the directory holds is being read; then store_tidy() is due. */
 bool files_scanning(const struct files *files);
 
+/* Its directory is being opened or read: what is to last waits, store_moves_kick() tells
+ * when to ask again. */
+bool files_opening(const struct files *files);
+/* Something may be written, now or when it is open. ERR_LIMIT: nothing will be. */
+int files_writable(const struct files *files);
+
 struct arena *files_arena(struct files *files);
 
 /* Keep the part, which is ready, some time; `durable`: and sync it, and kick the store's

@@ -11,6 +11,7 @@
 #include "daemon/store/seal.h"
 
 struct files_scan;
+struct region;
 
 #define FILES_RETRY_NS (60 * LOOP_NS_PER_S) /* after "no space left" and the like */
 
@@ -54,6 +55,7 @@ struct files_job {
 	struct list link;
 	struct files *files;
 	struct store_part *part;
+	struct region *memory; /* pinned: the disk's threads read and write it */
 	enum files_kind kind;
 	bool durable;
 	uint32_t syncs_failed; /* of its file, when it was written */
@@ -66,6 +68,7 @@ struct files_job {
 
 /* A fault of the device: the second ends all writing. */
 void files_note_fault(struct files *files, const struct err *why);
+void files_readonly(struct files *files, const struct err *why);    /* without a word */
 void files_end_writing(struct files *files, const struct err *why); /* until a start */
 void files_go_on(struct files *files); /* look at the queue again, in the next turn */
 uint64_t files_slab_bytes(const struct files *files);

@@ -17,7 +17,8 @@
  * Descriptions of what no part is of any more are removed before anything is written:
  * they could be wanted again at once. Of what a description could not be read nothing is
  * known, and the files would be taken for empty ones: then nothing is written or removed
- * until the next start.
+ * until the next start. The same where slots are of a class that this daemon has no room
+ * for, as with less chunk_memory: another start may have it.
  */
 #include <assert.h>
 #include <errno.h>
@@ -47,6 +48,8 @@ struct files_scan {
 	size_t named, slab;    /* of the list: the next one */
 	uint8_t *data;	       /* of a class file */
 	struct strmap classes; /* by name of their file */
+	struct strmap lacks;   /* by that, too: the struct err that keeps it out */
+	struct err too_big, too_many;
 	/* of the slab under way: its slots (0: there is none), to be read, looked at */
 	uint32_t number, slots, next, seen;
 	struct scan_read reads[WINDOW];
@@ -65,6 +68,7 @@ void files_scan_free(struct files_scan *scan)
 		mem_free(scan->reads[i].block);
 	disk_list_fini(&scan->list);
 	strmap_fini(&scan->classes);
+	strmap_fini(&scan->lacks);
 	mem_free(scan->data);
 	mem_free(scan);
 }
@@ -90,6 +94,7 @@ static void scan_end(struct files_scan *scan)
 	files->scan = NULL;
 	files_scan_free(scan);
 	store_tidy(files->store);
+	store_moves_kick(files->store);
 	files_go_on(files);
 }
 
@@ -190,10 +195,23 @@ static int scan_check(const struct files_scan *scan, const struct store_class *c
 	return 0;
 }
 
+/* There are chunks of a class that there is no room for: they stay. */
+static void scan_keep(struct files_scan *scan, const struct err *lack)
+{
+	struct err why;
+
+	err_set(&why, lack->code,
+		"chunk_dir has chunks that find no room now; they are "
+		"kept for another start. %s",
+		lack->text);
+	files_end_writing(scan->files, &why);
+}
+
 /* Outcome 1: not now. */
 static int scan_slot(struct files_scan *scan, const struct scan_read *read,
 		     uint32_t index)
 {
+	const struct err *lack;
 	struct store_class *class;
 	struct seal_facts facts;
 	char name[DISK_NAME_MAX + 1];
@@ -203,6 +221,9 @@ static int scan_slot(struct files_scan *scan, const struct scan_read *read,
 		return 0;
 	class_words_name(facts.class_digest, name);
 	class = strmap_get(&scan->classes, name);
+	lack = class ? NULL : strmap_get(&scan->lacks, name);
+	if (lack)
+		scan_keep(scan, lack);
 	r = scan_check(scan, class, &facts);
 	if (r >= 0)
 		r = scan_place(scan, class, &facts, index);
@@ -333,23 +354,40 @@ static int class_read(struct files_scan *scan, const struct disk_op *op)
 	return r < 0 ? err_pass(r) : 0;
 }
 
+/* It matters if a slot is of that class. */
+static int class_lacks(struct files_scan *scan, const char *name, const struct err *why)
+{
+	struct err *lack = why->code == ERR_TOOBIG ? &scan->too_big : &scan->too_many;
+
+	if (lack->code == ERR_OK)
+		*lack = *why;
+	return err_pass(strmap_put(&scan->lacks, name, lack));
+}
+
 /* What cannot be had now may be had at the next start: until then nothing is removed. */
+static void class_refused(struct files_scan *scan, const struct disk_op *op)
+{
+	struct err why;
+
+	err_take(&why);
+	if (op->result >= 0 && (why.code == ERR_TOOBIG || why.code == ERR_LIMIT) &&
+	    class_lacks(scan, op->name, &why) < 0)
+		err_take(&why);
+	if (why.code == ERR_IO || why.code == ERR_NOMEM)
+		files_end_writing(scan->files, &why);
+	else
+		log_warn("store", "files", "chunks that it cannot use", "why=\"%s\"",
+			 why.text);
+}
+
 static void on_class_read(struct disk_op *op)
 {
 	struct files_scan *scan = container_of(op, struct files_scan, op);
-	struct files *files = scan->files;
-	struct err why;
 
-	if (files->closed)
+	if (scan->files->closed)
 		return;
-	if (class_read(scan, op) < 0) {
-		err_take(&why);
-		if (why.code == ERR_IO || why.code == ERR_NOMEM)
-			files_end_writing(files, &why);
-		else
-			log_warn("store", "files", "chunks that it cannot use",
-				 "why=\"%s\"", why.text);
-	}
+	if (class_read(scan, op) < 0)
+		class_refused(scan, op);
 	scan_next_class(scan);
 }
 
@@ -397,6 +435,7 @@ static void on_listed(struct disk_op *op)
 void files_scan_begin(struct files *files)
 {
 	struct files_scan *scan = mem_zalloc(sizeof(*scan));
+	struct err why;
 	bool ok = scan != NULL;
 
 	for (unsigned int i = 0; ok && i < WINDOW; i++) {
@@ -409,13 +448,14 @@ void files_scan_begin(struct files *files)
 		ok = scan->data != NULL;
 	}
 	if (!ok) {
-		files->readonly = true;
-		err_take(&files->why);
+		err_take(&why);
+		files_end_writing(files, &why);
 		files_scan_free(scan);
 		return;
 	}
 	scan->files = files;
 	strmap_init(&scan->classes);
+	strmap_init(&scan->lacks);
 	files->scan = scan;
 	scan_submit(scan, &(struct disk_op){.what = DISK_LIST,
 					    .list = &scan->list,

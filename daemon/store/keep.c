@@ -7,6 +7,10 @@
  * record that is there tells of bytes that are. It says what it is with a sum of itself
  * and its place: what is torn, or of another size of slots, is none.
  *
+ * What a class is stays where it is written, for records have its place as a number.
+ * Where the last of its parts is gone, and the store has forgotten it, no record has, and
+ * its place is reused when there is no other.
+ *
  * Bytes of memory have no sums. What a process does to memory that is not its own before
  * it dies of that is not seen here, as it would not be seen in engines' memory.
  *
@@ -24,6 +28,7 @@
 #include <xxhash.h>
 
 #include "daemon/base/context.h"
+#include "daemon/base/idmap.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/loop/notify.h"
@@ -38,6 +43,8 @@
 #define HEAD_BYTES UINT64_C(65536)
 #define CLASSES_BYTES (UINT64_C(16) << 20)
 #define CLASS_ALIGN 64u
+#define NO_CLASS UINT64_MAX
+#define KEPT_NOT UINT32_MAX /* store_class.kept: no room for it */
 
 struct keep_slab {
 	uint64_t slot_bytes;
@@ -69,6 +76,8 @@ struct keep_record {
 
 struct keep {
 	struct store *store;
+	struct idmap restored; /* while it restores: classes by number; or &refused */
+	bool full;	       /* told once */
 	uint64_t slab_records; /* of a slab */
 	size_t map_bytes;
 	struct keep_head *head;
@@ -244,39 +253,120 @@ static uint64_t class_next(uint64_t at, uint64_t len)
 	       CLASS_ALIGN;
 }
 
-/* The number that records have of it; 0: there is no room for it. */
+/* Where that very content stands; NO_CLASS: nowhere. */
+static uint64_t class_find(const struct keep *keep, const uint8_t *content, size_t len,
+			   uint64_t sum)
+{
+	const struct keep_class *class;
+
+	for (uint64_t at = 0; (class = class_at(keep, at));
+	     at = class_next(at, class->len)) {
+		if (class->sum == sum && class->len == len &&
+		    memcmp(class->content, content, len) == 0)
+			return at;
+	}
+	return NO_CLASS;
+}
+
+/* Those that the store knows: what others are records of is gone, and so are they. */
+static int classes_known(const struct keep *keep, struct idmap *known)
+{
+	const struct store_space *space;
+	int r = 0;
+
+	list_foreach(space, &keep->store->spaces, link) {
+		for (unsigned int i = 0; i < STORE_CLASSES_MAX && r >= 0; i++) {
+			struct store_class *class = space->classes[i];
+
+			if (class && class->kept)
+				r = idmap_put(known, class->kept, class);
+		}
+	}
+	return r < 0 ? err_pass(r) : 0;
+}
+
+/* Room for `len` where classes stood that are not known any more. What is left of it
+ * becomes one without a sum, before the first one's length says so. */
+static uint64_t class_reuse(const struct keep *keep, size_t len)
+{
+	uint64_t from = 0, at = 0, end;
+	struct idmap known = {0};
+	struct keep_class *class, *rest;
+
+	if (classes_known(keep, &known) < 0) {
+		err_clear();
+		idmap_fini(&known);
+		return NO_CLASS;
+	}
+	while ((class = class_at(keep, at)) && at < from + class_next(0, len)) {
+		at = class_next(at, class->len);
+		if (idmap_get(&known, (uint64_t)((uint8_t *)class - keep->classes) + 1))
+			from = at;
+	}
+	idmap_fini(&known);
+	end = from + class_next(0, len);
+	if (at < end || at > keep->head->class_bytes)
+		return NO_CLASS;
+	if (at > end) {
+		rest = (void *)(keep->classes + end);
+		rest->sum = 0;
+		rest->len = at - end - sizeof(*rest);
+	}
+	return from;
+}
+
+static void class_write(struct keep *keep, uint64_t at, const uint8_t *content,
+			size_t len, uint64_t sum)
+{
+	struct keep_class *class = (void *)(keep->classes + at);
+
+	__atomic_store_n(&class->sum, 0, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&class->len, len, __ATOMIC_SEQ_CST);
+	memcpy(class->content, content, len);
+	__atomic_store_n(&class->sum, sum, __ATOMIC_RELEASE);
+	if (class_next(at, len) > keep->head->class_bytes)
+		__atomic_store_n(&keep->head->class_bytes, class_next(at, len),
+				 __ATOMIC_RELEASE);
+}
+
+static uint64_t class_add(struct keep *keep, const uint8_t *content, size_t len,
+			  uint64_t sum)
+{
+	uint64_t at = keep->head->class_bytes;
+
+	if (class_next(at, len) > CLASSES_BYTES)
+		at = class_reuse(keep, len);
+	if (at != NO_CLASS)
+		class_write(keep, at, content, len, sum);
+	else if (!keep->full)
+		log_warn("store", NULL,
+			 "chunks of more kinds than a restart can be told of: those of "
+			 "the last ones do not outlive this process",
+			 "bytes=%llu", (unsigned long long)CLASSES_BYTES);
+	keep->full |= at == NO_CLASS;
+	return at;
+}
+
+/* The number that records have of it; 0: there is no room for it, until it is made anew.
+ */
 static uint32_t class_number(struct keep *keep, struct store_class *of)
 {
 	cleanup_free uint8_t *content = NULL;
-	struct keep_class *class;
-	uint64_t at = 0, sum;
+	uint64_t at, sum;
 	size_t len;
 
 	if (of->kept)
-		return of->kept;
+		return of->kept == KEPT_NOT ? 0 : of->kept;
 	if (class_words_print(of, &content, &len) < 0) {
 		err_clear(); /* its parts are not kept */
 		return 0;
 	}
 	sum = XXH3_64bits(content, len);
-	for (; (class = class_at(keep, at)); at = class_next(at, class->len)) {
-		if (class->sum == sum && class->len == len &&
-		    memcmp(class->content, content, len) == 0)
-			break;
-	}
-	if (!class) {
-		at = keep->head->class_bytes;
-		if (class_next(at, len) > CLASSES_BYTES)
-			return 0;
-		class = (void *)(keep->classes + at);
-		class->sum = sum;
-		class->len = len;
-		memcpy(class->content, content, len);
-		__atomic_store_n(&keep->head->class_bytes, class_next(at, len),
-				 __ATOMIC_RELEASE);
-	}
-	of->kept = (uint32_t)at + 1;
-	return of->kept;
+	at = class_find(keep, content, len, sum);
+	if (at == NO_CLASS)
+		at = class_add(keep, content, len, sum);
+	of->kept = at == NO_CLASS ? KEPT_NOT : (uint32_t)at + 1;
+	return at == NO_CLASS ? 0 : of->kept;
 }
 
 static int class_restore(const struct keep *keep, uint32_t number,
@@ -288,9 +378,30 @@ static int class_restore(const struct keep *keep, uint32_t number,
 	if (!kept || XXH3_64bits(kept->content, kept->len) != kept->sum)
 		return err_raise(ERR_PROTO, "of no known class");
 	r = class_words_scan(keep->store, kept->content, kept->len, class_p);
+	if (r >= 0 && (*class_p)->kept)
+		r = err_raise(ERR_PROTO, "a class is there twice"); /* one is reused */
 	if (r >= 0)
 		(*class_p)->kept = number;
 	return err_pass(r);
+}
+
+/* Each number is read once, for records of many classes take turns. */
+static int class_restored(struct keep *keep, uint32_t number,
+			  struct store_class **class_p)
+{
+	static struct store_class refused;
+	struct store_class *class = idmap_get(&keep->restored, number);
+	int r;
+
+	if (class == &refused)
+		return err_raise(ERR_PROTO, "of a class that was refused");
+	*class_p = class;
+	if (class)
+		return 0;
+	r = class_restore(keep, number, class_p);
+	if (idmap_put(&keep->restored, number, r < 0 ? &refused : *class_p) < 0)
+		err_clear(); /* it is read again */
+	return r < 0 ? err_raise(ERR_PROTO, "of a class that is refused") : 0;
 }
 
 /* ---- records ---- */
@@ -378,16 +489,13 @@ static int record_place(const struct keep *keep, const struct keep_record *recor
 }
 
 static int record_restore(struct keep *keep, struct keep_record *record, uint32_t slab,
-			  uint32_t index, struct store_class **last)
+			  uint32_t index)
 {
-	int r = 0;
+	struct store_class *class;
+	int r = class_restored(keep, record->class, &class);
 
-	if (!*last || (*last)->kept != record->class)
-		r = class_restore(keep, record->class, last);
-	if (r < 0)
-		*last = NULL;
-	else
-		r = record_place(keep, record, *last, slab, index);
+	if (r >= 0)
+		r = record_place(keep, record, class, slab, index);
 	if (r < 0)
 		record->sum = 0;
 	return err_pass(r);
@@ -396,7 +504,6 @@ static int record_restore(struct keep *keep, struct keep_record *record, uint32_
 static uint64_t slab_restore(struct keep *keep, uint32_t slab, uint64_t *refused_p)
 {
 	struct keep_slab *kept = &keep->head->slabs[slab];
-	struct store_class *last = NULL;
 	uint64_t found = 0;
 
 	if (kept->used > keep->slab_records)
@@ -409,7 +516,7 @@ static uint64_t slab_restore(struct keep *keep, uint32_t slab, uint64_t *refused
 			continue;
 		if (record->sum != record_sum(record, kept->slot_bytes, place)) {
 			record->sum = 0;
-		} else if (record_restore(keep, record, slab, i, &last) < 0) {
+		} else if (record_restore(keep, record, slab, i) < 0) {
 			err_clear();
 			++*refused_p;
 		} else {
@@ -419,15 +526,18 @@ static uint64_t slab_restore(struct keep *keep, uint32_t slab, uint64_t *refused
 	return found;
 }
 
-uint64_t keep_restore(struct keep *keep)
+void keep_restore(struct keep *keep)
 {
 	uint64_t found = 0, refused = 0;
 
-	for (uint32_t i = 0; keep && i < ARENA_SLABS; i++)
+	if (!keep)
+		return;
+	for (uint32_t i = 0; i < ARENA_SLABS; i++)
 		found += slab_restore(keep, i, &refused);
+	idmap_fini(&keep->restored);
+	idmap_init(&keep->restored);
 	if (found || refused)
 		log_info("store", NULL, "has chunks of the process before",
 			 "parts=%llu refused=%llu", (unsigned long long)found,
 			 (unsigned long long)refused);
-	return found;
 }

@@ -17,8 +17,8 @@ struct store_part;
  * keeps it. */
 int keep_new(struct store *store, int *fd_p, struct keep **keep_p);
 void keep_free(struct keep *keep); /* what is noted stays */
-/* The parts that the process before had; once, before any other call. How many. */
-uint64_t keep_restore(struct keep *keep);
+/* The parts that the process before had; once, before any other call. */
+void keep_restore(struct keep *keep);
 /* The memory is there: this process may be trusted with what it was given. */
 void keep_settled(struct keep *keep);
 

@@ -293,11 +293,11 @@ void store_session_end(struct session *session)
 
 	if (store && store->session == session) {
 		store->session = NULL;
+		files_close(store->files); /* its jobs pin the region: no more of them */
 		store->region = NULL;
 		lends_close(store);
 		far_close(store->far);
 		homes_close(store->homes);
-		files_close(store->files);
 	}
 	if (!part)
 		return;

@@ -358,19 +358,32 @@ void store_part_loaded(struct store_part *part, bool whole)
 	store_moves_kick(store);
 }
 
-void store_chunk_touch(struct store_chunk *chunk)
+static void chunk_touch(struct store_chunk *chunk)
 {
-	struct files *files = chunk->space->store->files;
-	struct store_part *part;
-
 	arena_touch(&chunk->item);
 	arena_touch(&chunk->file_item);
-	if (!files || !(chunk->ready & ~chunk->filed))
-		return;
+}
+
+static bool chunk_is_for_files(const struct store_chunk *chunk)
+{
+	return chunk->space->store->files && (chunk->ready & ~chunk->filed);
+}
+
+static void chunk_file(struct store_chunk *chunk)
+{
+	struct store_part *part;
+
 	list_foreach(part, &chunk->parts, link) {
 		if (part->ready && !part->filed)
-			files_write(files, part, false);
+			files_write(chunk->space->store->files, part, false);
 	}
+}
+
+void store_chunk_touch(struct store_chunk *chunk)
+{
+	chunk_touch(chunk);
+	if (chunk_is_for_files(chunk))
+		chunk_file(chunk);
 }
 
 /* ---- look-ups ---- */
@@ -437,6 +450,8 @@ void store_find(struct store_handle *handle, const struct store_ids *ids,
 		struct store_found *found_p)
 {
 	struct store *store = handle->space->store;
+	struct store_chunk *unfiled[STORE_IDS_MAX];
+	uint32_t unfiled_count = 0;
 	struct ahead ahead;
 
 	*found_p = (struct store_found){0};
@@ -446,12 +461,16 @@ void store_find(struct store_handle *handle, const struct store_ids *ids,
 
 		if (!chunk)
 			break;
-		store_chunk_touch(chunk);
+		chunk_touch(chunk);
+		if (chunk_is_for_files(chunk) && unfiled_count < STORE_IDS_MAX)
+			unfiled[unfiled_count++] = chunk;
 		found_p->chunks++;
 		found_p->tokens += chunk->tokens;
 		if (chunk->tokens < handle->space->tokens)
 			break; /* nothing follows a short one */
 	}
+	while (unfiled_count > 0) /* who is written first is let go of first */
+		chunk_file(unfiled[--unfiled_count]);
 	store->found += found_p->chunks;
 	store->missed += ids->count - found_p->chunks;
 }

@@ -223,7 +223,7 @@ static int hold_enter(struct store_hold *hold, const struct store_hold_args *arg
 		hold_step(hold);
 		return err_pass(r);
 	}
-	for (uint32_t i = 0; i < hold->count; i++)
+	for (uint32_t i = hold->count; i-- > 0;)
 		store_chunk_touch(hold->chunks[i]);
 	loop_timer_start(&hold->lease, args->lease_ns);
 	return 0;

@@ -204,6 +204,9 @@ struct store_space *store_space_by_digest(const struct store *store,
 					  const uint8_t digest[16]);
 /* Is the pool's layout the handle's? ERR_LAYOUT. */
 int store_handle_fits(struct store_handle *handle, const struct pool *pool);
+/* A move's pages: each view of the space, all layers, the same tokens. ERR_INVAL. */
+int store_maps_check(const struct store_handle *handle, const struct room_maps *maps,
+		     uint64_t *begin_p, uint64_t *end_p);
 int store_words_check(const struct store_space_args *args); /* ERR_INVAL */
 /* The space's words, found or made; as an engine's of this tenant. */
 int store_space_of(struct store *store, struct store_tenant *tenant,
@@ -257,7 +260,8 @@ void store_part_unfiled(struct store_part *part);
 void store_part_loaded(struct store_part *part, bool whole);
 /* A slot of memory, and its bytes from the files; pinned chunk. ERR_LIMIT. */
 int store_part_load(struct store_part *part);
-/* Chunks that were asked for are worth a file. */
+/* Chunks that were asked for are worth a file. Of a chain the end first: what is written
+ * first leaves first. */
 void store_chunk_touch(struct store_chunk *chunk);
 /* All that moves may wait for has changed: a part was filled or loaded, or will not be;
  * it lasts. */

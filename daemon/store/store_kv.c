@@ -13,6 +13,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/session/pool.h"
+#include "daemon/session/region.h"
 #include "daemon/store/lend.h"
 #include "daemon/store/store_impl.h"
 
@@ -41,6 +42,8 @@ void store_kv_free(struct store_kv *kv)
 		return;
 	while (kv->count > 0) /* the end of the chain first */
 		store_chunk_unpin(kv->chunks[--kv->count]);
+	if (kv->memory)
+		region_unpin(kv->memory);
 	if (kv->class && --kv->class->space->handles == 0)
 		store_tidy(kv->class->space->store);
 	mem_free(kv->chunks);
@@ -54,12 +57,19 @@ static int kv_new(struct store_class *class, uint32_t count, const char *view,
 {
 	const struct canon *canon = class->canon;
 	const struct layout_view *found = kv_view(canon->layout, view, index_p);
-	struct store_kv *kv = found ? mem_zalloc(sizeof(*kv)) : NULL;
+	struct store *store = class->space->store;
+	struct store_kv *kv;
+	int r = found ? store_ready(store) : -EINVAL;
 
+	if (r < 0)
+		return err_pass(r);
+	kv = mem_zalloc(sizeof(*kv));
 	if (!kv)
-		return found ? err_pass(-ENOMEM) : err_pass(-EINVAL);
+		return err_pass(-ENOMEM);
 	kv->view = found;
-	kv->base = class->space->store->base;
+	kv->memory = store->region;
+	region_pin(kv->memory);
+	kv->base = store->base;
 	kv->page_tokens = found->page_tokens;
 	kv->chunks = mem_calloc(count, sizeof(*kv->chunks));
 	kv->pages = mem_calloc((size_t)count * canon->views[*index_p].pages,

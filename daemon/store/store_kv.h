@@ -2,7 +2,7 @@
 /*
  * store_kv: KV of chunks that is read where it lies: a run of the chunks of a hold, of a
  * session here or of another daemon. It stays for as long as this does, whatever becomes
- * of the hold. Loop thread; the bytes may be read by any.
+ * of the hold, and of the daemon. Loop thread; the bytes may be read by any.
  */
 #ifndef KVD_STORE_KV_H
 #define KVD_STORE_KV_H
@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 struct layout_view;
+struct region;
 struct remote;
 struct store;
 struct store_chunk;
@@ -26,6 +27,7 @@ struct store_kv {
 	/* private */
 	struct store_class *class;
 	struct store_chunk **chunks; /* pinned */
+	struct region *memory;	     /* pinned */
 	uint32_t count;
 };
 

@@ -11,6 +11,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "daemon/base/context.h"
 #include "daemon/base/log.h"
@@ -350,10 +351,12 @@ static int store_move_run(struct store_move *move)
 /* Its holder serves no more; another may go on. */
 static void leg_failed(struct store_move *move, const struct store_leg *leg)
 {
-	if (leg->far)
+	bool running = store_move_state(move) == STORE_MOVE_RUNNING;
+
+	if (leg->far &&
+	    running) /* else we have ended it, and the holder goes on serving */
 		far_hold_fail(leg->far);
-	if (!leg->far || store_move_state(move) != STORE_MOVE_RUNNING ||
-	    !piece_sources(move, leg->first).far) {
+	if (!leg->far || !running || !piece_sources(move, leg->first).far) {
 		store_move_abort(move, &leg->error);
 		return;
 	}
@@ -468,7 +471,7 @@ static int piece_lasts(struct store_move *move, uint32_t i)
 		else if (part->slot.slab && !part->ready)
 			begun = true; /* another move fills it */
 	}
-	if (begun)
+	if (begun || files_opening(move->store->files))
 		return 0;
 	return err_raise(ERR_LIMIT,
 			 "durable: chunk %llu of the prompt is not kept in a "
@@ -534,44 +537,6 @@ static void on_move_step(struct loop_defer *defer)
 }
 
 /* ---- the beginning ---- */
-
-/* Each view of the space, all layers, the same tokens. */
-static int maps_check(const struct store_handle *handle, const struct room_maps *maps,
-		      uint64_t *begin_p, uint64_t *end_p)
-{
-	const struct layout *layout = handle->canon->layout;
-
-	*begin_p = *end_p = 0;
-	for (uint32_t i = 0; i < layout->view_count; i++) {
-		const struct room_map *map = room_maps_find(maps, layout->views[i].name);
-
-		if (!map)
-			return err_raise(ERR_INVAL, "views.%s: missing, the space has it",
-					 layout->views[i].name);
-		if (map->layers.begin != 0 || map->layers.end != UINT32_MAX)
-			return err_raise(ERR_INVAL,
-					 "views.%s.layers: a chunk has all of them",
-					 map->view);
-		if (i == 0) {
-			*begin_p = map->token_begin;
-			*end_p = map->token_end;
-		}
-		if (map->token_begin != *begin_p || map->token_end != *end_p)
-			return err_raise(ERR_INVAL,
-					 "views.%s: tokens [%llu, %llu), the other "
-					 "views' are [%llu, %llu)",
-					 map->view, (unsigned long long)map->token_begin,
-					 (unsigned long long)map->token_end,
-					 (unsigned long long)*begin_p,
-					 (unsigned long long)*end_p);
-	}
-	if (maps->count != layout->view_count)
-		return err_raise(ERR_INVAL, "views: %zu are named, the space has %u",
-				 maps->count, layout->view_count);
-	if (*begin_p >= *end_p)
-		return err_raise(ERR_INVAL, "views: no tokens");
-	return 0;
-}
 
 static int put_check(const struct store_handle *handle, const struct store_ids *ids,
 		     uint64_t begin, uint64_t end)
@@ -700,7 +665,17 @@ static void store_move_begin(struct store_move *move, uint64_t deadline_ns)
 	store_move_kick(move);
 }
 
-/* One chunk of a put. Outcome 1: there is no room for it. */
+/* Is the id among those of the put already? An engine does not mean that. */
+static bool put_has(const struct store_move *move, const uint8_t *id)
+{
+	for (uint32_t i = 0; i < move->count; i++) {
+		if (memcmp(move->pieces[i].chunk->id, id, STORE_ID_BYTES) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* One chunk of a put. Outcome 1: there is no room for it, or it stands elsewhere. */
 static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens,
 		     unsigned int *covers_left)
 {
@@ -708,6 +683,10 @@ static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens
 	uint64_t place = move->anywhere ? STORE_ANYWHERE : move->first + move->count;
 	int r = store_chunk_get(move->handle->space, id, place, tokens, &piece->chunk);
 
+	if (r < 0 && err_last()->code == ERR_EXIST && !put_has(move, id)) {
+		err_clear();
+		return 1;
+	}
 	if (r < 0)
 		return err_prefix(r, "ids[%u]", move->count);
 	piece->tokens = tokens;
@@ -764,8 +743,10 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 		r = err_raise(
 			ERR_STATE,
 			"durable: this daemon has no files for chunks: set chunk_dir");
+	if (r >= 0 && args->durable)
+		r = err_prefix(files_writable(handle->space->store->files), "durable");
 	if (r >= 0)
-		r = maps_check(handle, &args->maps, &begin, &end);
+		r = store_maps_check(handle, &args->maps, &begin, &end);
 	if (r >= 0)
 		r = put_check(handle, ids, begin, end);
 	if (r >= 0)
@@ -816,10 +797,12 @@ static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 	struct store_move *move;
 	uint64_t begin, end;
 	uint32_t skip, count;
-	int r = hold->over ? store_lease_over() : store_move_check(handle, args);
+	int r = store_hold_check(hold);
 
 	if (r >= 0)
-		r = maps_check(handle, &args->maps, &begin, &end);
+		r = store_move_check(handle, args);
+	if (r >= 0)
+		r = store_maps_check(handle, &args->maps, &begin, &end);
 	if (r >= 0 && (begin < from || end > from + held))
 		r = err_raise(ERR_RANGE,
 			      "views: tokens [%llu, %llu) are not among the hold's "

@@ -650,6 +650,43 @@ int store_handle_fits(struct store_handle *handle, const struct pool *pool)
 	return 0;
 }
 
+int store_maps_check(const struct store_handle *handle, const struct room_maps *maps,
+		     uint64_t *begin_p, uint64_t *end_p)
+{
+	const struct layout *layout = handle->canon->layout;
+
+	*begin_p = *end_p = 0;
+	for (uint32_t i = 0; i < layout->view_count; i++) {
+		const struct room_map *map = room_maps_find(maps, layout->views[i].name);
+
+		if (!map)
+			return err_raise(ERR_INVAL, "views.%s: missing, the space has it",
+					 layout->views[i].name);
+		if (map->layers.begin != 0 || map->layers.end != UINT32_MAX)
+			return err_raise(ERR_INVAL,
+					 "views.%s.layers: a chunk has all of them",
+					 map->view);
+		if (i == 0) {
+			*begin_p = map->token_begin;
+			*end_p = map->token_end;
+		}
+		if (map->token_begin != *begin_p || map->token_end != *end_p)
+			return err_raise(ERR_INVAL,
+					 "views.%s: tokens [%llu, %llu), the other "
+					 "views' are [%llu, %llu)",
+					 map->view, (unsigned long long)map->token_begin,
+					 (unsigned long long)map->token_end,
+					 (unsigned long long)*begin_p,
+					 (unsigned long long)*end_p);
+	}
+	if (maps->count != layout->view_count)
+		return err_raise(ERR_INVAL, "views: %zu are named, the space has %u",
+				 maps->count, layout->view_count);
+	if (*begin_p >= *end_p)
+		return err_raise(ERR_INVAL, "views: no tokens");
+	return 0;
+}
+
 /* ---- the end, lists ---- */
 
 static bool class_idle(const struct store_class *class)

@@ -29,8 +29,8 @@ Found.__doc__ = """What is there: chunks from the first on, without a gap, and t
 
 Facts = namedtuple("Facts", "chunks done there left_out prefix_tokens error")
 Facts.__doc__ = """Of a move. chunks: taken; done: moved, or there before; there, left_out: of
-a put, there before, and no room for them; prefix_tokens: moved without a gap from the first
-on; error: an exception, or None."""
+a put, there before, and no room for them, or stored at another place; prefix_tokens: moved
+without a gap from the first on; error: an exception, or None."""
 
 
 ChunkEvent = namedtuple("ChunkEvent", "seq id space first tokens tier put")

@@ -304,7 +304,7 @@ def file_rows(turns, folder):
     read, write = Row("file to pages", "GB/s", 0.9), Row("pages to file, durable", "GB/s", 0.85)
     conf = ("[chunks]\nchunk_memory = 2 GiB\nchunk_dir = %s/chunks\nchunk_dir_size = 8 GiB\n"
             % folder)
-    os.mkdir(folder + "/chunks")
+    os.mkdir(folder + "/chunks", 0o700)
     restart = Row("restart to first hit", "s")
     made = Row("  of it, memory ready", "s", less=True)
     with Daemon(conf) as d, kvd.Client(d.socket_path, timeout=120) as c:

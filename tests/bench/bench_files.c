@@ -26,6 +26,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
+#include "daemon/session/region.h"
 #include "daemon/store/disk_impl.h"
 #include "daemon/store/files_class.h"
 #include "daemon/store/files_impl.h"
@@ -52,6 +53,7 @@ struct bench {
 	bool full;		/* the made-up directory has its slabs */
 	struct canon *canon;
 	uint8_t *memory, *part;
+	struct region region; /* which is that memory */
 	char name[DISK_NAME_MAX + 1];
 	uint8_t digest[SEAL_DIGEST_BYTES];
 	uint8_t *description;
@@ -212,6 +214,8 @@ static void start(struct bench *b)
 	args.arg = store->files;
 	check(open_disk(b, &args, &disk), "disk");
 	files_begin(store->files, disk);
+	sm_init(&b->region.sm, &region_table, REGION_READY);
+	store->region = &b->region;
 	store->base = b->memory;
 	files_on_memory(store->files);
 	while (!store->files->scanned) {

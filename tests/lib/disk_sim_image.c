@@ -268,8 +268,6 @@ static int image_list(struct disk_sim *sim, const struct disk_op *op)
 	const struct sim_file *file;
 	size_t count = 0;
 
-	list->free_bytes = sim->capacity - sim->used;
-	list->total_bytes = sim->capacity;
 	list_foreach(file, &sim->files, link)
 		count++;
 	list->slabs = mem_calloc(count, sizeof(*list->slabs));

@@ -162,6 +162,7 @@ void fw_begin(struct files_world *w, const struct fw_args *args)
 	w->memory = mmap(NULL, w->config.chunk_memory_bytes, PROT_READ | PROT_WRITE,
 			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	assert_true(w->memory != MAP_FAILED);
+	sm_init(&w->region.sm, &region_table, REGION_READY);
 }
 
 void fw_end(struct files_world *w)
@@ -194,6 +195,7 @@ void fw_start(struct files_world *w)
 		arena_limit(store->arena, w->args.memory_slabs);
 	if (w->args.file_slabs)
 		arena_limit(files_arena(store->files), w->args.file_slabs);
+	store->region = &w->region;
 	store->base = w->memory;
 	files_on_memory(store->files);
 }
@@ -201,6 +203,7 @@ void fw_start(struct files_world *w)
 void fw_turn(struct files_world *w)
 {
 	loop_turn(w->loop, TURN_NS);
+	assert_int_equal(w->region.pins, w->store ? w->store->files->jobs : 0);
 }
 
 void fw_scanned(struct files_world *w)
@@ -246,6 +249,7 @@ bool fw_close(struct files_world *w)
 static void store_gone(struct files_world *w)
 {
 	assert_int_equal(w->store->files->jobs, 0);
+	assert_int_equal(w->region.pins, 0);
 	store_free(w->store);
 	w->store = w->kvd.store = NULL;
 	w->disk = NULL;
@@ -581,7 +585,8 @@ static void move_look(struct fw_move *move)
 	} else if (part && !part->filed && part->slot.slab && !part->ready) {
 		return; /* another one fills it */
 	} else if (!part || !(part->ready || part->filed) ||
-		   !files_write(move->world->store->files, part, true)) {
+		   (!files_write(move->world->store->files, part, true) &&
+		    !files_opening(move->world->store->files))) {
 		move_over(move, MOVE_NOT);
 	}
 }

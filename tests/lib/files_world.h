@@ -19,6 +19,7 @@
 
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
+#include "daemon/session/region.h"
 #include "daemon/store/files_impl.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/disk_sim.h"
@@ -48,6 +49,7 @@ struct files_world {
 	struct store *store; /* NULL: it does not run */
 	struct disk *disk;   /* the store's files' */
 	uint8_t *memory;
+	struct region region; /* which is that memory: who pins it? */
 	struct canon *canons[FW_KINDS];
 	struct list moves; /* struct fw_move.link */
 	struct disk *raw;

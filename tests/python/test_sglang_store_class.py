@@ -188,6 +188,27 @@ def test_updates_of_weights_that_cannot_be_followed_are_refused(sglang, daemon):
         Engine(sglang, daemon, {"kv": pool_of(MHA)})
 
 
+def test_adapters_that_cannot_be_followed_are_refused(sglang, daemon):
+    sglang.hooks.absent = ("load_lora_adapter",)
+    Engine(sglang, daemon, {"kv": pool_of(MHA)})  # has none
+    sglang.args = server_args(enable_lora=True)
+    with pytest.raises(ValueError, match="set \"revision\""):
+        Engine(sglang, daemon, {"kv": pool_of(MHA)})
+    Engine(sglang, daemon, {"kv": pool_of(MHA)}, revision="mine")
+
+
+def test_an_adapter_that_is_loaded_ends_it(sglang, daemon):
+    keys, pages = keys_of(3, "adapter"), [0, 1, 2]
+    sglang.args = server_args(enable_lora=True)
+    with Engine(sglang, daemon, {"kv": pool_of(MHA)}) as one:
+        one.fill("kv", keys, pages)
+        one.store.batch_set_v1(keys, Slots(pages))
+        assert one.store.batch_exists(keys) == 3
+        (hook,) = {h for t, h in sglang.hooks.hooks.items() if t.endswith(".load_lora_adapter")}
+        assert hook(object(), object()) is None
+        assert one.store.batch_exists(keys) == 0
+
+
 def test_pools_that_have_no_chunks_are_refused(sglang, daemon):
     with pytest.raises(ValueError, match="MambaPoolHost cannot be kept"):
         Engine(sglang, daemon, {"kv": pool_of(MHA), "mamba": pool_of("MambaPoolHost",

@@ -16,7 +16,7 @@ from kvd.stores import door as store_door
 from kvd.stores.door import Door
 from kvd.stores.names import word
 from kvd.vllm import pools, store_plan
-from kvd.vllm.store_plan import (BlockIds, Known, Plan, Step, TokenIds, Words, chunk_tokens,
+from kvd.vllm.store_plan import (Adapters, BlockIds, Known, Plan, Step, TokenIds, Words, chunk_tokens,
                                  whole_layout)
 from kvd.vllm.store_worker import Load, Rank
 from kvd_daemon import Daemon
@@ -176,6 +176,58 @@ def arrive(plan, tokens, name="a"):
     request = Request(tokens, name)
     plan.arrived(request)
     return request
+
+
+# ---- adapters ------------------------------------------------------------------------------
+
+def lora_plan(weights, there=9):
+    warned = []
+    log = types.SimpleNamespace(warning=lambda text, *args: warned.append(text % args))
+    plan, store, _ = plan_of(there, adapters=Adapters(weights.get, log))
+    return plan, store, warned
+
+
+def lora_ids(plan, name, path="/a"):
+    """What a request of that adapter finds, and what it saves."""
+    request = Request(300, name)
+    request.lora_request = path and types.SimpleNamespace(lora_name="a", lora_path=path)
+    plan.arrived(request)
+    found = plan.matched(request, 0)[0]
+    plan.requests[name].saved = 0
+    saves = computes(plan, request, 300).saves
+    return found, [one[2] for one in saves]
+
+
+def test_an_adapter_that_was_trained_anew_has_other_chunks():
+    told = []
+    for weights in ("old", "new", "old"):
+        plan, _, warned = lora_plan({"/a": weights})
+        found, ids = lora_ids(plan, "x")
+        assert found and len(ids) == 1 and not warned
+        told.append(ids[0])
+    assert told[0] == told[2] != told[1]
+    assert lora_ids(plan, "bare", None)[1][0] not in told
+
+
+def test_an_adapter_that_changes_under_a_running_engine_has_no_chunks():
+    weights = {"/a": "old", "/b": "other"}
+    plan, store, warned = lora_plan(weights)
+    assert lora_ids(plan, "x")[1]
+    weights["/a"] = "new"
+    asked = len(store.asked)
+    assert lora_ids(plan, "y") == (0, []) and len(store.asked) == asked
+    weights["/a"] = "old"  # which of the two is loaded?
+    assert lora_ids(plan, "z") == (0, [])
+    assert len(warned) == 1 and "has changed" in warned[0] and "revision" in warned[0]
+    assert lora_ids(plan, "b", "/b")[1] and lora_ids(plan, "bare", None)[1]
+
+
+def test_an_adapter_of_which_nothing_is_known_has_no_chunks():
+    plan, _, warned = lora_plan({})
+    assert lora_ids(plan, "x") == (0, []) and lora_ids(plan, "y") == (0, [])
+    assert len(warned) == 1 and "no folder" in warned[0]
+    plan, _, _ = plan_of(9)  # the user's word stands for it
+    assert lora_ids(plan, "x")[1] == lora_ids(plan, "y", None)[1]
 
 
 @pytest.mark.parametrize("tokens, computed, there, end", [

@@ -99,6 +99,38 @@ static void part_is_read_once_for_all_who_ask(void **state)
 	fw_end(&w);
 }
 
+/* Of a prompt: each is let go of, and queued to leave, when it is written. */
+static void last_chunk_that_was_found_leaves_first(void **state)
+{
+	enum { CHUNKS = 6 };
+	uint8_t ids[CHUNKS * STORE_ID_BYTES];
+	struct store_handle handle = {0};
+	struct store_found found;
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &plain);
+	disk_sim_delays(w.sim, LOOP_NS_PER_MS, LOOP_NS_PER_MS);
+	for (uint32_t id = 0; id < CHUNKS; id++) {
+		fw_put(&w, KIND_A, id);
+		fw_id(id, ids + id * STORE_ID_BYTES);
+	}
+	handle.space = fw_chunk(&w, KIND_A, 0)->space;
+	handle.canon = w.canons[KIND_A];
+	store_find(&handle, &(struct store_ids){ids, CHUNKS, 0}, &found);
+	assert_int_equal(found.chunks, CHUNKS);
+	fw_quiet(&w);
+	for (uint32_t id = 1; id < CHUNKS; id++) {
+		const struct store_chunk *a = fw_chunk(&w, KIND_A, id - 1);
+		const struct store_chunk *b = fw_chunk(&w, KIND_A, id);
+
+		assert_true(is_filed(&w, KIND_A, id));
+		assert_true(a->item.tick > b->item.tick);
+		assert_true(a->file_item.tick > b->file_item.tick);
+	}
+	fw_end(&w);
+}
+
 static void part_is_written_once(void **state)
 {
 	struct fw_move *moves[3];
@@ -414,6 +446,8 @@ static void full_file_system_without_a_file_keeps_nothing(void **state)
 	assert_int_equal(fw_figures(&w).faults, 0);
 	fw_end(&w);
 }
+
+/* ---- another size of the memory ---- */
 
 /* ---- faults ---- */
 
@@ -788,6 +822,7 @@ int main(void)
 		cmocka_unit_test(part_that_left_memory_is_read_from_its_file),
 		cmocka_unit_test(part_is_read_once_for_all_who_ask),
 		cmocka_unit_test(part_is_written_once),
+		cmocka_unit_test(last_chunk_that_was_found_leaves_first),
 		cmocka_unit_test(part_that_is_filed_can_be_told_to_last),
 		cmocka_unit_test(part_that_is_being_read_can_be_told_to_last),
 		cmocka_unit_test(more_chunks_than_slots_replace_each_other),

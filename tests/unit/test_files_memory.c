@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Files without memory: each allocation of a write, a read, a start, a drop fails in
- * turn. It costs an op, and nothing that was told. */
+ * turn. It costs an op, and nothing that was told. And a start with less of it. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -193,6 +193,56 @@ static void drop_without_memory_costs_an_op(void **state)
 	sweep(sweep_drop, 4);
 }
 
+/* ---- less memory than before ---- */
+
+static void restart_with(struct files_world *w, uint64_t memory_slab)
+{
+	fw_stop(w);
+	w->config.chunk_memory_bytes = memory_slab * ARENA_SLABS;
+	fw_start(w);
+	fw_scanned(w);
+}
+
+/* The memory has no room for the large ones: they stay, whatever the others do. */
+static void start_with_less_memory_keeps_what_it_cannot_use(void **state)
+{
+	struct files_world w;
+
+	(void)state;
+	begin(&w);
+	assert_true(put_lasts(&w, KIND_A, 1));
+	assert_true(put_lasts(&w, KIND_LARGE, 1));
+	for (unsigned int i = 0; i < 2; i++) {
+		restart_with(&w, 8 * KIB);
+		assert_true(fw_figures(&w).readonly);
+		assert_int_equal(fw_figures(&w).why->code, ERR_TOOBIG);
+		assert_non_null(strstr(fw_figures(&w).why->text, "kept"));
+		assert_int_equal(fw_loads(&w, KIND_A, 1), MOVE_GOOD);
+		fw_put(&w, KIND_A, 2 + i);
+		assert_int_equal(fw_lasts(&w, KIND_A, 2 + i), MOVE_NOT);
+	}
+	restart_with(&w, 16 * KIB);
+	assert_false(fw_figures(&w).readonly);
+	assert_int_equal(fw_loads(&w, KIND_LARGE, 1), MOVE_GOOD);
+	assert_true(put_lasts(&w, KIND_A, 4));
+	fw_end(&w);
+}
+
+/* Of a class that no slot is of there is nothing to keep. */
+static void start_with_less_memory_writes_where_nothing_is_lost(void **state)
+{
+	struct files_world w;
+
+	(void)state;
+	begin(&w);
+	assert_true(put_lasts(&w, KIND_LARGE, 1));
+	assert_int_equal(fw_drop(&w, KIND_LARGE, 1), 1);
+	fw_quiet(&w);
+	restart_with(&w, 8 * KIB);
+	assert_false(fw_figures(&w).readonly);
+	assert_true(put_lasts(&w, KIND_A, 1));
+	fw_end(&w);
+}
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -200,6 +250,8 @@ int main(void)
 		cmocka_unit_test(read_without_memory_costs_an_op),
 		cmocka_unit_test(start_without_memory_costs_what_it_hides),
 		cmocka_unit_test(drop_without_memory_costs_an_op),
+		cmocka_unit_test(start_with_less_memory_keeps_what_it_cannot_use),
+		cmocka_unit_test(start_with_less_memory_writes_where_nothing_is_lost),
 	};
 
 	log_threshold = getenv("KVD_TEST_LOG") ? LOG_LEVEL_DEBUG : -1;

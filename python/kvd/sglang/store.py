@@ -40,6 +40,8 @@ UPDATES = ("update_weights_from_disk", "update_weights_from_distributed",
            "update_weights_from_tensor", "update_weights_from_ipc", "begin_weight_update")
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater." \
     "SchedulerWeightUpdaterManager."
+ADAPTERS = ("load_lora_adapter", "load_lora_adapter_from_tensors")
+WORKER = "sglang.srt.managers.tp_worker.BaseTpWorker."
 
 Named = namedtuple("Named", "pool model revision scheme rope tokens")
 Named.__doc__ = "What a space is called; pool: SGLang's name of the host pool."
@@ -167,6 +169,22 @@ def follow_updates():
         raise RuntimeError("kvd.sglang: %s of this SGLang cannot be followed" % missing)
 
 
+def follow_adapters(args, given):
+    """One that is loaded while the engine runs may be another one of that name and path, by
+    which its chunks are called. A word of the user's stands for it, too."""
+    if given.get("revision") is not None or not (getattr(args, "enable_lora", None) or
+                                                 args.lora_paths):
+        return
+    for name in ADAPTERS:
+        if WORKER + name not in HookRegistry._patched:
+            HookRegistry.register(WORKER + name, on_update, HookType.BEFORE)
+    HookRegistry.apply_hooks()
+    if any(WORKER + name not in HookRegistry._patched for name in ADAPTERS):
+        raise ValueError("kvd.sglang: nothing tells of adapters that this SGLang loads while it "
+                         "runs: set \"revision\" in --hicache-storage-backend-extra-config, "
+                         "another one whenever an adapter of the same path is trained anew")
+
+
 def on_update(*args, **kwargs):
     for store in list(_stores):
         store.on_new_weights()
@@ -197,6 +215,7 @@ class KvdStore(HiCacheStorage):
         self.shelf = Shelf(asker, mover, lease=given.get("lease", LEASE_S),
                            far=given.get("far"))
         follow_updates()
+        follow_adapters(get_server_args(), given)
         _stores.add(self)
 
     # ---- pools and spaces ----
@@ -332,7 +351,7 @@ class KvdStore(HiCacheStorage):
 
     def on_new_weights(self):
         if self.shelf.stopped is None:
-            logger.warning("kvd.sglang: the weights change, so that nothing is found and put any "
+            logger.warning("kvd.sglang: the weights (or adapters) change, so that nothing is found and put any "
                            "more: detach the storage backend, and attach it with a \"revision\" "
                            "of the new ones")
             self.shelf.stop("the weights have changed")

@@ -135,7 +135,6 @@ class Shelf:
     def __init__(self, asker, mover, *, lease=LEASE_S, far=None, clock=time.monotonic):
         self.asker, self.mover, self.lease, self.far = asker, mover, lease, far
         self.clock, self.holds = clock, Holds(clock)
-        self.closed = False
         self.stopped = None  # why nothing is found and put any more
         self.found = self.missed = self.got = self.put_pages = 0
 

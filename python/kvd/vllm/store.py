@@ -32,7 +32,7 @@ from ..stores.names import rope_of, weights_of, word
 from . import check_release
 from .marks import Marks
 from .stats import StorePromMetrics, StoreStats
-from .store_plan import FAR_MOST_S, LEASE_S, BlockIds, Plan, Step, TokenIds, Words, chunk_tokens
+from .store_plan import Adapters, FAR_MOST_S, LEASE_S, BlockIds, Plan, Step, TokenIds, Words, chunk_tokens
 from .store_worker import Rank
 from .worker import NAME_MAX, Ranks, build
 
@@ -191,7 +191,8 @@ def plan(config, caches, block, tokens):
                 ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
                 lease=extra("lease", LEASE_S), far=extra("far", 0) or None,
                 loads=transfer.is_kv_consumer,
-                saves=transfer.is_kv_producer, step=StoreStep)
+                saves=transfer.is_kv_producer, step=StoreStep,
+                adapters=Adapters(weights_of, logger) if extra("revision", None) is None else None)
 
 
 # ---- a worker --------------------------------------------------------------------------

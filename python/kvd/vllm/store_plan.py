@@ -7,6 +7,7 @@ the workers tell in their first step: a chunk is found when the parts of all ran
 One rank's layout would not do, for the others' parts may be on their way still, or have been
 left out. It cannot be made of vLLM's configuration either: how a cache lies is known to the
 attention backends, which live in the workers."""
+import hashlib
 import time
 from collections import namedtuple
 from dataclasses import dataclass, field
@@ -101,6 +102,37 @@ class TokenIds:
         return [one for one, _ in chain[:count]]
 
 
+class Adapters:
+    """LoRA adapters' weights, which vLLM's ids know by name and path alone. One that is trained
+    anew in its place has other KV: its chunks get other ids. While the engine runs nobody can
+    tell which of the two it has loaded, so that such a one has no chunks from then on, and one
+    of which nothing can be told never has any. weights: of a path, or None."""
+
+    def __init__(self, weights, log):
+        self.weights, self.log, self.first = weights, log, {}
+
+    def of(self, request):
+        """(whether its chunks may be used, what else is in their ids)"""
+        lora = getattr(request, "lora_request", None)
+        if lora is None:
+            return True, None
+        known = lora.lora_path in self.first
+        try:
+            told = self.weights(lora.lora_path)
+        except OSError:
+            told = None
+        first = self.first.setdefault(lora.lora_path, told)
+        if told is not None and first == told:
+            return True, told.encode()
+        if not known or first is not None:
+            self.log.warning("kvd.vllm: the adapter %s (%s) %s: its requests have no chunks, "
+                             "unless \"revision\" is set in kv_connector_extra_config",
+                             lora.lora_name, lora.lora_path, "has changed" if known else
+                             "is no folder of weights")
+            self.first[lora.lora_path] = None
+        return False, None
+
+
 # ---- requests --------------------------------------------------------------------------
 
 class Known:
@@ -113,7 +145,8 @@ class Known:
         self.hold, self.first, self.end, self.until = None, 0, 0, 0.0
         self.blocks = None  # that are loaded into
         self.failed = False  # a load has: it is not tried again
-        self.frozen = False  # of a model that has changed since
+        self.frozen = False  # of a model that has changed since, or an unknown adapter
+        self.adapter = None  # what of it is in the ids
         self.puts = False  # some may be under way
 
     def let_go(self):
@@ -136,14 +169,15 @@ class Step:
 class Plan:
     """door: a Door whose opener takes (client, layout text, words). block: tokens of one;
     group: of the block table; lease: of holds, seconds; far: for which other daemons are
-    asked, or None; ranks: how many workers there are; loads, saves: whether it does."""
+    asked, or None; adapters: Adapters, or None where a word of the user's stands for them; ranks: how many workers there are; loads, saves: whether it does."""
 
     def __init__(self, door, ids, words, block, tokens, *, group=0, ranks=1, lease=LEASE_S,
-                 far=None, loads=True, saves=True, step=Step, clock=time.monotonic):
+                 far=None, loads=True, saves=True, adapters=None, step=Step,
+                 clock=time.monotonic):
         self.door, self.ids, self.block, self.tokens = door, ids, block, tokens
         self.named, self.words = words, None  # without and with what the workers tell
         self.group, self.lease, self.far = group, lease, far
-        self.loads, self.saves = loads, saves
+        self.loads, self.saves, self.adapters = loads, saves, adapters
         self.new_step, self.step, self.clock = step, step(), clock
         self.ranks, self.rows, self.layout, self.start_s = ranks, {}, None, None
         self.requests, self.loading = {}, {}
@@ -183,7 +217,19 @@ class Plan:
     # ---- a request ----
 
     def arrived(self, request):
-        self.requests.setdefault(request.request_id, Known(request))
+        if request.request_id in self.requests:
+            return
+        known = self.requests[request.request_id] = Known(request)
+        if self.adapters is not None:
+            ok, known.adapter = self.adapters.of(request)
+            known.frozen = not ok
+
+    def _ids(self, known, count):
+        """Of its first `count` chunks."""
+        ids = self.ids.of(known, self.tokens, count)
+        if known.adapter is None:
+            return ids
+        return [hashlib.sha256(known.adapter + one).digest() for one in ids]
 
     def matched(self, request, computed):
         """(tokens behind the first `computed` ones that can be loaded, whether later)"""
@@ -207,7 +253,7 @@ class Plan:
         known.first, known.until = first, now + AGAIN_S
         # one token is left to compute: it gives the next one
         last = min((known.request.num_tokens - 1) // self.tokens, first + IDS_MAX)
-        ids = self.ids.of(known, self.tokens, last)[first:] if last > first else ()
+        ids = self._ids(known, last)[first:] if last > first else ()
         if not ids:
             return 0
         hold = self.door.ask((self.layout, self.words), lambda space: space.hold(
@@ -246,7 +292,7 @@ class Plan:
                 whole <= max(known.saved, known.local):
             return
         first, name = known.saved, known.request.request_id
-        ids = self.ids.of(known, self.tokens, whole)[first:]
+        ids = self._ids(known, whole)[first:]
         blocks = self._part(table(), first * self.tokens, whole * self.tokens)
         if len(ids) == whole - first and all(len(one) == ID_BYTES for one in ids):
             step.saves.append((name, first, b"".join(ids), blocks))
