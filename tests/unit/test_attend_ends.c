@@ -12,6 +12,8 @@
 #include <string.h>
 
 #include "daemon/attend/attend.h"
+#include "daemon/base/mem.h"
+#include "daemon/handshake/handshake.h"
 #include "daemon/loop/offload.h"
 #include "daemon/session/region.h"
 #include "tests/lib/attend_world.h"
@@ -254,9 +256,40 @@ static void every_end_in_every_phase_is_still(void **state)
 	}
 }
 
+/* The nth allocation from when the holder's kernel is done fails. False: there were
+ * fewer. */
+static bool answered_without(uint64_t nth)
+{
+	struct attend_world w;
+	bool met;
+
+	attend_world_tap = tap;
+	attend_world_new(&w, 1);
+	enter(&w, AT_WORK_THERE, 60000000);
+	mem_fail_at(nth);
+	offload_hold(offload_of(&w, AW_HOLDER), false);
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	met = mem_count() >= nth;
+	mem_fail_at(0);
+	assert_int_not_equal(attend_world_state(&w, 0), KVD_TRANSFERRING);
+	assert_int_equal(figures(&w, AW_ASKER).live, 0);
+	assert_int_equal(attend_world_remote(&w, AW_ASKER)->attend_sent, 0);
+	attend_world_free(&w);
+	attend_world_tap = NULL;
+	return met;
+}
+
+static void answer_without_memory_is_answered(void **state)
+{
+	(void)state;
+	for (uint64_t nth = 1; nth < 40 && answered_without(nth); nth++)
+		;
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(answer_without_memory_is_answered),
 		cmocka_unit_test(every_end_in_every_phase_is_still),
 	};
 
