@@ -286,10 +286,34 @@ static void answer_without_memory_is_answered(void **state)
 		;
 }
 
+/* Rooms are told of it in parts, over several turns. */
+static void session_with_rooms_ends_its_posts_at_once(void **state)
+{
+	struct attend_world w;
+
+	(void)state;
+	attend_world_tap = tap;
+	attend_world_new(&w, 1);
+	for (unsigned int room = 1; room <= 8; room++)
+		cluster_ok(&w.c, w.engine[AW_ASKER],
+			   "{'cmd':'room.open','room':'%u','role':'send','pool':%llu}",
+			   room, (unsigned long long)w.cache[AW_ASKER].pool);
+	enter(&w, AT_WORK_HERE, 60000000);
+	loop_virtual_parts(w.c.loop, 1);
+	cluster_engine_dies(&w.c, w.engine[AW_ASKER]);
+	assert_int_equal(figures(&w, AW_ASKER).live, 0);
+	let_go(&w);
+	seat_is_still(&w, 0);
+	attend_world_quiet(&w);
+	attend_world_free(&w);
+	attend_world_tap = NULL;
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(answer_without_memory_is_answered),
+		cmocka_unit_test(session_with_rooms_ends_its_posts_at_once),
 		cmocka_unit_test(every_end_in_every_phase_is_still),
 	};
 
