@@ -13,6 +13,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/session/pool.h"
+#include "daemon/session/region.h"
 #include "daemon/store/lend.h"
 #include "daemon/store/store_impl.h"
 
@@ -43,6 +44,8 @@ void store_kv_free(struct store_kv *kv)
 		store_chunk_unpin(kv->chunks[--kv->count]);
 	if (kv->class && --kv->class->space->handles == 0)
 		store_tidy(kv->class->space->store);
+	if (kv->region)
+		region_unpin(kv->region);
 	mem_free(kv->chunks);
 	mem_free(kv->pages);
 	mem_free(kv);
@@ -54,10 +57,14 @@ static int kv_new(struct store_class *class, uint32_t count, const char *view,
 {
 	const struct canon *canon = class->canon;
 	const struct layout_view *found = kv_view(canon->layout, view, index_p);
-	struct store_kv *kv = found ? mem_zalloc(sizeof(*kv)) : NULL;
+	struct store_kv *kv;
+	int r = found ? store_ready(class->space->store) : -EINVAL;
 
+	if (r < 0)
+		return err_pass(r);
+	kv = mem_zalloc(sizeof(*kv));
 	if (!kv)
-		return found ? err_pass(-ENOMEM) : err_pass(-EINVAL);
+		return err_pass(-ENOMEM);
 	kv->view = found;
 	kv->base = class->space->store->base;
 	kv->page_tokens = found->page_tokens;
@@ -70,6 +77,8 @@ static int kv_new(struct store_class *class, uint32_t count, const char *view,
 	}
 	kv->class = class;
 	class->space->handles++; /* the class stays */
+	kv->region = class->space->store->region;
+	region_pin(kv->region);
 	*kv_p = kv;
 	return 0;
 }

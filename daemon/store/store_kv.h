@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 struct layout_view;
+struct region;
 struct remote;
 struct store;
 struct store_chunk;
@@ -24,6 +25,7 @@ struct store_kv {
 	uint32_t page_count, page_tokens;
 	uint64_t tokens;
 	/* private */
+	struct region *region; /* pinned: others than the loop read in it */
 	struct store_class *class;
 	struct store_chunk **chunks; /* pinned */
 	uint32_t count;

@@ -16,6 +16,8 @@
 #include "daemon/handshake/handshake.h"
 #include "daemon/loop/offload.h"
 #include "daemon/session/region.h"
+#include "daemon/session/session.h"
+#include "daemon/store/store_impl.h"
 #include "tests/lib/attend_world.h"
 
 #define SOON (20 * LOOP_NS_PER_MS)
@@ -309,11 +311,39 @@ static void session_with_rooms_ends_its_posts_at_once(void **state)
 	attend_world_tap = NULL;
 }
 
+/* As when a daemon stops: the chunks' memory is of a session of its own. */
+static void memory_of_chunks_outlasts_the_kernel(void **state)
+{
+	struct attend_world w;
+	const struct region *region;
+	struct session *session;
+	struct kvd *kvd;
+
+	(void)state;
+	attend_world_tap = tap;
+	attend_world_new(&w, 1);
+	enter(&w, AT_WORK_THERE, 60000000);
+	kvd = &w.c.nodes[AW_HOLDER].kvd;
+	region = kvd->store->region;
+	attends_close(kvd->attends);
+	list_foreach_safe(session, &kvd->sessions, link)
+		session_end(session, "the daemon is stopping");
+	cluster_run(&w.c, SOON);
+	assert_true(region->pins >
+		    0); /* helpers, which would unmap it, are held up, too */
+	let_go(&w);
+	assert_int_equal(kvd->session_count, 0);
+	attend_world_quiet(&w);
+	attend_world_free(&w);
+	attend_world_tap = NULL;
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(answer_without_memory_is_answered),
 		cmocka_unit_test(session_with_rooms_ends_its_posts_at_once),
+		cmocka_unit_test(memory_of_chunks_outlasts_the_kernel),
 		cmocka_unit_test(every_end_in_every_phase_is_still),
 	};
 
