@@ -324,7 +324,11 @@ static int ask_do(struct store *store, struct remote *remote,
 		lend_close(lend, NULL);
 		lend = NULL;
 	}
-	return r < 0 ? err_pass(r) : err_pass(ask_answer(remote, msg->ask, &told));
+	if (r >= 0)
+		r = ask_answer(remote, msg->ask, &told);
+	if (r < 0 && lend)
+		lend_close(lend, NULL); /* who is not told of it releases nothing */
+	return r < 0 ? err_pass(r) : 0;
 }
 
 static int on_ask(struct store *store, struct remote *remote, struct cursor *body)

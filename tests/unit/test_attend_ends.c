@@ -311,6 +311,45 @@ static void session_with_rooms_ends_its_posts_at_once(void **state)
 	attend_world_tap = NULL;
 }
 
+/* The nth allocation from a question for chunks of the other daemon on fails. False:
+ * there were fewer. */
+static bool held_without(uint64_t nth)
+{
+	struct attend_world w;
+	struct store_figures store;
+	cJSON *answer;
+	bool met;
+
+	attend_world_new(&w, 1);
+	cluster_ok(&w.c, w.engine[AW_ASKER], "{'cmd':'chunk.release','hold':%llu}",
+		   (unsigned long long)w.hold);
+	mem_fail_at(nth);
+	answer = cluster_call(&w.c, w.engine[AW_ASKER],
+			      "{'cmd':'chunk.hold','space':%llu,'ids':['%064x'],"
+			      "'lease_ms':600000,'far_ms':50}",
+			      (unsigned long long)w.space[AW_ASKER], 1);
+	met = mem_count() >= nth;
+	mem_fail_at(0);
+	if (cJSON_GetObjectItem(answer, "hold"))
+		cluster_ok(&w.c, w.engine[AW_ASKER],
+			   "{'cmd':'chunk.release','hold':%llu}",
+			   (unsigned long long)cJSON_GetObjectItem(answer, "hold")
+				   ->valuedouble);
+	cJSON_Delete(answer);
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	store_figures(w.c.nodes[AW_HOLDER].kvd.store, &store);
+	assert_int_equal(store.far.lent, 0);
+	attend_world_free(&w);
+	return met;
+}
+
+static void hold_that_is_not_told_is_let_go(void **state)
+{
+	(void)state;
+	for (uint64_t nth = 1; nth < 80 && held_without(nth); nth++)
+		;
+}
+
 /* As when a daemon stops: the chunks' memory is of a session of its own. */
 static void memory_of_chunks_outlasts_the_kernel(void **state)
 {
@@ -344,6 +383,7 @@ int main(void)
 		cmocka_unit_test(answer_without_memory_is_answered),
 		cmocka_unit_test(session_with_rooms_ends_its_posts_at_once),
 		cmocka_unit_test(memory_of_chunks_outlasts_the_kernel),
+		cmocka_unit_test(hold_that_is_not_told_is_let_go),
 		cmocka_unit_test(every_end_in_every_phase_is_still),
 	};
 
