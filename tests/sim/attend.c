@@ -346,6 +346,22 @@ static void chunks_drop(struct sim *sim, struct asker *a, struct sim_draw *d)
 		(unsigned long long)a->space, ids_text(first, count, ids, sizeof(ids))));
 }
 
+/* Memory of chunks that rows may wait for is others' soon, if nothing keeps it. */
+static void chunks_swap(struct sim *sim, struct asker *a, struct sim_draw *d)
+{
+	for (unsigned int i = 0; i < ASK_HOLDS; i++) {
+		if (a->holds[i].id &&
+		    sim_answered_ok(cluster_call(&sim->c, a->session,
+						 "{'cmd':'chunk.release','hold':%llu}",
+						 (unsigned long long)a->holds[i].id)))
+			a->holds[i] = (struct ask_hold){0};
+	}
+	for (unsigned int i = 0; i < 4; i++) {
+		chunks_drop(sim, a, d);
+		chunks_put(sim, a, d);
+	}
+}
+
 static void chunks_act(struct sim *sim, struct asker *a, struct sim_draw *d)
 {
 	unsigned int what = sim_below(d, 10);
@@ -354,8 +370,10 @@ static void chunks_act(struct sim *sim, struct asker *a, struct sim_draw *d)
 		chunks_put(sim, a, d);
 	else if (what < 8 || sim->script->calm)
 		chunks_hold(sim, a, d);
-	else
+	else if (what < 9)
 		chunks_drop(sim, a, d);
+	else
+		chunks_swap(sim, a, d);
 }
 
 /* ---- posts ---- */
