@@ -166,7 +166,6 @@ static void on_rooms_told(struct session *session)
 {
 	struct kvd *kvd = session->kvd;
 
-	attends_session_end(session);
 	store_session_end(session);
 	if (kvd->xfers)
 		xfers_session_end(kvd->xfers, session);
@@ -179,6 +178,8 @@ static void on_session_end(struct session *session, void *conn, const struct err
 {
 	requests_detach(session);
 	ring_stop(session->ring);
+	/* at once, however long its rooms take: seats are the engine's from here on */
+	attends_session_end(session);
 	if (conn)
 		control_hangup(conn, why);
 	if (session->kvd->rooms)

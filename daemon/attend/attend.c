@@ -116,9 +116,10 @@ int attends_new(struct kvd *kvd, struct attends **attends_p)
 	return 0;
 }
 
-int attends_new_inline(struct kvd *kvd, struct attends **attends_p)
+int attends_new_inline(struct kvd *kvd, struct offload *offload,
+		       struct attends **attends_p)
 {
-	return err_pass(attends_make(kvd, kvd->offload, attends_p));
+	return err_pass(attends_make(kvd, offload, attends_p));
 }
 
 void attends_close(struct attends *attends)

@@ -27,6 +27,7 @@ struct err;
 struct kvd;
 struct kvd_ring_entry;
 struct kvd_ring_part;
+struct offload;
 struct region;
 struct remote;
 struct session;
@@ -37,8 +38,10 @@ struct wire_header;
 #define ATTEND_SELECT_MAX (1u << 20) /* of a post: numbers of tokens */
 
 int attends_new(struct kvd *kvd, struct attends **attends_p);
-/* For a simulation: what is computed is computed at once (offload_new_inline()). */
-int attends_new_inline(struct kvd *kvd, struct attends **attends_p);
+/* For a simulation: what is computed is computed at once, by an offload_new_inline() that
+ * is the caller's. */
+int attends_new_inline(struct kvd *kvd, struct offload *offload,
+		       struct attends **attends_p);
 /* All posts fail, nothing more is served. NULL is fine. */
 void attends_close(struct attends *attends);
 bool attends_drained(const struct attends *attends);

@@ -2,6 +2,7 @@
 #include "daemon/attend/rows_tell.h"
 
 #include <errno.h>
+#include <stdio.h>
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
@@ -12,7 +13,7 @@
 /* All fields but the blobs, and their lengths. */
 #define FIELDS_BYTES (256u + 2 * WIRE_STR_MAX)
 
-#define ROWS_TELL(NAME, name, blobs)                                                \
+#define ROWS_MAKE(NAME, name, blobs)                                                \
 	int rows_make_##name(const struct wire_##name *msg, struct rows_made *made) \
 	{                                                                           \
 		size_t room = FIELDS_BYTES + (blobs);                               \
@@ -29,13 +30,6 @@
 		if (r < 0)                                                          \
 			rows_made_drop(made);                                       \
 		return err_pass(r);                                                 \
-	}                                                                           \
-	int rows_tell_##name(struct remote *remote, const struct wire_##name *msg)  \
-	{                                                                           \
-		struct rows_made made;                                              \
-		int r = rows_make_##name(msg, &made);                               \
-                                                                                    \
-		return r < 0 ? err_pass(r) : err_pass(rows_tell(remote, &made));    \
 	}
 
 void rows_made_drop(struct rows_made *made)
@@ -50,5 +44,27 @@ int rows_tell(struct remote *remote, struct rows_made *made)
 					    mem_steal(made->bytes), made->len));
 }
 
-ROWS_TELL(ATTEND, attend, msg->form.len + msg->rope.len + msg->select.len + msg->q.len)
-ROWS_TELL(ATTENDED, attended, msg->values.len)
+ROWS_MAKE(ATTEND, attend, msg->form.len + msg->rope.len + msg->select.len + msg->q.len)
+ROWS_MAKE(ATTENDED, attended, msg->values.len)
+
+int rows_tell_attend(struct remote *remote, const struct wire_attend *msg)
+{
+	struct rows_made made;
+	int r = rows_make_attend(msg, &made);
+
+	return r < 0 ? err_pass(r) : err_pass(rows_tell(remote, &made));
+}
+
+int rows_tell_attended(struct remote *remote, const struct wire_attended *msg)
+{
+	struct wire_attended no = {.attend = msg->attend};
+	struct rows_made made;
+	struct err why;
+
+	if (rows_make_attended(msg, &made) >= 0)
+		return err_pass(rows_tell(remote, &made));
+	err_take(&why);
+	no.code = why.code;
+	snprintf(no.text, sizeof(no.text), "%.200s", why.text);
+	return err_pass(handshake_tell_attended(remote, &no));
+}

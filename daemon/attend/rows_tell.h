@@ -23,6 +23,8 @@ int rows_tell(struct remote *remote, struct rows_made *made); /* it is taken */
 void rows_made_drop(struct rows_made *made);
 
 int rows_tell_attend(struct remote *remote, const struct wire_attend *msg);
+/* One answer there is in any case: without memory for the values it says so, which takes
+ * none. If that cannot be sent, the peering ends. */
 int rows_tell_attended(struct remote *remote, const struct wire_attended *msg);
 
 #endif

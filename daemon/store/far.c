@@ -602,8 +602,10 @@ static int lend_read(const struct far_one *one, const struct wire_chunk_told *ms
 	struct far_lend *lend = mem_zalloc(sizeof(*lend));
 	int r;
 
-	if (!lend)
+	if (!lend) {
+		far_release(one->remote, one->ask); /* nobody else will */
 		return err_pass(-ENOMEM);
+	}
 	lend->refs = 1;
 	lend->store = space->store;
 	lend->remote = one->remote;

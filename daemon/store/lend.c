@@ -476,9 +476,16 @@ static int ask_do(struct store *store, struct remote *remote,
 		r = lend_open(store, remote, space, msg, &lend);
 	if (r >= 0 && space)
 		ask_chunks(lend, space, msg, &told);
-	if (lend && told.chunks == 0)
+	if (lend && told.chunks == 0) {
 		lend_close(lend, NULL, false); /* it has no legs */
-	return r < 0 ? err_pass(r) : err_pass(ask_answer(remote, msg->ask, &told));
+		lend = NULL;
+	}
+	if (r >= 0)
+		r = ask_answer(remote, msg->ask, &told);
+	if (r < 0 && lend)
+		lend_close(lend, NULL,
+			   false); /* who is not told of it releases nothing */
+	return r < 0 ? err_pass(r) : 0;
 }
 
 static int on_ask(struct store *store, struct remote *remote, struct cursor *body)

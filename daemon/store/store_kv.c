@@ -42,10 +42,10 @@ void store_kv_free(struct store_kv *kv)
 		return;
 	while (kv->count > 0) /* the end of the chain first */
 		store_chunk_unpin(kv->chunks[--kv->count]);
-	if (kv->memory)
-		region_unpin(kv->memory);
 	if (kv->class && --kv->class->space->handles == 0)
 		store_tidy(kv->class->space->store);
+	if (kv->region)
+		region_unpin(kv->region);
 	mem_free(kv->chunks);
 	mem_free(kv->pages);
 	mem_free(kv);
@@ -67,8 +67,8 @@ static int kv_new(struct store_class *class, uint32_t count, const char *view,
 	if (!kv)
 		return err_pass(-ENOMEM);
 	kv->view = found;
-	kv->memory = store->region;
-	region_pin(kv->memory);
+	kv->region = store->region;
+	region_pin(kv->region);
 	kv->base = store->base;
 	kv->page_tokens = found->page_tokens;
 	kv->chunks = mem_calloc(count, sizeof(*kv->chunks));

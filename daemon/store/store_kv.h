@@ -25,9 +25,9 @@ struct store_kv {
 	uint32_t page_count, page_tokens;
 	uint64_t tokens;
 	/* private */
+	struct region *region; /* pinned: others than the loop read in it */
 	struct store_class *class;
 	struct store_chunk **chunks; /* pinned */
-	struct region *memory;	     /* pinned */
 	uint32_t count;
 };
 

@@ -60,7 +60,8 @@ void cluster_store_begin(struct cluster *c, unsigned int node,
 			 args->stores);
 	must(store_new(&n->kvd, &n->kvd.store));
 	must(live_new(&n->kvd.costs));
-	must(attends_new_inline(&n->kvd, &n->kvd.attends));
+	must(attends_new_inline(&n->kvd, args->kernels ? args->kernels : n->kvd.offload,
+				&n->kvd.attends));
 	if (args->disk)
 		open_files(n, args);
 }

@@ -7,6 +7,7 @@
 #include "tests/lib/cluster.h"
 
 struct disk_sim;
+struct offload;
 
 struct cluster_store_args {
 	uint64_t memory_bytes; /* MiBs */
@@ -16,6 +17,7 @@ struct cluster_store_args {
 	uint64_t lack_nth;	     /* the allocation of its start that fails; 0: none */
 	const char *stores;	     /* chunk_stores; NULL: none */
 	unsigned int attend_threads; /* 0: query rows are refused */
+	struct offload *kernels;     /* where they are attended; NULL: the node's */
 };
 /* Its memory is being made. */
 void cluster_store_begin(struct cluster *c, unsigned int node,

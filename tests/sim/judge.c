@@ -455,6 +455,7 @@ static void look(struct sim *sim, struct sim_request *req, struct sim_side *side
 
 void sim_observe(struct sim *sim)
 {
+	sim_ask_observe(sim);
 	for (unsigned int r = 0; r < SIM_REQUESTS_MAX; r++) {
 		struct sim_request *req = &sim->requests[r];
 

@@ -170,12 +170,13 @@ static void print_totals(double seconds)
 
 	printf("%llu scripts, %llu events, %llu rooms (%llu met trouble, %llu in calm), "
 	       "%llu "
-	       "ends with success, %llu with failure, %.0f s of virtual time, %.0f "
-	       "rooms/s\n",
+	       "ends with success, %llu with failure; %llu posts of rows, %llu with "
+	       "success; %.0f s of virtual time, %.0f rooms/s\n",
 	       (unsigned long long)t->scripts, (unsigned long long)t->events,
 	       (unsigned long long)t->rooms, (unsigned long long)t->troubled_rooms,
 	       (unsigned long long)t->calm_rooms, (unsigned long long)t->sides_succeeded,
-	       (unsigned long long)t->sides_failed, (double)t->virtual_ms / 1000,
+	       (unsigned long long)t->sides_failed, (unsigned long long)t->posts,
+	       (unsigned long long)t->posts_succeeded, (double)t->virtual_ms / 1000,
 	       (double)t->rooms / seconds);
 	sim_pairs_print();
 }

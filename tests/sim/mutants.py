@@ -20,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 
-# name, file, what stands there, what shall stand there, who finds it if not the judge
+# name, file, what stands there, what shall stand there (of each, if they are several), who
+# finds it if not the judge
 MUTANTS = [
     ("failed-shown-while-aborting", "daemon/room/room.c",
      "[ROOM_ABORTING] = KVD_TRANSFERRING",
@@ -122,19 +123,79 @@ MUTANTS = [
     ("peer-lost-told-to-nobody", "daemon/transport/net_peer.c",
      "} else if (!peer->told) {",
      "} else if (!peer->told && peer->dial) {", "conform"),
+    ("rows-answered-behind-the-deadline", "daemon/attend/ask.c",
+     "\t\tpost->open);\n\tpost_fail(post, &why);",
+     "\t\tpost->open);\n\tpost->on_failed(post->attend->session, post->slot, post->id, "
+     "&why);"),
+    ("rows-for-ever", "daemon/attend/ask.c",
+     "if (args->deadline_ns)\n\t\tloop_timer_start",
+     "if (!args->deadline_ns)\n\t\tloop_timer_start"),
+    ("a-refused-leg-is-an-empty-one", "daemon/attend/leg.c",
+     "leg->remote->label, msg->text);\n\t\tpost_fail(leg->post, &why);",
+     "leg->remote->label, msg->text);\n"
+     "\t\tpost_step(leg->post, leg, &(struct post_figures){0});"),
+    ("dropped-leg-still-counted", "daemon/attend/leg.c",
+     "\t\tleg_stop(leg);\n\t\treturn;\n\t}\n\tif (leg->sent)\n\t\tleg_unsend(leg);",
+     "\t\tleg_session(leg)->legs_sent--;\n\t}"),
+    ("answer-of-anybody", "daemon/attend/leg.c",
+     "if (!leg || leg->remote != remote || !leg->sent)", "if (!leg || !leg->sent)"),
+    ("answer-of-any-length", "daemon/attend/leg.c",
+     "if (leg->post && msg.code == ERR_OK &&\n\t    msg.values.len !=",
+     "if (leg->post && msg.code == ERR_OK && !leg->attends &&\n\t    msg.values.len !="),
+    ("lost-holder-answers-nothing", "daemon/attend/leg.c",
+     "if (leg->remote != remote || leg->in)", "if (leg->remote != remote || leg->post)"),
+    ("rows-read-where-they-were", "daemon/attend/leg.c",
+     ".q = leg->q->bytes + form_q_bytes(f, leg->row),",
+     ".q = post_seat(post, attend->facts.q) + form_q_bytes(f, leg->row),"),
+    ("seat-written-by-each-leg", "daemon/attend/leg.c",
+     "\tmemcpy(leg->values, msg->values.data, msg->values.len);\n",
+     "\tmemcpy(leg->values, msg->values.data, msg->values.len);\n"
+     "\tmemcpy(post_seat(leg->post, leg->post->attend->facts.o), leg->values, 4);\n"),
+    ("delta-not-told", "daemon/attend/leg.c",
+     "leg->msg.delta = (uint32_t)part->delta;", "leg->msg.delta = 0;"),
+    ("own-part-left-out", "daemon/attend/gather.c",
+     "merge->own = post->own;", "merge->own = false;"),
+    ("chosen-tokens-shifted", "daemon/attend/ask.c",
+     "side.skip = begin < here ? (uint64_t)(here - begin) * chunk : 0;",
+     "side.skip = begin < here ? (uint64_t)(here - begin) * chunk - 1 : 0;"),
+    ("rows-charged-for-ever", "daemon/attend/ask.c",
+     "status_slot_release(session->status, post->slot);\n\tcharge_drop(&post->charge);",
+     "status_slot_release(session->status, post->slot);"),
+    ("rows-of-all-layers-together", "daemon/attend/compute.c",
+     "return a->layer == b->layer && store_kv_same", "return store_kv_same"),
+    ("stop-ignored", "daemon/attend/serve.c",
+     "if (!attends)\n\t\treturn 0;\n\terr_set(&why, ERR_CANCELED",
+     "if (attends)\n\t\treturn 0;\n\terr_set(&why, ERR_CANCELED"),
+    ("stop-of-anybody", "daemon/attend/serve.c",
+     "if (serve->remote == remote && serve->attend == msg.attend)",
+     "if (serve->attend == msg.attend)"),
+    ("hold-without-its-key", "daemon/store/lend.c",
+     "if (lend->remote == remote && lend->ask == ask && !lend->closed)",
+     "if (lend->ask == ask && !lend->closed)"),
+    ("pin-gone-before-the-kernel", "daemon/store/store_kv.c",
+     ("\tstore_chunk_pin(chunk);\n", "store_chunk_unpin(kv->chunks[--kv->count]);"),
+     ("", "kv->count--;")),
+    ("pin-kept", "daemon/store/store_kv.c",
+     "store_chunk_unpin(kv->chunks[--kv->count]);", "kv->count--;"),
 ]
 PROMISES = ("still", "all", "landed", "confirm", "learn", "start", "end", "admit")
 
 
+def edits(mutant):
+    old, new = mutant[2:4]
+    return [(old, new)] if isinstance(old, str) else list(zip(old, new))
+
+
 def plant(tree, mutant):
-    _, path, old, new = mutant[:4]
-    path = os.path.join(tree, path)
+    path = os.path.join(tree, mutant[1])
     with open(path) as f:
-        text = f.read()
-    if text.count(old) != 1:
-        return None
+        text = planted = f.read()
+    for old, new in edits(mutant):
+        if text.count(old) != 1:
+            return None
+        planted = planted.replace(old, new)
     with open(path, "w") as f:
-        f.write(text.replace(old, new))
+        f.write(planted)
     return path, text
 
 
@@ -174,9 +235,11 @@ def hunt(tree, seconds, anyhow):
 
 def places(root):
     lost = []
-    for name, path, old, *_ in MUTANTS:
+    for mutant in MUTANTS:
+        name, path = mutant[:2]
         with open(os.path.join(root, path)) as f:
-            if f.read().count(old) != 1:
+            text = f.read()
+            if any(text.count(old) != 1 for old, _ in edits(mutant)):
                 lost.append("%s: its place in %s is not there, or not alone" % (name, path))
     print("\n".join(lost), end="\n" if lost else "")
     return bool(lost)

@@ -16,23 +16,14 @@
 #include "tests/sim/sim.h"
 
 #define KEPT 64u
-#define KEPT_BYTES 1500u
 #define STATE_NONE ROOM_STATES
 #define MESSAGE_CHUNK 62u /* requests on the data line */
 #define MESSAGE_PULL 63u
 
 _Static_assert(WIRE_T_END <= MESSAGE_CHUNK, "pairs[] has no place for the messages");
 
-struct kept {
-	struct kvd *kvd;
-	struct remote *remote;
-	uint8_t instance[16];
-	struct wire_header header;
-	uint8_t body[KEPT_BYTES];
-	size_t len;
-};
-
-static struct kept past[KEPT];
+static struct sim_kept past[KEPT];
+static struct sim *playing;
 static unsigned int past_count;
 static struct handshake_events real;
 
@@ -176,26 +167,41 @@ void sim_pairs_print(void)
 
 /* ---- what arrives ---- */
 
+bool sim_past_keep(struct sim_kept *kept, struct kvd *kvd, struct remote *remote,
+		   const struct wire_header *h, const struct cursor *body)
+{
+	size_t len = cursor_left(body);
+
+	if (len > SIM_KEPT_BYTES)
+		return false;
+	kept->kvd = kvd;
+	kept->remote = remote;
+	memcpy(kept->instance, remote->peer->instance, 16);
+	kept->header = *h;
+	memcpy(kept->body, body->base + body->pos, len);
+	kept->len = len;
+	return true;
+}
+
+int sim_past_pass(struct kvd *kvd, struct remote *remote, const struct wire_header *h,
+		  struct cursor *body)
+{
+	return real.on_message(kvd, remote, h, body);
+}
+
 static int on_message(void *owner, struct remote *remote, const struct wire_header *h,
 		      struct cursor *body)
 {
 	struct kvd *kvd = owner;
-	struct kept *kept = &past[past_count % KEPT];
-	size_t len = cursor_left(body);
 
+	if (playing->script->asks && h->type >= WIRE_T_ATTEND &&
+	    h->type <= WIRE_T_ATTEND_STOP)
+		return sim_ask_message(playing, kvd, remote, h, body);
 	if (h->type < WIRE_T_TRANSFER_INFO ||
 	    (h->type >= WIRE_T_ATTACH && h->type != WIRE_T_OFFER_NAK))
 		return real.on_message(owner, remote, h, body);
 	note_message(kvd, h->type, body);
-	if (len <= KEPT_BYTES) {
-		kept->kvd = kvd;
-		kept->remote = remote;
-		memcpy(kept->instance, remote->peer->instance, 16);
-		kept->header = *h;
-		memcpy(kept->body, body->base + body->pos, len);
-		kept->len = len;
-		past_count++;
-	}
+	past_count += sim_past_keep(&past[past_count % KEPT], kvd, remote, h, body);
 	return real.on_message(owner, remote, h, body);
 }
 
@@ -233,8 +239,9 @@ static struct {
 } misled[MISLED];
 static unsigned int misled_next;
 
-void sim_past_begin(void)
+void sim_past_begin(struct sim *sim)
 {
+	playing = sim;
 	memset(misled, 0, sizeof(misled));
 	past_count = 0;
 	cluster_wrap_events(wrap);
@@ -258,7 +265,7 @@ static bool has_remote(const struct kvd *kvd, const struct remote *wanted)
 	return false;
 }
 
-static bool still_there(struct sim *sim, const struct kept *kept)
+bool sim_past_still_there(struct sim *sim, const struct sim_kept *kept)
 {
 	for (unsigned int p = 0; p < sim->script->places; p++) {
 		struct kvd *kvd = sim_kvd(sim, p);
@@ -314,13 +321,13 @@ static void mislead(struct sim *sim, uint64_t number, uint64_t until_ns)
 bool sim_past_replay(struct sim *sim, struct sim_draw *d)
 {
 	unsigned int have = past_count < KEPT ? past_count : KEPT;
-	const struct kept *kept;
+	const struct sim_kept *kept;
 	struct cursor body;
 
 	if (have == 0)
 		return false;
 	kept = &past[sim_below(d, have)];
-	if (!still_there(sim, kept))
+	if (!sim_past_still_there(sim, kept))
 		return false;
 	cursor_read(&body, kept->body, kept->len);
 	/* these two open an acquaintance, by number: that an old one never comes on
@@ -492,9 +499,9 @@ struct sim_request *sim_past_lie(struct sim *sim, struct sim_draw *d)
 
 /* ---- strangers ---- */
 
-static const struct remote *any_remote(const struct kvd *kvd, struct sim_draw *d)
+struct remote *sim_past_remote(const struct kvd *kvd, struct sim_draw *d)
 {
-	const struct remote *remote, *found = NULL;
+	struct remote *remote, *found = NULL;
 	unsigned int seen = 0;
 
 	list_foreach(remote, handshake_remotes(kvd->handshake), link) {
@@ -553,7 +560,7 @@ void sim_past_stranger(struct sim *sim, struct sim_draw *d)
 	const struct sim_engine *engine =
 		&sim->engines[sim_below(d, sim->script->sources)];
 	struct kvd *kvd = sim_kvd(sim, engine->place);
-	const struct remote *remote = any_remote(kvd, d);
+	struct remote *remote = sim_past_remote(kvd, d);
 	uint64_t number = sim->next_number + 3 - sim_below(d, 12);
 	unsigned int type = types[sim_below(d, ARRAY_LEN(types))];
 	struct wire_header header = {.type = (uint16_t)type};
@@ -566,6 +573,6 @@ void sim_past_stranger(struct sim *sim, struct sim_draw *d)
 		return;
 	cursor_read(&body, buf, len);
 	note_message(kvd, type, &body);
-	if (real.on_message(kvd, (struct remote *)(uintptr_t)remote, &header, &body) < 0)
+	if (real.on_message(kvd, remote, &header, &body) < 0)
 		err_clear();
 }

@@ -197,6 +197,7 @@ static void crash(struct sim *sim, struct sim_draw *d)
 		if (sim->engines[i].alive && sim->engines[i].place == place)
 			engine_leaves(sim, &sim->engines[i]);
 	}
+	sim_ask_place_dies(sim, place);
 	cluster_crash(&sim->c, dead, how);
 	offload_hold(sim->c.nodes[dead].kvd.offload, false); /* they die with it */
 	let_run(sim, (uint64_t)sim_below(d, 1500) * SIM_MS + 1);
@@ -206,6 +207,7 @@ static void crash(struct sim *sim, struct sim_draw *d)
 		if (sim->engines[i].exists && sim->engines[i].place == place)
 			engine_starts(sim, i);
 	}
+	sim_ask_place_comes(sim, place);
 }
 
 /* ---- requests ---- */
@@ -540,7 +542,8 @@ static void act(struct sim *sim, const struct sim_event *event)
 
 	/* memory is the daemons' to run out of, not the rig's */
 	if (event->kind != SIM_STEP && event->kind != SIM_CLOSE &&
-	    event->kind != SIM_ABORT && event->kind != SIM_AGAIN)
+	    event->kind != SIM_ABORT && event->kind != SIM_AGAIN &&
+	    event->kind != SIM_ROWS && event->kind != SIM_CHUNKS)
 		mem_fail_at(0);
 	switch (event->kind) {
 	case SIM_REQUEST:
@@ -609,6 +612,7 @@ static void begin(struct sim *sim)
 			config->peer_part_bytes = 16;
 	}
 	sim->next_number = 5000;
+	sim_ask_begin(sim);
 	engines_begin(sim, &d);
 }
 
@@ -618,19 +622,24 @@ static void end(struct sim *sim)
 		if (sim->engines[i].alive)
 			engine_dies(sim, &sim->engines[i]);
 	}
+	sim_ask_leave(sim);
 	for (unsigned int r = 0; r < SIM_REQUESTS_MAX; r++)
 		sim_totals->troubled_rooms +=
 			sim->requests[r].used &&
 			sim_troubles(sim) > sim->requests[r].troubles;
 	cluster_run(&sim->c, 5 * LOOP_NS_PER_S);
 	for (unsigned int p = 0; p < sim->script->places; p++) {
-		if (sim_kvd(sim, p)->session_count || rooms_count(sim_kvd(sim, p)->rooms))
+		/* a store has one of its own */
+		if (sim_kvd(sim, p)->session_count != sim->script->asks ||
+		    rooms_count(sim_kvd(sim, p)->rooms))
 			sim_broken(sim,
 				   "end: place %u still has %u sessions and %u rooms", p,
 				   sim_kvd(sim, p)->session_count,
 				   rooms_count(sim_kvd(sim, p)->rooms));
 	}
+	sim_ask_end(sim);
 	cluster_free(&sim->c);
+	sim_ask_bury(sim);
 	for (unsigned int i = 0; i < sim->grave_count; i++)
 		cache_close(&sim->graves[i]);
 }
@@ -640,7 +649,7 @@ void sim_play(const struct sim_script *script)
 	static struct sim sim;
 
 	sim = (struct sim){.script = script};
-	sim_past_begin();
+	sim_past_begin(&sim);
 	begin(&sim);
 	for (unsigned int i = 0; i < script->count; i++) {
 		const struct sim_event *event = &script->events[i];
@@ -649,13 +658,17 @@ void sim_play(const struct sim_script *script)
 		act(&sim, event);
 		sim_observe(&sim);
 		sim_totals->kinds[event->kind]++;
-		if (i % 8 == 0)
+		if (i % 8 == 0) {
 			sim_check_memory(&sim);
+			sim_ask_check_memory(&sim);
+		}
 	}
 	sim_heal(&sim);
 	let_run(&sim, script->calm ? CALM_END_NS : END_NS);
 	sim_check_memory(&sim);
 	sim_check_all_ended(&sim);
+	sim_ask_check_memory(&sim);
+	sim_ask_check_ended(&sim);
 	sim_totals->virtual_ms += now_of(&sim) / SIM_MS;
 	sim_past_end();
 	end(&sim);

@@ -56,7 +56,7 @@ static void choose_kinds(struct sim_script *s, struct sim_draw *d, unsigned int 
 {
 	unsigned int keep = 20 + sim_below(d, 80);
 
-	for (unsigned int k = 0; k < SIM_KINDS; k++) {
+	for (unsigned int k = 0; k < SIM_ROWS; k++) {
 		weights[k] = kinds[k].weight;
 		if (kinds[k].trouble && (s->calm || !sim_chance(d, keep)))
 			weights[k] = 0;
@@ -65,6 +65,19 @@ static void choose_kinds(struct sim_script *s, struct sim_draw *d, unsigned int 
 		weights[SIM_LIE] = 120;
 	if (!s->calm && !s->liars && !weights[SIM_ABORT] && !weights[SIM_RULE])
 		weights[SIM_RULE] = kinds[SIM_RULE].weight;
+}
+
+/* A draw of their own: scripts without askers are as they would be without these. */
+static void choose_asks(const struct sim_script *s, unsigned int *weights)
+{
+	static const unsigned int each[] = {260, 130, 12, 16, 60};
+	struct sim_draw d = {s->seed ^ 0xa5ced};
+
+	for (unsigned int k = SIM_ROWS; k < SIM_KINDS; k++) {
+		weights[k] = s->asks ? each[k - SIM_ROWS] : 0;
+		if (kinds[k].trouble && (s->calm || !sim_chance(&d, 60)))
+			weights[k] = 0;
+	}
 }
 
 static unsigned int pick(struct sim_draw *d, const unsigned int *weights,
@@ -85,11 +98,13 @@ void sim_script_write(struct sim_script *s, uint64_t seed, bool liars)
 	s->seed = seed;
 	s->liars = liars;
 	s->calm = !liars && sim_chance(&d, 6);
+	s->asks = seed % 4 == 2;
 	s->count = 0;
 	s->sources = ranks_of(&d);
 	s->sinks = ranks_of(&d);
 	s->places = 2 + sim_below(&d, s->sources + s->sinks > 4 ? 7 : 3);
 	choose_kinds(s, &d, weights);
+	choose_asks(s, weights);
 	for (unsigned int k = 0; k < SIM_KINDS; k++)
 		sum += weights[k];
 	knobs = 4 + sim_below(&d, s->calm ? 4 : 9);

@@ -18,6 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/wire.h"
 #include "tests/lib/cluster.h"
 
 #define SIM_MS LOOP_NS_PER_MS
@@ -30,6 +31,7 @@
 #define SIM_TOKENS 64u /* of a cache */
 #define SIM_PAGES_MAX 32u
 #define SIM_GRAVES_MAX 64u
+#define SIM_KEPT_BYTES 1500u /* of a message of the past */
 
 /* ---- script ---- */
 
@@ -58,7 +60,13 @@
 	M(LIE, 0, 1, "a partner says what is not true")                      \
 	M(STRANGER, 30, 0, "a daemon without the ticket asks for a room")    \
 	/* of the beginning: how this run's network is */                    \
-	M(KNOB, 0, 0, "a property of the network")
+	M(KNOB, 0, 0, "a property of the network")                           \
+	/* of scripts with askers (attend.h) */                              \
+	M(ROWS, 0, 0, "an asker posts query rows")                           \
+	M(CHUNKS, 0, 0, "an asker puts, holds or drops chunks")              \
+	M(ASKER, 0, 1, "an asker cancels, takes its seats back or dies")     \
+	M(KERNEL, 0, 1, "a daemon's kernels take their time, or are done")   \
+	M(FORGE, 0, 1, "a message about attends is forged, or comes again")
 
 enum sim_kind {
 #define SIM_KIND(NAME, weight, trouble, words) SIM_##NAME,
@@ -77,6 +85,7 @@ struct sim_script {
 	uint64_t seed;
 	bool calm;  /* nothing goes wrong: every request must succeed */
 	bool liars; /* partners lie: what they say may be believed */
+	bool asks;  /* each place has chunks, and an asker */
 	unsigned int places, sources, sinks;
 	unsigned int count;
 	struct sim_event events[SIM_EVENTS_MAX];
@@ -157,7 +166,7 @@ struct sim {
 /* What all processes of a run share, added up by main.c. */
 struct sim_totals {
 	uint64_t scripts, events, rooms, sides_succeeded, sides_failed, troubled_rooms;
-	uint64_t calm_rooms, virtual_ms;
+	uint64_t calm_rooms, virtual_ms, posts, posts_succeeded;
 	uint64_t kinds[SIM_KINDS];
 	uint8_t pairs[4][7][64]; /* role, state (6: none), message */
 	uint64_t seed;		 /* that runs now */
@@ -187,7 +196,7 @@ void sim_check_engine(struct sim *sim, struct sim_engine *engine);
 void sim_check_all_ended(struct sim *sim);
 
 /* past.c: messages of the past, lies, and which (state, message) pairs were met */
-void sim_past_begin(void);
+void sim_past_begin(struct sim *sim);
 void sim_past_end(void);
 /* Did a receiver of the past introduce itself to this room number lately? */
 bool sim_past_misleads(const struct sim *sim, uint64_t number);
@@ -196,8 +205,43 @@ bool sim_past_replay(struct sim *sim, struct sim_draw *d);
 /* Changes nothing. */
 void sim_past_stranger(struct sim *sim, struct sim_draw *d);
 struct sim_request *sim_past_lie(struct sim *sim, struct sim_draw *d);
+struct sim_kept {
+	struct kvd *kvd;
+	struct remote *remote;
+	uint8_t instance[16];
+	struct wire_header header;
+	uint8_t body[SIM_KEPT_BYTES];
+	size_t len;
+};
+/* Copied, if it is not too long. */
+bool sim_past_keep(struct sim_kept *kept, struct kvd *kvd, struct remote *remote,
+		   const struct wire_header *h, const struct cursor *body);
+/* Are both, and the line between them, as they were? */
+bool sim_past_still_there(struct sim *sim, const struct sim_kept *kept);
+/* Who is up, of those that this daemon knows; or NULL. */
+struct remote *sim_past_remote(const struct kvd *kvd, struct sim_draw *d);
+/* To the daemon itself. */
+int sim_past_pass(struct kvd *kvd, struct remote *remote, const struct wire_header *h,
+		  struct cursor *body);
 void sim_pairs_print(void);
 unsigned int sim_pairs_missing(void);
+
+/* attend.c: nothing happens in scripts without askers. sim_ask_act(): was it trouble? */
+void sim_ask_begin(struct sim *sim);
+bool sim_ask_act(struct sim *sim, const struct sim_event *event);
+/* A message about attends that came to a daemon. */
+int sim_ask_message(struct sim *sim, struct kvd *kvd, struct remote *remote,
+		    const struct wire_header *h, struct cursor *body);
+void sim_ask_heal(struct sim *sim);
+void sim_ask_place_dies(struct sim *sim, unsigned int place);
+void sim_ask_place_comes(struct sim *sim, unsigned int place);
+void sim_ask_observe(struct sim *sim);
+void sim_ask_check_memory(struct sim *sim);
+void sim_ask_check_ended(struct sim *sim);
+/* All askers are gone; nothing of them is left; the cluster is. */
+void sim_ask_leave(struct sim *sim);
+void sim_ask_end(struct sim *sim);
+void sim_ask_bury(struct sim *sim);
 
 /* shrink.c: `fails` runs a script elsewhere. Leaves the shortest that fails. */
 void sim_shrink(struct sim_script *script, bool (*fails)(const struct sim_script *script),

@@ -46,6 +46,7 @@ void sim_heal(struct sim *sim)
 		offload_hold(sim_kvd(sim, a)->offload, false);
 	}
 	mem_hub_set_queue_max(sim->c.links, 1000);
+	sim_ask_heal(sim);
 	if (sim->lines_hurt)
 		sim->trouble_ns = loop_now_ns(sim->c.loop);
 	sim->lines_hurt = 0;
@@ -144,6 +145,10 @@ void sim_trouble(struct sim *sim, const struct sim_event *event)
 	unsigned int a = sim_below(&d, sim->script->places);
 	unsigned int b = sim_below(&d, sim->script->places);
 
+	if (event->kind > SIM_KNOB) {
+		sim->troubles += sim_ask_act(sim, event);
+		return;
+	}
 	switch (event->kind) {
 	case SIM_KNOB:
 		knob(sim, &d);

@@ -12,8 +12,12 @@
 #include <string.h>
 
 #include "daemon/attend/attend.h"
+#include "daemon/base/mem.h"
+#include "daemon/handshake/handshake.h"
 #include "daemon/loop/offload.h"
 #include "daemon/session/region.h"
+#include "daemon/session/session.h"
+#include "daemon/store/store_impl.h"
 #include "tests/lib/attend_world.h"
 
 #define SOON (20 * LOOP_NS_PER_MS)
@@ -355,9 +359,132 @@ static void every_end_in_every_phase_is_still(void **state)
 	}
 }
 
+/* The nth allocation from when the holder's kernel is done fails. False: there were
+ * fewer. */
+static bool answered_without(uint64_t nth)
+{
+	struct attend_world w;
+	bool met;
+
+	attend_world_tap = tap;
+	attend_world_new(&w, 1);
+	enter(&w, AT_WORK_THERE, 60000000);
+	mem_fail_at(nth);
+	offload_hold(offload_of(&w, AW_HOLDER), false);
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	met = mem_count() >= nth;
+	mem_fail_at(0);
+	assert_int_not_equal(attend_world_state(&w, 0), KVD_TRANSFERRING);
+	assert_int_equal(figures(&w, AW_ASKER).live, 0);
+	assert_int_equal(attend_world_remote(&w, AW_ASKER)->attend_sent, 0);
+	attend_world_free(&w);
+	attend_world_tap = NULL;
+	return met;
+}
+
+static void answer_without_memory_is_answered(void **state)
+{
+	(void)state;
+	for (uint64_t nth = 1; nth < 40 && answered_without(nth); nth++)
+		;
+}
+
+/* Rooms are told of it in parts, over several turns. */
+static void session_with_rooms_ends_its_posts_at_once(void **state)
+{
+	struct attend_world w;
+
+	(void)state;
+	attend_world_tap = tap;
+	attend_world_new(&w, 1);
+	for (unsigned int room = 1; room <= 8; room++)
+		cluster_ok(&w.c, w.engine[AW_ASKER],
+			   "{'cmd':'room.open','room':'%u','role':'send','pool':%llu}",
+			   room, (unsigned long long)w.cache[AW_ASKER].pool);
+	enter(&w, AT_WORK_HERE, 60000000);
+	loop_virtual_parts(w.c.loop, 1);
+	cluster_engine_dies(&w.c, w.engine[AW_ASKER]);
+	assert_int_equal(figures(&w, AW_ASKER).live, 0);
+	let_go(&w);
+	seat_is_still(&w, 0);
+	attend_world_quiet(&w);
+	attend_world_free(&w);
+	attend_world_tap = NULL;
+}
+
+/* The nth allocation from a question for chunks of the other daemon on fails. False:
+ * there were fewer. */
+static bool held_without(uint64_t nth)
+{
+	struct attend_world w;
+	struct store_figures store;
+	cJSON *answer;
+	bool met;
+
+	attend_world_new(&w, 1);
+	cluster_ok(&w.c, w.engine[AW_ASKER], "{'cmd':'chunk.release','hold':%llu}",
+		   (unsigned long long)w.hold);
+	mem_fail_at(nth);
+	answer = cluster_call(&w.c, w.engine[AW_ASKER],
+			      "{'cmd':'chunk.hold','space':%llu,'ids':['%064x'],"
+			      "'lease_ms':600000,'far_ms':50}",
+			      (unsigned long long)w.space[AW_ASKER], 1);
+	met = mem_count() >= nth;
+	mem_fail_at(0);
+	if (cJSON_GetObjectItem(answer, "hold"))
+		cluster_ok(&w.c, w.engine[AW_ASKER],
+			   "{'cmd':'chunk.release','hold':%llu}",
+			   (unsigned long long)cJSON_GetObjectItem(answer, "hold")
+				   ->valuedouble);
+	cJSON_Delete(answer);
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	store_figures(w.c.nodes[AW_HOLDER].kvd.store, &store);
+	assert_int_equal(store.far.lent, 0);
+	attend_world_free(&w);
+	return met;
+}
+
+static void hold_that_is_not_told_is_let_go(void **state)
+{
+	(void)state;
+	for (uint64_t nth = 1; nth < 80 && held_without(nth); nth++)
+		;
+}
+
+/* As when a daemon stops: the chunks' memory is of a session of its own. */
+static void memory_of_chunks_outlasts_the_kernel(void **state)
+{
+	struct attend_world w;
+	const struct region *region;
+	struct session *session;
+	struct kvd *kvd;
+
+	(void)state;
+	attend_world_tap = tap;
+	attend_world_new(&w, 1);
+	enter(&w, AT_WORK_THERE, 60000000);
+	kvd = &w.c.nodes[AW_HOLDER].kvd;
+	region = kvd->store->region;
+	attends_close(kvd->attends);
+	list_foreach_safe(session, &kvd->sessions, link)
+		session_end(session, "the daemon is stopping");
+	cluster_run(&w.c, SOON);
+	assert_true(region->pins >
+		    0); /* helpers, which would unmap it, are held up, too */
+	let_go(&w);
+	assert_int_equal(kvd->session_count, 0);
+	attend_world_quiet(&w);
+	attend_world_free(&w);
+	attend_world_tap = NULL;
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(answer_without_memory_is_answered),
+		cmocka_unit_test(session_with_rooms_ends_its_posts_at_once),
+		cmocka_unit_test(memory_of_chunks_outlasts_the_kernel),
+		cmocka_unit_test(hold_that_is_not_told_is_let_go),
 		cmocka_unit_test(every_end_in_every_phase_is_still),
 	};
 

@@ -9,10 +9,11 @@ A side's fate:
   lives    nothing happens to it; the room goes on to success afterwards
   sticky   it had ended, and stays as it was
   ends     success or failure, but in time and said truly (bytes were moving)
+  succeeds it goes on to success by itself
 """
 from collections import namedtuple
 
-from scene import PHASES
+from scene import PHASES, ROWS_PHASES
 
 Cell = namedtuple("Cell", "transport way phase victim fault")
 Fate = namedtuple("Fate", "kind words")
@@ -25,6 +26,10 @@ ENGINE_FAULTS = ("kill", "stop", "leave", "fds", "memory")
 DAEMON_FAULTS = ("kill", "stop", "stop-kill", "pause", "term", "fds", "memory", "disk")
 LINK_FAULTS = ("cut", "cut-to", "cut-from", "blink", "reset")
 LIMITS = ("fds", "memory", "disk")
+ATTEND = "attend"  # the way of query rows: s is at the holder, d asks
+ROWS_FAULTS = [("source-daemon", f) for f in ("kill", "stop", "term")] + \
+    [("target-engine", "kill"), ("target-daemon", "kill")] + \
+    [("link", f) for f in LINK_FAULTS]
 # phases in which source and target do not know of each other
 ALONE = {"receiver-alone", "sender-alone", "offer-alone", "pull-alone"}
 
@@ -44,6 +49,9 @@ def table(transports):
             for phase in phases:
                 for victim, fault in victims():
                     yield Cell(transport, way, phase, victim, fault)
+        for phase in ROWS_PHASES if transport in ("shm", "tcp") else ():
+            for victim, fault in ROWS_FAULTS:
+                yield Cell(transport, ATTEND, phase, victim, fault)
 
 
 def name(cell):
@@ -52,6 +60,8 @@ def name(cell):
 
 def opened(cell):
     """Which of s, d, t are open when the fault comes."""
+    if cell.way == ATTEND:
+        return ["d"]
     if cell.phase in ("sender-alone", "offer-alone"):
         return ["s"]
     if cell.phase in ("receiver-alone", "pull-alone"):
@@ -141,9 +151,23 @@ def fate_of_link(cell, side):
     return Fate("fails", r"(EPEER|ETRANSPORT|ERESTART): .*({peer}|{own}.*missed)")
 
 
+def fate_of_rows(cell):
+    """All that the holder does for them is done while they are merged."""
+    if cell.victim == "target-daemon":
+        return Fate("fails", r"EDEAD")
+    if cell.phase == "merging" or cell.fault == "blink":
+        return Fate("succeeds", "")
+    words = r"(EPEER|ETRANSPORT|ERESTART|EDRAIN): "
+    # what was told may be there before the fault is seen; a line that was reset comes again
+    told = cell.phase == "answered" or cell.fault in ("cut-from", "reset")
+    return Fate("ends" if told else "fails", words)
+
+
 def fate(cell, side):
     if side == victim_side(cell) and cell.fault in ("kill", "leave"):
         return GONE
+    if cell.way == ATTEND:
+        return fate_of_rows(cell)
     if cell.phase == "ended" or (cell.phase == "half" and side == "d"):
         return STICKY
     if cell.victim == DONE_ENGINE or cell.victim in ENGINES:
@@ -160,6 +184,10 @@ def fate(cell, side):
 def subset(cell):
     """What `make test` plays: each victim and fault once on each transport, the
     phases and ways dealt out so that each comes with many of them."""
+    if cell.way == ATTEND:  # each fault once, but for two cuts; the phases in turn
+        at = ROWS_FAULTS.index((cell.victim, cell.fault))
+        return cell.fault not in ("cut", "cut-to") and ROWS_PHASES[at % 4] == cell.phase and \
+            ("tcp", "shm")[at // 2 % 2] == cell.transport
     every = list(victims())
     phases = [("push", p) for p in PHASES["push"]] + [("pull", p) for p in PHASES["pull"]]
     turn = sum(map(ord, cell.transport))

@@ -24,6 +24,7 @@
  *   look ID                     pages of no room that were touched
  *   cmd ID COMMAND ARGS         any control command; with its reply
  *   batch ID …, finish ID       rooms by the hundred (batch.c)
+ *   chunks, hold, rows ID …     query rows (rows.h); why ID POST attend
  *   bye ID                      close the session, leave
  *
  * WORD 0: at once; n: not before `word n`.
@@ -385,6 +386,29 @@ static void do_word(struct engine *e, uint64_t id, const char *rest)
 	answer(id, 0, "");
 }
 
+static void do_rows(struct engine *e, uint64_t id, const char *verb, const char *rest)
+{
+	struct rows *rows = &e->rows;
+	int r = strcmp(verb, "chunks") == 0 ? rows_chunks(rows, rest)
+		: strcmp(verb, "hold") == 0 ? rows_hold(rows, rest)
+					    : rows_post(rows, rest);
+
+	answer(id, r, r < 0 ? kvd_last_error(e->client)->message : "");
+}
+
+/* Of its one post. */
+static void do_post(struct engine *e, uint64_t id, const char *verb, const char *rest)
+{
+	unsigned int ms = 0;
+
+	if (strcmp(verb, "why") == 0)
+		rows_why(&e->rows, id);
+	else if (sscanf(rest, "%u", &ms) == 1 && e->rows.ended)
+		rows_still(&e->rows, id, ms);
+	else
+		answer(id, -KVD_E_STATE, "still: not ended");
+}
+
 static void do_line(struct engine *e, const char *line)
 {
 	char verb[16], number[24], role[8];
@@ -415,9 +439,15 @@ static void do_line(struct engine *e, const char *line)
 	} else if (strcmp(verb, "finish") == 0) {
 		batch_finish(e);
 		answer(id, 0, "");
+	} else if (strcmp(verb, "chunks") == 0 || strcmp(verb, "hold") == 0 ||
+		   strcmp(verb, "rows") == 0) {
+		do_rows(e, id, verb, line);
 	} else if (strcmp(verb, "bye") == 0) {
 		e->leaving = true;
 		answer(id, kvd_close(e->client), "");
+	} else if (sscanf(line, "%23s %7s %n", number, role, &more) == 2 &&
+		   strcmp(role, "attend") == 0) {
+		do_post(e, id, verb, line + more);
 	} else if (sscanf(line, "%23s %7s %n", number, role, &more) == 2 &&
 		   (room = engine_room(e, strtoull(number, NULL, 10), role))) {
 		if (strcmp(verb, "still") == 0)
@@ -474,6 +504,9 @@ static int look_at_rooms(struct engine *e)
 	uint64_t now_ns = clock_ns();
 	int timeout_ms = 50;
 
+	rows_look(&e->rows, e->late_ns, now_ns);
+	if ((e->rows.live && !e->rows.ended) || e->rows.still_id)
+		timeout_ms = 2;
 	for (unsigned int i = 0; i < e->room_count; i++) {
 		struct room *room = &e->rooms[i];
 
@@ -535,6 +568,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "%s\n", kvd_last_error(NULL)->message);
 		return 1;
 	}
+	e.rows.client = e.client;
 	cache_open(e.client, argv[3], (uint32_t)strtoul(argv[4], NULL, 10), &e.cache);
 	while (!e.leaving)
 		turn(&e);

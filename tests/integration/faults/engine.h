@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * engine: what the parts of faults-engine share: the loop and its commands
- * (engine.c), the cache (cache.c), and rooms by the hundred for the soak (batch.c).
+ * (engine.c), the cache (cache.c), query rows (rows.c), and rooms by the hundred for the
+ * soak (batch.c).
  */
 #ifndef TEST_FAULTS_ENGINE_H
 #define TEST_FAULTS_ENGINE_H
@@ -10,6 +11,7 @@
 #include <stdint.h>
 
 #include "tests/integration/faults/cache.h"
+#include "tests/integration/faults/rows.h"
 
 #define ROOMS_MAX 512u
 #define PAGES_MAX 2048u
@@ -53,6 +55,7 @@ struct engine {
 	unsigned int room_count;
 	bool lost, leaving;
 	struct batch batches[BATCHES];
+	struct rows rows;
 	char instance[33];
 	uint64_t late_ns;
 	char input[65536];

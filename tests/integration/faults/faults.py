@@ -17,6 +17,7 @@ import time
 import traceback
 
 import cells
+import rows
 from scene import POOL_PAGES, SMALL, Scene
 from world import (BUILD, FAILED, SLOW, STALLS, SUCCESS, WAITING, Side, World, Wrong, may_mount,
                    may_partition, memory_gone_ns, mounts_of_our_own, transports)
@@ -47,8 +48,11 @@ class Times:
 class Stage:
     """A world with witnesses, in which cell after cell is played."""
 
-    def __init__(self, transport, partition):
-        self.world = World(transport, partition)
+    def __init__(self, key, partition):
+        self.key = key
+        # rows fill more of a line's rings than the rooms that warm it up
+        self.slack = dict(SLACK, shmem=16384) if key[1] else SLACK
+        self.world = World(key[0], partition, more=key[1])
         self.witnesses = [self.world.engine(i, "witness-%s" % "abc"[i], "w%d" % i, 64)
                           for i in range(3)]
         self.rooms = {}
@@ -126,7 +130,7 @@ class Stage:
                 if now[i]["holds"] != was["holds"]:
                     return "daemon %s holds %s, before %s" % ("ABC"[i], now[i]["holds"],
                                                               was["holds"])
-                for key, slack in SLACK.items():
+                for key, slack in self.slack.items():
                     if now[i][key] > was[key] + slack:
                         return "daemon %s: %s is %d, was %d%s" % (
                             "ABC"[i], key, now[i][key], was[key], "; %s, was %s" %
@@ -511,12 +515,47 @@ class Play:
             self.stage.warm_up()
 
 
+class RowsPlay(Play):
+    """One cell of query rows: what the room's cells do, about a post."""
+
+    def enter(self):
+        self.scene = rows.Scene(self.world, self.cell.phase, self.stage.witnesses)
+        self.scene.prime()
+        self.before = self.stage.level()
+        self.stage.open_witnesses()
+        self.scene.begin()
+        self.s, self.d, self.t = self.scene.s, self.scene.d, self.scene.t
+        self.sides = dict(d=self.scene.post)
+        self.scene.enter()
+
+    def strike(self):
+        self.scene.thaw()
+        super().strike()
+
+    def see_succeeds(self, name, side):
+        side.until(SUCCESS)
+
+    def see_ends(self, name, side):
+        self.see_fails(name, side, may_succeed=True)
+
+    def go_on(self):
+        self.scene.end()
+
+    def next_room(self):
+        """Other engines, of the same chunks."""
+        self.scene.again()
+
+    def leave(self):
+        self.victims = ()
+        super().leave()
+
+
 # ---- the run ---------------------------------------------------------------
 
 def play(stage, cell, times):
     """Words of what is wrong, or None."""
     try:
-        Play(stage, cell, times).run()
+        (RowsPlay if cell.way == cells.ATTEND else Play)(stage, cell, times).run()
         for node in stage.world.nodes:
             bad = node.bad_line()
             if bad:
@@ -565,11 +604,14 @@ class Worker:
 
     def once(self, cell, times):
         """What is wrong, or None; and how late the machine was."""
-        if self.stage and self.stage.world.transport != cell.transport:
+        key = cell.transport, ""
+        if cell.way == cells.ATTEND:
+            key = rows.TRANSPORTS[cell.transport], rows.CONFIG
+        if self.stage and self.stage.key != key:
             self.close_stage()
         since = time.time()
         try:
-            self.stage = self.stage or Stage(cell.transport, self.partition)
+            self.stage = self.stage or Stage(key, self.partition)
             self.stage.world.time_begins()
             why = play(self.stage, cell, times)
         except Exception:

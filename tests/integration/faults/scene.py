@@ -29,6 +29,9 @@ PULL = {
     "ended": ("open_s open_d all_done", ""),
 }
 PHASES = {"push": PUSH, "pull": PULL}
+# query rows (rows.py): they wait for the holder's thread, are attended there, were
+# answered, and what came back waits to be merged
+ROWS_PHASES = "queued", "attended", "answered", "merging"
 
 
 class Scene:

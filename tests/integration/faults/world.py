@@ -505,7 +505,8 @@ class World:
     """Three daemons A, B, C of one transport, and engines on them."""
 
     def __init__(self, transport, partition=True, count=3, more="", log_level="info"):
-        """`transport`: of all, or a list of each one's. `more`: options of section [rooms]."""
+        """`transport`: of all, or a list of each one's. `more`: options of section [rooms],
+        or what makes them of the net."""
         self.transport, self.engines, self.number = transport, [], 0
         self.folder = tempfile.mkdtemp(prefix="kvd-faults-")
         self.net, self.nodes, self.mounted = None, [], []
@@ -529,7 +530,8 @@ class World:
                 self.mounted.append(folder)
         self.net = Net(count, partition)
         for i in range(count):
-            self.nodes.append(Node(self.net, i, self.folder, log_level, more, each[i]))
+            self.nodes.append(Node(self.net, i, self.folder, log_level,
+                                   more(self.net) if callable(more) else more, each[i]))
 
     def new_number(self):
         self.number += 1
