@@ -222,7 +222,8 @@ void ask_judge_post(struct sim *sim, struct asker *a, unsigned int seat)
 			   a->place);
 	if (state == KVD_SUCCESS && !post->lied)
 		judge_numbers(sim, a, seat);
-	if (state == KVD_SUCCESS) /* of q nothing */
+	/* of q nothing; an engine's own part stays until it is merged: all or nothing */
+	if (state == KVD_SUCCESS || !post->own)
 		memcpy(ask_shadow(a, seat, a->o), ask_seat(a, seat, a->o),
 		       a->seat_bytes - a->o);
 	if (memcmp(ask_shadow(a, seat, 0), ask_seat(a, seat, 0), a->seat_bytes) != 0)
