@@ -151,8 +151,8 @@ MUTANTS = [
      "\tmemcpy(leg->values, msg->values.data, msg->values.len);\n",
      "\tmemcpy(leg->values, msg->values.data, msg->values.len);\n"
      "\tmemcpy(post_seat(leg->post, leg->post->attend->facts.o), leg->values, 4);\n"),
-    ("delta-not-told", "daemon/attend/leg.c",
-     "leg->msg.delta = (uint32_t)part->delta;", "leg->msg.delta = 0;"),
+    ("delta-not-told", "daemon/attend/ask.c",
+     "side.head.delta = (uint32_t)part->delta;", "side.head.delta = 0;"),
     ("own-part-left-out", "daemon/attend/gather.c",
      "merge->own = post->own;", "merge->own = false;"),
     ("chosen-tokens-shifted", "daemon/attend/ask.c",
@@ -170,8 +170,11 @@ MUTANTS = [
      "if (serve->remote == remote && serve->attend == msg.attend)",
      "if (serve->attend == msg.attend)"),
     ("hold-without-its-key", "daemon/store/lend.c",
-     "if (lend->remote == remote && lend->ask == ask && !lend->closed)",
-     "if (lend->ask == ask && !lend->closed)"),
+     "return peer ? idmap_get(&peer->asks, ask) : NULL;",
+     "struct idmap_cursor it;\n\tstruct store_lend *lend = NULL;\n\n"
+     "\tidmap_foreach(&store->lend_peers, it)\n"
+     "\t\tlend = lend ? lend : idmap_get(&((struct lend_peer *)it.value)->asks, ask);\n"
+     "\t(void)peer;\n\treturn lend;"),
     ("pin-gone-before-the-kernel", "daemon/store/store_kv.c",
      ("\tstore_chunk_pin(chunk);\n", "store_chunk_unpin(kv->chunks[--kv->count]);"),
      ("", "kv->count--;")),
