@@ -234,6 +234,7 @@ static void on_far_done(void *arg)
 	struct store_hold *hold = arg;
 
 	hold->query = NULL;
+	loop_timer_start(&hold->lease, hold->lease_ns);
 	hold->handle->space->store->far_found += far_hold_chunks(hold->far);
 	hold->on_done(hold->arg, hold, NULL);
 }
@@ -257,6 +258,8 @@ static int hold_ask(struct store_hold *hold, const struct store_ids *ids,
 	}
 	hold->on_done = args->on_done;
 	hold->arg = args->arg;
+	loop_timer_stop(&hold->lease); /* it begins with the answer */
+	hold->lease_ns = args->lease_ns;
 	return 1;
 }
 

@@ -175,6 +175,7 @@ struct store_hold {
 	void (*on_done)(void *arg, struct store_hold *hold, const struct err *why);
 	void *arg;
 	struct loop_timer lease;
+	uint64_t lease_ns; /* with a query */
 	struct charge charge;
 };
 

@@ -624,6 +624,39 @@ static void holder_s_lease_is_renewed_while_it_is_held(void **state)
 		cache_close(&caches[i]);
 }
 
+static void tell_nothing(struct remote *remote, const struct wire_chunk_ask *asked)
+{
+	(void)remote;
+	(void)asked;
+}
+
+/* A lease shorter than the time that others have to answer begins with their answer. */
+static void lease_begins_with_the_answer(void **state)
+{
+	struct world *w = *state;
+	uint8_t id[STORE_ID_BYTES];
+	const struct store_ids asked = {.bytes = id, .count = 1, .first = 0};
+	uint32_t found = UINT32_MAX;
+	const struct store_hold_args args = {.lease_ns = LOOP_NS_PER_S / 10,
+					     .far_ns = LOOP_NS_PER_S,
+					     .on_done = on_far_found,
+					     .arg = &found};
+	struct store_hold *hold;
+
+	liar = tell_nothing;
+	id_of(5000, id);
+	assert_int_equal(store_hold_open(w->handle, &asked, &args, &hold), 1);
+	while (found == UINT32_MAX) {
+		assert_false(hold->over);
+		cluster_run(&w->c, LOOP_NS_PER_S / 100);
+	}
+	assert_int_equal(found, 0);
+	assert_false(hold->over);
+	cluster_run(&w->c, LOOP_NS_PER_S / 5);
+	assert_true(hold->over);
+	store_hold_close(hold);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -638,6 +671,7 @@ int main(void)
 		CASE(holder_with_many_masks_costs_few_covers),
 		CASE(holder_that_tells_what_none_would_is_a_miss),
 		CASE(holder_s_lease_is_renewed_while_it_is_held),
+		CASE(lease_begins_with_the_answer),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))
