@@ -549,6 +549,58 @@ int kvd_hold_secret(const struct kvd_hold *hold, void *secret)
 	return 0;
 }
 
+struct holders_out {
+	struct kvd_holder *holders;
+	int count;
+};
+
+static int holders_told(struct client_request *req, int result, const cJSON *reply)
+{
+	const cJSON *list = cJSON_GetObjectItemCaseSensitive(reply, "holders"), *one;
+	struct holders_out *out = req->out;
+
+	if (result || req->late)
+		return result;
+	cJSON_ArrayForEach(one, list) {
+		struct kvd_holder *holder = &out->holders[out->count];
+		const char *instance = cJSON_GetStringValue(
+			cJSON_GetObjectItemCaseSensitive(one, "instance"));
+
+		if (out->count == KVD_HOLDERS_MAX)
+			break;
+		if (!instance || strlen(instance) != 2 * sizeof(holder->instance) ||
+		    !hex_read(instance, holder->instance, sizeof(holder->instance)) ||
+		    !client_get_u64(one, "chunks", &holder->chunks) ||
+		    !client_get_u64(one, "tokens", &holder->tokens))
+			return client_fail(req->client, KVD_E_PROTO,
+					   "chunk.holders: another answer");
+		out->count++;
+	}
+	return 0;
+}
+
+int kvd_hold_holders(struct kvd_hold *hold, struct kvd_holder holders[KVD_HOLDERS_MAX],
+		     int timeout_ms)
+{
+	struct client_object *object = &hold->slot.object;
+	struct kvd_client *client = object->client;
+	struct kvd_call call = {.timeout_ms = timeout_ms};
+	struct holders_out out = {.holders = holders};
+	struct client_op op;
+	int r = client_begin(client, &call);
+
+	if (!r)
+		r = client_object_usable(object, "hold");
+	if (r || !hold->found.far)
+		return r;
+	client_op_begin(client, &op, "chunk.holders");
+	client_text_int(&op.text, "hold", object->id);
+	op.finish = holders_told;
+	op.out = &out;
+	r = client_op_run(client, &op, &call);
+	return r < 0 ? r : out.count;
+}
+
 int kvd_hold_close(struct kvd_hold *hold, const struct kvd_call *call)
 {
 	struct client_object *object = &hold->slot.object;

@@ -87,6 +87,15 @@ int kvd_hold_join(struct kvd_space *space, const void *secret, uint32_t lease_ms
 int kvd_hold_found(const struct kvd_hold *hold, struct kvd_found *found_p,
 		   uint64_t *first_p);
 int kvd_hold_secret(const struct kvd_hold *hold, void *secret);
+#define KVD_HOLDERS_MAX 2u
+struct kvd_holder {
+	uint8_t instance[16]; /* as struct kvd_cost_holder names it */
+	uint64_t chunks, tokens;
+};
+/* Which daemons have the hold's last `far` chunks: who is asked for them, and who goes on
+ * when that one fails. How many they are. Blocks. */
+int kvd_hold_holders(struct kvd_hold *hold, struct kvd_holder holders[KVD_HOLDERS_MAX],
+		     int timeout_ms);
 /* What reads by it goes on. Frees the handle on success. */
 int kvd_hold_close(struct kvd_hold *hold, const struct kvd_call *call);
 

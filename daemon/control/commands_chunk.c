@@ -15,13 +15,16 @@
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "daemon/control/brief.h"
+#include "daemon/handshake/handshake.h"
 #include "daemon/loop/loop.h"
+#include "daemon/peer/peer.h"
 #include "daemon/plan/canon.h"
 #include "daemon/plan/layout.h"
 #include "daemon/room/room_op.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
+#include "daemon/store/far.h"
 #include "daemon/store/store.h"
 #include "daemon/xfer/ring_ops.h"
 #include "proto/json.h"
@@ -414,6 +417,38 @@ static int release_run(struct request *req)
 	return 0;
 }
 
+static bool add_holders(cJSON *list, const struct store_hold *hold)
+{
+	struct far_hold *far = store_hold_far(hold);
+	bool ok = true;
+
+	for (; far && ok; far = far_hold_next(far)) {
+		const struct peer *peer = far_hold_remote(far)->peer;
+		cJSON *one = cJSON_CreateObject();
+
+		ok = one && cJSON_AddItemToArray(list, one) && peer &&
+		     result_add_hex(one, "instance", peer->instance,
+				    sizeof(peer->instance)) &&
+		     cJSON_AddStringToObject(one, "endpoint", peer->endpoint) &&
+		     cJSON_AddNumberToObject(one, "chunks", far_hold_chunks(far)) &&
+		     cJSON_AddNumberToObject(one, "tokens", (double)far_hold_tokens(far));
+	}
+	return ok;
+}
+
+static int holders_run(struct request *req)
+{
+	const struct hold_key_args *args = request_args(req);
+	const struct store_hold *hold = store_hold_find(req->session, args->hold);
+	cJSON *result, *list;
+
+	if (!hold)
+		return err_pass(-ENOENT);
+	result = request_result();
+	list = result ? cJSON_AddArrayToObject(result, "holders") : NULL;
+	return request_finish(req, result, list && add_holders(list, hold));
+}
+
 /* ---- moves ---- */
 
 static void move_reply(struct request *req, const struct store_move *move)
@@ -766,6 +801,10 @@ const struct command chunk_commands[] = {
 	 join_run, "as chunk.hold"},
 	{"chunk.release", "close a hold; what reads by it goes on", hold_key_fields, 0,
 	 release_run, "nothing"},
+	{"chunk.holders", "which daemons have a hold's last `far` chunks",
+	 hold_key_fields, 0, holders_run,
+	 "holders: {instance, endpoint, chunks, tokens}: who is asked for them, and who "
+	 "goes on when that one fails"},
 	{"chunk.put", "store chunks of a pool's pages", put_fields, 0, put_run,
 	 "move, slot and gen of the status page, state; chunks: taken, of which `there` "
 	 "were there or on their way; left_out: no room for them, or "

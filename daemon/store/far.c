@@ -257,6 +257,11 @@ struct far_hold *far_hold_at(struct far_hold *far, uint32_t i)
 	return far;
 }
 
+struct far_hold *far_hold_next(const struct far_hold *far)
+{
+	return far->next;
+}
+
 void far_hold_fail(struct far_hold *far)
 {
 	far->failed = true;

@@ -44,6 +44,8 @@ uint32_t far_hold_chunks(const struct far_hold *far); /* NULL: 0 */
 uint64_t far_hold_tokens(const struct far_hold *far);
 /* The first of them that has not failed and serves chunk i; NULL: none does. */
 struct far_hold *far_hold_at(struct far_hold *far, uint32_t i);
+/* The one behind it, of as many chunks or fewer; NULL: there is none. */
+struct far_hold *far_hold_next(const struct far_hold *far);
 void far_hold_fail(struct far_hold *far);
 struct remote *far_hold_remote(const struct far_hold *far);
 uint64_t far_hold_ask(const struct far_hold *far);

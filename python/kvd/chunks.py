@@ -121,6 +121,10 @@ class Move(Awaited):
         return "%s of chunks" % self.kind
 
 
+Holder = namedtuple("Holder", "peer chunks tokens")
+Holder.__doc__ = "A daemon with chunks of a hold. peer: its instance, as in kvd.cost.Holder."
+
+
 class Hold:
     """Chunks that stay until the lease ends, the hold is closed, or its client goes.
     far: the last so many of them are at another daemon."""
@@ -139,6 +143,12 @@ class Hold:
         return Move(self._hold.fetch(pool._pool, views_pack(views), wait_pack(wait), ms,
                                      _check.seconds("timeout", timeout),
                                      _check.flag("post", post)), "fetch")
+
+    def holders(self, timeout=None):
+        """Who has its last `far` chunks: who is asked for them, and who goes on when that one
+        fails. -> (Holder, …)"""
+        return tuple(Holder(*one) for one in
+                     self._hold.holders(_check.seconds("timeout", timeout)))
 
     def close(self, timeout=None):
         """What reads by it goes on."""

@@ -6,6 +6,12 @@
                          [kvd.cost.Holder(tokens=32768)], steps=100, shifted=True)
     choice.way, choice.even_steps       # 'fetch', 51.66…
 
+By what the daemon has measured (its attends answer fp32: out_bytes=4), for what a hold found at
+another daemon:
+
+    page, there = client.cost_page(), hold.holders()[0]
+    page.decide(model, [kvd.cost.Holder(tokens=there.tokens, peer=there.peer)], …)
+
 Arithmetic: nobody is asked, nothing is moved. docs/route.md has the model."""
 import math
 from typing import NamedTuple

@@ -565,9 +565,38 @@ static PyMethodDef space_methods[] = {
 	{"close", chunk_close, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
+/* ((instance, chunks, tokens), …) */
+static PyObject *hold_holders(PyObject *self, PyObject *timeout)
+{
+	struct chunk_object *hold = (struct chunk_object *)self;
+	struct kvd_holder holders[KVD_HOLDERS_MAX];
+	PyObject *list;
+	int ms, count;
+
+	if (ext_timeout(timeout, &ms) < 0 || !chunk_usable(hold, "hold") ||
+	    !client_lock(hold->client))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS count = kvd_hold_holders(hold->kvd, holders, ms);
+	Py_END_ALLOW_THREADS if (count < 0) return client_raise(
+		hold->client, kvd_last_error(hold->client->kvd));
+	client_unlock(hold->client);
+	list = PyTuple_New(count);
+	for (int i = 0; list && i < count; i++) {
+		PyObject *one = Py_BuildValue("(y#KK)", holders[i].instance,
+					      (Py_ssize_t)sizeof(holders[i].instance),
+					      (unsigned long long)holders[i].chunks,
+					      (unsigned long long)holders[i].tokens);
+
+		if (!one || PyTuple_SetItem(list, i, one) < 0)
+			Py_CLEAR(list);
+	}
+	return list;
+}
+
 static PyMethodDef hold_methods[] = {
 	{"fetch", hold_fetch, METH_VARARGS, NULL},
 	{"facts", hold_facts, METH_NOARGS, NULL},
+	{"holders", hold_holders, METH_O, NULL},
 	{"close", chunk_close, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };

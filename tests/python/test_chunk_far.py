@@ -108,6 +108,9 @@ def test_whoever_has_most_holds_it_and_the_rest_let_go():
                 rank.put(stack.enter_context(rank.space()), ids[:n])
             with reader.hold(ids, far=10) as hold:
                 assert (hold.chunks, hold.far) == (9, 9)
+                peers = {p["endpoint"]: p["instance"] for p in c.command("peer.list")["peers"]}
+                assert [(h.peer.hex(), h.chunks, h.tokens) for h in hold.holders()] == [
+                    (peers[clients[i].endpoint], n, n * T) for i, n in ((1, 9), (2, 5))]
                 until(lambda: [lent(h) for h in clients] == [0, 1, 1])
             until(lambda: [lent(h) for h in clients] == [0, 0, 0])
 
@@ -137,6 +140,7 @@ def test_another_session_joins_what_is_held_there():
                 rank = Rank(other)
                 with rank.space() as space, space.join(hold.secret) as joined:
                     assert (joined.chunks, joined.far) == (4, 4)
+                    assert joined.holders() == hold.holders() != ()
                     hold.close()
                     pages = rank.some_pages(4 * T)
                     joined.fetch({"kv": kvd.View(pages, tokens=(0, 4 * T))}).wait(timeout=60)
