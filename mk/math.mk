@@ -13,7 +13,7 @@ $(B)/daemon/math/attend_avx512.o $(B)/tidy/daemon/math/attend_avx512.ok: private
 $(B)/daemon/math/attend_amx.o    $(B)/tidy/daemon/math/attend_amx.ok:    private ISA := $(call MATH_FLAGS,MATH_AMX)
 $(B)/daemon/math/attend_avx2.o $(B)/daemon/math/attend_avx512.o \
 	$(B)/daemon/math/attend_amx.o: private CFLAGS += $(ISA)
-# gcc before 14 puts a function's variables to where they are not aligned as their vectors
+# gcc 12 puts a function's variables to where they are not aligned as their vectors
 # want it, when it is to find uses after the function's return
 ifeq ($(SAN),address)
 $(B)/daemon/math/%.o: private CFLAGS += --param asan-use-after-return=0
