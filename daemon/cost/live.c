@@ -13,6 +13,12 @@
  * computes at the holder is told apart by the holder itself. A new calibration begins at
  * 1, without a turn.
  *
+ * A dozen rounds of two sizes say little of a slope: a line through them may be nearly
+ * level, and what is fixed in it, by that slope, a thousand times the truth. So bytes are
+ * never taken to be faster than echoes found them, nor slower than the line is sure of;
+ * the turn goes there as slowly as congestion does, and congestion gives back at once
+ * what the turn takes, so that the price of what was sent does not move by it.
+ *
  * Prices of pulls are multiplied by congestion, too. Those that were measured have it in
  * their times already, so their constants are told without it.
  */
@@ -30,6 +36,8 @@
 #define HALF_BYTES 262144.0 /* of which the bytes take as long as the rest, about */
 #define PULL_UNKNOWN_ERROR 0.5
 #define CONGESTION_MOST 1e3
+#define SIZES_DIFFER 0.01 /* squares of their distances, of all: enough for a line */
+#define TURN_ROUNDS 4u	  /* of fewer, two sizes have no scatter */
 #define REQUESTERS_PART FIT_LIVE_PART
 
 /* Weighted sums, x: bytes, y: us. Times scatter with their length: longer ones weigh
@@ -185,11 +193,21 @@ static bool sums_line(const struct line_sums *s, double *fixed_p, double *slope_
 {
 	double det = s->w * s->xx - s->x * s->x;
 
-	if (!(det > 0.01 * s->w * s->xx))
+	if (!(det > SIZES_DIFFER * s->w * s->xx))
 		return false;
 	*slope_p = (s->w * s->xy - s->x * s->y) / det;
 	*fixed_p = (s->y - *slope_p * s->x) / s->w;
 	return *slope_p > 0 && *fixed_p >= 0;
+}
+
+/* How far the times lie from the line, of one whose weight is 1. */
+static double sums_left(const struct line_sums *s, double fixed, double slope)
+{
+	double left = s->yy - 2 * fixed * s->y - 2 * slope * s->xy +
+		      fixed * fixed * s->w + 2 * fixed * slope * s->x +
+		      slope * slope * s->xx;
+
+	return sqrt(fmax(left, 0) / s->n);
 }
 
 static void pull_figure(struct cost_figure *figure, double value, double error,
@@ -214,10 +232,7 @@ static void pulls_fit(const struct line_sums *p, struct cost_link *link, uint32_
 		slope = (mean_y - fixed) / mean_x;
 		det = 0;
 	}
-	/* squares of what is left of the times, beside the line */
-	left = p->yy - 2 * fixed * p->y - 2 * slope * p->xy + fixed * fixed * p->w +
-	       2 * fixed * slope * p->x + slope * slope * p->xx;
-	left = sqrt(fmax(left, 0) / p->n);
+	left = sums_left(p, fixed, slope);
 	if (det > 0) {
 		pull_figure(&link->pull_probe, fixed, left * sqrt(p->xx / det), p, now_s);
 		pull_figure(&link->pull_bandwidth, 1 / slope,
@@ -316,21 +331,53 @@ static double live_predicted(const struct live *live, const struct live_peer *pe
 			    .us;
 }
 
+/* What rounds have beside an echo, so that one factor, how much longer each byte takes
+ * than echoes found, fits all sizes. The error is the line's where there are no bytes:
+ * what the factor is wrong by, the turn has at the sizes that were. */
+static void turn_fit(const struct line_sums *s, const struct cost_link *link,
+		     struct cost_figure *turn)
+{
+	double det = s->w * s->xx - s->x * s->x, rate = link->bandwidth.value;
+	double slope = (s->w * s->xy - s->x * s->y) / det;
+	double mean_x = s->x / s->w, mean_y = s->y / s->w;
+	double left = sums_left(s, mean_y - slope * mean_x, slope);
+	double factor = fmax((slope - left * sqrt(s->w / det)) * rate, 1);
+
+	turn->value = fmax(mean_y / factor - mean_x / rate - link->probe.value, 0);
+	turn->error = left * sqrt(s->xx / det) / factor;
+}
+
+static void live_turn(struct cost_link *link, const struct line_sums *rounds,
+		      double plain, uint32_t now_s)
+{
+	double det = rounds->w * rounds->xx - rounds->x * rounds->x;
+	double before = plain + link->turn.value;
+	struct cost_figure turn;
+
+	if (rounds->count < TURN_ROUNDS || !(det > SIZES_DIFFER * rounds->w * rounds->xx))
+		return;
+	turn_fit(rounds, link, &turn);
+	link->turn = (struct cost_figure){
+		.value = link->turn.value +
+			 (turn.value - link->turn.value) / FIT_LIVE_PART,
+		.mad = turn.error / 1.4826,
+		.error = turn.error,
+		.count = rounds->count,
+		.at_s = now_s};
+	link->congestion.value *= before / (plain + link->turn.value);
+}
+
 static void live_congestion(struct live_peer *peer, struct cost_link *link,
 			    const struct live_round *round, uint32_t now_s)
 {
 	struct line_sums *rounds = &peer->rounds[link - peer->row.links];
-	double took = round->us - round->queue_us - round->attend_us, fixed, slope;
+	double took = round->us - round->queue_us - round->attend_us;
 	double plain = link->probe.value + round->bytes / link->bandwidth.value;
 
 	if (!(plain > 0 && took > 0))
 		return;
 	sums_add(rounds, round->bytes, took);
-	if (sums_line(rounds, &fixed, &slope)) {
-		/* so that one factor fits all sizes */
-		fixed = fixed / (slope * link->bandwidth.value) - link->probe.value;
-		link->turn.value = fmax(fixed, 0);
-	}
+	live_turn(link, rounds, plain, now_s);
 	fit_live(&link->congestion,
 		 fmin(took / (plain + link->turn.value), CONGESTION_MOST), now_s);
 	live_pulls(peer, link, now_s);

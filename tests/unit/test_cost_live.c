@@ -190,6 +190,56 @@ static void rounds_of_several_sizes_tell_the_turn(void **state)
 	near(told(live).links[0].turn.value + 1, 1, 0);
 }
 
+static double drawn(uint64_t *dice)
+{
+	*dice ^= *dice << 13;
+	*dice ^= *dice >> 7;
+	*dice ^= *dice << 17;
+	return (double)(*dice >> 11) / (double)(UINT64_C(1) << 53);
+}
+
+/* Two sizes whose times scatter more than they differ: a line through a dozen of them is
+ * often level, or falls. */
+static void noisy_rounds(struct live *live, double rate)
+{
+	static const double sizes[] = {51328, 102656}, jitter = 20;
+	struct live_round round = {.shape = cost_shape_mla(16, 576, 512, 2, 4),
+				   .query = 1,
+				   .tokens = 1024,
+				   .attend_us = 40};
+	uint64_t dice = 88172645463325252u;
+
+	calibrated(live, 20, rate);
+	for (unsigned int i = 0; i < 20000; i++) {
+		struct cost_peer peer;
+		struct cost_holder holder = {.links = peer.links, .link_count = 1};
+		const struct cost_link *link;
+
+		round.bytes = sizes[drawn(&dice) < 0.5];
+		round.us = 70 + round.bytes / rate + round.attend_us -
+			   jitter * log(1 - drawn(&dice));
+		live_round(live, &way, &round);
+		peer = told(live);
+		for (unsigned int n = 0; n < 2 && i >= 32; n++) {
+			double us = cost_transfer(&holder, sizes[n], &link).us;
+			double want = 70 + jitter + sizes[n] / rate;
+
+			if (us > 2 * want || us < want / 2)
+				fail_msg("round %u: %g us, not %g", i, us, want);
+		}
+		if (i >= 32) {
+			assert_true(peer.links[0].turn.error > 0);
+			assert_true(peer.links[0].turn.value < 200);
+		}
+	}
+}
+
+static void noise_of_two_sizes_prices_no_round_wrong(void **state)
+{
+	noisy_rounds(*state, 2000);
+	noisy_rounds(*state, 6000);
+}
+
 /* What a pull took has the congestion in it: it is not counted twice. */
 static void pulls_are_priced_as_they_were_whatever_the_congestion(void **state)
 {
@@ -381,6 +431,7 @@ int main(void)
 		CASE(pulls_of_one_size_make_a_rate),
 		CASE(rounds_that_are_slower_make_congestion),
 		CASE(rounds_of_several_sizes_tell_the_turn),
+		CASE(noise_of_two_sizes_prices_no_round_wrong),
 		CASE(pulls_are_priced_as_they_were_whatever_the_congestion),
 		CASE(rounds_tell_how_many_ask),
 		CASE(rounds_with_another_kernel_speed_are_stale),
