@@ -189,6 +189,7 @@ static int decide_holder(const struct cost_page *page, const struct cost_shape *
 	holder->links = peer->links;
 	holder->link_count = peer->link_count;
 	holder->wait = peer->wait;
+	holder->attend = peer->attend;
 	holder->requesters = peer->requesters;
 	holder->stale = peer->stale;
 	r = cost_page_speed(page, from->peer, shape, &known->speeds[i]);

@@ -11,7 +11,9 @@
  * rounds of several sizes tell it, that fixed part is the link's turn. Congestion is how
  * much longer bytes took lately than the constants with the turn say: what waits and
  * computes at the holder is told apart by the holder itself. A new calibration begins at
- * 1, without a turn.
+ * 1, without a turn. Kernels were measured once, on scratch memory of an idle holder: how
+ * much longer they took lately is a factor of its own, which a calibration leaves. So
+ * drift is judged of the way alone: nothing but a way is measured anew.
  *
  * A dozen rounds of two sizes say little of a slope: a line through them may be nearly
  * level, and what is fixed in it, by that slope, a thousand times the truth. So bytes are
@@ -35,7 +37,7 @@
 #define LINE_DECAY (1 - 1 / FIT_LIVE_PART)
 #define HALF_BYTES 262144.0 /* of which the bytes take as long as the rest, about */
 #define PULL_UNKNOWN_ERROR 0.5
-#define CONGESTION_MOST 1e3
+#define FACTOR_MOST 1e3 /* and least: one part of it */
 #define SIZES_DIFFER 0.01 /* squares of their distances, of all: enough for a line */
 #define TURN_ROUNDS 4u	  /* of fewer, two sizes have no scatter */
 #define REQUESTERS_PART FIT_LIVE_PART
@@ -316,19 +318,40 @@ int live_echoes(struct live *live, const struct live_way *way, const struct fit 
 	return err_pass(live_tell(live, peer));
 }
 
-static double live_predicted(const struct live *live, const struct live_peer *peer,
-			     const struct cost_link *link, const struct live_round *round)
+/* Of the way, by what was known before this round. True: for the first time stale. */
+static bool live_drift(struct live_peer *peer, const struct cost_link *link,
+		       const struct live_round *round)
 {
 	const struct cost_holder holder = {.links = link, .link_count = 1};
+	double took = round->us - round->queue_us - round->attend_us;
 	const struct cost_link *used;
+	bool stale;
+
+	if (!(took > 0))
+		return false;
+	stale = fit_drift_add(&peer->drift, took,
+			      cost_transfer(&holder, round->bytes, &used).us);
+	peer->row.stale = peer->drift.stale;
+	return stale;
+}
+
+/* As a decision prices it: of as many requesters as were in the call. */
+static void live_attend(const struct live *live, struct live_peer *peer,
+			const struct live_round *round, uint32_t now_s)
+{
 	struct cost_speed speed;
-	double us = cost_transfer(&holder, round->bytes, &used).us + peer->row.wait.value;
+	double us;
 
 	if (cost_page_speed(live->page, peer->row.key, &round->shape, &speed))
-		return us + round->attend_us; /* only the way can be judged */
-	return us + cost_attend(&speed.compute, &round->shape, round->query,
-				round->tokens, round->selected)
-			    .us;
+		return;
+	us = cost_attend(&speed.compute, &round->shape, round->query, round->tokens,
+			 round->selected)
+		     .us *
+	     fmax(round->requesters / COST_FAN_IN_FLAT, 1);
+	if (us > 0)
+		fit_live(&peer->row.attend,
+			 fmin(fmax(round->attend_us / us, 1 / FACTOR_MOST), FACTOR_MOST),
+			 now_s);
 }
 
 /* What rounds have beside an echo, so that one factor, how much longer each byte takes
@@ -379,7 +402,7 @@ static void live_congestion(struct live_peer *peer, struct cost_link *link,
 	sums_add(rounds, round->bytes, took);
 	live_turn(link, rounds, plain, now_s);
 	fit_live(&link->congestion,
-		 fmin(took / (plain + link->turn.value), CONGESTION_MOST), now_s);
+		 fmin(took / (plain + link->turn.value), FACTOR_MOST), now_s);
 	live_pulls(peer, link, now_s);
 }
 
@@ -395,9 +418,8 @@ bool live_round(struct live *live, const struct live_way *way,
 	link = live_link(peer, way->transport);
 	if (!link->probe.count || !(link->bandwidth.value > 0))
 		return false;
-	stale = fit_drift_add(&peer->drift, round->us,
-			      live_predicted(live, peer, link, round));
-	peer->row.stale = peer->drift.stale;
+	stale = live_drift(peer, link, round);
+	live_attend(live, peer, round, way->now_s);
 	live_congestion(peer, link, round, way->now_s);
 	fit_live(&peer->row.wait, round->queue_us, way->now_s);
 	peer->row.requesters +=

@@ -42,7 +42,8 @@ struct live_round {
 	double us, queue_us, attend_us;
 	double requesters; /* whose rows were in that call */
 };
-/* True: its constants have stopped predicting, for the first time since live_echoes(). */
+/* True: the way's constants have stopped predicting, for the first time since
+ * live_echoes(). */
 bool live_round(struct live *live, const struct live_way *way,
 		const struct live_round *round);
 int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],

@@ -300,7 +300,8 @@ static void rounds_tell_how_many_ask(void **state)
 	near(told(live).requesters, 1, 0.01);
 }
 
-static void rounds_with_another_kernel_speed_are_stale(void **state)
+/* It is in the price of that holder, and no calibration is needed, nor would help. */
+static void rounds_with_another_kernel_speed_make_a_factor(void **state)
 {
 	struct live *live = *state;
 	const struct cost_shape shape = cost_shape_mla(16, 576, 512, 2, 4);
@@ -311,16 +312,59 @@ static void rounds_with_another_kernel_speed_are_stale(void **state)
 				   .query = 1,
 				   .tokens = 2048,
 				   .bytes = 16 * (1152 + 2056),
-				   .attend_us = 2000};
-	unsigned int n = 0;
+				   .requesters = 1};
+	double plain = cost_attend(&compute, &shape, 1, 2048, false).us;
 
 	calibrated(live, 20, 2000);
 	assert_int_equal(live_speed(live, key, &shape, &compute), 0);
+	assert_int_equal(told(live).attend.count, 0);
+	round.attend_us = 7 * plain;
 	round.us = 20 + round.bytes / 2000 + round.attend_us;
-	while (!live_round(live, &way, &round) && n < 1000)
-		n++;
+	for (unsigned int i = 0; i < 1000; i++)
+		assert_false(live_round(live, &way, &round));
+	near(told(live).attend.value, 7, 0.01);
+	assert_int_equal(told(live).stale, 0);
+	calibrated(live, 20, 2000); /* speeds are not measured anew */
+	near(told(live).attend.value, 7, 0.01);
+	/* a call of many takes as long as decisions price it */
+	round.requesters = 4 * COST_FAN_IN_FLAT;
+	round.attend_us = 4 * plain;
+	for (unsigned int i = 0; i < 200; i++)
+		live_round(live, &way, &round);
+	near(told(live).attend.value, 1, 0.01);
+	/* what a peer says of itself has bounds, and a kernel of no time is not unknown */
+	round.attend_us = 4e9;
+	round.us = 5e9;
+	for (unsigned int i = 0; i < 200; i++)
+		live_round(live, &way, &round);
+	assert_true(told(live).attend.value <= 1000);
+	round.attend_us = 0;
+	for (unsigned int i = 0; i < 1000; i++)
+		live_round(live, &way, &round);
+	assert_true(told(live).attend.value > 0 && told(live).attend.value < 0.01);
+}
+
+/* A way that is now this and now that: its mean predicts none of the two. */
+static void ways_that_jump_are_stale(void **state)
+{
+	struct live *live = *state;
+	struct live_round round = {.shape = cost_shape_mla(16, 576, 512, 2, 4),
+				   .query = 1,
+				   .tokens = 2048,
+				   .bytes = 16 * (1152 + 2056),
+				   .attend_us = 2000};
+	double plain = 20 + round.bytes / 2000;
+	unsigned int n = 0;
+
+	calibrated(live, 20, 2000);
+	round.us = plain + 2000;
+	live_round(live, &way, &round);
+	do
+		round.us = (n % 2 ? 1 : 20) * plain + 2000;
+	while (!live_round(live, &way, &round) && ++n < 1000);
 	assert_int_equal(n, FIT_DRIFT_RUN - 1);
 	assert_int_equal(told(live).stale, 1);
+	assert_true(live_stale(live, key));
 	assert_false(live_round(live, &way, &round)); /* told once */
 	calibrated(live, 20, 2000);
 	assert_int_equal(told(live).stale, 0);
@@ -434,7 +478,8 @@ int main(void)
 		CASE(noise_of_two_sizes_prices_no_round_wrong),
 		CASE(pulls_are_priced_as_they_were_whatever_the_congestion),
 		CASE(rounds_tell_how_many_ask),
-		CASE(rounds_with_another_kernel_speed_are_stale),
+		CASE(rounds_with_another_kernel_speed_make_a_factor),
+		CASE(ways_that_jump_are_stale),
 		CASE(peer_is_asked_once_in_a_while_even_if_it_went),
 		CASE(peers_that_went_make_room),
 		CASE(speeds_and_home_are_in_the_page),

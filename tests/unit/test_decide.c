@@ -233,6 +233,14 @@ static void load_of_a_peer_counts(void **state)
 	assert_int_equal(kvd_decide(&plain, *state, &r), 0);
 	assert_true(r.replicate);
 	assert_true(fabs(r.round.us - before.round.us - 100 - before.attend.us) < 1e-6);
+	peer.attend = cost_known(3); /* times what its speed says, for each of the two */
+	peer.attend.error = 0.5;
+	assert_int_equal(cost_page_set_peer(inside(state), &peer), 0);
+	assert_int_equal(kvd_decide(&plain, *state, &r), 0);
+	assert_true(fabs(r.round.us - before.round.us - 100 - 5 * before.attend.us) <
+		    1e-6);
+	assert_true(r.round.error_us >= before.attend.us);
+	assert_true(fabs(r.attend.us - before.attend.us) < 1e-6); /* home is not it */
 	peer.stale = 1;
 	assert_int_equal(cost_page_set_peer(inside(state), &peer), 0);
 	assert_int_equal(kvd_decide(&plain, *state, &r), 0);
