@@ -68,9 +68,11 @@ def test_geometry_of_what_is_open_is_measured_and_rounds_and_pulls_count():
         for layer in (0, 1, 0, 1):
             near.ask(0, layer, [kvd.Part(hold)])
             near.attend.wait(0, timeout=60)
-        link, = client.command("cost.show")["peers"][0]["links"]
-        assert link["congestion"]["count"] == 4
-        assert client.command("cost.show")["peers"][0]["wait_us"]["count"] == 4
+        peer, = client.command("cost.show")["peers"]
+        link, = peer["links"]
+        assert link["congestion"]["count"] == 4 and link["turn_us"]["value"] >= 0
+        assert peer["wait_us"]["count"] == 4 and peer["requesters"] == 1
+        assert peer["attend"]["count"] == 4 and peer["attend"]["value"] > 0
         hold.fetch({"kv": kvd.View(list(range(8)), tokens=(0, T * 8))}).wait(timeout=60)
         link, = client.command("cost.show")["peers"][0]["links"]
         assert link["pull_us"]["count"] >= 1 and link["pull_bytes_per_us"]["value"] > 0
@@ -150,7 +152,8 @@ def test_ctl_prints_the_page_and_calibrates():
         assert "294912" in told.stdout and "this daemon" in told.stdout
         assert json.loads(ctl("--json", "calibrate", clients[0].endpoint).stdout)["bytes"] > 0
         assert len(json.loads(ctl("--json", "cost").stdout)["peers"]) == 1
-        assert "GFLOP/s" in ctl("cost").stdout
+        shown = ctl("cost").stdout
+        assert "GFLOP/s" in shown and "TURN US" in shown and "REQUESTERS" in shown
         assert ctl("calibrate", "nobody").returncode == 1
         metrics = ctl("stats").stdout
         assert "cost_calibrations_total" in metrics and "attend_posts_total" in metrics
