@@ -83,6 +83,7 @@ static int attends_make(struct kvd *kvd, struct offload *offload, struct attends
 	list_init(&attends->echo_shares);
 	list_init(&attends->echo_waits);
 	loop_defer_init(&attends->calibrate_next, calibrate_on_next);
+	loop_timer_init(&attends->calibrate_due, kvd->loop, calibrate_on_due);
 	list_init(&attends->awake.link);
 	attends->awake.on_prepare = attends_on_prepare;
 	attends->spin_ns = attends_spin_ns(attends);
@@ -308,6 +309,7 @@ int attend_open(struct session *session, const struct attend_args *args,
 		attend_free(attend);
 		return err_pass(r);
 	}
+	calibrate_on_open(attend->attends, &attend->form);
 	*attend_p = attend;
 	return 0;
 }

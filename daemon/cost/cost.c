@@ -163,8 +163,8 @@ struct cost_price cost_splice(const struct cost_home *home, double layers, doubl
 static struct cost_price cost_attend_at(const struct cost_holder *holder,
 					const struct cost_case *c, double tokens)
 {
-	struct cost_price price = cost_attend(holder->compute, &c->shape, c->query,
-					      tokens, c->selected);
+	struct cost_price price =
+		cost_attend(holder->compute, &c->shape, c->query, tokens, c->selected);
 	double error = price.us * holder->attend.error;
 
 	if (!(holder->attend.value > 0))

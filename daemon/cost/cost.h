@@ -68,9 +68,9 @@ struct cost_holder {
 	const struct cost_compute *compute; /* NULL: it cannot attend, or not priced */
 	struct cost_figure wait;	    /* in its queue */
 	struct cost_figure attend; /* times what `compute` says, lately; 0: once */
-	double requesters;		    /* at work there, this one included */
-	double tokens, selected; /* of the context; of them a query token looks at */
-	bool stale;		 /* its constants have stopped predicting */
+	double requesters;	   /* at work there, this one included */
+	double tokens, selected;   /* of the context; of them a query token looks at */
+	bool stale;		   /* its constants have stopped predicting */
 };
 
 struct cost_case {

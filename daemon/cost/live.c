@@ -37,7 +37,7 @@
 #define LINE_DECAY (1 - 1 / FIT_LIVE_PART)
 #define HALF_BYTES 262144.0 /* of which the bytes take as long as the rest, about */
 #define PULL_UNKNOWN_ERROR 0.5
-#define FACTOR_MOST 1e3 /* and least: one part of it */
+#define FACTOR_MOST 1e3	  /* and least: one part of it */
 #define SIZES_DIFFER 0.01 /* squares of their distances, of all: enough for a line */
 #define TURN_ROUNDS 4u	  /* of fewer, two sizes have no scatter */
 #define REQUESTERS_PART FIT_LIVE_PART
@@ -380,13 +380,13 @@ static void live_turn(struct cost_link *link, const struct line_sums *rounds,
 	if (rounds->count < TURN_ROUNDS || !(det > SIZES_DIFFER * rounds->w * rounds->xx))
 		return;
 	turn_fit(rounds, link, &turn);
-	link->turn = (struct cost_figure){
-		.value = link->turn.value +
-			 (turn.value - link->turn.value) / FIT_LIVE_PART,
-		.mad = turn.error / 1.4826,
-		.error = turn.error,
-		.count = rounds->count,
-		.at_s = now_s};
+	link->turn = (struct cost_figure){.value = link->turn.value +
+						   (turn.value - link->turn.value) /
+							   FIT_LIVE_PART,
+					  .mad = turn.error / 1.4826,
+					  .error = turn.error,
+					  .count = rounds->count,
+					  .at_s = now_s};
 	link->congestion.value *= before / (plain + link->turn.value);
 }
 
@@ -401,8 +401,8 @@ static void live_congestion(struct live_peer *peer, struct cost_link *link,
 		return;
 	sums_add(rounds, round->bytes, took);
 	live_turn(link, rounds, plain, now_s);
-	fit_live(&link->congestion,
-		 fmin(took / (plain + link->turn.value), FACTOR_MOST), now_s);
+	fit_live(&link->congestion, fmin(took / (plain + link->turn.value), FACTOR_MOST),
+		 now_s);
 	live_pulls(peer, link, now_s);
 }
 
@@ -474,19 +474,19 @@ bool live_stale(const struct live *live, const uint8_t key[COST_KEY_BYTES])
 	return peer && peer->drift.stale;
 }
 
-bool live_may_ask(struct live *live, const uint8_t key[COST_KEY_BYTES], uint64_t now_ns,
+uint64_t live_ask(struct live *live, const uint8_t key[COST_KEY_BYTES], uint64_t now_ns,
 		  uint64_t again_ns)
 {
 	struct live_peer *peer;
 
 	if (live_peer_get(live, key, &peer) < 0) {
 		err_clear();
-		return false;
+		return again_ns;
 	}
 	if (peer->asked_ns && now_ns - peer->asked_ns < again_ns)
-		return false;
+		return again_ns - (now_ns - peer->asked_ns);
 	peer->asked_ns = now_ns;
-	return true;
+	return 0;
 }
 
 bool live_knows(const struct live *live, const uint8_t key[COST_KEY_BYTES])

@@ -332,7 +332,8 @@ static void rounds_with_another_kernel_speed_make_a_factor(void **state)
 	for (unsigned int i = 0; i < 200; i++)
 		live_round(live, &way, &round);
 	near(told(live).attend.value, 1, 0.01);
-	/* what a peer says of itself has bounds, and a kernel of no time is not unknown */
+	/* what a peer says of itself has bounds, and a kernel of no time is not unknown
+	 */
 	round.attend_us = 4e9;
 	round.us = 5e9;
 	for (unsigned int i = 0; i < 200; i++)
@@ -370,19 +371,20 @@ static void ways_that_jump_are_stale(void **state)
 	assert_int_equal(told(live).stale, 0);
 }
 
+/* And is told when: who may not ask now asks then. */
 static void peer_is_asked_once_in_a_while_even_if_it_went(void **state)
 {
 	struct live *live = *state;
 	struct cost_peer peer;
 
-	assert_true(live_may_ask(live, key, 1000, 60));
-	assert_false(live_may_ask(live, key, 1059, 60));
+	assert_int_equal(live_ask(live, key, 1000, 60), 0);
+	assert_int_equal(live_ask(live, key, 1010, 60), 50);
 	calibrated(live, 20, 2000);
 	live_drop(live, key);
 	assert_int_equal(cost_page_peer(live_page(live), key, &peer), COST_PAGE_NONE);
 	assert_false(live_knows(live, key));
-	assert_false(live_may_ask(live, key, 1059, 60));
-	assert_true(live_may_ask(live, key, 1060, 60));
+	assert_int_equal(live_ask(live, key, 1059, 60), 1);
+	assert_int_equal(live_ask(live, key, 1060, 60), 0);
 	live_drop(live, key);
 	live_drop(live, key);
 }
@@ -453,7 +455,7 @@ static void peer_without_memory_is_refused(void **state)
 	mem_fail_at(1);
 	live_pull(live, &way, 1000, 10);
 	mem_fail_at(1);
-	assert_false(live_may_ask(live, key, 5, 1));
+	assert_int_equal(live_ask(live, key, 5, 1), 1);
 	for (unsigned int n = 1; n <= 2; n++) {
 		mem_fail_at(n);
 		assert_true(live_new(&other) < 0);

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a daemon measures of a peer while an engine reads its page, in virtual time: it is
+ * tried again after a failure and when a line was back too soon; geometries that are
+ * opened later are asked for.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/attend/attend_impl.h"
+#include "daemon/attend/calibrate.h"
+#include "daemon/attend/echo.h"
+#include "daemon/attend/speed.h"
+#include "daemon/cost/live.h"
+#include "daemon/peer/peer.h"
+#include "tests/lib/attend_world.h"
+
+#define A_WHILE (5 * LOOP_NS_PER_S)
+#define A_MINUTE (61 * LOOP_NS_PER_S)
+#define BACK_US 50u /* an answer's way, and as much for each 32 KiB */
+
+struct heard {
+	struct attend_world *w;
+	unsigned int echoes, speeds; /* that the holder was asked for */
+	uint64_t largest;	     /* echo */
+	bool lost, busy;
+};
+
+static struct attends *attends_of(const struct attend_world *w, unsigned int node)
+{
+	return w->c.nodes[node].kvd.attends;
+}
+
+static struct live *live_of(const struct attend_world *w)
+{
+	return w->c.nodes[AW_ASKER].kvd.costs;
+}
+
+static const uint8_t *holder_key(const struct attend_world *w)
+{
+	return attend_world_remote(w, AW_ASKER)->peer->instance;
+}
+
+/* Bytes take time, which the simulated lines do not know. */
+static void answer_late(struct heard *heard, uint64_t bytes)
+{
+	const struct node *nodes = heard->w->c.nodes;
+	const struct mem_path path = {.delay_ns = (uint64_t)BACK_US * 1000 *
+						  (1 + bytes / 32768)};
+
+	mem_hub_set_path(heard->w->c.links, nodes[AW_HOLDER].endpoint,
+			 nodes[AW_ASKER].endpoint, &path);
+}
+
+static bool tap(unsigned int node, const struct wire_header *h, struct cursor body,
+		void *arg)
+{
+	struct heard *heard = arg;
+	struct wire_attend msg;
+
+	if (node != AW_HOLDER || h->type != WIRE_T_ATTEND ||
+	    wire_attend_get(&body, &msg) < 0 || msg.attend < CALIBRATE_FIRST)
+		return false;
+	heard->speeds += msg.form.len > 0;
+	heard->echoes += msg.form.len == 0;
+	if (msg.q.len > heard->largest)
+		heard->largest = msg.q.len;
+	answer_late(heard, msg.q.len);
+	if (heard->busy && msg.form.len) {
+		const struct wire_attended no = {.attend = msg.attend, .code = ERR_BUSY};
+
+		assert_int_equal(calibrate_on_attended(
+					 attends_of(heard->w, AW_ASKER),
+					 attend_world_remote(heard->w, AW_ASKER), &no),
+				 0);
+		return true;
+	}
+	return heard->lost;
+}
+
+static int setup(void **state)
+{
+	static struct attend_world w;
+	static struct heard heard;
+
+	heard = (struct heard){.w = &w};
+	attend_world_tap = tap;
+	attend_world_tap_arg = &heard;
+	attend_world_new(&w, 1);
+	for (unsigned int i = 0; i < 2; i++)
+		attends_of(&w, i)->offload = w.c.nodes[i].kvd.offload;
+	*state = &heard;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct heard *heard = *state;
+
+	for (unsigned int i = 0; i < 2; i++)
+		attends_of(heard->w, i)->offload = NULL; /* the node's own */
+	attend_world_free(heard->w);
+	attend_world_tap = NULL;
+	return 0;
+}
+
+static bool knows(const struct heard *heard)
+{
+	return live_knows(live_of(heard->w), holder_key(heard->w));
+}
+
+/* Of this daemon, and of the holder. */
+static bool knows_speed(const struct heard *heard, const struct form *form)
+{
+	const struct cost_shape shape = speed_shape(form);
+	const struct cost_page *page = live_page(live_of(heard->w));
+	struct cost_speed speed;
+
+	return cost_page_speed(page, holder_key(heard->w), &shape, &speed) == 0 &&
+	       cost_page_speed(page, cost_self, &shape, &speed) == 0;
+}
+
+static void run(const struct heard *heard, uint64_t ns)
+{
+	cluster_run(&heard->w->c, ns);
+}
+
+static struct form form_of_heads(uint16_t heads)
+{
+	return (struct form){.shape = {.kind = ATTEND_GQA,
+				       .q_type = VALUE_BF16,
+				       .kv_type = VALUE_BF16,
+				       .heads = heads,
+				       .kv_heads = 1,
+				       .dqk = 16,
+				       .dv = 16,
+				       .scale = 0.25f},
+			     .key = "k",
+			     .value = "v"};
+}
+
+static struct form opened_form(const struct heard *heard)
+{
+	struct form form = form_of_heads(AW_HEADS);
+
+	(void)heard;
+	form.shape.kv_heads = AW_HEADS;
+	return form;
+}
+
+/* ---- again ---- */
+
+static void calibration_that_failed_comes_again(void **state)
+{
+	struct heard *heard = *state;
+	struct form form = opened_form(heard);
+
+	heard->lost = true;
+	calibrate_all(attends_of(heard->w, AW_ASKER));
+	run(heard, A_WHILE);
+	assert_false(knows(heard));
+	assert_int_equal(heard->echoes, 1);
+	heard->lost = false;
+	run(heard, A_MINUTE);
+	assert_true(knows(heard));
+	assert_true(knows_speed(heard, &form));
+	assert_int_equal(attends_of(heard->w, AW_ASKER)->calibrated, 1);
+	run(heard, 3 * A_MINUTE); /* once is enough */
+	assert_int_equal(attends_of(heard->w, AW_ASKER)->calibrated, 1);
+}
+
+static bool is_down(void *arg)
+{
+	const struct heard *heard = arg;
+
+	return !attend_world_remote(heard->w, AW_ASKER)->ready;
+}
+
+static bool is_up(void *arg)
+{
+	return !is_down(arg);
+}
+
+static void peer_that_was_back_within_a_minute_is_measured_then(void **state)
+{
+	struct heard *heard = *state;
+	const struct node *nodes = heard->w->c.nodes;
+
+	calibrate_all(attends_of(heard->w, AW_ASKER));
+	run(heard, A_WHILE);
+	assert_true(knows(heard));
+	mem_hub_partition(heard->w->c.links, nodes[0].endpoint, nodes[1].endpoint, true);
+	cluster_until(&heard->w->c, is_down, heard, "the line's end");
+	assert_false(knows(heard));
+	mem_hub_partition(heard->w->c.links, nodes[0].endpoint, nodes[1].endpoint, false);
+	cluster_until(&heard->w->c, is_up, heard, "the line");
+	run(heard, A_MINUTE);
+	assert_true(knows(heard));
+	assert_int_equal(attends_of(heard->w, AW_ASKER)->calibrated, 2);
+}
+
+static void speed_that_was_refused_for_now_is_asked_for_again(void **state)
+{
+	struct heard *heard = *state;
+	struct form form = opened_form(heard);
+	unsigned int echoes;
+
+	heard->busy = true;
+	calibrate_all(attends_of(heard->w, AW_ASKER));
+	run(heard, A_WHILE);
+	assert_true(knows(heard));
+	assert_false(knows_speed(heard, &form));
+	echoes = heard->echoes;
+	heard->busy = false;
+	run(heard, A_MINUTE);
+	assert_true(knows_speed(heard, &form));
+	assert_int_equal(heard->speeds, 2);
+	assert_int_equal(heard->echoes, echoes); /* the way is known */
+	run(heard, 3 * A_MINUTE);
+	assert_int_equal(heard->speeds, 2);
+}
+
+/* ---- geometries ---- */
+
+static void geometry_that_is_opened_later_is_measured(void **state)
+{
+	struct heard *heard = *state;
+	struct form form = form_of_heads(8);
+	unsigned int echoes;
+
+	calibrate_all(attends_of(heard->w, AW_ASKER));
+	run(heard, A_WHILE);
+	echoes = heard->echoes;
+	assert_false(knows_speed(heard, &form));
+	calibrate_on_open(attends_of(heard->w, AW_ASKER), &form);
+	run(heard, A_WHILE);
+	assert_true(knows_speed(heard, &form));
+	assert_int_equal(heard->speeds, 2);
+	assert_int_equal(heard->echoes, echoes);
+	calibrate_on_open(attends_of(heard->w, AW_ASKER), &form); /* known */
+	run(heard, A_WHILE);
+	assert_int_equal(heard->speeds, 2);
+	/* more than a calibration has at once: the latest count */
+	for (uint16_t heads = 9; heads < 9 + 2 * CALIBRATE_FORMS_MAX; heads++) {
+		form = form_of_heads(heads);
+		calibrate_on_open(attends_of(heard->w, AW_ASKER), &form);
+		run(heard, A_MINUTE);
+		assert_true(knows_speed(heard, &form));
+	}
+}
+
+#define CASE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(calibration_that_failed_comes_again),
+		CASE(peer_that_was_back_within_a_minute_is_measured_then),
+		CASE(speed_that_was_refused_for_now_is_asked_for_again),
+		CASE(geometry_that_is_opened_later_is_measured),
+	};
+
+	if (getenv("KVD_TEST_ONLY"))
+		cmocka_set_test_filter(getenv("KVD_TEST_ONLY"));
+	return cmocka_run_group_tests_name("attend_cost", tests, NULL, NULL);
+}
