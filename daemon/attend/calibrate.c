@@ -163,10 +163,20 @@ static struct live_way calibration_way(const struct calibration *c)
 
 /* ---- echoes ---- */
 
+/* Of an echo in one message, there and back: the same bytes fit into both. */
+static uint64_t part_bytes(const struct attends *attends)
+{
+	uint64_t ask = attend_message_bytes(attends, WIRE_T_ATTEND);
+	uint64_t tell = attend_message_bytes(attends, WIRE_T_ATTENDED);
+
+	ask = ask < tell ? ask : tell;
+	return ask < PART_BYTES ? ask : PART_BYTES;
+}
+
 static const uint8_t *echo_bytes(struct attends *attends)
 {
 	if (!attends->echo_bytes)
-		attends->echo_bytes = mem_zalloc(PART_BYTES);
+		attends->echo_bytes = mem_zalloc(part_bytes(attends));
 	return attends->echo_bytes;
 }
 
@@ -181,6 +191,7 @@ static uint64_t calibration_bytes(const struct calibration *c)
 static void echo_send(struct calibration *c)
 {
 	const uint8_t *bytes = echo_bytes(c->attends);
+	uint64_t most = part_bytes(c->attends);
 	uint64_t left = calibration_bytes(c);
 	int r = bytes ? 0 : -ENOMEM;
 
@@ -189,7 +200,7 @@ static void echo_send(struct calibration *c)
 	attends_stay_awake(c->attends);
 	c->sent_ns = loop_clock_ns(c->attends->kvd->loop);
 	do {
-		uint64_t part = left < PART_BYTES ? left : PART_BYTES;
+		uint64_t part = left < most ? left : most;
 		const struct wire_attend msg = {.attend = c->number, .q = {bytes, part}};
 
 		if (r >= 0)

@@ -2,7 +2,8 @@
 /*
  * What a daemon measures of a peer while an engine reads its page, in virtual time: it is
  * tried again after a failure and when a line was back too soon; geometries that are
- * opened later are asked for.
+ * opened later are asked for; echoes go in parts that fit; a peer that answers wrongly is
+ * refused, and one that asks too much.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -254,6 +255,20 @@ static void geometry_that_is_opened_later_is_measured(void **state)
 	}
 }
 
+/* ---- bytes ---- */
+
+static void echoes_go_in_parts_that_fit(void **state)
+{
+	struct heard *heard = *state;
+
+	for (unsigned int i = 0; i < 2; i++)
+		heard->w->c.nodes[i].config.peer_message_bytes = 65536;
+	calibrate_all(attends_of(heard->w, AW_ASKER));
+	run(heard, A_WHILE);
+	assert_true(knows(heard));
+	assert_true(heard->largest > 1152 && heard->largest < 65536);
+}
+
 #define CASE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -263,6 +278,7 @@ int main(void)
 		CASE(peer_that_was_back_within_a_minute_is_measured_then),
 		CASE(speed_that_was_refused_for_now_is_asked_for_again),
 		CASE(geometry_that_is_opened_later_is_measured),
+		CASE(echoes_go_in_parts_that_fit),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))
