@@ -59,14 +59,12 @@ struct cost_shape speed_shape(const struct form *form)
 {
 	const struct attend_shape *s = &form->shape;
 	uint32_t kv = value_bytes((enum value_type)s->kv_type);
-	struct cost_shape shape =
-		s->kind == ATTEND_MLA
-			? cost_shape_mla(s->heads, s->dqk, s->dv, kv, sizeof(float))
-			: cost_shape_gqa(s->heads, s->kv_heads, s->dqk, s->dv, kv,
-					 sizeof(float));
 
-	shape.q_bytes = s->dqk * value_bytes((enum value_type)s->q_type);
-	return shape;
+	/* a decision has one number of bytes for q and KV: a wider q is the same row */
+	return s->kind == ATTEND_MLA
+		       ? cost_shape_mla(s->heads, s->dqk, s->dv, kv, sizeof(float))
+		       : cost_shape_gqa(s->heads, s->kv_heads, s->dqk, s->dv, kv,
+					sizeof(float));
 }
 
 /* ---- measuring ---- */

@@ -17,7 +17,7 @@ struct speeds;
 #define SPEEDS_MAX 32u	      /* geometries */
 #define SPEED_BYTES (6u * 8u) /* of speed_put() */
 
-/* Of a geometry; what is merged are fp32 values. */
+/* Of a geometry, by the KV's bytes; what is merged are fp32 values. */
 struct cost_shape speed_shape(const struct form *form);
 
 /* Somebody who wants to know. on_told comes once: in speed_ask(), or later. */

@@ -255,6 +255,23 @@ static void geometry_that_is_opened_later_is_measured(void **state)
 	}
 }
 
+/* kvd_decide() has one number of bytes for q and KV. */
+static void wider_query_has_the_speed_of_its_kv(void **state)
+{
+	struct heard *heard = *state;
+	struct form form = form_of_heads(8);
+	struct cost_shape shape = cost_shape_gqa(8, 1, 16, 16, 2, 4);
+	struct cost_speed speed;
+
+	form.shape.q_type = VALUE_FP32;
+	calibrate_on_open(attends_of(heard->w, AW_ASKER), &form);
+	calibrate_all(attends_of(heard->w, AW_ASKER));
+	run(heard, A_WHILE);
+	assert_int_equal(cost_page_speed(live_page(live_of(heard->w)),
+					 holder_key(heard->w), &shape, &speed),
+			 0);
+}
+
 /* ---- bytes ---- */
 
 static void echoes_go_in_parts_that_fit(void **state)
@@ -278,6 +295,7 @@ int main(void)
 		CASE(peer_that_was_back_within_a_minute_is_measured_then),
 		CASE(speed_that_was_refused_for_now_is_asked_for_again),
 		CASE(geometry_that_is_opened_later_is_measured),
+		CASE(wider_query_has_the_speed_of_its_kv),
 		CASE(echoes_go_in_parts_that_fit),
 	};
 
