@@ -15,7 +15,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/attend/attend_impl.h"
@@ -119,15 +118,6 @@ static int scratch_make(struct scratch *s, const struct attend_shape *shape)
 	return 0;
 }
 
-static int speed_by_us(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
-/* Of the faster half: a speed is measured once, and what took the core from some calls
- * would be in all prices. */
 static int speed_time(struct kernel *kernel, struct scratch *s, uint32_t rows,
 		      uint32_t tokens, struct cost_figure *figure)
 {
@@ -147,8 +137,7 @@ static int speed_time(struct kernel *kernel, struct scratch *s, uint32_t rows,
 		if (n > 0 && clock_us() - first > SPEND_US)
 			break;
 	}
-	qsort(us, n, sizeof(*us), speed_by_us);
-	*figure = fit_figure(us, (n + 1) / 2, (uint32_t)clock_s());
+	*figure = fit_faster(us, n, (uint32_t)clock_s());
 	return 0;
 }
 
