@@ -37,6 +37,7 @@
 #define CALLS 15u
 #define SPEND_US 50e3	/* at each of three points, then no more calls */
 #define MANY_PART 4u	/* many rows meet this part of the tokens */
+#define CALL_FLOP 1e9 /* of the rows of one query token, at most */
 #define SOME_VALUE 0x3c /* of each byte: a small number in all types */
 
 struct speed {
@@ -83,14 +84,21 @@ static int scratch_make(struct scratch *s, const struct attend_shape *shape)
 	uint32_t value = value_bytes((enum value_type)shape->kv_type);
 	uint64_t key = (uint64_t)shape->kv_heads * shape->dqk * value;
 	uint64_t q, o, bytes;
+uint32_t speed_tokens(const struct attend_shape *shape, uint64_t token_bytes)
+{
+	double work = CALL_FLOP / (2.0 * (shape->dqk + shape->dv) * shape->heads);
+	uint64_t tokens = KV_BYTES / token_bytes;
+
+	tokens = tokens > TOKENS_MOST ? TOKENS_MOST : tokens;
+	tokens = (double)tokens > work ? (uint64_t)work : tokens;
+	return tokens < TOKENS_FEW ? TOKENS_FEW : (uint32_t)tokens;
+}
+
 
 	s->token_bytes = key + (shape->kind == ATTEND_GQA
 					? (uint64_t)shape->kv_heads * shape->dv * value
 					: 0);
-	s->tokens = (uint32_t)(KV_BYTES / s->token_bytes);
-	s->tokens = s->tokens < TOKENS_FEW    ? TOKENS_FEW
-		    : s->tokens > TOKENS_MOST ? TOKENS_MOST
-					      : s->tokens;
+	s->tokens = speed_tokens(shape, s->token_bytes);
 	s->rows = shape->heads >= ROWS_MANY ? shape->heads
 					    : ROWS_MANY / shape->heads * shape->heads;
 	q = (uint64_t)s->rows * shape->dqk * value_bytes((enum value_type)shape->q_type);

@@ -6,6 +6,9 @@
 #ifndef KVD_ATTEND_SPEED_H
 #define KVD_ATTEND_SPEED_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "daemon/attend/form.h"
 #include "daemon/base/err.h"
 #include "daemon/base/list.h"
@@ -26,8 +29,11 @@ struct speed_wait {
 	void (*on_told)(struct speed_wait *wait, const struct cost_compute *compute,
 			const struct err *why);
 };
-/* ERR_REQUIRE: no threads; ERR_LIMIT: of too many geometries; ERR_NOMEM. */
+/* ERR_REQUIRE: no threads; ERR_RANGE: it is not measured; ERR_BUSY: of too many at a
+ * time; ERR_NOMEM. */
 int speed_ask(struct attends *attends, const struct form *form, struct speed_wait *wait);
+/* Of KV that are attended to in a measurement. */
+uint32_t speed_tokens(const struct attend_shape *shape, uint64_t token_bytes);
 void speed_forget(struct speed_wait *wait); /* it does not come any more */
 void speeds_free(struct speeds *speeds);    /* nothing is measured; NULL is fine */
 

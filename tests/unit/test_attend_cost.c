@@ -23,7 +23,7 @@
 
 #define A_WHILE (5 * LOOP_NS_PER_S)
 #define A_MINUTE (61 * LOOP_NS_PER_S)
-#define BACK_US 50u /* an answer's way, and as much for each 32 KiB */
+#define BACK_NS UINT64_C(50000) /* an answer's way, and as much for each 32 KiB */
 
 struct heard {
 	struct attend_world *w;
@@ -50,12 +50,10 @@ static const uint8_t *holder_key(const struct attend_world *w)
 /* Bytes take time, which the simulated lines do not know. */
 static void answer_late(struct heard *heard, uint64_t bytes)
 {
-	const struct node *nodes = heard->w->c.nodes;
-	const struct mem_path path = {.delay_ns = (uint64_t)BACK_US * 1000 *
-						  (1 + bytes / 32768)};
+	struct fake_profile *profile = fake_hub_profile(heard->w->c.bytes);
 
-	mem_hub_set_path(heard->w->c.links, nodes[AW_HOLDER].endpoint,
-			 nodes[AW_ASKER].endpoint, &path);
+	profile->delay_min_ns = BACK_NS + BACK_NS * bytes / 32768;
+	profile->delay_max_ns = profile->delay_min_ns + 1000;
 }
 
 static bool tap(unsigned int node, const struct wire_header *h, struct cursor body,
@@ -286,6 +284,24 @@ static void echoes_go_in_parts_that_fit(void **state)
 	assert_true(heard->largest > 1152 && heard->largest < 65536);
 }
 
+static void many_heads_are_measured_with_few_tokens(void **state)
+{
+	struct attend_shape shape = {.dqk = 576, .dv = 512, .kv_heads = 1};
+
+	(void)state;
+	for (uint16_t heads = 1; heads <= 1024; heads = (uint16_t)(heads * 2)) {
+		uint32_t tokens;
+
+		shape.heads = heads;
+		tokens = speed_tokens(&shape, 2304);
+		assert_true(tokens >= 16);
+		assert_true(2.0 * (576 + 512) * heads * tokens <= 1e9);
+	}
+	assert_int_equal(speed_tokens(&shape, UINT64_C(1) << 40), 16);
+	shape.heads = 16; /* as many as there is memory for */
+	assert_int_equal(speed_tokens(&shape, 1152), (8 << 20) / 1152);
+}
+
 #define CASE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -297,6 +313,7 @@ int main(void)
 		CASE(geometry_that_is_opened_later_is_measured),
 		CASE(wider_query_has_the_speed_of_its_kv),
 		CASE(echoes_go_in_parts_that_fit),
+		CASE(many_heads_are_measured_with_few_tokens),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))
