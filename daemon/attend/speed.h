@@ -17,7 +17,7 @@
 struct attends;
 struct speeds;
 
-#define SPEEDS_MAX 32u	      /* geometries */
+#define SPEEDS_MAX 32u	      /* geometries, those that were asked for last */
 #define SPEED_BYTES (6u * 8u) /* of speed_put() */
 
 /* Of a geometry, by the KV's bytes; what is merged are fp32 values. */
@@ -32,6 +32,8 @@ struct speed_wait {
 /* ERR_REQUIRE: no threads; ERR_RANGE: it is not measured; ERR_BUSY: of too many at a
  * time; ERR_NOMEM. */
 int speed_ask(struct attends *attends, const struct form *form, struct speed_wait *wait);
+/* Asking for it takes no measurement: it was made, or is under way. */
+bool speed_is_known(const struct attends *attends, const struct form *form);
 /* Of KV that are attended to in a measurement. */
 uint32_t speed_tokens(const struct attend_shape *shape, uint64_t token_bytes);
 void speed_forget(struct speed_wait *wait); /* it does not come any more */

@@ -284,6 +284,68 @@ static void echoes_go_in_parts_that_fit(void **state)
 	assert_true(heard->largest > 1152 && heard->largest < 65536);
 }
 
+/* ---- peers that ask too much, or what is none ---- */
+
+/* What the holder says to a speed that the asker asks for: it is measured meanwhile. */
+static int ask_speed(const struct heard *heard, const struct form *form)
+{
+	uint8_t bytes[160];
+	struct cursor out;
+	struct wire_attend msg = {.attend = CALIBRATE_FIRST + 1000000};
+	int r;
+
+	cursor_write(&out, bytes, sizeof(bytes));
+	assert_int_equal(form_put(form, &out), 0);
+	msg.form.data = bytes;
+	msg.form.len = out.pos;
+	r = echo_serve(attends_of(heard->w, AW_HOLDER),
+		       attend_world_remote(heard->w, AW_HOLDER), &msg);
+	run(heard, LOOP_NS_PER_MS);
+	return r;
+}
+
+static int ask_heads(const struct heard *heard, uint16_t heads)
+{
+	const struct form form = form_of_heads(heads);
+
+	return ask_speed(heard, &form);
+}
+
+static void speeds_of_a_peer_are_a_share(void **state)
+{
+	struct heard *heard = *state;
+	uint16_t heads = 1;
+
+	while (heads <= ECHO_SPEEDS)
+		assert_int_equal(ask_heads(heard, heads++), 0);
+	assert_true(ask_heads(heard, heads) < 0);
+	assert_int_equal(err_last()->code, ERR_BUSY);
+	assert_int_equal(ask_heads(heard, 1), 0); /* it was measured */
+	run(heard, A_MINUTE);
+	assert_int_equal(ask_heads(heard, heads++), 0);
+	assert_true(ask_heads(heard, heads) < 0);
+	run(heard, 100 * A_MINUTE); /* no more than at first */
+	for (unsigned int i = 0; i < ECHO_SPEEDS; i++)
+		assert_int_equal(ask_heads(heard, heads++), 0);
+	assert_true(ask_heads(heard, heads) < 0);
+	err_clear();
+}
+
+static void geometries_that_are_asked_for_push_out_others(void **state)
+{
+	struct heard *heard = *state;
+	const struct attends *holder = attends_of(heard->w, AW_HOLDER);
+	const struct form kept = form_of_heads(1), old = form_of_heads(2);
+
+	for (uint16_t heads = 1; heads <= SPEEDS_MAX + 4; heads++) {
+		assert_int_equal(ask_heads(heard, heads), 0);
+		assert_int_equal(ask_heads(heard, 1), 0);
+		run(heard, A_MINUTE);
+	}
+	assert_true(speed_is_known(holder, &kept));
+	assert_false(speed_is_known(holder, &old));
+}
+
 static void many_heads_are_measured_with_few_tokens(void **state)
 {
 	struct attend_shape shape = {.dqk = 576, .dv = 512, .kv_heads = 1};
@@ -302,6 +364,92 @@ static void many_heads_are_measured_with_few_tokens(void **state)
 	assert_int_equal(speed_tokens(&shape, 1152), (8 << 20) / 1152);
 }
 
+static void what_is_no_form_is_refused(void **state)
+{
+	struct heard *heard = *state;
+	struct form form = form_of_heads(8);
+	struct wire_attend msg = {.attend = CALIBRATE_FIRST,
+				  .form = {(const uint8_t *)"?", 1}};
+
+	assert_true(echo_serve(attends_of(heard->w, AW_HOLDER),
+			       attend_world_remote(heard->w, AW_HOLDER), &msg) < 0);
+	form.shape.dqk = 17;
+	assert_true(ask_speed(heard, &form) < 0);
+	form = form_of_heads(2048);
+	assert_true(ask_speed(heard, &form) < 0);
+	assert_int_equal(err_last()->code, ERR_RANGE);
+	err_clear();
+	assert_null(attends_of(heard->w, AW_HOLDER)->speeds);
+}
+
+/* ---- a peer whose answers are wrong ---- */
+
+enum lie {
+	LONGER,
+	EMPTY,
+	OF_ANOTHER, /* number */
+	REFUSED,
+	NO_NUMBERS,
+	SHORT_SPEED,
+	LIES,
+};
+
+static enum lie lie;
+
+static bool lying(unsigned int node, const struct wire_header *h, struct cursor body,
+		  void *arg)
+{
+	struct heard *heard = arg;
+	uint8_t bytes[2048];
+	struct wire_attend msg;
+	struct wire_attended told = {.attend = 0};
+	int r;
+
+	if (node != AW_HOLDER || h->type != WIRE_T_ATTEND ||
+	    wire_attend_get(&body, &msg) < 0 || msg.attend < CALIBRATE_FIRST)
+		return false;
+	answer_late(heard, msg.q.len);
+	memset(bytes, 0xff, sizeof(bytes)); /* NaN, of a speed */
+	told.attend = msg.attend + (lie == OF_ANOTHER);
+	told.values.data = bytes;
+	if (msg.form.len ? lie < NO_NUMBERS : lie >= NO_NUMBERS)
+		return false;
+	if (msg.form.len)
+		told.values.len = lie == SHORT_SPEED ? 7 : SPEED_BYTES;
+	else if (lie == REFUSED)
+		told.code = ERR_BUSY;
+	else
+		told.values.len = lie == LONGER ? msg.q.len + 1 : 0;
+	if (lie == EMPTY && !msg.q.len)
+		return false;
+	heard->echoes++;
+	r = calibrate_on_attended(attends_of(heard->w, AW_ASKER),
+				  attend_world_remote(heard->w, AW_ASKER), &told);
+	assert_int_equal(r < 0, lie == LONGER || lie == EMPTY);
+	err_clear();
+	return true;
+}
+
+static void lies_are_not_believed(void **state)
+{
+	struct heard *heard = *state;
+	struct form form = opened_form(heard);
+
+	attend_world_tap = lying;
+	calibrate_all(attends_of(heard->w, AW_ASKER));
+	for (lie = 0; lie < LIES; lie++) {
+		heard->echoes = 0;
+		run(heard, A_MINUTE);
+		assert_true(heard->echoes > 0);
+		assert_int_equal(knows(heard), lie >= NO_NUMBERS);
+		assert_false(knows_speed(heard, &form));
+		if (lie == NO_NUMBERS) /* of what was told nothing is asked again */
+			live_drop(live_of(heard->w), holder_key(heard->w));
+		attends_on_change(attends_of(heard->w, AW_ASKER),
+				  attend_world_remote(heard->w, AW_ASKER));
+	}
+}
+
 #define CASE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -313,7 +461,11 @@ int main(void)
 		CASE(geometry_that_is_opened_later_is_measured),
 		CASE(wider_query_has_the_speed_of_its_kv),
 		CASE(echoes_go_in_parts_that_fit),
+		CASE(speeds_of_a_peer_are_a_share),
+		CASE(geometries_that_are_asked_for_push_out_others),
 		CASE(many_heads_are_measured_with_few_tokens),
+		CASE(what_is_no_form_is_refused),
+		CASE(lies_are_not_believed),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))
