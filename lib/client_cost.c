@@ -192,6 +192,7 @@ static int decide_holder(const struct cost_page *page, const struct cost_shape *
 	holder->attend = peer->attend;
 	holder->requesters = peer->requesters;
 	holder->stale = peer->stale;
+	holder->no_attend = peer->no_attend;
 	r = cost_page_speed(page, from->peer, shape, &known->speeds[i]);
 	if (!r)
 		holder->compute = &known->speeds[i].compute;

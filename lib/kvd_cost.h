@@ -97,7 +97,8 @@ struct kvd_cost_price {
 
 struct kvd_decide_result {
 	enum kvd_cost_way way;
-	bool sure;	/* cheaper than the others by twice the error of the difference */
+	bool sure;	/* cheaper than the others by twice the error of the difference,
+			 * and neither route nor fetch is without a price that it may have */
 	bool replicate; /* a holder serves more requesters than it can at the price of one
 			 */
 	struct kvd_cost_price route, fetch, local; /* of all layers and steps */

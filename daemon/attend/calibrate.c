@@ -353,6 +353,8 @@ static void speed_came(struct calibration *c, const struct wire_attended *msg)
 		speed_tell(c, c->remote->peer->instance, &compute);
 	else
 		err_clear(); /* it does not attend: it can be fetched from */
+	live_no_attend(c->attends->kvd->costs, c->remote->peer->instance,
+		       err_from_wire(msg->code) == ERR_REQUIRE);
 	if (err_from_wire(msg->code) == ERR_BUSY)
 		c->attends->speeds_again = true;
 	c->form++;

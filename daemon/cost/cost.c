@@ -278,6 +278,18 @@ static double cost_context_tokens(const struct cost_case *c)
 	return tokens;
 }
 
+/* Some constant is missing, and not because the way cannot be had. */
+static bool cost_unknown(const struct cost_case *c, const struct cost_holder *holder)
+{
+	const struct cost_link *link;
+
+	if (!holder->compute && !holder->no_attend)
+		return true;
+	if (!holder->no_attend && isinf(cost_transfer(holder, 1, &link).us))
+		return true;
+	return !c->no_pages && isinf(cost_pull(holder, 1).us);
+}
+
 /* S*: route - fetch is `once` less so much a step. */
 static double cost_even_steps(const struct cost_prices *prices, double layers,
 			      double round, double each)
@@ -300,6 +312,8 @@ void cost_all(const struct cost_case *c, struct cost_prices *prices)
 			prices->replicate = true;
 		if (c->holders[i].stale)
 			prices->stale = true;
+		if (cost_unknown(c, &c->holders[i]))
+			prices->unknown = true;
 	}
 	prices->round = cost_round(c, prices);
 	prices->attend = cost_attend_home(c);
@@ -348,7 +362,7 @@ struct cost_choice cost_choose(const struct cost_prices *prices, enum cost_way l
 {
 	const struct cost_price way[] = {price_never, prices->route, prices->fetch,
 					 prices->local};
-	struct cost_choice choice = {COST_NONE, !prices->stale};
+	struct cost_choice choice = {COST_NONE, !prices->stale && !prices->unknown};
 	enum cost_way best = COST_NONE;
 
 	for (enum cost_way w = COST_ROUTE; w <= COST_LOCAL; w++)

@@ -442,6 +442,17 @@ int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],
 	return err_pass(cost_page_set_speed(live->page, &speed));
 }
 
+void live_no_attend(struct live *live, const uint8_t key[COST_KEY_BYTES], bool cannot)
+{
+	struct live_peer *peer = live_find(live, key);
+
+	if (!peer || peer->gone || peer->row.no_attend == cannot)
+		return;
+	peer->row.no_attend = cannot;
+	if (live_tell(live, peer) < 0)
+		err_clear();
+}
+
 void live_home(struct live *live, const struct cost_home *home)
 {
 	cost_page_set_home(live->page, home);

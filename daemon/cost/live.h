@@ -48,6 +48,8 @@ bool live_round(struct live *live, const struct live_way *way,
 		const struct live_round *round);
 int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],
 	       const struct cost_shape *shape, const struct cost_compute *compute);
+/* It says that it does not attend; or a speed. */
+void live_no_attend(struct live *live, const uint8_t key[COST_KEY_BYTES], bool cannot);
 void live_home(struct live *live, const struct cost_home *home);
 void live_drop(struct live *live, const uint8_t key[COST_KEY_BYTES]);
 

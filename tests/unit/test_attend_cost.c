@@ -124,6 +124,16 @@ static bool knows_speed(const struct heard *heard, const struct form *form)
 	       cost_page_speed(page, cost_self, &shape, &speed) == 0;
 }
 
+static struct cost_peer told(const struct heard *heard)
+{
+	struct cost_peer peer;
+
+	assert_int_equal(
+		cost_page_peer(live_page(live_of(heard->w)), holder_key(heard->w), &peer),
+		0);
+	return peer;
+}
+
 static void run(const struct heard *heard, uint64_t ns)
 {
 	cluster_run(&heard->w->c, ns);
@@ -218,6 +228,7 @@ static void speed_that_was_refused_for_now_is_asked_for_again(void **state)
 	heard->busy = false;
 	run(heard, A_MINUTE);
 	assert_true(knows_speed(heard, &form));
+	assert_int_equal(told(heard).no_attend, 0);
 	assert_int_equal(heard->speeds, 2);
 	assert_int_equal(heard->echoes, echoes); /* the way is known */
 	run(heard, 3 * A_MINUTE);
@@ -282,6 +293,19 @@ static void echoes_go_in_parts_that_fit(void **state)
 	run(heard, A_WHILE);
 	assert_true(knows(heard));
 	assert_true(heard->largest > 1152 && heard->largest < 65536);
+}
+
+static void holder_that_does_not_attend_says_so(void **state)
+{
+	struct heard *heard = *state;
+
+	attends_of(heard->w, AW_HOLDER)->offload = NULL;
+	calibrate_all(attends_of(heard->w, AW_ASKER));
+	run(heard, A_WHILE);
+	assert_int_equal(told(heard).no_attend, 1);
+	heard->speeds = 0;
+	run(heard, 3 * A_MINUTE);
+	assert_int_equal(heard->speeds, 0); /* it will not change its mind */
 }
 
 /* ---- peers that ask too much, or what is none ---- */
@@ -461,6 +485,7 @@ int main(void)
 		CASE(geometry_that_is_opened_later_is_measured),
 		CASE(wider_query_has_the_speed_of_its_kv),
 		CASE(echoes_go_in_parts_that_fit),
+		CASE(holder_that_does_not_attend_says_so),
 		CASE(speeds_of_a_peer_are_a_share),
 		CASE(geometries_that_are_asked_for_push_out_others),
 		CASE(many_heads_are_measured_with_few_tokens),
