@@ -41,8 +41,10 @@ static bool attends_on_prepare(struct loop_prepare *prepare)
 {
 	struct attends *attends = container_of(prepare, struct attends, awake);
 
-	if (loop_clock_ns(attends->kvd->loop) < attends->awake_ns)
+	if (loop_clock_ns(attends->kvd->loop) < attends->awake_ns) {
+		attends->looks++;
 		return true;
+	}
 	loop_prepare_remove(prepare);
 	return false;
 }
@@ -433,6 +435,7 @@ void attends_figures(const struct attends *attends, struct attend_figures *figur
 					.batches = c.batches,
 					.batch_rows = c.rows,
 					.attend_us = c.attend_us,
+					.looks = attends->looks,
 					.threads = c.threads,
 					.waiting = c.waiting,
 					.live = attends->post_count,

@@ -30,7 +30,7 @@ struct attends {
 	struct list serving;	   /* struct serve.link */
 	struct idmap legs;	   /* at other daemons, by number */
 	struct loop_prepare awake; /* keeps the loop looking until awake_ns */
-	uint64_t awake_ns, spin_ns;
+	uint64_t awake_ns, spin_ns, looks;
 	uint64_t next_leg;
 	unsigned int post_count, under_way; /* under_way: legs and serves at compute */
 	/* calibrate.c, echo.c, speed.c */

@@ -154,6 +154,11 @@ def test_ctl_prints_the_page_and_calibrates():
         assert "cost_calibrations_total" in metrics and "attend_posts_total" in metrics
 
 
+def looks(client):
+    return next(int(m["value"]) for m in client.command("stats")["metrics"]
+                if m["name"] == "attend_looks_total")
+
+
 def test_awake_daemons_answer_alike():
     spin = ATTENDS + "attend_spin = 300\n"
     model = Model(T * 2, heads=HEADS, dqk=DQK, dv=DV)
@@ -169,4 +174,18 @@ def test_awake_daemons_answer_alike():
             got = [x.tobytes() for x in near.got(0)]
             assert first in (None, got)
             first = got
+        assert looks(client) > 0 and looks(clients[0]) > 0
         hold.close()
+
+
+def test_daemons_that_need_not_be_awake_sleep():
+    sleep = ATTENDS + "attend_spin = 1\n"
+    model = Model(T * 2, heads=HEADS, dqk=DQK, dv=DV)
+    with daemons(1, holder=sleep, own=sleep) as (_, client, _, clients):
+        ids = ids_of(2, b"sleep")
+        far, near = Engine(clients[0], model), Engine(client, model, rows=8)
+        far.put(ids)
+        with near.space.hold(ids, far=10) as hold:
+            near.ask(0, 1, [kvd.Part(hold)])
+            near.attend.wait(0, timeout=60)
+        assert looks(client) == 0 and looks(clients[0]) == 0
