@@ -308,6 +308,55 @@ static void holder_that_does_not_attend_says_so(void **state)
 	assert_int_equal(heard->speeds, 0); /* it will not change its mind */
 }
 
+/* ---- pulls ---- */
+
+static void fetch(struct attend_world *w, uint64_t hold, const char *pages)
+{
+	cluster_ok(&w->c, w->engine[AW_ASKER],
+		   "{'cmd':'chunk.fetch','hold':%llu,'pool':%llu,"
+		   "'views':{'kv':{'pages':[%s],'tokens':[0,16]}}}",
+		   (unsigned long long)hold, (unsigned long long)w->cache[AW_ASKER].pool,
+		   pages);
+}
+
+static double pull_us(const struct attend_world *w, unsigned int node)
+{
+	struct cost_holder holder = {.link_count = 1};
+	struct cost_peer peer;
+	struct remote *remote;
+
+	list_foreach(remote, handshake_remotes(w->c.nodes[AW_ASKER].kvd.handshake),
+		     link) {
+		if (strcmp(remote->peer->endpoint, w->c.nodes[node].endpoint) == 0)
+			assert_int_equal(cost_page_peer(live_page(live_of(w)),
+							remote->peer->instance, &peer),
+					 0);
+	}
+	holder.links = peer.links;
+	return cost_pull(&holder, 4096).us;
+}
+
+/* Side by side: when one ended says nothing of how long the other took. */
+static void pulls_from_two_holders_are_priced_each(void **state)
+{
+	struct attend_world w;
+	struct fake_profile *profile;
+	uint64_t second;
+
+	(void)state;
+	attend_world_new_two(&w, 1);
+	second = attend_world_hold(&w, AW_ASKER, 21, AW_CHUNKS, 600000);
+	profile = fake_hub_profile(w.c.bytes);
+	profile->delay_min_ns = LOOP_NS_PER_MS;
+	profile->delay_max_ns = LOOP_NS_PER_MS + 1000;
+	fetch(&w, w.hold, "0,1,2,3");
+	fetch(&w, second, "4,5,6,7");
+	cluster_run(&w.c, LOOP_NS_PER_S);
+	assert_true(pull_us(&w, AW_HOLDER) > 1000);
+	assert_true(pull_us(&w, AW_SECOND) > 1000);
+	attend_world_free(&w);
+}
+
 /* ---- peers that ask too much, or what is none ---- */
 
 /* What the holder says to a speed that the asker asks for: it is measured meanwhile. */
@@ -486,6 +535,7 @@ int main(void)
 		CASE(wider_query_has_the_speed_of_its_kv),
 		CASE(echoes_go_in_parts_that_fit),
 		CASE(holder_that_does_not_attend_says_so),
+		cmocka_unit_test(pulls_from_two_holders_are_priced_each),
 		CASE(speeds_of_a_peer_are_a_share),
 		CASE(geometries_that_are_asked_for_push_out_others),
 		CASE(many_heads_are_measured_with_few_tokens),
