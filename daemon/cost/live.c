@@ -53,8 +53,8 @@ struct live_peer {
 	struct cost_peer row;
 	bool gone; /* no row of the page: kept while there is room, for asked_ns */
 	struct fit_drift drift;
-	uint64_t asked_ns; /* it was to be measured; 0: never */
-	struct line_sums pulls[COST_LINKS_MAX], rounds[COST_LINKS_MAX]; /* by link */
+	uint64_t asked_ns;		/* it was to be measured; 0: never */
+	struct line_sums pulls, rounds; /* of its link */
 };
 
 struct live {
@@ -138,25 +138,18 @@ static int live_peer_get(struct live *live, const uint8_t *key, struct live_peer
 	return 0;
 }
 
-/* A peer has a line of one transport at a time: more than it has room for are not
- * expected, and the first gives way. */
+/* A peer has one line at a time, and its end drops the row (live_drop()). */
 static struct cost_link *live_link(struct live_peer *peer, const char *transport)
 {
-	struct cost_peer *row = &peer->row;
-	unsigned int i = 0;
+	struct cost_link *link = &peer->row.links[0];
 
-	while (i < row->link_count && strcmp(row->links[i].name, transport) != 0)
-		i++;
-	if (i == row->link_count) {
-		if (row->link_count < COST_LINKS_MAX)
-			row->link_count++;
-		else
-			i = 0;
-		row->links[i] = (struct cost_link){.congestion.value = 0};
-		peer->pulls[i] = peer->rounds[i] = (struct line_sums){.count = 0};
-		snprintf(row->links[i].name, sizeof(row->links[i].name), "%s", transport);
-	}
-	return &row->links[i];
+	if (peer->row.link_count && strcmp(link->name, transport) == 0)
+		return link;
+	peer->row.link_count = 1;
+	*link = (struct cost_link){.congestion.value = 0};
+	peer->pulls = peer->rounds = (struct line_sums){.count = 0};
+	snprintf(link->name, sizeof(link->name), "%s", transport);
+	return link;
 }
 
 static int live_tell(struct live *live, struct live_peer *peer)
@@ -257,7 +250,7 @@ static void figure_scale(struct cost_figure *figure, double by)
 static void live_pulls(const struct live_peer *peer, struct cost_link *link,
 		       uint32_t now_s)
 {
-	const struct line_sums *p = &peer->pulls[link - peer->row.links];
+	const struct line_sums *p = &peer->pulls;
 	double congestion = link->congestion.value;
 
 	if (p->count == 0)
@@ -281,7 +274,7 @@ void live_pull(struct live *live, const struct live_way *way, double bytes, doub
 		return;
 	}
 	link = live_link(peer, way->transport);
-	sums_add(&peer->pulls[link - peer->row.links], bytes, us);
+	sums_add(&peer->pulls, bytes, us);
 	live_pulls(peer, link, way->now_s);
 	if (live_tell(live, peer) < 0)
 		err_clear();
@@ -309,8 +302,8 @@ int live_echoes(struct live *live, const struct live_way *way, const struct fit 
 	link->bandwidth = line.rate;
 	link->model_error = line.residual;
 	link->congestion = (struct cost_figure){.count = 0};
-	peer->rounds[link - peer->row.links] = (struct line_sums){.count = 0};
-	if (peer->pulls[link - peer->row.links].count == 0)
+	peer->rounds = (struct line_sums){.count = 0};
+	if (peer->pulls.count == 0)
 		live_pull_unknown(link);
 	live_pulls(peer, link, way->now_s);
 	peer->drift = (struct fit_drift){.outside = 0};
@@ -393,7 +386,7 @@ static void live_turn(struct cost_link *link, const struct line_sums *rounds,
 static void live_congestion(struct live_peer *peer, struct cost_link *link,
 			    const struct live_round *round, uint32_t now_s)
 {
-	struct line_sums *rounds = &peer->rounds[link - peer->row.links];
+	struct line_sums *rounds = &peer->rounds;
 	double took = round->us - round->queue_us - round->attend_us;
 	double plain = link->probe.value + round->bytes / link->bandwidth.value;
 
