@@ -190,9 +190,9 @@ const struct ctl_command ctl_commands[] = {
 	 1, 1, "", ctl_run_calibrate},
 	{"cost", "[--preset NAME]", "route a query, fetch the KV, or recompute it",
 	 "What the daemon measured of its peers: PROBE_US, TURN_US, GB/s: of query rows\n"
-	 "and answers; FETCH: of pulls; each with its standard error. ATTEND: what their\n"
-	 "attention took by what ATTENDS, how fast they do, says. REQUESTERS: at work\n"
-	 "there.\n\n"
+	 "and answers; FETCH: of pulls; each with its standard error. ATTEND: what\n"
+	 "attention took there by what ATTENDS, how fast it is, says. REQUESTERS: at\n"
+	 "work there.\n\n"
 	 "With --preset: what the three ways cost on a published fabric, and from how\n"
 	 "many steps on a fetch wins. No daemon needed.\n\n"
 	 "--preset NAME      h100-ibgda, h100-nvlink4, a100-nvlink3, rtx6000-pcie5 or\n"

@@ -255,10 +255,10 @@ const struct command cost_commands[] = {
 	{"cost.show", "what the page has", NULL, 0, cost_show_run,
 	 "peers: each with stale, wait_us, attend (what its attention takes, by what its "
 	 "speed says), requesters (at work there), and links, by transport: probe_us, "
-	 "turn_us, bytes_per_us, pull_us, pull_bytes_per_us, congestion; speeds: of attention, by instance (zeros: this "
-	 "daemon) and geometry; home: merging and splicing. A constant: value, mad, "
-	 "error (one standard deviation), count, at_s (CLOCK_MONOTONIC); null: not "
-	 "measured"},
+	 "turn_us, bytes_per_us, pull_us, pull_bytes_per_us, congestion; "
+	 "speeds: of attention, by instance (zeros: this daemon) and geometry; "
+	 "home: merging and splicing. A constant: value, mad, error (one standard "
+	 "deviation), count, at_s (CLOCK_MONOTONIC); null: not measured"},
 	{"cost.calibrate", "measure the way to a peer, and how fast it attends",
 	 calibrate_fields, COMMAND_ADMIN, cost_calibrate_run,
 	 "echoes: bytes there and back, us (median), mad_us, count; bytes: of all"},
