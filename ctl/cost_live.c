@@ -55,8 +55,8 @@ static int print_links(const cJSON *reply)
 	const cJSON *peer, *link;
 	struct table *table;
 
-	if (table_new("PEER TRANSPORT >F_US >GB/s >FETCH_US >FETCH_GB/s >CONGESTION "
-		      ">WAIT_US STATE",
+	if (table_new("PEER TRANSPORT >PROBE_US >TURN_US >GB/s >FETCH_US >FETCH_GB/s "
+		      ">CONGESTION >WAIT_US >ATTEND >REQUESTERS STATE",
 		      &table) < 0)
 		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(peer, ctl_list(reply, "peers")) {
@@ -64,11 +64,14 @@ static int print_links(const cJSON *reply)
 			cell_peer(table, ctl_str(peer, "endpoint", "?"));
 			table_cell(table, ctl_str(link, "transport", "?"));
 			cell_figure(table, link, "probe_us", 1);
+			cell_figure(table, link, "turn_us", 1);
 			cell_figure(table, link, "bytes_per_us", 1e-3);
 			cell_figure(table, link, "pull_us", 1);
 			cell_figure(table, link, "pull_bytes_per_us", 1e-3);
 			cell_figure(table, link, "congestion", 1);
 			cell_figure(table, peer, "wait_us", 1);
+			cell_figure(table, peer, "attend", 1);
+			table_cellf(table, "%.1f", ctl_num(peer, "requesters"));
 			table_cell(table, ctl_true(peer, "stale") ? "stale" : "good");
 		}
 	}

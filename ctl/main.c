@@ -189,8 +189,10 @@ const struct ctl_command ctl_commands[] = {
 	 "daemon's uid or admin_uids.",
 	 1, 1, "", ctl_run_calibrate},
 	{"cost", "[--preset NAME]", "route a query, fetch the KV, or recompute it",
-	 "What the daemon measured of its peers: F_US, GB/s: of query rows and answers;\n"
-	 "FETCH: of pulls; each with its standard error. ATTENDS: how fast they do.\n\n"
+	 "What the daemon measured of its peers: PROBE_US, TURN_US, GB/s: of query rows\n"
+	 "and answers; FETCH: of pulls; each with its standard error. ATTEND: what\n"
+	 "attention took there by what ATTENDS, how fast it is, says. REQUESTERS: at\n"
+	 "work there.\n\n"
 	 "With --preset: what the three ways cost on a published fabric, and from how\n"
 	 "many steps on a fetch wins. No daemon needed.\n\n"
 	 "--preset NAME      h100-ibgda, h100-nvlink4, a100-nvlink3, rtx6000-pcie5 or\n"

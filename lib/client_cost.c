@@ -189,8 +189,10 @@ static int decide_holder(const struct cost_page *page, const struct cost_shape *
 	holder->links = peer->links;
 	holder->link_count = peer->link_count;
 	holder->wait = peer->wait;
+	holder->attend = peer->attend;
 	holder->requesters = peer->requesters;
 	holder->stale = peer->stale;
+	holder->no_attend = peer->no_attend;
 	r = cost_page_speed(page, from->peer, shape, &known->speeds[i]);
 	if (!r)
 		holder->compute = &known->speeds[i].compute;

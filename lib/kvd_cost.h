@@ -97,7 +97,9 @@ struct kvd_cost_price {
 
 struct kvd_decide_result {
 	enum kvd_cost_way way;
-	bool sure;	/* cheaper than the others by twice the error of the difference */
+	bool sure; /* cheaper than the others by twice the error of the difference, and
+		    * neither route nor fetch lacks a price only because nobody measured
+		    */
 	bool replicate; /* a holder serves more requesters than it can at the price of one
 			 */
 	struct kvd_cost_price route, fetch, local; /* of all layers and steps */

@@ -41,8 +41,10 @@ static bool attends_on_prepare(struct loop_prepare *prepare)
 {
 	struct attends *attends = container_of(prepare, struct attends, awake);
 
-	if (loop_clock_ns(attends->kvd->loop) < attends->awake_ns)
+	if (loop_clock_ns(attends->kvd->loop) < attends->awake_ns) {
+		attends->looks++;
 		return true;
+	}
 	loop_prepare_remove(prepare);
 	return false;
 }
@@ -83,6 +85,7 @@ static int attends_make(struct kvd *kvd, struct offload *offload, struct attends
 	list_init(&attends->echo_shares);
 	list_init(&attends->echo_waits);
 	loop_defer_init(&attends->calibrate_next, calibrate_on_next);
+	loop_timer_init(&attends->calibrate_due, kvd->loop, calibrate_on_due);
 	list_init(&attends->awake.link);
 	attends->awake.on_prepare = attends_on_prepare;
 	attends->spin_ns = attends_spin_ns(attends);
@@ -308,6 +311,7 @@ int attend_open(struct session *session, const struct attend_args *args,
 		attend_free(attend);
 		return err_pass(r);
 	}
+	calibrate_on_open(attend->attends, &attend->form);
 	*attend_p = attend;
 	return 0;
 }
@@ -431,6 +435,7 @@ void attends_figures(const struct attends *attends, struct attend_figures *figur
 					.batches = c.batches,
 					.batch_rows = c.rows,
 					.attend_us = c.attend_us,
+					.looks = attends->looks,
 					.threads = c.threads,
 					.waiting = c.waiting,
 					.live = attends->post_count,

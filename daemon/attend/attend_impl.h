@@ -5,6 +5,7 @@
 #define KVD_ATTEND_IMPL_H
 
 #include "daemon/attend/attend.h"
+#include "daemon/attend/calibrate.h"
 #include "daemon/attend/compute.h"
 #include "daemon/base/account.h"
 #include "daemon/base/idmap.h"
@@ -29,16 +30,19 @@ struct attends {
 	struct list serving;	   /* struct serve.link */
 	struct idmap legs;	   /* at other daemons, by number */
 	struct loop_prepare awake; /* keeps the loop looking until awake_ns */
-	uint64_t awake_ns, spin_ns;
+	uint64_t awake_ns, spin_ns, looks;
 	uint64_t next_leg;
 	unsigned int post_count, under_way; /* under_way: legs and serves at compute */
 	/* calibrate.c, echo.c, speed.c */
-	struct list calibrations;	  /* struct calibration.link */
-	struct loop_defer calibrate_next; /* the first of them begins */
+	struct list calibrations;			 /* struct calibration.link */
+	struct loop_defer calibrate_next;		 /* the first of them begins */
+	struct loop_timer calibrate_due;		 /* peers are looked at again */
+	struct attend_shape opened[CALIBRATE_FORMS_MAX]; /* of attends, lately */
+	unsigned int opened_count;
 	struct list echo_shares, echo_waits;
 	struct speeds *speeds; /* from the first one on */
 	uint8_t *echo_bytes;
-	bool page_used, home_known;
+	bool page_used, home_known, speeds_again;
 	uint64_t echoes, calibrated, calibrated_bytes, stale;
 	uint64_t posted, posted_rows, failed, served, served_rows, refused;
 };

@@ -5,13 +5,17 @@
  *   echoes   of 0, 1, 16 and 128 rows in turn, so that what disturbs for a while
  *            disturbs all sizes alike; the largest in every fourth round only, which
  *            keeps it below 3 MB
- *   speeds   of each geometry that is open here, or of one that is common: first the own
- *            daemon's, then the peer's
+ *   speeds   of each geometry that was opened here lately, or of one that is common:
+ *            first the own daemon's, then the peer's
  *
  * A peer that does not attend has a way, and no speed: it can be fetched from. Waiting
  * calibrations stand in a list of which the first is at work; a deadline for each answer
  * ends one whose peer is silent. What was measured goes to the page at the end, or not at
  * all.
+ *
+ * Where an engine reads the page nothing stays unmeasured because it failed once, or was
+ * due within a minute after the last time: one timer looks at all peers again. Geometries
+ * that are opened later are asked for alone, without echoes.
  */
 #include "daemon/attend/calibrate.h"
 
@@ -38,7 +42,6 @@
 #define ANSWER_NS (2 * LOOP_NS_PER_S)
 #define SPEED_NS (10 * LOOP_NS_PER_S) /* it measures at most one other first */
 #define AGAIN_NS (60 * LOOP_NS_PER_S)
-#define FORMS_MAX 4u
 
 static const uint32_t usual_rows[CALIBRATE_SIZES] = {0, 1, 16, 128};
 
@@ -53,7 +56,7 @@ struct calibration {
 	unsigned int round, size; /* of the echo under way */
 	uint64_t number, sent_ns; /* its; 0: none is */
 	uint64_t left, wanted;	  /* bytes of it that are not back; that are asked */
-	struct form forms[FORMS_MAX];
+	struct form forms[CALIBRATE_FORMS_MAX];
 	unsigned int form_count, form;
 	bool began, asked_peer;
 	struct speed_wait own;
@@ -61,6 +64,54 @@ struct calibration {
 
 static void calibration_next(struct calibration *c);
 static void calibration_start(struct attends *attends);
+
+/* ---- again ---- */
+
+static bool calibrate_can(const struct remote *remote)
+{
+	return remote->ready && sm_state(&remote->peer->sm) == PEER_UP &&
+	       !remote->peer->self && (remote->peer->features & PEER_FEATURE_ATTEND);
+}
+
+static void calibrate_later(struct attends *attends, uint64_t after_ns)
+{
+	struct loop_timer *due = &attends->calibrate_due;
+
+	if (!attends->page_used || attends->closed)
+		return;
+	if (!loop_timer_running(due) ||
+	    due->at_ns > loop_now_ns(attends->kvd->loop) + after_ns)
+		loop_timer_start(due, after_ns);
+}
+
+static void calibrate_speeds(struct attends *attends)
+{
+	struct remote *remote;
+
+	attends->speeds_again = false;
+	list_foreach(remote, handshake_remotes(attends->kvd->handshake), link) {
+		const struct calibrate_args args = {.remote = remote, .speeds = true};
+
+		if (calibrate_can(remote) && calibrate_begin(attends, &args) < 0)
+			err_clear();
+	}
+}
+
+void calibrate_on_due(struct loop_timer *timer)
+{
+	struct attends *attends = container_of(timer, struct attends, calibrate_due);
+	struct remote *remote;
+	bool speeds = attends->speeds_again;
+
+	list_foreach(remote, handshake_remotes(attends->kvd->handshake), link) {
+		if (calibrate_can(remote) &&
+		    live_stale(attends->kvd->costs, remote->peer->instance))
+			calibrate_soon(attends, remote);
+		calibrate_on_change(attends, remote);
+	}
+	if (speeds)
+		calibrate_speeds(attends);
+}
 
 /* ---- its end ---- */
 
@@ -71,6 +122,10 @@ static void calibration_end(struct calibration *c, const struct err *why)
 	loop_timer_stop(&c->deadline);
 	speed_forget(&c->own);
 	list_remove(&c->link);
+	if (why && c->form_count)
+		attends->speeds_again = true;
+	if (why || c->args.rows || attends->speeds_again)
+		calibrate_later(attends, AGAIN_NS);
 	if (why)
 		log_info("cost", c->remote->label, "not calibrated", "why=\"%s\"",
 			 why->text);
@@ -108,10 +163,20 @@ static struct live_way calibration_way(const struct calibration *c)
 
 /* ---- echoes ---- */
 
+/* Of an echo in one message, there and back: the same bytes fit into both. */
+static uint64_t part_bytes(const struct attends *attends)
+{
+	uint64_t ask = attend_message_bytes(attends, WIRE_T_ATTEND);
+	uint64_t tell = attend_message_bytes(attends, WIRE_T_ATTENDED);
+
+	ask = ask < tell ? ask : tell;
+	return ask < PART_BYTES ? ask : PART_BYTES;
+}
+
 static const uint8_t *echo_bytes(struct attends *attends)
 {
 	if (!attends->echo_bytes)
-		attends->echo_bytes = mem_zalloc(PART_BYTES);
+		attends->echo_bytes = mem_zalloc(part_bytes(attends));
 	return attends->echo_bytes;
 }
 
@@ -126,6 +191,7 @@ static uint64_t calibration_bytes(const struct calibration *c)
 static void echo_send(struct calibration *c)
 {
 	const uint8_t *bytes = echo_bytes(c->attends);
+	uint64_t most = part_bytes(c->attends);
 	uint64_t left = calibration_bytes(c);
 	int r = bytes ? 0 : -ENOMEM;
 
@@ -134,7 +200,7 @@ static void echo_send(struct calibration *c)
 	attends_stay_awake(c->attends);
 	c->sent_ns = loop_clock_ns(c->attends->kvd->loop);
 	do {
-		uint64_t part = left < PART_BYTES ? left : PART_BYTES;
+		uint64_t part = left < most ? left : most;
 		const struct wire_attend msg = {.attend = c->number, .q = {bytes, part}};
 
 		if (r >= 0)
@@ -199,45 +265,39 @@ static int echoes_done(struct calibration *c)
 
 /* ---- speeds ---- */
 
-static void form_add(struct calibration *c, const struct form *form)
+static struct form form_of(const struct attend_shape *shape)
 {
-	const struct cost_shape shape = speed_shape(form);
-
-	for (unsigned int i = 0; i < c->form_count; i++) {
-		const struct cost_shape has = speed_shape(&c->forms[i]);
-
-		if (memcmp(&has, &shape, sizeof(has)) == 0)
-			return;
-	}
-	if (c->form_count < FORMS_MAX)
-		c->forms[c->form_count++] = *form;
+	return (struct form){.shape = *shape, .key = "kv"}; /* a name that is none */
 }
 
-/* Of what is open here; else a common one. */
+/* Of what was opened here lately; else a common one. */
 static void calibration_forms(struct calibration *c)
 {
-	static const struct form common = {.shape = {.kind = ATTEND_MLA,
-						     .q_type = VALUE_BF16,
-						     .kv_type = VALUE_BF16,
-						     .heads = 16,
-						     .kv_heads = 1,
-						     .dqk = 576,
-						     .dv = 512,
-						     .scale = 0.07f},
-					   .key = "kv"};
-	const struct session *session;
+	static const struct attend_shape common = {.kind = ATTEND_MLA,
+						   .q_type = VALUE_BF16,
+						   .kv_type = VALUE_BF16,
+						   .heads = 16,
+						   .kv_heads = 1,
+						   .dqk = 576,
+						   .dv = 512,
+						   .scale = 0.07f};
+	const struct attends *attends = c->attends;
 
-	list_foreach(session, &c->attends->kvd->sessions, link) {
-		const struct attend_session *part = session->attend_part;
-		struct idmap_cursor it;
-
-		if (!part)
-			continue;
-		idmap_foreach(&part->attends, it)
-			form_add(c, &((const struct attend *)it.value)->form);
-	}
+	for (unsigned int i = 0; i < attends->opened_count; i++)
+		if (i < CALIBRATE_FORMS_MAX)
+			c->forms[c->form_count++] = form_of(&attends->opened[i]);
 	if (!c->form_count)
-		form_add(c, &common);
+		c->forms[c->form_count++] = form_of(&common);
+}
+
+/* Of a daemon; what stands for any geometry is none of its. */
+static bool speed_known(const struct attends *attends, const uint8_t *key,
+			const struct cost_shape *shape)
+{
+	struct cost_speed speed;
+
+	return cost_page_speed(live_page(attends->kvd->costs), key, shape, &speed) == 0 &&
+	       memcmp(&speed.shape, shape, sizeof(*shape)) == 0;
 }
 
 static void speed_tell(struct calibration *c, const uint8_t *key,
@@ -293,31 +353,47 @@ static void speed_came(struct calibration *c, const struct wire_attended *msg)
 		speed_tell(c, c->remote->peer->instance, &compute);
 	else
 		err_clear(); /* it does not attend: it can be fetched from */
+	live_no_attend(c->attends->kvd->costs, c->remote->peer->instance,
+		       err_from_wire(msg->code) == ERR_REQUIRE);
+	if (err_from_wire(msg->code) == ERR_BUSY)
+		c->attends->speeds_again = true;
 	c->form++;
 	calibration_next(c);
 }
 
 /* ---- steps ---- */
 
+/* Where no threads attend here, the own one stays unknown: the peer's is what counts. */
+static bool form_is_known(const struct calibration *c)
+{
+	const struct cost_shape shape = speed_shape(&c->forms[c->form]);
+
+	return speed_known(c->attends, c->remote->peer->instance, &shape) &&
+	       (!c->attends->offload || speed_known(c->attends, cost_self, &shape));
+}
+
 static void calibration_next(struct calibration *c)
 {
 	int r = 0;
 
 	loop_timer_stop(&c->deadline);
-	if (echo_next(c)) {
+	if (!c->args.speeds && echo_next(c)) {
 		echo_send(c);
 		return;
 	}
 	if (!c->form_count) {
-		r = echoes_done(c);
+		r = c->args.speeds ? 0 : echoes_done(c);
 		calibration_forms(c);
 	}
+	while (c->args.speeds && c->form < c->form_count && form_is_known(c))
+		c->form++;
 	if (r < 0) {
 		calibration_fail(c);
 	} else if (c->args.rows || c->form == c->form_count) {
-		c->attends->calibrated += !c->args.rows;
+		c->attends->calibrated += !c->args.rows && !c->args.speeds;
 		calibration_end(c, NULL);
 	} else if (speed_ask(c->attends, &c->forms[c->form], &c->own) < 0) {
+		c->attends->speeds_again |= err_last()->code == ERR_BUSY;
 		err_clear(); /* none of ours: the other's is still of use */
 		if (speed_ask_peer(c) < 0)
 			calibration_fail(c);
@@ -402,7 +478,8 @@ int calibrate_begin(struct attends *attends, const struct calibrate_args *args)
 		return err_raise(ERR_REQUIRE, "%s: its kvd does not attend",
 				 remote->label);
 	list_foreach(c, &attends->calibrations, link) {
-		if (c->remote == remote)
+		if (c->remote == remote && c->args.speeds == args->speeds &&
+		    !(c->began && c->args.speeds)) /* it knows not what came since */
 			return err_raise(ERR_BUSY, "%s: it is being calibrated",
 					 remote->label);
 	}
@@ -424,13 +501,15 @@ int calibrate_begin(struct attends *attends, const struct calibrate_args *args)
 void calibrate_soon(struct attends *attends, struct remote *remote)
 {
 	const struct calibrate_args args = {.remote = remote};
-	uint64_t now = loop_now_ns(attends->kvd->loop);
+	uint64_t now = loop_now_ns(attends->kvd->loop), wait;
 
-	if (!attends->page_used || attends->closed ||
-	    !live_may_ask(attends->kvd->costs, remote->peer->instance, now, AGAIN_NS))
+	if (!attends->page_used || attends->closed)
 		return;
-	if (calibrate_begin(attends, &args) < 0)
-		err_clear();
+	wait = live_ask(attends->kvd->costs, remote->peer->instance, now, AGAIN_NS);
+	if (wait)
+		calibrate_later(attends, wait);
+	else if (calibrate_begin(attends, &args) < 0)
+		err_clear(); /* it is being done, and looked at when that ends */
 }
 
 void calibrate_all(struct attends *attends)
@@ -444,11 +523,30 @@ void calibrate_all(struct attends *attends)
 
 void calibrate_on_change(struct attends *attends, struct remote *remote)
 {
-	if (attends->page_used && remote->ready &&
-	    sm_state(&remote->peer->sm) == PEER_UP && !remote->peer->self &&
-	    (remote->peer->features & PEER_FEATURE_ATTEND) &&
+	if (attends->page_used && calibrate_can(remote) &&
 	    !live_knows(attends->kvd->costs, remote->peer->instance))
 		calibrate_soon(attends, remote);
+}
+
+void calibrate_on_open(struct attends *attends, const struct form *form)
+{
+	const struct cost_shape shape = speed_shape(form);
+	unsigned int at;
+
+	for (unsigned int i = 0; i < CALIBRATE_FORMS_MAX; i++) {
+		const struct form has = form_of(&attends->opened[i]);
+		const struct cost_shape known = speed_shape(&has);
+
+		if (has.shape.heads && memcmp(&known, &shape, sizeof(shape)) == 0)
+			return;
+	}
+	at = attends->opened_count++ % CALIBRATE_FORMS_MAX;
+	if (attends->opened[at].heads)
+		log_info("cost", NULL, "a geometry is not measured at new peers any more",
+			 "opened=%u", attends->opened_count);
+	attends->opened[at] = form->shape;
+	if (attends->page_used && !attends->closed)
+		calibrate_speeds(attends);
 }
 
 void calibrate_on_down(struct attends *attends, const struct remote *remote,
@@ -471,4 +569,5 @@ void calibrate_close(struct attends *attends, const struct err *why)
 	list_foreach_safe(c, &attends->calibrations, link)
 		calibration_end(c, why);
 	loop_defer_cancel(&attends->calibrate_next);
+	loop_timer_stop(&attends->calibrate_due);
 }

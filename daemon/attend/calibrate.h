@@ -12,11 +12,14 @@
 
 struct attends;
 struct err;
+struct form;
 struct loop_defer;
+struct loop_timer;
 struct remote;
 struct wire_attended;
 
 #define CALIBRATE_SIZES 4u
+#define CALIBRATE_FORMS_MAX 8u /* geometries: as many as a peer tells at once */
 #define CALIBRATE_ROUNDS_MAX 400u
 #define CALIBRATE_ROWS_MAX 2048u /* all of them are under way at once */
 
@@ -37,6 +40,7 @@ struct calibrate_args {
 	/* Rows of CALIBRATE_ROW_BYTES an echo: 0, the usual sizes; else this one alone,
 	 * `rounds` times, and the page stays as it is. */
 	uint32_t rows, rounds;
+	bool speeds; /* of what was opened, if they are not known; no echoes */
 	void *owner;
 	/* Once, in a later turn; NULL: nobody waits. */
 	void (*on_done)(void *owner, const struct calibrate_result *result,
@@ -46,7 +50,7 @@ struct calibrate_args {
 /* ERR_PEER: not up; ERR_REQUIRE: it does not attend; ERR_BUSY: it is being done. */
 int calibrate_begin(struct attends *attends, const struct calibrate_args *args);
 /* The same when it is time: a peer whose constants are asked for and not known, or have
- * ceased to predict; at most once a minute. */
+ * ceased to predict; at most once a minute, and later where it is not time yet. */
 void calibrate_soon(struct attends *attends, struct remote *remote);
 /* Somebody reads the page from now on: it is filled, and kept. */
 void calibrate_all(struct attends *attends);
@@ -54,6 +58,9 @@ void calibrate_all(struct attends *attends);
 #define CALIBRATE_FIRST (UINT64_C(1) << 63)
 int calibrate_on_attended(struct attends *attends, struct remote *remote,
 			  const struct wire_attended *msg);
+/* An attend was opened: how fast is that, here and at all peers? */
+void calibrate_on_open(struct attends *attends, const struct form *form);
+void calibrate_on_due(struct loop_timer *timer); /* attends->calibrate_due */
 void calibrate_on_change(struct attends *attends, struct remote *remote);
 void calibrate_on_down(struct attends *attends, const struct remote *remote,
 		       const struct err *why);

@@ -4,8 +4,8 @@
  * in the loop, with the bytes that came: no kernel and no thread is in it, and no more
  * goes out than came in. Its bytes are of a share a peer, in time, so that a loop is not
  * kept by echoes alone. A speed is measured by one of attend_threads, once for a
- * geometry; a peer waits for one of them at a time, and nobody is told what KV there is:
- * scratch memory is attended to.
+ * geometry; a peer waits for one of them at a time, has a share of what is measured anew,
+ * too, and nobody is told what KV there is: scratch memory is attended to.
  */
 #include "daemon/attend/echo.h"
 
@@ -25,6 +25,8 @@ struct echo_share {
 	struct list link; /* attends->echo_shares */
 	const struct remote *remote;
 	uint64_t bytes, at_ns;
+	unsigned int speeds; /* that it may have measured */
+	uint64_t speed_ns;   /* it was given the last of them */
 };
 
 /* A peer that waits for a measurement. */
@@ -52,7 +54,8 @@ static struct echo_share *echo_share_of(struct attends *attends,
 		return NULL;
 	share->remote = remote;
 	share->bytes = ECHO_BYTES;
-	share->at_ns = loop_now_ns(attends->kvd->loop);
+	share->speeds = ECHO_SPEEDS;
+	share->at_ns = share->speed_ns = loop_now_ns(attends->kvd->loop);
 	list_push_back(&attends->echo_shares, &share->link);
 	return share;
 }
@@ -109,6 +112,25 @@ static void echo_on_told(struct speed_wait *base, const struct cost_compute *com
 	echo_wait_end(wait);
 }
 
+static int echo_take_speed(struct attends *attends, const struct remote *remote)
+{
+	struct echo_share *share = echo_share_of(attends, remote);
+	uint64_t now = loop_now_ns(attends->kvd->loop), due;
+
+	if (!share)
+		return err_pass(-ENOMEM);
+	due = (now - share->speed_ns) / ECHO_SPEED_NS;
+	share->speed_ns += due * ECHO_SPEED_NS;
+	share->speeds = due < ECHO_SPEEDS - share->speeds
+				? share->speeds + (unsigned int)due
+				: ECHO_SPEEDS;
+	if (!share->speeds)
+		return err_raise(ERR_BUSY, "speeds of this daemon: %u, then one a minute",
+				 ECHO_SPEEDS);
+	share->speeds--;
+	return 0;
+}
+
 static int echo_speed(struct attends *attends, struct remote *remote,
 		      const struct wire_attend *msg)
 {
@@ -126,6 +148,8 @@ static int echo_speed(struct attends *attends, struct remote *remote,
 	r = form_get(&in, &form);
 	if (r >= 0)
 		r = form_check(&form);
+	if (r >= 0 && !speed_is_known(attends, &form))
+		r = echo_take_speed(attends, remote);
 	if (r < 0)
 		return err_pass(r);
 	wait = mem_zalloc(sizeof(*wait));

@@ -6,16 +6,18 @@
  * is, and the sum right at that point and at the third: between them it is what the
  * kernel does anyway, its time is not smooth there.
  *
- * Medians of a few calls: the memory is scratch that was just written, so of a small
- * geometry it lies in a cache, as KV that is attended in each step does. One geometry is
- * measured at a time, for some 10 ms of one of attend_threads; who asks for one that is
- * known has it at once, so a peer that asks again and again takes nothing.
+ * Medians of the faster half of a few calls: a speed is measured once, and what took the
+ * core from some calls would be in all prices. The memory is scratch that was just
+ * written, so of a small geometry it lies in a cache, as KV that is attended in each step
+ * does. Who asks for a geometry that is known has it at once, so a peer that asks again
+ * and again takes nothing. Where there are too many the one that was asked for longest
+ * ago is forgotten. One measurement takes some 10 ms of one of attend_threads, of many
+ * heads some 100 ms: the more rows, the fewer tokens.
  */
 #include "daemon/attend/speed.h"
 
 #include <errno.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/attend/attend_impl.h"
@@ -35,6 +37,7 @@
 /* A peer may ask: what is larger is no rank's. */
 #define HEADS_MOST 1024u
 #define TOKEN_BYTES_MOST (256u << 10)
+#define CALL_FLOP 1e9 /* of the rows of one query token, at most */
 #define CALLS 15u
 #define SPEND_US 50e3	/* at each of three points, then no more calls */
 #define MANY_PART 4u	/* many rows meet this part of the tokens */
@@ -45,6 +48,7 @@ struct speed {
 	struct cost_compute compute;
 	struct err why;
 	bool known;
+	uint64_t asked; /* the latest of those that asked: struct speeds.asked */
 	struct list waits;
 	struct offload_job job;
 	struct attends *attends;
@@ -52,6 +56,7 @@ struct speed {
 
 struct speeds {
 	unsigned int count;
+	uint64_t asked;
 	struct speed *all[SPEEDS_MAX];
 };
 
@@ -59,14 +64,12 @@ struct cost_shape speed_shape(const struct form *form)
 {
 	const struct attend_shape *s = &form->shape;
 	uint32_t kv = value_bytes((enum value_type)s->kv_type);
-	struct cost_shape shape =
-		s->kind == ATTEND_MLA
-			? cost_shape_mla(s->heads, s->dqk, s->dv, kv, sizeof(float))
-			: cost_shape_gqa(s->heads, s->kv_heads, s->dqk, s->dv, kv,
-					 sizeof(float));
 
-	shape.q_bytes = s->dqk * value_bytes((enum value_type)s->q_type);
-	return shape;
+	/* a decision has one number of bytes for q and KV: a wider q is the same row */
+	return s->kind == ATTEND_MLA
+		       ? cost_shape_mla(s->heads, s->dqk, s->dv, kv, sizeof(float))
+		       : cost_shape_gqa(s->heads, s->kv_heads, s->dqk, s->dv, kv,
+					sizeof(float));
 }
 
 /* ---- measuring ---- */
@@ -81,6 +84,16 @@ struct scratch {
 	uint32_t tokens, rows;
 };
 
+uint32_t speed_tokens(const struct attend_shape *shape, uint64_t token_bytes)
+{
+	double work = CALL_FLOP / (2.0 * (shape->dqk + shape->dv) * shape->heads);
+	uint64_t tokens = KV_BYTES / token_bytes;
+
+	tokens = tokens > TOKENS_MOST ? TOKENS_MOST : tokens;
+	tokens = (double)tokens > work ? (uint64_t)work : tokens;
+	return tokens < TOKENS_FEW ? TOKENS_FEW : (uint32_t)tokens;
+}
+
 static int scratch_make(struct scratch *s, const struct attend_shape *shape)
 {
 	uint32_t value = value_bytes((enum value_type)shape->kv_type);
@@ -90,10 +103,7 @@ static int scratch_make(struct scratch *s, const struct attend_shape *shape)
 	s->token_bytes = key + (shape->kind == ATTEND_GQA
 					? (uint64_t)shape->kv_heads * shape->dv * value
 					: 0);
-	s->tokens = (uint32_t)(KV_BYTES / s->token_bytes);
-	s->tokens = s->tokens < TOKENS_FEW    ? TOKENS_FEW
-		    : s->tokens > TOKENS_MOST ? TOKENS_MOST
-					      : s->tokens;
+	s->tokens = speed_tokens(shape, s->token_bytes);
 	s->rows = shape->heads >= ROWS_MANY ? shape->heads
 					    : ROWS_MANY / shape->heads * shape->heads;
 	q = (uint64_t)s->rows * shape->dqk * value_bytes((enum value_type)shape->q_type);
@@ -121,15 +131,6 @@ static int scratch_make(struct scratch *s, const struct attend_shape *shape)
 	return 0;
 }
 
-static int speed_by_us(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
-/* Of the faster half: a speed is measured once, and what took the core from some calls
- * would be in all prices. */
 static int speed_time(struct kernel *kernel, struct scratch *s, uint32_t rows,
 		      uint32_t tokens, struct cost_figure *figure)
 {
@@ -149,8 +150,7 @@ static int speed_time(struct kernel *kernel, struct scratch *s, uint32_t rows,
 		if (n > 0 && clock_us() - first > SPEND_US)
 			break;
 	}
-	qsort(us, n, sizeof(*us), speed_by_us);
-	*figure = fit_figure(us, (n + 1) / 2, (uint32_t)clock_s());
+	*figure = fit_faster(us, n, (uint32_t)clock_s());
 	return 0;
 }
 
@@ -212,7 +212,6 @@ static void speed_done(struct offload_job *job)
 	struct list *link;
 
 	speed->attends->under_way--;
-	speed->known = true;
 	if (job->result < 0)
 		speed->why = job->err;
 	while ((link = list_pop_front(&speed->waits))) {
@@ -221,6 +220,7 @@ static void speed_done(struct offload_job *job)
 		wait->on_told(wait, &speed->compute,
 			      job->result < 0 ? &speed->why : NULL);
 	}
+	speed->known = true; /* not before: it could be forgotten */
 }
 
 static bool speed_same(const struct form *a, const struct form *b)
@@ -241,23 +241,46 @@ static struct speed *speed_find(const struct speeds *speeds, const struct form *
 	return NULL;
 }
 
+bool speed_is_known(const struct attends *attends, const struct form *form)
+{
+	return attends->speeds && speed_find(attends->speeds, form);
+}
+
+/* A place for one more; NULL: all are being measured. */
+static struct speed **speed_place(struct speeds *speeds)
+{
+	struct speed **oldest = NULL;
+
+	if (speeds->count < SPEEDS_MAX)
+		return &speeds->all[speeds->count++];
+	for (unsigned int i = 0; i < SPEEDS_MAX; i++) {
+		if (speeds->all[i]->known &&
+		    (!oldest || speeds->all[i]->asked < (*oldest)->asked))
+			oldest = &speeds->all[i];
+	}
+	if (oldest)
+		mem_free(*oldest);
+	return oldest;
+}
+
 static int speed_begin(struct attends *attends, const struct form *form,
 		       struct speed **speed_p)
 {
-	struct speeds *speeds = attends->speeds;
-	struct speed *speed;
+	struct speed *speed = mem_zalloc(sizeof(*speed)), **place;
 
-	if (speeds->count == SPEEDS_MAX)
-		return err_raise(ERR_LIMIT, "%u geometries were measured: the limit",
-				 SPEEDS_MAX);
-	speed = mem_zalloc(sizeof(*speed));
 	if (!speed)
 		return err_pass(-ENOMEM);
+	place = speed_place(attends->speeds);
+	if (!place) {
+		mem_free(speed);
+		return err_raise(ERR_BUSY, "%u geometries are being measured",
+				 SPEEDS_MAX);
+	}
 	speed->form = *form;
 	speed->attends = attends;
 	list_init(&speed->waits);
 	speed->job = (struct offload_job){.work = speed_work, .done = speed_done};
-	speeds->all[speeds->count++] = speed;
+	*place = speed;
 	attends->under_way++;
 	offload_submit(attends->offload, &speed->job);
 	*speed_p = speed;
@@ -287,6 +310,7 @@ int speed_ask(struct attends *attends, const struct form *form, struct speed_wai
 		r = speed_begin(attends, form, &speed);
 	if (r < 0)
 		return err_pass(r);
+	speed->asked = ++attends->speeds->asked;
 	if (speed->known)
 		wait->on_told(wait, &speed->compute,
 			      speed->why.code == ERR_OK ? NULL : &speed->why);

@@ -6,6 +6,9 @@
 #ifndef KVD_ATTEND_SPEED_H
 #define KVD_ATTEND_SPEED_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "daemon/attend/form.h"
 #include "daemon/base/err.h"
 #include "daemon/base/list.h"
@@ -14,10 +17,10 @@
 struct attends;
 struct speeds;
 
-#define SPEEDS_MAX 32u	      /* geometries */
+#define SPEEDS_MAX 32u	      /* geometries, those that were asked for last */
 #define SPEED_BYTES (6u * 8u) /* of speed_put() */
 
-/* Of a geometry; what is merged are fp32 values. */
+/* Of a geometry, by the KV's bytes; what is merged are fp32 values. */
 struct cost_shape speed_shape(const struct form *form);
 
 /* Somebody who wants to know. on_told comes once: in speed_ask(), or later. */
@@ -26,8 +29,13 @@ struct speed_wait {
 	void (*on_told)(struct speed_wait *wait, const struct cost_compute *compute,
 			const struct err *why);
 };
-/* ERR_REQUIRE: no threads; ERR_LIMIT: of too many geometries; ERR_NOMEM. */
+/* ERR_REQUIRE: no threads; ERR_RANGE: it is not measured; ERR_BUSY: of too many at a
+ * time; ERR_NOMEM. */
 int speed_ask(struct attends *attends, const struct form *form, struct speed_wait *wait);
+/* Asking for it takes no measurement: it was made, or is under way. */
+bool speed_is_known(const struct attends *attends, const struct form *form);
+/* Of KV that are attended to in a measurement. */
+uint32_t speed_tokens(const struct attend_shape *shape, uint64_t token_bytes);
 void speed_forget(struct speed_wait *wait); /* it does not come any more */
 void speeds_free(struct speeds *speeds);    /* nothing is measured; NULL is fine */
 

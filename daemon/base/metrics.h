@@ -172,6 +172,8 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "attends, own and of others, that wait for a thread")                          \
 	X(ATTEND_THREADS, GAUGE, NUMBER, NONE, NONE, "attend_threads",                   \
 	  "threads that attend (attend_threads)")                                        \
+	X(ATTEND_LOOKS, COUNTER, NUMBER, NONE, NONE, "attend_looks_total",               \
+	  "turns in which the loop looked for attends awake (attend_spin)")              \
 	X(COST_CALIBRATIONS, COUNTER, NUMBER, NONE, NONE, "cost_calibrations_total",     \
 	  "peers measured for the cost page")                                            \
 	X(COST_BYTES, COUNTER, BYTES, NONE, NONE, "cost_bytes_total",                    \

@@ -67,6 +67,7 @@ static bool add_link(cJSON *list, const struct cost_link *link)
 	return json && cJSON_AddItemToArray(list, json) &&
 	       cJSON_AddStringToObject(json, "transport", link->name) &&
 	       add_figure(json, "probe_us", &link->probe) &&
+	       add_figure(json, "turn_us", &link->turn) &&
 	       add_figure(json, "bytes_per_us", &link->bandwidth) &&
 	       add_figure(json, "pull_us", &link->pull_probe) &&
 	       add_figure(json, "pull_bytes_per_us", &link->pull_bandwidth) &&
@@ -94,7 +95,9 @@ static bool add_peer(cJSON *list, const struct kvd *kvd, const struct cost_peer 
 		  cJSON_AddStringToObject(json, "endpoint",
 					  remote ? remote->peer->endpoint : "") &&
 		  cJSON_AddBoolToObject(json, "stale", peer->stale) &&
-		  add_figure(json, "wait_us", &peer->wait);
+		  add_figure(json, "wait_us", &peer->wait) &&
+		  add_figure(json, "attend", &peer->attend) &&
+		  cJSON_AddNumberToObject(json, "requesters", peer->requesters);
 
 	if (ok)
 		links = cJSON_AddArrayToObject(json, "links");
@@ -250,11 +253,12 @@ const struct command cost_commands[] = {
 	 "the page of constants for kvd_decide(), which is filled from then on", NULL, 0,
 	 cost_page_run, "nothing; one fd, read-only: the page"},
 	{"cost.show", "what the page has", NULL, 0, cost_show_run,
-	 "peers: each with links, by transport: probe_us, bytes_per_us, pull_us, "
-	 "pull_bytes_per_us, congestion; speeds: of attention, by instance (zeros: this "
-	 "daemon) and geometry; home: merging and splicing. A constant: value, mad, "
-	 "error (one standard deviation), count, at_s (CLOCK_MONOTONIC); null: not "
-	 "measured"},
+	 "peers: each with stale, wait_us, attend (what its attention takes, by what its "
+	 "speed says), requesters (at work there), and links, by transport: probe_us, "
+	 "turn_us, bytes_per_us, pull_us, pull_bytes_per_us, congestion; "
+	 "speeds: of attention, by instance (zeros: this daemon) and geometry; "
+	 "home: merging and splicing. A constant: value, mad, error (one standard "
+	 "deviation), count, at_s (CLOCK_MONOTONIC); null: not measured"},
 	{"cost.calibrate", "measure the way to a peer, and how fast it attends",
 	 calibrate_fields, COMMAND_ADMIN, cost_calibrate_run,
 	 "echoes: bytes there and back, us (median), mad_us, count; bytes: of all"},

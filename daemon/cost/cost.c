@@ -9,7 +9,7 @@
  *   M = query * heads                                 rows of a layer and step
  *   A = a0 + max(D / Bm, 2 (dqk + dv) n M / F)        attention on one machine
  *   R = max over holders of ( (f + (M (q + p) + 4 k query) / BW) * congestion
- *                             + wait + A_h * max(1, N / 8) ) + merges
+ *                             + wait + A_h * lately * max(1, N / 8) ) + merges
  *   route = S L max(0, R - hidden)
  *   fetch = sum of pulls + Z + S L A_o                a selection: S L (gathers + A_o)
  *   local = C L t + S L A_o
@@ -159,6 +159,21 @@ struct cost_price cost_splice(const struct cost_home *home, double layers, doubl
 			   layers);
 }
 
+/* As it is lately: cores that others use, KV that lies in no cache. */
+static struct cost_price cost_attend_at(const struct cost_holder *holder,
+					const struct cost_case *c, double tokens)
+{
+	struct cost_price price =
+		cost_attend(holder->compute, &c->shape, c->query, tokens, c->selected);
+	double error = price.us * holder->attend.error;
+
+	if (!(holder->attend.value > 0))
+		return price;
+	price = price_scale(price, holder->attend.value);
+	price.variance += error * error;
+	return price;
+}
+
 /* ---- the ways ---- */
 
 static double cost_holder_tokens(const struct cost_case *c,
@@ -181,8 +196,7 @@ static struct cost_price cost_round_at(const struct cost_case *c,
 		return price_never;
 	if (c->selected) /* the indices travel, too; heads share them */
 		bytes += 4 * holder->selected * c->query;
-	attend = cost_attend(holder->compute, &c->shape, c->query,
-			     cost_holder_tokens(c, holder), c->selected);
+	attend = cost_attend_at(holder, c, cost_holder_tokens(c, holder));
 	attend = price_scale(attend,
 			     cost_at_least_one(holder->requesters / COST_FAN_IN_FLAT));
 	attend = price_add(attend, price_of(&holder->wait, 1));
@@ -216,18 +230,17 @@ static struct cost_price cost_round(const struct cost_case *c, struct cost_price
  */
 static struct cost_price cost_attend_home(const struct cost_case *c)
 {
-	const struct cost_compute *compute = c->compute;
+	const struct cost_holder home = {.compute = c->compute}, *as = &home;
 	double tokens = 0;
 
 	if (c->attend_us > 0)
 		return (struct cost_price){c->attend_us, 0};
 	for (unsigned int i = 0; i < c->holder_count; i++) {
-		if (!compute)
-			compute = c->holders[i].compute;
+		if (!as->compute)
+			as = &c->holders[i];
 		tokens += cost_holder_tokens(c, &c->holders[i]);
 	}
-	return compute ? cost_attend(compute, &c->shape, c->query, tokens, c->selected)
-		       : price_nothing;
+	return as->compute ? cost_attend_at(as, c, tokens) : price_nothing;
 }
 
 /* What is pulled before the first step, and what in each layer and step. */
@@ -265,6 +278,18 @@ static double cost_context_tokens(const struct cost_case *c)
 	return tokens;
 }
 
+/* Some constant is missing, and not because the way cannot be had. */
+static bool cost_unknown(const struct cost_case *c, const struct cost_holder *holder)
+{
+	const struct cost_link *link;
+
+	if (!holder->compute && !holder->no_attend)
+		return true;
+	if (!holder->no_attend && isinf(cost_transfer(holder, 1, &link).us))
+		return true;
+	return !c->no_pages && isinf(cost_pull(holder, 1).us);
+}
+
 /* S*: route - fetch is `once` less so much a step. */
 static double cost_even_steps(const struct cost_prices *prices, double layers,
 			      double round, double each)
@@ -287,6 +312,8 @@ void cost_all(const struct cost_case *c, struct cost_prices *prices)
 			prices->replicate = true;
 		if (c->holders[i].stale)
 			prices->stale = true;
+		if (cost_unknown(c, &c->holders[i]))
+			prices->unknown = true;
 	}
 	prices->round = cost_round(c, prices);
 	prices->attend = cost_attend_home(c);
@@ -335,7 +362,7 @@ struct cost_choice cost_choose(const struct cost_prices *prices, enum cost_way l
 {
 	const struct cost_price way[] = {price_never, prices->route, prices->fetch,
 					 prices->local};
-	struct cost_choice choice = {COST_NONE, !prices->stale};
+	struct cost_choice choice = {COST_NONE, !prices->stale && !prices->unknown};
 	enum cost_way best = COST_NONE;
 
 	for (enum cost_way w = COST_ROUTE; w <= COST_LOCAL; w++)

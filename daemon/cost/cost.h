@@ -66,10 +66,12 @@ struct cost_holder {
 	const struct cost_link *links;
 	unsigned int link_count;
 	const struct cost_compute *compute; /* NULL: it cannot attend, or not priced */
+	bool no_attend;			    /* NULL because it cannot */
 	struct cost_figure wait;	    /* in its queue */
-	double requesters;		    /* at work there, this one included */
-	double tokens, selected; /* of the context; of them a query token looks at */
-	bool stale;		 /* its constants have stopped predicting */
+	struct cost_figure attend; /* times what `compute` says, lately; 0: once */
+	double requesters;	   /* at work there, this one included */
+	double tokens, selected;   /* of the context; of them a query token looks at */
+	bool stale;		   /* its constants have stopped predicting */
 };
 
 struct cost_case {
@@ -108,6 +110,8 @@ struct cost_prices {
 	const struct cost_link *link; /* to it */
 	bool replicate; /* a holder serves more than it can at one's price */
 	bool stale;
+	bool unknown; /* route or fetch is possible, for all that is known, but not priced
+		       */
 };
 
 struct cost_choice {
@@ -138,7 +142,8 @@ static inline double cost_steps(double expected, double made)
 }
 
 /* The cheapest. What is not cheaper by twice the error of the difference does not
- * displace `last` (COST_NONE: there is none), and nobody is sure of it. */
+ * displace `last` (COST_NONE: there is none), and nobody is sure of it; nor while another
+ * way is not priced. */
 struct cost_choice cost_choose(const struct cost_prices *prices, enum cost_way last);
 
 /* MLA of `dqk` = latent + rope values a token, of which `dv` are the latent; or GQA. Of

@@ -11,7 +11,15 @@
  * rounds of several sizes tell it, that fixed part is the link's turn. Congestion is how
  * much longer bytes took lately than the constants with the turn say: what waits and
  * computes at the holder is told apart by the holder itself. A new calibration begins at
- * 1, without a turn.
+ * 1, without a turn. Kernels were measured once, on scratch memory of an idle holder: how
+ * much longer they took lately is a factor of its own, which a calibration leaves. So
+ * drift is judged of the way alone: nothing but a way is measured anew.
+ *
+ * A dozen rounds of two sizes say little of a slope: a line through them may be nearly
+ * level, and what is fixed in it, by that slope, a thousand times the truth. So bytes are
+ * never taken to be faster than echoes found them, nor slower than the line is sure of;
+ * the turn goes there as slowly as congestion does, and congestion gives back at once
+ * what the turn takes, so that the price of what was sent does not move by it.
  *
  * Prices of pulls are multiplied by congestion, too. Those that were measured have it in
  * their times already, so their constants are told without it.
@@ -29,7 +37,9 @@
 #define LINE_DECAY (1 - 1 / FIT_LIVE_PART)
 #define HALF_BYTES 262144.0 /* of which the bytes take as long as the rest, about */
 #define PULL_UNKNOWN_ERROR 0.5
-#define CONGESTION_MOST 1e3
+#define FACTOR_MOST 1e3	  /* and least: one part of it */
+#define SIZES_DIFFER 0.01 /* squares of their distances, of all: enough for a line */
+#define TURN_ROUNDS 4u	  /* of fewer, two sizes have no scatter */
 #define REQUESTERS_PART FIT_LIVE_PART
 
 /* Weighted sums, x: bytes, y: us. Times scatter with their length: longer ones weigh
@@ -43,8 +53,8 @@ struct live_peer {
 	struct cost_peer row;
 	bool gone; /* no row of the page: kept while there is room, for asked_ns */
 	struct fit_drift drift;
-	uint64_t asked_ns; /* it was to be measured; 0: never */
-	struct line_sums pulls[COST_LINKS_MAX], rounds[COST_LINKS_MAX]; /* by link */
+	uint64_t asked_ns;		/* it was to be measured; 0: never */
+	struct line_sums pulls, rounds; /* of its link */
 };
 
 struct live {
@@ -128,25 +138,18 @@ static int live_peer_get(struct live *live, const uint8_t *key, struct live_peer
 	return 0;
 }
 
-/* A peer has a line of one transport at a time: more than it has room for are not
- * expected, and the first gives way. */
+/* A peer has one line at a time, and its end drops the row (live_drop()). */
 static struct cost_link *live_link(struct live_peer *peer, const char *transport)
 {
-	struct cost_peer *row = &peer->row;
-	unsigned int i = 0;
+	struct cost_link *link = &peer->row.links[0];
 
-	while (i < row->link_count && strcmp(row->links[i].name, transport) != 0)
-		i++;
-	if (i == row->link_count) {
-		if (row->link_count < COST_LINKS_MAX)
-			row->link_count++;
-		else
-			i = 0;
-		row->links[i] = (struct cost_link){.congestion.value = 0};
-		peer->pulls[i] = peer->rounds[i] = (struct line_sums){.count = 0};
-		snprintf(row->links[i].name, sizeof(row->links[i].name), "%s", transport);
-	}
-	return &row->links[i];
+	if (peer->row.link_count && strcmp(link->name, transport) == 0)
+		return link;
+	peer->row.link_count = 1;
+	*link = (struct cost_link){.congestion.value = 0};
+	peer->pulls = peer->rounds = (struct line_sums){.count = 0};
+	snprintf(link->name, sizeof(link->name), "%s", transport);
+	return link;
 }
 
 static int live_tell(struct live *live, struct live_peer *peer)
@@ -185,11 +188,21 @@ static bool sums_line(const struct line_sums *s, double *fixed_p, double *slope_
 {
 	double det = s->w * s->xx - s->x * s->x;
 
-	if (!(det > 0.01 * s->w * s->xx))
+	if (!(det > SIZES_DIFFER * s->w * s->xx))
 		return false;
 	*slope_p = (s->w * s->xy - s->x * s->y) / det;
 	*fixed_p = (s->y - *slope_p * s->x) / s->w;
 	return *slope_p > 0 && *fixed_p >= 0;
+}
+
+/* How far the times lie from the line, of one whose weight is 1. */
+static double sums_left(const struct line_sums *s, double fixed, double slope)
+{
+	double left = s->yy - 2 * fixed * s->y - 2 * slope * s->xy +
+		      fixed * fixed * s->w + 2 * fixed * slope * s->x +
+		      slope * slope * s->xx;
+
+	return sqrt(fmax(left, 0) / s->n);
 }
 
 static void pull_figure(struct cost_figure *figure, double value, double error,
@@ -214,10 +227,7 @@ static void pulls_fit(const struct line_sums *p, struct cost_link *link, uint32_
 		slope = (mean_y - fixed) / mean_x;
 		det = 0;
 	}
-	/* squares of what is left of the times, beside the line */
-	left = p->yy - 2 * fixed * p->y - 2 * slope * p->xy + fixed * fixed * p->w +
-	       2 * fixed * slope * p->x + slope * slope * p->xx;
-	left = sqrt(fmax(left, 0) / p->n);
+	left = sums_left(p, fixed, slope);
 	if (det > 0) {
 		pull_figure(&link->pull_probe, fixed, left * sqrt(p->xx / det), p, now_s);
 		pull_figure(&link->pull_bandwidth, 1 / slope,
@@ -240,7 +250,7 @@ static void figure_scale(struct cost_figure *figure, double by)
 static void live_pulls(const struct live_peer *peer, struct cost_link *link,
 		       uint32_t now_s)
 {
-	const struct line_sums *p = &peer->pulls[link - peer->row.links];
+	const struct line_sums *p = &peer->pulls;
 	double congestion = link->congestion.value;
 
 	if (p->count == 0)
@@ -264,7 +274,7 @@ void live_pull(struct live *live, const struct live_way *way, double bytes, doub
 		return;
 	}
 	link = live_link(peer, way->transport);
-	sums_add(&peer->pulls[link - peer->row.links], bytes, us);
+	sums_add(&peer->pulls, bytes, us);
 	live_pulls(peer, link, way->now_s);
 	if (live_tell(live, peer) < 0)
 		err_clear();
@@ -292,8 +302,8 @@ int live_echoes(struct live *live, const struct live_way *way, const struct fit 
 	link->bandwidth = line.rate;
 	link->model_error = line.residual;
 	link->congestion = (struct cost_figure){.count = 0};
-	peer->rounds[link - peer->row.links] = (struct line_sums){.count = 0};
-	if (peer->pulls[link - peer->row.links].count == 0)
+	peer->rounds = (struct line_sums){.count = 0};
+	if (peer->pulls.count == 0)
 		live_pull_unknown(link);
 	live_pulls(peer, link, way->now_s);
 	peer->drift = (struct fit_drift){.outside = 0};
@@ -301,38 +311,91 @@ int live_echoes(struct live *live, const struct live_way *way, const struct fit 
 	return err_pass(live_tell(live, peer));
 }
 
-static double live_predicted(const struct live *live, const struct live_peer *peer,
-			     const struct cost_link *link, const struct live_round *round)
+/* Of the way, by what was known before this round. True: for the first time stale. */
+static bool live_drift(struct live_peer *peer, const struct cost_link *link,
+		       const struct live_round *round)
 {
 	const struct cost_holder holder = {.links = link, .link_count = 1};
+	double took = round->us - round->queue_us - round->attend_us;
 	const struct cost_link *used;
+	bool stale;
+
+	if (!(took > 0))
+		return false;
+	stale = fit_drift_add(&peer->drift, took,
+			      cost_transfer(&holder, round->bytes, &used).us);
+	peer->row.stale = peer->drift.stale;
+	return stale;
+}
+
+/* As a decision prices it: of as many requesters as were in the call. */
+static void live_attend(const struct live *live, struct live_peer *peer,
+			const struct live_round *round, uint32_t now_s)
+{
 	struct cost_speed speed;
-	double us = cost_transfer(&holder, round->bytes, &used).us + peer->row.wait.value;
+	double us;
 
 	if (cost_page_speed(live->page, peer->row.key, &round->shape, &speed))
-		return us + round->attend_us; /* only the way can be judged */
-	return us + cost_attend(&speed.compute, &round->shape, round->query,
-				round->tokens, round->selected)
-			    .us;
+		return;
+	us = cost_attend(&speed.compute, &round->shape, round->query, round->tokens,
+			 round->selected)
+		     .us *
+	     fmax(round->requesters / COST_FAN_IN_FLAT, 1);
+	if (us > 0)
+		fit_live(&peer->row.attend,
+			 fmin(fmax(round->attend_us / us, 1 / FACTOR_MOST), FACTOR_MOST),
+			 now_s);
+}
+
+/* What rounds have beside an echo, so that one factor, how much longer each byte takes
+ * than echoes found, fits all sizes. The error is the line's where there are no bytes:
+ * what the factor is wrong by, the turn has at the sizes that were. */
+static void turn_fit(const struct line_sums *s, const struct cost_link *link,
+		     struct cost_figure *turn)
+{
+	double det = s->w * s->xx - s->x * s->x, rate = link->bandwidth.value;
+	double slope = (s->w * s->xy - s->x * s->y) / det;
+	double mean_x = s->x / s->w, mean_y = s->y / s->w;
+	double left = sums_left(s, mean_y - slope * mean_x, slope);
+	double factor = fmax((slope - left * sqrt(s->w / det)) * rate, 1);
+
+	turn->value = fmax(mean_y / factor - mean_x / rate - link->probe.value, 0);
+	turn->error = left * sqrt(s->xx / det) / factor;
+}
+
+static void live_turn(struct cost_link *link, const struct line_sums *rounds,
+		      double plain, uint32_t now_s)
+{
+	double det = rounds->w * rounds->xx - rounds->x * rounds->x;
+	double before = plain + link->turn.value;
+	struct cost_figure turn;
+
+	if (rounds->count < TURN_ROUNDS || !(det > SIZES_DIFFER * rounds->w * rounds->xx))
+		return;
+	turn_fit(rounds, link, &turn);
+	link->turn = (struct cost_figure){.value = link->turn.value +
+						   (turn.value - link->turn.value) /
+							   FIT_LIVE_PART,
+					  .mad = turn.error / 1.4826,
+					  .error = turn.error,
+					  .count = rounds->count,
+					  .at_s = now_s};
+	link->congestion.value *= before / (plain + link->turn.value);
 }
 
 static void live_congestion(struct live_peer *peer, struct cost_link *link,
 			    const struct live_round *round, uint32_t now_s)
 {
-	struct line_sums *rounds = &peer->rounds[link - peer->row.links];
-	double took = round->us - round->queue_us - round->attend_us, fixed, slope;
+	struct line_sums *rounds = &peer->rounds;
+	double took = round->us - round->queue_us - round->attend_us;
 	double plain = link->probe.value + round->bytes / link->bandwidth.value;
 
 	if (!(plain > 0 && took > 0))
 		return;
 	sums_add(rounds, round->bytes, took);
-	if (sums_line(rounds, &fixed, &slope)) {
-		/* so that one factor fits all sizes */
-		fixed = fixed / (slope * link->bandwidth.value) - link->probe.value;
-		link->turn.value = fmax(fixed, 0);
-	}
-	fit_live(&link->congestion,
-		 fmin(took / (plain + link->turn.value), CONGESTION_MOST), now_s);
+	live_turn(link, rounds, plain, now_s);
+	fit_live(&link->congestion, fmin(took / (plain + link->turn.value), FACTOR_MOST),
+		 now_s);
 	live_pulls(peer, link, now_s);
 }
 
@@ -348,9 +411,8 @@ bool live_round(struct live *live, const struct live_way *way,
 	link = live_link(peer, way->transport);
 	if (!link->probe.count || !(link->bandwidth.value > 0))
 		return false;
-	stale = fit_drift_add(&peer->drift, round->us,
-			      live_predicted(live, peer, link, round));
-	peer->row.stale = peer->drift.stale;
+	stale = live_drift(peer, link, round);
+	live_attend(live, peer, round, way->now_s);
 	live_congestion(peer, link, round, way->now_s);
 	fit_live(&peer->row.wait, round->queue_us, way->now_s);
 	peer->row.requesters +=
@@ -371,6 +433,17 @@ int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],
 	speed.shape = *shape;
 	speed.compute = *compute;
 	return err_pass(cost_page_set_speed(live->page, &speed));
+}
+
+void live_no_attend(struct live *live, const uint8_t key[COST_KEY_BYTES], bool cannot)
+{
+	struct live_peer *peer = live_find(live, key);
+
+	if (!peer || peer->gone || peer->row.no_attend == cannot)
+		return;
+	peer->row.no_attend = cannot;
+	if (live_tell(live, peer) < 0)
+		err_clear();
 }
 
 void live_home(struct live *live, const struct cost_home *home)
@@ -405,19 +478,19 @@ bool live_stale(const struct live *live, const uint8_t key[COST_KEY_BYTES])
 	return peer && peer->drift.stale;
 }
 
-bool live_may_ask(struct live *live, const uint8_t key[COST_KEY_BYTES], uint64_t now_ns,
+uint64_t live_ask(struct live *live, const uint8_t key[COST_KEY_BYTES], uint64_t now_ns,
 		  uint64_t again_ns)
 {
 	struct live_peer *peer;
 
 	if (live_peer_get(live, key, &peer) < 0) {
 		err_clear();
-		return false;
+		return again_ns;
 	}
 	if (peer->asked_ns && now_ns - peer->asked_ns < again_ns)
-		return false;
+		return again_ns - (now_ns - peer->asked_ns);
 	peer->asked_ns = now_ns;
-	return true;
+	return 0;
 }
 
 bool live_knows(const struct live *live, const uint8_t key[COST_KEY_BYTES])

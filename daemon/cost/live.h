@@ -42,19 +42,22 @@ struct live_round {
 	double us, queue_us, attend_us;
 	double requesters; /* whose rows were in that call */
 };
-/* True: its constants have stopped predicting, for the first time since live_echoes(). */
+/* True: the way's constants have stopped predicting, for the first time since
+ * live_echoes(). */
 bool live_round(struct live *live, const struct live_way *way,
 		const struct live_round *round);
 int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],
 	       const struct cost_shape *shape, const struct cost_compute *compute);
+/* It says that it does not attend; or a speed. */
+void live_no_attend(struct live *live, const uint8_t key[COST_KEY_BYTES], bool cannot);
 void live_home(struct live *live, const struct cost_home *home);
 void live_drop(struct live *live, const uint8_t key[COST_KEY_BYTES]);
 
 /* The i-th peer of the page, or false. */
 bool live_peer_at(const struct live *live, unsigned int i, struct cost_peer *peer_p);
 bool live_stale(const struct live *live, const uint8_t key[COST_KEY_BYTES]);
-/* Is it time to measure the peer? Then it is not for `again_ns`. */
-bool live_may_ask(struct live *live, const uint8_t key[COST_KEY_BYTES], uint64_t now_ns,
+/* 0: it is time to measure the peer, and then not for `again_ns`; else in so many ns. */
+uint64_t live_ask(struct live *live, const uint8_t key[COST_KEY_BYTES], uint64_t now_ns,
 		  uint64_t again_ns);
 /* Is there a row with the link's constants? */
 bool live_knows(const struct live *live, const uint8_t key[COST_KEY_BYTES]);

@@ -30,7 +30,8 @@ struct cost_peer {
 	uint8_t key[COST_KEY_BYTES];
 	uint32_t link_count;
 	uint32_t stale; /* predictions do not hold any more: cost_holder.stale */
-	struct cost_figure wait;
+	uint32_t no_attend, unused;
+	struct cost_figure wait, attend; /* as cost_holder's */
 	double requesters;
 	struct cost_link links[COST_LINKS_MAX];
 };

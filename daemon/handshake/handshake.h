@@ -93,7 +93,8 @@ struct remote {
 	struct list attend_legs;
 	uint32_t attend_sent, attend_rows;
 	uint64_t attend_bytes;
-	struct list shadows; /* its lists that are kept here: xfer_serve.c */
+	uint64_t pull_ended_ns; /* the last leg of a fetch from it: store_leg.c */
+	struct list shadows;	/* its lists that are kept here: xfer_serve.c */
 	bool refused; /* our dial was answered with BYE, or keys stand between us: `why`
 		       */
 	unsigned int figures;	    /* its set in metrics.peers */

@@ -114,6 +114,7 @@ static void take_attends(struct kvd *kvd)
 	metrics_set(m, METRIC_ATTEND_SECONDS, f.attend_us * 1000);
 	metrics_set(m, METRIC_ATTEND_WAITING, f.waiting);
 	metrics_set(m, METRIC_ATTEND_THREADS, f.threads);
+	metrics_set(m, METRIC_ATTEND_LOOKS, f.looks);
 	metrics_set(m, METRIC_COST_CALIBRATIONS, f.calibrations);
 	metrics_set(m, METRIC_COST_BYTES, f.calibration_bytes);
 	metrics_set(m, METRIC_COST_STALE, f.stale);

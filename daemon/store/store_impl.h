@@ -145,9 +145,8 @@ struct store {
 	uint32_t unpinned;   /* since it ran */
 	struct strmap holds; /* by secret */
 	unsigned int moves, moves_live;
-	struct list loading;   /* struct store_move.load_link: they wait for a part */
-	struct list far_legs;  /* struct store_leg.far_link */
-	uint64_t far_ended_ns; /* the last of them */
+	struct list loading;  /* struct store_move.load_link: they wait for a part */
+	struct list far_legs; /* struct store_leg.far_link */
 	uint64_t found, missed, put_bytes, fetched_bytes;
 	uint64_t far_found, far_bytes, far_retries, lend_count;
 	uint64_t far_dials, far_dials_refused; /* of holders that homes named */

@@ -60,18 +60,18 @@ static void leg_stop_rooms(struct store_leg *leg)
 }
 
 /* What a pull from another daemon takes. Legs overlap: what one took is the time since
- * the one before it ended. */
+ * the one before it, from there, ended. */
 static void leg_price(const struct store_leg *leg)
 {
-	struct store *store = leg->move->store;
+	const struct store *store = leg->move->store;
 	uint64_t now_ns = loop_clock_ns(store->kvd->loop), begin_ns = leg->began_ns;
-	const struct remote *remote = leg->far ? far_hold_remote(leg->far) : NULL;
+	struct remote *remote = leg->far ? far_hold_remote(leg->far) : NULL;
 
 	if (!remote || !begin_ns)
 		return;
-	if (store->far_ended_ns > begin_ns)
-		begin_ns = store->far_ended_ns;
-	store->far_ended_ns = now_ns;
+	if (remote->pull_ended_ns > begin_ns)
+		begin_ns = remote->pull_ended_ns;
+	remote->pull_ended_ns = now_ns;
 	if (leg->error.code == ERR_OK && leg->bytes && remote->ready &&
 	    store->kvd->costs) {
 		const struct live_way way = {.key = remote->peer->instance,

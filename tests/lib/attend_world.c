@@ -115,7 +115,7 @@ static void engine_begin(struct attend_world *w, unsigned int node)
 	w->cache[node] = cluster_geometry;
 	cluster_cache(&w->c, w->engine[node], "kv", 0, &w->cache[node]);
 	cache_fill(&w->cache[node]);
-	attend_world_put(w, node, node ? 11 : 1, AW_CHUNKS, 4);
+	attend_world_put(w, node, 1 + 10 * node, AW_CHUNKS, 4);
 }
 
 uint64_t attend_world_hold(struct attend_world *w, unsigned int node, unsigned int first,
@@ -226,8 +226,9 @@ struct remote *attend_world_remote(const struct attend_world *w, unsigned int no
 	return NULL;
 }
 
-void attend_world_new(struct attend_world *w, unsigned int threads)
+static void world_new(struct attend_world *w, unsigned int threads, unsigned int nodes)
 {
+	char stores[160];
 	struct cluster_store_args args = {.memory_bytes = MEMORY_BYTES,
 					  .attend_threads = threads};
 
@@ -235,12 +236,16 @@ void attend_world_new(struct attend_world *w, unsigned int threads)
 	w->rows = AW_ROWS;
 	w->seat_count = AW_SEATS;
 	cluster_wrap_events(wrap);
-	cluster_new(&w->c, 3, 2);
+	cluster_new(&w->c, 3, nodes);
 	cluster_store(&w->c, AW_HOLDER, &args);
-	args.stores = w->c.nodes[AW_HOLDER].endpoint;
+	if (nodes > AW_SECOND)
+		cluster_store(&w->c, AW_SECOND, &args);
+	snprintf(stores, sizeof(stores), "%s %s", w->c.nodes[AW_HOLDER].endpoint,
+		 nodes > AW_SECOND ? w->c.nodes[AW_SECOND].endpoint : "");
+	args.stores = stores;
 	cluster_store(&w->c, AW_ASKER, &args);
-	engine_begin(w, AW_HOLDER);
-	engine_begin(w, AW_ASKER);
+	for (unsigned int i = 0; i < nodes; i++)
+		engine_begin(w, i);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	seats_new(w);
 	w->attend = attend_world_open(w, "");
@@ -248,11 +253,21 @@ void attend_world_new(struct attend_world *w, unsigned int threads)
 	w->near = attend_world_hold(w, AW_ASKER, 11, AW_CHUNKS, 600000);
 }
 
+void attend_world_new(struct attend_world *w, unsigned int threads)
+{
+	world_new(w, threads, 2);
+}
+
+void attend_world_new_two(struct attend_world *w, unsigned int threads)
+{
+	world_new(w, threads, 3);
+}
+
 void attend_world_free(struct attend_world *w)
 {
 	cluster_free(&w->c);
 	cluster_wrap_events(NULL);
-	for (unsigned int i = 0; i < 2; i++)
+	for (unsigned int i = 0; i < 3 && w->engine[i]; i++)
 		cache_close(&w->cache[i]);
 	munmap(w->seats, w->bytes);
 	close(w->fd);

@@ -13,6 +13,7 @@
 
 #define AW_HOLDER 0u
 #define AW_ASKER 1u
+#define AW_SECOND 2u /* holder, if there are two */
 #define AW_CHUNK 16u /* tokens */
 #define AW_CHUNKS 4u
 #define AW_HEADS 4u
@@ -23,9 +24,9 @@
 
 struct attend_world {
 	struct cluster c;
-	struct session *engine[2];
-	struct cache cache[2];
-	uint64_t space[2];
+	struct session *engine[3];
+	struct cache cache[3];
+	uint64_t space[3];
 	uint64_t hold, near; /* of the asker: chunks at the holder, chunks of its own */
 	uint64_t attend, region, seat_bytes, q, o, m, l;
 	uint8_t *seats;
@@ -48,6 +49,8 @@ struct remote *attend_world_remote(const struct attend_world *w, unsigned int no
 
 /* The holder has chunks 1 to 4, the asker 11 to 14, of the same bytes. */
 void attend_world_new(struct attend_world *w, unsigned int threads);
+/* And a second holder has chunks 21 to 24. */
+void attend_world_new_two(struct attend_world *w, unsigned int threads);
 void attend_world_free(struct attend_world *w);
 /* The engine of a node opens a space, and puts chunks of the first pages of its cache. */
 void attend_world_put(struct attend_world *w, unsigned int node, unsigned int first,

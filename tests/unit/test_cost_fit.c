@@ -216,6 +216,21 @@ static void latest_times_count(void **state)
 	assert_int_equal(line.fixed.count, 2 * FIT_SAMPLES_MAX);
 }
 
+/* What took the core from most calls is not in the value, but in its error. */
+static void faster_half_counts_and_the_rest_is_its_error(void **state)
+{
+	const double even[] = {10, 10, 10, 10, 10}, half[] = {30, 10, 32, 11, 12, 31, 33};
+	struct cost_figure f;
+
+	(void)state;
+	f = fit_faster(even, 5, 7);
+	assert_true(f.value == 10 && f.count == 5 && f.at_s == 7 && f.error < 0.2);
+	f = fit_faster(half, 7, 7);
+	assert_true(f.value == 11.5 && f.count == 7);
+	assert_true(f.error >= 30 - 11.5 && f.mad > 1);
+	assert_int_equal(fit_faster(half, 0, 7).count, 0);
+}
+
 static void live_figure_follows(void **state)
 {
 	struct cost_figure f = {0};
@@ -265,6 +280,7 @@ int main(void)
 		cmocka_unit_test(line_below_zero_goes_through_zero),
 		cmocka_unit_test(what_is_no_time_is_refused),
 		cmocka_unit_test(latest_times_count),
+		cmocka_unit_test(faster_half_counts_and_the_rest_is_its_error),
 		cmocka_unit_test(live_figure_follows),
 		cmocka_unit_test(drift_is_told_once_after_a_run),
 	};

@@ -260,6 +260,9 @@ static void holder_that_cannot_attend_is_fetched_from(void **state)
 		assert_true(isinf(p.route.us));
 		assert_true(p.even == 0);
 		assert_int_equal(cost_choose(&p, COST_ROUTE).way, COST_FETCH);
+		assert_false(cost_choose(&p, COST_ROUTE).sure); /* perhaps it can */
+		s.holders[1].no_attend = true;
+		p = setup_prices(&s);
 		assert_true(cost_choose(&p, COST_ROUTE).sure);
 		s.c.no_pages = true;
 		assert_int_equal(way_of(&s), COST_NONE);

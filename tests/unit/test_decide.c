@@ -208,8 +208,9 @@ static void what_the_page_lacks_is_not_guessed(void **state)
 	args.recompute_us = 1;
 	assert_int_equal(kvd_decide(&args, *state, &r), 0);
 	assert_int_equal(r.way, KVD_COST_LOCAL);
+	assert_false(r.sure); /* the others may be better: nobody knows */
 
-	/* a peer that keeps bytes and attends to nothing */
+	/* a peer whose attention nobody measured; and one that attends to nothing */
 	assert_int_equal(cost_page_peer(inside(state), cost_self, &peer), 0);
 	memcpy(peer.key, one_holder.peer, sizeof(peer.key));
 	assert_int_equal(cost_page_set_peer(inside(state), &peer), 0);
@@ -218,6 +219,24 @@ static void what_the_page_lacks_is_not_guessed(void **state)
 	assert_int_equal(kvd_decide(&args, *state, &r), 0);
 	assert_int_equal(r.way, KVD_COST_FETCH);
 	assert_true(isinf(r.route.us) && r.even_steps == 0);
+	assert_false(r.sure);
+	peer.no_attend = 1;
+	assert_int_equal(cost_page_set_peer(inside(state), &peer), 0);
+	assert_int_equal(kvd_decide(&args, *state, &r), 0);
+	assert_int_equal(r.way, KVD_COST_FETCH);
+	assert_true(r.sure);
+	/* nor is a fetch from where nobody pulled; where there are no pages there is none
+	 */
+	one_holder.peer[3] = 0;
+	assert_int_equal(cost_page_peer(inside(state), cost_self, &peer), 0);
+	peer.links[0].pull_probe.count = 0;
+	assert_int_equal(cost_page_set_peer(inside(state), &peer), 0);
+	assert_int_equal(kvd_decide(&args, *state, &r), 0);
+	assert_int_equal(r.way, KVD_COST_ROUTE);
+	assert_false(r.sure);
+	args.no_pages = true;
+	assert_int_equal(kvd_decide(&args, *state, &r), 0);
+	assert_true(r.sure);
 }
 
 static void load_of_a_peer_counts(void **state)
@@ -233,6 +252,14 @@ static void load_of_a_peer_counts(void **state)
 	assert_int_equal(kvd_decide(&plain, *state, &r), 0);
 	assert_true(r.replicate);
 	assert_true(fabs(r.round.us - before.round.us - 100 - before.attend.us) < 1e-6);
+	peer.attend = cost_known(3); /* times what its speed says, for each of the two */
+	peer.attend.error = 0.5;
+	assert_int_equal(cost_page_set_peer(inside(state), &peer), 0);
+	assert_int_equal(kvd_decide(&plain, *state, &r), 0);
+	assert_true(fabs(r.round.us - before.round.us - 100 - 5 * before.attend.us) <
+		    1e-6);
+	assert_true(r.round.error_us >= before.attend.us);
+	assert_true(fabs(r.attend.us - before.attend.us) < 1e-6); /* home is not it */
 	peer.stale = 1;
 	assert_int_equal(cost_page_set_peer(inside(state), &peer), 0);
 	assert_int_equal(kvd_decide(&plain, *state, &r), 0);
