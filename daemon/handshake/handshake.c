@@ -60,6 +60,7 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	list_init(&remote->attend_legs);
 	list_init(&remote->shadows);
 	list_init(&remote->express_free);
+	list_init(&remote->express_late);
 	remote->told = -1;
 	list_push_back(&hs->remotes, &remote->link);
 	peer_label(peer, remote->label);

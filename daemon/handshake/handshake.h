@@ -83,6 +83,11 @@ struct remote {
 	bool closing_xp, start_again;
 	struct express_in *express; /* handshake_express.c; NULL: not agreed */
 	struct list express_free;
+	/* messages that were taken, and the remote was not told yet */
+	struct list express_late;
+	unsigned int express_late_count;
+	size_t express_late_bytes;
+	struct loop_timer express_tell;
 	struct account
 		*account; /* since it was up first; else NULL, and nothing is kept */
 	struct list orphan_list; /* its requests for rooms to come: rooms_late.c */
