@@ -182,7 +182,7 @@ void gather_forget(struct post_merge *merge);
 /* ---- serve.c ---- */
 int serve_on_attend(struct attends *attends, struct remote *remote, struct cursor *body);
 int serve_on_stop(struct attends *attends, struct remote *remote, struct cursor *body);
-void serve_on_down(struct attends *attends, const struct remote *remote);
+void serve_on_down(const struct remote *remote);
 void serves_close(struct attends *attends);
 
 #endif

@@ -183,7 +183,7 @@ int leg_here(struct leg *leg, const struct store_hold *hold,
 	struct store_kv *kv = NULL;
 	int r;
 
-	leg->values = mem_calloc(values, sizeof(float));
+	leg->values = mem_alloc(values * sizeof(float));
 	if (!leg->values)
 		return err_pass(-ENOMEM);
 	r = store_kv_of_hold(hold, part->first, count, f->view[0] ? f->view : NULL, &kv);

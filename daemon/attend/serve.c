@@ -29,6 +29,7 @@
 
 struct serve {
 	struct list link; /* attends->serving */
+	struct list peer; /* remote->serves */
 	struct attends *attends;
 	struct remote *remote; /* held; NULL: nobody is told */
 	uint64_t attend;
@@ -40,11 +41,31 @@ struct serve {
 	float *values;
 };
 
+static void serve_bind(struct serve *serve, struct remote *remote)
+{
+	serve->remote = remote;
+	remote->reaches++;
+	remote->serve_count++;
+	remote->serve_rows += serve->item.rows;
+	list_push_back(&remote->serves, &serve->peer);
+}
+
+static void serve_unbind(struct serve *serve)
+{
+	struct remote *remote = mem_steal(serve->remote);
+
+	if (!remote)
+		return;
+	remote->serve_count--;
+	remote->serve_rows -= serve->item.rows;
+	list_remove(&serve->peer);
+	handshake_release(serve->attends->kvd->handshake, remote);
+}
+
 static void serve_free(struct serve *serve)
 {
 	list_remove(&serve->link);
-	if (serve->remote)
-		handshake_release(serve->attends->kvd->handshake, serve->remote);
+	serve_unbind(serve);
 	mem_free(serve->values);
 	mem_free(serve->select);
 	mem_free(serve->q);
@@ -89,7 +110,7 @@ static void serve_stop(struct serve *serve, const struct err *why)
 /* Nobody is told. */
 static void serve_lose(struct serve *serve, const struct err *why)
 {
-	handshake_release(serve->attends->kvd->handshake, mem_steal(serve->remote));
+	serve_unbind(serve);
 	serve_stop(serve, why);
 }
 
@@ -149,29 +170,21 @@ static int message_check(const struct attends *attends, const struct wire_attend
 static int room_check(const struct attends *attends, const struct remote *remote,
 		      uint32_t rows)
 {
-	const struct serve *serve;
-	uint32_t count = 0;
-	uint64_t waiting = rows;
-
 	if (attends->closed)
 		return err_raise(ERR_DRAIN, "the daemon is stopping");
-	list_foreach(serve, &attends->serving, link) {
-		if (serve->remote != remote)
-			continue;
-		count++;
-		waiting += serve->item.rows;
-	}
-	if (count >= SERVES_MAX || waiting > SERVE_ROWS_MAX)
+	if (remote->serve_count >= SERVES_MAX ||
+	    (uint64_t)remote->serve_rows + rows > SERVE_ROWS_MAX)
 		return err_raise(ERR_BUSY,
 				 "%u attends of this daemon wait: at most %u, of %u rows",
-				 count, SERVES_MAX, SERVE_ROWS_MAX);
+				 remote->serve_count, SERVES_MAX, SERVE_ROWS_MAX);
 	return 0;
 }
 
 static int serve_alloc(struct serve *serve, const struct wire_attend *msg)
 {
 	serve->q = mem_dup(msg->q.data, msg->q.len);
-	serve->values = mem_calloc(answer_bytes(msg->rows, serve->item.form.shape.dv), 1);
+	/* all of it is written, unless the item is canceled: then nobody is told of it */
+	serve->values = mem_alloc(answer_bytes(msg->rows, serve->item.form.shape.dv));
 	if (msg->per_token)
 		serve->select = mem_dup(msg->select.data, msg->select.len);
 	if (!serve->q || !serve->values || (msg->per_token && !serve->select))
@@ -237,6 +250,7 @@ static int serve_new(struct attends *attends, struct remote *remote,
 		return err_pass(-ENOMEM);
 	item = &serve->item;
 	list_init(&serve->link);
+	list_init(&serve->peer);
 	serve->attends = attends;
 	serve->attend = msg->attend;
 	r = form_of(msg, &item->form);
@@ -259,8 +273,7 @@ static int serve_new(struct attends *attends, struct remote *remote,
 		serve_free(serve);
 		return err_pass(r);
 	}
-	serve->remote = remote;
-	remote->reaches++;
+	serve_bind(serve, remote);
 	attends->under_way++;
 	list_push_back(&attends->serving, &serve->link);
 	return 0;
@@ -311,23 +324,21 @@ int serve_on_stop(struct attends *attends, struct remote *remote, struct cursor 
 	if (!attends)
 		return 0;
 	err_set(&why, ERR_CANCELED, "the asker said stop");
-	list_foreach_safe(serve, &attends->serving, link) {
-		if (serve->remote == remote && serve->attend == msg.attend)
+	list_foreach_safe(serve, &remote->serves, peer) {
+		if (serve->attend == msg.attend)
 			serve_stop(serve, &why);
 	}
 	return 0;
 }
 
-void serve_on_down(struct attends *attends, const struct remote *remote)
+void serve_on_down(const struct remote *remote)
 {
 	struct serve *serve;
 	struct err why;
 
 	err_set(&why, ERR_PEER, "the asker is lost");
-	list_foreach_safe(serve, &attends->serving, link) {
-		if (serve->remote == remote)
-			serve_lose(serve, &why);
-	}
+	list_foreach_safe(serve, &remote->serves, peer)
+		serve_lose(serve, &why);
 }
 
 void serves_close(struct attends *attends)

@@ -58,6 +58,7 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	list_init(&remote->orphan_list);
 	list_init(&remote->attaches);
 	list_init(&remote->attend_legs);
+	list_init(&remote->serves);
 	list_init(&remote->shadows);
 	list_init(&remote->express_free);
 	list_init(&remote->express_late);
@@ -71,7 +72,8 @@ static void remote_free(struct remote *remote)
 {
 	assert(list_empty(&remote->shares) && list_empty(&remote->attaches) &&
 	       list_empty(&remote->shadows) && list_empty(&remote->early) &&
-	       list_empty(&remote->orphan_list) && list_empty(&remote->attend_legs));
+	       list_empty(&remote->orphan_list) && list_empty(&remote->attend_legs) &&
+	       list_empty(&remote->serves));
 	list_remove(&remote->link);
 	idmap_fini(&remote->pools_by_id);
 	sched_line_fini(&remote->line);

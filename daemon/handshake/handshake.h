@@ -98,6 +98,9 @@ struct remote {
 	struct list attend_legs;
 	uint32_t attend_sent, attend_rows;
 	uint64_t attend_bytes;
+	/* what waits here of its rows: attend/serve.c */
+	struct list serves;
+	uint32_t serve_count, serve_rows;
 	struct list shadows; /* its lists that are kept here: xfer_serve.c */
 	bool refused; /* our dial was answered with BYE, or keys stand between us: `why`
 		       */
