@@ -38,7 +38,7 @@ struct serve {
 	struct charge charge; /* the asker's */
 	uint8_t *q;
 	uint32_t *select;
-	float *values;
+	struct rows_made answer; /* with the values */
 };
 
 static void serve_bind(struct serve *serve, struct remote *remote)
@@ -66,7 +66,7 @@ static void serve_free(struct serve *serve)
 {
 	list_remove(&serve->link);
 	serve_unbind(serve);
-	mem_free(serve->values);
+	rows_made_drop(&serve->answer);
 	mem_free(serve->select);
 	mem_free(serve->q);
 	charge_drop(&serve->charge);
@@ -74,6 +74,11 @@ static void serve_free(struct serve *serve)
 }
 
 /* ---- answers ---- */
+
+static uint64_t answer_bytes(uint32_t rows, uint32_t dv)
+{
+	return (uint64_t)rows * (dv + 2u) * sizeof(float);
+}
 
 static void answer(struct attends *attends, struct remote *remote,
 		   struct wire_attended *msg, const struct err *why)
@@ -114,36 +119,40 @@ static void serve_lose(struct serve *serve, const struct err *why)
 	serve_stop(serve, why);
 }
 
+static void serve_tell(struct serve *serve)
+{
+	const struct compute_item *item = &serve->item;
+	const struct wire_attended msg = {
+		.attend = serve->attend,
+		.queue_us = item->queue_us,
+		.attend_us = item->attend_us,
+		.together = item->together,
+		.values = {(const uint8_t *)item->o,
+			   answer_bytes(item->rows, item->form.shape.dv)}};
+	int r = rows_fill_attended(&msg, &serve->answer);
+
+	serve->attends->served++;
+	serve->attends->served_rows += item->rows;
+	attends_stay_awake(serve->attends);
+	if (r < 0 || rows_tell(serve->remote, &serve->answer) < 0)
+		err_clear(); /* it is going down */
+}
+
 static void serve_on_computed(struct compute_item *item, const struct err *why)
 {
 	struct serve *serve = item->owner;
-	struct wire_attended msg = {.attend = serve->attend,
-				    .queue_us = item->queue_us,
-				    .attend_us = item->attend_us,
-				    .together = item->together};
 
 	serve->attends->under_way--;
-	if (serve->over.code != ERR_OK) {
-		serve_refuse(serve, &serve->over);
-	} else if (serve->remote) {
-		if (!why) {
-			msg.values.data = serve->values;
-			msg.values.len = (size_t)item->rows * (item->form.shape.dv + 2u) *
-					 sizeof(float);
-			serve->attends->served++;
-			serve->attends->served_rows += item->rows;
-		}
-		answer(serve->attends, serve->remote, &msg, why);
-	}
+	if (serve->over.code != ERR_OK)
+		why = &serve->over;
+	if (why)
+		serve_refuse(serve, why);
+	else if (serve->remote)
+		serve_tell(serve);
 	serve_free(serve);
 }
 
 /* ---- ATTEND ---- */
-
-static uint64_t answer_bytes(uint32_t rows, uint32_t dv)
-{
-	return (uint64_t)rows * (dv + 2u) * sizeof(float);
-}
 
 static int message_check(const struct attends *attends, const struct wire_attend *msg,
 			 const struct form *form)
@@ -183,13 +192,15 @@ static int room_check(const struct attends *attends, const struct remote *remote
 static int serve_alloc(struct serve *serve, const struct wire_attend *msg)
 {
 	serve->q = mem_dup(msg->q.data, msg->q.len);
-	/* all of it is written, unless the item is canceled: then nobody is told of it */
-	serve->values = mem_alloc(answer_bytes(msg->rows, serve->item.form.shape.dv));
 	if (msg->per_token)
 		serve->select = mem_dup(msg->select.data, msg->select.len);
-	if (!serve->q || !serve->values || (msg->per_token && !serve->select))
+	if (!serve->q || (msg->per_token && !serve->select))
 		return err_pass(-ENOMEM);
-	return 0;
+	/* all values are written, unless the item is canceled: then nobody is told of
+	 * them */
+	return err_pass(
+		rows_room_attended(answer_bytes(msg->rows, serve->item.form.shape.dv),
+				   &serve->answer, &serve->item.o));
 }
 
 static void serve_fill(struct serve *serve, const struct remote *remote,
@@ -207,8 +218,7 @@ static void serve_fill(struct serve *serve, const struct remote *remote,
 	item->delta = (int32_t)msg->delta;
 	item->select = serve->select;
 	item->per_token = msg->per_token;
-	item->o = serve->values;
-	item->m = serve->values + (size_t)msg->rows * item->form.shape.dv;
+	item->m = item->o + (size_t)msg->rows * item->form.shape.dv;
 	item->l = item->m + msg->rows;
 	item->on_done = serve_on_computed;
 	item->owner = serve;

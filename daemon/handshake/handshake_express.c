@@ -101,7 +101,7 @@ static void handshake_express_on_sent(struct xp_op *op)
 	mem_free(out);
 }
 
-/* A copy of `frame`, or `made` with the frame behind its first byte. */
+/* A copy of `frame`, or `made` with the frame in it. */
 static int express_post(struct remote *remote, const void *frame, uint8_t *made,
 			size_t len)
 {
@@ -115,7 +115,7 @@ static int express_post(struct remote *remote, const void *frame, uint8_t *made,
 		return err_pass(-ENOMEM);
 	*out = (struct express_out){
 		.op = {.kind = XP_WRITE,
-		       .header = made ? made : out->header,
+		       .header = made ? made + PEER_EXPRESS_LINE : out->header,
 		       .header_len = 1 + len,
 		       .owned = made,
 		       .on_done = handshake_express_on_sent},
@@ -125,7 +125,7 @@ static int express_post(struct remote *remote, const void *frame, uint8_t *made,
 	};
 	express_tell(remote);
 	if (made) {
-		made[0] = REQUEST_MESSAGE;
+		made[PEER_EXPRESS_LINE] = REQUEST_MESSAGE;
 	} else {
 		out->header[0] = REQUEST_MESSAGE;
 		memcpy(out->header + 1, frame, len);
