@@ -21,7 +21,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake_impl.h"
 
-#define LATE_NS (5 * LOOP_NS_PER_MS)
+#define LATE_NS (20 * LOOP_NS_PER_MS)
 #define LATE_MAX (PEER_EXPRESS_MAX / 4)
 #define LATE_BYTES (PEER_EXPRESS_WINDOW / 32)
 

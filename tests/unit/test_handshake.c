@@ -327,7 +327,7 @@ static void message_that_was_taken_is_told_with_the_next_one_or_soon(void **stat
 	tell_something(p, 1);
 	assert_int_equal(landed, 1);
 	assert_true(peer_express_quiet(remote_at(p, 0)->peer));
-	cluster_run(&p->c, 10 * LOOP_NS_PER_MS);
+	cluster_run(&p->c, 30 * LOOP_NS_PER_MS);
 	assert_int_equal(landed, 2);
 	assert_true(peer_express_quiet(remote_at(p, 1)->peer));
 }
