@@ -13,7 +13,7 @@
 /* All fields but the blobs, and their lengths. */
 #define FIELDS_BYTES (256u + 2 * WIRE_STR_MAX)
 #define BEFORE_VALUES 30u /* in an ATTENDED without a text */
-#define VALUES_ALIGN 16u  /* as malloc() aligns */
+#define VALUES_ALIGN 16u  /* as mem_alloc() aligns */
 
 _Static_assert((PEER_EXPRESS_HEAD + BEFORE_VALUES) % VALUES_ALIGN == 0,
 	       "values as a kernel writes them");

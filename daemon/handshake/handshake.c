@@ -773,17 +773,6 @@ unsigned int handshake_plain_peers(const struct handshake *hs)
 	return n;
 }
 
-bool handshake_quiet(const struct handshake *hs)
-{
-	const struct remote *remote;
-
-	list_foreach(remote, &hs->remotes, link) {
-		if (!peer_express_quiet(remote->peer))
-			return false;
-	}
-	return true;
-}
-
 /* handshake_drained() held: every data line is closed. */
 void handshake_free(struct handshake *hs)
 {

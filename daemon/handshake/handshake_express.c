@@ -163,6 +163,17 @@ void express_line_ready(struct remote *remote)
 		peer_express_open(remote->peer, &express);
 }
 
+bool handshake_quiet(const struct handshake *hs)
+{
+	const struct remote *remote;
+
+	list_foreach(remote, &hs->remotes, link) {
+		if (!peer_express_quiet(remote->peer))
+			return false;
+	}
+	return true;
+}
+
 /* ---- in ---- */
 
 /* Answered, or its line is lost. */
