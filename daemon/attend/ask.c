@@ -2,8 +2,9 @@
 /*
  * A post is cut into legs: a part's rows with the chunks that this daemon has of its
  * hold, and with those that another one has. Legs here go into the compute queue with a
- * copy of their rows; legs there are a message, which holds them. So the query rows are
- * the engine's again as soon as the entry was taken.
+ * copy of their rows; legs there are a message, which holds them. That is as much as the
+ * turn has time for, then the next one's: the query rows are the engine's again when all
+ * legs have begun.
  *
  * Rows of a message are bounded (leg_rows()); a part of more is several legs. A leg is
  * answered once, with all of its rows or with a reason, and one reason fails the post:
@@ -56,6 +57,7 @@ static void post_end(struct attend_post *post, const struct err *why)
 	if (post->merge)
 		gather_forget(post->merge);
 	loop_timer_stop(&post->deadline);
+	loop_defer_cancel(&post->begin);
 	region_unpin(post->region);
 	attend->taken[post->seat] = NULL;
 	idmap_remove(&part->posts, post->id);
@@ -68,7 +70,6 @@ static void post_end(struct attend_post *post, const struct err *why)
 		status_slot_set(session->status, post->slot, KVD_SUCCESS, 0, ERR_OK);
 	status_slot_release(session->status, post->slot);
 	charge_drop(&post->charge);
-	post_rows_unref(post->q);
 	mem_free(post);
 }
 
@@ -200,14 +201,10 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 					sizeof(uint32_t));
 	if (r < 0)
 		return err_pass(r);
-	leg->values = mem_calloc(values_count(rows, f->shape.dv), sizeof(float));
-	r = leg->values ? leg_select(leg,
-				     side->select + (size_t)(row - side->part->row) /
-							    f->shape.heads *
-							    side->part->per_token,
-				     f->shape.heads, side->part->per_token, side->skip,
-				     side->tokens)
-			: -ENOMEM;
+	r = leg_select(leg,
+		       side->select + (size_t)(row - side->part->row) / f->shape.heads *
+					      side->part->per_token,
+		       f->shape.heads, side->part->per_token, side->skip, side->tokens);
 	if (r < 0)
 		return err_pass(r);
 	if (side->far)
@@ -382,6 +379,41 @@ static int parts_legs(struct attend_post *post, const struct attend_post_args *a
 	return r < 0 ? err_pass(r) : 0;
 }
 
+/* Legs begin, as many as the turn has time for. */
+static void post_begin(struct attend_post *post)
+{
+	struct loop *loop = post->attend->session->kvd->loop;
+	struct leg *leg;
+	struct err why;
+	int r;
+
+	while ((leg = post->next)) {
+		r = leg_begin(leg);
+		if (r < 0) {
+			err_take(&why);
+			post_fail(post, &why);
+			return;
+		}
+		if (r != LEG_AGAIN)
+			post->next =
+				leg->link.next == &post->legs
+					? NULL
+					: list_entry(leg->link.next, struct leg, link);
+		if (post->next && loop_enough(loop)) {
+			loop_defer(loop, &post->begin);
+			return;
+		}
+	}
+	/* all of q was read */
+	status_slot_set(post->attend->session->status, post->slot, KVD_TRANSFERRING, 0,
+			ERR_OK);
+}
+
+static void post_on_begin(struct loop_defer *defer)
+{
+	post_begin(container_of(defer, struct attend_post, begin));
+}
+
 static int post_new(struct attend *attend, const struct attend_post_args *args,
 		    struct attend_post **post_p)
 {
@@ -409,6 +441,7 @@ static int post_new(struct attend *attend, const struct attend_post_args *args,
 				     .region = region};
 	list_init(&post->legs);
 	loop_timer_init(&post->deadline, session->kvd->loop, on_deadline);
+	loop_defer_init(&post->begin, post_on_begin);
 	/* and of what merges it */
 	r = charge_take(&post->charge, session->account, ACCOUNT_ATTENDS,
 			sizeof(*post) + values);
@@ -460,7 +493,7 @@ int attend_post(struct attend *attend, const struct attend_post_args *args)
 		post_fail(post, &why);
 		return 0;
 	}
-	/* all of q was read */
-	status_slot_set(attend->session->status, post->slot, KVD_TRANSFERRING, 0, ERR_OK);
+	post->next = list_first(&post->legs, struct leg, link);
+	post_begin(post);
 	return 0;
 }

@@ -407,7 +407,7 @@ void attends_on_down(struct attends *attends, const struct remote *remote,
 	legs_on_down(attends, remote, why);
 	calibrate_on_down(attends, remote, why);
 	echo_on_down(attends, remote);
-	serve_on_down(attends, remote);
+	serve_on_down(remote);
 }
 
 void attends_on_change(struct attends *attends, struct remote *remote)

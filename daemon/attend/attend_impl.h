@@ -70,7 +70,6 @@ struct post_figures {
 };
 
 struct post_merge;
-struct post_rows;
 
 /* Under way; what has ended is no more. */
 struct attend_post {
@@ -80,23 +79,17 @@ struct attend_post {
 	uint32_t slot, gen, seat, layer;
 	bool own;
 	struct region *region; /* pinned */
-	struct list legs;      /* struct attend_leg.link, in the order of the parts */
+	struct list legs;      /* struct leg.link, in the order of the parts */
 	unsigned int open;     /* legs that are not in */
+	struct leg *next;      /* the first that is not begun; NULL: all of q was read */
+	struct loop_defer begin;
 	unsigned int remotes, far_legs;
 	struct post_figures figures; /* the largest of its legs' */
 	void (*on_failed)(struct session *session, uint32_t slot, uint64_t id,
 			  const struct err *why);
 	struct loop_timer deadline;
 	struct post_merge *merge; /* all legs are in */
-	struct post_rows *q;	  /* NULL: no leg is here */
 	struct charge charge;
-};
-
-/* A copy of a seat's rows, of all legs here: they may outlive the post. */
-struct post_rows {
-	unsigned int refs;
-	struct charge charge;
-	uint8_t bytes[];
 };
 
 struct leg {
@@ -106,10 +99,14 @@ struct leg {
 	uint32_t row, rows;	  /* of the post */
 	float *values;		  /* o, m, l */
 	bool in;
+	/* of a message that has come: the same, and the post has no other leg */
+	const uint8_t *told;
+	/* a copy of its rows, where it may outlive the post or has to wait */
+	uint8_t *q;
+	uint64_t q_taken; /* bytes so far */
 	/* here */
 	struct compute_item item;
 	bool at_compute;
-	struct post_rows *q;
 	/* elsewhere */
 	struct remote *remote; /* NULL: here */
 	uint64_t number;
@@ -157,11 +154,10 @@ void post_step(struct attend_post *post, const struct leg *leg,
 uint8_t *post_seat(const struct attend_post *post, uint64_t offset);
 
 /* ---- leg.c ---- */
-void post_rows_unref(struct post_rows *rows); /* NULL is fine */
 void leg_free(struct leg *leg);
 /* Its post has ended, and forgets it. */
 void leg_drop(struct leg *leg);
-/* Begun, or not: it is the post's in any case. */
+/* What the leg needs but its rows; it is the post's in any case. */
 int leg_here(struct leg *leg, const struct store_hold *hold,
 	     const struct kvd_ring_part *part, uint64_t tokens, uint32_t count);
 /* What all messages of a part there say: first, count, tokens, delta, per_token are
@@ -170,6 +166,9 @@ int legs_there(struct attend_post *post, const struct far_hold *far,
 	       struct wire_attend *head, bool *among_p);
 int leg_there(struct leg *leg, const struct far_hold *far,
 	      const struct wire_attend *head);
+/* It takes its rows from the seat and goes. LEG_AGAIN: some, and there are more. */
+enum { LEG_AGAIN = 1 };
+int leg_begin(struct leg *leg);
 int legs_on_attended(struct attends *attends, struct remote *remote, struct cursor *body);
 void legs_on_down(struct attends *attends, const struct remote *remote,
 		  const struct err *why);
@@ -179,13 +178,15 @@ void legs_close(struct attends *attends);
 /* ---- gather.c ---- */
 /* All legs of the post are in: they become one result, and its end. */
 void post_gather(struct attend_post *post);
+/* Is each row of the post of this one leg? */
+bool gather_is_of(const struct attend_post *post, const struct leg *leg);
 /* It has ended meanwhile. */
 void gather_forget(struct post_merge *merge);
 
 /* ---- serve.c ---- */
 int serve_on_attend(struct attends *attends, struct remote *remote, struct cursor *body);
 int serve_on_stop(struct attends *attends, struct remote *remote, struct cursor *body);
-void serve_on_down(struct attends *attends, const struct remote *remote);
+void serve_on_down(const struct remote *remote);
 void serves_close(struct attends *attends);
 
 #endif

@@ -2,8 +2,9 @@
 /*
  * Results of a post's legs become one, in memory of their own, and the loop writes that
  * to the seat: so a post that ends meanwhile has ended for the seat, too. Where each row
- * is of one leg there is nothing to merge: the legs' own memory is written. A seat has
- * megabytes: it is written some rows a turn.
+ * is of one leg there is nothing to merge: the legs' own memory is written, or, of a post
+ * that is one message, that message. A seat has megabytes: it is written some rows a
+ * turn.
  */
 #include <assert.h>
 #include <errno.h>
@@ -179,30 +180,69 @@ static bool gather_is_plain(const struct attend_post *post)
 	return !post->own && row == post->attend->rows;
 }
 
+bool gather_is_of(const struct attend_post *post, const struct leg *leg)
+{
+	return !post->own && leg->row == 0 && leg->rows == post->attend->rows &&
+	       post->legs.next == &leg->link && leg->link.next == &post->legs;
+}
+
+/* One message's, which is as large as one may be. */
+static void gather_told(const struct attend_post *post, const uint8_t *told)
+{
+	const struct attend_facts *facts = &post->attend->facts;
+	size_t rows = post->attend->rows;
+	size_t o_bytes = rows * post->attend->form.shape.dv * sizeof(float);
+
+	memcpy(post_seat(post, facts->o), told, o_bytes);
+	memcpy(post_seat(post, facts->m), told + o_bytes, rows * sizeof(float));
+	memcpy(post_seat(post, facts->l), told + o_bytes + rows * sizeof(float),
+	       rows * sizeof(float));
+}
+
+static struct post_merge *merge_new(struct attend_post *post)
+{
+	const struct attend *attend = post->attend;
+	struct post_merge *merge = mem_zalloc(sizeof(*merge));
+
+	if (!merge)
+		return NULL;
+	merge->rows = attend->rows;
+	merge->dv = attend->form.shape.dv;
+	if (!gather_is_plain(post)) {
+		merge->values =
+			mem_calloc(values_count(merge->rows, merge->dv), sizeof(float));
+		if (!merge->values) {
+			mem_free(merge);
+			return NULL;
+		}
+	}
+	merge->attends = attend->attends;
+	merge->post = post;
+	merge->own = post->own;
+	return merge;
+}
+
 void post_gather(struct attend_post *post)
 {
 	const struct attend *attend = post->attend;
 	struct attends *attends = attend->attends;
-	uint32_t rows = attend->rows, dv = attend->form.shape.dv;
-	struct post_merge *merge = mem_zalloc(sizeof(*merge));
-	bool plain = gather_is_plain(post);
+	const struct leg *first = list_first(&post->legs, struct leg, link);
+	struct post_merge *merge;
 	struct list *link;
 
-	if (merge && !plain)
-		merge->values = mem_calloc(values_count(rows, dv), sizeof(float));
-	if (!merge || (!plain && !merge->values)) {
+	if (first && first->told) {
+		gather_told(post, first->told);
+		post_succeed(post);
+		return;
+	}
+	merge = merge_new(post);
+	if (!merge) {
 		struct err why;
 
-		mem_free(merge);
 		err_set(&why, ERR_NOMEM, "no memory to merge");
 		post_fail(post, &why);
 		return;
 	}
-	merge->attends = attends;
-	merge->post = post;
-	merge->rows = rows;
-	merge->dv = dv;
-	merge->own = post->own;
 	merge->charge = charge_steal(&post->charge);
 	list_init(&merge->legs);
 	while ((link = list_pop_front(&post->legs)))
@@ -210,7 +250,7 @@ void post_gather(struct attend_post *post)
 	loop_defer_init(&merge->more, gather_more);
 	post->merge = merge;
 	attends->under_way++;
-	if (plain) {
+	if (!merge->values) {
 		gather_more(&merge->more);
 		return;
 	}

@@ -9,6 +9,10 @@
  * engines have with it. Legs over the bound wait, with a copy of their rows; those of who
  * has fewest under way are next.
  *
+ * Rows have megabytes: a leg takes its own from the seat when it begins, and what is
+ * copied for a kernel here is copied by Q_PIECE, so that the post ends its turn between
+ * them (ask.c).
+ *
  * A leg whose post has ended is kept until its answer comes, without anything in it.
  */
 #include <assert.h>
@@ -33,16 +37,9 @@
 #include "proto/kvd_ring.h"
 
 #define LEGS_MAX 4096u /* of a post, elsewhere */
+#define Q_PIECE (128u << 10)
 
 /* ---- life ---- */
-
-void post_rows_unref(struct post_rows *rows)
-{
-	if (!rows || --rows->refs > 0)
-		return;
-	charge_drop(&rows->charge);
-	mem_free(rows);
-}
 
 static struct attend_session *leg_session(const struct leg *leg)
 {
@@ -55,7 +52,7 @@ static void leg_empty(struct leg *leg)
 	list_remove(&leg->link);
 	mem_free(mem_steal(leg->values));
 	mem_free(mem_steal(leg->select));
-	post_rows_unref(mem_steal(leg->q));
+	mem_free(mem_steal(leg->q));
 	charge_drop(&leg->charge);
 	leg->post = NULL;
 }
@@ -69,6 +66,7 @@ void leg_free(struct leg *leg)
 		idmap_remove(&leg->attends->legs, leg->number);
 	if (leg->remote)
 		handshake_release(leg->attends->kvd->handshake, leg->remote);
+	store_kv_free(leg->item.kv);
 	mem_free(leg);
 }
 
@@ -150,32 +148,29 @@ static void leg_on_computed(struct compute_item *item, const struct err *why)
 	}
 }
 
-/* The post's, made with the first. */
+/* LEG_AGAIN: not all. */
 static int leg_rows_take(struct leg *leg)
 {
-	struct attend_post *post = leg->post;
-	const struct attend *attend = post->attend;
-	uint64_t bytes = form_q_bytes(&attend->form, attend->rows);
-	struct post_rows *q = post->q;
+	const struct attend_post *post = leg->post;
+	const struct form *f = &post->attend->form;
+	uint64_t bytes = form_q_bytes(f, leg->rows), n = bytes - leg->q_taken;
 	int r;
 
-	if (!q) {
-		q = mem_alloc(sizeof(*q) + bytes);
-		if (!q)
-			return err_pass(-ENOMEM);
-		*q = (struct post_rows){.refs = 1};
-		r = charge_take(&q->charge, attend->session->account, ACCOUNT_ATTENDS,
-				bytes);
-		if (r < 0) {
-			mem_free(q);
+	if (!leg->q) {
+		r = charge_more(&leg->charge, bytes);
+		if (r < 0)
 			return err_pass(r);
-		}
-		memcpy(q->bytes, post_seat(post, attend->facts.q), bytes);
-		post->q = q;
+		leg->q = mem_alloc(bytes);
+		if (!leg->q)
+			return err_pass(-ENOMEM);
 	}
-	q->refs++;
-	leg->q = q;
-	return 0;
+	n = n < Q_PIECE ? n : Q_PIECE;
+	memcpy(leg->q + leg->q_taken,
+	       post_seat(post, post->attend->facts.q + form_q_bytes(f, leg->row) +
+				       leg->q_taken),
+	       n);
+	leg->q_taken += n;
+	return leg->q_taken < bytes ? LEG_AGAIN : 0;
 }
 
 int leg_here(struct leg *leg, const struct store_hold *hold,
@@ -184,12 +179,14 @@ int leg_here(struct leg *leg, const struct store_hold *hold,
 	const struct attend_post *post = leg->post;
 	const struct attend *attend = post->attend;
 	const struct form *f = &attend->form;
+	size_t values = values_count(leg->rows, f->shape.dv);
 	struct store_kv *kv = NULL;
-	int r = leg_rows_take(leg);
+	int r;
 
-	if (r >= 0)
-		r = store_kv_of_hold(hold, part->first, count,
-				     f->view[0] ? f->view : NULL, &kv);
+	leg->values = mem_alloc(values * sizeof(float));
+	if (!leg->values)
+		return err_pass(-ENOMEM);
+	r = store_kv_of_hold(hold, part->first, count, f->view[0] ? f->view : NULL, &kv);
 	if (r >= 0)
 		r = charge_more(&leg->charge, store_kv_bytes(kv));
 	if (r < 0) {
@@ -200,7 +197,6 @@ int leg_here(struct leg *leg, const struct store_hold *hold,
 		.kv = kv,
 		.form = *f,
 		.layer = post->layer,
-		.q = leg->q->bytes + form_q_bytes(f, leg->row),
 		.rows = leg->rows,
 		.principal = session_principal(attend->session),
 		.tokens = tokens < kv->tokens ? tokens : kv->tokens,
@@ -212,11 +208,19 @@ int leg_here(struct leg *leg, const struct store_hold *hold,
 		.l = values_m(leg->values, leg->rows, f->shape.dv) + leg->rows,
 		.on_done = leg_on_computed,
 		.owner = leg};
+	return 0;
+}
+
+static int leg_begin_here(struct leg *leg)
+{
+	int r = leg_rows_take(leg);
+
+	if (r)
+		return r < 0 ? err_pass(r) : LEG_AGAIN;
+	leg->item.q = leg->q;
 	r = compute_submit(leg->attends->compute, &leg->item);
-	if (r < 0) {
-		store_kv_free(kv);
+	if (r < 0)
 		return err_pass(r);
-	}
 	leg->at_compute = true;
 	leg->attends->under_way++;
 	return 0;
@@ -292,11 +296,9 @@ static void legs_send(struct remote *remote)
 	struct err why;
 
 	while ((leg = leg_next(remote)) && leg_has_room(leg)) {
-		const struct form *f = &leg->post->attend->form;
-
 		list_remove(&leg->wait);
-		if (leg_send(leg, leg->q->bytes + form_q_bytes(f, leg->row)) >= 0) {
-			post_rows_unref(mem_steal(leg->q));
+		if (leg_send(leg, leg->q) >= 0) {
+			mem_free(mem_steal(leg->q));
 			continue;
 		}
 		err_take(&why);
@@ -381,14 +383,30 @@ int leg_there(struct leg *leg, const struct far_hold *far, const struct wire_att
 	leg->number = ++attends->next_leg;
 	leg->remote = remote;
 	remote->reaches++;
-	if (list_empty(&remote->attend_legs) && leg_has_room(leg))
-		return err_pass(
-			leg_send(leg, post_seat(leg->post, form_q_bytes(f, leg->row))));
+	return 0;
+}
+
+static int leg_begin_there(struct leg *leg)
+{
+	const struct attend *attend = leg->post->attend;
+	struct remote *remote = leg->remote;
+	int r;
+
+	if (!leg->q && list_empty(&remote->attend_legs) && leg_has_room(leg))
+		return err_pass(leg_send(
+			leg,
+			post_seat(leg->post, attend->facts.q + form_q_bytes(&attend->form,
+									    leg->row))));
 	r = leg_rows_take(leg);
-	if (r < 0)
-		return err_pass(r);
+	if (r)
+		return r < 0 ? err_pass(r) : LEG_AGAIN;
 	list_push_back(&remote->attend_legs, &leg->wait);
 	return 0;
+}
+
+int leg_begin(struct leg *leg)
+{
+	return leg->remote ? leg_begin_there(leg) : leg_begin_here(leg);
 }
 
 /* ---- answers ---- */
@@ -435,7 +453,16 @@ static void leg_answered(struct leg *leg, const struct wire_attended *msg)
 		post_fail(leg->post, &why);
 		return;
 	}
-	memcpy(leg->values, msg->values.data, msg->values.len);
+	if (gather_is_of(leg->post, leg)) {
+		leg->told = msg->values.data;
+	} else {
+		leg->values = mem_dup(msg->values.data, msg->values.len);
+		if (!leg->values) {
+			err_take(&why);
+			post_fail(leg->post, &why);
+			return;
+		}
+	}
 	if (leg->attends->kvd->costs && leg->remote->ready && !leg->among)
 		leg_price(leg, msg);
 	post_step(leg->post, leg,

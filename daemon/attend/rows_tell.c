@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/attend/rows_tell.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 
@@ -12,6 +13,11 @@
 
 /* All fields but the blobs, and their lengths. */
 #define FIELDS_BYTES (256u + 2 * WIRE_STR_MAX)
+#define BEFORE_VALUES 30u /* in an ATTENDED without a text */
+#define VALUES_ALIGN 16u  /* as mem_alloc() aligns */
+
+_Static_assert((PEER_EXPRESS_HEAD + BEFORE_VALUES) % VALUES_ALIGN == 0,
+	       "values as a kernel writes them");
 
 #define ROWS_MAKE(NAME, name, blobs)                                                \
 	int rows_make_##name(const struct wire_##name *msg, struct rows_made *made) \
@@ -67,4 +73,26 @@ int rows_tell_attended(struct remote *remote, const struct wire_attended *msg)
 	no.code = why.code;
 	snprintf(no.text, sizeof(no.text), "%.200s", why.text);
 	return err_pass(handshake_tell_attended(remote, &no));
+}
+
+int rows_room_attended(size_t bytes, struct rows_made *made, float **values_p)
+{
+	made->len = BEFORE_VALUES + bytes;
+	made->type = WIRE_T_ATTENDED;
+	made->bytes = mem_alloc(PEER_EXPRESS_HEAD + made->len);
+	if (!made->bytes)
+		return err_pass(-ENOMEM);
+	*values_p = (float *)(void *)(made->bytes + PEER_EXPRESS_HEAD + BEFORE_VALUES);
+	return 0;
+}
+
+int rows_fill_attended(const struct wire_attended *msg, struct rows_made *made)
+{
+	struct cursor out;
+	int r;
+
+	cursor_write(&out, made->bytes + PEER_EXPRESS_HEAD, made->len);
+	r = wire_attended_put(&out, msg);
+	assert(r < 0 || out.pos == made->len);
+	return err_pass(r);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rows_tell: the two messages that carry rows, written where the data line takes them
- * from: their bytes are copied once. */
+ * from: rows are copied once, and a kernel writes values into their message. */
 #ifndef KVD_ATTEND_ROWS_TELL_H
 #define KVD_ATTEND_ROWS_TELL_H
 
@@ -19,6 +19,10 @@ struct rows_made {
 };
 int rows_make_attend(const struct wire_attend *msg, struct rows_made *made);
 int rows_make_attended(const struct wire_attended *msg, struct rows_made *made);
+/* An ATTENDED whose values, of so many bytes, are written first; then all the rest of
+ * it, without a text. */
+int rows_room_attended(size_t bytes, struct rows_made *made, float **values_p);
+int rows_fill_attended(const struct wire_attended *msg, struct rows_made *made);
 int rows_tell(struct remote *remote, struct rows_made *made); /* it is taken */
 void rows_made_drop(struct rows_made *made);
 

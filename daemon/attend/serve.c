@@ -29,6 +29,7 @@
 
 struct serve {
 	struct list link; /* attends->serving */
+	struct list peer; /* remote->serves */
 	struct attends *attends;
 	struct remote *remote; /* held; NULL: nobody is told */
 	uint64_t attend;
@@ -37,15 +38,35 @@ struct serve {
 	struct charge charge; /* the asker's */
 	uint8_t *q;
 	uint32_t *select;
-	float *values;
+	struct rows_made answer; /* with the values */
 };
+
+static void serve_bind(struct serve *serve, struct remote *remote)
+{
+	serve->remote = remote;
+	remote->reaches++;
+	remote->serve_count++;
+	remote->serve_rows += serve->item.rows;
+	list_push_back(&remote->serves, &serve->peer);
+}
+
+static void serve_unbind(struct serve *serve)
+{
+	struct remote *remote = mem_steal(serve->remote);
+
+	if (!remote)
+		return;
+	remote->serve_count--;
+	remote->serve_rows -= serve->item.rows;
+	list_remove(&serve->peer);
+	handshake_release(serve->attends->kvd->handshake, remote);
+}
 
 static void serve_free(struct serve *serve)
 {
 	list_remove(&serve->link);
-	if (serve->remote)
-		handshake_release(serve->attends->kvd->handshake, serve->remote);
-	mem_free(serve->values);
+	serve_unbind(serve);
+	rows_made_drop(&serve->answer);
 	mem_free(serve->select);
 	mem_free(serve->q);
 	charge_drop(&serve->charge);
@@ -53,6 +74,11 @@ static void serve_free(struct serve *serve)
 }
 
 /* ---- answers ---- */
+
+static uint64_t answer_bytes(uint32_t rows, uint32_t dv)
+{
+	return (uint64_t)rows * (dv + 2u) * sizeof(float);
+}
 
 static void answer(struct attends *attends, struct remote *remote,
 		   struct wire_attended *msg, const struct err *why)
@@ -89,40 +115,44 @@ static void serve_stop(struct serve *serve, const struct err *why)
 /* Nobody is told. */
 static void serve_lose(struct serve *serve, const struct err *why)
 {
-	handshake_release(serve->attends->kvd->handshake, mem_steal(serve->remote));
+	serve_unbind(serve);
 	serve_stop(serve, why);
+}
+
+static void serve_tell(struct serve *serve)
+{
+	const struct compute_item *item = &serve->item;
+	const struct wire_attended msg = {
+		.attend = serve->attend,
+		.queue_us = item->queue_us,
+		.attend_us = item->attend_us,
+		.together = item->together,
+		.values = {(const uint8_t *)item->o,
+			   answer_bytes(item->rows, item->form.shape.dv)}};
+	int r = rows_fill_attended(&msg, &serve->answer);
+
+	serve->attends->served++;
+	serve->attends->served_rows += item->rows;
+	attends_stay_awake(serve->attends);
+	if (r < 0 || rows_tell(serve->remote, &serve->answer) < 0)
+		err_clear(); /* it is going down */
 }
 
 static void serve_on_computed(struct compute_item *item, const struct err *why)
 {
 	struct serve *serve = item->owner;
-	struct wire_attended msg = {.attend = serve->attend,
-				    .queue_us = item->queue_us,
-				    .attend_us = item->attend_us,
-				    .together = item->together};
 
 	serve->attends->under_way--;
-	if (serve->over.code != ERR_OK) {
-		serve_refuse(serve, &serve->over);
-	} else if (serve->remote) {
-		if (!why) {
-			msg.values.data = serve->values;
-			msg.values.len = (size_t)item->rows * (item->form.shape.dv + 2u) *
-					 sizeof(float);
-			serve->attends->served++;
-			serve->attends->served_rows += item->rows;
-		}
-		answer(serve->attends, serve->remote, &msg, why);
-	}
+	if (serve->over.code != ERR_OK)
+		why = &serve->over;
+	if (why)
+		serve_refuse(serve, why);
+	else if (serve->remote)
+		serve_tell(serve);
 	serve_free(serve);
 }
 
 /* ---- ATTEND ---- */
-
-static uint64_t answer_bytes(uint32_t rows, uint32_t dv)
-{
-	return (uint64_t)rows * (dv + 2u) * sizeof(float);
-}
 
 static int message_check(const struct attends *attends, const struct wire_attend *msg,
 			 const struct form *form)
@@ -149,34 +179,28 @@ static int message_check(const struct attends *attends, const struct wire_attend
 static int room_check(const struct attends *attends, const struct remote *remote,
 		      uint32_t rows)
 {
-	const struct serve *serve;
-	uint32_t count = 0;
-	uint64_t waiting = rows;
-
 	if (attends->closed)
 		return err_raise(ERR_DRAIN, "the daemon is stopping");
-	list_foreach(serve, &attends->serving, link) {
-		if (serve->remote != remote)
-			continue;
-		count++;
-		waiting += serve->item.rows;
-	}
-	if (count >= SERVES_MAX || waiting > SERVE_ROWS_MAX)
+	if (remote->serve_count >= SERVES_MAX ||
+	    (uint64_t)remote->serve_rows + rows > SERVE_ROWS_MAX)
 		return err_raise(ERR_BUSY,
 				 "%u attends of this daemon wait: at most %u, of %u rows",
-				 count, SERVES_MAX, SERVE_ROWS_MAX);
+				 remote->serve_count, SERVES_MAX, SERVE_ROWS_MAX);
 	return 0;
 }
 
 static int serve_alloc(struct serve *serve, const struct wire_attend *msg)
 {
 	serve->q = mem_dup(msg->q.data, msg->q.len);
-	serve->values = mem_calloc(answer_bytes(msg->rows, serve->item.form.shape.dv), 1);
 	if (msg->per_token)
 		serve->select = mem_dup(msg->select.data, msg->select.len);
-	if (!serve->q || !serve->values || (msg->per_token && !serve->select))
+	if (!serve->q || (msg->per_token && !serve->select))
 		return err_pass(-ENOMEM);
-	return 0;
+	/* all values are written, unless the item is canceled: then nobody is told of
+	 * them */
+	return err_pass(
+		rows_room_attended(answer_bytes(msg->rows, serve->item.form.shape.dv),
+				   &serve->answer, &serve->item.o));
 }
 
 static void serve_fill(struct serve *serve, const struct remote *remote,
@@ -194,8 +218,7 @@ static void serve_fill(struct serve *serve, const struct remote *remote,
 	item->delta = (int32_t)msg->delta;
 	item->select = serve->select;
 	item->per_token = msg->per_token;
-	item->o = serve->values;
-	item->m = serve->values + (size_t)msg->rows * item->form.shape.dv;
+	item->m = item->o + (size_t)msg->rows * item->form.shape.dv;
 	item->l = item->m + msg->rows;
 	item->on_done = serve_on_computed;
 	item->owner = serve;
@@ -237,6 +260,7 @@ static int serve_new(struct attends *attends, struct remote *remote,
 		return err_pass(-ENOMEM);
 	item = &serve->item;
 	list_init(&serve->link);
+	list_init(&serve->peer);
 	serve->attends = attends;
 	serve->attend = msg->attend;
 	r = form_of(msg, &item->form);
@@ -259,8 +283,7 @@ static int serve_new(struct attends *attends, struct remote *remote,
 		serve_free(serve);
 		return err_pass(r);
 	}
-	serve->remote = remote;
-	remote->reaches++;
+	serve_bind(serve, remote);
 	attends->under_way++;
 	list_push_back(&attends->serving, &serve->link);
 	return 0;
@@ -311,23 +334,21 @@ int serve_on_stop(struct attends *attends, struct remote *remote, struct cursor 
 	if (!attends)
 		return 0;
 	err_set(&why, ERR_CANCELED, "the asker said stop");
-	list_foreach_safe(serve, &attends->serving, link) {
-		if (serve->remote == remote && serve->attend == msg.attend)
+	list_foreach_safe(serve, &remote->serves, peer) {
+		if (serve->attend == msg.attend)
 			serve_stop(serve, &why);
 	}
 	return 0;
 }
 
-void serve_on_down(struct attends *attends, const struct remote *remote)
+void serve_on_down(const struct remote *remote)
 {
 	struct serve *serve;
 	struct err why;
 
 	err_set(&why, ERR_PEER, "the asker is lost");
-	list_foreach_safe(serve, &attends->serving, link) {
-		if (serve->remote == remote)
-			serve_lose(serve, &why);
-	}
+	list_foreach_safe(serve, &remote->serves, peer)
+		serve_lose(serve, &why);
 }
 
 void serves_close(struct attends *attends)

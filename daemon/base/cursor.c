@@ -158,7 +158,7 @@ void cursor_put_bytes(struct cursor *c, const void *p, size_t len)
 {
 	uint8_t *dst = take(c, len);
 
-	if (dst && len)
+	if (dst && len && dst != p) /* it may lie there already */
 		memcpy(dst, p, len);
 }
 

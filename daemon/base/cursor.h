@@ -47,6 +47,7 @@ void cursor_put_u8(struct cursor *c, uint8_t v);
 void cursor_put_u16(struct cursor *c, uint16_t v);
 void cursor_put_u32(struct cursor *c, uint32_t v);
 void cursor_put_u64(struct cursor *c, uint64_t v);
+/* They may lie where they go already. */
 void cursor_put_bytes(struct cursor *c, const void *p, size_t len);
 /* Room for `len` bytes that the caller writes in place, or NULL (then bad). */
 uint8_t *cursor_put_room(struct cursor *c, size_t len);

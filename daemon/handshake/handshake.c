@@ -58,8 +58,10 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	list_init(&remote->orphan_list);
 	list_init(&remote->attaches);
 	list_init(&remote->attend_legs);
+	list_init(&remote->serves);
 	list_init(&remote->shadows);
 	list_init(&remote->express_free);
+	list_init(&remote->express_late);
 	remote->told = -1;
 	list_push_back(&hs->remotes, &remote->link);
 	peer_label(peer, remote->label);
@@ -70,7 +72,8 @@ static void remote_free(struct remote *remote)
 {
 	assert(list_empty(&remote->shares) && list_empty(&remote->attaches) &&
 	       list_empty(&remote->shadows) && list_empty(&remote->early) &&
-	       list_empty(&remote->orphan_list) && list_empty(&remote->attend_legs));
+	       list_empty(&remote->orphan_list) && list_empty(&remote->attend_legs) &&
+	       list_empty(&remote->serves));
 	list_remove(&remote->link);
 	idmap_fini(&remote->pools_by_id);
 	sched_line_fini(&remote->line);
@@ -768,17 +771,6 @@ unsigned int handshake_plain_peers(const struct handshake *hs)
 		n += xp && xp->ready && !xp->crypto && !remote->peer->same_host;
 	}
 	return n;
-}
-
-bool handshake_quiet(const struct handshake *hs)
-{
-	const struct remote *remote;
-
-	list_foreach(remote, &hs->remotes, link) {
-		if (!peer_express_quiet(remote->peer))
-			return false;
-	}
-	return true;
 }
 
 /* handshake_drained() held: every data line is closed. */

@@ -83,6 +83,11 @@ struct remote {
 	bool closing_xp, start_again;
 	struct express_in *express; /* handshake_express.c; NULL: not agreed */
 	struct list express_free;
+	/* messages that were taken, and the remote was not told yet */
+	struct list express_late;
+	unsigned int express_late_count;
+	size_t express_late_bytes;
+	struct loop_timer express_tell;
 	struct account
 		*account; /* since it was up first; else NULL, and nothing is kept */
 	struct list orphan_list; /* its requests for rooms to come: rooms_late.c */
@@ -94,7 +99,10 @@ struct remote {
 	uint32_t attend_sent, attend_rows;
 	uint64_t attend_bytes;
 	uint64_t pull_ended_ns; /* the last leg of a fetch from it: store_leg.c */
-	struct list shadows;	/* its lists that are kept here: xfer_serve.c */
+	/* what waits here of its rows: attend/serve.c */
+	struct list serves;
+	uint32_t serve_count, serve_rows;
+	struct list shadows; /* its lists that are kept here: xfer_serve.c */
 	bool refused; /* our dial was answered with BYE, or keys stand between us: `why`
 		       */
 	unsigned int figures;	    /* its set in metrics.peers */

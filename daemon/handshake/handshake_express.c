@@ -5,6 +5,10 @@
  * scheduler: they are few, PEER_EXPRESS_MAX a peer, and somebody waits. A message of
  * query rows is not small; it is made where the transport takes it from.
  *
+ * That a message was taken is told with the next one that goes there, or LATE_NS later: a
+ * frame of its own would wake the remote for nothing that it waits for, as its bound is
+ * far above LATE_MAX messages of LATE_BYTES.
+ *
  * A request that came too early is not answered before it is handed up, so the
  * sender's bound counts what waits here, too. It waits in a slot that was allocated with
  * the line: taking a message needs no memory. One that is lost for want of memory on the
@@ -17,13 +21,17 @@
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake_impl.h"
 
+#define LATE_NS (20 * LOOP_NS_PER_MS)
+#define LATE_MAX (PEER_EXPRESS_MAX / 4)
+#define LATE_BYTES (PEER_EXPRESS_WINDOW / 32)
+
 /* One that came. */
 struct express_in {
 	struct inbound_owner inbound;
 	struct peer_express_in arrived;
 	struct xp_inbound *in;
 	struct remote *remote;
-	struct list free; /* in remote->express_free */
+	struct list free; /* in remote->express_free, or express_late */
 };
 
 /* One that goes. */
@@ -34,6 +42,42 @@ struct express_out {
 	size_t frame_len;
 	uint8_t header[];
 };
+
+/* ---- what was taken ---- */
+
+static void express_tell(struct remote *remote)
+{
+	struct list *link;
+
+	loop_timer_stop(&remote->express_tell);
+	remote->express_late_count = 0;
+	remote->express_late_bytes = 0;
+	while ((link = list_pop_front(&remote->express_late))) {
+		struct express_in *slot = list_entry(link, struct express_in, free);
+		struct xp_sides nothing = {0};
+
+		remote->transport->ops->land(slot->in, &nothing, NULL);
+	}
+}
+
+static void express_on_late(struct loop_timer *timer)
+{
+	express_tell(container_of(timer, struct remote, express_tell));
+}
+
+static void on_taken(struct peer_express_in *arrived)
+{
+	struct express_in *slot = container_of(arrived, struct express_in, arrived);
+	struct remote *remote = slot->remote;
+
+	if (remote->express_late_count++ == 0)
+		loop_timer_start(&remote->express_tell, LATE_NS);
+	list_push_back(&remote->express_late, &slot->free);
+	remote->express_late_bytes += slot->in->header_len;
+	if (remote->express_late_count >= LATE_MAX ||
+	    remote->express_late_bytes > LATE_BYTES)
+		express_tell(remote);
+}
 
 /* ---- out ---- */
 
@@ -57,7 +101,7 @@ static void handshake_express_on_sent(struct xp_op *op)
 	mem_free(out);
 }
 
-/* A copy of `frame`, or `made` with the frame behind its first byte. */
+/* A copy of `frame`, or `made` with the frame in it. */
 static int express_post(struct remote *remote, const void *frame, uint8_t *made,
 			size_t len)
 {
@@ -71,7 +115,7 @@ static int express_post(struct remote *remote, const void *frame, uint8_t *made,
 		return err_pass(-ENOMEM);
 	*out = (struct express_out){
 		.op = {.kind = XP_WRITE,
-		       .header = made ? made : out->header,
+		       .header = made ? made + PEER_EXPRESS_LINE : out->header,
 		       .header_len = 1 + len,
 		       .owned = made,
 		       .on_done = handshake_express_on_sent},
@@ -79,8 +123,9 @@ static int express_post(struct remote *remote, const void *frame, uint8_t *made,
 		.epoch = remote->peer->epoch,
 		.frame_len = len,
 	};
+	express_tell(remote);
 	if (made) {
-		made[0] = REQUEST_MESSAGE;
+		made[PEER_EXPRESS_LINE] = REQUEST_MESSAGE;
 	} else {
 		out->header[0] = REQUEST_MESSAGE;
 		memcpy(out->header + 1, frame, len);
@@ -118,15 +163,18 @@ void express_line_ready(struct remote *remote)
 		peer_express_open(remote->peer, &express);
 }
 
-/* ---- in ---- */
-
-static void on_taken(struct peer_express_in *arrived)
+bool handshake_quiet(const struct handshake *hs)
 {
-	struct express_in *slot = container_of(arrived, struct express_in, arrived);
-	struct xp_sides nothing = {0};
+	const struct remote *remote;
 
-	slot->remote->transport->ops->land(slot->in, &nothing, NULL);
+	list_foreach(remote, &hs->remotes, link) {
+		if (!peer_express_quiet(remote->peer))
+			return false;
+	}
+	return true;
 }
+
+/* ---- in ---- */
 
 /* Answered, or its line is lost. */
 static void on_gone(struct inbound_owner *inbound, const struct err *err)
@@ -135,6 +183,7 @@ static void on_gone(struct inbound_owner *inbound, const struct err *err)
 
 	(void)err;
 	list_remove(&slot->arrived.link);
+	list_remove(&slot->free); /* it was not told yet, and there is nobody to tell */
 	list_push_back(&slot->remote->express_free, &slot->free);
 }
 
@@ -146,6 +195,7 @@ int express_init(struct remote *remote)
 	remote->express = mem_calloc(PEER_EXPRESS_MAX, sizeof(*remote->express));
 	if (!remote->express)
 		return err_pass(-ENOMEM);
+	loop_timer_init(&remote->express_tell, remote->hs->kvd->loop, express_on_late);
 	for (unsigned int i = 0; i < PEER_EXPRESS_MAX; i++) {
 		struct express_in *slot = &remote->express[i];
 
@@ -161,6 +211,10 @@ int express_init(struct remote *remote)
 void express_fini(struct remote *remote)
 {
 	list_init(&remote->express_free);
+	list_init(&remote->express_late);
+	remote->express_late_count = 0;
+	remote->express_late_bytes = 0;
+	loop_timer_stop(&remote->express_tell);
 	mem_free(remote->express);
 	remote->express = NULL;
 }

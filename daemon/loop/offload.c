@@ -141,7 +141,10 @@ static void *helper_main(void *arg)
 		pthread_mutex_lock(&o->lock);
 		helper->working = false;
 		list_push_back(&o->finished, &job->link);
+		/* not under the lock, or who is woken waits for it */
+		pthread_mutex_unlock(&o->lock);
 		loop_wake(&o->wake);
+		pthread_mutex_lock(&o->lock);
 	}
 	pthread_mutex_unlock(&o->lock);
 	return NULL;
@@ -295,8 +298,8 @@ void offload_submit(struct offload *o, struct offload_job *job)
 	}
 	pthread_mutex_lock(&o->lock);
 	queue_put(o, job);
-	pthread_cond_signal(&o->more);
 	pthread_mutex_unlock(&o->lock);
+	pthread_cond_signal(&o->more);
 }
 
 bool offload_cancel(struct offload *o, struct offload_job *job)

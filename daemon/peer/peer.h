@@ -237,14 +237,17 @@ uint8_t *peer_body_take(struct peer *peer);
  * became of them; and of all bodies that the remote has not taken. */
 #define PEER_EXPRESS_ROWS_BYTES (640u << 10)
 #define PEER_EXPRESS_WINDOW (4u << 20)
-/* Before the body of a made one: a byte of the line's, and the frame's header. */
-#define PEER_EXPRESS_HEAD (1u + WIRE_HEADER_BYTES)
+/* Before the body of a made one: the line's from PEER_EXPRESS_LINE on, a byte and the
+ * frame's header. What is before that is not sent: floats in an ATTENDED's values lie as
+ * a kernel writes them, at a multiple of 16. */
+#define PEER_EXPRESS_LINE 1u
+#define PEER_EXPRESS_HEAD (PEER_EXPRESS_LINE + 1u + WIRE_HEADER_BYTES)
 struct peer_express {
 	void *owner;
 	/* Copies the frame; peer_express_done() follows. Negative: not now. */
 	int (*send)(void *owner, const void *frame, size_t len);
 	/* The same with memory that it takes (mem_free()), if this succeeds: the frame
-	 * is behind a byte that is the line's. NULL: it cannot. */
+	 * is behind a byte that is the line's, at PEER_EXPRESS_LINE. NULL: it cannot. */
 	int (*send_made)(void *owner, uint8_t *made, size_t len);
 };
 /* While UP, of a remote that has PEER_FEATURE_EXPRESS. Ends with the epoch. */

@@ -15,7 +15,7 @@
  * lost without its end, and the two lines share one fate (handshake.c).
  *
  * What can wait here is bounded by the sender: PEER_EXPRESS_MAX messages that the
- * remote has not handed up, of PEER_EXPRESS_WINDOW bytes, and while there are some,
+ * remote has not handed up, of PEER_EXPRESS_WINDOW bytes, and behind the oldest of them
  * BEHIND_FRAMES and BEHIND_BYTES on the control line. Who sends more is no peer of ours.
  * Early express messages stay where they came, in the data line's memory.
  *
@@ -47,9 +47,12 @@ void peer_express_open(struct peer *peer, const struct peer_express *express)
 
 bool peer_express_full(const struct peer_impl *impl)
 {
+	unsigned int oldest = impl->express_first;
+
 	return impl->express_out > 0 &&
-	       (impl->cur.seq_out - impl->express_base >= BEHIND_FRAMES ||
-		impl->express_behind >= BEHIND_BYTES);
+	       (impl->cur.seq_out - impl->express_sent[oldest].sequence >=
+			BEHIND_FRAMES ||
+		impl->express_behind - impl->express_sent[oldest].behind >= BEHIND_BYTES);
 }
 
 bool peer_express_quiet(const struct peer *peer)
@@ -70,10 +73,11 @@ static bool fits(const struct peer_impl *impl, enum wire_type type, size_t len)
 
 static void peer_express_sent(struct peer_impl *impl, size_t size)
 {
-	if (impl->express_out++ == 0) {
-		impl->express_base = impl->cur.seq_out;
-		impl->express_behind = 0;
-	}
+	unsigned int last =
+		(impl->express_first + impl->express_out++) % PEER_EXPRESS_MAX;
+
+	impl->express_sent[last].sequence = impl->cur.seq_out;
+	impl->express_sent[last].behind = impl->express_behind;
 	impl->express_bytes += size;
 	impl->cur.seq_out++;
 	impl->express_since++;
@@ -145,15 +149,19 @@ int peer_send_express_made(struct peer *peer, enum wire_type type, uint8_t *made
 void peer_express_done(struct peer *peer, size_t len, const struct err *err)
 {
 	struct peer_impl *impl = impl_of(peer);
+	bool was_full;
 
 	if (sm_state(&peer->sm) != PEER_UP)
 		return;
-	if (impl->express_out > 0)
+	was_full = peer_express_full(impl);
+	if (impl->express_out > 0) { /* they are taken in the order in which they went */
 		impl->express_out--;
+		impl->express_first = (impl->express_first + 1) % PEER_EXPRESS_MAX;
+	}
 	impl->express_bytes -= len < impl->express_bytes ? len : impl->express_bytes;
 	if (err)
 		peer_mark_down(impl, err);
-	else if (impl->express_out == 0 && !list_empty(&impl->queue))
+	else if (was_full && !peer_express_full(impl) && !list_empty(&impl->queue))
 		peer_flush(impl);
 }
 
@@ -381,7 +389,7 @@ void peer_express_end(struct peer_impl *impl)
 	impl->express = (struct peer_express){0};
 	impl->express_out = impl->express_since = 0;
 	impl->express_bytes = 0;
-	impl->express_base = impl->express_behind = 0;
+	impl->express_first = 0;
 	while (list_pop_front(&impl->early_express))
 		; /* their owner has them */
 	while ((msg = list_first(&impl->early_control, struct peer_message, link)))

@@ -116,10 +116,14 @@ struct peer_impl {
 	unsigned int express_out;    /* sent that way, not taken yet */
 	size_t express_bytes;	     /* of these frames */
 	uint32_t express_since;	     /* … since the last frame on the control line */
-	uint64_t express_base;	     /* sequence when none was out last */
-	size_t express_behind;	     /* bytes on the control line since then */
-	struct list early_express;   /* struct peer_express_in, in order */
-	struct list early_control;   /* struct peer_message, in order */
+	struct {
+		uint64_t sequence;	  /* of the message before it */
+		uint64_t behind;	  /* express_behind then */
+	} express_sent[PEER_EXPRESS_MAX]; /* a ring: those that are out */
+	unsigned int express_first;	  /* the oldest of them */
+	uint64_t express_behind;	  /* bytes on the control line so far */
+	struct list early_express;	  /* struct peer_express_in, in order */
+	struct list early_control;	  /* struct peer_message, in order */
 	unsigned int early_count;
 	size_t early_bytes;
 	bool delivering;

@@ -142,8 +142,8 @@ struct xp_op {
 	struct xp_sides sides;
 	const void *header;
 	size_t header_len;
-	/* The header's own memory, or NULL. A backend may take it (sets NULL, mem_free())
-	 * for what it would copy else: a long one is a turn's worth. */
+	/* The memory that the header lies in, or NULL. A backend may take it (sets NULL,
+	 * mem_free()) for what it would copy else: a long one is a turn's worth. */
 	uint8_t *owned;
 	void (*on_done)(struct xp_op *op); /* result and err are set */
 	/* Once, when this side knows that bytes have moved, and before on_done: the first

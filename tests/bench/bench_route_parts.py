@@ -41,16 +41,16 @@ def median_us(times):
 
 
 def config(transport, memory=16, threads=1, spin=None, stores=()):
-    """Of a daemon; `stores`: endpoints. One that knows none is asked: by shm its own engines put
-    chunks into it, whatever way others come."""
+    """Of a daemon; `stores`: endpoints. By shm its own engines put chunks into it, whatever way
+    others come."""
     lines = ["[chunks]", "chunk_memory = %d MiB" % memory, "attend_threads = %d" % threads]
     if spin:
         lines.append("attend_spin = %d" % spin)
     if stores:
         lines.append("chunk_stores = " + " ".join(stores))
-    if not stores and transport != "shm":
-        transport += ", shm"
-    return "\n".join(lines + ["[transport]", "transports = " + transport, ""])
+    ways = transport if transport == "shm" else transport + ", shm"
+    return "\n".join(lines + ["[transport]", "transports = " + ways, "require = " + transport,
+                              ""])
 
 
 class Hosts:

@@ -179,6 +179,44 @@ static void large_posts_leave_the_line_up(void **state)
 	assert_int_equal(remote->attend_rows, 0);
 }
 
+/* Rows are taken, and legs begin, in as many turns as they need: a post may end between
+ * them. */
+static void post_begins_in_turns_and_may_end_between_them(void **state)
+{
+	struct attend_world *w = *state;
+	struct kvd_ring_part parts[8];
+	struct kvd_ring_entry cancel = {.op = KVD_RING_CANCEL,
+					.a = KVD_RING_IDS + AW_SLOT};
+
+	w->rows = 4096;
+	w->attend = attend_world_open(w, "");
+	attend_world_rows(w, 0, 5);
+	for (unsigned int i = 0; i < 8; i++) {
+		parts[i] = attend_world_part(i % 2 ? w->hold : w->near);
+		parts[i].rows = w->rows;
+	}
+	loop_virtual_parts(w->c.loop, 1);
+	for (unsigned int turns = 0; turns < 8; turns++) {
+		attend_world_post(w, 0, 0, parts, 8, NULL, 0);
+		assert_true(attend_world_state(w, 0) < KVD_TRANSFERRING);
+		for (unsigned int i = 0; i < turns; i++)
+			loop_turn(w->c.loop, 0);
+		entry_give(&w->c, w->engine[AW_ASKER], &cancel, NULL);
+		failed_with(w, 0, ERR_CANCELED);
+		attend_world_quiet(w);
+		cluster_run(&w->c, LOOP_NS_PER_S);
+	}
+	attend_world_post(w, 0, 0, parts, 8, NULL, 0);
+	assert_true(attend_world_state(w, 0) < KVD_TRANSFERRING);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS);
+	loop_virtual_parts(w->c.loop, 0);
+	w->rows = 4;
+	for (unsigned int i = 0; i < 4; i++)
+		attend_world_floats(w, 0, w->l)[i] /= 8;
+	attend_world_right(w, 0, 0, 64, NULL, 0);
+}
+
 static uint64_t held_by(const struct account *account)
 {
 	return account->bytes[ACCOUNT_ATTENDS];
@@ -527,6 +565,7 @@ int main(void)
 		CASE(rows_attend_to_chunks_here_there_and_both),
 		CASE(post_of_many_rows_is_several_messages),
 		CASE(large_posts_leave_the_line_up),
+		CASE(post_begins_in_turns_and_may_end_between_them),
 		CASE(memory_is_charged_to_who_asks),
 		CASE(rows_that_fit_no_message_are_refused),
 		CASE(codes_of_others_are_known_ones),

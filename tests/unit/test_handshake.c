@@ -294,6 +294,62 @@ static void pool_is_found_until_it_goes(void **state)
 }
 
 /* The peer has no place for one pool; when another goes, it is told of it again. */
+/* ---- messages on the data line ---- */
+
+static unsigned int landed;
+
+static void count_land(struct xp_inbound *in, const struct xp_sides *sides,
+		       const struct err *err)
+{
+	landed++;
+	fake_ops.land(in, sides, err);
+}
+
+static void tell_something(struct pair *p, unsigned int node)
+{
+	const struct wire_attend_stop stop = {.attend = 1}; /* nobody knows it */
+
+	assert_int_equal(handshake_tell_attend_stop(remote_at(p, node), &stop), 0);
+	cluster_run(&p->c, LOOP_NS_PER_MS);
+}
+
+static void message_that_was_taken_is_told_with_the_next_one_or_soon(void **state)
+{
+	struct pair *p = *state;
+
+	long_keys.land = count_land;
+	assert_attaches(p);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	landed = 0;
+	tell_something(p, 0);
+	assert_int_equal(landed, 0);
+	assert_false(peer_express_quiet(remote_at(p, 0)->peer));
+	tell_something(p, 1);
+	assert_int_equal(landed, 1);
+	assert_true(peer_express_quiet(remote_at(p, 0)->peer));
+	cluster_run(&p->c, 30 * LOOP_NS_PER_MS);
+	assert_int_equal(landed, 2);
+	assert_true(peer_express_quiet(remote_at(p, 1)->peer));
+}
+
+static void many_messages_that_were_taken_are_told_at_once(void **state)
+{
+	struct pair *p = *state;
+
+	long_keys.land = count_land;
+	assert_attaches(p);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	landed = 0;
+	for (unsigned int i = 0; i < PEER_EXPRESS_MAX / 4; i++) {
+		const struct wire_attend_stop stop = {.attend = 1};
+
+		assert_int_equal(landed, 0);
+		assert_int_equal(handshake_tell_attend_stop(remote_at(p, 0), &stop), 0);
+	}
+	cluster_run(&p->c, LOOP_NS_PER_MS);
+	assert_int_equal(landed, PEER_EXPRESS_MAX / 4);
+}
+
 static void pool_refused_at_the_cap_is_told_again_when_another_goes(void **state)
 {
 	struct pair *p = *state;
@@ -675,6 +731,8 @@ int main(void)
 		CASE(session_too_large_to_be_told_is_refused_by_name),
 		CASE(pool_too_large_to_be_told_costs_no_peering),
 		CASE(pool_is_found_until_it_goes),
+		CASE(message_that_was_taken_is_told_with_the_next_one_or_soon),
+		CASE(many_messages_that_were_taken_are_told_at_once),
 		CASE(pool_refused_at_the_cap_is_told_again_when_another_goes),
 		CASE(pool_that_a_peer_does_not_let_go_of_costs_it_the_peering),
 		CASE(pool_that_only_we_reach_is_not_waited_for),

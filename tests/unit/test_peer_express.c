@@ -223,6 +223,30 @@ static void express_that_nobody_takes_is_bounded_and_holds_the_control_line(void
 	came(n);
 }
 
+static int carry_on(void *owner, const void *frame, size_t len)
+{
+	(void)owner;
+	(void)frame;
+	(void)len;
+	sent++;
+	return 0;
+}
+
+static void express_that_is_never_all_taken_goes_on(void **state)
+{
+	struct peer_express way = {.owner = carried, .send = carry_on};
+
+	(void)state;
+	peer_express_open(a, &way);
+	assert_int_equal(express(1), 0);
+	for (unsigned int i = 2; i < 2000; i++) {
+		assert_int_equal(express(i), 0);
+		assert_int_equal(sent, i); /* none by the control line */
+		peer_express_done(a, 0, NULL);
+	}
+	assert_false(peer_express_quiet(a));
+}
+
 static void control_frames_without_end_before_an_early_one_end_the_peering(void **state)
 {
 	/* what no honest sender does: nothing of it is ever heard to be taken */
@@ -265,7 +289,7 @@ static int carry_made(void *owner, uint8_t *made, size_t len)
 	assert_ptr_equal(owner, carried);
 	if (no_room)
 		return err_raise(ERR_LIMIT, "no room");
-	assert_int_equal(wire_frame_get(made + 1, len, &h, &body), 0);
+	assert_int_equal(wire_frame_get(made + PEER_EXPRESS_LINE + 1, len, &h, &body), 0);
 	assert_int_equal(h.type, WIRE_T_ATTENDED);
 	assert_true(h.flags & WIRE_FLAG_ROWS);
 	made_len[made_count++] = len;
@@ -491,6 +515,7 @@ int main(void)
 		TEST(express_out_of_order_is_refused),
 		TEST(express_that_nobody_takes_is_bounded_and_holds_the_control_line),
 		TEST(control_frames_without_end_before_an_early_one_end_the_peering),
+		TEST(express_that_is_never_all_taken_goes_on),
 		TEST(express_rows_are_large_and_bounded_by_a_window),
 		TEST(express_rows_that_the_line_refuses_go_by_the_control_line),
 		TEST(express_line_that_copies_leaves_rows_to_the_control_line),

@@ -203,7 +203,7 @@ struct shm_frame {
 	uint64_t id;
 	const void *body, *tail; /* tail: a second part of the body */
 	size_t body_len, tail_len;
-	uint8_t *owned; /* the tail's memory, taken instead of copied; or NULL */
+	uint8_t *owned; /* the tail lies in it, taken instead of copied; or NULL */
 	int fd;		/* given away, whatever happens; only types that carry one */
 };
 
@@ -220,6 +220,7 @@ struct shm_wire {
 	unsigned int out_fd_count;
 	struct { /* bytes that go between those of `out`, at `pos` of it */
 		uint8_t *owned;
+		const uint8_t *bytes; /* in it */
 		size_t pos, len, sent;
 	} tails[SHM_TAILS];
 	unsigned int tail_count;

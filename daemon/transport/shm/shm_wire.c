@@ -157,6 +157,7 @@ static bool tail_add(struct shm_peer *peer, const struct shm_frame *f)
 	if (!f->owned || peer->self || wire->tail_count == SHM_TAILS)
 		return false;
 	wire->tails[wire->tail_count].owned = f->owned;
+	wire->tails[wire->tail_count].bytes = f->tail;
 	wire->tails[wire->tail_count].pos = wire->out_len;
 	wire->tails[wire->tail_count].len = f->tail_len;
 	wire->tails[wire->tail_count].sent = 0;
@@ -347,10 +348,9 @@ static ssize_t out_write(struct shm_peer *peer, size_t len, int fd)
 static ssize_t tail_write(struct shm_peer *peer)
 {
 	struct shm_wire *wire = &peer->wire;
-	uint8_t *owned = wire->tails[0].owned;
 	size_t left = wire->tails[0].len - wire->tails[0].sent;
 	ssize_t n =
-		send(peer->fd, owned + wire->tails[0].sent,
+		send(peer->fd, wire->tails[0].bytes + wire->tails[0].sent,
 		     left < CALL_BYTES ? left : CALL_BYTES, MSG_NOSIGNAL | MSG_DONTWAIT);
 
 	if (n < 0)
@@ -358,7 +358,7 @@ static ssize_t tail_write(struct shm_peer *peer)
 	wire->tails[0].sent += (size_t)n;
 	wire->tail_bytes -= (size_t)n;
 	if ((size_t)n == left) {
-		mem_free_large(owned, wire->tails[0].len);
+		mem_free_large(wire->tails[0].owned, wire->tails[0].len);
 		wire->tail_count--;
 		memmove(&wire->tails[0], &wire->tails[1],
 			wire->tail_count * sizeof(wire->tails[0]));

@@ -169,8 +169,9 @@ struct tcp_thread {
 /* A frame, or other bytes, on its way out. */
 struct tcp_chunk {
 	struct list link;
-	size_t len, pos; /* pos: of both together */
-	uint8_t *tail;	 /* memory of its own that follows, or NULL */
+	size_t len, pos;     /* pos: of both together */
+	const uint8_t *tail; /* what follows, in memory of its own: `owned`; or NULL */
+	uint8_t *owned;
 	size_t tail_len;
 	uint8_t bytes[];
 };

@@ -55,7 +55,7 @@ static void tcp_chunk_free(struct tcp_chunk *chunk)
 {
 	if (!chunk)
 		return;
-	mem_free_large(chunk->tail, chunk->tail_len);
+	mem_free_large(chunk->owned, chunk->tail_len);
 	mem_free(chunk);
 }
 
@@ -102,7 +102,7 @@ struct tcp_chunk *tcp_chunk_new(size_t size)
 
 	if (chunk) {
 		list_init(&chunk->link);
-		chunk->tail = NULL;
+		chunk->tail = chunk->owned = NULL;
 		chunk->tail_len = 0;
 	}
 	return chunk;
@@ -169,7 +169,8 @@ static struct iovec piece_of(const struct tcp_chunk *chunk, size_t pos)
 	if (pos < chunk->len)
 		return (struct iovec){(uint8_t *)chunk->bytes + pos, chunk->len - pos};
 	pos -= chunk->len;
-	return (struct iovec){chunk->tail + pos, chunk->tail_len - pos};
+	return (struct iovec){(uint8_t *)(uintptr_t)chunk->tail + pos,
+			      chunk->tail_len - pos};
 }
 
 static size_t gather(const struct tcp_line *line, struct iovec iov[PIECES_A_CALL])

@@ -328,7 +328,8 @@ static int request_make(struct tcp_xfer *xfer, struct tcp_head *head,
 	if (r < 0)
 		return err_pass(r);
 	if (tail) {
-		chunk->tail = mem_steal(op->owned);
+		chunk->tail = op->header;
+		chunk->owned = mem_steal(op->owned);
 		chunk->tail_len = op->header_len;
 	}
 	*chunk_p = mem_steal(chunk);
