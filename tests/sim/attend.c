@@ -475,10 +475,8 @@ static void seat_post(struct sim *sim, struct asker *a, unsigned int seat,
 	post->word = slot_read(a->session, e.slot).word;
 	/* with no memory for the command it was not even read */
 	post->live = post->used = kvd_word_gen(post->word) == e.gen;
-	if (post->live) { /* its rows are the engine's again */
-		memset(ask_seat(a, seat, a->q), 0xff, sizeof(post->q));
-		memset(ask_shadow(a, seat, a->q), 0xff, sizeof(post->q));
-	}
+	if (post->live)
+		ask_rows_back(a, seat);
 	sim_totals->posts += post->used;
 }
 

@@ -38,6 +38,7 @@ struct ask_post {
 	bool used; /* the seat was posted; the word of its end is to stay */
 	bool live;
 	bool own, canceled;
+	bool back; /* its rows are the engine's again, and were scribbled over */
 	bool lied; /* a holder lied: the numbers may be wrong, and how it ends */
 	uint32_t gen, layer;
 	uint64_t deadline_ns, word;
@@ -98,6 +99,8 @@ uint16_t ask_value(unsigned int id, unsigned int layer, unsigned int field,
 double ask_inv_freq(unsigned int i);
 void ask_judge_seats(struct sim *sim, const struct ask_seats *seats, const char *whose);
 void ask_judge_post(struct sim *sim, struct asker *asker, unsigned int seat);
+/* Once the word says that its rows are. */
+void ask_rows_back(struct asker *a, unsigned int seat);
 void ask_judge_sticky(struct sim *sim, const struct asker *asker);
 void ask_judge_place(struct sim *sim, unsigned int node, bool alive);
 void ask_judge_begin(void);

@@ -210,6 +210,17 @@ static void judge_failure(struct sim *sim, const struct asker *a,
 			   a->place, err_name(code));
 }
 
+void ask_rows_back(struct asker *a, unsigned int seat)
+{
+	struct ask_post *post = &a->posts[seat];
+
+	if (post->back || kvd_word_state(post->word) < KVD_TRANSFERRING)
+		return;
+	post->back = true;
+	memset(ask_seat(a, seat, a->q), 0xff, sizeof(post->q));
+	memset(ask_shadow(a, seat, a->q), 0xff, sizeof(post->q));
+}
+
 void ask_judge_post(struct sim *sim, struct asker *a, unsigned int seat)
 {
 	struct ask_post *post = &a->posts[seat];
@@ -229,6 +240,7 @@ void ask_judge_post(struct sim *sim, struct asker *a, unsigned int seat)
 	if (memcmp(ask_shadow(a, seat, 0), ask_seat(a, seat, 0), a->seat_bytes) != 0)
 		sim_broken(sim, "still: the seat of a post %s at place %u was written",
 			   state == KVD_FAILED ? "that failed" : "under way", a->place);
+	ask_rows_back(a, seat);
 	if (state == KVD_SUCCESS || state == KVD_FAILED) {
 		post->live = false;
 		sim_totals->posts_succeeded += state == KVD_SUCCESS;
