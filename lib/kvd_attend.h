@@ -90,7 +90,7 @@ int kvd_attend_wait(struct kvd_attend *attend, uint32_t seat, int timeout_ms);
 struct kvd_attend_facts {
 	uint64_t queue_us, attend_us; /* where that was longest */
 	uint32_t daemons;	      /* others that took part */
-	uint32_t together;	      /* so many askers waited for the same chunks */
+	uint32_t together;	      /* so many askers had rows for the same chunks */
 	bool replicate; /* more than 8: fetch these chunks, and others ask you */
 };
 int kvd_attend_read(const struct kvd_attend *attend, uint32_t seat,

@@ -213,7 +213,7 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 }
 
 /* Of query tokens with that many tokens: not more than a thread shall compute at once. */
-static uint64_t tokens_here(const struct side *side, uint32_t heads)
+static uint64_t tokens_of_call(const struct side *side, uint32_t heads)
 {
 	uint64_t each = side->part->per_token ? side->part->per_token : side->tokens;
 	uint64_t most = COMPUTE_WORK / ((each + 1) * heads);
@@ -234,9 +234,9 @@ static int leg_rows(const struct attend *attend, const struct side *side,
 	uint64_t told = values_count(heads, f->shape.dv) * sizeof(float);
 	uint64_t tokens = side->part->rows / heads;
 
+	if (tokens > tokens_of_call(side, heads))
+		tokens = tokens_of_call(side, heads);
 	if (!side->far) {
-		if (tokens > tokens_here(side, heads))
-			tokens = tokens_here(side, heads);
 		*rows_p = (uint32_t)tokens * heads;
 		return 0;
 	}

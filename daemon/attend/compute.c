@@ -264,13 +264,16 @@ static void batch_fill(struct batch *batch, struct compute_item *first)
 	batch_take(batch, first);
 	batch->askers = 1;
 	list_foreach(queue, &compute->queues, link) {
-		uint32_t before = batch->count;
+		bool asks = false;
 
 		list_foreach_safe(item, &queue->items, link) {
-			if (batch_has_room(batch, item) && item_joins(first, item))
+			if (!item_joins(first, item))
+				continue;
+			asks = true; /* also if its rows have to wait for the next call */
+			if (batch_has_room(batch, item))
 				batch_take(batch, item);
 		}
-		batch->askers += batch->count > before && queue != first->queue;
+		batch->askers += asks && queue != first->queue;
 	}
 }
 
@@ -366,6 +369,14 @@ static int item_check(const struct compute_item *item)
 	    item->kv->tokens > UINT32_MAX)
 		return err_raise(ERR_RANGE, "rows: %u of %llu tokens", item->rows,
 				 (unsigned long long)item->tokens);
+	if (item_work(item) > COMPUTE_WORK_MOST)
+		return err_raise(ERR_TOOBIG,
+				 "%u rows that attend to %llu tokens: rows x tokens are "
+				 "at most %llu; make several parts of the tokens",
+				 item->rows,
+				 (unsigned long long)(item->select ? item->per_token
+								   : item->tokens),
+				 (unsigned long long)COMPUTE_WORK_MOST);
 	if (item->delta == INT32_MIN || (item->delta && !item->form.rope.dims) ||
 	    (item->delta && item->select))
 		return err_raise(ERR_INVAL, "delta: %d", item->delta);

@@ -45,7 +45,7 @@ struct compute_item {
 	/* compute's */
 	struct compute_queue *queue;
 	uint64_t queued_ns;
-	/* for on_done; together: principals of its call */
+	/* for on_done; together: principals that had rows for the same KV */
 	uint32_t queue_us, attend_us, together;
 	atomic_bool canceled;
 	bool running;
@@ -53,6 +53,8 @@ struct compute_item {
 
 /* Rows x tokens of a call, about: while it runs, a thread is nobody else's. */
 #define COMPUTE_WORK (UINT64_C(1) << 23)
+/* Of an item that cannot be cut: the rows of one query token. */
+#define COMPUTE_WORK_MOST (16 * COMPUTE_WORK)
 
 /* `threads`: of the offload's, which is nobody else's; 0: nothing can be computed. `isa`:
  * kernel.h's. */

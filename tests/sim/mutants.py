@@ -145,12 +145,13 @@ MUTANTS = [
     ("lost-holder-answers-nothing", "daemon/attend/leg.c",
      "if (leg->remote != remote || leg->in)", "if (leg->remote != remote || leg->post)"),
     ("rows-read-where-they-were", "daemon/attend/leg.c",
-     ".q = leg->q->bytes + form_q_bytes(f, leg->row),",
-     ".q = post_seat(post, attend->facts.q) + form_q_bytes(f, leg->row),"),
+     "leg->item.q = leg->q;",
+     "leg->item.q = post_seat(leg->post, leg->post->attend->facts.q +\n"
+     "\t\t\tform_q_bytes(&leg->post->attend->form, leg->row));"),
     ("seat-written-by-each-leg", "daemon/attend/leg.c",
-     "\tmemcpy(leg->values, msg->values.data, msg->values.len);\n",
-     "\tmemcpy(leg->values, msg->values.data, msg->values.len);\n"
-     "\tmemcpy(post_seat(leg->post, leg->post->attend->facts.o), leg->values, 4);\n"),
+     "\tif (gather_is_of(leg->post, leg)) {\n",
+     "\tmemcpy(post_seat(leg->post, leg->post->attend->facts.o), msg->values.data, 4);\n"
+     "\tif (gather_is_of(leg->post, leg)) {\n"),
     ("delta-not-told", "daemon/attend/ask.c",
      "side.head.delta = (uint32_t)part->delta;", "side.head.delta = 0;"),
     ("own-part-left-out", "daemon/attend/gather.c",
@@ -167,8 +168,8 @@ MUTANTS = [
      "if (!attends)\n\t\treturn 0;\n\terr_set(&why, ERR_CANCELED",
      "if (attends)\n\t\treturn 0;\n\terr_set(&why, ERR_CANCELED"),
     ("stop-of-anybody", "daemon/attend/serve.c",
-     "if (serve->remote == remote && serve->attend == msg.attend)",
-     "if (serve->attend == msg.attend)"),
+     "list_foreach_safe(serve, &remote->serves, peer) {\n\t\tif",
+     "list_foreach_safe(serve, &attends->serving, link) {\n\t\tif"),
     ("hold-without-its-key", "daemon/store/lend.c",
      "return peer ? idmap_get(&peer->asks, ask) : NULL;",
      "struct idmap_cursor it;\n\tstruct store_lend *lend = NULL;\n\n"

@@ -263,15 +263,37 @@ static void rows_of_all_principals_are_one_call(void **state)
 
 static void call_has_a_bound(void **state)
 {
+	const struct item *of[5];
+	unsigned int told[6] = {0};
+
 	(void)state;
 	offload_hold(w.offload, true);
 	ask(1, 0, 16);
 	loop_turn(w.loop, 0);
 	for (unsigned int i = 0; i < 5; i++)
-		ask(1 + i, 5, 512);
+		of[i] = ask(1 + i, 5, 512);
 	offload_hold(w.offload, false);
 	turns();
 	assert_int_equal(figures().batches, 1 + 3);
+	/* who waits for the next call is one of those who asked */
+	for (unsigned int i = 0; i < 5; i++)
+		told[of[i]->item.together]++;
+	assert_int_equal(told[5], 2);
+	assert_int_equal(told[3], 2);
+	assert_int_equal(told[1], 1);
+}
+
+static void rows_that_would_keep_a_thread_are_refused(void **state)
+{
+	struct item *of = item_new(1, 0, 512);
+
+	(void)state;
+	of->item.kv->tokens = of->item.tokens = COMPUTE_WORK_MOST / 512;
+	assert_true(compute_submit(w.compute, &of->item) < 0);
+	assert_int_equal(err_last()->code, ERR_TOOBIG);
+	err_clear();
+	store_kv_free(of->item.kv);
+	assert_true(compute_idle(w.compute));
 }
 
 /* ---- what nobody waits for ---- */
@@ -333,6 +355,7 @@ int main(void)
 		CASE(one_who_comes_late_has_no_more_than_others),
 		CASE(rows_of_all_principals_are_one_call),
 		CASE(call_has_a_bound),
+		CASE(rows_that_would_keep_a_thread_are_refused),
 		CASE(rows_that_wait_are_taken_back),
 		CASE(rows_without_memory_end_once),
 	};
