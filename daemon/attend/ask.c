@@ -36,6 +36,7 @@
 
 #define LEG_BYTES (160u << 10) /* of a message, if it is not one query token's */
 #define POSTS_MAX 1024u	       /* of a session */
+#define LEGS_MAX 4096u	       /* of a post */
 
 /* ---- ends ---- */
 
@@ -168,14 +169,13 @@ static int leg_select(struct leg *leg, const uint32_t *select, uint32_t heads,
 
 /* What all legs of a part at one daemon have in common. */
 struct side {
-	const struct store_hold *hold;
 	const struct kvd_ring_part *part;
 	const uint32_t *select;
+	struct store_kv *kv;  /* here */
 	struct far_hold *far; /* NULL: here */
 	struct wire_attend head;
 	bool among; /* the post has other legs there */
 	uint64_t skip, tokens;
-	uint32_t count;
 };
 
 static int leg_new(struct attend_post *post, const struct side *side, uint32_t row,
@@ -209,7 +209,7 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 		return err_pass(r);
 	if (side->far)
 		return err_pass(leg_there(leg, side->far, &side->head));
-	return err_pass(leg_here(leg, side->hold, side->part, side->tokens, side->count));
+	return err_pass(leg_here(leg, side->kv, side->part, side->tokens));
 }
 
 /* Of query tokens with that many tokens: not more than a thread shall compute at once. */
@@ -260,6 +260,11 @@ static int side_legs(struct attend_post *post, const struct side *side)
 	uint32_t most = 0, row = side->part->row, left = side->part->rows;
 	int r = leg_rows(post->attend, side, &most);
 
+	if (r >= 0 && left / most >= LEGS_MAX - post->open)
+		r = err_raise(ERR_TOOBIG,
+			      "rows x tokens of a post are over %u calls or messages of "
+			      "at most %u rows: make several",
+			      LEGS_MAX, most);
 	while (left > 0 && r >= 0) {
 		uint32_t rows = left < most ? left : most;
 
@@ -268,6 +273,22 @@ static int side_legs(struct attend_post *post, const struct side *side)
 		left -= rows;
 	}
 	return r < 0 ? err_pass(r) : 0;
+}
+
+/* Its legs share what they read. */
+static int side_here(struct attend_post *post, struct side *side,
+		     const struct store_hold *hold, uint32_t count)
+{
+	const char *view = post->attend->form.view;
+	int r = store_kv_of_hold(hold, side->part->first, count, *view ? view : NULL,
+				 &side->kv);
+
+	if (r >= 0)
+		r = charge_more(&post->charge, store_kv_bytes(side->kv));
+	if (r >= 0)
+		r = side_legs(post, side);
+	store_kv_free(mem_steal(side->kv));
+	return err_pass(r);
 }
 
 static int part_check(const struct attend *attend, const struct kvd_ring_part *part)
@@ -311,7 +332,7 @@ static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 {
 	struct attend *attend = post->attend;
 	const struct store_hold *hold = store_hold_find(attend->session, part->hold);
-	struct side side = {.hold = hold, .part = part, .select = select};
+	struct side side = {.part = part, .select = select};
 	uint32_t here, begin = part->first, end, chunk;
 	uint64_t tokens = part->tokens ? part->tokens : UINT64_MAX;
 	int r = hold ? store_hold_check(hold) : -ENOENT;
@@ -333,11 +354,10 @@ static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 	if (r < 0)
 		return err_pass(r);
 	if (begin < here) {
-		side.count = (end < here ? end : here) - begin;
-		side.tokens = (uint64_t)side.count * chunk;
+		side.tokens = (uint64_t)((end < here ? end : here) - begin) * chunk;
 		if (tokens < side.tokens)
 			side.tokens = tokens;
-		r = side_legs(post, &side);
+		r = side_here(post, &side, hold, (end < here ? end : here) - begin);
 	}
 	side.skip = begin < here ? (uint64_t)(here - begin) * chunk : 0;
 	if (r < 0 || end <= here || tokens <= side.skip)

@@ -19,7 +19,7 @@ struct kvd_ring_part;
 struct remote;
 struct region;
 struct speeds;
-struct store_hold;
+struct store_kv;
 
 struct attends {
 	struct kvd *kvd;
@@ -83,7 +83,7 @@ struct attend_post {
 	unsigned int open;     /* legs that are not in */
 	struct leg *next;      /* the first that is not begun; NULL: all of q was read */
 	struct loop_defer begin;
-	unsigned int remotes, far_legs;
+	unsigned int remotes;
 	struct post_figures figures; /* the largest of its legs' */
 	void (*on_failed)(struct session *session, uint32_t slot, uint64_t id,
 			  const struct err *why);
@@ -158,8 +158,8 @@ void leg_free(struct leg *leg);
 /* Its post has ended, and forgets it. */
 void leg_drop(struct leg *leg);
 /* What the leg needs but its rows; it is the post's in any case. */
-int leg_here(struct leg *leg, const struct store_hold *hold,
-	     const struct kvd_ring_part *part, uint64_t tokens, uint32_t count);
+int leg_here(struct leg *leg, struct store_kv *kv, const struct kvd_ring_part *part,
+	     uint64_t tokens);
 /* What all messages of a part there say: first, count, tokens, delta, per_token are
  * given. *among_p: earlier parts have legs there, too. ERR_PEER, ERR_REQUIRE. */
 int legs_there(struct attend_post *post, const struct far_hold *far,

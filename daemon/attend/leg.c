@@ -36,7 +36,6 @@
 #include "daemon/transport/transport.h"
 #include "proto/kvd_ring.h"
 
-#define LEGS_MAX 4096u /* of a post, elsewhere */
 #define Q_PIECE (128u << 10)
 
 /* ---- life ---- */
@@ -173,28 +172,18 @@ static int leg_rows_take(struct leg *leg)
 	return leg->q_taken < bytes ? LEG_AGAIN : 0;
 }
 
-int leg_here(struct leg *leg, const struct store_hold *hold,
-	     const struct kvd_ring_part *part, uint64_t tokens, uint32_t count)
+int leg_here(struct leg *leg, struct store_kv *kv, const struct kvd_ring_part *part,
+	     uint64_t tokens)
 {
 	const struct attend_post *post = leg->post;
 	const struct attend *attend = post->attend;
 	const struct form *f = &attend->form;
-	size_t values = values_count(leg->rows, f->shape.dv);
-	struct store_kv *kv = NULL;
-	int r;
 
-	leg->values = mem_alloc(values * sizeof(float));
+	leg->values = mem_alloc(values_count(leg->rows, f->shape.dv) * sizeof(float));
 	if (!leg->values)
 		return err_pass(-ENOMEM);
-	r = store_kv_of_hold(hold, part->first, count, f->view[0] ? f->view : NULL, &kv);
-	if (r >= 0)
-		r = charge_more(&leg->charge, store_kv_bytes(kv));
-	if (r < 0) {
-		store_kv_free(kv);
-		return err_pass(r);
-	}
 	leg->item = (struct compute_item){
-		.kv = kv,
+		.kv = store_kv_ref(kv),
 		.form = *f,
 		.layer = post->layer,
 		.rows = leg->rows,
@@ -365,10 +354,6 @@ int leg_there(struct leg *leg, const struct far_hold *far, const struct wire_att
 	struct remote *remote = far_hold_remote(far);
 	int r;
 
-	if (leg->post->far_legs >= LEGS_MAX)
-		return err_raise(ERR_TOOBIG,
-				 "%u messages to other daemons are a post's limit",
-				 LEGS_MAX);
 	leg->msg = *head;
 	leg->msg.attend = attends->next_leg + 1;
 	leg->msg.rows = leg->rows;
@@ -379,7 +364,6 @@ int leg_there(struct leg *leg, const struct far_hold *far, const struct wire_att
 	r = idmap_put(&attends->legs, leg->msg.attend, leg);
 	if (r < 0)
 		return err_pass(r);
-	leg->post->far_legs++;
 	leg->number = ++attends->next_leg;
 	leg->remote = remote;
 	remote->reaches++;

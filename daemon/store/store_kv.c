@@ -36,10 +36,20 @@ static const struct layout_view *kv_view(const struct layout *layout, const char
 	return NULL;
 }
 
+struct store_kv *store_kv_ref(struct store_kv *kv)
+{
+	kv->others++;
+	return kv;
+}
+
 void store_kv_free(struct store_kv *kv)
 {
 	if (!kv)
 		return;
+	if (kv->others > 0) {
+		kv->others--;
+		return;
+	}
 	while (kv->count > 0) /* the end of the chain first */
 		store_chunk_unpin(kv->chunks[--kv->count]);
 	if (kv->class && --kv->class->space->handles == 0)

@@ -29,6 +29,7 @@ struct store_kv {
 	struct store_class *class;
 	struct store_chunk **chunks; /* pinned */
 	uint32_t count;
+	uint32_t others; /* who have it, too */
 };
 
 /* Chunks [first, first + count) of those that the hold has here. `view` NULL: the one
@@ -43,6 +44,8 @@ int store_kv_of_lend(const struct store *store, const struct remote *remote, uin
 		     struct store_kv **kv_p);
 /* The same bytes? */
 bool store_kv_same(const struct store_kv *a, const struct store_kv *b);
+/* Somebody else has it, too: each frees it. Loop thread. */
+struct store_kv *store_kv_ref(struct store_kv *kv);
 void store_kv_free(struct store_kv *kv);	    /* NULL is fine */
 uint64_t store_kv_bytes(const struct store_kv *kv); /* of itself */
 
