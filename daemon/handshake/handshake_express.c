@@ -92,8 +92,11 @@ static void handshake_express_on_sent(struct xp_op *op)
 {
 	struct express_out *out = container_of(op, struct express_out, op);
 	struct remote *remote = out->remote;
-	struct err why = op->err;
+	struct err why;
 
+	if (op->result < 0) /* as on_peer_lost() says it: a room tells what came first */
+		err_set(&why, op->err.code, "%.100s: data line lost: %.200s",
+			remote->label, op->err.text);
 	if (handshake_express_serves(out))
 		peer_express_done(remote->peer, out->frame_len,
 				  op->result < 0 ? &why : NULL);
