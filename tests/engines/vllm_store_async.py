@@ -46,7 +46,7 @@ class Engine(vllm_async.Engine):
     def ask(self, key, call):
         return call(self)
 
-    def hold(self, ids, first, lease, timeout):
+    def hold(self, ids, first, lease, timeout, far=None):
         self.asked += 1
         return Found(max(0, min(len(ids), self.there - first)), b"secret")
 
