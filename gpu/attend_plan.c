@@ -218,7 +218,7 @@ static const struct attend_kernel writer = {.name = "gpu", .group = on_group};
 
 /* ---- what kernels are told ---- */
 
-static struct attend_kern_field field_of(const struct attend_field *field)
+static struct attend_kern_field plan_field(const struct attend_field *field)
 {
 	return (struct attend_kern_field){(uintptr_t)field->base, field->page_stride,
 					  field->token_stride, field->head_stride};
@@ -234,7 +234,7 @@ static void kern_fill(const struct maker *m, uint64_t planes_at)
 	const uint64_t last = planes_at + plan->splits * plane;
 
 	plan->kern = (struct attend_kern){
-		.k = field_of(&job->kv->k),
+		.k = plan_field(&job->kv->k),
 		.in = {(uintptr_t)job->kv->pages, job->kv->page_tokens, job->kv->first,
 		       job->kv->tokens, 0},
 		.tiles = m->image_at,
@@ -248,7 +248,7 @@ static void kern_fill(const struct maker *m, uint64_t planes_at)
 		.softcap = job->shape->softcap,
 	};
 	if (job->shape->kind == ATTEND_GQA)
-		plan->kern.v = field_of(&job->kv->v);
+		plan->kern.v = plan_field(&job->kv->v);
 	if (job->rope)
 		plan->kern.turns = (struct attend_kern_turns){
 			m->image_at + m->at.turns, job->rope->first, job->rope->dims,

@@ -92,8 +92,8 @@ static bool run_stop(void *arg)
 	return true;
 }
 
-static struct attend_field field_of(const struct store_kv *kv,
-				    const struct layout_field *f, uint32_t first_head)
+static struct attend_field kernel_field(const struct store_kv *kv,
+					const struct layout_field *f, uint32_t first_head)
 {
 	return (struct attend_field){.base = kv->base + f->offset +
 					     (uint64_t)(first_head - f->first_unit) *
@@ -111,8 +111,8 @@ static int kv_of(const struct compute_item *item, struct attend_kv *kv)
 
 	if (r < 0)
 		return err_pass(r);
-	*kv = (struct attend_kv){.k = field_of(from, key, item->form.first_head),
-				 .v = field_of(from, value, item->form.first_head),
+	*kv = (struct attend_kv){.k = kernel_field(from, key, item->form.first_head),
+				 .v = kernel_field(from, value, item->form.first_head),
 				 .pages = from->pages,
 				 .page_tokens = from->page_tokens,
 				 .tokens = (uint32_t)from->tokens};

@@ -30,8 +30,8 @@ static int layout_target_add_field(const struct layout_view *view,
 }
 
 /* Fields are numbered through all layers of a view. */
-static const struct layout_field *field_of(const struct layout_view *view, uint32_t tag,
-					   uint32_t *layer_p)
+static const struct layout_field *target_field(const struct layout_view *view,
+					       uint32_t tag, uint32_t *layer_p)
 {
 	const struct layout_layer *layer = view->layers;
 
@@ -44,8 +44,8 @@ static const struct layout_field *field_of(const struct layout_view *view, uint3
 static int raise_overlap(const struct layout_view *view, const struct nest_clash *clash)
 {
 	uint32_t a_layer, b_layer;
-	const struct layout_field *a = field_of(view, clash->tag[0], &a_layer);
-	const struct layout_field *b = field_of(view, clash->tag[1], &b_layer);
+	const struct layout_field *a = target_field(view, clash->tag[0], &a_layer);
+	const struct layout_field *b = target_field(view, clash->tag[1], &b_layer);
 
 	if (a == b)
 		return err_raise(ERR_LAYOUT,

@@ -126,11 +126,11 @@ static void *meddle(void *arg)
 
 static uint64_t open_space(struct session *session, uint64_t pool)
 {
-	return pair_number(cluster_call(&w.pair->c, session,
-					"{'cmd':'chunk.space','pool':%llu,'model':'m',"
-					"'scheme':'s','tokens':%u}",
-					(unsigned long long)pool, CHUNK_TOKENS),
-			   "space");
+	return cluster_number(cluster_call(&w.pair->c, session,
+					   "{'cmd':'chunk.space','pool':%llu,'model':'m',"
+					   "'scheme':'s','tokens':%u}",
+					   (unsigned long long)pool, CHUNK_TOKENS),
+			      "space");
 }
 
 /* What the next input would find. */
@@ -157,7 +157,7 @@ static void session_begin(void)
 	w.pool = cache.pool;
 	close(cache.fd); /* mapped until the session has ended */
 	w.space = open_space(w.session, w.pool);
-	w.attend = pair_number(
+	w.attend = cluster_number(
 		cluster_call(&w.pair->c, w.session,
 			     "{'cmd':'attend.open','region':%llu,'rows':8,'seats':4,"
 			     "'kind':'gqa','q_type':'bf16','kv_type':'bf16','heads':4,"

@@ -25,18 +25,6 @@
 #define ROW_BYTES (AW_DIMS * 2u)
 #define MEMORY_BYTES (4u << 20)
 
-static uint64_t number(cJSON *answer, const char *name)
-{
-	const cJSON *n = cJSON_GetObjectItem(answer, name);
-	uint64_t value;
-
-	if (!cJSON_IsNumber(n))
-		fail_msg("%s: %s", name, cJSON_PrintUnformatted(answer));
-	value = (uint64_t)n->valuedouble;
-	cJSON_Delete(answer);
-	return value;
-}
-
 static uint32_t draw(uint32_t *seed)
 {
 	*seed = *seed * 1664525u + 1013904223u;
@@ -85,25 +73,25 @@ void attend_world_put(struct attend_world *w, unsigned int node, unsigned int fi
 {
 	uint64_t move;
 
-	w->space[node] =
-		number(cluster_call(&w->c, w->engine[node],
-				    "{'cmd':'chunk.space','pool':%llu,'model':'m',"
-				    "'scheme':'s','tokens':%u}",
-				    (unsigned long long)w->cache[node].pool, AW_CHUNK),
-		       "space");
-	move = number(cluster_call(&w->c, w->engine[node],
-				   "{'cmd':'chunk.put','space':%llu,'ids':[%s],'pool':%"
-				   "llu,'views':{'kv':{'pages':[%s],'tokens':[0,%u]}}}",
-				   (unsigned long long)w->space[node],
-				   ids_text(first, count),
-				   (unsigned long long)w->cache[node].pool,
-				   pages_text(count * pages_of_each), count * AW_CHUNK),
-		      "move");
+	w->space[node] = cluster_number(
+		cluster_call(&w->c, w->engine[node],
+			     "{'cmd':'chunk.space','pool':%llu,'model':'m',"
+			     "'scheme':'s','tokens':%u}",
+			     (unsigned long long)w->cache[node].pool, AW_CHUNK),
+		"space");
+	move = cluster_number(
+		cluster_call(&w->c, w->engine[node],
+			     "{'cmd':'chunk.put','space':%llu,'ids':[%s],'pool':%"
+			     "llu,'views':{'kv':{'pages':[%s],'tokens':[0,%u]}}}",
+			     (unsigned long long)w->space[node], ids_text(first, count),
+			     (unsigned long long)w->cache[node].pool,
+			     pages_text(count * pages_of_each), count * AW_CHUNK),
+		"move");
 	cluster_run(&w->c, 20 * LOOP_NS_PER_MS);
-	assert_int_equal(number(cluster_call(&w->c, w->engine[node],
-					     "{'cmd':'chunk.move','move':%llu}",
-					     (unsigned long long)move),
-				"state"),
+	assert_int_equal(cluster_number(cluster_call(&w->c, w->engine[node],
+						     "{'cmd':'chunk.move','move':%llu}",
+						     (unsigned long long)move),
+					"state"),
 			 KVD_SUCCESS);
 	cluster_ok(&w->c, w->engine[node], "{'cmd':'chunk.close','move':%llu}",
 		   (unsigned long long)move);
@@ -121,12 +109,12 @@ static void engine_begin(struct attend_world *w, unsigned int node)
 uint64_t attend_world_hold(struct attend_world *w, unsigned int node, unsigned int first,
 			   unsigned int count, unsigned int lease_ms)
 {
-	return number(cluster_call(&w->c, w->engine[node],
-				   "{'cmd':'chunk.hold','space':%llu,'ids':[%s],"
-				   "'lease_ms':%u,'far_ms':2000}",
-				   (unsigned long long)w->space[node],
-				   ids_text(first, count), lease_ms),
-		      "hold");
+	return cluster_number(cluster_call(&w->c, w->engine[node],
+					   "{'cmd':'chunk.hold','space':%llu,'ids':[%s],"
+					   "'lease_ms':%u,'far_ms':2000}",
+					   (unsigned long long)w->space[node],
+					   ids_text(first, count), lease_ms),
+			      "hold");
 }
 
 /* ---- seats ---- */
@@ -144,7 +132,7 @@ static void seats_new(struct attend_world *w)
 		 "{\"cmd\":\"region.register\",\"kind\":\"memfd\",\"fd\":0,\"length\":%"
 		 "llu,\"address\":\"%llu\"}",
 		 (unsigned long long)w->bytes, (unsigned long long)(uintptr_t)w->seats);
-	w->region = number(
+	w->region = cluster_number(
 		cluster_call_fd(&w->c, w->engine[AW_ASKER], dup(w->fd), NULL, text),
 		"region");
 }
@@ -168,7 +156,7 @@ uint64_t attend_world_open(struct attend_world *w, const char *more)
 			fail_msg("%s", cJSON_PrintUnformatted(answer));
 		*to[i] = (uint64_t)n->valuedouble;
 	}
-	return number(answer, "attend");
+	return cluster_number(answer, "attend");
 }
 
 float *attend_world_floats(const struct attend_world *w, unsigned int seat, uint64_t at)

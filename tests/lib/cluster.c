@@ -360,6 +360,18 @@ cJSON *cluster_call(struct cluster *c, struct session *session, const char *fmt,
 	return answer;
 }
 
+uint64_t cluster_number(cJSON *answer, const char *name)
+{
+	const cJSON *n = cJSON_GetObjectItemCaseSensitive(answer, name);
+	uint64_t value;
+
+	if (!cJSON_IsNumber(n))
+		fail_msg("no %s in %s", name, cJSON_PrintUnformatted(answer));
+	value = (uint64_t)n->valuedouble;
+	cJSON_Delete(answer);
+	return value;
+}
+
 static const char *code_of(const cJSON *answer)
 {
 	const cJSON *error = cJSON_GetObjectItemCaseSensitive(answer, "error");

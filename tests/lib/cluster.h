@@ -97,6 +97,8 @@ struct cluster_lack {
 cJSON *cluster_call_fd(struct cluster *c, struct session *session, int fd,
 		       struct cluster_lack *lack, const char *text);
 /* The same, and it must succeed / fail with this code ("ESTATE"). */
+/* A number of the answer, which it frees. */
+uint64_t cluster_number(cJSON *answer, const char *name);
 void cluster_ok(struct cluster *c, struct session *session, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 void cluster_refused(struct cluster *c, struct session *session, const char *code,

@@ -13,25 +13,13 @@
 
 #include "daemon/base/hex.h"
 
-uint64_t pair_number(cJSON *answer, const char *name)
-{
-	const cJSON *n = cJSON_GetObjectItemCaseSensitive(answer, name);
-	uint64_t v;
-
-	if (!cJSON_IsNumber(n))
-		fail_msg("no %s in %s", name, cJSON_PrintUnformatted(answer));
-	v = (uint64_t)n->valuedouble;
-	cJSON_Delete(answer);
-	return v;
-}
-
 uint64_t pair_attach(struct pair *p, struct session *from, struct session *to,
 		     unsigned int node)
 {
 	char secret[33];
 
 	hex_write(to->secret, 16, secret);
-	return pair_number(
+	return cluster_number(
 		cluster_call(&p->c, from,
 			     "{'cmd':'peer.attach','endpoint':'%s','session':'%llu',"
 			     "'secret':'%s'}",
@@ -95,7 +83,7 @@ uint64_t pair_rows(struct pair *p, bool local, uint64_t count)
 	if (!local)
 		snprintf(peer, sizeof(peer), "'peer':%llu,",
 			 (unsigned long long)p->attach);
-	return pair_number(
+	return cluster_number(
 		cluster_call(&p->c, p->me,
 			     "{'cmd':'dlist.prep',%s'descs':[['%llu',256,256,%llu]]}",
 			     peer, (unsigned long long)(uintptr_t)k->base,
@@ -112,7 +100,7 @@ uint64_t pair_grid(struct pair *p, bool local)
 uint64_t pair_start(struct pair *p, const char *op, uint64_t local, uint64_t remote,
 		    const char *rest)
 {
-	return pair_number(
+	return cluster_number(
 		cluster_call(
 			&p->c, p->me,
 			"{'cmd':'xfer.start','op':'%s','local':%llu,'remote':%llu%s}", op,
@@ -122,10 +110,10 @@ uint64_t pair_start(struct pair *p, const char *op, uint64_t local, uint64_t rem
 
 unsigned int pair_state(struct pair *p, uint64_t xfer)
 {
-	return (unsigned int)pair_number(cluster_call(&p->c, p->me,
-						      "{'cmd':'xfer.state','xfer':%llu}",
-						      (unsigned long long)xfer),
-					 "state");
+	return (unsigned int)cluster_number(
+		cluster_call(&p->c, p->me, "{'cmd':'xfer.state','xfer':%llu}",
+			     (unsigned long long)xfer),
+		"state");
 }
 
 void pair_until(struct pair *p, uint64_t xfer, unsigned int state)

@@ -21,7 +21,6 @@ int pair_setup(void **state);		 /* two daemons */
 int pair_setup_one_daemon(void **state); /* both engines on node 0 */
 int pair_teardown(void **state);
 /* A figure of an answer, which is freed. */
-uint64_t pair_number(cJSON *answer, const char *name);
 /* `from` to `to`, which is on that node: the attachment. */
 uint64_t pair_attach(struct pair *p, struct session *from, struct session *to,
 		     unsigned int node);

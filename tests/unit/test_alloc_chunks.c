@@ -103,15 +103,7 @@ static struct store_figures figures(const struct world *w)
 /* A number of the answer to a line that must succeed. */
 static uint64_t number(struct world *w, const char *line, const char *name)
 {
-	cJSON *answer = starve_try(&w->s, line, false, NULL);
-	const cJSON *n = cJSON_GetObjectItem(answer, name);
-	uint64_t value;
-
-	if (!cJSON_IsNumber(n))
-		fail_msg("%s: %s", line, cJSON_PrintUnformatted(answer));
-	value = (uint64_t)n->valuedouble;
-	cJSON_Delete(answer);
-	return value;
+	return cluster_number(starve_try(&w->s, line, false, NULL), name);
 }
 
 /* False: the store's start failed for want of memory. */

@@ -120,18 +120,14 @@ static struct remote *remote_of(struct world *w, unsigned int node)
 static struct store_handle *handle_open(struct world *w, struct session *engine,
 					uint64_t pool)
 {
-	cJSON *answer = cluster_call(&w->c, engine,
+	return store_handle_find(
+		engine,
+		cluster_number(
+			cluster_call(&w->c, engine,
 				     "{\"cmd\":\"chunk.space\",\"pool\":%llu,\"model\":"
 				     "\"m\",\"scheme\":\"s\",\"tokens\":%u}",
-				     (unsigned long long)pool, TOKENS);
-	const cJSON *space = cJSON_GetObjectItem(answer, "space");
-	struct store_handle *handle;
-
-	if (!cJSON_IsNumber(space))
-		fail_msg("%s", cJSON_PrintUnformatted(answer));
-	handle = store_handle_find(engine, (uint64_t)space->valuedouble);
-	cJSON_Delete(answer);
-	return handle;
+				     (unsigned long long)pool, TOKENS),
+			"space"));
 }
 
 static int setup(void **state)

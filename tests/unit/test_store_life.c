@@ -45,18 +45,6 @@ static struct store *store_of(struct cluster *c)
 	return c->nodes[0].kvd.store;
 }
 
-static uint64_t number(cJSON *answer, const char *name)
-{
-	const cJSON *n = cJSON_GetObjectItem(answer, name);
-	uint64_t value;
-
-	if (!cJSON_IsNumber(n))
-		fail_msg("%s: %s", name, cJSON_PrintUnformatted(answer));
-	value = (uint64_t)n->valuedouble;
-	cJSON_Delete(answer);
-	return value;
-}
-
 static bool has_memory(void *arg)
 {
 	const struct world *w = arg;
@@ -83,11 +71,12 @@ static void world_new(struct world *w, uint64_t delay_ns, enum disk_what fault)
 	w->engine = cluster_engine(&w->c, 0, "engine");
 	w->cache = cluster_geometry;
 	cluster_cache(&w->c, w->engine, "kv", 0, &w->cache);
-	w->space = number(cluster_call(&w->c, w->engine,
-				       "{'cmd':'chunk.space','pool':%llu,'model':'m',"
-				       "'scheme':'s','tokens':16}",
-				       (unsigned long long)w->cache.pool),
-			  "space");
+	w->space = cluster_number(
+		cluster_call(&w->c, w->engine,
+			     "{'cmd':'chunk.space','pool':%llu,'model':'m',"
+			     "'scheme':'s','tokens':16}",
+			     (unsigned long long)w->cache.pool),
+		"space");
 }
 
 static void world_free(struct world *w)
@@ -100,22 +89,22 @@ static void world_free(struct world *w)
 /* To last: it is in memory, and then begins to be written. */
 static uint64_t put(struct world *w, unsigned int chunk)
 {
-	return number(cluster_call(&w->c, w->engine,
-				   "{'cmd':'chunk.put','space':%llu,'ids':['" ZEROS
-				   "%02u'],"
-				   "'pool':%llu,'durable':true,"
-				   "'views':{'kv':{'pages':[0,1,2,3],'tokens':[0,16]}}}",
-				   (unsigned long long)w->space, chunk,
-				   (unsigned long long)w->cache.pool),
-		      "move");
+	return cluster_number(
+		cluster_call(&w->c, w->engine,
+			     "{'cmd':'chunk.put','space':%llu,'ids':['" ZEROS "%02u'],"
+			     "'pool':%llu,'durable':true,"
+			     "'views':{'kv':{'pages':[0,1,2,3],'tokens':[0,16]}}}",
+			     (unsigned long long)w->space, chunk,
+			     (unsigned long long)w->cache.pool),
+		"move");
 }
 
 static unsigned int state_of(struct world *w, uint64_t move)
 {
-	return (unsigned int)number(cluster_call(&w->c, w->engine,
-						 "{'cmd':'chunk.move','move':%llu}",
-						 (unsigned long long)move),
-				    "state");
+	return (unsigned int)cluster_number(
+		cluster_call(&w->c, w->engine, "{'cmd':'chunk.move','move':%llu}",
+			     (unsigned long long)move),
+		"state");
 }
 
 static bool files_scanned(void *arg)
@@ -258,20 +247,22 @@ static void memory_stays_until_a_kernel_is_done(void **state)
 
 static uint64_t fetch_far(struct attend_world *w)
 {
-	return number(cluster_call(&w->c, w->engine[AW_ASKER],
-				   "{'cmd':'chunk.fetch','hold':%llu,'pool':%llu,"
-				   "'views':{'kv':{'pages':[0,1,2,3],'tokens':[0,16]}}}",
-				   (unsigned long long)w->hold,
-				   (unsigned long long)w->cache[AW_ASKER].pool),
-		      "move");
+	return cluster_number(
+		cluster_call(&w->c, w->engine[AW_ASKER],
+			     "{'cmd':'chunk.fetch','hold':%llu,'pool':%llu,"
+			     "'views':{'kv':{'pages':[0,1,2,3],'tokens':[0,16]}}}",
+			     (unsigned long long)w->hold,
+			     (unsigned long long)w->cache[AW_ASKER].pool),
+		"move");
 }
 
 static unsigned int far_state(struct attend_world *w, uint64_t move)
 {
-	return (unsigned int)number(cluster_call(&w->c, w->engine[AW_ASKER],
-						 "{'cmd':'chunk.move','move':%llu}",
-						 (unsigned long long)move),
-				    "state");
+	return (unsigned int)cluster_number(
+		cluster_call(&w->c, w->engine[AW_ASKER],
+			     "{'cmd':'chunk.move','move':%llu}",
+			     (unsigned long long)move),
+		"state");
 }
 
 static void holder_serves_on_after_an_abort(void **state)
@@ -302,7 +293,7 @@ static void holder_serves_on_after_an_abort(void **state)
 static uint64_t put_two(struct world *w, unsigned int a, unsigned int b,
 			unsigned int first)
 {
-	return number(
+	return cluster_number(
 		cluster_call(&w->c, w->engine,
 			     "{'cmd':'chunk.put','space':%llu,'ids':['" ZEROS
 			     "%02u','" ZEROS
@@ -316,9 +307,10 @@ static uint64_t put_two(struct world *w, unsigned int a, unsigned int b,
 
 static uint64_t fact(struct world *w, uint64_t move, const char *name)
 {
-	return number(cluster_call(&w->c, w->engine, "{'cmd':'chunk.move','move':%llu}",
-				   (unsigned long long)move),
-		      name);
+	return cluster_number(cluster_call(&w->c, w->engine,
+					   "{'cmd':'chunk.move','move':%llu}",
+					   (unsigned long long)move),
+			      name);
 }
 
 static void id_of_another_place_is_left_out(void **state)
@@ -351,11 +343,12 @@ static void last_chunk_of_a_hold_leaves_first(void **state)
 	world_new(&w, LOOP_NS_PER_MS, DISK_WHATS);
 	put_two(&w, 1, 2, 0);
 	cluster_run(&w.c, LOOP_NS_PER_S);
-	hold = number(cluster_call(&w.c, w.engine,
-				   "{'cmd':'chunk.hold','space':%llu,'ids':['" ZEROS
-				   "01','" ZEROS "02']}",
-				   (unsigned long long)w.space),
-		      "hold");
+	hold = cluster_number(
+		cluster_call(&w.c, w.engine,
+			     "{'cmd':'chunk.hold','space':%llu,'ids':['" ZEROS
+			     "01','" ZEROS "02']}",
+			     (unsigned long long)w.space),
+		"hold");
 	cluster_ok(&w.c, w.engine, "{'cmd':'chunk.release','hold':%llu}",
 		   (unsigned long long)hold);
 	cluster_run(&w.c, LOOP_NS_PER_S);

@@ -63,7 +63,7 @@ static void repeated_and_overlapping_rows_are_legal(void **state)
 	uint64_t local = pair_grid(p, true), remote;
 	uint64_t x;
 
-	remote = pair_number(
+	remote = cluster_number(
 		cluster_call(&p->c, p->me,
 			     "{'cmd':'dlist.prep','peer':%llu,'descs':[['%llu',256],"
 			     "['%llu',256]]}",
@@ -197,12 +197,12 @@ static void write_whose_notification_finds_no_place_is_refused(void **state)
 		assert_true(++sent < 30);
 	}
 	data[799996] = 0; /* as little less as makes no difference */
-	x = pair_number(cluster_call(&p->c, p->me,
-				     "{'cmd':'xfer.start','op':'write','local':%llu,"
-				     "'remote':%llu,'notif':'%s'}",
-				     (unsigned long long)local,
-				     (unsigned long long)remote, data),
-			"xfer");
+	x = cluster_number(cluster_call(&p->c, p->me,
+					"{'cmd':'xfer.start','op':'write','local':%llu,"
+					"'remote':%llu,'notif':'%s'}",
+					(unsigned long long)local,
+					(unsigned long long)remote, data),
+			   "xfer");
 	pair_until(p, x, KVD_FAILED);
 	assert_int_equal(
 		metrics_get(metrics, METRIC_AT(NOTIFS, METRIC_IN, METRIC_NOTIF_DROPPED)),

@@ -46,7 +46,7 @@ static uint64_t file_register(struct world *w, uint64_t address)
 		"\"address\":\"%llu\"}",
 		(unsigned long long)w->p->mine.bytes, (unsigned long long)address);
 	answer = cluster_call_fd(&w->p->c, w->p->me, dup(w->fd), NULL, text);
-	return pair_number(answer, "region");
+	return cluster_number(answer, "region");
 }
 
 static int setup(void **state)
@@ -86,7 +86,7 @@ static uint64_t rows_at(struct world *w, uint64_t peer, uint64_t address, uint64
 
 	if (peer)
 		snprintf(to, sizeof(to), "'peer':%llu,", (unsigned long long)peer);
-	return pair_number(
+	return cluster_number(
 		cluster_call(&w->p->c, w->p->me,
 			     "{'cmd':'dlist.prep',%s'descs':[['%llu',256,256,%llu]]}", to,
 			     (unsigned long long)address, (unsigned long long)count),

@@ -46,7 +46,7 @@ static struct secret create(struct pair *p, const char *bounds)
 	if (!text)
 		fail_msg("no secret in %s", cJSON_PrintUnformatted(answer));
 	snprintf(secret.text, sizeof(secret.text), "%s", text);
-	secret.grant = pair_number(answer, "grant");
+	secret.grant = cluster_number(answer, "grant");
 	return secret;
 }
 
@@ -55,10 +55,10 @@ static struct secret create(struct pair *p, const char *bounds)
 /* From now on lists of theirs are by this secret. */
 static void attach_by(struct pair *p, const struct secret *secret)
 {
-	p->attach =
-		pair_number(cluster_call(&p->c, p->me, ATTACH, p->c.nodes[1].endpoint,
-					 (unsigned long long)p->you->epoch, secret->text),
-			    "attach");
+	p->attach = cluster_number(
+		cluster_call(&p->c, p->me, ATTACH, p->c.nodes[1].endpoint,
+			     (unsigned long long)p->you->epoch, secret->text),
+		"attach");
 }
 
 static void not_attached(struct pair *p, const struct secret *secret)
