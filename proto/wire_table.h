@@ -185,7 +185,7 @@
 	F(u32, per_token) F(blob, form) F(blob, rope) F(blob, select) F(blob, q)
 /* values: rows of dv f32, then a maximum and a sum, f32, for each row; with a code
  * nothing. queue_us, attend_us: how long the rows waited, and were attended; together:
- * with how many askers' */
+ * how many askers had rows for the same KV */
 #define WIRE_ATTENDED(F)                                                           \
 	F(u64, attend) F(u32, queue_us) F(u32, attend_us) F(u32, together)         \
 	F(u32, code) F(str, text) F(blob, values)

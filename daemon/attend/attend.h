@@ -66,7 +66,7 @@ void attend_close(struct attend *attend);			  /* its posts end */
 
 struct attend_post_args {
 	uint64_t id; /* of the post: its slot's */
-	uint32_t slot, gen;
+	uint32_t slot;
 	uint32_t seat, layer;
 	uint64_t deadline_ns;
 	bool own; /* the seat's o, m and l are a part */

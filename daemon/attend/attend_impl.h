@@ -76,7 +76,7 @@ struct attend_post {
 	struct list link;
 	struct attend *attend;
 	uint64_t id;
-	uint32_t slot, gen, seat, layer;
+	uint32_t slot, seat, layer;
 	bool own;
 	struct region *region; /* pinned */
 	struct list legs;      /* struct leg.link, in the order of the parts */

@@ -40,7 +40,7 @@ struct live_round {
 	bool selected;
 	double bytes; /* there and back */
 	double us, queue_us, attend_us;
-	double requesters; /* whose rows were in that call */
+	double requesters; /* who had rows for the same KV */
 };
 /* True: the way's constants have stopped predicting, for the first time since
  * live_echoes(). */

@@ -29,7 +29,6 @@ static int attend_do(struct ring *ring, const struct kvd_ring_entry *e,
 	size_t head = e->n1 * sizeof(struct kvd_ring_part);
 	struct attend_post_args args = {.id = KVD_RING_IDS + e->slot,
 					.slot = e->slot,
-					.gen = e->gen,
 					.seat = e->n0,
 					.layer = (uint32_t)e->b,
 					.deadline_ns =

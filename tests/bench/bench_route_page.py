@@ -236,8 +236,8 @@ def section(figures):
             "each; beside it an engine of one thread on the same two cores: wherever there is one, "
             "and alone on one of them while all others share the second. *unbatched*: one attend "
             "behind the other. The flood is a daemon that asks for 512 rows four times at once. Of "
-            "the answers to the 32, %.0f %% advised to replicate the chunks; in the median call there "
-            "were rows of %.0f daemons." % (100 * of["batched"]["replicate"],
+            "the answers to the 32, %.0f %% advised to replicate the chunks; when the median call "
+            "began %.0f daemons had rows for them." % (100 * of["batched"]["replicate"],
                                            of["batched"]["together"])), ""] + crowd_table(of)
     return "\n".join(lines)
 
