@@ -184,12 +184,13 @@ def finds_by_the_clock(house):
 
 
 def times_of_finds(house):
-    """In turns; what differs is the id, at the same place in the line."""
+    """In turns, lines alike but for the digits of their ids. In a store of one user for all 64
+    of them would be found, or none."""
     mallory = Rank(house.a, "mallory")
-    ways = [lines_of("find", mallory.space, chain(name)[:1] * 64, 20)
+    ways = [lines_of("find", mallory.space, chain(name), 20)
             for name in ("alice", "nobody")]
     ratios = []
-    for _ in range(200):
+    for _ in range(1000):
         took = []
         for way in ways:
             begin = time.perf_counter()
@@ -201,7 +202,7 @@ def times_of_finds(house):
     middle = statistics.median(ratios)
     spread = statistics.median(abs(r - middle) for r in ratios) / len(ratios) ** 0.5
     return "%.4f of the time (error %.4f)" % (middle, spread) \
-        if abs(middle - 1) > max(0.02, 4 * spread) else None
+        if abs(middle - 1) > 5 * spread else None
 
 
 @attack("chunks", "forged ids, numbers and views are refused, each by its name", config=CONFIG,
