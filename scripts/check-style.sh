@@ -6,7 +6,7 @@
 #   - SPDX in the first line (second after #!)
 #   - includes follow the order of folders (check_includes below): base, proto, then
 #     plan, cost, math, loop, config, then gpu, memory, transport, its backends, link, peer,
-#     session, handshake, then room, bootstrap, store, attend, xfer, control, metrics,
+#     session, handshake, bootstrap, cluster, then room, store, attend, xfer, control, metrics,
 #     then daemon/
 #   - only daemon/loop/loop.c includes <ev.h>
 #   - .clang-format, 90 columns
@@ -60,13 +60,14 @@ check_includes()
 		order["daemon/peer"] = 8
 		order["daemon/session"] = 9
 		order["daemon/handshake"] = 10
-		order["daemon/room"] = order["daemon/bootstrap"] = 11
-		order["daemon/store"] = 12
-		order["daemon/attend"] = 13
-		order["daemon/xfer"] = 14
-		order["daemon/control"] = 15
-		order["daemon/metrics"] = 16
-		order["daemon"] = 17
+		order["daemon/cluster"] = order["daemon/bootstrap"] = 11
+		order["daemon/room"] = 12
+		order["daemon/store"] = 13
+		order["daemon/attend"] = 14
+		order["daemon/xfer"] = 15
+		order["daemon/control"] = 16
+		order["daemon/metrics"] = 17
+		order["daemon"] = 18
 	}
 	function folder(path) {
 		return path ~ /\// ? substr(path, 1, length(path) - length(base(path)) - 1) : "."
