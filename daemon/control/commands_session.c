@@ -186,6 +186,15 @@ static int help_run(struct request *req)
 	return err_pass(r);
 }
 
+/* ---- session.load ---- */
+
+static int session_load_run(struct request *req)
+{
+	req->session->load = *(const struct engine_load *)request_args(req);
+	request_reply(req, NULL);
+	return 0;
+}
+
 /* ---- session.list ---- */
 
 static bool add_session(cJSON *list, const struct session *session,
@@ -296,6 +305,15 @@ static const struct field session_list_fields[] = {
 	F_END,
 };
 
+static const struct field session_load_fields[] = {
+#define SESSION_LOAD_FIELD(name, help)                                   \
+	F_INT(#name, engine_load, name, DEFAULT(ENGINE_LOAD_UNKNOWN), 0, \
+	      ENGINE_LOAD_MOST, help),
+	ENGINE_LOADS(SESSION_LOAD_FIELD)
+#undef SESSION_LOAD_FIELD
+		F_END,
+};
+
 static const struct field session_share_fields[] = {
 	F_INT("entries", share_args, entries, DEFAULT(RING_ENTRIES_DEFAULT), 2,
 	      RING_ENTRIES_MAX, "A power of two; 512 if absent."),
@@ -319,6 +337,9 @@ const struct command session_commands[] = {
 	 "sessions [{session, client, role, pid, uid, age_ms, regions, pools, "
 	 "requests, ending, own}]; for one's own also epoch and secret, which let "
 	 "other daemons reach its memory"},
+	{"session.load", "Say how busy the engine is: others choose by it",
+	 session_load_fields, 0, session_load_run,
+	 "nothing; what is not given is unknown from now on"},
 	{"session.share", "Make this session's submission ring (proto/kvd_ring.h)",
 	 session_share_fields, 0, session_share_run,
 	 "version, entries, arena_bytes, first_slot, slots, ops (the numbers of the ops "

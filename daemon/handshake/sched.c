@@ -41,6 +41,7 @@ struct sched {
 	struct loop *loop;
 	unsigned int max_ops;
 	uint64_t max_bytes;
+	uint64_t bytes_queued, bytes_posted; /* of all lines */
 };
 
 int sched_new(struct loop *loop, unsigned int max_ops, uint64_t max_bytes,
@@ -51,7 +52,7 @@ int sched_new(struct loop *loop, unsigned int max_ops, uint64_t max_bytes,
 	assert(max_ops > 0 && max_bytes > 0);
 	if (!sched)
 		return err_pass(-ENOMEM);
-	*sched = (struct sched){loop, max_ops, max_bytes};
+	*sched = (struct sched){.loop = loop, .max_ops = max_ops, .max_bytes = max_bytes};
 	*sched_p = sched;
 	return 0;
 }
@@ -64,6 +65,12 @@ void sched_free(struct sched *sched)
 static uint64_t sched_op_bytes(const struct sched_op *op)
 {
 	return op->xp.sides.plan ? op->xp.sides.plan->bytes : 0;
+}
+
+void sched_bytes(const struct sched *sched, uint64_t *queued_p, uint64_t *posted_p)
+{
+	*queued_p = sched->bytes_queued;
+	*posted_p = sched->bytes_posted;
 }
 
 static void op_finish(struct sched_op *op)
@@ -82,6 +89,7 @@ static void op_drop(struct sched_op *op, const struct err *why)
 {
 	struct sched_flow *flow = op->flow;
 
+	flow->line->sched->bytes_queued -= sched_op_bytes(op);
 	list_remove(&op->link);
 	if (list_empty(&flow->queued)) {
 		list_remove(&flow->link);
@@ -105,6 +113,7 @@ static void on_xp_done(struct xp_op *xp)
 	op->flow->bucket->bytes -= sched_op_bytes(op);
 	line->ops_posted--;
 	line->bytes_posted -= sched_op_bytes(op);
+	line->sched->bytes_posted -= sched_op_bytes(op);
 	loop_defer(line->sched->loop, &line->pump);
 	op_finish(op);
 }
@@ -184,6 +193,8 @@ static void sched_post(struct sched_line *line, struct sched_op *op)
 	flow->bucket->bytes += sched_op_bytes(op);
 	line->ops_posted++;
 	line->bytes_posted += sched_op_bytes(op);
+	line->sched->bytes_queued -= sched_op_bytes(op);
+	line->sched->bytes_posted += sched_op_bytes(op);
 	sched_end_turn(flow);
 	if (op->on_posted)
 		op->on_posted(op);
@@ -263,6 +274,7 @@ void sched_submit(struct sched_flow *flow, struct sched_op *op)
 	if (list_empty(&flow->queued))
 		list_push_back(&flow->bucket->flows, &flow->link);
 	list_push_back(&flow->queued, &op->link);
+	line->sched->bytes_queued += sched_op_bytes(op);
 	loop_defer(line->sched->loop, &line->pump);
 }
 

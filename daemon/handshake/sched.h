@@ -73,6 +73,8 @@ struct sched_op {
 int sched_new(struct loop *loop, unsigned int max_ops, uint64_t max_bytes,
 	      struct sched **sched_p);
 void sched_free(struct sched *sched);
+/* Of all lines: what waits, and what the transports have. */
+void sched_bytes(const struct sched *sched, uint64_t *queued_p, uint64_t *posted_p);
 
 void sched_line_init(struct sched_line *line, struct sched *sched);
 /* The data line came up (xp) or is gone (NULL): queued ops then fail with why. */

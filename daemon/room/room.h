@@ -306,6 +306,7 @@ void room_count(const struct room *room, enum metric metric, uint64_t n);
 void room_counts_open(struct room *room);
 void room_counts_move(struct room *room, unsigned int from, uint64_t now_ns);
 void room_counts_close(struct room *room);
+void room_counts_bytes(struct room *room, uint64_t bytes); /* have moved */
 
 struct party *room_party_add(struct room *room, struct remote *remote);
 /* The party that this pool, or this generation, of the remote is; or NULL. */

@@ -9,10 +9,21 @@ static struct metrics *counts_of(const struct room *room)
 	return &room->rooms->kvd->metrics;
 }
 
+static void room_counts_work(struct room *room, unsigned int state, int change)
+{
+	struct pool_work *work = &room->pool->work;
+
+	if (state == ROOM_BOOT || state == ROOM_WAITING)
+		work->waiting += (uint32_t)change;
+	else if (state == ROOM_MOVING)
+		work->running += (uint32_t)change;
+}
+
 static void room_counts_enter(struct room *room, uint64_t now_ns)
 {
 	unsigned int state = sm_state(&room->sm);
 
+	room_counts_work(room, state, 1);
 	metrics_add(counts_of(room), METRIC_AT(ROOMS, room->role, state), 1);
 	list_push_back(&room->rooms->in_state[state], &room->state_link);
 	room->state_ns = now_ns;
@@ -20,6 +31,7 @@ static void room_counts_enter(struct room *room, uint64_t now_ns)
 
 static void room_counts_leave(struct room *room, unsigned int state)
 {
+	room_counts_work(room, state, -1);
 	metrics_sub(counts_of(room), METRIC_AT(ROOMS, room->role, state), 1);
 	list_remove(&room->state_link);
 }
@@ -58,8 +70,21 @@ void room_counts_move(struct room *room, unsigned int from, uint64_t now_ns)
 		METRICS_OBSERVE(m, ROOM_SIZE, 0, 0, room->bytes);
 		metrics_add(m, METRIC_AT(ROOMS_ENDED, room->role, ERR_OK), 1);
 	} else if (state == ROOM_FAILED) {
+		room->pool->work.failed++;
 		metrics_add(m, METRIC_AT(ROOMS_ENDED, room->role, room->error.code), 1);
 	}
+}
+
+void room_counts_bytes(struct room *room, uint64_t bytes)
+{
+	struct pool_work *work = &room->pool->work;
+
+	if (room->bytes == 0 && bytes > 0) {
+		work->firsts++;
+		work->first_ns += loop_now_ns(room->rooms->kvd->loop) - room->opened_ns;
+	}
+	room->bytes += bytes;
+	work->moved += bytes;
 }
 
 void room_counts_close(struct room *room)

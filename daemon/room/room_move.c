@@ -170,7 +170,7 @@ void move_done(struct move *move, const struct xp_used *used, const struct xp_wa
 		add_path(move->party, used);
 	room_move_add_used(&move->party->used, move, used);
 	room_move_add_used(&room->used, move, used);
-	room->bytes += bytes;
+	room_counts_bytes(room, bytes);
 	room_count(room,
 		   room_sends(room) ? METRIC_ROOM_SENT_BYTES : METRIC_ROOM_RECEIVED_BYTES,
 		   bytes);

@@ -23,6 +23,15 @@ struct pool_buffer {
 	bool first; /* the first of this pool in that region */
 };
 
+/* What its rooms do and did: room_counts.c. */
+struct pool_work {
+	uint32_t waiting, running; /* before and in transfer */
+	uint64_t moved;		   /* bytes */
+	uint64_t failed;	   /* rooms */
+	uint64_t firsts, first_ns; /* rooms of which a byte has moved; the times from
+				      their opening to that, added up */
+};
+
 struct pool {
 	uint64_t id; /* unique in this daemon: it names the pool on the wire */
 	struct session *session;
@@ -33,7 +42,8 @@ struct pool {
 	unsigned int rooms;	     /* that use it: pool_use(), pool_unuse() */
 	bool closing;
 	bool can_receive; /* pool_check_target() held: asked once */
-	void *handshake;  /* handshake.c's: the peers that know it */
+	struct pool_work work;
+	void *handshake; /* handshake.c's: the peers that know it */
 	/* handshake.c's: its buffers as each transport takes them, made when first asked
 	 * for; transfers use them until the pool has gone */
 	struct xp_buffer *tables[TRANSPORTS_MAX];

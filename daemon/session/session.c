@@ -106,6 +106,7 @@ int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
 	if (!session)
 		return err_pass(-ENOMEM);
 	session->kvd = kvd;
+	session->load = ENGINE_LOAD_NONE;
 	idmap_init(&session->regions);
 	idmap_init(&session->pools);
 	list_init(&session->rooms);

@@ -16,6 +16,7 @@
 #include "daemon/base/idmap.h"
 #include "daemon/base/list.h"
 #include "daemon/loop/loop.h"
+#include "daemon/session/engine_load.h"
 
 struct err;
 struct kvd;
@@ -73,6 +74,7 @@ struct session {
 	struct region_map *region_map; /* regions by the engine's address */
 	uint64_t regions_version;      /* rises when a region comes or goes */
 	unsigned int files;	       /* regions that are */
+	struct engine_load load;       /* as the engine said last */
 	struct session_watch *watch;   /* pidfd and statm of the engine */
 	struct loop_defer free_defer;
 	void *room_part;   /* rooms.c's, from the first room on */

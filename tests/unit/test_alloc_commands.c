@@ -125,6 +125,8 @@ static const struct trial trials[] = {
 	{.command = "help", .line = "a{'cmd':'help'}"},
 	{.command = "help", .line = "a{'cmd':'help','command':'room.open'}"},
 	{.command = "session.list", .line = "a{'cmd':'session.list','all':true}"},
+	{.command = "session.load",
+	 .line = "a{'cmd':'session.load','running':3,'kv_free_tokens':4096}"},
 	{.command = "region.register",
 	 .line = "a{'cmd':'region.register','kind':'memfd','fd':0,'length':8192,'address'"
 		 ":'4096'}",

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rates are means that forget with a quarter a second: a burst is seen within the second,
+ * and is gone after ten. A time to the first byte is the same of rooms instead of
+ * seconds, so it stays as it was while there are none.
+ *
+ * What counts as a step is what would change who is picked: a number that has changed by
+ * an eighth, or from or to nothing.
+ */
+#include "daemon/cluster/load.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define SECOND_NS UINT64_C(1000000000)
+#define FORGET 0.25
+#define STEP 8u
+
+void load_meter_init(struct load_meter *meter)
+{
+	*meter = (struct load_meter){0};
+}
+
+static bool load_counts_fell(const struct load_counts *from, const struct load_counts *to)
+{
+	return to->moved < from->moved || to->failed < from->failed ||
+	       to->firsts < from->firsts || to->first_ns < from->first_ns;
+}
+
+/* The minute's seconds up to `second` begin with nothing. */
+static void load_minute_move(struct load_meter *meter, uint64_t second)
+{
+	if (second <= meter->second)
+		return;
+	if (second - meter->second >= LOAD_MINUTE)
+		memset(meter->failed, 0, sizeof(meter->failed));
+	else
+		for (uint64_t s = meter->second + 1; s <= second; s++)
+			meter->failed[s % LOAD_MINUTE] = 0;
+	meter->second = second;
+}
+
+static uint64_t load_minute_sum(const struct load_meter *meter)
+{
+	uint64_t sum = 0;
+
+	for (unsigned int i = 0; i < LOAD_MINUTE; i++)
+		sum += meter->failed[i];
+	return sum;
+}
+
+static void load_meter_rates(struct load_meter *meter, const struct load_counts *counts,
+			     uint64_t now_ns)
+{
+	double seconds = (double)(now_ns - meter->at_ns) / (double)SECOND_NS;
+	double keep = pow(1 - FORGET, seconds);
+	double gbps = (double)(counts->moved - meter->last.moved) / seconds / 1e9;
+	uint64_t firsts = counts->firsts - meter->last.firsts;
+
+	meter->gbps = meter->gbps * keep + gbps * (1 - keep);
+	if (meter->gbps < 1e-6)
+		meter->gbps = 0;
+	if (firsts) {
+		double mean = (double)(counts->first_ns - meter->last.first_ns) / 1e3 /
+			      (double)firsts;
+
+		keep = meter->ttfb_us > 0 ? pow(1 - FORGET, (double)firsts) : 0;
+		meter->ttfb_us = meter->ttfb_us * keep + mean * (1 - keep);
+	}
+	meter->failed[meter->second % LOAD_MINUTE] +=
+		(uint32_t)(counts->failed - meter->last.failed);
+}
+
+void load_meter_take(struct load_meter *meter, const struct load_counts *counts,
+		     uint64_t now_ns, struct load *load_p)
+{
+	load_minute_move(meter, now_ns / SECOND_NS);
+	if (!meter->begun || load_counts_fell(&meter->last, counts)) {
+		meter->begun = true;
+		meter->at_ns = now_ns;
+		meter->last = *counts;
+	} else if (now_ns > meter->at_ns) {
+		load_meter_rates(meter, counts, now_ns);
+		meter->at_ns = now_ns;
+		meter->last = *counts;
+	}
+	load_p->waiting = counts->waiting;
+	load_p->running = counts->running;
+	load_p->queued = counts->queued;
+	load_p->moving = counts->moving;
+	load_p->gbps = meter->gbps;
+	load_p->ttfb_us = (uint64_t)meter->ttfb_us;
+	load_p->failed = load_minute_sum(meter);
+}
+
+/* ---- what is told ---- */
+
+static bool load_far(double from, double to)
+{
+	double most = fmax(fabs(from), fabs(to));
+
+	return fabs(from - to) * STEP > most;
+}
+
+static bool load_engine_far(const struct engine_load *from, const struct engine_load *to)
+{
+#define ENGINE_LOAD_FAR(name, help)                         \
+	if (load_far((double)from->name, (double)to->name)) \
+		return true;
+	ENGINE_LOADS(ENGINE_LOAD_FAR)
+#undef ENGINE_LOAD_FAR
+	return false;
+}
+
+static bool load_differs(const struct load *from, const struct load *to)
+{
+	return load_far(from->waiting, to->waiting) ||
+	       load_far(from->running, to->running) ||
+	       load_far((double)(from->queued + from->moving),
+			(double)(to->queued + to->moving)) ||
+	       load_far(from->gbps, to->gbps) ||
+	       load_far((double)from->ttfb_us, (double)to->ttfb_us) ||
+	       load_far((double)from->failed, (double)to->failed) ||
+	       from->gpu.known != to->gpu.known ||
+	       fabs(from->gpu.busy - to->gpu.busy) > 0.125 ||
+	       load_far((double)from->gpu.used, (double)to->gpu.used) ||
+	       load_engine_far(&from->engine, &to->engine);
+}
+
+bool load_gate_pass(struct load_gate *gate, const struct load *load, uint64_t now_ns)
+{
+	uint64_t most = LOAD_BURST * LOAD_EVERY_NS;
+	uint64_t passed = gate->told ? now_ns - gate->at_ns : most;
+
+	assert(!gate->told || now_ns >= gate->at_ns);
+	gate->tokens_ns =
+		passed > most - gate->tokens_ns ? most : gate->tokens_ns + passed;
+	gate->at_ns = now_ns;
+	if (gate->told && !load_differs(&gate->last, load))
+		return false;
+	if (gate->tokens_ns < LOAD_EVERY_NS)
+		return false;
+	gate->tokens_ns -= LOAD_EVERY_NS;
+	gate->told = true;
+	gate->last = *load;
+	return true;
+}
+
+/* ---- text ---- */
+
+static void load_real(struct text *out, const char *before, double value)
+{
+	char word[32];
+
+	snprintf(word, sizeof(word), "%.3f", value);
+	text_puts(out, before);
+	text_puts(out, word);
+}
+
+static void load_engine_text(const struct engine_load *engine, struct text *out)
+{
+	bool some = false;
+
+#define ENGINE_LOAD_TEXT(name, help)                                                  \
+	if (engine->name >= 0) {                                                      \
+		text_number(out,                                                      \
+			    some ? ",\"" #name "\":" : ",\"engine\":{\"" #name "\":", \
+			    (uint64_t)engine->name);                                  \
+		some = true;                                                          \
+	}
+	ENGINE_LOADS(ENGINE_LOAD_TEXT)
+#undef ENGINE_LOAD_TEXT
+	if (some)
+		text_puts(out, "}");
+}
+
+void load_text(const struct load *load, uint64_t seq, struct text *out)
+{
+	text_number(out, "{\"v\":1,\"seq\":", seq);
+	text_number(out, ",\"rooms\":{\"waiting\":", load->waiting);
+	text_number(out, ",\"running\":", load->running);
+	text_number(out, "},\"bytes\":{\"queued\":", load->queued);
+	text_number(out, ",\"moving\":", load->moving);
+	load_real(out, "},\"gbps\":", load->gbps);
+	if (load->ttfb_us)
+		text_number(out, ",\"ttfb_us\":", load->ttfb_us);
+	text_number(out, ",\"failed\":", load->failed);
+	if (load->gpu.known) {
+		load_real(out, ",\"gpu\":{\"busy\":", load->gpu.busy);
+		text_number(out, ",\"used\":", load->gpu.used);
+		text_number(out, ",\"total\":", load->gpu.total);
+		text_puts(out, "}");
+	}
+	load_engine_text(&load->engine, out);
+	for (unsigned int i = 0; i < load->peer_count; i++) {
+		text_puts(out, i ? ",{\"instance\":" : ",\"peers\":[{\"instance\":");
+		text_json(out, load->peers[i].instance);
+		load_real(out, ",\"gbps\":", load->peers[i].gbps);
+		text_puts(out, "}");
+	}
+	text_puts(out, load->peer_count ? "]}" : "}");
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * load: what a member says of how busy it is, made of what it counts. Pure: the counts
+ * and the time are arguments. A meter turns counts, taken each second, into rates; a gate
+ * lets a load through that differs by a step from the one that was told last, and bounds
+ * how often, so that a cluster's directory is written to less than once in five seconds
+ * for each member, whatever happens.
+ */
+#ifndef KVD_CLUSTER_LOAD_H
+#define KVD_CLUSTER_LOAD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/text.h"
+#include "daemon/session/engine_load.h"
+
+#define LOAD_MINUTE 60u
+#define LOAD_PEERS_MAX 4u /* that a load names: those with most bytes lately */
+
+/* Of one pool or of the daemon, counted from its start on but for waiting, running,
+ * queued, moving. */
+struct load_counts {
+	uint32_t waiting, running; /* rooms before and in transfer */
+	uint64_t queued, moving;   /* bytes not yet posted; posted and not yet done */
+	uint64_t moved;		   /* bytes */
+	uint64_t failed;	   /* rooms */
+	uint64_t firsts, first_ns; /* rooms of which a byte has moved; their times from
+				      the opening to that, added up */
+};
+
+struct load_peer {
+	char instance[17]; /* the first half of it, hex */
+	double gbps;	   /* 10^9 bytes a second, both ways */
+};
+
+struct load {
+	uint32_t waiting, running;
+	uint64_t queued, moving;
+	double gbps;
+	uint64_t ttfb_us; /* 0: not known */
+	uint64_t failed;  /* rooms, in the last minute */
+	struct load_gpu {
+		bool known;
+		double busy; /* 0 to 1 */
+		uint64_t used, total;
+	} gpu;
+	struct engine_load engine;
+	struct load_peer peers[LOAD_PEERS_MAX];
+	unsigned int peer_count;
+};
+
+struct load_meter {
+	bool begun;
+	uint64_t at_ns;
+	struct load_counts last;
+	double gbps, ttfb_us;
+	uint32_t failed[LOAD_MINUTE]; /* by second */
+	uint64_t second;	      /* the newest one of them */
+};
+
+/* One that begins: what was counted before is not of this minute. */
+void load_meter_init(struct load_meter *meter);
+/* The part of *load_p that is counted; gpu, engine and peers stay as they are. Counts
+ * that fall begin anew. */
+void load_meter_take(struct load_meter *meter, const struct load_counts *counts,
+		     uint64_t now_ns, struct load *load_p);
+
+struct load_gate {
+	bool told;
+	struct load last;
+	uint64_t tokens_ns; /* time saved up */
+	uint64_t at_ns;
+};
+#define LOAD_EVERY_NS UINT64_C(5000000000)
+#define LOAD_BURST 3u
+/* Is it to be told? It counts as told then. */
+bool load_gate_pass(struct load_gate *gate, const struct load *load, uint64_t now_ns);
+
+/* One JSON object; under DIRECTORY_LOAD_MAX bytes. */
+void load_text(const struct load *load, uint64_t seq, struct text *out);
+
+#endif
