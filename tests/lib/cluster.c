@@ -47,6 +47,7 @@ static void (*wrap_events)(struct kvd *kvd, struct handshake_events *events);
 
 static bool short_parts, real_time;
 static uint32_t peers_max;
+static unsigned int restarts_max;
 static const char *const *users;
 static const struct transport_ops *preferred;
 
@@ -68,6 +69,11 @@ void cluster_short_parts(void)
 void cluster_peers_max(uint32_t peers)
 {
 	peers_max = peers;
+}
+
+void cluster_restarts_max(unsigned int restarts)
+{
+	restarts_max = restarts;
 }
 
 void cluster_users(const char *const *names)
@@ -139,7 +145,9 @@ void cluster_new(struct cluster *c, uint64_t seed, unsigned int nodes)
 	must(fake_hub_new(c->loop, seed, &c->bytes));
 	fake_hub_spare(c->bytes, REQUEST_MESSAGE);
 	c->count = nodes;
-	c->most = nodes + 8 > CLUSTER_NODES_MAX ? nodes + 8 : CLUSTER_NODES_MAX;
+	c->most = nodes + (restarts_max ? restarts_max : 8);
+	if (c->most < CLUSTER_NODES_MAX)
+		c->most = CLUSTER_NODES_MAX;
 	c->nodes = calloc(c->most, sizeof(*c->nodes));
 	assert_non_null(c->nodes);
 	for (unsigned int i = 0; i < nodes; i++) {

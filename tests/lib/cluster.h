@@ -73,6 +73,8 @@ void cluster_real_time(void);
 void cluster_short_parts(void);
 /* Nodes made from now on may have so many peers; 0: as the preset is. */
 void cluster_peers_max(uint32_t peers);
+/* Clusters made from now on have room for so many restarts; 0: for some. */
+void cluster_restarts_max(unsigned int restarts);
 /* The node's daemon dies: nothing of it moves from now on; its sessions' ends are
  * only this process's housekeeping. */
 void cluster_crash(struct cluster *c, unsigned int node, enum mem_crash how);

@@ -22,6 +22,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/list.h"
 #include "daemon/base/mem.h"
+#include "daemon/base/idmap.h"
 #include "daemon/loop/loop.h"
 
 #define QUEUE_MAX_DEFAULT 1000u
@@ -44,11 +45,13 @@ struct mem_node {
 	struct mem_hub *hub;
 	char user[LINK_USER_MAX];
 	bool crashed, frozen;
+	uint64_t frames; /* sent by it and delivered to it */
 };
 
 struct mem_hub {
 	struct loop *loop;
 	struct list nodes, lines, rules, aliases;
+	struct strmap living; /* struct mem_node by endpoint */
 	struct mem_path fallback;
 	unsigned int queue_max;
 	struct mem_stats stats;
@@ -109,17 +112,20 @@ static const struct mem_path *line_path(const struct link_line *line)
 static struct mem_node *node_find(const struct mem_hub *hub, const char *endpoint)
 {
 	struct mem_alias *alias;
-	struct mem_node *node;
 
 	list_foreach(alias, &hub->aliases, link) {
 		if (strcmp(alias->name, endpoint) == 0)
 			endpoint = alias->endpoint;
 	}
-	list_foreach(node, &hub->nodes, in_hub) {
-		if (!node->crashed && strcmp(node->link.endpoint, endpoint) == 0)
-			return node;
-	}
-	return NULL;
+	return strmap_get(&hub->living, endpoint);
+}
+
+/* Nothing connects to it any more. */
+static void node_die(struct mem_node *node)
+{
+	if (!node->crashed)
+		strmap_remove(&node->hub->living, node->link.endpoint);
+	node->crashed = true;
 }
 
 /* ---- lines ---- */
@@ -296,6 +302,7 @@ static void on_deliver(struct loop_timer *timer)
 		line_free(line);
 	if (to && !to->crashed && to->link.on_frame) {
 		to->hub->stats.delivered++;
+		to->frames++;
 		out.data = frame->data;
 		out.len = frame->len;
 		to->link.on_frame(to->link.owner, &out);
@@ -356,6 +363,7 @@ static int mem_send(struct link_line *line, const void *frame, size_t len)
 	memcpy(copy->data, frame, len);
 	list_push_back(&line->frames, &copy->link);
 	hub->stats.sent++;
+	line->from->frames++;
 	line->count++;
 	if (!loop_timer_running(&line->deliver))
 		line_kick(line);
@@ -405,7 +413,7 @@ static void mem_free_link(struct link *link)
 	if (!link)
 		return;
 	node = container_of(link, struct mem_node, link);
-	node->crashed = true; /* nothing connects to it any more */
+	node_die(node);
 	node_leave(node, NULL);
 	list_foreach_safe(line, &node->hub->lines, in_hub) {
 		if (line->from == node)
@@ -458,6 +466,7 @@ int mem_hub_new(struct loop *loop, struct mem_hub **hub_p)
 	list_init(&hub->lines);
 	list_init(&hub->rules);
 	list_init(&hub->aliases);
+	strmap_init(&hub->living);
 	*hub_p = hub;
 	return 0;
 }
@@ -477,6 +486,7 @@ void mem_hub_free(struct mem_hub *hub)
 		mem_free(rule);
 	list_foreach_safe(alias, &hub->aliases, link)
 		mem_free(alias);
+	strmap_fini(&hub->living);
 	mem_free(hub);
 }
 
@@ -559,8 +569,10 @@ int link_mem_new(struct mem_hub *hub, const char *endpoint, const char *user,
 	if (node_find(hub, endpoint))
 		return err_raise(ERR_EXIST, "%s: the hub has this endpoint", endpoint);
 	node = mem_zalloc(sizeof(*node));
-	if (!node)
+	if (!node || strmap_put(&hub->living, endpoint, node) < 0) {
+		mem_free(node);
 		return err_pass(-ENOMEM);
+	}
 	/* it answers what was sent to the dead machine with a reset */
 	node_leave(&hub->grave, endpoint);
 	node->link.ops = &mem_ops;
@@ -580,7 +592,7 @@ void link_mem_crash(struct link *link, enum mem_crash how)
 
 	if (node->crashed)
 		return;
-	node->crashed = true;
+	node_die(node);
 	node_silence(node, how == MEM_CRASH_POWER);
 	if (how == MEM_CRASH_KILLED) {
 		node_leave(node, NULL);
@@ -590,6 +602,11 @@ void link_mem_crash(struct link *link, enum mem_crash how)
 		if (line->to == node)
 			line->to = &node->hub->grave;
 	}
+}
+
+uint64_t link_mem_frames(const struct link *link)
+{
+	return container_of(link, struct mem_node, link)->frames;
 }
 
 void link_mem_freeze(struct link *link, bool frozen)

@@ -61,6 +61,8 @@ int link_mem_new(struct mem_hub *hub, const char *endpoint, const char *user,
 /* From now on it sends and receives nothing; free it when its owner is gone.
  * The endpoint is free for a new link. */
 void link_mem_crash(struct link *link, enum mem_crash how);
+/* Sent by it and delivered to it. */
+uint64_t link_mem_frames(const struct link *link);
 /* A stopped process: what comes waits, what it sends is refused. */
 void link_mem_freeze(struct link *link, bool frozen);
 
