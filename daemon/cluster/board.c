@@ -4,8 +4,8 @@
  * and in its owner's list, so the end of a daemon takes down its own without a search.
  * Groups exist while they have entries or watchers, owners while they have either.
  *
- * An owner is known by the instance of its daemon. When its peer goes down it is away, and
- * its watchers go; when the same instance says something again, it is back. Another
+ * An owner is known by the instance of its daemon. When its peer goes down it is away,
+ * and its watchers go; when the same instance says something again, it is back. Another
  * instance at the same endpoint, of the same key, is its successor: a place of one that
  * is away is given to it.
  *
@@ -51,11 +51,12 @@ static struct board_owner *board_owner_find(const struct board *board,
 
 	list_foreach(owner, &board->owners, link) {
 		if (local ? owner->local == local
-			  : !owner->local && (owner->peer == peer ||
-					      (!owner->peer &&
-					       strcmp(owner->known_as, peer->known_as) == 0 &&
-					       memcmp(owner->instance, peer->instance,
-						      sizeof(owner->instance)) == 0)))
+			  : !owner->local &&
+				    (owner->peer == peer ||
+				     (!owner->peer &&
+				      strcmp(owner->known_as, peer->known_as) == 0 &&
+				      memcmp(owner->instance, peer->instance,
+					     sizeof(owner->instance)) == 0)))
 			return owner;
 	}
 	return NULL;
@@ -178,7 +179,8 @@ static void board_item_to(struct board_item *item, struct board_owner *owner)
 	owner->item_count++;
 }
 
-static bool is_successor(const struct board_owner *owner, const struct board_owner *before)
+static bool is_successor(const struct board_owner *owner,
+			 const struct board_owner *before)
 {
 	return !before->peer && !before->local && owner->peer &&
 	       strcmp(owner->endpoint, before->endpoint) == 0 &&

@@ -9,9 +9,9 @@
  *
  * Watches are all at one site, `reading`: the first that is up, for as long as it is. A
  * watch has the revision that the site told last, and asks for what changed since when it
- * meets the same board again, which is known by its daemon's instance. Else it is told all;
- * what is not among that has gone, at once, or, of a board that began lately, when its
- * publishers have had the time to come back.
+ * meets the same board again, which is known by its daemon's instance. Else it is told
+ * all; what is not among that has gone, at once, or, of a board that began lately, when
+ * its publishers have had the time to come back.
  */
 #include "daemon/cluster/board_directory.h"
 
@@ -31,7 +31,7 @@
 #define PUT_BYTES (DIRECTORY_RECORD_MAX + DIRECTORY_LOAD_MAX + NAMES_MAX + 128u)
 #define YOUNG_MS_MAX 600000u
 #define SAY_AGAIN_NS (20 * LOOP_NS_PER_MS) /* to a line that was full */
-#define ENTRY_MIN 29u /* bytes of one in BOARD_TOLD */
+#define ENTRY_MIN 29u			   /* bytes of one in BOARD_TOLD */
 
 enum { SAID_RECORD = 1, SAID_LOAD = 2 };
 enum { TOLD_RECORD = 1, TOLD_LOAD = 2 }; /* of an entry */
@@ -54,7 +54,7 @@ struct board_said {
 	struct place place;
 	char *record, *load;
 	uint64_t cookie;
-	unsigned int taken, refused; /* sites, a bit each */
+	unsigned int taken, refused;   /* sites, a bit each */
 	uint8_t owed[BOARD_SITES_MAX]; /* what a site is to be sent: SAID_… */
 	bool done;
 };
@@ -66,8 +66,8 @@ struct board_reader {
 	char group[PLACE_GROUP_MAX];
 	bool loads;
 	uint64_t cookie, revision;
-	uint8_t instance[16]; /* of the board that told that */
-	struct roster roster; /* what its owner was told */
+	uint8_t instance[16];	 /* of the board that told that */
+	struct roster roster;	 /* what its owner was told */
 	uint64_t stale_until_ns; /* what is stale goes then; 0: nothing is */
 	bool asked;		 /* at `reading` */
 	bool telling, again;
@@ -135,9 +135,9 @@ static int said_put(struct board_site *site, struct board_said *said)
 	cursor_write(&c, body, sizeof(body));
 	r = wire_board_put_put(&c, &m);
 	if (r == 0)
-		r = site->own ? board_local_say(&site->local, WIRE_T_BOARD_PUT, body,
-						c.pos)
-			      : peer_send(site->peer, WIRE_T_BOARD_PUT, body, c.pos);
+		r = site->own
+			    ? board_local_say(&site->local, WIRE_T_BOARD_PUT, body, c.pos)
+			    : peer_send(site->peer, WIRE_T_BOARD_PUT, body, c.pos);
 	if (r < 0)
 		return err_pass(r);
 	site->directory->state.puts++;
@@ -165,7 +165,8 @@ static void board_on_say(struct loop_defer *defer)
 
 static void on_say_timer(struct loop_timer *timer)
 {
-	struct board_directory *d = container_of(timer, struct board_directory, say_timer);
+	struct board_directory *d =
+		container_of(timer, struct board_directory, say_timer);
 
 	loop_defer(d->loop, &d->say);
 }
@@ -861,8 +862,13 @@ static void board_state(const struct directory *directory,
 	*state_p = d->state;
 	/* as long as one may yet be reached, that is why it is waited for */
 	for (unsigned int i = 0; !d->state.up && i < d->count; i++) {
-		if (d->sites[i].why.retryable)
-			state_p->why = d->sites[i].why;
+		const struct board_site *site = &d->sites[i];
+		const struct err *why = site->peer && site->peer->why.code != ERR_OK
+						? &site->peer->why
+						: &site->why;
+
+		if (i == 0 || why->retryable)
+			state_p->why = *why;
 	}
 }
 

@@ -90,8 +90,7 @@ void board_tell_init(struct board *board);
 void board_tell_fini(struct board *board);
 void board_group_changed(struct board *board, struct board_group *group);
 int board_on_watch(struct board *board, struct board_owner *owner, struct cursor *body);
-int board_on_unwatch(struct board *board, struct board_owner *owner,
-		     struct cursor *body);
+int board_on_unwatch(struct board *board, struct board_owner *owner, struct cursor *body);
 void board_watcher_free(struct board *board, struct board_watcher *watcher);
 
 /* ---- board_route.c ---- */

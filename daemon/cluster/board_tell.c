@@ -3,13 +3,13 @@
  * Who watches a group, and what it is told.
  *
  * A group that changes is due; a timer later its watchers are in `telling`, and each in
- * turn gets a message of what changed after the revision that it was told up to. With more
- * to tell it goes to the end of the line, so a long group does not hold up the others.
- * A line that is full leaves its watcher in `blocked` until the timer's next end. Nothing
- * is queued, so what changed twice meanwhile is told once.
+ * turn gets a message of what changed after the revision that it was told up to. With
+ * more to tell it goes to the end of the line, so a long group does not hold up the
+ * others. A line that is full leaves its watcher in `blocked` until the timer's next end.
+ * Nothing is queued, so what changed twice meanwhile is told once.
  *
- * A watcher that is further back than the group remembers what has gone begins anew: it is
- * told all, and takes what is not among that for gone. So is one that comes with a
+ * A watcher that is further back than the group remembers what has gone begins anew: it
+ * is told all, and takes what is not among that for gone. So is one that comes with a
  * revision of another board or another time.
  */
 #include <errno.h>
@@ -23,7 +23,8 @@
 #define TOLD_BYTES (48u << 10) /* of entries in one message, about */
 #define TOLD_FIXED 512u	       /* of the message besides: no text goes with entries */
 #define ENTRY_FIXED (2u + 1u + 2u + 4u * PLACE_AXES + 8u)
-#define ENTRY_MAX (ENTRY_FIXED + PLACE_WORKER_MAX + DIRECTORY_RECORD_MAX + DIRECTORY_LOAD_MAX)
+#define ENTRY_MAX \
+	(ENTRY_FIXED + PLACE_WORKER_MAX + DIRECTORY_RECORD_MAX + DIRECTORY_LOAD_MAX)
 #define BLOCKED_TURNS 5u /* a full line is tried again after so many tell_after */
 
 enum { TOLD_GONE = 0, TOLD_RECORD = 1, TOLD_LOAD = 2 };
@@ -189,8 +190,8 @@ struct telling {
 static void told_fill(const struct board_watcher *watcher, struct telling *t)
 {
 	const struct roster *roster = &watcher->group->roster;
-	const struct roster_entry *entry =
-		roster_after(roster, watcher->fresh && !watcher->begun ? 0 : watcher->sent);
+	const struct roster_entry *entry = roster_after(
+		roster, watcher->fresh && !watcher->begun ? 0 : watcher->sent);
 
 	cursor_put_u32(&t->out, 0);
 	t->reached = watcher->sent;

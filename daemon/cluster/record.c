@@ -41,7 +41,8 @@ static bool is_key(const char *key)
 		"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 		".-:+=^!/*?&<>()[]{}@%$#";
 
-	return strlen(key) == RECORD_KEY_CHARS && strspn(key, alphabet) == RECORD_KEY_CHARS;
+	return strlen(key) == RECORD_KEY_CHARS &&
+	       strspn(key, alphabet) == RECORD_KEY_CHARS;
 }
 
 static bool is_hex(const char *text, size_t chars)
@@ -70,9 +71,12 @@ static int record_check_texts(const struct record *record)
 	const struct {
 		const char *name, *text;
 	} texts[] = {
-		{"name", record->name},		  {"version", record->version},
-		{"url", record->url},		  {"engine", record->engine},
-		{"bootstrap", record->bootstrap}, {"summary", record->summary},
+		{"name", record->name},
+		{"version", record->version},
+		{"url", record->url},
+		{"engine", record->engine},
+		{"bootstrap", record->bootstrap},
+		{"summary", record->summary},
 	};
 
 	for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
@@ -207,8 +211,9 @@ int record_make(const struct record *record, char text_p[DIRECTORY_RECORD_MAX])
 	if (text.failed)
 		r = err_raise(ERR_NOMEM, "no memory for a record");
 	else if (text.len >= DIRECTORY_RECORD_MAX)
-		r = err_raise(ERR_TOOBIG, "record: %zu bytes, at most %u: shorten summary",
-			      text.len, DIRECTORY_RECORD_MAX - 1);
+		r = err_raise(ERR_TOOBIG,
+			      "record: %zu bytes, at most %u: shorten summary", text.len,
+			      DIRECTORY_RECORD_MAX - 1);
 	else
 		memcpy(text_p, text.data, text.len + 1);
 	text_fini(&text);
@@ -246,11 +251,13 @@ static const struct field record_fields[] = {
 struct size_args {
 	uint32_t of[PLACE_AXES];
 };
-#define F_SIZE(name, i) \
-	F_INT(name, size_args, of[i], DEFAULT(1), 1, PLACE_SIZE_MAX, "")
+#define F_SIZE(name, i) F_INT(name, size_args, of[i], DEFAULT(1), 1, PLACE_SIZE_MAX, "")
 static const struct field size_fields[] = {
-	F_SIZE("tp", PLACE_TP), F_SIZE("pp", PLACE_PP), F_SIZE("dp", PLACE_DP),
-	F_SIZE("cp", PLACE_CP), F_END,
+	F_SIZE("tp", PLACE_TP),
+	F_SIZE("pp", PLACE_PP),
+	F_SIZE("dp", PLACE_DP),
+	F_SIZE("cp", PLACE_CP),
+	F_END,
 };
 
 struct record_pool_args {
@@ -281,8 +288,9 @@ static int read_pools(const cJSON *list, struct record *record)
 	cJSON_ArrayForEach(item, list) {
 		struct record_pool *pool = &record->pools[record->pool_count];
 		struct record_pool_args args;
-		int r = cJSON_IsObject(item) ? fields_read(pool_fields, item, &args)
-					     : err_raise(ERR_INVAL, "an object is wanted");
+		int r = cJSON_IsObject(item)
+				? fields_read(pool_fields, item, &args)
+				: err_raise(ERR_INVAL, "an object is wanted");
 
 		if (r < 0)
 			return err_prefix(r, "pools[%u]", i);
@@ -306,8 +314,10 @@ static int read_transports(const cJSON *list, struct record *record)
 		const char *word = cJSON_GetStringValue(item);
 
 		if (!word || !*word || strlen(word) >= sizeof(record->transports[0]) ||
-		    strspn(word, "abcdefghijklmnopqrstuvwxyz0123456789_-") != strlen(word))
-			return err_raise(ERR_INVAL, "transports: words of 1 to 15 letters");
+		    strspn(word, "abcdefghijklmnopqrstuvwxyz0123456789_-") !=
+			    strlen(word))
+			return err_raise(ERR_INVAL,
+					 "transports: words of 1 to 15 letters");
 		if (record->transport_count < RECORD_TRANSPORTS_MAX)
 			get_text(record->transports[record->transport_count++],
 				 sizeof(record->transports[0]), word);
@@ -386,8 +396,9 @@ int record_reach(struct record *record, const char *endpoint)
 		return err_raise(ERR_INVAL, "endpoint: at most %d bytes",
 				 LINK_ENDPOINT_MAX - 1);
 	if (endpoint[len] && !is_key(key))
-		return err_raise(ERR_INVAL, "endpoint '%s': what follows '#' is no key of "
-					    "40 characters",
+		return err_raise(ERR_INVAL,
+				 "endpoint '%s': what follows '#' is no key of "
+				 "40 characters",
 				 endpoint);
 	snprintf(record->endpoint, sizeof(record->endpoint), "%.*s", (int)len, endpoint);
 	snprintf(record->key, sizeof(record->key), "%s", key);

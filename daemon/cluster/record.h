@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * record: what an entry of the directory says of a member, as JSON. What it may hold is in
- * docs/cluster.md. Whoever can write the directory wrote it: it is read strictly, and no
- * member of it is longer than here.
+ * record: what an entry of the directory says of a member, as JSON. What it may hold is
+ * in docs/cluster.md. Whoever can write the directory wrote it: it is read strictly, and
+ * no member of it is longer than here.
  */
 #ifndef KVD_CLUSTER_RECORD_H
 #define KVD_CLUSTER_RECORD_H
@@ -40,7 +40,7 @@ struct record {
 	uint32_t size[PLACE_AXES]; /* of the worker, >= 1 */
 	struct record_pool pools[RECORD_POOLS_MAX];
 	unsigned int pool_count;
-	char url[RECORD_URL_MAX];	/* the engine's HTTP server; "" */
+	char url[RECORD_URL_MAX];	 /* the engine's HTTP server; "" */
 	char engine[32], bootstrap[128]; /* "" */
 	char summary[RECORD_SUMMARY_MAX];
 };

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One list holds what is there and what has gone, ordered by change: what changed after a
- * revision is its tail, so an answer costs what is new. An entry that changes moves to the
- * end, so of many changes of one the last is told. What has gone stays, without texts,
- * until ROSTER_GONE_MAX newer ones have.
+ * revision is its tail, so an answer costs what is new. An entry that changes moves to
+ * the end, so of many changes of one the last is told. What has gone stays, without
+ * texts, until ROSTER_GONE_MAX newer ones have.
  */
 #include "daemon/cluster/roster.h"
 
@@ -227,7 +227,8 @@ struct roster_entry *roster_after(const struct roster *roster, uint64_t since)
 
 	for (const struct list *at = roster->order.prev; at != &roster->order;
 	     at = at->prev) {
-		entry = list_entry((struct list *)(uintptr_t)at, struct roster_entry, link);
+		entry = list_entry((struct list *)(uintptr_t)at, struct roster_entry,
+				   link);
 		if (entry->changed <= since)
 			break;
 		found = entry;

@@ -21,13 +21,13 @@ struct roster_entry {
 	struct list link;      /* in roster.order: what changed last is at the end */
 	struct list gone_link; /* in roster.gone */
 	struct place place;
-	uint64_t changed;     /* the revision of its last change, */
-	uint64_t record_rev;  /* and of the record's: it came, is another, or went */
-	uint64_t load_rev;    /* 0: the load never changed */
-	char *record;	      /* NULL: it has gone */
-	char *load;	      /* NULL: none is known */
-	void *user;	      /* the owner's */
-	bool stale;	      /* roster_mark() */
+	uint64_t changed;    /* the revision of its last change, */
+	uint64_t record_rev; /* and of the record's: it came, is another, or went */
+	uint64_t load_rev;   /* 0: the load never changed */
+	char *record;	     /* NULL: it has gone */
+	char *load;	     /* NULL: none is known */
+	void *user;	     /* the owner's */
+	bool stale;	     /* roster_mark() */
 };
 
 struct roster {
@@ -35,7 +35,7 @@ struct roster {
 	struct list order, gone;
 	unsigned int count, gone_count; /* that are there; that have gone */
 	uint64_t rev;			/* of the last change */
-	uint64_t forgotten;		/* what had gone up to here is not known any more */
+	uint64_t forgotten; /* what had gone up to here is not known any more */
 };
 
 /* `first`: a revision that no earlier roster of this group has had. */
