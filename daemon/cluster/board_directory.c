@@ -69,7 +69,7 @@ struct board_reader {
 	uint8_t instance[16];	 /* of the board that told that */
 	struct roster roster;	 /* what its owner was told */
 	uint64_t stale_until_ns; /* what is stale goes then; 0: nothing is */
-	bool asked;		 /* at `reading` */
+	bool asked, answered;	 /* at `reading` */
 	bool telling, again;
 };
 
@@ -142,6 +142,8 @@ static int said_put(struct board_site *site, struct board_said *said)
 		return err_pass(r);
 	site->directory->state.puts++;
 	said->owed[site->index] = 0;
+	if (!(said->taken & 1u << site->index))
+		tick_start(site->directory); /* it may stay without an answer */
 	return 0;
 }
 
@@ -368,7 +370,7 @@ static void reader_ask(struct board_reader *reader)
 	uint8_t body[WIRE_STR_MAX + 64];
 	struct cursor c;
 
-	reader->asked = false;
+	reader->asked = reader->answered = false;
 	if (!site)
 		return;
 	instance = site->own ? own : site->peer->instance;
@@ -386,6 +388,7 @@ static void reader_ask(struct board_reader *reader)
 		return;
 	}
 	reader->asked = true;
+	tick_start(reader->directory); /* it may stay without an answer */
 }
 
 static int board_watch(struct directory *directory, struct watch *watch,
@@ -625,6 +628,7 @@ static int on_told(struct board_site *site, struct cursor *body)
 		tick_start(d);
 		return 0;
 	}
+	found->answered = true;
 	found->telling = true;
 	r = reader_hear(found, &m);
 	reader_told(found);
@@ -788,8 +792,11 @@ static void board_on_tick(struct loop_timer *timer)
 			continue;
 		}
 		more |= reader->stale_until_ns != 0;
-		if (d->reading && (!reader->asked || !reader->revision))
+		if (d->reading &&
+		    (!reader->asked || !reader->answered || !reader->revision)) {
 			reader_ask(reader);
+			more = true;
+		}
 	}
 	if (more)
 		tick_start(d);

@@ -2,12 +2,13 @@
 /*
  * Directories and calls.
  *
- * The configured directory is there from the start to the end. One that a command names by
- * `at` is the board of that daemon; it is there while a place, a query or a reader uses it.
+ * The configured directory is there from the start to the end. One that a command names
+ * by `at` is the board of that daemon; it is there while a place, a query or a reader
+ * uses it.
  *
  * A call waits for its directory; the time that it may take is the caller's to wait, and
- * the answer then says why the directory was not reached. What cannot come good (a refused
- * key) ends the calls at once.
+ * the answer then says why the directory was not reached. What cannot come good (a
+ * refused key) ends the calls at once.
  */
 #include "daemon/cluster/groups_impl.h"
 
@@ -64,10 +65,11 @@ static int board_endpoints(const char *words, char (*endpoints)[LINK_ENDPOINT_MA
 		if ((strncmp(words, "kvd://", 6) != 0 &&
 		     strncmp(words, "tcp://", 6) != 0) ||
 		    len >= LINK_ENDPOINT_MAX)
-			return err_raise(ERR_CONFIG,
-					 "cluster: '%.*s': must be kvd://HOST:PORT#KEY or "
-					 "etcd://HOST:PORT/PREFIX",
-					 (int)(len < 100 ? len : 100), words);
+			return err_raise(
+				ERR_CONFIG,
+				"cluster: '%.*s': must be kvd://HOST:PORT#KEY or "
+				"etcd://HOST:PORT/PREFIX",
+				(int)(len < 100 ? len : 100), words);
 		snprintf(endpoints[(*count_p)++], LINK_ENDPOINT_MAX, "tcp://%.*s",
 			 (int)len - 6, rest);
 		words += len;
@@ -173,8 +175,9 @@ int groups_directory_get(struct groups *groups, const char *at,
 		return err_raise(ERR_INVAL, "at: at most %zu bytes",
 				 sizeof(from->at) - 1);
 	if (strncmp(at, "tcp://", 6) != 0 || strpbrk(at, " ,"))
-		return err_raise(ERR_INVAL, "at: endpoint '%.100s': must be "
-					    "tcp://host:port",
+		return err_raise(ERR_INVAL,
+				 "at: endpoint '%.100s': must be "
+				 "tcp://host:port",
 				 at);
 	return err_pass(groups_directory_new(groups, at, at, from_p));
 }
@@ -382,7 +385,8 @@ int groups_on_message(struct groups *groups, struct peer *peer,
 	int r = 0;
 
 	if (board_handles(header->type))
-		return err_pass(board_on_message(groups->board, peer, header->type, body));
+		return err_pass(
+			board_on_message(groups->board, peer, header->type, body));
 	list_foreach_safe(from, &groups->directories, link) {
 		struct cursor copy = *body;
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * groups: this daemon's part of the cluster. It has the configured directory (option
- * `cluster`: the own board, those of other daemons, or etcd), and those that commands name
- * by `at`; says what this daemon is (group kvd.daemons); says and takes back the places of
- * its sessions; and reads groups for all who ask, each once.
+ * `cluster`: the own board, those of other daemons, or etcd), and those that commands
+ * name by `at`; says what this daemon is (group kvd.daemons); says and takes back the
+ * places of its sessions; and reads groups for all who ask, each once.
  *
  * What is known of a group goes on being known while its directory is away. Loop thread.
  */
@@ -126,7 +126,7 @@ struct groups_state {
 	const char *kind, *where; /* board; the option, "" for the own board */
 	struct directory_state directory;
 	uint64_t lease_ns;
-	unsigned int places, watches; /* of sessions; groups that are read */
+	unsigned int places, watches;		   /* of sessions; groups that are read */
 	unsigned int board_entries, board_watches; /* that this daemon keeps for all */
 };
 void groups_state(const struct groups *groups, struct groups_state *state_p);

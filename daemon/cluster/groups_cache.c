@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What this daemon reads. A group that somebody uses is watched once, and kept in a roster
- * of checked records, which answers all who ask, also for what changed since a revision. It
- * stays watched for a while after its last user, for those that ask again and again.
+ * What this daemon reads. A group that somebody uses is watched once, and kept in a
+ * roster of checked records, which answers all who ask, also for what changed since a
+ * revision. It stays watched for a while after its last user, for those that ask again
+ * and again.
  *
  * A query that wants all as it is now has a watch of its own, until it is told all.
  */
@@ -132,8 +133,8 @@ static int cache_watch(struct group_cache *cache, bool loads)
 
 	cache->loads = loads;
 	cache->synced = false;
-	return err_pass(directory->ops->watch(directory, &cache->watch, cache->group,
-					      loads));
+	return err_pass(
+		directory->ops->watch(directory, &cache->watch, cache->group, loads));
 }
 
 int group_cache_new(struct groups *groups, struct groups_directory *from,
@@ -209,8 +210,9 @@ static int cache_get(struct groups *groups, const char *at, const char *group, b
 	if (!cache) {
 		if (groups->cache_count >= GROUPS_CACHES_MAX) {
 			groups_directory_put(from);
-			return err_raise(ERR_LIMIT, "group '%s': %u groups are read, the "
-						    "cap",
+			return err_raise(ERR_LIMIT,
+					 "group '%s': %u groups are read, the "
+					 "cap",
 					 group, groups->cache_count);
 		}
 		r = group_cache_new(groups, from, group, loads, &cache);

@@ -71,8 +71,8 @@ struct groups {
 	unsigned int call_count;
 	struct list caches;
 	unsigned int cache_count;
-	struct loop_timer idle;	 /* caches that nobody asks for any more */
-	struct loop_timer fresh; /* the own entry is said anew */
+	struct loop_timer idle;	  /* caches that nobody asks for any more */
+	struct loop_timer fresh;  /* the own entry is said anew */
 	struct groups_place *own; /* in kvd.daemons; NULL: it could not be said yet */
 	bool draining, closing;
 	uint64_t refused; /* records that could not be read */

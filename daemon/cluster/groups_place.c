@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What this daemon says: the places of its sessions, and its own entry in kvd.daemons. The
- * directory knows one publisher, this daemon, so what its sessions may not take from each
- * other is held here.
+ * What this daemon says: the places of its sessions, and its own entry in kvd.daemons.
+ * The directory knows one publisher, this daemon, so what its sessions may not take from
+ * each other is held here.
  *
  * A refusal of the directory ends a place that was never taken; its caller is told. One
  * that was taken stays said until its session ends.
@@ -149,8 +149,8 @@ static void record_fill(const struct groups *groups, struct record *record)
 	snprintf(record->version, sizeof(record->version), "%s", KVD_VERSION);
 	record->draining = groups->draining;
 	record->transport_count = 0;
-	for (unsigned int i = 0;
-	     i < kvd->transport_count && i < RECORD_TRANSPORTS_MAX; i++)
+	for (unsigned int i = 0; i < kvd->transport_count && i < RECORD_TRANSPORTS_MAX;
+	     i++)
 		snprintf(record->transports[record->transport_count++],
 			 sizeof(record->transports[0]), "%s",
 			 kvd->transports[i]->ops->name);
@@ -182,7 +182,8 @@ static int said_again(struct groups_place *said, uint64_t session, const char *r
 	int r;
 
 	if (said->session != session)
-		return err_raise(ERR_EXIST, "%s: the rank is published by another session",
+		return err_raise(ERR_EXIST,
+				 "%s: the rank is published by another session",
 				 place_text(&said->place, text));
 	copy = mem_strdup(record);
 	r = copy ? said->from->directory->ops->update(&said->publication, record, NULL)
@@ -391,7 +392,8 @@ void groups_drain(struct groups *groups)
 	groups->draining = true;
 	list_foreach(place, &groups->places, link) {
 		if (said_drain(place) < 0) {
-			log_warn("cluster", NULL, "the directory is not told of the drain",
+			log_warn("cluster", NULL,
+				 "the directory is not told of the drain",
 				 "group='%s' why=\"%s\"", place->place.group,
 				 err_last()->text);
 			err_clear();
