@@ -601,7 +601,7 @@ static int reader_hear(struct board_reader *reader, const struct wire_board_told
 	reader->revision = reader->again ? 0 : m->revision;
 	if (reader->again)
 		tick_start(reader->directory);
-	if (m->flags & TOLD_LAST && reader->watch)
+	if (m->flags & TOLD_LAST && reader->watch && !reader->again)
 		reader_end_round(reader, m->young_ms);
 	return 0;
 }

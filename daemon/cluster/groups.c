@@ -432,6 +432,8 @@ static void on_idle(struct loop_timer *timer)
 	list_foreach_safe(cache, &groups->caches, link) {
 		if (list_empty(&cache->users) && now_ns - cache->used_ns >= IDLE_NS)
 			group_cache_free(cache);
+		else
+			group_cache_mend(cache);
 	}
 	loop_timer_start(timer, IDLE_LOOK_NS);
 }

@@ -70,6 +70,11 @@ static bool cache_check(struct group_cache *cache, const struct place *place,
 	*ranks_p = ranks_of(place, &record);
 	if (r == 0)
 		return true;
+	if (err_last()->code == ERR_NOMEM) {
+		err_clear();
+		cache->missed = true;
+		return false;
+	}
 	cache->groups->refused++;
 	log_warn("cluster", NULL, "an entry of the directory is not used",
 		 "group='%s' worker='%s' why=\"%s\"", place->group, place->worker,
@@ -98,6 +103,7 @@ static void cache_on_entry(struct watch *watch, const struct place *place,
 			log_warn("cluster", NULL, "no memory for an entry",
 				 "group='%s' worker='%s'", place->group, place->worker);
 			err_clear();
+			cache->missed = true;
 			return;
 		}
 		if (r == 0)
@@ -117,7 +123,14 @@ static void cache_on_synced(struct watch *watch)
 {
 	struct group_cache *cache = container_of(watch, struct group_cache, watch);
 	struct groups_call *call = cache->call;
+	struct err err;
 
+	if (cache->missed) {
+		err_set(&err, ERR_NOMEM, "group '%s': no memory for it", cache->group);
+		if (call)
+			groups_call_later(call, &err);
+		return;
+	}
 	cache->known = cache->synced = true;
 	roster_sweep(&cache->roster, on_swept, NULL);
 	if (call) {
@@ -132,9 +145,19 @@ static int cache_watch(struct group_cache *cache, bool loads)
 	struct directory *directory = cache->from->directory;
 
 	cache->loads = loads;
-	cache->synced = false;
+	cache->synced = cache->missed = false;
 	return err_pass(
 		directory->ops->watch(directory, &cache->watch, cache->group, loads));
+}
+
+void group_cache_mend(struct group_cache *cache)
+{
+	if (!cache->missed && cache->watch.impl)
+		return;
+	cache->from->directory->ops->unwatch(&cache->watch);
+	roster_mark(&cache->roster);
+	if (cache_watch(cache, cache->loads) < 0)
+		err_clear(); /* once more, later */
 }
 
 int group_cache_new(struct groups *groups, struct groups_directory *from,

@@ -48,6 +48,7 @@ struct group_cache {
 	bool loads;
 	bool known;  /* told all once */
 	bool synced; /* since it was watched last */
+	bool missed; /* there was no memory for an entry: it is to be read again */
 	struct roster roster;
 	struct list users;
 	struct groups_call *call; /* of a query */
@@ -104,6 +105,8 @@ void groups_own_say(struct groups *groups);
 int group_cache_new(struct groups *groups, struct groups_directory *from,
 		    const char *group, bool loads, struct group_cache **cache_p);
 void group_cache_free(struct group_cache *cache);
+/* One that missed something is read again. */
+void group_cache_mend(struct group_cache *cache);
 struct group_cache *group_cache_find(const struct groups *groups,
 				     const struct groups_directory *from,
 				     const char *group);

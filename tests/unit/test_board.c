@@ -87,9 +87,9 @@ static int on_message(void *owner, struct peer *peer, const struct wire_header *
 		node->tolds++;
 		node->told_bytes += h->body_len;
 	}
-	return node->directory ? board_directory_on_message(node->directory, peer,
-							    h->type, body)
-			       : 0;
+	return node->directory
+		       ? board_directory_on_message(node->directory, peer, h->type, body)
+		       : 0;
 }
 
 static const char *endpoint(unsigned int i)
@@ -346,8 +346,8 @@ static void entries_are_seen_by_all_who_watch(void **state)
 	}
 	assert_int_equal(late.synced, 1);
 	/* another record, and its end */
-	assert_int_equal(f.n[1].directory->ops->update(&two.publication, "{\"a\":2}", NULL),
-			 0);
+	assert_int_equal(
+		f.n[1].directory->ops->update(&two.publication, "{\"a\":2}", NULL), 0);
 	run_for(100 * MS);
 	assert_string_equal(record_at(&there, place_of("w", 1)), "{\"a\":2}");
 	f.n[1].directory->ops->withdraw(&two.publication);
@@ -386,8 +386,8 @@ static void loads_are_told_to_those_who_want_them(void **state)
 	assert_int_equal(records.events, events);
 	assert_int_equal(f.n[3].tolds, tolds);
 	/* and a record after loads is told with the latest of these */
-	assert_int_equal(f.n[1].directory->ops->update(&said.publication, "{\"b\":1}", NULL),
-			 0);
+	assert_int_equal(
+		f.n[1].directory->ops->update(&said.publication, "{\"b\":1}", NULL), 0);
 	run_for(50 * MS);
 	assert_string_equal(record_at(&records, place_of("w", 0)), "{\"b\":1}");
 	assert_string_equal(load_at(&loads, place_of("w", 0)), "{\"n\":6}");
@@ -574,7 +574,8 @@ static void reconnected_watch_costs_what_changed(void **state)
 	run_for(2 * S);
 	f.n[1].directory->ops->withdraw(&said[7].publication);
 	assert_int_equal(
-		f.n[1].directory->ops->update(&said[8].publication, "{\"a\":1}", NULL), 0);
+		f.n[1].directory->ops->update(&said[8].publication, "{\"a\":1}", NULL),
+		0);
 	run_for(100 * MS);
 	assert_int_equal(seen.count, 200);
 	bytes = f.n[2].told_bytes;
@@ -605,8 +606,8 @@ static void second_board_takes_over(void **state)
 	f.n[3].directory->ops->state(f.n[3].directory, &now);
 	assert_true(now.up);
 	assert_int_equal(seen.count, 1);
-	assert_int_equal(f.n[2].directory->ops->update(&said.publication, "{\"b\":1}", NULL),
-			 0);
+	assert_int_equal(
+		f.n[2].directory->ops->update(&said.publication, "{\"b\":1}", NULL), 0);
 	run_for(100 * MS);
 	assert_string_equal(record_at(&seen, place_of("w", 0)), "{\"b\":1}");
 	/* and is said at the first when that is back */
@@ -662,17 +663,17 @@ static struct peer *join(void)
 	return peer;
 }
 
-#define RAW(name, NAME, ...)                                                             \
-	do {                                                                             \
-		struct wire_##name m_ = __VA_ARGS__;                                     \
-		uint8_t body_[9000];                                                     \
-		struct cursor c_;                                                        \
-		cursor_write(&c_, body_, sizeof(body_));                                 \
-		assert_int_equal(wire_##name##_put(&c_, &m_), 0);                        \
-		assert_int_equal(peer_send_reliable(peer_at(f.n[1].peers, endpoint(0)),  \
-						    WIRE_T_##NAME, body_, c_.pos),       \
-				 0);                                                     \
-		run_for(20 * MS);                                                        \
+#define RAW(name, NAME, ...)                                                            \
+	do {                                                                            \
+		struct wire_##name m_ = __VA_ARGS__;                                    \
+		uint8_t body_[9000];                                                    \
+		struct cursor c_;                                                       \
+		cursor_write(&c_, body_, sizeof(body_));                                \
+		assert_int_equal(wire_##name##_put(&c_, &m_), 0);                       \
+		assert_int_equal(peer_send_reliable(peer_at(f.n[1].peers, endpoint(0)), \
+						    WIRE_T_##NAME, body_, c_.pos),      \
+				 0);                                                    \
+		run_for(20 * MS);                                                       \
 	} while (0)
 
 static struct wire_blob blob_of(const char *text)
@@ -689,7 +690,8 @@ static void hostile_puts_are_refused(void **state)
 	join();
 	memset(large, 'x', sizeof(large) - 1);
 	RAW(board_put, BOARD_PUT, {.group = "", .record = blob_of("{}")});
-	RAW(board_put, BOARD_PUT, {.group = "g", .tp = 1u << 31, .record = blob_of("{}")});
+	RAW(board_put, BOARD_PUT,
+	    {.group = "g", .tp = 1u << 31, .record = blob_of("{}")});
 	RAW(board_put, BOARD_PUT, {.group = "g", .worker = "-", .record = blob_of("{}")});
 	RAW(board_put, BOARD_PUT, {.group = "g", .record = blob_of(large)});
 	RAW(board_put, BOARD_PUT, {.group = "g", .record = {"a\0b", 3}});
@@ -705,9 +707,8 @@ static void hostile_puts_are_refused(void **state)
 	/* of itself it may say what it likes, for as long as the board allows */
 	snprintf(instance, sizeof(instance), "%s",
 		 peer_at(f.n[0].peers, endpoint(1))->instance_text);
-	struct wire_board_put own = {.group = "kvd.daemons",
-				     .lease_ms = UINT64_MAX,
-				     .record = blob_of("{}")};
+	struct wire_board_put own = {
+		.group = "kvd.daemons", .lease_ms = UINT64_MAX, .record = blob_of("{}")};
 
 	strcpy(own.worker, instance);
 	RAW(board_put, BOARD_PUT, own);
@@ -804,8 +805,8 @@ static int steal_cookie(void *owner, struct peer *peer, const struct wire_header
 static void entry_bytes(struct cursor *c, unsigned int what, const char *worker,
 			uint32_t tp, const char *record, size_t more)
 {
-	cursor_put_u16(c, (uint16_t)(1 + 2 + strlen(worker) + 16 + 8 + strlen(record) +
-				     more));
+	cursor_put_u16(
+		c, (uint16_t)(1 + 2 + strlen(worker) + 16 + 8 + strlen(record) + more));
 	cursor_put_u8(c, (uint8_t)what);
 	cursor_put_str(c, worker);
 	cursor_put_u32(c, tp);
@@ -864,7 +865,8 @@ static void hostile_board_is_checked(void **state)
 	assert_int_equal(seen.synced, 1);
 	f.n[1].directory->ops->state(f.n[1].directory, &now);
 	assert_int_equal(now.refused, 5);
-	/* nothing of it any more: held for as long as a young board may ask for at most */
+	/* nothing of it any more: held for as long as a young board may ask for at most
+	 */
 	cursor_write(&c, bytes, sizeof(bytes));
 	told(3, &c, 0);
 	assert_int_equal(seen.count, 1);
@@ -959,9 +961,9 @@ static void daemon_of_before_publishes_and_asks(void **state)
 	     .group = "prefill",
 	     .rank = old_rank(buf, sizeof(buf), 1, 2, endpoint(1))});
 	assert_int_equal(seen.count, 1);
-	const struct roster_entry *entry = roster_find(
-		&board_group_find(f.n[0].board, "prefill")->roster,
-		&(struct place){.group = "prefill", .rank = {1}});
+	const struct roster_entry *entry =
+		roster_find(&board_group_find(f.n[0].board, "prefill")->roster,
+			    &(struct place){.group = "prefill", .rank = {1}});
 
 	assert_non_null(entry);
 	assert_int_equal(record_read(entry->record, &record), 0);
