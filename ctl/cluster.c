@@ -74,16 +74,16 @@ static int daemons_print(const cJSON *ranks)
 	const cJSON *rank;
 	char words[160];
 
-	if (table_new("DAEMON STATE ENDPOINT VERSION TRANSPORTS >POOLS INSTANCE", &table) <
-	    0)
+	if (table_new("DAEMON STATE ENDPOINT VERSION TRANSPORTS >POOLS INSTANCE",
+		      &table) < 0)
 		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(rank, ranks) {
 		table_cell(table, ctl_str(rank, "name", NULL));
 		table_cell(table, ctl_str(rank, "state", NULL));
 		cell_endpoint(table, rank);
 		table_cell(table, ctl_str(rank, "version", NULL));
-		table_cell(table, words_of(ctl_list(rank, "transports"), words,
-					   sizeof(words)));
+		table_cell(table,
+			   words_of(ctl_list(rank, "transports"), words, sizeof(words)));
 		table_cellf(table, "%d", cJSON_GetArraySize(ctl_list(rank, "pools")));
 		table_cell(table, ctl_str(rank, "instance", NULL));
 	}
@@ -101,9 +101,10 @@ int ctl_run_cluster(struct ctl *ctl)
 	if (ctl_query(ctl, "group.query", args_group(DAEMONS), &daemons))
 		daemons = NULL;
 	if (ctl->json) {
-		cJSON_AddItemToObject(reply, "daemons",
-				      daemons ? cJSON_DetachItemFromObject(daemons, "ranks")
-					      : cJSON_CreateArray());
+		cJSON_AddItemToObject(
+			reply, "daemons",
+			daemons ? cJSON_DetachItemFromObject(daemons, "ranks")
+				: cJSON_CreateArray());
 		ctl_print_json(reply);
 	} else {
 		cluster_print_head(reply);
@@ -193,9 +194,9 @@ static int groups_print(const cJSON *reply)
 int ctl_run_group(struct ctl *ctl)
 {
 	cJSON *reply = NULL;
-	int r = ctl->arg_count ? ctl_ask(ctl, "group.query", args_group(ctl->args[0]),
-					 &reply)
-			       : ctl_ask(ctl, "cluster.show", NULL, &reply);
+	int r = ctl->arg_count
+			? ctl_ask(ctl, "group.query", args_group(ctl->args[0]), &reply)
+			: ctl_ask(ctl, "cluster.show", NULL, &reply);
 
 	if (!r && ctl->json)
 		ctl_print_json(reply);
@@ -225,8 +226,7 @@ void doctor_cluster(struct doctor *d)
 				   : "is the daemon of option cluster up, and is each in "
 				     "the other's curve_allow_file?",
 			   "the directory %s is away for %s: %s", where,
-			   ctl_ms(ctl_num(reply, "since_ms")),
-			   ctl_str(reply, "why", ""));
+			   ctl_ms(ctl_num(reply, "since_ms")), ctl_str(reply, "why", ""));
 	else if (*where)
 		doctor_say(d, DOCTOR_OK, "", "the directory %s is up for %s", where,
 			   ctl_ms(ctl_num(reply, "since_ms")));
@@ -234,7 +234,8 @@ void doctor_cluster(struct doctor *d)
 		doctor_say(d, DOCTOR_WARN, "who writes there that is no kvd? the log",
 			   "%.0f entries of the directory could not be used", refused);
 	if (*where && strcmp(ctl_str(reply, "trust", ""), "directory") == 0)
-		doctor_say(d, DOCTOR_NOTE, "cluster_trust = listed, if that is not wanted",
+		doctor_say(d, DOCTOR_NOTE,
+			   "cluster_trust = listed, if that is not wanted",
 			   "who can write the directory lets daemons in");
 	cJSON_Delete(reply);
 }

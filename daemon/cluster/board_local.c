@@ -38,19 +38,29 @@ static struct board_letter *letter_take(struct list *from)
 	return link ? list_entry(link, struct board_letter, link) : NULL;
 }
 
-static void board_local_hand(struct board_local *local, struct board_letter *letter)
+static void board_local_hand(struct board_local *local, unsigned int type,
+			     const void *bytes, size_t len)
 {
 	struct board_owner *owner = board_owner_of(local->board, NULL, local);
 	struct cursor body;
 
-	cursor_read(&body, letter->body, letter->len);
+	cursor_read(&body, bytes, len);
 	/* what this daemon wrote can be read; without memory it is said again */
-	if (!owner || board_hear(local->board, owner, letter->type, &body) < 0)
+	if (!owner || board_hear(local->board, owner, type, &body) < 0)
 		err_clear();
 	local->owner = owner;
 	if (owner)
 		board_owner_idle(local->board, owner);
-	mem_free(letter);
+}
+
+static void board_local_hand_all(struct board_local *local)
+{
+	struct board_letter *letter;
+
+	while ((letter = letter_take(&local->said))) {
+		board_local_hand(local, letter->type, letter->body, letter->len);
+		mem_free(letter);
+	}
 }
 
 static void on_deliver(struct loop_defer *defer)
@@ -59,8 +69,7 @@ static void on_deliver(struct loop_defer *defer)
 	struct board_letter *letter;
 	struct cursor body;
 
-	while ((letter = letter_take(&local->said)))
-		board_local_hand(local, letter);
+	board_local_hand_all(local);
 	while ((letter = letter_take(&local->heard))) {
 		local->heard_count--;
 		cursor_read(&body, letter->body, letter->len);
@@ -72,8 +81,16 @@ static void on_deliver(struct loop_defer *defer)
 int board_local_say(struct board_local *local, unsigned int type, const void *body,
 		    size_t len)
 {
-	loop_defer(local->board->loop, &local->deliver);
-	return err_pass(letter_put(&local->said, type, body, len));
+	if (letter_put(&local->said, type, body, len) == 0) {
+		loop_defer(local->board->loop, &local->deliver);
+		return 0;
+	}
+	/* What is taken back must not stay for want of memory: now, in its order. The
+	 * board calls nobody back. */
+	err_clear();
+	board_local_hand_all(local);
+	board_local_hand(local, type, body, len);
+	return 0;
 }
 
 int board_local_tell(struct board_local *local, unsigned int type, const void *body,
