@@ -46,6 +46,7 @@ static void must(int r)
 static void (*wrap_events)(struct kvd *kvd, struct handshake_events *events);
 
 static bool short_parts, real_time;
+static void (*configure)(struct config *config);
 static uint32_t peers_max;
 static const char *const *users;
 static const struct transport_ops *preferred;
@@ -63,6 +64,11 @@ void cluster_real_time(void)
 void cluster_short_parts(void)
 {
 	short_parts = true;
+}
+
+void cluster_configure(void (*change)(struct config *config))
+{
+	configure = change;
 }
 
 void cluster_peers_max(uint32_t peers)
@@ -100,6 +106,8 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 		node->config.peer_part_bytes = 16;
 	if (peers_max)
 		node->config.peers_max = peers_max;
+	if (configure)
+		configure(&node->config);
 	strcpy(node->endpoint, endpoint);
 	list_init(&kvd->sessions);
 	kvd->accounts.limit = node->config.memory_bytes;
