@@ -162,6 +162,8 @@ int ctl_run_peers(struct ctl *ctl);
 int ctl_run_regions(struct ctl *ctl);
 int ctl_run_devices(struct ctl *ctl);
 int ctl_run_chunks(struct ctl *ctl);
+int ctl_run_cluster(struct ctl *ctl);
+int ctl_run_group(struct ctl *ctl);
 int ctl_run_pools(struct ctl *ctl);
 int ctl_run_plan(struct ctl *ctl);
 int ctl_run_sessions(struct ctl *ctl);

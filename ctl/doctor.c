@@ -37,6 +37,7 @@ static const struct {
 	{"gpu", doctor_gpu},
 	{"peers", doctor_peers},
 	{"chunks", doctor_chunks},
+	{"cluster", doctor_cluster},
 	{"loop", doctor_loop},
 	{"rooms", doctor_rooms},
 	{"failures", doctor_failures},

@@ -54,6 +54,7 @@ void doctor_transports(struct doctor *d);
 void doctor_sockets(struct doctor *d);
 void doctor_peers(struct doctor *d);
 void doctor_chunks(struct doctor *d);
+void doctor_cluster(struct doctor *d);
 void doctor_loop(struct doctor *d);
 void doctor_rooms(struct doctor *d);
 void doctor_failures(struct doctor *d);

@@ -71,7 +71,7 @@ void doctor_daemon(struct doctor *d)
 	ctl_query(ctl, "region.list", args_all(), &d->regions);
 	state = ctl_str(d->health, "state", "?");
 	why = ctl_str(d->health, "why", "");
-	if (strcmp(state, "serving") == 0)
+	if (strcmp(state, "serving") == 0 || strcmp(state, "degraded") == 0)
 		doctor_say(d, DOCTOR_OK, "", "%s serves, pid %d, up %s",
 			   kvd_daemon(ctl->client)->name, d->pid,
 			   ctl_ms(ctl_num(d->health, "uptime_ms")));

@@ -32,7 +32,8 @@ const struct ctl_command ctl_commands[] = {
 	 "Version, instance, pid, endpoint, state, uptime, sessions, bytes, transports.",
 	 0, 0, "a", ctl_run_status},
 	{"health", "", "is the daemon well?",
-	 "Exit status 0 when it is serving, 1 when it refuses rooms (no transport that\n"
+	 "Exit status 0 when it is serving (degraded: it serves, and its directory is\n"
+	 "away), 1 when it refuses rooms (no transport that\n"
 	 "`require` allows is usable), drains, stops or answers with an error, 3 when "
 	 "it\n"
 	 "does not answer: fit for a probe.",
@@ -124,6 +125,14 @@ const struct ctl_command ctl_commands[] = {
 	 "it is there, in how many layouts, how many sessions use it. Needs root, the\n"
 	 "daemon's uid or admin_uids.",
 	 0, 0, "", ctl_run_chunks},
+	{"cluster", "", "the directory of the cluster, and the daemons in it",
+	 "The state of the directory (option `cluster`), what this daemon says in it and\n"
+	 "reads of it; each daemon that is there.",
+	 0, 0, "", ctl_run_cluster},
+	{"group", "[NAME]", "who is in a group",
+	 "Each rank of each worker: where, what, in which state, with its load. Without\n"
+	 "NAME the groups that this daemon has to do with.",
+	 0, 1, "", ctl_run_group},
 	{"sessions", "", "the engines that are connected",
 	 "Needs root, the daemon's uid or admin_uids.", 0, 0, "", ctl_run_sessions},
 	{"devices", "", "RDMA ports and GPUs, and why one is not used",

@@ -169,7 +169,10 @@ int ctl_run_health(struct ctl *ctl)
 		ctl_print_json(health);
 	else
 		put_health(health);
-	r = strcmp(ctl_str(health, "state", ""), "serving") ? CTL_ERROR : CTL_OK;
+	r = strcmp(ctl_str(health, "state", ""), "serving") == 0 ||
+			    strcmp(ctl_str(health, "state", ""), "degraded") == 0
+		    ? CTL_OK
+		    : CTL_ERROR;
 	cJSON_Delete(health);
 	return r;
 }

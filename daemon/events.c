@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Peers and sessions do not know what is built on them; this file does. The handshake's
- * events go to rooms, transfers, the bootstrap board and the commands that wait; those
+ * events go to rooms, transfers, the directory and the commands that wait; those
  * of sessions and their pools and regions to every holder of something of them.
  * The order of the calls is the order in which the parts hear: a session's rooms
  * before its transfers, both before its pools and regions go.
@@ -10,7 +10,7 @@
 
 #include "daemon/attend/attend.h"
 #include "daemon/base/context.h"
-#include "daemon/bootstrap/bootstrap.h"
+#include "daemon/cluster/groups.h"
 #include "daemon/control/commands.h"
 #include "daemon/control/commands_peer.h"
 #include "daemon/control/control.h"
@@ -27,8 +27,8 @@ static void on_peer_up(void *owner, struct peer *peer)
 {
 	struct kvd *kvd = owner;
 
-	if (kvd->bootstrap)
-		bootstrap_peer_up(kvd->bootstrap, peer);
+	if (kvd->groups)
+		groups_peer_up(kvd->groups, peer);
 	rooms_on_up(kvd->rooms);
 	store_on_up(kvd->store, peer->user);
 }
@@ -37,16 +37,16 @@ static void on_peer_down(void *owner, struct peer *peer)
 {
 	struct kvd *kvd = owner;
 
-	if (kvd->bootstrap)
-		bootstrap_peer_down(kvd->bootstrap, peer);
+	if (kvd->groups)
+		groups_peer_down(kvd->groups, peer);
 }
 
 static void on_peer_refused(void *owner, struct peer *peer)
 {
 	struct kvd *kvd = owner;
 
-	if (kvd->bootstrap)
-		bootstrap_peer_refused(kvd->bootstrap, peer);
+	if (kvd->groups)
+		groups_peer_refused(kvd->groups, peer);
 }
 
 static void on_change(void *owner, struct remote *remote)
@@ -102,8 +102,8 @@ static int events_on_message(void *owner, struct remote *remote,
 {
 	struct kvd *kvd = owner;
 
-	if (kvd->bootstrap && bootstrap_handles(h->type))
-		return bootstrap_on_message(kvd->bootstrap, remote->peer, h, body);
+	if (kvd->groups && groups_handles(h->type))
+		return groups_on_message(kvd->groups, remote->peer, h, body);
 	if (h->type >= WIRE_T_ATTACH && h->type <= WIRE_T_ATTACH_NAK)
 		return xfers_on_message(kvd->xfers, remote, h, body);
 	if (h->type >= WIRE_T_CHUNK_ASK && h->type <= WIRE_T_CHUNK_SUM_ACK)
@@ -169,8 +169,8 @@ static void on_rooms_told(struct session *session)
 	store_session_end(session);
 	if (kvd->xfers)
 		xfers_session_end(kvd->xfers, session);
-	if (kvd->bootstrap)
-		bootstrap_session_gone(kvd->bootstrap, session->id);
+	if (kvd->groups)
+		groups_session_gone(kvd->groups, session->id);
 	session_end_rest(session);
 }
 
@@ -214,11 +214,15 @@ static int on_pool(struct pool *pool)
 {
 	struct handshake *handshake = pool->session->kvd->handshake;
 
+	if (pool->session->kvd->groups)
+		groups_pools_changed(pool->session->kvd->groups);
 	return handshake ? handshake_publish_pool(handshake, pool) : 0;
 }
 
 static void on_own_pool_going(struct pool *pool, void (*on_gone)(void *arg), void *arg)
 {
+	if (pool->session->kvd->groups)
+		groups_pools_changed(pool->session->kvd->groups);
 	/* one that no peer can know is gone at once */
 	handshake_withdraw_pool(pool->session->kvd->handshake, pool, on_gone, arg);
 }

@@ -28,7 +28,7 @@
 #include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/bootstrap/bootstrap.h"
+#include "daemon/cluster/groups.h"
 #include "daemon/config/config.h"
 #include "daemon/control/commands_peer.h"
 #include "daemon/control/control.h"
@@ -144,6 +144,7 @@ void kvd_drain(struct kvd *kvd, uint64_t deadline_ns)
 	drain_words(impl, text, sizeof(text));
 	notify_stopping(text);
 	kvd->draining = true;
+	groups_drain(kvd->groups);
 	rooms_drain(kvd->rooms);
 	/* not at once: the command's answer goes out first */
 	loop_timer_start(&impl->drain, LOOP_NS_PER_MS);
@@ -303,20 +304,6 @@ static int read_boot_id(uint8_t id[16])
 		       : err_raise(ERR_IO, "%s: '%s' is not a UUID", path, text);
 }
 
-static int make_bootstrap(struct kvd *kvd)
-{
-	struct bootstrap_options options;
-	const struct bootstrap_args args = {.loop = kvd->loop,
-					    .peers = kvd->peers,
-					    .endpoint = kvd->link->endpoint,
-					    .options = &options};
-
-	bootstrap_options_default(&options);
-	if (kvd->config->peer_message_bytes < options.message_bytes)
-		options.message_bytes = kvd->config->peer_message_bytes;
-	return err_pass(bootstrap_new(&args, &kvd->bootstrap));
-}
-
 static void place_threads(struct kvd *kvd)
 {
 	cpu_set_t allowed;
@@ -386,7 +373,7 @@ static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 	if (r == 0)
 		r = handshake_new(kvd, &events, &kvd->handshake);
 	if (r == 0)
-		r = make_bootstrap(kvd);
+		r = groups_new(kvd, &kvd->groups);
 	if (r == 0)
 		r = rooms_new(kvd, &kvd->rooms);
 	if (r == 0)
@@ -472,7 +459,7 @@ static int wind_up(struct kvd *kvd)
 	rooms_fail_all(kvd->rooms, &why);
 	attends_close(kvd->attends);
 	peer_commands_stop(&why);
-	bootstrap_close(kvd->bootstrap, &why);
+	groups_close(kvd->groups, &why);
 	control_close(kvd->control);
 	while (!control_idle(kvd->control) &&
 	       loop_clock_ns(kvd->loop) < until - STOP_NS / 2)
@@ -546,8 +533,8 @@ void kvd_free(struct kvd *kvd)
 	store_free(kvd->store);
 	xfers_free(kvd->xfers);
 	rooms_free(kvd->rooms);
-	bootstrap_free(kvd->bootstrap);
-	kvd->bootstrap = NULL; /* the peers' end has nobody to tell any more */
+	groups_free(kvd->groups);
+	kvd->groups = NULL; /* the peers' end has nobody to tell any more */
 	handshake_free(kvd->handshake);
 	if (kvd->link)
 		kvd->link->ops->free(kvd->link);

@@ -90,12 +90,27 @@ void client_text_wait_object(struct client_text *text, const struct kvd_wait *wa
 	memmove(text->data, text->data + sizeof(name) - 1, text->len);
 }
 
+static void text_rank(struct client_text *text, const char *name, uint32_t rank)
+{
+	if (rank)
+		client_text_int(text, name, rank);
+}
+
 static void text_source(struct client_text *text, const struct kvd_client *client,
 			const struct kvd_source *source)
 {
-	client_text_printf(text, "{\"endpoint\":");
-	client_text_quoted(text,
-			   source->endpoint ? source->endpoint : client->info.endpoint);
+	client_text_printf(text, "{\"%s\":", source->group ? "group" : "endpoint");
+	client_text_quoted(text, source->group	    ? source->group
+				 : source->endpoint ? source->endpoint
+						    : client->info.endpoint);
+	if (source->group && source->endpoint)
+		client_text_str(text, "endpoint", source->endpoint); /* refused by name */
+	if (source->worker)
+		client_text_str(text, "worker", source->worker);
+	text_rank(text, "tp_rank", source->tp_rank);
+	text_rank(text, "pp_rank", source->pp_rank);
+	text_rank(text, "dp_rank", source->dp_rank);
+	text_rank(text, "cp_rank", source->cp_rank);
 	if (source->pool)
 		client_text_str(text, "pool", source->pool);
 	if (source->has_rank)

@@ -509,7 +509,7 @@ bool kvd_timeline_passed(const struct kvd_timeline *timeline); /* the last mark 
 int kvd_timeline_close(struct kvd_timeline *timeline, int timeout_ms);
 
 struct kvd_source {
-	const char *endpoint; /* the source's daemon; NULL: our own daemon */
+	const char *endpoint; /* the source's daemon; NULL: our own daemon, or `group` */
 	const char *pool;     /* its pool's name; NULL: the only one that it has */
 	uint64_t room;	      /* its number of the room, when another_room is set */
 	bool another_room;
@@ -518,6 +518,11 @@ struct kvd_source {
 	const struct kvd_view
 		*views; /* pull: the source's pages; none: the whole offer */
 	size_t view_count;
+	/* Instead of an endpoint: who is at this place of a group, as the directory of
+	 * the cluster says (docs/cluster.md). While nobody is there the room waits. */
+	const char *group;
+	const char *worker; /* NULL: the group's only one */
+	uint32_t tp_rank, pp_rank, dp_rank, cp_rank;
 };
 
 struct kvd_room_args {

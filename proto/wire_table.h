@@ -68,7 +68,14 @@
 	M(42, CHUNK_SUM_ACK, chunk_sum_ack, 64, "the home has the same, or wants all") \
 	M(43, ATTEND, attend, 600000, "query rows for chunks of a hold, to attend to") \
 	M(44, ATTENDED, attended, 1000000, "what the rows made of these chunks")   \
-	M(45, ATTEND_STOP, attend_stop, 64, "the asker needs it no more")
+	M(45, ATTEND_STOP, attend_stop, 64, "the asker needs it no more")          \
+	M(46, BOARD_PUT, board_put, 8192, \
+	  "an entry of a group, kept while its publisher lives")                    \
+	M(47, BOARD_ACK, board_ack, 1024, "the entry is kept, or the refusal")     \
+	M(48, BOARD_DROP, board_drop, 1024, "the publisher takes an entry back")   \
+	M(49, BOARD_WATCH, board_watch, 1024, "tell of a group, and of its changes") \
+	M(50, BOARD_UNWATCH, board_unwatch, 64, "tell no more of it")              \
+	M(51, BOARD_TOLD, board_told, 140000, "entries of a group that changed")
 
 /* addresses: count u32, then {str transport, blob address}; product: "kvd 0.1.0" */
 #define WIRE_HELLO(F)                                                              \
@@ -89,8 +96,9 @@
 #define WIRE_REGISTER_NAK(F) F(u64, object) F(u64, local_object) F(u32, code) F(str, text)
 #define WIRE_UNREGISTER(F) F(u64, object)
 #define WIRE_UNREGISTER_ACK(F) F(u64, object)
+/* The ROUTE messages: of daemons that know no BOARD_PUT (PEER_FEATURE_BOARD) */
 #define WIRE_ROUTE_QUERY(F) F(u64, cookie) F(str, group)
-/* ranks: count u32, see daemon/bootstrap/bootstrap.h */
+/* ranks: count u32, see daemon/cluster/board_route.c */
 #define WIRE_ROUTE(F) F(u64, cookie) F(u32, code) F(str, text) F(blob, ranks)
 /* rank: one record as in ROUTE; ttl: for how long without another PUBLISH */
 #define WIRE_ROUTE_PUBLISH(F) F(u64, cookie) F(u64, ttl_ms) F(str, group) F(blob, rank)
@@ -190,6 +198,26 @@
 	F(u64, attend) F(u32, queue_us) F(u32, attend_us) F(u32, together)         \
 	F(u32, code) F(str, text) F(blob, values)
 #define WIRE_ATTEND_STOP(F) F(u64, attend)
+/* lease_ms: how long it is kept when its publisher is not connected any more. record,
+ * load: text; of no bytes: as it is. Again at the same place it takes the place of what
+ * was there */
+#define WIRE_BOARD_PUT(F)                                                          \
+	F(u64, cookie) F(u64, lease_ms) F(str, group) F(str, worker) F(u32, tp)    \
+	F(u32, pp) F(u32, dp) F(u32, cp) F(blob, record) F(blob, load)
+#define WIRE_BOARD_ACK(F) F(u64, cookie) F(u32, code) F(str, text)
+#define WIRE_BOARD_DROP(F)                                                         \
+	F(str, group) F(str, worker) F(u32, tp) F(u32, pp) F(u32, dp) F(u32, cp)
+/* since: a revision that this board has told, or 0. The same cookie again: from there */
+#define WIRE_BOARD_WATCH(F) F(u64, cookie) F(u64, since) F(u8, loads) F(str, group)
+#define WIRE_BOARD_UNWATCH(F) F(u64, cookie)
+/* code: the watch is refused. flags: 1: the group from its beginning: what is not told
+ * up to the message with 2, which is the last of these, is not there. revision: what was
+ * told so far. young_ms: the board began lately, and publishers may come back to it for so
+ * long. entries: count u32, each {u16 length of what follows, u8 what (1: the record, 2:
+ * the load; 0: it has gone), str worker, u32 tp, pp, dp, cp, blob record, blob load} */
+#define WIRE_BOARD_TOLD(F)                                                         \
+	F(u64, cookie) F(u32, code) F(str, text) F(u8, flags) F(u64, revision)     \
+	F(u64, young_ms) F(blob, entries)
 /* clang-format on */
 
 #endif

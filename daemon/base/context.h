@@ -18,12 +18,12 @@
 #define TRANSPORTS_MAX 8u
 
 struct attends;
-struct bootstrap;
 struct config;
 struct control;
 struct copier;
 struct gates;
 struct gpu;
+struct groups;
 struct handshake;
 struct http;
 struct link;
@@ -55,7 +55,7 @@ struct kvd {
 	struct link *link;
 	struct peers *peers;
 	struct handshake *handshake;
-	struct bootstrap *bootstrap;
+	struct groups *groups; /* NULL in tests of less, and when peers are freed */
 	struct xfers *xfers;
 	struct rooms *rooms;
 	struct store *store; /* NULL: it keeps no chunks */

@@ -33,7 +33,7 @@ enum metric_unit { METRIC_NUMBER, METRIC_BYTES, METRIC_SECONDS };
 #define METRIC_LABELS(X)                                   \
 	X(NONE, 1, NULL, NULL)                             \
 	X(VERSION, 1, "version", NULL)                     \
-	X(DAEMON_STATE, 4, "state", NULL)                  \
+	X(DAEMON_STATE, 5, "state", NULL)                  \
 	X(ROLE, 4, "role", NULL)                           \
 	X(ROOM_STATE, 6, "state", NULL)                    \
 	X(ROOM_END, ERR_CODE_END, "result", "code")        \

@@ -20,7 +20,7 @@
 #include "daemon/base/log.h"
 #include "daemon/config/setting.h"
 
-#define CONFIG_OPTIONS_MAX 96u
+#define CONFIG_OPTIONS_MAX 112u
 #define CONFIG_NAME_BYTES 64u
 #define CONFIG_PATH_BYTES 256u
 #define CONFIG_ENDPOINT_BYTES 128u
@@ -65,6 +65,14 @@ struct config {
 	uint64_t ping_interval_ns, dead_after_ns;
 	uint32_t orphans_max;
 	uint64_t orphan_ttl_ns;
+
+	/* [cluster] */
+	char cluster[1024];	/* the directory; "": the own board */
+	uint32_t cluster_trust; /* enum groups_trust */
+	uint64_t cluster_lease_ns;
+	char cluster_tls_ca[CONFIG_PATH_BYTES]; /* "" = the system's */
+	char cluster_tls_cert[CONFIG_PATH_BYTES], cluster_tls_key[CONFIG_PATH_BYTES];
+	char cluster_user_file[CONFIG_PATH_BYTES];
 
 	/* [metrics] */
 	char metrics_listen[CONFIG_ENDPOINT_BYTES]; /* "" = none */

@@ -27,6 +27,8 @@ static const char *const verify_words[] = {"none", "crc32c", "xxh3", NULL};
 static const char *const crypto_words[] = {"none", "gmac", "aes128gcm", "auto", NULL};
 /* as enum log_rooms */
 static const char *const rooms_words[] = {"failed", "slow", "all", NULL};
+/* as enum groups_trust */
+static const char *const trust_words[] = {"listed", "directory", NULL};
 /* as enum log_format */
 static const char *const format_words[] = {"journal", "plain", "auto", NULL};
 
@@ -181,6 +183,34 @@ static const struct setting options[] = {
 	{"peer", "orphan_ttl", SETTING_DURATION, FIELD(orphan_ttl_ns), .preset = "60 s",
 	 .min = 10 * MS, .max = 3600 * S, .reload = true,
 	 .help = "How long these are kept."},
+
+	{"cluster", "cluster", SETTING_TEXT, FIELD(cluster), .preset = "",
+	 .help = "Where members of the cluster tell of themselves and read of each "
+		 "other: kvd://HOST:PORT#KEY of one to three daemons that keep a board "
+		 "for all, with commas between them; or "
+		 "etcd://HOST:PORT[,HOST:PORT]…/PREFIX. Empty: this daemon's own board."},
+	{"cluster", "cluster_trust", SETTING_ENUM, FIELD(cluster_trust),
+	 .preset = "listed", .words = trust_words,
+	 .help = "Whose keys may connect. listed: those in curve_allow_file, whatever "
+		 "the directory says. directory: also those that daemons have in the "
+		 "directory; who can write it lets daemons in."},
+	{"cluster", "cluster_lease", SETTING_DURATION, FIELD(cluster_lease_ns),
+	 .preset = "15 s", .min = 1 * S, .max = 600 * S,
+	 .help = "How long the directory keeps this daemon's entries when it does not "
+		 "hear of it."},
+	{"cluster", "cluster_tls_ca", SETTING_PATH, FIELD(cluster_tls_ca), .preset = "",
+	 .help = "etcd by TLS: file of the authorities (PEM) that its certificate is "
+		 "checked with. Empty: etcd is spoken to without TLS."},
+	{"cluster", "cluster_tls_cert", SETTING_PATH, FIELD(cluster_tls_cert),
+	 .preset = "",
+	 .help = "etcd by TLS: this daemon's certificate (PEM), if it asks "
+		 "for one."},
+	{"cluster", "cluster_tls_key", SETTING_PATH, FIELD(cluster_tls_key), .preset = "",
+	 .help = "The key of cluster_tls_cert (PEM), not readable by others."},
+	{"cluster", "cluster_user_file", SETTING_PATH, FIELD(cluster_user_file),
+	 .preset = "",
+	 .help = "etcd with users: file with USER:PASSWORD on a line of its own, not "
+		 "readable by others."},
 
 	{"metrics", "metrics_listen", SETTING_TEXT, FIELD(metrics_listen), .preset = "",
 	 .help = "Where Prometheus and people read the figures, by HTTP: "

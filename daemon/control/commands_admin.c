@@ -15,6 +15,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/control/brief.h"
 #include "daemon/control/health.h"
+#include "daemon/cluster/groups.h"
 #include "daemon/config/config.h"
 #include "daemon/gate/sandbox.h"
 #include "daemon/handshake/handshake.h"
@@ -51,7 +52,22 @@ static bool add_transport_list(cJSON *result, const struct kvd *kvd)
 	return filled;
 }
 
-const char *const health_names[] = {"serving", "refusing", "draining", "stopping"};
+const char *const health_names[] = {"serving", "refusing", "draining", "stopping",
+				    "degraded"};
+
+static enum health directory_health(const struct kvd *kvd, struct err *why_p)
+{
+	struct groups_state state;
+
+	if (!kvd->groups)
+		return HEALTH_SERVING;
+	groups_state(kvd->groups, &state);
+	if (state.directory.up || !*state.where)
+		return HEALTH_SERVING;
+	err_set(why_p, ERR_PEER, "the directory (cluster) is away: %.200s",
+		state.directory.why.text);
+	return HEALTH_DEGRADED;
+}
 
 enum health health_of(const struct kvd *kvd, struct err *why_p)
 {
@@ -60,7 +76,7 @@ enum health health_of(const struct kvd *kvd, struct err *why_p)
 	if (kvd->draining)
 		return HEALTH_DRAINING;
 	if (!kvd->handshake || handshake_transports_ok(kvd->handshake) == 0)
-		return HEALTH_SERVING;
+		return directory_health(kvd, why_p);
 	err_take(why_p);
 	return HEALTH_REFUSING;
 }
@@ -308,7 +324,8 @@ static const struct field log_level_fields[] = {
 const struct command admin_commands[] = {
 	{"health", "Show the daemon's state", NULL, COMMAND_NO_HELLO, health_run,
 	 "daemon (its version), name, instance, pid, endpoint, state (serving, refusing, "
-	 "draining, stopping), why (refusing: no transport "
+	 "draining, stopping; degraded: it serves, and the directory of option cluster is "
+	 "away), why (refusing: no transport "
 	 "that `require` allows is usable, so rooms are refused), uptime_ms, sessions, "
 	 "helper_jobs, lag_ms (the longest time of the last second that the loop was "
 	 "busy), room_bytes (moved by rooms since the start), staged_bytes (of them, by "

@@ -1,130 +1,307 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * group.publish and group.query: what engines say to the bootstrap. Each waits
- * for the meeting point in a bootstrap_call of its own, which holds the request
- * until it is answered; when the session ends first, the call is ended with
- * ERR_SESSION and the answer goes nowhere.
+ * group.publish, group.query, cluster.show: what engines say to the directory and ask of
+ * it. Each waits in a groups_call of its own, which holds the request until it is
+ * answered; when the session ends first, the call is ended with ERR_SESSION and the
+ * answer goes nowhere.
  *
- * The eight numbers of a rank are flat fields (tp_rank, tp_size, …): an axis that
- * a group does not have is left out and is 0 of 1.
+ * The numbers of a rank are flat fields (tp_rank, tp_size, …): an axis that a group does
+ * not have is left out and is 0 of 1. A query with `since` is answered at once, with what
+ * this daemon knows, as far as it changed; one without is asked of the directory.
  */
 #include "daemon/control/commands.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/base/mem.h"
-#include "daemon/bootstrap/bootstrap.h"
 #include "daemon/base/context.h"
+#include "daemon/base/mem.h"
+#include "daemon/cluster/groups.h"
+#include "daemon/cluster/record.h"
 #include "daemon/control/reply_walk.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
 
+#define SHOWN_MAX 1024u /* places, watches in cluster.show */
+
 struct group_call {
-	struct bootstrap_call call;
+	struct groups_call call;
 	struct request *req;
+	bool loads;
 };
 
-static const char *const rank_names[BOOTSTRAP_AXES] = {"tp_rank", "pp_rank", "dp_rank",
-						       "cp_rank"};
-static const char *const size_names[BOOTSTRAP_AXES] = {"tp_size", "pp_size", "dp_size",
-						       "cp_size"};
+static const char *const rank_names[PLACE_AXES] = {"tp_rank", "pp_rank", "dp_rank",
+						   "cp_rank"};
+static const char *const size_names[PLACE_AXES] = {"tp_size", "pp_size", "dp_size",
+						   "cp_size"};
 
-/* A group has up to BOOTSTRAP_RANKS_MAX of them: the answer is made piece by piece. */
+/* ---- the ranks of an answer: made piece by piece, of copies ---- */
+
+struct told_rank {
+	struct place place;
+	char *record; /* NULL: gone; the load behind it, or "" */
+};
+
 struct ranks_walk {
 	struct reply_walk reply;
-	struct bootstrap_rank *ranks; /* a copy */
-	unsigned int count, next;
-	bool complete;
+	struct told_rank *ranks; /* those that are there, then those that have gone */
+	unsigned int count, gone, next;
+	uint64_t revision;
+	bool complete, synced, whole;
+	struct record record; /* of the piece that is made */
 };
 
-static void put_rank(struct text *text, const struct bootstrap_rank *rank)
+static void put_str(struct text *text, const char *name, const char *value)
 {
-	text_puts(text, "{");
-	for (unsigned int i = 0; i < BOOTSTRAP_AXES; i++) {
+	text_puts(text, ",\"");
+	text_puts(text, name);
+	text_puts(text, "\":");
+	text_json(text, value);
+}
+
+static void put_some(struct text *text, const char *name, const char *value)
+{
+	if (*value)
+		put_str(text, name, value);
+}
+
+static void put_place(struct text *text, const struct place *place)
+{
+	text_puts(text, "{\"worker\":");
+	text_json(text, place->worker);
+	for (unsigned int i = 0; i < PLACE_AXES; i++) {
+		text_puts(text, ",");
 		text_json(text, rank_names[i]);
-		text_puts(text, ":");
-		text_u64(text, rank->rank[i]);
+		text_number(text, ":", place->rank[i]);
+	}
+}
+
+static void put_pools(struct text *text, const struct record *record)
+{
+	text_puts(text, ",\"pools\":[");
+	for (unsigned int i = 0; i < record->pool_count; i++) {
+		const struct record_pool *pool = &record->pools[i];
+
+		text_puts(text, i ? ",{\"name\":" : "{\"name\":");
+		text_json(text, pool->name);
+		put_some(text, "model", pool->model);
+		put_some(text, "digest", pool->digest);
+		text_number(text, ",\"pages\":", pool->pages);
+		text_number(text, ",\"page_tokens\":", pool->page_tokens);
+		text_puts(text, "}");
+	}
+	text_puts(text, "]");
+}
+
+static void put_record(struct text *text, const struct record *record)
+{
+	char endpoint[LINK_ENDPOINT_MAX];
+
+	record_dial(record, endpoint);
+	for (unsigned int i = 0; i < PLACE_AXES; i++) {
 		text_puts(text, ",");
 		text_json(text, size_names[i]);
-		text_puts(text, ":");
-		text_u64(text, rank->size[i]);
-		text_puts(text, ",");
+		text_number(text, ":", record->size[i]);
 	}
-	text_puts(text, "\"endpoint\":");
-	text_json(text, rank->endpoint);
-	text_puts(text, ",\"pool\":");
-	text_json(text, rank->pool);
-	text_puts(text, ",\"summary\":");
-	text_json(text, rank->summary);
+	put_str(text, "endpoint", endpoint);
+	put_str(text, "pool", record->pool_count ? record->pools[0].name : "");
+	put_str(text, "summary", record->summary);
+	put_str(text, "state", record->draining ? "draining" : "serving");
+	put_str(text, "instance", record->instance);
+	put_some(text, "name", record->name);
+	put_some(text, "key", record->key);
+	put_some(text, "version", record->version);
+	put_some(text, "url", record->url);
+	put_some(text, "engine", record->engine);
+	put_some(text, "bootstrap", record->bootstrap);
+	text_puts(text, ",\"transports\":[");
+	for (unsigned int i = 0; i < record->transport_count; i++) {
+		text_puts(text, i ? "," : "");
+		text_json(text, record->transports[i]);
+	}
+	text_puts(text, "]");
+	put_pools(text, record);
+}
+
+/* The directory has it as text: it is handed on if it is an object and nothing else. */
+static void put_load(struct text *text, const char *load)
+{
+	if (*load != '{' || json_check(load, strlen(load), 4) < 0) {
+		err_clear();
+		return;
+	}
+	text_puts(text, ",\"load\":");
+	text_puts(text, load);
+}
+
+static int put_rank(struct ranks_walk *walk, const struct told_rank *rank)
+{
+	struct text *text = &walk->reply.text;
+	int r;
+
+	put_place(text, &rank->place);
+	if (rank->record) {
+		r = record_read(rank->record, &walk->record); /* as it was checked */
+		if (r < 0)
+			return err_pass(r);
+		put_record(text, &walk->record);
+		put_load(text, rank->record + strlen(rank->record) + 1);
+	}
 	text_puts(text, "}");
+	return 0;
+}
+
+static void put_flag(struct text *text, const char *name, bool value)
+{
+	text_puts(text, ",\"");
+	text_puts(text, name);
+	text_puts(text, value ? "\":true" : "\":false");
 }
 
 static int ranks_piece(struct reply_walk *reply)
 {
 	struct ranks_walk *walk = container_of(reply, struct ranks_walk, reply);
 	struct text *text = &reply->text;
+	int r;
 
 	if (walk->next == 0) {
-		text_puts(text, ",\"complete\":");
-		text_puts(text, walk->complete ? "true" : "false");
+		text_number(text, ",\"revision\":", walk->revision);
+		put_flag(text, "complete", walk->complete);
+		put_flag(text, "synced", walk->synced);
+		put_flag(text, "whole", walk->whole);
 		text_puts(text, ",\"ranks\":[");
 	}
-	if (walk->next == walk->count) {
+	if (walk->next == walk->count)
+		text_puts(text, "],\"gone\":[");
+	if (walk->next == walk->count + walk->gone) {
 		text_puts(text, "]");
 		return 0;
 	}
-	if (walk->next > 0)
+	if (walk->next > 0 && walk->next != walk->count)
 		text_puts(text, ",");
-	put_rank(text, &walk->ranks[walk->next++]);
-	return 1;
+	r = put_rank(walk, &walk->ranks[walk->next++]);
+	return r < 0 ? err_pass(r) : 1;
+}
+
+static void walk_free(struct ranks_walk *walk)
+{
+	for (unsigned int i = 0; walk->ranks && i < walk->count + walk->gone; i++)
+		mem_free(walk->ranks[i].record);
+	mem_free_large(walk->ranks,
+		       (walk->count + walk->gone) * (uint64_t)sizeof(*walk->ranks));
+	mem_free(walk);
 }
 
 static void ranks_end(struct reply_walk *reply)
 {
-	struct ranks_walk *walk = container_of(reply, struct ranks_walk, reply);
-
-	mem_free_large(walk->ranks, walk->count * sizeof(*walk->ranks));
-	mem_free(walk);
+	walk_free(container_of(reply, struct ranks_walk, reply));
 }
 
-static void answer_ranks(struct request *req, const struct bootstrap_rank *ranks,
-			 unsigned int count)
+/* ---- what an answer holds ---- */
+
+struct since {
+	uint64_t revision; /* 0: all */
+	bool loads;
+};
+
+/* Is the entry new to who knows `since`? */
+static bool is_new(const struct roster_entry *entry, const struct since *since)
+{
+	return entry->record_rev > since->revision ||
+	       (since->loads && entry->load_rev > since->revision);
+}
+
+/* The copy of an entry: its record and, behind it, its load. */
+static bool rank_copy(const struct roster_entry *entry, bool loads,
+		      struct told_rank *rank)
+{
+	size_t record = strlen(entry->record) + 1;
+	const char *load = loads && entry->load ? entry->load : "";
+
+	rank->place = entry->place;
+	rank->record = mem_alloc(record + strlen(load) + 1);
+	if (!rank->record)
+		return false;
+	memcpy(rank->record, entry->record, record);
+	memcpy(rank->record + record, load, strlen(load) + 1);
+	return true;
+}
+
+static int walk_fill(struct ranks_walk *walk, const struct roster *roster,
+		     const struct since *since)
+{
+	const struct roster_entry *entry;
+	unsigned int at = 0, gone = 0;
+
+	for (entry = roster_after(roster, since->revision); entry;
+	     entry = roster_next(roster, entry)) {
+		if (!is_new(entry, since))
+			continue;
+		walk->count += entry->record != NULL;
+		walk->gone += !entry->record && !walk->whole;
+	}
+	walk->ranks = mem_calloc(walk->count + walk->gone, sizeof(*walk->ranks));
+	if (!walk->ranks)
+		return err_pass(-ENOMEM);
+	for (entry = roster_after(roster, since->revision); entry;
+	     entry = roster_next(roster, entry)) {
+		if (!is_new(entry, since))
+			continue;
+		if (!entry->record && !walk->whole)
+			walk->ranks[walk->count + gone++].place = entry->place;
+		else if (entry->record &&
+			 !rank_copy(entry, since->loads, &walk->ranks[at++]))
+			return err_pass(-ENOMEM);
+	}
+	return 0;
+}
+
+static void answer_ranks(struct request *req, const struct roster *roster,
+			 const struct since *since, bool synced)
 {
 	struct ranks_walk *walk = mem_zalloc(sizeof(*walk));
+	struct since from = *since;
 
-	if (walk)
-		walk->ranks = mem_dup(ranks, count * sizeof(*ranks));
-	if (!walk || !walk->ranks) {
-		mem_free(walk);
+	if (walk) {
+		walk->whole = !since->revision || !roster_knows(roster, since->revision);
+		from.revision = walk->whole ? 0 : since->revision;
+		walk->revision = roster->rev;
+		walk->complete = groups_complete(roster);
+		walk->synced = synced;
+	}
+	if (!walk || walk_fill(walk, roster, &from) < 0) {
+		if (walk)
+			walk_free(walk);
 		request_fail_last(req);
 		return;
 	}
 	walk->reply.piece = ranks_piece;
 	walk->reply.end = ranks_end;
-	walk->count = count;
-	walk->complete = bootstrap_complete(ranks, count);
 	reply_walk_begin(&walk->reply, req);
 }
 
-static void commands_group_on_done(struct bootstrap_call *call, const struct err *err,
-				   const struct bootstrap_rank *ranks, unsigned int count)
+/* ---- group.publish, group.query ---- */
+
+static void commands_group_on_done(struct groups_call *call, const struct err *err,
+				   const struct roster *roster)
 {
 	struct group_call *gc = container_of(call, struct group_call, call);
+	const struct since all = {.loads = gc->loads};
 
 	if (err)
 		request_fail(gc->req, err);
 	else if (!gc->req->session)
 		request_drop(gc->req);
-	else if (call->query)
-		answer_ranks(gc->req, ranks, count);
+	else if (roster)
+		answer_ranks(gc->req, roster, &all, call->fresh);
 	else
 		request_reply(gc->req, NULL);
 	mem_free(gc);
 }
 
-static struct group_call *group_call_new(struct request *req)
+static struct group_call *group_call_new(struct request *req, bool loads)
 {
 	struct group_call *gc = mem_zalloc(sizeof(*gc));
 
@@ -132,95 +309,270 @@ static struct group_call *group_call_new(struct request *req)
 		return NULL;
 	gc->call.on_done = commands_group_on_done;
 	gc->req = req;
+	gc->loads = loads;
 	return gc;
 }
 
-struct group_args {
-	const char *group, *at;
-};
-
 struct publish_args {
-	const char *group, *at;
-	uint32_t rank[BOOTSTRAP_AXES], size[BOOTSTRAP_AXES];
-	const char *endpoint, *pool, *summary; /* NULL: "" */
+	const char *group, *worker, *at;
+	uint32_t rank[PLACE_AXES], size[PLACE_AXES];
+	const char *endpoint, *pool, *model, *url, *engine, *bootstrap;
+	const char *summary; /* NULL: "" */
 };
 
-static void get_rank(const struct publish_args *args, struct bootstrap_rank *rank)
+static void get_text(char *dst, size_t size, const char *text)
 {
-	memcpy(rank->rank, args->rank, sizeof(rank->rank));
-	memcpy(rank->size, args->size, sizeof(rank->size));
-	snprintf(rank->endpoint, sizeof(rank->endpoint), "%s",
-		 args->endpoint ? args->endpoint : "");
-	snprintf(rank->pool, sizeof(rank->pool), "%s", args->pool ? args->pool : "");
-	snprintf(rank->summary, sizeof(rank->summary), "%s",
-		 args->summary ? args->summary : "");
+	snprintf(dst, size, "%s", text ? text : "");
+}
+
+static int get_record(const struct publish_args *args, struct record *record)
+{
+	record_init(record);
+	memcpy(record->size, args->size, sizeof(record->size));
+	if (args->pool || args->model) {
+		get_text(record->pools[0].name, sizeof(record->pools[0].name),
+			 args->pool);
+		get_text(record->pools[0].model, sizeof(record->pools[0].model),
+			 args->model);
+		record->pool_count = 1;
+	}
+	get_text(record->url, sizeof(record->url), args->url);
+	get_text(record->engine, sizeof(record->engine), args->engine);
+	get_text(record->bootstrap, sizeof(record->bootstrap), args->bootstrap);
+	get_text(record->summary, sizeof(record->summary), args->summary);
+	return args->endpoint ? err_pass(record_reach(record, args->endpoint)) : 0;
 }
 
 static int run_publish(struct request *req)
 {
 	const struct publish_args *args = request_args(req);
-	struct bootstrap_rank rank;
-	struct group_call *gc = group_call_new(req);
-	int r;
+	cleanup_free struct record *record = mem_alloc(sizeof(*record));
+	struct group_call *gc = group_call_new(req, false);
+	struct place place = {.worker = ""};
+	int r = gc && record ? get_record(args, record) : -ENOMEM;
 
-	if (!gc)
-		return err_pass(-ENOMEM);
-	get_rank(args, &rank);
-	r = bootstrap_publish(req->kvd->bootstrap, req->session->id, args->group,
-			      args->at, &rank, &gc->call);
+	if (r == 0) {
+		get_text(place.group, sizeof(place.group), args->group);
+		get_text(place.worker, sizeof(place.worker), args->worker);
+		memcpy(place.rank, args->rank, sizeof(place.rank));
+		r = groups_publish(req->kvd->groups, req->session->id, args->at, &place,
+				   record, &gc->call);
+	}
 	if (r < 0)
 		mem_free(gc);
 	return err_pass(r);
+}
+
+struct query_args {
+	const char *group, *at;
+	int64_t since; /* -1: not said */
+	bool loads;
+};
+
+/* What is known here, as far as it changed; before all was told once, asks as without. */
+static int query_since(struct request *req, const struct query_args *args, bool *done_p)
+{
+	const struct since since = {.revision = (uint64_t)args->since,
+				    .loads = args->loads};
+	struct groups_user user = {.on_change = NULL};
+	int r = groups_use(req->kvd->groups, args->at, args->group, args->loads, &user);
+
+	if (r < 0)
+		return err_pass(r);
+	*done_p = groups_known(&user);
+	if (*done_p)
+		answer_ranks(req, groups_roster(&user), &since, groups_synced(&user));
+	groups_unuse(&user);
+	return 0;
 }
 
 static int run_query(struct request *req)
 {
-	const struct group_args *args = request_args(req);
-	struct group_call *gc = group_call_new(req);
-	int r;
+	const struct query_args *args = request_args(req);
+	struct group_call *gc;
+	bool done = false;
+	int r = args->since >= 0 ? query_since(req, args, &done) : 0;
 
+	if (r < 0 || done)
+		return err_pass(r);
+	gc = group_call_new(req, args->loads);
 	if (!gc)
 		return err_pass(-ENOMEM);
-	r = bootstrap_query(req->kvd->bootstrap, req->session->id, args->group, args->at,
-			    &gc->call);
+	r = groups_query(req->kvd->groups, req->session->id, args->at, args->group,
+			 args->loads, &gc->call);
 	if (r < 0)
 		mem_free(gc);
 	return err_pass(r);
 }
 
+/* ---- cluster.show ---- */
+
+struct show_walk {
+	cJSON *list;
+	const struct session *session; /* NULL: all */
+	unsigned int count;
+	bool filled;
+};
+
+static bool add_ranks(cJSON *json, const struct place *place)
+{
+	bool filled = cJSON_AddStringToObject(json, "group", place->group) &&
+		      cJSON_AddStringToObject(json, "worker", place->worker);
+
+	for (unsigned int i = 0; i < PLACE_AXES && filled; i++)
+		filled = cJSON_AddNumberToObject(json, rank_names[i], place->rank[i]);
+	return filled;
+}
+
+static bool add_place(void *arg, uint64_t session, const struct place *place,
+		      const char *record, bool taken)
+{
+	struct show_walk *walk = arg;
+	cJSON *json;
+
+	(void)record;
+	if (walk->session && session && session != walk->session->id)
+		return true;
+	if (walk->count++ >= SHOWN_MAX)
+		return false;
+	json = cJSON_CreateObject();
+	walk->filled = json && cJSON_AddItemToArray(walk->list, json) &&
+		       add_ranks(json, place) &&
+		       cJSON_AddNumberToObject(json, "session", (double)session) &&
+		       cJSON_AddBoolToObject(json, "taken", taken);
+	return walk->filled;
+}
+
+static bool add_watch(void *arg, const char *group, unsigned int entries, bool synced)
+{
+	struct show_walk *walk = arg;
+	cJSON *json;
+
+	if (walk->count++ >= SHOWN_MAX)
+		return false;
+	json = cJSON_CreateObject();
+	walk->filled = json && cJSON_AddItemToArray(walk->list, json) &&
+		       cJSON_AddStringToObject(json, "group", group) &&
+		       cJSON_AddNumberToObject(json, "entries", entries) &&
+		       cJSON_AddBoolToObject(json, "synced", synced);
+	return walk->filled;
+}
+
+static bool add_lists(const struct request *req, cJSON *result)
+{
+	struct show_walk places = {.list = cJSON_AddArrayToObject(result, "places"),
+				   .session = req->session->admin ? NULL : req->session,
+				   .filled = true};
+	struct show_walk watches = {.list = cJSON_AddArrayToObject(result, "watches"),
+				    .filled = true};
+
+	if (!places.list || !watches.list)
+		return false;
+	groups_each_place(req->kvd->groups, add_place, &places);
+	groups_each_watch(req->kvd->groups, add_watch, &watches);
+	return places.filled && watches.filled;
+}
+
+static bool add_state(cJSON *result, const struct kvd *kvd)
+{
+	struct groups_state state;
+	uint64_t now_ns = loop_now_ns(kvd->loop);
+	cJSON *board;
+
+	groups_state(kvd->groups, &state);
+	board = cJSON_AddObjectToObject(result, "board");
+	return board && cJSON_AddStringToObject(result, "kind", state.kind) &&
+	       cJSON_AddStringToObject(result, "where", state.where) &&
+	       cJSON_AddBoolToObject(result, "up", state.directory.up) &&
+	       cJSON_AddNumberToObject(
+		       result, "since_ms",
+		       (double)((now_ns - state.directory.since_ns) / LOOP_NS_PER_MS)) &&
+	       (state.directory.up ||
+		cJSON_AddStringToObject(result, "why", state.directory.why.text)) &&
+	       cJSON_AddNumberToObject(result, "lease_ms",
+				       (double)(state.lease_ns / LOOP_NS_PER_MS)) &&
+	       cJSON_AddStringToObject(result, "trust",
+				       groups_trust(kvd->groups) == GROUPS_TRUST_LISTED
+					       ? "listed"
+					       : "directory") &&
+	       result_add_u64(result, "refused", state.directory.refused) &&
+	       result_add_u64(result, "puts", state.directory.puts) &&
+	       result_add_u64(result, "events", state.directory.events) &&
+	       result_add_u64(result, "reconnects", state.directory.reconnects) &&
+	       cJSON_AddNumberToObject(board, "entries", state.board_entries) &&
+	       cJSON_AddNumberToObject(board, "watches", state.board_watches);
+}
+
+static int run_cluster(struct request *req)
+{
+	cJSON *result = request_result();
+
+	if (!result)
+		return err_pass(-ENOMEM);
+	return request_finish(req, result,
+			      add_state(result, req->kvd) && add_lists(req, result));
+}
+
 #define F_GROUP(s) \
-	F_STR("group", s, group, REQUIRED, BOOTSTRAP_GROUP_MAX - 1, "the group's name")
-#define F_AT(s)                                             \
-	F_STR("at", s, at, OPTIONAL, LINK_ENDPOINT_MAX - 1, \
-	      "endpoint of the meeting point; this daemon if absent")
-#define F_RANK(axis, i)                                                                 \
-	F_INT(axis "_rank", publish_args, rank[i], OPTIONAL, 0, BOOTSTRAP_SIZE_MAX - 1, \
-	      "0 if absent"),                                                           \
-		F_INT(axis "_size", publish_args, size[i], DEFAULT(1), 1,               \
-		      BOOTSTRAP_SIZE_MAX, "1 if absent")
+	F_STR("group", s, group, REQUIRED, PLACE_GROUP_MAX - 1, "the group's name")
+#define F_AT(s)                                                                         \
+	F_STR("at", s, at, OPTIONAL, LINK_ENDPOINT_MAX - 1,                             \
+	      "endpoint of a daemon whose board it is; the directory (option cluster) " \
+	      "if absent")
+#define F_RANK(axis, i)                                                             \
+	F_INT(axis "_rank", publish_args, rank[i], OPTIONAL, 0, PLACE_SIZE_MAX - 1, \
+	      "0 if absent"),                                                       \
+		F_INT(axis "_size", publish_args, size[i], DEFAULT(1), 1,           \
+		      PLACE_SIZE_MAX, "1 if absent")
 
 static const struct field publish_fields[] = {
 	F_GROUP(publish_args),
+	F_STR("worker", publish_args, worker, OPTIONAL, PLACE_WORKER_MAX - 1,
+	      "which engine of the group; its only one if absent"),
 	F_AT(publish_args),
-	F_RANK("tp", BOOTSTRAP_TP),
-	F_RANK("pp", BOOTSTRAP_PP),
-	F_RANK("dp", BOOTSTRAP_DP),
-	F_RANK("cp", BOOTSTRAP_CP),
+	F_RANK("tp", PLACE_TP),
+	F_RANK("pp", PLACE_PP),
+	F_RANK("dp", PLACE_DP),
+	F_RANK("cp", PLACE_CP),
 	F_STR("endpoint", publish_args, endpoint, OPTIONAL, LINK_ENDPOINT_MAX - 1,
 	      "where the rank is reached; this daemon if absent"),
-	F_STR("pool", publish_args, pool, OPTIONAL, BOOTSTRAP_POOL_MAX - 1,
-	      "name of its pool"),
-	F_STR("summary", publish_args, summary, OPTIONAL, BOOTSTRAP_SUMMARY_MAX - 1,
+	F_STR("pool", publish_args, pool, OPTIONAL, 63, "name of its pool"),
+	F_STR("model", publish_args, model, OPTIONAL, 127, "what it serves"),
+	F_STR("url", publish_args, url, OPTIONAL, RECORD_URL_MAX - 1,
+	      "the engine's HTTP server"),
+	F_STR("engine", publish_args, engine, OPTIONAL, 31, "vllm, sglang, …"),
+	F_STR("bootstrap", publish_args, bootstrap, OPTIONAL, 127,
+	      "SGLang's bootstrap server, HOST:PORT"),
+	F_STR("summary", publish_args, summary, OPTIONAL, RECORD_SUMMARY_MAX - 1,
 	      "what others should know of it; handed on as it is"),
 	F_END,
 };
-static const struct field query_fields[] = {F_GROUP(group_args), F_AT(group_args), F_END};
+static const struct field query_fields[] = {
+	F_GROUP(query_args),
+	F_AT(query_args),
+	F_INT("since", query_args, since, DEFAULT(-1), 0, JSON_INT_MAX,
+	      "revision of an earlier answer: only what changed, as this daemon knows it"),
+	F_BOOL("loads", query_args, loads, "with each rank's load"),
+	F_END,
+};
 
 const struct command group_commands[] = {
-	{"group.publish",
-	 "say at a meeting point which rank of a group this engine serves",
+	{"group.publish", "say in the directory which rank of a group this engine serves",
 	 publish_fields, 0, run_publish, "nothing; the rank goes with the session"},
-	{"group.query", "ask a meeting point for the ranks of a group", query_fields, 0,
-	 run_query, "complete, ranks: {tp_rank, tp_size, …, endpoint, pool, summary}"},
+	{"group.query", "ask the directory for the ranks of a group", query_fields, 0,
+	 run_query,
+	 "ranks: {worker, tp_rank, tp_size, …, endpoint (with its key), pool, summary, "
+	 "state (serving, draining), instance, name, key, version, url, engine, "
+	 "bootstrap, transports, pools, load}; complete: every worker has all of its "
+	 "ranks; revision: for `since`; gone: {worker, tp_rank, …}, which are not there "
+	 "any more; whole: forget what was known; synced: the directory has told all "
+	 "since it was connected last"},
+	{"cluster.show", "the directory, and what this daemon has to do with it", NULL, 0,
+	 run_cluster,
+	 "kind (board, etcd), where, up, since_ms, why (while it is not), lease_ms, trust, "
+	 "refused (entries of others that could not be used), puts, events, reconnects, "
+	 "board: {entries, watches} (kept here for all), places: {group, worker, tp_rank, "
+	 "…, session (0: the daemon's own), taken}, of this session, or all for an "
+	 "administrator, watches: {group, entries, synced}; 1024 of each at most"},
 	{.name = NULL},
 };

@@ -6,10 +6,17 @@
 struct err;
 struct kvd;
 
-enum health { HEALTH_SERVING, HEALTH_REFUSING, HEALTH_DRAINING, HEALTH_STOPPING };
-extern const char *const health_names[HEALTH_STOPPING + 1];
+/* Degraded: it serves, and the directory (option cluster) is away. */
+enum health {
+	HEALTH_SERVING,
+	HEALTH_REFUSING,
+	HEALTH_DRAINING,
+	HEALTH_STOPPING,
+	HEALTH_DEGRADED
+};
+extern const char *const health_names[HEALTH_DEGRADED + 1];
 
-/* HEALTH_REFUSING: *why_p says why rooms are refused. */
+/* HEALTH_REFUSING, HEALTH_DEGRADED: *why_p says why. */
 enum health health_of(const struct kvd *kvd, struct err *why_p);
 
 #endif

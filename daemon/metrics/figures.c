@@ -148,7 +148,7 @@ static void take_daemon(struct kvd *kvd, struct figures *f)
 
 	f->health = health_of(kvd, &why);
 	snprintf(f->why, sizeof(f->why), "%s", why.code != ERR_OK ? why.text : "");
-	for (unsigned int i = 0; i <= HEALTH_STOPPING; i++)
+	for (unsigned int i = 0; i <= HEALTH_DEGRADED; i++)
 		metrics_set(m, METRIC_AT(STATE, i, 0), i == f->health);
 	metrics_set(m, METRIC_BUILD, 1);
 	metrics_set(m, METRIC_ACCOUNT_LIMIT, kvd->accounts.limit);

@@ -16,7 +16,7 @@ struct figures {
 	struct metrics metrics;
 	const char *transports[TRANSPORTS_MAX]; /* names; NULL: none */
 	enum health health;
-	char why[ERR_TEXT_MAX]; /* HEALTH_REFUSING */
+	char why[ERR_TEXT_MAX]; /* HEALTH_REFUSING, HEALTH_DEGRADED */
 };
 
 /* The loop's. */

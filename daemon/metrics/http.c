@@ -223,8 +223,9 @@ static enum MHD_Result serve_ready(struct http *http, struct MHD_Connection *c)
 	snprintf(text, sizeof(text), "%s%s%s\n", health_names[f->health],
 		 f->why[0] ? ": " : "", f->why);
 	return answer_text(http, c,
-			   f->health == HEALTH_SERVING ? MHD_HTTP_OK
-						       : MHD_HTTP_SERVICE_UNAVAILABLE,
+			   f->health == HEALTH_SERVING || f->health == HEALTH_DEGRADED
+				   ? MHD_HTTP_OK
+				   : MHD_HTTP_SERVICE_UNAVAILABLE,
 			   text);
 }
 

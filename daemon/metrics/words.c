@@ -10,7 +10,7 @@
 _Static_assert((int)METRIC_VALUES_ROLE == ROOM_ROLES, "roles");
 _Static_assert((int)METRIC_VALUES_ROOM_STATE == ROOM_STATES, "states");
 _Static_assert((int)METRIC_VALUES_PEER_STATE == PEER_DOWN + 1, "states of peers");
-_Static_assert((int)METRIC_VALUES_DAEMON_STATE == HEALTH_STOPPING + 1, "states");
+_Static_assert((int)METRIC_VALUES_DAEMON_STATE == HEALTH_DEGRADED + 1, "states");
 _Static_assert((int)METRIC_VALUES_REGION_KIND == REGION_KINDS, "kinds");
 _Static_assert((int)METRIC_VALUES_TRANSPORT == TRANSPORTS_MAX, "transports");
 _Static_assert(XP_WRITE == 0 && XP_READ == 1, "operations");

@@ -434,6 +434,7 @@ void room_init(struct room *room)
 	list_init(&room->all_link);
 	list_init(&room->state_link);
 	list_init(&room->parties);
+	list_init(&room->sources);
 	list_init(&room->moves);
 	list_init(&room->ended);
 	list_init(&room->mails);
@@ -523,6 +524,7 @@ struct party *room_party_add(struct room *room, struct remote *remote)
 	party->room_there = room->number;
 	party->remote = remote;
 	party->downs = remote->downs;
+	party->joined_ns = loop_now_ns(rooms_kvd(room->rooms)->loop);
 	party->rank = ROOM_ANY_RANK;
 	party->index = room->trace.parties++;
 	list_init(&party->ack_link);

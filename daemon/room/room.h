@@ -87,9 +87,10 @@ struct party {
 	bool lost;	      /* its peer went down: ask party_lost() */
 	bool withdrawn;	      /* `pool` is, and the room has seen it */
 	uint64_t downs;	      /* remote->downs, as the room has seen them */
-	uint16_t index;	      /* in the order of joining */
-	bool heard_abort;     /* it waits for our ABORT_ACK */
-	bool quiesced;	      /* its ABORT_ACK is here: quiet on its side too */
+	uint64_t joined_ns;
+	uint16_t index;	  /* in the order of joining */
+	bool heard_abort; /* it waits for our ABORT_ACK */
+	bool quiesced;	  /* its ABORT_ACK is here: quiet on its side too */
 	/* recv, pull */
 	struct coverage *coverage; /* one a bound view, in the order of room->maps */
 	uint64_t expected, got;	   /* bytes */
@@ -209,6 +210,7 @@ struct room {
 	bool slotted;
 	struct list parties;
 	unsigned int party_count;
+	struct list sources; /* that are named, and not found yet: room_source.h */
 	struct list moves;
 	struct list ended;     /* moves that are over, to be freed by the next step */
 	struct list mails;     /* struct mail: while it is live */

@@ -28,6 +28,7 @@
 #include "daemon/base/context.h"
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
+#include "daemon/room/room_source.h"
 
 enum { LIMIT_BOOTSTRAP, LIMIT_WAITING, LIMIT_STALL };
 
@@ -43,12 +44,11 @@ static uint64_t unconnected_since(const struct party *party)
 {
 	const struct peer *peer = party->remote->peer;
 	const struct room *room = party->room;
-	uint64_t opened_ns = room->opened_ns;
 
 	if ((room->role != ROOM_RECV && room->role != ROOM_PULL) ||
 	    sm_state(&peer->sm) == PEER_UP)
 		return 0;
-	return peer->since_ns > opened_ns ? peer->since_ns : opened_ns;
+	return peer->since_ns > party->joined_ns ? peer->since_ns : party->joined_ns;
 }
 
 static uint64_t left_of(uint64_t since_ns, uint64_t limit_ns, uint64_t now)
@@ -129,6 +129,10 @@ static void room_clock_bootstrap_text(const struct room *room, char *text, size_
 	if (room->role == ROOM_SEND) {
 		snprintf(text, size, "%u of %u receivers have bound pages for it",
 			 room->party_count, room->receivers ? room->receivers : 1);
+		return;
+	}
+	if (!list_empty(&room->sources)) {
+		room_sources_text(room, text, size);
 		return;
 	}
 	list_foreach(party, &room->parties, link) {

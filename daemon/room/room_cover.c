@@ -16,6 +16,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
 #include "daemon/room/rooms.h"
+#include "daemon/room/room_source.h"
 
 /* ---- sources ---- */
 
@@ -62,6 +63,15 @@ bool room_booted(struct room *room)
 	assert(room->role == ROOM_RECV || room->role == ROOM_PULL);
 	if (sm_state(&room->sm) != ROOM_BOOT)
 		return true;
+	if (!list_empty(&room->sources)) {
+		unsigned int parties = room->party_count;
+		bool found = room_sources_find(room);
+
+		if (room_live(room) && room->party_count != parties)
+			room_clock_set(room);
+		if (!found)
+			return false;
+	}
 	list_foreach(party, &room->parties, link) {
 		int r = source_ready(room, party);
 

@@ -17,6 +17,7 @@
 #include "daemon/config/config.h"
 #include "daemon/room/room_cover.h"
 #include "daemon/room/room_record.h"
+#include "daemon/room/room_source.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
@@ -25,69 +26,37 @@
 
 /* ---- open ---- */
 
-/* One entry of "sources": "tcp://…" or {endpoint, pool, rank, room}. */
-#define MALLOC_BYTES 16u /* what an allocation costs besides */
-
-struct source_args {
-	const char *endpoint, *pool;
-	int64_t rank;
-	uint64_t room;
-};
+/* One entry of "sources": "tcp://…" or an object. */
 static const struct field source_fields[] = {
-	F_STR("endpoint", source_args, endpoint, REQUIRED, LINK_ENDPOINT_MAX - 1, ""),
+	F_STR("endpoint", source_args, endpoint, OPTIONAL, LINK_ENDPOINT_MAX - 1, ""),
+	F_STR("group", source_args, group, OPTIONAL, PLACE_GROUP_MAX - 1, ""),
+	F_STR("worker", source_args, worker, OPTIONAL, PLACE_WORKER_MAX - 1, ""),
+	F_INT("tp_rank", source_args, place[PLACE_TP], OPTIONAL, 0, PLACE_SIZE_MAX - 1,
+	      ""),
+	F_INT("pp_rank", source_args, place[PLACE_PP], OPTIONAL, 0, PLACE_SIZE_MAX - 1,
+	      ""),
+	F_INT("dp_rank", source_args, place[PLACE_DP], OPTIONAL, 0, PLACE_SIZE_MAX - 1,
+	      ""),
+	F_INT("cp_rank", source_args, place[PLACE_CP], OPTIONAL, 0, PLACE_SIZE_MAX - 1,
+	      ""),
 	F_STR("pool", source_args, pool, OPTIONAL, POOL_NAME_MAX - 1, ""),
 	F_INT("rank", source_args, rank, DEFAULT(ROOM_ANY_RANK), 0, UINT32_MAX, ""),
 	F_U64("room", source_args, room, OPTIONAL, ""),
 	F_END,
 };
 
-/* A page number of two characters is a node of 64 bytes. */
-static size_t json_nodes(const cJSON *json)
-{
-	size_t nodes = 1;
-	const cJSON *it = NULL;
-
-	cJSON_ArrayForEach(it, json)
-		nodes += it->child ? json_nodes(it) : 1;
-	return nodes;
-}
-
 static int add_source(struct room *room, const cJSON *item, const cJSON *theirs,
 		      size_t index)
 {
-	struct handshake *hs = rooms_kvd(room->rooms)->handshake;
 	struct source_args source = {.endpoint = cJSON_GetStringValue(item),
 				     .rank = ROOM_ANY_RANK};
-	const struct peer_client client = {.uid = room->session->uid,
-					   .session = room->session->id};
-	struct remote *remote;
-	struct party *party;
 	int r = source.endpoint ? 0 : fields_read_all(source_fields, item, &source);
 
+	if (!cJSON_GetObjectItemCaseSensitive(item, "room"))
+		source.room = room->number;
 	if (r >= 0)
-		r = handshake_reach(hs, source.endpoint, &client, &remote);
-	if (r < 0)
-		return err_prefix(r, "sources[%zu]", index);
-	party = room_party_add(room, remote);
-	handshake_release(hs, remote); /* the party holds it */
-	if (!party)
-		return err_pass(-ENOMEM);
-	snprintf(party->pool_name, sizeof(party->pool_name), "%s",
-		 source.pool ? source.pool : "");
-	party->rank = source.rank;
-	party->room_there = cJSON_GetObjectItemCaseSensitive(item, "room") ? source.room
-									   : room->number;
-	if (!theirs)
-		return 0;
-	party->json_bytes = json_nodes(theirs) * (sizeof(cJSON) + MALLOC_BYTES);
-	r = charge_more(&room->charge, party->json_bytes);
-	if (r < 0) {
-		party->json_bytes = 0;
-		return err_pass(r);
-	}
-	party->theirs_json =
-		cJSON_Duplicate(theirs, true); /* read when its pool is known */
-	return party->theirs_json ? 0 : err_raise(ERR_NOMEM, "no memory for remote");
+		r = room_source_add(room, &source, theirs);
+	return r < 0 ? err_prefix(r, "sources[%zu]", index) : 0;
 }
 
 static int add_sources(struct room *room, const struct room_open_args *args)
@@ -402,7 +371,9 @@ const struct field room_open_fields[] = {
 		 "send, recv, offer or pull"),
 	F_ID("pool", room_open_args, pool, REQUIRED, "of this session"),
 	F_ARRAY("sources", room_open_args, sources, OPTIONAL, SOURCES_MAX,
-		"recv, pull: endpoints, or {endpoint, pool, rank, room}"),
+		"recv, pull: endpoints, or {endpoint, pool, rank, room}; instead of endpoint "
+		"{group, worker, tp_rank, pp_rank, dp_rank, cp_rank}: who is there, as the "
+		"directory says"),
 	F_ARRAY("remote", room_open_args, remote, OPTIONAL, SOURCES_MAX,
 		"pull: {views} a source, when the engine knows the pages; else the "
 		"offer's"),

@@ -17,6 +17,7 @@
 #include "daemon/base/context.h"
 #include "daemon/room/room_mail.h"
 #include "daemon/room/rooms.h"
+#include "daemon/room/room_source.h"
 #include "daemon/session/session.h"
 
 enum { LIMIT_BOOTSTRAP, LIMIT_WAITING, LIMIT_STALL };
@@ -187,6 +188,11 @@ static void boot_waits(const struct room *room, struct room_waits *w)
 		snprintf(w->what, sizeof(w->what),
 			 "a receiver to bind its pages (%u of %u)", room->party_count,
 			 room->receivers ? room->receivers : 1);
+		return;
+	}
+	if (!list_empty(&room->sources)) {
+		snprintf(w->who, sizeof(w->who), "the directory");
+		room_sources_text(room, w->what, sizeof(w->what));
 		return;
 	}
 	list_foreach(party, &room->parties, link) {

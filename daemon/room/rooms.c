@@ -5,6 +5,7 @@
  * number, and by generation, which no two rooms of an instance share.
  */
 #include "daemon/room/rooms.h"
+#include "daemon/room/room_source.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -344,6 +345,7 @@ static void room_free(struct room *room, bool keep_slot)
 	mails_drop(room, NULL);
 	list_foreach_safe(party, &room->parties, link)
 		party_drop(party);
+	room_sources_free(room);
 	free_chunks(room);
 	mem_free(room->gave_up_why);
 	mem_free(room->names);

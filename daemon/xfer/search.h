@@ -27,7 +27,7 @@ struct session;
 struct places {
 	int refs;
 	uint64_t serial; /* of this resolution; no other has it */
-	struct place {
+	struct search_place {
 		uint32_t buffer;
 		uint64_t offset; /* of the entry's first row in the buffer */
 	} * at;			 /* one an entry */

@@ -120,7 +120,7 @@ uint64_t xfer_list_bytes(uint64_t entries)
 {
 	return sizeof(struct prepared) + sizeof(struct dlist) +
 	       entries * (sizeof(struct dlist_entry) + sizeof(uint64_t) +
-			  sizeof(struct place));
+			  sizeof(struct search_place));
 }
 
 int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *dlist,

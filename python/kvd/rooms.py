@@ -41,14 +41,18 @@ class View(namedtuple("View", "pages first_token tokens layers")):
         return super().__new__(cls, pages, first_token, tokens, layers)
 
 
-class Source(namedtuple("Source", "endpoint pool room rank views")):
+class Source(namedtuple("Source", "endpoint pool room rank views group worker ranks")):
     """Where pages come from. endpoint: of the source's daemon, None: the own one; pool: its
     name, where the source has several; room: its number there, where that is another;
     rank: of the pool, where several have the name; views (pull): its pages, None: the
-    whole offer."""
+    whole offer. Instead of an endpoint, group: who is at a place of that group, as the
+    directory of the cluster says; worker: which engine of it, None: its only one; ranks:
+    (tp, pp, dp, cp), those at the end 0 if left out."""
 
-    def __new__(cls, endpoint=None, pool=None, room=None, rank=None, views=None):
-        return super().__new__(cls, endpoint, pool, room, rank, views)
+    def __new__(cls, endpoint=None, pool=None, room=None, rank=None, views=None, *,
+                group=None, worker=None, ranks=()):
+        return super().__new__(cls, endpoint, pool, room, rank, views, group, worker,
+                               tuple(ranks))
 
 
 def views_pack(views, name="views"):
@@ -81,7 +85,14 @@ def source_pack(source, name):
     if source.rank is not None:
         _check.integer(name + ".rank", source.rank, 0, _check.U32)
     views = () if source.views is None else views_pack(source.views, name + ".views")
-    return source.endpoint, source.pool, source.room, source.rank, views
+    _check.text(name + ".group", source.group)
+    _check.text(name + ".worker", source.worker)
+    if len(source.ranks) > 4:
+        raise _check.wrong(name + ".ranks", source.ranks, "(tp, pp, dp, cp)")
+    ranks = tuple(_check.integer("%s.ranks[%d]" % (name, i), n, 0, _check.U32)
+                  for i, n in enumerate(source.ranks))
+    return (source.endpoint, source.pool, source.room, source.rank, views, source.group,
+            source.worker, ranks + (0,) * (4 - len(ranks)))
 
 
 def sources_pack(sources):

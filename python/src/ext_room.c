@@ -129,8 +129,9 @@ static int source_parse(PyObject *tuple, struct kvd_source *s, struct ext_views 
 	uint64_t number = 0;
 	int r;
 
-	if (!PyArg_ParseTuple(tuple, "zzOOO", &s->endpoint, &s->pool, &room, &rank,
-			      &view_list))
+	if (!PyArg_ParseTuple(tuple, "zzOOOzz(IIII)", &s->endpoint, &s->pool, &room,
+			      &rank, &view_list, &s->group, &s->worker, &s->tp_rank,
+			      &s->pp_rank, &s->dp_rank, &s->cp_rank))
 		return -1;
 	r = number_parse(room, &s->room);
 	s->another_room = r == 1;

@@ -22,7 +22,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/bootstrap/bootstrap.h"
+#include "daemon/cluster/groups.h"
 #include "daemon/control/commands.h"
 #include "daemon/control/commands_peer.h"
 #include "daemon/cost/live.h"
@@ -46,6 +46,7 @@ static void must(int r)
 static void (*wrap_events)(struct kvd *kvd, struct handshake_events *events);
 
 static bool short_parts, real_time;
+static void (*configure)(struct config *config);
 static uint32_t peers_max;
 static unsigned int restarts_max;
 static const char *const *users;
@@ -64,6 +65,11 @@ void cluster_real_time(void)
 void cluster_short_parts(void)
 {
 	short_parts = true;
+}
+
+void cluster_configure(void (*change)(struct config *config))
+{
+	configure = change;
 }
 
 void cluster_peers_max(uint32_t peers)
@@ -86,14 +92,6 @@ void cluster_wrap_events(void (*wrap)(struct kvd *kvd, struct handshake_events *
 	wrap_events = wrap;
 }
 
-static int bootstrap_of(struct kvd *kvd)
-{
-	const struct bootstrap_args args = {
-		.loop = kvd->loop, .peers = kvd->peers, .endpoint = kvd->link->endpoint};
-
-	return bootstrap_new(&args, &kvd->bootstrap);
-}
-
 static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 {
 	static const char *const transports[] = {"shm", NULL};
@@ -114,6 +112,8 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 		node->config.peer_part_bytes = 16;
 	if (peers_max)
 		node->config.peers_max = peers_max;
+	if (configure)
+		configure(&node->config);
 	strcpy(node->endpoint, endpoint);
 	list_init(&kvd->sessions);
 	kvd->accounts.limit = node->config.memory_bytes;
@@ -127,7 +127,7 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 	if (wrap_events)
 		wrap_events(kvd, &events);
 	must(handshake_new(kvd, &events, &kvd->handshake));
-	must(bootstrap_of(kvd));
+	must(groups_new(kvd, &kvd->groups));
 	must(rooms_new(kvd, &kvd->rooms));
 	must(xfers_new(kvd, &kvd->xfers));
 	node->alive = true;
@@ -217,8 +217,8 @@ void cluster_free(struct cluster *c)
 		store_free(kvd->store);
 		xfers_free(kvd->xfers);
 		rooms_free(kvd->rooms);
-		bootstrap_free(kvd->bootstrap);
-		kvd->bootstrap = NULL;
+		groups_free(kvd->groups);
+		kvd->groups = NULL;
 		handshake_free(kvd->handshake);
 		kvd->link->ops->free(kvd->link);
 		offload_free(kvd->offload);

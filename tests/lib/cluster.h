@@ -71,6 +71,8 @@ void cluster_users(const char *const *users);
 void cluster_real_time(void);
 /* Nodes made from now on send and read rooms' pages as if two of them were thousands. */
 void cluster_short_parts(void);
+/* Nodes made from now on have their options changed so; NULL: no more. */
+void cluster_configure(void (*configure)(struct config *config));
 /* Nodes made from now on may have so many peers; 0: as the preset is. */
 void cluster_peers_max(uint32_t peers);
 /* Clusters made from now on have room for so many restarts; 0: for some. */

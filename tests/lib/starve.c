@@ -21,7 +21,7 @@
 #include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/bootstrap/bootstrap_impl.h"
+#include "daemon/cluster/groups_impl.h"
 #include "daemon/room/rooms_impl.h"
 #include "daemon/xfer/xfer_impl.h"
 
@@ -281,7 +281,7 @@ static void look_xfers(FILE *out, const struct session *session)
 		serving++;
 	fprintf(out, "shadows %u serving %u live %u orphans %u ranks %u\n", shadows,
 		serving, xfers->live, session->kvd->rooms->orphan_count,
-		session->kvd->bootstrap->board.count);
+		session->kvd->groups->place_count);
 	if (xs)
 		fprintf(out,
 			"attaches %zu dlists %zu transfers %zu notifs %zu notes %u\n",

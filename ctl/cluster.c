@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The commands cluster and group, and what the doctor has to say of the directory. Both
+ * ask the daemon, which asks the directory: what is shown is how things are there.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl/ctl.h"
+#include "ctl/doctor.h"
+#include "ctl/table.h"
+
+#define DAEMONS "kvd.daemons"
+
+static cJSON *args_group(const char *group)
+{
+	cJSON *args = cJSON_CreateObject();
+
+	cJSON_AddStringToObject(args, "group", group);
+	cJSON_AddTrueToObject(args, "loads");
+	return args;
+}
+
+/* The words of a list with commas between them. */
+static const char *words_of(const cJSON *list, char *text, size_t size)
+{
+	const cJSON *word;
+	size_t n = 0;
+
+	*text = '\0';
+	cJSON_ArrayForEach(word, list) {
+		const char *one = cJSON_GetStringValue(word);
+
+		if (one && n < size)
+			n += (size_t)snprintf(text + n, size - n, "%s%s", n ? "," : "",
+					      one);
+	}
+	return text;
+}
+
+/* Where it is, without its key: that is in --json. */
+static void cell_endpoint(struct table *table, const cJSON *rank)
+{
+	const char *endpoint = ctl_str(rank, "endpoint", "-");
+
+	table_cellf(table, "%.*s", (int)strcspn(endpoint, "#"), endpoint);
+}
+
+/* ---- cluster ---- */
+
+static void cluster_print_head(const cJSON *reply)
+{
+	const cJSON *board = cJSON_GetObjectItemCaseSensitive(reply, "board");
+	const char *where = ctl_str(reply, "where", "");
+	bool up = ctl_true(reply, "up");
+
+	printf("directory %s, %s; %s for %s\n", ctl_str(reply, "kind", "?"),
+	       *where ? where : "this daemon's own", up ? "up" : "AWAY",
+	       ctl_ms(ctl_num(reply, "since_ms")));
+	if (!up)
+		printf("          %s\n", ctl_str(reply, "why", ""));
+	printf("lease     %s; trust: %s\n", ctl_ms(ctl_num(reply, "lease_ms")),
+	       ctl_str(reply, "trust", "?"));
+	printf("said      %d places; %.0f puts; %.0f events read, %.0f entries refused\n",
+	       cJSON_GetArraySize(ctl_list(reply, "places")), ctl_num(reply, "puts"),
+	       ctl_num(reply, "events"), ctl_num(reply, "refused"));
+	printf("board     %.0f entries, %.0f watches, kept here\n",
+	       ctl_num(board, "entries"), ctl_num(board, "watches"));
+}
+
+static int daemons_print(const cJSON *ranks)
+{
+	struct table *table;
+	const cJSON *rank;
+	char words[160];
+
+	if (table_new("DAEMON STATE ENDPOINT VERSION TRANSPORTS >POOLS INSTANCE",
+		      &table) < 0)
+		return ctl_failed("out of memory");
+	cJSON_ArrayForEach(rank, ranks) {
+		table_cell(table, ctl_str(rank, "name", NULL));
+		table_cell(table, ctl_str(rank, "state", NULL));
+		cell_endpoint(table, rank);
+		table_cell(table, ctl_str(rank, "version", NULL));
+		table_cell(table,
+			   words_of(ctl_list(rank, "transports"), words, sizeof(words)));
+		table_cellf(table, "%d", cJSON_GetArraySize(ctl_list(rank, "pools")));
+		table_cell(table, ctl_str(rank, "instance", NULL));
+	}
+	return ctl_print_table(table);
+}
+
+int ctl_run_cluster(struct ctl *ctl)
+{
+	cJSON *reply = NULL, *daemons = NULL;
+	int r = ctl_ask(ctl, "cluster.show", NULL, &reply);
+
+	if (r)
+		return r;
+	/* a directory that is away, or has none, is not an error of this command */
+	if (ctl_query(ctl, "group.query", args_group(DAEMONS), &daemons))
+		daemons = NULL;
+	if (ctl->json) {
+		cJSON_AddItemToObject(
+			reply, "daemons",
+			daemons ? cJSON_DetachItemFromObject(daemons, "ranks")
+				: cJSON_CreateArray());
+		ctl_print_json(reply);
+	} else {
+		cluster_print_head(reply);
+		r = daemons_print(ctl_list(daemons, "ranks"));
+	}
+	cJSON_Delete(daemons);
+	cJSON_Delete(reply);
+	return r;
+}
+
+/* ---- group ---- */
+
+static void cell_load(struct table *table, const cJSON *load, const char *part,
+		      const char *name)
+{
+	const cJSON *of = cJSON_GetObjectItemCaseSensitive(load, part);
+	const cJSON *number = cJSON_GetObjectItemCaseSensitive(of, name);
+
+	if (cJSON_IsNumber(number))
+		table_cellf(table, "%.0f", number->valuedouble);
+	else
+		table_cell(table, NULL);
+}
+
+static void rank_row(struct table *table, const cJSON *rank)
+{
+	const cJSON *load = cJSON_GetObjectItemCaseSensitive(rank, "load");
+	const char *worker = ctl_str(rank, "worker", "");
+
+	table_cell(table, *worker ? worker : NULL);
+	table_cellf(table, "%.0f.%.0f.%.0f.%.0f", ctl_num(rank, "tp_rank"),
+		    ctl_num(rank, "pp_rank"), ctl_num(rank, "dp_rank"),
+		    ctl_num(rank, "cp_rank"));
+	table_cell(table, ctl_str(rank, "state", NULL));
+	cell_endpoint(table, rank);
+	table_cell(table, ctl_str(rank, "pool", NULL));
+	table_cell(table, ctl_str(rank, "engine", NULL));
+	table_cell(table, ctl_str(rank, "url", NULL));
+	cell_load(table, load, "rooms", "running");
+	cell_load(table, load, "rooms", "waiting");
+	cell_load(table, load, "engine", "running");
+	cell_load(table, load, "engine", "waiting");
+}
+
+static int group_print(const cJSON *reply)
+{
+	struct table *table;
+	const cJSON *rank;
+
+	if (!ctl_true(reply, "synced"))
+		printf("the directory is away: as it was known last\n");
+	if (!ctl_true(reply, "complete"))
+		printf("not all ranks are there\n");
+	if (table_new("WORKER RANK STATE ENDPOINT POOL ENGINE URL >ROOMS >WAITING >RUNS "
+		      ">QUEUED",
+		      &table) < 0)
+		return ctl_failed("out of memory");
+	cJSON_ArrayForEach(rank, ctl_list(reply, "ranks"))
+		rank_row(table, rank);
+	return ctl_print_table(table);
+}
+
+static int groups_print(const cJSON *reply)
+{
+	struct table *table;
+	const cJSON *one;
+
+	if (table_new("GROUP HERE WORKER RANK", &table) < 0)
+		return ctl_failed("out of memory");
+	cJSON_ArrayForEach(one, ctl_list(reply, "places")) {
+		table_cell(table, ctl_str(one, "group", NULL));
+		table_cell(table, ctl_true(one, "taken") ? "said" : "refused, or waits");
+		table_cell(table, ctl_str(one, "worker", ""));
+		table_cellf(table, "%.0f.%.0f.%.0f.%.0f", ctl_num(one, "tp_rank"),
+			    ctl_num(one, "pp_rank"), ctl_num(one, "dp_rank"),
+			    ctl_num(one, "cp_rank"));
+	}
+	cJSON_ArrayForEach(one, ctl_list(reply, "watches")) {
+		table_cell(table, ctl_str(one, "group", NULL));
+		table_cellf(table, "read: %.0f ranks", ctl_num(one, "entries"));
+		table_cell(table, "");
+		table_cell(table, "");
+	}
+	return ctl_print_table(table);
+}
+
+int ctl_run_group(struct ctl *ctl)
+{
+	cJSON *reply = NULL;
+	int r = ctl->arg_count
+			? ctl_ask(ctl, "group.query", args_group(ctl->args[0]), &reply)
+			: ctl_ask(ctl, "cluster.show", NULL, &reply);
+
+	if (!r && ctl->json)
+		ctl_print_json(reply);
+	else if (!r)
+		r = ctl->arg_count ? group_print(reply) : groups_print(reply);
+	cJSON_Delete(reply);
+	return r;
+}
+
+/* ---- doctor ---- */
+
+void doctor_cluster(struct doctor *d)
+{
+	cJSON *reply = NULL;
+	const char *where;
+	double refused;
+
+	if (!d->health || ctl_query(d->ctl, "cluster.show", NULL, &reply))
+		return;
+	where = ctl_str(reply, "where", "");
+	refused = ctl_num(reply, "refused");
+	if (!ctl_true(reply, "up"))
+		doctor_say(d, DOCTOR_WARN,
+			   strncmp(where, "etcd", 4) == 0
+				   ? "is etcd up, and are cluster_tls_ca and "
+				     "cluster_user_file right?"
+				   : "is the daemon of option cluster up, and is each in "
+				     "the other's curve_allow_file?",
+			   "the directory %s is away for %s: %s", where,
+			   ctl_ms(ctl_num(reply, "since_ms")), ctl_str(reply, "why", ""));
+	else if (*where)
+		doctor_say(d, DOCTOR_OK, "", "the directory %s is up for %s", where,
+			   ctl_ms(ctl_num(reply, "since_ms")));
+	if (refused > 0)
+		doctor_say(d, DOCTOR_WARN, "who writes there that is no kvd? the log",
+			   "%.0f entries of the directory could not be used", refused);
+	if (*where && strcmp(ctl_str(reply, "trust", ""), "directory") == 0)
+		doctor_say(d, DOCTOR_NOTE,
+			   "cluster_trust = listed, if that is not wanted",
+			   "who can write the directory lets daemons in");
+	cJSON_Delete(reply);
+}

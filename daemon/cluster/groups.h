@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * groups: this daemon's part of the cluster. It has the configured directory (option
+ * `cluster`: the own board, those of other daemons, or etcd), and those that commands
+ * name by `at`; says what this daemon is (group kvd.daemons); says and takes back the
+ * places of its sessions; and reads groups for all who ask, each once.
+ *
+ * What is known of a group goes on being known while its directory is away. Loop thread.
+ */
+#ifndef KVD_CLUSTER_GROUPS_H
+#define KVD_CLUSTER_GROUPS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/list.h"
+#include "daemon/cluster/directory.h"
+#include "daemon/cluster/roster.h"
+#include "daemon/loop/loop.h"
+#include "daemon/peer/peer.h"
+
+struct group_cache;
+struct groups;
+struct kvd;
+struct record;
+
+/* as the option cluster_trust */
+enum groups_trust { GROUPS_TRUST_LISTED, GROUPS_TRUST_DIRECTORY };
+
+/* ERR_CONFIG: option `cluster` names what is none. */
+int groups_new(struct kvd *kvd, struct groups **groups_p);
+/* Answer all calls that wait with this, and make no new ones. Idempotent. */
+void groups_close(struct groups *groups, const struct err *why);
+/* Before the peers are freed. Takes back what was published, as far as that can be done
+ * at once. NULL is fine. */
+void groups_free(struct groups *groups);
+
+/* ---- places of sessions ---- */
+
+/* A publication or query that waits; lives in its owner. */
+struct groups_call {
+	/* Once, from the loop, never inside the call that made it. `roster`: of a query,
+	 * what is there, valid during the call. */
+	void (*on_done)(struct groups_call *call, const struct err *err,
+			const struct roster *roster);
+	/* private */
+	struct list link;
+	struct groups *groups;
+	uint64_t session;
+	struct groups_place *place; /* of a publication */
+	struct group_cache *cache;  /* of a query: its own */
+	struct directory *directory;
+	char group[PLACE_GROUP_MAX];
+	bool waiting, fresh; /* fresh: the query's cache was told all */
+	struct err err;
+	struct loop_timer timer;
+	struct loop_defer done;
+};
+
+/*
+ * Say that a session is at this place, until the session ends; again replaces it. `at`: a
+ * daemon whose board it is said at; NULL or "": the configured directory. The record's
+ * name, instance, version, transports and state are filled in here; its endpoint and key
+ * where it has none. Negative: not begun, on_done is not called (ERR_INVAL names the
+ * field, ERR_LIMIT, ERR_EXIST, ERR_PERM). It stays, too, when the call timed out.
+ */
+int groups_publish(struct groups *groups, uint64_t session, const char *at,
+		   const struct place *place, struct record *record,
+		   struct groups_call *call);
+/* All of a group as the directory has it now; ERR_NOTFOUND in on_done when there is
+ * nothing. If the directory is away: what is known here, if anything is. */
+int groups_query(struct groups *groups, uint64_t session, const char *at,
+		 const char *group, bool loads, struct groups_call *call);
+/* on_done is not called any more. Idempotent on a finished call. */
+void groups_cancel(struct groups_call *call);
+/* Its places are taken back, its calls are answered with ERR_SESSION. */
+void groups_session_gone(struct groups *groups, uint64_t session);
+/* The load (directory.h) of a session's places, or (session 0) of the daemon's own
+ * entries; text of at most DIRECTORY_LOAD_MAX - 1 bytes. */
+int groups_load(struct groups *groups, uint64_t session, const char *text);
+/* From now on all that this daemon says of itself and its sessions is "draining". */
+void groups_drain(struct groups *groups);
+/* Its pools are others: kvd.daemons follows soon. */
+void groups_pools_changed(struct groups *groups);
+
+/* ---- reading ---- */
+
+/* Who hears of a group's changes; in its owner. */
+struct groups_user {
+	/* Something of the group changed, or it was told all. NULL: nobody asks. */
+	void (*on_change)(struct groups_user *user);
+	struct list link;
+	struct group_cache *cache; /* NULL: it uses none */
+};
+/* `at` as above. The group is read from now on, once for all its users. ERR_LIMIT. */
+int groups_use(struct groups *groups, const char *at, const char *group, bool loads,
+	       struct groups_user *user);
+void groups_unuse(struct groups_user *user); /* idempotent */
+/* What is known of it; it is kept some time longer for whoever asks again. */
+const struct roster *groups_roster(const struct groups_user *user);
+/* It has been told all once; that is how things are now. */
+bool groups_known(const struct groups_user *user);
+bool groups_synced(const struct groups_user *user);
+
+/* Does every worker have all of its ranks? Each said how many there are. */
+bool groups_complete(const struct roster *roster);
+
+/* Whose place is meant; worker NULL: the group's only one. */
+struct groups_wanted {
+	const char *worker;
+	uint32_t rank[PLACE_AXES];
+};
+/* The record there: 0, or outcome 1: none yet (watch on_change). ERR_INVAL: the group has
+ * several workers, and none is named. */
+int groups_lookup(const struct groups_user *user, const struct groups_wanted *wanted,
+		  struct record *record_p);
+/* Where to dial by it, as cluster_trust says. */
+void groups_dial(const struct groups *groups, const struct record *record,
+		 char endpoint[LINK_ENDPOINT_MAX]);
+enum groups_trust groups_trust(const struct groups *groups);
+
+/* ---- for show and health ---- */
+
+struct groups_state {
+	const char *kind, *where; /* board; the option, "" for the own board */
+	struct directory_state directory;
+	uint64_t lease_ns;
+	unsigned int places, watches;		   /* of sessions; groups that are read */
+	unsigned int board_entries, board_watches; /* that this daemon keeps for all */
+};
+void groups_state(const struct groups *groups, struct groups_state *state_p);
+/* Each place of sessions and of the daemon itself, with its record; false: enough. */
+void groups_each_place(const struct groups *groups,
+		       bool (*each)(void *arg, uint64_t session,
+				    const struct place *place, const char *record,
+				    bool taken),
+		       void *arg);
+/* Each group that is read. */
+void groups_each_watch(const struct groups *groups,
+		       bool (*each)(void *arg, const char *group, unsigned int entries,
+				    bool synced),
+		       void *arg);
+
+/* ---- from the owner of the peers' callbacks ---- */
+
+void groups_peer_up(struct groups *groups, struct peer *peer);
+void groups_peer_down(struct groups *groups, struct peer *peer);
+void groups_peer_refused(struct groups *groups, struct peer *peer); /* peer->why */
+bool groups_handles(unsigned int type);
+/* Negative: the peer broke the protocol. */
+int groups_on_message(struct groups *groups, struct peer *peer,
+		      const struct wire_header *header, struct cursor *body);
+
+#endif

@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What this daemon reads. A group that somebody uses is watched once, and kept in a
+ * roster of checked records, which answers all who ask, also for what changed since a
+ * revision. It stays watched for a while after its last user, for those that ask again
+ * and again.
+ *
+ * A query that wants all as it is now has a watch of its own, until it is told all.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/cluster/groups_impl.h"
+#include "daemon/cluster/own_groups.h"
+#include "daemon/cluster/record.h"
+
+static void cache_tell(struct group_cache *cache)
+{
+	struct groups_user *user;
+
+	/* a user may end itself in its call */
+	list_foreach_safe(user, &cache->users, link) {
+		if (user->on_change)
+			user->on_change(user);
+	}
+}
+
+#define RANKS_MOST (UINT64_C(1) << 31)
+
+/* How many ranks its worker has, as its first one says; 0: it is another. */
+static uintptr_t ranks_of(const struct place *place, const struct record *record)
+{
+	uint64_t ranks = 1;
+
+	for (unsigned int i = 0; i < PLACE_AXES; i++) {
+		ranks *= place->rank[i] ? 0 : record->size[i];
+		ranks = ranks < RANKS_MOST ? ranks : RANKS_MOST;
+	}
+	return (uintptr_t)ranks;
+}
+
+bool groups_complete(const struct roster *roster)
+{
+	const struct roster_entry *entry;
+	uint64_t ranks = 0;
+
+	list_foreach(entry, &roster->order, link) {
+		if (entry->record)
+			ranks += (uintptr_t)entry->user;
+	}
+	return ranks && ranks == roster->count;
+}
+
+/* Is it what a daemon may say there? */
+static bool cache_check(struct group_cache *cache, const struct place *place,
+			const char *text, uintptr_t *ranks_p)
+{
+	static struct record record; /* loop's thread */
+	int r = record_read(text, &record);
+
+	if (r == 0)
+		r = record_check(&record, place);
+	if (r == 0 && own_groups_are(place->group) &&
+	    strcmp(record.instance, place->worker) != 0)
+		r = err_raise(ERR_PERM, "instance: another's than its place");
+	*ranks_p = ranks_of(place, &record);
+	if (r == 0)
+		return true;
+	if (err_last()->code == ERR_NOMEM) {
+		err_clear();
+		cache->missed = true;
+		return false;
+	}
+	cache->groups->refused++;
+	log_warn("cluster", NULL, "an entry of the directory is not used",
+		 "group='%s' worker='%s' why=\"%s\"", place->group, place->worker,
+		 err_last()->text);
+	err_clear();
+	return false;
+}
+
+static void cache_on_entry(struct watch *watch, const struct place *place,
+			   const char *record, const char *load)
+{
+	struct group_cache *cache = container_of(watch, struct group_cache, watch);
+	struct roster_entry *entry = roster_find(&cache->roster, place);
+	uintptr_t ranks = entry ? (uintptr_t)entry->user : 0;
+	int r;
+
+	if (record && (!entry || strcmp(entry->record, record) != 0) &&
+	    !cache_check(cache, place, record, &ranks))
+		record = NULL; /* nobody is there who could be reached */
+	if (!record) {
+		if (entry)
+			roster_drop(&cache->roster, entry);
+	} else {
+		r = roster_put(&cache->roster, place, record, load, &entry);
+		if (r < 0) {
+			log_warn("cluster", NULL, "no memory for an entry",
+				 "group='%s' worker='%s'", place->group, place->worker);
+			err_clear();
+			cache->missed = true;
+			return;
+		}
+		if (r == 0)
+			return;
+		entry->user = (void *)ranks;
+	}
+	cache_tell(cache);
+}
+
+static void on_swept(void *arg, const struct place *place)
+{
+	(void)arg;
+	(void)place;
+}
+
+static void cache_on_synced(struct watch *watch)
+{
+	struct group_cache *cache = container_of(watch, struct group_cache, watch);
+	struct groups_call *call = cache->call;
+	struct err err;
+
+	if (cache->missed) {
+		err_set(&err, ERR_NOMEM, "group '%s': no memory for it", cache->group);
+		if (call)
+			groups_call_later(call, &err);
+		return;
+	}
+	cache->known = cache->synced = true;
+	roster_sweep(&cache->roster, on_swept, NULL);
+	if (call) {
+		call->fresh = true;
+		groups_call_later(call, NULL);
+	}
+	cache_tell(cache);
+}
+
+static int cache_watch(struct group_cache *cache, bool loads)
+{
+	struct directory *directory = cache->from->directory;
+
+	cache->loads = loads;
+	cache->synced = cache->missed = false;
+	return err_pass(
+		directory->ops->watch(directory, &cache->watch, cache->group, loads));
+}
+
+void group_cache_mend(struct group_cache *cache)
+{
+	if (!cache->missed && cache->watch.impl)
+		return;
+	cache->from->directory->ops->unwatch(&cache->watch);
+	roster_mark(&cache->roster);
+	if (cache_watch(cache, cache->loads) < 0)
+		err_clear(); /* once more, later */
+}
+
+int group_cache_new(struct groups *groups, struct groups_directory *from,
+		    const char *group, bool loads, struct group_cache **cache_p)
+{
+	struct group_cache *cache = mem_zalloc(sizeof(*cache));
+	int r;
+
+	if (!cache) {
+		groups_directory_put(from);
+		return err_pass(-ENOMEM);
+	}
+	cache->groups = groups;
+	cache->from = from;
+	cache->watch.on_entry = cache_on_entry;
+	cache->watch.on_synced = cache_on_synced;
+	snprintf(cache->group, sizeof(cache->group), "%s", group);
+	list_init(&cache->users);
+	list_init(&cache->link);
+	/* whoever asks with a revision of another time is told all */
+	roster_init(&cache->roster, (loop_random_u64(groups->loop) >> 16) + 1);
+	r = cache_watch(cache, loads);
+	if (r < 0) {
+		group_cache_free(cache);
+		return err_pass(r);
+	}
+	*cache_p = cache;
+	return 0;
+}
+
+void group_cache_free(struct group_cache *cache)
+{
+	struct groups_user *user;
+
+	list_foreach_safe(user, &cache->users, link) {
+		list_remove(&user->link);
+		user->cache = NULL;
+	}
+	if (!list_empty(&cache->link))
+		cache->groups->cache_count--;
+	cache->from->directory->ops->unwatch(&cache->watch);
+	list_remove(&cache->link);
+	groups_directory_put(cache->from);
+	roster_fini(&cache->roster);
+	mem_free(cache);
+}
+
+struct group_cache *group_cache_find(const struct groups *groups,
+				     const struct groups_directory *from,
+				     const char *group)
+{
+	struct group_cache *cache;
+
+	list_foreach(cache, &groups->caches, link) {
+		if (cache->from == from && strcmp(cache->group, group) == 0)
+			return cache;
+	}
+	return NULL;
+}
+
+/* ---- users ---- */
+
+static int cache_get(struct groups *groups, const char *at, const char *group, bool loads,
+		     struct group_cache **cache_p)
+{
+	struct groups_directory *from;
+	struct group_cache *cache;
+	int r = groups_directory_get(groups, at, &from);
+
+	if (r < 0)
+		return err_pass(r);
+	cache = group_cache_find(groups, from, group);
+	if (!cache) {
+		if (groups->cache_count >= GROUPS_CACHES_MAX) {
+			groups_directory_put(from);
+			return err_raise(ERR_LIMIT,
+					 "group '%s': %u groups are read, the "
+					 "cap",
+					 group, groups->cache_count);
+		}
+		r = group_cache_new(groups, from, group, loads, &cache);
+		if (r < 0)
+			return err_pass(r);
+		list_push_back(&groups->caches, &cache->link);
+		groups->cache_count++;
+		*cache_p = cache;
+		return 0;
+	}
+	groups_directory_put(from); /* it has a use of its own */
+	*cache_p = cache;
+	if (!loads || cache->loads)
+		return 0;
+	from->directory->ops->unwatch(&cache->watch);
+	roster_mark(&cache->roster);
+	return err_pass(cache_watch(cache, true));
+}
+
+int groups_use(struct groups *groups, const char *at, const char *group, bool loads,
+	       struct groups_user *user)
+{
+	struct group_cache *cache = NULL;
+	int r;
+
+	assert(!user->cache);
+	if (groups->closing)
+		return err_raise(ERR_DRAIN, "the daemon is stopping");
+	if (!*group || strlen(group) >= PLACE_GROUP_MAX)
+		return err_raise(ERR_INVAL, "group: 1 to %u bytes", PLACE_GROUP_MAX - 1);
+	r = cache_get(groups, at, group, loads, &cache);
+	if (r < 0)
+		return err_pass(r);
+	cache->used_ns = loop_now_ns(groups->loop);
+	user->cache = cache;
+	list_push_back(&cache->users, &user->link);
+	return 0;
+}
+
+void groups_unuse(struct groups_user *user)
+{
+	if (!user->cache)
+		return;
+	user->cache->used_ns = loop_now_ns(user->cache->groups->loop);
+	user->cache = NULL;
+	list_remove(&user->link);
+}
+
+const struct roster *groups_roster(const struct groups_user *user)
+{
+	return &user->cache->roster;
+}
+
+bool groups_known(const struct groups_user *user)
+{
+	return user->cache->known;
+}
+
+bool groups_synced(const struct groups_user *user)
+{
+	const struct directory *directory = user->cache->from->directory;
+	struct directory_state state;
+
+	directory->ops->state(directory, &state);
+	return state.up && user->cache->synced;
+}
+
+/* The only worker of the group: 0; outcome 1: it has none. */
+static int only_worker(const struct group_cache *cache, const char **worker_p)
+{
+	const struct roster_entry *entry;
+	unsigned int others = 0;
+
+	*worker_p = NULL;
+	list_foreach(entry, &cache->roster.order, link) {
+		if (!entry->record)
+			continue;
+		if (!*worker_p)
+			*worker_p = entry->place.worker;
+		others += strcmp(*worker_p, entry->place.worker) != 0;
+	}
+	if (others)
+		return err_raise(ERR_INVAL,
+				 "group '%s' has several workers: name one in `worker` "
+				 "(kvd-ctl group %s lists them, pick chooses)",
+				 cache->group, cache->group);
+	return *worker_p ? 0 : 1;
+}
+
+int groups_lookup(const struct groups_user *user, const struct groups_wanted *wanted,
+		  struct record *record_p)
+{
+	const struct group_cache *cache = user->cache;
+	const struct roster_entry *entry;
+	const char *worker = wanted->worker;
+	struct place place = {.worker = ""};
+	int r = 0;
+
+	if (!cache || !cache->known)
+		return 1;
+	if (!worker)
+		r = only_worker(cache, &worker);
+	if (r != 0)
+		return r < 0 ? err_pass(r) : 1;
+	snprintf(place.group, sizeof(place.group), "%s", cache->group);
+	snprintf(place.worker, sizeof(place.worker), "%s", worker);
+	memcpy(place.rank, wanted->rank, sizeof(place.rank));
+	entry = roster_find(&cache->roster, &place);
+	if (!entry)
+		return 1;
+	return err_pass(record_read(entry->record, record_p));
+}
+
+void groups_dial(const struct groups *groups, const struct record *record,
+		 char endpoint[LINK_ENDPOINT_MAX])
+{
+	(void)groups;
+	record_dial(record, endpoint);
+}
+
+/* ---- queries ---- */
+
+int groups_query(struct groups *groups, uint64_t session, const char *at,
+		 const char *group, bool loads, struct groups_call *call)
+{
+	const struct group_cache *shared;
+	struct directory_state state;
+	struct groups_directory *from;
+	struct group_cache *cache;
+	int r = groups_call_check(groups, session);
+
+	if (r == 0 && (!*group || strlen(group) >= PLACE_GROUP_MAX))
+		r = err_raise(ERR_INVAL, "group: 1 to %u bytes", PLACE_GROUP_MAX - 1);
+	if (r == 0)
+		r = groups_directory_get(groups, at, &from);
+	if (r == 0)
+		r = group_cache_new(groups, from, group, loads, &cache);
+	if (r < 0)
+		return err_pass(r);
+	groups_call_start(groups, call, session, group, from);
+	call->cache = cache;
+	cache->call = call;
+	/* away: what is known, if anything is */
+	shared = group_cache_find(groups, from, group);
+	from->directory->ops->state(from->directory, &state);
+	if (!state.up && shared && shared->known)
+		groups_call_later(call, NULL);
+	return 0;
+}
+
+void groups_each_watch(const struct groups *groups,
+		       bool (*each)(void *arg, const char *group, unsigned int entries,
+				    bool synced),
+		       void *arg)
+{
+	const struct group_cache *cache;
+
+	list_foreach(cache, &groups->caches, link) {
+		if (!each(arg, cache->group, cache->roster.count, cache->synced))
+			return;
+	}
+}

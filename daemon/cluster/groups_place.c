@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What this daemon says: the places of its sessions, and its own entry in kvd.daemons.
+ * The directory knows one publisher, this daemon, so what its sessions may not take from
+ * each other is held here.
+ *
+ * A refusal of the directory ends a place that was never taken; its caller is told. One
+ * that was taken stays said until its session ends.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/clean.h"
+#include "daemon/base/context.h"
+#include "daemon/base/hex.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/cluster/groups_impl.h"
+#include "daemon/cluster/own_groups.h"
+#include "daemon/cluster/record.h"
+#include "daemon/config/config.h"
+#include "daemon/peer/peer.h"
+#include "daemon/session/pool.h"
+#include "daemon/session/session.h"
+#include "daemon/transport/transport.h"
+
+#define FRESH_NS (200 * LOOP_NS_PER_MS) /* changes of pools together */
+
+/* ---- one of each place ---- */
+
+struct said_key {
+	const struct groups_directory *from;
+	char group[PLACE_GROUP_MAX];
+	struct place_key place;
+};
+
+static size_t said_key_of(const struct groups_directory *from, const struct place *place,
+			  struct said_key *key)
+{
+	memset(key, 0, sizeof(*key));
+	key->from = from;
+	memcpy(key->group, place->group, strlen(place->group));
+	return offsetof(struct said_key, place) + place_key(place, &key->place);
+}
+
+static struct groups_place *said_find(const struct groups *groups,
+				      const struct groups_directory *from,
+				      const struct place *place)
+{
+	struct said_key key;
+	size_t len = said_key_of(from, place, &key);
+
+	return strmap_get_bytes(&groups->places_by_key, &key, len);
+}
+
+/* Its publication is the directory's no more, or never was. */
+static void said_end(struct groups_place *place)
+{
+	struct groups *groups = place->groups;
+	struct said_key key;
+	size_t len = said_key_of(place->from, &place->place, &key);
+
+	if (place->call) {
+		place->call->place = NULL;
+		place->call = NULL;
+	}
+	if (groups->own == place)
+		groups->own = NULL;
+	strmap_remove_bytes(&groups->places_by_key, &key, len);
+	list_remove(&place->link);
+	groups->place_count--;
+	groups_directory_put(place->from);
+	mem_free(place->record);
+	mem_free(place);
+}
+
+void groups_place_free(struct groups_place *place)
+{
+	place->from->directory->ops->withdraw(&place->publication);
+	said_end(place);
+}
+
+static void on_said(struct publication *publication, const struct err *err)
+{
+	struct groups_place *place =
+		container_of(publication, struct groups_place, publication);
+	struct groups_call *call = place->call;
+
+	place->taken = !err;
+	if (call)
+		groups_call_later(call, err);
+	if (call) {
+		call->place = NULL;
+		place->call = NULL;
+	}
+	if (err && place->groups->own == place)
+		loop_timer_start(&place->groups->fresh, place->groups->lease_ns);
+	if (err)
+		said_end(place);
+}
+
+/* Takes the use of `from`, also when it fails. */
+static int said_new(struct groups *groups, struct groups_directory *from,
+		    uint64_t session, const struct place *at, const char *record,
+		    struct groups_place **place_p)
+{
+	struct groups_place *place = mem_zalloc(sizeof(*place));
+	struct said_key key;
+	size_t len = said_key_of(from, at, &key);
+	int r;
+
+	if (place)
+		place->record = mem_strdup(record);
+	if (!place || !place->record ||
+	    strmap_put_bytes(&groups->places_by_key, &key, len, place) < 0) {
+		if (place)
+			mem_free(place->record);
+		mem_free(place);
+		groups_directory_put(from);
+		return err_pass(-ENOMEM);
+	}
+	place->groups = groups;
+	place->from = from;
+	place->session = session;
+	place->place = *at;
+	place->publication.on_done = on_said;
+	list_push_back(&groups->places, &place->link);
+	groups->place_count++;
+	r = from->directory->ops->publish(from->directory, &place->publication, at,
+					  record, NULL);
+	if (r < 0) {
+		said_end(place);
+		return err_pass(r);
+	}
+	*place_p = place;
+	return 0;
+}
+
+/* ---- records ---- */
+
+static void record_fill(const struct groups *groups, struct record *record)
+{
+	const struct kvd *kvd = groups->kvd;
+
+	hex_write(peers_instance(kvd->peers), 16, record->instance);
+	snprintf(record->name, sizeof(record->name), "%s", kvd->config->name);
+	snprintf(record->version, sizeof(record->version), "%s", KVD_VERSION);
+	record->draining = groups->draining;
+	record->transport_count = 0;
+	for (unsigned int i = 0; i < kvd->transport_count && i < RECORD_TRANSPORTS_MAX;
+	     i++)
+		snprintf(record->transports[record->transport_count++],
+			 sizeof(record->transports[0]), "%s",
+			 kvd->transports[i]->ops->name);
+}
+
+static int check_session_places(const struct groups *groups, uint64_t session)
+{
+	const struct groups_place *place;
+	unsigned int own = 0;
+
+	if (groups->place_count >= GROUPS_PLACES_MAX)
+		return err_raise(ERR_LIMIT, "%u ranks are published, the cap",
+				 groups->place_count);
+	list_foreach(place, &groups->places, link)
+		own += place->session == session;
+	if (own >= GROUPS_SESSION_PLACES_MAX)
+		return err_raise(ERR_LIMIT,
+				 "%u ranks are published by this session, the cap", own);
+	return 0;
+}
+
+/* Said before: its record is another one now. */
+static int said_again(struct groups_place *said, uint64_t session, const char *record,
+		      struct groups_call *call)
+{
+	char text[PLACE_TEXT_MAX];
+	char *copy;
+	struct err err;
+	int r;
+
+	if (said->session != session)
+		return err_raise(ERR_EXIST,
+				 "%s: the rank is published by another session",
+				 place_text(&said->place, text));
+	copy = mem_strdup(record);
+	r = copy ? said->from->directory->ops->update(&said->publication, record, NULL)
+		 : -ENOMEM;
+	if (r < 0) {
+		mem_free(copy);
+		return err_pass(r);
+	}
+	mem_free(said->record);
+	said->record = copy;
+	if (!call)
+		return 0;
+	groups_call_start(said->groups, call, session, said->place.group, said->from);
+	if (said->call) {
+		err_set(&err, ERR_CANCELED, "group '%s': published again",
+			said->place.group);
+		said->call->place = NULL;
+		groups_call_later(said->call, &err);
+		said->call = NULL;
+	}
+	if (said->taken) {
+		groups_call_later(call, NULL);
+		return 0;
+	}
+	said->call = call;
+	call->place = said;
+	return 0;
+}
+
+static int publish_text(struct groups *groups, uint64_t session, const char *at,
+			const struct place *place, const char *text,
+			struct groups_call *call)
+{
+	struct groups_directory *from;
+	struct groups_place *said;
+	int r = groups_directory_get(groups, at, &from);
+
+	if (r < 0)
+		return err_pass(r);
+	said = said_find(groups, from, place);
+	if (said) {
+		groups_directory_put(from); /* it has a use of its own */
+		return err_pass(said_again(said, session, text, call));
+	}
+	r = check_session_places(groups, session);
+	if (r < 0) {
+		groups_directory_put(from);
+		return err_pass(r);
+	}
+	r = said_new(groups, from, session, place, text, &said);
+	if (r < 0)
+		return err_pass(r);
+	if (!call)
+		return 0;
+	groups_call_start(groups, call, session, place->group, from);
+	said->call = call;
+	call->place = said;
+	return 0;
+}
+
+int groups_publish(struct groups *groups, uint64_t session, const char *at,
+		   const struct place *place, struct record *record,
+		   struct groups_call *call)
+{
+	char text[DIRECTORY_RECORD_MAX];
+	int r = place_check(place);
+
+	if (r == 0 && own_groups_are(place->group))
+		r = err_raise(ERR_PERM,
+			      "group '%s': names that begin with '" OWN_GROUPS_PREFIX
+			      "' are the daemons' own",
+			      place->group);
+	if (r == 0 && call)
+		r = groups_call_check(groups, session);
+	if (r == 0 && !*record->endpoint)
+		r = record_reach(record, groups->endpoint);
+	if (r < 0)
+		return err_pass(r);
+	record_fill(groups, record);
+	record->summary[clean_text(record->summary, strlen(record->summary))] = '\0';
+	r = record_check(record, place);
+	if (r == 0)
+		r = record_make(record, text);
+	return r < 0 ? err_pass(r)
+		     : err_pass(publish_text(groups, session, at, place, text, call));
+}
+
+int groups_load(struct groups *groups, uint64_t session, const char *text)
+{
+	struct groups_place *place;
+	int r = 0;
+
+	list_foreach(place, &groups->places, link) {
+		if (place->session == session && r == 0)
+			r = place->from->directory->ops->update(&place->publication, NULL,
+								text);
+	}
+	return err_pass(r);
+}
+
+/* ---- the daemon's own entry ---- */
+
+static void add_pool(struct record *record, const struct pool *pool)
+{
+	struct record_pool *into = &record->pools[record->pool_count];
+
+	if (record->pool_count == RECORD_POOLS_MAX || pool->closing)
+		return;
+	*into = (struct record_pool){.pages = pool->layout->views[0].pages,
+				     .page_tokens = pool->layout->views[0].page_tokens};
+	snprintf(into->name, sizeof(into->name), "%s", pool->name);
+	into->name[clean_text(into->name, strlen(into->name))] = '\0';
+	snprintf(into->digest, sizeof(into->digest), "%016llx",
+		 (unsigned long long)pool->digest);
+	record->pool_count++;
+}
+
+static void add_pools(const struct kvd *kvd, struct record *record)
+{
+	const struct session *session;
+	struct idmap_cursor at;
+
+	list_foreach(session, &kvd->sessions, link) {
+		if (session->own)
+			continue;
+		idmap_foreach(&session->pools, at)
+			add_pool(record, at.value);
+	}
+}
+
+static int own_record(const struct groups *groups, char text[DIRECTORY_RECORD_MAX],
+		      struct place *place)
+{
+	cleanup_free struct record *record = mem_alloc(sizeof(*record));
+	int r;
+
+	if (!record)
+		return err_pass(-ENOMEM);
+	record_init(record);
+	r = record_reach(record, groups->endpoint);
+	if (r < 0)
+		return err_pass(r);
+	record_fill(groups, record);
+	add_pools(groups->kvd, record);
+	*place = (struct place){.group = OWN_GROUP_DAEMONS};
+	snprintf(place->worker, sizeof(place->worker), "%s", record->instance);
+	return err_pass(record_make(record, text));
+}
+
+void groups_own_say(struct groups *groups)
+{
+	char text[DIRECTORY_RECORD_MAX];
+	struct place place;
+	int r = own_record(groups, text, &place);
+
+	if (r == 0)
+		r = publish_text(groups, 0, NULL, &place, text, NULL);
+	if (r == 0) {
+		groups->own = said_find(groups, groups_main(groups), &place);
+		return;
+	}
+	log_warn("cluster", NULL, "the daemon's own entry is not said", "why=\"%s\"",
+		 err_last()->text);
+	err_clear();
+	loop_timer_start(&groups->fresh, groups->lease_ns);
+}
+
+void groups_pools_changed(struct groups *groups)
+{
+	if (!loop_timer_running(&groups->fresh) && !groups->closing)
+		loop_timer_start(&groups->fresh, FRESH_NS);
+}
+
+/* What was said before, with the state of now. */
+static int said_drain(struct groups_place *place)
+{
+	cleanup_free struct record *record = mem_alloc(sizeof(*record));
+	char text[DIRECTORY_RECORD_MAX];
+	char *copy;
+	int r = record ? record_read(place->record, record) : -ENOMEM;
+
+	if (r < 0)
+		return err_pass(r);
+	record->draining = true;
+	r = record_make(record, text);
+	copy = r == 0 ? mem_strdup(text) : NULL;
+	if (r == 0)
+		r = copy ? place->from->directory->ops->update(&place->publication, text,
+							       NULL)
+			 : -ENOMEM;
+	if (r < 0) {
+		mem_free(copy);
+		return err_pass(r);
+	}
+	mem_free(place->record);
+	place->record = copy;
+	return 0;
+}
+
+void groups_drain(struct groups *groups)
+{
+	struct groups_place *place;
+
+	if (groups->draining)
+		return;
+	groups->draining = true;
+	list_foreach(place, &groups->places, link) {
+		if (said_drain(place) < 0) {
+			log_warn("cluster", NULL,
+				 "the directory is not told of the drain",
+				 "group='%s' why=\"%s\"", place->place.group,
+				 err_last()->text);
+			err_clear();
+		}
+	}
+}
+
+void groups_each_place(const struct groups *groups,
+		       bool (*each)(void *arg, uint64_t session,
+				    const struct place *place, const char *record,
+				    bool taken),
+		       void *arg)
+{
+	const struct groups_place *place;
+
+	list_foreach(place, &groups->places, link) {
+		if (!each(arg, place->session, &place->place, place->record,
+			  place->taken))
+			return;
+	}
+}

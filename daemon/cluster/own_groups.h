@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* own_groups: the groups in which daemons tell of themselves; no engine publishes there.
+ * A worker of theirs is an instance, as 32 hex digits. */
+#ifndef KVD_CLUSTER_OWN_GROUPS_H
+#define KVD_CLUSTER_OWN_GROUPS_H
+
+#include <stdbool.h>
+#include <string.h>
+
+#define OWN_GROUPS_PREFIX "kvd."
+#define OWN_GROUP_DAEMONS "kvd.daemons" /* every daemon */
+#define OWN_GROUP_HOMES "kvd.homes"	/* those that keep the directory of chunks */
+#define OWN_GROUP_KEY "kvd.key."	/* and 64 hex digits: who has that CURVE key */
+
+static inline bool own_groups_are(const char *group)
+{
+	return strncmp(group, OWN_GROUPS_PREFIX, sizeof(OWN_GROUPS_PREFIX) - 1) == 0;
+}
+
+#endif

@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A record is small and flat: it is written piece by piece, and read through a table of
+ * fields, which has the limits. Members that a newer daemon adds are skipped; a value of
+ * the wrong type, a text that is too long or has control characters in it, or an endpoint
+ * that nobody could dial makes the whole record bad: half a record would send engines to
+ * the wrong place.
+ */
+#include "daemon/cluster/record.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/clean.h"
+#include "daemon/base/err.h"
+#include "daemon/base/hex.h"
+#include "daemon/base/mem.h"
+#include "daemon/base/text.h"
+#include "daemon/cluster/roster.h"
+#include "proto/fields.h"
+#include "proto/json.h"
+
+#define RECORD_DEPTH_MAX 4u
+#define DIGEST_CHARS 16u
+/* bytes of an endpoint that has room for its key */
+#define ENDPOINT_WITH_KEY_MAX (LINK_ENDPOINT_MAX - 1 - (RECORD_KEY_CHARS + 1))
+
+void record_init(struct record *record)
+{
+	memset(record, 0, sizeof(*record));
+	for (unsigned int i = 0; i < PLACE_AXES; i++)
+		record->size[i] = 1;
+}
+
+/* ---- checks, of both directions ---- */
+
+static bool is_key(const char *key)
+{
+	static const char alphabet[] =
+		"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+		".-:+=^!/*?&<>()[]{}@%$#";
+
+	return strlen(key) == RECORD_KEY_CHARS &&
+	       strspn(key, alphabet) == RECORD_KEY_CHARS;
+}
+
+static bool is_hex(const char *text, size_t chars)
+{
+	return strlen(text) == chars && strspn(text, "0123456789abcdef") == chars;
+}
+
+/* Does it hold nothing that a log line or terminal would not bear? */
+static bool is_clean(const char *text)
+{
+	char copy[RECORD_SUMMARY_MAX];
+	size_t len = strlen(text);
+
+	memcpy(copy, text, len + 1);
+	return clean_text(copy, len) == len && memcmp(copy, text, len) == 0;
+}
+
+static bool is_url(const char *url)
+{
+	return (strncmp(url, "http://", 7) == 0 || strncmp(url, "https://", 8) == 0) &&
+	       !strpbrk(url, " \"<>\\^`{|}");
+}
+
+static int record_check_texts(const struct record *record)
+{
+	const struct {
+		const char *name, *text;
+	} texts[] = {
+		{"name", record->name},
+		{"version", record->version},
+		{"url", record->url},
+		{"engine", record->engine},
+		{"bootstrap", record->bootstrap},
+		{"summary", record->summary},
+	};
+
+	for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
+		if (!is_clean(texts[i].text))
+			return err_raise(ERR_INVAL, "%s: has control characters",
+					 texts[i].name);
+	}
+	for (unsigned int i = 0; i < record->pool_count; i++) {
+		if (!is_clean(record->pools[i].name) || !is_clean(record->pools[i].model))
+			return err_raise(ERR_INVAL, "pools[%u]: has control characters",
+					 i);
+		if (*record->pools[i].digest &&
+		    !is_hex(record->pools[i].digest, DIGEST_CHARS))
+			return err_raise(ERR_INVAL, "pools[%u].digest: 16 hex digits", i);
+	}
+	return 0;
+}
+
+int record_check(const struct record *record, const struct place *place)
+{
+	int r = link_endpoint_check(record->endpoint);
+
+	if (r == 0)
+		r = record_check_texts(record);
+	if (r < 0)
+		return err_pass(r);
+	if (!is_hex(record->instance, 32))
+		return err_raise(ERR_INVAL, "instance: 32 hex digits");
+	if (*record->key && !is_key(record->key))
+		return err_raise(ERR_INVAL, "key: 40 characters Z85");
+	if (*record->key && strlen(record->endpoint) > ENDPOINT_WITH_KEY_MAX)
+		return err_raise(ERR_INVAL, "endpoint: at most %u bytes before its key",
+				 ENDPOINT_WITH_KEY_MAX);
+	if (*record->url && !is_url(record->url))
+		return err_raise(ERR_INVAL, "url: must be http://… or https://…");
+	for (unsigned int i = 0; i < PLACE_AXES; i++) {
+		if (record->size[i] < 1 || record->size[i] > PLACE_SIZE_MAX)
+			return err_raise(ERR_INVAL, "%s_size: %u, must be 1 to %u",
+					 place_axis_names[i], record->size[i],
+					 PLACE_SIZE_MAX);
+		if (place && place->rank[i] >= record->size[i])
+			return err_raise(ERR_INVAL,
+					 "%s_rank: %u, must be under %s_size %u",
+					 place_axis_names[i], place->rank[i],
+					 place_axis_names[i], record->size[i]);
+	}
+	return 0;
+}
+
+/* ---- writing ---- */
+
+static void put_text(struct text *text, const char *name, const char *value)
+{
+	if (!*value)
+		return;
+	text_puts(text, ",\"");
+	text_puts(text, name);
+	text_puts(text, "\":");
+	text_json(text, value);
+}
+
+static void put_pool(struct text *text, const struct record_pool *pool)
+{
+	text_puts(text, "{\"name\":");
+	text_json(text, pool->name);
+	put_text(text, "model", pool->model);
+	put_text(text, "digest", pool->digest);
+	if (pool->pages)
+		text_number(text, ",\"pages\":", pool->pages);
+	if (pool->page_tokens)
+		text_number(text, ",\"page_tokens\":", pool->page_tokens);
+	text_puts(text, "}");
+}
+
+/* As many as there is room for: of a daemon with hundreds the first are told. */
+static void put_pools(struct text *text, const struct record *record)
+{
+	for (unsigned int i = 0; i < record->pool_count; i++) {
+		size_t before = text->len;
+
+		text_puts(text, i ? "," : ",\"pools\":[");
+		put_pool(text, &record->pools[i]);
+		if (text->len + sizeof("]}") > DIRECTORY_RECORD_MAX && !text->failed) {
+			text->len = before;
+			if (i)
+				text_puts(text, "]");
+			return;
+		}
+	}
+	if (record->pool_count)
+		text_puts(text, "]");
+}
+
+static void put_head(struct text *text, const struct record *record)
+{
+	text_puts(text, "{\"v\":1");
+	put_text(text, "instance", record->instance);
+	put_text(text, "name", record->name);
+	put_text(text, "endpoint", record->endpoint);
+	put_text(text, "key", record->key);
+	put_text(text, "version", record->version);
+	text_puts(text, ",\"transports\":[");
+	for (unsigned int i = 0; i < record->transport_count; i++) {
+		text_puts(text, i ? "," : "");
+		text_json(text, record->transports[i]);
+	}
+	text_puts(text, "],\"state\":");
+	text_json(text, record->draining ? "draining" : "serving");
+	text_puts(text, ",\"size\":{");
+	for (unsigned int i = 0; i < PLACE_AXES; i++) {
+		text_puts(text, i ? "," : "");
+		text_json(text, place_axis_names[i]);
+		text_number(text, ":", record->size[i]);
+	}
+	text_puts(text, "}");
+	put_text(text, "url", record->url);
+	put_text(text, "engine", record->engine);
+	put_text(text, "bootstrap", record->bootstrap);
+	put_text(text, "summary", record->summary);
+}
+
+int record_make(const struct record *record, char text_p[DIRECTORY_RECORD_MAX])
+{
+	struct text text = {0};
+	int r = record_check(record, NULL);
+
+	if (r < 0)
+		return err_pass(r);
+	put_head(&text, record);
+	put_pools(&text, record);
+	text_puts(&text, "}");
+	if (text.failed)
+		r = err_raise(ERR_NOMEM, "no memory for a record");
+	else if (text.len >= DIRECTORY_RECORD_MAX)
+		r = err_raise(ERR_TOOBIG,
+			      "record: %zu bytes, at most %u: shorten summary", text.len,
+			      DIRECTORY_RECORD_MAX - 1);
+	else
+		memcpy(text_p, text.data, text.len + 1);
+	text_fini(&text);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+/* ---- reading ---- */
+
+struct record_args {
+	int64_t v;
+	const char *instance, *name, *endpoint, *key, *version, *url, *engine;
+	const char *bootstrap, *summary;
+	const cJSON *transports, *size, *pools;
+	int state;
+};
+static const char *const state_words[] = {"serving", "draining", NULL};
+static const struct field record_fields[] = {
+	F_INT("v", record_args, v, REQUIRED, 1, RECORD_VERSION, ""),
+	F_STR("instance", record_args, instance, REQUIRED, 32, ""),
+	F_STR("name", record_args, name, OPTIONAL, 63, ""),
+	F_STR("endpoint", record_args, endpoint, REQUIRED, LINK_ENDPOINT_MAX - 1, ""),
+	F_STR("key", record_args, key, OPTIONAL, RECORD_KEY_CHARS, ""),
+	F_STR("version", record_args, version, OPTIONAL, 31, ""),
+	F_ARRAY("transports", record_args, transports, OPTIONAL, 64, ""),
+	F_CHOICE("state", record_args, state, DEFAULT(0), state_words, ""),
+	F_OBJECT("size", record_args, size, OPTIONAL, ""),
+	F_ARRAY("pools", record_args, pools, OPTIONAL, 128, ""),
+	F_STR("url", record_args, url, OPTIONAL, RECORD_URL_MAX - 1, ""),
+	F_STR("engine", record_args, engine, OPTIONAL, 31, ""),
+	F_STR("bootstrap", record_args, bootstrap, OPTIONAL, 127, ""),
+	F_STR("summary", record_args, summary, OPTIONAL, RECORD_SUMMARY_MAX - 1, ""),
+	F_END,
+};
+
+struct size_args {
+	uint32_t of[PLACE_AXES];
+};
+#define F_SIZE(name, i) F_INT(name, size_args, of[i], DEFAULT(1), 1, PLACE_SIZE_MAX, "")
+static const struct field size_fields[] = {
+	F_SIZE("tp", PLACE_TP),
+	F_SIZE("pp", PLACE_PP),
+	F_SIZE("dp", PLACE_DP),
+	F_SIZE("cp", PLACE_CP),
+	F_END,
+};
+
+struct record_pool_args {
+	const char *name, *model, *digest;
+	int64_t pages;
+	uint32_t page_tokens;
+};
+static const struct field pool_fields[] = {
+	F_STR("name", record_pool_args, name, REQUIRED, 63, ""),
+	F_STR("model", record_pool_args, model, OPTIONAL, 127, ""),
+	F_STR("digest", record_pool_args, digest, OPTIONAL, DIGEST_CHARS, ""),
+	F_ID("pages", record_pool_args, pages, OPTIONAL, ""),
+	F_INT("page_tokens", record_pool_args, page_tokens, OPTIONAL, 0, UINT32_MAX, ""),
+	F_END,
+};
+
+/* The table's limits are those of the members: what is read fits. */
+static void get_text(char *dst, size_t size, const char *text)
+{
+	snprintf(dst, size, "%s", text ? text : "");
+}
+
+static int read_pools(const cJSON *list, struct record *record)
+{
+	const cJSON *item;
+	unsigned int i = 0;
+
+	cJSON_ArrayForEach(item, list) {
+		struct record_pool *pool = &record->pools[record->pool_count];
+		struct record_pool_args args;
+		int r = cJSON_IsObject(item)
+				? fields_read(pool_fields, item, &args)
+				: err_raise(ERR_INVAL, "an object is wanted");
+
+		if (r < 0)
+			return err_prefix(r, "pools[%u]", i);
+		if (i++ >= RECORD_POOLS_MAX)
+			continue;
+		get_text(pool->name, sizeof(pool->name), args.name);
+		get_text(pool->model, sizeof(pool->model), args.model);
+		get_text(pool->digest, sizeof(pool->digest), args.digest);
+		pool->pages = (uint64_t)args.pages;
+		pool->page_tokens = args.page_tokens;
+		record->pool_count++;
+	}
+	return 0;
+}
+
+static int read_transports(const cJSON *list, struct record *record)
+{
+	const cJSON *item;
+
+	cJSON_ArrayForEach(item, list) {
+		const char *word = cJSON_GetStringValue(item);
+
+		if (!word || !*word || strlen(word) >= sizeof(record->transports[0]) ||
+		    strspn(word, "abcdefghijklmnopqrstuvwxyz0123456789_-") !=
+			    strlen(word))
+			return err_raise(ERR_INVAL,
+					 "transports: words of 1 to 15 letters");
+		if (record->transport_count < RECORD_TRANSPORTS_MAX)
+			get_text(record->transports[record->transport_count++],
+				 sizeof(record->transports[0]), word);
+	}
+	return 0;
+}
+
+static int record_fill(const cJSON *json, struct record *record)
+{
+	struct size_args size = {.of = {1, 1, 1, 1}};
+	struct record_args args;
+	int r = fields_read(record_fields, json, &args);
+
+	if (r >= 0 && args.size)
+		r = fields_read(size_fields, args.size, &size);
+	if (r < 0)
+		return err_pass(r);
+	get_text(record->instance, sizeof(record->instance), args.instance);
+	get_text(record->name, sizeof(record->name), args.name);
+	get_text(record->endpoint, sizeof(record->endpoint), args.endpoint);
+	get_text(record->key, sizeof(record->key), args.key);
+	get_text(record->version, sizeof(record->version), args.version);
+	get_text(record->url, sizeof(record->url), args.url);
+	get_text(record->engine, sizeof(record->engine), args.engine);
+	get_text(record->bootstrap, sizeof(record->bootstrap), args.bootstrap);
+	get_text(record->summary, sizeof(record->summary), args.summary);
+	record->draining = args.state == 1;
+	memcpy(record->size, size.of, sizeof(record->size));
+	r = read_transports(args.transports, record);
+	if (r >= 0)
+		r = read_pools(args.pools, record);
+	return r < 0 ? err_pass(r) : err_pass(record_check(record, NULL));
+}
+
+int record_read(const char *text, struct record *record_p)
+{
+	cJSON *json mem_cleanup(json_freep) = NULL;
+	size_t len = strnlen(text, DIRECTORY_RECORD_MAX);
+	struct err why;
+	int r;
+
+	record_init(record_p);
+	if (len >= DIRECTORY_RECORD_MAX)
+		return err_raise(ERR_PROTO, "record: over %u bytes",
+				 DIRECTORY_RECORD_MAX - 1);
+	r = json_parse(text, len, RECORD_DEPTH_MAX, &json);
+	if (r >= 0 && !cJSON_IsObject(json))
+		r = err_raise(ERR_PROTO, "an object is wanted");
+	if (r >= 0)
+		r = record_fill(json, record_p);
+	if (r >= 0)
+		return 0;
+	err_take(&why);
+	record_init(record_p);
+	return why.code == ERR_NOMEM ? err_reraise(&why)
+				     : err_raise(ERR_PROTO, "record: %.240s", why.text);
+}
+
+/* ---- endpoints ---- */
+
+void record_dial(const struct record *record, char text[LINK_ENDPOINT_MAX])
+{
+	if (*record->key)
+		snprintf(text, LINK_ENDPOINT_MAX, "%.*s#%s", (int)ENDPOINT_WITH_KEY_MAX,
+			 record->endpoint, record->key);
+	else
+		snprintf(text, LINK_ENDPOINT_MAX, "%s", record->endpoint);
+}
+
+int record_reach(struct record *record, const char *endpoint)
+{
+	size_t len = strcspn(endpoint, "#");
+	const char *key = endpoint[len] ? endpoint + len + 1 : "";
+
+	if (strlen(endpoint) >= LINK_ENDPOINT_MAX)
+		return err_raise(ERR_INVAL, "endpoint: at most %d bytes",
+				 LINK_ENDPOINT_MAX - 1);
+	if (endpoint[len] && !is_key(key))
+		return err_raise(ERR_INVAL,
+				 "endpoint '%s': what follows '#' is no key of "
+				 "40 characters",
+				 endpoint);
+	snprintf(record->endpoint, sizeof(record->endpoint), "%.*s", (int)len, endpoint);
+	snprintf(record->key, sizeof(record->key), "%s", key);
+	return err_pass(link_endpoint_check(record->endpoint));
+}

@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One list holds what is there and what has gone, ordered by change: what changed after a
+ * revision is its tail, so an answer costs what is new. An entry that changes moves to
+ * the end, so of many changes of one the last is told. What has gone stays, without
+ * texts, until ROSTER_GONE_MAX newer ones have.
+ */
+#include "daemon/cluster/roster.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/clean.h"
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+
+const char *const place_axis_names[PLACE_AXES] = {"tp", "pp", "dp", "cp"};
+
+size_t place_key(const struct place *place, struct place_key *key_p)
+{
+	size_t len = strlen(place->worker);
+
+	memcpy(key_p->rank, place->rank, sizeof(key_p->rank));
+	memcpy(key_p->worker, place->worker, len);
+	return offsetof(struct place_key, worker) + len;
+}
+
+void roster_init(struct roster *roster, uint64_t first)
+{
+	*roster = (struct roster){.rev = first, .forgotten = first};
+	strmap_init(&roster->places);
+	list_init(&roster->order);
+	list_init(&roster->gone);
+}
+
+static void roster_forget(struct roster *roster, struct roster_entry *entry)
+{
+	struct place_key key;
+	size_t len = place_key(&entry->place, &key);
+
+	strmap_remove_bytes(&roster->places, &key, len);
+	list_remove(&entry->link);
+	list_remove(&entry->gone_link);
+	mem_free(entry->record);
+	mem_free(entry->load);
+	mem_free(entry);
+}
+
+void roster_fini(struct roster *roster)
+{
+	struct roster_entry *entry;
+
+	list_foreach_safe(entry, &roster->order, link)
+		roster_forget(roster, entry);
+	strmap_fini(&roster->places);
+	roster->count = roster->gone_count = 0;
+}
+
+static struct roster_entry *roster_look(const struct roster *roster,
+					const struct place *place)
+{
+	struct place_key key;
+	size_t len = place_key(place, &key);
+
+	return strmap_get_bytes(&roster->places, &key, len);
+}
+
+struct roster_entry *roster_find(const struct roster *roster, const struct place *place)
+{
+	struct roster_entry *entry = roster_look(roster, place);
+
+	return entry && entry->record ? entry : NULL;
+}
+
+static struct roster_entry *roster_add(struct roster *roster, const struct place *place)
+{
+	struct roster_entry *entry = mem_zalloc(sizeof(*entry));
+	struct place_key key;
+	size_t len = place_key(place, &key);
+
+	if (!entry)
+		return NULL;
+	entry->place = *place;
+	list_init(&entry->gone_link);
+	if (strmap_put_bytes(&roster->places, &key, len, entry) < 0) {
+		mem_free(entry);
+		return NULL;
+	}
+	list_push_back(&roster->order, &entry->link);
+	list_push_back(&roster->gone, &entry->gone_link);
+	roster->gone_count++;
+	return entry;
+}
+
+static void roster_moved(struct roster *roster, struct roster_entry *entry)
+{
+	entry->changed = ++roster->rev;
+	list_remove(&entry->link);
+	list_push_back(&roster->order, &entry->link);
+}
+
+/* Those that went first are forgotten. */
+static void roster_trim(struct roster *roster)
+{
+	while (roster->gone_count > ROSTER_GONE_MAX) {
+		struct roster_entry *entry =
+			list_first(&roster->gone, struct roster_entry, gone_link);
+
+		roster->forgotten = entry->changed;
+		roster->gone_count--;
+		roster_forget(roster, entry);
+	}
+}
+
+/* A copy, unless it is the same. False: no memory. */
+static bool text_fresh(const char *text, const char *old, char **fresh_p)
+{
+	*fresh_p = NULL;
+	if (!text || (old && strcmp(text, old) == 0))
+		return true;
+	*fresh_p = mem_strdup(text);
+	return *fresh_p;
+}
+
+int roster_put(struct roster *roster, const struct place *place, const char *record,
+	       const char *load, struct roster_entry **entry_p)
+{
+	struct roster_entry *entry = roster_look(roster, place);
+	cleanup_free char *fresh_record = NULL;
+	cleanup_free char *fresh_load = NULL;
+
+	assert(record || (entry && entry->record));
+	*entry_p = entry;
+	if (!text_fresh(record, entry ? entry->record : NULL, &fresh_record) ||
+	    !text_fresh(load, entry ? entry->load : NULL, &fresh_load))
+		return err_pass(-ENOMEM);
+	if (entry)
+		entry->stale = false;
+	if (!fresh_record && !fresh_load)
+		return 0;
+	if (!entry)
+		entry = roster_add(roster, place);
+	if (!entry)
+		return err_pass(-ENOMEM);
+	roster_moved(roster, entry);
+	if (!entry->record) {
+		list_remove(&entry->gone_link);
+		roster->gone_count--;
+		roster->count++;
+	}
+	if (fresh_record) {
+		mem_free(entry->record);
+		entry->record = mem_steal(fresh_record);
+		entry->record_rev = entry->changed;
+	}
+	if (fresh_load) {
+		mem_free(entry->load);
+		entry->load = mem_steal(fresh_load);
+		entry->load_rev = entry->changed;
+	}
+	*entry_p = entry;
+	return 1;
+}
+
+void roster_drop(struct roster *roster, struct roster_entry *entry)
+{
+	assert(entry->record);
+	mem_free(entry->record);
+	mem_free(entry->load);
+	entry->record = entry->load = NULL;
+	entry->user = NULL;
+	entry->stale = false;
+	roster_moved(roster, entry);
+	entry->record_rev = entry->changed;
+	entry->load_rev = 0;
+	list_push_back(&roster->gone, &entry->gone_link);
+	roster->count--;
+	roster->gone_count++;
+	roster_trim(roster);
+}
+
+void roster_mark(struct roster *roster)
+{
+	struct roster_entry *entry;
+
+	list_foreach(entry, &roster->order, link)
+		entry->stale = entry->record != NULL;
+}
+
+bool roster_has_stale(const struct roster *roster)
+{
+	const struct roster_entry *entry;
+
+	list_foreach(entry, &roster->order, link) {
+		if (entry->stale)
+			return true;
+	}
+	return false;
+}
+
+void roster_sweep(struct roster *roster,
+		  void (*on_gone)(void *arg, const struct place *place), void *arg)
+{
+	struct list stale = LIST_INIT(stale);
+	struct roster_entry *entry;
+
+	/* first, as a drop may free others of the list */
+	list_foreach_safe(entry, &roster->order, link) {
+		if (!entry->stale)
+			continue;
+		list_remove(&entry->link);
+		list_push_back(&stale, &entry->link);
+	}
+	while ((entry = list_first(&stale, struct roster_entry, link))) {
+		struct place place = entry->place;
+
+		roster_drop(roster, entry);
+		on_gone(arg, &place);
+	}
+}
+
+struct roster_entry *roster_after(const struct roster *roster, uint64_t since)
+{
+	struct roster_entry *entry, *found = NULL;
+
+	for (const struct list *at = roster->order.prev; at != &roster->order;
+	     at = at->prev) {
+		entry = list_entry((struct list *)(uintptr_t)at, struct roster_entry,
+				   link);
+		if (entry->changed <= since)
+			break;
+		found = entry;
+	}
+	return found;
+}
+
+struct roster_entry *roster_next(const struct roster *roster,
+				 const struct roster_entry *entry)
+{
+	return entry->link.next == &roster->order
+		       ? NULL
+		       : list_entry(entry->link.next, struct roster_entry, link);
+}
+
+size_t roster_bytes(const char *record, const char *load)
+{
+	return sizeof(struct roster_entry) + sizeof(struct place_key) + strlen(record) +
+	       (load ? strlen(load) : 0);
+}
+
+bool place_equal(const struct place *a, const struct place *b)
+{
+	return strcmp(a->group, b->group) == 0 && strcmp(a->worker, b->worker) == 0 &&
+	       memcmp(a->rank, b->rank, sizeof(a->rank)) == 0;
+}
+
+static bool is_clean(const char *text)
+{
+	char copy[PLACE_GROUP_MAX];
+	size_t len = strlen(text);
+
+	memcpy(copy, text, len + 1);
+	return clean_text(copy, len) == len && memcmp(copy, text, len) == 0;
+}
+
+int place_check(const struct place *place)
+{
+	size_t group = strnlen(place->group, PLACE_GROUP_MAX);
+	size_t worker = strnlen(place->worker, PLACE_WORKER_MAX);
+
+	if (group < 1 || group >= PLACE_GROUP_MAX || !is_clean(place->group))
+		return err_raise(ERR_INVAL, "group: 1 to %u bytes of printable text",
+				 PLACE_GROUP_MAX - 1);
+	if (worker >= PLACE_WORKER_MAX || !is_clean(place->worker) ||
+	    strcmp(place->worker, "-") == 0)
+		return err_raise(ERR_INVAL,
+				 "worker: at most %u bytes of printable text, not '-'",
+				 PLACE_WORKER_MAX - 1);
+	for (unsigned int i = 0; i < PLACE_AXES; i++) {
+		if (place->rank[i] >= PLACE_SIZE_MAX)
+			return err_raise(ERR_INVAL, "%s_rank: %u, must be under %u",
+					 place_axis_names[i], place->rank[i],
+					 PLACE_SIZE_MAX);
+	}
+	return 0;
+}
+
+const char *place_text(const struct place *place, char text[PLACE_TEXT_MAX])
+{
+	snprintf(text, PLACE_TEXT_MAX, "group '%s'%s%s%s rank %u.%u.%u.%u", place->group,
+		 *place->worker ? " worker '" : "", place->worker,
+		 *place->worker ? "'" : "", place->rank[PLACE_TP], place->rank[PLACE_PP],
+		 place->rank[PLACE_DP], place->rank[PLACE_CP]);
+	return text;
+}

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A source that is not found yet hears of its group's changes and kicks its room, whose
+ * next step looks again. The pages that a pull's engine names of it are kept with it, and
+ * go to the party.
+ */
+#include "daemon/room/room_source.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/mem.h"
+#include "daemon/cluster/record.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/room/room.h"
+#include "daemon/room/rooms.h"
+#include "daemon/session/session.h"
+
+#define MALLOC_BYTES 16u /* what an allocation costs besides */
+
+struct room_source {
+	struct list link; /* in room->sources */
+	struct room *room;
+	struct groups_user user;
+	char group[PLACE_GROUP_MAX], worker[PLACE_WORKER_MAX];
+	struct groups_wanted wanted;
+	char pool[POOL_NAME_MAX];
+	int64_t rank;
+	uint64_t number;
+	cJSON *theirs;
+	size_t bytes; /* charged to the room */
+};
+
+/* A page number of two characters is a node of 64 bytes. */
+static size_t json_nodes(const cJSON *json)
+{
+	size_t nodes = 1;
+	const cJSON *it = NULL;
+
+	cJSON_ArrayForEach(it, json)
+		nodes += it->child ? json_nodes(it) : 1;
+	return nodes;
+}
+
+static int source_pages(struct room *room, const cJSON *theirs, cJSON **copy_p,
+			size_t *bytes_p)
+{
+	size_t bytes = json_nodes(theirs) * (sizeof(cJSON) + MALLOC_BYTES);
+	int r = charge_more(&room->charge, bytes);
+
+	if (r < 0)
+		return err_pass(r);
+	*copy_p = cJSON_Duplicate(theirs, true);
+	if (!*copy_p) {
+		charge_less(&room->charge, bytes);
+		return err_raise(ERR_NOMEM, "no memory for remote");
+	}
+	*bytes_p = bytes;
+	return 0;
+}
+
+static int source_join(struct room *room, const char *endpoint, struct party **party_p)
+{
+	struct handshake *hs = rooms_kvd(room->rooms)->handshake;
+	const struct peer_client client = {.uid = room->session->uid,
+					   .session = room->session->id};
+	struct remote *remote;
+	int r = handshake_reach(hs, endpoint, &client, &remote);
+
+	if (r < 0)
+		return err_pass(r);
+	*party_p = room_party_add(room, remote);
+	handshake_release(hs, remote); /* the party holds it */
+	return *party_p ? 0 : err_pass(-ENOMEM);
+}
+
+/* ---- by endpoint ---- */
+
+static int source_at(struct room *room, const struct source_args *args,
+		     const cJSON *theirs)
+{
+	struct party *party;
+	int r = source_join(room, args->endpoint, &party);
+
+	if (r < 0)
+		return err_pass(r);
+	snprintf(party->pool_name, sizeof(party->pool_name), "%s",
+		 args->pool ? args->pool : "");
+	party->rank = args->rank;
+	party->room_there = args->room;
+	/* read when its pool is known */
+	return theirs ? err_pass(source_pages(room, theirs, &party->theirs_json,
+					      &party->json_bytes))
+		      : 0;
+}
+
+/* ---- by group ---- */
+
+static void source_free(struct room_source *source)
+{
+	groups_unuse(&source->user);
+	cJSON_Delete(source->theirs);
+	charge_less(&source->room->charge, source->bytes);
+	list_remove(&source->link);
+	mem_free(source);
+}
+
+static void source_on_change(struct groups_user *user)
+{
+	room_kick(container_of(user, struct room_source, user)->room);
+}
+
+static const char *source_words(const struct room_source *source, char *text, size_t size)
+{
+	const uint32_t *rank = source->wanted.rank;
+
+	snprintf(text, size, "group '%.100s'%s%s%s rank %u.%u.%u.%u", source->group,
+		 source->wanted.worker ? " worker '" : "",
+		 source->wanted.worker ? source->worker : "",
+		 source->wanted.worker ? "'" : "", rank[PLACE_TP], rank[PLACE_PP],
+		 rank[PLACE_DP], rank[PLACE_CP]);
+	return text;
+}
+
+/* What the directory has of it is a party. */
+static int source_found(struct room_source *source, const struct record *record)
+{
+	struct room *room = source->room;
+	char endpoint[LINK_ENDPOINT_MAX];
+	struct party *party;
+	int r;
+
+	groups_dial(rooms_kvd(room->rooms)->groups, record, endpoint);
+	r = source_join(room, endpoint, &party);
+	if (r < 0)
+		return err_pass(r);
+	snprintf(party->pool_name, sizeof(party->pool_name), "%s",
+		 *source->pool	      ? source->pool
+		 : record->pool_count ? record->pools[0].name
+				      : "");
+	party->rank = source->rank;
+	party->room_there = source->number;
+	party->theirs_json = mem_steal(source->theirs);
+	if (party->theirs_json) { /* with what it takes */
+		party->json_bytes = source->bytes - sizeof(*source);
+		source->bytes = sizeof(*source);
+	}
+	return 0;
+}
+
+/* 0: it is a party, and the source is freed; outcome 1: not found yet. */
+static int source_look(struct room_source *source)
+{
+	cleanup_free struct record *record = mem_alloc(sizeof(*record));
+	char text[PLACE_TEXT_MAX];
+	int r = record ? groups_lookup(&source->user, &source->wanted, record) : -ENOMEM;
+
+	if (r == 0)
+		r = source_found(source, record);
+	if (r > 0)
+		return 1;
+	if (r < 0)
+		return err_prefix(r, "%s", source_words(source, text, sizeof(text)));
+	source_free(source);
+	return 0;
+}
+
+static int source_new(struct room *room, const struct source_args *args,
+		      struct room_source **source_p)
+{
+	struct room_source *source;
+	int r = charge_more(&room->charge, sizeof(*source));
+
+	if (r < 0)
+		return err_pass(r);
+	source = mem_zalloc(sizeof(*source));
+	if (!source) {
+		charge_less(&room->charge, sizeof(*source));
+		return err_pass(-ENOMEM);
+	}
+	source->bytes = sizeof(*source);
+	source->room = room;
+	source->user.on_change = source_on_change;
+	source->rank = args->rank;
+	source->number = args->room;
+	snprintf(source->group, sizeof(source->group), "%s", args->group);
+	snprintf(source->worker, sizeof(source->worker), "%s",
+		 args->worker ? args->worker : "");
+	snprintf(source->pool, sizeof(source->pool), "%s", args->pool ? args->pool : "");
+	source->wanted.worker = args->worker ? source->worker : NULL;
+	memcpy(source->wanted.rank, args->place, sizeof(source->wanted.rank));
+	list_push_back(&room->sources, &source->link);
+	*source_p = source;
+	return 0;
+}
+
+static int source_named(struct room *room, const struct source_args *args,
+			const cJSON *theirs)
+{
+	struct groups *groups = rooms_kvd(room->rooms)->groups;
+	struct room_source *source;
+	size_t bytes = 0;
+	int r = source_new(room, args, &source);
+
+	if (r == 0 && theirs)
+		r = source_pages(room, theirs, &source->theirs, &bytes);
+	if (r < 0)
+		return err_pass(r); /* rooms_discard() frees it */
+	source->bytes += bytes;
+	r = groups_use(groups, NULL, args->group, false, &source->user);
+	if (r == 0)
+		r = source_look(source);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+int room_source_add(struct room *room, const struct source_args *args,
+		    const cJSON *theirs)
+{
+	if (!args->endpoint == !args->group)
+		return err_raise(ERR_INVAL, "endpoint or group: one of the two is wanted");
+	if (args->group)
+		return err_pass(source_named(room, args, theirs));
+	if (args->worker || args->place[PLACE_TP] || args->place[PLACE_PP] ||
+	    args->place[PLACE_DP] || args->place[PLACE_CP])
+		return err_raise(ERR_INVAL,
+				 "worker, tp_rank …: come with group, not endpoint");
+	return err_pass(source_at(room, args, theirs));
+}
+
+bool room_sources_find(struct room *room)
+{
+	struct room_source *source;
+
+	list_foreach_safe(source, &room->sources, link) {
+		if (source_look(source) >= 0)
+			continue;
+		room_fail_last(room, NULL);
+		return false;
+	}
+	return list_empty(&room->sources);
+}
+
+void room_sources_free(struct room *room)
+{
+	struct room_source *source;
+
+	list_foreach_safe(source, &room->sources, link)
+		source_free(source);
+}
+
+void room_sources_text(const struct room *room, char *text, size_t size)
+{
+	const struct room_source *source =
+		list_first(&room->sources, struct room_source, link);
+	struct groups_state state;
+	char words[PLACE_TEXT_MAX];
+
+	groups_state(rooms_kvd(room->rooms)->groups, &state);
+	source_words(source, words, sizeof(words));
+	if (state.directory.up)
+		snprintf(text, size, "%s: it is not in the directory", words);
+	else
+		snprintf(text, size, "%s: the directory is away: %.120s", words,
+			 state.directory.why.text);
+}

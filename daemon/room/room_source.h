@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * room_source: sources of a room that are named by their group, not by an endpoint. One is
+ * looked up in the directory (daemon/cluster); while it is not there the room waits, as it
+ * does for a daemon that is not connected. Once found it is a party like any other: what
+ * the directory says later changes nothing.
+ */
+#ifndef KVD_ROOM_SOURCE_H
+#define KVD_ROOM_SOURCE_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/cluster/groups.h"
+
+struct room;
+
+/* One entry of "sources". */
+struct source_args {
+	const char *endpoint, *group; /* one of the two */
+	const char *worker;	      /* NULL: the group's only one */
+	uint32_t place[PLACE_AXES];
+	const char *pool;
+	int64_t rank;
+	uint64_t room;
+};
+
+/* `theirs`: pages of a pull's source, NULL: none. It is a party now, or waits in
+ * room->sources. ERR_INVAL: several workers; as groups_use(), handshake_reach(). */
+int room_source_add(struct room *room, const struct source_args *args,
+		    const cJSON *theirs);
+/* Look for those that wait. False: some still do, or the room has failed. */
+bool room_sources_find(struct room *room);
+void room_sources_free(struct room *room);
+/* The first that waits, and why: "group 'g' …: it is not in the directory". */
+void room_sources_text(const struct room *room, char *text, size_t size);
+
+#endif

@@ -1,0 +1,505 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Groups of a cluster whose directory is node 0's board, through the public commands:
+ * places, queries by revision, sources by name, what goes and what stays. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/cluster/groups_impl.h"
+#include "daemon/cluster/record.h"
+#include "daemon/peer/peer.h"
+#include "daemon/room/room.h"
+#include "daemon/room/rooms.h"
+#include "tests/lib/cluster.h"
+
+#define S LOOP_NS_PER_S
+#define MS LOOP_NS_PER_MS
+#define NODES 3
+
+static struct cluster c;
+static struct session *engine[NODES];
+
+static void at_node_0(struct config *config)
+{
+	strcpy(config->cluster, "kvd://10.0.0.1:7400");
+	config->cluster_lease_ns = 2 * S;
+}
+
+static int setup(void **state)
+{
+	(void)state;
+	cluster_configure(at_node_0);
+	cluster_new(&c, 1, NODES);
+	cluster_configure(NULL);
+	cluster_run(&c, 5 * S); /* the board is not young any more */
+	for (unsigned int i = 0; i < NODES; i++)
+		engine[i] = cluster_engine(&c, i, "engine");
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	cluster_free(&c);
+	return 0;
+}
+
+/* ---- answers ---- */
+
+static unsigned int ranks_in(const cJSON *answer)
+{
+	return (unsigned int)cJSON_GetArraySize(
+		cJSON_GetObjectItemCaseSensitive(answer, "ranks"));
+}
+
+static unsigned int gone_in(const cJSON *answer)
+{
+	return (unsigned int)cJSON_GetArraySize(
+		cJSON_GetObjectItemCaseSensitive(answer, "gone"));
+}
+
+static const char *text_in(const cJSON *json, const char *name)
+{
+	const char *text =
+		cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, name));
+
+	return text ? text : "none";
+}
+
+static bool flag_in(const cJSON *answer, const char *name)
+{
+	return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(answer, name));
+}
+
+static const cJSON *rank_of(const cJSON *answer, const char *worker)
+{
+	const cJSON *rank;
+
+	cJSON_ArrayForEach(rank, cJSON_GetObjectItemCaseSensitive(answer, "ranks")) {
+		if (strcmp(text_in(rank, "worker"), worker) == 0)
+			return rank;
+	}
+	return NULL;
+}
+
+static double revision_of(const cJSON *answer)
+{
+	return cJSON_GetObjectItemCaseSensitive(answer, "revision")->valuedouble;
+}
+
+static cJSON *since(unsigned int node, double revision)
+{
+	return cluster_call(&c, engine[node],
+			    "{'cmd':'group.query','group':'g','loads':true,'since':%.0f}",
+			    revision);
+}
+
+/* ---- cases ---- */
+
+static void answer_since_a_revision_has_what_changed(void **state)
+{
+	cJSON *answer;
+	double revision;
+
+	(void)state;
+	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'g','worker':'a','pool':'kv',"
+				  "'url':'http://h:1','engine':'vllm','model':'m'}");
+	answer = since(2, 0);
+	assert_true(flag_in(answer, "whole"));
+	assert_int_equal(ranks_in(answer), 1);
+	assert_string_equal(text_in(rank_of(answer, "a"), "url"), "http://h:1");
+	assert_string_equal(text_in(rank_of(answer, "a"), "pool"), "kv");
+	assert_string_equal(text_in(rank_of(answer, "a"), "state"), "serving");
+	cJSON_Delete(answer);
+	cluster_run(&c, 100 * MS);
+	answer = since(2, 0);
+	revision = revision_of(answer);
+	assert_true(flag_in(answer, "synced") && flag_in(answer, "complete"));
+	cJSON_Delete(answer);
+	/* nothing new */
+	answer = since(2, revision);
+	assert_false(flag_in(answer, "whole"));
+	assert_int_equal(ranks_in(answer) + gone_in(answer), 0);
+	assert_true(revision_of(answer) == revision);
+	cJSON_Delete(answer);
+	/* one comes, one changes, a load does */
+	cluster_ok(&c, engine[0],
+		   "{'cmd':'group.publish','group':'g','worker':'b','tp_size':2}");
+	assert_int_equal(groups_load(c.nodes[1].kvd.groups, engine[1]->id,
+				     "{\"v\":1,\"seq\":3}"),
+			 0);
+	cluster_run(&c, 100 * MS);
+	answer = since(2, revision);
+	assert_int_equal(ranks_in(answer), 2);
+	assert_false(flag_in(answer, "complete")); /* b has one rank of two */
+	assert_non_null(cJSON_GetObjectItemCaseSensitive(rank_of(answer, "a"), "load"));
+	assert_null(cJSON_GetObjectItemCaseSensitive(rank_of(answer, "b"), "load"));
+	revision = revision_of(answer);
+	cJSON_Delete(answer);
+	/* the end of a session is the end of its ranks */
+	cluster_engine_dies(&c, engine[1]);
+	cluster_run(&c, 100 * MS);
+	answer = since(2, revision);
+	assert_int_equal(ranks_in(answer), 0);
+	assert_int_equal(gone_in(answer), 1);
+	cJSON_Delete(answer);
+	/* of another time: all anew */
+	answer = since(2, 1);
+	assert_true(flag_in(answer, "whole"));
+	assert_int_equal(ranks_in(answer), 1);
+	cJSON_Delete(answer);
+	engine[1] = cluster_engine(&c, 1, "engine");
+}
+
+static void places_are_checked(void **state)
+{
+	(void)state;
+	cluster_refused(&c, engine[0], "EPERM",
+			"{'cmd':'group.publish','group':'kvd.daemons'}");
+	cluster_refused(&c, engine[0], "EINVAL",
+			"{'cmd':'group.publish','group':'g','worker':'-'}");
+	cluster_refused(&c, engine[0], "EINVAL",
+			"{'cmd':'group.publish','group':'g','url':'ftp://x'}");
+	cluster_refused(&c, engine[0], "EINVAL",
+			"{'cmd':'group.publish','group':'g','tp_rank':2,'tp_size':2}");
+	cluster_ok(&c, engine[0], "{'cmd':'group.publish','group':'g'}");
+	/* of two sessions of a daemon, and of two daemons */
+	struct session *other = cluster_engine(&c, 0, "other");
+
+	cluster_refused(&c, other, "EEXIST", "{'cmd':'group.publish','group':'g'}");
+	cluster_refused(&c, engine[1], "EEXIST", "{'cmd':'group.publish','group':'g'}");
+	cluster_ok(&c, engine[0], "{'cmd':'group.publish','group':'g','summary':'again'}");
+	cluster_engine_dies(&c, engine[0]);
+	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'g'}");
+	engine[0] = cluster_engine(&c, 0, "engine");
+}
+
+static void many_places_of_one_session_are_bounded(void **state)
+{
+	struct session *other = cluster_engine(&c, 1, "other");
+
+	(void)state;
+	for (unsigned int i = 0; i < GROUPS_SESSION_PLACES_MAX; i++)
+		cluster_ok(&c, engine[1],
+			   "{'cmd':'group.publish','group':'g','tp_rank':%u,'tp_size':2000,"
+			   "'at':'tcp://10.0.0.2:7400'}",
+			   i);
+	cluster_refused(&c, engine[1], "ELIMIT",
+			"{'cmd':'group.publish','group':'g','tp_rank':1999,'tp_size':2000,"
+			"'at':'tcp://10.0.0.2:7400'}");
+	cluster_ok(&c, other,
+		   "{'cmd':'group.publish','group':'g','tp_rank':1999,'tp_size':2000,"
+		   "'at':'tcp://10.0.0.2:7400'}");
+	/* its own board, which is asked for by another */
+	cJSON *answer = cluster_call(
+		&c, engine[2],
+		"{'cmd':'group.query','group':'g','at':'tcp://10.0.0.2:7400'}");
+
+	assert_int_equal(ranks_in(answer), GROUPS_SESSION_PLACES_MAX + 1);
+	cJSON_Delete(answer);
+	cluster_refused(&c, engine[2], "ENOTFOUND", "{'cmd':'group.query','group':'g'}");
+}
+
+static void every_daemon_has_an_entry(void **state)
+{
+	cJSON *answer = cluster_call(&c, engine[2],
+				     "{'cmd':'group.query','group':'kvd.daemons'}");
+	const cJSON *rank;
+
+	(void)state;
+	assert_int_equal(ranks_in(answer), NODES);
+	cJSON_ArrayForEach(rank, cJSON_GetObjectItemCaseSensitive(answer, "ranks")) {
+		assert_string_equal(text_in(rank, "worker"), text_in(rank, "instance"));
+		assert_string_equal(text_in(rank, "state"), "serving");
+	}
+	cJSON_Delete(answer);
+	groups_drain(c.nodes[1].kvd.groups);
+	cluster_run(&c, 100 * MS);
+	answer = cluster_call(&c, engine[2],
+			      "{'cmd':'group.query','group':'kvd.daemons'}");
+	unsigned int draining = 0;
+
+	cJSON_ArrayForEach(rank, cJSON_GetObjectItemCaseSensitive(answer, "ranks"))
+		draining += strcmp(text_in(rank, "state"), "draining") == 0;
+	assert_int_equal(draining, 1);
+	cJSON_Delete(answer);
+}
+
+static void directory_that_is_away_leaves_what_is_known(void **state)
+{
+	cJSON *answer;
+	double revision;
+
+	(void)state;
+	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'g','worker':'a'}");
+	cJSON_Delete(since(2, 0));
+	cluster_run(&c, 100 * MS);
+	answer = since(2, 0);
+	revision = revision_of(answer);
+	cJSON_Delete(answer);
+	cluster_crash(&c, 0, MEM_CRASH_KILLED);
+	cluster_run(&c, 10 * S);
+	answer = since(2, revision);
+	assert_false(flag_in(answer, "synced"));
+	assert_false(flag_in(answer, "whole"));
+	assert_int_equal(gone_in(answer), 0);
+	cJSON_Delete(answer);
+	answer = cluster_call(&c, engine[2], "{'cmd':'group.query','group':'g'}");
+	assert_int_equal(ranks_in(answer), 1);
+	assert_false(flag_in(answer, "synced"));
+	cJSON_Delete(answer);
+	answer = cluster_call(&c, engine[2], "{'cmd':'health'}");
+	assert_string_equal(text_in(answer, "state"), "degraded");
+	assert_non_null(strstr(text_in(answer, "why"), "(cluster) is away"));
+	cJSON_Delete(answer);
+	/* it comes back with nothing, and has all again */
+	cluster_configure(at_node_0);
+	cluster_restart(&c, 0);
+	cluster_configure(NULL);
+	cluster_run(&c, 10 * S);
+	answer = since(2, revision);
+	assert_true(flag_in(answer, "synced"));
+	assert_int_equal(ranks_in(answer) + gone_in(answer), 0);
+	cJSON_Delete(answer);
+	answer = cluster_call(&c, engine[2], "{'cmd':'health'}");
+	assert_string_equal(text_in(answer, "state"), "serving");
+	cJSON_Delete(answer);
+}
+
+/* ---- sources by name ---- */
+
+static struct cache caches[2];
+
+static void make_caches(void)
+{
+	caches[0] = caches[1] = cluster_geometry;
+	cluster_cache(&c, engine[1], "kv", 0, &caches[0]);
+	cluster_cache(&c, engine[2], "kv", 0, &caches[1]);
+}
+
+static void open_recv(unsigned long long room, const char *source)
+{
+	cluster_ok(&c, engine[2],
+		   "{'cmd':'room.open','room':'%llu','role':'recv','pool':%llu,"
+		   "'sources':[%s],'timeouts':{'bootstrap_ms':20000}}",
+		   room, (unsigned long long)caches[1].pool, source);
+	cluster_ok(&c, engine[2],
+		   "{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[3,4]}}}", room);
+}
+
+static void send_it(unsigned long long room)
+{
+	cluster_ok(&c, engine[1],
+		   "{'cmd':'room.open','room':'%llu','role':'send','pool':%llu}", room,
+		   (unsigned long long)caches[0].pool);
+	cluster_ok(&c, engine[1],
+		   "{'cmd':'room.send','room':'%llu','seq':0,'last':true,'views':{'kv':{"
+		   "'pages':[1,2]}}}",
+		   room);
+}
+
+static void room_finds_its_source_when_it_comes(void **state)
+{
+	cJSON *answer;
+
+	(void)state;
+	make_caches();
+	open_recv(1, "{'group':'prefill'}");
+	/* longer than connect_timeout: nobody is named yet who could be late */
+	cluster_run(&c, 15 * S);
+	assert_int_equal(cluster_state(&c, engine[2], "recv", 1), 1);
+	answer = cluster_call(&c, engine[2], "{'cmd':'room.show','room':'1'}");
+	assert_non_null(
+		strstr(text_in(cJSON_GetObjectItemCaseSensitive(answer, "waits_for"), "what"),
+		       "group 'prefill' rank 0.0.0.0: it is not in the directory"));
+	cJSON_Delete(answer);
+	cluster_ok(&c, engine[1],
+		   "{'cmd':'group.publish','group':'prefill','worker':'w','pool':'kv'}");
+	send_it(1);
+	cluster_until_state(&c, engine[2], "recv", 1, 4);
+	/* found at once, and what changes afterwards does not touch it */
+	open_recv(2, "{'group':'prefill','worker':'w'}");
+	cluster_run(&c, S);
+	groups_drain(c.nodes[1].kvd.groups);
+	open_recv(3, "{'group':'prefill'}"); /* draining ones are found, too */
+	cluster_run(&c, S);
+	groups_session_gone(c.nodes[1].kvd.groups, engine[1]->id);
+	cluster_run(&c, S);
+	send_it(2);
+	send_it(3);
+	cluster_until_state(&c, engine[2], "recv", 2, 4);
+	cluster_until_state(&c, engine[2], "recv", 3, 4);
+	cache_close(&caches[0]);
+	cache_close(&caches[1]);
+}
+
+static void source_that_never_comes_is_named(void **state)
+{
+	(void)state;
+	make_caches();
+	open_recv(5, "{'group':'prefill','worker':'w','tp_rank':1}");
+	cluster_run(&c, 25 * S);
+	room_failed_with(rooms_find(c.nodes[2].kvd.rooms, engine[2], ROOM_RECV, 5),
+			 ERR_TIMEOUT, "group 'prefill' worker 'w' rank 1.0.0.0");
+	cache_close(&caches[0]);
+	cache_close(&caches[1]);
+}
+
+static void group_of_several_workers_wants_one_named(void **state)
+{
+	(void)state;
+	make_caches();
+	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'prefill','worker':'v'}");
+	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'prefill','worker':'w'}");
+	open_recv(1, "{'group':'prefill'}"); /* not known here yet */
+	cluster_run(&c, S);
+	room_failed_with(rooms_find(c.nodes[2].kvd.rooms, engine[2], ROOM_RECV, 1),
+			 ERR_INVAL, "several workers: name one in `worker`");
+	cluster_refused(&c, engine[2], "EINVAL",
+			"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
+			"{'group':'prefill'}]}",
+			(unsigned long long)caches[1].pool);
+	cluster_refused(&c, engine[2], "EINVAL",
+			"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
+			"{'group':'prefill','endpoint':'tcp://10.0.0.2:7400'}]}",
+			(unsigned long long)caches[1].pool);
+	cluster_refused(&c, engine[2], "EINVAL",
+			"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
+			"{'worker':'w','endpoint':'tcp://10.0.0.2:7400'}]}",
+			(unsigned long long)caches[1].pool);
+	cluster_refused(&c, engine[2], "EINVAL",
+			"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
+			"{'pool':'kv'}]}",
+			(unsigned long long)caches[1].pool);
+	open_recv(3, "{'group':'prefill','worker':'w'}");
+	send_it(3);
+	cluster_until_state(&c, engine[2], "recv", 3, 4);
+	cache_close(&caches[0]);
+	cache_close(&caches[1]);
+}
+
+/* ---- forged entries ---- */
+
+static void forged(const char *group, const char *worker, const char *record)
+{
+	struct groups *groups = c.nodes[1].kvd.groups;
+	struct directory *directory = groups_main(groups)->directory;
+	static struct publication publication[16];
+	static unsigned int used;
+	struct place place = {.worker = ""};
+
+	assert_in_range(used, 0, 15);
+	strcpy(place.group, group);
+	strcpy(place.worker, worker);
+	memset(&publication[used], 0, sizeof(publication[used]));
+	assert_int_equal(directory->ops->publish(directory, &publication[used++], &place,
+						 record, NULL),
+			 0);
+	cluster_run(&c, 100 * MS);
+}
+
+#define HEAD "{\"v\":1,\"instance\":\"00112233445566778899aabbccddeeff\","
+#define AT "\"endpoint\":\"tcp://10.0.0.3:1\""
+
+static void forged_records_are_not_used(void **state)
+{
+	static char deep[3000], wide[4000];
+	cJSON *answer;
+
+	(void)state;
+	for (unsigned int i = 0; i < 500; i++)
+		strcat(deep, "[");
+	snprintf(wide, sizeof(wide), HEAD AT ",\"url\":\"http://%03000d\"}", 0);
+	forged("g", "no-json", "}{");
+	forged("g", "deep", deep);
+	forged("g", "wide", wide);
+	forged("g", "later", "{\"v\":2," AT "}");
+	forged("g", "nowhere", HEAD "\"endpoint\":\"file:///etc/passwd\"}");
+	forged("g", "key", HEAD AT ",\"key\":\"short\"}");
+	forged("g", "escape", HEAD AT ",\"name\":\"a\\u001b[2J\"}");
+	forged("g", "type", HEAD AT ",\"pools\":7}");
+	forged("g", "twice", HEAD AT "," AT "}");
+	forged("g", "size", HEAD AT ",\"size\":{\"tp\":0}}");
+	forged("g", "good", HEAD AT ",\"of a later release\":[1,{\"x\":2}]}");
+	answer = cluster_call(&c, engine[2], "{'cmd':'group.query','group':'g'}");
+	assert_int_equal(ranks_in(answer), 1);
+	assert_non_null(rank_of(answer, "good"));
+	cJSON_Delete(answer);
+	answer = cluster_call(&c, engine[2], "{'cmd':'cluster.show'}");
+	assert_true(strtoul(text_in(answer, "refused"), NULL, 10) >= 10);
+	cJSON_Delete(answer);
+}
+
+static void record_comes_back_as_it_was_made(void **state)
+{
+	struct record *a = calloc(1, sizeof(*a)), *b = calloc(1, sizeof(*b));
+	char text[DIRECTORY_RECORD_MAX], cut[DIRECTORY_RECORD_MAX];
+
+	(void)state;
+	record_init(a);
+	strcpy(a->instance, "00112233445566778899aabbccddeeff");
+	strcpy(a->endpoint, "tcp://[fe80::1]:7400");
+	strcpy(a->key, "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7");
+	strcpy(a->summary, "\"quoted\" \\ and \xc3\xa9");
+	strcpy(a->transports[a->transport_count++], "tcp");
+	a->size[PLACE_CP] = 4;
+	a->draining = true;
+	for (a->pool_count = 0; a->pool_count < RECORD_POOLS_MAX; a->pool_count++) {
+		snprintf(a->pools[a->pool_count].name, 64, "pool %u", a->pool_count);
+		strcpy(a->pools[a->pool_count].digest, "0123456789abcdef");
+		a->pools[a->pool_count].pages = UINT64_C(1) << 40;
+	}
+	assert_int_equal(record_make(a, text), 0);
+	assert_int_equal(record_read(text, b), 0);
+	assert_string_equal(a->summary, b->summary);
+	assert_string_equal(a->key, b->key);
+	assert_true(b->draining);
+	assert_int_equal(b->size[PLACE_CP], 4);
+	assert_int_equal(b->pool_count, RECORD_POOLS_MAX);
+	assert_true(b->pools[7].pages == UINT64_C(1) << 40);
+	/* cut anywhere it is none */
+	for (size_t len = 0; text[len]; len++) {
+		memcpy(cut, text, len);
+		cut[len] = '\0';
+		assert_true(record_read(cut, b) < 0);
+		assert_int_equal(err_last()->code, ERR_PROTO);
+	}
+	/* what is too much is left out at the end, or refused */
+	memset(a->summary, 's', sizeof(a->summary) - 1);
+	for (unsigned int i = 0; i < RECORD_POOLS_MAX; i++)
+		memset(a->pools[i].model, 'm', sizeof(a->pools[i].model) - 1);
+	assert_int_equal(record_make(a, text), 0);
+	assert_int_equal(record_read(text, b), 0);
+	assert_in_range(b->pool_count, 1, RECORD_POOLS_MAX - 1);
+	free(a);
+	free(b);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(answer_since_a_revision_has_what_changed),
+		TEST(places_are_checked),
+		TEST(many_places_of_one_session_are_bounded),
+		TEST(every_daemon_has_an_entry),
+		TEST(directory_that_is_away_leaves_what_is_known),
+		TEST(room_finds_its_source_when_it_comes),
+		TEST(source_that_never_comes_is_named),
+		TEST(group_of_several_workers_wants_one_named),
+		TEST(forged_records_are_not_used),
+		cmocka_unit_test(record_comes_back_as_it_was_made),
+	};
+
+	return cmocka_run_group_tests_name("groups", tests, NULL, NULL);
+}
