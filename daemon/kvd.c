@@ -29,6 +29,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/cluster/groups.h"
+#include "daemon/cluster/loads.h"
 #include "daemon/config/config.h"
 #include "daemon/control/commands_peer.h"
 #include "daemon/control/control.h"
@@ -375,6 +376,8 @@ static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 	if (r == 0)
 		r = groups_new(kvd, &kvd->groups);
 	if (r == 0)
+		r = loads_new(kvd, &kvd->loads);
+	if (r == 0)
 		r = rooms_new(kvd, &kvd->rooms);
 	if (r == 0)
 		r = xfers_new(kvd, &kvd->xfers);
@@ -533,6 +536,7 @@ void kvd_free(struct kvd *kvd)
 	store_free(kvd->store);
 	xfers_free(kvd->xfers);
 	rooms_free(kvd->rooms);
+	loads_free(kvd->loads);
 	groups_free(kvd->groups);
 	kvd->groups = NULL; /* the peers' end has nobody to tell any more */
 	handshake_free(kvd->handshake);

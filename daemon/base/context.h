@@ -28,6 +28,7 @@ struct handshake;
 struct http;
 struct link;
 struct live;
+struct loads;
 struct loop;
 struct offload;
 struct peers;
@@ -57,6 +58,7 @@ struct kvd {
 	struct handshake *handshake;
 	struct groups *groups; /* NULL in tests of less, and when peers are freed */
 	struct xfers *xfers;
+	struct loads *loads; /* NULL in tests of less */
 	struct rooms *rooms;
 	struct store *store; /* NULL: it keeps no chunks */
 	struct attends *attends;

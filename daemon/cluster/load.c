@@ -129,20 +129,26 @@ static bool load_differs(const struct load *from, const struct load *to)
 	       load_engine_far(&from->engine, &to->engine);
 }
 
-bool load_gate_pass(struct load_gate *gate, const struct load *load, uint64_t now_ns)
+void load_budget_fill(struct load_budget *budget, uint64_t now_ns)
 {
 	uint64_t most = LOAD_BURST * LOAD_EVERY_NS;
-	uint64_t passed = gate->told ? now_ns - gate->at_ns : most;
+	uint64_t passed = budget->begun ? now_ns - budget->at_ns : most;
 
-	assert(!gate->told || now_ns >= gate->at_ns);
-	gate->tokens_ns =
-		passed > most - gate->tokens_ns ? most : gate->tokens_ns + passed;
-	gate->at_ns = now_ns;
+	assert(!budget->begun || now_ns >= budget->at_ns);
+	budget->begun = true;
+	budget->at_ns = now_ns;
+	budget->tokens_ns =
+		passed > most - budget->tokens_ns ? most : budget->tokens_ns + passed;
+}
+
+bool load_gate_pass(struct load_gate *gate, struct load_budget *budget,
+		    const struct load *load)
+{
 	if (gate->told && !load_differs(&gate->last, load))
 		return false;
-	if (gate->tokens_ns < LOAD_EVERY_NS)
+	if (budget->tokens_ns < LOAD_EVERY_NS)
 		return false;
-	gate->tokens_ns -= LOAD_EVERY_NS;
+	budget->tokens_ns -= LOAD_EVERY_NS;
 	gate->told = true;
 	gate->last = *load;
 	return true;

@@ -67,16 +67,23 @@ void load_meter_init(struct load_meter *meter);
 void load_meter_take(struct load_meter *meter, const struct load_counts *counts,
 		     uint64_t now_ns, struct load *load_p);
 
-struct load_gate {
-	bool told;
-	struct load last;
+/* How often a daemon tells loads: once in five seconds, and some that were saved up. */
+struct load_budget {
+	bool begun;
 	uint64_t tokens_ns; /* time saved up */
 	uint64_t at_ns;
 };
 #define LOAD_EVERY_NS UINT64_C(5000000000)
 #define LOAD_BURST 3u
-/* Is it to be told? It counts as told then. */
-bool load_gate_pass(struct load_gate *gate, const struct load *load, uint64_t now_ns);
+void load_budget_fill(struct load_budget *budget, uint64_t now_ns);
+
+struct load_gate {
+	bool told;
+	struct load last;
+};
+/* Is it to be told? It counts as told then, and is taken from the budget. */
+bool load_gate_pass(struct load_gate *gate, struct load_budget *budget,
+		    const struct load *load);
 
 /* One JSON object; under DIRECTORY_LOAD_MAX bytes. */
 void load_text(const struct load *load, uint64_t seq, struct text *out);

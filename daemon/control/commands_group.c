@@ -19,6 +19,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/cluster/groups.h"
+#include "daemon/cluster/loads.h"
 #include "daemon/cluster/record.h"
 #include "daemon/control/reply_walk.h"
 #include "daemon/session/session.h"
@@ -360,6 +361,8 @@ static int run_publish(struct request *req)
 	}
 	if (r < 0)
 		mem_free(gc);
+	else if (req->kvd->loads)
+		loads_begin(req->kvd->loads);
 	return err_pass(r);
 }
 

@@ -760,6 +760,11 @@ bool handshake_drained(const struct handshake *hs)
 	return true;
 }
 
+void handshake_bytes(const struct handshake *hs, uint64_t *queued_p, uint64_t *posted_p)
+{
+	sched_bytes(hs->sched, queued_p, posted_p);
+}
+
 unsigned int handshake_plain_peers(const struct handshake *hs)
 {
 	const struct remote *remote;

@@ -223,6 +223,9 @@ void handshake_moved(const struct remote *remote, enum metric_direction directio
 const struct list *handshake_remotes(const struct handshake *hs);
 struct handshake *handshake_of(const struct remote *remote);
 
+/* Bytes that wait for a line to a peer, and that are on their way. */
+void handshake_bytes(const struct handshake *hs, uint64_t *queued_p, uint64_t *posted_p);
+
 /* Peers of other hosts to which bytes go in clear. */
 unsigned int handshake_plain_peers(const struct handshake *hs);
 /* 0: new rooms may be opened; else the reason (option `require`). */

@@ -122,36 +122,45 @@ static void counts_that_fall_begin_anew(void **state)
 	NEAR(load.gbps, 0.25, 0.01);
 }
 
+static bool pass(struct load_gate *gate, struct load_budget *budget,
+		 const struct load *load, uint64_t now_ns)
+{
+	load_budget_fill(budget, now_ns);
+	return load_gate_pass(gate, budget, load);
+}
+
 static void step_is_told_and_less_is_not(void **state)
 {
+	struct load_budget budget = {0};
 	struct load_gate gate = {0};
 	struct load load = idle();
 
 	(void)state;
-	assert_true(load_gate_pass(&gate, &load, 100 * S)); /* the first */
-	assert_false(load_gate_pass(&gate, &load, 101 * S));
+	assert_true(pass(&gate, &budget, &load, 100 * S)); /* the first */
+	assert_false(pass(&gate, &budget, &load, 101 * S));
 	load.running = 1;
-	assert_true(load_gate_pass(&gate, &load, 102 * S));
+	assert_true(pass(&gate, &budget, &load, 102 * S));
 	load.running = 100;
 	load.engine.kv_free_tokens = 100000;
-	assert_true(load_gate_pass(&gate, &load, 103 * S));
+	assert_true(pass(&gate, &budget, &load, 103 * S));
 	load.running = 101;
 	load.engine.kv_free_tokens = 99000;
-	assert_false(load_gate_pass(&gate, &load, 200 * S));
+	assert_false(pass(&gate, &budget, &load, 200 * S));
 	load.engine.kv_free_tokens = 87000;
-	assert_true(load_gate_pass(&gate, &load, 201 * S));
+	assert_true(pass(&gate, &budget, &load, 201 * S));
 	load.gpu.known = true;
-	assert_true(load_gate_pass(&gate, &load, 202 * S));
+	assert_true(pass(&gate, &budget, &load, 202 * S));
 	load.gpu.busy = 0.1;
-	assert_false(load_gate_pass(&gate, &load, 300 * S));
+	assert_false(pass(&gate, &budget, &load, 300 * S));
 	load.gpu.busy = 0.9;
-	assert_true(load_gate_pass(&gate, &load, 301 * S));
+	assert_true(pass(&gate, &budget, &load, 301 * S));
 }
 
 /* 10 000 members write less than 2000 times a second, whatever their loads do; and what
  * did not pass is told once there is time. */
 static void told_is_less_than_once_in_five_seconds(void **state)
 {
+	struct load_budget budget = {0};
 	struct load_gate gate = {0};
 	struct load load = idle();
 	unsigned int told = 0, last = 0;
@@ -159,7 +168,7 @@ static void told_is_less_than_once_in_five_seconds(void **state)
 	(void)state;
 	for (unsigned int s = 0; s < 1000; s++) {
 		load.waiting = s % 2 ? 1000 : 0;
-		if (load_gate_pass(&gate, &load, s * S)) {
+		if (pass(&gate, &budget, &load, s * S)) {
 			told++;
 			last = s;
 		}
@@ -167,7 +176,7 @@ static void told_is_less_than_once_in_five_seconds(void **state)
 	assert_in_range(told, 190, 1000 / 5 + LOAD_BURST);
 	load.waiting = 77;
 	for (unsigned int s = 1000; s < 1006; s++)
-		if (load_gate_pass(&gate, &load, s * S))
+		if (pass(&gate, &budget, &load, s * S))
 			last = s;
 	assert_true(last >= 1000);
 	assert_int_equal(gate.last.waiting, 77);

@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is a session's own (rooms, their bytes and failures) is counted by its pools; what
+ * waits for lines to peers, and the GPU, are the daemon's, which serves one.
+ *
+ * The directory is written to for all sessions together as often as for one: they take
+ * from one budget. Whose turn it is first changes with each look.
+ */
+#include "daemon/cluster/loads.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/hex.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/cluster/groups.h"
+#include "daemon/cluster/load.h"
+#include "daemon/config/config.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/loop/offload.h"
+#include "daemon/session/pool.h"
+#include "daemon/session/session.h"
+#include "gpu/gpu.h"
+#include "gpu/nvml.h"
+
+#define LOADS_EVERY_NS LOOP_NS_PER_S
+
+/* A session with places. */
+struct loads_of {
+	struct list link;
+	uint64_t session, seq;
+	bool seen; /* at this look */
+	struct load_meter meter;
+	struct load_gate gate;
+};
+
+/* A look at GPUs, on a helper: it outlives `loads` when that ends meanwhile. */
+struct loads_gpu {
+	struct offload_job job;
+	struct loads *loads; /* NULL: it has ended */
+	struct gpu *gpu;
+	char driver[CONFIG_PATH_BYTES];
+	struct nvml nvml;
+	bool absent; /* there is no NVML: not looked for again */
+	struct load_gpu seen;
+};
+
+struct loads {
+	struct kvd *kvd;
+	struct loop_timer timer;
+	struct list of; /* struct loads_of.link */
+	struct load_budget budget;
+	struct loads_gpu *gpu;
+	struct load_gpu gpu_use;
+	uint64_t peer_bytes[METRIC_PEERS_MAX + 1]; /* at the last look, by figures */
+	uint64_t peers_at_ns;
+	struct load_peer peers[LOAD_PEERS_MAX];
+	unsigned int peer_count;
+};
+
+/* ---- GPUs ---- */
+
+static void loads_gpu_work(struct offload_job *job)
+{
+	struct loads_gpu *look = container_of(job, struct loads_gpu, job);
+	struct nvml_use use;
+
+	look->seen = (struct load_gpu){.known = false};
+	if (!gpu_started(look->gpu) || look->absent)
+		return;
+	if (!look->nvml.library && nvml_load(look->driver, &look->nvml) < 0) {
+		look->absent = true;
+		err_clear();
+		return;
+	}
+	for (unsigned int i = 0; i < look->gpu->device_count; i++) {
+		struct gpu_device *device = &look->gpu->devices[i];
+
+		if (!gpu_device_used(device))
+			continue;
+		if (nvml_read(&look->nvml, device->id, &use) < 0) {
+			err_clear();
+			continue;
+		}
+		look->seen = (struct load_gpu){.known = true,
+					       .busy = use.busy < 0 ? 0 : use.busy,
+					       .used = use.used,
+					       .total = use.total};
+		return;
+	}
+}
+
+static void loads_gpu_free(struct loads_gpu *look)
+{
+	if (!look)
+		return;
+	nvml_unload(&look->nvml);
+	mem_free(look);
+}
+
+static void loads_gpu_done(struct offload_job *job)
+{
+	struct loads_gpu *look = container_of(job, struct loads_gpu, job);
+
+	if (look->loads)
+		look->loads->gpu_use = look->seen;
+	else
+		loads_gpu_free(look);
+}
+
+static void loads_gpu_look(struct loads *loads)
+{
+	struct loads_gpu *look = loads->gpu;
+
+	if (look && !look->job.submitted && gpu_started(look->gpu) && !look->absent)
+		offload_submit(loads->kvd->offload, &look->job);
+}
+
+static int loads_gpu_new(struct loads *loads)
+{
+	struct loads_gpu *look;
+
+	if (!loads->kvd->gpu)
+		return 0;
+	look = mem_zalloc(sizeof(*look));
+	if (!look)
+		return err_pass(-ENOMEM);
+	look->loads = loads;
+	look->gpu = loads->kvd->gpu;
+	look->job.work = loads_gpu_work;
+	look->job.done = loads_gpu_done;
+	memcpy(look->driver, loads->kvd->config->cuda_library, sizeof(look->driver));
+	loads->gpu = look;
+	return 0;
+}
+
+/* ---- peers ---- */
+
+static uint64_t loads_peer_bytes(const struct loads *loads, const struct remote *remote)
+{
+	const struct metrics *m = &loads->kvd->metrics;
+
+	return metrics_get(m, METRIC_AT(PEER_BYTES, remote->figures, METRIC_IN)) +
+	       metrics_get(m, METRIC_AT(PEER_BYTES, remote->figures, METRIC_OUT));
+}
+
+/* Among those with most, in order. */
+static void loads_peer_add(struct loads *loads, const struct remote *remote, double gbps)
+{
+	unsigned int at = loads->peer_count;
+
+	while (at > 0 && loads->peers[at - 1].gbps < gbps)
+		at--;
+	if (at == LOAD_PEERS_MAX)
+		return;
+	if (loads->peer_count < LOAD_PEERS_MAX)
+		loads->peer_count++;
+	memmove(&loads->peers[at + 1], &loads->peers[at],
+		(loads->peer_count - at - 1) * sizeof(loads->peers[0]));
+	loads->peers[at].gbps = gbps;
+	snprintf(loads->peers[at].instance, sizeof(loads->peers[at].instance), "%.16s",
+		 remote->peer->instance_text);
+}
+
+/* Figures of peers past the 64th are nobody's. */
+static void loads_peers_look(struct loads *loads, uint64_t now_ns)
+{
+	double seconds = (double)(now_ns - loads->peers_at_ns) / 1e9;
+	const struct remote *remote;
+
+	loads->peer_count = 0;
+	list_foreach(remote, handshake_remotes(loads->kvd->handshake), link) {
+		uint64_t bytes, *last;
+
+		if (!remote->ready || remote->figures >= METRIC_PEER_OTHER)
+			continue;
+		bytes = loads_peer_bytes(loads, remote);
+		last = &loads->peer_bytes[remote->figures];
+		if (bytes > *last && loads->peers_at_ns)
+			loads_peer_add(loads, remote,
+				       (double)(bytes - *last) / seconds / 1e9);
+		*last = bytes;
+	}
+	loads->peers_at_ns = now_ns;
+}
+
+/* ---- sessions ---- */
+
+static struct session *loads_session(const struct loads *loads, uint64_t id)
+{
+	struct session *session;
+
+	list_foreach(session, &loads->kvd->sessions, link) {
+		if (session->id == id)
+			return session;
+	}
+	return NULL;
+}
+
+static void loads_count(const struct loads *loads, const struct session *session,
+			struct load_counts *counts_p)
+{
+	struct load_counts counts = {0};
+	struct idmap_cursor at;
+
+	idmap_foreach(&session->pools, at) {
+		const struct pool_work *work = &((const struct pool *)at.value)->work;
+
+		counts.waiting += work->waiting;
+		counts.running += work->running;
+		counts.moved += work->moved;
+		counts.failed += work->failed;
+		counts.firsts += work->firsts;
+		counts.first_ns += work->first_ns;
+	}
+	handshake_bytes(loads->kvd->handshake, &counts.queued, &counts.moving);
+	*counts_p = counts;
+}
+
+static void loads_tell(struct loads *loads, struct loads_of *of,
+		       const struct session *session, uint64_t now_ns)
+{
+	struct load load = {.engine = session->load,
+			    .gpu = loads->gpu_use,
+			    .peer_count = loads->peer_count};
+	struct load_counts counts;
+	struct text text = {0};
+
+	memcpy(load.peers, loads->peers, sizeof(load.peers));
+	loads_count(loads, session, &counts);
+	load_meter_take(&of->meter, &counts, now_ns, &load);
+	if (!load_gate_pass(&of->gate, &loads->budget, &load))
+		return;
+	load_text(&load, ++of->seq, &text);
+	if (text.failed || groups_load(loads->kvd->groups, of->session, text.data) < 0) {
+		log_warn("cluster", session->client, "its load was not told", "%s",
+			 text.failed ? "no memory" : err_last()->text);
+		err_clear();
+		of->gate.told = false; /* again at the next look */
+	}
+	text_fini(&text);
+}
+
+static bool loads_see(void *arg, uint64_t id, const struct place *place,
+		      const char *record, bool taken)
+{
+	struct loads *loads = arg;
+	struct loads_of *of;
+
+	(void)place;
+	(void)record;
+	(void)taken;
+	if (id == 0)
+		return true;
+	list_foreach(of, &loads->of, link) {
+		if (of->session == id) {
+			of->seen = true;
+			return true;
+		}
+	}
+	of = mem_zalloc(sizeof(*of));
+	if (!of) { /* seen at the next look */
+		err_clear();
+		return true;
+	}
+	of->session = id;
+	of->seen = true;
+	load_meter_init(&of->meter);
+	list_push_back(&loads->of, &of->link);
+	return true;
+}
+
+static void loads_forget(struct loads_of *of)
+{
+	list_remove(&of->link);
+	mem_free(of);
+}
+
+static void loads_on_timer(struct loop_timer *timer)
+{
+	struct loads *loads = container_of(timer, struct loads, timer);
+	uint64_t now_ns = loop_now_ns(loads->kvd->loop);
+	struct loads_of *of;
+
+	list_foreach(of, &loads->of, link)
+		of->seen = false;
+	groups_each_place(loads->kvd->groups, loads_see, loads);
+	load_budget_fill(&loads->budget, now_ns);
+	loads_gpu_look(loads);
+	loads_peers_look(loads, now_ns);
+	list_foreach_safe(of, &loads->of, link) {
+		const struct session *session = loads_session(loads, of->session);
+
+		if (of->seen && session)
+			loads_tell(loads, of, session, now_ns);
+		else
+			loads_forget(of);
+	}
+	if (list_empty(&loads->of))
+		return;
+	of = list_first(&loads->of, struct loads_of, link);
+	list_remove(&of->link);
+	list_push_back(&loads->of, &of->link);
+	loop_timer_start(timer, LOADS_EVERY_NS);
+}
+
+/* ---- life ---- */
+
+int loads_new(struct kvd *kvd, struct loads **loads_p)
+{
+	struct loads *loads = mem_zalloc(sizeof(*loads));
+	int r;
+
+	if (!loads)
+		return err_pass(-ENOMEM);
+	loads->kvd = kvd;
+	list_init(&loads->of);
+	loop_timer_init(&loads->timer, kvd->loop, loads_on_timer);
+	r = loads_gpu_new(loads);
+	if (r < 0) {
+		mem_free(loads);
+		return err_pass(r);
+	}
+	*loads_p = loads;
+	return 0;
+}
+
+void loads_begin(struct loads *loads)
+{
+	if (!loop_timer_running(&loads->timer))
+		loop_timer_start(&loads->timer, LOADS_EVERY_NS);
+}
+
+void loads_free(struct loads *loads)
+{
+	struct loads_of *of;
+
+	if (!loads)
+		return;
+	loop_timer_stop(&loads->timer);
+	list_foreach_safe(of, &loads->of, link)
+		loads_forget(of);
+	if (loads->gpu && loads->gpu->job.submitted &&
+	    !offload_cancel(loads->kvd->offload, &loads->gpu->job))
+		loads->gpu->loads = NULL;
+	else
+		loads_gpu_free(loads->gpu);
+	mem_free(loads);
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * loads: each second, while sessions have places in groups, what they do is counted, and
+ * told to the directory where it differs by a step (load.h). Loop thread; GPUs are looked
+ * at by a helper.
+ */
+#ifndef KVD_CLUSTER_LOADS_H
+#define KVD_CLUSTER_LOADS_H
+
+struct kvd;
+struct loads;
+
+int loads_new(struct kvd *kvd, struct loads **loads_p);
+void loads_free(struct loads *loads); /* NULL is fine */
+/* A session has a place: it is counted from now on. */
+void loads_begin(struct loads *loads);
+
+#endif
