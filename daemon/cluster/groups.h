@@ -84,6 +84,9 @@ void groups_drain(struct groups *groups);
 /* Its pools are others: kvd.daemons follows soon. */
 void groups_pools_changed(struct groups *groups);
 
+/* It keeps the directory of chunks: kvd.homes says so. */
+void groups_be_home(struct groups *groups);
+
 /* ---- reading ---- */
 
 /* Who hears of a group's changes; in its owner. */

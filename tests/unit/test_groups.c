@@ -111,8 +111,9 @@ static void answer_since_a_revision_has_what_changed(void **state)
 	double revision;
 
 	(void)state;
-	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'g','worker':'a','pool':'kv',"
-				  "'url':'http://h:1','engine':'vllm','model':'m'}");
+	cluster_ok(&c, engine[1],
+		   "{'cmd':'group.publish','group':'g','worker':'a','pool':'kv',"
+		   "'url':'http://h:1','engine':'vllm','model':'m'}");
 	answer = since(2, 0);
 	assert_true(flag_in(answer, "whole"));
 	assert_int_equal(ranks_in(answer), 1);
@@ -134,9 +135,9 @@ static void answer_since_a_revision_has_what_changed(void **state)
 	/* one comes, one changes, a load does */
 	cluster_ok(&c, engine[0],
 		   "{'cmd':'group.publish','group':'g','worker':'b','tp_size':2}");
-	assert_int_equal(groups_load(c.nodes[1].kvd.groups, engine[1]->id,
-				     "{\"v\":1,\"seq\":3}"),
-			 0);
+	assert_int_equal(
+		groups_load(c.nodes[1].kvd.groups, engine[1]->id, "{\"v\":1,\"seq\":3}"),
+		0);
 	cluster_run(&c, 100 * MS);
 	answer = since(2, revision);
 	assert_int_equal(ranks_in(answer), 2);
@@ -177,7 +178,8 @@ static void places_are_checked(void **state)
 
 	cluster_refused(&c, other, "EEXIST", "{'cmd':'group.publish','group':'g'}");
 	cluster_refused(&c, engine[1], "EEXIST", "{'cmd':'group.publish','group':'g'}");
-	cluster_ok(&c, engine[0], "{'cmd':'group.publish','group':'g','summary':'again'}");
+	cluster_ok(&c, engine[0],
+		   "{'cmd':'group.publish','group':'g','summary':'again'}");
 	cluster_engine_dies(&c, engine[0]);
 	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'g'}");
 	engine[0] = cluster_engine(&c, 0, "engine");
@@ -189,13 +191,15 @@ static void many_places_of_one_session_are_bounded(void **state)
 
 	(void)state;
 	for (unsigned int i = 0; i < GROUPS_SESSION_PLACES_MAX; i++)
-		cluster_ok(&c, engine[1],
-			   "{'cmd':'group.publish','group':'g','tp_rank':%u,'tp_size':2000,"
-			   "'at':'tcp://10.0.0.2:7400'}",
-			   i);
-	cluster_refused(&c, engine[1], "ELIMIT",
-			"{'cmd':'group.publish','group':'g','tp_rank':1999,'tp_size':2000,"
-			"'at':'tcp://10.0.0.2:7400'}");
+		cluster_ok(
+			&c, engine[1],
+			"{'cmd':'group.publish','group':'g','tp_rank':%u,'tp_size':2000,"
+			"'at':'tcp://10.0.0.2:7400'}",
+			i);
+	cluster_refused(
+		&c, engine[1], "ELIMIT",
+		"{'cmd':'group.publish','group':'g','tp_rank':1999,'tp_size':2000,"
+		"'at':'tcp://10.0.0.2:7400'}");
 	cluster_ok(&c, other,
 		   "{'cmd':'group.publish','group':'g','tp_rank':1999,'tp_size':2000,"
 		   "'at':'tcp://10.0.0.2:7400'}");
@@ -293,7 +297,8 @@ static void open_recv(unsigned long long room, const char *source)
 		   "'sources':[%s],'timeouts':{'bootstrap_ms':20000}}",
 		   room, (unsigned long long)caches[1].pool, source);
 	cluster_ok(&c, engine[2],
-		   "{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[3,4]}}}", room);
+		   "{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[3,4]}}}",
+		   room);
 }
 
 static void send_it(unsigned long long room)
@@ -318,9 +323,9 @@ static void room_finds_its_source_when_it_comes(void **state)
 	cluster_run(&c, 15 * S);
 	assert_int_equal(cluster_state(&c, engine[2], "recv", 1), 1);
 	answer = cluster_call(&c, engine[2], "{'cmd':'room.show','room':'1'}");
-	assert_non_null(
-		strstr(text_in(cJSON_GetObjectItemCaseSensitive(answer, "waits_for"), "what"),
-		       "group 'prefill' rank 0.0.0.0: it is not in the directory"));
+	assert_non_null(strstr(
+		text_in(cJSON_GetObjectItemCaseSensitive(answer, "waits_for"), "what"),
+		"group 'prefill' rank 0.0.0.0: it is not in the directory"));
 	cJSON_Delete(answer);
 	cluster_ok(&c, engine[1],
 		   "{'cmd':'group.publish','group':'prefill','worker':'w','pool':'kv'}");
@@ -358,28 +363,34 @@ static void group_of_several_workers_wants_one_named(void **state)
 {
 	(void)state;
 	make_caches();
-	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'prefill','worker':'v'}");
-	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'prefill','worker':'w'}");
+	cluster_ok(&c, engine[1],
+		   "{'cmd':'group.publish','group':'prefill','worker':'v'}");
+	cluster_ok(&c, engine[1],
+		   "{'cmd':'group.publish','group':'prefill','worker':'w'}");
 	open_recv(1, "{'group':'prefill'}"); /* not known here yet */
 	cluster_run(&c, S);
 	room_failed_with(rooms_find(c.nodes[2].kvd.rooms, engine[2], ROOM_RECV, 1),
 			 ERR_INVAL, "several workers: name one in `worker`");
-	cluster_refused(&c, engine[2], "EINVAL",
-			"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
-			"{'group':'prefill'}]}",
-			(unsigned long long)caches[1].pool);
-	cluster_refused(&c, engine[2], "EINVAL",
-			"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
-			"{'group':'prefill','endpoint':'tcp://10.0.0.2:7400'}]}",
-			(unsigned long long)caches[1].pool);
-	cluster_refused(&c, engine[2], "EINVAL",
-			"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
-			"{'worker':'w','endpoint':'tcp://10.0.0.2:7400'}]}",
-			(unsigned long long)caches[1].pool);
-	cluster_refused(&c, engine[2], "EINVAL",
-			"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
-			"{'pool':'kv'}]}",
-			(unsigned long long)caches[1].pool);
+	cluster_refused(
+		&c, engine[2], "EINVAL",
+		"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
+		"{'group':'prefill'}]}",
+		(unsigned long long)caches[1].pool);
+	cluster_refused(
+		&c, engine[2], "EINVAL",
+		"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
+		"{'group':'prefill','endpoint':'tcp://10.0.0.2:7400'}]}",
+		(unsigned long long)caches[1].pool);
+	cluster_refused(
+		&c, engine[2], "EINVAL",
+		"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
+		"{'worker':'w','endpoint':'tcp://10.0.0.2:7400'}]}",
+		(unsigned long long)caches[1].pool);
+	cluster_refused(
+		&c, engine[2], "EINVAL",
+		"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
+		"{'pool':'kv'}]}",
+		(unsigned long long)caches[1].pool);
 	open_recv(3, "{'group':'prefill','worker':'w'}");
 	send_it(3);
 	cluster_until_state(&c, engine[2], "recv", 3, 4);
