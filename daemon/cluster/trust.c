@@ -26,8 +26,8 @@ struct trusted {
 	struct list link; /* in trust.list: used last at the end */
 	struct trust *trust;
 	char key[RECORD_KEY_CHARS + 1];
-	struct groups_user user; /* of the key's group; none for dialled ones */
-	bool found;		 /* there is an entry, as of the last change */
+	struct groups_user user;	 /* of the key's group; none for dialled ones */
+	bool found;			 /* there is an entry, as of the last change */
 	char dialled[LINK_ENDPOINT_MAX]; /* where an entry named it; "" */
 	uint64_t since_ns;
 };
@@ -211,10 +211,8 @@ int trust_new(struct groups *groups, struct link *link, struct trust **trust_p)
 		return err_pass(-ENOMEM);
 	trust->groups = groups;
 	trust->link = link;
-	trust->vouch = (struct link_vouch){.owner = trust,
-					   .knows = trust_knows,
-					   .at = trust_at,
-					   .ask = trust_ask};
+	trust->vouch = (struct link_vouch){
+		.owner = trust, .knows = trust_knows, .at = trust_at, .ask = trust_ask};
 	strmap_init(&trust->keys);
 	list_init(&trust->list);
 	loop_timer_init(&trust->tick, groups->loop, trust_on_tick);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * trust: cluster_trust = directory. A daemon says which CURVE key it has in a group of the
- * key's own, so that whoever meets the key can look for one entry, not for all daemons. A
- * key that has an entry may connect, and be answered at the entry's endpoint and nowhere
- * else. A key that an entry of a group names may be dialled there, and come back.
+ * trust: cluster_trust = directory. A daemon says which CURVE key it has in a group of
+ * the key's own, so that whoever meets the key can look for one entry, not for all
+ * daemons. A key that has an entry may connect, and be answered at the entry's endpoint
+ * and nowhere else. A key that an entry of a group names may be dialled there, and come
+ * back.
  *
  * With cluster_trust = listed nothing of this exists: no entry lets anybody in.
  */

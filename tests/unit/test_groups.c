@@ -19,7 +19,11 @@
 #include "daemon/peer/peer.h"
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
+#include "daemon/store/homes.h"
+#include "daemon/store/members.h"
+#include "daemon/store/store_impl.h"
 #include "tests/lib/cluster.h"
+#include "tests/lib/cluster_store.h"
 
 #define S LOOP_NS_PER_S
 #define MS LOOP_NS_PER_MS
@@ -398,6 +402,43 @@ static void group_of_several_workers_wants_one_named(void **state)
 	cache_close(&caches[1]);
 }
 
+/* ---- homes ---- */
+
+static unsigned int homes_of(unsigned int node)
+{
+	return members_count(homes_members(c.nodes[node].kvd.store->homes));
+}
+
+static void homes_of_chunks_follow_the_directory(void **state)
+{
+	const struct cluster_store_args args = {.memory_bytes = 1 << 20};
+
+	(void)state;
+	for (unsigned int i = 0; i < NODES; i++) {
+		strcpy(c.nodes[i].config.chunk_homes, "cluster");
+		assert_true(cluster_store(&c, i, &args));
+	}
+	cluster_run(&c, 3 * S);
+	for (unsigned int i = 0; i < NODES; i++)
+		assert_int_equal(homes_of(i), NODES);
+	/* in one order everywhere */
+	for (unsigned int i = 0; i < NODES; i++)
+		assert_string_equal(
+			members_endpoint(homes_members(c.nodes[i].kvd.store->homes), 1),
+			c.nodes[1].endpoint);
+	/* one that drains, and one that dies when its lease is over */
+	groups_drain(c.nodes[1].kvd.groups);
+	cluster_run(&c, 3 * S);
+	assert_int_equal(homes_of(2), 2);
+	cluster_crash(&c, 1, MEM_CRASH_KILLED);
+	cluster_run(&c, 10 * S);
+	assert_int_equal(homes_of(2), 2);
+	/* the directory's end leaves them */
+	cluster_crash(&c, 0, MEM_CRASH_KILLED);
+	cluster_run(&c, 10 * S);
+	assert_int_equal(homes_of(2), 2);
+}
+
 /* ---- forged entries ---- */
 
 static void forged(const char *group, const char *worker, const char *record)
@@ -508,6 +549,7 @@ int main(void)
 		TEST(room_finds_its_source_when_it_comes),
 		TEST(source_that_never_comes_is_named),
 		TEST(group_of_several_workers_wants_one_named),
+		TEST(homes_of_chunks_follow_the_directory),
 		TEST(forged_records_are_not_used),
 		cmocka_unit_test(record_comes_back_as_it_was_made),
 	};
