@@ -38,7 +38,7 @@ static void on_state(void *arg)
 	if (!from->directory)
 		return; /* it is being made */
 	from->directory->ops->state(from->directory, &state);
-	if (*from->at || !*from->groups->where)
+	if (*from->at || !*from->groups->where || from->groups->closing)
 		return;
 	if (state.up)
 		log_info("cluster", NULL, "the directory is up", "kind=%s where='%s'",
@@ -490,17 +490,20 @@ int groups_new(struct kvd *kvd, struct groups **groups_p)
 
 void groups_close(struct groups *groups, const struct err *why)
 {
+	struct groups_place *place;
 	struct groups_call *call;
 
 	groups->closing = true;
 	while ((call = list_first(&groups->calls, struct groups_call, link)))
 		groups_call_finish(call, why, NULL);
+	list_foreach_safe(place, &groups->places, link)
+		groups_place_free(place);
+	loop_timer_stop(&groups->fresh);
 }
 
 void groups_free(struct groups *groups)
 {
 	struct groups_directory *from;
-	struct groups_place *place;
 	struct group_cache *cache;
 	struct err err;
 
@@ -511,8 +514,6 @@ void groups_free(struct groups *groups)
 	trust_free(groups->trust);
 	list_foreach_safe(cache, &groups->caches, link)
 		group_cache_free(cache);
-	list_foreach_safe(place, &groups->places, link)
-		groups_place_free(place);
 	list_foreach_safe(from, &groups->directories, link)
 		groups_directory_free(from);
 	board_free(groups->board);
