@@ -31,18 +31,24 @@ static const size_t text_max[ETCD_SIDES] = {
 
 /* ---- telling ---- */
 
+static bool entry_known(const struct etcd_group *group, const struct etcd_entry *entry,
+			enum etcd_side side)
+{
+	return entry->text[side] && entry->mark[side] >= group->half[side].born;
+}
+
 static void reader_tell(struct etcd_reader *reader, const struct etcd_entry *entry)
 {
 	const struct etcd_group *group = reader->group;
-	bool loads = reader->loads && group->half[ETCD_LOADS].known;
+	const char *record = entry->text[ETCD_RECORDS], *load = NULL;
 	struct place place;
 
 	memcpy(place.group, group->name, sizeof(place.group));
 	memcpy(place.worker, entry->spot.worker, sizeof(place.worker));
 	memcpy(place.rank, entry->spot.rank, sizeof(place.rank));
-	reader->watch->on_entry(
-		reader->watch, &place, entry->text[ETCD_RECORDS],
-		loads && entry->text[ETCD_RECORDS] ? entry->text[ETCD_LOADS] : NULL);
+	if (record && reader->loads && entry_known(group, entry, ETCD_LOADS))
+		load = entry->text[ETCD_LOADS];
+	reader->watch->on_entry(reader->watch, &place, record, load);
 }
 
 /* Readers are freed by the step only, so whatever on_entry() ends stays in the list. */
@@ -177,10 +183,9 @@ static void group_put(struct etcd_group *group, enum etcd_side side,
 	const char *value = (const char *)kv->value;
 	char *copy;
 
-	if (entry && entry->text[side] && strcmp(entry->text[side], value) == 0) {
+	if (entry && entry_known(group, entry, side) &&
+	    strcmp(entry->text[side], value) == 0) {
 		entry->mark[side] = half->mark;
-		if (side == ETCD_LOADS && !half->known && entry->text[ETCD_RECORDS])
-			goto tell;
 		return;
 	}
 	if (!entry && group_is_full(group->etcd)) {
@@ -196,7 +201,6 @@ static void group_put(struct etcd_group *group, enum etcd_side side,
 	}
 	entry_set(group, entry, side, copy);
 	entry->mark[side] = half->mark;
-tell:
 	if (entry->text[ETCD_RECORDS])
 		group_tell(group, entry, side);
 }
@@ -355,10 +359,12 @@ static bool group_wants(struct etcd_group *group)
 	for (int side = 0; side < ETCD_SIDES; side++) {
 		struct etcd_half *half = &group->half[side];
 
-		if (wants[side] && half->follow == FOLLOW_NOT)
+		if (wants[side] && half->follow == FOLLOW_NOT) {
 			half->follow = FOLLOW_WANTED;
-		else if (!wants[side] && half->follow != FOLLOW_NOT)
+			half->born = half->mark + 1;
+		} else if (!wants[side] && half->follow != FOLLOW_NOT) {
 			etcd_half_stop(group->etcd, half);
+		}
 	}
 	return true;
 }
