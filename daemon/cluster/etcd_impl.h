@@ -148,10 +148,11 @@ struct etcd_own {
 	char key[ETCD_SIDES][ETCD_NAME_MAX];
 	char *text[ETCD_SIDES]; /* as wanted; load NULL: none */
 	bool dirty[ETCD_SIDES];
-	uint64_t lease; /* under which it is in etcd; 0: it is not, or not known */
-	bool maybe;	/* something of it may be in etcd */
-	bool done;	/* the publisher has had its answer */
-	bool warned;
+	uint64_t lease;	     /* under which it is in etcd; 0: it is not, or not known */
+	bool maybe;	     /* something of it may be in etcd */
+	bool done;	     /* the publisher has had its answer */
+	uint8_t held;	     /* times that another was there */
+	bool told;	     /* the log */
 	bool putting;	     /* the request puts; else it deletes */
 	uint64_t sent_lease; /* under that */
 	uint64_t end_ns;     /* until then the first claim waits for a holder's end */

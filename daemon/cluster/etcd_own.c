@@ -22,6 +22,7 @@
 #include "daemon/cluster/etcd_impl.h"
 
 #define OWN_CLAIM_AGAIN_NS LOOP_NS_PER_S
+#define OWN_HELD_LONG 5u		      /* times */
 #define OWN_CLAIM_MORE_NS (3 * LOOP_NS_PER_S) /* beyond a lease: etcd ends it late */
 
 /* ---- transactions ---- */
@@ -138,12 +139,14 @@ static void own_is_held(struct etcd_own *own)
 		own_answer(own, &err);
 		return;
 	}
-	if (own->done) {
-		if (!own->warned)
+	/* what was lost with a lease may be there for a moment yet */
+	if (own->done && ++own->held > OWN_HELD_LONG) {
+		if (!own->told)
 			log_warn("etcd", own->key[ETCD_RECORDS],
 				 "another member has taken the place", "again_s=%ju",
 				 (uintmax_t)(e->lease_s / 3));
-		own->warned = true;
+		own->told = true;
+		own->held = OWN_HELD_LONG;
 		again_ns = e->lease_s * LOOP_NS_PER_S / 3;
 	}
 	own_again(own, again_ns);
@@ -184,7 +187,8 @@ static void own_is_put(struct etcd_own *own, uint64_t lease)
 
 	own->lease = lease == e->lease.id ? lease : 0; /* it may be lost since */
 	own->failures = 0;
-	own->warned = false;
+	own->held = 0;
+	own->told = false;
 	e->state.puts++;
 	if (e->put_refused) {
 		e->put_refused = false;

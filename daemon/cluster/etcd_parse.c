@@ -196,7 +196,7 @@ static bool parser_bytes(struct etcd_parser *p, uint8_t *to, size_t max, size_t 
 		return false;
 	}
 	to[*len_p] = '\0';
-	return true;
+	return *len_p <= max;
 }
 
 static void parser_key(struct etcd_parser *p)

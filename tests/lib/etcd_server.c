@@ -175,7 +175,7 @@ static int etcd_vctl(const struct etcd_server *server, char *out, size_t size,
 			 "%s/client.key",
 			 server->dir, server->dir, server->dir);
 	return server_run(out, size,
-			  "%s%s ETCDCTL_API=3 etcdctl --command-timeout=10s "
+			  "ETCDCTL_API=3 %s%s etcdctl --command-timeout=10s "
 			  "--dial-timeout=2s --endpoints=http%s://%s:%s %s %s%s %s 2>&1",
 			  server->netns ? "ip netns exec " : "",
 			  server->netns ? server->netns : "", server->tls ? "s" : "",
@@ -238,6 +238,27 @@ void etcd_server_free(struct etcd_server *server)
 		kill(server->pid, SIGCONT);
 	etcd_server_stop(server, SIGKILL);
 	assert_int_equal(sh("rm -rf '%s'", server->dir), 0);
+}
+
+int etcd_net_new(const char *name, const char *here, const char *there)
+{
+	return sh("exec 2>/dev/null; ip netns add %s && "
+		  "ip link add %s type veth peer name %sb && "
+		  "ip link set %sb netns %s && ip addr add %s/24 dev %s && "
+		  "ip link set %s up && ip -n %s link set lo up && "
+		  "ip -n %s addr add %s/24 dev %sb && ip -n %s link set %sb up",
+		  name, name, name, name, name, here, name, name, name, name, there, name,
+		  name, name);
+}
+
+int etcd_net_up(const char *name, bool up)
+{
+	return sh("ip -n %s link set %sb %s", name, name, up ? "up" : "down");
+}
+
+void etcd_net_free(const char *name)
+{
+	sh("ip netns del %s", name);
 }
 
 bool etcd_server_certify(struct etcd_server *server)

@@ -33,6 +33,10 @@ void etcd_server_free(struct etcd_server *server);	       /* ends it, removes al
 /* etcdctl with these words; its status. `out`: what it says; NULL: is dropped. */
 int etcd_ctl(const struct etcd_server *server, char *out, size_t size, const char *fmt,
 	     ...) __attribute__((format(printf, 4, 5)));
+/* A network namespace that a pair of interfaces connects with this one. */
+int etcd_net_new(const char *name, const char *here, const char *there);
+int etcd_net_up(const char *name, bool up);
+void etcd_net_free(const char *name);
 /* A CA, and certificates of server and client, by openssl; false: it is not there. */
 bool etcd_server_certify(struct etcd_server *server);
 
