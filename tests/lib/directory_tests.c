@@ -35,18 +35,22 @@ struct place directory_place(const char *group, const char *worker, uint32_t tp)
 
 /* ---- reader ---- */
 
-static bool place_same(const struct place *a, const struct place *b)
+/* Without what may lie behind the texts' ends. */
+static struct place place_clean(const struct place *place)
 {
-	return strcmp(a->group, b->group) == 0 && strcmp(a->worker, b->worker) == 0 &&
-	       memcmp(a->rank, b->rank, sizeof(a->rank)) == 0;
+	struct place clean = {.group = ""};
+
+	snprintf(clean.group, sizeof(clean.group), "%s", place->group);
+	snprintf(clean.worker, sizeof(clean.worker), "%s", place->worker);
+	memcpy(clean.rank, place->rank, sizeof(clean.rank));
+	return clean;
 }
 
 struct seen_entry *seen_find(struct seen *seen, const struct place *place)
 {
-	for (unsigned int i = 0; i < seen->count; i++)
-		if (place_same(&seen->entries[i].place, place))
-			return &seen->entries[i];
-	return NULL;
+	struct place clean = place_clean(place);
+
+	return strmap_get_bytes(&seen->places, &clean, sizeof(clean));
 }
 
 static void seen_on_entry(struct watch *watch, const struct place *place,
@@ -60,7 +64,10 @@ static void seen_on_entry(struct watch *watch, const struct place *place,
 		assert_true(seen->count < SEEN_MAX);
 		assert_non_null(record);
 		entry = &seen->entries[seen->count++];
-		*entry = (struct seen_entry){.place = *place};
+		entry->place = place_clean(place);
+		assert_int_equal(strmap_put_bytes(&seen->places, &entry->place,
+						  sizeof(entry->place), entry),
+				 0);
 	}
 	if (!record)
 		assert_true(entry->there);
@@ -91,6 +98,7 @@ struct seen *seen_new(struct directory *directory, const char *group, bool loads
 	seen->watch =
 		(struct watch){.on_entry = seen_on_entry, .on_synced = seen_on_synced};
 	list_init(&seen->watch.link);
+	strmap_init(&seen->places);
 	assert_int_equal(directory->ops->watch(directory, &seen->watch, group, loads), 0);
 	assert_non_null(seen->watch.impl);
 	assert_int_equal(seen->told, 0);
@@ -100,6 +108,7 @@ struct seen *seen_new(struct directory *directory, const char *group, bool loads
 void seen_free(struct seen *seen)
 {
 	assert_null(seen->watch.impl);
+	strmap_fini(&seen->places);
 	free(seen->entries);
 	free(seen);
 }

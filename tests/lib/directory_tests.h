@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/base/idmap.h"
 #include "daemon/cluster/directory.h"
 
 #define DIRECTORY_MEMBERS 3u
@@ -44,7 +45,8 @@ struct seen_entry {
 struct seen {
 	struct watch watch; /* its first member */
 	struct seen_entry *entries;
-	unsigned int count; /* places of which it heard */
+	struct strmap places; /* place -> entry */
+	unsigned int count;   /* places of which it heard */
 	unsigned int there, synced, told;
 	void (*then)(struct seen *seen, const struct seen_entry *entry); /* NULL */
 	void *arg;

@@ -87,8 +87,9 @@ static void foreign_keys_are_counted(void **state)
 					  "put /kvd/groups/g/free/0.0.0.0 no-lease"),
 				 0);
 	}
+	/* the load that was bad before may have been ours when it was read */
 	directory_until(&rig->rig, DIRECTORY_SOON_NS,
-			etcd_rig_state(rig, 1).refused >= 2 * (ARRAY_LEN(bad) + 1));
+			etcd_rig_state(rig, 1).refused >= 2 * (ARRAY_LEN(bad) + 1) - 1);
 	assert_int_equal(seen->there, 1);
 	assert_null(seen_find(seen, &without));
 	/* our good load was overwritten by a bad one: it is not known any more */
@@ -155,10 +156,12 @@ static void many_keys_are_read_in_small_turns(void **state)
 	assert_int_equal(seen->there, GOOD + 1);
 	assert_true(etcd_rig_state(rig, 1).refused >= FOREIGN);
 	print_message(
-		"%u foreign and %u good keys: %ju ms, %ju of %ju turns over 200 us\n",
+		"%u foreign and %u good keys: %ju ms, %ju of %ju turns over 200 us, "
+		"longest %ju us\n",
 		FOREIGN, GOOD,
 		(uintmax_t)((loop_clock_ns(rig->loop) - begin_ns) / LOOP_NS_PER_MS),
-		(uintmax_t)stats->over, (uintmax_t)stats->busy.count);
+		(uintmax_t)stats->over, (uintmax_t)stats->busy.count,
+		(uintmax_t)(stats->cpu.max / 1000));
 	assert_int_equal(etcd_ctl(rig->server, NULL, 0, "del --prefix /kvd/groups/g/w0"),
 			 0);
 	directory_until(&rig->rig, DIRECTORY_SOON_NS, seen->there == 1);
@@ -411,9 +414,10 @@ static void tls_checks_both_sides(void **state)
 	rig->args.cert = cert;
 	rig->args.key = key;
 	seen = hello(rig, &said, "r");
-	print_message("TLS: %ju of %ju turns over 200 us\n",
+	print_message("TLS: %ju of %ju turns over 200 us, longest %ju us\n",
 		      (uintmax_t)loop_stats(rig->loop)->over,
-		      (uintmax_t)loop_stats(rig->loop)->busy.count);
+		      (uintmax_t)loop_stats(rig->loop)->busy.count,
+		      (uintmax_t)(loop_stats(rig->loop)->cpu.max / 1000));
 	goodbye(rig, seen);
 	etcd_server_free(&server);
 	etcd_server_free(&other);
