@@ -33,6 +33,11 @@ int etcd_rig_end(void **state)
 	return 0;
 }
 
+void etcd_rig_disown(void)
+{
+	rig_server.pid = 0;
+}
+
 static void rig_on_state(void *arg)
 {
 	++*(unsigned int *)arg;

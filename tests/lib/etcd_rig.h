@@ -20,6 +20,8 @@ struct etcd_rig {
 /* Of a group of tests: one etcd for all, or none, and each test is skipped. */
 int etcd_rig_begin(void **state);
 int etcd_rig_end(void **state);
+/* In a child of the test: what fails in it does not end the group's etcd. */
+void etcd_rig_disown(void);
 /* On the group's etcd, emptied; skips without one. */
 struct etcd_rig *etcd_rig_new(unsigned int lease_s);
 /* On that one, which runs and stays its owner's. */

@@ -242,13 +242,13 @@ void etcd_server_free(struct etcd_server *server)
 
 int etcd_net_new(const char *name, const char *here, const char *there)
 {
-	return sh("exec 2>/dev/null; ip netns add %s && "
-		  "ip link add %s type veth peer name %sb && "
-		  "ip link set %sb netns %s && ip addr add %s/24 dev %s && "
-		  "ip link set %s up && ip -n %s link set lo up && "
-		  "ip -n %s addr add %s/24 dev %sb && ip -n %s link set %sb up",
-		  name, name, name, name, name, here, name, name, name, name, there, name,
-		  name, name);
+	return sh("exec 2>/dev/null; n=%s here=%s there=%s; ip netns add $n && "
+		  "ip link add $n type veth peer name ${n}b netns $n && "
+		  "ip addr add $here peer $there dev $n && ip link set $n up && "
+		  "ip -n $n link set lo up && "
+		  "ip -n $n addr add $there peer $here dev ${n}b && "
+		  "ip -n $n link set ${n}b up",
+		  name, here, there);
 }
 
 int etcd_net_up(const char *name, bool up)

@@ -196,19 +196,22 @@ static void silent_etcd_is_left_and_found_again(void **state)
 static void partition_heals(void **state)
 {
 	struct scene s;
-	char name[32];
+	char name[32], here[32], there[32];
+	int number = (int)getpid() % 60000;
 
 	(void)state;
 	etcd_server_need();
-	snprintf(name, sizeof(name), "kvdt%d", (int)getpid() % 100000);
-	if (etcd_net_new(name, "192.0.2.1", "192.0.2.2") != 0) {
+	snprintf(name, sizeof(name), "kvdt%d", number);
+	snprintf(here, sizeof(here), "198.18.%d.%d", number / 240, number % 240 + 1);
+	snprintf(there, sizeof(there), "198.19.%d.%d", number / 240, number % 240 + 1);
+	if (etcd_net_new(name, here, there) != 0) {
 		print_message("needs a network namespace and veth (root, ip)\n");
 		skip();
 	}
 	memset(&s, 0, sizeof(s));
 	etcd_server_init(&s.server);
 	s.server.netns = name;
-	s.server.listen = "192.0.2.2";
+	s.server.listen = there;
 	etcd_server_start(&s.server);
 	scene_on(&s);
 	assert_int_equal(etcd_net_up(name, false), 0);

@@ -13,10 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "daemon/base/log.h"
 #include "daemon/cluster/etcd_impl.h"
 #include "tests/lib/directory_tests.h"
 #include "tests/lib/etcd_rig.h"
@@ -423,6 +425,112 @@ static void tls_checks_both_sides(void **state)
 	etcd_server_free(&other);
 }
 
+/* ---- no memory ---- */
+
+struct lack {
+	struct watch watch; /* its first member */
+	char record[8], load[8];
+	unsigned int synced;
+};
+
+static void lack_on_entry(struct watch *watch, const struct place *place,
+			  const char *record, const char *load)
+{
+	struct lack *lack = container_of(watch, struct lack, watch);
+
+	(void)place;
+	snprintf(lack->record, sizeof(lack->record), "%s", record ? record : "gone");
+	snprintf(lack->load, sizeof(lack->load), "%s", load ? load : "");
+}
+
+static void lack_on_synced(struct watch *watch)
+{
+	container_of(watch, struct lack, watch)->synced++;
+}
+
+/* Tried until it is there: at most one of the tries fails. */
+#define LACK_TRY(call)                                         \
+	do {                                                   \
+		if ((call) == 0)                               \
+			break;                                 \
+		assert_int_equal(err_last()->code, ERR_NOMEM); \
+		err_clear();                                   \
+		assert_int_equal(call, 0);                     \
+	} while (0)
+
+/* A member's whole life, in which the n-th allocation fails. False: it has not so many.
+ */
+static bool lack_at(struct etcd_rig *rig, uint64_t n)
+{
+	struct lack lack = {
+		.watch = {.on_entry = lack_on_entry, .on_synced = lack_on_synced}};
+	struct place place = directory_place("g", "w", 0);
+	int64_t live = mem_live();
+	struct directory *d;
+	struct said said;
+	bool failed;
+
+	list_init(&lack.watch.link);
+	said_init(&said);
+	mem_fail_at(n);
+	LACK_TRY(etcd_new(&rig->args, &rig->members[0]));
+	d = rig->members[0];
+	LACK_TRY(d->ops->watch(d, &lack.watch, "g", true));
+	LACK_TRY(d->ops->publish(d, &said.publication, &place, "r1", "l1"));
+	directory_until(&rig->rig, DIRECTORY_SOON_NS,
+			said.done && lack.synced && !strcmp(lack.record, "r1") &&
+				!strcmp(lack.load, "l1"));
+	assert_int_equal(said.err.code, ERR_OK);
+	LACK_TRY(d->ops->update(&said.publication, "r2", "l2"));
+	directory_until(&rig->rig, DIRECTORY_SOON_NS,
+			!strcmp(lack.record, "r2") && !strcmp(lack.load, "l2"));
+	d->ops->withdraw(&said.publication);
+	directory_until(&rig->rig, DIRECTORY_SOON_NS, !strcmp(lack.record, "gone"));
+	d->ops->unwatch(&lack.watch);
+	failed = mem_count() >= n;
+	rig->rig.leave(&rig->rig, 0);
+	mem_fail_at(0);
+	assert_int_equal(mem_live(), live);
+	return failed;
+}
+
+/* Beside each other, since what failed is tried again after a second. */
+static void allocation_that_fails_is_made_up_for(void **state)
+{
+	enum { CHILDREN = 16 };
+	struct etcd_rig *rig = etcd_rig_new(60);
+	pid_t children[CHILDREN];
+	unsigned int bad = 0;
+	int status;
+
+	(void)state;
+	for (unsigned int i = 0; i < CHILDREN; i++) {
+		children[i] = fork();
+		assert_true(children[i] >= 0);
+		if (children[i] == 0) {
+			uint64_t n = i + 1;
+
+			log_set_level(LOG_LEVEL_ERROR);
+
+			etcd_rig_disown();
+			rig = etcd_rig_on(rig->server, 60);
+			snprintf(rig->url.prefix, sizeof(rig->url.prefix), "/c%u", i);
+			lack_at(rig, UINT32_MAX); /* what is made once */
+			while (lack_at(rig, n))
+				n += CHILDREN;
+			if (i == 0)
+				print_message("%ju allocations failed\n", (uintmax_t)n);
+			_exit(n < 30); /* there are more than that */
+		}
+	}
+	for (unsigned int i = 0; i < CHILDREN; i++) {
+		assert_int_equal(waitpid(children[i], &status, 0), children[i]);
+		bad += status != 0;
+	}
+	assert_int_equal(bad, 0);
+	etcd_rig_free(rig);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -433,6 +541,7 @@ int main(void)
 		cmocka_unit_test(lease_file_frees_places_after_a_crash),
 		cmocka_unit_test(user_is_asked_for_and_renewed),
 		cmocka_unit_test(tls_checks_both_sides),
+		cmocka_unit_test(allocation_that_fails_is_made_up_for),
 	};
 
 	return cmocka_run_group_tests_name("etcd hostile", tests, etcd_rig_begin,
