@@ -5,8 +5,9 @@
  * at its beginning; so one stream, one connection, has all of them, and is made anew when
  * what is wanted changes, each watch from the revision that it has come to.
  *
- * A page has as many keys as make about a megabyte: etcd looks at all that are left for
- * each page, so small ones would cost it much when there are a million.
+ * A page has as many keys as make about four megabytes: etcd looks at all that are left
+ * for each page, so small ones would cost it much when there are a million. One that etcd
+ * could not make in time, of large values, is asked for with fewer keys.
  *
  * A revision that was compacted away, or that etcd has not come to, means that the
  * group's keys are asked for anew.
@@ -18,10 +19,9 @@
 #include "daemon/base/log.h"
 #include "daemon/cluster/etcd_impl.h"
 
-#define PAGE_BYTES (UINT64_C(1) << 20)
+#define PAGE_BYTES (UINT64_C(4) << 20)
 #define PAGE_FIRST 64u
-#define PAGE_MIN 16u
-#define PAGE_MAX 8192u
+#define PAGE_MAX 32768u
 #define FOLLOW_GATHER_NS (20 * LOOP_NS_PER_MS)
 #define FOLLOW_REFUSED_NS (5 * LOOP_NS_PER_S)
 
@@ -63,7 +63,7 @@ static void half_range_start(struct etcd *e, struct etcd_half *half)
 		half->revision = 0;
 		half->from_len = 0;
 		half->mark++;
-		half->limit = PAGE_FIRST;
+		half->limit = half->first;
 	}
 	half_range_text(e, half, &body);
 	if (etcd_request_start(&half->request, "kv/range", &body) < 0) {
@@ -100,6 +100,7 @@ static void half_ranged(struct etcd *e, struct etcd_half *half)
 	half->next = half->revision + 1;
 	half->seen = half->revision;
 	half->watch_id = 0;
+	half->first = PAGE_FIRST;
 	half->sweep = NULL;
 	half->sweep_at_ns = e->grace_ns > now_ns ? e->grace_ns : now_ns;
 	e->stream.stale = true;
@@ -112,9 +113,7 @@ static void half_page_size(struct etcd_half *half)
 
 	if (fit > UINT64_C(4) * half->limit)
 		fit = UINT64_C(4) * half->limit;
-	half->limit = fit < PAGE_MIN   ? PAGE_MIN
-		      : fit > PAGE_MAX ? PAGE_MAX
-				       : (unsigned int)fit;
+	half->limit = fit < 1 ? 1 : fit > PAGE_MAX ? PAGE_MAX : (unsigned int)fit;
 }
 
 static void half_is_refused(struct etcd *e, struct etcd_half *half)
@@ -141,6 +140,8 @@ static void half_on_done(struct etcd_request *request, enum etcd_outcome outcome
 	e->ranges--;
 	etcd_kick(e);
 	if (outcome == ETCD_BROKEN) {
+		if (request->bytes == 0)
+			half->first = half->limit > 4 ? half->limit / 4 : 1;
 		etcd_half_again(e, half, 0);
 	} else if (outcome == ETCD_REFUSED) {
 		half_is_refused(e, half);
@@ -160,6 +161,8 @@ void etcd_half_init(struct etcd *e, struct etcd_half *half)
 {
 	etcd_request_init(e, &half->request, half_on_done);
 	half->request.on_kv = half_on_kv;
+	half->request.patience_ns *= 4; /* etcd may have a lot to read */
+	half->first = PAGE_FIRST;
 }
 
 void etcd_half_again(struct etcd *e, struct etcd_half *half, uint64_t after_ns)

@@ -434,7 +434,7 @@ int etcd_group_watch(struct etcd *e, struct watch *watch, const char *name, bool
 	r = etcd_place_check(&place);
 	if (r == 0)
 		r = group_get(e, name, &group);
-	if (r < 0)
+	if (r != 0)
 		return err_pass(r);
 	etcd_kick(e); /* frees a group that nobody reads */
 	reader = mem_zalloc(sizeof(*reader));

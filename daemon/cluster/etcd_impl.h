@@ -55,6 +55,7 @@ struct etcd_request {
 	struct etcd_message answer; /* the last one */
 	uint64_t bytes;		    /* of the answer so far */
 	bool stream;		    /* may be silent for ever once it has spoken */
+	uint64_t patience_ns;	    /* without any more of the answer */
 	/* private */
 	struct list link; /* in etcd.requests */
 	struct etcd *etcd;
@@ -188,6 +189,7 @@ struct etcd_half { /* records or loads of a group */
 	uint64_t sweep_at_ns; /* then those without it are gone; 0: they are */
 	struct list *sweep;   /* entry at which the sweep goes on; NULL: not begun */
 	unsigned int limit;   /* keys a page */
+	unsigned int first;   /* of the first page */
 	size_t from_len;      /* where the next page begins */
 	uint8_t from[ETCD_KEY_MAX + 4];
 	struct etcd_request request;

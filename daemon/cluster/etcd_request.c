@@ -286,7 +286,7 @@ static void request_patience(struct etcd_request *request)
 	}
 	left_ns = request->end_ns > now_ns ? request->end_ns - now_ns : 0;
 	loop_timer_start(&request->timer,
-			 left_ns < e->patience_ns ? left_ns : e->patience_ns);
+			 left_ns < request->patience_ns ? left_ns : request->patience_ns);
 }
 
 static size_t request_on_bytes(char *bytes, size_t size, size_t count, void *arg)
@@ -361,7 +361,7 @@ static void request_on_timer(struct loop_timer *timer)
 	err_set(&err, ERR_TIMEOUT, "etcd %s:%s: no answer in %ju ms",
 		e->url.endpoints[e->link.endpoint].host,
 		e->url.endpoints[e->link.endpoint].port,
-		(uintmax_t)(e->patience_ns / LOOP_NS_PER_MS));
+		(uintmax_t)(request->patience_ns / LOOP_NS_PER_MS));
 	etcd_link_broken(e, &err);
 }
 
@@ -420,7 +420,8 @@ void etcd_request_init(struct etcd *e, struct etcd_request *request,
 		       void (*on_done)(struct etcd_request *request,
 				       enum etcd_outcome outcome))
 {
-	*request = (struct etcd_request){.etcd = e, .on_done = on_done};
+	*request = (struct etcd_request){
+		.etcd = e, .on_done = on_done, .patience_ns = e->patience_ns};
 	list_init(&request->link);
 	loop_timer_init(&request->timer, e->loop, request_on_timer);
 }

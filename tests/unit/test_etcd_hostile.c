@@ -327,15 +327,15 @@ static void user_is_asked_for_and_renewed(void **state)
 	etcd_server_start(&server);
 	file_write(server.dir, "good", "kvd:pass:word\n", good);
 	file_write(server.dir, "bad", "kvd:other\n", bad);
-	assert_int_equal(
-		etcd_ctl(
-			&server, NULL, 0,
-			"user add root:root && for c in 'user grant-role root root' "
-			"'role add kvd' 'role grant-permission --prefix kvd readwrite /kvd/' "
-			"'user add kvd:pass:word' 'user grant-role kvd kvd' 'auth enable'; do "
-			"ETCDCTL_API=3 etcdctl --endpoints=127.0.0.1:%s $c || exit 1; done",
-			server.port),
-		0);
+	assert_int_equal(etcd_ctl(&server, NULL, 0,
+				  "user add root:root && "
+				  "for c in 'user grant-role root root' 'role add kvd' "
+				  "'role grant-permission --prefix kvd readwrite /kvd/' "
+				  "'user add kvd:pass:word' 'user grant-role kvd kvd' "
+				  "'auth enable'; do ETCDCTL_API=3 etcdctl "
+				  "--endpoints=127.0.0.1:%s $c || exit 1; done",
+				  server.port),
+			 0);
 	server.login = "root:root";
 	rig = etcd_rig_on(&server, 4);
 	/* without a user, with the wrong one */

@@ -52,14 +52,14 @@ static void on_message(struct etcd_parser *parser, const struct etcd_message *m)
 
 	h->message = *m;
 	h->messages++;
-	heard_log(
-		h,
-		"msg rev=%ju lease=%ju ttl=%ju watch=%jd compact=%ju code=%ju kvs=%u "
-		"failed=%d created=%d canceled=%d more=%d ok=%d nested=%d e=%s r=%s t=%s\n",
-		(uintmax_t)m->revision, (uintmax_t)m->lease, (uintmax_t)m->ttl,
-		(intmax_t)m->watch_id, (uintmax_t)m->compact_revision,
-		(uintmax_t)m->error_code, m->kvs, m->failed, m->created, m->canceled,
-		m->more, m->succeeded, m->nested, m->error, m->reason, m->token);
+	heard_log(h,
+		  "msg rev=%ju lease=%ju ttl=%ju watch=%jd compact=%ju code=%ju kvs=%u "
+		  "failed=%d created=%d canceled=%d more=%d ok=%d nested=%d "
+		  "e=%s r=%s t=%s\n",
+		  (uintmax_t)m->revision, (uintmax_t)m->lease, (uintmax_t)m->ttl,
+		  (intmax_t)m->watch_id, (uintmax_t)m->compact_revision,
+		  (uintmax_t)m->error_code, m->kvs, m->failed, m->created, m->canceled,
+		  m->more, m->succeeded, m->nested, m->error, m->reason, m->token);
 }
 
 static struct heard *hear(const char *text, size_t len, size_t piece, int *r_p)
@@ -114,12 +114,12 @@ static void range_is_read(void **state)
 		"\"count\":\"1\"}\n");
 
 	(void)state;
-	assert_string_equal(
-		h->log,
-		"kv /kvd/a=hello2 del=0 bad=0 cut=0 rev=3 lease=77\n"
-		"kv b= del=0 bad=0 cut=0 rev=0 lease=0\n"
-		"msg rev=7 lease=0 ttl=0 watch=0 compact=0 code=0 kvs=2 failed=0 created=0 "
-		"canceled=0 more=1 ok=0 nested=0 e= r= t=\n");
+	assert_string_equal(h->log,
+			    "kv /kvd/a=hello2 del=0 bad=0 cut=0 rev=3 lease=77\n"
+			    "kv b= del=0 bad=0 cut=0 rev=0 lease=0\n"
+			    "msg rev=7 lease=0 ttl=0 watch=0 compact=0 code=0 kvs=2"
+			    " failed=0 created=0 "
+			    "canceled=0 more=1 ok=0 nested=0 e= r= t=\n");
 	assert_true(h->message.cluster_id == UINT64_C(15118495548433857066));
 	assert_true(etcd_parser_whole(&h->parser));
 	free(h);
@@ -131,25 +131,29 @@ static void stream_is_read(void **state)
 		"{\"result\":{" HEADER ",\"watch_id\":\"3\",\"created\":true}}\n"
 		"{\"result\":{" HEADER ",\"watch_id\":3,\"events\":[{\"type\":\"DELETE\","
 		"\"kv\":{\"key\":\"L2t2ZC9h\",\"mod_revision\":\"6\"}},{\"kv\":{\"key\":"
-		"\"Yg==\",\"value\":\"aGk=\",\"lease\":\"9\"},\"prev_kv\":{\"key\":\"YQ==\"}}]}}"
+		"\"Yg==\",\"value\":\"aGk=\",\"lease\":\"9\"},"
+		"\"prev_kv\":{\"key\":\"YQ==\"}}]}}"
 		"{\"result\":{\"watch_id\":\"4\",\"canceled\":true,"
 		"\"compact_revision\":\"3\",\"cancel_reason\":\"a \\\"b\\\" \\u00e4\"}}\n"
 		"{\"error\":{\"grpc_code\":14,\"http_code\":503,\"message\":\"away\","
 		"\"http_status\":\"x\"}}");
 
 	(void)state;
-	assert_string_equal(
-		h->log,
-		"msg rev=7 lease=0 ttl=0 watch=3 compact=0 code=0 kvs=0 failed=0 created=1 "
-		"canceled=0 more=0 ok=0 nested=0 e= r= t=\n"
-		"kv /kvd/a= del=1 bad=0 cut=0 rev=6 lease=0\n"
-		"kv b=hi del=0 bad=0 cut=0 rev=0 lease=9\n"
-		"msg rev=7 lease=0 ttl=0 watch=3 compact=0 code=0 kvs=2 failed=0 created=0 "
-		"canceled=0 more=0 ok=0 nested=0 e= r= t=\n"
-		"msg rev=0 lease=0 ttl=0 watch=4 compact=3 code=0 kvs=0 failed=0 created=0 "
-		"canceled=1 more=0 ok=0 nested=0 e= r=a \"b\" ? t=\n"
-		"msg rev=0 lease=0 ttl=0 watch=0 compact=0 code=14 kvs=0 failed=1 created=0 "
-		"canceled=0 more=0 ok=0 nested=0 e=away r= t=\n");
+	assert_string_equal(h->log,
+			    "msg rev=7 lease=0 ttl=0 watch=3 compact=0 code=0 kvs=0"
+			    " failed=0 created=1 "
+			    "canceled=0 more=0 ok=0 nested=0 e= r= t=\n"
+			    "kv /kvd/a= del=1 bad=0 cut=0 rev=6 lease=0\n"
+			    "kv b=hi del=0 bad=0 cut=0 rev=0 lease=9\n"
+			    "msg rev=7 lease=0 ttl=0 watch=3 compact=0 code=0 kvs=2"
+			    " failed=0 created=0 "
+			    "canceled=0 more=0 ok=0 nested=0 e= r= t=\n"
+			    "msg rev=0 lease=0 ttl=0 watch=4 compact=3 code=0 kvs=0"
+			    " failed=0 created=0 "
+			    "canceled=1 more=0 ok=0 nested=0 e= r=a \"b\" ? t=\n"
+			    "msg rev=0 lease=0 ttl=0 watch=0 compact=0 code=14 kvs=0"
+			    " failed=1 created=0 "
+			    "canceled=0 more=0 ok=0 nested=0 e=away r= t=\n");
 	free(h);
 }
 
@@ -167,7 +171,8 @@ static void transaction_and_others_are_read(void **state)
 	(void)state;
 	assert_non_null(strstr(h->log, "kv a="));
 	assert_non_null(strstr(h->log, "msg rev=7 lease=0 ttl=0 watch=0 compact=0 code=0 "
-				       "kvs=1 failed=0 created=0 canceled=0 more=0 ok=0 "
+				       "kvs=1"
+				       " failed=0 created=0 canceled=0 more=0 ok=0 "
 				       "nested=1"));
 	assert_non_null(strstr(h->log, "ok=1 nested=0"));
 	assert_non_null(strstr(h->log, "lease=78 ttl=5"));
