@@ -21,7 +21,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/cluster/board_directory.h"
-#include "daemon/cluster/own_groups.h"
+#include "daemon/cluster/trust.h"
 #include "daemon/config/config.h"
 
 #define CALL_NS (10 * LOOP_NS_PER_S)
@@ -38,7 +38,7 @@ static void on_state(void *arg)
 	if (!from->directory)
 		return; /* it is being made */
 	from->directory->ops->state(from->directory, &state);
-	if (*from->at || !*from->groups->where)
+	if (*from->at || !*from->groups->where || from->groups->closing)
 		return;
 	if (state.up)
 		log_info("cluster", NULL, "the directory is up", "kind=%s where='%s'",
@@ -418,7 +418,7 @@ void groups_state(const struct groups *groups, struct groups_state *state_p)
 
 enum groups_trust groups_trust(const struct groups *groups)
 {
-	return groups->trust;
+	return groups->trust ? GROUPS_TRUST_DIRECTORY : GROUPS_TRUST_LISTED;
 }
 
 /* ---- the whole ---- */
@@ -466,7 +466,6 @@ int groups_new(struct kvd *kvd, struct groups **groups_p)
 	groups->kvd = kvd;
 	groups->loop = kvd->loop;
 	groups->lease_ns = kvd->config->cluster_lease_ns;
-	groups->trust = (enum groups_trust)kvd->config->cluster_trust;
 	snprintf(groups->endpoint, sizeof(groups->endpoint), "%s", kvd->link->endpoint);
 	snprintf(groups->where, sizeof(groups->where), "%s", kvd->config->cluster);
 	list_init(&groups->directories);
@@ -479,6 +478,9 @@ int groups_new(struct kvd *kvd, struct groups **groups_p)
 	r = groups_board(groups);
 	if (r == 0)
 		r = groups_directory_new(groups, "", groups->where, &main);
+	if (r == 0 && kvd->config->cluster_trust == GROUPS_TRUST_DIRECTORY &&
+	    strchr(groups->endpoint, '#'))
+		r = trust_new(groups, kvd->link, &groups->trust);
 	if (r < 0)
 		return err_pass(r); /* groups_free() is the caller's */
 	loop_timer_start(&groups->idle, IDLE_LOOK_NS);
@@ -488,17 +490,20 @@ int groups_new(struct kvd *kvd, struct groups **groups_p)
 
 void groups_close(struct groups *groups, const struct err *why)
 {
+	struct groups_place *place;
 	struct groups_call *call;
 
 	groups->closing = true;
 	while ((call = list_first(&groups->calls, struct groups_call, link)))
 		groups_call_finish(call, why, NULL);
+	list_foreach_safe(place, &groups->places, link)
+		groups_place_free(place);
+	loop_timer_stop(&groups->fresh);
 }
 
 void groups_free(struct groups *groups)
 {
 	struct groups_directory *from;
-	struct groups_place *place;
 	struct group_cache *cache;
 	struct err err;
 
@@ -506,10 +511,9 @@ void groups_free(struct groups *groups)
 		return;
 	err_set(&err, ERR_DRAIN, "the daemon is stopping");
 	groups_close(groups, &err);
+	trust_free(groups->trust);
 	list_foreach_safe(cache, &groups->caches, link)
 		group_cache_free(cache);
-	list_foreach_safe(place, &groups->places, link)
-		groups_place_free(place);
 	list_foreach_safe(from, &groups->directories, link)
 		groups_directory_free(from);
 	board_free(groups->board);

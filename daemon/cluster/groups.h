@@ -30,10 +30,10 @@ enum groups_trust { GROUPS_TRUST_LISTED, GROUPS_TRUST_DIRECTORY };
 
 /* ERR_CONFIG: option `cluster` names what is none. */
 int groups_new(struct kvd *kvd, struct groups **groups_p);
-/* Answer all calls that wait with this, and make no new ones. Idempotent. */
+/* Answer all calls that wait with this, make no new ones, and take back all that was
+ * published: while peers are still connected. Idempotent. */
 void groups_close(struct groups *groups, const struct err *why);
-/* Before the peers are freed. Takes back what was published, as far as that can be done
- * at once. NULL is fine. */
+/* Closes first. Before the peers are freed. NULL is fine. */
 void groups_free(struct groups *groups);
 
 /* ---- places of sessions ---- */
@@ -83,6 +83,9 @@ int groups_load(struct groups *groups, uint64_t session, const char *text);
 void groups_drain(struct groups *groups);
 /* Its pools are others: kvd.daemons follows soon. */
 void groups_pools_changed(struct groups *groups);
+
+/* It keeps the directory of chunks: kvd.homes says so. */
+void groups_be_home(struct groups *groups);
 
 /* ---- reading ---- */
 

@@ -17,6 +17,7 @@
 #include "daemon/cluster/groups_impl.h"
 #include "daemon/cluster/own_groups.h"
 #include "daemon/cluster/record.h"
+#include "daemon/cluster/trust.h"
 
 static void cache_tell(struct group_cache *cache)
 {
@@ -352,8 +353,9 @@ int groups_lookup(const struct groups_user *user, const struct groups_wanted *wa
 void groups_dial(const struct groups *groups, const struct record *record,
 		 char endpoint[LINK_ENDPOINT_MAX])
 {
-	(void)groups;
 	record_dial(record, endpoint);
+	if (groups->trust && trust_dial(groups->trust, record) < 0)
+		err_clear(); /* dialled as if it were not trusted: the refusal says so */
 }
 
 /* ---- queries ---- */

@@ -12,7 +12,7 @@
 #define GROUPS_SESSION_PLACES_MAX 1024u
 #define GROUPS_CALLS_MAX 1024u
 #define GROUPS_SESSION_CALLS_MAX 64u
-#define GROUPS_CACHES_MAX 1024u
+#define GROUPS_CACHES_MAX 4096u
 #define GROUPS_DIRECTORIES_MAX 64u /* that commands name by `at` */
 
 /* A directory that is in use. */
@@ -61,7 +61,7 @@ struct groups {
 	struct board *board;
 	char endpoint[LINK_ENDPOINT_MAX]; /* this daemon's, with its key */
 	uint64_t lease_ns;
-	enum groups_trust trust;
+	struct trust *trust; /* NULL: cluster_trust = listed */
 	char where[1024];
 	struct list directories; /* the first is the configured one */
 	unsigned int directory_count;
@@ -75,6 +75,7 @@ struct groups {
 	struct loop_timer idle;	  /* caches that nobody asks for any more */
 	struct loop_timer fresh;  /* the own entry is said anew */
 	struct groups_place *own; /* in kvd.daemons; NULL: it could not be said yet */
+	bool is_home;		  /* it is in kvd.homes, too */
 	bool draining, closing;
 	uint64_t refused; /* records that could not be read */
 };

@@ -20,6 +20,7 @@
 #include "daemon/cluster/groups_impl.h"
 #include "daemon/cluster/own_groups.h"
 #include "daemon/cluster/record.h"
+#include "daemon/cluster/trust.h"
 #include "daemon/config/config.h"
 #include "daemon/peer/peer.h"
 #include "daemon/session/pool.h"
@@ -314,8 +315,8 @@ static void add_pools(const struct kvd *kvd, struct record *record)
 	}
 }
 
-static int own_record(const struct groups *groups, char text[DIRECTORY_RECORD_MAX],
-		      struct place *place)
+static int own_record(const struct groups *groups, bool pools,
+		      char text[DIRECTORY_RECORD_MAX], struct place *place)
 {
 	cleanup_free struct record *record = mem_alloc(sizeof(*record));
 	int r;
@@ -327,20 +328,42 @@ static int own_record(const struct groups *groups, char text[DIRECTORY_RECORD_MA
 	if (r < 0)
 		return err_pass(r);
 	record_fill(groups, record);
-	add_pools(groups->kvd, record);
-	*place = (struct place){.group = OWN_GROUP_DAEMONS};
+	if (pools)
+		add_pools(groups->kvd, record);
+	memset(place, 0, sizeof(*place));
 	snprintf(place->worker, sizeof(place->worker), "%s", record->instance);
+	if (!pools && groups->trust)
+		trust_group(record->key, place->group);
 	return err_pass(record_make(record, text));
+}
+
+/* The groups in which a few bytes of it are enough: of its key, of homes. */
+static int own_say_more(struct groups *groups)
+{
+	char text[DIRECTORY_RECORD_MAX];
+	struct place place = {.worker = ""};
+	int r = groups->trust || groups->is_home ? own_record(groups, false, text, &place)
+						 : 0;
+
+	if (r == 0 && groups->trust)
+		r = publish_text(groups, 0, NULL, &place, text, NULL);
+	snprintf(place.group, sizeof(place.group), "%s", OWN_GROUP_HOMES);
+	if (r == 0 && groups->is_home)
+		r = publish_text(groups, 0, NULL, &place, text, NULL);
+	return err_pass(r);
 }
 
 void groups_own_say(struct groups *groups)
 {
 	char text[DIRECTORY_RECORD_MAX];
-	struct place place;
-	int r = own_record(groups, text, &place);
+	struct place place = {.worker = ""};
+	int r = own_record(groups, true, text, &place);
 
+	snprintf(place.group, sizeof(place.group), "%s", OWN_GROUP_DAEMONS);
 	if (r == 0)
 		r = publish_text(groups, 0, NULL, &place, text, NULL);
+	if (r == 0)
+		r = own_say_more(groups);
 	if (r == 0) {
 		groups->own = said_find(groups, groups_main(groups), &place);
 		return;
@@ -349,6 +372,12 @@ void groups_own_say(struct groups *groups)
 		 err_last()->text);
 	err_clear();
 	loop_timer_start(&groups->fresh, groups->lease_ns);
+}
+
+void groups_be_home(struct groups *groups)
+{
+	groups->is_home = true;
+	groups_pools_changed(groups);
 }
 
 void groups_pools_changed(struct groups *groups)

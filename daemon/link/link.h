@@ -115,6 +115,20 @@ int link_zmq_new(struct loop *loop, const struct config *config, struct link **l
 struct curve_changes;
 int link_zmq_reload(struct link *link, const char *allow_file, bool apply,
 		    struct curve_changes *changes_p);
+/* Keys that are neither in the allow-list nor beside this daemon: who vouches for them
+ * (cluster_trust = directory). NULL: nobody. */
+struct link_vouch {
+	void *owner;
+	/* Is it a member's now? */
+	bool (*knows)(void *owner, const char *key);
+	/* Is that member at tcp://host:port? */
+	bool (*at)(void *owner, const char *key, const char *endpoint);
+	/* It may be one: look, then link_zmq_look(). False: it is not looked for. */
+	bool (*ask)(void *owner, const char *key);
+};
+void link_zmq_vouch(struct link *link, const struct link_vouch *vouch);
+/* knows() may say otherwise than before. */
+void link_zmq_look(struct link *link);
 /* Counters; `bad_frames` had not exactly [identity][frame]. */
 struct link_zmq_stats {
 	uint64_t frames_in, frames_out, bad_frames, refused, revoked;

@@ -5,7 +5,8 @@
  * over inproc://zeromq.zap.01). The answer's user id travels with every message
  * of that connection, and so a frame's sender is bound to a key.
  *
- * The answers come from the loop: no thread, no lock on the allow-list. A busy
+ * The answers come from the loop, in any order: a key that may yet be found in the
+ * cluster's directory waits a little. No thread, no lock on the allow-list. A busy
  * loop delays new connections and nothing else.
  *
  * A key that is not in the list is refused the same way as one with a broken
@@ -405,11 +406,16 @@ bool curve_allow_at(const struct curve_allow *allow, const char *key, const char
 
 /* ---- ZAP ---- */
 
+#define ZAP_WAITING_MAX 64u
+
 struct curve_zap {
 	struct loop_fd fd;
 	struct loop_defer again; /* the budget was used up */
 	struct curve_zap_args args;
 	void *socket;
+	struct list waiting; /* struct zap_waiter */
+	unsigned int waiting_count;
+	struct loop_timer timer; /* the first of them has waited long enough */
 };
 
 struct zap_part {
@@ -417,7 +423,10 @@ struct zap_part {
 	uint8_t data[256]; /* longer parts are cut: none that we read is longer */
 };
 
+/* The first two are the envelope of a ROUTER: requests may be answered in any order. */
 enum {
+	ZAP_ROUTE,
+	ZAP_EMPTY,
 	ZAP_VERSION,
 	ZAP_ID,
 	ZAP_DOMAIN,
@@ -476,14 +485,16 @@ static size_t put_mark(const char *mark, uint8_t out[64])
 }
 
 /* `name` NULL: refused. */
-static void zap_reply(void *socket, const struct zap_part *id, const char *name,
-		      const char *mark)
+static void zap_reply(void *socket, const struct zap_part *route,
+		      const struct zap_part *id, const char *name, const char *mark)
 {
 	const char *const texts[] = {name ? "200" : "400", name ? "OK" : "not allowed",
 				     name ? name : ""};
 	uint8_t metadata[64];
 	size_t len = name && mark ? put_mark(mark, metadata) : 0;
 
+	zmq_send(socket, route->data, route->len, ZMQ_SNDMORE | ZMQ_DONTWAIT);
+	zmq_send(socket, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT);
 	zmq_send(socket, "1.0", 3, ZMQ_SNDMORE | ZMQ_DONTWAIT);
 	zmq_send(socket, id->data, id->len, ZMQ_SNDMORE | ZMQ_DONTWAIT);
 	for (size_t i = 0; i < ARRAY_LEN(texts); i++)
@@ -510,22 +521,111 @@ static void zap_refused(struct curve_zap *zap, const struct zap_part *address,
 			 "key='%s' count=%llu", key, (unsigned long long)entry->count);
 }
 
+/* A key that who() may know soon. */
+struct zap_waiter {
+	struct list link;
+	struct zap_part route, id, address;
+	char key[CURVE_KEY_CHARS + 1];
+	uint64_t until_ns;
+};
+
+static void zap_judge(struct curve_zap *zap, const struct zap_part *route,
+		      const struct zap_part *id, const struct zap_part *address,
+		      const char *key)
+{
+	char name[LINK_USER_MAX];
+	const char *mark = NULL;
+	bool known = *key && zap->args.who(zap->args.owner, key, name, &mark);
+
+	if (!known)
+		zap_refused(zap, address, key);
+	zap_reply(zap->socket, route, id, known ? name : NULL, mark);
+}
+
+static void zap_waiter_end(struct curve_zap *zap, struct zap_waiter *waiter)
+{
+	zap_judge(zap, &waiter->route, &waiter->id, &waiter->address, waiter->key);
+	list_remove(&waiter->link);
+	zap->waiting_count--;
+	mem_free(waiter);
+}
+
+static void zap_timer_start(struct curve_zap *zap)
+{
+	const struct zap_waiter *first =
+		list_first(&zap->waiting, struct zap_waiter, link);
+	uint64_t now_ns = loop_now_ns(zap->fd.loop);
+
+	if (first)
+		loop_timer_start(&zap->timer,
+				 first->until_ns > now_ns ? first->until_ns - now_ns : 0);
+}
+
+static void on_zap_timer(struct loop_timer *timer)
+{
+	struct curve_zap *zap = container_of(timer, struct curve_zap, timer);
+	uint64_t now_ns = loop_now_ns(timer->loop);
+	struct zap_waiter *waiter;
+
+	while ((waiter = list_first(&zap->waiting, struct zap_waiter, link)) &&
+	       waiter->until_ns <= now_ns)
+		zap_waiter_end(zap, waiter);
+	zap_timer_start(zap);
+}
+
+void curve_zap_look(struct curve_zap *zap)
+{
+	struct zap_waiter *waiter;
+	char name[LINK_USER_MAX];
+	const char *mark;
+
+	list_foreach_safe(waiter, &zap->waiting, link) {
+		if (zap->args.who(zap->args.owner, waiter->key, name, &mark))
+			zap_waiter_end(zap, waiter);
+	}
+}
+
+/* False: it is judged now. */
+static bool zap_wait(struct curve_zap *zap, const struct zap_part *parts, const char *key)
+{
+	struct zap_waiter *waiter;
+	char name[LINK_USER_MAX];
+	const char *mark;
+
+	if (!zap->args.ask || zap->waiting_count >= ZAP_WAITING_MAX ||
+	    zap->args.who(zap->args.owner, key, name, &mark) ||
+	    !zap->args.ask(zap->args.owner, key))
+		return false;
+	waiter = mem_zalloc(sizeof(*waiter));
+	if (!waiter) {
+		err_clear();
+		return false;
+	}
+	waiter->route = parts[ZAP_ROUTE];
+	waiter->id = parts[ZAP_ID];
+	waiter->address = parts[ZAP_ADDRESS];
+	memcpy(waiter->key, key, sizeof(waiter->key));
+	waiter->until_ns = loop_now_ns(zap->fd.loop) + CURVE_WAIT_NS;
+	list_push_back(&zap->waiting, &waiter->link);
+	zap->waiting_count++;
+	zap_timer_start(zap);
+	return true;
+}
+
 static void zap_answer(struct curve_zap *zap, const struct zap_part *parts,
 		       unsigned int count)
 {
 	static const struct zap_part nowhere;
-	char key[CURVE_KEY_CHARS + 1] = "", name[LINK_USER_MAX];
-	const char *mark = NULL;
-	bool known = false;
+	char key[CURVE_KEY_CHARS + 1] = "";
+	bool whole = count == ZAP_KEY + 1 && part_is(&parts[ZAP_VERSION], "1.0") &&
+		     part_is(&parts[ZAP_MECHANISM], "CURVE") &&
+		     parts[ZAP_KEY].len == 32 &&
+		     zmq_z85_encode(key, parts[ZAP_KEY].data, 32);
 
-	if (count == ZAP_KEY + 1 && part_is(&parts[ZAP_VERSION], "1.0") &&
-	    part_is(&parts[ZAP_MECHANISM], "CURVE") && parts[ZAP_KEY].len == 32 &&
-	    zmq_z85_encode(key, parts[ZAP_KEY].data, 32))
-		known = zap->args.who(zap->args.owner, key, name, &mark);
-	if (!known)
-		zap_refused(zap, count > ZAP_ADDRESS ? &parts[ZAP_ADDRESS] : &nowhere,
-			    key);
-	zap_reply(zap->socket, &parts[ZAP_ID], known ? name : NULL, mark);
+	if (whole && zap_wait(zap, parts, key))
+		return;
+	zap_judge(zap, &parts[ZAP_ROUTE], &parts[ZAP_ID],
+		  count > ZAP_ADDRESS ? &parts[ZAP_ADDRESS] : &nowhere, whole ? key : "");
 }
 
 static void zap_drain(struct curve_zap *zap)
@@ -563,7 +663,9 @@ int curve_zap_new(const struct curve_zap_args *args, struct curve_zap **zap_p)
 		return err_pass(-ENOMEM);
 	zap->args = *args;
 	loop_defer_init(&zap->again, on_zap_again);
-	zap->socket = zmq_socket(args->context, ZMQ_REP);
+	list_init(&zap->waiting);
+	loop_timer_init(&zap->timer, args->loop, on_zap_timer);
+	zap->socket = zmq_socket(args->context, ZMQ_ROUTER);
 	if (!zap->socket ||
 	    zmq_setsockopt(zap->socket, ZMQ_LINGER, &linger, sizeof(linger)) ||
 	    zmq_bind(zap->socket, ZAP_ENDPOINT) ||
@@ -582,8 +684,13 @@ int curve_zap_new(const struct curve_zap_args *args, struct curve_zap **zap_p)
 
 void curve_zap_free(struct curve_zap *zap)
 {
+	struct list *link;
+
 	if (!zap)
 		return;
+	while ((link = list_pop_front(&zap->waiting)))
+		mem_free(list_entry(link, struct zap_waiter, link));
+	loop_timer_stop(&zap->timer);
 	loop_defer_cancel(&zap->again);
 	loop_fd_stop(&zap->fd);
 	if (zap->socket)

@@ -78,12 +78,19 @@ struct curve_zap_args {
 	 * connection carry; `mark` (a word, static), if any, comes with them, too. */
 	bool (*who)(void *owner, const char *key, char name[LINK_USER_MAX],
 		    const char **mark_p);
+	/* Of a key that nobody has: may who() find it soon? It is asked again by
+	 * curve_zap_look(), and when CURVE_WAIT_NS are over, and then refused. NULL: no.
+	 */
+	bool (*ask)(void *owner, const char *key);
 	struct link_refusals *refusals; /* who was refused */
 };
-#define CURVE_MARK "X-Kvd-Mark" /* the property of a message that holds it */
+#define CURVE_WAIT_NS (3 * LOOP_NS_PER_S) /* a quarter of what libzmq waits */
+#define CURVE_MARK "X-Kvd-Mark"		  /* the property of a message that holds it */
 /* Answers libzmq's authentication requests of one context, on the loop. Must be
  * made before the first listening socket. */
 int curve_zap_new(const struct curve_zap_args *args, struct curve_zap **zap_p);
 void curve_zap_free(struct curve_zap *zap);
+/* Keys that wait: some may be known now. */
+void curve_zap_look(struct curve_zap *zap);
 
 #endif

@@ -22,8 +22,9 @@
 #include "daemon/config/config.h"
 #include "daemon/link/link_keydir.h"
 
-#define MARK_BESIDE "beside" /* of a connection that keydir let in, not the list */
-#define SCHEME_CHARS 6u	     /* tcp:// */
+#define MARK_BESIDE "beside"	   /* of a connection that keydir let in, not the list */
+#define MARK_DIRECTORY "directory" /* that the cluster's directory let in */
+#define SCHEME_CHARS 6u		   /* tcp:// */
 
 /* ---- opening ---- */
 
@@ -126,10 +127,35 @@ bool link_keyring_who(void *owner, const char *key, char name[LINK_USER_MAX],
 	const char *listed = curve_allow_name(ring->allow, key);
 
 	*mark_p = listed ? NULL : MARK_BESIDE;
-	if (!listed)
-		return link_keydir_find(ring->keydir, key, name);
-	snprintf(name, LINK_USER_MAX, "%s", listed);
+	if (listed) {
+		snprintf(name, LINK_USER_MAX, "%s", listed);
+		return true;
+	}
+	if (link_keydir_find(ring->keydir, key, name))
+		return true;
+	if (!ring->vouch || !ring->vouch->knows(ring->vouch->owner, key))
+		return false;
+	/* a user for each key: no line of the list has such a name */
+	snprintf(name, LINK_USER_MAX, "directory:%s", key);
+	*mark_p = MARK_DIRECTORY;
 	return true;
+}
+
+bool link_keyring_ask(void *owner, const char *key)
+{
+	struct link_keyring *ring = owner;
+
+	return ring->vouch && ring->vouch->ask(ring->vouch->owner, key);
+}
+
+static bool keyring_at(struct link_keyring *ring, const struct link_endpoint *e,
+		       const char *mark)
+{
+	if (!mark)
+		return curve_allow_at(ring->allow, e->key, e->host, e->port);
+	if (strcmp(mark, MARK_DIRECTORY) == 0)
+		return ring->vouch->at(ring->vouch->owner, e->key, e->plain);
+	return link_keydir_tells(ring->keydir, e->key, e->host, e->port);
 }
 
 /* ---- endpoints ---- */
@@ -223,8 +249,7 @@ int link_endpoint_check_user(struct link_keyring *ring, const struct link_endpoi
 	    strcmp(name, user) != 0)
 		return err_raise(ERR_AUTH, "endpoint '%s': not the key of '%s'", e->plain,
 				 user);
-	if (mark ? link_keydir_tells(ring->keydir, e->key, e->host, e->port)
-		 : curve_allow_at(ring->allow, e->key, e->host, e->port))
+	if (keyring_at(ring, e, mark))
 		return 0;
 	return err_raise(ERR_AUTH,
 			 "'%s' wants its answer at '%s', a host that its line in "

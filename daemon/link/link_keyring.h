@@ -23,7 +23,8 @@ struct link_keyring {
 	/* for the allow-lists of others: NAME KEY HOST:PORT */
 	char line[LINK_USER_MAX + LINK_ENDPOINT_MAX + CURVE_KEY_CHARS];
 	struct curve_allow *allow;
-	struct link_keydir *keydir; /* NULL: the keys are those of files */
+	struct link_keydir *keydir;	/* NULL: the keys are those of files */
+	const struct link_vouch *vouch; /* link.h; NULL: nobody vouches for others */
 };
 
 struct link_endpoint {
@@ -43,9 +44,12 @@ int link_keyring_reload(struct link_keyring *ring, const char *allow_file, bool 
  * those beside it. */
 void link_keyring_show(struct link_keyring *ring, const struct link_endpoint *told,
 		       const char *bound);
-/* As curve_zap_args.who; `owner` is the keyring. Those beside this daemon are marked. */
+/* As curve_zap_args.who; `owner` is the keyring. Those that are not listed are marked. */
 bool link_keyring_who(void *owner, const char *key, char name[LINK_USER_MAX],
 		      const char **mark_p);
+
+/* As curve_zap_args.ask. */
+bool link_keyring_ask(void *owner, const char *key);
 
 /* ERR_INVAL. */
 int link_endpoint_parse(const char *text, struct link_endpoint *e);

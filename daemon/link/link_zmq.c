@@ -39,6 +39,7 @@
  */
 #include "daemon/link/link.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -633,6 +634,7 @@ static int curve_open(struct link_zmq *zmq, const struct config *config)
 					    .context = zmq->context,
 					    .owner = &zmq->ring,
 					    .who = link_keyring_who,
+					    .ask = link_keyring_ask,
 					    .refusals = &zmq->refusals};
 	int r = link_keyring_open(&zmq->ring, config);
 
@@ -782,6 +784,22 @@ int link_zmq_new(struct loop *loop, const struct config *config, struct link **l
 		 zmq->ring.curve ? "yes" : "no");
 	*link_p = &zmq->link;
 	return 0;
+}
+
+void link_zmq_vouch(struct link *link, const struct link_vouch *vouch)
+{
+	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
+
+	assert(link->ops == &zmq_ops);
+	zmq->ring.vouch = vouch;
+}
+
+void link_zmq_look(struct link *link)
+{
+	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
+
+	if (zmq->zap)
+		curve_zap_look(zmq->zap);
 }
 
 int link_zmq_reload(struct link *link, const char *allow_file, bool apply,

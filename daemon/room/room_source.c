@@ -219,7 +219,8 @@ int room_source_add(struct room *room, const struct source_args *args,
 		    const cJSON *theirs)
 {
 	if (!args->endpoint == !args->group)
-		return err_raise(ERR_INVAL, "endpoint or group: one of the two is wanted");
+		return err_raise(ERR_INVAL,
+				 "endpoint or group: one of the two is wanted");
 	if (args->group)
 		return err_pass(source_named(room, args, theirs));
 	if (args->worker || args->place[PLACE_TP] || args->place[PLACE_PP] ||

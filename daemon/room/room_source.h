@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * room_source: sources of a room that are named by their group, not by an endpoint. One is
- * looked up in the directory (daemon/cluster); while it is not there the room waits, as it
- * does for a daemon that is not connected. Once found it is a party like any other: what
- * the directory says later changes nothing.
+ * room_source: sources of a room that are named by their group, not by an endpoint. One
+ * is looked up in the directory (daemon/cluster); while it is not there the room waits,
+ * as it does for a daemon that is not connected. Once found it is a party like any other:
+ * what the directory says later changes nothing.
  */
 #ifndef KVD_ROOM_SOURCE_H
 #define KVD_ROOM_SOURCE_H

@@ -352,6 +352,7 @@ static void on_members(void *arg)
 int homes_new(struct store *store, struct homes **homes_p)
 {
 	struct homes *homes;
+	bool of_cluster;
 	int r;
 
 	*homes_p = NULL;
@@ -365,8 +366,12 @@ int homes_new(struct store *store, struct homes **homes_p)
 	loop_defer_init(&homes->walk, on_walk);
 	loop_timer_init(&homes->flush, store->kvd->loop, on_flush);
 	loop_timer_init(&homes->sums, store->kvd->loop, on_sums);
-	r = members_new(store->kvd->config->chunk_homes, on_members, homes,
-			&homes->members);
+	of_cluster = strcmp(store->kvd->config->chunk_homes, HOMES_OF_CLUSTER) == 0;
+	r = members_new(of_cluster ? "" : store->kvd->config->chunk_homes, on_members,
+			homes, &homes->members);
+	if (r == 0 && of_cluster)
+		r = homes_group_open(&homes->group, store->kvd->groups, store->kvd->loop,
+				     homes->members);
 	if (r < 0) {
 		homes_free(homes);
 		return err_pass(r);
@@ -383,6 +388,7 @@ void homes_close(struct homes *homes)
 {
 	if (!homes)
 		return;
+	homes_group_close(&homes->group);
 	loop_defer_cancel(&homes->walk);
 	loop_timer_stop(&homes->flush);
 	loop_timer_stop(&homes->sums);

@@ -9,6 +9,7 @@
 #include "daemon/store/dial.h"
 #include "daemon/store/home_key.h"
 #include "daemon/store/homes.h"
+#include "daemon/store/homes_group.h"
 #include "daemon/store/members.h"
 
 #define HOMES_QUEUE_MAX 1024u /* notes that wait for one home */
@@ -43,6 +44,7 @@ struct homes {
 	struct loop_timer sums;
 	struct idmap asks; /* struct homes_ask: homes_find.c */
 	struct store_homes figures;
+	struct homes_group group; /* chunk_homes = cluster */
 };
 
 bool homes_up(const struct remote *remote);

@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -28,6 +29,7 @@
 #include "daemon/store/files.h"
 #include "daemon/store/home.h"
 #include "daemon/store/homes.h"
+#include "daemon/store/homes_group.h"
 #include "daemon/store/keep.h"
 #include "daemon/store/lend.h"
 #include "daemon/store/store_impl.h"
@@ -183,6 +185,9 @@ int store_new(struct kvd *kvd, struct store **store_p)
 		r = session_new_own(kvd, "chunk store", &store->session);
 	if (r >= 0 && kvd->config->chunk_home_bytes)
 		r = home_new(store, &store->home);
+	if (r >= 0 && store->home &&
+	    strcmp(kvd->config->chunk_homes, HOMES_OF_CLUSTER) == 0)
+		groups_be_home(kvd->groups);
 	if (r >= 0)
 		r = homes_new(store, &store->homes);
 	if (r >= 0)

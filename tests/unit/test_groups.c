@@ -19,7 +19,11 @@
 #include "daemon/peer/peer.h"
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
+#include "daemon/store/homes.h"
+#include "daemon/store/members.h"
+#include "daemon/store/store_impl.h"
 #include "tests/lib/cluster.h"
+#include "tests/lib/cluster_store.h"
 
 #define S LOOP_NS_PER_S
 #define MS LOOP_NS_PER_MS
@@ -111,8 +115,9 @@ static void answer_since_a_revision_has_what_changed(void **state)
 	double revision;
 
 	(void)state;
-	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'g','worker':'a','pool':'kv',"
-				  "'url':'http://h:1','engine':'vllm','model':'m'}");
+	cluster_ok(&c, engine[1],
+		   "{'cmd':'group.publish','group':'g','worker':'a','pool':'kv',"
+		   "'url':'http://h:1','engine':'vllm','model':'m'}");
 	answer = since(2, 0);
 	assert_true(flag_in(answer, "whole"));
 	assert_int_equal(ranks_in(answer), 1);
@@ -134,9 +139,9 @@ static void answer_since_a_revision_has_what_changed(void **state)
 	/* one comes, one changes, a load does */
 	cluster_ok(&c, engine[0],
 		   "{'cmd':'group.publish','group':'g','worker':'b','tp_size':2}");
-	assert_int_equal(groups_load(c.nodes[1].kvd.groups, engine[1]->id,
-				     "{\"v\":1,\"seq\":3}"),
-			 0);
+	assert_int_equal(
+		groups_load(c.nodes[1].kvd.groups, engine[1]->id, "{\"v\":1,\"seq\":3}"),
+		0);
 	cluster_run(&c, 100 * MS);
 	answer = since(2, revision);
 	assert_int_equal(ranks_in(answer), 2);
@@ -177,7 +182,8 @@ static void places_are_checked(void **state)
 
 	cluster_refused(&c, other, "EEXIST", "{'cmd':'group.publish','group':'g'}");
 	cluster_refused(&c, engine[1], "EEXIST", "{'cmd':'group.publish','group':'g'}");
-	cluster_ok(&c, engine[0], "{'cmd':'group.publish','group':'g','summary':'again'}");
+	cluster_ok(&c, engine[0],
+		   "{'cmd':'group.publish','group':'g','summary':'again'}");
 	cluster_engine_dies(&c, engine[0]);
 	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'g'}");
 	engine[0] = cluster_engine(&c, 0, "engine");
@@ -189,13 +195,15 @@ static void many_places_of_one_session_are_bounded(void **state)
 
 	(void)state;
 	for (unsigned int i = 0; i < GROUPS_SESSION_PLACES_MAX; i++)
-		cluster_ok(&c, engine[1],
-			   "{'cmd':'group.publish','group':'g','tp_rank':%u,'tp_size':2000,"
-			   "'at':'tcp://10.0.0.2:7400'}",
-			   i);
-	cluster_refused(&c, engine[1], "ELIMIT",
-			"{'cmd':'group.publish','group':'g','tp_rank':1999,'tp_size':2000,"
-			"'at':'tcp://10.0.0.2:7400'}");
+		cluster_ok(
+			&c, engine[1],
+			"{'cmd':'group.publish','group':'g','tp_rank':%u,'tp_size':2000,"
+			"'at':'tcp://10.0.0.2:7400'}",
+			i);
+	cluster_refused(
+		&c, engine[1], "ELIMIT",
+		"{'cmd':'group.publish','group':'g','tp_rank':1999,'tp_size':2000,"
+		"'at':'tcp://10.0.0.2:7400'}");
 	cluster_ok(&c, other,
 		   "{'cmd':'group.publish','group':'g','tp_rank':1999,'tp_size':2000,"
 		   "'at':'tcp://10.0.0.2:7400'}");
@@ -293,7 +301,8 @@ static void open_recv(unsigned long long room, const char *source)
 		   "'sources':[%s],'timeouts':{'bootstrap_ms':20000}}",
 		   room, (unsigned long long)caches[1].pool, source);
 	cluster_ok(&c, engine[2],
-		   "{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[3,4]}}}", room);
+		   "{'cmd':'room.bind','room':'%llu','views':{'kv':{'pages':[3,4]}}}",
+		   room);
 }
 
 static void send_it(unsigned long long room)
@@ -318,9 +327,9 @@ static void room_finds_its_source_when_it_comes(void **state)
 	cluster_run(&c, 15 * S);
 	assert_int_equal(cluster_state(&c, engine[2], "recv", 1), 1);
 	answer = cluster_call(&c, engine[2], "{'cmd':'room.show','room':'1'}");
-	assert_non_null(
-		strstr(text_in(cJSON_GetObjectItemCaseSensitive(answer, "waits_for"), "what"),
-		       "group 'prefill' rank 0.0.0.0: it is not in the directory"));
+	assert_non_null(strstr(
+		text_in(cJSON_GetObjectItemCaseSensitive(answer, "waits_for"), "what"),
+		"group 'prefill' rank 0.0.0.0: it is not in the directory"));
 	cJSON_Delete(answer);
 	cluster_ok(&c, engine[1],
 		   "{'cmd':'group.publish','group':'prefill','worker':'w','pool':'kv'}");
@@ -358,33 +367,76 @@ static void group_of_several_workers_wants_one_named(void **state)
 {
 	(void)state;
 	make_caches();
-	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'prefill','worker':'v'}");
-	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'prefill','worker':'w'}");
+	cluster_ok(&c, engine[1],
+		   "{'cmd':'group.publish','group':'prefill','worker':'v'}");
+	cluster_ok(&c, engine[1],
+		   "{'cmd':'group.publish','group':'prefill','worker':'w'}");
 	open_recv(1, "{'group':'prefill'}"); /* not known here yet */
 	cluster_run(&c, S);
 	room_failed_with(rooms_find(c.nodes[2].kvd.rooms, engine[2], ROOM_RECV, 1),
 			 ERR_INVAL, "several workers: name one in `worker`");
-	cluster_refused(&c, engine[2], "EINVAL",
-			"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
-			"{'group':'prefill'}]}",
-			(unsigned long long)caches[1].pool);
-	cluster_refused(&c, engine[2], "EINVAL",
-			"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
-			"{'group':'prefill','endpoint':'tcp://10.0.0.2:7400'}]}",
-			(unsigned long long)caches[1].pool);
-	cluster_refused(&c, engine[2], "EINVAL",
-			"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
-			"{'worker':'w','endpoint':'tcp://10.0.0.2:7400'}]}",
-			(unsigned long long)caches[1].pool);
-	cluster_refused(&c, engine[2], "EINVAL",
-			"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
-			"{'pool':'kv'}]}",
-			(unsigned long long)caches[1].pool);
+	cluster_refused(
+		&c, engine[2], "EINVAL",
+		"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
+		"{'group':'prefill'}]}",
+		(unsigned long long)caches[1].pool);
+	cluster_refused(
+		&c, engine[2], "EINVAL",
+		"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
+		"{'group':'prefill','endpoint':'tcp://10.0.0.2:7400'}]}",
+		(unsigned long long)caches[1].pool);
+	cluster_refused(
+		&c, engine[2], "EINVAL",
+		"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
+		"{'worker':'w','endpoint':'tcp://10.0.0.2:7400'}]}",
+		(unsigned long long)caches[1].pool);
+	cluster_refused(
+		&c, engine[2], "EINVAL",
+		"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
+		"{'pool':'kv'}]}",
+		(unsigned long long)caches[1].pool);
 	open_recv(3, "{'group':'prefill','worker':'w'}");
 	send_it(3);
 	cluster_until_state(&c, engine[2], "recv", 3, 4);
 	cache_close(&caches[0]);
 	cache_close(&caches[1]);
+}
+
+/* ---- homes ---- */
+
+static unsigned int homes_of(unsigned int node)
+{
+	return members_count(homes_members(c.nodes[node].kvd.store->homes));
+}
+
+static void homes_of_chunks_follow_the_directory(void **state)
+{
+	const struct cluster_store_args args = {.memory_bytes = 1 << 20};
+
+	(void)state;
+	for (unsigned int i = 0; i < NODES; i++) {
+		strcpy(c.nodes[i].config.chunk_homes, "cluster");
+		assert_true(cluster_store(&c, i, &args));
+	}
+	cluster_run(&c, 3 * S);
+	for (unsigned int i = 0; i < NODES; i++)
+		assert_int_equal(homes_of(i), NODES);
+	/* in one order everywhere */
+	for (unsigned int i = 0; i < NODES; i++)
+		assert_string_equal(
+			members_endpoint(homes_members(c.nodes[i].kvd.store->homes), 1),
+			c.nodes[1].endpoint);
+	/* one that drains, and one that dies when its lease is over */
+	groups_drain(c.nodes[1].kvd.groups);
+	cluster_run(&c, 3 * S);
+	assert_int_equal(homes_of(2), 2);
+	cluster_crash(&c, 1, MEM_CRASH_KILLED);
+	cluster_run(&c, 10 * S);
+	assert_int_equal(homes_of(2), 2);
+	/* the directory's end leaves them */
+	cluster_crash(&c, 0, MEM_CRASH_KILLED);
+	cluster_run(&c, 10 * S);
+	assert_int_equal(homes_of(2), 2);
 }
 
 /* ---- forged entries ---- */
@@ -497,6 +549,7 @@ int main(void)
 		TEST(room_finds_its_source_when_it_comes),
 		TEST(source_that_never_comes_is_named),
 		TEST(group_of_several_workers_wants_one_named),
+		TEST(homes_of_chunks_follow_the_directory),
 		TEST(forged_records_are_not_used),
 		cmocka_unit_test(record_comes_back_as_it_was_made),
 	};

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is looked for is bounded: so many keys at a time, each for some seconds, unless it
+ * has an entry; then it is kept for as long as the entry is. Keys that were dialled are
+ * kept, the latest of them: their lines connect again by themselves.
+ */
+#include "daemon/cluster/trust.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/hex.h"
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/cluster/groups_impl.h"
+#include "daemon/cluster/own_groups.h"
+#include "daemon/cluster/record.h"
+
+#define KEYS_MAX 4096u
+#define LOOKED_MAX 256u /* without an entry */
+#define LOOK_NS (10 * LOOP_NS_PER_S)
+#define TICK_NS (5 * LOOP_NS_PER_S)
+
+struct trusted {
+	struct list link; /* in trust.list: used last at the end */
+	struct trust *trust;
+	char key[RECORD_KEY_CHARS + 1];
+	struct groups_user user;	 /* of the key's group; none for dialled ones */
+	bool found;			 /* there is an entry, as of the last change */
+	char dialled[LINK_ENDPOINT_MAX]; /* where an entry named it; "" */
+	uint64_t since_ns;
+};
+
+struct trust {
+	struct groups *groups;
+	struct link *link;
+	struct link_vouch vouch;
+	struct strmap keys;
+	struct list list;
+	unsigned int looked; /* with a user and no entry */
+	struct loop_timer tick;
+};
+
+void trust_group(const char *key, char group[PLACE_GROUP_MAX])
+{
+	char hex[HEX_CHARS(RECORD_KEY_CHARS) + 1];
+
+	hex_write(key, RECORD_KEY_CHARS, hex);
+	snprintf(group, PLACE_GROUP_MAX, "%s%s", OWN_GROUP_KEY, hex);
+}
+
+static void trusted_free(struct trusted *t)
+{
+	struct trust *trust = t->trust;
+
+	if (t->user.cache && !t->found)
+		trust->looked--;
+	groups_unuse(&t->user);
+	strmap_remove(&trust->keys, t->key);
+	list_remove(&t->link);
+	mem_free(t);
+}
+
+static struct trusted *trusted_get(struct trust *trust, const char *key)
+{
+	struct trusted *t = strmap_get(&trust->keys, key);
+
+	if (t) {
+		list_remove(&t->link);
+		list_push_back(&trust->list, &t->link);
+		return t;
+	}
+	if (strmap_count(&trust->keys) >= KEYS_MAX)
+		trusted_free(list_first(&trust->list, struct trusted, link));
+	t = mem_zalloc(sizeof(*t));
+	if (!t)
+		return NULL;
+	snprintf(t->key, sizeof(t->key), "%s", key);
+	t->trust = trust;
+	t->since_ns = loop_now_ns(trust->groups->loop);
+	if (strmap_put(&trust->keys, t->key, t) < 0) {
+		mem_free(t);
+		return NULL;
+	}
+	list_push_back(&trust->list, &t->link);
+	return t;
+}
+
+/* The entry of the key, of whoever has it: there is one, unless a daemon lies. */
+static bool trusted_entry(const struct trusted *t, struct record *record_p)
+{
+	const struct roster_entry *entry;
+
+	if (!t->user.cache)
+		return false;
+	list_foreach(entry, &groups_roster(&t->user)->order, link) {
+		if (!entry->record)
+			continue;
+		if (record_read(entry->record, record_p) == 0 &&
+		    strcmp(record_p->key, t->key) == 0)
+			return true;
+		err_clear();
+	}
+	return false;
+}
+
+/* ---- what the link asks ---- */
+
+static bool trust_knows(void *owner, const char *key)
+{
+	static struct record record; /* loop's thread */
+	struct trust *trust = owner;
+	struct trusted *t = strmap_get(&trust->keys, key);
+
+	return t && (*t->dialled || trusted_entry(t, &record));
+}
+
+static bool trust_at(void *owner, const char *key, const char *endpoint)
+{
+	static struct record record; /* loop's thread */
+	struct trust *trust = owner;
+	struct trusted *t = strmap_get(&trust->keys, key);
+
+	if (!t)
+		return false;
+	return strcasecmp(t->dialled, endpoint) == 0 ||
+	       (trusted_entry(t, &record) && strcasecmp(record.endpoint, endpoint) == 0);
+}
+
+static void trust_on_change(struct groups_user *user)
+{
+	static struct record record; /* loop's thread */
+	struct trusted *t = container_of(user, struct trusted, user);
+	bool found = trusted_entry(t, &record);
+
+	if (found != t->found)
+		t->trust->looked += found ? -1u : 1u;
+	t->found = found;
+	link_zmq_look(t->trust->link);
+}
+
+static void tick_start(struct trust *trust)
+{
+	if (!loop_timer_running(&trust->tick))
+		loop_timer_start(&trust->tick, TICK_NS);
+}
+
+static bool trust_ask(void *owner, const char *key)
+{
+	struct trust *trust = owner;
+	struct trusted *t = strmap_get(&trust->keys, key);
+	char group[PLACE_GROUP_MAX];
+
+	if (!t && trust->looked >= LOOKED_MAX)
+		return false;
+	t = trusted_get(trust, key);
+	if (t && !t->user.cache) {
+		trust_group(key, group);
+		t->user.on_change = trust_on_change;
+		t->since_ns = loop_now_ns(trust->groups->loop);
+		if (groups_use(trust->groups, NULL, group, false, &t->user) == 0) {
+			trust->looked++;
+			t->found = false;
+			if (groups_known(&t->user)) /* others asked before */
+				trust_on_change(&t->user);
+		}
+	}
+	tick_start(trust);
+	if (t && t->user.cache)
+		return true;
+	err_clear();
+	return false;
+}
+
+/* Keys without an entry are looked for no more. */
+static void trust_on_tick(struct loop_timer *timer)
+{
+	struct trust *trust = container_of(timer, struct trust, tick);
+	uint64_t now_ns = loop_now_ns(timer->loop);
+	struct trusted *t;
+
+	list_foreach_safe(t, &trust->list, link) {
+		if (t->user.cache && now_ns - t->since_ns >= LOOK_NS && !*t->dialled &&
+		    !t->found)
+			trusted_free(t);
+	}
+	if (trust->looked)
+		tick_start(trust);
+}
+
+int trust_dial(struct trust *trust, const struct record *record)
+{
+	struct trusted *t;
+
+	if (!*record->key)
+		return 0;
+	t = trusted_get(trust, record->key);
+	if (!t)
+		return err_pass(-ENOMEM);
+	memcpy(t->dialled, record->endpoint, sizeof(t->dialled));
+	return 0;
+}
+
+int trust_new(struct groups *groups, struct link *link, struct trust **trust_p)
+{
+	struct trust *trust = mem_zalloc(sizeof(*trust));
+
+	*trust_p = trust;
+	if (!trust)
+		return err_pass(-ENOMEM);
+	trust->groups = groups;
+	trust->link = link;
+	trust->vouch = (struct link_vouch){
+		.owner = trust, .knows = trust_knows, .at = trust_at, .ask = trust_ask};
+	strmap_init(&trust->keys);
+	list_init(&trust->list);
+	loop_timer_init(&trust->tick, groups->loop, trust_on_tick);
+	link_zmq_vouch(link, &trust->vouch);
+	return 0;
+}
+
+void trust_free(struct trust *trust)
+{
+	struct trusted *t;
+
+	if (!trust)
+		return;
+	link_zmq_vouch(trust->link, NULL);
+	list_foreach_safe(t, &trust->list, link)
+		trusted_free(t);
+	strmap_fini(&trust->keys);
+	loop_timer_stop(&trust->tick);
+	mem_free(trust);
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * homes_group: chunk_homes = cluster. The homes are the daemons of group kvd.homes of the
+ * cluster's directory that are not draining; of more than MEMBERS_MAX those whose
+ * endpoints come first in the alphabet, so that all daemons choose alike.
+ */
+#ifndef KVD_STORE_HOMES_GROUP_H
+#define KVD_STORE_HOMES_GROUP_H
+
+#include "daemon/cluster/groups.h"
+#include "daemon/loop/loop.h"
+
+#define HOMES_OF_CLUSTER "cluster" /* of the option chunk_homes */
+
+struct members;
+
+struct homes_group {
+	struct groups *groups; /* NULL: not in use */
+	struct groups_user user;
+	struct members *members;
+	struct loop_timer timer; /* changes go together */
+};
+
+/* members_set() from now on. */
+int homes_group_open(struct homes_group *group, struct groups *groups, struct loop *loop,
+		     struct members *members);
+void homes_group_close(struct homes_group *group); /* idempotent */
+
+#endif
