@@ -232,13 +232,16 @@ const struct ctl_command ctl_commands[] = {
 	 "--up TIME           between two steps up (1m)\n"
 	 "--down TIME         less was wanted for so long before a step down (15m)\n"
 	 "--hook PROGRAM      run when a number has changed, never two at a time, with\n"
-	 "                    KVD_SCALE_PREFILL, KVD_SCALE_DECODE, and each with _BEFORE,\n"
+	 "                    KVD_SCALE_PREFILL, KVD_SCALE_DECODE, and each with "
+	 "_BEFORE,\n"
 	 "                    _WORKERS and _GROUP behind it; again, when it failed\n"
 	 "--hook-limit TIME   after which it is killed (60s)\n"
 	 "--metrics FILE      kvd_scale_wanted and others, for the textfile collector\n"
 	 "--at ENDPOINT       of the meeting point; this daemon if not given\n"
-	 "--from FILE         a look a line, instead of the daemon; - is standard input\n\n"
-	 "Text: when a number has changed; --json: a line a look. A daemon that does not\n"
+	 "--from FILE         a look a line, instead of the daemon; - is "
+	 "standard input\n\n"
+	 "Text: when a number has changed; --json: a line a look. A daemon that "
+	 "does not\n"
 	 "answer changes nothing.",
 	 0, 2, "13cI", ctl_run_scale},
 	{"keygen", "[--owner USER] [FILE]",

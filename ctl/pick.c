@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The command pick: which pair a request would get, and what is predicted of each worker.
+/*
+ * The command pick: which pair a request would get, and what is predicted of each worker.
+ * It asks once, so speeds are what workers have computed lately, and what routers have
+ * reserved is not known here: what is shown is what a router that starts now would do.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -15,6 +15,8 @@ $(B)/bench/bench_pick: $(B)/tests/bench/bench_pick.o $(CORE)
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -pie $^ -o $@ $(LIBS)
 
-bench-pick: $(PICK_SIM) $(B)/bench/bench_pick ## picks beside an oracle, a day of scaling, ns of a pick
+bench-pick: $(PICK_SIM) $(B)/bench/bench_pick build/python/installed ## picks beside an oracle, a day of scaling, ns of a pick
 	$(Q)$(B)/bench/bench_pick
-	$(Q)$(if $(DOC),scripts/doc-section.py docs/performance.md pick -- $(PICK_SIM) --doc,$(PICK_SIM) --long)
+	@[ -e $(PYDIR)/installed ] || { cat $(PYDIR)/why; exit 1; }
+	$(Q)$(PYDIR)/venv/bin/python tests/bench/bench_pick.py
+	$(Q)$(if $(DOC),scripts/doc-section.py docs/performance.md picks -- $(PICK_SIM) --doc,$(PICK_SIM) --long)

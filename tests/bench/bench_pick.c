@@ -100,9 +100,12 @@ static void measure_feed(unsigned int workers)
 	for (unsigned int i = 0; i < workers; i++)
 		at += (size_t)snprintf(
 			text + at, size - at,
-			"%s{\"worker\":\"w%u\",\"tp_rank\":0,\"tp_size\":1,\"endpoint\":\"tcp:"
-			"//10.0.0.1:18515\",\"state\":\"serving\",\"load\":{\"v\":1,\"seq\":1,"
-			"\"gbps\":12.5,\"engine\":{\"running\":12,\"waiting\":3,\"prompt_tokens_"
+			"%s{\"worker\":\"w%u\",\"tp_rank\":0,\"tp_size\":1,\"endp"
+			"oint\":\"tcp:"
+			"//10.0.0.1:18515\",\"state\":\"serving\",\"load\":{\"v"
+			"\":1,\"seq\":1,"
+			"\"gbps\":12.5,\"engine\":{\"running\":12,\"waiting\":3,"
+			"\"prompt_tokens_"
 			"waiting\":9000,\"prompt_tokens_s\":51000}}}",
 			i ? "," : "", i);
 	at += (size_t)snprintf(text + at, size - at, "]}");

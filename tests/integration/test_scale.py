@@ -186,6 +186,22 @@ def hook_that_hangs_or_fails_is_ended():
         assert "exit status 3" in done.stderr, done.stderr
 
 
+def example_hook_starts_and_stops_units():
+    example = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "contrib",
+                           "scale", "hook.sh")
+    with tempfile.TemporaryDirectory() as folder:
+        # units that run are files
+        fake = script(folder, "systemctl", 'cd %s\ncase $2 in\nstart) : >$3 ;;\nstop) rm $3 ;;\n'
+                       'is-active) test -e $3 ;;\n*) exit 9 ;;\nesac\n' % folder)
+        for prefill, decode in ((3, 1), (1, 2), (0, 2)):
+            subprocess.run([example], check=True, timeout=DEADLINE_S, env={
+                **os.environ, "SYSTEMCTL": fake, "KVD_SCALE_PREFILL": str(prefill),
+                "KVD_SCALE_DECODE": str(decode)})
+            there = sorted(set(os.listdir(folder)) - {"systemctl"})
+            assert there == sorted(["prefill@%d" % i for i in range(prefill)] +
+                                   ["decode@%d" % i for i in range(decode)]), there
+
+
 if __name__ == "__main__":
     run([pick_names_the_pair_and_why,
          pick_without_a_worker_fails,
@@ -195,4 +211,5 @@ if __name__ == "__main__":
          metrics_are_a_file_for_the_collector,
          hook_runs_when_numbers_change,
          hook_never_runs_twice_at_a_time,
-         hook_that_hangs_or_fails_is_ended])
+         hook_that_hangs_or_fails_is_ended,
+         example_hook_starts_and_stops_units])

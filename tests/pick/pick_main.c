@@ -139,8 +139,10 @@ static void beside(struct sim_case c)
 static void beside_all(void)
 {
 	if (doc)
-		printf("| 16 workers | arrivals | a prompt | use | routers | oracle waits, "
-		       "mean / p99 | wait beside it | first token beside it | p99 wait by "
+		printf("| 16 workers | arrivals | a prompt | use | routers | "
+		       "oracle waits, "
+		       "mean / p99 | wait beside it | first token beside it | "
+		       "p99 wait by "
 		       "turns / by chance |\n|---|---|---|---|---|---|---|---|---|\n");
 	for (unsigned int i = 0; i < 24; i++) {
 		struct sim_case c = a_case();
@@ -169,8 +171,10 @@ static void doubtful(void)
 	judge(p.ttft_mean <= 1.25 * o.ttft_mean, "doubt: mean time to first token",
 	      p.ttft_mean, 1.25 * o.ttft_mean);
 	if (doc)
-		printf("\nWith prompts that take 30 %% more or less time than their length "
-		       "says (equal workers, Poisson, 0.2 s, 80 %%, 1 router): first token "
+		printf("\nWith prompts that take 30 %% more or less time than "
+		       "their length "
+		       "says (equal workers, Poisson, 0.2 s, 80 %%, 1 router): "
+		       "first token "
 		       "%.2f / %.2f of the oracle's, which knows.\n",
 		       p.ttft_mean / o.ttft_mean, p.ttft_p99 / o.ttft_p99);
 }
@@ -206,7 +210,8 @@ static void herds(void)
 	static const unsigned int routers[] = {1, 4, 8};
 
 	if (doc)
-		printf("\n| looks at, of 512 | routers | first token beside the oracle | p99 "
+		printf("\n| looks at, of 512 | routers | first token beside the "
+		       "oracle | p99 "
 		       "wait / by chance, s | longest / by chance, s |\n"
 		       "|---|---|---|---|---|\n");
 	for (unsigned int r = 0; r < 3; r++)
@@ -230,7 +235,8 @@ static void liars(void)
 	};
 
 	if (doc)
-		printf("\n| one of 8 workers says | share with 1 router | with 4 | p99 wait, "
+		printf("\n| one of 8 workers says | share with 1 router | with 4 "
+		       "| p99 wait, "
 		       "s | oracle |\n|---|---|---|---|---|\n");
 	for (unsigned int i = 0; i < 5; i++) {
 		struct sim_result one, four, o;
@@ -259,7 +265,8 @@ static void liars(void)
 static void deaths(void)
 {
 	if (doc)
-		printf("\n| one of 8 dies, gone 15 s later | routers | requests a second | "
+		printf("\n| one of 8 dies, gone 15 s later | routers | requests "
+		       "a second | "
 		       "lost |\n|---|---|---|---|\n");
 	for (unsigned int i = 0; i < 4; i++) {
 		struct sim_case c = a_case();
@@ -293,7 +300,8 @@ static void days(void)
 	} cases[] = {{0, 1}, {0.05, 1.5}, {0.05, 2}, {0.1, 1.5}};
 
 	if (doc)
-		printf("\n| slow noise | spike | prompts in bound | longest wait | steps | "
+		printf("\n| slow noise | spike | prompts in bound | longest wait "
+		       "| steps | "
 		       "turns, flaps | prefill hours, of a fixed pool's | decode |\n"
 		       "|---|---|---|---|---|---|---|---|\n");
 	for (unsigned int i = 0; i < 4; i++) {
@@ -321,7 +329,8 @@ static void days(void)
 			      s[1].hours < 0.7 * s[1].fixed_hours,
 		      "a day: hours", s[0].hours / s[0].fixed_hours, 0.7);
 		if (doc)
-			printf("| %.0f %% | %.1f× | %.2f %% | %.1f s | %u, %u | %u, %u; %u, "
+			printf("| %.0f %% | %.1f× | %.2f %% | %.1f s | %u, %u | "
+			       "%u, %u; %u, "
 			       "%u | %.0f of %.0f | %.0f of %.0f |\n",
 			       day.noise * 100, day.spike, r.kept * 100, r.worst_s,
 			       s[0].steps, s[1].steps, s[0].turns, s[1].turns, s[0].flaps,

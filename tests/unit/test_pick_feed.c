@@ -200,9 +200,11 @@ static void wrong_figures_are_not_known(void **state)
 	(void)state;
 	assert_int_equal(
 		feed("{\"ranks\":[{\"worker\":\"a\",\"load\":{\"seq\":\"x\",\"gbps\":-1,"
-		     "\"bytes\":7,\"rooms\":{\"waiting\":1e308},\"engine\":[{}],\"failed\":"
+		     "\"bytes\":7,\"rooms\":{\"waiting\":1e308},\"engine\":[{}],"
+		     "\"failed\":"
 		     "{}}},{\"worker\":\"b\",\"load\":[]},{\"worker\":\"c\",\"load\":{"
-		     "\"engine\":{\"prompt_tokens_waiting\":1e400,\"prompt_tokens_s\":null}}}"
+		     "\"engine\":{\"prompt_tokens_waiting\":1e400,\"prompt_tokens"
+		     "_s\":null}}}"
 		     "]}"),
 		0);
 	counts(3, 3);
@@ -236,10 +238,13 @@ static void ranks_of_a_worker_have_a_limit(void **state)
 /* Bytes that are changed at random: whatever comes of it, nothing breaks. */
 static void mangled_answers_break_nothing(void **state)
 {
-	static const char good[] = "{\"revision\":9,\"ranks\":[" RANK(0, 0, 1, 1000) "," RANK(
-		1, 1, 7,
-		1e3) "],"
-		     "\"gone\":[{\"worker\":\"b\",\"tp_rank\":0}],\"whole\":false,\"synced\":true}";
+	static const char good[] =
+		"{\"revision\":9,\"ranks\":["
+		"" RANK(0, 0, 1, 1000) "," RANK(
+			1, 1, 7,
+			1e3) "],"
+			     "\"gone\":[{\"worker\":\"b\",\"tp_rank\":0}],\"whole\":false"
+			     ",\"synced\":true}";
 	struct kvd_pick_args args = {.prompt_tokens = 5, .only_prefill = true};
 	struct kvd_pick_result r;
 	uint64_t random = 5;
