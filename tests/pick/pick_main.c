@@ -181,42 +181,51 @@ static void doubtful(void)
 
 /* ---- many workers, many routers ---- */
 
-static void herd(unsigned int sample, unsigned int routers)
+static void herd(struct sim_case c)
 {
-	struct sim_case c = a_case();
-	struct sim_result o, p, chance;
+	struct sim_result o = play(&c, SIM_ORACLE), p = play(&c, SIM_PICK);
+	struct sim_result chance = play(&c, SIM_RANDOM);
+	/* of many routers two draws are only not worse */
+	double share = c.routers < 32 ? 0.5 : 1;
 
-	c.workers = 512;
-	c.prompt = 8000;
-	c.use = 0.8;
-	c.seconds = seconds / 8;
-	c.sample = sample;
-	c.routers = routers;
-	o = play(&c, SIM_ORACLE);
-	p = play(&c, SIM_PICK);
-	chance = play(&c, SIM_RANDOM);
-	judge(p.wait_p99 < chance.wait_p99 / 2, "512 workers: p99 wait beside chance",
-	      p.wait_p99, chance.wait_p99 / 2);
-	judge(p.wait_most <= chance.wait_most, "512 workers: the longest wait",
-	      p.wait_most, chance.wait_most);
+	if (c.routers < 32 || c.sample == 2) {
+		judge(p.wait_p99 <= share * chance.wait_p99,
+		      "herd: p99 wait beside chance", p.wait_p99,
+		      share * chance.wait_p99);
+		judge(p.wait_most <= chance.wait_most, "herd: the longest wait",
+		      p.wait_most, chance.wait_most);
+	}
 	if (doc)
-		printf("| %u | %u | %.2f / %.2f | %.2f / %.2f | %.1f / %.1f |\n", sample,
-		       routers, p.ttft_mean / o.ttft_mean, p.ttft_p99 / o.ttft_p99,
-		       p.wait_p99, chance.wait_p99, p.wait_most, chance.wait_most);
+		printf("| %u of %u | %u | %.1f s | %.2f / %.2f | %.2f / %.2f | "
+		       "%.1f / %.1f "
+		       "|\n",
+		       c.sample, c.workers, c.routers, c.prompt / c.speed,
+		       p.ttft_mean / o.ttft_mean, p.ttft_p99 / o.ttft_p99, p.wait_p99,
+		       chance.wait_p99, p.wait_most, chance.wait_most);
 }
 
+/* With many routers and short prompts, each worker gets many requests between two of its
+ * loads: more looks make the same worker best for more routers. */
 static void herds(void)
 {
-	static const unsigned int routers[] = {1, 4, 8};
+	static const unsigned int routers[] = {1, 4, 8, 32};
 
 	if (doc)
-		printf("\n| looks at, of 512 | routers | first token beside the "
-		       "oracle | p99 "
-		       "wait / by chance, s | longest / by chance, s |\n"
-		       "|---|---|---|---|---|\n");
-	for (unsigned int r = 0; r < 3; r++)
-		for (unsigned int sample = 2; sample <= 8; sample *= 2)
-			herd(sample, routers[r]);
+		printf("\n| looks at | routers | a prompt | first token beside the "
+		       "oracle | p99 wait / by chance, s | longest / by chance, s |\n"
+		       "|---|---|---|---|---|---|\n");
+	for (unsigned int r = 0; r < 4; r++)
+		for (unsigned int sample = 2; sample <= 8; sample *= 2) {
+			struct sim_case c = a_case();
+
+			c.use = 0.8;
+			c.sample = sample;
+			c.routers = routers[r];
+			c.workers = c.routers < 32 ? 512 : 256;
+			c.prompt = c.routers < 32 ? 8000 : 2000;
+			c.seconds = c.routers < 32 ? seconds / 8 : 32;
+			herd(c);
+		}
 }
 
 /* ---- who lies, who dies ---- */

@@ -11,7 +11,7 @@
 #include "lib/kvd_pick.h"
 
 #define SIM_WORKERS_MAX 1024u
-#define SIM_ROUTERS_MAX 8u
+#define SIM_ROUTERS_MAX 32u
 
 enum sim_policy { SIM_ORACLE, SIM_RANDOM, SIM_ROUND_ROBIN, SIM_PICK };
 
