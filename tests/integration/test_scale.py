@@ -4,13 +4,15 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import BUILD, DEADLINE_S, run  # noqa: E402
+from kvd_daemon import BUILD, DEADLINE_S, Daemon, run  # noqa: E402
 
 
 def ctl(*args, lines=None, env=None):
@@ -186,6 +188,91 @@ def hook_that_hangs_or_fails_is_ended():
         assert "exit status 3" in done.stderr, done.stderr
 
 
+class Between:
+    """A socket before a daemon's, which answers group.query itself: the n-th of a group by the
+    n-th of its answers; None ends the connection."""
+
+    def __init__(self, path, daemon, answers):
+        self.path, self.daemon, self.answers, self.asked = path, daemon, answers, []
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.bind(path)
+        self.sock.listen(8)
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        while True:
+            here = self.sock.accept()[0]
+            there = socket.socket(socket.AF_UNIX)
+            there.connect(self.daemon)
+            threading.Thread(target=self.back, args=(here, there), daemon=True).start()
+            threading.Thread(target=self.forth, args=(here, there), daemon=True).start()
+
+    @staticmethod
+    def back(here, there):
+        """What the daemon says, with its descriptors."""
+        try:
+            while True:
+                data, fds, _, _ = socket.recv_fds(there, 65536, 16)
+                if not data:
+                    break
+                socket.send_fds(here, [data], fds)
+                for fd in fds:
+                    os.close(fd)
+        except OSError:
+            pass
+
+    def forth(self, here, there):
+        text = b""
+        while True:
+            data = here.recv(65536)
+            if not data:
+                there.shutdown(socket.SHUT_RDWR)
+                return
+            *lines, text = (text + data).split(b"\n")
+            for line in lines:
+                asked = json.loads(line)
+                if asked["cmd"] != "group.query":
+                    there.sendall(line + b"\n")
+                    continue
+                self.asked.append(asked)
+                of = sum(1 for a in self.asked if a["group"] == asked["group"])
+                answers = self.answers[asked["group"]]
+                answer = answers[min(of, len(answers)) - 1]
+                if answer is None:
+                    here.shutdown(socket.SHUT_RDWR)
+                    there.shutdown(socket.SHUT_RDWR)
+                    return
+                here.sendall(json.dumps({"id": asked["id"], "ok": True, **answer}).encode() + b"\n")
+
+
+def daemon_is_asked_again_and_again():
+    """It is lost at the second look; the hook fails at first."""
+    with Daemon() as kvd, tempfile.TemporaryDirectory() as folder:
+        prefill, decode = (busy(4, 10000)["groups"][side] for side in ("prefill", "decode"))
+        between = Between(folder + "/s", kvd.socket_path, {
+            "prefill": [prefill, None, prefill], "decode": [decode]})
+        path = folder + "/kvd.prom"
+        hook = script(folder, "hook", 'cd %s\nif mkdir once; then exit 1; fi\n'
+                      'echo "$KVD_SCALE_PREFILL" >>out\n' % folder)
+        done = ctl("--json", "--socket", between.path, "scale", "--interval", "1s", "--count", "4",
+                   "--metrics", path, "--hook", hook, "--at", "tcp://127.0.0.1:7")
+        assert done.returncode == 0, done
+        told = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [t["prefill"]["known"] for t in told] == [True, False, True, True], told
+        assert {t["prefill"]["wanted"] for t in told} == {told[0]["prefill"]["wanted"]}, told
+        assert [t["changed"] for t in told] == [True, False, False, False], told
+        assert "kvd-ctl: E" in done.stderr and "exit status 1" in done.stderr, done.stderr
+        assert all(a["loads"] is True and a["at"] == "tcp://127.0.0.1:7" for a in between.asked)
+        with open(path) as file:
+            text = file.read()
+        assert "kvd_scale_lost_total 1\n" in text, text
+        assert "kvd_scale_hook_failures_total 1\n" in text, text
+        with open(folder + "/out") as file:
+            assert file.read().split() == [str(told[0]["prefill"]["wanted"])]
+        one = ctl("--json", "--socket", between.path, "pick", "--prompt", "100")
+        assert one.returncode == 0 and json.loads(one.stdout)["decode"]["worker"] == "d0", one
+
+
 def example_hook_starts_and_stops_units():
     example = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "contrib",
                            "scale", "hook.sh")
@@ -212,4 +299,5 @@ if __name__ == "__main__":
          hook_runs_when_numbers_change,
          hook_never_runs_twice_at_a_time,
          hook_that_hangs_or_fails_is_ended,
+         daemon_is_asked_again_and_again,
          example_hook_starts_and_stops_units])
