@@ -56,7 +56,7 @@ def pods():
     """(file, pod, its ConfigMap's configuration)."""
     for file, things in manifests().items():
         for thing in things:
-            if "template" in thing.get("spec", {}):
+            if "template" in thing.get("spec", {}) and file != "scale.yaml":  # it has no daemon
                 conf = [t["data"]["kvd.conf"] for t in things if "kvd.conf" in t.get("data", {})]
                 yield file, thing["spec"]["template"]["spec"], conf[0]
 
@@ -183,6 +183,34 @@ def grace_is_longer_than_the_drain():
         assert pod["terminationGracePeriodSeconds"] >= 60 > seconds, file
 
 
+def autoscalers_follow_the_metric():
+    """What kvd-ctl scale is told is what it takes, and writes the series that they ask for."""
+    things = manifests()["scale.yaml"]
+    scale = [c for c in things[0]["spec"]["template"]["spec"]["containers"]
+             if c["name"] == "scale"][0]
+    words = scale["args"][2:]  # --socket PATH
+    interval = words.index("--interval")
+    del words[interval:interval + 2]
+    with tempfile.TemporaryDirectory() as folder:
+        path = folder + "/kvd.prom"
+        words[words.index("--metrics") + 1] = path
+        answer = {"ranks": []}
+        done = subprocess.run([BUILD + "/kvd-ctl", *words, "--from", "-"], text=True, input=json.dumps(
+            {"groups": {"prefill": answer, "decode": answer}}) + "\n", stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT)
+        assert done.returncode == 0, done.stdout
+        with open(path) as f:
+            written = f.read()
+    for hpa in things[1:]:
+        metric = hpa["spec"]["metrics"][0]["external"]
+        label, = metric["metric"]["selector"]["matchLabels"].items()
+        assert '%s{%s="%s"} ' % (metric["metric"]["name"], *label) in written, (hpa, written)
+        assert metric["target"] == {"type": "AverageValue", "averageValue": "1"}
+        # limits of the two agree
+        limits = words[words.index("--" + label[1]) + 1]
+        assert limits == "%d:%d" % (hpa["spec"]["minReplicas"], hpa["spec"]["maxReplicas"])
+
+
 def compose_is_one_network_and_one_volume():
     compose = load(TREE + "/contrib/container/compose.yaml")[0]
     services = compose["services"]
@@ -207,7 +235,8 @@ def main():
         return 77
     run([manifests_fit_the_schemas, configurations_are_taken, probes_name_what_there_is,
          ports_agree, daemon_has_no_rights, key_is_the_daemons_alone,
-         grace_is_longer_than_the_drain, compose_is_one_network_and_one_volume])
+         grace_is_longer_than_the_drain, autoscalers_follow_the_metric,
+         compose_is_one_network_and_one_volume])
     return 0
 
 

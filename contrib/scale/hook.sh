@@ -1,0 +1,23 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# hook.sh: an example for `kvd-ctl scale --hook`, with units of systemd on this host: prefill@0 to
+# prefill@N-1 and decode@0 to decode@N-1 run. A worker that is stopped has to drain: its unit's
+# ExecStop (kvd-ctl drain --wait) and TimeoutStopSec see to that, and --no-block does not wait.
+set -eu
+systemctl=${SYSTEMCTL:-systemctl}
+
+follow() {
+	unit=$1 wanted=$2 n=0
+	while [ "$n" -lt "$wanted" ]; do
+		"$systemctl" --no-block start "$unit@$n"
+		n=$((n + 1))
+	done
+	# from the first that is not wanted up to the first that does not run
+	while "$systemctl" --quiet is-active "$unit@$n"; do
+		"$systemctl" --no-block stop "$unit@$n"
+		n=$((n + 1))
+	done
+}
+
+follow prefill "$KVD_SCALE_PREFILL"
+follow decode "$KVD_SCALE_DECODE"
