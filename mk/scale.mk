@@ -13,3 +13,4 @@ bench-scale: $(SCALE_PROGRAMS) ## daemons in virtual time, 1000 to 10 000 (DAEMO
 	$(Q)python3 tests/bench/bench_scale.py $(B)/bench/bench_cluster \
 		$(or $(DAEMONS),1000 2000 5000 10000)
 	$(Q)$(B)/bench/bench_etcd $(or $(MEMBERS),10000)
+	$(Q)KVD_BUILD=$(B) tests/bench/bench_daemons.py $(or $(HERE),200)
