@@ -157,6 +157,7 @@ struct store {
 /* session->store_part */
 struct store_session {
 	struct idmap handles, holds, moves;
+	unsigned int asking; /* holds that wait for other daemons */
 };
 
 struct store_hold {
@@ -175,7 +176,7 @@ struct store_hold {
 	void *arg;
 	struct loop_timer lease;
 	uint64_t lease_ns; /* with a query */
-	struct charge charge;
+	struct charge charge, asking;
 };
 
 /* ---- store.c ---- */
