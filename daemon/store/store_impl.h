@@ -293,6 +293,7 @@ struct store_piece {
 	uint32_t tokens;
 	struct store_part *part; /* put: to be filled; NULL: it is there or left out */
 	bool busy, done;	 /* a leg moves it, has moved it */
+	bool lasts;		 /* put: it would outlast a loss of power */
 };
 
 struct store_leg;
@@ -319,7 +320,8 @@ struct store_move {
 	uint64_t begin, end; /* tokens that move */
 	struct store_piece *pieces;
 	uint32_t count;
-	uint32_t next; /* piece: of those before, each is done or a leg has it */
+	uint32_t next;	/* piece: of those before, each is done or a leg has it */
+	uint32_t asked; /* durable put: pieces before it were asked about last */
 	struct list legs;
 	unsigned int legs_running;
 	uint32_t there, left_out, done;
