@@ -103,16 +103,19 @@ struct store_part {
 };
 
 struct store_chunk {
-	struct arena_item item, file_item;
+	struct arena_item item;
+	/* What a look-up reads, from the item's hits to the tokens, lies together. */
 	struct store_chunk *next; /* of its bucket */
 	struct store_space *space;
 	uint8_t id[STORE_ID_BYTES];
-	uint64_t first;		      /* its number in its prompt, or STORE_ANYWHERE */
-	uint64_t ready, filed, lasts; /* masks of the classes of such parts */
-	uint32_t tokens;	      /* held: of the space's, or fewer */
-	bool gone;		      /* not in the index any more */
-	uint8_t shown;		      /* STORE_IN_…: what others were told last */
+	uint64_t ready, filed; /* masks of the classes of such parts */
+	uint64_t first;	       /* its number in its prompt, or STORE_ANYWHERE */
+	uint32_t tokens;       /* held: of the space's, or fewer */
+	bool gone;	       /* not in the index any more */
+	uint8_t shown;	       /* STORE_IN_…: what others were told last */
+	uint64_t lasts;	       /* a mask as ready */
 	struct list parts;
+	struct arena_item file_item;
 };
 
 struct store {
