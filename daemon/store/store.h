@@ -41,7 +41,7 @@ struct store_move;
 #define STORE_SECRET_BYTES 16u
 #define STORE_LEASE_MS_MAX INT64_C(600000) /* of a hold */
 #define STORE_FAR_MS_MAX 60000u		   /* that it waits for other daemons */
-#define STORE_ASKING_MAX 64u		   /* questions of a session to other daemons */
+#define STORE_ASKING_MAX 64u		   /* questions of a user to other daemons */
 #define STORE_IN_MEMORY 1u		   /* where a chunk is, as bits */
 #define STORE_IN_FILE 2u
 #define STORE_WORD_MAX 200u /* bytes of a space's model, revision, … */
@@ -125,7 +125,7 @@ struct store_hold_args {
 	uint64_t lease_ns;
 	/* What the own daemon has not is asked of those in chunk_stores and those that
 	 * chunk_homes name, for at most so long; 0: it is not, and neither is that of a
-	 * session which has STORE_ASKING_MAX such questions open. Then on_done comes;
+	 * user who has STORE_ASKING_MAX such questions open. Then on_done comes;
 	 * `why` not NULL: the hold is being closed before it was answered. */
 	uint64_t far_ns;
 	void (*on_done)(void *arg, struct store_hold *hold, const struct err *why);

@@ -69,10 +69,7 @@ static void on_lease(struct loop_timer *timer)
 /* Nobody is asked any more. */
 static void hold_asked(struct store_hold *hold)
 {
-	struct store_session *part = hold->handle->session->store_part;
-
 	hold->query = NULL;
-	part->asking--;
 	charge_drop(&hold->asking);
 }
 
@@ -253,12 +250,11 @@ static int hold_ask(struct store_hold *hold, const struct store_ids *ids,
 		    const struct store_hold_args *args)
 {
 	const struct store_space *space = hold->handle->space;
-	struct store_session *part = hold->handle->session->store_part;
 	uint32_t rest = ids->count - hold->count;
 	int r;
 
 	if (!args->far_ns || !space->store->far || rest == 0 ||
-	    hold->tokens % space->tokens || part->asking == STORE_ASKING_MAX)
+	    hold->tokens % space->tokens)
 		return 0;
 	r = charge_take(&hold->asking, hold->handle->session->account, ACCOUNT_CHUNKS,
 			rest * STORE_ID_BYTES);
@@ -272,7 +268,6 @@ static int hold_ask(struct store_hold *hold, const struct store_ids *ids,
 		err_clear(); /* a miss */
 		return 0;
 	}
-	part->asking++;
 	hold->on_done = args->on_done;
 	hold->arg = args->arg;
 	loop_timer_stop(&hold->lease); /* it begins with the answer */

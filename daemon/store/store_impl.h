@@ -28,6 +28,7 @@ struct store_tenant {
 	struct account *account;		/* named so; held */
 	struct arena_owner *owner, *file_owner; /* of memory; of files, or NULL */
 	unsigned int spaces, classes;
+	unsigned int asking; /* questions to other daemons that are not answered */
 	struct store_events *events; /* NULL: nobody has asked for them */
 };
 
@@ -160,7 +161,6 @@ struct store {
 /* session->store_part */
 struct store_session {
 	struct idmap handles, holds, moves;
-	unsigned int asking; /* holds that wait for other daemons */
 };
 
 struct store_hold {
