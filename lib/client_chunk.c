@@ -434,25 +434,21 @@ static int hold_ask(struct kvd_space *space, struct client_op *op, uint32_t leas
 	return r;
 }
 
-/* chunks NULL: join by the secret. */
-static int hold_post(struct kvd_space *space, const struct kvd_chunks *chunks,
-		     const void *secret, uint32_t lease_ms, int timeout_ms,
-		     struct kvd_hold **hold_p)
+/* chunks NULL: join by the secret; *entry has the op and what it alone has. */
+static int hold_post(struct kvd_space *space, struct kvd_ring_entry *entry,
+		     const struct kvd_chunks *chunks, const void *secret,
+		     uint32_t lease_ms, int timeout_ms, struct kvd_hold **hold_p)
 {
 	struct kvd_client *client = space->object.client;
 	struct kvd_hold *hold = hold_new(client);
 	struct client_part parts[2] = {{secret, KVD_HOLD_SECRET_BYTES}, {NULL, 0}};
-	struct kvd_ring_entry entry = {.op = KVD_RING_HOLD,
-				       .a = space->object.id,
-				       .b = lease_ms ? lease_ms : LEASE_MS};
 	struct kvd_error why;
 	int r;
 
 	if (!hold)
 		return client_fail_nomem(client);
 	/* the daemon makes a joined hold's own, and tells it to nobody */
-	if (chunks && getrandom(hold->secret, sizeof(hold->secret), 0) !=
-			      (ssize_t)sizeof(hold->secret)) {
+	if (chunks && getentropy(hold->secret, sizeof(hold->secret)) < 0) {
 		client_object_unref(&hold->slot.object);
 		return client_fail(client, KVD_E_IO, "no random bytes");
 	}
@@ -460,11 +456,13 @@ static int hold_post(struct kvd_space *space, const struct kvd_chunks *chunks,
 		parts[0].data = hold->secret;
 		parts[1] = (struct client_part){chunks->ids,
 						chunks->count * KVD_CHUNK_ID_BYTES};
-		entry.n0 = (uint32_t)chunks->count;
-		entry.c = chunks->first;
+		entry->n0 = (uint32_t)chunks->count;
+		entry->c = chunks->first;
 	}
-	entry.bytes = (uint32_t)(parts[0].bytes + parts[1].bytes);
-	r = slot_ask(&hold->slot, &entry, parts, 2, timeout_ms);
+	entry->a = space->object.id;
+	entry->b = lease_ms ? lease_ms : LEASE_MS;
+	entry->bytes = (uint32_t)(parts[0].bytes + parts[1].bytes);
+	r = slot_ask(&hold->slot, entry, parts, 2, timeout_ms);
 	if (!r)
 		r = slot_found(&hold->slot, &hold->found, &hold->first);
 	if (!chunks)
@@ -485,6 +483,8 @@ int kvd_hold_open(struct kvd_space *space, const struct kvd_chunks *chunks,
 		  uint32_t lease_ms, uint32_t far_ms, const struct kvd_call *call,
 		  struct kvd_hold **hold_p)
 {
+	struct kvd_ring_entry entry = {.op = far_ms ? KVD_RING_HOLD_FAR : KVD_RING_HOLD,
+				       .n1 = far_ms};
 	struct client_op op;
 	int r = space_enter(space, call);
 
@@ -493,9 +493,8 @@ int kvd_hold_open(struct kvd_space *space, const struct kvd_chunks *chunks,
 		r = chunks_check(space->object.client, chunks);
 	if (r)
 		return r;
-	if (!far_ms && client_blocks(call) &&
-	    chunk_ring(space->object.client, KVD_RING_HOLD))
-		return hold_post(space, chunks, NULL, lease_ms,
+	if (client_blocks(call) && chunk_ring(space->object.client, entry.op))
+		return hold_post(space, &entry, chunks, NULL, lease_ms,
 				 call ? call->timeout_ms : 0, hold_p);
 	client_op_begin(space->object.client, &op, "chunk.hold");
 	text_chunks(&op.text, space, chunks);
@@ -508,14 +507,15 @@ int kvd_hold_join(struct kvd_space *space, const void *secret, uint32_t lease_ms
 		  const struct kvd_call *call, struct kvd_hold **hold_p)
 {
 	char hex[HEX_CHARS(KVD_HOLD_SECRET_BYTES) + 1];
+	struct kvd_ring_entry entry = {.op = KVD_RING_HOLD};
 	struct client_op op;
 	int r = space_enter(space, call);
 
 	*hold_p = NULL;
 	if (r)
 		return r;
-	if (client_blocks(call) && chunk_ring(space->object.client, KVD_RING_HOLD))
-		return hold_post(space, NULL, secret, lease_ms,
+	if (client_blocks(call) && chunk_ring(space->object.client, entry.op))
+		return hold_post(space, &entry, NULL, secret, lease_ms,
 				 call ? call->timeout_ms : 0, hold_p);
 	hex_write(secret, KVD_HOLD_SECRET_BYTES, hex);
 	client_op_begin(space->object.client, &op, "chunk.join");

@@ -27,10 +27,12 @@
 #include "proto/kvd_ring.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <poll.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -390,15 +392,37 @@ int client_slot_read(const struct client_slot *slot, struct kvd_room_status *sta
 	return 0;
 }
 
-void client_pause(struct kvd_client *client, uint64_t *pause_ns)
+/* The next pause of a wait, which is longer than the one before. */
+static struct timespec pause_next(struct kvd_client *client, uint64_t *pause_ns)
 {
 	uint64_t ns = *pause_ns ? *pause_ns : 20000;
 
 	/* or the daemon has ended: its connection tells, the page does not */
 	if (client->conn.pending || kvd_lost(client) || ns >= LOOK_NS)
 		client_conn_turn(client, 0);
-	nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
 	*pause_ns = ns < LOOK_NS ? ns * 3 / 2 : ns;
+	return (struct timespec){.tv_nsec = (long)ns};
+}
+
+void client_pause(struct kvd_client *client, uint64_t *pause_ns)
+{
+	struct timespec pause = pause_next(client, pause_ns);
+
+	nanosleep(&pause, NULL);
+}
+
+/* The half of the word that a change of state changes. */
+static const uint32_t *slot_state_at(const struct client_slot *slot)
+{
+	return (const uint32_t *)(const void *)&slot->map->slots[slot->slot].word + 1;
+}
+
+/* The daemon cuts it short where it calls who waits (status_slot_call()). */
+static void slot_pause(const struct client_slot *slot, uint32_t seen, uint64_t *pause_ns)
+{
+	struct timespec pause = pause_next(slot->object.client, pause_ns);
+
+	syscall(SYS_futex, slot_state_at(slot), FUTEX_WAIT, seen, &pause, NULL, 0);
 }
 
 int client_slot_wait(struct client_slot *slot, int state, int timeout_ms)
@@ -411,6 +435,8 @@ int client_slot_wait(struct client_slot *slot, int state, int timeout_ms)
 	if (r)
 		return r;
 	for (;;) {
+		uint32_t seen = __atomic_load_n(slot_state_at(slot), __ATOMIC_ACQUIRE);
+
 		r = client_slot_state(slot);
 		if (r <= 0 || r >= state)
 			return r;
@@ -421,7 +447,7 @@ int client_slot_wait(struct client_slot *slot, int state, int timeout_ms)
 					   kvd_state_name(r), silent ? ": " : "",
 					   silence);
 		}
-		client_pause(client, &pause_ns);
+		slot_pause(slot, seen, &pause_ns);
 	}
 }
 

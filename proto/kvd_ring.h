@@ -38,8 +38,10 @@
  * (KVD_RING_IDS + slot) are ABORT and CLOSE of it.
  *
  * Chunks. FIND, HOLD, PUT and FETCH are chunk.find, chunk.hold or chunk.join, chunk.put
- * and chunk.fetch, each in a new slot. What FIND and HOLD found is in the slot: `total`
- * chunks, `bytes` tokens, of a joined hold `first_token`: the number of the first chunk.
+ * and chunk.fetch, each in a new slot; HOLD_FAR is a chunk.hold that asks other daemons,
+ * and shows BOOTSTRAPPING until they have answered. What FIND, HOLD and HOLD_FAR found is
+ * in the slot: `total` chunks, `bytes` tokens, `rows` of the chunks, the last ones, that
+ * are at another daemon, of a joined hold `first_token`: the number of the first chunk.
  * A FIND that was answered has let go of its slot; RELEASE lets go of one that was
  * refused, and closes a hold or a move; CANCEL aborts a move.
  *
@@ -104,6 +106,8 @@ enum kvd_ring_op {
 	 * BIND's.
 	 */
 	KVD_RING_PUT = 19,
+	/* As HOLD, of one id at least; n1: far_ms. */
+	KVD_RING_HOLD_FAR = 21,
 	/* a: attend (attend.open); b: layer; c: deadline_us; n0: seat; payload: n1 parts
 	 * (struct kvd_ring_part), then their selections in the same order. Word:
 	 * TRANSFERRING from when q is the engine's again; SUCCESS: o, m and l are in the
@@ -112,7 +116,7 @@ enum kvd_ring_op {
 };
 
 /* The ops that this header describes, as bits: 1 << op. */
-#define KVD_RING_OPS UINT64_C(0x10f1ffe)
+#define KVD_RING_OPS UINT64_C(0x12f1ffe)
 
 enum {
 	KVD_RING_WRITES = 1 << 0,   /* XFER: local to remote */

@@ -31,7 +31,6 @@
 
 #define LEASE_MS_PRESET 10000
 #define FIRST_MAX UINT32_MAX
-#define FAR_MS_MAX 60000
 
 /* ---- chunk.space ---- */
 
@@ -324,7 +323,7 @@ static const struct field hold_fields[] = {
 	F_SPACE(hold_args),
 	F_IDS(hold_args),
 	F_LEASE(hold_args),
-	F_INT("far_ms", hold_args, far_ms, OPTIONAL, 0, FAR_MS_MAX,
+	F_INT("far_ms", hold_args, far_ms, OPTIONAL, 0, STORE_FAR_MS_MAX,
 	      "what is not here is asked of the daemons in chunk_stores, and of those "
 	      "that chunk_homes name, for at most so long"),
 	F_END,
@@ -334,10 +333,10 @@ static void on_hold_done(void *arg, struct store_hold *hold, const struct err *w
 {
 	struct request *req = arg;
 
-	if (hold)
-		hold_reply(req, hold);
-	else
+	if (why)
 		request_fail(req, why);
+	else
+		hold_reply(req, hold);
 }
 
 static int hold_run(struct request *req)

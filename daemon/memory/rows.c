@@ -15,6 +15,9 @@
  * One core has then one stream of misses to wait for, and at each page's first
  * line a walk of the page table that prefetch does not do for it. So four rows (or
  * four pages of one long row) are copied side by side, a line of each in turn.
+ * A longer row waits for the next one: while it is copied, the walks for the other's
+ * first pages go on. Rows that lie in many buffers in turn, as those of a page with a
+ * buffer a field, walk past what the processor keeps of the page table's upper levels.
  * Below 1 KiB the walks dominate whatever the order is. Stores of 64 bytes (AVX-512)
  * are no faster than of 32. Figures: docs/performance.md.
  */
@@ -32,6 +35,7 @@
 #define LINE 64u
 #define PAGE 4096u
 #define LANE_ROW_MIN 1024u /* shorter ones are not worth the turns */
+#define WALKS 8u	   /* pages of the next row that are walked for */
 #define AHEAD 4 /* rows: hardware prefetch does not follow strides over pages */
 
 #define ROWS_OF(bytes)                                                 \
@@ -211,6 +215,25 @@ static void rows_stream_lanes(const struct rows *r, struct rows_lanes *lanes)
 	}
 }
 
+/* Page walks of a long row's source: one begins with each prefetch, so that they are over
+ * when its turn comes. */
+static void rows_walk(const struct rows *r)
+{
+	uint64_t len = r->len < WALKS * PAGE ? r->len : WALKS * PAGE;
+
+	for (uint64_t i = 0; i < len; i += PAGE)
+		__builtin_prefetch((const uint8_t *)r->src + i);
+}
+
+/* One call later. */
+static void rows_stream_late(const struct rows *r, struct rows_lanes *lanes)
+{
+	rows_walk(r);
+	if (lanes->next.count)
+		rows_stream_ragged(&lanes->next);
+	lanes->next = *r;
+}
+
 /* False: rows for ordinary stores. */
 static bool rows_streamed(const struct rows *r, struct rows_lanes *lanes)
 {
@@ -219,7 +242,7 @@ static bool rows_streamed(const struct rows *r, struct rows_lanes *lanes)
 	if (r->len < (lines ? LINE : 16 * LINE))
 		return false;
 	if (!lines || r->len >= ROWS_LANES * PAGE)
-		rows_stream_ragged(r);
+		rows_stream_late(r, lanes);
 	else if (r->len >= LANE_ROW_MIN)
 		rows_stream_lanes(r, lanes);
 	else
@@ -288,8 +311,11 @@ void rows_stream_end(struct rows_lanes *lanes)
 #if HAVE_STREAMING
 	for (unsigned int i = 0; i < lanes->count; i++)
 		row_stream_lines(lanes->dst[i], lanes->src[i], lanes->len);
+	if (lanes->next.count)
+		rows_stream_ragged(&lanes->next);
 #endif
 	lanes->count = 0;
+	lanes->next.count = 0;
 }
 
 void rows_copy(const struct rows *rows, bool streaming)

@@ -16,13 +16,15 @@ struct rows {
 	uint64_t len, count;
 };
 
-/* Rows of one length that wait to be copied side by side; zeroed at first. */
+/* Rows that wait: of one length, to be copied side by side, and a long one, while its
+ * page table entries are fetched. Zeroed at first. */
 #define ROWS_LANES 4u
 struct rows_lanes {
 	unsigned int count;
 	uint64_t len;
 	uint8_t *dst[ROWS_LANES];
 	const uint8_t *src[ROWS_LANES];
+	struct rows next; /* its count 0: none */
 };
 
 /* In all of these rows may overlap; their bytes are then undefined, and in which
@@ -31,8 +33,8 @@ struct rows_lanes {
 void rows_copy(const struct rows *rows, bool streaming);
 void rows_fence(void);
 
-/* As rows_copy(rows, true), but rows may wait in `lanes` for others of their
- * length, from later calls: rows_stream_end() copies what is left. */
+/* As rows_copy(rows, true), but rows may wait in `lanes` for later calls:
+ * rows_stream_end() copies what is left. */
 void rows_stream(const struct rows *rows, struct rows_lanes *lanes);
 void rows_stream_end(struct rows_lanes *lanes);
 

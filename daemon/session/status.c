@@ -22,9 +22,12 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "daemon/base/account.h"
@@ -407,4 +410,13 @@ void status_slot_set(struct status_page *page, uint32_t slot, unsigned int state
 	/* The word last: a load of a terminal state (acquire) has all figures with it,
 	 * and every byte that this daemon wrote for the object before. */
 	status_put(&s->word, kvd_word_make(kvd_word_gen(s->word), state, flags, error));
+}
+
+void status_slot_call(const struct status_page *page, uint32_t slot)
+{
+	const uint32_t *state =
+		(const uint32_t *)(const void *)&page->slot[slot].word + 1;
+
+	assert(slot < page->slots);
+	syscall(SYS_futex, state, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }

@@ -64,6 +64,9 @@ void status_slot_room(struct status_page *page, uint32_t slot,
 /* The word: state, flags, error. Terminal states are stored after everything. */
 void status_slot_set(struct status_page *page, uint32_t slot, unsigned int state,
 		     unsigned int flags, enum err_code error);
+/* Whoever waits for the slot's word looks at it now: a system call, for what is answered
+ * too late to be looked for without a pause and too soon to be slept on. */
+void status_slot_call(const struct status_page *page, uint32_t slot);
 /* The heartbeat time (CLOCK_MONOTONIC ns) of the header. */
 void status_page_heartbeat(struct status_page *page, uint64_t now_ns);
 /* After how much silence the engine shall take this daemon for frozen, if that is more

@@ -30,6 +30,7 @@
 #define ROUND_MAX 1024u /* second chances for one victim: a chain's length */
 #define TRIES_MAX 256u	/* victims for one slot */
 #define NO_INDEX UINT32_MAX
+#define GHOSTS_LEAST 64u
 #define IDLE_MAX 4u /* shelves that remember what has left, and have nothing */
 
 struct arena_slab {
@@ -58,6 +59,7 @@ struct arena_shelf {
 	uint32_t small_count, main_count;
 	uint64_t *ghosts; /* keys of what has left, by key */
 	uint64_t ghost_mask;
+	bool haunted; /* there is one */
 };
 
 struct arena_owner {
@@ -123,12 +125,26 @@ uint64_t arena_slot_most(const struct arena *arena)
 	return arena->slab_bytes;
 }
 
+static uint64_t arena_ghosts(const struct arena *arena)
+{
+	const struct arena_owner *owner;
+	const struct arena_shelf *shelf;
+	uint64_t ghosts = 0;
+
+	list_foreach(owner, &arena->owners, link) {
+		list_foreach(shelf, &owner->shelves, link)
+			ghosts += shelf->ghost_mask + 1;
+	}
+	return ghosts;
+}
+
 void arena_figures(const struct arena *arena, struct arena_figures *figures_p)
 {
 	*figures_p = (struct arena_figures){.slab_bytes = arena->slab_bytes,
 					    .slabs_free = arena->free_count,
 					    .evicted = arena->evicted,
-					    .looks = arena->looks};
+					    .looks = arena->looks,
+					    .ghosts = arena_ghosts(arena)};
 }
 
 /* ---- owners, shelves ---- */
@@ -231,19 +247,36 @@ uint64_t arena_owner_pinned(const struct arena_owner *owner)
 	return owner->pinned_bytes;
 }
 
-static uint64_t ghosts_for(const struct arena *arena, uint64_t slot_bytes)
+/* As many as it has slots, so that all shelves together remember a few words for each
+ * slot that the memory may be cut into, whoever has them. Twice as many stay: a slab more
+ * or fewer each time must not copy them each time. Without memory for others they stay,
+ * too. */
+static void ghosts_fit(struct arena_shelf *shelf)
 {
-	uint64_t want = arena->slab_count * (arena->slab_bytes / slot_bytes), n = 64;
+	uint64_t have = shelf->ghost_mask + 1, want = GHOSTS_LEAST;
+	uint64_t *ghosts;
 
-	while (n < want)
-		n *= 2;
-	return n;
+	while (want < shelf->slots)
+		want *= 2;
+	if (have == want || have == 2 * want)
+		return;
+	ghosts = mem_calloc(want, sizeof(*ghosts));
+	if (!ghosts) {
+		err_clear();
+		return;
+	}
+	for (uint64_t i = 0; i < have && shelf->haunted; i++) {
+		if (shelf->ghosts[i])
+			ghosts[shelf->ghosts[i] & (want - 1)] = shelf->ghosts[i];
+	}
+	mem_free(shelf->ghosts);
+	shelf->ghosts = ghosts;
+	shelf->ghost_mask = want - 1;
 }
 
 static struct arena_shelf *shelf_of(struct arena_owner *owner, uint64_t slot_bytes)
 {
 	struct arena_shelf *shelf;
-	uint64_t ghosts = ghosts_for(owner->arena, slot_bytes);
 
 	list_foreach(shelf, &owner->shelves, link) {
 		if (shelf->slot_bytes == slot_bytes)
@@ -252,12 +285,12 @@ static struct arena_shelf *shelf_of(struct arena_owner *owner, uint64_t slot_byt
 	shelf = mem_zalloc(sizeof(*shelf));
 	if (!shelf)
 		return NULL;
-	shelf->ghosts = mem_calloc(ghosts, sizeof(*shelf->ghosts));
+	shelf->ghosts = mem_calloc(GHOSTS_LEAST, sizeof(*shelf->ghosts));
 	if (!shelf->ghosts) {
 		mem_free(shelf);
 		return NULL;
 	}
-	shelf->ghost_mask = ghosts - 1;
+	shelf->ghost_mask = GHOSTS_LEAST - 1;
 	shelf->owner = owner;
 	shelf->slot_bytes = slot_bytes;
 	list_init(&shelf->roomy);
@@ -291,6 +324,7 @@ static int slab_join(struct arena_slab *slab, struct arena_shelf *shelf)
 	arena->free_count--;
 	arena->idle -= shelf->slabs++ == 0;
 	shelf->slots += slab->slots;
+	ghosts_fit(shelf);
 	shelf->owner->slabs++;
 	slab_restore(shelf->owner->awaits); /* it has one now */
 	return 0;
@@ -319,6 +353,8 @@ static void slab_leave(struct arena_slab *slab)
 	assert(slab->used == 0 && slab->pinned == 0);
 	arena->idle += --shelf->slabs == 0;
 	shelf->slots -= slab->slots;
+	if (shelf->slabs) /* else it remembers as before, or is forgotten (IDLE_MAX) */
+		ghosts_fit(shelf);
 	shelf->owner->slabs--;
 	if (slab->heir) {
 		slab->heir->awaits = NULL;
@@ -477,6 +513,7 @@ void arena_touch(struct arena_item *item)
 static void ghost_add(struct arena_shelf *shelf, uint64_t key)
 {
 	shelf->ghosts[key & shelf->ghost_mask] = key;
+	shelf->haunted = true;
 }
 
 static bool ghost_take(struct arena_shelf *shelf, uint64_t key)

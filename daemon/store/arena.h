@@ -102,6 +102,7 @@ struct arena_figures {
 	uint64_t slab_bytes, slabs_free;
 	uint64_t evicted; /* items, ever */
 	uint64_t looks;	  /* at slots for some, one after the other */
+	uint64_t ghosts;  /* keys that there is room to remember */
 };
 void arena_figures(const struct arena *arena, struct arena_figures *figures_p);
 

@@ -6,6 +6,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/log.h"
 #include "daemon/handshake/handshake.h"
+#include "daemon/link/link.h"
 #include "daemon/store/store_impl.h"
 
 void dial_end(struct store *store, struct dial *dial)
@@ -42,4 +43,19 @@ bool dial_reach(struct store *store, struct dial *dial, const char *endpoint,
 	}
 	dial->later = false;
 	return true;
+}
+
+bool dial_is_allowed(const struct kvd *kvd, const char *endpoint)
+{
+	char spelled[LINK_ENDPOINT_MAX], name[LINK_USER_MAX];
+	const struct link_ops *ops = kvd->link->ops;
+	struct link_keys keys = {.public_key = ""};
+
+	if (ops->keys)
+		ops->keys(kvd->link, &keys);
+	if (!*keys.public_key)
+		return true; /* anybody may */
+	return ops->canonical(kvd->link, endpoint, spelled) >= 0 &&
+	       ops->name(kvd->link, spelled, name) &&
+	       ops->may_answer(kvd->link, spelled, name) >= 0;
 }

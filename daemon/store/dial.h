@@ -11,6 +11,7 @@
 
 #include "daemon/loop/loop.h"
 
+struct kvd;
 struct remote;
 struct store;
 
@@ -28,5 +29,9 @@ bool dial_reach(struct store *store, struct dial *dial, const char *endpoint,
 void dial_refuse(struct store *store, struct dial *dial, const char *endpoint,
 		 const char *lack);
 void dial_end(struct store *store, struct dial *dial);
+
+/* Keys decide who may be a peer: then it is one that the allow-list or this host knows,
+ * at a host where that one may be. */
+bool dial_is_allowed(const struct kvd *kvd, const char *endpoint);
 
 #endif

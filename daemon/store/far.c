@@ -37,6 +37,7 @@
 #define RENEW_MS (FAR_LEASE_MORE_MS / 2)
 #define CANDIDATES_MAX 4u /* of those that homes name */
 #define DIALS_MAX 8u	  /* a second */
+#define OVER_NS (10 * LOOP_NS_PER_S)
 
 struct far_run {
 	uint32_t end;  /* chunks before this one are of it, or of those before */
@@ -78,8 +79,10 @@ struct far_one {
 };
 
 struct far_query {
+	struct list link; /* in far->over */
 	struct far *far;
-	struct store_hold *hold;
+	struct store_hold *hold; /* NULL: it is over, and counts until it is answered */
+	struct store_space *space;
 	struct far_one ones[STORES_MAX + CANDIDATES_MAX];
 	unsigned int count, open; /* open: of these, and of `find` */
 	uint32_t asked;		  /* chunks */
@@ -101,6 +104,7 @@ struct far {
 	unsigned int count;
 	struct loop_timer again; /* some could not be dialled */
 	struct idmap asks;	 /* struct far_one */
+	struct list over;	 /* struct far_query.link */
 	unsigned int held;	 /* of them, those that homes named */
 	uint64_t dials_from_ns;
 	unsigned int dials; /* since then */
@@ -152,6 +156,7 @@ int far_new(struct store *store, struct far **far_p)
 		return err_pass(-ENOMEM);
 	far->store = store;
 	idmap_init(&far->asks);
+	list_init(&far->over);
 	loop_timer_init(&far->again, store->kvd->loop, on_again);
 	snprintf(words, sizeof(words), "%s", store->kvd->config->chunk_stores);
 	for (word = strtok_r(words, " ,", &state); word;
@@ -160,6 +165,8 @@ int far_new(struct store *store, struct far **far_p)
 	*far_p = far;
 	return 0;
 }
+
+static void query_free(struct far_query *query);
 
 static bool far_up(const struct remote *remote)
 {
@@ -180,6 +187,8 @@ void far_close(struct far *far)
 	if (!far)
 		return;
 	loop_timer_stop(&far->again);
+	while (!list_empty(&far->over))
+		query_free(list_first(&far->over, struct far_query, link));
 	while (far->count > 0)
 		dial_end(far->store, &far->stores[--far->count].dial);
 }
@@ -318,38 +327,62 @@ static void one_close(struct far_one *one)
 
 static void query_free(struct far_query *query)
 {
-	struct handshake *hs = query->far->store->kvd->handshake;
+	struct store *store = query->far->store;
 
 	for (unsigned int i = 0; i < query->count; i++) {
-		struct far_one *one = &query->ones[i];
-
-		if (one->open && !one->waiting && !one->parked)
-			far_release(one->remote, one->ask); /* behind the question */
-		one_close(one);
-		if (one->held)
-			handshake_release(hs, one->remote);
+		one_close(&query->ones[i]);
+		if (query->ones[i].held)
+			handshake_release(store->kvd->handshake, query->ones[i].remote);
 	}
-	if (query->find)
-		homes_query_end(query->find);
 	loop_timer_stop(&query->timer);
 	loop_defer_cancel(&query->done);
-	mem_free(query->ids);
+	list_remove(&query->link);
+	query->space->tenant->asking--;
+	if (--query->space->handles == 0)
+		store_tidy(store);
 	mem_free(query);
 }
 
+static void query_look(struct far_query *query)
+{
+	if (query->open == 0)
+		loop_defer(query->far->store->kvd->loop, &query->done);
+}
+
+/* The hold waits no more. What was asked may lie in the peer's queue still: until it is
+ * answered it counts, or whoever asks and lets go would fill that queue. */
 void far_cancel(struct far_query *query)
 {
-	query_free(query);
+	for (unsigned int i = 0; i < query->count; i++) {
+		struct far_one *one = &query->ones[i];
+
+		if (one->waiting || one->parked)
+			one_close(one);
+		else if (one->open)
+			far_release(one->remote, one->ask); /* behind the question */
+	}
+	if (query->find) {
+		homes_query_end(mem_steal(query->find));
+		query->open--;
+	}
+	mem_free(mem_steal(query->ids));
+	query->hold = NULL;
+	list_push_back(&query->far->over, &query->link);
+	loop_defer_cancel(&query->done);
+	loop_timer_start(&query->timer, OVER_NS);
+	query_look(query);
 }
 
 static void on_query_done(struct loop_defer *defer)
 {
 	struct far_query *query = container_of(defer, struct far_query, done);
-	void (*on_done)(void *arg) = query->on_done;
-	void *arg = query->arg;
 
-	query_free(query);
-	on_done(arg);
+	if (!query->hold) {
+		query_free(query);
+		return;
+	}
+	far_cancel(query);
+	query->on_done(query->arg);
 }
 
 static void on_query_late(struct loop_timer *timer)
@@ -357,12 +390,6 @@ static void on_query_late(struct loop_timer *timer)
 	struct far_query *query = container_of(timer, struct far_query, timer);
 
 	loop_defer(query->far->store->kvd->loop, &query->done);
-}
-
-static void query_look(struct far_query *query)
-{
-	if (query->open == 0)
-		loop_defer(query->far->store->kvd->loop, &query->done);
 }
 
 static int one_ask(struct far_one *one)
@@ -401,23 +428,6 @@ static int one_add(struct far_query *query, struct remote *remote, bool held)
 
 /* ---- those that homes name ---- */
 
-/* Keys decide who may be a peer: then it is one that the allow-list or this host knows,
- * at a host where that one may be. */
-static bool is_allowed(const struct kvd *kvd, const char *endpoint)
-{
-	char spelled[LINK_ENDPOINT_MAX], name[LINK_USER_MAX];
-	const struct link_ops *ops = kvd->link->ops;
-	struct link_keys keys = {.public_key = ""};
-
-	if (ops->keys)
-		ops->keys(kvd->link, &keys);
-	if (!*keys.public_key)
-		return true; /* anybody may */
-	return ops->canonical(kvd->link, endpoint, spelled) >= 0 &&
-	       ops->name(kvd->link, spelled, name) &&
-	       ops->may_answer(kvd->link, spelled, name) >= 0;
-}
-
 static bool may_dial(struct far *far, const char *endpoint)
 {
 	uint64_t now_ns = loop_now_ns(far->store->kvd->loop);
@@ -426,7 +436,7 @@ static bool may_dial(struct far *far, const char *endpoint)
 		far->dials_from_ns = now_ns;
 		far->dials = 0;
 	}
-	if (far->dials == DIALS_MAX || !is_allowed(far->store->kvd, endpoint))
+	if (far->dials == DIALS_MAX || !dial_is_allowed(far->store->kvd, endpoint))
 		return false;
 	far->dials++;
 	return true;
@@ -522,11 +532,19 @@ int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32
 	    uint64_t lease_ns, uint64_t wait_ns, void (*on_done)(void *arg), void *arg,
 	    struct far_query **query_p)
 {
-	const struct store_space *space = hold->handle->space;
-	struct far_query *query = mem_zalloc(sizeof(*query));
+	struct store_space *space = hold->handle->space;
+	struct far_query *query;
 
+	if (space->tenant->asking == STORE_ASKING_MAX)
+		return err_raise(ERR_LIMIT, "%u questions of %s are open",
+				 STORE_ASKING_MAX, space->tenant->account->name);
+	query = mem_zalloc(sizeof(*query));
 	if (!query)
 		return err_pass(-ENOMEM);
+	list_init(&query->link);
+	query->space = space;
+	space->handles++;
+	space->tenant->asking++;
 	query->msg = (struct wire_chunk_ask){
 		.first = (hold->first + hold->count) |
 			 (hold->anywhere ? CHUNK_ASK_ANYWHERE : 0),
@@ -603,7 +621,7 @@ static bool tokens_fit(const struct far_lend *lend, uint64_t tokens, uint32_t ch
 static int lend_read(const struct far_one *one, const struct wire_chunk_told *msg,
 		     struct far_lend **lend_p)
 {
-	const struct store_space *space = one->query->hold->handle->space;
+	const struct store_space *space = one->query->space;
 	struct far_lend *lend = mem_zalloc(sizeof(*lend));
 	int r;
 
@@ -796,8 +814,10 @@ static int on_told(struct store *store, struct remote *remote, struct cursor *bo
 	}
 	if (one->parked)
 		return 0; /* twice */
-	if (msg.code == ERR_OK)
+	if (msg.code == ERR_OK && one->query->hold)
 		r = told_read(one, &msg);
+	else if (msg.code == ERR_OK)
+		far_release(remote, msg.ask); /* late */
 	if (r == 1)
 		return 0;
 	if (r < 0)

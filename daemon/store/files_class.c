@@ -202,11 +202,16 @@ struct told {
 static int told_read(const void *data, size_t len, struct told *told)
 {
 	struct cursor in;
+	uint32_t version;
 	int r;
 
 	cursor_read(&in, data, len);
-	if (cursor_get_u32(&in) != VERSION)
-		return err_raise(ERR_PROTO, "of another version");
+	version = cursor_get_u32(&in);
+	if (version != VERSION)
+		return err_raise(ERR_VERSION,
+				 "it is of format %u, this daemon's is %u: start the kvd "
+				 "that wrote it, or empty chunk_dir",
+				 version, VERSION);
 	cursor_get_str(&in, told->tenant, sizeof(told->tenant));
 	cursor_get_str(&in, told->model, sizeof(told->model));
 	cursor_get_str(&in, told->revision, sizeof(told->revision));

@@ -18,7 +18,8 @@
  * they could be wanted again at once. Of what a description could not be read nothing is
  * known, and the files would be taken for empty ones: then nothing is written or removed
  * until the next start. The same where slots are of a class that this daemon has no room
- * for, as with less chunk_memory: another start may have it.
+ * for, as with less chunk_memory, or slots or their class are of another format: another
+ * start may have it.
  */
 #include <assert.h>
 #include <errno.h>
@@ -49,7 +50,7 @@ struct files_scan {
 	uint8_t *data;	       /* of a class file */
 	struct strmap classes; /* by name of their file */
 	struct strmap lacks;   /* by that, too: the struct err that keeps it out */
-	struct err too_big, too_many;
+	struct err too_big, too_many, other_format;
 	/* of the slab under way: its slots (0: there is none), to be read, looked at */
 	uint32_t number, slots, next, seen;
 	struct scan_read reads[WINDOW];
@@ -195,16 +196,34 @@ static int scan_check(const struct files_scan *scan, const struct store_class *c
 	return 0;
 }
 
-/* There are chunks of a class that there is no room for: they stay. */
+/* There are chunks of a class that this daemon has no room for, or cannot read: they
+ * stay.
+ */
 static void scan_keep(struct files_scan *scan, const struct err *lack)
 {
 	struct err why;
 
 	err_set(&why, lack->code,
-		"chunk_dir has chunks that find no room now; they are "
-		"kept for another start. %s",
+		"chunk_dir has chunks that this start cannot use; they are "
+		"kept for another one. %s",
 		lack->text);
 	files_end_writing(scan->files, &why);
+}
+
+/* The slot is free, or of another format. */
+static void scan_unread(struct files_scan *scan, const uint8_t *header)
+{
+	struct err *why = &scan->other_format;
+	uint32_t version;
+
+	if (!seal_is_other(header, &version))
+		return;
+	if (why->code == ERR_OK)
+		err_set(why, ERR_VERSION,
+			"they are of format %u: start the kvd that wrote them, or empty "
+			"chunk_dir",
+			version);
+	scan_keep(scan, why);
 }
 
 /* Outcome 1: not now. */
@@ -217,8 +236,12 @@ static int scan_slot(struct files_scan *scan, const struct scan_read *read,
 	char name[DISK_NAME_MAX + 1];
 	int r;
 
-	if (read->op.result < 0 || !seal_read(read->header, &facts))
+	if (read->op.result < 0)
 		return 0;
+	if (!seal_read(read->header, &facts)) {
+		scan_unread(scan, read->header);
+		return 0;
+	}
 	class_words_name(facts.class_digest, name);
 	class = strmap_get(&scan->classes, name);
 	lack = class ? NULL : strmap_get(&scan->lacks, name);
@@ -354,11 +377,27 @@ static int class_read(struct files_scan *scan, const struct disk_op *op)
 	return r < 0 ? err_pass(r) : 0;
 }
 
+static struct err *scan_lack(struct files_scan *scan, enum err_code code)
+{
+	switch (code) {
+	case ERR_TOOBIG:
+		return &scan->too_big;
+	case ERR_LIMIT:
+		return &scan->too_many;
+	case ERR_VERSION:
+		return &scan->other_format;
+	default:
+		return NULL;
+	}
+}
+
 /* It matters if a slot is of that class. */
 static int class_lacks(struct files_scan *scan, const char *name, const struct err *why)
 {
-	struct err *lack = why->code == ERR_TOOBIG ? &scan->too_big : &scan->too_many;
+	struct err *lack = scan_lack(scan, why->code);
 
+	if (!lack)
+		return 0;
 	if (lack->code == ERR_OK)
 		*lack = *why;
 	return err_pass(strmap_put(&scan->lacks, name, lack));
@@ -370,8 +409,7 @@ static void class_refused(struct files_scan *scan, const struct disk_op *op)
 	struct err why;
 
 	err_take(&why);
-	if (op->result >= 0 && (why.code == ERR_TOOBIG || why.code == ERR_LIMIT) &&
-	    class_lacks(scan, op->name, &why) < 0)
+	if (op->result >= 0 && class_lacks(scan, op->name, &why) < 0)
 		err_take(&why);
 	if (why.code == ERR_IO || why.code == ERR_NOMEM)
 		files_end_writing(scan->files, &why);

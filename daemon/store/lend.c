@@ -213,13 +213,12 @@ struct lend_told {
 static uint64_t told_mask(struct lend_told *told, const struct store_chunk *chunk,
 			  uint64_t *there_p)
 {
-	uint64_t there = *there_p, mask = 0;
+	uint64_t mask = 0;
 
-	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
+	for (uint64_t left = *there_p; left; left &= left - 1) {
+		unsigned int i = (unsigned int)__builtin_ctzll(left);
 		struct store_class *class = chunk->space->classes[i];
 
-		if (!(there >> i & 1))
-			continue;
 		if (!class->pool) { /* known from files alone: told once there is one */
 			if (store_class_pool(class) < 0)
 				err_clear();

@@ -61,19 +61,38 @@ void seal_make(uint8_t header[SEAL_HEADER_BYTES], const struct seal_facts *facts
 	assert(!out.bad);
 }
 
+/* What all formats have: magic, version, and the sum at the end. */
+static bool head_read(const uint8_t header[SEAL_HEADER_BYTES], struct cursor *in,
+		      uint32_t *version_p)
+{
+	struct cursor end;
+
+	cursor_read(in, header, SEAL_HEADER_BYTES);
+	end = *in;
+	end.pos = SEAL_HEADER_BYTES - SUM_BYTES;
+	if (cursor_get_u64(in) != MAGIC)
+		return false;
+	*version_p = cursor_get_u32(in);
+	return cursor_get_u64(&end) == XXH3_64bits(header, SEAL_HEADER_BYTES - SUM_BYTES);
+}
+
+bool seal_is_other(const uint8_t header[SEAL_HEADER_BYTES], uint32_t *version_p)
+{
+	struct cursor in;
+
+	return head_read(header, &in, version_p) && *version_p != VERSION;
+}
+
 /* What the header says of its stripes is checked, too: it may have been made on purpose.
  */
 bool seal_read(const uint8_t header[SEAL_HEADER_BYTES], struct seal_facts *facts_p)
 {
 	struct seal_facts facts;
-	uint64_t magic, stripe, stripes, sum;
+	uint64_t stripe, stripes;
 	uint32_t version;
 	struct cursor in;
 
-	cursor_read(&in, header, SEAL_HEADER_BYTES);
-	magic = cursor_get_u64(&in);
-	version = cursor_get_u32(&in);
-	if (magic != MAGIC || version != VERSION)
+	if (!head_read(header, &in, &version) || version != VERSION)
 		return false;
 	facts.tokens = cursor_get_u32(&in);
 	memcpy(facts.class_digest, cursor_get_bytes(&in, SEAL_DIGEST_BYTES),
@@ -84,10 +103,7 @@ bool seal_read(const uint8_t header[SEAL_HEADER_BYTES], struct seal_facts *facts
 	facts.part_bytes = cursor_get_u64(&in);
 	stripe = cursor_get_u64(&in);
 	stripes = cursor_get_u64(&in);
-	in.pos = SEAL_HEADER_BYTES - SUM_BYTES;
-	sum = cursor_get_u64(&in);
-	if (in.bad || sum != XXH3_64bits(header, SEAL_HEADER_BYTES - SUM_BYTES) ||
-	    facts.part_bytes == 0 || facts.part_bytes > UINT64_C(1) << 40 ||
+	if (in.bad || facts.part_bytes == 0 || facts.part_bytes > UINT64_C(1) << 40 ||
 	    stripe != stripe_of(facts.part_bytes) ||
 	    stripes != (facts.part_bytes + stripe - 1) / stripe)
 		return false;

@@ -26,6 +26,8 @@ void seal_make(uint8_t header[SEAL_HEADER_BYTES], const struct seal_facts *facts
 	       const void *part);
 /* False: no header of ours, or a torn one. */
 bool seal_read(const uint8_t header[SEAL_HEADER_BYTES], struct seal_facts *facts_p);
+/* Is it a whole header of another format? */
+bool seal_is_other(const uint8_t header[SEAL_HEADER_BYTES], uint32_t *version_p);
 /* Are these the bytes that it was made of? The header is one that seal_read() took. */
 bool seal_is_whole(const uint8_t header[SEAL_HEADER_BYTES], const void *part);
 

@@ -40,6 +40,8 @@ struct store_move;
 #define STORE_IDS_MAX 4096u /* of one command */
 #define STORE_SECRET_BYTES 16u
 #define STORE_LEASE_MS_MAX INT64_C(600000) /* of a hold */
+#define STORE_FAR_MS_MAX 60000u		   /* that it waits for other daemons */
+#define STORE_ASKING_MAX 64u		   /* questions of a user to other daemons */
 #define STORE_IN_MEMORY 1u		   /* where a chunk is, as bits */
 #define STORE_IN_FILE 2u
 #define STORE_WORD_MAX 200u /* bytes of a space's model, revision, … */
@@ -122,8 +124,9 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids);
 struct store_hold_args {
 	uint64_t lease_ns;
 	/* What the own daemon has not is asked of those in chunk_stores and those that
-	 * chunk_homes name, for at most so long; 0: it is not. Then on_done comes, unless
-	 * the session ends before. */
+	 * chunk_homes name, for at most so long; 0: it is not, and neither is that of a
+	 * user who has STORE_ASKING_MAX such questions open. Then on_done comes;
+	 * `why` not NULL: the hold is being closed before it was answered. */
 	uint64_t far_ns;
 	void (*on_done)(void *arg, struct store_hold *hold, const struct err *why);
 	void *arg;
@@ -132,7 +135,7 @@ struct store_hold_args {
 };
 /* What is there of them stays for the lease, or until it is closed. ERR_LIMIT; ERR_EXIST:
  * another hold has the secret. None at all is a hold of nothing. Outcome 1: others are
- * asked, on_done(arg) tells of *hold_p; `why`: it was closed before. */
+ * asked, on_done(arg) tells of *hold_p. */
 int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 		    const struct store_hold_args *args, struct store_hold **hold_p);
 /* The same chunks for another session or rank: of the hold with this secret, as far as
@@ -148,7 +151,8 @@ struct store_hold_facts {
 	struct store_found found;
 };
 void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *facts_p);
-int store_hold_check(const struct store_hold *hold); /* ERR_LEASE */
+/* Can it be read by? ERR_LEASE; ERR_STATE: it has not been answered. */
+int store_hold_check(const struct store_hold *hold);
 /* Of a hold's chunks so many are here, the others follow at another daemon. */
 uint32_t store_hold_here(const struct store_hold *hold);
 uint32_t store_hold_chunk_tokens(const struct store_hold *hold); /* of a whole one */

@@ -25,6 +25,7 @@
 
 #define BUCKETS_MAX (UINT64_C(1) << 20)
 #define AHEAD 8u
+#define LINE 64u
 
 int store_index_new(struct store *store)
 {
@@ -58,8 +59,8 @@ static struct store_chunk *chunk_lookup(const struct store_space *space,
 {
 	struct store_chunk *chunk = *chunk_bucket(space->store, hash);
 
-	while (chunk && (chunk->item.key != hash || chunk->space != space ||
-			 memcmp(chunk->id, id, STORE_ID_BYTES) != 0))
+	while (chunk &&
+	       (chunk->space != space || memcmp(chunk->id, id, STORE_ID_BYTES) != 0))
 		chunk = chunk->next;
 	return chunk;
 }
@@ -361,7 +362,8 @@ void store_part_loaded(struct store_part *part, bool whole)
 static void chunk_touch(struct store_chunk *chunk)
 {
 	arena_touch(&chunk->item);
-	arena_touch(&chunk->file_item);
+	if (chunk->space->store->files)
+		arena_touch(&chunk->file_item);
 }
 
 static bool chunk_is_for_files(const struct store_chunk *chunk)
@@ -397,6 +399,18 @@ struct ahead {
 	unsigned int covers_left;
 };
 
+/* Lines that a look-up touches. */
+static void chunk_fetch(const struct store_chunk *chunk, bool files)
+{
+	if (!chunk)
+		return;
+	__builtin_prefetch(&chunk->item.hits);
+	__builtin_prefetch((const char *)&chunk->item.hits + LINE);
+	__builtin_prefetch(&chunk->tokens);
+	if (files)
+		__builtin_prefetch(&chunk->file_item.hits);
+}
+
 static void ahead_at(struct ahead *ahead, uint32_t i)
 {
 	const struct store_space *space = ahead->space;
@@ -410,12 +424,8 @@ static void ahead_at(struct ahead *ahead, uint32_t i)
 		__builtin_prefetch(chunk_bucket(space->store, hash));
 	}
 	if (i + AHEAD < ahead->ids->count) {
-		const char *chunk;
-
 		hash = ahead->hashes[(i + AHEAD) % (2 * AHEAD)];
-		chunk = (const char *)*chunk_bucket(space->store, hash);
-		for (size_t at = 0; chunk && at < sizeof(struct store_chunk); at += 64)
-			__builtin_prefetch(chunk + at);
+		chunk_fetch(*chunk_bucket(space->store, hash), space->store->files);
 	}
 }
 

@@ -66,11 +66,17 @@ static void on_lease(struct loop_timer *timer)
 	hold_step(hold);
 }
 
+/* Nobody is asked any more. */
+static void hold_asked(struct store_hold *hold)
+{
+	hold->query = NULL;
+	charge_drop(&hold->asking);
+}
+
 void store_hold_close(struct store_hold *hold)
 {
 	struct store_session *part = hold->handle->session->store_part;
 	struct store *store = hold->handle->space->store;
-
 	struct err why;
 
 	if (hold->closed)
@@ -78,9 +84,9 @@ void store_hold_close(struct store_hold *hold)
 	hold->closed = true;
 	if (hold->query) {
 		far_cancel(hold->query);
-		hold->query = NULL;
+		hold_asked(hold);
 		err_set(&why, ERR_CANCELED, "the hold was closed before it was answered");
-		hold->on_done(hold->arg, NULL, &why);
+		hold->on_done(hold->arg, hold, &why);
 	}
 	loop_timer_stop(&hold->lease);
 	idmap_remove(&part->holds, hold->id);
@@ -233,7 +239,7 @@ static void on_far_done(void *arg)
 {
 	struct store_hold *hold = arg;
 
-	hold->query = NULL;
+	hold_asked(hold);
 	loop_timer_start(&hold->lease, hold->lease_ns);
 	hold->handle->space->store->far_found += far_hold_chunks(hold->far);
 	hold->on_done(hold->arg, hold, NULL);
@@ -244,15 +250,21 @@ static int hold_ask(struct store_hold *hold, const struct store_ids *ids,
 		    const struct store_hold_args *args)
 {
 	const struct store_space *space = hold->handle->space;
+	uint32_t rest = ids->count - hold->count;
 	int r;
 
-	if (!args->far_ns || !space->store->far || hold->count == ids->count ||
+	if (!args->far_ns || !space->store->far || rest == 0 ||
 	    hold->tokens % space->tokens)
 		return 0;
-	r = far_ask(space->store->far, hold, ids->bytes + hold->count * STORE_ID_BYTES,
-		    ids->count - hold->count, args->lease_ns, args->far_ns, on_far_done,
-		    hold, &hold->query);
+	r = charge_take(&hold->asking, hold->handle->session->account, ACCOUNT_CHUNKS,
+			rest * STORE_ID_BYTES);
+	if (r >= 0)
+		r = far_ask(space->store->far, hold,
+			    ids->bytes + hold->count * STORE_ID_BYTES, rest,
+			    args->lease_ns, args->far_ns, on_far_done, hold,
+			    &hold->query);
 	if (r < 0) {
+		charge_drop(&hold->asking);
 		err_clear(); /* a miss */
 		return 0;
 	}
@@ -327,6 +339,9 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 
 int store_hold_check(const struct store_hold *hold)
 {
+	if (hold->query) /* what others hold for it may change still */
+		return err_raise(ERR_STATE, "hold: other daemons are being asked: wait "
+					    "for its answer");
 	return hold->over || hold->closed ? store_lease_over() : 0;
 }
 

@@ -28,6 +28,7 @@ struct store_tenant {
 	struct account *account;		/* named so; held */
 	struct arena_owner *owner, *file_owner; /* of memory; of files, or NULL */
 	unsigned int spaces, classes;
+	unsigned int asking; /* questions to other daemons that are not answered */
 	struct store_events *events; /* NULL: nobody has asked for them */
 };
 
@@ -103,16 +104,19 @@ struct store_part {
 };
 
 struct store_chunk {
-	struct arena_item item, file_item;
+	struct arena_item item;
+	/* What a look-up reads, from the item's hits to the tokens, lies together. */
 	struct store_chunk *next; /* of its bucket */
 	struct store_space *space;
 	uint8_t id[STORE_ID_BYTES];
-	uint64_t first;		      /* its number in its prompt, or STORE_ANYWHERE */
-	uint64_t ready, filed, lasts; /* masks of the classes of such parts */
-	uint32_t tokens;	      /* held: of the space's, or fewer */
-	bool gone;		      /* not in the index any more */
-	uint8_t shown;		      /* STORE_IN_…: what others were told last */
+	uint64_t ready, filed; /* masks of the classes of such parts */
+	uint64_t first;	       /* its number in its prompt, or STORE_ANYWHERE */
+	uint32_t tokens;       /* held: of the space's, or fewer */
+	bool gone;	       /* not in the index any more */
+	uint8_t shown;	       /* STORE_IN_…: what others were told last */
+	uint64_t lasts;	       /* a mask as ready */
 	struct list parts;
+	struct arena_item file_item;
 };
 
 struct store {
@@ -175,7 +179,7 @@ struct store_hold {
 	void *arg;
 	struct loop_timer lease;
 	uint64_t lease_ns; /* with a query */
-	struct charge charge;
+	struct charge charge, asking;
 };
 
 /* ---- store.c ---- */
@@ -292,6 +296,7 @@ struct store_piece {
 	uint32_t tokens;
 	struct store_part *part; /* put: to be filled; NULL: it is there or left out */
 	bool busy, done;	 /* a leg moves it, has moved it */
+	bool lasts;		 /* put: it would outlast a loss of power */
 };
 
 struct store_leg;
@@ -318,7 +323,8 @@ struct store_move {
 	uint64_t begin, end; /* tokens that move */
 	struct store_piece *pieces;
 	uint32_t count;
-	uint32_t next; /* piece: of those before, each is done or a leg has it */
+	uint32_t next;	/* piece: of those before, each is done or a leg has it */
+	uint32_t asked; /* durable put: pieces before it were asked about last */
 	struct list legs;
 	unsigned int legs_running;
 	uint32_t there, left_out, done;

@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is found or held is told in the entry's slot, in the turn that takes the entry, so
+ * an engine need not sleep for it. A hold that asks other daemons is told when they have
+ * answered: it is the session's from the entry on, so that RELEASE, or the session's end,
+ * reaches it while it waits, and the ring goes on meanwhile. Whoever waits for such an
+ * answer has slept by then, and is woken.
+ */
 #include "daemon/xfer/ring_chunk.h"
 
 #include <errno.h>
@@ -15,17 +22,16 @@ _Static_assert(KVD_RING_ID_BYTES == STORE_ID_BYTES &&
 		       KVD_RING_SECRET_BYTES == STORE_SECRET_BYTES,
 	       "ids and secrets have one size");
 
-static void found_tell(struct ring *ring, const struct kvd_ring_entry *e,
+static void found_tell(struct status_page *page, uint32_t slot,
 		       const struct store_found *found, uint64_t first)
 {
-	struct status_page *page = ring->session->status;
 	const struct status_room figures = {.bytes = found->tokens,
 					    .total = found->chunks,
 					    .rows = found->far,
 					    .first_token = first};
 
-	status_slot_room(page, e->slot, &figures);
-	status_slot_set(page, e->slot, KVD_SUCCESS, 0, ERR_OK);
+	status_slot_room(page, slot, &figures);
+	status_slot_set(page, slot, KVD_SUCCESS, 0, ERR_OK);
 }
 
 static int chunk_find(struct ring *ring, const struct kvd_ring_entry *e,
@@ -35,9 +41,26 @@ static int chunk_find(struct ring *ring, const struct kvd_ring_entry *e,
 	struct store_found found;
 
 	store_find(handle, &ids, &found);
-	found_tell(ring, e, &found, e->c);
+	found_tell(ring->session->status, e->slot, &found, e->c);
 	status_slot_release(ring->session->status, e->slot);
 	return 0;
+}
+
+static void on_hold_done(void *arg, struct store_hold *hold, const struct err *why)
+{
+	struct store_hold_facts facts;
+	struct ring *ring = arg;
+	uint32_t slot;
+
+	store_hold_facts(hold, &facts);
+	slot = (uint32_t)(facts.id - KVD_RING_IDS);
+	if (why) {
+		(void)err_reraise(why);
+		ring_ops_refuse(ring, slot, facts.id);
+	} else {
+		found_tell(ring->session->status, slot, &facts.found, facts.first);
+	}
+	status_slot_call(ring->session->status, slot);
 }
 
 static int chunk_hold(struct ring *ring, const struct kvd_ring_entry *e,
@@ -45,7 +68,11 @@ static int chunk_hold(struct ring *ring, const struct kvd_ring_entry *e,
 {
 	const struct store_ids ids = {
 		.bytes = data + STORE_SECRET_BYTES, .count = e->n0, .first = e->c};
+	uint32_t far_ms = e->op == KVD_RING_HOLD_FAR ? e->n1 : 0;
 	const struct store_hold_args args = {.lease_ns = e->b * LOOP_NS_PER_MS,
+					     .far_ns = far_ms * LOOP_NS_PER_MS,
+					     .on_done = on_hold_done,
+					     .arg = ring,
 					     .id = KVD_RING_IDS + e->slot,
 					     .secret = e->n0 ? data : NULL};
 	struct store_hold_facts facts;
@@ -55,12 +82,17 @@ static int chunk_hold(struct ring *ring, const struct kvd_ring_entry *e,
 	if (e->b == 0 || e->b > STORE_LEASE_MS_MAX)
 		return err_raise(ERR_RANGE, "lease_ms: %llu is not in 1 to %lld",
 				 (unsigned long long)e->b, (long long)STORE_LEASE_MS_MAX);
+	if (far_ms > STORE_FAR_MS_MAX)
+		return err_raise(ERR_RANGE, "far_ms: %u is not in 0 to %u", far_ms,
+				 STORE_FAR_MS_MAX);
 	r = e->n0 ? store_hold_open(handle, &ids, &args, &hold)
 		  : store_hold_join(handle, data, &args, &hold);
 	if (r < 0)
 		return err_pass(r);
+	if (r == 1)
+		return 0; /* on_hold_done() tells */
 	store_hold_facts(hold, &facts);
-	found_tell(ring, e, &facts.found, facts.first);
+	found_tell(ring->session->status, e->slot, &facts.found, facts.first);
 	return 0;
 }
 
@@ -87,10 +119,11 @@ int ring_chunk_ids(struct ring *ring, const struct kvd_ring_entry *e,
 		   const struct xfer_payload *arena)
 {
 	uint64_t id = KVD_RING_IDS + e->slot;
-	uint64_t head = e->op == KVD_RING_HOLD ? KVD_RING_SECRET_BYTES : 0;
+	uint64_t head = e->op == KVD_RING_FIND ? 0 : KVD_RING_SECRET_BYTES;
 	int r;
 
-	if (e->n0 > STORE_IDS_MAX || e->bytes != head + e->n0 * KVD_RING_ID_BYTES)
+	if (e->n0 > STORE_IDS_MAX || (e->op == KVD_RING_HOLD_FAR && e->n0 == 0) ||
+	    e->bytes != head + e->n0 * KVD_RING_ID_BYTES)
 		return err_raise(ERR_PROTO, "op %u: %u ids, %u bytes", e->op, e->n0,
 				 e->bytes);
 	r = status_slot_claim(ring->session->status, e->slot, e->gen, id);

@@ -7,7 +7,7 @@
 #include "daemon/xfer/ring.h"
 #include "daemon/xfer/xfer_op.h"
 
-/* FIND, HOLD: as ring_op(). */
+/* FIND, HOLD, HOLD_FAR: as ring_op(). */
 int ring_chunk_ids(struct ring *ring, const struct kvd_ring_entry *entry,
 		   const struct xfer_payload *arena);
 /* CANCEL and RELEASE of a number that is no transfer's and no room's; false: nothing of

@@ -340,6 +340,7 @@ int ring_op(struct ring *ring, const struct kvd_ring_entry *e, struct xfer_paylo
 		return ring_room_abort(ring, e, arena);
 	case KVD_RING_FIND:
 	case KVD_RING_HOLD:
+	case KVD_RING_HOLD_FAR:
 		return ring_chunk_ids(ring, e, arena);
 	case KVD_RING_ATTEND:
 		return ring_attend(ring, e, arena);

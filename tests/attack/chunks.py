@@ -2,7 +2,11 @@
 """Chunks of several users in one daemon: none sees, evicts, slows or times what is another's."""
 import hashlib
 import json
+import mmap
+import os
+import socket
 import statistics
+import struct
 import time
 
 import rig
@@ -12,6 +16,7 @@ from kvd_engine import FAILED, PAGES, PAGE_TOKENS, SUCCESS, Cache
 CONFIG = "[chunks]\nchunk_memory = 16 MiB\n"  # 512 chunks of PAGE_TOKENS tokens
 WORDS = dict(model="attacked", scheme="by hand", tokens=PAGE_TOKENS)
 ALICE_S = 20
+GROWN_MIB = 64  # beside what queues of one connection take
 
 
 def chain(name, count=PAGES):
@@ -248,6 +253,135 @@ def forged_chunks(house):
     if told["state"] != SUCCESS or mallory.found(good) != 2:
         taken.append("afterwards nothing can be put: %s" % told)
     return "; ".join(taken[:3]) if taken else None
+
+
+# ---- by the submission ring (proto/kvd_ring.h) ----
+
+RING_IDS, HEADER, ENTRY = 1 << 48, 4096, struct.Struct("<IIIIQQQIIIIQ")
+RELEASE, HOLD_FAR, FAR_MS, LEASE_MS = 5, 21, 1000, 60000
+
+
+class Ring:
+    """An engine's, with payload at the arena's beginning: a secret, then ids."""
+
+    def __init__(self, engine, entries=4096):
+        self.engine = engine
+        engine.sock.sendall(b'{"id":0,"cmd":"session.share","entries":%d}\n' % entries)
+        text, fds, _, _ = socket.recv_fds(engine.sock, 65536, 3)
+        told = json.loads(text)
+        assert HOLD_FAR in told["ops"], told
+        self.first, self.count, self.entries = told["first_slot"], told["slots"], entries
+        self.shared = mmap.mmap(fds[0], HEADER + entries * ENTRY.size)
+        self.arena = mmap.mmap(fds[1], told["arena_bytes"])
+        self.event, self.tail = fds[2], 0
+        os.close(fds[0])
+        os.close(fds[1])
+
+    def close(self):
+        self.shared.close()
+        self.arena.close()
+        os.close(self.event)
+
+    def word(self, at):
+        return struct.unpack_from("<Q", self.shared, at)[0]
+
+    def give(self, packed):
+        """Entries, as many as have room; taken in order."""
+        for at in range(0, len(packed), ENTRY.size):
+            to = HEADER + self.tail % self.entries * ENTRY.size
+            self.shared[to:to + ENTRY.size] = packed[at:at + ENTRY.size]
+            self.tail += 1
+        struct.pack_into("<Q", self.shared, 64, self.tail)
+        os.write(self.event, struct.pack("<Q", 1))
+
+    def taken(self):
+        end = time.monotonic() + ALICE_S
+        while self.word(128) != self.tail:
+            assert time.monotonic() < end, "entries are not taken"
+            rig.rest(0.0002)
+
+    def refusal(self, slot):
+        try:
+            self.engine.cmd("xfer.state", xfer=RING_IDS + self.first + slot)
+        except Refused as why:
+            return why.code
+        return None
+
+    def hold(self, space, slot=0, gen=1, ids=1, **changed):
+        """An entry. changed: fields that lie."""
+        words = dict(op=HOLD_FAR, flags=0, slot=self.first + slot, gen=gen, a=space, b=LEASE_MS,
+                     offset=0, n0=ids, n1=FAR_MS, bytes=16 + 32 * ids, n2=0, c=0)
+        words["slot"] = changed.pop("slot_is", words["slot"])
+        words.update(changed)
+        return ENTRY.pack(*words.values())
+
+    def release(self, slot=0):
+        return ENTRY.pack(RELEASE, 0, 0, 0, RING_IDS + self.first + slot, 0, 0, 0, 0, 0, 0, 0)
+
+
+@attack("chunks", "forged holds of the ring end their session or are refused, and hold nothing",
+        config=CONFIG, stores=True, quick=True)
+def forged_ring_holds(house):
+    mallory, wrong = Rank(house.a, "mallory"), []
+    broken = [dict(n0=0, bytes=16), dict(n0=4097, bytes=16 + 32 * 4097), dict(n0=1 << 27, bytes=16),
+              dict(n0=(1 << 27) + 1, bytes=48), dict(bytes=47), dict(bytes=49), dict(n0=2),
+              dict(bytes=(1 << 32) - 1), dict(n0=(1 << 32) - 1, bytes=(1 << 32) - 16),
+              dict(offset=1 << 40), dict(offset=(1 << 64) - 1), dict(slot_is=0),
+              dict(slot_is=(1 << 32) - 1), dict(gen=0), dict(gen=7), dict(op=20), dict(op=22),
+              dict(op=1 << 31)]
+    for lie in broken:
+        engine = Engine(house.a, "forger")
+        ring = Ring(engine, 64)
+        ring.give(ring.hold(mallory.space, **lie))
+        try:
+            engine.cmd("ping")
+            wrong.append("%s is taken" % lie)
+        except Refused as why:
+            if why.code != "ESESSION":
+                wrong.append("%s: %s" % (lie, why))
+        except (ValueError, OSError):
+            pass  # the session has ended, and its connection
+        ring.close()
+        engine.close()
+    ring = Ring(mallory.engine)
+    refused = [dict(a=mallory.space + 1), dict(a=1 << 63), dict(c=1 << 32), dict(c=(1 << 64) - 1),
+               dict(b=0), dict(b=1 << 60), dict(n1=60001), dict(n1=(1 << 32) - 1)]
+    for slot, lie in enumerate(refused):
+        ring.give(ring.hold(lie.pop("a", mallory.space), slot, **lie))
+        if ring.refusal(slot) in (None, "EINTERNAL", "EIO"):
+            wrong.append("%s: %s" % (lie, ring.refusal(slot)))
+    ring.give(ring.hold(mallory.space, 100) + ring.hold(mallory.space, 101))
+    if ring.refusal(101) != "EEXIST":
+        wrong.append("two holds have one secret: %s" % ring.refusal(101))
+    ring.give(ring.release(100) + ring.release(101))
+    if mallory.cmd("list")["holds"]:
+        wrong.append("what was refused is held: %s" % mallory.cmd("list"))
+    return "; ".join(wrong[:3]) or None
+
+
+@attack("chunks", "holds of the ring that ask another daemon, as fast as they are taken, keep "
+        "nobody waiting and no memory", config=CONFIG, stores=True, quick=True)
+def ring_holds_without_end(house):
+    mallory, seen = Rank(house.a, "mallory"), []
+    ring, rates = Ring(mallory.engine), []
+    slots, gen = ring.entries // 2, 0
+    for ids, seconds in ((1, 3), (4096, 2)):
+        begin, count = time.monotonic(), 0
+        before = [rig.rss_mib(d) for d in house.daemons]
+        while time.monotonic() - begin < seconds:
+            gen += 1
+            ring.give(b"".join(ring.hold(mallory.space, slot, gen, ids) + ring.release(slot)
+                               for slot in range(slots)))
+            ring.taken()
+            count += slots
+        rates.append(count / (time.monotonic() - begin))
+        for d, mib in zip(house.daemons, before):
+            if rig.rss_mib(d) > mib + GROWN_MIB:
+                seen.append("%d ids: %s has %d MiB more" % (ids, d.name, rig.rss_mib(d) - mib))
+    print("       %d and %d holds a second" % tuple(rates))
+    if mallory.cmd("list")["holds"] or mallory.cmd("list")["far"]["lent"]:
+        seen.append("holds are left: %s" % mallory.cmd("list"))
+    return "; ".join(seen) or None
 
 
 if __name__ == "__main__":

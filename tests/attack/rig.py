@@ -120,9 +120,9 @@ class Forked:
 class House:
     """The two daemons. config: of both; root_daemon: of root; keyed: with CURVE keys, and
     one that they allow for the attacker (mallory.key, mallory.pub). nofile: so many
-    descriptors are theirs."""
+    descriptors are theirs. stores: a asks b for chunks."""
 
-    def __init__(self, config="", root_daemon=False, keyed=False, nofile=0):
+    def __init__(self, config="", root_daemon=False, keyed=False, nofile=0, stores=False):
         self.tmp = tempfile.TemporaryDirectory(prefix="kvd-attack-")
         self.dir = self.tmp.name
         os.chmod(self.dir, 0o755)
@@ -130,6 +130,9 @@ class House:
         self.keyed, self.nofile, self.daemons, self.ends = keyed, nofile, [], []
         self.keys = {}
         program = for_everyone("kvd")
+        endpoint = "tcp://127.0.0.1:%d" % free_port() if stores else ""
+        self.more = {"a": "[chunks]\nchunk_stores = %s\n" % endpoint,
+                     "b": "[peer]\nlisten = %s\n" % endpoint} if stores else {}
         if keyed:
             self.make_keys()
         for name in ("a", "b"):
@@ -139,6 +142,9 @@ class House:
             text = config.replace("[peer]\n", "[peer]\n" + self.key_lines(name), 1) \
                 if "[peer]\n" in config else config + "\n[peer]\n" + self.key_lines(name)
             text = text.replace(":PORT", ":%d" % free_port())
+            for lines in [self.more[name]] if name in self.more else []:
+                head = lines.partition("\n")[0] + "\n"
+                text = text.replace(head, lines, 1)
             if "socket_group" not in text:
                 text = text.replace("[control]\n", "[control]\n" + self.group_line(), 1) \
                     if "[control]\n" in text else text + "\n[control]\n" + self.group_line()

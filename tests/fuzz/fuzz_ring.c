@@ -380,7 +380,7 @@ static uint32_t put_chunk_pages(struct cursor *in, uint32_t at, uint64_t first,
 	return at + (uint32_t)kvd_ring_view_bytes(count * CHUNK_TOKENS);
 }
 
-/* FIND, HOLD, FETCH of a hold in one of the last slots, or PUT. */
+/* FIND, HOLD, HOLD_FAR, FETCH of a hold in one of the last slots, or PUT. */
 static void give_chunk(struct cursor *in)
 {
 	uint8_t how = cursor_get_u8(in), more = cursor_get_u8(in);
@@ -393,7 +393,11 @@ static void give_chunk(struct cursor *in)
 				       .offset = ROOM_AT,
 				       .n0 = count};
 
-	if (entry.op == KVD_RING_HOLD) {
+	if (entry.op == KVD_RING_HOLD && more & 64) {
+		entry.op = KVD_RING_HOLD_FAR;
+		entry.n1 = how & 16 ? 1 : 1000;
+	}
+	if (entry.op == KVD_RING_HOLD || entry.op == KVD_RING_HOLD_FAR) {
 		for (uint32_t i = 0; i < KVD_RING_SECRET_BYTES; i++)
 			put(&w.arena[at + i], (uint8_t)(i ? 0 : more >> 2 & 3));
 		at += KVD_RING_SECRET_BYTES;
@@ -405,7 +409,7 @@ static void give_chunk(struct cursor *in)
 	} else {
 		at = put_ids(in, at, count);
 	}
-	if (entry.op >= KVD_RING_FETCH) {
+	if (entry.op == KVD_RING_FETCH || entry.op == KVD_RING_PUT) {
 		entry.b = w.pool;
 		entry.n1 = 1;
 		at = put_chunk_pages(in, at, more & 3, count, how & 16);

@@ -21,7 +21,7 @@
 #define MEMORY (ARENA_SLABS * SLAB)
 #define GRAINS (ARENA_SLABS * SLAB_GRAINS)
 #define THING_SLOTS 8u
-#define OWNERS_MAX 8u
+#define OWNERS_MAX ARENA_SLABS
 
 struct thing {
 	struct arena_item item;

@@ -153,10 +153,11 @@ static bool conn_answer(struct fake_kvd *f, struct conn *conn, const char *line)
 		answer = ok;
 		fd_count = 4;
 	}
-	if (!strcmp(answer, "!ring")) {
-		snprintf(page, sizeof(page),
-			 "{\"id\":%%ID%%,\"ok\":true,\"entries\":%u,\"arena_bytes\":%u}",
-			 FAKE_KVD_ENTRIES, FAKE_KVD_ARENA_BYTES);
+	if (!strncmp(answer, "!ring", 5)) {
+		snprintf(
+			page, sizeof(page),
+			"{\"id\":%%ID%%,\"ok\":true,\"entries\":%u,\"arena_bytes\":%u%s}",
+			FAKE_KVD_ENTRIES, FAKE_KVD_ARENA_BYTES, answer + 5);
 		memcpy(fds, f->ring_fds, sizeof(f->ring_fds));
 		answer = page;
 		fd_count = 3;

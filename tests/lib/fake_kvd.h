@@ -36,7 +36,8 @@ void fake_kvd_kill(struct fake_kvd *fake);
 void fake_kvd_restart(struct fake_kvd *fake);
 
 /* Script an answer. Actions instead of JSON: "!close" ends the connection,
- * "!fds" answers ok with four fds nobody asked for, "!ring" shares the ring. */
+ * "!fds" answers ok with four fds nobody asked for, "!ring" shares the ring; what
+ * follows that word is in its answer, too. */
 void fake_kvd_answer(struct fake_kvd *fake, const char *answer);
 /* Forget the answers that were not used. */
 void fake_kvd_drop_answers(struct fake_kvd *fake);

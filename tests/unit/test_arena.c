@@ -583,6 +583,61 @@ static void sizes_of_which_nothing_is_left_are_forgotten(void **state)
 	world_fini(&w);
 }
 
+static uint64_t ghosts(const struct world *w)
+{
+	struct arena_figures figures;
+
+	arena_figures(w->arena, &figures);
+	return figures.ghosts;
+}
+
+/* What has left is remembered by four words a slot at most, however many users and sizes
+ * there are. */
+static void what_has_left_takes_memory_by_the_slot(void **state)
+{
+	const size_t each = 1024, all = ARENA_SLABS * each;
+	struct world w;
+
+	(void)state;
+	world_of(&w, all * GRAIN, ARENA_SLABS, all + ARENA_SLABS);
+	world_put_many(&w, 0, 0, all, GRAIN);
+	assert_in_range(ghosts(&w), all, 4 * all);
+	for (uint32_t owner = 1; owner < ARENA_SLABS;
+	     owner++) { /* each takes its share */
+		world_put(&w, owner, all + owner, owner % 2 ? GRAIN : 2 * GRAIN);
+		assert_in_range(ghosts(&w), each / 2, 4 * all);
+		w.left_count = 0;
+	}
+	assert_int_equal(arena_owner_bytes(w.owners[0]), each * GRAIN);
+	assert_in_range(ghosts(&w), each / 2, ARENA_SLABS * 2 * each);
+	world_fini(&w);
+}
+
+/* Memory that grows and shrinks forgets nothing that it has room to remember. */
+static void what_has_left_is_remembered_in_more_memory(void **state)
+{
+	const size_t each = 1024, seen = 2 * each;
+	uint64_t before;
+	size_t kept = 0;
+	struct world w;
+
+	(void)state;
+	world_of(&w, ARENA_SLABS * each * GRAIN, 1, 64 * each);
+	arena_limit(w.arena, 2);
+	world_put_many(&w, 0, 0, seen, GRAIN);
+	world_put_many(&w, 0, seen, seen, GRAIN); /* all before leave */
+	assert_int_equal(world_count_here(&w, 0, seen), 0);
+	before = ghosts(&w);
+	arena_limit(w.arena, 16);
+	world_put_many(&w, 0, 2 * seen, 10 * each, GRAIN);
+	assert_true(ghosts(&w) >= 4 * before);
+	world_put_many(&w, 0, 0, seen, GRAIN);
+	for (size_t i = 0; i < seen; i++)
+		kept += w.things[i].item.kept;
+	assert_true(kept > seen / 2); /* keys that met in the small table left one */
+	world_fini(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -605,6 +660,8 @@ int main(void)
 		cmocka_unit_test(owner_of_many_has_a_share),
 		cmocka_unit_test(slab_for_an_heir_is_cleared_in_one_pass),
 		cmocka_unit_test(sizes_of_which_nothing_is_left_are_forgotten),
+		cmocka_unit_test(what_has_left_takes_memory_by_the_slot),
+		cmocka_unit_test(what_has_left_is_remembered_in_more_memory),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -453,6 +453,98 @@ static void description_that_no_engine_could_have_is_removed(void **state)
 	free(data);
 }
 
+/* A slot of the class in file 77, whose header may say another format. */
+static void put_part(struct files_world *w, const uint8_t *digest, uint32_t format,
+		     uint64_t sum_is_off)
+{
+	struct seal_facts facts = facts_of(KIND_A, 7, digest);
+	uint8_t *data = slot_new();
+	uint64_t sum;
+
+	fw_fill(data + SEAL_HEADER_BYTES, KIND_A, 7);
+	seal_make(data, &facts, data + SEAL_HEADER_BYTES);
+	memcpy(data + 8, &format, sizeof(format)); /* behind the magic */
+	sum = XXH3_64bits(data, SEAL_HEADER_BYTES - sizeof(sum)) + sum_is_off;
+	memcpy(data + SEAL_HEADER_BYTES - sizeof(sum), &sum, sizeof(sum));
+	make_slab(w, 77, 8 * KIB, SLAB);
+	put_slot(w, 77, 8 * KIB, 0, data);
+	free(data);
+}
+
+/* Of the class that has this digest. */
+static bool description_is_there(struct files_world *w, const uint8_t *digest)
+{
+	struct disk_list list = {0};
+	struct disk_op op = {.what = DISK_LIST, .list = &list};
+	char name[DISK_NAME_MAX + 1];
+	bool there = false;
+
+	class_words_name(digest, name);
+	assert_int_equal(fw_raw(w, &op), 0);
+	for (size_t i = 0; i < list.named_count; i++)
+		there |= strcmp(list.named[i].name, name) == 0;
+	disk_list_fini(&list);
+	return there;
+}
+
+/* What another version of kvd has written is not ours to give up: it stays, start after
+ * start, and nothing is written; what this one reads is used. */
+static void files_of_another_format_are_kept(void **state)
+{
+	static const struct {
+		const char *what;
+		uint32_t description, header;
+		uint64_t sum_is_off;
+		bool kept;
+	} rows[] = {
+		{"ours", 1, 1, 0, false},
+		{"a description", 2, 1, 0, true},
+		{"a description from before", 0, 1, 0, true},
+		{"a header", 1, 2, 0, true},
+		{"both", UINT32_MAX, UINT32_MAX, 0, true},
+		{"a header that is torn", 1, 2, 1, false},
+	};
+	uint8_t digests[FW_KINDS][SEAL_DIGEST_BYTES], digest[SEAL_DIGEST_BYTES];
+	uint8_t *data = malloc(DESCRIPTION_MOST);
+	struct files_world w;
+
+	(void)state;
+	assert_non_null(data);
+	for (unsigned int i = 0; i < ARRAY_LEN(rows); i++) {
+		struct description d = right;
+
+		print_message("%s\n", rows[i].what);
+		fw_begin(&w, &(struct fw_args){.seed = i});
+		described(&w, digests);
+		fw_raw_begin(&w);
+		d.version = rows[i].description;
+		put_description(&w, data, description_of(&w, d, data), digest);
+		put_part(&w, digest, rows[i].header, rows[i].sum_is_off);
+		for (uint32_t start = 0; start < 2 && rows[i].kept; start++) {
+			restarted(&w);
+			assert_true(fw_figures(&w).readonly);
+			assert_int_equal(fw_figures(&w).why->code, ERR_VERSION);
+			assert_non_null(strstr(fw_figures(&w).why->text, "kept"));
+			assert_int_equal(fw_loads(&w, KIND_B, 1), MOVE_GOOD);
+			fw_put(&w, KIND_B, 20);
+			assert_int_equal(fw_lasts(&w, KIND_B, 20), MOVE_NOT);
+			fw_stop(&w);
+			fw_raw_begin(&w);
+			assert_true(description_is_there(&w, digest));
+		}
+		if (!rows[i].kept) {
+			restarted(&w);
+			assert_false(fw_figures(&w).readonly);
+			works(&w);
+			fw_stop(&w);
+			fw_raw_begin(&w);
+		}
+		fw_raw_end(&w);
+		fw_end(&w);
+	}
+	free(data);
+}
+
 /* The generator makes what the store makes, so the cases above fail for what they say. */
 static void description_that_is_right_is_the_classs(void **state)
 {
@@ -794,6 +886,7 @@ int main(void)
 		cmocka_unit_test(slot_that_has_another_part_is_a_miss),
 		cmocka_unit_test(description_that_is_right_is_the_classs),
 		cmocka_unit_test(description_that_no_engine_could_have_is_removed),
+		cmocka_unit_test(files_of_another_format_are_kept),
 		cmocka_unit_test(ten_thousand_descriptions_are_read_and_forgotten),
 		cmocka_unit_test(kinds_too_many_are_passed_over),
 		cmocka_unit_test(large_descriptions_are_charged_to_their_user),

@@ -18,9 +18,11 @@
 #include "daemon/store/far.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/cluster_store.h"
+#include "tests/lib/disk_sim.h"
 
 #define TOKENS 16u
 #define MEMORY_BYTES (UINT64_C(16) << 20)
+#define FILE_BYTES (UINT64_C(32) << 20)
 #define PIECES 9u    /* kinds of parts, of some of the heads each */
 #define WITHOUT_3 6u /* of them, the first: these do not have the last head */
 
@@ -28,6 +30,7 @@ struct world {
 	struct cluster c;
 	struct session *engine;
 	struct cache cache, pieces[PIECES];
+	struct disk_sim *disk; /* or NULL */
 	struct store_handle *handle, *piece[PIECES];
 	unsigned int piece_count;
 };
@@ -49,12 +52,16 @@ static struct store_handle *handle_open(struct world *w, uint64_t pool)
 			"space"));
 }
 
-static int setup(void **state)
+static int setup_with(void **state, bool files)
 {
 	struct world *w = calloc(1, sizeof(*w));
-	const struct cluster_store_args args = {.memory_bytes = MEMORY_BYTES};
+	struct cluster_store_args args = {.memory_bytes = MEMORY_BYTES,
+					  .file_bytes = FILE_BYTES};
 
 	assert_non_null(w);
+	if (files)
+		assert_int_equal(disk_sim_new(1, 2 * FILE_BYTES, &w->disk), 0);
+	args.disk = w->disk;
 	cluster_new(&w->c, 5, 2);
 	assert_true(cluster_store(&w->c, 0, &args));
 	w->engine = cluster_engine(&w->c, 0, "e");
@@ -65,6 +72,16 @@ static int setup(void **state)
 	return 0;
 }
 
+static int setup(void **state)
+{
+	return setup_with(state, false);
+}
+
+static int setup_files(void **state)
+{
+	return setup_with(state, true);
+}
+
 static int teardown(void **state)
 {
 	struct world *w = *state;
@@ -73,6 +90,7 @@ static int teardown(void **state)
 	for (unsigned int i = 0; i < w->piece_count; i++)
 		cache_close(&w->pieces[i]);
 	cluster_free(&w->c);
+	disk_sim_free(w->disk);
 	free(w);
 	return 0;
 }
@@ -199,6 +217,120 @@ static void cover_of_many_sets_is_learned_call_by_call(void **state)
 		assert_in_range(made, 0, STORE_COVERS_NEW + (call ? 0 : WITHOUT_3));
 	}
 	assert_int_equal(made, 0);
+}
+
+/* ---- durable puts ---- */
+
+#define MANY ((1u << WITHOUT_3) - 1) /* chunks, each with another set of classes */
+
+/* Of chunk n those of the first kinds that are bits of n + 1. */
+static uint64_t mask_of(const uint64_t bits[WITHOUT_3], uint32_t n)
+{
+	uint64_t mask = 0;
+
+	for (unsigned int i = 0; i < WITHOUT_3; i++)
+		mask |= (n + 1) >> i & 1 ? bits[i] : 0;
+	return mask;
+}
+
+static uint64_t put_durable(struct world *w, uint32_t count)
+{
+	char *ids = malloc((size_t)count * 70), *pages = malloc((size_t)count * 32);
+	char *at = ids;
+	uint64_t move;
+
+	for (uint32_t n = 0; n < count; n++) {
+		uint8_t id[STORE_ID_BYTES];
+
+		id_of(n, id);
+		at += sprintf(at, "%s\"", n ? "," : "");
+		for (unsigned int i = 0; i < STORE_ID_BYTES; i++)
+			at += sprintf(at, "%02x", id[i]);
+		at += sprintf(at, "\"");
+	}
+	at = pages;
+	for (uint32_t n = 0; n < count * TOKENS / w->cache.page_tokens; n++)
+		at += sprintf(at, "%s%u", n ? "," : "", n % w->cache.pages);
+	move = cluster_number(
+		cluster_call(&w->c, w->engine,
+			     "{\"cmd\":\"chunk.put\",\"space\":%llu,\"pool\":%llu,"
+			     "\"durable\":true,\"ids\":[%s],\"views\":{\"kv\":{"
+			     "\"pages\":[%s]}}}",
+			     (unsigned long long)w->handle->id,
+			     (unsigned long long)w->cache.pool, ids, pages),
+		"move");
+	free(ids);
+	free(pages);
+	return move;
+}
+
+/* One more chunk: two halves, which last. */
+static struct store_chunk *halves_last(struct world *w)
+{
+	const struct store_handle *halves[] = {w->piece[0], w->piece[6]};
+	struct store_chunk *chunk = chunk_get(w, MANY);
+	struct store_part *part;
+
+	for (unsigned int i = 0; i < 2; i++) {
+		struct store_class *class = class_of((struct store_handle *)halves[i]);
+
+		part_put(chunk, class);
+		part = store_part_find(chunk, class);
+		part->lasts = true;
+		chunk->lasts |= UINT64_C(1) << class->index;
+	}
+	store_chunk_unpin(chunk);
+	return chunk;
+}
+
+/* While its own parts are being written, what others' files have of its chunks is asked
+ * about: a few sets of classes a turn, and no write need tell it to go on. */
+static void durable_put_asks_about_few_sets_of_classes_a_turn(void **state)
+{
+	struct world *w = *state;
+	struct store *store = store_of(w);
+	struct store_move *move;
+	uint64_t bits[WITHOUT_3], before;
+
+	pieces_open(w);
+	for (unsigned int i = 0; i < WITHOUT_3; i++)
+		bits[i] = UINT64_C(1) << class_of(w->piece[i])->index;
+	for (uint32_t n = 0; n < MANY; n++) {
+		struct store_chunk *chunk = chunk_get(w, n);
+
+		part_put(chunk, class_of(w->handle));
+		for (unsigned int i = 0; i < WITHOUT_3; i++) {
+			if ((n + 1) >> i & 1)
+				part_put(chunk, class_of(w->piece[i]));
+		}
+		chunk->lasts = mask_of(bits, n);
+		store_chunk_unpin(chunk);
+	}
+	halves_last(w);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	disk_sim_delays(w->disk, LOOP_NS_PER_S, LOOP_NS_PER_S);
+	move = store_move_find(w->engine, put_durable(w, MANY + 1));
+	assert_non_null(move);
+	assert_int_equal(move->there, MANY + 1);
+	w->handle->covers = (struct store_covers){.changes = 0}; /* all anew */
+	for (uint32_t n = 0; n <= MANY; n++)
+		move->pieces[n].lasts = false;
+	move->asked = 0;
+	before = store->covers;
+	move->step.run(&move->step);
+	assert_in_range(store->covers - before, STORE_COVERS_NEW,
+			STORE_COVERS_NEW + PIECES);
+	assert_false(move->pieces[MANY].lasts);
+	cluster_run(&w->c, LOOP_NS_PER_MS); /* no write ends */
+	assert_true(move->pieces[MANY].lasts);
+	assert_int_equal(store_move_state(move), STORE_MOVE_RUNNING);
+	before = store->covers;
+	move->step.run(&move->step);
+	assert_int_equal(store->covers, before); /* each was asked about */
+	for (uint32_t n = 0; n < MANY; n++)
+		move->pieces[n].chunk->lasts = 0;
+	cluster_run(&w->c, 99 * LOOP_NS_PER_S);
+	assert_int_equal(store_move_state(move), STORE_MOVE_SUCCESS);
 }
 
 static void class_that_goes_takes_what_was_learned_of_it(void **state)
@@ -344,6 +476,9 @@ int main(void)
 		CASE(find_asks_about_few_sets_of_classes),
 		CASE(cover_of_many_sets_is_learned_call_by_call),
 		CASE(class_that_goes_takes_what_was_learned_of_it),
+		cmocka_unit_test_setup_teardown(
+			durable_put_asks_about_few_sets_of_classes_a_turn, setup_files,
+			teardown),
 		CASE(holds_that_end_together_go_in_slices),
 		CASE(user_without_a_share_is_refused_by_name),
 		CASE(store_that_cannot_be_dialled_now_is_dialled_later),
