@@ -340,6 +340,10 @@ void store_move_class_made(struct store_move *move, const struct err *why);
 /* A leg of it has ended, and goes. */
 void store_move_leg_ended(struct store_move *move, const struct store_leg *leg);
 
+/* ---- store_lasts.c ---- */
+/* All that a durable put took. Outcome 1: they last; 0: not yet. ERR_LIMIT. */
+int store_move_lasts(struct store_move *move);
+
 /* ---- store_leg.c ---- */
 /* The slots of a class's parts of these chunks, which are in memory, as pages. */
 int store_slots(const struct store_class *class, struct store_chunk *const *chunks,
