@@ -37,6 +37,7 @@ static void hold_let_go(struct store_hold *hold)
 	hold->count = 0;
 	far_hold_free(hold->far);
 	hold->far = NULL;
+	mem_free(mem_steal(hold->far_ids));
 }
 
 static void hold_step(struct store_hold *hold)
@@ -166,7 +167,8 @@ static int hold_check(const struct store_handle *handle, uint32_t count)
 	return 0;
 }
 
-static int hold_new(struct store_handle *handle, uint32_t most,
+/* At most `far` chunks of it are asked of others. */
+static int hold_new(struct store_handle *handle, uint32_t most, uint32_t far,
 		    struct store_hold **hold_p)
 {
 	const struct store_session *part = handle->session->store_part;
@@ -183,7 +185,8 @@ static int hold_new(struct store_handle *handle, uint32_t most,
 	hold->chunks = store_pins_new(most);
 	r = hold->chunks
 		    ? charge_take(&hold->charge, handle->session->account, ACCOUNT_CHUNKS,
-				  sizeof(*hold) + most * sizeof(*hold->chunks))
+				  sizeof(*hold) + most * sizeof(*hold->chunks) +
+					  (uint64_t)far * STORE_ID_BYTES)
 		    : -ENOMEM;
 	if (r < 0) {
 		store_pins_end(handle->space->store, hold->chunks, 0);
@@ -244,14 +247,17 @@ static int hold_ask(struct store_hold *hold, const struct store_ids *ids,
 		    const struct store_hold_args *args)
 {
 	const struct store_space *space = hold->handle->space;
-	int r;
+	uint32_t count = ids->count - hold->count;
+	int r = -ENOMEM;
 
-	if (!args->far_ns || !space->store->far || hold->count == ids->count ||
+	if (!args->far_ns || !space->store->far || count == 0 ||
 	    hold->tokens % space->tokens)
 		return 0;
-	r = far_ask(space->store->far, hold, ids->bytes + hold->count * STORE_ID_BYTES,
-		    ids->count - hold->count, args->lease_ns, args->far_ns, on_far_done,
-		    hold, &hold->query);
+	hold->far_ids = mem_dup(ids->bytes + hold->count * STORE_ID_BYTES,
+				(size_t)count * STORE_ID_BYTES);
+	if (hold->far_ids)
+		r = far_ask(space->store->far, hold, count, args->lease_ns, args->far_ns,
+			    on_far_done, hold, &hold->query);
 	if (r < 0) {
 		err_clear(); /* a miss */
 		return 0;
@@ -269,7 +275,7 @@ int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 	struct store *store = handle->space->store;
 	unsigned int left = STORE_COVERS_NEW;
 	struct store_hold *hold;
-	int r = hold_new(handle, ids->count, &hold);
+	int r = hold_new(handle, ids->count, args->far_ns ? ids->count : 0, &hold);
 
 	if (r < 0)
 		return err_pass(r);
@@ -306,7 +312,7 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 		return err_raise(ERR_NOTFOUND, "secret: no hold of this space has it");
 	if (other->over)
 		return store_lease_over();
-	r = hold_new(handle, other->count, &hold);
+	r = hold_new(handle, other->count, far_hold_chunks(other->far), &hold);
 	if (r < 0)
 		return err_pass(r);
 	hold->first = other->first;
@@ -315,9 +321,13 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 		if (!hold_add(hold, other->chunks[i], &left))
 			break;
 	}
-	if (other->far && hold->count == other->count &&
-	    far_hold_join(other->far, handle, &hold->far) < 0)
-		err_clear(); /* it holds what is here */
+	if (other->far && hold->count == other->count) {
+		hold->far_ids =
+			mem_dup(other->far_ids,
+				(size_t)STORE_ID_BYTES * far_hold_chunks(other->far));
+		if (!hold->far_ids || far_hold_join(other->far, handle, &hold->far) < 0)
+			err_clear(); /* it holds what is here */
+	}
 	r = hold_enter(hold, args);
 	if (r < 0)
 		return err_pass(r);
