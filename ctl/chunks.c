@@ -22,9 +22,11 @@ static void chunks_print_far(const cJSON *far)
 {
 	if (ctl_num(far, "stores") > 0)
 		printf("others    %.0f of %.0f up; %.0f chunks found there, %s fetched, "
-		       "%.0f times from the next one\n",
+		       "%.0f times from the next one; %.0f late and asked twice, %.0f of "
+		       "them first there\n",
 		       ctl_num(far, "up"), ctl_num(far, "stores"), ctl_num(far, "found"),
-		       ctl_bytes(ctl_num(far, "bytes")), ctl_num(far, "retries"));
+		       ctl_bytes(ctl_num(far, "bytes")), ctl_num(far, "retries"),
+		       ctl_num(far, "hedges"), ctl_num(far, "hedges_won"));
 	if (ctl_num(far, "lends") > 0)
 		printf("lent      %.0f holds of others now, %.0f in all\n",
 		       ctl_num(far, "lent"), ctl_num(far, "lends"));

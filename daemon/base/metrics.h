@@ -145,6 +145,10 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "fetched from other daemons")                                                  \
 	X(STORE_FAR_RETRIES, COUNTER, NUMBER, NONE, NONE, "store_far_retries_total",     \
 	  "parts of fetches that another daemon went on with")                           \
+	X(STORE_FAR_HEDGES, COUNTER, NUMBER, NONE, NONE, "store_far_hedges_total",       \
+	  "parts of fetches that were late, and asked of another daemon, too")           \
+	X(STORE_FAR_HEDGES_WON, COUNTER, NUMBER, NONE, NONE,                             \
+	  "store_far_hedges_won_total", "of them, those that came from there first")     \
 	X(STORE_LENDS, COUNTER, NUMBER, NONE, NONE, "store_lends_total",                 \
 	  "holds that other daemons have had of chunks here")                            \
 	X(STORE_LENT, GAUGE, NUMBER, NONE, NONE, "store_lent",                           \

@@ -93,6 +93,7 @@ struct config {
 	char attend_isa[16];
 	uint32_t attend_spin_us;   /* 0: auto; 1: none */
 	char chunk_stores[1024];   /* endpoints, blanks between them; "": none */
+	bool chunk_hedge;	   /* what is late is asked of another one, too */
 	char chunk_homes[3072];	   /* the same */
 	uint64_t chunk_home_bytes; /* of the directory kept for others; 0: none is */
 

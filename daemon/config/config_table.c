@@ -276,6 +276,11 @@ static const struct setting options[] = {
 	 .help = "Daemons that are asked for chunks that this one has not: at most 16 "
 		 "endpoints, with blanks between them, dialled at the start. A daemon "
 		 "with chunk_memory answers any peer that it admits."},
+	{"chunks", "chunk_hedge", SETTING_BOOL, FIELD(chunk_hedge), .preset = "yes",
+	 .help = "What a fetch waits for longer than three times what its daemon has "
+		 "taken lately (95th percentile) is pulled from the other daemon that "
+		 "holds it into chunk_memory, and used if it is there first: one leg of "
+		 "20, at most."},
 	{"chunks", "chunk_homes", SETTING_TEXT, FIELD(chunk_homes), .preset = "",
 	 .help = "Daemons that keep the directory of who has which chunks: at most 32 "
 		 "endpoints, with blanks between them, the same words at all daemons; "

@@ -706,6 +706,8 @@ static bool add_far(cJSON *result, const struct store_far *f)
 	       cJSON_AddNumberToObject(far, "found", (double)f->found) &&
 	       cJSON_AddNumberToObject(far, "bytes", (double)f->bytes) &&
 	       cJSON_AddNumberToObject(far, "retries", (double)f->retries) &&
+	       cJSON_AddNumberToObject(far, "hedges", (double)f->hedges) &&
+	       cJSON_AddNumberToObject(far, "hedges_won", (double)f->hedges_won) &&
 	       cJSON_AddNumberToObject(far, "lends", (double)f->lends) &&
 	       cJSON_AddNumberToObject(far, "lent", f->lent);
 }
@@ -821,7 +823,8 @@ const struct command chunk_commands[] = {
 	{"chunk.list", "what the chunk store holds", list_fields, 0, list_run,
 	 "ready: its memory is made; memory_bytes, free_bytes; chunks; evicted, found, "
 	 "missed: chunks, since the start; put_bytes, fetched_bytes; holds, moves: open; "
-	 "far: {stores, up: of chunk_stores; found, bytes, retries; lends, lent: by "
+	 "far: {stores, up: of chunk_stores; found, bytes, retries; hedges, hedges_won: "
+	 "parts that were late and asked of another one, too; lends, lent: by "
 	 "others}; homes, with chunk_homes: {homes, up; notes told, resyncs: "
 	 "how often a home was told all; asks, late: of homes; dials, dials_refused: of "
 	 "holders that were no peers}; home, once it is one of others': {holdings, of at "

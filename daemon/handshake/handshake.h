@@ -14,6 +14,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/idmap.h"
 #include "daemon/base/list.h"
+#include "daemon/cost/pace.h"
 #include "daemon/peer/peer.h"
 #include "daemon/plan/layout.h"
 #include "daemon/session/pool.h"
@@ -98,7 +99,9 @@ struct remote {
 	struct list attend_legs;
 	uint32_t attend_sent, attend_rows;
 	uint64_t attend_bytes;
-	uint64_t pull_ended_ns; /* the last leg of a fetch from it: store_leg.c */
+	/* legs of fetches from it: store_leg.c */
+	uint64_t pull_ended_ns; /* the last one's end */
+	struct pace pace;
 	/* what waits here of its rows: attend/serve.c */
 	struct list serves;
 	uint32_t serve_count, serve_rows;

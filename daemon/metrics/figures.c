@@ -83,6 +83,8 @@ static void take_store(struct kvd *kvd)
 	metrics_set(m, METRIC_STORE_FAR_FOUND, f.far.found);
 	metrics_set(m, METRIC_STORE_FAR_BYTES, f.far.bytes);
 	metrics_set(m, METRIC_STORE_FAR_RETRIES, f.far.retries);
+	metrics_set(m, METRIC_STORE_FAR_HEDGES, f.far.hedges);
+	metrics_set(m, METRIC_STORE_FAR_HEDGES_WON, f.far.hedges_won);
 	metrics_set(m, METRIC_STORE_LENDS, f.far.lends);
 	metrics_set(m, METRIC_STORE_LENT, f.far.lent);
 	take_homes(m, &f);

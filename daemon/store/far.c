@@ -87,7 +87,6 @@ struct far_query {
 	unsigned int count, open; /* open: of these, and of `find` */
 	uint32_t asked;		  /* chunks */
 	struct homes_query *find; /* under way */
-	uint8_t *ids;		  /* for who is asked later; or NULL */
 	struct wire_chunk_ask msg;
 	struct loop_timer timer;
 	struct loop_defer done;
@@ -266,6 +265,17 @@ struct far_hold *far_hold_at(struct far_hold *far, uint32_t i)
 	return far;
 }
 
+struct far_hold *far_hold_other(struct far_hold *all, const struct far_hold *far,
+				uint32_t i, uint32_t count)
+{
+	for (; all; all = all->next) {
+		if (all != far && !all->failed && i + count <= all->chunks &&
+		    far_up(all->lend->remote))
+			return all;
+	}
+	return NULL;
+}
+
 struct far_hold *far_hold_next(const struct far_hold *far)
 {
 	return far->next;
@@ -365,7 +375,7 @@ void far_cancel(struct far_query *query)
 		homes_query_end(mem_steal(query->find));
 		query->open--;
 	}
-	mem_free(mem_steal(query->ids));
+	memset(&query->msg.ids, 0, sizeof(query->msg.ids)); /* the hold's */
 	query->hold = NULL;
 	list_push_back(&query->far->over, &query->link);
 	loop_defer_cancel(&query->done);
@@ -518,18 +528,14 @@ static int query_homes(struct far_query *query, uint64_t wait_ns)
 
 	if (!homes)
 		return 0;
-	query->ids = mem_dup(query->msg.ids.data, query->msg.ids.len);
-	if (!query->ids)
-		return err_pass(-ENOMEM);
-	query->msg.ids.data = query->ids;
-	r = homes_find(homes, query->hold->handle->space, query->ids, query->asked,
-		       wait_ns / 2, on_homes_done, query, &query->find);
+	r = homes_find(homes, query->hold->handle->space, query->hold->far_ids,
+		       query->asked, wait_ns / 2, on_homes_done, query, &query->find);
 	query->open += r == 0;
 	return r < 0 ? err_pass(r) : 0;
 }
 
-int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32_t count,
-	    uint64_t lease_ns, uint64_t wait_ns, void (*on_done)(void *arg), void *arg,
+int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t lease_ns,
+	    uint64_t wait_ns, void (*on_done)(void *arg), void *arg,
 	    struct far_query **query_p)
 {
 	struct store_space *space = hold->handle->space;
@@ -549,7 +555,7 @@ int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32
 		.first = (hold->first + hold->count) |
 			 (hold->anywhere ? CHUNK_ASK_ANYWHERE : 0),
 		.lease_ms = lease_ns / LOOP_NS_PER_MS + FAR_LEASE_MORE_MS,
-		.ids = {.data = ids, .len = (size_t)count * STORE_ID_BYTES}};
+		.ids = {.data = hold->far_ids, .len = (size_t)count * STORE_ID_BYTES}};
 	memcpy(query->msg.space, space->digest, sizeof(query->msg.space));
 	query->far = far;
 	query->hold = hold;

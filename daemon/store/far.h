@@ -29,12 +29,13 @@ void far_count(const struct far *far, unsigned int *count_p, unsigned int *up_p)
 void far_close(struct far *far); /* nobody is asked any more; NULL is fine */
 void far_free(struct far *far);
 
-/* Ask for what follows the hold's own chunks: `ids` of `count`, for at most `wait_ns`.
+/* Ask for what follows the hold's own chunks: hold->far_ids, `count`, for at most
+ * `wait_ns`.
  * on_done(arg) once, in a later turn, unless far_cancel() came: hold->far is what was
  * found, or NULL. */
 struct far_query;
-int far_ask(struct far *far, struct store_hold *hold, const uint8_t *ids, uint32_t count,
-	    uint64_t lease_ns, uint64_t wait_ns, void (*on_done)(void *arg), void *arg,
+int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t lease_ns,
+	    uint64_t wait_ns, void (*on_done)(void *arg), void *arg,
 	    struct far_query **query_p);
 void far_cancel(struct far_query *query);
 
@@ -44,6 +45,9 @@ uint32_t far_hold_chunks(const struct far_hold *far); /* NULL: 0 */
 uint64_t far_hold_tokens(const struct far_hold *far);
 /* The first of them that has not failed and serves chunk i; NULL: none does. */
 struct far_hold *far_hold_at(struct far_hold *far, uint32_t i);
+/* Another one of them that is up and serves as many chunks from i on; NULL: none does. */
+struct far_hold *far_hold_other(struct far_hold *all, const struct far_hold *far,
+				uint32_t i, uint32_t count);
 /* The one behind it, of as many chunks or fewer; NULL: there is none. */
 struct far_hold *far_hold_next(const struct far_hold *far);
 void far_hold_fail(struct far_hold *far);

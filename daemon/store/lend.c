@@ -732,7 +732,7 @@ static int on_release(struct store *store, const struct remote *remote,
 	lend = store ? lend_find(store, remote, msg.ask) : NULL;
 	err_set(&why, ERR_LEASE, "the hold was let go");
 	if (lend)
-		lend_close(lend, &why, false); /* what is being read goes on */
+		lend_close(lend, &why, true); /* nobody there waits for a leg any more */
 	return 0;
 }
 

@@ -148,6 +148,7 @@ int store_make(struct kvd *kvd, struct store **store_p)
 	list_init(&store->spaces);
 	list_init(&store->loading);
 	list_init(&store->far_legs);
+	list_init(&store->hedges);
 	lends_init(store);
 	store_pins_init(store);
 	strmap_init(&store->holds);
@@ -407,6 +408,8 @@ void store_figures(const struct store *store, struct store_figures *figures_p)
 	figures_p->far = (struct store_far){.found = store->far_found,
 					    .bytes = store->far_bytes,
 					    .retries = store->far_retries,
+					    .hedges = store->far_hedges,
+					    .hedges_won = store->far_hedges_won,
 					    .lends = store->lend_count,
 					    .lent = lends_open(store)};
 	far_count(store->far, &figures_p->far.stores, &figures_p->far.up);

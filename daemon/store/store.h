@@ -160,7 +160,7 @@ struct far_hold *store_hold_far(const struct store_hold *hold);	 /* NULL: none *
 
 /* ---- moves ---- */
 
-enum store_kind { STORE_PUT, STORE_FETCH };
+enum store_kind { STORE_PUT, STORE_FETCH, STORE_HEDGE };
 enum store_move_state {
 	STORE_MOVE_WAITING, /* for the engine's stream, or for what is made once */
 	STORE_MOVE_RUNNING,
@@ -222,10 +222,11 @@ struct store_figures {
 	unsigned int spaces, holds, moves;
 	struct store_far { /* other daemons */
 		uint64_t found, bytes,
-			retries;	 /* chunks; legs that another went on with */
-		uint64_t lends;		 /* holds of chunks here, by others */
-		unsigned int lent;	 /* that are open */
-		unsigned int stores, up; /* daemons that are asked */
+			retries;	     /* chunks; legs that another went on with */
+		uint64_t hedges, hedges_won; /* legs that were asked of another, too */
+		uint64_t lends;		     /* holds of chunks here, by others */
+		unsigned int lent;	     /* that are open */
+		unsigned int stores, up;     /* daemons that are asked */
 	} far;
 	struct store_homes homes; /* daemons that are told what is here */
 	struct store_home home;	  /* what others tell this one */

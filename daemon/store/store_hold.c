@@ -30,6 +30,13 @@ int store_lease_over(void)
 	return err_raise(ERR_LEASE, "the hold's lease has ended");
 }
 
+/* What was asked of others. */
+static void hold_forget_far(struct store_hold *hold)
+{
+	mem_free(mem_steal(hold->far_ids));
+	charge_drop(&hold->far_charge);
+}
+
 static void hold_let_go(struct store_hold *hold)
 {
 	store_pins_end(hold->handle->space->store, hold->chunks, hold->count);
@@ -37,6 +44,7 @@ static void hold_let_go(struct store_hold *hold)
 	hold->count = 0;
 	far_hold_free(hold->far);
 	hold->far = NULL;
+	hold_forget_far(hold);
 }
 
 static void hold_step(struct store_hold *hold)
@@ -66,13 +74,6 @@ static void on_lease(struct loop_timer *timer)
 	hold_step(hold);
 }
 
-/* Nobody is asked any more. */
-static void hold_asked(struct store_hold *hold)
-{
-	hold->query = NULL;
-	charge_drop(&hold->asking);
-}
-
 void store_hold_close(struct store_hold *hold)
 {
 	struct store_session *part = hold->handle->session->store_part;
@@ -84,7 +85,7 @@ void store_hold_close(struct store_hold *hold)
 	hold->closed = true;
 	if (hold->query) {
 		far_cancel(hold->query);
-		hold_asked(hold);
+		hold->query = NULL;
 		err_set(&why, ERR_CANCELED, "the hold was closed before it was answered");
 		hold->on_done(hold->arg, hold, &why);
 	}
@@ -172,7 +173,8 @@ static int hold_check(const struct store_handle *handle, uint32_t count)
 	return 0;
 }
 
-static int hold_new(struct store_handle *handle, uint32_t most,
+/* At most `far` chunks of it are asked of others. */
+static int hold_new(struct store_handle *handle, uint32_t most, uint32_t far,
 		    struct store_hold **hold_p)
 {
 	const struct store_session *part = handle->session->store_part;
@@ -189,7 +191,8 @@ static int hold_new(struct store_handle *handle, uint32_t most,
 	hold->chunks = store_pins_new(most);
 	r = hold->chunks
 		    ? charge_take(&hold->charge, handle->session->account, ACCOUNT_CHUNKS,
-				  sizeof(*hold) + most * sizeof(*hold->chunks))
+				  sizeof(*hold) + most * sizeof(*hold->chunks) +
+					  (uint64_t)far * STORE_ID_BYTES)
 		    : -ENOMEM;
 	if (r < 0) {
 		store_pins_end(handle->space->store, hold->chunks, 0);
@@ -239,7 +242,9 @@ static void on_far_done(void *arg)
 {
 	struct store_hold *hold = arg;
 
-	hold_asked(hold);
+	hold->query = NULL;
+	if (!hold->far)
+		hold_forget_far(hold);
 	loop_timer_start(&hold->lease, hold->lease_ns);
 	hold->handle->space->store->far_found += far_hold_chunks(hold->far);
 	hold->on_done(hold->arg, hold, NULL);
@@ -256,15 +261,17 @@ static int hold_ask(struct store_hold *hold, const struct store_ids *ids,
 	if (!args->far_ns || !space->store->far || rest == 0 ||
 	    hold->tokens % space->tokens)
 		return 0;
-	r = charge_take(&hold->asking, hold->handle->session->account, ACCOUNT_CHUNKS,
+	r = charge_take(&hold->far_charge, hold->handle->session->account, ACCOUNT_CHUNKS,
 			rest * STORE_ID_BYTES);
 	if (r >= 0)
-		r = far_ask(space->store->far, hold,
-			    ids->bytes + hold->count * STORE_ID_BYTES, rest,
-			    args->lease_ns, args->far_ns, on_far_done, hold,
-			    &hold->query);
+		hold->far_ids = mem_dup(ids->bytes + hold->count * STORE_ID_BYTES,
+					(size_t)rest * STORE_ID_BYTES);
+	if (r >= 0)
+		r = hold->far_ids ? far_ask(space->store->far, hold, rest, args->lease_ns,
+					    args->far_ns, on_far_done, hold, &hold->query)
+				  : -ENOMEM;
 	if (r < 0) {
-		charge_drop(&hold->asking);
+		hold_forget_far(hold);
 		err_clear(); /* a miss */
 		return 0;
 	}
@@ -281,7 +288,7 @@ int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 	struct store *store = handle->space->store;
 	unsigned int left = STORE_COVERS_NEW;
 	struct store_hold *hold;
-	int r = hold_new(handle, ids->count, &hold);
+	int r = hold_new(handle, ids->count, args->far_ns ? ids->count : 0, &hold);
 
 	if (r < 0)
 		return err_pass(r);
@@ -318,7 +325,7 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 		return err_raise(ERR_NOTFOUND, "secret: no hold of this space has it");
 	if (other->over)
 		return store_lease_over();
-	r = hold_new(handle, other->count, &hold);
+	r = hold_new(handle, other->count, far_hold_chunks(other->far), &hold);
 	if (r < 0)
 		return err_pass(r);
 	hold->first = other->first;
@@ -327,9 +334,13 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 		if (!hold_add(hold, other->chunks[i], &left))
 			break;
 	}
-	if (other->far && hold->count == other->count &&
-	    far_hold_join(other->far, handle, &hold->far) < 0)
-		err_clear(); /* it holds what is here */
+	if (other->far && hold->count == other->count) {
+		hold->far_ids =
+			mem_dup(other->far_ids,
+				(size_t)STORE_ID_BYTES * far_hold_chunks(other->far));
+		if (!hold->far_ids || far_hold_join(other->far, handle, &hold->far) < 0)
+			err_clear(); /* it holds what is here */
+	}
 	r = hold_enter(hold, args);
 	if (r < 0)
 		return err_pass(r);

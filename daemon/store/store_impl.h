@@ -7,6 +7,7 @@
 #include "daemon/base/account.h"
 #include "daemon/base/idmap.h"
 #include "daemon/base/sm.h"
+#include "daemon/cost/pace.h"
 #include "daemon/loop/loop.h"
 #include "daemon/plan/canon.h"
 #include "daemon/store/arena.h"
@@ -95,6 +96,7 @@ struct store_part {
 	struct store_class *class;
 	struct arena_slot slot, place; /* of memory, of a file: one of them at least */
 	bool ready;		       /* all of its bytes are in memory */
+	bool hedge;		       /* until then a hedge fills it */
 	bool filed;		       /* and in the file */
 	bool sure;	       /* there: it was read whole, or written by this daemon */
 	bool lasts;	       /* and would outlast a loss of power */
@@ -151,8 +153,11 @@ struct store {
 	unsigned int moves, moves_live;
 	struct list loading;  /* struct store_move.load_link: they wait for a part */
 	struct list far_legs; /* struct store_leg.far_link */
+	struct list hedges;   /* struct store_move.hedge_link */
+	struct pace_budget hedging;
 	uint64_t found, missed, put_bytes, fetched_bytes;
 	uint64_t far_found, far_bytes, far_retries, lend_count;
+	uint64_t far_hedges, far_hedges_won;
 	uint64_t far_dials, far_dials_refused; /* of holders that homes named */
 	uint64_t covers;		       /* that were made */
 	struct loop_defer tidy;		       /* spaces that nobody uses go */
@@ -170,6 +175,7 @@ struct store_hold {
 	uint64_t first, tokens; /* first: 0 where it is anywhere */
 	bool anywhere;
 	struct far_hold *far;	     /* chunks behind these, at another daemon; or NULL */
+	uint8_t *far_ids;	     /* of what was asked of others; or NULL */
 	struct store_chunk **chunks; /* pinned until it is over */
 	uint32_t count;
 	unsigned int moves;	 /* that read it */
@@ -179,7 +185,7 @@ struct store_hold {
 	void *arg;
 	struct loop_timer lease;
 	uint64_t lease_ns; /* with a query */
-	struct charge charge, asking;
+	struct charge charge, far_charge; /* far_charge: of far_ids */
 };
 
 /* ---- store.c ---- */
@@ -294,7 +300,7 @@ void store_hold_unref(struct store_hold *hold);
 struct store_piece {
 	struct store_chunk *chunk; /* pinned; NULL: it is at another daemon */
 	uint32_t tokens;
-	struct store_part *part; /* put: to be filled; NULL: it is there or left out */
+	struct store_part *part; /* to be filled; NULL: it is there, left out; fetch */
 	bool busy, done;	 /* a leg moves it, has moved it */
 	bool lasts;		 /* put: it would outlast a loss of power */
 };
@@ -308,8 +314,10 @@ struct store_move {
 	enum store_kind kind;
 	struct sm sm;		     /* enum store_move_state */
 	struct store_handle *handle; /* a reference */
-	struct store_hold *hold;     /* fetch: a reference */
-	struct store_class *class;   /* put */
+	struct store_hold *hold;     /* fetch, hedge: a reference */
+	struct far_hold *from;	     /* hedge: of the hold, alone asked */
+	struct list hedge_link;	     /* in store->hedges */
+	struct store_class *class;   /* put, hedge */
 	struct list class_link;	     /* in the waiting of one whose pool is being made */
 	struct list load_link;	     /* in store->loading */
 	bool durable;		     /* put: until it outlasts a loss of power */
@@ -345,6 +353,30 @@ static inline enum store_move_state store_move_state(const struct store_move *mo
 void store_move_class_made(struct store_move *move, const struct err *why);
 /* A leg of it has ended, and goes. */
 void store_move_leg_ended(struct store_move *move, const struct store_leg *leg);
+/* Without pieces; `args` gives maps and wait. */
+int store_move_new(struct store_handle *handle, enum store_kind kind, uint32_t count,
+		   struct store_move_args *args, struct store_move **move_p);
+void store_move_begin(struct store_move *move, uint64_t deadline_ns);
+/* It waits for a part: to be filled, or to last. */
+void store_move_park(struct store_move *move);
+uint64_t store_piece_bytes(const struct store_move *move, uint32_t i);
+/* Is it of a hold's chunks at other daemons? */
+static inline bool store_piece_far(const struct store_move *move, uint32_t i)
+{
+	return move->hold && move->first + i - move->hold->first >= move->hold->count;
+}
+
+/* ---- store_lasts.c ---- */
+/* All that a durable put took. Outcome 1: they last; 0: not yet. ERR_LIMIT. */
+int store_move_lasts(struct store_move *move);
+void store_move_kick(struct store_move *move); /* look at it in the next turn */
+
+/* ---- store_hedge.c ---- */
+void store_hedge(struct store_leg *leg); /* it is late */
+/* Legs whose chunks have come to memory meanwhile are ended. */
+void store_hedge_overtakes(struct store_move *move);
+/* A fetch has no use for what was hedged of these pieces. */
+void store_hedge_let_go(struct store_move *move, uint32_t first, uint32_t count);
 
 /* ---- store_leg.c ---- */
 /* The slots of a class's parts of these chunks, which are in memory, as pages. */
@@ -363,7 +395,10 @@ struct store_leg {
 	uint32_t first, count; /* pieces */
 	unsigned int open;     /* rooms that have not ended */
 	uint64_t bytes;
-	uint64_t began_ns; /* its pull */
+	uint64_t began_ns;	/* its pull */
+	uint64_t asked, seen;	/* with a source elsewhere: bytes; pace_begin()'s */
+	struct loop_timer late; /* fetch, with a source elsewhere */
+	bool hedged, beaten;	/* its chunks are asked of another, and have come */
 	struct err error;
 	struct loop_defer step;
 	unsigned int room_count;

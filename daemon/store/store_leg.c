@@ -43,6 +43,7 @@ static struct kvd *leg_kvd(const struct store_leg *leg)
 static void store_leg_free(struct store_leg *leg)
 {
 	loop_defer_cancel(&leg->step);
+	loop_timer_stop(&leg->late);
 	list_remove(&leg->link);
 	list_remove(&leg->far_link);
 	mem_free(leg->rooms);
@@ -69,6 +70,9 @@ static void leg_price(const struct store_leg *leg)
 
 	if (!remote || !begin_ns)
 		return;
+	if (leg->error.code == ERR_OK || leg->beaten)
+		pace_add(&remote->pace, leg->seen, now_ns - begin_ns);
+	pace_end(&remote->pace, leg->asked);
 	if (remote->pull_ended_ns > begin_ns)
 		begin_ns = remote->pull_ended_ns;
 	remote->pull_ended_ns = now_ns;
@@ -276,6 +280,8 @@ static int leg_pull(struct store_leg *leg, struct leg_side *side,
 		return err_pass(r);
 	}
 	leg->began_ns = loop_clock_ns(leg_kvd(leg)->loop);
+	if (leg->far)
+		leg->seen = pace_begin(&remote->pace, leg->asked);
 	leg_room_begin(leg, 0, room);
 	return 0;
 }
@@ -355,6 +361,34 @@ static int leg_ask(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t
 	return r < 0 ? err_pass(r) : 0;
 }
 
+/* The same into slots of the memory. */
+static int leg_hedge(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t used,
+		     const uint8_t ticket[TICKET_BYTES])
+{
+	const struct store_move *move = leg->move;
+	struct leg_side store = {.session = move->store->session,
+				 .pool = move->class->pool};
+	int r = leg_ask(leg, begin, end, used, ticket);
+
+	if (r >= 0)
+		r = leg_slots(leg, move->class, begin, end, &store.maps);
+	return r < 0 ? err_pass(r) : err_pass(leg_pull(leg, &store, ticket));
+}
+
+/* When it is, which others that have begun since put off. */
+static void on_leg_late(struct loop_timer *timer)
+{
+	struct store_leg *leg = container_of(timer, struct store_leg, late);
+	uint64_t now_ns = loop_clock_ns(leg_kvd(leg)->loop);
+	uint64_t late_ns =
+		leg->began_ns + pace_late_ns(&far_hold_remote(leg->far)->pace, leg->seen);
+
+	if (now_ns < late_ns)
+		loop_timer_start(timer, late_ns - now_ns);
+	else
+		store_hedge(leg);
+}
+
 static int leg_far(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t used,
 		   const uint8_t ticket[TICKET_BYTES])
 {
@@ -365,7 +399,13 @@ static int leg_far(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t
 	if (r >= 0)
 		r = room_maps_cut(&move->maps, move->pool->layout, begin, end,
 				  &engine.maps);
-	return r < 0 ? err_pass(r) : err_pass(leg_pull(leg, &engine, ticket));
+	if (r >= 0)
+		r = leg_pull(leg, &engine, ticket);
+	if (r < 0)
+		return err_pass(r);
+	pace_budget_earn(&move->store->hedging);
+	on_leg_late(&leg->late);
+	return 0;
 }
 
 void store_legs_refused(struct store *store, const struct remote *remote, uint64_t room,
@@ -413,6 +453,7 @@ static int store_leg_new(struct store_move *move, unsigned int sources,
 	leg->move = move;
 	list_init(&leg->far_link);
 	loop_defer_init(&leg->step, on_leg_step);
+	loop_timer_init(&leg->late, move->store->kvd->loop, on_leg_late);
 	list_push_back(&move->legs, &leg->link);
 	*leg_p = leg;
 	return 0;
@@ -437,14 +478,18 @@ int store_leg_start(struct store_move *move, uint32_t first, uint32_t count,
 	leg->far = sources->far;
 	leg->first = first;
 	leg->count = count;
+	for (uint32_t i = first; i < first + count; i++)
+		leg->asked += store_piece_bytes(move, i);
 	leg_range(leg, &begin, &end);
 	loop_random(move->store->kvd->loop, ticket, sizeof(ticket));
 	if (put)
 		r = leg_put(leg, begin, end, ticket);
 	else if (!leg->far)
 		r = leg_fetch(leg, begin, end, sources->used, ticket);
-	else
+	else if (move->kind == STORE_FETCH)
 		r = leg_far(leg, begin, end, sources->used, ticket);
+	else
+		r = leg_hedge(leg, begin, end, sources->used, ticket);
 	explicit_bzero(ticket, sizeof(ticket));
 	if (r >= 0)
 		return 0;

@@ -7,6 +7,9 @@
  *
  * Terminal means still: then no leg is left, the pages are the engine's, and what was not
  * filled is given back.
+ *
+ * A hedge (store_hedge.c) is a move that no engine sees: chunks of a late leg, from the
+ * other daemon that holds them, to slots of the memory.
  */
 #include <assert.h>
 #include <errno.h>
@@ -29,7 +32,7 @@
 #define MOVE_LEGS_MAX 8u /* of a move, under way */
 #define MOVES_MAX 4096u	 /* of a session */
 
-const char *const store_kind_names[] = {"put", "fetch"};
+const char *const store_kind_names[] = {"put", "fetch", "hedge"};
 
 static const struct sm_state store_move_states[STORE_MOVE_STATES] = {
 	[STORE_MOVE_WAITING] = {"waiting",
@@ -83,12 +86,14 @@ static void store_move_publish(struct store_move *move)
 	unsigned int flags =
 		store_move_state(move) == STORE_MOVE_ABORTING ? KVD_FLAG_ABORTING : 0;
 
+	if (move->kind == STORE_HEDGE)
+		return;
 	status_slot_progress(page, move->slot, move->bytes, move->total);
 	status_slot_set(page, move->slot, store_move_poll_state(move), flags,
 			move->error.code);
 }
 
-static void store_move_kick(struct store_move *move)
+void store_move_kick(struct store_move *move)
 {
 	loop_defer(move->store->kvd->loop, &move->step);
 }
@@ -116,10 +121,13 @@ static void store_move_release(struct store_move *move)
 	wait_spec_fini(&move->spec);
 	list_remove(&move->class_link);
 	list_remove(&move->load_link);
+	list_remove(&move->hedge_link);
 	room_maps_fini(&move->maps);
-	if (move->kind == STORE_PUT)
+	if (move->kind == STORE_FETCH)
+		store_hedge_let_go(move, 0, move->count);
+	else
 		put_let_go(move);
-	else if (move->hold)
+	if (move->hold)
 		store_hold_unref(move->hold);
 	move->hold = NULL;
 	mem_free(mem_steal(move->pieces));
@@ -136,8 +144,10 @@ static void store_move_free(struct store_move *move)
 	struct store_session *part = session->store_part;
 
 	assert(!move->legs_running && move->dropped);
-	idmap_remove(&part->moves, move->id);
-	status_slot_release(session->status, move->slot);
+	if (move->kind != STORE_HEDGE) {
+		idmap_remove(&part->moves, move->id);
+		status_slot_release(session->status, move->slot);
+	}
 	loop_defer_cancel(&move->step);
 	move->store->moves--;
 	charge_drop(&move->charge);
@@ -218,7 +228,7 @@ static void on_move_deadline(struct loop_timer *timer)
 
 /* ---- legs ---- */
 
-static uint64_t piece_bytes(const struct store_move *move, uint32_t i)
+uint64_t store_piece_bytes(const struct store_move *move, uint32_t i)
 {
 	return move->handle->canon->chunk_bytes * move->pieces[i].tokens /
 	       move->handle->space->tokens;
@@ -227,6 +237,21 @@ static uint64_t piece_bytes(const struct store_move *move, uint32_t i)
 static bool piece_moves(const struct store_move *move, uint32_t i)
 {
 	return move->kind == STORE_FETCH || move->pieces[i].part;
+}
+
+/* Is it on its way from a file, or by a hedge, to memory? */
+static bool piece_loads(const struct store_move *move, uint32_t i)
+{
+	const struct store_chunk *chunk = move->pieces[i].chunk;
+	const struct store_part *part;
+
+	if (!chunk || move->kind == STORE_HEDGE)
+		return false;
+	list_foreach(part, &chunk->parts, link) {
+		if (part->slot.slab && !part->ready && (part->filed || part->hedge))
+			return true;
+	}
+	return false;
 }
 
 static struct store_sources piece_sources(const struct store_move *move, uint32_t i)
@@ -238,12 +263,14 @@ static struct store_sources piece_sources(const struct store_move *move, uint32_
 
 	if (move->kind == STORE_PUT)
 		return sources;
-	if (chunk) {
+	if (chunk && move->kind == STORE_FETCH)
 		sources.used = store_cover(move->handle, chunk->ready);
+	if (sources.used || !store_piece_far(move, i) || piece_loads(move, i))
 		return sources;
-	}
 	k = (uint32_t)(move->first + i - hold->first - hold->count);
-	sources.far = far_hold_at(hold->far, k);
+	sources.far = far_hold_at(move->from ? move->from : hold->far, k);
+	if (move->from && sources.far != move->from)
+		sources.far = NULL;
 	if (sources.far)
 		sources.used = far_hold_sources(sources.far, k);
 	return sources;
@@ -253,21 +280,6 @@ static struct store_sources piece_sources(const struct store_move *move, uint32_
 static bool piece_waits(const struct store_move *move, uint32_t i)
 {
 	return piece_moves(move, i) && !move->pieces[i].busy && !move->pieces[i].done;
-}
-
-/* Is it on its way from a file to memory? */
-static bool piece_loads(const struct store_move *move, uint32_t i)
-{
-	const struct store_chunk *chunk = move->pieces[i].chunk;
-	const struct store_part *part;
-
-	if (!chunk)
-		return false;
-	list_foreach(part, &chunk->parts, link) {
-		if (part->slot.slab && !part->ready)
-			return true;
-	}
-	return false;
 }
 
 /* The pieces of the next leg begin at move->next; *count_p 0: there is none, or none yet.
@@ -284,19 +296,18 @@ static int next_leg(struct store_move *move, struct store_sources *sources_p,
 	if (move->next == move->count)
 		return 0;
 	*sources_p = piece_sources(move, move->next);
-	if (move->kind == STORE_FETCH && !sources_p->used &&
-	    piece_loads(move, move->next))
+	if (move->kind != STORE_PUT && !sources_p->used && piece_loads(move, move->next))
 		return 0;
-	if (move->kind == STORE_FETCH && !sources_p->used)
+	if (move->kind != STORE_PUT && !sources_p->used)
 		return err_raise(ERR_NOTFOUND, "chunk %llu of the prompt %s",
 				 (unsigned long long)(move->first + move->next),
-				 move->pieces[move->next].chunk
+				 !store_piece_far(move, move->next)
 					 ? "could not be read from its file"
 					 : "is held by no other daemon any more");
 	for (uint32_t i = move->next; i < move->count; i++, n++) {
 		struct store_sources other = piece_sources(move, i);
 
-		bytes += piece_bytes(move, i);
+		bytes += store_piece_bytes(move, i);
 		if (!piece_waits(move, i) || (n && bytes > LEG_BYTES) ||
 		    other.used != sources_p->used || other.far != sources_p->far)
 			break;
@@ -348,24 +359,33 @@ static int store_move_run(struct store_move *move)
 	return 0;
 }
 
-/* Its holder serves no more; another may go on. */
+static bool piece_goes_on(const struct store_move *move, uint32_t i)
+{
+	return piece_sources(move, i).used || piece_loads(move, i);
+}
+
+/* Its holder serves no more, or later than another: that one goes on. */
 static void leg_failed(struct store_move *move, const struct store_leg *leg)
 {
 	bool running = store_move_state(move) == STORE_MOVE_RUNNING;
+	/* what we have ended says nothing of the holder */
+	bool failed = leg->far && running && !leg->beaten;
 
-	if (leg->far &&
-	    running) /* else we have ended it, and the holder goes on serving */
+	if (failed && move->kind == STORE_FETCH)
 		far_hold_fail(leg->far);
-	if (!leg->far || !running || !piece_sources(move, leg->first).far) {
+	if (!leg->far || !running || move->kind == STORE_HEDGE ||
+	    !piece_goes_on(move, leg->first)) {
 		store_move_abort(move, &leg->error);
 		return;
 	}
-	log_info("store", far_hold_remote(leg->far)->peer->endpoint,
-		 "its chunks are fetched from another daemon", "why=\"%s\"",
-		 leg->error.text);
+	if (failed)
+		log_info("store", far_hold_remote(leg->far)->peer->endpoint,
+			 "its chunks are fetched from another daemon", "why=\"%s\"",
+			 leg->error.text);
 	if (leg->first < move->next)
 		move->next = leg->first;
-	move->store->far_retries++;
+	move->store->far_retries += failed;
+	move->store->far_hedges_won += leg->beaten;
 }
 
 void store_move_leg_ended(struct store_move *move, const struct store_leg *leg)
@@ -379,7 +399,7 @@ void store_move_leg_ended(struct store_move *move, const struct store_leg *leg)
 		move->pieces[i].busy = false;
 		move->pieces[i].done = ok;
 		move->done += ok;
-		if (ok && move->kind == STORE_PUT)
+		if (ok && move->kind != STORE_FETCH)
 			store_part_ready(move->pieces[i].part);
 	}
 	if (!ok) {
@@ -388,13 +408,16 @@ void store_move_leg_ended(struct store_move *move, const struct store_leg *leg)
 		move->bytes += leg->bytes;
 		if (move->kind == STORE_PUT)
 			store->put_bytes += leg->bytes;
-		else
+		else if (move->kind == STORE_FETCH)
 			store->fetched_bytes += leg->bytes;
 		store->far_bytes += leg->far ? leg->bytes : 0;
-		if (move->kind == STORE_PUT)
-			store_moves_kick(store); /* a durable put of the same chunk */
-		status_slot_progress(move->session->status, move->slot, move->bytes,
-				     move->total);
+		if (move->kind != STORE_FETCH)
+			store_moves_kick(store); /* those that wait for the same chunk */
+		if (leg->hedged)
+			store_hedge_let_go(move, leg->first, leg->count);
+		if (move->kind != STORE_HEDGE)
+			status_slot_progress(move->session->status, move->slot,
+					     move->bytes, move->total);
 	}
 	store_move_kick(move);
 }
@@ -439,8 +462,7 @@ static int store_move_await(struct store_move *move)
 	return move->wait_over && (!move->class || move->class->pool);
 }
 
-/* It waits for a part: to be read, or to last. */
-static void store_move_park(struct store_move *move)
+void store_move_park(struct store_move *move)
 {
 	list_remove(&move->load_link);
 	list_push_back(&move->store->loading, &move->load_link);
@@ -453,62 +475,6 @@ void store_moves_kick(struct store *store)
 	list_foreach(move, &store->loading, load_link)
 		store_move_kick(move);
 	lends_kick(store);
-}
-
-enum { PIECE_NOT_YET, PIECE_LASTS, PIECE_NOT_ASKED };
-
-/* Would what the put's handle needs of this chunk outlast a loss of power? If not, see to
- * it. PIECE_NOT_ASKED: that is for another turn to tell. ERR_LIMIT: it will not. */
-static int piece_lasts(struct store_move *move, uint32_t i, unsigned int *covers_left)
-{
-	struct store_piece *piece = &move->pieces[i];
-	const struct store_chunk *chunk = piece->chunk;
-	struct store_part *part;
-	bool begun = false;
-
-	if (!piece->lasts)
-		piece->lasts = store_cover_some(move->handle, chunk->lasts, covers_left);
-	if (piece->lasts)
-		return PIECE_LASTS;
-	list_foreach(part, &chunk->parts, link) {
-		if ((part->ready || part->filed) && !part->lasts)
-			begun |= files_write(move->store->files, part, true);
-		else if (part->slot.slab && !part->ready)
-			begun = true; /* another move fills it */
-	}
-	if (begun || files_opening(move->store->files))
-		return PIECE_NOT_YET;
-	if (*covers_left == 0)
-		return PIECE_NOT_ASKED;
-	return err_raise(ERR_LIMIT,
-			 "durable: chunk %llu of the prompt is not kept in a "
-			 "file: there is no room, or nothing is written any more",
-			 (unsigned long long)(move->first + i));
-}
-
-/* All that it took. Outcome 1: they do; 0: not yet. A turn asks about as many covers as a
- * call may, and the next one goes on behind them. */
-static int store_move_lasts(struct store_move *move)
-{
-	unsigned int left = STORE_COVERS_NEW;
-	uint32_t from = move->asked;
-	bool all = true, again = false;
-
-	for (uint32_t n = 0; n < move->count && move->durable; n++) {
-		uint32_t i = (from + n) % move->count;
-		unsigned int before = left;
-		int r = piece_lasts(move, i, &left);
-
-		if (r < 0)
-			return err_pass(r);
-		if (before && !left)
-			move->asked = i + 1;
-		all &= r == PIECE_LASTS;
-		again |= r == PIECE_NOT_ASKED;
-	}
-	if (again)
-		store_move_kick(move);
-	return all;
 }
 
 /* All is moved; what is left is to wait for files. */
@@ -541,8 +507,10 @@ static void on_move_step(struct loop_defer *defer)
 			store_move_publish(move);
 		}
 	}
-	if (r >= 0 && store_move_state(move) == STORE_MOVE_RUNNING)
+	if (r >= 0 && store_move_state(move) == STORE_MOVE_RUNNING) {
+		store_hedge_overtakes(move);
 		r = store_move_run(move);
+	}
 	if (r >= 0 && store_move_state(move) == STORE_MOVE_RUNNING)
 		r = store_move_close_up(move);
 	if (r < 0)
@@ -610,12 +578,27 @@ static int store_move_check(struct store_handle *handle,
 	return r < 0 ? err_pass(r) : err_pass(store_handle_fits(handle, args->pool));
 }
 
-static int store_move_new(struct store_handle *handle, enum store_kind kind,
-			  uint32_t count, struct store_move_args *args,
-			  struct store_move **move_p)
+/* The engine sees it. */
+static int store_move_enter(struct store_move *move, struct store_handle *handle,
+			    const struct store_move_args *args)
+{
+	struct store_session *part = move->session->store_part;
+	int r = idmap_put(&part->moves, move->id, move);
+
+	if (r < 0)
+		return err_pass(r);
+	r = store_move_slot(move, args);
+	if (r >= 0 && move->kind == STORE_PUT)
+		r = store_move_class(move, handle, args);
+	if (r < 0)
+		idmap_remove(&part->moves, move->id);
+	return err_pass(r);
+}
+
+int store_move_new(struct store_handle *handle, enum store_kind kind, uint32_t count,
+		   struct store_move_args *args, struct store_move **move_p)
 {
 	struct session *session = handle->session;
-	struct store_session *part = session->store_part;
 	struct store *store = handle->space->store;
 	struct store_move *move = mem_zalloc(sizeof(*move));
 	int r;
@@ -626,17 +609,13 @@ static int store_move_new(struct store_handle *handle, enum store_kind kind,
 	r = move->pieces ? charge_take(&move->charge, session->account, ACCOUNT_CHUNKS,
 				       sizeof(*move) + count * sizeof(*move->pieces))
 			 : -ENOMEM;
-	move->id = args->slotted ? args->id : ++session->next_id;
-	if (r >= 0)
-		r = idmap_put(&part->moves, move->id, move);
+	move->kind = kind;
 	move->session = session;
-	if (r >= 0) {
-		r = store_move_slot(move, args);
-		if (r >= 0 && kind == STORE_PUT)
-			r = store_move_class(move, handle, args);
-		if (r < 0)
-			idmap_remove(&part->moves, move->id);
-	}
+	if (kind != STORE_HEDGE)
+		move->id = args->slotted ? args->id : ++session->next_id;
+	if (r >= 0)
+		r = kind == STORE_HEDGE ? store_class_of(handle, &move->class)
+					: store_move_enter(move, handle, args);
 	if (r < 0) {
 		charge_drop(&move->charge);
 		mem_free(move->pieces);
@@ -644,16 +623,17 @@ static int store_move_new(struct store_handle *handle, enum store_kind kind,
 		return err_pass(r);
 	}
 	move->store = store;
-	move->kind = kind;
 	move->handle = store_handle_ref(handle);
 	move->pool = args->pool;
-	pool_use(move->pool);
+	if (move->pool)
+		pool_use(move->pool);
 	move->maps = room_maps_steal(&args->maps);
 	move->spec = args->wait;
 	args->wait = (struct wait_spec){0};
 	sm_init(&move->sm, &store_move_table, STORE_MOVE_WAITING);
 	list_init(&move->class_link);
 	list_init(&move->load_link);
+	list_init(&move->hedge_link);
 	list_init(&move->legs);
 	loop_defer_init(&move->step, on_move_step);
 	loop_timer_init(&move->deadline, store->kvd->loop, on_move_deadline);
@@ -670,11 +650,11 @@ static void args_fini(struct store_move_args *args)
 	wait_spec_fini(&args->wait);
 }
 
-static void store_move_begin(struct store_move *move, uint64_t deadline_ns)
+void store_move_begin(struct store_move *move, uint64_t deadline_ns)
 {
 	for (uint32_t i = 0; i < move->count; i++) {
 		if (piece_moves(move, i))
-			move->total += piece_bytes(move, i);
+			move->total += store_piece_bytes(move, i);
 	}
 	if (deadline_ns)
 		loop_timer_start(&move->deadline, deadline_ns);

@@ -9,6 +9,8 @@ bench_chunks.py [--turns N] [--dir FOLDER] [--peers VENV] [--json FILE]
                      waking and answering take; and again by an engine that has slept before
     far              of another daemon, beside a bare pull of the same pages from there; a
                      hold of 512 beside one of a chunk that nobody has, which takes the hops
+    a holder stalls  two daemons hold 71 MB; of 60 fetches two find the first one stopped for
+                     0.4 s: with the hedge, beside as many of a daemon without it
     Mooncake Store   (--peers) by tcp, a client with memory of its own: put, get of 4 MiB
                      pieces, exist of 512 keys, in the same turns as put, fetch, find
     file to pages    beside reads of as many bytes from the same disk, without kvd
@@ -26,6 +28,7 @@ import json
 import mmap
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -45,6 +48,8 @@ PAGES = 512       # of a cache: 32 chunks
 CHUNKS = PAGES * PAGE // T
 PIECE = 1 << 20   # of the floor's reads and writes
 FLYING = 24
+STALL = 0.4       # seconds that a holder stands still
+STALL_CHUNKS, STALL_FETCHES = 8, 60
 SLEEP = 0.0005    # between finds, of an engine that does other things
 
 
@@ -267,6 +272,72 @@ def far_rows(turns):
     return [get, find]
 
 
+def stalled(daemon, do):
+    """Its process stands still from before `do` until STALL later. -> seconds of it"""
+    daemon.freeze()
+    timer = threading.Timer(STALL, daemon.proc.send_signal, (signal.SIGCONT,))
+    timer.start()
+    took = timed(do)
+    timer.join()
+    return took
+
+
+class Reader:
+    """Fetches from two holders."""
+
+    def __init__(self, stack, holders, hedge):
+        own = stack.enter_context(Daemon(
+            "[chunks]\nchunk_memory = 1280 MiB\nchunk_hedge = %s\nchunk_stores = %s\n"
+            % (hedge, " ".join(h.endpoint for h in holders))))
+        self.client = stack.enter_context(kvd.Client(own.socket_path, timeout=120))
+        self.cache = Cache(self.client, "c")
+        until(lambda: all(p["state"] == "up" for p in self.peers()) and len(self.peers()) >= 2)
+        self.space = self.cache.space(self.client)
+
+    def peers(self):
+        return self.client.command("peer.list")["peers"]
+
+    def fetch(self, ids, stops):
+        """The hold finds all that there is; what both have is fetched. -> ms"""
+        tokens = (len(ids) - 1) * T
+        view = kvd.View(self.cache.pages[:tokens // PAGE], tokens=(0, tokens))
+        with self.space.hold(ids, far=10, timeout=60) as hold:
+            assert hold.far == len(ids), (hold.far, len(ids))
+
+            def move():
+                moved(hold.fetch({"kv": view}))
+            took = stalled(stops, move) if stops else timed(move)
+        self.space.drop(ids)
+        return 1e3 * took
+
+
+def stall_rows(turns):
+    p50 = Row("fetch, a holder stalls: p50", "ms", less=True)
+    p99 = Row("fetch, a holder stalls: p99", "ms", less=True)
+    ids = chain(STALL_CHUNKS + 1, "stall")
+    with contextlib.ExitStack() as stack:
+        daemons = [stack.enter_context(Daemon("[chunks]\nchunk_memory = 1280 MiB\n"))
+                   for _ in range(2)]
+        holders = [stack.enter_context(kvd.Client(d.socket_path, timeout=120)) for d in daemons]
+        for i, h in enumerate(holders):  # the first has one more: it is asked first
+            a, count = Cache(h, "a"), len(ids) - i
+            moved(a.space(h).put(ids[:count], {"kv": a.pages[:count * T // PAGE]}))
+        readers = [Reader(stack, holders, hedge) for hedge in ("yes", "no")]
+        for turn in range(turns + 1):
+            took = ([], [])
+            for i in range(STALL_FETCHES):
+                for reader, ms in zip(readers, took):
+                    ms.append(reader.fetch(ids, i % (STALL_FETCHES // 2) == 20 and daemons[0]))
+            for row, of in ((p50, 0.5), (p99, 0.99)) if turn else ():  # the first warms up
+                row.figures.append(sorted(took[0])[int(of * STALL_FETCHES)])
+                row.floors.append(sorted(took[1])[int(of * STALL_FETCHES)])
+        told = [r.client.command("chunk.list")["far"] for r in readers]
+        print("%d fetches by each, %d stalls: %d hedges, %d of them first there; without: %d" % (
+            STALL_FETCHES * (turns + 1), 2 * (turns + 1), told[0]["hedges"],
+            told[0]["hedges_won"], told[1]["hedges"]))
+    return [p50, p99]
+
+
 class Floor:
     """The disk without kvd: pieces of a file past the page cache, some at a time."""
 
@@ -353,6 +424,7 @@ def main():
     try:
         rows = [row.tell() for row in [*memory_rows(args.turns, args.peers),
                                        *far_rows(args.turns),
+                                       *stall_rows(args.turns),
                                        *file_rows(args.turns, folder)]]
     finally:
         shutil.rmtree(folder)

@@ -16,18 +16,19 @@ from test_chunks import T, Rank, chain
 PLAIN = "[chunks]\nchunk_memory = 64 MiB\n"
 
 
-def asking(*holders, more=""):
-    return "%schunk_stores = %s\n%s" % (PLAIN, " ".join(holders), more)
+def asking(*holders, more="", own=PLAIN):
+    return "%schunk_stores = %s\n%s" % (own, " ".join(holders), more)
 
 
 @contextlib.contextmanager
-def daemons(count, ways=None, holder=PLAIN, kind=Daemon):
+def daemons(count, ways=None, holder=PLAIN, kind=Daemon, own=PLAIN):
     """A daemon that asks, and those that it asks, each with a client; ways: between them."""
     more = "[transport]\nrequire = %s\n" % ways if ways else ""
     with contextlib.ExitStack() as stack:
         holders = [stack.enter_context(kind(holder)) for _ in range(count)]
         clients = [stack.enter_context(kvd.Client(d.socket_path)) for d in holders]
-        own = stack.enter_context(Daemon(asking(*(c.endpoint for c in clients), more=more)))
+        own = stack.enter_context(Daemon(asking(*(c.endpoint for c in clients), more=more,
+                                                own=own)))
         client = stack.enter_context(kvd.Client(own.socket_path))
         until(lambda: sum(p["state"] == "up" for p in client.command("peer.list")["peers"])
               >= count)

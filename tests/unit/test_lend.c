@@ -378,6 +378,23 @@ static void leg_that_waits_is_refused_when_its_hold_ends(void **state)
 	store_chunk_unpin(part->chunk);
 }
 
+/* Of a fetch that was given up before it pulled: nobody will. */
+static void legs_end_when_the_hold_is_let_go(void **state)
+{
+	const struct wire_chunk_release msg = {.ask = 1};
+	struct world *w = *state;
+
+	fill(w, 10);
+	ask(w, 1, 0, 10, 600000);
+	leg(w, 1, heard.pool, 0, 10);
+	assert_int_equal(heard.naks, 0);
+	assert_true(pinned(w) > 0);
+	assert_int_equal(handshake_tell_chunk_release(remote_of(w, 1), &msg), 0);
+	cluster_run(&w->c, 100 * LOOP_NS_PER_MS);
+	assert_int_equal(lends_open(store_of(w)), 0);
+	assert_int_equal(pinned(w), 0);
+}
+
 #define LEGS 100u
 #define LONG 60u
 
@@ -663,6 +680,7 @@ int main(void)
 		CASE(lease_that_is_renewed_is_longer),
 		CASE(leg_names_pools_that_were_told),
 		CASE(leg_that_waits_is_refused_when_its_hold_ends),
+		CASE(legs_end_when_the_hold_is_let_go),
 		CASE(legs_that_wait_are_looked_at_once_a_turn),
 		CASE(holder_with_many_masks_costs_few_covers),
 		CASE(holder_that_tells_what_none_would_is_a_miss),

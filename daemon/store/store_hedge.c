@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A leg that is late has a second source: the other daemon that holds its chunks. Two
+ * sources never write the same pages, so the hedge fills slots of the memory, as a put
+ * does. When it is there first, the late leg is ended, and once nothing of it moves any
+ * more the chunks are fetched from memory. When the leg is, the hedge is of no use,
+ * unless others pin its chunks too: a fetch that hedges chunks which are being filled
+ * already waits for those, and asks for the rest.
+ *
+ * It is a move of its own, and nobody waits for its end: a fetch whose leg has landed is
+ * over, however long the other daemon takes to let go.
+ *
+ * What is pinned by a hedge is room that puts lack: none begins when more than half of
+ * the user's share is.
+ */
+#include "daemon/base/context.h"
+#include "daemon/config/config.h"
+#include "daemon/store/far.h"
+#include "daemon/store/store_impl.h"
+
+static int hedge_chunk(const struct store_move *fetch, uint32_t i,
+		       struct store_chunk **chunk_p)
+{
+	const struct store_hold *hold = fetch->hold;
+	uint64_t place = fetch->first + i;
+	const uint8_t *id =
+		hold->far_ids + (place - hold->first - hold->count) * STORE_ID_BYTES;
+
+	return err_pass(store_chunk_get(hold->handle->space, id,
+					hold->anywhere ? STORE_ANYWHERE : place,
+					fetch->pieces[i].tokens, chunk_p));
+}
+
+/* Room for one chunk of the leg; what is in memory, or comes there, is left out. What an
+ * engine fills when it likes is waited for by nobody. */
+static int hedge_piece(struct store_move *hedge, struct store_move *fetch, uint32_t i)
+{
+	struct store_piece *own = &fetch->pieces[i],
+			   *piece = &hedge->pieces[hedge->count];
+	struct store_part *part;
+	int r = own->chunk ? 0 : hedge_chunk(fetch, i, &own->chunk);
+
+	if (r < 0)
+		return err_pass(r);
+	piece->chunk = own->chunk;
+	piece->tokens = own->tokens;
+	store_chunk_pin(piece->chunk);
+	hedge->count++;
+	part = store_part_find(piece->chunk, hedge->class);
+	if (store_cover(hedge->handle, piece->chunk->ready))
+		return 0;
+	if (part && part->filed)
+		return err_pass(store_part_load(part));
+	if (part)
+		return part->hedge ? 0 : err_raise(ERR_BUSY, "an engine fills it");
+	r = store_part_new(piece->chunk, hedge->class, &piece->part);
+	if (r >= 0)
+		piece->part->hedge = true;
+	return err_pass(r);
+}
+
+static int hedge_new(struct store_move *fetch, const struct store_leg *leg,
+		     struct far_hold *from)
+{
+	struct store_move_args args = {.pool = NULL};
+	struct store_move *hedge;
+	int r = store_move_new(fetch->handle, STORE_HEDGE, leg->count, &args, &hedge);
+
+	if (r < 0)
+		return err_pass(r);
+	hedge->dropped = true; /* it goes when it has ended */
+	hedge->hold = fetch->hold;
+	store_hold_ref(hedge->hold);
+	hedge->from = from;
+	hedge->first = fetch->first + leg->first;
+	hedge->begin = hedge->end = hedge->first * fetch->handle->space->tokens;
+	list_push_back(&fetch->store->hedges, &hedge->hedge_link);
+	if (!hedge->class->pool)
+		list_push_back(&hedge->class->waiting, &hedge->class_link);
+	for (uint32_t i = leg->first; i < leg->first + leg->count && r >= 0; i++) {
+		r = hedge_piece(hedge, fetch, i);
+		hedge->end += fetch->pieces[i].tokens;
+	}
+	if (r < 0) {
+		struct err why;
+
+		err_take(&why);
+		store_move_abort(hedge, &why);
+	}
+	store_move_begin(hedge, 0);
+	return hedge->error.code == ERR_OK;
+}
+
+void store_hedge(struct store_leg *leg)
+{
+	struct store_move *move = leg->move;
+	const struct arena_owner *owner = move->handle->space->tenant->owner;
+	struct store *store = move->store;
+	const struct store_hold *hold = move->hold;
+	uint32_t k = (uint32_t)(move->first + leg->first - hold->first - hold->count);
+	struct far_hold *from = far_hold_other(hold->far, leg->far, k, leg->count);
+	int r;
+
+	if (!from || leg->error.code != ERR_OK || store->kvd->draining ||
+	    !store->kvd->config->chunk_hedge ||
+	    arena_owner_pinned(owner) > arena_owner_share(owner) / 2 ||
+	    !pace_budget_spend(&store->hedging))
+		return;
+	leg->hedged = true;
+	store_move_park(move);
+	r = hedge_new(move, leg, from);
+	if (r < 0)
+		err_clear(); /* it goes on without */
+	store->far_hedges += r > 0;
+}
+
+static bool leg_is_there(const struct store_leg *leg)
+{
+	const struct store_move *move = leg->move;
+	uint32_t i = leg->first;
+
+	while (i < leg->first + leg->count && move->pieces[i].chunk &&
+	       store_cover(move->handle, move->pieces[i].chunk->ready))
+		i++;
+	return i == leg->first + leg->count;
+}
+
+void store_hedge_overtakes(struct store_move *move)
+{
+	struct store_leg *leg;
+	struct err why;
+
+	list_foreach(leg, &move->legs, link) {
+		if (!leg->hedged || leg->error.code != ERR_OK || !leg_is_there(leg))
+			continue;
+		err_set(&why, ERR_CANCELED, "another daemon's were here first");
+		leg->beaten = true;
+		store_leg_abort(leg, &why);
+	}
+}
+
+/* Those whose chunks nobody else pins end. */
+static void hedges_look(struct store *store)
+{
+	struct store_move *hedge;
+	struct err why;
+
+	err_set(&why, ERR_CANCELED, "nobody waits for it any more");
+	list_foreach_safe(hedge, &store->hedges, hedge_link) {
+		uint32_t i = 0;
+
+		while (i < hedge->count && hedge->pieces[i].chunk->item.pins == 1)
+			i++;
+		if (i == hedge->count)
+			store_move_abort(hedge, &why);
+	}
+}
+
+void store_hedge_let_go(struct store_move *move, uint32_t first, uint32_t count)
+{
+	bool any = false;
+
+	for (uint32_t i = first + count; i-- > first;) {
+		struct store_piece *piece = &move->pieces[i];
+
+		if (!piece->chunk || !store_piece_far(move, i))
+			continue;
+		store_chunk_unpin(piece->chunk);
+		piece->chunk = NULL;
+		any = true;
+	}
+	if (any)
+		hedges_look(move->store);
+}

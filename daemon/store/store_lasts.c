@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A durable put waits until its chunks would outlast a loss of power. */
+#include "daemon/base/err.h"
+#include "daemon/store/files.h"
+#include "daemon/store/store_impl.h"
+
+enum { PIECE_NOT_YET, PIECE_LASTS, PIECE_NOT_ASKED };
+
+/* Would what the put's handle needs of this chunk outlast a loss of power? If not, see to
+ * it. PIECE_NOT_ASKED: that is for another turn to tell. ERR_LIMIT: it will not. */
+static int piece_lasts(struct store_move *move, uint32_t i, unsigned int *covers_left)
+{
+	struct store_piece *piece = &move->pieces[i];
+	const struct store_chunk *chunk = piece->chunk;
+	struct store_part *part;
+	bool begun = false;
+
+	if (!piece->lasts)
+		piece->lasts = store_cover_some(move->handle, chunk->lasts, covers_left);
+	if (piece->lasts)
+		return PIECE_LASTS;
+	list_foreach(part, &chunk->parts, link) {
+		if ((part->ready || part->filed) && !part->lasts)
+			begun |= files_write(move->store->files, part, true);
+		else if (part->slot.slab && !part->ready)
+			begun = true; /* another move fills it */
+	}
+	if (begun || files_opening(move->store->files))
+		return PIECE_NOT_YET;
+	if (*covers_left == 0)
+		return PIECE_NOT_ASKED;
+	return err_raise(ERR_LIMIT,
+			 "durable: chunk %llu of the prompt is not kept in a "
+			 "file: there is no room, or nothing is written any more",
+			 (unsigned long long)(move->first + i));
+}
+
+/* A turn asks about as many covers as a call may, and the next one goes on behind them.
+ */
+int store_move_lasts(struct store_move *move)
+{
+	unsigned int left = STORE_COVERS_NEW;
+	uint32_t from = move->asked;
+	bool all = true, again = false;
+
+	for (uint32_t n = 0; n < move->count && move->durable; n++) {
+		uint32_t i = (from + n) % move->count;
+		unsigned int before = left;
+		int r = piece_lasts(move, i, &left);
+
+		if (r < 0)
+			return err_pass(r);
+		if (before && !left)
+			move->asked = i + 1;
+		all &= r == PIECE_LASTS;
+		again |= r == PIECE_NOT_ASKED;
+	}
+	if (again)
+		store_move_kick(move);
+	return all;
+}
