@@ -83,8 +83,9 @@ static int print_speeds(const cJSON *reply)
 	const cJSON *speed;
 	struct table *table;
 
-	if (table_new("ATTENDS >HEADS >KV_HEADS >DQK >DV >FIXED_US >GB/s >GFLOP/s",
-		      &table) < 0)
+	if (table_new(
+		    "ATTENDS >HEADS >KV_HEADS >DQK >DV >FIXED_US >ROW_US >GB/s >GFLOP/s",
+		    &table) < 0)
 		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(speed, ctl_list(reply, "speeds")) {
 		cell_peer(table, shown_peer(reply, ctl_str(speed, "instance", "")));
@@ -93,6 +94,7 @@ static int print_speeds(const cJSON *reply)
 		table_cellf(table, "%.0f", ctl_num(speed, "dqk"));
 		table_cellf(table, "%.0f", ctl_num(speed, "dv"));
 		cell_figure(table, speed, "fixed_us", 1);
+		cell_figure(table, speed, "row_us", 1);
 		cell_figure(table, speed, "bytes_per_us", 1e-3);
 		cell_figure(table, speed, "flop_per_us", 1e-3);
 	}

@@ -464,6 +464,7 @@ static int post_new(struct attend *attend, const struct attend_post_args *args,
 				     .seat = args->seat,
 				     .layer = args->layer,
 				     .own = args->own,
+				     .began_ns = loop_clock_ns(session->kvd->loop),
 				     .on_failed = args->on_failed,
 				     .region = region};
 	list_init(&post->legs);

@@ -119,6 +119,7 @@ static bool add_speed(cJSON *list, const struct cost_speed *speed)
 	       cJSON_AddNumberToObject(json, "dqk", s->dqk) &&
 	       cJSON_AddNumberToObject(json, "dv", s->dv) &&
 	       add_figure(json, "fixed_us", &speed->compute.fixed) &&
+	       add_figure(json, "row_us", &speed->compute.row) &&
 	       add_figure(json, "bytes_per_us", &speed->compute.memory) &&
 	       add_figure(json, "flop_per_us", &speed->compute.flops);
 }
@@ -133,7 +134,8 @@ static bool add_home(cJSON *to, const struct cost_page *page)
 	return json && add_figure(json, "merge_us", &home.merge) &&
 	       add_figure(json, "merge_row_us", &home.merge_row) &&
 	       add_figure(json, "splice_us", &home.splice) &&
-	       add_figure(json, "splice_token_us", &home.splice_token);
+	       add_figure(json, "splice_token_us", &home.splice_token) &&
+	       add_figure(json, "attend", &home.attend);
 }
 
 static int cost_show_run(struct request *req)

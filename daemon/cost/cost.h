@@ -52,14 +52,17 @@ struct cost_link {
 
 /* One machine's attention in one geometry. */
 struct cost_compute {
-	struct cost_figure fixed, memory, flops; /* µs, B/µs, FLOP/µs */
-	struct cost_figure gather; /* scattered rows: times the bytes; 0: once */
+	struct cost_figure fixed, row;	  /* µs; and of each row */
+	struct cost_figure memory, flops; /* B/µs, FLOP/µs */
+	struct cost_figure gather;	  /* scattered rows: times the bytes; 0: once */
+	double call; /* rows x tokens of a call, which reads KV once; 0: all are one */
 };
 
 /* What the requester does itself. */
 struct cost_home {
 	struct cost_figure merge, merge_row; /* of a layer and step; and of each part */
 	struct cost_figure splice, splice_token; /* of a layer; and of each token */
+	struct cost_figure attend; /* as a holder's; 0: as the first holder's */
 };
 
 struct cost_holder {

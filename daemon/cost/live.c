@@ -59,6 +59,7 @@ struct live_peer {
 
 struct live {
 	struct cost_page *page;
+	struct cost_home home; /* the page's */
 	unsigned int count;
 	struct live_peer *peers[COST_PAGE_PEERS];
 };
@@ -329,20 +330,21 @@ static bool live_drift(struct live_peer *peer, const struct cost_link *link,
 }
 
 /* As a decision prices it: of as many requesters as were in the call. */
-static void live_attend(const struct live *live, struct live_peer *peer,
-			const struct live_round *round, uint32_t now_s)
+static void live_attend(const struct live *live, const uint8_t *key,
+			const struct live_round *round, uint32_t now_s,
+			struct cost_figure *lately)
 {
 	struct cost_speed speed;
 	double us;
 
-	if (cost_page_speed(live->page, peer->row.key, &round->shape, &speed))
+	if (cost_page_speed(live->page, key, &round->shape, &speed))
 		return;
 	us = cost_attend(&speed.compute, &round->shape, round->query, round->tokens,
 			 round->selected)
 		     .us *
 	     fmax(round->requesters / COST_FAN_IN_FLAT, 1);
 	if (us > 0)
-		fit_live(&peer->row.attend,
+		fit_live(lately,
 			 fmin(fmax(round->attend_us / us, 1 / FACTOR_MOST), FACTOR_MOST),
 			 now_s);
 }
@@ -412,7 +414,7 @@ bool live_round(struct live *live, const struct live_way *way,
 	if (!link->probe.count || !(link->bandwidth.value > 0))
 		return false;
 	stale = live_drift(peer, link, round);
-	live_attend(live, peer, round, way->now_s);
+	live_attend(live, way->key, round, way->now_s, &peer->row.attend);
 	live_congestion(peer, link, round, way->now_s);
 	fit_live(&peer->row.wait, round->queue_us, way->now_s);
 	peer->row.requesters +=
@@ -448,7 +450,17 @@ void live_no_attend(struct live *live, const uint8_t key[COST_KEY_BYTES], bool c
 
 void live_home(struct live *live, const struct cost_home *home)
 {
-	cost_page_set_home(live->page, home);
+	const struct cost_figure lately = live->home.attend;
+
+	live->home = *home;
+	live->home.attend = lately;
+	cost_page_set_home(live->page, &live->home);
+}
+
+void live_home_round(struct live *live, const struct live_round *round, uint32_t now_s)
+{
+	live_attend(live, cost_self, round, now_s, &live->home.attend);
+	cost_page_set_home(live->page, &live->home);
 }
 
 void live_drop(struct live *live, const uint8_t key[COST_KEY_BYTES])

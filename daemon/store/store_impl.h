@@ -357,7 +357,7 @@ struct store_leg {
 	uint32_t first, count; /* pieces */
 	unsigned int open;     /* rooms that have not ended */
 	uint64_t bytes;
-	uint64_t began_ns; /* its pull */
+	uint64_t began_ns;
 	struct err error;
 	struct loop_defer step;
 	unsigned int room_count;

@@ -67,7 +67,7 @@ static void leg_price(const struct store_leg *leg)
 	uint64_t now_ns = loop_clock_ns(store->kvd->loop), begin_ns = leg->began_ns;
 	struct remote *remote = leg->far ? far_hold_remote(leg->far) : NULL;
 
-	if (!remote || !begin_ns)
+	if (!remote)
 		return;
 	if (remote->pull_ended_ns > begin_ns)
 		begin_ns = remote->pull_ended_ns;
@@ -275,7 +275,6 @@ static int leg_pull(struct store_leg *leg, struct leg_side *side,
 		rooms_discard(room);
 		return err_pass(r);
 	}
-	leg->began_ns = loop_clock_ns(leg_kvd(leg)->loop);
 	leg_room_begin(leg, 0, room);
 	return 0;
 }
@@ -411,6 +410,7 @@ static int store_leg_new(struct store_move *move, unsigned int sources,
 		return err_pass(-ENOMEM);
 	}
 	leg->move = move;
+	leg->began_ns = loop_clock_ns(move->store->kvd->loop);
 	list_init(&leg->far_link);
 	loop_defer_init(&leg->step, on_leg_step);
 	list_push_back(&move->legs, &leg->link);

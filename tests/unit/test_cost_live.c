@@ -442,6 +442,34 @@ static void speeds_and_home_are_in_the_page(void **state)
 	live_home(live, &home);
 	assert_int_equal(cost_page_home(live_page(live), &seen_home), 0);
 	near(seen_home.merge.value, 1, 1e-9);
+	assert_int_equal(seen_home.attend.count, 0);
+}
+
+/* What is attended to here makes home's factor, as rounds make a holder's; what else is
+ * measured of home leaves it. */
+static void rows_at_home_make_its_factor(void **state)
+{
+	struct live *live = *state;
+	const struct cost_shape shape = cost_shape_gqa(32, 8, 128, 128, 2, 4);
+	const struct cost_compute compute = {.fixed = cost_known(3),
+					     .memory = cost_known(5e3),
+					     .flops = cost_known(9e5)};
+	const struct cost_home home = {.merge = cost_known(1)};
+	struct live_round round = {
+		.shape = shape, .query = 1, .tokens = 500, .requesters = 1};
+	struct cost_home seen;
+
+	round.attend_us = 3 * cost_attend(&compute, &shape, 1, 500, false).us;
+	live_home_round(live, &round, NOW); /* of no known speed */
+	assert_int_equal(cost_page_home(live_page(live), &seen), 0);
+	assert_int_equal(seen.attend.count, 0);
+	assert_int_equal(live_speed(live, cost_self, &shape, &compute), 0);
+	for (unsigned int i = 0; i < 200; i++)
+		live_home_round(live, &round, NOW);
+	live_home(live, &home);
+	assert_int_equal(cost_page_home(live_page(live), &seen), 0);
+	near(seen.attend.value, 3, 0.01);
+	near(seen.merge.value, 1, 1e-9);
 }
 
 static void peer_without_memory_is_refused(void **state)
@@ -485,6 +513,7 @@ int main(void)
 		CASE(peer_is_asked_once_in_a_while_even_if_it_went),
 		CASE(peers_that_went_make_room),
 		CASE(speeds_and_home_are_in_the_page),
+		CASE(rows_at_home_make_its_factor),
 		CASE(peer_without_memory_is_refused),
 	};
 
