@@ -17,6 +17,7 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 sys.path.insert(0, os.path.join(ROOT, "tests", "lib"))
 import kvd  # noqa: E402
 from kvd_daemon import BUILD, Daemon, until  # noqa: E402
+from kvd_space import space_of  # noqa: E402
 
 T, DQK, DV = 64, 576, 512
 TOKEN_BYTES = 2 * DQK
@@ -108,13 +109,7 @@ class Engine:
                   "views": {"kv": {"page_tokens": T, "pages": tokens // T,
                                    "layers": [{"layer": 0, "fields": [field]}]}}}
         self.pool = client.pool(layout, [client.register(self.memory)])
-        self.space = until("memory for chunks", self._space)
-
-    def _space(self):
-        try:
-            return self.client.space(self.pool, model="m", scheme="route", tokens=T)
-        except kvd.BusyError:  # the memory is being made
-            return None
+        self.space = space_of(client, self.pool, model="m", scheme="route", tokens=T)
 
     def seat(self, rows):
         """An attend of that many rows, with values in it."""
