@@ -281,6 +281,24 @@ void attend_world_free(struct attend_world *w)
 	close(w->fd);
 }
 
+int attend_world_setup(void **state)
+{
+	struct attend_world *w = calloc(1, sizeof(*w));
+
+	assert_non_null(w);
+	attend_world_new(w, 1);
+	*state = w;
+	return 0;
+}
+
+int attend_world_teardown(void **state)
+{
+	attend_world_free(*state);
+	free(*state);
+	attend_world_tap = NULL;
+	return 0;
+}
+
 /* ---- posts ---- */
 
 struct kvd_ring_part attend_world_part(uint64_t hold)

@@ -53,6 +53,10 @@ void attend_world_new(struct attend_world *w, unsigned int threads);
 /* And a second holder has chunks 21 to 24. */
 void attend_world_new_two(struct attend_world *w, unsigned int threads);
 void attend_world_free(struct attend_world *w);
+/* Of cmocka: *state is a world with a thread at each. attend_world_tap is NULL behind
+ * it. */
+int attend_world_setup(void **state);
+int attend_world_teardown(void **state);
 /* The engine of a node opens a space, and puts chunks of the first pages of its cache. */
 void attend_world_put(struct attend_world *w, unsigned int node, unsigned int first,
 		      unsigned int count, unsigned int pages_of_each);

@@ -46,23 +46,14 @@ static bool tap(unsigned int node, const struct wire_header *h, struct cursor bo
 
 static int setup(void **state)
 {
-	struct attend_world *w = calloc(1, sizeof(*w));
+	struct attend_world *w;
 
-	assert_non_null(w);
 	attend_world_tap = tap;
-	attend_world_new(w, 1);
+	attend_world_setup(state);
+	w = *state;
 	w->rows = ROWS;
 	w->attend = attend_world_open(w, "");
 	memset(&asked, 0, sizeof(asked));
-	*state = w;
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	attend_world_free(*state);
-	free(*state);
-	attend_world_tap = NULL;
 	return 0;
 }
 
@@ -198,7 +189,7 @@ static void calls_here_share_what_they_read(void **state)
 	rows_alike_are_right(w);
 }
 
-#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, attend_world_teardown)
 
 int main(void)
 {
