@@ -26,13 +26,19 @@ LEASE_S = 600
 PAUSE = threading.Event()  # never set
 
 STEP = """
-import os, time
+import sys, time
 import numpy as np
-a = np.ones((192, 192), np.float32)
-while True:
-    begin = time.perf_counter()
+a, b = np.ones((192, 192), np.float32), np.ones((2, 16 << 20), np.uint8)
+def multiply():
+    global a
     for _ in range(20):
         a = a @ a * 0 + 1
+def copy():
+    b[1] = b[0]
+step = {"multiply": multiply, "copy": copy}[sys.argv[1]]
+while True:
+    begin = time.perf_counter()
+    step()
     print(time.perf_counter() - begin, flush=True)
 """
 
@@ -41,8 +47,8 @@ def median_us(times):
     return statistics.median(times) * 1e6
 
 
-def config(transport, memory=16, threads=1, spin=None, stores=()):
-    """Of a daemon; `stores`: endpoints. By shm its own engines put chunks into it, whatever way
+def config(transport, memory=16, threads=1, spin=None, stores=(), peer=""):
+    """Of a daemon; `stores`: endpoints; peer: its section of that name. By shm its own engines put chunks into it, whatever way
     others come."""
     lines = ["[chunks]", "chunk_memory = %d MiB" % memory, "attend_threads = %d" % threads]
     if spin:
@@ -51,7 +57,7 @@ def config(transport, memory=16, threads=1, spin=None, stores=()):
         lines.append("chunk_stores = " + " ".join(stores))
     ways = transport if transport == "shm" else transport + ", shm"
     return "\n".join(lines + ["[transport]", "transports = " + ways, "require = " + transport,
-                              ""])
+                              peer])
 
 
 class Hosts:
@@ -252,13 +258,13 @@ def stay_on(pid, cores):
 
 
 class Steps:
-    """An engine on the holder's host: a process that multiplies on one thread, and how long
-    its steps take."""
+    """An engine on the holder's host: a process that multiplies, or copies 16 MiB, on one
+    thread, and how long its steps take."""
 
-    def __init__(self):
+    def __init__(self, kind="multiply"):
         env = dict(os.environ, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
-        self.proc = subprocess.Popen([sys.executable, "-c", STEP], stdout=subprocess.PIPE,
-                                     text=True, env=env)
+        self.proc = subprocess.Popen([sys.executable, "-c", STEP, kind],
+                                     stdout=subprocess.PIPE, text=True, env=env)
         self.times = []
         threading.Thread(target=self._read, daemon=True).start()
         until("an engine beside", lambda: len(self.times) > 3, WAIT_S)
