@@ -132,13 +132,14 @@ static int decide_holder(const struct cost_page *page, const struct cost_shape *
 	holder->links = peer->links;
 	holder->link_count = peer->link_count;
 	holder->wait = peer->wait;
-	holder->attend = peer->attend;
 	holder->requesters = peer->requesters;
 	holder->stale = peer->stale;
 	holder->no_attend = peer->no_attend;
 	r = cost_page_speed(page, from->peer, shape, &known->speeds[i]);
-	if (!r)
+	if (!r) {
 		holder->compute = &known->speeds[i].compute;
+		holder->attend = known->speeds[i].attend;
+	}
 	return r;
 }
 
@@ -154,8 +155,10 @@ static int decide_read(const struct cost_page *page, const struct kvd_decide_arg
 	c->holders = known->holders;
 	c->holder_count = (unsigned int)args->holder_count;
 	r = cost_page_speed(page, cost_self, &c->shape, &known->home);
-	if (!r)
+	if (!r) {
 		c->compute = &known->home.compute;
+		c->attend = known->home.attend;
+	}
 	if (r == COST_PAGE_BUSY)
 		return r;
 	return cost_page_home(page, &c->home);

@@ -232,7 +232,7 @@ static struct cost_price cost_round(const struct cost_case *c, struct cost_price
  * left, and cancels, too. *lent_p: it has that holder's figure of lately. */
 static struct cost_holder cost_home_as(const struct cost_case *c, bool *lent_p)
 {
-	struct cost_holder home = {.compute = c->compute, .attend = c->home.attend};
+	struct cost_holder home = {.compute = c->compute, .attend = c->attend};
 
 	*lent_p = false;
 	for (unsigned int i = 0; i < c->holder_count; i++) {

@@ -62,7 +62,6 @@ struct cost_compute {
 struct cost_home {
 	struct cost_figure merge, merge_row; /* of a layer and step; and of each part */
 	struct cost_figure splice, splice_token; /* of a layer; and of each token */
-	struct cost_figure attend; /* as a holder's; 0: as the first holder's */
 };
 
 struct cost_holder {
@@ -82,6 +81,7 @@ struct cost_case {
 	const struct cost_holder *holders;
 	unsigned int holder_count;
 	const struct cost_compute *compute; /* at home; NULL: as fast as the holders */
+	struct cost_figure attend;	    /* as a holder's; 0: as the first holder's */
 	struct cost_home home;
 	double attend_us; /* A_o as the engine measured it; 0: by `compute` */
 	double layers;	  /* L */

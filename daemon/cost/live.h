@@ -50,7 +50,6 @@ int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],
 	       const struct cost_shape *shape, const struct cost_compute *compute);
 /* It says that it does not attend; or a speed. */
 void live_no_attend(struct live *live, const uint8_t key[COST_KEY_BYTES], bool cannot);
-/* All of home but how its attention is lately. */
 void live_home(struct live *live, const struct cost_home *home);
 /* Rows were attended to here: of the round what there is without a way. */
 void live_home_round(struct live *live, const struct live_round *round, uint32_t now_s);

@@ -280,8 +280,9 @@ def test_prices_are_those_of_the_daemons_own_page():
         with kt.Reader(here, world.document, way="route", page=page, recover=False) as reader:
             world.judge(reader, truth, tell="routed")
             assert reader.prices().round.us > 0
-        shown, = client.command("cost.show")["peers"]
-        assert shown["attend"]["count"] == (routed + TOKENS) * world.geometry.layers
+        there, = (s["attend"] for s in client.command("cost.show")["speeds"]
+                  if s["instance"] == shown["instance"] and s["dqk"] == world.geometry.dqk)
+        assert there["count"] == (routed + TOKENS) * world.geometry.layers
 
 
 def test_what_lies_here_has_no_price():

@@ -515,7 +515,7 @@ static void home_is_as_it_was_lately(void **state)
 	assert_near(p.attend.us, 3 * plain);
 	assert_near(p.shared_route, plain * plain / 4);
 	apart = p.route.variance;
-	s.c.home.attend = (struct cost_figure){.value = 2, .error = 0.25};
+	s.c.attend = (struct cost_figure){.value = 2, .error = 0.25};
 	p = setup_prices(&s);
 	assert_near(p.attend.us, 2 * plain);
 	assert_near(p.attend.variance, plain * plain / 16);
