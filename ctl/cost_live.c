@@ -56,7 +56,7 @@ static int print_links(const cJSON *reply)
 	struct table *table;
 
 	if (table_new("PEER TRANSPORT >PROBE_US >TURN_US >GB/s >FETCH_US >FETCH_GB/s "
-		      ">CONGESTION >WAIT_US >ATTEND >REQUESTERS STATE",
+		      ">CONGESTION >WAIT_US >REQUESTERS STATE",
 		      &table) < 0)
 		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(peer, ctl_list(reply, "peers")) {
@@ -70,7 +70,6 @@ static int print_links(const cJSON *reply)
 			cell_figure(table, link, "pull_bytes_per_us", 1e-3);
 			cell_figure(table, link, "congestion", 1);
 			cell_figure(table, peer, "wait_us", 1);
-			cell_figure(table, peer, "attend", 1);
 			table_cellf(table, "%.1f", ctl_num(peer, "requesters"));
 			table_cell(table, ctl_true(peer, "stale") ? "stale" : "good");
 		}
@@ -83,8 +82,10 @@ static int print_speeds(const cJSON *reply)
 	const cJSON *speed;
 	struct table *table;
 
-	if (table_new("ATTENDS >HEADS >KV_HEADS >DQK >DV >FIXED_US >GB/s >GFLOP/s",
-		      &table) < 0)
+	if (table_new(
+		    "ATTENDS >HEADS >KV_HEADS >DQK >DV >FIXED_US >ROW_US >GB/s >GFLOP/s "
+		    ">LATELY",
+		    &table) < 0)
 		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(speed, ctl_list(reply, "speeds")) {
 		cell_peer(table, shown_peer(reply, ctl_str(speed, "instance", "")));
@@ -93,8 +94,10 @@ static int print_speeds(const cJSON *reply)
 		table_cellf(table, "%.0f", ctl_num(speed, "dqk"));
 		table_cellf(table, "%.0f", ctl_num(speed, "dv"));
 		cell_figure(table, speed, "fixed_us", 1);
+		cell_figure(table, speed, "row_us", 1);
 		cell_figure(table, speed, "bytes_per_us", 1e-3);
 		cell_figure(table, speed, "flop_per_us", 1e-3);
+		cell_figure(table, speed, "attend", 1);
 	}
 	return ctl_print_table(table);
 }

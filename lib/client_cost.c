@@ -49,63 +49,6 @@ int kvd_cost_preset(const char *name, struct kvd_cost_page **page_p)
 	return 0;
 }
 
-static bool constants_are_numbers(const struct kvd_cost_constants *c)
-{
-	const double rates[] = {c->bytes_per_us, c->pull_bytes_per_us,
-				c->attend_bytes_per_us, c->attend_flops_per_us};
-	const double times[] = {c->probe_us, c->pull_us,   c->attend_us,
-				c->merge_us, c->splice_us, c->splice_token_us};
-
-	for (size_t i = 0; i < sizeof(rates) / sizeof(rates[0]); i++)
-		if (!isfinite(rates[i]) || rates[i] <= 0)
-			return false;
-	for (size_t i = 0; i < sizeof(times) / sizeof(times[0]); i++)
-		if (!isfinite(times[i]) || times[i] < 0)
-			return false;
-	return true;
-}
-
-int kvd_cost_measured(const struct kvd_cost_constants *c, struct kvd_cost_page **page_p)
-{
-	struct cost_peer peer = {.link_count = 1, .requesters = 1};
-	struct cost_speed speed = {.unused = 0};
-	struct cost_page *page = NULL;
-	struct cost_home home;
-
-	*page_p = NULL;
-	if (!constants_are_numbers(c))
-		return -KVD_E_INVAL;
-	peer.links[0] = (struct cost_link){
-		.name = "given",
-		.probe = cost_known(c->probe_us),
-		.turn = cost_known(0),
-		.bandwidth = cost_known(c->bytes_per_us),
-		.pull_probe = cost_known(c->pull_us),
-		.pull_bandwidth = cost_known(c->pull_bytes_per_us),
-	};
-	speed.compute = (struct cost_compute){
-		.fixed = cost_known(c->attend_us),
-		.memory = cost_known(c->attend_bytes_per_us),
-		.flops = cost_known(c->attend_flops_per_us),
-	};
-	home = (struct cost_home){
-		.merge = cost_known(c->merge_us),
-		.splice = cost_known(c->splice_us),
-		.splice_token = cost_known(c->splice_token_us),
-	};
-	if (cost_page_new(false, &page) < 0)
-		return -KVD_E_NOMEM;
-	/* of an empty page neither can lack room */
-	if (cost_page_set_peer(page, &peer) < 0 ||
-	    cost_page_set_speed(page, &speed) < 0) {
-		cost_page_free(page);
-		return -KVD_E_NOMEM;
-	}
-	cost_page_set_home(page, &home);
-	*page_p = (struct kvd_cost_page *)page;
-	return 0;
-}
-
 void kvd_cost_close(struct kvd_cost_page *page)
 {
 	cost_page_free(decide_page(page));
@@ -189,13 +132,14 @@ static int decide_holder(const struct cost_page *page, const struct cost_shape *
 	holder->links = peer->links;
 	holder->link_count = peer->link_count;
 	holder->wait = peer->wait;
-	holder->attend = peer->attend;
 	holder->requesters = peer->requesters;
 	holder->stale = peer->stale;
 	holder->no_attend = peer->no_attend;
 	r = cost_page_speed(page, from->peer, shape, &known->speeds[i]);
-	if (!r)
+	if (!r) {
 		holder->compute = &known->speeds[i].compute;
+		holder->attend = known->speeds[i].attend;
+	}
 	return r;
 }
 
@@ -211,8 +155,10 @@ static int decide_read(const struct cost_page *page, const struct kvd_decide_arg
 	c->holders = known->holders;
 	c->holder_count = (unsigned int)args->holder_count;
 	r = cost_page_speed(page, cost_self, &c->shape, &known->home);
-	if (!r)
+	if (!r) {
 		c->compute = &known->home.compute;
+		c->attend = known->home.attend;
+	}
 	if (r == COST_PAGE_BUSY)
 		return r;
 	return cost_page_home(page, &c->home);

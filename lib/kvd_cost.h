@@ -24,20 +24,6 @@ struct kvd_cost_page;
  * one peer, of zeros. -KVD_E_NOTFOUND: another name. */
 int kvd_cost_preset(const char *name, struct kvd_cost_page **page_p);
 
-/* Constants as the caller measured them, of a far end and of the home at this one: of one
- * peer, of zeros, and of all geometries. Times are microseconds. */
-struct kvd_cost_constants {
-	double probe_us, bytes_per_us; /* an exchange of nothing; what each byte adds */
-	double pull_us, pull_bytes_per_us; /* of a pull */
-	/* the holder's attention: fixed part, bytes of KV read, arithmetic */
-	double attend_us, attend_bytes_per_us, attend_flops_per_us;
-	double merge_us;		   /* of a layer and step */
-	double splice_us, splice_token_us; /* of a layer; and of each of its tokens */
-};
-/* A page of this process with them. -KVD_E_INVAL: a rate that is not above zero, a time
- * below it, or something that is not a finite number. */
-int kvd_cost_measured(const struct kvd_cost_constants *constants,
-		      struct kvd_cost_page **page_p);
 /* The daemon's page: what it measures of its peers, from the first time on that somebody
  * opens it. It is mapped: it changes as the daemon measures, and stays as it was last
  * when the daemon is gone, or starts again: open it anew with the session. With a

@@ -216,9 +216,17 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 static uint64_t tokens_of_call(const struct side *side, uint32_t heads)
 {
 	uint64_t each = side->part->per_token ? side->part->per_token : side->tokens;
-	uint64_t most = COMPUTE_WORK / ((each + 1) * heads);
+	uint64_t most = COMPUTE_WORK / ((each ? each : 1) * heads);
 
 	return most ? most : 1;
+}
+
+/* In as few legs as they need to be, which are of one size. */
+static uint32_t rows_evenly(uint32_t rows, uint64_t tokens, uint32_t heads)
+{
+	uint64_t all = rows / heads, legs = (all + tokens - 1) / tokens;
+
+	return (uint32_t)((all + legs - 1) / legs) * heads;
 }
 
 /* Rows of a leg. There, what is asked and what is told are one message each. */
@@ -237,7 +245,7 @@ static int leg_rows(const struct attend *attend, const struct side *side,
 	if (tokens > tokens_of_call(side, heads))
 		tokens = tokens_of_call(side, heads);
 	if (!side->far) {
-		*rows_p = (uint32_t)tokens * heads;
+		*rows_p = rows_evenly(side->part->rows, tokens, heads);
 		return 0;
 	}
 	if (asked > ask || told > tell)
@@ -251,7 +259,7 @@ static int leg_rows(const struct attend *attend, const struct side *side,
 		tokens = asked > ask ? 1 : ask / asked;
 	if (tokens * told > tell)
 		tokens = tell / told;
-	*rows_p = (uint32_t)tokens * heads;
+	*rows_p = rows_evenly(side->part->rows, tokens, heads);
 	return 0;
 }
 
@@ -456,6 +464,7 @@ static int post_new(struct attend *attend, const struct attend_post_args *args,
 				     .seat = args->seat,
 				     .layer = args->layer,
 				     .own = args->own,
+				     .began_ns = loop_clock_ns(session->kvd->loop),
 				     .on_failed = args->on_failed,
 				     .region = region};
 	list_init(&post->legs);

@@ -88,6 +88,7 @@ struct attend_post {
 	void (*on_failed)(struct session *session, uint32_t slot, uint64_t id,
 			  const struct err *why);
 	struct loop_timer deadline;
+	uint64_t began_ns;
 	struct post_merge *merge; /* all legs are in */
 	struct charge charge;
 };

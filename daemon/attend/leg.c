@@ -128,6 +128,25 @@ void legs_close(struct attends *attends)
 
 /* ---- here ---- */
 
+/* Of rows that were all of their post here. */
+static void leg_price_here(const struct leg *leg)
+{
+	const struct compute_item *item = &leg->item;
+	struct attends *attends = leg->attends;
+	const struct live_round round = {
+		.shape = speed_shape(&item->form),
+		.query = (double)leg->rows / item->form.shape.heads,
+		.tokens = (double)(item->select ? item->per_token : item->tokens),
+		.selected = item->select,
+		.attend_us = item->attend_us,
+		.requesters = item->together};
+
+	if (attends->kvd->costs && !leg->among)
+		live_home_round(
+			attends->kvd->costs, &round,
+			(uint32_t)(loop_now_ns(attends->kvd->loop) / LOOP_NS_PER_S));
+}
+
 static void leg_on_computed(struct compute_item *item, const struct err *why)
 {
 	struct leg *leg = item->owner;
@@ -141,6 +160,7 @@ static void leg_on_computed(struct compute_item *item, const struct err *why)
 		post_fail(post, why);
 	} else {
 		leg->in = true;
+		leg_price_here(leg);
 		post_step(post, leg,
 			  &(struct post_figures){item->queue_us, item->attend_us,
 						 item->together});
@@ -395,49 +415,76 @@ int leg_begin(struct leg *leg)
 
 /* ---- answers ---- */
 
-/* What the round took, beside what it was to take. Legs of a post at the same daemon wait
- * for each other's bytes and kernels: their times are of nothing but that post. */
-static void leg_price(const struct leg *leg, const struct wire_attended *msg)
+/* What is known of the round when its answer is there, but for its time. */
+static struct live_round leg_round(const struct leg *leg, const struct wire_attended *msg)
 {
 	const struct form *form = &leg->post->attend->form;
-	struct attends *attends = leg->attends;
-	uint64_t now_ns = loop_clock_ns(attends->kvd->loop);
-	const struct live_way way = {.key = leg->remote->peer->instance,
-				     .transport = leg->remote->transport->ops->name,
-				     .now_s = (uint32_t)(now_ns / LOOP_NS_PER_S)};
-	const struct live_round round = {
+
+	return (struct live_round){
 		.shape = speed_shape(form),
 		.query = (double)leg->rows / form->shape.heads,
 		.tokens = (double)(leg->msg.per_token ? leg->msg.per_token
 						      : leg->msg.tokens),
 		.selected = leg->select,
 		.bytes = (double)leg->bytes,
-		.us = (double)(now_ns - leg->sent_ns) / 1e3,
 		.queue_us = msg->queue_us,
 		.attend_us = msg->attend_us,
 		.requesters = msg->together > 1 ? (double)msg->together : 1};
+}
 
-	if (live_round(attends->kvd->costs, &way, &round)) {
+/* Of a post that is one message all that it took here, from the seat and to it. Who has
+ * waited for others' answers, or whose rows are merged with others, was on its way. */
+static uint64_t leg_since_ns(const struct leg *leg)
+{
+	return leg->told && leg->q_taken == 0 ? leg->post->began_ns : leg->sent_ns;
+}
+
+/* What the round took, beside what it was to take. */
+static void leg_price(struct attends *attends, struct remote *remote,
+		      struct live_round *round, uint64_t since_ns)
+{
+	uint64_t now_ns = loop_clock_ns(attends->kvd->loop);
+	const struct live_way way = {.key = remote->peer->instance,
+				     .transport = remote->transport->ops->name,
+				     .now_s = (uint32_t)(now_ns / LOOP_NS_PER_S)};
+
+	round->us = (double)(now_ns - since_ns) / 1e3;
+	if (live_round(attends->kvd->costs, &way, round)) {
 		attends->stale++;
-		log_info("cost", leg->remote->label,
-			 "times are not as predicted any more", "us=%.0f", round.us);
+		log_info("cost", remote->label, "times are not as predicted any more",
+			 "us=%.0f", round->us);
 	}
 	if (live_stale(attends->kvd->costs, way.key))
-		calibrate_soon(attends, leg->remote);
+		calibrate_soon(attends, remote);
+}
+
+/* Legs of a post at the same daemon wait for each other's bytes and kernels: their times
+ * are of nothing but that post. */
+static bool leg_is_priced(const struct leg *leg)
+{
+	return leg->attends->kvd->costs && leg->remote->ready && !leg->among;
 }
 
 static void leg_answered(struct leg *leg, const struct wire_attended *msg)
 {
+	const struct post_figures figures = {msg->queue_us, msg->attend_us,
+					     msg->together};
+	struct attends *attends = leg->attends;
+	struct remote *remote = leg->remote;
+	struct live_round round;
+	bool told, priced;
+	uint64_t since_ns;
 	struct err why;
 
 	leg->in = true;
 	if (msg->code != ERR_OK) {
-		err_set(&why, err_from_wire(msg->code), "%.60s: %.200s",
-			leg->remote->label, msg->text);
+		err_set(&why, err_from_wire(msg->code), "%.60s: %.200s", remote->label,
+			msg->text);
 		post_fail(leg->post, &why);
 		return;
 	}
-	if (gather_is_of(leg->post, leg)) {
+	told = gather_is_of(leg->post, leg);
+	if (told) {
 		leg->told = msg->values.data;
 	} else {
 		leg->values = mem_dup(msg->values.data, msg->values.len);
@@ -447,10 +494,14 @@ static void leg_answered(struct leg *leg, const struct wire_attended *msg)
 			return;
 		}
 	}
-	if (leg->attends->kvd->costs && leg->remote->ready && !leg->among)
-		leg_price(leg, msg);
-	post_step(leg->post, leg,
-		  &(struct post_figures){msg->queue_us, msg->attend_us, msg->together});
+	priced = leg_is_priced(leg);
+	round = leg_round(leg, msg);
+	since_ns = leg_since_ns(leg);
+	if (priced && !told)
+		leg_price(attends, remote, &round, since_ns);
+	post_step(leg->post, leg, &figures); /* which may end the leg */
+	if (priced && told)
+		leg_price(attends, remote, &round, since_ns);
 }
 
 int legs_on_attended(struct attends *attends, struct remote *remote, struct cursor *body)

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A kernel's time is a0 + max(bytes read / Bm, FLOP / F). Three calls tell the three: of
- * few rows and few tokens, a0; of the rows of one query token and all tokens, Bm; of many
- * rows, F. Where the second is bound by arithmetic, too, Bm comes out smaller than memory
- * is, and the sum right at that point and at the third: between them it is what the
- * kernel does anyway, its time is not smooth there.
+ * A kernel's time is a0 + a1 M + D / Bm + FLOP / F: each row is unpacked and its result
+ * written, each token's KV read and packed, and one thread does one after the other. Four
+ * calls tell the four: few and many rows, with few and with many tokens. What is solved
+ * for is kept above zero, as scatter of two calls that hardly differ could leave.
  *
  * Medians of the faster half of a few calls: a speed is measured once, and what took the
  * core from some calls would be in all prices. The memory is scratch that was just
@@ -39,8 +38,10 @@
 #define TOKEN_BYTES_MOST (256u << 10)
 #define CALL_FLOP 1e9 /* of the rows of one query token, at most */
 #define CALLS 15u
-#define SPEND_US 50e3	/* at each of three points, then no more calls */
+#define SPEND_US 50e3	/* at each of four points, then no more calls */
 #define MANY_PART 4u	/* many rows meet this part of the tokens */
+#define FEW_PART 8u	/* and few tokens are at most this part */
+#define LEAST_PART 0.1	/* of a time that two constants share, each has this */
 #define SOME_VALUE 0x3c /* of each byte: a small number in all types */
 
 struct speed {
@@ -104,8 +105,8 @@ static int scratch_make(struct scratch *s, const struct attend_shape *shape)
 					? (uint64_t)shape->kv_heads * shape->dv * value
 					: 0);
 	s->tokens = speed_tokens(shape, s->token_bytes);
-	s->rows = shape->heads >= ROWS_MANY ? shape->heads
-					    : ROWS_MANY / shape->heads * shape->heads;
+	s->rows = ROWS_MANY / 2 >= shape->heads ? ROWS_MANY / shape->heads * shape->heads
+						: 2 * shape->heads;
 	q = (uint64_t)s->rows * shape->dqk * value_bytes((enum value_type)shape->q_type);
 	o = (uint64_t)s->rows * (shape->dv + 2u) * sizeof(float);
 	bytes = s->token_bytes * s->tokens + q + o + 3 * 64;
@@ -154,43 +155,80 @@ static int speed_time(struct kernel *kernel, struct scratch *s, uint32_t rows,
 	return 0;
 }
 
-/* amount / (time - fixed), whose error is the times'. */
-static struct cost_figure speed_rate(double amount, const struct cost_figure *time,
-				     const struct cost_figure *fixed)
+/* `us` of each of something that has so much: as a rate. */
+static struct cost_figure speed_rate(double amount, double us, double error,
+				     const struct cost_figure *as)
 {
-	double us = fmax(time->value - fixed->value, 0.1 * time->value);
-	double error = hypot(time->error, fixed->error) / us;
-
 	return (struct cost_figure){.value = amount / us,
-				    .mad = amount / us * time->mad / us,
-				    .error = amount / us * error,
-				    .count = time->count,
-				    .at_s = time->at_s};
+				    .mad = amount / us * error / us / 1.4826,
+				    .error = amount / us * error / us,
+				    .count = as->count,
+				    .at_s = as->at_s};
+}
+
+/* us of a token, of its KV and of the rows that meet it. */
+static double speed_slope(const struct cost_figure *few, const struct cost_figure *all,
+			  double tokens, double *error_p)
+{
+	double us = fmax(all->value - few->value, LEAST_PART * all->value);
+
+	*error_p = hypot(all->error, few->error) / tokens;
+	return us / tokens;
+}
+
+void speed_solve(const struct speed_points *p, double token_bytes, double flop,
+		 struct cost_compute *compute)
+{
+	double more = p->many_rows - p->rows, one_error, all_error;
+	double one = speed_slope(&p->few, &p->few_all, p->all - p->tokens, &one_error);
+	double all =
+		speed_slope(&p->many, &p->many_part, p->part - p->tokens, &all_error);
+	double product = fmax((all - one) / more, LEAST_PART * all / p->many_rows);
+	double product_error = hypot(one_error, all_error) / more;
+	double token = fmax(one - product * p->rows, LEAST_PART * one);
+	double row = fmax((p->many.value - p->few.value) / more - product * p->tokens, 0);
+	double fixed =
+		p->few.value - (row + product * p->tokens) * p->rows - token * p->tokens;
+
+	*compute = (struct cost_compute){
+		.fixed = p->few,
+		.row = p->many,
+		.memory = speed_rate(token_bytes, token,
+				     hypot(one_error, product_error * p->rows),
+				     &p->few_all),
+		.flops = speed_rate(flop, product, product_error, &p->many_part),
+		.call = (double)COMPUTE_WORK};
+	compute->fixed.value = fmax(fixed, LEAST_PART * p->few.value);
+	compute->row.value = row;
+	compute->row.mad = hypot(p->few.mad, p->many.mad) / more;
+	compute->row.error = hypot(p->few.error, p->many.error) / more;
 }
 
 static int speed_measure(struct kernel *kernel, const struct attend_shape *shape,
 			 struct cost_compute *compute)
 {
 	struct scratch s = {.memory = NULL};
-	struct cost_figure fixed, one, many;
-	uint32_t heads = shape->heads;
+	struct speed_points p = {.rows = shape->heads};
 	int r = scratch_make(&s, shape);
+	uint32_t few, part = s.tokens / MANY_PART;
 
+	few = s.tokens / FEW_PART < TOKENS_FEW ? s.tokens / FEW_PART : TOKENS_FEW;
+	p.many_rows = s.rows;
+	p.tokens = few;
+	p.all = s.tokens;
+	p.part = part;
 	if (r >= 0)
-		r = speed_time(kernel, &s, heads, TOKENS_FEW, &fixed);
+		r = speed_time(kernel, &s, shape->heads, few, &p.few);
 	if (r >= 0)
-		r = speed_time(kernel, &s, heads, s.tokens, &one);
+		r = speed_time(kernel, &s, shape->heads, s.tokens, &p.few_all);
 	if (r >= 0)
-		r = speed_time(kernel, &s, s.rows, s.tokens / MANY_PART, &many);
+		r = speed_time(kernel, &s, s.rows, few, &p.many);
+	if (r >= 0)
+		r = speed_time(kernel, &s, s.rows, part, &p.many_part);
 	mem_free(s.memory);
 	if (r < 0)
 		return err_pass(r);
-	*compute = (struct cost_compute){
-		.fixed = fixed,
-		.memory = speed_rate((double)s.token_bytes * s.tokens, &one, &fixed),
-		.flops = speed_rate(2.0 * (shape->dqk + shape->dv) *
-					    (s.tokens / MANY_PART) * s.rows,
-				    &many, &fixed)};
+	speed_solve(&p, (double)s.token_bytes, 2.0 * (shape->dqk + shape->dv), compute);
 	return 0;
 }
 
@@ -448,16 +486,17 @@ static bool figure_get(struct cursor *in, struct cost_figure *figure)
 void speed_put(const struct cost_compute *compute, struct cursor *out)
 {
 	figure_put(&compute->fixed, out);
+	figure_put(&compute->row, out);
 	figure_put(&compute->memory, out);
 	figure_put(&compute->flops, out);
 }
 
 int speed_get(struct cursor *in, struct cost_compute *compute)
 {
-	*compute = (struct cost_compute){.gather = {.count = 0}};
-	if (!figure_get(in, &compute->fixed) || !figure_get(in, &compute->memory) ||
-	    !figure_get(in, &compute->flops) || !(compute->memory.value > 0) ||
-	    !(compute->flops.value > 0))
+	*compute = (struct cost_compute){.call = (double)COMPUTE_WORK};
+	if (!figure_get(in, &compute->fixed) || !figure_get(in, &compute->row) ||
+	    !figure_get(in, &compute->memory) || !figure_get(in, &compute->flops) ||
+	    !(compute->memory.value > 0) || !(compute->flops.value > 0))
 		return err_raise(ERR_PROTO, "a speed that is no number above 0");
 	return cursor_check(in, "a speed");
 }

@@ -18,7 +18,7 @@ struct attends;
 struct speeds;
 
 #define SPEEDS_MAX 32u	      /* geometries, those that were asked for last */
-#define SPEED_BYTES (6u * 8u) /* of speed_put() */
+#define SPEED_BYTES (8u * 8u) /* of speed_put() */
 
 /* Of a geometry, by the KV's bytes; what is merged are fp32 values. */
 struct cost_shape speed_shape(const struct form *form);
@@ -36,6 +36,16 @@ int speed_ask(struct attends *attends, const struct form *form, struct speed_wai
 bool speed_is_known(const struct attends *attends, const struct form *form);
 /* Of KV that are attended to in a measurement. */
 uint32_t speed_tokens(const struct attend_shape *shape, uint64_t token_bytes);
+/* Four times of a kernel, and the constants that give them. */
+struct speed_points {
+	double rows, many_rows;
+	double tokens;	  /* few, and then more of them: */
+	double all, part; /* that few rows meet, and many */
+	struct cost_figure few, few_all, many, many_part;
+};
+/* token_bytes: of KV; flop: of a row and a token. */
+void speed_solve(const struct speed_points *points, double token_bytes, double flop,
+		 struct cost_compute *compute);
 void speed_forget(struct speed_wait *wait); /* it does not come any more */
 void speeds_free(struct speeds *speeds);    /* nothing is measured; NULL is fine */
 

@@ -96,7 +96,6 @@ static bool add_peer(cJSON *list, const struct kvd *kvd, const struct cost_peer 
 					  remote ? remote->peer->endpoint : "") &&
 		  cJSON_AddBoolToObject(json, "stale", peer->stale) &&
 		  add_figure(json, "wait_us", &peer->wait) &&
-		  add_figure(json, "attend", &peer->attend) &&
 		  cJSON_AddNumberToObject(json, "requesters", peer->requesters);
 
 	if (ok)
@@ -119,8 +118,10 @@ static bool add_speed(cJSON *list, const struct cost_speed *speed)
 	       cJSON_AddNumberToObject(json, "dqk", s->dqk) &&
 	       cJSON_AddNumberToObject(json, "dv", s->dv) &&
 	       add_figure(json, "fixed_us", &speed->compute.fixed) &&
+	       add_figure(json, "row_us", &speed->compute.row) &&
 	       add_figure(json, "bytes_per_us", &speed->compute.memory) &&
-	       add_figure(json, "flop_per_us", &speed->compute.flops);
+	       add_figure(json, "flop_per_us", &speed->compute.flops) &&
+	       add_figure(json, "attend", &speed->attend);
 }
 
 static bool add_home(cJSON *to, const struct cost_page *page)
@@ -253,10 +254,10 @@ const struct command cost_commands[] = {
 	 "the page of constants for kvd_decide(), which is filled from then on", NULL, 0,
 	 cost_page_run, "nothing; one fd, read-only: the page"},
 	{"cost.show", "what the page has", NULL, 0, cost_show_run,
-	 "peers: each with stale, wait_us, attend (what its attention takes, by what its "
-	 "speed says), requesters (at work there), and links, by transport: probe_us, "
-	 "turn_us, bytes_per_us, pull_us, pull_bytes_per_us, congestion; "
-	 "speeds: of attention, by instance (zeros: this daemon) and geometry; "
+	 "peers: each with stale, wait_us, requesters (at work there), and links, by "
+	 "transport: probe_us, turn_us, bytes_per_us, pull_us, pull_bytes_per_us, "
+	 "congestion; speeds: of attention, by instance (zeros: this daemon) and "
+	 "geometry, and attend: what it takes lately, by what they say; "
 	 "home: merging and splicing. A constant: value, mad, error (one standard "
 	 "deviation), count, at_s (CLOCK_MONOTONIC); null: not measured"},
 	{"cost.calibrate", "measure the way to a peer, and how fast it attends",

@@ -7,12 +7,15 @@
  * wins where follows from the sums alone, and tests hold the rules that must follow.
  *
  *   M = query * heads                                 rows of a layer and step
- *   A = a0 + max(D / Bm, 2 (dqk + dv) n M / F)        attention on one machine
+ *   A = a0 + a1 M + c D / Bm + 2 (dqk + dv) n M / F   attention on one machine
  *   R = max over holders of ( (f + (M (q + p) + 4 k query) / BW) * congestion
  *                             + wait + A_h * lately * max(1, N / 8) ) + merges
  *   route = S L max(0, R - hidden)
  *   fetch = sum of pulls + Z + S L A_o                a selection: S L (gathers + A_o)
  *   local = C L t + S L A_o
+ *
+ * c: calls of a kernel, each of which reads the KV. Reading and arithmetic add: on one
+ * core a kernel does one after the other.
  *
  * Three things make the difference between these sums and plausible ones that are wrong:
  * a row is a token *and head*; routing is paid per layer and step, because the next
@@ -25,9 +28,10 @@
  * Errors. Each price carries its variance: a term's is that of its constant, scaled;
  * terms add in quadrature. Attention at home is one figure in fetch and local, so its
  * error cancels between them; and between all three where home is taken to be as fast as
- * the only holder. A link's congestion, which route and fetch share, is taken as
- * independent: that overstates the error of their difference, which only makes the choice
- * keep the last one longer. A maximum's variance is that of the larger term.
+ * the only holder, or as much slower than it was measured. A link's congestion, which
+ * route and fetch share, is taken as independent: that overstates the error of their
+ * difference, which only makes the choice keep the last one longer. A maximum's variance
+ * is that of the larger term.
  */
 #include "daemon/cost/cost.h"
 
@@ -71,11 +75,6 @@ static struct cost_price price_by_rate(double amount, const struct cost_figure *
 	return (struct cost_price){us, error * error};
 }
 
-static struct cost_price price_max(struct cost_price a, struct cost_price b)
-{
-	return b.us > a.us ? b : a;
-}
-
 static double cost_at_least_one(double value)
 {
 	return value > 1 ? value : 1;
@@ -89,13 +88,16 @@ struct cost_price cost_attend(const struct cost_compute *compute,
 {
 	double rows = query * shape->heads, read = tokens;
 	double work = 2.0 * (shape->dqk + shape->dv) * tokens * rows;
-	struct cost_price memory, arithmetic;
+	struct cost_price price;
 
 	if (selected) /* each query token's own choice, scattered */
 		read *= query * cost_at_least_one(compute->gather.value);
-	memory = price_by_rate(read * shape->token_bytes, &compute->memory);
-	arithmetic = price_by_rate(work, &compute->flops);
-	return price_add(price_of(&compute->fixed, 1), price_max(memory, arithmetic));
+	else if (compute->call > 0)
+		read *= cost_at_least_one(rows * tokens / compute->call);
+	price = price_add(price_of(&compute->fixed, 1), price_of(&compute->row, rows));
+	price = price_add(price,
+			  price_by_rate(read * shape->token_bytes, &compute->memory));
+	return price_add(price, price_by_rate(work, &compute->flops));
 }
 
 /* `pull`: by the constants of a pull. */
@@ -225,22 +227,67 @@ static struct cost_price cost_round(const struct cost_case *c, struct cost_price
 	return price_add(slowest, price_of(&c->home.merge_row, parts));
 }
 
-/* A_o. Of a home that nobody measured: as at the first holder that can, for then it
- * cancels; and where none can attend, it is in each way that is left, and cancels, too.
- */
+/* Home as a holder. Where nobody measured it, or how it was lately: as the first holder
+ * that can, for then it cancels; and where none can attend, it is in each way that is
+ * left, and cancels, too. *lent_p: it has that holder's figure of lately. */
+static struct cost_holder cost_home_as(const struct cost_case *c, bool *lent_p)
+{
+	struct cost_holder home = {.compute = c->compute, .attend = c->attend};
+
+	*lent_p = false;
+	for (unsigned int i = 0; i < c->holder_count; i++) {
+		if (!c->holders[i].compute)
+			continue;
+		if (!home.compute)
+			return c->holders[i];
+		if (!(home.attend.value > 0)) {
+			home.attend = c->holders[i].attend;
+			*lent_p = true;
+		}
+		break;
+	}
+	return home;
+}
+
+static double cost_tokens(const struct cost_case *c)
+{
+	double tokens = 0;
+
+	for (unsigned int i = 0; i < c->holder_count; i++)
+		tokens += cost_holder_tokens(c, &c->holders[i]);
+	return tokens;
+}
+
+/* A_o. */
 static struct cost_price cost_attend_home(const struct cost_case *c)
 {
-	const struct cost_holder home = {.compute = c->compute}, *as = &home;
-	double tokens = 0;
+	struct cost_holder home;
+	bool lent;
 
 	if (c->attend_us > 0)
 		return (struct cost_price){c->attend_us, 0};
-	for (unsigned int i = 0; i < c->holder_count; i++) {
-		if (!as->compute)
-			as = &c->holders[i];
-		tokens += cost_holder_tokens(c, &c->holders[i]);
-	}
-	return as->compute ? cost_attend_at(as, c, tokens) : price_nothing;
+	home = cost_home_as(c, &lent);
+	return home.compute ? cost_attend_at(&home, c, cost_tokens(c)) : price_nothing;
+}
+
+/* What the errors of attention at the only holder and at home have in common. */
+static double cost_shared_attend(const struct cost_case *c)
+{
+	const struct cost_holder *holder = &c->holders[0];
+	double tokens = cost_tokens(c), there, here;
+	bool lent;
+
+	if (c->attend_us > 0 || c->holder_count != 1 || !holder->compute)
+		return 0;
+	if (!c->compute)
+		return cost_attend_home(c).variance;
+	(void)cost_home_as(c, &lent);
+	if (!lent)
+		return 0;
+	there = cost_attend(holder->compute, &c->shape, c->query, tokens, c->selected).us;
+	here = cost_attend(c->compute, &c->shape, c->query, tokens, c->selected).us;
+	return there * here * holder->attend.error * holder->attend.error *
+	       cost_at_least_one(holder->requesters / COST_FAN_IN_FLAT);
 }
 
 /* What is pulled before the first step, and what in each layer and step. */
@@ -331,8 +378,7 @@ void cost_all(const struct cost_case *c, struct cost_prices *prices)
 	prices->local = price_add(local, price_scale(prices->attend, turns));
 	prices->even = cost_even_steps(prices, c->layers, round.us, each.us);
 	prices->shared_home = prices->attend.variance * turns * turns;
-	if (!c->compute && !(c->attend_us > 0) && c->holder_count == 1)
-		prices->shared_route = prices->shared_home;
+	prices->shared_route = cost_shared_attend(c) * turns * turns;
 }
 
 /* ---- the choice ---- */

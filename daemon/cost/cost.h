@@ -52,8 +52,10 @@ struct cost_link {
 
 /* One machine's attention in one geometry. */
 struct cost_compute {
-	struct cost_figure fixed, memory, flops; /* µs, B/µs, FLOP/µs */
-	struct cost_figure gather; /* scattered rows: times the bytes; 0: once */
+	struct cost_figure fixed, row;	  /* µs; and of each row */
+	struct cost_figure memory, flops; /* B/µs, FLOP/µs */
+	struct cost_figure gather;	  /* scattered rows: times the bytes; 0: once */
+	double call; /* rows x tokens of a call, which reads KV once; 0: all are one */
 };
 
 /* What the requester does itself. */
@@ -79,6 +81,7 @@ struct cost_case {
 	const struct cost_holder *holders;
 	unsigned int holder_count;
 	const struct cost_compute *compute; /* at home; NULL: as fast as the holders */
+	struct cost_figure attend;	    /* as a holder's; 0: as the first holder's */
 	struct cost_home home;
 	double attend_us; /* A_o as the engine measured it; 0: by `compute` */
 	double layers;	  /* L */

@@ -328,23 +328,26 @@ static bool live_drift(struct live_peer *peer, const struct cost_link *link,
 	return stale;
 }
 
-/* As a decision prices it: of as many requesters as were in the call. */
-static void live_attend(const struct live *live, struct live_peer *peer,
+/* As a decision prices it: of as many requesters as were in the call. The factor is of
+ * the geometry, as its speed. */
+static void live_attend(const struct live *live, const uint8_t *key,
 			const struct live_round *round, uint32_t now_s)
 {
 	struct cost_speed speed;
 	double us;
 
-	if (cost_page_speed(live->page, peer->row.key, &round->shape, &speed))
+	if (cost_page_speed(live->page, key, &round->shape, &speed))
 		return;
 	us = cost_attend(&speed.compute, &round->shape, round->query, round->tokens,
 			 round->selected)
 		     .us *
 	     fmax(round->requesters / COST_FAN_IN_FLAT, 1);
-	if (us > 0)
-		fit_live(&peer->row.attend,
-			 fmin(fmax(round->attend_us / us, 1 / FACTOR_MOST), FACTOR_MOST),
-			 now_s);
+	if (!(us > 0))
+		return;
+	fit_live(&speed.attend,
+		 fmin(fmax(round->attend_us / us, 1 / FACTOR_MOST), FACTOR_MOST), now_s);
+	if (cost_page_set_speed(live->page, &speed) < 0)
+		err_clear();
 }
 
 /* What rounds have beside an echo, so that one factor, how much longer each byte takes
@@ -412,7 +415,7 @@ bool live_round(struct live *live, const struct live_way *way,
 	if (!link->probe.count || !(link->bandwidth.value > 0))
 		return false;
 	stale = live_drift(peer, link, round);
-	live_attend(live, peer, round, way->now_s);
+	live_attend(live, way->key, round, way->now_s);
 	live_congestion(peer, link, round, way->now_s);
 	fit_live(&peer->row.wait, round->queue_us, way->now_s);
 	peer->row.requesters +=
@@ -427,8 +430,12 @@ bool live_round(struct live *live, const struct live_way *way,
 int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],
 	       const struct cost_shape *shape, const struct cost_compute *compute)
 {
-	struct cost_speed speed = {.unused = 0};
+	struct cost_speed speed;
 
+	/* measured anew it is still as it was lately */
+	if (cost_page_speed(live->page, key, shape, &speed) ||
+	    memcmp(&speed.shape, shape, sizeof(*shape)) != 0)
+		speed = (struct cost_speed){.unused = 0};
 	memcpy(speed.key, key, COST_KEY_BYTES);
 	speed.shape = *shape;
 	speed.compute = *compute;
@@ -449,6 +456,11 @@ void live_no_attend(struct live *live, const uint8_t key[COST_KEY_BYTES], bool c
 void live_home(struct live *live, const struct cost_home *home)
 {
 	cost_page_set_home(live->page, home);
+}
+
+void live_home_round(struct live *live, const struct live_round *round, uint32_t now_s)
+{
+	live_attend(live, cost_self, round, now_s);
 }
 
 void live_drop(struct live *live, const uint8_t key[COST_KEY_BYTES])

@@ -51,6 +51,8 @@ int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],
 /* It says that it does not attend; or a speed. */
 void live_no_attend(struct live *live, const uint8_t key[COST_KEY_BYTES], bool cannot);
 void live_home(struct live *live, const struct cost_home *home);
+/* Rows were attended to here: of the round what there is without a way. */
+void live_home_round(struct live *live, const struct live_round *round, uint32_t now_s);
 void live_drop(struct live *live, const uint8_t key[COST_KEY_BYTES]);
 
 /* The i-th peer of the page, or false. */

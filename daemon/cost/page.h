@@ -31,7 +31,7 @@ struct cost_peer {
 	uint32_t link_count;
 	uint32_t stale; /* predictions do not hold any more: cost_holder.stale */
 	uint32_t no_attend, unused;
-	struct cost_figure wait, attend; /* as cost_holder's */
+	struct cost_figure wait; /* as cost_holder's */
 	double requesters;
 	struct cost_link links[COST_LINKS_MAX];
 };
@@ -42,6 +42,7 @@ struct cost_speed {
 	struct cost_shape shape;
 	uint32_t unused;
 	struct cost_compute compute;
+	struct cost_figure attend; /* as cost_holder's */
 };
 
 /* ---- the writer ---- */

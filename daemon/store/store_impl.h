@@ -184,7 +184,7 @@ struct store_hold {
 	void (*on_done)(void *arg, struct store_hold *hold, const struct err *why);
 	void *arg;
 	struct loop_timer lease;
-	uint64_t lease_ns; /* with a query */
+	uint64_t lease_ns;		  /* with a query */
 	struct charge charge, far_charge; /* far_charge: of far_ids */
 };
 
@@ -395,10 +395,10 @@ struct store_leg {
 	uint32_t first, count; /* pieces */
 	unsigned int open;     /* rooms that have not ended */
 	uint64_t bytes;
-	uint64_t began_ns;	/* its pull */
-	uint64_t asked, seen;	/* with a source elsewhere: bytes; pace_begin()'s */
-	struct loop_timer late; /* fetch, with a source elsewhere */
-	bool hedged, beaten;	/* its chunks are asked of another, and have come */
+	uint64_t began_ns, pulled_ns; /* pulled_ns 0: not yet */
+	uint64_t asked, seen;	      /* with a source elsewhere: bytes; pace_begin()'s */
+	struct loop_timer late;	      /* fetch, with a source elsewhere */
+	bool hedged, beaten;	      /* its chunks are asked of another, and have come */
 	struct err error;
 	struct loop_defer step;
 	unsigned int room_count;

@@ -68,11 +68,12 @@ static void leg_price(const struct store_leg *leg)
 	uint64_t now_ns = loop_clock_ns(store->kvd->loop), begin_ns = leg->began_ns;
 	struct remote *remote = leg->far ? far_hold_remote(leg->far) : NULL;
 
-	if (!remote || !begin_ns)
+	if (!remote)
 		return;
-	if (leg->error.code == ERR_OK || leg->beaten)
-		pace_add(&remote->pace, leg->seen, now_ns - begin_ns);
-	pace_end(&remote->pace, leg->asked);
+	if (leg->pulled_ns && (leg->error.code == ERR_OK || leg->beaten))
+		pace_add(&remote->pace, leg->seen, now_ns - leg->pulled_ns);
+	if (leg->pulled_ns)
+		pace_end(&remote->pace, leg->asked);
 	if (remote->pull_ended_ns > begin_ns)
 		begin_ns = remote->pull_ended_ns;
 	remote->pull_ended_ns = now_ns;
@@ -279,7 +280,7 @@ static int leg_pull(struct store_leg *leg, struct leg_side *side,
 		rooms_discard(room);
 		return err_pass(r);
 	}
-	leg->began_ns = loop_clock_ns(leg_kvd(leg)->loop);
+	leg->pulled_ns = loop_clock_ns(leg_kvd(leg)->loop);
 	if (leg->far)
 		leg->seen = pace_begin(&remote->pace, leg->asked);
 	leg_room_begin(leg, 0, room);
@@ -380,8 +381,8 @@ static void on_leg_late(struct loop_timer *timer)
 {
 	struct store_leg *leg = container_of(timer, struct store_leg, late);
 	uint64_t now_ns = loop_clock_ns(leg_kvd(leg)->loop);
-	uint64_t late_ns =
-		leg->began_ns + pace_late_ns(&far_hold_remote(leg->far)->pace, leg->seen);
+	uint64_t late_ns = leg->pulled_ns +
+			   pace_late_ns(&far_hold_remote(leg->far)->pace, leg->seen);
 
 	if (now_ns < late_ns)
 		loop_timer_start(timer, late_ns - now_ns);
@@ -451,6 +452,7 @@ static int store_leg_new(struct store_move *move, unsigned int sources,
 		return err_pass(-ENOMEM);
 	}
 	leg->move = move;
+	leg->began_ns = loop_clock_ns(move->store->kvd->loop);
 	list_init(&leg->far_link);
 	loop_defer_init(&leg->step, on_leg_step);
 	loop_timer_init(&leg->late, move->store->kvd->loop, on_leg_late);

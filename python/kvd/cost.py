@@ -88,7 +88,7 @@ def _holder(i, holder):
 
 
 class Page:
-    """Constants: of preset(), of measured(), or of a daemon: Client.cost_page()."""
+    """Constants: of preset(), or of a daemon: Client.cost_page()."""
 
     def __init__(self, page):
         self._page = page
@@ -120,23 +120,3 @@ def preset(name):
     if not isinstance(name, str):
         raise _check.wrong("name", name, "a str")
     return Page(_kvd.cost_preset(name))
-
-
-class Constants(NamedTuple):
-    """As they were measured, of one holder and of the home alike: µs, and bytes or FLOP a µs."""
-    probe_us: float  # an exchange of nothing
-    bytes_per_us: float  # what each byte of it adds
-    pull_us: float
-    pull_bytes_per_us: float
-    attend_us: float  # the holder's attention: fixed part
-    attend_bytes_per_us: float
-    attend_flops_per_us: float
-    merge_us: float = 0.0  # of a layer and step
-    splice_us: float = 0.0  # of a layer
-    splice_token_us: float = 0.0  # and of each of its tokens
-
-
-def measured(constants):
-    """A page with constants of the caller's own."""
-    _check.instance("constants", constants, Constants, "kvd.cost.Constants")
-    return Page(_kvd.cost_measured(*map(float, constants)))

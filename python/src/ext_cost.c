@@ -42,27 +42,6 @@ static PyObject *cost_preset(PyObject *module, PyObject *args)
 	return capsule_of(page);
 }
 
-/* In the order of the struct. */
-static PyObject *cost_measured(PyObject *module, PyObject *args)
-{
-	struct kvd_cost_constants c;
-	struct kvd_cost_page *page;
-	int code;
-
-	(void)module;
-	if (!PyArg_ParseTuple(args, "dddddddddd", &c.probe_us, &c.bytes_per_us,
-			      &c.pull_us, &c.pull_bytes_per_us, &c.attend_us,
-			      &c.attend_bytes_per_us, &c.attend_flops_per_us, &c.merge_us,
-			      &c.splice_us, &c.splice_token_us))
-		return NULL;
-	code = kvd_cost_measured(&c, &page);
-	if (code < 0)
-		return ext_raise_code(-code,
-				      "constants: a rate that is not above zero, or "
-				      "a time that is below it");
-	return capsule_of(page);
-}
-
 struct page_start {
 	struct client *client;
 	struct kvd_cost_page *page;
@@ -175,7 +154,6 @@ static PyObject *decide(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
 	{"cost_preset", cost_preset, METH_VARARGS, NULL},
-	{"cost_measured", cost_measured, METH_VARARGS, NULL},
 	{"cost_open", cost_open, METH_VARARGS, NULL},
 	{"cost_decide", decide, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},

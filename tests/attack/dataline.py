@@ -83,15 +83,24 @@ class DataLine:
         s.sendall(said)
         return said
 
-    def head(self, kind, header, length, code=WRITE):
-        self.id += 1
-        whole = HEAD.pack(0x4654564b, 2, kind, 0, self.id, length, code, len(header), 0)
+    def head(self, kind, number, length=0, code=WRITE, header=b""):
+        whole = HEAD.pack(0x4654564b, 2, kind, 0, number, length, code, len(header), 0)
         return whole + struct.pack("<Q", self.xx.XXH3_64bits(whole, ctypes.c_size_t(40)))
 
     def ask(self, header, length=0, code=WRITE):
         """A request; its number. length: the bytes that it is to move."""
-        self.control.sendall(self.head(REQUEST, header, length, code) + header)
+        self.id += 1
+        self.control.sendall(self.head(REQUEST, self.id, length, code, header) + header)
         return self.id
+
+    def heard(self):
+        """The next of what comes, as (kind, number). A request of no bytes wants finish()."""
+        head = HEAD.unpack(read(self.control, 48)[:40])
+        read(self.control, head[7])
+        return head[2], head[4]
+
+    def finish(self, number):
+        self.control.sendall(self.head(DONE, number))
 
     def answer(self, number, seconds=20):
         """(code, text) of a DONE; None: there is none in that time."""

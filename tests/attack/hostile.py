@@ -20,6 +20,7 @@ UNREGISTER, UNREGISTER_ACK, ROUTE_QUERY, ROUTE, TRANSFER_INFO = range(9, 14)
 TRANSFER_INFO_ACK, TRANSFER_INFO_NAK, ABORT, OFFER_QUERY = 14, 15, 17, 19
 ATTACH, ATTACH_ACK, ATTACH_NAK = 24, 25, 26
 PUBLISH, PUBLISH_ACK, PART, LINE = 28, 29, 31, 32
+CHUNK_ASK, CHUNK_TOLD, ATTEND, ATTENDED = 33, 34, 43, 44
 BASE = 1
 HEAD = struct.Struct("<IHHI16s16sQQIIQ20s")
 
@@ -44,7 +45,7 @@ class Daemon:
     """at: the attacked daemon's endpoint with its key. keys: (secret, public)."""
 
     def __init__(self, at, keys=None, low=True, host="127.0.0.1", shm=False,
-                 transport="tcp"):
+                 transport="tcp", features=1 | 4 | 8):
         self.zmq, self.xx = library("libzmq.so.5"), library("libxxhash.so.0")
         for name in ("zmq_ctx_new", "zmq_socket"):
             getattr(self.zmq, name).restype = ctypes.c_void_p
@@ -62,7 +63,7 @@ class Daemon:
         self.sequence, self.theirs, self.their_id, self.addresses = 0, 0, bytes(16), b""
         self.heard, self.alive, self.pongs = [], True, True
         self.welcome, self.shm, self.lock = b"", shm, threading.Lock()
-        self.transport = transport
+        self.transport, self.features = transport, features
         self.threads, self.boot, self.token = [], b"", os.urandom(16)
 
     def new_keys(self):
@@ -121,7 +122,7 @@ class Daemon:
         return (b"\3" + self.boot + text("@kvd-none") + text("") +
                 struct.pack("<QQI", 0, 0, os.geteuid()))
 
-    def hello_body(self, low=1, high=1, features=1 | 4 | 8, endpoint=None, name="mallory"):
+    def hello_body(self, low=1, high=1, features=None, endpoint=None, name="mallory"):
         place = struct.pack("<IBBBH4s", 0x4154564b, 2, 1, 4, 1, bytes([127, 0, 0, 1]))
         if self.transport == "ucx":  # a worker that is none: who dials says hello first
             place = struct.pack("<IHH", 0x4144564b, 1, 64) + bytes(64)
@@ -129,7 +130,7 @@ class Daemon:
         if self.shm:
             addresses += text("shm") + blob(self.shm_address())
         addresses = struct.pack("<I", 1 + self.shm) + addresses
-        return (struct.pack("<HHQQ", low, high, features, self.nonce) +
+        return (struct.pack("<HHQQ", low, high, features or self.features, self.nonce) +
                 (self.boot or os.urandom(16)) + self.token +
                 text(name) + text(endpoint or self.endpoint) + blob(addresses) + text("x"))
 

@@ -416,7 +416,7 @@ def requests_without_end(house):
             peer.line()
             line = dataline.DataLine(peer)
             crowd.append((peer, line))
-            line.control.sendall(line.head(dataline.REQUEST, bytes(whole), 0) +
+            line.control.sendall(line.head(dataline.REQUEST, 1, header=bytes(whole)) +
                                  bytes(whole - 1))
     grown = grown_mib(house.a, tell, 1)
     refused = metric(house, "account_refused_total", "parts")

@@ -40,6 +40,7 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 sys.path.insert(0, os.path.join(ROOT, "tests", "lib"))
 import kvd  # noqa: E402
 from kvd_daemon import Daemon  # noqa: E402
+from kvd_space import space_of  # noqa: E402
 
 T = 256           # tokens of a chunk
 PAGE = 16         # of a page
@@ -84,13 +85,7 @@ class Cache:
         return [i * PAGES + page for page in self.pages]
 
     def space(self, client):
-        return until(lambda: self._space(client))
-
-    def _space(self, client):
-        try:
-            return client.space(self.pool, model="bench", scheme="sha256", tokens=T)
-        except kvd.BusyError:  # the daemon's memory is being made
-            return None
+        return space_of(client, self.pool, model="bench", scheme="sha256", tokens=T)
 
 
 def until(have):

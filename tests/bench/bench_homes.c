@@ -24,6 +24,7 @@
 #include "daemon/store/home_table.h"
 #include "daemon/store/homes_impl.h"
 #include "daemon/store/store_impl.h"
+#include "tests/lib/chunk_note.h"
 
 #define BEGINNINGS 100u
 #define BEGIN_CHUNKS 8u
@@ -51,9 +52,7 @@ struct bench {
 
 /* Notes of one holder, by home. */
 struct batch {
-	uint8_t notes[MEMBERS_MAX][HOMES_NOTES_MAX * 16];
-	struct cursor out[MEMBERS_MAX];
-	bool anew[MEMBERS_MAX];
+	struct chunk_note notes[MEMBERS_MAX];
 	uint64_t messages, sent;
 };
 
@@ -123,32 +122,24 @@ static bool has_prompt(const struct bench *b, unsigned int holder, uint64_t prom
 
 static void batch_begin(const struct bench *b, struct batch *batch, bool anew)
 {
-	for (unsigned int i = 0; i < b->homes; i++) {
-		cursor_write(&batch->out[i], batch->notes[i], sizeof(batch->notes[i]));
-		batch->anew[i] = anew;
-	}
+	for (unsigned int i = 0; i < b->homes; i++)
+		chunk_note_begin(&batch->notes[i], anew);
 }
 
 static void batch_send(struct bench *b, struct batch *batch, unsigned int holder,
 		       unsigned int home)
 {
 	const struct wire_header h = {.type = WIRE_T_CHUNK_NOTE};
-	uint8_t body[HOMES_NOTES_MAX * 16 + 64];
-	struct wire_chunk_note msg = {.anew = batch->anew[home]};
-	struct cursor out;
+	struct chunk_note *note = &batch->notes[home];
+	struct cursor in;
 
-	msg.notes.data = batch->notes[home];
-	msg.notes.len = batch->out[home].pos;
-	cursor_write(&out, body, sizeof(body));
-	if (wire_chunk_note_put(&out, &msg) < 0)
+	if (chunk_note_end(note, &in) < 0)
 		die("CHUNK_NOTE");
-	cursor_read(&out, body, out.pos);
-	if (home_on_message(b->home[home], &b->remote[holder], &h, &out) < 0)
+	if (home_on_message(b->home[home], &b->remote[holder], &h, &in) < 0)
 		die("home_on_message");
 	batch->messages++;
-	batch->sent += batch->out[home].pos / 16;
-	batch->out[home].pos = 0;
-	batch->anew[home] = false;
+	batch->sent += chunk_note_count(note);
+	chunk_note_begin(note, false);
 }
 
 static void batch_note(struct bench *b, struct batch *batch, unsigned int holder,
@@ -156,16 +147,15 @@ static void batch_note(struct bench *b, struct batch *batch, unsigned int holder
 {
 	unsigned int home = members_home(b->members, key);
 
-	cursor_put_u64(&batch->out[home], key->id);
-	cursor_put_u64(&batch->out[home], key->space | (put ? HOMES_PUT : 0));
-	if (batch->out[home].pos == sizeof(batch->notes[home]))
+	chunk_note_add(&batch->notes[home], key, put);
+	if (chunk_note_count(&batch->notes[home]) == HOMES_NOTES_MAX)
 		batch_send(b, batch, holder, home);
 }
 
 static void batch_end(struct bench *b, struct batch *batch, unsigned int holder)
 {
 	for (unsigned int i = 0; i < b->homes; i++) {
-		if (batch->out[i].pos)
+		if (chunk_note_count(&batch->notes[i]))
 			batch_send(b, batch, holder, i);
 	}
 }

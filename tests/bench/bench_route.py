@@ -12,6 +12,8 @@ bench_route.py [--json FILE] [--doc FILE] [--plot FILE] [--from FILE] [--part NA
     out     one row over 2048 tokens of one holder, then of seven; and a pull from them
     crowd   32 daemons with one decoded token each (16 rows), and an engine beside the holder:
             its steps' time alone, beside them, and beside a daemon that floods the holder
+    beside  steps of an engine that has a core, while all daemons share the other: alone,
+            beside one that asks, beside a flood, and beside one that keeps to no window
 
 All daemons are of this host, and so are those that ask: what they take of its cores is in
 every figure. Attention at home is the time of the kernel's calls alone. Prints a section for docs/performance.md; --doc writes it between its marks, and
@@ -21,15 +23,18 @@ import argparse
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 import bench_route_page
-from bench_route_parts import (T, TOKEN_BYTES, WAIT_S, BUILD, Engine, Hosts, PAUSE, Raw, Steps,
+from bench_route_parts import (DQK, DV, T, TOKEN_BYTES, WAIT_S, BUILD, Engine, Hosts, PAUSE, Raw, Steps,
                                cpu_s, crowd, ids_of, kernel_us, kvd, median_us, part, rounds,
                                single, slow_turns, stay_on, until)
+import attend_flood  # noqa: E402
 
 TRANSPORTS = ("shm", "tcp")
 CORES = sorted(os.sched_getaffinity(0))
@@ -352,6 +357,60 @@ def crowded(transport):
     return figures
 
 
+# ---- an engine that has a core ----
+
+BESIDE_S, BESIDE_TURNS, BESIDE_ROWS = 1.0, 3, 256
+
+
+def beside():
+    """{work: {"multiply": ms of a step, "copy": …, "cores": the holder's, "refused": …}}"""
+    seen = {}
+    with Hosts() as hosts, tempfile.TemporaryDirectory() as folder:
+        sections, keys = attend_flood.keys_of(folder, ("holder", "asker", "mallory"))
+        holder = hosts.add("tcp", memory=16, peer=sections["holder"])
+        asker = hosts.add("tcp", threads=0, memory=32, stores=[holder.endpoint],
+                          peer=sections["asker"])
+        there = Engine(holder, FAN_TOKENS)
+        there.fill()
+        there.put(b"flood")
+        engine = Engine(asker, T, heads=CROWD_ROWS)
+        parts = [[part(engine.hold(b"flood", FAN_TOKENS), FAN_TOKENS)]]
+        single([engine], CROWD_ROWS, parts, 0.2)
+        steps = {kind: Steps(kind) for kind in ("multiply", "copy")}
+        rest = {c for c in CORES if c != CORES[0]} or set(CORES)
+        for pid in (holder.pid, asker.pid, os.getpid()):
+            stay_on(pid, rest)
+
+        def work(name, what):
+            of = seen.setdefault(name, {k: [] for k in (*steps, "cores", "refused")})
+            for kind, step in steps.items():
+                for other in steps.values():  # one at a time
+                    os.kill(other.proc.pid, signal.SIGSTOP)
+                os.kill(step.proc.pid, signal.SIGCONT)
+                stay_on(step.proc.pid, {CORES[0]})
+                step.during(lambda: PAUSE.wait(0.1))
+                before, cpu = holder.command("attend.list")["refused"], cpu_s(holder.pid)
+                begin = time.perf_counter()
+                of[kind].append(step.during(what)[0])
+                wall = time.perf_counter() - begin
+                of["cores"].append((cpu_s(holder.pid) - cpu) / wall)
+                of["refused"].append(holder.command("attend.list")["refused"] - before)
+        for _ in range(BESIDE_TURNS):
+            work("nobody", lambda: PAUSE.wait(BESIDE_S))
+            work("one that asks", lambda: single([engine], CROWD_ROWS, parts, BESIDE_S))
+            flooding = Flood(asker)
+            stay_on(flooding.proc.pid, rest)
+            work("a flood", lambda: PAUSE.wait(BESIDE_S))
+            flooding.close()
+            with attend_flood.Flood(holder, keys["mallory"], ids_of(b"flood", FAN_TOKENS // T),
+                                    tokens=FAN_TOKENS, rows=BESIDE_ROWS, heads=1, dqk=DQK,
+                                    dv=DV):
+                work("a flood without a window", lambda: PAUSE.wait(BESIDE_S))
+        for step in steps.values():
+            step.close()
+    return {name: {k: statistics.median(v) for k, v in of.items()} for name, of in seen.items()}
+
+
 # ---- all ----
 
 PARTS = {"echo": lambda: {t: {m: echo(t, m) for m in ("sleeping", "spinning")}
@@ -359,7 +418,7 @@ PARTS = {"echo": lambda: {t: {m: echo(t, m) for m in ("sleeping", "spinning")}
          "sweep": lambda: {t: sweep(t) for t in TRANSPORTS},
          "fan": lambda: {t: fan(t) for t in TRANSPORTS},
          "out": lambda: {t: out(t) for t in TRANSPORTS},
-         "crowd": lambda: {"shm": crowded("shm")}}
+         "crowd": lambda: {"shm": crowded("shm")}, "beside": beside}
 
 
 def measure(names):

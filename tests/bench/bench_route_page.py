@@ -211,6 +211,17 @@ def crowd_table(figures):
     return lines + [""]
 
 
+def beside_table(figures):
+    nobody = figures["nobody"]
+    lines = ["| beside the engine | multiplying | times | copying | times | holder, cores |",
+             "|---|---|---|---|---|---|"]
+    for name, of in figures.items():
+        cells = ["%.2f ms | %.2f" % (of[kind], of[kind] / nobody[kind])
+                 for kind in ("multiply", "copy")]
+        lines.append("| %s | %s | %.2f |" % (name, " | ".join(cells), of["cores"]))
+    return lines + [""]
+
+
 def words(text):
     return textwrap.fill(text, 116, break_on_hyphens=False, break_long_words=False)
 
@@ -239,6 +250,15 @@ def section(figures):
             "the answers to the 32, %.0f %% advised to replicate the chunks; when the median call "
             "began %.0f daemons had rows for them." % (100 * of["batched"]["replicate"],
                                            of["batched"]["together"])), ""] + crowd_table(of)
+    if "beside" in figures:
+        of = figures["beside"]
+        lines += [words(
+            "A step of an engine that has one of two cores, while the holder (`attend_threads = 1`), "
+            "those that ask it and this program share the other: multiplying matrices of 147 KB, "
+            "and copying 16 MiB. The flood without a window sends messages of 256 rows as fast as it "
+            "can over the control line; %.0f of them were refused in a second. Of the cores' "
+            "memory and last cache all have the same." % of["a flood without a window"]["refused"]),
+            ""] + beside_table(of)
     return "\n".join(lines)
 
 

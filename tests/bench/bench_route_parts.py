@@ -17,6 +17,7 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 sys.path.insert(0, os.path.join(ROOT, "tests", "lib"))
 import kvd  # noqa: E402
 from kvd_daemon import BUILD, Daemon, until  # noqa: E402
+from kvd_space import space_of  # noqa: E402
 
 T, DQK, DV = 64, 576, 512
 TOKEN_BYTES = 2 * DQK
@@ -25,13 +26,19 @@ LEASE_S = 600
 PAUSE = threading.Event()  # never set
 
 STEP = """
-import os, time
+import sys, time
 import numpy as np
-a = np.ones((192, 192), np.float32)
-while True:
-    begin = time.perf_counter()
+a, b = np.ones((192, 192), np.float32), np.ones((2, 16 << 20), np.uint8)
+def multiply():
+    global a
     for _ in range(20):
         a = a @ a * 0 + 1
+def copy():
+    b[1] = b[0]
+step = {"multiply": multiply, "copy": copy}[sys.argv[1]]
+while True:
+    begin = time.perf_counter()
+    step()
     print(time.perf_counter() - begin, flush=True)
 """
 
@@ -40,8 +47,8 @@ def median_us(times):
     return statistics.median(times) * 1e6
 
 
-def config(transport, memory=16, threads=1, spin=None, stores=()):
-    """Of a daemon; `stores`: endpoints. By shm its own engines put chunks into it, whatever way
+def config(transport, memory=16, threads=1, spin=None, stores=(), peer=""):
+    """Of a daemon; `stores`: endpoints; peer: its section of that name. By shm its own engines put chunks into it, whatever way
     others come."""
     lines = ["[chunks]", "chunk_memory = %d MiB" % memory, "attend_threads = %d" % threads]
     if spin:
@@ -50,7 +57,7 @@ def config(transport, memory=16, threads=1, spin=None, stores=()):
         lines.append("chunk_stores = " + " ".join(stores))
     ways = transport if transport == "shm" else transport + ", shm"
     return "\n".join(lines + ["[transport]", "transports = " + ways, "require = " + transport,
-                              ""])
+                              peer])
 
 
 class Hosts:
@@ -108,13 +115,7 @@ class Engine:
                   "views": {"kv": {"page_tokens": T, "pages": tokens // T,
                                    "layers": [{"layer": 0, "fields": [field]}]}}}
         self.pool = client.pool(layout, [client.register(self.memory)])
-        self.space = until("memory for chunks", self._space)
-
-    def _space(self):
-        try:
-            return self.client.space(self.pool, model="m", scheme="route", tokens=T)
-        except kvd.BusyError:  # the memory is being made
-            return None
+        self.space = space_of(client, self.pool, model="m", scheme="route", tokens=T)
 
     def seat(self, rows):
         """An attend of that many rows, with values in it."""
@@ -161,7 +162,7 @@ class Engine:
 
     def fetch(self, hold, view):
         begin = time.perf_counter()
-        hold.fetch({"kv": view}).wait(timeout=WAIT_S)
+        hold.fetch({"kv": view}, post=True).wait(timeout=WAIT_S)
         return time.perf_counter() - begin
 
 
@@ -257,13 +258,13 @@ def stay_on(pid, cores):
 
 
 class Steps:
-    """An engine on the holder's host: a process that multiplies on one thread, and how long
-    its steps take."""
+    """An engine on the holder's host: a process that multiplies, or copies 16 MiB, on one
+    thread, and how long its steps take."""
 
-    def __init__(self):
+    def __init__(self, kind="multiply"):
         env = dict(os.environ, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
-        self.proc = subprocess.Popen([sys.executable, "-c", STEP], stdout=subprocess.PIPE,
-                                     text=True, env=env)
+        self.proc = subprocess.Popen([sys.executable, "-c", STEP, kind],
+                                     stdout=subprocess.PIPE, text=True, env=env)
         self.times = []
         threading.Thread(target=self._read, daemon=True).start()
         until("an engine beside", lambda: len(self.times) > 3, WAIT_S)

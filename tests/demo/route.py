@@ -3,8 +3,8 @@
 
 Two daemons and a process for each agent; a small model of random weights. Every agent
 decides for itself, step by step: its rows go to the document until that has cost as much as
-bringing the document would, then it is brought. Every second agent goes by prices that are
-measured first, the others by those of a published fabric. And the last half of them has a prompt
+bringing the document would, then it is brought. Every second agent goes by what the daemon has
+measured, the others by the prices of a published fabric. And the last half of them has a prompt
 of its own before the document, which stands elsewhere then than where it was computed. All
 tokens are compared with those of one process that has everything at home."""
 import argparse
@@ -66,15 +66,20 @@ def prompt_of(number, args):
     return words(100 + number, prefix), words(200 + number, 6 + number)
 
 
-def agent(number, socket, args, constants, price, told):
+def pages_of(number, client, args, price):
+    """A Reader's words for prices."""
+    if number % 2 == 0:
+        return dict(page=client.cost_page(), price=price)
+    return dict(page=kvd.cost.preset(args.preset), holders=[kvd.cost.Holder(args.tokens)],
+                price={"recompute_us": price["recompute_us"]})
+
+
+def agent(number, socket, args, price, told):
     model = make_model(args)
-    measured = number % 2 == 0
-    page = kvd.cost.measured(constants) if measured else kvd.cost.preset(args.preset)
-    price = price if measured else {"recompute_us": price["recompute_us"]}
     prefix, tokens = prompt_of(number, args)
     with kvd.Client(socket) as client, place_of(client, model, args) as place, \
-            kt.Reader(place, words(1, args.tokens), way="rent", prefix=prefix, page=page,
-                      price=price) as reader:
+            kt.Reader(place, words(1, args.tokens), way="rent", prefix=prefix,
+                      **pages_of(number, client, args, price)) as reader:
         told.put((number, None))
         for _ in range(args.steps):
             prices = reader.prices(len(tokens))
@@ -82,12 +87,26 @@ def agent(number, socket, args, constants, price, told):
             step = reader.steps[-1]
             # what this step alone takes, and what comes before a first one
             told.put((number, dict(
-                by="here" if measured else "fabric", token=tokens[0], way=step.way, us=step.us, waited=step.routed_us,
+                by="fabric" if number % 2 else "here", token=tokens[0], way=step.way, us=step.us, waited=step.routed_us,
                 route=prices.round.us * model.config.num_hidden_layers,
                 home=prices.attend.us * model.config.num_hidden_layers,
                 fetch=prices.once.us,
                 local=price.get("recompute_us", 0) * args.tokens *
                 model.config.num_hidden_layers)))
+
+
+def priced(client, place, document):
+    """-> a Reader's price, once the daemon has measured all others."""
+    price = kt.home_price(place, document)
+    with kt.Reader(place, document, page=client.cost_page(), price=price) as reader:
+        until("the holder is measured", lambda: reader.prices() and
+              reader.prices().route.us < float("inf"))
+        link, = client.command("cost.show")["peers"][0]["links"]
+        print("measured here: %s, %s; %s" % (
+            link["transport"], ", ".join("%s %.4g" % (name, link[name]["value"]) for name in (
+                "probe_us", "bytes_per_us", "pull_us", "pull_bytes_per_us")),
+            ", ".join("%s %.4g" % one for one in price.items())))
+    return price
 
 
 class Alone:
@@ -187,13 +206,11 @@ def main():
             p["state"] == "up" for p in client.command("peer.list")["peers"]))
         print("%d tokens of a document are at %s" % (args.tokens, far.endpoint))
         with place_of(client, make_model(args), args) as here:
-            constants, price = kt.measure(here, document)
-        print("measured here: " + ", ".join(
-            "%s %.4g" % one for one in (*constants._asdict().items(), *price.items())))
+            price = priced(client, here, document)
         context = multiprocessing.get_context("spawn")
         told = context.Queue()
         agents = [context.Process(target=agent, args=(
-            number, daemon.socket_path, args, constants, price, told))
+            number, daemon.socket_path, args, price, told))
             for number in range(args.agents)]
         for one in agents:
             one.start()

@@ -22,6 +22,7 @@
 #include "daemon/store/homes_impl.h"
 #include "daemon/store/store_impl.h"
 #include "tests/fuzz/lib/fuzz.h"
+#include "tests/lib/chunk_note.h"
 
 #define HOLDERS 5u
 #define KEYS 96u
@@ -66,28 +67,24 @@ static void send_bytes(unsigned int holder, const void *bytes, size_t len)
 
 static void do_note(unsigned int holder, struct cursor *in)
 {
-	uint8_t notes[KEYS * 16], body[sizeof(notes) + 16], how = cursor_get_u8(in);
-	struct wire_chunk_note msg = {.anew = how & 1};
+	struct chunk_note note;
+	uint8_t how = cursor_get_u8(in);
 	unsigned int count = how >> 1;
-	struct cursor out;
+	struct cursor body;
 
-	if (msg.anew)
+	if (how & 1)
 		memset(w.has[holder], 0, sizeof(w.has[holder]));
-	cursor_write(&out, notes, sizeof(notes));
+	chunk_note_begin(&note, how & 1);
 	for (unsigned int i = 0; i < count && i < KEYS && cursor_left(in); i++) {
 		uint8_t byte = cursor_get_u8(in);
 		unsigned int n = (byte & 0x7f) % KEYS;
 		struct home_key key = key_of(n);
 
 		w.has[holder][n] = byte & 0x80;
-		cursor_put_u64(&out, key.id);
-		cursor_put_u64(&out, key.space | (byte & 0x80 ? HOMES_PUT : 0));
+		chunk_note_add(&note, &key, byte & 0x80);
 	}
-	msg.notes.data = notes;
-	msg.notes.len = out.pos;
-	cursor_write(&out, body, sizeof(body));
-	NEED(wire_chunk_note_put(&out, &msg) == 0);
-	send_bytes(holder, body, out.pos);
+	NEED(chunk_note_end(&note, &body) == 0);
+	send_bytes(holder, note.body, cursor_left(&body));
 }
 
 /* Which holders are named for the one key, as bits. */

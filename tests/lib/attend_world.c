@@ -23,7 +23,7 @@
 #include "tests/lib/file.h"
 
 #define ROW_BYTES (AW_DIMS * 2u)
-#define MEMORY_BYTES (4u << 20)
+#define MEMORY_BYTES (8u << 20)
 
 static uint32_t draw(uint32_t *seed)
 {
@@ -40,7 +40,7 @@ static uint16_t draw_value(uint32_t *seed)
 
 static const char *ids_text(unsigned int first, unsigned int count)
 {
-	static char text[4096];
+	static char text[8192];
 	char *at = text;
 
 	for (unsigned int i = 0; i < count; i++)
@@ -77,7 +77,7 @@ void attend_world_put(struct attend_world *w, unsigned int node, unsigned int fi
 		cluster_call(&w->c, w->engine[node],
 			     "{'cmd':'chunk.space','pool':%llu,'model':'m',"
 			     "'scheme':'s','tokens':%u}",
-			     (unsigned long long)w->cache[node].pool, AW_CHUNK),
+			     (unsigned long long)w->cache[node].pool, w->chunk),
 		"space");
 	move = cluster_number(
 		cluster_call(&w->c, w->engine[node],
@@ -85,7 +85,7 @@ void attend_world_put(struct attend_world *w, unsigned int node, unsigned int fi
 			     "llu,'views':{'kv':{'pages':[%s],'tokens':[0,%u]}}}",
 			     (unsigned long long)w->space[node], ids_text(first, count),
 			     (unsigned long long)w->cache[node].pool,
-			     pages_text(count * pages_of_each), count * AW_CHUNK),
+			     pages_text(count * pages_of_each), count * w->chunk),
 		"move");
 	cluster_run(&w->c, 20 * LOOP_NS_PER_MS);
 	assert_int_equal(cluster_number(cluster_call(&w->c, w->engine[node],
@@ -97,12 +97,31 @@ void attend_world_put(struct attend_world *w, unsigned int node, unsigned int fi
 		   (unsigned long long)move);
 }
 
+static void cache_begin(struct attend_world *w, unsigned int node, const char *name,
+			const struct cache *geometry)
+{
+	w->cache[node] = *geometry;
+	cluster_cache(&w->c, w->engine[node], name, 0, &w->cache[node]);
+	cache_fill(&w->cache[node]);
+}
+
+void attend_world_long(struct attend_world *w, unsigned int node, unsigned int first)
+{
+	struct cache geometry = cluster_geometry;
+
+	geometry.layers = 1;
+	geometry.page_tokens = AW_LONG;
+	geometry.pages = AW_LONG_CHUNKS;
+	cache_close(&w->cache[node]);
+	cache_begin(w, node, "long", &geometry);
+	w->chunk = AW_LONG;
+	attend_world_put(w, node, first, AW_LONG_CHUNKS, 1);
+}
+
 static void engine_begin(struct attend_world *w, unsigned int node)
 {
 	w->engine[node] = cluster_engine(&w->c, node, node ? "asker" : "holder");
-	w->cache[node] = cluster_geometry;
-	cluster_cache(&w->c, w->engine[node], "kv", 0, &w->cache[node]);
-	cache_fill(&w->cache[node]);
+	cache_begin(w, node, "kv", &cluster_geometry);
 	attend_world_put(w, node, 1 + 10 * node, AW_CHUNKS, 4);
 }
 
@@ -223,6 +242,7 @@ static void world_new(struct attend_world *w, unsigned int threads, unsigned int
 	memset(w, 0, sizeof(*w));
 	w->rows = AW_ROWS;
 	w->seat_count = AW_SEATS;
+	w->chunk = AW_CHUNK;
 	cluster_wrap_events(wrap);
 	cluster_new(&w->c, 3, nodes);
 	cluster_store(&w->c, AW_HOLDER, &args);
@@ -259,6 +279,24 @@ void attend_world_free(struct attend_world *w)
 		cache_close(&w->cache[i]);
 	munmap(w->seats, w->bytes);
 	close(w->fd);
+}
+
+int attend_world_setup(void **state)
+{
+	struct attend_world *w = calloc(1, sizeof(*w));
+
+	assert_non_null(w);
+	attend_world_new(w, 1);
+	*state = w;
+	return 0;
+}
+
+int attend_world_teardown(void **state)
+{
+	attend_world_free(*state);
+	free(*state);
+	attend_world_tap = NULL;
+	return 0;
 }
 
 /* ---- posts ---- */
@@ -323,10 +361,12 @@ unsigned int attend_world_error(const struct attend_world *w, unsigned int seat)
 static double value(const struct attend_world *w, unsigned int layer, unsigned int field,
 		    unsigned int token, unsigned int head, unsigned int d)
 {
+	const struct cache *cache = &w->cache[0];
+	unsigned int page = cache->page_tokens;
 	uint16_t bits;
 
 	memcpy(&bits,
-	       cache_at(&w->cache[0], layer, field, token / 4, token % 4, head, 2 * d),
+	       cache_at(cache, layer, field, token / page, token % page, head, 2 * d),
 	       sizeof(bits));
 	return value_from_bf16(bits);
 }

@@ -35,6 +35,7 @@ struct attend_world {
 	unsigned int rows;	 /* of a seat */
 	unsigned int seat_count; /* of what is opened next */
 	bool held;		 /* the test's: helpers of the asker do nothing */
+	unsigned int chunk;	 /* tokens of what is put next */
 	uint32_t gens[64];	 /* of slots from AW_SLOT on, the last that was posted */
 };
 
@@ -52,9 +53,17 @@ void attend_world_new(struct attend_world *w, unsigned int threads);
 /* And a second holder has chunks 21 to 24. */
 void attend_world_new_two(struct attend_world *w, unsigned int threads);
 void attend_world_free(struct attend_world *w);
+/* Of cmocka: *state is a world with a thread at each. attend_world_tap is NULL behind
+ * it. */
+int attend_world_setup(void **state);
+int attend_world_teardown(void **state);
 /* The engine of a node opens a space, and puts chunks of the first pages of its cache. */
 void attend_world_put(struct attend_world *w, unsigned int node, unsigned int first,
 		      unsigned int count, unsigned int pages_of_each);
+/* The node's engine has one layer of 8192 tokens instead, and puts them in chunks. */
+#define AW_LONG 128u	   /* tokens */
+#define AW_LONG_CHUNKS 64u /* of so many */
+void attend_world_long(struct attend_world *w, unsigned int node, unsigned int first);
 /* Of chunks `first` to `first + count` of the engine of a node; 0: refused. */
 uint64_t attend_world_hold(struct attend_world *w, unsigned int node, unsigned int first,
 			   unsigned int count, unsigned int lease_ms);

@@ -12,6 +12,7 @@ import pytest
 import kvd
 from conftest import until
 from kvd_daemon import Daemon
+from kvd_space import space_of
 from test_chunk_files import killed
 
 T = 16  # tokens of a chunk
@@ -90,18 +91,12 @@ class Engine:
         self.pool = client.pool(lay := model.layout(pages),
                                 [client.register(memory := kvd.Memory(lay["buffers"][0]))])
         self.memory = memory
-        self.space = until(self._space)
+        self.space = space_of(client, self.pool, model="m", scheme="test", tokens=T)
         self.attend = client.attend(
             rows=rows, seats=seats, heads=model.heads, kv_heads=model.kv_heads, dqk=model.dqk,
             dv=model.dv, kind=model.kind, q_type="bf16", kv_type="bf16", scale=model.scale,
             key="kv" if model.kind == "mla" else "k",
             value=None if model.kind == "mla" else "v", **more)
-
-    def _space(self):
-        try:
-            return self.client.space(self.pool, model="m", scheme="test", tokens=T)
-        except kvd.BusyError:  # the daemon's memory is being made
-            return None
 
     def put(self, ids, first=0):
         """Chunks of the model's tokens from number `first` on."""

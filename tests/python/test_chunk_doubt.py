@@ -9,6 +9,7 @@ import kvd
 from conftest import judging_deaths, until
 from kvd.rooms import ABORTING
 from kvd_daemon import Daemon
+from kvd_space import space_of
 
 T = 64
 CHUNKS = "[chunks]\nchunk_memory = 16 MiB\n"
@@ -27,13 +28,7 @@ class Cache:
         layout.buffer(memory.nbytes)
         layout.view("kv", 16, 64).heads("kv", 0, "k", buffer=0, unit_bytes=64)
         pool = self.client.pool(layout, [self.client.register(memory)])
-        self.space = until(lambda: self._space(pool))
-
-    def _space(self, pool):
-        try:
-            return self.client.space(pool, model="m", scheme="s", tokens=T)
-        except kvd.BusyError:
-            return None
+        self.space = space_of(self.client, pool, model="m", scheme="s", tokens=T)
 
     def pages(self, first):
         return {"kv": list(range(first, first + 8))}

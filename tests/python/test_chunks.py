@@ -16,6 +16,7 @@ import pytest
 import kvd
 from conftest import until
 from kvd_daemon import Daemon, Skip, need_users
+from kvd_space import space_of
 
 T = 64  # tokens of a chunk
 UNIT = 64  # bytes of a head of a token
@@ -89,13 +90,7 @@ class Rank:
 
     def space(self, **words):
         words = {"model": "m", "scheme": "sha256", "tokens": T, **words}
-        return until(lambda: self._space(words))
-
-    def _space(self, words):
-        try:
-            return self.client.space(self.pool, **words)
-        except kvd.BusyError:  # the daemon's memory is being made
-            return None
+        return space_of(self.client, self.pool, **words)
 
     def put(self, space, ids, seed=0, first=0):
         pages = self.some_pages(T * len(ids), seed)
@@ -514,7 +509,7 @@ def test_bad_spaces_name_what_is_wrong(client):
 def test_daemon_without_memory_says_so():
     with Daemon() as d, kvd.Client(d.socket_path) as c:
         with pytest.raises(kvd.StateError, match="set chunk_memory"):
-            Rank(c)._space({"model": "m", "scheme": "s", "tokens": T})
+            Rank(c).space(scheme="s")
 
 
 def test_a_daemon_ends_while_its_memory_is_made():

@@ -23,31 +23,6 @@ def test_choice_follows_the_steps():
     assert rented.way == cost.FETCH
 
 
-def test_own_constants_count_as_a_presets_do():
-    same = cost.Constants(16 + 9, 25e3, 16 + 9, 25e3, 20, 3.35e6, 989e6, 5, 3000 / 27)
-    for words in (dict(steps=3), dict(steps=500, shifted=True), dict(steps=9, recompute_us=1)):
-        got, want = (page.decide(LITE, [cost.Holder(32768)], **words)
-                     for page in (cost.measured(same), cost.preset("h100-ibgda")))
-        assert got.way == want.way and got.transport == "given"
-        for a, b in zip(got[3:9], want[3:9]):
-            assert a.us == pytest.approx(b.us, rel=1e-12)
-    for name, value in [("bytes_per_us", 0), ("attend_us", -1), ("merge_us", math.nan),
-                        ("attend_flops_per_us", math.inf)]:
-        with pytest.raises(kvd.Error, match="constants"):
-            cost.measured(same._replace(**{name: value}))
-
-
-def test_each_constant_goes_where_it_belongs():
-    """Ten numbers, none of them another's; the sums are worked out by hand."""
-    page = cost.measured(cost.Constants(3, 100, 11, 300, 7, 1000, 8000, 0.5, 13, 0.02))
-    few = page.decide(cost.Model.mla(layers=2, heads=2), [cost.Holder(1000)], steps=1, shifted=True)
-    assert few.attend.us == pytest.approx(7 + 1000 * 1152 / 1000)  # the memory decides
-    assert few.round.us == pytest.approx(3 + 2 * 2184 / 100 + few.attend.us + 0.5)
-    assert few.once.us == pytest.approx(11 + 2 * 1000 * 1152 / 300 + 2 * (13 + 0.02 * 1000))
-    many = page.decide(cost.Model.mla(layers=2, heads=16), [cost.Holder(1000)], steps=1)
-    assert many.attend.us == pytest.approx(7 + 2 * 1088 * 1000 * 16 / 8000)  # the arithmetic
-
-
 def test_close_call_keeps_the_last_choice():
     page = cost.preset("h100-ibgda")
     for last in (cost.ROUTE, cost.FETCH):

@@ -17,6 +17,7 @@ torch.set_num_threads(1)  # products of 64 x 64
 
 import kvd  # noqa: E402
 import kvd.transformers as kt  # noqa: E402
+from conftest import until  # noqa: E402
 from test_attend import ATTENDS, daemons  # noqa: E402
 from test_chunk_files import killed  # noqa: E402
 
@@ -247,6 +248,54 @@ def test_fetching_begins_when_routing_has_cost_as_much():
         assert 2 < turn and abs(turn - choices[1].even_steps) <= 2, choices[1]
         routed = [step.way for step in reader.steps].index("fetch")
         assert turn < routed < TOKENS
+
+
+def test_prices_are_those_of_the_daemons_own_page():
+    """Of the holder that is asked; as long as nobody has measured it there are none. What was
+    routed counts in the page that the next step is priced by."""
+    world = World("v2")
+    truth = world.truth()
+    with daemons(1) as (_, client, _, (far,)):
+        place(world, far).put(world.document, world.cache)
+        here = place(world, client)
+        page = client.cost_page()
+        with kt.Reader(here, world.document, page=page, holders=[
+                kvd.cost.Holder(DOCUMENT, peer=b"?" * 16)]) as reader:
+            assert reader.prices() is None
+        price = kt.home_price(here, world.document)
+        assert price["attend_us"] > 0 and price["recompute_us"] > 0
+        with kt.Reader(here, world.document, way="rent", page=page, price=price,
+                       recover=False) as reader:
+            asked, = reader.holders
+            until(lambda: reader.prices() and reader.prices().route.us < float("inf"))
+            assert asked == kvd.cost.Holder(DOCUMENT, 0, reader._held[0].hold.holders()[0].peer)
+            world.judge(reader, truth, tell="by the daemon's page")
+        first = reader.steps[0].choice
+        assert first.local.us < float("inf") and first.attend.us == pytest.approx(
+            len(QUESTION) * price["attend_us"])
+        shown, = client.command("cost.show")["peers"]
+        assert shown["instance"] == asked.peer.hex()
+        assert first.transport == shown["links"][0]["transport"]
+        routed = sum(step.way == "route" for step in reader.steps)
+        with kt.Reader(here, world.document, way="route", page=page, recover=False) as reader:
+            world.judge(reader, truth, tell="routed")
+            assert reader.prices().round.us > 0
+        there, = (s["attend"] for s in client.command("cost.show")["speeds"]
+                  if s["instance"] == shown["instance"] and s["dqk"] == world.geometry.dqk)
+        assert there["count"] == (routed + TOKENS) * world.geometry.layers
+
+
+def test_what_lies_here_has_no_price():
+    world = World("v2")
+    truth = world.truth()
+    with daemons(1) as (_, client, _, _):
+        here = place(world, client)
+        here.put(world.document, world.cache)
+        with kt.Reader(here, world.document, way="rent", page=client.cost_page(),
+                       recover=False) as reader:
+            assert reader.holders == [] and reader.prices() is None
+            world.judge(reader, truth, tell="here")
+        assert {step.way for step in reader.steps[2:]} == {"fetch"}
 
 
 def agent(socket, kind, question):

@@ -92,7 +92,7 @@ class Guest:
              "-nodefaults", "-m", str(memory_mib), "-smp", str(cpus),
              "-kernel", os.path.join(image, "vmlinuz"), "-initrd", archive,
              "-append",
-             f"console=ttyS0 quiet panic=-1 kvd.host={number} mitigations=off "
+             f"console=ttyS0 no_timer_check quiet panic=-1 kvd.host={number} mitigations=off "
              f"tsc=reliable clocksource=tsc nowatchdog {kernel_words}",
              "-serial", "stdio",
              "-chardev", f"socket,id=agent,path={agent},server=on,wait=off",

@@ -5,6 +5,7 @@
 Makes the guests' image when it is missing or old (image.sh), puts the programs of
 BUILD into it, boots two guests and runs the cases. Ends with "N passed, N failed".
 """
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import rig  # noqa: E402
 MIB = 1 << 20
 HERE = os.path.dirname(os.path.abspath(__file__))
 CASES = []
+FAILED, SUCCESS = 0, 4  # states of a post
 ABORTS = int(os.environ.get("RDMA_VM_ABORTS", "12"))  # rooms each way
 GIB_ABORTS = int(os.environ.get("RDMA_VM_GIB_ABORTS", "100"))
 
@@ -117,7 +119,7 @@ class Daemons:
 
     def start(self, i):
         guest = self.pair[i]
-        require = "require = rdma\n" if self.transport == "verbs" else ""
+        require = "require = rdma\n" if self.transport.startswith("verbs") else ""
         lines = (CONFIG % (guest.address, self.transport, self.rails) + require
                  + self.extra).splitlines()
         guest.must("mkdir -p /tmp/kvd; rm -f /tmp/kvd.conf; "
@@ -240,6 +242,107 @@ def abort_in_a_gib(pair):
 def abort_in_a_gib_back(pair):
     """the same, second guest to first"""
     aborts(pair, 1, 0, GIB_ABORTS, MIB)
+
+
+# ---- query rows ----
+
+CHUNKS = """[chunks]
+chunk_memory = 32 MiB
+chunk_stores = %s
+attend_threads = 1
+"""
+# (rows, chunks that they meet): of one message, and of several; a guest is slow at arithmetic
+SIZES = ((16, 8), (512, 2), (2048, 1))
+
+
+class Rows:
+    """An engine of a guest that puts, holds and attends (tests/integration/faults/rows.h)."""
+
+    def __init__(self, guest):
+        self.guest, self.asks = guest, 0
+        guest.must("rm -f /tmp/rows; mkfifo /tmp/rows")
+        self.command = guest.start(
+            "sleep 100000 > /tmp/rows & echo $! > /tmp/rows.pid; "
+            "exec /kvd/faults-engine /tmp/kvd/kvd.sock rows v 16 < /tmp/rows")
+        self.command.wait_line('"event":"session"', 60)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *what):
+        self.guest.run("kill $(cat /tmp/rows.pid)")
+        self.command.wait(60)
+
+    def say(self, verb, *args):
+        self.asks += 1
+        self.guest.must(f"echo '{verb} {self.asks} {' '.join(map(str, args))}' > /tmp/rows")
+        self.command.wait_line(f'"id":{self.asks},"result"', 60)
+        return json.loads(next(line for line in self.command.lines
+                               if line.startswith(f'{{"id":{self.asks},')))
+
+    def until(self, verb, *args):
+        """The store is made, and the other daemon known, by and by."""
+        end = time.monotonic() + 60
+        while (told := self.say(verb, *args))["result"] != "OK":
+            check(time.monotonic() < end, f"{verb}: {told}")
+
+    def post(self, number, rows, chunks, times=1):
+        told = self.say("rows", number, number % 2, rows, chunks, 0, 60000, times)
+        check(told["result"] == "OK", str(told))
+
+    def ended(self, number, state, timeout):
+        """What was told of its end."""
+        words = f'"room":{number},"role":"attend","state":{state},'
+        self.command.wait_line(words, timeout)
+        return json.loads(next(line for line in self.command.lines if words in line))
+
+
+def figure(daemons, i, name):
+    stats = json.loads(daemons.ctl(i, "--json stats"))
+    return next(int(m["value"]) for m in stats["metrics"] if m["name"] == name)
+
+
+@contextlib.contextmanager
+def rows_of(pair, more=""):
+    """(daemons, the asking engine): chunks at the first guest, held by the second."""
+    extra = CHUNKS % endpoint(pair[0]) + more
+    with Daemons(pair, transport="verbs shm", extra=extra) as daemons, Rows(pair[0]) as there:
+        there.until("chunks", 0, 8)
+        with Rows(pair[1]) as engine:
+            engine.until("hold", 0, 8)
+            yield daemons, engine
+
+
+@case
+def attends_of_every_size(pair):
+    """query rows by verbs: one message and many, every value looked at"""
+    with rows_of(pair) as (daemons, engine):
+        check("verbs" in daemons.ctl(1, "peers"), daemons.ctl(1, "peers"))
+        number = 0
+        for rows, chunks in SIZES:
+            for _ in range(4):
+                number += 1
+                engine.post(number, rows, chunks)
+                told = engine.ended(number, SUCCESS, 120)
+                check(told["wrong"] == 0, f"{rows} rows: {told}")
+        served = figure(daemons, 0, "attend_served_total")
+        check(served > number, f"{served} messages for {number} posts")
+        print(f"# {number} posts, {served} messages")
+
+
+@case
+def attends_of_a_killed_holder(pair):
+    """kill -9 of the holder while it attends: the post fails, and nothing is written behind it"""
+    with rows_of(pair, "attend_isa = ref\n") as (daemons, engine):
+        engine.post(1, 4096, 8, 8)
+        pair[0].until("/kvd/kvd-ctl --socket /tmp/kvd/kvd.sock stats | "
+                      "grep -q 'attend_waiting  *[1-9]'")
+        daemons.kill(0)
+        engine.ended(1, FAILED, 60)
+        why = engine.say("why", 1, "attend")["words"]
+        check("EPEER" in why, why)
+        check(engine.say("still", 1, "attend", 3000)["written"] == 0, "its seat was written")
+        print("# " + why)
 
 
 # ---- a push, and what happens to it ----
@@ -645,7 +748,7 @@ def pack_programs(build, image, folder):
 
 
 PROGRAMS = ["kvd", "kvd-ctl", "conform", "demo-prefill", "demo-decode", "rdma-abort",
-            "unit/test_tcp_crypto"]
+            "faults-engine", "unit/test_tcp_crypto"]
 SANITIZED = os.environ.get("RDMA_VM_SANITIZED")  # another build, with the address sanitizer
 
 

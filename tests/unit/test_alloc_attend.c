@@ -22,23 +22,6 @@
 #define SOON (50 * LOOP_NS_PER_MS)
 #define NTH_MAX 500u
 
-static int setup(void **state)
-{
-	struct attend_world *w = calloc(1, sizeof(*w));
-
-	assert_non_null(w);
-	attend_world_new(w, 1);
-	*state = w;
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	attend_world_free(*state);
-	free(*state);
-	return 0;
-}
-
 static uint64_t held(const struct attend_world *w)
 {
 	return w->engine[AW_ASKER]->account->bytes[ACCOUNT_ATTENDS] +
@@ -225,7 +208,8 @@ static void calibration_without_one_allocation_ends(void **state)
 	assert_true(done > 0 && failed > 3);
 }
 
-#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define CASE(name) \
+	cmocka_unit_test_setup_teardown(name, attend_world_setup, attend_world_teardown)
 
 int main(void)
 {

@@ -5,6 +5,7 @@
  * opened later are asked for; echoes go in parts that fit; a peer that answers wrongly is
  * refused, and one that asks too much.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -281,6 +282,35 @@ static void wider_query_has_the_speed_of_its_kv(void **state)
 			 0);
 }
 
+/* ---- rows ---- */
+
+/* What rows took begins with their post, and with nothing before it; also of those that
+ * are merged with others. */
+static void time_of_rows_is_their_posts(void **state)
+{
+	struct heard *heard = *state;
+	struct attend_world *w = heard->w;
+	struct kvd_ring_part parts[2] = {attend_world_part(w->hold),
+					 attend_world_part(w->near)};
+
+	calibrate_all(attends_of(w, AW_ASKER));
+	run(heard, A_MINUTE);
+	for (unsigned int count = 1; count <= 2; count++) {
+		const struct cost_link *link;
+		struct cost_peer peer;
+
+		attend_world_rows(w, 0, count);
+		attend_world_post(w, 0, 0, parts, count, NULL, 0);
+		run(heard, A_WHILE);
+		assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS);
+		peer = told(heard);
+		link = &peer.links[0];
+		assert_int_equal(link->congestion.count, count);
+		assert_true(link->congestion.value > 0.1 && link->congestion.value < 10);
+		assert_int_equal(peer.stale, 0);
+	}
+}
+
 /* ---- bytes ---- */
 
 static void echoes_go_in_parts_that_fit(void **state)
@@ -437,6 +467,48 @@ static void many_heads_are_measured_with_few_tokens(void **state)
 	assert_int_equal(speed_tokens(&shape, 1152), (8 << 20) / 1152);
 }
 
+static void near(double value, double want, double part)
+{
+	if (!(fabs(value - want) <= part * want))
+		fail_msg("%g is not %g", value, want);
+}
+
+/* What gave the times is found again; and whatever they are, a constant is a number. */
+static void speed_is_what_gives_the_times(void **state)
+{
+	struct speed_points p = {
+		.rows = 16, .many_rows = 256, .tokens = 16, .all = 4000, .part = 1000};
+	struct cost_figure *times[] = {&p.few, &p.few_all, &p.many, &p.many_part};
+	const double rows[] = {16, 16, 256, 256}, tokens[] = {16, 4000, 16, 1000};
+	struct cost_compute c;
+
+	(void)state;
+	for (unsigned int i = 0; i < 4; i++)
+		*times[i] = (struct cost_figure){.value = 5 + 0.3 * rows[i] +
+							  0.1 * tokens[i] +
+							  0.002 * rows[i] * tokens[i],
+						 .error = 1,
+						 .count = 15};
+	speed_solve(&p, 1152, 2176, &c);
+	near(c.fixed.value, 5, 1e-6);
+	near(c.row.value, 0.3, 1e-6);
+	near(c.memory.value, 1152 / 0.1, 1e-6);
+	near(c.flops.value, 2176 / 0.002, 1e-6);
+	near(c.row.error, sqrt(2) / 240, 1e-6);
+	near(c.flops.error / c.flops.value,
+	     hypot(sqrt(2) / 3984, sqrt(2) / 984) / 240 / 0.002, 1e-6);
+	assert_true(c.call > 0);
+	for (unsigned int i = 0; i < 256; i++) { /* each 1, 10, 100 or 1000 us */
+		for (unsigned int n = 0; n < 4; n++)
+			times[n]->value = pow(10, i >> 2 * n & 3);
+		speed_solve(&p, 1152, 2176, &c);
+		assert_true(isfinite(c.memory.value) && c.memory.value > 0);
+		assert_true(isfinite(c.flops.value) && c.flops.value > 0);
+		assert_true(c.fixed.value > 0 && c.row.value >= 0);
+		assert_true(isfinite(c.memory.error) && isfinite(c.flops.error));
+	}
+}
+
 static void what_is_no_form_is_refused(void **state)
 {
 	struct heard *heard = *state;
@@ -533,12 +605,14 @@ int main(void)
 		CASE(speed_that_was_refused_for_now_is_asked_for_again),
 		CASE(geometry_that_is_opened_later_is_measured),
 		CASE(wider_query_has_the_speed_of_its_kv),
+		CASE(time_of_rows_is_their_posts),
 		CASE(echoes_go_in_parts_that_fit),
 		CASE(holder_that_does_not_attend_says_so),
 		cmocka_unit_test(pulls_from_two_holders_are_priced_each),
 		CASE(speeds_of_a_peer_are_a_share),
 		CASE(geometries_that_are_asked_for_push_out_others),
 		CASE(many_heads_are_measured_with_few_tokens),
+		cmocka_unit_test(speed_is_what_gives_the_times),
 		CASE(what_is_no_form_is_refused),
 		CASE(lies_are_not_believed),
 	};

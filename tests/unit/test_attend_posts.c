@@ -58,21 +58,9 @@ static bool tap(unsigned int node, const struct wire_header *h, struct cursor bo
 
 static int setup(void **state)
 {
-	struct attend_world *w = calloc(1, sizeof(*w));
-
-	assert_non_null(w);
 	memset(&tapped, 0, sizeof(tapped));
 	attend_world_tap = tap;
-	attend_world_new(w, 1);
-	*state = w;
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	attend_world_free(*state);
-	free(*state);
-	return 0;
+	return attend_world_setup(state);
 }
 
 static void soon(struct attend_world *w)
@@ -557,7 +545,7 @@ static void posts_of_a_session_are_bounded(void **state)
 	}
 }
 
-#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, attend_world_teardown)
 
 int main(void)
 {

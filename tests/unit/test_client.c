@@ -704,6 +704,22 @@ static void layout_tells_shards_and_formats(void **state)
 	kvd_layout_free(l);
 }
 
+/* Who waits looks again after a small part of what it has waited, and not at every turn
+ * of a core. */
+static void pauses_of_a_wait_are_a_part_of_it(void **state)
+{
+	struct client_fixture *f = *state;
+	uint64_t pause_ns = 0, waited_ns = 0;
+
+	for (unsigned int i = 0; i < 40; i++) {
+		client_pause(f->client, &pause_ns);
+		assert_true(pause_ns <= 25000 + waited_ns / 8);
+		assert_true(pause_ns >= 20000);
+		waited_ns += pause_ns;
+	}
+	assert_true(pause_ns > 150000);
+}
+
 static void layout_keeps_its_first_error(void **state)
 {
 	struct kvd_layout *l = kvd_layout_new(0);
@@ -734,6 +750,7 @@ int main(void)
 		cmocka_unit_test(codes_public_match_daemon),
 		T(error_answer_is_told_whole),
 		T(open_tells_what_hello_said),
+		T(pauses_of_a_wait_are_a_part_of_it),
 		T(open_without_daemon_names_path),
 		cmocka_unit_test(open_with_long_path_is_refused),
 		T(open_with_bad_hello_is_refused),

@@ -23,70 +23,12 @@
 #include "daemon/loop/loop.h"
 #include "daemon/memory/numa.h"
 #include "daemon/memory/tokens.h"
+#include "tests/lib/copy_rig.h"
 #include "tests/lib/gates.h"
 #include "tests/lib/tmp.h"
 
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
-#define WAIT_NS (20 * LOOP_NS_PER_S)
-
-struct test {
-	struct loop *loop;
-	struct copier *copier;
-	unsigned int done;
-};
-
-struct test_job {
-	struct copy_job job;
-	struct test *test;
-	unsigned int calls;
-	unsigned int order; /* which on_done it was, from 1 */
-};
-
-static void on_done(struct copy_job *job)
-{
-	struct test_job *tj = container_of(job, struct test_job, job);
-
-	tj->calls++;
-	tj->order = ++tj->test->done;
-}
-
-static void setup(struct test *t, unsigned int threads, uint64_t slice)
-{
-	*t = (struct test){0};
-	assert_int_equal(memory_guard_install(), 0); /* cmocka has its own handler */
-	assert_int_equal(loop_new(&t->loop), 0);
-	assert_int_equal(copier_new(t->loop, threads, slice, &t->copier), 0);
-}
-
-static void teardown(struct test *t)
-{
-	copier_free(t->copier);
-	loop_free(t->loop);
-}
-
-static void wait_done(struct test *t, unsigned int count)
-{
-	uint64_t end = loop_clock_ns(t->loop) + WAIT_NS;
-
-	while (t->done < count) {
-		assert_true(loop_clock_ns(t->loop) < end);
-		loop_turn(t->loop, 100 * LOOP_NS_PER_MS);
-	}
-}
-
-static struct plan *plan_of(const struct plan_run *runs, size_t count)
-{
-	struct plan_builder *builder = NULL;
-	struct plan *plan = NULL;
-
-	assert_int_equal(plan_builder_new(&builder), 0);
-	for (size_t i = 0; i < count; i++)
-		assert_int_equal(plan_builder_add(builder, &runs[i]), 0);
-	assert_int_equal(plan_builder_finish(builder, &plan), 0);
-	plan_builder_free(builder);
-	return plan;
-}
 
 static bool builder_takes(const struct plan_run *run)
 {
@@ -121,17 +63,12 @@ static struct memory *vm(uint8_t *own, uint64_t bytes)
 	return vm_of(getpid(), own, bytes);
 }
 
-static uint8_t pattern(uint64_t i)
-{
-	return (uint8_t)((i * UINT64_C(0x9e3779b97f4a7c15)) >> 56);
-}
-
 static uint8_t *heap(uint64_t bytes, bool filled)
 {
 	uint8_t *p = test_malloc(bytes);
 
 	for (uint64_t i = 0; i < bytes; i++)
-		p[i] = filled ? pattern(i) : 0xee;
+		p[i] = filled ? copy_rig_pattern(i) : 0xee;
 	return p;
 }
 
@@ -198,13 +135,13 @@ static const struct plan_run mixed_runs[] = {
 static void copy_and_check(unsigned int threads, uint64_t slice, bool src_vm, bool dst_vm,
 			   uint64_t begin, uint64_t end)
 {
-	struct plan *plan = plan_of(mixed_runs, ARRAY_LEN(mixed_runs));
+	struct plan *plan = copy_rig_plan(mixed_runs, ARRAY_LEN(mixed_runs));
 	uint8_t *src = heap(SRC_BYTES, true), *dst = heap(DST_BYTES, false), *want;
 	struct copy_buffer sb = {.length = SRC_BYTES}, db = {.length = DST_BYTES};
-	struct test_job tj = {0};
-	struct test t;
+	struct copy_rig_job tj = {0};
+	struct copy_rig t;
 
-	setup(&t, threads, slice);
+	copy_rig_setup(&t, threads, slice);
 	sb.memory = src_vm ? vm(src, SRC_BYTES) : linear(SRC_BYTES);
 	db.memory = dst_vm ? vm(dst, DST_BYTES) : linear(DST_BYTES);
 	if (!src_vm)
@@ -213,22 +150,22 @@ static void copy_and_check(unsigned int threads, uint64_t slice, bool src_vm, bo
 		memcpy(db.memory->base, dst, DST_BYTES);
 	if (end > plan->bytes)
 		end = plan->bytes;
-	tj.test = &t;
+	tj.rig = &t;
 	tj.job = (struct copy_job){.plan = plan,
 				   .begin = begin,
 				   .end = end,
 				   .src = {.buffers = &sb, .buffer_count = 1},
 				   .dst = {.buffers = &db, .buffer_count = 1},
-				   .on_done = on_done};
+				   .on_done = copy_rig_on_done};
 	assert_int_equal(copier_submit(t.copier, &tj.job), 0);
 	assert_int_equal(tj.calls, 0);
-	wait_done(&t, 1);
+	copy_rig_wait(&t, 1);
 	assert_int_equal(tj.job.result, 0);
 	assert_int_equal(tj.calls, 1);
 	assert_int_equal(atomic_load(&tj.job.copied), end - begin);
 	want = expected(plan, src, DST_BYTES, begin, end);
 	assert_memory_equal(dst_vm ? dst : db.memory->base, want, DST_BYTES);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	memory_unref(sb.memory);
 	memory_unref(db.memory);
 	plan_free(plan);
@@ -258,44 +195,44 @@ static void copy_parts_of_the_stream_are_exact(void **state)
 /* Gather into linear memory, scatter out of it: the transports' pack. */
 static void copy_through_linear_memory_is_exact(void **state)
 {
-	struct plan *plan = plan_of(mixed_runs, ARRAY_LEN(mixed_runs));
+	struct plan *plan = copy_rig_plan(mixed_runs, ARRAY_LEN(mixed_runs));
 	uint8_t *src = heap(SRC_BYTES, true), *want;
 	uint8_t *packed = heap(plan->bytes, false), *dst = heap(DST_BYTES, false);
 	struct copy_buffer sb = {.length = SRC_BYTES}, db = {.length = DST_BYTES};
-	struct test_job tj = {0};
-	struct test t;
+	struct copy_rig_job tj = {0};
+	struct copy_rig t;
 	unsigned int jobs = 0;
 
 	(void)state;
-	setup(&t, 2, 3000);
+	copy_rig_setup(&t, 2, 3000);
 	sb.memory = vm(src, SRC_BYTES);
 	db.memory = linear(DST_BYTES);
 	memcpy(db.memory->base, dst, DST_BYTES);
-	tj.test = &t;
+	tj.rig = &t;
 	for (uint64_t begin = 0; begin < plan->bytes; begin += 10007) {
 		uint64_t end = begin + 10007 < plan->bytes ? begin + 10007 : plan->bytes;
 
 		tj.job = (struct copy_job){.plan = plan,
 					   .begin = begin,
 					   .end = end,
-					   .on_done = on_done,
+					   .on_done = copy_rig_on_done,
 					   .src = {.buffers = &sb, .buffer_count = 1},
 					   .dst = {.linear = packed + begin}};
 		assert_int_equal(copier_submit(t.copier, &tj.job), 0);
-		wait_done(&t, ++jobs);
+		copy_rig_wait(&t, ++jobs);
 		tj.job = (struct copy_job){.plan = plan,
 					   .begin = begin,
 					   .end = end,
-					   .on_done = on_done,
+					   .on_done = copy_rig_on_done,
 					   .src = {.linear = packed + begin},
 					   .dst = {.buffers = &db, .buffer_count = 1}};
 		assert_int_equal(copier_submit(t.copier, &tj.job), 0);
-		wait_done(&t, ++jobs);
+		copy_rig_wait(&t, ++jobs);
 		assert_int_equal(tj.job.result, 0);
 	}
 	want = expected(plan, src, DST_BYTES, 0, plan->bytes);
 	assert_memory_equal(db.memory->base, want, DST_BYTES);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	memory_unref(sb.memory);
 	memory_unref(db.memory);
 	plan_free(plan);
@@ -323,48 +260,48 @@ static void copy_out_of_bounds_is_refused(void **state)
 		{.src = 0, .dst = 0, .len = 1, .count = 1, .dst_buffer = UINT32_MAX},
 	};
 	struct copy_buffer b = {.length = 4096};
-	struct test_job tj = {0};
+	struct copy_rig_job tj = {0};
 	unsigned int reached = 0;
-	struct test t;
+	struct copy_rig t;
 
 	(void)state;
-	setup(&t, 1, 0);
+	copy_rig_setup(&t, 1, 0);
 	b.memory = linear(4096);
 	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
 		struct plan *plan;
 
 		if (!builder_takes(&bad[i]))
 			continue;
-		plan = plan_of(&bad[i], 1);
+		plan = copy_rig_plan(&bad[i], 1);
 		reached++;
 
-		tj.test = &t;
+		tj.rig = &t;
 		tj.job = (struct copy_job){.plan = plan,
 					   .end = plan->bytes,
 					   .src = {.buffers = &b, .buffer_count = 1},
 					   .dst = {.buffers = &b, .buffer_count = 1},
-					   .on_done = on_done};
+					   .on_done = copy_rig_on_done};
 		assert_int_equal(copier_submit(t.copier, &tj.job), -err_errno(ERR_RANGE));
 		plan_free(plan);
 	}
 	assert_true(reached >= 6);
 	assert_int_equal(t.done, 0);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	memory_unref(b.memory);
 }
 
 static void copy_bad_job_is_refused(void **state)
 {
 	static const struct plan_run run = {.len = 100, .count = 1};
-	struct plan *plan = plan_of(&run, 1);
+	struct plan *plan = copy_rig_plan(&run, 1);
 	struct copy_buffer b = {.length = 4096}, longer = {.length = 4097},
 			   shifted = {.length = 4096, .offset = 1}, ro = {.length = 4096},
 			   nowhere = {.length = 4096}, unused = {.length = 0};
-	struct test_job tj = {0};
-	struct test t;
+	struct copy_rig_job tj = {0};
+	struct copy_rig t;
 
 	(void)state;
-	setup(&t, 1, 0);
+	copy_rig_setup(&t, 1, 0);
 	b.memory = longer.memory = shifted.memory = linear(4096);
 	assert_int_equal(memory_import_memfd(b.memory->fd, 0, 4096, false, &ro.memory),
 			 0);
@@ -380,11 +317,11 @@ static void copy_bad_job_is_refused(void **state)
 		{&nowhere, &b, 0, 100, ERR_INVAL}, {&unused, &b, 0, 100, ERR_RANGE},
 	};
 	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-		tj.test = &t;
+		tj.rig = &t;
 		tj.job = (struct copy_job){.plan = plan,
 					   .begin = cases[i].begin,
 					   .end = cases[i].end,
-					   .on_done = on_done};
+					   .on_done = copy_rig_on_done};
 		tj.job.src =
 			(struct copy_end){.buffers = cases[i].src, .buffer_count = 1};
 		tj.job.dst =
@@ -393,7 +330,7 @@ static void copy_bad_job_is_refused(void **state)
 				 -err_errno(cases[i].code));
 	}
 	assert_int_equal(t.done, 0);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	memory_unref(b.memory);
 	memory_unref(ro.memory);
 	plan_free(plan);
@@ -404,12 +341,12 @@ static void copy_bad_job_is_refused(void **state)
 struct bulk {
 	struct copy_buffer src, dst;
 	struct plan *plan;
-	struct test_job tj;
+	struct copy_rig_job tj;
 };
 
 #define ENDLESS (UINT64_C(1) << 40)
 
-static void bulk_init(struct bulk *b, struct test *t, uint64_t bytes, uint64_t times)
+static void bulk_init(struct bulk *b, struct copy_rig *t, uint64_t bytes, uint64_t times)
 {
 	struct plan_run run = {.len = bytes, .count = times};
 
@@ -417,13 +354,13 @@ static void bulk_init(struct bulk *b, struct test *t, uint64_t bytes, uint64_t t
 	b->src.memory = linear(bytes);
 	b->dst.memory = linear(bytes);
 	memset(b->src.memory->base, 1, bytes);
-	b->plan = plan_of(&run, 1);
-	b->tj.test = t;
+	b->plan = copy_rig_plan(&run, 1);
+	b->tj.rig = t;
 	b->tj.job = (struct copy_job){.plan = b->plan,
 				      .end = b->plan->bytes,
 				      .src = {.buffers = &b->src, .buffer_count = 1},
 				      .dst = {.buffers = &b->dst, .buffer_count = 1},
-				      .on_done = on_done};
+				      .on_done = copy_rig_on_done};
 }
 
 static void bulk_fini(struct bulk *b)
@@ -435,7 +372,7 @@ static void bulk_fini(struct bulk *b)
 
 /* Submitted, and seen in a slice; who was kept from looking until it was over tries
  * again. */
-static void submit_and_see(struct test *t, struct copy_job *job)
+static void submit_and_see(struct copy_rig *t, struct copy_job *job)
 {
 	const unsigned int before = t->done;
 
@@ -451,22 +388,22 @@ static void submit_and_see(struct test *t, struct copy_job *job)
 static void jobs_take_turns(void **state)
 {
 	struct bulk large, small;
-	struct test t;
+	struct copy_rig t;
 
 	(void)state;
-	setup(&t, 1, 4 * KIB);
+	copy_rig_setup(&t, 1, 4 * KIB);
 	bulk_init(&large, &t, 64 * KIB, ENDLESS);
 	bulk_init(&small, &t, 64 * KIB, 4);
 	assert_int_equal(copier_submit(t.copier, &large.tj.job), 0);
 	assert_int_equal(copier_submit(t.copier, &small.tj.job), 0);
-	wait_done(&t, 1);
+	copy_rig_wait(&t, 1);
 	assert_int_equal(small.tj.order, 1);
 	assert_int_equal(small.tj.job.result, 0);
 	copier_cancel(t.copier, &large.tj.job);
-	wait_done(&t, 2);
+	copy_rig_wait(&t, 2);
 	assert_int_equal(large.tj.order, 2);
 	assert_int_equal(large.tj.job.result, -ECANCELED);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	bulk_fini(&large);
 	bulk_fini(&small);
 }
@@ -475,10 +412,10 @@ static void jobs_take_turns(void **state)
 static void cancel_leaves_memory_still(void **state)
 {
 	struct bulk b, other;
-	struct test t;
+	struct copy_rig t;
 
 	(void)state;
-	setup(&t, 1, 64 * KIB); /* two would write the same bytes at once */
+	copy_rig_setup(&t, 1, 64 * KIB); /* two would write the same bytes at once */
 	bulk_init(&b, &t, 1 * MIB, ENDLESS);
 	bulk_init(&other, &t, 1 * MIB, 16);
 	assert_int_equal(copier_submit(t.copier, &b.tj.job), 0);
@@ -487,19 +424,19 @@ static void cancel_leaves_memory_still(void **state)
 	assert_int_equal(t.done, 0);
 	copier_cancel(t.copier, &b.tj.job);
 	copier_cancel(t.copier, &b.tj.job);
-	wait_done(&t, 1);
+	copy_rig_wait(&t, 1);
 	assert_int_equal(b.tj.job.result, -ECANCELED);
 	assert_int_equal(b.tj.job.err.code, ERR_CANCELED);
 	memset(b.dst.memory->base, 0, 1 * MIB);
 	/* the threads are alive: another job runs, and only its bytes appear */
 	assert_int_equal(copier_submit(t.copier, &other.tj.job), 0);
-	wait_done(&t, 2);
+	copy_rig_wait(&t, 2);
 	assert_int_equal(other.tj.job.result, 0);
 	for (uint64_t i = 0; i < 1 * MIB; i++)
 		if (b.dst.memory->base[i])
 			fail_msg("byte %ju was written after on_done", (uintmax_t)i);
 	assert_int_equal(b.tj.calls, 1);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	bulk_fini(&b);
 	bulk_fini(&other);
 }
@@ -508,11 +445,11 @@ static void cancel_leaves_memory_still(void **state)
 static void cancel_before_a_slice_began_is_done(void **state)
 {
 	struct bulk large, waiting;
-	struct test t;
+	struct copy_rig t;
 	bool busy;
 
 	(void)state;
-	setup(&t, 1, 1024 * MIB);
+	copy_rig_setup(&t, 1, 1024 * MIB);
 	bulk_init(&large, &t, 1 * MIB, 1024);
 	bulk_init(&waiting, &t, 128 * KIB, 1);
 	do { /* until the thread was busy all the time that this takes */
@@ -522,13 +459,13 @@ static void cancel_before_a_slice_began_is_done(void **state)
 		copier_cancel(t.copier, &waiting.tj.job);
 		assert_int_equal(waiting.tj.calls, 0); /* never from inside cancel */
 		busy = atomic_load(&large.tj.job.slices_running) > 0;
-		wait_done(&t, 2);
+		copy_rig_wait(&t, 2);
 	} while (!busy);
 	assert_int_equal(waiting.tj.order, 1);
 	assert_int_equal(waiting.tj.job.result, -ECANCELED);
 	assert_int_equal(atomic_load(&waiting.tj.job.copied), 0);
 	assert_int_equal(large.tj.job.result, 0);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	bulk_fini(&large);
 	bulk_fini(&waiting);
 }
@@ -537,32 +474,32 @@ static void cancel_before_a_slice_began_is_done(void **state)
 static void cancel_after_the_last_slice_began_is_success(void **state)
 {
 	struct bulk b;
-	struct test t;
+	struct copy_rig t;
 
 	(void)state;
-	setup(&t, 1, 256 * MIB);
+	copy_rig_setup(&t, 1, 256 * MIB);
 	bulk_init(&b, &t, 1 * MIB, 256);
 	submit_and_see(&t, &b.tj.job);
 	copier_cancel(t.copier, &b.tj.job);
-	wait_done(&t, 1);
+	copy_rig_wait(&t, 1);
 	assert_int_equal(b.tj.job.result, 0);
 	assert_int_equal(atomic_load(&b.tj.job.copied), b.plan->bytes);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	bulk_fini(&b);
 }
 
 static void free_with_jobs_calls_each_on_done(void **state)
 {
 	struct bulk b[4];
-	struct test t;
+	struct copy_rig t;
 
 	(void)state;
-	setup(&t, 1, 4 * KIB);
+	copy_rig_setup(&t, 1, 4 * KIB);
 	for (size_t i = 0; i < ARRAY_LEN(b); i++) {
 		bulk_init(&b[i], &t, 64 * KIB, ENDLESS);
 		assert_int_equal(copier_submit(t.copier, &b[i].tj.job), 0);
 	}
-	teardown(&t);
+	copy_rig_teardown(&t);
 	for (size_t i = 0; i < ARRAY_LEN(b); i++) {
 		assert_int_equal(b[i].tj.calls, 1);
 		assert_int_equal(b[i].tj.job.result, -ECANCELED);
@@ -571,7 +508,7 @@ static void free_with_jobs_calls_each_on_done(void **state)
 }
 
 /* The most threads that were seen in the job's slices, which is `want` some time. */
-static int threads_seen(struct test *t, struct copy_job *job, int want)
+static int threads_seen(struct copy_rig *t, struct copy_job *job, int want)
 {
 	unsigned int before = t->done;
 	int most = 0;
@@ -584,7 +521,7 @@ static int threads_seen(struct test *t, struct copy_job *job, int want)
 		loop_turn(t->loop, 0);
 	}
 	copier_cancel(t->copier, job);
-	wait_done(t, before + 1);
+	copy_rig_wait(t, before + 1);
 	return most;
 }
 
@@ -594,27 +531,27 @@ static void job_without_a_token_runs_on_one_thread(void **state)
 {
 	static const struct plan_run run = {
 		.len = 16, .count = 4 * MIB, .dst_stride = 16};
-	struct plan *plan = plan_of(&run, 1);
+	struct plan *plan = copy_rig_plan(&run, 1);
 	char path[64];
 	int fd = mkstemp(tmp_path(path, sizeof(path), "kvd-tokens-XXXXXX")), most = 0;
 	struct tokens *ours = NULL, *others = NULL;
 	struct copy_buffer src = {.length = 16}, dst = {.length = 64 * MIB};
-	struct test_job tj = {0};
-	struct test t;
+	struct copy_rig_job tj = {0};
+	struct copy_rig t;
 
 	(void)state;
-	setup(&t, 2, 16 * KIB);
+	copy_rig_setup(&t, 2, 16 * KIB);
 	assert_int_equal(tokens_open(path, 1, &ours), 0);
 	assert_int_equal(tokens_open(path, 1, &others), 0);
 	copier_share(t.copier, ours);
 	src.memory = linear(16);
 	dst.memory = linear(64 * MIB);
-	tj.test = &t;
+	tj.rig = &t;
 	tj.job = (struct copy_job){.plan = plan,
 				   .end = plan->bytes,
 				   .src = {.buffers = &src, .buffer_count = 1},
 				   .dst = {.buffers = &dst, .buffer_count = 1},
-				   .on_done = on_done};
+				   .on_done = copy_rig_on_done};
 	assert_true(tokens_may_run(others, 1, 1));
 	assert_in_range(threads_seen(&t, &tj.job, 2), 0, 1); /* a busy machine: unseen */
 	assert_int_equal(tj.job.result, 0);
@@ -622,7 +559,7 @@ static void job_without_a_token_runs_on_one_thread(void **state)
 	for (int i = 0; i < 1000 && most < 2; i++)
 		most = threads_seen(&t, &tj.job, 2);
 	assert_int_equal(most, 2);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	tokens_free(others);
 	memory_unref(src.memory);
 	memory_unref(dst.memory);
@@ -636,24 +573,24 @@ static void job_of_short_vm_rows_has_short_slices(void **state)
 {
 	static const struct plan_run run = {
 		.len = 16, .count = 64 * KIB, .src_stride = 16, .dst_stride = 32};
-	struct plan *plan = plan_of(&run, 1);
+	struct plan *plan = copy_rig_plan(&run, 1);
 	uint8_t *far = heap(2 * MIB, false);
 	struct copy_buffer src = {.length = MIB, .memory = linear(MIB)};
 	struct copy_buffer dst = {.length = 2 * MIB, .memory = vm(far, 2 * MIB)};
-	struct test t;
-	struct test_job tj = {.test = &t,
-			      .job = {.plan = plan,
-				      .end = plan->bytes,
-				      .src = {.buffers = &src, .buffer_count = 1},
-				      .dst = {.buffers = &dst, .buffer_count = 1},
-				      .on_done = on_done}};
+	struct copy_rig t;
+	struct copy_rig_job tj = {.rig = &t,
+				  .job = {.plan = plan,
+					  .end = plan->bytes,
+					  .src = {.buffers = &src, .buffer_count = 1},
+					  .dst = {.buffers = &dst, .buffer_count = 1},
+					  .on_done = copy_rig_on_done}};
 	int most = 0;
 
 	(void)state;
-	setup(&t, 2, 64 * MIB);
+	copy_rig_setup(&t, 2, 64 * MIB);
 	for (int i = 0; most < 2; i++, most = threads_seen(&t, &tj.job, 2))
 		assert_in_range(i, 0, 1000);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	memory_unref(src.memory);
 	memory_unref(dst.memory);
 	test_free(far);
@@ -690,14 +627,14 @@ static unsigned int threads_on(const char *list)
 static void threads_on_two_nodes_stay_near_and_copy_all(void **state)
 {
 	static const struct plan_run run = {.len = 4 * MIB, .count = 1};
-	struct plan *plan = plan_of(&run, 1);
+	struct plan *plan = copy_rig_plan(&run, 1);
 	struct copy_buffer src = {.length = 4 * MIB}, dst = {.length = 4 * MIB};
 	struct numa *numa = test_calloc(1, sizeof(*numa));
-	struct test_job jobs[6] = {0};
-	struct test t;
+	struct copy_rig_job jobs[6] = {0};
+	struct copy_rig t;
 
 	(void)state;
-	setup(&t, 3, 64 * KIB);
+	copy_rig_setup(&t, 3, 64 * KIB);
 	/* this machine's memory is on node 0; "node 1" gets what is left */
 	numa->count = 2;
 	numa->nodes[1].id = 1;
@@ -713,20 +650,20 @@ static void threads_on_two_nodes_stay_near_and_copy_all(void **state)
 	assert_in_range(numa_node_of(numa, dst.memory->base) + 1, 0, 2);
 	memset(src.memory->base, 0x3c, 4 * MIB);
 	for (unsigned int i = 0; i < 6; i++) {
-		jobs[i].test = &t;
+		jobs[i].rig = &t;
 		jobs[i].job =
 			(struct copy_job){.plan = plan,
 					  .begin = i * 512 * KIB,
 					  .end = (i + 1) * 512 * KIB,
 					  .src = {.buffers = &src, .buffer_count = 1},
 					  .dst = {.buffers = &dst, .buffer_count = 1},
-					  .on_done = on_done};
+					  .on_done = copy_rig_on_done};
 		assert_int_equal(copier_submit(t.copier, &jobs[i].job), 0);
 	}
-	wait_done(&t, 6);
+	copy_rig_wait(&t, 6);
 	for (uint64_t i = 0; i < 4 * MIB; i++)
 		assert_int_equal(dst.memory->base[i], i < 3 * MIB ? 0x3c : 0);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	test_free(numa);
 	memory_unref(src.memory);
 	memory_unref(dst.memory);
@@ -736,43 +673,43 @@ static void threads_on_two_nodes_stay_near_and_copy_all(void **state)
 static void copy_of_cut_memory_fails_that_job_only(void **state)
 {
 	static const struct plan_run run = {.len = 1 * MIB, .count = 1};
-	struct plan *plan = plan_of(&run, 1);
+	struct plan *plan = copy_rig_plan(&run, 1);
 	int fd = memfd_create("cut", MFD_CLOEXEC);
 	struct copy_buffer cut = {.length = 1 * MIB}, whole = {.length = 1 * MIB},
 			   dst = {.length = 1 * MIB};
-	struct test_job bad = {0}, good = {0};
-	struct test t;
+	struct copy_rig_job bad = {0}, good = {0};
+	struct copy_rig t;
 
 	(void)state;
-	setup(&t, 2, 64 * KIB);
+	copy_rig_setup(&t, 2, 64 * KIB);
 	whole.memory = linear(MIB);
 	dst.memory = linear(MIB);
 	assert_int_equal(write(fd, dst.memory->base, MIB), MIB);
 	assert_int_equal(memory_import_shm_fd(fd, 0, MIB, true, &cut.memory), 0);
 	memset(whole.memory->base, 5, MIB);
 	assert_int_equal(ftruncate(fd, 300 << 10), 0);
-	bad.test = good.test = &t;
+	bad.rig = good.rig = &t;
 	bad.job = good.job =
 		(struct copy_job){.plan = plan,
 				  .end = MIB,
-				  .on_done = on_done,
+				  .on_done = copy_rig_on_done,
 				  .dst = {.buffers = &dst, .buffer_count = 1}};
 	bad.job.src = (struct copy_end){.buffers = &cut, .buffer_count = 1};
 	good.job.src = (struct copy_end){.buffers = &whole, .buffer_count = 1};
 	assert_int_equal(copier_submit(t.copier, &bad.job), 0);
-	wait_done(&t, 1);
+	copy_rig_wait(&t, 1);
 	assert_int_equal(bad.job.result, -EFAULT);
 	assert_int_equal(bad.job.err.code, ERR_FAULT);
 	assert_int_equal(copier_submit(t.copier, &good.job), 0);
-	wait_done(&t, 2);
+	copy_rig_wait(&t, 2);
 	assert_int_equal(good.job.result, 0);
 	for (uint64_t i = 0; i < MIB; i++)
 		assert_int_equal(dst.memory->base[i], 5);
 	/* and it stays dead, although zero pages lie there now */
 	assert_int_equal(copier_submit(t.copier, &bad.job), 0);
-	wait_done(&t, 3);
+	copy_rig_wait(&t, 3);
 	assert_int_equal(bad.job.err.code, ERR_FAULT);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	memory_unref(cut.memory);
 	memory_unref(whole.memory);
 	memory_unref(dst.memory);
@@ -784,11 +721,11 @@ static void copy_of_a_dead_process_fails(void **state)
 {
 	static const struct plan_run run = {.len = 64 * KIB, .count = 1};
 	static uint8_t bytes[64 * KIB];
-	struct plan *plan = plan_of(&run, 1);
+	struct plan *plan = copy_rig_plan(&run, 1);
 	struct copy_buffer src = {.length = 64 * KIB}, dst = {.length = 64 * KIB};
-	struct test_job tj = {0};
+	struct copy_rig_job tj = {0};
 	int p[2], status;
-	struct test t;
+	struct copy_rig t;
 	pid_t pid;
 	char c;
 
@@ -800,25 +737,25 @@ static void copy_of_a_dead_process_fails(void **state)
 		(void)!read(p[0], &c, 1);
 		_exit(0);
 	}
-	setup(&t, 1, 0);
+	copy_rig_setup(&t, 1, 0);
 	src.memory = vm_of(pid, bytes, sizeof(bytes));
 	dst.memory = linear(64 * KIB);
-	tj.test = &t;
+	tj.rig = &t;
 	tj.job = (struct copy_job){.plan = plan,
 				   .end = plan->bytes,
 				   .src = {.buffers = &src, .buffer_count = 1},
 				   .dst = {.buffers = &dst, .buffer_count = 1},
-				   .on_done = on_done};
+				   .on_done = copy_rig_on_done};
 	assert_int_equal(copier_submit(t.copier, &tj.job), 0);
-	wait_done(&t, 1);
+	copy_rig_wait(&t, 1);
 	assert_int_equal(tj.job.result, 0);
 	close(p[1]);
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	assert_int_equal(copier_submit(t.copier, &tj.job), 0);
-	wait_done(&t, 2);
+	copy_rig_wait(&t, 2);
 	assert_int_equal(tj.job.err.code, ERR_FAULT);
 	assert_non_null(strstr(tj.job.err.text, "is gone"));
-	teardown(&t);
+	copy_rig_teardown(&t);
 	memory_unref(src.memory);
 	memory_unref(dst.memory);
 	plan_free(plan);
@@ -828,15 +765,15 @@ static void copy_of_a_dead_process_fails(void **state)
 static void copy_of_an_unmapped_page_fails_after_its_part(void **state)
 {
 	static const struct plan_run run = {.len = 8192, .count = 1};
-	struct plan *plan = plan_of(&run, 1);
+	struct plan *plan = copy_rig_plan(&run, 1);
 	int fd = memfd_create("cut", MFD_CLOEXEC);
 	uint8_t *pages;
 	struct copy_buffer src = {.length = 8192}, dst = {.length = 8192};
-	struct test_job tj = {0};
-	struct test t;
+	struct copy_rig_job tj = {0};
+	struct copy_rig t;
 
 	(void)state;
-	setup(&t, 1, 0);
+	copy_rig_setup(&t, 1, 0);
 	assert_int_equal(ftruncate(fd, 8192), 0);
 	pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	assert_ptr_not_equal(pages, MAP_FAILED);
@@ -845,16 +782,16 @@ static void copy_of_an_unmapped_page_fails_after_its_part(void **state)
 	/* as good as unmapped, and no other thread's mmap can take the place */
 	assert_int_equal(ftruncate(fd, 4096), 0);
 	close(fd);
-	tj.test = &t;
+	tj.rig = &t;
 	tj.job = (struct copy_job){.plan = plan,
 				   .end = plan->bytes,
 				   .src = {.buffers = &src, .buffer_count = 1},
 				   .dst = {.buffers = &dst, .buffer_count = 1},
-				   .on_done = on_done};
+				   .on_done = copy_rig_on_done};
 	assert_int_equal(copier_submit(t.copier, &tj.job), 0);
-	wait_done(&t, 1);
+	copy_rig_wait(&t, 1);
 	assert_int_equal(tj.job.err.code, ERR_FAULT);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	memory_unref(src.memory);
 	memory_unref(dst.memory);
 	plan_free(plan);

@@ -22,6 +22,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/loop/loop.h"
 #include "daemon/memory/copy.h"
+#include "tests/lib/copy_rig.h"
 #include "tests/lib/file.h"
 #include "tests/lib/gates.h"
 #include "tests/lib/stuck.h"
@@ -37,73 +38,11 @@
 
 enum kind { FILE_KIND, LINEAR_KIND, VM_KIND, SHM_KIND, KINDS };
 
-struct test {
-	struct loop *loop;
-	struct copier *copier;
-	unsigned int done;
-};
-
-struct test_job {
-	struct copy_job job;
-	struct test *test;
-	unsigned int calls;
-};
-
-static void on_done(struct copy_job *job)
-{
-	struct test_job *tj = container_of(job, struct test_job, job);
-
-	tj->calls++;
-	tj->test->done++;
-}
-
-static void setup(struct test *t)
-{
-	*t = (struct test){0};
-	assert_int_equal(memory_guard_install(), 0);
-	assert_int_equal(loop_new(&t->loop), 0);
-	assert_int_equal(copier_new(t->loop, 1, SLICE, &t->copier), 0);
-}
-
-static void teardown(struct test *t)
-{
-	copier_free(t->copier);
-	loop_free(t->loop);
-}
-
-static void wait_done(struct test *t, unsigned int count)
-{
-	uint64_t end = loop_clock_ns(t->loop) + WAIT_NS;
-
-	while (t->done < count) {
-		assert_true(loop_clock_ns(t->loop) < end);
-		loop_turn(t->loop, 100 * LOOP_NS_PER_MS);
-	}
-}
-
-static struct plan *plan_of(const struct plan_run *runs, size_t count)
-{
-	struct plan_builder *builder = NULL;
-	struct plan *plan = NULL;
-
-	assert_int_equal(plan_builder_new(&builder), 0);
-	for (size_t i = 0; i < count; i++)
-		assert_int_equal(plan_builder_add(builder, &runs[i]), 0);
-	assert_int_equal(plan_builder_finish(builder, &plan), 0);
-	plan_builder_free(builder);
-	return plan;
-}
-
 static struct plan *plan_all(uint64_t bytes)
 {
 	const struct plan_run run = {.len = bytes, .count = 1};
 
-	return plan_of(&run, 1);
-}
-
-static uint8_t pattern(uint64_t i)
-{
-	return (uint8_t)((i * UINT64_C(0x9e3779b97f4a7c15)) >> 56);
+	return copy_rig_plan(&run, 1);
 }
 
 /* ---- ends ---- */
@@ -198,15 +137,15 @@ static void thing_expect(struct thing *thing, const uint8_t *bytes)
 	test_free(got);
 }
 
-static void job_of(struct test_job *tj, struct test *t, const struct plan *plan,
+static void job_of(struct copy_rig_job *tj, struct copy_rig *t, const struct plan *plan,
 		   struct copy_buffer *src, struct copy_buffer *dst)
 {
-	*tj = (struct test_job){.test = t,
-				.job = {.plan = plan,
-					.end = plan->bytes,
-					.src = {.buffers = src, .buffer_count = 1},
-					.dst = {.buffers = dst, .buffer_count = 1},
-					.on_done = on_done}};
+	*tj = (struct copy_rig_job){.rig = t,
+				    .job = {.plan = plan,
+					    .end = plan->bytes,
+					    .src = {.buffers = src, .buffer_count = 1},
+					    .dst = {.buffers = dst, .buffer_count = 1},
+					    .on_done = copy_rig_on_done}};
 }
 
 /* Small pages that are neighbours in the file, large ones, odd ones backwards. */
@@ -231,32 +170,32 @@ static const struct plan_run runs[] = {
 
 static void move_and_check(enum kind from, enum kind to)
 {
-	struct plan *plan = plan_of(runs, ARRAY_LEN(runs));
+	struct plan *plan = copy_rig_plan(runs, ARRAY_LEN(runs));
 	uint8_t *bytes = test_malloc(BYTES), *want = test_malloc(BYTES);
 	struct thing src, dst;
 	struct plan_walk walk;
 	struct plan_span span;
-	struct test_job tj;
-	struct test t;
+	struct copy_rig_job tj;
+	struct copy_rig t;
 
-	setup(&t);
+	copy_rig_setup(&t, 1, SLICE);
 	thing_new(&src, from);
 	thing_new(&dst, to);
 	for (uint64_t i = 0; i < BYTES; i++)
-		bytes[i] = pattern(i);
+		bytes[i] = copy_rig_pattern(i);
 	memset(want, 0xee, BYTES);
 	thing_write(&src, bytes);
 	thing_write(&dst, want);
 	job_of(&tj, &t, plan, &src.buffer, &dst.buffer);
 	assert_int_equal(copier_submit(t.copier, &tj.job), 0);
-	wait_done(&t, 1);
+	copy_rig_wait(&t, 1);
 	assert_int_equal(tj.job.result, 0);
 	assert_int_equal(atomic_load(&tj.job.copied), plan->bytes);
 	plan_walk_begin(&walk, plan);
 	while (plan_walk_next(&walk, UINT64_MAX, &span))
 		memcpy(want + span.dst, bytes + span.src, span.len);
 	thing_expect(&dst, want);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	thing_free(&src);
 	thing_free(&dst);
 	plan_free(plan);
@@ -281,21 +220,21 @@ static void file_beside_memory_in_one_table_is_exact(void **state)
 		{.src_buffer = 1, .dst = 16384, .len = 70000, .count = 1},
 		{.src = 40000, .dst = 100000, .len = 1000, .count = 1},
 	};
-	struct plan *plan = plan_of(mixed, ARRAY_LEN(mixed));
+	struct plan *plan = copy_rig_plan(mixed, ARRAY_LEN(mixed));
 	struct copy_buffer table[2];
 	struct thing file, memory, dst;
-	struct test_job tj;
-	struct test t;
+	struct copy_rig_job tj;
+	struct copy_rig t;
 	uint8_t *bytes = test_malloc(BYTES);
 	const uint8_t *got;
 
 	(void)state;
-	setup(&t);
+	copy_rig_setup(&t, 1, SLICE);
 	thing_new(&file, FILE_KIND);
 	thing_new(&memory, LINEAR_KIND);
 	thing_new(&dst, LINEAR_KIND);
 	for (uint64_t i = 0; i < BYTES; i++)
-		bytes[i] = pattern(i);
+		bytes[i] = copy_rig_pattern(i);
 	thing_write(&file, bytes);
 	thing_write(&memory, bytes);
 	memset(memory.buffer.memory->base, 0xdd, BYTES);
@@ -304,14 +243,14 @@ static void file_beside_memory_in_one_table_is_exact(void **state)
 	job_of(&tj, &t, plan, table, &dst.buffer);
 	tj.job.src.buffer_count = 2;
 	assert_int_equal(copier_submit(t.copier, &tj.job), 0);
-	wait_done(&t, 1);
+	copy_rig_wait(&t, 1);
 	assert_int_equal(tj.job.result, 0);
 	got = dst.buffer.memory->base;
 	assert_memory_equal(got, bytes, 12288);
 	for (uint64_t i = 0; i < 70000; i++)
 		assert_int_equal(got[16384 + i], 0xdd);
 	assert_memory_equal(got + 100000, bytes + 40000, 1000);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	thing_free(&file);
 	thing_free(&memory);
 	thing_free(&dst);
@@ -325,8 +264,8 @@ static void file_past_the_page_cache_moves_whole_blocks(void **state)
 	struct plan *whole = plan_all(MIB), *odd = plan_all(1000);
 	struct thing dst;
 	struct copy_buffer src = {.length = MIB};
-	struct test_job tj;
-	struct test t;
+	struct copy_rig_job tj;
+	struct copy_rig t;
 	uint8_t *bytes = test_malloc(MIB);
 	int fd = file_new(O_RDWR), direct;
 	char path[40];
@@ -334,26 +273,26 @@ static void file_past_the_page_cache_moves_whole_blocks(void **state)
 	(void)state;
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
 	for (uint64_t i = 0; i < MIB; i++)
-		bytes[i] = pattern(i);
+		bytes[i] = copy_rig_pattern(i);
 	assert_int_equal(pwrite(fd, bytes, MIB, 0), MIB);
 	assert_int_equal(fsync(fd), 0);
 	direct = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
 	if (direct < 0)
 		skip(); /* a file system without */
-	setup(&t);
+	copy_rig_setup(&t, 1, SLICE);
 	thing_new(&dst, LINEAR_KIND);
 	src.memory = file_of(direct, 0, MIB);
 	job_of(&tj, &t, whole, &src, &dst.buffer);
 	assert_int_equal(copier_submit(t.copier, &tj.job), 0);
-	wait_done(&t, 1);
+	copy_rig_wait(&t, 1);
 	assert_int_equal(tj.job.result, 0);
 	assert_memory_equal(dst.buffer.memory->base, bytes, MIB);
 	job_of(&tj, &t, odd, &src, &dst.buffer);
 	assert_int_equal(copier_submit(t.copier, &tj.job), 0);
-	wait_done(&t, 2);
+	copy_rig_wait(&t, 2);
 	assert_int_equal(tj.job.err.code, ERR_IO);
 	assert_non_null(strstr(tj.job.err.text, "O_DIRECT"));
-	teardown(&t);
+	copy_rig_teardown(&t);
 	memory_unref(src.memory);
 	thing_free(&dst);
 	close(fd);
@@ -369,21 +308,21 @@ static struct err fault_of(struct copy_buffer *src, struct copy_buffer *dst,
 			   uint64_t bytes)
 {
 	struct plan *plan = plan_all(bytes);
-	struct test_job tj;
-	struct test t;
+	struct copy_rig_job tj;
+	struct copy_rig t;
 	struct err err = {0};
 
-	setup(&t);
+	copy_rig_setup(&t, 1, SLICE);
 	job_of(&tj, &t, plan, src, dst);
 	if (copier_submit(t.copier, &tj.job) < 0) {
 		err_take(&err);
 	} else {
-		wait_done(&t, 1);
+		copy_rig_wait(&t, 1);
 		assert_int_equal(tj.calls, 1);
 		assert_true(tj.job.result < 0);
 		err = tj.job.err;
 	}
-	teardown(&t);
+	copy_rig_teardown(&t);
 	plan_free(plan);
 	return err;
 }
@@ -512,13 +451,13 @@ static void no_memory_for_a_job_fails_it_alone(void **state)
 {
 	struct plan *plan = plan_all(BYTES);
 	struct thing src, dst;
-	struct test_job tj;
-	struct test t;
+	struct copy_rig_job tj;
+	struct copy_rig t;
 	uint8_t *bytes = test_calloc(1, BYTES);
 	unsigned int refusals = 0;
 
 	(void)state;
-	setup(&t);
+	copy_rig_setup(&t, 1, SLICE);
 	thing_new(&src, FILE_KIND);
 	thing_new(&dst, LINEAR_KIND);
 	thing_write(&src, bytes);
@@ -537,9 +476,9 @@ static void no_memory_for_a_job_fails_it_alone(void **state)
 		refusals++;
 	}
 	assert_true(refusals >= 5); /* the threads, a user, the first thread's parts */
-	wait_done(&t, 1);
+	copy_rig_wait(&t, 1);
 	assert_int_equal(tj.job.result, 0);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	thing_free(&src);
 	thing_free(&dst);
 	plan_free(plan);
@@ -552,9 +491,9 @@ static void stuck_job_holds_up_itself_alone_and_is_not_canceled_before(void **st
 {
 	struct plan *plan = plan_all(STUCK_BYTES), *small = plan_all(MIB);
 	struct copy_buffer from = {.length = STUCK_BYTES}, to = from;
-	struct test_job stuck, other;
+	struct copy_rig_job stuck, other;
 	struct thing src, dst;
-	struct test t;
+	struct copy_rig t;
 	uint8_t *bytes = test_calloc(1, BYTES);
 	int uffd, fd;
 
@@ -568,7 +507,7 @@ static void stuck_job_holds_up_itself_alone_and_is_not_canceled_before(void **st
 		plan_free(small);
 		skip(); /* userfaultfd that waits for the kernel's own accesses */
 	}
-	setup(&t);
+	copy_rig_setup(&t, 1, SLICE);
 	thing_new(&src, FILE_KIND);
 	thing_new(&dst, LINEAR_KIND);
 	thing_write(&src, bytes);
@@ -581,7 +520,7 @@ static void stuck_job_holds_up_itself_alone_and_is_not_canceled_before(void **st
 	for (unsigned int i = 1; i <= 8; i++) {
 		job_of(&other, &t, small, &src.buffer, &dst.buffer);
 		assert_int_equal(copier_submit(t.copier, &other.job), 0);
-		wait_done(&t, i);
+		copy_rig_wait(&t, i);
 		assert_int_equal(other.job.result, 0);
 	}
 	copier_cancel(t.copier, &stuck.job);
@@ -589,10 +528,10 @@ static void stuck_job_holds_up_itself_alone_and_is_not_canceled_before(void **st
 	loop_turn(t.loop, 50 * LOOP_NS_PER_MS);
 	assert_int_equal(stuck.calls, 0); /* the kernel may still write there */
 	assert_int_equal(stuck_end(uffd, to.memory->base, STUCK_BYTES), 0);
-	wait_done(&t, 9);
+	copy_rig_wait(&t, 9);
 	assert_int_equal(stuck.calls, 1);
 	assert_int_equal(stuck.job.err.code, ERR_CANCELED);
-	teardown(&t);
+	copy_rig_teardown(&t);
 	memory_unref(from.memory);
 	memory_unref(to.memory);
 	close(fd);
@@ -607,13 +546,13 @@ static void stuck_job_holds_up_itself_alone_and_is_not_canceled_before(void **st
 static void cancels_at_any_time_are_told_once(void **state)
 {
 	struct plan *plan = plan_all(BYTES);
-	static struct test_job jobs[64];
+	static struct copy_rig_job jobs[64];
 	struct thing src, dst;
-	struct test t;
+	struct copy_rig t;
 	uint8_t *bytes = test_calloc(1, BYTES);
 
 	(void)state;
-	setup(&t);
+	copy_rig_setup(&t, 1, SLICE);
 	thing_new(&src, FILE_KIND);
 	thing_new(&dst, VM_KIND);
 	thing_write(&src, bytes);
@@ -623,7 +562,7 @@ static void cancels_at_any_time_are_told_once(void **state)
 		if (i % 3)
 			copier_cancel(t.copier, &jobs[i - i % 2].job);
 	}
-	wait_done(&t, ARRAY_LEN(jobs));
+	copy_rig_wait(&t, ARRAY_LEN(jobs));
 	for (unsigned int i = 0; i < ARRAY_LEN(jobs); i++) {
 		assert_int_equal(jobs[i].calls, 1);
 		assert_true(jobs[i].job.result == 0 ||
@@ -634,7 +573,7 @@ static void cancels_at_any_time_are_told_once(void **state)
 		job_of(&jobs[i], &t, plan, &src.buffer, &dst.buffer);
 		assert_int_equal(copier_submit(t.copier, &jobs[i].job), 0);
 	}
-	teardown(&t);
+	copy_rig_teardown(&t);
 	for (unsigned int i = 0; i < ARRAY_LEN(jobs); i++)
 		assert_int_equal(jobs[i].calls, 1);
 	thing_free(&src);

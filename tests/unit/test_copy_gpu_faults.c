@@ -19,6 +19,7 @@
 #include "daemon/base/log.h"
 #include "daemon/memory/memory.h"
 #include "gpu/pin.h"
+#include "tests/lib/copy_rig.h"
 #include "tests/lib/gpu_copy.h"
 
 /* ---- the end before the end ---- */
@@ -29,14 +30,8 @@ static struct plan *plan_whole(void)
 				     .count = GC_BYTES / 1024,
 				     .src_stride = 1024,
 				     .dst_stride = 1024};
-	struct plan_builder *builder = NULL;
-	struct plan *plan = NULL;
 
-	assert_int_equal(plan_builder_new(&builder), 0);
-	assert_int_equal(plan_builder_add(builder, &run), 0);
-	assert_int_equal(plan_builder_finish(builder, &plan), 0);
-	plan_builder_free(builder);
-	return plan;
+	return copy_rig_plan(&run, 1);
 }
 
 static void copy_canceled_is_still_when_done(void **state)

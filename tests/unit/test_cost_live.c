@@ -63,6 +63,16 @@ static struct cost_peer told(const struct live *live)
 	return peer;
 }
 
+/* How attention was lately, of a peer or of home. */
+static struct cost_figure lately(const struct live *live, const uint8_t *of,
+				 const struct cost_shape *shape)
+{
+	struct cost_speed speed;
+
+	assert_int_equal(cost_page_speed(live_page(live), of, shape, &speed), 0);
+	return speed.attend;
+}
+
 static void near(double value, double want, double part)
 {
 	if (fabs(value - want) > part * want)
@@ -317,32 +327,34 @@ static void rounds_with_another_kernel_speed_make_a_factor(void **state)
 
 	calibrated(live, 20, 2000);
 	assert_int_equal(live_speed(live, key, &shape, &compute), 0);
-	assert_int_equal(told(live).attend.count, 0);
+	assert_int_equal(lately(live, key, &shape).count, 0);
 	round.attend_us = 7 * plain;
 	round.us = 20 + round.bytes / 2000 + round.attend_us;
 	for (unsigned int i = 0; i < 1000; i++)
 		assert_false(live_round(live, &way, &round));
-	near(told(live).attend.value, 7, 0.01);
+	near(lately(live, key, &shape).value, 7, 0.01);
 	assert_int_equal(told(live).stale, 0);
-	calibrated(live, 20, 2000); /* speeds are not measured anew */
-	near(told(live).attend.value, 7, 0.01);
+	calibrated(live, 20, 2000); /* speeds are not measured anew; and if they are */
+	assert_int_equal(live_speed(live, key, &shape, &compute), 0);
+	near(lately(live, key, &shape).value, 7, 0.01);
 	/* a call of many takes as long as decisions price it */
 	round.requesters = 4 * COST_FAN_IN_FLAT;
 	round.attend_us = 4 * plain;
 	for (unsigned int i = 0; i < 200; i++)
 		live_round(live, &way, &round);
-	near(told(live).attend.value, 1, 0.01);
+	near(lately(live, key, &shape).value, 1, 0.01);
 	/* what a peer says of itself has bounds, and a kernel of no time is not unknown
 	 */
 	round.attend_us = 4e9;
 	round.us = 5e9;
 	for (unsigned int i = 0; i < 200; i++)
 		live_round(live, &way, &round);
-	assert_true(told(live).attend.value <= 1000);
+	assert_true(lately(live, key, &shape).value <= 1000);
 	round.attend_us = 0;
 	for (unsigned int i = 0; i < 1000; i++)
 		live_round(live, &way, &round);
-	assert_true(told(live).attend.value > 0 && told(live).attend.value < 0.01);
+	assert_true(lately(live, key, &shape).value > 0 &&
+		    lately(live, key, &shape).value < 0.01);
 }
 
 /* A way that is now this and now that: its mean predicts none of the two. */
@@ -444,6 +456,31 @@ static void speeds_and_home_are_in_the_page(void **state)
 	near(seen_home.merge.value, 1, 1e-9);
 }
 
+/* What is attended to here makes home's factor, as rounds make a holder's, and of its own
+ * geometry alone. */
+static void rows_at_home_make_its_factor(void **state)
+{
+	struct live *live = *state;
+	const struct cost_shape shape = cost_shape_gqa(32, 8, 128, 128, 2, 4);
+	const struct cost_shape other = cost_shape_mla(16, 576, 512, 2, 4);
+	const struct cost_compute compute = {.fixed = cost_known(3),
+					     .memory = cost_known(5e3),
+					     .flops = cost_known(9e5)};
+	struct live_round round = {
+		.shape = shape, .query = 1, .tokens = 500, .requesters = 1};
+
+	round.attend_us = 3 * cost_attend(&compute, &shape, 1, 500, false).us;
+	live_home_round(live, &round, NOW); /* of no known speed */
+	assert_int_equal(live_speed(live, cost_self, &shape, &compute), 0);
+	assert_int_equal(live_speed(live, cost_self, &other, &compute), 0);
+	assert_int_equal(lately(live, cost_self, &shape).count, 0);
+	for (unsigned int i = 0; i < 200; i++)
+		live_home_round(live, &round, NOW);
+	assert_int_equal(live_speed(live, cost_self, &shape, &compute), 0);
+	near(lately(live, cost_self, &shape).value, 3, 0.01);
+	assert_int_equal(lately(live, cost_self, &other).count, 0);
+}
+
 static void peer_without_memory_is_refused(void **state)
 {
 	struct live *live = *state, *other;
@@ -485,6 +522,7 @@ int main(void)
 		CASE(peer_is_asked_once_in_a_while_even_if_it_went),
 		CASE(peers_that_went_make_room),
 		CASE(speeds_and_home_are_in_the_page),
+		CASE(rows_at_home_make_its_factor),
 		CASE(peer_without_memory_is_refused),
 	};
 

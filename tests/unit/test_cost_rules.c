@@ -70,6 +70,7 @@ static void draw(struct cost_setup *s)
 	link_draw(&s->link);
 	s->link.turn = cost_known(between(0.1, 20));
 	s->compute = (struct cost_compute){.fixed = cost_known(between(0.1, 50)),
+					   .row = cost_known(between(1e-3, 1)),
 					   .memory = cost_known(between(1e4, 3e6)),
 					   .flops = cost_known(between(1e5, 1e9)),
 					   .gather = cost_known(between(1, 4))};
@@ -328,7 +329,7 @@ static void layers_steps_heads_and_home_count(void **state)
 		q = setup_prices(&s);
 		more = rows * ((s.c.shape.q_bytes + (double)s.c.shape.partial_bytes) /
 				       s.link.bandwidth.value +
-			       s.c.home.merge_row.value);
+			       s.c.home.merge_row.value + s.compute.row.value);
 		assert_near(q.round.us - p.round.us, more);
 	}
 }
@@ -356,8 +357,10 @@ static void every_term_is_in_the_sums(void **state)
 				    .pull_probe = cost_known(1.5),
 				    .pull_bandwidth = cost_known(8)};
 	s.compute = (struct cost_compute){.fixed = cost_known(2),
+					  .row = cost_known(0.0625),
 					  .memory = cost_known(10),
-					  .flops = cost_known(1e12),
+					  .flops = cost_known(48),
+					  .call = 36,
 					  .gather = cost_known(3)};
 	s.c.home = (struct cost_home){.merge = cost_known(0.75),
 				      .merge_row = cost_known(0.125),
@@ -375,25 +378,29 @@ static void every_term_is_in_the_sums(void **state)
 	p = setup_prices(&s);
 	/* 5 + 7 + 9 tokens of 16 B and 3 layers at 8 B/us; 3 (11 + 21 / 2) */
 	assert_near(p.once.us, 3 * 1.5 + 126 + 64.5);
-	assert_near(p.attend.us, 2 + 21 * 16 / 10.0);
-	/* 8 rows there and back; 9 tokens read; 8 rows of 3 holders merged */
-	assert_near(p.round.us, 1.25 + 8 * 28 / 4.0 + 0.5 + 2 + 9 * 16 / 10.0 + 0.75 + 3);
+	/* 8 rows; 21 tokens read in each of 168 / 36 calls; 2 * 12 FLOP for each of 8
+	 * rows with each of them */
+	assert_near(p.attend.us, 2 + 0.5 + 21 * 16 / 10.0 * 168 / 36 + 21 * 4);
+	/* 8 rows there and back; 9 tokens attended; 8 rows of 3 holders merged */
+	assert_near(p.round.us, 1.25 + 8 * 28 / 4.0 + 0.5 + 2 + 0.5 + 2 * 9 * 16 / 10.0 +
+					9 * 4 + 0.75 + 3);
 	assert_near(p.local.us, 0.2 * 3 * 21 + 3 * p.attend.us);
 	assert_int_equal(p.slowest, 2);
 	s.c.shifted = false;
 	s.c.selected = true;
 	p = setup_prices(&s);
 	/* indices: 4 B for each of 2 query tokens; reads of 2 choices, 3 times as dear */
-	assert_near(p.round.us, 1.25 + (8 * 28 + 4 * 9 * 2) / 4.0 + 0.5 + 2 +
-					9 * 2 * 3 * 16 / 10.0 + 0.75 + 3);
-	assert_near(p.attend.us, 2 + 21 * 2 * 3 * 16 / 10.0);
+	assert_near(p.round.us, 1.25 + (8 * 28 + 4 * 9 * 2) / 4.0 + 0.5 + 2 + 0.5 +
+					9 * 2 * 3 * 16 / 10.0 + 9 * 4 + 0.75 + 3);
+	assert_near(p.attend.us, 2 + 0.5 + 21 * 2 * 3 * 16 / 10.0 + 21 * 4);
 	assert_near(p.once.us, 0);
 	/* gathered in each layer and step: 21 tokens of 16 B for 2 query tokens */
 	assert_near(p.fetch.us, 3 * (3 * 1.5 + 21 * 16 * 2 / 8.0 + p.attend.us));
 	s.holders[2].requesters = 16; /* twice what is had at one's price */
 	p = setup_prices(&s);
 	assert_near(p.round.us, 1.25 + (8 * 28 + 4 * 9 * 2) / 4.0 + 0.5 +
-					2 * (2 + 9 * 2 * 3 * 16 / 10.0) + 0.75 + 3);
+					2 * (2 + 0.5 + 9 * 2 * 3 * 16 / 10.0 + 9 * 4) +
+					0.75 + 3);
 }
 
 static void hidden_time_makes_route_free_at_most(void **state)
@@ -492,6 +499,34 @@ static void unsure_choice_stays(void **state)
 	assert_true(stayed > 100 && moved > 100);
 }
 
+/* Home is slower than it was measured by as much as rows here took, and as long as there
+ * were none by as much as at the holder; then that error is in both prices. */
+static void home_is_as_it_was_lately(void **state)
+{
+	struct cost_setup s;
+	struct cost_prices p;
+	double plain, apart;
+
+	(void)state;
+	setup_make(&s, "h100-ibgda", &setup_v2_lite, 8192);
+	plain = setup_prices(&s).attend.us;
+	s.holders[0].attend = (struct cost_figure){.value = 3, .error = 0.5};
+	p = setup_prices(&s);
+	assert_near(p.attend.us, 3 * plain);
+	assert_near(p.shared_route, plain * plain / 4);
+	apart = p.route.variance;
+	s.c.attend = (struct cost_figure){.value = 2, .error = 0.25};
+	p = setup_prices(&s);
+	assert_near(p.attend.us, 2 * plain);
+	assert_near(p.attend.variance, plain * plain / 16);
+	assert_near(p.route.variance, apart);
+	assert_near(p.shared_route, 0);
+	s.c.compute = NULL; /* then it is the holder in all */
+	p = setup_prices(&s);
+	assert_near(p.attend.us, 3 * plain);
+	assert_near(p.shared_route, p.attend.variance);
+}
+
 /* What is in both prices alike says nothing about which is lower. */
 static void shared_error_does_not_hide_a_difference(void **state)
 {
@@ -527,11 +562,11 @@ static void prices_are_numbers(void **state)
 			&s.link.probe,	    &s.link.turn,	    &s.link.bandwidth,
 			&s.link.pull_probe, &s.link.pull_bandwidth, &s.compute.fixed,
 			&s.compute.memory,  &s.compute.flops,	    &s.c.home.merge,
-			&s.c.home.splice,   &s.link.congestion};
+			&s.c.home.splice,   &s.link.congestion,	    &s.compute.row};
 
 		draw(&s);
 		for (unsigned int n = 0; n < 3; n++) {
-			struct cost_figure *f = figures[(unsigned int)whole(1, 11) - 1];
+			struct cost_figure *f = figures[(unsigned int)whole(1, 12) - 1];
 
 			*f = flip() ? (struct cost_figure){0} : cost_known(0);
 			f->error = flip() ? 0 : 1e6;
@@ -564,6 +599,7 @@ int main(void)
 		cmocka_unit_test(hidden_time_makes_route_free_at_most),
 		cmocka_unit_test(rental_costs_at_most_twice_the_better),
 		cmocka_unit_test(unsure_choice_stays),
+		cmocka_unit_test(home_is_as_it_was_lately),
 		cmocka_unit_test(shared_error_does_not_hide_a_difference),
 		cmocka_unit_test(prices_are_numbers),
 	};

@@ -19,6 +19,7 @@
 #include "daemon/store/home.h"
 #include "daemon/store/homes_impl.h"
 #include "daemon/store/store_impl.h"
+#include "tests/lib/chunk_note.h"
 
 #define HOLDERS 80u
 #define SPACE UINT64_C(77)
@@ -86,24 +87,18 @@ static void note(struct world *w, unsigned int holder, bool anew, uint64_t first
 		 unsigned int count, bool put)
 {
 	const struct wire_header h = {.type = WIRE_T_CHUNK_NOTE};
-	uint8_t notes[HOMES_NOTES_MAX * 16], body[HOMES_NOTES_MAX * 16 + 64];
-	struct wire_chunk_note msg = {.anew = anew};
-	struct cursor out;
+	struct chunk_note told;
+	struct cursor in;
 
 	assert_true(count <= HOMES_NOTES_MAX);
-	cursor_write(&out, notes, sizeof(notes));
+	chunk_note_begin(&told, anew);
 	for (uint64_t i = first; i < first + count; i++) {
 		struct home_key key = key_of(i);
 
-		cursor_put_u64(&out, key.id);
-		cursor_put_u64(&out, key.space | (put ? HOMES_PUT : 0));
+		chunk_note_add(&told, &key, put);
 	}
-	msg.notes.data = notes;
-	msg.notes.len = out.pos;
-	cursor_write(&out, body, sizeof(body));
-	assert_int_equal(wire_chunk_note_put(&out, &msg), 0);
-	cursor_read(&out, body, out.pos);
-	assert_int_equal(home_on_message(w->home, &w->remotes[holder], &h, &out), 0);
+	assert_int_equal(chunk_note_end(&told, &in), 0);
+	assert_int_equal(home_on_message(w->home, &w->remotes[holder], &h, &in), 0);
 }
 
 /* Chunks that the holder claims, from `first` on, until there is no room. */

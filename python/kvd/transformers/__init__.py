@@ -18,16 +18,16 @@ up to rounding: the document's KV is the same bytes, and its positions are adapt
     place      KV in pages and chunks
     attention  the attention function that transformers calls, and its cache
     reader     ways, and changing them
-    measure    prices
+    home       prices that only this client can tell
 
 Importing this imports torch and transformers, and registers the attention "kvd"."""
 from .attention import Cache, attention, mask
 from .geometry import Geometry
-from .measure import measure
+from .home import home_price
 from .place import Place, chunk_ids
 from .reader import WAYS, Reader, Step
 
 TESTED = ("5.19.0",)  # releases of transformers
 
 __all__ = ["Cache", "Geometry", "Place", "Reader", "Step", "TESTED", "WAYS", "attention",
-           "chunk_ids", "mask", "measure"]
+           "chunk_ids", "home_price", "mask"]

@@ -14,7 +14,7 @@ import torch
 
 from .. import cost, rooms
 from ..attend import ROWS_MAX, Part
-from ..errors import Error
+from ..errors import BusyError, Error, NotFoundError
 from .attention import NONE, Cache
 
 WAYS = ("route", "fetch", "local", "rent")
@@ -33,9 +33,12 @@ class Reader:
 
     steps tells what became of each step, now which way it is at present.
 
-    page: prices (kvd.cost); without one "rent" brings the KV from the first step on.
-    holders: of the document's KV, as kvd.cost.Holder; None: one, of all tokens.
-    price: more of kvd.cost.Page.decide()'s arguments; attend_us: of one query token.
+    page: prices: the daemon's (Client.cost_page()), or a preset. Without one, or as long as it
+    knows no way, "rent" brings the KV from the first step on.
+    holders: of the document's KV, as kvd.cost.Holder; None: the daemons that it is held at. A
+    preset's page knows one holder, kvd.cost.Holder(tokens).
+    price: more of kvd.cost.Page.decide()'s arguments, as of home_price(); attend_us: of one
+    query token.
     recover: when a holder is lost, compute the KV here and go on; else the error is the step's."""
 
     def __init__(self, place, document, *, way="route", prefix=(), page=None, holders=None,
@@ -47,7 +50,7 @@ class Reader:
         if self.delta and self.geometry.index:
             raise ValueError("prefix: selected tokens keep the positions they were computed at")
         self.page, self.price, self.recover = page, price or {}, recover
-        self.holders = holders or [cost.Holder(tokens=len(self.document))]
+        self.holders = holders
         self.cache = Cache(self.geometry)
         self.steps, self.lost, self.now = [], None, "route"
         self._held, self._moves, self._attend = [], None, None
@@ -67,6 +70,8 @@ class Reader:
             self._index_here(self._fetched("index"))
             self._release()
         self._held = self.place.hold(self.document)
+        if self.page is not None and self.holders is None:
+            self.holders = holders_of(self._held)
         if way == "fetch":
             return self._here(self._fetched("kv"), "fetch")
         self._attend = self.geometry.attend(self.place.client, min(
@@ -191,12 +196,15 @@ class Reader:
     def prices(self, tokens=1):
         """What the ways cost, after the steps made so far and with one of so many tokens:
         kvd.cost.Choice. None: no prices are known."""
-        if self.page is None:
+        if self.page is None or not self.holders:
             return None
         more = dict(self.price, attend_us=tokens * self.price.get("attend_us", 0))
-        return self.page.decide(
-            self.geometry.cost_model(), self.holders, query_tokens=tokens,
-            steps_made=len(self.steps), shifted=bool(self.delta), **more)
+        try:
+            return self.page.decide(
+                self.geometry.cost_model(), self.holders, query_tokens=tokens,
+                steps_made=len(self.steps), shifted=bool(self.delta), **more)
+        except NotFoundError:  # nobody has measured the way to them
+            return None
 
     def _turn(self, tokens):
         """Ski rental, before a step: is it time to bring the KV, or has it landed?"""
@@ -204,7 +212,10 @@ class Reader:
             return None
         choice = None
         if self._moves is None:
-            choice = self.prices(tokens)
+            try:
+                choice = self.prices(tokens)
+            except BusyError:  # the page is being written: with the next step
+                return None
             if choice is None or choice.way == "fetch":
                 self._moves = self.place.fetch(self._held, "kv")
             elif choice.way == "local":
@@ -250,6 +261,15 @@ class Reader:
 
     def __exit__(self, *exc):
         self.close()
+
+
+def holders_of(held):
+    """Who is asked for what, as kvd.cost.Holder. What lies at the own daemon is in no price."""
+    tokens = {}
+    for one in held:
+        for there in one.hold.holders()[:1]:  # others are asked when that one fails
+            tokens[there.peer] = tokens.get(there.peer, 0) + there.tokens
+    return [cost.Holder(tokens=n, peer=peer) for peer, n in tokens.items()]
 
 
 def select(chosen):
