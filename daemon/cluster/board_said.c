@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What this daemon publishes on boards. What a site is owed is sent in a later turn, and as
- * its line has room: of many changes of one entry the last is. A publication is done when
- * every site that is up has it, and at least one. It is refused when one refuses it before
- * that, and then taken back where it was accepted. What is refused later, because somebody
- * took the place while this daemon was away, is put again every third of the lease.
+ * What this daemon publishes on boards. What a site is owed is sent in a later turn, and
+ * as its line has room: of many changes of one entry the last is. A publication is done
+ * when every site that is up has it, and at least one. It is refused when one refuses it
+ * before that, and then taken back where it was accepted. What is refused later, because
+ * somebody took the place while this daemon was away, is put again every third of the
+ * lease.
  */
 #include <assert.h>
 #include <errno.h>
@@ -19,7 +20,6 @@
 #define SAY_AGAIN_NS (20 * LOOP_NS_PER_MS) /* to a line that was full */
 
 enum { SAID_RECORD = 1, SAID_LOAD = 2 };
-
 
 /* Negative: the line has no room now. */
 static int said_put(struct board_site *site, struct board_said *said)
@@ -170,7 +170,7 @@ static int board_check_texts(const char *record, const char *load)
 }
 
 int board_publish(struct directory *directory, struct publication *publication,
-			 const struct place *place, const char *record, const char *load)
+		  const struct place *place, const char *record, const char *load)
 {
 	struct board_directory *d = board_directory_of(directory);
 	struct board_said *said;
@@ -200,8 +200,7 @@ int board_publish(struct directory *directory, struct publication *publication,
 	return 0;
 }
 
-int board_update(struct publication *publication, const char *record,
-			const char *load)
+int board_update(struct publication *publication, const char *record, const char *load)
 {
 	struct board_said *said = publication->impl;
 	int r = board_check_texts(record, load);

@@ -191,8 +191,8 @@ struct place place_of(const char *worker, uint32_t tp)
 	return place;
 }
 
-int say(unsigned int node, struct said *said, struct place place,
-	       const char *record, const char *load)
+int say(unsigned int node, struct said *said, struct place place, const char *record,
+	const char *load)
 {
 	struct directory *directory = f.n[node].directory;
 
@@ -203,7 +203,7 @@ int say(unsigned int node, struct said *said, struct place place,
 }
 
 void must_say(unsigned int node, struct said *said, struct place place,
-		     const char *record)
+	      const char *record)
 {
 	assert_int_equal(say(node, said, place, record, NULL), 0);
 	assert_int_equal(said->done, 0);
