@@ -126,8 +126,8 @@ const struct ctl_command ctl_commands[] = {
 	 "daemon's uid or admin_uids.",
 	 0, 0, "", ctl_run_chunks},
 	{"cluster", "", "the directory of the cluster, and the daemons in it",
-	 "The state of the directory (option `cluster`), what this daemon says in it and\n"
-	 "reads of it; each daemon that is there.",
+	 "The state of the directory (option `cluster`), what this daemon says there\n"
+	 "and reads; each daemon that is there.",
 	 0, 0, "", ctl_run_cluster},
 	{"group", "[NAME]", "who is in a group",
 	 "Each rank of each worker: where, what, in which state, with its load. Without\n"

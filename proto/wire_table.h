@@ -212,9 +212,10 @@
 #define WIRE_BOARD_UNWATCH(F) F(u64, cookie)
 /* code: the watch is refused. flags: 1: the group from its beginning: what is not told
  * up to the message with 2, which is the last of these, is not there. revision: what was
- * told so far. young_ms: the board began lately, and publishers may come back to it for so
- * long. entries: count u32, each {u16 length of what follows, u8 what (1: the record, 2:
- * the load; 0: it has gone), str worker, u32 tp, pp, dp, cp, blob record, blob load} */
+ * told so far. young_ms: the board began lately, and publishers may come back to it for
+ * so long. entries: count u32, each {u16 length of what follows, u8 what (1: the record,
+ * 2: the load; 0: it has gone), str worker, u32 tp, pp, dp, cp, blob record, blob
+ * load} */
 #define WIRE_BOARD_TOLD(F)                                                         \
 	F(u64, cookie) F(u32, code) F(str, text) F(u8, flags) F(u64, revision)     \
 	F(u64, young_ms) F(blob, entries)

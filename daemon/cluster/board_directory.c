@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A board is reached by a peering, or by a line of its own when it is this daemon's. Such
- * a site is up or not. When it comes up all publications are put there; those of groups
- * are acknowledged each. A publication is done when every site that is up has it, and at
- * least one. It is refused when one refuses it before that, and then taken back where it
- * was accepted. What is refused later, because somebody took the place while this daemon
- * was away, is put again every third of the lease.
+ * a site is up or not.
  *
  * Watches are all at one site, `reading`: the first that is up, for as long as it is. A
  * watch has the revision that the site told last, and asks for what changed since when it
@@ -13,51 +9,22 @@
  * all; what is not among that has gone, at once, or, of a board that began lately, when
  * its publishers have had the time to come back.
  */
-#include "daemon/cluster/board_directory.h"
+#include "daemon/cluster/board_directory_impl.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/base/idmap.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/cluster/board.h"
-#include "daemon/cluster/roster.h"
 
 #define KNOWN_MAX 65536u /* entries of one watch */
-#define NAMES_MAX (2u * WIRE_STR_MAX)
-#define PUT_BYTES (DIRECTORY_RECORD_MAX + DIRECTORY_LOAD_MAX + NAMES_MAX + 128u)
 #define YOUNG_MS_MAX 600000u
-#define SAY_AGAIN_NS (20 * LOOP_NS_PER_MS) /* to a line that was full */
-#define ENTRY_MIN 29u			   /* bytes of one in BOARD_TOLD */
+#define ENTRY_MIN 29u /* bytes of one in BOARD_TOLD */
 
-enum { SAID_RECORD = 1, SAID_LOAD = 2 };
 enum { TOLD_RECORD = 1, TOLD_LOAD = 2 }; /* of an entry */
 enum { TOLD_ALL = 1, TOLD_LAST = 2 };	 /* of the message */
-
-struct board_site {
-	struct board_directory *directory;
-	unsigned int index;
-	char endpoint[LINK_ENDPOINT_MAX];
-	struct peer *peer; /* held; NULL: the own daemon's, or not dialled yet */
-	struct board_local local;
-	bool own, up;
-	struct err why; /* not up: why, as far as it is known */
-};
-
-struct board_said {
-	struct publication *publication; /* NULL: nobody asks any more */
-	struct board_directory *directory;
-	struct list link;
-	struct place place;
-	char *record, *load;
-	uint64_t cookie;
-	unsigned int taken, refused;   /* sites, a bit each */
-	uint8_t owed[BOARD_SITES_MAX]; /* what a site is to be sent: SAID_… */
-	bool done;
-};
 
 struct board_reader {
 	struct watch *watch; /* NULL: ended, while it is told */
@@ -73,290 +40,27 @@ struct board_reader {
 	bool telling, again;
 };
 
-struct board_directory {
-	struct directory base;
-	struct loop *loop;
-	struct peers *peers;
-	struct board_site sites[BOARD_SITES_MAX];
-	unsigned int count;
-	struct board_site *reading; /* NULL: none is up */
-	struct list said, readers;
-	uint64_t cookies, lease_ns;
-	struct loop_timer tick; /* what was refused, and what goes */
-	struct loop_defer say, start;
-	struct loop_timer say_timer;
-	struct directory_state state;
-};
-
 static const struct directory_ops board_ops;
 
-static struct board_directory *board_directory_of(const struct directory *directory)
+struct board_directory *board_directory_of(const struct directory *directory)
 {
 	assert(directory->ops == &board_ops);
 	return container_of((struct directory *)(uintptr_t)directory,
 			    struct board_directory, base);
 }
 
-static int site_say(struct board_site *site, enum wire_type type, const void *body,
-		    size_t len)
+int board_site_say(struct board_site *site, enum wire_type type, const void *body,
+		   size_t len)
 {
 	if (site->own)
 		return err_pass(board_local_say(&site->local, type, body, len));
 	return err_pass(peer_send_reliable(site->peer, type, body, len));
 }
 
-static void tick_start(struct board_directory *d)
+void board_tick_start(struct board_directory *d)
 {
 	if (!loop_timer_running(&d->tick))
 		loop_timer_start(&d->tick, d->lease_ns / 3 + LOOP_NS_PER_MS);
-}
-
-/* ---- publications ---- */
-
-/* Negative: the line has no room now. */
-static int said_put(struct board_site *site, struct board_said *said)
-{
-	struct wire_board_put m = {.cookie = said->cookie,
-				   .lease_ms = site->directory->lease_ns / LOOP_NS_PER_MS,
-				   .tp = said->place.rank[PLACE_TP],
-				   .pp = said->place.rank[PLACE_PP],
-				   .dp = said->place.rank[PLACE_DP],
-				   .cp = said->place.rank[PLACE_CP]};
-	uint8_t body[PUT_BYTES];
-	struct cursor c;
-	int r;
-
-	snprintf(m.group, sizeof(m.group), "%s", said->place.group);
-	snprintf(m.worker, sizeof(m.worker), "%s", said->place.worker);
-	if (said->owed[site->index] & SAID_RECORD)
-		m.record = (struct wire_blob){said->record, strlen(said->record)};
-	if (said->owed[site->index] & SAID_LOAD && said->load)
-		m.load = (struct wire_blob){said->load, strlen(said->load)};
-	cursor_write(&c, body, sizeof(body));
-	r = wire_board_put_put(&c, &m);
-	if (r == 0)
-		r = site->own
-			    ? board_local_say(&site->local, WIRE_T_BOARD_PUT, body, c.pos)
-			    : peer_send(site->peer, WIRE_T_BOARD_PUT, body, c.pos);
-	if (r < 0)
-		return err_pass(r);
-	site->directory->state.puts++;
-	said->owed[site->index] = 0;
-	if (!(said->taken & 1u << site->index))
-		tick_start(site->directory); /* it may stay without an answer */
-	return 0;
-}
-
-static void board_on_say(struct loop_defer *defer)
-{
-	struct board_directory *d = container_of(defer, struct board_directory, say);
-	struct board_said *said;
-
-	for (unsigned int i = 0; i < d->count; i++) {
-		if (!d->sites[i].up)
-			continue;
-		list_foreach(said, &d->said, link) {
-			if (!said->owed[i] || said_put(&d->sites[i], said) == 0)
-				continue;
-			err_clear();
-			loop_timer_start(&d->say_timer, SAY_AGAIN_NS);
-			break;
-		}
-	}
-}
-
-static void on_say_timer(struct loop_timer *timer)
-{
-	struct board_directory *d =
-		container_of(timer, struct board_directory, say_timer);
-
-	loop_defer(d->loop, &d->say);
-}
-
-static void said_owe(struct board_said *said, unsigned int i, unsigned int what)
-{
-	said->owed[i] |= (uint8_t)what;
-	loop_defer(said->directory->loop, &said->directory->say);
-}
-
-static void said_drop(struct board_site *site, const struct board_said *said)
-{
-	struct wire_board_drop m = {.tp = said->place.rank[PLACE_TP],
-				    .pp = said->place.rank[PLACE_PP],
-				    .dp = said->place.rank[PLACE_DP],
-				    .cp = said->place.rank[PLACE_CP]};
-	uint8_t body[NAMES_MAX + 64];
-	struct cursor c;
-
-	if (!site->up)
-		return;
-	snprintf(m.group, sizeof(m.group), "%s", said->place.group);
-	snprintf(m.worker, sizeof(m.worker), "%s", said->place.worker);
-	cursor_write(&c, body, sizeof(body));
-	if (wire_board_drop_put(&c, &m) < 0 ||
-	    site_say(site, WIRE_T_BOARD_DROP, body, c.pos) < 0)
-		err_clear(); /* it goes with the lease */
-}
-
-static void said_free(struct board_said *said)
-{
-	struct board_directory *d = said->directory;
-
-	for (unsigned int i = 0; i < d->count; i++) {
-		if (!(said->refused & 1u << i))
-			said_drop(&d->sites[i], said);
-	}
-	if (said->publication)
-		said->publication->impl = NULL;
-	list_remove(&said->link);
-	mem_free(said->record);
-	mem_free(said->load);
-	mem_free(said);
-}
-
-static void said_finish(struct board_said *said, const struct err *why)
-{
-	struct publication *publication = said->publication;
-
-	said->done = true;
-	if (why)
-		said_free(said);
-	if (publication->on_done)
-		publication->on_done(publication, why);
-}
-
-/* Has every site that is up taken it, and one at least? */
-static void said_look(struct board_said *said)
-{
-	const struct board_directory *d = said->directory;
-
-	if (said->done || !said->taken)
-		return;
-	for (unsigned int i = 0; i < d->count; i++) {
-		if (d->sites[i].up && !(said->taken & 1u << i))
-			return;
-	}
-	said_finish(said, NULL);
-}
-
-static bool text_set(char **to, const char *text)
-{
-	char *copy = mem_strdup(text);
-
-	if (!copy)
-		return false;
-	mem_free(*to);
-	*to = copy;
-	return true;
-}
-
-static int board_check_texts(const char *record, const char *load)
-{
-	if (record && strlen(record) >= DIRECTORY_RECORD_MAX)
-		return err_raise(ERR_TOOBIG, "record: %zu bytes, at most %u",
-				 strlen(record), DIRECTORY_RECORD_MAX - 1);
-	if (load && strlen(load) >= DIRECTORY_LOAD_MAX)
-		return err_raise(ERR_TOOBIG, "load: %zu bytes, at most %u", strlen(load),
-				 DIRECTORY_LOAD_MAX - 1);
-	return 0;
-}
-
-static int board_publish(struct directory *directory, struct publication *publication,
-			 const struct place *place, const char *record, const char *load)
-{
-	struct board_directory *d = board_directory_of(directory);
-	struct board_said *said;
-	int r = place_check(place);
-
-	assert(!publication->impl);
-	if (r == 0)
-		r = board_check_texts(record, load);
-	if (r < 0)
-		return err_pass(r);
-	said = mem_zalloc(sizeof(*said));
-	if (!said)
-		return err_pass(-ENOMEM);
-	said->place = *place;
-	if (!text_set(&said->record, record) || (load && !text_set(&said->load, load))) {
-		mem_free(said->record);
-		mem_free(said);
-		return err_pass(-ENOMEM);
-	}
-	said->publication = publication;
-	said->directory = d;
-	said->cookie = ++d->cookies;
-	publication->impl = said;
-	list_push_back(&d->said, &said->link);
-	for (unsigned int i = 0; i < d->count; i++)
-		said_owe(said, i, SAID_RECORD | SAID_LOAD);
-	return 0;
-}
-
-static int board_update(struct publication *publication, const char *record,
-			const char *load)
-{
-	struct board_said *said = publication->impl;
-	int r = board_check_texts(record, load);
-
-	if (r < 0)
-		return err_pass(r);
-	if (!said)
-		return 0; /* it was refused, and on_done is on its way */
-	if ((record && !text_set(&said->record, record)) ||
-	    (load && !text_set(&said->load, load)))
-		return err_pass(-ENOMEM);
-	for (unsigned int i = 0; i < said->directory->count; i++) {
-		bool whole = !(said->taken & 1u << i);
-
-		said_owe(said, i,
-			 (whole || record ? SAID_RECORD : 0) |
-				 (whole || load ? SAID_LOAD : 0));
-	}
-	return 0;
-}
-
-static void board_withdraw(struct publication *publication)
-{
-	struct board_said *said = publication->impl;
-
-	if (said)
-		said_free(said);
-}
-
-static int on_ack(struct board_site *site, struct cursor *body)
-{
-	const unsigned int bit = 1u << site->index;
-	struct board_said *said, *found = NULL;
-	struct wire_board_ack m;
-	struct err why;
-	int r = wire_board_ack_get(body, &m);
-
-	if (r < 0)
-		return err_pass(r);
-	list_foreach(said, &site->directory->said, link) {
-		if (said->cookie == m.cookie)
-			found = said;
-	}
-	if (!found)
-		return 0; /* withdrawn meanwhile */
-	if (!m.code) {
-		found->taken |= bit;
-		found->refused &= ~bit;
-		said_look(found);
-		return 0;
-	}
-	found->taken &= ~bit;
-	tick_start(site->directory);
-	err_set(&why, err_from_wire(m.code), "the board at %.100s says: \"%.190s\"",
-		site->endpoint, m.text);
-	if (!(found->refused & bit))
-		log_warn("cluster", site->endpoint, "a rank is not taken",
-			 "group='%s' worker='%s' why='%s'", found->place.group,
-			 found->place.worker, m.text);
-	found->refused |= bit;
-	if (!found->done)
-		said_finish(found, &why);
-	return 0;
 }
 
 /* ---- reading ---- */
@@ -381,14 +85,14 @@ static void reader_ask(struct board_reader *reader)
 	snprintf(m.group, sizeof(m.group), "%s", reader->group);
 	cursor_write(&c, body, sizeof(body));
 	if (wire_board_watch_put(&c, &m) < 0 ||
-	    site_say((struct board_site *)(uintptr_t)site, WIRE_T_BOARD_WATCH, body,
-		     c.pos) < 0) {
+	    board_site_say((struct board_site *)(uintptr_t)site, WIRE_T_BOARD_WATCH, body,
+			   c.pos) < 0) {
 		err_clear();
-		tick_start(reader->directory);
+		board_tick_start(reader->directory);
 		return;
 	}
 	reader->asked = true;
-	tick_start(reader->directory); /* it may stay without an answer */
+	board_tick_start(reader->directory); /* it may stay without an answer */
 }
 
 static int board_watch(struct directory *directory, struct watch *watch,
@@ -425,7 +129,7 @@ static void reader_free(struct board_reader *reader)
 	cursor_write(&c, body, sizeof(body));
 	if (site && reader->asked &&
 	    (wire_board_unwatch_put(&c, &m) < 0 ||
-	     site_say(site, WIRE_T_BOARD_UNWATCH, body, c.pos) < 0))
+	     board_site_say(site, WIRE_T_BOARD_UNWATCH, body, c.pos) < 0))
 		err_clear(); /* it ends with the peering */
 	if (reader->watch)
 		reader->watch->impl = NULL;
@@ -562,7 +266,7 @@ static void reader_end_round(struct board_reader *reader, uint64_t young_ms)
 		if (young_ms > YOUNG_MS_MAX)
 			young_ms = YOUNG_MS_MAX;
 		reader->stale_until_ns = loop_now_ns(d->loop) + young_ms * LOOP_NS_PER_MS;
-		tick_start(d);
+		board_tick_start(d);
 	} else if (stale) {
 		reader_sweep(reader);
 	}
@@ -600,7 +304,7 @@ static int reader_hear(struct board_reader *reader, const struct wire_board_told
 	/* without memory: the next round has it */
 	reader->revision = reader->again ? 0 : m->revision;
 	if (reader->again)
-		tick_start(reader->directory);
+		board_tick_start(reader->directory);
 	if (m->flags & TOLD_LAST && reader->watch && !reader->again)
 		reader_end_round(reader, m->young_ms);
 	return 0;
@@ -625,7 +329,7 @@ static int on_told(struct board_site *site, struct cursor *body)
 		log_warn("cluster", site->endpoint, "a group is not told",
 			 "group='%s' why='%s'", found->group, m.text);
 		found->asked = false;
-		tick_start(d);
+		board_tick_start(d);
 		return 0;
 	}
 	found->answered = true;
@@ -666,14 +370,10 @@ static void reading_choose(struct board_directory *d)
 static void site_up(struct board_site *site)
 {
 	struct board_directory *d = site->directory;
-	struct board_said *said;
 
 	site->up = true;
 	site->why.code = ERR_OK;
-	list_foreach(said, &d->said, link) {
-		said->taken &= ~(1u << site->index);
-		said_owe(said, site->index, SAID_RECORD | SAID_LOAD);
-	}
+	board_said_site_up(site);
 	reading_choose(d);
 	state_set(d);
 }
@@ -681,18 +381,13 @@ static void site_up(struct board_site *site)
 static void site_down(struct board_site *site, const struct err *why)
 {
 	struct board_directory *d = site->directory;
-	struct board_said *said;
 
 	site->why = *why;
 	d->state.why = *why;
 	if (!site->up)
 		return;
 	site->up = false;
-	list_foreach_safe(said, &d->said, link) {
-		said->taken &= ~(1u << site->index);
-		said->refused &= ~(1u << site->index);
-		said_look(said);
-	}
+	board_said_site_down(site);
 	reading_choose(d);
 	state_set(d);
 }
@@ -751,7 +446,7 @@ int board_directory_on_message(struct directory *directory, const struct peer *p
 
 	if (!site)
 		return 0;
-	return err_pass(type == WIRE_T_BOARD_ACK ? on_ack(site, body)
+	return err_pass(type == WIRE_T_BOARD_ACK ? board_said_on_ack(site, body)
 						 : on_told(site, body));
 }
 
@@ -761,7 +456,7 @@ static void on_hear(struct board_local *local, unsigned int type, struct cursor 
 	int r = 0;
 
 	if (type == WIRE_T_BOARD_ACK)
-		r = on_ack(site, body);
+		r = board_said_on_ack(site, body);
 	else if (type == WIRE_T_BOARD_TOLD)
 		r = on_told(site, body);
 	if (r < 0)
@@ -773,17 +468,8 @@ static void board_on_tick(struct loop_timer *timer)
 	struct board_directory *d = container_of(timer, struct board_directory, tick);
 	uint64_t now_ns = loop_now_ns(d->loop);
 	struct board_reader *reader;
-	struct board_said *said;
-	bool more = false;
+	bool more = board_said_again(d);
 
-	list_foreach(said, &d->said, link) {
-		for (unsigned int i = 0; i < d->count; i++) {
-			if (!d->sites[i].up || said->taken & 1u << i)
-				continue;
-			said_owe(said, i, SAID_RECORD | SAID_LOAD);
-			more = true;
-		}
-	}
 	list_foreach_safe(reader, &d->readers, link) {
 		if (reader->stale_until_ns && reader->stale_until_ns <= now_ns) {
 			reader->telling = true;
@@ -799,7 +485,7 @@ static void board_on_tick(struct loop_timer *timer)
 		}
 	}
 	if (more)
-		tick_start(d);
+		board_tick_start(d);
 }
 
 /* ---- the whole ---- */
@@ -842,12 +528,10 @@ static void board_directory_free(struct directory *directory)
 {
 	struct board_directory *d = board_directory_of(directory);
 	struct board_reader *reader;
-	struct board_said *said;
 
 	list_foreach_safe(reader, &d->readers, link)
 		reader_free(reader);
-	list_foreach_safe(said, &d->said, link)
-		said_free(said);
+	board_said_fini(d);
 	for (unsigned int i = 0; i < d->count; i++) {
 		if (d->sites[i].own)
 			board_local_close(&d->sites[i].local);
@@ -855,8 +539,6 @@ static void board_directory_free(struct directory *directory)
 			peer_release(d->sites[i].peer);
 	}
 	loop_timer_stop(&d->tick);
-	loop_timer_stop(&d->say_timer);
-	loop_defer_cancel(&d->say);
 	loop_defer_cancel(&d->start);
 	mem_free(d);
 }
@@ -907,11 +589,9 @@ int board_directory_new(const struct board_directory_args *args,
 	d->lease_ns = args->lease_ns;
 	d->cookies = loop_random_u64(d->loop) >> 1;
 	d->state.since_ns = loop_now_ns(d->loop);
-	list_init(&d->said);
+	board_said_init(d);
 	list_init(&d->readers);
 	loop_timer_init(&d->tick, d->loop, board_on_tick);
-	loop_timer_init(&d->say_timer, d->loop, on_say_timer);
-	loop_defer_init(&d->say, board_on_say);
 	loop_defer_init(&d->start, on_start);
 	for (unsigned int i = 0; i < args->count && r == 0; i++)
 		r = site_open(d, args, args->endpoints[i]);

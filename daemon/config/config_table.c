@@ -285,8 +285,8 @@ static const struct setting options[] = {
 	 .help = "Daemons that keep the directory of who has which chunks: at most 32 "
 		 "endpoints, with blanks between them, the same words at all daemons; "
 		 "this one may be among them. They are told what this daemon has, and "
-		 "asked for what it has not. Each needs chunk_memory. cluster: those that "
-		 "have this word, too, as the directory says (option cluster)."},
+		 "asked for what it has not. Each needs chunk_memory. cluster: those "
+		 "that have this word, too, as the directory says (option cluster)."},
 	{"chunks", "chunk_home_memory", SETTING_SIZE, FIELD(chunk_home_bytes),
 	 .preset = "16 MiB", .max = UINT64_C(64) << 30,
 	 .help = "Most memory for the directory when this daemon is one of others' "

@@ -324,8 +324,8 @@ static const struct field log_level_fields[] = {
 const struct command admin_commands[] = {
 	{"health", "Show the daemon's state", NULL, COMMAND_NO_HELLO, health_run,
 	 "daemon (its version), name, instance, pid, endpoint, state (serving, refusing, "
-	 "draining, stopping; degraded: it serves, and the directory of option cluster is "
-	 "away), why (refusing: no transport "
+	 "draining, stopping; degraded: it serves, and the directory of option cluster "
+	 "is away), why (refusing: no transport "
 	 "that `require` allows is usable, so rooms are refused), uptime_ms, sessions, "
 	 "helper_jobs, lag_ms (the longest time of the last second that the loop was "
 	 "busy), room_bytes (moved by rooms since the start), staged_bytes (of them, by "

@@ -554,7 +554,7 @@ static const struct field query_fields[] = {
 	F_GROUP(query_args),
 	F_AT(query_args),
 	F_INT("since", query_args, since, DEFAULT(-1), 0, JSON_INT_MAX,
-	      "revision of an earlier answer: only what changed, as this daemon knows it"),
+	      "revision of an earlier answer: what changed, as this daemon knows it"),
 	F_BOOL("loads", query_args, loads, "with each rank's load"),
 	F_END,
 };
@@ -572,9 +572,11 @@ const struct command group_commands[] = {
 	 "since it was connected last"},
 	{"cluster.show", "the directory, and what this daemon has to do with it", NULL, 0,
 	 run_cluster,
-	 "kind (board, etcd), where, up, since_ms, why (while it is not), lease_ms, trust, "
+	 "kind (board, etcd), where, up, since_ms, why (while it is not), lease_ms, "
+	 "trust, "
 	 "refused (entries of others that could not be used), puts, events, reconnects, "
-	 "board: {entries, watches} (kept here for all), places: {group, worker, tp_rank, "
+	 "board: {entries, watches} (kept here for all), places: {group, worker, "
+	 "tp_rank, "
 	 "…, session (0: the daemon's own), taken}, of this session, or all for an "
 	 "administrator, watches: {group, entries, synced}; 1024 of each at most"},
 	{.name = NULL},

@@ -371,9 +371,9 @@ const struct field room_open_fields[] = {
 		 "send, recv, offer or pull"),
 	F_ID("pool", room_open_args, pool, REQUIRED, "of this session"),
 	F_ARRAY("sources", room_open_args, sources, OPTIONAL, SOURCES_MAX,
-		"recv, pull: endpoints, or {endpoint, pool, rank, room}; instead of endpoint "
-		"{group, worker, tp_rank, pp_rank, dp_rank, cp_rank}: who is there, as the "
-		"directory says"),
+		"recv, pull: endpoints, or {endpoint, pool, rank, room}; instead of "
+		"endpoint {group, worker, tp_rank, pp_rank, dp_rank, cp_rank}: who is "
+		"there, as the directory says"),
 	F_ARRAY("remote", room_open_args, remote, OPTIONAL, SOURCES_MAX,
 		"pull: {views} a source, when the engine knows the pages; else the "
 		"offer's"),

@@ -66,6 +66,7 @@ def commands_show_daemons_and_groups():
         prefill = Engine(d1, "prefill")
         prefill.cmd("group.publish", group="prefill", worker="w0", pool="kv", engine="vllm",
                     url="http://10.0.0.1:8000", model="m")
+        until("all are there", lambda: len(ctl_json(d2, "cluster")["daemons"]) == 3)
         text = ctl(d2, "cluster")
         assert "directory board, kvd://127.0.0.1:" in text and "; up for " in text, text
         for name in ("d0", "d1", "d2"):

@@ -28,6 +28,7 @@ from sglang.srt.environ import envs
 from sglang.srt.runtime_context import (get_device, get_disagg, get_parallel, get_serving,
                                         linear_attn_tp_size)
 
+from .. import place
 from ..client import Client
 from ..engine import Desk
 from ..layout import format_of
@@ -135,6 +136,9 @@ class KVManager(CommonKVManager):
         self.cache_format = cache_format(server_args, args)
         self.register_buffer_to_engine()
         self.told_endpoint, self._look_s = self.client.endpoint, 0.0
+        self.place = self._place(server_args, args)
+        if self.place:
+            self.place.keep()
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self.server_socket.close(linger=0)  # nobody sends to it
         if not self.is_prefill:
@@ -143,6 +147,17 @@ class KVManager(CommonKVManager):
             self._start_heartbeat_checker_thread()
         elif self.pp_size > 1:
             threading.Thread(target=self._mirror, name="kvd-mirror", daemon=True).start()
+
+    def _place(self, server_args, args):
+        """In the cluster's directory, if KVD_GROUP says which group."""
+        parallel = get_parallel()
+        return place.from_environment(
+            self.client, "sglang",
+            {"tp": (parallel.attn_tp_rank, parallel.attn_tp_size),
+             "pp": (args.pp_rank, parallel.pp_size)},
+            getattr(server_args, "disaggregation_bootstrap_port", None) if self.is_prefill
+            else None,
+            pool=self.pool_name, model=str(getattr(server_args, "model_path", "") or "")[-127:])
 
     # ---- memory ----
 
@@ -233,6 +248,8 @@ class KVManager(CommonKVManager):
         self._look_s = now
         if self.client.lost:
             self.desk.kvd.poll()
+        if self.place:
+            self.place.keep()
         endpoint = self.client.endpoint
         if endpoint != self.told_endpoint:
             self.told_endpoint = endpoint

@@ -375,7 +375,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler = Scheduler(vllm_config, kv_cache_config)
         else:
             self._worker = Worker(vllm_config, kv_cache_config,
-                                  extra("kv_lease_duration", LEASE_S), bootstrap is not None)
+                                  extra("kv_lease_duration", LEASE_S), bootstrap is not None,
+                                  {name: extra(name, None)
+                                   for name in ("group", "worker", "url")})
 
     @property
     def supports_divergent_local_hybrid_hits(self):

@@ -7,6 +7,7 @@ from collections import namedtuple
 
 from ..client import Client
 from ..engine import Desk
+from ..place import Place
 from ..records import LINE, Slots, views_add
 from ..rooms import FAILED, PULL, SUCCESS, TRANSFERRING
 from . import pools
@@ -36,13 +37,15 @@ class Pull:
 
 
 class Worker:
-    def __init__(self, config, kv_cache_config, lease_s, pushes=False):
-        """pushes: this engine is prefill, and has a bootstrap server."""
+    def __init__(self, config, kv_cache_config, lease_s, pushes=False, place=None):
+        """pushes: this engine is prefill, and has a bootstrap server. place: its group, worker
+        and url in the cluster's directory, if they are configured."""
         self.config, self.caches, self.lease_s = config, kv_cache_config, lease_s
         self.client = self.desk = self.pool = self.slots = None
         self.marks = self.mark = None
         self.with_push, self.offers, self.pulls, self.pushes = pushes, {}, {}, {}
         self._stats, self._seen, self._endpoint_s = None, None, 0.0
+        self._place_told, self.place = place or {}, None
 
     # ---- memory ----
 
@@ -74,6 +77,19 @@ class Worker:
         self.name = model[-(NAME_MAX - len(tail)):] + tail
         self.pool = self.client.pool(made.layout, regions, name=self.name)
         self.stage, self.endpoint = stage.rank_in_group, self.client.endpoint
+        if self._place_told.get("group"):
+            self.place = self._place(parallel)
+            self.place.keep()
+
+    def _place(self, parallel):
+        ranks = {"tp": (self.ranks.rank, self.ranks.size),
+                 "pp": (self.stage, parallel.pipeline_parallel_size),
+                 "dp": (getattr(parallel, "data_parallel_rank", 0),
+                        getattr(parallel, "data_parallel_size", 1))}
+        told = self._place_told
+        return Place(self.client, told["group"], told["worker"], ranks, url=told["url"],
+                     pool=self.name, engine="vllm",
+                     model=str(self.config.model_config.model)[-127:])
 
     def told(self):
         """The row of this rank (route.py)."""
@@ -91,6 +107,8 @@ class Worker:
         if now < self._endpoint_s:
             return None
         self._endpoint_s, endpoint = now + ENDPOINT_S, self.client.endpoint
+        if self.place:
+            self.place.keep()
         if endpoint == self.endpoint:
             return None
         self.endpoint = endpoint

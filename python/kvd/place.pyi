@@ -1,0 +1,19 @@
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+from .client import Client
+
+AXES: Tuple[str, ...]
+CALL_S: float
+
+class Place:
+    client: Client
+    epoch: Optional[int]
+    args: Dict[str, Any]
+    def __init__(self, client: Client, group: str, worker: Optional[str] = ...,
+                 ranks: Optional[Mapping[str, Tuple[int, int]]] = ...,
+                 **told: Optional[str]) -> None: ...
+    def keep(self) -> None: ...
+
+def from_environment(client: Client, engine: str, ranks: Mapping[str, Tuple[int, int]],
+                     bootstrap_port: Optional[int] = ..., **told: Optional[str]
+                     ) -> Optional[Place]: ...
