@@ -22,6 +22,8 @@
 int json_parse(const char *text, size_t len, size_t max_depth, cJSON **json_p);
 /* The checks alone (any thread, allocates nothing but a key stack). */
 int json_check(const char *text, size_t len, size_t max_depth);
+/* Is it UTF-8 without a NUL? */
+bool json_utf8(const char *s, size_t len);
 /* Make text fit for a reply: bytes that are not UTF-8 (a message that was cut
  * in the middle of a character) and control characters become '?'. */
 void json_sanitize(char *s);

@@ -105,6 +105,17 @@ static uint32_t utf8_take(const uint8_t *p, const uint8_t *end, size_t *len_p)
 	return c;
 }
 
+bool json_utf8(const char *s, size_t len)
+{
+	const uint8_t *p = (const uint8_t *)s, *end = p + len;
+	size_t n = 0;
+
+	for (; p < end; p += n)
+		if (*p == 0 || utf8_take(p, end, &n) == CHAR_BAD)
+			return false;
+	return true;
+}
+
 static uint32_t hex4(const uint8_t *p, const uint8_t *end)
 {
 	uint32_t v = 0;
