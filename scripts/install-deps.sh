@@ -28,6 +28,7 @@ libibverbs-dev	header:infiniband/verbs.h
 librdmacm-dev	header:rdma/rdma_cma.h
 libmicrohttpd-dev	header:microhttpd.h
 liburing-dev	header:liburing.h	less
+libcurl4-openssl-dev	header:curl/curl.h
 libcjson-dev	header:cjson/cJSON.h
 libinih-dev	header:ini.h
 libssl-dev	header:openssl/kdf.h
@@ -41,6 +42,9 @@ python3-venv	python:ensurepip	less
 systemd		program:systemd-analyze	less
 mmdebstrap	program:mmdebstrap	less
 iproute2	program:ip	less
+etcd-server	program:etcd	less
+etcd-client	program:etcdctl	less
+openssl		program:openssl	less
 procps		file:/bin/kill	less
 man-db		program:man	less
 zsh		program:zsh	less

@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How a group is followed: a range of all its keys, in pages at one revision, then the
+ * changes from that revision on. etcd's gateway takes several watches with one request,
+ * at its beginning; so one stream, one connection, has all of them, and is made anew when
+ * what is wanted changes, each watch from the revision that it has come to.
+ *
+ * A page has as many keys as make about four megabytes: etcd looks at all that are left
+ * for each page, so small ones would cost it much when there are a million. One that etcd
+ * could not make in time, of large values, is asked for with fewer keys.
+ *
+ * A revision that was compacted away, or that etcd has not come to, means that the
+ * group's keys are asked for anew.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/log.h"
+#include "daemon/cluster/etcd_impl.h"
+
+#define PAGE_BYTES (UINT64_C(4) << 20)
+#define PAGE_FIRST 64u
+#define PAGE_MAX 32768u
+#define FOLLOW_GATHER_NS (20 * LOOP_NS_PER_MS)
+#define FOLLOW_REFUSED_NS (5 * LOOP_NS_PER_S)
+
+static struct etcd_group *half_group(struct etcd_half *half)
+{
+	return container_of(half - half->side, struct etcd_group, half[0]);
+}
+
+/* ---- ranges ---- */
+
+/* All keys that begin with the group's. */
+static void half_prefix(struct etcd *e, struct etcd_half *half, char key[ETCD_NAME_MAX])
+{
+	etcd_group_key(e->url.prefix, half->side, half_group(half)->name, key);
+}
+
+static void half_range_text(struct etcd *e, struct etcd_half *half, struct text *body)
+{
+	char key[ETCD_NAME_MAX];
+
+	half_prefix(e, half, key);
+	text_puts(body, "{\"key\":");
+	if (half->from_len)
+		etcd_put_base64(body, half->from, half->from_len);
+	else
+		etcd_put_base64(body, key, strlen(key));
+	key[strlen(key) - 1]++; /* '/' */
+	etcd_put_key(body, ",\"range_end\":", key);
+	text_number(body, ",\"limit\":\"", half->limit);
+	text_number(body, "\",\"revision\":\"", half->revision);
+	text_puts(body, "\"}");
+}
+
+static void half_range_start(struct etcd *e, struct etcd_half *half)
+{
+	struct text body = {NULL};
+
+	if (half->follow == FOLLOW_WANTED) {
+		half->revision = 0;
+		half->from_len = 0;
+		half->mark++;
+		half->limit = half->first;
+	}
+	half_range_text(e, half, &body);
+	if (etcd_request_start(&half->request, "kv/range", &body) < 0) {
+		err_clear();
+		etcd_half_again(e, half, ETCD_AGAIN_NS);
+		return;
+	}
+	half->follow = FOLLOW_RANGE;
+	e->ranges++;
+}
+
+static void half_on_kv(struct etcd_request *request, const struct etcd_kv *kv)
+{
+	struct etcd_half *half = container_of(request, struct etcd_half, request);
+	size_t len = kv->key_len;
+
+	/* the next page begins behind this key; of one that is too long, behind all that
+	 * begin as it does */
+	memcpy(half->from, kv->key, len);
+	if (kv->key_cut)
+		while (len && ++half->from[len - 1] == 0)
+			len--;
+	else
+		half->from[len++] = '\0';
+	half->from_len = len;
+	etcd_group_take(request->etcd, kv, half);
+}
+
+static void half_ranged(struct etcd *e, struct etcd_half *half)
+{
+	uint64_t now_ns = loop_now_ns(e->loop);
+
+	half->follow = FOLLOW_STREAM;
+	half->next = half->revision + 1;
+	half->seen = half->revision;
+	half->watch_id = 0;
+	half->first = PAGE_FIRST;
+	half->sweep = NULL;
+	half->sweep_at_ns = e->grace_ns > now_ns ? e->grace_ns : now_ns;
+	e->stream.stale = true;
+}
+
+static void half_page_size(struct etcd_half *half)
+{
+	const struct etcd_request *request = &half->request;
+	uint64_t fit = PAGE_BYTES * request->answer.kvs / (request->bytes + 1);
+
+	if (fit > UINT64_C(4) * half->limit)
+		fit = UINT64_C(4) * half->limit;
+	half->limit = fit < 1 ? 1 : fit > PAGE_MAX ? PAGE_MAX : (unsigned int)fit;
+}
+
+static void half_is_refused(struct etcd *e, struct etcd_half *half)
+{
+	enum { OUT_OF_RANGE = 11 };
+	const struct etcd_message *answer = &half->request.answer;
+	const struct etcd_group *group = half_group(half);
+	struct err err;
+
+	if (answer->error_code == OUT_OF_RANGE) { /* compacted between two pages */
+		etcd_half_again(e, half, 0);
+		return;
+	}
+	etcd_refusal(e, answer, group->name, &err);
+	log_warn("etcd", group->name, "the group cannot be read", "why='%s'", err.text);
+	etcd_half_again(e, half, FOLLOW_REFUSED_NS);
+}
+
+static void half_on_done(struct etcd_request *request, enum etcd_outcome outcome)
+{
+	struct etcd_half *half = container_of(request, struct etcd_half, request);
+	struct etcd *e = request->etcd;
+
+	e->ranges--;
+	etcd_kick(e);
+	if (outcome == ETCD_BROKEN) {
+		if (request->bytes == 0)
+			half->first = half->limit > 4 ? half->limit / 4 : 1;
+		etcd_half_again(e, half, 0);
+	} else if (outcome == ETCD_REFUSED) {
+		half_is_refused(e, half);
+	} else if (!half->again) {
+		if (half->revision == 0)
+			half->revision = request->answer.revision;
+		if (request->answer.more && request->answer.kvs && half->from_len) {
+			half_page_size(half);
+			half_range_start(e, half);
+		} else {
+			half_ranged(e, half);
+		}
+	}
+}
+
+void etcd_half_init(struct etcd *e, struct etcd_half *half)
+{
+	etcd_request_init(e, &half->request, half_on_done);
+	half->request.on_kv = half_on_kv;
+	half->request.patience_ns *= 4; /* etcd may have a lot to read */
+	half->first = PAGE_FIRST;
+}
+
+void etcd_half_again(struct etcd *e, struct etcd_half *half, uint64_t after_ns)
+{
+	struct etcd_group *group = half_group(half);
+	struct etcd_reader *reader;
+
+	half->again = true;
+	half->retry_ns = loop_now_ns(e->loop) + after_ns;
+	list_foreach(reader, &group->readers, link)
+		if (half->side == ETCD_RECORDS || reader->loads)
+			reader->synced = false;
+	etcd_kick(e);
+}
+
+static void half_cancel(struct etcd *e, struct etcd_half *half)
+{
+	if (etcd_request_busy(&half->request))
+		e->ranges--;
+	etcd_request_cancel(&half->request);
+	if (half->follow == FOLLOW_STREAM)
+		e->stream.stale = true;
+	half->again = false;
+	half->watch_id = 0;
+	half->sweep = NULL;
+	half->sweep_at_ns = 0;
+}
+
+void etcd_half_stop(struct etcd *e, struct etcd_half *half)
+{
+	half_cancel(e, half);
+	half->follow = FOLLOW_NOT;
+}
+
+static void half_step(struct etcd *e, struct etcd_half *half)
+{
+	if (half->again) {
+		half_cancel(e, half);
+		half->follow = FOLLOW_WANTED;
+	}
+	if (half->follow != FOLLOW_WANTED)
+		return;
+	if (half->retry_ns > loop_now_ns(e->loop))
+		etcd_kick_later(e);
+	else if (e->ranges < ETCD_RANGES_MAX)
+		half_range_start(e, half);
+}
+
+/* ---- the stream ---- */
+
+static struct etcd_half *stream_half(struct etcd *e, int64_t watch_id)
+{
+	struct etcd_group *group;
+
+	list_foreach(group, &e->groups, link)
+		for (int side = 0; side < ETCD_SIDES; side++)
+			if (group->half[side].watch_id == watch_id)
+				return &group->half[side];
+	return NULL;
+}
+
+static void stream_on_kv(struct etcd_request *request, const struct etcd_kv *kv)
+{
+	etcd_group_take(request->etcd, kv, NULL);
+}
+
+static void stream_on_message(struct etcd_request *request, const struct etcd_message *m)
+{
+	struct etcd *e = request->etcd;
+	struct etcd_half *half = m->watch_id > 0 ? stream_half(e, m->watch_id) : NULL;
+
+	if (!half || half->follow != FOLLOW_STREAM)
+		return;
+	if (m->canceled) {
+		log_info("etcd", e->url.prefix,
+			 "a watch has ended, its keys are read anew",
+			 "compacted=%ju why='%s'", (uintmax_t)m->compact_revision,
+			 m->reason);
+		etcd_half_again(e, half, m->compact_revision ? 0 : FOLLOW_REFUSED_NS);
+	} else if (m->created) {
+		if (m->revision + 1 < half->next)
+			etcd_half_again(e, half, 0); /* it went back */
+	} else if (m->kvs == 0) {
+		if (m->revision >= half->next) /* progress: nothing happened until then */
+			half->next = m->revision + 1;
+	} else if (half->seen >= half->next) {
+		half->next = half->seen + 1;
+	}
+}
+
+static void stream_watch_text(struct etcd *e, struct etcd_half *half, struct text *body)
+{
+	char key[ETCD_NAME_MAX];
+
+	half_prefix(e, half, key);
+	half->watch_id = ++e->stream.watch_ids;
+	half->seen = half->next - 1;
+	etcd_put_key(body, "{\"create_request\":{\"key\":", key);
+	key[strlen(key) - 1]++;
+	etcd_put_key(body, ",\"range_end\":", key);
+	text_number(body, ",\"start_revision\":\"", half->next);
+	text_number(body, "\",\"watch_id\":\"", (uint64_t)half->watch_id);
+	text_puts(body, "\",\"progress_notify\":true}}");
+}
+
+static void stream_start(struct etcd *e)
+{
+	struct etcd_stream *stream = &e->stream;
+	struct text body = {NULL};
+	struct etcd_group *group;
+
+	stream->stale = false;
+	etcd_request_cancel(&stream->request);
+	list_foreach(group, &e->groups, link)
+		for (int side = 0; side < ETCD_SIDES; side++)
+			if (group->half[side].follow == FOLLOW_STREAM)
+				stream_watch_text(e, &group->half[side], &body);
+	if (!body.data && !body.failed)
+		return; /* nobody asks */
+	if (etcd_request_start(&stream->request, "watch", &body) < 0) {
+		err_clear();
+		stream->stale = true;
+		loop_timer_start(&stream->timer, ETCD_AGAIN_NS);
+	}
+}
+
+static void stream_on_done(struct etcd_request *request, enum etcd_outcome outcome)
+{
+	struct etcd *e = request->etcd;
+	struct err err;
+
+	e->stream.stale = true;
+	if (outcome == ETCD_REFUSED) {
+		etcd_refusal(e, &request->answer, "watch", &err);
+		etcd_link_broken(e, &err); /* at another endpoint, perhaps */
+	}
+}
+
+static void stream_on_timer(struct loop_timer *timer)
+{
+	struct etcd *e = container_of(timer, struct etcd, stream.timer);
+
+	if (e->stream.stale && etcd_link_up(&e->link))
+		stream_start(e);
+}
+
+void etcd_follow_init(struct etcd *e)
+{
+	etcd_request_init(e, &e->stream.request, stream_on_done);
+	e->stream.request.on_kv = stream_on_kv;
+	e->stream.request.on_message = stream_on_message;
+	e->stream.request.stream = true;
+	loop_timer_init(&e->stream.timer, e->loop, stream_on_timer);
+}
+
+void etcd_follow_fini(struct etcd *e)
+{
+	loop_timer_stop(&e->stream.timer);
+	etcd_request_cancel(&e->stream.request);
+}
+
+void etcd_follow_step(struct etcd *e)
+{
+	struct etcd_group *group;
+
+	if (!etcd_link_up(&e->link))
+		return;
+	list_foreach(group, &e->groups, link)
+		for (int side = 0; side < ETCD_SIDES; side++)
+			half_step(e, &group->half[side]); /* two start at most */
+	if (e->stream.stale && !loop_timer_running(&e->stream.timer))
+		loop_timer_start(&e->stream.timer, FOLLOW_GATHER_NS);
+}

@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * etcd_impl: shared by the files of the etcd directory. Nobody else includes it.
+ *
+ *   etcd.c           the whole; the directory's operations
+ *   etcd_request.c   a request: libcurl on the loop
+ *   etcd_link.c      which endpoint, names, authentication, is it the store we know
+ *   etcd_lease.c     the lease
+ *   etcd_own.c       what this daemon publishes
+ *   etcd_group.c     what is known of a group, and who is told
+ *   etcd_follow.c    ranges and the watch stream
+ *
+ * libcurl's functions may not be called from inside its callbacks, in which answers are
+ * read and readers told. So whatever is asked of the directory changes what is wanted,
+ * and one deferred step, etcd_step(), does what is to be done.
+ */
+#ifndef KVD_CLUSTER_ETCD_IMPL_H
+#define KVD_CLUSTER_ETCD_IMPL_H
+
+#include "daemon/base/idmap.h"
+#include "daemon/base/sm.h"
+#include "daemon/base/text.h"
+#include "daemon/cluster/etcd.h"
+#include "daemon/cluster/etcd_key.h"
+#include "daemon/cluster/etcd_lib.h"
+#include "daemon/cluster/etcd_parse.h"
+#include "daemon/loop/loop.h"
+
+#define ETCD_OWN_MAX 4096u	/* publications */
+#define ETCD_PUTS_MAX 4u	/* in flight: each is a connection */
+#define ETCD_RANGES_MAX 2u	/* in flight */
+#define ETCD_GROUPS_MAX 256u	/* watched */
+#define ETCD_ENTRIES_MAX 65536u /* known, of all groups */
+#define ETCD_BYTES_MAX (UINT64_C(128) << 20)
+#define ETCD_SOCKETS_MAX 32u
+#define ETCD_AGAIN_NS LOOP_NS_PER_S /* what failed here is tried again */
+
+struct etcd;
+
+/* ---- a request ---- */
+
+enum etcd_outcome {
+	ETCD_ANSWERED, /* `answer` has it */
+	ETCD_REFUSED,  /* `answer` says why */
+	ETCD_BROKEN,   /* the link is, and has been told */
+};
+
+/* Lives in its owner. */
+struct etcd_request {
+	/* Once, from the loop, not inside libcurl; may start it anew. */
+	void (*on_done)(struct etcd_request *request, enum etcd_outcome outcome);
+	/* Inside libcurl; NULL: nobody asks. */
+	void (*on_kv)(struct etcd_request *request, const struct etcd_kv *kv);
+	void (*on_message)(struct etcd_request *request, const struct etcd_message *m);
+	struct etcd_message answer; /* the last one */
+	uint64_t bytes;		    /* of the answer so far */
+	bool stream;		    /* may be silent for ever once it has spoken */
+	uint64_t patience_ns;	    /* without any more of the answer */
+	/* private */
+	struct list link; /* in etcd.requests */
+	struct etcd *etcd;
+	CURL *easy; /* NULL: not under way */
+	struct etcd_parser *parser;
+	struct curl_slist *headers, *route;
+	char *body;
+	bool bad;    /* the answer is not JSON */
+	bool paused; /* the turn had no time for more */
+	struct loop_timer timer;
+	uint64_t end_ns;
+};
+
+void etcd_request_init(struct etcd *e, struct etcd_request *request,
+		       void (*on_done)(struct etcd_request *request,
+				       enum etcd_outcome outcome));
+static inline bool etcd_request_busy(const struct etcd_request *request)
+{
+	return request->easy;
+}
+/* POST to /v3/PATH; takes the body. Negative: not begun. */
+int etcd_request_start(struct etcd_request *request, const char *path, struct text *body);
+void etcd_request_cancel(
+	struct etcd_request *request); /* idempotent; not inside libcurl */
+/* Ends all, their owners are told BROKEN, and closes all connections. */
+void etcd_requests_break(struct etcd *e);
+void etcd_requests_init(struct etcd *e);
+void etcd_curl_fini(struct etcd *e);
+/* Waits for requests under way, at most so long. */
+void etcd_curl_wait(struct etcd *e, const struct etcd_request *request, uint64_t most_ns);
+void etcd_put_base64(struct text *text, const void *bytes, size_t len);
+void etcd_put_key(struct text *text, const char *before, const char *key);
+
+/* ---- the link ---- */
+
+enum { LINK_WAITS, LINK_LOOKS_UP, LINK_LOGS_IN, LINK_ASKS, LINK_UP };
+
+#define ETCD_ADDRESSES_MAX 8u
+#define ETCD_STORE_MAX 33u
+
+struct etcd_question; /* to the resolver */
+
+struct etcd_link {
+	struct sm sm;
+	unsigned int endpoint, address;
+	unsigned int addresses; /* of the endpoint */
+	char numbers[ETCD_ADDRESSES_MAX][48];
+	struct etcd_question *question;
+	struct loop_wake wake;
+	struct loop_timer timer;
+	unsigned int failures; /* since it was up */
+	struct etcd_request request;
+	char token[ETCD_TEXT_MAX];
+	bool making;		    /* the store's number */
+	char asked[ETCD_STORE_MAX]; /* the answer to that */
+	uint64_t revision;	    /* of the answer */
+};
+
+int etcd_link_init(struct etcd *e);
+void etcd_link_fini(struct etcd *e);
+static inline bool etcd_link_up(const struct etcd_link *link)
+{
+	return sm_state(&link->sm) == LINK_UP;
+}
+/* No answer, or one that is none: all requests end, another endpoint, after a pause. */
+void etcd_link_broken(struct etcd *e, const struct err *why);
+void etcd_link_start(struct etcd *e);
+
+/* ---- the lease ---- */
+
+struct etcd_lease {
+	uint64_t id; /* 0: none */
+	uint64_t ttl_ns;
+	uint64_t old; /* of who was here before us, or of us: to be revoked */
+	enum { LEASE_REVOKE, LEASE_GRANT, LEASE_KEEP } op;
+	struct etcd_request request;
+	struct loop_timer timer; /* next keep-alive, or next try */
+	unsigned int failures;
+};
+
+void etcd_lease_init(struct etcd *e);
+void etcd_lease_fini(struct etcd *e);
+void etcd_lease_step(struct etcd *e);
+void etcd_lease_lost(struct etcd *e, const char *why);
+
+/* ---- own publications ---- */
+
+struct etcd_own {
+	struct list link; /* in etcd.owns */
+	struct etcd *etcd;
+	struct publication *publication; /* NULL: withdrawn */
+	char key[ETCD_SIDES][ETCD_NAME_MAX];
+	char *text[ETCD_SIDES]; /* as wanted; load NULL: none */
+	bool dirty[ETCD_SIDES];
+	uint64_t lease;	     /* under which it is in etcd; 0: it is not, or not known */
+	bool maybe;	     /* something of it may be in etcd */
+	bool done;	     /* the publisher has had its answer */
+	uint8_t held;	     /* times that another was there */
+	bool told;	     /* the log */
+	bool putting;	     /* the request puts; else it deletes */
+	uint64_t sent_lease; /* under that */
+	uint64_t end_ns;     /* until then the first claim waits for a holder's end */
+	uint8_t failures;
+	struct etcd_request request;
+	struct loop_timer timer; /* runs: not to be tried before */
+};
+
+int etcd_own_publish(struct etcd *e, struct publication *publication,
+		     const struct place *place, const char *record, const char *load);
+int etcd_own_update(struct etcd_own *own, const char *record, const char *load);
+void etcd_own_withdraw(struct etcd_own *own);
+void etcd_own_step(struct etcd *e);
+void etcd_owns_fini(struct etcd *e);
+
+/* ---- groups ---- */
+
+enum etcd_follow { FOLLOW_NOT, FOLLOW_WANTED, FOLLOW_RANGE, FOLLOW_STREAM };
+
+struct etcd_half { /* records or loads of a group */
+	enum etcd_side side;
+	enum etcd_follow follow;
+	bool again; /* to be asked for anew, not before retry_ns */
+	uint64_t retry_ns;
+	uint64_t next;	   /* revision from which the stream tells */
+	uint64_t seen;	   /* the last one that it told of */
+	int64_t watch_id;  /* in the stream; 0: not in it */
+	uint64_t revision; /* of the range, from its first page on */
+	uint32_t mark;	   /* of entries that the range or the stream has seen since */
+	uint32_t
+		born; /* the first mark since it is followed: older texts are not known */
+	uint64_t sweep_at_ns; /* then those without it are gone; 0: they are */
+	struct list *sweep;   /* entry at which the sweep goes on; NULL: not begun */
+	unsigned int limit;   /* keys a page */
+	unsigned int first;   /* of the first page */
+	size_t from_len;      /* where the next page begins */
+	uint8_t from[ETCD_KEY_MAX + 4];
+	struct etcd_request request;
+};
+
+struct etcd_entry {
+	struct list link; /* in group.entries, by `number` */
+	uint64_t number;
+	struct etcd_spot {
+		char worker[PLACE_WORKER_MAX];
+		uint32_t rank[PLACE_AXES];
+	} spot;
+	char *text[ETCD_SIDES];
+	uint32_t mark[ETCD_SIDES];
+};
+
+struct etcd_group {
+	struct list link; /* in etcd.groups */
+	struct etcd *etcd;
+	char name[PLACE_GROUP_MAX];
+	struct etcd_half half[ETCD_SIDES];
+	struct strmap spots; /* struct etcd_spot -> entry */
+	struct list entries, readers;
+};
+
+struct etcd_reader {
+	struct list link; /* in group.readers; freed by the step only */
+	struct etcd_group *group;
+	struct watch *watch; /* NULL: ended */
+	bool loads, synced;
+	struct list *at; /* entry that is told next; NULL: all were */
+	uint64_t told;	 /* entries up to this number were */
+};
+
+int etcd_group_watch(struct etcd *e, struct watch *watch, const char *group, bool loads);
+void etcd_group_unwatch(struct etcd_reader *reader);
+void etcd_groups_fini(struct etcd *e);
+/* A key of the range of that half, or of the stream (NULL). */
+void etcd_group_take(struct etcd *e, const struct etcd_kv *kv, struct etcd_half *range);
+void etcd_group_step(struct etcd *e);
+
+/* ---- ranges and the stream ---- */
+
+struct etcd_stream {
+	struct etcd_request request;
+	bool stale; /* it does not tell what is wanted */
+	int64_t watch_ids;
+	struct loop_timer timer; /* gathers changes of what is wanted */
+};
+
+void etcd_follow_init(struct etcd *e);
+void etcd_follow_fini(struct etcd *e);
+void etcd_follow_step(struct etcd *e);
+void etcd_half_init(struct etcd *e, struct etcd_half *half);
+/* All of it is asked for anew; also inside libcurl. */
+void etcd_half_again(struct etcd *e, struct etcd_half *half, uint64_t after_ns);
+/* Nobody wants it. */
+void etcd_half_stop(struct etcd *e, struct etcd_half *half);
+
+/* ---- the whole ---- */
+
+struct etcd_socket {
+	struct loop_fd watch;
+	struct etcd *etcd;
+	bool used;
+};
+
+struct etcd {
+	struct directory directory;
+	struct loop *loop;
+	const struct etcd_lib *lib;
+	CURLM *multi; /* NULL: none now */
+	bool in_curl, sick;
+	bool read_some; /* in this call of libcurl */
+	struct loop_timer curl_timer, resume;
+	struct etcd_socket sockets[ETCD_SOCKETS_MAX];
+	struct list requests;
+	struct loop_defer step;
+	struct loop_timer again;
+
+	struct cluster_url url;
+	char *ca, *cert, *key, *user, *password, *lease_file;
+	uint64_t lease_s, patience_ns;
+
+	struct etcd_link link;
+	struct etcd_lease lease;
+	char store[ETCD_STORE_MAX]; /* "": not known */
+	uint64_t revision;	    /* of the store, as far as we heard */
+	uint64_t grace_ns;	    /* until then a store's new members may come back */
+
+	struct list owns;
+	unsigned int own_count, puts;
+	unsigned int refused_puts; /* publications that etcd refused last */
+
+	struct list groups;
+	unsigned int group_count, ranges;
+	uint64_t numbers; /* of entries */
+	uint64_t entries, bytes;
+	struct etcd_stream stream;
+
+	struct directory_state state;
+};
+
+static inline struct etcd *etcd_of(const struct directory *directory)
+{
+	return container_of(directory, struct etcd, directory);
+}
+
+void etcd_kick(struct etcd *e);	      /* etcd_step() soon */
+void etcd_kick_later(struct etcd *e); /* in ETCD_AGAIN_NS */
+/* Up or not is found anew; `why` NULL: it stays. */
+void etcd_state_check(struct etcd *e, const struct err *why);
+/* What etcd refused, as one of our codes. */
+void etcd_refusal(const struct etcd *e, const struct etcd_message *answer,
+		  const char *what, struct err *err_p);
+/* pause * [0.5, 1) */
+uint64_t etcd_jitter(struct etcd *e, uint64_t pause_ns);
+/* Twice as long with each failure, up to half a lease or 8 s; with jitter. */
+uint64_t etcd_pause(struct etcd *e, unsigned int failures);
+
+#endif

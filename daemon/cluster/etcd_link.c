@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The link to etcd: one endpoint at a time, which all requests and the watch stream use.
+ *
+ * When it is made it asks for the store's number, a key with random content that whoever
+ * comes first puts there. Another number, or a revision that goes back, is a store that
+ * has lost its data: what is known of it is then asked for anew, and what does not come
+ * back in the time of a lease is gone. An etcd whose disk is empty may else not be told
+ * from the one before: its cluster's id is made of its configuration.
+ *
+ * Pauses between tries are random: ten thousand daemons lose etcd in the same moment.
+ */
+#include <errno.h>
+#include <netdb.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/hex.h"
+#include "daemon/base/log.h"
+#include "daemon/cluster/etcd_impl.h"
+#include "daemon/loop/lookup.h"
+
+#define LINK_FIRST_NS LOOP_NS_PER_S	   /* after a loss, at most */
+#define LINK_NEXT_NS (50 * LOOP_NS_PER_MS) /* to another endpoint not tried yet */
+#define LINK_LOOKUP_NS (5 * LOOP_NS_PER_S) /* for the resolver */
+
+static const struct sm_state link_states[] = {
+	[LINK_WAITS] = {"waits",
+			SM_TO(LINK_LOOKS_UP) | SM_TO(LINK_LOGS_IN) | SM_TO(LINK_ASKS)},
+	[LINK_LOOKS_UP] = {"looks_up",
+			   SM_TO(LINK_WAITS) | SM_TO(LINK_LOGS_IN) | SM_TO(LINK_ASKS)},
+	[LINK_LOGS_IN] = {"logs_in", SM_TO(LINK_WAITS) | SM_TO(LINK_ASKS)},
+	[LINK_ASKS] = {"asks", SM_TO(LINK_WAITS) | SM_TO(LINK_UP)},
+	[LINK_UP] = {"up", SM_TO(LINK_WAITS)},
+};
+static const struct sm_table link_table = {
+	.name = "etcd_link", .states = link_states, .count = ARRAY_LEN(link_states)};
+
+/* ---- names: a question cannot be called off, so the last of the two frees it ---- */
+
+struct etcd_question {
+	struct lookup lookup;
+	pthread_mutex_t lock;	/* of the two below */
+	struct loop_wake *wake; /* NULL: nobody waits */
+	bool answered;
+	atomic_int refs;
+	char host[CLUSTER_HOST_MAX], port[6];
+};
+
+static void question_unref(struct etcd_question *q)
+{
+	if (atomic_fetch_sub(&q->refs, 1) != 1)
+		return;
+	if (q->lookup.list)
+		freeaddrinfo(q->lookup.list);
+	pthread_mutex_destroy(&q->lock);
+	mem_free(q);
+}
+
+/* Its thread. */
+static void question_on_answer(struct lookup *lookup)
+{
+	struct etcd_question *q = container_of(lookup, struct etcd_question, lookup);
+
+	pthread_mutex_lock(&q->lock);
+	q->answered = true;
+	if (q->wake)
+		loop_wake(q->wake);
+	pthread_mutex_unlock(&q->lock);
+	question_unref(q);
+}
+
+static void question_drop(struct etcd_link *link)
+{
+	struct etcd_question *q = mem_steal(link->question);
+
+	if (!q)
+		return;
+	pthread_mutex_lock(&q->lock);
+	q->wake = NULL;
+	pthread_mutex_unlock(&q->lock);
+	question_unref(q);
+}
+
+static int question_ask(struct etcd_link *link, const struct cluster_endpoint *at)
+{
+	struct etcd_question *q = mem_zalloc(sizeof(*q));
+	int r;
+
+	if (!q)
+		return err_pass(-ENOMEM);
+	memcpy(q->host, at->host, sizeof(q->host));
+	memcpy(q->port, at->port, sizeof(q->port));
+	q->lookup = (struct lookup){
+		.host = q->host, .port = q->port, .done = question_on_answer};
+	q->wake = &link->wake;
+	pthread_mutex_init(&q->lock, NULL);
+	atomic_init(&q->refs, 2);
+	r = lookup_start(&q->lookup);
+	if (r < 0) {
+		atomic_store(&q->refs, 1);
+		question_unref(q);
+		return err_pass(r);
+	}
+	link->question = q;
+	return 0;
+}
+
+/* IPv6 stands in brackets. */
+static void link_number(char number[48], const struct sockaddr *addr, socklen_t len)
+{
+	char host[46] = "";
+
+	number[0] = '\0';
+	if (getnameinfo(addr, len, host, sizeof(host), NULL, 0, NI_NUMERICHOST) == 0)
+		snprintf(number, 48, addr->sa_family == AF_INET6 ? "[%s]" : "%s", host);
+}
+
+/* ---- states ---- */
+
+static void link_log_in(struct etcd *e);
+static void link_ask(struct etcd *e);
+
+static void link_fail(struct etcd *e)
+{
+	struct err err;
+
+	err_take(&err);
+	etcd_link_broken(e, &err);
+}
+
+static void link_on_wake(struct loop_wake *wake)
+{
+	struct etcd_link *link = container_of(wake, struct etcd_link, wake);
+	struct etcd *e = container_of(link, struct etcd, link);
+	const struct cluster_endpoint *at = &e->url.endpoints[link->endpoint];
+	struct etcd_question *q = link->question;
+	bool answered;
+
+	if (!q || sm_state(&link->sm) != LINK_LOOKS_UP)
+		return;
+	pthread_mutex_lock(&q->lock);
+	answered = q->answered;
+	pthread_mutex_unlock(&q->lock);
+	if (!answered)
+		return; /* an older question's */
+	loop_timer_stop(&link->timer);
+	link->addresses = 0;
+	for (int v6 = 0; v6 < 2; v6++)
+		for (const struct addrinfo *it = q->lookup.list; it; it = it->ai_next) {
+			char *number;
+
+			if (link->addresses == ETCD_ADDRESSES_MAX ||
+			    it->ai_family != (v6 ? AF_INET6 : AF_INET))
+				continue;
+			number = link->numbers[link->addresses];
+			link_number(number, it->ai_addr, it->ai_addrlen);
+			link->addresses += number[0] != '\0';
+		}
+	if (link->addresses == 0)
+		err_raise(ERR_IO, "etcd %s: the name has no address: %s", at->host,
+			  q->lookup.status ? gai_strerror(q->lookup.status)
+					   : "neither IPv4 nor IPv6");
+	question_drop(link);
+	if (link->addresses)
+		link_log_in(e);
+	else
+		link_fail(e);
+}
+
+static void link_log_in(struct etcd *e)
+{
+	struct etcd_link *link = &e->link;
+	struct text body = {NULL};
+
+	if (!e->user || link->token[0]) {
+		link_ask(e);
+		return;
+	}
+	sm_move(&link->sm, LINK_LOGS_IN);
+	text_puts(&body, "{\"name\":");
+	text_json(&body, e->user);
+	text_puts(&body, ",\"password\":");
+	text_json(&body, e->password);
+	text_puts(&body, "}");
+	if (etcd_request_start(&link->request, "auth/authenticate", &body) < 0)
+		link_fail(e);
+}
+
+static void link_store_key(const struct etcd *e, char key[ETCD_NAME_MAX])
+{
+	snprintf(key, ETCD_NAME_MAX, "%s/store", e->url.prefix);
+}
+
+static void link_ask(struct etcd *e)
+{
+	struct etcd_link *link = &e->link;
+	struct text body = {NULL};
+	char key[ETCD_NAME_MAX];
+
+	if (sm_state(&link->sm) != LINK_ASKS)
+		sm_move(&link->sm, LINK_ASKS);
+	link_store_key(e, key);
+	link->asked[0] = '\0';
+	etcd_put_key(&body, "{\"key\":", key);
+	text_puts(&body, "}");
+	if (etcd_request_start(&link->request, "kv/range", &body) < 0)
+		link_fail(e);
+}
+
+/* If another is faster, its number counts. */
+static void link_make_store(struct etcd *e)
+{
+	struct etcd_link *link = &e->link;
+	struct text body = {NULL};
+	char key[ETCD_NAME_MAX], number[ETCD_STORE_MAX];
+	uint8_t bytes[(ETCD_STORE_MAX - 1) / 2];
+
+	link->making = true;
+	loop_random(e->loop, bytes, sizeof(bytes));
+	hex_write(bytes, sizeof(bytes), number);
+	link_store_key(e, key);
+	etcd_put_key(&body, "{\"compare\":[{\"target\":\"CREATE\",\"key\":", key);
+	etcd_put_key(&body,
+		     ",\"create_revision\":\"0\"}],\"success\":[{\"request_put\":"
+		     "{\"key\":",
+		     key);
+	etcd_put_key(&body, ",\"value\":", number);
+	text_puts(&body, "}}]}");
+	if (etcd_request_start(&link->request, "kv/txn", &body) < 0)
+		link_fail(e);
+}
+
+static void link_store_lost(struct etcd *e, const char *why)
+{
+	struct etcd_group *group;
+
+	log_warn("etcd", e->url.prefix, "the store has lost its data", "why='%s'", why);
+	e->grace_ns = loop_now_ns(e->loop) + e->lease_s * LOOP_NS_PER_S;
+	list_foreach(group, &e->groups, link)
+		for (int side = 0; side < ETCD_SIDES; side++)
+			if (group->half[side].follow != FOLLOW_NOT)
+				etcd_half_again(e, &group->half[side], 0);
+	if (e->lease.id)
+		etcd_lease_lost(e, "the store is another");
+}
+
+static void link_is_up(struct etcd *e)
+{
+	struct etcd_link *link = &e->link;
+	const struct cluster_endpoint *at = &e->url.endpoints[link->endpoint];
+
+	sm_move(&link->sm, LINK_UP);
+	link->failures = 0;
+	log_info("etcd", e->url.prefix, "connected", "endpoint=%s:%s revision=%ju",
+		 at->host, at->port, (uintmax_t)link->revision);
+	if (e->store[0] && strcmp(e->store, link->asked) != 0)
+		link_store_lost(e, "its number is another");
+	else if (link->revision < e->revision)
+		link_store_lost(e, "its revision went back");
+	memcpy(e->store, link->asked, sizeof(e->store));
+	e->revision = link->revision;
+	e->stream.stale = true;
+	etcd_kick(e);
+	etcd_state_check(e, NULL);
+}
+
+static void link_on_login(struct etcd *e, enum etcd_outcome outcome)
+{
+	struct etcd_link *link = &e->link;
+	const struct etcd_message *answer = &link->request.answer;
+	struct err err;
+
+	if (outcome == ETCD_REFUSED && !strstr(answer->error, "not enabled")) {
+		etcd_refusal(e, answer, "cluster_user", &err);
+		etcd_link_broken(e, &err);
+		return;
+	}
+	memcpy(link->token, answer->token, sizeof(link->token));
+	link_ask(e);
+}
+
+static void link_on_store(struct etcd *e, enum etcd_outcome outcome)
+{
+	struct etcd_link *link = &e->link;
+	const struct etcd_message *answer = &link->request.answer;
+	bool made = link->making;
+	struct err err;
+
+	link->making = false;
+	if (outcome == ETCD_REFUSED && !made) {
+		etcd_refusal(e, answer, "prefix", &err);
+		etcd_link_broken(e, &err);
+	} else if (outcome == ETCD_REFUSED) {
+		link_is_up(e); /* a store that is full has no number yet */
+	} else if (made) {
+		link_ask(e);
+	} else {
+		link->revision = answer->revision;
+		if (link->asked[0])
+			link_is_up(e);
+		else
+			link_make_store(e);
+	}
+}
+
+static void link_on_done(struct etcd_request *request, enum etcd_outcome outcome)
+{
+	struct etcd *e = request->etcd;
+
+	if (outcome == ETCD_BROKEN)
+		e->link.making = false;
+	else if (sm_state(&e->link.sm) == LINK_LOGS_IN)
+		link_on_login(e, outcome);
+	else
+		link_on_store(e, outcome);
+}
+
+static void link_on_kv(struct etcd_request *request, const struct etcd_kv *kv)
+{
+	struct etcd_link *link = &request->etcd->link;
+
+	if (kv->bad || kv->value_len != ETCD_STORE_MAX - 1)
+		snprintf(link->asked, sizeof(link->asked), "foreign");
+	else
+		memcpy(link->asked, kv->value, ETCD_STORE_MAX);
+}
+
+void etcd_link_start(struct etcd *e)
+{
+	struct etcd_link *link = &e->link;
+	const struct cluster_endpoint *at = &e->url.endpoints[link->endpoint];
+
+	loop_timer_stop(&link->timer);
+	if (link->address < link->addresses) { /* the name's next one */
+		link_log_in(e);
+		return;
+	}
+	link->address = 0;
+	if (at->literal) {
+		link->addresses = 1;
+		snprintf(link->numbers[0], sizeof(link->numbers[0]),
+			 strchr(at->host, ':') ? "[%.45s]" : "%.45s", at->host);
+		link_log_in(e);
+		return;
+	}
+	sm_move(&link->sm, LINK_LOOKS_UP);
+	link->addresses = 0;
+	loop_timer_start(&link->timer, LINK_LOOKUP_NS);
+	if (question_ask(link, at) < 0)
+		link_fail(e);
+}
+
+static void link_on_timer(struct loop_timer *timer)
+{
+	struct etcd_link *link = container_of(timer, struct etcd_link, timer);
+	struct etcd *e = container_of(link, struct etcd, link);
+	struct err err;
+
+	if (sm_state(&link->sm) == LINK_WAITS) {
+		etcd_link_start(e);
+		return;
+	}
+	err_set(&err, ERR_TIMEOUT, "etcd %s: the resolver does not answer",
+		e->url.endpoints[link->endpoint].host);
+	etcd_link_broken(e, &err);
+}
+
+/* The next address of its name, or the next endpoint. */
+static bool link_next(struct etcd *e)
+{
+	struct etcd_link *link = &e->link;
+
+	if (++link->address < link->addresses)
+		return true;
+	link->address = link->addresses = 0;
+	link->endpoint = (link->endpoint + 1) % e->url.count;
+	return link->failures < e->url.count;
+}
+
+void etcd_link_broken(struct etcd *e, const struct err *why)
+{
+	struct etcd_link *link = &e->link;
+	bool was_up = etcd_link_up(link), more;
+	uint64_t pause_ns;
+
+	if (sm_state(&link->sm) == LINK_WAITS)
+		return;
+	if (was_up) {
+		log_warn("etcd", e->url.prefix, "the link is lost", "why='%s'",
+			 why->text);
+		e->state.reconnects++;
+	}
+	sm_move(&link->sm, LINK_WAITS);
+	question_drop(link);
+	link->failures++;
+	more = link_next(e);
+	if (was_up)
+		pause_ns = loop_random_u64(e->loop) % LINK_FIRST_NS;
+	else if (more)
+		pause_ns = etcd_jitter(e, LINK_NEXT_NS);
+	else
+		pause_ns = etcd_pause(e, link->failures / e->url.count);
+	loop_timer_start(&link->timer, pause_ns);
+	etcd_requests_break(e);
+	etcd_state_check(e, why);
+}
+
+int etcd_link_init(struct etcd *e)
+{
+	struct etcd_link *link = &e->link;
+
+	sm_init(&link->sm, &link_table, LINK_WAITS);
+	link->endpoint = (unsigned int)(loop_random_u64(e->loop) % e->url.count);
+	loop_timer_init(&link->timer, e->loop, link_on_timer);
+	etcd_request_init(e, &link->request, link_on_done);
+	link->request.on_kv = link_on_kv;
+	return err_pass(loop_wake_init(&link->wake, e->loop, link_on_wake));
+}
+
+void etcd_link_fini(struct etcd *e)
+{
+	loop_timer_stop(&e->link.timer);
+	question_drop(&e->link);
+	loop_wake_fini(&e->link.wake);
+}

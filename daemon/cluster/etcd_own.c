@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What this daemon publishes: one transaction at a time for each place, with record and
+ * load as they are wanted when it begins, so that what changes often is put as often as
+ * etcd answers, and the latest wins.
+ *
+ *   claim   if the place's record is not there, or is there under our lease: put; else
+ *           tell under whose it is
+ *   put     if it is there under our lease: put. Else it is claimed anew
+ *   delete  if it is there under our lease: delete
+ *
+ * The first claim waits as long as a lease lives: a holder that has died is gone then.
+ * One that is still there is another member, and the publisher is told. Later, when a
+ * place was lost with its lease, it is claimed until it is free.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/log.h"
+#include "daemon/cluster/etcd_impl.h"
+
+#define OWN_CLAIM_AGAIN_NS LOOP_NS_PER_S
+#define OWN_HELD_LONG 5u		      /* times */
+#define OWN_CLAIM_MORE_NS (3 * LOOP_NS_PER_S) /* beyond a lease: etcd ends it late */
+
+/* ---- transactions ---- */
+
+static void own_text_put(struct text *body, const struct etcd_own *own,
+			 enum etcd_side side, bool *first)
+{
+	text_puts(body, *first ? "" : ",");
+	*first = false;
+	etcd_put_key(body, "{\"request_put\":{\"key\":", own->key[side]);
+	etcd_put_key(body, ",\"value\":", own->text[side]);
+	text_number(body, ",\"lease\":\"", own->etcd->lease.id);
+	text_puts(body, "\"}}");
+}
+
+static void own_text_puts(struct text *body, const struct etcd_own *own, bool all)
+{
+	bool first = true;
+
+	for (int side = 0; side < ETCD_SIDES; side++)
+		if (own->text[side] && (all || own->dirty[side]))
+			own_text_put(body, own, (enum etcd_side)side, &first);
+}
+
+static void own_text_if_ours(struct text *body, const struct etcd_own *own)
+{
+	etcd_put_key(body, "{\"compare\":[{\"target\":\"LEASE\",\"key\":",
+		     own->key[ETCD_RECORDS]);
+	text_number(body, ",\"lease\":\"", own->etcd->lease.id);
+	text_puts(body, "\"}],\"success\":[");
+}
+
+static void own_text_claim(struct text *body, const struct etcd_own *own)
+{
+	etcd_put_key(body, "{\"compare\":[{\"target\":\"CREATE\",\"key\":",
+		     own->key[ETCD_RECORDS]);
+	text_puts(body, ",\"create_revision\":\"0\"}],\"success\":[");
+	own_text_puts(body, own, true);
+	text_puts(body, "],\"failure\":[{\"request_txn\":");
+	own_text_if_ours(body, own);
+	own_text_puts(body, own, true);
+	text_puts(body, "]}}]}");
+}
+
+static void own_text_delete(struct text *body, const struct etcd_own *own)
+{
+	own_text_if_ours(body, own);
+	for (int side = 0; side < ETCD_SIDES; side++) {
+		etcd_put_key(body,
+			     side ? ",{\"request_delete_range\":{\"key\":"
+				  : "{\"request_delete_range\":{\"key\":",
+			     own->key[side]);
+		text_puts(body, "}}");
+	}
+	text_puts(body, "]}");
+}
+
+/* ---- life ---- */
+
+/* etcd does not refuse it any more, or it is not wanted. */
+static void own_is_well(struct etcd_own *own)
+{
+	if (own->failures == 0)
+		return;
+	own->failures = 0;
+	own->etcd->refused_puts--;
+	etcd_state_check(own->etcd, NULL);
+}
+
+static void own_free(struct etcd_own *own)
+{
+	struct etcd *e = own->etcd;
+
+	if (etcd_request_busy(&own->request))
+		e->puts--;
+	etcd_request_cancel(&own->request);
+	loop_timer_stop(&own->timer);
+	list_remove(&own->link);
+	e->own_count--;
+	for (int side = 0; side < ETCD_SIDES; side++)
+		mem_free(own->text[side]);
+	mem_free(own);
+}
+
+static void own_on_timer(struct loop_timer *timer)
+{
+	etcd_kick(container_of(timer, struct etcd_own, timer)->etcd);
+}
+
+static void own_answer(struct etcd_own *own, const struct err *err)
+{
+	struct publication *publication = own->publication;
+
+	if (own->done || !publication)
+		return;
+	own->done = true;
+	if (err)
+		etcd_own_withdraw(own);
+	if (publication->on_done)
+		publication->on_done(publication, err);
+}
+
+static void own_again(struct etcd_own *own, uint64_t after_ns)
+{
+	loop_timer_start(&own->timer, etcd_jitter(own->etcd, after_ns));
+}
+
+/* Another's. */
+static void own_is_held(struct etcd_own *own)
+{
+	struct etcd *e = own->etcd;
+	uint64_t now_ns = loop_now_ns(e->loop), again_ns = OWN_CLAIM_AGAIN_NS;
+	struct err err;
+
+	own->lease = 0;
+	own->maybe = false;
+	if (own->end_ns == 0)
+		own->end_ns = now_ns + e->lease_s * LOOP_NS_PER_S + OWN_CLAIM_MORE_NS;
+	if (!own->done && now_ns >= own->end_ns) {
+		err_set(&err, ERR_EXIST,
+			"%.300s: another member is there, under a lease that it renews: "
+			"end it, or publish another worker or rank",
+			own->key[ETCD_RECORDS]);
+		own_answer(own, &err);
+		return;
+	}
+	/* what was lost with a lease may be there for a moment yet */
+	if (own->done && ++own->held > OWN_HELD_LONG) {
+		if (!own->told)
+			log_warn("etcd", own->key[ETCD_RECORDS],
+				 "another member has taken the place", "again_s=%ju",
+				 (uintmax_t)(e->lease_s / 3));
+		own->told = true;
+		own->held = OWN_HELD_LONG;
+		again_ns = e->lease_s * LOOP_NS_PER_S / 3;
+	}
+	own_again(own, again_ns);
+}
+
+/* etcd does not do it: for a while, or for good. */
+static void own_is_refused(struct etcd_own *own)
+{
+	enum { INVALID = 3, NOT_FOUND = 5, DENIED = 7 };
+	struct etcd *e = own->etcd;
+	const struct etcd_message *answer = &own->request.answer;
+	struct err err;
+
+	etcd_refusal(e, answer, own->key[ETCD_RECORDS], &err);
+	if (answer->error_code == NOT_FOUND) {
+		etcd_lease_lost(e, answer->error);
+		return;
+	}
+	if (!own->done &&
+	    (answer->error_code == INVALID || answer->error_code == DENIED)) {
+		own->maybe = false;
+		own_answer(own, &err);
+		return;
+	}
+	if (own->failures < UINT8_MAX)
+		own->failures++;
+	if (own->failures == 1)
+		log_warn("etcd", own->key[ETCD_RECORDS], "not published", "why='%s'",
+			 err.text);
+	loop_timer_start(&own->timer, etcd_pause(e, own->failures));
+	e->refused_puts += own->failures == 1;
+	etcd_state_check(e, &err);
+}
+
+static void own_is_put(struct etcd_own *own, uint64_t lease)
+{
+	struct etcd *e = own->etcd;
+
+	own->lease = lease == e->lease.id ? lease : 0; /* it may be lost since */
+	own_is_well(own);
+	own->held = 0;
+	own->told = false;
+	e->state.puts++;
+	own_answer(own, NULL);
+}
+
+static void own_on_done(struct etcd_request *request, enum etcd_outcome outcome)
+{
+	struct etcd_own *own = container_of(request, struct etcd_own, request);
+	struct etcd *e = own->etcd;
+	bool claimed = own->lease == 0;
+
+	e->puts--;
+	etcd_kick(e);
+	if (outcome != ETCD_ANSWERED && own->putting)
+		own->dirty[ETCD_RECORDS] = own->dirty[ETCD_LOADS] = true;
+	if (outcome == ETCD_BROKEN) {
+		own->lease = 0; /* not known: claimed again, which finds it ours */
+		return;
+	}
+	if (outcome == ETCD_REFUSED && own->putting) {
+		own_is_refused(own);
+		return;
+	}
+	if (outcome == ETCD_REFUSED) { /* a delete: its lease ends it */
+		own->maybe = false;
+		own->lease = 0;
+		return;
+	}
+	if (!own->putting) {
+		own->lease = 0;
+		own->maybe = false;
+		own->dirty[ETCD_RECORDS] = own->dirty[ETCD_LOADS] = true;
+	} else if (request->answer.succeeded || (claimed && request->answer.nested)) {
+		own_is_put(own, own->sent_lease);
+	} else if (claimed) {
+		own_is_held(own);
+	} else {
+		own->lease = 0;
+		own->dirty[ETCD_RECORDS] = own->dirty[ETCD_LOADS] = true;
+	}
+}
+
+static bool own_has_work(const struct etcd_own *own)
+{
+	if (etcd_request_busy(&own->request) || loop_timer_running(&own->timer))
+		return false;
+	if (!own->publication)
+		return true;
+	return own->lease == 0 || own->dirty[ETCD_RECORDS] ||
+	       (own->dirty[ETCD_LOADS] && own->text[ETCD_LOADS]);
+}
+
+static void own_start(struct etcd_own *own)
+{
+	struct etcd *e = own->etcd;
+	struct text body = {NULL};
+
+	own->putting = own->publication;
+	own->sent_lease = e->lease.id;
+	if (!own->putting) {
+		own_text_delete(&body, own);
+	} else if (own->lease == 0) {
+		own_text_claim(&body, own);
+	} else {
+		own_text_if_ours(&body, own);
+		own_text_puts(&body, own, false);
+		text_puts(&body, "]}");
+	}
+	if (etcd_request_start(&own->request, "kv/txn", &body) < 0) {
+		err_clear();
+		own_again(own, ETCD_AGAIN_NS);
+		return;
+	}
+	e->puts++;
+	if (own->putting) {
+		own->maybe = true;
+		own->dirty[ETCD_RECORDS] = own->dirty[ETCD_LOADS] = false;
+	}
+	list_remove(&own->link); /* others first, next time */
+	list_push_back(&e->owns, &own->link);
+}
+
+/* Started ones go to the back of the list. */
+static struct etcd_own *own_next(struct etcd *e)
+{
+	struct etcd_own *own;
+
+	list_foreach(own, &e->owns, link)
+		if (own_has_work(own))
+			return own;
+	return NULL;
+}
+
+void etcd_own_step(struct etcd *e)
+{
+	bool can = etcd_link_up(&e->link) && e->lease.id;
+	struct etcd_own *own;
+
+	list_foreach_safe(own, &e->owns, link)
+		if (!own->publication && !etcd_request_busy(&own->request) &&
+		    (!own->maybe || (etcd_link_up(&e->link) && !e->lease.id)))
+			own_free(own); /* nothing of it is there, or it went with the
+					  lease */
+	while (can && e->puts < ETCD_PUTS_MAX && (own = own_next(e))) {
+		own_start(own);
+		if (loop_enough(e->loop)) {
+			etcd_kick(e);
+			break;
+		}
+	}
+}
+
+/* ---- what the owner says ---- */
+
+static int own_check(const char *text, size_t max, const char *what)
+{
+	size_t len = text ? strlen(text) : 0;
+
+	if (len <= max)
+		return 0;
+	return err_raise(ERR_LIMIT, "%s: %zu bytes, at most %zu", what, len, max);
+}
+
+static struct etcd_own *own_find(struct etcd *e, const char *key)
+{
+	struct etcd_own *own;
+
+	list_foreach(own, &e->owns, link)
+		if (strcmp(own->key[ETCD_RECORDS], key) == 0)
+			return own;
+	return NULL;
+}
+
+int etcd_own_update(struct etcd_own *own, const char *record, const char *load)
+{
+	const char *texts[ETCD_SIDES] = {record, load};
+	char *copies[ETCD_SIDES] = {NULL, NULL};
+	int r = own_check(record, DIRECTORY_RECORD_MAX, "record");
+
+	if (r == 0)
+		r = own_check(load, DIRECTORY_LOAD_MAX, "load");
+	for (int side = 0; r == 0 && side < ETCD_SIDES; side++) {
+		if (!texts[side] ||
+		    (own->text[side] && strcmp(own->text[side], texts[side]) == 0))
+			continue;
+		copies[side] = mem_strdup(texts[side]);
+		r = copies[side] ? 0 : -ENOMEM;
+	}
+	for (int side = 0; side < ETCD_SIDES; side++) {
+		if (r < 0 || !copies[side]) {
+			mem_free(copies[side]);
+			continue;
+		}
+		mem_free(own->text[side]);
+		own->text[side] = copies[side];
+		own->dirty[side] = true;
+		etcd_kick(own->etcd);
+	}
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static int own_new(struct etcd *e, const struct place *place, struct etcd_own **own_p)
+{
+	struct etcd_own *own;
+
+	if (e->own_count >= ETCD_OWN_MAX)
+		return err_raise(ERR_LIMIT, "%u places are published, the cap",
+				 e->own_count);
+	own = mem_zalloc(sizeof(*own));
+	if (!own)
+		return err_pass(-ENOMEM);
+	own->etcd = e;
+	for (int side = 0; side < ETCD_SIDES; side++)
+		etcd_place_key(e->url.prefix, (enum etcd_side)side, place,
+			       own->key[side]);
+	etcd_request_init(e, &own->request, own_on_done);
+	loop_timer_init(&own->timer, e->loop, own_on_timer);
+	list_push_back(&e->owns, &own->link);
+	e->own_count++;
+	*own_p = own;
+	return 0;
+}
+
+int etcd_own_publish(struct etcd *e, struct publication *publication,
+		     const struct place *place, const char *record, const char *load)
+{
+	struct etcd_own *own, *before = publication->impl;
+	char key[ETCD_NAME_MAX];
+	int r = etcd_place_check(place);
+
+	if (r < 0)
+		return err_pass(r);
+	etcd_place_key(e->url.prefix, ETCD_RECORDS, place, key);
+	own = own_find(e, key);
+	if (own && own->publication && own != before)
+		return err_raise(ERR_EXIST, "%.300s: this daemon publishes it already",
+				 key);
+	if (!own)
+		r = own_new(e, place, &own);
+	if (r == 0)
+		r = etcd_own_update(own, record, load);
+	if (r < 0) {
+		etcd_kick(e);
+		return err_pass(r);
+	}
+	if (before && before != own)
+		etcd_own_withdraw(before);
+	own->publication = publication;
+	publication->impl = own;
+	own->done = false;
+	own->end_ns = 0;
+	own->dirty[ETCD_RECORDS] = true; /* the answer comes when it is put */
+	loop_timer_stop(&own->timer);
+	etcd_kick(e);
+	return 0;
+}
+
+void etcd_own_withdraw(struct etcd_own *own)
+{
+	own->publication->impl = NULL;
+	own->publication = NULL;
+	loop_timer_stop(&own->timer);
+	own_is_well(own);
+	etcd_kick(own->etcd);
+}
+
+void etcd_owns_fini(struct etcd *e)
+{
+	struct etcd_own *own;
+
+	list_foreach_safe(own, &e->owns, link) {
+		if (own->publication)
+			own->publication->impl = NULL;
+		own_free(own);
+	}
+}
