@@ -70,7 +70,7 @@ uint64_t etcd_pause(struct etcd *e, unsigned int failures)
 
 void etcd_state_check(struct etcd *e, const struct err *why)
 {
-	bool up = etcd_link_up(&e->link) && e->lease.id && !e->put_refused;
+	bool up = etcd_link_up(&e->link) && e->lease.id && !e->refused_puts;
 	bool changed = up != e->state.up;
 
 	if (up)

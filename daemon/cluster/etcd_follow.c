@@ -332,7 +332,7 @@ void etcd_follow_step(struct etcd *e)
 		return;
 	list_foreach(group, &e->groups, link)
 		for (int side = 0; side < ETCD_SIDES; side++)
-			half_step(e, &group->half[side]);
+			half_step(e, &group->half[side]); /* two start at most */
 	if (e->stream.stale && !loop_timer_running(&e->stream.timer))
 		loop_timer_start(&e->stream.timer, FOLLOW_GATHER_NS);
 }

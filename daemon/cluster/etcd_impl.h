@@ -282,7 +282,7 @@ struct etcd {
 
 	struct list owns;
 	unsigned int own_count, puts;
-	bool put_refused; /* the last put was: `why` says for what */
+	unsigned int refused_puts; /* publications that etcd refused last */
 
 	struct list groups;
 	unsigned int group_count, ranges;

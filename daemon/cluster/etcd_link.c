@@ -151,11 +151,12 @@ static void link_on_wake(struct loop_wake *wake)
 	link->addresses = 0;
 	for (int v6 = 0; v6 < 2; v6++)
 		for (const struct addrinfo *it = q->lookup.list; it; it = it->ai_next) {
-			char *number = link->numbers[link->addresses];
+			char *number;
 
 			if (link->addresses == ETCD_ADDRESSES_MAX ||
 			    it->ai_family != (v6 ? AF_INET6 : AF_INET))
 				continue;
+			number = link->numbers[link->addresses];
 			link_number(number, it->ai_addr, it->ai_addrlen);
 			link->addresses += number[0] != '\0';
 		}

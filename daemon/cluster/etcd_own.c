@@ -82,6 +82,16 @@ static void own_text_delete(struct text *body, const struct etcd_own *own)
 
 /* ---- life ---- */
 
+/* etcd does not refuse it any more, or it is not wanted. */
+static void own_is_well(struct etcd_own *own)
+{
+	if (own->failures == 0)
+		return;
+	own->failures = 0;
+	own->etcd->refused_puts--;
+	etcd_state_check(own->etcd, NULL);
+}
+
 static void own_free(struct etcd_own *own)
 {
 	struct etcd *e = own->etcd;
@@ -177,7 +187,7 @@ static void own_is_refused(struct etcd_own *own)
 		log_warn("etcd", own->key[ETCD_RECORDS], "not published", "why='%s'",
 			 err.text);
 	loop_timer_start(&own->timer, etcd_pause(e, own->failures));
-	e->put_refused = true;
+	e->refused_puts += own->failures == 1;
 	etcd_state_check(e, &err);
 }
 
@@ -186,14 +196,10 @@ static void own_is_put(struct etcd_own *own, uint64_t lease)
 	struct etcd *e = own->etcd;
 
 	own->lease = lease == e->lease.id ? lease : 0; /* it may be lost since */
-	own->failures = 0;
+	own_is_well(own);
 	own->held = 0;
 	own->told = false;
 	e->state.puts++;
-	if (e->put_refused) {
-		e->put_refused = false;
-		etcd_state_check(e, NULL);
-	}
 	own_answer(own, NULL);
 }
 
@@ -295,8 +301,13 @@ void etcd_own_step(struct etcd *e)
 		    (!own->maybe || (etcd_link_up(&e->link) && !e->lease.id)))
 			own_free(own); /* nothing of it is there, or it went with the
 					  lease */
-	while (can && e->puts < ETCD_PUTS_MAX && (own = own_next(e)))
+	while (can && e->puts < ETCD_PUTS_MAX && (own = own_next(e))) {
 		own_start(own);
+		if (loop_enough(e->loop)) {
+			etcd_kick(e);
+			break;
+		}
+	}
 }
 
 /* ---- what the owner says ---- */
@@ -409,6 +420,7 @@ void etcd_own_withdraw(struct etcd_own *own)
 	own->publication->impl = NULL;
 	own->publication = NULL;
 	loop_timer_stop(&own->timer);
+	own_is_well(own);
 	etcd_kick(own->etcd);
 }
 

@@ -20,6 +20,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/cluster/etcd_impl.h"
+#include "daemon/gate/sandbox.h"
 #include "tests/lib/directory_tests.h"
 #include "tests/lib/etcd_rig.h"
 #include "tests/lib/tmp.h"
@@ -425,6 +426,49 @@ static void tls_checks_both_sides(void **state)
 	etcd_server_free(&other);
 }
 
+/* What the daemon's main process may call and open is enough, names and TLS included. */
+static void sandboxed_daemon_reaches_etcd(void **state)
+{
+	char ca[96], cert[96], key[96], url[64];
+	struct etcd_server server;
+	struct etcd_rig *rig;
+	struct said said;
+	int status;
+	pid_t pid;
+
+	(void)state;
+	etcd_server_need();
+	etcd_server_init(&server);
+	if (!etcd_server_certify(&server)) {
+		etcd_server_free(&server);
+		print_message("needs openssl (the program)\n");
+		skip();
+	}
+	etcd_server_start(&server);
+	pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		etcd_rig_disown();
+		rig = etcd_rig_on(&server, 60);
+		snprintf(url, sizeof(url), "etcds://localhost:%s", server.port);
+		assert_int_equal(cluster_url_parse(url, &rig->url), 0);
+		snprintf(ca, sizeof(ca), "%s/ca.pem", server.dir);
+		snprintf(cert, sizeof(cert), "%s/client.pem", server.dir);
+		snprintf(key, sizeof(key), "%s/client.key", server.dir);
+		rig->args.ca = ca;
+		rig->args.cert = cert;
+		rig->args.key = key;
+		assert_int_equal(sandbox_prepare(true), 0);
+		rig->rig.member(&rig->rig, 0);
+		assert_int_equal(sandbox_enter(SANDBOX_MAIN), 0);
+		goodbye(rig, hello(rig, &said, "r"));
+		_exit(0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	etcd_server_free(&server);
+}
+
 /* ---- no memory ---- */
 
 struct lack {
@@ -541,6 +585,7 @@ int main(void)
 		cmocka_unit_test(lease_file_frees_places_after_a_crash),
 		cmocka_unit_test(user_is_asked_for_and_renewed),
 		cmocka_unit_test(tls_checks_both_sides),
+		cmocka_unit_test(sandboxed_daemon_reaches_etcd),
 		cmocka_unit_test(allocation_that_fails_is_made_up_for),
 	};
 
