@@ -11,6 +11,7 @@
  * refused key) ends the calls at once.
  */
 #include "daemon/cluster/groups_impl.h"
+#include "daemon/cluster/etcd.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -77,6 +78,34 @@ static int board_endpoints(const char *words, char (*endpoints)[LINK_ENDPOINT_MA
 	return 0;
 }
 
+static int etcd_open(struct groups_directory *from, const char *words)
+{
+	const struct config *config = from->groups->kvd->config;
+	char lease_file[sizeof(config->run_dir) + sizeof(config->name) + 8];
+	struct cluster_url url;
+	const struct etcd_args args = {
+		.loop = from->groups->loop,
+		.url = &url,
+		.ca = config->cluster_tls_ca,
+		.cert = config->cluster_tls_cert,
+		.key = config->cluster_tls_key,
+		.user_file = config->cluster_user_file,
+		.lease_file = lease_file,
+		.lease_s = (unsigned int)(config->cluster_lease_ns / LOOP_NS_PER_S),
+	};
+	int r = cluster_url_parse(words, &url);
+
+	snprintf(lease_file, sizeof(lease_file), "%s/%s.lease", config->run_dir,
+		 config->name);
+	if (r >= 0)
+		r = etcd_new(&args, &from->directory);
+	if (r < 0)
+		return err_pass(r);
+	from->directory->on_state = on_state;
+	from->directory->arg = from;
+	return 0;
+}
+
 /* Which directory the words stand for: the one place that knows the kinds. */
 static int directory_open(struct groups_directory *from, const char *words)
 {
@@ -96,8 +125,8 @@ static int directory_open(struct groups_directory *from, const char *words)
 	unsigned int count = 0;
 	int r;
 
-	if (strncmp(words, "etcd://", 7) == 0)
-		return err_raise(ERR_CONFIG, "cluster: this kvd was built without etcd");
+	if (cluster_url_is_etcd(words))
+		return err_pass(etcd_open(from, words));
 	r = board_endpoints(words, endpoints, &count);
 	if (r < 0)
 		return err_pass(r);

@@ -188,7 +188,8 @@ static const struct setting options[] = {
 	 .help = "Where members of the cluster tell of themselves and read of each "
 		 "other: kvd://HOST:PORT#KEY of one to three daemons that keep a board "
 		 "for all, with commas between them; or "
-		 "etcd://HOST:PORT[,HOST:PORT]…/PREFIX. Empty: this daemon's own board."},
+		 "etcd://HOST:PORT[,HOST:PORT]…/PREFIX (etcds:// by TLS). Empty: this "
+		 "daemon's own board."},
 	{"cluster", "cluster_trust", SETTING_ENUM, FIELD(cluster_trust),
 	 .preset = "listed", .words = trust_words,
 	 .help = "Whose keys may connect. listed: those in curve_allow_file, whatever "
@@ -200,7 +201,7 @@ static const struct setting options[] = {
 		 "hear of it."},
 	{"cluster", "cluster_tls_ca", SETTING_PATH, FIELD(cluster_tls_ca), .preset = "",
 	 .help = "etcd by TLS: file of the authorities (PEM) that its certificate is "
-		 "checked with. Empty: etcd is spoken to without TLS."},
+		 "checked with. etcds:// needs it."},
 	{"cluster", "cluster_tls_cert", SETTING_PATH, FIELD(cluster_tls_cert),
 	 .preset = "",
 	 .help = "etcd by TLS: this daemon's certificate (PEM), if it asks "
