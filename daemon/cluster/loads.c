@@ -222,7 +222,8 @@ static void loads_count(const struct loads *loads, const struct session *session
 static void loads_tell(struct loads *loads, struct loads_of *of,
 		       const struct session *session, uint64_t now_ns)
 {
-	struct load load = {.engine = session->load,
+	bool old = now_ns - session->load_ns > ENGINE_LOAD_NS;
+	struct load load = {.engine = old ? ENGINE_LOAD_NONE : session->load,
 			    .gpu = loads->gpu_use,
 			    .peer_count = loads->peer_count};
 	struct load_counts counts;

@@ -191,6 +191,7 @@ static int help_run(struct request *req)
 static int session_load_run(struct request *req)
 {
 	req->session->load = *(const struct engine_load *)request_args(req);
+	req->session->load_ns = loop_now_ns(req->kvd->loop);
 	request_reply(req, NULL);
 	return 0;
 }
@@ -339,7 +340,8 @@ const struct command session_commands[] = {
 	 "other daemons reach its memory"},
 	{"session.load", "Say how busy the engine is: others choose by it",
 	 session_load_fields, 0, session_load_run,
-	 "nothing; what is not given is unknown from now on"},
+	 "nothing; what is not given is unknown from now on, and all of it ten "
+	 "seconds later"},
 	{"session.share", "Make this session's submission ring (proto/kvd_ring.h)",
 	 session_share_fields, 0, session_share_run,
 	 "version, entries, arena_bytes, first_slot, slots, ops (the numbers of the ops "

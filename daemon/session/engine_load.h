@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_load: what an engine says of how busy it is (session.load). Believed as told. */
+/* engine_load: what an engine says of how busy it is (session.load). Believed as told, for
+ * ENGINE_LOAD_NS: one that hangs, or has gone to sleep, says nothing. */
 #ifndef KVD_ENGINE_LOAD_H
 #define KVD_ENGINE_LOAD_H
 
@@ -15,6 +16,7 @@
 	X(prompt_tokens_s, "tokens of prompts it computes a second, busy")  \
 	X(decode_tokens_s, "tokens it generates a second, all requests together")
 
+#define ENGINE_LOAD_NS UINT64_C(10000000000)
 #define ENGINE_LOAD_UNKNOWN (-1)
 #define ENGINE_LOAD_MOST (INT64_C(1) << 52)
 

@@ -75,6 +75,7 @@ struct session {
 	uint64_t regions_version;      /* rises when a region comes or goes */
 	unsigned int files;	       /* regions that are */
 	struct engine_load load;       /* as the engine said last */
+	uint64_t load_ns;	       /* when */
 	struct session_watch *watch;   /* pidfd and statm of the engine */
 	struct loop_defer free_defer;
 	void *room_part;   /* rooms.c's, from the first room on */

@@ -37,6 +37,14 @@ class Place:
             logger.warning("group %r: the place of this engine is not in the directory (yet): "
                            "%s", self.args["group"], why)
 
+    def load(self, figures):
+        """What the engine says of how busy it is (session.load): believed for ten seconds."""
+        try:
+            self.client.command("session.load", timeout=CALL_S, **figures)
+        except Error as why:
+            logger.warning("group %r: this engine's load is not told: %s", self.args["group"],
+                           why)
+
 
 def from_environment(client, engine, ranks, bootstrap_port=None, **told):
     """KVD_GROUP, KVD_WORKER, KVD_URL; None without KVD_GROUP."""

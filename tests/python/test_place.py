@@ -36,6 +36,17 @@ def test_place_is_published_once_and_again_for_a_new_session(pair):
     mine.close()
 
 
+def test_load_is_told_and_one_that_is_refused_is_a_warning(pair, caplog):
+    mine = client(pair[0], "engine")
+    one = place.Place(mine, "loaded", "w0")
+    one.keep()
+    one.load({"running": 3})
+    with caplog.at_level(logging.WARNING, logger="kvd.place"):
+        one.load({"running": -3})
+    assert "load is not told" in caplog.text and "running" in caplog.text
+    mine.close()
+
+
 def test_refused_place_is_a_warning(pair, caplog):
     first, second = client(pair[0], "first"), client(pair[0], "second")
     place.Place(first, "g").keep()

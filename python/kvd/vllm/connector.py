@@ -35,6 +35,7 @@ from ..rooms import Source
 from ..route import ticket_of
 from . import check_release
 from .bootstrap import Lookups, Server
+from .load import Meter
 from .params import Remote, address_of, layers_of_all, read, room_of, write
 from .pools import unlike
 from .stats import KvdStats, PromMetrics
@@ -76,6 +77,7 @@ class Step(KVConnectorMetadata):
     preempted: list = field(default_factory=list)  # requests
     ends: list = field(default_factory=list)  # (request, blocks, tokens, first token)
     given_up: list = field(default_factory=list)  # (request, why)
+    load: dict | None = None  # of session.load, now and then
 
 
 def address(text):
@@ -108,6 +110,8 @@ class Scheduler:
         transfer = config.kv_transfer_config
         self.lease_s = transfer.get_from_extra_config("kv_lease_duration", LEASE_S)
         self.bootstrap = transfer.get_from_extra_config("bootstrap", None)
+        self.meter = Meter(config.cache_config.block_size) \
+            if transfer.get_from_extra_config("group", None) else None
         self.lookahead = config.num_prefill_lookahead_tokens
         self.replay = kv_cache_config.has_mamba_layers or any(
             g.kv_cache_spec.prefix_replay_tokens > 0 for g in kv_cache_config.kv_cache_groups)
@@ -275,6 +279,8 @@ class Scheduler:
 
     def finished(self, request, block_ids):
         params, name = request.kv_transfer_params, request.request_id
+        if self.meter:
+            self.meter.finished(request)
         shortened = name in self.shortened
         self.shortened.discard(name)
         if self.asks.pop(name, None) is not None:
@@ -320,6 +326,8 @@ class Scheduler:
                 blocks = output.kv_connector_block_state.get_block_ids(name)
                 step.computed.append((name, self.caches.select_transfer_block_ids(blocks), end))
         step.preempted += [n for n in output.preempted_req_ids or () if n in self.pushes]
+        if self.meter:
+            step.load = self.meter.stepped(output.num_scheduled_tokens)
         return step
 
     def heard(self, output):
@@ -391,7 +399,13 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def get_loaded_kv_cache_group_ids(self, request):
         return self._kv_cache_config.transfer_group_ids
 
+    def bind_gpu_block_pool(self, gpu_block_pool):
+        if self._scheduler.meter:
+            self._scheduler.meter.pool = gpu_block_pool
+
     def on_new_request(self, request):
+        if self._scheduler.meter:
+            self._scheduler.meter.arrived(request)
         self._scheduler.arrived(request)
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens):

@@ -119,6 +119,8 @@ class Worker:
     def begin(self, step):
         """Before the step's forward pass. All that needs none of it: vLLM may call take()
         behind it, and on a CPU that is a pass later."""
+        if step.load and self.place:
+            self.place.load(step.load)
         for name in step.preempted:
             if name in self.pushes:
                 self.pushes[name].settle()
