@@ -220,7 +220,7 @@ struct etcd_reader {
 	struct etcd_group *group;
 	struct watch *watch; /* NULL: ended */
 	bool loads, synced;
-	struct list *at; /* entry that is told next; NULL: all were */
+	struct list *at; /* entry that was told last, or the list; NULL: all were */
 	uint64_t told;	 /* entries up to this number were */
 };
 
