@@ -90,7 +90,7 @@ static void entry_free(struct etcd_group *group, struct etcd_entry *entry)
 	}
 	list_foreach(reader, &group->readers, link)
 		if (reader->at == &entry->link)
-			reader->at = entry->link.next;
+			reader->at = entry->link.prev;
 	strmap_remove_bytes(&group->spots, &entry->spot, sizeof(entry->spot));
 	list_remove(&entry->link);
 	group->etcd->entries--;
@@ -282,9 +282,9 @@ static bool reader_walk(struct etcd_reader *reader)
 
 	while (reader->watch && reader->at) {
 		const struct etcd_entry *entry =
-			list_entry(reader->at, struct etcd_entry, link);
+			list_entry(reader->at->next, struct etcd_entry, link);
 
-		if (reader->at == &group->entries) {
+		if (reader->at->next == &group->entries) {
 			reader->at = NULL;
 			reader->told = UINT64_MAX;
 			break;
@@ -443,7 +443,7 @@ int etcd_group_watch(struct etcd *e, struct watch *watch, const char *name, bool
 	reader->group = group;
 	reader->watch = watch;
 	reader->loads = loads;
-	reader->at = group->entries.next;
+	reader->at = &group->entries;
 	list_push_back(&group->readers, &reader->link);
 	watch->impl = reader;
 	return 0;

@@ -63,8 +63,7 @@ struct etcd_request {
 	struct etcd_parser *parser;
 	struct curl_slist *headers, *route;
 	char *body;
-	bool bad;    /* the answer is not JSON */
-	bool paused; /* the turn had no time for more */
+	bool bad; /* the answer is not JSON */
 	struct loop_timer timer;
 	uint64_t end_ns;
 };
@@ -220,7 +219,7 @@ struct etcd_reader {
 	struct etcd_group *group;
 	struct watch *watch; /* NULL: ended */
 	bool loads, synced;
-	struct list *at; /* entry that is told next; NULL: all were */
+	struct list *at; /* entry that was told last, or the list; NULL: all were */
 	uint64_t told;	 /* entries up to this number were */
 };
 
@@ -263,8 +262,7 @@ struct etcd {
 	const struct etcd_lib *lib;
 	CURLM *multi; /* NULL: none now */
 	bool in_curl, sick;
-	bool read_some; /* in this call of libcurl */
-	struct loop_timer curl_timer, resume;
+	struct loop_timer curl_timer;
 	struct etcd_socket sockets[ETCD_SOCKETS_MAX];
 	struct list requests;
 	struct loop_defer step;

@@ -10,7 +10,6 @@
 #define ETCD_LIB_FUNCTIONS(X)       \
 	X(curl_global_init)         \
 	X(curl_easy_init)           \
-	X(curl_easy_pause)          \
 	X(curl_easy_cleanup)        \
 	X(curl_easy_setopt)         \
 	X(curl_easy_getinfo)        \

@@ -7,8 +7,8 @@
  * All connections are closed when the link is broken: one that was cut by a partition
  * would else be taken from libcurl's cache, and go on when its retransmission timer says.
  * Names are not resolved here, proxies of the environment and redirections are not
- * followed. libcurl reads a hundred buffers in one call if they are there: what is over
- * the turn's time is left, and the transfer paused until the next turn.
+ * followed. libcurl reads at most a hundred buffers in one call: small ones bound what is
+ * parsed and told in a turn.
  */
 #include <assert.h>
 #include <errno.h>
@@ -61,7 +61,6 @@ static void curl_act(struct etcd *e, curl_socket_t fd, int events)
 	int running;
 
 	e->in_curl = true;
-	e->read_some = false;
 	if (e->lib->curl_multi_socket_action(e->multi, fd, events, &running) != CURLM_OK)
 		e->sick = true;
 	e->in_curl = false;
@@ -80,25 +79,6 @@ static void curl_on_ready(struct loop_fd *watch, int events)
 static void curl_on_timer(struct loop_timer *timer)
 {
 	curl_act(container_of(timer, struct etcd, curl_timer), CURL_SOCKET_TIMEOUT, 0);
-}
-
-/* Those that were paused, a buffer each at least. */
-static void curl_on_resume(struct loop_timer *timer)
-{
-	struct etcd *e = container_of(timer, struct etcd, resume);
-	struct etcd_request *request;
-
-	e->in_curl = true;
-	list_foreach(request, &e->requests, link) {
-		if (!request->paused)
-			continue;
-		request->paused = false;
-		e->read_some = false;
-		if (e->lib->curl_easy_pause(request->easy, CURLPAUSE_CONT) != CURLE_OK)
-			request->bad = true; /* libcurl ends it */
-	}
-	e->in_curl = false;
-	curl_reap(e);
 }
 
 static int curl_on_timeout(CURLM *multi, long ms, void *arg)
@@ -157,7 +137,6 @@ void etcd_requests_init(struct etcd *e)
 {
 	list_init(&e->requests);
 	loop_timer_init(&e->curl_timer, e->loop, curl_on_timer);
-	loop_timer_init(&e->resume, e->loop, curl_on_resume);
 }
 
 static int curl_begin(struct etcd *e)
@@ -179,7 +158,6 @@ static int curl_begin(struct etcd *e)
 
 void etcd_curl_fini(struct etcd *e)
 {
-	loop_timer_stop(&e->resume);
 	loop_timer_stop(&e->curl_timer);
 	if (e->multi)
 		e->lib->curl_multi_cleanup(e->multi);
@@ -292,15 +270,8 @@ static void request_patience(struct etcd_request *request)
 static size_t request_on_bytes(char *bytes, size_t size, size_t count, void *arg)
 {
 	struct etcd_request *request = arg;
-	struct etcd *e = request->etcd;
 	size_t len = size * count;
 
-	if (e->read_some && loop_enough(e->loop)) {
-		request->paused = true;
-		loop_timer_start(&e->resume, 0);
-		return CURL_WRITEFUNC_PAUSE;
-	}
-	e->read_some = true;
 	request->bytes += len;
 	request_patience(request);
 	if (etcd_parser_feed(request->parser, bytes, len) < 0) {
@@ -534,7 +505,7 @@ int etcd_request_start(struct etcd_request *request, const char *path, struct te
 	assert(!e->in_curl);
 	request->answer = (struct etcd_message){.watch_id = 0};
 	request->bytes = 0;
-	request->bad = request->paused = false;
+	request->bad = false;
 	request->body = body->failed ? NULL : mem_steal(body->data);
 	text_fini(body);
 	if (!request->body)

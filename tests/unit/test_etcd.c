@@ -15,7 +15,7 @@
 
 static int contract_new(void **state)
 {
-	*state = &etcd_rig_new(2)->rig;
+	*state = &etcd_rig_new(4)->rig;
 	return 0;
 }
 
