@@ -60,9 +60,10 @@ static void chunks_print_head(const cJSON *reply)
 		printf("the memory is being made, or could not be: see the log\n");
 	printf("memory    %s", ctl_bytes(memory));
 	printf(", %s free\n", ctl_bytes(ctl_num(reply, "free_bytes")));
-	printf("chunks    %.0f, %.0f evicted; %u holds, %u moves\n",
+	printf("chunks    %.0f, %.0f evicted; %.0f parts in engines' pages; %u holds, "
+	       "%u moves\n",
 	       ctl_num(reply, "chunks"), ctl_num(reply, "evicted"),
-	       (unsigned int)ctl_num(reply, "holds"),
+	       ctl_num(reply, "published"), (unsigned int)ctl_num(reply, "holds"),
 	       (unsigned int)ctl_num(reply, "moves"));
 	printf("asked     %.0f found, %.0f missed", found, missed);
 	if (found + missed > 0)

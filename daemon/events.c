@@ -178,6 +178,7 @@ static void on_session_end(struct session *session, void *conn, const struct err
 {
 	requests_detach(session);
 	ring_stop(session->ring);
+	store_session_going(session);
 	/* at once, however long its rooms take: seats are the engine's from here on */
 	attends_session_end(session);
 	if (conn)
@@ -223,6 +224,7 @@ static void on_own_pool_going(struct pool *pool, void (*on_gone)(void *arg), voi
 {
 	if (pool->session->kvd->groups)
 		groups_pools_changed(pool->session->kvd->groups);
+	store_pool_going(pool);
 	/* one that no peer can know is gone at once */
 	handshake_withdraw_pool(pool->session->kvd->handshake, pool, on_gone, arg);
 }

@@ -12,7 +12,8 @@
  *   client_region.c client_pool.c client_room.c client_peer.c   the commands
  *   client_ring.c    the submission ring
  *   client_dlist.c client_xfer.c client_notif.c   what goes through it
- *   client_chunk.c   spaces, holds, puts and fetches of chunks
+ *   client_space.c   spaces of chunks
+ *   client_chunk.c   holds, puts, fetches and others of chunks
  *   client_adopt*.c client_maps.c   memory moved behind a memfd (client_adopt.h)
  *   client_memory.c client_layout.c client_text.c client_error.c   helpers
  */
@@ -321,6 +322,9 @@ bool client_slot_attach(struct client_slot *slot, const cJSON *reply);
 void client_slot_fini(struct client_slot *slot);
 
 /* The daemon's number of it; 0: not answered yet. */
+struct kvd_space {
+	struct client_object object;
+};
 struct kvd_hold;
 uint64_t client_hold_id(const struct kvd_hold *hold);
 

@@ -27,10 +27,6 @@
 #define KEEP_NS UINT64_C(10000) /* of it, with the core to itself */
 #define LEASE_MS 10000u		/* as the command's preset */
 
-struct kvd_space {
-	struct client_object object;
-};
-
 struct kvd_hold {
 	struct client_slot slot; /* used where it is `numbered` */
 	struct kvd_found found;
@@ -41,103 +37,6 @@ struct kvd_hold {
 struct kvd_move {
 	struct client_slot slot;
 };
-
-/* ---- spaces ---------------------------------------------------------------------- */
-
-static void space_fini(struct client_object *object)
-{
-	mem_free(container_of(object, struct kvd_space, object));
-}
-
-static int space_text(struct client_text *text, const struct kvd_space_args *a)
-{
-	if (a->pool) {
-		client_text_int(text, "pool", kvd_pool_id(a->pool));
-	} else {
-		cleanup_free char *layout = mem_strdup(a->layout);
-
-		if (!layout)
-			return -1;
-		cJSON_Minify(layout); /* a newline would end the line */
-		client_text_printf(text, ",\"layout\":");
-		client_text_bytes(text, layout, strlen(layout));
-	}
-	client_text_str(text, "model", a->model);
-	client_text_str(text, "scheme", a->scheme);
-	if (a->revision)
-		client_text_str(text, "revision", a->revision);
-	if (a->rope)
-		client_text_str(text, "rope", a->rope);
-	client_text_int(text, "tokens", a->tokens);
-	if (!a->views)
-		return 0;
-	client_text_printf(text, ",\"views\":[");
-	for (size_t i = 0; i < a->view_count; i++) {
-		client_text_printf(text, "%s", i ? "," : "");
-		client_text_quoted(text, a->views[i]);
-	}
-	client_text_bytes(text, "]", 1);
-	return 0;
-}
-
-static int space_check(struct kvd_client *client, const struct kvd_space_args *a)
-{
-	cJSON *json;
-	bool ok;
-
-	if (!a->pool == !a->layout)
-		return client_fail(client, KVD_E_INVAL,
-				   "one of pool and layout is wanted");
-	if (!a->model || !a->scheme)
-		return client_fail(client, KVD_E_INVAL, "%s: missing",
-				   a->model ? "scheme" : "model");
-	if (a->pool)
-		return kvd_pool_id(a->pool) ? 0
-					    : client_fail(client, KVD_E_STATE,
-							  "pool: not registered now");
-	json = cJSON_Parse(a->layout);
-	ok = cJSON_IsObject(json);
-	cJSON_Delete(json);
-	return ok ? 0 : client_fail(client, KVD_E_INVAL, "layout: not a JSON object");
-}
-
-int kvd_space_open(struct kvd_client *client, const struct kvd_space_args *args,
-		   const struct kvd_call *call, struct kvd_space **space_p)
-{
-	struct kvd_space *space;
-	struct client_op op;
-	int r = client_begin(client, call);
-
-	*space_p = NULL;
-	if (!r)
-		r = space_check(client, args);
-	if (r)
-		return r;
-	space = mem_zalloc(sizeof(*space));
-	if (!space)
-		return client_fail_nomem(client);
-	client_object_init(client, &space->object, CLIENT_SPACE, space_fini);
-	client_op_begin(client, &op, "chunk.space");
-	if (space_text(&op.text, args) < 0) {
-		client_text_fini(&op.text);
-		client_object_unref(&space->object);
-		return client_fail_nomem(client);
-	}
-	op.object = &space->object;
-	op.finish = client_object_made;
-	*space_p = space;
-	r = client_op_run(client, &op, call);
-	if (r) {
-		*space_p = NULL;
-		client_object_unref(&space->object);
-	}
-	return r;
-}
-
-int kvd_space_close(struct kvd_space *space, const struct kvd_call *call)
-{
-	return client_object_close(&space->object, call);
-}
 
 /* ---- ids ------------------------------------------------------------------------- */
 
@@ -701,10 +600,8 @@ static int chunk_move_post(struct kvd_client *client, struct kvd_ring_entry *ent
 	return 0;
 }
 
-/* The text of args behind what the command begins with. */
-static int chunk_move_ask(struct kvd_client *client, struct client_op *op,
-			  const struct kvd_move_args *args, const struct kvd_call *call,
-			  struct kvd_move **move_p)
+static int chunk_move_send(struct kvd_client *client, struct client_op *op,
+			   const struct kvd_call *call, struct kvd_move **move_p)
 {
 	struct kvd_move *move = mem_zalloc(sizeof(*move));
 	int r;
@@ -715,11 +612,6 @@ static int chunk_move_ask(struct kvd_client *client, struct client_op *op,
 	}
 	client_object_init(client, &move->slot.object, CLIENT_MOVE, chunk_move_fini);
 	client_slot_init(&move->slot, 0);
-	client_text_int(&op->text, "pool", kvd_pool_id(args->pool));
-	client_text_views(&op->text, false, args->views, args->view_count);
-	client_text_wait(&op->text, &args->wait);
-	if (args->deadline_ms)
-		client_text_int(&op->text, "deadline_ms", args->deadline_ms);
 	op->object = &move->slot.object;
 	op->finish = chunk_move_made;
 	*move_p = move;
@@ -732,9 +624,23 @@ static int chunk_move_ask(struct kvd_client *client, struct client_op *op,
 	return r;
 }
 
-int kvd_put(struct kvd_space *space, const struct kvd_chunks *chunks,
-	    const struct kvd_move_args *args, const struct kvd_call *call,
-	    struct kvd_move **move_p)
+/* The text of args behind what the command begins with. */
+static int chunk_move_ask(struct kvd_client *client, struct client_op *op,
+			  const struct kvd_move_args *args, const struct kvd_call *call,
+			  struct kvd_move **move_p)
+{
+	client_text_int(&op->text, "pool", kvd_pool_id(args->pool));
+	client_text_views(&op->text, false, args->views, args->view_count);
+	client_text_wait(&op->text, &args->wait);
+	if (args->deadline_ms)
+		client_text_int(&op->text, "deadline_ms", args->deadline_ms);
+	return chunk_move_send(client, op, call, move_p);
+}
+
+/* By the command or the ring's PUT with `flags`. */
+static int chunk_give(struct kvd_space *space, const struct kvd_chunks *chunks,
+		      const struct kvd_move_args *args, const char *command, int flags,
+		      const struct kvd_call *call, struct kvd_move **move_p)
 {
 	struct kvd_client *client = space->object.client;
 	struct client_op op;
@@ -754,16 +660,53 @@ int kvd_put(struct kvd_space *space, const struct kvd_chunks *chunks,
 					       .a = space->object.id,
 					       .c = chunks->first,
 					       .n0 = (uint32_t)chunks->count,
-					       .flags = args->durable ? KVD_RING_DURABLE
-								      : 0};
+					       .flags = flags};
 
 		return chunk_move_post(client, &entry, chunks->ids, args, move_p);
 	}
-	client_op_begin(client, &op, "chunk.put");
+	client_op_begin(client, &op, command);
 	text_chunks(&op.text, space, chunks);
 	if (args->durable)
 		client_text_printf(&op.text, ",\"durable\":true");
 	return chunk_move_ask(client, &op, args, call, move_p);
+}
+
+int kvd_put(struct kvd_space *space, const struct kvd_chunks *chunks,
+	    const struct kvd_move_args *args, const struct kvd_call *call,
+	    struct kvd_move **move_p)
+{
+	return chunk_give(space, chunks, args, "chunk.put",
+			  args->durable ? KVD_RING_DURABLE : 0, call, move_p);
+}
+
+int kvd_publish(struct kvd_space *space, const struct kvd_chunks *chunks,
+		const struct kvd_move_args *args, const struct kvd_call *call,
+		struct kvd_move **move_p)
+{
+	*move_p = NULL;
+	if (args->durable)
+		return client_fail(space->object.client, KVD_E_INVAL,
+				   "durable: of a put only");
+	return chunk_give(space, chunks, args, "chunk.publish", KVD_RING_PUBLISH, call,
+			  move_p);
+}
+
+int kvd_withdraw(struct kvd_space *space, const struct kvd_chunks *chunks,
+		 uint32_t grace_ms, const struct kvd_call *call, struct kvd_move **move_p)
+{
+	struct kvd_client *client = space->object.client;
+	struct client_op op;
+	int r = space_enter(space, call);
+
+	*move_p = NULL;
+	if (!r)
+		r = chunks_check(client, chunks);
+	if (r)
+		return r;
+	client_op_begin(client, &op, "chunk.withdraw");
+	text_chunks(&op.text, space, chunks);
+	client_text_int(&op.text, "grace_ms", grace_ms);
+	return chunk_move_send(client, &op, call, move_p);
 }
 
 int kvd_fetch(struct kvd_hold *hold, const struct kvd_move_args *args,

@@ -119,6 +119,25 @@ struct kvd_move;
 int kvd_put(struct kvd_space *space, const struct kvd_chunks *chunks,
 	    const struct kvd_move_args *args, const struct kvd_call *call,
 	    struct kvd_move **move_p);
+/*
+ * Chunks are found and read in the pages themselves: nothing is copied, and no memory of
+ * the daemon is used. Once it has succeeded the pages must not be written until
+ * kvd_withdraw() of these chunks has ended, or the pool's unregistration, or the session.
+ * A page holds tokens of one chunk alone. Out of `there`: in this pool already, which
+ * stays as it was.
+ */
+int kvd_publish(struct kvd_space *space, const struct kvd_chunks *chunks,
+		const struct kvd_move_args *args, const struct kvd_call *call,
+		struct kvd_move **move_p);
+/*
+ * What this session has published of them is found no more, whoever holds it. The move
+ * ends when nobody reads the pages: what does by then may go on for grace_ms (at most
+ * 60000), then it fails or goes on with another holder. Failed or not, the pages are the
+ * engine's.
+ */
+int kvd_withdraw(struct kvd_space *space, const struct kvd_chunks *chunks,
+		 uint32_t grace_ms, const struct kvd_call *call,
+		 struct kvd_move **move_p);
 /* Read into pages the tokens that the views name; the hold has them. */
 int kvd_fetch(struct kvd_hold *hold, const struct kvd_move_args *args,
 	      const struct kvd_call *call, struct kvd_move **move_p);
@@ -128,7 +147,9 @@ int kvd_move_read(const struct kvd_move *move, struct kvd_room_status *status_p)
 int kvd_move_wait(struct kvd_move *move, int state, int timeout_ms);
 struct kvd_move_facts {
 	uint64_t chunks, done; /* taken; moved or there before */
-	/* of a put: there before; no room for them, or stored at another place */
+	/* of a put: there before; no room for them, or stored at another place. Of
+	 * kvd_withdraw(): `chunks` were published, `left_out` were not, by this session
+	 */
 	uint64_t there, left_out;
 	uint64_t prefix_tokens; /* moved without a gap from the first on */
 	struct kvd_error error; /* why it failed; code 0: it has not */

@@ -126,6 +126,8 @@ enum {
 	KVD_RING_AUX = 1 << 4,	    /* BIND, SEND: c is a slot of the view "aux" */
 	KVD_RING_DURABLE = 1 << 5, /* PUT: it succeeds when all would outlast the power */
 	KVD_RING_OWN = 1 << 6,	   /* ATTEND: o, m and l of the seat are a part, too */
+	KVD_RING_PUBLISH = 1 << 7, /* PUT: as chunk.publish; a daemon that does not know
+				    * it copies */
 };
 
 #define KVD_RING_ID_BYTES 32u

@@ -126,9 +126,11 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	X(STORE_FREE, GAUGE, BYTES, NONE, NONE, "store_free_bytes",                      \
 	  "of that, what no user has")                                                   \
 	X(STORE_CHUNKS, GAUGE, NUMBER, NONE, NONE, "store_chunks", "chunks kept")        \
+	X(STORE_PUBLISHED, GAUGE, NUMBER, NONE, NONE, "store_published",                 \
+	  "parts of chunks in engines' own pages")                                       \
 	X(STORE_HOLDS, GAUGE, NUMBER, NONE, NONE, "store_holds", "holds that are open")  \
 	X(STORE_MOVES, GAUGE, NUMBER, NONE, NONE, "store_moves",                         \
-	  "puts and fetches that are not closed")                                        \
+	  "puts, fetches and others that are not closed")                                \
 	X(STORE_FOUND, COUNTER, NUMBER, NONE, NONE, "store_found_total",                 \
 	  "chunks that were asked for and there")                                        \
 	X(STORE_MISSED, COUNTER, NUMBER, NONE, NONE, "store_missed_total",               \

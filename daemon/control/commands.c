@@ -39,8 +39,8 @@ static const struct command *const tables[] = {
 	session_commands, region_commands, pool_commands,	 room_commands,
 	peer_commands,	  device_commands, group_commands,	 xfer_commands,
 	secret_commands,  plan_commands,   stats_commands,	 admin_commands,
-	keys_commands,	  chunk_commands,  chunk_event_commands, attend_commands,
-	cost_commands,
+	keys_commands,	  chunk_commands,  chunk_event_commands, chunk_pages_commands,
+	attend_commands,  cost_commands,
 };
 
 const struct command *commands_at(unsigned int i)

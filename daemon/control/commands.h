@@ -145,6 +145,7 @@ extern const struct command pool_commands[];
 extern const struct command room_commands[];
 extern const struct command chunk_commands[];
 extern const struct command chunk_event_commands[];
+extern const struct command chunk_pages_commands[];
 extern const struct command attend_commands[];
 extern const struct command cost_commands[];
 extern const struct command peer_commands[];

@@ -15,6 +15,7 @@
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "daemon/control/brief.h"
+#include "daemon/control/commands_chunk.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/loop/loop.h"
 #include "daemon/peer/peer.h"
@@ -30,7 +31,6 @@
 #include "proto/json.h"
 
 #define LEASE_MS_PRESET 10000
-#define FIRST_MAX UINT32_MAX
 
 /* ---- chunk.space ---- */
 
@@ -191,20 +191,6 @@ static int space_close_run(struct request *req)
 
 /* ---- ids ---- */
 
-struct ids_args {
-	uint64_t space;
-	const cJSON *ids;
-	uint64_t first;
-};
-#define F_SPACE(s) F_ID("space", s, ids.space, REQUIRED, "of this session")
-#define F_IDS(s)                                                                    \
-	F_ARRAY("ids", s, ids.ids, REQUIRED, STORE_IDS_MAX,                         \
-		"64 hex digits each: chunks that follow each other"),               \
-		F_INT("first", s, ids.first, OPTIONAL, 0, FIRST_MAX,                \
-		      "which chunk of its prompt the first is: it begins at token " \
-		      "first x tokens; 4294967295: not known, tokens are counted "  \
-		      "from the first chunk on")
-
 /* *bytes_p is the caller's (mem_free). */
 static int ids_read(const struct ids_args *args, uint8_t **bytes_p, struct store_ids *ids)
 {
@@ -232,10 +218,9 @@ static int ids_read(const struct ids_args *args, uint8_t **bytes_p, struct store
 	return 0;
 }
 
-/* What find, hold and put begin with. */
-static int ids_begin(struct request *req, const struct ids_args *args,
-		     struct store_handle **handle_p, uint8_t **bytes_p,
-		     struct store_ids *ids)
+int chunk_ids_begin(struct request *req, const struct ids_args *args,
+		    struct store_handle **handle_p, uint8_t **bytes_p,
+		    struct store_ids *ids)
 {
 	*handle_p = store_handle_find(req->session, args->space);
 	return *handle_p ? err_pass(ids_read(args, bytes_p, ids)) : err_pass(-ENOENT);
@@ -254,6 +239,7 @@ static void brief_found(struct brief *brief, const struct store_found *found)
 {
 	brief_number(brief, "chunks", found->chunks);
 	brief_number(brief, "tokens", (double)found->tokens);
+	brief_number(brief, "pages", found->pages);
 }
 
 static int find_run(struct request *req)
@@ -264,7 +250,7 @@ static int find_run(struct request *req)
 	struct store_found found;
 	struct store_ids ids;
 	struct brief brief;
-	int r = ids_begin(req, &args->ids, &handle, &bytes, &ids);
+	int r = chunk_ids_begin(req, &args->ids, &handle, &bytes, &ids);
 
 	if (r < 0)
 		return err_pass(r);
@@ -282,7 +268,7 @@ static int drop_run(struct request *req)
 	struct store_handle *handle;
 	struct store_ids ids;
 	struct brief brief;
-	int r = ids_begin(req, &args->ids, &handle, &bytes, &ids);
+	int r = chunk_ids_begin(req, &args->ids, &handle, &bytes, &ids);
 
 	if (r < 0)
 		return err_pass(r);
@@ -351,7 +337,7 @@ static int hold_run(struct request *req)
 	struct store_handle *handle;
 	struct store_hold *hold;
 	struct store_ids ids;
-	int r = ids_begin(req, &args->ids, &handle, &bytes, &ids);
+	int r = chunk_ids_begin(req, &args->ids, &handle, &bytes, &ids);
 
 	if (r >= 0)
 		r = store_hold_open(handle, &ids, &hold_args, &hold);
@@ -450,7 +436,7 @@ static int holders_run(struct request *req)
 
 /* ---- moves ---- */
 
-static void move_reply(struct request *req, const struct store_move *move)
+void chunk_move_reply(struct request *req, const struct store_move *move)
 {
 	struct store_move_facts facts;
 	struct brief brief;
@@ -464,7 +450,7 @@ static void move_reply(struct request *req, const struct store_move *move)
 	brief_number(&brief, "state", facts.poll_state);
 	brief_number(&brief, "chunks", facts.chunks);
 	brief_number(&brief, "done", facts.done);
-	if (facts.kind == STORE_PUT) {
+	if (facts.kind != STORE_FETCH) {
 		brief_number(&brief, "there", facts.there);
 		brief_number(&brief, "left_out", facts.left_out);
 	}
@@ -476,18 +462,6 @@ static void move_reply(struct request *req, const struct store_move *move)
 	request_reply_brief(req, &brief);
 }
 
-#define F_PLACE(s)                                                               \
-	F_ID("pool", s, pool, REQUIRED,                                          \
-	     "of this session, with the layout that the space was opened with"), \
-		F_VIEWS(s, "where the tokens are: {name: {pages, first_token, "  \
-			   "tokens}}, each view of the space")
-
-struct put_args {
-	struct ids_args ids;
-	uint64_t pool;
-	struct pages_args pages;
-	bool durable;
-};
 static const struct field put_fields[] = {
 	F_SPACE(put_args),
 	F_IDS(put_args),
@@ -523,15 +497,16 @@ static int move_args(struct request *req, uint64_t pool_id,
 	return 0;
 }
 
-static int put_run(struct request *req)
+int chunk_put(struct request *req, bool publish)
 {
 	const struct put_args *args = request_args(req);
 	cleanup_free uint8_t *bytes = NULL;
-	struct store_move_args move_args_ = {.durable = args->durable};
+	struct store_move_args move_args_ = {.durable = args->durable,
+					     .publish = publish};
 	struct store_handle *handle;
 	struct store_move *move;
 	struct store_ids ids;
-	int r = ids_begin(req, &args->ids, &handle, &bytes, &ids);
+	int r = chunk_ids_begin(req, &args->ids, &handle, &bytes, &ids);
 
 	if (r >= 0)
 		r = move_args(req, args->pool, &args->pages, false, &move_args_);
@@ -539,8 +514,13 @@ static int put_run(struct request *req)
 		r = store_put(handle, &ids, &move_args_, &move);
 	if (r < 0)
 		return err_pass(r);
-	move_reply(req, move);
+	chunk_move_reply(req, move);
 	return 0;
+}
+
+static int put_run(struct request *req)
+{
+	return err_pass(chunk_put(req, false));
 }
 
 struct fetch_args {
@@ -572,7 +552,7 @@ static int fetch_run(struct request *req)
 		r = store_fetch(hold, &move_args_, &move);
 	if (r < 0)
 		return err_pass(r);
-	move_reply(req, move);
+	chunk_move_reply(req, move);
 	return 0;
 }
 
@@ -595,7 +575,7 @@ static int move_run(struct request *req)
 	if (!move && !why)
 		return err_pass(-ENOENT);
 	if (move) {
-		move_reply(req, move);
+		chunk_move_reply(req, move);
 		return 0;
 	}
 	err_clear(); /* the ring refused to begin it, and that is the answer */
@@ -620,7 +600,7 @@ static int abort_run(struct request *req)
 	err_set(&why, ERR_ABORTED, "aborted by its engine '%.40s' (pid %d)",
 		req->session->client, (int)req->session->pid);
 	store_move_abort(move, &why);
-	move_reply(req, move);
+	chunk_move_reply(req, move);
 	return 0;
 }
 
@@ -769,6 +749,8 @@ static int list_run(struct request *req)
 						(double)(f.slabs_free * f.slab_bytes)) &&
 			cJSON_AddNumberToObject(result, "chunks", (double)f.chunks) &&
 			cJSON_AddNumberToObject(result, "evicted", (double)f.evicted) &&
+			cJSON_AddNumberToObject(result, "published",
+						(double)f.published) &&
 			cJSON_AddNumberToObject(result, "found", (double)f.found) &&
 			cJSON_AddNumberToObject(result, "missed", (double)f.missed) &&
 			cJSON_AddNumberToObject(result, "put_bytes",
@@ -795,9 +777,14 @@ const struct command chunk_commands[] = {
 	{"chunk.space_close", "be done with a space; its chunks stay", space_key_fields,
 	 0, space_close_run, "nothing"},
 	{"chunk.find", "how many of these chunks are there, from the first on",
-	 find_fields, 0, find_run, "chunks, tokens. They may leave: hold them"},
+	 find_fields, 0, find_run,
+	 "chunks, tokens; pages: of the chunks, those that are in engines' pages alone. "
+	 "They may leave: hold them"},
 	{"chunk.hold", "keep the chunks that are there from leaving", hold_fields, 0,
-	 hold_run, "hold; secret: for chunk.join; first; chunks, tokens: held"},
+	 hold_run,
+	 "hold; secret: for chunk.join; first; chunks, tokens: held; pages: "
+	 "of the chunks, those that are in engines' pages alone, which no hold keeps; "
+	 "far: the last ones, at another daemon"},
 	{"chunk.join", "hold the same chunks for another session or rank", join_fields, 0,
 	 join_run, "as chunk.hold"},
 	{"chunk.release", "close a hold; what reads by it goes on", hold_key_fields, 0,
@@ -813,7 +800,8 @@ const struct command chunk_commands[] = {
 	 "bytes, total; error"},
 	{"chunk.fetch", "read held chunks into a pool's pages", fetch_fields, 0,
 	 fetch_run, "as chunk.put"},
-	{"chunk.move", "a put or a fetch", move_key_fields, 0, move_run,
+	{"chunk.move", "a put, a fetch, a publication or a withdrawal", move_key_fields,
+	 0, move_run,
 	 "as chunk.put; prefix_tokens: moved without a gap from the first on"},
 	{"chunk.abort", "fail a move; its pages are its engine's when it is terminal",
 	 move_key_fields, 0, abort_run, "as chunk.put"},
@@ -821,7 +809,8 @@ const struct command chunk_commands[] = {
 	 move_key_fields, 0, close_run, "nothing"},
 	{"chunk.drop", "forget chunks", find_fields, 0, drop_run, "chunks: there were"},
 	{"chunk.list", "what the chunk store holds", list_fields, 0, list_run,
-	 "ready: its memory is made; memory_bytes, free_bytes; chunks; evicted, found, "
+	 "ready: its memory is made; memory_bytes, free_bytes; chunks; "
+	 "published: parts in engines' pages; evicted, found, "
 	 "missed: chunks, since the start; put_bytes, fetched_bytes; holds, moves: open; "
 	 "far: {stores, up: of chunk_stores; found, bytes, retries; hedges, hedges_won: "
 	 "parts that were late and asked of another one, too; lends, lent: by "

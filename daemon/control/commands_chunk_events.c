@@ -50,12 +50,15 @@ static void listing_add(void *arg, const struct store_event *event)
 		text_puts(text, ",\"memory\":");
 		text_puts(text, event->tiers & STORE_IN_MEMORY ? "true" : "false");
 		text_puts(text, ",\"file\":");
-		text_puts(text, event->tiers & STORE_IN_FILE ? "true}" : "false}");
+		text_puts(text, event->tiers & STORE_IN_FILE ? "true" : "false");
+		text_puts(text, ",\"pages\":");
+		text_puts(text, event->tiers & STORE_IN_PAGES ? "true}" : "false}");
 		return;
 	}
 	text_number(text, ",\"seq\":", event->seq);
 	text_puts(text, event->tiers & STORE_IN_MEMORY ? ",\"tier\":\"memory\""
-						       : ",\"tier\":\"file\"");
+			: event->tiers & STORE_IN_FILE ? ",\"tier\":\"file\""
+						       : ",\"tier\":\"pages\"");
 	text_puts(text, event->put ? ",\"put\":true}" : ",\"put\":false}");
 }
 
@@ -160,13 +163,13 @@ const struct command chunk_event_commands[] = {
 	{"chunk.events", "chunks of the user that came and went since the last call",
 	 events_fields, 0, events_run,
 	 "events: at most 256, {seq, id, space: its digest, as chunk.list has it, first, "
-	 "tokens, tier (memory, file), put: it came, else it went}; seq: since, of the "
-	 "next call; more: there are more; lost: some are not told, as at the first "
-	 "call: list chunk.snapshot now, then go on from this seq; instance: of the "
-	 "daemon: another's numbers mean nothing"},
+	 "tokens, tier (memory, file, pages: an engine's), put: it came, else it went}; "
+	 "seq: since, of the next call; more: there are more; lost: some are not told, "
+	 "as at the first call: list chunk.snapshot now, then go on from this seq;"
+	 " instance: of the daemon: another's numbers mean nothing"},
 	{"chunk.snapshot", "chunks of the user, page by page", snapshot_fields, 0,
 	 snapshot_run,
-	 "chunks: {id, space, first, tokens, memory, file: where it is}; next: at, of "
-	 "the next page, 0: this was the last"},
+	 "chunks: {id, space, first, tokens, memory, file, pages: where it is}; next: "
+	 "at, of the next page, 0: this was the last"},
 	{.name = NULL},
 };

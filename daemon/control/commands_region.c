@@ -21,6 +21,7 @@
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
 #include "daemon/session/session_watch.h"
+#include "daemon/store/store.h"
 #include "gpu/cudrv.h"
 #include "proto/base64.h"
 #include "proto/json.h"
@@ -241,12 +242,14 @@ static int pool_unregister_run(struct request *req)
 {
 	const struct pool_id_args *args = request_args(req);
 	struct pool *pool = pool_find(req->session, args->pool);
+	unsigned int rooms;
 
 	if (!pool)
 		return err_pass(-ENOENT);
-	if (pool->rooms)
+	rooms = pool->rooms - store_pool_readings(pool);
+	if (rooms)
 		return err_raise(ERR_BUSY, "pool %ju: %u room%s it", (uintmax_t)pool->id,
-				 pool->rooms, pool->rooms == 1 ? " uses" : "s use");
+				 rooms, rooms == 1 ? " uses" : "s use");
 	pool_close(pool, answer_empty, req);
 	return 0;
 }

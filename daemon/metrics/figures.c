@@ -73,6 +73,7 @@ static void take_store(struct kvd *kvd)
 	metrics_set(m, METRIC_STORE_MEMORY, f.ready ? f.memory_bytes : 0);
 	metrics_set(m, METRIC_STORE_FREE, f.slabs_free * f.slab_bytes);
 	metrics_set(m, METRIC_STORE_CHUNKS, f.chunks);
+	metrics_set(m, METRIC_STORE_PUBLISHED, f.published);
 	metrics_set(m, METRIC_STORE_HOLDS, f.holds);
 	metrics_set(m, METRIC_STORE_MOVES, f.moves);
 	metrics_set(m, METRIC_STORE_FOUND, f.found);

@@ -47,7 +47,7 @@ static void event_fill(struct store_event *event, const struct store_chunk *chun
 void store_events_add(struct store_events *events, const struct store_chunk *chunk,
 		      uint8_t before)
 {
-	for (uint8_t tier = STORE_IN_MEMORY; tier <= STORE_IN_FILE; tier *= 2) {
+	for (uint8_t tier = STORE_IN_MEMORY; tier <= STORE_IN_PAGES; tier *= 2) {
 		struct store_event *event = &events->ring[events->next % EVENTS_MAX];
 
 		if (!((before ^ chunk->shown) & tier))

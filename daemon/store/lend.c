@@ -61,8 +61,9 @@ struct store_lend {
 
 struct lend_leg {
 	struct room_leg base;
-	struct list link;      /* in its lend's */
-	struct list wait_link; /* in store->lend_waits */
+	struct store_reading reading; /* of an engine's pages */
+	struct list link;	      /* in its lend's */
+	struct list wait_link;	      /* in store->lend_waits */
 	struct store_lend *lend;
 	struct wire_chunk_leg asked;
 	uint32_t there; /* its first parts, that are in memory */
@@ -142,6 +143,7 @@ static void lend_leg_free(struct lend_leg *leg)
 {
 	struct store_lend *lend = leg->lend;
 
+	store_reading_end(&leg->reading);
 	loop_defer_cancel(&leg->gone);
 	list_remove(&leg->link);
 	list_remove(&leg->wait_link);
@@ -207,6 +209,27 @@ struct lend_told {
 	uint32_t run_count;
 };
 
+static unsigned int told_bit(struct lend_told *told, const struct store_class *class)
+{
+	if (!told->bit_of[class->index]) {
+		told->pools[told->pool_count++] = class->pool->id;
+		told->bit_of[class->index] = told->pool_count;
+	}
+	return told->bit_of[class->index] - 1;
+}
+
+/* Who is told of several takes the first: not an engine's pages, which may be withdrawn
+ * and are attended to by nobody. */
+static void told_order(struct lend_told *told, const struct store_space *space)
+{
+	for (unsigned int i = 0; i < STORE_CLASSES_MAX && space->published; i++) {
+		const struct store_class *class = space->classes[i];
+
+		if (class && class->parts && class->pool && !class->published)
+			told_bit(told, class);
+	}
+}
+
 /* These classes of the chunk's as bits of the answer; *there_p: less those without a
  * pool.
  */
@@ -225,11 +248,7 @@ static uint64_t told_mask(struct lend_told *told, const struct store_chunk *chun
 			*there_p &= ~(UINT64_C(1) << i);
 			continue;
 		}
-		if (!told->bit_of[i]) {
-			told->pools[told->pool_count++] = class->pool->id;
-			told->bit_of[i] = told->pool_count;
-		}
-		mask |= UINT64_C(1) << (told->bit_of[i] - 1);
+		mask |= UINT64_C(1) << told_bit(told, class);
 	}
 	return mask;
 }
@@ -269,7 +288,7 @@ static uint64_t load_parts(struct store_chunk *chunk)
 		else
 			err_clear();
 	}
-	return there;
+	return there & ~chunk->space->leaving;
 }
 
 static bool half_is_pinned(const struct arena_owner *owner)
@@ -296,12 +315,14 @@ static void ask_chunks(struct store_lend *lend, const struct store_space *space,
 {
 	uint32_t count = (uint32_t)(msg->ids.len / STORE_ID_BYTES);
 
+	told_order(told, space);
 	for (uint32_t i = 0; i < count; i++) {
 		struct store_chunk *chunk = store_chunk_find(
 			space, (const uint8_t *)msg->ids.data + i * STORE_ID_BYTES,
 			msg->first & CHUNK_ASK_ANYWHERE ? STORE_ANYWHERE
 							: msg->first + i);
-		uint64_t there = chunk ? chunk->ready | chunk->filed : 0, mask;
+		uint64_t there = chunk ? store_chunk_ready(chunk) | chunk->filed : 0;
+		uint64_t mask;
 
 		if (there && lend)
 			there = lend_pin(lend, chunk);
@@ -521,6 +542,9 @@ static void on_leg_room_end(struct room_leg *base, const struct room *room)
 {
 	struct lend_leg *leg = container_of(base, struct lend_leg, base);
 
+	store_reading_end(&leg->reading);
+	if (room->error.code != ERR_OK) /* its puller may not have come yet */
+		leg_refuse(leg->lend->remote, &leg->asked, &room->error);
 	loop_defer(rooms_kvd(room->rooms)->loop, &leg->gone);
 }
 
@@ -552,17 +576,20 @@ int lend_chunks(const struct store *store, const struct remote *remote, uint64_t
 	return 0;
 }
 
-/* Outcome 1: its parts are in memory; 0: one is on its way. */
+/* Outcome 1: its parts are in memory, or still in their engine's pages; 0: one is on its
+ * way. */
 static int leg_parts(struct lend_leg *leg, const struct store_class *class)
 {
 	const struct store_lend *lend = leg->lend;
 
+	if (class->published)
+		leg->there = 0; /* nothing keeps them */
 	for (; leg->there < leg->asked.count; leg->there++) {
 		const struct store_part *part = store_part_find(
 			lend->chunks[leg->asked.first + leg->there], class);
 
 		lend->store->lend_looks++;
-		if (!part || !part->slot.slab)
+		if (!part || !store_part_placed(part))
 			return err_raise(ERR_NOTFOUND,
 					 "a chunk of the hold is not there");
 		if (!part->ready)
@@ -591,12 +618,12 @@ static int leg_check(const struct lend_leg *leg, const struct store_class *class
 	return 0;
 }
 
-static int leg_open(struct lend_leg *leg, const struct store_class *class)
+static int leg_open(struct lend_leg *leg, struct store_class *class)
 {
 	const struct wire_chunk_leg *m = &leg->asked;
 	struct store_lend *lend = leg->lend;
 	struct store *store = lend->store;
-	struct room_args args = {.session = store->session,
+	struct room_args args = {.session = class->pool->session,
 				 .role = ROOM_OFFER,
 				 .number = m->room,
 				 .pool = class->pool,
@@ -610,7 +637,10 @@ static int leg_open(struct lend_leg *leg, const struct store_class *class)
 
 	if (r < 0)
 		return err_pass(r);
-	r = rooms_open(store->kvd->rooms, &args, &room);
+	r = store_reading_begin(&leg->reading, class, lend->chunks + m->first, m->count,
+				&leg->base);
+	if (r >= 0)
+		r = rooms_open(store->kvd->rooms, &args, &room);
 	if (r < 0) {
 		room_maps_fini(&maps);
 		return err_pass(r);
@@ -627,7 +657,7 @@ static int leg_open(struct lend_leg *leg, const struct store_class *class)
 /* Outcome 1: it waits for a part. */
 static int leg_try(struct lend_leg *leg)
 {
-	const struct store_class *class = lend_class(leg->lend, leg->asked.pool);
+	struct store_class *class = lend_class(leg->lend, leg->asked.pool);
 	int r = leg->lend->store->session
 			? 0
 			: err_raise(ERR_DRAIN, "the daemon is stopping");

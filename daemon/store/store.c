@@ -151,6 +151,7 @@ int store_make(struct kvd *kvd, struct store **store_p)
 	list_init(&store->hedges);
 	lends_init(store);
 	store_pins_init(store);
+	store_pages_init(store);
 	strmap_init(&store->holds);
 	loop_defer_init(&store->tidy, on_tidy);
 	r = arena_new(store->memory_bytes, store_on_evict, store, &store->arena);
@@ -216,6 +217,7 @@ void store_free(struct store *store)
 	homes_free(store->homes);
 	home_free(store->home);
 	lends_fini(store);
+	store_pages_fini(store);
 	strmap_fini(&store->holds);
 	arena_free(store->arena);
 	mem_free(store);
@@ -396,6 +398,7 @@ void store_figures(const struct store *store, struct store_figures *figures_p)
 		.slab_bytes = arena.slab_bytes,
 		.slabs_free = arena.slabs_free,
 		.chunks = store->chunk_count,
+		.published = store->published,
 		.evicted = arena.evicted,
 		.found = store->found,
 		.missed = store->missed,

@@ -44,6 +44,7 @@ struct store_move;
 #define STORE_ASKING_MAX 64u		   /* questions of a user to other daemons */
 #define STORE_IN_MEMORY 1u		   /* where a chunk is, as bits */
 #define STORE_IN_FILE 2u
+#define STORE_IN_PAGES 4u   /* an engine's, published */
 #define STORE_WORD_MAX 200u /* bytes of a space's model, revision, … */
 
 /* With chunk_memory = 0: *store_p is NULL. Its memory is made by helpers meanwhile. */
@@ -52,6 +53,11 @@ void store_free(struct store *store); /* no session is left; NULL is fine */
 /* Outcome 1: it can be used. ERR_STATE: this daemon has none; ERR_BUSY: its memory is
  * being made; or why that failed. */
 int store_ready(struct store *store);
+/* A session begins to end, or a pool to close: what it has published is gone. */
+void store_session_going(const struct session *session);
+void store_pool_going(const struct pool *pool);
+/* Rooms of the pool that read what was published: they fail with it. */
+unsigned int store_pool_readings(const struct pool *pool);
 /* All of a session that ends. Its rooms have been told. */
 void store_session_end(struct session *session);
 void store_session_gone(struct session *session);
@@ -111,6 +117,7 @@ struct store_ids {
 struct store_found {
 	uint32_t chunks; /* from the first on, without a gap */
 	uint32_t far;	 /* of them, the last: at another daemon */
+	uint32_t pages;	 /* of them: in engines' pages alone */
 	uint64_t tokens;
 };
 /* What is there for the handle's rank. It may leave at any time: hold it. */
@@ -160,7 +167,13 @@ struct far_hold *store_hold_far(const struct store_hold *hold);	 /* NULL: none *
 
 /* ---- moves ---- */
 
-enum store_kind { STORE_PUT, STORE_FETCH, STORE_HEDGE };
+enum store_kind {
+	STORE_PUT,
+	STORE_FETCH,
+	STORE_PUBLISH,
+	STORE_WITHDRAW,
+	STORE_HEDGE,
+};
 enum store_move_state {
 	STORE_MOVE_WAITING, /* for the engine's stream, or for what is made once */
 	STORE_MOVE_RUNNING,
@@ -175,6 +188,7 @@ struct store_move_args {
 	struct room_maps maps; /* where the tokens are, or go: each view of the space */
 	struct wait_spec wait; /* before any is touched */
 	bool durable;	       /* put: it succeeds when all would outlast the power */
+	bool publish;	       /* put: nothing is copied, the pages are what is read */
 	uint64_t deadline_ns;  /* 0: none */
 	bool slotted;	       /* the engine chose its slot and id: */
 	uint32_t slot, slot_gen;
@@ -185,9 +199,20 @@ struct store_move_args {
  * A put leaves out what is there already, and what finds no room (`left_out`); it
  * succeeds when all that it took is there. The tokens of `maps` begin at the first
  * chunk's, and only the last chunk may be short of some.
+ * With `publish` its chunks are there, when it has succeeded, in the pages themselves,
+ * until store_withdraw() or the end of the pool: then the engine must not write them. A
+ * page holds tokens of one chunk alone. ERR_REQUIRE: the views have others.
  */
 int store_put(struct store_handle *handle, const struct store_ids *ids,
 	      struct store_move_args *args, struct store_move **move_p);
+/*
+ * What this session has published of them is found by nobody any more. It succeeds when
+ * nobody reads those pages, nor any that it had published before: what does is let go on
+ * for grace_ns, then fails. Chunks: of those that were there (`done`); `left_out`: the
+ * rest.
+ */
+int store_withdraw(struct store_handle *handle, const struct store_ids *ids,
+		   uint64_t grace_ns, struct store_move **move_p);
 /* The tokens that `maps` names, which the hold has. ERR_LEASE, ERR_RANGE. */
 int store_fetch(struct store_hold *hold, struct store_move_args *args,
 		struct store_move **move_p);
@@ -217,6 +242,7 @@ struct store_figures {
 	bool ready;
 	uint64_t memory_bytes, slab_bytes, slabs_free;
 	uint64_t chunks, evicted;
+	uint64_t published;	/* parts of them, in engines' pages */
 	uint64_t found, missed; /* chunks asked for */
 	uint64_t put_bytes, fetched_bytes;
 	unsigned int spaces, holds, moves;

@@ -2,7 +2,8 @@
 /*
  * The index: chunks by space and id. Ids are hashes, yet chosen by clients: the bucket
  * comes from a seeded hash of them. The table has a bucket for each chunk that memory and
- * files can hold, or a million, and never grows, so no look-up pays for another's growth.
+ * files can hold, or a million, and never grows, so no look-up pays for another's growth;
+ * engines publish as many more at most.
  *
  * A chunk is in the index from the first part on that a move begins to fill, and shows
  * what is ready. It lives as long as it is pinned or has a part.
@@ -24,6 +25,7 @@
 #include "daemon/store/store_impl.h"
 
 #define BUCKETS_MAX (UINT64_C(1) << 20)
+#define PUBLISHED_MAX (UINT64_C(1) << 17)
 #define AHEAD 8u
 #define LINE 64u
 
@@ -40,6 +42,7 @@ int store_index_new(struct store *store)
 	if (!store->buckets)
 		return err_pass(-ENOMEM);
 	store->bucket_mask = n - 1;
+	store->published_max = n < PUBLISHED_MAX ? (uint32_t)n : PUBLISHED_MAX;
 	return 0;
 }
 
@@ -78,10 +81,12 @@ static void chunk_look(struct store_chunk *chunk)
 {
 	struct store_events *events = chunk->space->tenant->events;
 	struct homes *homes = chunk->space->store->homes;
+	uint64_t published = chunk->space->published;
 	uint8_t now = 0, before = chunk->shown;
 
 	if (!chunk->gone)
-		now = (uint8_t)((chunk->ready ? STORE_IN_MEMORY : 0) |
+		now = (uint8_t)((chunk->ready & ~published ? STORE_IN_MEMORY : 0) |
+				(chunk->ready & published ? STORE_IN_PAGES : 0) |
 				(chunk->filed ? STORE_IN_FILE : 0));
 	if (now == before)
 		return;
@@ -242,18 +247,22 @@ static uint64_t part_bit(const struct store_part *part)
 
 void store_part_ready(struct store_part *part)
 {
-	assert(!part->ready && part->slot.slab);
+	assert(!part->ready && (part->slot.slab || part->pages));
 	part->ready = true;
 	part->chunk->ready |= part_bit(part);
-	part->chunk->space->bytes += part->class->canon->slot_bytes;
-	keep_put(part->chunk->space->store->keep, part);
+	if (part->pages) {
+		store_pages_ready(part);
+	} else {
+		part->chunk->space->bytes += part->class->canon->slot_bytes;
+		keep_put(part->chunk->space->store->keep, part);
+	}
 	chunk_look(part->chunk);
 }
 
 /* No bytes of it are in memory. */
 static void part_unready(struct store_part *part)
 {
-	if (part->ready) {
+	if (part->ready && !part->pages) {
 		keep_drop(part->chunk->space->store->keep, part);
 		part->chunk->space->bytes -= part->class->canon->slot_bytes;
 	}
@@ -269,6 +278,7 @@ void store_part_free(struct store_part *part)
 	assert(!part->job);
 	part_unready(part);
 	store_part_unfiled(part);
+	store_pages_leave(part);
 	list_remove(&part->link);
 	part->class->parts--;
 	mem_free(part);
@@ -288,8 +298,10 @@ void store_on_evict(void *arg, struct arena_item *item)
 	struct store_part *part;
 
 	(void)arg;
-	list_foreach_safe(part, &chunk->parts, link)
-		store_part_leave(part);
+	list_foreach_safe(part, &chunk->parts, link) {
+		if (!part->pages)
+			store_part_leave(part);
+	}
 	if (list_empty(&chunk->parts))
 		chunk_free(chunk);
 }
@@ -323,7 +335,7 @@ void store_on_file_evict(void *arg, struct arena_item *item)
 	(void)arg;
 	list_foreach_safe(part, &chunk->parts, link) {
 		store_part_unfiled(part);
-		if (!part->slot.slab)
+		if (!store_part_placed(part))
 			store_part_free(part);
 	}
 	if (list_empty(&chunk->parts))
@@ -368,7 +380,7 @@ static void chunk_touch(struct store_chunk *chunk)
 
 static bool chunk_is_for_files(const struct store_chunk *chunk)
 {
-	return chunk->space->store->files && (chunk->ready & ~chunk->filed);
+	return chunk->space->store->files && (store_chunk_kept(chunk) & ~chunk->filed);
 }
 
 static void chunk_file(struct store_chunk *chunk)
@@ -376,7 +388,7 @@ static void chunk_file(struct store_chunk *chunk)
 	struct store_part *part;
 
 	list_foreach(part, &chunk->parts, link) {
-		if (part->ready && !part->filed)
+		if (part->ready && !part->filed && !part->pages)
 			files_write(chunk->space->store->files, part, false);
 	}
 }
@@ -440,8 +452,9 @@ static void ahead_begin(struct ahead *ahead, const struct store_space *space,
 	}
 }
 
+/* *used_p: the classes that serve. */
 static struct store_chunk *chunk_for(struct store_handle *handle, struct ahead *ahead,
-				     uint32_t i)
+				     uint32_t i, uint64_t *used_p)
 {
 	const struct store_space *space = handle->space;
 	const uint8_t *id = ahead->ids->bytes + i * STORE_ID_BYTES;
@@ -451,9 +464,9 @@ static struct store_chunk *chunk_for(struct store_handle *handle, struct ahead *
 	chunk = chunk_lookup(space, id, ahead->hashes[i % (2 * AHEAD)]);
 	if (!chunk || chunk->first != store_ids_place(ahead->ids, i))
 		return NULL;
-	return store_cover_some(handle, chunk->ready | chunk->filed, &ahead->covers_left)
-		       ? chunk
-		       : NULL;
+	*used_p = store_cover_some(handle, store_chunk_ready(chunk) | chunk->filed,
+				   &ahead->covers_left);
+	return *used_p ? chunk : NULL;
 }
 
 void store_find(struct store_handle *handle, const struct store_ids *ids,
@@ -463,11 +476,12 @@ void store_find(struct store_handle *handle, const struct store_ids *ids,
 	struct store_chunk *unfiled[STORE_IDS_MAX];
 	uint32_t unfiled_count = 0;
 	struct ahead ahead;
+	uint64_t used;
 
 	*found_p = (struct store_found){0};
 	ahead_begin(&ahead, handle->space, ids);
 	for (uint32_t i = 0; i < ids->count; i++) {
-		struct store_chunk *chunk = chunk_for(handle, &ahead, i);
+		struct store_chunk *chunk = chunk_for(handle, &ahead, i, &used);
 
 		if (!chunk)
 			break;
@@ -475,6 +489,7 @@ void store_find(struct store_handle *handle, const struct store_ids *ids,
 		if (chunk_is_for_files(chunk) && unfiled_count < STORE_IDS_MAX)
 			unfiled[unfiled_count++] = chunk;
 		found_p->chunks++;
+		found_p->pages += (used & handle->space->published) != 0;
 		found_p->tokens += chunk->tokens;
 		if (chunk->tokens < handle->space->tokens)
 			break; /* nothing follows a short one */
@@ -501,6 +516,7 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids)
 		chunk_unlink(chunk);
 		if (chunk->filed) /* no later start shall find it */
 			files_erase(handle->space->store->files, chunk);
+		store_pages_drop(chunk); /* nor its engine, to withdraw it */
 		store_chunk_unpin(chunk);
 	}
 	return dropped;

@@ -47,7 +47,7 @@ static int hedge_piece(struct store_move *hedge, struct store_move *fetch, uint3
 	store_chunk_pin(piece->chunk);
 	hedge->count++;
 	part = store_part_find(piece->chunk, hedge->class);
-	if (store_cover(hedge->handle, piece->chunk->ready))
+	if (store_cover(hedge->handle, store_chunk_ready(piece->chunk)))
 		return 0;
 	if (part && part->filed)
 		return err_pass(store_part_load(part));
@@ -120,7 +120,7 @@ static bool leg_is_there(const struct store_leg *leg)
 	uint32_t i = leg->first;
 
 	while (i < leg->first + leg->count && move->pieces[i].chunk &&
-	       store_cover(move->handle, move->pieces[i].chunk->ready))
+	       store_cover(move->handle, store_chunk_ready(move->pieces[i].chunk)))
 		i++;
 	return i == leg->first + leg->count;
 }

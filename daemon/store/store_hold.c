@@ -113,30 +113,33 @@ void store_hold_facts(const struct store_hold *hold, struct store_hold_facts *fa
 		.first = hold->first,
 		.secret = hold->secret,
 		.found = {.far = far_hold_chunks(hold->far),
+			  .pages = hold->in_pages,
 			  .chunks = hold->count + far_hold_chunks(hold->far),
 			  .tokens = hold->tokens + far_hold_tokens(hold->far)},
 	};
 }
 
-/* Is what the handle needs of the chunk in memory, or on its way there from a file? */
-static bool hold_bring(struct store_handle *handle, struct store_chunk *chunk,
-		       unsigned int *covers_left)
+/* The classes that serve the handle's need of the chunk: in memory, in engines' pages, or
+ * on their way from a file. 0: none. */
+static uint64_t hold_bring(struct store_handle *handle, struct store_chunk *chunk,
+			   unsigned int *covers_left)
 {
-	uint64_t used = store_cover_some(handle, chunk->ready, covers_left);
+	uint64_t used = store_cover_some(handle, store_chunk_ready(chunk), covers_left);
 	struct store_part *part;
 
 	if (used)
-		return true;
-	used = store_cover_some(handle, chunk->ready | chunk->filed, covers_left);
+		return used;
+	used = store_cover_some(handle, store_chunk_ready(chunk) | chunk->filed,
+				covers_left);
 	list_foreach(part, &chunk->parts, link) {
 		if (!(used >> part->class->index & 1) || part->ready)
 			continue;
 		if (store_part_load(part) < 0) {
 			err_clear(); /* what was begun is there for the next one */
-			return false;
+			return 0;
 		}
 	}
-	return used != 0;
+	return used;
 }
 
 /* Chunks of a hold as they come: those that serve, without a gap. */
@@ -144,15 +147,18 @@ static bool hold_add(struct store_hold *hold, struct store_chunk *chunk,
 		     unsigned int *covers_left)
 {
 	const struct store_space *space = hold->handle->space;
+	uint64_t used;
 
 	if (!chunk)
 		return false;
 	store_chunk_pin(chunk);
-	if (!hold_bring(hold->handle, chunk, covers_left)) {
+	used = hold_bring(hold->handle, chunk, covers_left);
+	if (!used) {
 		store_chunk_unpin(chunk);
 		return false;
 	}
 	hold->chunks[hold->count++] = chunk;
+	hold->in_pages += (used & space->published) != 0;
 	hold->tokens += chunk->tokens;
 	return chunk->tokens == space->tokens; /* nothing follows a short one */
 }

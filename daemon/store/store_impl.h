@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* store_impl: what store.c (life), store_space.c (spaces, classes), store_chunk.c (the
- * index), store_hold.c, store_move.c and store_leg.c (the rooms of a move) share. */
+ * index), store_pages.c (parts in engines' pages), store_hold.c, store_move.c and
+ * store_leg.c (the rooms of a move) share. */
 #ifndef KVD_STORE_IMPL_H
 #define KVD_STORE_IMPL_H
 
@@ -14,6 +15,7 @@
 #include "daemon/store/store.h"
 
 struct remote;
+struct room_leg;
 
 #define STORE_SPACES_MAX                                                               \
 	256u		      /* of a daemon, as the next; the last for users with few \
@@ -30,10 +32,12 @@ struct store_tenant {
 	struct arena_owner *owner, *file_owner; /* of memory; of files, or NULL */
 	unsigned int spaces, classes;
 	unsigned int asking; /* questions to other daemons that are not answered */
+	uint32_t published;  /* parts in engines' pages */
 	struct store_events *events; /* NULL: nobody has asked for them */
 };
 
-/* How parts of one kind lie: a pool over the whole memory. */
+/* How parts of one kind lie: a pool over the whole memory. Or in pages of an engine's
+ * pool, which is its own (store_pages.c). */
 struct store_class {
 	struct store_space *space;
 	unsigned int index; /* in space->classes; the rank of its layout */
@@ -42,6 +46,12 @@ struct store_class {
 	cJSON *layout, *regions; /* while it is being registered */
 	struct list waiting;	 /* struct store_move.class_link */
 	uint64_t parts;
+	bool published;		   /* in an engine's pages; pool NULL: it is gone */
+	uint64_t publisher;	   /* its session, and the following: */
+	struct list pages;	   /* struct store_pages.link: of parts that are there */
+	struct list left;	   /* the same: withdrawn, and still read */
+	struct list readings;	   /* struct store_reading.link */
+	struct list leave_link;	   /* in store->leaving */
 	uint32_t kept;		   /* keep.c's number of it; 0: none yet */
 	struct class_words *words; /* files_class.c's: what files say of it; or NULL */
 	struct charge charge;
@@ -59,6 +69,9 @@ struct store_space {
 	struct store_class *classes[STORE_CLASSES_MAX]; /* NULL: free */
 	unsigned int class_count;
 	uint64_t class_changes; /* a bit may mean another class since then */
+	uint64_t published;	/* classes in engines' pages, as bits */
+	uint64_t leaving;	/* of them, those whose engine is gone: nothing of them is
+				   there */
 	unsigned int handles;
 	uint64_t chunks, bytes;
 };
@@ -69,9 +82,10 @@ struct store_cover {
 };
 
 struct store_covers {
-	uint64_t changes;	    /* space->class_changes: what follows holds for it */
-	uint64_t asked, alone, own; /* classes: looked at; of these those that serve
-				       without others; the one that is the handle's */
+	uint64_t changes; /* space->class_changes: what follows holds for it */
+	/* classes: looked at; of these those that serve without others; and those that
+	 * lie as the handle's own would */
+	uint64_t asked, alone, own;
 	struct store_cover of[STORE_COVERS_MAX];
 	unsigned int next;
 };
@@ -94,10 +108,12 @@ struct store_part {
 	struct list link; /* in chunk->parts */
 	struct store_chunk *chunk;
 	struct store_class *class;
-	struct arena_slot slot, place; /* of memory, of a file: one of them at least */
-	bool ready;		       /* all of its bytes are in memory */
-	bool hedge;		       /* until then a hedge fills it */
-	bool filed;		       /* and in the file */
+	struct arena_slot slot,
+		place;		   /* of memory, of a file: one of them at least; or */
+	struct store_pages *pages; /* an engine's; else NULL */
+	bool ready;		   /* all of its bytes are in memory, or there */
+	bool hedge;		   /* until then a hedge fills it */
+	bool filed;		   /* and in the file */
 	bool sure;	       /* there: it was read whole, or written by this daemon */
 	bool lasts;	       /* and would outlast a loss of power */
 	uint8_t tries;	       /* to make it last, that have failed */
@@ -120,6 +136,22 @@ struct store_chunk {
 	struct list parts;
 	struct arena_item file_item;
 };
+
+/* Classes of parts that can be read now; that lie in memory of the store's, or in files.
+ */
+static inline uint64_t store_chunk_ready(const struct store_chunk *chunk)
+{
+	return chunk->ready & ~chunk->space->leaving;
+}
+static inline uint64_t store_chunk_kept(const struct store_chunk *chunk)
+{
+	return (chunk->ready & ~chunk->space->published) | chunk->filed;
+}
+/* Its bytes are somewhere where they can be read, or are on their way there. */
+static inline bool store_part_placed(const struct store_part *part)
+{
+	return part->slot.slab || part->pages;
+}
 
 struct store {
 	struct kvd *kvd;
@@ -148,7 +180,12 @@ struct store {
 	uint64_t lend_looks; /* at parts, for legs of others */
 	struct list pins;    /* store_pins.c: chunks that are let go */
 	struct loop_defer pins_go;
-	uint32_t unpinned;   /* since it ran */
+	uint32_t unpinned;  /* since it ran */
+	uint32_t published; /* parts in engines' pages, and records of such that left */
+	uint32_t published_max; /* the last for users with few */
+	uint64_t left;		/* of them, ever */
+	struct list leaving; /* struct store_class.leave_link: their engines are gone */
+	struct loop_defer leaving_go;
 	struct strmap holds; /* by secret */
 	unsigned int moves, moves_live;
 	struct list loading;  /* struct store_move.load_link: they wait for a part */
@@ -166,6 +203,7 @@ struct store {
 /* session->store_part */
 struct store_session {
 	struct idmap handles, holds, moves;
+	unsigned int publishes; /* classes in pages of its pools */
 };
 
 struct store_hold {
@@ -178,6 +216,7 @@ struct store_hold {
 	uint8_t *far_ids;	     /* of what was asked of others; or NULL */
 	struct store_chunk **chunks; /* pinned until it is over */
 	uint32_t count;
+	uint32_t in_pages;	 /* of them: in engines' pages alone, as it was opened */
 	unsigned int moves;	 /* that read it */
 	bool closed, over;	 /* over: the lease has ended */
 	struct far_query *query; /* under way: then on_done is due */
@@ -205,8 +244,8 @@ uint64_t store_cover(struct store_handle *handle, uint64_t mask);
  * about anew, from STORE_COVERS_NEW; then what is not remembered is 0. */
 uint64_t store_cover_some(struct store_handle *handle, uint64_t mask,
 			  unsigned int *left_p);
-/* The same of any layouts: bit i is layouts[i]. *lack_p: set when there is no memory to
- * tell. */
+/* The same of any layouts: bit i is layouts[i]; where several do, the first. *lack_p: set
+ * when there is no memory to tell. */
 uint64_t store_cover_layouts(const struct store_handle *handle,
 			     const struct layout *const *layouts, unsigned int count,
 			     bool *lack_p);
@@ -230,6 +269,9 @@ int store_class_get(struct store_space *space, const struct canon *canon,
 int store_class_pool(struct store_class *class);
 /* How the handle's rank keeps its parts; its pool is there or being made. */
 int store_class_of(struct store_handle *handle, struct store_class **class_p);
+/* The class of such parts in pages of this pool, found or made. */
+int store_class_published(struct store_space *space, const struct canon *canon,
+			  struct pool *pool, struct store_class **class_p);
 void store_spaces_tidy(struct store *store);
 void store_spaces_free(struct store *store);
 
@@ -281,6 +323,62 @@ struct store_part *store_part_find(const struct store_chunk *chunk,
 void store_on_evict(void *arg, struct arena_item *item);
 void store_on_file_evict(void *arg, struct arena_item *item);
 
+/* ---- store_pages.c ---- */
+/* Where a part lies that its engine has published. */
+struct store_pages {
+	struct list link; /* in class->pages, or class->left */
+	struct store_class *class;
+	struct store_part *part; /* NULL: it is not there yet, or any more */
+	unsigned int readers;	 /* then it goes with the last of them */
+	uint64_t left;		 /* store->left when it was withdrawn */
+	struct charge charge;
+	uint32_t pages[]; /* of each view, in turn: of a whole chunk, the last one again
+			     where a short one has none */
+};
+/* An offer of such pages. */
+struct store_reading {
+	struct list link; /* in class->readings */
+	struct store_class *class;
+	struct room_leg *leg;
+	struct store_pages **of; /* NULL: none */
+	uint32_t count;
+};
+/* Can this pool's pages be published: each view's hold whole chunks, from their first
+ * token on? ERR_REQUIRE, ERR_RANGE. */
+int store_pages_check(const struct store_handle *handle, const struct pool *pool,
+		      const struct room_maps *maps, uint64_t begin);
+/* The part that lies in the pages of tokens [begin, end) of maps; pinned chunk. It is not
+ * ready. ERR_LIMIT. */
+int store_pages_part(struct store_chunk *chunk, struct store_class *class,
+		     const struct room_maps *maps, uint64_t begin, uint64_t end,
+		     struct store_part **part_p);
+void store_pages_ready(struct store_part *part); /* from now on it can be read */
+/* The part goes; so does its record once nobody reads it. */
+void store_pages_leave(struct store_part *part);
+uint32_t store_pages_of_view(const struct store_class *class, uint32_t view);
+/* View v of the part, to that many pages. */
+void store_pages_copy(const struct store_part *part, uint32_t view, uint32_t *pages);
+/* An offer of the class's parts of these chunks begins; it is no reading where the class
+ * is none of an engine's pages. */
+int store_reading_begin(struct store_reading *reading, struct store_class *class,
+			struct store_chunk *const *chunks, uint32_t count,
+			struct room_leg *leg);
+void store_reading_end(struct store_reading *reading); /* idempotent */
+/* Of a chunk that is dropped. */
+void store_pages_drop(struct store_chunk *chunk);
+/* What the session has published of them is gone; how many chunks. *until_p: what they
+ * and all before them are told by: */
+uint32_t store_pages_withdraw(struct store_handle *handle, const struct store_ids *ids,
+			      uint64_t *until_p);
+/* Does anybody still read what the session had published and no longer has? */
+bool store_pages_read(const struct store_handle *handle, uint64_t until);
+/* Who does so fails. */
+void store_pages_fail(const struct store_handle *handle, uint64_t until);
+/* Its pool is its engine's alone again; its parts go. */
+void store_class_detach(struct store_class *class);
+void store_pages_init(struct store *store);
+void store_pages_fini(struct store *store);
+
 /* ---- store_pins.c ---- */
 /* Room for chunks that a hold pins; NULL + ERR_NOMEM. */
 struct store_chunk **store_pins_new(uint32_t most);
@@ -321,6 +419,7 @@ struct store_move {
 	struct list class_link;	     /* in the waiting of one whose pool is being made */
 	struct list load_link;	     /* in store->loading */
 	bool durable;		     /* put: until it outlasts a loss of power */
+	uint64_t until;		     /* withdraw: who reads what left by then */
 	struct pool *pool;	     /* in use */
 	struct room_maps maps;
 	struct wait_spec spec;
@@ -353,6 +452,11 @@ static inline enum store_move_state store_move_state(const struct store_move *mo
 void store_move_class_made(struct store_move *move, const struct err *why);
 /* A leg of it has ended, and goes. */
 void store_move_leg_ended(struct store_move *move, const struct store_leg *leg);
+/* How one begins. */
+int store_move_room(const struct store_session *part); /* ERR_LIMIT */
+int store_move_check(struct store_handle *handle, const struct store_move_args *args);
+void store_move_fail_last(struct store_move *move);
+void store_move_args_fini(struct store_move_args *args);
 /* Without pieces; `args` gives maps and wait. */
 int store_move_new(struct store_handle *handle, enum store_kind kind, uint32_t count,
 		   struct store_move_args *args, struct store_move **move_p);
@@ -378,6 +482,10 @@ void store_hedge_overtakes(struct store_move *move);
 /* A fetch has no use for what was hedged of these pieces. */
 void store_hedge_let_go(struct store_move *move, uint32_t first, uint32_t count);
 
+/* ---- store_put.c ---- */
+/* The engine's stream has come to its pages: they are there. */
+void store_publish_show(struct store_move *move);
+
 /* ---- store_leg.c ---- */
 /* The slots of a class's parts of these chunks, which are in memory, as pages. */
 int store_slots(const struct store_class *class, struct store_chunk *const *chunks,
@@ -399,6 +507,7 @@ struct store_leg {
 	uint64_t asked, seen;	      /* with a source elsewhere: bytes; pace_begin()'s */
 	struct loop_timer late;	      /* fetch, with a source elsewhere */
 	bool hedged, beaten;	      /* its chunks are asked of another, and have come */
+	uint64_t used;		      /* classes, or the holder's pools */
 	struct err error;
 	struct loop_defer step;
 	unsigned int room_count;

@@ -3,7 +3,8 @@
  * A run of chunks is read as one where one class holds all of each chunk that the reader
  * needs: then its slots are pages of one pool, and a page number says where each begins.
  * Parts of several ranks lie in several classes, whose heads nobody can address together:
- * those are fetched, which puts them together.
+ * those are fetched, which puts them together. So are those in an engine's pages: what
+ * attends reads for as long as it likes, and an engine wants its pages back at once.
  */
 #include "daemon/store/store_kv.h"
 
@@ -165,11 +166,12 @@ static struct store_class *hold_class(const struct store_hold *hold, uint32_t fi
 	uint64_t mask = ~UINT64_C(0), used;
 
 	for (uint32_t i = first; i < first + count; i++)
-		mask &= hold->chunks[i]->ready | hold->chunks[i]->filed;
+		mask &= store_chunk_kept(hold->chunks[i]);
 	used = store_cover(hold->handle, mask);
 	if (used && !(used & (used - 1)))
 		return space->classes[__builtin_ctzll(used)];
-	err_raise(ERR_REQUIRE, "the chunks are in parts of several ranks: fetch them");
+	err_raise(ERR_REQUIRE, "the chunks are in parts of several ranks, or in an "
+			       "engine's pages: fetch them");
 	return NULL;
 }
 
@@ -200,6 +202,9 @@ int store_kv_of_lend(const struct store *store, const struct remote *remote, uin
 	uint32_t have;
 	int r = lend_chunks(store, remote, ask, pool, &chunks, &have, &class);
 
+	if (r >= 0 && class->published)
+		r = err_raise(ERR_REQUIRE,
+			      "pool: the chunks are in an engine's pages: fetch them");
 	if (r >= 0)
 		r = range_check(first, count, have);
 	if (r < 0)

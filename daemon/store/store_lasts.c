@@ -20,6 +20,8 @@ static int piece_lasts(struct store_move *move, uint32_t i, unsigned int *covers
 	if (piece->lasts)
 		return PIECE_LASTS;
 	list_foreach(part, &chunk->parts, link) {
+		if (part->pages)
+			continue; /* an engine's: it does not last */
 		if ((part->ready || part->filed) && !part->lasts)
 			begun |= files_write(move->store->files, part, true);
 		else if (part->slot.slab && !part->ready)

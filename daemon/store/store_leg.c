@@ -29,6 +29,7 @@
 struct store_leg_room {
 	struct room_leg base;
 	struct store_leg *leg;
+	struct store_reading reading; /* offers of an engine's pages */
 	uint64_t number;
 	uint64_t pool; /* offers */
 };
@@ -42,6 +43,8 @@ static struct kvd *leg_kvd(const struct store_leg *leg)
 
 static void store_leg_free(struct store_leg *leg)
 {
+	for (unsigned int i = 0; i < leg->room_count; i++)
+		store_reading_end(&leg->rooms[i].reading);
 	loop_defer_cancel(&leg->step);
 	loop_timer_stop(&leg->late);
 	list_remove(&leg->link);
@@ -109,6 +112,7 @@ static void on_room_end(struct room_leg *base, const struct room *room)
 
 	assert(leg->open > 0);
 	leg->open--;
+	store_reading_end(&own->reading);
 	if (room->error.code != ERR_OK && leg->error.code == ERR_OK)
 		leg->error = room->error;
 	if (room->role == ROOM_PULL)
@@ -134,7 +138,8 @@ int store_slots(const struct store_class *class, struct store_chunk *const *chun
 
 	for (uint32_t v = 0; v < canon->layout->view_count && r >= 0; v++) {
 		struct room_map *map = &maps->maps[maps->count++];
-		uint32_t pages = canon->views[v].pages;
+		uint32_t pages = class->published ? store_pages_of_view(class, v)
+						  : canon->views[v].pages;
 
 		memcpy(map->view, canon->layout->views[v].name, sizeof(map->view));
 		map->first_token = first_token;
@@ -147,9 +152,12 @@ int store_slots(const struct store_class *class, struct store_chunk *const *chun
 			r = -ENOMEM;
 		for (uint32_t i = 0; i < count && r >= 0; i++) {
 			const struct store_part *part = store_part_find(chunks[i], class);
+			uint32_t *at = map->pages + (size_t)i * pages;
 
-			canon_pages(canon, v, arena_offset(&part->slot),
-				    map->pages + (size_t)i * pages);
+			if (part->pages)
+				store_pages_copy(part, v, at);
+			else
+				canon_pages(canon, v, arena_offset(&part->slot), at);
 		}
 	}
 	if (r >= 0)
@@ -158,31 +166,43 @@ int store_slots(const struct store_class *class, struct store_chunk *const *chun
 	return err_pass(r);
 }
 
-/* Of a class's parts of the leg's chunks. */
-static int leg_slots(const struct store_leg *leg, const struct store_class *class,
-		     uint64_t begin, uint64_t end, struct room_maps *maps)
-{
-	const struct store_move *move = leg->move;
-	cleanup_free struct store_chunk **chunks =
-		mem_calloc(leg->count, sizeof(*chunks));
-
-	if (!chunks)
-		return err_pass(-ENOMEM);
-	for (uint32_t i = 0; i < leg->count; i++)
-		chunks[i] = move->pieces[leg->first + i].chunk;
-	return err_pass(store_slots(class, chunks, leg->count,
-				    (move->first + leg->first) * class->space->tokens,
-				    begin, end, maps));
-}
-
-/* ---- its rooms ---- */
-
 /* One side of the leg: whose it is, and which pages. */
 struct leg_side {
 	struct session *session;
 	struct pool *pool;
 	struct room_maps maps; /* taken */
 };
+
+/* Of a class's parts of the leg's chunks, to be one side's. `own`: that offers them; or
+ * NULL. */
+static int leg_slots(const struct store_leg *leg, struct store_leg_room *own,
+		     struct store_class *class, uint64_t begin, uint64_t end,
+		     struct leg_side *side)
+{
+	const struct store_move *move = leg->move;
+	cleanup_free struct store_chunk **chunks =
+		mem_calloc(leg->count, sizeof(*chunks));
+
+	int r;
+
+	if (!chunks)
+		return err_pass(-ENOMEM);
+	for (uint32_t i = 0; i < leg->count; i++)
+		chunks[i] = move->pieces[leg->first + i].chunk;
+	side->session = class->pool->session;
+	side->pool = class->pool;
+	r = store_slots(class, chunks, leg->count,
+			(move->first + leg->first) * class->space->tokens, begin, end,
+			&side->maps);
+	if (r >= 0 && own)
+		r = store_reading_begin(&own->reading, class, chunks, leg->count,
+					&own->base);
+	if (r < 0)
+		room_maps_fini(&side->maps);
+	return err_pass(r);
+}
+
+/* ---- its rooms ---- */
 
 static int leg_room(struct store_leg *leg, unsigned int index, enum room_role role,
 		    struct leg_side *side, const uint8_t ticket[TICKET_BYTES],
@@ -294,14 +314,13 @@ static int leg_put(struct store_leg *leg, uint64_t begin, uint64_t end,
 {
 	struct store_move *move = leg->move;
 	struct leg_side engine = {.session = move->session, .pool = move->pool};
-	struct leg_side store = {.session = move->store->session,
-				 .pool = move->class->pool};
+	struct leg_side store = {.session = NULL};
 	int r = room_maps_cut(&move->maps, move->pool->layout, begin, end, &engine.maps);
 
 	if (r >= 0)
 		r = leg_offer(leg, 1, &engine, ticket);
 	if (r >= 0)
-		r = leg_slots(leg, move->class, begin, end, &store.maps);
+		r = leg_slots(leg, NULL, move->class, begin, end, &store);
 	return r < 0 ? err_pass(r) : err_pass(leg_pull(leg, &store, ticket));
 }
 
@@ -315,12 +334,12 @@ static int leg_fetch(struct store_leg *leg, uint64_t begin, uint64_t end, uint64
 	int r = 0;
 
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX && r >= 0; i++) {
-		struct leg_side store = {.session = move->store->session};
+		struct leg_side store = {.session = NULL};
 
 		if (!(used >> i & 1))
 			continue;
-		store.pool = space->classes[i]->pool;
-		r = leg_slots(leg, space->classes[i], begin, end, &store.maps);
+		r = leg_slots(leg, &leg->rooms[index], space->classes[i], begin, end,
+			      &store);
 		if (r >= 0)
 			r = leg_offer(leg, index++, &store, ticket);
 	}
@@ -367,12 +386,11 @@ static int leg_hedge(struct store_leg *leg, uint64_t begin, uint64_t end, uint64
 		     const uint8_t ticket[TICKET_BYTES])
 {
 	const struct store_move *move = leg->move;
-	struct leg_side store = {.session = move->store->session,
-				 .pool = move->class->pool};
+	struct leg_side store = {.session = NULL};
 	int r = leg_ask(leg, begin, end, used, ticket);
 
 	if (r >= 0)
-		r = leg_slots(leg, move->class, begin, end, &store.maps);
+		r = leg_slots(leg, NULL, move->class, begin, end, &store);
 	return r < 0 ? err_pass(r) : err_pass(leg_pull(leg, &store, ticket));
 }
 
@@ -478,6 +496,7 @@ int store_leg_start(struct store_move *move, uint32_t first, uint32_t count,
 	if (r < 0)
 		return err_pass(r);
 	leg->far = sources->far;
+	leg->used = sources->used;
 	leg->first = first;
 	leg->count = count;
 	for (uint32_t i = first; i < first + count; i++)

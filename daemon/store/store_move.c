@@ -10,6 +10,8 @@
  *
  * A hedge (store_hedge.c) is a move that no engine sees: chunks of a late leg, from the
  * other daemon that holds them, to slots of the memory.
+ * To publish is to put without legs: what waits for the engine's stream is then there. To
+ * withdraw has no pieces; it waits until what left is read by nobody (store_pages.c).
  */
 #include <assert.h>
 #include <errno.h>
@@ -32,7 +34,7 @@
 #define MOVE_LEGS_MAX 8u /* of a move, under way */
 #define MOVES_MAX 4096u	 /* of a session */
 
-const char *const store_kind_names[] = {"put", "fetch", "hedge"};
+const char *const store_kind_names[] = {"put", "fetch", "publish", "withdraw", "hedge"};
 
 static const struct sm_state store_move_states[STORE_MOVE_STATES] = {
 	[STORE_MOVE_WAITING] = {"waiting",
@@ -192,11 +194,13 @@ void store_move_abort(struct store_move *move, const struct err *why)
 	wait_stop(&move->wait);
 	list_foreach(leg, &move->legs, link)
 		store_leg_abort(leg, why);
+	if (move->kind == STORE_WITHDRAW)
+		store_pages_fail(move->handle, move->until);
 	store_move_publish(move);
 	store_move_kick(move);
 }
 
-static void store_move_fail_last(struct store_move *move)
+void store_move_fail_last(struct store_move *move)
 {
 	struct err why;
 
@@ -221,6 +225,10 @@ static void on_move_deadline(struct loop_timer *timer)
 	struct store_move *move = container_of(timer, struct store_move, deadline);
 	struct err why;
 
+	if (move->kind == STORE_WITHDRAW) { /* the readers' grace is over */
+		store_pages_fail(move->handle, move->until);
+		return;
+	}
 	err_set(&why, ERR_TIMEOUT, "deadline: %u of %u chunks were moved in time",
 		move->done, move->count);
 	store_move_abort(move, &why);
@@ -236,7 +244,8 @@ uint64_t store_piece_bytes(const struct store_move *move, uint32_t i)
 
 static bool piece_moves(const struct store_move *move, uint32_t i)
 {
-	return move->kind == STORE_FETCH || move->pieces[i].part;
+	return move->kind == STORE_FETCH ||
+	       (move->kind != STORE_PUBLISH && move->pieces[i].part);
 }
 
 /* Is it on its way from a file, or by a hedge, to memory? */
@@ -264,7 +273,7 @@ static struct store_sources piece_sources(const struct store_move *move, uint32_
 	if (move->kind == STORE_PUT)
 		return sources;
 	if (chunk && move->kind == STORE_FETCH)
-		sources.used = store_cover(move->handle, chunk->ready);
+		sources.used = store_cover(move->handle, store_chunk_ready(chunk));
 	if (sources.used || !store_piece_far(move, i) || piece_loads(move, i))
 		return sources;
 	k = (uint32_t)(move->first + i - hold->first - hold->count);
@@ -302,7 +311,7 @@ static int next_leg(struct store_move *move, struct store_sources *sources_p,
 		return err_raise(ERR_NOTFOUND, "chunk %llu of the prompt %s",
 				 (unsigned long long)(move->first + move->next),
 				 !store_piece_far(move, move->next)
-					 ? "could not be read from its file"
+					 ? "is not there any more"
 					 : "is held by no other daemon any more");
 	for (uint32_t i = move->next; i < move->count; i++, n++) {
 		struct store_sources other = piece_sources(move, i);
@@ -364,6 +373,18 @@ static bool piece_goes_on(const struct store_move *move, uint32_t i)
 	return piece_sources(move, i).used || piece_loads(move, i);
 }
 
+/* Of its chunks an engine has withdrawn pages that it read: what is left may do. */
+static bool leg_left(const struct store_move *move, const struct store_leg *leg)
+{
+	for (uint32_t i = leg->first; i < leg->first + leg->count && !leg->far; i++) {
+		const struct store_chunk *chunk = move->pieces[i].chunk;
+
+		if (leg->used & ~store_chunk_ready(chunk))
+			return true;
+	}
+	return false;
+}
+
 /* Its holder serves no more, or later than another: that one goes on. */
 static void leg_failed(struct store_move *move, const struct store_leg *leg)
 {
@@ -371,6 +392,11 @@ static void leg_failed(struct store_move *move, const struct store_leg *leg)
 	/* what we have ended says nothing of the holder */
 	bool failed = leg->far && running && !leg->beaten;
 
+	if (running && leg_left(move, leg)) {
+		if (leg->first < move->next)
+			move->next = leg->first;
+		return;
+	}
 	if (failed && move->kind == STORE_FETCH)
 		far_hold_fail(leg->far);
 	if (!leg->far || !running || move->kind == STORE_HEDGE ||
@@ -477,14 +503,23 @@ void store_moves_kick(struct store *store)
 	lends_kick(store);
 }
 
-/* All is moved; what is left is to wait for files. */
+/* It touches nothing of its engine's. */
+static bool store_move_still(const struct store_move *move)
+{
+	return move->legs_running == 0 && !(move->kind == STORE_WITHDRAW &&
+					    store_pages_read(move->handle, move->until));
+}
+
+/* All is moved; what is left is to wait for files, or for readers. */
 static int store_move_close_up(struct store_move *move)
 {
 	int r = 1;
 
 	if (move->legs_running)
 		return 0;
-	if (move->next == move->count)
+	if (!store_move_still(move))
+		r = 0;
+	else if (move->next == move->count)
 		r = store_move_lasts(move);
 	else
 		r = 0;
@@ -504,6 +539,8 @@ static void on_move_step(struct loop_defer *defer)
 		r = store_move_await(move);
 		if (r > 0) {
 			sm_move(&move->sm, STORE_MOVE_RUNNING);
+			if (move->kind == STORE_PUBLISH)
+				store_publish_show(move);
 			store_move_publish(move);
 		}
 	}
@@ -515,30 +552,17 @@ static void on_move_step(struct loop_defer *defer)
 		r = store_move_close_up(move);
 	if (r < 0)
 		store_move_fail_last(move);
-	if (store_move_state(move) == STORE_MOVE_ABORTING && move->legs_running == 0)
-		store_move_end(move, STORE_MOVE_FAILED);
+	if (store_move_state(move) == STORE_MOVE_ABORTING) {
+		if (store_move_still(move))
+			store_move_end(move, STORE_MOVE_FAILED);
+		else if (move->kind == STORE_WITHDRAW)
+			store_move_park(move);
+	}
 	if (store_move_terminal(move) && move->dropped)
 		store_move_free(move);
 }
 
 /* ---- the beginning ---- */
-
-static int put_check(const struct store_handle *handle, const struct store_ids *ids,
-		     uint64_t begin, uint64_t end)
-{
-	uint64_t tokens = handle->space->tokens;
-	uint64_t from = store_ids_base(ids) * tokens;
-	uint64_t last = from + (ids->count - 1) * tokens;
-
-	if (begin == from && end > last && end <= last + tokens)
-		return 0;
-	return err_raise(ERR_RANGE,
-			 "views: tokens [%llu, %llu) are not those of %u chunks from "
-			 "chunk %llu on, [%llu, %llu], of which the last may be short",
-			 (unsigned long long)begin, (unsigned long long)end, ids->count,
-			 (unsigned long long)store_ids_base(ids),
-			 (unsigned long long)from, (unsigned long long)(last + tokens));
-}
 
 static int store_move_slot(struct store_move *move, const struct store_move_args *args)
 {
@@ -554,15 +578,23 @@ static int store_move_slot(struct store_move *move, const struct store_move_args
 static int store_move_class(struct store_move *move, struct store_handle *handle,
 			    const struct store_move_args *args)
 {
-	int r = store_class_of(handle, &move->class);
+	int r = args->publish ? store_class_published(handle->space, handle->canon,
+						      args->pool, &move->class)
+			      : store_class_of(handle, &move->class);
 
 	if (r < 0 && !args->slotted)
 		status_slot_release(move->session->status, move->slot);
 	return err_pass(r);
 }
 
-static int store_move_check(struct store_handle *handle,
-			    const struct store_move_args *args)
+int store_move_room(const struct store_session *part)
+{
+	if (idmap_count(&part->moves) < MOVES_MAX)
+		return 0;
+	return err_raise(ERR_LIMIT, "%u moves: the limit of a session", MOVES_MAX);
+}
+
+int store_move_check(struct store_handle *handle, const struct store_move_args *args)
 {
 	struct session *session = handle->session;
 	const struct store_session *part = session->store_part;
@@ -573,8 +605,8 @@ static int store_move_check(struct store_handle *handle,
 	if (r >= 0 && (args->pool->closing || args->pool->session != session))
 		r = err_raise(ERR_STATE, "pool %llu is being unregistered",
 			      (unsigned long long)args->pool->id);
-	if (r >= 0 && idmap_count(&part->moves) >= MOVES_MAX)
-		r = err_raise(ERR_LIMIT, "%u moves: the limit of a session", MOVES_MAX);
+	if (r >= 0)
+		r = store_move_room(part);
 	return r < 0 ? err_pass(r) : err_pass(store_handle_fits(handle, args->pool));
 }
 
@@ -588,7 +620,7 @@ static int store_move_enter(struct store_move *move, struct store_handle *handle
 	if (r < 0)
 		return err_pass(r);
 	r = store_move_slot(move, args);
-	if (r >= 0 && move->kind == STORE_PUT)
+	if (r >= 0 && (move->kind == STORE_PUT || move->kind == STORE_PUBLISH))
 		r = store_move_class(move, handle, args);
 	if (r < 0)
 		idmap_remove(&part->moves, move->id);
@@ -605,7 +637,7 @@ int store_move_new(struct store_handle *handle, enum store_kind kind, uint32_t c
 
 	if (!move)
 		return err_pass(-ENOMEM);
-	move->pieces = mem_calloc(count, sizeof(*move->pieces));
+	move->pieces = mem_calloc(count + 1, sizeof(*move->pieces));
 	r = move->pieces ? charge_take(&move->charge, session->account, ACCOUNT_CHUNKS,
 				       sizeof(*move) + count * sizeof(*move->pieces))
 			 : -ENOMEM;
@@ -644,7 +676,7 @@ int store_move_new(struct store_handle *handle, enum store_kind kind, uint32_t c
 	return 0;
 }
 
-static void args_fini(struct store_move_args *args)
+void store_move_args_fini(struct store_move_args *args)
 {
 	room_maps_fini(&args->maps);
 	wait_spec_fini(&args->wait);
@@ -660,118 +692,6 @@ void store_move_begin(struct store_move *move, uint64_t deadline_ns)
 		loop_timer_start(&move->deadline, deadline_ns);
 	store_move_publish(move);
 	store_move_kick(move);
-}
-
-/* Is the id among those of the put already? An engine does not mean that. */
-static bool put_has(const struct store_move *move, const uint8_t *id)
-{
-	for (uint32_t i = 0; i < move->count; i++) {
-		if (memcmp(move->pieces[i].chunk->id, id, STORE_ID_BYTES) == 0)
-			return true;
-	}
-	return false;
-}
-
-/* One chunk of a put. Outcome 1: there is no room for it, or it stands elsewhere. */
-static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens,
-		     unsigned int *covers_left)
-{
-	struct store_piece *piece = &move->pieces[move->count];
-	uint64_t place = move->anywhere ? STORE_ANYWHERE : move->first + move->count;
-	int r = store_chunk_get(move->handle->space, id, place, tokens, &piece->chunk);
-
-	if (r < 0 && err_last()->code == ERR_EXIST && !put_has(move, id)) {
-		err_clear();
-		return 1;
-	}
-	if (r < 0)
-		return err_prefix(r, "ids[%u]", move->count);
-	piece->tokens = tokens;
-	move->count++;
-	if (store_cover_some(move->handle, piece->chunk->ready | piece->chunk->filed,
-			     covers_left) ||
-	    store_part_find(piece->chunk, move->class)) {
-		piece->done = true;
-		move->there++;
-		move->done++;
-		return 0;
-	}
-	r = store_part_new(piece->chunk, move->class, &piece->part);
-	if (r >= 0)
-		return 0;
-	move->count--;
-	store_chunk_unpin(piece->chunk);
-	if (err_last()->code != ERR_LIMIT)
-		return err_pass(r);
-	err_clear();
-	return 1;
-}
-
-static int put_pieces(struct store_move *move, const struct store_ids *ids)
-{
-	uint64_t tokens = move->handle->space->tokens;
-	unsigned int left = STORE_COVERS_NEW;
-	int r = 0;
-
-	for (uint32_t i = 0; i < ids->count && r == 0; i++) {
-		uint64_t from = (move->first + i) * tokens;
-		uint64_t held = move->end - from < tokens ? move->end - from : tokens;
-
-		r = put_piece(move, ids->bytes + i * STORE_ID_BYTES, (uint32_t)held,
-			      &left);
-	}
-	move->left_out = ids->count - move->count;
-	return r < 0 ? err_pass(r) : 0;
-}
-
-static int put_begin(struct store_handle *handle, const struct store_ids *ids,
-		     struct store_move_args *args, struct store_move **move_p)
-{
-	struct store_move *move;
-	uint64_t begin, end;
-	int r = store_move_check(handle, args);
-
-	if (r >= 0 &&
-	    (ids->count == 0 || (ids->first != STORE_ANYWHERE &&
-				 ids->first + ids->count - 1 >= STORE_ANYWHERE)))
-		r = err_raise(ERR_RANGE, "ids: %u from chunk %llu on", ids->count,
-			      (unsigned long long)ids->first);
-	if (r >= 0 && args->durable && !handle->space->store->files)
-		r = err_raise(
-			ERR_STATE,
-			"durable: this daemon has no files for chunks: set chunk_dir");
-	if (r >= 0 && args->durable)
-		r = err_prefix(files_writable(handle->space->store->files), "durable");
-	if (r >= 0)
-		r = store_maps_check(handle, &args->maps, &begin, &end);
-	if (r >= 0)
-		r = put_check(handle, ids, begin, end);
-	if (r >= 0)
-		r = store_move_new(handle, STORE_PUT, ids->count, args, &move);
-	if (r < 0)
-		return err_pass(r);
-	move->durable = args->durable;
-	move->first = store_ids_base(ids);
-	move->anywhere = ids->first == STORE_ANYWHERE;
-	move->begin = begin;
-	move->end = end;
-	if (!move->class->pool)
-		list_push_back(&move->class->waiting, &move->class_link);
-	r = put_pieces(move, ids);
-	if (r < 0)
-		store_move_fail_last(move);
-	store_move_begin(move, args->deadline_ns);
-	*move_p = move;
-	return 0;
-}
-
-int store_put(struct store_handle *handle, const struct store_ids *ids,
-	      struct store_move_args *args, struct store_move **move_p)
-{
-	int r = put_begin(handle, ids, args, move_p);
-
-	args_fini(args);
-	return r < 0 ? err_pass(r) : 0;
 }
 
 /* Piece i is chunk k of the hold. */
@@ -832,7 +752,7 @@ int store_fetch(struct store_hold *hold, struct store_move_args *args,
 {
 	int r = fetch_begin(hold, args, move_p);
 
-	args_fini(args);
+	store_move_args_fini(args);
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -867,7 +787,7 @@ void store_move_facts(const struct store_move *move, struct store_move_facts *fa
 		.kind = move->kind,
 		.state = store_move_state(move),
 		.error = &move->error,
-		.chunks = move->count,
+		.chunks = move->kind == STORE_WITHDRAW ? move->done : move->count,
 		.there = move->there,
 		.left_out = move->left_out,
 		.done = move->done,

@@ -185,6 +185,7 @@ struct store_space *store_space_by_digest(const struct store *store,
 static void class_free(struct store_class *class)
 {
 	assert(list_empty(&class->waiting) && class->parts == 0);
+	list_remove(&class->leave_link);
 	cJSON_Delete(class->layout);
 	cJSON_Delete(class->regions);
 	canon_free(class->canon);
@@ -204,6 +205,9 @@ static void class_drop(struct store_class *class)
 	struct store_space *space = class->space;
 	struct store *store = space->store;
 
+	if (class->published && class->pool)
+		store_class_detach(class);
+	space->published &= ~(UINT64_C(1) << class->index);
 	space->classes[class->index] = NULL;
 	space->class_changes++; /* handles may be open */
 	space->class_count--;
@@ -278,7 +282,9 @@ int store_class_pool(struct store_class *class)
 {
 	int r = 1;
 
-	if (!class->pool)
+	if (!class->pool && class->published)
+		r = err_raise(ERR_NOTFOUND, "the engine of these chunks is gone");
+	else if (!class->pool)
 		r = class->layout ? 0 : store_ready(class->space->store);
 	if (r > 0 && !class->pool)
 		r = class_register(class);
@@ -318,6 +324,10 @@ static int class_new(struct store_space *space, const struct canon *canon,
 		return err_pass(-ENOMEM);
 	class->space = space;
 	list_init(&class->waiting);
+	list_init(&class->pages);
+	list_init(&class->left);
+	list_init(&class->readings);
+	list_init(&class->leave_link);
 	r = class_index(space, &class->index);
 	if (r >= 0)
 		r = canon_make(&args, &class->canon);
@@ -344,12 +354,51 @@ int store_class_get(struct store_space *space, const struct canon *canon,
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
 		struct store_class *class = space->classes[i];
 
-		if (class && canon_equal(class->canon, canon)) {
+		if (class && !class->published && canon_equal(class->canon, canon)) {
 			*class_p = class;
 			return 0;
 		}
 	}
 	return err_pass(class_new(space, canon, class_p));
+}
+
+/* One whose engine is gone, and with it all of its parts, is the next engine's. */
+static bool class_is_free(const struct store_class *class)
+{
+	return !class->pool && !class->parts && list_empty(&class->readings) &&
+	       list_empty(&class->leave_link);
+}
+
+int store_class_published(struct store_space *space, const struct canon *canon,
+			  struct pool *pool, struct store_class **class_p)
+{
+	struct store_session *part = pool->session->store_part;
+	struct store_class *free = NULL;
+	int r = 0;
+
+	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
+		struct store_class *class = space->classes[i];
+
+		if (!class || !class->published || !canon_equal(class->canon, canon))
+			continue;
+		if (class->pool == pool) {
+			*class_p = class;
+			return 0;
+		}
+		if (class_is_free(class))
+			free = class;
+	}
+	if (!free)
+		r = class_new(space, canon, &free);
+	if (r < 0)
+		return err_pass(r);
+	free->published = true;
+	free->pool = pool;
+	free->publisher = pool->session->id;
+	space->published |= UINT64_C(1) << free->index;
+	part->publishes++;
+	*class_p = free;
+	return 0;
 }
 
 int store_class_of(struct store_handle *handle, struct store_class **class_p)
@@ -370,6 +419,7 @@ uint64_t store_cover_layouts(const struct store_handle *handle,
 			     bool *lack_p)
 {
 	struct cover_source sources[STORE_CLASSES_MAX];
+	struct layout ranked[STORE_CLASSES_MAX]; /* engines' pools may be of one rank */
 	unsigned int index[STORE_CLASSES_MAX], n = 0;
 	struct cover *cover mem_cleanup(cover_freep) = NULL;
 	uint64_t used = 0;
@@ -382,7 +432,9 @@ uint64_t store_cover_layouts(const struct store_handle *handle,
 			err_clear(); /* of other layers' kinds: no source */
 			continue;
 		}
-		sources[n].layout = layouts[i];
+		ranked[n] = *layouts[i];
+		ranked[n].rank = i;
+		sources[n].layout = &ranked[n];
 		index[n++] = i;
 	}
 	handle->space->store->covers += n > 0;
@@ -445,17 +497,15 @@ static bool covers_know(const struct store_covers *covers, uint64_t mask,
 }
 
 /* One class alone where one does, its own first: the longest rows, the fewest rooms. */
-uint64_t store_cover_some(struct store_handle *handle, uint64_t mask,
-			  unsigned int *left_p)
+static uint64_t cover_some(struct store_handle *handle, uint64_t mask,
+			   unsigned int *left_p)
 {
 	struct store_covers *covers = &handle->covers;
 	bool lack = false;
 	uint64_t used;
 
-	if (covers->changes != handle->space->class_changes)
-		*covers = (struct store_covers){.changes = handle->space->class_changes};
 	covers_learn(handle, mask);
-	used = mask & covers->own ? covers->own : mask & covers->alone;
+	used = mask & covers->own ? mask & covers->own : mask & covers->alone;
 	used &= -used;
 	if (used || !(mask & (mask - 1)) || covers_know(covers, mask, &used))
 		return used;
@@ -469,9 +519,22 @@ uint64_t store_cover_some(struct store_handle *handle, uint64_t mask,
 	return used;
 }
 
+/* What the store has itself first: it stays while it is held. */
+uint64_t store_cover_some(struct store_handle *handle, uint64_t mask,
+			  unsigned int *left_p)
+{
+	struct store_covers *covers = &handle->covers;
+	uint64_t kept = mask & ~handle->space->published, used;
+
+	if (covers->changes != handle->space->class_changes)
+		*covers = (struct store_covers){.changes = handle->space->class_changes};
+	used = kept ? cover_some(handle, kept, left_p) : 0;
+	return used || kept == mask ? used : cover_some(handle, mask, left_p);
+}
+
 uint64_t store_cover(struct store_handle *handle, uint64_t mask)
 {
-	unsigned int left = 1;
+	unsigned int left = 2; /* what is kept, and all */
 
 	return store_cover_some(handle, mask, &left);
 }
@@ -692,7 +755,7 @@ int store_maps_check(const struct store_handle *handle, const struct room_maps *
 static bool class_idle(const struct store_class *class)
 {
 	return class->parts == 0 && !class->layout && list_empty(&class->waiting) &&
-	       !class_words_busy(class->words);
+	       list_empty(&class->readings) && !class_words_busy(class->words);
 }
 
 static void space_tidy(struct store_space *space)

@@ -190,7 +190,9 @@ static int end_move(struct ring_room *op)
 				       .slot = e->slot,
 				       .slot_gen = e->gen,
 				       .id = KVD_RING_IDS + e->slot,
-				       .durable = e->flags & KVD_RING_DURABLE};
+				       .durable = e->flags & KVD_RING_DURABLE,
+				       .publish = e->op == KVD_RING_PUT &&
+						  e->flags & KVD_RING_PUBLISH};
 	struct store_handle *handle = NULL;
 	struct store_hold *hold = NULL;
 	struct store_move *move;

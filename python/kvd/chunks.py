@@ -21,6 +21,7 @@ ID_BYTES = 32
 IDS_MAX = 4096  # of one call
 ANYWHERE = _check.U32  # first: where in their prompt chunks are is not known
 FAR_MS_MAX = 60000
+GRACE_MS_MAX = 60000
 LEASE_MS_MAX = 600000
 WHY_S = 5  # for the daemon's words about a move that has failed
 
@@ -29,13 +30,14 @@ Found.__doc__ = """What is there: chunks from the first on, without a gap, and t
 
 Facts = namedtuple("Facts", "chunks done there left_out prefix_tokens error")
 Facts.__doc__ = """Of a move. chunks: taken; done: moved, or there before; there, left_out: of
-a put, there before, and no room for them, or stored at another place; prefix_tokens: moved
-without a gap from the first on; error: an exception, or None."""
+a put, there before, and no room for them, or stored at another place; of a withdrawal chunks
+were published and left_out were not; prefix_tokens: moved without a gap from the first on; error:
+an exception, or None."""
 
 
 ChunkEvent = namedtuple("ChunkEvent", "seq id space first tokens tier put")
-ChunkEvent.__doc__ = """A chunk that came (put) to a tier, "memory" or "file", or went from it. space:
-the digest that chunk.list has for it; first: which chunk of its prompt it is."""
+ChunkEvent.__doc__ = """A chunk that came (put) to a tier, "memory", "file" or "pages" (an engine's), or
+went from it. space: the digest that chunk.list has for it; first: which chunk of its prompt it is."""
 
 
 def ids_pack(ids):
@@ -75,7 +77,7 @@ def _lease(lease):
 
 
 class Move(Awaited):
-    """A put or a fetch under way. When its state is SUCCESS or FAILED its pages are the
+    """A put, a fetch, a publication or a withdrawal under way. When its state is SUCCESS or FAILED its pages are the
     engine's again. One that is dropped is aborted. One whose call was not answered in time
     is had all the same, for its pages may be in motion: it is aborting, and fails."""
 
@@ -221,7 +223,27 @@ class Space:
                                     views_pack(views), wait_pack(wait),
                                     _check.seconds("timeout", timeout),
                                     _check.flag("post", post),
-                                    _check.flag("durable", durable)), "put")
+                                    _check.flag("durable", durable), False), "put")
+
+    def publish(self, ids, views, first=0, *, pool=None, wait=None, timeout=None, post=False):
+        """Chunks that are found and read in the pages themselves, which nothing copies; the
+        rest as put(). Once it has succeeded the pages must not be written until withdraw() of
+        these chunks has ended, or the pool has gone, or the client. A page holds tokens of
+        one chunk alone. -> Move"""
+        pool = self.pool_of(pool)
+        return Move(self._space.put(pool._pool, ids_pack(ids), _first(first),
+                                    views_pack(views), wait_pack(wait),
+                                    _check.seconds("timeout", timeout),
+                                    _check.flag("post", post), False, True), "publication")
+
+    def withdraw(self, ids, first=0, *, grace=0.1, timeout=None):
+        """What this client has published of them is found no more, whoever holds it. What reads
+        the pages by then may go on for `grace` seconds, then it fails, or goes on with another
+        holder. When the state is SUCCESS or FAILED nobody reads them. -> Move"""
+        ms = 0 if grace == 0 else _check.integer(
+            "grace", max(1, round(1000 * _check.seconds("grace", grace))), 1, GRACE_MS_MAX)
+        return Move(self._space.withdraw(ids_pack(ids), _first(first), ms,
+                                         _check.seconds("timeout", timeout)), "withdrawal")
 
     def drop(self, ids, first=0, timeout=None):
         """Forget them; what is in use goes when it is not."""
@@ -270,7 +292,7 @@ class ChunkEvents:
             page = self._client.command("chunk.snapshot", timeout, at=at)
             events += [ChunkEvent(since, bytes.fromhex(c["id"]), c["space"],
                                   c["first"], c["tokens"], tier, True)
-                       for c in page["chunks"] for tier in ("memory", "file") if c[tier]]
+                       for c in page["chunks"] for tier in ("memory", "file", "pages") if c[tier]]
             at = page["next"]
             if not at:
                 return events

@@ -91,7 +91,7 @@ struct chunk_start {
 	struct kvd_space_args space;
 	struct kvd_chunks chunks;
 	struct kvd_move_args move;
-	uint32_t lease_ms, far_ms;
+	uint32_t lease_ms, far_ms, grace_ms;
 	const char *secret;
 	int post;
 	void *made;
@@ -126,6 +126,22 @@ static int put_begin(void *ctx, const struct kvd_call *call)
 
 	return kvd_put(s->of->kvd, &s->chunks, &s->move, call,
 		       (struct kvd_move **)&s->made);
+}
+
+static int publish_begin(void *ctx, const struct kvd_call *call)
+{
+	struct chunk_start *s = ctx;
+
+	return kvd_publish(s->of->kvd, &s->chunks, &s->move, call,
+			   (struct kvd_move **)&s->made);
+}
+
+static int withdraw_begin(void *ctx, const struct kvd_call *call)
+{
+	struct chunk_start *s = ctx;
+
+	return kvd_withdraw(s->of->kvd, &s->chunks, s->grace_ms, call,
+			    (struct kvd_move **)&s->made);
 }
 
 static int fetch_begin(void *ctx, const struct kvd_call *call)
@@ -395,7 +411,7 @@ static bool place_parse(struct chunk_start *s, PyObject *pool, PyObject *view_li
 	return true;
 }
 
-/* put(pool, ids, first, views, wait, timeout, post, durable) */
+/* put(pool, ids, first, views, wait, timeout, post, durable, publish) */
 static PyObject *space_put(PyObject *self, PyObject *args)
 {
 	struct chunk_start s = {.of = (struct chunk_object *)self};
@@ -404,19 +420,39 @@ static PyObject *space_put(PyObject *self, PyObject *args)
 	unsigned long long first;
 	const char *ids;
 	Py_ssize_t bytes;
-	int ms, durable;
+	int ms, durable, publish;
 
-	if (!PyArg_ParseTuple(args, "O!y#KOOOpp", pool_type, &pool, &ids, &bytes, &first,
-			      &view_list, &wait, &timeout, &s.post, &durable) ||
+	if (!PyArg_ParseTuple(args, "O!y#KOOOppp", pool_type, &pool, &ids, &bytes, &first,
+			      &view_list, &wait, &timeout, &s.post, &durable, &publish) ||
 	    ext_timeout(timeout, &ms) < 0 || !ids_parse(ids, bytes, first, &s.chunks) ||
 	    !chunk_usable(s.of, "space"))
 		return NULL;
 	s.c = s.of->client;
 	s.move.durable = durable;
 	if (place_parse(&s, pool, view_list, wait, &views))
-		made = chunk_made(move_type, &s, put_begin, move_shut, pool, ms);
+		made = chunk_made(move_type, &s, publish ? publish_begin : put_begin,
+				  move_shut, pool, ms);
 	ext_views_fini(&views);
 	return made;
+}
+
+/* withdraw(ids, first, grace_ms, timeout) */
+static PyObject *space_withdraw(PyObject *self, PyObject *args)
+{
+	struct chunk_start s = {.of = (struct chunk_object *)self};
+	unsigned long long first;
+	PyObject *timeout;
+	const char *ids;
+	Py_ssize_t bytes;
+	int ms;
+
+	if (!PyArg_ParseTuple(args, "y#KIO", &ids, &bytes, &first, &s.grace_ms,
+			      &timeout) ||
+	    ext_timeout(timeout, &ms) < 0 || !ids_parse(ids, bytes, first, &s.chunks) ||
+	    !chunk_usable(s.of, "space"))
+		return NULL;
+	s.c = s.of->client;
+	return chunk_made(move_type, &s, withdraw_begin, move_shut, NULL, ms);
 }
 
 /* ---- Hold
@@ -562,6 +598,7 @@ static PyMethodDef space_methods[] = {
 	{"hold", space_hold, METH_VARARGS, NULL},
 	{"join", space_join, METH_VARARGS, NULL},
 	{"put", space_put, METH_VARARGS, NULL},
+	{"withdraw", space_withdraw, METH_VARARGS, NULL},
 	{"close", chunk_close, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };

@@ -5,6 +5,8 @@
 bench_chunks.py [--turns N] [--dir FOLDER] [--peers VENV] [--json FILE]
 
     put, fetch       beside a bare pull between two pools of the same pages
+    publish          of the same chunks, and their withdrawal, beside the put; a fetch from
+                     their engine's pages beside one from memory
     find             512 chunks of the own daemon that are there, beside one of them: what
                      waking and answering take; and again by an engine that has slept before
     far              of another daemon, beside a bare pull of the same pages from there; a
@@ -181,11 +183,26 @@ def mooncake_turn(peer, rows, gb, took):
         row.floors.append(pieces * (4 << 20) / 1e9 / peer.ask(what, pieces))
 
 
+def published_turn(rows, client, cache, space, ids, read, took):
+    """The same chunks once more, which are dropped, in the pages that they came from."""
+    space.drop(ids)
+    before = client.command("chunk.list")["free_bytes"]
+    publish = timed(lambda: moved(space.publish(ids, {"kv": cache.pages})))
+    rows[1].figures.append(cache.bytes / 1e9 / timed(read))
+    rows[1].floors.append(cache.bytes / 1e9 / took["fetch"])
+    withdraw = timed(lambda: moved(space.withdraw(ids)))
+    rows[0].figures.append(1e6 * (publish + withdraw))
+    rows[0].floors.append(1e6 * took["put"])
+    assert client.command("chunk.list")["free_bytes"] == before, "publishing takes none"
+
+
 def memory_rows(turns, venv):
     peer = Mooncake(venv) if venv else None
     rivals = [Row("put / Mooncake put", "GB/s", 2), Row("fetch / Mooncake get", "GB/s", 2)]
     exist = Row("find / Mooncake exist", "us", 20, less=True)
     put, get = Row("put, memory", "GB/s", 0.9), Row("fetch, memory", "GB/s", 0.9)
+    pages = [Row("publish and withdraw / put", "us", less=True),
+             Row("fetch, pages / memory", "GB/s")]
     find = [Row("find of 512", "us", less=True), Row("find of 512, rarely", "us", less=True)]
     with Daemon("[chunks]\nchunk_memory = 4 GiB\n") as d, kvd.Client(d.socket_path, timeout=120) as c:
         a, b = Cache(c, "a"), Cache(c, "b")
@@ -204,6 +221,7 @@ def memory_rows(turns, venv):
                 for row, name in ((put, "put"), (get, "fetch")):
                     row.figures.append(gb / took[name])
                     row.floors.append(gb / took["bare " + name])
+                published_turn(pages, c, a, sa, ids, lambda: fetch(sb, b, ids), took)
                 if peer:
                     mooncake_turn(peer, rivals, gb, took)
         small = c.space(a.pool, model="bench", scheme="small", tokens=PAGE)
@@ -221,9 +239,9 @@ def memory_rows(turns, venv):
             exist.figures.append(1e6 * timed(lambda: small.find(packed)))
             exist.floors.append(1e6 * peer.ask("exist", 512))
     if not peer:
-        return [put, get, *find]
+        return [put, get, *pages, *find]
     peer.close()
-    return [put, get, *find, *rivals, exist]
+    return [put, get, *pages, *find, *rivals, exist]
 
 
 def far_rows(turns):

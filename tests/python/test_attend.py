@@ -263,6 +263,30 @@ def test_who_does_not_attend_says_so():
             assert refused.value.code == "EREQUIRE"
 
 
+def test_pages_of_an_engine_are_not_attended_to():
+    """Here or there; where the daemon has a copy, too, that one is."""
+    model = Model(4 * T)
+    ids = ids_of(4, b"pages")
+    with daemons(1) as (_, client, _, (far,)):
+        there, here = Engine(far, model), Engine(client, model)
+        for engine in (there, here):
+            engine.put(ids)
+            engine.space.drop(ids)
+            pages = {"kv": kvd.View([0, 1, 2, 3], tokens=(0, 4 * T))}
+            engine.space.publish(ids, pages).wait(timeout=30)
+            with here.space.hold(ids, far=10) as hold:
+                assert (hold.chunks, hold.far) == (4, 4 if engine is there else 0)
+                here.ask(0, 0, [kvd.Part(hold)])
+                with pytest.raises(kvd.Error, match="fetch them") as refused:
+                    here.attend.wait(0, timeout=30)
+                assert refused.value.code == "EREQUIRE"
+            engine.put(ids)
+            with here.space.hold(ids, far=10) as hold:
+                q = here.ask(0, 0, [kvd.Part(hold)])
+                here.attend.wait(0, timeout=30)
+                close(here.got(0), model.attend(0, q, np.arange(4 * T)))
+
+
 def test_a_holder_that_dies_fails_the_post():
     model = Model(4 * T)
     ids = ids_of(4, b"dies")

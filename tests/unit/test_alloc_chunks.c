@@ -41,6 +41,11 @@
 #define HOLD "a{'cmd':'chunk.hold'," IDS "}"
 #define HOLD_CLOSE "a{'cmd':'chunk.release','hold':$hold}"
 #define FETCH "a{'cmd':'chunk.fetch','hold':$hold," PAGES "}"
+#define PUBLISH "a{'cmd':'chunk.publish'," IDS "," PAGES "}"
+#define WITHDRAW "a{'cmd':'chunk.withdraw'," IDS "}"
+#define FETCH_AWAY                                                                   \
+	"a{'cmd':'chunk.fetch','hold':$hold,'pool':$pool_a,'views':{'kv':{'pages':[" \
+	"1,5,10,11,12,13,14,15]}}}"
 #define FIND "a{'cmd':'chunk.find'," IDS "}"
 #define DROP "a{'cmd':'chunk.drop'," IDS "}"
 
@@ -229,6 +234,63 @@ static void fetch_without_one_allocation_ends(void **state)
 		comes_back(w, 77);
 		nothing_is_left(w, nth ? live : INT64_MAX, "fetch", nth);
 		live = nth ? live : starve_blocks(&w->s);
+	}
+}
+
+/* ---- engines' pages ---- */
+
+/* Each of the three commands in turn lacks an allocation; whatever comes of it, the
+ * chunks are there or not, and nobody reads pages that a withdrawal has given back. */
+static void pages_without_one_allocation_are_there_or_not(void **state)
+{
+	static const char *const lines[] = {PUBLISH, FETCH_AWAY, WITHDRAW};
+	struct world *w = *state;
+	uint8_t *away = cache_at(&w->s.src, 1, 1, 15, 3, 1, 5);
+	int64_t live = 0;
+
+	for (unsigned int at = 0; at < 3; at++) {
+		bool hit = true, done;
+
+		for (uint64_t nth = 0; hit; nth++) {
+			uint64_t lacks = nth ? nth : NTH_MAX;
+
+			assert_true(nth < NTH_MAX);
+			say(w, SPACE);
+			*byte_of(w) = (uint8_t)(nth | 1);
+			*away = 0;
+			if (at == 0) {
+				hit = tries(w, PUBLISH, lacks, &done) || !nth;
+				if (done)
+					ended(w);
+			}
+			stores(w, PUBLISH, (uint8_t)(nth | 1));
+			assert_int_equal(figures(w).published, 2);
+			assert_int_equal(number(w, HOLD, "pages"), 2);
+			if (at == 1) {
+				hit = tries(w, FETCH_AWAY, lacks, &done) || !nth;
+				if (done && ended(w) == KVD_SUCCESS)
+					assert_int_equal(*away, nth | 1);
+			}
+			say(w, FETCH_AWAY);
+			cluster_run(&w->s.c, LOOP_NS_PER_S);
+			assert_int_equal(ended(w), KVD_SUCCESS);
+			assert_int_equal(*away, nth | 1);
+			if (at == 2) {
+				hit = tries(w, WITHDRAW, lacks, &done) || !nth;
+				if (done)
+					assert_int_equal(ended(w), KVD_SUCCESS);
+			}
+			starve_word(&w->s, "fetch", "%ju", /* while they are given back */
+				    (uintmax_t)number(w, FETCH_AWAY, "move"));
+			stores(w, WITHDRAW, 0);
+			assert_int_equal(figures(w).published, 0);
+			assert_int_equal(number(w, FIND, "chunks"), 0);
+			say(w, HOLD_CLOSE);
+			cluster_run(&w->s.c, LOOP_NS_PER_S);
+			starve_say(&w->s, "a{'cmd':'chunk.close','move':$fetch}");
+			nothing_is_left(w, nth ? live : INT64_MAX, lines[at], nth);
+			live = nth ? live : starve_blocks(&w->s);
+		}
 	}
 }
 
@@ -480,6 +542,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(put_without_one_allocation_ends),
 		CASE(fetch_without_one_allocation_ends),
+		CASE(pages_without_one_allocation_are_there_or_not),
 		CASE(cover_without_memory_is_asked_for_again),
 		CASE(part_of_one_kind_too_many_is_refused),
 		FILE_CASE(part_without_memory_is_read_or_a_miss),

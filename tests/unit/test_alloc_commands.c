@@ -93,6 +93,8 @@
 #define UNTIL_9 ",'wait':{'kind':'seq','region':$region_a,'offset':0,'value':'9'}"
 #define PUT "a{'cmd':'chunk.put'," IDS "," CHUNK_PAGES "}"
 #define PUT_LATER "a{'cmd':'chunk.put'," IDS "," CHUNK_PAGES UNTIL_9 "}"
+#define CHUNK_PUBLISH "a{'cmd':'chunk.publish'," IDS "," CHUNK_PAGES "}"
+#define WITHDRAW "a{'cmd':'chunk.withdraw'," IDS "}"
 #define MOVE_CLOSE "a{'cmd':'chunk.close','move':$move}"
 #define STORED SPACE, PUT, "~50", MOVE_CLOSE
 #define HOLD "a{'cmd':'chunk.hold'," IDS "}"
@@ -377,6 +379,14 @@ static const struct trial trials[] = {
 	 .line = "a{'cmd':'chunk.put','durable':true," IDS "," CHUNK_PAGES "}",
 	 .before = {SPACE},
 	 .after = {"~500", MOVE_CLOSE, DROP, SPACE_CLOSE}},
+	{.command = "chunk.publish",
+	 .line = CHUNK_PUBLISH,
+	 .before = {SPACE},
+	 .after = {"~50", MOVE_CLOSE, DROP, SPACE_CLOSE}},
+	{.command = "chunk.withdraw",
+	 .line = WITHDRAW,
+	 .before = {SPACE, CHUNK_PUBLISH, "~50", MOVE_CLOSE},
+	 .after = {"~50", MOVE_CLOSE, DROP, SPACE_CLOSE}},
 	{.command = "chunk.fetch",
 	 .line = FETCH,
 	 .before = {STORED, HOLD},

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What commands about chunks share (commands_chunk.c, commands_chunk_pages.c). */
+#ifndef KVD_COMMANDS_CHUNK_H
+#define KVD_COMMANDS_CHUNK_H
+
+#include "daemon/control/commands.h"
+#include "daemon/room/room_op.h"
+#include "daemon/store/store.h"
+
+#define CHUNK_FIRST_MAX UINT32_MAX
+
+struct ids_args {
+	uint64_t space;
+	const cJSON *ids;
+	uint64_t first;
+};
+#define F_SPACE(s) F_ID("space", s, ids.space, REQUIRED, "of this session")
+#define F_IDS(s)                                                                    \
+	F_ARRAY("ids", s, ids.ids, REQUIRED, STORE_IDS_MAX,                         \
+		"64 hex digits each: chunks that follow each other"),               \
+		F_INT("first", s, ids.first, OPTIONAL, 0, CHUNK_FIRST_MAX,          \
+		      "which chunk of its prompt the first is: it begins at token " \
+		      "first x tokens; 4294967295: not known, tokens are counted "  \
+		      "from the first chunk on")
+
+#define F_PLACE(s)                                                               \
+	F_ID("pool", s, pool, REQUIRED,                                          \
+	     "of this session, with the layout that the space was opened with"), \
+		F_VIEWS(s, "where the tokens are: {name: {pages, first_token, "  \
+			   "tokens}}, each view of the space")
+
+struct put_args {
+	struct ids_args ids;
+	uint64_t pool;
+	struct pages_args pages;
+	bool durable;
+};
+
+/* What commands with ids begin with. *bytes_p is the caller's (mem_free). */
+int chunk_ids_begin(struct request *req, const struct ids_args *args,
+		    struct store_handle **handle_p, uint8_t **bytes_p,
+		    struct store_ids *ids);
+void chunk_move_reply(struct request *req, const struct store_move *move);
+/* Of struct put_args. */
+int chunk_put(struct request *req, bool publish);
+
+#endif

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* chunk.publish, chunk.withdraw: chunks that stay in their engine's pages. */
+#include "daemon/control/commands_chunk.h"
+
+#include <errno.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/mem.h"
+#include "daemon/loop/loop.h"
+
+#define GRACE_MS_PRESET 100
+#define GRACE_MS_MAX 60000
+
+/* The same of put_args, less `durable`. */
+static const struct field publish_fields[] = {
+	F_SPACE(put_args), F_IDS(put_args), F_PLACE(put_args), F_WAIT(put_args), F_END,
+};
+
+static int publish_run(struct request *req)
+{
+	return err_pass(chunk_put(req, true));
+}
+
+struct withdraw_args {
+	struct ids_args ids;
+	uint32_t grace_ms;
+};
+static const struct field withdraw_fields[] = {
+	F_SPACE(withdraw_args),
+	F_IDS(withdraw_args),
+	F_INT("grace_ms", withdraw_args, grace_ms, DEFAULT(GRACE_MS_PRESET), 0,
+	      GRACE_MS_MAX,
+	      "what reads the pages by then may go on for so long; then it fails"),
+	F_END,
+};
+
+static int withdraw_run(struct request *req)
+{
+	const struct withdraw_args *args = request_args(req);
+	cleanup_free uint8_t *bytes = NULL;
+	struct store_handle *handle;
+	struct store_move *move;
+	struct store_ids ids;
+	int r = chunk_ids_begin(req, &args->ids, &handle, &bytes, &ids);
+
+	if (r >= 0)
+		r = store_withdraw(handle, &ids, args->grace_ms * LOOP_NS_PER_MS, &move);
+	if (r < 0)
+		return err_pass(r);
+	chunk_move_reply(req, move);
+	return 0;
+}
+
+const struct command chunk_pages_commands[] = {
+	{"chunk.publish", "name a pool's pages that hold chunks, and stay what they are",
+	 publish_fields, 0, publish_run,
+	 "as chunk.put; left_out: over the limit of what one daemon's engines publish, "
+	 "or stored at another place. Once it has succeeded the pages are read until "
+	 "chunk.withdraw has"},
+	{"chunk.withdraw", "take published pages back", withdraw_fields, 0, withdraw_run,
+	 "as chunk.put; chunks: published until now; left_out: were not, by this "
+	 "session. Once it has ended nobody reads the pages"},
+	{.name = NULL},
+};

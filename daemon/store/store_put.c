@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What an engine gives: chunks that are copied (put), that stay in its pages (publish),
+ * and the latter taken back (withdraw). A put and a publication are the same but for
+ * where a part lies; the move then has legs that fill it, or none.
+ */
+#include <string.h>
+
+#include "daemon/room/room_map.h"
+#include "daemon/session/session.h"
+#include "daemon/store/files.h"
+#include "daemon/store/store_impl.h"
+
+static int put_check(const struct store_handle *handle, const struct store_ids *ids,
+		     uint64_t begin, uint64_t end)
+{
+	uint64_t tokens = handle->space->tokens;
+	uint64_t from = store_ids_base(ids) * tokens;
+	uint64_t last = from + (ids->count - 1) * tokens;
+
+	if (begin == from && end > last && end <= last + tokens)
+		return 0;
+	return err_raise(ERR_RANGE,
+			 "views: tokens [%llu, %llu) are not those of %u chunks from "
+			 "chunk %llu on, [%llu, %llu], of which the last may be short",
+			 (unsigned long long)begin, (unsigned long long)end, ids->count,
+			 (unsigned long long)store_ids_base(ids),
+			 (unsigned long long)from, (unsigned long long)(last + tokens));
+}
+
+/* Is the id among those of the put already? An engine does not mean that. */
+static bool put_has(const struct store_move *move, const uint8_t *id)
+{
+	for (uint32_t i = 0; i < move->count; i++) {
+		if (memcmp(move->pieces[i].chunk->id, id, STORE_ID_BYTES) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* One chunk of a put. Outcome 1: there is no room for it, or it stands elsewhere. */
+static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens,
+		     unsigned int *covers_left)
+{
+	struct store_piece *piece = &move->pieces[move->count];
+	uint64_t begin = (move->first + move->count) * move->handle->space->tokens;
+	uint64_t place = move->anywhere ? STORE_ANYWHERE : move->first + move->count;
+	int r = store_chunk_get(move->handle->space, id, place, tokens, &piece->chunk);
+
+	if (r < 0 && err_last()->code == ERR_EXIST && !put_has(move, id)) {
+		err_clear();
+		return 1;
+	}
+	if (r < 0)
+		return err_prefix(r, "ids[%u]", move->count);
+	piece->tokens = tokens;
+	move->count++;
+	if (store_part_find(piece->chunk, move->class) ||
+	    (move->kind == STORE_PUT &&
+	     store_cover_some(move->handle, store_chunk_kept(piece->chunk),
+			      covers_left))) {
+		piece->done = true;
+		move->there++;
+		move->done++;
+		return 0;
+	}
+	if (move->kind == STORE_PUBLISH)
+		r = store_pages_part(piece->chunk, move->class, &move->maps, begin,
+				     begin + tokens, &piece->part);
+	else
+		r = store_part_new(piece->chunk, move->class, &piece->part);
+	if (r >= 0)
+		return 0;
+	move->count--;
+	store_chunk_unpin(piece->chunk);
+	if (err_last()->code != ERR_LIMIT)
+		return err_pass(r);
+	err_clear();
+	return 1;
+}
+
+static int put_pieces(struct store_move *move, const struct store_ids *ids)
+{
+	uint64_t tokens = move->handle->space->tokens;
+	unsigned int left = STORE_COVERS_NEW;
+	int r = 0;
+
+	for (uint32_t i = 0; i < ids->count && r == 0; i++) {
+		uint64_t from = (move->first + i) * tokens;
+		uint64_t held = move->end - from < tokens ? move->end - from : tokens;
+
+		r = put_piece(move, ids->bytes + i * STORE_ID_BYTES, (uint32_t)held,
+			      &left);
+	}
+	move->left_out = ids->count - move->count;
+	return r < 0 ? err_pass(r) : 0;
+}
+
+static int put_begin(struct store_handle *handle, const struct store_ids *ids,
+		     struct store_move_args *args, struct store_move **move_p)
+{
+	struct store_move *move;
+	uint64_t begin, end;
+	int r = store_move_check(handle, args);
+
+	if (r >= 0 &&
+	    (ids->count == 0 || (ids->first != STORE_ANYWHERE &&
+				 ids->first + ids->count - 1 >= STORE_ANYWHERE)))
+		r = err_raise(ERR_RANGE, "ids: %u from chunk %llu on", ids->count,
+			      (unsigned long long)ids->first);
+	if (r >= 0 && args->publish && args->durable)
+		r = err_raise(ERR_INVAL, "durable: what is published is in no file");
+	if (r >= 0 && args->durable && !handle->space->store->files)
+		r = err_raise(
+			ERR_STATE,
+			"durable: this daemon has no files for chunks: set chunk_dir");
+	if (r >= 0 && args->durable)
+		r = err_prefix(files_writable(handle->space->store->files), "durable");
+	if (r >= 0)
+		r = store_maps_check(handle, &args->maps, &begin, &end);
+	if (r >= 0)
+		r = put_check(handle, ids, begin, end);
+	if (r >= 0 && args->publish)
+		r = store_pages_check(handle, args->pool, &args->maps, begin);
+	if (r >= 0)
+		r = store_move_new(handle, args->publish ? STORE_PUBLISH : STORE_PUT,
+				   ids->count, args, &move);
+	if (r < 0)
+		return err_pass(r);
+	move->durable = args->durable;
+	move->first = store_ids_base(ids);
+	move->anywhere = ids->first == STORE_ANYWHERE;
+	move->begin = begin;
+	move->end = end;
+	if (!move->class->pool)
+		list_push_back(&move->class->waiting, &move->class_link);
+	r = put_pieces(move, ids);
+	if (r < 0)
+		store_move_fail_last(move);
+	store_move_begin(move, args->deadline_ns);
+	*move_p = move;
+	return 0;
+}
+
+int store_put(struct store_handle *handle, const struct store_ids *ids,
+	      struct store_move_args *args, struct store_move **move_p)
+{
+	int r = put_begin(handle, ids, args, move_p);
+
+	store_move_args_fini(args);
+	return r < 0 ? err_pass(r) : 0;
+}
+
+/* The engine's stream has come to its pages: they are there. */
+void store_publish_show(struct store_move *move)
+{
+	for (uint32_t i = 0; i < move->count; i++) {
+		struct store_piece *piece = &move->pieces[i];
+
+		if (!piece->part)
+			continue;
+		piece->done = !piece->chunk->gone;
+		if (piece->done) {
+			store_part_ready(piece->part);
+			move->done++;
+		} else { /* it was dropped meanwhile, and nobody could withdraw it */
+			store_part_free(piece->part);
+			move->left_out++;
+		}
+		piece->part = NULL;
+	}
+}
+
+int store_withdraw(struct store_handle *handle, const struct store_ids *ids,
+		   uint64_t grace_ns, struct store_move **move_p)
+{
+	const struct store_session *part = handle->session->store_part;
+	struct store_move_args args = {.pool = NULL};
+	struct store_move *move;
+	int r = store_move_room(part);
+
+	if (r >= 0)
+		r = store_move_new(handle, STORE_WITHDRAW, 0, &args, &move);
+	if (r < 0)
+		return err_pass(r);
+	move->done = store_pages_withdraw(handle, ids, &move->until);
+	move->left_out = ids->count - move->done;
+	if (!grace_ns)
+		store_pages_fail(handle, move->until);
+	store_move_begin(move, grace_ns);
+	*move_p = move;
+	return 0;
+}

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Spaces of chunks: what makes chunks of two engines mean the same. */
+#include "lib/client.h"
+
+#include <string.h>
+
+static void space_fini(struct client_object *object)
+{
+	mem_free(container_of(object, struct kvd_space, object));
+}
+
+static int space_text(struct client_text *text, const struct kvd_space_args *a)
+{
+	if (a->pool) {
+		client_text_int(text, "pool", kvd_pool_id(a->pool));
+	} else {
+		cleanup_free char *layout = mem_strdup(a->layout);
+
+		if (!layout)
+			return -1;
+		cJSON_Minify(layout); /* a newline would end the line */
+		client_text_printf(text, ",\"layout\":");
+		client_text_bytes(text, layout, strlen(layout));
+	}
+	client_text_str(text, "model", a->model);
+	client_text_str(text, "scheme", a->scheme);
+	if (a->revision)
+		client_text_str(text, "revision", a->revision);
+	if (a->rope)
+		client_text_str(text, "rope", a->rope);
+	client_text_int(text, "tokens", a->tokens);
+	if (!a->views)
+		return 0;
+	client_text_printf(text, ",\"views\":[");
+	for (size_t i = 0; i < a->view_count; i++) {
+		client_text_printf(text, "%s", i ? "," : "");
+		client_text_quoted(text, a->views[i]);
+	}
+	client_text_bytes(text, "]", 1);
+	return 0;
+}
+
+static int space_check(struct kvd_client *client, const struct kvd_space_args *a)
+{
+	cJSON *json;
+	bool ok;
+
+	if (!a->pool == !a->layout)
+		return client_fail(client, KVD_E_INVAL,
+				   "one of pool and layout is wanted");
+	if (!a->model || !a->scheme)
+		return client_fail(client, KVD_E_INVAL, "%s: missing",
+				   a->model ? "scheme" : "model");
+	if (a->pool)
+		return kvd_pool_id(a->pool) ? 0
+					    : client_fail(client, KVD_E_STATE,
+							  "pool: not registered now");
+	json = cJSON_Parse(a->layout);
+	ok = cJSON_IsObject(json);
+	cJSON_Delete(json);
+	return ok ? 0 : client_fail(client, KVD_E_INVAL, "layout: not a JSON object");
+}
+
+int kvd_space_open(struct kvd_client *client, const struct kvd_space_args *args,
+		   const struct kvd_call *call, struct kvd_space **space_p)
+{
+	struct kvd_space *space;
+	struct client_op op;
+	int r = client_begin(client, call);
+
+	*space_p = NULL;
+	if (!r)
+		r = space_check(client, args);
+	if (r)
+		return r;
+	space = mem_zalloc(sizeof(*space));
+	if (!space)
+		return client_fail_nomem(client);
+	client_object_init(client, &space->object, CLIENT_SPACE, space_fini);
+	client_op_begin(client, &op, "chunk.space");
+	if (space_text(&op.text, args) < 0) {
+		client_text_fini(&op.text);
+		client_object_unref(&space->object);
+		return client_fail_nomem(client);
+	}
+	op.object = &space->object;
+	op.finish = client_object_made;
+	*space_p = space;
+	r = client_op_run(client, &op, call);
+	if (r) {
+		*space_p = NULL;
+		client_object_unref(&space->object);
+	}
+	return r;
+}
+
+int kvd_space_close(struct kvd_space *space, const struct kvd_call *call)
+{
+	return client_object_close(&space->object, call);
+}
