@@ -23,6 +23,7 @@
 #define PAGE_FIRST 64u
 #define PAGE_MAX 32768u
 #define FOLLOW_GATHER_NS (20 * LOOP_NS_PER_MS)
+#define FOLLOW_CHECK_NS (500 * LOOP_NS_PER_MS)
 #define FOLLOW_REFUSED_NS (5 * LOOP_NS_PER_S)
 
 static struct etcd_group *half_group(struct etcd_half *half)
@@ -243,6 +244,8 @@ static void stream_on_message(struct etcd_request *request, const struct etcd_me
 			 m->reason);
 		etcd_half_again(e, half, m->compact_revision ? 0 : FOLLOW_REFUSED_NS);
 	} else if (m->created) {
+		if (e->stream.awaited > 0 && --e->stream.awaited == 0)
+			loop_timer_stop(&e->stream.check);
 		if (m->revision + 1 < half->next)
 			etcd_half_again(e, half, 0); /* it went back */
 	} else if (m->kvs == 0) {
@@ -260,6 +263,7 @@ static void stream_watch_text(struct etcd *e, struct etcd_half *half, struct tex
 	half_prefix(e, half, key);
 	half->watch_id = ++e->stream.watch_ids;
 	half->seen = half->next - 1;
+	e->stream.awaited++;
 	etcd_put_key(body, "{\"create_request\":{\"key\":", key);
 	key[strlen(key) - 1]++;
 	etcd_put_key(body, ",\"range_end\":", key);
@@ -275,6 +279,8 @@ static void stream_start(struct etcd *e)
 	struct etcd_group *group;
 
 	stream->stale = false;
+	stream->awaited = 0;
+	loop_timer_stop(&stream->check);
 	etcd_request_cancel(&stream->request);
 	list_foreach(group, &e->groups, link)
 		for (int side = 0; side < ETCD_SIDES; side++)
@@ -286,7 +292,9 @@ static void stream_start(struct etcd *e)
 		err_clear();
 		stream->stale = true;
 		loop_timer_start(&stream->timer, ETCD_AGAIN_NS);
+		return;
 	}
+	loop_timer_start(&stream->check, FOLLOW_CHECK_NS);
 }
 
 static void stream_on_done(struct etcd_request *request, enum etcd_outcome outcome)
@@ -309,6 +317,16 @@ static void stream_on_timer(struct loop_timer *timer)
 		stream_start(e);
 }
 
+/* The gateway stops to read the request when it begins to answer: what it had not read by
+ * then, on a loaded machine, is lost. */
+static void stream_on_check(struct loop_timer *timer)
+{
+	struct etcd *e = container_of(timer, struct etcd, stream.check);
+
+	if (e->stream.awaited > 0 && etcd_link_up(&e->link))
+		stream_start(e);
+}
+
 void etcd_follow_init(struct etcd *e)
 {
 	etcd_request_init(e, &e->stream.request, stream_on_done);
@@ -316,11 +334,13 @@ void etcd_follow_init(struct etcd *e)
 	e->stream.request.on_message = stream_on_message;
 	e->stream.request.stream = true;
 	loop_timer_init(&e->stream.timer, e->loop, stream_on_timer);
+	loop_timer_init(&e->stream.check, e->loop, stream_on_check);
 }
 
 void etcd_follow_fini(struct etcd *e)
 {
 	loop_timer_stop(&e->stream.timer);
+	loop_timer_stop(&e->stream.check);
 	etcd_request_cancel(&e->stream.request);
 }
 

@@ -234,7 +234,9 @@ void etcd_group_step(struct etcd *e);
 
 struct etcd_stream {
 	struct etcd_request request;
-	bool stale; /* it does not tell what is wanted */
+	bool stale;		 /* it does not tell what is wanted */
+	unsigned int awaited;	 /* watches that etcd has not confirmed */
+	struct loop_timer check; /* have all been? */
 	int64_t watch_ids;
 	struct loop_timer timer; /* gathers changes of what is wanted */
 };
