@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * User and password are no part of the URL: it is shown by status commands and seen in
- * `ps`. A file has them (cluster_user).
+ * `ps`. A file has them (cluster_user_file).
  */
 #include "daemon/cluster/cluster_url.h"
 
@@ -78,7 +78,7 @@ static int cluster_host(const char *text, size_t len, bool brackets,
 				endpoint->host,
 				strchr(endpoint->host, '@')
 					? "; user and password go to the file that "
-					  "cluster_user names"
+					  "cluster_user_file names"
 					: "");
 	return 0;
 }

@@ -102,7 +102,7 @@ void etcd_refusal(const struct etcd *e, const struct etcd_message *answer,
 	else if (login || answer->error_code == DENIED ||
 		 answer->error_code == UNAUTHENTICATED)
 		err_set(err_p, ERR_AUTH,
-			"%.120s: etcd says \"%.150s\": see cluster_user, and the role of "
+			"%.120s: etcd says \"%.150s\": see cluster_user_file, and the role of "
 			"that user",
 			what, text);
 	else if (answer->error_code == EXHAUSTED)
@@ -229,16 +229,17 @@ static int etcd_user(struct etcd *e, const char *path)
 	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	len = fd < 0 ? -1 : read(fd, line, sizeof(line) - 1);
 	if (len < 0)
-		return err_raise(ERR_CONFIG, "cluster_user: %s: %s", path,
+		return err_raise(ERR_CONFIG, "cluster_user_file: %s: %s", path,
 				 strerror(errno));
 	line[len] = '\0';
 	line[strcspn(line, "\r\n")] = '\0';
 	colon = strchr(line, ':');
 	if (!colon || colon == line || !colon[1] || !json_utf8(line, strlen(line))) {
-		r = err_raise(ERR_CONFIG,
-			      "cluster_user: %s: its first line is USER:PASSWORD, of at "
-			      "most %u bytes of UTF-8",
-			      path, USER_FILE_MAX - 2);
+		r = err_raise(
+			ERR_CONFIG,
+			"cluster_user_file: %s: its first line is USER:PASSWORD, of at "
+			"most %u bytes of UTF-8",
+			path, USER_FILE_MAX - 2);
 	} else {
 		*colon = '\0';
 		e->user = mem_strdup(line);
@@ -262,11 +263,11 @@ static int etcd_options(struct etcd *e, const struct etcd_args *args)
 		e->patience_ns = PATIENCE_MIN_NS;
 	if (e->patience_ns > PATIENCE_MAX_NS)
 		e->patience_ns = PATIENCE_MAX_NS;
-	r = etcd_file("cluster_ca", args->ca, &e->ca);
+	r = etcd_file("cluster_tls_ca", args->ca, &e->ca);
 	if (r == 0)
-		r = etcd_file("cluster_cert", args->cert, &e->cert);
+		r = etcd_file("cluster_tls_cert", args->cert, &e->cert);
 	if (r == 0)
-		r = etcd_file("cluster_key", args->key, &e->key);
+		r = etcd_file("cluster_tls_key", args->key, &e->key);
 	if (r == 0)
 		r = etcd_user(e, args->user_file);
 	if (r < 0)
@@ -279,17 +280,17 @@ static int etcd_options(struct etcd *e, const struct etcd_args *args)
 	if (e->url.tls && !e->ca)
 		return err_raise(
 			ERR_CONFIG,
-			"cluster_ca: etcds:// needs the file of the CA that etcd's "
+			"cluster_tls_ca: etcds:// needs the file of the CA that etcd's "
 			"certificate is of (PEM)");
 	if (!e->url.tls && (e->ca || e->cert || e->key))
 		return err_raise(
 			ERR_CONFIG,
 			"cluster: etcd:// is without TLS: say etcds://, or leave "
-			"cluster_ca, cluster_cert and cluster_key empty");
+			"cluster_tls_ca, cluster_tls_cert and cluster_tls_key empty");
 	if (!e->cert != !e->key)
 		return err_raise(ERR_CONFIG,
-				 "%s: cluster_cert and cluster_key go together",
-				 e->cert ? "cluster_key" : "cluster_cert");
+				 "%s: cluster_tls_cert and cluster_tls_key go together",
+				 e->cert ? "cluster_tls_key" : "cluster_tls_cert");
 	return 0;
 }
 

@@ -275,7 +275,7 @@ static void link_on_login(struct etcd *e, enum etcd_outcome outcome)
 	struct err err;
 
 	if (outcome == ETCD_REFUSED && !strstr(answer->error, "not enabled")) {
-		etcd_refusal(e, answer, "cluster_user", &err);
+		etcd_refusal(e, answer, "cluster_user_file", &err);
 		etcd_link_broken(e, &err);
 		return;
 	}

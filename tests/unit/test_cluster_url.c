@@ -65,7 +65,7 @@ static void url_bad_names_the_part(void **state)
 		{"etcd://a:1x", "port"},
 		{"etcd://a:123456", "port"},
 		{"etcd://u:p@a:1", "port"},
-		{"etcd://u@a:1", "cluster_user"},
+		{"etcd://u@a:1", "cluster_user_file"},
 		{"etcd://fe80::1", "port"},
 		{"etcd://[fe80::1", "']'"},
 		{"etcd://[fe80::1]x", "']'"},

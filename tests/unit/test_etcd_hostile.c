@@ -343,7 +343,7 @@ static void user_is_asked_for_and_renewed(void **state)
 	directory_until(&rig->rig, DIRECTORY_SOON_NS,
 			etcd_rig_state(rig, 2).why.code == ERR_AUTH);
 	now = etcd_rig_state(rig, 2);
-	assert_non_null(strstr(now.why.text, "cluster_user"));
+	assert_non_null(strstr(now.why.text, "cluster_user_file"));
 	rig->rig.leave(&rig->rig, 2);
 	rig->args.user_file = bad;
 	directory_until(&rig->rig, DIRECTORY_SOON_NS,
@@ -389,7 +389,7 @@ static void tls_checks_both_sides(void **state)
 	etcd_server_start(&server);
 	rig = etcd_rig_on(&server, 60);
 	assert_true(etcd_new(&rig->args, &directory) < 0);
-	assert_non_null(strstr(err_last()->text, "cluster_ca"));
+	assert_non_null(strstr(err_last()->text, "cluster_tls_ca"));
 	snprintf(ca, sizeof(ca), "%s/ca.pem", server.dir);
 	snprintf(foreign, sizeof(foreign), "%s/ca.pem", other.dir);
 	snprintf(cert, sizeof(cert), "%s/client.pem", server.dir);
@@ -397,7 +397,7 @@ static void tls_checks_both_sides(void **state)
 	rig->args.ca = ca;
 	rig->args.cert = cert;
 	assert_true(etcd_new(&rig->args, &directory) < 0);
-	assert_non_null(strstr(err_last()->text, "cluster_key"));
+	assert_non_null(strstr(err_last()->text, "cluster_tls_key"));
 	rig->args.key = "/nowhere/key";
 	assert_true(etcd_new(&rig->args, &directory) < 0);
 	assert_non_null(strstr(err_last()->text, "/nowhere/key"));
