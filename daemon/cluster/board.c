@@ -7,7 +7,7 @@
  * An owner is known by the instance of its daemon. When its peer goes down it is away,
  * and its watchers go; when the same instance says something again, it is back. Another
  * instance at the same endpoint, of the same key, is its successor: a place of one that
- * is away is given to it.
+ * is away is given to it. Others are told to wait (ERR_BUSY).
  *
  * Groups whose names begin with "kvd." say what daemons are. There a worker is the
  * publisher's own instance: no daemon can speak for another.
@@ -194,10 +194,13 @@ static int board_check_holder(const struct board_owner *owner,
 
 	if (holder == owner || is_successor(owner, holder))
 		return 0;
-	return err_raise(ERR_EXIST, "%s: the rank is published by %s%.100s%s",
-			 place_text(place, text), holder->local ? "this daemon" : "",
-			 holder->local ? "" : holder->endpoint,
-			 holder->local || holder->peer ? "" : ", which is away");
+	if (!holder->local && !holder->peer)
+		return err_raise(ERR_BUSY,
+				 "%s: the rank is published by %.100s, which is away",
+				 place_text(place, text), holder->endpoint);
+	return err_raise(ERR_EXIST, "%s: the rank is published by %.100s",
+			 place_text(place, text),
+			 holder->local ? "this daemon" : holder->endpoint);
 }
 
 static int board_check_caps(const struct board *board, const struct board_owner *owner,
@@ -465,7 +468,7 @@ static int board_text(const struct wire_blob *blob, size_t max, char *text,
 static int board_on_put(struct board *board, struct board_owner *owner,
 			struct cursor *body)
 {
-	char record[DIRECTORY_RECORD_MAX], load[DIRECTORY_LOAD_MAX];
+	char record[DIRECTORY_RECORD_MAX + 1], load[DIRECTORY_LOAD_MAX + 1];
 	const char *record_text, *load_text;
 	struct wire_board_ack ack = {.code = 0};
 	uint8_t buf[sizeof(ack) + 16];
@@ -481,7 +484,7 @@ static int board_on_put(struct board *board, struct board_owner *owner,
 	if (board_text(&m.record, sizeof(record), record, &record_text) > 0 ||
 	    board_text(&m.load, sizeof(load), load, &load_text) > 0)
 		r = err_raise(ERR_TOOBIG, "record and load: at most %u and %u bytes",
-			      DIRECTORY_RECORD_MAX - 1, DIRECTORY_LOAD_MAX - 1);
+			      DIRECTORY_RECORD_MAX, DIRECTORY_LOAD_MAX);
 	else
 		r = board_put(board, owner, &place, record_text, load_text,
 			      m.lease_ms < UINT32_MAX ? m.lease_ms * LOOP_NS_PER_MS

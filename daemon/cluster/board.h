@@ -6,7 +6,8 @@
  * An entry belongs to the daemon that published it. It stays for the lease that came with
  * it once that daemon is not connected any more, so a line that breaks for a second takes
  * nobody's workers away; a daemon that comes back, or another at its endpoint, has its
- * places at once. A place that somebody holds is refused to others with ERR_EXIST.
+ * places at once. A place that somebody holds is refused to others with ERR_EXIST; while
+ * its holder is not connected they wait.
  *
  * Who watches a group is told all that is there, then what changed, some milliseconds of
  * changes together. What is told is never kept: a watcher has a revision, and what

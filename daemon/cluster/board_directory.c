@@ -38,6 +38,7 @@ struct board_reader {
 	uint64_t stale_until_ns; /* what is stale goes then; 0: nothing is */
 	bool asked, answered;	 /* at `reading` */
 	bool telling, again;
+	bool syncing; /* it asked, and was not told the last of it */
 };
 
 static const struct directory_ops board_ops;
@@ -75,6 +76,7 @@ static void reader_ask(struct board_reader *reader)
 	struct cursor c;
 
 	reader->asked = reader->answered = false;
+	reader->syncing = true;
 	if (!site)
 		return;
 	instance = site->own ? own : site->peer->instance;
@@ -180,7 +182,7 @@ static void reader_sweep(struct board_reader *reader)
 struct told_entry {
 	struct place place;
 	unsigned int what;
-	char record[DIRECTORY_RECORD_MAX], load[DIRECTORY_LOAD_MAX];
+	char record[DIRECTORY_RECORD_MAX + 1], load[DIRECTORY_LOAD_MAX + 1];
 };
 
 static bool told_text(struct cursor *c, size_t max, char *text)
@@ -270,6 +272,9 @@ static void reader_end_round(struct board_reader *reader, uint64_t young_ms)
 	} else if (stale) {
 		reader_sweep(reader);
 	}
+	if (!reader->syncing)
+		return;
+	reader->syncing = false;
 	if (reader->watch && reader->watch->on_synced)
 		reader->watch->on_synced(reader->watch);
 }
@@ -549,6 +554,8 @@ static void board_state(const struct directory *directory,
 	const struct board_directory *d = board_directory_of(directory);
 
 	*state_p = d->state;
+	if (d->state.up)
+		state_p->why.code = ERR_OK;
 	/* as long as one may yet be reached, that is why it is waited for */
 	for (unsigned int i = 0; !d->state.up && i < d->count; i++) {
 		const struct board_site *site = &d->sites[i];

@@ -4,6 +4,7 @@
 #ifndef KVD_CLUSTER_BOARD_DIRECTORY_IMPL_H
 #define KVD_CLUSTER_BOARD_DIRECTORY_IMPL_H
 
+#include "daemon/base/idmap.h"
 #include "daemon/cluster/board.h"
 #include "daemon/cluster/board_directory.h"
 #include "daemon/cluster/roster.h"
@@ -28,6 +29,7 @@ struct board_said {
 	char *record, *load;
 	uint64_t cookie;
 	unsigned int taken, refused;   /* sites, a bit each */
+	unsigned int contested;	       /* those that said that somebody has it, once */
 	uint8_t owed[BOARD_SITES_MAX]; /* what a site is to be sent: SAID_… */
 	bool done;
 };
@@ -40,6 +42,7 @@ struct board_directory {
 	unsigned int count;
 	struct board_site *reading; /* NULL: none is up */
 	struct list said, readers;
+	struct strmap said_at; /* by group and place */
 	uint64_t cookies, lease_ns;
 	struct loop_timer tick; /* what was refused, and what goes */
 	struct loop_defer say, start;

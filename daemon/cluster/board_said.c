@@ -3,9 +3,9 @@
  * What this daemon publishes on boards. What a site is owed is sent in a later turn, and
  * as its line has room: of many changes of one entry the last is. A publication is done
  * when every site that is up has it, and at least one. It is refused when one refuses it
- * before that, and then taken back where it was accepted. What is refused later, because
- * somebody took the place while this daemon was away, is put again every third of the
- * lease.
+ * before that (a place that somebody has: twice), and then taken back where it was
+ * accepted. What is refused later, because somebody took the place while this daemon was
+ * away, is put again every third of the lease.
  */
 #include <assert.h>
 #include <errno.h>
@@ -17,6 +17,7 @@
 #include "daemon/cluster/board_directory_impl.h"
 
 #define PUT_BYTES (DIRECTORY_RECORD_MAX + DIRECTORY_LOAD_MAX + BOARD_NAMES_MAX + 128u)
+#define CONTEST_NS (1500 * LOOP_NS_PER_MS) /* a place that somebody has, once more */
 #define SAY_AGAIN_NS (20 * LOOP_NS_PER_MS) /* to a line that was full */
 
 enum { SAID_RECORD = 1, SAID_LOAD = 2 };
@@ -106,9 +107,23 @@ static void said_drop(struct board_site *site, const struct board_said *said)
 		err_clear(); /* it goes with the lease */
 }
 
+struct said_at {
+	char group[PLACE_GROUP_MAX];
+	struct place_key place;
+};
+
+static size_t said_at(const struct place *place, struct said_at *key)
+{
+	memset(key, 0, sizeof(*key));
+	memcpy(key->group, place->group, strlen(place->group));
+	return offsetof(struct said_at, place) + place_key(place, &key->place);
+}
+
 static void said_free(struct board_said *said)
 {
 	struct board_directory *d = said->directory;
+	struct said_at key;
+	size_t len = said_at(&said->place, &key);
 
 	for (unsigned int i = 0; i < d->count; i++) {
 		if (!(said->refused & 1u << i))
@@ -116,6 +131,7 @@ static void said_free(struct board_said *said)
 	}
 	if (said->publication)
 		said->publication->impl = NULL;
+	strmap_remove_bytes(&d->said_at, &key, len);
 	list_remove(&said->link);
 	mem_free(said->record);
 	mem_free(said->load);
@@ -160,12 +176,58 @@ static bool text_set(char **to, const char *text)
 
 static int board_check_texts(const char *record, const char *load)
 {
-	if (record && strlen(record) >= DIRECTORY_RECORD_MAX)
-		return err_raise(ERR_TOOBIG, "record: %zu bytes, at most %u",
-				 strlen(record), DIRECTORY_RECORD_MAX - 1);
-	if (load && strlen(load) >= DIRECTORY_LOAD_MAX)
-		return err_raise(ERR_TOOBIG, "load: %zu bytes, at most %u", strlen(load),
-				 DIRECTORY_LOAD_MAX - 1);
+	if (record && strlen(record) > DIRECTORY_RECORD_MAX)
+		return err_raise(ERR_LIMIT, "record: %zu bytes, at most %u",
+				 strlen(record), DIRECTORY_RECORD_MAX);
+	if (load && strlen(load) > DIRECTORY_LOAD_MAX)
+		return err_raise(ERR_LIMIT, "load: %zu bytes, at most %u", strlen(load),
+				 DIRECTORY_LOAD_MAX);
+	return 0;
+}
+
+static void said_owe_all(struct board_said *said)
+{
+	for (unsigned int i = 0; i < said->directory->count; i++)
+		said_owe(said, i, SAID_RECORD | SAID_LOAD);
+}
+
+static int said_new(struct board_directory *d, const struct place *place,
+		    const char *record, const char *load, struct board_said **said_p)
+{
+	struct board_said *said = mem_zalloc(sizeof(*said));
+	struct said_at key;
+	size_t len = said_at(place, &key);
+
+	if (!said)
+		return err_pass(-ENOMEM);
+	if (!text_set(&said->record, record) || (load && !text_set(&said->load, load)) ||
+	    strmap_put_bytes(&d->said_at, &key, len, said) < 0) {
+		mem_free(said->record);
+		mem_free(said->load);
+		mem_free(said);
+		return err_pass(-ENOMEM);
+	}
+	said->place = *place;
+	said->directory = d;
+	said->cookie = ++d->cookies;
+	list_push_back(&d->said, &said->link);
+	*said_p = said;
+	return 0;
+}
+
+/* The same place: another record and load, as if it were new. */
+static int said_replace(struct board_said *said, const char *record, const char *load)
+{
+	char *fresh = load ? mem_strdup(load) : NULL;
+
+	if ((load && !fresh) || !text_set(&said->record, record)) {
+		mem_free(fresh);
+		return err_pass(-ENOMEM);
+	}
+	mem_free(said->load);
+	said->load = fresh;
+	said->taken = said->contested = 0;
+	said->done = false;
 	return 0;
 }
 
@@ -173,30 +235,30 @@ int board_publish(struct directory *directory, struct publication *publication,
 		  const struct place *place, const char *record, const char *load)
 {
 	struct board_directory *d = board_directory_of(directory);
-	struct board_said *said;
+	struct board_said *before = publication->impl, *said;
+	char text[PLACE_TEXT_MAX];
+	struct said_at key;
 	int r = place_check(place);
 
-	assert(!publication->impl);
 	if (r == 0)
 		r = board_check_texts(record, load);
 	if (r < 0)
 		return err_pass(r);
-	said = mem_zalloc(sizeof(*said));
-	if (!said)
-		return err_pass(-ENOMEM);
-	said->place = *place;
-	if (!text_set(&said->record, record) || (load && !text_set(&said->load, load))) {
-		mem_free(said->record);
-		mem_free(said);
-		return err_pass(-ENOMEM);
+	said = strmap_get_bytes(&d->said_at, &key, said_at(place, &key));
+	if (said && said != before)
+		return err_raise(ERR_EXIST, "%s: this daemon has it already",
+				 place_text(place, text));
+	r = said ? said_replace(said, record, load)
+		 : said_new(d, place, record, load, &said);
+	if (r < 0)
+		return err_pass(r);
+	if (before && before != said) {
+		before->publication = NULL;
+		said_free(before);
 	}
 	said->publication = publication;
-	said->directory = d;
-	said->cookie = ++d->cookies;
 	publication->impl = said;
-	list_push_back(&d->said, &said->link);
-	for (unsigned int i = 0; i < d->count; i++)
-		said_owe(said, i, SAID_RECORD | SAID_LOAD);
+	said_owe_all(said);
 	return 0;
 }
 
@@ -253,6 +315,19 @@ int board_said_on_ack(struct board_site *site, struct cursor *body)
 		return 0;
 	}
 	found->taken &= ~bit;
+	if (err_from_wire(m.code) == ERR_BUSY) {
+		board_tick_start(site->directory); /* its holder is away */
+		return 0;
+	}
+	/* its holder may be gone for good, and the board may not know that yet */
+	if (err_from_wire(m.code) == ERR_EXIST && !found->done &&
+	    !(found->contested & bit)) {
+		found->contested |= bit;
+		found->owed[site->index] = SAID_RECORD | SAID_LOAD;
+		if (!loop_timer_running(&site->directory->say_timer))
+			loop_timer_start(&site->directory->say_timer, CONTEST_NS);
+		return 0;
+	}
 	board_tick_start(site->directory);
 	err_set(&why, err_from_wire(m.code), "the board at %.100s says: \"%.190s\"",
 		site->endpoint, m.text);
@@ -306,6 +381,7 @@ bool board_said_again(struct board_directory *d)
 void board_said_init(struct board_directory *d)
 {
 	list_init(&d->said);
+	strmap_init(&d->said_at);
 	loop_timer_init(&d->say_timer, d->loop, on_say_timer);
 	loop_defer_init(&d->say, board_on_say);
 }
@@ -316,6 +392,7 @@ void board_said_fini(struct board_directory *d)
 
 	list_foreach_safe(said, &d->said, link)
 		said_free(said);
+	strmap_fini(&d->said_at);
 	loop_timer_stop(&d->say_timer);
 	loop_defer_cancel(&d->say);
 }

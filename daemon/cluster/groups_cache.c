@@ -371,10 +371,12 @@ int groups_query(struct groups *groups, uint64_t session, const char *at,
 
 	if (r == 0 && (!*group || strlen(group) >= PLACE_GROUP_MAX))
 		r = err_raise(ERR_INVAL, "group: 1 to %u bytes", PLACE_GROUP_MAX - 1);
-	if (r == 0)
-		r = groups_directory_get(groups, at, &from);
-	if (r == 0)
-		r = group_cache_new(groups, from, group, loads, &cache);
+	if (r < 0)
+		return err_pass(r);
+	r = groups_directory_get(groups, at, &from);
+	if (r < 0)
+		return err_pass(r);
+	r = group_cache_new(groups, from, group, loads, &cache);
 	if (r < 0)
 		return err_pass(r);
 	groups_call_start(groups, call, session, group, from);

@@ -355,14 +355,14 @@ static int record_fill(const cJSON *json, struct record *record)
 int record_read(const char *text, struct record *record_p)
 {
 	cJSON *json mem_cleanup(json_freep) = NULL;
-	size_t len = strnlen(text, DIRECTORY_RECORD_MAX);
+	size_t len = strnlen(text, DIRECTORY_RECORD_MAX + 1);
 	struct err why;
 	int r;
 
 	record_init(record_p);
-	if (len >= DIRECTORY_RECORD_MAX)
+	if (len > DIRECTORY_RECORD_MAX)
 		return err_raise(ERR_PROTO, "record: over %u bytes",
-				 DIRECTORY_RECORD_MAX - 1);
+				 DIRECTORY_RECORD_MAX);
 	r = json_parse(text, len, RECORD_DEPTH_MAX, &json);
 	if (r >= 0 && !cJSON_IsObject(json))
 		r = err_raise(ERR_PROTO, "an object is wanted");

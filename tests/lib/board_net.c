@@ -177,7 +177,7 @@ int board_net_teardown(void **state)
 
 static void on_done(struct publication *publication, const struct err *err)
 {
-	struct said *said = container_of(publication, struct said, publication);
+	struct net_said *said = container_of(publication, struct net_said, publication);
 
 	said->done++;
 	said->err = err ? *err : (struct err){.code = ERR_OK};
@@ -191,7 +191,7 @@ struct place place_of(const char *worker, uint32_t tp)
 	return place;
 }
 
-int say(unsigned int node, struct said *said, struct place place, const char *record,
+int say(unsigned int node, struct net_said *said, struct place place, const char *record,
 	const char *load)
 {
 	struct directory *directory = f.n[node].directory;
@@ -202,7 +202,7 @@ int say(unsigned int node, struct said *said, struct place place, const char *re
 				       load);
 }
 
-void must_say(unsigned int node, struct said *said, struct place place,
+void must_say(unsigned int node, struct net_said *said, struct place place,
 	      const char *record)
 {
 	assert_int_equal(say(node, said, place, record, NULL), 0);
@@ -212,7 +212,7 @@ void must_say(unsigned int node, struct said *said, struct place place,
 	assert_int_equal(said->err.code, ERR_OK);
 }
 
-static int seen_find(const struct seen *seen, const struct place *place)
+static int seen_find(const struct net_seen *seen, const struct place *place)
 {
 	for (unsigned int i = 0; i < seen->count; i++) {
 		if (place_equal(&seen->at[i].place, place))
@@ -224,7 +224,7 @@ static int seen_find(const struct seen *seen, const struct place *place)
 static void on_entry(struct watch *watch, const struct place *place, const char *record,
 		     const char *load)
 {
-	struct seen *seen = container_of(watch, struct seen, watch);
+	struct net_seen *seen = container_of(watch, struct net_seen, watch);
 	int i = seen_find(seen, place);
 
 	seen->events++;
@@ -234,7 +234,7 @@ static void on_entry(struct watch *watch, const struct place *place, const char 
 	} else {
 		if (i < 0)
 			i = (int)seen->count++;
-		assert_in_range(i, 0, SEEN_MAX - 1);
+		assert_in_range(i, 0, NET_SEEN_MAX - 1);
 		seen->at[i].place = *place;
 		snprintf(seen->at[i].record, sizeof(seen->at[i].record), "%s", record);
 		snprintf(seen->at[i].load, sizeof(seen->at[i].load), "%s",
@@ -246,17 +246,17 @@ static void on_entry(struct watch *watch, const struct place *place, const char 
 
 static void on_synced(struct watch *watch)
 {
-	container_of(watch, struct seen, watch)->synced++;
+	container_of(watch, struct net_seen, watch)->synced++;
 }
 
-void seen_init(struct seen *seen)
+void seen_init(struct net_seen *seen)
 {
 	memset(seen, 0, sizeof(*seen));
 	seen->watch.on_entry = on_entry;
 	seen->watch.on_synced = on_synced;
 }
 
-void look(unsigned int node, struct seen *seen, bool loads)
+void look(unsigned int node, struct net_seen *seen, bool loads)
 {
 	struct directory *directory = f.n[node].directory;
 
@@ -265,14 +265,14 @@ void look(unsigned int node, struct seen *seen, bool loads)
 			 0);
 }
 
-const char *record_at(const struct seen *seen, struct place place)
+const char *record_at(const struct net_seen *seen, struct place place)
 {
 	int i = seen_find(seen, &place);
 
 	return i < 0 ? "none" : seen->at[i].record;
 }
 
-const char *load_at(const struct seen *seen, struct place place)
+const char *load_at(const struct net_seen *seen, struct place place)
 {
 	int i = seen_find(seen, &place);
 

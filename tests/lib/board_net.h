@@ -15,7 +15,7 @@
 #define S LOOP_NS_PER_S
 #define NODES 4
 #define LEASE_NS (3 * S)
-#define SEEN_MAX 512
+#define NET_SEEN_MAX 512
 
 struct board_node {
 	struct link *link;
@@ -35,20 +35,20 @@ struct board_net {
 };
 extern struct board_net f;
 
-struct said {
+struct net_said {
 	struct publication publication;
 	unsigned int done;
 	struct err err;
 };
 
-struct seen {
+struct net_seen {
 	struct watch watch;
 	unsigned int synced, events, count;
 	bool ends; /* in the first call */
 	struct {
 		struct place place;
 		char record[64], load[64];
-	} at[SEEN_MAX];
+	} at[NET_SEEN_MAX];
 };
 
 const char *endpoint(unsigned int i);
@@ -63,14 +63,14 @@ int board_net_setup_bare(void **state); /* none */
 int board_net_teardown(void **state);
 
 struct place place_of(const char *worker, uint32_t tp);
-int say(unsigned int node, struct said *said, struct place place, const char *record,
+int say(unsigned int node, struct net_said *said, struct place place, const char *record,
 	const char *load);
-void must_say(unsigned int node, struct said *said, struct place place,
+void must_say(unsigned int node, struct net_said *said, struct place place,
 	      const char *record);
-void look(unsigned int node, struct seen *seen, bool loads);
-void seen_init(struct seen *seen);
+void look(unsigned int node, struct net_seen *seen, bool loads);
+void seen_init(struct net_seen *seen);
 /* "none": it is not there. */
-const char *record_at(const struct seen *seen, struct place place);
-const char *load_at(const struct seen *seen, struct place place);
+const char *record_at(const struct net_seen *seen, struct place place);
+const char *load_at(const struct net_seen *seen, struct place place);
 
 #endif

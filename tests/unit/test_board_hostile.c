@@ -48,7 +48,7 @@ static struct wire_blob blob_of(const char *text)
 
 static void hostile_puts_are_refused(void **state)
 {
-	static char large[DIRECTORY_RECORD_MAX + 1];
+	static char large[DIRECTORY_RECORD_MAX + 2];
 	char instance[33];
 
 	(void)state;
@@ -207,7 +207,7 @@ static void told(unsigned int flags, const struct cursor *entries, uint32_t coun
 
 static void hostile_board_is_checked(void **state)
 {
-	static struct seen seen;
+	static struct net_seen seen;
 	struct directory_state now;
 	uint8_t bytes[8192];
 	struct cursor c;
@@ -309,10 +309,10 @@ static int keep_route(void *owner, struct peer *peer, const struct wire_header *
 
 static void daemon_of_before_publishes_and_asks(void **state)
 {
-	static struct seen seen;
+	static struct net_seen seen;
 	struct record record;
 	uint8_t buf[512];
-	struct said said;
+	struct net_said said;
 	struct cursor c;
 
 	(void)state;
