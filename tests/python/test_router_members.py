@@ -16,7 +16,8 @@ import types
 import pytest
 
 import kvd
-from kvd.router import config, directory, engines, policy, stream
+from kvd.router import admin, config, directory, engines, policy, stream
+from kvd.router import members as router_members
 from kvd.router.directory import Group
 from kvd.router.members import Circuit, Members
 from kvd_daemon import Daemon, free_port
@@ -260,6 +261,33 @@ def test_policies():
                 reservation.release()
             assert sum(m.requests for m in all_of.of("prefill")) == 20
             await all_of.stop()
+    asyncio.run(run())
+
+
+def test_more_members_than_are_taken(monkeypatch):
+    monkeypatch.setattr(router_members, "ROLE_MAX", 3)
+    options = config.read(["--prefill", *["http://p:%d" % i for i in range(1, 9)], "--decode",
+                           "http://d:1"])
+
+    async def run():
+        async def well(member):
+            return None
+        all_of = Members(options, well)
+        await all_of.start()
+        assert len(all_of.of("prefill")) == 3 and len(all_of.of("decode")) == 1
+        all_of.source("more", [config.member_spec("http://d:2", "decode", "vllm")])
+        assert len(all_of.of("prefill")) == 3 and len(all_of.of("decode")) == 2
+        await all_of.stop()
+    asyncio.run(run())
+
+
+def test_fault_of_the_router_is_json():
+    async def run():
+        async def bad(request):
+            raise KeyError("x")
+        request = types.SimpleNamespace(method="POST", path="/x", can_read_body=False)
+        answer = await admin.guard(request, bad)
+        assert answer.status == 500 and "router" in message(answer.body)
     asyncio.run(run())
 
 
@@ -540,16 +568,15 @@ async def test_flip_by_the_directory():
             stderr=asyncio.subprocess.DEVNULL)
         routers = [await Router(directory_options(path)).start() for _ in range(2)]
         loads = [Load(router, 3) for router in routers]
-        for role in ("decode", "prefill"):
-            line = "member listed role=%s url=%s" % (role, b.url)
-            counts = [r.log.count(line) for r in routers]
-            if role == "prefill":
-                await until(lambda: all(line in r.log for r in routers), routers[0])
-                counts = [r.log.count(line) for r in routers]
-            status, said = await command("flip", "--admin", admin, b.url, role)
+        line = "member %s role=%s url=" + b.url
+        for router in routers:
+            await until(lambda: line % ("listed", "prefill") in router.log, router)
+        for old, new, times in (("prefill", "decode", 1), ("decode", "prefill", 2)):
+            status, said = await command("flip", "--admin", admin, b.url, new)
             assert status == 0, said
-            for router, count in zip(routers, counts):
-                await until(lambda: router.log.count(line) > count, router)
+            for router in routers:
+                await until(lambda: router.log.count(line % ("listed", new)) == times, router)
+                await until(lambda: line % ("gone", old) in router.log, router)
         for load in loads:
             await load.end()
         # the daemon is restarted: it is published again

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import logging
 import os
 import socket
 import stat
@@ -14,6 +15,7 @@ from aiohttp import web
 from .config import ROLES, base_url, checked
 from .errors import JSON, Refused, error_body
 
+log = logging.getLogger("kvd.router")
 TIMEOUT_S = 10
 
 
@@ -39,6 +41,9 @@ async def guard(request, handler):
         why = Refused(error.status, error.reason)
     except Refused as refused:
         why = refused
+    except Exception:  # a fault of ours
+        log.exception("%s %.100s", request.method, request.path)
+        why = Refused(500, "a fault of the router; its log tells more")
     response = refusal(why)
     if request.can_read_body:
         response.force_close()  # what comes behind is not looked at

@@ -18,6 +18,7 @@ OPEN_MAX_S = 60
 FILES_S = 0.5
 NAMES_MAX = 8
 MANY = 3
+ROLE_MAX = 4096  # members; kvd.pick takes no more
 
 
 class Circuit:
@@ -145,11 +146,17 @@ class Members:
         self.rebuild()
 
     def rebuild(self):
-        wanted = {}
+        wanted, counts = {}, dict.fromkeys(ROLES, 0)
         for specs in self.sources.values():
             for spec in specs:
                 spec = spec._replace(role=self.roles.get(spec.url, spec.role))
-                wanted.setdefault((spec.role, spec.url), spec)
+                if (spec.role, spec.url) not in wanted:
+                    counts[spec.role] += 1
+                    if counts[spec.role] <= ROLE_MAX:
+                        wanted[spec.role, spec.url] = spec
+        for role, count in counts.items():
+            if count > ROLE_MAX:
+                log.warning("%d %s servers are listed, %d are used", count, role, ROLE_MAX)
         for key, spec in wanted.items():  # before others go: a flip keeps what is known
             if key in self.by_key:
                 self.by_key[key].spec = spec
