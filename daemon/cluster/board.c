@@ -441,13 +441,14 @@ static void put_ranks(struct place *place, uint32_t tp, uint32_t pp, uint32_t dp
 	place->rank[PLACE_CP] = cp;
 }
 
-/* Longer ones are cut to what place_check() refuses. */
+/* Longer ones become what place_check() refuses. */
 static void put_names(struct place *place, const char *group, const char *worker)
 {
-	snprintf(place->group, sizeof(place->group), "%.*s", (int)PLACE_GROUP_MAX - 1,
-		 strlen(group) < PLACE_GROUP_MAX ? group : "");
-	snprintf(place->worker, sizeof(place->worker), "%.*s", (int)PLACE_WORKER_MAX - 1,
-		 strlen(worker) < PLACE_WORKER_MAX ? worker : "-");
+	bool fit = strlen(group) < sizeof(place->group) &&
+		   strlen(worker) < sizeof(place->worker);
+
+	strcpy(place->group, fit ? group : "");
+	strcpy(place->worker, fit ? worker : "");
 }
 
 /* A text of the wire: NULL of no bytes; outcome 1: too long, or a NUL is in it. */
