@@ -444,11 +444,13 @@ static void put_ranks(struct place *place, uint32_t tp, uint32_t pp, uint32_t dp
 /* Longer ones become what place_check() refuses. */
 static void put_names(struct place *place, const char *group, const char *worker)
 {
-	bool fit = strlen(group) < sizeof(place->group) &&
-		   strlen(worker) < sizeof(place->worker);
+	size_t group_len = strlen(group), worker_len = strlen(worker);
 
-	strcpy(place->group, fit ? group : "");
-	strcpy(place->worker, fit ? worker : "");
+	place->group[0] = place->worker[0] = '\0';
+	if (group_len >= sizeof(place->group) || worker_len >= sizeof(place->worker))
+		return;
+	memcpy(place->group, group, group_len + 1);
+	memcpy(place->worker, worker, worker_len + 1);
 }
 
 /* A text of the wire: NULL of no bytes; outcome 1: too long, or a NUL is in it. */
