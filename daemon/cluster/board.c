@@ -441,13 +441,16 @@ static void put_ranks(struct place *place, uint32_t tp, uint32_t pp, uint32_t dp
 	place->rank[PLACE_CP] = cp;
 }
 
-/* Longer ones are cut to what place_check() refuses. */
+/* Longer ones become what place_check() refuses. */
 static void put_names(struct place *place, const char *group, const char *worker)
 {
-	snprintf(place->group, sizeof(place->group), "%.*s", (int)PLACE_GROUP_MAX - 1,
-		 strlen(group) < PLACE_GROUP_MAX ? group : "");
-	snprintf(place->worker, sizeof(place->worker), "%.*s", (int)PLACE_WORKER_MAX - 1,
-		 strlen(worker) < PLACE_WORKER_MAX ? worker : "-");
+	size_t group_len = strlen(group), worker_len = strlen(worker);
+
+	place->group[0] = place->worker[0] = '\0';
+	if (group_len >= sizeof(place->group) || worker_len >= sizeof(place->worker))
+		return;
+	memcpy(place->group, group, group_len + 1);
+	memcpy(place->worker, worker, worker_len + 1);
 }
 
 /* A text of the wire: NULL of no bytes; outcome 1: too long, or a NUL is in it. */

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/log.h"
+#include "daemon/cluster/board_directory_impl.h"
 #include "tests/lib/board_net.h"
 #include "tests/lib/directory_tests.h"
 
@@ -62,8 +63,21 @@ static int rig_new(void **state)
 	return 0;
 }
 
+/* What a test published lay on its stack. */
+static void forget_publications(struct directory *directory)
+{
+	struct board_said *said;
+
+	list_foreach(said, &board_directory_of(directory)->said, link)
+		said->publication = NULL;
+}
+
 static int rig_free(void **state)
 {
+	for (unsigned int i = 0; i < NODES; i++) {
+		if (f.n[i].directory)
+			forget_publications(f.n[i].directory);
+	}
 	return board_net_teardown(state);
 }
 
