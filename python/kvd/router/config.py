@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options, and what a member is called on the command line, in files and in the directory."""
+import argparse
+import re
+import urllib.parse
+from collections import namedtuple
+
+ROLES = ("prefill", "decode")
+ENGINES = ("vllm", "sglang")
+POLICIES = ("least-loaded", "round-robin", "random")
+BOOTSTRAP_PORT = 8998  # SGLang's preset
+LINES_MAX = 4096
+FILE_MAX = 1 << 20
+
+# Where an engine is. bootstrap: (host, port) of its bootstrap server, or None; draining: takes
+# nothing new; worker: the directory's name of it, or None; load: a kvd.pick.Load as of the time
+# `sampled`, or None.
+Spec = namedtuple("Spec", "role url engine bootstrap draining worker load sampled",
+                  defaults=(None, False, None, None, None))
+
+
+def host_port(text, what="address"):
+    """(host, port) of HOST:PORT or [IPV6]:PORT; ValueError."""
+    got = re.fullmatch(r"(?:\[([0-9a-fA-F:.]{2,45})\]|([A-Za-z0-9._-]{1,253})):([0-9]{1,5})", text)
+    if not got or not 0 < int(got[3]) < 65536:
+        raise ValueError("%s: %.80r is not HOST:PORT" % (what, text))
+    return got[1] or got[2], int(got[3])
+
+
+def base_url(text):
+    """http[s]://HOST:PORT without anything behind it; ValueError."""
+    try:
+        parts = urllib.parse.urlsplit(text)
+        port = parts.port
+    except ValueError:
+        port = None
+    if port is None or parts.scheme not in ("http", "https") or parts.query or parts.fragment or \
+            parts.path not in ("", "/") or "@" in parts.netloc:
+        raise ValueError("url: %.80r is not http://HOST:PORT" % (text,))
+    host_port(parts.netloc, "url")
+    return "%s://%s" % (parts.scheme, parts.netloc)
+
+
+def member_spec(text, role, engine):
+    """Of URL[,bootstrap=HOST:PORT]; ValueError."""
+    url, *options = text.split(",")
+    url, bootstrap = base_url(url.strip()), None
+    for option in options:
+        name, _, value = option.strip().partition("=")
+        if name != "bootstrap":
+            raise ValueError("%.80r: bootstrap=HOST:PORT is the only option" % option)
+        bootstrap = host_port(value, "bootstrap")
+    return spec_of(role, url, engine, bootstrap)
+
+
+def spec_of(role, url, engine, bootstrap=None, **more):
+    """SGLang's prefill always has a bootstrap server: at its preset port if nobody says more."""
+    if engine == "sglang" and role == "prefill" and bootstrap is None:
+        bootstrap = urllib.parse.urlsplit(url).hostname, BOOTSTRAP_PORT
+    return Spec(role, url, engine, bootstrap, **more)
+
+
+def file_specs(path, role, engine):
+    """Of a file with a member a line; OSError, ValueError with the line."""
+    with open(path, encoding="utf-8") as lines:
+        text = lines.read(FILE_MAX + 1)
+    if len(text) > FILE_MAX or text.count("\n") > LINES_MAX:
+        raise ValueError("%s: above %d bytes or %d lines" % (path, FILE_MAX, LINES_MAX))
+    specs = []
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.partition("#")[0].strip()
+        try:
+            specs += [member_spec(line, role, engine)] if line else []
+        except ValueError as why:
+            raise ValueError("%s:%d: %s" % (path, number, why)) from None
+    return specs
+
+
+def checked(call):
+    def of(text):
+        try:
+            return call(text)
+        except ValueError as why:
+            raise argparse.ArgumentTypeError(str(why)) from None
+    return of
+
+
+def _seconds(text):
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise ValueError("%s is not a number of seconds above 0" % text)
+    return value
+
+
+def _count(low):
+    def of(text):
+        value = int(text)
+        if not low <= value < 1 << 31:
+            raise ValueError("%s is not a number of %d to %d" % (text, low, (1 << 31) - 1))
+        return value
+    return checked(of)
+
+
+TIMES = (
+    ("connect-timeout", 3, "for a connection to a member"),
+    ("first-timeout", 300, "for a member's answer to begin; whole answers are not begun earlier"),
+    ("deadline", 600, "for all tries until the answer begins"),
+    ("idle-timeout", 60, "between two parts of a stream"),
+    ("client-timeout", 60, "for a client's body, and for it to take a part of the answer"),
+    ("member-wait", 2, "for a pair of members to come up"),
+    ("queue-timeout", 30, "in the queue"),
+    ("drain-timeout", 30, "for running requests after SIGTERM"),
+    ("health-interval", 2, "between two looks at a member's health"),
+    ("health-timeout", 5, "for an answer of it"),
+    ("circuit-open", 5, "without a member that failed; doubled up to 60 while it goes on"),
+)
+LIMITS = (
+    ("retries", 2, 0, "more tries of a request whose answer has not begun"),
+    ("health-failures", 3, 1, "of a member's health in a row, and it is out"),
+    ("circuit-failures", 3, 1, "of requests in a row, and the member is out for a while"),
+    ("max-body", 16 << 20, 1, "bytes of a request's body"),
+    ("max-bodies", 256 << 20, 1, "bytes of all bodies whose answers have not begun; beyond: 429"),
+    ("max-header", 32 << 10, 256, "bytes of a request's header"),
+    ("max-in-flight", 1024, 1, "requests that run"),
+    ("max-queued", 1024, 0, "requests that wait to run; beyond: 429"),
+)
+
+
+def parser():
+    out = argparse.ArgumentParser(
+        prog="python -m kvd.router", allow_abbrev=False,
+        description="An OpenAI-compatible router before prefill and decode servers.",
+        epilog="python -m kvd.router members|flip|publish --help: commands for one that runs")
+    out.add_argument("--listen", type=checked(host_port), default=("127.0.0.1", 8000),
+                     metavar="HOST:PORT", help="127.0.0.1:8000 if absent")
+    out.add_argument("--engine", choices=ENGINES, default="vllm",
+                     help="of members that do not say theirs (vllm)")
+    for role in ROLES:
+        out.add_argument("--" + role, nargs="+", action="extend", default=[], metavar="MEMBER",
+                         help="http://HOST:PORT[,bootstrap=HOST:PORT], or @FILE with one a line")
+    out.add_argument("--socket", metavar="PATH", help="a kvd's: members come of its directory")
+    for role in ROLES:
+        out.add_argument("--%s-group" % role, default=role, metavar="GROUP",
+                         help="their group there (%s)" % role)
+    out.add_argument("--at", metavar="ENDPOINT", help="daemon with the directory; the own one's")
+    out.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="(%s)" % POLICIES[0])
+    out.add_argument("--admin", metavar="PATH", help="a Unix socket for members and flip")
+    out.add_argument("--health-path", default="/health", metavar="PATH", help="(/health)")
+    for name, value, text in TIMES:
+        out.add_argument("--" + name, type=checked(_seconds), default=float(value),
+                         metavar="SECONDS", help="%s (%g)" % (text, value))
+    for name, value, low, text in LIMITS:
+        out.add_argument("--" + name, type=_count(low), default=value, metavar="N",
+                         help="%s (%d)" % (text, value))
+    return out
+
+
+def read(argv):
+    """The options; argparse ends the program where they are wrong."""
+    options = parser()
+    args = options.parse_args(argv)
+    args.files, args.static = [], []
+    for role in ROLES:
+        for word in getattr(args, role):
+            try:
+                if word.startswith("@"):
+                    file_specs(word[1:], role, args.engine)
+                    args.files.append((role, word[1:]))
+                else:
+                    args.static.append(member_spec(word, role, args.engine))
+            except (OSError, ValueError) as why:
+                options.error("--%s: %s" % (role, why))
+        if not getattr(args, role) and not args.socket:
+            options.error("no --%s and no --socket: there is nowhere to send requests" % role)
+    if not args.health_path.startswith("/"):
+        options.error("--health-path: %r does not begin with /" % args.health_path)
+    return args

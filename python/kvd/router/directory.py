@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Members of a kvd's directory: group.query of the two groups, each second.
+
+While the daemon or its directory is away, does not know all yet, or has been empty for a short time
+only, as after its start, the members stay as they were; their health tells the rest."""
+import asyncio
+import logging
+import math
+import time
+
+from ..aio import AsyncClient
+from ..errors import Error, NotFoundError
+from ..pick import Load
+from .config import ENGINES, ROLES, base_url, host_port, spec_of
+
+log = logging.getLogger("kvd.router")
+POLL_S = 1
+AWAY_S = 1
+EMPTY_S = 10
+TIMEOUT_S = 5
+RANKS_MAX = 1 << 16
+AXES = ("dp_rank", "pp_rank", "tp_rank", "cp_rank")
+
+
+def place(rank):
+    """What an entry is told apart by; ValueError."""
+    worker = rank.get("worker", "")
+    axes = tuple(rank.get(axis, 0) for axis in AXES)
+    if not isinstance(worker, str) or not all(type(a) is int for a in axes):
+        raise ValueError("an entry without a place: %.100r" % (rank,))
+    return (worker,) + axes
+
+
+def _number(told, name):
+    value = told.get(name) if isinstance(told, dict) else None
+    known = type(value) in (int, float) and math.isfinite(value) and 0 <= value < 1e18
+    return float(value) if known else -1
+
+
+def load_of(ranks):
+    """The load of a worker, of its ranks' together: sums of what daemons move, and what the first
+    engine that speaks says. None: there is none."""
+    loads = [r["load"] for r in ranks if isinstance(r.get("load"), dict)]
+    if not loads:
+        return None
+
+    def total(part, name):
+        known = [n for n in (_number(load.get(part) if part else load, name) for load in loads)
+                 if n >= 0]
+        return sum(known) if known else -1
+    engine = next((load["engine"] for load in loads if load.get("engine")), None)
+    return Load(int(max(0, total(None, "seq"))) & (1 << 63) - 1, total("rooms", "waiting"),
+                total("rooms", "running"), total("bytes", "queued"), total(None, "gbps"),
+                total(None, "failed"), *(_number(engine, name) for name in Load._fields[6:]))
+
+
+def worker_spec(role, worker, ranks, engine, sampled=None):
+    """Of a worker's entries, by place: the first that has an URL speaks for it. ValueError."""
+    told = next((r for _, r in sorted(ranks.items()) if r.get("url")), None)
+    if told is None:
+        raise ValueError("worker %.64r: no rank tells an url" % worker)
+    if not isinstance(told["url"], str):
+        raise ValueError("worker %.64r: url is no text" % worker)
+    engine = told.get("engine") or engine
+    if engine not in ENGINES:
+        raise ValueError("worker %.64r: engine %.64r: %s are served" % (
+            worker, engine, " and ".join(ENGINES)))
+    bootstrap = told.get("bootstrap")
+    if bootstrap is not None:
+        bootstrap = host_port(str(bootstrap), "bootstrap")
+    draining = any(r.get("state") == "draining" for r in ranks.values())
+    return spec_of(role, base_url(told["url"]), engine, bootstrap, draining=draining,
+                   worker=worker, load=load_of(ranks.values()), sampled=sampled)
+
+
+class Group:
+    """What is known of one group."""
+
+    def __init__(self, name, role, engine):
+        self.name, self.role, self.engine = name, role, engine
+        self.revision, self.ranks, self.told = None, {}, set()
+        self.sampled = self.empty_since = None
+
+    def take(self, answer):
+        """Of group.query; ValueError where it is none."""
+        ranks, gone = answer.get("ranks", []), answer.get("gone", [])
+        revision = answer.get("revision")
+        if not isinstance(ranks, list) or not isinstance(gone, list) or not all(
+                isinstance(one, dict) for one in ranks + gone):
+            raise ValueError("group.query: ranks and gone are no lists of objects")
+        if self.revision is None or revision is None or answer.get("whole"):
+            self.ranks.clear()
+        for rank in gone:
+            self.ranks.pop(place(rank), None)
+        for rank in ranks:
+            self.ranks[place(rank)] = rank
+        if len(self.ranks) > RANKS_MAX:
+            raise ValueError("group %s: above %d ranks" % (self.name, RANKS_MAX))
+        self.revision, self.sampled = revision, time.monotonic()
+
+    def specs(self):
+        workers, out = {}, []
+        for where, rank in self.ranks.items():
+            workers.setdefault(where[0], {})[where] = rank
+        for worker, ranks in sorted(workers.items()):
+            try:
+                out.append(worker_spec(self.role, worker, ranks, self.engine, self.sampled))
+            except ValueError as why:
+                self.tell(str(why))
+        return out
+
+    def tell(self, why):
+        """Once, of the first hundred."""
+        if why not in self.told and len(self.told) < 100:
+            self.told.add(why)
+            log.warning("group %s: %s", self.name, why)
+
+
+class Directory:
+    def __init__(self, config, members):
+        self.config, self.members, self.task = config, members, None
+        self.groups = [Group(getattr(config, role + "_group"), role, config.engine)
+                       for role in ROLES]
+        self.up = None
+
+    def start(self):
+        self.task = asyncio.ensure_future(self._run())
+
+    async def stop(self):
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    async def _run(self):
+        while True:
+            try:
+                async with AsyncClient(self.config.socket, client="kvd.router",
+                                       timeout=TIMEOUT_S) as client:
+                    while True:
+                        for group in self.groups:
+                            await self.ask(client, group)
+                        self._state(None)
+                        await asyncio.sleep(POLL_S)
+            except (Error, OSError, ValueError) as why:
+                self._state(str(why))
+            for group in self.groups:
+                group.revision = None  # another daemon counts otherwise
+            await asyncio.sleep(AWAY_S)
+
+    async def ask(self, client, group):
+        args = {"group": group.name, "loads": True}
+        if self.config.at:
+            args["at"] = self.config.at
+        if group.revision is not None:
+            args["since"] = group.revision
+        try:
+            answer = await client.command("group.query", **args)
+        except NotFoundError:  # nobody is in the group
+            answer = {"whole": True}
+        if not answer.get("ranks") and answer.get("whole"):
+            now = time.monotonic()
+            group.empty_since = group.empty_since or now
+            if now - group.empty_since < EMPTY_S:
+                return
+        elif answer.get("synced") is False:
+            return
+        group.empty_since = None
+        group.take(answer)
+        self.members.source(("directory", group.role), group.specs())
+
+    def _state(self, why):
+        if self.up != (why is None):
+            self.up = why is None
+            if why:
+                log.warning("directory of %s: %s; members stay as they are", self.config.socket,
+                            why)
+            else:
+                log.info("directory of %s is there", self.config.socket)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a request ends when no engine answers it, and how a try ends."""
+import json
+
+JSON = "application/json"
+KINDS = {404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error",
+         501: "not_implemented_error", 504: "timeout_error"}
+
+
+def error_body(status, message):
+    """A JSON text, as OpenAI's API has it."""
+    kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return json.dumps({"error": {"message": message, "param": None, "code": status,
+                                 "type": kind}}).encode()
+
+
+class Refused(Exception):
+    """The client's answer; nothing has been sent yet."""
+
+    def __init__(self, status, message, retry_after=None):
+        super().__init__(message)
+        self.status, self.retry_after = status, retry_after
+
+
+class Answered(Exception):
+    """An engine's own answer, a whole one, which goes to the client as it is."""
+
+    def __init__(self, status, kind, body):
+        super().__init__("HTTP %d" % status)
+        self.status, self.kind, self.body = status, kind, body
+
+
+class Failed(Exception):
+    """A try that may be followed by another.
+
+    member: whose failure it is. broken: it did not answer as an HTTP server does; otherwise it
+    told of an error, which may be its partner's. answer: what it said, an Answered."""
+
+    def __init__(self, member, why, *, status=502, broken=False, busy=False, answer=None):
+        super().__init__("%s: %s" % (member.label, why))
+        self.member, self.status, self.broken = member, status, broken
+        self.busy, self.answer = busy, answer

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One client's request: a pair, its two requests, its answer.
+
+Until a part of an answer has gone to the client, a try that fails is followed by one with
+another pair. After that the stream ends with an event that tells the error. When the client
+leaves, the handler is cancelled, and each connection that is open for it is closed: engines
+take that as an abort."""
+import asyncio
+import logging
+import re
+import secrets
+import time
+
+import aiohttp
+from aiohttp import web
+
+from . import engines
+from .errors import JSON, Answered, Failed, Refused, error_body
+from .policy import Request
+from .stream import Opening, Watchdog
+from .upstream import ANSWER_MAX, PART, Unreachable, words
+from .waits import within
+
+log = logging.getLogger("kvd.router")
+access = logging.getLogger("kvd.router.access")
+EVENTS = "text/event-stream"
+WHOLE_HELD = 1 << 20  # of an answer that is no stream; longer ones are begun
+PASSED_ON = ("Authorization", "traceparent", "tracestate")
+STEP_S = 0.2
+TAIL_S = 5  # for prefill's answer after decode's has ended
+
+
+def request_id(headers):
+    """The client's, where it is one word; else a new one."""
+    given = headers.get("X-Request-Id", "")
+    return given if re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", given) else secrets.token_hex(16)
+
+
+class Exchange:
+    def __init__(self, router, request):
+        self.router, self.request = router, request
+        self.config, self.members = router.config, router.members
+        self.id = request_id(request.headers)
+        self.begin = time.monotonic()
+        self.until = self.begin + self.config.deadline
+        self.pair, self.tries, self.first = (None, None), 0, None
+        self.out, self.bytes, self.tail, self.broke = None, 0, b"", False
+        self.body = self.tokens = self.held = self.picked = None
+        self.size = 0  # of the body, as it is counted
+        self.cut = None  # why the router itself ends it
+        self.told = False  # how it ended
+
+    # ---- its frame ----
+
+    async def run(self):
+        """The response. CancelledError: the client has left."""
+        try:
+            try:
+                return await self._served()
+            except Refused as why:
+                return self._refuse(why)
+            except Answered as said:
+                return self._whole(said)
+            except Failed as why:
+                return self._give_up(why)
+        except asyncio.CancelledError:
+            if self.told:  # its end was on the way
+                raise
+            if self.cut is None:
+                self.router.metrics.left += 1
+                self._log(499, "the client left")
+                raise
+            return await self._cut_short()
+
+    async def _served(self):
+        router = self.router
+        try:
+            await router.gate.enter()
+        except Refused:
+            router.metrics.refused += 1
+            raise
+        try:
+            await self._read()
+            return await self._try_pairs()
+        finally:
+            self._forget_body()
+            router.gate.leave()
+
+    def _forget_body(self):
+        self.body = None
+        self.router.gate.give(self.size)
+        self.size = 0
+
+    async def _read(self):
+        size = self.request.content_length
+        size = self.config.max_body if size is None else size
+        try:
+            self.router.gate.take(size)
+        except Refused:
+            self.router.metrics.refused += 1
+            raise
+        self.size = size
+        try:
+            text = await within(self.config.client_timeout, self.request.read())
+        except asyncio.TimeoutError:
+            raise Refused(408, "the body did not come within %g s" %
+                          self.config.client_timeout) from None
+        except web.HTTPRequestEntityTooLarge:
+            raise Refused(413, "a body above %d bytes (max-body)" %
+                          self.config.max_body) from None
+        self.body = engines.parse(text)
+        self.tokens = engines.estimate(self.body, len(text))
+
+    def _answer(self, status, body, kind=JSON, retry_after=None):
+        headers = {"Content-Type": kind, "X-Request-Id": self.id}
+        if retry_after is not None:
+            headers["Retry-After"] = str(retry_after)
+        self.bytes = len(body)
+        return web.Response(status=status, body=body, headers=headers)
+
+    def _refuse(self, why):
+        self._log(why.status, str(why))
+        return self._answer(why.status, error_body(why.status, str(why)),
+                            retry_after=why.retry_after)
+
+    def _whole(self, said):
+        self._log(said.status, "of the engine")
+        return self._answer(said.status, said.body, said.kind)
+
+    def _give_up(self, why):
+        """No try is left."""
+        self._log(why.answer.status if why.answer else why.status, str(why))
+        if why.answer is not None:
+            return self._answer(why.answer.status, why.answer.body, why.answer.kind)
+        return self._answer(why.status, error_body(why.status, "%s (%d tries)" % (
+            why, self.tries)))
+
+    def _log(self, status, why=""):
+        self.told = True
+        now = time.monotonic()
+        prefill, decode = (m.label if m else "-" for m in self.pair)
+        self.router.metrics.ended(self.request.path, status, now - self.begin)
+        access.info("id=%s path=%s status=%d prefill=%s decode=%s tries=%d first_ms=%s ms=%d "
+                    "bytes=%d%s", self.id, self.request.path, status, prefill, decode, self.tries,
+                    "-" if self.first is None else "%d" % (1e3 * (self.first - self.begin)),
+                    1e3 * (now - self.begin), self.bytes, " why=%r" % why if why else "")
+
+    # ---- tries ----
+
+    async def _try_pairs(self):
+        avoid, failure = set(), None
+        while True:
+            prefill, decode, held = await self._pick(avoid, failure)
+            self.pair, self.tries = (prefill, decode), self.tries + 1
+            self.held, self.picked = held, time.monotonic()
+            result = "left"
+            try:
+                out = await self._try(prefill, decode, held)
+                result = "cut" if self.broke else "answered"
+                return out
+            except Failed as why:
+                result, failure = "failed", why
+                held.failed(why.member)
+                avoid |= self._blame(why)
+                if self.tries > self.config.retries or time.monotonic() >= self.until:
+                    raise
+            except Answered:
+                result = "refused"
+                raise
+            finally:
+                held.release()
+                self.router.metrics.tried(prefill, decode, result)
+                self.members.changed()
+            self.router.metrics.retries += 1
+            log.info("again id=%s try=%d why=%r", self.id, self.tries, str(failure))
+
+    def _blame(self, why):
+        """Counts a failure; who is avoided next."""
+        other = next((m for m in self.pair if m is not None and m is not why.member), None)
+        if isinstance(why, Unreachable):
+            self.members.unreachable(why)
+        else:
+            self.members.failed(why, other)
+        return {why.member} if why.broken or other is None else {why.member, other}
+
+    async def _pick(self, avoid, failure):
+        wait = min(self.until, time.monotonic() + self.config.member_wait)
+        alone = self.router.engine().alone(self.request.path, self.body)
+        request = Request(self.tokens, alone)
+        while True:
+            pair = self.router.policy.pick(request, avoid)
+            if pair is not None:
+                self._fits(pair)
+                return pair
+            left = wait - time.monotonic()
+            if left <= 0:
+                break
+            await self.members.change(min(left, STEP_S))
+        if failure is not None:
+            raise failure
+        roles = ("decode",) if alone else ("prefill", "decode")
+        raise Refused(503, self.members.missing(roles) or "no pair is free to be asked",
+                      retry_after=1)
+
+    def _fits(self, pair):
+        """Both are of one engine, which serves this path."""
+        prefill, decode, held = pair
+        try:
+            if prefill is not None and prefill.spec.engine != decode.spec.engine:
+                raise Refused(503, "%s is %s, %s is %s: a pair is of one engine" % (
+                    prefill.label, prefill.spec.engine, decode.label, decode.spec.engine))
+            engine = engines.BY_NAME[decode.spec.engine]
+            if self.request.path not in engine.paths:
+                raise Refused(501, "%s: not served by %s" % (self.request.path,
+                                                             decode.spec.engine))
+            engine.check(self.request.path, self.body)
+        except Refused:
+            held.release()
+            raise
+
+    def _headers(self):
+        given = self.request.headers
+        return dict({k: given[k] for k in PASSED_ON if k in given}, **{"X-Request-Id": self.id})
+
+    def _left(self, most):
+        return max(0.001, min(most, self.until - time.monotonic()))
+
+    async def _post(self, member, body):
+        return await self.router.upstream.post(member, self.request.path, body, self._headers(),
+                                               self._left(self.config.first_timeout))
+
+    async def _try(self, prefill, decode, held):
+        engine = engines.BY_NAME[decode.spec.engine]
+        if prefill is None:
+            return await self._relay(*await self._open(decode, engine.lone(self.body)), decode)
+        first, second = engine.bodies(self.request.path, self.body, prefill.spec)
+        if second is not None:
+            return await self._try_both(prefill, first, decode, second, held)
+        second = await self._prefilled(engine, prefill, first)
+        held.prefilled()
+        self.members.succeeded(prefill)
+        return await self._relay(*await self._open(decode, second), decode)
+
+    async def _prefilled(self, engine, prefill, body):
+        """Decode's body, of prefill's whole answer."""
+        resp = await self._post(prefill, body)
+        try:
+            text = await self.router.upstream.whole(prefill, resp, ANSWER_MAX,
+                                                    self._left(self.config.first_timeout))
+            return engine.follow(self.body, text)
+        except ValueError as why:
+            raise Failed(prefill, "its answer: %.200s" % why, broken=True) from None
+        finally:
+            resp.close()  # of no effect on a connection that was read to its end
+
+    async def _try_both(self, prefill, first, decode, second, held):
+        """Both at once. What prefill answers is for nobody; that it answers counts."""
+        asked = asyncio.ensure_future(self._drained(prefill, first, held))
+        opened = asyncio.ensure_future(self._open(decode, second))
+        try:
+            await asyncio.wait((asked, opened), return_when=asyncio.FIRST_COMPLETED)
+            if not opened.done():
+                asked.result()
+                await asyncio.wait((opened,))
+            failed = opened.exception()
+            if isinstance(failed, Failed) and not failed.broken:
+                await asyncio.wait((asked,), timeout=STEP_S)  # whose fault was it?
+                if asked.done():
+                    asked.result()
+            out = await self._relay(*opened.result(), decode)
+            await asyncio.wait((asked,), timeout=TAIL_S)
+            return out
+        finally:
+            asked.cancel()
+            opened.cancel()
+            ends = await asyncio.gather(asked, opened, return_exceptions=True)
+            if isinstance(ends[1], tuple):
+                ends[1][0].close()
+
+    async def _drained(self, prefill, body, held):
+        resp = await self._post(prefill, body)
+        try:
+            await self.router.upstream.drain(prefill, resp, self.config.first_timeout)
+        finally:
+            resp.close()
+        held.prefilled()
+        self.members.succeeded(prefill)
+
+    # ---- the answer ----
+
+    async def _open(self, decode, body):
+        """(response, Opening): it has begun, and with no error."""
+        resp = await self._post(decode, body)
+        try:
+            events = resp.content_type == EVENTS
+            opening = Opening(events, WHOLE_HELD)
+            while not opening.done:
+                opening.feed(await self.router.upstream.part(
+                    decode, resp, self._left(self.config.first_timeout)))
+            if events and not opening.data:
+                raise Failed(decode, "an empty stream", broken=True)
+            if opening.error and opening.error[1] >= 500:
+                text, code = opening.error  # the engine's words are for the client, not for the log
+                raise Failed(decode, "an error event, code %d" % code, answer=Answered(
+                    502, JSON, error_body(502, "%s: %s" % (decode.label, text))))
+            return resp, opening
+        except BaseException:
+            resp.close()
+            raise
+
+    async def _relay(self, resp, opening, decode):
+        try:
+            self._forget_body()  # no other try follows
+            self.first = time.monotonic()
+            self.router.metrics.first.add(self.first - self.begin)
+            self.held.began(self.first - self.picked)
+            if not opening.events and resp.content.at_eof():
+                self.members.succeeded(decode)
+                self._log(200)
+                return self._answer(200, bytes(opening.data), resp.headers.get(
+                    "Content-Type", JSON))
+            return await self._stream(resp, opening, decode)
+        except ConnectionError:  # of the client's connection
+            raise asyncio.CancelledError from None
+        finally:
+            resp.close()
+
+    async def _stream(self, resp, opening, decode):
+        self.out = web.StreamResponse(headers={
+            "Content-Type": resp.headers.get("Content-Type", EVENTS), "X-Request-Id": self.id,
+            "Cache-Control": "no-cache"})
+        if "Content-Encoding" in resp.headers:
+            self.out.headers["Content-Encoding"] = resp.headers["Content-Encoding"]
+        await self.out.prepare(self.request)
+        loop, writing, failure = asyncio.get_running_loop(), True, None
+
+        def still():
+            if writing:
+                self._abort()
+            else:
+                resp.content.set_exception(asyncio.TimeoutError("nothing came for %g s" %
+                                                                self.config.idle_timeout))
+        dog = Watchdog(loop, self.config.idle_timeout, still)
+        try:
+            data = bytes(opening.data)
+            while data:
+                writing = True
+                await self._write(data)
+                writing = False
+                dog.touch()
+                try:
+                    data = await resp.content.read(PART)
+                except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+                    failure = Failed(decode, "it broke off: %s" % words(error), broken=True)
+                    break
+                dog.touch()
+        finally:
+            dog.stop()
+        if failure is None:
+            self.members.succeeded(decode)
+            await self.out.write_eof()
+            self._log(200)
+        else:
+            self.members.failed(failure, None)
+            await self._end_broken(502, str(failure))
+        return self.out
+
+    async def _write(self, data):
+        await self.out.write(data)
+        self.bytes += len(data)
+        self.tail = (self.tail + data)[-2:]
+
+    async def _end_broken(self, status, why):
+        """The answer has begun and cannot end whole: the client is told."""
+        self.router.metrics.cut += 1
+        self.broke = True
+        self._log(status, why)
+        if not self.out.content_type == EVENTS or "Content-Encoding" in self.out.headers:
+            self._abort()
+            return
+        try:
+            event = b"data: " + error_body(status, why) + b"\n\n"
+            await within(TAIL_S, self._write(event if self.tail == b"\n\n" else
+                                             b"\n\n" + event))
+            await within(TAIL_S, self.out.write_eof())
+        except (asyncio.TimeoutError, ConnectionError):
+            self._abort()
+
+    def _abort(self):
+        """No proper end: an answer that lacks its end must not look whole."""
+        if self.request.transport is not None:
+            self.request.transport.abort()
+
+    async def _cut_short(self):
+        """The router ends it: its drain is over."""
+        if self.out is None:
+            self._log(503, self.cut)
+            return self._answer(503, error_body(503, self.cut), retry_after=1)
+        await self._end_broken(503, self.cut)
+        return self.out

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prometheus' text, of counts that are kept here and gauges that are asked for."""
+import time
+
+TYPE = "text/plain; version=0.0.4; charset=utf-8"
+BUCKETS = (.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+PAIRS_MAX = 10000
+
+
+def _escaped(value):
+    return str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _line(name, labels, value):
+    text = ",".join('%s="%s"' % (k, _escaped(v)) for k, v in labels)
+    return "%s%s %s\n" % (name, "{%s}" % text if text else "", "%g" % value
+                          if value != int(value) else int(value))
+
+
+class Histogram:
+    def __init__(self):
+        self.counts, self.sum, self.count = [0] * len(BUCKETS), 0.0, 0
+
+    def add(self, value):
+        self.sum, self.count = self.sum + value, self.count + 1
+        for i, most in enumerate(BUCKETS):
+            if value <= most:
+                self.counts[i] += 1
+
+    def text(self, name):
+        rows = [("%g" % most, n) for most, n in zip(BUCKETS, self.counts)]
+        rows.append(("+Inf", self.count))
+        return "".join(_line(name + "_bucket", [("le", le)], n) for le, n in rows) + \
+            _line(name + "_sum", (), self.sum) + _line(name + "_count", (), self.count)
+
+
+class Metrics:
+    def __init__(self):
+        self.requests = {}  # {(path, status): n}
+        self.pairs = {}  # {(prefill, decode, result): n}
+        self.retries = self.cut = self.left = self.refused = 0
+        self.first, self.whole = Histogram(), Histogram()
+        self.begin = time.time()
+
+    def ended(self, path, status, seconds):
+        self.requests[path, status] = self.requests.get((path, status), 0) + 1
+        self.whole.add(seconds)
+
+    def tried(self, prefill, decode, result):
+        key = (prefill.url if prefill else "", decode.url, result)
+        if key in self.pairs or len(self.pairs) < PAIRS_MAX:
+            self.pairs[key] = self.pairs.get(key, 0) + 1
+
+    def forget(self, member):
+        """A member has gone: its pairs are told no more."""
+        at = 0 if member.role == "prefill" else 1
+        self.pairs = {k: n for k, n in self.pairs.items() if k[at] != member.url}
+
+    def text(self, gate, members, draining):
+        out = []
+
+        def family(name, kind, words, rows):
+            name = "kvd_router_" + name
+            out.append("# HELP %s %s\n# TYPE %s %s\n" % (name, words, name, kind))
+            out.append(rows.text(name) if isinstance(rows, Histogram) else
+                       "".join(_line(name, labels, value) for labels, value in rows))
+        family("requests_total", "counter", "requests that ended, by HTTP status", [
+            ((("path", path), ("status", status)), n)
+            for (path, status), n in sorted(self.requests.items())])
+        family("pair_requests_total", "counter", "tries by pair; prefill is empty for requests "
+               "that decode serves alone", [
+                   ((("prefill", p), ("decode", d), ("result", r)), n)
+                   for (p, d, r), n in sorted(self.pairs.items())])
+        for name, value, words in (
+                ("retries_total", self.retries, "tries after a request's first"),
+                ("streams_cut_total", self.cut, "answers that began and did not end whole"),
+                ("clients_left_total", self.left, "clients that left before their answer ended"),
+                ("refused_total", self.refused, "requests refused by limits: 429, or 503 of the "
+                 "queue")):
+            family(name, "counter", words, [((), value)])
+        family("in_flight", "gauge", "requests that run", [((), gate.running)])
+        family("queued", "gauge", "requests that wait to run", [((), len(gate.queue))])
+        family("draining", "gauge", "1: it takes no new requests", [((), int(draining))])
+        family("start_time_seconds", "gauge", "of the process, since 1970", [((), self.begin)])
+        family("first_token_seconds", "histogram", "from a request to the first part of its "
+               "answer", self.first)
+        family("request_seconds", "histogram", "from a request to its end", self.whole)
+        now = time.monotonic()
+        rows = [((("role", m.role), ("url", m.url)), m) for m in
+                sorted(members.by_key.values(), key=lambda m: (m.role, m.url))]
+        family("member_up", "gauge", "1: it may be asked",
+               [(labels, int(m.blocked(now) is None)) for labels, m in rows])
+        family("member_requests", "gauge", "requests of this router that it runs",
+               [(labels, m.requests) for labels, m in rows])
+        family("member_failures_total", "counter", "tries that failed there",
+               [(labels, m.failed) for labels, m in rows])
+        return "".join(out)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to members. Each wait has an end; what goes wrong is a Failed, or an Answered that
+goes to the client."""
+import asyncio
+
+import aiohttp
+
+from .errors import JSON, Answered, Failed
+from .waits import within
+
+ANSWER_MAX = 64 << 20  # of a prefill server, and of an error
+ERROR_MAX = 1 << 20
+# other statuses are the client's affair
+AGAIN = frozenset((408, 429, 500, 502, 503, 504))
+BUSY = frozenset((429, 503))
+PART = 16 << 10  # bytes of a stream that are read at a time; a few of them are buffered
+# below the 5 s after which uvicorn closes an idle connection
+KEEPALIVE_S = 2
+
+
+def words(error):
+    return "%s%s" % (type(error).__name__, ": %s" % error if str(error) else "")
+
+
+class Unreachable(Failed):
+    """There was no connection, so nothing was asked."""
+
+
+class Upstream:
+    def __init__(self, config):
+        self.config, self.session = config, None
+
+    async def start(self):
+        # a proxy of the environment is not for members, and no cookie is kept
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+            cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False,
+            read_bufsize=PART,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.config.connect_timeout))
+
+    async def stop(self):
+        await self.session.close()
+
+    async def _bounded(self, member, seconds, call):
+        try:
+            return await within(seconds, call)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise Unreachable(member, words(error), broken=True) from None
+        except asyncio.TimeoutError:
+            raise Failed(member, "no answer within %.3g s" % seconds, status=504,
+                         broken=True) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Failed(member, words(error), broken=True) from None
+
+    async def post(self, member, path, body, headers, seconds):
+        """The answer's head has come. Failed, Answered; the caller closes it."""
+        head = dict(headers, **{"Content-Type": JSON, "Accept-Encoding": "identity"})
+        resp = await self._bounded(member, seconds, self.session.post(
+            member.url + path, data=body, headers=head, allow_redirects=False))
+        if resp.status == 200:
+            return resp
+        try:
+            text = await self.whole(member, resp, ERROR_MAX, seconds)
+        finally:
+            resp.close()
+        answer = Answered(resp.status, resp.headers.get("Content-Type", JSON), text)
+        if resp.status in AGAIN:
+            raise Failed(member, "HTTP %d" % resp.status, status=502, answer=answer,
+                         busy=resp.status in BUSY)
+        if not 400 <= resp.status < 600:
+            raise Failed(member, "HTTP %d, which is no answer" % resp.status, broken=True)
+        raise answer
+
+    async def whole(self, member, resp, most, seconds):
+        """All of its body."""
+        async def read():
+            parts, size = [], 0
+            while True:
+                data = await resp.content.read(PART)
+                if not data:
+                    return b"".join(parts)
+                size += len(data)
+                if size > most:
+                    raise Failed(member, "an answer above %d bytes" % most, broken=True)
+                parts.append(data)
+        return await self._bounded(member, seconds, read())
+
+    async def part(self, member, resp, seconds):
+        """Of its body; b"": that was all."""
+        return await self._bounded(member, seconds, resp.content.read(PART))
+
+    async def drain(self, member, resp, seconds):
+        """To its end, for nothing; no part may take longer."""
+        while await self.part(member, resp, seconds):
+            pass
+
+    async def get(self, member, path, headers, seconds, most=ERROR_MAX):
+        """(status, content type, body)"""
+        async def ask():
+            async with self.session.get(member.url + path, headers=headers,
+                                        allow_redirects=False) as resp:
+                body = await self.whole(member, resp, most, seconds)
+                return resp.status, resp.headers.get("Content-Type", JSON), body
+        return await self._bounded(member, seconds, ask())
+
+    async def health(self, member):
+        """None, or why it is not well."""
+        try:
+            status, _, _ = await self.get(member, self.config.health_path, {},
+                                          self.config.health_timeout)
+        except Failed as why:
+            return str(why).partition(": ")[2]
+        return None if status == 200 else "HTTP %d of %s" % (status, self.config.health_path)
