@@ -4,6 +4,7 @@
 kubernetes-validate of PyPI has them), and against what kvd takes: commands, options, ports,
 modes, times."""
 import glob
+import importlib.util
 import json
 import os
 import re
@@ -214,7 +215,7 @@ def autoscalers_follow_the_metric():
 def compose_is_one_network_and_one_volume():
     compose = load(TREE + "/contrib/container/compose.yaml")[0]
     services = compose["services"]
-    assert set(services) == {"kvd-prefill", "kvd-decode", "prefill", "decode", "proxy"}
+    assert set(services) == {"kvd-prefill", "kvd-decode", "prefill", "decode", "router"}
     for name in ("prefill", "decode"):
         one, engine = services["kvd-" + name], services[name]
         assert one["command"] == ["--name", name]
@@ -227,6 +228,22 @@ def compose_is_one_network_and_one_volume():
     assert set(joined) == {"service:kvd-prefill"}, joined
 
 
+def router_takes_its_options():
+    path = os.path.join(TREE, "python/kvd/router/config.py")  # of the standard library alone
+    spec = importlib.util.spec_from_file_location("router_config", path)
+    config = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(config)
+    services = load(TREE + "/contrib/container/compose.yaml")[0]["services"]
+    assert services["router"]["entrypoint"] == ["python3", "-m", "kvd.router"]
+    options = config.read(services["router"]["command"])
+    assert services["kvd-prefill"]["ports"] == ["127.0.0.1:8000:%d" % options.listen[1]]
+    assert options.listen[0] == "0.0.0.0", "the port is published from its network"
+    for spec in options.static:
+        port = services[spec.role]["environment"]["PORT"]
+        assert spec.url == "http://127.0.0.1:" + port and spec.engine == "vllm"
+    assert int(services["router"]["stop_grace_period"][:-1]) > options.drain_timeout
+
+
 def main():
     try:
         python()
@@ -236,7 +253,7 @@ def main():
     run([manifests_fit_the_schemas, configurations_are_taken, probes_name_what_there_is,
          ports_agree, daemon_has_no_rights, key_is_the_daemons_alone,
          grace_is_longer_than_the_drain, autoscalers_follow_the_metric,
-         compose_is_one_network_and_one_volume])
+         compose_is_one_network_and_one_volume, router_takes_its_options])
     return 0
 
 
