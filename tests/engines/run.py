@@ -56,6 +56,8 @@ NATIVE = {
     "sglang-ends": ["sglang_ends.py"],
     "sglang": ["sglang_pd.py"],
     "sglang-tp": ["sglang_pd.py", "--prefill-tp", "2"],
+    "router-vllm": ["router_pd.py", "--engine", "vllm"],
+    "router-sglang": ["router_pd.py", "--engine", "sglang"],
     "sglang-store": ["sglang_store.py", "lives"],
     "sglang-store-ranks": ["sglang_store.py", "ranks"],
     "sglang-store-ends": ["sglang_store.py", "ends"],
