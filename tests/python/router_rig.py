@@ -3,6 +3,7 @@
 servers refuse, and note what they were asked."""
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -24,6 +25,16 @@ FAST = ["--health-interval", "0.1", "--health-timeout", "2", "--circuit-open", "
 async def pause(seconds):
     """Work of so long, or between two looks at a condition."""
     await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)
+
+
+_libc = ctypes.CDLL(None)
+
+
+async def spawn(*argv, **more):
+    """python -m kvd.router ARGV; it goes with the tests, however they end."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "kvd.router", *argv, stdin=asyncio.subprocess.DEVNULL,
+        preexec_fn=lambda: _libc.prctl(1, signal.SIGKILL), **more)  # PR_SET_PDEATHSIG
 
 
 class World:
@@ -256,9 +267,8 @@ class Router:
         return "http://127.0.0.1:%d" % self.port
 
     async def start(self, ready=True):
-        self.proc = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "kvd.router", "--listen", "127.0.0.1:%d" % self.port,
-            *self.options, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+        self.proc = await spawn(
+            "--listen", "127.0.0.1:%d" % self.port, *self.options, stderr=asyncio.subprocess.PIPE,
             env=dict(os.environ, PYTHONUNBUFFERED="1", **(self.env or {})))
         self.reader = asyncio.ensure_future(self._read())
         self.session = aiohttp.ClientSession(

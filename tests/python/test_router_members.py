@@ -22,7 +22,7 @@ from kvd.router.directory import Group
 from kvd.router.members import Circuit, Members
 from kvd_daemon import Daemon, free_port
 from router_daemon import Directory
-from router_rig import ASK, FAST, Fake, Router, World, aio, members, pause, routed, until
+from router_rig import ASK, FAST, Fake, Router, World, aio, members, pause, routed, spawn, until
 
 STREAM = dict(ASK, stream=True)
 
@@ -475,9 +475,7 @@ async def test_members_of_a_directory():
 
 async def command(*argv):
     """(status, all that it says)"""
-    proc = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "kvd.router", *argv, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT)
+    proc = await spawn(*argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
     out, _ = await proc.communicate()
     return proc.returncode, out.decode()
 
@@ -562,8 +560,8 @@ async def test_flip_by_the_directory():
         daemon = Directory(path).start()
         daemon.put("prefill", "a", {"url": a.url})
         daemon.put("decode", "c", {"url": c.url})
-        publisher = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "kvd.router", "publish", "--socket", path, "--role", "prefill",
+        publisher = await spawn(
+            "publish", "--socket", path, "--role", "prefill",
             "--worker", "b", "--url", b.url, "--admin", admin,
             stderr=asyncio.subprocess.DEVNULL)
         routers = [await Router(directory_options(path)).start() for _ in range(2)]
@@ -608,10 +606,9 @@ async def test_directory_of_a_real_daemon():
                 pass  # nobody is there
             except kvd.InvalidError as why:
                 pytest.skip("a daemon whose group.query takes since and loads: %s" % why)
-        publishers = [await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "kvd.router", "publish", "--socket", daemon.socket_path, "--role",
-            fake.role, "--worker", "w%d" % i, "--url", fake.url, "--admin",
-            os.path.join(folder, "%d.sock" % i), stderr=asyncio.subprocess.DEVNULL)
+        publishers = [await spawn(
+            "publish", "--socket", daemon.socket_path, "--role", fake.role, "--worker",
+            "w%d" % i, "--url", fake.url, "--admin", os.path.join(folder, "%d.sock" % i), stderr=asyncio.subprocess.DEVNULL)
             for i, fake in enumerate(fakes)]
         router = await Router(directory_options(daemon.socket_path)).start()
         flipped, admin = fakes[1].url, os.path.join(folder, "1.sock")
