@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_load: what an engine says of how busy it is (session.load). Believed as told, for
- * ENGINE_LOAD_NS: one that hangs, or has gone to sleep, says nothing. */
+/* engine_load: what an engine says of how busy it is (session.load). Believed as told,
+ * for ENGINE_LOAD_NS: one that hangs, or has gone to sleep, says nothing. */
 #ifndef KVD_ENGINE_LOAD_H
 #define KVD_ENGINE_LOAD_H
 

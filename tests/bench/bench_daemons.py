@@ -6,6 +6,7 @@ to another, which names it by its group and worker. What an idle daemon and one 
 take of memory and of a core, and how long rooms take beside all the others."""
 import json
 import os
+import select
 import statistics
 import sys
 import time
@@ -89,7 +90,7 @@ def measure(daemons, pairs):
         asker.cmd("group.query", group="kvd.daemons")["ranks"]) == len(daemons), 120)
     say("all known", daemons=len(daemons), seconds=time.monotonic() - begun)
     at, begun = [cpu(d.proc.pid) for d in daemons], time.monotonic()
-    time.sleep(SECONDS)
+    select.select([], [], [], SECONDS)
     say("idle", daemons=len(daemons), **of(daemons, at, time.monotonic() - begun))
     working = [Pair(i, daemons[2 * i + 1], daemons[2 * i + 2]) for i in range(pairs)]
     for pair in working:

@@ -39,7 +39,8 @@
 static const char record[] =
 	"{\"v\":1,\"instance\":\"0123456789abcdef0123456789abcdef\",\"name\":\"gpu0\","
 	"\"endpoint\":\"tcp://10.0.0.3:18515\",\"version\":\"1\",\"state\":\"serving\","
-	"\"transports\":[\"verbs\",\"tcp\"],\"size\":{\"tp\":1,\"pp\":1,\"dp\":1,\"cp\":1},"
+	"\"transports\":[\"verbs\",\"tcp\"],"
+	"\"size\":{\"tp\":1,\"pp\":1,\"dp\":1,\"cp\":1},"
 	"\"pools\":[{\"name\":\"kv\",\"pages\":4096,\"page_tokens\":16}]}";
 
 struct member {
