@@ -241,7 +241,9 @@ static void what_the_page_lacks_is_not_guessed(void **state)
 
 static void load_of_a_peer_counts(void **state)
 {
+	const struct cost_shape any = {0};
 	struct kvd_decide_result before, r;
+	struct cost_speed speed;
 	struct cost_peer peer;
 
 	assert_int_equal(kvd_decide(&plain, *state, &before), 0);
@@ -252,14 +254,17 @@ static void load_of_a_peer_counts(void **state)
 	assert_int_equal(kvd_decide(&plain, *state, &r), 0);
 	assert_true(r.replicate);
 	assert_true(fabs(r.round.us - before.round.us - 100 - before.attend.us) < 1e-6);
-	peer.attend = cost_known(3); /* times what its speed says, for each of the two */
-	peer.attend.error = 0.5;
-	assert_int_equal(cost_page_set_peer(inside(state), &peer), 0);
+	/* times what its speed says, for each of the two */
+	assert_int_equal(cost_page_speed(inside(state), cost_self, &any, &speed), 0);
+	speed.attend = cost_known(3);
+	speed.attend.error = 0.5;
+	assert_int_equal(cost_page_set_speed(inside(state), &speed), 0);
 	assert_int_equal(kvd_decide(&plain, *state, &r), 0);
 	assert_true(fabs(r.round.us - before.round.us - 100 - 5 * before.attend.us) <
 		    1e-6);
 	assert_true(r.round.error_us >= before.attend.us);
-	assert_true(fabs(r.attend.us - before.attend.us) < 1e-6); /* home is not it */
+	/* home is of the same speed here */
+	assert_true(fabs(r.attend.us - 3 * before.attend.us) < 1e-6);
 	peer.stale = 1;
 	assert_int_equal(cost_page_set_peer(inside(state), &peer), 0);
 	assert_int_equal(kvd_decide(&plain, *state, &r), 0);
