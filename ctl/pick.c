@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ctl/groups.h"
+#include "ctl/sides.h"
 #include "ctl/table.h"
 #include "ctl/words.h"
 #include "daemon/base/mem.h"
@@ -91,17 +91,17 @@ static int pick_order(const void *a, const void *b)
 }
 
 /* Each worker of a side, the best first. */
-static cJSON *pick_rows(struct groups *groups, enum kvd_pick_side side,
+static cJSON *pick_rows(struct sides *sides, enum kvd_pick_side side,
 			const struct kvd_pick_args *args)
 {
 	cJSON *list = cJSON_CreateArray();
 	struct pick_row *rows;
 	size_t all;
 
-	kvd_picker_count(groups->picker, side, &all);
+	kvd_picker_count(sides->picker, side, &all);
 	rows = mem_calloc(all, sizeof(*rows));
 	for (size_t i = 0; rows && i < all; i++)
-		kvd_picker_score(groups->picker, side, i, args, groups->now_ns,
+		kvd_picker_score(sides->picker, side, i, args, sides->now_ns,
 				 rows[i].worker, &rows[i].state, &rows[i].score);
 	if (rows)
 		qsort(rows, all, sizeof(*rows), pick_order);
@@ -141,15 +141,15 @@ static void pick_print_side(const char *side, const char *worker, const cJSON *r
 	ctl_print_table(table);
 }
 
-static int pick_print(struct groups *groups, const struct kvd_pick_args *args,
+static int pick_print(struct sides *sides, const struct kvd_pick_args *args,
 		      const struct kvd_pick_result *r, cJSON *scores)
 {
 	cJSON *reply;
 
 	for (unsigned int side = 0; side < KVD_PICK_SIDES; side++)
 		cJSON_AddItemToObject(scores, pick_sides[side],
-				      pick_rows(groups, side, args));
-	if (!groups->ctl->json) {
+				      pick_rows(sides, side, args));
+	if (!sides->ctl->json) {
 		words_clean_json(scores);
 		for (unsigned int side = 0; side < KVD_PICK_SIDES; side++) {
 			char worker[KVD_PICK_NAME_MAX];
@@ -180,27 +180,27 @@ int ctl_run_pick(struct ctl *ctl)
 {
 	struct kvd_pick_result result;
 	struct pick_asked asked;
-	struct groups groups;
+	struct sides sides;
 	cJSON *scores;
 	int r, code;
 
 	r = pick_take_args(&asked, ctl);
 	if (r)
 		return r;
-	r = groups_open(&groups, ctl, "pick");
+	r = sides_open(&sides, ctl, "pick");
 	if (!r)
-		r = groups_look(&groups, false);
-	while (!r && groups.from) /* the last of a file */
-		r = groups_look(&groups, false);
-	if (r == GROUPS_END)
-		r = groups.line > 1 ? CTL_OK : ctl_failed("%s: no line", ctl->from);
+		r = sides_look(&sides, false);
+	while (!r && sides.from) /* the last of a file */
+		r = sides_look(&sides, false);
+	if (r == SIDES_END)
+		r = sides.line > 1 ? CTL_OK : ctl_failed("%s: no line", ctl->from);
 	if (!r) {
 		scores = cJSON_CreateObject();
-		code = kvd_pick(groups.picker, &asked.args, groups.now_ns, &result);
+		code = kvd_pick(sides.picker, &asked.args, sides.now_ns, &result);
 		/* without its own reservation */
-		kvd_pick_release(groups.picker, result.id, groups.now_ns);
+		kvd_pick_release(sides.picker, result.id, sides.now_ns);
 		if (code == 0 || code == -KVD_E_NOTFOUND)
-			r = pick_print(&groups, &asked.args, &result, scores);
+			r = pick_print(&sides, &asked.args, &result, scores);
 		else
 			cJSON_Delete(scores);
 		if (code == -KVD_E_NOTFOUND)
@@ -209,6 +209,6 @@ int ctl_run_pick(struct ctl *ctl)
 		else if (code)
 			r = ctl_failed("pick: %s", kvd_code_name(code));
 	}
-	groups_close(&groups);
+	sides_close(&sides);
 	return r;
 }

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ctl/groups.h"
+#include "ctl/sides.h"
 #include "ctl/hook.h"
 #include "ctl/table.h"
 #include "ctl/words.h"
@@ -29,7 +29,7 @@ static const char *const scale_sides[KVD_PICK_SIDES] = {"prefill", "decode"};
 
 struct scale {
 	struct ctl *ctl;
-	struct groups groups;
+	struct sides sides;
 	struct kvd_scale_options options;
 	struct kvd_scale_state state;
 	struct kvd_scale_sample sample;
@@ -117,7 +117,7 @@ static void scale_print_json(const struct scale *s)
 		const struct kvd_scale_side *seen = &s->sample.side[side];
 		cJSON *json = cJSON_AddObjectToObject(reply, scale_sides[side]);
 
-		cJSON_AddStringToObject(json, "group", s->groups.name[side]);
+		cJSON_AddStringToObject(json, "group", s->sides.name[side]);
 		cJSON_AddNumberToObject(json, "wanted", s->wanted.workers[side]);
 		cJSON_AddNumberToObject(json, "workers", seen->workers);
 		cJSON_AddBoolToObject(json, "known", s->wanted.known[side]);
@@ -142,7 +142,7 @@ static void scale_print_text(const struct scale *s)
 	for (unsigned int side = 0; side < KVD_PICK_SIDES; side++) {
 		const struct kvd_scale_side *seen = &s->sample.side[side];
 
-		table_cell(table, s->groups.name[side]);
+		table_cell(table, s->sides.name[side]);
 		table_cellf(table, "%u", s->wanted.workers[side]);
 		table_cellf(table, "%u", seen->workers);
 		if (s->wanted.known[side]) {
@@ -182,7 +182,7 @@ static void metric_family(FILE *out, const struct scale *s, const char *name,
 	fprintf(out, "# HELP %s %s\n# TYPE %s gauge\n", name, help, name);
 	for (unsigned int side = 0; side < KVD_PICK_SIDES; side++) {
 		fputs(name, out);
-		metric_label(out, s->groups.name[side]);
+		metric_label(out, s->sides.name[side]);
 		fprintf(out, " %.9g\n", value(s, side));
 	}
 }
@@ -260,7 +260,7 @@ static char *const *scale_environment(struct scale *s)
 		snprintf(s->environment[n++], PATH_MAX, "KVD_SCALE_%s_WORKERS=%u", name,
 			 s->sample.side[side].workers);
 		snprintf(s->environment[n++], PATH_MAX, "KVD_SCALE_%s_GROUP=%s", name,
-			 s->groups.name[side]);
+			 s->sides.name[side]);
 	}
 	for (unsigned int i = 0; i < n; i++)
 		list[i] = s->environment[i];
@@ -270,11 +270,11 @@ static char *const *scale_environment(struct scale *s)
 static int scale_step(struct scale *s, bool again)
 {
 	struct ctl *ctl = s->ctl;
-	int r = groups_look(&s->groups, again);
+	int r = sides_look(&s->sides, again);
 
-	if (r == GROUPS_END)
+	if (r == SIDES_END)
 		return r;
-	if (r && (!again || s->groups.from))
+	if (r && (!again || s->sides.from))
 		return r;
 	if (r) {
 		fprintf(stderr, "kvd-ctl: %s: %s\n", kvd_code_name(ctl->error.code),
@@ -282,10 +282,10 @@ static int scale_step(struct scale *s, bool again)
 		ctl_disconnect(ctl);
 		s->lost++;
 	}
-	kvd_scale_measure(s->groups.picker, s->groups.now_ns, &s->sample);
+	kvd_scale_measure(s->sides.picker, s->sides.now_ns, &s->sample);
 	for (unsigned int side = 0; r && side < KVD_PICK_SIDES; side++)
 		s->sample.side[side].speed = 0; /* nothing is known */
-	r = kvd_scale_step(&s->state, &s->options, &s->sample, s->groups.now_ns,
+	r = kvd_scale_step(&s->state, &s->options, &s->sample, s->sides.now_ns,
 			   &s->wanted);
 	if (r)
 		return ctl_usage("scale: an option is beyond its limits");
@@ -321,22 +321,22 @@ static int scale_run(struct scale *s, struct ctl *ctl, double interval_ms)
 	bool again = ctl->interval != NULL;
 	int r;
 
-	r = groups_open(&s->groups, ctl, "scale");
+	r = sides_open(&s->sides, ctl, "scale");
 	while (!r) {
 		r = scale_step(s, again);
 		if (r || (ctl->count && s->steps == ctl->count) ||
-		    (!again && !s->groups.from))
+		    (!again && !s->sides.from))
 			break;
-		if (!s->groups.from)
+		if (!s->sides.from)
 			scale_wait(s, interval_ms);
 	}
-	if (r == GROUPS_END)
+	if (r == SIDES_END)
 		r = s->steps ? CTL_OK : ctl_failed("%s: no line", ctl->from);
 	/* what changed while it ran, or failed: once more */
 	hook_end(&s->hook);
 	hook_turn(&s->hook, scale_environment(s));
 	hook_end(&s->hook);
-	groups_close(&s->groups);
+	sides_close(&s->sides);
 	return r;
 }
 

@@ -61,7 +61,7 @@ static uint64_t oracle(const struct dlist_pick *pick, uint64_t k, uint64_t *len_
 static void plan_beyond_its_room_is_not_made(void **state)
 {
 	const struct dlist_entry entries[] = {{1000, 16, 0, 1}, {5000, 32, 0, 1}};
-	struct place at[] = {{0, 1000}, {0, 5000}};
+	struct search_place at[] = {{0, 1000}, {0, 5000}};
 	struct places places = {.refs = 1, .at = at};
 	struct dlist *list = make(entries, 2);
 	uint32_t index[1000];
@@ -89,7 +89,7 @@ static void plan_rows_are_the_picked_descriptors(void **state)
 					      {5000, 16, 0, 1},
 					      {6000, 16, 16, 20},
 					      {9000, 16, 64, 5}};
-	struct place at[] = {{0, 1000}, {0, 5000}, {1, 0}, {0, 9000}};
+	struct search_place at[] = {{0, 1000}, {0, 5000}, {1, 0}, {0, 9000}};
 	struct places places = {.refs = 1, .at = at};
 	struct dlist *a = make(entries, 4), *b = make(entries, 4);
 

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* groups: a prefill and a decode group with their loads, asked of the daemon again and
+/* sides: a prefill and a decode group with their loads, asked of the daemon again and
  * again or read from a file, in a picker. */
-#ifndef KVD_CTL_GROUPS_H
-#define KVD_CTL_GROUPS_H
+#ifndef KVD_CTL_SIDES_H
+#define KVD_CTL_SIDES_H
 
 #include <stdio.h>
 
 #include "ctl/ctl.h"
 #include "lib/kvd_pick.h"
 
-struct groups {
+struct sides {
 	struct ctl *ctl;
 	const char *name[KVD_PICK_SIDES];
 	struct kvd_picker *picker;
@@ -20,11 +20,11 @@ struct groups {
 
 /* The command's arguments: PREFILL DECODE, or none for groups of these names. An exit
  * code. */
-int groups_open(struct groups *groups, struct ctl *ctl, const char *command);
-void groups_close(struct groups *groups);
-/* One look at both. CTL_OK, GROUPS_END behind a file's last line, or an exit code;
+int sides_open(struct sides *sides, struct ctl *ctl, const char *command);
+void sides_close(struct sides *sides);
+/* One look at both. CTL_OK, SIDES_END behind a file's last line, or an exit code;
  * `quiet`: what the daemon refused is in ctl->error and not told. */
-#define GROUPS_END (-1)
-int groups_look(struct groups *groups, bool quiet);
+#define SIDES_END (-1)
+int sides_look(struct sides *sides, bool quiet);
 
 #endif

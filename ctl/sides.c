@@ -7,7 +7,7 @@
  * ANSWER is what group.query with loads answers. Without "at" a look is a second after
  * the one before it.
  */
-#include "ctl/groups.h"
+#include "ctl/sides.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -19,37 +19,36 @@
 #define LINE_MAX_BYTES ((ssize_t)64 << 20)
 #define SECONDS_MAX 1e9
 
-int groups_open(struct groups *groups, struct ctl *ctl, const char *command)
+int sides_open(struct sides *sides, struct ctl *ctl, const char *command)
 {
 	struct kvd_pick_options o = {.seed = clock_ns()};
 
-	*groups = (struct groups){.ctl = ctl, .name = {"prefill", "decode"}};
+	*sides = (struct sides){.ctl = ctl, .name = {"prefill", "decode"}};
 	if (ctl->arg_count == 1)
 		return ctl_usage("%s: a prefill group and a decode group, or neither",
 				 command);
 	for (unsigned int i = 0; i < ctl->arg_count; i++)
-		groups->name[i] = ctl->args[i];
-	if (kvd_picker_new(&o, &groups->picker))
+		sides->name[i] = ctl->args[i];
+	if (kvd_picker_new(&o, &sides->picker))
 		return ctl_failed("out of memory");
 	if (!ctl->from)
 		return CTL_OK;
-	groups->from = strcmp(ctl->from, "-") ? fopen(ctl->from, "re") : stdin;
-	return groups->from ? CTL_OK : ctl_failed("%s: %s", ctl->from, strerror(errno));
+	sides->from = strcmp(ctl->from, "-") ? fopen(ctl->from, "re") : stdin;
+	return sides->from ? CTL_OK : ctl_failed("%s: %s", ctl->from, strerror(errno));
 }
 
-void groups_close(struct groups *groups)
+void sides_close(struct sides *sides)
 {
-	kvd_picker_free(groups->picker);
-	if (groups->from && groups->from != stdin)
-		fclose(groups->from);
+	kvd_picker_free(sides->picker);
+	if (sides->from && sides->from != stdin)
+		fclose(sides->from);
 }
 
-static int groups_feed(struct groups *groups, enum kvd_pick_side side,
-		       const cJSON *answer)
+static int sides_feed(struct sides *sides, enum kvd_pick_side side, const cJSON *answer)
 {
 	char *text = cJSON_PrintUnformatted(answer);
-	int r = text ? kvd_picker_feed(groups->picker, side, text, strlen(text),
-				       groups->now_ns)
+	int r = text ? kvd_picker_feed(sides->picker, side, text, strlen(text),
+				       sides->now_ns)
 		     : -KVD_E_NOMEM;
 
 	cJSON_free(text);
@@ -58,13 +57,13 @@ static int groups_feed(struct groups *groups, enum kvd_pick_side side,
 
 /* ---- of the daemon ---- */
 
-static int groups_ask(struct groups *groups, enum kvd_pick_side side, bool quiet)
+static int sides_ask(struct sides *sides, enum kvd_pick_side side, bool quiet)
 {
-	struct ctl *ctl = groups->ctl;
+	struct ctl *ctl = sides->ctl;
 	cJSON *args = cJSON_CreateObject(), *answer;
 	int r;
 
-	cJSON_AddStringToObject(args, "group", groups->name[side]);
+	cJSON_AddStringToObject(args, "group", sides->name[side]);
 	cJSON_AddTrueToObject(args, "loads");
 	if (ctl->at)
 		cJSON_AddStringToObject(args, "at", ctl->at);
@@ -72,13 +71,13 @@ static int groups_ask(struct groups *groups, enum kvd_pick_side side, bool quiet
 		  : ctl_ask(ctl, "group.query", args, &answer);
 	if (r)
 		return r;
-	r = groups_feed(groups, side, answer);
+	r = sides_feed(sides, side, answer);
 	cJSON_Delete(answer);
 	if (!r)
 		return CTL_OK;
 	ctl->error = (struct kvd_error){.code = -r};
 	snprintf(ctl->error.message, sizeof(ctl->error.message), "group %.64s: %s",
-		 groups->name[side],
+		 sides->name[side],
 		 r == -KVD_E_LIMIT ? "more workers than 4096, or ranks than 1024"
 				   : "the answer is not one of group.query");
 	return quiet ? CTL_ERROR : ctl_failed("%s", ctl->error.message);
@@ -86,31 +85,31 @@ static int groups_ask(struct groups *groups, enum kvd_pick_side side, bool quiet
 
 /* ---- of a file ---- */
 
-static int groups_line(struct groups *groups, const char *text, size_t length)
+static int sides_line(struct sides *sides, const char *text, size_t length)
 {
-	const char *path = groups->ctl->from;
+	const char *path = sides->ctl->from;
 	cJSON *line = cJSON_ParseWithLength(text, length);
 	const cJSON *all = cJSON_GetObjectItemCaseSensitive(line, "groups");
 	const cJSON *at = cJSON_GetObjectItemCaseSensitive(line, "at");
 	int r = CTL_OK;
 
-	groups->now_ns += CLOCK_NS_PER_S;
+	sides->now_ns += CLOCK_NS_PER_S;
 	if (cJSON_IsNumber(at) && at->valuedouble > 0 && at->valuedouble < SECONDS_MAX)
-		groups->now_ns = (uint64_t)(at->valuedouble * 1e9);
+		sides->now_ns = (uint64_t)(at->valuedouble * 1e9);
 	for (unsigned int side = 0; side < KVD_PICK_SIDES && !r; side++) {
 		const cJSON *answer =
-			cJSON_GetObjectItemCaseSensitive(all, groups->name[side]);
+			cJSON_GetObjectItemCaseSensitive(all, sides->name[side]);
 
-		if (!cJSON_IsObject(all) || groups_feed(groups, side, answer))
+		if (!cJSON_IsObject(all) || sides_feed(sides, side, answer))
 			r = ctl_failed("%s:%lu: {\"groups\": {\"%s\": …}} with an answer "
 				       "of group.query is wanted",
-				       path, groups->line, groups->name[side]);
+				       path, sides->line, sides->name[side]);
 	}
 	cJSON_Delete(line);
 	return r;
 }
 
-static int groups_read(struct groups *groups)
+static int sides_read(struct sides *sides)
 {
 	char *text = NULL;
 	size_t size = 0;
@@ -118,26 +117,26 @@ static int groups_read(struct groups *groups)
 	int r;
 
 	do {
-		length = getline(&text, &size, groups->from);
-		groups->line++;
+		length = getline(&text, &size, sides->from);
+		sides->line++;
 	} while (length == 1); /* an empty line */
 	if (length > LINE_MAX_BYTES)
-		r = ctl_failed("%s:%lu: a line of more than 64 MiB", groups->ctl->from,
-			       groups->line);
+		r = ctl_failed("%s:%lu: a line of more than 64 MiB", sides->ctl->from,
+			       sides->line);
 	else
-		r = length < 0 ? GROUPS_END : groups_line(groups, text, (size_t)length);
+		r = length < 0 ? SIDES_END : sides_line(sides, text, (size_t)length);
 	free(text);
 	return r;
 }
 
-int groups_look(struct groups *groups, bool quiet)
+int sides_look(struct sides *sides, bool quiet)
 {
 	int r = CTL_OK;
 
-	if (groups->from)
-		return groups_read(groups);
-	groups->now_ns = clock_ns();
+	if (sides->from)
+		return sides_read(sides);
+	sides->now_ns = clock_ns();
 	for (unsigned int side = 0; side < KVD_PICK_SIDES && !r; side++)
-		r = groups_ask(groups, side, quiet);
+		r = sides_ask(sides, side, quiet);
 	return r;
 }
