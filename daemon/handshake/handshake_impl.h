@@ -13,7 +13,7 @@ struct handshake {
 	struct handshake_events events;
 	struct sched *sched;
 	struct list remotes;
-	struct list published;		  /* struct publication.link */
+	struct list published;		  /* struct announcement.link */
 	struct idmap published_by_id;	  /* by pool */
 	uint8_t *scratch;		  /* one message body */
 	uint8_t *blob_scratch;		  /* one blob of it */
@@ -25,7 +25,7 @@ struct handshake {
 };
 
 /* A local pool and the peers that know it (pool->handshake). */
-struct publication {
+struct announcement {
 	struct list link;
 	struct handshake *hs;
 	struct pool *pool;
@@ -40,7 +40,7 @@ struct publication {
 struct share {
 	struct list link;      /* in its publication */
 	struct list at_remote; /* in remote->shares */
-	struct publication *pub;
+	struct announcement *pub;
 	struct remote *remote;
 	bool unregistering;
 };

@@ -218,7 +218,7 @@ void handshake_unshare_session(struct remote *remote, const struct session *sess
 
 /* ---- local pools: the peers that know them ---- */
 
-static struct share *find_share(const struct publication *pub,
+static struct share *find_share(const struct announcement *pub,
 				const struct remote *remote)
 {
 	struct share *share;
@@ -230,7 +230,7 @@ static struct share *find_share(const struct publication *pub,
 	return NULL;
 }
 
-static int share_with(struct publication *pub, struct remote *remote)
+static int share_with(struct announcement *pub, struct remote *remote)
 {
 	struct share *share = mem_zalloc(sizeof(*share));
 	int r;
@@ -249,7 +249,7 @@ static int share_with(struct publication *pub, struct remote *remote)
 	return 0;
 }
 
-static void announce_one(struct publication *pub, struct remote *remote)
+static void announce_one(struct announcement *pub, struct remote *remote)
 {
 	struct err why;
 
@@ -264,7 +264,7 @@ static void announce_one(struct publication *pub, struct remote *remote)
 
 void pools_announce(struct handshake *hs, struct remote *remote)
 {
-	struct publication *pub;
+	struct announcement *pub;
 
 	assert(sm_state(&remote->peer->sm) == PEER_UP);
 	list_foreach(pub, &hs->published, link)
@@ -273,7 +273,7 @@ void pools_announce(struct handshake *hs, struct remote *remote)
 
 static void handshake_pools_on_patience(struct loop_timer *timer)
 {
-	struct publication *pub = container_of(timer, struct publication, patience);
+	struct announcement *pub = container_of(timer, struct announcement, patience);
 	struct metrics *metrics = &pub->hs->kvd->metrics;
 	struct share *share;
 	struct err why;
@@ -288,7 +288,7 @@ static void handshake_pools_on_patience(struct loop_timer *timer)
 
 static void on_pub_gone(struct loop_defer *defer)
 {
-	struct publication *pub = container_of(defer, struct publication, gone);
+	struct announcement *pub = container_of(defer, struct announcement, gone);
 	void (*on_gone)(void *arg) = pub->on_gone;
 	void *arg = pub->arg;
 
@@ -302,7 +302,7 @@ static void on_pub_gone(struct loop_defer *defer)
 
 int handshake_publish_pool(struct handshake *hs, struct pool *pool)
 {
-	struct publication *pub = mem_zalloc(sizeof(*pub));
+	struct announcement *pub = mem_zalloc(sizeof(*pub));
 	struct remote *remote;
 	int r;
 
@@ -331,7 +331,7 @@ int handshake_publish_pool(struct handshake *hs, struct pool *pool)
 
 static void share_end(struct share *share)
 {
-	struct publication *pub = share->pub;
+	struct announcement *pub = share->pub;
 
 	list_remove(&share->link);
 	list_remove(&share->at_remote);
@@ -370,7 +370,7 @@ static void share_withdraw(struct share *share)
 void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 			     void (*on_gone)(void *arg), void *arg)
 {
-	struct publication *pub = pool->handshake;
+	struct announcement *pub = pool->handshake;
 	struct share *share;
 
 	assert(on_gone);
@@ -392,7 +392,7 @@ void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 const struct xp_buffer *handshake_local_buffers(struct pool *pool,
 						const struct remote *remote)
 {
-	struct publication *pub = pool->handshake;
+	struct announcement *pub = pool->handshake;
 	unsigned int t = remote->transport_index;
 	struct xp_buffer *table;
 
@@ -502,7 +502,7 @@ struct remote_pool *handshake_pool_by_id(struct remote *remote, uint64_t id)
 
 bool handshake_pool_is_ours(const struct handshake *hs, uint64_t id)
 {
-	const struct publication *pub = idmap_get(&hs->published_by_id, id);
+	const struct announcement *pub = idmap_get(&hs->published_by_id, id);
 
 	return pub && !pub->going && !pub->pool->session->ending;
 }
@@ -629,7 +629,7 @@ static int get_buffers(struct remote_pool *pool, const struct wire_blob *blob)
 static void handshake_pools_compare(struct handshake *hs, struct remote *remote,
 				    const struct remote_pool *pool)
 {
-	struct publication *pub;
+	struct announcement *pub;
 
 	list_foreach(pub, &hs->published, link) {
 		struct wire_register_nak nak = {.object = pool->id,
@@ -791,7 +791,7 @@ static int on_unregister_ack(struct handshake *hs, struct remote *remote,
 			     struct cursor *body)
 {
 	struct wire_unregister_ack msg;
-	struct publication *pub;
+	struct announcement *pub;
 	struct share *share;
 	int r = wire_unregister_ack_get(body, &msg);
 
@@ -813,7 +813,7 @@ static int on_unregister_ack(struct handshake *hs, struct remote *remote,
 static void unannounced(struct handshake *hs, struct remote *remote, uint64_t object,
 			const struct err *why)
 {
-	const struct publication *pub = idmap_get(&hs->published_by_id, object);
+	const struct announcement *pub = idmap_get(&hs->published_by_id, object);
 	struct share *share = pub ? find_share(pub, remote) : NULL;
 
 	if (share) {
