@@ -172,8 +172,9 @@ static int what_of(const struct board_watcher *watcher, const struct roster_entr
 	bool load = watcher->loads && entry->load &&
 		    (record || entry->load_rev > watcher->base);
 
+	/* of one that is told all: what has gone since that began */
 	if (!entry->record)
-		return watcher->fresh || !record ? -1 : TOLD_GONE;
+		return entry->record_rev > watcher->base ? TOLD_GONE : -1;
 	if (!record && !load)
 		return -1;
 	return (record ? TOLD_RECORD : 0) | (load ? TOLD_LOAD : 0);
@@ -232,16 +233,31 @@ static int told_send(const struct board *board, const struct board_watcher *watc
 	return err_pass(r);
 }
 
+/* Is all remembered that has gone and that it is still to be told? */
+static bool watcher_keeps_up(const struct board_watcher *watcher)
+{
+	uint64_t from = watcher->sent;
+
+	if (watcher->fresh && !watcher->begun)
+		return true; /* it is told what is there */
+	if (watcher->fresh && watcher->base > from)
+		from = watcher->base;
+	return roster_knows(&watcher->group->roster, from);
+}
+
 /* One message. False: its line has no room now. */
 static bool watcher_tell(struct board *board, struct board_watcher *watcher)
 {
 	static uint8_t entries[TOLD_BYTES + ENTRY_MAX];
+	const struct roster *roster = &watcher->group->roster;
 	struct telling t = {.count = 0};
 
-	if (!watcher->fresh && !roster_knows(&watcher->group->roster, watcher->sent)) {
+	if (!watcher_keeps_up(watcher)) {
 		watcher->fresh = true;
 		watcher->begun = false;
 	}
+	if (watcher->fresh && !watcher->begun)
+		watcher->base = roster->rev;
 	cursor_write(&t.out, entries, sizeof(entries));
 	told_fill(watcher, &t);
 	/* loads alone changed, and it wants none: that is no message */
