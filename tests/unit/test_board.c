@@ -447,6 +447,19 @@ static void what_goes_and_is_forgotten_meanwhile_is_not_kept(void **state)
 	assert_int_equal(seen.count, 100);
 }
 
+static void telling_that_broke_off_leaves_nothing_out(void **state)
+{
+	static struct net_seen seen;
+
+	(void)state;
+	told_a_part(&seen);
+	run_for(3 * S);
+	assert_true(f.n[0].downs > 0);
+	told_the_rest();
+	assert_int_equal(seen.synced, 1);
+	assert_int_equal(seen.count, 500);
+}
+
 static void allocation_failures_cost_nothing_for_good(void **state)
 {
 	static struct net_seen seen;
@@ -512,6 +525,7 @@ int main(void)
 		TEST(large_group_is_told_in_parts),
 		TEST(what_goes_while_a_group_is_told_is_not_kept),
 		TEST(what_goes_and_is_forgotten_meanwhile_is_not_kept),
+		TEST(telling_that_broke_off_leaves_nothing_out),
 		TEST(allocation_failures_cost_nothing_for_good),
 	};
 
