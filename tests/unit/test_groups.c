@@ -12,10 +12,12 @@
 #include <cmocka.h>
 
 #include "daemon/base/err.h"
+#include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/cluster/groups_impl.h"
 #include "daemon/cluster/record.h"
+#include "daemon/cluster/trust.h"
 #include "daemon/peer/peer.h"
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
@@ -491,6 +493,130 @@ static void forged_records_are_not_used(void **state)
 	cJSON_Delete(answer);
 }
 
+/* ---- cluster_trust = directory ---- */
+
+#define TRUSTED 300u
+
+static struct trust_test {
+	struct trust *trust;
+	const struct link_vouch *vouch;
+	unsigned int changes;
+	struct publication said[TRUSTED + 1];
+} tt;
+
+static void on_trust(void *arg)
+{
+	((struct trust_test *)arg)->changes++;
+}
+
+static void trust_begin(void)
+{
+	tt = (struct trust_test){.trust = NULL};
+	assert_int_equal(trust_new(c.nodes[1].kvd.groups, on_trust, &tt, &tt.trust), 0);
+	tt.vouch = trust_vouch(tt.trust);
+}
+
+static const char *key_of(unsigned int i)
+{
+	static char key[RECORD_KEY_CHARS + 1];
+
+	snprintf(key, sizeof(key), "%040u", i);
+	return key;
+}
+
+/* A node says that the key is its own, at an endpoint. */
+static void key_said(unsigned int node, struct publication *said, const char *key,
+		     const char *endpoint)
+{
+	const struct kvd *kvd = &c.nodes[node].kvd;
+	struct directory *directory = groups_main(kvd->groups)->directory;
+	struct place place = {.worker = ""};
+	char record[DIRECTORY_RECORD_MAX];
+
+	trust_group(key, place.group);
+	hex_write(peers_instance(kvd->peers), 16, place.worker);
+	snprintf(record, sizeof(record),
+		 "{\"v\":1,\"instance\":\"%s\",\"endpoint\":\"%s\",\"key\":\"%s\"}",
+		 place.worker, endpoint, key);
+	assert_int_equal(directory->ops->publish(directory, said, &place, record, NULL),
+			 0);
+}
+
+static bool trust_asked(unsigned int i)
+{
+	bool looked = tt.vouch->ask(tt.vouch->owner, key_of(i));
+
+	cluster_run(&c, 50 * MS);
+	return looked && tt.vouch->knows(tt.vouch->owner, key_of(i));
+}
+
+static void keys_that_went_leave_room_for_others(void **state)
+{
+	struct directory *directory = groups_main(c.nodes[1].kvd.groups)->directory;
+	struct record *record = calloc(1, sizeof(*record));
+
+	(void)state;
+	trust_begin();
+	record_init(record);
+	strcpy(record->endpoint, "tcp://10.0.0.9:1");
+	for (unsigned int i = 0; i < TRUSTED; i++) {
+		key_said(1, &tt.said[i], key_of(i), "tcp://10.0.0.9:1");
+		assert_true(trust_asked(i));
+		/* some are dialled, too */
+		strcpy(record->key, key_of(i));
+		if (i % 2)
+			assert_int_equal(trust_dial(tt.trust, record), 0);
+	}
+	cluster_run(&c, 30 * S);
+	assert_true(tt.vouch->knows(tt.vouch->owner, key_of(0)));
+	for (unsigned int i = 0; i < TRUSTED; i++)
+		directory->ops->withdraw(&tt.said[i]);
+	cluster_run(&c, 100 * MS);
+	assert_false(tt.vouch->knows(tt.vouch->owner, key_of(0)));
+	assert_true(tt.vouch->knows(tt.vouch->owner, key_of(1)));
+	assert_true(tt.vouch->at(tt.vouch->owner, key_of(1), "tcp://10.0.0.9:1"));
+	assert_false(tt.vouch->at(tt.vouch->owner, key_of(1), "tcp://10.0.0.8:1"));
+	cluster_run(&c, 30 * S);
+	key_said(1, &tt.said[TRUSTED], key_of(TRUSTED), "tcp://10.0.0.9:1");
+	assert_true(trust_asked(TRUSTED));
+	trust_free(tt.trust);
+	free(record);
+}
+
+static void strangers_are_looked_for_in_bounds(void **state)
+{
+	unsigned int looked = 0;
+
+	(void)state;
+	trust_begin();
+	for (unsigned int i = 0; i < 1000; i++)
+		looked += tt.vouch->ask(tt.vouch->owner, key_of(i));
+	assert_in_range(looked, 1, 256);
+	cluster_run(&c, 30 * S);
+	assert_true(tt.vouch->ask(tt.vouch->owner, key_of(1000)));
+	cluster_run(&c, S);
+	for (unsigned int i = 0; i <= 1000; i++)
+		assert_false(tt.vouch->knows(tt.vouch->owner, key_of(i)));
+	trust_free(tt.trust);
+}
+
+static void key_of_a_daemon_started_again_has_two_entries(void **state)
+{
+	const char *key = key_of(7);
+
+	(void)state;
+	trust_begin();
+	key_said(1, &tt.said[0], key, "tcp://10.0.0.9:1");
+	cluster_run(&c, 100 * MS);
+	key_said(2, &tt.said[1], key, "tcp://10.0.0.9:2");
+	cluster_run(&c, 100 * MS);
+	assert_true(trust_asked(7));
+	assert_true(tt.vouch->at(tt.vouch->owner, key, "tcp://10.0.0.9:1"));
+	assert_true(tt.vouch->at(tt.vouch->owner, key, "tcp://10.0.0.9:2"));
+	assert_false(tt.vouch->at(tt.vouch->owner, key, "tcp://10.0.0.9:3"));
+	trust_free(tt.trust);
+}
+
 static void record_comes_back_as_it_was_made(void **state)
 {
 	struct record *a = calloc(1, sizeof(*a)), *b = calloc(1, sizeof(*b));
@@ -551,6 +677,9 @@ int main(void)
 		TEST(group_of_several_workers_wants_one_named),
 		TEST(homes_of_chunks_follow_the_directory),
 		TEST(forged_records_are_not_used),
+		TEST(keys_that_went_leave_room_for_others),
+		TEST(strangers_are_looked_for_in_bounds),
+		TEST(key_of_a_daemon_started_again_has_two_entries),
 		cmocka_unit_test(record_comes_back_as_it_was_made),
 	};
 
