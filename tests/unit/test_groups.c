@@ -617,6 +617,27 @@ static void key_of_a_daemon_started_again_has_two_entries(void **state)
 	trust_free(tt.trust);
 }
 
+static void loads_with_line_breaks_stay_out_of_answers(void **state)
+{
+	static const char *const loads[] = {"{\"v\":1,\"x\":\n{\"id\":9,\"ok\":true}\n}",
+					    "{\"v\":1}\r\n", "\n{}", "{\"v\":\t1}"};
+	cJSON *answer;
+
+	(void)state;
+	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'g','worker':'a'}");
+	for (size_t i = 0; i < ARRAY_LEN(loads); i++) {
+		assert_int_equal(
+			groups_load(c.nodes[1].kvd.groups, engine[1]->id, loads[i]), 0);
+		cluster_run(&c, 100 * MS);
+		answer = cluster_call(&c, engine[2],
+				      "{'cmd':'group.query','group':'g','loads':true}");
+		assert_int_equal(ranks_in(answer), 1);
+		assert_null(
+			cJSON_GetObjectItemCaseSensitive(rank_of(answer, "a"), "load"));
+		cJSON_Delete(answer);
+	}
+}
+
 static void record_comes_back_as_it_was_made(void **state)
 {
 	struct record *a = calloc(1, sizeof(*a)), *b = calloc(1, sizeof(*b));
@@ -677,6 +698,7 @@ int main(void)
 		TEST(group_of_several_workers_wants_one_named),
 		TEST(homes_of_chunks_follow_the_directory),
 		TEST(forged_records_are_not_used),
+		TEST(loads_with_line_breaks_stay_out_of_answers),
 		TEST(keys_that_went_leave_room_for_others),
 		TEST(strangers_are_looked_for_in_bounds),
 		TEST(key_of_a_daemon_started_again_has_two_entries),
