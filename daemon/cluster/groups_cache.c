@@ -221,6 +221,23 @@ struct group_cache *group_cache_find(const struct groups *groups,
 
 /* ---- users ---- */
 
+/* Room for one more: of those that nobody uses, the one that was asked for longest ago
+ * goes. */
+static void cache_make_room(struct groups *groups)
+{
+	struct group_cache *cache, *oldest = NULL;
+
+	if (groups->cache_count < GROUPS_CACHES_MAX)
+		return;
+	list_foreach(cache, &groups->caches, link) {
+		if (list_empty(&cache->users) &&
+		    (!oldest || cache->used_ns < oldest->used_ns))
+			oldest = cache;
+	}
+	if (oldest)
+		group_cache_free(oldest);
+}
+
 static int cache_get(struct groups *groups, const char *at, const char *group, bool loads,
 		     struct group_cache **cache_p)
 {
@@ -232,6 +249,7 @@ static int cache_get(struct groups *groups, const char *at, const char *group, b
 		return err_pass(r);
 	cache = group_cache_find(groups, from, group);
 	if (!cache) {
+		cache_make_room(groups);
 		if (groups->cache_count >= GROUPS_CACHES_MAX) {
 			groups_directory_put(from);
 			return err_raise(ERR_LIMIT,

@@ -441,6 +441,37 @@ static void homes_of_chunks_follow_the_directory(void **state)
 	assert_int_equal(homes_of(2), 2);
 }
 
+static void groups_that_nobody_uses_make_room(void **state)
+{
+	struct groups *groups = c.nodes[2].kvd.groups;
+	static struct groups_user user[GROUPS_CACHES_MAX + 1];
+	char name[32];
+
+	(void)state;
+	memset(user, 0, sizeof(user));
+	for (unsigned int i = 0; i < GROUPS_CACHES_MAX + 100; i++) {
+		struct groups_user once = {.on_change = NULL};
+
+		snprintf(name, sizeof(name), "asked once %u", i);
+		assert_int_equal(groups_use(groups, NULL, name, false, &once), 0);
+		groups_unuse(&once);
+	}
+	/* those in use stay, and then it is enough */
+	for (unsigned int i = 0; i < GROUPS_CACHES_MAX; i++) {
+		snprintf(name, sizeof(name), "used %u", i);
+		assert_int_equal(groups_use(groups, NULL, name, false, &user[i]), 0);
+	}
+	assert_true(groups_use(groups, NULL, "one more", false,
+			       &user[GROUPS_CACHES_MAX]) < 0);
+	assert_int_equal(err_last()->code, ERR_LIMIT);
+	groups_unuse(&user[7]);
+	assert_int_equal(
+		groups_use(groups, NULL, "one more", false, &user[GROUPS_CACHES_MAX]), 0);
+	for (unsigned int i = 0; i <= GROUPS_CACHES_MAX; i++)
+		groups_unuse(&user[i]);
+	cluster_run(&c, 2 * S);
+}
+
 /* ---- forged entries ---- */
 
 static void forged(const char *group, const char *worker, const char *record)
@@ -697,6 +728,7 @@ int main(void)
 		TEST(source_that_never_comes_is_named),
 		TEST(group_of_several_workers_wants_one_named),
 		TEST(homes_of_chunks_follow_the_directory),
+		TEST(groups_that_nobody_uses_make_room),
 		TEST(forged_records_are_not_used),
 		TEST(loads_with_line_breaks_stay_out_of_answers),
 		TEST(keys_that_went_leave_room_for_others),
