@@ -96,7 +96,7 @@ static void on_said(struct publication *publication, const struct err *err)
 		call->place = NULL;
 		place->call = NULL;
 	}
-	if (err && place->groups->own == place)
+	if (err && place->session == 0) /* the daemon's own */
 		loop_timer_start(&place->groups->fresh, place->groups->lease_ns);
 	if (err)
 		said_end(place);

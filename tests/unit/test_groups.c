@@ -472,6 +472,29 @@ static void groups_that_nobody_uses_make_room(void **state)
 	cluster_run(&c, 2 * S);
 }
 
+static void own_entry_that_was_refused_is_said_again(void **state)
+{
+	struct directory *directory = groups_main(c.nodes[0].kvd.groups)->directory;
+	struct publication squat = {.on_done = NULL};
+	struct place place = {.group = "kvd.homes"};
+	struct groups_user user = {.on_change = NULL};
+
+	(void)state;
+	hex_write(peers_instance(c.nodes[1].kvd.peers), 16, place.worker);
+	assert_int_equal(directory->ops->publish(directory, &squat, &place, "{}", NULL),
+			 0);
+	cluster_run(&c, 100 * MS);
+	groups_be_home(c.nodes[1].kvd.groups);
+	cluster_run(&c, 5 * S);
+	directory->ops->withdraw(&squat);
+	cluster_run(&c, 5 * S);
+	assert_int_equal(
+		groups_use(c.nodes[2].kvd.groups, NULL, place.group, false, &user), 0);
+	cluster_run(&c, S);
+	assert_non_null(roster_find(groups_roster(&user), &place));
+	groups_unuse(&user);
+}
+
 /* ---- forged entries ---- */
 
 static void forged(const char *group, const char *worker, const char *record)
@@ -729,6 +752,7 @@ int main(void)
 		TEST(group_of_several_workers_wants_one_named),
 		TEST(homes_of_chunks_follow_the_directory),
 		TEST(groups_that_nobody_uses_make_room),
+		TEST(own_entry_that_was_refused_is_said_again),
 		TEST(forged_records_are_not_used),
 		TEST(loads_with_line_breaks_stay_out_of_answers),
 		TEST(keys_that_went_leave_room_for_others),
