@@ -22,6 +22,7 @@
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
 #include "daemon/store/homes.h"
+#include "daemon/store/homes_impl.h"
 #include "daemon/store/members.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/cluster.h"
@@ -428,6 +429,15 @@ static void homes_of_chunks_follow_the_directory(void **state)
 		assert_string_equal(
 			members_endpoint(homes_members(c.nodes[i].kvd.store->homes), 1),
 			c.nodes[1].endpoint);
+	/* without memory for them they are what they were */
+	for (unsigned int i = 1; i < 10; i++) {
+		struct loop_timer *timer = &c.nodes[2].kvd.store->homes->group.timer;
+
+		mem_fail_at(i);
+		timer->on_timer(timer);
+		mem_fail_at(0);
+		assert_int_equal(homes_of(2), NODES);
+	}
 	/* one that drains, and one that dies when its lease is over */
 	groups_drain(c.nodes[1].kvd.groups);
 	cluster_run(&c, 3 * S);
