@@ -469,7 +469,11 @@ static void on_idle(struct loop_timer *timer)
 
 static void on_fresh(struct loop_timer *timer)
 {
-	groups_own_say(container_of(timer, struct groups, fresh));
+	struct groups *groups = container_of(timer, struct groups, fresh);
+
+	groups_own_say(groups);
+	if (!groups_places_pools(groups))
+		groups_pools_changed(groups);
 }
 
 static void on_trust(void *arg)

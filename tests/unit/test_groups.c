@@ -319,6 +319,67 @@ static void send_it(unsigned long long room)
 		   room);
 }
 
+static void pool_in_answer(const char *group, const char *worker, unsigned int pages,
+			   unsigned int page_tokens)
+{
+	cJSON *answer =
+		cluster_call(&c, engine[2], "{'cmd':'group.query','group':'%s'}", group);
+	const cJSON *pool = cJSON_GetArrayItem(
+		cJSON_GetObjectItemCaseSensitive(rank_of(answer, worker), "pools"), 0);
+
+	assert_non_null(pool);
+	assert_int_equal(cJSON_GetObjectItemCaseSensitive(pool, "pages")->valuedouble,
+			 pages);
+	assert_int_equal(
+		cJSON_GetObjectItemCaseSensitive(pool, "page_tokens")->valuedouble,
+		page_tokens);
+	assert_int_equal(strlen(text_in(pool, "digest")), pages ? 16 : 4); /* none */
+	assert_string_equal(text_in(pool, "model"), "m");
+	cJSON_Delete(answer);
+}
+
+static void place_has_the_figures_of_its_pool(void **state)
+{
+	const unsigned int pages = cluster_geometry.pages;
+	const unsigned int tokens = cluster_geometry.page_tokens;
+
+	(void)state;
+	/* before its pool, and more than are looked at in a turn */
+	for (unsigned int i = 0; i < 40; i++)
+		cluster_ok(
+			&c, engine[1],
+			"{'cmd':'group.publish','group':'g','worker':'w%u','pool':'kv',"
+			"'model':'m'}",
+			i);
+	cluster_ok(&c, engine[1],
+		   "{'cmd':'group.publish','group':'g','worker':'other','pool':'no',"
+		   "'model':'m'}");
+	pool_in_answer("g", "w0", 0, 0);
+	make_caches();
+	cluster_run(&c, 2 * S);
+	pool_in_answer("g", "w0", pages, tokens);
+	pool_in_answer("g", "w39", pages, tokens);
+	pool_in_answer("g", "other", 0, 0);
+	/* after it; another session's pool is not its own */
+	cluster_ok(&c, engine[1],
+		   "{'cmd':'group.publish','group':'h','worker':'w','pool':'kv',"
+		   "'model':'m'}");
+	pool_in_answer("h", "w", pages, tokens);
+	cluster_ok(&c, engine[0],
+		   "{'cmd':'group.publish','group':'h','worker':'x','pool':'kv',"
+		   "'model':'m'}");
+	cluster_run(&c, 2 * S);
+	pool_in_answer("h", "x", 0, 0);
+	/* again with another name */
+	cluster_ok(&c, engine[1],
+		   "{'cmd':'group.publish','group':'g','worker':'w0','pool':'no',"
+		   "'model':'m'}");
+	cluster_run(&c, 2 * S);
+	pool_in_answer("g", "w0", 0, 0);
+	cache_close(&caches[0]);
+	cache_close(&caches[1]);
+}
+
 static void room_finds_its_source_when_it_comes(void **state)
 {
 	cJSON *answer;
@@ -757,6 +818,7 @@ int main(void)
 		TEST(many_places_of_one_session_are_bounded),
 		TEST(every_daemon_has_an_entry),
 		TEST(directory_that_is_away_leaves_what_is_known),
+		TEST(place_has_the_figures_of_its_pool),
 		TEST(room_finds_its_source_when_it_comes),
 		TEST(source_that_never_comes_is_named),
 		TEST(group_of_several_workers_wants_one_named),
