@@ -20,7 +20,7 @@
 static void entries_are_seen_by_all_who_watch(void **state)
 {
 	static struct net_seen here, there, late;
-	struct net_said one, two;
+	static struct net_said one, two;
 
 	(void)state;
 	look(0, &here, true);
@@ -55,7 +55,7 @@ static void entries_are_seen_by_all_who_watch(void **state)
 static void loads_are_told_to_those_who_want_them(void **state)
 {
 	static struct net_seen loads, records;
-	struct net_said said;
+	static struct net_said said;
 	unsigned int events, tolds;
 
 	(void)state;
@@ -90,7 +90,7 @@ static void loads_are_told_to_those_who_want_them(void **state)
 
 static void place_of_another_daemon_is_refused(void **state)
 {
-	struct net_said mine, theirs;
+	static struct net_said mine, theirs;
 
 	(void)state;
 	must_say(1, &mine, place_of("w", 0), "{}");
@@ -111,7 +111,7 @@ static void bad_entries_are_refused_here(void **state)
 {
 	struct place place = place_of("-", 0);
 	char *text = calloc(1, DIRECTORY_RECORD_MAX + 2);
-	struct net_said said;
+	static struct net_said said;
 
 	(void)state;
 	assert_true(say(1, &said, place, "{}", NULL) < 0);
@@ -134,7 +134,7 @@ static void bad_entries_are_refused_here(void **state)
 static void watch_may_end_in_its_own_call(void **state)
 {
 	static struct net_seen seen;
-	struct net_said one, two;
+	static struct net_said one, two;
 
 	(void)state;
 	must_say(1, &one, place_of("a", 0), "{}");
@@ -153,7 +153,7 @@ static void watch_may_end_in_its_own_call(void **state)
 static void entries_of_a_dead_daemon_stay_for_its_lease(void **state)
 {
 	static struct net_seen seen;
-	struct net_said said;
+	static struct net_said said;
 
 	(void)state;
 	look(2, &seen, false);
@@ -169,7 +169,7 @@ static void entries_of_a_dead_daemon_stay_for_its_lease(void **state)
 static void successor_has_the_places_at_once(void **state)
 {
 	static struct net_seen seen;
-	struct net_said said, next;
+	static struct net_said said, next;
 
 	(void)state;
 	look(2, &seen, false);
@@ -195,7 +195,7 @@ static void line_that_breaks_for_a_moment_takes_nothing_away(void **state)
 	const struct mem_path cut = {.delay_ns = 50000, .cut = true};
 	const struct mem_path good = {.delay_ns = 50000};
 	static struct net_seen seen;
-	struct net_said stays, goes;
+	static struct net_said stays, goes;
 	unsigned int events;
 
 	(void)state;
@@ -223,7 +223,7 @@ static void line_that_breaks_for_a_moment_takes_nothing_away(void **state)
 static void restarted_board_has_all_again_and_nothing_flickers(void **state)
 {
 	static struct net_seen seen;
-	struct net_said one, two;
+	static struct net_said one, two;
 	struct directory_state now;
 	unsigned int events;
 
@@ -285,7 +285,7 @@ static void reconnected_watch_costs_what_changed(void **state)
 static void second_board_takes_over(void **state)
 {
 	static struct net_seen seen;
-	struct net_said said;
+	static struct net_said said;
 	struct directory_state now;
 
 	(void)state;
@@ -313,7 +313,7 @@ static void second_board_takes_over(void **state)
 
 static void publication_waits_for_its_board(void **state)
 {
-	struct net_said said;
+	static struct net_said said;
 
 	(void)state;
 	node_stop(0);

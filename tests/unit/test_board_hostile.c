@@ -312,7 +312,7 @@ static void daemon_of_before_publishes_and_asks(void **state)
 	static struct net_seen seen;
 	struct record record;
 	uint8_t buf[512];
-	struct net_said said;
+	static struct net_said said;
 	struct cursor c;
 
 	(void)state;
