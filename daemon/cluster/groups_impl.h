@@ -78,7 +78,6 @@ struct groups {
 	unsigned int cache_count;
 	struct loop_timer idle;	  /* caches that nobody asks for any more */
 	struct loop_timer fresh;  /* the own entry is said anew */
-	struct groups_place *own; /* in kvd.daemons; NULL: it could not be said yet */
 	bool is_home;		  /* it is in kvd.homes, too */
 	bool draining, closing;
 	uint64_t refused; /* records that could not be read */

@@ -68,8 +68,6 @@ static void said_end(struct groups_place *place)
 		place->call->place = NULL;
 		place->call = NULL;
 	}
-	if (groups->own == place)
-		groups->own = NULL;
 	strmap_remove_bytes(&groups->places_by_key, &key, len);
 	list_remove(&place->link);
 	groups->place_count--;
@@ -409,10 +407,8 @@ void groups_own_say(struct groups *groups)
 		r = publish_text(groups, 0, NULL, &place, text, NULL);
 	if (r == 0)
 		r = own_say_more(groups);
-	if (r == 0) {
-		groups->own = said_find(groups, groups_main(groups), &place);
+	if (r == 0)
 		return;
-	}
 	log_warn("cluster", NULL, "the daemon's own entry is not said", "why=\"%s\"",
 		 err_last()->text);
 	err_clear();
