@@ -45,7 +45,8 @@ struct board_watcher {
 	struct board_owner *owner;
 	struct board_group *group;
 	uint64_t cookie;
-	uint64_t sent; /* the place in the order of change up to which it is told, */
+	uint64_t sent;	   /* the place in the order of change up to which it is told, */
+	struct place last; /* and who is there */
 	/* and the revision from which on, until it is told the last; of one that is told
 	 * all: when that began */
 	uint64_t base;

@@ -20,7 +20,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/cluster/board_impl.h"
 
-#define TOLD_BYTES (48u << 10) /* of entries in one message, about */
+#define TOLD_BYTES (12u << 10) /* of entries in one message, about: 200 us to read */
 #define TOLD_FIXED 512u	       /* of the message besides: no text goes with entries */
 #define ENTRY_FIXED (2u + 1u + 2u + 4u * PLACE_AXES + 8u)
 #define ENTRY_MAX \
@@ -184,6 +184,7 @@ struct telling {
 	struct cursor out; /* entries */
 	uint32_t count;
 	uint64_t reached;
+	const struct roster_entry *at; /* the last one; NULL: none */
 	bool last;
 };
 
@@ -191,8 +192,10 @@ struct telling {
 static void told_fill(const struct board_watcher *watcher, struct telling *t)
 {
 	const struct roster *roster = &watcher->group->roster;
-	const struct roster_entry *entry = roster_after(
-		roster, watcher->fresh && !watcher->begun ? 0 : watcher->sent);
+	const struct roster_entry *entry =
+		watcher->fresh && !watcher->begun
+			? roster_after(roster, 0)
+			: roster_behind(roster, watcher->sent, &watcher->last);
 
 	cursor_put_u32(&t->out, 0);
 	t->reached = watcher->sent;
@@ -200,6 +203,7 @@ static void told_fill(const struct board_watcher *watcher, struct telling *t)
 		int what = what_of(watcher, entry);
 
 		t->reached = entry->changed;
+		t->at = entry;
 		if (what < 0)
 			continue;
 		entry_put(&t->out, entry, (unsigned int)what);
@@ -270,6 +274,8 @@ static bool watcher_tell(struct board *board, struct board_watcher *watcher)
 		return false;
 	}
 	watcher->sent = t.reached;
+	if (t.at)
+		watcher->last = t.at->place;
 	watcher->begun = true;
 	if (!t.last) {
 		tell_soon(board, watcher);

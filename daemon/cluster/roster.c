@@ -223,8 +223,12 @@ void roster_sweep(struct roster *roster,
 
 struct roster_entry *roster_after(const struct roster *roster, uint64_t since)
 {
-	struct roster_entry *entry, *found = NULL;
+	struct roster_entry *entry =
+		list_first(&roster->order, struct roster_entry, link);
+	struct roster_entry *found = NULL;
 
+	if (entry && entry->changed > since)
+		return entry;
 	for (const struct list *at = roster->order.prev; at != &roster->order;
 	     at = at->prev) {
 		entry = list_entry((struct list *)(uintptr_t)at, struct roster_entry,
@@ -234,6 +238,15 @@ struct roster_entry *roster_after(const struct roster *roster, uint64_t since)
 		found = entry;
 	}
 	return found;
+}
+
+struct roster_entry *roster_behind(const struct roster *roster, uint64_t since,
+				   const struct place *last)
+{
+	const struct roster_entry *entry = roster_look(roster, last);
+
+	return entry && entry->changed == since ? roster_next(roster, entry)
+						: roster_after(roster, since);
 }
 
 struct roster_entry *roster_next(const struct roster *roster,

@@ -56,6 +56,9 @@ static inline bool roster_knows(const struct roster *roster, uint64_t since)
 }
 /* The first that changed after `since`, in the order of change; NULL: none. */
 struct roster_entry *roster_after(const struct roster *roster, uint64_t since);
+/* The same at once, if `last` is still the one that changed at `since`. */
+struct roster_entry *roster_behind(const struct roster *roster, uint64_t since,
+				   const struct place *last);
 struct roster_entry *roster_next(const struct roster *roster,
 				 const struct roster_entry *entry);
 /* Of one that is told anew: all is stale, but for what is put from here on; then what is

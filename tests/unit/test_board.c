@@ -375,6 +375,42 @@ static void large_group_is_told_in_parts(void **state)
 	free(text);
 }
 
+static void order_of_change_is_found_from_either_side(void **state)
+{
+	struct roster roster;
+	struct roster_entry *entry;
+	struct place last = place_of("", 0);
+
+	(void)state;
+	roster_init(&roster, 7);
+	assert_null(roster_behind(&roster, 7, &last));
+	srand(1);
+	for (unsigned int i = 0; i < 20000; i++) {
+		struct place place = place_of("w", (uint32_t)(rand() % 600));
+		uint64_t since = roster.rev - (uint64_t)(rand() % 700) % roster.rev;
+		char text[16];
+
+		snprintf(text, sizeof(text), "%u", i);
+		entry = roster_find(&roster, &place);
+		if (entry && rand() % 2)
+			roster_drop(&roster, entry);
+		else
+			assert_int_equal(roster_put(&roster, &place, text, NULL, &entry),
+					 1);
+		entry = roster_after(&roster, since);
+		assert_ptr_equal(roster_behind(&roster, since, &last), entry);
+		if (entry) {
+			assert_true(entry->changed > since);
+			assert_ptr_equal(
+				roster_behind(&roster, entry->changed, &entry->place),
+				roster_next(&roster, entry));
+			last = entry->place;
+		}
+		assert_true(roster.gone_count <= ROSTER_GONE_MAX);
+	}
+	roster_fini(&roster);
+}
+
 static struct net_said parted[500];
 
 /* A watch at node 2 is told a part of a large group, and no more yet. */
@@ -523,6 +559,7 @@ int main(void)
 		TEST(publication_waits_for_its_board),
 		BARE(older_daemon_is_named),
 		TEST(large_group_is_told_in_parts),
+		cmocka_unit_test(order_of_change_is_found_from_either_side),
 		TEST(what_goes_while_a_group_is_told_is_not_kept),
 		TEST(what_goes_and_is_forgotten_meanwhile_is_not_kept),
 		TEST(telling_that_broke_off_leaves_nothing_out),
