@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
@@ -30,35 +31,27 @@ static void cache_tell(struct group_cache *cache)
 	}
 }
 
-#define RANKS_MOST (UINT64_C(1) << 31)
-
-/* How many ranks its worker has, as its first one says; 0: it is another. */
-static uintptr_t ranks_of(const struct place *place, const struct record *record)
+/* Ranks of its worker that it knows to be missing, times the worker's number: what its
+ * first one says that there are, less itself. All of a group's are 0 together when no
+ * worker lacks one, as what one lacks is not made up for by another's. */
+static uint64_t missing_of(const struct place *place, const struct record *record)
 {
+	uint64_t worker = XXH3_64bits(place->worker, strlen(place->worker)) | 1;
 	uint64_t ranks = 1;
 
-	for (unsigned int i = 0; i < PLACE_AXES; i++) {
+	for (unsigned int i = 0; i < PLACE_AXES; i++)
 		ranks *= place->rank[i] ? 0 : record->size[i];
-		ranks = ranks < RANKS_MOST ? ranks : RANKS_MOST;
-	}
-	return (uintptr_t)ranks;
+	return worker * (ranks - 1);
 }
 
 bool groups_complete(const struct roster *roster)
 {
-	const struct roster_entry *entry;
-	uint64_t ranks = 0;
-
-	list_foreach(entry, &roster->order, link) {
-		if (entry->record)
-			ranks += (uintptr_t)entry->user;
-	}
-	return ranks && ranks == roster->count;
+	return roster->count && !roster->missing;
 }
 
 /* Is it what a daemon may say there? */
 static bool cache_check(struct group_cache *cache, const struct place *place,
-			const char *text, uintptr_t *ranks_p)
+			const char *text, uint64_t *missing_p)
 {
 	static struct record record; /* loop's thread */
 	int r = record_read(text, &record);
@@ -68,7 +61,7 @@ static bool cache_check(struct group_cache *cache, const struct place *place,
 	if (r == 0 && own_groups_are(place->group) &&
 	    strcmp(record.instance, place->worker) != 0)
 		r = err_raise(ERR_PERM, "instance: another's than its place");
-	*ranks_p = ranks_of(place, &record);
+	*missing_p = missing_of(place, &record);
 	if (r == 0)
 		return true;
 	if (err_last()->code == ERR_NOMEM) {
@@ -89,11 +82,11 @@ static void cache_on_entry(struct watch *watch, const struct place *place,
 {
 	struct group_cache *cache = container_of(watch, struct group_cache, watch);
 	struct roster_entry *entry = roster_find(&cache->roster, place);
-	uintptr_t ranks = entry ? (uintptr_t)entry->user : 0;
+	uint64_t missing = entry ? entry->missing : 0;
 	int r;
 
 	if (record && (!entry || strcmp(entry->record, record) != 0) &&
-	    !cache_check(cache, place, record, &ranks))
+	    !cache_check(cache, place, record, &missing))
 		record = NULL; /* nobody is there who could be reached */
 	if (!record) {
 		if (entry)
@@ -109,7 +102,7 @@ static void cache_on_entry(struct watch *watch, const struct place *place,
 		}
 		if (r == 0)
 			return;
-		entry->user = (void *)ranks;
+		roster_missing(&cache->roster, entry, missing);
 	}
 	cache_tell(cache);
 }

@@ -164,6 +164,12 @@ int roster_put(struct roster *roster, const struct place *place, const char *rec
 	return 1;
 }
 
+void roster_missing(struct roster *roster, struct roster_entry *entry, uint64_t missing)
+{
+	roster->missing += missing - entry->missing;
+	entry->missing = missing;
+}
+
 void roster_drop(struct roster *roster, struct roster_entry *entry)
 {
 	assert(entry->record);
@@ -172,6 +178,7 @@ void roster_drop(struct roster *roster, struct roster_entry *entry)
 	entry->record = entry->load = NULL;
 	entry->user = NULL;
 	entry->stale = false;
+	roster_missing(roster, entry, 0);
 	roster_moved(roster, entry);
 	entry->record_rev = entry->changed;
 	entry->load_rev = 0;

@@ -168,6 +168,42 @@ static void answer_since_a_revision_has_what_changed(void **state)
 	engine[1] = cluster_engine(&c, 1, "engine");
 }
 
+static bool is_complete(void)
+{
+	cJSON *answer = cluster_call(&c, engine[2], "{'cmd':'group.query','group':'g'}");
+	bool complete = flag_in(answer, "complete");
+
+	cJSON_Delete(answer);
+	return complete;
+}
+
+static void group_is_complete_when_each_worker_is(void **state)
+{
+	static const char rank[] =
+		"{'cmd':'group.publish','group':'g','worker':'%s','tp_rank':%u,"
+		"'tp_size':2,'dp_size':%u}";
+
+	(void)state;
+	/* as many as two whole ones have, but none is */
+	cluster_ok(&c, engine[0], rank, "a", 0, 1);
+	assert_false(is_complete());
+	cluster_ok(&c, engine[1], rank, "b", 1, 1);
+	assert_false(is_complete());
+	cluster_ok(&c, engine[0], rank, "a", 1, 1);
+	assert_false(is_complete());
+	cluster_ok(&c, engine[1], rank, "b", 0, 1);
+	assert_true(is_complete());
+	/* more than it has, and then as it was */
+	cluster_ok(&c, engine[1], rank, "b", 0, 2);
+	assert_false(is_complete());
+	cluster_ok(&c, engine[1], rank, "b", 0, 1);
+	assert_true(is_complete());
+	cluster_engine_dies(&c, engine[1]);
+	cluster_run(&c, 100 * MS);
+	assert_true(is_complete()); /* what is left */
+	engine[1] = cluster_engine(&c, 1, "engine");
+}
+
 static void places_are_checked(void **state)
 {
 	(void)state;
@@ -814,6 +850,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(answer_since_a_revision_has_what_changed),
+		TEST(group_is_complete_when_each_worker_is),
 		TEST(places_are_checked),
 		TEST(many_places_of_one_session_are_bounded),
 		TEST(every_daemon_has_an_entry),
