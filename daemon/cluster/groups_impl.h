@@ -76,9 +76,9 @@ struct groups {
 	unsigned int call_count;
 	struct list caches;
 	unsigned int cache_count;
-	struct loop_timer idle;	  /* caches that nobody asks for any more */
-	struct loop_timer fresh;  /* the own entry is said anew */
-	bool is_home;		  /* it is in kvd.homes, too */
+	struct loop_timer idle;	 /* caches that nobody asks for any more */
+	struct loop_timer fresh; /* the own entry is said anew */
+	bool is_home;		 /* it is in kvd.homes, too */
 	bool draining, closing;
 	uint64_t refused; /* records that could not be read */
 };
