@@ -174,7 +174,7 @@ static bool trust_ask(void *owner, const char *key)
 	}
 	tick_start(trust);
 	if (t && t->user.cache)
-		return true;
+		return !t->found;
 	err_clear();
 	return false;
 }

@@ -761,6 +761,24 @@ static void strangers_are_looked_for_in_bounds(void **state)
 	trust_free(tt.trust);
 }
 
+static void key_whose_group_is_read_already_does_not_wait(void **state)
+{
+	struct groups_user user = {.on_change = NULL};
+	char group[PLACE_GROUP_MAX];
+
+	(void)state;
+	trust_begin();
+	key_said(1, &tt.said[0], key_of(3), "tcp://10.0.0.9:1");
+	trust_group(key_of(3), group);
+	assert_int_equal(groups_use(c.nodes[1].kvd.groups, NULL, group, false, &user), 0);
+	cluster_run(&c, S);
+	assert_false(tt.vouch->knows(tt.vouch->owner, key_of(3)));
+	assert_false(tt.vouch->ask(tt.vouch->owner, key_of(3)));
+	assert_true(tt.vouch->knows(tt.vouch->owner, key_of(3)));
+	groups_unuse(&user);
+	trust_free(tt.trust);
+}
+
 static void key_of_a_daemon_started_again_has_two_entries(void **state)
 {
 	const char *key = key_of(7);
@@ -866,6 +884,7 @@ int main(void)
 		TEST(loads_with_line_breaks_stay_out_of_answers),
 		TEST(keys_that_went_leave_room_for_others),
 		TEST(strangers_are_looked_for_in_bounds),
+		TEST(key_whose_group_is_read_already_does_not_wait),
 		TEST(key_of_a_daemon_started_again_has_two_entries),
 		cmocka_unit_test(record_comes_back_as_it_was_made),
 	};
