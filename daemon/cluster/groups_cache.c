@@ -319,7 +319,6 @@ bool groups_synced(const struct groups_user *user)
 static int only_worker(const struct group_cache *cache, const char **worker_p)
 {
 	const struct roster_entry *entry;
-	unsigned int others = 0;
 
 	*worker_p = NULL;
 	list_foreach(entry, &cache->roster.order, link) {
@@ -327,13 +326,13 @@ static int only_worker(const struct group_cache *cache, const char **worker_p)
 			continue;
 		if (!*worker_p)
 			*worker_p = entry->place.worker;
-		others += strcmp(*worker_p, entry->place.worker) != 0;
+		if (strcmp(*worker_p, entry->place.worker) != 0)
+			return err_raise(
+				ERR_INVAL,
+				"group '%s' has several workers: name one in `worker` "
+				"(kvd-ctl group %s lists them, pick chooses)",
+				cache->group, cache->group);
 	}
-	if (others)
-		return err_raise(ERR_INVAL,
-				 "group '%s' has several workers: name one in `worker` "
-				 "(kvd-ctl group %s lists them, pick chooses)",
-				 cache->group, cache->group);
 	return *worker_p ? 0 : 1;
 }
 
