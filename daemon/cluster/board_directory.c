@@ -37,7 +37,8 @@ struct board_reader {
 	struct roster roster;	 /* what its owner was told */
 	uint64_t stale_until_ns; /* what is stale goes then; 0: nothing is */
 	bool asked, answered;	 /* at `reading` */
-	bool telling, again;
+	bool telling;
+	bool again;   /* there was no memory for an entry: all is asked for once more */
 	bool syncing; /* it asked, and was not told the last of it */
 };
 
@@ -77,6 +78,9 @@ static void reader_ask(struct board_reader *reader)
 
 	reader->asked = reader->answered = false;
 	reader->syncing = true;
+	if (reader->again)
+		reader->revision = 0;
+	reader->again = false;
 	if (!site)
 		return;
 	instance = site->own ? own : site->peer->instance;
@@ -295,7 +299,6 @@ static int reader_hear(struct board_reader *reader, const struct wire_board_told
 
 	cursor_read(&c, m->entries.data, m->entries.len);
 	count = cursor_get_count(&c, KNOWN_MAX, ENTRY_MIN);
-	reader->again = false;
 	if (m->flags & TOLD_ALL)
 		roster_mark(&reader->roster);
 	for (uint32_t i = 0; i < count && !c.bad && reader->watch; i++) {
@@ -306,11 +309,13 @@ static int reader_hear(struct board_reader *reader, const struct wire_board_told
 	}
 	if (c.bad)
 		return err_pass(cursor_check(&c, "BOARD_TOLD: field entries"));
-	/* without memory: the next round has it */
-	reader->revision = reader->again ? 0 : m->revision;
 	if (reader->again)
-		board_tick_start(reader->directory);
-	if (m->flags & TOLD_LAST && reader->watch && !reader->again)
+		board_tick_start(reader->directory); /* the next round has it */
+	if (!(m->flags & TOLD_LAST) || reader->again)
+		return 0;
+	/* not before: what is told later may have a record from before what was told */
+	reader->revision = m->revision;
+	if (reader->watch)
 		reader_end_round(reader, m->young_ms);
 	return 0;
 }
@@ -484,7 +489,7 @@ static void board_on_tick(struct loop_timer *timer)
 		}
 		more |= reader->stale_until_ns != 0;
 		if (d->reading &&
-		    (!reader->asked || !reader->answered || !reader->revision)) {
+		    (!reader->asked || !reader->answered || reader->again)) {
 			reader_ask(reader);
 			more = true;
 		}

@@ -45,8 +45,11 @@ struct board_watcher {
 	struct board_owner *owner;
 	struct board_group *group;
 	uint64_t cookie;
-	uint64_t sent; /* the place in the order of change up to which it is told, */
-	uint64_t base; /* and the revision from which on, until it is told the last */
+	uint64_t sent;	   /* the place in the order of change up to which it is told, */
+	struct place last; /* and who is there */
+	/* and the revision from which on, until it is told the last; of one that is told
+	 * all: when that began */
+	uint64_t base;
 	bool loads;
 	bool fresh;  /* it is told all, as one that knows nothing */
 	bool begun;  /* of that, a part is out */

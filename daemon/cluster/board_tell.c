@@ -20,7 +20,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/cluster/board_impl.h"
 
-#define TOLD_BYTES (48u << 10) /* of entries in one message, about */
+#define TOLD_BYTES (12u << 10) /* of entries in one message, about: 200 us to read */
 #define TOLD_FIXED 512u	       /* of the message besides: no text goes with entries */
 #define ENTRY_FIXED (2u + 1u + 2u + 4u * PLACE_AXES + 8u)
 #define ENTRY_MAX \
@@ -172,8 +172,9 @@ static int what_of(const struct board_watcher *watcher, const struct roster_entr
 	bool load = watcher->loads && entry->load &&
 		    (record || entry->load_rev > watcher->base);
 
+	/* of one that is told all: what has gone since that began */
 	if (!entry->record)
-		return watcher->fresh || !record ? -1 : TOLD_GONE;
+		return entry->record_rev > watcher->base ? TOLD_GONE : -1;
 	if (!record && !load)
 		return -1;
 	return (record ? TOLD_RECORD : 0) | (load ? TOLD_LOAD : 0);
@@ -183,6 +184,7 @@ struct telling {
 	struct cursor out; /* entries */
 	uint32_t count;
 	uint64_t reached;
+	const struct roster_entry *at; /* the last one; NULL: none */
 	bool last;
 };
 
@@ -190,8 +192,10 @@ struct telling {
 static void told_fill(const struct board_watcher *watcher, struct telling *t)
 {
 	const struct roster *roster = &watcher->group->roster;
-	const struct roster_entry *entry = roster_after(
-		roster, watcher->fresh && !watcher->begun ? 0 : watcher->sent);
+	const struct roster_entry *entry =
+		watcher->fresh && !watcher->begun
+			? roster_after(roster, 0)
+			: roster_behind(roster, watcher->sent, &watcher->last);
 
 	cursor_put_u32(&t->out, 0);
 	t->reached = watcher->sent;
@@ -199,6 +203,7 @@ static void told_fill(const struct board_watcher *watcher, struct telling *t)
 		int what = what_of(watcher, entry);
 
 		t->reached = entry->changed;
+		t->at = entry;
 		if (what < 0)
 			continue;
 		entry_put(&t->out, entry, (unsigned int)what);
@@ -232,16 +237,31 @@ static int told_send(const struct board *board, const struct board_watcher *watc
 	return err_pass(r);
 }
 
+/* Is all remembered that has gone and that it is still to be told? */
+static bool watcher_keeps_up(const struct board_watcher *watcher)
+{
+	uint64_t from = watcher->sent;
+
+	if (watcher->fresh && !watcher->begun)
+		return true; /* it is told what is there */
+	if (watcher->fresh && watcher->base > from)
+		from = watcher->base;
+	return roster_knows(&watcher->group->roster, from);
+}
+
 /* One message. False: its line has no room now. */
 static bool watcher_tell(struct board *board, struct board_watcher *watcher)
 {
 	static uint8_t entries[TOLD_BYTES + ENTRY_MAX];
+	const struct roster *roster = &watcher->group->roster;
 	struct telling t = {.count = 0};
 
-	if (!watcher->fresh && !roster_knows(&watcher->group->roster, watcher->sent)) {
+	if (!watcher_keeps_up(watcher)) {
 		watcher->fresh = true;
 		watcher->begun = false;
 	}
+	if (watcher->fresh && !watcher->begun)
+		watcher->base = roster->rev;
 	cursor_write(&t.out, entries, sizeof(entries));
 	told_fill(watcher, &t);
 	/* loads alone changed, and it wants none: that is no message */
@@ -254,6 +274,8 @@ static bool watcher_tell(struct board *board, struct board_watcher *watcher)
 		return false;
 	}
 	watcher->sent = t.reached;
+	if (t.at)
+		watcher->last = t.at->place;
 	watcher->begun = true;
 	if (!t.last) {
 		tell_soon(board, watcher);

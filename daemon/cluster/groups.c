@@ -469,7 +469,26 @@ static void on_idle(struct loop_timer *timer)
 
 static void on_fresh(struct loop_timer *timer)
 {
-	groups_own_say(container_of(timer, struct groups, fresh));
+	struct groups *groups = container_of(timer, struct groups, fresh);
+
+	groups_own_say(groups);
+	if (!groups_places_pools(groups))
+		groups_pools_changed(groups);
+}
+
+static void on_trust(void *arg)
+{
+	link_zmq_look(arg);
+}
+
+static int groups_trust_new(struct groups *groups, struct link *link)
+{
+	int r = trust_new(groups, on_trust, link, &groups->trust);
+
+	if (r < 0)
+		return err_pass(r);
+	link_zmq_vouch(link, trust_vouch(groups->trust));
+	return 0;
 }
 
 static int groups_board(struct groups *groups)
@@ -509,7 +528,7 @@ int groups_new(struct kvd *kvd, struct groups **groups_p)
 		r = groups_directory_new(groups, "", groups->where, &main);
 	if (r == 0 && kvd->config->cluster_trust == GROUPS_TRUST_DIRECTORY &&
 	    strchr(groups->endpoint, '#'))
-		r = trust_new(groups, kvd->link, &groups->trust);
+		r = groups_trust_new(groups, kvd->link);
 	if (r < 0)
 		return err_pass(r); /* groups_free() is the caller's */
 	loop_timer_start(&groups->idle, IDLE_LOOK_NS);
@@ -540,6 +559,8 @@ void groups_free(struct groups *groups)
 		return;
 	err_set(&err, ERR_DRAIN, "the daemon is stopping");
 	groups_close(groups, &err);
+	if (groups->trust)
+		link_zmq_vouch(groups->kvd->link, NULL);
 	trust_free(groups->trust);
 	list_foreach_safe(cache, &groups->caches, link)
 		group_cache_free(cache);

@@ -61,8 +61,9 @@ struct groups_call {
 /*
  * Say that a session is at this place, until the session ends; again replaces it. `at`: a
  * daemon whose board it is said at; NULL or "": the configured directory. The record's
- * name, instance, version, transports and state are filled in here; its endpoint and key
- * where it has none. Negative: not begun, on_done is not called (ERR_INVAL names the
+ * name, instance, version, transports and state are filled in here, as are its endpoint
+ * and key where it has none, and the figures of its pool when the session has one of that
+ * name, now or later. Negative: not begun, on_done is not called (ERR_INVAL names the
  * field, ERR_LIMIT, ERR_EXIST, ERR_PERM). It stays, too, when the call timed out.
  */
 int groups_publish(struct groups *groups, uint64_t session, const char *at,
@@ -81,7 +82,7 @@ void groups_session_gone(struct groups *groups, uint64_t session);
 int groups_load(struct groups *groups, uint64_t session, const char *text);
 /* From now on all that this daemon says of itself and its sessions is "draining". */
 void groups_drain(struct groups *groups);
-/* Its pools are others: kvd.daemons follows soon. */
+/* Its pools are others: kvd.daemons and the places that name them follow soon. */
 void groups_pools_changed(struct groups *groups);
 
 /* It keeps the directory of chunks: kvd.homes says so. */

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
@@ -30,35 +31,27 @@ static void cache_tell(struct group_cache *cache)
 	}
 }
 
-#define RANKS_MOST (UINT64_C(1) << 31)
-
-/* How many ranks its worker has, as its first one says; 0: it is another. */
-static uintptr_t ranks_of(const struct place *place, const struct record *record)
+/* Ranks of its worker that it knows to be missing, times the worker's number: what its
+ * first one says that there are, less itself. All of a group's are 0 together when no
+ * worker lacks one, as what one lacks is not made up for by another's. */
+static uint64_t missing_of(const struct place *place, const struct record *record)
 {
+	uint64_t worker = XXH3_64bits(place->worker, strlen(place->worker)) | 1;
 	uint64_t ranks = 1;
 
-	for (unsigned int i = 0; i < PLACE_AXES; i++) {
+	for (unsigned int i = 0; i < PLACE_AXES; i++)
 		ranks *= place->rank[i] ? 0 : record->size[i];
-		ranks = ranks < RANKS_MOST ? ranks : RANKS_MOST;
-	}
-	return (uintptr_t)ranks;
+	return worker * (ranks - 1);
 }
 
 bool groups_complete(const struct roster *roster)
 {
-	const struct roster_entry *entry;
-	uint64_t ranks = 0;
-
-	list_foreach(entry, &roster->order, link) {
-		if (entry->record)
-			ranks += (uintptr_t)entry->user;
-	}
-	return ranks && ranks == roster->count;
+	return roster->count && !roster->missing;
 }
 
 /* Is it what a daemon may say there? */
 static bool cache_check(struct group_cache *cache, const struct place *place,
-			const char *text, uintptr_t *ranks_p)
+			const char *text, uint64_t *missing_p)
 {
 	static struct record record; /* loop's thread */
 	int r = record_read(text, &record);
@@ -68,7 +61,7 @@ static bool cache_check(struct group_cache *cache, const struct place *place,
 	if (r == 0 && own_groups_are(place->group) &&
 	    strcmp(record.instance, place->worker) != 0)
 		r = err_raise(ERR_PERM, "instance: another's than its place");
-	*ranks_p = ranks_of(place, &record);
+	*missing_p = missing_of(place, &record);
 	if (r == 0)
 		return true;
 	if (err_last()->code == ERR_NOMEM) {
@@ -89,11 +82,11 @@ static void cache_on_entry(struct watch *watch, const struct place *place,
 {
 	struct group_cache *cache = container_of(watch, struct group_cache, watch);
 	struct roster_entry *entry = roster_find(&cache->roster, place);
-	uintptr_t ranks = entry ? (uintptr_t)entry->user : 0;
+	uint64_t missing = entry ? entry->missing : 0;
 	int r;
 
 	if (record && (!entry || strcmp(entry->record, record) != 0) &&
-	    !cache_check(cache, place, record, &ranks))
+	    !cache_check(cache, place, record, &missing))
 		record = NULL; /* nobody is there who could be reached */
 	if (!record) {
 		if (entry)
@@ -109,7 +102,7 @@ static void cache_on_entry(struct watch *watch, const struct place *place,
 		}
 		if (r == 0)
 			return;
-		entry->user = (void *)ranks;
+		roster_missing(&cache->roster, entry, missing);
 	}
 	cache_tell(cache);
 }
@@ -221,6 +214,23 @@ struct group_cache *group_cache_find(const struct groups *groups,
 
 /* ---- users ---- */
 
+/* Room for one more: of those that nobody uses, the one that was asked for longest ago
+ * goes. */
+static void cache_make_room(struct groups *groups)
+{
+	struct group_cache *cache, *oldest = NULL;
+
+	if (groups->cache_count < GROUPS_CACHES_MAX)
+		return;
+	list_foreach(cache, &groups->caches, link) {
+		if (list_empty(&cache->users) &&
+		    (!oldest || cache->used_ns < oldest->used_ns))
+			oldest = cache;
+	}
+	if (oldest)
+		group_cache_free(oldest);
+}
+
 static int cache_get(struct groups *groups, const char *at, const char *group, bool loads,
 		     struct group_cache **cache_p)
 {
@@ -232,6 +242,7 @@ static int cache_get(struct groups *groups, const char *at, const char *group, b
 		return err_pass(r);
 	cache = group_cache_find(groups, from, group);
 	if (!cache) {
+		cache_make_room(groups);
 		if (groups->cache_count >= GROUPS_CACHES_MAX) {
 			groups_directory_put(from);
 			return err_raise(ERR_LIMIT,
@@ -308,7 +319,6 @@ bool groups_synced(const struct groups_user *user)
 static int only_worker(const struct group_cache *cache, const char **worker_p)
 {
 	const struct roster_entry *entry;
-	unsigned int others = 0;
 
 	*worker_p = NULL;
 	list_foreach(entry, &cache->roster.order, link) {
@@ -316,13 +326,13 @@ static int only_worker(const struct group_cache *cache, const char **worker_p)
 			continue;
 		if (!*worker_p)
 			*worker_p = entry->place.worker;
-		others += strcmp(*worker_p, entry->place.worker) != 0;
+		if (strcmp(*worker_p, entry->place.worker) != 0)
+			return err_raise(
+				ERR_INVAL,
+				"group '%s' has several workers: name one in `worker` "
+				"(kvd-ctl group %s lists them, pick chooses)",
+				cache->group, cache->group);
 	}
-	if (others)
-		return err_raise(ERR_INVAL,
-				 "group '%s' has several workers: name one in `worker` "
-				 "(kvd-ctl group %s lists them, pick chooses)",
-				 cache->group, cache->group);
 	return *worker_p ? 0 : 1;
 }
 

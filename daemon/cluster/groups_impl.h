@@ -7,6 +7,7 @@
 #include "daemon/cluster/board.h"
 #include "daemon/cluster/groups.h"
 #include "daemon/base/idmap.h"
+#include "daemon/session/pool.h"
 
 #define GROUPS_PLACES_MAX 65536u
 #define GROUPS_SESSION_PLACES_MAX 1024u
@@ -37,6 +38,9 @@ struct groups_place {
 	char *record;
 	struct groups_call *call; /* waits for the directory's answer; NULL: none does */
 	bool taken;		  /* the directory has it */
+	bool read;		  /* pool and pool_id are of this record */
+	char pool[POOL_NAME_MAX]; /* that the record names; "" */
+	uint64_t pool_id;	  /* whose figures the record has; 0: none */
 };
 
 struct group_cache {
@@ -72,10 +76,9 @@ struct groups {
 	unsigned int call_count;
 	struct list caches;
 	unsigned int cache_count;
-	struct loop_timer idle;	  /* caches that nobody asks for any more */
-	struct loop_timer fresh;  /* the own entry is said anew */
-	struct groups_place *own; /* in kvd.daemons; NULL: it could not be said yet */
-	bool is_home;		  /* it is in kvd.homes, too */
+	struct loop_timer idle;	 /* caches that nobody asks for any more */
+	struct loop_timer fresh; /* the own entry is said anew */
+	bool is_home;		 /* it is in kvd.homes, too */
 	bool draining, closing;
 	uint64_t refused; /* records that could not be read */
 };
@@ -101,6 +104,8 @@ void groups_call_later(struct groups_call *call, const struct err *err);
 void groups_place_free(struct groups_place *place); /* takes it back */
 /* The daemon's own entry, as things are now. */
 void groups_own_say(struct groups *groups);
+/* The figures of the pools that places name. False: there are more to be looked at. */
+bool groups_places_pools(struct groups *groups);
 
 /* ---- groups_cache.c ---- */
 int group_cache_new(struct groups *groups, struct groups_directory *from,

@@ -28,6 +28,7 @@
 #include "daemon/transport/transport.h"
 
 #define FRESH_NS (200 * LOOP_NS_PER_MS) /* changes of pools together */
+#define PLACES_AT_ONCE 16u		/* that are read and written in a turn */
 
 /* ---- one of each place ---- */
 
@@ -67,8 +68,6 @@ static void said_end(struct groups_place *place)
 		place->call->place = NULL;
 		place->call = NULL;
 	}
-	if (groups->own == place)
-		groups->own = NULL;
 	strmap_remove_bytes(&groups->places_by_key, &key, len);
 	list_remove(&place->link);
 	groups->place_count--;
@@ -96,7 +95,7 @@ static void on_said(struct publication *publication, const struct err *err)
 		call->place = NULL;
 		place->call = NULL;
 	}
-	if (err && place->groups->own == place)
+	if (err && place->session == 0) /* the daemon's own */
 		loop_timer_start(&place->groups->fresh, place->groups->lease_ns);
 	if (err)
 		said_end(place);
@@ -157,6 +156,33 @@ static void record_fill(const struct groups *groups, struct record *record)
 			 kvd->transports[i]->ops->name);
 }
 
+static void pool_figures(struct record_pool *into, const struct pool *pool)
+{
+	into->pages = pool->layout->views[0].pages;
+	into->page_tokens = pool->layout->views[0].page_tokens;
+	snprintf(into->digest, sizeof(into->digest), "%016llx",
+		 (unsigned long long)pool->digest);
+}
+
+/* The session's pool of that name; NULL: it has none now. */
+static const struct pool *pool_named(const struct kvd *kvd, uint64_t id, const char *name)
+{
+	const struct session *session;
+	struct idmap_cursor at;
+
+	list_foreach(session, &kvd->sessions, link) {
+		if (session->id != id)
+			continue;
+		idmap_foreach(&session->pools, at) {
+			const struct pool *pool = at.value;
+
+			if (!pool->closing && strcmp(pool->name, name) == 0)
+				return pool;
+		}
+	}
+	return NULL;
+}
+
 static int check_session_places(const struct groups *groups, uint64_t session)
 {
 	const struct groups_place *place;
@@ -173,19 +199,13 @@ static int check_session_places(const struct groups *groups, uint64_t session)
 	return 0;
 }
 
-/* Said before: its record is another one now. */
-static int said_again(struct groups_place *said, uint64_t session, const char *record,
-		      struct groups_call *call)
+static int said_text(struct groups_place *said, const char *record)
 {
-	char text[PLACE_TEXT_MAX];
 	char *copy;
-	struct err err;
 	int r;
 
-	if (said->session != session)
-		return err_raise(ERR_EXIST,
-				 "%s: the rank is published by another session",
-				 place_text(&said->place, text));
+	if (strcmp(said->record, record) == 0)
+		return 0;
 	copy = mem_strdup(record);
 	r = copy ? said->from->directory->ops->update(&said->publication, record, NULL)
 		 : -ENOMEM;
@@ -195,6 +215,25 @@ static int said_again(struct groups_place *said, uint64_t session, const char *r
 	}
 	mem_free(said->record);
 	said->record = copy;
+	said->read = false;
+	return 0;
+}
+
+/* Said before: its record is another one now. */
+static int said_again(struct groups_place *said, uint64_t session, const char *record,
+		      struct groups_call *call)
+{
+	char text[PLACE_TEXT_MAX];
+	struct err err;
+	int r;
+
+	if (said->session != session)
+		return err_raise(ERR_EXIST,
+				 "%s: the rank is published by another session",
+				 place_text(&said->place, text));
+	r = said_text(said, record);
+	if (r < 0)
+		return err_pass(r);
 	if (!call)
 		return 0;
 	groups_call_start(said->groups, call, session, said->place.group, said->from);
@@ -250,6 +289,7 @@ int groups_publish(struct groups *groups, uint64_t session, const char *at,
 		   struct groups_call *call)
 {
 	char text[DIRECTORY_RECORD_MAX];
+	const struct pool *pool;
 	int r = place_check(place);
 
 	if (r == 0 && own_groups_are(place->group))
@@ -265,6 +305,11 @@ int groups_publish(struct groups *groups, uint64_t session, const char *at,
 		return err_pass(r);
 	record_fill(groups, record);
 	record->summary[clean_text(record->summary, strlen(record->summary))] = '\0';
+	pool = record->pool_count
+		       ? pool_named(groups->kvd, session, record->pools[0].name)
+		       : NULL;
+	if (pool)
+		pool_figures(&record->pools[0], pool);
 	r = record_check(record, place);
 	if (r == 0)
 		r = record_make(record, text);
@@ -293,12 +338,10 @@ static void add_pool(struct record *record, const struct pool *pool)
 
 	if (record->pool_count == RECORD_POOLS_MAX || pool->closing)
 		return;
-	*into = (struct record_pool){.pages = pool->layout->views[0].pages,
-				     .page_tokens = pool->layout->views[0].page_tokens};
+	*into = (struct record_pool){.pages = 0};
 	snprintf(into->name, sizeof(into->name), "%s", pool->name);
 	into->name[clean_text(into->name, strlen(into->name))] = '\0';
-	snprintf(into->digest, sizeof(into->digest), "%016llx",
-		 (unsigned long long)pool->digest);
+	pool_figures(into, pool);
 	record->pool_count++;
 }
 
@@ -364,10 +407,8 @@ void groups_own_say(struct groups *groups)
 		r = publish_text(groups, 0, NULL, &place, text, NULL);
 	if (r == 0)
 		r = own_say_more(groups);
-	if (r == 0) {
-		groups->own = said_find(groups, groups_main(groups), &place);
+	if (r == 0)
 		return;
-	}
 	log_warn("cluster", NULL, "the daemon's own entry is not said", "why=\"%s\"",
 		 err_last()->text);
 	err_clear();
@@ -386,30 +427,81 @@ void groups_pools_changed(struct groups *groups)
 		loop_timer_start(&groups->fresh, FRESH_NS);
 }
 
-/* What was said before, with the state of now. */
+/* ---- places as things are now ---- */
+
+static int said_write(struct groups_place *place, const struct record *record)
+{
+	char text[DIRECTORY_RECORD_MAX];
+	int r = record_make(record, text);
+
+	return r < 0 ? err_pass(r) : err_pass(said_text(place, text));
+}
+
 static int said_drain(struct groups_place *place)
 {
 	cleanup_free struct record *record = mem_alloc(sizeof(*record));
-	char text[DIRECTORY_RECORD_MAX];
-	char *copy;
 	int r = record ? record_read(place->record, record) : -ENOMEM;
 
 	if (r < 0)
 		return err_pass(r);
 	record->draining = true;
-	r = record_make(record, text);
-	copy = r == 0 ? mem_strdup(text) : NULL;
-	if (r == 0)
-		r = copy ? place->from->directory->ops->update(&place->publication, text,
-							       NULL)
-			 : -ENOMEM;
-	if (r < 0) {
-		mem_free(copy);
+	return err_pass(said_write(place, record));
+}
+
+/* Which pool it names is read once of each record. */
+static int said_pool_name(struct groups_place *place, struct record *record)
+{
+	int r = record_read(place->record, record);
+
+	if (r < 0)
 		return err_pass(r);
-	}
-	mem_free(place->record);
-	place->record = copy;
+	snprintf(place->pool, sizeof(place->pool), "%s",
+		 record->pool_count ? record->pools[0].name : "");
+	place->pool_id = 0;
+	place->read = true;
 	return 0;
+}
+
+/* The figures of its pool, when that is another one than before. True: there was
+ * something to do. */
+static bool said_pool(struct groups_place *place)
+{
+	cleanup_free struct record *record = NULL;
+	const struct pool *pool = NULL;
+	int r = 0;
+
+	if (place->read && !*place->pool)
+		return false;
+	if (place->read)
+		pool = pool_named(place->groups->kvd, place->session, place->pool);
+	if (place->read && (!pool || pool->id == place->pool_id))
+		return false;
+	record = mem_alloc(sizeof(*record));
+	r = record ? said_pool_name(place, record) : -ENOMEM;
+	if (r == 0 && *place->pool)
+		pool = pool_named(place->groups->kvd, place->session, place->pool);
+	if (r == 0 && pool) {
+		pool_figures(&record->pools[0], pool);
+		r = said_write(place, record);
+		place->read = true;
+		place->pool_id = r == 0 ? pool->id : 0;
+	}
+	if (r < 0)
+		err_clear(); /* with the next change of pools */
+	return true;
+}
+
+bool groups_places_pools(struct groups *groups)
+{
+	struct groups_place *place;
+	unsigned int done = 0;
+
+	list_foreach(place, &groups->places, link) {
+		if (done == PLACES_AT_ONCE)
+			return false;
+		done += place->session && said_pool(place);
+	}
+	return true;
 }
 
 void groups_drain(struct groups *groups)

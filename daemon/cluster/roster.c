@@ -164,6 +164,12 @@ int roster_put(struct roster *roster, const struct place *place, const char *rec
 	return 1;
 }
 
+void roster_missing(struct roster *roster, struct roster_entry *entry, uint64_t missing)
+{
+	roster->missing += missing - entry->missing;
+	entry->missing = missing;
+}
+
 void roster_drop(struct roster *roster, struct roster_entry *entry)
 {
 	assert(entry->record);
@@ -172,6 +178,7 @@ void roster_drop(struct roster *roster, struct roster_entry *entry)
 	entry->record = entry->load = NULL;
 	entry->user = NULL;
 	entry->stale = false;
+	roster_missing(roster, entry, 0);
 	roster_moved(roster, entry);
 	entry->record_rev = entry->changed;
 	entry->load_rev = 0;
@@ -223,8 +230,12 @@ void roster_sweep(struct roster *roster,
 
 struct roster_entry *roster_after(const struct roster *roster, uint64_t since)
 {
-	struct roster_entry *entry, *found = NULL;
+	struct roster_entry *entry =
+		list_first(&roster->order, struct roster_entry, link);
+	struct roster_entry *found = NULL;
 
+	if (entry && entry->changed > since)
+		return entry;
 	for (const struct list *at = roster->order.prev; at != &roster->order;
 	     at = at->prev) {
 		entry = list_entry((struct list *)(uintptr_t)at, struct roster_entry,
@@ -234,6 +245,15 @@ struct roster_entry *roster_after(const struct roster *roster, uint64_t since)
 		found = entry;
 	}
 	return found;
+}
+
+struct roster_entry *roster_behind(const struct roster *roster, uint64_t since,
+				   const struct place *last)
+{
+	const struct roster_entry *entry = roster_look(roster, last);
+
+	return entry && entry->changed == since ? roster_next(roster, entry)
+						: roster_after(roster, since);
 }
 
 struct roster_entry *roster_next(const struct roster *roster,

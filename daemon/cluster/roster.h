@@ -27,6 +27,7 @@ struct roster_entry {
 	char *record;	     /* NULL: it has gone */
 	char *load;	     /* NULL: none is known */
 	void *user;	     /* the owner's */
+	uint64_t missing;    /* roster_missing() */
 	bool stale;	     /* roster_mark() */
 };
 
@@ -34,6 +35,7 @@ struct roster {
 	struct strmap places;
 	struct list order, gone;
 	unsigned int count, gone_count; /* that are there; that have gone */
+	uint64_t missing;		/* of those that are there, added up */
 	uint64_t rev;			/* of the last change */
 	uint64_t forgotten; /* what had gone up to here is not known any more */
 };
@@ -56,8 +58,13 @@ static inline bool roster_knows(const struct roster *roster, uint64_t since)
 }
 /* The first that changed after `since`, in the order of change; NULL: none. */
 struct roster_entry *roster_after(const struct roster *roster, uint64_t since);
+/* The same at once, if `last` is still the one that changed at `since`. */
+struct roster_entry *roster_behind(const struct roster *roster, uint64_t since,
+				   const struct place *last);
 struct roster_entry *roster_next(const struct roster *roster,
 				 const struct roster_entry *entry);
+/* A number of the entry's that is added up, and taken off when it goes. */
+void roster_missing(struct roster *roster, struct roster_entry *entry, uint64_t missing);
 /* Of one that is told anew: all is stale, but for what is put from here on; then what is
  * stale is dropped, and on_gone(arg) told of each, which must not free the roster. */
 void roster_mark(struct roster *roster);

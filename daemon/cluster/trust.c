@@ -27,14 +27,15 @@ struct trusted {
 	struct trust *trust;
 	char key[RECORD_KEY_CHARS + 1];
 	struct groups_user user;	 /* of the key's group; none for dialled ones */
-	bool found;			 /* there is an entry, as of the last change */
+	bool found;			 /* the group has an entry of the key */
 	char dialled[LINK_ENDPOINT_MAX]; /* where an entry named it; "" */
 	uint64_t since_ns;
 };
 
 struct trust {
 	struct groups *groups;
-	struct link *link;
+	void (*on_change)(void *arg);
+	void *arg;
 	struct link_vouch vouch;
 	struct strmap keys;
 	struct list list;
@@ -87,9 +88,11 @@ static struct trusted *trusted_get(struct trust *trust, const char *key)
 	return t;
 }
 
-/* The entry of the key, of whoever has it: there is one, unless a daemon lies. */
-static bool trusted_entry(const struct trusted *t, struct record *record_p)
+/* Is there an entry of the key, at this endpoint? NULL: at any. A daemon that was started
+ * again has two until the lease of the first is over. */
+static bool trusted_entry(const struct trusted *t, const char *endpoint)
 {
+	static struct record record; /* loop's thread */
 	const struct roster_entry *entry;
 
 	if (!t->user.cache)
@@ -97,53 +100,56 @@ static bool trusted_entry(const struct trusted *t, struct record *record_p)
 	list_foreach(entry, &groups_roster(&t->user)->order, link) {
 		if (!entry->record)
 			continue;
-		if (record_read(entry->record, record_p) == 0 &&
-		    strcmp(record_p->key, t->key) == 0)
+		if (record_read(entry->record, &record) == 0 &&
+		    strcmp(record.key, t->key) == 0 &&
+		    (!endpoint || strcasecmp(record.endpoint, endpoint) == 0))
 			return true;
 		err_clear();
 	}
 	return false;
 }
 
-/* ---- what the link asks ---- */
-
-static bool trust_knows(void *owner, const char *key)
-{
-	static struct record record; /* loop's thread */
-	struct trust *trust = owner;
-	struct trusted *t = strmap_get(&trust->keys, key);
-
-	return t && (*t->dialled || trusted_entry(t, &record));
-}
-
-static bool trust_at(void *owner, const char *key, const char *endpoint)
-{
-	static struct record record; /* loop's thread */
-	struct trust *trust = owner;
-	struct trusted *t = strmap_get(&trust->keys, key);
-
-	if (!t)
-		return false;
-	return strcasecmp(t->dialled, endpoint) == 0 ||
-	       (trusted_entry(t, &record) && strcasecmp(record.endpoint, endpoint) == 0);
-}
-
-static void trust_on_change(struct groups_user *user)
-{
-	static struct record record; /* loop's thread */
-	struct trusted *t = container_of(user, struct trusted, user);
-	bool found = trusted_entry(t, &record);
-
-	if (found != t->found)
-		t->trust->looked += found ? -1u : 1u;
-	t->found = found;
-	link_zmq_look(t->trust->link);
-}
-
 static void tick_start(struct trust *trust)
 {
 	if (!loop_timer_running(&trust->tick))
 		loop_timer_start(&trust->tick, TICK_NS);
+}
+
+/* ---- what the link asks ---- */
+
+static bool trust_knows(void *owner, const char *key)
+{
+	struct trust *trust = owner;
+	struct trusted *t = strmap_get(&trust->keys, key);
+
+	return t && (*t->dialled || t->found);
+}
+
+static bool trust_at(void *owner, const char *key, const char *endpoint)
+{
+	struct trust *trust = owner;
+	struct trusted *t = strmap_get(&trust->keys, key);
+
+	return t && (strcasecmp(t->dialled, endpoint) == 0 || trusted_entry(t, endpoint));
+}
+
+static void trust_on_change(struct groups_user *user)
+{
+	struct trusted *t = container_of(user, struct trusted, user);
+	struct trust *trust = t->trust;
+	bool found = trusted_entry(t, NULL);
+
+	if (found == t->found)
+		return;
+	t->found = found;
+	if (found) {
+		trust->looked--;
+	} else {
+		trust->looked++;
+		t->since_ns = loop_now_ns(trust->groups->loop);
+		tick_start(trust);
+	}
+	trust->on_change(trust->arg);
 }
 
 static bool trust_ask(void *owner, const char *key)
@@ -168,12 +174,23 @@ static bool trust_ask(void *owner, const char *key)
 	}
 	tick_start(trust);
 	if (t && t->user.cache)
-		return true;
+		return !t->found;
 	err_clear();
 	return false;
 }
 
-/* Keys without an entry are looked for no more. */
+/* It is looked for no more; one that was dialled is kept. */
+static void trusted_rest(struct trusted *t)
+{
+	if (!*t->dialled) {
+		trusted_free(t);
+		return;
+	}
+	groups_unuse(&t->user);
+	t->trust->looked--;
+}
+
+/* Keys without an entry. */
 static void trust_on_tick(struct loop_timer *timer)
 {
 	struct trust *trust = container_of(timer, struct trust, tick);
@@ -181,9 +198,8 @@ static void trust_on_tick(struct loop_timer *timer)
 	struct trusted *t;
 
 	list_foreach_safe(t, &trust->list, link) {
-		if (t->user.cache && now_ns - t->since_ns >= LOOK_NS && !*t->dialled &&
-		    !t->found)
-			trusted_free(t);
+		if (t->user.cache && !t->found && now_ns - t->since_ns >= LOOK_NS)
+			trusted_rest(t);
 	}
 	if (trust->looked)
 		tick_start(trust);
@@ -202,7 +218,13 @@ int trust_dial(struct trust *trust, const struct record *record)
 	return 0;
 }
 
-int trust_new(struct groups *groups, struct link *link, struct trust **trust_p)
+const struct link_vouch *trust_vouch(const struct trust *trust)
+{
+	return &trust->vouch;
+}
+
+int trust_new(struct groups *groups, void (*on_change)(void *arg), void *arg,
+	      struct trust **trust_p)
 {
 	struct trust *trust = mem_zalloc(sizeof(*trust));
 
@@ -210,13 +232,13 @@ int trust_new(struct groups *groups, struct link *link, struct trust **trust_p)
 	if (!trust)
 		return err_pass(-ENOMEM);
 	trust->groups = groups;
-	trust->link = link;
+	trust->on_change = on_change;
+	trust->arg = arg;
 	trust->vouch = (struct link_vouch){
 		.owner = trust, .knows = trust_knows, .at = trust_at, .ask = trust_ask};
 	strmap_init(&trust->keys);
 	list_init(&trust->list);
 	loop_timer_init(&trust->tick, groups->loop, trust_on_tick);
-	link_zmq_vouch(link, &trust->vouch);
 	return 0;
 }
 
@@ -226,7 +248,6 @@ void trust_free(struct trust *trust)
 
 	if (!trust)
 		return;
-	link_zmq_vouch(trust->link, NULL);
 	list_foreach_safe(t, &trust->list, link)
 		trusted_free(t);
 	strmap_fini(&trust->keys);

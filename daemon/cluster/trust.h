@@ -18,8 +18,11 @@ struct groups;
 struct record;
 struct trust;
 
-/* The link asks it from now on, until trust_free(). */
-int trust_new(struct groups *groups, struct link *link, struct trust **trust_p);
+/* on_change(arg): a key is trusted, or is no more. */
+int trust_new(struct groups *groups, void (*on_change)(void *arg), void *arg,
+	      struct trust **trust_p);
+/* For link_zmq_vouch(); until trust_free(). */
+const struct link_vouch *trust_vouch(const struct trust *trust);
 void trust_free(struct trust *trust); /* NULL is fine */
 /* An entry names this key at this endpoint: it is about to be dialled. ERR_NOMEM. */
 int trust_dial(struct trust *trust, const struct record *record);

@@ -126,10 +126,12 @@ static void put_record(struct text *text, const struct record *record)
 	put_pools(text, record);
 }
 
-/* The directory has it as text: it is handed on if it is an object and nothing else. */
+/* The directory has it as text: it is handed on if it is an object and nothing else, in
+ * one line, as an answer is. */
 static void put_load(struct text *text, const char *load)
 {
-	if (*load != '{' || json_check(load, strlen(load), 4) < 0) {
+	if (*load != '{' || strpbrk(load, "\t\n\r") ||
+	    json_check(load, strlen(load), 4) < 0) {
 		err_clear();
 		return;
 	}

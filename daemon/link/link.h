@@ -123,7 +123,7 @@ struct link_vouch {
 	bool (*knows)(void *owner, const char *key);
 	/* Is that member at tcp://host:port? */
 	bool (*at)(void *owner, const char *key, const char *endpoint);
-	/* It may be one: look, then link_zmq_look(). False: it is not looked for. */
+	/* It may be one: look, then link_zmq_look(). False: knows() has the last word. */
 	bool (*ask)(void *owner, const char *key);
 };
 void link_zmq_vouch(struct link *link, const struct link_vouch *vouch);

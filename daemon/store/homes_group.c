@@ -28,23 +28,24 @@ static bool homes_words(const struct homes_group *group, struct text *words)
 	const struct roster_entry *entry;
 	unsigned int count = 0;
 
+	if (!record || !endpoints) {
+		mem_free(endpoints);
+		return false;
+	}
 	list_foreach(entry, &roster->order, link) {
-		if (!record || !endpoints)
-			break;
 		if (!entry->record || record_read(entry->record, record) < 0 ||
 		    record->draining)
 			continue;
 		groups_dial(group->groups, record, endpoints[count++]);
 	}
 	err_clear();
-	if (record && endpoints)
-		qsort(endpoints, count, LINK_ENDPOINT_MAX, by_alphabet);
-	for (unsigned int i = 0; endpoints && i < count && i < MEMBERS_MAX; i++) {
+	qsort(endpoints, count, LINK_ENDPOINT_MAX, by_alphabet);
+	for (unsigned int i = 0; i < count && i < MEMBERS_MAX; i++) {
 		text_puts(words, i ? " " : "");
 		text_puts(words, endpoints[i]);
 	}
 	mem_free(endpoints);
-	return record && !words->failed;
+	return !words->failed;
 }
 
 static void on_homes_timer(struct loop_timer *timer)

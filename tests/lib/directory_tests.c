@@ -192,7 +192,7 @@ void directory_entry_is_told_with_its_load(void **state)
 	struct seen *plain = seen_new(rig->member(rig, 1), "prefill", false);
 	struct seen *other = seen_new(rig->member(rig, 1), "prefil", true);
 	struct directory_state now;
-	struct said said;
+	static struct said said;
 
 	said_init(&said);
 	directory_until(rig, DIRECTORY_SOON_NS,
@@ -229,7 +229,7 @@ void directory_update_latest_wins(void **state)
 	struct place place = directory_place("decode", "", 0);
 	struct seen *seen = seen_new(rig->member(rig, 1), "decode", true);
 	const struct directory_ops *ops = rig->member(rig, 0)->ops;
-	struct said said;
+	static struct said said;
 	char load[16];
 	int last = -1;
 
@@ -256,7 +256,7 @@ void directory_withdrawn_is_gone(void **state)
 	struct place place = directory_place("g", "w", 7);
 	struct seen *seen = seen_new(rig->member(rig, 1), "g", true);
 	const struct directory_ops *ops = rig->member(rig, 0)->ops;
-	struct said said;
+	static struct said said;
 
 	said_init(&said);
 	said_publish_well(rig, &said, 0, &place, "r", "l");
@@ -287,7 +287,7 @@ void directory_late_reader_is_told_all(void **state)
 	struct place places[3] = {directory_place("g", "a", 0),
 				  directory_place("g", "b", 0),
 				  directory_place("g", "b", 65535)};
-	struct said said[3];
+	static struct said said[3];
 	struct seen *first, *second;
 
 	for (unsigned int i = 0; i < 3; i++) {
@@ -316,7 +316,7 @@ void directory_place_of_another_is_refused(void **state)
 {
 	struct directory_rig *rig = *state;
 	struct place place = directory_place("g", "w", 0);
-	struct said holder, rival, brother;
+	static struct said holder, rival, brother;
 	struct directory *directory = rig->member(rig, 0);
 
 	said_init(&holder);
@@ -344,7 +344,7 @@ void directory_place_is_published_again(void **state)
 	struct place place = directory_place("g", "w", 0),
 		     next = directory_place("g", "w", 1);
 	struct seen *seen = seen_new(rig->member(rig, 1), "g", true);
-	struct said said;
+	static struct said said;
 
 	said_init(&said);
 	said_publish_well(rig, &said, 0, &place, "r1", "l1");
@@ -363,7 +363,7 @@ void directory_crashed_is_gone_after_its_lease(void **state)
 	struct directory_rig *rig = *state;
 	struct place place = directory_place("g", "w", 0);
 	struct seen *seen = seen_new(rig->member(rig, 1), "g", true);
-	struct said said, next;
+	static struct said said, next;
 	uint64_t begin_ns;
 
 	said_init(&said);
@@ -387,7 +387,7 @@ void directory_left_is_gone_at_once(void **state)
 	struct directory_rig *rig = *state;
 	struct place place = directory_place("g", "w", 0);
 	struct seen *seen = seen_new(rig->member(rig, 1), "g", true);
-	struct said said;
+	static struct said said;
 	uint64_t begin_ns;
 
 	said_init(&said);
@@ -431,7 +431,7 @@ void directory_callbacks_may_end_all(void **state)
 	struct seen *seen = seen_new(rig->member(rig, 1), "g", true);
 	struct seen *other = seen_new(rig->member(rig, 1), "g", true);
 	struct seen *third = seen_new(rig->member(rig, 2), "h", false);
-	struct said said, mine;
+	static struct said said, mine;
 	struct ender ender = {.rig = rig, .other = other, .said = &mine};
 	unsigned int told;
 
@@ -459,7 +459,7 @@ void directory_limits_are_named(void **state)
 	struct place place = directory_place("g", "w", 0), bad = place;
 	static char text[DIRECTORY_RECORD_MAX + 2], load[DIRECTORY_LOAD_MAX + 2];
 	struct seen *seen = seen_new(rig->member(rig, 1), "g", true);
-	struct said said;
+	static struct said said;
 
 	said_init(&said);
 	memset(text, 'x', sizeof(text) - 1);
@@ -535,7 +535,7 @@ void directory_names_of_any_characters(void **state)
 					    "-x",  "A"};
 	struct directory_rig *rig = *state;
 	struct seen *seen[ARRAY_LEN(names)];
-	struct said said[ARRAY_LEN(names)];
+	static struct said said[ARRAY_LEN(names)];
 	struct place places[ARRAY_LEN(names)];
 
 	for (unsigned int i = 0; i < ARRAY_LEN(names); i++) {

@@ -375,6 +375,127 @@ static void large_group_is_told_in_parts(void **state)
 	free(text);
 }
 
+static void order_of_change_is_found_from_either_side(void **state)
+{
+	struct roster roster;
+	struct roster_entry *entry;
+	struct place last = place_of("", 0);
+
+	(void)state;
+	roster_init(&roster, 7);
+	assert_null(roster_behind(&roster, 7, &last));
+	srand(1);
+	for (unsigned int i = 0; i < 20000; i++) {
+		struct place place = place_of("w", (uint32_t)(rand() % 600));
+		uint64_t since = roster.rev - (uint64_t)(rand() % 700) % roster.rev;
+		char text[16];
+
+		snprintf(text, sizeof(text), "%u", i);
+		entry = roster_find(&roster, &place);
+		if (entry && rand() % 2)
+			roster_drop(&roster, entry);
+		else
+			assert_int_equal(roster_put(&roster, &place, text, NULL, &entry),
+					 1);
+		entry = roster_after(&roster, since);
+		assert_ptr_equal(roster_behind(&roster, since, &last), entry);
+		if (entry) {
+			assert_true(entry->changed > since);
+			assert_ptr_equal(
+				roster_behind(&roster, entry->changed, &entry->place),
+				roster_next(&roster, entry));
+			last = entry->place;
+		}
+		assert_true(roster.gone_count <= ROSTER_GONE_MAX);
+	}
+	roster_fini(&roster);
+}
+
+static struct net_said parted[500];
+
+/* A watch at node 2 is told a part of a large group, and no more yet. */
+static void told_a_part(struct net_seen *seen)
+{
+	const struct mem_path cut = {.delay_ns = 50000, .cut = true};
+	char *text = calloc(1, 2000);
+
+	text[0] = '{';
+	memset(text + 1, ' ', 1997);
+	text[1998] = '}';
+	for (unsigned int i = 0; i < 500; i++)
+		assert_int_equal(say(1, &parted[i], place_of("w", i), text, NULL), 0);
+	free(text);
+	run_for(5 * S);
+	/* these are told last, and have records from before the others' */
+	for (unsigned int i = 0; i < 100; i++)
+		assert_int_equal(f.n[1].directory->ops->update(&parted[i].publication,
+							       NULL, "{\"n\":1}"),
+				 0);
+	run_for(S);
+	mem_hub_set_queue_max(f.hub, 4);
+	look(2, seen, false);
+	for (unsigned int i = 0; i < 1000 && !seen->count; i++)
+		run_for(50000);
+	assert_int_equal(mem_hub_set_path(f.hub, endpoint(0), endpoint(2), &cut), 0);
+	assert_int_equal(mem_hub_set_path(f.hub, endpoint(2), endpoint(0), &cut), 0);
+	run_for(MS);
+	assert_in_range(seen->count, 1, 400);
+	assert_int_equal(seen->synced, 0);
+}
+
+static void told_the_rest(void)
+{
+	const struct mem_path good = {.delay_ns = 50000};
+
+	mem_hub_set_queue_max(f.hub, 1000);
+	assert_int_equal(mem_hub_set_path(f.hub, endpoint(0), endpoint(2), &good), 0);
+	assert_int_equal(mem_hub_set_path(f.hub, endpoint(2), endpoint(0), &good), 0);
+	run_for(10 * S);
+}
+
+static void what_goes_while_a_group_is_told_is_not_kept(void **state)
+{
+	static struct net_seen seen;
+	const char *record;
+
+	(void)state;
+	told_a_part(&seen);
+	assert_string_not_equal(record_at(&seen, place_of("w", 100)), "none");
+	for (unsigned int i = 100; i < 110; i++)
+		f.n[1].directory->ops->withdraw(&parted[i].publication);
+	told_the_rest();
+	assert_int_equal(f.n[0].downs, 0);
+	assert_int_equal(seen.synced, 1);
+	record = record_at(&seen, place_of("w", 100));
+	assert_string_equal(record, "none");
+	assert_int_equal(seen.count, 490);
+}
+
+static void what_goes_and_is_forgotten_meanwhile_is_not_kept(void **state)
+{
+	static struct net_seen seen;
+
+	(void)state;
+	told_a_part(&seen);
+	for (unsigned int i = 100; i < 500; i++)
+		f.n[1].directory->ops->withdraw(&parted[i].publication);
+	told_the_rest();
+	assert_int_equal(seen.count, 100);
+}
+
+static void telling_that_broke_off_leaves_nothing_out(void **state)
+{
+	static struct net_seen seen;
+
+	(void)state;
+	told_a_part(&seen);
+	run_for(3 * S);
+	assert_true(f.n[0].downs > 0);
+	told_the_rest();
+	assert_int_equal(seen.synced, 1);
+	assert_int_equal(seen.count, 500);
+}
+
 static void allocation_failures_cost_nothing_for_good(void **state)
 {
 	static struct net_seen seen;
@@ -438,6 +559,10 @@ int main(void)
 		TEST(publication_waits_for_its_board),
 		BARE(older_daemon_is_named),
 		TEST(large_group_is_told_in_parts),
+		cmocka_unit_test(order_of_change_is_found_from_either_side),
+		TEST(what_goes_while_a_group_is_told_is_not_kept),
+		TEST(what_goes_and_is_forgotten_meanwhile_is_not_kept),
+		TEST(telling_that_broke_off_leaves_nothing_out),
 		TEST(allocation_failures_cost_nothing_for_good),
 	};
 

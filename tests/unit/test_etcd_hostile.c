@@ -72,7 +72,7 @@ static void foreign_keys_are_counted(void **state)
 	struct directory_state now;
 	char out[256], id[32];
 	struct seen *seen = NULL, *late;
-	struct said said;
+	static struct said said;
 
 	(void)state;
 	assert_int_equal(etcd_ctl(rig->server, out, sizeof(out), "lease grant 600"), 0);
@@ -147,7 +147,7 @@ static void many_keys_are_read_in_small_turns(void **state)
 	char out[256], id[32];
 	uint64_t begin_ns;
 	struct seen *seen;
-	struct said said;
+	static struct said said;
 
 	(void)state;
 	assert_int_equal(etcd_ctl(rig->server, out, sizeof(out), "lease grant 600"), 0);
@@ -257,7 +257,7 @@ static void second_endpoint_and_names_are_used(void **state)
 	struct etcd_rig *rig = etcd_rig_new(4);
 	char port[8], url[128];
 	struct seen *seen;
-	struct said said;
+	static struct said said;
 	int fd = listener(port);
 
 	(void)state;
@@ -275,7 +275,7 @@ static void lease_file_frees_places_after_a_crash(void **state)
 {
 	struct etcd_rig *rig = etcd_rig_new(60);
 	struct seen *seen;
-	struct said said;
+	static struct said said;
 	uint64_t begin_ns;
 	char path[64];
 
@@ -320,7 +320,7 @@ static void user_is_asked_for_and_renewed(void **state)
 	char good[96], bad[96];
 	struct etcd_rig *rig;
 	struct seen *seen;
-	struct said said;
+	static struct said said;
 
 	(void)state;
 	etcd_server_need();
@@ -374,7 +374,7 @@ static void tls_checks_both_sides(void **state)
 	struct etcd_server server, other;
 	struct etcd_rig *rig;
 	struct seen *seen;
-	struct said said;
+	static struct said said;
 
 	(void)state;
 	etcd_server_need();
@@ -432,7 +432,7 @@ static void sandboxed_daemon_reaches_etcd(void **state)
 	char ca[96], cert[96], key[96], url[64];
 	struct etcd_server server;
 	struct etcd_rig *rig;
-	struct said said;
+	static struct said said;
 	int status;
 	pid_t pid;
 
@@ -511,7 +511,7 @@ static bool lack_at(struct etcd_rig *rig, uint64_t n)
 	struct place place = directory_place("g", "w", 0);
 	int64_t live = mem_live();
 	struct directory *d;
-	struct said said;
+	static struct said said;
 	bool failed;
 
 	list_init(&lack.watch.link);

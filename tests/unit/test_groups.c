@@ -12,14 +12,17 @@
 #include <cmocka.h>
 
 #include "daemon/base/err.h"
+#include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/cluster/groups_impl.h"
 #include "daemon/cluster/record.h"
+#include "daemon/cluster/trust.h"
 #include "daemon/peer/peer.h"
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
 #include "daemon/store/homes.h"
+#include "daemon/store/homes_impl.h"
 #include "daemon/store/members.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/cluster.h"
@@ -162,6 +165,42 @@ static void answer_since_a_revision_has_what_changed(void **state)
 	assert_true(flag_in(answer, "whole"));
 	assert_int_equal(ranks_in(answer), 1);
 	cJSON_Delete(answer);
+	engine[1] = cluster_engine(&c, 1, "engine");
+}
+
+static bool is_complete(void)
+{
+	cJSON *answer = cluster_call(&c, engine[2], "{'cmd':'group.query','group':'g'}");
+	bool complete = flag_in(answer, "complete");
+
+	cJSON_Delete(answer);
+	return complete;
+}
+
+static void group_is_complete_when_each_worker_is(void **state)
+{
+	static const char rank[] =
+		"{'cmd':'group.publish','group':'g','worker':'%s','tp_rank':%u,"
+		"'tp_size':2,'dp_size':%u}";
+
+	(void)state;
+	/* as many as two whole ones have, but none is */
+	cluster_ok(&c, engine[0], rank, "a", 0, 1);
+	assert_false(is_complete());
+	cluster_ok(&c, engine[1], rank, "b", 1, 1);
+	assert_false(is_complete());
+	cluster_ok(&c, engine[0], rank, "a", 1, 1);
+	assert_false(is_complete());
+	cluster_ok(&c, engine[1], rank, "b", 0, 1);
+	assert_true(is_complete());
+	/* more than it has, and then as it was */
+	cluster_ok(&c, engine[1], rank, "b", 0, 2);
+	assert_false(is_complete());
+	cluster_ok(&c, engine[1], rank, "b", 0, 1);
+	assert_true(is_complete());
+	cluster_engine_dies(&c, engine[1]);
+	cluster_run(&c, 100 * MS);
+	assert_true(is_complete()); /* what is left */
 	engine[1] = cluster_engine(&c, 1, "engine");
 }
 
@@ -316,6 +355,67 @@ static void send_it(unsigned long long room)
 		   room);
 }
 
+static void pool_in_answer(const char *group, const char *worker, unsigned int pages,
+			   unsigned int page_tokens)
+{
+	cJSON *answer =
+		cluster_call(&c, engine[2], "{'cmd':'group.query','group':'%s'}", group);
+	const cJSON *pool = cJSON_GetArrayItem(
+		cJSON_GetObjectItemCaseSensitive(rank_of(answer, worker), "pools"), 0);
+
+	assert_non_null(pool);
+	assert_int_equal(cJSON_GetObjectItemCaseSensitive(pool, "pages")->valuedouble,
+			 pages);
+	assert_int_equal(
+		cJSON_GetObjectItemCaseSensitive(pool, "page_tokens")->valuedouble,
+		page_tokens);
+	assert_int_equal(strlen(text_in(pool, "digest")), pages ? 16 : 4); /* none */
+	assert_string_equal(text_in(pool, "model"), "m");
+	cJSON_Delete(answer);
+}
+
+static void place_has_the_figures_of_its_pool(void **state)
+{
+	const unsigned int pages = cluster_geometry.pages;
+	const unsigned int tokens = cluster_geometry.page_tokens;
+
+	(void)state;
+	/* before its pool, and more than are looked at in a turn */
+	for (unsigned int i = 0; i < 40; i++)
+		cluster_ok(
+			&c, engine[1],
+			"{'cmd':'group.publish','group':'g','worker':'w%u','pool':'kv',"
+			"'model':'m'}",
+			i);
+	cluster_ok(&c, engine[1],
+		   "{'cmd':'group.publish','group':'g','worker':'other','pool':'no',"
+		   "'model':'m'}");
+	pool_in_answer("g", "w0", 0, 0);
+	make_caches();
+	cluster_run(&c, 2 * S);
+	pool_in_answer("g", "w0", pages, tokens);
+	pool_in_answer("g", "w39", pages, tokens);
+	pool_in_answer("g", "other", 0, 0);
+	/* after it; another session's pool is not its own */
+	cluster_ok(&c, engine[1],
+		   "{'cmd':'group.publish','group':'h','worker':'w','pool':'kv',"
+		   "'model':'m'}");
+	pool_in_answer("h", "w", pages, tokens);
+	cluster_ok(&c, engine[0],
+		   "{'cmd':'group.publish','group':'h','worker':'x','pool':'kv',"
+		   "'model':'m'}");
+	cluster_run(&c, 2 * S);
+	pool_in_answer("h", "x", 0, 0);
+	/* again with another name */
+	cluster_ok(&c, engine[1],
+		   "{'cmd':'group.publish','group':'g','worker':'w0','pool':'no',"
+		   "'model':'m'}");
+	cluster_run(&c, 2 * S);
+	pool_in_answer("g", "w0", 0, 0);
+	cache_close(&caches[0]);
+	cache_close(&caches[1]);
+}
+
 static void room_finds_its_source_when_it_comes(void **state)
 {
 	cJSON *answer;
@@ -426,6 +526,15 @@ static void homes_of_chunks_follow_the_directory(void **state)
 		assert_string_equal(
 			members_endpoint(homes_members(c.nodes[i].kvd.store->homes), 1),
 			c.nodes[1].endpoint);
+	/* without memory for them they are what they were */
+	for (unsigned int i = 1; i < 10; i++) {
+		struct loop_timer *timer = &c.nodes[2].kvd.store->homes->group.timer;
+
+		mem_fail_at(i);
+		timer->on_timer(timer);
+		mem_fail_at(0);
+		assert_int_equal(homes_of(2), NODES);
+	}
 	/* one that drains, and one that dies when its lease is over */
 	groups_drain(c.nodes[1].kvd.groups);
 	cluster_run(&c, 3 * S);
@@ -437,6 +546,60 @@ static void homes_of_chunks_follow_the_directory(void **state)
 	cluster_crash(&c, 0, MEM_CRASH_KILLED);
 	cluster_run(&c, 10 * S);
 	assert_int_equal(homes_of(2), 2);
+}
+
+static void groups_that_nobody_uses_make_room(void **state)
+{
+	struct groups *groups = c.nodes[2].kvd.groups;
+	static struct groups_user user[GROUPS_CACHES_MAX + 1];
+	char name[32];
+
+	(void)state;
+	memset(user, 0, sizeof(user));
+	for (unsigned int i = 0; i < GROUPS_CACHES_MAX + 100; i++) {
+		struct groups_user once = {.on_change = NULL};
+
+		snprintf(name, sizeof(name), "asked once %u", i);
+		assert_int_equal(groups_use(groups, NULL, name, false, &once), 0);
+		groups_unuse(&once);
+	}
+	/* those in use stay, and then it is enough */
+	for (unsigned int i = 0; i < GROUPS_CACHES_MAX; i++) {
+		snprintf(name, sizeof(name), "used %u", i);
+		assert_int_equal(groups_use(groups, NULL, name, false, &user[i]), 0);
+	}
+	assert_true(groups_use(groups, NULL, "one more", false,
+			       &user[GROUPS_CACHES_MAX]) < 0);
+	assert_int_equal(err_last()->code, ERR_LIMIT);
+	groups_unuse(&user[7]);
+	assert_int_equal(
+		groups_use(groups, NULL, "one more", false, &user[GROUPS_CACHES_MAX]), 0);
+	for (unsigned int i = 0; i <= GROUPS_CACHES_MAX; i++)
+		groups_unuse(&user[i]);
+	cluster_run(&c, 2 * S);
+}
+
+static void own_entry_that_was_refused_is_said_again(void **state)
+{
+	struct directory *directory = groups_main(c.nodes[0].kvd.groups)->directory;
+	struct publication squat = {.on_done = NULL};
+	struct place place = {.group = "kvd.homes"};
+	struct groups_user user = {.on_change = NULL};
+
+	(void)state;
+	hex_write(peers_instance(c.nodes[1].kvd.peers), 16, place.worker);
+	assert_int_equal(directory->ops->publish(directory, &squat, &place, "{}", NULL),
+			 0);
+	cluster_run(&c, 100 * MS);
+	groups_be_home(c.nodes[1].kvd.groups);
+	cluster_run(&c, 5 * S);
+	directory->ops->withdraw(&squat);
+	cluster_run(&c, 5 * S);
+	assert_int_equal(
+		groups_use(c.nodes[2].kvd.groups, NULL, place.group, false, &user), 0);
+	cluster_run(&c, S);
+	assert_non_null(roster_find(groups_roster(&user), &place));
+	groups_unuse(&user);
 }
 
 /* ---- forged entries ---- */
@@ -491,6 +654,169 @@ static void forged_records_are_not_used(void **state)
 	cJSON_Delete(answer);
 }
 
+/* ---- cluster_trust = directory ---- */
+
+#define TRUSTED 300u
+
+static struct trust_test {
+	struct trust *trust;
+	const struct link_vouch *vouch;
+	unsigned int changes;
+	struct publication said[TRUSTED + 1];
+} tt;
+
+static void on_trust(void *arg)
+{
+	((struct trust_test *)arg)->changes++;
+}
+
+static void trust_begin(void)
+{
+	tt = (struct trust_test){.trust = NULL};
+	assert_int_equal(trust_new(c.nodes[1].kvd.groups, on_trust, &tt, &tt.trust), 0);
+	tt.vouch = trust_vouch(tt.trust);
+}
+
+static const char *key_of(unsigned int i)
+{
+	static char key[RECORD_KEY_CHARS + 1];
+
+	snprintf(key, sizeof(key), "%040u", i);
+	return key;
+}
+
+/* A node says that the key is its own, at an endpoint. */
+static void key_said(unsigned int node, struct publication *said, const char *key,
+		     const char *endpoint)
+{
+	const struct kvd *kvd = &c.nodes[node].kvd;
+	struct directory *directory = groups_main(kvd->groups)->directory;
+	struct place place = {.worker = ""};
+	char record[DIRECTORY_RECORD_MAX];
+
+	trust_group(key, place.group);
+	hex_write(peers_instance(kvd->peers), 16, place.worker);
+	snprintf(record, sizeof(record),
+		 "{\"v\":1,\"instance\":\"%s\",\"endpoint\":\"%s\",\"key\":\"%s\"}",
+		 place.worker, endpoint, key);
+	assert_int_equal(directory->ops->publish(directory, said, &place, record, NULL),
+			 0);
+}
+
+static bool trust_asked(unsigned int i)
+{
+	bool looked = tt.vouch->ask(tt.vouch->owner, key_of(i));
+
+	cluster_run(&c, 50 * MS);
+	return looked && tt.vouch->knows(tt.vouch->owner, key_of(i));
+}
+
+static void keys_that_went_leave_room_for_others(void **state)
+{
+	struct directory *directory = groups_main(c.nodes[1].kvd.groups)->directory;
+	struct record *record = calloc(1, sizeof(*record));
+
+	(void)state;
+	trust_begin();
+	record_init(record);
+	strcpy(record->endpoint, "tcp://10.0.0.9:1");
+	for (unsigned int i = 0; i < TRUSTED; i++) {
+		key_said(1, &tt.said[i], key_of(i), "tcp://10.0.0.9:1");
+		assert_true(trust_asked(i));
+		/* some are dialled, too */
+		strcpy(record->key, key_of(i));
+		if (i % 2)
+			assert_int_equal(trust_dial(tt.trust, record), 0);
+	}
+	cluster_run(&c, 30 * S);
+	assert_true(tt.vouch->knows(tt.vouch->owner, key_of(0)));
+	for (unsigned int i = 0; i < TRUSTED; i++)
+		directory->ops->withdraw(&tt.said[i]);
+	cluster_run(&c, 100 * MS);
+	assert_false(tt.vouch->knows(tt.vouch->owner, key_of(0)));
+	assert_true(tt.vouch->knows(tt.vouch->owner, key_of(1)));
+	assert_true(tt.vouch->at(tt.vouch->owner, key_of(1), "tcp://10.0.0.9:1"));
+	assert_false(tt.vouch->at(tt.vouch->owner, key_of(1), "tcp://10.0.0.8:1"));
+	cluster_run(&c, 30 * S);
+	key_said(1, &tt.said[TRUSTED], key_of(TRUSTED), "tcp://10.0.0.9:1");
+	assert_true(trust_asked(TRUSTED));
+	trust_free(tt.trust);
+	free(record);
+}
+
+static void strangers_are_looked_for_in_bounds(void **state)
+{
+	unsigned int looked = 0;
+
+	(void)state;
+	trust_begin();
+	for (unsigned int i = 0; i < 1000; i++)
+		looked += tt.vouch->ask(tt.vouch->owner, key_of(i));
+	assert_in_range(looked, 1, 256);
+	cluster_run(&c, 30 * S);
+	assert_true(tt.vouch->ask(tt.vouch->owner, key_of(1000)));
+	cluster_run(&c, S);
+	for (unsigned int i = 0; i <= 1000; i++)
+		assert_false(tt.vouch->knows(tt.vouch->owner, key_of(i)));
+	trust_free(tt.trust);
+}
+
+static void key_whose_group_is_read_already_does_not_wait(void **state)
+{
+	struct groups_user user = {.on_change = NULL};
+	char group[PLACE_GROUP_MAX];
+
+	(void)state;
+	trust_begin();
+	key_said(1, &tt.said[0], key_of(3), "tcp://10.0.0.9:1");
+	trust_group(key_of(3), group);
+	assert_int_equal(groups_use(c.nodes[1].kvd.groups, NULL, group, false, &user), 0);
+	cluster_run(&c, S);
+	assert_false(tt.vouch->knows(tt.vouch->owner, key_of(3)));
+	assert_false(tt.vouch->ask(tt.vouch->owner, key_of(3)));
+	assert_true(tt.vouch->knows(tt.vouch->owner, key_of(3)));
+	groups_unuse(&user);
+	trust_free(tt.trust);
+}
+
+static void key_of_a_daemon_started_again_has_two_entries(void **state)
+{
+	const char *key = key_of(7);
+
+	(void)state;
+	trust_begin();
+	key_said(1, &tt.said[0], key, "tcp://10.0.0.9:1");
+	cluster_run(&c, 100 * MS);
+	key_said(2, &tt.said[1], key, "tcp://10.0.0.9:2");
+	cluster_run(&c, 100 * MS);
+	assert_true(trust_asked(7));
+	assert_true(tt.vouch->at(tt.vouch->owner, key, "tcp://10.0.0.9:1"));
+	assert_true(tt.vouch->at(tt.vouch->owner, key, "tcp://10.0.0.9:2"));
+	assert_false(tt.vouch->at(tt.vouch->owner, key, "tcp://10.0.0.9:3"));
+	trust_free(tt.trust);
+}
+
+static void loads_with_line_breaks_stay_out_of_answers(void **state)
+{
+	static const char *const loads[] = {"{\"v\":1,\"x\":\n{\"id\":9,\"ok\":true}\n}",
+					    "{\"v\":1}\r\n", "\n{}", "{\"v\":\t1}"};
+	cJSON *answer;
+
+	(void)state;
+	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'g','worker':'a'}");
+	for (size_t i = 0; i < ARRAY_LEN(loads); i++) {
+		assert_int_equal(
+			groups_load(c.nodes[1].kvd.groups, engine[1]->id, loads[i]), 0);
+		cluster_run(&c, 100 * MS);
+		answer = cluster_call(&c, engine[2],
+				      "{'cmd':'group.query','group':'g','loads':true}");
+		assert_int_equal(ranks_in(answer), 1);
+		assert_null(
+			cJSON_GetObjectItemCaseSensitive(rank_of(answer, "a"), "load"));
+		cJSON_Delete(answer);
+	}
+}
+
 static void record_comes_back_as_it_was_made(void **state)
 {
 	struct record *a = calloc(1, sizeof(*a)), *b = calloc(1, sizeof(*b));
@@ -542,15 +868,24 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(answer_since_a_revision_has_what_changed),
+		TEST(group_is_complete_when_each_worker_is),
 		TEST(places_are_checked),
 		TEST(many_places_of_one_session_are_bounded),
 		TEST(every_daemon_has_an_entry),
 		TEST(directory_that_is_away_leaves_what_is_known),
+		TEST(place_has_the_figures_of_its_pool),
 		TEST(room_finds_its_source_when_it_comes),
 		TEST(source_that_never_comes_is_named),
 		TEST(group_of_several_workers_wants_one_named),
 		TEST(homes_of_chunks_follow_the_directory),
+		TEST(groups_that_nobody_uses_make_room),
+		TEST(own_entry_that_was_refused_is_said_again),
 		TEST(forged_records_are_not_used),
+		TEST(loads_with_line_breaks_stay_out_of_answers),
+		TEST(keys_that_went_leave_room_for_others),
+		TEST(strangers_are_looked_for_in_bounds),
+		TEST(key_whose_group_is_read_already_does_not_wait),
+		TEST(key_of_a_daemon_started_again_has_two_entries),
 		cmocka_unit_test(record_comes_back_as_it_was_made),
 	};
 
