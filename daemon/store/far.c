@@ -701,9 +701,9 @@ static uint64_t far_cover(struct far_covers *covers, uint64_t mask)
 	return one->used;
 }
 
-/* As much of it as serves the handle: *far_p, or NULL. */
+/* As much of its first `most` chunks as serves the handle: *far_p, or NULL. */
 static int far_hold_new(struct far_lend *lend, const struct store_handle *handle,
-			struct far_hold **far_p)
+			uint32_t most, struct far_hold **far_p)
 {
 	struct far_covers covers = {.lend = lend, .handle = handle};
 	struct far_hold *far = mem_zalloc(sizeof(*far));
@@ -718,11 +718,13 @@ static int far_hold_new(struct far_lend *lend, const struct store_handle *handle
 	}
 	far->lend = lend;
 	lend->refs++;
-	for (uint32_t i = 0; i < lend->run_count; i++) {
+	for (uint32_t i = 0; i < lend->run_count && far->chunks < most; i++) {
+		uint32_t end = lend->runs[i].end;
+
 		far->used[i] = far_cover(&covers, lend->runs[i].mask);
 		if (!far->used[i])
 			break;
-		far->chunks = lend->runs[i].end;
+		far->chunks = end < most ? end : most;
 	}
 	far->tokens = far->chunks == lend->chunks
 			      ? lend->tokens
@@ -752,13 +754,14 @@ static void far_add(struct far_hold **first_p, struct far_hold *far)
 int far_hold_join(const struct far_hold *other, const struct store_handle *handle,
 		  struct far_hold **far_p)
 {
+	uint32_t most = far_hold_chunks(other);
 	struct far_hold *all = NULL;
 	int r = 0;
 
 	for (; other && r >= 0; other = other->next) {
 		struct far_hold *far;
 
-		r = far_hold_new(other->lend, handle, &far);
+		r = far_hold_new(other->lend, handle, most, &far);
 		if (far)
 			far_add(&all, far);
 	}
@@ -789,7 +792,7 @@ static int told_use(struct far_one *one, struct far_lend *lend)
 		one->parked = lend;
 		return 1;
 	}
-	r = far_hold_new(lend, one->query->hold->handle, &far);
+	r = far_hold_new(lend, one->query->hold->handle, one->query->asked, &far);
 	lend_unref(lend);
 	if (far)
 		far_add(&one->query->hold->far, far);

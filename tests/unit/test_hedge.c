@@ -15,6 +15,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/session/session.h"
 #include "proto/kvd_status.h"
+#include "daemon/store/far.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/cluster_store.h"
 
@@ -31,7 +32,9 @@
 struct world {
 	struct cluster c;
 	struct session *engine[NODES];
-	struct cache cache[NODES], other; /* another session's at the asker */
+	struct cache cache[NODES];
+	struct cache other;   /* a second one of the asker's engine */
+	struct cache half[4]; /* lower and upper heads, of the first and of the asker */
 	uint64_t space[NODES];
 	uint64_t hold, move;
 };
@@ -209,6 +212,10 @@ static int teardown(void **state)
 	}
 	if (w->other.base)
 		cache_close(&w->other);
+	for (unsigned int i = 0; i < ARRAY_LEN(w->half); i++) {
+		if (w->half[i].base)
+			cache_close(&w->half[i]);
+	}
 	cluster_free(&w->c);
 	free(w);
 	return 0;
@@ -634,6 +641,67 @@ static void want_of_memory_costs_the_hedge(void **state)
 	assert_true(won > 0 && lost > 0);
 }
 
+/* ---- ranks ---- */
+
+/* A cache with half of the heads, and its space. */
+static uint64_t half_begin(struct world *w, unsigned int node, bool upper)
+{
+	struct cache *cache = &w->half[(node ? 2 : 0) + upper];
+
+	*cache = cluster_geometry;
+	cache->units /= 2;
+	cache->first_unit = upper ? cache->units : 0;
+	cluster_cache(&w->c, w->engine[node], upper ? "upper" : "lower", upper, cache);
+	return cluster_number(cluster_call(&w->c, w->engine[node],
+					   "{'cmd':'chunk.space','pool':%llu,'model':'m',"
+					   "'scheme':'s','tokens':%u}",
+					   (unsigned long long)cache->pool, TOKENS),
+			      "space");
+}
+
+/* The holder has less for the rank that asked than for the one that joins, which is given
+ * the same chunks: their ids are known of those alone. */
+static void join_has_no_more_chunks_than_the_hold(void **state)
+{
+	struct world *w = *state;
+	uint64_t lower, upper;
+	const char *secret;
+	struct store_hold *hold;
+	cJSON *answer;
+
+	for (unsigned int half = 0; half < 2; half++) {
+		uint64_t space = half_begin(w, 0, half);
+		unsigned int count = half ? 1 : CHUNKS;
+
+		cluster_ok(&w->c, w->engine[0],
+			   "{'cmd':'chunk.put','space':%llu,'pool':%llu,'ids':[%s],"
+			   "'views':{'kv':{'pages':[%s]}}}",
+			   (unsigned long long)space,
+			   (unsigned long long)w->half[half].pool, ids_text(100, count),
+			   pages_text(count * PAGES));
+	}
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	lower = half_begin(w, ASKER, false);
+	upper = half_begin(w, ASKER, true);
+	answer = cluster_call(&w->c, w->engine[ASKER],
+			      "{'cmd':'chunk.hold','space':%llu,'ids':[%s],'lease_ms':"
+			      "600000,'far_ms':2000}",
+			      (unsigned long long)upper, ids_text(100, CHUNKS));
+	assert_int_equal(cJSON_GetNumberValue(cJSON_GetObjectItem(answer, "chunks")), 1);
+	secret = cJSON_GetStringValue(cJSON_GetObjectItem(answer, "secret"));
+	hold = store_hold_find(
+		w->engine[ASKER],
+		cluster_number(cluster_call(&w->c, w->engine[ASKER],
+					    "{'cmd':'chunk.join','space':%llu,"
+					    "'secret':'%s','lease_ms':600000}",
+					    (unsigned long long)lower, secret),
+			       "hold"));
+	assert_non_null(hold);
+	assert_int_equal(far_hold_chunks(hold->far), 1);
+	assert_int_equal(far_hold_tokens(hold->far), TOKENS);
+	cJSON_Delete(answer);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -656,6 +724,7 @@ int main(void)
 		CASE(two_fetches_share_a_hedge),
 		CASE(hedges_are_no_more_than_the_budget),
 		CASE(want_of_memory_costs_the_hedge),
+		CASE(join_has_no_more_chunks_than_the_hold),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
