@@ -659,6 +659,23 @@ static uint64_t half_begin(struct world *w, unsigned int node, bool upper)
 			      "space");
 }
 
+/* What a hold of nothing charges its engine when it has been answered. */
+static uint64_t hold_costs(struct world *w, unsigned int far_ms)
+{
+	const struct account *account = w->engine[ASKER]->account;
+	uint64_t before = account->bytes[ACCOUNT_CHUNKS];
+
+	hold_of(w, 200, CHUNKS, far_ms);
+	return account->bytes[ACCOUNT_CHUNKS] - before;
+}
+
+static void ids_that_nobody_has_are_not_charged_on(void **state)
+{
+	struct world *w = *state;
+
+	assert_int_equal(hold_costs(w, 2000), hold_costs(w, 0));
+}
+
 /* The holder has less for the rank that asked than for the one that joins, which is given
  * the same chunks: their ids are known of those alone. */
 static void join_has_no_more_chunks_than_the_hold(void **state)
@@ -724,6 +741,7 @@ int main(void)
 		CASE(two_fetches_share_a_hedge),
 		CASE(hedges_are_no_more_than_the_budget),
 		CASE(want_of_memory_costs_the_hedge),
+		CASE(ids_that_nobody_has_are_not_charged_on),
 		CASE(join_has_no_more_chunks_than_the_hold),
 	};
 
