@@ -53,6 +53,8 @@ static int hedge_piece(struct store_move *hedge, struct store_move *fetch, uint3
 		return err_pass(store_part_load(part));
 	if (part)
 		return part->hedge ? 0 : err_raise(ERR_BUSY, "an engine fills it");
+	if (piece->chunk->gone)
+		return err_raise(ERR_NOTFOUND, "its name was dropped");
 	r = store_part_new(piece->chunk, hedge->class, &piece->part);
 	if (r >= 0)
 		piece->part->hedge = true;

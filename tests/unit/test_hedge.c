@@ -485,6 +485,41 @@ static void engine_that_dies_ends_both(void **state)
 	assert_int_equal(store_of(w)->moves, 0);
 }
 
+/* The first hedge fails and leaves names without parts; they are dropped, and the leg is
+ * late again. */
+static void what_is_dropped_is_not_hedged_again(void **state)
+{
+	struct world *w = *state;
+	struct store_move *move;
+	struct err why;
+
+	fake_node_freeze(bytes_of(w, 0), true);
+	fake_node_freeze(bytes_of(w, 1), true);
+	w->move = fetch(w);
+	cluster_run(&w->c, LATE + 100 * MS);
+	assert_int_equal(far(w).hedges, 1);
+	err_set(&why, ERR_NOTFOUND, "by the test");
+	store_move_abort(list_first(&store_of(w)->hedges, struct store_move, hedge_link),
+			 &why);
+	fake_node_freeze(bytes_of(w, 1), false);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	assert_true(list_empty(&store_of(w)->hedges));
+	assert_int_equal(store_of(w)->chunk_count, CHUNKS);
+	cluster_ok(&w->c, w->engine[ASKER],
+		   "{'cmd':'chunk.drop','space':%llu,'ids':[%s]}",
+		   (unsigned long long)w->space[ASKER], ids_text(0, CHUNKS));
+	move = store_move_find(w->engine[ASKER], w->move);
+	store_hedge(list_first(&move->legs, struct store_leg, link));
+	cluster_run(&w->c, 100 * MS);
+	assert_int_equal(far(w).hedges, 1);
+	fake_node_freeze(bytes_of(w, 0), false);
+	cluster_until(&w->c, is_over, w, "the fetch");
+	assert_int_equal(state_of(w, w->move), KVD_SUCCESS);
+	assert_true(cache_holds(&w->cache[ASKER], CHUNKS * PAGES));
+	assert_int_equal(store_of(w)->chunk_count, 0);
+	nothing_is_left(w);
+}
+
 /* More than half of the user's share is pinned. */
 static void full_memory_is_left_alone(void **state)
 {
@@ -736,6 +771,7 @@ int main(void)
 		CASE(what_an_engine_fills_is_not_waited_for),
 		CASE(deadline_ends_both),
 		CASE(engine_that_dies_ends_both),
+		CASE(what_is_dropped_is_not_hedged_again),
 		CASE(full_memory_is_left_alone),
 		CASE(no_hedge_where_it_is_not_wanted),
 		CASE(two_fetches_share_a_hedge),
