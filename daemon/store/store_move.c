@@ -373,34 +373,19 @@ static bool piece_goes_on(const struct store_move *move, uint32_t i)
 	return piece_sources(move, i).used || piece_loads(move, i);
 }
 
-/* Of its chunks an engine has withdrawn pages that it read: what is left may do. */
-static bool leg_left(const struct store_move *move, const struct store_leg *leg)
-{
-	for (uint32_t i = leg->first; i < leg->first + leg->count && !leg->far; i++) {
-		const struct store_chunk *chunk = move->pieces[i].chunk;
-
-		if (leg->used & ~store_chunk_ready(chunk))
-			return true;
-	}
-	return false;
-}
-
-/* Its holder serves no more, or later than another: that one goes on. */
+/* Its holder serves no more, or later than another: that one goes on. So does what is
+ * left where an engine has withdrawn pages. */
 static void leg_failed(struct store_move *move, const struct store_leg *leg)
 {
 	bool running = store_move_state(move) == STORE_MOVE_RUNNING;
 	/* what we have ended says nothing of the holder */
 	bool failed = leg->far && running && !leg->beaten;
 
-	if (running && leg_left(move, leg)) {
-		if (leg->first < move->next)
-			move->next = leg->first;
-		return;
-	}
 	if (failed && move->kind == STORE_FETCH)
 		far_hold_fail(leg->far);
-	if (!leg->far || !running || move->kind == STORE_HEDGE ||
-	    !piece_goes_on(move, leg->first)) {
+	if (!running ||
+	    !(leg->left || leg->beaten ||
+	      (failed && move->kind == STORE_FETCH && piece_goes_on(move, leg->first)))) {
 		store_move_abort(move, &leg->error);
 		return;
 	}

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/session/pool.h"
 #include "daemon/session/session.h"
 #include "proto/kvd_status.h"
 #include "daemon/store/far.h"
@@ -676,6 +677,150 @@ static void want_of_memory_costs_the_hedge(void **state)
 	assert_true(won > 0 && lost > 0);
 }
 
+/* ---- with what engines publish ---- */
+
+static void publish(struct world *w, unsigned int count)
+{
+	cluster_ok(&w->c, w->engine[ASKER],
+		   "{'cmd':'chunk.publish','space':%llu,'pool':%llu,'ids':[%s],"
+		   "'views':{'kv':{'pages':[%s]}}}",
+		   (unsigned long long)w->space[ASKER],
+		   (unsigned long long)w->cache[ASKER].pool, ids_text(0, count),
+		   pages_text(count * PAGES));
+	cluster_run(&w->c, MS);
+}
+
+static void withdraw(struct world *w, unsigned int count)
+{
+	cluster_ok(&w->c, w->engine[ASKER],
+		   "{'cmd':'chunk.withdraw','space':%llu,'ids':[%s],'grace_ms':0}",
+		   (unsigned long long)w->space[ASKER], ids_text(0, count));
+}
+
+static uint64_t fetch_other(struct world *w)
+{
+	return cluster_number(
+		cluster_call(&w->c, w->engine[ASKER],
+			     "{'cmd':'chunk.fetch','hold':%llu,'pool':%llu,'views':{"
+			     "'kv':{'pages':[%s],'tokens':[0,%u]}}}",
+			     (unsigned long long)w->hold,
+			     (unsigned long long)w->other.pool,
+			     pages_text(CHUNKS * PAGES), CHUNKS * TOKENS),
+		"move");
+}
+
+static void other_begin(struct world *w)
+{
+	w->other = cluster_geometry;
+	cluster_cache(&w->c, w->engine[ASKER], "other", 0, &w->other);
+	memset(w->other.base, MARK, w->other.bytes);
+	cache_fill(&w->cache[ASKER]);
+}
+
+/* By a call, not a command, so that it is done in this turn. */
+static void publish_again(struct world *w, const struct store_ids *ids)
+{
+	struct session *engine = w->engine[ASKER];
+	struct store_move_args args = {.pool = pool_find(engine, w->cache[ASKER].pool),
+				       .publish = true};
+	struct store_move *move;
+	struct room_map *map;
+
+	assert_int_equal(room_maps_begin(&args.maps, 1), 0);
+	map = &args.maps.maps[args.maps.count++];
+	*map = (struct room_map){.view = "kv",
+				 .layers = {0, UINT32_MAX},
+				 .token_end = CHUNKS * TOKENS,
+				 .page_count = CHUNKS * PAGES};
+	map->pages = mem_calloc(map->page_count, sizeof(*map->pages));
+	assert_non_null(map->pages);
+	for (uint32_t i = 0; i < map->page_count; i++)
+		map->pages[i] = i;
+	assert_int_equal(
+		store_put(store_handle_find(engine, w->space[ASKER]), ids, &args, &move),
+		0);
+}
+
+/* They are there again before what read them has ended. */
+static void what_is_published_again_is_read_again(void **state)
+{
+	struct world *w = *state;
+	uint8_t bytes[CHUNKS * STORE_ID_BYTES] = {0};
+	const struct store_ids ids = {.bytes = bytes, .count = CHUNKS};
+	struct store_handle *handle =
+		store_handle_find(w->engine[ASKER], w->space[ASKER]);
+	struct store_move *move;
+
+	for (unsigned int i = 0; i < CHUNKS; i++)
+		bytes[(i + 1) * STORE_ID_BYTES - 1] = (uint8_t)(i + 1);
+	other_begin(w);
+	publish(w, CHUNKS);
+	w->hold = hold_of(w, 0, CHUNKS, 0);
+	fake_node_freeze(bytes_of(w, ASKER), true);
+	w->move = fetch_other(w);
+	cluster_run(&w->c, MS);
+	assert_int_equal(state_of(w, w->move), KVD_TRANSFERRING);
+	assert_int_equal(store_withdraw(handle, &ids, 0, &move), 0);
+	publish_again(w, &ids);
+	fake_node_freeze(bytes_of(w, ASKER), false);
+	cluster_until(&w->c, is_over, w, "the fetch");
+	assert_int_equal(state_of(w, w->move), KVD_SUCCESS);
+	assert_true(cache_holds(&w->other, CHUNKS * PAGES));
+}
+
+/* Published here while a leg is late: it is read here. Withdrawn as the leg ends: then
+ * it is the hedge's, or the holder's again. */
+static void published_overtakes_what_is_late(void **state)
+{
+	struct world *w = *state;
+
+	other_begin(w);
+	fake_node_freeze(bytes_of(w, 0), true);
+	fake_node_freeze(bytes_of(w, 1), true);
+	w->move = fetch_other(w);
+	cluster_run(&w->c, LATE + 100 * MS);
+	assert_int_equal(far(w).hedges, 1);
+	publish(w, CHUNKS);
+	cluster_until(&w->c, is_over, w, "the fetch");
+	assert_int_equal(state_of(w, w->move), KVD_SUCCESS);
+	assert_true(cache_holds(&w->other, CHUNKS * PAGES));
+	assert_int_equal(far(w).hedges_won, 1);
+	withdraw(w, CHUNKS);
+	fake_node_freeze(bytes_of(w, 0), false);
+	fake_node_freeze(bytes_of(w, 1), false);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	assert_int_equal(store_of(w)->chunk_count, 0);
+	nothing_is_left(w);
+}
+
+static void published_overtakes_and_is_withdrawn(void **state)
+{
+	struct world *w = *state;
+	const struct fake_rule rule = {.fault = FAKE_LATE,
+				       .from = bytes_of(w, ASKER),
+				       .to = bytes_of(w, 0),
+				       .kinds = 1u << XP_READ,
+				       .extra_ns = 3000 * MS};
+
+	other_begin(w);
+	assert_int_equal(fake_script(w->c.bytes, &rule), 0);
+	fake_node_freeze(bytes_of(w, 1), true);
+	w->move = fetch_other(w);
+	cluster_run(&w->c, LATE + 100 * MS);
+	assert_int_equal(far(w).hedges, 1);
+	publish(w, CHUNKS);
+	cluster_run(&w->c, 10 * MS); /* the late leg is ended, and awaits its fence */
+	assert_int_equal(state_of(w, w->move), KVD_TRANSFERRING);
+	withdraw(w, CHUNKS);
+	cluster_run(&w->c, 5 * LOOP_NS_PER_S);
+	assert_int_equal(state_of(w, w->move), KVD_TRANSFERRING); /* the hedge loads */
+	fake_node_freeze(bytes_of(w, 1), false);
+	cluster_until(&w->c, is_over, w, "the fetch");
+	assert_int_equal(state_of(w, w->move), KVD_SUCCESS);
+	assert_true(cache_holds(&w->other, CHUNKS * PAGES));
+	nothing_is_left(w);
+}
+
 /* ---- ranks ---- */
 
 /* A cache with half of the heads, and its space. */
@@ -777,6 +922,9 @@ int main(void)
 		CASE(two_fetches_share_a_hedge),
 		CASE(hedges_are_no_more_than_the_budget),
 		CASE(want_of_memory_costs_the_hedge),
+		CASE(what_is_published_again_is_read_again),
+		CASE(published_overtakes_what_is_late),
+		CASE(published_overtakes_and_is_withdrawn),
 		CASE(ids_that_nobody_has_are_not_charged_on),
 		CASE(join_has_no_more_chunks_than_the_hold),
 	};
