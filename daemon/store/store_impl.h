@@ -403,6 +403,7 @@ struct store_piece {
 	struct store_part *part; /* to be filled; NULL: it is there, left out; fetch */
 	bool busy, done;	 /* a leg moves it, has moved it */
 	bool lasts;		 /* put: it would outlast a loss of power */
+	bool brought;		 /* fetch: from its file, for want of an engine's pages */
 };
 
 struct store_leg;

@@ -263,6 +263,30 @@ static bool piece_loads(const struct store_move *move, uint32_t i)
 	return false;
 }
 
+/* A hold of an engine's pages loads no file: now that they are withdrawn, it comes to
+ * memory. Once: a file that cannot be read is no source. */
+static bool piece_brings(struct store_move *move, uint32_t i)
+{
+	struct store_piece *piece = &move->pieces[i];
+	struct store_chunk *chunk = piece->chunk;
+	struct store_part *part;
+	uint64_t used;
+
+	if (!chunk || piece->brought || move->kind != STORE_FETCH)
+		return false;
+	piece->brought = true;
+	used = store_cover(move->handle, store_chunk_ready(chunk) | chunk->filed);
+	list_foreach(part, &chunk->parts, link) {
+		if (!(used >> part->class->index & 1) || part->ready)
+			continue;
+		if (store_part_load(part) < 0) {
+			err_clear();
+			return false;
+		}
+	}
+	return used;
+}
+
 static struct store_sources piece_sources(const struct store_move *move, uint32_t i)
 {
 	const struct store_chunk *chunk = move->pieces[i].chunk;
@@ -305,7 +329,8 @@ static int next_leg(struct store_move *move, struct store_sources *sources_p,
 	if (move->next == move->count)
 		return 0;
 	*sources_p = piece_sources(move, move->next);
-	if (move->kind != STORE_PUT && !sources_p->used && piece_loads(move, move->next))
+	if (move->kind != STORE_PUT && !sources_p->used &&
+	    (piece_loads(move, move->next) || piece_brings(move, move->next)))
 		return 0;
 	if (move->kind != STORE_PUT && !sources_p->used)
 		return err_raise(ERR_NOTFOUND, "chunk %llu of the prompt %s",
