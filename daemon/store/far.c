@@ -299,7 +299,6 @@ uint64_t far_hold_ask(const struct far_hold *far)
 uint64_t far_hold_sources(const struct far_hold *far, uint32_t i)
 {
 	const struct far_lend *lend = far->lend;
-
 	uint32_t from = 0, to = lend->run_count;
 
 	if (i >= far->chunks)
@@ -580,11 +579,6 @@ int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t l
 
 /* ---- answers ---- */
 
-static uint64_t pools_mask(unsigned int count)
-{
-	return count < 64 ? (UINT64_C(1) << count) - 1 : UINT64_MAX;
-}
-
 static int told_runs(struct far_lend *lend, const struct wire_chunk_told *msg,
 		     uint32_t most)
 {
@@ -607,7 +601,8 @@ static int told_runs(struct far_lend *lend, const struct wire_chunk_told *msg,
 		if (chunks == 0 || chunks > most - lend->chunks)
 			return err_raise(ERR_PROTO,
 					 "CHUNK_TOLD: more than was asked for");
-		if (!run->mask || run->mask & ~pools_mask(lend->pool_count) ||
+		if (!run->mask ||
+		    (lend->pool_count < 64 && run->mask >> lend->pool_count) ||
 		    (lend->run_count && run->mask == run[-1].mask))
 			return err_raise(ERR_PROTO, "CHUNK_TOLD: a run of no pool, or "
 						    "the same twice");
@@ -719,12 +714,10 @@ static int far_hold_new(struct far_lend *lend, const struct store_handle *handle
 	far->lend = lend;
 	lend->refs++;
 	for (uint32_t i = 0; i < lend->run_count && far->chunks < most; i++) {
-		uint32_t end = lend->runs[i].end;
-
 		far->used[i] = far_cover(&covers, lend->runs[i].mask);
 		if (!far->used[i])
 			break;
-		far->chunks = end < most ? end : most;
+		far->chunks = lend->runs[i].end < most ? lend->runs[i].end : most;
 	}
 	far->tokens = far->chunks == lend->chunks
 			      ? lend->tokens
