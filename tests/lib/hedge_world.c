@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Three nodes of a cluster on a virtual clock, each with a store, an engine and a cache.
+ * What a node has is put by its engine; late, dead or frozen is what a test makes of the
+ * first two. Pages of the third are marked, so that a byte which should not have been
+ * written is seen.
+ */
 #include "tests/lib/hedge_world.h"
 
 #include <setjmp.h>
