@@ -299,7 +299,6 @@ uint64_t far_hold_ask(const struct far_hold *far)
 uint64_t far_hold_sources(const struct far_hold *far, uint32_t i)
 {
 	const struct far_lend *lend = far->lend;
-
 	uint32_t from = 0, to = lend->run_count;
 
 	if (i >= far->chunks)
@@ -580,11 +579,6 @@ int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t l
 
 /* ---- answers ---- */
 
-static uint64_t pools_mask(unsigned int count)
-{
-	return count < 64 ? (UINT64_C(1) << count) - 1 : UINT64_MAX;
-}
-
 static int told_runs(struct far_lend *lend, const struct wire_chunk_told *msg,
 		     uint32_t most)
 {
@@ -607,7 +601,8 @@ static int told_runs(struct far_lend *lend, const struct wire_chunk_told *msg,
 		if (chunks == 0 || chunks > most - lend->chunks)
 			return err_raise(ERR_PROTO,
 					 "CHUNK_TOLD: more than was asked for");
-		if (!run->mask || run->mask & ~pools_mask(lend->pool_count) ||
+		if (!run->mask ||
+		    (lend->pool_count < 64 && run->mask >> lend->pool_count) ||
 		    (lend->run_count && run->mask == run[-1].mask))
 			return err_raise(ERR_PROTO, "CHUNK_TOLD: a run of no pool, or "
 						    "the same twice");
@@ -701,9 +696,9 @@ static uint64_t far_cover(struct far_covers *covers, uint64_t mask)
 	return one->used;
 }
 
-/* As much of it as serves the handle: *far_p, or NULL. */
+/* As much of its first `most` chunks as serves the handle: *far_p, or NULL. */
 static int far_hold_new(struct far_lend *lend, const struct store_handle *handle,
-			struct far_hold **far_p)
+			uint32_t most, struct far_hold **far_p)
 {
 	struct far_covers covers = {.lend = lend, .handle = handle};
 	struct far_hold *far = mem_zalloc(sizeof(*far));
@@ -718,11 +713,11 @@ static int far_hold_new(struct far_lend *lend, const struct store_handle *handle
 	}
 	far->lend = lend;
 	lend->refs++;
-	for (uint32_t i = 0; i < lend->run_count; i++) {
+	for (uint32_t i = 0; i < lend->run_count && far->chunks < most; i++) {
 		far->used[i] = far_cover(&covers, lend->runs[i].mask);
 		if (!far->used[i])
 			break;
-		far->chunks = lend->runs[i].end;
+		far->chunks = lend->runs[i].end < most ? lend->runs[i].end : most;
 	}
 	far->tokens = far->chunks == lend->chunks
 			      ? lend->tokens
@@ -752,13 +747,14 @@ static void far_add(struct far_hold **first_p, struct far_hold *far)
 int far_hold_join(const struct far_hold *other, const struct store_handle *handle,
 		  struct far_hold **far_p)
 {
+	uint32_t most = far_hold_chunks(other);
 	struct far_hold *all = NULL;
 	int r = 0;
 
 	for (; other && r >= 0; other = other->next) {
 		struct far_hold *far;
 
-		r = far_hold_new(other->lend, handle, &far);
+		r = far_hold_new(other->lend, handle, most, &far);
 		if (far)
 			far_add(&all, far);
 	}
@@ -789,7 +785,7 @@ static int told_use(struct far_one *one, struct far_lend *lend)
 		one->parked = lend;
 		return 1;
 	}
-	r = far_hold_new(lend, one->query->hold->handle, &far);
+	r = far_hold_new(lend, one->query->hold->handle, one->query->asked, &far);
 	lend_unref(lend);
 	if (far)
 		far_add(&one->query->hold->far, far);

@@ -56,8 +56,8 @@ uint64_t far_hold_ask(const struct far_hold *far);
 /* Which pools of the holder's serve its chunk i, as bits. */
 uint64_t far_hold_sources(const struct far_hold *far, uint32_t i);
 uint64_t far_hold_pool(const struct far_hold *far, unsigned int bit);
-/* The same for another handle of the space: *far_p, or NULL when it is of no use to it.
- */
+/* The same chunks for another handle of the space, as far as they serve it: *far_p, or
+ * NULL. */
 int far_hold_join(const struct far_hold *other, const struct store_handle *handle,
 		  struct far_hold **far_p);
 /* All of them; a holder's last one tells it. NULL is fine. */

@@ -97,13 +97,19 @@ static void chunk_look(struct store_chunk *chunk)
 		homes_tell(homes, chunk, now != 0);
 }
 
+/* Nobody finds it any more, nor does a later start. */
 static void chunk_unlink(struct store_chunk *chunk)
 {
 	struct store_chunk **at = chunk_bucket(chunk->space->store, chunk->item.key);
+	const struct store_part *part;
 
 	if (chunk->gone)
 		return;
 	chunk->gone = true;
+	list_foreach(part, &chunk->parts, link) {
+		if (part->ready && !part->pages)
+			keep_drop(chunk->space->store->keep, part);
+	}
 	while (*at != chunk)
 		at = &(*at)->next;
 	*at = chunk->next;
@@ -254,7 +260,8 @@ void store_part_ready(struct store_part *part)
 		store_pages_ready(part);
 	} else {
 		part->chunk->space->bytes += part->class->canon->slot_bytes;
-		keep_put(part->chunk->space->store->keep, part);
+		if (!part->chunk->gone)
+			keep_put(part->chunk->space->store->keep, part);
 	}
 	chunk_look(part->chunk);
 }

@@ -53,6 +53,8 @@ static int hedge_piece(struct store_move *hedge, struct store_move *fetch, uint3
 		return err_pass(store_part_load(part));
 	if (part)
 		return part->hedge ? 0 : err_raise(ERR_BUSY, "an engine fills it");
+	if (piece->chunk->gone)
+		return err_raise(ERR_NOTFOUND, "its name was dropped");
 	r = store_part_new(piece->chunk, hedge->class, &piece->part);
 	if (r >= 0)
 		piece->part->hedge = true;
@@ -139,7 +141,18 @@ void store_hedge_overtakes(struct store_move *move)
 	}
 }
 
-/* Those whose chunks nobody else pins end. */
+/* Does anybody else pin what it fills? */
+static bool hedge_is_wanted(const struct store_move *hedge)
+{
+	for (uint32_t i = 0; i < hedge->count; i++) {
+		const struct store_piece *piece = &hedge->pieces[i];
+
+		if (piece->part && piece->chunk->item.pins > 1)
+			return true;
+	}
+	return false;
+}
+
 static void hedges_look(struct store *store)
 {
 	struct store_move *hedge;
@@ -147,11 +160,7 @@ static void hedges_look(struct store *store)
 
 	err_set(&why, ERR_CANCELED, "nobody waits for it any more");
 	list_foreach_safe(hedge, &store->hedges, hedge_link) {
-		uint32_t i = 0;
-
-		while (i < hedge->count && hedge->pieces[i].chunk->item.pins == 1)
-			i++;
-		if (i == hedge->count)
+		if (!hedge_is_wanted(hedge))
 			store_move_abort(hedge, &why);
 	}
 }

@@ -30,7 +30,22 @@ int store_lease_over(void)
 	return err_raise(ERR_LEASE, "the hold's lease has ended");
 }
 
-/* What was asked of others. */
+/* What is asked of others. */
+static int hold_note_far(struct store_hold *hold, const uint8_t *ids, uint32_t count)
+{
+	uint64_t bytes = (uint64_t)count * STORE_ID_BYTES;
+	int r = charge_take(&hold->far_charge, hold->handle->session->account,
+			    ACCOUNT_CHUNKS, bytes);
+
+	if (r < 0)
+		return err_pass(r);
+	hold->far_ids = mem_dup(ids, bytes);
+	if (hold->far_ids)
+		return 0;
+	charge_drop(&hold->far_charge);
+	return err_pass(-ENOMEM);
+}
+
 static void hold_forget_far(struct store_hold *hold)
 {
 	mem_free(mem_steal(hold->far_ids));
@@ -179,8 +194,8 @@ static int hold_check(const struct store_handle *handle, uint32_t count)
 	return 0;
 }
 
-/* At most `far` chunks of it are asked of others. */
-static int hold_new(struct store_handle *handle, uint32_t most, uint32_t far,
+/* Of so many chunks here, at most. */
+static int hold_new(struct store_handle *handle, uint32_t most,
 		    struct store_hold **hold_p)
 {
 	const struct store_session *part = handle->session->store_part;
@@ -197,8 +212,7 @@ static int hold_new(struct store_handle *handle, uint32_t most, uint32_t far,
 	hold->chunks = store_pins_new(most);
 	r = hold->chunks
 		    ? charge_take(&hold->charge, handle->session->account, ACCOUNT_CHUNKS,
-				  sizeof(*hold) + most * sizeof(*hold->chunks) +
-					  (uint64_t)far * STORE_ID_BYTES)
+				  sizeof(*hold) + most * sizeof(*hold->chunks))
 		    : -ENOMEM;
 	if (r < 0) {
 		store_pins_end(handle->space->store, hold->chunks, 0);
@@ -267,15 +281,10 @@ static int hold_ask(struct store_hold *hold, const struct store_ids *ids,
 	if (!args->far_ns || !space->store->far || rest == 0 ||
 	    hold->tokens % space->tokens)
 		return 0;
-	r = charge_take(&hold->far_charge, hold->handle->session->account, ACCOUNT_CHUNKS,
-			rest * STORE_ID_BYTES);
+	r = hold_note_far(hold, ids->bytes + hold->count * STORE_ID_BYTES, rest);
 	if (r >= 0)
-		hold->far_ids = mem_dup(ids->bytes + hold->count * STORE_ID_BYTES,
-					(size_t)rest * STORE_ID_BYTES);
-	if (r >= 0)
-		r = hold->far_ids ? far_ask(space->store->far, hold, rest, args->lease_ns,
-					    args->far_ns, on_far_done, hold, &hold->query)
-				  : -ENOMEM;
+		r = far_ask(space->store->far, hold, rest, args->lease_ns, args->far_ns,
+			    on_far_done, hold, &hold->query);
 	if (r < 0) {
 		hold_forget_far(hold);
 		err_clear(); /* a miss */
@@ -294,7 +303,7 @@ int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 	struct store *store = handle->space->store;
 	unsigned int left = STORE_COVERS_NEW;
 	struct store_hold *hold;
-	int r = hold_new(handle, ids->count, args->far_ns ? ids->count : 0, &hold);
+	int r = hold_new(handle, ids->count, &hold);
 
 	if (r < 0)
 		return err_pass(r);
@@ -331,7 +340,7 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 		return err_raise(ERR_NOTFOUND, "secret: no hold of this space has it");
 	if (other->over)
 		return store_lease_over();
-	r = hold_new(handle, other->count, far_hold_chunks(other->far), &hold);
+	r = hold_new(handle, other->count, &hold);
 	if (r < 0)
 		return err_pass(r);
 	hold->first = other->first;
@@ -341,11 +350,13 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 			break;
 	}
 	if (other->far && hold->count == other->count) {
-		hold->far_ids =
-			mem_dup(other->far_ids,
-				(size_t)STORE_ID_BYTES * far_hold_chunks(other->far));
-		if (!hold->far_ids || far_hold_join(other->far, handle, &hold->far) < 0)
+		r = hold_note_far(hold, other->far_ids, far_hold_chunks(other->far));
+		if (r >= 0)
+			r = far_hold_join(other->far, handle, &hold->far);
+		if (r < 0)
 			err_clear(); /* it holds what is here */
+		if (!hold->far)
+			hold_forget_far(hold);
 	}
 	r = hold_enter(hold, args);
 	if (r < 0)

@@ -363,6 +363,8 @@ void store_pages_copy(const struct store_part *part, uint32_t view, uint32_t *pa
 int store_reading_begin(struct store_reading *reading, struct store_class *class,
 			struct store_chunk *const *chunks, uint32_t count,
 			struct room_leg *leg);
+/* Has the engine withdrawn some of them? */
+bool store_reading_left(const struct store_reading *reading);
 void store_reading_end(struct store_reading *reading); /* idempotent */
 /* Of a chunk that is dropped. */
 void store_pages_drop(struct store_chunk *chunk);
@@ -401,6 +403,7 @@ struct store_piece {
 	struct store_part *part; /* to be filled; NULL: it is there, left out; fetch */
 	bool busy, done;	 /* a leg moves it, has moved it */
 	bool lasts;		 /* put: it would outlast a loss of power */
+	bool brought;		 /* fetch: from its file, for want of an engine's pages */
 };
 
 struct store_leg;
@@ -507,7 +510,7 @@ struct store_leg {
 	uint64_t asked, seen;	      /* with a source elsewhere: bytes; pace_begin()'s */
 	struct loop_timer late;	      /* fetch, with a source elsewhere */
 	bool hedged, beaten;	      /* its chunks are asked of another, and have come */
-	uint64_t used;		      /* classes, or the holder's pools */
+	bool left;		      /* an engine has withdrawn pages that it read */
 	struct err error;
 	struct loop_defer step;
 	unsigned int room_count;

@@ -112,6 +112,7 @@ static void on_room_end(struct room_leg *base, const struct room *room)
 
 	assert(leg->open > 0);
 	leg->open--;
+	leg->left |= store_reading_left(&own->reading);
 	store_reading_end(&own->reading);
 	if (room->error.code != ERR_OK && leg->error.code == ERR_OK)
 		leg->error = room->error;
@@ -496,7 +497,6 @@ int store_leg_start(struct store_move *move, uint32_t first, uint32_t count,
 	if (r < 0)
 		return err_pass(r);
 	leg->far = sources->far;
-	leg->used = sources->used;
 	leg->first = first;
 	leg->count = count;
 	for (uint32_t i = first; i < first + count; i++)

@@ -263,6 +263,30 @@ static bool piece_loads(const struct store_move *move, uint32_t i)
 	return false;
 }
 
+/* A hold of an engine's pages loads no file: now that they are withdrawn, it comes to
+ * memory. Once: a file that cannot be read is no source. */
+static bool piece_brings(struct store_move *move, uint32_t i)
+{
+	struct store_piece *piece = &move->pieces[i];
+	struct store_chunk *chunk = piece->chunk;
+	struct store_part *part;
+	uint64_t used;
+
+	if (!chunk || piece->brought || move->kind != STORE_FETCH)
+		return false;
+	piece->brought = true;
+	used = store_cover(move->handle, store_chunk_ready(chunk) | chunk->filed);
+	list_foreach(part, &chunk->parts, link) {
+		if (!(used >> part->class->index & 1) || part->ready)
+			continue;
+		if (store_part_load(part) < 0) {
+			err_clear();
+			return false;
+		}
+	}
+	return used;
+}
+
 static struct store_sources piece_sources(const struct store_move *move, uint32_t i)
 {
 	const struct store_chunk *chunk = move->pieces[i].chunk;
@@ -305,7 +329,8 @@ static int next_leg(struct store_move *move, struct store_sources *sources_p,
 	if (move->next == move->count)
 		return 0;
 	*sources_p = piece_sources(move, move->next);
-	if (move->kind != STORE_PUT && !sources_p->used && piece_loads(move, move->next))
+	if (move->kind != STORE_PUT && !sources_p->used &&
+	    (piece_loads(move, move->next) || piece_brings(move, move->next)))
 		return 0;
 	if (move->kind != STORE_PUT && !sources_p->used)
 		return err_raise(ERR_NOTFOUND, "chunk %llu of the prompt %s",
@@ -373,34 +398,19 @@ static bool piece_goes_on(const struct store_move *move, uint32_t i)
 	return piece_sources(move, i).used || piece_loads(move, i);
 }
 
-/* Of its chunks an engine has withdrawn pages that it read: what is left may do. */
-static bool leg_left(const struct store_move *move, const struct store_leg *leg)
-{
-	for (uint32_t i = leg->first; i < leg->first + leg->count && !leg->far; i++) {
-		const struct store_chunk *chunk = move->pieces[i].chunk;
-
-		if (leg->used & ~store_chunk_ready(chunk))
-			return true;
-	}
-	return false;
-}
-
-/* Its holder serves no more, or later than another: that one goes on. */
+/* Its holder serves no more, or later than another: that one goes on. So does what is
+ * left where an engine has withdrawn pages. */
 static void leg_failed(struct store_move *move, const struct store_leg *leg)
 {
 	bool running = store_move_state(move) == STORE_MOVE_RUNNING;
 	/* what we have ended says nothing of the holder */
 	bool failed = leg->far && running && !leg->beaten;
 
-	if (running && leg_left(move, leg)) {
-		if (leg->first < move->next)
-			move->next = leg->first;
-		return;
-	}
 	if (failed && move->kind == STORE_FETCH)
 		far_hold_fail(leg->far);
-	if (!leg->far || !running || move->kind == STORE_HEDGE ||
-	    !piece_goes_on(move, leg->first)) {
+	if (!running ||
+	    !(leg->left || leg->beaten ||
+	      (failed && move->kind == STORE_FETCH && piece_goes_on(move, leg->first)))) {
 		store_move_abort(move, &leg->error);
 		return;
 	}

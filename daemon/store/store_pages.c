@@ -231,6 +231,7 @@ void store_reading_end(struct store_reading *reading)
 	store_tidy(store);
 }
 
+/* Of what it reads, has something left by then? */
 static bool reading_left(const struct store_reading *reading, uint64_t until)
 {
 	for (uint32_t i = 0; i < reading->count; i++) {
@@ -238,6 +239,12 @@ static bool reading_left(const struct store_reading *reading, uint64_t until)
 			return true;
 	}
 	return false;
+}
+
+bool store_reading_left(const struct store_reading *reading)
+{
+	return reading->of &&
+	       (!reading->class->pool || reading_left(reading, UINT64_MAX));
 }
 
 /* Those of what left, or all. */

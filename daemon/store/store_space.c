@@ -208,6 +208,7 @@ static void class_drop(struct store_class *class)
 	if (class->published && class->pool)
 		store_class_detach(class);
 	space->published &= ~(UINT64_C(1) << class->index);
+	space->leaving &= ~(UINT64_C(1) << class->index);
 	space->classes[class->index] = NULL;
 	space->class_changes++; /* handles may be open */
 	space->class_count--;

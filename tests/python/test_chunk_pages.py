@@ -15,7 +15,7 @@ from conftest import until
 from kvd_daemon import Daemon
 from test_chunk_events import Known, snapshot
 from test_chunk_far import PLAIN, daemons, fetched, lent
-from test_chunk_files import killed
+from test_chunk_files import conf, durable, folder, found, killed  # noqa: F401
 from test_chunks import T, Rank, _refused, chain
 
 
@@ -532,3 +532,22 @@ def test_a_reader_that_stands_still_holds_up_no_withdrawal_for_ever(ways):
                     os.kill(own.proc.pid, signal.SIGCONT)
                 until(lambda: move.state in (kvd.SUCCESS, kvd.FAILED))
                 assert right(here, into, ids, move.show().prefix_tokens)
+
+
+def test_what_a_file_has_is_read_when_the_pages_are_withdrawn(folder):  # noqa: F811
+    """The hold was of the pages, and had no need of the file."""
+    ids = chain(6, b"file behind")
+    with Daemon(conf(folder)) as d, engine(d) as (rank, space):
+        durable(rank, space, ids)
+    with Daemon(conf(folder)) as d, engine(d) as (rank, space), engine(d) as (reader, other):
+        found(other, ids, 6)
+        pages = publish(rank, space, ids)
+        read = reader.client.command("chunk.list")["files"]["read"]
+        with other.hold(ids) as hold:
+            assert hold.chunks == 6
+            assert reader.client.command("chunk.list")["files"]["read"] == read
+            assert withdraw(space, ids) == 6
+            overwrite(rank, pages)
+            into = reader.some_pages(6 * T, seed=5)
+            hold.fetch({"kv": into}).wait(timeout=60)
+            assert reader.holds(into, ids)

@@ -222,6 +222,48 @@ static void place_of_a_class_that_is_gone_is_reused(void **state)
 	keeper_end(&k);
 }
 
+/* Pinned when its name is dropped, before it is full (2) or behind that (1), when the
+ * process is killed. */
+static void what_was_dropped_stays_dropped(void **state)
+{
+	struct store_chunk *chunks[2];
+	struct store_part *late;
+	struct keeper k;
+	struct stat st;
+	uint8_t *index, *then;
+
+	(void)state;
+	keeper_begin(&k);
+	life_begin(&k);
+	fw_put(&k.w, KIND_A, 0);
+	fw_put(&k.w, KIND_A, 1);
+	assert_int_equal(fw_put_begin(&k.w, KIND_A, 2, &late), 0);
+	chunks[0] = fw_part(&k.w, KIND_A, 1)->chunk;
+	chunks[1] = late->chunk;
+	for (unsigned int i = 0; i < 2; i++) {
+		store_chunk_pin(chunks[i]);
+		assert_int_equal(fw_drop(&k.w, KIND_A, 1 + i), 1);
+	}
+	fw_put_end(late);
+	assert_int_equal(fstat(k.kept[INDEX], &st), 0);
+	index = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED,
+		     k.kept[INDEX], 0);
+	then = malloc((size_t)st.st_size);
+	assert_true(index != MAP_FAILED && then);
+	memcpy(then, index, (size_t)st.st_size);
+	for (unsigned int i = 0; i < 2; i++)
+		store_chunk_unpin(chunks[i]);
+	life_end(&k);
+	memcpy(index, then, (size_t)st.st_size);
+	munmap(index, (size_t)st.st_size);
+	free(then);
+	life_begin(&k);
+	assert_true(is_there(&k, KIND_A, 0));
+	assert_null(fw_part(&k.w, KIND_A, 1));
+	assert_null(fw_part(&k.w, KIND_A, 2));
+	keeper_end(&k);
+}
+
 /* Kinds come and go, daemons too, always without room: what is there is what was put. */
 static void classes_come_and_go_without_room(void **state)
 {
@@ -269,6 +311,7 @@ int main(void)
 		cmocka_unit_test(class_is_read_once_whatever_the_order),
 		cmocka_unit_test(class_that_is_refused_is_read_once),
 		cmocka_unit_test(place_of_a_class_that_is_gone_is_reused),
+		cmocka_unit_test(what_was_dropped_stays_dropped),
 		cmocka_unit_test(classes_come_and_go_without_room),
 	};
 
