@@ -126,10 +126,12 @@ static void put_record(struct text *text, const struct record *record)
 	put_pools(text, record);
 }
 
-/* The directory has it as text: it is handed on if it is an object and nothing else. */
+/* The directory has it as text: it is handed on if it is an object on one line, since a
+ * line is an answer, and nothing else. */
 static void put_load(struct text *text, const char *load)
 {
-	if (*load != '{' || json_check(load, strlen(load), 4) < 0) {
+	if (*load != '{' || strpbrk(load, "\r\n") ||
+	    json_check(load, strlen(load), 4) < 0) {
 		err_clear();
 		return;
 	}

@@ -432,7 +432,9 @@ def strangers_keys_and_lies_do_no_harm():
         put("/kvd/groups/kvd.daemons/x/0.0.0.0", "{")
         # this one lies: its record is well, its loads are not
         lies = ['{"v":1,"rooms":{"waiting":1e999,"running":-1}}', '{"v":1,"gbps":NaN}',
-                '{"v":1,"gbps":"much"}', "null", "[1]", "{" * 500]
+                '{"v":1,"gbps":"much"}', "null", "[1]", "{" * 500,
+                '{"v":1,\n"id":99,"error":{"code":"EIO","message":"forged"}}',
+                '{"x":\n{"id":2,"ok":true,"ranks":[]}\n}', '{"x":\r\n1}', "{}\n{}"]
         asks = Engine(w.d2, "asks")
         put(groups % "liar", json.dumps(record))
         for lie in lies:
