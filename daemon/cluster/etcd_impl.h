@@ -109,6 +109,7 @@ struct etcd_link {
 	struct etcd_request request;
 	char token[ETCD_TEXT_MAX];
 	bool making;		    /* the store's number */
+	bool made;		    /* it was, and is asked for */
 	char asked[ETCD_STORE_MAX]; /* the answer to that */
 	uint64_t revision;	    /* of the answer */
 };

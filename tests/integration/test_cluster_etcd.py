@@ -455,6 +455,14 @@ def strangers_keys_and_lies_do_no_harm():
         w.mark("complete after", w.complete)
 
 
+def number_of_the_store_that_is_foreign_is_lived_with():
+    """Who may write the prefix may write this key, too."""
+    with Etcd() as etcd:
+        etcd.ctl("put", "/kvd/store", stdin=b"\0" * 32)
+        with Daemon(config(etcd), name="d1") as d1:
+            until("it is up", lambda: ctl_json(d1, "cluster")["up"])
+
+
 def etcd_by_tls():
     with Etcd(tls=True) as etcd:
         files = "cluster_tls_ca = %s\ncluster_tls_cert = %s\ncluster_tls_key = %s\n" % (
@@ -504,5 +512,6 @@ if __name__ == "__main__":
          etcd_that_comes_back_without_its_disk, etcd_that_stands_still,
          watches_whose_revision_was_compacted, etcd_that_is_full,
          daemon_that_is_killed_is_not_offered, daemon_that_is_started_again_has_its_place,
-         strangers_keys_and_lies_do_no_harm, etcd_by_tls,
+         strangers_keys_and_lies_do_no_harm,
+         number_of_the_store_that_is_foreign_is_lived_with, etcd_by_tls,
          daemon_stops_soon_while_etcd_is_away])

@@ -194,7 +194,10 @@ static void server_that_is_none_is_named(void **state)
 	} cases[] = {
 		{"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nNot Found",
 		 "gateway"},
-		{"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", NULL},
+		{"HTTP/1.1 404 Not Found\r\nContent-Length: 22\r\n\r\n"
+		 "{\"detail\":\"Not Found\"}",
+		 "HTTP 404"},
+		{"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "is it etcd"},
 		{"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "whole answer"},
 		{"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: "
 		 "0\r\n\r\n",
