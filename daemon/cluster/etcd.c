@@ -294,6 +294,21 @@ static int etcd_options(struct etcd *e, const struct etcd_args *args)
 	return 0;
 }
 
+int etcd_check(const struct etcd_args *args)
+{
+	struct etcd *e = mem_zalloc(sizeof(*e));
+	int r;
+
+	if (!e)
+		return err_pass(-ENOMEM);
+	e->url = *args->url;
+	r = etcd_lib_load(&e->lib);
+	if (r == 0)
+		r = etcd_options(e, args);
+	etcd_free_all(e);
+	return r < 0 ? err_pass(r) : 0;
+}
+
 int etcd_new(const struct etcd_args *args, struct directory **directory_p)
 {
 	struct etcd *e = mem_zalloc(sizeof(*e));

@@ -483,6 +483,24 @@ def etcd_by_tls():
                 d3, "cluster").get("why", ""))
 
 
+def wrong_options_are_told_by_the_check_and_the_start():
+    with tempfile.TemporaryDirectory(prefix="kvd-test-") as tmp:
+        path = os.path.join(tmp, "kvd.conf")
+        for lines, words in (
+                ("cluster = etcd://127.0.0.1:99999/kvd", "it is 1 to 65535"),
+                ("cluster = etcd://u:p@host:1/kvd", "cluster"),
+                ("cluster = http://127.0.0.1:2379", "must be kvd://"),
+                ("cluster = etcds://127.0.0.1:1/kvd", "cluster_tls_ca"),
+                ("cluster = etcd://127.0.0.1:1/kvd\ncluster_lease = 1 s", "cluster_lease"),
+                ("cluster = etcd://127.0.0.1:1/kvd\ncluster_user_file = %s/none" % tmp,
+                 "cluster_user_file")):
+            with open(path, "w") as out:
+                out.write("[daemon]\nrun_dir = %s\nname = kvd\n[cluster]\n%s\n" % (tmp, lines))
+            for args in ["--check-config"], []:
+                status, _, err = kvd("--config", path, *args)
+                assert status != 0 and words in err, (lines, args, status, err)
+
+
 def daemon_stops_soon_while_etcd_is_away():
     with Etcd() as etcd:
         for how in "frozen", "killed", "never there":
@@ -514,4 +532,5 @@ if __name__ == "__main__":
          daemon_that_is_killed_is_not_offered, daemon_that_is_started_again_has_its_place,
          strangers_keys_and_lies_do_no_harm,
          number_of_the_store_that_is_foreign_is_lived_with, etcd_by_tls,
+         wrong_options_are_told_by_the_check_and_the_start,
          daemon_stops_soon_while_etcd_is_away])
