@@ -89,17 +89,17 @@ static void lease_refused(struct etcd *e, const char *what)
 static void lease_granted(struct etcd *e)
 {
 	struct etcd_lease *lease = &e->lease;
+	uint64_t ttl_s;
 
 	if (lease->request.answer.lease == 0) {
 		lease_refused(e, "lease");
 		return;
 	}
 	lease->id = lease->request.answer.lease;
-	lease->ttl_ns =
-		(lease->request.answer.ttl ? lease->request.answer.ttl : e->lease_s) *
-		LOOP_NS_PER_S;
-	if (lease->ttl_ns / LOOP_NS_PER_S > ETCD_LEASE_MAX_S)
-		lease->ttl_ns = ETCD_LEASE_MAX_S * LOOP_NS_PER_S;
+	ttl_s = lease->request.answer.ttl ? lease->request.answer.ttl : e->lease_s;
+	if (ttl_s > ETCD_LEASE_MAX_S)
+		ttl_s = ETCD_LEASE_MAX_S;
+	lease->ttl_ns = ttl_s * LOOP_NS_PER_S;
 	lease->failures = 0;
 	lease_write(e);
 	loop_timer_start(&lease->timer, etcd_jitter(e, lease->ttl_ns * 4 / 9));

@@ -253,6 +253,79 @@ static void server_that_is_none_is_named(void **state)
 	loop_free(args.loop);
 }
 
+/* Answers one request as etcd does, if somebody connects. Keep-alives so far. */
+static unsigned int liar_turn(struct loop *loop, int fd, const char *ttl)
+{
+	static const char store[] = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+	char text[4096], body[512], head[128];
+	int conn = accept(fd, NULL, NULL);
+	bool keeps;
+	ssize_t len;
+
+	loop_turn(loop, 2 * LOOP_NS_PER_MS);
+	if (conn < 0)
+		return 0;
+	while ((len = recv(conn, text, sizeof(text) - 1, MSG_DONTWAIT)) < 0)
+		loop_turn(loop, LOOP_NS_PER_MS);
+	text[len] = '\0';
+	keeps = strstr(text, "/v3/lease/keepalive");
+	if (keeps)
+		snprintf(body, sizeof(body), "{\"result\":{\"ID\":\"7\",\"TTL\":\"%s\"}}",
+			 ttl);
+	else if (strstr(text, "/v3/lease/"))
+		snprintf(body, sizeof(body), "{\"ID\":\"7\",\"TTL\":\"%s\"}", ttl);
+	else
+		snprintf(body, sizeof(body),
+			 "{\"header\":{\"revision\":\"5\"},\"kvs\":[{\"value\":\"%s\"}]}",
+			 store);
+	snprintf(head, sizeof(head),
+		 "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n",
+		 strlen(body));
+	(void)send(conn, head, strlen(head), MSG_NOSIGNAL);
+	(void)send(conn, body, strlen(body), MSG_NOSIGNAL);
+	shutdown(conn, SHUT_WR);
+	for (int turns = 0; turns < 5; turns++)
+		loop_turn(loop, LOOP_NS_PER_MS);
+	close(conn);
+	return keeps;
+}
+
+/* A lease's time that is none must not make a daemon renew it without a pause. */
+static void lease_of_any_time_is_renewed_with_pauses(void **state)
+{
+	/* the second is no nanoseconds, the third some, when it overflows */
+	static const char *const ttls[] = {"-1", "36028797018963968", "18446744074",
+					   "18446744073709551615", "0"};
+	struct cluster_url url = {.count = 1, .prefix = "/kvd"};
+	struct etcd_args args = {.url = &url, .lease_s = 60};
+
+	(void)state;
+	strcpy(url.endpoints[0].host, "127.0.0.1");
+	url.endpoints[0].literal = true;
+	assert_int_equal(loop_new(&args.loop), 0);
+	for (size_t i = 0; i < ARRAY_LEN(ttls); i++) {
+		struct directory_state now = {.up = false};
+		struct directory *directory;
+		unsigned int keeps = 0;
+		char port[8];
+		int fd = listener(port);
+
+		memcpy(url.endpoints[0].port, port, sizeof(url.endpoints[0].port));
+		assert_int_equal(etcd_new(&args, &directory), 0);
+		for (int turns = 0; turns < 1000 && !now.up; turns++) {
+			keeps += liar_turn(args.loop, fd, ttls[i]);
+			directory->ops->state(directory, &now);
+		}
+		assert_true(now.up);
+		for (int turns = 0; turns < 100; turns++)
+			keeps += liar_turn(args.loop, fd, ttls[i]);
+		assert_int_equal(keeps, 0);
+		close(fd);
+		directory->ops->free(directory);
+	}
+	loop_free(args.loop);
+}
+
 /* ---- ways in ---- */
 
 static void second_endpoint_and_names_are_used(void **state)
@@ -584,6 +657,7 @@ int main(void)
 		cmocka_unit_test(foreign_keys_are_counted),
 		cmocka_unit_test(many_keys_are_read_in_small_turns),
 		cmocka_unit_test(server_that_is_none_is_named),
+		cmocka_unit_test(lease_of_any_time_is_renewed_with_pauses),
 		cmocka_unit_test(second_endpoint_and_names_are_used),
 		cmocka_unit_test(lease_file_frees_places_after_a_crash),
 		cmocka_unit_test(user_is_asked_for_and_renewed),
