@@ -107,7 +107,7 @@ struct etcd_link {
 	struct loop_timer timer;
 	unsigned int failures; /* since it was up */
 	struct etcd_request request;
-	char token[ETCD_TEXT_MAX];
+	char token[ETCD_TOKEN_MAX];
 	bool making;		    /* the store's number */
 	bool made;		    /* it was, and is asked for */
 	char asked[ETCD_STORE_MAX]; /* the answer to that */

@@ -405,7 +405,7 @@ static int request_lists(struct etcd_request *request)
 	static const char *const fixed[] = {"Content-Type: application/json", "Expect:"};
 	struct etcd *e = request->etcd;
 	const struct cluster_endpoint *at = &e->url.endpoints[e->link.endpoint];
-	char line[ETCD_TEXT_MAX + 32];
+	char line[ETCD_TOKEN_MAX + 32];
 	struct curl_slist *list;
 
 	for (unsigned int i = 0; i < ARRAY_LEN(fixed) + 1; i++) {

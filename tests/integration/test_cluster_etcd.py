@@ -32,21 +32,25 @@ AWAY = ("the directory is away", "the link is lost", "the lease is lost",
 class Etcd:
     """One member on ports and a disk of its own."""
 
-    def __init__(self, quota=0, tls=False):
+    def __init__(self, quota=0, tls=False, jwt=False):
         if not shutil.which("etcd") or not shutil.which("etcdctl"):
             raise Skip("etcd and etcdctl (etcd-server, etcd-client)")
         self.tmp = tempfile.TemporaryDirectory(prefix="kvd-test-")
         self.dir, self.quota, self.tls, self.proc = self.tmp.name, quota, tls, None
         self.port, self.peer_port = free_port(), free_port()
+        self.jwt, self.login = jwt, []
+        if (tls or jwt) and not shutil.which("openssl"):
+            raise Skip("openssl")
         if tls:
             self.certify()
+        if jwt:
+            self.openssl("genrsa -out jwt.key 4096")
+            self.openssl("rsa -in jwt.key -pubout -out jwt.pub")
 
     def path(self, name):
         return os.path.join(self.dir, name)
 
     def certify(self):
-        if not shutil.which("openssl"):
-            raise Skip("openssl")
         with open(self.path("ext"), "w") as out:
             out.write("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
         sh = "req -x509 -newkey rsa:2048 -nodes -subj /CN=ca -keyout ca.key -out ca.pem -days 2"
@@ -57,8 +61,19 @@ class Etcd:
                       "x509 -req -in %s.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 "
                       "-extfile ext -out %s.pem" % (name, name)]
         for line in lines:
-            subprocess.run(["openssl"] + line.split(), cwd=self.dir, check=True,
-                           capture_output=True)
+            self.openssl(line)
+
+    def openssl(self, line):
+        subprocess.run(["openssl"] + line.split(), cwd=self.dir, check=True,
+                       capture_output=True)
+
+    def users(self):
+        """root, and kvd with what it needs."""
+        for line in ("user add root:root", "user grant-role root root", "role add kvd",
+                     "role grant-permission --prefix kvd readwrite /kvd/",
+                     "user add kvd:pass", "user grant-role kvd kvd", "auth enable"):
+            self.ctl(*line.split())
+        self.login = ["--user", "root:root"]
 
     @property
     def url(self):
@@ -69,7 +84,7 @@ class Etcd:
                "--key", self.path("client.key")] if self.tls else []
         done = subprocess.run(
             ["etcdctl", "--command-timeout=10s", "--endpoints=http%s://127.0.0.1:%d" % (
-                "s" if self.tls else "", self.port)] + tls + list(words),
+                "s" if self.tls else "", self.port)] + tls + self.login + list(words),
             input=stdin, capture_output=True, env=dict(os.environ, ETCDCTL_API="3"))
         assert not check or done.returncode == 0, (words, done)
         return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
@@ -87,6 +102,9 @@ class Etcd:
             args += ["--client-cert-auth", "--trusted-ca-file", self.path("ca.pem"),
                      "--cert-file", self.path("server.pem"), "--key-file",
                      self.path("server.key")]
+        if self.jwt:
+            args += ["--auth-token", "jwt,pub-key=%s,priv-key=%s,sign-method=RS512" % (
+                self.path("jwt.pub"), self.path("jwt.key"))]
         with open(self.path("log"), "ab") as log:
             self.proc = subprocess.Popen(args, stdout=log, stderr=log,
                                          stdin=subprocess.DEVNULL)
@@ -483,6 +501,20 @@ def etcd_by_tls():
                 d3, "cluster").get("why", ""))
 
 
+def users_with_long_tokens_are_let_in():
+    with Etcd(jwt=True) as etcd:
+        etcd.users()
+        with open(etcd.path("user"), "w") as out:
+            os.fchmod(out.fileno(), 0o600)
+            out.write("kvd:pass\n")
+        text = config(etcd, "cluster_user_file = %s\n" % etcd.path("user"))
+        with Daemon(text, name="d1") as d1, Daemon(text, name="d2") as d2:
+            prefill, asks = Engine(d1, "prefill"), Engine(d2, "asks")
+            prefill.cmd("group.publish", group="prefill", worker="w0")
+            assert [r["worker"] for r in asks.cmd("group.query", group="prefill")[
+                "ranks"]] == ["w0"]
+
+
 def wrong_options_are_told_by_the_check_and_the_start():
     with tempfile.TemporaryDirectory(prefix="kvd-test-") as tmp:
         path = os.path.join(tmp, "kvd.conf")
@@ -532,5 +564,6 @@ if __name__ == "__main__":
          daemon_that_is_killed_is_not_offered, daemon_that_is_started_again_has_its_place,
          strangers_keys_and_lies_do_no_harm,
          number_of_the_store_that_is_foreign_is_lived_with, etcd_by_tls,
+         users_with_long_tokens_are_let_in,
          wrong_options_are_told_by_the_check_and_the_start,
          daemon_stops_soon_while_etcd_is_away])
