@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What --check-config looks at besides the file's own text: directories, keys,
- * allow-list, libraries; and what is allowed but seldom meant.
+ * allow-list, the cluster, libraries; and what is allowed but seldom meant.
  *
  * Nobody is connected to: under socket activation that would start the daemon that
  * is checked. So a socket_path that another daemon holds is told at start only.
