@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -386,11 +387,13 @@ static void file_write(const char *dir, const char *name, const char *text, char
 	file = fopen(path, "w");
 	assert_non_null(file);
 	fputs(text, file);
+	assert_int_equal(fchmod(fileno(file), 0600), 0);
 	fclose(file);
 }
 
 static void user_is_asked_for_and_renewed(void **state)
 {
+	struct directory *directory;
 	struct directory_state now;
 	struct etcd_server server;
 	char good[96], bad[96];
@@ -426,6 +429,11 @@ static void user_is_asked_for_and_renewed(void **state)
 			etcd_rig_state(rig, 2).why.code == ERR_AUTH);
 	rig->rig.leave(&rig->rig, 2);
 	rig->args.user_file = good;
+	assert_int_equal(chmod(good, 0604), 0);
+	assert_true(etcd_new(&rig->args, &directory) < 0);
+	assert_non_null(strstr(err_last()->text, "0604"));
+	err_clear();
+	assert_int_equal(chmod(good, 0640), 0);
 	seen = hello(rig, &said, "r");
 	/* its tokens are only in etcd's memory */
 	etcd_server_stop(&server, SIGKILL);
@@ -474,6 +482,12 @@ static void tls_checks_both_sides(void **state)
 	rig->args.cert = cert;
 	assert_true(etcd_new(&rig->args, &directory) < 0);
 	assert_non_null(strstr(err_last()->text, "cluster_tls_key"));
+	rig->args.key = key;
+	assert_int_equal(chmod(key, 0644), 0);
+	assert_true(etcd_new(&rig->args, &directory) < 0);
+	assert_non_null(strstr(err_last()->text, "cluster_tls_key"));
+	assert_non_null(strstr(err_last()->text, "0644"));
+	assert_int_equal(chmod(key, 0640), 0);
 	rig->args.key = "/nowhere/key";
 	assert_true(etcd_new(&rig->args, &directory) < 0);
 	assert_non_null(strstr(err_last()->text, "/nowhere/key"));
