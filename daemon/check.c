@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What --check-config looks at besides the file's own text: directories, keys,
- * allow-list, libraries; and what is allowed but seldom meant.
+ * allow-list, the cluster, libraries; and what is allowed but seldom meant.
  *
  * Nobody is connected to: under socket activation that would start the daemon that
  * is checked. So a socket_path that another daemon holds is told at start only.
@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "daemon/base/err.h"
+#include "daemon/cluster/groups.h"
 #include "daemon/config/config.h"
 #include "daemon/link/link_curve.h"
 
@@ -171,6 +172,16 @@ static void check_keys(struct check *check)
 	curve_allow_free(allow);
 }
 
+/* ---- the cluster ---- */
+
+/* etcd itself is not asked: a daemon starts without it. */
+static void check_cluster(struct check *check)
+{
+	if (groups_check(check->config) < 0)
+		check_error(check, "cluster", "%s", err_last()->text);
+	err_clear();
+}
+
 /* ---- libraries ---- */
 
 /* Only what was asked for by name: a host without GPU has no driver to load. */
@@ -233,6 +244,7 @@ unsigned int check_config(const struct config *config)
 			config->name);
 	check_places(&check);
 	check_keys(&check);
+	check_cluster(&check);
 	check_libraries(&check);
 	check_reach(&check);
 	return check.errors;

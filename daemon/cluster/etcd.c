@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/base/err.h"
@@ -202,16 +203,33 @@ static const struct directory_ops etcd_ops = {
 
 /* ---- options ---- */
 
+static int etcd_secret_check(const char *option, const char *path, int fd)
+{
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return err_raise(ERR_CONFIG, "%s: %s: %s", option, path, strerror(errno));
+	if (st.st_mode & S_IRWXO)
+		return err_raise(ERR_CONFIG,
+				 "%s: %s: mode %04o lets others at it; chmod o=", option,
+				 path, (unsigned int)st.st_mode & 07777);
+	return 0;
+}
+
 /* Read now: libcurl reads it when it connects, and says less. */
-static int etcd_file(const char *option, const char *path, char **copy_p)
+static int etcd_file(const char *option, const char *path, bool secret, char **copy_p)
 {
 	cleanup_close int fd = -1;
+	int r;
 
 	if (!path || !*path)
 		return 0;
 	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	if (fd < 0)
 		return err_raise(ERR_CONFIG, "%s: %s: %s", option, path, strerror(errno));
+	r = secret ? etcd_secret_check(option, path, fd) : 0;
+	if (r < 0)
+		return err_pass(r);
 	*copy_p = mem_strdup(path);
 	return *copy_p ? 0 : err_pass(-ENOMEM);
 }
@@ -227,6 +245,9 @@ static int etcd_user(struct etcd *e, const char *path)
 	if (!path || !*path)
 		return 0;
 	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	r = fd < 0 ? 0 : etcd_secret_check("cluster_user_file", path, fd);
+	if (r < 0)
+		return err_pass(r);
 	len = fd < 0 ? -1 : read(fd, line, sizeof(line) - 1);
 	if (len < 0)
 		return err_raise(ERR_CONFIG, "cluster_user_file: %s: %s", path,
@@ -263,11 +284,11 @@ static int etcd_options(struct etcd *e, const struct etcd_args *args)
 		e->patience_ns = PATIENCE_MIN_NS;
 	if (e->patience_ns > PATIENCE_MAX_NS)
 		e->patience_ns = PATIENCE_MAX_NS;
-	r = etcd_file("cluster_tls_ca", args->ca, &e->ca);
+	r = etcd_file("cluster_tls_ca", args->ca, false, &e->ca);
 	if (r == 0)
-		r = etcd_file("cluster_tls_cert", args->cert, &e->cert);
+		r = etcd_file("cluster_tls_cert", args->cert, false, &e->cert);
 	if (r == 0)
-		r = etcd_file("cluster_tls_key", args->key, &e->key);
+		r = etcd_file("cluster_tls_key", args->key, true, &e->key);
 	if (r == 0)
 		r = etcd_user(e, args->user_file);
 	if (r < 0)
@@ -292,6 +313,21 @@ static int etcd_options(struct etcd *e, const struct etcd_args *args)
 				 "%s: cluster_tls_cert and cluster_tls_key go together",
 				 e->cert ? "cluster_tls_key" : "cluster_tls_cert");
 	return 0;
+}
+
+int etcd_check(const struct etcd_args *args)
+{
+	struct etcd *e = mem_zalloc(sizeof(*e));
+	int r;
+
+	if (!e)
+		return err_pass(-ENOMEM);
+	e->url = *args->url;
+	r = etcd_lib_load(&e->lib);
+	if (r == 0)
+		r = etcd_options(e, args);
+	etcd_free_all(e);
+	return r < 0 ? err_pass(r) : 0;
 }
 
 int etcd_new(const struct etcd_args *args, struct directory **directory_p)

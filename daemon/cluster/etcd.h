@@ -34,5 +34,7 @@ struct etcd_args {
 /* ERR_CONFIG names the option and the remedy; ERR_REQUIRE: no libcurl. Does not wait for
  * etcd. */
 int etcd_new(const struct etcd_args *args, struct directory **directory_p);
+/* Would etcd_new() take it? Needs no loop. */
+int etcd_check(const struct etcd_args *args);
 
 #endif

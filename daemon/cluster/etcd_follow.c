@@ -25,6 +25,7 @@
 #define FOLLOW_GATHER_NS (20 * LOOP_NS_PER_MS)
 #define FOLLOW_CHECK_NS (500 * LOOP_NS_PER_MS)
 #define FOLLOW_REFUSED_NS (5 * LOOP_NS_PER_S)
+#define FOLLOW_RESTLESS_NS (200 * LOOP_NS_PER_MS) /* asked anew so soon: with a pause */
 
 static struct etcd_group *half_group(struct etcd_half *half)
 {
@@ -65,6 +66,7 @@ static void half_range_start(struct etcd *e, struct etcd_half *half)
 		half->from_len = 0;
 		half->mark++;
 		half->limit = half->first;
+		half->asked_ns = loop_now_ns(e->loop);
 	}
 	half_range_text(e, half, &body);
 	if (etcd_request_start(&half->request, "kv/range", &body) < 0) {
@@ -169,10 +171,13 @@ void etcd_half_init(struct etcd *e, struct etcd_half *half)
 void etcd_half_again(struct etcd *e, struct etcd_half *half, uint64_t after_ns)
 {
 	struct etcd_group *group = half_group(half);
+	uint64_t now_ns = loop_now_ns(e->loop);
 	struct etcd_reader *reader;
 
+	if (now_ns - half->asked_ns < FOLLOW_RESTLESS_NS && after_ns < ETCD_AGAIN_NS)
+		after_ns = ETCD_AGAIN_NS;
 	half->again = true;
-	half->retry_ns = loop_now_ns(e->loop) + after_ns;
+	half->retry_ns = now_ns + after_ns;
 	list_foreach(reader, &group->readers, link)
 		if (half->side == ETCD_RECORDS || reader->loads)
 			reader->synced = false;

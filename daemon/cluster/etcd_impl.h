@@ -107,8 +107,9 @@ struct etcd_link {
 	struct loop_timer timer;
 	unsigned int failures; /* since it was up */
 	struct etcd_request request;
-	char token[ETCD_TEXT_MAX];
+	char token[ETCD_TOKEN_MAX];
 	bool making;		    /* the store's number */
+	bool made;		    /* it was, and is asked for */
 	char asked[ETCD_STORE_MAX]; /* the answer to that */
 	uint64_t revision;	    /* of the answer */
 };
@@ -128,7 +129,8 @@ void etcd_link_start(struct etcd *e);
 struct etcd_lease {
 	uint64_t id; /* 0: none */
 	uint64_t ttl_ns;
-	uint64_t old; /* of who was here before us, or of us: to be revoked */
+	uint64_t granted_ns; /* loop time of that */
+	uint64_t old;	     /* of who was here before us, or of us: to be revoked */
 	enum { LEASE_REVOKE, LEASE_GRANT, LEASE_KEEP } op;
 	struct etcd_request request;
 	struct loop_timer timer; /* next keep-alive, or next try */
@@ -178,6 +180,7 @@ struct etcd_half { /* records or loads of a group */
 	enum etcd_follow follow;
 	bool again; /* to be asked for anew, not before retry_ns */
 	uint64_t retry_ns;
+	uint64_t asked_ns; /* when its first page was */
 	uint64_t next;	   /* revision from which the stream tells */
 	uint64_t seen;	   /* the last one that it told of */
 	int64_t watch_id;  /* in the stream; 0: not in it */

@@ -54,6 +54,12 @@ static void lease_read(struct etcd *e)
 		e->lease.old = 0;
 }
 
+static void lease_wait(struct etcd *e)
+{
+	e->lease.failures++;
+	loop_timer_start(&e->lease.timer, etcd_pause(e, e->lease.failures));
+}
+
 void etcd_lease_lost(struct etcd *e, const char *why)
 {
 	struct etcd_own *own;
@@ -63,16 +69,12 @@ void etcd_lease_lost(struct etcd *e, const char *why)
 	etcd_request_cancel(&e->lease.request);
 	loop_timer_stop(&e->lease.timer);
 	e->lease.id = 0;
+	if (loop_now_ns(e->loop) - e->lease.granted_ns < ETCD_AGAIN_NS)
+		lease_wait(e);
 	list_foreach(own, &e->owns, link)
 		own->lease = 0;
 	etcd_state_check(e, NULL);
 	etcd_kick(e);
-}
-
-static void lease_wait(struct etcd *e)
-{
-	e->lease.failures++;
-	loop_timer_start(&e->lease.timer, etcd_pause(e, e->lease.failures));
 }
 
 static void lease_refused(struct etcd *e, const char *what)
@@ -89,18 +91,19 @@ static void lease_refused(struct etcd *e, const char *what)
 static void lease_granted(struct etcd *e)
 {
 	struct etcd_lease *lease = &e->lease;
+	uint64_t ttl_s;
 
 	if (lease->request.answer.lease == 0) {
 		lease_refused(e, "lease");
 		return;
 	}
 	lease->id = lease->request.answer.lease;
-	lease->ttl_ns =
-		(lease->request.answer.ttl ? lease->request.answer.ttl : e->lease_s) *
-		LOOP_NS_PER_S;
-	if (lease->ttl_ns / LOOP_NS_PER_S > ETCD_LEASE_MAX_S)
-		lease->ttl_ns = ETCD_LEASE_MAX_S * LOOP_NS_PER_S;
+	ttl_s = lease->request.answer.ttl ? lease->request.answer.ttl : e->lease_s;
+	if (ttl_s > ETCD_LEASE_MAX_S)
+		ttl_s = ETCD_LEASE_MAX_S;
+	lease->ttl_ns = ttl_s * LOOP_NS_PER_S;
 	lease->failures = 0;
+	lease->granted_ns = loop_now_ns(e->loop);
 	lease_write(e);
 	loop_timer_start(&lease->timer, etcd_jitter(e, lease->ttl_ns * 4 / 9));
 	etcd_state_check(e, NULL);

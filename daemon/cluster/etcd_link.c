@@ -219,7 +219,7 @@ static void link_make_store(struct etcd *e)
 	char key[ETCD_NAME_MAX], number[ETCD_STORE_MAX];
 	uint8_t bytes[(ETCD_STORE_MAX - 1) / 2];
 
-	link->making = true;
+	link->making = link->made = true;
 	loop_random(e->loop, bytes, sizeof(bytes));
 	hex_write(bytes, sizeof(bytes), number);
 	link_store_key(e, key);
@@ -255,6 +255,7 @@ static void link_is_up(struct etcd *e)
 
 	sm_move(&link->sm, LINK_UP);
 	link->failures = 0;
+	link->made = false;
 	log_info("etcd", e->url.prefix, "connected", "endpoint=%s:%s revision=%ju",
 		 at->host, at->port, (uintmax_t)link->revision);
 	if (e->store[0] && strcmp(e->store, link->asked) != 0)
@@ -300,10 +301,18 @@ static void link_on_store(struct etcd *e, enum etcd_outcome outcome)
 		link_ask(e);
 	} else {
 		link->revision = answer->revision;
-		if (link->asked[0])
+		if (link->asked[0]) {
 			link_is_up(e);
-		else
+		} else if (!link->made) {
 			link_make_store(e);
+		} else {
+			err_set(&err, ERR_PROTO,
+				"etcd %s:%s: it does not have the key %.200s/store that "
+				"was put: is it etcd?",
+				e->url.endpoints[link->endpoint].host,
+				e->url.endpoints[link->endpoint].port, e->url.prefix);
+			etcd_link_broken(e, &err);
+		}
 	}
 }
 
@@ -323,7 +332,8 @@ static void link_on_kv(struct etcd_request *request, const struct etcd_kv *kv)
 {
 	struct etcd_link *link = &request->etcd->link;
 
-	if (kv->bad || kv->value_len != ETCD_STORE_MAX - 1)
+	if (kv->bad || kv->value_len != ETCD_STORE_MAX - 1 ||
+	    strlen((const char *)kv->value) != kv->value_len)
 		snprintf(link->asked, sizeof(link->asked), "foreign");
 	else
 		memcpy(link->asked, kv->value, ETCD_STORE_MAX);
@@ -397,6 +407,7 @@ void etcd_link_broken(struct etcd *e, const struct err *why)
 	sm_move(&link->sm, LINK_WAITS);
 	question_drop(link);
 	link->failures++;
+	link->made = false;
 	more = link_next(e);
 	if (was_up)
 		pause_ns = loop_random_u64(e->loop) % LINK_FIRST_NS;

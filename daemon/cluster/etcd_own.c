@@ -172,7 +172,9 @@ static void own_is_refused(struct etcd_own *own)
 
 	etcd_refusal(e, answer, own->key[ETCD_RECORDS], &err);
 	if (answer->error_code == NOT_FOUND) {
-		etcd_lease_lost(e, answer->error);
+		own->lease = 0;
+		if (own->sent_lease == e->lease.id) /* else there is another already */
+			etcd_lease_lost(e, answer->error);
 		return;
 	}
 	if (!own->done &&

@@ -182,6 +182,19 @@ static void parser_copy(char to[ETCD_TEXT_MAX], const char *text)
 	json_sanitize(to);
 }
 
+/* It goes into a header as it is. */
+static bool parser_token(const struct etcd_parser *p, char to[ETCD_TOKEN_MAX])
+{
+	if (p->cut || p->len >= ETCD_TOKEN_MAX)
+		return false;
+	for (size_t i = 0; i < p->len; i++)
+		if (p->buf[i] <= ' ' || p->buf[i] > '~')
+			return false;
+	memcpy(to, p->buf, p->len);
+	to[p->len] = '\0';
+	return true;
+}
+
 /* Base64 of a whole string, or of its beginning. */
 static bool parser_bytes(struct etcd_parser *p, uint8_t *to, size_t max, size_t *len_p)
 {
@@ -273,10 +286,7 @@ static bool parser_top_member(struct etcd_parser *p, enum name name)
 		parser_copy(m->reason, p->buf);
 		return true;
 	case NAME_TOKEN:
-		if (p->len >= sizeof(m->token))
-			return false;
-		parser_copy(m->token, p->buf);
-		return true;
+		return parser_token(p, m->token);
 	default:
 		return true;
 	}

@@ -16,7 +16,8 @@
 
 #define ETCD_KEY_MAX 1020u /* bytes of a key of ours, and more; a multiple of 3 */
 #define ETCD_VALUE_MAX DIRECTORY_RECORD_MAX
-#define ETCD_TEXT_MAX 256u /* of messages and tokens, with the NUL */
+#define ETCD_TEXT_MAX 256u   /* of messages, with the NUL */
+#define ETCD_TOKEN_MAX 1024u /* with the NUL: a JWT, signed by a key of 4096 bits */
 #define ETCD_DEPTH_MAX 16u
 
 /* One answer, or one message of a stream. Absent members are 0, false or "". */
@@ -33,7 +34,7 @@ struct etcd_message {
 	bool nested;	/* of the one in its failure branch */
 	char error[ETCD_TEXT_MAX];
 	char reason[ETCD_TEXT_MAX]; /* why a watch was canceled */
-	char token[ETCD_TEXT_MAX];
+	char token[ETCD_TOKEN_MAX];
 };
 
 /* One key. Key and value end with a NUL, and may have others inside. */

@@ -378,8 +378,11 @@ static void request_end(struct etcd_request *request, CURLcode code)
 	else if (request->stream && !answer->failed)
 		err_set(&err, ERR_IO, "etcd %s:%s: the watch was cut", at->host,
 			at->port);
-	else if (http >= 500 && !answer->failed)
-		err_set(&err, ERR_IO, "etcd %s:%s: HTTP %ld", at->host, at->port, http);
+	else if (http != 200 && !answer->failed)
+		err_set(&err, ERR_PROTO,
+			"etcd %s:%s: HTTP %ld, and not an error as etcd's JSON gateway "
+			"says it: is it etcd 3.4 or later, and its client port?",
+			at->host, at->port, http);
 	else {
 		request_finish(request, answer->failed ? ETCD_REFUSED : ETCD_ANSWERED);
 		return;
@@ -402,7 +405,7 @@ static int request_lists(struct etcd_request *request)
 	static const char *const fixed[] = {"Content-Type: application/json", "Expect:"};
 	struct etcd *e = request->etcd;
 	const struct cluster_endpoint *at = &e->url.endpoints[e->link.endpoint];
-	char line[ETCD_TEXT_MAX + 32];
+	char line[ETCD_TOKEN_MAX + 32];
 	struct curl_slist *list;
 
 	for (unsigned int i = 0; i < ARRAY_LEN(fixed) + 1; i++) {

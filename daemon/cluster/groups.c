@@ -78,32 +78,59 @@ static int board_endpoints(const char *words, char (*endpoints)[LINK_ENDPOINT_MA
 	return 0;
 }
 
-static int etcd_open(struct groups_directory *from, const char *words)
-{
-	const struct config *config = from->groups->kvd->config;
-	char lease_file[sizeof(config->run_dir) + sizeof(config->name) + 8];
+struct etcd_words {
+	struct etcd_args args; /* points into the others */
 	struct cluster_url url;
-	const struct etcd_args args = {
-		.loop = from->groups->loop,
-		.url = &url,
+	char lease_file[CONFIG_PATH_BYTES + CONFIG_NAME_BYTES + 8];
+};
+
+static int etcd_words_read(const struct config *config, const char *words,
+			   struct etcd_words *etcd_p)
+{
+	int r = cluster_url_parse(words, &etcd_p->url);
+
+	if (r < 0)
+		return err_pass(r);
+	snprintf(etcd_p->lease_file, sizeof(etcd_p->lease_file), "%s/%s.lease",
+		 config->run_dir, config->name);
+	etcd_p->args = (struct etcd_args){
+		.url = &etcd_p->url,
 		.ca = config->cluster_tls_ca,
 		.cert = config->cluster_tls_cert,
 		.key = config->cluster_tls_key,
 		.user_file = config->cluster_user_file,
-		.lease_file = lease_file,
+		.lease_file = etcd_p->lease_file,
 		.lease_s = (unsigned int)(config->cluster_lease_ns / LOOP_NS_PER_S),
 	};
-	int r = cluster_url_parse(words, &url);
+	return 0;
+}
 
-	snprintf(lease_file, sizeof(lease_file), "%s/%s.lease", config->run_dir,
-		 config->name);
-	if (r >= 0)
-		r = etcd_new(&args, &from->directory);
+static int etcd_open(struct groups_directory *from, const char *words)
+{
+	struct etcd_words etcd;
+	int r = etcd_words_read(from->groups->kvd->config, words, &etcd);
+
+	etcd.args.loop = from->groups->loop;
+	if (r == 0)
+		r = etcd_new(&etcd.args, &from->directory);
 	if (r < 0)
 		return err_pass(r);
 	from->directory->on_state = on_state;
 	from->directory->arg = from;
 	return 0;
+}
+
+int groups_check(const struct config *config)
+{
+	char endpoints[BOARD_SITES_MAX][LINK_ENDPOINT_MAX];
+	struct etcd_words etcd;
+	unsigned int count;
+	int r;
+
+	if (!cluster_url_is_etcd(config->cluster))
+		return err_pass(board_endpoints(config->cluster, endpoints, &count));
+	r = etcd_words_read(config, config->cluster, &etcd);
+	return r < 0 ? err_pass(r) : err_pass(etcd_check(&etcd.args));
 }
 
 /* Which directory the words stand for: the one place that knows the kinds. */

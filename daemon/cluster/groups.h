@@ -20,6 +20,7 @@
 #include "daemon/loop/loop.h"
 #include "daemon/peer/peer.h"
 
+struct config;
 struct group_cache;
 struct groups;
 struct kvd;
@@ -30,6 +31,8 @@ enum groups_trust { GROUPS_TRUST_LISTED, GROUPS_TRUST_DIRECTORY };
 
 /* ERR_CONFIG: option `cluster` names what is none. */
 int groups_new(struct kvd *kvd, struct groups **groups_p);
+/* Would groups_new() take the options of the cluster? */
+int groups_check(const struct config *config);
 /* Answer all calls that wait with this, make no new ones, and take back all that was
  * published: while peers are still connected. Idempotent. */
 void groups_close(struct groups *groups, const struct err *why);

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -194,7 +195,10 @@ static void server_that_is_none_is_named(void **state)
 	} cases[] = {
 		{"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nNot Found",
 		 "gateway"},
-		{"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", NULL},
+		{"HTTP/1.1 404 Not Found\r\nContent-Length: 22\r\n\r\n"
+		 "{\"detail\":\"Not Found\"}",
+		 "HTTP 404"},
+		{"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "is it etcd"},
 		{"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "whole answer"},
 		{"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: "
 		 "0\r\n\r\n",
@@ -248,6 +252,154 @@ static void server_that_is_none_is_named(void **state)
 		close(fd);
 	}
 	loop_free(args.loop);
+}
+
+/* Knows no lease that it has granted, and goes back in a watch. */
+struct liar {
+	struct loop *loop;
+	int fd;
+	const char *ttl;
+	unsigned int keeps, grants, ranges;
+	int streams[64];
+	unsigned int stream_count;
+};
+
+static void liar_text(struct liar *liar, const char *asked, char body[512])
+{
+	static const char range[] =
+		"{\"header\":{\"revision\":\"5\"},\"kvs\":[{\"value\":"
+		"\"MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=\"}]}";
+	static const char member[] = "\"watch_id\":\"";
+	const char *id = strstr(asked, member);
+
+	if (strstr(asked, "/v3/lease/keepalive")) {
+		snprintf(body, 512, "{\"result\":{\"ID\":\"7\",\"TTL\":\"%s\"}}",
+			 liar->ttl);
+		liar->keeps++;
+	} else if (strstr(asked, "/v3/lease/")) {
+		snprintf(body, 512, "{\"ID\":\"7\",\"TTL\":\"%s\"}", liar->ttl);
+		liar->grants++;
+	} else if (strstr(asked, "/v3/watch")) {
+		snprintf(body, 512,
+			 "{\"result\":{\"header\":{\"revision\":\"1\"},\"watch_id\":"
+			 "\"%d\",\"created\":true}}",
+			 id ? atoi(id + strlen(member)) : 0);
+	} else if (strstr(asked, "/v3/kv/txn")) {
+		snprintf(body, 512,
+			 "{\"error\":\"requested lease not found\",\"code\":5}");
+	} else {
+		snprintf(body, 512, "%s", range);
+		liar->ranges++;
+	}
+}
+
+/* Answers one request, if somebody connects. */
+static void liar_turn(struct liar *liar)
+{
+	char text[4096], body[512], head[128];
+	int conn = accept(liar->fd, NULL, NULL);
+	bool stream;
+	ssize_t len;
+
+	loop_turn(liar->loop, 2 * LOOP_NS_PER_MS);
+	if (conn < 0)
+		return;
+	while ((len = recv(conn, text, sizeof(text) - 1, MSG_DONTWAIT)) < 0)
+		loop_turn(liar->loop, LOOP_NS_PER_MS);
+	text[len] = '\0';
+	stream = strstr(text, "/v3/watch");
+	liar_text(liar, text, body);
+	snprintf(head, sizeof(head), "HTTP/1.1 %s\r\nConnection: close\r\n\r\n",
+		 strstr(body, "error") ? "404 Not Found" : "200 OK");
+	(void)send(conn, head, strlen(head), MSG_NOSIGNAL);
+	(void)send(conn, body, strlen(body), MSG_NOSIGNAL);
+	if (stream) {
+		assert_true(liar->stream_count < ARRAY_LEN(liar->streams));
+		liar->streams[liar->stream_count++] = conn;
+		return;
+	}
+	shutdown(conn, SHUT_WR);
+	for (int turns = 0; turns < 5; turns++)
+		loop_turn(liar->loop, LOOP_NS_PER_MS);
+	close(conn);
+}
+
+static struct directory *liar_new(struct liar *liar)
+{
+	struct cluster_url url = {.count = 1, .prefix = "/kvd"};
+	struct etcd_args args = {.url = &url, .lease_s = 60};
+	struct directory_state now = {.up = false};
+	struct directory *directory;
+	char port[8];
+
+	assert_int_equal(loop_new(&liar->loop), 0);
+	args.loop = liar->loop;
+	liar->fd = listener(port);
+	strcpy(url.endpoints[0].host, "127.0.0.1");
+	memcpy(url.endpoints[0].port, port, sizeof(url.endpoints[0].port));
+	url.endpoints[0].literal = true;
+	assert_int_equal(etcd_new(&args, &directory), 0);
+	for (int turns = 0; turns < 1000 && !now.up; turns++) {
+		liar_turn(liar);
+		directory->ops->state(directory, &now);
+	}
+	assert_true(now.up);
+	return directory;
+}
+
+static void liar_free(struct liar *liar, struct directory *directory)
+{
+	while (liar->stream_count)
+		close(liar->streams[--liar->stream_count]);
+	close(liar->fd);
+	directory->ops->free(directory);
+	loop_free(liar->loop);
+}
+
+/* A lease's time that is none must not make a daemon renew it without a pause. */
+static void lease_of_any_time_is_renewed_with_pauses(void **state)
+{
+	/* the second is no nanoseconds, the third some, when it overflows */
+	static const char *const ttls[] = {"-1", "36028797018963968", "18446744074",
+					   "18446744073709551615", "0"};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(ttls); i++) {
+		struct liar liar = {.ttl = ttls[i]};
+		struct directory *directory = liar_new(&liar);
+
+		for (int turns = 0; turns < 100; turns++)
+			liar_turn(&liar);
+		assert_int_equal(liar.keeps, 0);
+		liar_free(&liar, directory);
+	}
+}
+
+static void etcd_that_contradicts_itself_is_asked_with_pauses(void **state)
+{
+	struct liar liar = {.ttl = "60"};
+	struct directory *directory = liar_new(&liar);
+	struct place place = directory_place("g", "w", 0);
+	struct seen *seen = seen_new(directory, "g", true);
+	struct said said;
+	uint64_t end_ns;
+
+	(void)state;
+	said_init(&said);
+	assert_int_equal(
+		directory->ops->publish(directory, &said.publication, &place, "r", NULL),
+		0);
+	end_ns = loop_clock_ns(liar.loop) + 2 * LOOP_NS_PER_S;
+	liar.grants = liar.ranges = 0;
+	while (loop_clock_ns(liar.loop) < end_ns)
+		liar_turn(&liar);
+	print_message("%u leases, %u ranges, %u streams\n", liar.grants, liar.ranges,
+		      liar.stream_count);
+	assert_in_range(liar.grants, 1, 10);
+	assert_in_range(liar.ranges, 2, 10);
+	directory->ops->unwatch(&seen->watch);
+	seen_free(seen);
+	liar_free(&liar, directory);
 }
 
 /* ---- ways in ---- */
@@ -310,11 +462,13 @@ static void file_write(const char *dir, const char *name, const char *text, char
 	file = fopen(path, "w");
 	assert_non_null(file);
 	fputs(text, file);
+	assert_int_equal(fchmod(fileno(file), 0600), 0);
 	fclose(file);
 }
 
 static void user_is_asked_for_and_renewed(void **state)
 {
+	struct directory *directory;
 	struct directory_state now;
 	struct etcd_server server;
 	char good[96], bad[96];
@@ -350,6 +504,11 @@ static void user_is_asked_for_and_renewed(void **state)
 			etcd_rig_state(rig, 2).why.code == ERR_AUTH);
 	rig->rig.leave(&rig->rig, 2);
 	rig->args.user_file = good;
+	assert_int_equal(chmod(good, 0604), 0);
+	assert_true(etcd_new(&rig->args, &directory) < 0);
+	assert_non_null(strstr(err_last()->text, "0604"));
+	err_clear();
+	assert_int_equal(chmod(good, 0640), 0);
 	seen = hello(rig, &said, "r");
 	/* its tokens are only in etcd's memory */
 	etcd_server_stop(&server, SIGKILL);
@@ -398,6 +557,12 @@ static void tls_checks_both_sides(void **state)
 	rig->args.cert = cert;
 	assert_true(etcd_new(&rig->args, &directory) < 0);
 	assert_non_null(strstr(err_last()->text, "cluster_tls_key"));
+	rig->args.key = key;
+	assert_int_equal(chmod(key, 0644), 0);
+	assert_true(etcd_new(&rig->args, &directory) < 0);
+	assert_non_null(strstr(err_last()->text, "cluster_tls_key"));
+	assert_non_null(strstr(err_last()->text, "0644"));
+	assert_int_equal(chmod(key, 0640), 0);
 	rig->args.key = "/nowhere/key";
 	assert_true(etcd_new(&rig->args, &directory) < 0);
 	assert_non_null(strstr(err_last()->text, "/nowhere/key"));
@@ -581,6 +746,8 @@ int main(void)
 		cmocka_unit_test(foreign_keys_are_counted),
 		cmocka_unit_test(many_keys_are_read_in_small_turns),
 		cmocka_unit_test(server_that_is_none_is_named),
+		cmocka_unit_test(lease_of_any_time_is_renewed_with_pauses),
+		cmocka_unit_test(etcd_that_contradicts_itself_is_asked_with_pauses),
 		cmocka_unit_test(second_endpoint_and_names_are_used),
 		cmocka_unit_test(lease_file_frees_places_after_a_crash),
 		cmocka_unit_test(user_is_asked_for_and_renewed),

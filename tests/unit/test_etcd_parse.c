@@ -125,6 +125,40 @@ static void range_is_read(void **state)
 	free(h);
 }
 
+/* It becomes a header. */
+static void token_is_one_word(void **state)
+{
+	static const struct {
+		const char *token;
+		int width;
+		bool good;
+	} cases[] = {
+		{"eyJhbGciOiJSUzI1NiJ9.e30._-", 0, true},
+		{"x", ETCD_TOKEN_MAX - 1, true},
+		{"x", ETCD_TOKEN_MAX, false},
+		{"x", 100000, false},
+		{"a\\r\\nHost: b", 0, false},
+		{"a b", 0, false},
+		{"\xc3\xa4", 0, false},
+	};
+	static char text[100100];
+	struct heard *h;
+	int r;
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		snprintf(text, sizeof(text), "{\"token\":\"%*s\"}", cases[i].width,
+			 cases[i].token);
+		for (char *at = text; cases[i].width && (at = strchr(at, ' '));)
+			*at = 'x';
+		h = hear(text, strlen(text), 1000, &r);
+		assert_int_equal(r == 0, cases[i].good);
+		if (cases[i].width && cases[i].good)
+			assert_int_equal(strlen(h->message.token), cases[i].width);
+		free(h);
+	}
+}
+
 static void stream_is_read(void **state)
 {
 	struct heard *h = hear_well(
@@ -306,6 +340,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(range_is_read),
+		cmocka_unit_test(token_is_one_word),
 		cmocka_unit_test(stream_is_read),
 		cmocka_unit_test(transaction_and_others_are_read),
 		cmocka_unit_test(long_ones_are_cut),
