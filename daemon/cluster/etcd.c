@@ -103,8 +103,8 @@ void etcd_refusal(const struct etcd *e, const struct etcd_message *answer,
 	else if (login || answer->error_code == DENIED ||
 		 answer->error_code == UNAUTHENTICATED)
 		err_set(err_p, ERR_AUTH,
-			"%.120s: etcd says \"%.150s\": see cluster_user_file, and "
-			"the role of that user",
+			"%.120s: etcd says \"%.150s\": see cluster_user_file, and the "
+			"role of that user",
 			what, text);
 	else if (answer->error_code == EXHAUSTED)
 		err_set(err_p, ERR_LIMIT, "%.200s: etcd says \"%.200s\"", what, text);
