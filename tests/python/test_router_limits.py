@@ -310,7 +310,7 @@ async def test_many_at_once_all_end():
         assert all(SAID[2].strip().encode() in a[2] or b"\\u6c34" in a[2] for a in answers)
         for fakes in (prefills, decodes):
             served = sorted(len(f.asked) for f in fakes)
-            assert sum(served) == 300 and served[0] > 20, served
+            assert sum(served) == 300 and served[0] >= 75, served
 
 
 @aio
