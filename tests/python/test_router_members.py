@@ -19,6 +19,8 @@ import kvd
 from kvd.router import admin, config, directory, engines, policy, stream
 from kvd.router import members as router_members
 from kvd.router.directory import Group
+from kvd.router.errors import Refused
+from kvd.router.exchange import Exchange
 from kvd.router.members import Circuit, Members
 from kvd_daemon import Daemon, free_port
 from router_daemon import Directory
@@ -289,6 +291,20 @@ def test_more_members_than_are_taken(monkeypatch):
         assert len(all_of.of("prefill")) == 3 and len(all_of.of("decode")) == 2
         await all_of.stop()
     asyncio.run(run())
+
+
+def test_decode_server_of_another_engine_computes_nothing_alone():
+    one, released = Exchange.__new__(Exchange), []
+    one.request, one.body = types.SimpleNamespace(path="/v1/completions"), {"n": 2}
+    held = types.SimpleNamespace(release=lambda: released.append(True))
+    for engine, fits in (("vllm", True), ("sglang", False)):
+        decode = types.SimpleNamespace(label="d", spec=types.SimpleNamespace(engine=engine))
+        if fits:
+            one._fits((None, decode, held))
+            continue
+        with pytest.raises(Refused) as why:
+            one._fits((None, decode, held))
+        assert why.value.status == 503 and released
 
 
 def test_fault_of_the_router_is_json():
