@@ -21,6 +21,7 @@
 #define ROOM_FIRST 256u
 /* of sums of observed and predicted times, an answer */
 #define RESULT_KEEP 0.9
+#define SPEED_TOKENS 1000.0 /* that are computed tell a speed */
 
 /* ---- lists ---- */
 
@@ -281,16 +282,33 @@ static void result_failed(struct kvd_picker *picker, const struct pick_held *hel
 }
 
 /* Prompts are computed in turn: this one's took no longer than since the one before it
- * was answered. */
+ * was answered. Small ones are taken together: of each alone, what is fixed takes
+ * longest, and those of a batch are answered at the same moment. */
 static void result_speed(struct kvd_picker *picker, const struct pick_held *held,
 			 struct pick_member *member)
 {
 	uint64_t begun =
 		member->answered_ns > held->made_ns ? member->answered_ns : held->made_ns;
-	double took = pick_seconds(begun, picker->now_ns);
-	double speed = held->side[KVD_PICK_PREFILL].tokens / fmax(took, 1e-4);
 
-	pick_learn_speed(&member->seen_speed, 0.05, speed, true);
+	member->seen_tokens += held->side[KVD_PICK_PREFILL].tokens;
+	member->seen_s += pick_seconds(begun, picker->now_ns);
+	if (member->seen_tokens < SPEED_TOKENS)
+		return;
+	pick_learn_speed(&member->seen_speed, 0.05,
+			 member->seen_tokens / fmax(member->seen_s, 1e-4), true);
+	member->seen_tokens = member->seen_s = 0;
+}
+
+/* Answers of a side have come as far as to picks of that time. */
+static void result_reached(struct kvd_picker *picker, const struct pick_held *held)
+{
+	for (unsigned int side = 0; side < KVD_PICK_SIDES; side++) {
+		struct pick_side *of = &picker->side[side];
+
+		if (held->side[side].member != PICK_NONE &&
+		    held->made_ns > of->answered_ns)
+			of->answered_ns = held->made_ns;
+	}
 }
 
 static void result_answered(struct kvd_picker *picker, struct pick_held *held,
@@ -321,6 +339,7 @@ void kvd_pick_settle(struct kvd_picker *picker, uint64_t id, double ttft_s,
 		return;
 	held->settled = true;
 	if (ttft_s >= 0 && isfinite(ttft_s)) {
+		result_reached(picker, held);
 		result_answered(picker, held, fmin(ttft_s, 3600));
 	} else {
 		if (failed & KVD_PICK_FAILED_PREFILL)

@@ -56,6 +56,7 @@ struct pick_member {
 	unsigned int observations;
 	double failures; /* as of failures_ns; they fade */
 	uint64_t failures_ns, answered_ns;
+	double seen_tokens, seen_s; /* that were computed since seen_speed was set */
 
 	/* reservations: all of them, oldest first; what no load has shown */
 	struct pick_ends held;
@@ -96,7 +97,8 @@ struct pick_side {
 	uint32_t serving, count;
 	uint16_t slots[PICK_SLOTS]; /* by name: member + 1 */
 	struct pick_usual usual;
-	uint64_t synced_ns; /* all loads are as they were told */
+	uint64_t synced_ns;   /* all loads are as they were told */
+	uint64_t answered_ns; /* when the latest pick that was answered was made */
 };
 
 struct kvd_picker {

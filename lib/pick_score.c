@@ -286,7 +286,8 @@ static double score_floor(const struct kvd_picker *picker,
 	return member->held_tokens - fmin(done, head->side[KVD_PICK_PREFILL].tokens);
 }
 
-/* By failures, and by an answer that did not come. */
+/* By failures, and by an answer that did not come, although others came that were asked
+ * for later: where all are slow, nothing is said of one. */
 static double score_penalty(const struct kvd_picker *picker, enum kvd_pick_side side,
 			    const struct pick_member *member)
 {
@@ -301,8 +302,9 @@ static double score_penalty(const struct kvd_picker *picker, enum kvd_pick_side 
 
 	if (picker->options.results && member->held_count) {
 		const struct pick_held *head = &picker->held[member->held.first];
-		double late = pick_seconds(head->made_ns, picker->now_ns) -
-			      OVERDUE_FREE * head->predicted_s - OVERDUE_FREE_S;
+		double late =
+			pick_seconds(head->made_ns, picker->side[side].answered_ns) -
+			OVERDUE_FREE * head->predicted_s - OVERDUE_FREE_S;
 
 		if (!head->settled && late > 0)
 			penalty += side == KVD_PICK_PREFILL ? late : fmin(late, 10);

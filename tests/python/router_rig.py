@@ -357,8 +357,8 @@ async def until(holds, router=None, seconds=DEADLINE_S):
 
 
 def members(prefills, decodes, kind="vllm"):
-    return ["--engine", kind, "--prefill", *[p.url for p in prefills], "--decode",
-            *[d.url for d in decodes], *FAST]
+    return ["--engine", kind, *(["--prefill"] if prefills else []), *[p.url for p in prefills],
+            *(["--decode"] if decodes else []), *[d.url for d in decodes], *FAST]
 
 
 @contextlib.asynccontextmanager

@@ -72,7 +72,7 @@ async def test_push_by_a_bootstrap_server():
         await fake.runner.cleanup()
 
 
-@pytest.mark.parametrize("more", [{"prompt": ["a", "b"]}, {"prompt": [[1, 2], [3]]}, {"n": 2},
+@pytest.mark.parametrize("more", [{"prompt": ["a", "b"]}, {"prompt": [[1, 2], [3]]}, {"n": 2}, {"n": "2"}, {"n": 2.0},
                                   {"use_beam_search": True}], ids=str)
 def test_several_sequences_are_computed_on_decode(more):
     @aio

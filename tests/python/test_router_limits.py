@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvd.router and what clients must not do to it; its queue, its end, a thousand streams."""
 import asyncio
+import gzip
 import json
+import os
+import re
 import signal
 import socket
 
@@ -89,6 +92,92 @@ async def test_one_request_is_not_taken_for_two():
 
 
 @aio
+async def test_body_that_is_compressed():
+    """What it takes would not be known before it is read."""
+    body = gzip.compress(json.dumps(dict(ASK, prompt="x" * 1000000)).encode())
+    async with routed(options=["--max-body", "2000000"]) as (router, (prefill,), (decode,)):
+        for name in ("gzip", "deflate", "br", "zstd", "identity, gzip"):
+            status, _, said = await router.ask(body, headers={"Content-Encoding": name})
+            assert status == 415 and "Content-Encoding" in message(said), (name, said)
+        assert prefill.asked == decode.asked == []
+        assert (await router.ask(headers={"Content-Encoding": "identity"}))[0] == 200
+
+
+@aio
+async def test_headers_that_are_no_text():
+    body = json.dumps(ASK)
+    async with routed() as (router, (prefill,), (decode,)):
+        for value in (b"Bearer \xff", b"Bearer \xc3\xa4", b"Bearer \xed\xa0\x80"):
+            said = await router.raw(post(body, "Content-Length: %d\r\nAuthorization: @\r\n" %
+                                         len(body)).replace(b"@", value))
+            assert " 400 " in said and "Authorization" in said, said
+            said = await router.raw(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                                    b"Authorization: %s\r\n\r\n" % value)
+            assert " 400 " in said and "Authorization" in said, said
+        assert prefill.asked == decode.asked == []
+
+
+class Raw:
+    """A decode server that says these bytes to each POST."""
+
+    def __init__(self, text):
+        self.text = text
+
+    async def start(self):
+        self.server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        return "http://127.0.0.1:%d" % self.server.sockets[0].getsockname()[1]
+
+    async def serve(self, reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET"):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        else:
+            length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])
+            await reader.readexactly(length)
+            writer.write(self.text)
+        await writer.drain()
+        writer.close()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+EVENT = b'data: {"choices": [{"text": "a"}]}\n\n'
+CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
+
+
+@pytest.mark.parametrize("text", [
+    HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNK + b"secret words\r\n",
+    HEAD + b"Transfer-Encoding: chunked\r\n\r\nsecret words\r\n",
+    HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNK + CHUNK[:-2] + b"secret words\r\n",
+    b"secret words\r\n\r\n", b"HTTP/1.1 200 OK\r\nsecret words\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: secret words\r\n\r\n", b"",
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/\xff\xfe; a=secret\r\nContent-Length: 2\r\n\r\n{}",
+    b"HTTP/1.1 400 No\r\nContent-Type: \xff\r\nContent-Length: 2\r\n\r\n{}",
+    b"HTTP/1.1 200 OK\r\nContent-Encoding: \xff\r\nContent-Type: text/event-stream\r\n\r\n" + EVENT,
+    b"HTTP/1.1 200 OK\r\nContent-Type: " + b"x" * 9000 + b"\r\nContent-Length: 2\r\n\r\n{}",
+], ids=range(11))
+def test_engine_that_speaks_something_else(text):
+    """An answer or an error in JSON, and nothing of it in the log."""
+    @aio
+    async def run():
+        server = Raw(text)
+        url = await server.start()
+        async with routed(1, 0, options=["--decode", url, "--retries", "0"]) as (router, _, _):
+            for ask in (ASK, STREAM):
+                try:
+                    status, headers, said = await router.ask(ask)
+                except aiohttp.ClientPayloadError:
+                    continue  # it had begun
+                assert status in (200, 400, 502), said
+                if status == 502:
+                    assert message(said)
+            await router.lines(2)
+            assert "secret" not in router.log and " status=500" not in router.log, router.log
+            assert await router.metric("kvd_router_in_flight") == 0
+        server.server.close()
+    run()
+
+
+@aio
 async def test_other_endpoints_are_refused():
     async with routed() as (router, (prefill,), (decode,)):
         for path in ("/sleep", "/v1/embeddings", "/v1/completions/../sleep", "/members", "/flip",
@@ -122,6 +211,47 @@ async def test_client_that_does_not_read():
         await until(lambda: not decode.running, router)
         assert decode.left == 1
         writer.close()
+
+
+@aio
+async def test_client_that_does_not_read_the_end():
+    """All that it was sent waits in the router: it is cut as well."""
+    async with routed(options=["--idle-timeout", "0.5"]) as (router, _, (decode,)):
+        lines, fds = [], "/proc/%d/fd" % router.proc.pid
+        before = len(os.listdir(fds))
+        for size, ask in [(n * 16000, STREAM) for n in range(1, 40)] + [(900000, ASK)] * 20:
+            decode.tokens = ["x" * size]
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # little is on its way
+            sock.connect(("127.0.0.1", router.port))
+            body = json.dumps(ask)
+            sock.sendall(post(body, "Content-Length: %d\r\n" % len(body)))
+            lines.append(sock)
+            await until(lambda: len(decode.asked) == len(lines), router)
+        await until(lambda: not decode.running, router)
+
+        async def none():
+            return await router.metric("kvd_router_in_flight") == 0
+        await until(none, router)
+        await until(lambda: len(os.listdir(fds)) < before + 20, router)
+        for sock in lines:
+            sock.close()
+
+
+@aio
+async def test_models_are_asked_within_the_limits():
+    async with routed(options=["--max-in-flight", "1", "--max-queued", "0"]) as (
+            router, _, (decode,)):
+        decode.pause = asyncio.Event()
+        running = asyncio.ensure_future(router.ask(STREAM))
+        await until(lambda: decode.running, router)
+        status, said = await router.get("/v1/models")
+        assert status == 429 and "max-in-flight" in message(said)
+        decode.pause.set()
+        assert (await running)[0] == 200
+        for _ in range(3):
+            assert (await router.get("/v1/models"))[0] == 200
 
 
 # ---- the queue ----
@@ -310,7 +440,7 @@ async def test_many_at_once_all_end():
         assert all(SAID[2].strip().encode() in a[2] or b"\\u6c34" in a[2] for a in answers)
         for fakes in (prefills, decodes):
             served = sorted(len(f.asked) for f in fakes)
-            assert sum(served) == 300 and served[0] > 20, served
+            assert sum(served) == 300 and served[0] >= 75, served
 
 
 @aio

@@ -19,6 +19,8 @@ import kvd
 from kvd.router import admin, config, directory, engines, policy, stream
 from kvd.router import members as router_members
 from kvd.router.directory import Group
+from kvd.router.errors import Refused
+from kvd.router.exchange import Exchange
 from kvd.router.members import Circuit, Members
 from kvd_daemon import Daemon, free_port
 from router_daemon import Directory
@@ -199,7 +201,7 @@ def test_changes_of_the_directory():
 
 
 def test_directory_that_is_empty_or_does_not_know_all(monkeypatch):
-    """After its start: members stay. For long: they go."""
+    """Just after its start: members stay. Later: they go at once."""
     now, listed = [0.0], []
     monkeypatch.setattr(directory.time, "monotonic", lambda: now[0])
     options = config.read(["--socket", "/x"])
@@ -221,14 +223,24 @@ def test_directory_that_is_empty_or_does_not_know_all(monkeypatch):
         return listed[-1] if listed else None
     ranks = [{"worker": "a", "url": "http://10.0.0.1:1"}, {"worker": "b", "url": "http://10.0.0.1:2"}]
     empty = kvd.NotFoundError("nobody")
-    assert ask({"revision": 1, "ranks": ranks, "whole": True}, 1) == ["a", "b"]
+    one.begin = 1
+    assert ask({"revision": 1, "ranks": ranks, "whole": True, "synced": False}, 1) == ["a", "b"], \
+        "what is known of a directory that is away"
     assert ask(empty, 2) == ["a", "b"]
-    assert ask({"revision": 1, "ranks": [], "whole": True}, 11) == ["a", "b"]
-    assert ask({"revision": 2, "ranks": ranks[:1], "whole": True, "synced": False}, 11.5) == ["a", "b"]
-    assert ask({"revision": 3, "ranks": ranks[1:], "whole": True, "synced": True}, 12) == ["b"]
-    assert ask(empty, 13) == ["b"] and ask(empty, 22) == ["b"]
-    assert ask(empty, 23.5) == []
-    assert ask({"revision": 1, "ranks": ranks, "whole": True}, 24) == ["a", "b"]
+    assert ask({"revision": 1, "ranks": [], "whole": True}, 10.5) == ["a", "b"]
+    for gone in ({"gone": [{"worker": "a"}]}, {"whole": True, "ranks": ranks[:1]}):
+        assert ask(dict({"revision": 2, "ranks": []}, synced=False, **gone), 10.6) == ["a", "b"]
+    assert ask({"revision": 3, "ranks": [], "gone": [{"worker": "a"}], "synced": True}, 10.7) == ["b"]
+    assert ask({"revision": 4, "ranks": [], "gone": [{"worker": "b"}], "synced": True}, 10.8) == []
+    assert ask({"revision": 5, "ranks": ranks, "whole": True, "synced": True}, 12) == ["a", "b"]
+    assert ask(empty, 12.1) == []
+    assert ask({"revision": 1, "ranks": ranks, "whole": True, "synced": True}, 13) == ["a", "b"]
+    assert ask({"revision": 2, "ranks": [], "whole": True, "synced": True}, 13.1) == []
+    assert ask({"revision": 3, "ranks": ranks, "whole": True, "synced": True}, 14) == ["a", "b"]
+    one.begin = 15  # another daemon
+    assert ask(empty, 16) == ["a", "b"]
+    assert ask({"revision": 1, "ranks": ranks[:1], "whole": True, "synced": True}, 17) == ["a"]
+    assert ask(empty, 25.1) == []
 
 
 def test_policies():
@@ -279,6 +291,20 @@ def test_more_members_than_are_taken(monkeypatch):
         assert len(all_of.of("prefill")) == 3 and len(all_of.of("decode")) == 2
         await all_of.stop()
     asyncio.run(run())
+
+
+def test_decode_server_of_another_engine_computes_nothing_alone():
+    one, released = Exchange.__new__(Exchange), []
+    one.request, one.body = types.SimpleNamespace(path="/v1/completions"), {"n": 2}
+    held = types.SimpleNamespace(release=lambda: released.append(True))
+    for engine, fits in (("vllm", True), ("sglang", False)):
+        decode = types.SimpleNamespace(label="d", spec=types.SimpleNamespace(engine=engine))
+        if fits:
+            one._fits((None, decode, held))
+            continue
+        with pytest.raises(Refused) as why:
+            one._fits((None, decode, held))
+        assert why.value.status == 503 and released
 
 
 def test_fault_of_the_router_is_json():
@@ -599,16 +625,10 @@ async def test_directory_of_a_real_daemon():
     for fake in fakes:
         serves_both(fake)
     with Daemon() as daemon, tempfile.TemporaryDirectory() as folder:
-        with kvd.Client(daemon.socket_path) as client:
-            try:
-                client.command("group.query", group="prefill", since=0, loads=True)
-            except kvd.NotFoundError:
-                pass  # nobody is there
-            except kvd.InvalidError as why:
-                pytest.skip("a daemon whose group.query takes since and loads: %s" % why)
         publishers = [await spawn(
             "publish", "--socket", daemon.socket_path, "--role", fake.role, "--worker",
-            "w%d" % i, "--url", fake.url, "--admin", os.path.join(folder, "%d.sock" % i), stderr=asyncio.subprocess.DEVNULL)
+            "w%d" % i, "--url", fake.url, "--admin", os.path.join(folder, "%d.sock" % i),
+            stderr=asyncio.subprocess.DEVNULL)
             for i, fake in enumerate(fakes)]
         router = await Router(directory_options(daemon.socket_path)).start()
         flipped, admin = fakes[1].url, os.path.join(folder, "1.sock")
@@ -622,6 +642,11 @@ async def test_directory_of_a_real_daemon():
         publishers[1].kill()
         await until(lambda: "member gone role=decode url=" + flipped in router.log, router)
         assert (await router.ask())[0] == 200
+        publishers[0].terminate()  # the last of its group
+        await until(lambda: "member gone role=prefill url=" + fakes[0].url in router.log, router,
+                    seconds=directory.START_S / 2)
+        status, said = await router.get("/health")
+        assert status == 503 and "no prefill server: none is listed" in message(said)
         assert await router.end() == 0
         for one in publishers:
             if one.returncode is None:

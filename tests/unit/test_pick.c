@@ -600,6 +600,169 @@ static void old_load_is_not_trusted(void **state)
 	assert_true(r.score[0].fresh);
 }
 
+/* Where it is not slower than the others, a late answer says nothing of it; answers of
+ * who has no part in its side say nothing, either. */
+static void slow_group_has_no_overdue_worker(void **state)
+{
+	struct kvd_pick_args alone = {.prompt_tokens = 10, .only_decode = true};
+	struct kvd_pick_result first, r;
+	unsigned int had[2] = {0};
+	uint64_t other = 0;
+
+	(void)state;
+	serve(2);
+	first = pick(10);
+	now += 10 * SEC;
+	assert_int_equal(kvd_pick(picker, &alone, now, &r), 0);
+	kvd_pick_settle(picker, r.id, 0.01, 0, now);
+	kvd_pick_release(picker, r.id, now);
+	for (unsigned int i = 0; i < 100; i++) {
+		r = pick(1000);
+		had[number_of(&r, KVD_PICK_PREFILL)]++;
+		if (number_of(&r, KVD_PICK_PREFILL) !=
+		    number_of(&first, KVD_PICK_PREFILL))
+			other = r.id;
+	}
+	assert_in_range(had[0], 45, 55);
+	kvd_pick_settle(picker, other, 0.1, 0, now);
+	for (unsigned int i = 0; i < 20; i++) {
+		r = pick(1000);
+		assert_int_not_equal(number_of(&r, KVD_PICK_PREFILL),
+				     number_of(&first, KVD_PICK_PREFILL));
+	}
+}
+
+/* ---- bursts ---- */
+
+#define BURST 300u
+
+/* Small requests to equal workers that tell no loads. Times in microseconds. */
+struct burst {
+	const char *what;
+	unsigned int first, pause_us; /* so many come before the others */
+	unsigned int apart_us;	      /* between two requests */
+	unsigned int base_us;	      /* of an answer */
+	unsigned int each_us;	      /* of a worker's time, more or less */
+	unsigned int tick_us;	      /* answers come together, so often */
+};
+
+struct burst_event {
+	uint64_t at_ns, id;
+	double ttft_s; /* negative: its end */
+};
+
+static struct burst_event burst_events[2 * BURST];
+static unsigned int burst_count;
+
+/* Answers and ends that have come by now, in their order. */
+static void burst_answers(uint64_t until_ns)
+{
+	for (;;) {
+		struct burst_event *next = NULL, e;
+
+		for (unsigned int i = 0; i < burst_count; i++)
+			if (!next || burst_events[i].at_ns < next->at_ns)
+				next = &burst_events[i];
+		if (!next || next->at_ns > until_ns)
+			return;
+		e = *next;
+		*next = burst_events[--burst_count];
+		now = e.at_ns;
+		if (e.ttft_s < 0)
+			kvd_pick_release(picker, e.id, now);
+		else
+			kvd_pick_settle(picker, e.id, e.ttft_s, 0, now);
+	}
+}
+
+static void burst_play(const struct burst *b, bool results,
+		       unsigned int had[KVD_PICK_SIDES][3])
+{
+	uint64_t begin = now, free_ns[3] = {0}, tick = b->tick_us * UINT64_C(1000);
+
+	burst_count = 0;
+	memset(had, 0, sizeof(unsigned int) * KVD_PICK_SIDES * 3);
+	for (unsigned int i = 0; i < BURST; i++) {
+		uint64_t at = begin + i * (uint64_t)b->apart_us * 1000, *free_p;
+		struct kvd_pick_result r;
+
+		at += i >= b->first ? b->pause_us * UINT64_C(1000) : 0;
+		burst_answers(at);
+		now = at;
+		r = pick(10 + below(40));
+		had[0][number_of(&r, KVD_PICK_PREFILL)]++;
+		had[1][number_of(&r, KVD_PICK_DECODE)]++;
+		if (!results)
+			continue;
+		free_p = &free_ns[number_of(&r, KVD_PICK_PREFILL)];
+		*free_p = *free_p > at ? *free_p : at;
+		*free_p += b->each_us * (UINT64_C(500) + below(1000));
+		at = *free_p + b->base_us * (UINT64_C(800) + below(400));
+		at = tick ? (at / tick + 1) * tick : at;
+		burst_events[burst_count++] =
+			(struct burst_event){at, r.id, (double)(at - now) * 1e-9};
+		burst_events[burst_count++] = (struct burst_event){
+			at + (10 + below(200)) * (SEC / 1000), r.id, -1};
+	}
+	burst_answers(UINT64_MAX);
+	now += 60 * SEC;
+}
+
+static void bursts_are_shared(bool results)
+{
+	static const struct burst bursts[] = {
+		{"at once", 0, 0, 0, 300000, 1000, 0},
+		{"some before the others", 3, 500000, 1000, 2000000, 1000, 0},
+		{"two before the others", 2, 500000, 1000, 2000000, 1000, 0},
+		{"idle workers", 0, 0, 3000, 20000, 3000, 0},
+		{"slow answers", 0, 0, 2000, 300000, 1000, 0},
+		{"more than they can", 0, 0, 1000, 20000, 10000, 0},
+		{"answers together", 0, 0, 2000, 20000, 1000, 250000},
+		{"seldom", 0, 0, 2000, 20000, 1000, 700000},
+		{"and a pause", 3, 2000000, 1000, 20000, 1000, 0},
+		{"long after the first", 3, 300000, 1000, 400000, 5000, 0},
+	};
+	bool bad = false;
+
+	for (unsigned int i = 0; i < sizeof(bursts) / sizeof(bursts[0]); i++) {
+		for (unsigned int run = 0; run < 10; run++) {
+			struct kvd_pick_options o = {.seed = run, .results = results};
+			unsigned int had[KVD_PICK_SIDES][3];
+
+			kvd_picker_free(picker);
+			assert_int_equal(kvd_picker_new(&o, &picker), 0);
+			serve(3);
+			for (unsigned int again = 0; again < 3; again++) {
+				burst_play(&bursts[i], results, had);
+				for (unsigned int k = 0; k < 6; k++) {
+					unsigned int n = had[k / 3][k % 3];
+
+					if (n >= BURST / 5 && n <= BURST * 7 / 15)
+						continue;
+					print_error("%s, run %u.%u: %s w%u had %u\n",
+						    bursts[i].what, run, again,
+						    k < 3 ? "prefill" : "decode", k % 3,
+						    n);
+					bad = true;
+				}
+			}
+		}
+	}
+	assert_false(bad);
+}
+
+static void burst_is_shared_by_results(void **state)
+{
+	(void)state;
+	bursts_are_shared(true);
+}
+
+static void burst_is_shared_without_results(void **state)
+{
+	(void)state;
+	bursts_are_shared(false);
+}
+
 /* ---- many workers ---- */
 
 static void draws_follow_speed(void **state)
@@ -720,6 +883,9 @@ int main(void)
 		WITH(failing_worker_is_tried_seldom),
 		WITH(silent_worker_is_expected_to_be_late),
 		WITH(old_load_is_not_trusted),
+		WITH(slow_group_has_no_overdue_worker),
+		WITH(burst_is_shared_by_results),
+		WITH(burst_is_shared_without_results),
 		WITH(draws_follow_speed),
 		WITH(holder_is_looked_at_among_many),
 		WITH(only_good_one_of_many_is_found),

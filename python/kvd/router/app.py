@@ -14,7 +14,7 @@ from .admin import guard, serve
 from .config import ROLES
 from .directory import Directory
 from .errors import Failed, Refused
-from .exchange import Exchange
+from .exchange import Exchange, passed_on
 from .gate import Gate
 from .members import Members
 from .metrics import TYPE, Metrics
@@ -77,7 +77,7 @@ class Router:
     def _runner(self, app):
         runner = web.AppRunner(
             app, handle_signals=False, access_log=None, handler_cancellation=True,
-            max_line_size=LINE_MAX, max_field_size=self.config.max_header,
+            auto_decompress=False, max_line_size=LINE_MAX, max_field_size=self.config.max_header,
             lingering_time=LINGER_S, shutdown_timeout=LINGER_S,
             logger=http_log)
         self.runners.append(runner)
@@ -146,6 +146,8 @@ class Router:
     async def _head(self, request, handler):
         if sum(len(k) + len(v) for k, v in request.raw_headers) > self.config.max_header:
             raise Refused(431, "a header above %d bytes (max-header)" % self.config.max_header)
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise Refused(415, "Content-Encoding: bodies are taken as they are, not compressed")
         return await handler(request)
 
     async def _serve(self, request):
@@ -166,10 +168,16 @@ class Router:
 
     async def _models(self, request):
         """What a decode server says, the first that answers."""
+        headers = passed_on(request.headers)
+        await self.gate.enter()
+        try:
+            return await self._asked(headers)
+        finally:
+            self.gate.leave()
+
+    async def _asked(self, headers):
         why = self.members.missing(("decode",))
         for member in self.members.usable("decode")[:1 + self.config.retries]:
-            headers = {k: request.headers[k] for k in ("Authorization",)
-                       if k in request.headers}
             try:
                 status, kind, body = await self.upstream.get(member, "/v1/models", headers,
                                                              MODELS_S)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Members of a kvd's directory: group.query of the two groups, each second.
 
-While the daemon or its directory is away, does not know all yet, or has been empty for a short time
-only, as after its start, the members stay as they were; their health tells the rest."""
+While the daemon or its directory is away or does not know all yet, and while a group is empty just
+after the daemon's start, the members stay as they were; their health tells the rest."""
 import asyncio
 import logging
 import math
@@ -16,7 +16,7 @@ from .config import ENGINES, ROLES, base_url, host_port, spec_of
 log = logging.getLogger("kvd.router")
 POLL_S = 1
 AWAY_S = 1
-EMPTY_S = 10
+START_S = 10  # in which engines have published again
 TIMEOUT_S = 5
 RANKS_MAX = 1 << 16
 AXES = ("dp_rank", "pp_rank", "tp_rank", "cp_rank")
@@ -79,7 +79,7 @@ class Group:
     def __init__(self, name, role, engine):
         self.name, self.role, self.engine = name, role, engine
         self.revision, self.ranks, self.told = None, {}, set()
-        self.sampled = self.empty_since = None
+        self.sampled = None
 
     def take(self, answer):
         """Of group.query; ValueError where it is none."""
@@ -121,7 +121,7 @@ class Directory:
         self.config, self.members, self.task = config, members, None
         self.groups = [Group(getattr(config, role + "_group"), role, config.engine)
                        for role in ROLES]
-        self.up = None
+        self.up = self.begin = None
 
     def start(self):
         self.task = asyncio.ensure_future(self._run())
@@ -135,6 +135,7 @@ class Directory:
             try:
                 async with AsyncClient(self.config.socket, client="kvd.router",
                                        timeout=TIMEOUT_S) as client:
+                    self.begin = time.monotonic()
                     while True:
                         for group in self.groups:
                             await self.ask(client, group)
@@ -156,14 +157,10 @@ class Directory:
             answer = await client.command("group.query", **args)
         except NotFoundError:  # nobody is in the group
             answer = {"whole": True}
-        if not answer.get("ranks") and answer.get("whole"):
-            now = time.monotonic()
-            group.empty_since = group.empty_since or now
-            if now - group.empty_since < EMPTY_S:
-                return
-        elif answer.get("synced") is False:
+        empty = answer.get("whole") and not answer.get("ranks")
+        early = time.monotonic() - self.begin < START_S
+        if group.ranks and ((empty and early) or answer.get("synced") is False):
             return
-        group.empty_since = None
         group.take(answer)
         self.members.source(("directory", group.role), group.specs())
 

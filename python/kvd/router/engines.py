@@ -55,8 +55,12 @@ def sequences(prompt):
 
 
 def _samples(body, name="n"):
+    """As engines read it: they take "2" and 2.0, too."""
     n = body.get(name)
-    return n if isinstance(n, int) and not isinstance(n, bool) else 1
+    try:
+        return int(float(n)) if isinstance(n, (int, float, str)) else 1
+    except (ValueError, OverflowError):
+        return 1
 
 
 def estimate(body, size):
@@ -123,7 +127,7 @@ class Sglang:
         for one in sampling if isinstance(sampling, list) else [sampling]:
             if isinstance(one, dict) and _samples(one) > 1:
                 raise Refused(400, "n: %d; SGLang's prefill and decode servers take n = 1" %
-                              one["n"])
+                              _samples(one))
         size = self._batch(path, body)
         if size is not None and size > BATCH_MAX:
             raise Refused(400, "%d prompts in one request, at most %d" % (size, BATCH_MAX))

@@ -11,14 +11,13 @@ import re
 import secrets
 import time
 
-import aiohttp
 from aiohttp import web
 
 from . import engines
 from .errors import JSON, Answered, Failed, Refused, error_body
 from .policy import Request
 from .stream import Opening, Watchdog
-from .upstream import ANSWER_MAX, PART, Unreachable, words
+from .upstream import ANSWER_MAX, BROKEN, PART, Unreachable, kind_of, words
 from .waits import within
 
 log = logging.getLogger("kvd.router")
@@ -36,6 +35,15 @@ def request_id(headers):
     return given if re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", given) else secrets.token_hex(16)
 
 
+def passed_on(headers):
+    """Those of a client's that engines are sent; Refused."""
+    out = {name: headers[name] for name in PASSED_ON if name in headers}
+    for name, value in out.items():
+        if not re.fullmatch(r"[\t -~]*", value):
+            raise Refused(400, "%s: only printable ASCII is passed on" % name)
+    return out
+
+
 class Exchange:
     def __init__(self, router, request):
         self.router, self.request = router, request
@@ -47,6 +55,7 @@ class Exchange:
         self.out, self.bytes, self.tail, self.broke = None, 0, b"", False
         self.body = self.tokens = self.held = self.picked = None
         self.size = 0  # of the body, as it is counted
+        self.headers = {}  # for the engines
         self.cut = None  # why the router itself ends it
         self.told = False  # how it ended
 
@@ -58,11 +67,11 @@ class Exchange:
             try:
                 return await self._served()
             except Refused as why:
-                return self._refuse(why)
+                return await self._sent(self._refuse(why))
             except Answered as said:
-                return self._whole(said)
+                return await self._sent(self._whole(said))
             except Failed as why:
-                return self._give_up(why)
+                return await self._sent(self._give_up(why))
         except asyncio.CancelledError:
             if self.told:  # its end was on the way
                 raise
@@ -74,6 +83,7 @@ class Exchange:
 
     async def _served(self):
         router = self.router
+        self.headers = dict(passed_on(self.request.headers), **{"X-Request-Id": self.id})
         try:
             await router.gate.enter()
         except Refused:
@@ -81,7 +91,7 @@ class Exchange:
             raise
         try:
             await self._read()
-            return await self._try_pairs()
+            return await self._sent(await self._try_pairs())
         finally:
             self._forget_body()
             router.gate.leave()
@@ -117,6 +127,21 @@ class Exchange:
             headers["Retry-After"] = str(retry_after)
         self.bytes = len(body)
         return web.Response(status=status, body=body, headers=headers)
+
+    async def _sent(self, response):
+        """Of a whole answer. A client that does not read is not waited for."""
+        async def send():
+            await response.prepare(self.request)
+            await response.write_eof()
+            await self.request.writer.drain()
+        try:
+            if response is not self.out:
+                await within(self.config.idle_timeout, send())
+        except asyncio.TimeoutError:
+            self._abort()
+        except ConnectionError:
+            raise asyncio.CancelledError from None
+        return response
 
     def _refuse(self, why):
         self._log(why.status, str(why))
@@ -210,6 +235,9 @@ class Exchange:
                 raise Refused(503, "%s is %s, %s is %s: a pair is of one engine" % (
                     prefill.label, prefill.spec.engine, decode.label, decode.spec.engine))
             engine = engines.BY_NAME[decode.spec.engine]
+            if prefill is None and not engine.alone(self.request.path, self.body):
+                raise Refused(503, "%s is %s, others are not: a router's members are of one engine" %
+                              (decode.label, decode.spec.engine))
             if self.request.path not in engine.paths:
                 raise Refused(501, "%s: not served by %s" % (self.request.path,
                                                              decode.spec.engine))
@@ -218,15 +246,11 @@ class Exchange:
             held.release()
             raise
 
-    def _headers(self):
-        given = self.request.headers
-        return dict({k: given[k] for k in PASSED_ON if k in given}, **{"X-Request-Id": self.id})
-
     def _left(self, most):
         return max(0.001, min(most, self.until - time.monotonic()))
 
     async def _post(self, member, body):
-        return await self.router.upstream.post(member, self.request.path, body, self._headers(),
+        return await self.router.upstream.post(member, self.request.path, body, self.headers,
                                                self._left(self.config.first_timeout))
 
     async def _try(self, prefill, decode, held):
@@ -317,8 +341,7 @@ class Exchange:
             if not opening.events and resp.content.at_eof():
                 self.members.succeeded(decode)
                 self._log(200)
-                return self._answer(200, bytes(opening.data), resp.headers.get(
-                    "Content-Type", JSON))
+                return self._answer(200, bytes(opening.data), kind_of(resp))
             return await self._stream(resp, opening, decode)
         except ConnectionError:  # of the client's connection
             raise asyncio.CancelledError from None
@@ -327,8 +350,7 @@ class Exchange:
 
     async def _stream(self, resp, opening, decode):
         self.out = web.StreamResponse(headers={
-            "Content-Type": resp.headers.get("Content-Type", EVENTS), "X-Request-Id": self.id,
-            "Cache-Control": "no-cache"})
+            "Content-Type": kind_of(resp), "X-Request-Id": self.id, "Cache-Control": "no-cache"})
         if "Content-Encoding" in resp.headers:
             self.out.headers["Content-Encoding"] = resp.headers["Content-Encoding"]
         await self.out.prepare(self.request)
@@ -350,17 +372,19 @@ class Exchange:
                 dog.touch()
                 try:
                     data = await resp.content.read(PART)
-                except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+                except BROKEN as error:
                     failure = Failed(decode, "it broke off: %s" % words(error), broken=True)
                     break
                 dog.touch()
+            if failure is None:
+                self.members.succeeded(decode)
+                writing = True
+                await self.out.write_eof()
+                await self.request.writer.drain()
+                self._log(200)
         finally:
             dog.stop()
-        if failure is None:
-            self.members.succeeded(decode)
-            await self.out.write_eof()
-            self._log(200)
-        else:
+        if failure is not None:
             self.members.failed(failure, None)
             await self._end_broken(502, str(failure))
         return self.out

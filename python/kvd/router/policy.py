@@ -11,7 +11,6 @@ from .config import ROLES
 # tokens: estimated, of the prompt; alone: decode computes it, without a prefill server
 Request = namedtuple("Request", "tokens alone", defaults=(False,))
 AVOID_MAX = 64
-FULL_TIMES, FULL_FREE = 4, 16
 
 
 class Reservation:
@@ -107,10 +106,7 @@ class PickerReservation(Reservation):
 
 class LeastLoaded(Policy):
     """The pair that kvd.pick predicts to give the first token soonest: by what this router has
-    given out and how it went, and by the loads of the directory.
-
-    A prediction from few answers may be far off, so none gets all: a member that runs much more of
-    this router's requests than the one with the fewest waits for the others."""
+    given out and how it went, and by the loads of the directory."""
 
     def __init__(self, members):
         super().__init__(members)
@@ -129,21 +125,11 @@ class LeastLoaded(Policy):
                 self.fed[member] = now
         return usable
 
-    @staticmethod
-    def _full(members):
-        """Names of those that wait for the others, the fullest first."""
-        out = []
-        for role in ROLES:
-            own = [m for m in members if m.role == role]
-            most = FULL_TIMES * min((m.requests for m in own), default=0) + FULL_FREE
-            out += [m for m in own if m.requests > most]
-        return [m.name for m in sorted(out, key=lambda m: -m.requests)]
-
     def pick(self, request, avoid=()):
         by_name = {m.name: m for m in self._feed()}
         only = "decode" if request.alone else None
         tried = [m.name for m in avoid if m.name in by_name]
-        for names in (tried + self._full(by_name.values()), tried, ()):
+        for names in (tried, ()):
             try:
                 got = self.picker.pick(prompt_tokens=request.tokens, avoid=names[:AVOID_MAX],
                                        only=only)

@@ -5,8 +5,6 @@ from ..pick import Pick, Picker
 from .members import Member, Members
 
 AVOID_MAX: int
-FULL_TIMES: int
-FULL_FREE: int
 
 class Request(NamedTuple):
     tokens: int

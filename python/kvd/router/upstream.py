@@ -2,8 +2,10 @@
 """Requests to members. Each wait has an end; what goes wrong is a Failed, or an Answered that
 goes to the client."""
 import asyncio
+import re
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from .errors import JSON, Answered, Failed
 from .waits import within
@@ -18,8 +20,19 @@ PART = 16 << 10  # bytes of a stream that are read at a time; a few of them are 
 KEEPALIVE_S = 2
 
 
+BROKEN = (aiohttp.ClientError, HttpProcessingError, asyncio.TimeoutError, OSError)
+
+
 def words(error):
-    return "%s%s" % (type(error).__name__, ": %s" % error if str(error) else "")
+    """Without what was sent: an error of HTTP itself has a part of the answer in its text."""
+    told = isinstance(error, (OSError, asyncio.TimeoutError)) and str(error)
+    return type(error).__name__ + (": %s" % told if told else "")
+
+
+def kind_of(resp):
+    """Its Content-Type, where it is one."""
+    kind = resp.headers.get("Content-Type", JSON)
+    return kind if re.fullmatch(r"[ -~]{1,256}", kind) else "application/octet-stream"
 
 
 class Unreachable(Failed):
@@ -49,7 +62,7 @@ class Upstream:
         except asyncio.TimeoutError:
             raise Failed(member, "no answer within %.3g s" % seconds, status=504,
                          broken=True) from None
-        except (aiohttp.ClientError, OSError) as error:
+        except BROKEN as error:
             raise Failed(member, words(error), broken=True) from None
 
     async def post(self, member, path, body, headers, seconds):
@@ -63,7 +76,7 @@ class Upstream:
             text = await self.whole(member, resp, ERROR_MAX, seconds)
         finally:
             resp.close()
-        answer = Answered(resp.status, resp.headers.get("Content-Type", JSON), text)
+        answer = Answered(resp.status, kind_of(resp), text)
         if resp.status in AGAIN:
             raise Failed(member, "HTTP %d" % resp.status, status=502, answer=answer,
                          busy=resp.status in BUSY)
@@ -100,7 +113,7 @@ class Upstream:
             async with self.session.get(member.url + path, headers=headers,
                                         allow_redirects=False) as resp:
                 body = await self.whole(member, resp, most, seconds)
-                return resp.status, resp.headers.get("Content-Type", JSON), body
+                return resp.status, kind_of(resp), body
         return await self._bounded(member, seconds, ask())
 
     async def health(self, member):
