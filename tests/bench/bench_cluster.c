@@ -153,7 +153,26 @@ static double virtual_s(const struct bench *b, const struct mark *from)
 	return (double)(loop_now_ns(b->c.loop) - from->virtual_ns) / 1e9;
 }
 
-/* `of`: daemons that it is about. */
+/* Messages of the daemons that it is about, to them and from them. */
+static uint64_t frames_of(const struct bench *b, unsigned int first, unsigned int of)
+{
+	uint64_t frames = 0;
+
+	for (unsigned int i = first; i < first + of; i++)
+		frames += link_mem_frames(node_of(b, i % b->daemons)->kvd.link);
+	return frames;
+}
+
+/* What `of` daemons did, whose messages were `frames`. */
+static void say_of(const struct bench *b, const char *phase, const struct mark *from,
+		   unsigned int of, uint64_t frames)
+{
+	printf("{\"phase\":\"%s\",\"daemons\":%u,\"peers\":%u,\"seconds\":%.2f,"
+	       "\"messages\":%.2f}\n",
+	       phase, b->daemons, b->peers, virtual_s(b, from), (double)frames / of);
+}
+
+/* Each daemon. */
 static void say(const struct bench *b, const char *phase, const struct mark *from,
 		unsigned int of)
 {
@@ -222,17 +241,19 @@ static void bench_join(struct bench *b)
 static void bench_switch(struct bench *b, unsigned int seconds)
 {
 	unsigned int of = b->daemons / 2 < SWITCH ? b->daemons / 2 : SWITCH;
+	uint64_t frames = frames_of(b, 0, of);
 	struct mark from = mark(b);
 
 	for (unsigned int i = 0; i < of; i++)
 		link_mem_freeze(node_of(b, i)->kvd.link, true);
 	cluster_run(&b->c, seconds * LOOP_NS_PER_S);
-	say(b, "switch away", &from, of);
+	say_of(b, "switch away", &from, of, frames_of(b, 0, of) - frames);
 	from = mark(b);
+	frames = frames_of(b, 0, of);
 	for (unsigned int i = 0; i < of; i++)
 		link_mem_freeze(node_of(b, i)->kvd.link, false);
 	until_ready(b, (uint64_t)b->daemons * b->peers + TALKER, "not all come back");
-	say(b, "switch back", &from, of);
+	say_of(b, "switch back", &from, of, frames_of(b, 0, of) - frames);
 }
 
 /* Each of a batch dies and comes back as another instance, and those who had dialled it
@@ -254,7 +275,9 @@ static void bench_upgrade(struct bench *b)
 		until_ready(b, (uint64_t)b->daemons * b->peers + TALKER,
 			    "not all come back");
 	}
-	say(b, "upgrade", &from, BATCHES * BATCH);
+	/* as new instances, from nothing on */
+	say_of(b, "upgrade", &from, BATCHES * BATCH,
+	       frames_of(b, b->daemons / 2, BATCHES * BATCH));
 }
 
 static unsigned int number(int argc, char **argv, int i, unsigned int preset,

@@ -41,6 +41,13 @@ static void hub_arm(struct fake_hub *hub)
 	loop_timer_start(&hub->timer, first->at_ns > now_ns ? first->at_ns - now_ns : 0);
 }
 
+static struct list *hubs_of_thread(void)
+{
+	if (!hubs.next)
+		list_init(&hubs);
+	return &hubs;
+}
+
 static bool event_before(const struct fake_event *a, const struct fake_event *b)
 {
 	return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
@@ -48,12 +55,17 @@ static bool event_before(const struct fake_event *a, const struct fake_event *b)
 
 static void event_insert(struct fake_hub *hub, struct fake_event *event)
 {
-	struct list *at = hub->events.prev;
+	/* most go behind the one before them */
+	struct list *at = hub->last ? &hub->last->link : hub->events.prev;
 
+	while (at->next != &hub->events &&
+	       !event_before(event, list_entry(at->next, struct fake_event, link)))
+		at = at->next;
 	while (at != &hub->events &&
 	       event_before(event, list_entry(at, struct fake_event, link)))
 		at = at->prev;
 	list_insert_between(&event->link, at, at->next);
+	hub->last = event;
 	if (at == &hub->events)
 		hub_arm(hub);
 }
@@ -76,8 +88,21 @@ void fake_event_at(struct fake_hub *hub, struct fake_event *event, uint64_t at_n
 	event_insert(hub, event);
 }
 
+static void event_take(struct fake_hub *hub, struct fake_event *event)
+{
+	if (hub->last == event)
+		hub->last = NULL;
+	list_remove(&event->link);
+}
+
 void fake_event_remove(struct fake_event *event)
 {
+	struct fake_hub *hub;
+
+	list_foreach(hub, hubs_of_thread(), link) {
+		if (hub->last == event)
+			hub->last = NULL;
+	}
 	list_remove(&event->link);
 }
 
@@ -129,7 +154,7 @@ static void on_hub_timer(struct loop_timer *timer)
 
 	while ((event = list_first(&hub->events, struct fake_event, link)) &&
 	       event->at_ns <= now_ns && event->order <= batch) {
-		list_remove(&event->link);
+		event_take(hub, event);
 		if (event->to && event->to->dead)
 			event->run(event, true);
 		else if (event_held(hub, event))
@@ -180,7 +205,7 @@ static void events_forget(struct fake_hub *hub, const struct fake_node *node)
 
 		/* dropping one may remove others */
 		while ((event = event_of_node(lists[i], node))) {
-			list_remove(&event->link);
+			event_take(hub, event);
 			event->run(event, true);
 		}
 		list_foreach(event, lists[i], link) {
@@ -191,13 +216,6 @@ static void events_forget(struct fake_hub *hub, const struct fake_node *node)
 }
 
 /* ---- the hub ---- */
-
-static struct list *hubs_of_thread(void)
-{
-	if (!hubs.next)
-		list_init(&hubs);
-	return &hubs;
-}
 
 static const struct fake_profile default_profile = {
 	.delay_min_ns = 5000,
