@@ -68,14 +68,30 @@ static void give_back(void *memory, size_t bytes)
 		die("madvise");
 }
 
-/* No bytes move here: a turn would do nothing but ask all daemons' transports. And the
- * largest message's memory, which a daemon touches at its start, is not counted: 3 MiB.
- */
-static void node_quieten(struct node *node)
+/* The largest message's memory, which a daemon touches at its start, is not counted: 3
+ * MiB of each. */
+static void node_shrink(struct node *node)
 {
 	give_back(node->kvd.handshake->scratch, WIRE_FRAME_MAX);
 	give_back(node->kvd.handshake->blob_scratch, WIRE_FRAME_MAX);
 	give_back(node->kvd.peers->frame, WIRE_FRAME_MAX);
+}
+
+/* The one before is made by now. */
+static void on_node(struct kvd *kvd, struct handshake_events *events)
+{
+	static struct node *before;
+
+	(void)events;
+	if (before)
+		node_shrink(before);
+	before = container_of(kvd, struct node, kvd);
+}
+
+/* No bytes move here: a turn would do nothing but ask all daemons' transports. */
+static void node_quieten(struct node *node)
+{
+	node_shrink(node);
 	loop_prepare_remove(&node->kvd.handshake->before_sleep);
 	loop_prepare_remove(&node->kvd.rooms->before_sleep);
 }
@@ -300,6 +316,7 @@ int main(int argc, char **argv)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	from = (struct mark){.resident = resident_bytes(), .cpu = cpu_seconds()};
 	cluster_restarts_max(BATCHES * BATCH);
+	cluster_wrap_events(on_node);
 	cluster_new(&b->c, 7, b->daemons + 1);
 	mem_hub_set_default(b->c.links, &path);
 	fake_hub_profile(b->c.bytes)->delay_min_ns = LOOP_NS_PER_MS;
