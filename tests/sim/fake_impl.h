@@ -41,7 +41,7 @@ struct fake_hub {
 	struct fake_profile profile;
 	struct list pairs, rules, nodes;
 	struct fake_event *last; /* queued; or NULL */
-	struct list events; /* ascending by (at_ns, order) */
+	struct list events;	 /* ascending by (at_ns, order) */
 	struct list held;
 	struct loop_timer timer;
 	uint64_t next_order, xfers;
