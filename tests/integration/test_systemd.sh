@@ -108,6 +108,14 @@ archive_has_the_same_symbols()
 	[ -s "$work/so" ] && diff "$work/so" "$work/a"
 }
 
+# dpkg-gensymbols refuses what the package does not name
+package_names_the_symbols()
+{
+	nm -D --defined-only "$tree/usr/lib/libkvd.so" | sed -n 's/.* T \([^@]*\).*/\1/p' | sort >"$work/so"
+	sed -n 's/^ \(kvd_[^@]*\)@.*/\1/p' debian/libkvd0.symbols | sort >"$work/named"
+	[ -s "$work/so" ] && diff "$work/named" "$work/so"
+}
+
 uninstall_leaves_nothing()
 {
 	rm -rf "$tree" && mkdir "$tree" || return 1
@@ -134,5 +142,6 @@ fi
 check library_links library_links
 check library_links_statically library_links --static
 check archive_has_the_same_symbols archive_has_the_same_symbols
+check package_names_the_symbols package_names_the_symbols
 check uninstall_leaves_nothing uninstall_leaves_nothing
 checks_end
