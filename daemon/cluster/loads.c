@@ -328,8 +328,14 @@ int loads_new(struct kvd *kvd, struct loads **loads_p)
 	return 0;
 }
 
-void loads_begin(struct loads *loads)
+void loads_begin(struct loads *loads, uint64_t session)
 {
+	struct loads_of *of;
+
+	list_foreach(of, &loads->of, link) {
+		if (of->session == session)
+			of->gate.told = false;
+	}
 	if (!loop_timer_running(&loads->timer))
 		loop_timer_start(&loads->timer, LOADS_EVERY_NS);
 }

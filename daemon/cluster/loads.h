@@ -7,12 +7,14 @@
 #ifndef KVD_CLUSTER_LOADS_H
 #define KVD_CLUSTER_LOADS_H
 
+#include <stdint.h>
+
 struct kvd;
 struct loads;
 
 int loads_new(struct kvd *kvd, struct loads **loads_p);
 void loads_free(struct loads *loads); /* NULL is fine */
-/* A session has a place: it is counted from now on. */
-void loads_begin(struct loads *loads);
+/* A session has one more place: it is counted from now on, and told at the next look. */
+void loads_begin(struct loads *loads, uint64_t session);
 
 #endif

@@ -364,7 +364,7 @@ static int run_publish(struct request *req)
 	if (r < 0)
 		mem_free(gc);
 	else if (req->kvd->loads)
-		loads_begin(req->kvd->loads);
+		loads_begin(req->kvd->loads, req->session->id);
 	return err_pass(r);
 }
 

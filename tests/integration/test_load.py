@@ -28,6 +28,10 @@ def engines_word_is_told_and_goes_with_it():
         prefill.cmd("session.load", running=12, waiting=3, kv_free_tokens=4096)
         load = until("a load", lambda: (x := load_of(asker, at)) and "engine" in x and x)
         assert load["engine"] == dict(running=12, waiting=3, kv_free_tokens=4096), load
+        # a place that comes later is told the same, though nothing has changed
+        prefill.cmd("group.publish", group="more", worker="w0", at=at)
+        until("the load of the second place", lambda: asker.cmd(
+            "group.query", group="more", at=at, loads=True)["ranks"][0].get("load"))
         # what is not said again is not known any more
         prefill.cmd("session.load", running=1)
         until("the next load", lambda: load_of(asker, at)["engine"] == dict(running=1))
