@@ -94,12 +94,7 @@ static void engine_begin(struct hedge_world *w, unsigned int node)
 	*cache = cluster_geometry;
 	cluster_cache(&w->c, w->engine[node], "kv", 0, cache);
 	memset(cache->base, MARK, cache->bytes);
-	w->space[node] = cluster_number(
-		cluster_call(&w->c, w->engine[node],
-			     "{'cmd':'chunk.space','pool':%llu,'model':'m',"
-			     "'scheme':'s','tokens':%u}",
-			     (unsigned long long)cache->pool, TOKENS),
-		"space");
+	w->space[node] = cluster_space(&w->c, w->engine[node], cache->pool, TOKENS);
 }
 
 void hedge_put(struct hedge_world *w, unsigned int node, unsigned int seed,

@@ -170,11 +170,7 @@ static uint64_t half_begin(struct hedge_world *w, unsigned int node, bool upper)
 	cache->units /= 2;
 	cache->first_unit = upper ? cache->units : 0;
 	cluster_cache(&w->c, w->engine[node], upper ? "upper" : "lower", upper, cache);
-	return cluster_number(cluster_call(&w->c, w->engine[node],
-					   "{'cmd':'chunk.space','pool':%llu,'model':'m',"
-					   "'scheme':'s','tokens':%u}",
-					   (unsigned long long)cache->pool, TOKENS),
-			      "space");
+	return cluster_space(&w->c, w->engine[node], cache->pool, TOKENS);
 }
 
 /* What a hold of nothing charges its engine when it has been answered. */

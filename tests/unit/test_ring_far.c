@@ -170,12 +170,7 @@ static void node_begin(struct world *w, unsigned int node, const char *stores)
 	w->engine[node] = cluster_engine(&w->c, node, "e");
 	w->cache[node] = cluster_geometry;
 	cluster_cache(&w->c, w->engine[node], "kv", 0, &w->cache[node]);
-	w->space[node] = cluster_number(
-		cluster_call(&w->c, w->engine[node],
-			     "{'cmd':'chunk.space','pool':%llu,'model':'m',"
-			     "'scheme':'s','tokens':%u}",
-			     (unsigned long long)w->cache[node].pool, T),
-		"space");
+	w->space[node] = cluster_space(&w->c, w->engine[node], w->cache[node].pool, T);
 }
 
 static void put_there(struct world *w)
