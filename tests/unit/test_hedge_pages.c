@@ -28,22 +28,14 @@ static void publish(struct hedge_world *w, unsigned int count)
 	cluster_run(&w->c, MS);
 }
 
-static void withdraw(struct hedge_world *w, unsigned int count)
-{
-	cluster_ok(&w->c, w->engine[ASKER],
-		   "{'cmd':'chunk.withdraw','space':%llu,'ids':[%s],'grace_ms':0}",
-		   (unsigned long long)w->space[ASKER], hedge_ids(0, count));
-}
-
-static uint64_t fetch_other(struct hedge_world *w)
+static uint64_t withdraw(struct hedge_world *w, unsigned int grace_ms)
 {
 	return cluster_number(
 		cluster_call(&w->c, w->engine[ASKER],
-			     "{'cmd':'chunk.fetch','hold':%llu,'pool':%llu,'views':{"
-			     "'kv':{'pages':[%s],'tokens':[0,%u]}}}",
-			     (unsigned long long)w->hold,
-			     (unsigned long long)w->other.pool,
-			     hedge_pages(CHUNKS * PAGES), CHUNKS * TOKENS),
+			     "{'cmd':'chunk.withdraw','space':%llu,'ids':[%s],"
+			     "'grace_ms':%u}",
+			     (unsigned long long)w->space[ASKER], hedge_ids(0, CHUNKS),
+			     grace_ms),
 		"move");
 }
 
@@ -95,15 +87,45 @@ static void what_is_published_again_is_read_again(void **state)
 	publish(w, CHUNKS);
 	w->hold = hedge_hold(w, 0, CHUNKS, 0);
 	fake_node_freeze(hedge_bytes(w, ASKER), true);
-	w->move = fetch_other(w);
+	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
 	cluster_run(&w->c, MS);
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
 	assert_int_equal(store_withdraw(handle, &ids, 0, &move), 0);
 	publish_again(w, &ids);
 	fake_node_freeze(hedge_bytes(w, ASKER), false);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->other, CHUNKS * PAGES));
+}
+
+/* They are not found at once, and are the engine's once what was under way has landed. */
+static void withdrawal_waits_for_what_reads(void **state)
+{
+	struct hedge_world *w = *state;
+	uint64_t gone;
+
+	other_begin(w);
+	publish(w, CHUNKS);
+	w->hold = hedge_hold(w, 0, CHUNKS, 0);
+	hedge_reads_late(w, ASKER);
+	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
+	cluster_run(&w->c, MS);
+	gone = withdraw(w, 60000);
+	assert_int_equal(hedge_store(w)->chunk_count, CHUNKS); /* names that are held */
+	assert_int_equal(
+		cluster_number(
+			cluster_call(&w->c, w->engine[ASKER],
+				     "{'cmd':'chunk.find','space':%llu,'ids':[%s]}",
+				     (unsigned long long)w->space[ASKER],
+				     hedge_ids(0, CHUNKS)),
+			"chunks"),
+		0);
+	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
+	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
+	assert_int_equal(hedge_state(w, gone), KVD_TRANSFERRING);
+	hedge_succeeds(w);
+	assert_true(hedge_holds(&w->other, CHUNKS * PAGES));
+	w->move = gone;
+	hedge_succeeds(w);
 }
 
 /* Published here while a leg is late: it is read here. Withdrawn as the leg ends: then
@@ -115,15 +137,14 @@ static void published_overtakes_what_is_late(void **state)
 	other_begin(w);
 	fake_node_freeze(hedge_bytes(w, 0), true);
 	fake_node_freeze(hedge_bytes(w, 1), true);
-	w->move = fetch_other(w);
+	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
 	cluster_run(&w->c, LATE + 100 * MS);
 	assert_int_equal(hedge_far(w).hedges, 1);
 	publish(w, CHUNKS);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->other, CHUNKS * PAGES));
 	assert_int_equal(hedge_far(w).hedges_won, 1);
-	withdraw(w, CHUNKS);
+	withdraw(w, 0);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	fake_node_freeze(hedge_bytes(w, 1), false);
 	cluster_run(&w->c, LOOP_NS_PER_S);
@@ -134,27 +155,21 @@ static void published_overtakes_what_is_late(void **state)
 static void published_overtakes_and_is_withdrawn(void **state)
 {
 	struct hedge_world *w = *state;
-	const struct fake_rule rule = {.fault = FAKE_LATE,
-				       .from = hedge_bytes(w, ASKER),
-				       .to = hedge_bytes(w, 0),
-				       .kinds = 1u << XP_READ,
-				       .extra_ns = 3000 * MS};
 
 	other_begin(w);
-	assert_int_equal(fake_script(w->c.bytes, &rule), 0);
+	hedge_reads_late(w, 0);
 	fake_node_freeze(hedge_bytes(w, 1), true);
-	w->move = fetch_other(w);
+	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
 	cluster_run(&w->c, LATE + 100 * MS);
 	assert_int_equal(hedge_far(w).hedges, 1);
 	publish(w, CHUNKS);
 	cluster_run(&w->c, 10 * MS); /* the late leg is ended, and awaits its fence */
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
-	withdraw(w, CHUNKS);
+	withdraw(w, 0);
 	cluster_run(&w->c, 5 * LOOP_NS_PER_S);
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING); /* the hedge loads */
 	fake_node_freeze(hedge_bytes(w, 1), false);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->other, CHUNKS * PAGES));
 	hedge_nothing_is_left(w);
 }
@@ -239,6 +254,7 @@ int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		CASE(what_is_published_again_is_read_again),
+		CASE(withdrawal_waits_for_what_reads),
 		CASE(published_overtakes_what_is_late),
 		CASE(published_overtakes_and_is_withdrawn),
 		CASE(ids_that_nobody_has_are_not_charged_on),
