@@ -39,6 +39,15 @@ static uint64_t withdraw(struct hedge_world *w, unsigned int grace_ms)
 		"move");
 }
 
+static uint64_t found(struct hedge_world *w, const char *what)
+{
+	return cluster_number(cluster_call(&w->c, w->engine[ASKER],
+					   "{'cmd':'chunk.find','space':%llu,'ids':[%s]}",
+					   (unsigned long long)w->space[ASKER],
+					   hedge_ids(0, CHUNKS)),
+			      what);
+}
+
 static void other_begin(struct hedge_world *w)
 {
 	w->other = cluster_geometry;
@@ -111,14 +120,7 @@ static void withdrawal_waits_for_what_reads(void **state)
 	cluster_run(&w->c, MS);
 	gone = withdraw(w, 60000);
 	assert_int_equal(hedge_store(w)->chunk_count, CHUNKS); /* names that are held */
-	assert_int_equal(
-		cluster_number(
-			cluster_call(&w->c, w->engine[ASKER],
-				     "{'cmd':'chunk.find','space':%llu,'ids':[%s]}",
-				     (unsigned long long)w->space[ASKER],
-				     hedge_ids(0, CHUNKS)),
-			"chunks"),
-		0);
+	assert_int_equal(found(w, "chunks"), 0);
 	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
 	assert_int_equal(hedge_state(w, gone), KVD_TRANSFERRING);
@@ -126,6 +128,44 @@ static void withdrawal_waits_for_what_reads(void **state)
 	assert_true(hedge_holds(&w->other, CHUNKS * PAGES));
 	w->move = gone;
 	hedge_succeeds(w);
+}
+
+/* Long before what is under way lands. */
+static void readers_fail_when_their_grace_is_over(void **state)
+{
+	static const unsigned int grace_ms[] = {0, 500};
+	struct hedge_world *w = *state;
+	uint64_t gone;
+
+	other_begin(w);
+	hedge_reads_late(w, ASKER);
+	for (unsigned int i = 0; i < ARRAY_LEN(grace_ms); i++) {
+		publish(w, CHUNKS);
+		w->hold = hedge_hold(w, 0, CHUNKS, 0);
+		w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
+		cluster_run(&w->c, MS);
+		gone = withdraw(w, grace_ms[i]);
+		if (grace_ms[i]) {
+			cluster_run(&w->c, (grace_ms[i] - 10) * MS);
+			assert_int_equal(hedge_state(w, gone), KVD_TRANSFERRING);
+		}
+		cluster_run(&w->c, LOOP_NS_PER_S);
+		assert_int_equal(hedge_state(w, gone), KVD_SUCCESS);
+		cluster_until(&w->c, hedge_is_over, w, "the fetch");
+		assert_int_equal(hedge_state(w, w->move), KVD_FAILED);
+	}
+}
+
+static void what_is_in_memory_is_read_before_pages(void **state)
+{
+	struct hedge_world *w = *state;
+
+	other_begin(w);
+	publish(w, CHUNKS);
+	assert_int_equal(found(w, "pages"), CHUNKS);
+	hedge_put(w, ASKER, 0, CHUNKS);
+	assert_int_equal(found(w, "chunks"), CHUNKS);
+	assert_int_equal(found(w, "pages"), 0);
 }
 
 /* Published here while a leg is late: it is read here. Withdrawn as the leg ends: then
@@ -255,6 +295,8 @@ int main(void)
 	static const struct CMUnitTest tests[] = {
 		CASE(what_is_published_again_is_read_again),
 		CASE(withdrawal_waits_for_what_reads),
+		CASE(readers_fail_when_their_grace_is_over),
+		CASE(what_is_in_memory_is_read_before_pages),
 		CASE(published_overtakes_what_is_late),
 		CASE(published_overtakes_and_is_withdrawn),
 		CASE(ids_that_nobody_has_are_not_charged_on),
