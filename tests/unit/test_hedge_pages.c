@@ -156,6 +156,25 @@ static void readers_fail_when_their_grace_is_over(void **state)
 	}
 }
 
+/* Its engine cannot withdraw what somebody has dropped: a hold of it reads no pages. */
+static void what_was_dropped_is_read_no_more(void **state)
+{
+	struct hedge_world *w = *state;
+
+	other_begin(w);
+	publish(w, CHUNKS);
+	w->hold = hedge_hold(w, 0, CHUNKS, 0);
+	cluster_ok(&w->c, w->engine[ASKER],
+		   "{'cmd':'chunk.drop','space':%llu,'ids':[%s]}",
+		   (unsigned long long)w->space[ASKER], hedge_ids(0, CHUNKS));
+	w->move = withdraw(w, 0);
+	hedge_succeeds(w);
+	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
+	cluster_until(&w->c, hedge_is_over, w, "the fetch");
+	assert_int_equal(hedge_state(w, w->move), KVD_FAILED);
+	assert_true(hedge_holds(&w->other, 0));
+}
+
 static void what_is_in_memory_is_read_before_pages(void **state)
 {
 	struct hedge_world *w = *state;
@@ -296,6 +315,7 @@ int main(void)
 		CASE(what_is_published_again_is_read_again),
 		CASE(withdrawal_waits_for_what_reads),
 		CASE(readers_fail_when_their_grace_is_over),
+		CASE(what_was_dropped_is_read_no_more),
 		CASE(what_is_in_memory_is_read_before_pages),
 		CASE(published_overtakes_what_is_late),
 		CASE(published_overtakes_and_is_withdrawn),
