@@ -321,11 +321,11 @@ int client_slot_wait(struct client_slot *slot, int state, int timeout_ms);
 bool client_slot_attach(struct client_slot *slot, const cJSON *reply);
 void client_slot_fini(struct client_slot *slot);
 
-/* The daemon's number of it; 0: not answered yet. */
 struct kvd_space {
 	struct client_object object;
 };
 struct kvd_hold;
+/* The daemon's number of it; 0: not answered yet. */
 uint64_t client_hold_id(const struct kvd_hold *hold);
 
 /* ---- the submission ring ----------------------------------------------------- */

@@ -378,6 +378,21 @@ void store_part_loaded(struct store_part *part, bool whole)
 	store_moves_kick(store);
 }
 
+bool store_chunk_load(struct store_chunk *chunk, uint64_t classes)
+{
+	struct store_part *part;
+
+	list_foreach(part, &chunk->parts, link) {
+		if (!(classes >> part->class->index & 1) || part->ready)
+			continue;
+		if (store_part_load(part) < 0) {
+			err_clear(); /* what was begun is there for the next one */
+			return false;
+		}
+	}
+	return true;
+}
+
 static void chunk_touch(struct store_chunk *chunk)
 {
 	arena_touch(&chunk->item);

@@ -140,21 +140,12 @@ static uint64_t hold_bring(struct store_handle *handle, struct store_chunk *chun
 			   unsigned int *covers_left)
 {
 	uint64_t used = store_cover_some(handle, store_chunk_ready(chunk), covers_left);
-	struct store_part *part;
 
 	if (used)
 		return used;
 	used = store_cover_some(handle, store_chunk_ready(chunk) | chunk->filed,
 				covers_left);
-	list_foreach(part, &chunk->parts, link) {
-		if (!(used >> part->class->index & 1) || part->ready)
-			continue;
-		if (store_part_load(part) < 0) {
-			err_clear(); /* what was begun is there for the next one */
-			return 0;
-		}
-	}
-	return used;
+	return store_chunk_load(chunk, used) ? used : 0;
 }
 
 /* Chunks of a hold as they come: those that serve, without a gap. */

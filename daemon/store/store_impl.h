@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* store_impl: what store.c (life), store_space.c (spaces, classes), store_chunk.c (the
- * index), store_pages.c (parts in engines' pages), store_hold.c, store_move.c and
- * store_leg.c (the rooms of a move) share. */
+ * index), store_pages.c (parts in engines' pages), store_pins.c, store_hold.c,
+ * store_move.c, store_put.c, store_lasts.c, store_hedge.c (how moves begin, end and are
+ * followed) and store_leg.c (the rooms of a move) share. */
 #ifndef KVD_STORE_IMPL_H
 #define KVD_STORE_IMPL_H
 
@@ -17,9 +18,8 @@
 struct remote;
 struct room_leg;
 
-#define STORE_SPACES_MAX                                                               \
-	256u		      /* of a daemon, as the next; the last for users with few \
-			       */
+/* Of a daemon, as the next; the last for users with few. */
+#define STORE_SPACES_MAX 256u
 #define STORE_POOLS_MAX 256u  /* classes: each is a pool that peers know */
 #define STORE_CLASSES_MAX 64u /* of a space: bits of a mask */
 #define STORE_COVERS_MAX 64u  /* sets of classes that a handle remembers */
@@ -70,8 +70,7 @@ struct store_space {
 	unsigned int class_count;
 	uint64_t class_changes; /* a bit may mean another class since then */
 	uint64_t published;	/* classes in engines' pages, as bits */
-	uint64_t leaving;	/* of them, those whose engine is gone: nothing of them is
-				   there */
+	uint64_t leaving;	/* of them, those of engines that are gone */
 	unsigned int handles;
 	uint64_t chunks, bytes;
 };
@@ -312,6 +311,8 @@ void store_part_unfiled(struct store_part *part);
 void store_part_loaded(struct store_part *part, bool whole);
 /* A slot of memory, and its bytes from the files; pinned chunk. ERR_LIMIT. */
 int store_part_load(struct store_part *part);
+/* The same of all parts of these classes that are not in memory; false: not all. */
+bool store_chunk_load(struct store_chunk *chunk, uint64_t classes);
 /* Chunks that were asked for are worth a file. Of a chain the end first: what is written
  * first leaves first. */
 void store_chunk_touch(struct store_chunk *chunk);
@@ -466,6 +467,7 @@ int store_move_new(struct store_handle *handle, enum store_kind kind, uint32_t c
 void store_move_begin(struct store_move *move, uint64_t deadline_ns);
 /* It waits for a part: to be filled, or to last. */
 void store_move_park(struct store_move *move);
+void store_move_kick(struct store_move *move); /* look at it in the next turn */
 uint64_t store_piece_bytes(const struct store_move *move, uint32_t i);
 /* Is it of a hold's chunks at other daemons? */
 static inline bool store_piece_far(const struct store_move *move, uint32_t i)
@@ -476,7 +478,6 @@ static inline bool store_piece_far(const struct store_move *move, uint32_t i)
 /* ---- store_lasts.c ---- */
 /* All that a durable put took. Outcome 1: they last; 0: not yet. ERR_LIMIT. */
 int store_move_lasts(struct store_move *move);
-void store_move_kick(struct store_move *move); /* look at it in the next turn */
 
 /* ---- store_hedge.c ---- */
 void store_hedge(struct store_leg *leg); /* it is late */

@@ -183,7 +183,6 @@ static int leg_slots(const struct store_leg *leg, struct store_leg_room *own,
 	const struct store_move *move = leg->move;
 	cleanup_free struct store_chunk **chunks =
 		mem_calloc(leg->count, sizeof(*chunks));
-
 	int r;
 
 	if (!chunks)

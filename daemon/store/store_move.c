@@ -269,22 +269,13 @@ static bool piece_brings(struct store_move *move, uint32_t i)
 {
 	struct store_piece *piece = &move->pieces[i];
 	struct store_chunk *chunk = piece->chunk;
-	struct store_part *part;
 	uint64_t used;
 
 	if (!chunk || piece->brought || move->kind != STORE_FETCH)
 		return false;
 	piece->brought = true;
 	used = store_cover(move->handle, store_chunk_ready(chunk) | chunk->filed);
-	list_foreach(part, &chunk->parts, link) {
-		if (!(used >> part->class->index & 1) || part->ready)
-			continue;
-		if (store_part_load(part) < 0) {
-			err_clear();
-			return false;
-		}
-	}
-	return used;
+	return used && store_chunk_load(chunk, used);
 }
 
 static struct store_sources piece_sources(const struct store_move *move, uint32_t i)
@@ -523,16 +514,12 @@ static bool store_move_still(const struct store_move *move)
 /* All is moved; what is left is to wait for files, or for readers. */
 static int store_move_close_up(struct store_move *move)
 {
-	int r = 1;
+	int r = 0;
 
 	if (move->legs_running)
 		return 0;
-	if (!store_move_still(move))
-		r = 0;
-	else if (move->next == move->count)
+	if (store_move_still(move) && move->next == move->count)
 		r = store_move_lasts(move);
-	else
-		r = 0;
 	if (r == 0)
 		store_move_park(move);
 	if (r > 0)

@@ -73,12 +73,8 @@ void attend_world_put(struct attend_world *w, unsigned int node, unsigned int fi
 {
 	uint64_t move;
 
-	w->space[node] = cluster_number(
-		cluster_call(&w->c, w->engine[node],
-			     "{'cmd':'chunk.space','pool':%llu,'model':'m',"
-			     "'scheme':'s','tokens':%u}",
-			     (unsigned long long)w->cache[node].pool, w->chunk),
-		"space");
+	w->space[node] =
+		cluster_space(&w->c, w->engine[node], w->cache[node].pool, w->chunk);
 	move = cluster_number(
 		cluster_call(&w->c, w->engine[node],
 			     "{'cmd':'chunk.put','space':%llu,'ids':[%s],'pool':%"

@@ -380,6 +380,16 @@ uint64_t cluster_number(cJSON *answer, const char *name)
 	return value;
 }
 
+uint64_t cluster_space(struct cluster *c, struct session *engine, uint64_t pool,
+		       unsigned int tokens)
+{
+	return cluster_number(cluster_call(c, engine,
+					   "{'cmd':'chunk.space','pool':%llu,'model':'m',"
+					   "'scheme':'s','tokens':%u}",
+					   (unsigned long long)pool, tokens),
+			      "space");
+}
+
 static const char *code_of(const cJSON *answer)
 {
 	const cJSON *error = cJSON_GetObjectItemCaseSensitive(answer, "error");

@@ -100,9 +100,12 @@ struct cluster_lack {
 /* The text is JSON as it is; fd: taken, or -1; lack may be NULL. */
 cJSON *cluster_call_fd(struct cluster *c, struct session *session, int fd,
 		       struct cluster_lack *lack, const char *text);
-/* The same, and it must succeed / fail with this code ("ESTATE"). */
 /* A number of the answer, which it frees. */
 uint64_t cluster_number(cJSON *answer, const char *name);
+/* Of chunks of the pool's model 'm'. */
+uint64_t cluster_space(struct cluster *c, struct session *engine, uint64_t pool,
+		       unsigned int tokens);
+/* It must succeed / fail with this code ("ESTATE"). */
 void cluster_ok(struct cluster *c, struct session *session, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 void cluster_refused(struct cluster *c, struct session *session, const char *code,

@@ -94,12 +94,7 @@ static void engine_begin(struct hedge_world *w, unsigned int node)
 	*cache = cluster_geometry;
 	cluster_cache(&w->c, w->engine[node], "kv", 0, cache);
 	memset(cache->base, MARK, cache->bytes);
-	w->space[node] = cluster_number(
-		cluster_call(&w->c, w->engine[node],
-			     "{'cmd':'chunk.space','pool':%llu,'model':'m',"
-			     "'scheme':'s','tokens':%u}",
-			     (unsigned long long)cache->pool, TOKENS),
-		"space");
+	w->space[node] = cluster_space(&w->c, w->engine[node], cache->pool, TOKENS);
 }
 
 void hedge_put(struct hedge_world *w, unsigned int node, unsigned int seed,
@@ -126,21 +121,32 @@ uint64_t hedge_hold(struct hedge_world *w, unsigned int seed, unsigned int count
 		"hold");
 }
 
-uint64_t hedge_fetch_more(struct hedge_world *w, unsigned int chunks, const char *more)
+uint64_t hedge_fetch_to(struct hedge_world *w, const struct cache *cache,
+			unsigned int chunks, const char *more)
 {
 	return cluster_number(
 		cluster_call(&w->c, w->engine[ASKER],
 			     "{'cmd':'chunk.fetch','hold':%llu,'pool':%llu,'views':{"
 			     "'kv':{'pages':[%s],'tokens':[0,%u]}}%s}",
-			     (unsigned long long)w->hold,
-			     (unsigned long long)w->cache[ASKER].pool,
+			     (unsigned long long)w->hold, (unsigned long long)cache->pool,
 			     hedge_pages(chunks * PAGES), chunks * TOKENS, more),
 		"move");
 }
 
 uint64_t hedge_fetch(struct hedge_world *w)
 {
-	return hedge_fetch_more(w, CHUNKS, "");
+	return hedge_fetch_to(w, &w->cache[ASKER], CHUNKS, "");
+}
+
+void hedge_reads_late(struct hedge_world *w, unsigned int node)
+{
+	const struct fake_rule rule = {.fault = FAKE_LATE,
+				       .from = hedge_bytes(w, ASKER),
+				       .to = hedge_bytes(w, node),
+				       .kinds = 1u << XP_READ,
+				       .extra_ns = 3000 * MS};
+
+	assert_int_equal(fake_script(w->c.bytes, &rule), 0);
 }
 
 unsigned int hedge_state(struct hedge_world *w, uint64_t move)
@@ -208,6 +214,12 @@ bool hedge_is_over(void *arg)
 
 	return hedge_state(w, w->move) == KVD_SUCCESS ||
 	       hedge_state(w, w->move) == KVD_FAILED;
+}
+
+void hedge_succeeds(struct hedge_world *w)
+{
+	cluster_until(&w->c, hedge_is_over, w, "the fetch");
+	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
 }
 
 /* All that the hedges took of the memory is given back, or is content. */

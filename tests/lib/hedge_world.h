@@ -41,13 +41,18 @@ void hedge_put(struct hedge_world *w, unsigned int node, unsigned int seed,
 	       unsigned int count);
 uint64_t hedge_hold(struct hedge_world *w, unsigned int seed, unsigned int count,
 		    unsigned int far_ms);
-/* Of the hold's first chunks; `more`: fields of the command. */
-uint64_t hedge_fetch_more(struct hedge_world *w, unsigned int chunks, const char *more);
+/* Of the hold's first chunks, to a cache of the asker's; `more`: fields of the command.
+ */
+uint64_t hedge_fetch_to(struct hedge_world *w, const struct cache *cache,
+			unsigned int chunks, const char *more);
 /* All that both have. */
 uint64_t hedge_fetch(struct hedge_world *w);
+/* What the asker reads of the node next lands after 3 s. */
+void hedge_reads_late(struct hedge_world *w, unsigned int node);
 unsigned int hedge_state(struct hedge_world *w, uint64_t move);
 /* The move of the world. */
 bool hedge_is_over(void *arg);
+void hedge_succeeds(struct hedge_world *w);
 /* All that the hedges took of the memory is given back, or is content. */
 void hedge_nothing_is_left(struct hedge_world *w);
 

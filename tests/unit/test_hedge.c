@@ -23,8 +23,7 @@ static void late_holder_is_followed_by_the_other(void **state)
 	assert_int_equal(hedge_far(w).hedges, 0);
 	cluster_run(&w->c, 50 * MS);
 	assert_int_equal(hedge_far(w).hedges, 1);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES));
 	assert_int_equal(hedge_far(w).hedges_won, 1);
 	assert_int_equal(hedge_far(w).retries, 0);
@@ -40,13 +39,8 @@ static void late_holder_is_followed_by_the_other(void **state)
 static void pages_wait_for_the_fence_of_what_is_late(void **state)
 {
 	struct hedge_world *w = *state;
-	const struct fake_rule rule = {.fault = FAKE_LATE,
-				       .from = hedge_bytes(w, ASKER),
-				       .to = hedge_bytes(w, 0),
-				       .kinds = 1u << XP_READ,
-				       .extra_ns = 3000 * MS};
 
-	assert_int_equal(fake_script(w->c.bytes, &rule), 0);
+	hedge_reads_late(w, 0);
 	w->move = hedge_fetch(w);
 	cluster_run(&w->c, LATE + 500 * MS);
 	assert_int_equal(hedge_store(w)->chunk_count, CHUNKS);
@@ -63,19 +57,24 @@ static void pages_wait_for_the_fence_of_what_is_late(void **state)
 	hedge_nothing_is_left(w);
 }
 
-static void hedge_that_is_not_needed_ends(void **state)
+/* A fetch of which both holders stand still. */
+static void hedge_under_way(struct hedge_world *w)
 {
-	struct hedge_world *w = *state;
-
 	fake_node_freeze(hedge_bytes(w, 0), true);
 	fake_node_freeze(hedge_bytes(w, 1), true);
 	w->move = hedge_fetch(w);
 	cluster_run(&w->c, LATE + 100 * MS);
 	assert_int_equal(hedge_far(w).hedges, 1);
+}
+
+static void hedge_that_is_not_needed_ends(void **state)
+{
+	struct hedge_world *w = *state;
+
+	hedge_under_way(w);
 	assert_false(list_empty(&hedge_store(w)->hedges));
 	fake_node_freeze(hedge_bytes(w, 0), false);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES));
 	assert_int_equal(hedge_far(w).hedges_won, 0);
 	fake_node_freeze(hedge_bytes(w, 1), false);
@@ -94,14 +93,9 @@ static void hedge_ends_whoever_holds_what_it_left_out(void **state)
 	hedge_put(w, ASKER, 0, 1);
 	memset(w->cache[ASKER].base, MARK, w->cache[ASKER].bytes);
 	held = hedge_hold(w, 0, 1, 0);
-	fake_node_freeze(hedge_bytes(w, 0), true);
-	fake_node_freeze(hedge_bytes(w, 1), true);
-	w->move = hedge_fetch(w);
-	cluster_run(&w->c, LATE + 100 * MS);
-	assert_int_equal(hedge_far(w).hedges, 1);
+	hedge_under_way(w);
 	fake_node_freeze(hedge_bytes(w, 0), false);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 	fake_node_freeze(hedge_bytes(w, 1), false);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_int_equal(hedge_store(w)->chunk_count, 1);
@@ -126,8 +120,7 @@ static void holder_that_dies_is_followed(struct hedge_world *w, unsigned int die
 	cluster_run(&w->c, 100 * MS);
 	if (hedged)
 		fake_node_freeze(lives, false);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES));
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	hedge_nothing_is_left(w);
@@ -164,8 +157,7 @@ static void second_dies_before_it_is_asked(void **state)
 	cluster_run(&w->c, 2 * LATE);
 	assert_int_equal(hedge_far(w).hedges, 0);
 	fake_node_freeze(hedge_bytes(w, 0), false);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 }
 
 /* The second has not what is asked for: the fetch waits for the first. */
@@ -174,13 +166,12 @@ static void hedge_that_is_refused_costs_nothing(void **state)
 	struct hedge_world *w = *state;
 
 	fake_node_freeze(hedge_bytes(w, 0), true);
-	w->move = hedge_fetch_more(w, CHUNKS + 1,
-				   ""); /* one leg, of what the second lacks */
+	w->move = hedge_fetch_to(w, &w->cache[ASKER], CHUNKS + 1,
+				 ""); /* one leg, of what the second lacks */
 	cluster_run(&w->c, 2 * LATE);
 	assert_int_equal(hedge_far(w).hedges, 0);
 	fake_node_freeze(hedge_bytes(w, 0), false);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->cache[ASKER], (CHUNKS + 1) * PAGES));
 	hedge_nothing_is_left(w);
 }
@@ -189,11 +180,7 @@ static void both_die_with_a_hedge_under_way(void **state)
 {
 	struct hedge_world *w = *state;
 
-	fake_node_freeze(hedge_bytes(w, 0), true);
-	fake_node_freeze(hedge_bytes(w, 1), true);
-	w->move = hedge_fetch(w);
-	cluster_run(&w->c, LATE + 100 * MS);
-	assert_int_equal(hedge_far(w).hedges, 1);
+	hedge_under_way(w);
 	cluster_crash(&w->c, 0, MEM_CRASH_KILLED);
 	cluster_run(&w->c, 100 * MS);
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
@@ -227,8 +214,7 @@ static void what_an_engine_fills_is_not_waited_for(void **state)
 	cluster_run(&w->c, LATE + 100 * MS);
 	assert_int_equal(hedge_far(w).hedges, 0);
 	cluster_crash(&w->c, 0, MEM_CRASH_KILLED);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 	assert_int_equal(hedge_far(w).retries, 1);
 	assert_true(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES));
 	store_part_free(part);
@@ -243,7 +229,7 @@ static void deadline_ends_both(void **state)
 
 	fake_node_freeze(hedge_bytes(w, 0), true);
 	fake_node_freeze(hedge_bytes(w, 1), true);
-	w->move = hedge_fetch_more(w, CHUNKS, ",'deadline_ms':1500");
+	w->move = hedge_fetch_to(w, &w->cache[ASKER], CHUNKS, ",'deadline_ms':1500");
 	cluster_run(&w->c, 1400 * MS);
 	assert_int_equal(hedge_far(w).hedges, 1);
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
@@ -263,11 +249,7 @@ static void engine_that_dies_ends_both(void **state)
 {
 	struct hedge_world *w = *state;
 
-	fake_node_freeze(hedge_bytes(w, 0), true);
-	fake_node_freeze(hedge_bytes(w, 1), true);
-	w->move = hedge_fetch(w);
-	cluster_run(&w->c, LATE + 100 * MS);
-	assert_int_equal(hedge_far(w).hedges, 1);
+	hedge_under_way(w);
 	cluster_engine_dies(&w->c, w->engine[ASKER]);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	fake_node_freeze(hedge_bytes(w, 1), false);
@@ -284,11 +266,7 @@ static void what_is_dropped_is_not_hedged_again(void **state)
 	struct store_move *move;
 	struct err why;
 
-	fake_node_freeze(hedge_bytes(w, 0), true);
-	fake_node_freeze(hedge_bytes(w, 1), true);
-	w->move = hedge_fetch(w);
-	cluster_run(&w->c, LATE + 100 * MS);
-	assert_int_equal(hedge_far(w).hedges, 1);
+	hedge_under_way(w);
 	err_set(&why, ERR_NOTFOUND, "by the test");
 	store_move_abort(
 		list_first(&hedge_store(w)->hedges, struct store_move, hedge_link), &why);
@@ -304,8 +282,7 @@ static void what_is_dropped_is_not_hedged_again(void **state)
 	cluster_run(&w->c, 100 * MS);
 	assert_int_equal(hedge_far(w).hedges, 1);
 	fake_node_freeze(hedge_bytes(w, 0), false);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES));
 	assert_int_equal(hedge_store(w)->chunk_count, 0);
 	hedge_nothing_is_left(w);
@@ -340,8 +317,7 @@ static void full_memory_is_left_alone(void **state)
 	assert_int_equal(hedge_far(w).hedges, 0);
 	assert_int_equal(hedge_store(w)->chunk_count, n);
 	fake_node_freeze(hedge_bytes(w, 0), false);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES));
 	while (n > 0)
 		store_chunk_unpin(pinned[--n]);
@@ -357,8 +333,7 @@ static void no_hedge_where_it_is_not_wanted(void **state)
 	cluster_run(&w->c, 2 * LATE);
 	assert_int_equal(hedge_far(w).hedges, 0);
 	fake_node_freeze(hedge_bytes(w, 0), false);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 }
 
 /* The second fetch waits for what the first one's hedge fills, which goes on when the
@@ -389,13 +364,21 @@ static void two_fetches_share_a_hedge(void **state)
 	cluster_run(&w->c, 100 * MS);
 	assert_int_equal(hedge_state(w, one), KVD_FAILED);
 	fake_node_freeze(hedge_bytes(w, 1), false);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->cache[ASKER], CHUNKS * PAGES));
 	assert_int_equal(hedge_far(w).hedges_won, 1);
 	hedge_nothing_is_left(w);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	cluster_run(&w->c, LOOP_NS_PER_S);
+}
+
+/* Of the holders nothing is known. */
+static void forget_paces(struct hedge_world *w)
+{
+	struct remote *remote;
+
+	list_foreach(remote, handshake_remotes(w->c.nodes[ASKER].kvd.handshake), link)
+		remote->pace.count = 0;
 }
 
 static void hedges_are_no_more_than_the_budget(void **state)
@@ -413,25 +396,32 @@ static void hedges_are_no_more_than_the_budget(void **state)
 	fake_node_freeze(hedge_bytes(w, 1), false);
 	for (unsigned int i = 0; i < PACE_BURST + 4; i++) {
 		w->move = moves[i];
-		cluster_until(&w->c, hedge_is_over, w, "a fetch");
-		assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+		hedge_succeeds(w);
+	}
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	hedge_nothing_is_left(w);
+	for (unsigned int i = 1; i <= 20; i++) { /* legs that earn the next one */
+		forget_paces(w);
+		fake_node_freeze(hedge_bytes(w, 0), i >= 19);
+		w->move = hedge_fetch(w);
+		cluster_run(&w->c, 2 * LATE);
+		assert_int_equal(hedge_far(w).hedges, PACE_BURST + (i == 20));
+		fake_node_freeze(hedge_bytes(w, 0), false);
+		hedge_succeeds(w);
 	}
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	hedge_nothing_is_left(w);
 }
 
-/* Nothing is there any more, and of the holders nothing is known. */
+/* Nor is anything there any more. */
 static void begin_anew(struct hedge_world *w)
 {
-	struct remote *remote;
-
 	cluster_ok(&w->c, w->engine[ASKER], "{'cmd':'chunk.release','hold':%llu}",
 		   (unsigned long long)w->hold);
 	cluster_ok(&w->c, w->engine[ASKER],
 		   "{'cmd':'chunk.drop','space':%llu,'ids':[%s]}",
 		   (unsigned long long)w->space[ASKER], hedge_ids(0, CHUNKS));
-	list_foreach(remote, handshake_remotes(w->c.nodes[ASKER].kvd.handshake), link)
-		remote->pace.count = 0;
+	forget_paces(w);
 	hedge_store(w)->hedging.spent = 0;
 	memset(w->cache[ASKER].base, MARK, w->cache[ASKER].bytes);
 	w->hold = hedge_hold(w, 0, CHUNKS + 1, 2000);

@@ -28,23 +28,24 @@ static void publish(struct hedge_world *w, unsigned int count)
 	cluster_run(&w->c, MS);
 }
 
-static void withdraw(struct hedge_world *w, unsigned int count)
-{
-	cluster_ok(&w->c, w->engine[ASKER],
-		   "{'cmd':'chunk.withdraw','space':%llu,'ids':[%s],'grace_ms':0}",
-		   (unsigned long long)w->space[ASKER], hedge_ids(0, count));
-}
-
-static uint64_t fetch_other(struct hedge_world *w)
+static uint64_t withdraw(struct hedge_world *w, unsigned int grace_ms)
 {
 	return cluster_number(
 		cluster_call(&w->c, w->engine[ASKER],
-			     "{'cmd':'chunk.fetch','hold':%llu,'pool':%llu,'views':{"
-			     "'kv':{'pages':[%s],'tokens':[0,%u]}}}",
-			     (unsigned long long)w->hold,
-			     (unsigned long long)w->other.pool,
-			     hedge_pages(CHUNKS * PAGES), CHUNKS * TOKENS),
+			     "{'cmd':'chunk.withdraw','space':%llu,'ids':[%s],"
+			     "'grace_ms':%u}",
+			     (unsigned long long)w->space[ASKER], hedge_ids(0, CHUNKS),
+			     grace_ms),
 		"move");
+}
+
+static uint64_t found(struct hedge_world *w, const char *what)
+{
+	return cluster_number(cluster_call(&w->c, w->engine[ASKER],
+					   "{'cmd':'chunk.find','space':%llu,'ids':[%s]}",
+					   (unsigned long long)w->space[ASKER],
+					   hedge_ids(0, CHUNKS)),
+			      what);
 }
 
 static void other_begin(struct hedge_world *w)
@@ -95,15 +96,95 @@ static void what_is_published_again_is_read_again(void **state)
 	publish(w, CHUNKS);
 	w->hold = hedge_hold(w, 0, CHUNKS, 0);
 	fake_node_freeze(hedge_bytes(w, ASKER), true);
-	w->move = fetch_other(w);
+	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
 	cluster_run(&w->c, MS);
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
 	assert_int_equal(store_withdraw(handle, &ids, 0, &move), 0);
 	publish_again(w, &ids);
 	fake_node_freeze(hedge_bytes(w, ASKER), false);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->other, CHUNKS * PAGES));
+}
+
+/* They are not found at once, and are the engine's once what was under way has landed. */
+static void withdrawal_waits_for_what_reads(void **state)
+{
+	struct hedge_world *w = *state;
+	uint64_t gone;
+
+	other_begin(w);
+	publish(w, CHUNKS);
+	w->hold = hedge_hold(w, 0, CHUNKS, 0);
+	hedge_reads_late(w, ASKER);
+	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
+	cluster_run(&w->c, MS);
+	gone = withdraw(w, 60000);
+	assert_int_equal(hedge_store(w)->chunk_count, CHUNKS); /* names that are held */
+	assert_int_equal(found(w, "chunks"), 0);
+	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
+	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
+	assert_int_equal(hedge_state(w, gone), KVD_TRANSFERRING);
+	hedge_succeeds(w);
+	assert_true(hedge_holds(&w->other, CHUNKS * PAGES));
+	w->move = gone;
+	hedge_succeeds(w);
+}
+
+/* Long before what is under way lands. */
+static void readers_fail_when_their_grace_is_over(void **state)
+{
+	static const unsigned int grace_ms[] = {0, 500};
+	struct hedge_world *w = *state;
+	uint64_t gone;
+
+	other_begin(w);
+	hedge_reads_late(w, ASKER);
+	for (unsigned int i = 0; i < ARRAY_LEN(grace_ms); i++) {
+		publish(w, CHUNKS);
+		w->hold = hedge_hold(w, 0, CHUNKS, 0);
+		w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
+		cluster_run(&w->c, MS);
+		gone = withdraw(w, grace_ms[i]);
+		if (grace_ms[i]) {
+			cluster_run(&w->c, (grace_ms[i] - 10) * MS);
+			assert_int_equal(hedge_state(w, gone), KVD_TRANSFERRING);
+		}
+		cluster_run(&w->c, LOOP_NS_PER_S);
+		assert_int_equal(hedge_state(w, gone), KVD_SUCCESS);
+		cluster_until(&w->c, hedge_is_over, w, "the fetch");
+		assert_int_equal(hedge_state(w, w->move), KVD_FAILED);
+	}
+}
+
+/* Its engine cannot withdraw what somebody has dropped: a hold of it reads no pages. */
+static void what_was_dropped_is_read_no_more(void **state)
+{
+	struct hedge_world *w = *state;
+
+	other_begin(w);
+	publish(w, CHUNKS);
+	w->hold = hedge_hold(w, 0, CHUNKS, 0);
+	cluster_ok(&w->c, w->engine[ASKER],
+		   "{'cmd':'chunk.drop','space':%llu,'ids':[%s]}",
+		   (unsigned long long)w->space[ASKER], hedge_ids(0, CHUNKS));
+	w->move = withdraw(w, 0);
+	hedge_succeeds(w);
+	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
+	cluster_until(&w->c, hedge_is_over, w, "the fetch");
+	assert_int_equal(hedge_state(w, w->move), KVD_FAILED);
+	assert_true(hedge_holds(&w->other, 0));
+}
+
+static void what_is_in_memory_is_read_before_pages(void **state)
+{
+	struct hedge_world *w = *state;
+
+	other_begin(w);
+	publish(w, CHUNKS);
+	assert_int_equal(found(w, "pages"), CHUNKS);
+	hedge_put(w, ASKER, 0, CHUNKS);
+	assert_int_equal(found(w, "chunks"), CHUNKS);
+	assert_int_equal(found(w, "pages"), 0);
 }
 
 /* Published here while a leg is late: it is read here. Withdrawn as the leg ends: then
@@ -115,15 +196,14 @@ static void published_overtakes_what_is_late(void **state)
 	other_begin(w);
 	fake_node_freeze(hedge_bytes(w, 0), true);
 	fake_node_freeze(hedge_bytes(w, 1), true);
-	w->move = fetch_other(w);
+	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
 	cluster_run(&w->c, LATE + 100 * MS);
 	assert_int_equal(hedge_far(w).hedges, 1);
 	publish(w, CHUNKS);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->other, CHUNKS * PAGES));
 	assert_int_equal(hedge_far(w).hedges_won, 1);
-	withdraw(w, CHUNKS);
+	withdraw(w, 0);
 	fake_node_freeze(hedge_bytes(w, 0), false);
 	fake_node_freeze(hedge_bytes(w, 1), false);
 	cluster_run(&w->c, LOOP_NS_PER_S);
@@ -134,27 +214,21 @@ static void published_overtakes_what_is_late(void **state)
 static void published_overtakes_and_is_withdrawn(void **state)
 {
 	struct hedge_world *w = *state;
-	const struct fake_rule rule = {.fault = FAKE_LATE,
-				       .from = hedge_bytes(w, ASKER),
-				       .to = hedge_bytes(w, 0),
-				       .kinds = 1u << XP_READ,
-				       .extra_ns = 3000 * MS};
 
 	other_begin(w);
-	assert_int_equal(fake_script(w->c.bytes, &rule), 0);
+	hedge_reads_late(w, 0);
 	fake_node_freeze(hedge_bytes(w, 1), true);
-	w->move = fetch_other(w);
+	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
 	cluster_run(&w->c, LATE + 100 * MS);
 	assert_int_equal(hedge_far(w).hedges, 1);
 	publish(w, CHUNKS);
 	cluster_run(&w->c, 10 * MS); /* the late leg is ended, and awaits its fence */
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
-	withdraw(w, CHUNKS);
+	withdraw(w, 0);
 	cluster_run(&w->c, 5 * LOOP_NS_PER_S);
 	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING); /* the hedge loads */
 	fake_node_freeze(hedge_bytes(w, 1), false);
-	cluster_until(&w->c, hedge_is_over, w, "the fetch");
-	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	hedge_succeeds(w);
 	assert_true(hedge_holds(&w->other, CHUNKS * PAGES));
 	hedge_nothing_is_left(w);
 }
@@ -170,11 +244,7 @@ static uint64_t half_begin(struct hedge_world *w, unsigned int node, bool upper)
 	cache->units /= 2;
 	cache->first_unit = upper ? cache->units : 0;
 	cluster_cache(&w->c, w->engine[node], upper ? "upper" : "lower", upper, cache);
-	return cluster_number(cluster_call(&w->c, w->engine[node],
-					   "{'cmd':'chunk.space','pool':%llu,'model':'m',"
-					   "'scheme':'s','tokens':%u}",
-					   (unsigned long long)cache->pool, TOKENS),
-			      "space");
+	return cluster_space(&w->c, w->engine[node], cache->pool, TOKENS);
 }
 
 /* What a hold of nothing charges its engine when it has been answered. */
@@ -243,6 +313,10 @@ int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		CASE(what_is_published_again_is_read_again),
+		CASE(withdrawal_waits_for_what_reads),
+		CASE(readers_fail_when_their_grace_is_over),
+		CASE(what_was_dropped_is_read_no_more),
+		CASE(what_is_in_memory_is_read_before_pages),
 		CASE(published_overtakes_what_is_late),
 		CASE(published_overtakes_and_is_withdrawn),
 		CASE(ids_that_nobody_has_are_not_charged_on),

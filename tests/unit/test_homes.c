@@ -76,19 +76,11 @@ static void node_begin(struct world *w, unsigned int node)
 
 static void node_engine(struct world *w, unsigned int node)
 {
-	cJSON *answer;
-
 	w->engine[node] = cluster_engine(&w->c, node, "e");
 	w->cache[node] = cluster_geometry;
 	cluster_cache(&w->c, w->engine[node], "kv", 0, &w->cache[node]);
-	answer = cluster_call(&w->c, w->engine[node],
-			      "{\"cmd\":\"chunk.space\",\"pool\":%llu,\"model\":\"m\","
-			      "\"scheme\":\"s\",\"tokens\":%u}",
-			      (unsigned long long)w->cache[node].pool, TOKENS);
-	if (!cJSON_IsNumber(cJSON_GetObjectItem(answer, "space")))
-		fail_msg("%s", cJSON_PrintUnformatted(answer));
-	w->space[node] = (uint64_t)cJSON_GetObjectItem(answer, "space")->valuedouble;
-	cJSON_Delete(answer);
+	w->space[node] =
+		cluster_space(&w->c, w->engine[node], w->cache[node].pool, TOKENS);
 }
 
 static int setup(void **state)

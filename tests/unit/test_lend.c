@@ -120,14 +120,7 @@ static struct remote *remote_of(struct world *w, unsigned int node)
 static struct store_handle *handle_open(struct world *w, struct session *engine,
 					uint64_t pool)
 {
-	return store_handle_find(
-		engine,
-		cluster_number(
-			cluster_call(&w->c, engine,
-				     "{\"cmd\":\"chunk.space\",\"pool\":%llu,\"model\":"
-				     "\"m\",\"scheme\":\"s\",\"tokens\":%u}",
-				     (unsigned long long)pool, TOKENS),
-			"space"));
+	return store_handle_find(engine, cluster_space(&w->c, engine, pool, TOKENS));
 }
 
 static int setup(void **state)

@@ -147,12 +147,12 @@ static void budget_is_a_burst_and_one_of_twenty(void **state)
 	pace_budget_earn(&budget); /* it is not more than whole */
 	for (unsigned int i = 0; i < 100; i++)
 		hedges += pace_budget_spend(&budget);
-	assert_int_equal(hedges, PACE_BURST);
+	assert_int_equal(hedges, 8);
 	for (unsigned int i = 0; i < 10000; i++) {
 		pace_budget_earn(&budget);
 		hedges += pace_budget_spend(&budget);
 	}
-	assert_int_equal(hedges, PACE_BURST + 10000 / PACE_SHARE);
+	assert_int_equal(hedges, 8 + 10000 / 20);
 }
 
 int main(void)

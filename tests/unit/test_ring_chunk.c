@@ -169,17 +169,12 @@ static struct store_figures figures(const struct world *w)
 static uint64_t open_space(struct world *w, struct session *session,
 			   const struct cache *cache, const char *model)
 {
-	cJSON *answer = cluster_call(&w->c, session,
-				     "{'cmd':'chunk.space','pool':%llu,'model':'%s',"
-				     "'scheme':'s','tokens':%u}",
-				     (unsigned long long)cache->pool, model, T);
-	const cJSON *space = cJSON_GetObjectItem(answer, "space");
-	uint64_t id;
-
-	assert_non_null(space);
-	id = (uint64_t)space->valuedouble;
-	cJSON_Delete(answer);
-	return id;
+	return cluster_number(
+		cluster_call(&w->c, session,
+			     "{'cmd':'chunk.space','pool':%llu,'model':'%s',"
+			     "'scheme':'s','tokens':%u}",
+			     (unsigned long long)cache->pool, model, T),
+		"space");
 }
 
 static int setup(void **state)

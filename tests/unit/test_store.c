@@ -42,14 +42,8 @@ static struct store *store_of(struct world *w)
 
 static struct store_handle *handle_open(struct world *w, uint64_t pool)
 {
-	return store_handle_find(
-		w->engine,
-		cluster_number(
-			cluster_call(&w->c, w->engine,
-				     "{\"cmd\":\"chunk.space\",\"pool\":%llu,\"model\":"
-				     "\"m\",\"scheme\":\"s\",\"tokens\":%u}",
-				     (unsigned long long)pool, TOKENS),
-			"space"));
+	return store_handle_find(w->engine,
+				 cluster_space(&w->c, w->engine, pool, TOKENS));
 }
 
 static int setup_with(void **state, bool files)

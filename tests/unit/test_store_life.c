@@ -71,12 +71,7 @@ static void world_new(struct world *w, uint64_t delay_ns, enum disk_what fault)
 	w->engine = cluster_engine(&w->c, 0, "engine");
 	w->cache = cluster_geometry;
 	cluster_cache(&w->c, w->engine, "kv", 0, &w->cache);
-	w->space = cluster_number(
-		cluster_call(&w->c, w->engine,
-			     "{'cmd':'chunk.space','pool':%llu,'model':'m',"
-			     "'scheme':'s','tokens':16}",
-			     (unsigned long long)w->cache.pool),
-		"space");
+	w->space = cluster_space(&w->c, w->engine, w->cache.pool, 16);
 }
 
 static void world_free(struct world *w)
