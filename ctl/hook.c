@@ -82,7 +82,6 @@ static void hook_start(struct hook *hook, char *const environment[])
 	if (pid == 0)
 		hook_become(hook, environment, parent);
 	hook->wanted = false;
-	hook->runs++;
 	if (pid < 0) {
 		ctl_failed("hook: %s", strerror(errno));
 		hook_failed(hook);

@@ -14,7 +14,7 @@ struct hook {
 	pid_t pid; /* 0: none runs */
 	uint64_t ends_ns;
 	bool wanted; /* run it (again), when none runs */
-	unsigned long runs, failures;
+	unsigned long failures;
 };
 
 /* Sees to the one that runs. */

@@ -163,12 +163,21 @@ def hook_runs_when_numbers_change():
 
 def hook_never_runs_twice_at_a_time():
     with tempfile.TemporaryDirectory() as folder:
-        hook = script(folder, "hook", 'mkdir %s/lock || exit 9\n'
-                      'i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done\nrmdir %s/lock\n' % (
-                          folder, folder))
-        done = ctl("scale", "--from", "-", "--hook", hook, "--up", "1s",
-                   lines=[busy(4, 10000 * seq, 1e7, seq) for seq in range(1, 60)])
-        assert done.returncode == 0 and "exit status" not in done.stderr, done
+        # the first runs until all looks are over: what changed since is of one more
+        hook = script(folder, "hook", 'cd %s\necho run >>runs\nmkdir lock || echo twice >>runs\n'
+                      'until [ -e over ]; do :; done\nrmdir lock\n' % folder)
+        path = os.path.join(folder, "lines")
+        with open(path, "w") as file:
+            file.writelines(json.dumps(busy(4, 10000, 1e6 * seq, seq)) + "\n"
+                            for seq in range(1, 20))
+        with subprocess.Popen([BUILD + "/kvd-ctl", "--json", "scale", "--from", path, "--hook", hook,
+                               "--up", "1s"], stdout=subprocess.PIPE, text=True) as proc:
+            told = [json.loads(proc.stdout.readline()) for _ in range(1, 20)]
+            open(os.path.join(folder, "over"), "w").close()
+            assert proc.wait(DEADLINE_S) == 0
+        assert sum(t["changed"] for t in told) > 2, told
+        with open(os.path.join(folder, "runs")) as file:
+            assert file.read().split() == ["run", "run"]
 
 
 def hook_that_hangs_or_fails_is_ended():

@@ -245,10 +245,10 @@ static void liars(void)
 
 	if (doc)
 		printf("\n| one of 8 workers says | share with 1 router | with 4 "
-		       "| p99 wait, "
-		       "s | oracle |\n|---|---|---|---|---|\n");
+		       "| p99 wait, s | oracle | share without results, 1 router "
+		       "| 4 |\n|---|---|---|---|---|---|---|\n");
 	for (unsigned int i = 0; i < 5; i++) {
-		struct sim_result one, four, o;
+		struct sim_result one, four, o, blind[2];
 		struct sim_case c = a_case();
 
 		c.workers = 8;
@@ -261,13 +261,20 @@ static void liars(void)
 		one = play(&c, SIM_PICK);
 		c.routers = 4;
 		four = play(&c, SIM_PICK);
+		c.no_results = true;
+		blind[1] = play(&c, SIM_PICK);
+		c.routers = 1;
+		blind[0] = play(&c, SIM_PICK);
 		judge(one.share < 0.25, lies[i].name, one.share, 0.25);
 		judge(four.share < 0.25, lies[i].name, four.share, 0.25);
 		judge(four.wait_p99 < 6, lies[i].name, four.wait_p99, 6);
+		judge(fmax(blind[0].share, blind[1].share) < 0.6, "without results",
+		      fmax(blind[0].share, blind[1].share), 0.6);
 		if (doc)
-			printf("| %s | %.3f | %.3f | %.2f, %.2f | %.2f |\n", lies[i].name,
-			       one.share, four.share, one.wait_p99, four.wait_p99,
-			       o.wait_p99);
+			printf("| %s | %.3f | %.3f | %.2f, %.2f | %.2f | %.3f | %.3f "
+			       "|\n",
+			       lies[i].name, one.share, four.share, one.wait_p99,
+			       four.wait_p99, o.wait_p99, blind[0].share, blind[1].share);
 	}
 }
 

@@ -276,6 +276,55 @@ def test_policies():
     asyncio.run(run())
 
 
+def test_picker_is_told_how_it_went():
+    options = config.read(["--prefill", "http://p:1", "--decode", "http://d:1"])
+
+    async def run():
+        async def well(member):
+            return None
+        all_of = Members(options, well)
+        await all_of.start()
+        await until(lambda: all_of.missing() is None)
+        least = policy.LeastLoaded(all_of)
+
+        def blamed():
+            return [row.worker for role in config.ROLES for row in least.picker.scores(role)
+                    if row.score.penalty > 0]
+        prefill, decode, held = least.pick(policy.Request(10))
+        held.began(0.1)
+        held.failed(prefill)
+        assert blamed() == [], "it had answered"
+        least.pick(policy.Request(10))[2].failed(decode)
+        assert blamed() == [decode.name]
+        await all_of.stop()
+    asyncio.run(run())
+
+
+def test_loads_of_the_directory_decide():
+    options = config.read(["--socket", "/x", "--decode", "http://d:1"])
+
+    def ranks(**waiting):
+        return specs(*({"worker": name, "url": "http://%s:1" % name, "load": {
+            "seq": tokens, "engine": {"prompt_tokens_waiting": tokens, "prompt_tokens_s": 1000}}}
+            for name, tokens in waiting.items()))
+
+    async def run():
+        async def well(member):
+            return None
+        all_of = Members(options, well)
+        await all_of.start()
+        least = policy.LeastLoaded(all_of)
+        for waiting, free in ((dict(a=90000, b=0), "b"), (dict(a=1, b=90000), "a")):
+            all_of.source(("directory", "prefill"), ranks(**waiting))
+            await until(lambda: len(all_of.usable("prefill")) == 2 and all_of.usable("decode"))
+            for _ in range(5):
+                prefill, _, held = least.pick(policy.Request(10))
+                assert prefill.spec.worker == free
+                held.release()
+        await all_of.stop()
+    asyncio.run(run())
+
+
 def test_more_members_than_are_taken(monkeypatch):
     monkeypatch.setattr(router_members, "ROLE_MAX", 3)
     options = config.read(["--prefill", *["http://p:%d" % i for i in range(1, 9)], "--decode",
@@ -416,11 +465,11 @@ async def test_slow_member_beside_the_others():
     """Round robin gives half of all to the slow one. One after another on each engine."""
     def quantile(times, q):
         return sorted(times)[min(len(times) - 1, int(q * len(times)))]
-    firsts = {}
+    firsts, slow = {}, {}
     for name in ("least-loaded", "round-robin"):
         def setup(prefills, decodes):
             prefills[0].slow, prefills[1].slow = 0.2, 0.02
-        async with routed(2, 2, options=["--policy", name], setup=setup) as (router, _, _):
+        async with routed(2, 2, options=["--policy", name], setup=setup) as (router, prefills, _):
             async def one(i):
                 await pause(0.03 * i)
                 begin = time.monotonic()
@@ -431,6 +480,7 @@ async def test_slow_member_beside_the_others():
                     firsts.setdefault(name, []).append(time.monotonic() - begin)
                     await resp.read()
             await asyncio.gather(*(one(i) for i in range(60)))
+            slow[name] = len(prefills[0].asked)
     p50, p99 = ({n: quantile(t, q) for n, t in firsts.items()} for q in (.5, .99))
     print("first token, ms: " + ", ".join("%s p50 %.0f p99 %.0f" % (
         n, 1e3 * p50[n], 1e3 * p99[n]) for n in firsts))
@@ -438,6 +488,7 @@ async def test_slow_member_beside_the_others():
     print("round robin over least loaded, mean: %.1f" % (
         means["round-robin"] / means["least-loaded"]))
     assert means["least-loaded"] < means["round-robin"]
+    assert slow["round-robin"] == 30 and slow["least-loaded"] <= 20, slow
 
 
 # ---- the directory ----

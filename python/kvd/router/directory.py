@@ -5,7 +5,6 @@ While the daemon or its directory is away or does not know all yet, and while a 
 after the daemon's start, the members stay as they were; their health tells the rest."""
 import asyncio
 import logging
-import math
 import time
 
 from ..aio import AsyncClient
@@ -33,7 +32,7 @@ def place(rank):
 
 def _number(told, name):
     value = told.get(name) if isinstance(told, dict) else None
-    known = type(value) in (int, float) and math.isfinite(value) and 0 <= value < 1e18
+    known = type(value) in (int, float) and 0 <= value < 1e18  # nor infinite, nor NaN
     return float(value) if known else -1
 
 
