@@ -224,7 +224,8 @@ void roster_sweep(struct roster *roster,
 		struct place place = entry->place;
 
 		roster_drop(roster, entry);
-		on_gone(arg, &place);
+		if (on_gone)
+			on_gone(arg, &place);
 	}
 }
 
