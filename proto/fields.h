@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "proto/json.h"
 
@@ -108,6 +109,11 @@ struct field {
 #define F_FD(name, s, m, text) \
 	FIELD(name, FIELD_FD, s, m, FIELD_IS(s, m, int), text, DEFAULT(-1))
 
+/* A string as it was read, which is no longer than `dst` has room for; absent: "". */
+static inline void field_copy(char *dst, size_t size, const char *text)
+{
+	snprintf(dst, size, "%s", text ? text : "");
+}
 /* NULL: there is none of this name. */
 const struct field *field_find(const struct field *fields, const char *name);
 /* Fill *args, or find what is missing, of another type or outside its limits

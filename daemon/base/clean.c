@@ -59,3 +59,16 @@ size_t clean_text(char *text, size_t len)
 	}
 	return out;
 }
+
+bool clean_is(const char *text)
+{
+	size_t left = strlen(text), n;
+	uint32_t code;
+
+	for (; left; text += n, left -= n) {
+		n = clean_decode(text, left, &code);
+		if (!n || !is_shown(code))
+			return false;
+	}
+	return true;
+}

@@ -26,11 +26,16 @@ static inline void text_puts(struct text *text, const char *s)
 {
 	text_put(text, s, strlen(s));
 }
-/* `before`, which is text as it stands, and the number. */
+/* `before`, which is text as it stands, and the number; and the JSON string. */
 static inline void text_number(struct text *text, const char *before, uint64_t value)
 {
 	text_puts(text, before);
 	text_u64(text, value);
+}
+static inline void text_string(struct text *text, const char *before, const char *value)
+{
+	text_puts(text, before);
+	text_json(text, value);
 }
 
 #endif

@@ -25,6 +25,7 @@
 #include "daemon/cluster/etcd_lib.h"
 #include "daemon/cluster/etcd_parse.h"
 #include "daemon/loop/loop.h"
+#include "daemon/loop/question.h"
 
 #define ETCD_OWN_MAX 4096u	/* publications */
 #define ETCD_PUTS_MAX 4u	/* in flight: each is a connection */
@@ -95,14 +96,12 @@ enum { LINK_WAITS, LINK_LOOKS_UP, LINK_LOGS_IN, LINK_ASKS, LINK_UP };
 #define ETCD_ADDRESSES_MAX 8u
 #define ETCD_STORE_MAX 33u
 
-struct etcd_question; /* to the resolver */
-
 struct etcd_link {
 	struct sm sm;
 	unsigned int endpoint, address;
 	unsigned int addresses; /* of the endpoint */
-	char numbers[ETCD_ADDRESSES_MAX][48];
-	struct etcd_question *question;
+	char numbers[ETCD_ADDRESSES_MAX][QUESTION_NUMBER_MAX];
+	struct question *question; /* LINK_LOOKS_UP only; or NULL */
 	struct loop_wake wake;
 	struct loop_timer timer;
 	unsigned int failures; /* since it was up */

@@ -11,9 +11,6 @@
  * Pauses between tries are random: ten thousand daemons lose etcd in the same moment.
  */
 #include <errno.h>
-#include <netdb.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -21,7 +18,7 @@
 #include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/cluster/etcd_impl.h"
-#include "daemon/loop/lookup.h"
+#include "daemon/loop/question.h"
 
 #define LINK_FIRST_NS LOOP_NS_PER_S	   /* after a loss, at most */
 #define LINK_NEXT_NS (50 * LOOP_NS_PER_MS) /* to another endpoint not tried yet */
@@ -39,86 +36,6 @@ static const struct sm_state link_states[] = {
 static const struct sm_table link_table = {
 	.name = "etcd_link", .states = link_states, .count = ARRAY_LEN(link_states)};
 
-/* ---- names: a question cannot be called off, so the last of the two frees it ---- */
-
-struct etcd_question {
-	struct lookup lookup;
-	pthread_mutex_t lock;	/* of the two below */
-	struct loop_wake *wake; /* NULL: nobody waits */
-	bool answered;
-	atomic_int refs;
-	char host[CLUSTER_HOST_MAX], port[6];
-};
-
-static void question_unref(struct etcd_question *q)
-{
-	if (atomic_fetch_sub(&q->refs, 1) != 1)
-		return;
-	if (q->lookup.list)
-		freeaddrinfo(q->lookup.list);
-	pthread_mutex_destroy(&q->lock);
-	mem_free(q);
-}
-
-/* Its thread. */
-static void question_on_answer(struct lookup *lookup)
-{
-	struct etcd_question *q = container_of(lookup, struct etcd_question, lookup);
-
-	pthread_mutex_lock(&q->lock);
-	q->answered = true;
-	if (q->wake)
-		loop_wake(q->wake);
-	pthread_mutex_unlock(&q->lock);
-	question_unref(q);
-}
-
-static void question_drop(struct etcd_link *link)
-{
-	struct etcd_question *q = mem_steal(link->question);
-
-	if (!q)
-		return;
-	pthread_mutex_lock(&q->lock);
-	q->wake = NULL;
-	pthread_mutex_unlock(&q->lock);
-	question_unref(q);
-}
-
-static int question_ask(struct etcd_link *link, const struct cluster_endpoint *at)
-{
-	struct etcd_question *q = mem_zalloc(sizeof(*q));
-	int r;
-
-	if (!q)
-		return err_pass(-ENOMEM);
-	memcpy(q->host, at->host, sizeof(q->host));
-	memcpy(q->port, at->port, sizeof(q->port));
-	q->lookup = (struct lookup){
-		.host = q->host, .port = q->port, .done = question_on_answer};
-	q->wake = &link->wake;
-	pthread_mutex_init(&q->lock, NULL);
-	atomic_init(&q->refs, 2);
-	r = lookup_start(&q->lookup);
-	if (r < 0) {
-		atomic_store(&q->refs, 1);
-		question_unref(q);
-		return err_pass(r);
-	}
-	link->question = q;
-	return 0;
-}
-
-/* IPv6 stands in brackets. */
-static void link_number(char number[48], const struct sockaddr *addr, socklen_t len)
-{
-	char host[46] = "";
-
-	number[0] = '\0';
-	if (getnameinfo(addr, len, host, sizeof(host), NULL, 0, NI_NUMERICHOST) == 0)
-		snprintf(number, 48, addr->sa_family == AF_INET6 ? "[%s]" : "%s", host);
-}
-
 /* ---- states ---- */
 
 static void link_log_in(struct etcd *e);
@@ -132,39 +49,27 @@ static void link_fail(struct etcd *e)
 	etcd_link_broken(e, &err);
 }
 
+static void link_question_drop(struct etcd_link *link)
+{
+	question_drop(link->question);
+	link->question = NULL;
+}
+
 static void link_on_wake(struct loop_wake *wake)
 {
 	struct etcd_link *link = container_of(wake, struct etcd_link, wake);
 	struct etcd *e = container_of(link, struct etcd, link);
 	const struct cluster_endpoint *at = &e->url.endpoints[link->endpoint];
-	struct etcd_question *q = link->question;
-	bool answered;
+	const char *why;
 
-	if (!q || sm_state(&link->sm) != LINK_LOOKS_UP)
+	if (!link->question || !question_answered(link->question))
 		return;
-	pthread_mutex_lock(&q->lock);
-	answered = q->answered;
-	pthread_mutex_unlock(&q->lock);
-	if (!answered)
-		return; /* an older question's */
 	loop_timer_stop(&link->timer);
-	link->addresses = 0;
-	for (int v6 = 0; v6 < 2; v6++)
-		for (const struct addrinfo *it = q->lookup.list; it; it = it->ai_next) {
-			char *number;
-
-			if (link->addresses == ETCD_ADDRESSES_MAX ||
-			    it->ai_family != (v6 ? AF_INET6 : AF_INET))
-				continue;
-			number = link->numbers[link->addresses];
-			link_number(number, it->ai_addr, it->ai_addrlen);
-			link->addresses += number[0] != '\0';
-		}
+	link->addresses =
+		question_numbers(link->question, link->numbers, ETCD_ADDRESSES_MAX, &why);
+	link_question_drop(link);
 	if (link->addresses == 0)
-		err_raise(ERR_IO, "etcd %s: the name has no address: %s", at->host,
-			  q->lookup.status ? gai_strerror(q->lookup.status)
-					   : "neither IPv4 nor IPv6");
-	question_drop(link);
+		err_raise(ERR_IO, "etcd %s: the name has no address: %s", at->host, why);
 	if (link->addresses)
 		link_log_in(e);
 	else
@@ -360,7 +265,7 @@ void etcd_link_start(struct etcd *e)
 	sm_move(&link->sm, LINK_LOOKS_UP);
 	link->addresses = 0;
 	loop_timer_start(&link->timer, LINK_LOOKUP_NS);
-	if (question_ask(link, at) < 0)
+	if (question_ask(at->host, at->port, &link->wake, &link->question) < 0)
 		link_fail(e);
 }
 
@@ -405,7 +310,7 @@ void etcd_link_broken(struct etcd *e, const struct err *why)
 		e->state.reconnects++;
 	}
 	sm_move(&link->sm, LINK_WAITS);
-	question_drop(link);
+	link_question_drop(link);
 	link->failures++;
 	link->made = false;
 	more = link_next(e);
@@ -435,6 +340,6 @@ int etcd_link_init(struct etcd *e)
 void etcd_link_fini(struct etcd *e)
 {
 	loop_timer_stop(&e->link.timer);
-	question_drop(&e->link);
+	link_question_drop(&e->link);
 	loop_wake_fini(&e->link.wake);
 }

@@ -107,12 +107,6 @@ static void cache_on_entry(struct watch *watch, const struct place *place,
 	cache_tell(cache);
 }
 
-static void on_swept(void *arg, const struct place *place)
-{
-	(void)arg;
-	(void)place;
-}
-
 static void cache_on_synced(struct watch *watch)
 {
 	struct group_cache *cache = container_of(watch, struct group_cache, watch);
@@ -126,7 +120,7 @@ static void cache_on_synced(struct watch *watch)
 		return;
 	}
 	cache->known = cache->synced = true;
-	roster_sweep(&cache->roster, on_swept, NULL);
+	roster_sweep(&cache->roster, NULL, NULL);
 	if (call) {
 		call->fresh = true;
 		groups_call_later(call, NULL);

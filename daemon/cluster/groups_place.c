@@ -167,18 +167,16 @@ static void pool_figures(struct record_pool *into, const struct pool *pool)
 /* The session's pool of that name; NULL: it has none now. */
 static const struct pool *pool_named(const struct kvd *kvd, uint64_t id, const char *name)
 {
-	const struct session *session;
+	const struct session *session = session_by_id(kvd, id);
 	struct idmap_cursor at;
 
-	list_foreach(session, &kvd->sessions, link) {
-		if (session->id != id)
-			continue;
-		idmap_foreach(&session->pools, at) {
-			const struct pool *pool = at.value;
+	if (!session)
+		return NULL;
+	idmap_foreach(&session->pools, at) {
+		const struct pool *pool = at.value;
 
-			if (!pool->closing && strcmp(pool->name, name) == 0)
-				return pool;
-		}
+		if (!pool->closing && strcmp(pool->name, name) == 0)
+			return pool;
 	}
 	return NULL;
 }

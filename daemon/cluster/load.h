@@ -2,9 +2,9 @@
 /*
  * load: what a member says of how busy it is, made of what it counts. Pure: the counts
  * and the time are arguments. A meter turns counts, taken each second, into rates; a gate
- * lets a load through that differs by a step from the one that was told last, and bounds
- * how often, so that a cluster's directory is written to less than once in five seconds
- * for each member, whatever happens.
+ * lets a load through that differs by a step from the one that was told last, if the
+ * budget has time for it: however many sessions take from one, and whatever their loads
+ * do, loads are told once in five seconds, and LOAD_BURST times more.
  */
 #ifndef KVD_CLUSTER_LOAD_H
 #define KVD_CLUSTER_LOAD_H

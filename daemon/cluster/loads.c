@@ -3,8 +3,9 @@
  * What is a session's own (rooms, their bytes and failures) is counted by its pools; what
  * waits for lines to peers, and the GPU, are the daemon's, which serves one.
  *
- * The directory is written to for all sessions together as often as for one: they take
- * from one budget. Whose turn it is first changes with each look.
+ * Loads are told for all sessions together as often as for one: they take from one
+ * budget. A load goes to each place of its session. Whose turn it is first changes with
+ * each look.
  */
 #include "daemon/cluster/loads.h"
 
@@ -188,17 +189,6 @@ static void loads_peers_look(struct loads *loads, uint64_t now_ns)
 
 /* ---- sessions ---- */
 
-static struct session *loads_session(const struct loads *loads, uint64_t id)
-{
-	struct session *session;
-
-	list_foreach(session, &loads->kvd->sessions, link) {
-		if (session->id == id)
-			return session;
-	}
-	return NULL;
-}
-
 static void loads_count(const struct loads *loads, const struct session *session,
 			struct load_counts *counts_p)
 {
@@ -292,7 +282,7 @@ static void loads_on_timer(struct loop_timer *timer)
 	loads_gpu_look(loads);
 	loads_peers_look(loads, now_ns);
 	list_foreach_safe(of, &loads->of, link) {
-		const struct session *session = loads_session(loads, of->session);
+		const struct session *session = session_by_id(loads->kvd, of->session);
 
 		if (of->seen && session)
 			loads_tell(loads, of, session, now_ns);

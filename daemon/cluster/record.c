@@ -50,16 +50,6 @@ static bool is_hex(const char *text, size_t chars)
 	return strlen(text) == chars && strspn(text, "0123456789abcdef") == chars;
 }
 
-/* Does it hold nothing that a log line or terminal would not bear? */
-static bool is_clean(const char *text)
-{
-	char copy[RECORD_SUMMARY_MAX];
-	size_t len = strlen(text);
-
-	memcpy(copy, text, len + 1);
-	return clean_text(copy, len) == len && memcmp(copy, text, len) == 0;
-}
-
 static bool is_url(const char *url)
 {
 	return (strncmp(url, "http://", 7) == 0 || strncmp(url, "https://", 8) == 0) &&
@@ -80,12 +70,12 @@ static int record_check_texts(const struct record *record)
 	};
 
 	for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
-		if (!is_clean(texts[i].text))
+		if (!clean_is(texts[i].text))
 			return err_raise(ERR_INVAL, "%s: has control characters",
 					 texts[i].name);
 	}
 	for (unsigned int i = 0; i < record->pool_count; i++) {
-		if (!is_clean(record->pools[i].name) || !is_clean(record->pools[i].model))
+		if (!clean_is(record->pools[i].name) || !clean_is(record->pools[i].model))
 			return err_raise(ERR_INVAL, "pools[%u]: has control characters",
 					 i);
 		if (*record->pools[i].digest &&
@@ -128,27 +118,35 @@ int record_check(const struct record *record, const struct place *place)
 
 /* ---- writing ---- */
 
-static void put_text(struct text *text, const char *name, const char *value)
+static void put_some(struct text *text, const char *before, const char *value)
 {
-	if (!*value)
-		return;
-	text_puts(text, ",\"");
-	text_puts(text, name);
-	text_puts(text, "\":");
-	text_json(text, value);
+	if (*value)
+		text_string(text, before, value);
 }
 
-static void put_pool(struct text *text, const struct record_pool *pool)
+void record_put_pool(struct text *text, const struct record_pool *pool)
 {
-	text_puts(text, "{\"name\":");
-	text_json(text, pool->name);
-	put_text(text, "model", pool->model);
-	put_text(text, "digest", pool->digest);
-	if (pool->pages)
-		text_number(text, ",\"pages\":", pool->pages);
-	if (pool->page_tokens)
-		text_number(text, ",\"page_tokens\":", pool->page_tokens);
+	text_string(text, "{\"name\":", pool->name);
+	put_some(text, ",\"model\":", pool->model);
+	put_some(text, ",\"digest\":", pool->digest);
+	text_number(text, ",\"pages\":", pool->pages);
+	text_number(text, ",\"page_tokens\":", pool->page_tokens);
 	text_puts(text, "}");
+}
+
+void record_put(struct text *text, const struct record *record)
+{
+	text_string(text, ",\"instance\":", record->instance);
+	put_some(text, ",\"name\":", record->name);
+	put_some(text, ",\"key\":", record->key);
+	put_some(text, ",\"version\":", record->version);
+	text_puts(text, ",\"transports\":[");
+	for (unsigned int i = 0; i < record->transport_count; i++)
+		text_string(text, i ? "," : "", record->transports[i]);
+	text_string(text, "],\"state\":", record->draining ? "draining" : "serving");
+	put_some(text, ",\"url\":", record->url);
+	put_some(text, ",\"engine\":", record->engine);
+	put_some(text, ",\"bootstrap\":", record->bootstrap);
 }
 
 /* As many as there is room for: of a daemon with hundreds the first are told. */
@@ -158,7 +156,7 @@ static void put_pools(struct text *text, const struct record *record)
 		size_t before = text->len;
 
 		text_puts(text, i ? "," : ",\"pools\":[");
-		put_pool(text, &record->pools[i]);
+		record_put_pool(text, &record->pools[i]);
 		if (text->len + sizeof("]}") > DIRECTORY_RECORD_MAX && !text->failed) {
 			text->len = before;
 			if (i)
@@ -173,29 +171,14 @@ static void put_pools(struct text *text, const struct record *record)
 static void put_head(struct text *text, const struct record *record)
 {
 	text_puts(text, "{\"v\":1");
-	put_text(text, "instance", record->instance);
-	put_text(text, "name", record->name);
-	put_text(text, "endpoint", record->endpoint);
-	put_text(text, "key", record->key);
-	put_text(text, "version", record->version);
-	text_puts(text, ",\"transports\":[");
-	for (unsigned int i = 0; i < record->transport_count; i++) {
-		text_puts(text, i ? "," : "");
-		text_json(text, record->transports[i]);
-	}
-	text_puts(text, "],\"state\":");
-	text_json(text, record->draining ? "draining" : "serving");
-	text_puts(text, ",\"size\":{");
+	record_put(text, record);
+	text_string(text, ",\"endpoint\":", record->endpoint);
 	for (unsigned int i = 0; i < PLACE_AXES; i++) {
-		text_puts(text, i ? "," : "");
-		text_json(text, place_axis_names[i]);
+		text_string(text, i ? "," : ",\"size\":{", place_axis_names[i]);
 		text_number(text, ":", record->size[i]);
 	}
 	text_puts(text, "}");
-	put_text(text, "url", record->url);
-	put_text(text, "engine", record->engine);
-	put_text(text, "bootstrap", record->bootstrap);
-	put_text(text, "summary", record->summary);
+	put_some(text, ",\"summary\":", record->summary);
 }
 
 int record_make(const struct record *record, char text_p[DIRECTORY_RECORD_MAX])
@@ -274,12 +257,6 @@ static const struct field pool_fields[] = {
 	F_END,
 };
 
-/* The table's limits are those of the members: what is read fits. */
-static void get_text(char *dst, size_t size, const char *text)
-{
-	snprintf(dst, size, "%s", text ? text : "");
-}
-
 static int read_pools(const cJSON *list, struct record *record)
 {
 	const cJSON *item;
@@ -296,9 +273,9 @@ static int read_pools(const cJSON *list, struct record *record)
 			return err_prefix(r, "pools[%u]", i);
 		if (i++ >= RECORD_POOLS_MAX)
 			continue;
-		get_text(pool->name, sizeof(pool->name), args.name);
-		get_text(pool->model, sizeof(pool->model), args.model);
-		get_text(pool->digest, sizeof(pool->digest), args.digest);
+		field_copy(pool->name, sizeof(pool->name), args.name);
+		field_copy(pool->model, sizeof(pool->model), args.model);
+		field_copy(pool->digest, sizeof(pool->digest), args.digest);
 		pool->pages = (uint64_t)args.pages;
 		pool->page_tokens = args.page_tokens;
 		record->pool_count++;
@@ -319,8 +296,8 @@ static int read_transports(const cJSON *list, struct record *record)
 			return err_raise(ERR_INVAL,
 					 "transports: words of 1 to 15 letters");
 		if (record->transport_count < RECORD_TRANSPORTS_MAX)
-			get_text(record->transports[record->transport_count++],
-				 sizeof(record->transports[0]), word);
+			field_copy(record->transports[record->transport_count++],
+				   sizeof(record->transports[0]), word);
 	}
 	return 0;
 }
@@ -335,15 +312,15 @@ static int record_fill(const cJSON *json, struct record *record)
 		r = fields_read(size_fields, args.size, &size);
 	if (r < 0)
 		return err_pass(r);
-	get_text(record->instance, sizeof(record->instance), args.instance);
-	get_text(record->name, sizeof(record->name), args.name);
-	get_text(record->endpoint, sizeof(record->endpoint), args.endpoint);
-	get_text(record->key, sizeof(record->key), args.key);
-	get_text(record->version, sizeof(record->version), args.version);
-	get_text(record->url, sizeof(record->url), args.url);
-	get_text(record->engine, sizeof(record->engine), args.engine);
-	get_text(record->bootstrap, sizeof(record->bootstrap), args.bootstrap);
-	get_text(record->summary, sizeof(record->summary), args.summary);
+	field_copy(record->instance, sizeof(record->instance), args.instance);
+	field_copy(record->name, sizeof(record->name), args.name);
+	field_copy(record->endpoint, sizeof(record->endpoint), args.endpoint);
+	field_copy(record->key, sizeof(record->key), args.key);
+	field_copy(record->version, sizeof(record->version), args.version);
+	field_copy(record->url, sizeof(record->url), args.url);
+	field_copy(record->engine, sizeof(record->engine), args.engine);
+	field_copy(record->bootstrap, sizeof(record->bootstrap), args.bootstrap);
+	field_copy(record->summary, sizeof(record->summary), args.summary);
 	record->draining = args.state == 1;
 	memcpy(record->size, size.of, sizeof(record->size));
 	r = read_transports(args.transports, record);

@@ -14,6 +14,8 @@
 #include "daemon/cluster/directory.h"
 #include "daemon/link/link.h"
 
+struct text;
+
 #define RECORD_VERSION 1
 #define RECORD_KEY_CHARS 40u /* Z85 */
 #define RECORD_POOLS_MAX 32u
@@ -52,6 +54,10 @@ void record_init(struct record *record);
 int record_make(const struct record *record, char text_p[DIRECTORY_RECORD_MAX]);
 /* ERR_PROTO names the member. */
 int record_read(const char *text, struct record *record_p);
+/* What an answer to an engine has of it in the same words: members behind others, all but
+ * endpoint, size, pools and summary; and one of its pools. */
+void record_put(struct text *text, const struct record *record);
+void record_put_pool(struct text *text, const struct record_pool *pool);
 /* "tcp://HOST:PORT#KEY", or without a key. */
 void record_dial(const struct record *record, char text[LINK_ENDPOINT_MAX]);
 /* An endpoint of that form into endpoint and key. ERR_INVAL. */

@@ -224,7 +224,8 @@ void roster_sweep(struct roster *roster,
 		struct place place = entry->place;
 
 		roster_drop(roster, entry);
-		on_gone(arg, &place);
+		if (on_gone)
+			on_gone(arg, &place);
 	}
 }
 
@@ -276,24 +277,15 @@ bool place_equal(const struct place *a, const struct place *b)
 	       memcmp(a->rank, b->rank, sizeof(a->rank)) == 0;
 }
 
-static bool is_clean(const char *text)
-{
-	char copy[PLACE_GROUP_MAX];
-	size_t len = strlen(text);
-
-	memcpy(copy, text, len + 1);
-	return clean_text(copy, len) == len && memcmp(copy, text, len) == 0;
-}
-
 int place_check(const struct place *place)
 {
 	size_t group = strnlen(place->group, PLACE_GROUP_MAX);
 	size_t worker = strnlen(place->worker, PLACE_WORKER_MAX);
 
-	if (group < 1 || group >= PLACE_GROUP_MAX || !is_clean(place->group))
+	if (group < 1 || group >= PLACE_GROUP_MAX || !clean_is(place->group))
 		return err_raise(ERR_INVAL, "group: 1 to %u bytes of printable text",
 				 PLACE_GROUP_MAX - 1);
-	if (worker >= PLACE_WORKER_MAX || !is_clean(place->worker) ||
+	if (worker >= PLACE_WORKER_MAX || !clean_is(place->worker) ||
 	    strcmp(place->worker, "-") == 0)
 		return err_raise(ERR_INVAL,
 				 "worker: at most %u bytes of printable text, not '-'",

@@ -66,7 +66,8 @@ struct roster_entry *roster_next(const struct roster *roster,
 /* A number of the entry's that is added up, and taken off when it goes. */
 void roster_missing(struct roster *roster, struct roster_entry *entry, uint64_t missing);
 /* Of one that is told anew: all is stale, but for what is put from here on; then what is
- * stale is dropped, and on_gone(arg) told of each, which must not free the roster. */
+ * stale is dropped, and on_gone(arg) told of each, which must not free the roster; NULL:
+ * nobody asks. */
 void roster_mark(struct roster *roster);
 bool roster_has_stale(const struct roster *roster);
 void roster_sweep(struct roster *roster,

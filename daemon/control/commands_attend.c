@@ -126,9 +126,9 @@ static int open_read(const struct open_args *args, struct attend_args *out)
 					    .scale = (float)args->scale,
 					    .softcap = (float)args->softcap};
 	form->first_head = args->first_head;
-	snprintf(form->view, sizeof(form->view), "%s", args->view ? args->view : "");
+	field_copy(form->view, sizeof(form->view), args->view);
 	snprintf(form->key, sizeof(form->key), "%s", args->key);
-	snprintf(form->value, sizeof(form->value), "%s", args->value ? args->value : "");
+	field_copy(form->value, sizeof(form->value), args->value);
 	if (args->kind == ATTEND_GQA && !args->value)
 		return err_raise(ERR_INVAL, "value: missing, gqa has one");
 	return args->rope ? err_pass(rope_read(args->rope, &form->rope)) : 0;

@@ -54,46 +54,13 @@ struct ranks_walk {
 	struct record record; /* of the piece that is made */
 };
 
-static void put_str(struct text *text, const char *name, const char *value)
-{
-	text_puts(text, ",\"");
-	text_puts(text, name);
-	text_puts(text, "\":");
-	text_json(text, value);
-}
-
-static void put_some(struct text *text, const char *name, const char *value)
-{
-	if (*value)
-		put_str(text, name, value);
-}
-
 static void put_place(struct text *text, const struct place *place)
 {
-	text_puts(text, "{\"worker\":");
-	text_json(text, place->worker);
+	text_string(text, "{\"worker\":", place->worker);
 	for (unsigned int i = 0; i < PLACE_AXES; i++) {
-		text_puts(text, ",");
-		text_json(text, rank_names[i]);
+		text_string(text, ",", rank_names[i]);
 		text_number(text, ":", place->rank[i]);
 	}
-}
-
-static void put_pools(struct text *text, const struct record *record)
-{
-	text_puts(text, ",\"pools\":[");
-	for (unsigned int i = 0; i < record->pool_count; i++) {
-		const struct record_pool *pool = &record->pools[i];
-
-		text_puts(text, i ? ",{\"name\":" : "{\"name\":");
-		text_json(text, pool->name);
-		put_some(text, "model", pool->model);
-		put_some(text, "digest", pool->digest);
-		text_number(text, ",\"pages\":", pool->pages);
-		text_number(text, ",\"page_tokens\":", pool->page_tokens);
-		text_puts(text, "}");
-	}
-	text_puts(text, "]");
 }
 
 static void put_record(struct text *text, const struct record *record)
@@ -102,28 +69,19 @@ static void put_record(struct text *text, const struct record *record)
 
 	record_dial(record, endpoint);
 	for (unsigned int i = 0; i < PLACE_AXES; i++) {
-		text_puts(text, ",");
-		text_json(text, size_names[i]);
+		text_string(text, ",", size_names[i]);
 		text_number(text, ":", record->size[i]);
 	}
-	put_str(text, "endpoint", endpoint);
-	put_str(text, "pool", record->pool_count ? record->pools[0].name : "");
-	put_str(text, "summary", record->summary);
-	put_str(text, "state", record->draining ? "draining" : "serving");
-	put_str(text, "instance", record->instance);
-	put_some(text, "name", record->name);
-	put_some(text, "key", record->key);
-	put_some(text, "version", record->version);
-	put_some(text, "url", record->url);
-	put_some(text, "engine", record->engine);
-	put_some(text, "bootstrap", record->bootstrap);
-	text_puts(text, ",\"transports\":[");
-	for (unsigned int i = 0; i < record->transport_count; i++) {
+	record_put(text, record);
+	text_string(text, ",\"endpoint\":", endpoint);
+	text_string(text, ",\"pool\":", record->pool_count ? record->pools[0].name : "");
+	text_string(text, ",\"summary\":", record->summary);
+	text_puts(text, ",\"pools\":[");
+	for (unsigned int i = 0; i < record->pool_count; i++) {
 		text_puts(text, i ? "," : "");
-		text_json(text, record->transports[i]);
+		record_put_pool(text, &record->pools[i]);
 	}
 	text_puts(text, "]");
-	put_pools(text, record);
 }
 
 /* The directory has it as text: it is handed on if it is an object and nothing else, in
@@ -323,26 +281,21 @@ struct publish_args {
 	const char *summary; /* NULL: "" */
 };
 
-static void get_text(char *dst, size_t size, const char *text)
-{
-	snprintf(dst, size, "%s", text ? text : "");
-}
-
 static int get_record(const struct publish_args *args, struct record *record)
 {
 	record_init(record);
 	memcpy(record->size, args->size, sizeof(record->size));
 	if (args->pool || args->model) {
-		get_text(record->pools[0].name, sizeof(record->pools[0].name),
-			 args->pool);
-		get_text(record->pools[0].model, sizeof(record->pools[0].model),
-			 args->model);
+		field_copy(record->pools[0].name, sizeof(record->pools[0].name),
+			   args->pool);
+		field_copy(record->pools[0].model, sizeof(record->pools[0].model),
+			   args->model);
 		record->pool_count = 1;
 	}
-	get_text(record->url, sizeof(record->url), args->url);
-	get_text(record->engine, sizeof(record->engine), args->engine);
-	get_text(record->bootstrap, sizeof(record->bootstrap), args->bootstrap);
-	get_text(record->summary, sizeof(record->summary), args->summary);
+	field_copy(record->url, sizeof(record->url), args->url);
+	field_copy(record->engine, sizeof(record->engine), args->engine);
+	field_copy(record->bootstrap, sizeof(record->bootstrap), args->bootstrap);
+	field_copy(record->summary, sizeof(record->summary), args->summary);
 	return args->endpoint ? err_pass(record_reach(record, args->endpoint)) : 0;
 }
 
@@ -355,8 +308,8 @@ static int run_publish(struct request *req)
 	int r = gc && record ? get_record(args, record) : -ENOMEM;
 
 	if (r == 0) {
-		get_text(place.group, sizeof(place.group), args->group);
-		get_text(place.worker, sizeof(place.worker), args->worker);
+		field_copy(place.group, sizeof(place.group), args->group);
+		field_copy(place.worker, sizeof(place.worker), args->worker);
 		memcpy(place.rank, args->rank, sizeof(place.rank));
 		r = groups_publish(req->kvd->groups, req->session->id, args->at, &place,
 				   record, &gc->call);

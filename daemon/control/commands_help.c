@@ -26,31 +26,25 @@ static void put_number(struct text *text, const char *name, int64_t value)
 	text_u64(text, value < 0 ? 0 - (uint64_t)value : (uint64_t)value);
 }
 
-static void put_string(struct text *text, const char *name, const char *value)
-{
-	text_puts(text, name);
-	text_json(text, value);
-}
-
 static void help_put_field(struct text *text, const struct field *f)
 {
-	put_string(text, "{\"name\":", f->name);
-	put_string(text, ",\"type\":", field_type_name(f->type));
+	text_string(text, "{\"name\":", f->name);
+	text_string(text, ",\"type\":", field_type_name(f->type));
 	text_puts(text, f->required ? ",\"required\":true" : ",\"required\":false");
 	if (f->type == FIELD_INT)
 		put_number(text, ",\"min\":", f->min);
 	if (f->type == FIELD_INT || f->max)
 		put_number(text,
 			   f->type == FIELD_INT ? ",\"max\":" : ",\"limit\":", f->max);
-	put_string(text, ",\"help\":", f->help);
+	text_string(text, ",\"help\":", f->help);
 	text_puts(text, "}");
 }
 
 void command_put(struct text *text, const struct command *cmd)
 {
-	put_string(text, "{\"name\":", cmd->name);
-	put_string(text, ",\"summary\":", cmd->summary);
-	put_string(text, ",\"reply\":", cmd->reply);
+	text_string(text, "{\"name\":", cmd->name);
+	text_string(text, ",\"summary\":", cmd->summary);
+	text_string(text, ",\"reply\":", cmd->reply);
 	text_puts(text,
 		  cmd->flags & COMMAND_ADMIN ? ",\"admin\":true" : ",\"admin\":false");
 	text_puts(text, ",\"fields\":[");

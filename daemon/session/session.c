@@ -176,6 +176,17 @@ int session_greet(struct session *session, const char *client, const char *role)
 	return 0;
 }
 
+struct session *session_by_id(const struct kvd *kvd, uint64_t id)
+{
+	struct session *session;
+
+	list_foreach(session, &kvd->sessions, link) {
+		if (session->id == id)
+			return session;
+	}
+	return NULL;
+}
+
 void session_announce(struct session *session)
 {
 	if (session->announced)

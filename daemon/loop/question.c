@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A lookup cannot be called off. So an asker that goes leaves its own running: the last
+ * of the two frees the question. What runs is counted, also beyond the lives of the
+ * askers, and bounded.
+ *
+ * IPv4 goes first: a daemon that listens on one kind of address listens on that.
+ */
+#include "daemon/loop/question.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/err.h"
+#include "daemon/base/mem.h"
+#include "daemon/loop/lookup.h"
+
+#define QUESTIONS_MAX 64u /* threads */
+
+struct question {
+	struct lookup lookup;
+	pthread_mutex_t lock;	/* of the two below */
+	struct loop_wake *wake; /* of the asker; NULL: it is gone */
+	bool answered;
+	atomic_int refs; /* the asker's, and the thread's */
+	char host[QUESTION_HOST_MAX], port[8];
+};
+
+static atomic_uint questions;
+
+static void question_unref(struct question *q)
+{
+	if (atomic_fetch_sub(&q->refs, 1) != 1)
+		return;
+	if (q->lookup.list)
+		freeaddrinfo(q->lookup.list);
+	pthread_mutex_destroy(&q->lock);
+	mem_free(q);
+	atomic_fetch_sub(&questions, 1);
+}
+
+/* Its thread. */
+static void question_on_answer(struct lookup *lookup)
+{
+	struct question *q = container_of(lookup, struct question, lookup);
+
+	pthread_mutex_lock(&q->lock);
+	q->answered = true;
+	if (q->wake)
+		loop_wake(q->wake);
+	pthread_mutex_unlock(&q->lock);
+	question_unref(q);
+}
+
+int question_ask(const char *host, const char *port, struct loop_wake *wake,
+		 struct question **q_p)
+{
+	struct question *q = NULL;
+	int r;
+
+	if (atomic_fetch_add(&questions, 1) >= QUESTIONS_MAX)
+		r = err_raise(ERR_BUSY, "%s: %u names are being looked up, the cap", host,
+			      QUESTIONS_MAX);
+	else
+		r = (q = mem_zalloc(sizeof(*q))) ? 0 : -ENOMEM;
+	if (r < 0) {
+		atomic_fetch_sub(&questions, 1);
+		return err_pass(r);
+	}
+	snprintf(q->host, sizeof(q->host), "%s", host);
+	snprintf(q->port, sizeof(q->port), "%s", port);
+	q->lookup = (struct lookup){
+		.host = q->host, .port = q->port, .done = question_on_answer};
+	q->wake = wake;
+	pthread_mutex_init(&q->lock, NULL);
+	atomic_init(&q->refs, 2);
+	r = lookup_start(&q->lookup);
+	if (r < 0) {
+		atomic_store(&q->refs, 1);
+		question_unref(q);
+		return err_pass(r);
+	}
+	*q_p = q;
+	return 0;
+}
+
+bool question_answered(struct question *q)
+{
+	bool answered;
+
+	pthread_mutex_lock(&q->lock);
+	answered = q->answered;
+	pthread_mutex_unlock(&q->lock);
+	return answered;
+}
+
+static bool question_number(const struct addrinfo *ai, char text[QUESTION_NUMBER_MAX])
+{
+	char number[QUESTION_NUMBER_MAX - 2];
+
+	if (getnameinfo(ai->ai_addr, ai->ai_addrlen, number, sizeof(number), NULL, 0,
+			NI_NUMERICHOST) != 0 ||
+	    strchr(number, '%')) /* of one link only: nothing that others can mean */
+		return false;
+	snprintf(text, QUESTION_NUMBER_MAX, ai->ai_family == AF_INET6 ? "[%s]" : "%s",
+		 number);
+	return true;
+}
+
+unsigned int question_numbers(const struct question *q,
+			      char (*numbers)[QUESTION_NUMBER_MAX], unsigned int max,
+			      const char **why_p)
+{
+	static const int families[] = {AF_INET, AF_INET6};
+	unsigned int count = 0;
+
+	for (unsigned int i = 0; i < ARRAY_LEN(families); i++)
+		for (const struct addrinfo *ai = q->lookup.list; ai; ai = ai->ai_next)
+			if (count < max && ai->ai_family == families[i])
+				count += question_number(ai, numbers[count]);
+	*why_p = q->lookup.status ? gai_strerror(q->lookup.status)
+				  : "none that can be dialled";
+	return count;
+}
+
+void question_drop(struct question *q)
+{
+	if (!q)
+		return;
+	pthread_mutex_lock(&q->lock);
+	q->wake = NULL;
+	pthread_mutex_unlock(&q->lock);
+	question_unref(q);
+}
