@@ -242,7 +242,7 @@ int fake_hub_new(struct loop *loop, uint64_t seed, struct fake_hub **hub_p)
 	hub->digest = UINT64_C(0xcbf29ce484222325);
 	list_init(&hub->pairs);
 	list_init(&hub->rules);
-	list_init(&hub->nodes);
+	idmap_init(&hub->nodes);
 	list_init(&hub->events);
 	list_init(&hub->held);
 	list_init(&hub->regs);
@@ -259,7 +259,8 @@ void fake_hub_free(struct fake_hub *hub)
 
 	if (!hub)
 		return;
-	assert(list_empty(&hub->nodes));
+	assert(idmap_count(&hub->nodes) == 0);
+	idmap_fini(&hub->nodes);
 	events_forget(hub, NULL);
 	loop_timer_stop(&hub->timer);
 	fake_script_clear(hub);
@@ -307,11 +308,11 @@ struct fake_profile *fake_pair_profile(struct fake_hub *hub, const struct transp
 
 struct transport *fake_hub_node(struct fake_hub *hub, unsigned int n)
 {
-	struct fake_node *node;
+	struct idmap_cursor it;
 
-	list_foreach(node, &hub->nodes, link) {
+	idmap_foreach(&hub->nodes, it) {
 		if (n-- == 0)
-			return &node->net.base;
+			return &((struct fake_node *)it.value)->net.base;
 	}
 	return NULL;
 }
@@ -349,8 +350,10 @@ static int fake_open(const struct xp_env *env, const struct xp_callbacks *callba
 	if (!hub)
 		return err_raise(ERR_REQUIRE, "transport fake: no hub on this loop");
 	node = mem_zalloc(sizeof(*node));
-	if (!node)
+	if (!node || idmap_put(&hub->nodes, hub->next_node, node) < 0) {
+		mem_free(node);
 		return err_pass(-ENOMEM);
+	}
 	net_init(&node->net, &fake_net_ops, &fake_ops, env, callbacks);
 	fake_probe(env->config, &node->net.base.caps);
 	node->hub = hub;
@@ -359,7 +362,6 @@ static int fake_open(const struct xp_env *env, const struct xp_callbacks *callba
 	cursor_write(&address, node->net.base.address, sizeof(node->net.base.address));
 	fake_address_put(node, &address);
 	node->net.base.address_len = address.pos;
-	list_push_back(&hub->nodes, &node->link);
 	*transport_p = &node->net.base;
 	return 0;
 }
@@ -379,7 +381,7 @@ static void fake_close(struct transport *transport)
 			mem_free(pair);
 		}
 	}
-	list_remove(&node->link);
+	idmap_remove(&hub->nodes, node->id);
 	hub_release_held(hub);
 	mem_free(node);
 }

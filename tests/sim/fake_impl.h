@@ -11,6 +11,7 @@
 #include <pthread.h>
 
 #include "daemon/base/cursor.h"
+#include "daemon/base/idmap.h"
 #include "daemon/base/list.h"
 #include "daemon/loop/loop.h"
 #include "daemon/transport/net.h"
@@ -39,7 +40,8 @@ struct fake_hub {
 	struct loop *loop;
 	uint64_t rng;
 	struct fake_profile profile;
-	struct list pairs, rules, nodes;
+	struct list pairs, rules;
+	struct idmap nodes; /* by id */
 	struct fake_event *last; /* queued; or NULL */
 	struct list events;	 /* ascending by (at_ns, order) */
 	struct list held;
@@ -60,7 +62,6 @@ struct fake_hub {
 
 struct fake_node {
 	struct net_transport net;
-	struct list link;
 	struct fake_hub *hub;
 	uint32_t id;
 	uint64_t incarnation;

@@ -163,17 +163,14 @@ static bool tokens_match(const struct fake_peer *waiting, const struct fake_peer
 
 static struct fake_node *dial_target(struct fake_peer *peer)
 {
+	struct fake_hub *hub = peer->node->hub;
+	struct fake_node *node = idmap_get(&hub->nodes, peer->dial_node);
 	struct fake_pair *pair;
-	struct fake_node *node;
 
-	list_foreach(node, &peer->node->hub->nodes, link) {
-		if (node->id != peer->dial_node ||
-		    node->incarnation != peer->dial_incarnation)
-			continue;
-		pair = fake_pair_find(node->hub, peer->node, node);
-		return node->dead || node->frozen || (pair && pair->down) ? NULL : node;
-	}
-	return NULL;
+	if (!node || node->incarnation != peer->dial_incarnation)
+		return NULL;
+	pair = fake_pair_find(hub, peer->node, node);
+	return node->dead || node->frozen || (pair && pair->down) ? NULL : node;
 }
 
 /* The peer at the target that waits for this one. */

@@ -131,8 +131,8 @@ MUTANTS = [
      "if (args->deadline_ns)\n\t\tloop_timer_start",
      "if (!args->deadline_ns)\n\t\tloop_timer_start"),
     ("a-refused-leg-is-an-empty-one", "daemon/attend/leg.c",
-     "leg->remote->label, msg->text);\n\t\tpost_fail(leg->post, &why);",
-     "leg->remote->label, msg->text);\n"
+     "\t\t\tmsg->text);\n\t\tpost_fail(leg->post, &why);",
+     "\t\t\tmsg->text);\n"
      "\t\tpost_step(leg->post, leg, &(struct post_figures){0});"),
     ("dropped-leg-still-counted", "daemon/attend/leg.c",
      "\t\tleg_stop(leg);\n\t\treturn;\n\t}\n\tif (leg->sent)\n\t\tleg_unsend(leg);",
@@ -149,9 +149,9 @@ MUTANTS = [
      "leg->item.q = post_seat(leg->post, leg->post->attend->facts.q +\n"
      "\t\t\tform_q_bytes(&leg->post->attend->form, leg->row));"),
     ("seat-written-by-each-leg", "daemon/attend/leg.c",
-     "\tif (gather_is_of(leg->post, leg)) {\n",
+     "\ttold = gather_is_of(leg->post, leg);\n",
      "\tmemcpy(post_seat(leg->post, leg->post->attend->facts.o), msg->values.data, 4);\n"
-     "\tif (gather_is_of(leg->post, leg)) {\n"),
+     "\ttold = gather_is_of(leg->post, leg);\n"),
     ("delta-not-told", "daemon/attend/ask.c",
      "side.head.delta = (uint32_t)part->delta;", "side.head.delta = 0;"),
     ("own-part-left-out", "daemon/attend/gather.c",
