@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Members of a cluster in one etcd: as many directories as daemons have, each with its
- * own connection and lease, on one loop, beside a real etcd. How long a start of all
- * takes, what etcd and a member use while leases are kept and loads are told as often as
- * they may be, how old a load is when it is heard, and how soon all are back when etcd
- * is.
+ * Members of a cluster in an etcd of three: as many directories as daemons have, each
+ * with its own connections and lease. How long a start of all takes, what the etcd and a
+ * member use while leases are kept and loads are told as often as they may be, how old a
+ * load is when it is heard, and how soon all are back when the etcd is.
  *
  *     bench_etcd [members]
  *
- * One line of JSON a phase.
+ * A process has WORKER_MEMBERS of them on one loop, for it may have so many descriptors
+ * only; this one tells them what to do next. One line of JSON a phase.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -30,7 +31,10 @@
 #include "daemon/loop/loop.h"
 #include "tests/lib/etcd_server.h"
 
-#define GROUP 100u /* workers of a group */
+#define GROUP 100u /* members of a group */
+#define WORKER_MEMBERS 2500u
+#define WORKERS_MAX 16u
+#define ETCDS 3u
 #define LEASE_S 15u
 #define STEADY_S 30u
 #define AWAY_S 5u
@@ -51,16 +55,44 @@ struct member {
 	unsigned int loads;
 };
 
+/* What a worker is told to do, and does until it is told the next. */
+enum phase {
+	PHASE_START,
+	PHASE_READ,
+	PHASE_WAIT, /* leases are kept */
+	PHASE_LOADS,
+	PHASE_COUNT, /* loads from now on */
+	PHASE_QUIET, /* no more loads */
+	PHASE_UP,
+};
+
+/* What it has seen by then. */
+struct seen {
+	unsigned int entries;
+	uint64_t told, heard, age_ns, oldest_ns; /* loads: how old when they were heard */
+};
+
+/* A worker's. */
 struct bench {
 	struct loop *loop;
-	struct etcd_server server;
 	struct member *members;
-	unsigned int count, done;
+	unsigned int first, count, done;
 	struct watch watch;
 	bool synced;
-	unsigned int entries;
-	uint64_t heard, age_ns, oldest_ns; /* loads: how old when they were heard */
-	uint64_t told;
+	struct seen seen;
+};
+
+struct worker {
+	pid_t pid;
+	int fd; /* phases there, struct seen back */
+};
+
+/* The process that tells them. */
+struct boss {
+	struct etcd_server servers[ETCDS];
+	struct worker workers[WORKERS_MAX];
+	unsigned int count, worker_count;
+	struct seen seen; /* of all */
 };
 
 static void die(const char *what)
@@ -103,53 +135,43 @@ static double resident_mib(pid_t pid)
 	return (double)pages * (double)sysconf(_SC_PAGESIZE) / (1 << 20);
 }
 
+static double now_s(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
+}
+
 struct mark {
-	uint64_t ns;
-	double etcd_cpu, own_cpu;
+	double s, etcd_cpu, worker_cpu;
 };
 
-static struct mark mark(const struct bench *b)
+static struct mark mark(const struct boss *boss)
 {
-	return (struct mark){.ns = loop_clock_ns(b->loop),
-			     .etcd_cpu = cpu_of(b->server.pid),
-			     .own_cpu = cpu_of(getpid())};
+	struct mark m = {.s = now_s()};
+
+	for (unsigned int i = 0; i < ETCDS; i++)
+		m.etcd_cpu += cpu_of(boss->servers[i].pid);
+	for (unsigned int i = 0; i < boss->worker_count; i++)
+		m.worker_cpu += cpu_of(boss->workers[i].pid);
+	return m;
 }
 
-static double since_s(const struct bench *b, const struct mark *from)
+static void say(const struct boss *boss, const char *phase, const struct mark *from)
 {
-	return (double)(loop_clock_ns(b->loop) - from->ns) / 1e9;
-}
+	struct mark now = mark(boss);
+	double s = now.s - from->s, etcd_mib = 0, worker_mib = 0;
 
-static void say(const struct bench *b, const char *phase, const struct mark *from)
-{
-	struct mark now = mark(b);
-	double s = since_s(b, from);
-
+	for (unsigned int i = 0; i < ETCDS; i++)
+		etcd_mib += resident_mib(boss->servers[i].pid);
+	for (unsigned int i = 0; i < boss->worker_count; i++)
+		worker_mib += resident_mib(boss->workers[i].pid);
 	printf("{\"phase\":\"%s\",\"members\":%u,\"seconds\":%.2f,\"etcd_cores\":%.2f,"
 	       "\"etcd_mib\":%.0f,\"member_cores\":%.6f,\"member_kib\":%.1f",
-	       phase, b->count, s, (now.etcd_cpu - from->etcd_cpu) / s,
-	       resident_mib(b->server.pid), (now.own_cpu - from->own_cpu) / s / b->count,
-	       resident_mib(getpid()) * 1024 / b->count);
-}
-
-static void run_until(struct bench *b, bool (*holds)(const struct bench *b),
-		      const char *what)
-{
-	struct mark from = mark(b);
-
-	while (!holds(b)) {
-		if (since_s(b, &from) > LIMIT_S)
-			die(what);
-		loop_turn(b->loop, LOOP_NS_PER_S / 10);
-	}
-}
-
-static void run_for(struct bench *b, unsigned int seconds)
-{
-	struct mark from = mark(b);
-
-	while (since_s(b, &from) < seconds)
-		loop_turn(b->loop, LOOP_NS_PER_S / 10);
+	       phase, boss->count, s, (now.etcd_cpu - from->etcd_cpu) / s, etcd_mib,
+	       (now.worker_cpu - from->worker_cpu) / s / boss->count,
+	       worker_mib * 1024 / boss->count);
 }
 
 /* ---- members ---- */
@@ -173,8 +195,8 @@ static void member_begin(struct bench *b, unsigned int i, const struct etcd_args
 	member->b = b;
 	if (etcd_new(args, &member->directory) < 0)
 		die("etcd_new");
-	snprintf(place.group, sizeof(place.group), "group%u", i / GROUP);
-	snprintf(place.worker, sizeof(place.worker), "w%u", i);
+	snprintf(place.group, sizeof(place.group), "group%u", (b->first + i) / GROUP);
+	snprintf(place.worker, sizeof(place.worker), "w%u", b->first + i);
 	member->publication.on_done = on_done;
 	if (member->directory->ops->publish(member->directory, &member->publication,
 					    &place, record, NULL) < 0)
@@ -212,7 +234,7 @@ static void on_member_timer(struct loop_timer *timer)
 	    member->directory->ops->update(&member->publication, NULL, text.data) < 0)
 		die("update");
 	text_fini(&text);
-	member->b->told++;
+	member->b->seen.told++;
 	loop_timer_start(timer, LOAD_EVERY_NS);
 }
 
@@ -227,16 +249,16 @@ static void on_entry(struct watch *watch, const struct place *place, const char 
 
 	(void)place;
 	(void)text;
-	b->entries++;
+	b->seen.entries++;
 	if (!at)
 		return;
 	age_ns = now_ns - strtoull(at + strlen("\"failed\":"), NULL, 10);
 	if (age_ns > now_ns)
 		return;
-	b->heard++;
-	b->age_ns += age_ns;
-	if (age_ns > b->oldest_ns)
-		b->oldest_ns = age_ns;
+	b->seen.heard++;
+	b->seen.age_ns += age_ns;
+	if (age_ns > b->seen.oldest_ns)
+		b->seen.oldest_ns = age_ns;
 }
 
 static void on_synced(struct watch *watch)
@@ -244,98 +266,261 @@ static void on_synced(struct watch *watch)
 	container_of(watch, struct bench, watch)->synced = true;
 }
 
+/* Only the first worker's first member reads. */
 static bool is_synced(const struct bench *b)
 {
-	return b->synced;
+	return b->synced || b->first > 0;
 }
 
-/* ---- phases ---- */
+/* ---- a worker ---- */
 
-static void bench_start(struct bench *b, const struct etcd_args *args)
+static void worker_start(struct bench *b, const struct etcd_args *args)
 {
-	struct mark from = mark(b);
-
 	for (unsigned int i = 0; i < b->count; i++) {
 		member_begin(b, i, args);
 		loop_turn(b->loop, 0);
 	}
-	run_until(b, all_done, "not all are in the directory");
-	say(b, "start", &from);
-	printf("}\n");
 }
 
-static void bench_read(struct bench *b)
+static void worker_read(struct bench *b)
 {
-	struct mark from = mark(b);
-
+	if (b->first > 0)
+		return;
 	b->watch.on_entry = on_entry;
 	b->watch.on_synced = on_synced;
 	if (b->members[0].directory->ops->watch(b->members[0].directory, &b->watch,
 						"group0", true) < 0)
 		die("watch");
-	run_until(b, is_synced, "a group is not read");
-	say(b, "a group read", &from);
-	printf(",\"entries\":%u}\n", b->entries);
 }
 
-static void bench_leases(struct bench *b)
+static void worker_loads(struct bench *b)
 {
-	struct mark from = mark(b);
-
-	run_for(b, STEADY_S);
-	say(b, "leases", &from);
-	printf("}\n");
-}
-
-static void bench_loads(struct bench *b)
-{
-	struct mark from;
-
 	for (unsigned int i = 0; i < b->count; i++) {
 		struct member *member = &b->members[i];
 
 		loop_timer_init(&member->timer, b->loop, on_member_timer);
 		loop_timer_start(&member->timer, LOAD_EVERY_NS * i / b->count);
 	}
-	run_for(b, LOAD_EVERY_NS / LOOP_NS_PER_S);
-	b->heard = b->age_ns = b->oldest_ns = b->told = 0;
-	from = mark(b);
-	run_for(b, STEADY_S);
-	say(b, "leases and loads", &from);
-	printf(",\"loads_s\":%.0f,\"heard\":%" PRIu64
-	       ",\"age_ms\":%.1f,\"oldest_ms\":%.1f}\n",
-	       (double)b->told / since_s(b, &from), b->heard,
-	       b->heard ? (double)b->age_ns / 1e6 / (double)b->heard : 0,
-	       (double)b->oldest_ns / 1e6);
-	for (unsigned int i = 0; i < b->count; i++)
+}
+
+static void worker_begin(struct bench *b, enum phase phase, const struct etcd_args *args)
+{
+	if (phase == PHASE_START)
+		worker_start(b, args);
+	if (phase == PHASE_READ)
+		worker_read(b);
+	if (phase == PHASE_LOADS)
+		worker_loads(b);
+	if (phase == PHASE_COUNT)
+		b->seen = (struct seen){0};
+	for (unsigned int i = 0; phase == PHASE_QUIET && i < b->count; i++)
 		loop_timer_stop(&b->members[i].timer);
 }
 
-static void bench_restart(struct bench *b)
+static bool worker_has(const struct bench *b, enum phase phase)
+{
+	return phase == PHASE_START  ? all_done(b)
+	       : phase == PHASE_READ ? is_synced(b)
+	       : phase == PHASE_UP   ? all_up(b)
+				     : true;
+}
+
+/* Does not return. */
+static void worker_run(struct bench *b, int fd, const struct etcd_args *args)
+{
+	bool asked = false;
+	char phase = 0;
+
+	for (;;) {
+		ssize_t n = recv(fd, &phase, 1, MSG_DONTWAIT);
+
+		if (n == 0)
+			_exit(0);
+		if (n == 1) {
+			asked = true;
+			worker_begin(b, (enum phase)phase, args);
+		}
+		loop_turn(b->loop, 10 * LOOP_NS_PER_MS);
+		if (!asked || !worker_has(b, (enum phase)phase))
+			continue;
+		asked = false;
+		if (send(fd, &b->seen, sizeof(b->seen), 0) != (ssize_t)sizeof(b->seen))
+			_exit(1);
+	}
+}
+
+static void worker_main(unsigned int first, unsigned int count, int fd,
+			const struct cluster_url *url)
+{
+	static struct bench bench;
+	struct bench *b = &bench;
+	struct etcd_args args = {.url = url, .lease_s = LEASE_S};
+
+	b->first = first;
+	b->count = count;
+	b->members = calloc(count, sizeof(*b->members));
+	if (!b->members || loop_new(&b->loop) < 0)
+		die("worker");
+	args.loop = b->loop;
+	worker_run(b, fd, &args);
+}
+
+/* ---- who tells them ---- */
+
+static void boss_hire(struct boss *boss, const struct cluster_url *url)
+{
+	for (unsigned int first = 0; first < boss->count; first += WORKER_MEMBERS) {
+		struct worker *worker = &boss->workers[boss->worker_count++];
+		unsigned int left = boss->count - first;
+		int fd[2];
+
+		if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fd) != 0)
+			die("socketpair");
+		worker->pid = fork();
+		if (worker->pid < 0)
+			die("fork");
+		if (worker->pid == 0) {
+			for (unsigned int i = 0; i + 1 < boss->worker_count; i++)
+				close(boss->workers[i].fd);
+			close(fd[0]);
+			worker_main(first, left < WORKER_MEMBERS ? left : WORKER_MEMBERS,
+				    fd[1], url);
+		}
+		close(fd[1]);
+		worker->fd = fd[0];
+	}
+}
+
+/* All begin it; returns when all have it. */
+static void boss_phase(struct boss *boss, enum phase phase)
+{
+	struct timeval limit = {.tv_sec = LIMIT_S};
+	char byte = (char)phase;
+	struct seen seen;
+
+	boss->seen = (struct seen){0};
+	for (unsigned int i = 0; i < boss->worker_count; i++) {
+		setsockopt(boss->workers[i].fd, SOL_SOCKET, SO_RCVTIMEO, &limit,
+			   sizeof(limit));
+		if (send(boss->workers[i].fd, &byte, 1, MSG_NOSIGNAL) != 1)
+			die("a worker has ended");
+	}
+	for (unsigned int i = 0; i < boss->worker_count; i++) {
+		if (recv(boss->workers[i].fd, &seen, sizeof(seen), 0) !=
+		    (ssize_t)sizeof(seen))
+			die("a worker has ended, or is not done in time");
+		boss->seen.entries += seen.entries;
+		boss->seen.told += seen.told;
+		boss->seen.heard += seen.heard;
+		boss->seen.age_ns += seen.age_ns;
+		if (seen.oldest_ns > boss->seen.oldest_ns)
+			boss->seen.oldest_ns = seen.oldest_ns;
+	}
+}
+
+/* ---- phases ---- */
+
+static void bench_start(struct boss *boss)
+{
+	struct mark from = mark(boss);
+
+	boss_phase(boss, PHASE_START);
+	say(boss, "start", &from);
+	printf("}\n");
+	from = mark(boss);
+	boss_phase(boss, PHASE_READ);
+	say(boss, "a group read", &from);
+	printf(",\"entries\":%u}\n", boss->seen.entries);
+}
+
+static void bench_leases(struct boss *boss)
+{
+	struct mark from = mark(boss);
+
+	sleep(STEADY_S);
+	say(boss, "leases", &from);
+	printf("}\n");
+}
+
+static void bench_loads(struct boss *boss)
+{
+	struct mark from;
+	double s;
+
+	boss_phase(boss, PHASE_LOADS);
+	sleep(LOAD_EVERY_NS / LOOP_NS_PER_S);
+	boss_phase(boss, PHASE_COUNT);
+	from = mark(boss);
+	sleep(STEADY_S);
+	boss_phase(boss, PHASE_QUIET);
+	s = now_s() - from.s;
+	say(boss, "leases and loads", &from);
+	printf(",\"loads_s\":%.0f,\"heard\":%" PRIu64
+	       ",\"age_ms\":%.1f,\"oldest_ms\":%.1f}\n",
+	       (double)boss->seen.told / s, boss->seen.heard,
+	       boss->seen.heard
+		       ? (double)boss->seen.age_ns / 1e6 / (double)boss->seen.heard
+		       : 0,
+	       (double)boss->seen.oldest_ns / 1e6);
+}
+
+static void bench_restart(struct boss *boss)
 {
 	struct mark from;
 
-	etcd_server_stop(&b->server, SIGTERM);
-	from.ns = loop_clock_ns(b->loop);
-	while (since_s(b, &from) < AWAY_S)
-		loop_turn(b->loop, LOOP_NS_PER_S / 10);
-	etcd_server_start(&b->server);
-	from = mark(b);
-	run_until(b, all_up, "not all come back");
-	say(b, "etcd back", &from);
+	for (unsigned int i = 0; i < ETCDS; i++)
+		etcd_server_stop(&boss->servers[i], SIGTERM);
+	sleep(AWAY_S);
+	for (unsigned int i = 0; i < ETCDS; i++)
+		etcd_server_launch(&boss->servers[i]);
+	for (unsigned int i = 0; i < ETCDS; i++)
+		etcd_server_ready(&boss->servers[i]);
+	from = mark(boss);
+	boss_phase(boss, PHASE_UP);
+	say(boss, "etcd back", &from);
 	printf("}\n");
+}
+
+static void servers_start(struct boss *boss, struct cluster_url *url)
+{
+	static char members[256];
+	char text[256];
+
+	for (unsigned int i = 0; i < ETCDS; i++) {
+		struct etcd_server *server = &boss->servers[i];
+		size_t at = strlen(members);
+
+		etcd_server_init(server);
+		server->quota = UINT64_C(4) << 30;
+		snprintf(server->name, sizeof(server->name), "e%u", i);
+		snprintf(members + at, sizeof(members) - at, "%s%s=http://127.0.0.1:%s",
+			 i ? "," : "", server->name, server->peer_port);
+	}
+	for (unsigned int i = 0; i < ETCDS; i++) {
+		boss->servers[i].members = members;
+		etcd_server_launch(&boss->servers[i]);
+	}
+	for (unsigned int i = 0; i < ETCDS; i++)
+		etcd_server_ready(&boss->servers[i]);
+	snprintf(text, sizeof(text),
+		 "etcd://127.0.0.1:%s,127.0.0.1:%s,127.0.0.1:%s/bench",
+		 boss->servers[0].port, boss->servers[1].port, boss->servers[2].port);
+	if (cluster_url_parse(text, url) < 0)
+		die(text);
 }
 
 int main(int argc, char **argv)
 {
-	static struct bench bench;
-	struct bench *b = &bench;
+	static struct boss boss;
 	struct rlimit files;
 	struct cluster_url url;
-	struct etcd_args args = {.url = &url, .lease_s = LEASE_S};
-	char text[256];
 
-	b->count = argc > 1 ? (unsigned int)strtoul(argv[1], NULL, 10) : 10000;
+	boss.count = argc > 1 ? (unsigned int)strtoul(argv[1], NULL, 10) : 10000;
+	if (boss.count == 0 || boss.count > WORKERS_MAX * WORKER_MEMBERS) {
+		fprintf(stderr, "bench_etcd: 1 to %u members\n",
+			WORKERS_MAX * WORKER_MEMBERS);
+		return 2;
+	}
 	if (access("/usr/bin/etcd", X_OK) != 0 &&
 	    system("command -v etcd >/dev/null") != 0) {
 		printf("bench_etcd: etcd-server is missing\n");
@@ -347,21 +532,15 @@ int main(int argc, char **argv)
 	}
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	log_set_level(LOG_LEVEL_ERROR);
-	if (loop_new(&b->loop) < 0)
-		die("loop");
-	etcd_server_init(&b->server);
-	b->server.quota = UINT64_C(4) << 30;
-	etcd_server_start(&b->server);
-	snprintf(text, sizeof(text), "etcd://127.0.0.1:%s/bench", b->server.port);
-	args.loop = b->loop;
-	b->members = calloc(b->count, sizeof(*b->members));
-	if (!b->members || cluster_url_parse(text, &url) < 0)
-		die(text);
-	bench_start(b, &args);
-	bench_read(b);
-	bench_leases(b);
-	bench_loads(b);
-	bench_restart(b);
-	etcd_server_free(&b->server);
-	return 0; /* the rest ends with the process */
+	servers_start(&boss, &url);
+	boss_hire(&boss, &url);
+	bench_start(&boss);
+	bench_leases(&boss);
+	bench_loads(&boss);
+	bench_restart(&boss);
+	for (unsigned int i = 0; i < boss.worker_count; i++)
+		close(boss.workers[i].fd); /* which ends it */
+	for (unsigned int i = 0; i < ETCDS; i++)
+		etcd_server_free(&boss.servers[i]);
+	return 0;
 }
