@@ -41,7 +41,7 @@ struct fake_hub {
 	uint64_t rng;
 	struct fake_profile profile;
 	struct list pairs, rules;
-	struct idmap nodes; /* by id */
+	struct idmap nodes;	 /* by id */
 	struct fake_event *last; /* queued; or NULL */
 	struct list events;	 /* ascending by (at_ns, order) */
 	struct list held;
