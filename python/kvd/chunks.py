@@ -169,7 +169,7 @@ class Space:
     def __init__(self, client, pool, *, model, scheme, tokens, revision=None, rope=None,
                  views=None, timeout=None):
         from .client import Pool
-        layout = None
+        self.client, layout = client, None
         if isinstance(pool, (Layout, str)):
             layout, pool = pool if isinstance(pool, str) else pool.text(), None
         elif not isinstance(pool, Pool):

@@ -70,6 +70,7 @@ class Hold:
     def __exit__(self, *exc: object) -> None: ...
 
 class Space:
+    client: Client
     pool: Optional[Pool]
     tokens: int
     def __init__(self, client: Client, pool: Union[Pool, Layout, str], *, model: str,

@@ -5,6 +5,7 @@
     picker.feed("prefill", answer)      # of group.query with loads, whole or what has changed
     picker.set("decode", "d0", load=kvd.pick.Load(seq=1, kv_free_tokens=90000))
     got = picker.pick(prompt_tokens=2000, near=[("p3", 1500)])
+    got = picker.pick(prompt_tokens=2000, near=kvd.pick.near(space.hold(ids, far=0.01), answer))
     got.prefill, got.decode, got.prefill_score.total
     picker.settle(got.id, ttft=0.31)    # or failed=["prefill"]
     picker.release(got.id)              # the request has ended
@@ -91,6 +92,22 @@ def _side(side):
     except (KeyError, TypeError):
         raise ValueError("side: %s is not %r or %r" % (
             _check.came(side), PREFILL, DECODE)) from None
+
+
+def near(hold, *answers):
+    """Which workers of these answers of group.query have the beginning of a prompt, by the ids of
+    its chunks: those whose daemons have what hold, of Space.hold(ids, far=…), found there and
+    here. As long as the hold is open, they keep it. -> [(worker, tokens)], for pick()"""
+    own = (hold.chunks - hold.far) * hold.space.tokens if hold.far else hold.tokens
+    held = {hold.space.client.info["instance"]: own}
+    for holder in hold.holders():
+        held[holder.peer.hex()] = own + holder.tokens
+    tokens = {}
+    for rank in (rank for answer in answers for rank in answer["ranks"]):
+        has = held.get(rank.get("instance"), 0)
+        if has > tokens.get(rank["worker"], 0):
+            tokens[rank["worker"]] = has
+    return sorted(tokens.items())
 
 
 def _request(prompt_tokens, bytes, output_tokens, near, avoid, only):  # noqa: A002

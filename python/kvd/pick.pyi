@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
 
+from .chunks import Hold
+
 PREFILL: str
 DECODE: str
 SERVING: str
@@ -57,6 +59,8 @@ class Wanted(NamedTuple):
     prefill_known: bool
     decode_known: bool
     changed: bool
+
+def near(hold: Hold, *answers: Mapping[str, Any]) -> List[Tuple[str, int]]: ...
 
 class Picker:
     def __init__(self, *, seed: Optional[int] = ..., token_bytes: float = ...,

@@ -237,3 +237,33 @@ def test_an_engine_that_leaves_lets_go_there():
         until(lambda: lent(h) == 0)
 
 
+
+
+def test_who_holds_a_prompt_is_picked():
+    """By the ids of its chunks alone: whoever asks has none of them."""
+    ids = chain(9, b"pick")
+    with daemons(2) as (own, c, _, clients), contextlib.ExitStack() as stack:
+        reader = stack.enter_context(Rank(c).space())
+        for i, h in enumerate(clients):
+            rank = Rank(h)
+            space = stack.enter_context(rank.space())
+            rank.put(space, ids[:3 + 6 * i])
+            h.command("group.publish", group="prefill", worker="p%d" % i, at=c.endpoint)
+        c.command("group.publish", group="prefill", worker="idle")
+        answer = c.command("group.query", group="prefill", at=c.endpoint)
+        with reader.hold(ids, far=10) as hold:
+            assert kvd.pick.near(hold, answer) == [("p0", 3 * T), ("p1", 9 * T)]
+            picker = kvd.pick.Picker(seed=1)
+            picker.feed("prefill", answer)
+            for _ in range(2):  # the second is better off than who has nothing to do
+                assert picker.pick(prompt_tokens=9 * T + 1, only="prefill",
+                                   near=kvd.pick.near(hold, answer)).prefill == "p1"
+        with reader.hold(chain(3, b"others"), far=10) as hold:
+            assert kvd.pick.near(hold, answer) == []
+        rank = Rank(c)
+        rank.put(reader, ids[:2])
+        with reader.hold(ids, far=10) as hold:  # others were asked for what follows
+            assert kvd.pick.near(hold, answer) == [
+                ("idle", 2 * T), ("p0", 3 * T), ("p1", 9 * T)]
+        with reader.hold(ids) as hold:
+            assert kvd.pick.near(hold, answer, answer) == [("idle", 2 * T)]
