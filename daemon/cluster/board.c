@@ -43,57 +43,84 @@ void board_options_default(struct board_options *options)
 
 /* ---- owners and groups ---- */
 
-static struct board_owner *board_owner_find(const struct board *board,
-					    const struct peer *peer,
-					    const struct board_local *local)
+static uint64_t peer_key(const struct peer *peer)
+{
+	return (uintptr_t)peer;
+}
+
+/* Its daemon is there again. */
+static struct board_owner *board_owner_back(const struct board *board,
+					    const struct peer *peer)
 {
 	struct board_owner *owner;
 
-	list_foreach(owner, &board->owners, link) {
-		if (local ? owner->local == local
-			  : !owner->local &&
-				    (owner->peer == peer ||
-				     (!owner->peer &&
-				      strcmp(owner->known_as, peer->known_as) == 0 &&
-				      memcmp(owner->instance, peer->instance,
-					     sizeof(owner->instance)) == 0)))
+	list_foreach(owner, &board->away, away) {
+		if (strcmp(owner->known_as, peer->known_as) == 0 &&
+		    memcmp(owner->instance, peer->instance, sizeof(owner->instance)) == 0)
 			return owner;
 	}
 	return NULL;
 }
 
+static struct board_owner *board_owner_new(struct board *board)
+{
+	struct board_owner *owner = mem_zalloc(sizeof(*owner));
+
+	if (!owner)
+		return NULL;
+	list_init(&owner->items);
+	list_init(&owner->watchers);
+	list_init(&owner->away);
+	list_push_back(&board->owners, &owner->link);
+	return owner;
+}
+
+static struct board_owner *board_owner_of_peer(struct board *board, struct peer *peer)
+{
+	struct board_owner *owner = idmap_get(&board->of_peer, peer_key(peer));
+
+	if (owner)
+		return owner;
+	owner = board_owner_back(board, peer);
+	if (!owner)
+		owner = board_owner_new(board);
+	if (!owner)
+		return NULL;
+	if (idmap_put(&board->of_peer, peer_key(peer), owner) < 0) {
+		board_owner_idle(board, owner);
+		return NULL;
+	}
+	list_remove(&owner->away);
+	owner->peer = peer;
+	memcpy(owner->instance, peer->instance, sizeof(owner->instance));
+	memcpy(owner->instance_text, peer->instance_text, sizeof(owner->instance_text));
+	memcpy(owner->endpoint, peer->endpoint, sizeof(owner->endpoint));
+	memcpy(owner->known_as, peer->known_as, sizeof(owner->known_as));
+	return owner;
+}
+
 struct board_owner *board_owner_of(struct board *board, struct peer *peer,
 				   struct board_local *local)
 {
-	struct board_owner *owner = board_owner_find(board, peer, local);
-
-	if (!owner) {
-		owner = mem_zalloc(sizeof(*owner));
-		if (!owner)
-			return NULL;
-		list_init(&owner->items);
-		list_init(&owner->watchers);
-		list_push_back(&board->owners, &owner->link);
+	if (peer)
+		return board_owner_of_peer(board, peer);
+	if (!local->owner) {
+		local->owner = board_owner_new(board);
+		if (local->owner)
+			local->owner->local = local;
 	}
-	owner->local = local;
-	owner->peer = peer;
-	if (peer) {
-		memcpy(owner->instance, peer->instance, sizeof(owner->instance));
-		memcpy(owner->instance_text, peer->instance_text,
-		       sizeof(owner->instance_text));
-		memcpy(owner->endpoint, peer->endpoint, sizeof(owner->endpoint));
-		memcpy(owner->known_as, peer->known_as, sizeof(owner->known_as));
-	}
-	return owner;
+	return local->owner;
 }
 
 void board_owner_idle(struct board *board, struct board_owner *owner)
 {
-	(void)board;
 	if (owner->item_count || owner->watch_count)
 		return;
 	if (owner->local)
 		owner->local->owner = NULL;
+	if (owner->peer)
+		idmap_remove(&board->of_peer, peer_key(owner->peer));
+	list_remove(&owner->away);
 	list_remove(&owner->link);
 	mem_free(owner);
 }
@@ -414,17 +441,18 @@ static void on_away_timer(struct loop_timer *timer)
 
 void board_peer_down(struct board *board, const struct peer *peer)
 {
-	struct board_owner *owner = board_owner_find(board, peer, NULL);
+	struct board_owner *owner = idmap_remove(&board->of_peer, peer_key(peer));
 	struct board_watcher *watcher;
 	struct board_item *item;
 
-	if (!owner || owner->peer != peer)
+	if (!owner)
 		return;
 	list_foreach_safe(watcher, &owner->watchers, of_owner)
 		board_watcher_free(board, watcher);
 	list_foreach(item, &owner->items, link)
 		item->left = true;
 	owner->peer = NULL;
+	list_push_back(&board->away, &owner->away);
 	owner->until_ns = loop_now_ns(board->loop) + owner->lease_ns;
 	board_owner_idle(board, owner);
 	away_plan(board);
@@ -572,7 +600,9 @@ int board_new(struct loop *loop, const struct board_options *options,
 	board->loop = loop;
 	board->options = options ? *options : defaults;
 	strmap_init(&board->groups);
+	idmap_init(&board->of_peer);
 	list_init(&board->owners);
+	list_init(&board->away);
 	list_init(&board->locals);
 	/* below 2^53, with room for what changes */
 	board->next_rev = (loop_random_u64(loop) >> 16) + 1;
@@ -594,6 +624,7 @@ void board_free(struct board *board)
 	loop_timer_stop(&board->away_timer);
 	board_tell_fini(board);
 	assert(board->count == 0);
+	idmap_fini(&board->of_peer);
 	strmap_fini(&board->groups);
 	mem_free(board);
 }

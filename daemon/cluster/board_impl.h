@@ -12,6 +12,7 @@
 /* A daemon: connected, or away for the time of its lease. */
 struct board_owner {
 	struct list link;  /* in board.owners */
+	struct list away;  /* in board.away, while it is */
 	struct peer *peer; /* NULL: away, or it is a local one's */
 	struct board_local *local;
 	uint8_t instance[16];
@@ -60,7 +61,8 @@ struct board {
 	struct loop *loop;
 	struct board_options options;
 	struct strmap groups;
-	struct list owners, locals;
+	struct list owners, away, locals;
+	struct idmap of_peer; /* struct board_owner, of those that are connected */
 	unsigned int count, watch_count;
 	uint64_t next_rev; /* of groups that begin */
 	uint64_t young_until_ns;

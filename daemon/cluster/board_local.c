@@ -48,7 +48,6 @@ static void board_local_hand(struct board_local *local, unsigned int type,
 	/* what this daemon wrote can be read; without memory it is said again */
 	if (!owner || board_hear(local->board, owner, type, &body) < 0)
 		err_clear();
-	local->owner = owner;
 	if (owner)
 		board_owner_idle(local->board, owner);
 }
