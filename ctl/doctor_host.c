@@ -153,7 +153,7 @@ void doctor_namespaces(struct doctor *d)
 	cJSON_ArrayForEach(one, ctl_list(d->sessions, "sessions")) {
 		int pid = (int)ctl_num(one, "pid");
 
-		if (ctl_true(one, "own"))
+		if (ctl_true(one, "own") || pid == d->pid) /* we; the daemon's own */
 			continue;
 		all++;
 		if (pid && shares_namespaces(d, pid))

@@ -9,6 +9,7 @@
  */
 #include "daemon/cluster/etcd.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -78,6 +79,7 @@ void etcd_state_check(struct etcd *e, const struct err *why)
 		e->state.why = (struct err){.code = ERR_OK};
 	else if (why)
 		e->state.why = *why;
+	assert(up || e->state.why.code != ERR_OK);
 	if (!changed)
 		return;
 	e->state.up = up;

@@ -63,6 +63,7 @@ static void lease_wait(struct etcd *e)
 void etcd_lease_lost(struct etcd *e, const char *why)
 {
 	struct etcd_own *own;
+	struct err err;
 
 	log_warn("etcd", e->url.prefix, "the lease is lost, all is published again",
 		 "why='%s'", why);
@@ -73,7 +74,8 @@ void etcd_lease_lost(struct etcd *e, const char *why)
 		lease_wait(e);
 	list_foreach(own, &e->owns, link)
 		own->lease = 0;
-	etcd_state_check(e, NULL);
+	err_set(&err, ERR_BUSY, "etcd: the lease is lost: %s", why);
+	etcd_state_check(e, &err);
 	etcd_kick(e);
 }
 

@@ -203,12 +203,13 @@ static bool add_session(cJSON *list, const struct session *session,
 {
 	bool own = session == req->session;
 	uint64_t age_ns = loop_now_ns(session->kvd->loop) - session->started_ns;
+	pid_t pid = session->own ? getpid() : session->pid;
 	cJSON *json = cJSON_CreateObject();
 	bool filled = json && cJSON_AddItemToArray(list, json) &&
 		      cJSON_AddNumberToObject(json, "session", (double)session->id) &&
 		      cJSON_AddStringToObject(json, "client", session->client) &&
 		      cJSON_AddStringToObject(json, "role", session->role) &&
-		      cJSON_AddNumberToObject(json, "pid", session->pid) &&
+		      cJSON_AddNumberToObject(json, "pid", pid) &&
 		      cJSON_AddNumberToObject(json, "uid", session->uid) &&
 		      cJSON_AddNumberToObject(json, "age_ms",
 					      (double)(age_ns / LOOP_NS_PER_MS)) &&
@@ -336,8 +337,8 @@ const struct command session_commands[] = {
 	{"session.list", "Show this session, or all of them", session_list_fields, 0,
 	 session_list_run,
 	 "sessions [{session, client, role, pid, uid, age_ms, regions, pools, "
-	 "requests, ending, own}]; for one's own also epoch and secret, which let "
-	 "other daemons reach its memory"},
+	 "requests, ending, own}]; the daemon's own have its pid; for one's own also "
+	 "epoch and secret, which let other daemons reach its memory"},
 	{"session.load", "Say how busy the engine is: others choose by it",
 	 session_load_fields, 0, session_load_run,
 	 "nothing; what is not given is unknown from now on, and all of it ten "

@@ -153,7 +153,7 @@ def kernel_and_memory_are_judged():
 
 
 def process_is_judged_by_its_own_files():
-    with Daemon() as d, contextlib.closing(Engine(d, "vllm")):
+    with Daemon("[chunks]\nchunk_memory = 64 MiB\n") as d, contextlib.closing(Engine(d, "vllm")):
         mine = "proc/%d/" % d.proc.pid
         files = {mine + "limits": "Limit   Soft Limit  Hard Limit  Units\n"
                  "Max open files            40                   524288               files\n"
