@@ -112,18 +112,18 @@ static void attend_page_run(const struct attend_work *work, uint32_t head, uint3
 			    uint32_t most, struct attend_batch *batch)
 {
 	const struct attend_kv *kv = work->job->kv;
+	const struct attend_field *field =
+		work->job->shape->kind == ATTEND_MLA ? &kv->k : &kv->v;
 	uint64_t at = (uint64_t)kv->first + token, page = at / kv->page_tokens;
 	uint32_t slot = (uint32_t)(at % kv->page_tokens), n = kv->page_tokens - slot, i;
 	const uint8_t *k, *v;
 
 	page = kv->pages ? kv->pages[page] : page;
 	k = attend_at(&kv->k, page, slot, head);
-	v = work->job->shape->kind == ATTEND_MLA ? k
-						 : attend_at(&kv->v, page, slot, head);
+	v = attend_at(field, page, slot, head);
 	for (i = 0; i < n && i < most; i++) {
 		batch->k[batch->count + i] = k + i * kv->k.token_stride;
-		batch->v[batch->count + i] =
-			v + i * (k == v ? kv->k : kv->v).token_stride;
+		batch->v[batch->count + i] = v + i * field->token_stride;
 	}
 	batch->count += i;
 }

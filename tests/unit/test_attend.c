@@ -339,6 +339,23 @@ static void poison_changes_no_bit(void **state)
 	}
 }
 
+/* Where K and V begin at one address, each goes on by a stride of its own. */
+static void fields_at_one_address_have_own_strides(void **state)
+{
+	struct case_pool pool = {.tokens = 40, .page_tokens = 40};
+	enum pick_isa isa = kernel_of(state);
+	struct attend_shape shape = case_gqa(4, 1, 64);
+	struct attend_case c;
+
+	case_make(&c, &shape, &pool, 12);
+	case_span(&c, 16, 0, 0, 20);
+	c.kv.v = c.kv.k;
+	c.kv.v.token_stride *= 2;
+	case_run(&c, isa);
+	right(&c, isa);
+	case_free(&c);
+}
+
 /* The last token ends where memory ends, and the first begins where it begins. */
 static void nothing_behind_the_last_token_is_read(void **state)
 {
@@ -659,23 +676,24 @@ static void pick_falls_to_the_next_slower(void **state)
 	assert_ptr_equal(pick_kernel(PICK_AMX, &shape), pick_kernel(PICK_AVX512, &shape));
 }
 
-#define PER_KERNEL(X)                            \
-	X(mla_equals_fp64)                       \
-	X(gqa_equals_fp64)                       \
-	X(selection_equals_fp64)                 \
-	X(types_equal_fp64)                      \
-	X(softcap_equals_fp64)                   \
-	X(delta_equals_fp64)                     \
-	X(delta_rounds_q_no_second_time)         \
-	X(row_without_tokens_is_empty)           \
-	X(limits_are_of_each_row)                \
-	X(many_rows_equal_fp64)                  \
-	X(batch_changes_no_bit)                  \
-	X(poison_changes_no_bit)                 \
-	X(nothing_behind_the_last_token_is_read) \
-	X(nan_in_a_row_stays_in_it)              \
-	X(extreme_logits_are_exact)              \
-	X(stop_ends_it_within_a_slice)           \
+#define PER_KERNEL(X)                             \
+	X(mla_equals_fp64)                        \
+	X(gqa_equals_fp64)                        \
+	X(selection_equals_fp64)                  \
+	X(types_equal_fp64)                       \
+	X(softcap_equals_fp64)                    \
+	X(delta_equals_fp64)                      \
+	X(delta_rounds_q_no_second_time)          \
+	X(row_without_tokens_is_empty)            \
+	X(limits_are_of_each_row)                 \
+	X(many_rows_equal_fp64)                   \
+	X(batch_changes_no_bit)                   \
+	X(poison_changes_no_bit)                  \
+	X(fields_at_one_address_have_own_strides) \
+	X(nothing_behind_the_last_token_is_read)  \
+	X(nan_in_a_row_stays_in_it)               \
+	X(extreme_logits_are_exact)               \
+	X(stop_ends_it_within_a_slice)            \
 	X(any_shape_equals_fp64)
 
 int main(void)
