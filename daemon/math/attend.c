@@ -34,8 +34,11 @@ const char *attend_shape_fault(const struct attend_shape *shape)
 		return "dv: not a multiple of 16, up to 1024";
 	if (shape->kind == ATTEND_MLA && (shape->kv_heads != 1 || shape->dv > shape->dqk))
 		return "kv_heads, dv: MLA has one KV head, and v is a part of k";
-	if (!isfinite(shape->scale) || !isfinite(shape->softcap) || shape->softcap < 0)
-		return "scale, softcap: not finite, or a softcap below 0";
+	if (!isfinite(shape->scale))
+		return "scale: not finite";
+	/* 1 / a subnormal may be infinite */
+	if (shape->softcap != 0 && (!isnormal(shape->softcap) || shape->softcap < 0))
+		return "softcap: neither 0 nor above 1.2e-38 and finite";
 	return NULL;
 }
 

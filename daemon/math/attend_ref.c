@@ -76,6 +76,9 @@ static bool ref_one(struct attend_work *work, const struct attend_group *group,
 	for (d = 0; d < shape->dv; d++)
 		out->o[d] = row->l == 0 ? 0 : (float)(row->o[d] / row->l);
 	*out->m = (float)row->m;
+	/* l goes with the m that is told, which was rounded */
+	if (isfinite(*out->m))
+		row->l *= exp(row->m - *out->m);
 	*out->l = (float)row->l;
 	return true;
 }
