@@ -238,6 +238,7 @@ static void live_figure_follows(void **state)
 	(void)state;
 	fit_live(&f, 40, 1);
 	assert_true(f.value == 40 && f.count == 1 && f.at_s == 1);
+	assert_true(f.error == 40);
 	fit_live(&f, NAN, 2);
 	assert_int_equal(f.count, 1);
 	for (unsigned int i = 0; i < 16; i++)
@@ -248,6 +249,29 @@ static void live_figure_follows(void **state)
 	assert_close(f.value, 100, 0.08);
 	assert_close(f.error, 10 / sqrt(31), 0.4);
 	assert_int_equal(f.count, 1017);
+}
+
+/* Of many figures after a few values each, how far they are from the truth. */
+static void live_error_is_that_of_few_values(void **state)
+{
+	static const unsigned int counts[] = {2, 4, 8, 16, 100};
+
+	(void)state;
+	for (unsigned int i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+		double off = 0, told = 0;
+
+		for (unsigned int n = 0; n < 2000; n++) {
+			struct cost_figure f = {0};
+
+			for (unsigned int k = 0; k < counts[i]; k++)
+				fit_live(&f, 100 + 10 * normal(), 1);
+			off += (f.value - 100) * (f.value - 100);
+			told += f.error * f.error;
+		}
+		print_message("%u values: off by %.2f, told %.2f\n", counts[i],
+			      sqrt(off / 2000), sqrt(told / 2000));
+		assert_true(told > 0.8 * off && told < 4 * off);
+	}
 }
 
 static void drift_is_told_once_after_a_run(void **state)
@@ -282,6 +306,7 @@ int main(void)
 		cmocka_unit_test(latest_times_count),
 		cmocka_unit_test(faster_half_counts_and_the_rest_is_its_error),
 		cmocka_unit_test(live_figure_follows),
+		cmocka_unit_test(live_error_is_that_of_few_values),
 		cmocka_unit_test(drift_is_told_once_after_a_run),
 	};
 
