@@ -17,9 +17,9 @@
  * fetches ahead well enough: asking for lines made nothing faster.
  *
  * Fewer than 16 tokens in the last tile, or tokens that do not lie evenly (another page,
- * a selection), are copied to a tile of zeros. Such a column's logits are not looked at,
- * and the zero weight meets a zero: of memory that is not the chunk's nothing is
- * multiplied.
+ * a selection), have their K copied. Logits of the copy's other rows are not looked at:
+ * their weight is 0, and the V that it meets is packed as 0. Memory that is not the
+ * chunk's is not read.
  *
  * A row whose chunk has moved has q turned in fp32. It is used as two bf16, the number
  * and its rest, each with the same K: a rounding of q would be of the size of a rounding
@@ -249,7 +249,6 @@ static uint32_t amx_place_k(struct amx_block *block, const struct attend_batch *
 		}
 		for (j = 0; j < n; j++)
 			memcpy(copy + (size_t)j * bytes, k[j], bytes);
-		memset(copy + (size_t)n * bytes, 0, (size_t)(16 - n) * bytes);
 	}
 	return padded;
 }

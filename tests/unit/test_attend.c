@@ -153,6 +153,45 @@ static void softcap_equals_fp64(void **state)
 	case_make(&c, &shape, &pool, 6);
 	case_span(&c, 16, 0, 0, 150);
 	run_and_tell(&c, isa, "softcap 50, a scale below 0");
+	shape.softcap = 0.02f; /* exp(2 * logit / cap) would overflow */
+	case_make(&c, &shape, &pool, 6);
+	case_span(&c, 16, 0, 0, 150);
+	run_and_tell(&c, isa, "softcap 0.02");
+	case_make(&c, &shape, &pool, 6);
+	case_span(&c, 16, 0, 0, 150);
+	case_put(VALUE_BF16, (void *)(uintptr_t)c.spans[0].q, 3 * 128, NAN);
+	case_run(&c, isa);
+	assert_true(isnan(c.spans[0].l[3]) && isnan(c.spans[0].o[3 * 128]));
+	assert_true(isfinite(c.spans[0].l[2]) && isfinite(c.spans[0].o[4 * 128]));
+	case_free(&c);
+}
+
+/* Infinities and NaNs of each type are what they are in fp32. */
+static void types_keep_what_is_no_number(void **state)
+{
+	struct case_pool pool = {.tokens = 20, .page_tokens = 32};
+	enum pick_isa isa = kernel_of(state);
+	struct attend_shape shape = case_gqa(1, 1, 64);
+	struct attend_case c;
+	uint8_t type;
+
+	for (type = 0; type < VALUE_TYPES; type++) {
+		shape.q_type = shape.kv_type = type;
+		case_make(&c, &shape, &pool, 6);
+		case_span(&c, 1, 0, 0, 20);
+		case_put(type, (void *)(uintptr_t)c.spans[0].q, 5, 1);
+		case_put(type, case_at(&c, false, 7, 0), 5, -INFINITY);
+		run_and_tell(&c, isa, "a logit of -inf");
+		case_make(&c, &shape, &pool, 6);
+		case_span(&c, 1, 0, 0, 20);
+		case_put(type, case_at(&c, true, 3, 0), 9, NAN);
+		case_put(type, case_at(&c, true, 4, 0), 10, INFINITY);
+		case_put(type, case_at(&c, true, 5, 0), 11, -INFINITY);
+		case_run(&c, isa);
+		assert_true(isnan(c.spans[0].o[9]) && c.spans[0].o[10] == INFINITY &&
+			    c.spans[0].o[11] == -INFINITY && isfinite(c.spans[0].o[12]));
+		case_free(&c);
+	}
 }
 
 /* Rows with deltas of their own beside rows without, both orders of pairs. */
@@ -679,9 +718,43 @@ static void job_out_of_limits_is_refused(void **state)
 	c.rope.pairs = 2;
 	assert_non_null(attend_job_fault(&job));
 	c.rope.pairs = 0;
+	c.shape.dqk = 2 * ROPE_PAIRS_MAX + 64;
+	c.rope.first = 0;
+	c.rope.dims = 2 * ROPE_PAIRS_MAX;
+	assert_null(attend_job_fault(&job));
+	c.rope.dims += 2;
+	assert_non_null(attend_job_fault(&job));
+	c.rope.dims = 64;
 	c.kv.page_tokens = 0;
 	assert_non_null(attend_job_fault(&job));
 	case_free(&c);
+}
+
+/* Two rows are of two query tokens where the first is a token's last head. */
+static void spans_out_of_limits_are_refused(void **state)
+{
+	static struct attend_span spans[ATTEND_ROWS_MAX + 1];
+	const uint32_t select[] = {0, 49, 7, 50};
+	struct attend_shape shape = case_mla(16);
+	struct attend_kv kv = {.tokens = 50, .page_tokens = 16};
+	struct attend_job job = {
+		.shape = &shape, .kv = &kv, .spans = spans, .span_count = 1};
+
+	(void)state;
+	spans[0] = (struct attend_span){
+		.rows = 2, .first = 14, .select = select, .per_token = 2};
+	assert_null(attend_job_fault(&job));
+	spans[0].first = 15;
+	assert_non_null(attend_job_fault(&job));
+	spans[0] = (struct attend_span){.rows = 1, .first = UINT32_MAX - ATTEND_ROWS_MAX};
+	assert_null(attend_job_fault(&job));
+	spans[0].first++;
+	assert_non_null(attend_job_fault(&job));
+	spans[0].first = 0;
+	job.span_count = ATTEND_ROWS_MAX;
+	assert_null(attend_job_fault(&job));
+	job.span_count++;
+	assert_non_null(attend_job_fault(&job));
 }
 
 static void pick_falls_to_the_next_slower(void **state)
@@ -711,6 +784,7 @@ static void pick_falls_to_the_next_slower(void **state)
 	X(selection_equals_fp64)                  \
 	X(types_equal_fp64)                       \
 	X(softcap_equals_fp64)                    \
+	X(types_keep_what_is_no_number)           \
 	X(delta_equals_fp64)                      \
 	X(delta_rounds_q_no_second_time)          \
 	X(row_without_tokens_is_empty)            \
@@ -739,6 +813,7 @@ int main(void)
 		PER_KERNEL(CASES) cmocka_unit_test(reference_l_goes_with_its_m),
 		cmocka_unit_test(shape_out_of_limits_is_refused),
 		cmocka_unit_test(job_out_of_limits_is_refused),
+		cmocka_unit_test(spans_out_of_limits_are_refused),
 		cmocka_unit_test(pick_falls_to_the_next_slower),
 	};
 
