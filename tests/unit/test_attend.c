@@ -503,6 +503,10 @@ static void reference_l_goes_with_its_m(void **state)
 		off = (double)c.spans[0].m[row] - m + log(c.spans[0].l[row]) - log(l);
 		assert_true(fabs(off) < 2e-7);
 	}
+	c.shape.scale = 1e25f;
+	case_run(&c, PICK_REF);
+	for (row = 0; row < 16; row++)
+		assert_true(c.spans[0].l[row] >= 1 && c.spans[0].l[row] <= 20);
 	case_free(&c);
 }
 
