@@ -47,7 +47,9 @@ int kernel_new(const char *isa, struct kernel **kernel_p)
 				 "avx512, amx",
 				 isa);
 	if (picked != PICK_AUTO && !pick_has(picked))
-		return err_raise(ERR_REQUIRE, "attend_isa: this processor has no %s",
+		return err_raise(ERR_REQUIRE,
+				 "attend_isa: this processor has no %s, or the system "
+				 "does not permit it",
 				 isa);
 	kernel = mem_zalloc(sizeof(*kernel));
 	if (!kernel)

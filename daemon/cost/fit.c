@@ -210,6 +210,21 @@ int fit_line(const struct fit *fit, uint32_t now_s, struct fit_line *line)
 
 /* ---- live ---- */
 
+/* The mean's variance, as a part of one value's, is the sum of its weights' squares: 1 of
+ * the first value, 1 / (2 * 16 - 1) in the end. Distances have one weight less than
+ * values, and the sum of theirs is 1 only in the end. A mean distance of normal scatter
+ * is 0.8 sigma. */
+static double fit_live_error(const struct cost_figure *figure)
+{
+	double first = pow(1 - 1 / FIT_LIVE_PART, figure->count - 1);
+	double end = 1 / (2 * FIT_LIVE_PART - 1);
+
+	if (figure->count == 1)
+		return fabs(figure->value);
+	return MEDIAN_ERROR * figure->mad / (1 - first) *
+	       sqrt(end + (1 - end) * first * first);
+}
+
 void fit_live(struct cost_figure *figure, double value, uint32_t now_s)
 {
 	if (!isfinite(value))
@@ -222,12 +237,10 @@ void fit_live(struct cost_figure *figure, double value, uint32_t now_s)
 		figure->value += (value - figure->value) / FIT_LIVE_PART;
 		figure->mad += (off - figure->mad) / FIT_LIVE_PART;
 	}
-	/* a mean distance of normal scatter is 0.8 sigma; such a mean has the weight of
-	 * 2 * 16 - 1 values */
-	figure->error = MEDIAN_ERROR * figure->mad / sqrt(2 * FIT_LIVE_PART - 1);
-	figure->at_s = now_s;
 	if (figure->count < UINT32_MAX)
 		figure->count++;
+	figure->error = fit_live_error(figure);
+	figure->at_s = now_s;
 }
 
 bool fit_drift_add(struct fit_drift *drift, double measured_us, double predicted_us)

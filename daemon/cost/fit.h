@@ -60,7 +60,8 @@ struct cost_figure fit_faster(const double *values, uint32_t n, uint32_t now_s);
 #define FIT_DRIFT_HIGH 1.33
 #define FIT_DRIFT_RUN 64u /* so many in a row outside: it does not any more */
 
-/* An exponentially weighted mean and mean distance; the first value is taken as it is. */
+/* An exponentially weighted mean and mean distance; the first value is taken as it is,
+ * and for its error, too: one value tells no scatter. */
 void fit_live(struct cost_figure *figure, double value, uint32_t now_s);
 
 /* Do predictions still hold? Zeroed: none was compared. */

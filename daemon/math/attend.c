@@ -34,8 +34,11 @@ const char *attend_shape_fault(const struct attend_shape *shape)
 		return "dv: not a multiple of 16, up to 1024";
 	if (shape->kind == ATTEND_MLA && (shape->kv_heads != 1 || shape->dv > shape->dqk))
 		return "kv_heads, dv: MLA has one KV head, and v is a part of k";
-	if (!isfinite(shape->scale) || !isfinite(shape->softcap) || shape->softcap < 0)
-		return "scale, softcap: not finite, or a softcap below 0";
+	if (!isfinite(shape->scale))
+		return "scale: not finite";
+	/* 1 / a subnormal may be infinite */
+	if (shape->softcap != 0 && (!isnormal(shape->softcap) || shape->softcap < 0))
+		return "softcap: neither 0 nor above 1.2e-38 and finite";
 	return NULL;
 }
 
@@ -112,18 +115,18 @@ static void attend_page_run(const struct attend_work *work, uint32_t head, uint3
 			    uint32_t most, struct attend_batch *batch)
 {
 	const struct attend_kv *kv = work->job->kv;
+	const struct attend_field *field =
+		work->job->shape->kind == ATTEND_MLA ? &kv->k : &kv->v;
 	uint64_t at = (uint64_t)kv->first + token, page = at / kv->page_tokens;
 	uint32_t slot = (uint32_t)(at % kv->page_tokens), n = kv->page_tokens - slot, i;
 	const uint8_t *k, *v;
 
 	page = kv->pages ? kv->pages[page] : page;
 	k = attend_at(&kv->k, page, slot, head);
-	v = work->job->shape->kind == ATTEND_MLA ? k
-						 : attend_at(&kv->v, page, slot, head);
+	v = attend_at(field, page, slot, head);
 	for (i = 0; i < n && i < most; i++) {
 		batch->k[batch->count + i] = k + i * kv->k.token_stride;
-		batch->v[batch->count + i] =
-			v + i * (k == v ? kv->k : kv->v).token_stride;
+		batch->v[batch->count + i] = v + i * field->token_stride;
 	}
 	batch->count += i;
 }

@@ -13,8 +13,9 @@
  * One call takes rows of several requesters, in spans that each have own tokens, delta
  * and buffers. What is not among a row's tokens is not multiplied by anything, not even
  * by 0, and nothing behind the last token is read: a NaN there changes no bit. A row
- * without tokens: l = 0, m = -inf, o = 0. A token whose logit is -inf has no weight. A
- * NaN in a row of q stays in that row.
+ * without tokens: l = 0, m = -inf, o = 0. A token whose logit is -inf has weight 0: what
+ * is infinite or a NaN in its v may still be a NaN in o (not with ref). A NaN in a row of
+ * q stays in that row.
  *
  * A kernel for each instruction set (pick.h): sums are fp32 (ref: fp64), and AMX rounds
  * the weights to bf16 before they meet v, not those of l. Pure: no allocation, clock or
@@ -108,7 +109,8 @@ size_t attend_scratch_bytes(const struct attend_shape *shape, uint32_t rows);
 
 /* The job must be without fault. PICK_AUTO: the fastest that takes the shape; a kernel
  * that does not take the shape, or that this machine lacks, leaves it to the next slower
- * one. With one kernel a row's bits do not depend on the call's other rows. */
+ * one. With one kernel a row's bits do not depend on the call's other rows, but for AMX
+ * where a rope value of K is infinite and another row has a delta (attend_amx.c). */
 enum attend_outcome attend_run(enum pick_isa isa, const struct attend_job *job,
 			       void *scratch);
 

@@ -17,9 +17,9 @@
  * fetches ahead well enough: asking for lines made nothing faster.
  *
  * Fewer than 16 tokens in the last tile, or tokens that do not lie evenly (another page,
- * a selection), are copied to a tile of zeros. Such a column's logits are not looked at,
- * and the zero weight meets a zero: of memory that is not the chunk's nothing is
- * multiplied.
+ * a selection), have their K copied. Logits of the copy's other rows are not looked at:
+ * their weight is 0, and the V that it meets is packed as 0. Memory that is not the
+ * chunk's is not read.
  *
  * A row whose chunk has moved has q turned in fp32. It is used as two bf16, the number
  * and its rest, each with the same K: a rounding of q would be of the size of a rounding
@@ -121,7 +121,7 @@ static inline void amx_transpose(__m512i *r)
 	}
 }
 
-/* merge_exp() in lanes; of x > 0 (tanh's, up to 40), too. */
+/* merge_exp() in lanes, but for the term r^7; of x > 0 (tanh's, up to 40), too. */
 static inline __m512 amx_exp(__m512 x)
 {
 	__m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
@@ -143,8 +143,8 @@ static inline __m512 amx_exp(__m512 x)
 }
 
 /* cap * tanh(x / cap). tanh is 1 - 2 / (exp(2y) + 1), and 1 from 20 on; near 0, where
- * that would leave few digits, it is the Taylor series to y^9. min and max give their
- * second operand for a NaN. */
+ * that would leave few digits, it is the Taylor series to y^9. exp of what is far below
+ * is 0. min gives its second operand for a NaN. */
 static inline __m512 amx_cap(__m512 x, float cap)
 {
 	const __m512 one = _mm512_set1_ps(1);
@@ -156,7 +156,6 @@ static inline __m512 amx_cap(__m512 x, float cap)
 	near = _mm512_fmadd_ps(near, y2, _mm512_set1_ps(-1.0f / 3));
 	near = _mm512_fmadd_ps(_mm512_mul_ps(near, y2), y, y);
 	far = _mm512_min_ps(_mm512_set1_ps(20), y);
-	far = _mm512_max_ps(_mm512_set1_ps(-20), far);
 	far = _mm512_add_ps(amx_exp(_mm512_add_ps(far, far)), one);
 	far = _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2), far));
 	far = _mm512_mask_mov_ps(
@@ -249,7 +248,6 @@ static uint32_t amx_place_k(struct amx_block *block, const struct attend_batch *
 		}
 		for (j = 0; j < n; j++)
 			memcpy(copy + (size_t)j * bytes, k[j], bytes);
-		memset(copy + (size_t)n * bytes, 0, (size_t)(16 - n) * bytes);
 	}
 	return padded;
 }

@@ -76,6 +76,10 @@ static bool ref_one(struct attend_work *work, const struct attend_group *group,
 	for (d = 0; d < shape->dv; d++)
 		out->o[d] = row->l == 0 ? 0 : (float)(row->o[d] / row->l);
 	*out->m = (float)row->m;
+	/* l goes with the m that is told, which was rounded: where by so much that exp
+	 * might overflow, fp32 tells no logits apart anyway */
+	if (fabs(row->m) < 0x1p24)
+		row->l *= exp(row->m - *out->m);
 	*out->l = (float)row->l;
 	return true;
 }

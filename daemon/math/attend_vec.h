@@ -46,8 +46,7 @@ struct vec_block {
 	uint32_t v_row; /* values from v's row to row */
 	uint32_t rows;
 	float m[BLOCK], l[BLOCK];
-	/* Of a step: logits, then weights; their sum; by what earlier sums are multiplied
-	 */
+	/* Of a step: logits, then weights; their sum; what earlier sums are times */
 	float p[BLOCK][STEP], sum[BLOCK], again[BLOCK];
 };
 
@@ -245,7 +244,8 @@ INLINE vec vec_exp(vec x)
 }
 
 /* cap * tanh(x / cap). tanh is 1 - 2 / (exp(2y) + 1), and 1 from 20 on; near 0, where
- * that would leave few digits, it is the Taylor series to y^9. */
+ * that would leave few digits, it is the Taylor series to y^9. exp of what is far below
+ * is 0. */
 INLINE vec vec_cap(vec x, float cap)
 {
 	vec y = x * vec_all(1 / cap), far = y, y2 = y * y, near;
@@ -256,7 +256,6 @@ INLINE vec vec_cap(vec x, float cap)
 	near = near * y2 - 1.0f / 3;
 	near = near * y2 * y + y;
 	far = vec_choose(far > vec_all(20), vec_all(20), far);
-	far = vec_choose(far < vec_all(-20), vec_all(-20), far);
 	far = 1.0f - 2.0f / (vec_exp(far + far) + 1.0f);
 	return vec_choose((y < edge) & (y > -edge), near, far) * cap;
 }

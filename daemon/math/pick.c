@@ -31,14 +31,19 @@ bool pick_by_name(const char *name, enum pick_isa *isa_p)
 	return false;
 }
 
-/* The compiler's library knows which registers the operating system saves. */
+/* Each set that mk/math.mk lets the compiler use in a kernel's file is asked for: the
+ * first processors with AVX-512F have no other part of it, and a virtual machine may hide
+ * any. The compiler's library knows which registers the operating system saves. */
 static void pick_ask(void)
 {
 	has[PICK_AUTO] = has[PICK_REF] = has[PICK_VECTOR] = true;
 #if defined(__x86_64__)
 	has[PICK_AVX2] = attend_avx2 && __builtin_cpu_supports("avx2") &&
 			 __builtin_cpu_supports("fma");
-	has[PICK_AVX512] = attend_avx512 && __builtin_cpu_supports("avx512f");
+	has[PICK_AVX512] =
+		attend_avx512 && has[PICK_AVX2] && __builtin_cpu_supports("avx512f") &&
+		__builtin_cpu_supports("avx512bw") &&
+		__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 #endif
 	has[PICK_AMX] = attend_amx && has[PICK_AVX512] && attend_amx_ready();
 }

@@ -153,6 +153,45 @@ static void softcap_equals_fp64(void **state)
 	case_make(&c, &shape, &pool, 6);
 	case_span(&c, 16, 0, 0, 150);
 	run_and_tell(&c, isa, "softcap 50, a scale below 0");
+	shape.softcap = 0.02f; /* exp(2 * logit / cap) would overflow */
+	case_make(&c, &shape, &pool, 6);
+	case_span(&c, 16, 0, 0, 150);
+	run_and_tell(&c, isa, "softcap 0.02");
+	case_make(&c, &shape, &pool, 6);
+	case_span(&c, 16, 0, 0, 150);
+	case_put(VALUE_BF16, (void *)(uintptr_t)c.spans[0].q, 3 * 128, NAN);
+	case_run(&c, isa);
+	assert_true(isnan(c.spans[0].l[3]) && isnan(c.spans[0].o[3 * 128]));
+	assert_true(isfinite(c.spans[0].l[2]) && isfinite(c.spans[0].o[4 * 128]));
+	case_free(&c);
+}
+
+/* Infinities and NaNs of each type are what they are in fp32. */
+static void types_keep_what_is_no_number(void **state)
+{
+	struct case_pool pool = {.tokens = 20, .page_tokens = 32};
+	enum pick_isa isa = kernel_of(state);
+	struct attend_shape shape = case_gqa(1, 1, 64);
+	struct attend_case c;
+	uint8_t type;
+
+	for (type = 0; type < VALUE_TYPES; type++) {
+		shape.q_type = shape.kv_type = type;
+		case_make(&c, &shape, &pool, 6);
+		case_span(&c, 1, 0, 0, 20);
+		case_put(type, (void *)(uintptr_t)c.spans[0].q, 5, 1);
+		case_put(type, case_at(&c, false, 7, 0), 5, -INFINITY);
+		run_and_tell(&c, isa, "a logit of -inf");
+		case_make(&c, &shape, &pool, 6);
+		case_span(&c, 1, 0, 0, 20);
+		case_put(type, case_at(&c, true, 3, 0), 9, NAN);
+		case_put(type, case_at(&c, true, 4, 0), 10, INFINITY);
+		case_put(type, case_at(&c, true, 5, 0), 11, -INFINITY);
+		case_run(&c, isa);
+		assert_true(isnan(c.spans[0].o[9]) && c.spans[0].o[10] == INFINITY &&
+			    c.spans[0].o[11] == -INFINITY && isfinite(c.spans[0].o[12]));
+		case_free(&c);
+	}
 }
 
 /* Rows with deltas of their own beside rows without, both orders of pairs. */
@@ -339,6 +378,23 @@ static void poison_changes_no_bit(void **state)
 	}
 }
 
+/* Where K and V begin at one address, each goes on by a stride of its own. */
+static void fields_at_one_address_have_own_strides(void **state)
+{
+	struct case_pool pool = {.tokens = 40, .page_tokens = 40};
+	enum pick_isa isa = kernel_of(state);
+	struct attend_shape shape = case_gqa(4, 1, 64);
+	struct attend_case c;
+
+	case_make(&c, &shape, &pool, 12);
+	case_span(&c, 16, 0, 0, 20);
+	c.kv.v = c.kv.k;
+	c.kv.v.token_stride *= 2;
+	case_run(&c, isa);
+	right(&c, isa);
+	case_free(&c);
+}
+
 /* The last token ends where memory ends, and the first begins where it begins. */
 static void nothing_behind_the_last_token_is_read(void **state)
 {
@@ -416,11 +472,41 @@ static void extreme_logits_are_exact(void **state)
 		assert_true(fabs((double)c.spans[0].o[t] -
 				 case_value(VALUE_BF16, case_at(&c, true, 33, 0), t)) <
 			    1e-6);
-	assert_true(c.spans[0].l[0] == 1);
+	if (isa == PICK_REF) /* beside an m that is rounded */
+		assert_true(fabsf(c.spans[0].l[0] - 1) < 1e-5f);
+	else
+		assert_true(c.spans[0].l[0] == 1);
 	case_put(VALUE_BF16, case_at(&c, false, 33, 0), 575, -INFINITY);
 	case_run(&c, isa);
 	assert_true(c.spans[0].l[0] == 0 && c.spans[0].m[0] == -INFINITY &&
 		    c.spans[0].o[0] == 0);
+	case_free(&c);
+}
+
+/* A merge weighs parts by l and m together. The reference's logits are fp64, and what its
+ * m loses by rounding is in its l. */
+static void reference_l_goes_with_its_m(void **state)
+{
+	struct case_pool pool = {.tokens = 20, .page_tokens = 16};
+	struct attend_shape shape = case_mla(16);
+	double o[512], m, l, off;
+	struct attend_case c;
+	uint32_t row;
+
+	(void)state;
+	shape.scale = 100;
+	case_make(&c, &shape, &pool, 15);
+	case_span(&c, 16, 0, 0, 20);
+	case_run(&c, PICK_REF);
+	for (row = 0; row < 16; row++) {
+		case_oracle(&c, &c.spans[0], row, o, &m, &l);
+		off = (double)c.spans[0].m[row] - m + log(c.spans[0].l[row]) - log(l);
+		assert_true(fabs(off) < 2e-7);
+	}
+	c.shape.scale = 1e25f;
+	case_run(&c, PICK_REF);
+	for (row = 0; row < 16; row++)
+		assert_true(c.spans[0].l[row] >= 1 && c.spans[0].l[row] <= 20);
 	case_free(&c);
 }
 
@@ -584,6 +670,9 @@ static void shape_out_of_limits_is_refused(void **state)
 	REFUSED(scale, NAN);
 	REFUSED(softcap, -1);
 	REFUSED(softcap, INFINITY);
+	REFUSED(softcap, NAN);
+	REFUSED(softcap, 1e-39f);
+	REFUSED(scale, INFINITY);
 	REFUSED(kind, ATTEND_MLA); /* two KV heads */
 	good = case_mla(16);
 	assert_null(attend_shape_fault(&good));
@@ -633,9 +722,43 @@ static void job_out_of_limits_is_refused(void **state)
 	c.rope.pairs = 2;
 	assert_non_null(attend_job_fault(&job));
 	c.rope.pairs = 0;
+	c.shape.dqk = 2 * ROPE_PAIRS_MAX + 64;
+	c.rope.first = 0;
+	c.rope.dims = 2 * ROPE_PAIRS_MAX;
+	assert_null(attend_job_fault(&job));
+	c.rope.dims += 2;
+	assert_non_null(attend_job_fault(&job));
+	c.rope.dims = 64;
 	c.kv.page_tokens = 0;
 	assert_non_null(attend_job_fault(&job));
 	case_free(&c);
+}
+
+/* Two rows are of two query tokens where the first is a token's last head. */
+static void spans_out_of_limits_are_refused(void **state)
+{
+	static struct attend_span spans[ATTEND_ROWS_MAX + 1];
+	const uint32_t select[] = {0, 49, 7, 50};
+	struct attend_shape shape = case_mla(16);
+	struct attend_kv kv = {.tokens = 50, .page_tokens = 16};
+	struct attend_job job = {
+		.shape = &shape, .kv = &kv, .spans = spans, .span_count = 1};
+
+	(void)state;
+	spans[0] = (struct attend_span){
+		.rows = 2, .first = 14, .select = select, .per_token = 2};
+	assert_null(attend_job_fault(&job));
+	spans[0].first = 15;
+	assert_non_null(attend_job_fault(&job));
+	spans[0] = (struct attend_span){.rows = 1, .first = UINT32_MAX - ATTEND_ROWS_MAX};
+	assert_null(attend_job_fault(&job));
+	spans[0].first++;
+	assert_non_null(attend_job_fault(&job));
+	spans[0].first = 0;
+	job.span_count = ATTEND_ROWS_MAX;
+	assert_null(attend_job_fault(&job));
+	job.span_count++;
+	assert_non_null(attend_job_fault(&job));
 }
 
 static void pick_falls_to_the_next_slower(void **state)
@@ -659,23 +782,25 @@ static void pick_falls_to_the_next_slower(void **state)
 	assert_ptr_equal(pick_kernel(PICK_AMX, &shape), pick_kernel(PICK_AVX512, &shape));
 }
 
-#define PER_KERNEL(X)                            \
-	X(mla_equals_fp64)                       \
-	X(gqa_equals_fp64)                       \
-	X(selection_equals_fp64)                 \
-	X(types_equal_fp64)                      \
-	X(softcap_equals_fp64)                   \
-	X(delta_equals_fp64)                     \
-	X(delta_rounds_q_no_second_time)         \
-	X(row_without_tokens_is_empty)           \
-	X(limits_are_of_each_row)                \
-	X(many_rows_equal_fp64)                  \
-	X(batch_changes_no_bit)                  \
-	X(poison_changes_no_bit)                 \
-	X(nothing_behind_the_last_token_is_read) \
-	X(nan_in_a_row_stays_in_it)              \
-	X(extreme_logits_are_exact)              \
-	X(stop_ends_it_within_a_slice)           \
+#define PER_KERNEL(X)                             \
+	X(mla_equals_fp64)                        \
+	X(gqa_equals_fp64)                        \
+	X(selection_equals_fp64)                  \
+	X(types_equal_fp64)                       \
+	X(softcap_equals_fp64)                    \
+	X(types_keep_what_is_no_number)           \
+	X(delta_equals_fp64)                      \
+	X(delta_rounds_q_no_second_time)          \
+	X(row_without_tokens_is_empty)            \
+	X(limits_are_of_each_row)                 \
+	X(many_rows_equal_fp64)                   \
+	X(batch_changes_no_bit)                   \
+	X(poison_changes_no_bit)                  \
+	X(fields_at_one_address_have_own_strides) \
+	X(nothing_behind_the_last_token_is_read)  \
+	X(nan_in_a_row_stays_in_it)               \
+	X(extreme_logits_are_exact)               \
+	X(stop_ends_it_within_a_slice)            \
 	X(any_shape_equals_fp64)
 
 int main(void)
@@ -689,8 +814,10 @@ int main(void)
 		{#f " (avx512)", f, NULL, NULL, &isas[3]}, \
 		{#f " (amx)", f, NULL, NULL, &isas[4]},
 	const struct CMUnitTest tests[] = {
-		PER_KERNEL(CASES) cmocka_unit_test(shape_out_of_limits_is_refused),
+		PER_KERNEL(CASES) cmocka_unit_test(reference_l_goes_with_its_m),
+		cmocka_unit_test(shape_out_of_limits_is_refused),
 		cmocka_unit_test(job_out_of_limits_is_refused),
+		cmocka_unit_test(spans_out_of_limits_are_refused),
 		cmocka_unit_test(pick_falls_to_the_next_slower),
 	};
 

@@ -238,6 +238,7 @@ static void live_figure_follows(void **state)
 	(void)state;
 	fit_live(&f, 40, 1);
 	assert_true(f.value == 40 && f.count == 1 && f.at_s == 1);
+	assert_true(f.error == 40);
 	fit_live(&f, NAN, 2);
 	assert_int_equal(f.count, 1);
 	for (unsigned int i = 0; i < 16; i++)
@@ -248,6 +249,48 @@ static void live_figure_follows(void **state)
 	assert_close(f.value, 100, 0.08);
 	assert_close(f.error, 10 / sqrt(31), 0.4);
 	assert_int_equal(f.count, 1017);
+}
+
+/* More values than are kept, and times of exactly 0, which have no scatter. */
+static void odd_values_give_numbers(void **state)
+{
+	struct fit fit = {.count = 0};
+	struct fit_line line;
+	double many[2 * FIT_SAMPLES_MAX];
+
+	(void)state;
+	for (unsigned int i = 0; i < 2 * FIT_SAMPLES_MAX; i++)
+		many[i] = i < FIT_SAMPLES_MAX ? 5 : 500;
+	assert_int_equal(fit_figure(many, 2 * FIT_SAMPLES_MAX, 1).count, FIT_SAMPLES_MAX);
+	assert_true(fit_faster(many, 2 * FIT_SAMPLES_MAX, 1).value == 5);
+	for (unsigned int i = 0; i < 3; i++)
+		assert_true(fit_add(&fit, 0, 0) && fit_add(&fit, 100, 10));
+	assert_int_equal(fit_line(&fit, 1, &line), 0);
+	assert_close(line.rate.value, 10, 1e-6);
+	assert_true(isfinite(line.rate.error) && isfinite(line.fixed.error));
+}
+
+/* Of many figures after a few values each, how far they are from the truth. */
+static void live_error_is_that_of_few_values(void **state)
+{
+	static const unsigned int counts[] = {2, 4, 8, 16, 100};
+
+	(void)state;
+	for (unsigned int i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+		double off = 0, told = 0;
+
+		for (unsigned int n = 0; n < 2000; n++) {
+			struct cost_figure f = {0};
+
+			for (unsigned int k = 0; k < counts[i]; k++)
+				fit_live(&f, 100 + 10 * normal(), 1);
+			off += (f.value - 100) * (f.value - 100);
+			told += f.error * f.error;
+		}
+		print_message("%u values: off by %.2f, told %.2f\n", counts[i],
+			      sqrt(off / 2000), sqrt(told / 2000));
+		assert_true(told > 0.8 * off && told < 4 * off);
+	}
 }
 
 static void drift_is_told_once_after_a_run(void **state)
@@ -282,6 +325,8 @@ int main(void)
 		cmocka_unit_test(latest_times_count),
 		cmocka_unit_test(faster_half_counts_and_the_rest_is_its_error),
 		cmocka_unit_test(live_figure_follows),
+		cmocka_unit_test(odd_values_give_numbers),
+		cmocka_unit_test(live_error_is_that_of_few_values),
 		cmocka_unit_test(drift_is_told_once_after_a_run),
 	};
 

@@ -357,6 +357,83 @@ static void rounds_with_another_kernel_speed_make_a_factor(void **state)
 		    lately(live, key, &shape).value < 0.01);
 }
 
+/* What was measured of one transport says nothing of the next. */
+static void other_transport_is_another_link(void **state)
+{
+	static const struct live_way shm = {.key = key, .transport = "shm", .now_s = NOW};
+	struct live *live = *state;
+	struct cost_peer peer;
+
+	calibrated(live, 20, 2000);
+	for (unsigned int i = 0; i < 10; i++)
+		live_pull(live, &way, 1e6, 1e5);
+	live_pull(live, &shm, 1e6, 100);
+	peer = told(live);
+	assert_int_equal(peer.link_count, 1);
+	assert_string_equal(peer.links[0].name, "shm");
+	assert_false(live_knows(live, key));
+	near(peer.links[0].pull_bandwidth.value, 1e4, 1e-6);
+}
+
+/* Whatever the times, no constant of a pull is negative. */
+static void pulls_on_no_line_have_constants(void **state)
+{
+	struct live *live = *state;
+	struct cost_link link;
+
+	for (unsigned int i = 0; i < 20; i++) /* through -500 us at 0 bytes */
+		live_pull(live, &way, i % 2 ? 1e6 : 2e6, i % 2 ? 500 : 1500);
+	link = told(live).links[0];
+	assert_true(link.pull_probe.value >= 0 && link.pull_bandwidth.value > 0);
+	live_drop(live, key);
+	calibrated(live, 1000, 2000); /* an echo takes longer than the pulls */
+	for (unsigned int i = 0; i < 20; i++)
+		live_pull(live, &way, 1e6, 100);
+	link = told(live).links[0];
+	assert_true(link.pull_probe.value >= 0 && link.pull_bandwidth.value > 0);
+}
+
+/* The first rounds after a calibration tell no turn, and those before it are no more. */
+static void calibration_begins_the_turn_anew(void **state)
+{
+	struct live *live = *state;
+	struct live_round round = {
+		.shape = cost_shape_mla(16, 576, 512, 2, 4), .query = 1, .tokens = 1024};
+
+	for (unsigned int k = 0; k < 2; k++) {
+		calibrated(live, 20, 2000);
+		for (unsigned int i = 0; i < 4; i++) {
+			assert_true(told(live).links[0].turn.value == 0);
+			round.bytes = (1 + i) * 51328.0;
+			round.us = 70 + round.bytes / 2000;
+			live_round(live, &way, &round);
+		}
+		assert_true(told(live).links[0].turn.value > 0);
+	}
+}
+
+/* A holder that says it took longer than the round did tells nothing of the way. */
+static void rounds_with_no_time_on_the_way_change_nothing(void **state)
+{
+	struct live *live = *state;
+	struct live_round round = {.shape = cost_shape_mla(16, 576, 512, 2, 4),
+				   .query = 1,
+				   .tokens = 1024,
+				   .bytes = 51328,
+				   .us = 50,
+				   .attend_us = 4e9,
+				   .queue_us = 4e9};
+
+	calibrated(live, 20, 2000);
+	for (unsigned int i = 0; i < 3 * FIT_DRIFT_RUN; i++)
+		assert_false(live_round(live, &way, &round));
+	assert_int_equal(told(live).links[0].congestion.count, 0);
+	round.attend_us = round.queue_us = 0;
+	round.us = 1e15;
+	live_round(live, &way, &round);
+	assert_true(told(live).links[0].congestion.value == 1e3);
+}
+
 /* A way that is now this and now that: its mean predicts none of the two. */
 static void ways_that_jump_are_stale(void **state)
 {
@@ -397,6 +474,8 @@ static void peer_is_asked_once_in_a_while_even_if_it_went(void **state)
 	assert_false(live_knows(live, key));
 	assert_int_equal(live_ask(live, key, 1059, 60), 1);
 	assert_int_equal(live_ask(live, key, 1060, 60), 0);
+	live_no_attend(live, key, true);
+	assert_int_equal(cost_page_peer(live_page(live), key, &peer), COST_PAGE_NONE);
 	live_drop(live, key);
 	live_drop(live, key);
 }
@@ -411,6 +490,7 @@ static void peers_that_went_make_room(void **state)
 		uint8_t other[COST_KEY_BYTES] = {1, (uint8_t)i, (uint8_t)(i >> 8)};
 		const struct live_way w = {other, "shm", NOW};
 
+		assert_int_equal(live_ask(live, other, 1000, 60), 0);
 		assert_int_equal(live_echoes(live, &w, &fit), 0);
 		if (i % 2)
 			live_drop(live, other);
@@ -518,6 +598,10 @@ int main(void)
 		CASE(pulls_are_priced_as_they_were_whatever_the_congestion),
 		CASE(rounds_tell_how_many_ask),
 		CASE(rounds_with_another_kernel_speed_make_a_factor),
+		CASE(other_transport_is_another_link),
+		CASE(pulls_on_no_line_have_constants),
+		CASE(calibration_begins_the_turn_anew),
+		CASE(rounds_with_no_time_on_the_way_change_nothing),
 		CASE(ways_that_jump_are_stale),
 		CASE(peer_is_asked_once_in_a_while_even_if_it_went),
 		CASE(peers_that_went_make_room),

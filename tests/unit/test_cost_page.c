@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -166,7 +167,8 @@ static void page_is_read_only_for_others(void **state)
 {
 	struct cost_peer peer = peer_of(1, 5), seen;
 	struct cost_page *page, *view;
-	int fd;
+	char path[32];
+	int fd, again;
 
 	(void)state;
 	assert_int_equal(cost_page_new(true, &page), 0);
@@ -176,6 +178,16 @@ static void page_is_read_only_for_others(void **state)
 	assert_true(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) ==
 		    MAP_FAILED);
 	assert_int_equal(ftruncate(fd, 0), -1);
+	/* one of the same user may open it anew */
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	again = open(path, O_RDWR);
+	if (again >= 0) {
+		assert_true(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, again,
+				 0) == MAP_FAILED);
+		assert_int_equal(write(again, "x", 1), -1);
+		assert_int_equal(ftruncate(again, 0), -1);
+		close(again);
+	}
 	assert_int_equal(cost_page_map(fd, &view), 0);
 	assert_int_equal(cost_page_peer(view, peer.key, &seen), 0);
 	assert_memory_equal(&seen, &peer, sizeof(peer));
@@ -209,6 +221,50 @@ static void what_is_no_page_is_refused(void **state)
 	cost_page_free(page);
 	close(fd);
 	close(null);
+}
+
+/* The first words of a page: its magic, its version, its bytes. */
+static void page_of_another_version_is_refused(void **state)
+{
+	struct cost_page *page, *view;
+	uint32_t words[2];
+
+	(void)state;
+	assert_int_equal(cost_page_new(true, &page), 0);
+	for (int more = 0; more < 2; more++) {
+		int fd = memfd_create("test", MFD_ALLOW_SEALING);
+		off_t bytes = lseek(cost_page_fd(page), 0, SEEK_END), at = 0;
+
+		while (at < bytes)
+			assert_true(sendfile(fd, cost_page_fd(page), &at,
+					     (size_t)(bytes - at)) > 0);
+		assert_int_equal(pread(fd, words, sizeof(words), 0), sizeof(words));
+		words[1] += (uint32_t)more;
+		assert_int_equal(pwrite(fd, words, sizeof(words), 0), sizeof(words));
+		assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+		assert_int_equal(cost_page_map(fd, &view),
+				 more ? -err_errno(ERR_PROTO) : 0);
+		cost_page_free(view);
+		close(fd);
+	}
+	cost_page_free(page);
+}
+
+/* A page is input: nothing beyond a row is read, whatever the row says. */
+static void row_of_too_many_links_is_none(void **state)
+{
+	struct cost_peer peer = peer_of(1, 5), seen[2];
+	struct cost_page *page;
+
+	(void)state;
+	memset(&seen[1], 0x5a, sizeof(seen[1]));
+	peer.link_count = 2 * COST_LINKS_MAX;
+	assert_int_equal(cost_page_new(false, &page), 0);
+	assert_int_equal(cost_page_set_peer(page, &peer), 0);
+	assert_int_equal(cost_page_peer(page, peer.key, &seen[0]), COST_PAGE_BUSY);
+	for (size_t i = 0; i < sizeof(seen[1]); i++)
+		assert_int_equal(((const uint8_t *)&seen[1])[i], 0x5a);
+	cost_page_free(page);
 }
 
 /* ---- a writer at work ---- */
@@ -329,6 +385,8 @@ int main(void)
 		cmocka_unit_test(rows_are_found_after_many_came_and_went),
 		cmocka_unit_test(page_is_read_only_for_others),
 		cmocka_unit_test(what_is_no_page_is_refused),
+		cmocka_unit_test(page_of_another_version_is_refused),
+		cmocka_unit_test(row_of_too_many_links_is_none),
 		cmocka_unit_test(rows_are_seen_whole_beside_a_writer),
 		cmocka_unit_test(writer_that_died_holds_no_reader),
 		cmocka_unit_test(preset_page_knows_a_far_end_and_a_home),

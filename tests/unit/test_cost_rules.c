@@ -514,6 +514,9 @@ static void home_is_as_it_was_lately(void **state)
 	p = setup_prices(&s);
 	assert_near(p.attend.us, 3 * plain);
 	assert_near(p.shared_route, plain * plain / 4);
+	s.holders[0].requesters = 2 * COST_FAN_IN_FLAT; /* twice there, once at home */
+	assert_near(setup_prices(&s).shared_route, plain * plain / 2);
+	s.holders[0].requesters = 1;
 	apart = p.route.variance;
 	s.c.attend = (struct cost_figure){.value = 2, .error = 0.25};
 	p = setup_prices(&s);
@@ -525,6 +528,55 @@ static void home_is_as_it_was_lately(void **state)
 	p = setup_prices(&s);
 	assert_near(p.attend.us, 3 * plain);
 	assert_near(p.shared_route, p.attend.variance);
+}
+
+/* A constant's error moves a price as the constant does: by the price's slope. */
+static void every_error_is_in_the_variance(void **state)
+{
+	(void)state;
+	for (unsigned int i = 0; i < ROUNDS; i++) {
+		struct cost_setup s;
+		struct cost_figure *const figures[] = {&s.link.probe,
+						       &s.link.turn,
+						       &s.link.bandwidth,
+						       &s.link.pull_probe,
+						       &s.link.pull_bandwidth,
+						       &s.link.congestion,
+						       &s.compute.fixed,
+						       &s.compute.row,
+						       &s.compute.memory,
+						       &s.compute.flops,
+						       &s.c.home.merge,
+						       &s.c.home.merge_row,
+						       &s.c.home.splice,
+						       &s.c.home.splice_token,
+						       &s.holders[0].wait,
+						       &s.holders[0].attend,
+						       &s.c.attend};
+		struct cost_figure *f = figures[i % 17];
+		struct cost_prices p, q;
+		double step;
+
+		draw(&s);
+		s.link.congestion = cost_known(between(0.5, 4));
+		s.holders[0].wait = cost_known(between(1, 100));
+		s.holders[0].attend = cost_known(between(0.5, 4));
+		s.holders[0].requesters = whole(1, 32);
+		s.c.attend = cost_known(between(0.5, 4));
+		s.link.model_error = s.c.home.splice.error = 0;
+		step = 1e-4 * f->value;
+		f->error = step;
+		p = setup_prices(&s);
+		f->value += step;
+		q = setup_prices(&s);
+		if (fabs(sqrt(p.route.variance) - fabs(q.route.us - p.route.us)) >
+			    2e-3 * sqrt(p.route.variance) + 1e-9 * p.route.us ||
+		    fabs(sqrt(p.fetch.variance) - fabs(q.fetch.us - p.fetch.us)) >
+			    2e-3 * sqrt(p.fetch.variance) + 1e-9 * p.fetch.us)
+			fail_msg("figure %u: route %g, not %g; fetch %g, not %g", i % 17,
+				 sqrt(p.route.variance), q.route.us - p.route.us,
+				 sqrt(p.fetch.variance), q.fetch.us - p.fetch.us);
+	}
 }
 
 /* What is in both prices alike says nothing about which is lower. */
@@ -601,6 +653,7 @@ int main(void)
 		cmocka_unit_test(unsure_choice_stays),
 		cmocka_unit_test(home_is_as_it_was_lately),
 		cmocka_unit_test(shared_error_does_not_hide_a_difference),
+		cmocka_unit_test(every_error_is_in_the_variance),
 		cmocka_unit_test(prices_are_numbers),
 	};
 

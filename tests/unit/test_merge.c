@@ -225,6 +225,27 @@ static void nan_stays_in_its_row(void **state)
 	assert_true(isnan(out.l[2]) && isnan(out.m[4]) && isnan(out.l[4]));
 }
 
+/* Parts whose m is the same infinity are weighed by l. */
+static void equal_infinities_are_equal(void **state)
+{
+	struct partial a, b, out;
+	uint64_t seed = 19;
+	uint32_t i;
+
+	(void)state;
+	any_partial(&a, &seed);
+	any_partial(&b, &seed);
+	for (i = 0; i < ROWS; i++) {
+		a.m[i] = b.m[i] = i % 2 ? INFINITY : -INFINITY;
+		a.l[i] = 1;
+		b.l[i] = 3;
+	}
+	out = of_two(&a, &b);
+	for (i = 0; i < ROWS * DV; i++)
+		assert_true(fabsf(out.o[i] - (a.o[i] + 3 * b.o[i]) / 4) <= 1e-6f);
+	assert_true(out.l[0] == 4 && out.m[0] == -INFINITY && out.m[1] == INFINITY);
+}
+
 /* A sink: a logit that has no value, told as a part with m = sink, l = 1, o = 0. */
 static void sink_only_takes_weight(void **state)
 {
@@ -256,6 +277,7 @@ int main(void)
 		cmocka_unit_test(result_may_be_a_part),
 		cmocka_unit_test(any_order_and_tree_is_within_its_bound),
 		cmocka_unit_test(nan_stays_in_its_row),
+		cmocka_unit_test(equal_infinities_are_equal),
 		cmocka_unit_test(sink_only_takes_weight),
 	};
 
