@@ -376,7 +376,7 @@ def ring_holds_without_end(house):
             count += slots
         rates.append(count / (time.monotonic() - begin))
         for d, mib in zip(house.daemons, before):
-            if rig.rss_mib(d) > mib + GROWN_MIB:
+            if rig.PLAIN and rig.rss_mib(d) > mib + GROWN_MIB:
                 seen.append("%d ids: %s has %d MiB more" % (ids, d.name, rig.rss_mib(d) - mib))
     print("       %d and %d holds a second" % tuple(rates))
     if mallory.cmd("list")["holds"] or mallory.cmd("list")["far"]["lent"]:
