@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Members of a cluster in an etcd of three: as many directories as daemons have, each
+ * Members of a cluster in an etcd: as many directories as daemons have, each
  * with its own connections and lease. How long a start of all takes, what the etcd and a
  * member use while leases are kept and loads are told as often as they may be, how old a
  * load is when it is heard, and how soon all are back when the etcd is.
@@ -34,7 +34,6 @@
 #define GROUP 100u /* members of a group */
 #define WORKER_MEMBERS 2500u
 #define WORKERS_MAX 16u
-#define ETCDS 3u
 #define LEASE_S 15u
 #define STEADY_S 30u
 #define AWAY_S 5u
@@ -89,7 +88,7 @@ struct worker {
 
 /* The process that tells them. */
 struct boss {
-	struct etcd_server servers[ETCDS];
+	struct etcd_server server;
 	struct worker workers[WORKERS_MAX];
 	unsigned int count, worker_count;
 	struct seen seen; /* of all */
@@ -149,10 +148,8 @@ struct mark {
 
 static struct mark mark(const struct boss *boss)
 {
-	struct mark m = {.s = now_s()};
+	struct mark m = {.s = now_s(), .etcd_cpu = cpu_of(boss->server.pid)};
 
-	for (unsigned int i = 0; i < ETCDS; i++)
-		m.etcd_cpu += cpu_of(boss->servers[i].pid);
 	for (unsigned int i = 0; i < boss->worker_count; i++)
 		m.worker_cpu += cpu_of(boss->workers[i].pid);
 	return m;
@@ -161,15 +158,14 @@ static struct mark mark(const struct boss *boss)
 static void say(const struct boss *boss, const char *phase, const struct mark *from)
 {
 	struct mark now = mark(boss);
-	double s = now.s - from->s, etcd_mib = 0, worker_mib = 0;
+	double s = now.s - from->s, worker_mib = 0;
 
-	for (unsigned int i = 0; i < ETCDS; i++)
-		etcd_mib += resident_mib(boss->servers[i].pid);
 	for (unsigned int i = 0; i < boss->worker_count; i++)
 		worker_mib += resident_mib(boss->workers[i].pid);
 	printf("{\"phase\":\"%s\",\"members\":%u,\"seconds\":%.2f,\"etcd_cores\":%.2f,"
 	       "\"etcd_mib\":%.0f,\"member_cores\":%.6f,\"member_kib\":%.1f",
-	       phase, boss->count, s, (now.etcd_cpu - from->etcd_cpu) / s, etcd_mib,
+	       phase, boss->count, s, (now.etcd_cpu - from->etcd_cpu) / s,
+	       resident_mib(boss->server.pid),
 	       (now.worker_cpu - from->worker_cpu) / s / boss->count,
 	       worker_mib * 1024 / boss->count);
 }
@@ -468,43 +464,23 @@ static void bench_restart(struct boss *boss)
 {
 	struct mark from;
 
-	for (unsigned int i = 0; i < ETCDS; i++)
-		etcd_server_stop(&boss->servers[i], SIGTERM);
+	etcd_server_stop(&boss->server, SIGTERM);
 	sleep(AWAY_S);
-	for (unsigned int i = 0; i < ETCDS; i++)
-		etcd_server_launch(&boss->servers[i]);
-	for (unsigned int i = 0; i < ETCDS; i++)
-		etcd_server_ready(&boss->servers[i]);
+	etcd_server_start(&boss->server);
 	from = mark(boss);
 	boss_phase(boss, PHASE_UP);
 	say(boss, "etcd back", &from);
 	printf("}\n");
 }
 
-static void servers_start(struct boss *boss, struct cluster_url *url)
+static void server_start(struct boss *boss, struct cluster_url *url)
 {
-	static char members[256];
-	char text[256];
+	char text[64];
 
-	for (unsigned int i = 0; i < ETCDS; i++) {
-		struct etcd_server *server = &boss->servers[i];
-		size_t at = strlen(members);
-
-		etcd_server_init(server);
-		server->quota = UINT64_C(4) << 30;
-		snprintf(server->name, sizeof(server->name), "e%u", i);
-		snprintf(members + at, sizeof(members) - at, "%s%s=http://127.0.0.1:%s",
-			 i ? "," : "", server->name, server->peer_port);
-	}
-	for (unsigned int i = 0; i < ETCDS; i++) {
-		boss->servers[i].members = members;
-		etcd_server_launch(&boss->servers[i]);
-	}
-	for (unsigned int i = 0; i < ETCDS; i++)
-		etcd_server_ready(&boss->servers[i]);
-	snprintf(text, sizeof(text),
-		 "etcd://127.0.0.1:%s,127.0.0.1:%s,127.0.0.1:%s/bench",
-		 boss->servers[0].port, boss->servers[1].port, boss->servers[2].port);
+	etcd_server_init(&boss->server);
+	boss->server.quota = UINT64_C(4) << 30;
+	etcd_server_start(&boss->server);
+	snprintf(text, sizeof(text), "etcd://127.0.0.1:%s/bench", boss->server.port);
 	if (cluster_url_parse(text, url) < 0)
 		die(text);
 }
@@ -532,7 +508,7 @@ int main(int argc, char **argv)
 	}
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	log_set_level(LOG_LEVEL_ERROR);
-	servers_start(&boss, &url);
+	server_start(&boss, &url);
 	boss_hire(&boss, &url);
 	bench_start(&boss);
 	bench_leases(&boss);
@@ -540,7 +516,6 @@ int main(int argc, char **argv)
 	bench_restart(&boss);
 	for (unsigned int i = 0; i < boss.worker_count; i++)
 		close(boss.workers[i].fd); /* which ends it */
-	for (unsigned int i = 0; i < ETCDS; i++)
-		etcd_server_free(&boss.servers[i]);
+	etcd_server_free(&boss.server);
 	return 0;
 }

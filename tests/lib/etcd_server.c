@@ -89,7 +89,7 @@ static void free_port(char port[8])
 
 void etcd_server_init(struct etcd_server *server)
 {
-	*server = (struct etcd_server){.name = "default"};
+	*server = (struct etcd_server){.pid = 0};
 	tmp_path(server->dir, sizeof(server->dir), "etcd-XXXXXX");
 	assert_non_null(mkdtemp(server->dir));
 	free_port(server->port);
@@ -99,7 +99,7 @@ void etcd_server_init(struct etcd_server *server)
 static void server_exec(const struct etcd_server *server)
 {
 	const char *listen = server->listen ? server->listen : "127.0.0.1";
-	char data[96], client[128], peer[64], alone[96], quota[32], log[96];
+	char data[96], client[128], peer[64], cluster[96], quota[32], log[96];
 	char ca[96], cert[96], key[96];
 	const char *argv[40];
 	int argc = 0, fd;
@@ -108,7 +108,7 @@ static void server_exec(const struct etcd_server *server)
 	snprintf(client, sizeof(client), "http%s://%s:%s", server->tls ? "s" : "", listen,
 		 server->port);
 	snprintf(peer, sizeof(peer), "http://127.0.0.1:%s", server->peer_port);
-	snprintf(alone, sizeof(alone), "%s=%s", server->name, peer);
+	snprintf(cluster, sizeof(cluster), "default=%s", peer);
 	snprintf(quota, sizeof(quota), "%ju", (uintmax_t)server->quota);
 	snprintf(log, sizeof(log), "%s/log", server->dir);
 	snprintf(ca, sizeof(ca), "%s/ca.pem", server->dir);
@@ -121,8 +121,6 @@ static void server_exec(const struct etcd_server *server)
 		argv[argc++] = server->netns;
 	}
 	argv[argc++] = "etcd";
-	argv[argc++] = "--name";
-	argv[argc++] = server->name;
 	argv[argc++] = "--data-dir";
 	argv[argc++] = data;
 	argv[argc++] = "--listen-client-urls";
@@ -134,7 +132,7 @@ static void server_exec(const struct etcd_server *server)
 	argv[argc++] = "--initial-advertise-peer-urls";
 	argv[argc++] = peer;
 	argv[argc++] = "--initial-cluster";
-	argv[argc++] = server->members ? server->members : alone;
+	argv[argc++] = cluster;
 	argv[argc++] = "--unsafe-no-fsync";
 	if (server->quota) {
 		argv[argc++] = "--quota-backend-bytes";

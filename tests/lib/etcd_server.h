@@ -10,8 +10,6 @@
 struct etcd_server {
 	char dir[64]; /* data, log, certificates */
 	char port[8], peer_port[8];
-	char name[16];	     /* of it among its members */
-	const char *members; /* NAME=URL,… of all of them; NULL: it is alone */
 	bool tls;
 	uint64_t quota;	    /* bytes; 0: etcd's default */
 	const char *listen; /* address; NULL: 127.0.0.1 */
