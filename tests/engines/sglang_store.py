@@ -307,7 +307,7 @@ def weights(case, E):
     case.ask(E, "len200")
     pause(1)
     equal(case.figures(E.node), begin, "figures")
-    assert E.said("the weights change")
+    assert E.said("the weights (or adapters) change")
 
 
 def attached(case, E):
