@@ -12,6 +12,7 @@ import mmap
 import os
 import secrets
 import socket
+import threading
 import time
 
 from kvd_daemon import DEADLINE_S
@@ -32,6 +33,7 @@ class Refused(Exception):
 class Engine:
     def __init__(self, daemon, name, path=None):
         self.daemon, self.name, self.last = daemon, name, 0
+        self.lock = threading.Lock()  # an answer is of who asked
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(DEADLINE_S)
         self.sock.connect(path or daemon.socket_path)
@@ -43,13 +45,14 @@ class Engine:
         return self.info["endpoint"]
 
     def cmd(self, cmd, fds=(), **args):
-        self.last += 1
-        line = json.dumps(dict(args, cmd=cmd, id=self.last)).encode() + b"\n"
-        if fds:
-            sent = socket.send_fds(self.sock, [line], list(fds))
-            line = line[sent:]
-        self.sock.sendall(line)
-        answer = json.loads(self.lines.readline())
+        with self.lock:
+            self.last += 1
+            line = json.dumps(dict(args, cmd=cmd, id=self.last)).encode() + b"\n"
+            if fds:
+                sent = socket.send_fds(self.sock, [line], list(fds))
+                line = line[sent:]
+            self.sock.sendall(line)
+            answer = json.loads(self.lines.readline())
         if "error" in answer:
             raise Refused(answer["error"])
         return answer
