@@ -14,7 +14,7 @@ struct loads;
 
 int loads_new(struct kvd *kvd, struct loads **loads_p);
 void loads_free(struct loads *loads); /* NULL is fine */
-/* A session has one more place: it is counted from now on, and told at the next look. */
+/* A session has one more place: it is counted from now on, and told anew. */
 void loads_begin(struct loads *loads, uint64_t session);
 
 #endif

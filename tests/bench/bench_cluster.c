@@ -233,7 +233,6 @@ static void bench_idle(struct bench *b)
 	say(b, "ten seconds", &from, b->daemons);
 }
 
-/* One more that comes to a cluster that is there. */
 /* One more that comes to a cluster that is there, and talks to more than others do. */
 static void bench_join(struct bench *b)
 {

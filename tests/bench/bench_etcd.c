@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -414,6 +415,17 @@ static void boss_phase(struct boss *boss, enum phase phase)
 	}
 }
 
+/* What is measured goes on for so long, or until a worker ends. */
+static void boss_wait(const struct boss *boss, unsigned int seconds)
+{
+	struct pollfd fds[WORKERS_MAX];
+
+	for (unsigned int i = 0; i < boss->worker_count; i++)
+		fds[i] = (struct pollfd){.fd = boss->workers[i].fd, .events = POLLIN};
+	if (poll(fds, boss->worker_count, (int)seconds * 1000) != 0)
+		die("a worker has ended");
+}
+
 /* ---- phases ---- */
 
 static void bench_start(struct boss *boss)
@@ -433,7 +445,7 @@ static void bench_leases(struct boss *boss)
 {
 	struct mark from = mark(boss);
 
-	sleep(STEADY_S);
+	boss_wait(boss, STEADY_S);
 	say(boss, "leases", &from);
 	printf("}\n");
 }
@@ -444,10 +456,10 @@ static void bench_loads(struct boss *boss)
 	double s;
 
 	boss_phase(boss, PHASE_LOADS);
-	sleep(LOAD_EVERY_NS / LOOP_NS_PER_S);
+	boss_wait(boss, LOAD_EVERY_NS / LOOP_NS_PER_S);
 	boss_phase(boss, PHASE_COUNT);
 	from = mark(boss);
-	sleep(STEADY_S);
+	boss_wait(boss, STEADY_S);
 	boss_phase(boss, PHASE_QUIET);
 	s = now_s() - from.s;
 	say(boss, "leases and loads", &from);
@@ -465,7 +477,7 @@ static void bench_restart(struct boss *boss)
 	struct mark from;
 
 	etcd_server_stop(&boss->server, SIGTERM);
-	sleep(AWAY_S);
+	boss_wait(boss, AWAY_S);
 	etcd_server_start(&boss->server);
 	from = mark(boss);
 	boss_phase(boss, PHASE_UP);

@@ -151,6 +151,35 @@ static void floods_of_one_peer_are_bounded(void **state)
 	node_start(1);
 }
 
+static void lines_that_break_make_no_more_room(void **state)
+{
+	(void)state;
+	node_stop(0);
+	f.options.owner_entries_max = 20;
+	node_start(0);
+	for (unsigned int n = 0; n < 4; n++) {
+		unsigned int downs = f.n[0].downs;
+		char group[8];
+
+		snprintf(group, sizeof(group), "g%u", n);
+		join();
+		for (unsigned int i = 0; i < 20; i++) {
+			struct wire_board_put m = {
+				.tp = i, .lease_ms = 60000, .record = blob_of("{}")};
+
+			strcpy(m.group, group);
+			RAW(board_put, BOARD_PUT, m);
+		}
+		assert_int_equal(board_count(f.n[0].board), 20);
+		assert_int_equal(peer_send_reliable(peer_at(f.n[1].peers, endpoint(0)),
+						    WIRE_T_BOARD_PUT, "", 0),
+				 0);
+		run_for(20 * MS);
+		assert_int_equal(f.n[0].downs, downs + 1);
+		run_for(1 * S);
+	}
+}
+
 /* ---- what a board says ---- */
 
 static uint64_t last_cookie;
@@ -381,6 +410,7 @@ int main(void)
 		BARE(hostile_puts_are_refused),
 		BARE(body_cut_short_ends_the_peer),
 		BARE(floods_of_one_peer_are_bounded),
+		BARE(lines_that_break_make_no_more_room),
 		BARE(hostile_board_is_checked),
 		BARE(answers_that_nobody_asked_for_are_ignored),
 		TEST(daemon_of_before_publishes_and_asks),
