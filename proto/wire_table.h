@@ -75,7 +75,8 @@
 	M(48, BOARD_DROP, board_drop, 1024, "the publisher takes an entry back")   \
 	M(49, BOARD_WATCH, board_watch, 1024, "tell of a group, and of its changes") \
 	M(50, BOARD_UNWATCH, board_unwatch, 64, "tell no more of it")              \
-	M(51, BOARD_TOLD, board_told, 140000, "entries of a group that changed")
+	M(51, BOARD_TOLD, board_told, 140000, "entries of a group that changed")   \
+	M(52, POOLS, pools, 64, "the REGISTERs before it are all pools of the sender")
 
 /* addresses: count u32, then {str transport, blob address}; product: "kvd 0.1.0" */
 #define WIRE_HELLO(F)                                                              \
@@ -86,12 +87,16 @@
 #define WIRE_PING(F) F(u64, stamp)
 #define WIRE_PONG(F) F(u64, stamp)
 #define WIRE_BYE(F) F(u32, code) F(str, text)
-/* kind: 0 pool, 1 session. layout: layout_encode(), empty for a session.
+/* kind: 0 pool, 1 session, 2 pool of the daemon's own, which only its id names. layout:
+ * layout_encode(), empty for a session.
  * regions: count u32, {u64 region, u64 address, u64 length, u8 kind, blob key};
  * buffers (pools): count u32, {u32 index into regions, u64 offset, u64 length} */
 #define WIRE_REGISTER(F)                                                           \
 	F(u64, object) F(u8, kind) F(u64, session) F(str, name) F(str, transport)  \
 	F(blob, layout) F(blob, regions) F(blob, buffers)
+/* pools: how many they are. Once in a peering, when the data line's transport is known;
+ * pools that come later follow it */
+#define WIRE_POOLS(F) F(u32, pools)
 #define WIRE_REGISTER_ACK(F) F(u64, object)
 #define WIRE_REGISTER_NAK(F) F(u64, object) F(u64, local_object) F(u32, code) F(str, text)
 #define WIRE_UNREGISTER(F) F(u64, object)
@@ -114,10 +119,12 @@
 /* request_id, traceparent: what the engine calls its request, "" = nothing.
  * views: count u32, {str name, u64 first_token, u64 token_begin, u64 token_end,
  * blob pages as runs {u32 page, u32 count}}; wants: count u32, plan_want.
+ * named: by what the engine named src_pool, POOL_BY_… of handshake.h: where another pool
+ * there is meant as well, it is refused.
  * ticket: room.open's, zeroes = it has none */
 #define WIRE_TRANSFER_INFO(F)                                                      \
 	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u64, dst_pool)            \
-	F(u32, receivers) F(blob, views) F(blob, wants)                            \
+	F(u32, receivers) F(u8, named) F(blob, views) F(blob, wants)               \
 	F(opt, request_id) F(opt, traceparent) F(key, ticket)
 #define WIRE_TRANSFER_INFO_ACK(F)                                                  \
 	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u64, send_gen)
@@ -125,17 +132,19 @@
 	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u32, code) F(str, text)
 #define WIRE_ROOM_DONE(F) F(u64, room) F(u64, recv_gen) F(u64, src_pool)
 /* from_role: enum room_role; to_gen 0 = "whoever holds my generation". Of a receiver that
- * the source does not know yet: pool is the source's, 0 = that of any room of the number;
+ * the source does not know yet: pool is the source's, 0 = that of any room of the number,
+ * of this session if it is not 0;
  * code 0: it takes back what it told so in that generation. from_pool: the receiver's, of
  * which a room knows one generation; another is of another room */
 #define WIRE_ABORT(F)                                                              \
 	F(u64, room) F(u8, from_role) F(u64, from_gen) F(u64, to_gen) F(u64, pool) \
-	F(u32, code) F(str, text) F(key, ticket) F(pool, from_pool)
+	F(u64, session) F(u32, code) F(str, text) F(key, ticket) F(pool, from_pool)
 /* to_gen: the generation that the ABORT came from */
 #define WIRE_ABORT_ACK(F) F(u64, room) F(u64, to_gen)
 #define WIRE_OFFER_QUERY(F)                                                        \
 	F(u64, room) F(u64, pull_gen) F(u64, src_pool) F(u64, dst_pool)            \
-	F(u32, receivers) F(opt, request_id) F(opt, traceparent) F(key, ticket)
+	F(u32, receivers) F(u8, named) F(opt, request_id) F(opt, traceparent)      \
+	F(key, ticket)
 /* views as in TRANSFER_INFO */
 #define WIRE_OFFER(F)                                                              \
 	F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u64, src_pool)           \

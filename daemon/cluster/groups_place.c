@@ -287,6 +287,7 @@ int groups_publish(struct groups *groups, uint64_t session, const char *at,
 		   struct groups_call *call)
 {
 	char text[DIRECTORY_RECORD_MAX];
+	const struct session *owner = session_by_id(groups->kvd, session);
 	const struct pool *pool;
 	int r = place_check(place);
 
@@ -297,8 +298,10 @@ int groups_publish(struct groups *groups, uint64_t session, const char *at,
 			      place->group);
 	if (r == 0 && call)
 		r = groups_call_check(groups, session);
-	if (r == 0 && !*record->endpoint)
+	if (r == 0 && !*record->endpoint) { /* else it may be another daemon's engine */
+		record->session = owner ? owner->epoch : 0;
 		r = record_reach(record, groups->endpoint);
+	}
 	if (r < 0)
 		return err_pass(r);
 	record_fill(groups, record);

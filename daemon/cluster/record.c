@@ -144,6 +144,13 @@ void record_put(struct text *text, const struct record *record)
 	for (unsigned int i = 0; i < record->transport_count; i++)
 		text_string(text, i ? "," : "", record->transports[i]);
 	text_string(text, "],\"state\":", record->draining ? "draining" : "serving");
+	if (record->session) {
+		char session[24];
+
+		snprintf(session, sizeof(session), "%llu",
+			 (unsigned long long)record->session);
+		text_string(text, ",\"session\":", session);
+	}
 	put_some(text, ",\"url\":", record->url);
 	put_some(text, ",\"engine\":", record->engine);
 	put_some(text, ",\"bootstrap\":", record->bootstrap);
@@ -210,6 +217,7 @@ struct record_args {
 	const char *instance, *name, *endpoint, *key, *version, *url, *engine;
 	const char *bootstrap, *summary;
 	const cJSON *transports, *size, *pools;
+	uint64_t session;
 	int state;
 };
 static const char *const state_words[] = {"serving", "draining", NULL};
@@ -222,6 +230,7 @@ static const struct field record_fields[] = {
 	F_STR("version", record_args, version, OPTIONAL, 31, ""),
 	F_ARRAY("transports", record_args, transports, OPTIONAL, 64, ""),
 	F_CHOICE("state", record_args, state, DEFAULT(0), state_words, ""),
+	F_U64("session", record_args, session, OPTIONAL, ""),
 	F_OBJECT("size", record_args, size, OPTIONAL, ""),
 	F_ARRAY("pools", record_args, pools, OPTIONAL, 128, ""),
 	F_STR("url", record_args, url, OPTIONAL, RECORD_URL_MAX - 1, ""),
@@ -322,6 +331,7 @@ static int record_fill(const cJSON *json, struct record *record)
 	field_copy(record->bootstrap, sizeof(record->bootstrap), args.bootstrap);
 	field_copy(record->summary, sizeof(record->summary), args.summary);
 	record->draining = args.state == 1;
+	record->session = args.session;
 	memcpy(record->size, size.of, sizeof(record->size));
 	r = read_transports(args.transports, record);
 	if (r >= 0)

@@ -39,6 +39,7 @@ struct record {
 	char transports[RECORD_TRANSPORTS_MAX][16];
 	unsigned int transport_count;
 	bool draining;
+	uint64_t session; /* epoch of the engine's; 0: not known, or no engine's */
 	uint32_t size[PLACE_AXES]; /* of the worker, >= 1 */
 	struct record_pool pools[RECORD_POOLS_MAX];
 	unsigned int pool_count;

@@ -242,6 +242,7 @@ static void tell_line(struct remote *remote, const struct err *why)
 static void handshake_start(struct handshake *hs, struct remote *remote)
 {
 	struct peer *peer = remote->peer;
+	struct err why;
 	int r;
 
 	remote->start_again = false;
@@ -269,7 +270,11 @@ static void handshake_start(struct handshake *hs, struct remote *remote)
 			hs->events.on_change(hs->events.owner, remote);
 		return;
 	}
-	pools_announce(hs, remote);
+	r = pools_begin(hs, remote);
+	if (r >= 0)
+		return;
+	err_take(&why);
+	peer_end_later(peer, &why);
 }
 
 /* The other side's choice. */
@@ -662,7 +667,8 @@ static int handshake_on_message(void *owner, struct peer *peer,
 		return 0;
 	if (header->type == WIRE_T_LINE)
 		return on_line(hs, remote, body);
-	if (header->type >= WIRE_T_REGISTER && header->type <= WIRE_T_UNREGISTER_ACK)
+	if (header->type == WIRE_T_POOLS ||
+	    (header->type >= WIRE_T_REGISTER && header->type <= WIRE_T_UNREGISTER_ACK))
 		return pools_message(hs, remote, header, body);
 	return hs->events.on_message(hs->events.owner, remote, header, body);
 }

@@ -24,6 +24,13 @@
 struct kvd;
 struct handshake;
 
+/* By what a source's pool is named, as told on the wire. */
+#define POOL_BY_NAME 1u
+#define POOL_BY_RANK 2u
+#define POOL_BY_SESSION 4u
+#define POOL_BY_WORDS 8u /* so many combinations of these */
+#define POOL_BY_ID 8u	 /* of a pool that nothing else names */
+
 struct remote_region {
 	uint64_t id, address, length;
 	uint8_t kind;	    /* enum region_kind: for records */
@@ -41,6 +48,7 @@ struct remote_pool {
 	uint64_t id; /* the owner's pool id (kind pool) or session epoch (kind session) */
 	uint64_t session; /* the owner's session epoch */
 	bool is_session;
+	bool own; /* of its daemon's own: no engine's room chooses it */
 	char name[POOL_NAME_MAX];
 	struct layout *layout; /* pools only */
 	struct remote_region *regions;
@@ -69,6 +77,7 @@ struct remote {
 	unsigned int transport_index;
 	struct xp_peer *xp;
 	bool ready;	 /* data line usable, in this epoch of the peer */
+	bool listed;	 /* `pools` has all that it had when it came up (POOLS) */
 	struct err why;	 /* code != OK: no transport / down */
 	uint64_t downs;	 /* so often its peer went down, */
 	struct err down; /* and why it did the last time */
@@ -156,14 +165,23 @@ int handshake_publish_pool(struct handshake *hs, struct pool *pool);
 void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 			     void (*on_gone)(void *arg), void *arg);
 
+struct pool_wanted {
+	const char *name; /* NULL: any */
+	int64_t rank;	  /* of its layout; -1: any */
+	uint64_t session; /* epoch of its engine's; 0: any */
+};
 /*
- * The remote's pool that fits `local`: by name (NULL: any) and layout rank (-1:
- * any); it must be the only one. 0, or outcome 1: none yet (watch on_change).
+ * The remote's pool that is wanted for `local`; it must be the only one. 0, or outcome 1:
+ * there is none, or the remote has not told all of its pools (watch on_change).
  * Negative: several fit (ERR_INVAL), or the layouts contradict (ERR_LAYOUT with
  * the difference).
  */
-int handshake_pool(struct remote *remote, const char *name, int64_t rank,
+int handshake_pool(struct remote *remote, const struct pool_wanted *wanted,
 		   const struct pool *local, struct remote_pool **pool_p);
+/* The remote has chosen our pool `id` by what `named` says, for its pool `asker`. ERR_INVAL:
+ * another of ours is meant as well, of which it may not have heard. */
+int handshake_check_choice(const struct handshake *hs, const struct remote *remote,
+			   uint64_t id, uint8_t named, uint64_t asker);
 struct remote_pool *handshake_pool_by_id(struct remote *remote, uint64_t id);
 /* Is it a pool of this daemon's, published and not about to go? */
 bool handshake_pool_is_ours(const struct handshake *hs, uint64_t id);

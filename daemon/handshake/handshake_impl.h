@@ -31,6 +31,8 @@ struct announcement {
 	struct pool *pool;
 	struct list shares;
 	bool going;
+	/* by combination of POOL_BY_…: so many other pools of engines are alike in it */
+	uint32_t alike[POOL_BY_WORDS];
 	struct loop_timer patience; /* going: who still holds it then is cut */
 	struct loop_defer gone;
 	void (*on_gone)(void *arg);
@@ -47,10 +49,15 @@ struct share {
 
 /* handshake_pools.c */
 void pools_announce(struct handshake *hs, struct remote *remote);
+/* The first time in a peering: then POOLS. */
+int pools_begin(struct handshake *hs, struct remote *remote);
 void pools_down(struct remote *remote);
-/* Messages REGISTER … UNREGISTER_ACK. */
+/* Messages REGISTER … UNREGISTER_ACK, and POOLS. */
 int pools_message(struct handshake *hs, struct remote *remote,
 		  const struct wire_header *h, struct cursor *body);
+/* handshake_choice.c */
+void choice_add(struct announcement *pub);
+void choice_remove(struct announcement *pub);
 /* handshake_keys.c */
 void pools_line_ready(struct remote *remote);
 void pools_key_ready(struct xp_key *key, const struct err *err);

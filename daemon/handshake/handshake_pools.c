@@ -36,7 +36,7 @@
 #define REMOTE_POOLS_MAX 16384u
 /* Of one region besides its record: its key, and its place in the order of addresses. */
 #define REGION_KEY_BYTES 320u
-enum { OBJECT_POOL = 0, OBJECT_SESSION = 1 };
+enum { OBJECT_POOL = 0, OBJECT_SESSION = 1, OBJECT_OWN_POOL = 2 };
 
 /* ---- sending ---- */
 
@@ -131,7 +131,9 @@ static int register_pool(struct handshake *hs, struct remote *remote,
 	cleanup_free uint32_t *index = mem_calloc(count, sizeof(*index));
 	struct cursor lay, reg, buf;
 	struct wire_register msg = {
-		.object = pool->id, .kind = OBJECT_POOL, .session = pool->session->epoch};
+		.object = pool->id,
+		.kind = pool->session->own ? OBJECT_OWN_POOL : OBJECT_POOL,
+		.session = pool->session->epoch};
 	int r = regions && index ? parts_init(&parts) : -ENOMEM;
 
 	if (r < 0)
@@ -271,6 +273,21 @@ void pools_announce(struct handshake *hs, struct remote *remote)
 		announce_one(pub, remote);
 }
 
+int pools_begin(struct handshake *hs, struct remote *remote)
+{
+	struct wire_pools msg = {
+		.pools = (uint32_t)idmap_count(&hs->published_by_id)};
+	struct cursor out;
+	int r;
+
+	pools_announce(hs, remote);
+	handshake_body(hs, &out);
+	r = wire_pools_put(&out, &msg);
+	return r < 0 ? err_pass(r)
+		     : err_pass(peer_send_express(remote->peer, WIRE_T_POOLS, hs->scratch,
+						  out.pos));
+}
+
 static void handshake_pools_on_patience(struct loop_timer *timer)
 {
 	struct announcement *pub = container_of(timer, struct announcement, patience);
@@ -319,6 +336,7 @@ int handshake_publish_pool(struct handshake *hs, struct pool *pool)
 	list_init(&pub->shares);
 	loop_timer_init(&pub->patience, hs->kvd->loop, handshake_pools_on_patience);
 	loop_defer_init(&pub->gone, on_pub_gone);
+	choice_add(pub);
 	list_push_back(&hs->published, &pub->link);
 	pool->handshake = pub;
 	list_foreach(remote, &hs->remotes, link) {
@@ -378,6 +396,7 @@ void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 		on_gone(arg);
 		return;
 	}
+	choice_remove(pub);
 	pub->going = true;
 	pub->on_gone = on_gone;
 	pub->arg = arg;
@@ -484,6 +503,7 @@ void pools_down(struct remote *remote)
 	while ((share = list_first(&remote->shares, struct share, at_remote)))
 		share_end(share);
 	remote->unanswered = 0;
+	remote->listed = false;
 	idmap_fini(&remote->pools_by_id);
 	list_foreach_safe(pool, &remote->pools, link) {
 		keys_drop(pool);
@@ -515,50 +535,6 @@ static void pool_going(struct handshake *hs, struct remote_pool *pool)
 	pool->uses++;
 	hs->events.on_pool_going(hs->events.owner, pool);
 	handshake_pool_unuse(pool);
-}
-
-/* What tells the two apart, or that nothing does yet. */
-static int pool_ambiguous(const struct remote *remote, const struct remote_pool *a,
-			  const struct remote_pool *b)
-{
-	const char *remedy =
-		strcmp(a->name, b->name) != 0
-			? "set the source's field pool to one of the names"
-		: a->layout->rank != b->layout->rank
-			? "set the source's field rank to one of the ranks"
-			: "give each a name of its own there (pool.register, "
-			  "field name), and set the source's field pool";
-
-	return err_raise(ERR_INVAL,
-			 "sources: %.80s has several pools that fit ('%.32s' rank %u, "
-			 "'%.32s' rank %u): %s",
-			 remote->label, a->name, a->layout->rank, b->name,
-			 b->layout->rank, remedy);
-}
-
-int handshake_pool(struct remote *remote, const char *name, int64_t rank,
-		   const struct pool *local, struct remote_pool **pool_p)
-{
-	struct remote_pool *pool, *found = NULL;
-
-	assert(local->layout);
-	list_foreach(pool, &remote->pools, link) {
-		if (pool->is_session || pool->going ||
-		    (remote->peer->self && pool->id == local->id) ||
-		    (name && strcmp(pool->name, name) != 0) ||
-		    (rank >= 0 && pool->layout->rank != (uint64_t)rank))
-			continue;
-		if (found)
-			return err_pass(pool_ambiguous(remote, found, pool));
-		found = pool;
-	}
-	if (!found)
-		return 1;
-	if (layout_compatible(local->layout, found->layout, &layout_from_destination) < 0)
-		return err_prefix(-err_errno(ERR_LAYOUT), "pool '%s' of %s", found->name,
-				  remote->label);
-	*pool_p = found;
-	return 0;
 }
 
 /* ---- receiving ---- */
@@ -636,7 +612,8 @@ static void handshake_pools_compare(struct handshake *hs, struct remote *remote,
 						.local_object = pub->pool->id,
 						.code = ERR_LAYOUT};
 
-		if (strcmp(pub->pool->name, pool->name) != 0 ||
+		if (pool->own || pub->pool->session->own ||
+		    strcmp(pub->pool->name, pool->name) != 0 ||
 		    (remote->peer->self && pub->pool->id == pool->id) ||
 		    layout_compatible(pub->pool->layout, pool->layout, &layout_from_us) >=
 			    0)
@@ -658,7 +635,8 @@ static int build_pool(struct remote_pool *pool, const struct wire_register *msg)
 	pool->id = msg->object;
 	pool->session = msg->session;
 	pool->is_session = msg->kind == OBJECT_SESSION;
-	if (msg->kind > OBJECT_SESSION || strlen(msg->name) >= sizeof(pool->name))
+	pool->own = msg->kind == OBJECT_OWN_POOL;
+	if (msg->kind > OBJECT_OWN_POOL || strlen(msg->name) >= sizeof(pool->name))
 		return err_raise(ERR_PROTO, "REGISTER: kind %u or name too long",
 				 msg->kind);
 	memcpy(pool->name, msg->name, strlen(msg->name) + 1);
@@ -853,6 +831,21 @@ static int on_register_ack(struct handshake *hs, struct remote *remote,
 	return 0;
 }
 
+/* What its rooms wait for may be among them, or not be there: they look now. */
+static int on_pools(struct handshake *hs, struct remote *remote, struct cursor *body)
+{
+	struct wire_pools msg;
+	int r = wire_pools_get(body, &msg);
+
+	if (r < 0)
+		return err_pass(r);
+	if (remote->listed)
+		return err_raise(ERR_PROTO, "POOLS: twice");
+	remote->listed = true;
+	hs->events.on_change(hs->events.owner, remote);
+	return 0;
+}
+
 int pools_message(struct handshake *hs, struct remote *remote,
 		  const struct wire_header *h, struct cursor *body)
 {
@@ -865,6 +858,8 @@ int pools_message(struct handshake *hs, struct remote *remote,
 		return on_unregister(hs, remote, body);
 	case WIRE_T_UNREGISTER_ACK:
 		return on_unregister_ack(hs, remote, body);
+	case WIRE_T_POOLS:
+		return on_pools(hs, remote, body);
 	default:
 		return on_register_ack(hs, remote, body);
 	}

@@ -286,6 +286,7 @@ static void tell_abort(struct room *room, const struct party *party)
 				 .from_gen = room->gen,
 				 .to_gen = party->gen,
 				 .pool = party->pool ? party->pool->id : 0,
+				 .session = party->session,
 				 .code = room->error.code,
 				 .from_pool = room->pool->id};
 	bool early = early_source(room, party);
@@ -543,6 +544,7 @@ void party_use_pool(struct party *party, struct remote_pool *pool)
 	handshake_pool_use(pool);
 	snprintf(party->pool_name, sizeof(party->pool_name), "%s", pool->name);
 	party->rank = pool->layout->rank;
+	party->session = pool->session;
 	party->pool_id = pool->id;
 	if (!room_sends(party->room))
 		room_trace(party->room, TRACE_POOL, party, 0);

@@ -65,9 +65,12 @@ struct party {
 	struct remote *remote;	       /* held (reaches) */
 	struct remote_pool *pool;      /* in use (handshake_pool_use) or NULL */
 	uint64_t pool_id;	       /* of the one that was in use last; 0: none was */
-	char pool_name[POOL_NAME_MAX]; /* as asked for; "" = the only one */
-	int64_t rank;		       /* as asked for; ROOM_ANY_RANK */
-	uint64_t pool_asked;	       /* this pool of it; 0: by name and rank */
+	/* As asked for; once a pool was in use, that one's, and no other is used later. */
+	char pool_name[POOL_NAME_MAX]; /* "" = any */
+	int64_t rank;		       /* ROOM_ANY_RANK */
+	uint64_t session;	       /* its engine's epoch; 0 = any */
+	uint64_t pool_asked;	       /* this pool of it; 0: by what is above */
+	uint8_t named;		       /* POOL_BY_…: what was asked for */
 	uint64_t gen;	     /* the other side's generation; 0 = not known yet */
 	uint64_t room_there; /* the room's number there (a pull may name another) */
 	struct sched_flow flow;

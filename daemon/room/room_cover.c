@@ -27,11 +27,24 @@ static int pool_by_id(const struct party *party, struct remote_pool **pool_p)
 	return !*pool_p || (*pool_p)->is_session || (*pool_p)->going;
 }
 
+static int source_pool(struct party *party, struct remote_pool **pool_p)
+{
+	const struct pool_wanted wanted = {
+		.name = party->pool_name[0] ? party->pool_name : NULL,
+		.rank = party->rank,
+		.session = party->session,
+	};
+
+	if (party->pool_asked)
+		return pool_by_id(party, pool_p);
+	return err_pass(
+		handshake_pool(party->remote, &wanted, party->room->pool, pool_p));
+}
+
 static int source_ready(struct room *room, struct party *party)
 {
 	struct remote *remote = party->remote;
 	struct remote_pool *pool = NULL;
-	const char *name = party->pool_name[0] ? party->pool_name : NULL;
 	int r;
 
 	if (sm_state(&remote->peer->sm) != PEER_UP && !remote->refused)
@@ -42,9 +55,7 @@ static int source_ready(struct room *room, struct party *party)
 	if (r < 0)
 		return err_pass(r);
 	if (!party->pool) {
-		r = party->pool_asked ? pool_by_id(party, &pool)
-				      : handshake_pool(remote, name, party->rank,
-						       room->pool, &pool);
+		r = source_pool(party, &pool);
 		if (r != 0)
 			return r < 0 ? err_pass(r) : 1;
 		party_use_pool(party, pool);
@@ -53,6 +64,30 @@ static int source_ready(struct room *room, struct party *party)
 	if (party->pool->refused.code != ERR_OK)
 		return err_reraise(&party->pool->refused);
 	return remote->ready && party->pool->ready ? 0 : 1;
+}
+
+/* Other words may name one pool twice: neither its offers nor its chunks would say whose
+ * they are. */
+static int sources_differ(struct room *room)
+{
+	struct idmap pools mem_cleanup(idmap_fini) = {0};
+	struct party *party;
+	char label[300];
+
+	if (room->party_count < 2)
+		return 0;
+	list_foreach(party, &room->parties, link) {
+		int r = party->told ? 0
+				    : idmap_put(&pools, (uintptr_t)party->pool, party);
+
+		if (r == -err_errno(ERR_EXIST))
+			return err_raise(ERR_DUP, "sources: %.200s is named twice; name "
+						  "each pool once",
+					 party_label(party, label, sizeof(label)));
+		if (r < 0)
+			return err_pass(r);
+	}
+	return 0;
 }
 
 bool room_booted(struct room *room)
@@ -81,6 +116,10 @@ bool room_booted(struct room *room)
 		}
 		all |= r;
 	}
+	if (all == 0 && sources_differ(room) < 0) {
+		room_fail_last(room, NULL);
+		return false;
+	}
 	if (all == 0 && (room->role == ROOM_RECV || room->bound))
 		room_move(room, ROOM_WAITING); /* else it asks for the offers first */
 	return all == 0;
@@ -91,6 +130,8 @@ bool room_source_lost(struct party *party)
 	assert(party->room->role == ROOM_RECV || party->room->role == ROOM_PULL);
 	if (party->told)
 		return party->done || party->got == party->expected;
+	if (party->withdrawn)
+		return false; /* another engine's is no substitute */
 	party->lost = false; /* told nothing: it may come back */
 	if (party->pool)
 		handshake_pool_unuse(party->pool);

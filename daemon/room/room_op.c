@@ -9,10 +9,12 @@
  */
 #include "daemon/room/room_op.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 
 #include "daemon/base/context.h"
+#include "daemon/base/idmap.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/room/room_cover.h"
@@ -23,6 +25,9 @@
 #include "daemon/session/session.h"
 
 #define SOURCES_MAX 1024
+/* what one names: its texts, each with the byte between, and numbers */
+#define SOURCE_WORDS_MAX \
+	(LINK_ENDPOINT_MAX + PLACE_GROUP_MAX + PLACE_WORKER_MAX + POOL_NAME_MAX + 128)
 
 /* ---- open ---- */
 
@@ -41,12 +46,37 @@ static const struct field source_fields[] = {
 	      ""),
 	F_STR("pool", source_args, pool, OPTIONAL, POOL_NAME_MAX - 1, ""),
 	F_INT("rank", source_args, rank, DEFAULT(ROOM_ANY_RANK), 0, UINT32_MAX, ""),
+	F_U64("session", source_args, session, OPTIONAL, ""),
 	F_U64("room", source_args, room, OPTIONAL, ""),
 	F_END,
 };
 
-static int add_source(struct room *room, const cJSON *item, const cJSON *theirs,
-		      size_t index)
+/* Twice by the same words is the same pool, whatever room of it; other words for one that
+ * was named are found when they are looked up (room_cover.c). */
+static int source_once(struct strmap *named, const struct source_args *args)
+{
+	const char *const texts[] = {args->endpoint, args->group, args->worker,
+				     args->pool};
+	char key[SOURCE_WORDS_MAX];
+	size_t n = (size_t)snprintf(key, sizeof(key), "%lld %llu", (long long)args->rank,
+				    (unsigned long long)args->session);
+	int r;
+
+	for (unsigned int i = 0; i < PLACE_AXES; i++)
+		n += (size_t)snprintf(key + n, sizeof(key) - n, " %u", args->place[i]);
+	for (size_t i = 0; i < ARRAY_LEN(texts); i++)
+		n += (size_t)snprintf(key + n, sizeof(key) - n, "\n%.*s",
+				      LINK_ENDPOINT_MAX, texts[i] ? texts[i] : "");
+	assert(n < sizeof(key));
+	r = strmap_put(named, key, named);
+	if (r == -err_errno(ERR_EXIST))
+		return err_raise(ERR_DUP, "names the same source as one before it; name "
+					  "each once");
+	return err_pass(r);
+}
+
+static int add_source(struct room *room, struct strmap *named, const cJSON *item,
+		      const cJSON *theirs, size_t index)
 {
 	struct source_args source = {.endpoint = cJSON_GetStringValue(item),
 				     .rank = ROOM_ANY_RANK};
@@ -55,6 +85,8 @@ static int add_source(struct room *room, const cJSON *item, const cJSON *theirs,
 	if (!cJSON_GetObjectItemCaseSensitive(item, "room"))
 		source.room = room->number;
 	if (r >= 0)
+		r = source_once(named, &source);
+	if (r >= 0)
 		r = room_source_add(room, &source, theirs);
 	return r < 0 ? err_prefix(r, "sources[%zu]", index) : 0;
 }
@@ -62,6 +94,7 @@ static int add_source(struct room *room, const cJSON *item, const cJSON *theirs,
 static int add_sources(struct room *room, const struct room_open_args *args)
 {
 	const cJSON *sources = args->sources, *remote = args->remote, *item;
+	struct strmap named mem_cleanup(strmap_fini) = {0};
 	size_t n = 0;
 	int r;
 
@@ -80,7 +113,7 @@ static int add_sources(struct room *room, const struct room_open_args *args)
 
 		if (remote && !cJSON_IsObject(views))
 			return err_raise(ERR_INVAL, "remote[%zu].views: missing", n);
-		r = add_source(room, item, views, n++);
+		r = add_source(room, &named, item, views, n++);
 		if (r < 0)
 			return err_pass(r);
 	}
@@ -371,9 +404,11 @@ const struct field room_open_fields[] = {
 		 "send, recv, offer or pull"),
 	F_ID("pool", room_open_args, pool, REQUIRED, "of this session"),
 	F_ARRAY("sources", room_open_args, sources, OPTIONAL, SOURCES_MAX,
-		"recv, pull: endpoints, or {endpoint, pool, rank, room}; instead of "
-		"endpoint {group, worker, tp_rank, pp_rank, dp_rank, cp_rank}: who is "
-		"there, as the directory says"),
+		"recv, pull: endpoints, or {endpoint, pool, rank, session, room}; "
+		"session: the epoch in the hello of the engine that owns the pool. Exactly "
+		"one pool of that daemon must fit, else EINVAL. Instead of endpoint and "
+		"session {group, worker, tp_rank, pp_rank, dp_rank, cp_rank}: the engine "
+		"that the directory has there"),
 	F_ARRAY("remote", room_open_args, remote, OPTIONAL, SOURCES_MAX,
 		"pull: {views} a source, when the engine knows the pages; else the "
 		"offer's"),

@@ -34,7 +34,8 @@ static int room_pull_ask(struct room *room, struct party *party)
 				       .pull_gen = room->gen,
 				       .src_pool = party->pool->id,
 				       .dst_pool = room->pool->id,
-				       .receivers = room->receivers};
+				       .receivers = room->receivers,
+				       .named = party->named};
 
 	room_names_tell(room->names, msg.request_id, msg.traceparent);
 	memcpy(msg.ticket, room->admit.ticket, sizeof(msg.ticket));

@@ -52,6 +52,7 @@ static int info_put(const struct party *party, struct wire_blob views,
 					 .src_pool = party->pool->id,
 					 .dst_pool = room->pool->id,
 					 .receivers = room->receivers,
+					 .named = party->named,
 					 .views = views,
 					 .wants = wants};
 

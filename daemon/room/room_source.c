@@ -76,6 +76,14 @@ static int source_join(struct room *room, const char *endpoint, struct party **p
 	return *party_p ? 0 : err_pass(-ENOMEM);
 }
 
+/* By what its pool is chosen. */
+static uint8_t source_names(const struct party *party)
+{
+	return (uint8_t)((party->pool_name[0] ? POOL_BY_NAME : 0) |
+			 (party->rank >= 0 ? POOL_BY_RANK : 0) |
+			 (party->session ? POOL_BY_SESSION : 0));
+}
+
 /* ---- by endpoint ---- */
 
 static int source_at(struct room *room, const struct source_args *args,
@@ -89,6 +97,8 @@ static int source_at(struct room *room, const struct source_args *args,
 	snprintf(party->pool_name, sizeof(party->pool_name), "%s",
 		 args->pool ? args->pool : "");
 	party->rank = args->rank;
+	party->session = args->session;
+	party->named = source_names(party);
 	party->room_there = args->room;
 	/* read when its pool is known */
 	return theirs ? err_pass(source_pages(room, theirs, &party->theirs_json,
@@ -137,10 +147,12 @@ static int source_found(struct room_source *source, const struct record *record)
 	if (r < 0)
 		return err_pass(r);
 	snprintf(party->pool_name, sizeof(party->pool_name), "%s",
-		 *source->pool	      ? source->pool
-		 : record->pool_count ? record->pools[0].name
-				      : "");
+		 *source->pool		   ? source->pool
+		 : record->pool_count == 1 ? record->pools[0].name
+					   : "");
 	party->rank = source->rank;
+	party->session = record->session;
+	party->named = source_names(party);
 	party->room_there = source->number;
 	party->theirs_json = mem_steal(source->theirs);
 	if (party->theirs_json) { /* with what it takes */
@@ -221,6 +233,9 @@ int room_source_add(struct room *room, const struct source_args *args,
 	if (!args->endpoint == !args->group)
 		return err_raise(ERR_INVAL,
 				 "endpoint or group: one of the two is wanted");
+	if (args->group && args->session)
+		return err_raise(ERR_INVAL, "session: comes with endpoint; the directory "
+					    "knows the session of a worker");
 	if (args->group)
 		return err_pass(source_named(room, args, theirs));
 	if (args->worker || args->place[PLACE_TP] || args->place[PLACE_PP] ||

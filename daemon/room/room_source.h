@@ -23,6 +23,7 @@ struct source_args {
 	uint32_t place[PLACE_AXES];
 	const char *pool;
 	int64_t rank;
+	uint64_t session; /* with endpoint; 0: any */
 	uint64_t room;
 };
 

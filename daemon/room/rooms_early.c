@@ -17,6 +17,7 @@
  *   - one that the number's last room has heard is nothing to the next;
  *   - a number that is opened again meets only what came after its room had ended;
  *   - a receiver that opens the number again takes its last ABORT back (code 0);
+ *   - one that names an engine says nothing of another engine's room;
  *   - one that the room does not admit (room_admit.h) says nothing of it.
  */
 #include <assert.h>
@@ -27,6 +28,7 @@
 #include "daemon/base/context.h"
 #include "daemon/room/rooms_impl.h"
 #include "daemon/base/share.h"
+#include "daemon/session/session.h"
 
 struct early {
 	struct list link;      /* in rooms->early, oldest first */
@@ -36,6 +38,7 @@ struct early {
 	struct room_key key; /* owner: the source's pool, or 0 */
 	uint64_t gen;
 	uint64_t pool; /* the receiver's own; 0: it did not say */
+	uint64_t session; /* the engine whose rooms it means; 0: any */
 	uint8_t ticket[TICKET_BYTES];
 	uint64_t since_ns;
 	struct err why;
@@ -133,6 +136,7 @@ static bool early_keep(struct rooms *rooms, struct remote *remote,
 	early->key = key;
 	early->gen = m->from_gen;
 	early->pool = m->from_pool;
+	early->session = m->session;
 	memcpy(early->ticket, m->ticket, sizeof(early->ticket));
 	early->since_ns = loop_now_ns(rooms->kvd->loop);
 	early->why = *why;
@@ -166,6 +170,8 @@ static bool early_is_of(const struct early *early, const struct room *room,
 {
 	const struct heard_one one = heard_one(early->remote, early->pool, early->gen);
 
+	if (early->session && early->session != room->session->epoch)
+		return false; /* it means another engine's room */
 	if (room_is_before(room, one) || (before && heard_has(&before->heard, one)))
 		return false;
 	return early->since_ns >= since_ns ||

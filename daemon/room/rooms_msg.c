@@ -146,6 +146,9 @@ static int deliver_info(struct room *room, struct remote *remote, struct cursor 
 		r = msg_admit(room, remote, info.ticket);
 	if (r >= 0)
 		r = over(room);
+	if (r >= 0)
+		r = handshake_check_choice(room->rooms->kvd->handshake, remote,
+					   info.src_pool, info.named, info.dst_pool);
 	return r < 0 ? err_pass(r) : send_on_info(room, remote, &info, msg);
 }
 
@@ -198,6 +201,9 @@ static int deliver_query(struct room *room, struct remote *remote, struct cursor
 
 	if (r >= 0)
 		r = msg_admit(room, remote, query.ticket);
+	if (r >= 0)
+		r = handshake_check_choice(room->rooms->kvd->handshake, remote,
+					   query.src_pool, query.named, query.dst_pool);
 	return r < 0 ? err_pass(r) : offer_on_query(room, remote, &query);
 }
 

@@ -260,6 +260,7 @@ static int add_source(struct room *room, struct remote *remote,
 	if (!party)
 		return err_pass(-ENOMEM);
 	party->pool_asked = offer->pool;
+	party->named = POOL_BY_ID;
 	party->room_there = offer->number;
 	return 0;
 }
