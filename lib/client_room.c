@@ -113,6 +113,8 @@ static void text_source(struct client_text *text, const struct kvd_client *clien
 	text_rank(text, "cp_rank", source->cp_rank);
 	if (source->pool)
 		client_text_str(text, "pool", source->pool);
+	if (source->session)
+		client_text_u64(text, "session", source->session);
 	if (source->has_rank)
 		client_text_int(text, "rank", source->rank);
 	if (source->another_room)

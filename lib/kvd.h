@@ -508,9 +508,13 @@ int kvd_timeline_mark(struct kvd_timeline *timeline, struct kvd_wait *wait_p);
 bool kvd_timeline_passed(const struct kvd_timeline *timeline); /* the last mark */
 int kvd_timeline_close(struct kvd_timeline *timeline, int timeout_ms);
 
+/* Exactly one pool of the source's daemon must fit, else the room fails (KVD_E_INVAL).
+ * Where that daemon serves several engines, `session`, or group and worker, name the one
+ * that is meant; a ticket does not, it only keeps others out. */
 struct kvd_source {
 	const char *endpoint; /* the source's daemon; NULL: our own daemon, or `group` */
-	const char *pool;     /* its pool's name; NULL: the only one that it has */
+	const char *pool;     /* its pool's name; NULL: any */
+	uint64_t session;     /* kvd_daemon()->epoch of the engine's client; 0: any */
 	uint64_t room;	      /* its number of the room, when another_room is set */
 	bool another_room;
 	bool has_rank; /* its pool's rank, when pools of one name differ in it only */

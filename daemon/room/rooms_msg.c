@@ -143,12 +143,12 @@ static int deliver_info(struct room *room, struct remote *remote, struct cursor 
 	int r = wire_transfer_info_get(in, &info);
 
 	if (r >= 0)
+		r = handshake_check_choice(room->rooms->kvd->handshake, remote,
+					   info.src_pool, info.named, info.dst_pool);
+	if (r >= 0)
 		r = msg_admit(room, remote, info.ticket);
 	if (r >= 0)
 		r = over(room);
-	if (r >= 0)
-		r = handshake_check_choice(room->rooms->kvd->handshake, remote,
-					   info.src_pool, info.named, info.dst_pool);
 	return r < 0 ? err_pass(r) : send_on_info(room, remote, &info, msg);
 }
 
@@ -200,10 +200,10 @@ static int deliver_query(struct room *room, struct remote *remote, struct cursor
 	int r = wire_offer_query_get(in, &query);
 
 	if (r >= 0)
-		r = msg_admit(room, remote, query.ticket);
-	if (r >= 0)
 		r = handshake_check_choice(room->rooms->kvd->handshake, remote,
 					   query.src_pool, query.named, query.dst_pool);
+	if (r >= 0)
+		r = msg_admit(room, remote, query.ticket);
 	return r < 0 ? err_pass(r) : offer_on_query(room, remote, &query);
 }
 
@@ -228,10 +228,13 @@ struct contact {
 	enum wire_type type;
 	struct room_key key;
 	struct heard_one one;
+	uint64_t pool; /* its own */
 	const uint8_t *ticket;
+	uint8_t named; /* by what it chose the pool */
 };
 
-/* Deliver, keep, or say why not. */
+/* Deliver, keep, or say why not. What another pool here fits as well is refused first: it
+ * may be for that one's room. */
 static void first_contact(struct rooms *rooms, struct remote *remote,
 			  const struct contact *from, struct room_message *msg)
 {
@@ -240,8 +243,13 @@ static void first_contact(struct rooms *rooms, struct remote *remote,
 		by_pool(rooms, key->owner, (enum room_role)key->role, key->number);
 	const struct tombstone *tomb = tomb_find(rooms, key);
 	bool past = room && tomb && heard_has(&tomb->heard, from->one);
-	int r;
+	int r = handshake_check_choice(rooms->kvd->handshake, remote, key->owner,
+				       from->named, from->pool);
 
+	if (r < 0) {
+		refuse_last(rooms, remote, from->type, msg);
+		return;
+	}
 	if (room && !past && !room_is_before(room, from->one)) {
 		msg_deliver(rooms, room, remote, from->type, msg);
 		return;
@@ -280,7 +288,9 @@ static int on_transfer_info(struct rooms *rooms, struct remote *remote,
 	const struct contact from = {.type = WIRE_T_TRANSFER_INFO,
 				     .key = {m.src_pool, ROOM_SEND, m.room},
 				     .one = heard_one(remote, m.dst_pool, m.recv_gen),
-				     .ticket = m.ticket};
+				     .pool = m.dst_pool,
+				     .ticket = m.ticket,
+				     .named = m.named};
 
 	if (r < 0)
 		return err_pass(r);
@@ -299,7 +309,9 @@ static int on_offer_query(struct rooms *rooms, struct remote *remote, struct cur
 	const struct contact from = {.type = WIRE_T_OFFER_QUERY,
 				     .key = {m.src_pool, ROOM_OFFER, m.room},
 				     .one = heard_one(remote, m.dst_pool, m.pull_gen),
-				     .ticket = m.ticket};
+				     .pool = m.dst_pool,
+				     .ticket = m.ticket,
+				     .named = m.named};
 
 	if (r < 0)
 		return err_pass(r);

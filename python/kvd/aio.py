@@ -194,6 +194,11 @@ class AsyncClient:
         """What other daemons dial to reach this one's."""
         return self._client.endpoint
 
+    @property
+    def session(self):
+        """Names this engine among those of its daemon, for Source(session=)."""
+        return self._client.session
+
     async def command(self, cmd, **args):
         """Any command of the control protocol; its answer as a dict."""
         _check.instance("cmd", cmd, str, "a str")

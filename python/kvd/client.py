@@ -105,6 +105,12 @@ class Client:
         """What other daemons dial to reach this one's."""
         return self.info["endpoint"]
 
+    @property
+    def session(self):
+        """Names this engine among those of its daemon, for Source(session=); another one
+        after the daemon was restarted."""
+        return self.info["epoch"]
+
     def command(self, cmd, timeout=None, **args):
         """Any command of the control protocol; its answer as a dict."""
         _check.instance("cmd", cmd, str, "a str")

@@ -41,18 +41,21 @@ class View(namedtuple("View", "pages first_token tokens layers")):
         return super().__new__(cls, pages, first_token, tokens, layers)
 
 
-class Source(namedtuple("Source", "endpoint pool room rank views group worker ranks")):
+class Source(namedtuple("Source", "endpoint pool room rank views group worker ranks session")):
     """Where pages come from. endpoint: of the source's daemon, None: the own one; pool: its
     name, where the source has several; room: its number there, where that is another;
-    rank: of the pool, where several have the name; views (pull): its pages, None: the
-    whole offer. Instead of an endpoint, group: who is at a place of that group, as the
-    directory of the cluster says; worker: which engine of it, None: its only one; ranks:
-    (tp, pp, dp, cp), those at the end 0 if left out."""
+    rank: of the pool, where several have the name; session: `client.session` of the engine
+    that owns the pool, where the daemon serves several; views (pull): its pages, None: the
+    whole offer. Instead of endpoint and session, group: the engine at a place of that
+    group, as the directory of the cluster says; worker: which engine of it, None: its only
+    one; ranks: (tp, pp, dp, cp), those at the end 0 if left out.
+
+    Exactly one pool must fit, else the room fails with InvalidError."""
 
     def __new__(cls, endpoint=None, pool=None, room=None, rank=None, views=None, *,
-                group=None, worker=None, ranks=()):
+                group=None, worker=None, ranks=(), session=None):
         return super().__new__(cls, endpoint, pool, room, rank, views, group, worker,
-                               tuple(ranks))
+                               tuple(ranks), session)
 
 
 def views_pack(views, name="views"):
@@ -87,12 +90,14 @@ def source_pack(source, name):
     views = () if source.views is None else views_pack(source.views, name + ".views")
     _check.text(name + ".group", source.group)
     _check.text(name + ".worker", source.worker)
+    if source.session is not None:
+        _check.integer(name + ".session", source.session)
     if len(source.ranks) > 4:
         raise _check.wrong(name + ".ranks", source.ranks, "(tp, pp, dp, cp)")
     ranks = tuple(_check.integer("%s.ranks[%d]" % (name, i), n, 0, _check.U32)
                   for i, n in enumerate(source.ranks))
     return (source.endpoint, source.pool, source.room, source.rank, views, source.group,
-            source.worker, ranks + (0,) * (4 - len(ranks)))
+            source.worker, ranks + (0,) * (4 - len(ranks)), source.session or 0)
 
 
 def sources_pack(sources):

@@ -126,13 +126,15 @@ static void sources_fini(struct sources *s)
 static int source_parse(PyObject *tuple, struct kvd_source *s, struct ext_views *views)
 {
 	PyObject *room, *rank, *view_list;
+	unsigned long long session;
 	uint64_t number = 0;
 	int r;
 
-	if (!PyArg_ParseTuple(tuple, "zzOOOzz(IIII)", &s->endpoint, &s->pool, &room,
+	if (!PyArg_ParseTuple(tuple, "zzOOOzz(IIII)K", &s->endpoint, &s->pool, &room,
 			      &rank, &view_list, &s->group, &s->worker, &s->tp_rank,
-			      &s->pp_rank, &s->dp_rank, &s->cp_rank))
+			      &s->pp_rank, &s->dp_rank, &s->cp_rank, &session))
 		return -1;
+	s->session = session;
 	r = number_parse(room, &s->room);
 	s->another_room = r == 1;
 	if (r >= 0)
