@@ -438,12 +438,23 @@ static bool was_tried(const struct doctor *d, const char *endpoint)
 	return false;
 }
 
+static const char *line_remedy(const char *code)
+{
+	if (strcmp(code, "EREQUIRE") == 0)
+		return "the option `require` and transports of both daemons";
+	if (!*code)
+		return "";
+	return "the port that it names: a firewall, under systemd IPAddressAllow=; or "
+	       "that option there, with an address that this host reaches";
+}
+
 /* Whether there was something to say. */
 static bool check_peer(struct doctor *d, const cJSON *peer)
 {
 	const char *state = ctl_str(peer, "state", "?"),
 		   *version = ctl_str(peer, "version", "-"),
-		   *own = kvd_daemon(d->ctl->client)->daemon;
+		   *own = kvd_daemon(d->ctl->client)->daemon,
+		   *code = ctl_str(peer, "why_code", "");
 	double rtt_ms = ctl_num(peer, "rtt_us") / 1000, dead_ms = dead_after_ms(d);
 	bool slow = dead_ms > 0 && rtt_ms > dead_ms / 4, line;
 
@@ -457,10 +468,11 @@ static bool check_peer(struct doctor *d, const cJSON *peer)
 		return true;
 	}
 	doctor_say(d,
-		   !line					       ? DOCTOR_FAIL
+		   !line && !*code				       ? DOCTOR_NOTE
+		   : !line					       ? DOCTOR_FAIL
 		   : slow || (*version == 'k' && strcmp(version, own)) ? DOCTOR_WARN
 								       : DOCTOR_OK,
-		   !line  ? "the option `require` and transports of both daemons"
+		   !line  ? line_remedy(code)
 		   : slow ? "the path to it, its load; dead_after"
 		   : *version == 'k' && strcmp(version, own)
 			   ? "one version for all daemons of a deployment"

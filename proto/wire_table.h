@@ -112,10 +112,13 @@
 /* type and total: of the message; at: where in its body these bytes begin. In order, one
  * message of a sender at a time */
 #define WIRE_PART(F) F(u16, type) F(u32, total) F(u32, at) F(blob, bytes)
-/* From the side with the lower instance id, once in a peering, before any REGISTER of
- * either. text: the transports that it could not connect by; with a code, why there is
- * none */
-#define WIRE_LINE(F) F(str, transport) F(u32, code) F(str, text)
+/* From the side with the lower instance id, before any REGISTER of either, and again for
+ * each further attempt to connect. text: the transports that it could not connect by;
+ * with a code, why there is none. turn: attempts before this one; who sent the first
+ * dials in even ones. tried: why its own one before failed. From the other side: with
+ * code and text, why its attempt of that turn failed */
+#define WIRE_LINE(F) \
+	F(str, transport) F(u32, code) F(str, text) F(u32, turn) F(str, tried)
 /* request_id, traceparent: what the engine calls its request, "" = nothing.
  * views: count u32, {str name, u64 first_token, u64 token_begin, u64 token_end,
  * blob pages as runs {u32 page, u32 count}}; wants: count u32, plan_want.

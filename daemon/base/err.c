@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct row {
@@ -85,13 +86,16 @@ int(err_raise_errno)(int no, const char *fmt, ...)
 			 strerror_r(no, reason, sizeof(reason)));
 }
 
-/* systemd's filter drops packets, and connect() hears nothing of it. */
+/* systemd's filter drops packets, and connect() hears nothing of it. systemd(1) sets
+ * INVOCATION_ID in units only. */
 const char *err_connect_words(int no)
 {
-	return no == ETIMEDOUT
+	if (no != ETIMEDOUT)
+		return strerror(no);
+	return getenv("INVOCATION_ID")
 		       ? "Connection timed out: a firewall, or IPAddressAllow= of "
 			 "kvd's unit, here or there"
-		       : strerror(no);
+		       : "Connection timed out: a firewall, here or there";
 }
 
 void err_assert_raised(int r)

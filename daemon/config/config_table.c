@@ -173,8 +173,9 @@ static const struct setting options[] = {
 		 "connect take this daemon for frozen after as much, at least 800 ms."},
 	{"peer", "connect_timeout", SETTING_DURATION, FIELD(connect_timeout_ns),
 	 .preset = "10 s", .min = 10 * MS, .max = 3600 * S, .reload = true,
-	 .help = "A room or transfer whose peer is not connected fails after this, with "
-		 "the reason. The peer is tried as long as something waits for it."},
+	 .help = "A room or transfer whose peer is not connected, by its data port, too, "
+		 "fails after this, with the reason. The peer is tried as long as "
+		 "something waits for it."},
 	{"peer", "orphans", SETTING_COUNT, FIELD(orphans_max), .preset = "4096", .min = 1,
 	 .max = 1 << 20,
 	 .help = "Most room requests of peers kept for a sender that does not exist "

@@ -29,7 +29,9 @@ struct connect {
 
 static struct list waiting = LIST_INIT(waiting);
 
-static void commands_peer_describe(struct brief *out, const struct remote *remote)
+/* `why` lives as long as `out`. */
+static void commands_peer_describe(struct brief *out, const struct remote *remote,
+				   char why[ERR_TEXT_MAX])
 {
 	const struct peer *peer = remote->peer;
 	const struct xp_peer_base *xp = (const struct xp_peer_base *)remote->xp;
@@ -52,8 +54,14 @@ static void commands_peer_describe(struct brief *out, const struct remote *remot
 	brief_number(out, "messages_out", (double)peer->messages_out);
 	if (*remote->passed)
 		brief_text(out, "passed_over", remote->passed);
-	if (remote->why.code != ERR_OK)
+	if (remote->why.code != ERR_OK) {
 		brief_text(out, "why", remote->why.text);
+		brief_text(out, "why_code", err_name(remote->why.code));
+	} else if (!remote->ready && sm_state(&peer->sm) == PEER_UP) {
+		brief_text(out, "why", handshake_why_not(remote, why));
+		if (remote->line_why[LINE_HERE].code || remote->line_why[LINE_THERE].code)
+			brief_text(out, "why_code", err_name(ERR_PEER));
+	}
 }
 
 /* ---- peer.connect ---- */
@@ -61,6 +69,7 @@ static void commands_peer_describe(struct brief *out, const struct remote *remot
 static void connect_end(struct connect *c, const struct err *why)
 {
 	struct handshake *hs = c->req->kvd->handshake;
+	char text[ERR_TEXT_MAX];
 	struct brief brief;
 
 	list_remove(&c->link);
@@ -68,7 +77,7 @@ static void connect_end(struct connect *c, const struct err *why)
 	if (why) {
 		request_fail(c->req, why);
 	} else {
-		commands_peer_describe(&brief, c->remote);
+		commands_peer_describe(&brief, c->remote, text);
 		request_reply_brief(c->req, &brief);
 	}
 	handshake_release(hs, c->remote);
@@ -93,15 +102,15 @@ static void on_connect_timer(struct loop_timer *timer)
 {
 	struct connect *c = container_of(timer, struct connect, timer);
 	const struct remote *remote = c->remote;
+	char text[ERR_TEXT_MAX];
 	struct err why;
 
-	if (sm_state(&remote->peer->sm) == PEER_UP)
-		err_set(&why, ERR_TIMEOUT, "%.150s: no data line yet%s%.120s",
-			remote->label, remote->why.code ? ": " : "",
-			remote->why.code ? remote->why.text : "");
+	if (sm_state(&remote->peer->sm) != PEER_UP && !remote->peer->why.code)
+		err_set(&why, ERR_TIMEOUT, "not connected in time: %.250s",
+			remote->label);
 	else
 		err_set(&why, ERR_TIMEOUT, "not connected in time: %.250s",
-			remote->peer->why.code ? remote->peer->why.text : remote->label);
+			handshake_why_not(remote, text));
 	connect_end(c, &why);
 }
 
@@ -158,8 +167,8 @@ static double ms_since(uint64_t now_ns, uint64_t then_ns)
 	return (double)((now_ns - then_ns) / LOOP_NS_PER_MS);
 }
 
-/* up_ns: it is up since then; 0: it is not. What others' rooms failed of is told to
- * administrators. */
+/* up_ns: its data line is up since then; 0: it is not. What others' rooms failed of is
+ * told to administrators. */
 static bool put_totals(cJSON *one, const struct peer_totals *totals, uint64_t up_ns,
 		       uint64_t now_ns, bool admin)
 {
@@ -193,11 +202,12 @@ static bool put_known(cJSON *one, const char *known_as, const char *product,
 static bool list_one(cJSON *out, const struct remote *remote, uint64_t now_ns, bool admin)
 {
 	const struct peer *peer = remote->peer;
-	uint64_t up_ns = sm_state(&peer->sm) == PEER_UP ? peer->up_since_ns : 0;
+	uint64_t up_ns = remote->ready ? remote->ready_ns : 0;
+	char why[ERR_TEXT_MAX];
 	struct brief brief;
 	cJSON *one;
 
-	commands_peer_describe(&brief, remote);
+	commands_peer_describe(&brief, remote, why);
 	one = cJSON_Duplicate(brief.nodes, true);
 	if (one && cJSON_AddItemToArray(out, one))
 		return cJSON_AddNumberToObject(one, "inflight_bytes",
@@ -316,11 +326,12 @@ const struct command peer_commands[] = {
 	 "bytes on their way: none, gmac, aes128gcm, aes128gcm-ktls: by this side's "
 	 "kernel, all streams in both directions), "
 	 "passed_over (transports that it could not be connected by, and why), "
-	 "inflight_bytes, …}; "
+	 "inflight_bytes, why, why_code (no data line: EREQUIRE, no transport; EPEER, no "
+	 "connection), …}; "
 	 "lost: the same of those that are gone (state lost), or never came up "
 	 "(unreached); of each known_as (its name in curve_allow_file), version, "
 	 "since_ms (up or not), bytes_in, bytes_out, rooms_ended, rooms_failed, downs, "
-	 "last_error {code, message, resolved (it came up after it), age_ms}"},
+	 "last_error {code, message, resolved (its data line came up after it), age_ms}"},
 	{"peer.forget", "cut a peer; its rooms fail", forget_fields, COMMAND_ADMIN,
 	 run_forget, "nothing"},
 	{.name = NULL},

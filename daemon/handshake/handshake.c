@@ -1,32 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A remote is a peer with its data line. The control line comes up first
- * (peer.c); then the first transport of the configured order that both sides
- * have, that the pair can use (one host or two) and that `require` allows is
- * opened, and both announce their pools.
+ * A remote is a peer with its data line. The control line comes up first (peer.c); then
+ * the data line is opened (handshake_line.c), and both sides announce their pools.
  *
- * One side chooses, the one that dials data lines: it alone learns whether it can
- * connect. A transport that it cannot connect by (shm, between containers that share
- * neither network namespace nor run_dir) is passed over, and LINE tells the other side
- * what was chosen and why. That side opens nothing before. The choice is of one peering:
- * a restart on either side makes it anew. (Rejected: that both choose by the same rule,
- * which they can only where it needs nothing but what both know; to try the next
- * transport after a data line was lost, which costs the rooms of the peering.)
- *
- * The two lines share one fate: a data line that is lost takes the peer down,
- * because what could not be proven quiesced on a room must be cut on the
- * connection; and a peer that is down closes its data line, which ends every
- * op on it. Rooms hear of a lost peer at once (on_down: they become aborting)
- * and reach their terminal state when their ops have ended.
- *
- * An endpoint may come back before all of that has drained: the new epoch then
- * waits (start_again) until the old data line is closed.
+ * Rooms hear of a lost peer at once (on_down: they become aborting) and reach their
+ * terminal state when their ops have ended.
  */
 #include "daemon/handshake/handshake.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -63,6 +46,8 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	list_init(&remote->express_free);
 	list_init(&remote->express_late);
 	remote->told = -1;
+	remote->lineless_ns = loop_now_ns(hs->kvd->loop);
+	loop_timer_init(&remote->again, hs->kvd->loop, line_on_again);
 	list_push_back(&hs->remotes, &remote->link);
 	peer_label(peer, remote->label);
 	return remote;
@@ -75,6 +60,7 @@ static void remote_free(struct remote *remote)
 	       list_empty(&remote->orphan_list) && list_empty(&remote->attend_legs) &&
 	       list_empty(&remote->serves));
 	list_remove(&remote->link);
+	loop_timer_stop(&remote->again);
 	idmap_fini(&remote->pools_by_id);
 	sched_line_fini(&remote->line);
 	account_unref(remote->account);
@@ -94,289 +80,11 @@ void remote_try_free(struct handshake *hs, struct remote *remote)
 	remote_free(remote);
 }
 
-/* ---- choosing and opening the data line ---- */
-
-static const struct peer_address *address_of(const struct peer *peer, const char *name)
-{
-	for (unsigned int i = 0; i < peer->address_count; i++) {
-		if (strcmp(peer->addresses[i].transport, name) == 0)
-			return &peer->addresses[i];
-	}
-	return NULL;
-}
-
-static bool allowed(const struct config *config, const struct transport *t)
-{
-	const struct setting_words *req = &config->require;
-
-	for (size_t i = 0; i < req->count; i++) {
-		if (strcmp(req->word[i], t->ops->name) == 0)
-			return true;
-		if (strcmp(req->word[i], "rdma") == 0 && (t->caps & XP_CAP_RDMA))
-			return true;
-	}
-	return req->count == 0;
-}
-
-/* Why `t` does not serve this peer, or NULL. */
-static const char *unfit(const struct handshake *hs, const struct remote *remote,
-			 const struct transport *t)
-{
-	const struct peer *peer = remote->peer;
-
-	if (peer->self)
-		return t->caps & XP_CAP_SELF ? NULL : "not for this daemon itself";
-	if (!allowed(hs->kvd->config, t))
-		return "not in `require`";
-	if ((t->caps & XP_CAP_SAME_HOST) && !peer->same_host)
-		return "another host";
-	if (!address_of(peer, t->ops->name))
-		return "the peer does not offer it";
-	return NULL;
-}
-
-__attribute__((format(printf, 2, 3))) static void add_words(char text[ERR_TEXT_MAX],
-							    const char *fmt, ...)
-{
-	size_t n = strlen(text);
-	va_list ap;
-
-	if (n && n + 3 < ERR_TEXT_MAX)
-		n += (size_t)snprintf(text + n, ERR_TEXT_MAX - n, ", ");
-	va_start(ap, fmt);
-	vsnprintf(text + n, ERR_TEXT_MAX - n, fmt, ap);
-	va_end(ap);
-}
-
-/* Does LINE say which transport it is? Peers that are older choose by themselves. */
-static bool is_told(const struct peer *peer)
-{
-	return !peer->self && (peer->features & PEER_FEATURE_LINE);
-}
-
-static bool chooses(const struct peer *peer)
-{
-	return peer->lower || !is_told(peer);
-}
-
-const struct transport *handshake_transport(const struct remote *remote)
-{
-	if (chooses(remote->peer))
-		return remote->transport;
-	return remote->told < 0 ? NULL : remote->hs->kvd->transports[remote->told];
-}
-
-static int open_line(struct handshake *hs, struct remote *remote, unsigned int index)
-{
-	struct peer *peer = remote->peer;
-	struct transport *t = hs->kvd->transports[index];
-	const struct peer_address *address = address_of(peer, t->ops->name);
-	struct xp_peer_args args = {.self = peer->self,
-				    .dial = peer->lower,
-				    .account = remote->account,
-				    .owner = remote};
-	int r;
-
-	memcpy(args.instance, peer->instance, sizeof(args.instance));
-	memcpy(args.token_in, peer->token_in, sizeof(args.token_in));
-	memcpy(args.token_out, peer->token_out, sizeof(args.token_out));
-	if (address) {
-		args.address = address->data;
-		args.address_len = address->len;
-	}
-	remote->transport = t;
-	remote->transport_index = index;
-	r = express_init(remote);
-	if (r == 0)
-		r = t->ops->peer_open(t, &args, &remote->xp);
-	if (r < 0)
-		express_fini(remote);
-	return err_pass(r);
-}
-
-static int choose_line(struct handshake *hs, struct remote *remote)
-{
-	char why[ERR_TEXT_MAX] = "";
-
-	for (unsigned int i = 0; i < hs->kvd->transport_count; i++) {
-		const struct transport *t = hs->kvd->transports[i];
-		const char *no = unfit(hs, remote, t);
-		int r;
-
-		if (no) {
-			add_words(why, "%s: %s", t->ops->name, no);
-			continue;
-		}
-		r = open_line(hs, remote, i);
-		if (r >= 0 || r != -err_errno(ERR_REQUIRE) || !is_told(remote->peer))
-			return err_pass(r);
-		add_words(why, "%s", err_last()->text);
-		add_words(remote->passed, "%s", err_last()->text);
-		err_clear();
-	}
-	remote->transport = NULL;
-	return err_raise(ERR_REQUIRE, "%.100s: no transport: %.200s", remote->label,
-			 *why ? why : "none built");
-}
-
-/* The other side waits for it. */
-static void tell_line(struct remote *remote, const struct err *why)
-{
-	struct wire_line msg = {.code = why->code};
-	const char *text = why->code ? why->text : remote->passed;
-	size_t label = strlen(remote->label);
-	struct err e;
-
-	if (why->code && strncmp(text, remote->label, label) == 0)
-		text += label + strspn(text + label, ": "); /* it knows who it is */
-	if (!why->code)
-		snprintf(msg.transport, sizeof(msg.transport), "%s",
-			 remote->transport->ops->name);
-	snprintf(msg.text, sizeof(msg.text), "%s", text);
-	if (handshake_tell_line(remote, &msg) >= 0)
-		return;
-	err_take(&e);
-	peer_end_later(remote->peer, &e);
-}
-
-static void handshake_start(struct handshake *hs, struct remote *remote)
-{
-	struct peer *peer = remote->peer;
-	struct err why;
-	int r;
-
-	remote->start_again = false;
-	remote->refused = false;
-	remote->why.code = ERR_OK;
-	peer_label(peer, remote->label);
-	if (!chooses(peer) && remote->told < 0)
-		return; /* on_line() */
-	r = chooses(peer) ? choose_line(hs, remote)
-			  : open_line(hs, remote, (unsigned int)remote->told);
-	if (r < 0)
-		err_take(&remote->why);
-	else if (*remote->passed)
-		log_warn("peer", peer->shown, "a preferred transport is passed over",
-			 "transport=%s why=\"%s\"", remote->transport->ops->name,
-			 remote->passed);
-	if (is_told(peer) && peer->lower && remote->why.code != ERR_NOMEM)
-		tell_line(remote, &remote->why);
-	if (r < 0) {
-		log_warn("peer", peer->shown, "no data line", "why=\"%s\"",
-			 remote->why.text);
-		if (remote->why.code == ERR_NOMEM)
-			peer_end_later(peer, &remote->why);
-		else
-			hs->events.on_change(hs->events.owner, remote);
-		return;
-	}
-	r = pools_begin(hs, remote);
-	if (r >= 0)
-		return;
-	err_take(&why);
-	peer_end_later(peer, &why);
-}
-
-/* The other side's choice. */
-static void take_line(struct handshake *hs, struct remote *remote,
-		      const struct wire_line *msg)
-{
-	const char *no = "not usable here";
-
-	for (unsigned int i = 0; i < hs->kvd->transport_count; i++) {
-		if (strcmp(hs->kvd->transports[i]->ops->name, msg->transport) != 0)
-			continue;
-		no = unfit(hs, remote, hs->kvd->transports[i]);
-		if (!no)
-			remote->told = (int)i;
-	}
-	if (no)
-		err_set(&remote->why, ERR_REQUIRE, "%.100s: no transport: %.32s: %s",
-			remote->label, msg->transport, no);
-	snprintf(remote->passed, sizeof(remote->passed), "%.319s", msg->text);
-}
-
-static int on_line(struct handshake *hs, struct remote *remote, struct cursor *body)
-{
-	struct wire_line msg;
-	int r = wire_line_get(body, &msg);
-
-	if (r < 0)
-		return err_pass(r);
-	if (chooses(remote->peer) || remote->told >= 0 || remote->why.code != ERR_OK)
-		return err_raise(ERR_PROTO, "LINE: %s",
-				 chooses(remote->peer) ? "this side chooses the transport"
-						       : "twice");
-	if (msg.code)
-		peer_told(remote->peer, msg.code, msg.text, &remote->why);
-	else
-		take_line(hs, remote, &msg);
-	if (remote->why.code != ERR_OK) {
-		log_warn("peer", remote->peer->shown, "no data line", "why='%s'",
-			 remote->why.text);
-		hs->events.on_change(hs->events.owner, remote);
-	} else if (!remote->xp) { /* else the last epoch's is not closed yet */
-		handshake_start(hs, remote);
-	}
-	return 0;
-}
-
 /* ---- what the transports say ---- */
 
 static struct remote *remote_of(struct xp_peer *xp)
 {
 	return ((struct xp_peer_base *)xp)->owner;
-}
-
-static void on_peer_ready(void *owner, struct xp_peer *xp)
-{
-	struct handshake *hs = owner;
-	struct remote *remote = remote_of(xp);
-
-	remote->ready = true;
-	log_info("peer", remote->peer->shown, "data line up", "transport=%s path=\"%s\"",
-		 remote->transport->ops->name, ((struct xp_peer_base *)xp)->path);
-	sched_line_set(&remote->line, xp, remote->transport->ops, NULL);
-	express_line_ready(remote);
-	pools_line_ready(remote);
-	hs->events.on_change(hs->events.owner, remote);
-}
-
-static void on_xp_closed(void *arg)
-{
-	struct remote *remote = arg;
-	struct handshake *hs = handshake_of(remote);
-
-	remote->closing_xp = false;
-	remote->xp = NULL;
-	express_fini(remote);
-	if (remote->start_again && sm_state(&remote->peer->sm) == PEER_UP && !hs->closing)
-		handshake_start(hs, remote);
-	else
-		remote_try_free(hs, remote);
-}
-
-static void close_line(struct remote *remote)
-{
-	if (!remote->xp || remote->closing_xp)
-		return;
-	remote->closing_xp = true;
-	remote->transport->ops->peer_close(remote->xp, on_xp_closed, remote);
-}
-
-static void on_peer_lost(void *owner, struct xp_peer *xp, const struct err *why)
-{
-	struct remote *remote = remote_of(xp);
-	struct err e;
-
-	(void)owner;
-	err_set(&e, why->code, "%.100s: data line lost: %.200s", remote->label,
-		why->text);
-	remote->ready = false;
-	sched_line_set(&remote->line, NULL, NULL, &e);
-	close_line(remote);
-	if (sm_state(&remote->peer->sm) == PEER_UP)
-		peer_kill(remote->peer, &e);
 }
 
 static void handshake_on_request(void *owner, struct xp_inbound *in)
@@ -454,8 +162,8 @@ static int open_transports(struct handshake *hs)
 		.owner = hs,
 		.on_request = handshake_on_request,
 		.on_inbound_done = handshake_on_inbound_done,
-		.on_peer_ready = on_peer_ready,
-		.on_peer_lost = on_peer_lost,
+		.on_peer_ready = line_on_ready,
+		.on_peer_lost = line_on_lost,
 		.on_key = on_key,
 	};
 
@@ -502,7 +210,7 @@ int handshake_transports_ok(const struct handshake *hs)
 	const struct kvd *kvd = hs->kvd;
 
 	for (unsigned int i = 0; i < kvd->transport_count; i++) {
-		if (allowed(kvd->config, kvd->transports[i]))
+		if (line_allowed(kvd->config, kvd->transports[i]))
 			return 0;
 	}
 	if (hs->transports_why.code != ERR_OK)
@@ -602,7 +310,7 @@ static void on_up(void *owner, struct peer *peer)
 		remote->start_again = true;
 		remote->why.code = ERR_OK; /* rooms of now wait for the new line */
 	} else {
-		handshake_start(hs, remote);
+		line_start(remote);
 	}
 }
 
@@ -623,10 +331,7 @@ static void handshake_on_down(void *owner, struct peer *peer)
 	if (!remote)
 		return;
 	figures_end(remote);
-	remote->ready = false;
-	remote->start_again = false;
-	remote->told = -1;
-	remote->passed[0] = '\0';
+	line_forget(remote);
 	remote->why = peer->why;
 	remote->downs++;
 	remote->down = peer->why;
@@ -637,7 +342,7 @@ static void handshake_on_down(void *owner, struct peer *peer)
 	sched_line_set(&remote->line, NULL, NULL, &peer->why);
 	hs->events.on_down(hs->events.owner, remote, &peer->why);
 	pools_down(remote);
-	close_line(remote);
+	line_close(remote);
 	remote->reaches--;
 	remote_try_free(hs, remote);
 }
@@ -666,7 +371,7 @@ static int handshake_on_message(void *owner, struct peer *peer,
 	if (!remote)
 		return 0;
 	if (header->type == WIRE_T_LINE)
-		return on_line(hs, remote, body);
+		return line_message(remote, body);
 	if (header->type == WIRE_T_POOLS ||
 	    (header->type >= WIRE_T_REGISTER && header->type <= WIRE_T_UNREGISTER_ACK))
 		return pools_message(hs, remote, header, body);
@@ -700,7 +405,8 @@ static int make_peers(struct handshake *hs)
 		struct peer_address *a = &hs->addresses[args.address_count];
 
 		if (t->address_len == 0 || args.address_count == TRANSPORTS_MAX ||
-		    !allowed(kvd->config, t)) /* it may not be chosen there, either */
+		    !line_allowed(kvd->config,
+				  t)) /* it may not be chosen there, either */
 			continue;
 		snprintf(a->transport, sizeof(a->transport), "%s", t->ops->name);
 		a->data = t->address;
@@ -832,8 +538,9 @@ int handshake_reach(struct handshake *hs, const char *endpoint,
 		remote->why.code = ERR_OK;
 	}
 	/* the self peer may have come up inside peers_dial(), before it had us */
-	if (sm_state(&peer->sm) == PEER_UP && !remote->xp && remote->why.code == ERR_OK)
-		handshake_start(hs, remote);
+	if (sm_state(&peer->sm) == PEER_UP && !remote->xp && !remote->announced &&
+	    remote->why.code == ERR_OK)
+		line_start(remote);
 	return 0;
 }
 

@@ -67,6 +67,9 @@ struct remote_pool {
 	struct remote_pool *replacement; /* which has its keys: in use */
 };
 
+/* Which side dialled. */
+enum { LINE_HERE, LINE_THERE };
+
 /* A peer as the upper layers see it: the control line and the data line. */
 struct remote {
 	struct handshake *hs;
@@ -76,11 +79,18 @@ struct remote {
 	char passed[ERR_TEXT_MAX];   /* those that could not be opened, and why */
 	unsigned int transport_index;
 	struct xp_peer *xp;
-	bool ready;	 /* data line usable, in this epoch of the peer */
-	bool listed;	 /* `pools` has all that it had when it came up (POOLS) */
-	struct err why;	 /* code != OK: no transport / down */
-	uint64_t downs;	 /* so often its peer went down, */
-	struct err down; /* and why it did the last time */
+	bool ready;	  /* data line usable, in this epoch of the peer */
+	bool listed;	  /* `pools` has all that it had when it came up (POOLS) */
+	bool announced;	  /* the pools, for `transport`, in this peering */
+	uint32_t turn;	  /* attempts to connect that failed in it: handshake_line.c */
+	uint64_t turn_ns; /* this one's begin */
+	struct loop_timer again; /* the next */
+	struct err line_why[2];	 /* LINE_HERE, LINE_THERE: of the last that failed */
+	uint64_t lineless_ns;	 /* since when there is no data line; 0: there is one */
+	uint64_t ready_ns;	 /* since when there is, or was */
+	struct err why;		 /* code != OK: no transport / down */
+	uint64_t downs;		 /* so often its peer went down, */
+	struct err down;	 /* and why it did the last time */
 	struct sched_line line;
 	struct list pools;	  /* of this epoch */
 	struct idmap pools_by_id; /* those that are not going */
@@ -159,6 +169,10 @@ void handshake_free(struct handshake *hs);
 int handshake_reach(struct handshake *hs, const char *endpoint,
 		    const struct peer_client *client, struct remote **remote_p);
 void handshake_release(struct handshake *hs, struct remote *remote);
+
+/* Why nothing goes to it, in words that name the remote, or the address that was tried.
+ */
+const char *handshake_why_not(const struct remote *remote, char text[ERR_TEXT_MAX]);
 
 /* Announce / withdraw a local pool; on_gone when no peer can use it any more. */
 int handshake_publish_pool(struct handshake *hs, struct pool *pool);

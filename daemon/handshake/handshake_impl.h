@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* handshake_impl: what handshake.c (peers and data lines), handshake_pools.c
- * (REGISTER) and handshake_keys.c share; nobody else includes it. */
+/* handshake_impl: what handshake.c (peers), handshake_line.c (data lines),
+ * handshake_pools.c (REGISTER) and handshake_keys.c share; nobody else includes it. */
 #ifndef KVD_HANDSHAKE_IMPL_H
 #define KVD_HANDSHAKE_IMPL_H
 
@@ -75,6 +75,15 @@ static inline bool express_is(const struct xp_inbound *in)
 	return in->header_len > 0 && *(const uint8_t *)in->header == REQUEST_MESSAGE;
 }
 
+/* handshake_line.c */
+bool line_allowed(const struct config *config, const struct transport *t); /* `require` */
+void line_start(struct remote *remote); /* the peer is up, and the last line closed */
+void line_close(struct remote *remote);
+void line_forget(struct remote *remote);		      /* the peering has ended */
+int line_message(struct remote *remote, struct cursor *body); /* LINE */
+void line_on_again(struct loop_timer *timer);
+void line_on_ready(void *owner, struct xp_peer *xp);
+void line_on_lost(void *owner, struct xp_peer *xp, const struct err *why);
 /* handshake.c */
 void remote_try_free(struct handshake *hs, struct remote *remote);
 /* Of the data line of this peering, which may not be open yet; NULL: not chosen. */

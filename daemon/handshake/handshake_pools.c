@@ -340,8 +340,7 @@ int handshake_publish_pool(struct handshake *hs, struct pool *pool)
 	list_push_back(&hs->published, &pub->link);
 	pool->handshake = pub;
 	list_foreach(remote, &hs->remotes, link) {
-		if (sm_state(&remote->peer->sm) == PEER_UP && remote->xp &&
-		    !remote->closing_xp)
+		if (remote->announced)
 			announce_one(pub, remote);
 	}
 	return 0;

@@ -39,16 +39,17 @@ static unsigned long long ms(uint64_t ns)
 
 /* ---- when ---- */
 
-/* Since when does the room wait for the party's daemon? 0: it does not. */
+/* Since when does the room wait for a connection to the party's daemon? 0: it does not.
+ * One that only has its control line is not connected, however often that comes and
+ * goes. */
 static uint64_t unconnected_since(const struct party *party)
 {
-	const struct peer *peer = party->remote->peer;
 	const struct room *room = party->room;
+	uint64_t since_ns = party->remote->lineless_ns;
 
-	if ((room->role != ROOM_RECV && room->role != ROOM_PULL) ||
-	    sm_state(&peer->sm) == PEER_UP)
+	if ((room->role != ROOM_RECV && room->role != ROOM_PULL) || !since_ns)
 		return 0;
-	return peer->since_ns > party->joined_ns ? peer->since_ns : party->joined_ns;
+	return since_ns > party->joined_ns ? since_ns : party->joined_ns;
 }
 
 static uint64_t left_of(uint64_t since_ns, uint64_t limit_ns, uint64_t now)
@@ -109,22 +110,19 @@ void room_clock_set(struct room *room)
 
 /* ---- what is waited for ---- */
 
-static const char *why_no_source(const struct party *party)
+static const char *why_no_source(const struct party *party, char text[ERR_TEXT_MAX])
 {
 	const struct remote *remote = party->remote;
 
-	if (sm_state(&remote->peer->sm) != PEER_UP)
-		return remote->peer->why.code != ERR_OK ? remote->peer->why.text
-							: "it was not reached";
-	if (!party->pool)
-		return "it has no such pool";
-	return remote->ready ? "its keys are not usable yet" : "its data line is not up";
+	if (!remote->ready)
+		return handshake_why_not(remote, text);
+	return party->pool ? "its keys are not usable yet" : "it has no such pool";
 }
 
 static void room_clock_bootstrap_text(const struct room *room, char *text, size_t size)
 {
 	const struct party *party;
-	char label[300];
+	char label[300], why[ERR_TEXT_MAX];
 
 	if (room->role == ROOM_SEND) {
 		snprintf(text, size, "%u of %u receivers have bound pages for it",
@@ -148,7 +146,8 @@ static void room_clock_bootstrap_text(const struct room *room, char *text, size_
 		    party->pool->ready && party->remote->ready)
 			continue;
 		snprintf(text, size, "source %.110s: %.110s",
-			 party_label(party, label, sizeof(label)), why_no_source(party));
+			 party_label(party, label, sizeof(label)),
+			 why_no_source(party, why));
 		return;
 	}
 }
@@ -275,14 +274,15 @@ static void look_at_connecting(const struct room *room, uint64_t now, struct err
 {
 	uint64_t limit = rooms_kvd(room->rooms)->config->connect_timeout_ns;
 	const struct party *party;
+	char text[ERR_TEXT_MAX];
 
 	list_foreach(party, &room->parties, link) {
 		uint64_t since = unconnected_since(party);
 
 		if (!since || now - since < limit)
 			continue;
-		err_set(why, ERR_PEER, "room %llu: %.220s (tried for %llu ms)",
-			(unsigned long long)room->number, why_no_source(party),
+		err_set(why, ERR_PEER, "room %llu: %.250s (tried for %llu ms)",
+			(unsigned long long)room->number, why_no_source(party, text),
 			ms(now - since));
 		return;
 	}

@@ -63,19 +63,15 @@ static const char *pool_words(const struct party *party, char *buf, size_t size)
 static bool source_waits(const struct party *party, struct room_waits *w)
 {
 	const struct remote *remote = party->remote;
-	const struct peer *peer = remote->peer;
-	char pool[80];
+	char pool[80], why[ERR_TEXT_MAX];
 
 	by_peer(party, w);
-	if (sm_state(&peer->sm) != PEER_UP)
+	if (!remote->ready)
 		snprintf(w->what, sizeof(w->what), "%.90s: %.180s", w->who,
-			 peer->why.code != ERR_OK ? peer->why.text
-						  : "it was not reached yet");
+			 handshake_why_not(remote, why));
 	else if (!party->pool)
 		snprintf(w->what, sizeof(w->what), "an engine of %.90s to register %s",
 			 w->who, pool_words(party, pool, sizeof(pool)));
-	else if (!remote->ready)
-		snprintf(w->what, sizeof(w->what), "%.90s: its data line", w->who);
 	else if (!party->pool->ready)
 		snprintf(w->what, sizeof(w->what), "%.90s: the keys of %s", w->who,
 			 pool_words(party, pool, sizeof(pool)));

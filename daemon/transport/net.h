@@ -183,6 +183,10 @@ void net_settle(struct net_transport *net); /* no helper is at it any more */
 void net_fini(struct net_transport *net);   /* its peers are closed */
 void net_run(struct net_transport *net);    /* step the kicked peers, now */
 
+/* How long one side tries to connect, `most_ns` at most: within connect_timeout either
+ * has its turn, and what the second finds still comes in time. */
+uint64_t net_connect_ns(const struct config *config, uint64_t most_ns);
+
 /* ---- a peer ---- */
 void net_peer_init(struct net_peer *peer, struct net_transport *net,
 		   const struct xp_peer_args *args,

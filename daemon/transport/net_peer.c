@@ -157,6 +157,13 @@ bool net_peer_watch_fences(struct net_peer *peer, uint64_t now)
 
 /* ---- a life ---- */
 
+uint64_t net_connect_ns(const struct config *config, uint64_t most_ns)
+{
+	uint64_t part_ns = config->connect_timeout_ns / 3;
+
+	return part_ns < most_ns ? part_ns : most_ns;
+}
+
 void net_peer_init(struct net_peer *peer, struct net_transport *net,
 		   const struct xp_peer_args *args,
 		   void (*on_timer)(struct loop_timer *timer))

@@ -337,23 +337,20 @@ static void attach_look(struct attach *attach)
 static void on_attach_timer(struct loop_timer *timer)
 {
 	struct attach *attach = container_of(timer, struct attach, timer);
-	const struct peer *peer = attach->remote->peer;
-	bool up = sm_state(&peer->sm) == PEER_UP;
+	const struct remote *remote = attach->remote;
 	uint64_t now_ns = loop_now_ns(timer->loop);
+	char text[ERR_TEXT_MAX];
 	struct err why;
 
-	if (up && now_ns < attach->until_ns) {
+	if (remote->ready && now_ns < attach->until_ns) {
 		loop_timer_start(timer, attach->until_ns - now_ns);
 		return;
 	}
-	if (up)
-		err_set(&why, ERR_TIMEOUT, "%.150s: not attached in time%s%.100s",
-			attach->remote->label, attach->remote->why.code ? ": " : "",
-			attach->remote->why.code ? attach->remote->why.text : "");
+	if (remote->ready)
+		err_set(&why, ERR_TIMEOUT, "%.150s: not attached in time", remote->label);
 	else
 		err_set(&why, now_ns < attach->until_ns ? ERR_PEER : ERR_TIMEOUT,
-			"not attached in time: %.250s",
-			peer->why.code ? peer->why.text : attach->remote->label);
+			"not attached in time: %.250s", handshake_why_not(remote, text));
 	attach_lost(attach, &why);
 }
 

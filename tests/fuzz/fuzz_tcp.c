@@ -201,6 +201,7 @@ static void world_make(void)
 	log_set_level(LOG_LEVEL_ERROR);
 	snprintf(w.config.listen, sizeof(w.config.listen), "tcp://127.0.0.1:7400");
 	w.config.fence_timeout_ns = LOOP_NS_PER_S;
+	w.config.connect_timeout_ns = 15 * LOOP_NS_PER_S;
 	w.config.tcp_streams = STREAMS;
 	w.config.tcp_threads = 1;
 	need(loop_new(&w.loop) == 0 && offload_new(w.loop, 1, &w.offload) == 0 &&

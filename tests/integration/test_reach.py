@@ -232,7 +232,7 @@ def host_that_drops_packets_is_said_with_who_may_filter():
         decode = Engine(d, "d")
         has(decode.refused("ETIMEOUT", "peer.connect", timeout_ms=6000,
                            endpoint="tcp://127.0.0.1:%d" % silent.getsockname()[1]),
-            "Connection timed out", "IPAddressAllow=")
+            "Connection timed out: a firewall")
         decode.close()
         for one in waiting:
             one.close()

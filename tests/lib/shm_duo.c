@@ -140,6 +140,7 @@ struct duo *duo_new_threads(unsigned int threads)
 	assert_int_equal(memory_guard_install(), 0);
 	t->config.slice_bytes = COPY_SLICE_BYTES;
 	t->config.fence_timeout_ns = DUO_WAIT_NS;
+	t->config.connect_timeout_ns = 15 * LOOP_NS_PER_S;
 	assert_int_equal(loop_new(&t->loop), 0);
 	gates_begin(t->loop, &t->gates);
 	assert_int_equal(offload_new(t->loop, 1, &t->offload), 0);

@@ -129,6 +129,7 @@ static void up_config_init(void)
 	up_config.slice_bytes = 512 * KIB;
 	up_config.max_inflight_bytes = 8 * MIB;
 	up_config.fence_timeout_ns = 2 * LOOP_NS_PER_S;
+	up_config.connect_timeout_ns = 15 * LOOP_NS_PER_S;
 	up_config.tcp_streams = 2;
 	up_config.tcp_threads = 2;
 }

@@ -143,6 +143,7 @@ int vp_begin(void **state)
 	vp_config = (struct config){
 		.max_inflight_bytes = 64 * VP_MIB,
 		.fence_timeout_ns = LOOP_NS_PER_S,
+		.connect_timeout_ns = 30 * LOOP_NS_PER_S,
 		.verbs_qps = 2,
 		.verbs_ack_timeout = 14,
 		.verbs_retries = 7,

@@ -20,6 +20,9 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/hex.h"
 #include "daemon/handshake/handshake.h"
+#include "daemon/room/room.h"
+#include "daemon/room/rooms.h"
+#include "lib/kvd.h"
 #include "daemon/session/region.h"
 #include "tests/lib/accounts.h"
 #include "tests/lib/cluster.h"
@@ -495,6 +498,7 @@ static void pool_is_found_as_fast_among_many(void **state)
 /* As shm is: of one host, and it may be that this daemon cannot connect by it. */
 static struct transport_ops near;
 static bool near_blocked[3]; /* by node */
+static bool near_dropped[3]; /* no packet of its reaches the other's data port */
 
 static int near_open(const struct xp_env *env, const struct xp_callbacks *callbacks,
 		     struct transport **transport_p)
@@ -512,9 +516,18 @@ static int near_peer_open(struct transport *transport, const struct xp_peer_args
 {
 	unsigned int node = (unsigned int)(transport->env.config->name[1] - '0');
 
+	struct xp_peer_args lost = *args;
+	uint8_t nowhere[64];
+
 	if (args->dial && near_blocked[node])
 		return err_raise(ERR_REQUIRE, "near needs a way that n%u has not", node);
-	return fake_ops.peer_open(transport, args, peer_p);
+	if (!args->dial || !near_dropped[node])
+		return fake_ops.peer_open(transport, args, peer_p);
+	assert_in_range(args->address_len, 1, sizeof(nowhere));
+	memcpy(nowhere, args->address, args->address_len);
+	nowhere[args->address_len - 1] ^= 0x80; /* of an incarnation that is none */
+	lost.address = nowhere;
+	return fake_ops.peer_open(transport, &lost, peer_p);
 }
 
 static int choice_setup(void **state)
@@ -526,6 +539,7 @@ static int choice_setup(void **state)
 	near.open = near_open;
 	near.peer_open = near_peer_open;
 	memset(near_blocked, 0, sizeof(near_blocked));
+	memset(near_dropped, 0, sizeof(near_dropped));
 	cluster_prefer(&near);
 	cluster_new(&p->c, 1, 2);
 	p->me = cluster_engine(&p->c, 0, "me");
@@ -722,6 +736,91 @@ static void line_told_wrongly_costs_the_peering_or_the_line(void **state)
 	}
 }
 
+static void cut_peering(struct pair *p)
+{
+	peer_kill(remote_at(p, 0)->peer,
+		  &(struct err){.code = ERR_PEER, .text = "for the test"});
+	cluster_run(&p->c, LOOP_NS_PER_S);
+}
+
+/* Whichever of the two it is: who has the lower id is a matter of chance. */
+static void line_that_one_side_cannot_dial_is_dialled_by_the_other(void **state)
+{
+	struct pair *p = *state;
+
+	for (unsigned int node = 0; node < 2; node++) {
+		near_dropped[node] = true;
+		near_dropped[!node] = false;
+		cluster_ok(&p->c, p->me,
+			   "{'cmd':'peer.connect','endpoint':'%s','timeout_ms':9000}",
+			   p->c.nodes[1].endpoint);
+		cluster_run(&p->c, LOOP_NS_PER_S);
+		assert_true(remote_at(p, 0)->ready && remote_at(p, 1)->ready);
+		assert_attaches(p); /* keys were announced once, and serve */
+		cut_peering(p);
+	}
+}
+
+/* Both have the reasons of both, and the peering goes on. */
+static void line_that_nobody_can_dial_is_named_on_both_sides(void **state)
+{
+	struct pair *p = *state;
+	char text[ERR_TEXT_MAX];
+
+	near_dropped[0] = near_dropped[1] = true;
+	cluster_refused(&p->c, p->me, "ETIMEOUT",
+			"{'cmd':'peer.connect','endpoint':'%s','timeout_ms':9000}",
+			p->c.nodes[1].endpoint);
+	for (unsigned int i = 0; i < 2; i++) {
+		const struct remote *remote = remote_at(p, i);
+
+		assert_int_equal(sm_state(&remote->peer->sm), PEER_UP);
+		assert_int_equal(remote->downs, 0);
+		assert_int_not_equal(remote->lineless_ns, 0);
+		assert_string_equal(handshake_why_not(remote, text),
+				    "fake: nobody answers at the address; from there: "
+				    "fake: nobody answers at the address");
+	}
+	memset(near_dropped, 0, sizeof(near_dropped)); /* the firewall is mended */
+	connect_peer(p);
+	assert_line(p, 0, 1, "near", "");
+	assert_int_equal(remote_at(p, 0)->lineless_ns, 0);
+}
+
+/* connect_timeout counts from the first loss, whatever the control line does. */
+static void line_that_is_missing_ends_rooms_after_connect_timeout(void **state)
+{
+	struct pair *p = *state;
+	uint64_t begin_ns = loop_now_ns(p->c.loop);
+	const struct room *room;
+
+	p->mine = (struct cache){.layers = 1,
+				 .pages = 16,
+				 .page_tokens = 1,
+				 .units = 1,
+				 .total_units = 1,
+				 .unit_bytes = 8};
+	cluster_cache(&p->c, p->me, "mine", 0, &p->mine);
+	near_dropped[0] = near_dropped[1] = true;
+	cluster_ok(&p->c, p->me,
+		   "{'cmd':'room.open','room':'7','role':'recv','pool':%llu,"
+		   "'sources':['%s']}",
+		   (unsigned long long)p->mine.pool, p->c.nodes[1].endpoint);
+	for (unsigned int i = 0; i < 2; i++) {
+		cluster_run(&p->c, 3 * LOOP_NS_PER_S);
+		cut_peering(p);
+	}
+	room = rooms_find(p->c.nodes[0].kvd.rooms, p->me, ROOM_RECV, 7);
+	assert_int_equal(cluster_state(&p->c, p->me, "recv", 7), KVD_BOOTSTRAPPING);
+	cluster_until_state(&p->c, p->me, "recv", 7, KVD_FAILED);
+	assert_in_range(loop_now_ns(p->c.loop) - begin_ns, 10 * LOOP_NS_PER_S,
+			11 * LOOP_NS_PER_S);
+	room_failed_with(room, ERR_PEER, "room 7: fake: nobody answers at the address");
+	cluster_engine_dies(&p->c, p->me);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	cache_close(&p->mine);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 #define CHOICE(name) cmocka_unit_test_setup_teardown(name, choice_setup, choice_teardown)
 
@@ -743,6 +842,9 @@ int main(void)
 		CHOICE(line_without_another_way_fails_by_name_on_both_sides),
 		CHOICE(line_to_an_older_daemon_is_chosen_by_both),
 		CHOICE(line_told_wrongly_costs_the_peering_or_the_line),
+		CHOICE(line_that_one_side_cannot_dial_is_dialled_by_the_other),
+		CHOICE(line_that_nobody_can_dial_is_named_on_both_sides),
+		CHOICE(line_that_is_missing_ends_rooms_after_connect_timeout),
 	};
 
 	return cmocka_run_group_tests_name("handshake", tests, NULL, NULL);

@@ -794,7 +794,7 @@ static void room_between_two_data_lines_waits(void **state)
 	open_recv(p, 50, "");
 	bind(p, 50);
 	cluster_until_state(&p->c, p->prefill, "send", 50, KVD_WAITING_FOR_INPUT);
-	profile->done_max_ns = 60 * LOOP_NS_PER_S;
+	profile->done_max_ns = 9 * LOOP_NS_PER_S;
 	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
 			  true);
 	cluster_until(&p->c, peer_is_down, p, "the peer down");

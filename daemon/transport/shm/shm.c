@@ -325,7 +325,7 @@ int shm_open_as(const struct transport_ops *ops, const struct xp_env *env,
 	shm->acceptor.admits = shm_door_admits;
 	shm->acceptor.max = SHM_PENDING_MAX;
 	shm->acceptor.hello_bytes = SHM_HELLO_BYTES;
-	shm->acceptor.wait_ns = SHM_CONNECT_NS;
+	shm->acceptor.wait_ns = net_connect_ns(env->config, SHM_CONNECT_NS);
 	shm->vm_direct = env->config->vm_direct;
 	for (size_t i = 0; i < SHM_REG_BUCKETS; i++)
 		list_init(&shm->regs[i]);

@@ -238,7 +238,8 @@ static void watch_connect(struct shm_peer *peer, uint64_t now)
 	struct err err;
 
 	if (now >= peer->deadline_ns) {
-		err_set(&err, ERR_TIMEOUT, "shm: the peer %s within %ju ms",
+		err_set(&err, ERR_TIMEOUT,
+			"no data connection by shm: the peer %s within %ju ms",
 			peer->net.dial ? "did not welcome us" : "did not connect",
 			(uintmax_t)(peer->shm->acceptor.wait_ns / LOOP_NS_PER_MS));
 		net_peer_fail(&peer->net, &err);

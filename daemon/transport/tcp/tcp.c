@@ -147,7 +147,7 @@ static void tcp_configure(struct tcp_transport *transport, const struct config *
 	if (timeout_ns < TIMEOUT_MIN_NS)
 		timeout_ns = TIMEOUT_MIN_NS;
 	transport->timeout_ms = (unsigned int)(timeout_ns / LOOP_NS_PER_MS);
-	transport->acceptor.wait_ns = TCP_CONNECT_NS;
+	transport->acceptor.wait_ns = net_connect_ns(config, TCP_CONNECT_NS);
 	transport->stream_count = config->tcp_streams;
 	transport->thread_count = config->tcp_threads;
 	transport->verify = (enum tcp_verify)config->tcp_verify;

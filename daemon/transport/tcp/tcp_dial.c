@@ -15,10 +15,10 @@
  * The hellos also agree on what protects the bytes behind them: the stronger of what both
  * sides want. What either wants is in the proofs, so nobody in between can weaken it.
  *
- * The control line is tried at all addresses of the peer in turn, until the
- * connect time is over. The dialed side waits for as long as the daemon above
- * wants: a forger must not make it give up. Once the control line is there, the
- * streams have the connect time to follow.
+ * The control line is tried at all addresses of the peer in turn, each for its part of
+ * the connect time: one may swallow what is sent there. The dialed side waits for as long
+ * as the daemon above wants: a forger must not make it give up. Once the control line is
+ * there, the streams have the connect time to follow.
  */
 #include "daemon/transport/tcp/tcp_impl.h"
 
@@ -62,11 +62,26 @@ void tcp_dial_stop(struct tcp_peer *peer)
 		dial_free(&peer->streams[i].dial);
 }
 
-void tcp_dial_timeout(struct tcp_peer *peer)
+/* Why the attempt under way is in vain; negative. */
+static int dial_timed_out(const struct tcp_dial *dial)
 {
-	if (peer->dial && !peer->dial->connected && !*peer->refused)
-		snprintf(peer->refused, sizeof(peer->refused), ": tcp: connect: %s",
-			 err_connect_words(ETIMEDOUT));
+	return err_raise(ERR_TIMEOUT, "%s",
+			 dial->connected ? "it did not answer with the right proof"
+					 : "timed out");
+}
+
+void tcp_dial_why(const struct tcp_peer *peer, struct err *why_p)
+{
+	const char *words = peer->refused;
+
+	if (peer->dial && !*words) {
+		dial_timed_out(peer->dial);
+		words = err_last()->text;
+	}
+	err_set(why_p, ERR_TIMEOUT, "no data connection to %s%s (tcp_listen): %.180s",
+		peer->place, peer->address.count > 1 ? ", the last of several" : "",
+		words);
+	err_clear();
 }
 
 /* ---- streams, on either side ---- */
@@ -233,7 +248,7 @@ static int dial_new(struct tcp_peer *peer, struct tcp_stream *stream,
 	loop_fd_init(&dial->watch, peer->net.timer.loop, dial->fd, on_dial);
 	if (dial->fd < 0 || (connect(dial->fd, &sa->any, tcp_sockaddr_len(sa)) < 0 &&
 			     errno != EINPROGRESS)) {
-		err_raise(ERR_PEER, "tcp: connect: %s", err_connect_words(errno));
+		err_raise(ERR_PEER, "%s", strerror(errno));
 		dial_free(&dial);
 		return -err_errno(ERR_PEER);
 	}
@@ -245,27 +260,46 @@ static int dial_new(struct tcp_peer *peer, struct tcp_stream *stream,
 	return 0;
 }
 
+/* With the recorded error: elsewhere, in a moment. */
+static void dial_elsewhere(struct tcp_peer *peer)
+{
+	log_debug("tcp", peer->net.name, "cannot connect", "to=%s why=\"%s\"",
+		  peer->place, err_last()->text);
+	snprintf(peer->refused, sizeof(peer->refused), "%.159s", err_last()->text);
+	err_clear();
+	dial_free(&peer->dial);
+	peer->address_at = (peer->address_at + 1) % peer->address.count;
+	peer->again_ns = loop_clock_ns(peer->net.timer.loop) + AGAIN_NS;
+	net_peer_watch(&peer->net, peer->again_ns);
+}
+
 void tcp_dial_start(struct tcp_peer *peer)
 {
+	uint64_t part_ns = peer->transport->acceptor.wait_ns / peer->address.count;
+
+	peer->again_ns = 0;
 	tcp_sockaddr_text(&peer->address.list[peer->address_at], peer->place,
 			  sizeof(peer->place));
 	if (dial_new(peer, NULL, &peer->dial) < 0) {
-		log_debug("tcp", peer->net.name, "cannot connect", "to=%s why=\"%s\"",
-			  peer->place, err_last()->text);
-		err_clear();
-		peer->address_at = (peer->address_at + 1) % peer->address.count;
-		peer->again_ns = loop_clock_ns(peer->net.timer.loop) + AGAIN_NS;
-		net_peer_watch(&peer->net, peer->again_ns);
+		dial_elsewhere(peer);
+		return;
 	}
+	peer->dial_until_ns = loop_clock_ns(peer->net.timer.loop) + part_ns;
+	net_peer_watch(&peer->net, peer->dial_until_ns);
 }
 
-void tcp_dial_again(struct tcp_peer *peer)
+void tcp_dial_look(struct tcp_peer *peer, uint64_t now)
 {
-	if (peer->net.dial && !peer->dial &&
-	    sm_state(&peer->net.sm) == NET_PEER_OPENING && peer->again_ns &&
-	    loop_now_ns(peer->net.timer.loop) >= peer->again_ns) {
-		peer->again_ns = 0;
+	if (!peer->net.dial || sm_state(&peer->net.sm) != NET_PEER_OPENING)
+		return;
+	if (peer->dial && now >= peer->dial_until_ns) {
+		dial_timed_out(peer->dial);
+		dial_elsewhere(peer);
+	} else if (!peer->dial && peer->again_ns && now >= peer->again_ns) {
 		tcp_dial_start(peer);
+	} else {
+		net_peer_watch(&peer->net,
+			       peer->dial ? peer->dial_until_ns : peer->again_ns);
 	}
 }
 
@@ -274,19 +308,13 @@ static void dial_failed(struct tcp_dial *dial)
 {
 	struct tcp_peer *peer = dial->peer;
 
-	if (dial->stream) {
-		net_peer_fail_last(&peer->net);
-		dial_free(&dial->stream->dial);
+	if (!dial->stream) {
+		dial_elsewhere(peer);
 		return;
 	}
-	log_debug("tcp", peer->net.name, "cannot connect", "to=%s why=\"%s\"",
-		  peer->place, err_last()->text);
-	snprintf(peer->refused, sizeof(peer->refused), ": %.157s", err_last()->text);
-	err_clear();
-	dial_free(&peer->dial);
-	peer->address_at = (peer->address_at + 1) % peer->address.count;
-	peer->again_ns = loop_now_ns(peer->net.timer.loop) + AGAIN_NS;
-	net_peer_watch(&peer->net, peer->again_ns);
+	err_prefix(-1, "no data connection to %s (tcp_listen)", peer->place);
+	net_peer_fail_last(&peer->net);
+	dial_free(&dial->stream->dial);
 }
 
 static int dial_hello(struct tcp_dial *dial)
@@ -299,7 +327,8 @@ static int dial_hello(struct tcp_dial *dial)
 	if (getsockopt(dial->fd, SOL_SOCKET, SO_ERROR, &no, &len) < 0)
 		no = errno;
 	if (no)
-		return err_raise(ERR_PEER, "tcp: connect: %s", err_connect_words(no));
+		return err_raise(ERR_PEER, "%s",
+				 no == ETIMEDOUT ? "timed out" : strerror(no));
 	dial->connected = true;
 	*hello = (struct tcp_hello){
 		.role = dial->stream ? TCP_STREAM : TCP_CONTROL,
@@ -336,8 +365,8 @@ static int welcome_get(const struct tcp_dial *dial, struct tcp_hello *hello_p)
 				 hello_p->streams, hello_p->verify);
 	if (hello_p->crypto < dial->wish.crypto)
 		return err_raise(ERR_AUTH,
-				 "tcp: %s answers with tcp_crypto %s, %s is wanted here",
-				 peer->place, tcp_crypto_word(hello_p->crypto),
+				 "it answers with tcp_crypto %s, %s is wanted here",
+				 tcp_crypto_word(hello_p->crypto),
 				 tcp_crypto_word(dial->wish.crypto));
 	return 0;
 }
@@ -378,8 +407,7 @@ static int take_stream_ok(struct tcp_dial *dial)
 		r = tcp_keys_take_stream_ok(&stream->peer->keys, dial->said, dial->in,
 					    &traffic);
 	if (r == 0 && hello.role != TCP_STREAM_OK)
-		r = err_raise(ERR_PROTO, "tcp: a stream to %s has the wrong answer",
-			      stream->peer->place);
+		r = err_raise(ERR_PROTO, "a stream has the wrong answer");
 	if (r == 0) {
 		fd = mem_steal_fd(&dial->fd);
 		dial_free(&stream->dial);
@@ -398,8 +426,8 @@ static int dial_read(struct tcp_dial *dial)
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return 0;
 	if (n <= 0)
-		return err_raise(ERR_PEER, "tcp: %s hung up%s%s", dial->peer->place,
-				 n < 0 ? ": " : "", n < 0 ? strerror(errno) : "");
+		return err_raise(ERR_PEER, "it hung up%s%s", n < 0 ? ": " : "",
+				 n < 0 ? strerror(errno) : "");
 	dial->got += (size_t)n;
 	if (dial->got < TCP_HELLO_BYTES)
 		return 0;

@@ -208,8 +208,9 @@ struct tcp_peer {
 	struct list event_link;	    /* transport->events */
 	struct tcp_address address; /* of the dialed side */
 	uint32_t address_at;
-	char place[64];	   /* address of the other end */
-	char refused[160]; /* why the last try to connect failed, or "" */
+	char place[64];		/* address of the other end */
+	char refused[160];	/* why the last try to connect failed, or "" */
+	uint64_t dial_until_ns; /* for the address that is tried */
 	bool shut;
 	uint64_t join_deadline_ns, again_ns;
 	struct tcp_dial *dial; /* of the control line */
@@ -278,9 +279,10 @@ void tcp_dial_start(struct tcp_peer *peer);
 void tcp_join_control(struct tcp_peer *peer, int owned_fd, const struct tcp_hello *hello);
 void tcp_join_stream(struct tcp_stream *stream, int owned_fd,
 		     const uint8_t asked[TCP_HELLO_BYTES]);
-void tcp_dial_stop(struct tcp_peer *peer);    /* whatever is being made; idempotent */
-void tcp_dial_again(struct tcp_peer *peer);   /* time for another try, if one is due */
-void tcp_dial_timeout(struct tcp_peer *peer); /* `refused` says what is still tried */
+void tcp_dial_stop(struct tcp_peer *peer); /* whatever is being made; idempotent */
+void tcp_dial_look(struct tcp_peer *peer, uint64_t now); /* another try, if one is due */
+/* Why there was no control line when the time was over. */
+void tcp_dial_why(const struct tcp_peer *peer, struct err *why_p);
 
 /* ---- tcp_peer.c ---- */
 int tcp_peer_open(struct transport *base, const struct xp_peer_args *args,

@@ -75,19 +75,19 @@ static void watch_join(struct tcp_peer *peer, uint64_t now)
 
 	if (sm_state(&peer->net.sm) >= NET_PEER_READY || !peer->join_deadline_ns)
 		return;
-	tcp_dial_again(peer);
 	if (now < peer->join_deadline_ns) {
+		tcp_dial_look(peer, now);
 		net_peer_watch(&peer->net, peer->join_deadline_ns);
 		return;
 	}
-	tcp_dial_timeout(peer);
 	if (sm_state(&peer->net.sm) == NET_PEER_OPENING)
-		err_set(&err, ERR_TIMEOUT,
-			"tcp: %s at %s did not answer with the right proof%s",
-			peer->net.name, peer->place, peer->refused);
+		tcp_dial_why(peer, &err);
 	else
-		err_set(&err, ERR_TIMEOUT, "tcp: %u of %u streams with %s were made",
-			peer->streams_up, peer->stream_count, peer->net.name);
+		err_set(&err, ERR_TIMEOUT,
+			"no data connection %s %s%s: %u of %u streams were made",
+			peer->net.dial ? "to" : "from", peer->place,
+			peer->net.dial ? " (tcp_listen)" : "", peer->streams_up,
+			peer->stream_count);
 	net_peer_fail(&peer->net, &err);
 }
 

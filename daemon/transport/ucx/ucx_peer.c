@@ -267,7 +267,9 @@ static void watch_hello(struct ucx_peer *peer, uint64_t now)
 		return;
 	}
 	err_set(&err, ERR_TIMEOUT,
-		"ucx: %s did not answer our hello with the right token", peer->net.name);
+		"no data connection to UCX's worker of %s (ucx_net_devices): it did not "
+		"answer",
+		peer->net.name);
 	net_peer_fail(&peer->net, &err);
 }
 
@@ -423,7 +425,9 @@ static void ucx_peer_peer_init(struct ucx_peer *peer, struct ucx_transport *tran
 	net_peer_init(&peer->net, &transport->net, args, ucx_peer_on_timer);
 	peer->transport = transport;
 	/* the clock, not the turn: opening may have taken a good part of it */
-	peer->hello_deadline_ns = loop_clock_ns(transport->net.base.env.loop) + HELLO_NS;
+	peer->hello_deadline_ns =
+		loop_clock_ns(transport->net.base.env.loop) +
+		net_connect_ns(transport->net.base.env.config, HELLO_NS);
 	peer->hello_again_ns = HELLO_AGAIN_NS;
 	peer->slice_bytes = transport->slice_bytes;
 	peer->in_seq = 1;

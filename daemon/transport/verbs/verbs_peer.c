@@ -112,6 +112,7 @@ static void become_ready(struct verbs_peer *peer)
 
 static void watch_dial(struct verbs_peer *peer, uint64_t now)
 {
+	char place[64];
 	struct err err;
 
 	if (!peer->net.dial || sm_state(&peer->net.sm) != NET_PEER_OPENING)
@@ -128,11 +129,9 @@ static void watch_dial(struct verbs_peer *peer, uint64_t now)
 						   : now + LOOK_NS);
 		return;
 	}
-	if (peer->dial_err.code == ERR_OK)
-		err_set(&err, ERR_TIMEOUT, "verbs: no connection to %s in time",
-			peer->net.name);
-	else
-		err = peer->dial_err;
+	verbs_address_text(&peer->address.rail[0], place, sizeof(place));
+	err_set(&err, ERR_TIMEOUT, "no data connection to %s (verbs_rails): %.200s",
+		place, peer->dial_err.code == ERR_OK ? "timed out" : peer->dial_err.text);
 	net_peer_fail(&peer->net, &err);
 }
 
@@ -322,7 +321,8 @@ static void verbs_peer_peer_init(struct verbs_peer *peer,
 	peer->window_bytes = WINDOW_START < transport->window_max ? WINDOW_START
 								  : transport->window_max;
 	/* the clock, not the turn: opening may have taken a good part of it */
-	peer->dial_deadline_ns = loop_clock_ns(transport->net.base.env.loop) + DIAL_NS;
+	peer->dial_deadline_ns = loop_clock_ns(transport->net.base.env.loop) +
+				 net_connect_ns(transport->net.base.env.config, DIAL_NS);
 	list_init(&peer->out);
 	list_init(&peer->movers);
 	list_init(&peer->ungranted);
