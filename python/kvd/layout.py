@@ -3,6 +3,7 @@
 
     offset + page * page_stride + token * token_stride + (unit - first_unit) * unit_stride
 """
+import hashlib
 import json
 
 from . import _check
@@ -11,16 +12,20 @@ NHD = "NHD"  # in a page: token, head, dim
 HND = "HND"  # in a page: head, token, dim
 INT64 = (1 << 63) - 1  # of bytes
 SHARD_SIZE, SHARD_RUN = 256, 1 << 20
+FORMAT_MAX = 15  # characters of a field's format
 FORMATS = {"bf16": "bfloat16", "half": "float16", "float": "float32", "fp8": "fp8_e4m3",
-           "float8_e4m3fn": "fp8_e4m3", "float8_e4m3fnuz": "fp8_e4m3",
-           "float8_e5m2": "fp8_e5m2"}
+           "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
 
 
 def format_of(dtype):
     """A field's format, of a torch dtype or of an engine's word for one: alike bytes have
-    one name in all engines."""
+    one name in all engines, others another (float8_e4m3fnuz has another exponent)."""
     word = str(dtype).rsplit(".", 1)[-1]
-    return FORMATS.get(word, word)[:15]
+    word = FORMATS.get(word, word)
+    if len(word) <= FORMAT_MAX:
+        return word
+    # words that differ behind the cut are other formats
+    return word[:6] + "~" + hashlib.sha256(word.encode()).hexdigest()[:FORMAT_MAX - 7]
 
 
 class Layout:

@@ -6,6 +6,7 @@ HND: str
 INT64: int
 SHARD_SIZE: int
 SHARD_RUN: int
+FORMAT_MAX: int
 FORMATS: Dict[str, str]
 
 def format_of(dtype: Any) -> str: ...

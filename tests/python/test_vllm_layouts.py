@@ -61,12 +61,12 @@ def tensor(heads=HEADS, tokens=32, blocks=BLOCKS, order="NHD", content=2 * DIM,
 SPEC = types.SimpleNamespace(head_size=DIM, head_size_v=DIM)
 
 
-def made_of(caches, group, ranks=Ranks(1, 0), heads=HEADS, whole=False, spec=SPEC,
+def made_of(caches, group, ranks=Ranks(1, 0), heads=HEADS, author=None, spec=SPEC,
             dtype="auto", blocks=BLOCKS, layers=None):
     made = pools.Buffers(ranks.rank)
     made.add(group, blocks)
     for i, cache in zip(layers or range(len(caches)), caches):
-        pools.attention(made, group, i, cache, spec, heads, ranks, whole, dtype)
+        pools.attention(made, group, i, cache, spec, heads, ranks, author, dtype)
     return made
 
 
@@ -110,12 +110,78 @@ def test_a_latent_is_named_as_sglangs():
         ("latent", 96, 1, 1)]
 
 
+def spec_of(mode="NONE", role=None, states=1):
+    return types.SimpleNamespace(kv_quant_mode=types.SimpleNamespace(name=mode),
+                                 cache_role=role and types.SimpleNamespace(name=role),
+                                 tokens_per_state=states, head_size=DIM, head_size_v=DIM)
+
+
+@pytest.mark.parametrize("backend, spec, words, author", [
+    ("FLASH_ATTN", spec_of(), (), None), ("FLASHMLA_SPARSE", spec_of(role="SPARSE"), (), None),
+    ("TRITON_ATTN", spec_of("INT8_PER_TOKEN_HEAD"), (), None),
+    ("FLASHINFER", spec_of("NVFP4"), (), "FLASHINFER NVFP4"),
+    ("FLASH_ATTN", spec_of(), ("rocm",), "FLASH_ATTN NONE rocm"),
+    ("FLASHMLA_SPARSE", spec_of(role="INDEXER"), (), "FLASHMLA_SPARSE NONE"),
+    ("DEEPSEEK_V32_INDEXER", spec_of(role="INDEXER"), (), "DEEPSEEK_V32_INDEXER NONE"),
+    ("CPU_ATTN", spec_of(), ("amx",), "CPU_ATTN NONE amx"), ("NEWER", spec_of(), (), "NEWER NONE")])
+def test_only_known_caches_are_rows_of_tokens(backend, spec, words, author):
+    assert pools.author_of(backend, spec, *words) == author
+
+
+@pytest.mark.parametrize("spec, words", [(spec_of("OCTAVE_4BIT"), "mode OCTAVE_4BIT is not known"),
+                                         (spec_of(states=4), "4 tokens a state")])
+def test_caches_of_unknown_modes_are_refused(spec, words):
+    with pytest.raises(ValueError, match=words):
+        pools.author_of("FLASH_ATTN", spec)
+
+
 def test_blocks_of_the_cpus_kernels_are_whole():
-    got = fields(made_of([tensor(order="HND")], group(grain=32), whole=True))
-    assert [(n, f["unit_bytes"], f["format"]) for n, f in got.items()] == [
-        ("kv", 2048, "float32/32")]
+    got = fields(made_of([tensor(order="HND")], group(grain=32), author="CPU_ATTN NONE vec"))
+    assert [(n, f["unit_bytes"], f["units"]) for n, f in got.items()] == [("kv", 2048, 4)]
     with pytest.raises(ValueError, match="strides"):
-        made_of([tensor(order="NHD")], group(grain=32), whole=True)
+        made_of([tensor(order="NHD")], group(grain=32), author="CPU_ATTN NONE vec")
+
+
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+def test_blocks_of_unknown_backends_are_whole_and_of_one_rank(order):
+    got = fields(made_of([tensor(order=order, heads=2)], group(grain=32), ranks=Ranks(2, 1),
+                         author="NEWER NONE"))
+    assert [(n, f["unit_bytes"], f["first_unit"], f["units"], f["total_units"], f["page_stride"])
+            for n, f in got.items()] == [("block", 4096, 1, 1, 2, 4096)]
+
+
+def test_whole_blocks_that_are_not_in_one_piece_are_refused():
+    array = np.zeros((BLOCKS, 2, 32, 16), np.float32)
+    with pytest.raises(ValueError, match="strides"):
+        made_of([Cache(array[:, :, ::2], array)], group(16, grain=16), heads=2, author="X NONE")
+
+
+@pytest.mark.parametrize("kw", [{"author": "NEWER NONE"}, {"spec": spec_of(role="INDEXER")}])
+def test_whole_blocks_are_not_cut_into_tokens(kw):
+    with pytest.raises(ValueError, match="not rows of tokens"):
+        made_of([tensor(heads=1)], group(), heads=None, **kw)
+
+
+def test_formats_of_whole_blocks_name_what_wrote_them():
+    """Instruction sets order a block's bytes otherwise, at the same sizes."""
+    def name(author, dtype="auto", cache=tensor(order="HND"), grain=32):
+        return pools.format_name(cache, group(grain=grain), dtype, author)
+    names = [name("CPU_ATTN NONE vec"), name("CPU_ATTN NONE amx"), name("INDEX NONE"),
+             name("INDEX NONE", "auto", Cache(np.zeros((1, 1, 32, 8), np.uint8), dtype="uint8")),
+             name("INDEX NONE", "fp8", Cache(np.zeros((1, 1, 32, 8), np.uint8))),
+             name("CPU_ATTN NONE vec", grain=16), name(None, grain=1)]
+    assert len(set(names)) == len(names) and all(len(n) <= 15 for n in names)
+    assert name("CPU_ATTN NONE vec") == names[0]
+
+
+WORDS = "turboquant_4bit_nc turboquant_4bit turboquant_3bit_nc turboquant_3bit " \
+    "int8_per_token_head int8_per_token_group fp8_per_token_head fp8_e4m3 fp8_e5m2 " \
+    "float8_e4m3fnuz nvfp4_ds_mla nvfp4_4over6 nvfp4".split()
+
+
+def test_formats_of_two_modes_are_never_alike():
+    names = {format_of(word) for word in WORDS}
+    assert len(names) == len(WORDS) and max(map(len, names)) <= 15
 
 
 def test_kernel_blocks_are_the_views_pages():
@@ -257,6 +323,31 @@ def rows_of(caches, blocks, begin, end):
         flat = cache.array[list(blocks)].transpose(0, 2, 1, 3)
         out.append(flat.reshape((-1,) + flat.shape[2:])[begin:end])
     return np.array(out)
+
+
+def test_an_index_and_its_latent_arrive_in_whole_blocks(sides):
+    """A block of the index has all values before all scales: what a prompt that ends inside of
+    it needs lies at its end, too."""
+    block, blocks, author = 64, 8, "DEEPSEEK_V32_INDEXER NONE"
+    its, made, caches = group(block, grain=block), [], []
+    for side in sides:
+        latent, index = (np.zeros((blocks, 1, block, n), np.uint8) for n in (656, 132))
+        if side.role == "prefill":
+            latent[:], index[:] = (np.random.default_rng(1).integers(1, 256, a.shape, np.uint8)
+                                   for a in (latent, index))
+        one = pools.Buffers(0)
+        one.add(its, blocks)
+        for cache, spec, who in ((latent, spec_of(), None),
+                                 (index, spec_of(role="INDEXER"), author)):
+            pools.attention(one, its, 0, Cache(cache, dtype="torch.uint8"), spec, None,
+                            Ranks(1, 0), who, "auto")
+        made.append(Rank(side, one))
+        caches.append((latent, index))
+    (pull,) = moved([(made[0], {"kv": its.offered([3, 4], 100)})],
+                    [(made[1], {"kv": its.wanted([6, 7], 0, 100)})])
+    assert pull.end == SUCCESS, pull.reason
+    for there, here in zip(*caches):
+        assert (here[[6, 7]] == there[[3, 4]]).all() and not here[:6].any()
 
 
 @pytest.mark.parametrize("there, here", [((32, "NHD"), (64, "NHD")), ((64, "HND"), (32, "NHD")),

@@ -3,9 +3,14 @@
 
 A group of layers with one block table is one view: kv, kv1, … of full attention, swa<i> of a
 sliding window, state<i> of a state-space model. An attention tensor is [block][head][token]
-[K and V], whatever its strides: those are the layout. vLLM's CPU kernels interleave the
-tokens of a block in an order of their own, so a view has whole blocks there, and a block
-takes the place of a token."""
+[K and V], whatever its strides: those are the layout.
+
+Shape and strides do not show whether the bytes inside a block are in that order: the index of
+sparse attention has all values of a block before all scales, vLLM's CPU kernels interleave the
+tokens. Only the backends and modes listed here are known to keep rows of tokens. A view of any
+other cache has whole blocks, which take the place of tokens, in a format that names what wrote
+them: release, backend, instruction set, mode."""
+import hashlib
 import math
 from collections import namedtuple
 
@@ -16,6 +21,18 @@ from ..layout import Layout, format_of
 from ..rooms import View
 
 KINDS = ("kv", "swa", "state")
+# Backends that keep each token's K and V of a head, or its latent, in one piece.
+ROWS = ("FLASH_ATTN", "FLASH_ATTN_DIFFKV", "FLASH_ATTN_MLA", "FLASH_ATTN_MLA_SPARSE", "FLASHINFER",
+        "FLASHINFER_MLA", "FLASHINFER_MLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM90",
+        "FLASHINFER_MLA_SPARSE_SM120", "FLASHMLA", "FLASHMLA_SPARSE", "FLEX_ATTENTION",
+        "CUTLASS_MLA", "TRITON_ATTN", "TRITON_ATTN_DIFFKV", "TRITON_MLA", "TOKENSPEED_MLA",
+        "CPU_MLA")
+HEADS = ("CPU_ATTN",)  # those that keep each head of a block in one piece
+# Quantization modes whose scales, if any, are in a token's row, or are no part of the cache.
+ROW_MODES = ("NONE", "FP8_PER_TENSOR", "INT8_PER_TOKEN_HEAD", "FP8_PER_TOKEN_HEAD",
+             "INT4_PER_TOKEN_HEAD", "TURBOQUANT_K8V4", "TURBOQUANT_4BIT_NC", "TURBOQUANT_K3V4_NC",
+             "TURBOQUANT_3BIT_NC", "ULTRAQUANT_4BIT", "NVFP4_DS_MLA")
+PAGE_MODES = ("NVFP4",)  # those whose scales are elsewhere in the block
 
 
 class Group(namedtuple("Group", "name kind tokens ratio grain window spec_blocks")):
@@ -114,27 +131,53 @@ class Buffers:
         return self.parts.index(part), cache.data_ptr() - part[0]
 
 
-def attention(made, group, layer, cache, spec, heads, ranks, whole, dtype):
-    """One layer's fields. heads: of the model, None for MLA; whole: a block is a token;
-    dtype: of the cache, "auto": the tensor's."""
+def author_of(backend, spec, *words):
+    """What has written a layer's blocks, in words; None: they are rows of tokens. words: what
+    else decides the order of their bytes."""
+    mode = spec.kv_quant_mode.name
+    if mode not in ROW_MODES + PAGE_MODES:
+        refuse("a cache of mode %s is not known (%s); choose another --kv-cache-dtype", mode,
+               ", ".join(ROW_MODES + PAGE_MODES).lower())
+    if spec.tokens_per_state != 1:
+        refuse("a cache of %s tokens a state is not supported: use NixlConnector on kvd",
+               spec.tokens_per_state)
+    if backend in ROWS and mode in ROW_MODES and not indexes(spec) and not any(words):
+        return None
+    return " ".join(str(word) for word in (backend, mode, *words) if word)
+
+
+def indexes(spec):
+    """Whether it is of the index by which sparse attention selects tokens."""
+    return getattr(getattr(spec, "cache_role", None), "name", "") == "INDEXER"
+
+
+def attention(made, group, layer, cache, spec, heads, ranks, author, dtype):
+    """One layer's fields. heads: of the model, None for MLA; author: author_of(); dtype: of the
+    cache, "auto": the tensor's."""
     size, mla = cache.element_size(), heads is None
     index, offset = made.buffer(cache)
     if cache.dim() != 4 or cache.shape[2] * group.ratio != group.tokens:
         refuse("a cache of shape %s is not known: [blocks, heads, tokens of %d, K and V]",
                tuple(cache.shape), group.tokens)
+    if group.grain == 1 and (author or indexes(spec)):
+        refuse("layer %d: blocks of %s are not rows of tokens", layer, author or "an index")
     page, unit, token, _ = [stride * size for stride in cache.stride()]
     units, tokens, content = cache.shape[1], cache.shape[2], cache.shape[3] * size
-    if cache.stride(3) != 1 or whole and token != content:
+    apart = group.grain == 1 or author is not None and author.split()[0] in HEADS
+    if cache.stride(3) != 1 or group.grain > 1 and not dense(cache, 2 if apart else 1):
         refuse("a cache with strides %s is not known", tuple(cache.stride()))
     first, mine, total = (0, 1, 1) if mla else \
         (*shards.units(heads, ranks.size, ranks.rank), heads)
-    if mine != units:
+    if apart and mine != units:
         refuse("a cache of %d heads where %d are expected (%d over %d ranks)", units, mine,
                total, ranks.size)
-    if whole:
-        parts, token = [("kv", content * tokens)], page
-    else:
+    if group.grain == 1:
         parts = contents(mla, content, spec, size)
+    elif apart:
+        parts, token = [("kv", content * tokens)], page
+    else:  # the rank's whole block
+        parts, token, unit = [("block", content * tokens * units)], page, page
+        first, units, total = (0, 1, 1) if mla else (ranks.rank, 1, ranks.size)
     same = sum(f["name"].startswith(parts[0][0])
                for f in made.layout.views[group.name]["layers"].get(layer, ()))
     for name, nbytes in parts:
@@ -142,8 +185,19 @@ def attention(made, group, layer, cache, spec, heads, ranks, whole, dtype):
                           offset=offset, page_stride=page, token_stride=token,
                           unit_stride=unit or nbytes, unit_bytes=nbytes, units=units,
                           first_unit=first, total_units=total,
-                          format=format_name(cache, group, dtype))
+                          format=format_name(cache, group, dtype, author))
         offset += nbytes
+
+
+def dense(cache, first):
+    """Whether dimensions `first` and on of a block are one piece of memory, in any order."""
+    width = 1
+    for stride, count in sorted((cache.stride(i), cache.shape[i]) for i in range(first, 4)
+                                if cache.shape[i] > 1):
+        if stride != width:
+            return False
+        width *= count
+    return True
 
 
 def contents(mla, content, spec, size):
@@ -155,12 +209,14 @@ def contents(mla, content, spec, size):
     return [("k", k), ("v", v)] if k + v == content else [("kv", content)]
 
 
-def format_name(cache, group, dtype):
+def format_name(cache, group, dtype, author=None):
     """Of bytes that may not be taken for each other."""
     if dtype == "auto" or cache.element_size() > 1:
         dtype = cache.dtype
-    return format_of(dtype) if group.grain == 1 else \
-        "%s/%d" % (format_of(dtype)[:10], group.grain)
+    if group.grain == 1:
+        return format_of(dtype)
+    words = "%s %s %d" % (author, dtype, group.grain)
+    return "vllm-" + hashlib.sha256(words.encode()).hexdigest()[:10]
 
 
 def state(made, group, layer, cache, spec, split, ranks, groups):

@@ -303,12 +303,11 @@ def shown(name):
 def build(config, caches, kv_caches, ranks, rank):
     """Buffers, with the groups in the order of vLLM's."""
     from vllm.model_executor.models.utils import extract_layer_index
-    from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttentionSpec,
-                                            MambaSpec, MLAAttentionSpec,
+    from vllm.v1.kv_cache_interface import (FullAttentionSpec, MambaSpec, MLAAttentionSpec,
                                             SlidingWindowMLASpec, SlidingWindowSpec,
                                             UniformTypeKVCacheSpecs)
-    known = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, SlidingWindowMLASpec,
-             MambaSpec)
+    known = {FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, SlidingWindowMLASpec,
+             MambaSpec}
     made, counts = pools.Buffers(rank), dict.fromkeys(pools.KINDS, 0)
     heads = config.model_config.get_total_num_kv_heads()
     for group in caches.transfer_groups:
@@ -321,16 +320,18 @@ def build(config, caches, kv_caches, ranks, rank):
             continue
         first = specs[names[0]]
         mamba = isinstance(first, MambaSpec)
-        if not isinstance(first, known) or isinstance(first, ChunkedLocalAttentionSpec) or \
-                mamba and first.tp_replicated:
+        # of these very classes: one that is derived may keep its blocks otherwise
+        if not {type(specs[n]) for n in names} <= known or mamba and first.tp_replicated:
             pools.refuse("a cache of %s is not supported: use NixlConnector on kvd",
-                         type(first).__name__)
+                         " and ".join(sorted({type(specs[n]).__name__ for n in names})))
         window = first.sliding_window if isinstance(
             first, (SlidingWindowSpec, SlidingWindowMLASpec)) else 0
         kind = "state" if mamba else "swa" if window else "kv"
         view = "%s%d" % (kind, counts[kind]) if kind != "kv" or counts[kind] else "kv"
         counts[kind] += 1
-        whole = not mamba and interleaved(config, names[0])
+        authors = {} if mamba else {n: author_of(config, n, specs[n], kv_caches[n].shape[2])
+                                    for n in names}
+        whole = any(author is not None for author in authors.values())
         made.add(pools.Group(view, kind, spec.block_size,
                              *paging(kind, kv_caches[names[0]], caches, spec, whole), window,
                              first.num_speculative_blocks if mamba else 0), caches.num_blocks)
@@ -342,14 +343,28 @@ def build(config, caches, kv_caches, ranks, rank):
                 continue
             mla = isinstance(one, (MLAAttentionSpec, SlidingWindowMLASpec))
             pools.attention(made, made.groups[-1], layer, cache, one, None if mla else heads,
-                            ranks, whole, config.cache_config.cache_dtype)
+                            ranks, authors[name], config.cache_config.cache_dtype)
     return made
 
 
-def interleaved(config, name):
-    """Whether the tokens of a block lie in an order of the kernel's."""
+def author_of(config, name, spec, tokens):
+    """What has written a layer's blocks (pools.py). tokens: of a kernel's block."""
+    from vllm import __version__
+    from vllm.platforms import current_platform
     layer = config.compilation_config.static_forward_context[name]
-    return layer.get_attn_backend().get_name() == "CPU_ATTN"
+    backend, words = layer.get_attn_backend().get_name(), []
+    if backend == "CPU_ATTN":
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+        words = [_get_attn_isa(config.model_config.dtype, tokens, spec.head_size,
+                               config.cache_config.cache_dtype)]
+    elif current_platform.is_rocm():  # its backends tile blocks, some under the names of others
+        words = ["rocm"]
+    author = pools.author_of(backend, spec, *words)
+    if author is None:
+        return None
+    author = "%s vllm=%s cache=%s" % (author, __version__, config.cache_config.cache_dtype)
+    logger.info("layer %s: blocks are moved whole: %s", name, author)
+    return author
 
 
 def paging(kind, cache, caches, spec, whole):
