@@ -82,6 +82,12 @@ def test_draft_follows_the_targets_pages():
     assert [p[1] for p in made.parts[4:]] == [PAGES * 32 * PAGE] * 2
 
 
+def test_layouts_that_are_no_rows_of_tokens_are_refused():
+    pools.check(args([64 * PAGE] * 2, kv_layout="nhd"), False)
+    with pytest.raises(ValueError, match="layout uniform_fp8 is not rows of tokens"):
+        pools.check(args([64 * PAGE] * 2, kv_layout="uniform_fp8"), False)
+
+
 def test_state_is_cut_as_sglang_cuts_it():
     """Conv state of three groups, temporal state of one, both in one component."""
     size, rank = 2, 1

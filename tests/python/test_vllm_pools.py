@@ -3,6 +3,7 @@
 two daemons."""
 import json
 import os
+import types
 
 import numpy as np
 import pytest
@@ -12,7 +13,18 @@ from conftest import ROOT, until
 from kvd import engine
 from kvd.layout import Layout
 from kvd.rooms import FAILED, SUCCESS
-from kvd.vllm import check_release, params, pools
+from kvd.vllm import check_release, params, pools, sleep
+
+class AsleepBase:
+    """vLLM's class, as far as it asks about sleep mode."""
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config):
+        return True
+
+    def unregister_kv_caches(self):
+        pass
+
 
 KV = pools.Group("kv0", "kv", 32, 1, 1, 0, 0)
 TICKET = "c0ffee" * 5 + "ab"
@@ -200,6 +212,27 @@ def test_another_release_is_refused():
     check_release("0.32.0+cpu")
     with pytest.raises(RuntimeError, match="0.31.0.*0.32.0"):
         check_release("0.31.0")
+
+
+# ---- sleep mode --------------------------------------------------------------------------------
+
+class Connector(sleep.Awake, AsleepBase):
+    """As ours are made."""
+
+
+def test_sleep_mode_is_refused_by_name():
+    """vLLM 0.33 takes a connector for able to follow that does not say otherwise."""
+    assert AsleepBase.supports_sleep_mode(None) and not Connector.supports_sleep_mode(None)
+    with pytest.raises(RuntimeError, match="without sleep mode"):
+        Connector().unregister_kv_caches()
+
+    def refused(**given):
+        model = types.SimpleNamespace(**given)
+        return [what for no, what, _ in sleep.refusals(types.SimpleNamespace(model_config=model))
+                if no]
+    assert refused(enable_sleep_mode=False) == []
+    assert "sleep mode" in refused(enable_sleep_mode=True)[0]
+    assert "cuMem" in refused(enable_sleep_mode=False, enable_cumem_allocator=True)[0]
 
 
 # ---- by two daemons -------------------------------------------------------------------------

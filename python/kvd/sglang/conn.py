@@ -19,6 +19,7 @@ import time
 
 import numpy as np
 import requests
+import torch
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferDestination
 from sglang.srt.disaggregation.common.conn import (CommonKVManager, CommonKVReceiver,
@@ -87,9 +88,10 @@ def refuse_unsupported(args, mode, hybrid_mla):
     for refused, what, remedy in gates(args, parallel, get_disagg()):
         if refused:
             raise ValueError("kvd.sglang: %s is not supported; %s" % (what, remedy))
-    if device not in ("cpu", "cuda"):
+    if device not in ("cpu", "cuda") or torch.version.hip:  # ROCm's device is "cuda", too
         raise ValueError("kvd.sglang: memory of device %r is not supported, only of cuda and "
-                         "cpu; use another transfer backend" % device)
+                         "cpu; use another transfer backend"
+                         % ("hip" if torch.version.hip else device))
     if mode == DisaggregationMode.DECODE and parallel.pp_size > 1:
         raise ValueError("kvd.sglang: pipeline parallelism on decode is not supported; "
                          "--pp-size 1 there (prefill may have more)")

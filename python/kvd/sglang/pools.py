@@ -194,6 +194,9 @@ def check(args, mla):
     """Refuse what has no view."""
     if getattr(args, "mla_compression_ratios", None):
         refuse("compressed MLA (DeepSeek V4) has no view here: use SGLang's backend nixl on kvd")
+    if getattr(args, "kv_layout", None) not in (None, "nhd"):
+        refuse("a cache of layout %s is not rows of tokens: use SGLang's backend nixl on kvd",
+               args.kv_layout)
     for state in args.state_types:
         if kind_of(state) not in SUPPORTED:
             refuse("state %s is not supported, only %s: use SGLang's backend nixl on kvd",

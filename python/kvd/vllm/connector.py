@@ -33,7 +33,7 @@ from vllm.v1.request import RequestStatus
 
 from ..rooms import Source
 from ..route import ticket_of
-from . import check_release
+from . import check_release, sleep
 from .bootstrap import Lookups, Server
 from .load import Meter
 from .params import Remote, address_of, layers_of_all, read, room_of, write
@@ -359,13 +359,12 @@ def refusals(config, caches):
     yield transfer.get_from_extra_config("layerwise", False) and \
         transfer.get_from_extra_config("bootstrap", None) is None, \
         "layerwise without a bootstrap server", "set bootstrap, too: only a push goes by layers"
-    yield config.model_config.enable_sleep_mode, "sleep mode (its memory of cuMemCreate has no " \
-        "handle to share)", "drop --enable-sleep-mode"
+    yield from sleep.refusals(config)
     yield any(g.host_resident for g in caches.kv_cache_groups), "HiSparse", \
         "drop its option, or use NixlConnector"
 
 
-class KvdConnector(KVConnectorBase_V1, SupportsHMA):
+class KvdConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config, role, kv_cache_config):
         import vllm
         check_release(vllm.__version__)

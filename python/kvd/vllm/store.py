@@ -29,7 +29,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from ..client import Client
 from ..stores.door import CALL_S, Door
 from ..stores.names import rope_of, weights_of, word
-from . import check_release
+from . import check_release, sleep
 from .marks import Marks
 from .stats import StorePromMetrics, StoreStats
 from .store_plan import Adapters, FAR_MOST_S, LEASE_S, BlockIds, Plan, Step, TokenIds, Words, chunk_tokens
@@ -94,8 +94,7 @@ def refusals(config, caches):
         ", ".join(NO_CACHE_DRAFTERS)
     yield caches.needs_kv_cache_zeroing, "a cache of mixed precision (its blocks are zeroed " \
         "before a put of them could be waited for)", "drop --kv-cache-dtype-skip-layers"
-    yield config.model_config.enable_sleep_mode, "sleep mode (its memory of cuMemCreate has no " \
-        "handle to share)", "drop --enable-sleep-mode"
+    yield from sleep.refusals(config)
     yield any(g.host_resident for g in caches.kv_cache_groups), "HiSparse", "drop its option"
     yield bool(config.kv_transfer_config.enable_permute_local_kv), "enable_permute_local_kv", \
         "drop it (kvd cuts heads itself)"
@@ -245,7 +244,7 @@ class Worker:
 
 # ---- the connector ---------------------------------------------------------------------
 
-class KvdStoreConnector(KVConnectorBase_V1, SupportsHMA):
+class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
     _cache_hit_source = CacheHitSource.HOST
     requires_kv_delivery = False  # what is not saved is a miss
 
