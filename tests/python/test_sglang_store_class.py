@@ -232,7 +232,7 @@ def test_all_that_changes_kv_without_changing_ids_is_in_the_words(sglang, tmp_pa
     text = types.SimpleNamespace
     told = [named(sglang)]
     told += [named(sglang, args=a) for a in (
-        {"model_path": "org/other"}, {"revision": "v2"}, {"kv_cache_dtype": "fp8_e4m3"},
+        {"model_path": "org/other"}, {"kv_cache_dtype": "fp8_e4m3"},
         {"kv_cache_dtype": "fp8_e5m2"}, {"torchao_config": "int4wo"},
         {"json_model_override_args": '{"a": 1}'}, {"load_format": "dummy"},
         {"load_format": "dummy", "random_seed": 2}, {"quantization_param_path": str(scales)},
@@ -262,15 +262,52 @@ def test_a_folder_of_weights_is_told_by_its_files(sglang, tmp_path, caplog):
     (tmp_path / "model.safetensors").write_text("22")
     assert named(sglang, args={"model_path": str(tmp_path)}, config=bare) != first
     assert not caplog.records
-    named(sglang, args={"model_path": "org/unknown"}, config=bare)
-    assert "set \"revision\"" in caplog.text
+
+
+HUB = "org/somewhere"
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize("args, config, pool", [
+    ({"revision": "main"}, {"hf_config": types.SimpleNamespace()}, "kv"),
+    ({"lora_paths": ["a=" + HUB]}, {}, "kv"), ({"load_format": "remote"}, {}, "kv"),
+    ({"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": HUB,
+      "speculative_draft_model_revision": "main"}, {}, "draft")])
+def test_weights_that_nothing_names_have_no_chunks(sglang, daemon, caplog, args, config, pool):
+    assert named(sglang, args, config, pool=pool).revision is None
+    assert "no chunks are found or put; set \"revision\"" in caplog.text
+    assert named(sglang, args, config, {"revision": "mine"}, pool).revision
+    if pool == "draft":
+        args["speculative_draft_model_revision"] = SHA
+        assert SHA in named(sglang, args, pool=pool).revision
+
+
+def test_the_commit_that_was_loaded_wins_over_a_branch(sglang):
+    two = [named(sglang, {"revision": "main"}, {"hf_config": types.SimpleNamespace(
+        _commit_hash=commit)}).revision for commit in (SHA, SHA[::-1])]
+    assert two[0] != two[1] and SHA in two[0]
+    bare = {"hf_config": types.SimpleNamespace()}
+    assert SHA in named(sglang, {"revision": SHA}, bare).revision
+
+
+def test_a_store_without_a_name_finds_and_puts_nothing(sglang, daemon):
+    sglang.model = model_config(hf_config=types.SimpleNamespace())
+    config = types.SimpleNamespace(
+        extra_config=dict(GIVEN, kvd_socket=daemon.socket_path), **CONFIG)
+    store = sglang.module.KvdStore(config, {})
+    store.register_mem_pool_host(pool_of(MHA))
+    keys = keys_of(2, "none")
+    assert store.batch_set_v1(keys, Slots([0, 1])) == [False, False]
+    assert store.batch_exists(keys) == 0
+    store.close()
 
 
 def test_long_words_differ_where_they_are_cut(sglang):
     long = [sglang.module.word("x" * 300 + end) for end in "ab"]
     assert long[0] != long[1] and all(len(w.encode()) <= 200 for w in long)
     text = json.dumps({"a": "é" * 150})
-    assert len(sglang.module.word(text).encode()) <= 200 and sglang.module.word("a\nb") == "a?b"
+    assert len(sglang.module.word(text).encode()) <= 200 and sglang.module.word("a\nb") != \
+        sglang.module.word("a\rb")
 
 
 # ---- pages ---------------------------------------------------------------------------------

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvd.stores: a store's session, with a daemon and without."""
+import os
 import types
+
+import pytest
 
 import kvd
 from kvd.stores import door as store_door
+from kvd.stores import names
 from kvd.stores.door import Door
+from kvd.vllm import identity
 from kvd_daemon import Daemon
 from test_vllm_store import Clock, T, daemon, layout_text  # noqa: F401
 
@@ -77,3 +82,92 @@ def test_chunks_that_have_left_are_no_word_for_the_log(caplog):
         raise kvd.Error("its lease has ended", "ELEASE", 1)
     assert door.ask("key", gone) is None and "lease" in door.why and not caplog.text
     assert door.ask("key", lambda space: True)
+
+
+# ---- names -----------------------------------------------------------------------------------
+
+def tensors(seed, header=b'{"a": 1}', nbytes=300000):
+    """As a safetensors file is made."""
+    return len(header).to_bytes(8, "little") + header + bytes([seed]) * nbytes
+
+
+@pytest.mark.parametrize("change", [
+    lambda path: path.write_bytes(tensors(2)), lambda path: path.write_bytes(tensors(1, b"{}" * 4)),
+    lambda path: path.write_bytes(tensors(1) + b"x"), lambda path: path.rename(str(path) + ".pt"),
+    lambda path: path.with_name("config.json").write_text("{}"),
+    lambda path: path.with_name("modeling.py").write_text("pass"),
+    lambda path: os.utime(path, ns=(1, 1))])
+def test_weights_are_named_by_all_of_their_files(tmp_path, change):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(tensors(1))
+    os.utime(path, ns=(5, 5))
+    first = names.weights_of(str(tmp_path))
+    assert names.weights_of(str(tmp_path)) == first and len(first) == 64
+    change(path)
+    if path.exists() and path.stat().st_mtime_ns != 1:
+        os.utime(path, ns=(5, 5))  # times alone are not believed
+    names._known.clear()  # it happens within a tick of the file system's clock
+    assert names.weights_of(str(tmp_path)) != first
+
+
+def test_a_copy_of_weights_has_their_name(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / "model.safetensors"
+        path.write_bytes(tensors(1))
+        os.utime(path, ns=(5, 5))
+    assert names.weights_of(str(tmp_path / "a")) == names.weights_of(str(tmp_path / "b"))
+
+
+def test_large_weights_are_read_in_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(names, "READ", 2 * names.PIECE)
+    path = tmp_path / "model.safetensors"
+    found = set()
+    for seed in range(3):  # the last byte
+        path.write_bytes(tensors(1, nbytes=1 << 20) + bytes([seed]))
+        os.utime(path, ns=(5, 5))
+        names._known.clear()
+        found.add(names.weights_of(str(path)))
+    assert len(found) == 3
+
+
+def test_a_folder_without_weights_names_none(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert names.weights_of(str(tmp_path)) is None and names.weights_of("org/model") is None
+
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize("loaded, revision, commit", [
+    (SHA, "main", SHA), (None, SHA, SHA), (None, "main", None), (None, None, None),
+    (None, SHA[:10], None), (None, SHA + "0", None), ("", "v1.0", None)])
+def test_a_revision_names_weights_when_it_is_a_commit(loaded, revision, commit):
+    assert names.commit_of(loaded, revision) == commit
+
+
+# ---- vLLM's ----------------------------------------------------------------------------------
+
+def vllm_config(commit=None, load_format="auto", **model):
+    text = types.SimpleNamespace(rope_parameters={"rope_theta": 1e4})
+    given = dict(model="org/model", hf_overrides={}, revision=None, dtype="torch.bfloat16",
+                 quantization=None, hf_text_config=text, max_model_len=4096,
+                 hf_config=types.SimpleNamespace(_commit_hash=commit))
+    return types.SimpleNamespace(model_config=types.SimpleNamespace(**dict(given, **model)),
+                                 load_config=types.SimpleNamespace(load_format=load_format))
+
+
+def named(*args, given=None, **kw):
+    return identity.names(vllm_config(*args, **kw),
+                          lambda name, preset: (given or {}).get(name, preset), "scheme")
+
+
+def test_a_branch_does_not_name_vllms_weights(caplog):
+    assert named(SHA, revision="main") != named(SHA[::-1], revision="main")
+    assert not caplog.records
+    for config in (vllm_config(revision="main"), vllm_config(SHA, model_weights="s3://bucket"),
+                   vllm_config(SHA, hf_config_path="org/other"), vllm_config(SHA, "tensorizer")):
+        assert identity.names(config, lambda name, preset: preset, "s").revision is None
+    assert caplog.text.count("no chunks are found or saved; set \"revision\"") == 4
+    assert named(revision="main", given={"revision": "mine"}).revision == "mine"
+    assert SHA in named(revision=SHA).revision

@@ -110,6 +110,20 @@ def place(world, client):
     return kt.Place(client, world.model, tokens=DOCUMENT + 64, chunk=T)
 
 
+def test_models_of_one_architecture_have_chunks_of_their_own():
+    """By their parameters as they are, whatever they are called."""
+    world, other = World("llama"), World("llama")
+    first = kt.revision_of(world.model)
+    assert kt.revision_of(other.model) == first, "the same configuration and parameters"
+    weight = other.model.model.layers[1].mlp.down_proj.weight
+    with torch.no_grad():
+        weight[[0, 1]] = weight[[1, 0]].clone()  # equal sums
+    assert kt.revision_of(other.model) != first
+    config = World("llama", rms_norm_eps=1e-3)
+    assert kt.revision_of(config.model) not in (first, kt.revision_of(other.model))
+    assert kt.revision_of(World("llama", torch.bfloat16).model) != first
+
+
 def spread(world, clients):
     """The document's chunks, in as many runs as there are holders."""
     chunks = -(-DOCUMENT // T)

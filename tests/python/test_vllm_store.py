@@ -110,7 +110,7 @@ def test_a_long_word_differs_where_it_is_cut():
     long = [word("x" * 300 + end) for end in "ab"]
     assert long[0] != long[1] and all(len(w.encode()) <= 200 for w in long)
     assert word("é" * 150) != word("é" * 151) and len(word("é" * 151).encode()) <= 200
-    assert word("a\nb") == "a?b" and word(5) == "5"
+    assert word("a\nb") != word("a\rb") != word("a?b") == "a?b" and word(5) == "5"
 
 
 # ---- the scheduler, with a store that is faked ---------------------------------------------

@@ -26,7 +26,7 @@ from ..client import Client
 from ..errors import Error
 from ..layout import format_of
 from ..stores.door import CALL_S, Door
-from ..stores.names import rope_of, weights_of, word
+from ..stores.names import commit_of, rope_of, weights_of, word
 from ..stores.shelf import LEASE_S, Shelf, pages_of, trailing
 from . import check_release, store_pools
 
@@ -34,6 +34,9 @@ logger = logging.getLogger("kvd.sglang")
 OPTIONS = ("kvd_socket", "model", "revision", "far", "lease")
 SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1", "allocator",
            "file_storage_path")
+# Load formats that read the weights of the model's own folder or repository.
+FROM_MODEL = ("auto", "bitsandbytes", "dummy", "fastsafetensors", "gguf", "instanttensor",
+              "layered", "mistral", "npcache", "pt", "safetensors", "sharded_state")
 NAME_MAX = 63  # of a pool
 REGISTER_S = 120.0  # for a host pool, which a daemon may have to pin
 UPDATES = ("update_weights_from_disk", "update_weights_from_distributed",
@@ -82,48 +85,62 @@ def check_ranks(config):
 
 # ---- names -----------------------------------------------------------------------------
 
-def commit_of(args, model_config):
-    commit = args.revision or getattr(model_config.hf_config, "_commit_hash", None) or \
+def weights_word(args, model_config):
+    """What names the weights that were loaded. None: nothing does."""
+    if args.load_format not in FROM_MODEL:
+        return None  # they came from elsewhere
+    return commit_of(getattr(model_config.hf_config, "_commit_hash", None), args.revision) or \
         weights_of(args.model_path)
-    if commit is None:
-        logger.warning("kvd.sglang: nothing tells the weights of %s from others of that name: "
-                       "set \"revision\" in --hicache-storage-backend-extra-config",
-                       args.model_path)
-    return commit
 
 
 def adapters_of(args):
-    """Of LoRA adapters that are named at the start: their ids, which are in the hashes, are
-    made of names and paths alone."""
+    """[(what, its word or None)] of LoRA adapters that are named at the start: their ids, which
+    are in the hashes, are made of names and paths alone."""
     listed = args.lora_paths or []
     told = []
     for one in listed.values() if isinstance(listed, dict) else listed:
         name, path = (getattr(one, a, None) for a in ("lora_name", "lora_path"))
         if path is None:  # as it was typed
             name, _, path = str(one).rpartition("=")
-        told.append("%s=%s %s" % (name, path, weights_of(path)))
+        told.append(("%s=%s" % (name, path), weights_of(path)))
     return sorted(told)
 
 
 def draft_of(args):
+    """(the draft's path, its word or None); the word is "" where it is the model's own."""
     path = getattr(args, "speculative_draft_model_path", None) or args.model_path
-    return "%s %s %s %s" % (args.speculative_algorithm, path,
-                            getattr(args, "speculative_draft_model_revision", None) or
-                            weights_of(path),
-                            getattr(args, "speculative_draft_model_quantization", None))
+    revision = getattr(args, "speculative_draft_model_revision", None)
+    if path == args.model_path and revision in (None, args.revision):
+        return path, ""
+    return path, commit_of(None, revision) or weights_of(path)
 
 
-def revision_of(args, model_config, commit):
-    """Of weights, and of what else changes KV without changing ids. commit: the user's word."""
-    words = ["weights=%s" % (commit if commit is not None else commit_of(args, model_config)),
-             "dtype=%s" % format_of(model_config.dtype)]
+def unnamed(what, path):
+    logger.warning("kvd.sglang: nothing tells the weights of %s %s from others of that name: no "
+                   "chunks are found or put; set \"revision\" in "
+                   "--hicache-storage-backend-extra-config to a word that is another one for "
+                   "other weights, or load a local folder", what, path)
+
+
+def revision_of(args, model_config, given):
+    """Of weights, and of what else changes KV without changing ids. given: the user's word for
+    weights. None: nothing names some of them."""
+    weights = given if given is not None else weights_word(args, model_config)
+    adapters = adapters_of(args)
+    missing = [("the model", args.model_path)] if weights is None else []
+    missing += [("the adapter", what) for what, one in adapters if one is None and given is None]
+    for what, path in missing:
+        unnamed(what, path)
+    if missing:
+        return None
+    words = ["weights=%s" % weights, "dtype=%s" % format_of(model_config.dtype)]
     for name, value in (("quantization", model_config.quantization),
                         ("kv", None if args.kv_cache_dtype == "auto" else args.kv_cache_dtype),
-                        ("adapters", adapters_of(args))):
+                        ("adapters", adapters)):
         if value:
             words.append("%s=%s" % (name, value))
-    for name in ("quantization_param_path", "torchao_config", "json_model_override_args",
-                 "model_impl", "modelopt_quant"):
+    for name in ("quantization_param_path", "modelopt_checkpoint_restore_path", "torchao_config",
+                 "json_model_override_args", "model_impl", "modelopt_quant"):
         value = getattr(args, name, None)
         if value and value not in ("{}", "auto"):
             told = weights_of(value) if name.endswith("_path") else None
@@ -142,15 +159,24 @@ class Names:
         self.args, config = args, ModelConfig.from_server_args(args)
         self.heads = config.get_total_num_kv_heads()
         self.model = given.get("model") or args.model_path
-        self.revision = revision_of(args, config, given.get("revision"))
+        self.given = given.get("revision")
+        self.revision = revision_of(args, config, self.given)
         self.rope = rope_of(config.hf_text_config, config.context_len)
 
     def of(self, pool, made):
-        """Named, of what store_pools made of a host pool."""
+        """Named, of what store_pools made of a host pool. Its revision is None where nothing
+        names the weights."""
         revision = self.revision
-        if made.drafts or "draft" in pool:
-            revision += " draft=" + draft_of(self.args)
-        return Named(pool, word(self.model), word(revision),
+        if revision is not None and (made.drafts or "draft" in pool):
+            path, draft = draft_of(self.args)
+            if draft is None and self.given is None:
+                unnamed("the draft", path)
+                revision = None
+            else:
+                revision += " draft=%s %s %s %s" % (
+                    self.args.speculative_algorithm, path, draft,
+                    getattr(self.args, "speculative_draft_model_quantization", None))
+        return Named(pool, word(self.model), None if revision is None else word(revision),
                      word("sglang sha256 %d %s" % (made.page_size, pool)), word(self.rope),
                      made.page_size)
 
@@ -237,6 +263,9 @@ class KvdStore(HiCacheStorage):
         made = store_pools.build(pool, self.ranks, heads)
         named = self.names.of(name, made)
         self.pools[name] = made, named, pool
+        if named.revision is None:
+            self.shelf.stopped = "nothing names the weights"
+            return
         logger.info("pages of %d tokens of %s are chunks: %s", made.page_size, name, named)
         self.shelf.mover.ask(named, lambda space: True)  # memory is registered before it serves
 

@@ -7,29 +7,72 @@ import os
 import re
 
 WORD_MAX = 200  # bytes of a space's word
+WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|tensors|npz)$")
+BESIDE = re.compile(r"\.(json|py)$")  # files beside weights that change what they compute
+READ = 64 << 20  # bytes of a folder of weights that are looked at
+PIECE = 64 << 10
+HEADER_MAX = 16 << 20  # of a safetensors file
+KNOWN_MAX = 1024
+
+_known = {}  # what weights_of() has read, {path: (files, digest)}
 
 
 def word(text):
-    """As a space takes it; a long one keeps its head, and a digest of all of it."""
-    text = "".join(c if c.isprintable() else "?" for c in str(text))
-    if len(text.encode()) <= WORD_MAX:
+    """As a space takes it. One that is cut or changed for that ends in a digest of all of it."""
+    text = str(text)
+    plain = "".join(c if c.isprintable() else "?" for c in text)
+    if plain == text and len(text.encode()) <= WORD_MAX:
         return text
-    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-    return text.encode()[:WORD_MAX - 40].decode(errors="ignore") + " … " + digest
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    head = plain.encode(errors="replace")[:WORD_MAX - len(digest) - 5]
+    return head.decode(errors="ignore") + " … " + digest
 
 
-def weights_of(model):
-    """What tells one state of a file or a folder of weights from another; None: nothing."""
-    files = [model] if os.path.isfile(model) else [
-        os.path.join(model, name) for name in sorted(os.listdir(model))
-        if re.search(r"\.(safetensors|bin|pt|pth|gguf|json)$", name)] \
-        if os.path.isdir(model) else []
-    digest = hashlib.sha256()
-    for path in files:
-        stat = os.stat(path)
-        digest.update(("%s %d %d\n" % (os.path.basename(path), stat.st_size,
-                                       stat.st_mtime_ns)).encode())
-    return digest.hexdigest()[:32] if files else None
+def commit_of(loaded, revision):
+    """What names weights of a hub: the commit that was loaded, or a revision that is one. A
+    branch or a tag names what it points at today. None: neither."""
+    if loaded:
+        return loaded
+    return revision if re.fullmatch(r"[0-9a-f]{40}([0-9a-f]{24})?", revision or "") else None
+
+
+def weights_of(path):
+    """A digest of a file or a folder of weights: names, sizes, times, and of their contents the
+    headers of safetensors and READ bytes in all, spread over the files. Contents tell copies
+    without times apart, times what lies between the pieces. None: there are no weights."""
+    files = [path] if os.path.isfile(path) else [
+        os.path.join(path, name) for name in sorted(os.listdir(path))
+        if WEIGHTS.search(name) or BESIDE.search(name)] if os.path.isdir(path) else []
+    if os.path.isdir(path) and not any(map(WEIGHTS.search, files)) or not files:
+        return None
+    stats = [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+             for name, stat in ((os.path.basename(f), os.stat(f)) for f in files)]
+    known = _known.get(path)
+    if known is None or known[0] != stats:
+        digest, share = hashlib.sha256(), max(READ // len(files), PIECE)
+        for file, (name, size, time, *_) in zip(files, stats):
+            digest.update(("%s %d %d\n" % (name, size, time)).encode())
+            read_some(file, size, share, digest)
+        if len(_known) >= KNOWN_MAX:
+            _known.clear()
+        known = _known[path] = stats, digest.hexdigest()
+    return known[1]
+
+
+def read_some(path, size, share, digest):
+    """A file's header, and pieces of the rest at equal distances."""
+    with open(path, "rb") as file:
+        if path.endswith(".safetensors"):
+            length = int.from_bytes(file.read(8), "little")
+            digest.update(file.read(min(length, HEADER_MAX)))
+        count = share // PIECE
+        if size <= share:
+            file.seek(0)
+            digest.update(file.read(share))
+            return
+        for i in range(count):
+            file.seek(i * (size - PIECE) // max(count - 1, 1))
+            digest.update(file.read(PIECE))
 
 
 def rope_of(hf_config, length):

@@ -24,10 +24,10 @@ Importing this imports torch and transformers, and registers the attention "kvd"
 from .attention import Cache, attention, mask
 from .geometry import Geometry
 from .home import home_price
-from .place import Place, chunk_ids
+from .place import Place, chunk_ids, revision_of
 from .reader import WAYS, Reader, Step
 
 TESTED = ("5.19.0",)  # releases of transformers
 
 __all__ = ["Cache", "Geometry", "Place", "Reader", "Step", "TESTED", "WAYS", "attention",
-           "chunk_ids", "home_price", "mask"]
+           "chunk_ids", "home_price", "mask", "revision_of"]

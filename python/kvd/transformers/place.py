@@ -2,6 +2,7 @@
 """A model's KV in pages and chunks: what is computed here goes in, what is to be attended here
 comes out."""
 import hashlib
+import json
 import struct
 import time
 from collections import namedtuple
@@ -16,6 +17,8 @@ from .geometry import Geometry
 START_S = 60  # the daemon makes its memory of chunks
 FAR_S = 10  # other daemons are asked
 LEASE_S = 600
+SUMMED = 1 << 24  # values of a parameter at a time
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Held = namedtuple("Held", "hold begin tokens")
 Held.__doc__ = """Tokens [begin, begin + tokens) of a document."""
@@ -31,11 +34,30 @@ def chunk_ids(tokens, size):
     return ids
 
 
+def revision_of(model):
+    """What decides a model's KV: its configuration, and its parameters as they are in memory, by
+    sums of their bits, plain and weighted by place. Neither a name nor a commit tells what was
+    changed after loading. It reads all parameters once, as fast as memory is."""
+    config = {name: value for name, value in model.config.to_dict().items()
+              if name != "transformers_version" and not name.startswith("_")}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            flat, sums = tensor.detach().reshape(-1).contiguous(), [0, 0]
+            for at in range(0, flat.numel(), SUMMED):
+                bits = flat[at:at + SUMMED].view(BITS[flat.element_size()]).to(torch.int64)
+                place = torch.arange(at + 1, at + 1 + bits.numel(), device=bits.device)
+                sums = [sums[0] + int(bits.sum()), sums[1] + int((bits * place).sum())]
+            digest.update(("%s %s %s %s" % (name, tuple(tensor.shape), tensor.dtype,
+                                            sums)).encode())
+    return digest.hexdigest()
+
+
 class Place:
     """Pages for `tokens` tokens at a time, and the space of chunks that this model's KV goes
-    to. revision: of the weights; who has another does not share."""
+    to: models share it whose configurations and parameters are equal."""
 
-    def __init__(self, client, model, *, tokens, chunk=16, revision=None):
+    def __init__(self, client, model, *, tokens, chunk=16):
         self.client, self.model, self.chunk = client, model, chunk
         self.geometry = geometry = Geometry(model)
         pages = -(-tokens // chunk)
@@ -47,6 +69,7 @@ class Place:
         self._views = {name: view["layers"] for name, view in layout.views.items()}
         self._free, self._pages = list(range(pages)), pages
         # index keys are fetched alone, and a fetch is of all views of a space
+        revision = revision_of(model)
         self.spaces = {name: self._space(revision, name) for name in self._views}
 
     def _space(self, revision, view):

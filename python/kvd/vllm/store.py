@@ -12,7 +12,6 @@ loses none of them.
 Alone, or in vLLM's MultiConnector beside KvdConnector. store_plan.py is the scheduler's side,
 store_worker.py the workers'."""
 import contextlib
-import json
 import re
 import secrets
 from dataclasses import dataclass
@@ -28,11 +27,12 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ..client import Client
 from ..stores.door import CALL_S, Door
-from ..stores.names import rope_of, weights_of, word
+from ..stores.names import weights_of
 from . import check_release, sleep
+from .identity import names
 from .marks import Marks
 from .stats import StorePromMetrics, StoreStats
-from .store_plan import Adapters, FAR_MOST_S, LEASE_S, BlockIds, Plan, Step, TokenIds, Words, chunk_tokens
+from .store_plan import Adapters, FAR_MOST_S, LEASE_S, BlockIds, Plan, Step, TokenIds, chunk_tokens
 from .store_worker import Rank
 from .worker import NAME_MAX, Ranks, build
 
@@ -131,36 +131,7 @@ def refuse_ids(config, kind):
             % (hashing, HASH))
 
 
-# ---- names -----------------------------------------------------------------------------
-
-def revision_of(config):
-    """Of weights, and of what else changes KV without changing ids."""
-    model_config = config.model_config
-    model, overrides = str(model_config.model), model_config.hf_overrides
-    commit = model_config.revision or getattr(model_config.hf_config, "_commit_hash", None) or \
-        weights_of(model)
-    if commit is None:
-        logger.warning("kvd.vllm: nothing tells the weights of %s from others of that name: set "
-                       "\"revision\" in kv_connector_extra_config", model)
-    if callable(overrides):
-        raise ValueError("kvd.vllm: hf_overrides is a function, which cannot be compared: set "
-                         "\"revision\" in kv_connector_extra_config")
-    words = ["weights=%s" % commit, "dtype=%s" % str(model_config.dtype).rsplit(".", 1)[-1],
-             "quantization=%s" % model_config.quantization]
-    if config.load_config.load_format == "dummy":
-        words.append("dummy")
-    if overrides:
-        words.append("overrides=%s" % json.dumps(overrides, sort_keys=True, default=str))
-    return " ".join(words)
-
-
-def names(config, extra, scheme):
-    model = config.model_config
-    revision = extra("revision", None)
-    return Words(word(extra("model", None) or model.model),
-                 word(revision_of(config) if revision is None else revision), scheme,
-                 word(rope_of(model.hf_text_config, model.max_model_len)), 0)
-
+# ---- the scheduler's side ---------------------------------------------------------------
 
 def ids_and_scheme(config, kind, block):
     from vllm.utils.hashing import get_hash_fn_by_name
@@ -185,12 +156,13 @@ def plan(config, caches, block, tokens):
         return client.space(layout, timeout=CALL_S, **named._asdict())
     door = Door(lambda: Client(extra("kvd_socket", None), client="vllm", timeout=CALL_S),
                 opener, most=1, log=logger)
-    return Plan(door, ids, names(config, extra, scheme), block, tokens,
+    named = names(config, extra, scheme)
+    return Plan(door, ids, named, block, tokens,
                 group=caches.transfer_group_ids[0],
                 ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
                 lease=extra("lease", LEASE_S), far=extra("far", 0) or None,
-                loads=transfer.is_kv_consumer,
-                saves=transfer.is_kv_producer, step=StoreStep,
+                loads=transfer.is_kv_consumer and named.revision is not None,
+                saves=transfer.is_kv_producer and named.revision is not None, step=StoreStep,
                 adapters=Adapters(weights_of, logger) if extra("revision", None) is None else None)
 
 

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What names an engine's space of chunks: the weights that were loaded, and what else changes KV
+without changing ids. Nothing of vLLM is imported here."""
+import json
+import logging
+
+from ..stores.names import commit_of, rope_of, weights_of, word
+from .store_plan import Words
+
+logger = logging.getLogger("vllm.kvd")
+# Load formats that read the weights of the model's own folder or repository.
+FROM_MODEL = ("auto", "bitsandbytes", "dummy", "fastsafetensors", "gguf", "hf", "instanttensor",
+              "mistral", "npcache", "pt", "runai_streamer", "runai_streamer_sharded",
+              "safetensors", "sharded_state")
+
+
+def loaded_commit(model_config):
+    """The commit of the configuration that was loaded, if the weights are of the same place."""
+    other = getattr(model_config, "hf_config_path", None)
+    return None if other and other != model_config.model else \
+        getattr(model_config.hf_config, "_commit_hash", None)
+
+
+def weights_word(config):
+    """What names the weights that were loaded. None: nothing does."""
+    model_config, load_format = config.model_config, str(config.load_config.load_format)
+    if getattr(model_config, "model_weights", "") or load_format not in FROM_MODEL:
+        return None  # they came from elsewhere
+    return commit_of(loaded_commit(model_config), model_config.revision) or \
+        weights_of(str(model_config.model))
+
+
+def revision_of(config):
+    """Of weights, and of what else changes KV without changing ids. None: nothing tells these
+    weights from others of that name, and engines with either must not share."""
+    model_config = config.model_config
+    weights, overrides = weights_word(config), model_config.hf_overrides
+    if weights is None:
+        return None
+    if callable(overrides):
+        raise ValueError("kvd.vllm: hf_overrides is a function, which cannot be compared: set "
+                         "\"revision\" in kv_connector_extra_config")
+    words = ["weights=%s" % weights, "dtype=%s" % str(model_config.dtype).rsplit(".", 1)[-1],
+             "quantization=%s" % model_config.quantization]
+    if config.load_config.load_format == "dummy":
+        words.append("dummy")
+    if overrides:
+        words.append("overrides=%s" % json.dumps(overrides, sort_keys=True, default=str))
+    return " ".join(words)
+
+
+def names(config, extra, scheme):
+    """Its revision is None where nothing names the weights."""
+    model = config.model_config
+    revision = extra("revision", None)
+    if revision is None:
+        revision = revision_of(config)
+    if revision is None:
+        logger.warning("kvd.vllm: nothing tells the weights of %s from others of that name: no "
+                       "chunks are found or saved; set \"revision\" in "
+                       "kv_connector_extra_config to a word that is another one for other "
+                       "weights, or load a commit or a local folder", model.model)
+    return Words(word(extra("model", None) or model.model),
+                 None if revision is None else word(revision), scheme,
+                 word(rope_of(model.hf_text_config, model.max_model_len)), 0)
