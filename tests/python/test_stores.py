@@ -11,7 +11,8 @@ from kvd.stores import names
 from kvd.stores.door import Door
 from kvd.vllm import identity
 from kvd_daemon import Daemon
-from test_vllm_store import Clock, T, daemon, layout_text  # noqa: F401
+from test_vllm_plan import Clock, T, layout_text
+from test_vllm_store import daemon  # noqa: F401
 
 
 def test_a_daemon_that_keeps_no_chunks_is_told_once(caplog):

@@ -20,6 +20,27 @@ GONE = ("ELOST", "ENODAEMON", "EDEAD", "EDRAIN")
 MISSES = ("ELEASE", "ENOTFOUND")  # chunks have left
 
 
+def hold_most(hold, count):
+    """The longest hold that its user's limits allow. hold(n): of the first n chunks; what all
+    holds of a user keep is bounded, so that one of fewer chunks may be possible."""
+    best, low, high, most = None, 0, count + 1, count
+    while most > low:
+        try:
+            one = hold(most)
+        except Error as error:
+            if error.code != "ELIMIT" or most == 1:
+                raise
+            high = most
+        else:
+            if best is not None:
+                best.close(CALL_S)
+            best, low = one, most
+            if one.chunks < most:  # the store has no more
+                break
+        most = (low + high) // 2
+    return best
+
+
 class Door:
     """connect() gives a client, where there is none yet; opener(client, key) a space of it, key
     being what the caller names spaces by. most: spaces that stay open, 0 for all; log: the

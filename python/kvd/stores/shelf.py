@@ -17,7 +17,7 @@ import numpy as np
 from ..chunks import ANYWHERE, IDS_MAX
 from ..errors import Error, TimeoutError
 from ..rooms import FAILED, SUCCESS, View
-from .door import CALL_S
+from .door import CALL_S, hold_most
 
 LEASE_S = 10.0
 HELD_MAX = 64  # holds of pages that were found and not got yet
@@ -165,21 +165,20 @@ class Shelf:
         return held.chunks
 
     def _hold(self, key, ids):
-        """None: nothing is known. What all holds keep is bounded, and so is what one does."""
+        """None: nothing is known. What this shelf holds already makes way where all holds are
+        too much."""
         def call(space):
-            count = len(ids)
-            while True:
-                try:
-                    return space.hold(ids[:count], ANYWHERE, lease=self.lease, far=self.far,
-                                      timeout=CALL_S + (self.far or 0))
-                except Error as error:
-                    if error.code != "ELIMIT" or count == 1:
-                        raise
-                gone = self.holds.clear()
-                for one in gone:
-                    one.hold.close(CALL_S)
-                if not gone:
-                    count = (count + 1) // 2
+            def hold(count):
+                return space.hold(ids[:count], ANYWHERE, lease=self.lease, far=self.far,
+                                  timeout=CALL_S + (self.far or 0))
+            try:
+                return hold(len(ids))
+            except Error as error:
+                if error.code != "ELIMIT":
+                    raise
+            for one in self.holds.clear():
+                one.hold.close(CALL_S)
+            return hold_most(hold, len(ids))
         return self.asker.ask(key, call)
 
     def present(self, key, keys):

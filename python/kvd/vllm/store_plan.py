@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from ..chunks import ID_BYTES, IDS_MAX
 from ..layout import Layout
-from ..stores.door import AWAY_S, CALL_S
+from ..stores.door import AWAY_S, CALL_S, hold_most
+from ..stores.jobs import Jobs
 from ..stores.names import word
 
 CHUNK_TOKENS = 256
@@ -23,6 +24,7 @@ LEASE_S = 10.0
 FAR_MOST_S = 0.5  # for which the scheduler may wait
 AGAIN_S = 1.0  # until a queued request's prefix is asked for again
 START_S = 20.0  # for the workers' first step
+ADAPTER_S = 1.0  # for what an adapter's folder has
 
 Words = namedtuple("Words", "model revision scheme rope tokens")
 Words.__doc__ = """What a space is named by. tokens: of a chunk, as the layout counts them."""
@@ -102,35 +104,54 @@ class TokenIds:
         return [one for one, _ in chain[:count]]
 
 
+class Adapter:
+    """What a request's adapter adds to its ids. ok: whether its chunks may be used, None: that
+    is not known yet; word: bytes, or None."""
+
+    def __init__(self, ok=None):
+        self.ok, self.word = ok, None
+
+
 class Adapters:
     """LoRA adapters' weights, which vLLM's ids know by name and path alone. One that is trained
-    anew in its place has other KV: its chunks get other ids. While the engine runs nobody can
-    tell which of the two it has loaded, so that such a one has no chunks from then on, and one
-    of which nothing can be told never has any. weights: of a path, or None."""
+    anew in its place has other KV: its chunks get other ids. While the engine runs it cannot be
+    known which of the two is loaded, so that such a one has no chunks from then on, and one
+    whose weights have no name never has any. weights: of a path, or None; run(call, *args): calls
+    one after another, None: on a thread, for a folder's file system may be slow."""
 
-    def __init__(self, weights, log):
-        self.weights, self.log, self.first = weights, log, {}
+    def __init__(self, weights, log, run=None):
+        self.weights, self.log, self.run, self.first = weights, log, run, {}
 
     def of(self, request):
-        """(whether its chunks may be used, what else is in their ids)"""
+        """An Adapter, which is completed later."""
         lora = getattr(request, "lora_request", None)
         if lora is None:
-            return True, None
+            return Adapter(True)
+        adapter = Adapter()
+        self.run = self.run or Jobs("kvd-adapters").add
+        self.run(self._look, lora, adapter)
+        return adapter
+
+    def _look(self, lora, adapter):
+        adapter.word = self._word(lora)
+        adapter.ok = adapter.word is not None  # read by the scheduler before the word
+
+    def _word(self, lora):
         known = lora.lora_path in self.first
         try:
             told = self.weights(lora.lora_path)
-        except OSError:
+        except (OSError, ValueError):
             told = None
         first = self.first.setdefault(lora.lora_path, told)
         if told is not None and first == told:
-            return True, told.encode()
+            return told.encode()
         if not known or first is not None:
             self.log.warning("kvd.vllm: the adapter %s (%s) %s: its requests have no chunks, "
                              "unless \"revision\" is set in kv_connector_extra_config",
                              lora.lora_name, lora.lora_path, "has changed" if known else
                              "is no folder of weights")
             self.first[lora.lora_path] = None
-        return False, None
+        return None
 
 
 # ---- requests --------------------------------------------------------------------------
@@ -141,17 +162,26 @@ class Known:
     def __init__(self, request):
         self.request, self.chain = request, []
         self.saved = 0  # chunks from the first on that are in the store, or on their way
-        self.local = 0  # chunks that this engine's own cache had
+        self.local = 0  # tokens that this engine's own cache had
+        self.ran = 0  # tokens after the last step that it ran in with the blocks that it has
+        self.loaded = False  # what it was given beside those of the own cache has been reported
+        self.doubted = 0  # or else so many may be missing until its first step has a result
+        self.looked, self.counted = None, False  # (chunks asked for, found) until counted
         self.hold, self.first, self.end, self.until = None, 0, 0, 0.0
         self.blocks = None  # that are loaded into
         self.failed = False  # a load has: it is not tried again
-        self.frozen = False  # of a model that has changed since, or an unknown adapter
-        self.adapter = None  # what of it is in the ids
+        self.frozen = False  # of a model that has changed since
+        self.adapter, self.adapter_s = Adapter(True), 0.0
         self.puts = False  # some may be under way
 
     def let_go(self):
         """Of its hold. What reads by it goes on."""
         self.hold, self.end, self.until = None, 0, 0.0
+
+    @property
+    def named(self):
+        """Whether its chunks have ids, and are those of the model that runs."""
+        return bool(self.adapter.ok) and not self.frozen
 
 
 @dataclass
@@ -161,7 +191,8 @@ class Step:
     words: Words = None
     loads: list = field(default_factory=list)  # (request, secret, blocks, begin, end)
     drops: list = field(default_factory=list)  # requests whose load is given up
-    saves: list = field(default_factory=list)  # (request, first chunk, ids, blocks)
+    # (request, first chunk, ids, blocks, Words of the model that computed them)
+    saves: list = field(default_factory=list)
     settles: list = field(default_factory=list)  # requests that were preempted
     ends: list = field(default_factory=list)  # requests that wait for their puts
 
@@ -209,6 +240,8 @@ class Plan:
             if not bad.isdisjoint(known.blocks):
                 known.failed, known.saved = True, 0
         for name in received:
+            if name in self.requests:
+                self.requests[name].loaded = True
             known = self.loading.pop(name, None)
             if known is not None:
                 known.blocks = None
@@ -221,26 +254,26 @@ class Plan:
             return
         known = self.requests[request.request_id] = Known(request)
         if self.adapters is not None:
-            ok, known.adapter = self.adapters.of(request)
-            known.frozen = not ok
+            known.adapter, known.adapter_s = self.adapters.of(request), self.clock()
 
     def _ids(self, known, count):
         """Of its first `count` chunks."""
-        ids = self.ids.of(known, self.tokens, count)
-        if known.adapter is None:
-            return ids
-        return [hashlib.sha256(known.adapter + one).digest() for one in ids]
+        ids, word = self.ids.of(known, self.tokens, count), known.adapter.word
+        return ids if word is None else [hashlib.sha256(word + one).digest() for one in ids]
 
     def matched(self, request, computed):
         """(tokens behind the first `computed` ones that can be loaded, whether later)"""
         known = self.requests.get(request.request_id)
         if known is None:
             return 0, False
-        known.local = computed // self.tokens
+        known.local, known.loaded = computed, False
         if not self.loads or known.failed or known.frozen or request.skip_reading_prefix_cache:
             return 0, False
         if self.words is None:
             return (None, False) if self._waits() else (0, False)
+        if not known.named:
+            waits = known.adapter.ok is None and self.clock() < known.adapter_s + ADAPTER_S
+            return (None, False) if waits else (0, False)
         end = self._held(known, computed)
         return (end - computed, True) if end > computed else (0, False)
 
@@ -256,12 +289,14 @@ class Plan:
         ids = self._ids(known, last)[first:] if last > first else ()
         if not ids:
             return 0
-        hold = self.door.ask((self.layout, self.words), lambda space: space.hold(
-            ids, first, lease=self.lease, far=self.far, timeout=CALL_S))
+        hold = self.door.ask((self.layout, self.words), lambda space: hold_most(
+            lambda count: space.hold(ids[:count], first, lease=self.lease, far=self.far,
+                                     timeout=CALL_S), len(ids)))
         if hold is None:
             known.until = now + AWAY_S
             return 0
-        self.asked, self.found = self.asked + len(ids), self.found + hold.chunks
+        if not known.counted:
+            known.looked = len(ids), hold.chunks
         known.saved = 0
         if hold.chunks:
             known.hold, known.until = hold, now + self.lease / 2
@@ -272,7 +307,13 @@ class Plan:
     def allocated(self, request, table, external):
         """table(): its blocks; external: of its tokens so many are to be loaded."""
         known = self.requests.get(request.request_id)
-        if known is None or known.hold is None or known.blocks is not None:
+        if known is None:
+            return
+        known.ran = known.doubted = 0
+        if known.looked is not None:  # in the queue it may be asked for once a second
+            self.asked, self.found = self.asked + known.looked[0], self.found + known.looked[1]
+            known.looked, known.counted = None, True
+        if known.hold is None or known.blocks is not None:
             return
         if not external:  # another connector loads it, or nobody
             known.let_go()
@@ -288,14 +329,14 @@ class Plan:
     def _save(self, step, known, end, table):
         """Tokens [0, end) are in the blocks of table() once the step has run."""
         whole = min(end // self.tokens, known.saved + IDS_MAX)
-        if not self.saves or known.frozen or self.words is None or \
-                whole <= max(known.saved, known.local):
+        if not self.saves or not known.named or self.words is None or \
+                whole <= max(known.saved, known.local // self.tokens):
             return
         first, name = known.saved, known.request.request_id
         ids = self._ids(known, whole)[first:]
         blocks = self._part(table(), first * self.tokens, whole * self.tokens)
         if len(ids) == whole - first and all(len(one) == ID_BYTES for one in ids):
-            step.saves.append((name, first, b"".join(ids), blocks))
+            step.saves.append((name, first, b"".join(ids), blocks, self.words))
             known.saved, known.puts = whole, True
 
     def finished(self, request, blocks):
@@ -308,12 +349,18 @@ class Plan:
         if self.loading.pop(name, None) is not None:
             self.step.drops.append(name)  # vLLM waits for the load, and for nothing else
             return False
-        # a step in flight still writes the others
-        end = request.num_computed_tokens - request.num_in_flight_tokens
-        self._save(self.step, known, min(end, request.num_tokens), lambda: blocks)
+        # vLLM counts what is being loaded as computed, and what a step in flight still writes
+        self._save(self.step, known, min(known.ran, self._over(known)), lambda: blocks)
         if known.puts:
             self.step.ends.append(name)
         return known.puts
+
+    @staticmethod
+    def _over(known):
+        """Tokens after the last step with a result."""
+        request = known.request
+        over = request.num_computed_tokens - request.num_in_flight_tokens
+        return min(over, request.num_tokens) if over > known.doubted else 0
 
     def reset(self):
         """The model has changed: nothing from before it is found, or saved, any more."""
@@ -347,8 +394,12 @@ class Plan:
             if known is None:
                 continue
             request = known.request
+            if not known.ran and not known.loaded and request.num_computed_tokens > known.local:
+                known.doubted = request.num_computed_tokens
+            known.ran = request.num_computed_tokens + count
             # drafts are no tokens of the request yet
-            end = min(request.num_computed_tokens + count, request.num_tokens)
+            end = self._over(known) if known.doubted else \
+                min(known.ran, request.num_tokens)
             if end >= (known.saved + 1) * self.tokens:
                 self._save(step, known, end,
                            lambda: output.kv_connector_block_state.get_block_ids(name))

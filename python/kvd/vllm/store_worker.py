@@ -96,13 +96,13 @@ class Rank:
             self.count(failed_saves=len(step.saves))
             self.door.tell("chunks are not saved: %s" % error, "mark")
             return
-        for name, first, ids, blocks in step.saves:
-            begin = first * step.words.tokens * self.group.grain
+        for name, first, ids, blocks, words in step.saves:
+            begin = first * words.tokens * self.group.grain
             views = self.view(blocks, begin, begin + len(blocks) * self.group.tokens)
 
             def put(space, ids=ids, views=views, first=first):
                 return post(lambda **kw: space.put(ids, views, first, wait=wait, **kw))
-            move = self.door.ask(step.words, put)
+            move = self.door.ask(words, put)
             self._begun(move)
             if move is None:
                 self.count(failed_saves=1)

@@ -20,7 +20,6 @@ import os
 import queue
 import re
 import secrets
-import threading
 import time
 from collections import namedtuple
 
@@ -40,6 +39,7 @@ from ..client import Client
 from ..errors import Error
 from ..layout import Layout
 from ..stores.door import CALL_S, Door
+from ..stores.jobs import Jobs
 from ..stores.names import weights_of, word
 from ..stores.shelf import LEASE_S, Shelf
 from . import check_release
@@ -49,7 +49,6 @@ OPTIONS = ("revision", "model", "kvd_socket", "lease", "far", "locality")
 TOKENS = 16  # of a row, as the layout counts them: a row is a multiple of 4096 bytes
 NAME_MAX = 63  # of a pool
 REGISTER_S = 120.0  # for memory that a daemon may have to pin
-CLOSE_S = 2.0
 
 Named = namedtuple("Named", "model revision scheme rope tokens")
 Named.__doc__ = """What a space is called."""
@@ -106,37 +105,7 @@ def layout_of(rows, row):
         unit_bytes=unit, format="vllm-row")
 
 
-# ---- threads ---------------------------------------------------------------------------
-
-class Jobs:
-    """Calls one after another, on a thread of their own."""
-
-    def __init__(self, name):
-        self._queue = queue.Queue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def add(self, call, *args):
-        self._queue.put((call, args))
-
-    def _run(self):
-        while True:
-            call, args = self._queue.get()
-            try:
-                if call is None:
-                    return
-                call(*args)
-            finally:
-                self._queue.task_done()
-
-    def drain(self):
-        self._queue.join()
-
-    def close(self):
-        """A daemon that stands still is not waited for: its mapping outlives this process."""
-        self.add(None)
-        self._thread.join(CLOSE_S)
-
+# ---- look-ups -------------------------------------------------------------------------
 
 def ascends(places):
     return None not in places and all(a < b for a, b in zip(places, places[1:]))
