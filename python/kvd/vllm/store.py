@@ -12,6 +12,7 @@ loses none of them.
 Alone, or in vLLM's MultiConnector beside KvdConnector. store_plan.py is the scheduler's side,
 store_worker.py the workers'."""
 import contextlib
+import math
 import re
 import secrets
 from dataclasses import dataclass
@@ -145,11 +146,11 @@ def ids_and_scheme(config, kind, block):
     return ids, ids.scheme("%s seed=%s" % (HASH, resolve_none_hash_seed(digest)))
 
 
-def plan(config, caches, block, tokens):
-    """The scheduler's side."""
+def plan(config, caches, hashed, block, tokens):
+    """The scheduler's side. hashed: tokens of what vLLM hashes; block: of what it allocates."""
     transfer, parallel = config.kv_transfer_config, config.parallel_config
     extra = transfer.get_from_extra_config
-    ids, scheme = ids_and_scheme(config, extra("ids", "blocks"), block)
+    ids, scheme = ids_and_scheme(config, extra("ids", "blocks"), hashed)
 
     def opener(client, key):
         layout, named = key
@@ -230,13 +231,15 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
                                  % (what, remedy))
         refuse_options(vllm_config)
         transfer = vllm_config.kv_transfer_config
-        block = kv_cache_config.hash_block_size or vllm_config.cache_config.block_size
-        tokens = chunk_tokens(transfer.get_from_extra_config("chunk_tokens", None), block)
+        hashed = kv_cache_config.hash_block_size or vllm_config.cache_config.block_size
+        block = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        tokens = chunk_tokens(transfer.get_from_extra_config("chunk_tokens", None),
+                              math.lcm(block, hashed))
         # what a cache lacks is computed; in a MultiConnector its own policy stands
         transfer.kv_load_failure_policy = "recompute"
         self._plan = self._worker = None
         if role == KVConnectorRole.SCHEDULER:
-            self._plan = plan(vllm_config, kv_cache_config, block, tokens)
+            self._plan = plan(vllm_config, kv_cache_config, hashed, block, tokens)
             logger.info("chunks of %d tokens: %s", tokens, self._plan.named)
         else:
             self._worker = Worker(vllm_config, kv_cache_config)
