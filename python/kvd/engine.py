@@ -272,8 +272,11 @@ class Desk:
                 lease_ms=0, wait=None, **names):
         times = {"bootstrap_ms": min(int(open_s * 1000), DAY_MS), "waiting_ms": DAY_MS,
                  "lease_ms": lease_ms}
-        pack = room_pack(self.kvd, number, role, pool, sources_pack(sources), receivers, views,
-                         None, wait, times, names, (), None, role == OFFER)
+        try:  # numbers come of requests, and an exception would end the engine's scheduler
+            pack = room_pack(self.kvd, number, role, pool, sources_pack(sources), receivers,
+                             views, None, wait, times, names, (), None, role == OFFER)
+        except (TypeError, ValueError) as error:
+            return self.refused(role, number, text_of(error))
         handle = Handle(self, role, number, open_s, pack)
         self.parked[id(handle)] = handle
         handle.flush()

@@ -84,6 +84,45 @@ def test_several_sequences_are_computed_on_decode(more):
     run()
 
 
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@aio
+async def test_prompts_whose_own_logprobs_are_asked_for_are_computed_on_decode():
+    """vLLM uses no cache for these, so that prefill would compute them for nothing."""
+    async with routed() as (router, (prefill,), (decode,)):
+        for more in ({"prompt_logprobs": 1}, {"prompt_logprobs": 0},
+                     {"prompt_logprob_token_ids": [[1]]}, {"echo": True, "logprobs": 1},
+                     {"echo": True, "logprobs": 0}, dict(CHAT, prompt_logprobs=0),
+                     dict(CHAT, echo=True)):
+            path = "/v1/chat/completions" if "messages" in more else "/v1/completions"
+            assert (await router.ask(dict(ASK, **more), path))[0] == 200
+            assert prefill.asked == [], more
+            assert decode.asked.pop()[1]["kv_transfer_params"] is None
+        for more in ({"echo": True}, {"logprobs": 1}, {"prompt_logprobs": None},
+                     {"echo": False, "logprobs": 1}):
+            assert (await router.ask(dict(ASK, **more)))[0] == 200
+            assert len(prefill.asked) == 1, more
+            prefill.asked.clear()
+
+
+@aio
+async def test_clients_words_for_a_scheduler_reach_no_engine():
+    """vLLM gives its scheduler what is in vllm_xargs, and reads kv_transfer_params of it."""
+    async with routed() as (router, (prefill,), (decode,)):
+        for more, asked in (({}, 2), ({"n": 2}, 1)):
+            body = dict(ASK, ec_transfer_params={"peer": "203.0.113.9"}, **more, vllm_xargs={
+                "kv_transfer_params": "203.0.113.9", "ec_transfer_params": 7, "mine": 1})
+            assert (await router.ask(body))[0] == 200
+            bodies = [one[1] for one in prefill.asked + decode.asked]
+            assert [b["vllm_xargs"] for b in bodies] == [{"mine": 1}] * asked
+            assert not any("ec_transfer_params" in b for b in bodies)
+            prefill.asked.clear()
+            decode.asked.clear()
+        assert (await router.ask(dict(ASK, vllm_xargs="x")))[0] == 200
+        assert decode.asked[0][1]["vllm_xargs"] == "x", "vLLM refuses it"
+
+
 @aio
 async def test_clients_own_transfer_parameters_reach_no_engine():
     forged = {"do_remote_prefill": True, "remote_host": "203.0.113.9", "remote_block_ids": [[1]]}

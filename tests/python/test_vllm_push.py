@@ -19,6 +19,7 @@ from kvd.rooms import FAILED, SUCCESS, WAITING_FOR_INPUT, View
 from kvd.vllm import params, pools
 from kvd.vllm.bootstrap import Lookups, Server, fetch
 from kvd.vllm.push import Push
+from kvd.vllm.worker import Worker
 
 LAYERS, BLOCKS, TOKENS, UNIT = 3, 64, 16, 32
 KV = pools.Group("kv", "kv", TOKENS, 1, 1, 0, 0)
@@ -282,7 +283,7 @@ def test_preemption_ends_what_may_have_been_zeroed(sides, monkeypatch):
         push.advance(no_mark)
         push.settle()
         assert push.handle.end == (FAILED if given else None)
-        push.give_up("enough")
+        push.give_up("enough", True)
         ends(d, recv, FAILED)
 
 
@@ -302,11 +303,23 @@ def test_preemption_ends_what_cannot_be_read_in_time(sides, monkeypatch):
     mark.region.unregister()
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_request_is_reported_where_vllm_waits_for_it(waits):
+    worker = Worker(None, None, 1)
+    worker.desk = types.SimpleNamespace(version=object)
+    push = Push(worker, "a", types.SimpleNamespace(
+        stop=lambda why: None, look=lambda: SUCCESS, end=SUCCESS))
+    worker.pushes["a"] = push
+    assert worker.results() == (set(), set(), set())
+    push.give_up("the client has left", waits)
+    assert worker.results() == ({"a"} if waits else set(), set(), set()) and not worker.pushes
+
+
 def test_a_request_that_is_given_up_fails_on_both_sides(sides):
     p, d, source = sides
     push, recv = p.push(209), bound(d, 209, source, [14], 16)
     opened(p, push)
-    push.give_up("prefill gave the request up")
+    push.give_up("prefill gave the request up", True)
     ends(d, recv, FAILED)
     assert "gave the request up" in recv.reason
     until(lambda: p.desk.turn(True) or push.ended)

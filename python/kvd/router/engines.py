@@ -15,8 +15,11 @@ BATCH_MAX = 1024
 ROOMS = (1 << 63) - 1
 PULL = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
         "remote_block_ids": None, "remote_host": None, "remote_port": None}
+# who hands over what: the router's words, which vLLM takes from these, too
+HANDOVER = ("kv_transfer_params", "ec_transfer_params")
 # contradict one token that is not streamed, or make prefill's answer long
 NOT_FIRST = ("stream_options", "min_tokens", "prompt_logprobs", "return_token_ids", "echo")
+PROMPT_LOGPROBS = ("prompt_logprobs", "prompt_logprob_token_ids")
 OPENAI = ("/v1/completions", "/v1/chat/completions")
 SGLANG_ROUTING = ("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
                   "decode_tp_size", "disagg_prefill_dp_rank", "routed_dp_rank",
@@ -82,17 +85,35 @@ class Vllm:
 
     def alone(self, path, body):
         """kv_transfer_params name one prompt's cache, and it is read once: several sequences are
-        computed on decode."""
+        computed on decode. So is a prompt whose own tokens' logprobs are asked for: vLLM computes
+        it where it answers, whatever cache it is given."""
         embeds = body.get("prompt_embeds")
         return (sequences(body.get("prompt")) or 1) != 1 or _samples(body) > 1 or \
             bool(body.get("use_beam_search")) or isinstance(embeds, list) or \
-            (embeds is not None and body.get("prompt") is not None)
+            (embeds is not None and body.get("prompt") is not None) or \
+            self._whole(path, body)
+
+    @staticmethod
+    def _whole(path, body):
+        """Whether the answer is of each of the prompt's tokens."""
+        chat = path == "/v1/chat/completions"  # where top_logprobs is 0 unless it is set
+        return any(body.get(name) is not None for name in PROMPT_LOGPROBS) or \
+            (bool(body.get("echo")) and (chat or body.get("logprobs") is not None))
+
+    @staticmethod
+    def _own(body):
+        """Without a client's words of HANDOVER. vllm_xargs are given to vLLM's scheduler."""
+        own, extra = {k: v for k, v in body.items() if k not in HANDOVER}, body.get("vllm_xargs")
+        if isinstance(extra, dict):
+            own["vllm_xargs"] = {k: v for k, v in extra.items() if k not in HANDOVER}
+        return own
 
     def lone(self, body):
-        return packed(dict(body, kv_transfer_params=None))
+        return packed(dict(self._own(body), kv_transfer_params=None))
 
     def bodies(self, path, body, prefill):
         """(prefill's, decode's or None: it comes of prefill's answer)."""
+        body = self._own(body)
         first = {k: v for k, v in body.items() if k not in NOT_FIRST}
         first.update(max_tokens=1, stream=False)
         if "max_completion_tokens" in body:
@@ -116,7 +137,7 @@ class Vllm:
         params = said.get("kv_transfer_params")
         if params is not None and not isinstance(params, dict):
             raise ValueError("kv_transfer_params: no JSON object")
-        return packed(dict(body, kv_transfer_params=params))
+        return packed(dict(self._own(body), kv_transfer_params=params))
 
 
 class Sglang:

@@ -36,7 +36,7 @@ from ..route import ticket_of
 from . import check_release, sleep
 from .bootstrap import Lookups, Server
 from .load import Meter
-from .params import Remote, address_of, layers_of_all, read, room_of, write
+from .params import Remote, address_of, layers_of_all, params_of, read, room_of, write
 from .pools import unlike
 from .stats import KvdStats, PromMetrics
 from .worker import Worker
@@ -76,7 +76,7 @@ class Step(KVConnectorMetadata):
     computed: list = field(default_factory=list)  # (request, blocks, tokens after this step)
     preempted: list = field(default_factory=list)  # requests
     ends: list = field(default_factory=list)  # (request, blocks, tokens, first token)
-    given_up: list = field(default_factory=list)  # (request, why)
+    given_up: list = field(default_factory=list)  # (request, why, vLLM waits for its end)
     load: dict | None = None  # of session.load, now and then
 
 
@@ -93,10 +93,19 @@ class Mismatch(ValueError):
 
 
 class Ask:
-    """A request whose prefill is asked for."""
+    """A request whose prefill is asked for. unwanted: the request, once vLLM computes its prompt
+    without the answer."""
 
     def __init__(self, room, address, until):
-        self.room, self.address, self.until = room, address, until
+        self.room, self.address, self.until, self.unwanted = room, address, until, None
+
+
+class Pushed:
+    """A request that prefill sends. idle: it has blocks and has not run with them, so vLLM may be
+    waiting for another connector that loads them."""
+
+    def __init__(self, request):
+        self.request, self.idle = request, False
 
 
 # ---- the scheduler's side --------------------------------------------------------------
@@ -137,9 +146,7 @@ class Scheduler:
         return tokens - self.backoff() if tokens > self.backoff() else tokens
 
     def arrived(self, request):
-        params = request.kv_transfer_params
-        if not params:
-            return
+        params = params_of(request)
         if params.get("do_remote_decode"):
             self._shorten(request, params)
             self._push(request, params)
@@ -192,7 +199,7 @@ class Scheduler:
         except ValueError as error:
             logger.error("request %s: kv_transfer_params: %s", request.request_id, error)
             return
-        self.pushes[request.request_id] = request
+        self.pushes[request.request_id] = Pushed(request)
         self.step.pushes.append((request.request_id, room, ticket_of(self.secret, room)))
 
     def _found(self, request):
@@ -252,8 +259,7 @@ class Scheduler:
         self.shortened.add(request.request_id)
 
     def matched(self, request, computed):
-        params = request.kv_transfer_params
-        if not params or not params.get("do_remote_prefill"):
+        if not params_of(request).get("do_remote_prefill"):
             return 0, False
         if not self._found(request):
             return None, False
@@ -269,16 +275,29 @@ class Scheduler:
         return wanted if remote.push else min(wanted, remote.tokens)
 
     def allocated(self, request, blocks, external):
-        params, remote = request.kv_transfer_params, self.pulls.get(request.request_id)
+        name, params = request.request_id, params_of(request)
+        if name in self.pushes:
+            self.pushes[name].idle = True
+        if name in self.asks:
+            self.asks[name].unwanted = request
+        remote = self.pulls.get(name)
         if remote is None or not params.get("do_remote_prefill"):
             return
         params["do_remote_prefill"] = False
         end = self._end(request, remote)
         ids = self.caches.select_transfer_block_ids(blocks.get_block_ids()) if external else ()
-        self.step.binds.append((request.request_id, ids, end - external, end))
+        self.step.binds.append((name, ids, end - external, end))
+
+    def _open_unwanted(self):
+        """A room that is bound to nothing gives prefill its blocks back, which it keeps for as
+        long as its lease otherwise."""
+        for name, ask in list(self.asks.items()):
+            if ask.unwanted is not None and self._found(ask.unwanted):
+                params_of(ask.unwanted)["do_remote_prefill"] = False
+                self.step.binds.append((name, (), 0, 0))
 
     def finished(self, request, block_ids):
-        params, name = request.kv_transfer_params, request.request_id
+        params, name = params_of(request), request.request_id
         if self.meter:
             self.meter.finished(request)
         shortened = name in self.shortened
@@ -290,10 +309,11 @@ class Scheduler:
             waits = bool(params.get("do_remote_prefill"))
             self.step.drops.append((name, waits))
             return waits, None
-        if self.pushes.pop(name, None) is not None:
-            self._pushed(request, block_ids, shortened)
-            return True, None
-        if not params or not params.get("do_remote_decode") or request.status not in (
+        push = self.pushes.pop(name, None)
+        if push is not None:
+            self._pushed(push, block_ids, shortened)
+            return not push.idle, None
+        if not params.get("do_remote_decode") or request.status not in (
                 RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED):
             return False, None
         blocks = self.caches.select_transfer_block_ids(block_ids)
@@ -307,10 +327,13 @@ class Scheduler:
         return True, write(room, ticket, tokens, parallel.tensor_parallel_size,
                            parallel.pipeline_parallel_size, self.ranks)
 
-    def _pushed(self, request, block_ids, shortened):
-        if request.status not in (RequestStatus.FINISHED_LENGTH_CAPPED,
-                                  RequestStatus.FINISHED_STOPPED):
-            self.step.given_up.append((request.request_id, "prefill gave the request up"))
+    def _pushed(self, push, block_ids, shortened):
+        request = push.request
+        if push.idle or request.status not in (RequestStatus.FINISHED_LENGTH_CAPPED,
+                                               RequestStatus.FINISHED_STOPPED):
+            # vLLM waits for a load alone; a second report would end its engine core
+            self.step.given_up.append((request.request_id, "prefill gave the request up",
+                                       not push.idle))
             return
         tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         first = None if shortened else next(iter(request.output_token_ids), None)
@@ -318,10 +341,12 @@ class Scheduler:
                                self.caches.select_transfer_block_ids(block_ids), tokens, first))
 
     def take(self, output):
+        self._open_unwanted()
         step, self.step = self.step, Step()
-        for name, request in self.pushes.items():
-            scheduled = output.num_scheduled_tokens.get(name)
+        for name, push in self.pushes.items():
+            request, scheduled = push.request, output.num_scheduled_tokens.get(name)
             if scheduled:
+                push.idle = False
                 end = min(request.num_computed_tokens + scheduled, request.num_prompt_tokens)
                 blocks = output.kv_connector_block_state.get_block_ids(name)
                 step.computed.append((name, self.caches.select_transfer_block_ids(blocks), end))

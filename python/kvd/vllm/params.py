@@ -23,6 +23,13 @@ Remote = namedtuple("Remote", "room ticket tokens tp pp sources push layers",
                     defaults=(False, None))
 
 
+def params_of(request):
+    """A request's kv_transfer_params. A client can send them where no proxy takes them out, also
+    as one of vLLM's vllm_xargs: what is no object is none."""
+    params = request.kv_transfer_params
+    return params if isinstance(params, dict) else {}
+
+
 def layers_of_all(rows):
     """{view: layers} of all pipeline stages."""
     layers = {}

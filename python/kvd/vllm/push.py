@@ -17,7 +17,8 @@ class Push:
         self.sent = 0  # tokens of the request, in all layers
         self.layer = 0  # layers below it have those of this chunk, too
         self.seq, self.blocks, self.end = 0, (), 0
-        self.finished = self.told = False  # told: vLLM waits for its blocks
+        self.finished = self.told = False  # told: its request has ended
+        self.waits = True  # vLLM does, for its blocks
         self.first = None
 
     def computed(self, blocks, end):
@@ -29,8 +30,8 @@ class Push:
         self.blocks, self.end, self.first = blocks, end, first
         self.finished = self.told = True
 
-    def give_up(self, why):
-        self.told = True
+    def give_up(self, why, waits):
+        self.told, self.waits = True, waits
         self.handle.stop(why)
 
     @property

@@ -141,9 +141,9 @@ class Worker:
             self.offers[name] = self.desk.offer(
                 room, self.pool, views, ticket=ticket, lease_ms=int(self.lease_s * 1000),
                 request_id=shown(name), wait=mark())
-        for name, why in step.given_up:
+        for name, why, waits in step.given_up:
             if name in self.pushes:
-                self.pushes[name].give_up(why)
+                self.pushes[name].give_up(why, waits)
         for name, remote in step.pulls:
             self._open(name, remote)
         for name, room, words in step.refused:
@@ -220,7 +220,8 @@ class Worker:
         for name, push in list(self.pushes.items()):
             if push.ended:
                 del self.pushes[name]
-                sent.add(name)
+                if push.waits:
+                    sent.add(name)
                 self._count_offer(name, push.handle)
         for name, pull in list(self.pulls.items()):
             if not (pull.bound or pull.dropped):
