@@ -384,6 +384,16 @@ def test_what_the_daemon_refuses_fails_the_room_on_both_sides(sides):
     assert words in ends(d, recv, FAILED) and words in ends(p, send, FAILED)
 
 
+@pytest.mark.parametrize("number", [-1, 1 << 64, "5", None])
+def test_a_number_that_is_none_fails_its_request(sides, number):
+    """It comes from a client where no router stands before the engine; an exception would end
+    SGLang's scheduler."""
+    p, d = sides
+    for handle in (p.desk.send(number, p.pool, open_s=20, ticket=TICKET),
+                   d.desk.recv(number, d.pool, source(p), receivers=1, open_s=20, ticket=TICKET)):
+        assert handle.look() == FAILED and "room" in handle.reason
+
+
 def test_another_ticket_is_refused(sides, pair):
     p, d = sides
     for daemon in pair:

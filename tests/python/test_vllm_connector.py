@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's sides of kvd.vllm's connectors with stand-ins for vLLM: what clients send, and
 which reports vLLM is made to wait for."""
-import types
 from types import SimpleNamespace as Some
 
 import pytest
 
+from kvd.rooms import SUCCESS
+from kvd.vllm.push import Push
 from vllm_stub import Status, Vllm
 
 ROW = {"endpoint": "tcp://127.0.0.1:2", "pool": "m.d", "rank": 0, "heads": 4, "states": [],
@@ -122,6 +123,17 @@ def test_a_push_in_the_queue_is_reported(vllm):
     assert engine.ended(engine.request(PUSH)) is True
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_worker_reports_what_vllm_waits_for(vllm, waits):
+    worker = vllm.load("kvd.vllm.worker").Worker(None, None, 1)
+    worker.desk = Some(version=object)
+    push = Push(worker, "a", Some(stop=lambda why: None, look=lambda: SUCCESS, end=SUCCESS))
+    worker.pushes["a"] = push
+    assert worker.results() == (set(), set(), set())
+    push.give_up("the client has left", waits)
+    assert worker.results() == ({"a"} if waits else set(), set(), set()) and not worker.pushes
+
+
 # ---- prompts that are computed on decode -----------------------------------------------------
 
 def test_a_prompt_that_vllm_computes_all_the_same_has_a_room_bound_to_nothing(vllm):
@@ -132,7 +144,7 @@ def test_a_prompt_that_vllm_computes_all_the_same_has_a_room_bound_to_nothing(vl
     engine.given(request)
     step = engine.step({"a": 70})
     assert not step.pulls and not step.binds
-    engine.prefill = types.SimpleNamespace(rows=[dict(ROW, secret="00" * 32)], tp=1, pp=1)
+    engine.prefill = Some(rows=[dict(ROW, secret="00" * 32)], tp=1, pp=1)
     step = engine.step({"a": 1})
     assert [one[0] for one in step.pulls] == ["a"] and step.binds == [("a", (), 0, 0)]
     step = engine.step({"a": 1})
@@ -145,7 +157,7 @@ def test_a_prompt_that_vllm_computes_all_the_same_has_a_room_bound_to_nothing(vl
 def test_blocks_of_the_store_are_those_of_its_group(vllm, monkeypatch):
     """vLLM may hash less than a block."""
     store = vllm.load("kvd.vllm.store")
-    spec = sys_spec(vllm)
+    spec = spec_of(vllm)
     group = Some(kv_cache_spec=spec, layer_names=["l0"], host_resident=False)
     caches = Some(kv_cache_groups=[group], hash_block_size=16, needs_kv_cache_zeroing=False,
                   transfer_group_ids=(0,))
@@ -165,7 +177,7 @@ def test_blocks_of_the_store_are_those_of_its_group(vllm, monkeypatch):
         store.KvdStoreConnector(config, store.KVConnectorRole.SCHEDULER, caches)
 
 
-def sys_spec(vllm):
+def spec_of(vllm):
     spec = vllm.load("vllm.v1.kv_cache_interface").FullAttentionSpec()
     spec.block_size = 64
     return spec

@@ -9,7 +9,7 @@ import logging
 import sys
 import types
 
-OURS = ("kvd.vllm.connector", "kvd.vllm.store", "kvd.vllm.stats")
+OURS = ("kvd.vllm.connector", "kvd.vllm.store", "kvd.vllm.stats", "kvd.vllm.worker")
 Status = enum.IntEnum("Status", "WAITING FINISHED_STOPPED FINISHED_LENGTH_CAPPED FINISHED_ABORTED")
 GIVEN = {"init_logger": logging.getLogger, "RequestStatus": Status}
 
