@@ -38,7 +38,7 @@ struct loop;
 
 #define DISK_ALIGN 4096u /* of offsets, lengths and addresses in slab files */
 #define DISK_PIECE_BYTES (UINT64_C(1) << 20)
-#define DISK_NAME_MAX 64u /* bytes: letters, digits, '-', '_' */
+#define DISK_NAME_MAX 80u /* bytes: letters, digits, '-', '_' */
 #define DISK_NAMED_BYTES_MAX (UINT64_C(1) << 20)
 #define DISK_STOP_NS UINT64_C(2000000000)
 

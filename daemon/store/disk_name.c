@@ -38,7 +38,7 @@ const char *disk_file_name(const struct disk_op *op, char name[DISK_FILE_NAME_BY
 	case DISK_NAMED_READ:
 	case DISK_NAMED_WRITE:
 	case DISK_NAMED_REMOVE:
-		snprintf(name, DISK_FILE_NAME_BYTES, "%.64s" NAMED_END, op->name);
+		snprintf(name, DISK_FILE_NAME_BYTES, "%.80s" NAMED_END, op->name);
 		break;
 	case DISK_MAKE:
 	case DISK_REMOVE:

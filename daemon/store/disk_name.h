@@ -5,7 +5,7 @@
 
 #include "daemon/store/disk.h"
 
-#define DISK_FILE_NAME_BYTES 80u
+#define DISK_FILE_NAME_BYTES 96u
 
 /* "00017.1052672.slab", "NAME.desc"; while it is made with ".tmp" behind it. */
 const char *disk_file_name(const struct disk_op *op, char name[DISK_FILE_NAME_BYTES]);

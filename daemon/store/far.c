@@ -347,8 +347,7 @@ static void query_free(struct far_query *query)
 	loop_defer_cancel(&query->done);
 	list_remove(&query->link);
 	query->space->tenant->asking--;
-	if (--query->space->handles == 0)
-		store_tidy(store);
+	store_space_let_go(query->space);
 	mem_free(query);
 }
 

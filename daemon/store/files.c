@@ -738,6 +738,7 @@ int files_new(struct store *store, uint64_t bytes, struct files **files_p)
 	files->store = store;
 	files->bytes = bytes;
 	list_init(&files->queue);
+	strmap_init(&files->words);
 	loop_defer_init(&files->go, on_go);
 	loop_timer_init(&files->retry, store->kvd->loop, on_retry);
 	for (uint32_t i = 0; i < ARENA_SLABS; i++) {
@@ -819,6 +820,8 @@ int files_free(struct files *files)
 	loop_timer_stop(&files->retry);
 	loop_defer_cancel(&files->go);
 	files_scan_free(files->scan);
+	assert(r > 0 || strmap_count(&files->words) == 0);
+	strmap_fini(&files->words);
 	arena_free(files->arena);
 	mem_free(files);
 	return r;

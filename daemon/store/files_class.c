@@ -3,7 +3,12 @@
  * A description is written when the first part of its class is, and before it: a part
  * whose class nobody can tell is lost. It says the same whatever the size of the memory,
  * so that a daemon with more of it finds its files, and its name is a digest of all that,
- * so that a slot's header is bound to what its bytes mean.
+ * so that a slot's header is bound to what its bytes mean. Engines choose the words, so
+ * it is a digest whose collisions nobody can make; and what is read is compared as a
+ * whole with what this daemon would write.
+ *
+ * A description goes when the last class of its name does, for its space may come back at
+ * once: one file is of one struct class_words, and is written and removed in turn.
  *
  * What is read here has its name as a sum, no more: who can write the directory can make
  * one that fits. So every word is checked as an engine's is, and chunks are given to the
@@ -15,7 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <xxhash.h>
+#include <openssl/sha.h>
 
 #include "daemon/base/context.h"
 #include "daemon/base/cursor.h"
@@ -60,12 +65,11 @@ static int put_words(struct cursor *out, const struct store_class *class)
 	return r < 0 ? err_pass(r) : err_pass(cursor_check(out, "class"));
 }
 
-static void digest_of(const void *data, size_t len, uint8_t digest[SEAL_DIGEST_BYTES])
-{
-	XXH128_canonical_t canonical;
+_Static_assert(SEAL_DIGEST_BYTES == SHA256_DIGEST_LENGTH, "a digest is a whole one");
 
-	XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, len));
-	memcpy(digest, canonical.digest, SEAL_DIGEST_BYTES);
+static int digest_of(const void *data, size_t len, uint8_t digest[SEAL_DIGEST_BYTES])
+{
+	return SHA256(data, len, digest) ? 0 : err_raise(ERR_INTERNAL, "no SHA-256");
 }
 
 void class_words_name(const uint8_t digest[SEAL_DIGEST_BYTES],
@@ -97,46 +101,110 @@ static int words_make(struct class_words *words, const struct store_class *class
 {
 	int r = class_words_print(class, &words->data, &words->len);
 
+	if (r >= 0)
+		r = digest_of(words->data, words->len, words->digest);
 	if (r < 0)
 		return err_pass(r);
-	digest_of(words->data, words->len, words->digest);
 	class_words_name(words->digest, words->name);
 	return 0;
 }
 
-/* ---- writing ---- */
-
-void class_words_free(struct class_words *words)
+static void words_free(struct class_words *words)
 {
-	if (!words)
-		return;
-	words->freed = true;
-	if (words->busy)
-		return;
 	mem_free(words->data);
 	mem_free(words);
 }
 
-bool class_words_busy(const struct class_words *words)
+/* ---- writing, removing ---- */
+
+static void words_end(struct class_words *words)
 {
-	return words && words->busy;
+	strmap_remove(&words->files->words, words->name);
+	words_free(words);
 }
 
-static void on_words_written(struct disk_op *op)
+static void on_words_done(struct disk_op *op)
 {
 	struct class_words *words = container_of(op, struct class_words, op);
 	struct files *files = words->files;
+	bool ok = op->result >= 0;
 
 	words->busy = false;
-	words->there = op->result >= 0;
-	if (!words->there) {
+	words->there = ok == (op->what == DISK_NAMED_WRITE);
+	if (!ok) {
 		files_note_fault(files, &op->err);
 		words->failed_ns = loop_now_ns(files->store->kvd->loop);
 	}
-	if (words->freed)
-		class_words_free(words);
-	store_tidy(files->store); /* its class may have waited for this to go */
+	if (!words->users)
+		class_words_settle(words);
 	files_go_on(files);
+}
+
+static void words_submit(struct class_words *words, enum disk_what what)
+{
+	words->busy = true;
+	words->op = (struct disk_op){
+		.what = what, .name = words->name, .done = on_words_done};
+	if (what == DISK_NAMED_WRITE)
+		words->op.iov[0] = (struct iovec){words->data, words->len};
+	disk_submit(words->files->disk, &words->op);
+}
+
+/* It could not be written, or removed, a moment ago. */
+static bool words_wait(const struct class_words *words)
+{
+	return words->failed_ns &&
+	       loop_now_ns(words->files->store->kvd->loop) - words->failed_ns <
+		       FILES_RETRY_NS;
+}
+
+/* No class has them. A file that cannot be removed goes at the next start. */
+void class_words_settle(struct class_words *words)
+{
+	const struct files *files = words->files;
+
+	if (words->busy)
+		return;
+	if (words->there && files->scanned && !files->closed && !files->readonly &&
+	    !words_wait(words))
+		words_submit(words, DISK_NAMED_REMOVE);
+	else
+		words_end(words);
+}
+
+void class_words_leave(struct store_class *class)
+{
+	struct class_words *words = mem_steal(class->words);
+
+	if (!words)
+		return;
+	if (words->class == class)
+		words->class = NULL;
+	if (--words->users == 0)
+		class_words_settle(words);
+}
+
+/* Those that the class has from now on: these, or the ones of that name. */
+static int words_share(struct class_words **words_p, struct store_class *class)
+{
+	struct class_words *words = *words_p;
+	struct files *files = words->files;
+	struct class_words *old = strmap_get(&files->words, words->name);
+
+	if (old &&
+	    (old->len != words->len || memcmp(old->data, words->data, words->len) != 0))
+		return err_raise(ERR_INTERNAL, "%s: two classes have this name",
+				 words->name);
+	if (old) {
+		words_free(words);
+		*words_p = old;
+	} else if (strmap_put(&files->words, words->name, words) < 0) {
+		return err_pass(-ENOMEM);
+	}
+	(*words_p)->users++;
+	(*words_p)->class = class;
+	class->words = *words_p;
+	return 0;
 }
 
 static struct class_words *words_new(struct files *files, struct store_class *class)
@@ -146,20 +214,11 @@ static struct class_words *words_new(struct files *files, struct store_class *cl
 	if (!words)
 		return NULL;
 	words->files = files;
-	if (words_make(words, class) < 0) {
-		class_words_free(words);
+	if (words_make(words, class) < 0 || words_share(&words, class) < 0) {
+		words_free(words);
 		return NULL;
 	}
-	class->words = words;
 	return words;
-}
-
-/* It could not be written a moment ago. */
-static bool words_wait(const struct class_words *words)
-{
-	return words->failed_ns &&
-	       loop_now_ns(words->files->store->kvd->loop) - words->failed_ns <
-		       FILES_RETRY_NS;
 }
 
 struct class_words *class_words_of(struct files *files, struct store_class *class)
@@ -174,12 +233,7 @@ struct class_words *class_words_of(struct files *files, struct store_class *clas
 		err_raise(ERR_LIMIT, "%s could not be written", words->name);
 		return NULL;
 	}
-	words->busy = true;
-	words->op = (struct disk_op){.what = DISK_NAMED_WRITE,
-				     .name = words->name,
-				     .iov = {{words->data, words->len}},
-				     .done = on_words_written};
-	disk_submit(files->disk, &words->op);
+	words_submit(words, DISK_NAMED_WRITE);
 	return words;
 }
 
@@ -222,7 +276,7 @@ static int told_read(const void *data, size_t len, struct told *told)
 	return r < 0 ? err_pass(r) : err_pass(layout_decode(&in, &told->layout));
 }
 
-static int told_tenant(struct store *store, const struct told *told,
+static int told_tenant(struct store *store, const struct told *told, uint64_t generation,
 		       struct store_tenant **tenant_p)
 {
 	const char *name = told->tenant + strlen(TENANT);
@@ -235,12 +289,12 @@ static int told_tenant(struct store *store, const struct told *told,
 	account = account_get(&store->kvd->accounts, "uid", name);
 	if (!account)
 		return err_pass(-ENOMEM);
-	r = store_tenant_of(store, account, tenant_p);
+	r = store_tenant_of(store, account, generation, tenant_p);
 	account_unref(account); /* the tenant has its own */
 	return err_pass(r);
 }
 
-static int told_class(struct store *store, const struct told *told,
+static int told_class(struct store *store, const struct told *told, uint64_t generation,
 		      struct store_class **class_p)
 {
 	const struct store_space_args args = {.model = told->model,
@@ -263,42 +317,45 @@ static int told_class(struct store *store, const struct told *told,
 			      "its parts of %llu bytes are too large for chunk_memory",
 			      (unsigned long long)canon->slot_bytes);
 	if (r >= 0)
-		r = told_tenant(store, told, &tenant);
+		r = told_tenant(store, told, generation, &tenant);
 	if (r >= 0)
-		r = store_space_of(store, tenant, &args, canon, &space);
-	return r < 0 ? err_pass(r) : err_pass(store_class_get(space, canon, class_p));
+		r = store_space_of(store, tenant, &args, canon, generation, &space);
+	if (r >= 0)
+		r = store_class_get(space, canon, generation, class_p);
+	return r < 0 ? err_pass(r) : 0;
 }
 
 int class_words_scan(struct store *store, const void *data, size_t len,
-		     struct store_class **class_p)
+		     uint64_t generation, struct store_class **class_p)
 {
 	struct told told = {.layout = NULL};
 	int r = told_read(data, len, &told);
 
 	if (r >= 0)
-		r = told_class(store, &told, class_p);
+		r = told_class(store, &told, generation, class_p);
 	layout_free(told.layout);
 	return err_pass(r);
 }
 
 int class_words_read(struct store *store, const char *name, const void *data, size_t len,
-		     struct store_class **class_p)
+		     uint64_t generation, struct store_class **class_p)
 {
 	uint8_t digest[SEAL_DIGEST_BYTES], named[SEAL_DIGEST_BYTES];
 	struct class_words *words;
-	int r;
+	int r = digest_of(data, len, digest);
 
-	digest_of(data, len, digest);
+	if (r < 0)
+		return err_pass(r);
 	if (!hex_read(name + strlen(PREFIX), named, SEAL_DIGEST_BYTES) ||
 	    memcmp(digest, named, SEAL_DIGEST_BYTES) != 0)
 		return err_raise(ERR_PROTO, "%s: its content is not what it was", name);
-	r = class_words_scan(store, data, len, class_p);
+	r = class_words_scan(store, data, len, generation, class_p);
 	if (r < 0)
 		return err_prefix(r, "%s", name);
 	words = (*class_p)->words ? (*class_p)->words : words_new(store->files, *class_p);
 	if (!words)
 		return err_pass(-ENOMEM);
-	if (memcmp(words->digest, digest, SEAL_DIGEST_BYTES) != 0)
+	if (words->len != len || memcmp(words->data, data, len) != 0)
 		return err_raise(ERR_PROTO, "%s: this daemon describes it otherwise",
 				 name);
 	words->there = true;

@@ -23,29 +23,32 @@ struct class_words {
 	char name[DISK_NAME_MAX + 1];
 	uint8_t *data;
 	size_t len;
-	bool busy, there;   /* the file: is being written; lasts */
-	bool freed;	    /* the class is gone: when it is written */
-	uint64_t failed_ns; /* when it could not be written; 0: never */
+	bool busy, there;	   /* the file: is being written or removed; lasts */
+	unsigned int users;	   /* classes: one, or some that leave beside it */
+	struct store_class *class; /* that can be found; NULL: none */
+	uint64_t failed_ns;	   /* when that could not be done; 0: never */
 	struct disk_op op;
 };
 
 /* Begins to write them if need be; files_go_on() follows. NULL + ERR_NOMEM, ERR_TOOBIG;
  * ERR_LIMIT: that has failed a moment ago. */
 struct class_words *class_words_of(struct files *files, struct store_class *class);
-void class_words_free(struct class_words *words); /* NULL is fine */
-bool class_words_busy(const struct class_words *words);
+/* The class has none any more; with the last of its name the file goes. */
+void class_words_leave(struct store_class *class);
+/* Of no class: removes the file, or forgets it. */
+void class_words_settle(struct class_words *words);
 /* Is it a name of such a file? */
 bool class_words_named(const char *name);
 void class_words_name(const uint8_t digest[SEAL_DIGEST_BYTES],
 		      char name[DISK_NAME_MAX + 1]);
 /* What such a file says, also without one. */
 int class_words_print(const struct store_class *class, uint8_t **data_p, size_t *len_p);
-/* The class that it tells, found or made. ERR_PROTO; others: there is no room for it. */
+/* The class that it tells, found or made; spaces leave for it that are older than this
+ * generation of its parts. ERR_PROTO; others: there is no room for it. */
 int class_words_scan(struct store *store, const void *data, size_t len,
-		     struct store_class **class_p);
-/* The class that the content of the file `name` tells, found or made. ERR_PROTO; others:
- * there is no room for it. */
+		     uint64_t generation, struct store_class **class_p);
+/* The same of the content of the file `name`. */
 int class_words_read(struct store *store, const char *name, const void *data, size_t len,
-		     struct store_class **class_p);
+		     uint64_t generation, struct store_class **class_p);
 
 #endif

@@ -4,6 +4,7 @@
 #ifndef KVD_STORE_FILES_IMPL_H
 #define KVD_STORE_FILES_IMPL_H
 
+#include "daemon/base/idmap.h"
 #include "daemon/loop/loop.h"
 #include "daemon/store/arena.h"
 #include "daemon/store/disk.h"
@@ -42,6 +43,7 @@ struct files {
 	unsigned int queued, jobs;
 	uint64_t queued_bytes, flying_bytes;
 	uint64_t generation; /* of the last part that was written, or found */
+	struct strmap words; /* struct class_words, by their names */
 	struct files_scan *scan;
 	struct loop_timer retry; /* the file system was full */
 	struct loop_defer go;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The start: what is in the directory. First the files that say what classes are, then
- * the header of each slot of each slab file, some tens of reads at a time, looked at in
- * order. Nobody waits for it: until it is over all of this is a miss, and nothing is
- * written.
+ * The start: what is in the directory. The header of each slot of each slab file is read,
+ * some tens at a time, and looked at in order; the file that says what its class is when
+ * a header names it first. Nobody waits for it: until it is over all of this is a miss,
+ * and nothing is written.
  *
  * Nothing that is read is believed beyond its sums: a class file is what its name says,
  * a header fits the class that it names and the file that it lies in, or its slot is
@@ -14,15 +14,20 @@
  * twice; the one that was written later counts, for it took its place when the other's
  * was given back.
  *
- * Descriptions of what no part is of any more are removed before anything is written:
- * they could be wanted again at once. Of what a description could not be read nothing is
- * known, and the files would be taken for empty ones: then nothing is written or removed
- * until the next start. The same where slots are of a class that this daemon has no room
- * for, as with less chunk_memory, or slots or their class are of another format: another
- * start may have it.
+ * Where there are more spaces than the store may have, those stay whose parts were
+ * written last; slots of the others are free.
+ *
+ * Files that nothing is found in, and descriptions that no part names, are removed when
+ * all has been looked at, before anything is written: they could be wanted again at once.
+ * Of what a description could not be read nothing is known, and the files would be taken
+ * for empty ones: then nothing is written or removed until the next start. The same where
+ * slots are of a class that is too large for this daemon, as with less chunk_memory, or
+ * slots or their class are of another format: another start may have it.
  */
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/context.h"
@@ -46,20 +51,24 @@ struct files_scan {
 	struct files *files;
 	struct disk_op op; /* list, class files, removals */
 	struct disk_list list;
-	size_t named, slab;    /* of the list: the next one */
-	uint8_t *data;	       /* of a class file */
-	struct strmap classes; /* by name of their file */
-	struct strmap lacks;   /* by that, too: the struct err that keeps it out */
-	struct err too_big, too_many, other_format;
+	size_t named, slab;		 /* of the list: the next one */
+	uint8_t *data;			 /* of a class file: it is being read */
+	char reading[DISK_NAME_MAX + 1]; /* its name; "": none is */
+	uint64_t generation;		 /* of the slot that wants it */
+	struct strmap
+		lacks; /* by name of a class file: the struct err that keeps it out */
+	struct err bad, too_big, other_format, no_room;
+	uint64_t no_room_generation; /* slots before it have no room */
 	/* of the slab under way: its slots (0: there is none), to be read, looked at */
 	uint32_t number, slots, next, seen;
 	struct scan_read reads[WINDOW];
 	uint64_t parts, refused;
 };
 
-static void scan_next_class(struct files_scan *scan);
 static void scan_next_slab(struct files_scan *scan);
+static void scan_next_stray(struct files_scan *scan);
 static void scan_next_name(struct files_scan *scan);
+static void scan_headers(struct files_scan *scan);
 
 void files_scan_free(struct files_scan *scan)
 {
@@ -68,7 +77,6 @@ void files_scan_free(struct files_scan *scan)
 	for (unsigned int i = 0; i < WINDOW; i++)
 		mem_free(scan->reads[i].block);
 	disk_list_fini(&scan->list);
-	strmap_fini(&scan->classes);
 	strmap_fini(&scan->lacks);
 	mem_free(scan->data);
 	mem_free(scan);
@@ -99,6 +107,35 @@ static void scan_end(struct files_scan *scan)
 	files_go_on(files);
 }
 
+static void on_stray_removed(struct disk_op *op)
+{
+	struct files_scan *scan = container_of(op, struct files_scan, op);
+
+	if (op->result < 0)
+		files_note_fault(scan->files, &op->err);
+	if (!scan->files->closed)
+		scan_next_stray(scan);
+}
+
+/* Slabs of another chunk_dir_size, or that are there twice. */
+static void scan_next_stray(struct files_scan *scan)
+{
+	const struct files *files = scan->files;
+
+	while (scan->slab < scan->list.slab_count && !files->readonly) {
+		const struct disk_file *file = &scan->list.slabs[scan->slab++].file;
+
+		if (file->number < ARENA_SLABS &&
+		    files->slabs[file->number].actual == file->slot_bytes)
+			continue;
+		scan_submit(scan, &(struct disk_op){.what = DISK_REMOVE,
+						    .file = *file,
+						    .done = on_stray_removed});
+		return;
+	}
+	scan_next_name(scan);
+}
+
 static void on_name_removed(struct disk_op *op)
 {
 	struct files_scan *scan = container_of(op, struct files_scan, op);
@@ -114,19 +151,108 @@ static void scan_next_name(struct files_scan *scan)
 {
 	while (scan->named < scan->list.named_count) {
 		const char *name = scan->list.named[scan->named++].name;
-		struct store_class *class = strmap_get(&scan->classes, name);
+		struct class_words *words = strmap_get(&scan->files->words, name);
 
-		if (!class_words_named(name) || (class && class->parts) ||
-		    scan->files->readonly)
+		if (!class_words_named(name) || scan->files->readonly ||
+		    (words && words->class && words->class->parts))
 			continue;
-		if (class)
-			class->words->there = false; /* written again if it is used */
+		if (words)
+			words->there = false; /* written again if it is used */
 		scan_submit(scan, &(struct disk_op){.what = DISK_NAMED_REMOVE,
 						    .name = name,
 						    .done = on_name_removed});
 		return;
 	}
 	scan_end(scan);
+}
+
+/* ---- classes ---- */
+
+static struct err *scan_lack(struct files_scan *scan, const struct err *why)
+{
+	switch (why->code) {
+	case ERR_TOOBIG:
+		return &scan->too_big;
+	case ERR_LIMIT:
+		if (scan->generation > scan->no_room_generation)
+			scan->no_room_generation = scan->generation;
+		return &scan->no_room;
+	case ERR_VERSION:
+		return &scan->other_format;
+	default:
+		return &scan->bad;
+	}
+}
+
+/* What cannot be had now may be had at the next start: until then nothing is removed. */
+static void class_refused(struct files_scan *scan)
+{
+	struct err why, *lack;
+
+	err_take(&why);
+	lack = scan_lack(scan, &why);
+	if (lack->code == ERR_OK)
+		*lack = why;
+	if (strmap_put(&scan->lacks, scan->reading, lack) < 0)
+		err_take(&why);
+	if (why.code == ERR_IO || why.code == ERR_NOMEM)
+		files_end_writing(scan->files, &why);
+	else if (lack != &scan->no_room) /* these have left for others */
+		log_warn("store", "files", "chunks that it cannot use", "why=\"%s\"",
+			 why.text);
+}
+
+static void on_class_read(struct disk_op *op)
+{
+	struct files_scan *scan = container_of(op, struct files_scan, op);
+	struct store_class *class;
+	int r;
+
+	if (scan->files->closed)
+		return;
+	r = op->result < 0
+		    ? err_reraise(&op->err)
+		    : class_words_read(scan->files->store, op->name, scan->data,
+				       (size_t)op->moved, scan->generation, &class);
+	if (r < 0)
+		class_refused(scan);
+	*scan->reading = '\0';
+	scan_headers(scan);
+}
+
+static int named_compare(const void *name, const void *named)
+{
+	return strcmp(name, ((const struct disk_named *)named)->name);
+}
+
+/* Is there such a file? Then it is being read. */
+static bool class_read(struct files_scan *scan, const char *name, uint64_t generation)
+{
+	const struct disk_list *list = &scan->list;
+
+	if (!list->named_count || !bsearch(name, list->named, list->named_count,
+					   sizeof(*list->named), named_compare))
+		return false;
+	snprintf(scan->reading, sizeof(scan->reading), "%s", name);
+	scan->generation = generation;
+	scan_submit(scan, &(struct disk_op){.what = DISK_NAMED_READ,
+					    .name = scan->reading,
+					    .iov = {{scan->data, DISK_NAMED_BYTES_MAX}},
+					    .done = on_class_read});
+	return true;
+}
+
+/* What keeps the class out that this generation of a slot is of; NULL: nothing that is
+ * known. */
+static const struct err *class_lack(struct files_scan *scan, const char *name,
+				    uint64_t generation)
+{
+	const struct err *lack = strmap_get(&scan->lacks, name);
+
+	if (lack != &scan->no_room || generation <= scan->no_room_generation)
+		return lack;
+	strmap_remove(&scan->lacks, name); /* older spaces may leave for this one */
+	return NULL;
 }
 
 /* ---- slots ---- */
@@ -146,6 +272,8 @@ static int part_place(struct files_scan *scan, struct store_part *part,
 	if (r < 0)
 		return err_pass(r);
 	part->generation = facts->generation;
+	if (part->class->generation < facts->generation)
+		part->class->generation = facts->generation;
 	store_part_filed(part);
 	return 0;
 }
@@ -196,9 +324,8 @@ static int scan_check(const struct files_scan *scan, const struct store_class *c
 	return 0;
 }
 
-/* There are chunks of a class that this daemon has no room for, or cannot read: they
- * stay.
- */
+/* There are chunks of a class that is too large for this daemon, or that it cannot read:
+ * they stay. */
 static void scan_keep(struct files_scan *scan, const struct err *lack)
 {
 	struct err why;
@@ -226,14 +353,33 @@ static void scan_unread(struct files_scan *scan, const uint8_t *header)
 	scan_keep(scan, why);
 }
 
+/* The class of the slot; NULL: it has none. Outcome 1: that is being read. */
+static int slot_class(struct files_scan *scan, const struct seal_facts *facts,
+		      struct store_class **class_p)
+{
+	char name[DISK_NAME_MAX + 1];
+	const struct class_words *words;
+	const struct err *lack;
+	uint64_t generation;
+
+	class_words_name(facts->class_digest, name);
+	words = strmap_get(&scan->files->words, name);
+	*class_p = words ? words->class : NULL;
+	if (*class_p)
+		return 0;
+	generation = facts->generation < STORE_NOW ? facts->generation : STORE_NOW - 1;
+	lack = class_lack(scan, name, generation);
+	if (lack == &scan->too_big || lack == &scan->other_format)
+		scan_keep(scan, lack);
+	return !lack && class_read(scan, name, generation);
+}
+
 /* Outcome 1: not now. */
 static int scan_slot(struct files_scan *scan, const struct scan_read *read,
 		     uint32_t index)
 {
-	const struct err *lack;
 	struct store_class *class;
 	struct seal_facts facts;
-	char name[DISK_NAME_MAX + 1];
 	int r;
 
 	if (read->op.result < 0)
@@ -242,11 +388,8 @@ static int scan_slot(struct files_scan *scan, const struct scan_read *read,
 		scan_unread(scan, read->header);
 		return 0;
 	}
-	class_words_name(facts.class_digest, name);
-	class = strmap_get(&scan->classes, name);
-	lack = class ? NULL : strmap_get(&scan->lacks, name);
-	if (lack)
-		scan_keep(scan, lack);
+	if (slot_class(scan, &facts, &class) > 0)
+		return 1;
 	r = scan_check(scan, class, &facts);
 	if (r >= 0)
 		r = scan_place(scan, class, &facts, index);
@@ -290,7 +433,7 @@ static void read_headers(struct files_scan *scan)
 /* Headers are looked at in order. */
 static void scan_headers(struct files_scan *scan)
 {
-	while (scan->seen < scan->next) {
+	while (scan->seen < scan->next && !*scan->reading) {
 		struct scan_read *read = &scan->reads[scan->seen % WINDOW];
 
 		if (!read->done || scan_slot(scan, read, scan->seen) > 0)
@@ -325,125 +468,35 @@ void files_scan_go_on(struct files *files)
 		scan_headers(files->scan);
 }
 
-static void on_stray_removed(struct disk_op *op)
+static bool slab_is_stray(const struct files *files, const struct disk_slab *found)
 {
-	struct files_scan *scan = container_of(op, struct files_scan, op);
+	const struct disk_file *file = &found->file;
+	uint64_t slab_bytes = files_slab_bytes(files);
 
-	if (op->result < 0)
-		files_note_fault(scan->files, &op->err);
-	if (!scan->files->closed)
-		scan_next_slab(scan);
+	return file->number >= ARENA_SLABS || found->bytes != slab_bytes ||
+	       file->slot_bytes <= SEAL_HEADER_BYTES || file->slot_bytes % DISK_ALIGN ||
+	       file->slot_bytes > slab_bytes || files->slabs[file->number].actual;
 }
 
 static void scan_next_slab(struct files_scan *scan)
 {
 	struct files *files = scan->files;
-	uint64_t slab_bytes = files_slab_bytes(files);
 	const struct disk_slab *found;
 
+	while (scan->slab < scan->list.slab_count &&
+	       slab_is_stray(files, &scan->list.slabs[scan->slab]))
+		scan->slab++;
 	if (scan->slab == scan->list.slab_count) {
-		scan->named = 0;
-		scan_next_name(scan);
+		scan->slab = 0;
+		scan_next_stray(scan);
 		return;
 	}
 	found = &scan->list.slabs[scan->slab++];
 	scan->number = found->file.number;
-	if (scan->number >= ARENA_SLABS || found->bytes != slab_bytes ||
-	    found->file.slot_bytes <= SEAL_HEADER_BYTES ||
-	    found->file.slot_bytes % DISK_ALIGN || found->file.slot_bytes > slab_bytes ||
-	    files->slabs[scan->number].actual) { /* of another chunk_dir_size */
-		scan_submit(scan, &(struct disk_op){.what = DISK_REMOVE,
-						    .file = found->file,
-						    .done = on_stray_removed});
-		return;
-	}
 	files->slabs[scan->number].actual = found->file.slot_bytes;
-	scan->slots = (uint32_t)(slab_bytes / found->file.slot_bytes);
+	scan->slots = (uint32_t)(files_slab_bytes(files) / found->file.slot_bytes);
 	scan->next = scan->seen = 0;
 	read_headers(scan);
-}
-
-/* ---- classes ---- */
-
-static int class_read(struct files_scan *scan, const struct disk_op *op)
-{
-	struct store_class *class;
-	int r = op->result < 0 ? err_reraise(&op->err)
-			       : class_words_read(scan->files->store, op->name,
-						  scan->data, (size_t)op->moved, &class);
-
-	if (r >= 0)
-		r = strmap_put(&scan->classes, op->name, class);
-	return r < 0 ? err_pass(r) : 0;
-}
-
-static struct err *scan_lack(struct files_scan *scan, enum err_code code)
-{
-	switch (code) {
-	case ERR_TOOBIG:
-		return &scan->too_big;
-	case ERR_LIMIT:
-		return &scan->too_many;
-	case ERR_VERSION:
-		return &scan->other_format;
-	default:
-		return NULL;
-	}
-}
-
-/* It matters if a slot is of that class. */
-static int class_lacks(struct files_scan *scan, const char *name, const struct err *why)
-{
-	struct err *lack = scan_lack(scan, why->code);
-
-	if (!lack)
-		return 0;
-	if (lack->code == ERR_OK)
-		*lack = *why;
-	return err_pass(strmap_put(&scan->lacks, name, lack));
-}
-
-/* What cannot be had now may be had at the next start: until then nothing is removed. */
-static void class_refused(struct files_scan *scan, const struct disk_op *op)
-{
-	struct err why;
-
-	err_take(&why);
-	if (op->result >= 0 && class_lacks(scan, op->name, &why) < 0)
-		err_take(&why);
-	if (why.code == ERR_IO || why.code == ERR_NOMEM)
-		files_end_writing(scan->files, &why);
-	else
-		log_warn("store", "files", "chunks that it cannot use", "why=\"%s\"",
-			 why.text);
-}
-
-static void on_class_read(struct disk_op *op)
-{
-	struct files_scan *scan = container_of(op, struct files_scan, op);
-
-	if (scan->files->closed)
-		return;
-	if (class_read(scan, op) < 0)
-		class_refused(scan, op);
-	scan_next_class(scan);
-}
-
-static void scan_next_class(struct files_scan *scan)
-{
-	while (scan->named < scan->list.named_count) {
-		const struct disk_named *named = &scan->list.named[scan->named++];
-
-		if (!class_words_named(named->name))
-			continue;
-		scan_submit(scan,
-			    &(struct disk_op){.what = DISK_NAMED_READ,
-					      .name = named->name,
-					      .iov = {{scan->data, DISK_NAMED_BYTES_MAX}},
-					      .done = on_class_read});
-		return;
-	}
-	scan_next_slab(scan);
 }
 
 /* Nothing is known, so nothing is written. */
@@ -467,7 +520,7 @@ static void on_listed(struct disk_op *op)
 		scan_failed(scan, &op->err);
 		return;
 	}
-	scan_next_class(scan);
+	scan_next_slab(scan);
 }
 
 void files_scan_begin(struct files *files)
@@ -492,7 +545,6 @@ void files_scan_begin(struct files *files)
 		return;
 	}
 	scan->files = files;
-	strmap_init(&scan->classes);
 	strmap_init(&scan->lacks);
 	files->scan = scan;
 	scan_submit(scan, &(struct disk_op){.what = DISK_LIST,

@@ -268,20 +268,29 @@ static uint64_t class_find(const struct keep *keep, const uint8_t *content, size
 	return NO_CLASS;
 }
 
-/* Those that the store knows: what others are records of is gone, and so are they. */
-static int classes_known(const struct keep *keep, struct idmap *known)
+static int classes_in(const struct list *spaces, struct idmap *known)
 {
 	const struct store_space *space;
 	int r = 0;
 
-	list_foreach(space, &keep->store->spaces, link) {
+	list_foreach(space, spaces, link) {
 		for (unsigned int i = 0; i < STORE_CLASSES_MAX && r >= 0; i++) {
 			struct store_class *class = space->classes[i];
 
-			if (class && class->kept)
+			if (class && class->kept && !idmap_get(known, class->kept))
 				r = idmap_put(known, class->kept, class);
 		}
 	}
+	return r < 0 ? err_pass(r) : 0;
+}
+
+/* Those that the store knows: what others are records of is gone, and so are they. */
+static int classes_known(const struct keep *keep, struct idmap *known)
+{
+	int r = classes_in(&keep->store->spaces, known);
+
+	if (r >= 0) /* they may have records yet */
+		r = classes_in(&keep->store->going, known);
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -377,7 +386,7 @@ static int class_restore(const struct keep *keep, uint32_t number,
 
 	if (!kept || XXH3_64bits(kept->content, kept->len) != kept->sum)
 		return err_raise(ERR_PROTO, "of no known class");
-	r = class_words_scan(keep->store, kept->content, kept->len, class_p);
+	r = class_words_scan(keep->store, kept->content, kept->len, 0, class_p);
 	if (r >= 0 && (*class_p)->kept)
 		r = err_raise(ERR_PROTO, "a class is there twice"); /* one is reused */
 	if (r >= 0)

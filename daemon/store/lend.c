@@ -129,8 +129,7 @@ static void lend_step(struct store_lend *lend)
 	store_pins_end(lend->store, lend->chunks, lend->count);
 	list_remove(&lend->link);
 	loop_timer_stop(&lend->lease);
-	if (--lend->space->handles == 0)
-		store_tidy(lend->store);
+	store_space_let_go(lend->space);
 	handshake_release(lend->store->kvd->handshake, lend->remote);
 	lend->store->lends--;
 	lend->peer->lend_count--;

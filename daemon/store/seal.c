@@ -10,9 +10,9 @@
 #include "daemon/base/mem.h"
 
 #define MAGIC UINT64_C(0x314b4e4843445631) /* "1VDCHNK1" */
-#define VERSION 1u
+#define VERSION 2u
 #define STRIPE_BYTES (UINT64_C(1) << 20) /* at least: as many as find room have a sum */
-#define HEAD_BYTES 104u
+#define HEAD_BYTES 120u
 #define SUM_BYTES 8u /* the header's own, at its end */
 #define STRIPES_MAX ((SEAL_HEADER_BYTES - HEAD_BYTES - SUM_BYTES) / 8)
 

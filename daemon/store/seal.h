@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #define SEAL_HEADER_BYTES 4096u
-#define SEAL_DIGEST_BYTES 16u
+#define SEAL_DIGEST_BYTES 32u /* SHA-256 */
 #define SEAL_ID_BYTES 32u
 
 struct seal_facts {

@@ -98,11 +98,11 @@ static void on_tidy(struct loop_defer *defer)
 	if (store->files)
 		arena_tidy(files_arena(store->files));
 	list_foreach_safe(tenant, &store->tenants, link) {
-		if (tenant->spaces)
+		if (tenant->spaces || tenant->going)
 			continue;
 		arena_owner_free(tenant->owner);
 		arena_owner_free(tenant->file_owner);
-		store->tenant_count--;
+		store->tenant_count -= !tenant->left;
 		store_events_free(tenant->events);
 		account_unref(tenant->account);
 		list_remove(&tenant->link);
@@ -151,6 +151,7 @@ int store_make(struct kvd *kvd, struct store **store_p)
 	list_init(&store->hedges);
 	lends_init(store);
 	store_pins_init(store);
+	store_evict_init(store);
 	store_pages_init(store);
 	strmap_init(&store->holds);
 	loop_defer_init(&store->tidy, on_tidy);
@@ -207,6 +208,7 @@ void store_free(struct store *store)
 	store_pins_fini(store);
 	if (store->buckets)
 		store_index_free(store);
+	store_evict_fini(store);
 	on_tidy(&store->tidy);
 	loop_defer_cancel(&store->tidy);
 	assert(list_empty(&store->spaces) && list_empty(&store->tenants));
@@ -235,24 +237,40 @@ bool store_drained(const struct store *store)
 
 /* ---- tenants, sessions ---- */
 
-int store_tenant_of(struct store *store, struct account *account,
+/* Those in files are of users who were here before: nobody leaves for them. */
+static int tenant_room(struct store *store, uint64_t generation)
+{
+	if (store->tenant_count < ARENA_SLABS ||
+	    (generation == STORE_NOW && store_evict_tenant(store)))
+		return 0;
+	return err_raise(ERR_LIMIT,
+			 "chunks: %u users have some in use (limit %u, one share of "
+			 "memory each); end the engines of one, or give the next one "
+			 "another daemon",
+			 store->tenant_count, ARENA_SLABS);
+}
+
+int store_tenant_of(struct store *store, struct account *account, uint64_t generation,
 		    struct store_tenant **tenant_p)
 {
 	struct store_tenant *tenant;
-	int r;
+	int r = 0;
 
 	list_foreach(tenant, &store->tenants, link) {
-		if (tenant->account == account) {
-			*tenant_p = tenant;
-			return 0;
-		}
+		if (tenant->account != account)
+			continue;
+		if (tenant->left) /* it comes back */
+			r = tenant_room(store, generation);
+		if (r < 0)
+			return err_pass(r);
+		store->tenant_count += tenant->left;
+		tenant->left = false;
+		*tenant_p = tenant;
+		return 0;
 	}
-	if (store->tenant_count >= ARENA_SLABS)
-		return err_raise(ERR_LIMIT,
-				 "chunks of %u users are kept here, and there are shares "
-				 "of memory for no more: drop those of one, or give the "
-				 "next one another daemon",
-				 store->tenant_count);
+	r = tenant_room(store, generation);
+	if (r < 0)
+		return err_pass(r);
 	tenant = mem_zalloc(sizeof(*tenant));
 	if (!tenant)
 		return err_pass(-ENOMEM);
@@ -400,6 +418,7 @@ void store_figures(const struct store *store, struct store_figures *figures_p)
 		.chunks = store->chunk_count,
 		.published = store->published,
 		.evicted = arena.evicted,
+		.spaces_evicted = store->spaces_evicted,
 		.found = store->found,
 		.missed = store->missed,
 		.put_bytes = store->put_bytes,

@@ -241,7 +241,7 @@ extern const char *const store_kind_names[];
 struct store_figures {
 	bool ready;
 	uint64_t memory_bytes, slab_bytes, slabs_free;
-	uint64_t chunks, evicted;
+	uint64_t chunks, evicted, spaces_evicted;
 	uint64_t published;	/* parts of them, in engines' pages */
 	uint64_t found, missed; /* chunks asked for */
 	uint64_t put_bytes, fetched_bytes;

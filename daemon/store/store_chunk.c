@@ -167,6 +167,7 @@ int store_chunk_get(struct store_space *space, const uint8_t id[STORE_ID_BYTES],
 
 void store_chunk_pin(struct store_chunk *chunk)
 {
+	chunk->space->pinned += chunk->item.pins == 0;
 	arena_pin(&chunk->item);
 	arena_pin(&chunk->file_item);
 }
@@ -185,6 +186,7 @@ void store_chunk_unpin(struct store_chunk *chunk)
 	arena_unpin(&chunk->file_item);
 	if (chunk->item.pins)
 		return;
+	chunk->space->pinned--;
 	if (chunk->gone)
 		free_parts(chunk);
 	if (list_empty(&chunk->parts))
@@ -216,6 +218,7 @@ int store_part_outside(struct store_chunk *chunk, struct store_class *class,
 	part->chunk = chunk;
 	part->class = class;
 	list_push_back(&chunk->parts, &part->link);
+	list_push_back(&class->all, &part->class_link);
 	class->parts++;
 	*part_p = part;
 	return 0;
@@ -287,6 +290,7 @@ void store_part_free(struct store_part *part)
 	store_part_unfiled(part);
 	store_pages_leave(part);
 	list_remove(&part->link);
+	list_remove(&part->class_link);
 	part->class->parts--;
 	mem_free(part);
 }

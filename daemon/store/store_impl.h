@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* store_impl: what store.c (life), store_space.c (spaces, classes), store_chunk.c (the
  * index), store_pages.c (parts in engines' pages), store_pins.c, store_hold.c,
- * store_move.c, store_put.c, store_lasts.c, store_hedge.c (how moves begin, end and are
- * followed) and store_leg.c (the rooms of a move) share. */
+ * store_evict.c (spaces that leave), store_move.c, store_put.c, store_lasts.c,
+ * store_hedge.c (how moves begin, end and are followed) and store_leg.c (the rooms of a
+ * move) share. */
 #ifndef KVD_STORE_IMPL_H
 #define KVD_STORE_IMPL_H
 
@@ -31,6 +32,8 @@ struct store_tenant {
 	struct account *account;		/* named so; held */
 	struct arena_owner *owner, *file_owner; /* of memory; of files, or NULL */
 	unsigned int spaces, classes;
+	unsigned int going;  /* spaces that have left, and still have chunks */
+	bool left;	     /* its user counts no more, unless he comes back */
 	unsigned int asking; /* questions to other daemons that are not answered */
 	uint32_t published;  /* parts in engines' pages */
 	struct store_events *events; /* NULL: nobody has asked for them */
@@ -46,6 +49,10 @@ struct store_class {
 	cJSON *layout, *regions; /* while it is being registered */
 	struct list waiting;	 /* struct store_move.class_link */
 	uint64_t parts;
+	struct list all;	   /* of them: struct store_part.class_link */
+	unsigned int users;	   /* moves that fill it */
+	uint64_t used;		   /* store->uses when it was used last; 0: not yet */
+	uint64_t generation;	   /* of its newest part that a start found in a file */
 	bool published;		   /* in an engine's pages; pool NULL: it is gone */
 	uint64_t publisher;	   /* its session, and the following: */
 	struct list pages;	   /* struct store_pages.link: of parts that are there */
@@ -71,8 +78,10 @@ struct store_space {
 	uint64_t class_changes; /* a bit may mean another class since then */
 	uint64_t published;	/* classes in engines' pages, as bits */
 	uint64_t leaving;	/* of them, those of engines that are gone */
-	unsigned int handles;
-	uint64_t chunks, bytes;
+	unsigned int handles;	/* sessions' and other uses that are open */
+	uint64_t used;		/* store->uses when the last one ended; 0: not yet */
+	bool going;		/* it has left, and is in store->going */
+	uint64_t chunks, bytes, pinned;
 };
 
 /* Which of a set of classes serve a handle. */
@@ -105,6 +114,7 @@ struct store_handle {
 
 struct store_part {
 	struct list link; /* in chunk->parts */
+	struct list class_link;
 	struct store_chunk *chunk;
 	struct store_class *class;
 	struct arena_slot slot,
@@ -164,7 +174,10 @@ struct store {
 	struct files *files; /* NULL: none */
 	struct list tenants, spaces;
 	unsigned int tenant_count, space_count, class_count;
-	uint64_t next_space;
+	uint64_t next_space, uses;
+	uint64_t spaces_evicted;
+	struct list going; /* struct store_space.link: they have left */
+	struct loop_defer going_go;
 	struct store_chunk **buckets;
 	uint64_t bucket_mask, seed;
 	uint8_t instance[16]; /* of this run, as events tell it */
@@ -230,7 +243,10 @@ struct store_hold {
 /* A store without memory, files and a session, which store_new() gives it. */
 int store_make(struct kvd *kvd, struct store **store_p);
 int store_part_of(struct session *session, struct store_session **part_p);
-int store_tenant_of(struct store *store, struct account *account,
+/* Found or made. `generation`: of a part in a file that names it; STORE_NOW, which is
+ * later than all of these: an engine does. */
+#define STORE_NOW UINT64_MAX
+int store_tenant_of(struct store *store, struct account *account, uint64_t generation,
 		    struct store_tenant **tenant_p);
 void store_tidy(struct store *store);
 
@@ -259,10 +275,10 @@ int store_words_check(const struct store_space_args *args); /* ERR_INVAL */
 /* The space's words, found or made; as an engine's of this tenant. */
 int store_space_of(struct store *store, struct store_tenant *tenant,
 		   const struct store_space_args *args, const struct canon *canon,
-		   struct store_space **space_p);
-/* The class of such parts, found or made. */
+		   uint64_t generation, struct store_space **space_p);
+/* The class of such parts, found or made. `generation`: as the space's. */
 int store_class_get(struct store_space *space, const struct canon *canon,
-		    struct store_class **class_p);
+		    uint64_t generation, struct store_class **class_p);
 /* Outcome 1: it has its pool; 0: that is being made, store_move_class_made() tells those
  * in `waiting`. One that could not be made before is tried again. */
 int store_class_pool(struct store_class *class);
@@ -272,7 +288,23 @@ int store_class_of(struct store_handle *handle, struct store_class **class_p);
 int store_class_published(struct store_space *space, const struct canon *canon,
 			  struct pool *pool, struct store_class **class_p);
 void store_spaces_tidy(struct store *store);
-void store_spaces_free(struct store *store);
+/* One that uses the space (space->handles) has ended. */
+void store_space_let_go(struct store_space *space);
+void store_space_free(struct store_space *space); /* no chunks, handles, classes */
+/* It has no parts, and nobody waits for it. */
+void store_class_drop(struct store_class *class);
+
+/* ---- store_evict.c ---- */
+/* The space that has been unused for longest leaves for one of this user's; `classes`:
+ * one that has some. With a generation of files: one that nobody has used since the start
+ * and whose parts are all older. False: none may. */
+bool store_evict_space(const struct store_tenant *tenant, uint64_t generation,
+		       bool classes);
+/* The same of the space's classes, and of users with all of their spaces. */
+bool store_evict_class(struct store_space *space, uint64_t generation);
+bool store_evict_tenant(struct store *store);
+void store_evict_init(struct store *store);
+void store_evict_fini(struct store *store); /* what has left is gone */
 
 /* ---- store_chunk.c ---- */
 /* Where in its prompt chunk i is; and what its number in the call counts from. */

@@ -53,8 +53,8 @@ void store_kv_free(struct store_kv *kv)
 	}
 	while (kv->count > 0) /* the end of the chain first */
 		store_chunk_unpin(kv->chunks[--kv->count]);
-	if (kv->class && --kv->class->space->handles == 0)
-		store_tidy(kv->class->space->store);
+	if (kv->class)
+		store_space_let_go(kv->class->space);
 	if (kv->region)
 		region_unpin(kv->region);
 	mem_free(kv->chunks);

@@ -129,6 +129,8 @@ static void store_move_release(struct store_move *move)
 		store_hedge_let_go(move, 0, move->count);
 	else
 		put_let_go(move);
+	if (move->class)
+		move->class->users--;
 	if (move->hold)
 		store_hold_unref(move->hold);
 	move->hold = NULL;
@@ -653,6 +655,8 @@ int store_move_new(struct store_handle *handle, enum store_kind kind, uint32_t c
 	}
 	move->store = store;
 	move->handle = store_handle_ref(handle);
+	if (move->class)
+		move->class->users++;
 	move->pool = args->pool;
 	if (move->pool)
 		pool_use(move->pool);

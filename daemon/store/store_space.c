@@ -79,12 +79,15 @@ static char *space_identity(const struct store_space_args *args, const char *ten
 			  or_none(args->rope), args->tokens, kinds);
 }
 
-static void space_free(struct store_space *space)
+void store_space_free(struct store_space *space)
 {
 	struct store_tenant *tenant = space->tenant;
 
 	assert(space->chunks == 0 && space->handles == 0 && space->class_count == 0);
-	if (!list_empty(&space->link)) {
+	if (space->going) {
+		list_remove(&space->link);
+		tenant->going--;
+	} else if (!list_empty(&space->link)) {
 		list_remove(&space->link);
 		space->store->space_count--;
 		tenant->spaces--;
@@ -109,15 +112,17 @@ static int space_digest(struct store_space *space)
 
 static int space_new(struct store *store, struct store_tenant *tenant,
 		     const struct store_space_args *args, const char *identity,
-		     struct store_space **space_p)
+		     uint64_t generation, struct store_space **space_p)
 {
 	struct store_space *space;
 	int r;
 
-	if (!share_allows(STORE_SPACES_MAX, store->space_count, tenant->spaces))
+	if (!share_allows(STORE_SPACES_MAX, store->space_count, tenant->spaces) &&
+	    !store_evict_space(tenant, generation, false))
 		return err_raise(ERR_LIMIT,
-				 "%u spaces of chunks are in use, %u of %s: the limit is "
-				 "%u, the last for users with few",
+				 "spaces of chunks: %u are open or have chunks in use, "
+				 "%u of %s (limit %u, the last for users with few); "
+				 "close some",
 				 store->space_count, tenant->spaces,
 				 tenant->account->name, STORE_SPACES_MAX);
 	space = mem_zalloc(sizeof(*space));
@@ -134,12 +139,12 @@ static int space_new(struct store *store, struct store_tenant *tenant,
 	space->rope = mem_strdup(or_none(args->rope));
 	if (!space->identity || !space->model || !space->revision || !space->scheme ||
 	    !space->rope) {
-		space_free(space);
+		store_space_free(space);
 		return err_pass(-ENOMEM);
 	}
 	r = space_digest(space);
 	if (r < 0) {
-		space_free(space);
+		store_space_free(space);
 		return err_pass(r);
 	}
 	space->id = ++store->next_space;
@@ -152,7 +157,7 @@ static int space_new(struct store *store, struct store_tenant *tenant,
 
 int store_space_of(struct store *store, struct store_tenant *tenant,
 		   const struct store_space_args *args, const struct canon *canon,
-		   struct store_space **space_p)
+		   uint64_t generation, struct store_space **space_p)
 {
 	cleanup_free char *identity = space_identity(args, tenant->account->name, canon);
 	struct store_space *space;
@@ -165,7 +170,7 @@ int store_space_of(struct store *store, struct store_tenant *tenant,
 			return 0;
 		}
 	}
-	return err_pass(space_new(store, tenant, args, identity, space_p));
+	return err_pass(space_new(store, tenant, args, identity, generation, space_p));
 }
 
 struct store_space *store_space_by_digest(const struct store *store,
@@ -189,7 +194,7 @@ static void class_free(struct store_class *class)
 	cJSON_Delete(class->layout);
 	cJSON_Delete(class->regions);
 	canon_free(class->canon);
-	class_words_free(class->words);
+	class_words_leave(class);
 	charge_drop(&class->charge);
 	mem_free(class);
 }
@@ -199,8 +204,7 @@ static void on_class_closed(void *arg)
 	class_free(arg);
 }
 
-/* It has no parts, and nobody waits for it. */
-static void class_drop(struct store_class *class)
+void store_class_drop(struct store_class *class)
 {
 	struct store_space *space = class->space;
 	struct store *store = space->store;
@@ -212,8 +216,11 @@ static void class_drop(struct store_class *class)
 	space->classes[class->index] = NULL;
 	space->class_changes++; /* handles may be open */
 	space->class_count--;
-	space->tenant->classes--;
-	store->class_count--;
+	if (!space->going) {
+		space->tenant->classes--;
+		store->class_count--;
+	}
+	class_words_leave(class);
 	if (class->pool && store->session)
 		pool_close(class->pool, on_class_closed, class);
 	else
@@ -283,6 +290,7 @@ int store_class_pool(struct store_class *class)
 {
 	int r = 1;
 
+	class->used = ++class->space->store->uses;
 	if (!class->pool && class->published)
 		r = err_raise(ERR_NOTFOUND, "the engine of these chunks is gone");
 	else if (!class->pool)
@@ -292,28 +300,41 @@ int store_class_pool(struct store_class *class)
 	return err_pass(r);
 }
 
-static int class_index(const struct store_space *space, unsigned int *index_p)
+/* In the store; others may leave for it. */
+static bool class_room(struct store_space *space, uint64_t generation)
 {
-	const struct store_tenant *tenant = space->tenant;
+	bool room = share_allows(STORE_POOLS_MAX, space->store->class_count,
+				 space->tenant->classes);
 
-	if (!share_allows(STORE_POOLS_MAX, space->store->class_count, tenant->classes))
+	space->handles++; /* itself stays */
+	room = room || store_evict_space(space->tenant, generation, true) ||
+	       store_evict_class(space, generation);
+	space->handles--;
+	return room;
+}
+
+static int class_index(struct store_space *space, uint64_t generation,
+		       unsigned int *index_p)
+{
+	if (!class_room(space, generation))
 		return err_raise(ERR_LIMIT,
-				 "%u kinds of parts of chunks are in use, %u of %s: the "
-				 "limit is %u, the last for users with few",
-				 space->store->class_count, tenant->classes,
-				 tenant->account->name, STORE_POOLS_MAX);
-	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
-		if (!space->classes[i]) {
-			*index_p = i;
-			return 0;
-		}
-	}
-	return err_raise(ERR_LIMIT, "a space of chunks has at most %u kinds of parts",
-			 STORE_CLASSES_MAX);
+				 "kinds of parts of chunks: %u are in use, %u of %s "
+				 "(limit %u, the last for users with few); close spaces",
+				 space->store->class_count, space->tenant->classes,
+				 space->tenant->account->name, STORE_POOLS_MAX);
+	if (space->class_count == STORE_CLASSES_MAX &&
+	    !store_evict_class(space, generation))
+		return err_raise(ERR_LIMIT,
+				 "kinds of parts of a space of chunks: all are in use "
+				 "(limit %u); end engines of other layouts",
+				 STORE_CLASSES_MAX);
+	for (*index_p = 0; space->classes[*index_p];)
+		++*index_p;
+	return 0;
 }
 
 static int class_new(struct store_space *space, const struct canon *canon,
-		     struct store_class **class_p)
+		     uint64_t generation, struct store_class **class_p)
 {
 	const struct canon_args args = {.layout = canon->layout,
 					.tokens = space->tokens,
@@ -325,11 +346,12 @@ static int class_new(struct store_space *space, const struct canon *canon,
 		return err_pass(-ENOMEM);
 	class->space = space;
 	list_init(&class->waiting);
+	list_init(&class->all);
 	list_init(&class->pages);
 	list_init(&class->left);
 	list_init(&class->readings);
 	list_init(&class->leave_link);
-	r = class_index(space, &class->index);
+	r = class_index(space, generation, &class->index);
 	if (r >= 0)
 		r = canon_make(&args, &class->canon);
 	if (r >= 0) /* and what files say of it */
@@ -349,7 +371,7 @@ static int class_new(struct store_space *space, const struct canon *canon,
 }
 
 int store_class_get(struct store_space *space, const struct canon *canon,
-		    struct store_class **class_p)
+		    uint64_t generation, struct store_class **class_p)
 {
 	*class_p = NULL;
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
@@ -360,7 +382,7 @@ int store_class_get(struct store_space *space, const struct canon *canon,
 			return 0;
 		}
 	}
-	return err_pass(class_new(space, canon, class_p));
+	return err_pass(class_new(space, canon, generation, class_p));
 }
 
 /* One whose engine is gone, and with it all of its parts, is the next engine's. */
@@ -390,7 +412,7 @@ int store_class_published(struct store_space *space, const struct canon *canon,
 			free = class;
 	}
 	if (!free)
-		r = class_new(space, canon, &free);
+		r = class_new(space, canon, STORE_NOW, &free);
 	if (r < 0)
 		return err_pass(r);
 	free->published = true;
@@ -404,12 +426,12 @@ int store_class_published(struct store_space *space, const struct canon *canon,
 
 int store_class_of(struct store_handle *handle, struct store_class **class_p)
 {
-	int r = store_class_get(handle->space, handle->canon, class_p);
+	int r = store_class_get(handle->space, handle->canon, STORE_NOW, class_p);
 
 	if (r >= 0)
 		r = store_class_pool(*class_p);
 	if (r < 0 && *class_p && !(*class_p)->parts && list_empty(&(*class_p)->waiting))
-		class_drop(*class_p);
+		store_class_drop(*class_p);
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -542,6 +564,14 @@ uint64_t store_cover(struct store_handle *handle, uint64_t mask)
 
 /* ---- handles ---- */
 
+void store_space_let_go(struct store_space *space)
+{
+	if (--space->handles)
+		return;
+	space->used = ++space->store->uses;
+	store_tidy(space->store);
+}
+
 struct store_handle *store_handle_ref(struct store_handle *handle)
 {
 	handle->refs++;
@@ -561,8 +591,8 @@ void store_handle_unref(struct store_handle *handle)
 
 	if (--handle->refs)
 		return;
-	if (space && --space->handles == 0)
-		store_tidy(space->store);
+	if (space)
+		store_space_let_go(space);
 	canon_free(handle->canon);
 	views_free(handle);
 	charge_drop(&handle->charge);
@@ -620,9 +650,10 @@ static int handle_make(struct store *store, const struct store_space_args *args,
 				ACCOUNT_LAYOUTS,
 				sizeof(*handle) + layout_memory(handle->canon->layout));
 	if (r >= 0)
-		r = store_tenant_of(store, handle->session->account, &tenant);
+		r = store_tenant_of(store, handle->session->account, STORE_NOW, &tenant);
 	if (r >= 0)
-		r = store_space_of(store, tenant, args, handle->canon, &handle->space);
+		r = store_space_of(store, tenant, args, handle->canon, STORE_NOW,
+				   &handle->space);
 	if (r < 0)
 		return err_pass(r);
 	handle->space->handles++;
@@ -756,7 +787,7 @@ int store_maps_check(const struct store_handle *handle, const struct room_maps *
 static bool class_idle(const struct store_class *class)
 {
 	return class->parts == 0 && !class->layout && list_empty(&class->waiting) &&
-	       list_empty(&class->readings) && !class_words_busy(class->words);
+	       list_empty(&class->readings);
 }
 
 static void space_tidy(struct store_space *space)
@@ -765,10 +796,10 @@ static void space_tidy(struct store_space *space)
 		struct store_class *class = space->classes[i];
 
 		if (class && class_idle(class) && !space->handles)
-			class_drop(class);
+			store_class_drop(class);
 	}
 	if (!space->handles && !space->chunks && !space->class_count)
-		space_free(space);
+		store_space_free(space);
 }
 
 void store_spaces_tidy(struct store *store)

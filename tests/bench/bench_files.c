@@ -252,10 +252,11 @@ static void make_class(struct bench *b, struct store_class **class_p)
 	struct store_space *space;
 
 	check(account ? 0 : -ENOMEM, "account");
-	check(store_tenant_of(b->kvd.store, account, &tenant), "tenant");
+	check(store_tenant_of(b->kvd.store, account, STORE_NOW, &tenant), "tenant");
 	account_unref(account);
-	check(store_space_of(b->kvd.store, tenant, &args, b->canon, &space), "space");
-	check(store_class_get(space, b->canon, class_p), "class");
+	check(store_space_of(b->kvd.store, tenant, &args, b->canon, STORE_NOW, &space),
+	      "space");
+	check(store_class_get(space, b->canon, STORE_NOW, class_p), "class");
 }
 
 /* One part is written, for the sake of its class's description. */

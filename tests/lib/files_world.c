@@ -278,15 +278,14 @@ static void end_by_hand(struct disk_op *op)
 
 static void words_end_by_hand(struct files_world *w)
 {
-	struct store_space *space;
+	struct idmap_cursor it;
 
-	list_foreach(space, &w->store->spaces, link) {
-		for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
-			struct store_class *class = space->classes[i];
+	strmap_foreach(&w->store->files->words, it)
+	{
+		struct class_words *words = it.value;
 
-			if (class && class_words_busy(class->words))
-				end_by_hand(&class->words->op);
-		}
+		if (words->busy)
+			end_by_hand(&words->op);
 	}
 }
 
@@ -396,12 +395,12 @@ static int space_of(struct files_world *w, enum fw_kind kind,
 
 	if (!account)
 		return err_pass(-ENOMEM);
-	r = store_tenant_of(w->store, account, &tenant);
+	r = store_tenant_of(w->store, account, STORE_NOW, &tenant);
 	account_unref(account);
 	if (r < 0)
 		return err_pass(r);
-	return err_pass(
-		store_space_of(w->store, tenant, &args, w->canons[kind], space_p));
+	return err_pass(store_space_of(w->store, tenant, &args, w->canons[kind],
+				       STORE_NOW, space_p));
 }
 
 int fw_class(struct files_world *w, enum fw_kind kind, struct store_class **class_p)
@@ -410,7 +409,8 @@ int fw_class(struct files_world *w, enum fw_kind kind, struct store_class **clas
 	int r = space_of(w, kind, &space);
 
 	return r < 0 ? err_pass(r)
-		     : err_pass(store_class_get(space, w->canons[kind], class_p));
+		     : err_pass(store_class_get(space, w->canons[kind], STORE_NOW,
+						class_p));
 }
 
 /* What is not there is not made. */

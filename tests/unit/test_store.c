@@ -336,7 +336,8 @@ static void class_that_goes_takes_what_was_learned_of_it(void **state)
 	uint64_t bit;
 
 	/* its pool cannot be made: the class goes, while the handle is open */
-	assert_int_equal(store_class_get(handle->space, handle->canon, &class), 0);
+	assert_int_equal(store_class_get(handle->space, handle->canon, STORE_NOW, &class),
+			 0);
 	bit = UINT64_C(1) << class->index;
 	assert_int_equal(store_cover(handle, bit), bit);
 	err_set(&store->failed, ERR_NOMEM, "of the test");
@@ -391,17 +392,21 @@ static void user_without_a_share_is_refused_by_name(void **state)
 		snprintf(name, sizeof(name), "%u", 5000 + i);
 		accounts[i] = account_get(&kvd->accounts, "uid", name);
 		if (i < ARENA_SLABS - 1)
-			assert_int_equal(store_tenant_of(store, accounts[i], &tenant), 0);
+			assert_int_equal(
+				store_tenant_of(store, accounts[i], STORE_NOW, &tenant),
+				0);
 	}
 	assert_int_equal(store->tenant_count, ARENA_SLABS);
 	assert_true(arena_owner_share(w->handle->space->tenant->owner) > 0);
-	assert_true(store_tenant_of(store, accounts[ARENA_SLABS - 1], &tenant) < 0);
+	assert_true(store_tenant_of(store, accounts[ARENA_SLABS - 1], STORE_NOW,
+				    &tenant) < 0);
 	assert_int_equal(err_last()->code, ERR_LIMIT);
 	assert_non_null(strstr(err_last()->text, "128 users"));
 	err_clear();
 	cluster_run(&w->c, LOOP_NS_PER_S); /* none has a space */
 	assert_int_equal(store->tenant_count, 1);
-	assert_int_equal(store_tenant_of(store, accounts[ARENA_SLABS - 1], &tenant), 0);
+	assert_int_equal(
+		store_tenant_of(store, accounts[ARENA_SLABS - 1], STORE_NOW, &tenant), 0);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	for (unsigned int i = 0; i < ARENA_SLABS; i++)
 		account_unref(accounts[i]);
