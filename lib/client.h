@@ -412,6 +412,7 @@ struct client_again {
 	uint64_t retry_ns;    /* DOWN: when the next attempt is due */
 	uint64_t redo_ns;     /* UP: when to make again what failed; 0: nothing did */
 	uint64_t until_ns;    /* of an attempt that somebody waits for; 0: nobody */
+	uint64_t hello_ns;    /* GREETING: when it was said */
 	struct kvd_error why; /* of the last attempt; code 0: none failed */
 };
 

@@ -45,6 +45,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define CLOCK_SLACK_NS 1000000u
 #define WINDOW 16u /* registrations on their way */
 #define RETRY_NS UINT64_C(10000000)
 #define RETRY_MAX_NS UINT64_C(1000000000)
@@ -128,13 +129,31 @@ static int daemon_pidfd(struct kvd_client *client)
 	return mem_steal_fd(&pidfd);
 }
 
+/* The status page's times are of the daemon's clock, which a time namespace shifts: a
+ * daemon that is well would be taken for dead, or one that is frozen for well. It told
+ * its time between our hello and now. */
+static int clock_check(struct kvd_client *client, uint64_t theirs)
+{
+	uint64_t from = client->again.hello_ns, to = clock_ns();
+	bool behind = theirs < from;
+	uint64_t off = behind ? from - theirs : theirs > to ? theirs - to : 0;
+
+	if (off <= CLOCK_SLACK_NS)
+		return 0;
+	return client_fail(
+		client, KVD_E_STATE,
+		"the daemon's clock is %.1f s %s this process's: one of the two "
+		"is in a time namespace of its own; run both in the same",
+		1e-9 * (double)off, behind ? "behind" : "ahead of");
+}
+
 static int hello_take(struct client_request *req, const cJSON *reply)
 {
 	struct kvd_client *client = req->client;
 	struct client_conn *conn = &client->conn;
 	struct kvd_daemon_info *info = &client->info;
 	const cJSON *status = cJSON_GetObjectItemCaseSensitive(reply, "status");
-	uint64_t slots = 0, bytes = 0;
+	uint64_t slots = 0, bytes = 0, time_ns = 0;
 	const char *why = NULL;
 	int r, pidfd;
 
@@ -145,10 +164,15 @@ static int hello_take(struct client_request *req, const cJSON *reply)
 	info->pid = conn->sender;
 	if (!client_get_u64(reply, "session", &info->session) ||
 	    !client_get_u64(reply, "epoch", &info->epoch) ||
+	    !client_get_u64(reply, "time_ns", &time_ns) ||
 	    !client_get_u64(status, "slots", &slots) || slots > UINT32_MAX ||
 	    !client_get_u64(status, "bytes", &bytes))
 		return client_fail(client, KVD_E_PROTO,
-				   "the hello reply lacks session, epoch or status page");
+				   "the hello reply lacks session, epoch, time or status "
+				   "page");
+	r = clock_check(client, time_ns);
+	if (r)
+		return r;
 	if (!conn->in_fd_count) /* the kernel drops what a full table has no room for */
 		return client_fail(client, KVD_E_LIMIT,
 				   "the hello reply came without the status page: was no "
@@ -209,6 +233,7 @@ static int session_hello(struct kvd_client *client)
 	struct kvd_call call = {.timeout_ms = timeout_of(client)};
 	struct client_op op;
 
+	client->again.hello_ns = clock_ns();
 	client_op_begin(client, &op, "hello");
 	client_text_int(&op.text, "proto", 1);
 	client_text_str(&op.text, "client", client->name);

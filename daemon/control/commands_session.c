@@ -116,6 +116,7 @@ static bool add_greeting(cJSON *result, const struct session *session)
 	       result_add_daemon(result, session) &&
 	       cJSON_AddNumberToObject(result, "session", (double)session->id) &&
 	       result_add_u64(result, "epoch", session->epoch) &&
+	       result_add_u64(result, "time_ns", loop_clock_ns(kvd->loop)) &&
 	       add_limits(result, kvd->config) &&
 	       add_strings(result, "features", features, ARRAY_LEN(features)) &&
 	       add_transports(result, kvd) && add_status(result, session->status);
@@ -327,8 +328,9 @@ static const struct field session_share_fields[] = {
 
 const struct command session_commands[] = {
 	{"hello", "Begin a session", hello_fields, COMMAND_NO_HELLO, hello_run,
-	 "proto, daemon, name, instance, pid, session, epoch, endpoint, limits, "
-	 "features, transports, status {slots, bytes}; with it a read-only descriptor "
+	 "proto, daemon, name, instance, pid, session, epoch, time_ns (its monotonic "
+	 "clock, by which the status page counts), endpoint, limits, features, "
+	 "transports, status {slots, bytes}; with it a read-only descriptor "
 	 "of the status page"},
 	{"ping", "Tell that the daemon is there", NULL, COMMAND_NO_HELLO, ping_run,
 	 "time_ns, its monotonic clock"},

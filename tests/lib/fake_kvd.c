@@ -7,6 +7,7 @@
  */
 #include "tests/lib/fake_kvd.h"
 #include "tests/lib/tmp.h"
+#include "daemon/base/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -41,6 +42,7 @@ struct shared {
 	_Atomic unsigned int script_head, script_tail; /* tail: next to be used */
 	char script[SCRIPT_MAX][LINE_MAX_BYTES];
 	atomic_bool hello_set;
+	_Atomic int64_t shift_ns;
 	char hello[LINE_MAX_BYTES];
 	_Atomic unsigned int log_count;
 	struct {
@@ -136,10 +138,13 @@ static bool conn_answer(struct fake_kvd *f, struct conn *conn, const char *line)
 		snprintf(page, sizeof(page),
 			 "{\"id\":%%ID%%,\"ok\":true,\"proto\":1,\"daemon\":\"kvd 9.9\","
 			 "\"name\":\"fake\",\"instance\":\"%032x\",\"pid\":%d,"
-			 "\"session\":7,\"epoch\":\"77\",\"endpoint\":\"tcp://[::1]:1\","
+			 "\"session\":7,\"epoch\":\"77\",\"time_ns\":\"%llu\","
+			 "\"endpoint\":\"tcp://[::1]:1\","
 			 "\"status\":{\"slots\":%u,\"bytes\":%zu}}",
-			 (unsigned int)getpid(), (int)getpid(), FAKE_KVD_SLOTS,
-			 PAGE_BYTES);
+			 (unsigned int)getpid(), (int)getpid(),
+			 (unsigned long long)clock_ns() +
+				 (unsigned long long)atomic_load(&sh->shift_ns),
+			 FAKE_KVD_SLOTS, PAGE_BYTES);
 		fd_count = !atomic_load(&sh->hello_set);
 		answer = fd_count ? page : sh->hello;
 		atomic_store(&sh->hello_set, false);
@@ -366,6 +371,11 @@ void fake_kvd_answer(struct fake_kvd *f, const char *answer)
 void fake_kvd_drop_answers(struct fake_kvd *f)
 {
 	atomic_store(&f->shared->script_tail, atomic_load(&f->shared->script_head));
+}
+
+void fake_kvd_shift(struct fake_kvd *f, int64_t ns)
+{
+	atomic_store(&f->shared->shift_ns, ns);
 }
 
 void fake_kvd_hello(struct fake_kvd *f, const char *answer)

@@ -44,6 +44,9 @@ void fake_kvd_drop_answers(struct fake_kvd *fake);
 /* What the next hello is answered with (JSON, without the page). */
 void fake_kvd_hello(struct fake_kvd *fake, const char *answer);
 
+/* Its clock is so much ahead of this process's from the next hello on. */
+void fake_kvd_shift(struct fake_kvd *fake, int64_t ns);
+
 /* The n-th line that came in, from 0, hello included; waits for it (10 s, then
  * the test fails). fd_count: how many fds came with it. */
 const char *fake_kvd_line(struct fake_kvd *fake, unsigned int n,

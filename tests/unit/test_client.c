@@ -132,6 +132,28 @@ static void open_with_bad_hello_is_refused(void **state)
 	assert_int_equal(kvd_open(&o, &f->client), 0);
 }
 
+/* As in a time namespace, or beside a daemon in one. */
+static void open_with_another_clock_is_refused(void **state)
+{
+	static const struct {
+		int64_t shift_s;
+		const char *words;
+	} cases[] = {{5, " s ahead of"}, {-10, " s behind"}};
+	struct client_fixture *f = *state;
+	struct kvd_options o = {.socket = fake_kvd_path(f->fake)};
+	struct kvd_client *client;
+
+	kvd_close(f->client);
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		fake_kvd_shift(f->fake, cases[i].shift_s * 1000000000);
+		assert_int_equal(kvd_open(&o, &client), -KVD_E_STATE);
+		assert_non_null(strstr(kvd_last_error(NULL)->message, cases[i].words));
+		assert_non_null(strstr(kvd_last_error(NULL)->message, "time namespace"));
+	}
+	fake_kvd_shift(f->fake, 0);
+	assert_int_equal(kvd_open(&o, &f->client), 0);
+}
+
 static void open_with_bad_page_is_refused(void **state)
 {
 	struct client_fixture *f = *state;
@@ -754,6 +776,7 @@ int main(void)
 		T(open_without_daemon_names_path),
 		cmocka_unit_test(open_with_long_path_is_refused),
 		T(open_with_bad_hello_is_refused),
+		T(open_with_another_clock_is_refused),
 		T(open_with_bad_page_is_refused),
 		cmocka_unit_test(socket_find_prefers_name_then_environment_then_only_one),
 		T(submit_runs_callbacks_once_each),
