@@ -545,6 +545,7 @@ void party_use_pool(struct party *party, struct remote_pool *pool)
 	snprintf(party->pool_name, sizeof(party->pool_name), "%s", pool->name);
 	party->rank = pool->layout->rank;
 	party->session = pool->session;
+	memcpy(party->instance, party->remote->peer->instance, sizeof(party->instance));
 	party->pool_id = pool->id;
 	if (!room_sends(party->room))
 		room_trace(party->room, TRACE_POOL, party, 0);

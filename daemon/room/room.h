@@ -71,6 +71,7 @@ struct party {
 	uint64_t session;	       /* its engine's epoch; 0 = any */
 	uint64_t pool_asked;	       /* this pool of it; 0: by what is above */
 	uint8_t named;		       /* POOL_BY_…: what was asked for */
+	uint8_t instance[16];	       /* whose pool was in use */
 	uint64_t gen;	     /* the other side's generation; 0 = not known yet */
 	uint64_t room_there; /* the room's number there (a pull may name another) */
 	struct sched_flow flow;

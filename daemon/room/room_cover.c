@@ -54,6 +54,12 @@ static int source_ready(struct room *room, struct party *party)
 	r = room_admit_source(&room->admit, remote->peer);
 	if (r < 0)
 		return err_pass(r);
+	if (party->pool_id && memcmp(party->instance, remote->peer->instance,
+				     sizeof(party->instance)) != 0)
+		return err_raise(ERR_RESTART,
+				 "sources: %.150s was started anew, and its engines with "
+				 "it",
+				 remote->label);
 	if (!party->pool) {
 		r = source_pool(party, &pool);
 		if (r != 0)
