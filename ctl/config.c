@@ -53,8 +53,10 @@ bool ctl_keys_differ(const cJSON *reply, char text[CTL_KEYS_MAX])
 /* What differs, a line each; `taken`: the others were. */
 static int print_differing(const cJSON *reply, bool taken)
 {
+	const cJSON *ended = ctl_list(reply, "ended"), *row;
+	const double peerings = ctl_num(ended, "peerings"),
+		     sessions = ctl_num(ended, "sessions");
 	char keys[CTL_KEYS_MAX];
-	const cJSON *row;
 	bool any = false;
 
 	cJSON_ArrayForEach(row, ctl_list(reply, "options")) {
@@ -73,6 +75,9 @@ static int print_differing(const cJSON *reply, bool taken)
 		printf("peer.curve_allow_file: %s%s\n", keys,
 		       taken ? "" : " (taken by kvd-ctl reload)");
 	}
+	if (peerings || sessions)
+		printf("that ends %s and %s\n", ctl_count(peerings, "peering"),
+		       ctl_count(sessions, "session"));
 	if (!any)
 		printf("%s: as it runs\n", *ctl_str(reply, "path", "")
 						   ? ctl_str(reply, "path", "")

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "ctl/doctor.h"
+#include "daemon/base/endpoint.h"
 #include "daemon/base/err.h"
 
 #define LIBKVD "libkvd.so." KVD_SOVERSION
@@ -186,19 +187,13 @@ void doctor_config(struct doctor *d)
 	cJSON_Delete(reply);
 }
 
-static bool endpoint_is_loopback(const char *endpoint)
-{
-	return strncmp(endpoint, "tcp://127.", 10) == 0 ||
-	       strncmp(endpoint, "tcp://[::1]", 11) == 0;
-}
-
 void doctor_listen(struct doctor *d)
 {
 	const char *listen = doctor_setting(d, "listen");
 	const char *port = strrchr(listen, ':');
 	bool random = port && strtoul(port + 1, NULL, 10) == 0;
-	bool loopback = endpoint_is_loopback(
-		listen); /* right where all daemons are on one host */
+	/* right where all daemons are on one host */
+	bool loopback = endpoint_is_loopback(listen);
 
 	if (!*listen)
 		return;
@@ -258,6 +253,25 @@ static void check_allowed(struct doctor *d, const char *path)
 		doctor_say(d, DOCTOR_FAIL, remedy,
 			   "%s has mode %04o: others decide who connects", path,
 			   (unsigned int)st.st_mode & 07777);
+}
+
+/* Its names are users: see CURVE_SHARED_WHY of the daemon. */
+static void say_shared(struct doctor *d, const cJSON *keys)
+{
+	const cJSON *one, *other;
+
+	cJSON_ArrayForEach(one, ctl_list(keys, "allowed")) {
+		for (other = one->next; other; other = other->next) {
+			if (strcmp(ctl_str(one, "name", ""), ctl_str(other, "name", "")))
+				continue;
+			doctor_say(d, DOCTOR_WARN,
+				   "a name for each, as kvd-ctl keys prints it there",
+				   "'%s' has several keys in curve_allow_file: these "
+				   "daemons are one user",
+				   ctl_str(one, "name", ""));
+			return;
+		}
+	}
 }
 
 static void say_refused(struct doctor *d, const cJSON *keys)
@@ -320,6 +334,7 @@ void doctor_keys(struct doctor *d)
 		doctor_say(d, DOCTOR_WARN, "lines of the other daemons; kvd-ctl reload",
 			   "%s: no daemon may connect",
 			   *allowed ? allowed : "curve_allow_file");
+	say_shared(d, keys);
 	say_refused(d, keys);
 	if (!keyed)
 		doctor_say(d, DOCTOR_WARN, "insecure = no",
@@ -432,7 +447,7 @@ static void say_error(struct doctor *d, const cJSON *peer, const char *state)
 static bool was_tried(const struct doctor *d, const char *endpoint)
 {
 	for (unsigned int i = 0; i < d->ctl->peers.count; i++) {
-		if (strcmp(d->ctl->peers.word[i], endpoint) == 0)
+		if (endpoint_same(d->ctl->peers.word[i], endpoint))
 			return true;
 	}
 	return false;

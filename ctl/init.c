@@ -100,6 +100,18 @@ static int put_peer(const char *peer, FILE *out)
 	return CTL_OK;
 }
 
+static bool named_before(const struct init *init, unsigned int i)
+{
+	const char *const *words = init->ctl->peers.word;
+	size_t len = strcspn(words[i], "=") + 1;
+
+	for (unsigned int k = 0; k < i; k++) {
+		if (strncmp(words[k], words[i], len) == 0)
+			return true;
+	}
+	return false;
+}
+
 static int make_peers(struct init *init)
 {
 	size_t len;
@@ -109,8 +121,13 @@ static int make_peers(struct init *init)
 	if (!out)
 		return ctl_failed("out of memory");
 	fputs(PEERS_HEAD "\n", out);
-	for (unsigned int i = 0; !r && i < init->ctl->peers.count; i++)
+	for (unsigned int i = 0; !r && i < init->ctl->peers.count; i++) {
 		r = put_peer(init->ctl->peers.word[i], out);
+		if (!r && named_before(init, i))
+			r = ctl_usage("init: --peer %s: this name is there already; a "
+				      "name is one user, so each daemon has its own",
+				      init->ctl->peers.word[i]);
+	}
 	fclose(out);
 	return r;
 }
@@ -166,8 +183,8 @@ static void init_print_waiting(const struct init *init)
 		if (strchr(peer, '#'))
 			continue;
 		fprintf(stderr,
-			"kvd-ctl: %s:%u: remove the '# ' and replace KEY by the key of "
-			"%.*s, which kvd-ctl keys prints on its host\n",
+			"kvd-ctl: %s:%u: replace this line by the one that kvd-ctl keys "
+			"prints for %.*s on its host\n",
 			init->peers, PEERS_FIRST + i, (int)strcspn(peer, "="), peer);
 	}
 }

@@ -22,6 +22,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/base/endpoint.h"
 #include "daemon/base/err.h"
 #include "daemon/cluster/groups.h"
 #include "daemon/config/config.h"
@@ -159,6 +160,8 @@ static void check_keys_dir(struct check *check)
 static void check_keys(struct check *check)
 {
 	struct curve_allow *allow = NULL;
+	const char *name;
+	unsigned int keys;
 
 	if (*check->config->curve_secret_file)
 		check_secret(check);
@@ -169,6 +172,11 @@ static void check_keys(struct check *check)
 	if (curve_allow_load(check->config->curve_allow_file, &allow) < 0)
 		check_error(check, "curve_allow_file", "curve_allow_file: %s",
 			    err_last()->text);
+	name = allow ? curve_allow_shared(allow, &keys) : NULL;
+	if (name)
+		check_warning(check, "curve_allow_file",
+			      "curve_allow_file: '%s' has %u keys: " CURVE_SHARED_WHY,
+			      name, keys);
 	curve_allow_free(allow);
 }
 
@@ -218,7 +226,7 @@ static void check_reach(const struct check *check)
 	const struct config *config = check->config;
 	const char *port = strrchr(config->listen, ':');
 
-	if (config_is_loopback(config->listen))
+	if (endpoint_is_loopback(config->listen))
 		check_warning(check, "listen",
 			      "listen = %s: loopback: no other host reaches this daemon",
 			      config->listen);

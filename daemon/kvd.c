@@ -195,7 +195,7 @@ static int load_again(const struct kvd_impl *impl, struct config *fresh)
 int kvd_reload(struct kvd *kvd, bool apply,
 	       void (*on_differ)(void *arg, const struct setting *row,
 				 const struct config *fresh),
-	       void *arg, struct curve_changes *keys_p)
+	       void *arg, struct curve_changes *keys_p, struct kvd_ended *ended_p)
 {
 	cleanup_free struct config *fresh = mem_zalloc(sizeof(*fresh));
 	struct kvd_impl *impl = kvd_impl_of(kvd);
@@ -203,6 +203,7 @@ int kvd_reload(struct kvd *kvd, bool apply,
 	size_t count;
 	int r = fresh ? load_again(impl, fresh) : -ENOMEM;
 
+	*ended_p = (struct kvd_ended){0};
 	if (r == 0)
 		r = link_zmq_reload(kvd->link, fresh->curve_allow_file, apply, keys_p);
 	if (r < 0)
@@ -218,6 +219,8 @@ int kvd_reload(struct kvd *kvd, bool apply,
 	log_set_level((enum log_level)impl->config.log_level);
 	log_set_format((enum log_format)impl->config.log_format);
 	peers_reload(kvd->peers, &impl->config);
+	ended_p->peerings = peers_recheck(kvd->peers);
+	ended_p->sessions = control_recheck(kvd->control);
 	return 0;
 }
 
@@ -246,14 +249,17 @@ static void on_hup(struct loop_signal *sig)
 {
 	struct kvd_impl *impl = container_of(sig, struct kvd_impl, hup);
 	struct curve_changes keys;
+	struct kvd_ended ended;
 	unsigned int changed = 0;
 
 	notify_reloading(loop_clock_ns(impl->kvd->loop));
-	if (kvd_reload(impl->kvd, true, count_reloaded, &changed, &keys) < 0)
+	if (kvd_reload(impl->kvd, true, count_reloaded, &changed, &keys, &ended) < 0)
 		log_warn("daemon", impl->config.name, "not reloaded", "why=\"%s\"",
 			 err_last()->text);
 	else
-		log_info("daemon", impl->config.name, "reloaded", "changed=%u", changed);
+		log_info("daemon", impl->config.name, "reloaded",
+			 "changed=%u peerings_ended=%u sessions_ended=%u", changed,
+			 ended.peerings, ended.sessions);
 	say_ready(impl->kvd);
 }
 
@@ -383,6 +389,8 @@ static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 		r = xfers_new(kvd, &kvd->xfers);
 	if (r == 0)
 		r = control_new(kvd, sockets->control_fd, &kvd->control);
+	if (r == 0)
+		control_guard(kvd->control, sockets->lock);
 	if (r == 0)
 		r = http_new(kvd, &kvd->http);
 	if (r == 0)

@@ -82,6 +82,12 @@ struct kvd {
 void kvd_drain(struct kvd *kvd, uint64_t deadline_ns);
 void kvd_stop(struct kvd *kvd);
 
+/* What a reload ends: peerings of keys that were removed or changed, and sessions of
+ * users that are not admitted any more. */
+struct kvd_ended {
+	unsigned int peerings, sessions;
+};
+
 /* Read the configuration again; each option that differs goes to on_differ, with the
  * value of the file in `fresh`, and what differs in the allow-list to keys_p. With
  * `apply` the reloadable ones and the allow-list
@@ -92,6 +98,6 @@ struct curve_changes;
 int kvd_reload(struct kvd *kvd, bool apply,
 	       void (*on_differ)(void *arg, const struct setting *row,
 				 const struct config *fresh),
-	       void *arg, struct curve_changes *keys_p);
+	       void *arg, struct curve_changes *keys_p, struct kvd_ended *ended_p);
 
 #endif

@@ -521,7 +521,7 @@ static int site_open(struct board_directory *d, const struct board_directory_arg
 
 	site->directory = d;
 	site->index = d->count;
-	site->own = !*endpoint || strcmp(endpoint, args->own) == 0;
+	site->own = !*endpoint || endpoint_same(endpoint, args->own);
 	snprintf(site->endpoint, sizeof(site->endpoint), "%s",
 		 site->own ? args->own : endpoint);
 	d->count++;

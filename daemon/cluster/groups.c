@@ -212,13 +212,13 @@ int groups_directory_get(struct groups *groups, const char *at,
 {
 	struct groups_directory *from;
 
-	if (!at || !*at || (strcmp(at, groups->endpoint) == 0 && !*groups->where)) {
+	if (!at || !*at || (endpoint_same(at, groups->endpoint) && !*groups->where)) {
 		*from_p = groups_main(groups);
 		(*from_p)->uses++;
 		return 0;
 	}
 	list_foreach(from, &groups->directories, link) {
-		if (strcmp(from->at, at) == 0) {
+		if (endpoint_same(from->at, at)) {
 			from->uses++;
 			*from_p = from;
 			return 0;

@@ -87,7 +87,7 @@ static int record_check_texts(const struct record *record)
 
 int record_check(const struct record *record, const struct place *place)
 {
-	int r = link_endpoint_check(record->endpoint);
+	int r = endpoint_check(record->endpoint);
 
 	if (r == 0)
 		r = record_check_texts(record);
@@ -389,5 +389,5 @@ int record_reach(struct record *record, const char *endpoint)
 				 endpoint);
 	snprintf(record->endpoint, sizeof(record->endpoint), "%.*s", (int)len, endpoint);
 	snprintf(record->key, sizeof(record->key), "%s", key);
-	return err_pass(link_endpoint_check(record->endpoint));
+	return err_pass(endpoint_check(record->endpoint));
 }

@@ -102,7 +102,7 @@ static bool trusted_entry(const struct trusted *t, const char *endpoint)
 			continue;
 		if (record_read(entry->record, &record) == 0 &&
 		    strcmp(record.key, t->key) == 0 &&
-		    (!endpoint || strcasecmp(record.endpoint, endpoint) == 0))
+		    (!endpoint || endpoint_same(record.endpoint, endpoint)))
 			return true;
 		err_clear();
 	}
@@ -130,7 +130,7 @@ static bool trust_at(void *owner, const char *key, const char *endpoint)
 	struct trust *trust = owner;
 	struct trusted *t = strmap_get(&trust->keys, key);
 
-	return t && (strcasecmp(t->dialled, endpoint) == 0 || trusted_entry(t, endpoint));
+	return t && (endpoint_same(t->dialled, endpoint) || trusted_entry(t, endpoint));
 }
 
 static void trust_on_change(struct groups_user *user)

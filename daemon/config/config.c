@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include "daemon/base/account.h"
+#include "daemon/base/endpoint.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
@@ -320,14 +321,6 @@ static enum host_kind host_kind(const char *host)
 	return HOST_NAME;
 }
 
-bool config_is_loopback(const char *endpoint)
-{
-	char host[CONFIG_ENDPOINT_BYTES];
-	unsigned long port;
-
-	return endpoint_split(endpoint, host, &port) && host_kind(host) == HOST_LOOPBACK;
-}
-
 static void check_listen(struct load *load)
 {
 	const struct config *config = &load->config;
@@ -499,7 +492,7 @@ static void check_transports(struct load *load)
 			"transports: chunks of this daemon's own engines go by shm: list "
 			"it (require rules between daemons), or set chunk_memory to 0");
 	if (setting_words_have(&config->transports, "ucx") && !config->insecure &&
-	    !config_is_loopback(config->listen))
+	    !endpoint_is_loopback(config->listen))
 		problem(load, line_of(load, "transports", "listen"),
 			"transports: ucx does not authenticate its connections; beyond "
 			"loopback it needs insecure = yes");
@@ -540,7 +533,7 @@ static void resolve_transports(struct load *load)
 {
 	struct config *config = &load->config;
 	struct setting_words *words = &config->transports;
-	bool open = !config_is_loopback(config->listen) && !config->insecure;
+	bool open = !endpoint_is_loopback(config->listen) && !config->insecure;
 
 	if (words->count != 1 || strcmp(words->word[0], "auto") != 0)
 		return;

@@ -176,7 +176,5 @@ bool config_admits(const struct config *config, uid_t uid, const gid_t *gids,
 		   size_t gid_count);
 /* root, the daemon's own uid, or in admin_uids. */
 bool config_is_admin(const struct config *config, uid_t uid);
-/* Does `tcp://ADDRESS:PORT` name a loopback address? */
-bool config_is_loopback(const char *endpoint);
 
 #endif

@@ -145,7 +145,8 @@ static const struct setting options[] = {
 	 .reload = true,
 	 .help = "File with the daemons of other hosts and users that may connect, a "
 		 "line each: NAME KEY [HOST[:PORT]]… (kvd-ctl keys prints it there). A "
-		 "line with hosts is for these only. Read again on SIGHUP."},
+		 "line with hosts is for these only. Read again on SIGHUP: peerings of "
+		 "keys that were removed, or have another name or other hosts, end."},
 	{"peer", "insecure", SETTING_BOOL, FIELD(insecure), .preset = "no",
 	 .help = "Without curve_secret_file: no keys; whoever reaches the ports is a "
 		 "peer, every user of this host among them. It also allows UCX workers, "

@@ -14,6 +14,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/control/brief.h"
+#include "daemon/control/control.h"
 #include "daemon/control/health.h"
 #include "daemon/cluster/groups.h"
 #include "daemon/config/config.h"
@@ -75,6 +76,8 @@ enum health health_of(const struct kvd *kvd, struct err *why_p)
 		return HEALTH_STOPPING;
 	if (kvd->draining)
 		return HEALTH_DRAINING;
+	if (kvd->control && control_is_lost(kvd->control, why_p))
+		return HEALTH_DEGRADED;
 	if (!kvd->handshake || handshake_transports_ok(kvd->handshake) == 0)
 		return directory_health(kvd, why_p);
 	err_take(why_p);
@@ -244,18 +247,27 @@ static bool add_keys(cJSON *result, const char *path, const struct curve_changes
 	       cJSON_AddNumberToObject(json, "changed", keys->changed);
 }
 
+static bool add_ended(cJSON *result, const struct kvd_ended *ended)
+{
+	cJSON *json = cJSON_AddObjectToObject(result, "ended");
+
+	return json && cJSON_AddNumberToObject(json, "peerings", ended->peerings) &&
+	       cJSON_AddNumberToObject(json, "sessions", ended->sessions);
+}
+
 static int config_reload_run(struct request *req)
 {
 	const struct reload_args *args = request_args(req);
 	struct differing d = {.config = req->kvd->config, .filled = true};
 	cJSON *result = request_result();
 	struct curve_changes keys;
+	struct kvd_ended ended;
 	int r;
 
 	if (!result)
 		return err_pass(-ENOMEM);
 	d.list = cJSON_AddArrayToObject(result, "options");
-	r = d.list ? kvd_reload(req->kvd, !args->check, add_differing, &d, &keys)
+	r = d.list ? kvd_reload(req->kvd, !args->check, add_differing, &d, &keys, &ended)
 		   : -ENOMEM;
 	if (r < 0) {
 		cJSON_Delete(result);
@@ -263,12 +275,14 @@ static int config_reload_run(struct request *req)
 	}
 	if (!args->check)
 		log_info("control", req->session->client, "configuration reloaded",
-			 "session=%ju changed=%d", (uintmax_t)req->session->id,
-			 cJSON_GetArraySize(d.list));
+			 "session=%ju changed=%d peerings_ended=%u sessions_ended=%u",
+			 (uintmax_t)req->session->id, cJSON_GetArraySize(d.list),
+			 ended.peerings, ended.sessions);
 	return request_finish(
 		req, result,
 		d.filled && cJSON_AddStringToObject(result, "path", d.config->path) &&
-			add_keys(result, d.config->curve_allow_file, &keys));
+			add_keys(result, d.config->curve_allow_file, &keys) &&
+			add_ended(result, &ended));
 }
 
 /* ---- the end ---- */
@@ -325,9 +339,10 @@ const struct command admin_commands[] = {
 	{"health", "Show the daemon's state", NULL, COMMAND_NO_HELLO, health_run,
 	 "daemon (its version), name, instance, pid, endpoint, state (serving, refusing, "
 	 "draining, stopping; degraded: it serves, and the directory of option cluster "
-	 "is away), why (refusing: no transport "
-	 "that `require` allows is usable, so rooms are refused), uptime_ms, sessions, "
-	 "helper_jobs, lag_ms (the longest time of the last second that the loop was "
+	 "is away, or the file of its socket is another process's), why (refusing: no "
+	 "transport that `require` allows is usable, so rooms are refused), "
+	 "uptime_ms, "
+	 "sessions, helper_jobs, lag_ms (the longest time of the last second that the loop was "
 	 "busy), room_bytes (moved by rooms since the start), staged_bytes (of them, by "
 	 "way of a buffer of this daemon's), insecure (insecure = yes: it does not "
 	 "authenticate its peers), plain_peers (daemons of other hosts to which bytes go "
@@ -341,7 +356,10 @@ const struct command admin_commands[] = {
 	 COMMAND_ADMIN, config_reload_run,
 	 "path, options [{section, name, running, file, restart}]: each that differed; "
 	 "keys {path, added, removed, changed}: lines of curve_allow_file that differed; "
-	 "these, and options without restart, were taken, unless check"},
+	 "these, and options without restart, were taken, unless check; ended {peerings, "
+	 "sessions}: how many end by that: peerings of keys that were removed or have "
+	 "another name or other hosts, sessions of users that allow_uids and allow_gids "
+	 "do not admit any more"},
 	{"drain", "Refuse new rooms, let running ones end, then stop", drain_fields,
 	 COMMAND_ADMIN, drain_run, "nothing"},
 	{"shutdown", "Stop now: rooms fail, sessions end", NULL, COMMAND_ADMIN,

@@ -220,11 +220,8 @@ static struct remote *cost_remote(const struct kvd *kvd, const char *words)
 
 	list_foreach(remote, handshake_remotes(kvd->handshake), link) {
 		const struct peer *peer = remote->peer;
-		size_t address = strcspn(peer->endpoint, "#"); /* without its key */
 
-		if (strcmp(peer->endpoint, words) == 0 ||
-		    (strlen(words) == address &&
-		     strncmp(peer->endpoint, words, address) == 0) ||
+		if (endpoint_same(peer->endpoint, words) ||
 		    strcmp(peer->name, words) == 0 ||
 		    strcmp(peer->instance_text, words) == 0)
 			return remote;

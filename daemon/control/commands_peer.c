@@ -273,7 +273,7 @@ static struct remote *commands_peer_find(struct request *req,
 	struct remote *remote;
 
 	list_foreach(remote, handshake_remotes(req->kvd->handshake), link) {
-		if ((endpoint && strcmp(remote->peer->endpoint, endpoint) == 0) ||
+		if ((endpoint && endpoint_same(remote->peer->endpoint, endpoint)) ||
 		    (instance && strcmp(remote->peer->instance_text, instance) == 0))
 			return remote;
 	}

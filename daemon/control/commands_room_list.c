@@ -210,9 +210,7 @@ static bool is_peer(const struct remote *remote, const char *asked)
 
 	return strcmp(peer->name, asked) == 0 ||
 	       strncmp(peer->instance_text, asked, len) == 0 ||
-	       /* its key need not be said */
-	       (strncmp(peer->endpoint, asked, len) == 0 &&
-		(!peer->endpoint[len] || peer->endpoint[len] == '#'));
+	       endpoint_same(peer->endpoint, asked);
 }
 
 static bool has_peer(const struct room *room, const char *asked)

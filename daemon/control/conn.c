@@ -223,6 +223,17 @@ static void conn_mark_for_close(struct conn *conn)
 	loop_defer(conn->timer.loop, &conn->after);
 }
 
+void conn_end_later(struct conn *conn, const struct err *why)
+{
+	(void)err_reraise(why);
+	conn_mark_for_close(conn);
+}
+
+int conn_fd(const struct conn *conn)
+{
+	return conn->watch.fd;
+}
+
 void conn_hangup(struct conn *conn, const struct err *why)
 {
 	char text[REPLY_ERROR_MAX];

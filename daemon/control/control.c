@@ -7,7 +7,8 @@
  *
  * The name appears in the file system with the rights it shall have: the mode of
  * the socket's own inode is set before bind() (the kernel takes it over), and
- * nobody can connect before listen() (daemon/loop/lock.c).
+ * nobody can connect before listen() (daemon/loop/lock.c). It is looked at once a second,
+ * and made again when somebody has removed it.
  *
  * When descriptors run out accept() fails and the connection stays in the
  * backlog, so a level-triggered loop would spin: the listener pauses instead.
@@ -47,6 +48,7 @@
 
 #define BACKLOG 128
 #define ACCEPTS_A_TURN 16u
+#define LOOK_NS LOOP_NS_PER_S /* at the socket's file */
 #define PAUSE_NS (100 * LOOP_NS_PER_MS)
 #define CLIENT_TIMEOUT_NS (30 * LOOP_NS_PER_S)
 #define ADMIN_PART 16u
@@ -72,6 +74,11 @@ struct control {
 	struct loop_timer pause;
 	bool closed;
 	struct lock_socket name;
+	gid_t gid;	   /* of its file; -1: this process's */
+	bool listed;	   /* in its access list instead */
+	struct lock *lock; /* of the daemon's name; NULL: nobody guards it */
+	struct loop_timer look;
+	struct err lost; /* code != OK: why no client reaches it */
 	struct conn_host host;
 };
 
@@ -128,40 +135,52 @@ static int path_admit(const char *path, gid_t gid, const char *group)
 	return 0;
 }
 
-static int path_own(const char *path, const struct config *config)
+static int path_failed(const char *path, const char *what)
 {
-	gid_t gid = 0;
-	int r;
+	/* after the start the sandbox changes no owner and no mode */
+	if (errno == ENOSYS)
+		return err_raise(
+			ERR_IO,
+			"%s: made again, and not with its %s; restart this daemon", path,
+			what);
+	return err_raise_errno(errno, "%s: its %s", path, what);
+}
 
-	if (config->socket_group[0]) {
-		r = group_id(config->socket_group, &gid);
-		if (r < 0)
-			return err_pass(r);
-		if (lchown(path, (uid_t)-1, gid) < 0)
-			r = errno == EPERM
-				    ? path_admit(path, gid, config->socket_group)
-				    : err_raise_errno(errno, "giving %s to group %s",
-						      path, config->socket_group);
-		if (r < 0)
-			return err_pass(r);
+/* Group and mode of the socket's file, where they are not so already. */
+static int path_own(struct control *control)
+{
+	const struct config *config = control->kvd->config;
+	const char *path = control->name.path;
+	struct stat st;
+	bool give;
+
+	if (lstat(path, &st) < 0)
+		return path_failed(path, "file");
+	give = control->gid != (gid_t)-1 && st.st_gid != control->gid && !control->listed;
+	if (give && lchown(path, (uid_t)-1, control->gid) < 0) {
+		if (errno != EPERM)
+			return path_failed(path, "socket_group");
+		if (path_admit(path, control->gid, config->socket_group) < 0)
+			return err_pass(-EPERM);
+		control->listed = true;
 	}
-	/* bind() took the umask off; chown() may clear bits */
-	if (chmod(path, config->socket_mode) < 0)
-		return err_raise_errno(errno, "mode %04o of %s", config->socket_mode,
-				       path);
+	/* chown() may clear bits */
+	if ((give || (st.st_mode & 07777) != config->socket_mode) &&
+	    chmod(path, config->socket_mode) < 0)
+		return path_failed(path, "socket_mode");
 	return 0;
 }
 
+/* Until the group is right only this user gets in. */
 static int socket_bind(struct control *control, int fd)
 {
 	const struct config *config = control->kvd->config;
+	bool right = control->gid == (gid_t)-1 || control->gid == getegid();
 	int r = lock_socket_bind(&control->name, fd, "socket_path", config->socket_path,
-				 BACKLOG);
+				 right ? config->socket_mode : 0600, BACKLOG);
 
-	if (r < 0)
-		return err_pass(r);
-	/* until here only this user gets in */
-	return err_pass(path_own(control->name.path, config));
+	control->listed = false;
+	return r < 0 ? err_pass(r) : err_pass(path_own(control));
 }
 
 static int control_option_of(int fd, int name)
@@ -290,19 +309,29 @@ static int check_pace(struct control *control, uid_t uid)
 	return 0;
 }
 
-static int control_admit(struct control *control, const struct session_peer *peer)
+/* ERR_PERM. */
+static int check_user(const struct config *config, const struct session_peer *peer)
 {
-	const struct config *config = control->kvd->config;
 	cleanup_free gid_t *gids = NULL;
 	size_t count = 0;
 	int r = peer_groups(peer, &gids, &count);
 
 	if (r < 0)
 		return err_pass(r);
-	if (!config_admits(config, peer->uid, gids, count))
-		return err_raise(ERR_PERM,
-				 "uid %u is not admitted: see allow_uids and allow_gids",
-				 peer->uid);
+	if (config_admits(config, peer->uid, gids, count))
+		return 0;
+	return err_raise(ERR_PERM,
+			 "uid %u is not admitted: see allow_uids and allow_gids",
+			 peer->uid);
+}
+
+static int control_admit(struct control *control, const struct session_peer *peer)
+{
+	const struct config *config = control->kvd->config;
+	int r = check_user(config, peer);
+
+	if (r < 0)
+		return err_pass(r);
 	r = config_is_admin(config, peer->uid) ? 0 : check_pace(control, peer->uid);
 	if (r == 0)
 		r = check_cap(control->kvd, peer);
@@ -383,25 +412,109 @@ static void on_pause_over(struct loop_timer *timer)
 
 /* ---- life ---- */
 
+static int listener_open(struct control *control)
+{
+	cleanup_close int fd =
+		socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	int r = fd < 0 ? err_raise_errno(errno, "a Unix socket")
+		       : socket_bind(control, fd);
+
+	if (r == 0)
+		control->listener.fd = mem_steal_fd(&fd);
+	return err_pass(r);
+}
+
+static int listener_start(struct control *control)
+{
+	int r = loop_fd_set(&control->listener, LOOP_READ);
+
+	if (r == 0)
+		gate_listen(control->listener.fd);
+	return err_pass(r);
+}
+
 static int control_init(struct control *control, int listen_fd)
 {
+	const char *group = control->kvd->config->socket_group;
 	int r;
 
 	if (listen_fd >= 0) {
 		control->listener.fd = listen_fd;
 		r = socket_inherit(listen_fd);
 	} else {
-		control->listener.fd =
-			socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-		if (control->listener.fd < 0)
-			return err_raise_errno(errno, "a Unix socket");
-		r = socket_bind(control, control->listener.fd);
+		r = *group ? group_id(group, &control->gid) : 0;
+		if (r == 0)
+			r = listener_open(control);
 	}
 	if (r == 0)
-		r = loop_fd_set(&control->listener, LOOP_READ);
-	if (r == 0)
-		gate_listen(control->listener.fd);
+		r = listener_start(control);
 	return err_pass(r);
+}
+
+/* ---- the files in run_dir ---- */
+
+/* A cleaner of temporary files, or a person, has removed the socket's: no client could
+ * come any more, and the daemon's own users would hold it for dead. */
+static int listener_again(struct control *control)
+{
+	int r;
+
+	loop_timer_stop(&control->pause);
+	loop_fd_stop(&control->listener);
+	mem_closep(&control->listener.fd);
+	r = listener_open(control);
+	if (control->listener.fd >= 0 && listener_start(control) < 0)
+		return err_pass(-EIO);
+	return err_pass(r);
+}
+
+static int files_look(struct control *control)
+{
+	int r = control->lock ? lock_look(control->lock) : 0;
+
+	if (r == LOCK_MADE_AGAIN)
+		log_warn("control", control->lock->path,
+			 "its file was removed, and is made again", "pid=%d",
+			 (int)getpid());
+	if (r >= 0)
+		r = lock_socket_look(&control->name);
+	if (r == 0 && control->listener.fd >= 0)
+		return control->name.path[0] ? err_pass(path_own(control)) : 0;
+	if (r < 0)
+		return err_pass(r);
+	r = listener_again(control);
+	if (r == 0)
+		log_warn("control", control->kvd->config->socket_path,
+			 "its file was removed, and is made again", "pid=%d",
+			 (int)getpid());
+	return err_pass(r);
+}
+
+static void on_look(struct loop_timer *timer)
+{
+	struct control *control = container_of(timer, struct control, look);
+	struct err lost = {.code = ERR_OK};
+
+	if (files_look(control) < 0)
+		err_take(&lost);
+	if (lost.code != ERR_OK && lost.code != control->lost.code)
+		log_error("control", control->kvd->config->socket_path,
+			  "no client reaches this daemon", "why=\"%s\"", lost.text);
+	control->lost = lost;
+	loop_timer_start(timer, LOOK_NS);
+}
+
+void control_guard(struct control *control, struct lock *lock)
+{
+	control->lock = lock;
+	loop_timer_start(&control->look, LOOK_NS);
+}
+
+bool control_is_lost(const struct control *control, struct err *why_p)
+{
+	if (control->lost.code != ERR_OK)
+		*why_p = control->lost;
+	return control->lost.code != ERR_OK;
 }
 
 int control_new(struct kvd *kvd, int listen_fd, struct control **control_p)
@@ -417,6 +530,8 @@ int control_new(struct kvd *kvd, int listen_fd, struct control **control_p)
 	list_init(&control->host.conns);
 	loop_fd_init(&control->listener, kvd->loop, -1, on_listener);
 	loop_timer_init(&control->pause, kvd->loop, on_pause_over);
+	loop_timer_init(&control->look, kvd->loop, on_look);
+	control->gid = (gid_t)-1;
 	r = control_init(control, listen_fd);
 	if (r < 0) {
 		control_close(control);
@@ -435,6 +550,7 @@ void control_close(struct control *control)
 		return;
 	control->closed = true;
 	loop_timer_stop(&control->pause);
+	loop_timer_stop(&control->look);
 	loop_fd_stop(&control->listener);
 	lock_socket_drop(&control->name);
 	mem_closep(&control->listener.fd);
@@ -454,6 +570,29 @@ void control_free(struct control *control)
 	control_close(control);
 	conns_free(&control->host);
 	mem_free(control);
+}
+
+unsigned int control_recheck(struct control *control)
+{
+	const struct config *config = control->kvd->config;
+	struct session *session;
+	unsigned int ended = 0;
+	struct err why;
+
+	list_foreach(session, &control->kvd->sessions, link) {
+		struct session_peer peer = {.uid = session->uid, .gid = session->gid};
+
+		if (!session->conn)
+			continue;
+		peer.fd = conn_fd(session->conn);
+		session->admin = config_is_admin(config, session->uid);
+		if (check_user(config, &peer) == 0)
+			continue;
+		err_take(&why);
+		conn_end_later(session->conn, &why);
+		ended++;
+	}
+	return ended;
 }
 
 void control_set_timeout(struct control *control, uint64_t ns)

@@ -23,6 +23,12 @@ struct kvd;
 /* Listen at the configured path, or on `listen_fd` (taken; bound and listening
  * already: socket activation) when it is not -1. */
 int control_new(struct kvd *kvd, int listen_fd, struct control **control_p);
+struct lock;
+/* Look at the files in run_dir, the socket's and the lock's, once a second from now on,
+ * and make again what was removed. `lock` outlives control_close(). */
+void control_guard(struct control *control, struct lock *lock);
+/* Clients cannot come: *why_p. */
+bool control_is_lost(const struct control *control, struct err *why_p);
 /* Stop listening, remove the socket's name, end every session. Idempotent. */
 void control_close(struct control *control);
 /* No connection and no session is left: control_free() may be called. */
@@ -30,6 +36,9 @@ bool control_idle(const struct control *control);
 /* Also with connections left: they are closed. Sessions must be gone. */
 void control_free(struct control *control);
 
+/* allow_uids, allow_gids and admin_uids were read again: sessions of users that are not
+ * admitted any more end in the next turn. How many. */
+unsigned int control_recheck(struct control *control);
 /* How long a client may leave a line half sent, hello not sent, or the last line
  * of the daemon unread. Tests shorten it. */
 void control_set_timeout(struct control *control, uint64_t ns);

@@ -15,11 +15,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/base/endpoint.h"
+
 struct err;
 struct link;
 struct link_line; /* an outgoing line to one endpoint */
 
-#define LINK_ENDPOINT_MAX 128 /* bytes, NUL included: "tcp://10.0.0.2:7400" */
+#define LINK_ENDPOINT_MAX ENDPOINT_MAX
 #define LINK_USER_MAX 64
 
 struct curve_allow;
@@ -74,6 +76,11 @@ struct link_ops {
 	 * has spelled? ERR_AUTH: the key there is another's, or the host is not one that
 	 * is known for it. NULL: anywhere. */
 	int (*may_answer)(struct link *link, const char *endpoint, const char *user);
+	/* After a reload: is the daemon at an endpoint (as canonical() has spelled it)
+	 * still one that may connect, as `user` ("": it has shown none yet) and, with
+	 * `hosts`, from that host? ERR_AUTH. NULL: nobody is refused. */
+	int (*recheck)(struct link *link, const char *endpoint, const char *user,
+		       bool hosts);
 	void (*hangup)(struct link_line *line);
 	/* Queue a frame (copied). ERR_LIMIT: the peer's queue is full or the line
 	 * is not connected. */
@@ -102,16 +109,12 @@ struct link {
 			   bool final);
 };
 
-/* ERR_INVAL unless of the form tcp://host:port, port 1 to 65535, with a host of
- * letters, digits, '.', '-', '_' or an IPv6 address in brackets. */
-int link_endpoint_check(const char *endpoint);
-
 struct loop;
 struct config;
 int link_zmq_new(struct loop *loop, const struct config *config, struct link **link_p);
-/* SIGHUP: read the allow file again; on an error the old list stays. Frames of
- * senders that are no longer in it are dropped. Without `apply` only what differs is
- * told. */
+/* SIGHUP: read the allow file again; on an error the old list stays. Connections of
+ * keys that are no longer in it, or have another name there, end with their next frame.
+ * Without `apply` only what differs is told. */
 struct curve_changes;
 int link_zmq_reload(struct link *link, const char *allow_file, bool apply,
 		    struct curve_changes *changes_p);

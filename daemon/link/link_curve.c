@@ -27,6 +27,7 @@
 #include <zmq.h>
 
 #include "daemon/base/err.h"
+#include "daemon/base/idmap.h"
 #include "daemon/base/list.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
@@ -153,7 +154,8 @@ void curve_keys_wipe(struct curve_keys *keys)
 
 struct curve_host {
 	struct list link;
-	char *text; /* "host" or "host:port" */
+	char text[LINK_ENDPOINT_MAX]; /* "host" or "host:port", as endpoint_host_spell()
+				       */
 };
 
 struct curve_entry {
@@ -161,46 +163,25 @@ struct curve_entry {
 	char name[LINK_USER_MAX];
 	char key[CURVE_KEY_CHARS + 1];
 	struct list hosts;
+	unsigned int keys; /* of the name, if it is the first of it */
 };
 
 struct curve_allow {
 	struct list entries;
+	struct strmap keys, hosts, names; /* of entries; of a name the first */
 };
 
 static struct curve_entry *find_key(const struct curve_allow *allow, const char *key)
 {
-	struct curve_entry *entry;
-
-	list_foreach(entry, &allow->entries, link) {
-		if (strcmp(entry->key, key) == 0)
-			return entry;
-	}
-	return NULL;
-}
-
-static const struct curve_entry *find_host(const struct curve_allow *allow,
-					   const char *text)
-{
-	const struct curve_entry *entry;
-	const struct curve_host *host;
-
-	list_foreach(entry, &allow->entries, link) {
-		list_foreach(host, &entry->hosts, link) {
-			if (strcasecmp(host->text, text) == 0)
-				return entry;
-		}
-	}
-	return NULL;
+	return strmap_get(&allow->keys, key);
 }
 
 static void link_curve_entry_free(struct curve_entry *entry)
 {
 	struct curve_host *host;
 
-	list_foreach_safe(host, &entry->hosts, link) {
-		mem_free(host->text);
+	list_foreach_safe(host, &entry->hosts, link)
 		mem_free(host);
-	}
 	list_remove(&entry->link);
 	mem_free(entry);
 }
@@ -208,25 +189,23 @@ static void link_curve_entry_free(struct curve_entry *entry)
 static int add_host(struct curve_allow *allow, struct curve_entry *entry,
 		    const char *text)
 {
-	struct curve_host *host;
+	struct curve_host *host = mem_zalloc(sizeof(*host));
+	int r;
 
-	if (find_host(allow, text))
-		return err_raise(ERR_CONFIG, "host %.64s is there already", text);
-	host = mem_zalloc(sizeof(*host));
 	if (!host)
 		return err_pass(-ENOMEM);
-	host->text = mem_strdup(text);
-	if (!host->text) {
-		mem_free(host);
-		return err_pass(-ENOMEM);
-	}
 	list_push_back(&entry->hosts, &host->link);
-	return 0;
+	r = endpoint_host_spell(text, host->text);
+	if (r == 0 && strmap_get(&allow->hosts, host->text))
+		r = err_raise(ERR_CONFIG, "host %.100s is there already", text);
+	if (r == 0)
+		r = strmap_put(&allow->hosts, host->text, entry);
+	return err_pass(r);
 }
 
 static int add_entry(struct curve_allow *allow, char *const *words, unsigned int count)
 {
-	struct curve_entry *entry;
+	struct curve_entry *entry, *first;
 	int r = 0;
 
 	if (count < 2 || strlen(words[0]) >= LINK_USER_MAX ||
@@ -245,6 +224,11 @@ static int add_entry(struct curve_allow *allow, char *const *words, unsigned int
 	memcpy(entry->key, words[1], CURVE_KEY_CHARS + 1);
 	list_init(&entry->hosts);
 	list_push_back(&allow->entries, &entry->link);
+	r = strmap_put(&allow->keys, entry->key, entry);
+	first = strmap_get(&allow->names, entry->name);
+	if (r == 0 && !first)
+		r = strmap_put(&allow->names, entry->name, entry);
+	(first ? first : entry)->keys++;
 	for (unsigned int i = 2; i < count && r == 0; i++)
 		r = add_host(allow, entry, words[i]);
 	return err_pass(r);
@@ -271,8 +255,12 @@ struct curve_allow *curve_allow_new(void)
 {
 	struct curve_allow *allow = mem_zalloc(sizeof(*allow));
 
-	if (allow)
-		list_init(&allow->entries);
+	if (!allow)
+		return NULL;
+	list_init(&allow->entries);
+	strmap_init(&allow->keys);
+	strmap_init(&allow->hosts);
+	strmap_init(&allow->names);
 	return allow;
 }
 
@@ -323,6 +311,9 @@ void curve_allow_free(struct curve_allow *allow)
 		return;
 	list_foreach_safe(entry, &allow->entries, link)
 		link_curve_entry_free(entry);
+	strmap_fini(&allow->keys);
+	strmap_fini(&allow->hosts);
+	strmap_fini(&allow->names);
 	mem_free(allow);
 }
 
@@ -331,6 +322,18 @@ const char *curve_allow_name(const struct curve_allow *allow, const char *public
 	const struct curve_entry *entry = find_key(allow, public_key);
 
 	return entry ? entry->name : NULL;
+}
+
+const char *curve_allow_shared(const struct curve_allow *allow, unsigned int *keys_p)
+{
+	const struct curve_entry *entry;
+
+	list_foreach(entry, &allow->entries, link) {
+		*keys_p = entry->keys;
+		if (entry->keys > 1)
+			return entry->name;
+	}
+	return NULL;
 }
 
 static bool entry_equal(const struct curve_entry *a, const struct curve_entry *b)
@@ -363,17 +366,6 @@ void curve_allow_compare(const struct curve_allow *before,
 	*changes_p = changes;
 }
 
-bool curve_allow_has(const struct curve_allow *allow, const char *name)
-{
-	const struct curve_entry *entry;
-
-	list_foreach(entry, &allow->entries, link) {
-		if (strcmp(entry->name, name) == 0)
-			return true;
-	}
-	return false;
-}
-
 const char *curve_allow_key(const struct curve_allow *allow, const char *host,
 			    const char *port)
 {
@@ -381,9 +373,9 @@ const char *curve_allow_key(const struct curve_allow *allow, const char *host,
 	const struct curve_entry *entry;
 
 	snprintf(both, sizeof(both), "%.127s:%.15s", host, port);
-	entry = find_host(allow, both);
+	entry = strmap_get(&allow->hosts, both);
 	if (!entry)
-		entry = find_host(allow, host);
+		entry = strmap_get(&allow->hosts, host);
 	return entry ? entry->key : NULL;
 }
 
@@ -398,7 +390,7 @@ bool curve_allow_at(const struct curve_allow *allow, const char *key, const char
 		return entry != NULL;
 	snprintf(both, sizeof(both), "%.127s:%.15s", host, port);
 	list_foreach(it, &entry->hosts, link) {
-		if (strcasecmp(it->text, both) == 0 || strcasecmp(it->text, host) == 0)
+		if (strcmp(it->text, both) == 0 || strcmp(it->text, host) == 0)
 			return true;
 	}
 	return false;
@@ -407,6 +399,7 @@ bool curve_allow_at(const struct curve_allow *allow, const char *key, const char
 /* ---- ZAP ---- */
 
 #define ZAP_WAITING_MAX 64u
+#define ZAP_WAITING_ADDRESS 8u /* of them, from one address */
 
 struct curve_zap {
 	struct loop_fd fd;
@@ -467,32 +460,34 @@ static bool zap_receive(void *socket, struct zap_part parts[ZAP_PARTS_MAX],
 }
 
 /* A property of ZMTP's metadata (RFC 23): name and value, each behind its length. */
-static size_t put_mark(const char *mark, uint8_t out[64])
+static size_t put_property(const char *name, const char *value, uint8_t *out)
 {
-	static const char property[] = CURVE_MARK;
-	const uint8_t lens[2] = {sizeof(property) - 1, (uint8_t)strlen(mark)};
+	const uint8_t lens[2] = {(uint8_t)strlen(name), (uint8_t)strlen(value)};
 	size_t at = 0;
 
-	assert(lens[1] < 32);
+	assert(lens[0] < 32 && lens[1] <= CURVE_KEY_CHARS);
 	out[at++] = lens[0];
-	memcpy(out + at, property, lens[0]);
+	memcpy(out + at, name, lens[0]);
 	at += lens[0];
 	memset(out + at, 0, 3); /* four bytes, the highest first */
 	at += 3;
 	out[at++] = lens[1];
-	memcpy(out + at, mark, lens[1]);
+	memcpy(out + at, value, lens[1]);
 	return at + lens[1];
 }
 
 /* `name` NULL: refused. */
 static void zap_reply(void *socket, const struct zap_part *route,
-		      const struct zap_part *id, const char *name, const char *mark)
+		      const struct zap_part *id, const char *key, const char *name,
+		      const char *mark)
 {
 	const char *const texts[] = {name ? "200" : "400", name ? "OK" : "not allowed",
 				     name ? name : ""};
-	uint8_t metadata[64];
-	size_t len = name && mark ? put_mark(mark, metadata) : 0;
+	uint8_t metadata[192];
+	size_t len = name ? put_property(CURVE_KEY, key, metadata) : 0;
 
+	if (name && mark)
+		len += put_property(CURVE_MARK, mark, metadata + len);
 	zmq_send(socket, route->data, route->len, ZMQ_SNDMORE | ZMQ_DONTWAIT);
 	zmq_send(socket, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT);
 	zmq_send(socket, "1.0", 3, ZMQ_SNDMORE | ZMQ_DONTWAIT);
@@ -539,7 +534,7 @@ static void zap_judge(struct curve_zap *zap, const struct zap_part *route,
 
 	if (!known)
 		zap_refused(zap, address, key);
-	zap_reply(zap->socket, route, id, known ? name : NULL, mark);
+	zap_reply(zap->socket, route, id, key, known ? name : NULL, mark);
 }
 
 static void zap_waiter_end(struct curve_zap *zap, struct zap_waiter *waiter)
@@ -585,6 +580,19 @@ void curve_zap_look(struct curve_zap *zap)
 	}
 }
 
+/* Whoever reaches the port may show any number of keys: so few from one address wait that
+ * it keeps no other daemon's from being looked for. */
+static bool may_wait(const struct curve_zap *zap, const struct zap_part *address)
+{
+	const struct zap_waiter *waiter;
+	unsigned int own = 0;
+
+	list_foreach(waiter, &zap->waiting, link)
+		own += waiter->address.len == address->len &&
+		       memcmp(waiter->address.data, address->data, address->len) == 0;
+	return zap->waiting_count < ZAP_WAITING_MAX && own < ZAP_WAITING_ADDRESS;
+}
+
 /* False: it is judged now. */
 static bool zap_wait(struct curve_zap *zap, const struct zap_part *parts, const char *key)
 {
@@ -592,7 +600,7 @@ static bool zap_wait(struct curve_zap *zap, const struct zap_part *parts, const 
 	char name[LINK_USER_MAX];
 	const char *mark;
 
-	if (!zap->args.ask || zap->waiting_count >= ZAP_WAITING_MAX ||
+	if (!zap->args.ask || !may_wait(zap, &parts[ZAP_ADDRESS]) ||
 	    zap->args.who(zap->args.owner, key, name, &mark) ||
 	    !zap->args.ask(zap->args.owner, key))
 		return false;

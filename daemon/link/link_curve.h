@@ -44,6 +44,11 @@ int curve_allow_add(struct curve_allow *allow, char *line);
 void curve_allow_free(struct curve_allow *allow); /* NULL is fine */
 /* The name of a key's owner, NULL when the key is not allowed. */
 const char *curve_allow_name(const struct curve_allow *allow, const char *public_key);
+/* A name with several keys, and how many; NULL: each has one. */
+const char *curve_allow_shared(const struct curve_allow *allow, unsigned int *keys_p);
+#define CURVE_SHARED_WHY                                                           \
+	"daemons of one name are one user: a room without a ticket is for all of " \
+	"them; give each its own, as kvd-ctl keys prints it"
 /* Lines of a list against those of an older one; a changed one has another name or other
  * hosts for its key. */
 struct curve_changes {
@@ -52,7 +57,6 @@ struct curve_changes {
 void curve_allow_compare(const struct curve_allow *before,
 			 const struct curve_allow *after,
 			 struct curve_changes *changes_p);
-bool curve_allow_has(const struct curve_allow *allow, const char *name);
 /* The key to expect at host:port, NULL when no line names it. HOST:PORT goes
  * before HOST. */
 const char *curve_allow_key(const struct curve_allow *allow, const char *host,
@@ -85,7 +89,9 @@ struct curve_zap_args {
 	struct link_refusals *refusals; /* who was refused */
 };
 #define CURVE_WAIT_NS (3 * LOOP_NS_PER_S) /* a quarter of what libzmq waits */
-#define CURVE_MARK "X-Kvd-Mark"		  /* the property of a message that holds it */
+/* Properties of a message: the mark, if any, and the key of its connection. */
+#define CURVE_MARK "X-Kvd-Mark"
+#define CURVE_KEY "X-Kvd-Key"
 /* Answers libzmq's authentication requests of one context, on the loop. Must be
  * made before the first listening socket. */
 int curve_zap_new(const struct curve_zap_args *args, struct curve_zap **zap_p);

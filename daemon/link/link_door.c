@@ -314,6 +314,14 @@ void link_door_vouch(struct link_door *door, int fd, const char *user)
 	door->early[door->early_next++ % EARLY_MAX] = early;
 }
 
+void link_door_cut(struct link_door *door, int fd)
+{
+	struct caller *caller = caller_find(door, fd);
+
+	if (caller)
+		caller_cut(caller);
+}
+
 void link_door_heard(struct link_door *door, int fd)
 {
 	struct caller *caller = caller_find(door, fd);

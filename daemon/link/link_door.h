@@ -28,6 +28,8 @@ struct link_door_args {
 int link_door_new(const struct link_door_args *args, struct link_door **door_p);
 /* A daemon's frame came by that descriptor, from that user ("" without keys). */
 void link_door_vouch(struct link_door *door, int fd, const char *user);
+/* That connection must end. */
+void link_door_cut(struct link_door *door, int fd);
 /* A whole message came by that descriptor. */
 void link_door_heard(struct link_door *door, int fd);
 void link_door_free(struct link_door *door); /* before the socket is closed */

@@ -196,13 +196,30 @@ static int pair_make(struct link_keydir *dir, int home)
 	return 0;
 }
 
+void link_keydir_name(const char *name, char out[LINK_USER_MAX])
+{
+	char host[LINK_USER_MAX] = "";
+	size_t room = LINK_USER_MAX - 1, len = strlen(name);
+
+	(void)gethostname(host, sizeof(host) - 1);
+	host[strspn(host, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+			  "0123456789_-")] = '\0'; /* the domain, too, is no part */
+	room = len + 1 < room ? room - len - 1 : 0;
+	if (*host && room)
+		snprintf(out, LINK_USER_MAX, "%.*s.%s", (int)room, host, name);
+	else
+		snprintf(out, LINK_USER_MAX, "%s", name);
+}
+
 static void public_put(struct link_keydir *dir, int home, const char *key)
 {
-	char name[CONFIG_NAME_BYTES + 8], text[CONFIG_NAME_BYTES + CURVE_KEY_CHARS + 4];
+	char name[CONFIG_NAME_BYTES + 8], text[LINK_USER_MAX + CURVE_KEY_CHARS + 4];
+	char user[LINK_USER_MAX];
 	int r;
 
+	link_keydir_name(dir->name, user);
 	snprintf(name, sizeof(name), "%s.pub", dir->name);
-	snprintf(text, sizeof(text), "%s %s\n", dir->name, key);
+	snprintf(text, sizeof(text), "%s %s\n", user, key);
 	r = file_put(home, name, 0644, text);
 	if (r < 0)
 		log_warn("link", dir->home, "the public key is not written",
@@ -237,9 +254,15 @@ static int pair_take(struct link_keydir *dir, struct curve_keys *keys_p)
 
 static void place_hide(struct link_keydir *dir, struct place *place)
 {
+	struct stat own, now;
+
 	if (place->shown < 0)
 		return;
-	unlinkat(place->dir, dir->file, 0); /* while it is locked */
+	/* while it is locked; not a successor's */
+	if (fstat(place->shown, &own) == 0 &&
+	    fstatat(place->dir, dir->file, &now, AT_SYMLINK_NOFOLLOW) == 0 &&
+	    own.st_ino == now.st_ino && own.st_dev == now.st_dev)
+		unlinkat(place->dir, dir->file, 0);
 	close(place->shown);
 	place->shown = -1;
 }

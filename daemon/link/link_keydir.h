@@ -28,6 +28,9 @@ struct link_keydir;
  * directory. */
 int link_keydir_new(const struct config *config, struct curve_keys *keys_p,
 		    struct link_keydir **dir_p);
+/* The name that the lists of others should have for a daemon: HOST.NAME, since daemons of
+ * many hosts are called alike and a name of a list is a user. */
+void link_keydir_name(const char *name, char out[LINK_USER_MAX]);
 /* Where that is; the option's directory is made if it is missing: before files are given
  * up (gate/sandbox.h). */
 void link_keydir_home(const struct config *config, char *path, size_t size);

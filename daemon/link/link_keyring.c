@@ -11,7 +11,6 @@
  */
 #include "daemon/link/link_keyring.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,9 +21,10 @@
 #include "daemon/config/config.h"
 #include "daemon/link/link_keydir.h"
 
-#define MARK_BESIDE "beside"	   /* of a connection that keydir let in, not the list */
-#define MARK_DIRECTORY "directory" /* that the cluster's directory let in */
-#define SCHEME_CHARS 6u		   /* tcp:// */
+#define MARK_BESIDE "beside"	    /* of a connection that keydir let in, not the list */
+#define MARK_DIRECTORY "directory"  /* that the cluster's directory let in */
+#define USER_DIRECTORY "directory:" /* before the key of such a one */
+#define SCHEME_CHARS 6u		    /* tcp:// */
 
 /* ---- opening ---- */
 
@@ -45,11 +45,22 @@ static int allow_open(const char *path, struct curve_allow **allow_p)
 	return *allow_p ? 0 : err_pass(-ENOMEM);
 }
 
+/* A list that was pasted together from daemons of one name on many hosts. */
+static void warn_shared(const struct curve_allow *allow, const char *path)
+{
+	unsigned int keys;
+	const char *name = curve_allow_shared(allow, &keys);
+
+	if (name)
+		log_warn("link", path, "one name has several keys",
+			 "name='%s' keys=%u why=\"" CURVE_SHARED_WHY "\"", name, keys);
+}
+
 int link_keyring_open(struct link_keyring *ring, const struct config *config)
 {
 	int r;
 
-	snprintf(ring->name, sizeof(ring->name), "%.63s", config->name);
+	link_keydir_name(config->name, ring->name);
 	if (config->insecure && !*config->curve_secret_file)
 		return 0;
 	if (!zmq_has("curve"))
@@ -59,6 +70,8 @@ int link_keyring_open(struct link_keyring *ring, const struct config *config)
 	if (r == 0)
 		r = allow_open(config->curve_allow_file, &ring->allow);
 	ring->curve = r == 0;
+	if (r == 0)
+		warn_shared(ring->allow, config->curve_allow_file);
 	return err_pass(r);
 }
 
@@ -82,6 +95,8 @@ int link_keyring_reload(struct link_keyring *ring, const char *allow_file, bool 
 	if (r < 0)
 		return err_pass(r);
 	curve_allow_compare(ring->allow, fresh, changes_p);
+	if (apply)
+		warn_shared(fresh, allow_file);
 	if (!apply) {
 		curve_allow_free(fresh);
 		return 0;
@@ -97,26 +112,28 @@ int link_keyring_reload(struct link_keyring *ring, const char *allow_file, bool 
 /* Besides what is told, those beside us may dial what was bound, and loopback where that
  * is. */
 void link_keyring_show(struct link_keyring *ring, const struct link_endpoint *told,
-		       const char *bound)
+		       const struct link_endpoint *bound)
 {
-	const char *address = bound + SCHEME_CHARS, *port = strrchr(bound, ':');
 	bool any =
-		strncmp(address, "0.0.0.0:", 8) == 0 || strncmp(address, "[::]:", 5) == 0;
+		strcmp(bound->host, "0.0.0.0") == 0 || strcmp(bound->host, "[::]") == 0;
 	char line[sizeof(ring->line) + LINK_ENDPOINT_MAX + 64];
 	int n;
 
 	snprintf(ring->line, sizeof(ring->line), "%s %s %s", ring->name,
 		 ring->keys.public_key, told->plain + SCHEME_CHARS);
-	if (!ring->keydir || !port)
+	if (!ring->keydir)
 		return;
 	n = snprintf(line, sizeof(line), "%s", ring->line);
-	if (strcmp(told->plain, bound) != 0 && !any)
-		n += snprintf(line + n, sizeof(line) - (size_t)n, " %s", address);
+	if (strcmp(told->plain, bound->plain) != 0 && !any)
+		n += snprintf(line + n, sizeof(line) - (size_t)n, " %s",
+			      bound->plain + SCHEME_CHARS);
 	if (any && strcmp(told->host, "127.0.0.1") != 0)
-		n += snprintf(line + n, sizeof(line) - (size_t)n, " 127.0.0.1%s", port);
-	if ((any || strncmp(address, "127.0.0.1:", 10) == 0) &&
+		n += snprintf(line + n, sizeof(line) - (size_t)n, " 127.0.0.1:%s",
+			      bound->port);
+	if ((any || strcmp(bound->host, "127.0.0.1") == 0) &&
 	    strcmp(told->host, "localhost") != 0)
-		snprintf(line + n, sizeof(line) - (size_t)n, " localhost%s", port);
+		snprintf(line + n, sizeof(line) - (size_t)n, " localhost:%s",
+			 bound->port);
 	link_keydir_show(ring->keydir, ring->keys.public_key, line);
 }
 
@@ -136,7 +153,7 @@ bool link_keyring_who(void *owner, const char *key, char name[LINK_USER_MAX],
 	if (!ring->vouch || !ring->vouch->knows(ring->vouch->owner, key))
 		return false;
 	/* a user for each key: no line of the list has such a name */
-	snprintf(name, LINK_USER_MAX, "directory:%s", key);
+	snprintf(name, LINK_USER_MAX, USER_DIRECTORY "%s", key);
 	*mark_p = MARK_DIRECTORY;
 	return true;
 }
@@ -163,15 +180,12 @@ static bool keyring_at(struct link_keyring *ring, const struct link_endpoint *e,
 int link_endpoint_parse(const char *text, struct link_endpoint *e)
 {
 	const char *hash = strchr(text, '#');
-	size_t len = hash ? (size_t)(hash - text) : strlen(text);
-	char *colon;
-	int r;
+	int r = endpoint_canon(text, e->plain);
 
-	if (strlen(text) >= LINK_ENDPOINT_MAX)
-		return link_endpoint_check(text); /* has the text for it */
-	memcpy(e->plain, text, len);
-	e->plain[len] = '\0';
-	r = link_endpoint_check(e->plain);
+	if (r == 0)
+		e->plain[strcspn(e->plain, "#")] = '\0';
+	if (r == 0)
+		r = endpoint_spell(e->plain, e->host, e->port);
 	if (r < 0)
 		return err_pass(r);
 	e->key = hash ? hash + 1 : NULL;
@@ -180,12 +194,6 @@ int link_endpoint_parse(const char *text, struct link_endpoint *e)
 			ERR_INVAL,
 			"endpoint '%s': what follows '#' is no key of 40 characters",
 			text);
-	for (char *p = e->plain; *p; p++)
-		*p = (char)tolower((unsigned char)*p);
-	colon = strrchr(e->plain, ':');
-	snprintf(e->port, sizeof(e->port), "%.7s", colon + 1);
-	snprintf(e->host, sizeof(e->host), "%.*s",
-		 (int)(colon - (e->plain + SCHEME_CHARS)), e->plain + SCHEME_CHARS);
 	return 0;
 }
 
@@ -255,4 +263,34 @@ int link_endpoint_check_user(struct link_keyring *ring, const struct link_endpoi
 			 "'%s' wants its answer at '%s', a host that its line in "
 			 "curve_allow_file does not name",
 			 user, e->plain);
+}
+
+int link_endpoint_recheck(struct link_keyring *ring, const struct link_endpoint *e,
+			  const char *user, bool hosts)
+{
+	char beside[LINK_USER_MAX];
+	const char *listed, *name;
+
+	if (!ring->curve || !e->key)
+		return 0;
+	name = listed = curve_allow_name(ring->allow, e->key);
+	if (!name && link_keydir_find(ring->keydir, e->key, beside))
+		name = beside;
+	/* a reload changes nothing of what the directory says */
+	if (!name && strncmp(user, USER_DIRECTORY, strlen(USER_DIRECTORY)) == 0)
+		return 0;
+	if (!name && !*user && ring->vouch &&
+	    ring->vouch->knows(ring->vouch->owner, e->key))
+		return 0;
+	if (!name)
+		return err_raise(ERR_AUTH, "its key was removed from curve_allow_file");
+	if (*user && strcmp(name, user) != 0)
+		return err_raise(ERR_AUTH,
+				 "its key has another name now, '%s' (curve_allow_file)",
+				 name);
+	if (hosts && listed && !curve_allow_at(ring->allow, e->key, e->host, e->port))
+		return err_raise(ERR_AUTH,
+				 "its line in curve_allow_file does not name %s any more",
+				 e->plain);
+	return 0;
 }

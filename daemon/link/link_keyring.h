@@ -19,7 +19,7 @@ struct link_keyring {
 	bool curve;	 /* there are keys; else insecure = yes */
 	const char *own; /* the endpoint that others are told; set by the owner */
 	struct curve_keys keys;
-	char name[LINK_USER_MAX]; /* this daemon's */
+	char name[LINK_USER_MAX]; /* this daemon's, for the lists of others */
 	/* for the allow-lists of others: NAME KEY HOST:PORT */
 	char line[LINK_USER_MAX + LINK_ENDPOINT_MAX + CURVE_KEY_CHARS];
 	struct curve_allow *allow;
@@ -28,8 +28,8 @@ struct link_keyring {
 };
 
 struct link_endpoint {
-	char plain[LINK_ENDPOINT_MAX]; /* tcp://host:port, host in lower case */
-	char host[LINK_ENDPOINT_MAX], port[8];
+	char plain[LINK_ENDPOINT_MAX]; /* tcp://host:port, as endpoint_spell() */
+	char host[LINK_ENDPOINT_MAX], port[ENDPOINT_PORT_MAX];
 	const char *key; /* in the caller's text, or found; NULL: none */
 	char found[CURVE_KEY_CHARS + 1];
 };
@@ -43,7 +43,7 @@ int link_keyring_reload(struct link_keyring *ring, const char *allow_file, bool 
 /* This daemon listens at `bound`, and others are told `told`: its line, which is shown to
  * those beside it. */
 void link_keyring_show(struct link_keyring *ring, const struct link_endpoint *told,
-		       const char *bound);
+		       const struct link_endpoint *bound);
 /* As curve_zap_args.who; `owner` is the keyring. Those that are not listed are marked. */
 bool link_keyring_who(void *owner, const char *key, char name[LINK_USER_MAX],
 		      const char **mark_p);
@@ -58,6 +58,9 @@ int link_endpoint_parse(const char *text, struct link_endpoint *e);
 /* Which key to expect there: e->key, NULL without keys. ERR_AUTH: that is not known, or
  * it may not be dialled; the text says which line is missing where. */
 int link_endpoint_key(struct link_keyring *ring, struct link_endpoint *e);
+/* link_ops.recheck. */
+int link_endpoint_recheck(struct link_keyring *ring, const struct link_endpoint *e,
+			  const char *user, bool hosts);
 /* link_ops.may_answer. */
 int link_endpoint_check_user(struct link_keyring *ring, const struct link_endpoint *e,
 			     const char *user);

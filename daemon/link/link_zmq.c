@@ -33,9 +33,11 @@
  * daemon that should be there, and with the key in it the string that daemons tell each
  * other needs no further book-keeping. The key must be known in any case, from the
  * allow-list or as that of a daemon beside this one (link_keydir.h), so a wrong one
- * from a message leads at worst to no connection. A daemon
- * that a reload strikes from the list keeps its TCP connection, but its frames
- * are dropped here from then on, so it is dead to us like one that is silent.
+ * from a message leads at worst to no connection. A connection keeps the key and the
+ * name that it was let in with. After a reload that takes the key from the list, or gives
+ * it another name, no frame of it is handed up: its first one closes it, and what
+ * connects again is judged by the new list. The peers layer ends its peering
+ * (peers_recheck).
  */
 #include "daemon/link/link.h"
 
@@ -168,15 +170,26 @@ static int watch_socket(struct link_zmq *zmq, void *socket, struct loop_fd *watc
 
 /* ---- receiving ---- */
 
+/* Would its key be let in today, by the same name? */
+static bool frame_admitted(struct link_zmq *zmq, const char *user)
+{
+	const char *key = zmq_msg_gets(&zmq->frame, CURVE_KEY);
+	const char *listed = key ? curve_allow_name(zmq->ring.allow, key) : NULL;
+
+	if (listed)
+		return user && strcmp(listed, user) == 0;
+	return zmq_msg_gets(&zmq->frame, CURVE_MARK) != NULL;
+}
+
 static void link_zmq_hand_up(struct link_zmq *zmq)
 {
 	struct link_frame frame = {.data = zmq_msg_data(&zmq->frame),
 				   .len = zmq_msg_size(&zmq->frame)};
 	const char *user = zmq->ring.curve ? zmq_msg_gets(&zmq->frame, "User-Id") : NULL;
 
-	if (zmq->reloaded && !zmq_msg_gets(&zmq->frame, CURVE_MARK) &&
-	    !curve_allow_has(zmq->ring.allow, user ? user : "")) {
+	if (zmq->reloaded && !frame_admitted(zmq, user)) {
 		zmq->stats.revoked++;
+		link_door_cut(zmq->door, zmq_msg_get(&zmq->frame, ZMQ_SRCFD));
 		return;
 	}
 	zmq->stats.frames_in++;
@@ -509,6 +522,18 @@ static int zmq_may_answer(struct link *link, const char *endpoint, const char *u
 	return err_pass(r);
 }
 
+static int zmq_recheck(struct link *link, const char *endpoint, const char *user,
+		       bool hosts)
+{
+	struct link_zmq *zmq = container_of(link, struct link_zmq, link);
+	struct link_endpoint e;
+	int r = link_endpoint_parse(endpoint, &e);
+
+	if (r == 0)
+		r = link_endpoint_recheck(&zmq->ring, &e, user, hosts);
+	return err_pass(r);
+}
+
 static void zmq_hangup(struct link_line *line)
 {
 	/* in the background: what was sent last is most often the reason */
@@ -605,6 +630,7 @@ static const struct link_ops zmq_ops = {
 	.dial = zmq_dial,
 	.dial_once = zmq_dial_once,
 	.may_answer = zmq_may_answer,
+	.recheck = zmq_recheck,
 	.hangup = zmq_hangup,
 	.send = zmq_line_send,
 	.free = zmq_link_free,
@@ -657,24 +683,29 @@ static int curve_serve(struct link_zmq *zmq)
 /* What others dial: `advertise`, or what was bound; with port and key. */
 static int endpoint_settle(struct link_zmq *zmq, const struct config *config)
 {
-	char bound[LINK_ENDPOINT_MAX];
-	size_t size = sizeof(bound);
-	const char *told = *config->advertise ? config->advertise : bound;
-	const char *colon, *port;
-	struct link_endpoint e;
+	char text[LINK_ENDPOINT_MAX];
+	size_t size = sizeof(text);
+	const char *told = *config->advertise ? config->advertise : text, *colon, *port;
+	struct link_endpoint e, bound;
 	int n, r;
 
-	if (zmq_getsockopt(zmq->router, ZMQ_LAST_ENDPOINT, bound, &size) != 0)
+	if (zmq_getsockopt(zmq->router, ZMQ_LAST_ENDPOINT, text, &size) != 0)
 		return raise_zmq("the listening socket's address");
+	r = link_endpoint_parse(text, &bound);
+	if (r < 0)
+		return err_pass(r);
 	colon = strrchr(told, ':');
 	port = colon ? colon + 1 : "";
 	if (strcmp(port, "0") == 0 || strcmp(port, "*") == 0)
-		port = strrchr(bound, ':') + 1;
-	n = snprintf(zmq->link.endpoint, sizeof(zmq->link.endpoint), "%.*s%s%s%s",
-		     colon ? (int)(colon + 1 - told) : 0, told, port,
-		     zmq->ring.curve ? "#" : "", zmq->ring.keys.public_key);
-	r = link_endpoint_parse(zmq->link.endpoint, &e);
-	if (r < 0 || n >= LINK_ENDPOINT_MAX)
+		port = bound.port;
+	n = snprintf(zmq->link.endpoint, sizeof(zmq->link.endpoint), "%.*s%s",
+		     colon ? (int)(colon + 1 - told) : 0, told, port);
+	r = n < LINK_ENDPOINT_MAX ? link_endpoint_parse(zmq->link.endpoint, &e) : -1;
+	if (r == 0) /* as canonical spells it */
+		n = snprintf(zmq->link.endpoint, sizeof(zmq->link.endpoint), "%s%s%s",
+			     e.plain, zmq->ring.curve ? "#" : "",
+			     zmq->ring.keys.public_key);
+	if (r < 0 || e.key || n >= LINK_ENDPOINT_MAX)
 		return err_raise(ERR_CONFIG, "advertise = %s: must be tcp://HOST:PORT",
 				 told);
 	if (strcmp(e.host, "0.0.0.0") == 0 || strcmp(e.host, "[::]") == 0)
@@ -682,10 +713,8 @@ static int endpoint_settle(struct link_zmq *zmq, const struct config *config)
 				 "listen = %s: others cannot be told this address; set "
 				 "advertise",
 				 config->listen);
-	/* as canonical spells it: the host in lower case */
-	memcpy(zmq->link.endpoint, e.plain, strlen(e.plain));
 	if (zmq->ring.curve)
-		link_keyring_show(&zmq->ring, &e, bound);
+		link_keyring_show(&zmq->ring, &e, &bound);
 	return 0;
 }
 

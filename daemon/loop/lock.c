@@ -14,6 +14,7 @@
 #include "daemon/loop/lock.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -95,7 +96,8 @@ static int check_same(int fd, const char *path)
 	return 0;
 }
 
-static int try_take(const char *path, int *fd_p)
+/* Without `patient` a holder that is dying is busy. */
+static int try_take(const char *path, bool patient, int *fd_p)
 {
 	cleanup_close int fd = -1;
 	int r, tries = 0;
@@ -115,7 +117,7 @@ static int try_take(const char *path, int *fd_p)
 	while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
 		if (errno != EWOULDBLOCK)
 			return err_raise_errno(errno, "flock %s", path);
-		if (tries++ >= DYING_TRIES || !holder_is_dying(fd))
+		if (!patient || tries++ >= DYING_TRIES || !holder_is_dying(fd))
 			return busy(fd, path);
 		pause_a_moment();
 	}
@@ -123,6 +125,13 @@ static int try_take(const char *path, int *fd_p)
 	if (r == 0)
 		*fd_p = mem_steal_fd(&fd);
 	return r;
+}
+
+static int holder_write(int fd, const char *path)
+{
+	if (ftruncate(fd, 0) < 0 || dprintf(fd, "%d\n", getpid()) < 0)
+		return err_raise_errno(errno, "%s", path);
+	return 0;
 }
 
 int lock_take(struct lock *lock, const char *run_dir, const char *name)
@@ -134,24 +143,43 @@ int lock_take(struct lock *lock, const char *run_dir, const char *name)
 			     name) >= sizeof(lock->path))
 		return err_raise(ERR_INVAL, "%s: the path is too long", run_dir);
 	for (int i = 0; i < TRIES && r == TRY_AGAIN; i++)
-		r = try_take(lock->path, &lock->fd);
+		r = try_take(lock->path, true, &lock->fd);
 	if (r == TRY_AGAIN)
 		return err_raise(ERR_BUSY, "%s: is removed again and again", lock->path);
 	if (r < 0)
 		return err_pass(r);
-	if (ftruncate(lock->fd, 0) < 0 || dprintf(lock->fd, "%d\n", getpid()) < 0) {
-		r = err_raise_errno(errno, "%s", lock->path);
+	r = holder_write(lock->fd, lock->path);
+	if (r < 0)
 		lock_drop(lock);
-		return r;
-	}
-	return 0;
+	return err_pass(r);
+}
+
+int lock_look(struct lock *lock)
+{
+	cleanup_close int fd = -1;
+	int r = lock->fd < 0 ? 0 : check_same(lock->fd, lock->path);
+
+	if (r == TRY_AGAIN)
+		r = try_take(lock->path, false, &fd);
+	if (r == TRY_AGAIN) /* the next look tells */
+		return 0;
+	if (r < 0 || fd < 0)
+		return err_pass(r);
+	r = holder_write(fd, lock->path);
+	if (r < 0)
+		return err_pass(r);
+	close(lock->fd);
+	lock->fd = mem_steal_fd(&fd);
+	return LOCK_MADE_AGAIN;
 }
 
 void lock_drop(struct lock *lock)
 {
 	if (lock->fd < 0)
 		return;
-	unlink(lock->path); /* while it is ours: nobody else's file can go */
+	/* while it is ours; a successor's goes only with it */
+	if (check_same(lock->fd, lock->path) == 0)
+		unlink(lock->path);
 	close(lock->fd);
 	lock_init(lock);
 }
@@ -233,9 +261,10 @@ static int socket_clear(const char *option, const char *path)
 }
 
 int lock_socket_bind(struct lock_socket *made, int fd, const char *option,
-		     const char *path, int backlog)
+		     const char *path, mode_t mode, int backlog)
 {
 	struct sockaddr_un addr = {.sun_family = AF_UNIX};
+	mode_t mask;
 	int r;
 
 	made->path[0] = '\0';
@@ -247,15 +276,34 @@ int lock_socket_bind(struct lock_socket *made, int fd, const char *option,
 	r = socket_clear(option, path);
 	if (r < 0)
 		return err_pass(r);
-	if (fchmod(fd, 0600) < 0 ||
-	    bind(fd, (const struct sockaddr *)&addr, sizeof(addr)) < 0 ||
-	    lstat(path, &made->made) < 0)
+	mask = umask(0); /* the file has the mode of the socket, less that */
+	r = fchmod(fd, mode) < 0 ? -1
+				 : bind(fd, (const struct sockaddr *)&addr, sizeof(addr));
+	(void)umask(mask);
+	if (r < 0 || lstat(path, &made->made) < 0)
 		return err_raise_errno(errno, "%s = %s", option, path);
 	memcpy(made->path, addr.sun_path, sizeof(made->path));
 	/* at once: a name that nobody listens on is taken for an old one */
 	if (listen(fd, backlog) < 0)
 		return err_raise_errno(errno, "%s = %s", option, path);
 	return 0;
+}
+
+int lock_socket_look(const struct lock_socket *made)
+{
+	struct stat st;
+
+	if (!made->path[0])
+		return 0;
+	if (lstat(made->path, &st) < 0)
+		return errno == ENOENT ? LOCK_SOCKET_GONE
+				       : err_raise_errno(errno, "%s", made->path);
+	if (st.st_ino == made->made.st_ino && st.st_dev == made->made.st_dev)
+		return 0;
+	return err_raise(ERR_BUSY,
+			 "%s: another process has put a file in place of this daemon's "
+			 "socket; stop that one, or this one",
+			 made->path);
 }
 
 void lock_socket_drop(struct lock_socket *made)

@@ -20,7 +20,11 @@ void lock_init(struct lock *lock);
  * names the pid of the daemon that holds it; ERR_CONFIG: run_dir does not exist or
  * may not be written; ERR_IO names the path. */
 int lock_take(struct lock *lock, const char *run_dir, const char *name);
-void lock_drop(struct lock *lock); /* idempotent; removes the file */
+/* Is the file still there? A removed one is made again, and locked: positive outcome.
+ * ERR_BUSY: another daemon has the name by now. Waits for nothing. */
+#define LOCK_MADE_AGAIN 1
+int lock_look(struct lock *lock);
+void lock_drop(struct lock *lock); /* idempotent; removes the file, if it is its own */
 
 /* The name of a listening Unix socket. */
 struct lock_socket {
@@ -28,12 +32,16 @@ struct lock_socket {
 	struct stat made;					/* what was bound there */
 };
 
-/* Bind `fd` to `path`, mode 0600, and listen, after removing what an ended daemon left
- * there. `option` names the path in the words of a failure. ERR_CONFIG: somebody
- * listens there (the pid is named), it is no socket, or it is too long. ERR_BUSY:
- * somebody else takes the path just now. */
+/* Bind `fd` to `path`, which has `mode` then, and listen, after removing what an ended
+ * daemon left there. `option` names the path in the words of a failure. ERR_CONFIG:
+ * somebody listens there (the pid is named), it is no socket, or it is too long.
+ * ERR_BUSY: somebody else takes the path just now. */
 int lock_socket_bind(struct lock_socket *socket, int fd, const char *option,
-		     const char *path, int backlog);
+		     const char *path, mode_t mode, int backlog);
+/* Is the name there, and the one that was made here? ERR_BUSY: another is; positive
+ * outcome: none is. */
+#define LOCK_SOCKET_GONE 1
+int lock_socket_look(const struct lock_socket *socket);
 /* Remove the name while it is the one that was made here; before the socket is closed,
  * which keeps the inode's number from being given to another. Idempotent. */
 void lock_socket_drop(struct lock_socket *socket);

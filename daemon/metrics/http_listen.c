@@ -67,7 +67,8 @@ static int unix_open(const struct config *config, struct http_listen *l)
 
 	if (r == 0)
 		r = lock_socket_bind(&l->name, l->fd, "metrics_listen",
-				     config->metrics_listen + strlen("unix:"), BACKLOG);
+				     config->metrics_listen + strlen("unix:"), 0600,
+				     BACKLOG);
 	if (r < 0)
 		return err_pass(r);
 	return err_pass(path_own(l->name.path, config));

@@ -32,8 +32,6 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 
-#define UNREACHED_NS LOOP_NS_PER_S
-
 static const struct peers_options defaults = {
 	.ping_interval_ns = 200 * LOOP_NS_PER_MS,
 	.dead_after_ns = 800 * LOOP_NS_PER_MS,
@@ -45,7 +43,7 @@ static const struct peers_options defaults = {
 	.redial_max_ns = 2 * LOOP_NS_PER_S,
 	.accept_ttl_ns = 5 * LOOP_NS_PER_S,
 	.idle_after_ns = 30 * LOOP_NS_PER_S,
-	.hello_rate = 256,
+	.hello_rate = 256, /* a daemon needs one; a name may be many daemons' */
 	.strangers_max = 64,
 	.strangers_user_max = 16,
 };
@@ -243,7 +241,7 @@ static int canonical(struct peers *peers, const char *endpoint,
 	if (peers->link->ops->canonical)
 		return err_pass(
 			peers->link->ops->canonical(peers->link, endpoint, canonical_p));
-	r = link_endpoint_check(endpoint);
+	r = endpoint_check(endpoint);
 	if (r < 0)
 		return err_pass(r);
 	snprintf(canonical_p, LINK_ENDPOINT_MAX, "%s", endpoint);
@@ -270,16 +268,15 @@ void peer_respell(struct peer_impl *impl)
 }
 
 /* Daemons that were dialled and never came up: in all, for the client's user, and for
- * its session. What began just now may be up in a moment, and counts in all only. */
+ * its session. What began just now counts like the rest: a share that is not kept at once
+ * is taken in one burst. */
 struct unreached {
 	unsigned int all, user, session;
-	unsigned int young; /* the user's, with what began just now */
 };
 
 static void count_unreached(const struct peers *peers, const struct peer_client *client,
 			    struct unreached *n_p)
 {
-	uint64_t now_ns = loop_now_ns(peers->loop);
 	struct peer *peer;
 
 	*n_p = (struct unreached){0};
@@ -290,9 +287,6 @@ static void count_unreached(const struct peers *peers, const struct peer_client 
 			continue;
 		n_p->all++;
 		if (!client || impl->client.uid != client->uid)
-			continue;
-		n_p->young++;
-		if (now_ns - impl->begun_ns < UNREACHED_NS)
 			continue;
 		n_p->user++;
 		n_p->session += impl->client.session == client->session;
@@ -310,7 +304,7 @@ static int check_share(const struct peers *peers, const struct peer_client *clie
 	count_unreached(peers, client, &n);
 	/* the last eighth of it, too, is for users who have few */
 	if (n.all < all && n.user < user && n.session < session &&
-	    (n.all < all - all / 8 || n.young < all / 32 + 1))
+	    (n.all < all - all / 8 || n.user < all / 32 + 1))
 		return 0;
 	return err_raise(ERR_LIMIT,
 			 "daemons that never came up are dialled: %u for this session, "
@@ -330,7 +324,6 @@ static int create_dialled(struct peers *peers, const char *name,
 	if (r < 0)
 		return err_pass(r);
 	(*impl_p)->unreached = true;
-	(*impl_p)->begun_ns = loop_now_ns(peers->loop);
 	if (client)
 		(*impl_p)->client = *client;
 	if (!peers->self && strcmp(name, peers->link->endpoint) == 0)
@@ -459,8 +452,6 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 		list_init(&peers->epochs[i]);
 	for (unsigned int i = 0; i < PEER_REFUSALS_MAX; i++)
 		peers->refusals[i].line_owner.kind = LINE_REFUSAL;
-	peers->hello_tokens = peers->options.hello_rate;
-	peers->hello_refill_ns = loop_now_ns(peers->loop);
 	loop_timer_init(&peers->refusal_timer, peers->loop, peer_on_refusal_timer);
 	loop_defer_init(&peers->reap, on_reap);
 	peers->frame = mem_zalloc(peers->options.message_bytes);
@@ -486,6 +477,39 @@ void peers_reload(struct peers *peers, const struct config *config)
 {
 	peers->options.ping_interval_ns = config->ping_interval_ns;
 	peers->options.dead_after_ns = config->dead_after_ns;
+}
+
+/* ERR_AUTH. One that was dialled here may be at any host, as when it was dialled. */
+static int peer_recheck(struct peer_impl *impl)
+{
+	struct link *link = impl->peers->link;
+	const struct peering *peering = impl->cur.live ? &impl->cur : &impl->next;
+	int r = link->ops->recheck(link, impl->peer.endpoint,
+				   peering->live && peering->heard ? peering->user : "",
+				   !impl->dialled);
+
+	return r < 0 ? err_prefix(r, "peer %s", impl->peer.shown) : 0;
+}
+
+unsigned int peers_recheck(struct peers *peers)
+{
+	unsigned int ended = 0;
+	struct peer *peer;
+	struct err why;
+
+	list_foreach(peer, &peers->all, link) {
+		struct peer_impl *impl = impl_of(peer);
+
+		if (peer->self || !peers->link->ops->recheck || peer_recheck(impl) == 0)
+			continue;
+		err_take(&why);
+		ended += sm_state(&peer->sm) == PEER_UP;
+		if (sm_state(&peer->sm) == PEER_UP)
+			peer_end_later(peer, &why);
+		else if (impl->next.live)
+			peer_attempt_failed(impl, &why);
+	}
+	return ended;
 }
 
 void peers_close(struct peers *peers, enum err_code code, const char *text)

@@ -130,9 +130,10 @@ struct peers_options {
 	size_t queue_bytes;	 /* peer_send_reliable(), a peer */
 	uint64_t hello_retry_ns; /* doubles up to redial_max_ns, so does redialling */
 	uint64_t redial_max_ns;
-	uint64_t accept_ttl_ns;	 /* a HELLO whose sender proves nothing is forgotten */
-	uint64_t idle_after_ns;	 /* dialled, not held, no message for so long: BYE */
-	unsigned int hello_rate; /* HELLOs of unknown senders served a second */
+	uint64_t accept_ttl_ns; /* a HELLO whose sender proves nothing is forgotten */
+	uint64_t idle_after_ns; /* dialled, not held, no message for so long: BYE */
+	/* HELLOs of unknown senders served a second, of each user */
+	unsigned int hello_rate;
 	/* attempts at a time of senders that have proven nothing; of one user */
 	unsigned int strangers_max, strangers_user_max;
 };
@@ -198,6 +199,9 @@ void peer_release(struct peer *peer);
 struct peer *peers_by_instance(struct peers *peers, const uint8_t instance[16]);
 /* How many are in a state. */
 unsigned int peers_in(const struct peers *peers, enum peer_state state);
+/* The link has read its keys again: peerings and attempts that it would refuse now end in
+ * the next turn, with BYE. How many of them were UP. */
+unsigned int peers_recheck(struct peers *peers);
 /* SIGHUP: ping interval and dead_after. */
 void peers_reload(struct peers *peers, const struct config *config);
 

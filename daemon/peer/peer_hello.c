@@ -207,25 +207,53 @@ int peering_begin_self(struct peer_impl *impl)
 	return err_pass(hear(peers, &impl->next, &h, &m, ""));
 }
 
-/* HELLOs of unknown senders make us dial, so there is a rate of them that we serve. */
-static bool admit_stranger(struct peers *peers)
+static uint64_t hello_price_ns(const struct peers *peers)
 {
-	uint64_t now_ns = loop_now_ns(peers->loop);
-	uint64_t rate = peers->options.hello_rate;
-	uint64_t earned = (now_ns - peers->hello_refill_ns) * rate / LOOP_NS_PER_S;
+	return LOOP_NS_PER_S / peers->options.hello_rate;
+}
 
-	if (earned) {
-		peers->hello_tokens += earned;
-		peers->hello_refill_ns = now_ns;
+/* Of users in excess of PEER_PACES the one who has spent least is forgotten. */
+static struct hello_pace *pace_of(struct peers *peers, const char *user)
+{
+	struct hello_pace *least = &peers->paces[0];
+
+	for (unsigned int i = 0; i < PEER_PACES; i++) {
+		struct hello_pace *pace = &peers->paces[i];
+
+		if (strcmp(pace->user, user) == 0)
+			return pace;
+		if (pace->until_ns < least->until_ns)
+			least = pace;
 	}
-	if (peers->hello_tokens > rate)
-		peers->hello_tokens = rate;
-	if (!peers->hello_tokens) {
+	*least = (struct hello_pace){0};
+	snprintf(least->user, sizeof(least->user), "%s", user);
+	return least;
+}
+
+/* HELLOs of unknown senders make us dial, so there is a rate of them that we serve: each
+ * user has its own, a second's worth of it at once, and so takes none of another's. */
+static bool admit_stranger(struct peers *peers, const char *user)
+{
+	struct hello_pace *pace = pace_of(peers, user);
+	uint64_t now_ns = loop_now_ns(peers->loop);
+
+	if (pace->until_ns < now_ns)
+		pace->until_ns = now_ns;
+	if (pace->until_ns - now_ns + hello_price_ns(peers) > LOOP_NS_PER_S) {
 		peers->stats.hellos_limited++;
 		return false;
 	}
-	peers->hello_tokens--;
+	pace->until_ns += hello_price_ns(peers);
 	return true;
+}
+
+/* Its attempt came to nothing because of others: it may have another. */
+static void stranger_repay(struct peers *peers, const char *user)
+{
+	struct hello_pace *pace = pace_of(peers, user);
+
+	if (pace->until_ns >= hello_price_ns(peers))
+		pace->until_ns -= hello_price_ns(peers);
 }
 
 static bool valid_endpoint(struct peers *peers, struct wire_hello *m)
@@ -238,7 +266,7 @@ static bool valid_endpoint(struct peers *peers, struct wire_hello *m)
 		snprintf(m->endpoint, sizeof(m->endpoint), "%s", canonical);
 		return true;
 	}
-	return link_endpoint_check(m->endpoint) == 0;
+	return endpoint_check(m->endpoint) == 0;
 }
 
 /* Is the endpoint one that its sender may name? Else nobody is dialled, and told. */
@@ -287,6 +315,8 @@ static void strangers_make_room(struct peers *peers, const char *user)
 	else if (!oldest || all < peers->options.strangers_max)
 		return;
 	peers->stats.strangers_dropped++;
+	if (strcmp(impl_of(oldest)->next.user, user) != 0)
+		stranger_repay(peers, impl_of(oldest)->next.user);
 	err_set(&why, ERR_LIMIT, "peer %s sent HELLO and made room for others",
 		oldest->shown);
 	peer_attempt_failed(impl_of(oldest), &why);
@@ -332,7 +362,7 @@ static int hello_peer(struct peers *peers, const struct wire_header *h,
 	}
 	impl = peer_find_endpoint(peers, m->endpoint);
 	if (!impl) {
-		if (!admit_stranger(peers))
+		if (!admit_stranger(peers, user))
 			return 1;
 		int r = stranger_create(peers, m, user, &impl);
 
@@ -376,7 +406,7 @@ static void begin_answer(struct peer_impl *impl, const struct wire_header *h,
 		peering_begin(impl);
 	if (hear(peers, &impl->next, h, m, user) < 0 || peer_open_line(impl) < 0) {
 		err_take(&why);
-		peer_refuse(peers, h, m->endpoint, why.code, why.text);
+		peer_refuse(peers, h, m->endpoint, user, why.code, why.text);
 		if (!impl->dialled) /* else our own HELLO still counts */
 			peer_attempt_failed(impl, &why);
 		return;
@@ -416,12 +446,13 @@ void peer_on_hello(struct peers *peers, const struct wire_header *h, struct curs
 		return;
 	peer_vouch(peers);
 	r = judge(peers, &m, &version);
-	if (r < 0 && !admit_stranger(peers))
+	if (r < 0 && !admit_stranger(peers, user))
 		return;
 	if (r == 0)
 		r = hello_peer(peers, h, &m, user, &impl);
 	if (r < 0)
-		peer_refuse(peers, h, m.endpoint, err_last()->code, err_last()->text);
+		peer_refuse(peers, h, m.endpoint, user, err_last()->code,
+			    err_last()->text);
 	err_clear();
 	if (r != 0)
 		return;

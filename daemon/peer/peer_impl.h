@@ -13,6 +13,8 @@
 
 #define PEER_EPOCH_BUCKETS 256u
 #define PEER_REFUSALS_MAX 16u
+#define PEER_REFUSALS_USER 4u /* of them, for the HELLOs of one user */
+#define PEER_PACES 64u
 #define PEER_BYE_FRAME_MAX 512u
 #define PEER_PART_HEAD 32u /* a PART's fields before its bytes, and more */
 
@@ -80,8 +82,7 @@ struct peer_impl {
 	bool line_up;		/* … and is connected */
 	uint64_t line_ns;	/* when it was opened */
 	bool stranger;		/* only a HELLO named it, and nothing of it is proven */
-	bool unreached;		/* dialled for `client` at begun_ns, and never up */
-	uint64_t begun_ns;
+	bool unreached;		/* dialled for `client`, and never up */
 	struct peer_client client;
 	bool dialled;	     /* somebody here asked for it: redial while held */
 	bool wanted;	     /* somebody here asked for it once */
@@ -138,8 +139,15 @@ struct peer_refusal {
 	struct peers *peers;
 	struct link_line *line; /* NULL: free */
 	uint64_t until_ns;
+	char user[LINK_USER_MAX]; /* of the HELLO */
 	size_t len;
 	uint8_t frame[PEER_BYE_FRAME_MAX];
+};
+
+/* A user's HELLOs are paid for until then. */
+struct hello_pace {
+	char user[LINK_USER_MAX];
+	uint64_t until_ns;
 };
 
 struct peers {
@@ -165,7 +173,7 @@ struct peers {
 	struct list epochs[PEER_EPOCH_BUCKETS];
 	uint64_t epochs_minted;
 
-	uint64_t hello_tokens, hello_refill_ns;
+	struct hello_pace paces[PEER_PACES];
 	struct peer_refusal refusals[PEER_REFUSALS_MAX];
 	struct loop_timer refusal_timer;
 	struct loop_defer reap;
@@ -251,7 +259,7 @@ void peer_on_bye(struct peers *peers, const struct wire_header *h, struct cursor
 
 /* ---- peer_refuse.c (BYE to a daemon that is no peer) ---- */
 void peer_refuse(struct peers *peers, const struct wire_header *h, const char *endpoint,
-		 enum err_code code, const char *text);
+		 const char *user, enum err_code code, const char *text);
 void peer_refusals_close(struct peers *peers);
 void peer_refusal_send(struct peer_refusal *refusal);
 void peer_on_refusal_timer(struct loop_timer *timer);

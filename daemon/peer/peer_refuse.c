@@ -2,6 +2,8 @@
 #include "daemon/peer/peer_impl.h"
 
 #include <assert.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
@@ -10,7 +12,8 @@
 
 /* A refusal is an answer: BYE with the reason, in the epoch of the HELLO, which
  * shows the dialler that it is meant. It needs a line of its own, so there are
- * few at a time (PEER_REFUSALS_MAX); a flood of HELLOs gets silence. */
+ * few at a time (PEER_REFUSALS_MAX), and fewer for one user; a flood of HELLOs gets
+ * silence. */
 
 static void refusal_end(struct peers *peers, struct peer_refusal *refusal)
 {
@@ -54,18 +57,34 @@ void peer_on_refusal_timer(struct loop_timer *timer)
 		loop_timer_start(timer, REFUSAL_TTL_NS);
 }
 
-void peer_refuse(struct peers *peers, const struct wire_header *h, const char *endpoint,
-		 enum err_code code, const char *text)
+/* NULL: none is left for that user. */
+static struct peer_refusal *refusal_take(struct peers *peers, const char *user)
 {
 	struct peer_refusal *refusal = NULL;
+	unsigned int own = 0;
+
+	for (unsigned int i = 0; i < PEER_REFUSALS_MAX; i++) {
+		struct peer_refusal *one = &peers->refusals[i];
+
+		if (!one->line)
+			refusal = one;
+		else
+			own += *user && strcmp(one->user, user) == 0;
+	}
+	if (!refusal || own >= PEER_REFUSALS_USER)
+		return NULL;
+	snprintf(refusal->user, sizeof(refusal->user), "%s", user);
+	return refusal;
+}
+
+void peer_refuse(struct peers *peers, const struct wire_header *h, const char *endpoint,
+		 const char *user, enum err_code code, const char *text)
+{
+	struct peer_refusal *refusal = refusal_take(peers, user);
 	int (*dial)(struct link *, const char *, void *, struct link_line **);
 
 	log_warn("peer", endpoint, "refused", "code=%s why='%s'", err_name(code), text);
 	peers->stats.refused++;
-	for (unsigned int i = 0; i < PEER_REFUSALS_MAX && !refusal; i++) {
-		if (!peers->refusals[i].line)
-			refusal = &peers->refusals[i];
-	}
 	if (!refusal)
 		return;
 	refusal->peers = peers;

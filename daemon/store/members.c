@@ -24,31 +24,33 @@ struct members {
 	void *arg;
 };
 
-static bool members_have(const struct members *members, const char *word, size_t len)
+static bool members_have(const struct members *members, const char *endpoint)
 {
 	for (unsigned int i = 0; i < members->count; i++) {
-		if (strlen(members->list[i].endpoint) == len &&
-		    memcmp(members->list[i].endpoint, word, len) == 0)
+		if (strcmp(members->list[i].endpoint, endpoint) == 0)
 			return true;
 	}
 	return false;
 }
 
+/* In the one spelling: all daemons must divide the chunks alike. */
 static void members_add(struct members *members, const char *word, size_t len)
 {
+	char text[LINK_ENDPOINT_MAX + 1], endpoint[LINK_ENDPOINT_MAX];
 	struct member *member = &members->list[members->count];
 
-	if (members->count == MEMBERS_MAX || len >= sizeof(member->endpoint) ||
-	    members_have(members, word, len)) {
+	snprintf(text, sizeof(text), "%.*s", (int)len, word);
+	if (members->count == MEMBERS_MAX || endpoint_canon(text, endpoint) < 0 ||
+	    members_have(members, endpoint)) {
 		log_warn("store", NULL, "one of chunk_homes is left out",
-			 "endpoint=\"%.*s\" limit=%u why=\"it is there twice, or one too "
-			 "many, or too long\"",
-			 (int)(len < LINK_ENDPOINT_MAX ? len : LINK_ENDPOINT_MAX), word,
-			 MEMBERS_MAX);
+			 "endpoint=\"%s\" limit=%u why=\"it is there twice, or one too "
+			 "many, or no tcp://HOST:PORT\"",
+			 text, MEMBERS_MAX);
+		err_clear();
 		return;
 	}
-	snprintf(member->endpoint, sizeof(member->endpoint), "%.*s", (int)len, word);
-	member->hash = home_mix(XXH3_64bits(word, len));
+	memcpy(member->endpoint, endpoint, sizeof(member->endpoint));
+	member->hash = home_mix(XXH3_64bits(endpoint, strlen(endpoint)));
 	members->count++;
 }
 

@@ -51,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (record_read(text, &a) < 0) {
 		need(err_last()->code == ERR_PROTO, "another code than EPROTO");
 	} else {
-		need(link_endpoint_check(a.endpoint) == 0, "an endpoint");
+		need(endpoint_check(a.endpoint) == 0, "an endpoint");
 		record_dial(&a, endpoint);
 		need(strlen(endpoint) < LINK_ENDPOINT_MAX, "a long endpoint");
 		if (record_make(&a, made) == 0) {

@@ -195,7 +195,7 @@ def reload_tells_which_keys_it_took():
             told = json.loads(at(d, "-j", "doctor")[1])["checks"]
             assert [c for c in told if c["check"] == "config" and c["result"] == "warn" and
                     "1 key added" in c["fact"] and c["remedy"] == "kvd-ctl reload"], told
-            assert at(d, "reload")[1] == taken + "\n"
+            assert at(d, "reload")[1] == taken + "\n"  # no peering ends
             assert json.loads(at(d, "keys", "--json")[1])["allowed"][2]["name"] == "c"
             assert at(d, "reload")[1] == d.config_path + ": as it runs\n"
             allow("a " + keys[0])
@@ -354,13 +354,15 @@ def init_writes_what_two_daemons_meet_with():
                       ["--name", ".", "--listen", "127.0.0.1:7400"],
                       ["--name", "a", "--listen", "127.0.0.1:0"],
                       ["--name", "a", "--listen", "127.0.0.1:7400", "--peer", "b"],
-                      ["--name", "a", "--listen", "127.0.0.1:7400", "--peer", "b=h:1#short"]):
+                      ["--name", "a", "--listen", "127.0.0.1:7400", "--peer", "b=h:1#short"],
+                      ["--name", "a", "--listen", "127.0.0.1:7400", "--peer", "b=h:1",
+                       "--peer", "b=i:1"]):
             assert ctl(*base, *wrong)[0] == 2 and not os.listdir(tmp), wrong
         where = ["127.0.0.1:%d" % port for port in (first, second)]
         status, out, err = ctl(*base, "--name", "a", "--listen", where[0],
                                "--peer", "b=" + where[1])
         assert status == 0 and not out and "`kvd-ctl --name a keys`" in err and \
-            tmp + "/a.peers:2: remove the '# ' and replace KEY by the key of b, " in err, err
+            tmp + "/a.peers:2: replace this line by the one that kvd-ctl keys" in err, err
         assert sorted(os.listdir(tmp)) == ["a.conf", "a.peers"]
         assert stat.S_IMODE(os.stat(tmp + "/a.conf").st_mode) == 0o644
         kept = open(tmp + "/a.peers").read()
@@ -380,12 +382,14 @@ def init_writes_what_two_daemons_meet_with():
                     lines = peers.read().splitlines()
                 # as it says
                 assert lines[1].startswith("# %s KEY 127.0.0.1:" % other.name), lines
-                lines[1] = lines[1][2:].replace("KEY", line.split()[1])
+                lines[1] = line
+                user = "%s.%s" % (socket.gethostname().split(".")[0], other.name)
+                assert line.split()[0] == user, line
                 with open(tmp + "/%s.peers" % one.name, "w") as peers:
                     peers.write("\n".join(lines) + "\n")
                 assert ctl("--name", one.name, "reload", env=env)[0] == 0
                 allowed = json.loads(ctl("--name", one.name, "--json", "keys", env=env)[1])
-                assert [k["name"] for k in allowed["allowed"]] == [other.name], allowed
+                assert [k["name"] for k in allowed["allowed"]] == [user], allowed
             status, out, err = ctl("--name", "b", "call", "peer.connect",
                                    json.dumps({"endpoint": "tcp://" + where[0]}), env=env)
             assert status == 0, err

@@ -1,10 +1,13 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """The program kvd as an operator and systemd meet it."""
+import contextlib
 import json
 import os
 import pwd
 import re
+import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +17,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import (BUILD, DEADLINE_S, Daemon, Skip, for_everyone, kvd,  # noqa: E402
-                        need_users, run)
+                        need_users, run, until)
 from kvd_engine import WAITING, Cache, Engine  # noqa: E402
 
 
@@ -218,6 +221,66 @@ def socket_of_a_living_daemon_is_not_taken_over():
         other.close()
 
 
+def closed_standard_descriptors_are_no_others():
+    for redirect in "<&-", ">&-", "2>&-", "<&- >&- 2>&-":
+        script = 'exec "$@" ' + redirect
+        with Daemon(wrapper=["sh", "-c", script, "sh"]) as d:
+            for fd in range(3):
+                link = os.readlink("/proc/%d/fd/%d" % (d.proc.pid, fd))
+                assert link == "/dev/null" or "socket" not in link and "eventfd" not in link, link
+            Engine(d, "engine").sock.close()
+    # as one may run it from a hook; its answer goes nowhere
+    with Daemon() as d:
+        done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&-', "sh", BUILD + "/kvd-ctl",
+                               "--socket", d.socket_path, "ping"], stderr=subprocess.PIPE)
+        assert done.returncode == 0 and not done.stderr, done
+
+
+def too_few_descriptors_are_refused_by_name():
+    for count in 20, 40, 127:
+        d = Daemon(preexec=lambda n=count: resource.setrlimit(resource.RLIMIT_NOFILE, (n, n)))
+        assert d.start().wait() == 78, d.log()
+        assert "RLIMIT_NOFILE: %d descriptors (at least 128)" % count in d.log(), d.log()
+        d.notify.close()
+        d.tmp.cleanup()
+
+
+def files_that_are_removed_are_made_again():
+    with Daemon() as d:
+        d.expect("is made again")
+        engine = Engine(d, "engine")
+        for path in d.socket_path, d.lock_path:
+            before = os.stat(path).st_mode
+            os.unlink(path)
+            until("%s is made again" % path, lambda p=path: os.path.exists(p))
+            until("%s has its mode" % path, lambda p=path, m=before: os.stat(p).st_mode == m)
+        Engine(d, "another").sock.close()
+        engine.cmd("ping")
+        engine.close()
+        two = Daemon(run_dir=d.run_dir).start()
+        assert two.wait() == 1 and "held by the kvd of this name" in two.log(), two.log()
+        two.notify.close()
+
+
+def daemon_without_its_name_leaves_its_successors_files():
+    with Daemon() as d:
+        engine = Engine(d, "engine")
+        d.expect("no client reaches this daemon")
+        d.freeze()
+        os.unlink(d.lock_path)
+        os.unlink(d.socket_path)
+        shutil.rmtree(d.run_dir + "/keys-%d" % os.geteuid())
+        with Daemon(run_dir=d.run_dir) as two:
+            d.proc.send_signal(signal.SIGCONT)
+            until("it is told", lambda: engine.cmd("health")["state"] == "degraded")
+            assert "held by the kvd of this name" in engine.cmd("health")["why"]
+            engine.close()
+            assert d.stop() == 0
+            for name in "kvd.lock", "kvd.sock", "kvd.shm":
+                assert os.path.exists(os.path.join(d.run_dir, name)), os.listdir(d.run_dir)
+            Engine(two, "engine").close()
+
+
 def daemon_killed_leaves_nothing_in_the_way():
     def offer(daemon):
         engine = Engine(daemon, "engine")
@@ -287,6 +350,57 @@ def hangup_counts_the_keys_of_the_list():
             d.proc.send_signal(signal.SIGHUP)
             d.wait_ready()
             assert "allow-list read again keys=2 added=1 removed=1" in d.log(), d.log()
+            # hosts whose daemons have one name: one user, which may not be meant
+            d.expect("one name has several keys")
+            with open(where + "/peers", "w") as peers:
+                peers.write("a %s\na %s\n" % (keys[0], keys[2]))
+            d.states.clear()
+            d.proc.send_signal(signal.SIGHUP)
+            d.wait_ready()
+            assert "name='a' keys=2" in d.log(), d.log()
+            out = kvd("--check-config", "--config", d.config_path)[2]
+            assert "'a' has 2 keys: daemons of one name are one user" in out, out
+            told = subprocess.run([BUILD + "/kvd-ctl", "--socket", d.socket_path, "doctor"],
+                                  capture_output=True, text=True).stdout
+            assert "'a' has several keys in curve_allow_file" in told, told
+
+
+@contextlib.contextmanager
+def effective(uid):
+    """What connects in here is that user's."""
+    os.setegid(uid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+def reload_ends_sessions_of_users_that_are_out():
+    need_users(65534)
+    admitted = "[control]\nsocket_mode = 0666\nallow_uids = 0, %s\nadmin_uids = 0%s\n"
+    with Daemon(admitted % ("65534", ", 65534")) as d:
+        os.chmod(d.run_dir, 0o755)
+        with effective(65534):
+            engine = Engine(d, "engine")
+        admin = Engine(d, "admin")
+        engine.cmd("log.level")
+        # an administrator no more, a user still
+        d.write_config(admitted % ("65534", ""))
+        assert admin.cmd("config.reload")["ended"] == {"peerings": 0, "sessions": 0}
+        engine.refused("EPERM", "log.level")
+        engine.cmd("ping")
+        d.write_config(admitted % ("1", ""))
+        d.expect("connection closed")
+        assert admin.cmd("config.reload")["ended"] == {"peerings": 0, "sessions": 1}
+        told = json.loads(engine.lines.readline())["error"]
+        assert told["code"] == "EPERM" and "uid 65534 is not admitted" in told["message"], told
+        assert engine.lines.readline() == ""
+        engine.sock.close()
+        admin.cmd("ping")
+        admin.close()
+        assert "uid 65534 is not admitted" in d.log(), d.log()
 
 
 def sessions_without_memory_are_not_worth_a_line():
@@ -469,7 +583,7 @@ def socket_handed_over_that_does_not_listen_is_refused():
 
 
 if __name__ == "__main__":
-    run([
+    cases = [
         arguments_wrong_are_refused_with_64,
         help_version_and_sample_are_printed,
         config_check_tells_every_problem,
@@ -482,11 +596,16 @@ if __name__ == "__main__":
         interrupt_ends_with_0,
         daemon_of_a_test_goes_with_it, second_daemon_of_a_name_is_refused_by_pid,
         socket_of_a_living_daemon_is_not_taken_over,
+        closed_standard_descriptors_are_no_others,
+        too_few_descriptors_are_refused_by_name,
+        files_that_are_removed_are_made_again,
+        daemon_without_its_name_leaves_its_successors_files,
         daemon_killed_leaves_nothing_in_the_way,
         run_dir_missing_is_named,
         hangup_takes_what_it_may_and_names_the_rest,
         hangup_with_a_bad_file_keeps_serving,
         hangup_counts_the_keys_of_the_list,
+        reload_ends_sessions_of_users_that_are_out,
         sessions_without_memory_are_not_worth_a_line,
         insecure_is_told,
         watchdog_is_fed_twice_an_interval,
@@ -497,4 +616,5 @@ if __name__ == "__main__":
         users_see_no_paths_and_no_others_errors,
         memory_of_the_daemon_is_nobodys_to_look_at,
         idle_daemon_is_small,
-    ])
+    ]
+    run([c for c in cases if not sys.argv[1:] or c.__name__ in sys.argv[1:]])

@@ -247,6 +247,50 @@ def curve_peers_on_the_list_work_strangers_do_not():
                 e.close()
 
 
+def curve_key_that_is_removed_ends_its_peering():
+    """Two daemons, a room under way: the list of one loses the other's key."""
+    with tempfile.TemporaryDirectory() as folder:
+        keys = [keygen(folder, "key%d" % i) for i in range(2)]
+
+        def allow(i, *listed):
+            with open(os.path.join(folder, "allow%d" % i), "w") as out:
+                out.writelines("peer%d %s" % (k, keys[k][1]) for k in listed)
+
+        def daemon(i):
+            allow(i, 0, 1)
+            return Daemon("[peer]\ncurve_secret_file = %s\ncurve_allow_file = %s/allow%d\n"
+                          "[transport]\ntransports = tcp\n" % (keys[i][0], folder, i),
+                          name="d%d" % i)
+        with daemon(0) as a, daemon(1) as b:
+            prefill, decode = Engine(a, "p"), Engine(b, "d")
+            src, dst = Cache(prefill), Cache(decode)
+            prefill.cmd("room.open", room="1", role="send", pool=src.pool, ticket="ab" * 16)
+            decode.cmd("room.open", room="1", role="recv", pool=dst.pool,
+                       sources=[prefill.endpoint], ticket="ab" * 16)
+            decode.cmd("room.bind", room="1", views={"kv": {"pages": DST}})
+            decode.acknowledged(1)
+            allow(0, 0)
+            began = time.monotonic()
+            answer = prefill.cmd("config.reload")
+            assert answer["keys"]["removed"] == 1, answer
+            assert answer["ended"] == {"peerings": 1, "sessions": 0}, answer
+            for engine, role in ((prefill, "send"), (decode, "recv")):
+                error = engine.until(1, role, FAILED)[1]
+                assert error["code"] == "EAUTH" and \
+                    "its key was removed from curve_allow_file" in error["message"], error
+            assert time.monotonic() - began < 1, time.monotonic() - began
+            lost = prefill.cmd("peer.list")
+            assert not [p for p in lost["peers"] if p["state"] == "up"], lost
+            assert "its key was removed" in str(lost), lost
+            assert "down instance=" in a.log() and "its key was removed" in a.log(), a.log()
+            b.expect("not reached")
+            a.expect("connection refused")
+            decode.refused("EAUTH", "peer.connect", endpoint=prefill.endpoint)
+            prefill.refused("EAUTH", "peer.connect", endpoint=decode.endpoint)
+            for e in (prefill, decode):
+                e.close()
+
+
 def become(user):
     def change():
         os.setgroups([])
@@ -321,5 +365,6 @@ if __name__ == "__main__":
          peer_daemon_frozen_fails_the_room,
          engine_killed_tells_the_other_side_and_is_unmapped, engine_stopped_is_not_dead,
          abort_under_way_stops_every_byte, curve_peers_on_the_list_work_strangers_do_not,
+         curve_key_that_is_removed_ends_its_peering,
          unprivileged_users_share_a_host]
     run([c for c in cases if not sys.argv[1:] or c.__name__ in sys.argv[1:]])

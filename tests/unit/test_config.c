@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/base/endpoint.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "tests/lib/tmp.h"
@@ -414,16 +415,16 @@ static void admission_follows_uids_and_gids(void **state)
 static void loopback_is_told_from_the_rest(void **state)
 {
 	(void)state;
-	assert_true(config_is_loopback("tcp://127.0.0.1:0"));
-	assert_true(config_is_loopback("tcp://127.9.9.9:1"));
-	assert_true(config_is_loopback("tcp://[::1]:1"));
-	assert_false(config_is_loopback("tcp://128.0.0.1:1"));
-	assert_false(config_is_loopback("tcp://0.0.0.0:1"));
-	assert_false(config_is_loopback("tcp://[::]:1"));
-	assert_false(config_is_loopback("tcp://localhost:1"));
-	assert_false(config_is_loopback("tcp://[]:1"));
-	assert_false(config_is_loopback("tcp://:1"));
-	assert_false(config_is_loopback(""));
+	assert_true(endpoint_is_loopback("tcp://127.0.0.1:0"));
+	assert_true(endpoint_is_loopback("tcp://127.9.9.9:1"));
+	assert_true(endpoint_is_loopback("tcp://[::1]:1"));
+	assert_false(endpoint_is_loopback("tcp://128.0.0.1:1"));
+	assert_false(endpoint_is_loopback("tcp://0.0.0.0:1"));
+	assert_false(endpoint_is_loopback("tcp://[::]:1"));
+	assert_false(endpoint_is_loopback("tcp://localhost:1"));
+	assert_false(endpoint_is_loopback("tcp://[]:1"));
+	assert_false(endpoint_is_loopback("tcp://:1"));
+	assert_false(endpoint_is_loopback(""));
 }
 
 static void config_without_memory_answers(void **state)

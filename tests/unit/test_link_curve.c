@@ -73,7 +73,7 @@ static void curve_key_is_found_by_host(void **state)
 	zmqnet_use_curve(&b, 1);
 	zmqnet_listen(&b);
 	zmqnet_plain(&b, plain);
-	snprintf(text, sizeof(text), "alice %s\nbob %s x.example 127.0.0.1:%s\n",
+	snprintf(text, sizeof(text), "alice %s\nbob %s x.example. 127.1:%s [0:0::9]\n",
 		 zmqnet_keys[0][0], zmqnet_keys[1][0], strrchr(plain, ':') + 1);
 	zmqnet_write("allow", 0600, text);
 	zmqnet_use_curve(&a, 0);
@@ -88,6 +88,9 @@ static void curve_key_is_found_by_host(void **state)
 	assert_string_equal(name, b.link->endpoint);
 	assert_int_equal(a.link->ops->canonical(a.link, "tcp://X.example:99", name), 0);
 	snprintf(text, sizeof(text), "tcp://x.example:99#%s", zmqnet_keys[1][0]);
+	assert_string_equal(name, text);
+	assert_int_equal(a.link->ops->canonical(a.link, "tcp://[::0:9]:99", name), 0);
+	snprintf(text, sizeof(text), "tcp://[::9]:99#%s", zmqnet_keys[1][0]);
 	assert_string_equal(name, text);
 	zmqnet_plain(&a, plain);
 	assert_int_equal(a.link->ops->canonical(a.link, plain, name), 0);
@@ -218,23 +221,24 @@ static void curve_reload_admits_and_strikes(void **state)
 	assert_non_null(strstr(err_last()->text, "allow:1: must be: NAME"));
 	assert_int_equal(zmqnet_send(&b, line, "two"), 0);
 	zmqnet_wait(a.frames == 2);
-	/* bob is struck: he still has his connection, but nobody listens */
-	zmqnet_allow(false);
 	/* to look takes nothing */
+	zmqnet_allow(false);
 	assert_int_equal(link_zmq_reload(a.link, path, false, &keys), 0);
 	assert_int_equal(keys.removed, 1);
 	assert_int_equal(zmqnet_send(&b, line, "still"), 0);
 	zmqnet_wait(a.frames == 3);
+	/* bob is struck: his next frame is none, and ends his connection */
 	assert_int_equal(link_zmq_reload(a.link, path, true, &keys), 0);
 	assert_int_equal(keys.removed, 1);
 	assert_int_equal(keys.added, 0);
 	assert_int_equal(zmqnet_send(&b, line, "three"), 0);
-	zmqnet_wait(link_zmq_stats(a.link)->revoked == 1);
+	zmqnet_wait(link_zmq_stats(a.link)->revoked == 1 && b.lines_down == 1);
 	assert_int_equal(a.frames, 3);
 	zmqnet_allow(true);
 	assert_int_equal(link_zmq_reload(a.link, path, true, &keys), 0);
 	assert_int_equal(keys.added, 1);
 	assert_int_equal(keys.removed, 0);
+	zmqnet_wait(b.lines_up == 2);
 	assert_int_equal(zmqnet_send(&b, line, "four"), 0);
 	zmqnet_wait(a.frames == 4);
 	b.link->ops->hangup(line);
@@ -294,6 +298,11 @@ static void curve_files_are_checked(void **state)
 	zmqnet_write("l", 0600, text);
 	assert_true(curve_allow_load(path, &allow) < 0);
 	assert_non_null(strstr(err_last()->text, "l:2: host H1 is there already"));
+	/* what would match no daemon is no host */
+	snprintf(text, sizeof(text), "a %s ::1:7400\n", zmqnet_keys[0][0]);
+	zmqnet_write("l", 0600, text);
+	assert_true(curve_allow_load(path, &allow) < 0);
+	assert_non_null(strstr(err_last()->text, "l:1: host '::1:7400': must be"));
 	snprintf(text, sizeof(text), "a %s\n", zmqnet_keys[0][0]);
 	zmqnet_write("l", 0666, text);
 	assert_true(curve_allow_load(path, &allow) < 0);
@@ -402,6 +411,90 @@ static void peers_life_over_sockets(void **state)
 		zmqnet_stop(&a);
 		zmqnet_stop(&b);
 	}
+}
+
+/* What the list of `a` becomes while it is a peer of `b`, and what is said then. */
+static const struct {
+	const char *format, *words; /* of the keys of a, b, mallory; NULL: it stays up */
+} relists[] = {
+	{"alice %s\nbob %s 127.0.0.1\n", NULL},
+	{"bob %s\nbob %s\n", NULL},
+	{"alice %s\n", "its key was removed from curve_allow_file"},
+	/* the name alone is not the key */
+	{"alice %s\nrobert %s\nbob %s\n", "its key has another name now, 'robert'"},
+	{"alice %s\nbob %s 10.9.9.9\n", "does not name tcp://127.0.0.1:"},
+};
+
+static void relist(const char *format)
+{
+	char path[CONFIG_PATH_BYTES], text[400];
+	struct curve_changes keys;
+
+	snprintf(text, sizeof(text), format, zmqnet_keys[0][0], zmqnet_keys[1][0],
+		 zmqnet_keys[2][0]);
+	zmqnet_write("allow", 0600, text);
+	zmqnet_path(path, "allow");
+	assert_int_equal(link_zmq_reload(a.link, path, true, &keys), 0);
+}
+
+static void peering_ends_with_its_key(void **state)
+{
+	struct peer *peer;
+	uint64_t began_ns;
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(relists); i++) {
+		zmqnet_defaults(&a);
+		zmqnet_defaults(&b);
+		allow_three();
+		zmqnet_use_curve(&a, 0);
+		zmqnet_use_curve(&b, 1);
+		node_peers(&a, "a");
+		node_peers(&b, "b");
+		assert_int_equal(peers_dial(b.peers, a.link->endpoint, &peer), 0);
+		zmqnet_wait(a.ups && b.ups && peer->rtt_ns);
+		relist(relists[i].format);
+		began_ns = loop_clock_ns(zmqnet_loop);
+		assert_int_equal(peers_recheck(a.peers), relists[i].words ? 1 : 0);
+		if (!relists[i].words) {
+			assert_int_equal(peer_send_reliable(peer, WIRE_T_LEASE, "x", 1),
+					 0);
+			zmqnet_wait(a.frames == 1);
+			assert_int_equal(a.downs + b.downs, 0);
+		} else {
+			zmqnet_wait(a.downs && b.downs);
+			assert_in_range(loop_clock_ns(zmqnet_loop) - began_ns, 0,
+					LOOP_NS_PER_S);
+			assert_int_equal(a.why.code, ERR_AUTH);
+			assert_non_null(strstr(a.why.text, relists[i].words));
+			assert_int_equal(b.why.code, ERR_AUTH);
+			assert_non_null(strstr(b.why.text, relists[i].words));
+		}
+		zmqnet_stop(&a);
+		zmqnet_stop(&b);
+	}
+}
+
+/* It goes on asking, is told why not, and is let in when its line is there again. */
+static void peering_returns_with_its_key(void **state)
+{
+	struct peer *peer;
+
+	(void)state;
+	allow_three();
+	zmqnet_use_curve(&a, 0);
+	zmqnet_use_curve(&b, 1);
+	node_peers(&a, "a");
+	node_peers(&b, "b");
+	assert_int_equal(peers_dial(b.peers, a.link->endpoint, &peer), 0);
+	zmqnet_wait(a.ups && b.ups);
+	relist("alice %s\n");
+	assert_int_equal(peers_recheck(a.peers), 1);
+	zmqnet_wait(b.downs && strstr(peer->why.text, "refuses our key"));
+	assert_int_equal(a.ups + b.ups, 2);
+	relist("alice %s\nbob %s\n");
+	assert_int_equal(peers_recheck(a.peers), 0);
+	zmqnet_wait(a.ups == 2 && b.ups == 2);
 }
 
 static void peer_instance_is_bound_to_its_key(void **state)
@@ -723,6 +816,8 @@ int main(void)
 		TEST(curve_reload_admits_and_strikes),
 		TEST(curve_files_are_checked),
 		TEST(peers_life_over_sockets),
+		TEST(peering_ends_with_its_key),
+		TEST(peering_returns_with_its_key),
 		TEST(peer_instance_is_bound_to_its_key),
 		TEST(peer_that_was_answered_is_found_again),
 		TEST(connections_that_show_nothing_make_room),

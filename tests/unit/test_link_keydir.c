@@ -73,7 +73,7 @@ static void pair_is_made_once_and_kept(void **state)
 	struct curve_keys first, second;
 	struct link_keydir *dir;
 	struct config config;
-	char path[200], line[200] = "", want[200];
+	char path[200], line[200] = "", want[200], user[LINK_USER_MAX];
 	int fd;
 
 	(void)state;
@@ -86,7 +86,8 @@ static void pair_is_made_once_and_kept(void **state)
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	assert_true(read(fd, line, sizeof(line) - 1) > 0);
 	close(fd);
-	snprintf(want, sizeof(want), "one %s\n", first.public_key);
+	link_keydir_name("one", user);
+	snprintf(want, sizeof(want), "%s %s\n", user, first.public_key);
 	assert_string_equal(line, want);
 	/* while it runs nobody else of that name has it */
 	struct link_keydir *other;
@@ -294,7 +295,7 @@ static void listen_as(struct zmqnet_node *node, const char *name, const char *di
 
 static void links_of_one_user_find_each_other(void **state)
 {
-	char plain[LINK_ENDPOINT_MAX], name[LINK_ENDPOINT_MAX];
+	char plain[LINK_ENDPOINT_MAX], name[LINK_ENDPOINT_MAX], user[LINK_USER_MAX];
 	struct link_line *line, *back;
 	struct curve_changes changes;
 
@@ -309,7 +310,8 @@ static void links_of_one_user_find_each_other(void **state)
 	zmqnet_wait(a.lines_up == 1 && b.lines_up == 1);
 	assert_int_equal(zmqnet_send(&a, line, "from a"), 0);
 	zmqnet_wait(b.frames == 1);
-	assert_string_equal(b.user, "ann");
+	link_keydir_name("ann", user);
+	assert_string_equal(b.user, user);
 	/* a list that is read again says nothing of them */
 	assert_int_equal(link_zmq_reload(b.link, "", true, &changes), 0);
 	assert_int_equal(zmqnet_send(&a, line, "again"), 0);

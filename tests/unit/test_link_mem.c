@@ -339,6 +339,32 @@ static void endpoint_form_is_checked(void **state)
 	static const char *const good[] = {
 		"tcp://10.0.0.2:7400", "tcp://a:1", "tcp://node-3.rack_1.example:65535",
 		"tcp://[::1]:7400", "tcp://[fe80::1%25eth0]:7"};
+	/* one spelling of each, and those that are the same */
+	static const char *const same[][2] = {
+		{"tcp://host.example:7400", "tcp://HOST.Example.:07400"},
+		{"tcp://127.0.0.1:7400", "tcp://127.1:7400"},
+		{"tcp://127.0.0.1:7400", "tcp://[::ffff:127.0.0.1]:7400"},
+		{"tcp://127.0.0.1:7400", "tcp://0x7f.0.0.1:7400"},
+		{"tcp://[::1]:7400", "tcp://[0:0:0:0:0:0:0:1]:7400"},
+		{"tcp://[::1]:7400", "tcp://[0::1]:7400"},
+		{"tcp://[fe80::ab%eth0]:7", "tcp://[FE80:0::AB%eth0]:7"},
+		{"tcp://[::1]:7400#KEY", "tcp://[0::1]:7400#KEY"},
+	};
+	static const char *const hosts[][2] = {
+		{"[::1]:7400", "[::1]:7400"},
+		{"[0::1]", "[::1]"},
+		{"A.b", "a.b"},
+		{"10.0.0.2:7400", "10.0.0.2:7400"},
+		{"::1", NULL},
+		{"::1:7400", NULL},
+		{"tcp://a:1", NULL},
+		{"a:0", NULL},
+		{"a#KEY", NULL},
+		{"[::1]7400", NULL},
+		{"a:", NULL},
+		{"[a]", NULL},
+	};
+	char spelled[LINK_ENDPOINT_MAX];
 	static const char *const bad[] = {"",
 					  "tcp://",
 					  "tcp://a",
@@ -364,17 +390,34 @@ static void endpoint_form_is_checked(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < ARRAY_LEN(good); i++)
-		assert_int_equal(link_endpoint_check(good[i]), 0);
+		assert_int_equal(endpoint_check(good[i]), 0);
 	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
-		assert_true(link_endpoint_check(bad[i]) < 0);
+		assert_true(endpoint_check(bad[i]) < 0);
 		assert_int_equal(err_last()->code, ERR_INVAL);
+	}
+	for (size_t i = 0; i < ARRAY_LEN(same); i++) {
+		assert_int_equal(endpoint_canon(same[i][1], spelled), 0);
+		assert_string_equal(spelled, same[i][0]);
+		assert_true(endpoint_same(same[i][0], same[i][1]));
+	}
+	assert_true(endpoint_same("tcp://a:1#KEY", "tcp://A:1"));
+	assert_false(endpoint_same("tcp://a:1#KEY", "tcp://a:1#key"));
+	assert_false(endpoint_same("tcp://a:1", "tcp://a:11"));
+	assert_false(endpoint_same("tcp://a:1", "a name"));
+	for (size_t i = 0; i < ARRAY_LEN(hosts); i++) {
+		assert_int_equal(endpoint_host_spell(hosts[i][0], spelled) < 0,
+				 !hosts[i][1]);
+		if (hosts[i][1])
+			assert_string_equal(spelled, hosts[i][1]);
+		else
+			assert_int_equal(err_last()->code, ERR_CONFIG);
 	}
 	memset(longest, 'a', sizeof(longest));
 	memcpy(longest, "tcp://", 6);
 	memcpy(longest + LINK_ENDPOINT_MAX - 2, ":1", 3);
-	assert_true(link_endpoint_check(longest) < 0);
+	assert_true(endpoint_check(longest) < 0);
 	memcpy(longest + LINK_ENDPOINT_MAX - 3, ":1", 3);
-	assert_int_equal(link_endpoint_check(longest), 0);
+	assert_int_equal(endpoint_check(longest), 0);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)

@@ -84,6 +84,28 @@ static pid_t holder(void)
 	return pid;
 }
 
+static void lock_removed_is_made_again_and_a_successors_stays(void **state)
+{
+	struct lock lock, next;
+
+	(void)state;
+	assert_int_equal(lock_take(&lock, dir, "r"), 0);
+	assert_int_equal(lock_look(&lock), 0);
+	assert_int_equal(unlink(path_of("r.lock")), 0);
+	assert_int_equal(lock_look(&lock), LOCK_MADE_AGAIN);
+	assert_int_equal(lock_look(&lock), 0);
+	assert_int_equal(lock_take(&next, dir, "r"), -EBUSY);
+	/* another one was quicker */
+	assert_int_equal(unlink(path_of("r.lock")), 0);
+	assert_int_equal(lock_take(&next, dir, "r"), 0);
+	assert_int_equal(lock_look(&lock), -EBUSY);
+	lock_drop(&lock);
+	assert_int_equal(access(path_of("r.lock"), F_OK), 0);
+	lock_drop(&next);
+	assert_int_equal(access(path_of("r.lock"), F_OK), -1);
+	assert_int_equal(lock_look(&lock), 0); /* not held */
+}
+
 static void lock_held_is_refused_by_pid_and_free_after_a_kill(void **state)
 {
 	pid_t pid = holder();
@@ -164,7 +186,7 @@ static int socket_at(struct lock_socket *made, const char *path)
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
 	assert_true(fd >= 0);
-	if (lock_socket_bind(made, fd, "an_option", path, 1) == 0)
+	if (lock_socket_bind(made, fd, "an_option", path, 0600, 1) == 0)
 		return fd;
 	close(fd);
 	return -1;
@@ -179,6 +201,7 @@ static void socket_left_behind_is_replaced_and_a_living_one_refused(void **state
 	(void)state;
 	assert_true(fd >= 0);
 	assert_int_equal(first.made.st_mode & 0777, 0600);
+	assert_int_equal(lock_socket_look(&first), 0);
 	assert_int_equal(socket_at(&second, path_of("s")), -1);
 	assert_int_equal(err_last()->code, ERR_CONFIG);
 	snprintf(words, sizeof(words),
@@ -191,8 +214,11 @@ static void socket_left_behind_is_replaced_and_a_living_one_refused(void **state
 	assert_int_equal(shutdown(fd, SHUT_RDWR), 0); /* ended, but for its inode */
 	again = socket_at(&second, path_of("s"));
 	assert_true(again >= 0);
+	assert_int_equal(lock_socket_look(&first), -EBUSY);
 	lock_socket_drop(&first); /* not any more */
 	assert_int_equal(access(path_of("s"), F_OK), 0);
+	assert_int_equal(unlink(path_of("s")), 0);
+	assert_int_equal(lock_socket_look(&second), LOCK_SOCKET_GONE);
 	lock_socket_drop(&second);
 	lock_socket_drop(&second);
 	assert_int_equal(access(path_of("s"), F_OK), -1);
@@ -233,6 +259,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(lock_taken_holds_the_pid_and_drop_removes_it),
+		cmocka_unit_test(lock_removed_is_made_again_and_a_successors_stays),
 		cmocka_unit_test(lock_held_is_refused_by_pid_and_free_after_a_kill),
 		cmocka_unit_test(lock_of_a_dying_holder_is_waited_for),
 		cmocka_unit_test(lock_in_a_bad_place_is_refused),

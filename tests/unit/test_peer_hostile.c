@@ -436,6 +436,34 @@ static void hello_flood_is_bounded(void **state)
 	net.n[2].link->ops->hangup(line);
 }
 
+/* Mallory begins one instance after the other, more than a second's worth; what another
+ * user asks for is not hers to spend. */
+static void hello_flood_of_one_user_is_hers(void **state)
+{
+	struct link_line *line = raw_start(NULL);
+	struct peer *peer = NULL;
+	uint64_t began_ns = 0;
+
+	(void)state;
+	mem_hub_set_queue_max(net.hub, 100000);
+	for (unsigned int i = 0; i < 1500 && net.n[1].ups == 0; i++) {
+		char where[LINK_ENDPOINT_MAX];
+
+		snprintf(where, sizeof(where), "tcp://10.2.%u.%u:1", i / 250, i % 250);
+		raw_hello(line, FORGED(.endpoint = where, .instance = (uint8_t)(i + 1)));
+		peernet_run(2 * MS);
+		if (i < 1000)
+			continue;
+		if (!peer)
+			began_ns = loop_now_ns(net.loop);
+		peer = peer ? peer : peernet_dial(1, 0);
+	}
+	assert_true(net.n[0].peers->stats.hellos_limited > 200);
+	assert_int_equal(net.n[1].ups, 1);
+	assert_in_range(loop_now_ns(net.loop) - began_ns, 0, 10 * MS);
+	net.n[2].link->ops->hangup(line);
+}
+
 static void assert_bye(enum err_code code, uint64_t epoch, const char *text)
 {
 	const struct peernet_tapped *t = last_of_type(&net.n[2], WIRE_T_BYE);
@@ -578,6 +606,28 @@ static void refusals_are_bounded(void **state)
 	net.n[2].link->ops->hangup(line);
 }
 
+/* Mallory's refusals leave lines to tell others why. */
+static void refusals_of_one_user_leave_lines(void **state)
+{
+	struct link_line *line = raw_start(NULL);
+	unsigned int lines = 0;
+
+	(void)state;
+	for (unsigned int i = 0; i < 50; i++) {
+		char where[LINK_ENDPOINT_MAX];
+
+		snprintf(where, sizeof(where), "tcp://10.1.0.%u:1", i);
+		raw_hello(line,
+			  FORGED(.endpoint = where, .version_min = 9, .version_max = 9));
+	}
+	peernet_run(100 * MS);
+	assert_int_equal(net.n[0].peers->stats.refused, 50);
+	for (unsigned int i = 0; i < PEER_REFUSALS_MAX; i++)
+		lines += net.n[0].peers->refusals[i].line != NULL;
+	assert_int_equal(lines, PEER_REFUSALS_USER);
+	net.n[2].link->ops->hangup(line);
+}
+
 static void welcome_without_nonce_is_not_heard(void **state)
 {
 	struct peer *peer = peernet_dial(0, 3); /* nobody is there */
@@ -691,17 +741,17 @@ static void dials_to_nobody_leave_places(void **state)
 	net.options.peers_max = 64;
 	peernet_stop(0);
 	peernet_start(0);
-	while ((first = dial_nobody(7, 1, 1)))
-		all += first;
-	assert_int_equal(all, 7); /* a quarter of its user's half of 56 */
+	all = dial_nobody(7, 1, 50); /* in one burst */
+	assert_int_equal(all, 7);    /* a quarter of its user's half of 56 */
 	assert_non_null(strstr(refused.text, "7 for this session, the cap is 7"));
 	for (uint64_t session = 2; session < 10; session++) {
-		while ((first = dial_nobody(7, session, 1)))
+		while ((first = dial_nobody(7, session, 9)))
 			all += first;
 	}
 	assert_int_equal(all, 28);
 	assert_int_equal(dial_nobody(8, 99, 7), 7); /* another user */
-	assert_int_equal(dial_nobody(0, 100, 200), 14);
+	assert_int_equal(dial_nobody(0, 100, 200), 7);
+	assert_int_equal(dial_nobody(0, 102, 200), 7);
 	assert_int_equal(dial_nobody(9, 101, 7), 2); /* whoever has few gets in yet */
 	/* an eighth is left for who comes */
 	peer = peernet_dial(1, 0);
@@ -751,10 +801,12 @@ int main(void)
 		TEST(frame_of_an_earlier_peering_is_none_of_the_next),
 		TEST(bye_of_an_earlier_peering_does_not_end_the_next),
 		TEST(hello_flood_is_bounded),
+		TEST(hello_flood_of_one_user_is_hers),
 		TEST(hello_of_other_version_is_refused_with_bye),
 		TEST(welcome_of_other_version_ends_the_dial),
 		TEST(hello_with_bad_contents_is_dropped),
 		TEST(refusals_are_bounded),
+		TEST(refusals_of_one_user_leave_lines),
 		TEST(welcome_without_nonce_is_not_heard),
 		TEST(peers_at_their_cap_are_refused),
 		TEST(strangers_take_no_place_of_a_peer),

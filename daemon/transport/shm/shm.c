@@ -300,11 +300,13 @@ int shm_probe(const struct config *config, uint32_t *caps_p)
 void shm_close(struct transport *transport)
 {
 	struct shm *shm = container_of(transport, struct shm, net.base);
+	struct stat st;
 
 	net_fini(&shm->net);
 	net_acceptor_close(&shm->acceptor);
-	if (shm->names[1][0])
-		(void)unlink(shm->names[1]);
+	if (shm->names[1][0] && stat(shm->names[1], &st) == 0 &&
+	    st.st_ino == shm->inode && st.st_dev == shm->device)
+		(void)unlink(shm->names[1]); /* not a successor's */
 	loop_timer_stop(&shm->tick);
 	pthread_mutex_destroy(&shm->regs_lock);
 	mem_free(shm);
