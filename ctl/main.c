@@ -25,6 +25,7 @@
 #include "ctl/ctl.h"
 #include "ctl/words.h"
 #include "daemon/base/mem.h"
+#include "daemon/base/stdio.h"
 #include "lib/kvd.h"
 
 const struct ctl_command ctl_commands[] = {
@@ -795,6 +796,7 @@ int main(int argc, char **argv)
 	struct ctl ctl = {.timeout_ms = 10000};
 	int r = -1, opt;
 
+	stdio_open();
 	for (size_t i = 0; i < ARRAY_LEN(command_options); i++)
 		long_options[6 + i] = (struct option){
 			command_options[i].name,

@@ -19,6 +19,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/base/stdio.h"
 #include "daemon/check.h"
 #include "daemon/config/config.h"
 #include "daemon/features.h"
@@ -29,6 +30,9 @@
 #include "daemon/loop/lock.h"
 #include "daemon/loop/notify.h"
 #include "gpu/gpu.h"
+
+/* The daemon itself has some 50, more with more processors, transports and options. */
+#define DESCRIPTORS_LEAST 128u
 
 /* EX_USAGE and EX_CONFIG of sysexits.h: systemd must not restart after these */
 enum { EXIT_BAD_USAGE = 64, EXIT_BAD_CONFIG = 78 };
@@ -176,6 +180,20 @@ static int main_give_up_files(const struct config *config)
 	return err_pass(sandbox_files(places));
 }
 
+/* Libraries end the process when they find none left at the start, without a word. */
+static int main_check_descriptors(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= DESCRIPTORS_LEAST)
+		return 0;
+	return err_raise(
+		ERR_CONFIG,
+		"RLIMIT_NOFILE: %llu descriptors (at least %u); raise LimitNOFILE= "
+		"of the unit, or ulimit -n",
+		(unsigned long long)limit.rlim_cur, DESCRIPTORS_LEAST);
+}
+
 static int main_serve(const struct config *config)
 {
 	struct kvd_sockets sockets = {.control_fd = -1, .warden_fd = -1};
@@ -187,7 +205,10 @@ static int main_serve(const struct config *config)
 	if (!config->core_dumps)
 		main_seal();
 	lock_init(&lock);
-	r = sandbox_prepare(config->sandbox);
+	sockets.lock = &lock;
+	r = main_check_descriptors();
+	if (r == 0)
+		r = sandbox_prepare(config->sandbox);
 	if (r == 0) /* while there is no thread, nor the lock */
 		r = warden_fork(&sockets.warden_fd);
 	if (r == 0)
@@ -248,8 +269,10 @@ static int load_and(enum action action, struct args *args)
 int main(int argc, char **argv)
 {
 	struct args args = {.user = NULL};
-	enum action action = parse_args(argc, argv, &args);
+	enum action action;
 
+	stdio_open();
+	action = parse_args(argc, argv, &args);
 	switch (action) {
 	case RUN:
 	case CHECK:
