@@ -340,14 +340,13 @@ const struct command admin_commands[] = {
 	 "daemon (its version), name, instance, pid, endpoint, state (serving, refusing, "
 	 "draining, stopping; degraded: it serves, and the directory of option cluster "
 	 "is away, or the file of its socket is another process's), why (refusing: no "
-	 "transport that `require` allows is usable, so rooms are refused), "
-	 "uptime_ms, "
-	 "sessions, helper_jobs, lag_ms (the longest time of the last second that the loop was "
-	 "busy), room_bytes (moved by rooms since the start), staged_bytes (of them, by "
-	 "way of a buffer of this daemon's), insecure (insecure = yes: it does not "
-	 "authenticate its peers), plain_peers (daemons of other hosts to which bytes go "
-	 "in clear), sandbox (what bounds it: seccomp, landlock), sandbox_lacks (why "
-	 "that is not all), transports"},
+	 "transport that `require` allows is usable, so rooms are refused), uptime_ms, "
+	 "sessions, helper_jobs, lag_ms (the longest time of the last second that the "
+	 "loop was busy), room_bytes (moved by rooms since the start), staged_bytes (of "
+	 "them, by way of a buffer of this daemon's), insecure (insecure = yes: it "
+	 "does not authenticate its peers), plain_peers (daemons of other hosts to "
+	 "which bytes go in clear), sandbox (what bounds it: seccomp, landlock), "
+	 "sandbox_lacks (why that is not all), transports"},
 	{"config.show",
 	 "Show the settings in force; paths, users and groups to administrators only",
 	 NULL, 0, config_show_run,

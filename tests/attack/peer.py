@@ -445,6 +445,29 @@ def hellos_fill_the_table(house):
     return None if other.up(6) else "no WELCOME for another key"
 
 
+@attack("V8", "HELLOs of one key without end keep no other key waiting", keyed=True,
+        by=rig.ROOT)
+def hellos_without_end(house):
+    peer, ended = known(house), threading.Event()
+
+    def flood():
+        while not ended.is_set():
+            peer.id, peer.epoch = b"\1" + os.urandom(15), peer.epoch + 1
+            peer.put(peer.frame(HELLO, peer.hello_body(
+                endpoint="tcp://127.0.0.1:%d#%s" % (1024 + peer.epoch % 50000, peer.keys[1]))))
+            rest(1 / 450)
+    thread = threading.Thread(target=flood)
+    thread.start()
+    rest(HOLD_S)  # more than a second's worth
+    other = hostile.Daemon(house.endpoints["a"], hostile.keys_of(house, "b"))
+    begin = time.monotonic()
+    up = other.up(6)
+    took = time.monotonic() - begin
+    ended.set()
+    thread.join()
+    return None if up and took < 1 else "the WELCOME of another key takes %.1f s" % took
+
+
 @attack("V11", "a HELLO makes it dial its sender once, and nobody else", keyed=True)
 def hello_makes_it_dial_others(house):
     door, other = (socket.create_server(("127.0.0.1", 0)) for _ in "12")
