@@ -452,10 +452,11 @@ def hellos_without_end(house):
 
     def flood():
         while not ended.is_set():
-            peer.id, peer.epoch = b"\1" + os.urandom(15), peer.epoch + 1
-            peer.put(peer.frame(HELLO, peer.hello_body(
-                endpoint="tcp://127.0.0.1:%d#%s" % (1024 + peer.epoch % 50000, peer.keys[1]))))
-            rest(1 / 450)
+            for _ in range(10):
+                peer.id, peer.epoch = b"\1" + os.urandom(15), peer.epoch + 1
+                peer.put(peer.frame(HELLO, peer.hello_body(endpoint="tcp://127.0.0.1:%d#%s" % (
+                    1024 + peer.epoch % 50000, peer.keys[1]))))
+            rest(0.01)
     thread = threading.Thread(target=flood)
     thread.start()
     rest(HOLD_S)  # more than a second's worth
