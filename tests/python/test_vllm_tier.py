@@ -83,7 +83,7 @@ def module(monkeypatch):
     """kvd.vllm.tier"""
     def fields(folder, spec, blocks, shared):
         return types.SimpleNamespace(fields={"tp": 1 if shared else spec.config.tp})
-    made = {"": {"__version__": "0.32.0"}, ".logger": {"init_logger": logging.getLogger},
+    made = {"": {"__version__": "1"}, ".logger": {"init_logger": logging.getLogger},
             ".platforms": {"current_platform": types.SimpleNamespace(
                 device_name="cpu", get_device_capability=lambda: None)},
             ".v1": {}, ".v1.kv_offload": {}, ".v1.kv_offload.tiering": {}, ".v1.metrics": {},
@@ -103,6 +103,7 @@ def module(monkeypatch):
         one.__dict__.update(words, __path__=[])
         monkeypatch.setitem(sys.modules, "vllm" + name, one)
     monkeypatch.delitem(sys.modules, "kvd.vllm.tier", raising=False)
+    monkeypatch.setattr("kvd.vllm.check", lambda part: None)  # these are no whole vLLM
     found = importlib.import_module("kvd.vllm.tier")
     monkeypatch.setitem(sys.modules, "kvd.vllm.tier", found)
     return found
@@ -201,10 +202,14 @@ def test_no_revision_is_refused(module):
         module.check_options({})
 
 
-def test_other_releases_are_refused(module):
-    sys.modules["vllm"].__version__ = "0.10.0"
-    with pytest.raises(RuntimeError, match="0.10.0"):
-        module.KvdTier(spec_of(), memoryview(np.zeros((2, ROW), np.uint8)), "KvdTier", **GIVEN)
+def test_a_release_without_what_is_used_is_refused(module, monkeypatch):
+    monkeypatch.undo()
+    old = types.ModuleType("vllm")
+    old.__dict__.update(__version__="0.10.0", __path__=[])
+    monkeypatch.setitem(sys.modules, "vllm", old)
+    monkeypatch.delitem(sys.modules, "kvd.vllm.tier", raising=False)
+    with pytest.raises(RuntimeError, match="vLLM 0.10.0 is not as kvd uses it: .*is missing"):
+        importlib.import_module("kvd.vllm.tier")
 
 
 def test_hashes_that_are_no_ids_are_misses_that_are_told(module, daemon, caplog):

@@ -9,7 +9,6 @@ import os
 
 NAME = "kvd"
 STORE = "kvd.sglang.store"
-TESTED = ("0.5.23",)  # releases of SGLang
 
 
 def load():
@@ -38,12 +37,13 @@ def add_member(enum, value):
     type.__setattr__(enum, member._name_, member)
 
 
-def check_release(version):
-    if version not in TESTED:
-        raise RuntimeError(
-            "kvd.sglang: SGLang %s is none of the releases that it was tested with: %s. Install "
-            "one of these, or use SGLang's backend nixl on kvd (docs/engines/nixl.md)"
-            % (version, ", ".join(TESTED)))
+def check(part):
+    """Refuse an SGLang that has not what a part of this package uses (needs.py)."""
+    import sglang
+
+    from .. import fit
+    from .needs import PARTS
+    fit.check(PARTS[part], sglang.__version__)
 
 
 def host_memory(original, dims, dtype):
@@ -64,8 +64,7 @@ def kv_class(original, transfer_backend, class_type):
     """SGLang's get_kv_class() for this backend."""
     if transfer_backend.value != NAME or class_type.value == "kvargs":
         return original(transfer_backend, class_type)
-    import sglang
-    check_release(sglang.__version__)
+    check("transfer")
     from . import bootstrap, conn
     return {"manager": conn.KVManager, "sender": conn.KVSender,
             "receiver": conn.KVReceiver,

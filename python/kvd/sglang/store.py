@@ -15,7 +15,10 @@ import secrets
 import weakref
 from collections import namedtuple
 
-import sglang
+from . import check
+
+check("store")  # before what follows fails for a name that this SGLang has not
+
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.hicache_storage import (HiCacheStorage, PoolHitPolicy, PoolName,
                                                   PoolTransferResult)
@@ -28,7 +31,7 @@ from ..layout import format_of
 from ..stores.door import CALL_S, Door
 from ..stores.names import commit_of, rope_of, weights_of, word
 from ..stores.shelf import LEASE_S, Shelf, pages_of, trailing
-from . import check_release, store_pools
+from . import store_pools
 
 logger = logging.getLogger("kvd.sglang")
 OPTIONS = ("kvd_socket", "model", "revision", "far", "lease")
@@ -220,7 +223,6 @@ def on_update(*args, **kwargs):
 
 class KvdStore(HiCacheStorage):
     def __init__(self, storage_config, kwargs=None):
-        check_release(sglang.__version__)
         self.config = storage_config
         given = dict(storage_config.extra_config or {})
         check_options(given)

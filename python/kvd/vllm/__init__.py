@@ -10,22 +10,23 @@ daemon's chunks.
 vLLM imports this in each of its processes; nothing of a daemon or a GPU is touched before the
 caches are registered."""
 
-TESTED = ("0.32.0",)  # releases of vLLM
 
+def check(part):
+    """Refuse a vLLM that has not what a part of this package uses (needs.py)."""
+    import vllm
 
-def check_release(version):
-    if version.split("+")[0] not in TESTED:
-        raise RuntimeError(
-            "kvd.vllm: vLLM %s is none of the releases that it was tested with: %s. Install one "
-            "of these, or use vLLM's NixlConnector on kvd (docs/engines/nixl.md)"
-            % (version, ", ".join(TESTED)))
+    from .. import fit
+    from .needs import PARTS
+    fit.check(PARTS[part], vllm.__version__)
 
 
 def __getattr__(name):
     if name == "KvdConnector":
+        check("connectors")
         from .connector import KvdConnector
         return KvdConnector
     if name == "KvdStoreConnector":
+        check("connectors")
         from .store import KvdStoreConnector
         return KvdStoreConnector
     raise AttributeError(name)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Any, Tuple
+from typing import Any
 
-TESTED: Tuple[str, ...]
 
-def check_release(version: str) -> None: ...
+def check(part: str) -> None: ...
 def __getattr__(name: str) -> Any: ...

@@ -33,7 +33,7 @@ from vllm.v1.request import RequestStatus
 
 from ..rooms import Source
 from ..route import ticket_of
-from . import check_release, sleep
+from . import sleep
 from .bootstrap import Lookups, Server
 from .load import Meter
 from .params import Remote, address_of, layers_of_all, params_of, read, room_of, write
@@ -391,8 +391,6 @@ def refusals(config, caches):
 
 class KvdConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config, role, kv_cache_config):
-        import vllm
-        check_release(vllm.__version__)
         super().__init__(vllm_config, role, kv_cache_config)
         for refused, what, remedy in refusals(vllm_config, kv_cache_config):
             if refused:

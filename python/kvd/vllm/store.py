@@ -24,12 +24,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
                                                                KVConnectorWorkerMetadata,
                                                                SupportsHMA)
 from vllm.logger import init_logger
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ..client import Client
 from ..stores.door import CALL_S, Door
 from ..stores.names import weights_of
-from . import check_release, sleep
+from . import releases, sleep
 from .identity import names
 from .marks import Marks
 from .stats import StorePromMetrics, StoreStats
@@ -218,12 +217,10 @@ class Worker:
 # ---- the connector ---------------------------------------------------------------------
 
 class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
-    _cache_hit_source = CacheHitSource.HOST
+    _cache_hit_source = releases.host_hits()
     requires_kv_delivery = False  # what is not saved is a miss
 
     def __init__(self, vllm_config, role, kv_cache_config):
-        import vllm
-        check_release(vllm.__version__)
         super().__init__(vllm_config, role, kv_cache_config)
         for refused, what, remedy in refusals(vllm_config, kv_cache_config):
             if refused:
@@ -231,7 +228,7 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
                                  % (what, remedy))
         refuse_options(vllm_config)
         transfer = vllm_config.kv_transfer_config
-        hashed = kv_cache_config.hash_block_size or vllm_config.cache_config.block_size
+        hashed = releases.hash_tokens(vllm_config, kv_cache_config)
         block = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         tokens = chunk_tokens(transfer.get_from_extra_config("chunk_tokens", None),
                               math.lcm(block, hashed))
@@ -245,6 +242,9 @@ class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
             self._worker = Worker(vllm_config, kv_cache_config)
 
     # ---- scheduler ----
+
+    def bind_gpu_block_pool(self, gpu_block_pool):
+        releases.refuse_lookahead(gpu_block_pool)
 
     def on_new_request(self, request):
         self._plan.arrived(request)

@@ -24,6 +24,11 @@ import time
 from collections import namedtuple
 
 import numpy as np
+
+from . import check
+
+check("tier")  # before what follows fails for a name that this vLLM has not
+
 import vllm
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
@@ -32,7 +37,6 @@ from vllm.v1.kv_offload.base import (Locality, LookupResult, Medium, RequestOffl
 from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ..chunks import ID_BYTES
 from ..client import Client
@@ -42,7 +46,7 @@ from ..stores.door import CALL_S, Door
 from ..stores.jobs import Jobs
 from ..stores.names import weights_of, word
 from ..stores.shelf import LEASE_S, Shelf
-from . import check_release
+from . import releases
 
 logger = init_logger("vllm.kvd")
 OPTIONS = ("revision", "model", "kvd_socket", "lease", "far", "locality")
@@ -136,11 +140,10 @@ class Lookups(AsyncLookupManager):
 
 class KvdTier(SecondaryTierManager):
     medium = Medium.STORAGE  # it outlives the engine
-    cache_hit_source = CacheHitSource.HOST
+    cache_hit_source = releases.host_hits()
 
     def __init__(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector=None,
                  **given):
-        check_release(vllm.__version__)
         check_options(given)
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(given["locality"]) if "locality" in given else None
