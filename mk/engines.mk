@@ -40,5 +40,5 @@ engines-soak: engines-kvd ## many requests in real engines, with kills (REQUESTS
 	$(call each_engine,soak.py --requests $(or $(REQUESTS),20000) --clients $(or $(CLIENTS),8))
 
 bench-lmcache: engines-kvd ## first tokens from LMCache and from kvd's chunks (REPS=n)
-	@tests/engines/setup.sh lmcache $(CURDIR)/$(ENGINES_DIR)
+	@$(ENGINES_ENV) tests/engines/setup.sh lmcache $(CURDIR)/$(ENGINES_DIR)
 	@$(ENGINES_ENV) tests/engines/vllm_lmcache.py --reps $(or $(REPS),7)

@@ -4,7 +4,9 @@
 uses. Their wheels are downloaded without what they need, unpacked into FOLDER, and compared with
 kvd's lists (kvd.fit) by their syntax trees: nothing of them is run.
 
-fit.py --tree vllm|sglang SITE-PACKAGES compares what is unpacked there."""
+NIXL is compared the other way about: what its package offers, kvd's has, by the same parameters.
+
+fit.py --tree vllm|sglang|nixl SITE-PACKAGES compares what is unpacked there."""
 import ast
 import glob
 import os
@@ -13,11 +15,12 @@ import subprocess
 import sys
 import zipfile
 
-from kvd import fit
+from kvd import fit, nixl
 from kvd.sglang import needs as sglang_needs
 from kvd.vllm import needs as vllm_needs
 
 PARTS = {"vllm": vllm_needs.PARTS, "sglang": sglang_needs.PARTS}
+NIXL = "nixl_cu13._api"
 DEPTH = 12  # of names that are imported from elsewhere
 
 
@@ -206,13 +209,59 @@ def judge(name, version, site):
     return count
 
 
+def judge_nixl(version, site):
+    """Whether kvd's nixl has what the real one has, for its callers."""
+    theirs, ours, found = Sources(site), Sources(nixl.path()), []
+    names, _ = theirs.tree(NIXL)
+    for name, node in sorted(names.items()):
+        if not isinstance(node, ast.ClassDef) or name.startswith("_"):
+            continue
+        own = ours.find("nixl._api", name)
+        if own is None:
+            found.append("%s is missing" % name)
+            continue
+        made = {}
+        collect(node.body, made)
+        for method, there in made.items():
+            if method.startswith("_") and method != "__init__" or \
+                    not isinstance(there, ast.FunctionDef):
+                continue
+            want = [p.name for p in params_of(there, True) or ()]
+            here = ours.look("nixl._api", name + "." + method)
+            if isinstance(here, fit.Missing):
+                found.append("%s.%s is missing" % (name, method))
+            elif [p.name for p in here or ()] != want:
+                found.append("%s.%s(%s) is (%s) here" % (
+                    name, method, ", ".join(want), ", ".join(p.name for p in here or ())))
+    print("NIXL %s: kvd's nixl %s" % (version, "lacks %d" % len(found) if found else "has all"))
+    for one in found:
+        print("    " + one)
+    return len(found)
+
+
+def exported(site):
+    """Names that nixl._api of the package `nixl` gives on, which kvd's has not."""
+    theirs, ours = Sources(site), Sources(nixl.path())
+    names, _ = theirs.tree("nixl._api")
+    missing = sorted(name for name, node in names.items() if isinstance(node, tuple) and
+                     node[0].startswith("nixl") and ours.find("nixl._api", name) is None)
+    for name in missing:
+        print("    nixl._api: %s is missing" % name)
+    return len(missing)
+
+
 def main(argv):
     if argv[:1] == ["--tree"] and len(argv) == 3:
-        return 1 if judge(argv[1], "at %s" % argv[2], argv[2]) else 0
+        check = judge_nixl if argv[1] == "nixl" else lambda *args: judge(argv[1], *args)
+        return 1 if check("at %s" % argv[2], argv[2]) else 0
     if len(argv) != 1:
         print(__doc__, file=sys.stderr)
         return 2
-    return 1 if sum([judge(name, *download(name, argv[0])) for name in PARTS]) else 0
+    count = sum([judge(name, *download(name, argv[0])) for name in PARTS])
+    version, site = download("nixl", argv[0])
+    build, parts = download("nixl-cu13", argv[0])
+    count += judge_nixl("%s, by nixl-cu13 %s" % (version, build), parts) + exported(site)
+    return 1 if count else 0
 
 
 if __name__ == "__main__":
