@@ -33,7 +33,7 @@ from vllm.v1.request import RequestStatus
 
 from ..rooms import Source
 from ..route import ticket_of
-from . import sleep
+from . import releases, sleep
 from .bootstrap import Lookups, Server
 from .load import Meter
 from .params import Remote, address_of, layers_of_all, params_of, read, room_of, write
@@ -272,7 +272,17 @@ class Scheduler:
     def _end(self, request, remote):
         """Tokens that prefill has, of those that are wanted."""
         wanted = self.loads(request.num_prompt_tokens)
-        return wanted if remote.push else min(wanted, remote.tokens)
+        return wanted if remote.push and not remote.tokens else min(wanted, remote.tokens)
+
+    def shorten_load(self, request, end):
+        """vLLM loads tokens up to `end`, fewer than it was told that there are."""
+        name, remote = request.request_id, self.pulls.get(request.request_id)
+        if remote is None:
+            return
+        self.pulls[name] = remote._replace(tokens=end)
+        if self.replay:  # the state that comes is of another token
+            self.step.refused.append((name, remote.room, "vLLM loads %d tokens of it: the state "
+                                      "after these is not there" % end))
 
     def allocated(self, request, blocks, external):
         name, params = request.request_id, params_of(request)
@@ -390,12 +400,15 @@ def refusals(config, caches):
 
 
 class KvdConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
+    _cache_hit_source = releases.hits("P2P")
+
     def __init__(self, vllm_config, role, kv_cache_config):
         super().__init__(vllm_config, role, kv_cache_config)
         for refused, what, remedy in refusals(vllm_config, kv_cache_config):
             if refused:
                 raise ValueError("kvd.vllm: %s is not supported; %s" % (what, remedy))
         self._scheduler = self._worker = None
+        self._answers = {}  # {request: (computed, tokens behind them that can be loaded)}
         extra = vllm_config.kv_transfer_config.get_from_extra_config
         bootstrap = extra("bootstrap", None)
         if bootstrap is not None:
@@ -431,9 +444,14 @@ class KvdConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
         self._scheduler.arrived(request)
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
-        return self._scheduler.matched(request, num_computed_tokens)
+        tokens, later = self._scheduler.matched(request, num_computed_tokens)
+        self._answers[request.request_id] = num_computed_tokens, tokens or 0
+        return tokens, later
 
     def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        computed, answered = self._answers.pop(request.request_id, (0, 0))
+        if 0 < num_external_tokens < answered:
+            self._scheduler.shorten_load(request, computed + num_external_tokens)
         self._scheduler.allocated(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output):
@@ -446,9 +464,10 @@ class KvdConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
         self._scheduler.heard(connector_output)
 
     def request_finished(self, request, block_ids):
-        return self._scheduler.finished(request, (block_ids,))
+        return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(self, request, block_ids):
+        self._answers.pop(request.request_id, None)
         return self._scheduler.finished(request, block_ids)
 
     # ---- worker ----

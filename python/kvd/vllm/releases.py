@@ -2,13 +2,13 @@
 """What differs between the releases of vLLM that kvd runs with."""
 
 
-def host_hits():
-    """vLLM's name of hits in host memory. None: before release 0.32 it had no names for them."""
+def hits(source):
+    """vLLM's name for where cached tokens came from. None: before release 0.32 it had none."""
     try:
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
     except ImportError:
         return None
-    return CacheHitSource.HOST
+    return CacheHitSource[source]
 
 
 def hash_tokens(config, caches):

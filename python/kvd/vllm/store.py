@@ -217,7 +217,7 @@ class Worker:
 # ---- the connector ---------------------------------------------------------------------
 
 class KvdStoreConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
-    _cache_hit_source = releases.host_hits()
+    _cache_hit_source = releases.hits("HOST")
     requires_kv_delivery = False  # what is not saved is a miss
 
     def __init__(self, vllm_config, role, kv_cache_config):

@@ -168,6 +168,7 @@ class Known:
         self.doubted = 0  # or else so many may be missing until its first step has a result
         self.looked, self.counted = None, False  # (chunks asked for, found) until counted
         self.hold, self.first, self.end, self.until = None, 0, 0, 0.0
+        self.begin = 0  # tokens that vLLM had when it was told of the hold
         self.blocks = None  # that are loaded into
         self.failed = False  # a load has: it is not tried again
         self.frozen = False  # of a model that has changed since
@@ -279,6 +280,7 @@ class Plan:
 
     def _held(self, known, computed):
         """Up to which token chunks are held. A queued request is asked for again and again."""
+        known.begin = computed
         first, now = computed // self.tokens, self.clock()
         if first == known.first and now < known.until:
             return known.end
@@ -318,7 +320,7 @@ class Plan:
         if not external:  # another connector loads it, or nobody
             known.let_go()
             return
-        begin, end = known.end - external, known.end
+        begin, end = known.begin, known.begin + external  # it may be fewer than were found
         known.blocks = self._part(table(), begin, end)
         self.loading[request.request_id] = known
         self.step.loads.append((request.request_id, known.hold.secret, known.blocks, begin, end))

@@ -140,7 +140,7 @@ class Lookups(AsyncLookupManager):
 
 class KvdTier(SecondaryTierManager):
     medium = Medium.STORAGE  # it outlives the engine
-    cache_hit_source = releases.host_hits()
+    cache_hit_source = releases.hits("HOST")
 
     def __init__(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector=None,
                  **given):

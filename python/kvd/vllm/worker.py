@@ -147,6 +147,8 @@ class Worker:
         for name, remote in step.pulls:
             self._open(name, remote)
         for name, room, words in step.refused:
+            if name in self.pulls:
+                self.pulls[name].handle.stop(words)
             self.pulls[name] = Pull(self.desk.refused(PULL, room, words))
         for name, waits in step.drops:
             pull = self.pulls.get(name)

@@ -36,7 +36,7 @@ class Plain(AttentionBackend):
 
     @staticmethod
     def get_name():
-        return "CUSTOM"
+        return "TRITON_ATTN"  # whose rows of tokens this has
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec=None):

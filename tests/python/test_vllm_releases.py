@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM 0.33 does and 0.32 does not: loads of fewer tokens than were offered, hashes of tokens
+behind a block. vLLM is a stand-in whose classes are empty."""
+import importlib
+import importlib.abc
+import importlib.machinery
+import logging
+import sys
+import types
+from types import SimpleNamespace as Some
+
+import pytest
+
+from kvd.vllm import releases
+from kvd.vllm.params import Remote
+
+OURS = ("kvd.vllm.connector", "kvd.vllm.stats")
+
+
+class Empty(types.ModuleType):
+    __path__ = []
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return logging.getLogger if name == "init_logger" else \
+            {"P2P": 1} if name == "CacheHitSource" else type(name, (), {
+            "register_connector": lambda *args: None, "FINISHED_STOPPED": 1,
+            "FINISHED_LENGTH_CAPPED": 2})
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path, target=None):
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) \
+            if name.split(".")[0] == "vllm" else None
+
+    def create_module(self, spec):
+        return Empty(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+@pytest.fixture
+def connector(monkeypatch):
+    """KvdConnector, as a scheduler has it."""
+    before = {name: sys.modules.pop(name) for name in list(sys.modules)
+              if name.split(".")[0] == "vllm" or name in OURS}
+    finder = Finder()
+    sys.meta_path.insert(0, finder)
+    module = importlib.import_module("kvd.vllm.connector")
+    caches = Some(has_mamba_layers=False, kv_cache_groups=[],
+                  select_transfer_block_ids=lambda blocks: blocks)
+    config = Some(kv_transfer_config=Some(get_from_extra_config=lambda name, preset: preset),
+                  num_prefill_lookahead_tokens=0)
+    one = object.__new__(module.KvdConnector)
+    one._scheduler, one._answers = module.Scheduler(config, caches), {}
+    yield one
+    sys.meta_path.remove(finder)
+    for name in [n for n in sys.modules if n.split(".")[0] == "vllm" or n in OURS]:
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+def load(connector, external, computed=32, push=False, tokens=100):
+    """A request of 100 tokens whose prefill has all: what the workers are given."""
+    request = Some(request_id="a", kv_transfer_params={"do_remote_prefill": True},
+                   num_prompt_tokens=100)
+    scheduler = connector._scheduler
+    scheduler.pulls["a"] = Remote(5, "t", 0 if push else tokens, 1, 1, (), push)
+    assert connector.get_num_new_matched_tokens(request, computed) == (tokens - computed, True)
+    blocks = Some(get_block_ids=lambda: ([1, 2, 3, 4, 5, 6, 7],))
+    connector.update_state_after_alloc(request, blocks, external)
+    (bind,) = scheduler.step.binds
+    return bind[2:], scheduler.step.refused
+
+
+@pytest.mark.parametrize("push", [False, True])
+def test_fewer_tokens_than_were_offered_are_those_behind_the_own_ones(connector, push):
+    assert load(connector, 48, push=push) == ((32, 80), [])
+
+
+@pytest.mark.parametrize("push", [False, True])
+def test_all_tokens_that_were_offered_are_loaded(connector, push):
+    assert load(connector, 68, push=push) == ((32, 100), [])
+    assert connector._answers == {}
+
+
+def test_a_state_of_another_token_is_not_loaded(connector):
+    connector._scheduler.replay = True
+    connector._scheduler.loads = lambda tokens: tokens
+    bind, ((name, room, why),) = load(connector, 48)
+    assert bind == (32, 80) and (name, room) == ("a", 5) and "the state" in why
+
+
+def test_hashes_of_tokens_behind_their_block_are_refused():
+    releases.refuse_lookahead(Some())
+    releases.refuse_lookahead(Some(num_hash_lookahead_tokens=0))
+    with pytest.raises(ValueError, match="cover 2 tokens behind"):
+        releases.refuse_lookahead(Some(num_hash_lookahead_tokens=2))
+
+
+def test_a_block_is_hashed_as_the_release_says():
+    config = Some(cache_config=Some(block_size=16))
+    assert releases.hash_tokens(config, Some()) == 16
+    assert releases.hash_tokens(config, Some(hash_block_size=None)) == 16
+    assert releases.hash_tokens(config, Some(hash_block_size=64)) == 64
