@@ -64,7 +64,8 @@ class Shapes:
                          kv_heads, *self._tp, head_bytes)
 
     def sglang_mla(self, view="kv", *, page_size, pages, layers, latent_bytes):
-        """One latent a token, held by every rank; also swa, dsa and c128."""
+        """One latent a token, held by every rank; also swa and c128. A page of dsa's index has
+        all values before all scales: it is a state (sglang_state), one slot a page."""
         _checked(page_size=page_size, pages=pages, latent_bytes=latent_bytes)
         return self._add("sglang_mla", view, page_size, pages, _u32("layers", layers), 1,
                          *self._tp, latent_bytes)

@@ -54,7 +54,8 @@ struct shape_sglang_kv {
 /* Slot rows [slot][head][dim] (NHD); adds 2 * layer_count buffers, K first. */
 int shape_sglang_mha(struct layout *layout, const struct shape_sglang_kv *kv);
 /* One latent that every rank holds; adds layer_count buffers. Also for the page
- * indexed states swa, dsa and c128, in a view of their own. */
+ * indexed states swa and c128, in a view of their own. A page of dsa's
+ * index is no row of tokens: it is a state of one slot a page. */
 int shape_sglang_mla(struct layout *layout, const struct shape_sglang_kv *kv);
 
 /*

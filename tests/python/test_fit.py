@@ -30,7 +30,7 @@ NEEDS = """
     Connector: _config
     Connector < begin(step)
     Connector < load(context, **kwargs)
-    Connector <? sleep(config)
+    Connector <? doze(config)
 {0}.group
     rank()
 """
@@ -125,7 +125,7 @@ def test_a_name_that_is_missing_is_told(judge, old, new, words):
     ("def begin(self, step)", "def begin(self, step, late=0)", "the engine has a parameter late"),
     ("def load(self, context, **kwargs)", "def load(self, context)",
      "the engine has no parameter kwargs"),
-    ("def begin(self", "def sleep(self): ...\n    def begin(self", "no parameter config")])
+    ("def begin(self", "def doze(self): ...\n    def begin(self", "no parameter config")])
 def test_a_signature_that_has_changed_is_told(judge, old, new, words):
     (found,) = judge([(old, new)])
     assert words in found, found
@@ -134,7 +134,7 @@ def test_a_signature_that_has_changed_is_told(judge, old, new, words):
 @pytest.mark.parametrize("old, new", [
     ("start(name, level=0)", "start(name, *rest, **more)"),
     ("put(key, value, *, wait=None)", "put(key, value, wait=None, more=())"),
-    ("def begin(self", "def sleep(self, config): ...\n    def begin(self"),
+    ("def begin(self", "def doze(self, config): ...\n    def begin(self"),
     ("    def skip(self): ...", "    @staticmethod\n    def skip(): ...")])
 def test_a_signature_that_takes_more_fits(judge, old, new):
     assert judge([(old, new)]) == []

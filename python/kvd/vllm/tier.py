@@ -13,6 +13,7 @@ is not told, so that a row is one field, and what decides it is in the space's w
 neither to a tier what its model was started with: `revision` has to.
 
 Rows are vLLM's again when a job is reported, which is when the daemon touches them no more.
+They are host memory, which sleep mode leaves where it is.
 Look-ups, loads and stores have a thread each, so that a daemon that stands still keeps requests
 that wait for it, and not the scheduler."""
 import json
