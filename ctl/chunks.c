@@ -65,6 +65,9 @@ static void chunks_print_head(const cJSON *reply)
 	       ctl_num(reply, "chunks"), ctl_num(reply, "evicted"),
 	       ctl_num(reply, "published"), (unsigned int)ctl_num(reply, "holds"),
 	       (unsigned int)ctl_num(reply, "moves"));
+	printf("spaces    %.0f, %.0f evicted\n",
+	       (double)cJSON_GetArraySize(ctl_list(reply, "spaces")),
+	       ctl_num(reply, "spaces_evicted"));
 	printf("asked     %.0f found, %.0f missed", found, missed);
 	if (found + missed > 0)
 		printf(": %.1f %%", 100 * found / (found + missed));

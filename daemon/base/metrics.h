@@ -137,6 +137,11 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "chunks that were asked for and not there, or behind one that was not")        \
 	X(STORE_EVICTED, COUNTER, NUMBER, NONE, NONE, "store_evicted_total",             \
 	  "chunks that left for others")                                                 \
+	X(STORE_SPACES, GAUGE, NUMBER, NONE, NONE, "store_spaces",                       \
+	  "spaces of chunks: user, model, revision, …")                                  \
+	X(STORE_SPACES_EVICTED, COUNTER, NUMBER, NONE, NONE,                             \
+	  "store_spaces_evicted_total",                                                  \
+	  "spaces that left with all of their chunks, unused for longest")               \
 	X(STORE_PUT_BYTES, COUNTER, BYTES, NONE, NONE, "store_put_bytes_total",          \
 	  "bytes stored")                                                                \
 	X(STORE_FETCHED_BYTES, COUNTER, BYTES, NONE, NONE, "store_fetched_bytes_total",  \
@@ -225,6 +230,8 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "store_file_written_bytes_total", "bytes of chunks written to files")          \
 	X(STORE_FILE_READ, COUNTER, BYTES, NONE, NONE, "store_file_read_bytes_total",    \
 	  "bytes of chunks read from files")                                             \
+	X(STORE_FILE_EVICTED, COUNTER, NUMBER, NONE, NONE, "store_file_evicted_total",   \
+	  "chunks that left files for others")                                           \
 	X(STORE_FILE_BAD, COUNTER, NUMBER, NONE, NONE, "store_file_bad_total",           \
 	  "parts of chunks whose sums were wrong when they were read")                   \
 	X(STORE_FILE_FAULTS, COUNTER, NUMBER, NONE, NONE, "store_file_faults_total",     \

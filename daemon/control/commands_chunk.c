@@ -749,6 +749,8 @@ static int list_run(struct request *req)
 						(double)(f.slabs_free * f.slab_bytes)) &&
 			cJSON_AddNumberToObject(result, "chunks", (double)f.chunks) &&
 			cJSON_AddNumberToObject(result, "evicted", (double)f.evicted) &&
+			cJSON_AddNumberToObject(result, "spaces_evicted",
+						(double)f.spaces_evicted) &&
 			cJSON_AddNumberToObject(result, "published",
 						(double)f.published) &&
 			cJSON_AddNumberToObject(result, "found", (double)f.found) &&

@@ -79,6 +79,8 @@ static void take_store(struct kvd *kvd)
 	metrics_set(m, METRIC_STORE_FOUND, f.found);
 	metrics_set(m, METRIC_STORE_MISSED, f.missed);
 	metrics_set(m, METRIC_STORE_EVICTED, f.evicted);
+	metrics_set(m, METRIC_STORE_SPACES, f.spaces);
+	metrics_set(m, METRIC_STORE_SPACES_EVICTED, f.spaces_evicted);
 	metrics_set(m, METRIC_STORE_PUT_BYTES, f.put_bytes);
 	metrics_set(m, METRIC_STORE_FETCHED_BYTES, f.fetched_bytes);
 	metrics_set(m, METRIC_STORE_FAR_FOUND, f.far.found);
@@ -93,6 +95,7 @@ static void take_store(struct kvd *kvd)
 	metrics_set(m, METRIC_STORE_FILE_FREE, f.files.free_bytes);
 	metrics_set(m, METRIC_STORE_FILE_WRITTEN, f.files.written_bytes);
 	metrics_set(m, METRIC_STORE_FILE_READ, f.files.read_bytes);
+	metrics_set(m, METRIC_STORE_FILE_EVICTED, f.files.evicted);
 	metrics_set(m, METRIC_STORE_FILE_BAD, f.files.bad);
 	metrics_set(m, METRIC_STORE_FILE_FAULTS, f.files.faults);
 	metrics_set(m, METRIC_STORE_FILE_READONLY, f.files.readonly);

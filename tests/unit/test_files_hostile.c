@@ -363,6 +363,21 @@ static void put_part(struct files_world *w, const uint8_t *digest, uint32_t form
 	free(data);
 }
 
+/* A file of another chunk_dir_size. */
+#define STRAY 90u
+static bool stray_is_there(struct files_world *w)
+{
+	struct disk_list list = {0};
+	struct disk_op op = {.what = DISK_LIST, .list = &list};
+	bool there = false;
+
+	assert_int_equal(fw_raw(w, &op), 0);
+	for (size_t i = 0; i < list.slab_count; i++)
+		there |= list.slabs[i].file.number == STRAY;
+	disk_list_fini(&list);
+	return there;
+}
+
 /* Of the class that has this digest. */
 static bool description_is_there(struct files_world *w, const uint8_t *digest)
 {
@@ -412,6 +427,7 @@ static void files_of_another_format_are_kept(void **state)
 		fw_raw_begin(&w);
 		d.version = rows[i].description;
 		forge_put(&w, data, description_of(&w, d, data), digest);
+		forge_slab_file(&w, STRAY, 8 * KIB, 8 * KIB);
 		put_part(&w, digest, rows[i].header, rows[i].sum_is_off);
 		for (uint32_t start = 0; start < 2 && rows[i].kept; start++) {
 			restarted(&w);
@@ -424,6 +440,7 @@ static void files_of_another_format_are_kept(void **state)
 			fw_stop(&w);
 			fw_raw_begin(&w);
 			assert_true(description_is_there(&w, digest));
+			assert_true(stray_is_there(&w));
 		}
 		if (!rows[i].kept) {
 			restarted(&w);
@@ -431,6 +448,7 @@ static void files_of_another_format_are_kept(void **state)
 			works(&w);
 			fw_stop(&w);
 			fw_raw_begin(&w);
+			assert_false(stray_is_there(&w));
 		}
 		fw_raw_end(&w);
 		fw_end(&w);
