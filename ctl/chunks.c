@@ -92,6 +92,9 @@ static void chunks_print_files(const cJSON *files)
 	printf(", %s read; %.0f parts evicted, %.0f whose sums were wrong\n",
 	       ctl_bytes(ctl_num(files, "read_bytes")), ctl_num(files, "evicted"),
 	       ctl_num(files, "bad"));
+	if (ctl_true(files, "full"))
+		printf("          the disk is full (%s left): no further file is made\n",
+		       ctl_bytes(ctl_num(files, "disk_free_bytes")));
 	if (!ctl_true(files, "scanned"))
 		printf("          what they hold is not known yet\n");
 	if (*why)

@@ -582,6 +582,12 @@ void doctor_chunks(struct doctor *d)
 			"mend what it names (kernel's log, df), then restart the daemon",
 			"nothing is %s chunk_dir: %s",
 			ctl_true(files, "open") ? "written any more to" : "kept in", why);
+	else if (ctl_true(files, "full"))
+		doctor_say(d, DOCTOR_WARN, "free space there, or a lower chunk_dir_size",
+			   "the file system of %s is full (%s left): no further file is "
+			   "made for chunks",
+			   ctl_str(files, "dir", ""),
+			   ctl_bytes(ctl_num(files, "disk_free_bytes")));
 	else
 		doctor_say(d, DOCTOR_OK, NULL, "%s of memory%s%s",
 			   ctl_bytes(ctl_num(reply, "memory_bytes")),

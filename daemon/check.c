@@ -8,6 +8,7 @@
  */
 #include "daemon/check.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -20,8 +21,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "daemon/base/cgroup.h"
 #include "daemon/base/endpoint.h"
 #include "daemon/base/err.h"
 #include "daemon/cluster/groups.h"
@@ -241,6 +244,54 @@ static void check_reach(const struct check *check)
 			"this host, can read and write engines' caches");
 }
 
+/* ---- memory, disk ---- */
+
+/* The service's control group may be another one than this process's. */
+static void check_memory(const struct check *check)
+{
+	if (config_memory_check(check->config, memory_limit()) != 0)
+		check_warning(check, "chunk_memory", "%s", err_last()->text);
+	err_clear();
+}
+
+/* What its files have already counts as room. */
+static uint64_t files_bytes(const char *path)
+{
+	DIR *entries = opendir(path);
+	const struct dirent *entry;
+	uint64_t bytes = 0;
+	struct stat st;
+
+	while (entries && (entry = readdir(entries))) {
+		if (fstatat(dirfd(entries), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) ==
+			    0 &&
+		    S_ISREG(st.st_mode))
+			bytes += (uint64_t)st.st_blocks * 512;
+	}
+	if (entries)
+		closedir(entries);
+	return bytes;
+}
+
+static void check_chunk_dir(struct check *check)
+{
+	const struct config *config = check->config;
+	const char *path = config->chunk_dir;
+	struct statvfs fs;
+	uint64_t room;
+
+	if (!*path || !check_directory(check, "chunk_dir", path) ||
+	    statvfs(path, &fs) < 0)
+		return;
+	room = (uint64_t)fs.f_bavail * fs.f_frsize + files_bytes(path);
+	if (room < config->chunk_dir_bytes)
+		check_warning(check, "chunk_dir_size",
+			      "chunk_dir_size: %llu MiB, the file system of %s has room "
+			      "for %llu: chunks are kept as far as that goes",
+			      (unsigned long long)config->chunk_dir_bytes >> 20, path,
+			      (unsigned long long)room >> 20);
+}
+
 unsigned int check_config(const struct config *config)
 {
 	struct check check = {.config = config};
@@ -254,6 +305,8 @@ unsigned int check_config(const struct config *config)
 	check_keys(&check);
 	check_cluster(&check);
 	check_libraries(&check);
+	check_memory(&check);
+	check_chunk_dir(&check);
 	check_reach(&check);
 	return check.errors;
 }

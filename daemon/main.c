@@ -16,6 +16,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "daemon/base/cgroup.h"
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
@@ -194,6 +195,18 @@ static int main_check_descriptors(void)
 		(unsigned long long)limit.rlim_cur, DESCRIPTORS_LEAST);
 }
 
+/* The kernel kills without a word who takes more than he may have. */
+static int main_check_memory(const struct config *config)
+{
+	int r = config_memory_check(config, memory_limit());
+
+	if (r <= 0)
+		return err_pass(r);
+	log_warn("daemon", config->name, err_last()->text, NULL);
+	err_clear();
+	return 0;
+}
+
 static int main_serve(const struct config *config)
 {
 	struct kvd_sockets sockets = {.control_fd = -1, .warden_fd = -1};
@@ -207,6 +220,8 @@ static int main_serve(const struct config *config)
 	lock_init(&lock);
 	sockets.lock = &lock;
 	r = main_check_descriptors();
+	if (r == 0)
+		r = main_check_memory(config);
 	if (r == 0)
 		r = sandbox_prepare(config->sandbox);
 	if (r == 0) /* while there is no thread, nor the lock */

@@ -24,12 +24,10 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "daemon/base/cgroup.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/metrics.h"
@@ -346,49 +344,9 @@ void charge_drop(struct charge *charge)
 
 /* ---- the preset ---- */
 
-/* The number that a file begins with; UINT64_MAX: it has none ("max"). */
-static uint64_t file_number(const char *path)
-{
-	char text[64] = "";
-	cleanup_close int fd = open(path, O_RDONLY | O_CLOEXEC);
-
-	if (fd < 0 || read(fd, text, sizeof(text) - 1) <= 0 || text[0] < '0' ||
-	    text[0] > '9')
-		return UINT64_MAX;
-	return strtoull(text, NULL, 10);
-}
-
-/* Of this process's control group and those above, the least memory.max. */
-static uint64_t cgroup_limit(void)
-{
-	char text[512] = "", path[600], *own, *end;
-	cleanup_close int fd = open("/proc/self/cgroup", O_RDONLY | O_CLOEXEC);
-	uint64_t least = UINT64_MAX, here;
-
-	if (fd < 0 || read(fd, text, sizeof(text) - 1) <= 0)
-		return UINT64_MAX;
-	own = strstr(text, "0::/"); /* the unified hierarchy's line */
-	if (!own)
-		return file_number("/sys/fs/cgroup/memory/memory.limit_in_bytes");
-	own += 3;
-	own[strcspn(own, "\n")] = 0;
-	for (;;) {
-		snprintf(path, sizeof(path), "/sys/fs/cgroup%s/memory.max", own);
-		here = file_number(path);
-		least = here < least ? here : least;
-		end = strrchr(own, '/');
-		if (!end)
-			return least;
-		*end = 0;
-	}
-}
-
 uint64_t accounts_preset(void)
 {
-	long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-	uint64_t all = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0;
-	uint64_t group = cgroup_limit();
-	uint64_t part = (group < all ? group : all) / PRESET_PART;
+	uint64_t part = memory_limit() / PRESET_PART;
 
 	return part < PRESET_LEAST  ? PRESET_LEAST
 	       : part > PRESET_MOST ? PRESET_MOST

@@ -630,6 +630,33 @@ int config_load(struct config *config, const struct config_source *source)
 	return 0;
 }
 
+#define MIB (UINT64_C(1) << 20)
+
+/* `memory` has a preset of its own, which is no more than a part of the limit. */
+int config_memory_check(const struct config *config, uint64_t limit_bytes)
+{
+	uint64_t all = config->chunk_memory_bytes + config->chunk_home_bytes;
+	unsigned long long mib = limit_bytes / MIB;
+
+	if (config_line_of(config, "memory") != CONFIG_LINE_DEFAULT)
+		all += config->memory_bytes;
+	if (config->chunk_memory_bytes && config->chunk_memory_bytes >= limit_bytes)
+		return err_raise(ERR_CONFIG,
+				 "chunk_memory: %llu MiB are more than this process may "
+				 "have (%llu MiB, by its control group or the machine); "
+				 "lower it, or raise MemoryMax=",
+				 (unsigned long long)config->chunk_memory_bytes / MIB,
+				 mib);
+	if (all < limit_bytes)
+		return 0;
+	err_raise(ERR_CONFIG,
+		  "chunk_memory, chunk_home_memory, memory: %llu MiB together are more "
+		  "than this process may have (%llu MiB, by its control group or the "
+		  "machine); lower them, or raise MemoryMax=",
+		  (unsigned long long)all / MIB, mib);
+	return 1;
+}
+
 uint32_t config_line_of(const struct config *config, const char *name)
 {
 	const struct setting *row;

@@ -666,6 +666,9 @@ static bool add_files(cJSON *result, const struct store_files *f)
 		cJSON_AddStringToObject(files, "why", f->why->text)) &&
 	       cJSON_AddNumberToObject(files, "bytes", (double)f->bytes) &&
 	       cJSON_AddNumberToObject(files, "free_bytes", (double)f->free_bytes) &&
+	       cJSON_AddNumberToObject(files, "disk_free_bytes",
+				       (double)f->disk_free_bytes) &&
+	       cJSON_AddBoolToObject(files, "full", f->full) &&
 	       cJSON_AddNumberToObject(files, "written_bytes",
 				       (double)f->written_bytes) &&
 	       cJSON_AddNumberToObject(files, "read_bytes", (double)f->read_bytes) &&
@@ -813,7 +816,7 @@ const struct command chunk_commands[] = {
 	{"chunk.list", "what the chunk store holds", list_fields, 0, list_run,
 	 "ready: its memory is made; memory_bytes, free_bytes; chunks; "
 	 "published: parts in engines' pages; evicted, found, "
-	 "missed: chunks, since the start; put_bytes, fetched_bytes; holds, moves: open; "
+	 "missed: chunks, since the start; spaces_evicted: with all of their chunks; put_bytes, fetched_bytes; holds, moves: open; "
 	 "far: {stores, up: of chunk_stores; found, bytes, retries; hedges, hedges_won: "
 	 "parts that were late and asked of another one, too; lends, lent: by "
 	 "others}; homes, with chunk_homes: {homes, up; notes told, resyncs: "
@@ -822,7 +825,9 @@ const struct command chunk_commands[] = {
 	 "most `most`, of holders; bytes; notes, refused: there was no room; finds; "
 	 "again: how often a holder had to tell all anew}; "
 	 "files, with chunk_dir: {dir, way (io_uring, threads), direct, open, scanned: "
-	 "what it holds is known, readonly, why, bytes, free_bytes, written, read, "
+	 "what it holds is known, readonly, why, bytes, free_bytes: of them, as far as "
+	 "the file system has room; disk_free_bytes: its own; full: it has none for "
+	 "another file; written, read, "
 	 "evicted, bad: their sums were wrong, written_bytes, read_bytes, faults, "
 	 "queued}; "
 	 "spaces: {tenant, digest, model, revision, scheme, rope, tokens, chunks, bytes, "

@@ -93,6 +93,8 @@ static void take_store(struct kvd *kvd)
 	take_homes(m, &f);
 	metrics_set(m, METRIC_STORE_FILE, f.files.bytes);
 	metrics_set(m, METRIC_STORE_FILE_FREE, f.files.free_bytes);
+	metrics_set(m, METRIC_STORE_FILE_DISK_FREE, f.files.disk_free_bytes);
+	metrics_set(m, METRIC_STORE_FILE_FULL, f.files.full);
 	metrics_set(m, METRIC_STORE_FILE_WRITTEN, f.files.written_bytes);
 	metrics_set(m, METRIC_STORE_FILE_READ, f.files.read_bytes);
 	metrics_set(m, METRIC_STORE_FILE_EVICTED, f.files.evicted);

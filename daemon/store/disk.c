@@ -110,6 +110,8 @@ static bool disk_op_ok(const struct disk_op *op)
 	switch (op->what) {
 	case DISK_LIST:
 		return op->list != NULL;
+	case DISK_SPACE:
+		return true;
 	case DISK_MAKE:
 		return op->file.slot_bytes > 0 && op->bytes > 0;
 	case DISK_REMOVE:

@@ -98,6 +98,7 @@ enum disk_what {
 	DISK_NAMED_WRITE, /* the file's content becomes iov[0] */
 	DISK_NAMED_READ,  /* all of it into iov[0]; `moved`: how much that is */
 	DISK_NAMED_REMOVE,
+	DISK_SPACE, /* `moved`: bytes that the file system has left for this process */
 	DISK_WHATS,
 };
 
@@ -150,7 +151,7 @@ struct disk_op {
 	 */
 	int result;
 	struct err err;
-	uint64_t moved; /* bytes, of READ, WRITE and NAMED_… */
+	uint64_t moved; /* bytes, of READ, WRITE, NAMED_… and SPACE */
 
 	struct { /* the disk's own */
 		uint64_t cut;

@@ -30,6 +30,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
@@ -541,6 +542,16 @@ static int dir_list(const struct disk_dir *dir, const struct disk_op *op)
 	return 0;
 }
 
+static int dir_space(const struct disk_dir *dir, struct disk_op *op)
+{
+	struct statvfs fs;
+
+	if (fstatvfs(dir->fd, &fs) < 0)
+		return dir_fault(dir, op, errno);
+	op->moved = (uint64_t)fs.f_bavail * fs.f_frsize;
+	return 0;
+}
+
 /* ---- interface ---- */
 
 int disk_dir_do(struct disk_dir *dir, struct disk_op *op)
@@ -551,6 +562,9 @@ int disk_dir_do(struct disk_dir *dir, struct disk_op *op)
 	switch (op->what) {
 	case DISK_LIST:
 		r = dir_list(dir, op);
+		break;
+	case DISK_SPACE:
+		r = dir_space(dir, op);
 		break;
 	case DISK_MAKE:
 		r = dir_make(dir, op);

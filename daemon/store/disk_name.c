@@ -32,6 +32,7 @@ const char *disk_file_name(const struct disk_op *op, char name[DISK_FILE_NAME_BY
 {
 	switch (op->what) {
 	case DISK_LIST:
+	case DISK_SPACE:
 	case DISK_WHATS:
 		snprintf(name, DISK_FILE_NAME_BYTES, ".");
 		break;

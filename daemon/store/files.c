@@ -391,6 +391,7 @@ static void files_full(struct files *files, const struct err *why)
 		 "files=%u why=\"%s\"", used, why->text);
 	arena_limit(files->arena, used);
 	loop_timer_start(&files->retry, FILES_RETRY_NS);
+	files_room_out(files);
 }
 
 /* What waits for its file is not written. */
@@ -415,6 +416,7 @@ static void on_slab_made(struct disk_op *op)
 	if (op->result >= 0) {
 		slab->actual = op->file.slot_bytes;
 		slab->syncs_failed = 0;
+		files->full = false;
 		slab_step(slab);
 		return;
 	}
@@ -741,6 +743,7 @@ int files_new(struct store *store, uint64_t bytes, struct files **files_p)
 	strmap_init(&files->words);
 	loop_defer_init(&files->go, on_go);
 	loop_timer_init(&files->retry, store->kvd->loop, on_retry);
+	files_room_init(files);
 	for (uint32_t i = 0; i < ARENA_SLABS; i++) {
 		struct slab_file *slab = &files->slabs[i];
 
@@ -783,6 +786,7 @@ void files_on_open(void *arg, struct disk *disk, const struct err *why)
 		return;
 	}
 	files->open = true;
+	files_look(files);
 	scan_if(files);
 }
 
@@ -800,6 +804,7 @@ void files_close(struct files *files)
 		return;
 	files->closed = true;
 	loop_timer_stop(&files->retry);
+	loop_timer_stop(&files->look);
 	if (files->disk)
 		disk_close(files->disk);
 	files_go_on(files);
@@ -818,6 +823,7 @@ int files_free(struct files *files)
 		return 0;
 	r = disk_free(files->disk);
 	loop_timer_stop(&files->retry);
+	loop_timer_stop(&files->look);
 	loop_defer_cancel(&files->go);
 	files_scan_free(files->scan);
 	assert(r > 0 || strmap_count(&files->words) == 0);
@@ -848,32 +854,4 @@ int files_writable(const struct files *files)
 struct arena *files_arena(struct files *files)
 {
 	return files->arena;
-}
-
-void files_figures(const struct files *files, struct store_files *figures_p)
-{
-	struct arena_figures arena;
-
-	*figures_p = (struct store_files){0};
-	if (!files)
-		return;
-	arena_figures(files->arena, &arena);
-	*figures_p = (struct store_files){
-		.way = files->disk ? disk_kind(files->disk) : "none",
-		.open = files->open,
-		.scanned = files->scanned,
-		.readonly = files->readonly,
-		.direct = files->open && disk_direct(files->disk),
-		.why = &files->why,
-		.bytes = files->bytes,
-		.free_bytes = arena.slabs_free * arena.slab_bytes,
-		.written_bytes = files->written_bytes,
-		.read_bytes = files->loaded_bytes,
-		.written = files->written,
-		.read = files->loaded,
-		.bad = files->bad,
-		.faults = files->faults,
-		.evicted = arena.evicted,
-		.queued = files->queued,
-	};
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* files_impl: what files.c (writing, reading), files_scan.c (the start) and files_class.c
- * (what classes are) share. */
+/* files_impl: what files.c (writing, reading), files_room.c (what is free), files_scan.c
+ * (the start) and files_class.c (what classes are) share. */
 #ifndef KVD_STORE_FILES_IMPL_H
 #define KVD_STORE_FILES_IMPL_H
 
@@ -15,6 +15,7 @@ struct files_scan;
 struct region;
 
 #define FILES_RETRY_NS (60 * LOOP_NS_PER_S) /* after "no space left" and the like */
+#define FILES_LOOK_NS (10 * LOOP_NS_PER_S)  /* at the room of the file system */
 
 /* A slab's file. */
 struct slab_file {
@@ -42,8 +43,14 @@ struct files {
 	struct list queue; /* jobs that are to be written */
 	unsigned int queued, jobs;
 	uint64_t queued_bytes, flying_bytes;
-	uint64_t generation; /* of the last part that was written, or found */
-	struct strmap words; /* struct class_words, by their names */
+	uint64_t generation;  /* of the last part that was written, or found */
+	struct strmap words;  /* struct class_words, by their names */
+	struct disk_op space; /* the file system's room is asked for */
+	bool space_asked;
+	uint64_t room;	    /* that it had; UINT64_MAX: not known yet */
+	bool full;	    /* it had none for another file, and */
+	uint64_t full_room; /* has had no more since */
+	struct loop_timer look;
 	struct files_scan *scan;
 	struct loop_timer retry; /* the file system was full */
 	struct loop_defer go;
@@ -78,6 +85,12 @@ uint64_t files_slab_bytes(const struct files *files);
 uint64_t files_slot_offset(const struct files *files, uint32_t slab, uint32_t index);
 /* Aligned, in *block_p, which is to be freed; NULL + ERR_NOMEM. */
 uint8_t *files_header_new(void **block_p);
+
+/* ---- files_room.c ---- */
+void files_room_init(struct files *files);
+/* How much room the file system has: now and every FILES_LOOK_NS. */
+void files_look(struct files *files);
+void files_room_out(struct files *files); /* there was none for a file */
 
 /* ---- files_scan.c ---- */
 void files_scan_begin(struct files *files);

@@ -100,6 +100,7 @@ static void scan_end(struct files_scan *scan)
 	for (uint32_t i = 0; i < ARENA_SLABS; i++)
 		files->slabs[i].owner = arena_slab_owner(files->arena, i);
 	files->scanned = true;
+	files_look(files);
 	files->scan = NULL;
 	files_scan_free(scan);
 	store_tidy(files->store);

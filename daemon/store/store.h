@@ -260,8 +260,11 @@ struct store_figures {
 		const char *dir; /* NULL: there are none */
 		const char *way; /* how they are read and written */
 		bool open, scanned, readonly, direct;
+		bool full; /* the file system had no room for another file */
 		const struct err *why; /* code != OK: why nothing is written, or read */
-		uint64_t bytes, free_bytes, written_bytes, read_bytes;
+		uint64_t bytes, written_bytes, read_bytes;
+		uint64_t free_bytes;	  /* of them, as far as there is room */
+		uint64_t disk_free_bytes; /* the file system's */
 		uint64_t written, read, bad, faults, evicted;
 		unsigned int queued;
 	} files;

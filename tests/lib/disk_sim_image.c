@@ -297,6 +297,9 @@ int image_do(struct disk_sim *sim, struct disk_op *op)
 	switch (op->what) {
 	case DISK_LIST:
 		return image_list(sim, op);
+	case DISK_SPACE:
+		op->moved = sim->capacity - sim->used;
+		return 0;
 	case DISK_MAKE:
 		return image_make(sim, op);
 	case DISK_REMOVE:

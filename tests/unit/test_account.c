@@ -7,9 +7,16 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <errno.h>
+#include <ftw.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "daemon/base/account.h"
+#include "daemon/base/cgroup.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/metrics.h"
@@ -235,6 +242,87 @@ static void preset_is_a_part_of_the_memory(void **state)
 	assert_true(accounts_preset() <= UINT64_C(8) << 30);
 }
 
+/* ---- control groups ---- */
+
+static void text_put(const char *dir, const char *name, const char *text)
+{
+	char path[PATH_MAX];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	for (char *at = path + strlen(dir) + 1; (at = strchr(at, '/')); at++) {
+		*at = 0;
+		assert_true(mkdir(path, 0700) == 0 || errno == EEXIST);
+		*at = '/';
+	}
+	file = fopen(path, "w");
+	assert_non_null(file);
+	assert_true(fputs(text, file) >= 0);
+	assert_int_equal(fclose(file), 0);
+}
+
+static int on_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+	(void)st;
+	(void)type;
+	(void)ftw;
+	return remove(path);
+}
+
+static void limit_is_the_least_of_all_groups(void **state)
+{
+	static const struct {
+		const char *what, *self;
+		const char *files[2][2]; /* name, text */
+		uint64_t limit;
+	} rows[] = {
+		{"v2",
+		 "0::/a/b\n",
+		 {{"a/b/memory.max", "max\n"}, {"a/memory.max", "7000"}},
+		 7000},
+		{"v2, its own",
+		 "0::/a/b\n",
+		 {{"a/b/memory.max", "6000"}, {"a/memory.max", "7000"}},
+		 6000},
+		{"v2 in a container", "0::/\n", {{"memory.max", "5000\n"}}, 5000},
+		{"v1",
+		 "3:cpu:/x\n4:memory:/a/b\n",
+		 {{"memory/a/b/memory.limit_in_bytes", "9223372036854771712"},
+		  {"memory/a/memory.limit_in_bytes", "4000"}},
+		 4000},
+		{"v1 in a container",
+		 "4:memory:/docker/f00\n",
+		 {{"memory/memory.limit_in_bytes", "3000"}},
+		 3000},
+		{"both",
+		 "5:devices:/\n4:cpu,memory:/a\n0::/system.slice/x\n",
+		 {{"memory/a/memory.limit_in_bytes", "2000"},
+		  {"unified/cgroup.procs", ""}},
+		 2000},
+		{"another controller",
+		 "4:memorable:/a\n",
+		 {{"memory/a/memory.limit_in_bytes", "2000"}},
+		 UINT64_MAX},
+		{"none", "0::/a\n", {{"a/memory.max", "max\n"}}, UINT64_MAX},
+		{"no lines", "", {{NULL}}, UINT64_MAX},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+		char dir[] = "/tmp/kvd-cgroup-XXXXXX";
+
+		assert_non_null(mkdtemp(dir));
+		text_put(dir, "cgroup", rows[i].self);
+		for (size_t k = 0; k < 2 && rows[i].files[k][0]; k++)
+			text_put(dir, rows[i].files[k][0], rows[i].files[k][1]);
+		if (cgroup_memory_limit_in(dir, dir) != rows[i].limit)
+			fail_msg("%s: %ju", rows[i].what,
+				 (uintmax_t)cgroup_memory_limit_in(dir, dir));
+		assert_int_equal(nftw(dir, on_entry, 8, FTW_DEPTH | FTW_PHYS), 0);
+	}
+	assert_true(memory_limit() <= cgroup_memory_limit());
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -247,6 +335,7 @@ int main(void)
 		cmocka_unit_test(charge_of_nobody_is_nothing),
 		cmocka_unit_test(account_without_memory_is_none),
 		cmocka_unit_test(preset_is_a_part_of_the_memory),
+		cmocka_unit_test(limit_is_the_least_of_all_groups),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -458,6 +458,27 @@ static int remove_dir(void **state)
 	return rmdir(dir);
 }
 
+static void memory_above_the_limit_is_refused_by_name(void **state)
+{
+	struct config c;
+
+	(void)state;
+	must_load("[chunks]\nchunk_memory = 300 MiB\nchunk_home_memory = 0 B\n", &c);
+	assert_int_equal(config_memory_check(&c, UINT64_C(301) << 20), 0);
+	assert_true(config_memory_check(&c, UINT64_C(100) << 20) < 0);
+	assert_int_equal(err_last()->code, ERR_CONFIG);
+	assert_non_null(strstr(err_last()->text, "chunk_memory: 300 MiB"));
+	assert_non_null(strstr(err_last()->text, "100 MiB"));
+	must_load("[chunks]\nchunk_memory = 300 MiB\nchunk_home_memory = 1 GiB\n", &c);
+	assert_int_equal(config_memory_check(&c, UINT64_C(1) << 30), 1);
+	assert_non_null(strstr(err_last()->text, "1324 MiB together"));
+	must_load("[daemon]\nmemory = 2 GiB\n", &c);
+	assert_int_equal(config_memory_check(&c, UINT64_C(1) << 30), 1);
+	must_load("", &c); /* its presets fit everywhere */
+	assert_int_equal(config_memory_check(&c, UINT64_C(64) << 20), 0);
+	err_clear();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -476,6 +497,7 @@ int main(void)
 		cmocka_unit_test(admission_follows_uids_and_gids),
 		cmocka_unit_test(loopback_is_told_from_the_rest),
 		cmocka_unit_test(config_without_memory_answers),
+		cmocka_unit_test(memory_above_the_limit_is_refused_by_name),
 	};
 
 	return cmocka_run_group_tests(tests, make_dir, remove_dir);

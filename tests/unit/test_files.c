@@ -420,10 +420,39 @@ static void full_file_system_is_no_fault(void **state)
 	assert_int_equal(disk_sim_struck(w.sim), 1);
 	assert_int_equal(fw_figures(&w).faults, 0);
 	assert_false(fw_figures(&w).readonly);
+	assert_true(fw_figures(&w).full);
 	disk_sim_heal(w.sim);
 	fw_wait(&w, 61 * LOOP_NS_PER_S);
 	put_durable(&w, KIND_A, 50);
 	assert_int_equal(slabs_used(&w), 3);
+	assert_false(fw_figures(&w).full);
+	fw_end(&w);
+}
+
+/* What the files may have and the disk has not is not free. */
+static void free_room_is_what_the_file_system_has(void **state)
+{
+	const uint64_t slab = 40 * KIB, rest = 10 * KIB;
+	struct store_files figures;
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &(struct fw_args){.seed = 1, .capacity = 4 * slab + rest});
+	fw_wait(&w, LOOP_NS_PER_S);
+	figures = fw_figures(&w);
+	assert_int_equal(figures.disk_free_bytes, 4 * slab + rest);
+	assert_int_equal(figures.free_bytes, 4 * slab + rest);
+	assert_false(figures.full);
+	for (uint32_t id = 0; id < 20; id++) { /* five a file, and a description */
+		fw_put(&w, KIND_A, id);
+		file_it(&w, KIND_A, id);
+	}
+	fw_wait(&w, 11 * LOOP_NS_PER_S);
+	figures = fw_figures(&w);
+	assert_true(figures.disk_free_bytes < rest);
+	assert_int_equal(figures.free_bytes, figures.disk_free_bytes);
+	assert_true(figures.full);
+	assert_false(figures.readonly);
 	fw_end(&w);
 }
 
@@ -844,6 +873,7 @@ int main(void)
 		cmocka_unit_test(
 			part_that_is_put_during_the_start_is_the_one_in_its_file),
 		cmocka_unit_test(full_file_system_is_no_fault),
+		cmocka_unit_test(free_room_is_what_the_file_system_has),
 		cmocka_unit_test(full_file_system_without_a_file_keeps_nothing),
 		cmocka_unit_test(second_fault_of_a_write_ends_all_writing),
 		cmocka_unit_test(second_fault_of_making_a_file_ends_all_writing),

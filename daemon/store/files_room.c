@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * chunk_dir_size is what the files may have; the file system may have less. It is asked
+ * every FILES_LOOK_NS, on a thread of the disk's, for others fill it too. A slab whose
+ * file is there has its room reserved.
+ */
+#include "daemon/base/context.h"
+#include "daemon/store/files_impl.h"
+#include "daemon/store/store_impl.h"
+
+/* A file that is not there yet has no room, as a MAKE of it has shown, or as this tells.
+ * A quota shows by the first alone. */
+static void files_full_look(struct files *files)
+{
+	uint64_t slab_bytes = files_slab_bytes(files);
+	bool wanted = false;
+
+	for (uint32_t i = 0; i < ARENA_SLABS; i++)
+		wanted |= !files->slabs[i].actual;
+	if (files->full && files->room >= files->full_room + slab_bytes)
+		files->full = false;
+	if (!files->full && wanted && files->scanned && files->room < slab_bytes) {
+		files->full = true;
+		files->full_room = 0;
+	}
+}
+
+static void on_space(struct disk_op *op)
+{
+	struct files *files = container_of(op, struct files, space);
+
+	files->space_asked = false;
+	if (op->result >= 0)
+		files->room = op->moved;
+	else
+		files_note_fault(files, &op->err);
+	if (op->result >= 0)
+		files_full_look(files);
+	if (!files->closed)
+		loop_timer_start(&files->look, FILES_LOOK_NS);
+}
+
+void files_look(struct files *files)
+{
+	if (files->space_asked || files->closed)
+		return;
+	files->space_asked = true;
+	files->space = (struct disk_op){.what = DISK_SPACE, .done = on_space};
+	disk_submit(files->disk, &files->space);
+}
+
+static void on_look(struct loop_timer *timer)
+{
+	files_look(container_of(timer, struct files, look));
+}
+
+void files_room_init(struct files *files)
+{
+	loop_timer_init(&files->look, files->store->kvd->loop, on_look);
+	files->room = UINT64_MAX;
+}
+
+void files_room_out(struct files *files)
+{
+	files->full = true;
+	files->full_room = files->room < UINT64_MAX / 2 ? files->room : 0;
+	files_look(files);
+}
+
+/* ---- figures ---- */
+
+/* Slabs that are nobody's: those whose file is there have their room. */
+static uint64_t files_free_bytes(const struct files *files, uint64_t slabs_free,
+				 uint64_t slab_bytes)
+{
+	uint64_t made = 0, more;
+
+	for (uint32_t i = 0; i < ARENA_SLABS; i++)
+		made += files->slabs[i].actual && !arena_slab_owner(files->arena, i);
+	made = made < slabs_free ? made : slabs_free;
+	more = (slabs_free - made) * slab_bytes;
+	return made * slab_bytes + (more < files->room ? more : files->room);
+}
+
+void files_figures(const struct files *files, struct store_files *figures_p)
+{
+	struct arena_figures arena;
+
+	*figures_p = (struct store_files){0};
+	if (!files)
+		return;
+	arena_figures(files->arena, &arena);
+	*figures_p = (struct store_files){
+		.way = files->disk ? disk_kind(files->disk) : "none",
+		.open = files->open,
+		.scanned = files->scanned,
+		.readonly = files->readonly,
+		.direct = files->open && disk_direct(files->disk),
+		.why = &files->why,
+		.bytes = files->bytes,
+		.free_bytes = files_free_bytes(files, arena.slabs_free, arena.slab_bytes),
+		.disk_free_bytes = files->room < UINT64_MAX ? files->room : 0,
+		.full = files->full,
+		.written_bytes = files->written_bytes,
+		.read_bytes = files->loaded_bytes,
+		.written = files->written,
+		.read = files->loaded,
+		.bad = files->bad,
+		.faults = files->faults,
+		.evicted = arena.evicted,
+		.queued = files->queued,
+	};
+}
