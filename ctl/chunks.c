@@ -27,6 +27,9 @@ static void chunks_print_far(const cJSON *far)
 		       ctl_num(far, "up"), ctl_num(far, "stores"), ctl_num(far, "found"),
 		       ctl_bytes(ctl_num(far, "bytes")), ctl_num(far, "retries"),
 		       ctl_num(far, "hedges"), ctl_num(far, "hedges_won"));
+	if (ctl_num(far, "left_out") > 0)
+		printf("late      %.0f daemons, not asked for a while\n",
+		       ctl_num(far, "left_out"));
 	if (ctl_num(far, "lends") > 0)
 		printf("lent      %.0f holds of others now, %.0f in all\n",
 		       ctl_num(far, "lent"), ctl_num(far, "lends"));

@@ -156,6 +156,8 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "parts of fetches that were late, and asked of another daemon, too")           \
 	X(STORE_FAR_HEDGES_WON, COUNTER, NUMBER, NONE, NONE,                             \
 	  "store_far_hedges_won_total", "of them, those that came from there first")     \
+	X(STORE_FAR_LEFT_OUT, GAUGE, NUMBER, NONE, NONE, "store_far_left_out",           \
+	  "holders of chunks that are not asked for a while, because they were late")    \
 	X(STORE_LENDS, COUNTER, NUMBER, NONE, NONE, "store_lends_total",                 \
 	  "holds that other daemons have had of chunks here")                            \
 	X(STORE_LENT, GAUGE, NUMBER, NONE, NONE, "store_lent",                           \

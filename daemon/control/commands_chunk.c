@@ -686,6 +686,7 @@ static bool add_far(cJSON *result, const struct store_far *f)
 
 	return far && cJSON_AddNumberToObject(far, "stores", f->stores) &&
 	       cJSON_AddNumberToObject(far, "up", f->up) &&
+	       cJSON_AddNumberToObject(far, "left_out", f->left_out) &&
 	       cJSON_AddNumberToObject(far, "found", (double)f->found) &&
 	       cJSON_AddNumberToObject(far, "bytes", (double)f->bytes) &&
 	       cJSON_AddNumberToObject(far, "retries", (double)f->retries) &&
@@ -816,8 +817,10 @@ const struct command chunk_commands[] = {
 	{"chunk.list", "what the chunk store holds", list_fields, 0, list_run,
 	 "ready: its memory is made; memory_bytes, free_bytes; chunks; "
 	 "published: parts in engines' pages; evicted, found, "
-	 "missed: chunks, since the start; spaces_evicted: with all of their chunks; put_bytes, fetched_bytes; holds, moves: open; "
-	 "far: {stores, up: of chunk_stores; found, bytes, retries; hedges, hedges_won: "
+	 "missed: chunks, since the start; spaces_evicted: with all of their chunks; "
+	 "put_bytes, fetched_bytes; holds, moves: open; "
+	 "far: {stores, up: of chunk_stores; left_out: for a while, they were late; "
+	 "found, bytes, retries; hedges, hedges_won: "
 	 "parts that were late and asked of another one, too; lends, lent: by "
 	 "others}; homes, with chunk_homes: {homes, up; notes told, resyncs: "
 	 "how often a home was told all; asks, late: of homes; dials, dials_refused: of "

@@ -23,7 +23,8 @@ struct pace {
  */
 uint64_t pace_begin(struct pace *pace, uint64_t bytes); /* seen */
 void pace_end(struct pace *pace, uint64_t bytes);
-/* Before its pace_end(): it has taken so long, or was given up after that. */
+/* Before its pace_end(): it has taken so long. One that was given up says nothing: that
+ * was after a time of our choice, and each would make the next one wait longer. */
 void pace_add(struct pace *pace, uint64_t seen, uint64_t ns);
 /* One that is under way for longer than this is late. */
 uint64_t pace_late_ns(const struct pace *pace, uint64_t seen);

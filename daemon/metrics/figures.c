@@ -88,6 +88,7 @@ static void take_store(struct kvd *kvd)
 	metrics_set(m, METRIC_STORE_FAR_RETRIES, f.far.retries);
 	metrics_set(m, METRIC_STORE_FAR_HEDGES, f.far.hedges);
 	metrics_set(m, METRIC_STORE_FAR_HEDGES_WON, f.far.hedges_won);
+	metrics_set(m, METRIC_STORE_FAR_LEFT_OUT, f.far.left_out);
 	metrics_set(m, METRIC_STORE_LENDS, f.far.lends);
 	metrics_set(m, METRIC_STORE_LENT, f.far.lent);
 	take_homes(m, &f);

@@ -10,18 +10,17 @@
  * them a second, for a home may name anything. It is a peer for as long as the query or a
  * hold wants it. Its answer may come before its pools are known, and then waits for them.
  *
- * What a holder tells is used as far as it makes sense: pools that it has announced to
- * us, whose layouts give this rank what it needs. A chunk that fails that ends the
- * prefix. Nothing else is believed, for the bytes come by rooms, which check plans and
- * leases as for any other peer.
+ * One that was late is left out for a while (breaker.h): with its answer to a question
+ * that was given enough time, or with the bytes of a fetch. So one sick holder costs one
+ * fetch, and not each of them. The question that tries it again keeps no hold waiting.
+ * One without a data line is not asked: it could send nothing, and the fetch would wait.
  */
-#include "daemon/store/far.h"
-
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/base/breaker.h"
 #include "daemon/base/context.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
@@ -29,43 +28,16 @@
 #include "daemon/handshake/handshake.h"
 #include "daemon/link/link.h"
 #include "daemon/store/dial.h"
+#include "daemon/store/far_impl.h"
 #include "daemon/store/homes.h"
-#include "daemon/store/store_impl.h"
 
 #define STORES_MAX 16u
-#define FAR_HOLDERS_MAX 2u /* of a hold's chunks */
-#define RENEW_MS (FAR_LEASE_MORE_MS / 2)
 #define CANDIDATES_MAX 4u /* of those that homes name */
 #define DIALS_MAX 8u	  /* a second */
 #define OVER_NS (10 * LOOP_NS_PER_S)
-
-struct far_run {
-	uint32_t end;  /* chunks before this one are of it, or of those before */
-	uint64_t mask; /* pools, as bits */
-};
-
-/* What the holder has told, and holds until nobody here wants it any more. */
-struct far_lend {
-	unsigned int refs;
-	struct store *store;
-	struct remote *remote; /* held */
-	struct loop_timer renew;
-	uint64_t ask, tokens;
-	uint8_t space[16];
-	uint64_t pools[STORE_CLASSES_MAX];
-	unsigned int pool_count;
-	struct far_run *runs;
-	uint32_t run_count, chunks;
-};
-
-struct far_hold {
-	struct far_hold *next; /* of as many chunks or fewer */
-	struct far_lend *lend;
-	bool failed;
-	uint32_t chunks; /* that serve the hold's rank */
-	uint64_t tokens;
-	uint64_t *used; /* of each run that does: pools */
-};
+#define SICK_MAX 32u
+/* An answer that takes longer is late. A turn of this loop that is late says nothing. */
+#define PATIENT_NS (200 * LOOP_NS_PER_MS)
 
 /* To one daemon. */
 struct far_one {
@@ -75,6 +47,7 @@ struct far_one {
 	bool open;		 /* not answered */
 	bool held;		 /* the remote, by this: a home named it */
 	bool waiting;		 /* not asked: it is being dialled */
+	bool trial;		 /* it was late before: no hold waits for it */
 	struct far_lend *parked; /* its answer names pools that are not known yet */
 };
 
@@ -85,6 +58,9 @@ struct far_query {
 	struct store_space *space;
 	struct far_one ones[STORES_MAX + CANDIDATES_MAX];
 	unsigned int count, open; /* open: of these, and of `find` */
+	unsigned int trials;	  /* of those that are open */
+	uint64_t late_ns;	  /* then `timer` is due */
+	bool patient;		  /* time enough for an answer */
 	uint32_t asked;		  /* chunks */
 	struct homes_query *find; /* under way */
 	struct wire_chunk_ask msg;
@@ -94,8 +70,16 @@ struct far_query {
 	void *arg;
 };
 
+/* A holder that was late. */
+struct far_sick {
+	char endpoint[LINK_ENDPOINT_MAX];
+	struct breaker breaker;
+};
+
 struct far {
 	struct store *store;
+	struct far_sick sick[SICK_MAX];
+	unsigned int sick_count;
 	struct far_store {
 		char endpoint[LINK_ENDPOINT_MAX];
 		struct dial dial;
@@ -165,20 +149,109 @@ int far_new(struct store *store, struct far **far_p)
 	return 0;
 }
 
+/* ---- those that were late ---- */
+
+static struct far_sick *sick_find(struct far *far, const char *endpoint)
+{
+	for (unsigned int i = 0; i < far->sick_count; i++) {
+		if (strcmp(far->sick[i].endpoint, endpoint) == 0)
+			return &far->sick[i];
+	}
+	return NULL;
+}
+
+/* Where all are taken, of the one that will be tried first. */
+static struct far_sick *sick_get(struct far *far, const char *endpoint)
+{
+	struct far_sick *sick = sick_find(far, endpoint);
+
+	if (sick)
+		return sick;
+	if (far->sick_count < SICK_MAX) {
+		sick = &far->sick[far->sick_count++];
+	} else {
+		sick = far->sick;
+		for (unsigned int i = 1; i < SICK_MAX; i++) {
+			if (far->sick[i].breaker.until_ns < sick->breaker.until_ns)
+				sick = &far->sick[i];
+		}
+	}
+	*sick = (struct far_sick){.breaker = {0}};
+	snprintf(sick->endpoint, sizeof(sick->endpoint), "%s", endpoint);
+	return sick;
+}
+
+static enum breaker_state far_state(struct far *far, const char *endpoint)
+{
+	const struct far_sick *sick = sick_find(far, endpoint);
+
+	return sick ? breaker_state(&sick->breaker, loop_now_ns(far->store->kvd->loop))
+		    : BREAKER_CLOSED;
+}
+
+bool far_is_left_out(struct far *far, const struct remote *remote)
+{
+	return far && far_state(far, remote->peer->endpoint) != BREAKER_CLOSED;
+}
+
+void far_late(struct far *far, const struct remote *remote, const char *what)
+{
+	const char *endpoint = remote->peer->endpoint;
+	struct far_sick *sick;
+	uint64_t now_ns;
+
+	if (!far)
+		return;
+	sick = sick_get(far, endpoint);
+	now_ns = loop_now_ns(far->store->kvd->loop);
+	if (breaker_state(&sick->breaker, now_ns) == BREAKER_OPEN)
+		return;
+	breaker_trip(&sick->breaker, now_ns);
+	log_info("store", endpoint, "is not asked for chunks for a while",
+		 "seconds=%llu why=\"%s\"",
+		 (unsigned long long)((sick->breaker.until_ns - now_ns) / LOOP_NS_PER_S),
+		 what);
+}
+
+void far_serves(struct far *far, const struct remote *remote)
+{
+	struct far_sick *sick =
+		far && far->sick_count ? sick_find(far, remote->peer->endpoint) : NULL;
+
+	if (sick)
+		*sick = far->sick[--far->sick_count];
+}
+
+/* A trial's question was answered. What its bytes take is not known yet. */
+static void far_answers(struct far *far, const struct remote *remote)
+{
+	struct far_sick *sick = sick_find(far, remote->peer->endpoint);
+
+	if (sick)
+		breaker_close(&sick->breaker);
+}
+
 static void query_free(struct far_query *query);
 
-static bool far_up(const struct remote *remote)
+bool far_up(const struct remote *remote)
 {
 	return remote && sm_state(&remote->peer->sm) == PEER_UP && !remote->peer->self &&
 	       (remote->peer->features & PEER_FEATURE_CHUNKS);
 }
 
-void far_count(const struct far *far, unsigned int *count_p, unsigned int *up_p)
+/* Its chunks could come now. */
+static bool far_ready(const struct remote *remote)
 {
-	*count_p = far ? far->count : 0;
-	*up_p = 0;
-	for (unsigned int i = 0; i < *count_p; i++)
-		*up_p += far_up(far->stores[i].dial.remote);
+	return far_up(remote) && remote->ready;
+}
+
+void far_count(const struct far *far, struct store_far *figures_p)
+{
+	figures_p->stores = far ? far->count : 0;
+	for (unsigned int i = 0; far && i < far->count; i++)
+		figures_p->up += far_ready(far->stores[i].dial.remote);
+	for (unsigned int i = 0; far && i < far->sick_count; i++)
+		figures_p->left_out += far->sick[i].breaker.open;
 }
 
 void far_close(struct far *far)
@@ -201,125 +274,6 @@ void far_free(struct far *far)
 	mem_free(far);
 }
 
-/* ---- what is held there ---- */
-
-static void far_release(struct remote *remote, uint64_t ask)
-{
-	const struct wire_chunk_release msg = {.ask = ask};
-
-	if (sm_state(&remote->peer->sm) == PEER_UP &&
-	    handshake_tell_chunk_release(remote, &msg) < 0)
-		err_clear(); /* it is going down, and lets go by that */
-}
-
-/* What reads it still, or a hold that joined for longer, is not over with the lease that
- * was asked for. */
-static void on_renew(struct loop_timer *timer)
-{
-	struct far_lend *lend = container_of(timer, struct far_lend, renew);
-	struct wire_chunk_ask msg = {.ask = lend->ask, .lease_ms = FAR_LEASE_MORE_MS};
-
-	memcpy(msg.space, lend->space, sizeof(msg.space));
-	if (far_up(lend->remote) && handshake_tell_chunk_ask(lend->remote, &msg) < 0)
-		err_clear(); /* it is going down, and lets go by that */
-	loop_timer_start(timer, RENEW_MS * LOOP_NS_PER_MS);
-}
-
-static void lend_unref(struct far_lend *lend)
-{
-	if (--lend->refs)
-		return;
-	loop_timer_stop(&lend->renew);
-	far_release(lend->remote, lend->ask);
-	handshake_release(lend->store->kvd->handshake, lend->remote);
-	mem_free(lend->runs);
-	mem_free(lend);
-}
-
-void far_hold_free(struct far_hold *far)
-{
-	while (far) {
-		struct far_hold *next = far->next;
-
-		lend_unref(far->lend);
-		mem_free(far->used);
-		mem_free(far);
-		far = next;
-	}
-}
-
-uint32_t far_hold_chunks(const struct far_hold *far)
-{
-	return far ? far->chunks : 0;
-}
-
-uint64_t far_hold_tokens(const struct far_hold *far)
-{
-	return far ? far->tokens : 0;
-}
-
-struct far_hold *far_hold_at(struct far_hold *far, uint32_t i)
-{
-	while (far && (far->failed || far_hold_sources(far, i) == 0))
-		far = far->next;
-	return far;
-}
-
-struct far_hold *far_hold_other(struct far_hold *all, const struct far_hold *far,
-				uint32_t i, uint32_t count)
-{
-	for (; all; all = all->next) {
-		if (all != far && !all->failed && i + count <= all->chunks &&
-		    far_up(all->lend->remote))
-			return all;
-	}
-	return NULL;
-}
-
-struct far_hold *far_hold_next(const struct far_hold *far)
-{
-	return far->next;
-}
-
-void far_hold_fail(struct far_hold *far)
-{
-	far->failed = true;
-}
-
-struct remote *far_hold_remote(const struct far_hold *far)
-{
-	return far->lend->remote;
-}
-
-uint64_t far_hold_ask(const struct far_hold *far)
-{
-	return far->lend->ask;
-}
-
-uint64_t far_hold_sources(const struct far_hold *far, uint32_t i)
-{
-	const struct far_lend *lend = far->lend;
-	uint32_t from = 0, to = lend->run_count;
-
-	if (i >= far->chunks)
-		return 0;
-	while (to - from > 1) {
-		uint32_t at = from + (to - from) / 2;
-
-		if (i < lend->runs[at - 1].end)
-			to = at;
-		else
-			from = at;
-	}
-	return far->used[from];
-}
-
-uint64_t far_hold_pool(const struct far_hold *far, unsigned int bit)
-{
-	assert(bit < far->lend->pool_count);
-	return far->lend->pools[bit];
-}
-
 /* ---- asking ---- */
 
 static void one_close(struct far_one *one)
@@ -328,10 +282,11 @@ static void one_close(struct far_one *one)
 		return;
 	one->open = one->waiting = false;
 	one->query->open--;
+	one->query->trials -= one->trial;
 	one->query->far->held -= one->held;
 	idmap_remove(&one->query->far->asks, one->ask);
 	if (one->parked)
-		lend_unref(mem_steal(one->parked));
+		far_lend_unref(mem_steal(one->parked));
 }
 
 static void query_free(struct far_query *query)
@@ -353,7 +308,7 @@ static void query_free(struct far_query *query)
 
 static void query_look(struct far_query *query)
 {
-	if (query->open == 0)
+	if (query->open == 0 || (query->hold && query->open == query->trials))
 		loop_defer(query->far->store->kvd->loop, &query->done);
 }
 
@@ -396,8 +351,19 @@ static void on_query_done(struct loop_defer *defer)
 static void on_query_late(struct loop_timer *timer)
 {
 	struct far_query *query = container_of(timer, struct far_query, timer);
+	struct loop *loop = query->far->store->kvd->loop;
+	bool judges = query->hold && query->patient &&
+		      loop_now_ns(loop) < query->late_ns + PATIENT_NS / 2;
 
-	loop_defer(query->far->store->kvd->loop, &query->done);
+	for (unsigned int i = 0; i < query->count && judges; i++) {
+		const struct far_one *one = &query->ones[i];
+
+		if (one->open && !one->parked && !one->trial)
+			far_late(query->far, one->remote,
+				 one->waiting ? "it could not be reached in time"
+					      : "it did not answer in time");
+	}
+	loop_defer(loop, &query->done);
 }
 
 static int one_ask(struct far_one *one)
@@ -412,10 +378,12 @@ static int one_add(struct far_query *query, struct remote *remote, bool held)
 {
 	struct far *far = query->far;
 	struct far_one *one = &query->ones[query->count];
+	bool trial = far_state(far, remote->peer->endpoint) == BREAKER_TRIAL;
 	int r;
 
 	assert(query->count < ARRAY_LEN(query->ones));
-	*one = (struct far_one){.query = query, .remote = remote, .held = held};
+	*one = (struct far_one){
+		.query = query, .remote = remote, .held = held, .trial = trial};
 	do
 		one->ask = loop_random_u64(far->store->kvd->loop);
 	while (idmap_get(&far->asks, one->ask));
@@ -425,8 +393,11 @@ static int one_add(struct far_query *query, struct remote *remote, bool held)
 	one->open = true;
 	query->count++;
 	query->open++;
+	query->trials += trial;
 	far->held += held;
-	one->waiting = !far_up(remote);
+	if (trial)
+		far_late(far, remote, "it is tried again");
+	one->waiting = !far_ready(remote);
 	if (!one->waiting && one_ask(one) < 0) {
 		err_clear(); /* it is going down */
 		one_close(one);
@@ -487,7 +458,8 @@ static void candidate_ask(struct far_query *query, const char *endpoint)
 	struct handshake *hs = far->store->kvd->handshake;
 	struct remote *remote;
 
-	if (strcmp(endpoint, far->store->kvd->link->endpoint) == 0)
+	if (strcmp(endpoint, far->store->kvd->link->endpoint) == 0 ||
+	    far_state(far, endpoint) == BREAKER_OPEN)
 		return;
 	remote = candidate_reach(far, endpoint);
 	if (!remote)
@@ -565,11 +537,15 @@ int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t l
 	for (unsigned int i = 0; i < far->count; i++) {
 		struct remote *remote = far->stores[i].dial.remote;
 
-		if (far_up(remote) && one_add(query, remote, false) < 0)
+		if (far_ready(remote) &&
+		    far_state(far, remote->peer->endpoint) != BREAKER_OPEN &&
+		    one_add(query, remote, false) < 0)
 			err_clear();
 	}
 	if (query_homes(query, wait_ns) < 0)
 		err_clear(); /* nobody is found by them */
+	query->patient = wait_ns >= PATIENT_NS;
+	query->late_ns = loop_now_ns(far->store->kvd->loop) + wait_ns;
 	loop_timer_start(&query->timer, wait_ns);
 	query_look(query);
 	*query_p = query;
@@ -577,193 +553,6 @@ int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t l
 }
 
 /* ---- answers ---- */
-
-static int told_runs(struct far_lend *lend, const struct wire_chunk_told *msg,
-		     uint32_t most)
-{
-	struct cursor in;
-	uint32_t count;
-
-	cursor_read(&in, msg->runs.data, msg->runs.len);
-	lend->pool_count = cursor_get_count(&in, STORE_CLASSES_MAX, 8);
-	for (unsigned int i = 0; i < lend->pool_count; i++)
-		lend->pools[i] = cursor_get_u64(&in);
-	count = cursor_get_count(&in, STORE_IDS_MAX, 12);
-	lend->runs = mem_calloc(count + 1, sizeof(*lend->runs));
-	if (!lend->runs)
-		return err_pass(-ENOMEM);
-	for (; lend->run_count < count && !in.bad; lend->run_count++) {
-		struct far_run *run = &lend->runs[lend->run_count];
-		uint32_t chunks = cursor_get_u32(&in);
-
-		run->mask = cursor_get_u64(&in);
-		if (chunks == 0 || chunks > most - lend->chunks)
-			return err_raise(ERR_PROTO,
-					 "CHUNK_TOLD: more than was asked for");
-		if (!run->mask ||
-		    (lend->pool_count < 64 && run->mask >> lend->pool_count) ||
-		    (lend->run_count && run->mask == run[-1].mask))
-			return err_raise(ERR_PROTO, "CHUNK_TOLD: a run of no pool, or "
-						    "the same twice");
-		lend->chunks += chunks;
-		run->end = lend->chunks;
-	}
-	return cursor_check(&in, "CHUNK_TOLD.runs");
-}
-
-/* Only the last chunk may be short: are so many tokens possible? */
-static bool tokens_fit(const struct far_lend *lend, uint64_t tokens, uint32_t chunk)
-{
-	return lend->chunks == 0 || (tokens > (lend->chunks - 1) * (uint64_t)chunk &&
-				     tokens <= lend->chunks * (uint64_t)chunk);
-}
-
-static int lend_read(const struct far_one *one, const struct wire_chunk_told *msg,
-		     struct far_lend **lend_p)
-{
-	const struct store_space *space = one->query->space;
-	struct far_lend *lend = mem_zalloc(sizeof(*lend));
-	int r;
-
-	if (!lend) {
-		far_release(one->remote, one->ask); /* nobody else will */
-		return err_pass(-ENOMEM);
-	}
-	lend->refs = 1;
-	lend->store = space->store;
-	lend->remote = one->remote;
-	lend->remote->reaches++;
-	lend->ask = one->ask;
-	lend->tokens = msg->tokens;
-	memcpy(lend->space, space->digest, sizeof(lend->space));
-	loop_timer_init(&lend->renew, space->store->kvd->loop, on_renew);
-	loop_timer_start(&lend->renew,
-			 (one->query->msg.lease_ms - RENEW_MS) * LOOP_NS_PER_MS);
-	r = told_runs(lend, msg, one->query->asked);
-	if (r >= 0 && !tokens_fit(lend, msg->tokens, space->tokens))
-		r = err_raise(ERR_PROTO, "CHUNK_TOLD: %llu tokens of %u chunks",
-			      (unsigned long long)msg->tokens, lend->chunks);
-	if (r < 0) {
-		lend_unref(lend);
-		return err_pass(r);
-	}
-	*lend_p = lend;
-	return 0;
-}
-
-/* Which of these pools give the rank all it needs; 0: they do not, or are not known. */
-static uint64_t lend_cover(const struct far_lend *lend, const struct store_handle *handle,
-			   uint64_t mask)
-{
-	const struct layout *layouts[STORE_CLASSES_MAX] = {NULL};
-	bool lack = false; /* then it is a miss */
-
-	for (unsigned int i = 0; i < lend->pool_count; i++) {
-		const struct remote_pool *pool =
-			mask >> i & 1 ? handshake_pool_by_id(lend->remote, lend->pools[i])
-				      : NULL;
-
-		if (pool && !pool->is_session && !pool->going)
-			layouts[i] = pool->layout;
-	}
-	return store_cover_layouts(handle, layouts, lend->pool_count, &lack);
-}
-
-/* What was asked of an answer. */
-struct far_covers {
-	const struct far_lend *lend;
-	const struct store_handle *handle;
-	struct store_cover of[STORE_COVERS_NEW];
-	unsigned int count;
-};
-
-/* Thousands of runs have few masks; who has more than that is believed so far. */
-static uint64_t far_cover(struct far_covers *covers, uint64_t mask)
-{
-	struct store_cover *one;
-
-	for (unsigned int i = 0; i < covers->count; i++) {
-		one = &covers->of[i];
-		if (one->used ? !(one->used & ~mask) : one->mask == mask)
-			return one->used;
-	}
-	if (covers->count == STORE_COVERS_NEW)
-		return 0;
-	one = &covers->of[covers->count++];
-	one->mask = mask;
-	one->used = lend_cover(covers->lend, covers->handle, mask);
-	return one->used;
-}
-
-/* As much of its first `most` chunks as serves the handle: *far_p, or NULL. */
-static int far_hold_new(struct far_lend *lend, const struct store_handle *handle,
-			uint32_t most, struct far_hold **far_p)
-{
-	struct far_covers covers = {.lend = lend, .handle = handle};
-	struct far_hold *far = mem_zalloc(sizeof(*far));
-
-	*far_p = NULL;
-	if (!far)
-		return err_pass(-ENOMEM);
-	far->used = mem_calloc(lend->run_count + 1, sizeof(*far->used));
-	if (!far->used) {
-		mem_free(far);
-		return err_pass(-ENOMEM);
-	}
-	far->lend = lend;
-	lend->refs++;
-	for (uint32_t i = 0; i < lend->run_count && far->chunks < most; i++) {
-		far->used[i] = far_cover(&covers, lend->runs[i].mask);
-		if (!far->used[i])
-			break;
-		far->chunks = lend->runs[i].end < most ? lend->runs[i].end : most;
-	}
-	far->tokens = far->chunks == lend->chunks
-			      ? lend->tokens
-			      : (uint64_t)far->chunks * handle->space->tokens;
-	if (far->chunks)
-		*far_p = far;
-	else
-		far_hold_free(far);
-	return 0;
-}
-
-/* The two that have most; the others let go. */
-static void far_add(struct far_hold **first_p, struct far_hold *far)
-{
-	struct far_hold **at = first_p;
-	unsigned int i;
-
-	while (*at && (*at)->chunks >= far->chunks)
-		at = &(*at)->next;
-	far->next = *at;
-	*at = far;
-	for (i = 0, at = first_p; *at && i < FAR_HOLDERS_MAX; i++)
-		at = &(*at)->next;
-	far_hold_free(mem_steal(*at));
-}
-
-int far_hold_join(const struct far_hold *other, const struct store_handle *handle,
-		  struct far_hold **far_p)
-{
-	uint32_t most = far_hold_chunks(other);
-	struct far_hold *all = NULL;
-	int r = 0;
-
-	for (; other && r >= 0; other = other->next) {
-		struct far_hold *far;
-
-		r = far_hold_new(other->lend, handle, most, &far);
-		if (far)
-			far_add(&all, far);
-	}
-	if (r < 0) {
-		far_hold_free(all);
-		return err_pass(r);
-	}
-	*far_p = all;
-	return 0;
-}
 
 static bool is_known(const struct far_lend *lend)
 {
@@ -785,16 +574,21 @@ static int told_use(struct far_one *one, struct far_lend *lend)
 		return 1;
 	}
 	r = far_hold_new(lend, one->query->hold->handle, one->query->asked, &far);
-	lend_unref(lend);
+	far_lend_unref(lend);
 	if (far)
-		far_add(&one->query->hold->far, far);
+		far_hold_add(&one->query->hold->far, far);
 	return err_pass(r);
 }
 
 static int told_read(struct far_one *one, const struct wire_chunk_told *msg)
 {
+	const struct far_asked asked = {.space = one->query->space,
+					.remote = one->remote,
+					.ask = one->ask,
+					.lease_ms = one->query->msg.lease_ms,
+					.chunks = one->query->asked};
 	struct far_lend *lend;
-	int r = lend_read(one, msg, &lend);
+	int r = far_lend_new(&asked, msg, &lend);
 
 	return r < 0 ? err_pass(r) : err_pass(told_use(one, lend));
 }
@@ -815,6 +609,8 @@ static int on_told(struct store *store, struct remote *remote, struct cursor *bo
 	}
 	if (one->parked)
 		return 0; /* twice */
+	if (one->trial)
+		far_answers(store->far, remote);
 	if (msg.code == ERR_OK && one->query->hold)
 		r = told_read(one, &msg);
 	else if (msg.code == ERR_OK)
@@ -872,7 +668,7 @@ static void candidate_go_on(struct far_one *one)
 
 	if (one->parked && is_known(one->parked))
 		r = told_use(one, mem_steal(one->parked));
-	else if (one->waiting && far_up(remote))
+	else if (one->waiting && far_ready(remote))
 		r = one_ask(one) < 0 ? -EIO : 1;
 	else if (one->waiting && remote->refused)
 		r = 0;

@@ -16,6 +16,7 @@ struct far;
 struct far_hold;
 struct remote;
 struct store;
+struct store_far;
 struct store_handle;
 struct store_hold;
 struct wire_header;
@@ -24,8 +25,8 @@ struct wire_header;
 
 /* Dials them. *far_p NULL: there are none. */
 int far_new(struct store *store, struct far **far_p);
-/* How many daemons are asked; those that are up. NULL is fine. */
-void far_count(const struct far *far, unsigned int *count_p, unsigned int *up_p);
+/* How many daemons are asked, are up, are left out. NULL is fine. */
+void far_count(const struct far *far, struct store_far *figures_p);
 void far_close(struct far *far); /* nobody is asked any more; NULL is fine */
 void far_free(struct far *far);
 
@@ -43,14 +44,17 @@ void far_cancel(struct far_query *query);
  * another behind it that goes on when that one fails. */
 uint32_t far_hold_chunks(const struct far_hold *far); /* NULL: 0 */
 uint64_t far_hold_tokens(const struct far_hold *far);
-/* The first of them that has not failed and serves chunk i; NULL: none does. */
+/* The first of them that has not failed and serves chunk i, one that was late last; NULL:
+ * none does. */
 struct far_hold *far_hold_at(struct far_hold *far, uint32_t i);
+bool far_hold_serves(const struct far_hold *far, uint32_t i);
 /* Another one of them that is up and serves as many chunks from i on; NULL: none does. */
 struct far_hold *far_hold_other(struct far_hold *all, const struct far_hold *far,
 				uint32_t i, uint32_t count);
 /* The one behind it, of as many chunks or fewer; NULL: there is none. */
 struct far_hold *far_hold_next(const struct far_hold *far);
 void far_hold_fail(struct far_hold *far);
+void far_hold_late(struct far_hold *far);
 struct remote *far_hold_remote(const struct far_hold *far);
 uint64_t far_hold_ask(const struct far_hold *far);
 /* Which pools of the holder's serve its chunk i, as bits. */
@@ -66,6 +70,11 @@ void far_hold_free(struct far_hold *far);
 /* CHUNK_TOLD, CHUNK_LEG_NAK */
 int far_on_message(struct store *store, struct remote *remote,
 		   const struct wire_header *h, struct cursor *body);
+/* Its bytes, or an answer, were late: it is left out for a while. NULL is fine, as below.
+ */
+void far_late(struct far *far, const struct remote *remote, const char *what);
+bool far_is_left_out(struct far *far, const struct remote *remote);
+void far_serves(struct far *far, const struct remote *remote); /* bytes came from it */
 void far_on_down(struct far *far, const struct remote *remote);
 /* A peer came up, was refused, or told of a pool. NULL is fine. */
 void far_on_change(struct far *far, struct remote *remote);

@@ -299,6 +299,14 @@ void homes_absent(struct homes *homes, const struct remote *remote)
 		 "see=\"its chunk_memory and chunk_home_memory\"");
 }
 
+void homes_answers(struct homes *homes, const struct remote *remote)
+{
+	struct homes_one *one = one_of(homes, remote);
+
+	if (one)
+		one->breaker = (struct breaker){0};
+}
+
 static int on_sum_ack(struct homes *homes, const struct remote *remote,
 		      struct cursor *body)
 {
@@ -340,6 +348,7 @@ static void on_members(void *arg)
 	for (unsigned int i = 0; i < count; i++) {
 		before[i] = homes->ones[i].dial;
 		homes->ones[i].dial = (struct dial){.remote = NULL};
+		homes->ones[i].breaker = (struct breaker){0};
 		homes->ones[i].up = false;
 	}
 	homes->count = members_count(homes->members);

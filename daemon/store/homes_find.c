@@ -11,7 +11,8 @@
  *
  * A holder's prefix ends where a home that answered does not name it, unless the home
  * named as many as it may: then it says nothing. A home that does not answer says nothing
- * either, and costs its chunks, no more.
+ * either, and costs its chunks, no more: it is not asked for a while, and no query waits
+ * for the question that tries it again (breaker.h).
  */
 #include "daemon/store/homes.h"
 
@@ -26,6 +27,8 @@
 #include "daemon/store/store_impl.h"
 
 #define QUERY_HOLDERS_MAX 64u /* that a query looks at */
+/* An answer that takes longer is late. A turn of this loop that is late says nothing. */
+#define PATIENT_NS (100 * LOOP_NS_PER_MS)
 
 struct homes_probe {
 	uint32_t at; /* of the ids */
@@ -40,6 +43,7 @@ struct homes_ask {
 	const struct remote *remote;
 	uint64_t ask;
 	unsigned int home;
+	bool trial; /* it was late before: no query waits for it */
 };
 
 struct homes_holder {
@@ -54,10 +58,12 @@ struct homes_query {
 	struct homes_probe probes[HOMES_PROBES_MAX];
 	unsigned int probe_count;
 	struct homes_ask asks[MEMBERS_MAX];
-	unsigned int ask_count, open;
+	unsigned int ask_count, open; /* open: of them, without trials */
 	struct homes_holder holders[QUERY_HOLDERS_MAX];
 	unsigned int holder_count;
 	struct loop_timer timer;
+	uint64_t late_ns; /* then it is due */
+	bool patient;	  /* time enough for an answer */
 	struct loop_defer done;
 	void (*on_done)(void *arg);
 	void *arg;
@@ -71,7 +77,7 @@ static void ask_close(struct homes_ask *ask)
 		return;
 	idmap_remove(&ask->query->homes->asks, ask->ask);
 	ask->ask = 0;
-	ask->query->open--;
+	ask->query->open -= !ask->trial;
 }
 
 void homes_query_end(struct homes_query *query)
@@ -94,9 +100,19 @@ static void on_find_done(struct loop_defer *defer)
 static void on_find_late(struct loop_timer *timer)
 {
 	struct homes_query *query = container_of(timer, struct homes_query, timer);
+	struct homes *homes = query->homes;
+	uint64_t now_ns = loop_now_ns(homes->store->kvd->loop);
+	bool judges = query->patient && now_ns < query->late_ns + PATIENT_NS / 2;
 
-	query->homes->figures.late += query->open;
-	loop_defer(query->homes->store->kvd->loop, &query->done);
+	homes->figures.late += query->open;
+	for (unsigned int i = 0; i < query->ask_count && judges; i++) {
+		const struct homes_ask *ask = &query->asks[i];
+		struct homes_one *one = &homes->ones[ask->home];
+
+		if (ask->ask && !ask->trial && one->dial.remote == ask->remote)
+			breaker_trip(&one->breaker, now_ns);
+	}
+	loop_defer(homes->store->kvd->loop, &query->done);
 }
 
 static void find_look(struct homes_query *query)
@@ -169,7 +185,7 @@ static int ask_send(struct homes_query *query, struct homes_ask *ask,
 		ask->ask = 0;
 		return err_pass(r);
 	}
-	query->open++;
+	query->open += !ask->trial;
 	cursor_write(&out, body, sizeof(body));
 	r = wire_chunk_find_put(&out, &msg);
 	if (r >= 0)
@@ -182,19 +198,25 @@ static int ask_send(struct homes_query *query, struct homes_ask *ask,
 static void asks_make(struct homes_query *query)
 {
 	struct homes *homes = query->homes;
-	uint64_t wanted = 0;
+	uint64_t wanted = 0, now_ns = loop_now_ns(homes->store->kvd->loop);
 
 	for (unsigned int i = 0; i < query->probe_count; i++)
 		wanted |= UINT64_C(1) << query->probes[i].home;
 	for (unsigned int i = 0; i < homes->count; i++) {
 		struct homes_ask *ask = &query->asks[query->ask_count];
+		struct homes_one *one = &homes->ones[i];
+		enum breaker_state state = breaker_state(&one->breaker, now_ns);
 
-		if (!(wanted >> i & 1) || !homes->ones[i].up)
+		if (!(wanted >> i & 1) || !one->up || state == BREAKER_OPEN)
 			continue;
-		*ask = (struct homes_ask){
-			.query = query, .remote = homes->ones[i].dial.remote, .home = i};
+		*ask = (struct homes_ask){.query = query,
+					  .remote = one->dial.remote,
+					  .home = i,
+					  .trial = state == BREAKER_TRIAL};
+		if (ask->trial)
+			breaker_trip(&one->breaker, now_ns);
 		query->ask_count++;
-		if (ask_send(query, ask, homes->ones[i].dial.remote) < 0)
+		if (ask_send(query, ask, one->dial.remote) < 0)
 			err_clear(); /* as one that does not answer */
 		else
 			homes->figures.asks++;
@@ -224,6 +246,8 @@ int homes_find(struct homes *homes, const struct store_space *space, const uint8
 		homes_query_end(query);
 		return 1;
 	}
+	query->patient = wait_ns >= PATIENT_NS;
+	query->late_ns = loop_now_ns(homes->store->kvd->loop) + wait_ns;
 	loop_timer_start(&query->timer, wait_ns);
 	*query_p = query;
 	return 0;
@@ -310,6 +334,7 @@ int homes_on_found(struct homes *homes, const struct remote *remote, struct curs
 
 	if (r < 0)
 		return err_pass(r);
+	homes_answers(homes, remote);
 	ask = idmap_get(&homes->asks, msg.ask);
 	if (!ask || ask->remote != remote)
 		return 0; /* late, or another's */

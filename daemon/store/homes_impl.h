@@ -3,6 +3,7 @@
 #ifndef KVD_STORE_HOMES_IMPL_H
 #define KVD_STORE_HOMES_IMPL_H
 
+#include "daemon/base/breaker.h"
 #include "daemon/base/idmap.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/loop/loop.h"
@@ -24,6 +25,7 @@ enum homes_again { /* of CHUNK_SUM_ACK */
 
 struct homes_one {
 	struct dial dial;
+	struct breaker breaker; /* of answers: homes_find.c */
 	bool up;
 	bool anew;	  /* the next note says that it is told all from the first on */
 	bool asked;	  /* a sum was sent and not answered */
@@ -50,6 +52,7 @@ struct homes {
 bool homes_up(const struct remote *remote);
 /* It says that it keeps no directory: it is not up, until it comes up again. */
 void homes_absent(struct homes *homes, const struct remote *remote);
+void homes_answers(struct homes *homes, const struct remote *remote); /* in time or not */
 int homes_on_found(struct homes *homes, const struct remote *remote, struct cursor *body);
 void homes_asks_on_down(struct homes *homes, const struct remote *remote);
 

@@ -434,7 +434,7 @@ void store_figures(const struct store *store, struct store_figures *figures_p)
 					    .hedges_won = store->far_hedges_won,
 					    .lends = store->lend_count,
 					    .lent = lends_open(store)};
-	far_count(store->far, &figures_p->far.stores, &figures_p->far.up);
+	far_count(store->far, &figures_p->far);
 	homes_figures(store->homes, &figures_p->homes);
 	figures_p->homes.dials = store->far_dials;
 	figures_p->homes.dials_refused = store->far_dials_refused;

@@ -253,6 +253,7 @@ struct store_figures {
 		uint64_t lends;		     /* holds of chunks here, by others */
 		unsigned int lent;	     /* that are open */
 		unsigned int stores, up;     /* daemons that are asked */
+		unsigned int left_out;	     /* for a while: they were late */
 	} far;
 	struct store_homes homes; /* daemons that are told what is here */
 	struct store_home home;	  /* what others tell this one */

@@ -105,7 +105,11 @@ void store_hedge(struct store_leg *leg)
 
 	if (!from || leg->error.code != ERR_OK || store->kvd->draining ||
 	    !store->kvd->config->chunk_hedge ||
-	    arena_owner_pinned(owner) > arena_owner_share(owner) / 2 ||
+	    arena_owner_pinned(owner) > arena_owner_share(owner) / 2)
+		return;
+	/* a second pull from one that is left out is no guess */
+	if ((!far_is_left_out(store->far, far_hold_remote(leg->far)) ||
+	     far_is_left_out(store->far, far_hold_remote(from))) &&
 	    !pace_budget_spend(&store->hedging))
 		return;
 	leg->hedged = true;

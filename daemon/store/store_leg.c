@@ -26,6 +26,9 @@
 #include "daemon/store/store_impl.h"
 #include "daemon/transport/transport.h"
 
+/* What could not be hedged may be later: there is room, or its holder is left out. */
+#define LATE_AGAIN_NS (100 * LOOP_NS_PER_MS)
+
 struct store_leg_room {
 	struct room_leg base;
 	struct store_leg *leg;
@@ -73,7 +76,7 @@ static void leg_price(const struct store_leg *leg)
 
 	if (!remote)
 		return;
-	if (leg->pulled_ns && (leg->error.code == ERR_OK || leg->beaten))
+	if (leg->pulled_ns && leg->error.code == ERR_OK) /* else it ended when we chose */
 		pace_add(&remote->pace, leg->seen, now_ns - leg->pulled_ns);
 	if (leg->pulled_ns)
 		pace_end(&remote->pace, leg->asked);
@@ -403,10 +406,12 @@ static void on_leg_late(struct loop_timer *timer)
 	uint64_t late_ns = leg->pulled_ns +
 			   pace_late_ns(&far_hold_remote(leg->far)->pace, leg->seen);
 
-	if (now_ns < late_ns)
-		loop_timer_start(timer, late_ns - now_ns);
-	else
+	if (now_ns >= late_ns) {
 		store_hedge(leg);
+		late_ns = now_ns + LATE_AGAIN_NS;
+	}
+	if (!leg->hedged)
+		loop_timer_start(timer, late_ns - now_ns);
 }
 
 static int leg_far(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t used,

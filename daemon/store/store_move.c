@@ -294,9 +294,10 @@ static struct store_sources piece_sources(const struct store_move *move, uint32_
 	if (sources.used || !store_piece_far(move, i) || piece_loads(move, i))
 		return sources;
 	k = (uint32_t)(move->first + i - hold->first - hold->count);
-	sources.far = far_hold_at(move->from ? move->from : hold->far, k);
-	if (move->from && sources.far != move->from)
-		sources.far = NULL;
+	if (!move->from)
+		sources.far = far_hold_at(hold->far, k);
+	else if (far_hold_serves(move->from, k))
+		sources.far = move->from;
 	if (sources.far)
 		sources.used = far_hold_sources(sources.far, k);
 	return sources;
@@ -399,6 +400,12 @@ static void leg_failed(struct store_move *move, const struct store_leg *leg)
 	/* what we have ended says nothing of the holder */
 	bool failed = leg->far && running && !leg->beaten;
 
+	if (leg->beaten)
+		far_hold_late(leg->far);
+	if (leg->beaten || (failed && leg->error.code == ERR_TIMEOUT))
+		far_late(move->store->far, far_hold_remote(leg->far),
+			 leg->beaten ? "another daemon's chunks came first"
+				     : leg->error.text);
 	if (failed && move->kind == STORE_FETCH)
 		far_hold_fail(leg->far);
 	if (!running ||
@@ -439,7 +446,10 @@ void store_move_leg_ended(struct store_move *move, const struct store_leg *leg)
 			store->put_bytes += leg->bytes;
 		else if (move->kind == STORE_FETCH)
 			store->fetched_bytes += leg->bytes;
-		store->far_bytes += leg->far ? leg->bytes : 0;
+		if (leg->far) {
+			store->far_bytes += leg->bytes;
+			far_serves(store->far, far_hold_remote(leg->far));
+		}
 		if (move->kind != STORE_FETCH)
 			store_moves_kick(store); /* those that wait for the same chunk */
 		if (leg->hedged)

@@ -5,10 +5,12 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/session/session.h"
+#include "daemon/store/far.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/hedge_world.h"
 
@@ -381,6 +383,21 @@ static void forget_paces(struct hedge_world *w)
 		remote->pace.count = 0;
 }
 
+/* Nothing is here; the first is left out, then tried, then asked as before. */
+static void hold_with_both(struct hedge_world *w)
+{
+	cluster_ok(&w->c, w->engine[ASKER],
+		   "{'cmd':'chunk.drop','space':%llu,'ids':[%s]}",
+		   (unsigned long long)w->space[ASKER], hedge_ids(0, CHUNKS));
+	cluster_run(&w->c, 11 * LOOP_NS_PER_S);
+	for (unsigned int i = 0; i < 2; i++) {
+		cluster_ok(&w->c, w->engine[ASKER], "{'cmd':'chunk.release','hold':%llu}",
+			   (unsigned long long)w->hold);
+		w->hold = hedge_hold(w, 0, CHUNKS + 1, 2000);
+		cluster_run(&w->c, LOOP_NS_PER_S);
+	}
+}
+
 static void hedges_are_no_more_than_the_budget(void **state)
 {
 	struct hedge_world *w = *state;
@@ -400,6 +417,7 @@ static void hedges_are_no_more_than_the_budget(void **state)
 	}
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	hedge_nothing_is_left(w);
+	hold_with_both(w);
 	for (unsigned int i = 1; i <= 20; i++) { /* legs that earn the next one */
 		forget_paces(w);
 		fake_node_freeze(hedge_bytes(w, 0), i >= 19);
@@ -457,6 +475,68 @@ static void want_of_memory_costs_the_hedge(void **state)
 	assert_true(won > 0 && lost > 0);
 }
 
+static bool hold_is_answered(void *arg)
+{
+	const struct hedge_world *w = arg;
+
+	return store_hold_find(w->engine[ASKER], w->hold)->query == NULL;
+}
+
+/* What a hold and its fetch take; *held_p: the hold alone. */
+static uint64_t fetch_takes(struct hedge_world *w, unsigned int seed, uint64_t *held_p)
+{
+	uint64_t begin_ns = loop_clock_ns(w->c.nodes[ASKER].kvd.loop);
+
+	w->hold = hedge_hold(w, seed, CHUNKS, 2000);
+	cluster_until(&w->c, hold_is_answered, w, "the hold");
+	*held_p = loop_clock_ns(w->c.nodes[ASKER].kvd.loop) - begin_ns;
+	w->move = hedge_fetch(w);
+	hedge_succeeds(w);
+	cluster_ok(&w->c, w->engine[ASKER], "{'cmd':'chunk.release','hold':%llu}",
+		   (unsigned long long)w->hold);
+	return loop_clock_ns(w->c.nodes[ASKER].kvd.loop) - begin_ns;
+}
+
+/* Of the first holder the bytes stand still, and what goes behind them; it is alive. */
+static void sick_holder_costs_one_threshold(void **state)
+{
+	const char *words = getenv("KVD_SICK_FETCHES");
+	unsigned int fetches = words ? (unsigned int)atoi(words) : 12, warm = 10;
+	uint64_t worst_ns = 0, held_ns = 0, slow = 0;
+	struct hedge_world *w = *state;
+
+	for (unsigned int i = 1; i <= warm + fetches; i++)
+		for (unsigned int node = 0; node < ASKER; node++)
+			hedge_put(w, node, 16 * i, CHUNKS + 1 - node);
+	for (unsigned int i = 1; i <= warm + fetches; i++) {
+		uint64_t held, took;
+
+		fake_node_freeze(hedge_bytes(w, 0), i > warm);
+		took = fetch_takes(w, 16 * i, &held);
+		if (i <= warm)
+			continue;
+		worst_ns = took > worst_ns ? took : worst_ns;
+		held_ns = i > warm + 1 && held > held_ns ? held : held_ns;
+		slow += took > 100 * MS;
+		cluster_run(&w->c, LOOP_NS_PER_S);
+	}
+	print_message("%u fetches: the worst took %.3f s, its hold %.3f s, slow %u\n",
+		      fetches, (double)worst_ns / 1e9, (double)held_ns / 1e9,
+		      (unsigned int)slow);
+	assert_true(worst_ns <= 1500 * MS);
+	assert_true(held_ns <= 200 * MS);
+	assert_true(slow <= 1 + fetches / 10);
+	fake_node_freeze(hedge_bytes(w, 0), false);
+	cluster_run(&w->c, 300 * LOOP_NS_PER_S);
+	hedge_nothing_is_left(w);
+	for (unsigned int i = 0; i < 2; i++) { /* the trial, and after it */
+		w->hold = hedge_hold(w, 16, CHUNKS + 1, 2000);
+		cluster_run(&w->c, LOOP_NS_PER_S);
+	}
+	assert_int_equal(far_hold_chunks(store_hold_find(w->engine[ASKER], w->hold)->far),
+			 CHUNKS + 1);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, hedge_setup, hedge_teardown)
 
 int main(void)
@@ -481,6 +561,7 @@ int main(void)
 		CASE(two_fetches_share_a_hedge),
 		CASE(hedges_are_no_more_than_the_budget),
 		CASE(want_of_memory_costs_the_hedge),
+		CASE(sick_holder_costs_one_threshold),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

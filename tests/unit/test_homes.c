@@ -517,6 +517,36 @@ static void home_that_says_nothing_is_late(void **state)
 	assert_int_equal(told(w, FINDER).late, 1);
 }
 
+static uint64_t hold_takes_ms(struct world *w)
+{
+	struct loop *loop = w->c.nodes[FINDER].kvd.loop;
+	uint64_t begin_ns = loop_clock_ns(loop);
+
+	assert_int_equal(far_of(w, CHUNKS, 2000), 0);
+	return (loop_clock_ns(loop) - begin_ns) / LOOP_NS_PER_MS;
+}
+
+/* The first query waits for it; the one that tries it again does not. */
+static void home_that_says_nothing_keeps_one_query_waiting(void **state)
+{
+	struct world *w = *state;
+
+	liar = say_nothing;
+	assert_in_range(hold_takes_ms(w), 1000, 1100);
+	for (unsigned int i = 0; i < 12; i++) {
+		cluster_run(&w->c, LOOP_NS_PER_S);
+		assert_in_range(hold_takes_ms(w), 0, 50);
+	}
+	assert_int_equal(told(w, FINDER).late, 1);
+	assert_int_equal(told(w, FINDER).asks, 2);
+	liar = NULL;
+	cluster_run(&w->c, 30 * LOOP_NS_PER_S);
+	put(w, 1, 0, CHUNKS);
+	far_of(w, CHUNKS, 2000); /* it answers */
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	assert_int_equal(far_of(w, CHUNKS, 2000), CHUNKS);
+}
+
 /* ---- want of memory, of room ---- */
 
 static void hold_by_homes_without_one_allocation_is_a_miss_or_refused(void **state)
@@ -753,6 +783,7 @@ int main(void)
 		CASE(home_that_names_the_asker_or_nobody_is_a_miss),
 		CASE(answer_out_of_form_is_a_miss_and_the_peering_s_end),
 		CASE(home_that_says_nothing_is_late),
+		CASE(home_that_says_nothing_keeps_one_query_waiting),
 		CASE(hold_by_homes_without_one_allocation_is_a_miss_or_refused),
 		CASE(notes_without_one_allocation_are_told_later),
 		CASE(other_homes_are_told_all),

@@ -11,6 +11,7 @@ from ..errors import BusyError, Error
 
 logger = logging.getLogger("kvd.stores")
 CALL_S = 1.0  # for the daemon's answer; a command takes less than a millisecond
+FETCH_S = 30.0  # for a fetch; what takes longer is a miss and is computed
 AWAY_S = 1.0  # until a daemon that is not there is tried again
 MUTE_S = 5.0  # and one that keeps no chunks, or that did not answer in time, where the pause
 MUTE_MOST_S = 60.0  # doubles each time up to this

@@ -15,9 +15,9 @@ from collections import OrderedDict
 import numpy as np
 
 from ..chunks import ANYWHERE, IDS_MAX
-from ..errors import Error, TimeoutError
+from ..errors import Error
 from ..rooms import FAILED, SUCCESS, View
-from .door import CALL_S, hold_most
+from .door import CALL_S, FETCH_S, hold_most
 
 LEASE_S = 10.0
 HELD_MAX = 64  # holds of pages that were found and not got yet
@@ -239,7 +239,7 @@ class Shelf:
                 joined = space.join(hold.secret, timeout=CALL_S)
                 if joined.chunks < at + count:
                     return None
-                return joined.fetch(views, timeout=CALL_S)
+                return joined.fetch(views, deadline=FETCH_S, timeout=CALL_S)
             except Error as error:
                 if error.code in OVER:
                     return None
@@ -286,10 +286,9 @@ class Shelf:
         while True:
             try:
                 return move.wait(timeout=0.5)
-            except TimeoutError:
-                pass
-            except Error:
-                return FAILED
+            except Error as error:
+                if error.code != "ENOREPLY":  # it has ended; its own deadline is ETIMEOUT
+                    return FAILED
             if self.clock() > told:
                 told = float("inf")
                 self.mover.tell("a %s lasts: the daemon has not let go of the host pool after "

@@ -19,6 +19,7 @@ FAR_S = 10  # other daemons are asked
 LEASE_S = 600
 SUMMED = 1 << 24  # values of a parameter at a time
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+FETCH_S = 300  # of a document
 
 Held = namedtuple("Held", "hold begin tokens")
 Held.__doc__ = """Tokens [begin, begin + tokens) of a document."""
@@ -161,7 +162,8 @@ class Place:
                 pages = self.take(tokens)
                 moves.append((None, pages))
                 moves[-1] = (hold.fetch({view: rooms.View(
-                    pages, first_token=begin, tokens=(begin, begin + tokens))}), pages)
+                    pages, first_token=begin, tokens=(begin, begin + tokens))},
+                    deadline=FETCH_S), pages)
         except Error:
             self.drop(moves)
             raise

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import Error
 from ..rooms import ABORTING, FAILED, SUCCESS, View
-from ..stores.door import CALL_S
+from ..stores.door import CALL_S, FETCH_S
 
 logger = logging.getLogger("vllm.kvd")
 SHOW_S = 0.25  # for the daemon's words about a load that has failed
@@ -78,7 +78,7 @@ class Rank:
         for name, secret, blocks, begin, end in step.loads:
             def fetch(space, secret=secret, views=self.view(blocks, begin, end)):
                 hold = space.join(secret, timeout=CALL_S)
-                return post(lambda **kw: hold.fetch(views, **kw)), hold
+                return post(lambda **kw: hold.fetch(views, deadline=FETCH_S, **kw)), hold
             move, hold = self.door.ask(step.words, fetch) or (None, None)
             self._begun(move)
             self.loads[name] = Load(move, blocks, hold)

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * breaker: a circuit breaker. What was late is left out for a while; then it is tried
+ * once, and nothing waits for that. A success closes it. Each time that it opens without
+ * a success in between it stays open twice as long. Pure; all zeros: closed.
+ */
+#ifndef KVD_BASE_BREAKER_H
+#define KVD_BASE_BREAKER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define BREAKER_FIRST_NS UINT64_C(10000000000)
+#define BREAKER_MOST_NS UINT64_C(300000000000)
+
+enum breaker_state {
+	BREAKER_CLOSED,
+	BREAKER_OPEN,
+	BREAKER_TRIAL, /* it was open for long enough */
+};
+
+struct breaker {
+	uint64_t until_ns;
+	uint32_t trips; /* since the last success */
+	bool open;
+};
+
+enum breaker_state breaker_state(const struct breaker *breaker, uint64_t now_ns);
+/* It was late, or its trial begins: until that has a result there is no other. */
+void breaker_trip(struct breaker *breaker, uint64_t now_ns);
+/* A trial was answered: what is asked of it may be waited for again. */
+void breaker_close(struct breaker *breaker);
+
+#endif

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What other daemons hold for holds of this one. What a holder tells is used as far as it
+ * makes sense: pools that it has announced to us, whose layouts give this rank what it
+ * needs. A chunk that fails that ends the prefix. Nothing else is believed, for the bytes
+ * come by rooms, which check plans and leases as for any other peer.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/mem.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/store/far_impl.h"
+
+#define FAR_HOLDERS_MAX 2u /* of a hold's chunks */
+#define RENEW_MS (FAR_LEASE_MORE_MS / 2)
+
+struct far_hold {
+	struct far_hold *next; /* of as many chunks or fewer */
+	struct far_lend *lend;
+	bool failed, late; /* late: another one was faster */
+	uint32_t chunks;   /* that serve the hold's rank */
+	uint64_t tokens;
+	uint64_t *used; /* of each run that does: pools */
+};
+
+/* ---- what is held there ---- */
+
+void far_release(struct remote *remote, uint64_t ask)
+{
+	const struct wire_chunk_release msg = {.ask = ask};
+
+	if (sm_state(&remote->peer->sm) == PEER_UP &&
+	    handshake_tell_chunk_release(remote, &msg) < 0)
+		err_clear(); /* it is going down, and lets go by that */
+}
+
+/* What reads it still, or a hold that joined for longer, is not over with the lease that
+ * was asked for. */
+static void on_renew(struct loop_timer *timer)
+{
+	struct far_lend *lend = container_of(timer, struct far_lend, renew);
+	struct wire_chunk_ask msg = {.ask = lend->ask, .lease_ms = FAR_LEASE_MORE_MS};
+
+	memcpy(msg.space, lend->space, sizeof(msg.space));
+	if (far_up(lend->remote) && handshake_tell_chunk_ask(lend->remote, &msg) < 0)
+		err_clear(); /* it is going down, and lets go by that */
+	loop_timer_start(timer, RENEW_MS * LOOP_NS_PER_MS);
+}
+
+void far_lend_unref(struct far_lend *lend)
+{
+	if (--lend->refs)
+		return;
+	loop_timer_stop(&lend->renew);
+	far_release(lend->remote, lend->ask);
+	handshake_release(lend->store->kvd->handshake, lend->remote);
+	mem_free(lend->runs);
+	mem_free(lend);
+}
+
+void far_hold_free(struct far_hold *far)
+{
+	while (far) {
+		struct far_hold *next = far->next;
+
+		far_lend_unref(far->lend);
+		mem_free(far->used);
+		mem_free(far);
+		far = next;
+	}
+}
+
+uint32_t far_hold_chunks(const struct far_hold *far)
+{
+	return far ? far->chunks : 0;
+}
+
+uint64_t far_hold_tokens(const struct far_hold *far)
+{
+	return far ? far->tokens : 0;
+}
+
+bool far_hold_serves(const struct far_hold *far, uint32_t i)
+{
+	return !far->failed && far_hold_sources(far, i) != 0;
+}
+
+struct far_hold *far_hold_at(struct far_hold *far, uint32_t i)
+{
+	struct far_hold *late = NULL;
+
+	for (; far; far = far->next) {
+		if (!far_hold_serves(far, i))
+			continue;
+		if (!far->late)
+			return far;
+		late = late ? late : far;
+	}
+	return late;
+}
+
+struct far_hold *far_hold_other(struct far_hold *all, const struct far_hold *far,
+				uint32_t i, uint32_t count)
+{
+	for (; all; all = all->next) {
+		if (all != far && !all->failed && i + count <= all->chunks &&
+		    far_up(all->lend->remote))
+			return all;
+	}
+	return NULL;
+}
+
+struct far_hold *far_hold_next(const struct far_hold *far)
+{
+	return far->next;
+}
+
+void far_hold_fail(struct far_hold *far)
+{
+	far->failed = true;
+}
+
+void far_hold_late(struct far_hold *far)
+{
+	far->late = true;
+}
+
+struct remote *far_hold_remote(const struct far_hold *far)
+{
+	return far->lend->remote;
+}
+
+uint64_t far_hold_ask(const struct far_hold *far)
+{
+	return far->lend->ask;
+}
+
+uint64_t far_hold_sources(const struct far_hold *far, uint32_t i)
+{
+	const struct far_lend *lend = far->lend;
+	uint32_t from = 0, to = lend->run_count;
+
+	if (i >= far->chunks)
+		return 0;
+	while (to - from > 1) {
+		uint32_t at = from + (to - from) / 2;
+
+		if (i < lend->runs[at - 1].end)
+			to = at;
+		else
+			from = at;
+	}
+	return far->used[from];
+}
+
+uint64_t far_hold_pool(const struct far_hold *far, unsigned int bit)
+{
+	assert(bit < far->lend->pool_count);
+	return far->lend->pools[bit];
+}
+
+/* ---- an answer ---- */
+
+static int told_runs(struct far_lend *lend, const struct wire_chunk_told *msg,
+		     uint32_t most)
+{
+	struct cursor in;
+	uint32_t count;
+
+	cursor_read(&in, msg->runs.data, msg->runs.len);
+	lend->pool_count = cursor_get_count(&in, STORE_CLASSES_MAX, 8);
+	for (unsigned int i = 0; i < lend->pool_count; i++)
+		lend->pools[i] = cursor_get_u64(&in);
+	count = cursor_get_count(&in, STORE_IDS_MAX, 12);
+	lend->runs = mem_calloc(count + 1, sizeof(*lend->runs));
+	if (!lend->runs)
+		return err_pass(-ENOMEM);
+	for (; lend->run_count < count && !in.bad; lend->run_count++) {
+		struct far_run *run = &lend->runs[lend->run_count];
+		uint32_t chunks = cursor_get_u32(&in);
+
+		run->mask = cursor_get_u64(&in);
+		if (chunks == 0 || chunks > most - lend->chunks)
+			return err_raise(ERR_PROTO,
+					 "CHUNK_TOLD: more than was asked for");
+		if (!run->mask ||
+		    (lend->pool_count < 64 && run->mask >> lend->pool_count) ||
+		    (lend->run_count && run->mask == run[-1].mask))
+			return err_raise(ERR_PROTO, "CHUNK_TOLD: a run of no pool, or "
+						    "the same twice");
+		lend->chunks += chunks;
+		run->end = lend->chunks;
+	}
+	return cursor_check(&in, "CHUNK_TOLD.runs");
+}
+
+/* Only the last chunk may be short: are so many tokens possible? */
+static bool tokens_fit(const struct far_lend *lend, uint64_t tokens, uint32_t chunk)
+{
+	return lend->chunks == 0 || (tokens > (lend->chunks - 1) * (uint64_t)chunk &&
+				     tokens <= lend->chunks * (uint64_t)chunk);
+}
+
+int far_lend_new(const struct far_asked *asked, const struct wire_chunk_told *msg,
+		 struct far_lend **lend_p)
+{
+	const struct store_space *space = asked->space;
+	struct far_lend *lend = mem_zalloc(sizeof(*lend));
+	int r;
+
+	if (!lend) {
+		far_release(asked->remote, asked->ask); /* nobody else will */
+		return err_pass(-ENOMEM);
+	}
+	lend->refs = 1;
+	lend->store = space->store;
+	lend->remote = asked->remote;
+	lend->remote->reaches++;
+	lend->ask = asked->ask;
+	lend->tokens = msg->tokens;
+	memcpy(lend->space, space->digest, sizeof(lend->space));
+	loop_timer_init(&lend->renew, space->store->kvd->loop, on_renew);
+	loop_timer_start(&lend->renew, (asked->lease_ms - RENEW_MS) * LOOP_NS_PER_MS);
+	r = told_runs(lend, msg, asked->chunks);
+	if (r >= 0 && !tokens_fit(lend, msg->tokens, space->tokens))
+		r = err_raise(ERR_PROTO, "CHUNK_TOLD: %llu tokens of %u chunks",
+			      (unsigned long long)msg->tokens, lend->chunks);
+	if (r < 0) {
+		far_lend_unref(lend);
+		return err_pass(r);
+	}
+	*lend_p = lend;
+	return 0;
+}
+
+/* Which of these pools give the rank all it needs; 0: they do not, or are not known. */
+static uint64_t lend_cover(const struct far_lend *lend, const struct store_handle *handle,
+			   uint64_t mask)
+{
+	const struct layout *layouts[STORE_CLASSES_MAX] = {NULL};
+	bool lack = false; /* then it is a miss */
+
+	for (unsigned int i = 0; i < lend->pool_count; i++) {
+		const struct remote_pool *pool =
+			mask >> i & 1 ? handshake_pool_by_id(lend->remote, lend->pools[i])
+				      : NULL;
+
+		if (pool && !pool->is_session && !pool->going)
+			layouts[i] = pool->layout;
+	}
+	return store_cover_layouts(handle, layouts, lend->pool_count, &lack);
+}
+
+/* What was asked of an answer. */
+struct far_covers {
+	const struct far_lend *lend;
+	const struct store_handle *handle;
+	struct store_cover of[STORE_COVERS_NEW];
+	unsigned int count;
+};
+
+/* Thousands of runs have few masks; who has more than that is believed so far. */
+static uint64_t far_cover(struct far_covers *covers, uint64_t mask)
+{
+	struct store_cover *one;
+
+	for (unsigned int i = 0; i < covers->count; i++) {
+		one = &covers->of[i];
+		if (one->used ? !(one->used & ~mask) : one->mask == mask)
+			return one->used;
+	}
+	if (covers->count == STORE_COVERS_NEW)
+		return 0;
+	one = &covers->of[covers->count++];
+	one->mask = mask;
+	one->used = lend_cover(covers->lend, covers->handle, mask);
+	return one->used;
+}
+
+int far_hold_new(struct far_lend *lend, const struct store_handle *handle, uint32_t most,
+		 struct far_hold **far_p)
+{
+	struct far_covers covers = {.lend = lend, .handle = handle};
+	struct far_hold *far = mem_zalloc(sizeof(*far));
+
+	*far_p = NULL;
+	if (!far)
+		return err_pass(-ENOMEM);
+	far->used = mem_calloc(lend->run_count + 1, sizeof(*far->used));
+	if (!far->used) {
+		mem_free(far);
+		return err_pass(-ENOMEM);
+	}
+	far->lend = lend;
+	lend->refs++;
+	for (uint32_t i = 0; i < lend->run_count && far->chunks < most; i++) {
+		far->used[i] = far_cover(&covers, lend->runs[i].mask);
+		if (!far->used[i])
+			break;
+		far->chunks = lend->runs[i].end < most ? lend->runs[i].end : most;
+	}
+	far->tokens = far->chunks == lend->chunks
+			      ? lend->tokens
+			      : (uint64_t)far->chunks * handle->space->tokens;
+	if (far->chunks)
+		*far_p = far;
+	else
+		far_hold_free(far);
+	return 0;
+}
+
+void far_hold_add(struct far_hold **first_p, struct far_hold *far)
+{
+	struct far_hold **at = first_p;
+	unsigned int i;
+
+	while (*at && (*at)->chunks >= far->chunks)
+		at = &(*at)->next;
+	far->next = *at;
+	*at = far;
+	for (i = 0, at = first_p; *at && i < FAR_HOLDERS_MAX; i++)
+		at = &(*at)->next;
+	far_hold_free(mem_steal(*at));
+}
+
+int far_hold_join(const struct far_hold *other, const struct store_handle *handle,
+		  struct far_hold **far_p)
+{
+	uint32_t most = far_hold_chunks(other);
+	struct far_hold *all = NULL;
+	int r = 0;
+
+	for (; other && r >= 0; other = other->next) {
+		struct far_hold *far;
+
+		r = far_hold_new(other->lend, handle, most, &far);
+		if (far)
+			far_hold_add(&all, far);
+	}
+	if (r < 0) {
+		far_hold_free(all);
+		return err_pass(r);
+	}
+	*far_p = all;
+	return 0;
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* far_impl: what far.c (asking) and far_hold.c (what is held there) share. */
+#ifndef KVD_STORE_FAR_IMPL_H
+#define KVD_STORE_FAR_IMPL_H
+
+#include "daemon/loop/loop.h"
+#include "daemon/store/far.h"
+#include "daemon/store/store_impl.h"
+
+struct wire_chunk_told;
+
+struct far_run {
+	uint32_t end;  /* chunks before this one are of it, or of those before */
+	uint64_t mask; /* pools, as bits */
+};
+
+/* What the holder has told, and holds until nobody here wants it any more. */
+struct far_lend {
+	unsigned int refs;
+	struct store *store;
+	struct remote *remote; /* held */
+	struct loop_timer renew;
+	uint64_t ask, tokens;
+	uint8_t space[16];
+	uint64_t pools[STORE_CLASSES_MAX];
+	unsigned int pool_count;
+	struct far_run *runs;
+	uint32_t run_count, chunks;
+};
+
+/* One that was asked, and what. */
+struct far_asked {
+	const struct store_space *space;
+	struct remote *remote;
+	uint64_t ask, lease_ms;
+	uint32_t chunks;
+};
+
+bool far_up(const struct remote *remote); /* it may have chunks */
+void far_release(struct remote *remote, uint64_t ask);
+/* What it holds, by its answer: a reference. Fails: it is let go. */
+int far_lend_new(const struct far_asked *asked, const struct wire_chunk_told *msg,
+		 struct far_lend **lend_p);
+void far_lend_unref(struct far_lend *lend);
+/* As much of its first `most` chunks as serves the handle: *far_p, or NULL. */
+int far_hold_new(struct far_lend *lend, const struct store_handle *handle, uint32_t most,
+		 struct far_hold **far_p);
+/* The two that have most; the others let go. */
+void far_hold_add(struct far_hold **first_p, struct far_hold *far);
+
+#endif
