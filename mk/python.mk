@@ -34,6 +34,21 @@ bench-python: all $(PYDIR)/installed ## kvd's nixl beside the real one (PyPI)
 	@KVD_BUILD=$(B) scripts/bench-python.py --peers build/peers \
 		$(if $(REPS),--reps $(REPS)) $(if $(TRANSPORT),--transport $(TRANSPORT))
 
+# the extension's own memory errors, which end a test that plain Python survives
+#   RACE_S=n of the stress (30), ONLY=words
+PYASAN := build/python-asan
+.PHONY: test-python-asan
+test-python-asan: all $(PYDIR)/installed ## handles closed under other threads' calls, with AddressSanitizer
+	@[ -e $(PYDIR)/installed ] || { cat $(PYDIR)/why; exit 1; }
+	$(Q)CFLAGS='-fsanitize=address -fno-omit-frame-pointer -g' LDFLAGS=-fsanitize=address \
+		$(PYDIR)/venv/bin/pip install -q --target $(PYASAN) --upgrade --no-deps \
+		--no-build-isolation --no-index ./python
+	@rm -rf python/build python/*.egg-info
+	@LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0:handle_segv=0 \
+		PYTHONPATH=$(PYASAN) KVD_BUILD=$(CURDIR)/$(B) KVD_RACE_S=$(or $(RACE_S),30) \
+		$(PYDIR)/venv/bin/python -m pytest -q -p no:cacheprovider \
+		tests/python/test_close_race.py $(if $(ONLY),-k "$(ONLY)")
+
 KILLS ?= 1000
 .PHONY: chunk-kills
 chunk-kills: all $(PYDIR)/installed ## kill -9 of daemons that keep chunks in files (KILLS=n)

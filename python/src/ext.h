@@ -4,6 +4,7 @@
  *
  *   ext.c         the module, errors as exceptions, fork
  *   ext_client.c  Client: one connection, many threads
+ *   ext_call.c    calls that the daemon answers; handles and their closing
  *   ext_memory.c  regions, pools, layouts, adopted memory
  *   ext_room.c    rooms
  *   ext_lists.c   attachments, descriptor lists
@@ -20,6 +21,10 @@
  * queued there and done after it (client_unlock()). What a finaliser gives up is
  * queued too, so that neither the collector nor the end of a thread ever waits.
  *
+ * A handle of libkvd's is read with the GIL, and used before the GIL is given up, or
+ * under the lock and before that is: nothing but a closing takes one away, and that needs
+ * both (struct handle). What was read earlier is read again.
+ *
  * Only the stable ABI of Python 3.9 is used.
  */
 #ifndef KVD_PYTHON_EXT_H
@@ -34,6 +39,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/base/list.h"
 #include "daemon/base/mem.h"
 #include "lib/kvd.h"
 
@@ -62,9 +68,12 @@ int ext_shapes_init(PyObject *module);
 
 /* ---- ext_client.c ------------------------------------------------------------ */
 
-/* One request that somebody waits for, or whose end a callable is told. */
+struct handle;
+
+/* One request that a thread waits for, or whose end is reported to a callable. */
 struct op {
-	struct op *next; /* in client->told */
+	struct list link; /* in client->ops, until it is done */
+	struct op *next;  /* in client->told; of closings: in line for the same end */
 	bool done, abandoned;
 	bool want_json;
 	int result;
@@ -73,8 +82,11 @@ struct op {
 	struct client *client;
 	PyObject *callback;	    /* with the answer's text and, or, the exception */
 	PyObject *keep;		    /* alive until then */
+	PyObject *drop;		    /* what the handle kept, once it is closed */
 	void (*end)(struct op *op); /* under the lock, without the GIL */
 	void *arg;
+	void *handle;	 /* of libkvd, which is being closed */
+	struct op *also; /* closings of the same handle, which end with this one */
 };
 
 /* What a finaliser left, to be closed by whoever has the lock next. */
@@ -96,6 +108,7 @@ struct client {
 	pthread_cond_t turned;
 	bool polling; /* one of the waiting threads is in poll() */
 	uint64_t polled_ns, tended_ns;
+	struct list ops; /* not done yet */
 	struct op *told; /* callbacks due */
 	struct op **told_end;
 	_Atomic(struct closing *) left; /* pushed by finalisers, without the lock */
@@ -113,49 +126,100 @@ void client_look(struct client *c);
 void client_unlock(struct client *c);
 /* The client's last error as an exception, after unlocking. NULL. */
 PyObject *client_raise(struct client *c, const struct kvd_error *error);
-
-typedef int op_start(void *ctx, const struct kvd_call *call);
-/*
- * Start a request under the lock. `callback` None or NULL: wait for its end, the
- * GIL and the lock being free meanwhile; 0, or negative with an exception.
- * *json_p (may be NULL) is the answer's line (mem_free()).
- */
-int client_run(struct client *c, op_start *start, void *ctx, int timeout_ms,
-	       PyObject *callback, char **json_p);
-/* A request whose end `end` sees; nobody waits. `keep` stays alive until then. NULL:
- * no memory. *call_p is for the request; op_cancel() when it was not queued. */
-struct op *op_new(struct client *c, PyObject *keep, void (*end)(struct op *op), void *arg,
-		  struct kvd_call *call_p);
-void op_cancel(struct op *op);
 /* Close `handle` some time; never waits, never raises. Takes the reference keep. */
 void client_close_later(struct client *c, int (*close)(void *, const struct kvd_call *),
 			void *handle, PyObject *keep);
 /* Wait for something to do, at most 50 ms, and do it; with the lock and the GIL, which
  * others have meanwhile. */
 void client_step(struct client *c);
+/* The same, and handlers of signals, which may use the client; false: an exception. */
+bool client_turns(struct client *c);
 /* Until the socket has taken all, at most a second; with the lock and the GIL. */
 void client_flush(struct client *c);
 /* One turn if the last one is long ago (or `now`); with the lock. */
 void client_turn(struct client *c, bool now);
 
+/* ---- ext_call.c -------------------------------------------------------------- */
+
+/* What each object with a handle of libkvd's begins with. */
+struct handle {
+	PyObject_HEAD struct client *client;
+	_Atomic(void *) kvd; /* NULL: not made, closed, or being closed */
+	PyObject *keep;	     /* alive until the daemon has closed it */
+	struct op *closing;  /* under the lock; NULL: none is under way */
+	const char *noun;    /* of messages */
+	uint64_t number;     /* 0: messages name none */
+};
+
+struct handle *handle_new(PyTypeObject *type, struct client *c, const char *noun,
+			  PyObject *keep);
+/* With the GIL, for a use before it is given up. */
+static inline bool handle_is_open(const struct handle *h)
+{
+	return h->kvd && h->client->kvd;
+}
+/* false: StateError. */
+bool handle_usable(const struct handle *h);
+/* The client's lock, with the handle open under it; false: an exception. */
+bool handle_lock(const struct handle *h);
+typedef int handle_shut(void *handle, const struct kvd_call *call);
+/*
+ * Close it. While that is under way all other calls of it find it closed; when the
+ * daemon refuses, it is open again. A second closing ends as the first one does. 0, or
+ * negative with an exception; told and post as in struct run.
+ */
+int handle_close(struct handle *h, handle_shut *shut, int timeout_ms, PyObject *told,
+		 bool post);
+/* What a type's finaliser does. */
+void handle_dealloc(PyObject *self, handle_shut *shut);
+
+typedef int op_start(void *ctx, const struct kvd_call *call);
+
+/* A handle that a call names: read under the lock each time that the call is begun. */
+struct use {
+	const struct handle *of;
+	void *to; /* a pointer in the arguments of libkvd, which becomes the handle */
+};
+
+struct run {
+	struct client *client;
+	op_start *start; /* under the lock, with the GIL; 1: it is done already */
+	void *ctx;
+	const struct use *uses;
+	size_t use_count;
+	int timeout_ms;
+	PyObject *told; /* called at its end; NULL, None: that is waited for */
+	bool post;	/* has no end: the daemon answers nothing */
+};
+/*
+ * Start a request under the lock, and wait for its end, the GIL and the lock being free
+ * meanwhile; 0, or negative with an exception. *json_p (may be NULL) is the answer's
+ * line (mem_free()).
+ */
+int client_run(const struct run *run, char **json_p);
+/* A request whose end `end` sees; nobody waits. `keep` stays alive until then. NULL:
+ * no memory. *call_p is for the request; op_cancel() when it was not queued. */
+struct op *op_new(struct client *c, PyObject *keep, void (*end)(struct op *op), void *arg,
+		  struct kvd_call *call_p);
+void op_cancel(struct op *op);
+/* Call the callable, with the GIL and without the lock, and free it. */
+void op_tell(struct op *op);
+/* The client is closed: no request of it is answered any more. Under the lock. */
+void ops_end(struct client *c);
+
 /* ---- ext_memory.c ------------------------------------------------------------ */
 
 struct region {
-	PyObject_HEAD struct client *client;
-	struct kvd_region *kvd;
-	PyObject *keep;
+	struct handle h; /* keep: what its bytes lie in */
 	uint64_t address, bytes;
 	const char *kind;
 };
-struct pool {
-	PyObject_HEAD struct client *client;
-	struct kvd_pool *kvd;
-	PyObject *keep; /* its regions */
-};
-extern PyTypeObject *region_type, *pool_type;
+extern PyTypeObject *region_type, *pool_type; /* a pool is a struct handle */
 /* Of this client, and registered; false: ValueError that names argument[index]. */
 bool region_usable(const struct region *region, const struct client *client,
 		   const char *argument, Py_ssize_t index);
+/* The same of a pool. */
+bool pool_usable(PyObject *pool, const struct client *client);
 
 /* ---- ext_room.c -------------------------------------------------------------- */
 
@@ -167,16 +231,17 @@ struct ext_views {
 };
 int ext_views_parse(PyObject *tuple, struct ext_views *views);
 void ext_views_fini(struct ext_views *views);
-int ext_wait_parse(const struct client *client, PyObject *tuple, struct kvd_wait *wait);
+/* *use_p: of its region, `of` NULL where it has none; of the call that is given *wait. */
+int ext_wait_parse(const struct client *client, PyObject *tuple, struct kvd_wait *wait,
+		   struct use *use_p);
 /* *names_p: mem_free() */
 int ext_names_parse(PyObject *tuple, const char ***names_p, size_t *count_p);
 void ext_on_nothing(void *arg, int result, const struct kvd_reply *reply);
 
 /* ---- ext_chunk.c ------------------------------------------------------------- */
 
-struct kvd_hold;
 /* Of a Hold of this client that is open; NULL with an exception. */
-struct kvd_hold *ext_hold_of(PyObject *hold, const struct client *client);
+const struct handle *ext_hold_of(PyObject *hold, const struct client *client);
 
 /* ---- ext_rows.c ---------------------------------------------------------------- */
 

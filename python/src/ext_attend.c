@@ -16,24 +16,15 @@
 static PyTypeObject *attend_type;
 
 struct attend_object {
-	PyObject_HEAD struct client *client;
-	struct kvd_attend *kvd; /* NULL: closed */
-	PyObject *keep;		/* the region */
+	struct handle h; /* keep: the region */
 	uint32_t heads;
 };
 
 struct attend_start {
-	struct attend_object *of;
+	struct client *c;
 	struct kvd_attend_args args;
+	struct kvd_attend *made;
 };
-
-static bool attend_usable(const struct attend_object *object)
-{
-	if (object->kvd && object->client->kvd)
-		return true;
-	ext_raise_code(KVD_E_STATE, "attend: closed");
-	return false;
-}
 
 static int attend_shut(void *handle, const struct kvd_call *call)
 {
@@ -42,25 +33,14 @@ static int attend_shut(void *handle, const struct kvd_call *call)
 
 static void attend_dealloc(PyObject *self)
 {
-	struct attend_object *object = (struct attend_object *)self;
-	PyTypeObject *type = Py_TYPE(self);
-	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
-	if (object->kvd && object->client->kvd)
-		client_close_later(object->client, attend_shut, object->kvd,
-				   object->keep);
-	else
-		Py_XDECREF(object->keep);
-	Py_XDECREF(object->client);
-	release(self);
-	Py_DECREF(type);
+	handle_dealloc(self, attend_shut);
 }
 
 static int attend_begin(void *ctx, const struct kvd_call *call)
 {
 	struct attend_start *s = ctx;
 
-	return kvd_attend_open(s->of->client->kvd, &s->args, call, &s->of->kvd);
+	return kvd_attend_open(s->c->kvd, &s->args, call, &s->made);
 }
 
 /* rope: None or (first, dims, pairs, inv_freq as bytes of doubles) */
@@ -89,12 +69,14 @@ static bool rope_parse(PyObject *rope, struct kvd_rope *out)
  * first_head, dqk, dv, scale, softcap, view, key, value, rope, timeout) */
 static PyObject *attend_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 	PyObject *client, *region, *rope, *timeout;
 	struct attend_start s = {0};
 	struct kvd_attend_args *a = &s.args;
+	struct use use = {.to = &a->region};
+	struct run run = {.start = attend_begin, .ctx = &s, .uses = &use, .use_count = 1};
+	struct attend_object *object;
 	unsigned long long offset;
-	int ms, kind, q_type, kv_type;
+	int kind, q_type, kv_type;
 
 	(void)kwargs;
 	if (!PyArg_ParseTuple(args, "O!O!KIIiiiIIIIIffzzzOO", client_type, &client,
@@ -102,37 +84,39 @@ static PyObject *attend_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 			      &q_type, &kv_type, &a->heads, &a->kv_heads, &a->first_head,
 			      &a->dqk, &a->dv, &a->scale, &a->softcap, &a->view, &a->key,
 			      &a->value, &rope, &timeout) ||
-	    ext_timeout(timeout, &ms) < 0 || !rope_parse(rope, &a->rope) ||
+	    ext_timeout(timeout, &run.timeout_ms) < 0 || !rope_parse(rope, &a->rope) ||
 	    !region_usable((struct region *)region, (struct client *)client, "region", 0))
 		return NULL;
-	a->region = ((struct region *)region)->kvd;
+	use.of = (struct handle *)region;
 	a->offset = offset;
 	a->kind = (enum kvd_attend_kind)kind;
 	a->q_type = (enum kvd_value_type)q_type;
 	a->kv_type = (enum kvd_value_type)kv_type;
-	s.of = (struct attend_object *)alloc(type, 0);
-	if (!s.of)
+	s.c = run.client = (struct client *)client;
+	object = (struct attend_object *)handle_new(type, s.c, "attend", region);
+	if (!object)
 		return NULL;
-	Py_INCREF(client);
-	s.of->client = (struct client *)client;
-	Py_INCREF(region);
-	s.of->keep = region;
-	s.of->heads = a->heads;
-	if (client_run(s.of->client, attend_begin, &s, ms, NULL, NULL) < 0) {
-		Py_DECREF(s.of);
+	object->heads = a->heads;
+	if (client_run(&run, NULL) < 0) {
+		if (s.made && s.c->kvd) {
+			Py_INCREF(region);
+			client_close_later(s.c, attend_shut, s.made, region);
+		}
+		Py_DECREF(object);
 		return NULL;
 	}
-	return (PyObject *)s.of;
+	object->h.kvd = s.made;
+	return (PyObject *)object;
 }
 
 /* (bytes, q, o, m, l) of a seat */
 static PyObject *attend_seat(PyObject *self, PyObject *none)
 {
-	struct attend_object *object = (struct attend_object *)self;
+	struct handle *object = (struct handle *)self;
 	struct kvd_seat seat;
 
 	(void)none;
-	if (!attend_usable(object))
+	if (!handle_usable(object))
 		return NULL;
 	if (kvd_attend_seat(object->kvd, &seat) < 0)
 		return ext_raise_code(KVD_E_STATE, "attend: not answered yet");
@@ -143,7 +127,7 @@ static PyObject *attend_seat(PyObject *self, PyObject *none)
 
 /* (hold, row, rows, first, count, tokens, delta, per_token, select as bytes or None) */
 static bool part_parse(const struct attend_object *object, PyObject *tuple,
-		       uint32_t heads, struct kvd_part *part)
+		       struct kvd_part *part, struct use *use_p)
 {
 	unsigned long long tokens;
 	const char *select;
@@ -154,7 +138,7 @@ static bool part_parse(const struct attend_object *object, PyObject *tuple,
 			      &part->first, &part->count, &tokens, &part->delta,
 			      &part->per_token, &select, &bytes))
 		return false;
-	if (select && (uint64_t)bytes != (uint64_t)(part->rows / heads) *
+	if (select && (uint64_t)bytes != (uint64_t)(part->rows / object->heads) *
 						 part->per_token * sizeof(uint32_t)) {
 		PyErr_SetString(PyExc_ValueError, "select: as many tokens for each query "
 						  "token are wanted");
@@ -162,23 +146,44 @@ static bool part_parse(const struct attend_object *object, PyObject *tuple,
 	}
 	part->tokens = tokens;
 	part->select = (const uint32_t *)(const void *)select;
-	part->hold = ext_hold_of(hold, object->client);
-	return part->hold != NULL;
+	*use_p = (struct use){ext_hold_of(hold, object->h.client), &part->hold};
+	return use_p->of != NULL;
+}
+
+struct post_start {
+	struct kvd_attend *kvd;
+	struct kvd_part parts[PARTS_MAX];
+	unsigned int seat, layer, deadline_us;
+	size_t count;
+	int own;
+};
+
+static int post_begin(void *ctx, const struct kvd_call *call)
+{
+	struct post_start *s = ctx;
+
+	(void)call;
+	return kvd_attend_post(s->kvd, s->seat, s->layer, s->parts, s->count, s->own,
+			       s->deadline_us);
 }
 
 /* post(seat, layer, parts, own, deadline_us) */
 static PyObject *attend_post(PyObject *self, PyObject *args)
 {
 	struct attend_object *object = (struct attend_object *)self;
-	struct kvd_part parts[PARTS_MAX] = {0};
-	unsigned int seat, layer, deadline;
+	struct use uses[PARTS_MAX + 1];
+	struct post_start s = {0};
+	struct run run = {.client = object->h.client,
+			  .start = post_begin,
+			  .ctx = &s,
+			  .uses = uses,
+			  .post = true};
 	PyObject *tuple;
 	Py_ssize_t count;
-	int own, r;
 
-	if (!PyArg_ParseTuple(args, "IIO!pI", &seat, &layer, &PyTuple_Type, &tuple, &own,
-			      &deadline) ||
-	    !attend_usable(object))
+	if (!PyArg_ParseTuple(args, "IIO!pI", &s.seat, &s.layer, &PyTuple_Type, &tuple,
+			      &s.own, &s.deadline_us) ||
+	    !handle_usable(&object->h))
 		return NULL;
 	count = PyTuple_Size(tuple);
 	if (count < 1 || count > PARTS_MAX) {
@@ -187,27 +192,24 @@ static PyObject *attend_post(PyObject *self, PyObject *args)
 		return NULL;
 	}
 	for (Py_ssize_t i = 0; i < count; i++) {
-		if (!part_parse(object, PyTuple_GetItem(tuple, i), object->heads,
-				&parts[i]))
+		if (!part_parse(object, PyTuple_GetItem(tuple, i), &s.parts[i], &uses[i]))
 			return NULL;
 	}
-	if (!client_lock(object->client))
+	uses[count] = (struct use){&object->h, &s.kvd};
+	s.count = (size_t)count;
+	run.use_count = s.count + 1;
+	if (client_run(&run, NULL) < 0)
 		return NULL;
-	r = kvd_attend_post(object->kvd, seat, layer, parts, (size_t)count, own,
-			    deadline);
-	if (r < 0)
-		return client_raise(object->client, kvd_last_error(object->client->kvd));
-	client_unlock(object->client);
 	Py_RETURN_NONE;
 }
 
 static PyObject *attend_state(PyObject *self, PyObject *args)
 {
-	struct attend_object *object = (struct attend_object *)self;
+	struct handle *object = (struct handle *)self;
 	unsigned int seat;
 	int state;
 
-	if (!PyArg_ParseTuple(args, "I", &seat) || !attend_usable(object))
+	if (!PyArg_ParseTuple(args, "I", &seat) || !handle_usable(object))
 		return NULL;
 	state = kvd_attend_state(object->kvd, seat);
 	return state < 0 ? ext_raise_code(-state, "seat %u", seat)
@@ -217,14 +219,13 @@ static PyObject *attend_state(PyObject *self, PyObject *args)
 /* wait(seat, timeout) -> state */
 static PyObject *attend_wait(PyObject *self, PyObject *args)
 {
-	struct attend_object *object = (struct attend_object *)self;
+	struct handle *object = (struct handle *)self;
 	PyObject *timeout;
 	unsigned int seat;
 	int ms, state;
 
 	if (!PyArg_ParseTuple(args, "IO", &seat, &timeout) ||
-	    ext_timeout(timeout, &ms) < 0 || !attend_usable(object) ||
-	    !client_lock(object->client))
+	    ext_timeout(timeout, &ms) < 0 || !handle_lock(object))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS state = kvd_attend_wait(object->kvd, seat, ms);
 	Py_END_ALLOW_THREADS client_unlock(object->client);
@@ -240,11 +241,11 @@ static PyObject *attend_wait(PyObject *self, PyObject *args)
 /* (queue_us, attend_us, daemons, together, replicate) */
 static PyObject *attend_read(PyObject *self, PyObject *args)
 {
-	struct attend_object *object = (struct attend_object *)self;
+	struct handle *object = (struct handle *)self;
 	struct kvd_attend_facts facts;
 	unsigned int seat;
 
-	if (!PyArg_ParseTuple(args, "I", &seat) || !attend_usable(object))
+	if (!PyArg_ParseTuple(args, "I", &seat) || !handle_usable(object))
 		return NULL;
 	if (kvd_attend_read(object->kvd, seat, &facts) < 0)
 		return ext_raise_code(KVD_E_STATE, "seat %u: nothing was posted", seat);
@@ -256,15 +257,14 @@ static PyObject *attend_read(PyObject *self, PyObject *args)
 /* error(seat, timeout) -> None or (code, name, retryable, scope, message) */
 static PyObject *attend_error(PyObject *self, PyObject *args)
 {
-	struct attend_object *object = (struct attend_object *)self;
+	struct handle *object = (struct handle *)self;
 	struct kvd_error error;
 	PyObject *timeout;
 	unsigned int seat;
 	int ms, r;
 
 	if (!PyArg_ParseTuple(args, "IO", &seat, &timeout) ||
-	    ext_timeout(timeout, &ms) < 0 || !attend_usable(object) ||
-	    !client_lock(object->client))
+	    ext_timeout(timeout, &ms) < 0 || !handle_lock(object))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_attend_error(object->kvd, seat, ms, &error);
 	Py_END_ALLOW_THREADS client_unlock(object->client);
@@ -276,11 +276,10 @@ static PyObject *attend_error(PyObject *self, PyObject *args)
 
 static PyObject *attend_stop(PyObject *self, PyObject *args)
 {
-	struct attend_object *object = (struct attend_object *)self;
+	struct handle *object = (struct handle *)self;
 	unsigned int seat;
 
-	if (!PyArg_ParseTuple(args, "I", &seat) || !attend_usable(object) ||
-	    !client_lock(object->client))
+	if (!PyArg_ParseTuple(args, "I", &seat) || !handle_lock(object))
 		return NULL;
 	if (kvd_attend_stop(object->kvd, seat) < 0)
 		return client_raise(object->client, kvd_last_error(object->client->kvd));
@@ -290,18 +289,12 @@ static PyObject *attend_stop(PyObject *self, PyObject *args)
 
 static PyObject *attend_close(PyObject *self, PyObject *args)
 {
-	struct attend_object *object = (struct attend_object *)self;
 	PyObject *timeout = NULL;
 	int ms;
 
-	if (!PyArg_ParseTuple(args, "|O", &timeout) || ext_timeout(timeout, &ms) < 0)
+	if (!PyArg_ParseTuple(args, "|O", &timeout) || ext_timeout(timeout, &ms) < 0 ||
+	    handle_close((struct handle *)self, attend_shut, ms, NULL, false) < 0)
 		return NULL;
-	if (!object->kvd || !object->client->kvd)
-		Py_RETURN_NONE;
-	if (client_run(object->client, attend_shut, object->kvd, ms, NULL, NULL) < 0)
-		return NULL;
-	object->kvd = NULL;
-	Py_CLEAR(object->keep);
 	Py_RETURN_NONE;
 }
 

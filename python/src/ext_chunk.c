@@ -12,37 +12,6 @@
 
 static PyTypeObject *space_type, *hold_type, *move_type;
 
-/* What all three are. */
-struct chunk_object {
-	PyObject_HEAD struct client *client;
-	void *kvd;	/* NULL: closed */
-	PyObject *keep; /* a move: its pool */
-};
-
-static bool chunk_usable(const struct chunk_object *object, const char *what)
-{
-	if (object->kvd && object->client->kvd)
-		return true;
-	ext_raise_code(KVD_E_STATE, "%s: closed", what);
-	return false;
-}
-
-static struct chunk_object *chunk_new(PyTypeObject *type, struct client *c, void *kvd,
-				      PyObject *keep)
-{
-	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-	struct chunk_object *object = (struct chunk_object *)alloc(type, 0);
-
-	if (!object)
-		return NULL;
-	Py_INCREF(c);
-	object->client = c;
-	object->kvd = kvd;
-	Py_XINCREF(keep);
-	object->keep = keep;
-	return object;
-}
-
 static int space_shut(void *handle, const struct kvd_call *call)
 {
 	return kvd_space_close(handle, call);
@@ -65,35 +34,33 @@ static int move_shut(void *handle, const struct kvd_call *call)
 	return -KVD_E_STATE; /* looked at again in the next turn */
 }
 
+static handle_shut *shut_of(PyObject *self)
+{
+	PyTypeObject *type = Py_TYPE(self);
+
+	if (type == space_type)
+		return space_shut;
+	return type == hold_type ? hold_shut : move_shut;
+}
+
 static void chunk_dealloc(PyObject *self)
 {
-	struct chunk_object *object = (struct chunk_object *)self;
-	PyTypeObject *type = Py_TYPE(self);
-	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-	int (*shut)(void *, const struct kvd_call *) = type == space_type  ? space_shut
-						       : type == hold_type ? hold_shut
-									   : move_shut;
-
-	if (object->kvd && object->client->kvd)
-		client_close_later(object->client, shut, object->kvd, object->keep);
-	else
-		Py_XDECREF(object->keep);
-	Py_XDECREF(object->client);
-	release(self);
-	Py_DECREF(type);
+	handle_dealloc(self, shut_of(self));
 }
 
 /* ---- calls: each is begun under the client's lock ---------------------------------- */
 
 struct chunk_start {
 	struct client *c;
-	struct chunk_object *of;
+	const struct handle *of; /* the space or hold, NULL: a space is opened */
+	void *kvd;		 /* of that */
 	struct kvd_space_args space;
 	struct kvd_chunks chunks;
 	struct kvd_move_args move;
 	uint32_t lease_ms, far_ms, grace_ms;
 	const char *secret;
 	int post;
+	struct use pool, region; /* of the move, or of the space */
 	void *made;
 };
 
@@ -108,7 +75,7 @@ static int hold_begin(void *ctx, const struct kvd_call *call)
 {
 	struct chunk_start *s = ctx;
 
-	return kvd_hold_open(s->of->kvd, &s->chunks, s->lease_ms, s->far_ms, call,
+	return kvd_hold_open(s->kvd, &s->chunks, s->lease_ms, s->far_ms, call,
 			     (struct kvd_hold **)&s->made);
 }
 
@@ -116,7 +83,7 @@ static int join_begin(void *ctx, const struct kvd_call *call)
 {
 	struct chunk_start *s = ctx;
 
-	return kvd_hold_join(s->of->kvd, s->secret, s->lease_ms, call,
+	return kvd_hold_join(s->kvd, s->secret, s->lease_ms, call,
 			     (struct kvd_hold **)&s->made);
 }
 
@@ -124,15 +91,14 @@ static int put_begin(void *ctx, const struct kvd_call *call)
 {
 	struct chunk_start *s = ctx;
 
-	return kvd_put(s->of->kvd, &s->chunks, &s->move, call,
-		       (struct kvd_move **)&s->made);
+	return kvd_put(s->kvd, &s->chunks, &s->move, call, (struct kvd_move **)&s->made);
 }
 
 static int publish_begin(void *ctx, const struct kvd_call *call)
 {
 	struct chunk_start *s = ctx;
 
-	return kvd_publish(s->of->kvd, &s->chunks, &s->move, call,
+	return kvd_publish(s->kvd, &s->chunks, &s->move, call,
 			   (struct kvd_move **)&s->made);
 }
 
@@ -140,7 +106,7 @@ static int withdraw_begin(void *ctx, const struct kvd_call *call)
 {
 	struct chunk_start *s = ctx;
 
-	return kvd_withdraw(s->of->kvd, &s->chunks, s->grace_ms, call,
+	return kvd_withdraw(s->kvd, &s->chunks, s->grace_ms, call,
 			    (struct kvd_move **)&s->made);
 }
 
@@ -148,40 +114,31 @@ static int fetch_begin(void *ctx, const struct kvd_call *call)
 {
 	struct chunk_start *s = ctx;
 
-	return kvd_fetch(s->of->kvd, &s->move, call, (struct kvd_move **)&s->made);
+	return kvd_fetch(s->kvd, &s->move, call, (struct kvd_move **)&s->made);
 }
 
-static int shut_begin(void *ctx, const struct kvd_call *call)
+static int move_end(void *handle, const struct kvd_call *call)
 {
-	struct chunk_start *s = ctx;
-	PyTypeObject *type = Py_TYPE(s->of);
-
-	if (type == space_type)
-		return kvd_space_close(s->of->kvd, call);
-	return type == hold_type ? kvd_hold_close(s->of->kvd, call)
-				 : kvd_move_close(s->of->kvd, call);
+	return kvd_move_close(handle, call);
 }
 
 static int abort_begin(void *ctx, const struct kvd_call *call)
 {
-	return kvd_move_abort(((struct chunk_start *)ctx)->of->kvd, call);
+	return kvd_move_abort(((struct chunk_start *)ctx)->kvd, call);
 }
 
-/* Of what is posted nothing is waited for: the GIL stays here. */
 static int chunk_run(struct chunk_start *s, op_start *begin, int ms)
 {
-	static const struct kvd_call posted = {.post = true};
+	const struct use uses[] = {{s->of, &s->kvd}, s->pool, s->region};
+	const struct run run = {.client = s->c,
+				.start = begin,
+				.ctx = s,
+				.uses = uses,
+				.use_count = sizeof(uses) / sizeof(uses[0]),
+				.timeout_ms = ms,
+				.post = s->post};
 
-	if (!s->post)
-		return client_run(s->c, begin, s, ms, NULL, NULL);
-	if (!client_lock(s->c))
-		return -1;
-	if (begin(s, &posted) < 0) {
-		client_raise(s->c, kvd_last_error(s->c->kvd));
-		return -1;
-	}
-	client_unlock(s->c);
-	return 0;
+	return client_run(&run, NULL);
 }
 
 /* One that waits inside libkvd: others may run meanwhile. */
@@ -190,8 +147,9 @@ static int chunk_block(struct chunk_start *s, op_start *begin, int ms)
 	const struct kvd_call call = {.timeout_ms = ms};
 	int r;
 
-	if (!client_lock(s->c))
+	if (!handle_lock(s->of))
 		return -1;
+	s->kvd = s->of->kvd;
 	Py_BEGIN_ALLOW_THREADS r = begin(s, &call);
 	Py_END_ALLOW_THREADS if (r < 0)
 	{
@@ -214,11 +172,10 @@ static bool in_doubt(const struct chunk_start *s, PyTypeObject *type)
 }
 
 /* The object that the call makes; what it made without one being had is closed. */
-static PyObject *chunk_made(PyTypeObject *type, struct chunk_start *s, op_start *begin,
-			    int (*shut)(void *, const struct kvd_call *), PyObject *keep,
-			    int ms)
+static PyObject *chunk_made(PyTypeObject *type, const char *noun, struct chunk_start *s,
+			    op_start *begin, PyObject *keep, int ms)
 {
-	struct chunk_object *object = chunk_new(type, s->c, NULL, keep);
+	struct handle *object = handle_new(type, s->c, noun, keep);
 
 	if (!object)
 		return NULL;
@@ -227,7 +184,8 @@ static PyObject *chunk_made(PyTypeObject *type, struct chunk_start *s, op_start 
 		if (!in_doubt(s, type)) {
 			if (s->made && s->c->kvd) {
 				Py_XINCREF(keep);
-				client_close_later(s->c, shut, s->made, keep);
+				client_close_later(s->c, shut_of((PyObject *)object),
+						   s->made, keep);
 			}
 			Py_DECREF(object);
 			return NULL;
@@ -240,18 +198,14 @@ static PyObject *chunk_made(PyTypeObject *type, struct chunk_start *s, op_start 
 
 static PyObject *chunk_close(PyObject *self, PyObject *args)
 {
-	struct chunk_start s = {.of = (struct chunk_object *)self};
 	PyObject *timeout = NULL;
 	int ms;
 
-	if (!PyArg_ParseTuple(args, "|O", &timeout) || ext_timeout(timeout, &ms) < 0)
+	if (!PyArg_ParseTuple(args, "|O", &timeout) || ext_timeout(timeout, &ms) < 0 ||
+	    handle_close((struct handle *)self,
+			 Py_TYPE(self) == move_type ? move_end : shut_of(self), ms, NULL,
+			 false) < 0)
 		return NULL;
-	if (!s.of->kvd || !s.of->client->kvd)
-		Py_RETURN_NONE;
-	if (client_run(s.of->client, shut_begin, &s, ms, NULL, NULL) < 0)
-		return NULL;
-	s.of->kvd = NULL;
-	Py_CLEAR(s.of->keep);
 	Py_RETURN_NONE;
 }
 
@@ -276,21 +230,13 @@ static PyObject *space_make(PyTypeObject *type, PyObject *args, PyObject *kwargs
 		return NULL;
 	s.c = (struct client *)client;
 	if (pool != Py_None) {
-		if (Py_TYPE(pool) != pool_type || ((struct pool *)pool)->client != s.c) {
-			PyErr_SetString(PyExc_ValueError,
-					"pool: it is no pool of this client");
+		if (!pool_usable(pool, s.c))
 			return NULL;
-		}
-		s.space.pool = ((struct pool *)pool)->kvd;
-		if (!s.space.pool) {
-			PyErr_SetString(PyExc_ValueError,
-					"pool: it is not registered any more");
-			return NULL;
-		}
+		s.pool = (struct use){(struct handle *)pool, &s.space.pool};
 	}
 	if (ext_names_parse(views, &names, &s.space.view_count) == 0) {
 		s.space.views = views == Py_None ? NULL : names;
-		made = chunk_made(type, &s, space_begin, space_shut, NULL, ms);
+		made = chunk_made(type, "space", &s, space_begin, NULL, ms);
 	}
 	mem_free(names);
 	return made;
@@ -312,7 +258,7 @@ static bool ids_parse(const char *ids, Py_ssize_t bytes, unsigned long long firs
 /* find(ids, first, timeout) -> (chunks, tokens) */
 static PyObject *space_find(PyObject *self, PyObject *args)
 {
-	struct chunk_object *space = (struct chunk_object *)self;
+	struct handle *space = (struct handle *)self;
 	struct kvd_chunks chunks;
 	struct kvd_found found;
 	unsigned long long first;
@@ -323,7 +269,7 @@ static PyObject *space_find(PyObject *self, PyObject *args)
 
 	if (!PyArg_ParseTuple(args, "y#KO", &ids, &bytes, &first, &timeout) ||
 	    ext_timeout(timeout, &ms) < 0 || !ids_parse(ids, bytes, first, &chunks) ||
-	    !chunk_usable(space, "space") || !client_lock(space->client))
+	    !handle_lock(space))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_find(space->kvd, &chunks, ms, &found);
 	Py_END_ALLOW_THREADS if (r < 0) return client_raise(
@@ -335,7 +281,7 @@ static PyObject *space_find(PyObject *self, PyObject *args)
 
 static PyObject *space_drop(PyObject *self, PyObject *args)
 {
-	struct chunk_object *space = (struct chunk_object *)self;
+	struct handle *space = (struct handle *)self;
 	struct kvd_chunks chunks;
 	unsigned long long first;
 	PyObject *timeout;
@@ -345,7 +291,7 @@ static PyObject *space_drop(PyObject *self, PyObject *args)
 
 	if (!PyArg_ParseTuple(args, "y#KO", &ids, &bytes, &first, &timeout) ||
 	    ext_timeout(timeout, &ms) < 0 || !ids_parse(ids, bytes, first, &chunks) ||
-	    !chunk_usable(space, "space") || !client_lock(space->client))
+	    !handle_lock(space))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_drop(space->kvd, &chunks, ms);
 	Py_END_ALLOW_THREADS if (r < 0) return client_raise(
@@ -357,7 +303,7 @@ static PyObject *space_drop(PyObject *self, PyObject *args)
 /* hold(ids, first, lease_ms, far_ms, timeout) */
 static PyObject *space_hold(PyObject *self, PyObject *args)
 {
-	struct chunk_start s = {.of = (struct chunk_object *)self};
+	struct chunk_start s = {.of = (struct handle *)self};
 	unsigned long long first;
 	PyObject *timeout;
 	const char *ids;
@@ -367,22 +313,22 @@ static PyObject *space_hold(PyObject *self, PyObject *args)
 	if (!PyArg_ParseTuple(args, "y#KIIO", &ids, &bytes, &first, &s.lease_ms,
 			      &s.far_ms, &timeout) ||
 	    ext_timeout(timeout, &ms) < 0 || !ids_parse(ids, bytes, first, &s.chunks) ||
-	    !chunk_usable(s.of, "space"))
+	    !handle_usable(s.of))
 		return NULL;
 	s.c = s.of->client;
-	return chunk_made(hold_type, &s, hold_begin, hold_shut, NULL, ms);
+	return chunk_made(hold_type, "hold", &s, hold_begin, NULL, ms);
 }
 
 /* join(secret, lease_ms, timeout) */
 static PyObject *space_join(PyObject *self, PyObject *args)
 {
-	struct chunk_start s = {.of = (struct chunk_object *)self};
+	struct chunk_start s = {.of = (struct handle *)self};
 	PyObject *timeout;
 	Py_ssize_t bytes;
 	int ms;
 
 	if (!PyArg_ParseTuple(args, "y#IO", &s.secret, &bytes, &s.lease_ms, &timeout) ||
-	    ext_timeout(timeout, &ms) < 0 || !chunk_usable(s.of, "space"))
+	    ext_timeout(timeout, &ms) < 0 || !handle_usable(s.of))
 		return NULL;
 	if (bytes != KVD_HOLD_SECRET_BYTES) {
 		PyErr_Format(PyExc_ValueError, "secret: %zd bytes, not %d", bytes,
@@ -390,22 +336,17 @@ static PyObject *space_join(PyObject *self, PyObject *args)
 		return NULL;
 	}
 	s.c = s.of->client;
-	return chunk_made(hold_type, &s, join_begin, hold_shut, NULL, ms);
+	return chunk_made(hold_type, "hold", &s, join_begin, NULL, ms);
 }
 
 /* The pool, views and wait of a move; the views are to be freed in any case. */
 static bool place_parse(struct chunk_start *s, PyObject *pool, PyObject *view_list,
 			PyObject *wait, struct ext_views *views)
 {
-	if (((struct pool *)pool)->client != s->c || !((struct pool *)pool)->kvd) {
-		PyErr_SetString(PyExc_ValueError,
-				"pool: it is no registered pool of this client");
+	if (!pool_usable(pool, s->c) || ext_views_parse(view_list, views) < 0 ||
+	    ext_wait_parse(s->c, wait, &s->move.wait, &s->region) < 0)
 		return false;
-	}
-	s->move.pool = ((struct pool *)pool)->kvd;
-	if (ext_views_parse(view_list, views) < 0 ||
-	    ext_wait_parse(s->c, wait, &s->move.wait) < 0)
-		return false;
+	s->pool = (struct use){(struct handle *)pool, &s->move.pool};
 	s->move.views = views->at;
 	s->move.view_count = views->count;
 	return true;
@@ -414,7 +355,7 @@ static bool place_parse(struct chunk_start *s, PyObject *pool, PyObject *view_li
 /* put(pool, ids, first, views, wait, timeout, post, durable, publish) */
 static PyObject *space_put(PyObject *self, PyObject *args)
 {
-	struct chunk_start s = {.of = (struct chunk_object *)self};
+	struct chunk_start s = {.of = (struct handle *)self};
 	PyObject *pool, *view_list, *wait, *timeout, *made = NULL;
 	struct ext_views views = {0};
 	unsigned long long first;
@@ -425,13 +366,13 @@ static PyObject *space_put(PyObject *self, PyObject *args)
 	if (!PyArg_ParseTuple(args, "O!y#KOOOppp", pool_type, &pool, &ids, &bytes, &first,
 			      &view_list, &wait, &timeout, &s.post, &durable, &publish) ||
 	    ext_timeout(timeout, &ms) < 0 || !ids_parse(ids, bytes, first, &s.chunks) ||
-	    !chunk_usable(s.of, "space"))
+	    !handle_usable(s.of))
 		return NULL;
 	s.c = s.of->client;
 	s.move.durable = durable;
 	if (place_parse(&s, pool, view_list, wait, &views))
-		made = chunk_made(move_type, &s, publish ? publish_begin : put_begin,
-				  move_shut, pool, ms);
+		made = chunk_made(move_type, "move", &s,
+				  publish ? publish_begin : put_begin, pool, ms);
 	ext_views_fini(&views);
 	return made;
 }
@@ -439,7 +380,7 @@ static PyObject *space_put(PyObject *self, PyObject *args)
 /* withdraw(ids, first, grace_ms, timeout) */
 static PyObject *space_withdraw(PyObject *self, PyObject *args)
 {
-	struct chunk_start s = {.of = (struct chunk_object *)self};
+	struct chunk_start s = {.of = (struct handle *)self};
 	unsigned long long first;
 	PyObject *timeout;
 	const char *ids;
@@ -449,10 +390,10 @@ static PyObject *space_withdraw(PyObject *self, PyObject *args)
 	if (!PyArg_ParseTuple(args, "y#KIO", &ids, &bytes, &first, &s.grace_ms,
 			      &timeout) ||
 	    ext_timeout(timeout, &ms) < 0 || !ids_parse(ids, bytes, first, &s.chunks) ||
-	    !chunk_usable(s.of, "space"))
+	    !handle_usable(s.of))
 		return NULL;
 	s.c = s.of->client;
-	return chunk_made(move_type, &s, withdraw_begin, move_shut, NULL, ms);
+	return chunk_made(move_type, "move", &s, withdraw_begin, NULL, ms);
 }
 
 /* ---- Hold
@@ -461,43 +402,43 @@ static PyObject *space_withdraw(PyObject *self, PyObject *args)
 /* fetch(pool, views, wait, deadline_ms, timeout, post) */
 static PyObject *hold_fetch(PyObject *self, PyObject *args)
 {
-	struct chunk_start s = {.of = (struct chunk_object *)self};
+	struct chunk_start s = {.of = (struct handle *)self};
 	PyObject *pool, *view_list, *wait, *timeout, *made = NULL;
 	struct ext_views views = {0};
 	int ms;
 
 	if (!PyArg_ParseTuple(args, "O!OOIOp", pool_type, &pool, &view_list, &wait,
 			      &s.move.deadline_ms, &timeout, &s.post) ||
-	    ext_timeout(timeout, &ms) < 0 || !chunk_usable(s.of, "hold"))
+	    ext_timeout(timeout, &ms) < 0 || !handle_usable(s.of))
 		return NULL;
 	s.c = s.of->client;
 	if (place_parse(&s, pool, view_list, wait, &views))
-		made = chunk_made(move_type, &s, fetch_begin, move_shut, pool, ms);
+		made = chunk_made(move_type, "move", &s, fetch_begin, pool, ms);
 	ext_views_fini(&views);
 	return made;
 }
 
-struct kvd_hold *ext_hold_of(PyObject *hold, const struct client *client)
+const struct handle *ext_hold_of(PyObject *hold, const struct client *client)
 {
-	struct chunk_object *object = (struct chunk_object *)hold;
+	struct handle *object = (struct handle *)hold;
 
 	if (Py_TYPE(hold) != hold_type || object->client != client) {
 		PyErr_SetString(PyExc_ValueError, "hold: it is no hold of this client");
 		return NULL;
 	}
-	return chunk_usable(object, "hold") ? object->kvd : NULL;
+	return handle_usable(object) ? object : NULL;
 }
 
 /* (chunks, tokens, first, far, secret) */
 static PyObject *hold_facts(PyObject *self, PyObject *none)
 {
-	struct chunk_object *hold = (struct chunk_object *)self;
+	struct handle *hold = (struct handle *)self;
 	char secret[KVD_HOLD_SECRET_BYTES];
 	struct kvd_found found;
 	uint64_t first;
 
 	(void)none;
-	if (!chunk_usable(hold, "hold"))
+	if (!handle_usable(hold))
 		return NULL;
 	if (kvd_hold_found(hold->kvd, &found, &first) < 0 ||
 	    kvd_hold_secret(hold->kvd, secret) < 0)
@@ -513,11 +454,11 @@ static PyObject *hold_facts(PyObject *self, PyObject *none)
 
 static PyObject *move_state(PyObject *self, PyObject *none)
 {
-	struct chunk_object *move = (struct chunk_object *)self;
+	struct handle *move = (struct handle *)self;
 	int state;
 
 	(void)none;
-	if (!chunk_usable(move, "move"))
+	if (!handle_usable(move))
 		return NULL;
 	state = kvd_move_state(move->kvd);
 	return state < 0 ? ext_raise_code(-state, "move: its slot is another's")
@@ -527,13 +468,15 @@ static PyObject *move_state(PyObject *self, PyObject *none)
 /* (state, flags, error, retryable, bytes, total) */
 static PyObject *move_read(PyObject *self, PyObject *none)
 {
-	struct chunk_object *move = (struct chunk_object *)self;
+	struct handle *move = (struct handle *)self;
 	struct kvd_room_status st;
 
 	(void)none;
-	if (!chunk_usable(move, "move"))
+	if (!handle_usable(move))
 		return NULL;
 	client_look(move->client);
+	if (!handle_usable(move)) /* a callback closed it */
+		return NULL;
 	if (kvd_move_read(move->kvd, &st) < 0)
 		return ext_raise_code(KVD_E_GONE, "move: its slot is another's");
 	return Py_BuildValue("(iIiiKK)", st.state, st.flags, st.error, (int)st.retryable,
@@ -543,13 +486,12 @@ static PyObject *move_read(PyObject *self, PyObject *none)
 /* show(timeout) -> (chunks, done, there, left_out, prefix_tokens, error or None) */
 static PyObject *move_show(PyObject *self, PyObject *timeout)
 {
-	struct chunk_object *move = (struct chunk_object *)self;
+	struct handle *move = (struct handle *)self;
 	struct kvd_move_facts facts;
 	PyObject *error, *message;
 	int ms, r;
 
-	if (ext_timeout(timeout, &ms) < 0 || !chunk_usable(move, "move") ||
-	    !client_lock(move->client))
+	if (ext_timeout(timeout, &ms) < 0 || !handle_lock(move))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_move_show(move->kvd, ms, &facts);
 	Py_END_ALLOW_THREADS if (r < 0) return client_raise(
@@ -579,12 +521,13 @@ static PyObject *move_show(PyObject *self, PyObject *timeout)
 
 static PyObject *move_abort(PyObject *self, PyObject *timeout)
 {
-	struct chunk_start s = {.of = (struct chunk_object *)self};
+	struct chunk_start s = {.of = (struct handle *)self};
 	int ms;
 
-	if (ext_timeout(timeout, &ms) < 0 || !chunk_usable(s.of, "move"))
+	if (ext_timeout(timeout, &ms) < 0 || !handle_usable(s.of))
 		return NULL;
-	if (client_run(s.of->client, abort_begin, &s, ms, NULL, NULL) < 0)
+	s.c = s.of->client;
+	if (chunk_run(&s, abort_begin, ms) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -605,13 +548,12 @@ static PyMethodDef space_methods[] = {
 /* ((instance, chunks, tokens), …) */
 static PyObject *hold_holders(PyObject *self, PyObject *timeout)
 {
-	struct chunk_object *hold = (struct chunk_object *)self;
+	struct handle *hold = (struct handle *)self;
 	struct kvd_holder holders[KVD_HOLDERS_MAX];
 	PyObject *list;
 	int ms, count;
 
-	if (ext_timeout(timeout, &ms) < 0 || !chunk_usable(hold, "hold") ||
-	    !client_lock(hold->client))
+	if (ext_timeout(timeout, &ms) < 0 || !handle_lock(hold))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS count = kvd_hold_holders(hold->kvd, holders, ms);
 	Py_END_ALLOW_THREADS if (count < 0) return client_raise(
@@ -663,19 +605,19 @@ static PyType_Slot move_slots[] = {
 };
 static PyType_Spec space_spec = {
 	.name = "kvd._kvd.Space",
-	.basicsize = sizeof(struct chunk_object),
+	.basicsize = sizeof(struct handle),
 	.flags = Py_TPFLAGS_DEFAULT,
 	.slots = space_slots,
 };
 static PyType_Spec hold_spec = {
 	.name = "kvd._kvd.Hold",
-	.basicsize = sizeof(struct chunk_object),
+	.basicsize = sizeof(struct handle),
 	.flags = Py_TPFLAGS_DEFAULT,
 	.slots = hold_slots,
 };
 static PyType_Spec move_spec = {
 	.name = "kvd._kvd.Move",
-	.basicsize = sizeof(struct chunk_object),
+	.basicsize = sizeof(struct handle),
 	.flags = Py_TPFLAGS_DEFAULT,
 	.slots = move_slots,
 };

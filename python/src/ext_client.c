@@ -69,41 +69,6 @@ bool client_trylock(struct client *c)
 	return false;
 }
 
-static void op_free(struct op *op)
-{
-	Py_XDECREF(op->callback);
-	Py_XDECREF(op->keep);
-	mem_free(op->json);
-	mem_free(op);
-}
-
-/* callback(answer or None, exception or None) */
-static void op_tell(struct op *op)
-{
-	PyObject *kind = NULL, *error = NULL, *trace = NULL, *answer = NULL, *r;
-
-	if (op->callback && op->result < 0) {
-		ext_raise(&op->error);
-		PyErr_Fetch(&kind, &error, &trace);
-		PyErr_NormalizeException(&kind, &error, &trace);
-	} else if (op->callback && op->json) {
-		answer = PyUnicode_DecodeUTF8(op->json, (Py_ssize_t)strlen(op->json),
-					      "replace");
-	}
-	if (op->callback) {
-		r = PyObject_CallFunctionObjArgs(op->callback, answer ? answer : Py_None,
-						 error ? error : Py_None, NULL);
-		if (!r)
-			PyErr_WriteUnraisable(op->callback);
-		Py_XDECREF(r);
-	}
-	Py_XDECREF(kind);
-	Py_XDECREF(error);
-	Py_XDECREF(trace);
-	Py_XDECREF(answer);
-	op_free(op);
-}
-
 /* ---- what finalisers left ------------------------------------------------------- */
 
 static void on_closed(void *arg, int result, const struct kvd_reply *reply)
@@ -195,19 +160,12 @@ void client_close_later(struct client *c, int (*close)(void *, const struct kvd_
 		client_unlock(c);
 }
 
-void client_unlock(struct client *c)
+/* What was due while the lock was held: callbacks, and references to drop. */
+static void unlocked_run(struct op *told, struct closing *g)
 {
-	struct op *told;
-	struct closing *g;
+	PyObject *kind, *error, *trace; /* of the call that ends with this */
 
-	if (atomic_load_explicit(&c->left, memory_order_relaxed) && c->kvd)
-		closings_run(c);
-	told = c->told;
-	c->told = NULL;
-	c->told_end = &c->told;
-	g = c->closed_list;
-	c->closed_list = NULL;
-	pthread_mutex_unlock(&c->lock);
+	PyErr_Fetch(&kind, &error, &trace);
 	while (told) {
 		struct op *next = told->next;
 
@@ -221,6 +179,24 @@ void client_unlock(struct client *c)
 		mem_free(g);
 		g = next;
 	}
+	PyErr_Restore(kind, error, trace);
+}
+
+void client_unlock(struct client *c)
+{
+	struct op *told;
+	struct closing *g;
+
+	if (atomic_load_explicit(&c->left, memory_order_relaxed) && c->kvd)
+		closings_run(c);
+	told = c->told;
+	c->told = NULL;
+	c->told_end = &c->told;
+	g = c->closed_list;
+	c->closed_list = NULL;
+	pthread_mutex_unlock(&c->lock);
+	if (told || g)
+		unlocked_run(told, g);
 }
 
 PyObject *client_raise(struct client *c, const struct kvd_error *error)
@@ -231,48 +207,7 @@ PyObject *client_raise(struct client *c, const struct kvd_error *error)
 	return ext_raise(&copy);
 }
 
-/* ---- requests --------------------------------------------------------------------- */
-
-static void on_done(void *arg, int result, const struct kvd_reply *reply)
-{
-	struct op *op = arg;
-	struct client *c = op->client;
-
-	op->result = result;
-	if (reply->error)
-		op->error = *reply->error;
-	if (op->want_json && reply->json)
-		op->json = mem_strdup(reply->json);
-	op->done = true;
-	if (op->end)
-		op->end(op);
-	if (!op->callback && !op->abandoned)
-		return;
-	*c->told_end = op;
-	c->told_end = &op->next;
-}
-
-struct op *op_new(struct client *c, PyObject *keep, void (*end)(struct op *op), void *arg,
-		  struct kvd_call *call_p)
-{
-	struct op *op = mem_zalloc(sizeof(*op));
-
-	if (!op)
-		return NULL;
-	op->client = c;
-	op->abandoned = true; /* freed with its end */
-	op->end = end;
-	op->arg = arg;
-	Py_XINCREF(keep);
-	op->keep = keep;
-	*call_p = (struct kvd_call){.on_done = on_done, .arg = op};
-	return op;
-}
-
-void op_cancel(struct op *op)
-{
-	op_free(op);
-}
+/* ---- waiting ---------------------------------------------------------------------- */
 
 /* poll() for all that wait. The lock is held before and after. */
 static void turn_wait(struct client *c)
@@ -299,90 +234,16 @@ static void turn_follow(struct client *c)
 	pthread_cond_clockwait(&c->turned, &c->lock, CLOCK_MONOTONIC, &until);
 }
 
-/* Wait until op is done; the lock is held and the GIL is, too. false: an exception
- * (a signal's, or the client was closed) and op is given up. */
-static bool op_wait(struct client *c, struct op *op)
+bool client_turns(struct client *c)
 {
-	bool signalled = false;
+	bool signalled;
 
-	while (!op->done && c->kvd && !signalled) {
-		Py_BEGIN_ALLOW_THREADS if (c->polling) turn_follow(c);
-		else turn_wait(c);
-		pthread_mutex_unlock(&c->lock);
-		Py_END_ALLOW_THREADS signalled = PyErr_CheckSignals() < 0;
-		Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&c->lock);
-		Py_END_ALLOW_THREADS
-	}
-	if (op->done)
-		return !signalled;
-	op->abandoned = true; /* on_done() or the end of the client frees it */
-	if (!signalled)
-		ext_raise_code(KVD_E_LOST, "the client was closed meanwhile");
-	return false;
-}
-
-/* Started once there is a session: a restarted daemon is waited for. */
-static int op_begin(struct client *c, struct op *op, op_start *start, void *ctx,
-		    const struct kvd_call *call, bool waits)
-{
-	uint64_t until =
-		clock_ns() +
-		(uint64_t)(call->timeout_ms > 0 ? call->timeout_ms : 10000) * 1000000u;
-	int r;
-
-	if (waits) /* the end of a session shows in a turn alone */
-		client_turn(c, false);
-	while ((r = start(ctx, call)) == -KVD_E_LOST && waits && clock_ns() < until) {
-		Py_BEGIN_ALLOW_THREADS turn_wait(c);
-		Py_END_ALLOW_THREADS if (PyErr_CheckSignals() < 0 || !c->kvd) break;
-	}
-	if (r < 0)
-		op->error = *kvd_last_error(c->kvd);
-	return r;
-}
-
-int client_run(struct client *c, op_start *start, void *ctx, int timeout_ms,
-	       PyObject *callback, char **json_p)
-{
-	struct op *op = mem_zalloc(sizeof(*op));
-	struct kvd_call call = {.timeout_ms = timeout_ms, .on_done = on_done, .arg = op};
-	bool told = callback && callback != Py_None;
-	int r;
-
-	if (!op) {
-		PyErr_NoMemory();
-		return -1;
-	}
-	if (!client_lock(c)) {
-		mem_free(op);
-		return -1;
-	}
-	op->client = c;
-	op->want_json = json_p || told;
-	if (told) {
-		Py_INCREF(callback);
-		op->callback = callback;
-	}
-	r = op_begin(c, op, start, ctx, &call, !told);
-	if (r >= 0 && told) {
-		client_unlock(c);
-		return 0;
-	}
-	if (r >= 0 && !op_wait(c, op)) {
-		client_unlock(c);
-		return -1;
-	}
-	client_unlock(c);
-	if (r >= 0)
-		r = op->result;
-	if (r < 0 && !PyErr_Occurred())
-		ext_raise(&op->error);
-	if (r >= 0 && json_p) {
-		*json_p = op->json;
-		op->json = NULL;
-	}
-	op_free(op);
-	return r;
+	Py_BEGIN_ALLOW_THREADS if (c->polling) turn_follow(c);
+	else turn_wait(c);
+	pthread_mutex_unlock(&c->lock);
+	Py_END_ALLOW_THREADS signalled = PyErr_CheckSignals() < 0;
+	Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&c->lock);
+	Py_END_ALLOW_THREADS return !signalled;
 }
 
 void client_step(struct client *c)
@@ -441,6 +302,7 @@ static PyObject *client_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 		return NULL;
 	c->forks = ext_forks();
 	c->told_end = &c->told;
+	list_init(&c->ops);
 	pthread_mutex_init(&c->lock, NULL);
 	pthread_cond_init(&c->turned, NULL);
 	if (client_open(c, &options) < 0) {
@@ -467,25 +329,44 @@ static void closings_drop(struct client *c)
 	}
 }
 
+/* A thread that the interpreter's end has stopped keeps what it has locked. */
+static bool interpreter_ends(void)
+{
+	PyObject *ask = PySys_GetObject("is_finalizing");
+	PyObject *answer = ask ? PyObject_CallObject(ask, NULL) : NULL;
+	bool ends = !answer || PyObject_IsTrue(answer) == 1;
+
+	Py_XDECREF(answer);
+	PyErr_Clear();
+	return ends;
+}
+
 static void client_shut(struct client *c)
 {
-	struct kvd_client *kvd = c->kvd;
-	bool forked = c->forks != ext_forks();
+	struct kvd_client *kvd;
 
-	if (!kvd)
+	if (!c->kvd)
 		return;
-	if (!forked) { /* in a child another thread may have had it */
+	if (c->forks != ext_forks()) { /* another thread may have had the lock */
+		kvd = c->kvd;
+		c->kvd = NULL;
+		kvd_close(kvd);
+		return;
+	}
+	if (pthread_mutex_trylock(&c->lock) != 0) {
+		if (interpreter_ends())
+			return; /* the process's end closes the session, too */
 		Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&c->lock);
 		Py_END_ALLOW_THREADS
 	}
-	kvd = c->kvd;
+	kvd = c->kvd; /* NULL: another thread has closed it meanwhile */
 	c->kvd = NULL;
 	kvd_close(kvd);
-	if (forked)
-		return;
+	ops_end(c);
 	pthread_cond_broadcast(&c->turned);
 	client_unlock(c);
-	closings_drop(c);
+	if (kvd)
+		closings_drop(c);
 }
 
 static PyObject *client_close(PyObject *self, PyObject *none)
@@ -527,15 +408,15 @@ static PyObject *client_command(PyObject *self, PyObject *args, PyObject *kwargs
 {
 	static char *names[] = {"cmd", "args", "timeout", "on_done", NULL};
 	struct command command = {.c = (struct client *)self};
-	PyObject *timeout = NULL, *on_done_p = NULL, *text;
+	struct run run = {.client = command.c, .start = command_start, .ctx = &command};
+	PyObject *timeout = NULL, *text;
 	char *json = NULL;
-	int ms;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|zOO", names, &command.cmd,
-					 &command.args, &timeout, &on_done_p) ||
-	    ext_timeout(timeout, &ms) < 0)
+					 &command.args, &timeout, &run.told) ||
+	    ext_timeout(timeout, &run.timeout_ms) < 0)
 		return NULL;
-	if (client_run(command.c, command_start, &command, ms, on_done_p, &json) < 0)
+	if (client_run(&run, &json) < 0)
 		return NULL;
 	if (!json)
 		Py_RETURN_NONE;

@@ -59,14 +59,14 @@ static PyObject *cost_open(PyObject *module, PyObject *args)
 {
 	PyObject *client, *timeout, *capsule;
 	struct page_start s = {NULL};
-	int ms;
+	struct run run = {.start = page_begin, .ctx = &s};
 
 	(void)module;
 	if (!PyArg_ParseTuple(args, "O!O", client_type, &client, &timeout) ||
-	    ext_timeout(timeout, &ms) < 0)
+	    ext_timeout(timeout, &run.timeout_ms) < 0)
 		return NULL;
-	s.client = (struct client *)client;
-	if (client_run(s.client, page_begin, &s, ms, NULL, NULL) < 0)
+	s.client = run.client = (struct client *)client;
+	if (client_run(&run, NULL) < 0)
 		return NULL;
 	capsule = PyCapsule_New(s.page, PAGE, page_drop);
 	if (!capsule)

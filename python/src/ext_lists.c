@@ -123,8 +123,19 @@ static PyObject *attach_state(PyObject *self, PyObject *none)
 
 static PyObject *attach_error(PyObject *self, PyObject *none)
 {
+	struct attach *a = (struct attach *)self;
+	struct kvd_error error;
+
 	(void)none;
-	return PyUnicode_FromString(((struct attach *)self)->error.message);
+	if (client_lock(a->client)) { /* an answer writes it in any thread's turn */
+		error = a->error;
+		client_unlock(a->client);
+	} else { /* no answer comes any more */
+		PyErr_Clear();
+		error = a->error;
+	}
+	return PyUnicode_DecodeUTF8(error.message, (Py_ssize_t)strlen(error.message),
+				    "replace");
 }
 
 static int attached_begin(void *ctx, const struct kvd_call *call)
@@ -138,12 +149,11 @@ static int attached_begin(void *ctx, const struct kvd_call *call)
 static PyObject *attach_check(PyObject *self, PyObject *timeout)
 {
 	struct attach *a = (struct attach *)self;
-	int ms;
+	struct run run = {.client = a->client, .start = attached_begin, .ctx = a};
 
-	if (ext_timeout(timeout, &ms) < 0)
+	if (ext_timeout(timeout, &run.timeout_ms) < 0)
 		return NULL;
-	if (a->state == READY &&
-	    client_run(a->client, attached_begin, a, ms, NULL, NULL) < 0)
+	if (a->state == READY && client_run(&run, NULL) < 0)
 		return NULL;
 	return attach_state(self, NULL);
 }
@@ -153,9 +163,11 @@ static PyObject *attach_check(PyObject *self, PyObject *timeout)
 static PyObject *attach_refresh(PyObject *self, PyObject *timeout)
 {
 	struct attach *a = (struct attach *)self;
+	int ms;
 
-	if (ext_timeout(timeout, &a->ms) < 0 || !client_lock(a->client))
+	if (ext_timeout(timeout, &ms) < 0 || !client_lock(a->client))
 		return NULL;
+	a->ms = ms;
 	if (a->state == READY)
 		attach_ask(a);
 	else
@@ -171,11 +183,12 @@ static PyObject *attach_refuse(PyObject *self, PyObject *args)
 	const char *message;
 	int code;
 
-	if (!PyArg_ParseTuple(args, "is", &code, &message))
+	if (!PyArg_ParseTuple(args, "is", &code, &message) || !client_lock(a->client))
 		return NULL;
 	a->error = (struct kvd_error){.code = code, .scope = "peer"};
 	snprintf(a->error.message, sizeof(a->error.message), "%s", message);
 	a->state = REFUSED;
+	client_unlock(a->client);
 	Py_RETURN_NONE;
 }
 
@@ -291,6 +304,13 @@ static PyObject *dlist_make(PyTypeObject *type, PyObject *args, PyObject *kwargs
 	if (!PyArg_ParseTuple(args, "O!OKnIy#", client_type, &client, &attach, &table,
 			      &count, &columns, &spans, &span_bytes))
 		return NULL;
+	if (attach != Py_None &&
+	    (Py_TYPE(attach) != attach_type ||
+	     ((struct attach *)attach)->client != (struct client *)client)) {
+		PyErr_SetString(PyExc_ValueError,
+				"attach: it is no attachment of this client");
+		return NULL;
+	}
 	d = (struct dlist *)alloc(type, 0);
 	if (!d)
 		return NULL;

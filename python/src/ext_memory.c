@@ -90,99 +90,74 @@ static PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	static char *names[] = {"client",  "kind",     "bytes",	 "address",    "fd",
 				"offset",  "shm_name", "name",	 "keep",       "timeout",
 				"on_done", "device",   "handle", "allocation", NULL};
-	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 	struct region_start start = {.args = {.fd = -1}};
+	struct run run = {.start = region_begin, .ctx = &start};
 	unsigned long long bytes, address = 0, offset = 0, allocation = 0;
-	PyObject *keep = NULL, *timeout = NULL, *told = NULL, *client;
+	PyObject *keep = NULL, *timeout = NULL, *client;
 	const char *kind, *handle = NULL;
 	struct region *region;
 	Py_ssize_t length = 0;
-	int ms, k;
+	int k;
 
 	if (!PyArg_ParseTupleAndKeywords(
 		    args, kwargs, "O!sK|KiKzzOOOzz#K", names, client_type, &client, &kind,
 		    &bytes, &address, &start.args.fd, &offset, &start.args.shm_name,
-		    &start.args.name, &keep, &timeout, &told, &start.args.device, &handle,
-		    &length, &allocation) ||
-	    ext_timeout(timeout, &ms) < 0 ||
+		    &start.args.name, &keep, &timeout, &run.told, &start.args.device,
+		    &handle, &length, &allocation) ||
+	    ext_timeout(timeout, &run.timeout_ms) < 0 ||
 	    (k = region_kind(kind, &start.args.kind)) < 0 ||
 	    region_handle(&start.args, handle, length) < 0)
 		return NULL;
 	start.args.allocation = allocation;
-	region = (struct region *)alloc(type, 0);
+	region = (struct region *)handle_new(type, (struct client *)client, "region",
+					     keep);
 	if (!region)
 		return NULL;
-	start.c = (struct client *)client;
+	start.c = run.client = region->h.client;
 	start.args.bytes = bytes;
 	start.args.offset = offset;
 	start.args.address = (const void *)(uintptr_t)address;
-	Py_INCREF(client);
-	region->client = start.c;
-	Py_XINCREF(keep);
-	region->keep = keep;
 	region->address = address;
 	region->bytes = bytes;
 	region->kind = kinds[k].name;
-	if (client_run(start.c, region_begin, &start, ms, told, NULL) < 0) {
+	if (client_run(&run, NULL) < 0) {
 		if (start.kvd && start.c->kvd)
 			client_close_later(start.c, region_shut, start.kvd, NULL);
 		Py_DECREF(region);
 		return NULL;
 	}
-	region->kvd = start.kvd;
+	region->h.kvd = start.kvd;
 	return (PyObject *)region;
 }
 
 bool region_usable(const struct region *region, const struct client *client,
 		   const char *argument, Py_ssize_t index)
 {
-	const char *why = !region->kvd		     ? "it is not registered any more"
-			  : region->client != client ? "it is another client's"
-						     : NULL;
+	const char *why = !region->h.kvd	       ? "it is not registered any more"
+			  : region->h.client != client ? "it is another client's"
+						       : NULL;
 
 	if (why)
 		PyErr_Format(PyExc_ValueError, "%s[%zd]: %s", argument, index, why);
 	return !why;
 }
 
-static int region_end(void *ctx, const struct kvd_call *call)
-{
-	return kvd_region_unregister(((struct region *)ctx)->kvd, call);
-}
-
 static PyObject *region_unregister(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"timeout", "on_done", NULL};
-	struct region *region = (struct region *)self;
 	PyObject *timeout = NULL, *told = NULL;
 	int ms;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO", names, &timeout, &told) ||
-	    ext_timeout(timeout, &ms) < 0)
+	    ext_timeout(timeout, &ms) < 0 ||
+	    handle_close((struct handle *)self, region_shut, ms, told, false) < 0)
 		return NULL;
-	if (!region->kvd)
-		Py_RETURN_NONE;
-	if (client_run(region->client, region_end, region, ms, told, NULL) < 0)
-		return NULL;
-	region->kvd = NULL;
-	Py_CLEAR(region->keep);
 	Py_RETURN_NONE;
 }
 
 static void region_dealloc(PyObject *self)
 {
-	struct region *region = (struct region *)self;
-	PyTypeObject *type = Py_TYPE(self);
-	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
-	if (region->kvd && region->client->kvd)
-		client_close_later(region->client, region_shut, region->kvd,
-				   region->keep);
-	else
-		Py_XDECREF(region->keep);
-	Py_XDECREF(region->client);
-	release(self);
-	Py_DECREF(type);
+	handle_dealloc(self, region_shut);
 }
 
 static PyObject *region_get(PyObject *self, void *what)
@@ -197,9 +172,8 @@ static PyObject *region_get(PyObject *self, void *what)
 	case 2:
 		return PyUnicode_FromString(region->kind);
 	default:
-		return PyLong_FromUnsignedLongLong(region->kvd && region->client->kvd
-							   ? kvd_region_id(region->kvd)
-							   : 0);
+		return PyLong_FromUnsignedLongLong(
+			handle_is_open(&region->h) ? kvd_region_id(region->h.kvd) : 0);
 	}
 }
 
@@ -240,6 +214,8 @@ static PyType_Spec region_spec = {
 struct pool_start {
 	struct client *c;
 	struct kvd_pool_args args;
+	struct kvd_region **regions;
+	uint64_t *offsets;
 	struct kvd_pool *kvd;
 };
 
@@ -255,38 +231,48 @@ static int pool_shut(void *handle, const struct kvd_call *call)
 	return kvd_pool_unregister(handle, call);
 }
 
-/* regions: a tuple of (Region, offset) */
-static int pool_parts(const struct client *client, PyObject *parts,
-		      struct kvd_region **regions, uint64_t *offsets, Py_ssize_t count)
+bool pool_usable(PyObject *pool, const struct client *client)
 {
-	for (Py_ssize_t i = 0; i < count; i++) {
+	const struct handle *h = (struct handle *)pool;
+	const char *why = NULL;
+
+	if (Py_TYPE(pool) != pool_type)
+		why = "it is no kvd.Pool";
+	else if (h->client != client)
+		why = "it is another client's";
+	else if (!h->kvd)
+		why = "it is not registered any more";
+	if (why)
+		PyErr_Format(PyExc_ValueError, "pool: %s", why);
+	return !why;
+}
+
+/* parts: a tuple of (Region, offset) */
+static int pool_parts(struct pool_start *s, PyObject *parts, struct use *uses)
+{
+	for (size_t i = 0; i < s->args.region_count; i++) {
 		unsigned long long offset;
 		PyObject *region;
 
-		if (!PyArg_ParseTuple(PyTuple_GetItem(parts, i), "O!K", region_type,
-				      &region, &offset))
+		if (!PyArg_ParseTuple(PyTuple_GetItem(parts, (Py_ssize_t)i), "O!K",
+				      region_type, &region, &offset) ||
+		    !region_usable((struct region *)region, s->c, "regions",
+				   (Py_ssize_t)i))
 			return -1;
-		if (!region_usable((struct region *)region, client, "regions", i))
-			return -1;
-		regions[i] = ((struct region *)region)->kvd;
-		offsets[i] = offset;
+		uses[i] = (struct use){(struct handle *)region, &s->regions[i]};
+		s->offsets[i] = offset;
 	}
 	return 0;
 }
 
 static PyObject *pool_made(PyTypeObject *type, struct pool_start *start, PyObject *parts,
-			   int ms, PyObject *told)
+			   struct run *run)
 {
-	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-	struct pool *pool = (struct pool *)alloc(type, 0);
+	struct handle *pool = handle_new(type, start->c, "pool", parts);
 
 	if (!pool)
 		return NULL;
-	Py_INCREF(start->c);
-	pool->client = start->c;
-	Py_INCREF(parts);
-	pool->keep = parts;
-	if (client_run(start->c, pool_begin, start, ms, told, NULL) < 0) {
+	if (client_run(run, NULL) < 0) {
 		if (start->kvd && start->c->kvd)
 			client_close_later(start->c, pool_shut, start->kvd, NULL);
 		Py_DECREF(pool);
@@ -301,79 +287,60 @@ static PyObject *pool_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	static char *names[] = {"client",  "name",    "layout", "regions",
 				"timeout", "on_done", NULL};
 	struct pool_start start = {0};
-	PyObject *client, *parts, *timeout = NULL, *told = NULL, *pool = NULL;
-	struct kvd_region **regions;
-	uint64_t *offsets;
-	Py_ssize_t count;
-	int ms;
+	struct run run = {.start = pool_begin, .ctx = &start};
+	PyObject *client, *parts, *timeout = NULL, *pool = NULL;
+	struct use *uses;
+	size_t count;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!zsO!|OO", names, client_type,
 					 &client, &start.args.name, &start.args.layout,
-					 &PyTuple_Type, &parts, &timeout, &told) ||
-	    ext_timeout(timeout, &ms) < 0)
+					 &PyTuple_Type, &parts, &timeout, &run.told) ||
+	    ext_timeout(timeout, &run.timeout_ms) < 0)
 		return NULL;
-	count = PyTuple_Size(parts);
-	regions = mem_calloc((size_t)count + 1, sizeof(*regions));
-	offsets = mem_calloc((size_t)count + 1, sizeof(*offsets));
-	start.c = (struct client *)client;
-	start.args.regions = regions;
-	start.args.offsets = offsets;
-	start.args.region_count = (size_t)count;
-	if (!regions || !offsets)
+	count = (size_t)PyTuple_Size(parts);
+	uses = mem_calloc(count + 1, sizeof(*uses));
+	start.regions = mem_calloc(count + 1, sizeof(*start.regions));
+	start.offsets = mem_calloc(count + 1, sizeof(*start.offsets));
+	start.c = run.client = (struct client *)client;
+	start.args.regions = start.regions;
+	start.args.offsets = start.offsets;
+	start.args.region_count = run.use_count = count;
+	run.uses = uses;
+	if (!uses || !start.regions || !start.offsets)
 		PyErr_NoMemory();
-	else if (pool_parts(start.c, parts, regions, offsets, count) == 0)
-		pool = pool_made(type, &start, parts, ms, told);
-	mem_free(regions);
-	mem_free(offsets);
+	else if (pool_parts(&start, parts, uses) == 0)
+		pool = pool_made(type, &start, parts, &run);
+	mem_free(uses);
+	mem_free(start.regions);
+	mem_free(start.offsets);
 	return pool;
-}
-
-static int pool_end(void *ctx, const struct kvd_call *call)
-{
-	return kvd_pool_unregister(((struct pool *)ctx)->kvd, call);
 }
 
 static PyObject *pool_unregister(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"timeout", "on_done", NULL};
-	struct pool *pool = (struct pool *)self;
 	PyObject *timeout = NULL, *told = NULL;
 	int ms;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO", names, &timeout, &told) ||
-	    ext_timeout(timeout, &ms) < 0)
+	    ext_timeout(timeout, &ms) < 0 ||
+	    handle_close((struct handle *)self, pool_shut, ms, told, false) < 0)
 		return NULL;
-	if (!pool->kvd)
-		Py_RETURN_NONE;
-	if (client_run(pool->client, pool_end, pool, ms, told, NULL) < 0)
-		return NULL;
-	pool->kvd = NULL;
-	Py_CLEAR(pool->keep);
 	Py_RETURN_NONE;
 }
 
 static void pool_dealloc(PyObject *self)
 {
-	struct pool *pool = (struct pool *)self;
-	PyTypeObject *type = Py_TYPE(self);
-	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
-	if (pool->kvd && pool->client->kvd)
-		client_close_later(pool->client, pool_shut, pool->kvd, pool->keep);
-	else
-		Py_XDECREF(pool->keep);
-	Py_XDECREF(pool->client);
-	release(self);
-	Py_DECREF(type);
+	handle_dealloc(self, pool_shut);
 }
 
 static PyObject *pool_get_id(PyObject *self, void *what)
 {
-	struct pool *pool = (struct pool *)self;
+	struct handle *pool = (struct handle *)self;
 
 	(void)what;
-	return PyLong_FromUnsignedLongLong(
-		pool->kvd && pool->client->kvd ? kvd_pool_id(pool->kvd) : 0);
+	return PyLong_FromUnsignedLongLong(handle_is_open(pool) ? kvd_pool_id(pool->kvd)
+								: 0);
 }
 
 static PyMethodDef pool_methods[] = {
@@ -394,7 +361,7 @@ static PyType_Slot pool_slots[] = {
 };
 static PyType_Spec pool_spec = {
 	.name = "kvd._kvd.Pool",
-	.basicsize = sizeof(struct pool),
+	.basicsize = sizeof(struct handle),
 	.flags = Py_TPFLAGS_DEFAULT,
 	.slots = pool_slots,
 };

@@ -20,11 +20,8 @@
 static PyTypeObject *room_type;
 
 struct room {
-	PyObject_HEAD struct client *client;
-	struct kvd_room *kvd;
-	PyObject *keep; /* its pool */
-	uint64_t number;
-	bool post; /* its calls are */
+	struct handle h; /* keep: its pool */
+	bool post;	 /* its calls are */
 };
 
 void ext_views_fini(struct ext_views *views)
@@ -80,12 +77,14 @@ static int event_parse(PyObject *tuple, struct kvd_wait *wait)
 	return 0;
 }
 
-int ext_wait_parse(const struct client *client, PyObject *tuple, struct kvd_wait *wait)
+int ext_wait_parse(const struct client *client, PyObject *tuple, struct kvd_wait *wait,
+		   struct use *use_p)
 {
 	unsigned long long offset, value;
 	PyObject *region;
 
 	memset(wait, 0, sizeof(*wait));
+	*use_p = (struct use){NULL, NULL};
 	if (!tuple || tuple == Py_None)
 		return 0;
 	if (PyTuple_Check(tuple) && PyTuple_Size(tuple) == 2)
@@ -94,7 +93,7 @@ int ext_wait_parse(const struct client *client, PyObject *tuple, struct kvd_wait
 		return -1;
 	if (!region_usable((struct region *)region, client, "wait", 0))
 		return -1;
-	wait->region = ((struct region *)region)->kvd;
+	*use_p = (struct use){(struct handle *)region, &wait->region};
 	wait->offset = offset;
 	wait->value = value;
 	return 0;
@@ -220,29 +219,6 @@ static int room_shut(void *handle, const struct kvd_call *call)
 	return -KVD_E_STATE; /* looked at again in the next turn */
 }
 
-/* Of a room that is posted nothing is waited for: the GIL stays here. */
-static int room_run(struct client *c, bool post, op_start *start, void *ctx, int ms,
-		    PyObject *told)
-{
-	static const struct kvd_call posted = {.post = true};
-
-	if (!post)
-		return client_run(c, start, ctx, ms, told, NULL);
-	if (told && told != Py_None) {
-		PyErr_SetString(PyExc_ValueError,
-				"on_done: nobody is told of what is posted");
-		return -1;
-	}
-	if (!client_lock(c))
-		return -1;
-	if (start(ctx, &posted) < 0) {
-		client_raise(c, kvd_last_error(c->kvd));
-		return -1;
-	}
-	client_unlock(c);
-	return 0;
-}
-
 /* The first one makes what is shared with the daemon: others may run meanwhile. */
 static int room_prepare(struct client *c)
 {
@@ -257,27 +233,21 @@ static int room_prepare(struct client *c)
 }
 
 static PyObject *room_made(PyTypeObject *type, struct open_start *start, PyObject *pool,
-			   int ms, PyObject *told, bool post)
+			   const struct run *run)
 {
-	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-	struct room *room = (struct room *)alloc(type, 0);
+	struct room *room = (struct room *)handle_new(type, start->c, "room", pool);
 
 	if (!room)
 		return NULL;
-	Py_INCREF(start->c);
-	room->client = start->c;
-	Py_INCREF(pool);
-	room->keep = pool;
-	room->number = start->args.room;
-	room->post = post;
-	if ((post && room_prepare(start->c) < 0) ||
-	    room_run(start->c, post, open_begin, start, ms, told) < 0) {
+	room->h.number = start->args.room;
+	room->post = run->post;
+	if ((run->post && room_prepare(start->c) < 0) || client_run(run, NULL) < 0) {
 		if (start->kvd && start->c->kvd)
 			client_close_later(start->c, room_shut, start->kvd, NULL);
 		Py_DECREF(room);
 		return NULL;
 	}
-	room->kvd = start->kvd;
+	room->h.kvd = start->kvd;
 	return (PyObject *)room;
 }
 
@@ -291,47 +261,46 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 		"post",		NULL};
 	struct open_start start = {0};
 	struct kvd_room_args *a = &start.args;
+	struct use uses[2];
+	struct run run = {
+		.start = open_begin, .ctx = &start, .uses = uses, .use_count = 2};
 	PyObject *client, *pool, *source_list = NULL, *view_list = NULL, *aux = NULL;
-	PyObject *wait = NULL, *timeout = NULL, *told = NULL, *room = NULL, *peers = NULL;
+	PyObject *wait = NULL, *timeout = NULL, *room = NULL, *peers = NULL;
 	const char **names_of_peers = NULL;
 	struct sources sources = {0};
 	struct ext_views views = {0};
 	unsigned long long number;
 	uint64_t slot = 0;
-	int role, ms, receivers_told = 0, post = 0, r;
+	int role, receivers_told = 0, post = 0, r = -1;
 
 	if (!PyArg_ParseTupleAndKeywords(
 		    args, kwargs, "O!KiO!|OIOOOIIIIOOzzzOpp", names, client_type, &client,
 		    &number, &role, pool_type, &pool, &source_list, &a->receivers,
 		    &view_list, &aux, &wait, &a->lease_ms, &a->bootstrap_ms,
-		    &a->waiting_ms, &a->stall_ms, &timeout, &told, &a->request_id,
+		    &a->waiting_ms, &a->stall_ms, &timeout, &run.told, &a->request_id,
 		    &a->traceparent, &a->ticket, &peers, &receivers_told, &post) ||
-	    ext_timeout(timeout, &ms) < 0)
+	    ext_timeout(timeout, &run.timeout_ms) < 0)
 		return NULL;
-	start.c = (struct client *)client;
+	start.c = run.client = (struct client *)client;
+	run.post = post;
 	a->room = number;
 	a->role = (enum kvd_role)role;
 	a->receivers_told = receivers_told;
-	a->pool = ((struct pool *)pool)->kvd;
-	r = -1;
-	if (!a->pool)
-		PyErr_SetString(PyExc_ValueError, "pool: it is not registered any more");
-	else if (((struct pool *)pool)->client != start.c)
-		PyErr_SetString(PyExc_ValueError, "pool: it is another client's");
-	else
+	uses[0] = (struct use){(struct handle *)pool, &a->pool};
+	if (pool_usable(pool, start.c))
 		r = number_parse(aux, &slot);
 	a->has_aux = r == 1;
 	a->aux = (uint32_t)slot;
 	if (r >= 0 && sources_parse(source_list, &sources) == 0 &&
 	    ext_views_parse(view_list, &views) == 0 &&
-	    ext_wait_parse(start.c, wait, &a->wait) == 0 &&
+	    ext_wait_parse(start.c, wait, &a->wait, &uses[1]) == 0 &&
 	    ext_names_parse(peers, &names_of_peers, &a->peer_count) == 0) {
 		a->peers = names_of_peers;
 		a->sources = sources.at;
 		a->source_count = sources.count;
 		a->views = views.at;
 		a->view_count = views.count;
-		room = room_made(type, &start, pool, ms, told, post);
+		room = room_made(type, &start, pool, &run);
 	}
 	sources_fini(&sources);
 	ext_views_fini(&views);
@@ -341,33 +310,14 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static void room_dealloc(PyObject *self)
 {
-	struct room *room = (struct room *)self;
-	PyTypeObject *type = Py_TYPE(self);
-	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
-	if (room->kvd && room->client->kvd)
-		client_close_later(room->client, room_shut, room->kvd, room->keep);
-	else
-		Py_XDECREF(room->keep);
-	Py_XDECREF(room->client);
-	release(self);
-	Py_DECREF(type);
-}
-
-static bool room_usable(struct room *room)
-{
-	if (room->kvd && room->client->kvd)
-		return true;
-	ext_raise_code(KVD_E_STATE, "room %llu: closed",
-		       (unsigned long long)room->number);
-	return false;
+	handle_dealloc(self, room_shut);
 }
 
 /* ---- bind, send, abort, close ---------------------------------------------------------
  */
 
 struct bind_start {
-	struct room *room;
+	struct kvd_room *kvd;
 	struct kvd_bind_args bind;
 	struct kvd_send_args send;
 	const char *reason;
@@ -378,57 +328,77 @@ static int extend_begin(void *ctx, const struct kvd_call *call)
 {
 	struct bind_start *s = ctx;
 
-	return kvd_room_extend(s->room->kvd, s->lease_ms, call);
+	return kvd_room_extend(s->kvd, s->lease_ms, call);
 }
 
 static int bind_begin(void *ctx, const struct kvd_call *call)
 {
 	struct bind_start *s = ctx;
 
-	return kvd_room_bind(s->room->kvd, &s->bind, call);
+	return kvd_room_bind(s->kvd, &s->bind, call);
 }
 
 static int send_begin(void *ctx, const struct kvd_call *call)
 {
 	struct bind_start *s = ctx;
 
-	return kvd_room_send(s->room->kvd, &s->send, call);
+	return kvd_room_send(s->kvd, &s->send, call);
 }
 
 static int abort_begin(void *ctx, const struct kvd_call *call)
 {
 	struct bind_start *s = ctx;
 
-	return kvd_room_abort(s->room->kvd, s->reason, call);
+	return kvd_room_abort(s->kvd, s->reason, call);
 }
 
-static int room_close_begin(void *ctx, const struct kvd_call *call)
+/* One call of a room, with what its `wait` names. */
+struct room_call {
+	struct bind_start start;
+	struct use uses[2];
+	struct run run;
+};
+
+static void room_call_init(struct room_call *call, PyObject *self, op_start *begin)
 {
-	return kvd_room_close(((struct bind_start *)ctx)->room->kvd, call);
+	struct room *room = (struct room *)self;
+
+	*call = (struct room_call){
+		.uses = {{&room->h, &call->start.kvd}},
+		.run = {.client = room->h.client,
+			.start = begin,
+			.ctx = &call->start,
+			.uses = call->uses,
+			.use_count = 2,
+			.post = room->post},
+	};
 }
 
 static PyObject *room_bind(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"views", "aux", "wait", "timeout", "on_done", NULL};
-	struct bind_start s = {.room = (struct room *)self};
-	PyObject *view_list, *aux = NULL, *wait = NULL, *timeout = NULL, *told = NULL;
+	struct room_call call;
+	struct kvd_bind_args *a = &call.start.bind;
+	PyObject *view_list, *aux = NULL, *wait = NULL, *timeout = NULL;
 	struct ext_views views = {0};
 	uint64_t slot = 0;
-	int ms, r = -1;
+	int r = -1;
 
+	room_call_init(&call, self, bind_begin);
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOOO", names, &view_list, &aux,
-					 &wait, &timeout, &told) ||
-	    ext_timeout(timeout, &ms) < 0 || !room_usable(s.room))
+					 &wait, &timeout, &call.run.told) ||
+	    ext_timeout(timeout, &call.run.timeout_ms) < 0 ||
+	    !handle_usable((struct handle *)self))
 		return NULL;
 	if (ext_views_parse(view_list, &views) == 0 &&
-	    ext_wait_parse(s.room->client, wait, &s.bind.wait) == 0)
+	    ext_wait_parse(call.run.client, wait, &a->wait, &call.uses[1]) == 0)
 		r = number_parse(aux, &slot);
 	if (r >= 0) {
-		s.bind.views = views.at;
-		s.bind.view_count = views.count;
-		s.bind.has_aux = r == 1;
-		s.bind.aux = (uint32_t)slot;
-		r = room_run(s.room->client, s.room->post, bind_begin, &s, ms, told);
+		a->views = views.at;
+		a->view_count = views.count;
+		a->has_aux = r == 1;
+		a->aux = (uint32_t)slot;
+		r = client_run(&call.run, NULL);
 	}
 	ext_views_fini(&views);
 	if (r < 0)
@@ -440,29 +410,32 @@ static PyObject *room_send(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"seq",	"views",   "last",    "aux",
 				"wait", "timeout", "on_done", NULL};
-	struct bind_start s = {.room = (struct room *)self};
-	PyObject *view_list, *aux = NULL, *wait = NULL, *timeout = NULL, *told = NULL;
+	struct room_call call;
+	struct kvd_send_args *a = &call.start.send;
+	PyObject *view_list, *aux = NULL, *wait = NULL, *timeout = NULL;
 	struct ext_views views = {0};
 	unsigned long long seq;
 	uint64_t slot = 0;
-	int ms, last = 0, r = -1;
+	int last = 0, r = -1;
 
+	room_call_init(&call, self, send_begin);
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KO|pOOOO", names, &seq,
 					 &view_list, &last, &aux, &wait, &timeout,
-					 &told) ||
-	    ext_timeout(timeout, &ms) < 0 || !room_usable(s.room))
+					 &call.run.told) ||
+	    ext_timeout(timeout, &call.run.timeout_ms) < 0 ||
+	    !handle_usable((struct handle *)self))
 		return NULL;
 	if (ext_views_parse(view_list, &views) == 0 &&
-	    ext_wait_parse(s.room->client, wait, &s.send.wait) == 0)
+	    ext_wait_parse(call.run.client, wait, &a->wait, &call.uses[1]) == 0)
 		r = number_parse(aux, &slot);
 	if (r >= 0) {
-		s.send.seq = seq;
-		s.send.views = views.at;
-		s.send.view_count = views.count;
-		s.send.last = last;
-		s.send.has_aux = r == 1;
-		s.send.aux = (uint32_t)slot;
-		r = room_run(s.room->client, s.room->post, send_begin, &s, ms, told);
+		a->seq = seq;
+		a->views = views.at;
+		a->view_count = views.count;
+		a->last = last;
+		a->has_aux = r == 1;
+		a->aux = (uint32_t)slot;
+		r = client_run(&call.run, NULL);
 	}
 	ext_views_fini(&views);
 	if (r < 0)
@@ -473,15 +446,15 @@ static PyObject *room_send(PyObject *self, PyObject *args, PyObject *kwargs)
 static PyObject *room_extend(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"lease_ms", "timeout", "on_done", NULL};
-	struct bind_start s = {.room = (struct room *)self};
-	PyObject *timeout = NULL, *told = NULL;
-	int ms;
+	PyObject *timeout = NULL;
+	struct room_call call;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "I|OO", names, &s.lease_ms,
-					 &timeout, &told) ||
-	    ext_timeout(timeout, &ms) < 0 || !room_usable(s.room))
-		return NULL;
-	if (room_run(s.room->client, s.room->post, extend_begin, &s, ms, told) < 0)
+	room_call_init(&call, self, extend_begin);
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "I|OO", names,
+					 &call.start.lease_ms, &timeout,
+					 &call.run.told) ||
+	    ext_timeout(timeout, &call.run.timeout_ms) < 0 ||
+	    !handle_usable((struct handle *)self) || client_run(&call.run, NULL) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -489,36 +462,34 @@ static PyObject *room_extend(PyObject *self, PyObject *args, PyObject *kwargs)
 static PyObject *room_abort(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"reason", "timeout", "on_done", NULL};
-	struct bind_start s = {.room = (struct room *)self};
-	PyObject *timeout = NULL, *told = NULL;
-	int ms;
+	PyObject *timeout = NULL;
+	struct room_call call;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zOO", names, &s.reason, &timeout,
-					 &told) ||
-	    ext_timeout(timeout, &ms) < 0 || !room_usable(s.room))
-		return NULL;
-	if (room_run(s.room->client, s.room->post, abort_begin, &s, ms, told) < 0)
+	room_call_init(&call, self, abort_begin);
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zOO", names, &call.start.reason,
+					 &timeout, &call.run.told) ||
+	    ext_timeout(timeout, &call.run.timeout_ms) < 0 ||
+	    !handle_usable((struct handle *)self) || client_run(&call.run, NULL) < 0)
 		return NULL;
 	Py_RETURN_NONE;
+}
+
+static int room_end(void *handle, const struct kvd_call *call)
+{
+	return kvd_room_close(handle, call);
 }
 
 static PyObject *room_close(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"timeout", "on_done", NULL};
 	struct room *room = (struct room *)self;
-	struct bind_start s = {.room = room};
 	PyObject *timeout = NULL, *told = NULL;
 	int ms;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO", names, &timeout, &told) ||
-	    ext_timeout(timeout, &ms) < 0)
+	    ext_timeout(timeout, &ms) < 0 ||
+	    handle_close(&room->h, room_end, ms, told, room->post) < 0)
 		return NULL;
-	if (!room->kvd || !room->client->kvd)
-		Py_RETURN_NONE;
-	if (room_run(room->client, room->post, room_close_begin, &s, ms, told) < 0)
-		return NULL;
-	room->kvd = NULL;
-	Py_CLEAR(room->keep);
 	Py_RETURN_NONE;
 }
 
@@ -527,17 +498,19 @@ static PyObject *room_close(PyObject *self, PyObject *args, PyObject *kwargs)
 
 static PyObject *room_state(PyObject *self, PyObject *none)
 {
-	struct room *room = (struct room *)self;
+	struct handle *room = (struct handle *)self;
 	int state;
 
 	(void)none;
-	if (!room_usable(room))
+	if (!handle_usable(room))
 		return NULL;
 	state = kvd_room_state(room->kvd);
 	/* an unanswered opening ends when its answer is read */
 	if (state == KVD_BOOTSTRAPPING && client_trylock(room->client)) {
 		client_turn(room->client, false);
 		client_unlock(room->client);
+		if (!handle_usable(room)) /* a callback closed it */
+			return NULL;
 		state = kvd_room_state(room->kvd);
 	}
 	if (state < 0)
@@ -550,13 +523,15 @@ static PyObject *room_state(PyObject *self, PyObject *none)
  */
 static PyObject *room_read(PyObject *self, PyObject *none)
 {
-	struct room *room = (struct room *)self;
+	struct handle *room = (struct handle *)self;
 	struct kvd_room_status st;
 
 	(void)none;
-	if (!room_usable(room))
+	if (!handle_usable(room))
 		return NULL;
 	client_look(room->client);
+	if (!handle_usable(room)) /* a callback closed it */
+		return NULL;
 	if (kvd_room_read(room->kvd, &st) < 0)
 		return ext_raise_code(KVD_E_GONE, "room %llu: its slot is another's",
 				      (unsigned long long)room->number);
@@ -571,52 +546,59 @@ static PyObject *room_read(PyObject *self, PyObject *none)
 #define STATE_CLOSED (-1) /* closed, or its slot is another's */
 #define BATCH 64u /* rooms looked at together: one look at the daemon's heartbeat */
 
-/* Of a kvd.Room or what it has as _room; NULL with *closed_p: it is closed; NULL without:
- * an exception. */
-static const struct kvd_room *handle_of(PyObject *outer, PyObject *name, bool *closed_p)
+/* A kvd._kvd.Room, or what a kvd.Room has as _room; a new reference. */
+static PyObject *room_of(PyObject *list, Py_ssize_t i, PyObject *name)
 {
-	PyObject *inner = Py_TYPE(outer) == room_type ? Py_NewRef(outer)
-						      : PyObject_GetAttr(outer, name);
-	const struct room *room = (struct room *)inner;
-	const struct kvd_room *kvd = NULL;
+	PyObject *outer = PyList_GetItem(list, i), *inner;
 
-	*closed_p = false;
-	if (!inner)
+	if (!outer)
 		return NULL;
-	if (Py_TYPE(inner) == room_type) {
-		kvd = room->client->kvd ? room->kvd : NULL;
-		*closed_p = !kvd;
-	} else {
+	Py_INCREF(outer); /* the attribute's code may change the list */
+	inner = Py_TYPE(outer) == room_type ? Py_NewRef(outer)
+					    : PyObject_GetAttr(outer, name);
+	Py_DECREF(outer);
+	if (inner && Py_TYPE(inner) != room_type) {
 		PyErr_SetString(PyExc_TypeError, "rooms: not a list of kvd.Room");
+		Py_CLEAR(inner);
 	}
-	Py_DECREF(inner); /* the outer one keeps it */
-	return kvd;
+	return inner;
 }
 
-/* The states of so many; how many have ended, negative with an exception. */
+/* The states of so many; how many have ended. No code of Python runs in it. */
+static Py_ssize_t batch_read(PyObject **rooms, Py_ssize_t count, int *out)
+{
+	const struct kvd_room *at[BATCH] = {NULL};
+	unsigned int of[BATCH], open = 0;
+	int states[BATCH];
+	Py_ssize_t ended;
+
+	for (Py_ssize_t i = 0; i < count; i++) {
+		const struct handle *room = (struct handle *)rooms[i];
+
+		out[i] = STATE_CLOSED;
+		if (!handle_is_open(room))
+			continue;
+		at[open] = room->kvd;
+		of[open++] = (unsigned int)i;
+	}
+	ended = count - open + (Py_ssize_t)kvd_room_states(at, open, states);
+	for (unsigned int i = 0; i < open; i++)
+		out[of[i]] = states[i] < 0 ? STATE_CLOSED : states[i];
+	return ended;
+}
+
+/* The same of a part of the list; negative with an exception. */
 static Py_ssize_t batch_states(PyObject *list, PyObject *name, Py_ssize_t first,
 			       Py_ssize_t count, int *out)
 {
-	const struct kvd_room *at[BATCH];
-	unsigned int of[BATCH], open = 0;
-	int states[BATCH];
-	Py_ssize_t ended = 0;
+	PyObject *rooms[BATCH];
+	Py_ssize_t n = 0, ended;
 
-	for (Py_ssize_t i = 0; i < count; i++) {
-		PyObject *outer = PyList_GetItem(list, first + i);
-		bool closed = false;
-
-		at[open] = outer ? handle_of(outer, name, &closed) : NULL;
-		if (!at[open] && !closed)
-			return -1;
-		out[i] = STATE_CLOSED;
-		if (!closed)
-			of[open++] = (unsigned int)i;
-		ended += closed;
-	}
-	ended += (Py_ssize_t)kvd_room_states(at, open, states);
-	for (unsigned int i = 0; i < open; i++)
-		out[of[i]] = states[i] < 0 ? STATE_CLOSED : states[i];
+	while (n < count && (rooms[n] = room_of(list, first + n, name)))
+		n++;
+	ended = n < count ? -1 : batch_read(rooms, count, out);
+	while (n > 0)
+		Py_DECREF(rooms[--n]);
 	return ended;
 }
 
@@ -653,14 +635,13 @@ static PyObject *room_states(PyObject *module, PyObject *args)
 /* why(seconds): (number, code, retryable, scope, message), or None */
 static PyObject *room_why(PyObject *self, PyObject *timeout)
 {
-	struct room *room = (struct room *)self;
+	struct handle *room = (struct handle *)self;
 	const struct kvd_error *why;
 	struct kvd_error copy;
 	PyObject *message;
 	int ms;
 
-	if (ext_timeout(timeout, &ms) < 0 || !room_usable(room) ||
-	    !client_lock(room->client))
+	if (ext_timeout(timeout, &ms) < 0 || !handle_lock(room))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS why = kvd_room_why(room->kvd, ms);
 	Py_END_ALLOW_THREADS if (why) copy = *why;
@@ -677,12 +658,12 @@ static PyObject *room_why(PyObject *self, PyObject *timeout)
 
 static PyObject *room_first_token(PyObject *self, PyObject *none)
 {
-	struct room *room = (struct room *)self;
+	struct handle *room = (struct handle *)self;
 	uint64_t token = 0;
 	int r;
 
 	(void)none;
-	if (!room_usable(room) || !client_lock(room->client))
+	if (!handle_lock(room))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_room_first_token(room->kvd, 0, &token);
 	Py_END_ALLOW_THREADS if (r < 0) return client_raise(
@@ -694,7 +675,7 @@ static PyObject *room_first_token(PyObject *self, PyObject *none)
 /* landed(view or None, pages) -> bitmap */
 static PyObject *room_landed(PyObject *self, PyObject *args)
 {
-	struct room *room = (struct room *)self;
+	struct handle *room = (struct handle *)self;
 	const char *view = NULL;
 	Py_ssize_t pages;
 	PyObject *bitmap;
@@ -702,13 +683,13 @@ static PyObject *room_landed(PyObject *self, PyObject *args)
 	void *at;
 	int r;
 
-	if (!PyArg_ParseTuple(args, "zn", &view, &pages) || !room_usable(room))
+	if (!PyArg_ParseTuple(args, "zn", &view, &pages) || !handle_usable(room))
 		return NULL;
 	bytes = ((size_t)pages + 7) / 8;
 	at = mem_zalloc(bytes + 1);
 	if (!at)
 		return PyErr_NoMemory();
-	if (!client_lock(room->client)) {
+	if (!handle_lock(room)) {
 		mem_free(at);
 		return NULL;
 	}
@@ -727,7 +708,7 @@ static PyObject *room_landed(PyObject *self, PyObject *args)
 static PyObject *room_number(PyObject *self, void *closure)
 {
 	(void)closure;
-	return PyLong_FromUnsignedLongLong(((struct room *)self)->number);
+	return PyLong_FromUnsignedLongLong(((struct handle *)self)->number);
 }
 
 #define KEYWORDS(f) (PyCFunction)(void (*)(void))(f), METH_VARARGS | METH_KEYWORDS

@@ -181,9 +181,9 @@ static void xfer_look(struct xfer *x, struct kvd_room_status *st)
 		xfer_go(x);
 		client_unlock(x->client);
 	}
-	if (x->wanted)
+	if (x->wanted && x->client->kvd)
 		return;
-	if (!x->kvd || kvd_xfer_read(x->kvd, st) < 0)
+	if (!x->client->kvd || !x->kvd || kvd_xfer_read(x->kvd, st) < 0)
 		*st = (struct kvd_room_status){.state = KVD_FAILED, .error = KVD_E_GONE};
 }
 
@@ -374,6 +374,8 @@ static PyObject *xfer_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 			"the %s side",
 			((struct dlist *)local)->attach ? "local" : "remote",
 			((struct dlist *)local)->attach ? "remote" : "local");
+	if (((struct dlist *)local)->client != ((struct dlist *)remote)->client)
+		return ext_raise_code(KVD_E_INVAL, "the lists are of two clients");
 	x = (struct xfer *)alloc(type, 0);
 	if (!x)
 		return NULL;
@@ -428,19 +430,23 @@ static PyObject *xfer_post(PyObject *self, PyObject *notif)
 {
 	struct xfer *x = (struct xfer *)self;
 
-	if (x->client->forks == ext_forks() && (!xfer_quiesced(x) || x->wanted))
+	PyObject *old = NULL;
+
+	if (!client_lock(x->client))
+		return NULL;
+	if (!xfer_quiesced(x) || x->wanted) { /* another thread may have posted it */
+		client_unlock(x->client);
 		return ext_raise_code(KVD_E_BUSY, "the transfer is under way");
+	}
 	x->begin_ns = clock_ns();
 	x->end_ns = 0;
 	memset(&x->error, 0, sizeof(x->error));
 	if (notif != Py_None) {
-		Py_XDECREF(x->notif);
+		old = x->notif;
 		Py_INCREF(notif);
 		x->notif = notif;
 		x->notif_new = true;
 	}
-	if (!client_lock(x->client))
-		return NULL;
 	x->wanted = true;
 	xfer_go(x);
 	x->posted = true;
@@ -453,6 +459,7 @@ static PyObject *xfer_post(PyObject *self, PyObject *notif)
 	}
 	client_flush(x->client);
 	client_unlock(x->client);
+	Py_XDECREF(old);
 	x->post_ns = clock_ns() - x->begin_ns;
 	return PyLong_FromLong(x->error.code ? -x->error.code : POLL_PROC);
 }
@@ -462,20 +469,33 @@ static PyObject *xfer_rebind(PyObject *self, PyObject *attach)
 {
 	struct xfer *x = (struct xfer *)self;
 	struct dlist *d = x->remote;
+	struct attach *old;
 
-	if (!xfer_quiesced(x) || (PyObject *)d->attach == attach ||
-	    !client_lock(x->client))
+	if (Py_TYPE(attach) != attach_type ||
+	    ((struct attach *)attach)->client != x->client) {
+		PyErr_SetString(PyExc_ValueError,
+				"attach: it is no attachment of this client");
+		return NULL;
+	}
+	if (!client_lock(x->client)) {
+		PyErr_Clear(); /* its next use says so */
 		Py_RETURN_NONE;
-	if (d->kvd)
-		client_close_later(d->client, dlist_shut, d->kvd, NULL);
-	d->kvd = NULL;
-	d->state = PENDING;
-	d->answered = false;
-	d->serial++;
-	client_unlock(x->client);
-	Py_INCREF(attach);
-	Py_DECREF(d->attach);
-	d->attach = (struct attach *)attach;
+	}
+	old = d->attach;
+	if (xfer_quiesced(x) && (PyObject *)old != attach) {
+		if (d->kvd)
+			client_close_later(d->client, dlist_shut, d->kvd, NULL);
+		d->kvd = NULL;
+		d->state = PENDING;
+		d->answered = false;
+		d->serial++;
+		Py_INCREF(attach);
+		d->attach = (struct attach *)attach;
+		client_unlock(x->client);
+		Py_DECREF(old);
+	} else {
+		client_unlock(x->client);
+	}
 	Py_RETURN_NONE;
 }
 
@@ -509,23 +529,27 @@ static PyObject *xfer_stop(PyObject *self, PyObject *none)
 	}
 	if (!client_lock(x->client))
 		return NULL;
-	kvd_xfer_cancel(x->kvd); /* refused: asked again by the next call */
+	if (x->kvd)
+		kvd_xfer_cancel(x->kvd); /* refused: asked again by the next call */
 	client_turn(x->client, false);
 	client_unlock(x->client);
-	return PyBool_FromLong(xfer_quiesced(x));
+	return PyBool_FromLong(!x->client->kvd || xfer_quiesced(x));
 }
 
 /* Ask the daemon for the text of the failure, once. */
 static void xfer_why(struct xfer *x)
 {
 	struct kvd_error why = {0};
-	int r;
+	int r = -1;
 
 	if (!x->kvd || x->error.message[0] || x->error.code >= KVD_E_GONE ||
 	    !client_lock(x->client))
 		return;
-	Py_BEGIN_ALLOW_THREADS r = kvd_xfer_error(x->kvd, WHY_MS, &why);
-	Py_END_ALLOW_THREADS client_unlock(x->client);
+	if (x->kvd) { /* as before the lock was waited for */
+		Py_BEGIN_ALLOW_THREADS r = kvd_xfer_error(x->kvd, WHY_MS, &why);
+		Py_END_ALLOW_THREADS
+	}
+	client_unlock(x->client);
 	if (r == 0 && why.code == x->error.code)
 		x->error = why;
 }
