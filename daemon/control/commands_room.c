@@ -179,11 +179,13 @@ static int run_send(struct request *req)
 
 /* ---- room.abort, room.close ---- */
 
+/* An administrator's tool has no rooms, and means any engine's. An engine means its own,
+ * also when it is root's: another engine may have a room of that number. */
 struct room *room_asked_any(struct request *req, const struct room_key *key)
 {
 	struct room *room = room_asked(req->session, key, req->kvd->rooms), *it;
 
-	if (room || !req->session->admin)
+	if (room || !req->session->admin || req->session->announced)
 		return room;
 	list_foreach(it, rooms_all(req->kvd->rooms), all_link) {
 		if (it->number == key->number &&

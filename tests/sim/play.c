@@ -62,6 +62,48 @@ bool sim_answered_ok(cJSON *answer)
 
 /* ---- engines ---- */
 
+static struct sim_namesake *namesake_of(struct sim *sim, const struct sim_engine *e)
+{
+	struct sim_namesake *namesake = &sim->namesakes[(e - sim->engines) % SIM_SIDE_MAX];
+
+	return e->source && namesake->session ? namesake : NULL;
+}
+
+static void namesake_joins(struct sim *sim, unsigned int i)
+{
+	struct sim_engine *e = &sim->engines[i];
+	struct sim_namesake *namesake = &sim->namesakes[i];
+
+	if (!e->source || !sim_has_namesakes(sim->script))
+		return;
+	namesake->session = cluster_engine(&sim->c, sim->at[e->place], "namesake");
+	namesake->cache = e->cache;
+	cluster_cache(&sim->c, namesake->session, "src", i, &namesake->cache);
+	memset(namesake->cache.base, 0xee, namesake->cache.bytes);
+}
+
+/* What its engine opens, of its own pages. What is left of an earlier room of the number
+ * goes, or keeps its place. */
+static void namesake_opens(struct sim *sim, const struct sim_request *req,
+			   const struct sim_side *side, const char *members)
+{
+	struct sim_namesake *namesake = namesake_of(sim, side->engine);
+
+	if (!namesake)
+		return;
+	for (unsigned int i = 0; i < 2; i++)
+		sim_answered_ok(cluster_call(
+			&sim->c, namesake->session,
+			"{'cmd':'room.%s','room':'%llu','role':'%s'}",
+			i ? "close" : "abort", (unsigned long long)req->number,
+			side->role));
+	sim_answered_ok(cluster_call(&sim->c, namesake->session,
+				     "{'cmd':'room.open','room':'%llu','role':'%s',"
+				     "'pool':%llu%s}",
+				     (unsigned long long)req->number, side->role,
+				     (unsigned long long)namesake->cache.pool, members));
+}
+
 static void engine_joins(struct sim *sim, unsigned int i)
 {
 	struct sim_engine *e = &sim->engines[i];
@@ -70,10 +112,15 @@ static void engine_joins(struct sim *sim, unsigned int i)
 	/* an engine whose registration is refused tries again until it is not */
 	mem_fail_at(0);
 	offload_hold(sim_kvd(sim, e->place)->offload, false);
+	if (sim->script->seed % 2)
+		namesake_joins(sim, i);
 	e->session = cluster_engine(&sim->c, sim->at[e->place],
 				    e->source ? "prefill" : "decode");
 	cluster_cache(&sim->c, e->session, e->source ? "src" : "dst", i % SIM_SIDE_MAX,
 		      &e->cache);
+	e->epoch = e->session->epoch;
+	if (sim->script->seed % 2 == 0)
+		namesake_joins(sim, i);
 	page = mmap(NULL, PAGE_BYTES, PROT_READ, MAP_SHARED,
 		    status_page_fd(e->session->status), 0);
 	assert_ptr_not_equal(page, MAP_FAILED);
@@ -121,12 +168,20 @@ static void engine_leaves(struct sim *sim, struct sim_engine *e)
 	munmap((void *)(uintptr_t)e->page, PAGE_BYTES);
 	assert_true(sim->grave_count < SIM_GRAVES_MAX);
 	sim->graves[sim->grave_count++] = e->cache; /* the daemon may still write to it */
+	if (namesake_of(sim, e)) {
+		assert_true(sim->grave_count < SIM_GRAVES_MAX);
+		sim->graves[sim->grave_count++] = namesake_of(sim, e)->cache;
+	}
 }
 
 static void engine_dies(struct sim *sim, struct sim_engine *e)
 {
+	struct sim_namesake *namesake = namesake_of(sim, e);
+
 	engine_leaves(sim, e);
 	cluster_engine_dies(&sim->c, e->session);
+	if (namesake)
+		cluster_engine_dies(&sim->c, namesake->session);
 }
 
 static void engines_begin(struct sim *sim, struct sim_draw *d)
@@ -335,11 +390,17 @@ static const char *sources(struct sim *sim, char *buf, size_t size)
 {
 	size_t n = (size_t)snprintf(buf, size, "[");
 
-	for (unsigned int i = 0; i < sim->script->sources; i++)
+	for (unsigned int i = 0; i < sim->script->sources; i++) {
+		const struct sim_engine *e = &sim->engines[i];
+
 		n += (size_t)snprintf(
-			buf + n, size - n, "%s{'endpoint':'%s','pool':'src','rank':%u}",
-			i ? "," : "",
-			sim->c.nodes[sim->at[sim->engines[i].place]].endpoint, i);
+			buf + n, size - n, "%s{'endpoint':'%s','pool':'src','rank':%u",
+			i ? "," : "", sim->c.nodes[sim->at[e->place]].endpoint, i);
+		if (sim_has_namesakes(sim->script))
+			n += (size_t)snprintf(buf + n, size - n, ",'session':'%llu'",
+					      (unsigned long long)e->epoch);
+		n += (size_t)snprintf(buf + n, size - n, "}");
+	}
 	snprintf(buf + n, size - n, "]");
 	return buf;
 }
@@ -381,6 +442,8 @@ static void side_opens(struct sim *sim, struct sim_request *req, struct sim_side
 	if (sim_has_ticket(req->number))
 		snprintf(text + n, sizeof(text) - n, ",'ticket':'%032llx'",
 			 (unsigned long long)req->number);
+	if (source && req->key % 2)
+		namesake_opens(sim, req, side, text);
 	/* before: bytes may land at once */
 	side->bound = req->pull && !source && !req->late;
 	note_slot(side,
@@ -389,6 +452,8 @@ static void side_opens(struct sim *sim, struct sim_request *req, struct sim_side
 			       "%s}",
 			       (unsigned long long)req->number, side->role,
 			       (unsigned long long)side->engine->cache.pool, text));
+	if (source && req->key % 2 == 0)
+		namesake_opens(sim, req, side, text);
 	side->opened_ns = now_of(sim);
 	if (!side->open) {
 		side->bound = false;

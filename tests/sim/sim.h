@@ -30,7 +30,7 @@
 #define SIM_CHUNKS_MAX 3u
 #define SIM_TOKENS 64u /* of a cache */
 #define SIM_PAGES_MAX 32u
-#define SIM_GRAVES_MAX 64u
+#define SIM_GRAVES_MAX 128u
 #define SIM_KEPT_BYTES 1500u /* of a message of the past */
 
 /* ---- script ---- */
@@ -109,11 +109,25 @@ struct sim_engine {
 	unsigned int place;
 	bool exists, source, alive;
 	struct session *session;
+	uint64_t epoch; /* of its last session */
 	struct cache cache;
 	uint8_t *shadow;     /* what the cache must hold */
 	const uint8_t *page; /* status page, as the engine maps it */
 	uint32_t pages_used, aux_used;
 };
+
+/* Another engine beside a source: its pool has the same name and rank, its rooms the same
+ * numbers and tickets, and its bytes are nobody's. */
+struct sim_namesake {
+	struct session *session;
+	struct cache cache;
+};
+
+/* In every third script; then sources are named by their sessions. */
+static inline bool sim_has_namesakes(const struct sim_script *script)
+{
+	return script->seed % 3 == 0;
+}
 
 /* one room of a request */
 struct sim_side {
@@ -153,6 +167,7 @@ struct sim {
 	struct cluster c;
 	unsigned int at[SIM_PLACES_MAX]; /* index of the living node of a place */
 	struct sim_engine engines[SIM_ENGINES_MAX];
+	struct sim_namesake namesakes[SIM_SIDE_MAX];
 	struct sim_request requests[SIM_REQUESTS_MAX];
 	struct cache graves[SIM_GRAVES_MAX];
 	unsigned int grave_count;

@@ -234,6 +234,24 @@ static void early_end_is_of_the_session_that_is_named(void **state)
 			 KVD_BOOTSTRAPPING);
 }
 
+/* Both are of root, as administrators are. */
+static void engine_aborts_no_other_engines_room(void **state)
+{
+	struct world *w = *state;
+
+	offers(w, A, "");
+	cluster_refused(&w->c, w->engines[B], "ENOTFOUND",
+			"{'cmd':'room.abort','room':'%u'}", ROOM);
+	cluster_refused(&w->c, w->engines[B], "ENOTFOUND",
+			"{'cmd':'room.show','room':'%u'}", ROOM);
+	assert_int_equal(cluster_state(&w->c, w->engines[A], "offer", ROOM),
+			 KVD_WAITING_FOR_INPUT);
+	/* one that has registered nothing is a tool */
+	cluster_ok(&w->c, cluster_engine(&w->c, 0, "tool"),
+		   "{'cmd':'room.abort','room':'%u'}", ROOM);
+	cluster_until_state(&w->c, w->engines[A], "offer", ROOM, KVD_FAILED);
+}
+
 /* ---- one source named twice ---- */
 
 static void source_that_is_named_twice_is_refused(void **state)
@@ -521,6 +539,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(session_comes_with_an_endpoint, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(early_end_is_of_the_session_that_is_named,
+						setup, teardown),
+		cmocka_unit_test_setup_teardown(engine_aborts_no_other_engines_room,
 						setup, teardown),
 		cmocka_unit_test_setup_teardown(source_that_is_named_twice_is_refused,
 						setup, teardown),
