@@ -14,6 +14,7 @@ that: SGLang uses the pages again at once."""
 import functools
 import logging
 import re
+import secrets
 import threading
 import time
 
@@ -332,12 +333,14 @@ def cache_format(server_args, args):
 
 
 def pool_name(server_args, args, role):
-    """Unlike any other of a daemon's: D asks for a pool by name and rank."""
+    """Unlike any other of a daemon's, also where engines of several network namespaces have
+    the same port: D asks for a pool by name and rank."""
     model = re.sub(r"[^A-Za-z0-9_-]", "-", str(server_args.model_path).rstrip("/"))
     port = get_disagg().disaggregation_bootstrap_port if role == "prefill" else \
         get_serving().port
-    tail = ".%s.%s%d.dp%d.%d" % (args.kv_cache_dtype_str, role[0], port,
-                                 get_parallel().attn_dp_rank or 0, args.system_dp_rank or 0)
+    tail = ".%s.%s%d.dp%d.%d.%s" % (args.kv_cache_dtype_str, role[0], port,
+                                    get_parallel().attn_dp_rank or 0, args.system_dp_rank or 0,
+                                    secrets.token_hex(4))
     return model[-(NAME_MAX - 8 - len(tail)):] + tail
 
 
