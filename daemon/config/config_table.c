@@ -175,8 +175,9 @@ static const struct setting options[] = {
 	{"peer", "connect_timeout", SETTING_DURATION, FIELD(connect_timeout_ns),
 	 .preset = "10 s", .min = 10 * MS, .max = 3600 * S, .reload = true,
 	 .help = "A room or transfer whose peer is not connected, by its data port, too, "
-		 "fails after this, with the reason. The peer is tried as long as "
-		 "something waits for it."},
+		 "fails after this, with the reason; after dead_after, when it was "
+		 "connected and went away. The peer is tried as long as something "
+		 "waits for it."},
 	{"peer", "orphans", SETTING_COUNT, FIELD(orphans_max), .preset = "4096", .min = 1,
 	 .max = 1 << 20,
 	 .help = "Most room requests of peers kept for a sender that does not exist "

@@ -335,6 +335,7 @@ static void handshake_on_down(void *owner, struct peer *peer)
 	remote->why = peer->why;
 	remote->downs++;
 	remote->down = peer->why;
+	remote->down_dead = peer->totals.dead;
 	remote->reaches++; /* not freed under our feet */
 	/* Queued ops fail first, then the layers above let go of pools and lists; only
 	 * then the pools are dead and the line closes. Ops that the transport has end

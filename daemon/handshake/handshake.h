@@ -90,7 +90,8 @@ struct remote {
 	uint64_t ready_ns;	 /* since when there is, or was */
 	struct err why;		 /* code != OK: no transport / down */
 	uint64_t downs;		 /* so often its peer went down, */
-	struct err down;	 /* and why it did the last time */
+	struct err down;	 /* and why it did the last time, */
+	bool down_dead;		 /* for it was silent */
 	struct sched_line line;
 	struct list pools;	  /* of this epoch */
 	struct idmap pools_by_id; /* those that are not going */
@@ -170,6 +171,9 @@ int handshake_reach(struct handshake *hs, const char *endpoint,
 		    const struct peer_client *client, struct remote **remote_p);
 void handshake_release(struct handshake *hs, struct remote *remote);
 
+/* When a wait for its lines that began then is in vain: connect_timeout after they were
+ * missed, or dead_after when the daemon was up and went away. UINT64_MAX: they are up. */
+uint64_t handshake_patience(const struct remote *remote, uint64_t since_ns);
 /* Why nothing goes to it, in words that name the remote, or the address that was tried.
  */
 const char *handshake_why_not(const struct remote *remote, char text[ERR_TEXT_MAX]);

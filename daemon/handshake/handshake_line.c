@@ -512,6 +512,23 @@ void line_forget(struct remote *remote)
 
 /* ---- why there is none ---- */
 
+uint64_t handshake_patience(const struct remote *remote, uint64_t since_ns)
+{
+	const struct config *config = remote->hs->kvd->config;
+	const struct peer *peer = remote->peer;
+	uint64_t line_ns =
+		remote->lineless_ns > since_ns ? remote->lineless_ns : since_ns;
+	uint64_t away_ns = peer->since_ns > since_ns ? peer->since_ns : since_ns;
+
+	if (remote->ready)
+		return UINT64_MAX;
+	line_ns += config->connect_timeout_ns;
+	away_ns += config->dead_after_ns;
+	return sm_state(&peer->sm) != PEER_UP && peer->totals.away && away_ns < line_ns
+		       ? away_ns
+		       : line_ns;
+}
+
 const char *handshake_why_not(const struct remote *remote, char text[ERR_TEXT_MAX])
 {
 	const struct peer *peer = remote->peer;

@@ -60,6 +60,8 @@ struct peer_totals {
 	uint64_t downs;
 	struct err error; /* the last one; code OK: none */
 	uint64_t error_ns;
+	bool away;	      /* it was up and went away, and not for want of use */
+	bool dead;	      /* it was silent before */
 	enum err_code warned; /* of the last log line for a failed attempt */
 	uint64_t warned_ns;
 };

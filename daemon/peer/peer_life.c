@@ -130,7 +130,8 @@ static void take_down(struct peer_impl *impl, const struct err *why, bool bye)
 	peer->why = *why;
 	peer->since_ns = loop_now_ns(peers->loop);
 	peer->totals.downs++;
-	if (why->code != ERR_CANCELED)
+	peer->totals.away = why->code != ERR_CANCELED;
+	if (peer->totals.away)
 		peer_note_error(peer, why);
 	impl->why_down.code = ERR_OK;
 	impl->ping_open = false;
@@ -219,6 +220,7 @@ static void peer_life_publish(struct peer_impl *impl)
 	peer->kin = peer->self || !peers->link->ops->kin ||
 		    peers->link->ops->kin(peers->link, peer->endpoint, cur->user);
 	peer_past_take(peer);
+	peer->totals.away = peer->totals.dead = false;
 	peer->rtt_ns = peer->missed_pings = 0;
 	peer->why = (struct err){.code = ERR_OK};
 	peer_move(impl, PEER_UP);
@@ -355,6 +357,7 @@ static void declare_dead(struct peer_impl *impl, const char *how, uint64_t silen
 		peer_label(&impl->peer, label),
 		(unsigned long long)(silent_ns / impl->peers->options.ping_interval_ns),
 		how, (unsigned long long)(silent_ns / LOOP_NS_PER_MS));
+	impl->peer.totals.dead = true;
 	peer_bring_down(impl, &why, true);
 }
 

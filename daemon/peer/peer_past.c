@@ -83,8 +83,10 @@ void peer_past_take(struct peer *peer)
 		if (!past_same(past, peer))
 			continue;
 		totals_add(&peer->totals, &past->totals);
-		if (!peer->epoch) /* not up yet: still the same loss */
+		if (!peer->epoch) { /* not up yet: still the same loss */
 			peer->since_ns = past->since_ns;
+			peer->totals.away = past->totals.away;
+		}
 		past_drop(peers, past);
 	}
 }

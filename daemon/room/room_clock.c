@@ -4,6 +4,7 @@
  *
  *   bootstrapping      bootstrap_timeout        the other side does not show up
  *                      connect_timeout          a source's daemon is not connected
+ *                      dead_after               it was, and is away
  *   waiting_for_input  waiting_timeout          nothing is bound, offered, sent
  *   transferring       transfer_stall_timeout   posted, and no byte moves
  *                      waiting_timeout          nothing posted: an engine computes
@@ -39,17 +40,16 @@ static unsigned long long ms(uint64_t ns)
 
 /* ---- when ---- */
 
-/* Since when does the room wait for a connection to the party's daemon? 0: it does not.
- * One that only has its control line is not connected, however often that comes and
- * goes. */
-static uint64_t unconnected_since(const struct party *party)
+/* Until when does the room wait for a connection to the party's daemon? UINT64_MAX: it
+ * does not. One that only has its control line is not connected, however often that comes
+ * and goes. */
+static uint64_t connected_until(const struct party *party)
 {
 	const struct room *room = party->room;
-	uint64_t since_ns = party->remote->lineless_ns;
 
-	if ((room->role != ROOM_RECV && room->role != ROOM_PULL) || !since_ns)
-		return 0;
-	return since_ns > party->joined_ns ? since_ns : party->joined_ns;
+	if (room->role != ROOM_RECV && room->role != ROOM_PULL)
+		return UINT64_MAX;
+	return handshake_patience(party->remote, party->joined_ns);
 }
 
 static uint64_t left_of(uint64_t since_ns, uint64_t limit_ns, uint64_t now)
@@ -65,12 +65,10 @@ static uint64_t look_at_boot_after(const struct room *room)
 	const struct party *party;
 
 	list_foreach(party, &room->parties, link) {
-		uint64_t since = unconnected_since(party), left;
+		uint64_t until = connected_until(party);
 
-		left = since ? left_of(since, kvd->config->connect_timeout_ns, now)
-			     : after;
-		if (left < after)
-			after = left;
+		if (until < now + after)
+			after = until > now ? until - now : 0;
 	}
 	return after;
 }
@@ -272,15 +270,16 @@ static void look_at_moving(struct room *room, uint64_t now, struct err *why)
 
 static void look_at_connecting(const struct room *room, uint64_t now, struct err *why)
 {
-	uint64_t limit = rooms_kvd(room->rooms)->config->connect_timeout_ns;
 	const struct party *party;
 	char text[ERR_TEXT_MAX];
 
 	list_foreach(party, &room->parties, link) {
-		uint64_t since = unconnected_since(party);
+		uint64_t since = party->remote->lineless_ns;
 
-		if (!since || now - since < limit)
+		if (now < connected_until(party))
 			continue;
+		if (since < party->joined_ns)
+			since = party->joined_ns;
 		err_set(why, ERR_PEER, "room %llu: %.250s (tried for %llu ms)",
 			(unsigned long long)room->number, why_no_source(party, text),
 			ms(now - since));

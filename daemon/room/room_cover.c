@@ -45,10 +45,14 @@ static int source_ready(struct room *room, struct party *party)
 {
 	struct remote *remote = party->remote;
 	struct remote_pool *pool = NULL;
+	char text[ERR_TEXT_MAX];
 	int r;
 
 	if (sm_state(&remote->peer->sm) != PEER_UP && !remote->refused)
-		return 1;
+		return !party->pool_asked || !remote->peer->totals.away
+			       ? 1
+			       : err_raise(ERR_PEER, "%s",
+					   handshake_why_not(remote, text));
 	if (remote->why.code != ERR_OK)
 		return err_reraise(&remote->why);
 	r = room_admit_source(&room->admit, remote->peer);
@@ -131,6 +135,14 @@ bool room_booted(struct room *room)
 	return all == 0;
 }
 
+/* What it asks for goes with the daemon's process: a pool by its id; an offer, when the
+ * process is known to have ended. */
+static bool of_one_instance(const struct party *party)
+{
+	return party->pool_asked || (party->room->role == ROOM_PULL &&
+				     party->remote->down.code == ERR_RESTART);
+}
+
 bool room_source_lost(struct party *party)
 {
 	assert(party->room->role == ROOM_RECV || party->room->role == ROOM_PULL);
@@ -142,9 +154,10 @@ bool room_source_lost(struct party *party)
 	if (party->pool)
 		handshake_pool_unuse(party->pool);
 	party->pool = NULL;
-	if (sm_state(&party->room->sm) == ROOM_BOOT)
-		return true;
-	return false; /* the engine was told that all sources are there */
+	if (party->remote->down_dead || of_one_instance(party))
+		return false;
+	/* else the engine was told that all sources are there */
+	return sm_state(&party->room->sm) == ROOM_BOOT;
 }
 
 /* ---- the cover ---- */

@@ -396,6 +396,7 @@ static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t 
 	const struct peer_client client = {.uid = xs->session->uid,
 					   .session = xs->session->id};
 	struct kvd *kvd = xs->xfers->kvd;
+	uint64_t now_ns = loop_now_ns(kvd->loop), look_ns;
 	struct attach *attach;
 	int r = attach_place(xs);
 
@@ -434,10 +435,10 @@ static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t 
 		mem_free(attach);
 		return err_pass(r);
 	}
-	attach->until_ns = loop_now_ns(kvd->loop) + timeout_ns;
-	loop_timer_start(&attach->timer, timeout_ns < kvd->config->connect_timeout_ns
-						 ? timeout_ns
-						 : kvd->config->connect_timeout_ns);
+	attach->until_ns = now_ns + timeout_ns;
+	look_ns = handshake_patience(attach->remote, now_ns);
+	loop_timer_start(&attach->timer,
+			 look_ns - now_ns < timeout_ns ? look_ns - now_ns : timeout_ns);
 	list_push_back(&attach->remote->attaches, &attach->at_remote);
 	sched_flow_init(&attach->flow, &attach->remote->line, xs->session->id);
 	attach->waiter = waiter;

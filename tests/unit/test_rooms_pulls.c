@@ -422,6 +422,50 @@ static void puller_that_is_gone_ends_the_offer(void **state)
 	room_failed_with(room_of(p, 0, ROOM_OFFER, 44), ERR_SESSION, "is gone");
 }
 
+/* dead_after is enough, connect_timeout is for daemons that were never there: for the
+ * pull that is open when its source dies, for one that comes before that is known, and
+ * for one that comes later. */
+static void pull_of_a_source_that_is_gone_fails_soon(void **state)
+{
+	struct room_pair *p = *state;
+	uint64_t begin_ns;
+
+	open_pull(p, 51, ""); /* waits for an offer */
+	cluster_run(&p->c, S);
+	cluster_crash(&p->c, 0, MEM_CRASH_POWER);
+	begin_ns = loop_now_ns(p->c.loop);
+	open_pull(p, 52, "");
+	cluster_until_state(&p->c, p->decode, "pull", 51, KVD_FAILED);
+	cluster_until_state(&p->c, p->decode, "pull", 52, KVD_FAILED);
+	room_failed_with(room_of(p, 1, ROOM_PULL, 51), ERR_PEER, "peer ");
+	room_failed_with(room_of(p, 1, ROOM_PULL, 52), ERR_PEER, "peer ");
+	assert_true(loop_now_ns(p->c.loop) - begin_ns < 1200 * MS);
+	cluster_run(&p->c, 20 * S);
+	begin_ns = loop_now_ns(p->c.loop);
+	open_pull(p, 53, "");
+	cluster_until_state(&p->c, p->decode, "pull", 53, KVD_FAILED);
+	room_failed_with(room_of(p, 1, ROOM_PULL, 53), ERR_PEER, "cannot be reached");
+	assert_in_range(loop_now_ns(p->c.loop) - begin_ns, 700 * MS, 1200 * MS);
+}
+
+/* The same for a transfer's session. */
+static void attach_to_a_daemon_that_is_gone_fails_soon(void **state)
+{
+	struct room_pair *p = *state;
+	uint64_t begin_ns;
+
+	open_pull(p, 54, "");
+	cluster_run(&p->c, S);
+	cluster_crash(&p->c, 0, MEM_CRASH_POWER);
+	cluster_until_state(&p->c, p->decode, "pull", 54, KVD_FAILED);
+	begin_ns = loop_now_ns(p->c.loop);
+	cluster_refused(&p->c, p->decode, "EPEER",
+			"{'cmd':'peer.attach','endpoint':'%s','session':'1','secret':"
+			"'00000000000000000000000000000000'}",
+			p->c.nodes[0].endpoint);
+	assert_true(loop_now_ns(p->c.loop) - begin_ns < 1200 * MS);
+}
+
 int main(void)
 {
 #define CASE(f) cmocka_unit_test_setup_teardown(f, setup, room_pair_teardown)
@@ -440,6 +484,8 @@ int main(void)
 		CASE(puller_that_failed_may_come_again),
 		CASE(puller_that_does_not_come_again_costs_the_lease),
 		CASE(puller_that_is_gone_ends_the_offer),
+		CASE(pull_of_a_source_that_is_gone_fails_soon),
+		CASE(attach_to_a_daemon_that_is_gone_fails_soon),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
