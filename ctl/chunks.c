@@ -95,6 +95,8 @@ static void chunks_print_files(const cJSON *files)
 	printf(", %s read; %.0f parts evicted, %.0f whose sums were wrong\n",
 	       ctl_bytes(ctl_num(files, "read_bytes")), ctl_num(files, "evicted"),
 	       ctl_num(files, "bad"));
+	if (ctl_true(files, "stands"))
+		printf("          the disk does not answer\n");
 	if (ctl_true(files, "full"))
 		printf("          the disk is full (%s left): no further file is made\n",
 		       ctl_bytes(ctl_num(files, "disk_free_bytes")));

@@ -582,6 +582,11 @@ void doctor_chunks(struct doctor *d)
 			"mend what it names (kernel's log, df), then restart the daemon",
 			"nothing is %s chunk_dir: %s",
 			ctl_true(files, "open") ? "written any more to" : "kept in", why);
+	else if (ctl_true(files, "stands"))
+		doctor_say(d, DOCTOR_WARN,
+			   "bring it back; the daemon cannot end before (the kernel's "
+			   "log says more)",
+			   "the disk of %s does not answer", ctl_str(files, "dir", ""));
 	else if (ctl_true(files, "full"))
 		doctor_say(d, DOCTOR_WARN, "free space there, or a lower chunk_dir_size",
 			   "the file system of %s is full (%s left): no further file is "

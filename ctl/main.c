@@ -33,8 +33,8 @@ const struct ctl_command ctl_commands[] = {
 	 "Version, instance, pid, endpoint, state, uptime, sessions, bytes, transports.",
 	 0, 0, "a", ctl_run_status},
 	{"health", "", "is the daemon well?",
-	 "Exit status 0 when it is serving (degraded: it serves, and its directory is\n"
-	 "away), 1 when it refuses rooms (no transport that\n"
+	 "Exit status 0 when it is serving (degraded: it serves, and the directory\n"
+	 "is away, or the disk of chunk_dir does not answer), 1 when it refuses rooms (no transport that\n"
 	 "`require` allows is usable), drains, stops or answers with an error, 3 when "
 	 "it\n"
 	 "does not answer: fit for a probe.",

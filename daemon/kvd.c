@@ -483,10 +483,16 @@ static int wind_up(struct kvd *kvd)
 	if (control_idle(kvd->control) && handshake_drained(kvd->handshake) &&
 	    store_drained(kvd->store) && attends_drained(kvd->attends))
 		return 0;
-	log_error("daemon", kvd->config->name, "not quiesced in time",
-		  "sessions=%u rooms=%u", kvd->session_count, rooms_count(kvd->rooms));
 	kvd->abandoned = true; /* the kernel takes what is left */
-	return -ETIMEDOUT;
+	if (store_disk_waits(kvd->store)) {
+		notify_status("stopping: the disk of chunk_dir does not answer");
+		return err_raise(ERR_IO,
+				 "chunk_dir: its disk does not answer; this process ends "
+				 "when it does (state D until then): bring it back, or "
+				 "restart the host");
+	}
+	return err_raise(ERR_TIMEOUT, "not quiesced in time: %u sessions, %u rooms",
+			 kvd->session_count, rooms_count(kvd->rooms));
 }
 
 /* Nothing is loaded or forked any more. */

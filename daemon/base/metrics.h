@@ -232,6 +232,8 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "bytes that the file system of chunk_dir has left")                            \
 	X(STORE_FILE_FULL, GAUGE, NUMBER, NONE, NONE, "store_file_full",                 \
 	  "1: the file system of chunk_dir has no room for another file of chunks")      \
+	X(STORE_FILE_STANDS, GAUGE, NUMBER, NONE, NONE, "store_file_stands",             \
+	  "1: the disk of chunk_dir does not answer")                                    \
 	X(STORE_FILE_WRITTEN, COUNTER, BYTES, NONE, NONE,                                \
 	  "store_file_written_bytes_total", "bytes of chunks written to files")          \
 	X(STORE_FILE_READ, COUNTER, BYTES, NONE, NONE, "store_file_read_bytes_total",    \

@@ -16,6 +16,7 @@
 #include "daemon/control/brief.h"
 #include "daemon/control/control.h"
 #include "daemon/control/health.h"
+#include "daemon/store/store.h"
 #include "daemon/cluster/groups.h"
 #include "daemon/config/config.h"
 #include "daemon/gate/sandbox.h"
@@ -70,6 +71,14 @@ static enum health directory_health(const struct kvd *kvd, struct err *why_p)
 	return HEALTH_DEGRADED;
 }
 
+static enum health disk_health(const struct kvd *kvd, struct err *why_p)
+{
+	if (!store_disk_stands(kvd->store))
+		return directory_health(kvd, why_p);
+	err_set(why_p, ERR_IO, "chunk_dir: its disk does not answer");
+	return HEALTH_DEGRADED;
+}
+
 enum health health_of(const struct kvd *kvd, struct err *why_p)
 {
 	if (kvd->stopping)
@@ -79,7 +88,7 @@ enum health health_of(const struct kvd *kvd, struct err *why_p)
 	if (kvd->control && control_is_lost(kvd->control, why_p))
 		return HEALTH_DEGRADED;
 	if (!kvd->handshake || handshake_transports_ok(kvd->handshake) == 0)
-		return directory_health(kvd, why_p);
+		return disk_health(kvd, why_p);
 	err_take(why_p);
 	return HEALTH_REFUSING;
 }
@@ -339,7 +348,8 @@ const struct command admin_commands[] = {
 	{"health", "Show the daemon's state", NULL, COMMAND_NO_HELLO, health_run,
 	 "daemon (its version), name, instance, pid, endpoint, state (serving, refusing, "
 	 "draining, stopping; degraded: it serves, and the directory of option cluster "
-	 "is away, or the file of its socket is another process's), why (refusing: no "
+	 "is away, the file of its socket is another process's, or the disk of "
+	 "chunk_dir does not answer), why (refusing: no "
 	 "transport that `require` allows is usable, so rooms are refused), uptime_ms, "
 	 "sessions, helper_jobs, lag_ms (the longest time of the last second that the "
 	 "loop was busy), room_bytes (moved by rooms since the start), staged_bytes (of "

@@ -669,6 +669,7 @@ static bool add_files(cJSON *result, const struct store_files *f)
 	       cJSON_AddNumberToObject(files, "disk_free_bytes",
 				       (double)f->disk_free_bytes) &&
 	       cJSON_AddBoolToObject(files, "full", f->full) &&
+	       cJSON_AddBoolToObject(files, "stands", f->stands) &&
 	       cJSON_AddNumberToObject(files, "written_bytes",
 				       (double)f->written_bytes) &&
 	       cJSON_AddNumberToObject(files, "read_bytes", (double)f->read_bytes) &&
@@ -830,7 +831,7 @@ const struct command chunk_commands[] = {
 	 "files, with chunk_dir: {dir, way (io_uring, threads), direct, open, scanned: "
 	 "what it holds is known, readonly, why, bytes, free_bytes: of them, as far as "
 	 "the file system has room; disk_free_bytes: its own; full: it has none for "
-	 "another file; written, read, "
+	 "another file; stands: the disk does not answer; written, read, "
 	 "evicted, bad: their sums were wrong, written_bytes, read_bytes, faults, "
 	 "queued}; "
 	 "spaces: {tenant, digest, model, revision, scheme, rope, tokens, chunks, bytes, "

@@ -95,6 +95,7 @@ static void take_store(struct kvd *kvd)
 	metrics_set(m, METRIC_STORE_FILE, f.files.bytes);
 	metrics_set(m, METRIC_STORE_FILE_FREE, f.files.free_bytes);
 	metrics_set(m, METRIC_STORE_FILE_DISK_FREE, f.files.disk_free_bytes);
+	metrics_set(m, METRIC_STORE_FILE_STANDS, f.files.stands);
 	metrics_set(m, METRIC_STORE_FILE_FULL, f.files.full);
 	metrics_set(m, METRIC_STORE_FILE_WRITTEN, f.files.written_bytes);
 	metrics_set(m, METRIC_STORE_FILE_READ, f.files.read_bytes);

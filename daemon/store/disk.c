@@ -18,6 +18,7 @@
 static void disk_count(struct disk_figures *figures, const struct disk_op *op)
 {
 	figures->in_flight--;
+	figures->ended++;
 	if (op->result < 0) {
 		figures->errors += op->err.code == ERR_IO;
 	} else if (op->what == DISK_READ) {

@@ -175,6 +175,7 @@ struct disk_figures {
 	uint64_t reads, writes; /* READ and WRITE that ended without a fault */
 	uint64_t read_bytes, written_bytes;
 	uint64_t errors;	/* ops of all kinds that ended with ERR_IO */
+	uint64_t ended;		/* ops of all kinds */
 	unsigned int in_flight; /* ops that are not done */
 };
 void disk_figures(const struct disk *disk, struct disk_figures *figures_p);

@@ -51,6 +51,8 @@ struct files {
 	bool full;	    /* it had none for another file, and */
 	uint64_t full_room; /* has had no more since */
 	struct loop_timer look;
+	uint64_t looks, ended_before; /* answers to `space`; others, at the last look */
+	bool flying_before, stands; /* others were under way; and none has ended since */
 	struct files_scan *scan;
 	struct loop_timer retry; /* the file system was full */
 	struct loop_defer go;

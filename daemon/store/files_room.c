@@ -3,8 +3,13 @@
  * chunk_dir_size is what the files may have; the file system may have less. It is asked
  * every FILES_LOOK_NS, on a thread of the disk's, for others fill it too. A slab whose
  * file is there has its room reserved.
+ *
+ * A device that hangs (a frozen file system, NFS or iSCSI without its server) ends no
+ * request, and its threads cannot be ended. All else goes on without it, and health says
+ * so.
  */
 #include "daemon/base/context.h"
+#include "daemon/base/log.h"
 #include "daemon/store/files_impl.h"
 #include "daemon/store/store_impl.h"
 
@@ -30,19 +35,43 @@ static void on_space(struct disk_op *op)
 	struct files *files = container_of(op, struct files, space);
 
 	files->space_asked = false;
+	files->looks++;
 	if (op->result >= 0)
 		files->room = op->moved;
 	else
 		files_note_fault(files, &op->err);
 	if (op->result >= 0)
 		files_full_look(files);
-	if (!files->closed)
-		loop_timer_start(&files->look, FILES_LOOK_NS);
+}
+
+/* Of those that were under way at the last look none has ended, nor any since: the kernel
+ * keeps them. */
+static void files_stand_look(struct files *files)
+{
+	struct disk_figures figures;
+	uint64_t ended;
+	bool flying, stands;
+
+	disk_figures(files->disk, &figures);
+	ended = figures.ended - files->looks;
+	flying = figures.in_flight > 0; /* `space` too: it had all of the time */
+	stands = flying && files->flying_before && ended == files->ended_before;
+	if (stands && !files->stands)
+		log_error("store", "files", "the disk of chunk_dir does not answer",
+			  "requests=%u", figures.in_flight);
+	else if (!stands && files->stands)
+		log_warn("store", "files", "the disk of chunk_dir answers again", NULL);
+	files->stands = stands;
+	files->flying_before = flying;
+	files->ended_before = ended;
 }
 
 void files_look(struct files *files)
 {
-	if (files->space_asked || files->closed)
+	if (files->closed)
+		return;
+	loop_timer_start(&files->look, FILES_LOOK_NS);
+	if (files->space_asked)
 		return;
 	files->space_asked = true;
 	files->space = (struct disk_op){.what = DISK_SPACE, .done = on_space};
@@ -51,7 +80,10 @@ void files_look(struct files *files)
 
 static void on_look(struct loop_timer *timer)
 {
-	files_look(container_of(timer, struct files, look));
+	struct files *files = container_of(timer, struct files, look);
+
+	files_stand_look(files);
+	files_look(files);
 }
 
 void files_room_init(struct files *files)
@@ -101,6 +133,7 @@ void files_figures(const struct files *files, struct store_files *figures_p)
 		.free_bytes = files_free_bytes(files, arena.slabs_free, arena.slab_bytes),
 		.disk_free_bytes = files->room < UINT64_MAX ? files->room : 0,
 		.full = files->full,
+		.stands = files->stands,
 		.written_bytes = files->written_bytes,
 		.read_bytes = files->loaded_bytes,
 		.written = files->written,

@@ -235,6 +235,19 @@ bool store_drained(const struct store *store)
 	return !store || (files_drained(store->files) && store->lends == 0);
 }
 
+bool store_disk_stands(const struct store *store)
+{
+	struct store_files figures;
+
+	files_figures(store ? store->files : NULL, &figures);
+	return figures.stands;
+}
+
+bool store_disk_waits(const struct store *store)
+{
+	return store && !files_drained(store->files);
+}
+
 /* ---- tenants, sessions ---- */
 
 /* Those in files are of users who were here before: nobody leaves for them. */

@@ -65,6 +65,10 @@ void store_session_gone(struct session *session);
 unsigned int store_live(const struct store *store);
 /* Its session has ended, and nothing is under way in its files. NULL is fine. */
 bool store_drained(const struct store *store);
+/* The disk of chunk_dir does not answer. NULL is fine. */
+bool store_disk_stands(const struct store *store);
+/* Requests are under way in it. */
+bool store_disk_waits(const struct store *store);
 
 /* Messages of other daemons about chunks, and their end. `store` may be NULL. */
 struct cursor;
@@ -261,7 +265,8 @@ struct store_figures {
 		const char *dir; /* NULL: there are none */
 		const char *way; /* how they are read and written */
 		bool open, scanned, readonly, direct;
-		bool full; /* the file system had no room for another file */
+		bool full;	       /* the file system had no room for another file */
+		bool stands;	       /* the disk has not answered for some seconds */
 		const struct err *why; /* code != OK: why nothing is written, or read */
 		uint64_t bytes, written_bytes, read_bytes;
 		uint64_t free_bytes;	  /* of them, as far as there is room */

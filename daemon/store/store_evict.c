@@ -4,8 +4,9 @@
  * and engines make new ones as long as they live: each update of a model's weights is
  * another revision. When one more is wanted and there is no room, the space that has been
  * unused for longest leaves, of those users who have more than an equal share; where all
- * of these are in use, one of the user who asks. A space stays while a session has it open, another daemon asks for its
- * chunks, or one of them is pinned or lies in an engine's pages.
+ * of these are in use, one of the user who asks. A space stays while a session has it
+ * open, another daemon asks for its chunks, or one of them is pinned or lies in an
+ * engine's pages.
  *
  * A space that leaves is found by nobody from then on and counts no more. Its chunks go
  * in turns to come, for there may be a million.

@@ -429,33 +429,6 @@ static void full_file_system_is_no_fault(void **state)
 	fw_end(&w);
 }
 
-/* What the files may have and the disk has not is not free. */
-static void free_room_is_what_the_file_system_has(void **state)
-{
-	const uint64_t slab = 40 * KIB, rest = 10 * KIB;
-	struct store_files figures;
-	struct files_world w;
-
-	(void)state;
-	begin(&w, &(struct fw_args){.seed = 1, .capacity = 4 * slab + rest});
-	fw_wait(&w, LOOP_NS_PER_S);
-	figures = fw_figures(&w);
-	assert_int_equal(figures.disk_free_bytes, 4 * slab + rest);
-	assert_int_equal(figures.free_bytes, 4 * slab + rest);
-	assert_false(figures.full);
-	for (uint32_t id = 0; id < 20; id++) { /* five a file, and a description */
-		fw_put(&w, KIND_A, id);
-		file_it(&w, KIND_A, id);
-	}
-	fw_wait(&w, 11 * LOOP_NS_PER_S);
-	figures = fw_figures(&w);
-	assert_true(figures.disk_free_bytes < rest);
-	assert_int_equal(figures.free_bytes, figures.disk_free_bytes);
-	assert_true(figures.full);
-	assert_false(figures.readonly);
-	fw_end(&w);
-}
-
 static void full_file_system_without_a_file_keeps_nothing(void **state)
 {
 	struct files_world w;
@@ -797,6 +770,27 @@ static void hang(struct files_world *w, enum disk_what what)
 	fw_durable(w, KIND_A, 3);
 }
 
+/* Told after ten seconds without an answer, and only then. */
+static void disk_that_hangs_is_told(void **state)
+{
+	struct files_world w;
+
+	(void)state;
+	begin(&w, &plain);
+	put_durable(&w, KIND_A, 1);
+	fw_wait(&w, 25 * LOOP_NS_PER_S); /* nothing to do is no hang */
+	assert_false(store_disk_stands(w.store));
+	hang(&w, DISK_WRITE);
+	assert_false(store_disk_stands(w.store));
+	fw_wait(&w, 25 * LOOP_NS_PER_S);
+	assert_true(store_disk_stands(w.store));
+	assert_true(fw_figures(&w).stands);
+	assert_true(store_disk_waits(w.store));
+	assert_false(fw_close(&w));
+	fw_abandon(&w);
+	fw_end(&w);
+}
+
 /* All that can end does, once; the rest is told to be abandoned. */
 static void op_that_hangs_does_not_end_with_the_store(void **state)
 {
@@ -873,7 +867,6 @@ int main(void)
 		cmocka_unit_test(
 			part_that_is_put_during_the_start_is_the_one_in_its_file),
 		cmocka_unit_test(full_file_system_is_no_fault),
-		cmocka_unit_test(free_room_is_what_the_file_system_has),
 		cmocka_unit_test(full_file_system_without_a_file_keeps_nothing),
 		cmocka_unit_test(second_fault_of_a_write_ends_all_writing),
 		cmocka_unit_test(second_fault_of_making_a_file_ends_all_writing),
@@ -881,6 +874,7 @@ int main(void)
 		cmocka_unit_test(second_fault_of_a_read_ends_all_writing),
 		cmocka_unit_test(file_that_cannot_be_removed_keeps_its_number),
 		cmocka_unit_test(failed_sync_is_not_made_good_by_the_next),
+		cmocka_unit_test(disk_that_hangs_is_told),
 		cmocka_unit_test(slab_that_changes_hands_is_another_file),
 		cmocka_unit_test(
 			part_of_a_failed_sync_that_left_memory_can_be_told_to_last),

@@ -243,9 +243,40 @@ static void start_with_less_memory_writes_where_nothing_is_lost(void **state)
 	assert_true(put_lasts(&w, KIND_A, 1));
 	fw_end(&w);
 }
+/* What the files may have and the disk has not is not free. */
+static void free_room_is_what_the_file_system_has(void **state)
+{
+	const uint64_t slab = 40 * KIB, rest = 10 * KIB;
+	struct store_files figures;
+	struct files_world w;
+
+	(void)state;
+	fw_begin(&w, &(struct fw_args){.seed = 1, .capacity = 4 * slab + rest});
+	fw_start(&w);
+	fw_scanned(&w);
+	fw_wait(&w, LOOP_NS_PER_S);
+	figures = fw_figures(&w);
+	assert_int_equal(figures.disk_free_bytes, 4 * slab + rest);
+	assert_int_equal(figures.free_bytes, 4 * slab + rest);
+	assert_false(figures.full);
+	for (uint32_t id = 0; id < 20; id++) { /* five a file, and a description */
+		fw_put(&w, KIND_A, id);
+		fw_find(&w, KIND_A, id);
+		fw_quiet(&w);
+	}
+	fw_wait(&w, 11 * LOOP_NS_PER_S);
+	figures = fw_figures(&w);
+	assert_true(figures.disk_free_bytes < rest);
+	assert_int_equal(figures.free_bytes, figures.disk_free_bytes);
+	assert_true(figures.full);
+	assert_false(figures.readonly);
+	fw_end(&w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(free_room_is_what_the_file_system_has),
 		cmocka_unit_test(write_without_memory_costs_an_op),
 		cmocka_unit_test(read_without_memory_costs_an_op),
 		cmocka_unit_test(start_without_memory_costs_what_it_hides),
