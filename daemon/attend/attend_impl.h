@@ -43,6 +43,7 @@ struct attends {
 	struct speeds *speeds; /* from the first one on */
 	uint8_t *echo_bytes;
 	bool page_used, home_known, speeds_again;
+	uint32_t home_s; /* when home was measured */
 	uint64_t echoes, calibrated, calibrated_bytes, stale;
 	uint64_t posted, posted_rows, failed, served, served_rows, refused;
 };

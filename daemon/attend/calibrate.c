@@ -15,7 +15,8 @@
  *
  * Where an engine reads the page nothing stays unmeasured because it failed once, or was
  * due within a minute after the last time: one timer looks at all peers again. Geometries
- * that are opened later are asked for alone, without echoes.
+ * that are opened later are asked for alone, without echoes. So are those that were
+ * measured SPEED_FRESH_S ago: a machine gets busy, and idle again.
  */
 #include "daemon/attend/calibrate.h"
 
@@ -84,15 +85,19 @@ static void calibrate_later(struct attends *attends, uint64_t after_ns)
 		loop_timer_start(due, after_ns);
 }
 
-static void calibrate_speeds(struct attends *attends)
+/* `all`: else of peers to which the way is known. */
+static void calibrate_speeds(struct attends *attends, bool all)
 {
+	const struct live *live = attends->kvd->costs;
 	struct remote *remote;
 
 	attends->speeds_again = false;
 	list_foreach(remote, handshake_remotes(attends->kvd->handshake), link) {
 		const struct calibrate_args args = {.remote = remote, .speeds = true};
 
-		if (calibrate_can(remote) && calibrate_begin(attends, &args) < 0)
+		if (calibrate_can(remote) &&
+		    (all || live_knows(live, remote->peer->instance)) &&
+		    calibrate_begin(attends, &args) < 0)
 			err_clear();
 	}
 }
@@ -100,8 +105,8 @@ static void calibrate_speeds(struct attends *attends)
 void calibrate_on_due(struct loop_timer *timer)
 {
 	struct attends *attends = container_of(timer, struct attends, calibrate_due);
+	bool again = attends->speeds_again;
 	struct remote *remote;
-	bool speeds = attends->speeds_again;
 
 	list_foreach(remote, handshake_remotes(attends->kvd->handshake), link) {
 		if (calibrate_can(remote) &&
@@ -109,8 +114,7 @@ void calibrate_on_due(struct loop_timer *timer)
 			calibrate_soon(attends, remote);
 		calibrate_on_change(attends, remote);
 	}
-	if (speeds)
-		calibrate_speeds(attends);
+	calibrate_speeds(attends, again); /* of what is not known, or not fresh */
 }
 
 /* ---- its end ---- */
@@ -124,8 +128,9 @@ static void calibration_end(struct calibration *c, const struct err *why)
 	list_remove(&c->link);
 	if (why && c->form_count)
 		attends->speeds_again = true;
-	if (why || c->args.rows || attends->speeds_again)
-		calibrate_later(attends, AGAIN_NS);
+	calibrate_later(attends, why || c->args.rows || attends->speeds_again
+					 ? AGAIN_NS
+					 : SPEED_FRESH_S * LOOP_NS_PER_S);
 	if (why)
 		log_info("cost", c->remote->label, "not calibrated", "why=\"%s\"",
 			 why->text);
@@ -153,12 +158,17 @@ static void calibration_on_deadline(struct loop_timer *timer)
 	calibration_end(c, &why);
 }
 
+static uint32_t calibrate_now_s(const struct attends *attends)
+{
+	return (uint32_t)(loop_now_ns(attends->kvd->loop) / LOOP_NS_PER_S);
+}
+
 static struct live_way calibration_way(const struct calibration *c)
 {
 	return (struct live_way){
 		.key = c->remote->peer->instance,
 		.transport = c->remote->transport ? c->remote->transport->ops->name : "",
-		.now_s = (uint32_t)(loop_now_ns(c->attends->kvd->loop) / LOOP_NS_PER_S)};
+		.now_s = calibrate_now_s(c->attends)};
 }
 
 /* ---- echoes ---- */
@@ -297,7 +307,8 @@ static bool speed_known(const struct attends *attends, const uint8_t *key,
 	struct cost_speed speed;
 
 	return cost_page_speed(live_page(attends->kvd->costs), key, shape, &speed) == 0 &&
-	       memcmp(&speed.shape, shape, sizeof(*shape)) == 0;
+	       memcmp(&speed.shape, shape, sizeof(*shape)) == 0 &&
+	       calibrate_now_s(attends) - speed.compute.fixed.at_s < SPEED_FRESH_S;
 }
 
 static void speed_tell(struct calibration *c, const uint8_t *key,
@@ -305,8 +316,11 @@ static void speed_tell(struct calibration *c, const uint8_t *key,
 {
 	const struct cost_shape shape = speed_shape(&c->forms[c->form]);
 	struct live *live = c->attends->kvd->costs;
+	struct cost_compute now = *compute;
 
-	if (live_speed(live, key, &shape, compute) < 0)
+	now.fixed.at_s = now.row.at_s = calibrate_now_s(c->attends);
+	now.memory.at_s = now.flops.at_s = now.fixed.at_s;
+	if (live_speed(live, key, &shape, &now) < 0)
 		err_clear();
 }
 
@@ -431,13 +445,17 @@ int calibrate_on_attended(struct attends *attends, struct remote *remote,
 static int home_measure(struct attends *attends)
 {
 	struct cost_home home;
-	int r = attends->home_known ? 0 : speed_home(&home);
+	uint32_t now_s = calibrate_now_s(attends);
+	int r;
 
+	if (attends->home_known && now_s - attends->home_s < SPEED_FRESH_S)
+		return 0;
+	r = speed_home(&home);
 	if (r < 0)
 		return err_pass(r);
-	if (!attends->home_known)
-		live_home(attends->kvd->costs, &home);
+	live_home(attends->kvd->costs, &home);
 	attends->home_known = true;
+	attends->home_s = now_s;
 	return 0;
 }
 
@@ -546,7 +564,7 @@ void calibrate_on_open(struct attends *attends, const struct form *form)
 			 "opened=%u", attends->opened_count);
 	attends->opened[at] = form->shape;
 	if (attends->page_used && !attends->closed)
-		calibrate_speeds(attends);
+		calibrate_speeds(attends, true);
 }
 
 void calibrate_on_down(struct attends *attends, const struct remote *remote,

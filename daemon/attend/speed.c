@@ -5,8 +5,9 @@
  * calls tell the four: few and many rows, with few and with many tokens. What is solved
  * for is kept above zero, as scatter of two calls that hardly differ could leave.
  *
- * Medians of the faster half of a few calls: a speed is measured once, and what took the
- * core from some calls would be in all prices. The memory is scratch that was just
+ * Medians of the faster half of a few calls: a speed is measured seldom, and what took
+ * the core from some calls would be in all prices. How much that was is in the error. The
+ * memory is scratch that was just
  * written, so of a small geometry it lies in a cache, as KV that is attended in each step
  * does. Who asks for a geometry that is known has it at once, so a peer that asks again
  * and again takes nothing. Where there are too many the one that was asked for longest
@@ -49,6 +50,7 @@ struct speed {
 	struct cost_compute compute;
 	struct err why;
 	bool known;
+	uint64_t at_ns; /* it began */
 	uint64_t asked; /* the latest of those that asked: struct speeds.asked */
 	struct list waits;
 	struct offload_job job;
@@ -132,10 +134,15 @@ static int scratch_make(struct scratch *s, const struct attend_shape *shape)
 	return 0;
 }
 
+static double cpu_us(void)
+{
+	return 1e6 * clock_s_of(CLOCK_THREAD_CPUTIME_ID);
+}
+
 static int speed_time(struct kernel *kernel, struct scratch *s, uint32_t rows,
 		      uint32_t tokens, struct cost_figure *figure)
 {
-	double us[CALLS], first = clock_us();
+	double us[CALLS], first = clock_us(), cpu = cpu_us();
 	unsigned int n = 0;
 
 	s->span.rows = rows;
@@ -152,6 +159,7 @@ static int speed_time(struct kernel *kernel, struct scratch *s, uint32_t rows,
 			break;
 	}
 	*figure = fit_faster(us, n, (uint32_t)clock_s());
+	fit_loaded(figure, clock_us() - first, cpu_us() - cpu);
 	return 0;
 }
 
@@ -279,9 +287,18 @@ static struct speed *speed_find(const struct speeds *speeds, const struct form *
 	return NULL;
 }
 
+static bool speed_is_old(const struct attends *attends, const struct speed *speed)
+{
+	return speed->known && loop_now_ns(attends->kvd->loop) - speed->at_ns >=
+				       SPEED_FRESH_S * LOOP_NS_PER_S;
+}
+
 bool speed_is_known(const struct attends *attends, const struct form *form)
 {
-	return attends->speeds && speed_find(attends->speeds, form);
+	const struct speed *speed =
+		attends->speeds ? speed_find(attends->speeds, form) : NULL;
+
+	return speed && !speed_is_old(attends, speed);
 }
 
 /* A place for one more; NULL: all are being measured. */
@@ -299,6 +316,15 @@ static struct speed **speed_place(struct speeds *speeds)
 	if (oldest)
 		mem_free(*oldest);
 	return oldest;
+}
+
+static void speed_start(struct attends *attends, struct speed *speed)
+{
+	speed->known = false;
+	speed->why = (struct err){.code = ERR_OK};
+	speed->at_ns = loop_now_ns(attends->kvd->loop);
+	attends->under_way++;
+	offload_submit(attends->offload, &speed->job);
 }
 
 static int speed_begin(struct attends *attends, const struct form *form,
@@ -319,8 +345,7 @@ static int speed_begin(struct attends *attends, const struct form *form,
 	list_init(&speed->waits);
 	speed->job = (struct offload_job){.work = speed_work, .done = speed_done};
 	*place = speed;
-	attends->under_way++;
-	offload_submit(attends->offload, &speed->job);
+	speed_start(attends, speed);
 	*speed_p = speed;
 	return 0;
 }
@@ -346,6 +371,8 @@ int speed_ask(struct attends *attends, const struct form *form, struct speed_wai
 	speed = speed_find(attends->speeds, form);
 	if (!speed)
 		r = speed_begin(attends, form, &speed);
+	else if (speed_is_old(attends, speed))
+		speed_start(attends, speed);
 	if (r < 0)
 		return err_pass(r);
 	speed->asked = ++attends->speeds->asked;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * speed: how fast this daemon attends in a geometry, measured on scratch memory by one of
- * attend_threads, once for each geometry; others are told, too (calibrate.c).
+ * attend_threads, and anew after SPEED_FRESH_S; others are told, too (calibrate.c).
  */
 #ifndef KVD_ATTEND_SPEED_H
 #define KVD_ATTEND_SPEED_H
@@ -17,6 +17,7 @@
 struct attends;
 struct speeds;
 
+#define SPEED_FRESH_S 600u    /* then it is measured anew, where it is asked for */
 #define SPEEDS_MAX 32u	      /* geometries, those that were asked for last */
 #define SPEED_BYTES (8u * 8u) /* of speed_put() */
 

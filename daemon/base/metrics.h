@@ -195,6 +195,10 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	  "times that a peer's constants ceased to predict")                             \
 	X(COST_ECHOES, COUNTER, NUMBER, NONE, NONE, "cost_echoes_total",                 \
 	  "echoes for other daemons")                                                    \
+	X(COST_REUSED, COUNTER, NUMBER, NONE, NONE, "cost_rows_reused_total",            \
+	  "geometries that left the cost page for newer ones")                           \
+	X(COST_REFUSED, COUNTER, NUMBER, NONE, NONE, "cost_peers_refused_total",         \
+	  "measurements of peers for which the cost page had no row")                    \
 	X(STORE_HOMES_UP, GAUGE, NUMBER, NONE, NONE, "store_home_up",                    \
 	  "of them, those that are up")                                                  \
 	X(STORE_HOME_TOLD, COUNTER, NUMBER, NONE, NONE, "store_home_told_total",         \

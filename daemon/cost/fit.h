@@ -49,9 +49,15 @@ int fit_line(const struct fit *fit, uint32_t now_s, struct fit_line *line);
 void fit_median(double *values, uint32_t n, double *median_p, double *mad_p);
 /* Of the first `n` values, at most FIT_SAMPLES_MAX; the error is the median's own. */
 struct cost_figure fit_figure(const double *values, uint32_t n, uint32_t now_s);
-/* The median of the faster half, of what is measured once and had company meanwhile. How
+/* The median of the faster half, of what is measured seldom and had company meanwhile. How
  * far that is from the median of all is part of its error: perhaps it always has. */
 struct cost_figure fit_faster(const double *values, uint32_t n, uint32_t now_s);
+
+/* The machine had other work meanwhile: of `wall_us` the thread had the core for `cpu_us`
+ * alone. A time under that load is longer by as much, and that is part of the error. */
+void fit_loaded(struct cost_figure *figure, double wall_us, double cpu_us);
+/* Measured anew: how far that is from what it was before is part of the error. */
+void fit_anew(struct cost_figure *figure, const struct cost_figure *before);
 
 /* ---- what goes on being measured ---- */
 

@@ -11,9 +11,10 @@
  * rounds of several sizes tell it, that fixed part is the link's turn. Congestion is how
  * much longer bytes took lately than the constants with the turn say: what waits and
  * computes at the holder is told apart by the holder itself. A new calibration begins at
- * 1, without a turn. Kernels were measured once, on scratch memory of an idle holder: how
+ * 1, without a turn. Kernels are measured on scratch memory of an idle holder: how
  * much longer they took lately is a factor of its own, which a calibration leaves. So
- * drift is judged of the way alone: nothing but a way is measured anew.
+ * drift is judged of the way alone. Speeds are measured anew from time to time, and by
+ * how far they differ from what they were the prices are less sure.
  *
  * A dozen rounds of two sizes say little of a slope: a line through them may be nearly
  * level, and what is fixed in it, by that slope, a thousand times the truth. So bytes are
@@ -60,6 +61,7 @@ struct live_peer {
 struct live {
 	struct cost_page *page;
 	unsigned int count;
+	uint64_t refused; /* peers, of which there were too many */
 	struct live_peer *peers[COST_PAGE_PEERS];
 };
 
@@ -94,6 +96,11 @@ struct cost_page *live_page(const struct live *live)
 	return live->page;
 }
 
+uint64_t live_refused(const struct live *live)
+{
+	return live->refused;
+}
+
 /* ---- peers and their links ---- */
 
 static struct live_peer *live_find(const struct live *live, const uint8_t *key)
@@ -120,6 +127,7 @@ static int live_peer_get(struct live *live, const uint8_t *key, struct live_peer
 
 	if (!peer && live->count == COST_PAGE_PEERS) {
 		peer = live_gone(live);
+		live->refused += !peer;
 		if (!peer)
 			return err_raise(ERR_LIMIT, "cost page: %u peers",
 					 COST_PAGE_PEERS);
@@ -430,6 +438,7 @@ bool live_round(struct live *live, const struct live_way *way,
 int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],
 	       const struct cost_shape *shape, const struct cost_compute *compute)
 {
+	struct cost_compute before;
 	struct cost_speed speed;
 
 	/* measured anew it is still as it was lately */
@@ -438,7 +447,12 @@ int live_speed(struct live *live, const uint8_t key[COST_KEY_BYTES],
 		speed = (struct cost_speed){.unused = 0};
 	memcpy(speed.key, key, COST_KEY_BYTES);
 	speed.shape = *shape;
+	before = speed.compute;
 	speed.compute = *compute;
+	fit_anew(&speed.compute.fixed, &before.fixed);
+	fit_anew(&speed.compute.row, &before.row);
+	fit_anew(&speed.compute.memory, &before.memory);
+	fit_anew(&speed.compute.flops, &before.flops);
 	return err_pass(cost_page_set_speed(live->page, &speed));
 }
 
@@ -455,7 +469,15 @@ void live_no_attend(struct live *live, const uint8_t key[COST_KEY_BYTES], bool c
 
 void live_home(struct live *live, const struct cost_home *home)
 {
-	cost_page_set_home(live->page, home);
+	struct cost_home now = *home, before;
+
+	if (cost_page_home(live->page, &before) == 0) {
+		fit_anew(&now.merge, &before.merge);
+		fit_anew(&now.merge_row, &before.merge_row);
+		fit_anew(&now.splice, &before.splice);
+		fit_anew(&now.splice_token, &before.splice_token);
+	}
+	cost_page_set_home(live->page, &now);
 }
 
 void live_home_round(struct live *live, const struct live_round *round, uint32_t now_s)

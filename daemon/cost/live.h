@@ -20,6 +20,7 @@ struct live;
 int live_new(struct live **live_p);
 void live_free(struct live *live); /* NULL is fine */
 struct cost_page *live_page(const struct live *live);
+uint64_t live_refused(const struct live *live); /* measurements of peers without a row */
 
 /* Where the bytes of a measurement went. */
 struct live_way {

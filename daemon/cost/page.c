@@ -18,6 +18,7 @@
  */
 #include "daemon/cost/page.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -79,6 +80,7 @@ struct cost_page {
 	int read_fd;
 	bool mapped;		    /* else on the heap */
 	unsigned int peers, speeds; /* of a writer: rows in use */
+	uint64_t reused;	    /* rows of speeds, for others */
 };
 
 const uint8_t cost_self[COST_KEY_BYTES];
@@ -287,17 +289,63 @@ int cost_page_set_peer(struct cost_page *page, const struct cost_peer *peer)
 	return 0;
 }
 
+static int cost_page_speed_slot(const struct shared *s, uint64_t tag,
+				const struct cost_speed *speed)
+{
+	return cost_page_slot(s->speed_tags, SPEED_SLOTS, tag, s->speeds[0].words,
+			      sizeof(s->speeds[0]), speed,
+			      offsetof(struct cost_speed, unused));
+}
+
+/* When it was measured, or used by a round. */
+static uint32_t cost_page_speed_told(const struct speed_row *row)
+{
+	struct cost_speed speed;
+
+	memcpy(&speed, row->words, sizeof(speed)); /* the writer's own */
+	return speed.attend.at_s > speed.compute.fixed.at_s ? speed.attend.at_s
+							    : speed.compute.fixed.at_s;
+}
+
+static void cost_page_reuse(struct cost_page *page)
+{
+	struct shared *s = page->shared;
+	uint32_t oldest_s = 0;
+	int oldest = -1;
+
+	for (unsigned int i = 0; i < SPEED_SLOTS; i++) {
+		uint32_t told_s;
+
+		if (s->speed_tags[i] <= TAG_DROPPED)
+			continue;
+		told_s = cost_page_speed_told(&s->speeds[i]);
+		if (oldest >= 0 && told_s >= oldest_s)
+			continue;
+		oldest = (int)i;
+		oldest_s = told_s;
+	}
+	assert(oldest >= 0);
+	cost_tag_drop(s->speed_tags, (unsigned int)oldest, SPEED_SLOTS);
+	page->speeds--;
+	page->reused++;
+}
+
+uint64_t cost_page_reused(const struct cost_page *page)
+{
+	return page->reused;
+}
+
 int cost_page_set_speed(struct cost_page *page, const struct cost_speed *speed)
 {
 	struct shared *s = page->shared;
 	uint64_t tag = cost_tag_of(speed->key, &speed->shape);
-	int i = cost_page_slot(s->speed_tags, SPEED_SLOTS, tag, s->speeds[0].words,
-			       sizeof(s->speeds[0]), speed,
-			       offsetof(struct cost_speed, unused));
+	int i = cost_page_speed_slot(s, tag, speed);
 
-	if (i < 0 || (s->speed_tags[i] != tag && page->speeds == COST_PAGE_SPEEDS))
-		return err_raise(ERR_LIMIT, "cost page: %u geometries of peers",
-				 COST_PAGE_SPEEDS);
+	if (i < 0 || (s->speed_tags[i] != tag && page->speeds == COST_PAGE_SPEEDS)) {
+		cost_page_reuse(page);
+		i = cost_page_speed_slot(s, tag, speed);
+	}
+	assert(i >= 0);
 	page->speeds += s->speed_tags[i] != tag;
 	seqlock_write(&s->speeds[i].sequence, s->speeds[i].words, speed, WORDS(*speed));
 	seqlock_put(&s->speed_tags[i], tag);

@@ -54,10 +54,11 @@ void cost_page_free(struct cost_page *page);
 /* A read-only descriptor, which stays the page's; -1: it is not shared. */
 int cost_page_fd(const struct cost_page *page);
 
-/* Make a row, or replace the one of the same key (and shape). ERR_LIMIT: all are taken.
- */
+/* Make a row, or replace the one of the same key. ERR_LIMIT: all are taken. */
 int cost_page_set_peer(struct cost_page *page, const struct cost_peer *peer);
+/* The same, by key and shape. Where all are taken: the one that was told longest ago. */
 int cost_page_set_speed(struct cost_page *page, const struct cost_speed *speed);
+uint64_t cost_page_reused(const struct cost_page *page); /* such rows */
 void cost_page_set_home(struct cost_page *page, const struct cost_home *home);
 /* The peer is gone: its rows, of all geometries. */
 void cost_page_drop(struct cost_page *page, const uint8_t key[COST_KEY_BYTES]);

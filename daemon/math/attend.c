@@ -210,7 +210,8 @@ static bool attend_selected(struct attend_work *work, const struct attend_kernel
 		to = to < span->rows ? to : span->rows;
 		for (head = 0; head < shape->kv_heads; head++) {
 			group.head = head;
-			if (!attend_group(work, kernel, &group,
+			if (attend_stop(work) ||
+			    !attend_group(work, kernel, &group,
 					  attend_collect(work, span, head, from, to, 0)))
 				return false;
 		}
@@ -229,6 +230,8 @@ static bool attend_dense(struct attend_work *work, const struct attend_kernel *k
 	uint32_t count, i;
 
 	for (; group.head < work->job->shape->kv_heads; group.head++) {
+		if (attend_stop(work))
+			return false;
 		for (count = 0, i = 0; i < n; i++)
 			count = attend_collect(work, &spans[order[i]], group.head, 0,
 					       spans[order[i]].rows, count);

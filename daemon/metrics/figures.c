@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "daemon/attend/attend.h"
+#include "daemon/cost/live.h"
 #include "daemon/config/config.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/loop/loop.h"
@@ -129,6 +130,10 @@ static void take_attends(struct kvd *kvd)
 	metrics_set(m, METRIC_COST_BYTES, f.calibration_bytes);
 	metrics_set(m, METRIC_COST_STALE, f.stale);
 	metrics_set(m, METRIC_COST_ECHOES, f.echoes);
+	if (!kvd->costs)
+		return;
+	metrics_set(m, METRIC_COST_REUSED, cost_page_reused(live_page(kvd->costs)));
+	metrics_set(m, METRIC_COST_REFUSED, live_refused(kvd->costs));
 }
 
 /* Those that have figures of their own: of others there may be thousands. */

@@ -555,6 +555,31 @@ static void stop_ends_it_within_a_slice(void **state)
 	case_free(&c);
 }
 
+/* Rows are gathered for each head, which takes as long as many of them are, whatever
+ * there is to attend to. */
+static void stop_is_seen_between_heads(void **state)
+{
+	struct case_pool pool = {.tokens = 16, .page_tokens = 16};
+	enum pick_isa isa = kernel_of(state);
+	struct attend_shape shape = case_gqa(8, 8, 64);
+	struct countdown count = {.stop_at = UINT32_MAX};
+	struct attend_job job = {.shape = &shape, .stop = on_stop, .stop_arg = &count};
+	struct attend_case c;
+
+	case_make(&c, &shape, &pool, 16);
+	case_span(&c, 80, 0, 0, 0);
+	case_run(&c, isa);
+	job.kv = &c.kv;
+	job.spans = c.spans;
+	job.span_count = 1;
+	assert_int_equal(attend_run(isa, &job, c.scratch), ATTEND_DONE);
+	assert_true(count.asked >= shape.kv_heads);
+	count = (struct countdown){.stop_at = 3};
+	assert_int_equal(attend_run(isa, &job, c.scratch), ATTEND_STOPPED);
+	assert_int_equal(count.asked, 3);
+	case_free(&c);
+}
+
 static struct attend_shape any_shape(uint64_t *seed)
 {
 	static const float caps[] = {0, 0, 0, 5};
@@ -801,6 +826,7 @@ static void pick_falls_to_the_next_slower(void **state)
 	X(nan_in_a_row_stays_in_it)               \
 	X(extreme_logits_are_exact)               \
 	X(stop_ends_it_within_a_slice)            \
+	X(stop_is_seen_between_heads)             \
 	X(any_shape_equals_fp64)
 
 int main(void)

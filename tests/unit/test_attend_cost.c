@@ -238,6 +238,34 @@ static void speed_that_was_refused_for_now_is_asked_for_again(void **state)
 
 /* ---- geometries ---- */
 
+/* The machines get busy, and idle again; the way is judged by what goes there. */
+static void speeds_are_measured_anew_after_a_while(void **state)
+{
+	struct heard *heard = *state;
+	struct attends *asker = attends_of(heard->w, AW_ASKER);
+	const struct form form = form_of_heads(3);
+	unsigned int speeds, echoes;
+
+	calibrate_all(asker);
+	calibrate_on_open(asker, &form);
+	run(heard, 2 * A_MINUTE);
+	assert_true(knows_speed(heard, &form));
+	speeds = heard->speeds;
+	echoes = heard->echoes;
+	run(heard, A_MINUTE);
+	assert_int_equal(heard->speeds, speeds);
+	for (unsigned int i = 0; i < 3; i++) {
+		uint32_t home_s = asker->home_s;
+
+		run(heard, SPEED_FRESH_S * LOOP_NS_PER_S);
+		assert_true(heard->speeds > speeds);
+		assert_true(asker->home_s > home_s);
+		assert_true(knows_speed(heard, &form));
+		speeds = heard->speeds;
+	}
+	assert_int_equal(heard->echoes, echoes);
+}
+
 static void geometry_that_is_opened_later_is_measured(void **state)
 {
 	struct heard *heard = *state;
@@ -604,6 +632,7 @@ int main(void)
 		CASE(peer_that_was_back_within_a_minute_is_measured_then),
 		CASE(speed_that_was_refused_for_now_is_asked_for_again),
 		CASE(geometry_that_is_opened_later_is_measured),
+		CASE(speeds_are_measured_anew_after_a_while),
 		CASE(wider_query_has_the_speed_of_its_kv),
 		CASE(time_of_rows_is_their_posts),
 		CASE(echoes_go_in_parts_that_fit),

@@ -310,6 +310,24 @@ static void drift_is_told_once_after_a_run(void **state)
 	assert_false(fit_drift_add(&d, 70, 100));
 }
 
+static void load_is_part_of_the_error(void **state)
+{
+	const double us[4] = {100, 100, 100, 100};
+	struct cost_figure idle = fit_figure(us, 4, 7), busy = idle, before = idle;
+
+	(void)state;
+	fit_loaded(&idle, 400, 400);
+	assert_true(idle.error == before.error);
+	fit_loaded(&busy, 800, 400); /* others had the core for half of the time */
+	assert_true(busy.error > 100 && busy.error < 101);
+	assert_true(busy.value == 100);
+	before.value = 130;
+	fit_anew(&idle, &before);
+	assert_true(idle.error > 30 && idle.error < 31);
+	fit_anew(&busy, &(struct cost_figure){.value = 5000}); /* it was not measured */
+	assert_true(busy.error < 101);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -328,6 +346,7 @@ int main(void)
 		cmocka_unit_test(odd_values_give_numbers),
 		cmocka_unit_test(live_error_is_that_of_few_values),
 		cmocka_unit_test(drift_is_told_once_after_a_run),
+		cmocka_unit_test(load_is_part_of_the_error),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

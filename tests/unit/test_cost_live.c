@@ -536,6 +536,40 @@ static void speeds_and_home_are_in_the_page(void **state)
 	near(seen_home.merge.value, 1, 1e-9);
 }
 
+/* What was measured twice is as sure as the two agree. */
+static void speeds_that_changed_are_less_sure(void **state)
+{
+	struct live *live = *state;
+	const struct cost_shape shape = cost_shape_gqa(32, 8, 128, 128, 2, 4);
+	struct cost_compute compute = {.fixed = cost_known(3),
+				       .row = cost_known(1),
+				       .memory = cost_known(5000),
+				       .flops = cost_known(900)};
+	struct cost_home home = {.merge = cost_known(1), .splice_token = cost_known(2)};
+	struct cost_home seen_home;
+	struct cost_speed seen;
+
+	for (unsigned int i = 0; i < 2; i++) {
+		assert_int_equal(live_speed(live, cost_self, &shape, &compute), 0);
+		live_home(live, &home);
+		assert_int_equal(
+			cost_page_speed(live_page(live), cost_self, &shape, &seen), 0);
+		assert_true(seen.compute.flops.error == 0);
+	}
+	compute.flops.value = 600;
+	compute.fixed.value = 7;
+	home.splice_token.value = 5;
+	assert_int_equal(live_speed(live, cost_self, &shape, &compute), 0);
+	live_home(live, &home);
+	assert_int_equal(cost_page_speed(live_page(live), cost_self, &shape, &seen), 0);
+	near(seen.compute.flops.error, 300, 1e-9);
+	near(seen.compute.fixed.error, 4, 1e-9);
+	assert_true(seen.compute.row.error == 0);
+	assert_int_equal(cost_page_home(live_page(live), &seen_home), 0);
+	near(seen_home.splice_token.error, 3, 1e-9);
+	assert_true(seen_home.merge.error == 0);
+}
+
 /* What is attended to here makes home's factor, as rounds make a holder's, and of its own
  * geometry alone. */
 static void rows_at_home_make_its_factor(void **state)
@@ -606,6 +640,7 @@ int main(void)
 		CASE(peer_is_asked_once_in_a_while_even_if_it_went),
 		CASE(peers_that_went_make_room),
 		CASE(speeds_and_home_are_in_the_page),
+		CASE(speeds_that_changed_are_less_sure),
 		CASE(rows_at_home_make_its_factor),
 		CASE(peer_without_memory_is_refused),
 	};

@@ -90,7 +90,7 @@ static void speed_is_of_a_shape_or_of_any(void **state)
 	cost_page_free(page);
 }
 
-static void full_page_refuses_and_takes_again(void **state)
+static void full_page_refuses_peers_and_reuses_speeds(void **state)
 {
 	struct cost_speed speed = {.unused = 0};
 	struct cost_peer peer = peer_of(0, 1);
@@ -104,18 +104,29 @@ static void full_page_refuses_and_takes_again(void **state)
 	}
 	for (unsigned int i = 0; i < COST_PAGE_SPEEDS; i++) {
 		key_of(i, speed.key);
+		speed.compute.fixed.at_s = 1000 - i; /* the later ones are older */
+		speed.attend.at_s = i == COST_PAGE_SPEEDS - 1 ? 2000 : 0; /* and used */
 		assert_int_equal(cost_page_set_speed(page, &speed), 0);
 	}
 	assert_int_equal(cost_page_set_peer(page, &peer), 0); /* it has its row */
 	key_of(1000, peer.key);
 	key_of(1000, speed.key);
 	assert_int_equal(cost_page_set_peer(page, &peer), -err_errno(ERR_LIMIT));
-	assert_int_equal(cost_page_set_speed(page, &speed), -err_errno(ERR_LIMIT));
+	speed.compute.fixed.at_s = speed.attend.at_s = 3000;
+	assert_int_equal(cost_page_set_speed(page, &speed), 0);
+	assert_int_equal(cost_page_reused(page), 1);
+	for (unsigned int i = 0; i < COST_PAGE_SPEEDS; i++) {
+		key_of(i, peer.key);
+		assert_int_equal(cost_page_speed(page, peer.key, &speed.shape, &speed),
+				 i == COST_PAGE_SPEEDS - 2 ? COST_PAGE_NONE : 0);
+	}
 	key_of(77, peer.key);
 	cost_page_drop(page, peer.key);
 	key_of(1000, peer.key);
 	assert_int_equal(cost_page_set_peer(page, &peer), 0);
+	key_of(1001, speed.key);
 	assert_int_equal(cost_page_set_speed(page, &speed), 0);
+	assert_int_equal(cost_page_reused(page), 1); /* the dropped one's was free */
 	assert_int_equal(cost_page_peer(page, peer.key, &peer), 0);
 	cost_page_free(page);
 }
@@ -381,7 +392,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(peer_is_found_replaced_and_dropped),
 		cmocka_unit_test(speed_is_of_a_shape_or_of_any),
-		cmocka_unit_test(full_page_refuses_and_takes_again),
+		cmocka_unit_test(full_page_refuses_peers_and_reuses_speeds),
 		cmocka_unit_test(rows_are_found_after_many_came_and_went),
 		cmocka_unit_test(page_is_read_only_for_others),
 		cmocka_unit_test(what_is_no_page_is_refused),
