@@ -47,6 +47,7 @@ NATIVE = {
     "vllm-store-pd": ["vllm_store.py", "pd"],
     "vllm-store-far": ["vllm_store.py", "far"],
     "vllm-store-async": ["vllm_store_async.py"],
+    "vllm-multi-async": ["vllm_multi_async.py"],
     "vllm-tier": ["vllm_tier.py", "lives"],
     "vllm-tier-ranks": ["vllm_tier.py", "ranks"],
     "vllm-tier-windows": ["vllm_tier.py", "windows"],

@@ -30,12 +30,14 @@ def inside():
 class Engine:
     """A scheduler, and its steps' results."""
     connector, options, hashing, caching = "KvdConnector", {}, "sha256", False
+    asynchronous = True
 
     def __init__(self, role, policy="fail"):
         import torch
-        from vllm.config import (CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig,
-                                 SchedulerConfig, VllmConfig)
+        from vllm.config import (CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig,
+                                 VllmConfig)
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+        from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import (FullAttentionSpec, KVCacheConfig,
                                                 KVCacheGroupSpec)
         from vllm.v1.structured_output import StructuredOutputManager
@@ -47,20 +49,24 @@ class Engine:
             scheduler_config=SchedulerConfig(
                 max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=2048,
                 is_encoder_decoder=False),
-            kv_transfer_config=KVTransferConfig(
-                kv_connector=self.connector, kv_connector_module_path="kvd.vllm", kv_role=role,
-                kv_load_failure_policy=policy, kv_connector_extra_config=self.options))
-        config.scheduler_config.async_scheduling = True
+            kv_transfer_config=self.transfer(role, policy))
+        config.scheduler_config.async_scheduling = self.asynchronous
         config.cache_config.num_gpu_blocks = BLOCKS
         caches = KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["model.layers.0.self_attn.attn"],
             FullAttentionSpec(block_size=BLOCK, num_kv_heads=4, head_size=32,
                               dtype=torch.float32))])
-        self.scheduler = AsyncScheduler(
+        self.scheduler = (AsyncScheduler if self.asynchronous else Scheduler)(
             vllm_config=config, kv_cache_config=caches, block_size=BLOCK,
             hash_block_size=BLOCK,
             structured_output_manager=StructuredOutputManager(config), log_stats=True)
         self.told()
         self.free = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+    def transfer(self, role, policy):
+        from vllm.config import KVTransferConfig
+        return KVTransferConfig(
+            kv_connector=self.connector, kv_connector_module_path="kvd.vllm", kv_role=role,
+            kv_load_failure_policy=policy, kv_connector_extra_config=self.options)
 
     def told(self):
         """What the workers tell at the start."""
@@ -69,12 +75,12 @@ class Engine:
             {(0, 0): Handshake({"endpoint": "tcp://127.0.0.1:2", "pool": "m.d", "rank": 0,
                                 "heads": 4, "states": [], "layers": {"kv": [0]}})})
 
-    def add(self, name, params, n=1, tokens=PROMPT, hasher=None):
+    def add(self, name, params, n=1, tokens=PROMPT, hasher=None, first=10):
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
         sampling = SamplingParams(max_tokens=n, temperature=0, stop_token_ids=[STOP],
                                   extra_args={"kv_transfer_params": params})
-        request = Request(name, list(range(10, 10 + tokens)), sampling, None,
+        request = Request(name, list(range(first, first + tokens)), sampling, None,
                           block_hasher=hasher)
         self.scheduler.add_request(request)
         return request
