@@ -11,7 +11,7 @@ from types import SimpleNamespace as Some
 
 import pytest
 
-from kvd.vllm import releases
+from kvd.vllm import releases, worker
 from kvd.vllm.params import Remote
 
 OURS = ("kvd.vllm.connector", "kvd.vllm.stats")
@@ -105,3 +105,33 @@ def test_a_block_is_hashed_as_the_release_says():
     assert releases.hash_tokens(config, Some()) == 16
     assert releases.hash_tokens(config, Some(hash_block_size=None)) == 16
     assert releases.hash_tokens(config, Some(hash_block_size=64)) == 64
+
+
+# ---- what wrote a cache --------------------------------------------------------------------------
+
+@pytest.fixture
+def author(monkeypatch):
+    """author(backend, isa, …): of a layer of that backend, as the worker names it."""
+    def author(backend, isa="amx", rocm=False, version="0.33.0", cache="auto", mode="NONE"):
+        made = {"": {"__version__": version}, ".platforms": {
+            "current_platform": Some(is_rocm=lambda: rocm)}, ".v1.attention.backends.cpu_attn": {
+                "_get_attn_isa": lambda *args: "%s%d" % (isa, args[1])}}
+        for name, words in made.items():
+            module = types.ModuleType("vllm" + name)
+            module.__dict__.update(words, __path__=[])
+            monkeypatch.setitem(sys.modules, "vllm" + name, module)
+        layer = Some(get_attn_backend=lambda: Some(get_name=lambda: backend))
+        config = Some(compilation_config=Some(static_forward_context={"l": layer}),
+                      model_config=Some(dtype="bfloat16"), cache_config=Some(cache_dtype=cache))
+        spec = Some(kv_quant_mode=Some(name=mode), tokens_per_state=1, head_size=64)
+        return worker.author_of(config, "l", spec, 32)
+    return author
+
+
+def test_what_decides_the_order_of_a_blocks_bytes_is_named(author):
+    assert author("FLASH_ATTN") is None
+    names = [author("CPU_ATTN"), author("CPU_ATTN", "vec"), author("CPU_ATTN", version="0.32.0"),
+             author("CPU_ATTN", cache="fp8"), author("FLASH_ATTN", rocm=True),
+             author("FLASHINFER", mode="NVFP4"), author("DEEPSEEK_V32_INDEXER")]
+    assert len(set(names)) == len(names) and None not in names
+    assert names[0] == "CPU_ATTN NONE amx32 vllm=0.33.0 cache=auto"
