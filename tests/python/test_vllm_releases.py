@@ -11,10 +11,10 @@ from types import SimpleNamespace as Some
 
 import pytest
 
-from kvd.vllm import releases, worker
+from kvd.vllm import releases
 from kvd.vllm.params import Remote
 
-OURS = ("kvd.vllm.connector", "kvd.vllm.stats")
+OURS = ("kvd.vllm.connector", "kvd.vllm.stats", "kvd.vllm.worker")
 
 
 class Empty(types.ModuleType):
@@ -41,13 +41,25 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+def names():
+    return [n for n in sys.modules if n.split(".")[0] == "vllm" or n in OURS]
+
+
 @pytest.fixture
-def connector(monkeypatch):
-    """KvdConnector, as a scheduler has it."""
-    before = {name: sys.modules.pop(name) for name in list(sys.modules)
-              if name.split(".")[0] == "vllm" or name in OURS}
-    finder = Finder()
+def vllm():
+    """The stand-in is there."""
+    before, finder = {name: sys.modules.pop(name) for name in names()}, Finder()
     sys.meta_path.insert(0, finder)
+    yield
+    sys.meta_path.remove(finder)
+    for name in names():
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+@pytest.fixture
+def connector(vllm):
+    """KvdConnector, as a scheduler has it."""
     module = importlib.import_module("kvd.vllm.connector")
     caches = Some(has_mamba_layers=False, kv_cache_groups=[],
                   select_transfer_block_ids=lambda blocks: blocks)
@@ -55,11 +67,7 @@ def connector(monkeypatch):
                   num_prefill_lookahead_tokens=0)
     one = object.__new__(module.KvdConnector)
     one._scheduler, one._answers = module.Scheduler(config, caches), {}
-    yield one
-    sys.meta_path.remove(finder)
-    for name in [n for n in sys.modules if n.split(".")[0] == "vllm" or n in OURS]:
-        del sys.modules[name]
-    sys.modules.update(before)
+    return one
 
 
 def load(connector, external, computed=32, push=False, tokens=100):
@@ -110,8 +118,10 @@ def test_a_block_is_hashed_as_the_release_says():
 # ---- what wrote a cache --------------------------------------------------------------------------
 
 @pytest.fixture
-def author(monkeypatch):
+def author(vllm, monkeypatch):
     """author(backend, isa, …): of a layer of that backend, as the worker names it."""
+    worker = importlib.import_module("kvd.vllm.worker")
+
     def author(backend, isa="amx", rocm=False, version="0.33.0", cache="auto", mode="NONE"):
         made = {"": {"__version__": version}, ".platforms": {
             "current_platform": Some(is_rocm=lambda: rocm)}, ".v1.attention.backends.cpu_attn": {
