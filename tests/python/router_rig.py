@@ -297,6 +297,7 @@ class Router:
     async def ask(self, body=None, path="/v1/completions", **more):
         """(status, headers, bytes)"""
         body = json.dumps(ASK if body is None else body) if not isinstance(body, bytes) else body
+        more["headers"] = dict({"Content-Type": "application/json"}, **more.get("headers", {}))
         async with self.session.post(self.url + path, data=body, **more) as resp:
             return resp.status, resp.headers, await resp.read()
 

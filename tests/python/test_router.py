@@ -332,8 +332,8 @@ def test_prefills_nonsense_is_an_error(text):
 
 @aio
 async def test_silent_engine_is_given_up():
-    async with routed(options=["--first-timeout", "0.3", "--deadline", "5"]) as (
-            router, (prefill,), (decode,)):
+    async with routed(options=["--first-timeout", "0.3", "--prefill-timeout", "0.3",
+                               "--deadline", "5"]) as (router, (prefill,), (decode,)):
         prefill.silent = asyncio.Event()
         status, _, said = await router.ask()
         assert status == 504 and prefill.label in message(said), said
@@ -343,6 +343,49 @@ async def test_silent_engine_is_given_up():
         await router.until_health()
         status, _, said = await router.ask(dict(ASK, stream=True))
         assert status == 504 and decode.label in message(said), said
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_prefill_that_hangs_is_left_out(kind):
+    """Its health answers. The first request that it holds goes to another after seconds, and the
+    next ones go there at once."""
+    @aio
+    async def run():
+        options = ["--prefill-timeout", "0.5", "--circuit-open", "60", "--policy", "round-robin"]
+        async with routed(2, 1, kind, options) as (router, (hung, well), _):
+            hung.silent = asyncio.Event()
+            for _ in range(6):
+                status, _, said = await router.ask(dict(ASK, stream=True))
+                assert status == 200 and b"One" in said, said
+            assert len(hung.asked) == 1 and len(well.asked) == 6
+            labels = '{role="prefill",url="%s"}' % hung.url
+            assert await router.metric("kvd_router_member_up" + labels) == 0
+            assert await router.metric("kvd_router_member_late_total" + labels) == 1
+            await well.kill()
+            await router.until_health(wanted=503)
+            assert "%s (it failed lately: no answer within" % hung.label in \
+                message((await router.get("/health"))[1])
+    run()
+
+
+@aio
+async def test_prefill_that_is_slow_for_one_is_not_left_out():
+    """It answers others meanwhile: its late answer counts as one failure of three."""
+    async with routed(1, 1, options=["--prefill-timeout", "1", "--retries", "0"]) as (
+            router, (prefill,), _):
+        serve = prefill.vllm
+
+        async def slow(request, body):
+            if body["prompt"] == "slow":
+                await asyncio.Event().wait()
+            return await serve(request, body)
+        prefill.vllm = slow
+        late = asyncio.ensure_future(router.ask(dict(ASK, prompt="slow")))
+        await until(lambda: prefill.running, router)
+        while not late.done():
+            assert (await router.ask())[0] == 200
+        assert (await late)[0] == 504
+        assert (await router.ask())[0] == 200
 
 
 # ---- failures after it ----

@@ -22,8 +22,8 @@ def message(text):
 
 
 def post(body, head="", path="/v1/completions"):
-    return ("POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s\r\n%s" % (
-        path, head, body)).encode()
+    return ("POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            "Content-Type: application/json\r\n%s\r\n%s" % (path, head, body)).encode()
 
 
 # ---- requests that are none ----
@@ -52,7 +52,8 @@ async def test_bodies_and_headers_above_the_limits():
         async def parts():
             for _ in range(3):
                 yield b" " * 500
-        async with router.session.post(router.url + "/v1/completions", data=parts()) as resp:
+        async with router.session.post(router.url + "/v1/completions", data=parts(),
+                                       headers={"Content-Type": "application/json"}) as resp:
             assert resp.status == 413 and "max-body" in message(await resp.read())
         for headers in ({"X-Long": "x" * 2100},
                         {"X-%d" % i: "x" * 90 for i in range(25)}):
@@ -318,6 +319,89 @@ async def test_bodies_together_have_a_limit():
 
 
 # ---- its end ----
+
+def workers(router):
+    """Of a router's process: those that read large bodies."""
+    with open("/proc/%d/task/%d/children" % ((router.proc.pid,) * 2)) as children:
+        pids = [int(pid) for pid in children.read().split()]
+    out = []
+    for pid in pids:
+        with open("/proc/%d/cmdline" % pid) as words:
+            out += [pid] if "spawn_main" in words.read() else []
+    return out
+
+
+@aio
+async def test_large_bodies_are_read_beside_the_loop():
+    """By processes that are frozen here: everything else goes on."""
+    numbers = dict(STREAM, prompt=[7] * 100000)
+    async with routed() as (router, (prefill,), (decode,)):
+        status, _, said = await router.ask(numbers)
+        assert status == 200 and said == decode.stream_of("/v1/completions")
+        assert len(prefill.asked[0][1]["prompt"]) == 100000
+        status, _, said = await router.ask(b'{"prompt": [%s' % (b"7," * 100000))
+        assert status == 400 and "JSON" in message(said)
+        pids = workers(router)
+        assert pids
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        large = asyncio.ensure_future(router.ask(numbers))
+
+        async def runs():
+            return await router.metric("kvd_router_in_flight") == 1
+        await until(runs, router)
+        assert (await router.ask())[0] == 200 and (await router.get("/healthz"))[0] == 200
+        assert not large.done()
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        assert (await large)[0] == 200
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: not set(pids) & set(workers(router)), router)
+
+        async def again():
+            return (await router.ask(numbers))[0] == 200
+        await until(again, router)
+
+
+@aio
+async def test_announced_bodies_take_nothing():
+    """Whoever says how much comes, and sends nothing, keeps nobody out."""
+    options = ["--max-bodies", "100000", "--max-in-flight", "2", "--max-queued", "0"]
+    async with routed(options=options) as (router, _, _):
+        silent = []
+        for _ in range(8):
+            _, writer = await asyncio.open_connection("127.0.0.1", router.port)
+            writer.write(post("", "Content-Length: 90000\r\n"))
+            await writer.drain()
+            silent.append(writer)
+        for _ in range(3):
+            status, _, said = await router.ask()
+            assert status == 200, said
+        silent[0].write(b" " * 89000)  # this one is there
+        await silent[0].drain()
+
+        async def refused():
+            return (await router.ask(dict(ASK, prompt="x" * 20000)))[0] == 429
+        await until(refused, router)
+        assert (await router.ask())[0] == 200
+        for writer in silent:
+            writer.close()
+
+
+@aio
+async def test_bodies_of_another_type_are_refused():
+    async with routed() as (router, (prefill,), (decode,)):
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+            status, _, said = await router.ask(headers={"Content-Type": kind})
+            assert status == 415 and kind in message(said), said
+        said = await router.raw(post("{}", "Content-Length: 2\r\n").replace(
+            b"Content-Type: application/json\r\n", b""))
+        assert " 415 " in said, said
+        assert prefill.asked == decode.asked == []
+        kind = "application/json; charset=utf-8"
+        assert (await router.ask(headers={"Content-Type": kind}))[0] == 200
+
 
 @aio
 async def test_drain_under_load():

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sys
 
-NEEDS = "kvd.router needs aiohttp 3.10 or later%s: pip install 'kvd-transfer[router]'"
+NEEDS = "kvd.router needs aiohttp 3.10 or later%s: pip install 'aiohttp>=3.10'"
 try:
     import aiohttp
 except ImportError:

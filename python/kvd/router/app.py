@@ -11,9 +11,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from . import engines, policy
 from .admin import guard, serve
+from .bulk import Bulk
 from .config import ROLES
 from .directory import Directory
-from .errors import Failed, Refused
+from .errors import JSON, Failed, Refused
 from .exchange import Exchange, passed_on
 from .gate import Gate
 from .members import Members
@@ -45,8 +46,9 @@ class Router:
         self.policy = policy.BY_NAME[config.policy](self.members)
         self.gate = Gate(config.max_in_flight, config.max_queued, config.queue_timeout,
                          config.max_bodies)
+        self.bulk = Bulk()
         self.metrics = Metrics()
-        self.members.on_gone = self.metrics.forget
+        self.members.on_gone = self.metrics.keep
         self.draining, self.running = False, {}  # {Exchange: task}
         self.idle = asyncio.Event()
         self.idle.set()
@@ -54,9 +56,8 @@ class Router:
         self.runners = []
 
     def engine(self):
-        """Of the members; those of a router are of one engine."""
-        name = next((m.spec.engine for m in self.members.of("decode")), self.config.engine)
-        return engines.BY_NAME[name]
+        """The name of the members'; those of a router are of one engine."""
+        return next((m.spec.engine for m in self.members.of("decode")), self.config.engine)
 
     # ---- its life ----
 
@@ -137,6 +138,7 @@ class Router:
         for runner in self.runners:
             await runner.cleanup()
         await self.upstream.stop()
+        self.bulk.stop()
         if self.config.admin and os.path.exists(self.config.admin):
             os.unlink(self.config.admin)
 
@@ -155,6 +157,8 @@ class Router:
             raise Refused(503, "the router drains", retry_after=1)
         if (request.content_length or 0) > self.config.max_body:
             raise Refused(413, "a body above %d bytes (max-body)" % self.config.max_body)
+        if request.content_type != JSON:
+            raise Refused(415, "Content-Type: %.100s; send %s" % (request.content_type, JSON))
         exchange = Exchange(self, request)
         task = asyncio.ensure_future(exchange.run())
         self.running[exchange] = task

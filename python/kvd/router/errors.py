@@ -34,9 +34,12 @@ class Failed(Exception):
     """A try that may be followed by another.
 
     member: whose failure it is. broken: it did not answer as an HTTP server does; otherwise it
-    told of an error, which may be its partner's. answer: what it said, an Answered."""
+    told of an error, which may be its partner's. late: seconds without an answer, None: it gave
+    one. answer: what it said, an Answered."""
 
-    def __init__(self, member, why, *, status=502, broken=False, busy=False, answer=None):
+    def __init__(self, member, why, *, status=502, broken=False, busy=False, late=None,
+                 answer=None):
         super().__init__("%s: %s" % (member.label, why))
-        self.member, self.status, self.broken = member, status, broken
+        self.member, self.why, self.status, self.broken = member, why, status, broken
+        self.late = late
         self.busy, self.answer = busy, answer

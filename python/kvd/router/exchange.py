@@ -14,6 +14,7 @@ import time
 from aiohttp import web
 
 from . import engines
+from .bulk import Body
 from .errors import JSON, Answered, Failed, Refused, error_body
 from .policy import Request
 from .stream import Opening, Watchdog
@@ -26,6 +27,7 @@ EVENTS = "text/event-stream"
 WHOLE_HELD = 1 << 20  # of an answer that is no stream; longer ones are begun
 PASSED_ON = ("Authorization", "traceparent", "tracestate")
 STEP_S = 0.2
+PREFILL_TOKENS_S = 1000  # of a prompt, that the slowest of prefill servers computes
 TAIL_S = 5  # for prefill's answer after decode's has ended
 
 
@@ -53,7 +55,7 @@ class Exchange:
         self.until = self.begin + self.config.deadline
         self.pair, self.tries, self.first = (None, None), 0, None
         self.out, self.bytes, self.tail, self.broke = None, 0, b"", False
-        self.body = self.tokens = self.held = self.picked = None
+        self.body = self.facts = self.held = self.picked = None
         self.size = 0  # of the body, as it is counted
         self.headers = {}  # for the engines
         self.cut = None  # why the router itself ends it
@@ -85,16 +87,20 @@ class Exchange:
         router = self.router
         self.headers = dict(passed_on(self.request.headers), **{"X-Request-Id": self.id})
         try:
-            await router.gate.enter()
-        except Refused:
-            router.metrics.refused += 1
-            raise
-        try:
-            await self._read()
-            return await self._sent(await self._try_pairs())
+            # before it is one of those that run: it may not come
+            self.body = Body(router.bulk, self.request.path, await self._read())
+            try:
+                await router.gate.enter()
+            except Refused:
+                router.metrics.refused += 1
+                raise
+            try:
+                self.facts = await self.body.facts()
+                return await self._sent(await self._try_pairs())
+            finally:
+                router.gate.leave()
         finally:
             self._forget_body()
-            router.gate.leave()
 
     def _forget_body(self):
         self.body = None
@@ -102,30 +108,36 @@ class Exchange:
         self.size = 0
 
     async def _read(self):
-        size = self.request.content_length
-        size = self.config.max_body if size is None else size
+        """What has come counts, not what was announced."""
         try:
-            self.router.gate.take(size)
-        except Refused:
-            self.router.metrics.refused += 1
-            raise
-        self.size = size
-        try:
-            text = await within(self.config.client_timeout, self.request.read())
+            return await within(self.config.client_timeout, self._parts())
         except asyncio.TimeoutError:
             raise Refused(408, "the body did not come within %g s" %
                           self.config.client_timeout) from None
-        except web.HTTPRequestEntityTooLarge:
-            raise Refused(413, "a body above %d bytes (max-body)" %
-                          self.config.max_body) from None
-        self.body = engines.parse(text)
-        self.tokens = engines.estimate(self.body, len(text))
 
-    def _answer(self, status, body, kind=JSON, retry_after=None):
+    async def _parts(self):
+        text = bytearray()
+        while True:
+            part = await self.request.content.readany()
+            if not part:
+                return bytes(text)
+            if len(text) + len(part) > self.config.max_body:
+                raise Refused(413, "a body above %d bytes (max-body)" % self.config.max_body)
+            try:
+                self.router.gate.take(len(part), self.size)
+            except Refused:
+                self.router.metrics.refused += 1
+                raise
+            self.size += len(part)
+            text += part
+
+    def _answer(self, status, body, kind=JSON, retry_after=None, why=""):
+        """A whole one; what ends the request."""
         headers = {"Content-Type": kind, "X-Request-Id": self.id}
         if retry_after is not None:
             headers["Retry-After"] = str(retry_after)
         self.bytes = len(body)
+        self._log(status, why)
         return web.Response(status=status, body=body, headers=headers)
 
     async def _sent(self, response):
@@ -144,21 +156,19 @@ class Exchange:
         return response
 
     def _refuse(self, why):
-        self._log(why.status, str(why))
         return self._answer(why.status, error_body(why.status, str(why)),
-                            retry_after=why.retry_after)
+                            retry_after=why.retry_after, why=str(why))
 
     def _whole(self, said):
-        self._log(said.status, "of the engine")
-        return self._answer(said.status, said.body, said.kind)
+        return self._answer(said.status, said.body, said.kind, why="of the engine")
 
     def _give_up(self, why):
         """No try is left."""
-        self._log(why.answer.status if why.answer else why.status, str(why))
         if why.answer is not None:
-            return self._answer(why.answer.status, why.answer.body, why.answer.kind)
+            return self._answer(why.answer.status, why.answer.body, why.answer.kind,
+                                why=str(why))
         return self._answer(why.status, error_body(why.status, "%s (%d tries)" % (
-            why, self.tries)))
+            why, self.tries)), why=str(why))
 
     def _log(self, status, why=""):
         self.told = True
@@ -210,8 +220,8 @@ class Exchange:
 
     async def _pick(self, avoid, failure):
         wait = min(self.until, time.monotonic() + self.config.member_wait)
-        alone = self.router.engine().alone(self.request.path, self.body)
-        request = Request(self.tokens, alone)
+        alone = self.facts.alone[self.router.engine()]
+        request = Request(self.facts.tokens, alone)
         while True:
             pair = self.router.policy.pick(request, avoid)
             if pair is not None:
@@ -234,14 +244,14 @@ class Exchange:
             if prefill is not None and prefill.spec.engine != decode.spec.engine:
                 raise Refused(503, "%s is %s, %s is %s: a pair is of one engine" % (
                     prefill.label, prefill.spec.engine, decode.label, decode.spec.engine))
-            engine = engines.BY_NAME[decode.spec.engine]
-            if prefill is None and not engine.alone(self.request.path, self.body):
+            name = decode.spec.engine
+            if prefill is None and not self.facts.alone[name]:
                 raise Refused(503, "%s is %s, others are not: a router's members are of one engine" %
                               (decode.label, decode.spec.engine))
-            if self.request.path not in engine.paths:
-                raise Refused(501, "%s: not served by %s" % (self.request.path,
-                                                             decode.spec.engine))
-            engine.check(self.request.path, self.body)
+            if self.request.path not in engines.BY_NAME[name].paths:
+                raise Refused(501, "%s: not served by %s" % (self.request.path, name))
+            if self.facts.wrong[name]:
+                raise Refused(*self.facts.wrong[name])
         except Refused:
             held.release()
             raise
@@ -249,15 +259,20 @@ class Exchange:
     def _left(self, most):
         return max(0.001, min(most, self.until - time.monotonic()))
 
-    async def _post(self, member, body):
+    async def _post(self, member, body, seconds):
         return await self.router.upstream.post(member, self.request.path, body, self.headers,
-                                               self._left(self.config.first_timeout))
+                                               self._left(seconds))
+
+    def _prefill_s(self):
+        """For a prefill server's answer."""
+        return self.config.prefill_timeout + self.facts.tokens / PREFILL_TOKENS_S
 
     async def _try(self, prefill, decode, held):
-        engine = engines.BY_NAME[decode.spec.engine]
+        engine = decode.spec.engine
         if prefill is None:
-            return await self._relay(*await self._open(decode, engine.lone(self.body)), decode)
-        first, second = engine.bodies(self.request.path, self.body, prefill.spec)
+            lone = await self.body.ask("lone", engine)
+            return await self._relay(*await self._open(decode, lone), decode)
+        first, second = await self.body.ask("bodies", engine, prefill.spec)
         if second is not None:
             return await self._try_both(prefill, first, decode, second, held)
         second = await self._prefilled(engine, prefill, first)
@@ -267,11 +282,11 @@ class Exchange:
 
     async def _prefilled(self, engine, prefill, body):
         """Decode's body, of prefill's whole answer."""
-        resp = await self._post(prefill, body)
+        resp = await self._post(prefill, body, self._prefill_s())
         try:
             text = await self.router.upstream.whole(prefill, resp, ANSWER_MAX,
-                                                    self._left(self.config.first_timeout))
-            return engine.follow(self.body, text)
+                                                    self._left(self._prefill_s()))
+            return await self.body.ask("follow", engine, text)
         except ValueError as why:
             raise Failed(prefill, "its answer: %.200s" % why, broken=True) from None
         finally:
@@ -302,7 +317,7 @@ class Exchange:
                 ends[1][0].close()
 
     async def _drained(self, prefill, body, held):
-        resp = await self._post(prefill, body)
+        resp = await self._post(prefill, body, self._prefill_s())
         try:
             await self.router.upstream.drain(prefill, resp, self.config.first_timeout)
         finally:
@@ -314,7 +329,7 @@ class Exchange:
 
     async def _open(self, decode, body):
         """(response, Opening): it has begun, and with no error."""
-        resp = await self._post(decode, body)
+        resp = await self._post(decode, body, self.config.first_timeout)
         try:
             events = resp.content_type == EVENTS
             opening = Opening(events, WHOLE_HELD)
@@ -340,7 +355,6 @@ class Exchange:
             self.held.began(self.first - self.picked)
             if not opening.events and resp.content.at_eof():
                 self.members.succeeded(decode)
-                self._log(200)
                 return self._answer(200, bytes(opening.data), kind_of(resp))
             return await self._stream(resp, opening, decode)
         except ConnectionError:  # of the client's connection
@@ -418,7 +432,6 @@ class Exchange:
     async def _cut_short(self):
         """The router ends it: its drain is over."""
         if self.out is None:
-            self._log(503, self.cut)
-            return self._answer(503, error_body(503, self.cut), retry_after=1)
+            return self._answer(503, error_body(503, self.cut), retry_after=1, why=self.cut)
         await self._end_broken(503, self.cut)
         return self.out

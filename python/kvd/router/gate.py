@@ -37,9 +37,9 @@ class Gate:
         else:
             self.queue.remove(turn)
 
-    def take(self, size):
-        """A body of so many bytes at most is going to be read; Refused."""
-        if self.taken and self.taken + size > self.bodies:
+    def take(self, size, own):
+        """So many bytes of a body have come, after `own`; Refused."""
+        if self.taken > own and self.taken + size > self.bodies:
             raise Refused(429, "bodies of %d bytes are here (max-bodies)" % self.taken,
                           retry_after=1)
         self.taken += size

@@ -82,7 +82,9 @@ class Member:
         self.healthy, self.misses, self.why = None, 0, "its health is not known yet"
         self.listed, self.task = True, None
         self.requests = self.tokens = 0  # reserved by requests of this router
-        self.served = self.failed = 0
+        self.served = self.failed = self.late = 0
+        self.answered = 0.0  # when it last did, to any request
+        self.fault = None  # its last one
 
     def blocked(self, now):
         """Why it may not be asked; None: it may."""
@@ -93,7 +95,8 @@ class Member:
         if not self.healthy:
             return self.why
         if not self.circuit.permits(now):
-            return "it failed %s" % ("and is tried" if self.circuit.probing else "lately")
+            return "it failed %s: %s" % ("and is tried" if self.circuit.probing else "lately",
+                                         self.fault)
         return None
 
     def told(self, now):
@@ -242,6 +245,7 @@ class Members:
 
     def succeeded(self, member):
         member.served += 1
+        member.answered = time.monotonic()
         was = member.circuit.until
         member.circuit.succeeded()
         if was is not None:
@@ -255,7 +259,12 @@ class Members:
         if failure.busy or (partner is not None and not failure.broken and partner.blocked(now)):
             return  # nothing is said of this one
         was = member.circuit.until
-        if failure.broken or partner is None:
+        member.fault = failure.why
+        if failure.late is not None:
+            member.late += 1
+        if failure.late is not None and member.answered < now - failure.late:
+            member.circuit.refused(now)  # it answers nobody: it hangs
+        elif failure.broken or partner is None:
             member.circuit.failed(now)
         else:
             seen = member.circuit.partners | {partner.url}
@@ -266,6 +275,7 @@ class Members:
     def unreachable(self, failure):
         """Nothing listens at its address."""
         failure.member.failed += 1
+        failure.member.fault = failure.why
         was = failure.member.circuit.until
         failure.member.circuit.refused(time.monotonic())
         self._opened(failure.member, was, failure)

@@ -13,8 +13,7 @@ def _escaped(value):
 
 def _line(name, labels, value):
     text = ",".join('%s="%s"' % (k, _escaped(v)) for k, v in labels)
-    return "%s%s %s\n" % (name, "{%s}" % text if text else "", "%g" % value
-                          if value != int(value) else int(value))
+    return "%s%s %r\n" % (name, "{%s}" % text if text else "", value)
 
 
 class Histogram:
@@ -38,6 +37,7 @@ class Metrics:
     def __init__(self):
         self.requests = {}  # {(path, status): n}
         self.pairs = {}  # {(prefill, decode, result): n}
+        self.gone = {}  # {(role, url): [failed, late]}, of members that went
         self.retries = self.cut = self.left = self.refused = 0
         self.first, self.whole = Histogram(), Histogram()
         self.begin = time.time()
@@ -48,13 +48,24 @@ class Metrics:
 
     def tried(self, prefill, decode, result):
         key = (prefill.url if prefill else "", decode.url, result)
+        if key not in self.pairs and len(self.pairs) >= PAIRS_MAX:
+            self._forget()
         if key in self.pairs or len(self.pairs) < PAIRS_MAX:
             self.pairs[key] = self.pairs.get(key, 0) + 1
 
-    def forget(self, member):
-        """A member has gone: its pairs are told no more."""
-        at = 0 if member.role == "prefill" else 1
-        self.pairs = {k: n for k, n in self.pairs.items() if k[at] != member.url}
+    def keep(self, member):
+        """A member has gone, perhaps into the other role: a counter does not go back."""
+        if len(self.gone) >= PAIRS_MAX:
+            self._forget()
+        failed = self.gone.setdefault((member.role, member.url), [0, 0])
+        failed[0] += member.failed
+        failed[1] += member.late
+
+    def _forget(self):
+        """Too many are known: those of members that went first."""
+        self.pairs = {k: n for k, n in self.pairs.items() if ("prefill", k[0]) not in self.gone
+                      and ("decode", k[1]) not in self.gone}
+        self.gone.clear()
 
     def text(self, gate, members, draining):
         out = []
@@ -92,6 +103,14 @@ class Metrics:
                [(labels, int(m.blocked(now) is None)) for labels, m in rows])
         family("member_requests", "gauge", "requests of this router that it runs",
                [(labels, m.requests) for labels, m in rows])
-        family("member_failures_total", "counter", "tries that failed there",
-               [(labels, m.failed) for labels, m in rows])
+        failed = {key: list(counts) for key, counts in self.gone.items()}
+        for _, m in rows:
+            counts = failed.setdefault((m.role, m.url), [0, 0])
+            counts[0] += m.failed
+            counts[1] += m.late
+        for at, name, words in (
+                (0, "member_failures_total", "tries that failed there"),
+                (1, "member_late_total", "of these, that had no answer in time")):
+            family(name, "counter", words, [((("role", role), ("url", url)), counts[at])
+                                            for (role, url), counts in sorted(failed.items())])
         return "".join(out)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request's body says, and what engines are sent of it.
+
+Small bodies are read here. Large ones are read and written by processes of their own: a thread
+would not do, because json keeps the interpreter's lock from the first byte to the last, and all
+streams would stand still meanwhile."""
+import asyncio
+import ctypes
+import multiprocessing
+import signal
+from collections import namedtuple
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+from . import engines
+from .errors import Refused
+
+HERE_MAX = 64 << 10  # bytes: some milliseconds
+WORKERS = 2
+PR_SET_PDEATHSIG = 1
+
+# alone: {engine: decode computes it}; wrong: {engine: None, or (status, why)}
+Facts = namedtuple("Facts", "tokens alone wrong")
+
+
+def _wrong(engine, path, body):
+    try:
+        engine.check(path, body)
+    except Refused as why:
+        return why.status, str(why)
+    return None
+
+
+def facts(path, body, size):
+    each = engines.BY_NAME.items()
+    return Facts(engines.estimate(body, size), {name: e.alone(path, body) for name, e in each},
+                 {name: _wrong(e, path, body) for name, e in each})
+
+
+CALLS = {
+    "facts": lambda engine, path, body, size: facts(path, body, size),
+    "lone": lambda engine, path, body: engine.lone(body),
+    "bodies": lambda engine, path, body, spec: engine.bodies(path, body, spec),
+    "follow": lambda engine, path, body, answer: engine.follow(body, answer),
+}
+
+
+def _worker_begin():
+    """It ends with the router, however that ends, and not before."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _work(call, engine, path, text, args):
+    """(result, None), or (None, what a Refused is made of)."""
+    try:
+        return CALLS[call](engines.BY_NAME.get(engine), path, engines.parse(text), *args), None
+    except Refused as why:
+        return None, (why.status, str(why))
+
+
+class Body:
+    """A client's body. ask(): a call of CALLS."""
+
+    def __init__(self, bulk, path, text):
+        self.bulk, self.path, self.text, self.parsed = bulk, path, text, None
+
+    async def ask(self, call, engine, *args):
+        size = len(self.text) + sum(len(a) for a in args if isinstance(a, bytes))
+        if size > HERE_MAX:
+            return await self.bulk.ask(call, engine, self.path, self.text, args)
+        if self.parsed is None:
+            self.parsed = engines.parse(self.text)
+        return CALLS[call](engines.BY_NAME.get(engine), self.path, self.parsed, *args)
+
+    async def facts(self):
+        return await self.ask("facts", None, len(self.text))
+
+
+class Bulk:
+    def __init__(self):
+        self.pool = None  # started by the first large body
+
+    async def ask(self, *call):
+        if self.pool is None:
+            self.pool = ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn"),
+                                            _worker_begin)
+        pool = self.pool
+        try:
+            got, refused = await asyncio.get_running_loop().run_in_executor(pool, _work, *call)
+        except BrokenProcessPool:
+            if self.pool is pool:  # the next one starts another
+                self.pool = None
+            raise Refused(503, "the process that reads large bodies has ended (memory?)",
+                          retry_after=1) from None
+        if refused:
+            raise Refused(*refused)
+        return got
+
+    def stop(self):
+        if self.pool is not None:
+            self.pool.shutdown(wait=False, cancel_futures=True)
+            self.pool = None
