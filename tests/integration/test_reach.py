@@ -107,7 +107,7 @@ def key_that_is_not_allowed_is_said_on_both_sides_until_it_is():
             d.expect("not reached")
             decode, prefill = Engine(d, "d"), Engine(p, "p")
             message = failed(decode, prefill.endpoint, "EAUTH", "peer p0 tcp://127.0.0.1:",
-                             "refuses our key", "'d0 %s 127.0.0.1:" % keys.public["d0"],
+                             "refuses our key", ".d0 %s 127.0.0.1:" % keys.public["d0"],
                              "curve_allow_file", "reload")
             assert keys.public["p0"] not in message, message
             until_logged(p, "127.0.0.1", "its key is in no line of curve_allow_file",
