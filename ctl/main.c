@@ -34,8 +34,8 @@ const struct ctl_command ctl_commands[] = {
 	 0, 0, "a", ctl_run_status},
 	{"health", "", "is the daemon well?",
 	 "Exit status 0 when it is serving (degraded: it serves, and the directory\n"
-	 "is away, or the disk of chunk_dir does not answer), 1 when it refuses rooms (no transport that\n"
-	 "`require` allows is usable), drains, stops or answers with an error, 3 when "
+	 "is away, or the disk of chunk_dir does not answer), 1 when it refuses\n"
+	 "rooms (no transport that `require` allows is usable), drains, stops or answers with an error, 3 when "
 	 "it\n"
 	 "does not answer: fit for a probe.",
 	 0, 0, "a", ctl_run_health},

@@ -817,6 +817,7 @@ bool files_drained(const struct files *files)
 
 int files_free(struct files *files)
 {
+	size_t left;
 	int r;
 
 	if (!files)
@@ -826,7 +827,8 @@ int files_free(struct files *files)
 	loop_timer_stop(&files->look);
 	loop_defer_cancel(&files->go);
 	files_scan_free(files->scan);
-	assert(r > 0 || strmap_count(&files->words) == 0);
+	left = strmap_count(&files->words);
+	assert(r > 0 || left == 0);
 	strmap_fini(&files->words);
 	arena_free(files->arena);
 	mem_free(files);
