@@ -35,9 +35,8 @@ const struct ctl_command ctl_commands[] = {
 	{"health", "", "is the daemon well?",
 	 "Exit status 0 when it is serving (degraded: it serves, and the directory\n"
 	 "is away, or the disk of chunk_dir does not answer), 1 when it refuses\n"
-	 "rooms (no transport that `require` allows is usable), drains, stops or answers with an error, 3 when "
-	 "it\n"
-	 "does not answer: fit for a probe.",
+	 "rooms (no transport that `require` allows is usable), drains, stops or\n"
+	 "answers with an error, 3 when it does not answer: fit for a probe.",
 	 0, 0, "a", ctl_run_health},
 	{"stats", "", "all counters, gauges and histograms",
 	 "--prometheus  as the metrics endpoint tells them, for a textfile of\n"
