@@ -49,8 +49,8 @@ int fit_line(const struct fit *fit, uint32_t now_s, struct fit_line *line);
 void fit_median(double *values, uint32_t n, double *median_p, double *mad_p);
 /* Of the first `n` values, at most FIT_SAMPLES_MAX; the error is the median's own. */
 struct cost_figure fit_figure(const double *values, uint32_t n, uint32_t now_s);
-/* The median of the faster half, of what is measured seldom and had company meanwhile. How
- * far that is from the median of all is part of its error: perhaps it always has. */
+/* The median of the faster half, of what is measured seldom and had company meanwhile.
+ * How far that is from the median of all is part of its error: perhaps it always has. */
 struct cost_figure fit_faster(const double *values, uint32_t n, uint32_t now_s);
 
 /* The machine had other work meanwhile: of `wall_us` the thread had the core for `cpu_us`

@@ -36,4 +36,61 @@ check "tests do without the tools of make check" ends 0 clang-tidy clang-tidy --
 check "and without those that they skip by" ends 0 systemd-analyze systemd --if-needed
 check "make check does not" ends 1 clang-tidy clang-tidy --for-check
 check "without root the tools of packages are only named" ends 0 dh debhelper --packages
+
+# ---- apt-lists.sh: apt knows a package once `known` is there, and an update makes that ----
+
+# lists UID OPTION…: with so many updates in the end
+lists()
+{
+	uid=$1
+	shift
+	rm -rf "$work/bin" "$work/updates"
+	mkdir "$work/bin"
+	for program in sh tr rm; do
+		ln -s "$(command -v $program)" "$work/bin/$program"
+	done
+	printf '#!/bin/sh\necho %s\n' "$uid" >"$work/bin/id"
+	printf '#!/bin/sh\n[ -e "%s/known" ]\n' "$work" >"$work/bin/apt-cache"
+	printf '#!/bin/sh\necho "$@" >>"%s/updates"\n[ -e "%s/gone" ] || : >"%s/known"\n' \
+		"$work" "$work" "$work" >"$work/bin/apt-get"
+	chmod +x "$work/bin/id" "$work/bin/apt-cache" "$work/bin/apt-get"
+	PATH=$work/bin /bin/sh scripts/apt-lists.sh "$@" >"$work/out" 2>&1
+}
+
+updates()
+{
+	[ "$(grep -c update "$work/updates" 2>/dev/null || true)" = "$1" ]
+}
+
+empty_lists_are_updated() { rm -f "$work/known"; lists 0 qemu perftest && updates 1; }
+known_ones_are_left_alone() { lists 0 qemu && ! [ -e "$work/updates" ]; }
+old_ones_are_updated() { lists 0 --now qemu && updates 1; }
+without_root_it_is_said()
+{
+	rm -f "$work/known"
+	! lists 1000 qemu && grep -q 'qemu.*run as root: apt-get update' "$work/out" &&
+		! [ -e "$work/updates" ]
+}
+unknown_ones_are_named()
+{
+	: >"$work/gone"
+	! lists 0 qemu && grep -q 'qemu.*after apt-get update' "$work/out"
+}
+# an archive's files come and go: who fetches some looks first whether the lists know them
+every_script_does()
+{
+	grep -rlE --include='*.sh' --include=Dockerfile 'apt-get [^"]*(install|download)' \
+		scripts tests contrib | while read -r file; do
+		grep -qE 'apt-lists\.sh|apt-get .*update' "$file" || echo "$file: no update"
+	done >"$work/out"
+	cat "$work/out"
+	! [ -s "$work/out" ]
+}
+
+check "empty lists are updated" empty_lists_are_updated
+check "lists that know the packages are not" known_ones_are_left_alone
+check "lists that are old are" old_ones_are_updated
+check "without root it is said" without_root_it_is_said
+check "packages that do not exist are named" unknown_ones_are_named
+check "every script updates before it installs" every_script_does
 checks_end

@@ -9,6 +9,7 @@ set -eu
 
 dir=$(mkdir -p "${1:?usage: image.sh DIR}" && cd "$1" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
+lists=$here/../../scripts/apt-lists.sh
 debs=$dir/debs
 tree=$dir/tree # packages of the guests, unpacked
 root=$dir/root # what goes into the archive
@@ -19,20 +20,31 @@ sch_netem sch_tbf tls gcm ctr ghash-generic'
 
 mkdir -p "$debs" "$tree"
 
-# Packages into debs/, and what of their dependencies this machine lacks.
+download()
+{
+	apt-get download -q -o APT::Sandbox::User=root "$1"
+}
+
+# Packages into debs/, and what of their dependencies this machine lacks. Lists that are
+# old name files that the archive does not have any more.
 fetch()
 {
 	(cd "$debs" && for package; do
-		ls "${package}"_*.deb > /dev/null 2>&1 ||
-			apt-get download -q -o APT::Sandbox::User=root "$package"
+		ls "${package}"_*.deb > /dev/null 2>&1 || download "$package" ||
+			{ "$lists" --now "$package" && download "$package"; }
 	done)
+}
+
+download_missing()
+{
+	apt-get install -q -y --no-install-recommends --download-only \
+		-o Debug::NoLocking=1 -o APT::Sandbox::User=root \
+		-o Dir::Cache::archives="$debs" "$@" > "$dir/apt.log" 2>&1
 }
 
 fetch_missing()
 {
-	apt-get install -q -y --no-install-recommends --download-only \
-		-o Debug::NoLocking=1 -o APT::Sandbox::User=root \
-		-o Dir::Cache::archives="$debs" "$@" > "$dir/apt.log" 2>&1 || {
+	download_missing "$@" || { "$lists" --now "$@" && download_missing "$@"; } || {
 		cat "$dir/apt.log" >&2
 		return 1
 	}
@@ -162,5 +174,8 @@ make_base()
 	pack "$dir/base.cpio"
 }
 
+command -v qemu-system-x86_64 > /dev/null || "$lists" qemu-system-x86
+# shellcheck disable=SC2086
+"$lists" linux-image-amd64 $tools
 make_qemu
 make_base

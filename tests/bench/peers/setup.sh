@@ -15,6 +15,7 @@ nvidia-cuda-runtime-cu12==12.9.79 mooncake-transfer-engine-non-cuda==0.3.13.post
 echo "bench: building $venv from PyPI" >&2
 if ! "$python" -c 'import ensurepip' 2>/dev/null; then
 	[ "$(id -u)" -eq 0 ] || { echo "bench: as root: apt-get install python3-venv" >&2; exit 1; }
+	"$(dirname "$0")/../../../scripts/apt-lists.sh" python3-venv
 	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
 		python3-venv >/dev/null
 fi
