@@ -13,8 +13,7 @@ class Engine:
 
     def pages(self, numbers):
         """A view of each buffer's pages: read them, or assign to [:]."""
-        return [m.array()[:n].reshape(64, -1)[i] for m, n in zip(self.memory, LAYOUT.buffers)
-                for i in numbers]
+        return [m.pages(64)[i] for m in self.memory for i in numbers]
 
     def fill(self, numbers):
         """The model runs."""

@@ -24,7 +24,7 @@ Region = _kvd.Region
 
 
 class Memory:
-    """Memory behind a memfd, in huge pages where the kernel can. Exports the array
+    """nbytes of memory behind a memfd, in huge pages where the kernel can. Exports the array
     interface: numpy.asarray(memory)."""
 
     _parts = None
@@ -32,7 +32,8 @@ class Memory:
     def __init__(self, nbytes, name="kvd-python"):
         nbytes = _check.integer("nbytes", nbytes, 1, (1 << 62) - 1)
         self._parts = _kvd.memory_alloc(nbytes, _check.instance("name", name, str, "a str"))
-        self.fd, self.address, self.nbytes, self.huge_bytes = self._parts
+        self.fd, self.address, _, self.huge_bytes = self._parts  # mapped: whole huge pages
+        self.nbytes = nbytes
         self.__array_interface__ = {"version": 3, "shape": (self.nbytes,), "typestr": "|u1",
                                     "data": (self.address, False)}
 
@@ -43,6 +44,13 @@ class Memory:
             return flat.view(dtype)
         count = int(np.prod(shape)) * np.dtype(dtype).itemsize
         return flat[:count].view(dtype).reshape(shape)
+
+    def pages(self, count):
+        """The bytes of `count` equal pages, one a row."""
+        count = _check.integer("count", count, 1, self.nbytes)
+        if self.nbytes % count:
+            raise ValueError("count: %d bytes are no %d equal pages" % (self.nbytes, count))
+        return self.array().reshape(count, -1)
 
     def __del__(self):
         if self._parts:

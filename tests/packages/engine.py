@@ -25,7 +25,7 @@ class Side:
             self.arrays = kept = [np.zeros(n, np.uint8) for n in LAYOUT.buffers]
         else:
             kept = [kvd.Memory(n) for n in LAYOUT.buffers]
-            self.arrays = [m.array()[:n] for m, n in zip(kept, LAYOUT.buffers)]
+            self.arrays = [m.array() for m in kept]
         self.kept = kept
         self.pool = self.client.pool(LAYOUT, [self.client.register(m) for m in kept])
 

@@ -338,6 +338,23 @@ def test_error_carries_code_scope_retryable(pair):
     assert told.value.code == "ENODAEMON" and told.value.retryable
 
 
+def test_memory_has_the_bytes_that_were_asked_for(pair):
+    memory = kvd.Memory(3 * 4096 + 1)
+    assert memory.nbytes == len(memory.array()) == np.asarray(memory).size == 3 * 4096 + 1
+    with pytest.raises(ValueError, match="count: 12289 bytes"):
+        memory.pages(3)
+    with pytest.raises(ValueError):
+        memory.array((4, 4096))
+    memory = kvd.Memory(64 * 96)
+    memory.pages(64)[7] = 1
+    assert (memory.array()[7 * 96:8 * 96] == 1).all() and memory.array().sum() == 96
+    assert memory.pages(64).shape == (64, 96)
+    with kvd.Client(pair[0].socket_path) as client:
+        region = client.register(memory)
+        rows = {r["region"]: r["bytes"] for r in client.command("region.list")["regions"]}
+        assert region.bytes == rows[region.id] == 64 * 96
+
+
 def test_register_refuses_what_it_cannot_use(pair):
     with kvd.Client(pair[0].socket_path) as client:
         with pytest.raises(ValueError):

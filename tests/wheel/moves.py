@@ -21,8 +21,7 @@ class Engine:
         assert program == os.path.join(os.path.dirname(kvd.__file__), "bin", "kvd"), program
 
     def page(self, memory, number):
-        size = memory.nbytes // 64
-        return memory.array()[number * size:(number + 1) * size]
+        return memory.pages(64)[number]
 
 
 def value(number, buffer):
