@@ -4,6 +4,7 @@ was cut or changed, threads that all use one agent, forks, exits and collections
 moments; and a daemon that is not asked when it need not be."""
 import json
 import os
+import pickle
 import signal
 import struct
 import subprocess
@@ -211,3 +212,30 @@ def test_metadata_opens_what_it_tells_and_no_more(pair):
     assert (kept == 7).all()
     me.add_remote_agent(you.get_agent_metadata())
     assert wrote(kept) == "DONE"
+
+
+class Called:
+    """Pickled, it calls a function when it is read."""
+
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call[0], self.call[1:]
+
+
+def test_lists_of_others_call_nothing(pair, tmp_path):
+    agent = agent_of(pair[0].socket_path, name())
+    rows = [(4096, 64, 0), (8192, 64, 1)]
+    mine = [agent.get_xfer_descs(rows, "DRAM"),
+            agent.get_reg_descs([row + ("x",) for row in rows], "DRAM"), rows, []]
+    for descs in mine:
+        for said in (agent.get_serialized_descs(descs), pickle.dumps(descs, 5)):
+            assert agent.deserialize_descs(said) == descs
+    at = tmp_path / "called"
+    import nixl._descs
+    for bad in (Called(os.mkdir, str(at)), [Called(eval, "1")], Called(getattr, rows, "append"),
+                Called(nixl._descs.strided, rows), Called(np.zeros, 1)):
+        with pytest.raises(pickle.UnpicklingError, match="no descriptor list"):
+            agent.deserialize_descs(pickle.dumps(bad))
+    assert not at.exists()
