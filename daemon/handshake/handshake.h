@@ -196,8 +196,8 @@ struct pool_wanted {
  */
 int handshake_pool(struct remote *remote, const struct pool_wanted *wanted,
 		   const struct pool *local, struct remote_pool **pool_p);
-/* The remote has chosen our pool `id` by what `named` says, for its pool `asker`. ERR_INVAL:
- * another of ours is meant as well, of which it may not have heard. */
+/* The remote has chosen our pool `id` by what `named` says, for its pool `asker`.
+ * ERR_INVAL: another of ours is meant as well, of which it may not have heard. */
 int handshake_check_choice(const struct handshake *hs, const struct remote *remote,
 			   uint64_t id, uint8_t named, uint64_t asker);
 struct remote_pool *handshake_pool_by_id(struct remote *remote, uint64_t id);

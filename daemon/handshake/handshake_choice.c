@@ -35,13 +35,14 @@ static const char *choice_remedy(unsigned int fields, char words[WORDS_MAX])
 	static const struct {
 		unsigned int field;
 		const char *word;
-	} names[] = {
-		{POOL_BY_SESSION, "session"}, {POOL_BY_NAME, "pool"}, {POOL_BY_RANK, "rank"}};
+	} names[] = {{POOL_BY_SESSION, "session"},
+		     {POOL_BY_NAME, "pool"},
+		     {POOL_BY_RANK, "rank"}};
 	size_t n = 0;
 
 	if (!fields)
-		return "give each a name of its own there (pool.register, field name), and "
-		       "set the source's field pool";
+		return "give each a name of its own there (pool.register, field name), "
+		       "and set the source's field pool";
 	n += (size_t)snprintf(words, WORDS_MAX, "set the source's field ");
 	for (size_t i = 0; i < ARRAY_LEN(names); i++) {
 		if (fields & names[i].field)

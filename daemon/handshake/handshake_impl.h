@@ -50,7 +50,7 @@ struct share {
 /* handshake_pools.c */
 void pools_announce(struct handshake *hs, struct remote *remote);
 /* The first time in a peering: then POOLS. */
-int pools_begin(struct handshake *hs, struct remote *remote);
+void pools_begin(struct handshake *hs, struct remote *remote);
 void pools_down(struct remote *remote);
 /* Messages REGISTER … UNREGISTER_ACK, and POOLS. */
 int pools_message(struct handshake *hs, struct remote *remote,

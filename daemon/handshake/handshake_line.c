@@ -298,7 +298,6 @@ void line_start(struct remote *remote)
 {
 	struct handshake *hs = remote->hs;
 	struct peer *peer = remote->peer;
-	struct err why;
 	int r;
 
 	remote->start_again = false;
@@ -327,10 +326,7 @@ void line_start(struct remote *remote)
 		return;
 	}
 	remote->announced = true;
-	if (pools_begin(hs, remote) >= 0)
-		return;
-	err_take(&why);
-	peer_end_later(peer, &why);
+	pools_begin(hs, remote);
 }
 
 /* ---- what the other side says of it ---- */

@@ -130,10 +130,10 @@ static int register_pool(struct handshake *hs, struct remote *remote,
 	cleanup_free struct region **regions = mem_calloc(count, sizeof(*regions));
 	cleanup_free uint32_t *index = mem_calloc(count, sizeof(*index));
 	struct cursor lay, reg, buf;
-	struct wire_register msg = {
-		.object = pool->id,
-		.kind = pool->session->own ? OBJECT_OWN_POOL : OBJECT_POOL,
-		.session = pool->session->epoch};
+	struct wire_register msg = {.object = pool->id,
+				    .kind = pool->session->own ? OBJECT_OWN_POOL
+							       : OBJECT_POOL,
+				    .session = pool->session->epoch};
 	int r = regions && index ? parts_init(&parts) : -ENOMEM;
 
 	if (r < 0)
@@ -273,19 +273,19 @@ void pools_announce(struct handshake *hs, struct remote *remote)
 		announce_one(pub, remote);
 }
 
-int pools_begin(struct handshake *hs, struct remote *remote)
+void pools_begin(struct handshake *hs, struct remote *remote)
 {
-	struct wire_pools msg = {
-		.pools = (uint32_t)idmap_count(&hs->published_by_id)};
+	struct wire_pools msg = {.pools = (uint32_t)idmap_count(&hs->published_by_id)};
 	struct cursor out;
-	int r;
+	struct err why;
 
 	pools_announce(hs, remote);
 	handshake_body(hs, &out);
-	r = wire_pools_put(&out, &msg);
-	return r < 0 ? err_pass(r)
-		     : err_pass(peer_send_express(remote->peer, WIRE_T_POOLS, hs->scratch,
-						  out.pos));
+	if (wire_pools_put(&out, &msg) >= 0 &&
+	    peer_send_express(remote->peer, WIRE_T_POOLS, hs->scratch, out.pos) >= 0)
+		return;
+	err_take(&why);
+	peer_end_later(remote->peer, &why);
 }
 
 static void handshake_pools_on_patience(struct loop_timer *timer)

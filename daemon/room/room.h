@@ -62,10 +62,11 @@ struct room_used {
 struct party {
 	struct list link; /* in room->parties */
 	struct room *room;
-	struct remote *remote;	       /* held (reaches) */
-	struct remote_pool *pool;      /* in use (handshake_pool_use) or NULL */
-	uint64_t pool_id;	       /* of the one that was in use last; 0: none was */
-	/* As asked for; once a pool was in use, that one's, and no other is used later. */
+	struct remote *remote;	  /* held (reaches) */
+	struct remote_pool *pool; /* in use (handshake_pool_use) or NULL */
+	uint64_t pool_id;	  /* of the one that was in use last; 0: none was */
+	/* As asked for; once a pool was in use, that one's, and no other is used later.
+	 */
 	char pool_name[POOL_NAME_MAX]; /* "" = any */
 	int64_t rank;		       /* ROOM_ANY_RANK */
 	uint64_t session;	       /* its engine's epoch; 0 = any */

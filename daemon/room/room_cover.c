@@ -58,8 +58,8 @@ static int source_ready(struct room *room, struct party *party)
 	r = room_admit_source(&room->admit, remote->peer);
 	if (r < 0)
 		return err_pass(r);
-	if (party->pool_id && memcmp(party->instance, remote->peer->instance,
-				     sizeof(party->instance)) != 0)
+	if (party->pool_id &&
+	    memcmp(party->instance, remote->peer->instance, sizeof(party->instance)) != 0)
 		return err_raise(ERR_RESTART,
 				 "sources: %.150s was started anew, and its engines with "
 				 "it",
@@ -91,8 +91,9 @@ static int sources_differ(struct room *room)
 				    : idmap_put(&pools, (uintptr_t)party->pool, party);
 
 		if (r == -err_errno(ERR_EXIST))
-			return err_raise(ERR_DUP, "sources: %.200s is named twice; name "
-						  "each pool once",
+			return err_raise(ERR_DUP,
+					 "sources: %.200s is named twice; name "
+					 "each pool once",
 					 party_label(party, label, sizeof(label)));
 		if (r < 0)
 			return err_pass(r);
@@ -150,7 +151,7 @@ bool room_source_lost(struct party *party)
 		return party->done || party->got == party->expected;
 	if (party->withdrawn)
 		return false; /* another engine's is no substitute */
-	party->lost = false; /* told nothing: it may come back */
+	party->lost = false;  /* told nothing: it may come back */
 	if (party->pool)
 		handshake_pool_unuse(party->pool);
 	party->pool = NULL;

@@ -405,10 +405,10 @@ const struct field room_open_fields[] = {
 	F_ID("pool", room_open_args, pool, REQUIRED, "of this session"),
 	F_ARRAY("sources", room_open_args, sources, OPTIONAL, SOURCES_MAX,
 		"recv, pull: endpoints, or {endpoint, pool, rank, session, room}; "
-		"session: the epoch in the hello of the engine that owns the pool. Exactly "
-		"one pool of that daemon must fit, else EINVAL. Instead of endpoint and "
-		"session {group, worker, tp_rank, pp_rank, dp_rank, cp_rank}: the engine "
-		"that the directory has there"),
+		"session: the epoch in the hello of the engine that owns the pool. "
+		"Exactly one pool of that daemon must fit, else EINVAL. Instead of "
+		"endpoint and session {group, worker, tp_rank, pp_rank, dp_rank, "
+		"cp_rank}: the engine that the directory has there"),
 	F_ARRAY("remote", room_open_args, remote, OPTIONAL, SOURCES_MAX,
 		"pull: {views} a source, when the engine knows the pages; else the "
 		"offer's"),

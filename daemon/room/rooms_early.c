@@ -37,7 +37,7 @@ struct early {
 	struct remote *remote;
 	struct room_key key; /* owner: the source's pool, or 0 */
 	uint64_t gen;
-	uint64_t pool; /* the receiver's own; 0: it did not say */
+	uint64_t pool;	  /* the receiver's own; 0: it did not say */
 	uint64_t session; /* the engine whose rooms it means; 0: any */
 	uint8_t ticket[TICKET_BYTES];
 	uint64_t since_ns;

@@ -64,7 +64,8 @@ bool sim_answered_ok(cJSON *answer)
 
 static struct sim_namesake *namesake_of(struct sim *sim, const struct sim_engine *e)
 {
-	struct sim_namesake *namesake = &sim->namesakes[(e - sim->engines) % SIM_SIDE_MAX];
+	struct sim_namesake *namesake =
+		&sim->namesakes[(e - sim->engines) % SIM_SIDE_MAX];
 
 	return e->source && namesake->session ? namesake : NULL;
 }
@@ -92,11 +93,11 @@ static void namesake_opens(struct sim *sim, const struct sim_request *req,
 	if (!namesake)
 		return;
 	for (unsigned int i = 0; i < 2; i++)
-		sim_answered_ok(cluster_call(
-			&sim->c, namesake->session,
-			"{'cmd':'room.%s','room':'%llu','role':'%s'}",
-			i ? "close" : "abort", (unsigned long long)req->number,
-			side->role));
+		sim_answered_ok(
+			cluster_call(&sim->c, namesake->session,
+				     "{'cmd':'room.%s','room':'%llu','role':'%s'}",
+				     i ? "close" : "abort",
+				     (unsigned long long)req->number, side->role));
 	sim_answered_ok(cluster_call(&sim->c, namesake->session,
 				     "{'cmd':'room.open','room':'%llu','role':'%s',"
 				     "'pool':%llu%s}",

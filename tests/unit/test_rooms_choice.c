@@ -173,9 +173,10 @@ static void endpoint_alone_of_two_engines_names_the_remedy(void **state)
 		enum room_role role = i ? ROOM_RECV : ROOM_PULL;
 
 		asks(w, roles[i], by_endpoint(w, text), "");
-		room_failed_with(ended(w, role), ERR_INVAL,
-				 "has several pools that fit ('kv' rank 0, 'kv' rank 0); set "
-				 "the source's field session, or its group and worker");
+		room_failed_with(
+			ended(w, role), ERR_INVAL,
+			"has several pools that fit ('kv' rank 0, 'kv' rank 0); set "
+			"the source's field session, or its group and worker");
 	}
 }
 
@@ -204,28 +205,27 @@ static void session_comes_with_an_endpoint(void **state)
 {
 	struct world *w = *state;
 
-	cluster_refused(&w->c, w->engines[ASKER], "EINVAL",
-			"{'cmd':'room.open','room':'1','role':'recv','pool':%llu,'sources':"
-			"[{'group':'g','session':'7'}]}",
-			(unsigned long long)w->caches[ASKER].pool);
+	cluster_refused(
+		&w->c, w->engines[ASKER], "EINVAL",
+		"{'cmd':'room.open','room':'1','role':'recv','pool':%llu,'sources':"
+		"[{'group':'g','session':'7'}]}",
+		(unsigned long long)w->caches[ASKER].pool);
 }
 
 /* A receiver that fails before it is known to its sender fails that one's room alone. */
 static void early_end_is_of_the_session_that_is_named(void **state)
 {
 	struct world *w = *state;
-	char text[200], both[300];
 
 	for (unsigned int i = A; i <= B; i++)
 		cluster_ok(&w->c, w->engines[i],
-			   "{'cmd':'room.open','room':'%u','role':'send','pool':%llu}", ROOM,
-			   (unsigned long long)w->caches[i].pool);
-	snprintf(both, sizeof(both), "%s,'%s'", by_session(w, A, text), NOWHERE);
+			   "{'cmd':'room.open','room':'%u','role':'send','pool':%llu}",
+			   ROOM, (unsigned long long)w->caches[i].pool);
 	cluster_ok(&w->c, w->engines[ASKER],
 		   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,'sources':[{"
 		   "'endpoint':'%s','session':'%llu','pool':'none'}]}",
-		   ROOM, (unsigned long long)w->caches[ASKER].pool, w->c.nodes[0].endpoint,
-		   (unsigned long long)w->engines[A]->epoch);
+		   ROOM, (unsigned long long)w->caches[ASKER].pool,
+		   w->c.nodes[0].endpoint, (unsigned long long)w->engines[A]->epoch);
 	cluster_run(&w->c, S);
 	cluster_ok(&w->c, w->engines[ASKER], "{'cmd':'room.abort','room':'%u'}", ROOM);
 	cluster_until_state(&w->c, w->engines[A], "send", ROOM, KVD_FAILED);
@@ -318,7 +318,8 @@ static void pool_that_the_asker_has_not_heard_of_counts(void **state)
 	offers(w, A, "");
 	assert_int_equal(room_poll_state(ended(w, ROOM_PULL)), KVD_SUCCESS);
 	cluster_ok(&w->c, w->engines[ASKER], "{'cmd':'room.close','room':'%u'}", ROOM);
-	profile->delay_min_ns = profile->delay_max_ns = S; /* REGISTER takes the data line */
+	profile->delay_min_ns = profile->delay_max_ns =
+		S; /* REGISTER takes the data line */
 	engine_comes(w, B);
 	*profile = fast;
 	offers(w, B, "");
@@ -342,7 +343,8 @@ static void room_does_not_move_to_another_engine(void **state)
 	engine_comes(w, ASKER);
 	snprintf(both, sizeof(both), "%s,'%s'", by_endpoint(w, text), NOWHERE);
 	cluster_ok(&w->c, w->engines[ASKER],
-		   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,'sources':[%s]}",
+		   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,'sources':["
+		   "%s]}",
 		   ROOM, (unsigned long long)w->caches[ASKER].pool, both);
 	cluster_run(&w->c, 100 * MS);
 	engine_comes(w, B);
@@ -366,7 +368,8 @@ static void room_does_not_move_to_another_instance(void **state)
 	snprintf(both, sizeof(both), "%s,{'endpoint':'%s','pool':'later'}",
 		 by_endpoint(w, text), NOWHERE);
 	cluster_ok(&w->c, w->engines[ASKER],
-		   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,'sources':[%s]}",
+		   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,'sources':["
+		   "%s]}",
 		   ROOM, (unsigned long long)w->caches[ASKER].pool, both);
 	cluster_run(&w->c, 100 * MS);
 	cluster_crash(&w->c, 0, MEM_CRASH_KILLED);
@@ -464,8 +467,7 @@ static void judge(struct world *w, const struct order *o, uint64_t seed)
 			    (o->tickets && room->error.code == ERR_AUTH));
 		return;
 	}
-	if (room_poll_state(room) != KVD_SUCCESS ||
-	    bytes_of(w) != 0x11 * (o->meant + 1))
+	if (room_poll_state(room) != KVD_SUCCESS || bytes_of(w) != 0x11 * (o->meant + 1))
 		fail_msg("order %llu: engine %u is meant: %s, bytes %#x",
 			 (unsigned long long)seed, o->meant,
 			 room->error.code ? room->error.text : "success", bytes_of(w));
