@@ -58,6 +58,8 @@ struct watch {
 	/* All that is there was told (also after a time away, when what has gone
 	 * meanwhile was told). NULL: nobody asks. */
 	void (*on_synced)(struct watch *watch);
+	/* Changes may be missed until on_synced comes again. NULL: nobody asks. */
+	void (*on_unsynced)(struct watch *watch);
 	struct list link; /* the directory's */
 	void *impl;	  /* the directory's; NULL: not watched */
 };

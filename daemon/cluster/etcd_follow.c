@@ -9,6 +9,11 @@
  * for each page, so small ones would cost it much when there are a million. One that etcd
  * could not make in time, of large values, is asked for with fewer keys.
  *
+ * How long etcd may take to create watches is not known: it is asked again after half a
+ * second, then after twice as long each time, up to the patience of any request; what it
+ * took the last time is remembered. Readers have all of a group only while its watch
+ * stands: that is while etcd has confirmed it, and while a newer stream is not overdue.
+ *
  * A revision that was compacted away, or that etcd has not come to, means that the
  * group's keys are asked for anew.
  */
@@ -23,7 +28,7 @@
 #define PAGE_FIRST 64u
 #define PAGE_MAX 32768u
 #define FOLLOW_GATHER_NS (20 * LOOP_NS_PER_MS)
-#define FOLLOW_CHECK_NS (500 * LOOP_NS_PER_MS)
+#define FOLLOW_CHECK_NS (500 * LOOP_NS_PER_MS) /* at first */
 #define FOLLOW_REFUSED_NS (5 * LOOP_NS_PER_S)
 #define FOLLOW_RESTLESS_NS (200 * LOOP_NS_PER_MS) /* asked anew so soon: with a pause */
 
@@ -168,19 +173,30 @@ void etcd_half_init(struct etcd *e, struct etcd_half *half)
 	half->first = PAGE_FIRST;
 }
 
+/* Its readers are told again when they have all. */
+static void half_unsync(struct etcd_half *half)
+{
+	struct etcd_reader *reader;
+
+	half->stands = false;
+	list_foreach(reader, &half_group(half)->readers, link) {
+		if (!reader->synced || (half->side != ETCD_RECORDS && !reader->loads))
+			continue;
+		reader->synced = false;
+		if (reader->watch && reader->watch->on_unsynced)
+			reader->watch->on_unsynced(reader->watch);
+	}
+}
+
 void etcd_half_again(struct etcd *e, struct etcd_half *half, uint64_t after_ns)
 {
-	struct etcd_group *group = half_group(half);
 	uint64_t now_ns = loop_now_ns(e->loop);
-	struct etcd_reader *reader;
 
 	if (now_ns - half->asked_ns < FOLLOW_RESTLESS_NS && after_ns < ETCD_AGAIN_NS)
 		after_ns = ETCD_AGAIN_NS;
 	half->again = true;
 	half->retry_ns = now_ns + after_ns;
-	list_foreach(reader, &group->readers, link)
-		if (half->side == ETCD_RECORDS || reader->loads)
-			reader->synced = false;
+	half_unsync(half);
 	etcd_kick(e);
 }
 
@@ -191,7 +207,7 @@ static void half_cancel(struct etcd *e, struct etcd_half *half)
 	etcd_request_cancel(&half->request);
 	if (half->follow == FOLLOW_STREAM)
 		e->stream.stale = true;
-	half->again = false;
+	half->again = half->confirmed = half->stands = false;
 	half->watch_id = 0;
 	half->sweep = NULL;
 	half->sweep_at_ns = 0;
@@ -235,6 +251,23 @@ static void stream_on_kv(struct etcd_request *request, const struct etcd_kv *kv)
 	etcd_group_take(request->etcd, kv, NULL);
 }
 
+/* For the next time twice as long as it took; not less than at first. */
+static void stream_confirmed(struct etcd *e, struct etcd_half *half)
+{
+	struct etcd_stream *stream = &e->stream;
+	uint64_t took_ns = loop_now_ns(e->loop) - stream->began_ns;
+
+	if (half->confirmed)
+		return;
+	half->confirmed = half->stands = true;
+	if (--stream->awaited == 0) {
+		loop_timer_stop(&stream->check);
+		stream->check_ns =
+			2 * took_ns > FOLLOW_CHECK_NS ? 2 * took_ns : FOLLOW_CHECK_NS;
+	}
+	etcd_kick(e);
+}
+
 static void stream_on_message(struct etcd_request *request, const struct etcd_message *m)
 {
 	struct etcd *e = request->etcd;
@@ -249,8 +282,7 @@ static void stream_on_message(struct etcd_request *request, const struct etcd_me
 			 m->reason);
 		etcd_half_again(e, half, m->compact_revision ? 0 : FOLLOW_REFUSED_NS);
 	} else if (m->created) {
-		if (e->stream.awaited > 0 && --e->stream.awaited == 0)
-			loop_timer_stop(&e->stream.check);
+		stream_confirmed(e, half);
 		if (m->revision + 1 < half->next)
 			etcd_half_again(e, half, 0); /* it went back */
 	} else if (m->kvs == 0) {
@@ -266,6 +298,7 @@ static void stream_watch_text(struct etcd *e, struct etcd_half *half, struct tex
 	char key[ETCD_NAME_MAX];
 
 	half_prefix(e, half, key);
+	half->confirmed = false;
 	half->watch_id = ++e->stream.watch_ids;
 	half->seen = half->next - 1;
 	e->stream.awaited++;
@@ -299,7 +332,10 @@ static void stream_start(struct etcd *e)
 		loop_timer_start(&stream->timer, ETCD_AGAIN_NS);
 		return;
 	}
-	loop_timer_start(&stream->check, FOLLOW_CHECK_NS);
+	stream->began_ns = loop_now_ns(e->loop);
+	if (stream->check_ns > stream->request.patience_ns)
+		stream->check_ns = stream->request.patience_ns;
+	loop_timer_start(&stream->check, stream->check_ns);
 }
 
 static void stream_on_done(struct etcd_request *request, enum etcd_outcome outcome)
@@ -327,9 +363,17 @@ static void stream_on_timer(struct loop_timer *timer)
 static void stream_on_check(struct loop_timer *timer)
 {
 	struct etcd *e = container_of(timer, struct etcd, stream.check);
+	struct etcd_group *group;
 
-	if (e->stream.awaited > 0 && etcd_link_up(&e->link))
-		stream_start(e);
+	if (e->stream.awaited == 0 || !etcd_link_up(&e->link))
+		return;
+	list_foreach(group, &e->groups, link)
+		for (int side = 0; side < ETCD_SIDES; side++)
+			if (group->half[side].follow == FOLLOW_STREAM &&
+			    !group->half[side].confirmed)
+				half_unsync(&group->half[side]);
+	e->stream.check_ns *= 2;
+	stream_start(e);
 }
 
 void etcd_follow_init(struct etcd *e)
@@ -338,6 +382,7 @@ void etcd_follow_init(struct etcd *e)
 	e->stream.request.on_kv = stream_on_kv;
 	e->stream.request.on_message = stream_on_message;
 	e->stream.request.stream = true;
+	e->stream.check_ns = FOLLOW_CHECK_NS;
 	loop_timer_init(&e->stream.timer, e->loop, stream_on_timer);
 	loop_timer_init(&e->stream.check, e->loop, stream_on_check);
 }

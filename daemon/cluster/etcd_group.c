@@ -301,7 +301,8 @@ static bool reader_walk(struct etcd_reader *reader)
 
 static bool half_settled(const struct etcd_half *half)
 {
-	return half->follow == FOLLOW_STREAM && half->sweep_at_ns == 0 && !half->again;
+	return half->follow == FOLLOW_STREAM && half->stands && half->sweep_at_ns == 0 &&
+	       !half->again;
 }
 
 static void reader_check(struct etcd_reader *reader)

@@ -183,6 +183,8 @@ struct etcd_half { /* records or loads of a group */
 	uint64_t next;	   /* revision from which the stream tells */
 	uint64_t seen;	   /* the last one that it told of */
 	int64_t watch_id;  /* in the stream; 0: not in it */
+	bool confirmed;	   /* by etcd, in this stream */
+	bool stands;	   /* it was, and this stream is not overdue */
 	uint64_t revision; /* of the range, from its first page on */
 	uint32_t mark;	   /* of entries that the range or the stream has seen since */
 	uint32_t
@@ -239,6 +241,8 @@ struct etcd_stream {
 	bool stale;		 /* it does not tell what is wanted */
 	unsigned int awaited;	 /* watches that etcd has not confirmed */
 	struct loop_timer check; /* have all been? */
+	uint64_t check_ns;	 /* after so long */
+	uint64_t began_ns;
 	int64_t watch_ids;
 	struct loop_timer timer; /* gathers changes of what is wanted */
 };

@@ -128,6 +128,11 @@ static void cache_on_synced(struct watch *watch)
 	cache_tell(cache);
 }
 
+static void cache_on_unsynced(struct watch *watch)
+{
+	container_of(watch, struct group_cache, watch)->synced = false;
+}
+
 static int cache_watch(struct group_cache *cache, bool loads)
 {
 	struct directory *directory = cache->from->directory;
@@ -162,6 +167,7 @@ int group_cache_new(struct groups *groups, struct groups_directory *from,
 	cache->from = from;
 	cache->watch.on_entry = cache_on_entry;
 	cache->watch.on_synced = cache_on_synced;
+	cache->watch.on_unsynced = cache_on_unsynced;
 	snprintf(cache->group, sizeof(cache->group), "%s", group);
 	list_init(&cache->users);
 	list_init(&cache->link);

@@ -254,6 +254,27 @@ static void server_that_is_none_is_named(void **state)
 	loop_free(args.loop);
 }
 
+struct lack {
+	struct watch watch; /* its first member */
+	char record[8], load[8];
+	unsigned int synced;
+};
+
+static void lack_on_entry(struct watch *watch, const struct place *place,
+			  const char *record, const char *load)
+{
+	struct lack *lack = container_of(watch, struct lack, watch);
+
+	(void)place;
+	snprintf(lack->record, sizeof(lack->record), "%s", record ? record : "gone");
+	snprintf(lack->load, sizeof(lack->load), "%s", load ? load : "");
+}
+
+static void lack_on_synced(struct watch *watch)
+{
+	container_of(watch, struct lack, watch)->synced++;
+}
+
 /* Knows no lease that it has granted, and goes back in a watch. */
 struct liar {
 	struct loop *loop;
@@ -262,6 +283,9 @@ struct liar {
 	unsigned int keeps, grants, ranges;
 	int streams[64];
 	unsigned int stream_count;
+	uint64_t watch_ns; /* it takes so long to create watches */
+	uint64_t due_ns;   /* those of the latest stream; 0: they are */
+	char late[512];
 };
 
 static void liar_text(struct liar *liar, const char *asked, char body[512])
@@ -281,9 +305,9 @@ static void liar_text(struct liar *liar, const char *asked, char body[512])
 		liar->grants++;
 	} else if (strstr(asked, "/v3/watch")) {
 		snprintf(body, 512,
-			 "{\"result\":{\"header\":{\"revision\":\"1\"},\"watch_id\":"
+			 "{\"result\":{\"header\":{\"revision\":\"%u\"},\"watch_id\":"
 			 "\"%d\",\"created\":true}}",
-			 id ? atoi(id + strlen(member)) : 0);
+			 liar->watch_ns ? 5 : 1, id ? atoi(id + strlen(member)) : 0);
 	} else if (strstr(asked, "/v3/kv/txn")) {
 		snprintf(body, 512,
 			 "{\"error\":\"requested lease not found\",\"code\":5}");
@@ -302,6 +326,11 @@ static void liar_turn(struct liar *liar)
 	ssize_t len;
 
 	loop_turn(liar->loop, 2 * LOOP_NS_PER_MS);
+	if (liar->due_ns && loop_clock_ns(liar->loop) >= liar->due_ns) {
+		liar->due_ns = 0;
+		(void)send(liar->streams[liar->stream_count - 1], liar->late,
+			   strlen(liar->late), MSG_NOSIGNAL);
+	}
 	if (conn < 0)
 		return;
 	while ((len = recv(conn, text, sizeof(text) - 1, MSG_DONTWAIT)) < 0)
@@ -312,7 +341,12 @@ static void liar_turn(struct liar *liar)
 	snprintf(head, sizeof(head), "HTTP/1.1 %s\r\nConnection: close\r\n\r\n",
 		 strstr(body, "error") ? "404 Not Found" : "200 OK");
 	(void)send(conn, head, strlen(head), MSG_NOSIGNAL);
-	(void)send(conn, body, strlen(body), MSG_NOSIGNAL);
+	if (stream && liar->watch_ns) {
+		liar->due_ns = loop_clock_ns(liar->loop) + liar->watch_ns;
+		memcpy(liar->late, body, sizeof(liar->late));
+	} else {
+		(void)send(conn, body, strlen(body), MSG_NOSIGNAL);
+	}
 	if (stream) {
 		assert_true(liar->stream_count < ARRAY_LEN(liar->streams));
 		liar->streams[liar->stream_count++] = conn;
@@ -399,6 +433,33 @@ static void etcd_that_contradicts_itself_is_asked_with_pauses(void **state)
 	assert_in_range(liar.ranges, 2, 10);
 	directory->ops->unwatch(&seen->watch);
 	seen_free(seen);
+	liar_free(&liar, directory);
+}
+
+/* It is given time, twice as much with each try; until then nobody is told that this is
+ * all of the group. */
+static void watch_that_takes_its_time_is_waited_for(void **state)
+{
+	struct liar liar = {.ttl = "60", .watch_ns = 700 * LOOP_NS_PER_MS};
+	struct directory *directory = liar_new(&liar);
+	struct lack seen = {
+		.watch = {.on_entry = lack_on_entry, .on_synced = lack_on_synced}};
+	uint64_t end_ns = loop_clock_ns(liar.loop) + 5 * LOOP_NS_PER_S;
+
+	(void)state;
+	list_init(&seen.watch.link);
+	assert_int_equal(directory->ops->watch(directory, &seen.watch, "g", false), 0);
+	while (!seen.synced && loop_clock_ns(liar.loop) < end_ns) {
+		liar_turn(&liar);
+		assert_true(!seen.synced || (liar.stream_count && !liar.due_ns));
+	}
+	assert_int_equal(seen.synced, 1);
+	assert_in_range(liar.stream_count, 2, 3);
+	for (unsigned int n = liar.stream_count, turns = 0; turns < 400; turns++) {
+		liar_turn(&liar); /* and then left alone */
+		assert_int_equal(liar.stream_count, n);
+	}
+	directory->ops->unwatch(&seen.watch);
 	liar_free(&liar, directory);
 }
 
@@ -636,27 +697,6 @@ static void sandboxed_daemon_reaches_etcd(void **state)
 
 /* ---- no memory ---- */
 
-struct lack {
-	struct watch watch; /* its first member */
-	char record[8], load[8];
-	unsigned int synced;
-};
-
-static void lack_on_entry(struct watch *watch, const struct place *place,
-			  const char *record, const char *load)
-{
-	struct lack *lack = container_of(watch, struct lack, watch);
-
-	(void)place;
-	snprintf(lack->record, sizeof(lack->record), "%s", record ? record : "gone");
-	snprintf(lack->load, sizeof(lack->load), "%s", load ? load : "");
-}
-
-static void lack_on_synced(struct watch *watch)
-{
-	container_of(watch, struct lack, watch)->synced++;
-}
-
 /* Tried until it is there: at most one of the tries fails. */
 #define LACK_TRY(call)                                         \
 	do {                                                   \
@@ -748,6 +788,7 @@ int main(void)
 		cmocka_unit_test(server_that_is_none_is_named),
 		cmocka_unit_test(lease_of_any_time_is_renewed_with_pauses),
 		cmocka_unit_test(etcd_that_contradicts_itself_is_asked_with_pauses),
+		cmocka_unit_test(watch_that_takes_its_time_is_waited_for),
 		cmocka_unit_test(second_endpoint_and_names_are_used),
 		cmocka_unit_test(lease_file_frees_places_after_a_crash),
 		cmocka_unit_test(user_is_asked_for_and_renewed),
