@@ -88,11 +88,17 @@ static void room_row(struct table *table, const cJSON *room)
 {
 	const cJSON *error = ctl_list(room, "error"),
 		    *waits = ctl_list(room, "waits_for");
+	const char *state = ctl_process_state(ctl_num(room, "pid"));
 
 	table_cell(table, ctl_str(room, "room", NULL));
 	table_cell(table, ctl_str(room, "role", NULL));
 	table_cell(table, ctl_str(room, "state_name", NULL));
 	table_cell(table, ctl_str(room, "engine", NULL));
+	if (ctl_num(room, "pid") > 0)
+		table_cellf(table, "%.0f%s%s", ctl_num(room, "pid"), *state ? " " : "",
+			    state);
+	else
+		table_cell(table, NULL);
 	table_cell(table, room_transports(room));
 	table_cell(table, ctl_peer_name(cJSON_GetArrayItem(ctl_list(room, "peers"), 0)));
 	table_cellf(table, "%d", cJSON_GetArraySize(ctl_list(room, "peers")));
@@ -108,9 +114,10 @@ static int print_rooms(const cJSON *reply)
 	const cJSON *room;
 	struct table *table;
 
-	if (table_new("ROOM ROLE STATE ENGINE TRANSPORT PEER >PEERS >BYTES >EXPECTED "
-		      "ERROR >AGE WAITS_FOR",
-		      &table) < 0)
+	if (table_new(
+		    "ROOM ROLE STATE ENGINE PROCESS TRANSPORT PEER >PEERS >BYTES >EXPECTED "
+		    "ERROR >AGE WAITS_FOR",
+		    &table) < 0)
 		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(room, ctl_list(reply, "rooms"))
 		room_row(table, room);
@@ -329,6 +336,7 @@ static int print_room(const cJSON *room)
 {
 	const cJSON *error = ctl_list(room, "error"), *t = ctl_list(room, "timings_ms"),
 		    *item;
+	const char *state = ctl_process_state(ctl_num(room, "pid"));
 	struct table *table;
 
 	printf("%-12s %s (%s)\n", "room", ctl_str(room, "room", "?"),
@@ -340,8 +348,9 @@ static int print_room(const cJSON *room)
 		       ctl_str(error, "message", ""),
 		       ctl_true(error, "retryable") ? " (retryable)" : "");
 	put_waits(room);
-	printf("%-12s '%s' (session %.0f)\n", "engine", ctl_str(room, "engine", "?"),
-	       ctl_num(room, "session"));
+	printf("%-12s '%s' (session %.0f, process %.0f%s%s)\n", "engine",
+	       ctl_str(room, "engine", "?"), ctl_num(room, "session"),
+	       ctl_num(room, "pid"), *state ? ", " : "", state);
 	printf("%-12s %s\n", "pool", ctl_str(room, "pool_name", "?"));
 	put_admits(room);
 	printf("%-12s %s of %s, %.0f chunks, %.0f moves in flight\n", "bytes",

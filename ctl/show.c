@@ -400,8 +400,30 @@ int ctl_run_regions(struct ctl *ctl)
 			 region_row);
 }
 
+const char *ctl_process_state(double pid)
+{
+	char path[40], text[512];
+	const char *at;
+	size_t len;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%.0f/stat", pid);
+	file = pid > 0 ? fopen(path, "re") : NULL;
+	if (!file)
+		return "";
+	len = fread(text, 1, sizeof(text) - 1, file);
+	fclose(file);
+	text[len] = '\0';
+	at = strrchr(text, ')'); /* the name before it may hold anything */
+	if (!at || at[1] != ' ')
+		return "";
+	return at[2] == 'T' || at[2] == 't' ? "stopped" : at[2] == 'Z' ? "zombie" : "";
+}
+
 static void session_row(struct table *table, const cJSON *s)
 {
+	const char *state = ctl_process_state(ctl_num(s, "pid"));
+
 	table_cellf(table, "%.0f", ctl_num(s, "session"));
 	table_cell(table, ctl_str(s, "client", NULL));
 	table_cell(table, ctl_str(s, "role", ""));
@@ -412,6 +434,7 @@ static void session_row(struct table *table, const cJSON *s)
 	table_cellf(table, "%.0f", ctl_num(s, "pools"));
 	table_cell(table, ctl_true(s, "ending") ? "ending"
 			  : ctl_true(s, "own")	? "this one"
+			  : *state		? state
 						: "open");
 }
 

@@ -368,7 +368,7 @@ const struct command room_commands[] = {
 	 0, room_history_run,
 	 "rooms: {room, role, state_name, error, opened_ms, started_ms, ended_ms (ago), "
 	 "timings_ms, bytes, expected_bytes, tokens (bound or offered, whatever came of "
-	 "them), surplus_tokens, session, engine, peer_count, peer (the first), "
+	 "them), surplus_tokens, session, engine, pid, peer_count, peer (the first), "
 	 "transport}; next: if there are more; total: ended so far. The last 4096 are "
 	 "kept"},
 	{"room.trace", "what happened to the rooms of a number, and when",

@@ -204,13 +204,12 @@ static bool add_session(cJSON *list, const struct session *session,
 {
 	bool own = session == req->session;
 	uint64_t age_ns = loop_now_ns(session->kvd->loop) - session->started_ns;
-	pid_t pid = session->own ? getpid() : session->pid;
 	cJSON *json = cJSON_CreateObject();
 	bool filled = json && cJSON_AddItemToArray(list, json) &&
 		      cJSON_AddNumberToObject(json, "session", (double)session->id) &&
 		      cJSON_AddStringToObject(json, "client", session->client) &&
 		      cJSON_AddStringToObject(json, "role", session->role) &&
-		      cJSON_AddNumberToObject(json, "pid", pid) &&
+		      cJSON_AddNumberToObject(json, "pid", session_pid(session)) &&
 		      cJSON_AddNumberToObject(json, "uid", session->uid) &&
 		      cJSON_AddNumberToObject(json, "age_ms",
 					      (double)(age_ns / LOOP_NS_PER_MS)) &&

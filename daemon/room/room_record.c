@@ -296,6 +296,7 @@ int room_record_full(const struct room *room, cJSON *obj)
 	    !cJSON_AddNumberToObject(obj, "session", (double)room->session->id) ||
 	    !cJSON_AddNumberToObject(obj, "pool", (double)room->pool->id) ||
 	    !cJSON_AddStringToObject(obj, "engine", room->session->client) ||
+	    !cJSON_AddNumberToObject(obj, "pid", session_pid(room->session)) ||
 	    !cJSON_AddStringToObject(obj, "pool_name", room->pool->name) ||
 	    !room_record_names(obj, room->names) ||
 	    !room_admit_record(obj, &room->admit) || !add_waits(obj, room) ||

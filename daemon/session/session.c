@@ -176,6 +176,11 @@ int session_greet(struct session *session, const char *client, const char *role)
 	return 0;
 }
 
+pid_t session_pid(const struct session *session)
+{
+	return session->own ? getpid() : session->pid;
+}
+
 struct session *session_by_id(const struct kvd *kvd, uint64_t id)
 {
 	struct session *session;

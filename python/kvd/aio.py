@@ -107,7 +107,7 @@ class AsyncRoom:
 class AsyncClient:
     """async with kvd.AsyncClient() as client: … The arguments are kvd.Client's."""
 
-    def __init__(self, socket=None, *, name=None, client="python", role=None, timeout=None):
+    def __init__(self, socket=None, *, name=None, client=None, role=None, timeout=None):
         self._args = (socket, name, client, role, timeout)
         self._client = None
         self._loop = self._fd = self._timer = None

@@ -61,18 +61,20 @@ class Client:
 
     socket: path of the control socket; name: of the instance. Neither: KVD_SOCKET, KVD_NAME, else
     the only socket in KVD_RUN_DIR or /run/kvd; with KVD_AUTOSTART=1, when none answers, a
-    daemon of this process's own (kvd.daemon). client: what this engine calls itself; role:
-    "prefill", "decode" or None. timeout: seconds, of every call.
+    daemon of this process's own (kvd.daemon). client: what this engine calls itself, the
+    program's name if absent; role: "prefill", "decode" or None. timeout: seconds, of every
+    call.
 
     When the daemon is restarted the next call makes a new session and registers the same
     regions and pools again, waiting for it at most its timeout; ConnectionError (ELOST,
     retryable) when there is none by then. Rooms of the old session have failed."""
 
-    def __init__(self, socket=None, *, name=None, client="python", role=None, timeout=None):
+    def __init__(self, socket=None, *, name=None, client=None, role=None, timeout=None):
         if isinstance(socket, os.PathLike):
             socket = os.fspath(socket)
         self._kvd = daemon.session(_check.text("socket", socket), _check.text("name", name),
-                                   _check.text("client", client), _check.text("role", role),
+                                   _check.text("client", client) or daemon.program(),
+                                   _check.text("role", role),
                                    _check.seconds("timeout", timeout))
 
     def __enter__(self):

@@ -8,8 +8,10 @@ KVD_DAEMON       the program to start; else this package's own, else `kvd` in PA
 import atexit
 import logging
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -134,6 +136,16 @@ def private_socket():
         if _private is None or _private.pid != os.getpid() or not _private.alive():
             _private = PrivateDaemon()
         return _private.socket
+
+
+def program():
+    """What people know this process by: its script or module, else "python"."""
+    path = sys.argv[0] if getattr(sys, "argv", None) else ""
+    name = os.path.basename(path)
+    if name in ("__main__.py", "__init__.py"):  # python -m PACKAGE
+        name = os.path.basename(os.path.dirname(path))
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:40]
+    return "python" if name in ("", "-c", "-m", "-") else name
 
 
 def session(socket, name, client, role, timeout):

@@ -214,6 +214,34 @@ def source_with_several_pools_names_what_to_set():
              "field name), and set the source's field pool")
 
 
-run([source_with_several_pools_names_what_to_set, room_that_hangs_names_whom_it_waits_for_on_both_sides,
+def process_that_holds_a_room_is_named_with_its_state():
+    with Pair() as p:
+        end, ready = os.pipe()
+        pid = os.fork()
+        if pid == 0:  # an engine of another process
+            engine = kvd_engine.Engine(p.daemons[0], "vllm")
+            engine.cmd("room.open", room="5100", role="send", pool=Cache(engine).pool)
+            os.write(ready, b"1")
+            signal.pause()
+        try:
+            os.close(ready)
+            assert os.read(end, 1) == b"1"
+            line, = [x for x in shown(p.daemons[0], "rooms").splitlines() if "5100" in x]
+            assert re.search(r"vllm +%d +-" % pid, line) and "stopped" not in line, line
+            os.kill(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED)
+            line, = [x for x in shown(p.daemons[0], "rooms").splitlines() if "5100" in x]
+            assert re.search(r"vllm +%d stopped" % pid, line), line
+            out = shown(p.daemons[0], "room", "5100")
+            assert re.search(r"'vllm' \(session \d+, process %d, stopped\)" % pid, out), out
+            out = shown(p.daemons[0], "sessions")
+            assert re.search(r"vllm .* %d .*stopped" % pid, out), out
+        finally:
+            os.close(end)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+run([process_that_holds_a_room_is_named_with_its_state, source_with_several_pools_names_what_to_set, room_that_hangs_names_whom_it_waits_for_on_both_sides,
      room_that_cannot_start_fails_there_at_once, rooms_that_ended_are_in_the_history,
      ended_rooms_are_logged_as_asked, drain_says_what_it_waits_for])
