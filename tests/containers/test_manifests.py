@@ -135,6 +135,22 @@ def probes_name_what_there_is():
             "a daemon that drains or refuses is alive"
 
 
+def engines_may_hand_over_before_they_end():
+    """--shutdown-timeout, within the grace."""
+    for file, pod, _ in pods():
+        for engine in pod["containers"]:
+            if "vllm" in engine["image"]:
+                shuts_down(engine["args"], pod["terminationGracePeriodSeconds"])
+    services = load(TREE + "/contrib/container/compose.yaml")[0]["services"]
+    for name in ("prefill", "decode"):
+        shuts_down(services[name]["command"], int(services[name]["stop_grace_period"][:-1]))
+
+
+def shuts_down(args, grace):
+    words = " ".join(args).split()
+    assert 0 < int(words[words.index("--shutdown-timeout") + 1]) < grace, words
+
+
 def ports_agree():
     for file, pod, conf in pods():
         ports = {p["name"]: p["containerPort"] for c in pod["containers"] + pod["initContainers"]
@@ -252,7 +268,8 @@ def main():
         return 77
     run([manifests_fit_the_schemas, configurations_are_taken, probes_name_what_there_is,
          ports_agree, daemon_has_no_rights, key_is_the_daemons_alone,
-         grace_is_longer_than_the_drain, autoscalers_follow_the_metric,
+         engines_may_hand_over_before_they_end, grace_is_longer_than_the_drain,
+         autoscalers_follow_the_metric,
          compose_is_one_network_and_one_volume, router_takes_its_options])
     return 0
 

@@ -479,6 +479,33 @@ def pd(case):
     for name in ("len777", "len1900"):
         tally.check("%s from P's chunks to D" % name, handed, case, name, case.found(name))
     tally.check("D has saved what P gave it", alone, case, D, "len1900")
+    for name, again in (("kill1", False), ("kill2", True)):
+        tally.check("a client leaves while D reads of P%s" % (
+            ", and comes again" if again else ""), left_pulling, case, name, again)
+
+
+def left_pulling(case, name, again):
+    """P's daemon stands still, so that D has blocks and nothing in them. None is saved; the same
+    prompt is right later. again: before D's room has ended."""
+    P, D = case.P, case.D
+    for engine in (P, D):
+        engine.forget()
+    begin, params = case.seen(D), P.prefill(case.prompts[name])
+    P.node.daemon.freeze()
+    try:
+        asked = Asked(D, case.prompts[name], TOKENS, params)
+        assert until(lambda: D.counters()["usage"] > 0, 30, 0.02), "D gave it no blocks"
+        asked.leave()
+        if again:
+            case.right(D, name)
+    finally:
+        P.node.daemon.thaw()
+    assert until(lambda: D.counters()["usage"] == 0, 30), "blocks are not free"
+    if not again:
+        equal(case.seen(D)["daemon_put_bytes"], begin["daemon_put_bytes"], "bytes that D saved")
+    D.forget()
+    case.right(D, name)
+    P.settled()
 
 
 def handed(case, name, loaded):
