@@ -75,7 +75,7 @@ def frames_tell_rates_of_two_looks():
         assert last["room_p50_ms"] > 0 and last["room_p99_ms"] >= last["room_p50_ms"], last
         assert last["cpus"] > 0 and last["resident_bytes"] > 1 << 20, last
         peer, room = last["peers"][0], last["rooms"][0]
-        assert peer["name"] == "p0" and peer["state"] == "up", peer
+        assert peer["name"].endswith(".p0") and peer["state"] == "up", peer
         assert peer["in_bytes_per_s"] > 0 and peer["rooms"] >= 1, peer
         assert room["room"] == "5000" and "p0" in room["waits_for"]["what"], room
         assert "co\x9b31mde\u202e" in room["engine"] and room["bytes_per_s"] == 0, room
@@ -89,7 +89,7 @@ def batch_prints_tables():
         done = subprocess.run([CTL, "--socket", p.b.socket_path, "top", "-b", "--count", "2"] +
                               FAST, capture_output=True, text=True, timeout=DEADLINE_S)
         assert done.returncode == 0, done
-        assert done.stdout.count("NAME  STATE  VIA") == 2 and "5000" in done.stdout, done
+        assert len(re.findall("NAME +STATE +VIA", done.stdout)) == 2 and "5000" in done.stdout, done
         assert "\x1b" not in done.stdout and "\u202e" not in done.stdout, done.stdout
         for wrong in (["top"], ["top", "-b", "--interval", "soon"],
                       ["top", "-b", "--interval", "1ms"], ["top", "--count", "1"],
