@@ -399,7 +399,7 @@ bool curve_allow_at(const struct curve_allow *allow, const char *key, const char
 /* ---- ZAP ---- */
 
 #define ZAP_WAITING_MAX 64u
-#define ZAP_WAITING_ADDRESS 8u /* of them, from one address */
+#define ZAP_WAITING_ADDRESS 16u /* of them, from one address */
 
 struct curve_zap {
 	struct loop_fd fd;

@@ -101,6 +101,69 @@ static void curve_key_is_found_by_host(void **state)
 	assert_int_equal(err_last()->code, ERR_AUTH);
 }
 
+/* ---- keys that the directory may know ---- */
+
+static unsigned int asked_for;
+
+static bool vouch_knows(void *owner, const char *key)
+{
+	(void)owner;
+	(void)key;
+	return false;
+}
+
+static bool vouch_ask(void *owner, const char *key)
+{
+	(void)owner;
+	(void)key;
+	asked_for++;
+	return true;
+}
+
+/* A client with a key of its own, from that address of loopback. */
+static void *unknown_client(void *context, const char *from)
+{
+	void *socket = zmq_socket(context, ZMQ_DEALER);
+	char public_key[41], secret[41], plain[LINK_ENDPOINT_MAX], text[300];
+	int zero = 0;
+
+	zmq_curve_keypair(public_key, secret);
+	zmq_setsockopt(socket, ZMQ_LINGER, &zero, sizeof(zero));
+	zmq_setsockopt(socket, ZMQ_CURVE_SERVERKEY, zmqnet_keys[1][0], 40);
+	zmq_setsockopt(socket, ZMQ_CURVE_PUBLICKEY, public_key, 40);
+	zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, secret, 40);
+	zmqnet_plain(&b, plain);
+	snprintf(text, sizeof(text), "tcp://%s:0;%s", from, plain + 6);
+	assert_int_equal(zmq_connect(socket, text), 0);
+	return socket;
+}
+
+/* However many keys one address shows, those of others are looked for. */
+static void unknown_keys_of_one_address_leave_room(void **state)
+{
+	static const struct link_vouch vouch = {.knows = vouch_knows, .ask = vouch_ask};
+	void *context = zmq_ctx_new(), *clients[71];
+	unsigned int before;
+
+	(void)state;
+	asked_for = 0;
+	zmqnet_allow(true);
+	zmqnet_use_curve(&b, 1);
+	zmqnet_listen(&b);
+	link_zmq_vouch(b.link, &vouch);
+	for (unsigned int i = 0; i < 70; i++)
+		clients[i] = unknown_client(context, "127.0.0.1");
+	zmqnet_wait(asked_for >= 16);
+	zmqnet_turn(300 * MS); /* the rest of them is heard */
+	before = asked_for;
+	clients[70] = unknown_client(context, "127.0.0.2");
+	zmqnet_wait(asked_for > before);
+	assert_in_range(before, 16, 63);
+	for (unsigned int i = 0; i < ARRAY_LEN(clients); i++)
+		zmq_close(clients[i]);
+	zmq_ctx_term(context);
+}
+
 /* A client that speaks CURVE with mallory's key, or none at all. */
 static void *curve_client(void *context, const struct zmqnet_node *node, int key)
 {
@@ -812,6 +875,7 @@ int main(void)
 		TEST(curve_allowed_daemons_speak),
 		TEST(curve_key_is_found_by_host),
 		TEST(curve_strangers_are_kept_out),
+		TEST(unknown_keys_of_one_address_leave_room),
 		TEST(curve_stranger_cannot_pose_as_the_server),
 		TEST(curve_reload_admits_and_strikes),
 		TEST(curve_files_are_checked),
