@@ -145,7 +145,7 @@ def init_and_restart_configure():
     guest.run("systemctl", "restart", *UNITS)
     for name, other in (("gpu0", "gpu1"), ("gpu1", "gpu0")):
         line = json.loads(guest.ctl(other, "--json", "keys")[1])["line"]
-        assert re.match(r"%s \S{40} 127.0.0.1:74.0$" % other, line), line
+        assert re.match(r"\S+\.%s \S{40} 127.0.0.1:74.0$" % other, line), line
         guest.run("sh", "-c", 'echo "$1" >> /etc/kvd/%s.peers' % name, "sh", line)
         guest.run("kvd", "--check-config", "--name", name, "--user", "kvd")
     guest.run("systemctl", "restart", *UNITS)
