@@ -106,6 +106,28 @@ def config_check_opens_what_is_named():
         assert status == 78 and path + ":4: gpu = 0: allowed: auto, off" in err, err
 
 
+def config_check_looks_at_room_and_memory():
+    """What the disk or the control group has not is told before; more memory than there is
+    ends the start."""
+    with tempfile.TemporaryDirectory() as where:
+        path = in_run_dir(where, "[chunks]\nchunk_dir = %s/none\n" % where)
+        status, _, err = kvd("--check-config", "--config", path)
+        assert status == 78 and ":4: chunk_dir: %s/none: No such" % where in err, err
+        in_run_dir(where, "[chunks]\nchunk_dir = %s\nchunk_dir_size = 1 MiB\n" % where)
+        status, _, err = kvd("--check-config", "--config", path)
+        assert status == 0 and "chunk_dir" not in err, err
+        in_run_dir(where, "[chunks]\nchunk_dir = %s\nchunk_dir_size = 1024 TiB\n" % where)
+        status, _, err = kvd("--check-config", "--config", path)
+        assert status == 0 and ":5: warning: chunk_dir_size: 1073741824 MiB, the file system" \
+            in err, err
+        in_run_dir(where, "[chunks]\nchunk_memory = 1 TiB\n")
+        status, _, err = kvd("--check-config", "--config", path)
+        assert status == 0 and ":4: warning: chunk_memory: 1048576 MiB are more" in err, err
+        status, _, err = kvd("--config", path)
+        assert status == 78 and "chunk_memory: 1048576 MiB are more" in err, err
+        assert not os.path.exists(where + "/kvd.sock")
+
+
 def without_sanitizer():
     if os.path.basename(BUILD) != "rel":
         raise Skip("a build without sanitizer: it has memory of its own, and looks for leaks "
@@ -589,6 +611,7 @@ if __name__ == "__main__":
         config_check_tells_every_problem,
         config_check_of_a_good_file_is_fine,
         config_check_opens_what_is_named,
+        config_check_looks_at_room_and_memory,
         config_check_has_the_rights_of_the_user,
         effective_configuration_names_its_origins,
         log_is_the_journals_where_stderr_is,
