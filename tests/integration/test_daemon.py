@@ -109,16 +109,17 @@ def config_check_opens_what_is_named():
 def config_check_looks_at_room_and_memory():
     """What the disk or the control group has not is told before; more memory than there is
     ends the start."""
+    chunks = "[chunks]\nchunk_memory = 64 MiB\n"
     with tempfile.TemporaryDirectory() as where:
-        path = in_run_dir(where, "[chunks]\nchunk_dir = %s/none\n" % where)
+        path = in_run_dir(where, chunks + "chunk_dir = %s/none\n" % where)
         status, _, err = kvd("--check-config", "--config", path)
-        assert status == 78 and ":4: chunk_dir: %s/none: No such" % where in err, err
-        in_run_dir(where, "[chunks]\nchunk_dir = %s\nchunk_dir_size = 1 MiB\n" % where)
+        assert status == 78 and ":5: chunk_dir: %s/none: No such" % where in err, err
+        in_run_dir(where, chunks + "chunk_dir = %s\nchunk_dir_size = 1 MiB\n" % where)
         status, _, err = kvd("--check-config", "--config", path)
         assert status == 0 and "chunk_dir" not in err, err
-        in_run_dir(where, "[chunks]\nchunk_dir = %s\nchunk_dir_size = 1024 TiB\n" % where)
+        in_run_dir(where, chunks + "chunk_dir = %s\nchunk_dir_size = 1024 TiB\n" % where)
         status, _, err = kvd("--check-config", "--config", path)
-        assert status == 0 and ":5: warning: chunk_dir_size: 1073741824 MiB, the file system" \
+        assert status == 0 and ":6: warning: chunk_dir_size: 1073741824 MiB, the file system" \
             in err, err
         in_run_dir(where, "[chunks]\nchunk_memory = 1 TiB\n")
         status, _, err = kvd("--check-config", "--config", path)
