@@ -117,11 +117,11 @@ def config_check_looks_at_room_and_memory():
         in_run_dir(where, chunks + "chunk_dir = %s\nchunk_dir_size = 1 MiB\n" % where)
         status, _, err = kvd("--check-config", "--config", path)
         assert status == 0 and "chunk_dir" not in err, err
-        in_run_dir(where, chunks + "chunk_dir = %s\nchunk_dir_size = 1024 TiB\n" % where)
+        in_run_dir(where, chunks + "chunk_dir = %s\nchunk_dir_size = 1048576 GiB\n" % where)
         status, _, err = kvd("--check-config", "--config", path)
         assert status == 0 and ":6: warning: chunk_dir_size: 1073741824 MiB, the file system" \
             in err, err
-        in_run_dir(where, "[chunks]\nchunk_memory = 1 TiB\n")
+        in_run_dir(where, "[chunks]\nchunk_memory = 1024 GiB\n")
         status, _, err = kvd("--check-config", "--config", path)
         assert status == 0 and ":4: warning: chunk_memory: 1048576 MiB are more" in err, err
         status, _, err = kvd("--config", path)
