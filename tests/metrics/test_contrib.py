@@ -84,7 +84,8 @@ def alerts_name_what_is_exported():
     alerts = [name for name, _, _ in rule_queries()]
     assert alerts == ["KvdDown", "KvdRefusing", "KvdRoomFailures", "KvdRoomOldest",
                       "KvdPeerFlapping", "KvdLoopLate", "KvdOrphansGrow",
-                      "KvdChunkFiles", "KvdChunkHomes", "KvdAttendsRefused"], alerts
+                      "KvdChunkFiles", "KvdChunkDiskFull",
+                      "KvdChunkDiskStands", "KvdChunkHomes", "KvdAttendsRefused"], alerts
     for where, query, legend in rule_queries():
         check_query(labels, where, query, legend)
 
