@@ -32,7 +32,7 @@ enum metric_unit { METRIC_NUMBER, METRIC_BYTES, METRIC_SECONDS };
  */
 #define METRIC_LABELS(X)                                   \
 	X(NONE, 1, NULL, NULL)                             \
-	X(VERSION, 1, "version", NULL)                     \
+	X(VERSION, 1, "version", "name")                   \
 	X(DAEMON_STATE, 5, "state", NULL)                  \
 	X(ROLE, 4, "role", NULL)                           \
 	X(ROOM_STATE, 6, "state", NULL)                    \
@@ -323,7 +323,7 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	X(STATE, GAUGE, NUMBER, DAEMON_STATE, NONE, "state",                             \
 	  "1 at the daemon's state, 0 at the others")                                    \
 	X(BUILD, GAUGE, NUMBER, VERSION, NONE, "build_info",                             \
-	  "1; the version is in the label")                                              \
+	  "1; the version and the daemon's name are in the labels")                      \
 	X(PROCESS_CPU, COUNTER, SECONDS, NONE, NONE, "process_cpu_seconds_total",        \
 	  "processor time of all threads")                                               \
 	X(PROCESS_RESIDENT, GAUGE, BYTES, NONE, NONE, "process_resident_memory_bytes",   \

@@ -15,7 +15,6 @@ _Static_assert((int)METRIC_VALUES_REGION_KIND == REGION_KINDS, "kinds");
 _Static_assert((int)METRIC_VALUES_TRANSPORT == TRANSPORTS_MAX, "transports");
 _Static_assert(XP_WRITE == 0 && XP_READ == 1, "operations");
 
-static const char *const versions[] = {KVD_VERSION};
 static const char *const phases[] = {"bootstrap", "waiting", "transfer", "total"};
 static const char *const directions[] = {"in", "out"};
 static const char *const peer_states[] = {"dialing", "up", "down"};
@@ -25,7 +24,6 @@ static const char *const notif_ends[] = {"passed", "dropped"};
 static const char *const command_ends[] = {"success", "failed"};
 
 static const char *const *const words[METRIC_BY_END] = {
-	[METRIC_BY_VERSION] = versions,
 	[METRIC_BY_DAEMON_STATE] = health_names,
 	[METRIC_BY_ROLE] = room_role_names,
 	[METRIC_BY_ROOM_STATE] = room_state_names,
@@ -66,6 +64,8 @@ const char *figures_word(const struct figures *f, enum metric_label label,
 	if (words[label])
 		return words[label][value];
 	switch (label) {
+	case METRIC_BY_VERSION:
+		return which ? f->name : KVD_VERSION;
 	case METRIC_BY_ROOM_END:
 		return end_word(which, value);
 	case METRIC_BY_TRANSPORT:

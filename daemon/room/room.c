@@ -177,6 +177,13 @@ static void log_end_line(const struct room *room, enum log_level level,
 			      room->error.text);
 }
 
+/* A room that an engine gave up, as when its client left, is no fault. */
+static bool room_is_fault(const struct room *room)
+{
+	return sm_state(&room->sm) != ROOM_SUCCESS && room->error.code != ERR_ABORTED &&
+	       room->error.code != ERR_CANCELED;
+}
+
 /* One line a room. */
 static void log_end(const struct room *room)
 {
@@ -188,7 +195,9 @@ static void log_end(const struct room *room)
 	bool told = !room->leg && /* else its owner tells it */
 		    (!ok || config->log_rooms == LOG_ROOMS_ALL ||
 		     (config->log_rooms == LOG_ROOMS_SLOW && took >= SLOW_NS));
-	enum log_level level = told ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG;
+	enum log_level level = !told		     ? LOG_LEVEL_DEBUG
+			       : room_is_fault(room) ? LOG_LEVEL_WARN
+						     : LOG_LEVEL_INFO;
 	const struct room_names *names = room->names;
 	char number[24], peer[96] = "none", about[560];
 

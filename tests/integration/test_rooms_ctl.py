@@ -163,6 +163,12 @@ def ended_rooms_are_logged_as_asked():
                     assert word in line, line
             lines = [line for line in log.splitlines() if "room 2: failed" in line]
             assert len(lines) == 1 and "code=EABORTED" in lines[0], log
+            assert lines[0].startswith("<6>"), "its engine gave it up: " + lines[0]
+            p.prefill.cmd("room.open", room="3", role="offer", pool=p.src.pool,
+                          views={"kv": {"pages": [3]}}, lease_ms=1)
+            p.prefill.until(3, "offer", FAILED)
+            line = next(x for x in p.a.log().splitlines() if "room 3: failed" in x)
+            assert line.startswith("<4>") and "code=ELEASE" in line and "why=" in line, line
 
 
 def until_status(daemon, begins):

@@ -277,6 +277,8 @@ class Daemon:
         if status != 0:
             raise AssertionError("exit status %d; log:\n%s" % (status, log))
         for line in log.splitlines():
+            if re.match("<4>room [0-9]+: failed ", line):
+                continue  # its engine is told, and judges it
             if re.match("<[0-4]>", line) and not any(w in line for w in self.expected):
                 raise AssertionError("unexpected in the log: " + line)
 

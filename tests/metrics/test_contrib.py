@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """contrib/: alerts and the board ask for what a daemon exports, with labels that it has;
 promtool finds no fault, and each alert fires when it shall and not before."""
+import importlib.util
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import types
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import Skip, run  # noqa: E402
@@ -16,6 +18,7 @@ from rig import Pair  # noqa: E402
 
 CONTRIB = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "contrib")
 BOARD = os.path.join(CONTRIB, "grafana", "kvd.json")
+ROUTER = os.path.join(CONTRIB, "..", "python", "kvd", "router", "metrics.py")
 RULES = os.path.join(CONTRIB, "prometheus", "rules.yml")
 OF_PROMETHEUS = {"job", "instance"}
 
@@ -30,7 +33,22 @@ def exported():
                 for name, pairs in family.samples:
                     labels.setdefault(name, set()).update(n for n, _ in pairs)
     labels["up"] = set()
+    labels.update(exported_by_the_router())
     return labels
+
+
+def exported_by_the_router():
+    spec = importlib.util.spec_from_file_location("router_metrics", ROUTER)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    metrics, member = module.Metrics(), types.SimpleNamespace(
+        role="decode", url="http://d:1", requests=1, failed=0, blocked=lambda now: None)
+    metrics.ended("/v1/completions", 200, 1.0)
+    metrics.tried(None, member, "done")
+    text = metrics.text(types.SimpleNamespace(running=0, queue=[]),
+                        types.SimpleNamespace(by_key={1: member}), False)
+    return {name: set(re.findall(r"(\w+)=", pairs)) for name, pairs in
+            re.findall(r"^([a-z_]+)(?:\{(.*)\})? ", text, re.M)}
 
 
 def board():
@@ -74,7 +92,8 @@ def boards_queries_name_what_is_exported():
     for where, query, legend in board_queries():
         check_query(labels, where, query, legend)
     rows = [p["title"] for p in board()["panels"] if p["type"] == "row"]
-    assert rows == ["Overview", "Peers", "Latency", "Failures", "Loop"], rows
+    assert rows == ["Overview", "Peers", "Latency", "Failures", "Loop", "Chunks", "Attends", "Cluster",
+                    "Router"], rows
     ids = [p["id"] for p in board()["panels"]]
     assert len(set(ids)) == len(ids)
 
@@ -84,8 +103,10 @@ def alerts_name_what_is_exported():
     alerts = [name for name, _, _ in rule_queries()]
     assert alerts == ["KvdDown", "KvdRefusing", "KvdRoomFailures", "KvdRoomOldest",
                       "KvdPeerFlapping", "KvdLoopLate", "KvdOrphansGrow",
-                      "KvdChunkFiles", "KvdChunkDiskFull",
-                      "KvdChunkDiskStands", "KvdChunkHomes", "KvdAttendsRefused"], alerts
+                      "KvdChunkFiles", "KvdChunkDiskFull", "KvdChunkDiskStands", "KvdChunkHomes",
+                      "KvdAttendsRefused", "KvdDegraded", "KvdInsecure", "KvdPeersUnreached",
+                      "KvdChunkHolders", "KvdRouterMember", "KvdRouterErrors",
+                      "KvdRouterCut"], alerts
     for where, query, legend in rule_queries():
         check_query(labels, where, query, legend)
 
