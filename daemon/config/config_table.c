@@ -312,8 +312,8 @@ static const struct setting options[] = {
 	 .help = "UCX_TLS. Empty: all but sm, cma and xpmem."},
 	{"transport", "tcp_listen", SETTING_TEXT, FIELD(tcp_listen), .preset = "",
 	 .help = "Data port of the tcp transport: tcp://ADDRESS:PORT as in listen. "
-		 "Empty: the address of listen and a free port. Bytes travel "
-		 "unencrypted."},
+		 "Empty: the address of listen and a free port. tcp_crypto "
+		 "says what protects its bytes."},
 	{"transport", "tcp_streams", SETTING_AUTO_COUNT, FIELD(tcp_streams),
 	 .preset = "auto", .min = 1, .max = 32,
 	 .help = "Connections for bytes to each peer; the smaller of both sides' counts. "

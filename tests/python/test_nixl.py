@@ -301,7 +301,7 @@ def test_listener_exchanges_metadata(pair, B):
     until(lambda: not a.check_remote_metadata(b.name))
     with pytest.raises(RuntimeError):
         agent_of(pair[0].socket_path, name(), enable_listen_thread=True, listen_port=port)
-    with pytest.raises(B.nixlInvalidParamError):
+    with pytest.raises(B.nixlInvalidParamError, match="directory"):
         a.send_local_metadata()
     quiet = agent_of(pair[0].socket_path, name())
     quiet.send_local_metadata("127.0.0.1", port)

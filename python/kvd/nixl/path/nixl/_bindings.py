@@ -573,8 +573,8 @@ class nixlAgent:
         if not isinstance(ip_addr, (str, bytes)) or not hasattr(port, "__index__"):
             raise TypeError("an address as str, and a port as int, are wanted")
         if not ip_addr:
-            raise nixlInvalidParamError("an IP address is needed: kvd has no central "
-                                        "metadata server")
+            raise nixlInvalidParamError("an IP address is needed: kvd's directory (option "
+                                        "cluster) keeps no metadata of NIXL's")
         return self._listener
 
     def getListenPort(self):
