@@ -51,6 +51,8 @@ zsh		program:zsh	less
 fish		program:fish	less
 clang-tidy	program:clang-tidy	less
 cppcheck	program:cppcheck	less
+gcc-aarch64-linux-gnu	program:aarch64-linux-gnu-gcc	less
+libc6-dev-arm64-cross	file:/usr/aarch64-linux-gnu/include/stdio.h	less
 clang		fuzzer:clang	less
 libclang-rt-dev	fuzzer:clang	less
 '

@@ -180,7 +180,7 @@ static double speed_slope(const struct cost_figure *few, const struct cost_figur
 {
 	double us = fmax(all->value - few->value, LEAST_PART * all->value);
 
-	*error_p = hypot(all->error, few->error) / tokens;
+	*error_p = fit_error_of(all->error, few->error) / tokens;
 	return us / tokens;
 }
 
@@ -192,7 +192,7 @@ void speed_solve(const struct speed_points *p, double token_bytes, double flop,
 	double all =
 		speed_slope(&p->many, &p->many_part, p->part - p->tokens, &all_error);
 	double product = fmax((all - one) / more, LEAST_PART * all / p->many_rows);
-	double product_error = hypot(one_error, all_error) / more;
+	double product_error = fit_error_of(one_error, all_error) / more;
 	double token = fmax(one - product * p->rows, LEAST_PART * one);
 	double row = fmax((p->many.value - p->few.value) / more - product * p->tokens, 0);
 	double fixed =
@@ -202,14 +202,14 @@ void speed_solve(const struct speed_points *p, double token_bytes, double flop,
 		.fixed = p->few,
 		.row = p->many,
 		.memory = speed_rate(token_bytes, token,
-				     hypot(one_error, product_error * p->rows),
+				     fit_error_of(one_error, product_error * p->rows),
 				     &p->few_all),
 		.flops = speed_rate(flop, product, product_error, &p->many_part),
 		.call = (double)COMPUTE_WORK};
 	compute->fixed.value = fmax(fixed, LEAST_PART * p->few.value);
 	compute->row.value = row;
-	compute->row.mad = hypot(p->few.mad, p->many.mad) / more;
-	compute->row.error = hypot(p->few.error, p->many.error) / more;
+	compute->row.mad = fit_error_of(p->few.mad, p->many.mad) / more;
+	compute->row.error = fit_error_of(p->few.error, p->many.error) / more;
 }
 
 static int speed_measure(struct kernel *kernel, const struct attend_shape *shape,

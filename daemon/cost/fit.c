@@ -79,7 +79,7 @@ struct cost_figure fit_faster(const double *values, uint32_t n, uint32_t now_s)
 	memcpy(sorted, values, all.count * sizeof(*values));
 	qsort(sorted, all.count, sizeof(*sorted), fit_by_value);
 	half = fit_figure(sorted, (all.count + 1) / 2, now_s);
-	half.error = hypot(half.error, all.value - half.value);
+	half.error = fit_error_of(half.error, all.value - half.value);
 	half.mad = all.mad;
 	half.count = all.count;
 	return half;

@@ -10,10 +10,18 @@
 #ifndef KVD_COST_FIT_H
 #define KVD_COST_FIT_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/cost/cost.h"
+
+/* Two independent errors together. No value is near what a square overflows, and hypot()
+ * would make programs ask for glibc 2.35. */
+static inline double fit_error_of(double a, double b)
+{
+	return sqrt(a * a + b * b);
+}
 
 #define FIT_SIZES_MAX 8u
 #define FIT_SAMPLES_MAX 64u /* of a size: the latest */

@@ -26,7 +26,9 @@
 
 static uint32_t byte_table[256];
 static uint32_t shift_one[4][256], shift_two[4][256]; /* by BLOCK, by 2 BLOCK */
+#ifdef __x86_64__
 static bool has_instruction;
+#endif
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static uint32_t crc_bytes(uint32_t crc, const uint8_t *p, size_t len)
