@@ -312,6 +312,66 @@ def test_what_lies_here_has_no_price():
         assert {step.way for step in reader.steps[2:]} == {"fetch"}
 
 
+class Failing:
+    """A hold whose fetch does not begin."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def fetch(self, views):
+        raise self.error
+
+
+def test_pages_come_back_whatever_fails(monkeypatch):
+    world = World("llama")
+    with daemons(2) as (_, client, _, clients):
+        spread(world, clients)
+        with place(world, client) as here:
+            pages, held = len(here._free), here.hold(world.document)
+            assert len(held) == 2
+            for error in (kvd.BusyError("full", "EBUSY", 0, "op", True), KeyboardInterrupt()):
+                with pytest.raises(type(error)):
+                    here.fetch([held[0], held[1]._replace(hold=Failing(error))], "kv")
+                assert len(here._free) == pages
+            moves = here.fetch(held, "kv")
+            with monkeypatch.context() as patched:
+                patched.setattr(here, "read", lambda *_: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    here.fetched(moves, held, "kv")
+            assert len(here._free) == pages
+            taken = here.take((pages - 4) * T)
+            with kt.Reader(here, world.document, way="fetch") as reader:
+                assert reader.now == "local" and reader.lost.code == "EBUSY"
+            with pytest.raises(kvd.BusyError, match="free"):
+                kt.Reader(here, world.document, way="fetch", recover=False)
+            here.give(taken)
+            assert len(here._free) == pages
+            for one in held:
+                one.hold.close()
+
+
+def test_pages_of_an_interrupted_put_are_given_back_when_nothing_reads_them(monkeypatch):
+    world = World("llama")
+    with daemons(0) as (_, client, _, _), place(world, client) as here:
+        pages, moves = len(here._free), []
+
+        def interrupted(move, *_):
+            moves.append(move)
+            raise KeyboardInterrupt
+        give = here.give
+
+        def checked(back):
+            with pytest.raises(kvd.StateError, match="closed"):  # it ended, and was closed
+                moves[-1].state
+            give(back)
+        monkeypatch.setattr(here, "give", checked)
+        with monkeypatch.context() as patched:
+            patched.setattr(kvd.chunks.Move, "wait", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                here.put(world.document, world.cache)
+        assert len(moves) == 1 and len(here._free) == pages
+
+
 def agent(socket, kind, question):
     """In a process of its own: tokens, and the logits' bits."""
     world = World(kind)

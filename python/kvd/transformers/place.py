@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model's KV in pages and chunks: what is computed here goes in, what is to be attended here
 comes out."""
+import contextlib
 import hashlib
 import json
 import struct
@@ -54,6 +55,21 @@ def revision_of(model):
     return digest.hexdigest()
 
 
+def _still(move):
+    """Ends it: its pages are nobody's but ours when this returns."""
+    while True:
+        try:
+            if move.state in (rooms.SUCCESS, rooms.FAILED):
+                break
+        except Error:  # closed, or gone with its session
+            return
+        with contextlib.suppress(Error):  # its end shows in its state
+            move.abort()
+        time.sleep(0.001)
+    with contextlib.suppress(Error):
+        move.close()
+
+
 class Place:
     """Pages for `tokens` tokens at a time, and the space of chunks that this model's KV goes
     to: models share it whose configurations and parameters are equal."""
@@ -88,10 +104,14 @@ class Place:
     # ---- pages ----
 
     def take(self, tokens):
+        """BusyError: others have too many of the pages now."""
         count = -(-tokens // self.chunk)
+        if count > self._pages:
+            raise ValueError("tokens: %d need %d pages, of %d in all"
+                             % (tokens, count, self._pages))
         if count > len(self._free):
-            raise ValueError("tokens: %d need %d pages, of which %d are free"
-                             % (tokens, count, len(self._free)))
+            raise BusyError("tokens: %d need %d pages, of which %d are free"
+                            % (tokens, count, len(self._free)), "EBUSY", 0, "op", True)
         pages, self._free = self._free[:count], self._free[count:]
         return pages
 
@@ -122,7 +142,7 @@ class Place:
         lies in a cache of transformers from its first token on."""
         geometry, end = self.geometry, len(tokens) if end is None else end
         ids = chunk_ids(tokens, self.chunk)[begin // self.chunk:-(-end // self.chunk)]
-        pages = self.take(end - begin)
+        pages, moves = self.take(end - begin), []
         try:
             for number, layer in enumerate(cache.layers):
                 rows = geometry.pack(layer.keys, layer.values)
@@ -133,25 +153,30 @@ class Place:
                                layer.indexer_keys[0, begin:end, None])
             view = rooms.View(pages, first_token=begin, tokens=(begin, end))
             for name, space in self.spaces.items():
-                space.put(ids, {name: view}, begin // self.chunk).wait()
+                moves.append(space.put(ids, {name: view}, begin // self.chunk))
+                moves[-1].wait()
         finally:
+            for move in moves:
+                _still(move)
             self.give(pages)
 
     def hold(self, tokens, view="kv"):
         """All chunks of a document, whoever has them. -> [Held]"""
         ids, held = chunk_ids(tokens, self.chunk), []
         at = 0
-        while at < len(ids):
-            hold = self.spaces[view].hold(ids[at:], at, far=FAR_S, lease=LEASE_S)
-            if not hold.chunks:
-                hold.close()
-                for one in held:
-                    one.hold.close()
-                raise NotFoundError("document: nobody has its tokens from %d on"
-                                    % (at * self.chunk), "ENOTFOUND", 0, "op", False)
-            begin = at * self.chunk
-            at += hold.chunks
-            held.append(Held(hold, begin, min(at * self.chunk, len(tokens)) - begin))
+        try:
+            while at < len(ids):
+                hold = self.spaces[view].hold(ids[at:], at, far=FAR_S, lease=LEASE_S)
+                begin = at * self.chunk
+                at += hold.chunks
+                held.append(Held(hold, begin, min(at * self.chunk, len(tokens)) - begin))
+                if not hold.chunks:
+                    raise NotFoundError("document: nobody has its tokens from %d on" % begin,
+                                        "ENOTFOUND", 0, "op", False)
+        except BaseException:
+            for one in held:
+                one.hold.close()
+            raise
         return held
 
     def fetch(self, held, view):
@@ -164,7 +189,7 @@ class Place:
                 moves[-1] = (hold.fetch({view: rooms.View(
                     pages, first_token=begin, tokens=(begin, begin + tokens))},
                     deadline=FETCH_S), pages)
-        except Error:
+        except BaseException:
             self.drop(moves)
             raise
         return moves
@@ -173,22 +198,20 @@ class Place:
         """Moves that nobody wants: their pages are free once nothing lands there."""
         for move, pages in moves:
             if move is not None:
-                if move.state not in (rooms.SUCCESS, rooms.FAILED):
-                    move.abort()
-                    while move.state not in (rooms.SUCCESS, rooms.FAILED):
-                        time.sleep(0.001)
-                move.close()
+                _still(move)
             self.give(pages)
 
     def fetched(self, moves, held, view):
-        """What has landed: of each layer {field: rows}. The pages are free again."""
-        layers = [{f["name"]: torch.cat([self.read(view, layer, f["name"], pages, h.tokens)
-                                         for (_, pages), h in zip(moves, held)])
-                   for f in fields} for layer, fields in self._views[view].items()]
-        for move, pages in moves:
-            move.close()
-            self.give(pages)
-        return layers
+        """What has landed: of each layer {field: rows}. The pages are free again, whatever
+        happens."""
+        try:
+            for move, _ in moves:
+                move.wait()
+            return [{f["name"]: torch.cat([self.read(view, layer, f["name"], pages, h.tokens)
+                                           for (_, pages), h in zip(moves, held)])
+                     for f in fields} for layer, fields in self._views[view].items()]
+        finally:
+            self.drop(moves)
 
     def close(self):
         for space in self.spaces.values():

@@ -73,17 +73,20 @@ class Reader:
         if self.page is not None and self.holders is None:
             self.holders = holders_of(self._held)
         if way == "fetch":
-            return self._here(self._fetched("kv"), "fetch")
+            try:
+                layers = self._fetched("kv")
+            except Error as why:
+                if not self._recovers(why):
+                    raise
+                return self._compute()
+            return self._here(layers, "fetch")
         self._attend = self.geometry.attend(self.place.client, min(
             self._rows, ROWS_MAX // self.geometry.heads * self.geometry.heads), 2)
         away = self.cache.away
         away.tokens, away.at = len(self.document), self.cache.layers[0].own()
 
     def _fetched(self, view):
-        moves = self.place.fetch(self._held, view)
-        for move, _ in moves:
-            move.wait()
-        return self.place.fetched(moves, self._held, view)
+        return self.place.fetched(self.place.fetch(self._held, view), self._held, view)
 
     def _index_here(self, layers):
         for layer, rows in zip(self.cache.layers, layers):
@@ -181,10 +184,8 @@ class Reader:
                 choice = self._turn(len(tokens))
             logits = self._forward(tokens)
         except Error as why:
-            if not (self.recover and self.cache.away.tokens and
-                    (why.retryable or why.code in LOST)):
+            if not self.cache.away.tokens or not self._recovers(why):
                 raise
-            self.lost = why
             self.cache.cut(before)
             self._drop_moves()
             self._compute()
@@ -236,6 +237,13 @@ class Reader:
             tokens = [int(logits.argmax())]
             out += tokens
         return out, seen
+
+    def _recovers(self, why):
+        """Whether the document is computed here instead."""
+        if not self.recover or not (why.retryable or why.code in LOST):
+            return False
+        self.lost = why
+        return True
 
     # ---- the end ----
 
