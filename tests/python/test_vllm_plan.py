@@ -260,15 +260,6 @@ def test_what_is_behind_the_own_cache_is_loaded_but_for_a_token(tokens, computed
     assert all(first == computed // T for first, _ in store.asked)
 
 
-def test_fewer_tokens_than_were_found_are_loaded_from_the_first_on():
-    plan, _, _ = plan_of(9)
-    request = arrive(plan, 300)
-    assert plan.matched(request, 80) == (176, True)
-    plan.allocated(request, lambda: (list(range(20)),), 100)  # vLLM may want fewer
-    ((_, _, blocks, begin, end),) = plan.step.loads
-    assert (begin, end) == (80, 180) and blocks == list(range(5, 12))
-
-
 def test_a_queued_request_is_not_asked_for_in_each_step():
     plan, store, clock = plan_of(0)
     request = arrive(plan, 300)

@@ -11,8 +11,10 @@ from types import SimpleNamespace as Some
 
 import pytest
 
+from kvd.layout import Layout
 from kvd.vllm import releases
 from kvd.vllm.params import Remote
+from kvd.vllm.store_plan import BlockIds, Plan, Words
 
 OURS = ("kvd.vllm.connector", "kvd.vllm.stats", "kvd.vllm.worker")
 
@@ -23,8 +25,7 @@ class Empty(types.ModuleType):
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return logging.getLogger if name == "init_logger" else \
-            {"P2P": 1} if name == "CacheHitSource" else type(name, (), {
+        return logging.getLogger if name == "init_logger" else type(name, (), {
             "register_connector": lambda *args: None, "FINISHED_STOPPED": 1,
             "FINISHED_LENGTH_CAPPED": 2})
 
@@ -99,6 +100,24 @@ def test_a_state_of_another_token_is_not_loaded(connector):
     connector._scheduler.loads = lambda tokens: tokens
     bind, ((name, room, why),) = load(connector, 48)
     assert bind == (32, 80) and (name, room) == ("a", 5) and "the state" in why
+
+
+def test_fewer_chunks_than_were_found_are_loaded_from_the_first_token_on():
+    space = Some(hold=lambda ids, first, **kw: Some(chunks=len(ids), secret=b"s", close=None))
+    door = Some(ask=lambda key, call: call(space))
+    plan = Plan(door, BlockIds(16), Words("m", "r", "s", "", 0), 16, 64)
+    layout = Layout()
+    layout.buffer(1 << 20)
+    layout.view("kv", 16, 20).field("kv", 0, "k", buffer=0, page_stride=512, token_stride=32,
+                                    unit_stride=32, unit_bytes=32)
+    plan.told({(0, 0): (layout.text(), 1)})
+    request = Some(request_id="a", num_tokens=300, skip_reading_prefix_cache=False,
+                   block_hashes=[bytes([i]) * 32 for i in range(18)])
+    plan.arrived(request)
+    assert plan.matched(request, 80) == (176, True)
+    plan.allocated(request, lambda: (list(range(20)),), 100)
+    ((_, _, blocks, begin, end),) = plan.step.loads
+    assert (begin, end) == (80, 180) and blocks == list(range(5, 12))
 
 
 def test_hashes_of_tokens_behind_their_block_are_refused():

@@ -3,12 +3,13 @@
 
 
 def hits(source):
-    """vLLM's name for where cached tokens came from. None: before release 0.32 it had none."""
+    """vLLM's name for where cached tokens came from. None: it has no such name,
+    before release 0.32 none at all."""
     try:
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
     except ImportError:
         return None
-    return CacheHitSource[source]
+    return getattr(CacheHitSource, source, None)
 
 
 def hash_tokens(config, caches):
