@@ -486,26 +486,29 @@ def pd(case):
 
 def left_pulling(case, name, again):
     """P's daemon stands still, so that D has blocks and nothing in them. None is saved; the same
-    prompt is right later. again: before D's room has ended."""
+    prompt is right later. again: it is asked for before D's room has ended."""
     P, D = case.P, case.D
     for engine in (P, D):
         engine.forget()
-    begin, params = case.seen(D), P.prefill(case.prompts[name])
+    begin, params, second = case.seen(D), P.prefill(case.prompts[name]), None
     P.node.daemon.freeze()
     try:
         asked = Asked(D, case.prompts[name], TOKENS, params)
         assert until(lambda: D.counters()["usage"] > 0, 30, 0.02), "D gave it no blocks"
         asked.leave()
         if again:
-            case.right(D, name)
+            second = Asked(D, case.prompts[name], TOKENS, None)
     finally:
         P.node.daemon.thaw()
+    if again:
+        equal(second.answer()["tokens"], case.wanted[name], "tokens of the second one")
     assert until(lambda: D.counters()["usage"] == 0, 30), "blocks are not free"
     if not again:
         equal(case.seen(D)["daemon_put_bytes"], begin["daemon_put_bytes"], "bytes that D saved")
     D.forget()
     case.right(D, name)
-    P.settled()
+    # one that stood still for longer than dead_after ends the offer with its lease
+    assert until(lambda: P.counters()["usage"] == 0, 40), "P keeps blocks"
 
 
 def handed(case, name, loaded):
