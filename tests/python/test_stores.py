@@ -3,12 +3,14 @@
 import os
 import types
 
+import numpy as np
 import pytest
 
 import kvd
+from conftest import until
 from kvd.stores import door as store_door
 from kvd.stores import names
-from kvd.stores.door import Door
+from kvd.stores.door import Door, hold_most
 from kvd.vllm import identity
 from kvd_daemon import Daemon
 from test_vllm_plan import Clock, T, layout_text
@@ -73,6 +75,28 @@ def test_spaces_that_are_not_asked_for_any_more_are_closed():
         for key in "aabba":
             assert door.ask(key, lambda space: True)
         assert "".join(opened) == wanted and len(door.spaces) == (most or 2)
+
+
+def test_the_longest_prefix_that_may_be_held_is():
+    """Holds of a user keep half of its share at most."""
+    ids = [i.to_bytes(32, "big") for i in range(1, 193)]
+    with Daemon("[chunks]\nchunk_memory = 8 MiB\n") as daemon, \
+            kvd.Client(daemon.socket_path) as c:
+        layout, memory = kvd.Layout(), np.zeros(len(ids) << 15, np.uint8)
+        layout.buffer(memory.nbytes)
+        layout.view("kv", 16, len(ids)).heads("kv", 0, "k", buffer=0, unit_bytes=2048)
+        pool = c.pool(layout, [c.register(memory)])
+        door = Door(None, lambda c, key: c.space(pool, model="m", scheme="s", tokens=16), c)
+        space = until(lambda: door.ask("key", lambda space: space))
+        space.put(ids, {"kv": range(len(ids))}).wait()
+        there = space.find(ids).chunks
+        with pytest.raises(kvd.Error) as told:
+            space.hold(ids[:there])
+        assert told.value.code == "ELIMIT"
+        held = hold_most(lambda count: space.hold(ids[:count]), there)
+        assert 0 < held.chunks < there
+        with pytest.raises(kvd.Error):  # it is the longest one
+            space.hold(ids[:held.chunks + 1])
 
 
 def test_chunks_that_have_left_are_no_word_for_the_log(caplog):
