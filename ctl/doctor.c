@@ -68,7 +68,7 @@ void doctor_say(struct doctor *d, enum doctor_result result, const char *remedy,
 	}
 	words_clean(fact); /* files and other programs' names are in it, too */
 	printf("%-4s  %-11s  %s%s%s\n", results[result], d->check, fact,
-	       remedy && *remedy ? " → " : "", remedy ? remedy : "");
+	       remedy && *remedy ? " -> " : "", remedy ? remedy : "");
 	fflush(stdout);
 }
 

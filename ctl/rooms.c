@@ -114,10 +114,9 @@ static int print_rooms(const cJSON *reply)
 	const cJSON *room;
 	struct table *table;
 
-	if (table_new(
-		    "ROOM ROLE STATE ENGINE PROCESS TRANSPORT PEER >PEERS >BYTES >EXPECTED "
-		    "ERROR >AGE WAITS_FOR",
-		    &table) < 0)
+	if (table_new("ROOM ROLE STATE ENGINE PROCESS TRANSPORT PEER >PEERS >BYTES "
+		      ">EXPECTED ERROR >AGE WAITS_FOR",
+		      &table) < 0)
 		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(room, ctl_list(reply, "rooms"))
 		room_row(table, room);

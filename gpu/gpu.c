@@ -310,7 +310,7 @@ static void ctx_down(struct gpu_device *device)
 
 static int broken_raise(const struct gpu_device *device)
 {
-	return err_raise(ERR_IO, "%s has failed and is not reset yet: %.200s", device->id,
+	return err_raise(ERR_IO, "%s has failed and is not reset yet: %s", device->id,
 			 device->why.text);
 }
 

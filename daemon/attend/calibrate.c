@@ -428,7 +428,7 @@ int calibrate_on_attended(struct attends *attends, struct remote *remote,
 		return 0;
 	}
 	if (msg->code != ERR_OK) {
-		err_set(&why, err_from_wire(msg->code), "%.60s: %.200s", remote->label,
+		err_set(&why, err_from_wire(msg->code), "%.60s: %s", remote->label,
 			msg->text);
 		calibration_end(c, &why);
 		return 0;

@@ -478,7 +478,7 @@ static void leg_answered(struct leg *leg, const struct wire_attended *msg)
 
 	leg->in = true;
 	if (msg->code != ERR_OK) {
-		err_set(&why, err_from_wire(msg->code), "%.60s: %.200s", remote->label,
+		err_set(&why, err_from_wire(msg->code), "%.60s: %s", remote->label,
 			msg->text);
 		post_fail(leg->post, &why);
 		return;
@@ -537,7 +537,7 @@ void legs_on_down(struct attends *attends, const struct remote *remote,
 	struct idmap_cursor it;
 	struct err told;
 
-	err_set(&told, ERR_PEER, "%.60s is lost: %.200s", remote->label, why->text);
+	err_set(&told, ERR_PEER, "%.60s is lost: %s", remote->label, why->text);
 	idmap_foreach(&attends->legs, it) {
 		struct leg *leg = it.value;
 

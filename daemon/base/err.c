@@ -53,16 +53,44 @@ static void err_fill(struct err *e, enum err_code code)
 	e->retryable = row->retryable;
 }
 
+#define WORD_MAX 64u
+
+/* What does not fit ends behind a whole word, with dots: half a word misleads. */
+static void err_fit(char text[ERR_TEXT_MAX], const char *whole)
+{
+	const size_t most = ERR_TEXT_MAX - sizeof("...");
+	size_t len = strlen(whole), at = most;
+
+	if (len < ERR_TEXT_MAX) {
+		memcpy(text, whole, len + 1);
+		return;
+	}
+	while (whole[at] != ' ' && most - at < WORD_MAX)
+		at--;
+	if (whole[at] != ' ') /* one long word: not within a character */
+		for (at = most; ((unsigned char)whole[at] & 0xc0) == 0x80;)
+			at--;
+	memcpy(text, whole, at);
+	memcpy(text + at, "...", sizeof("..."));
+}
+
+__attribute__((format(printf, 2, 0))) static void err_text(char text[ERR_TEXT_MAX],
+							   const char *fmt, va_list ap)
+{
+	char whole[3 * ERR_TEXT_MAX]; /* an argument may be the old record's text */
+
+	vsnprintf(whole, sizeof(whole), fmt, ap);
+	err_fit(text, whole);
+}
+
 int(err_raise)(enum err_code code, const char *fmt, ...)
 {
-	char text[ERR_TEXT_MAX]; /* an argument may be the old record's text */
 	va_list ap;
 
 	va_start(ap, fmt);
-	vsnprintf(text, sizeof(text), fmt, ap);
+	err_text(last.text, fmt, ap);
 	va_end(ap);
 	err_fill(&last, code);
-	memcpy(last.text, text, sizeof(text));
 	return -err_row_of(code)->no;
 }
 
@@ -115,8 +143,7 @@ int err_prefix(int r, const char *fmt, ...)
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
 	snprintf(joined, sizeof(joined), "%s: %s", text, last.text);
-	joined[ERR_TEXT_MAX - 1] = '\0';
-	memcpy(last.text, joined, ERR_TEXT_MAX);
+	err_fit(last.text, joined);
 	return r;
 }
 
@@ -141,10 +168,10 @@ void err_set(struct err *dst, enum err_code code, const char *fmt, ...)
 {
 	va_list ap;
 
-	err_fill(dst, code);
 	va_start(ap, fmt);
-	vsnprintf(dst->text, sizeof(dst->text), fmt, ap);
+	err_text(dst->text, fmt, ap);
 	va_end(ap);
+	err_fill(dst, code);
 }
 
 int(err_reraise)(const struct err *src)

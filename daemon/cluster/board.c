@@ -225,7 +225,7 @@ static int board_check_holder(const struct board_owner *owner,
 		return err_raise(ERR_BUSY,
 				 "%s: the rank is published by %.100s, which is away",
 				 place_text(place, text), holder->endpoint);
-	return err_raise(ERR_EXIST, "%s: the rank is published by %.100s",
+	return err_raise(ERR_EXIST, "%s: the rank is published by %s",
 			 place_text(place, text),
 			 holder->local ? "this daemon" : holder->endpoint);
 }

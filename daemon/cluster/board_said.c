@@ -329,7 +329,7 @@ int board_said_on_ack(struct board_site *site, struct cursor *body)
 		return 0;
 	}
 	board_tick_start(site->directory);
-	err_set(&why, err_from_wire(m.code), "the board at %.100s says: \"%.190s\"",
+	err_set(&why, err_from_wire(m.code), "the board at %.100s says: \"%s\"",
 		site->endpoint, m.text);
 	if (!(found->refused & bit))
 		log_warn("cluster", site->endpoint, "a rank is not taken",

@@ -109,9 +109,9 @@ void etcd_refusal(const struct etcd *e, const struct etcd_message *answer,
 			"role of that user",
 			what, text);
 	else if (answer->error_code == EXHAUSTED)
-		err_set(err_p, ERR_LIMIT, "%.200s: etcd says \"%.200s\"", what, text);
+		err_set(err_p, ERR_LIMIT, "%.200s: etcd says \"%s\"", what, text);
 	else
-		err_set(err_p, ERR_IO, "%.200s: etcd says \"%.200s\"", what, text);
+		err_set(err_p, ERR_IO, "%.200s: etcd says \"%s\"", what, text);
 }
 
 /* ---- operations ---- */

@@ -373,7 +373,7 @@ static void request_end(struct etcd_request *request, CURLcode code)
 		err_set(&err, ERR_PROTO, "etcd %s:%s: HTTP %ld without a whole answer",
 			at->host, at->port, http);
 	else if (answer->failed && request_is_broken(e, answer))
-		err_set(&err, ERR_IO, "etcd %s:%s: %.200s", at->host, at->port,
+		err_set(&err, ERR_IO, "etcd %s:%s: %s", at->host, at->port,
 			answer->error);
 	else if (request->stream && !answer->failed)
 		err_set(&err, ERR_IO, "etcd %s:%s: the watch was cut", at->host,

@@ -360,7 +360,7 @@ int record_read(const char *text, struct record *record_p)
 	err_take(&why);
 	record_init(record_p);
 	return why.code == ERR_NOMEM ? err_reraise(&why)
-				     : err_raise(ERR_PROTO, "record: %.240s", why.text);
+				     : err_raise(ERR_PROTO, "record: %s", why.text);
 }
 
 /* ---- endpoints ---- */

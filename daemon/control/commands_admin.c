@@ -66,7 +66,7 @@ static enum health directory_health(const struct kvd *kvd, struct err *why_p)
 	groups_state(kvd->groups, &state);
 	if (state.directory.up || !*state.where)
 		return HEALTH_SERVING;
-	err_set(why_p, ERR_PEER, "the directory (cluster) is away: %.200s",
+	err_set(why_p, ERR_PEER, "the directory (cluster) is away: %s",
 		state.directory.why.text);
 	return HEALTH_DEGRADED;
 }

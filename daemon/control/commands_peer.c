@@ -106,10 +106,9 @@ static void on_connect_timer(struct loop_timer *timer)
 	struct err why;
 
 	if (sm_state(&remote->peer->sm) != PEER_UP && !remote->peer->why.code)
-		err_set(&why, ERR_TIMEOUT, "not connected in time: %.250s",
-			remote->label);
+		err_set(&why, ERR_TIMEOUT, "not connected in time: %s", remote->label);
 	else
-		err_set(&why, ERR_TIMEOUT, "not connected in time: %.250s",
+		err_set(&why, ERR_TIMEOUT, "not connected in time: %s",
 			handshake_why_not(remote, text));
 	connect_end(c, &why);
 }

@@ -214,7 +214,7 @@ int handshake_transports_ok(const struct handshake *hs)
 			return 0;
 	}
 	if (hs->transports_why.code != ERR_OK)
-		return err_raise(ERR_REQUIRE, "no allowed transport: %.250s",
+		return err_raise(ERR_REQUIRE, "no allowed transport: %s",
 				 hs->transports_why.text);
 	return err_raise(ERR_REQUIRE,
 			 "no transport that `require` allows is usable here");

@@ -95,8 +95,8 @@ static void handshake_express_on_sent(struct xp_op *op)
 	struct err why;
 
 	if (op->result < 0) /* as on_peer_lost() says it: a room tells what came first */
-		err_set(&why, op->err.code, "%.100s: data line lost: %.200s",
-			remote->label, op->err.text);
+		err_set(&why, op->err.code, "%.100s: data line lost: %s", remote->label,
+			op->err.text);
 	if (handshake_express_serves(out))
 		peer_express_done(remote->peer, out->frame_len,
 				  op->result < 0 ? &why : NULL);

@@ -169,7 +169,7 @@ static int choose_line(struct handshake *hs, struct remote *remote)
 		err_clear();
 	}
 	remote->transport = NULL;
-	return err_raise(ERR_REQUIRE, "%.100s: no transport: %.200s", remote->label,
+	return err_raise(ERR_REQUIRE, "%.100s: no transport: %s", remote->label,
 			 *why ? why : "none built");
 }
 
@@ -486,8 +486,7 @@ void line_on_lost(void *owner, struct xp_peer *xp, const struct err *why)
 		attempt_failed(remote, why);
 		return;
 	}
-	err_set(&e, why->code, "%.100s: data line lost: %.200s", remote->label,
-		why->text);
+	err_set(&e, why->code, "%.100s: data line lost: %s", remote->label, why->text);
 	sched_line_set(&remote->line, NULL, NULL, &e);
 	line_close(remote);
 	if (sm_state(&remote->peer->sm) == PEER_UP)
@@ -538,11 +537,11 @@ const char *handshake_why_not(const struct remote *remote, char text[ERR_TEXT_MA
 	else if (remote->why.code != ERR_OK)
 		snprintf(text, ERR_TEXT_MAX, "%s", remote->why.text);
 	else if (*here && *there)
-		snprintf(text, ERR_TEXT_MAX, "%.100s; from there: %.100s", here, there);
+		snprintf(text, ERR_TEXT_MAX, "%.140s; from there: %.140s", here, there);
 	else if (*here)
 		snprintf(text, ERR_TEXT_MAX, "%s", here);
 	else if (*there)
-		snprintf(text, ERR_TEXT_MAX, "from there: %.200s", there);
+		snprintf(text, ERR_TEXT_MAX, "from there: %.300s", there);
 	else
 		snprintf(text, ERR_TEXT_MAX, "its data line is not up yet");
 	return text;

@@ -67,7 +67,7 @@ static int memory_check(struct memory *m)
 	if (!m || memory_owner_alive(m))
 		return 0;
 	if (of_device(m))
-		return err_raise(ERR_FAULT, "the memory on %s is lost: %.200s",
+		return err_raise(ERR_FAULT, "the memory on %s is lost: %s",
 				 m->gpu->device->id, m->gpu->device->why.text);
 	return err_raise(ERR_FAULT, "the memory is gone");
 }

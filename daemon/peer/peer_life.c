@@ -42,7 +42,7 @@ void peer_told(const struct peer *peer, uint32_t code, const char *text,
 {
 	char label[PEER_LABEL_MAX];
 
-	err_set(why_p, code ? err_from_wire(code) : ERR_PEER, "%.110s says: \"%.190s\"",
+	err_set(why_p, code ? err_from_wire(code) : ERR_PEER, "%.110s says: \"%s\"",
 		peer_label(peer, label), text);
 	err_foreign(why_p);
 }

@@ -143,7 +143,7 @@ static void room_clock_bootstrap_text(const struct room *room, char *text, size_
 		if (sm_state(&party->remote->peer->sm) == PEER_UP && party->pool &&
 		    party->pool->ready && party->remote->ready)
 			continue;
-		snprintf(text, size, "source %.110s: %.110s",
+		snprintf(text, size, "source %.110s: %.190s",
 			 party_label(party, label, sizeof(label)),
 			 why_no_source(party, why));
 		return;
@@ -235,7 +235,7 @@ static uint64_t posted_since(const struct room *room, uint64_t now)
 
 static void look_at_waiting(const struct room *room, uint64_t idle_ns, struct err *why)
 {
-	char text[240];
+	char text[ERR_TEXT_MAX];
 
 	if (idle_ns < room->limits_ns[LIMIT_WAITING])
 		return;
@@ -249,7 +249,7 @@ static void look_at_waiting(const struct room *room, uint64_t idle_ns, struct er
 static void look_at_moving(struct room *room, uint64_t now, struct err *why)
 {
 	uint64_t progress = progress_of(room), since = posted_since(room, now);
-	char text[240];
+	char text[ERR_TEXT_MAX];
 
 	if (progress != room->progress)
 		room->moved_ns = now;
@@ -289,7 +289,7 @@ static void look_at_connecting(const struct room *room, uint64_t now, struct err
 
 static void bootstrap_over(const struct room *room, struct err *why)
 {
-	char text[240];
+	char text[ERR_TEXT_MAX];
 
 	room_clock_bootstrap_text(room, text, sizeof(text));
 	err_set(why, ERR_TIMEOUT, "room %llu: bootstrapping took longer than %llu ms: %s",

@@ -380,8 +380,8 @@ void room_op_abort(struct room *room, const char *who, const struct session *by,
 {
 	struct err why;
 
-	err_set(&why, ERR_ABORTED, "aborted by %s '%.40s' (pid %d)%s%.200s", who,
-		by->client, (int)by->pid, reason ? ": " : "", reason ? reason : "");
+	err_set(&why, ERR_ABORTED, "aborted by %s '%.40s' (pid %d)%s%s", who, by->client,
+		(int)by->pid, reason ? ": " : "", reason ? reason : "");
 	room_fail(room, &why, NULL);
 }
 

@@ -541,7 +541,7 @@ static void abort_of_nobody(struct rooms *rooms, struct remote *remote, struct r
 {
 	struct err why;
 
-	err_set(&why, err_from_wire(m->code), "%.110s: %.200s", remote->label, m->text);
+	err_set(&why, err_from_wire(m->code), "%.110s: %s", remote->label, m->text);
 	err_foreign(&why);
 	if (m->from_role != ROOM_RECV || m->to_gen ||
 	    !early_abort(rooms, remote, room, m, &why))

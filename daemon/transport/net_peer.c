@@ -237,7 +237,7 @@ static void set_closed(struct net_peer *peer)
 void net_peer_flush(struct net_peer *peer, uint64_t flush_ns, struct err *err_p)
 {
 	assert(sm_state(&peer->sm) < NET_PEER_FLUSHING && flush_ns > 0);
-	err_set(err_p, ERR_PEER, "%s: the remote daemon closed the connection%s%.200s",
+	err_set(err_p, ERR_PEER, "%s: the remote daemon closed the connection%s%s",
 		net_name(peer), peer->failed ? ": " : "",
 		peer->failed ? peer->err.text : "");
 	set_closed(peer);

@@ -350,7 +350,7 @@ static void on_attach_timer(struct loop_timer *timer)
 		err_set(&why, ERR_TIMEOUT, "%.150s: not attached in time", remote->label);
 	else
 		err_set(&why, now_ns < attach->until_ns ? ERR_PEER : ERR_TIMEOUT,
-			"not attached in time: %.250s", handshake_why_not(remote, text));
+			"not attached in time: %s", handshake_why_not(remote, text));
 	attach_lost(attach, &why);
 }
 

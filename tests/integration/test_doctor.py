@@ -93,7 +93,7 @@ def host_is_looked_at_without_a_daemon():
     with tempfile.TemporaryDirectory() as empty:
         done = ctl("doctor", run_dir=empty)
         assert done.returncode == 2 and not done.stderr, done
-        assert re.match(r"FAIL  daemon +ENODAEMON: .+ → systemctl start", done.stdout), done
+        assert re.match(r"FAIL  daemon +ENODAEMON: .+ -> systemctl start", done.stdout), done
         assert "  kernel " in done.stdout and "  gpu " in done.stdout, done
         lines = lines_of(json.loads(ctl("-j", "doctor", run_dir=empty).stdout), 2)
         assert not {"peers", "loop", "rooms"} & {line[1] for line in lines}, lines

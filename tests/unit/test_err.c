@@ -136,6 +136,28 @@ static void codes_keep_their_numbers_and_are_unique(void **state)
 	}
 }
 
+static void text_that_is_too_long_ends_behind_a_whole_word(void **state)
+{
+	static const char word[] = "remedy ";
+	char words[2 * ERR_TEXT_MAX] = "";
+	struct err err;
+
+	(void)state;
+	while (strlen(words) < sizeof(words) - sizeof(word))
+		strcat(words, word);
+	err_set(&err, ERR_PEER, "%s", words);
+	(void)err_raise(ERR_PEER, "%s", words);
+	assert_string_equal(err_last()->text, err.text);
+	assert_in_range(strlen(err.text), ERR_TEXT_MAX - 16, ERR_TEXT_MAX - 1);
+	assert_string_equal(strrchr(err.text, ' '), " remedy...");
+	(void)err_prefix(-1, "an object");
+	assert_string_equal(strrchr(err_last()->text, ' '), " remedy...");
+	memset(words, 'x', ERR_TEXT_MAX - 1); /* the longest that fits */
+	words[ERR_TEXT_MAX - 1] = '\0';
+	err_set(&err, ERR_PEER, "%s", words);
+	assert_string_equal(err.text, words);
+}
+
 static void codes_from_elsewhere_become_internal(void **state)
 {
 	(void)state;
@@ -176,6 +198,7 @@ int main(void)
 		cmocka_unit_test(record_belongs_to_its_thread),
 		cmocka_unit_test(codes_keep_their_numbers_and_are_unique),
 		cmocka_unit_test(fault_of_another_daemon_costs_a_room),
+		cmocka_unit_test(text_that_is_too_long_ends_behind_a_whole_word),
 		cmocka_unit_test(codes_from_elsewhere_become_internal),
 	};
 

@@ -248,8 +248,7 @@ static void watch_connect(struct shm_peer *peer, uint64_t now)
 	net_peer_watch(&peer->net, peer->deadline_ns);
 	if (peer->net.dial && sm_state(&peer->net.sm) == NET_PEER_OPENING &&
 	    peer_dial(peer) < 0) { /* it was there before */
-		err_raise(ERR_TRANSPORT, "shm: the peer is gone: %.250s",
-			  err_last()->text);
+		err_raise(ERR_TRANSPORT, "shm: the peer is gone: %s", err_last()->text);
 		net_peer_fail_last(&peer->net);
 	}
 }

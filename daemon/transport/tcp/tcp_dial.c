@@ -78,7 +78,7 @@ void tcp_dial_why(const struct tcp_peer *peer, struct err *why_p)
 		dial_timed_out(peer->dial);
 		words = err_last()->text;
 	}
-	err_set(why_p, ERR_TIMEOUT, "no data connection to %s%s (tcp_listen): %.180s",
+	err_set(why_p, ERR_TIMEOUT, "no data connection to %s%s (tcp_listen): %s",
 		peer->place, peer->address.count > 1 ? ", the last of several" : "",
 		words);
 	err_clear();

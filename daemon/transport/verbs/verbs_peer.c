@@ -130,8 +130,8 @@ static void watch_dial(struct verbs_peer *peer, uint64_t now)
 		return;
 	}
 	verbs_address_text(&peer->address.rail[0], place, sizeof(place));
-	err_set(&err, ERR_TIMEOUT, "no data connection to %s (verbs_rails): %.200s",
-		place, peer->dial_err.code == ERR_OK ? "timed out" : peer->dial_err.text);
+	err_set(&err, ERR_TIMEOUT, "no data connection to %s (verbs_rails): %s", place,
+		peer->dial_err.code == ERR_OK ? "timed out" : peer->dial_err.text);
 	net_peer_fail(&peer->net, &err);
 }
 
