@@ -272,29 +272,63 @@ static void answer_with_less_is_refused_by_name(void **state)
 }
 
 /* Packets that are dropped: here of a listener whose queue is full. */
-static void connection_that_hears_nothing_names_who_may_filter(void **state)
+static int door_waiting[4];
+
+static void door_fill(void)
 {
 	struct sockaddr_storage at;
 	socklen_t len = sizeof(at);
-	int waiting[4];
 
-	(void)state;
-	transport_of(&up_a)->acceptor.wait_ns = LOOP_NS_PER_S / 2;
 	between_begin();
 	assert_int_equal(listen(between.door, 0), 0);
 	assert_int_equal(getsockname(between.door, (struct sockaddr *)&at, &len), 0);
-	for (size_t i = 0; i < ARRAY_LEN(waiting); i++) {
-		waiting[i] =
+	for (size_t i = 0; i < ARRAY_LEN(door_waiting); i++) {
+		door_waiting[i] =
 			socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-		(void)connect(waiting[i], (struct sockaddr *)&at, len);
+		(void)connect(door_waiting[i], (struct sockaddr *)&at, len);
 	}
+}
+
+static void door_empty(void)
+{
+	between.here = accept(between.door, NULL, NULL);
+	for (size_t i = 0; i < ARRAY_LEN(door_waiting); i++)
+		close(door_waiting[i]);
+	between_end();
+}
+
+static void connection_that_hears_nothing_names_address_and_option(void **state)
+{
+	(void)state;
+	transport_of(&up_a)->acceptor.wait_ns = LOOP_NS_PER_S / 2;
+	door_fill();
 	connect_by(&up_a, between.address, between.address_len);
 	await(up_a.lost);
+	assert_memory_equal(up_a.lost_why.text, "no data connection to 127.0.0.1:", 32);
 	assert_non_null(strstr(up_a.lost_why.text, "(tcp_listen): timed out"));
-	between.here = accept(between.door, NULL, NULL);
-	for (size_t i = 0; i < ARRAY_LEN(waiting); i++)
-		close(waiting[i]);
-	between_end();
+	door_empty();
+}
+
+/* Each of several addresses has its part of the time. */
+static void address_that_swallows_all_leaves_time_for_the_next(void **state)
+{
+	struct tcp_address address, other;
+	uint8_t both[XP_ADDRESS_MAX];
+	size_t len;
+
+	(void)state;
+	transport_of(&up_a)->acceptor.wait_ns = 2 * LOOP_NS_PER_S;
+	door_fill();
+	assert_int_equal(tcp_address_get(between.address, between.address_len, &address),
+			 0);
+	assert_int_equal(tcp_address_get(up_b.t->address, up_b.t->address_len, &other),
+			 0);
+	address.list[address.count++] = other.list[0];
+	assert_int_equal(tcp_address_put(&address, both, &len), 0);
+	connect_by(&up_b, up_b.t->address, up_b.t->address_len);
+	connect_by(&up_a, both, len);
+	await(up_a.ready && up_b.ready);
+	door_empty();
 }
 
 /* ---- wrong records ---- */
@@ -437,7 +471,8 @@ int main(void)
 		cmocka_unit_test(kernels_way_is_told_only_if_it_has_every_half),
 		PAIR(nobody_in_between_weakens_what_is_wanted),
 		PAIR(answer_with_less_is_refused_by_name),
-		PAIR(connection_that_hears_nothing_names_who_may_filter),
+		PAIR(connection_that_hears_nothing_names_address_and_option),
+		PAIR(address_that_swallows_all_leaves_time_for_the_next),
 		RAW(record_that_is_wrong_loses_the_peer_at_once, begin_sealed),
 		RAW(record_that_is_wrong_loses_the_peer_at_once, begin_gmac),
 		RAW(rows_are_untouched_until_their_frame_is_whole, begin_sealed),
