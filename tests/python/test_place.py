@@ -104,10 +104,14 @@ def test_source_is_found_by_its_group(pair):
 
 def test_source_is_packed_as_it_was_named():
     packed = source_pack(kvd.Source(group="g", worker="w", ranks=(1, 0, 3)), "sources[0]")
-    assert packed[0] is None and packed[5:] == ("g", "w", (1, 0, 3, 0))
+    assert packed[0] is None and packed[5:] == ("g", "w", (1, 0, 3, 0), 0)
+    packed = source_pack(kvd.Source("tcp://a:1", session=2 ** 64 - 1), "sources[0]")
+    assert packed[0] == "tcp://a:1" and packed[8] == 2 ** 64 - 1
     with pytest.raises((TypeError, ValueError)):
         source_pack(kvd.Source(group="g", ranks=(1, 2, 3, 4, 5)), "sources[0]")
     with pytest.raises((TypeError, ValueError)):
         source_pack(kvd.Source(group="g", ranks=(-1,)), "sources[0]")
     with pytest.raises(TypeError):
         source_pack(kvd.Source(group=7), "sources[0]")
+    with pytest.raises(TypeError):
+        source_pack(kvd.Source("tcp://a:1", session="7"), "sources[0]")
