@@ -520,7 +520,7 @@ const struct command group_commands[] = {
 	{"group.query", "ask the directory for the ranks of a group", query_fields, 0,
 	 run_query,
 	 "ranks: {worker, tp_rank, tp_size, …, endpoint (with its key), pool, summary, "
-	 "state (serving, draining), instance, name, key, version, url, engine, "
+	 "state (serving, draining), instance, name, key, version, session, url, engine, "
 	 "bootstrap, transports, pools, load}; complete: every worker has all of its "
 	 "ranks; revision: for `since`; gone: {worker, tp_rank, …}, which are not there "
 	 "any more; whole: forget what was known; synced: the directory has told all "
