@@ -114,7 +114,10 @@ static const char *why_no_source(const struct party *party, char text[ERR_TEXT_M
 
 	if (!remote->ready)
 		return handshake_why_not(remote, text);
-	return party->pool ? "its keys are not usable yet" : "it has no such pool";
+	if (party->pool)
+		return "its keys are not usable yet";
+	return remote->listed ? "it has no such pool"
+			      : "it has not sent all of its pools yet";
 }
 
 static void room_clock_bootstrap_text(const struct room *room, char *text, size_t size)

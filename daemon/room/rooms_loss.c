@@ -42,8 +42,8 @@ static void see_down(struct party *party)
 }
 
 /* Its engine is gone, and its room there had not heard of us yet (else an ABORT came
- * before); or it took the pool back. Another source may do, and a party that has had, or
- * given, all is not needed any more. */
+ * before); or it took the pool back. A party that has had, or given, all is not needed
+ * any more; another engine's pool is no substitute for any other. */
 static void see_withdrawal(struct party *party)
 {
 	struct room *room = party->room;
