@@ -9,7 +9,7 @@ $(CONFORM): $(CONFORM_SRC:%.c=$(B)/%.o) $(CORE)
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) $^ -o $@ $(LIBS)
 
 TEST_TARGETS += $(CONFORM)
-export TEST_LONG += conform=4 # ten backends, each in two ways
+export TEST_SHARDS += conform=4 # ten backends, each in two ways
 
 .PHONY: conform
 conform: $(CONFORM) ## run the transport conformance suite

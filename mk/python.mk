@@ -11,6 +11,7 @@ PYSRC  := $(wildcard python/src/*.[ch]) $(wildcard lib/*.[ch]) \
 	  daemon/cost/*.[ch]) $(PYPKG)
 
 TEST_TARGETS += tests/python/run.sh
+export TEST_SHARDS += tests/python/run.sh=4
 TEST_NEEDS   += $(PYDIR)/installed
 
 .PHONY: wheel wheel-check bench-python bench-nixl-files

@@ -7,14 +7,17 @@
 #   TEST_TARGETS += FILE   a program that make can build, or a script; it is run
 #                          without arguments and counted
 #   TEST_NEEDS   += FILE   built before the tests run, not run itself
-#   TEST_LONG    += NAME=N it may take N times as long as others; it begins first (exported)
+#   TEST_LONG    += NAME=N it may take N times as long as others; it starts first (exported)
+#   TEST_WEIGHT  += NAME=Q it uses Q quarters of a core; 4 unless said here (exported)
+#   TEST_SHARDS  += NAME=N it runs as N processes, each with TEST_SHARD=K/N in its
+#                          environment, which runs its share of the cases (exported)
 #   TEST_ALONE   += NAME   it judges times: nothing runs beside it (exported)
 # A test tells its counts as cmocka does, or in a last line "N passed, N failed"
 # (", N skipped" may follow). One that tells none counts as one: exit status 0
 # passed, 77 skipped (its last line names the missing need), else failed. Which case
 # failed and why is read from its log by scripts/failures.awk, in the forms named there;
 # tests/lib/check.sh has one for tests in sh.
-# Tests run beside each other, TEST_JOBS=n at a time (scripts/run-tests.sh): ports, names
+# Tests run beside each other, on TEST_JOBS=n cores (scripts/run-tests.sh): ports, names
 # and files are each one's own.
 # `make test ONLY=unit/test_loop` runs those whose path holds the words.
 SCRIPT_TESTS := $(sort $(wildcard tests/integration/test_*.sh tests/integration/test_*.py))

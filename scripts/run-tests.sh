@@ -4,10 +4,13 @@
 # alone on the last line. mk/test.mk has the contract. Logs lie in
 # BUILD/test-logs; of a failed test the cases that failed are told, and why
 # (scripts/failures.awk), there and at the end. TEST_TIMEOUT: seconds a test
-# (default 900): who takes so long hangs. TEST_JOBS: how many run at a time (default: a
-# core each, four at most), since much of a test's time is waiting. TEST_LONG: NAME=N ...,
-# tests that may take N times as long; they begin first and run beside these.
-# TEST_ALONE: NAME ..., tests that judge times; they run last, with nothing beside them.
+# (default 900): a test that takes longer hangs. TEST_JOBS: cores to keep busy (default:
+# all, four at most). TEST_LONG: NAME=N ..., tests that may take N times as long; they
+# start first. TEST_WEIGHT: NAME=Q ..., quarters of a core that a test uses (default 4);
+# a test starts when the sum of those running leaves room for it. TEST_SHARDS: NAME=N ...,
+# tests that run as N processes, each with TEST_SHARD=K/N. TEST_ALONE: NAME ..., tests that
+# judge times; they run last, one by one. BUILD/test-times has each test's seconds and its
+# seconds of CPU.
 # The lines come in the order in which tests end. A test that failed while the
 # machine stood still (tests/lib/stalls.py) is played again at the end, twice at
 # most, and a line says so. TMPDIR is a folder of the run, which goes with it: what a
@@ -43,7 +46,7 @@ export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:suppressions=$root/tests
 export TSAN_OPTIONS=allocator_may_return_null=1:atexit_sleep_ms=20:halt_on_error=0:second_deadlock_stack=1:suppressions=$root/tests/tsan.supp
 
 export KVD_STALLS=$root/$logs/stalls
-rm -f "$KVD_STALLS"
+rm -f "$KVD_STALLS" "$build/test-times"
 # short, since a socket's path has 108 bytes; for all, since tests become other users
 base=${TMPDIR:-/tmp}
 [ ${#base} -le 9 ] || base=/tmp
@@ -82,31 +85,43 @@ report()
 	printf ' %8s\n' "$6"
 }
 
+# number_of NAME DEFAULT WORDS: n of the last NAME=n among the words
+number_of()
+{
+	local name=$1 number=$2 word
+
+	shift 2
+	for word; do
+		[ "${word%=*}" != "$name" ] || number=${word#*=}
+	done
+	echo "$number"
+}
+
+# a test's name in the lists: without its folder of the build and its shard
+name_of()
+{
+	local name=${1#"$build"/}
+	echo "${name%@*}"
+}
+
 limit_of()
 {
-	local word
-
-	for word in ${TEST_LONG-}; do
-		[ "${word%=*}" != "$1" ] || {
-			echo $((limit * ${word#*=}))
-			return
-		}
-	done
-	echo "$limit"
+	# shellcheck disable=SC2086
+	echo $((limit * $(number_of "$(name_of "$1")" 1 ${TEST_LONG-})))
 }
 
 log_of()
 {
 	local name=${1#"$build"/}
-	echo "$logs/$(echo "$name" | tr / -).log"
+	echo "$logs/${name//\//-}.log"
 }
 
 # wrong_in LOG: what failed there, and why, behind the words $2.
 wrong_in()
 {
-	local status begin end words
+	local status begin end cpu words
 
-	read -r status begin end words <"$1.end"
+	read -r status begin end cpu words <"$1.end"
 	LC_ALL=C awk -v end="$words" -f scripts/failures.awk "$1" | sed "s/^/$2/"
 }
 
@@ -122,29 +137,33 @@ ending()
 	fi
 }
 
-# Runs it; its log's companion, LOG.end, tells its status, begin, end, and the latter
-# in words.
+# Runs it. LOG.end has its status, begin, end, seconds of CPU, and how it ended.
 play()
 {
-	local test=$1 log start status most since=$SECONDS
+	local test=$1 log start status most cpu shard='' since=$SECONDS TIMEFORMAT='%U %S'
 	log=$(log_of "$test")
-	most=$(limit_of "${test#"$build"/}")
+	most=$(limit_of "$test")
 	start=$EPOCHREALTIME
+	[ "${test%@*}" = "$test" ] || shard=${test##*@}
+	test=${test%@*}
 	[ "${test#/}" != "$test" ] || test=./$test
-	# the shell has words of its own for who dies of a signal
-	{ timeout --kill-after=10 "$most" "$test" >"$log" 2>&1 </dev/null; } 2>/dev/null
-	status=$?
-	echo "$status $start $EPOCHREALTIME" \
-		"$(ending $status $((SECONDS - since)) "$most")" >"$log.end"
+	# the shell reports a test that a signal ended, too
+	cpu=$({ time TEST_SHARD=$shard timeout --kill-after=10 "$most" "$test" \
+		>"$log" 2>&1 </dev/null; echo "$?" >"$log.end"; } 2>&1 |
+		awk 'END { print $1 + $2 }')
+	status=$(<"$log.end")
+	echo "$status $start $EPOCHREALTIME $cpu" \
+		"$(ending "$status" $((SECONDS - since)) "$most")" >"$log.end"
 }
 
 # tell TEST: its line, or a word that it will be played again.
 tell()
 {
-	local log status begin end words seconds late p f s word=ok
+	local log status begin end words seconds cpu late p f s word=ok
 	log=$(log_of "$1")
-	read -r status begin end words <"$log.end"
+	read -r status begin end cpu words <"$log.end"
 	seconds=$(awk -v a="$begin" -v b="$end" 'BEGIN { printf "%.1f", b - a }')
+	echo "$seconds $cpu ${1#"$build"/}" >>"$build/test-times"
 	read -r p f s <<<"$(counts_of "$log")"
 	if [ -z "${p-}" ]; then
 		p=0 f=0 s=0
@@ -180,59 +199,67 @@ tell()
 is_alone()
 {
 	case " ${TEST_ALONE-} " in
-	*" ${1#"$build"/} "*) return 0 ;;
+	*" $(name_of "$1") "*) return 0 ;;
 	esac
 	return 1
 }
 
-# The long ones, which begin first, beside the rest.
-beside=() rest=() alone=()
+# In the order in which they start: the long ones first.
+long=() rest=() alone=()
 for test in "$@"; do
-	if [ "$(limit_of "${test#"$build"/}")" -gt "$limit" ]; then
-		beside+=("$test")
-	elif is_alone "$test"; then
-		alone+=("$test")
-	else
-		rest+=("$test")
-	fi
+	# shellcheck disable=SC2086
+	shards=$(number_of "$(name_of "$test")" 1 ${TEST_SHARDS-})
+	for ((shard = 1; shard <= shards; shard++)); do
+		[ "$shards" -eq 1 ] && item=$test || item=$test@$shard/$shards
+		if is_alone "$test"; then
+			alone+=("$item")
+		elif [ "$shards" -gt 1 ] || [ "$(limit_of "$test")" -gt "$limit" ]; then
+			long+=("$item")
+		else
+			rest+=("$item")
+		fi
+	done
+done
+queue=("${long[@]}" "${rest[@]}")
+
+# the running tests by pid, the weight of each, and their sum
+declare -A playing=() weight=()
+busy=0
+for test in "${queue[@]}"; do
+	# shellcheck disable=SC2086
+	weight[$test]=$(number_of "$(name_of "$test")" 4 ${TEST_WEIGHT-})
 done
 
-# who of these plays, by pid; how many of them take a turn of the rest
-declare -A playing=()
-busy=0
-
-begin() # TEST
-{
-	play "$1" &
-	playing[$!]=$1
-}
-
-# Tells who ends next.
 end_one()
 {
 	local pid
 
 	wait -n -p pid "${!playing[@]}"
 	tell "${playing[$pid]}"
-	case " ${beside[*]-} " in
-	*" ${playing[$pid]} "*) ;;
-	*) busy=$((busy - 1)) ;;
-	esac
+	busy=$((busy - ${weight[${playing[$pid]}]}))
 	unset "playing[$pid]"
 }
 
-for test in "${beside[@]}"; do
-	begin "$test"
-done
-for test in "${rest[@]}"; do
-	while [ "$busy" -ge "$jobs" ]; do
-		end_one
+# Starts the first test of the queue for which there is room; the heaviest has room alone.
+begin_one()
+{
+	local at test
+
+	for at in "${!queue[@]}"; do
+		test=${queue[$at]}
+		[ "$busy" -eq 0 ] || [ $((busy + ${weight[$test]})) -le $((4 * jobs)) ] ||
+			continue
+		unset "queue[$at]"
+		busy=$((busy + ${weight[$test]}))
+		play "$test" &
+		playing[$!]=$test
+		return 0
 	done
-	begin "$test"
-	busy=$((busy + 1))
-done
-while [ ${#playing[@]} -gt 0 ]; do
-	end_one
+	return 1
+}
+
+while [ ${#queue[@]} -gt 0 ] || [ ${#playing[@]} -gt 0 ]; do
+	begin_one || end_one
 done
 for test in "${alone[@]}"; do
 	play "$test"

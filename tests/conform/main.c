@@ -4,7 +4,7 @@
  * its own so that a crash of one is a failure and not the end, and then the
  * planted bugs: a suite that passes over a broken promise is itself broken.
  *
- *   conform                      all
+ *   conform                      all; TEST_SHARD=K/N: one of N shares of them
  *   conform --backend shm        one
  *   conform --backend fake --case abort   cases whose name contains it
  *   conform --backend verbs --part 2/4    the second quarter of the cases
@@ -467,6 +467,7 @@ static bool child_run(char *const argv[], const char *show, struct score *score_
 	fflush(stdout);
 	pid = fork();
 	if (pid == 0) {
+		unsetenv("TEST_SHARD"); /* the parent has chosen */
 		dup2(pipes[1], STDOUT_FILENO);
 		if (!show)
 			dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), STDERR_FILENO);
@@ -493,18 +494,30 @@ static bool child_run(char *const argv[], const char *show, struct score *score_
 	return false;
 }
 
-static void backend_child(const char *name, const char *boot_ids)
+/* Is the next of run_all()'s processes another shard's? */
+static bool other_shard(void)
 {
-	char *argv[] = {(char *)"conform",	     (char *)"--backend",
-			(char *)(uintptr_t)name,     (char *)"--boot-ids",
-			(char *)(uintptr_t)boot_ids, NULL};
+	static unsigned int number;
+
+	return options.parts && number++ % options.parts + 1 != options.part;
+}
+
+static void score_add(const struct score *got, bool ended)
+{
+	score.passed += got->passed;
+	score.failed += got->failed + !ended;
+	score.skipped += got->skipped;
+}
+
+static void backend_child(const char *name, const char *what, const char *value)
+{
+	char *argv[] = {(char *)"conform",	  (char *)"--backend",
+			(char *)(uintptr_t)name,  (char *)(uintptr_t)what,
+			(char *)(uintptr_t)value, NULL};
 	struct score got = {0};
 
-	if (!child_run(argv, name, &got))
-		got.failed++;
-	score.passed += got.passed;
-	score.failed += got.failed;
-	score.skipped += got.skipped;
+	if (!other_shard())
+		score_add(&got, child_run(argv, name, &got));
 }
 
 /* A bug that the suite does not notice is a failure of the suite; a crash
@@ -520,9 +533,12 @@ static void bug_child(const char *backend, enum fake_bug bug)
 			(char *)"--quiet",
 			NULL};
 	struct score got = {0};
-	bool ended = child_run(argv, NULL, &got);
 	char what[96];
+	bool ended;
 
+	if (other_shard())
+		return;
+	ended = child_run(argv, NULL, &got);
 	snprintf(what, sizeof(what), "planted bug %s is found", name);
 	state = ended && got.failed == 0 ? FAILED : RUNNING;
 	snprintf(verdict, sizeof(verdict), "no case failed");
@@ -566,21 +582,23 @@ static void far_child(void)
 			(char *)"--case",  (char *)"loss",	NULL};
 	char where[32] = "";
 	struct score got = {0};
-	pid_t keeper = keeper_start(where);
+	bool ended = false;
+	pid_t keeper;
 
+	if (other_shard())
+		return;
+	keeper = keeper_start(where);
 	setenv("KVD_CONFORM_FAR", where, 1);
 	if (!keeper)
 		printf("not ok tcp, with a keeper: it does not start\n");
-	if (!keeper || !child_run(argv, "tcp, with a keeper", &got))
-		got.failed++;
+	else
+		ended = child_run(argv, "tcp, with a keeper", &got);
 	unsetenv("KVD_CONFORM_FAR");
 	if (keeper) {
 		kill(keeper, SIGKILL);
 		waitpid(keeper, NULL, 0);
 	}
-	score.passed += got.passed;
-	score.failed += got.failed;
-	score.skipped += got.skipped;
+	score_add(&got, ended);
 }
 
 static int run_all(void)
@@ -588,10 +606,12 @@ static int run_all(void)
 	double begin = clock_us() / 1e3;
 	const struct backend *backend;
 
-	for (size_t i = 0; (backend = backend_at(i)); i++)
-		backend_child(backend->name, "0");
+	for (size_t i = 0; (backend = backend_at(i)); i++) {
+		backend_child(backend->name, "--part", "1/2");
+		backend_child(backend->name, "--part", "2/2");
+	}
 	for (size_t i = 0; transport_table[i]; i++)
-		backend_child(transport_table[i]->name, "50");
+		backend_child(transport_table[i]->name, "--boot-ids", "50");
 	far_child();
 	for (unsigned int bug = FAKE_BUG_NONE + 1; bug < FAKE_BUG_COUNT; bug++)
 		bug_child("fake", (enum fake_bug)bug);
@@ -672,6 +692,8 @@ int main(int argc, char **argv)
 		return owner_main(atoi(argv[2]), strtoull(argv[3], NULL, 10));
 	if (argc == 2 && strcmp(argv[1], "--list") == 0)
 		return list_cases();
+	if (getenv("TEST_SHARD") && *getenv("TEST_SHARD"))
+		parse_part(getenv("TEST_SHARD"));
 	parse(argc, argv);
 	if (getenv("KVD_CONFORM_WAIT_S")) /* a machine that is slow */
 		wait_ns =

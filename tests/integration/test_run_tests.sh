@@ -141,16 +141,26 @@ test_of last <<'END'
 [ "$(sort "${0%/*}/order" | tr '\n' ' ')" = "left long right short " ]
 END
 (
-	export TEST_JOBS=2 TEST_LONG=$work/t/long=2 TEST_ALONE=$work/t/last
+	export TEST_JOBS=3 TEST_LONG=$work/t/long=2 TEST_ALONE=$work/t/last
 	play 60 last left right short long
 )
-check "two at a time, the long ones beside them, who is alone at the end" \
-	grep -qx '5 passed, 0 failed' "$work/log"
+check "three at a time, the alone one at the end" grep -qx '5 passed, 0 failed' "$work/log"
 (
-	export TEST_JOBS=1 TEST_LONG=$work/t/long=2
+	export TEST_JOBS=1 TEST_WEIGHT="$work/t/long=1 $work/t/short=3"
 	play 60 short long
 )
-check "one at a time and the long ones" grep -qx '2 passed, 0 failed' "$work/log"
+check "two that share a core" grep -qx '2 passed, 0 failed' "$work/log"
+test_of part <<'END'
+#!/bin/sh
+echo "$TEST_SHARD" >>"${0%/*}/parts"
+END
+(
+	export TEST_SHARDS=$work/t/part=3
+	play 60 part
+)
+check "three shards of a test" grep -qx '3 passed, 0 failed' "$work/log"
+check "each of another number" \
+	test "$(sort "$work/t/parts" | tr '\n' ' ')" = "1/3 2/3 3/3 "
 test_of one <<'END'
 #!/bin/sh
 echo one >>"${0%/*}/turns"

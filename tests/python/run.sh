@@ -10,5 +10,5 @@ if [ ! -e $dir/installed ]; then
 fi
 # a summary's line that is not cut
 export COLUMNS=300
-exec $dir/venv/bin/python -m pytest -q -p no:cacheprovider -p tests.python.counts \
+exec $dir/venv/bin/python -m pytest -q -p no:cacheprovider -p tests.python.counts -p tests.python.shard \
 	-W error::pytest.PytestUnraisableExceptionWarning tests/python "$@"
