@@ -73,7 +73,7 @@ class Client:
         if isinstance(socket, os.PathLike):
             socket = os.fspath(socket)
         self._kvd = daemon.session(_check.text("socket", socket), _check.text("name", name),
-                                   _check.text("client", client) or daemon.program(),
+                                   _check.text("client", client) or daemon.caller(),
                                    _check.text("role", role),
                                    _check.seconds("timeout", timeout))
 

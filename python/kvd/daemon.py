@@ -138,7 +138,7 @@ def private_socket():
         return _private.socket
 
 
-def program():
+def caller():
     """What people know this process by: its script or module, else "python"."""
     path = sys.argv[0] if getattr(sys, "argv", None) else ""
     name = os.path.basename(path)

@@ -12,6 +12,7 @@ from .errors import TimeoutError, error_make
 
 log = logging.getLogger("kvd.rooms")
 FAILED, BOOTSTRAPPING, WAITING_FOR_INPUT, TRANSFERRING, SUCCESS = range(5)
+STATES = ("failed", "bootstrapping", "waiting for input", "transferring", "success")
 CLOSED = -1  # in Client.states() only: closed, or of a session whose slot went on
 ABORTING = 1  # flag: told to fail, not yet proven quiesced
 REMOTE = 16  # flag: the other side failed it, and said so
@@ -210,7 +211,8 @@ class Awaited:
                 raise self.error()
             if until is not None and time.monotonic() >= until:
                 why = ": " + SILENT if self.read().error == NOREPLY else ""
-                raise TimeoutError("%s: still in state %d%s" % (self, now, why),
+                raise TimeoutError("%s: still %s after %g s%s" %
+                                   (self, STATES[now], timeout, why),
                                    "ENOREPLY", NOREPLY, "op", True)
             silence.look()
             time.sleep(pause)

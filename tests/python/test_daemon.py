@@ -48,6 +48,14 @@ def test_program_of_the_package_comes_before_path(nowhere):
     assert kvd.daemon.program("kvd-ctl") is None
 
 
+@pytest.mark.parametrize("argv0, name", [
+    ("/opt/x/serve.py", "serve.py"), ("/lib/vllm/__main__.py", "vllm"), ("-c", "python"),
+    ("", "python"), ("/x/a b\n", "a_b_")])
+def test_client_without_a_name_has_its_programs(argv0, name, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [argv0])
+    assert kvd.daemon.caller() == name
+
+
 def test_child_of_fork_waits_for_no_thread_of_its_parent():
     with kvd.daemon._lock:  # as while a thread starts a daemon
         pid = os.fork()

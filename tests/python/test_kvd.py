@@ -144,7 +144,7 @@ def test_room_pulled_of_two_halves_whose_pages_come_later(pair):
                       lease_ms=60000) for c, _, region, p in sources]
     pull = client.pull(77, pool, [kvd.Source(c.endpoint, "half", rank=i)
                                   for i, (c, _, _, _) in enumerate(sources)], receivers=1)
-    with pytest.raises(kvd.TimeoutError):
+    with pytest.raises(kvd.TimeoutError, match="room 77: still bootstrapping after 0.2 s"):
         pull.wait(kvd.WAITING_FOR_INPUT, 0.2)
     for offer, (_, mine, _, _) in zip(offers, sources):
         offer.extend(120000)
