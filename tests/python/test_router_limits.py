@@ -467,7 +467,8 @@ STREAMS, WHOLE, PART, PARTS = 1000, 10, 16384, 256
 async def test_a_thousand_streams_take_bounded_memory():
     """Each has 4 MiB for a client that does not read yet, and takes little into its socket."""
     need_fds(8192)
-    options = ["--max-in-flight", str(STREAMS), "--connect-timeout", "60", "--health-timeout", "60"]
+    options = ["--max-in-flight", str(STREAMS), "--connect-timeout", "60", "--health-timeout", "60",
+               "--prefill-timeout", "60"]
     async with routed(options=options) as (router, _, (decode,)):
         decode.tokens = ["x" * PART] * PARTS
         before, body = memory(router.proc.pid), json.dumps(STREAM)

@@ -103,9 +103,9 @@ def _count(low):
 
 TIMES = (
     ("connect-timeout", 3, "for a connection to a member"),
-    ("prefill-timeout", 10, "for a prefill server's answer, and a second for 1000 tokens of the "
-     "prompt"),
-    ("first-timeout", 300, "for decode's answer to begin; whole answers are not begun earlier"),
+    ("prefill-timeout", 10, "without an answer of a prefill server to any request, and a second "
+     "for 1000 tokens of the prompt: it hangs"),
+    ("first-timeout", 300, "for a member's answer to begin; whole answers are not begun earlier"),
     ("deadline", 600, "for all tries until the answer begins"),
     ("idle-timeout", 60, "between two parts of a stream, and for the client to take one"),
     ("client-timeout", 60, "for a client's body"),

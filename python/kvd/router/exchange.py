@@ -19,7 +19,7 @@ from .errors import JSON, Answered, Failed, Refused, error_body
 from .policy import Request
 from .stream import Opening, Watchdog
 from .upstream import ANSWER_MAX, BROKEN, PART, Unreachable, kind_of, words
-from .waits import within
+from .waits import ended, within
 
 log = logging.getLogger("kvd.router")
 access = logging.getLogger("kvd.router.access")
@@ -263,9 +263,23 @@ class Exchange:
         return await self.router.upstream.post(member, self.request.path, body, self.headers,
                                                self._left(seconds))
 
-    def _prefill_s(self):
-        """For a prefill server's answer."""
-        return self.config.prefill_timeout + self.facts.tokens / PREFILL_TOKENS_S
+    async def _post_prefill(self, member, body):
+        """One that answers others meanwhile has a queue, and is waited for; one that answers
+        nobody hangs."""
+        quiet = self.config.prefill_timeout + self.facts.tokens / PREFILL_TOKENS_S
+        begin = time.monotonic()
+        asked = asyncio.ensure_future(self._post(member, body, self.config.first_timeout))
+        try:
+            while not asked.done():
+                left = max(begin, member.answered) + quiet - time.monotonic()
+                if left <= 0:
+                    raise Failed(member, "no answer within %.3g s" % quiet, status=504,
+                                 broken=True, late=quiet)
+                await asyncio.wait((asked,), timeout=left)
+        except BaseException:
+            await ended(asked)
+            raise
+        return asked.result()
 
     async def _try(self, prefill, decode, held):
         engine = decode.spec.engine
@@ -282,10 +296,10 @@ class Exchange:
 
     async def _prefilled(self, engine, prefill, body):
         """Decode's body, of prefill's whole answer."""
-        resp = await self._post(prefill, body, self._prefill_s())
+        resp = await self._post_prefill(prefill, body)
         try:
             text = await self.router.upstream.whole(prefill, resp, ANSWER_MAX,
-                                                    self._left(self._prefill_s()))
+                                                    self._left(self.config.first_timeout))
             return await self.body.ask("follow", engine, text)
         except ValueError as why:
             raise Failed(prefill, "its answer: %.200s" % why, broken=True) from None
@@ -317,7 +331,7 @@ class Exchange:
                 ends[1][0].close()
 
     async def _drained(self, prefill, body, held):
-        resp = await self._post(prefill, body, self._prefill_s())
+        resp = await self._post_prefill(prefill, body)
         try:
             await self.router.upstream.drain(prefill, resp, self.config.first_timeout)
         finally:

@@ -12,13 +12,14 @@ async def within(seconds, call):
         if done:
             return task.result()
     except asyncio.CancelledError:
-        await _end(task)
+        await ended(task)
         raise
-    await _end(task)
+    await ended(task)
     raise asyncio.TimeoutError
 
 
-async def _end(task):
+async def ended(task):
+    """Cancels it; what it gives all the same is closed."""
     task.cancel()
     await asyncio.wait((task,))
     late = None if task.cancelled() or task.exception() else task.result()
