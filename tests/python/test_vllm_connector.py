@@ -162,7 +162,7 @@ def test_blocks_of_the_store_are_those_of_its_group(vllm, monkeypatch):
     caches = Some(kv_cache_groups=[group], hash_block_size=16, needs_kv_cache_zeroing=False,
                   transfer_group_ids=(0,))
     monkeypatch.setattr(store, "refusals", lambda config, caches: ())
-    monkeypatch.setattr(store, "names", lambda config, extra, scheme: None)
+    monkeypatch.setattr(store, "names", lambda config, extra, scheme: Some(revision="r"))
     monkeypatch.setattr(store, "ids_and_scheme", lambda config, kind, block: (block, "s"))
     given = {"chunk_tokens": 128, "revision": "r"}
     transfer = Some(kv_connector_extra_config=given, is_kv_consumer=True, is_kv_producer=True,

@@ -20,6 +20,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/metrics.h"
+#include "tests/lib/tmp.h"
 
 #define LIMIT 8192u /* a 256th: 32; the last eighth: 1024 */
 
@@ -309,8 +310,9 @@ static void limit_is_the_least_of_all_groups(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-		char dir[] = "/tmp/kvd-cgroup-XXXXXX";
+		char dir[80];
 
+		tmp_path(dir, sizeof(dir), "kvd-cgroup-XXXXXX");
 		assert_non_null(mkdtemp(dir));
 		text_put(dir, "cgroup", rows[i].self);
 		for (size_t k = 0; k < 2 && rows[i].files[k][0]; k++)
