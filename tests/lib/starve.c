@@ -198,10 +198,10 @@ void starve_say(struct starve *s, const char *line)
 
 static bool is_volatile(const char *name, bool counters)
 {
-	static const char *const names[] = {"age_ms",	    "rtt_us",	  "messages_in",
-					    "messages_out", "timings_ms", "help",
-					    "waits_for",    "since_ms",	  "lost",
-					    "last_error",   "downs",	  "rooms_failed"};
+	static const char *const names[] = {
+		"age_ms", "rtt_us",	  "messages_in",    "messages_out", "timings_ms",
+		"help",	  "waits_for",	  "since_ms",	    "lost",	    "last_error",
+		"downs",  "rooms_failed", "disk_free_bytes"};
 	static const char *const totals[] = {
 		"rooms_ended", "bytes_in", "bytes_out",	    "found",
 		"missed",      "evicted",  "put_bytes",	    "fetched_bytes",
@@ -241,8 +241,10 @@ static bool is_time(const cJSON *metric)
 	const char *unit = cJSON_GetStringValue(cJSON_GetObjectItem(metric, "unit"));
 	const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(metric, "name"));
 
+	/* a file system's room is looked at from time to time */
 	return (unit && strcmp(unit, "seconds") == 0) ||
-	       (name && strncmp(name, "process_", 8) == 0);
+	       (name && (strncmp(name, "process_", 8) == 0 ||
+			 strcmp(name, "store_file_disk_free_bytes") == 0));
 }
 
 static bool is_counter(const cJSON *metric)
