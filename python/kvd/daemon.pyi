@@ -6,6 +6,8 @@ from . import _kvd
 
 def program(name: str) -> Optional[str]: ...
 
+def caller() -> str: ...
+
 class PrivateDaemon:
     pid: int
     dir: str

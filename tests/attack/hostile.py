@@ -200,7 +200,8 @@ class Daemon:
         return None
 
     def line(self, transport=None):
-        return self.say(LINE, text(transport or self.transport) + struct.pack("<I", 0) + text(""))
+        return self.say(LINE, text(transport or self.transport) + struct.pack("<I", 0) + text("") +
+                        struct.pack("<I", 0) + text(""))
 
     def pool(self):
         """A pool of theirs, told as ours, too: rooms can pair the two by its number."""

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import threading
+import time
 
 import fcntl
 
@@ -96,6 +97,7 @@ class Directory:
             fd, size = page()
             fds = [fd]
             out.update(daemon="fake", name="fake", instance="66" * 16, session=mine, epoch=mine,
+                       time_ns=str(time.monotonic_ns()),
                        endpoint="tcp://127.0.0.1:1", status={"slots": SLOTS, "bytes": size})
         elif said["cmd"] == "group.query":
             with self.lock:
