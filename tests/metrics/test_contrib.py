@@ -42,7 +42,7 @@ def exported_by_the_router():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     metrics, member = module.Metrics(), types.SimpleNamespace(
-        role="decode", url="http://d:1", requests=1, failed=0, blocked=lambda now: None)
+        role="decode", url="http://d:1", requests=1, failed=0, late=0, blocked=lambda now: None)
     metrics.ended("/v1/completions", 200, 1.0)
     metrics.tried(None, member, "done")
     text = metrics.text(types.SimpleNamespace(running=0, queue=[]),
