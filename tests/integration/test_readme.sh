@@ -67,7 +67,7 @@ quick_start_moves_rows() {
 	}
 	grep -q '; bytes verified$' "$dir/said" &&
 		[ "$(grep -cE '^(push|pull) ' "$dir/said")" -eq 6 ] &&
-		grep -qE '^decode +tcp://127\.0\.0\.1:[0-9]+ .* up ' "$dir/said" || {
+		grep -qE '^[^ ]+\.decode +tcp://127\.0\.0\.1:[0-9]+ .* up ' "$dir/said" || {
 		cat "$dir/said"
 		return 1
 	}

@@ -210,13 +210,13 @@ def source_with_several_pools_names_what_to_set():
             until(words, lambda: told(words))
 
         other = Cache(p.prefill, rank=1)
-        says("('kv' rank 0, 'kv' rank 1): set the source's field rank to one")
+        says("('kv' rank 0, 'kv' rank 1); set the source's field rank")
         p.prefill.cmd("pool.unregister", pool=other.pool)
         other = Cache(p.prefill, name="draft")
-        says("('kv' rank 0, 'draft' rank 0): set the source's field pool to one")
+        says("('kv' rank 0, 'draft' rank 0); set the source's field pool")
         p.prefill.cmd("pool.unregister", pool=other.pool)
         Cache(p.prefill)
-        says("('kv' rank 0, 'kv' rank 0): give each a name of its own there (pool.register, "
+        says("('kv' rank 0, 'kv' rank 0); give each a name of its own there (pool.register, "
              "field name), and set the source's field pool")
 
 
@@ -248,6 +248,8 @@ def process_that_holds_a_room_is_named_with_its_state():
             os.waitpid(pid, 0)
 
 
-run([process_that_holds_a_room_is_named_with_its_state, source_with_several_pools_names_what_to_set, room_that_hangs_names_whom_it_waits_for_on_both_sides,
+run([process_that_holds_a_room_is_named_with_its_state,
+     source_with_several_pools_names_what_to_set,
+     room_that_hangs_names_whom_it_waits_for_on_both_sides,
      room_that_cannot_start_fails_there_at_once, rooms_that_ended_are_in_the_history,
      ended_rooms_are_logged_as_asked, drain_says_what_it_waits_for])
