@@ -6,9 +6,11 @@
 
 void stdio_open(void)
 {
-	for (int fd = 0; fd <= 2; fd++) {
-		/* open() takes the lowest number that is free */
-		if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
+	for (int fd = 0, got; fd <= 2; fd++) {
+		if (fcntl(fd, F_GETFD) >= 0)
+			continue;
+		got = open("/dev/null", O_RDWR); /* the lowest number that is free */
+		if (got != fd)
 			_exit(1);
 	}
 }
