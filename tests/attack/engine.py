@@ -13,6 +13,7 @@ import signal
 import socket
 import struct
 import subprocess
+import threading
 import time
 
 import rig
@@ -157,7 +158,7 @@ def vm_by_setuid(house, before):
         assert os.read(out, 1) == b"r", "the program did not begin"
     become(MALLORY, [KVD])
     one = Engine.__new__(Engine)
-    one.daemon, one.name, one.last = house.a, "mallory", 0
+    one.daemon, one.name, one.last, one.lock = house.a, "mallory", 0, threading.Lock()
     one.sock = socket.socket(fileno=fds[0])
     one.sock.settimeout(10)
     one.lines = one.sock.makefile("r")

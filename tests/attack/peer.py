@@ -160,7 +160,7 @@ def info(room, runs=1000, generation=1, ticket=bytes(16), pool=1, source=None, p
     of so many pages, from the first on."""
     view = text("kv") + struct.pack("<QQQIII", 0, 0, CACHE_PAGE * pages * runs, 0, CACHE_LAYERS,
                                     runs)
-    return (struct.pack("<QQQQIB", room, generation, source or pool, pool, 1, 0) +
+    return (struct.pack("<QQQQIB", room, generation, source or pool, pool, 1, 5) +
             blob(struct.pack("<I", 1) + view + struct.pack("<II", 0, pages) * runs) +
             blob(struct.pack("<I", 0)) + text("") + text("") + ticket)
 
@@ -506,7 +506,7 @@ def rooms_of_others_by_number(house):
             end_of = again + 1 + again % 2 * 100  # of its own rooms, or of none: those stay
             for room in range(first, first + 300):
                 peer.say(TRANSFER_INFO, info(room, 1, again + 1, pool=pool))
-                peer.say(OFFER_QUERY, struct.pack("<QQQQIB", room, again + 1, pool, pool, 0, 0) +
+                peer.say(OFFER_QUERY, struct.pack("<QQQQIB", room, again + 1, pool, pool, 0, 5) +
                          text("") + text("") + bytes(16))
                 for role in (0, 1):
                     peer.say(ABORT, struct.pack("<QBQQQQI", room, role, end_of, 0, 0, 0, 1) +
