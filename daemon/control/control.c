@@ -490,7 +490,7 @@ static int files_look(struct control *control)
 	return err_pass(r);
 }
 
-static void on_look(struct loop_timer *timer)
+static void control_on_look(struct loop_timer *timer)
 {
 	struct control *control = container_of(timer, struct control, look);
 	struct err lost = {.code = ERR_OK};
@@ -530,7 +530,7 @@ int control_new(struct kvd *kvd, int listen_fd, struct control **control_p)
 	list_init(&control->host.conns);
 	loop_fd_init(&control->listener, kvd->loop, -1, on_listener);
 	loop_timer_init(&control->pause, kvd->loop, on_pause_over);
-	loop_timer_init(&control->look, kvd->loop, on_look);
+	loop_timer_init(&control->look, kvd->loop, control_on_look);
 	control->gid = (gid_t)-1;
 	r = control_init(control, listen_fd);
 	if (r < 0) {

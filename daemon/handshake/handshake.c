@@ -82,15 +82,10 @@ void remote_try_free(struct handshake *hs, struct remote *remote)
 
 /* ---- what the transports say ---- */
 
-static struct remote *remote_of(struct xp_peer *xp)
-{
-	return ((struct xp_peer_base *)xp)->owner;
-}
-
 static void handshake_on_request(void *owner, struct xp_inbound *in)
 {
 	struct handshake *hs = owner;
-	struct remote *remote = remote_of(in->peer);
+	struct remote *remote = line_remote(in->peer);
 	struct err why;
 
 	in->owner = NULL;

@@ -76,6 +76,10 @@ static inline bool express_is(const struct xp_inbound *in)
 }
 
 /* handshake_line.c */
+static inline struct remote *line_remote(struct xp_peer *xp)
+{
+	return ((struct xp_peer_base *)xp)->owner;
+}
 bool line_allowed(const struct config *config, const struct transport *t); /* `require` */
 void line_start(struct remote *remote); /* the peer is up, and the last line closed */
 void line_close(struct remote *remote);

@@ -429,15 +429,10 @@ int line_message(struct remote *remote, struct cursor *body)
 
 /* ---- what the transport says of it ---- */
 
-static struct remote *remote_of(struct xp_peer *xp)
-{
-	return ((struct xp_peer_base *)xp)->owner;
-}
-
 void line_on_ready(void *owner, struct xp_peer *xp)
 {
 	struct handshake *hs = owner;
-	struct remote *remote = remote_of(xp);
+	struct remote *remote = line_remote(xp);
 
 	remote->ready = true;
 	remote->lineless_ns = 0;
@@ -475,7 +470,7 @@ static void not_ready(struct remote *remote)
 
 void line_on_lost(void *owner, struct xp_peer *xp, const struct err *why)
 {
-	struct remote *remote = remote_of(xp);
+	struct remote *remote = line_remote(xp);
 	bool was_ready = remote->ready;
 	struct err e;
 

@@ -78,7 +78,7 @@ void files_look(struct files *files)
 	disk_submit(files->disk, &files->space);
 }
 
-static void on_look(struct loop_timer *timer)
+static void files_on_look(struct loop_timer *timer)
 {
 	struct files *files = container_of(timer, struct files, look);
 
@@ -88,7 +88,7 @@ static void on_look(struct loop_timer *timer)
 
 void files_room_init(struct files *files)
 {
-	loop_timer_init(&files->look, files->store->kvd->loop, on_look);
+	loop_timer_init(&files->look, files->store->kvd->loop, files_on_look);
 	files->room = UINT64_MAX;
 }
 

@@ -108,14 +108,14 @@ static void scan_end(struct files_scan *scan)
 	files_go_on(files);
 }
 
-static void on_stray_removed(struct disk_op *op)
+static void on_removed(struct disk_op *op)
 {
 	struct files_scan *scan = container_of(op, struct files_scan, op);
 
 	if (op->result < 0)
 		files_note_fault(scan->files, &op->err);
 	if (!scan->files->closed)
-		scan_next_stray(scan);
+		scan_next_stray(scan); /* the names follow when there is none */
 }
 
 /* Slabs of another chunk_dir_size, or that are there twice. */
@@ -131,20 +131,10 @@ static void scan_next_stray(struct files_scan *scan)
 			continue;
 		scan_submit(scan, &(struct disk_op){.what = DISK_REMOVE,
 						    .file = *file,
-						    .done = on_stray_removed});
+						    .done = on_removed});
 		return;
 	}
 	scan_next_name(scan);
-}
-
-static void on_name_removed(struct disk_op *op)
-{
-	struct files_scan *scan = container_of(op, struct files_scan, op);
-
-	if (op->result < 0)
-		files_note_fault(scan->files, &op->err);
-	if (!scan->files->closed)
-		scan_next_name(scan);
 }
 
 /* Descriptions of what no part is of any more go one behind the other. */
@@ -161,7 +151,7 @@ static void scan_next_name(struct files_scan *scan)
 			words->there = false; /* written again if it is used */
 		scan_submit(scan, &(struct disk_op){.what = DISK_NAMED_REMOVE,
 						    .name = name,
-						    .done = on_name_removed});
+						    .done = on_removed});
 		return;
 	}
 	scan_end(scan);
