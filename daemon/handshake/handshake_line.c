@@ -307,7 +307,7 @@ void line_start(struct remote *remote)
 	if (!chooses(peer) && remote->told < 0)
 		return; /* line_message() */
 	remote->turn_ns = loop_now_ns(hs->kvd->loop);
-	if (remote->turn > 0) {
+	if (remote->announced) {
 		start_turn(remote);
 		return;
 	}
@@ -368,13 +368,13 @@ static int take_choice(struct remote *remote, const struct wire_line *msg)
 	return 0;
 }
 
-/* The chooser begins the next turn. */
+/* The chooser begins another turn; those that it could not begin are left out. */
 static int take_turn(struct remote *remote, const struct wire_line *msg)
 {
 	uint64_t epoch = remote->peer->epoch;
 	struct err why;
 
-	if (remote->why.code != ERR_OK || msg->turn != remote->turn + 1 || msg->code ||
+	if (remote->why.code != ERR_OK || msg->turn <= remote->turn || msg->code ||
 	    strcmp(msg->transport, remote->hs->kvd->transports[remote->told]->ops->name))
 		return err_raise(ERR_PROTO, "LINE: twice");
 	if (remote->ready)

@@ -499,6 +499,10 @@ static void pool_is_found_as_fast_among_many(void **state)
 static struct transport_ops near;
 static bool near_blocked[3]; /* by node */
 static bool near_dropped[3]; /* no packet of its reaches the other's data port */
+static bool near_broken[3];  /* it can open nothing, as when descriptors run out */
+static bool near_holds[3];   /* a closed line of its is not reported yet: */
+static void (*near_held)(void *arg);
+static void *near_held_arg;
 
 static int near_open(const struct xp_env *env, const struct xp_callbacks *callbacks,
 		     struct transport **transport_p)
@@ -519,6 +523,8 @@ static int near_peer_open(struct transport *transport, const struct xp_peer_args
 	struct xp_peer_args lost = *args;
 	uint8_t nowhere[64];
 
+	if (near_broken[node])
+		return err_raise(ERR_IO, "near has no descriptor");
 	if (args->dial && near_blocked[node])
 		return err_raise(ERR_REQUIRE, "near needs a way that n%u has not", node);
 	if (!args->dial || !near_dropped[node])
@@ -530,6 +536,24 @@ static int near_peer_open(struct transport *transport, const struct xp_peer_args
 	return fake_ops.peer_open(transport, &lost, peer_p);
 }
 
+static void near_on_closed(void *arg)
+{
+	(void)arg;
+}
+
+static void near_peer_close(struct xp_peer *peer, void (*on_closed)(void *arg), void *arg)
+{
+	const struct transport *transport = ((struct xp_peer_base *)peer)->transport;
+
+	if (!near_holds[transport->env.config->name[1] - '0']) {
+		fake_ops.peer_close(peer, on_closed, arg);
+		return;
+	}
+	near_held = on_closed;
+	near_held_arg = arg;
+	fake_ops.peer_close(peer, near_on_closed, NULL);
+}
+
 static int choice_setup(void **state)
 {
 	struct pair *p = calloc(1, sizeof(*p));
@@ -538,8 +562,11 @@ static int choice_setup(void **state)
 	near.name = "near";
 	near.open = near_open;
 	near.peer_open = near_peer_open;
+	near.peer_close = near_peer_close;
 	memset(near_blocked, 0, sizeof(near_blocked));
 	memset(near_dropped, 0, sizeof(near_dropped));
+	memset(near_broken, 0, sizeof(near_broken));
+	memset(near_holds, 0, sizeof(near_holds));
 	cluster_prefer(&near);
 	cluster_new(&p->c, 1, 2);
 	p->me = cluster_engine(&p->c, 0, "me");
@@ -787,6 +814,51 @@ static void line_that_nobody_can_dial_is_named_on_both_sides(void **state)
 	assert_int_equal(remote_at(p, 0)->lineless_ns, 0);
 }
 
+/* A turn that the chooser could not even begin is one that the other never heard of. */
+static void line_turn_that_cannot_begin_costs_no_peering(void **state)
+{
+	struct pair *p = *state;
+	struct remote *remote;
+	unsigned int lower;
+
+	near_dropped[0] = near_dropped[1] = true;
+	assert_int_equal(handshake_reach(p->c.nodes[0].kvd.handshake,
+					 p->c.nodes[1].endpoint, NULL, &remote),
+			 0);
+	lower = lower_of(p);
+	near_broken[lower] = true;
+	cluster_run(&p->c, 20 * LOOP_NS_PER_S);
+	memset(near_broken, 0, sizeof(near_broken));
+	memset(near_dropped, 0, sizeof(near_dropped));
+	cluster_run(&p->c, 10 * LOOP_NS_PER_S);
+	assert_line(p, 0, 1, "near", "");
+	handshake_release(remote->hs, remote);
+}
+
+/* The last peering's line may take longer to close than the first turn of this one. */
+static void line_that_starts_in_a_later_turn_announces_pools(void **state)
+{
+	struct pair *p = *state;
+	struct remote *remote;
+	unsigned int lower;
+
+	assert_int_equal(handshake_reach(p->c.nodes[0].kvd.handshake,
+					 p->c.nodes[1].endpoint, NULL, &remote),
+			 0);
+	lower = lower_of(p);
+	near_holds[!lower] = near_dropped[lower] = true;
+	cut_peering(p);
+	for (unsigned int s = 0; s < 20 && remote_at(p, !lower)->turn == 0; s++)
+		cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_int_equal(remote_at(p, !lower)->turn, 1);
+	near_holds[!lower] = false;
+	near_held(near_held_arg);
+	cluster_run(&p->c, LOOP_NS_PER_S);
+	assert_true(remote->ready && remote_at(p, 0)->listed && remote_at(p, 1)->listed);
+	assert_attaches(p);
+	handshake_release(remote->hs, remote);
+}
+
 /* connect_timeout counts from the first loss, whatever the control line does. */
 static void line_that_is_missing_ends_rooms_after_connect_timeout(void **state)
 {
@@ -844,6 +916,8 @@ int main(void)
 		CHOICE(line_told_wrongly_costs_the_peering_or_the_line),
 		CHOICE(line_that_one_side_cannot_dial_is_dialled_by_the_other),
 		CHOICE(line_that_nobody_can_dial_is_named_on_both_sides),
+		CHOICE(line_turn_that_cannot_begin_costs_no_peering),
+		CHOICE(line_that_starts_in_a_later_turn_announces_pools),
 		CHOICE(line_that_is_missing_ends_rooms_after_connect_timeout),
 	};
 
