@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * breaker: a circuit breaker. What was late is left out for a while; then it is tried
- * once, and nothing waits for that. A success closes it. Each time that it opens without
- * a success in between it stays open twice as long. Pure; all zeros: closed.
+ * once, and nothing waits for that. Each time that it opens without a success in between
+ * it stays open twice as long. Pure; all zeros: closed, which its owner makes it again at
+ * a success.
  */
 #ifndef KVD_BASE_BREAKER_H
 #define KVD_BASE_BREAKER_H
@@ -28,7 +29,8 @@ struct breaker {
 enum breaker_state breaker_state(const struct breaker *breaker, uint64_t now_ns);
 /* It was late, or its trial begins: until that has a result there is no other. */
 void breaker_trip(struct breaker *breaker, uint64_t now_ns);
-/* A trial was answered: what is asked of it may be waited for again. */
+/* A trial was answered, which is half a success: what is asked of it may be waited for
+ * again, and the next trip counts as one more. */
 void breaker_close(struct breaker *breaker);
 
 #endif

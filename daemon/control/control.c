@@ -463,8 +463,8 @@ static int listener_again(struct control *control)
 	loop_fd_stop(&control->listener);
 	mem_closep(&control->listener.fd);
 	r = listener_open(control);
-	if (control->listener.fd >= 0 && listener_start(control) < 0)
-		return err_pass(-EIO);
+	if (r == 0)
+		r = listener_start(control);
 	return err_pass(r);
 }
 

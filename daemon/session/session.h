@@ -117,9 +117,9 @@ int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
 /* One of the daemon's own, for memory and rooms that are no engine's. `name` as a client
  * has one. */
 int session_new_own(struct kvd *kvd, const char *name, struct session **session_p);
-/* NULL: there is none. */
 /* Of the process that has it; the daemon's own: ours. 0: not visible here. */
 pid_t session_pid(const struct session *session);
+/* NULL: there is none. */
 struct session *session_by_id(const struct kvd *kvd, uint64_t id);
 
 /* Begin the end: idempotent. Objects drain, then the session frees itself. */
