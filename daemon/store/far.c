@@ -59,7 +59,6 @@ struct far_query {
 	struct far_one ones[STORES_MAX + CANDIDATES_MAX];
 	unsigned int count, open; /* open: of these, and of `find` */
 	unsigned int trials;	  /* of those that are open */
-	uint64_t late_ns;	  /* then `timer` is due */
 	bool patient;		  /* time enough for an answer */
 	uint32_t asked;		  /* chunks */
 	struct homes_query *find; /* under way */
@@ -313,15 +312,16 @@ static void query_look(struct far_query *query)
 }
 
 /* The hold waits no more. What was asked may lie in the peer's queue still: until it is
- * answered it counts, or whoever asks and lets go would fill that queue. */
+ * answered it counts, or whoever asks and lets go would fill that queue. A trial that is
+ * being dialled goes on until it is reached. */
 void far_cancel(struct far_query *query)
 {
 	for (unsigned int i = 0; i < query->count; i++) {
 		struct far_one *one = &query->ones[i];
 
-		if (one->waiting || one->parked)
+		if (one->parked || (one->waiting && !one->trial))
 			one_close(one);
-		else if (one->open)
+		else if (one->open && !one->waiting)
 			far_release(one->remote, one->ask); /* behind the question */
 	}
 	if (query->find) {
@@ -353,7 +353,7 @@ static void on_query_late(struct loop_timer *timer)
 	struct far_query *query = container_of(timer, struct far_query, timer);
 	struct loop *loop = query->far->store->kvd->loop;
 	bool judges = query->hold && query->patient &&
-		      loop_now_ns(loop) < query->late_ns + PATIENT_NS / 2;
+		      loop_now_ns(loop) < timer->at_ns + PATIENT_NS / 2;
 
 	for (unsigned int i = 0; i < query->count && judges; i++) {
 		const struct far_one *one = &query->ones[i];
@@ -396,7 +396,7 @@ static int one_add(struct far_query *query, struct remote *remote, bool held)
 	query->trials += trial;
 	far->held += held;
 	if (trial)
-		far_late(far, remote, "it is tried again");
+		far_late(far, remote, "it was late, and one question tries it again");
 	one->waiting = !far_ready(remote);
 	if (!one->waiting && one_ask(one) < 0) {
 		err_clear(); /* it is going down */
@@ -545,7 +545,6 @@ int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t l
 	if (query_homes(query, wait_ns) < 0)
 		err_clear(); /* nobody is found by them */
 	query->patient = wait_ns >= PATIENT_NS;
-	query->late_ns = loop_now_ns(far->store->kvd->loop) + wait_ns;
 	loop_timer_start(&query->timer, wait_ns);
 	query_look(query);
 	*query_p = query;
@@ -660,6 +659,15 @@ void far_on_down(struct far *far, const struct remote *remote)
 	}
 }
 
+/* Outcome 1: it is asked. Of a trial that no hold waits for this is answer enough. */
+static int candidate_reached(struct far_one *one)
+{
+	if (one->query->hold)
+		return one_ask(one) < 0 ? -EIO : 1;
+	far_answers(one->query->far, one->remote);
+	return 0;
+}
+
 /* A candidate: ask it now that it is up, use its answer now that its pools are known. */
 static void candidate_go_on(struct far_one *one)
 {
@@ -669,7 +677,7 @@ static void candidate_go_on(struct far_one *one)
 	if (one->parked && is_known(one->parked))
 		r = told_use(one, mem_steal(one->parked));
 	else if (one->waiting && far_ready(remote))
-		r = one_ask(one) < 0 ? -EIO : 1;
+		r = candidate_reached(one);
 	else if (one->waiting && remote->refused)
 		r = 0;
 	if (r == 1)

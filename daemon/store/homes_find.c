@@ -62,8 +62,7 @@ struct homes_query {
 	struct homes_holder holders[QUERY_HOLDERS_MAX];
 	unsigned int holder_count;
 	struct loop_timer timer;
-	uint64_t late_ns; /* then it is due */
-	bool patient;	  /* time enough for an answer */
+	bool patient; /* time enough for an answer */
 	struct loop_defer done;
 	void (*on_done)(void *arg);
 	void *arg;
@@ -102,7 +101,7 @@ static void on_find_late(struct loop_timer *timer)
 	struct homes_query *query = container_of(timer, struct homes_query, timer);
 	struct homes *homes = query->homes;
 	uint64_t now_ns = loop_now_ns(homes->store->kvd->loop);
-	bool judges = query->patient && now_ns < query->late_ns + PATIENT_NS / 2;
+	bool judges = query->patient && now_ns < timer->at_ns + PATIENT_NS / 2;
 
 	homes->figures.late += query->open;
 	for (unsigned int i = 0; i < query->ask_count && judges; i++) {
@@ -247,7 +246,6 @@ int homes_find(struct homes *homes, const struct store_space *space, const uint8
 		return 1;
 	}
 	query->patient = wait_ns >= PATIENT_NS;
-	query->late_ns = loop_now_ns(homes->store->kvd->loop) + wait_ns;
 	loop_timer_start(&query->timer, wait_ns);
 	*query_p = query;
 	return 0;

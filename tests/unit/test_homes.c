@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/store/far.h"
 #include "daemon/store/home_key.h"
 #include "daemon/store/homes_impl.h"
 #include "daemon/store/store_impl.h"
@@ -547,6 +548,27 @@ static void home_that_says_nothing_keeps_one_query_waiting(void **state)
 	assert_int_equal(far_of(w, CHUNKS, 2000), CHUNKS);
 }
 
+/* It is no peer, and the question that tries it waits for nothing: the dial goes on. */
+static void holder_that_was_late_is_dialled_for_its_trial(void **state)
+{
+	const struct peer_client client = {.uid = 0};
+	struct world *w = *state;
+	struct handshake *hs = w->c.nodes[FINDER].kvd.handshake;
+	struct remote *holder;
+
+	put(w, 1, 0, CHUNKS);
+	assert_int_equal(handshake_reach(hs, w->c.nodes[1].endpoint, &client, &holder),
+			 0);
+	far_late(store_of(w, FINDER)->far, holder, "the test");
+	handshake_release(hs, holder);
+	assert_int_equal(far_of(w, CHUNKS, 1000), 0);
+	cluster_run(&w->c, 11 * LOOP_NS_PER_S);
+	assert_int_equal(told(w, FINDER).dials, 0);
+	assert_int_equal(far_of(w, CHUNKS, 1000), 0);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	assert_int_equal(far_of(w, CHUNKS, 1000), CHUNKS);
+}
+
 /* ---- want of memory, of room ---- */
 
 static void hold_by_homes_without_one_allocation_is_a_miss_or_refused(void **state)
@@ -784,6 +806,7 @@ int main(void)
 		CASE(answer_out_of_form_is_a_miss_and_the_peering_s_end),
 		CASE(home_that_says_nothing_is_late),
 		CASE(home_that_says_nothing_keeps_one_query_waiting),
+		CASE(holder_that_was_late_is_dialled_for_its_trial),
 		CASE(hold_by_homes_without_one_allocation_is_a_miss_or_refused),
 		CASE(notes_without_one_allocation_are_told_later),
 		CASE(other_homes_are_told_all),
