@@ -537,6 +537,76 @@ static void sick_holder_costs_one_threshold(void **state)
 			 CHUNKS + 1);
 }
 
+static struct remote *holder(struct hedge_world *w, unsigned int node)
+{
+	struct remote *remote;
+
+	list_foreach(remote, handshake_remotes(w->c.nodes[ASKER].kvd.handshake), link) {
+		if (strcmp(remote->peer->endpoint, w->c.nodes[node].endpoint) == 0)
+			return remote;
+	}
+	fail_msg("no holder");
+	return NULL;
+}
+
+/* A second fetch of the same hold begins with the other one. */
+static void holder_that_was_late_is_last_of_its_hold(void **state)
+{
+	struct hedge_world *w = *state;
+
+	fake_node_freeze(hedge_bytes(w, 0), true);
+	w->move = hedge_fetch(w);
+	hedge_succeeds(w);
+	cluster_ok(&w->c, w->engine[ASKER],
+		   "{'cmd':'chunk.drop','space':%llu,'ids':[%s]}",
+		   (unsigned long long)w->space[ASKER], hedge_ids(0, CHUNKS));
+	w->move = hedge_fetch(w);
+	cluster_run(&w->c, 100 * MS);
+	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	assert_int_equal(hedge_far(w).hedges, 1);
+	fake_node_freeze(hedge_bytes(w, 0), false);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	hedge_nothing_is_left(w);
+}
+
+/* Its legs that are under way then are looked at again, and hedged without a budget: but
+ * not at one that is left out, too. */
+static void holder_that_is_left_out_is_hedged_without_a_budget(void **state)
+{
+	struct hedge_world *w = *state;
+	struct far *far = hedge_store(w)->far;
+
+	while (pace_budget_spend(&hedge_store(w)->hedging))
+		;
+	fake_node_freeze(hedge_bytes(w, 0), true);
+	w->move = hedge_fetch(w);
+	cluster_run(&w->c, LATE + 500 * MS);
+	far_late(far, holder(w, 0), "the test");
+	far_late(far, holder(w, 1), "the test");
+	cluster_run(&w->c, 500 * MS);
+	assert_int_equal(hedge_far(w).hedges, 0);
+	far_serves(far, holder(w, 1));
+	cluster_run(&w->c, 200 * MS);
+	assert_int_equal(hedge_far(w).hedges, 1);
+	assert_int_equal(hedge_state(w, w->move), KVD_SUCCESS);
+	fake_node_freeze(hedge_bytes(w, 0), false);
+	cluster_run(&w->c, LOOP_NS_PER_S);
+	hedge_nothing_is_left(w);
+}
+
+static void holder_without_a_data_line_is_not_asked(void **state)
+{
+	struct hedge_world *w = *state;
+	struct remote *first = holder(w, 0);
+
+	first->ready = false;
+	w->hold = hedge_hold(w, 0, CHUNKS + 1, 2000);
+	cluster_until(&w->c, hold_is_answered, w, "the hold");
+	first->ready = true;
+	assert_int_equal(far_hold_chunks(store_hold_find(w->engine[ASKER], w->hold)->far),
+			 CHUNKS);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, hedge_setup, hedge_teardown)
 
 int main(void)
@@ -562,6 +632,9 @@ int main(void)
 		CASE(hedges_are_no_more_than_the_budget),
 		CASE(want_of_memory_costs_the_hedge),
 		CASE(sick_holder_costs_one_threshold),
+		CASE(holder_that_was_late_is_last_of_its_hold),
+		CASE(holder_that_is_left_out_is_hedged_without_a_budget),
+		CASE(holder_without_a_data_line_is_not_asked),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
