@@ -295,6 +295,15 @@ void store_part_free(struct store_part *part)
 	mem_free(part);
 }
 
+void store_part_drop(struct store_part *part)
+{
+	struct store_chunk *chunk = part->chunk;
+
+	store_chunk_pin(chunk);
+	store_part_free(part);
+	store_chunk_unpin(chunk);
+}
+
 void store_part_leave(struct store_part *part)
 {
 	if (part->filed)

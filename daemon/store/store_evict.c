@@ -125,28 +125,40 @@ bool store_evict_space(const struct store_tenant *tenant, uint64_t generation,
 
 /* ---- classes ---- */
 
-/* Parts of chunks that are not pinned go, the first `most` of them. */
+/* Parts of chunks that are not pinned go, of the first `most`. Outcome: those that were
+ * looked at. */
 static uint32_t class_sweep(struct store_class *class, uint32_t most)
 {
 	struct store_part *part;
 	uint32_t n = 0;
 
 	list_foreach_safe(part, &class->all, class_link) {
-		struct store_chunk *chunk = part->chunk;
-
 		if (n == most)
 			break;
 		n++;
-		if (chunk->item.pins)
-			continue;
-		store_chunk_pin(chunk);
-		store_part_free(part);
-		store_chunk_unpin(chunk);
+		if (!part->chunk->item.pins)
+			store_part_drop(part);
 	}
 	return n;
 }
 
-bool store_evict_class(struct store_space *space, uint64_t generation)
+/* Among as many parts as go in a turn. */
+static bool class_is_pinned(const struct store_class *class)
+{
+	const struct store_part *part;
+	uint32_t n = 0;
+
+	list_foreach(part, &class->all, class_link) {
+		if (part->chunk->item.pins)
+			return true;
+		if (++n == SLICE)
+			break;
+	}
+	return false;
+}
+
+static struct store_class *class_oldest(const struct store_space *space,
+					uint64_t generation)
 {
 	struct store_class *oldest = NULL;
 
@@ -157,15 +169,23 @@ bool store_evict_class(struct store_space *space, uint64_t generation)
 		    (generation != STORE_NOW &&
 		     (class->used || class->generation >= generation)))
 			continue;
-		if (!oldest || is_older(class->used, class->generation, oldest->used,
-					oldest->generation))
+		if ((!oldest || is_older(class->used, class->generation, oldest->used,
+					 oldest->generation)) &&
+		    !class_is_pinned(class))
 			oldest = class;
 	}
+	return oldest;
+}
+
+bool store_evict_class(struct store_space *space, uint64_t generation)
+{
+	struct store_class *oldest = class_oldest(space, generation);
+
 	if (!oldest)
 		return false;
 	class_sweep(oldest, SLICE);
 	if (oldest->parts)
-		return false; /* some are pinned, or the next call goes on */
+		return false; /* the next call goes on */
 	store_class_drop(oldest);
 	return true;
 }
@@ -215,7 +235,7 @@ bool store_evict_tenant(struct store *store)
 
 /* ---- what has left ---- */
 
-/* Outcome: parts that were looked at. */
+/* As class_sweep(). */
 static uint32_t space_sweep(struct store_space *space, uint32_t most)
 {
 	uint32_t n = 0;

@@ -300,7 +300,8 @@ void store_class_drop(struct store_class *class);
  * and whose parts are all older. False: none may. */
 bool store_evict_space(const struct store_tenant *tenant, uint64_t generation,
 		       bool classes);
-/* The same of the space's classes, and of users with all of their spaces. */
+/* The same of the space's classes, and of users with all of their spaces. False, too: of
+ * a class with more parts than go in a turn some have gone. */
 bool store_evict_class(struct store_space *space, uint64_t generation);
 bool store_evict_tenant(struct store *store);
 void store_evict_init(struct store *store);
@@ -334,6 +335,7 @@ int store_part_outside(struct store_chunk *chunk, struct store_class *class,
 		       struct store_part **part_p);
 void store_part_ready(struct store_part *part);
 void store_part_free(struct store_part *part);
+void store_part_drop(struct store_part *part); /* and its chunk with the last one */
 /* Its memory is given back; it goes unless it has a place in the files. */
 void store_part_leave(struct store_part *part);
 /* What files.c has done: the part is in its place; it is not, and has none. */

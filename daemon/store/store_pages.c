@@ -349,15 +349,9 @@ static uint32_t class_sweep(struct store_class *class, uint32_t most)
 {
 	uint32_t n = 0;
 
-	for (; n < most && !list_empty(&class->pages); n++) {
-		struct store_part *part =
-			list_first(&class->pages, struct store_pages, link)->part;
-		struct store_chunk *chunk = part->chunk;
-
-		store_chunk_pin(chunk);
-		store_part_free(part);
-		store_chunk_unpin(chunk);
-	}
+	for (; n < most && !list_empty(&class->pages); n++)
+		store_part_drop(
+			list_first(&class->pages, struct store_pages, link)->part);
 	return n;
 }
 

@@ -283,6 +283,62 @@ static void space_in_use_stays(void **state)
 	fw_end(&w);
 }
 
+/* The nth kind of parts of a space that is open, with a chunk of its own. */
+static struct store_class *kind_put(struct files_world *w, struct store_space *space,
+				    unsigned int nth)
+{
+	struct canon_args args = {.layout = w->canons[KIND_A]->layout,
+				  .tokens = FW_TOKENS,
+				  .memory_bytes = w->store->memory_bytes};
+	struct store_class *class = NULL;
+	struct layout_field *field;
+	struct canon *canon;
+
+	assert_int_equal(canon_make(&args, &canon), 0);
+	field = &canon->layout->views[0].layers[0].fields[0];
+	field->first_unit = nth;
+	field->total_units = 128;
+	if (store_class_get(space, canon, STORE_NOW, &class) == 0) {
+		class->used = ++w->store->uses; /* as store_class_pool() */
+		part_put(w, class, 1000 + nth);
+	}
+	canon_free(canon);
+	return class;
+}
+
+/* Of a space's kinds the one that is unused for longest leaves, but for those with parts
+ * in use, which keep all of them. */
+static void kind_in_use_stays(void **state)
+{
+	struct store_class *first;
+	struct store_space *space;
+	struct store_chunk *pinned;
+	struct files_world w;
+
+	(void)state;
+	begin(&w, 10);
+	first = class_open(&w, 1000, 0);
+	space = first->space;
+	part_put(&w, first, 1);
+	part_put(&w, first, 2);
+	for (unsigned int i = 1; i < STORE_CLASSES_MAX; i++)
+		assert_non_null(kind_put(&w, space, i));
+	pinned = chunk_of(space, 2);
+	store_chunk_pin(pinned);
+	for (unsigned int i = 0; i < 3; i++)
+		assert_non_null(kind_put(&w, space, STORE_CLASSES_MAX + i));
+	assert_int_equal(space->class_count, STORE_CLASSES_MAX);
+	assert_ptr_equal(space->classes[first->index], first);
+	assert_int_equal(first->parts, 2);
+	for (unsigned int i = 1; i < STORE_CLASSES_MAX; i++)
+		assert_int_equal(chunk_of(space, 1000 + i) != NULL, i > 3);
+	store_chunk_unpin(pinned);
+	assert_non_null(kind_put(&w, space, 100));
+	assert_null(chunk_of(space, 1));
+	store_space_let_go(space);
+	fw_end(&w);
+}
+
 static void spaces_that_are_all_open_are_a_limit(void **state)
 {
 	struct store_class *open[OF_ONE];
@@ -524,6 +580,7 @@ int main(void)
 		cmocka_unit_test(revisions_by_the_thousand_leave_the_newest),
 		cmocka_unit_test(start_with_spaces_too_many_keeps_the_newest),
 		cmocka_unit_test(space_in_use_stays),
+		cmocka_unit_test(kind_in_use_stays),
 		cmocka_unit_test(spaces_that_are_all_open_are_a_limit),
 		cmocka_unit_test(users_keep_their_share),
 		cmocka_unit_test(user_unused_for_longest_leaves),
