@@ -218,10 +218,11 @@ static void revisions_by_the_thousand_leave_the_newest(void **state)
  */
 static void start_with_spaces_too_many_keeps_the_newest(void **state)
 {
-	enum { COUNT = 300 };
+	enum { COUNT = 300, LATE = 258 };
 	struct canon_args args = {.tokens = FW_TOKENS, .memory_bytes = 4 * KIB};
 	struct canon *canon;
 	uint8_t *data = malloc(DESCRIPTION_MOST), digest[SEAL_DIGEST_BYTES];
+	uint8_t late[SEAL_DIGEST_BYTES];
 	struct files_world w;
 
 	(void)state;
@@ -239,7 +240,10 @@ static void start_with_spaces_too_many_keeps_the_newest(void **state)
 		d.layout = canon->layout;
 		forge_put(&w, data, forge_describe(&d, data), digest);
 		forge_slot_of(&w, i, digest, 1 + i * 7 % COUNT);
+		if (i == LATE)
+			memcpy(late, digest, sizeof(late));
 	}
+	forge_slot_of(&w, COUNT, late, COUNT + 1); /* before it there was no room */
 	fw_raw_end(&w);
 	fw_start(&w);
 	fw_scanned(&w);
@@ -247,7 +251,8 @@ static void start_with_spaces_too_many_keeps_the_newest(void **state)
 	assert_int_equal(w.store->space_count, OF_ONE);
 	for (unsigned int i = 0; i < COUNT; i++)
 		assert_int_equal(revision_is_there(&w, 1000, i),
-				 1 + i * 7 % COUNT > COUNT - OF_ONE);
+				 1 + i * 7 % COUNT > COUNT + 1 - OF_ONE);
+	assert_non_null(chunk_of(space_there(&w, 1000, LATE), COUNT));
 	assert_int_equal(descriptions(&w), OF_ONE);
 	canon_free(canon);
 	fw_end(&w);
@@ -325,13 +330,15 @@ static void kind_in_use_stays(void **state)
 		assert_non_null(kind_put(&w, space, i));
 	pinned = chunk_of(space, 2);
 	store_chunk_pin(pinned);
+	list_first(&chunk_of(space, 1001)->parts, struct store_part, link)
+		->class->users++; /* a move that fills it */
 	for (unsigned int i = 0; i < 3; i++)
 		assert_non_null(kind_put(&w, space, STORE_CLASSES_MAX + i));
 	assert_int_equal(space->class_count, STORE_CLASSES_MAX);
 	assert_ptr_equal(space->classes[first->index], first);
 	assert_int_equal(first->parts, 2);
 	for (unsigned int i = 1; i < STORE_CLASSES_MAX; i++)
-		assert_int_equal(chunk_of(space, 1000 + i) != NULL, i > 3);
+		assert_int_equal(chunk_of(space, 1000 + i) != NULL, i == 1 || i > 4);
 	store_chunk_unpin(pinned);
 	assert_non_null(kind_put(&w, space, 100));
 	assert_null(chunk_of(space, 1));
@@ -407,6 +414,27 @@ static void user_unused_for_longest_leaves(void **state)
 	assert_true(revision_put(&w, 2002, 1, false)); /* he is back */
 	assert_true(revision_is_there(&w, 2002, 1));
 	store_space_let_go(open->space);
+	fw_end(&w);
+}
+
+/* Before his chunks are gone. */
+static void user_that_comes_back_at_once_counts_once(void **state)
+{
+	struct store_class *next, *back;
+	struct files_world w;
+
+	(void)state;
+	begin(&w, 11);
+	for (unsigned int i = 0; i < ARENA_SLABS; i++)
+		assert_true(revision_put(&w, 2000 + i, 1, false));
+	next = class_open(&w, 3000, 1); /* 2000 leaves, then 2001 for him */
+	back = class_open(&w, 2000, 1);
+	fw_turn(&w);
+	fw_turn(&w);
+	assert_int_equal(w.store->tenant_count, ARENA_SLABS);
+	assert_null(space_there(&w, 2001, 1));
+	store_space_let_go(next->space);
+	store_space_let_go(back->space);
 	fw_end(&w);
 }
 
@@ -584,6 +612,7 @@ int main(void)
 		cmocka_unit_test(spaces_that_are_all_open_are_a_limit),
 		cmocka_unit_test(users_keep_their_share),
 		cmocka_unit_test(user_unused_for_longest_leaves),
+		cmocka_unit_test(user_that_comes_back_at_once_counts_once),
 		cmocka_unit_test(space_that_comes_back_at_once_is_empty),
 		cmocka_unit_test(uses_at_random_keep_what_is_open),
 		cmocka_unit_test(eviction_without_one_allocation_loses_nothing),
