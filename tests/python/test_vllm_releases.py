@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What vLLM 0.33 does and 0.32 does not: loads of fewer tokens than were offered, hashes of tokens
 behind a block. vLLM is a stand-in whose classes are empty."""
-import importlib
-import importlib.abc
-import importlib.machinery
-import logging
 import sys
 import types
 from types import SimpleNamespace as Some
@@ -15,59 +11,25 @@ from kvd.layout import Layout
 from kvd.vllm import releases
 from kvd.vllm.params import Remote
 from kvd.vllm.store_plan import BlockIds, Plan, Words
-
-OURS = ("kvd.vllm.connector", "kvd.vllm.stats", "kvd.vllm.worker")
-
-
-class Empty(types.ModuleType):
-    __path__ = []
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return logging.getLogger if name == "init_logger" else type(name, (), {
-            "register_connector": lambda *args: None, "FINISHED_STOPPED": 1,
-            "FINISHED_LENGTH_CAPPED": 2})
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name, path, target=None):
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) \
-            if name.split(".")[0] == "vllm" else None
-
-    def create_module(self, spec):
-        return Empty(spec.name)
-
-    def exec_module(self, module):
-        pass
-
-
-def names():
-    return [n for n in sys.modules if n.split(".")[0] == "vllm" or n in OURS]
+from vllm_stub import Vllm
 
 
 @pytest.fixture
 def vllm():
-    """The stand-in is there."""
-    before, finder = {name: sys.modules.pop(name) for name in names()}, Finder()
-    sys.meta_path.insert(0, finder)
-    yield
-    sys.meta_path.remove(finder)
-    for name in names():
-        del sys.modules[name]
-    sys.modules.update(before)
+    with Vllm() as v:
+        yield v
 
 
 @pytest.fixture
 def connector(vllm):
     """KvdConnector, as a scheduler has it."""
-    module = importlib.import_module("kvd.vllm.connector")
+    module = vllm.load("kvd.vllm.connector")
     caches = Some(has_mamba_layers=False, kv_cache_groups=[],
                   select_transfer_block_ids=lambda blocks: blocks)
     config = Some(kv_transfer_config=Some(get_from_extra_config=lambda name, preset: preset),
                   num_prefill_lookahead_tokens=0)
     one = object.__new__(module.KvdConnector)
-    one._scheduler, one._answers = module.Scheduler(config, caches), {}
+    one._scheduler = module.Scheduler(config, caches)
     return one
 
 
@@ -92,7 +54,7 @@ def test_fewer_tokens_than_were_offered_are_those_behind_the_own_ones(connector,
 @pytest.mark.parametrize("push", [False, True])
 def test_all_tokens_that_were_offered_are_loaded(connector, push):
     assert load(connector, 68, push=push) == ((32, 100), [])
-    assert connector._answers == {}
+    assert connector._scheduler.computed == {}
 
 
 def test_a_state_of_another_token_is_not_loaded(connector):
@@ -139,7 +101,7 @@ def test_a_block_is_hashed_as_the_release_says():
 @pytest.fixture
 def author(vllm, monkeypatch):
     """author(backend, isa, …): of a layer of that backend, as the worker names it."""
-    worker = importlib.import_module("kvd.vllm.worker")
+    worker = vllm.load("kvd.vllm.worker")
 
     def author(backend, isa="amx", rocm=False, version="0.33.0", cache="auto", mode="NONE"):
         made = {"": {"__version__": version}, ".platforms": {

@@ -114,6 +114,7 @@ class Scheduler:
     def __init__(self, config, kv_cache_config):
         self.config, self.caches = config, kv_cache_config
         self.step, self.pulls, self.ranks, self.shortened = Step(), {}, {}, set()
+        self.computed = {}  # {request: tokens that vLLM had when it was told of the others}
         self.pushes, self.asks, self.lookups = {}, {}, Lookups()
         self.server, self.secret = None, secrets.token_hex(32)
         transfer = config.kv_transfer_config
@@ -266,23 +267,14 @@ class Scheduler:
         remote = self.pulls.get(request.request_id)
         if remote is None:
             return 0, False
+        self.computed[request.request_id] = computed
         end = self._end(request, remote)
         return (end - computed, True) if end > computed else (0, False)
 
     def _end(self, request, remote):
         """Tokens that prefill has, of those that are wanted."""
         wanted = self.loads(request.num_prompt_tokens)
-        return wanted if remote.push and not remote.tokens else min(wanted, remote.tokens)
-
-    def shorten_load(self, request, end):
-        """vLLM loads tokens up to `end`, fewer than it was told that there are."""
-        name, remote = request.request_id, self.pulls.get(request.request_id)
-        if remote is None:
-            return
-        self.pulls[name] = remote._replace(tokens=end)
-        if self.replay:  # the state that comes is of another token
-            self.step.refused.append((name, remote.room, "vLLM loads %d tokens of it: the state "
-                                      "after these is not there" % end))
+        return wanted if remote.push else min(wanted, remote.tokens)
 
     def allocated(self, request, blocks, external):
         name, params = request.request_id, params_of(request)
@@ -290,13 +282,16 @@ class Scheduler:
             self.pushes[name].idle = True
         if name in self.asks:
             self.asks[name].unwanted = request
-        remote = self.pulls.get(name)
+        remote, begin = self.pulls.get(name), self.computed.pop(name, 0)
         if remote is None or not params.get("do_remote_prefill"):
             return
         params["do_remote_prefill"] = False
-        end = self._end(request, remote)
+        end = begin + external  # it may be fewer than there are
+        if external and self.replay and end != self._end(request, remote):
+            self.step.refused.append((name, remote.room, "vLLM loads %d tokens of it: the state "
+                                      "after these is not there" % end))
         ids = self.caches.select_transfer_block_ids(blocks.get_block_ids()) if external else ()
-        self.step.binds.append((name, ids, end - external, end))
+        self.step.binds.append((name, ids, begin, end))
 
     def _open_unwanted(self):
         """A room that is bound to nothing gives prefill its blocks back, which it keeps for as
@@ -312,6 +307,7 @@ class Scheduler:
             self.meter.finished(request)
         shortened = name in self.shortened
         self.shortened.discard(name)
+        self.computed.pop(name, None)
         if self.asks.pop(name, None) is not None:
             return False, None
         if self.pulls.pop(name, None) is not None:
@@ -408,7 +404,6 @@ class KvdConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
             if refused:
                 raise ValueError("kvd.vllm: %s is not supported; %s" % (what, remedy))
         self._scheduler = self._worker = None
-        self._answers = {}  # {request: (computed, tokens behind them that can be loaded)}
         extra = vllm_config.kv_transfer_config.get_from_extra_config
         bootstrap = extra("bootstrap", None)
         if bootstrap is not None:
@@ -444,14 +439,9 @@ class KvdConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
         self._scheduler.arrived(request)
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
-        tokens, later = self._scheduler.matched(request, num_computed_tokens)
-        self._answers[request.request_id] = num_computed_tokens, tokens or 0
-        return tokens, later
+        return self._scheduler.matched(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request, blocks, num_external_tokens):
-        computed, answered = self._answers.pop(request.request_id, (0, 0))
-        if 0 < num_external_tokens < answered:
-            self._scheduler.shorten_load(request, computed + num_external_tokens)
         self._scheduler.allocated(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output):
@@ -464,10 +454,9 @@ class KvdConnector(sleep.Awake, KVConnectorBase_V1, SupportsHMA):
         self._scheduler.heard(connector_output)
 
     def request_finished(self, request, block_ids):
-        return self.request_finished_all_groups(request, (block_ids,))
+        return self._scheduler.finished(request, (block_ids,))
 
     def request_finished_all_groups(self, request, block_ids):
-        self._answers.pop(request.request_id, None)
         return self._scheduler.finished(request, block_ids)
 
     # ---- worker ----

@@ -163,12 +163,11 @@ class Known:
         self.request, self.chain = request, []
         self.saved = 0  # chunks from the first on that are in the store, or on their way
         self.local = 0  # tokens that this engine's own cache had
-        self.ran = 0  # tokens after the last step that it ran in with the blocks that it has
         self.loaded = False  # what it was given beside those of the own cache has been reported
-        self.doubted = 0  # or else so many may be missing until its first step has a result
+        # or else so many may be missing until its first step has a result; None: before that step
+        self.doubted = None
         self.looked, self.counted = None, False  # (chunks asked for, found) until counted
         self.hold, self.first, self.end, self.until = None, 0, 0, 0.0
-        self.begin = 0  # tokens that vLLM had when it was told of the hold
         self.blocks = None  # that are loaded into
         self.failed = False  # a load has: it is not tried again
         self.frozen = False  # of a model that has changed since
@@ -201,7 +200,8 @@ class Step:
 class Plan:
     """door: a Door whose opener takes (client, layout text, words). block: tokens of one;
     group: of the block table; lease: of holds, seconds; far: for which other daemons are
-    asked, or None; adapters: Adapters, or None where a word of the user's stands for them; ranks: how many workers there are; loads, saves: whether it does."""
+    asked, or None; adapters: Adapters, or None where a word of the user's stands for them;
+    ranks: how many workers there are; loads, saves: whether it does."""
 
     def __init__(self, door, ids, words, block, tokens, *, group=0, ranks=1, lease=LEASE_S,
                  far=None, loads=True, saves=True, adapters=None, step=Step,
@@ -280,7 +280,6 @@ class Plan:
 
     def _held(self, known, computed):
         """Up to which token chunks are held. A queued request is asked for again and again."""
-        known.begin = computed
         first, now = computed // self.tokens, self.clock()
         if first == known.first and now < known.until:
             return known.end
@@ -311,7 +310,7 @@ class Plan:
         known = self.requests.get(request.request_id)
         if known is None:
             return
-        known.ran = known.doubted = 0
+        known.doubted = None
         if known.looked is not None:  # in the queue it may be asked for once a second
             self.asked, self.found = self.asked + known.looked[0], self.found + known.looked[1]
             known.looked, known.counted = None, True
@@ -320,7 +319,7 @@ class Plan:
         if not external:  # another connector loads it, or nobody
             known.let_go()
             return
-        begin, end = known.begin, known.begin + external  # it may be fewer than were found
+        begin, end = known.local, known.local + external  # it may be fewer than were found
         known.blocks = self._part(table(), begin, end)
         self.loading[request.request_id] = known
         self.step.loads.append((request.request_id, known.hold.secret, known.blocks, begin, end))
@@ -352,17 +351,18 @@ class Plan:
             self.step.drops.append(name)  # vLLM waits for the load, and for nothing else
             return False
         # vLLM counts what is being loaded as computed, and what a step in flight still writes
-        self._save(self.step, known, min(known.ran, self._over(known)), lambda: blocks)
+        self._save(self.step, known, self._over(known), lambda: blocks)
         if known.puts:
             self.step.ends.append(name)
         return known.puts
 
     @staticmethod
     def _over(known):
-        """Tokens after the last step with a result."""
+        """Tokens after the last step with a result. 0: none of the blocks that it has is sure."""
         request = known.request
         over = request.num_computed_tokens - request.num_in_flight_tokens
-        return min(over, request.num_tokens) if over > known.doubted else 0
+        sure = known.doubted is not None and over > known.doubted
+        return min(over, request.num_tokens) if sure else 0
 
     def reset(self):
         """The model has changed: nothing from before it is found, or saved, any more."""
@@ -395,13 +395,12 @@ class Plan:
             known = self.requests.get(name)
             if known is None:
                 continue
-            request = known.request
-            if not known.ran and not known.loaded and request.num_computed_tokens > known.local:
-                known.doubted = request.num_computed_tokens
-            known.ran = request.num_computed_tokens + count
+            request, computed = known.request, known.request.num_computed_tokens
+            if known.doubted is None:
+                known.doubted = computed if computed > known.local and not known.loaded else 0
             # drafts are no tokens of the request yet
             end = self._over(known) if known.doubted else \
-                min(known.ran, request.num_tokens)
+                min(computed + count, request.num_tokens)
             if end >= (known.saved + 1) * self.tokens:
                 self._save(step, known, end,
                            lambda: output.kv_connector_block_state.get_block_ids(name))
