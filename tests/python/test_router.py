@@ -368,6 +368,23 @@ def test_prefill_that_hangs_is_left_out(kind):
     run()
 
 
+@pytest.mark.parametrize("role", [0, 1])
+def test_member_that_had_less_time_than_it_may_take_is_not_left_out(role):
+    """The request's deadline was near: that tells little of the member."""
+    @aio
+    async def run():
+        async with routed(options=["--deadline", "0.5", "--circuit-open", "60"]) as (
+                router, (prefill,), (decode,)):
+            slow = (prefill, decode)[role]
+            slow.silent = asyncio.Event()
+            status, _, said = await router.ask()
+            assert status == 504 and slow.label in message(said), said
+            labels = '{role="%s",url="%s"}' % (slow.role, slow.url)
+            assert await router.metric("kvd_router_member_late_total" + labels) == 1
+            assert await router.metric("kvd_router_member_up" + labels) == 1
+    run()
+
+
 @aio
 async def test_prefill_that_is_slow_for_one_is_not_left_out():
     """It answers others meanwhile, and is waited for."""

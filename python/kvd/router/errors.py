@@ -34,12 +34,11 @@ class Failed(Exception):
     """A try that may be followed by another.
 
     member: whose failure it is. broken: it did not answer as an HTTP server does; otherwise it
-    told of an error, which may be its partner's. late: seconds without an answer, None: it gave
-    one. answer: what it said, an Answered."""
+    told of an error, which may be its partner's. hung: it answered nobody else either, for as long
+    as it may. answer: what it said, an Answered. status: 504 where it gave no answer in time."""
 
-    def __init__(self, member, why, *, status=502, broken=False, busy=False, late=None,
+    def __init__(self, member, why, *, status=502, broken=False, busy=False, hung=False,
                  answer=None):
         super().__init__("%s: %s" % (member.label, why))
         self.member, self.why, self.status, self.broken = member, why, status, broken
-        self.late = late
-        self.busy, self.answer = busy, answer
+        self.busy, self.hung, self.answer = busy, hung, answer

@@ -274,7 +274,7 @@ class Exchange:
                 left = max(begin, member.answered) + quiet - time.monotonic()
                 if left <= 0:
                     raise Failed(member, "no answer within %.3g s" % quiet, status=504,
-                                 broken=True, late=quiet)
+                                 broken=True, hung=True)
                 await asyncio.wait((asked,), timeout=left)
         except BaseException:
             await ended(asked)

@@ -260,10 +260,9 @@ class Members:
             return  # nothing is said of this one
         was = member.circuit.until
         member.fault = failure.why
-        if failure.late is not None:
-            member.late += 1
-        if failure.late is not None and member.answered < now - failure.late:
-            member.circuit.refused(now)  # it answers nobody: it hangs
+        member.late += failure.status == 504
+        if failure.hung:
+            member.circuit.refused(now)
         elif failure.broken or partner is None:
             member.circuit.failed(now)
         else:

@@ -61,7 +61,7 @@ class Upstream:
             raise Unreachable(member, words(error), broken=True) from None
         except asyncio.TimeoutError:
             raise Failed(member, "no answer within %.3g s" % seconds, status=504,
-                         broken=True, late=seconds) from None
+                         broken=True) from None
         except BROKEN as error:
             raise Failed(member, words(error), broken=True) from None
 
