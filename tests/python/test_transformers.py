@@ -318,7 +318,7 @@ class Failing:
     def __init__(self, error):
         self.error = error
 
-    def fetch(self, views):
+    def fetch(self, views, deadline):
         raise self.error
 
 
