@@ -266,7 +266,7 @@ class KvdStore(HiCacheStorage):
         named = self.names.of(name, made)
         self.pools[name] = made, named, pool
         if named.revision is None:
-            self.shelf.stopped = "nothing names the weights"
+            self.shelf.stop("nothing names the weights")
             return
         logger.info("pages of %d tokens of %s are chunks: %s", made.page_size, name, named)
         self.shelf.mover.ask(named, lambda space: True)  # memory is registered before it serves
