@@ -64,8 +64,8 @@ def split(params):
 # ---- what does not fit -------------------------------------------------------------------
 
 def misfits(needs, reader):
-    """[words], of an engine as a reader sees it. A reader has name(module, name): None or one of
-    Missing and a list of Param (None: it is called by nobody); and has(module, name, attribute)."""
+    """[words], of an engine as a reader sees it. A reader has look(module, name): Missing, a list of
+    Param, or None where its parameters are not known; and has(module, name, attribute)."""
     found = []
     for need in needs:
         there = reader.look(need.module, need.name)
@@ -131,9 +131,11 @@ class Live:
         """(owner, object); of what cannot be imported here, (None, None)."""
         try:
             owner, found = None, importlib.import_module(module)
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             absent = error.name and (module + ".").startswith(error.name + ".")
             return None, Missing("the module") if absent else None
+        except Exception:  # of another device: whoever uses it finds out
+            return None, None
         for part in name.split("."):
             owner = found
             found = inspect.getattr_static(owner, part, None) if inspect.isclass(owner) else \
@@ -193,26 +195,19 @@ to do with a release that does not fit."""
 _checked = {}
 
 
-def check(engine, version, reader=None):
+def check(engine, version):
     """Raise RuntimeError where kvd uses what this release has not; warn once of a release that kvd
     was not run with."""
     key = engine.who, version
-    if key in _checked and reader is None:
-        found = _checked[key]
-    else:
-        found = misfits(parse(engine.needs), reader or Live())
-        if not found and plain(version) not in engine.tested:
+    if key not in _checked:
+        _checked[key] = misfits(parse(engine.needs), Live())
+        # without the words of a build
+        if not _checked[key] and version.split("+")[0] not in engine.tested:
             logger.warning("%s: %s %s has all that kvd uses of it, but kvd was run with %s only",
                            engine.who, engine.name, version, ", ".join(engine.tested))
-        _checked[key] = found
+    found = _checked[key]
     if found:
         more = len(found) - ERRORS_MAX
         raise RuntimeError("%s: %s %s is not as kvd uses it: %s%s; %s" % (
             engine.who, engine.name, version, "; ".join(found[:ERRORS_MAX]),
             " and %d more" % more if more > 0 else "", engine.remedy))
-
-
-def plain(version):
-    """Without the words of a build."""
-    return version.split("+")[0]
-

@@ -146,6 +146,16 @@ def test_a_module_that_is_missing_is_told(judge):
     assert fit.misfits(missing, fit.Live()) == ["nowhere.at.all: the module is missing"]
 
 
+def test_a_module_that_cannot_be_imported_here_is_not_judged(tmp_path, monkeypatch):
+    """Those of other devices: some fail for a library, some for a device."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for text in ("import no_such_library\n", "from os import no_such_name\n", "1 / 0\n"):
+        name = "engine%d" % next(names)
+        (tmp_path / (name + ".py")).write_text(text)
+        importlib.invalidate_caches()
+        assert fit.misfits(fit.parse(name + "\n    call(key)\n    Kind: one\n"), fit.Live()) == []
+
+
 def engine(tested=("1.2.3",), needs="os\n    getpid()\n"):
     return fit.Engine("kvd.one%d" % next(names), "One", tested, needs, "install One 1.2.3")
 
