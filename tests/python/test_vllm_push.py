@@ -204,6 +204,104 @@ class Late:
         return self.region, 0, 1
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_chunk_is_read_behind_its_mark(sides, waits):
+    """And without one at once: what shows that the first half can fail."""
+    p, d, source = sides
+    room, page, theirs = 205 + waits, 9 + waits, 19 + waits
+    mark = Late(p)
+    push, recv = p.push(room), bound(d, room, source, [page], 16)
+    opened(p, push)
+    truth, p.cache[:, theirs] = p.cache[:, theirs].copy(), 255
+    push.computed(([theirs], []), 16)
+    push.layer_saved(0, mark if waits else no_mark)
+    if waits:
+        still_nothing(d, page, lambda: p.desk.turn(True))
+    else:
+        landed(d, page, 0)
+    p.cache[:, theirs] = truth
+    mark.word[0] = 1
+    push.advance(no_mark)
+    push.finish(([theirs], [7]), 16, None)
+    push.advance(no_mark)
+    ends(d, recv, SUCCESS)
+    ends(p, push.handle, SUCCESS)
+    assert (d.cache[0, page] == (truth[0] if waits else 255)).all()
+    assert (d.cache[1:, page] == truth[1:]).all()
+    mark.region.unregister()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_offer_is_read_behind_its_mark(sides, waits):
+    """And without one at once."""
+    p, d, source = sides
+    room, page, theirs = 240 + waits, 42 + waits, 52 + waits
+    mark = Late(p)
+    offer = p.desk.offer(room, p.pool, {"kv": View([theirs], 0, (0, 16))}, lease_ms=20000,
+                         ticket=TICKET, wait=mark() if waits else None)
+    pull = d.desk.pull(room, d.pool, [source], receivers=1, open_s=20, ticket=TICKET)
+    pull.bind({"kv": View([page], 0, (0, 16))})
+    if waits:
+        still_nothing(d, page, lambda: p.desk.turn(True))
+        assert pull.look() < SUCCESS
+    mark.word[0] = 1
+    ends(d, pull, SUCCESS)
+    ends(p, offer, SUCCESS)
+    assert (d.cache[0, page] == p.cache[0, theirs]).all()
+    mark.region.unregister()
+
+
+def test_preemption_waits_for_the_chunks_that_are_read(sides):
+    p, d, source = sides
+    push, recv = p.push(207), bound(d, 207, source, [11, 12], 32)
+    opened(p, push)
+    push.computed(([21], []), 16)
+    push.advance(no_mark)
+    push.settle()
+    assert push.handle.end is None
+    p.cache[:, 21] = 254  # another request's
+    push.computed(([23], []), 16)  # computed again, elsewhere
+    push.advance(no_mark)
+    push.computed(([23, 24], []), 32)
+    push.advance(no_mark)
+    push.finish(([23, 24], [7]), 32, None)
+    push.advance(no_mark)
+    ends(d, recv, SUCCESS)
+    assert (d.cache[:, 11] != 254).all()
+    assert (d.cache[0, 11] == 21).all() and (d.cache[0, 12] == 24).all()
+
+
+def test_preemption_ends_what_may_have_been_zeroed(sides, monkeypatch):
+    """A runner that zeroes the blocks of others before it tells of the preemption."""
+    p, d, source = sides
+    monkeypatch.setattr(p, "zeroed", True)
+    for room, given in ((230, False), (231, True)):
+        push, recv = p.push(room), bound(d, room, source, [40], 16)
+        opened(p, push)
+        push.computed(([25], []), 16 if given else 0)
+        push.advance(no_mark)
+        push.settle()
+        assert push.handle.end == (FAILED if given else None)
+        push.give_up("enough", True)
+        ends(d, recv, FAILED)
+
+
+def test_preemption_ends_what_cannot_be_read_in_time(sides, monkeypatch):
+    p, d, source = sides
+    monkeypatch.setattr("kvd.vllm.push.PREEMPT_S", 0.05)
+    mark = Late(p)
+    push, recv = p.push(208), bound(d, 208, source, [13], 16)
+    opened(p, push)
+    push.computed(([25], []), 16)
+    push.advance(mark)
+    push.settle()
+    assert push.handle.end == FAILED and "preempted" in push.handle.reason
+    ends(d, recv, FAILED)
+    mark.word[0] = 1
+    still_nothing(d, 13, lambda: None, 0.05)
+    mark.region.unregister()
+
+
 def test_a_request_that_is_given_up_fails_on_both_sides(sides):
     p, d, source = sides
     push, recv = p.push(209), bound(d, 209, source, [14], 16)
