@@ -15,6 +15,8 @@ from rig import FOLDER, Tally, equal, kvd_paths, python
 BLOCK, BLOCKS, PROMPT, STOP = 32, 64, 70, 7
 KVD = {"room": "5", "ticket": "x" * 32, "tokens": PROMPT, "tp": 1, "pp": 1,
        "layers": {"kv": [0]}, "sources": [["tcp://127.0.0.1:1", "m.p", 0]]}
+ROW = {"endpoint": "tcp://127.0.0.1:2", "pool": "m.d", "rank": 0, "heads": 4, "states": [],
+       "layers": {"kv": [0]}}
 
 
 def inside():
@@ -72,8 +74,7 @@ class Engine:
         """What the workers tell at the start."""
         from kvd.vllm.connector import Handshake
         self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(
-            {(0, 0): Handshake({"endpoint": "tcp://127.0.0.1:2", "pool": "m.d", "rank": 0,
-                                "heads": 4, "states": [], "layers": {"kv": [0]}})})
+            {(0, 0): Handshake(ROW)})
 
     def add(self, name, params, n=1, tokens=PROMPT, hasher=None, first=10):
         from vllm.sampling_params import SamplingParams

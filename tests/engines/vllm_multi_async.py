@@ -16,7 +16,7 @@ import sys
 import vllm_async
 from rig import Tally, equal
 from vllm_async import BLOCK, inside
-from vllm_store_async import PROMPT, T, Found
+from vllm_store_async import PROMPT, T, Chunks
 
 BLOCKS, ROUNDS = 40, 400
 ORDERS = {"kvd first": ("KvdConnector", "KvdStoreConnector"),
@@ -86,12 +86,12 @@ class StoreSide:
         return bad
 
 
-class World(vllm_async.Engine):
+class World(Chunks, vllm_async.Engine):
     """An engine with its workers and memory."""
     caching, hashing = True, "sha256_cbor"
 
     def __init__(self, order, policy, asynchronous, role="kv_consumer"):
-        self.order, self.asynchronous, self.there = order, asynchronous, 0
+        self.order, self.asynchronous = order, asynchronous
         vllm_async.BLOCKS = BLOCKS
         super().__init__(role, policy)
         self.count, self.land, self.fail, self.saves = 0, set(), set(), []
@@ -123,35 +123,12 @@ class World(vllm_async.Engine):
         return made
 
     def told(self):
-        import kvd
         from kvd.vllm.connector import Handshake
-        from kvd.vllm.store import StoreRows
-        from vllm.utils.hashing import sha256_cbor
-        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-        init_none_hash(sha256_cbor)
-        self.hasher = get_request_block_hasher(BLOCK, sha256_cbor)
-        self.plan = self._child("KvdStoreConnector")._plan
-        self.plan.door = self
-        layout = kvd.Layout()
-        layout.buffer(1 << 20)
-        layout.view("kv", BLOCK, 4).heads("kv", 0, "k", buffer=0, unit_bytes=8)
-        self.plan.told(StoreRows({(0, 0): (layout.text(), 1)}).rows)
+        self.serve(self._child("KvdStoreConnector")._plan)
+        self.plan.told(self.rows.rows)
         kvd_side = self._child("KvdConnector")._scheduler
-        kvd_side.told_by_workers({(0, 0): Handshake({
-            "endpoint": "tcp://127.0.0.1:2", "pool": "m.d", "rank": 0, "heads": 4, "states": [],
-            "layers": {"kv": [0]}})})
+        kvd_side.told_by_workers({(0, 0): Handshake(vllm_async.ROW)})
         kvd_side.server = self  # a bootstrap server
-
-    # ---- the store, and kvd's server ----
-
-    def ask(self, key, call):
-        return call(self)
-
-    def hold(self, ids, first, lease, timeout, far=None):
-        return Found(max(0, min(len(ids), self.there - first)), b"secret")
-
-    def close(self):
-        pass
 
     # ---- memory ----
 

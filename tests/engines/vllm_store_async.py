@@ -18,26 +18,18 @@ T, PROMPT = 64, 200
 Found = namedtuple("Found", "chunks secret")
 
 
-class Engine(vllm_async.Engine):
-    connector, options, hashing = "KvdStoreConnector", {"chunk_tokens": T}, "sha256_cbor"
+class Chunks:
+    """The store that a plan asks, and what its workers tell. there: chunks of any prompt."""
+    there = asked = 0
 
-    def __init__(self, there=0, caching=True, blocks=None):
-        """there: chunks of any prompt that the store has."""
-        self.caching, self.there, self.asked = caching, there, 0
-        if blocks:
-            vllm_async.BLOCKS = blocks
-        super().__init__("kv_both")
-        equal(self.scheduler.recompute_kv_load_failures, True, "what fails is computed")
-
-    def told(self):
+    def serve(self, plan):
         import kvd
         from kvd.vllm.store import StoreRows
         from vllm.utils.hashing import sha256_cbor
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
         init_none_hash(sha256_cbor)
         self.hasher = get_request_block_hasher(BLOCK, sha256_cbor)
-        self.plan = self.scheduler.connector._plan
-        self.plan.door = self
+        self.plan, plan.door = plan, self
         layout = kvd.Layout()
         layout.buffer(1 << 20)
         layout.view("kv", BLOCK, 4).heads("kv", 0, "k", buffer=0, unit_bytes=8)
@@ -52,6 +44,20 @@ class Engine(vllm_async.Engine):
 
     def close(self):
         pass
+
+
+class Engine(Chunks, vllm_async.Engine):
+    connector, options, hashing = "KvdStoreConnector", {"chunk_tokens": T}, "sha256_cbor"
+
+    def __init__(self, there=0, caching=True, blocks=None):
+        self.caching, self.there = caching, there
+        if blocks:
+            vllm_async.BLOCKS = blocks
+        super().__init__("kv_both")
+        equal(self.scheduler.recompute_kv_load_failures, True, "what fails is computed")
+
+    def told(self):
+        self.serve(self.scheduler.connector._plan)
 
     def add(self, name, n=1, tokens=PROMPT):
         return super().add(name, None, n, tokens, self.hasher)
