@@ -21,13 +21,14 @@ GONE = ("ELOST", "ENODAEMON", "EDEAD", "EDRAIN")
 MISSES = ("ELEASE", "ENOTFOUND")  # chunks have left
 
 
-def hold_most(hold, count):
-    """The longest hold that its user's limits allow. hold(n): of the first n chunks; what all
-    holds of a user keep is bounded, so that one of fewer chunks may be possible."""
+def hold_most(hold, count, far):
+    """The longest hold that its user's limits allow. hold(n, far): of the first n chunks; what
+    all holds of a user keep is bounded, so that one of fewer chunks may be possible. far: for
+    which other daemons are asked, or None. They are once: what is too much lies here."""
     best, low, high, most = None, 0, count + 1, count
     while most > low:
         try:
-            one = hold(most)
+            one = hold(most, far if most == count else None)
         except Error as error:
             if error.code != "ELIMIT" or most == 1:
                 raise

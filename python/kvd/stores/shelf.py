@@ -168,17 +168,17 @@ class Shelf:
         """None: nothing is known. What this shelf holds already makes way where all holds are
         too much."""
         def call(space):
-            def hold(count):
-                return space.hold(ids[:count], ANYWHERE, lease=self.lease, far=self.far,
-                                  timeout=CALL_S + (self.far or 0))
+            def hold(count, far):
+                return space.hold(ids[:count], ANYWHERE, lease=self.lease, far=far,
+                                  timeout=CALL_S + (far or 0))
             try:
-                return hold(len(ids))
+                return hold(len(ids), self.far)
             except Error as error:
                 if error.code != "ELIMIT":
                     raise
             for one in self.holds.clear():
                 one.hold.close(CALL_S)
-            return hold_most(hold, len(ids))
+            return hold_most(hold, len(ids), self.far)
         return self.asker.ask(key, call)
 
     def present(self, key, keys):

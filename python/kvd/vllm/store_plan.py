@@ -291,8 +291,8 @@ class Plan:
         if not ids:
             return 0
         hold = self.door.ask((self.layout, self.words), lambda space: hold_most(
-            lambda count: space.hold(ids[:count], first, lease=self.lease, far=self.far,
-                                     timeout=CALL_S), len(ids)))
+            lambda count, far: space.hold(ids[:count], first, lease=self.lease, far=far,
+                                          timeout=CALL_S), len(ids), self.far))
         if hold is None:
             known.until = now + AWAY_S
             return 0
