@@ -40,11 +40,14 @@ def weights_of(path):
     """A digest of a file or a folder of weights: names, sizes, times, and of their contents the
     headers of safetensors and READ bytes in all, spread over the files. Contents tell copies
     without times apart, times what lies between the pieces. None: there are no weights."""
-    files = [path] if os.path.isfile(path) else [
-        os.path.join(path, name) for name in sorted(os.listdir(path))
-        if WEIGHTS.search(name) or BESIDE.search(name)] if os.path.isdir(path) else []
-    if os.path.isdir(path) and not any(map(WEIGHTS.search, files)) or not files:
-        return None
+    if os.path.isfile(path):
+        files = [path]
+    else:
+        names = sorted(os.listdir(path)) if os.path.isdir(path) else ()
+        files = [os.path.join(path, name) for name in names
+                 if WEIGHTS.search(name) or BESIDE.search(name)]
+        if not any(map(WEIGHTS.search, files)):
+            return None
     stats = [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
              for name, stat in ((os.path.basename(f), os.stat(f)) for f in files)]
     known = _known.get(path)
