@@ -157,9 +157,9 @@ void ctl_instance_look(const char *socket, struct ctl_seen *seen);
 int ctl_run_all(struct ctl *ctl, const struct ctl_command *command);
 /* Records of ended rooms, the latest first, into the array `rooms`. As ctl_ask(). */
 int ctl_history(struct ctl *ctl, const char *number, unsigned long limit, cJSON *rooms);
-/* What a daemon is known as here, without its key; until the next call. */
 /* "stopped" or "zombie" as this host's /proc says; "": neither, or it is not shown. */
 const char *ctl_process_state(double pid);
+/* What a daemon is known as here, without its key; until the next call. */
 const char *ctl_peer_name(const cJSON *peer);
 
 int ctl_run_status(struct ctl *ctl);

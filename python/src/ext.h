@@ -73,7 +73,7 @@ struct handle;
 /* One request that a thread waits for, or whose end is reported to a callable. */
 struct op {
 	struct list link; /* in client->ops, until it is done */
-	struct op *next;  /* in client->told; of closings: in line for the same end */
+	struct op *next;  /* in client->told */
 	bool done, abandoned;
 	bool want_json;
 	int result;
@@ -153,6 +153,9 @@ struct handle {
 
 struct handle *handle_new(PyTypeObject *type, struct client *c, const char *noun,
 			  PyObject *keep);
+/* It has what libkvd made in a call that ended with r, and closes that at its own end;
+ * NULL: r is negative, and the object is gone. */
+PyObject *handle_made(struct handle *h, void *made, int r);
 /* With the GIL, for a use before it is given up. */
 static inline bool handle_is_open(const struct handle *h)
 {

@@ -76,7 +76,7 @@ static PyObject *attend_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	struct run run = {.start = attend_begin, .ctx = &s, .uses = &use, .use_count = 1};
 	struct attend_object *object;
 	unsigned long long offset;
-	int kind, q_type, kv_type;
+	int kind, q_type, kv_type, r;
 
 	(void)kwargs;
 	if (!PyArg_ParseTuple(args, "O!O!KIIiiiIIIIIffzzzOO", client_type, &client,
@@ -97,16 +97,8 @@ static PyObject *attend_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	if (!object)
 		return NULL;
 	object->heads = a->heads;
-	if (client_run(&run, NULL) < 0) {
-		if (s.made && s.c->kvd) {
-			Py_INCREF(region);
-			client_close_later(s.c, attend_shut, s.made, region);
-		}
-		Py_DECREF(object);
-		return NULL;
-	}
-	object->h.kvd = s.made;
-	return (PyObject *)object;
+	r = client_run(&run, NULL);
+	return handle_made(&object->h, s.made, r);
 }
 
 /* (bytes, q, o, m, l) of a seat */

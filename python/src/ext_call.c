@@ -59,26 +59,25 @@ void op_tell(struct op *op)
 
 /* ---- their end ------------------------------------------------------------------- */
 
-/* Under the lock, with or without the GIL. */
+/* With those that end as it does; under the lock, with or without the GIL. */
 static void op_end(struct op *op, int result, const struct kvd_error *error)
 {
 	struct client *c = op->client;
-	struct op *also = op->also;
 
-	list_remove(&op->link);
-	op->also = NULL;
-	op->result = result;
-	if (error)
-		op->error = *error;
-	op->done = true;
-	if (op->end)
-		op->end(op);
-	if (op->callback || op->abandoned) {
-		*c->told_end = op;
-		c->told_end = &op->next;
+	for (struct op *also; op; op = also) {
+		also = op->also;
+		list_remove(&op->link);
+		op->result = result;
+		if (error)
+			op->error = *error;
+		op->done = true;
+		if (op->end)
+			op->end(op);
+		if (op->callback || op->abandoned) {
+			*c->told_end = op;
+			c->told_end = &op->next;
+		}
 	}
-	if (also)
-		op_end(also, result, error);
 }
 
 static void on_done(void *arg, int result, const struct kvd_reply *reply)
@@ -165,8 +164,7 @@ static int uses_take(const struct run *run, struct kvd_error *error_p)
 	return 0;
 }
 
-/* 0, 1: done already, negative with *error_p, or with an exception where its code is 0.
- */
+/* 0, 1: done already, negative with *error_p. */
 static int run_begin(const struct run *run, const struct kvd_call *call,
 		     struct kvd_error *error_p)
 {
@@ -181,7 +179,8 @@ static int run_begin(const struct run *run, const struct kvd_call *call,
 	return r;
 }
 
-/* Begun once there is a session: a restarted daemon is waited for. */
+/* Begun once there is a session: a restarted daemon is waited for. Negative without an
+ * exception: with *error_p. */
 static int run_begin_waiting(const struct run *run, const struct kvd_call *call,
 			     struct kvd_error *error_p)
 {
@@ -191,10 +190,8 @@ static int run_begin_waiting(const struct run *run, const struct kvd_call *call,
 
 	client_turn(c, false); /* the end of a session shows in a turn alone */
 	while ((r = run_begin(run, call, error_p)) == -KVD_E_LOST && clock_ns() < until) {
-		if (!client_turns(c)) {
-			error_p->code = 0;
+		if (!client_turns(c))
 			return r;
-		}
 		if (!c->kvd) {
 			*error_p = client_gone;
 			return r;
@@ -304,6 +301,15 @@ struct handle *handle_new(PyTypeObject *type, struct client *c, const char *noun
 	Py_XINCREF(keep);
 	h->keep = keep;
 	return h;
+}
+
+PyObject *handle_made(struct handle *h, void *made, int r)
+{
+	h->kvd = made;
+	if (r >= 0)
+		return (PyObject *)h;
+	Py_DECREF(h);
+	return NULL;
 }
 
 bool handle_usable(const struct handle *h)

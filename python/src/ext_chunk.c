@@ -171,29 +171,21 @@ static bool in_doubt(const struct chunk_start *s, PyTypeObject *type)
 	       st.flags & KVD_FLAG_ABORTING;
 }
 
-/* The object that the call makes; what it made without one being had is closed. */
+/* The object that the call makes. */
 static PyObject *chunk_made(PyTypeObject *type, const char *noun, struct chunk_start *s,
 			    op_start *begin, PyObject *keep, int ms)
 {
 	struct handle *object = handle_new(type, s->c, noun, keep);
+	int r;
 
 	if (!object)
 		return NULL;
-	if ((type == hold_type ? chunk_block(s, begin, ms) : chunk_run(s, begin, ms)) <
-	    0) {
-		if (!in_doubt(s, type)) {
-			if (s->made && s->c->kvd) {
-				Py_XINCREF(keep);
-				client_close_later(s->c, shut_of((PyObject *)object),
-						   s->made, keep);
-			}
-			Py_DECREF(object);
-			return NULL;
-		}
+	r = type == hold_type ? chunk_block(s, begin, ms) : chunk_run(s, begin, ms);
+	if (r < 0 && in_doubt(s, type)) {
 		PyErr_Clear();
+		r = 0;
 	}
-	object->kvd = s->made;
-	return (PyObject *)object;
+	return handle_made(object, s->made, r);
 }
 
 static PyObject *chunk_close(PyObject *self, PyObject *args)

@@ -97,7 +97,7 @@ static PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	const char *kind, *handle = NULL;
 	struct region *region;
 	Py_ssize_t length = 0;
-	int k;
+	int k, r;
 
 	if (!PyArg_ParseTupleAndKeywords(
 		    args, kwargs, "O!sK|KiKzzOOOzz#K", names, client_type, &client, &kind,
@@ -120,14 +120,8 @@ static PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	region->address = address;
 	region->bytes = bytes;
 	region->kind = kinds[k].name;
-	if (client_run(&run, NULL) < 0) {
-		if (start.kvd && start.c->kvd)
-			client_close_later(start.c, region_shut, start.kvd, NULL);
-		Py_DECREF(region);
-		return NULL;
-	}
-	region->h.kvd = start.kvd;
-	return (PyObject *)region;
+	r = client_run(&run, NULL);
+	return handle_made(&region->h, start.kvd, r);
 }
 
 bool region_usable(const struct region *region, const struct client *client,
@@ -269,17 +263,12 @@ static PyObject *pool_made(PyTypeObject *type, struct pool_start *start, PyObjec
 			   struct run *run)
 {
 	struct handle *pool = handle_new(type, start->c, "pool", parts);
+	int r;
 
 	if (!pool)
 		return NULL;
-	if (client_run(run, NULL) < 0) {
-		if (start->kvd && start->c->kvd)
-			client_close_later(start->c, pool_shut, start->kvd, NULL);
-		Py_DECREF(pool);
-		return NULL;
-	}
-	pool->kvd = start->kvd;
-	return (PyObject *)pool;
+	r = client_run(run, NULL);
+	return handle_made(pool, start->kvd, r);
 }
 
 static PyObject *pool_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)

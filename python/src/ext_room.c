@@ -236,19 +236,16 @@ static PyObject *room_made(PyTypeObject *type, struct open_start *start, PyObjec
 			   const struct run *run)
 {
 	struct room *room = (struct room *)handle_new(type, start->c, "room", pool);
+	int r;
 
 	if (!room)
 		return NULL;
 	room->h.number = start->args.room;
 	room->post = run->post;
-	if ((run->post && room_prepare(start->c) < 0) || client_run(run, NULL) < 0) {
-		if (start->kvd && start->c->kvd)
-			client_close_later(start->c, room_shut, start->kvd, NULL);
-		Py_DECREF(room);
-		return NULL;
-	}
-	room->h.kvd = start->kvd;
-	return (PyObject *)room;
+	r = run->post ? room_prepare(start->c) : 0;
+	if (r >= 0)
+		r = client_run(run, NULL);
+	return handle_made(&room->h, start->kvd, r);
 }
 
 static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
