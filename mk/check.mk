@@ -8,7 +8,7 @@ TIDY_OK  := $(TIDY_SRC:%.c=$(B)/tidy/%.ok)
 fmt: ## format all C sources by .clang-format
 	$(Q)git ls-files '*.c' '*.h' | xargs clang-format -i
 
-check: ## style, generated files, links, cppcheck, clang-tidy
+check: ## style, generated files, links, cppcheck, aarch64, clang-tidy
 	@scripts/install-deps.sh --for-check
 	@$(MAKE) --no-print-directory $(JOBS) -k check-style check-docs check-cppcheck check-arm check-tidy
 	@echo 'check: clean'
