@@ -240,8 +240,10 @@ static int dial(void)
 	struct tcp_address address;
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
-	need(tcp_address_get(w.t->address, w.t->address_len, &address) == 0 && fd >= 0 &&
-	     connect(fd, &address.list[0].any, tcp_sockaddr_len(&address.list[0])) == 0);
+	need(tcp_address_get(w.t->address, w.t->address_len, &address) == 0 && fd >= 0);
+	/* libFuzzer's own alarm interrupts it every 11 s; the second call waits on */
+	while (connect(fd, &address.list[0].any, tcp_sockaddr_len(&address.list[0])) < 0)
+		need(errno == EINTR);
 	return fd;
 }
 
