@@ -355,6 +355,32 @@ static void room_does_not_move_to_another_engine(void **state)
 	world_free(w);
 }
 
+/* Nor while its daemon is away for a moment, when nobody tells that its engine went. */
+static void room_does_not_move_to_another_engine_of_a_new_peering(void **state)
+{
+	struct world *w = world_new(8, 3);
+	const struct remote *remote;
+	char text[200], both[300];
+
+	(void)state;
+	engine_comes(w, A);
+	engine_comes(w, ASKER);
+	snprintf(both, sizeof(both), "%s,'%s'", by_endpoint(w, text), NOWHERE);
+	cluster_ok(&w->c, w->engines[ASKER],
+		   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,'sources':["
+		   "%s],'timeouts':{'bootstrap_ms':5000}}",
+		   ROOM, (unsigned long long)w->caches[ASKER].pool, both);
+	cluster_run(&w->c, 100 * MS);
+	remote = list_first(&asked(w, ROOM_RECV)->parties, struct party, link)->remote;
+	peer_kill(remote->peer, &(struct err){.code = ERR_PEER, .text = "for the test"});
+	cluster_engine_dies(&w->c, w->engines[A]);
+	engine_comes(w, B);
+	cluster_run(&w->c, S);
+	assert_true(remote->ready && remote->listed);
+	room_failed_with(ended(w, ROOM_RECV), ERR_TIMEOUT, "it has no such pool");
+	world_free(w);
+}
+
 /* The other source's daemon is not there; this one's starts anew, with another engine. */
 static void room_does_not_move_to_another_instance(void **state)
 {
@@ -549,6 +575,7 @@ int main(void)
 			source_that_is_named_twice_in_other_words_fails, setup, teardown),
 		cmocka_unit_test(pool_that_the_asker_has_not_heard_of_counts),
 		cmocka_unit_test(room_does_not_move_to_another_engine),
+		cmocka_unit_test(room_does_not_move_to_another_engine_of_a_new_peering),
 		cmocka_unit_test(room_does_not_move_to_another_instance),
 		cmocka_unit_test_setup_teardown(
 			engine_that_does_not_come_ends_by_the_timeout, setup, teardown),
