@@ -52,18 +52,13 @@ static uint64_t groups_least(const char *mount, char *group, const char *file)
 }
 
 /* Has the list "cpu,memory" this controller? */
-static bool has_memory(const char *controllers, const char *end)
+static bool has_memory(char *controllers)
 {
-	static const char name[] = "memory";
-	size_t len = strlen(name);
+	const char *word;
 
-	for (const char *at = controllers; at < end; at++) {
-		const char *comma = memchr(at, ',', (size_t)(end - at));
-		const char *stop = comma ? comma : end;
-
-		if ((size_t)(stop - at) == len && strncmp(at, name, len) == 0)
+	while ((word = strsep(&controllers, ","))) {
+		if (strcmp(word, "memory") == 0)
 			return true;
-		at = stop;
 	}
 	return false;
 }
@@ -81,7 +76,7 @@ static uint64_t line_limit(char *line, const char *mounts)
 		snprintf(mount, sizeof(mount), "%s", mounts);
 		return groups_least(mount, group, "memory.max");
 	}
-	if (!has_memory(controllers, controllers + strlen(controllers)))
+	if (!has_memory(controllers))
 		return UINT64_MAX;
 	snprintf(mount, sizeof(mount), "%s/memory", mounts);
 	return groups_least(mount, group, "memory.limit_in_bytes");

@@ -159,10 +159,10 @@ unsigned int config_reload(struct config *config, const struct config *fresh,
 /* The table, for config.show: rows 0 … *count_p - 1. */
 const struct setting *config_settings(size_t *count_p);
 
-/* The line that set an option; CONFIG_LINE_DEFAULT where none did. */
 /* Memory that it names, and what this process may have: `limit_bytes`. ERR_CONFIG:
  * chunk_memory alone, which is made at the start, is more. Outcome 1: all together is. */
 int config_memory_check(const struct config *config, uint64_t limit_bytes);
+/* The line that set an option; CONFIG_LINE_DEFAULT where none did. */
 uint32_t config_line_of(const struct config *config, const char *name);
 
 /* Every option in force, as a file, with where each comes from. */
