@@ -353,8 +353,10 @@ async def until(holds, router=None, seconds=DEADLINE_S):
     try:
         return await asyncio.wait_for(loop(), seconds)
     except asyncio.TimeoutError:
-        raise AssertionError("not within %g s; %s" % (
-            seconds, router.log[-3000:] if router else "")) from None
+        log = router.log if router else ""
+        told = "\n".join(line for line in log.splitlines() if " status=" not in line)
+        raise AssertionError("not within %g s; %s\n...\n%s" % (
+            seconds, told[-3000:], log[-1000:])) from None
 
 
 def members(prefills, decodes, kind="vllm"):
