@@ -115,7 +115,7 @@ class Bench:
         return plans, peers
 
     def net_limits(self, parts, kinds, op, rows, caches):
-        limits = {"tcp": [], "ucx": [], "aes128gcm": [], "gmac": []}
+        limits = {"tcp": [], "ucx": [], "aes128gcm": []}
         iperf = self.part(parts, Iperf)
         if "tcp" in kinds and caches == "cold" and TcpFloor.there():
             limits["tcp"].append(self.part(parts, lambda: TcpFloor(op, rows, self.threads)))

@@ -24,7 +24,7 @@ static const char *const level_words[] = {"error", "warn",  "info",
 /* as enum tcp_verify */
 static const char *const verify_words[] = {"none", "crc32c", "xxh3", NULL};
 /* as enum tcp_crypto, whose end is auto */
-static const char *const crypto_words[] = {"none", "gmac", "aes128gcm", "auto", NULL};
+static const char *const crypto_words[] = {"none", "aes128gcm", "auto", NULL};
 /* as enum log_rooms */
 static const char *const rooms_words[] = {"failed", "slow", "all", NULL};
 /* as enum groups_trust */
@@ -331,9 +331,9 @@ static const struct setting options[] = {
 	{"transport", "tcp_crypto", SETTING_ENUM, FIELD(tcp_crypto), .preset = "auto",
 	 .words = crypto_words,
 	 .help = "What protects tcp's connections: aes128gcm (nobody reads or changes "
-		 "their bytes), gmac (nobody changes them), none. The stronger of what "
-		 "both daemons want holds. auto: aes128gcm, but none between loopback "
-		 "addresses. Instead of tcp_verify's checksums."},
+		 "their bytes), none. The stronger of what both daemons want holds. "
+		 "auto: aes128gcm, but none between loopback addresses. Instead of "
+		 "tcp_verify's checksums."},
 	{"transport", "verbs_rails", SETTING_TEXT, FIELD(verbs_rails), .preset = "",
 	 .help = "RDMA ports for verbs, in order: device, device:port, interface or "
 		 "address. Empty: the one that has the address of listen; all, where "

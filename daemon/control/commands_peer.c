@@ -322,7 +322,7 @@ const struct command peer_commands[] = {
 	 "lost in the last ten minutes",
 	 NULL, 0, run_list,
 	 "peers: {endpoint, instance, state, transport, path, crypto (what protects "
-	 "bytes on their way: none, gmac, aes128gcm, aes128gcm-ktls: by this side's "
+	 "bytes on their way: none, aes128gcm, aes128gcm-ktls: by this side's "
 	 "kernel, all streams in both directions), "
 	 "passed_over (transports that it could not be connected by, and why), "
 	 "inflight_bytes, why, why_code (no data line: EREQUIRE, no transport; EPEER, no "

@@ -30,14 +30,13 @@ KINDS = {
     "ucx": ("ucx over tcp", "ucx", "memfd"),
     # only when named
     "aes128gcm": ("tcp, AES-128-GCM", "tcp", "memfd"),
-    "gmac": ("tcp, GMAC", "tcp", "memfd"),
 }
 KINDS_USUAL = ("memfd", "adopt", "vm", "tcp", "ucx")
-CRYPTO = ("aes128gcm", "gmac")  # options `tcp_crypto` of these kinds
+CRYPTO = ("aes128gcm",)  # options `tcp_crypto` of these kinds
 # what a work takes, in about tens of seconds
 WEIGHTS = {"host": 1, "net": 1.5, "latency": 2.5, "pages": 0.3, "poll": 0.5, "open": 1,
            "idle": 0.6}
-GROUPS = {"host": ("memfd", "adopt", "vm"), "net": ("tcp", "ucx", "aes128gcm", "gmac")}
+GROUPS = {"host": ("memfd", "adopt", "vm"), "net": ("tcp", "ucx", "aes128gcm")}
 OPS = ("write", "read")
 CONTROL = ("latency", "pages", "poll", "open", "idle")
 
@@ -74,7 +73,6 @@ GOALS = {
                 "256": [[("NIXL", 40)]]},
         "ucx": {},
         "aes128gcm": {},
-        "gmac": {},
     },
 }
 

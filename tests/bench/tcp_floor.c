@@ -12,7 +12,7 @@
  * so, a `read` from the asking byte to the last one.
  *
  * HOW (auto: by the size of the rows) tries other ways of sending: named, packed,
- * zerocopy (MSG_ZEROCOPY), sendfile (of the memfd, contiguous rows); aes128gcm and gmac
+ * zerocopy (MSG_ZEROCOPY), sendfile (of the memfd, contiguous rows); aes128gcm
  * seal records of 16 KiB as `tcp_crypto` does, and open them into the rows. BATCH is the
  * bytes of a call. Prints {"seconds": [...], "cpu_s": [...]}, one time a round and
  * what both processes' cores worked for it, which a busy machine falsifies less;
@@ -53,18 +53,10 @@
 #define RECORD_HEAD 5u
 #define RECORD_MORE (RECORD_HEAD + 1u + 16u) /* head, type, tag */
 
-enum how {
-	HOW_AUTO,
-	HOW_NAMED,
-	HOW_PACKED,
-	HOW_ZEROCOPY,
-	HOW_SENDFILE,
-	HOW_AES128GCM,
-	HOW_GMAC
-};
+enum how { HOW_AUTO, HOW_NAMED, HOW_PACKED, HOW_ZEROCOPY, HOW_SENDFILE, HOW_AES128GCM };
 
 static const char *const hows[] = {"auto",     "named",	    "packed", "zerocopy",
-				   "sendfile", "aes128gcm", "gmac",   NULL};
+				   "sendfile", "aes128gcm", NULL};
 
 struct worker {
 	pthread_t thread;
@@ -208,12 +200,8 @@ static void content(const struct worker *w, uint8_t *record, const uint64_t *at,
 
 		n = packs || rows.bytes - in > len - done ? len - done
 							  : (size_t)(rows.bytes - in);
-		if (how == HOW_GMAC)
-			memcpy(w->sends ? text + done : plain,
-			       w->sends ? plain : text + done, n);
-		else
-			update(w, w->sends ? text + done : plain,
-			       w->sends ? plain : text + done, n);
+		update(w, w->sends ? text + done : plain, w->sends ? plain : text + done,
+		       n);
 	}
 }
 
@@ -233,19 +221,11 @@ static void record(struct worker *w, uint8_t *bytes, const uint64_t *at, uint64_
 	    (!w->sends &&
 	     EVP_CIPHER_CTX_ctrl(w->cipher, EVP_CTRL_AEAD_SET_TAG, 16, tag) <= 0))
 		die("EVP_CipherInit_ex");
-	if (how == HOW_GMAC) {
-		if (w->sends)
-			content(w, bytes, at, pos, len);
-		update(w, NULL, bytes, RECORD_HEAD + len + 1);
-	} else {
-		update(w, NULL, bytes, RECORD_HEAD);
-		content(w, bytes, at, pos, len);
-		update(w, type, type, 1);
-	}
+	update(w, NULL, bytes, RECORD_HEAD);
+	content(w, bytes, at, pos, len);
+	update(w, type, type, 1);
 	if (EVP_CipherFinal_ex(w->cipher, tag, &n) <= 0)
 		die("a record is wrong");
-	if (how == HOW_GMAC && !w->sends)
-		content(w, bytes, at, pos, len);
 	if (w->sends &&
 	    EVP_CIPHER_CTX_ctrl(w->cipher, EVP_CTRL_AEAD_GET_TAG, 16, tag) <= 0)
 		die("EVP_CTRL_AEAD_GET_TAG");
@@ -294,7 +274,7 @@ static void share(struct worker *w)
 	while (left > 0) {
 		unsigned int count = (unsigned int)(left < most ? left : most);
 
-		if (how >= HOW_AES128GCM) {
+		if (how == HOW_AES128GCM) {
 			sealed(w, at, count);
 		} else if (packs) {
 			packed(w, at, count);

@@ -53,9 +53,7 @@ static int config_make(void)
 			 getenv("KVD_CONFORM_RAILS"));
 	gpu_fake_path("", config.cuda_library);
 	if (getenv("KVD_CONFORM_CRYPTO"))
-		config.tcp_crypto = strcmp(getenv("KVD_CONFORM_CRYPTO"), "gmac") == 0
-					    ? TCP_CRYPTO_GMAC
-					    : TCP_CRYPTO_AES128GCM;
+		config.tcp_crypto = TCP_CRYPTO_AES128GCM;
 	config.run_dir[0] = '\0'; /* leave nothing behind */
 	config.copy_threads = COPY_THREADS;
 	config.slice_bytes = SLICE_BYTES;

@@ -43,7 +43,7 @@ enum how {
 	HOW_ANSWER = 3, /* land, hold, refuse, land short rows */
 	HOW_VERIFY = 3 << 2,
 	HOW_READ_ALL = 1 << 4, /* the dialer takes what comes */
-	HOW_CRYPTO = 3 << 6,   /* none, gmac, aes128gcm, of that with open records */
+	HOW_CRYPTO = 3 << 6,   /* none, aes128gcm twice, that with open records */
 };
 
 static struct {
@@ -299,7 +299,7 @@ static void seal(unsigned int n, enum tcp_crypto crypto,
 {
 	if (crypto == TCP_CRYPTO_NONE || (w.how & HOW_CRYPTO) == HOW_CRYPTO)
 		return;
-	need(tcp_seal_new(crypto, &traffic->dialer, true, "it", &w.seals[n]) == 0);
+	need(tcp_seal_new(&traffic->dialer, true, "it", &w.seals[n]) == 0);
 	tcp_seal_lend(w.seals[n], w.records[n], sizeof(w.records[n]));
 }
 

@@ -124,10 +124,8 @@ static void raw_seal_begin(unsigned int n, int fd, const struct tcp_traffic *tra
 	if (raw.crypto == TCP_CRYPTO_NONE)
 		return;
 	seal->fd = fd;
-	assert_int_equal(
-		tcp_seal_new(raw.crypto, &traffic->dialer, true, "b", &seal->seal), 0);
-	assert_int_equal(
-		tcp_seal_new(raw.crypto, &traffic->dialed, true, "b", &seal->open), 0);
+	assert_int_equal(tcp_seal_new(&traffic->dialer, true, "b", &seal->seal), 0);
+	assert_int_equal(tcp_seal_new(&traffic->dialed, true, "b", &seal->open), 0);
 	tcp_seal_lend(seal->seal, seal->records[0], TCP_RECORD_BYTES);
 	tcp_seal_lend(seal->open, seal->records[1], TCP_RECORD_BYTES);
 }

@@ -741,8 +741,6 @@ int main(void)
 	up_transport = &tcp_transport;
 	cmocka_set_test_filter(getenv("KVD_TEST_FILTER"));
 	failed = cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
-	raw.wish = TCP_CRYPTO_GMAC;
-	failed += cmocka_run_group_tests_name("tcp, gmac", sealed, NULL, NULL);
 	raw.wish = TCP_CRYPTO_AES128GCM;
 	failed += cmocka_run_group_tests_name("tcp, aes128gcm", sealed, NULL, NULL);
 	return failed;

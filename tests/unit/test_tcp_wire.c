@@ -41,7 +41,7 @@ static void assert_refused(int r, enum err_code code, const char *words)
 
 static const struct tcp_hello good_hello = {.role = TCP_CONTROL,
 					    .verify = TCP_VERIFY_XXH3,
-					    .crypto = TCP_CRYPTO_GMAC,
+					    .crypto = TCP_CRYPTO_AES128GCM,
 					    .kernel = true,
 					    .streams = 4,
 					    .number = TCP_STREAMS_MAX - 1,
@@ -63,7 +63,7 @@ static void hello_round_trip(void **state)
 		assert_int_equal(tcp_hello_get(bytes, &hello), 0);
 		assert_int_equal(hello.role, role);
 		assert_int_equal(hello.verify, TCP_VERIFY_XXH3);
-		assert_int_equal(hello.crypto, TCP_CRYPTO_GMAC);
+		assert_int_equal(hello.crypto, TCP_CRYPTO_AES128GCM);
 		assert_true(hello.kernel);
 		assert_int_equal(hello.streams, 4);
 		assert_int_equal(hello.number, TCP_STREAMS_MAX - 1);

@@ -16,7 +16,7 @@
 #include "daemon/transport/tcp/tcp_impl.h"
 #include "daemon/transport/tcp/tcp_ktls.h"
 
-static const char *const words[] = {"none", "gmac", "aes128gcm"};
+static const char *const words[] = {"none", "aes128gcm"};
 
 const char *tcp_crypto_word(enum tcp_crypto crypto)
 {
@@ -72,11 +72,11 @@ int tcp_crypto_line(struct tcp_peer *peer)
 	line->records = mem_alloc(2 * TCP_RECORD_BYTES);
 	if (!line->records)
 		return err_pass(-ENOMEM);
-	r = tcp_seal_new(peer->crypto, dial ? &traffic->dialer : &traffic->dialed, true,
-			 peer->net.name, &line->seal);
+	r = tcp_seal_new(dial ? &traffic->dialer : &traffic->dialed, true, peer->net.name,
+			 &line->seal);
 	if (r == 0)
-		r = tcp_seal_new(peer->crypto, dial ? &traffic->dialed : &traffic->dialer,
-				 true, peer->net.name, &line->open);
+		r = tcp_seal_new(dial ? &traffic->dialed : &traffic->dialer, true,
+				 peer->net.name, &line->open);
 	if (r < 0)
 		return err_pass(r);
 	tcp_seal_lend(line->seal, line->records, TCP_RECORD_BYTES);
@@ -96,11 +96,9 @@ int tcp_crypto_stream(struct tcp_stream *stream, const struct tcp_traffic *traff
 		return 0;
 	kernel = peer->kernel && peer->transport->kernel && tcp_ktls_begin(stream->fd);
 	if (!kernel || !tcp_ktls_receive(stream->fd, receive))
-		r = tcp_seal_new(peer->crypto, receive, rekeys, peer->net.name,
-				 &stream->rx.seal);
+		r = tcp_seal_new(receive, rekeys, peer->net.name, &stream->rx.seal);
 	if (r == 0 && (!kernel || !tcp_ktls_send(stream->fd, send)))
-		r = tcp_seal_new(peer->crypto, send, rekeys, peer->net.name,
-				 &stream->tx.seal);
+		r = tcp_seal_new(send, rekeys, peer->net.name, &stream->tx.seal);
 	return err_pass(r);
 }
 

@@ -2,9 +2,7 @@
 /*
  * Sealing is the copy: rows are encrypted from where they lie into the record, which the
  * kernel takes while it is in the cache. Many short pieces cost a call of the cipher
- * each, so the caller packs them first (tcp_tx.c). GMAC authenticates bytes that it does
- * not change: these are copied before, since an engine may write its memory meanwhile,
- * and the tag has to be that of what is sent.
+ * each, so the caller packs them first (tcp_tx.c).
  *
  * Opening is done into memory of this daemon's, never an engine's (tcp_rx.c says why).
  *
@@ -74,17 +72,15 @@ static int key_next(struct tcp_seal *seal)
 	return err_pass(r < 0 ? r : key_set(seal));
 }
 
-int tcp_seal_new(enum tcp_crypto crypto, const struct tcp_secret *secret, bool rekeys,
-		 const char *name, struct tcp_seal **seal_p)
+int tcp_seal_new(const struct tcp_secret *secret, bool rekeys, const char *name,
+		 struct tcp_seal **seal_p)
 {
 	struct tcp_seal *seal = mem_zalloc(sizeof(*seal));
 	int r;
 
-	assert(crypto != TCP_CRYPTO_NONE);
 	if (!seal)
 		return err_pass(-ENOMEM);
 	pthread_once(&once, seal_fetch);
-	seal->crypto = crypto;
 	seal->name = name;
 	seal->secret = *secret;
 	seal->key_records = rekeys ? TCP_KEY_RECORDS : 0;
@@ -167,24 +163,17 @@ static bool seal_content(struct tcp_seal *seal, uint8_t *record, struct msghdr *
 			 size_t len)
 {
 	uint8_t *to = record + TCP_RECORD_HEAD, *end = to + len, type = CONTENT;
-	bool gmac = seal->crypto == TCP_CRYPTO_GMAC;
-	bool ok = gmac || update(seal, NULL, record, TCP_RECORD_HEAD);
+	bool ok = update(seal, NULL, record, TCP_RECORD_HEAD);
 
 	while (to < end && ok) {
 		struct iovec piece = piece_take(msg, (size_t)(end - to));
 
 		if (piece.iov_len == 0)
 			continue; /* of nowhere, perhaps */
-		if (gmac)
-			memcpy(to, piece.iov_base, piece.iov_len);
-		else
-			ok = update(seal, to, piece.iov_base, piece.iov_len);
+		ok = update(seal, to, piece.iov_base, piece.iov_len);
 		to += piece.iov_len;
 	}
-	if (!gmac)
-		return ok && update(seal, to, &type, 1);
-	*to = type;
-	return update(seal, NULL, record, TCP_RECORD_HEAD + len + 1);
+	return ok && update(seal, to, &type, 1);
 }
 
 ssize_t tcp_seal_put(struct tcp_seal *seal, struct msghdr *msg)
@@ -286,9 +275,6 @@ static bool open_content(struct tcp_seal *seal, uint8_t *record, size_t len, uin
 	if (EVP_CIPHER_CTX_ctrl(seal->ctx, EVP_CTRL_AEAD_SET_TAG, TCP_RECORD_TAG, tag) <=
 	    0)
 		return false;
-	if (seal->crypto == TCP_CRYPTO_GMAC)
-		return update(seal, NULL, record, TCP_RECORD_HEAD + len) &&
-		       EVP_DecryptFinal_ex(seal->ctx, tag, &n) > 0;
 	return update(seal, NULL, record, TCP_RECORD_HEAD) &&
 	       update(seal, to, content, len) &&
 	       EVP_DecryptFinal_ex(seal->ctx, tag, &n) > 0;
@@ -310,7 +296,7 @@ int tcp_seal_open(struct tcp_seal *seal, uint8_t *to, size_t room)
 	    len >= 2 + TCP_RECORD_TAG && len <= TCP_RECORD_BYTES - TCP_RECORD_HEAD &&
 	    came < TCP_RECORD_HEAD + len)
 		return 0;
-	if (!to || room < len || seal->crypto == TCP_CRYPTO_GMAC)
+	if (!to || room < len)
 		to = record + TCP_RECORD_HEAD;
 	r = record_begin(seal, false);
 	if (r < 0)

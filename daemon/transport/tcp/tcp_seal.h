@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * tcp_seal: one direction of a connection as records that are encrypted and
- * authenticated (AES-128-GCM), or authenticated alone (GMAC).
+ * authenticated by AES-128-GCM.
  *
  * A record is TLS 1.3's (RFC 8446, 5.2), so that either end may leave its streams to the
  * kernel (tcp_ktls.h):
  *
  *   17 03 03, length (16 bits)   authenticated
- *   up to 16384 bytes, 17        encrypted; in clear with GMAC, where they are
- *                                authenticated like the head
+ *   up to 16384 bytes, 17        encrypted
  *   tag (16 bytes)
  *
  * Its number is in the nonce, from 0 up, and is not sent: one that is missing, repeated
@@ -42,7 +41,6 @@ struct evp_cipher_ctx_st; /* OpenSSL's */
 
 struct tcp_seal {
 	struct evp_cipher_ctx_st *ctx;
-	enum tcp_crypto crypto;
 	const char *name; /* of the other end, for messages */
 	struct tcp_secret secret;
 	uint8_t iv[TCP_IV_BYTES];
@@ -60,8 +58,8 @@ struct tcp_seal {
 int tcp_seal_key(const struct tcp_secret *secret, uint8_t key_p[TCP_KEY_BYTES],
 		 uint8_t iv_p[TCP_IV_BYTES]);
 /* `rekeys`: both ends derive new keys as they go. `name` lives as long as the seal. */
-int tcp_seal_new(enum tcp_crypto crypto, const struct tcp_secret *secret, bool rekeys,
-		 const char *name, struct tcp_seal **seal_p);
+int tcp_seal_new(const struct tcp_secret *secret, bool rekeys, const char *name,
+		 struct tcp_seal **seal_p);
 void tcp_seal_free(struct tcp_seal *seal); /* NULL is fine */
 /* It is not busy. NULL: takes the buffer back. */
 static inline void tcp_seal_lend(struct tcp_seal *seal, uint8_t *buf, size_t size)

@@ -45,7 +45,6 @@ enum tcp_role {
  * of two wishes the larger one wins. */
 enum tcp_crypto {
 	TCP_CRYPTO_NONE,
-	TCP_CRYPTO_GMAC, /* integrity alone */
 	TCP_CRYPTO_AES128GCM,
 	TCP_CRYPTO_END,
 };
