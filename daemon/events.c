@@ -11,9 +11,8 @@
 #include "daemon/attend/attend.h"
 #include "daemon/base/context.h"
 #include "daemon/cluster/groups.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/control/commands_peer.h"
-#include "daemon/control/control.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/pool.h"
 #include "daemon/store/store.h"
@@ -182,7 +181,7 @@ static void on_session_end(struct session *session, void *conn, const struct err
 	/* at once, however long its rooms take: seats are the engine's from here on */
 	attends_session_end(session);
 	if (conn)
-		control_hangup(conn, why);
+		session->conn_ops->hangup(conn, why);
 	if (session->kvd->rooms)
 		rooms_session_end(session->kvd->rooms, session, on_rooms_told);
 	else

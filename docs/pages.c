@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "daemon/base/metrics.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "proto/wire.h"
 
 static void print_limits(FILE *out, const struct field *f)

@@ -6,7 +6,7 @@
 #   - SPDX in the first line (second after #!)
 #   - includes follow the order of folders (check_includes below): base, proto, then
 #     plan, cost, math, loop, config, then gpu, memory, transport, its backends, link, peer,
-#     session, handshake, cluster, then room, store, attend, xfer, control, metrics,
+#     session, request, handshake, cluster, then room, store, attend, xfer, control, metrics,
 #     then daemon/
 #   - only daemon/loop/loop.c includes <ev.h>
 #   - .clang-format, 90 columns
@@ -59,7 +59,7 @@ check_includes()
 		order["daemon/link"] = 7
 		order["daemon/peer"] = 8
 		order["daemon/session"] = 9
-		order["daemon/handshake"] = 10
+		order["daemon/request"] = order["daemon/handshake"] = 10
 		order["daemon/cluster"] = 11
 		order["daemon/room"] = 12
 		order["daemon/store"] = 13

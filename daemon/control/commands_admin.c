@@ -7,13 +7,13 @@
  * the daemon is for admins; drain and shutdown answer before they act, or the answer
  * would meet a closed connection.
  */
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 
 #include <errno.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/control/brief.h"
+#include "daemon/request/brief.h"
 #include "daemon/control/control.h"
 #include "daemon/control/health.h"
 #include "daemon/store/store.h"

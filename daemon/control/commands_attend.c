@@ -6,7 +6,7 @@
  * Posts are entries of the submission ring, and have no command: who posts wants its
  * answer within microseconds, and a line of JSON takes more than that.
  */
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 
 #include "daemon/attend/attend.h"
 #include "daemon/base/context.h"
-#include "daemon/control/brief.h"
+#include "daemon/request/brief.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
 

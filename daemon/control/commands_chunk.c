@@ -6,7 +6,7 @@
  * A layout that is given as text is parsed on a helper, and the request waits; one of a
  * pool is there already.
  */
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 
 #include <errno.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
-#include "daemon/control/brief.h"
+#include "daemon/request/brief.h"
 #include "daemon/control/commands_chunk.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/loop/loop.h"

@@ -3,7 +3,7 @@
 #ifndef KVD_COMMANDS_CHUNK_H
 #define KVD_COMMANDS_CHUNK_H
 
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/room/room_op.h"
 #include "daemon/store/store.h"
 

@@ -10,7 +10,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/hex.h"
 #include "daemon/base/text.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/session/session.h"
 #include "daemon/store/events.h"
 #include "daemon/store/store.h"

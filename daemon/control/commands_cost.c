@@ -14,7 +14,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/cost/live.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/peer/peer.h"

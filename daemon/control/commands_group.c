@@ -9,7 +9,7 @@
  * not have is left out and is 0 of 1. A query with `since` is answered at once, with what
  * this daemon knows, as far as it changed; one without is asked of the directory.
  */
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -21,7 +21,7 @@
 #include "daemon/cluster/groups.h"
 #include "daemon/cluster/loads.h"
 #include "daemon/cluster/record.h"
-#include "daemon/control/reply_walk.h"
+#include "daemon/request/reply_walk.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the command tables say, as `help`. */
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 
 #include "daemon/base/mem.h"
 #include "daemon/base/text.h"

@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/control/brief.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/brief.h"
+#include "daemon/request/commands.h"
 #include "daemon/control/commands_peer.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/base/context.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* plan: the planner over the control socket. Pure, and a long list is long work:
  * it runs on a helper, and its answer is put into the reply as text. */
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -9,9 +9,9 @@
 
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/control/commands_pool.h"
-#include "daemon/control/reply_walk.h"
+#include "daemon/request/reply_walk.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
 

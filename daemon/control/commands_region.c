@@ -7,14 +7,14 @@
  * the last peer is done; the request waits as the callback's argument. By then
  * the session may be over: the answer is given all the same and goes nowhere.
  */
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/control/commands_pool.h"
 
 #include <errno.h>
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/control/brief.h"
+#include "daemon/request/brief.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
 #include "daemon/session/pool.h"

@@ -8,8 +8,8 @@
 #include <stdio.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/control/brief.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/brief.h"
+#include "daemon/request/commands.h"
 #include "daemon/control/commands_room.h"
 #include "daemon/base/context.h"
 #include "daemon/room/room_record.h"

@@ -26,7 +26,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/text.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/control/commands_room.h"
 #include "daemon/loop/loop.h"
 #include "daemon/memory/copy.h"

@@ -8,10 +8,10 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/control/commands_room.h"
 #include "daemon/base/context.h"
-#include "daemon/control/reply_walk.h"
+#include "daemon/request/reply_walk.h"
 #include "daemon/room/room_record.h"
 #include "daemon/room/rooms.h"
 #include "daemon/room/rooms_history.h"

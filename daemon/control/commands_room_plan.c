@@ -15,10 +15,10 @@
 
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/control/commands_pool.h"
 #include "daemon/control/commands_room.h"
-#include "daemon/control/reply_walk.h"
+#include "daemon/request/reply_walk.h"
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
 

@@ -11,7 +11,7 @@
 
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
 #include "daemon/xfer/grant.h"

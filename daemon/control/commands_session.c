@@ -7,7 +7,7 @@
  * A session's secret lets any daemon reach its memory, so it is told to that
  * session only, not even to admins.
  */
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 
 #include <errno.h>
 #include <string.h>

@@ -12,8 +12,8 @@
 
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
-#include "daemon/control/brief.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/brief.h"
+#include "daemon/request/commands.h"
 #include "daemon/base/context.h"
 #include "daemon/xfer/ring_ops.h"
 #include "daemon/session/session.h"

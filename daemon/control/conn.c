@@ -35,9 +35,8 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/sm.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/config/config.h"
-#include "daemon/control/control.h"
 #include "daemon/control/inbox.h"
 #include "daemon/base/context.h"
 #include "daemon/gate/gate.h"
@@ -178,15 +177,19 @@ static void conn_arm(struct conn *conn)
 
 /* ---- sending ---- */
 
-void conn_look(struct conn *conn)
+static void conn_resume(void *arg)
 {
+	struct conn *conn = arg;
+
 	assert(conn->host);
 	loop_defer(conn->timer.loop, &conn->after);
 }
 
-void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
-	       unsigned int fd_count)
+static void conn_answer(void *arg, const char *text, size_t len, const int *fds,
+			unsigned int fd_count)
 {
+	struct conn *conn = arg;
+
 	assert(len > 0);
 	if (sm_state(&conn->sm) == CONN_DEAD || conn->why_close.code != ERR_OK)
 		return;
@@ -198,8 +201,10 @@ void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
 	loop_defer(conn->timer.loop, &conn->after);
 }
 
-void conn_give(struct conn *conn, char *owned, size_t len)
+static void conn_give(void *arg, char *owned, size_t len)
 {
+	struct conn *conn = arg;
+
 	assert(owned && len > 0);
 	if (sm_state(&conn->sm) == CONN_DEAD || conn->why_close.code != ERR_OK) {
 		mem_free(owned);
@@ -234,8 +239,10 @@ int conn_fd(const struct conn *conn)
 	return conn->watch.fd;
 }
 
-void conn_hangup(struct conn *conn, const struct err *why)
+/* Flushes within the timeout. */
+static void conn_hangup(void *arg, const struct err *why)
 {
+	struct conn *conn = arg;
 	char text[REPLY_ERROR_MAX];
 	size_t len;
 
@@ -398,7 +405,7 @@ static void line_refuse(struct conn *conn)
 	size_t len = reply_error_text(NULL, err_last(), text);
 
 	inbox_reset(&conn->in);
-	conn_send(conn, text, len, NULL, 0);
+	conn_answer(conn, text, len, NULL, 0);
 }
 
 /* A whole line lies in the buffer, without its newline. */
@@ -412,7 +419,7 @@ static void conn_line(struct conn *conn)
 		return;
 	}
 	conn->in.fd_count = 0;
-	if (conn->in.len > CONTROL_INLINE_BYTES) {
+	if (conn->in.len > REQUEST_INLINE_BYTES) {
 		conn->parsing = req;
 		conn->parse = (struct offload_job){
 			.work = conn_parse_work,
@@ -451,7 +458,7 @@ static unsigned int conn_consume(struct conn *conn, const uint8_t *seen, size_t 
 		const uint8_t *end = memchr(seen + pos, '\n', len - pos);
 
 		/* behind what the submission ring was given before it */
-		if (!ring_gate_passed(conn->session->ring, control_look))
+		if (!ring_gate_passed(conn->session->ring))
 			break;
 		want = end ? (size_t)(end - (seen + pos)) + 1 : len - pos;
 		if (!line_take(conn, want))
@@ -540,6 +547,13 @@ static void conn_on_ready(struct loop_fd *watch, int events)
 
 /* ---- making and ending all ---- */
 
+static const struct session_conn_ops conn_ops = {
+	.answer = conn_answer,
+	.give = conn_give,
+	.resume = conn_resume,
+	.hangup = conn_hangup,
+};
+
 int conn_new(struct conn_host *host, int fd, const struct session_peer *peer)
 {
 	struct conn *conn = mem_zalloc(sizeof(*conn));
@@ -564,6 +578,7 @@ int conn_new(struct conn_host *host, int fd, const struct session_peer *peer)
 		mem_free(conn);
 		return err_pass(r);
 	}
+	conn->session->conn_ops = &conn_ops;
 	conn->out.account = conn->session->account;
 	conn->watch.served = &conn->session->account->served;
 	list_push_back(&host->conns, &conn->link);

@@ -28,18 +28,10 @@ struct conn_host {
 
 /* Makes the session too. `fd` (non-blocking) is taken on success. */
 int conn_new(struct conn_host *host, int fd, const struct session_peer *peer);
-/* Tell why, flush within timeout, close. The session must be gone from it. */
-void conn_hangup(struct conn *conn, const struct err *why);
-/* The same in the next turn, session and all. */
+/* Hang up in the next turn, session and all. */
 void conn_end_later(struct conn *conn, const struct err *why);
 /* Its socket. */
 int conn_fd(const struct conn *conn);
-/* Look again whether lines may be taken. */
-void conn_look(struct conn *conn);
-void conn_send(struct conn *conn, const char *text, size_t len, const int *fds,
-	       unsigned int fd_count);
-/* The same with a heap text that is taken over. */
-void conn_give(struct conn *conn, char *owned, size_t len);
 /* The loop will turn no more for them: close and free all at once. */
 void conns_free(struct conn_host *host);
 

@@ -33,7 +33,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/config/config.h"
 #include "daemon/control/conn.h"
 #include "daemon/base/context.h"
@@ -598,25 +598,4 @@ unsigned int control_recheck(struct control *control)
 void control_set_timeout(struct control *control, uint64_t ns)
 {
 	control->host.timeout_ns = ns;
-}
-
-void control_answer(void *conn, const char *text, size_t len, const int *fds,
-		    unsigned int fd_count)
-{
-	conn_send(conn, text, len, fds, fd_count);
-}
-
-void control_give(void *conn, char *owned, size_t len)
-{
-	conn_give(conn, owned, len);
-}
-
-void control_look(void *conn)
-{
-	conn_look(conn);
-}
-
-void control_hangup(void *conn, const struct err *why)
-{
-	conn_hangup(conn, why);
 }

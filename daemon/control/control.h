@@ -17,9 +17,6 @@ struct control;
 struct err;
 struct kvd;
 
-#define CONTROL_INLINE_BYTES 4096u /* longer lines are parsed on a helper thread */
-#define CONTROL_ID_MAX 128u	   /* bytes of a request's id */
-
 /* Listen at the configured path, or on `listen_fd` (taken; bound and listening
  * already: socket activation) when it is not -1. */
 int control_new(struct kvd *kvd, int listen_fd, struct control **control_p);
@@ -42,18 +39,5 @@ unsigned int control_recheck(struct control *control);
 /* How long a client may leave a line half sent, hello not sent, or the last line
  * of the daemon unread. Tests shorten it. */
 void control_set_timeout(struct control *control, uint64_t ns);
-
-/* ---- for commands.c and session.c; `conn` is session->conn ---- */
-
-/* Send one line with its newline, now or when the client reads. Descriptors are
- * duplicated when they must wait. */
-void control_answer(void *conn, const char *text, size_t len, const int *fds,
-		    unsigned int fd_count);
-/* The same with a heap text that is taken over. */
-void control_give(void *conn, char *owned, size_t len);
-/* The session's ring has passed what a line waited for. */
-void control_look(void *conn);
-/* The session has ended: tell why, unless the client has hung up, and close. */
-void control_hangup(void *conn, const struct err *why);
 
 #endif

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "daemon/base/err.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 
 struct gate_parcel;
 struct inbox_ahead;

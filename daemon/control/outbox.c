@@ -23,7 +23,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 
 #define FLUSH_BYTES (64u << 10) /* a system call copies them: some 20 us */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the values of labels are called: by those who own the words. */
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/metrics/figures.h"
 #include "daemon/peer/peer.h"
 #include "daemon/room/room.h"

@@ -56,10 +56,11 @@ struct session {
 	unsigned int room_count; /* in that list */
 	struct list requests;	 /* open struct request */
 	struct status_page *status;
-	struct ring *ring;	       /* submission ring, or NULL */
-	void *xfers;		       /* xfer.c's per-session part */
-	void *conn;		       /* control.c's */
-	uint64_t next_id;	       /* for regions, pools, dlists, xfers */
+	struct ring *ring;			 /* submission ring, or NULL */
+	void *xfers;				 /* xfer.c's per-session part */
+	void *conn;				 /* control.c's; NULL: none, or gone */
+	const struct session_conn_ops *conn_ops; /* with conn */
+	uint64_t next_id;			 /* for regions, pools, dlists, xfers */
 	unsigned int objects_draining; /* what must be gone before session_free */
 	unsigned int requests_open;
 	unsigned int
@@ -81,6 +82,20 @@ struct session {
 	void *room_part;   /* rooms.c's, from the first room on */
 	void *store_part;  /* store.c's, from the first space on */
 	void *attend_part; /* attend.c's, from the first attend on */
+};
+
+/* Of the connection behind a session; `conn` is session->conn. */
+struct session_conn_ops {
+	/* Send one line with its newline, now or when the client reads. Descriptors are
+	 * duplicated when they must wait. */
+	void (*answer)(void *conn, const char *text, size_t len, const int *fds,
+		       unsigned int fd_count);
+	/* The same with a heap text that is taken over. */
+	void (*give)(void *conn, char *owned, size_t len);
+	/* The session's ring has passed what a line waited for. */
+	void (*resume)(void *conn);
+	/* The session has ended: send why, unless the client has hung up, and close. */
+	void (*hangup)(void *conn, const struct err *why);
 };
 
 /*

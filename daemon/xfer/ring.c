@@ -73,7 +73,7 @@ static void gate_look(struct ring *ring)
 	ring->gated = false;
 	ring->gate_open = true;
 	if (ring->session->conn)
-		ring->on_gate(ring->session->conn);
+		ring->session->conn_ops->resume(ring->session->conn);
 }
 
 static uint64_t tail_of(const struct ring *ring)
@@ -210,7 +210,7 @@ static void ring_on_event(struct loop_fd *watch, int events)
 
 /* ---- in line with the socket ---- */
 
-bool ring_gate_passed(struct ring *ring, void (*on_gate)(void *conn))
+bool ring_gate_passed(struct ring *ring)
 {
 	uint64_t waiting;
 
@@ -227,7 +227,6 @@ bool ring_gate_passed(struct ring *ring, void (*on_gate)(void *conn))
 	 * beyond the ring is found, and answered for, in its turn. */
 	ring->gate = ring->head + (waiting < ring->entries ? waiting : ring->entries);
 	ring->gated = true;
-	ring->on_gate = on_gate;
 	if (waiting)
 		ring_ready(ring);
 	return false;

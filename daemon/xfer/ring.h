@@ -39,7 +39,6 @@ struct ring {
 	uint64_t head; /* ours: what the shared one says is for the engine */
 	uint64_t gate; /* a line waits until head is here */
 	bool gated, gate_open;
-	void (*on_gate)(void *conn); /* the gate was passed */
 	bool stopped;
 	void *work;	    /* an entry that a helper has; all others wait */
 	struct list faults; /* struct ring_fault: texts of what was refused */
@@ -55,8 +54,8 @@ void ring_stop(struct ring *ring);
 void ring_free(struct ring *ring); /* stopped, without work; NULL is fine */
 
 /* May the next line of the session's socket be taken? Not before the entries
- * that were given before it: on_gate(session->conn) comes then. NULL is fine. */
-bool ring_gate_passed(struct ring *ring, void (*on_gate)(void *conn));
+ * that were given before it: session->conn_ops->resume() comes then. NULL is fine. */
+bool ring_gate_passed(struct ring *ring);
 bool ring_gate_shut(const struct ring *ring);
 
 /* Look at the ring again (its work is done). */

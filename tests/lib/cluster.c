@@ -23,7 +23,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/cluster/groups.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/control/commands_peer.h"
 #include "daemon/cost/live.h"
 #include "daemon/events.h"

@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "tests/lib/cluster_store.h"
 #include "tests/lib/disk_sim.h"
 #include "tests/lib/file.h"

@@ -4,7 +4,7 @@
  * and a sweep in which, command by command, each allocation fails once: every
  * request is answered or its connection closed, and nothing is left behind.
  */
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -20,7 +20,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/control/brief.h"
+#include "daemon/request/brief.h"
 #include "daemon/control/control.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"

@@ -5,6 +5,7 @@
  * served meanwhile, and no descriptor is left (mini_stop counts them).
  */
 #include "daemon/control/control.h"
+#include "daemon/request/commands.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -419,10 +420,10 @@ static void replies_carry_the_id(void **state)
 static void error_reply_of_any_size_is_whole(void **state)
 {
 	struct client client;
-	char id[CONTROL_ID_MAX * 6 + 1], name[400];
+	char id[REQUEST_ID_MAX * 6 + 1], name[400];
 
 	client_open(&client, *state);
-	for (size_t i = 0; i < CONTROL_ID_MAX; i++)
+	for (size_t i = 0; i < REQUEST_ID_MAX; i++)
 		memcpy(id + 6 * i, "\\u0001", 7);
 	memset(name, '\x7f', sizeof(name));
 	memcpy(name, "\xe2\x82\xac", 3);

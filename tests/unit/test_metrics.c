@@ -13,7 +13,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/base/text.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 
 static struct metrics metrics;
 static struct figures figures;

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/metrics.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "docs/pages.h"
 #include "proto/wire.h"
 

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/memory/copy.h"
 #include "daemon/session/region.h"
 #include "proto/kvd_status.h"

@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/room/room.h"
 #include "daemon/room/room_trace.h"
 #include "daemon/room/rooms.h"

@@ -24,7 +24,7 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/base/mem.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/control/control.h"
 #include "daemon/session/session_watch.h"
 #include "daemon/session/status.h"

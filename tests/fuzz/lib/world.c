@@ -7,7 +7,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/peer/peer.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"

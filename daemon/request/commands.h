@@ -30,7 +30,9 @@ struct session;
 struct text;
 
 #define REQUEST_FDS_MAX 16u
-#define RESULT_HEX_MAX 32u /* bytes */
+#define REQUEST_INLINE_BYTES 4096u /* longer lines are parsed on a helper thread */
+#define REQUEST_ID_MAX 128u	   /* bytes of a request's id */
+#define RESULT_HEX_MAX 32u	   /* bytes */
 
 struct request {
 	struct list link; /* in its session's list of open requests */

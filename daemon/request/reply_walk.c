@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/control/reply_walk.h"
+#include "daemon/request/reply_walk.h"
 
 #include <assert.h>
 
 #include "daemon/base/mem.h"
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 #include "daemon/config/config.h"
-#include "daemon/control/control.h"
 #include "daemon/base/context.h"
 #include "daemon/session/session.h"
 

@@ -16,7 +16,7 @@
  * A tree of a long line is deleted on a helper thread: half a million nodes
  * are 10 ms of free().
  */
-#include "daemon/control/commands.h"
+#include "daemon/request/commands.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -28,9 +28,8 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/text.h"
-#include "daemon/control/brief.h"
+#include "daemon/request/brief.h"
 #include "daemon/config/config.h"
-#include "daemon/control/control.h"
 #include "daemon/base/context.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
@@ -122,7 +121,7 @@ static void commands_request_free(struct request *req)
 	request_leave(req);
 	for (unsigned int i = 0; i < req->fd_count; i++)
 		mem_closep(&req->fds[i]);
-	if (req->bytes > CONTROL_INLINE_BYTES && req->line) {
+	if (req->bytes > REQUEST_INLINE_BYTES && req->line) {
 		req->job = (struct offload_job){.work = tree_work, .done = tree_done};
 		offload_submit(req->kvd->offload, &req->job);
 		return;
@@ -148,9 +147,9 @@ void requests_detach(struct session *session)
 
 /* ---- replies ---- */
 
-/* Space for an id of CONTROL_ID_MAX and a message of ERR_TEXT_MAX when every
+/* Space for an id of REQUEST_ID_MAX and a message of ERR_TEXT_MAX when every
  * byte of them is written as \u00XX, and the text around them. */
-#define ID_TEXT_MAX (6 * CONTROL_ID_MAX + 8)
+#define ID_TEXT_MAX (6 * REQUEST_ID_MAX + 8)
 #define REPLY_SHORT_MAX 6144u
 #define REPLY_LARGE_BYTES (64u << 10)
 #define MESSAGE_TEXT_MAX (6 * ERR_TEXT_MAX + 8)
@@ -204,7 +203,8 @@ static void request_answer(struct request *req, const char *text, size_t len,
 	req->answered = true;
 	request_count(req);
 	if (req->session && req->session->conn)
-		control_answer(req->session->conn, text, len, fds, fd_count);
+		req->session->conn_ops->answer(req->session->conn, text, len, fds,
+					       fd_count);
 	if (req->on_answer)
 		req->on_answer(req->on_answer_arg, text, len);
 	commands_request_free(req);
@@ -351,7 +351,7 @@ int request_text_reply(struct request *req, struct text *text)
 	if (req->on_answer)
 		req->on_answer(req->on_answer_arg, text->data, text->len);
 	if (session && session->conn) {
-		control_give(session->conn, text->data, text->len);
+		session->conn_ops->give(session->conn, text->data, text->len);
 		*text = (struct text){0};
 	}
 	text_fini(text);
@@ -495,12 +495,12 @@ static int envelope_check(struct request *req, const char **name_p)
 		return err_raise(ERR_PROTO, "a line holds one JSON object");
 	id = cJSON_GetObjectItemCaseSensitive(req->line, "id");
 	if (id && !json_number_is_int(id, &ignored) &&
-	    !(cJSON_IsString(id) && strlen(id->valuestring) <= CONTROL_ID_MAX)) {
+	    !(cJSON_IsString(id) && strlen(id->valuestring) <= REQUEST_ID_MAX)) {
 		cJSON_DeleteItemFromObjectCaseSensitive(req->line, "id");
 		return err_raise(
 			ERR_INVAL,
 			"id: an integer or a string of at most %u bytes was expected",
-			CONTROL_ID_MAX);
+			REQUEST_ID_MAX);
 	}
 	return err_pass(json_get_str(req->line, "cmd", true, 64, name_p));
 }

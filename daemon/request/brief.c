@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/control/brief.h"
+#include "daemon/request/brief.h"
 
 #include <assert.h>
 #include <inttypes.h>
