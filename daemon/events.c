@@ -101,33 +101,39 @@ static int events_on_message(void *owner, struct remote *remote,
 {
 	struct kvd *kvd = owner;
 
-	if (kvd->groups && groups_handles(h->type))
-		return groups_on_message(kvd->groups, remote->peer, h, body);
-	if (h->type >= WIRE_T_ATTACH && h->type <= WIRE_T_ATTACH_NAK)
+	switch (wire_owner(h->type)) {
+	case WIRE_OWNER_CLUSTER:
+		return kvd->groups ? groups_on_message(kvd->groups, remote->peer, h, body)
+				   : 0;
+	case WIRE_OWNER_XFER:
 		return xfers_on_message(kvd->xfers, remote, h, body);
-	if (h->type >= WIRE_T_CHUNK_ASK && h->type <= WIRE_T_CHUNK_SUM_ACK)
+	case WIRE_OWNER_STORE:
 		return store_on_message(kvd, remote, h, body);
-	if (h->type >= WIRE_T_ATTEND && h->type <= WIRE_T_ATTEND_STOP)
+	case WIRE_OWNER_ATTEND:
 		return attends_on_message(kvd->attends, remote, h, body);
-	return rooms_on_message(kvd->rooms, remote, h, body);
+	default:
+		return rooms_on_message(kvd->rooms, remote, h, body);
+	}
 }
 
 static void events_on_request(void *owner, struct remote *remote, struct xp_inbound *in)
 {
 	struct kvd *kvd = owner;
 	struct cursor header;
-	enum request_kind kind;
+	enum wire_owner part;
+	unsigned int kind;
 	struct err why;
 
 	cursor_read(&header, in->header, in->header_len);
-	kind = (enum request_kind)cursor_get_u8(&header);
-	if (header.bad || kind < REQUEST_CHUNK || kind > REQUEST_NOTIF) {
+	kind = cursor_get_u8(&header);
+	part = header.bad ? WIRE_OWNER_NONE : request_owner(kind);
+	if (part == WIRE_OWNER_ROOM) {
+		rooms_on_request(kvd->rooms, remote, in, kind, &header);
+	} else if (part == WIRE_OWNER_XFER) {
+		xfers_on_request(kvd->xfers, remote, in, kind, &header);
+	} else {
 		err_set(&why, ERR_PROTO, "a request of no known kind");
 		remote->transport->ops->land(in, NULL, &why);
-	} else if (kind <= REQUEST_PULL) {
-		rooms_on_request(kvd->rooms, remote, in, kind, &header);
-	} else {
-		xfers_on_request(kvd->xfers, remote, in, kind, &header);
 	}
 }
 

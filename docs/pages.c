@@ -116,7 +116,7 @@ void page_messages(FILE *out)
 	      "|---|---|---|---|---|\n",
 	      out);
 #define FIELD_TEXT(type, f) " " #type " `" #f "`,"
-#define MESSAGE(num, NAME, name, cap, text) \
+#define MESSAGE(num, NAME, name, owner, cap, text) \
 	print_message(out, num, #NAME, cap, text, "" WIRE_##NAME(FIELD_TEXT));
 	WIRE_MESSAGES(MESSAGE)
 }

@@ -154,7 +154,7 @@ static int put_checked(const char *name, const struct cursor *out, size_t start,
 			 out->pos - start, cap);
 }
 
-#define WIRE_CODEC(num, NAME, low, body_cap, text)                               \
+#define WIRE_CODEC(num, NAME, low, owner, body_cap, text)                        \
 	int wire_##low##_put(struct cursor *out, const struct wire_##low *m)     \
 	{                                                                        \
 		static const char name[] = #NAME;                                \
@@ -190,15 +190,17 @@ bool wire_shows_secret(unsigned int type, const void *body, size_t len)
 struct row {
 	const char *name;
 	uint32_t cap;
+	enum wire_owner owner;
 };
 
 static const struct row rows[WIRE_T_END] = {
-#define WIRE_ROW(num, NAME, name_, cap_, text) [num] = {#NAME, cap_},
+#define WIRE_ROW(num, NAME, name_, owner, cap_, text) \
+	[num] = {#NAME, cap_, WIRE_OWNER_##owner},
 	WIRE_MESSAGES(WIRE_ROW)
 #undef WIRE_ROW
 };
 
-#define WIRE_CAP_FITS(num, NAME, name, cap, text) \
+#define WIRE_CAP_FITS(num, NAME, name, owner, cap, text) \
 	_Static_assert((cap) <= BODY_MAX, #NAME " fits into a frame");
 WIRE_MESSAGES(WIRE_CAP_FITS)
 
@@ -219,6 +221,13 @@ size_t wire_body_cap(unsigned int type)
 	const struct row *row = wire_row_of(type);
 
 	return row ? row->cap : 0;
+}
+
+enum wire_owner wire_owner(unsigned int type)
+{
+	const struct row *row = wire_row_of(type);
+
+	return row ? row->owner : WIRE_OWNER_NONE;
 }
 
 /* ---- frames ---- */

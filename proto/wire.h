@@ -38,9 +38,13 @@
 #define WIRE_FRAME_MAX \
 	(1u << 20) /* header + body, the option `peer message` caps lower */
 
-#define WIRE_ENUM(num, NAME, name, cap, text) WIRE_T_##NAME = (num),
+#define WIRE_ENUM(num, NAME, name, owner, cap, text) WIRE_T_##NAME = (num),
 enum wire_type { WIRE_MESSAGES(WIRE_ENUM) WIRE_T_END };
 #undef WIRE_ENUM
+
+#define WIRE_OWNER_ENUM(NAME) WIRE_OWNER_##NAME,
+enum wire_owner { WIRE_OWNER_NONE, WIRE_OWNERS(WIRE_OWNER_ENUM) };
+#undef WIRE_OWNER_ENUM
 
 struct wire_header {
 	uint16_t version, type;
@@ -67,9 +71,9 @@ struct wire_blob {
 #define WIRE_C_pool(f) uint64_t f;
 #define WIRE_C_blob(f) struct wire_blob f;
 #define WIRE_FIELD(type, f) WIRE_C_##type(f)
-#define WIRE_STRUCT(num, NAME, name, cap, text) \
-	struct wire_##name {                    \
-		WIRE_##NAME(WIRE_FIELD)         \
+#define WIRE_STRUCT(num, NAME, name, owner, cap, text) \
+	struct wire_##name {                           \
+		WIRE_##NAME(WIRE_FIELD)                \
 	};
 WIRE_MESSAGES(WIRE_STRUCT)
 #undef WIRE_STRUCT
@@ -79,7 +83,7 @@ WIRE_MESSAGES(WIRE_STRUCT)
  * 0 or ERR_PROTO, both naming message and field. Longer bodies are fine (newer
  * sender). Texts come out printable: what is no UTF-8 or a control becomes '?'.
  */
-#define WIRE_PROTOS(num, NAME, name, cap, text)                                 \
+#define WIRE_PROTOS(num, NAME, name, owner, cap, text)                          \
 	int wire_##name##_put(struct cursor *out, const struct wire_##name *m); \
 	int wire_##name##_get(struct cursor *in, struct wire_##name *m);
 WIRE_MESSAGES(WIRE_PROTOS)
@@ -94,6 +98,7 @@ void wire_text_clean(char *text);
 
 const char *wire_type_name(unsigned int type); /* "HELLO"; "?" when unknown */
 size_t wire_body_cap(unsigned int type);       /* 0 when unknown */
+enum wire_owner wire_owner(unsigned int type); /* WIRE_OWNER_NONE when unknown */
 
 /* Write header + body into one frame of WIRE_HEADER_BYTES + body_len bytes, where the
  * body may lie already. */

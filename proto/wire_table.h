@@ -3,7 +3,7 @@
  * The one table of peer messages. proto/wire.[ch] makes a struct, an encoder,
  * a decoder and the reference page's rows from it.
  *
- * WIRE_MESSAGES(M): M(number, NAME, name, body cap in bytes, purpose)
+ * WIRE_MESSAGES(M): M(number, NAME, name, OWNER, body cap in bytes, purpose)
  * WIRE_<NAME>(F):   F(type, field) in wire order. Types:
  *   u8 u16 u32 u64   little-endian
  *   id               16 bytes (instance, token, secret, boot id)
@@ -17,66 +17,99 @@
 #ifndef KVD_PROTO_WIRE_TABLE_H
 #define KVD_PROTO_WIRE_TABLE_H
 
+/* Who gets a message: the part of the daemon that has it (WIRE_OWNER_…). */
+#define WIRE_OWNERS(O) O(PEER) O(HANDSHAKE) O(CLUSTER) O(ROOM) O(XFER) O(STORE) O(ATTEND)
+
 /* clang-format off */
 #define WIRE_MESSAGES(M)                                                           \
-	M(1, HELLO, hello, 65536, "first message of a dialler: who I am")          \
-	M(2, WELCOME, welcome, 65536, "the answer to HELLO")                       \
-	M(3, PING, ping, 64, "are you there")                                      \
-	M(4, PONG, pong, 64, "the answer to PING")                                 \
-	M(5, BYE, bye, 1024, "the sender ends this peer, with the reason")         \
-	M(6, REGISTER, register, 1048000, "a pool or a session's regions, with keys") \
-	M(7, REGISTER_ACK, register_ack, 64, "the object is usable here")          \
-	M(8, REGISTER_NAK, register_nak, 1024, "refused, with the exact difference") \
-	M(9, UNREGISTER, unregister, 64, "the object is going away: use it no more") \
-	M(10, UNREGISTER_ACK, unregister_ack, 64, "nothing here uses it any more") \
-	M(11, ROUTE_QUERY, route_query, 1024, "which endpoints serve this group")  \
-	M(12, ROUTE, route, 1048000, "the group's ranks")                          \
-	M(13, TRANSFER_INFO, transfer_info, 1048000, "a receiver's pages and wants") \
-	M(14, TRANSFER_INFO_ACK, transfer_info_ack, 64, "the sender has it")       \
-	M(15, TRANSFER_INFO_NAK, transfer_info_nak, 1024, "the sender refuses it") \
-	M(16, ROOM_DONE, room_done, 64, "the receiver has every byte of the room") \
-	M(17, ABORT, abort, 1024, "this side fails the room; quiesce it")       \
-	M(18, ABORT_ACK, abort_ack, 64, "quiesced: no byte of the room can move")     \
-	M(19, OFFER_QUERY, offer_query, 1024, "a puller asks for an offer")        \
-	M(20, OFFER, offer, 1048000, "the offer's pages, generation and lease")    \
-	M(21, PULL_DONE, pull_done, 1024, \
-	  "the puller has the bytes: still valid? or gives up") \
-	M(22, PULL_ACK, pull_ack, 1024, "lease epoch unchanged, or the refusal")   \
-	M(23, LEASE, lease, 64, "the puller is alive: extend the lease")           \
-	M(24, ATTACH, attach, 256, "a session's secret: let my session use yours") \
-	M(25, ATTACH_ACK, attach_ack, 64, \
-	  "attached; REGISTERs of its regions went before") \
-	M(26, ATTACH_NAK, attach_nak, 1024, "the session is not attached, and why") \
-	M(27, OFFER_NAK, offer_nak, 1024, \
-	  "no such offer, or the puller's pages are outside it") \
-	M(28, ROUTE_PUBLISH, route_publish, 4096, \
-	  "a rank of a group, kept while its publisher lives") \
-	M(29, ROUTE_PUBLISH_ACK, route_publish_ack, 1024, "kept, or the refusal")  \
-	M(30, ROUTE_WITHDRAW, route_withdraw, 4096, "the publisher takes a rank back") \
-	M(31, PART, part, 1048000, \
-	  "the next bytes of a message that is too long for a turn")                \
-	M(32, LINE, line, 1024, "the transport of the data line, or why there is none") \
-	M(33, CHUNK_ASK, chunk_ask, 140000, "which of these chunks are there; hold")  \
-	M(34, CHUNK_TOLD, chunk_told, 140000, "those that are there, and where")   \
-	M(35, CHUNK_LEG, chunk_leg, 256, "open an offer of these chunks of a hold") \
-	M(36, CHUNK_LEG_NAK, chunk_leg_nak, 1024, "there is no such offer, and why")   \
-	M(37, CHUNK_RELEASE, chunk_release, 64, "the asker is done with the hold") \
-	M(38, CHUNK_FIND, chunk_find, 1024, "to a home: who has these chunks")     \
-	M(39, CHUNK_FOUND, chunk_found, 16384, "holders, as their homes know them") \
-	M(40, CHUNK_NOTE, chunk_note, 16384, "to a home: chunks that came and went") \
-	M(41, CHUNK_SUM, chunk_sum, 64, "to a home: what all notes so far add up to") \
-	M(42, CHUNK_SUM_ACK, chunk_sum_ack, 64, "the home has the same, or wants all") \
-	M(43, ATTEND, attend, 600000, "query rows for chunks of a hold, to attend to") \
-	M(44, ATTENDED, attended, 1000000, "what the rows made of these chunks")   \
-	M(45, ATTEND_STOP, attend_stop, 64, "the asker needs it no more")          \
-	M(46, BOARD_PUT, board_put, 8192, \
-	  "an entry of a group, kept while its publisher lives")                    \
-	M(47, BOARD_ACK, board_ack, 1024, "the entry is kept, or the refusal")     \
-	M(48, BOARD_DROP, board_drop, 1024, "the publisher takes an entry back")   \
-	M(49, BOARD_WATCH, board_watch, 1024, "tell of a group, and of its changes") \
-	M(50, BOARD_UNWATCH, board_unwatch, 64, "tell no more of it")              \
-	M(51, BOARD_TOLD, board_told, 140000, "entries of a group that changed")   \
-	M(52, POOLS, pools, 64, "the REGISTERs before it are all pools of the sender")
+	M(1, HELLO, hello, PEER, 65536, "first message of a dialler: who I am")    \
+	M(2, WELCOME, welcome, PEER, 65536, "the answer to HELLO")                 \
+	M(3, PING, ping, PEER, 64, "are you there")                                \
+	M(4, PONG, pong, PEER, 64, "the answer to PING")                           \
+	M(5, BYE, bye, PEER, 1024, "the sender ends this peer, with the reason")   \
+	M(6, REGISTER, register, HANDSHAKE, 1048000, \
+	  "a pool or a session's regions, with keys")                              \
+	M(7, REGISTER_ACK, register_ack, HANDSHAKE, 64, "the object is usable here") \
+	M(8, REGISTER_NAK, register_nak, HANDSHAKE, 1024, \
+	  "refused, with the exact difference")                                    \
+	M(9, UNREGISTER, unregister, HANDSHAKE, 64, \
+	  "the object is going away: use it no more")                              \
+	M(10, UNREGISTER_ACK, unregister_ack, HANDSHAKE, 64, \
+	  "nothing here uses it any more")                                         \
+	M(11, ROUTE_QUERY, route_query, CLUSTER, 1024, \
+	  "which endpoints serve this group")                                      \
+	M(12, ROUTE, route, CLUSTER, 1048000, "the group's ranks")                 \
+	M(13, TRANSFER_INFO, transfer_info, ROOM, 1048000, \
+	  "a receiver's pages and wants")                                          \
+	M(14, TRANSFER_INFO_ACK, transfer_info_ack, ROOM, 64, "the sender has it") \
+	M(15, TRANSFER_INFO_NAK, transfer_info_nak, ROOM, 1024, \
+	  "the sender refuses it")                                                 \
+	M(16, ROOM_DONE, room_done, ROOM, 64, \
+	  "the receiver has every byte of the room")                               \
+	M(17, ABORT, abort, ROOM, 1024, "this side fails the room; quiesce it")    \
+	M(18, ABORT_ACK, abort_ack, ROOM, 64, \
+	  "quiesced: no byte of the room can move")                                \
+	M(19, OFFER_QUERY, offer_query, ROOM, 1024, "a puller asks for an offer")  \
+	M(20, OFFER, offer, ROOM, 1048000, "the offer's pages, generation and lease") \
+	M(21, PULL_DONE, pull_done, ROOM, 1024, \
+	  "the puller has the bytes: still valid? or gives up")                    \
+	M(22, PULL_ACK, pull_ack, ROOM, 1024, "lease epoch unchanged, or the refusal") \
+	M(23, LEASE, lease, ROOM, 64, "the puller is alive: extend the lease")     \
+	M(24, ATTACH, attach, XFER, 256, \
+	  "a session's secret: let my session use yours")                          \
+	M(25, ATTACH_ACK, attach_ack, XFER, 64, \
+	  "attached; REGISTERs of its regions went before")                        \
+	M(26, ATTACH_NAK, attach_nak, XFER, 1024, \
+	  "the session is not attached, and why")                                  \
+	M(27, OFFER_NAK, offer_nak, ROOM, 1024, \
+	  "no such offer, or the puller's pages are outside it")                   \
+	M(28, ROUTE_PUBLISH, route_publish, CLUSTER, 4096, \
+	  "a rank of a group, kept while its publisher lives")                     \
+	M(29, ROUTE_PUBLISH_ACK, route_publish_ack, CLUSTER, 1024, \
+	  "kept, or the refusal")                                                  \
+	M(30, ROUTE_WITHDRAW, route_withdraw, CLUSTER, 4096, \
+	  "the publisher takes a rank back")                                       \
+	M(31, PART, part, PEER, 1048000, \
+	  "the next bytes of a message that is too long for a turn")               \
+	M(32, LINE, line, HANDSHAKE, 1024, \
+	  "the transport of the data line, or why there is none")                  \
+	M(33, CHUNK_ASK, chunk_ask, STORE, 140000, \
+	  "which of these chunks are there; hold")                                 \
+	M(34, CHUNK_TOLD, chunk_told, STORE, 140000, \
+	  "those that are there, and where")                                       \
+	M(35, CHUNK_LEG, chunk_leg, STORE, 256, \
+	  "open an offer of these chunks of a hold")                               \
+	M(36, CHUNK_LEG_NAK, chunk_leg_nak, STORE, 1024, \
+	  "there is no such offer, and why")                                       \
+	M(37, CHUNK_RELEASE, chunk_release, STORE, 64, \
+	  "the asker is done with the hold")                                       \
+	M(38, CHUNK_FIND, chunk_find, STORE, 1024, "to a home: who has these chunks") \
+	M(39, CHUNK_FOUND, chunk_found, STORE, 16384, \
+	  "holders, as their homes know them")                                     \
+	M(40, CHUNK_NOTE, chunk_note, STORE, 16384, \
+	  "to a home: chunks that came and went")                                  \
+	M(41, CHUNK_SUM, chunk_sum, STORE, 64, \
+	  "to a home: what all notes so far add up to")                            \
+	M(42, CHUNK_SUM_ACK, chunk_sum_ack, STORE, 64, \
+	  "the home has the same, or wants all")                                   \
+	M(43, ATTEND, attend, ATTEND, 600000, \
+	  "query rows for chunks of a hold, to attend to")                         \
+	M(44, ATTENDED, attended, ATTEND, 1000000, \
+	  "what the rows made of these chunks")                                    \
+	M(45, ATTEND_STOP, attend_stop, ATTEND, 64, "the asker needs it no more")  \
+	M(46, BOARD_PUT, board_put, CLUSTER, 8192, \
+	  "an entry of a group, kept while its publisher lives")                   \
+	M(47, BOARD_ACK, board_ack, CLUSTER, 1024, \
+	  "the entry is kept, or the refusal")                                     \
+	M(48, BOARD_DROP, board_drop, CLUSTER, 1024, \
+	  "the publisher takes an entry back")                                     \
+	M(49, BOARD_WATCH, board_watch, CLUSTER, 1024, \
+	  "tell of a group, and of its changes")                                   \
+	M(50, BOARD_UNWATCH, board_unwatch, CLUSTER, 64, "tell no more of it")     \
+	M(51, BOARD_TOLD, board_told, CLUSTER, 140000, \
+	  "entries of a group that changed")                                       \
+	M(52, POOLS, pools, HANDSHAKE, 64, \
+	  "the REGISTERs before it are all pools of the sender")
 
 /* addresses: count u32, then {str transport, blob address}; product: "kvd 0.1.0" */
 #define WIRE_HELLO(F)                                                              \

@@ -368,8 +368,7 @@ static int handshake_on_message(void *owner, struct peer *peer,
 		return 0;
 	if (header->type == WIRE_T_LINE)
 		return line_message(remote, body);
-	if (header->type == WIRE_T_POOLS ||
-	    (header->type >= WIRE_T_REGISTER && header->type <= WIRE_T_UNREGISTER_ACK))
+	if (wire_owner(header->type) == WIRE_OWNER_HANDSHAKE)
 		return pools_message(hs, remote, header, body);
 	return hs->events.on_message(hs->events.owner, remote, header, body);
 }

@@ -232,7 +232,7 @@ int handshake_send(struct remote *remote, enum wire_type type, const void *body,
 /* Room for one message body of any type; valid until the next call. */
 void handshake_body(struct handshake *hs, struct cursor *out);
 /* handshake_tell_<name>(): the body written, and sent as its type. */
-#define HANDSHAKE_TELL(num, NAME, name, cap, text)                                       \
+#define HANDSHAKE_TELL(num, NAME, name, owner, cap, text)                                \
 	static inline int handshake_tell_##name(struct remote *remote,                   \
 						const struct wire_##name *msg)           \
 	{                                                                                \

@@ -5,18 +5,34 @@
 #ifndef KVD_KINDS_H
 #define KVD_KINDS_H
 
+#include "proto/wire.h"
+
 struct err;
 
-/* The first byte of a request's header. */
-enum request_kind {
-	REQUEST_CHUNK = 1, /* a room's sender to its receiver */
-	REQUEST_PULL = 2,  /* a room's puller to its offerer */
-	REQUEST_XFER = 3,  /* these four: between attached sessions */
-	REQUEST_DLIST = 4,
-	REQUEST_DLIST_FREE = 5,
-	REQUEST_NOTIF = 6,
-	REQUEST_MESSAGE = 7, /* a peer message, its frame follows */
-};
+/* The first byte of a request's header: R(number, NAME, OWNER), the owner as of wire
+ * messages. */
+#define REQUESTS(R)                                                   \
+	R(1, CHUNK, ROOM) /* a room's sender to its receiver */       \
+	R(2, PULL, ROOM)  /* a room's puller to its offerer */        \
+	R(3, XFER, XFER)  /* these four: between attached sessions */ \
+	R(4, DLIST, XFER)                                             \
+	R(5, DLIST_FREE, XFER)                                        \
+	R(6, NOTIF, XFER)                                             \
+	R(7, MESSAGE, HANDSHAKE) /* a peer message, its frame follows */
+
+#define REQUEST_ENUM(num, NAME, owner) REQUEST_##NAME = (num),
+enum request_kind { REQUESTS(REQUEST_ENUM) REQUEST_END };
+#undef REQUEST_ENUM
+
+/* WIRE_OWNER_NONE: there is no such kind. */
+static inline enum wire_owner request_owner(unsigned int kind)
+{
+#define REQUEST_OWNER(num, NAME, owner) [num] = WIRE_OWNER_##owner,
+	static const enum wire_owner owners[REQUEST_END] = {REQUESTS(REQUEST_OWNER)};
+#undef REQUEST_OWNER
+
+	return kind < REQUEST_END ? owners[kind] : WIRE_OWNER_NONE;
+}
 
 /* Whoever answers a request puts this into xp_inbound.owner. */
 struct inbound_owner {

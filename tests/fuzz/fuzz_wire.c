@@ -14,7 +14,7 @@
 
 static uint8_t first[WIRE_FRAME_MAX + 4096], second[WIRE_FRAME_MAX + 4096];
 
-#define ROUND(num, NAME, name, cap, about)                                   \
+#define ROUND(num, NAME, name, owner, cap, about)                            \
 	static void round_##name(struct cursor *body)                        \
 	{                                                                    \
 		struct wire_##name *m = malloc(sizeof(*m));                  \
@@ -39,7 +39,7 @@ static uint8_t first[WIRE_FRAME_MAX + 4096], second[WIRE_FRAME_MAX + 4096];
 WIRE_MESSAGES(ROUND)
 
 static void (*const rounds[WIRE_T_END])(struct cursor *) = {
-#define ROUND_ROW(num, NAME, name, cap, about) [num] = round_##name,
+#define ROUND_ROW(num, NAME, name, owner, cap, about) [num] = round_##name,
 	WIRE_MESSAGES(ROUND_ROW)};
 
 static void try_frame(const uint8_t *frame, size_t len)

@@ -65,8 +65,8 @@ static void reference_lists_every_message(void **state)
 	fclose(out);
 	for (const char *p = text; (p = strchr(p, '\n')); p++)
 		lines++;
-#define COUNT(num, NAME, name, cap, about) \
-	messages++;                        \
+#define COUNT(num, NAME, name, owner, cap, about) \
+	messages++;                               \
 	assert_non_null(strstr(text, "| " #num " | " #NAME " | "));
 	WIRE_MESSAGES(COUNT)
 	assert_int_equal(lines, messages + 2);

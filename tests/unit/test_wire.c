@@ -88,7 +88,7 @@ static bool is_without_late(size_t n, size_t len, const size_t *late, size_t lat
 
 /* put, get, compare; get of every shorter body fails and names the message; a
  * longer body is read. Returns the length. */
-#define CASE(num, NAME, name, cap, about)                                            \
+#define CASE(num, NAME, name, owner, cap, about)                                     \
 	static void fill_##name(struct wire_##name *m, struct gen *g)                \
 	{                                                                            \
 		WIRE_##NAME(FILL)                                                    \
@@ -142,7 +142,7 @@ static void body_of_every_message_comes_back(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof(junk); i++)
 		junk[i] = (uint8_t)(i * 7);
-#define TRY(num, NAME, name, cap, text)                    \
+#define TRY(num, NAME, name, owner, cap, text)             \
 	memset(buf, 0, 1 << 16);                           \
 	assert_in_range(try_##name(buf, 1 << 16), 1, cap); \
 	tried++;
