@@ -165,8 +165,8 @@ const struct ctl_command ctl_commands[] = {
 	 0, 0, "d", ctl_run_config},
 	{"reload", "", "read the configuration again",
 	 "Tells what changed and what waits for a restart; a file with errors changes\n"
-	 "nothing and is refused with the first. The allow-list is read, too. Needs\n"
-	 "root, the daemon's uid or admin_uids.",
+	 "nothing and is refused with the first. The allow-list and the members file\n"
+	 "(option cluster) are read, too. Needs root, the daemon's uid or admin_uids.",
 	 0, 0, "", ctl_run_reload},
 	{"ls", "", "the instances of this host",
 	 "Every *.sock in $KVD_RUN_DIR or /run/kvd. One without NAME.lock is stopped,\n"

@@ -205,6 +205,8 @@ int kvd_reload(struct kvd *kvd, bool apply,
 
 	*ended_p = (struct kvd_ended){0};
 	if (r == 0)
+		r = groups_reload(kvd->groups, false);
+	if (r == 0)
 		r = link_zmq_reload(kvd->link, fresh->curve_allow_file, apply, keys_p);
 	if (r < 0)
 		return err_pass(r);
@@ -214,6 +216,9 @@ int kvd_reload(struct kvd *kvd, bool apply,
 	}
 	if (!apply)
 		return 0;
+	r = groups_reload(kvd->groups, true);
+	if (r < 0)
+		return err_pass(r);
 	config_reload(&impl->config, fresh, on_kept, impl);
 	kvd->accounts.limit = impl->config.memory_bytes;
 	log_set_level((enum log_level)impl->config.log_level);

@@ -22,6 +22,8 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/cluster/board_directory.h"
+#include "daemon/cluster/cluster_file.h"
+#include "daemon/cluster/local.h"
 #include "daemon/cluster/trust.h"
 #include "daemon/config/config.h"
 
@@ -66,11 +68,10 @@ static int board_endpoints(const char *words, char (*endpoints)[LINK_ENDPOINT_MA
 		if ((strncmp(words, "kvd://", 6) != 0 &&
 		     strncmp(words, "tcp://", 6) != 0) ||
 		    len >= LINK_ENDPOINT_MAX)
-			return err_raise(
-				ERR_CONFIG,
-				"cluster: '%.*s': must be kvd://HOST:PORT#KEY or "
-				"etcd://HOST:PORT/PREFIX",
-				(int)(len < 100 ? len : 100), words);
+			return err_raise(ERR_CONFIG,
+					 "cluster: '%.*s': must be file:/PATH, "
+					 "etcd://HOST:PORT/PREFIX or kvd://HOST:PORT#KEY",
+					 (int)(len < 100 ? len : 100), words);
 		snprintf(endpoints[(*count_p)++], LINK_ENDPOINT_MAX, "tcp://%.*s",
 			 (int)len - 6, rest);
 		words += len;
@@ -120,6 +121,34 @@ static int etcd_open(struct groups_directory *from, const char *words)
 	return 0;
 }
 
+/* `directory` NULL: only whether the file is good. */
+static int file_read(const char *words, struct directory *directory)
+{
+	struct cluster_file *file;
+	int r = cluster_file_load(words, &file);
+
+	if (r < 0)
+		return err_pass(r);
+	r = directory ? local_lines(directory, file) : 0;
+	cluster_file_free(file);
+	return err_pass(r);
+}
+
+static int file_open(struct groups_directory *from, const char *words)
+{
+	int r = local_new(from->groups->loop, from->groups->endpoint, &from->directory);
+
+	return r < 0 ? err_pass(r) : err_pass(file_read(words, from->directory));
+}
+
+int groups_reload(struct groups *groups, bool apply)
+{
+	if (!cluster_file_is(groups->where))
+		return 0;
+	return err_pass(
+		file_read(groups->where, apply ? groups_main(groups)->directory : NULL));
+}
+
 int groups_check(const struct config *config)
 {
 	char endpoints[BOARD_SITES_MAX][LINK_ENDPOINT_MAX];
@@ -127,6 +156,8 @@ int groups_check(const struct config *config)
 	unsigned int count;
 	int r;
 
+	if (cluster_file_is(config->cluster))
+		return err_pass(file_read(config->cluster, NULL));
 	if (!cluster_url_is_etcd(config->cluster))
 		return err_pass(board_endpoints(config->cluster, endpoints, &count));
 	r = etcd_words_read(config, config->cluster, &etcd);
@@ -154,6 +185,8 @@ static int directory_open(struct groups_directory *from, const char *words)
 
 	if (cluster_url_is_etcd(words))
 		return err_pass(etcd_open(from, words));
+	if (cluster_file_is(words))
+		return err_pass(file_open(from, words));
 	r = board_endpoints(words, endpoints, &count);
 	if (r < 0)
 		return err_pass(r);

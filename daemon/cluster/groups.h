@@ -33,6 +33,9 @@ enum groups_trust { GROUPS_TRUST_LISTED, GROUPS_TRUST_DIRECTORY };
 int groups_new(struct kvd *kvd, struct groups **groups_p);
 /* Would groups_new() take the options of the cluster? */
 int groups_check(const struct config *config);
+/* Read the members file again, if the directory is one; `apply` false: only whether it is
+ * good. ERR_CONFIG: all is as it was. */
+int groups_reload(struct groups *groups, bool apply);
 /* Answer all calls that wait with this, make no new ones, and take back all that was
  * published: while peers are still connected. Idempotent. */
 void groups_close(struct groups *groups, const struct err *why);

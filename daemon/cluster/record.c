@@ -93,7 +93,7 @@ int record_check(const struct record *record, const struct place *place)
 		r = record_check_texts(record);
 	if (r < 0)
 		return err_pass(r);
-	if (!is_hex(record->instance, 32))
+	if (*record->instance && !is_hex(record->instance, 32))
 		return err_raise(ERR_INVAL, "instance: 32 hex digits");
 	if (*record->key && !is_key(record->key))
 		return err_raise(ERR_INVAL, "key: 40 characters Z85");
@@ -136,7 +136,7 @@ void record_put_pool(struct text *text, const struct record_pool *pool)
 
 void record_put(struct text *text, const struct record *record)
 {
-	text_string(text, ",\"instance\":", record->instance);
+	put_some(text, ",\"instance\":", record->instance);
 	put_some(text, ",\"name\":", record->name);
 	put_some(text, ",\"key\":", record->key);
 	put_some(text, ",\"version\":", record->version);
@@ -223,7 +223,7 @@ struct record_args {
 static const char *const state_words[] = {"serving", "draining", NULL};
 static const struct field record_fields[] = {
 	F_INT("v", record_args, v, REQUIRED, 1, RECORD_VERSION, ""),
-	F_STR("instance", record_args, instance, REQUIRED, 32, ""),
+	F_STR("instance", record_args, instance, OPTIONAL, 32, ""),
 	F_STR("name", record_args, name, OPTIONAL, 63, ""),
 	F_STR("endpoint", record_args, endpoint, REQUIRED, LINK_ENDPOINT_MAX - 1, ""),
 	F_STR("key", record_args, key, OPTIONAL, RECORD_KEY_CHARS, ""),

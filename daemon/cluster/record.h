@@ -32,7 +32,8 @@ struct record_pool {
 };
 
 struct record {
-	char instance[33];		  /* 32 hex digits, the publisher's */
+	char instance[33]; /* 32 hex digits, the publisher's; "": a file's line has none
+			    */
 	char name[64], version[32];	  /* the publisher's; may be "" */
 	char endpoint[LINK_ENDPOINT_MAX]; /* tcp://HOST:PORT, without a key */
 	char key[RECORD_KEY_CHARS + 1];	  /* who is there; "": it has none */

@@ -188,10 +188,12 @@ static const struct setting options[] = {
 	 .help = "How long these are kept."},
 
 	{"cluster", "cluster", SETTING_TEXT, FIELD(cluster), .preset = "",
-	 .help = "Where members of the cluster tell of themselves and read of each "
-		 "other: kvd://HOST:PORT#KEY of one to three daemons that keep a board "
-		 "for all, with commas between them; or "
-		 "etcd://HOST:PORT[,HOST:PORT]…/PREFIX (etcds:// by TLS). Empty: this "
+	 .help = "Where this daemon finds the members of the cluster: file:/PATH, with "
+		 "a line 'GROUP WORKER TP.PP.DP.CP ENDPOINT#KEY' for each of their "
+		 "ranks, read again at a reload; or "
+		 "etcd://HOST:PORT[,HOST:PORT]…/PREFIX (etcds:// by TLS), where they "
+		 "publish themselves; or kvd://HOST:PORT#KEY of one to three daemons "
+		 "that keep a board for all, with commas between them. Empty: this "
 		 "daemon's own board."},
 	{"cluster", "cluster_trust", SETTING_ENUM, FIELD(cluster_trust),
 	 .preset = "listed", .words = trust_words,

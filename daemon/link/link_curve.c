@@ -18,16 +18,15 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <zmq.h>
 
 #include "daemon/base/err.h"
 #include "daemon/base/idmap.h"
+#include "daemon/base/lines.h"
 #include "daemon/base/list.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
@@ -37,11 +36,9 @@
 #define ZAP_ENDPOINT "inproc://zeromq.zap.01"
 #define ZAP_PARTS_MAX 16u
 #define ZAP_BUDGET 32u /* requests a turn */
-#define FILE_BYTES_MAX (1u << 20)
 #define LINE_WORDS_MAX 34u
-#define SPACE " \t\r"
 
-/* ---- files ---- */
+/* ---- keys ---- */
 
 bool curve_key_check(const char *key, size_t len)
 {
@@ -58,90 +55,37 @@ bool curve_key_check(const char *key, size_t len)
 	return true;
 }
 
-struct file {
-	mode_t mode;
-	char *text; /* with a NUL */
-	size_t size;
-};
-
-static int link_curve_read_file(const char *path, struct file *file_p)
-{
-	cleanup_close int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
-	cleanup_free char *text = NULL;
-	struct stat st;
-	size_t have = 0;
-
-	if (fd < 0 || fstat(fd, &st) != 0)
-		return err_raise(ERR_CONFIG, "%s: %s", path, strerror(errno));
-	if (!S_ISREG(st.st_mode) || st.st_size > FILE_BYTES_MAX)
-		return err_raise(ERR_CONFIG, "%s: must be a file of at most %u bytes",
-				 path, FILE_BYTES_MAX);
-	text = mem_zalloc((size_t)st.st_size + 1);
-	if (!text)
-		return err_pass(-ENOMEM);
-	while (have < (size_t)st.st_size) {
-		ssize_t n = read(fd, text + have, (size_t)st.st_size - have);
-
-		if (n < 0 && errno != EINTR)
-			return err_raise(ERR_CONFIG, "%s: %s", path, strerror(errno));
-		if (n == 0)
-			break;
-		have += n > 0 ? (size_t)n : 0;
-	}
-	*file_p =
-		(struct file){.mode = st.st_mode, .text = mem_steal(text), .size = have};
-	return 0;
-}
-
-/* Cut the next line with words off *rest_p; NULL at the end. */
-static char *link_curve_next_line(char **rest_p, unsigned int *number)
-{
-	char *line;
-
-	while ((line = strsep(rest_p, "\n"))) {
-		++*number;
-		line += strspn(line, SPACE);
-		if (*line && *line != '#')
-			return line;
-	}
-	return NULL;
-}
-
 int curve_keys_load(const char *path, struct curve_keys *keys_p)
 {
-	struct file file;
-	unsigned int number = 0;
-	char *rest, *line;
-	size_t len;
-	int r;
+	struct lines lines;
+	unsigned int count = 0;
+	char *line, *key;
+	int r = lines_load(path, &lines);
 
-	r = link_curve_read_file(path, &file);
 	if (r < 0)
 		return err_pass(r);
-	rest = file.text;
-	line = link_curve_next_line(&rest, &number);
-	len = line ? strcspn(line, SPACE) : 0;
-	if (file.mode & (S_IRWXG | S_IRWXO))
+	line = lines_next(&lines);
+	if (line)
+		count = lines_words(line, &key, 1);
+	if (lines.mode & (S_IRWXG | S_IRWXO))
 		r = err_raise(ERR_CONFIG,
 			      "%s: mode %04o lets others at the secret key; chmod 600",
-			      path, (unsigned int)file.mode & 07777);
-	else if (!line || !curve_key_check(line, len) ||
-		 line[len + strspn(line + len, SPACE)])
+			      path, (unsigned int)lines.mode & 07777);
+	else if (count != 1 || !curve_key_check(key, strlen(key)))
 		r = err_raise(ERR_CONFIG,
 			      "%s:%u: must be a secret key of 40 characters Z85", path,
-			      number);
-	else if (link_curve_next_line(&rest, &number))
-		r = err_raise(ERR_CONFIG, "%s:%u: a second key", path, number);
+			      lines.number);
+	else if (lines_next(&lines))
+		r = err_raise(ERR_CONFIG, "%s:%u: a second key", path, lines.number);
 	if (r == 0) {
 		/* not to swap; where the limit forbids it, it is as before */
 		(void)mlock(keys_p, sizeof(*keys_p));
-		memcpy(keys_p->secret_key, line, CURVE_KEY_CHARS);
+		memcpy(keys_p->secret_key, key, CURVE_KEY_CHARS);
 		keys_p->secret_key[CURVE_KEY_CHARS] = '\0';
 		if (zmq_curve_public(keys_p->public_key, keys_p->secret_key) != 0)
 			r = err_raise(ERR_CONFIG, "%s: not a CURVE secret key", path);
 	}
-	explicit_bzero(file.text, file.size);
-	mem_free(file.text);
+	lines_fini(&lines);
 	return err_pass(r);
 }
 
@@ -237,17 +181,10 @@ static int add_entry(struct curve_allow *allow, char *const *words, unsigned int
 int curve_allow_add(struct curve_allow *allow, char *line)
 {
 	char *words[LINE_WORDS_MAX];
-	unsigned int count = 0;
-	char *word;
+	unsigned int count = lines_words(line, words, LINE_WORDS_MAX);
 
-	while ((word = strsep(&line, SPACE))) {
-		if (!*word)
-			continue;
-		if (count == LINE_WORDS_MAX)
-			return err_raise(ERR_CONFIG, "more than %u hosts",
-					 LINE_WORDS_MAX - 2);
-		words[count++] = word;
-	}
+	if (count > LINE_WORDS_MAX)
+		return err_raise(ERR_CONFIG, "more than %u hosts", LINE_WORDS_MAX - 2);
 	return err_pass(add_entry(allow, words, count));
 }
 
@@ -266,28 +203,27 @@ struct curve_allow *curve_allow_new(void)
 
 int curve_allow_load(const char *path, struct curve_allow **allow_p)
 {
-	struct file file;
-	struct curve_allow *allow;
-	unsigned int number = 0;
-	char *rest, *line;
-	int r;
+	struct curve_allow *allow = NULL;
+	struct lines lines;
+	char *line;
+	int r = lines_load(path, &lines);
 
-	r = link_curve_read_file(path, &file);
 	if (r < 0)
 		return err_pass(r);
-	cleanup_free char *text = file.text;
-
-	if (file.mode & S_IWOTH)
-		return err_raise(ERR_CONFIG, "%s: anybody may write it; chmod o-w", path);
-	allow = curve_allow_new();
-	if (!allow)
-		return err_pass(-ENOMEM);
-	rest = text;
-	while (r == 0 && (line = link_curve_next_line(&rest, &number)))
+	r = lines_check_writers(&lines, path);
+	if (r == 0)
+		allow = curve_allow_new();
+	if (r == 0 && !allow)
+		r = err_pass(-ENOMEM);
+	while (r == 0 && (line = lines_next(&lines))) {
 		r = curve_allow_add(allow, line);
+		if (r < 0)
+			r = err_prefix(r, "%s:%u", path, lines.number);
+	}
+	lines_fini(&lines);
 	if (r < 0) {
 		curve_allow_free(allow);
-		return err_prefix(r, "%s:%u", path, number);
+		return err_pass(r);
 	}
 	*allow_p = allow;
 	return 0;
