@@ -25,8 +25,8 @@
 
 #include "daemon/attend/kernel.h"
 #include "daemon/base/mem.h"
-#include "daemon/loop/loop.h"
 #include "daemon/loop/offload.h"
+#include "daemon/loop/work.h"
 #include "daemon/store/store_kv.h"
 
 #define BATCH_ROWS 1024u
@@ -58,7 +58,7 @@ struct compute_queue {
 
 struct batch {
 	struct offload_job job;
-	struct loop_defer tell;
+	struct loop_work tell;
 	struct compute *compute;
 	struct list items; /* once it is computed: that were not told */
 	uint32_t count, rows;
@@ -197,26 +197,24 @@ static bool batch_is_small(const struct compute *compute, const struct batch *ba
 }
 
 /* An item's end sends up to a message of values: as many a turn as it has time for. */
-static void batch_tell(struct loop_defer *defer)
+static bool batch_tell(struct loop_work *tell)
 {
-	struct batch *batch = container_of(defer, struct batch, tell);
-	struct compute *compute = batch->compute;
-	uint32_t attend_us = us_of(batch->ended_ns - batch->began_ns);
-	struct list *link;
+	struct batch *batch = container_of(tell, struct batch, tell);
+	struct compute_item *item = list_first(&batch->items, struct compute_item, link);
 
-	while ((link = list_pop_front(&batch->items))) {
-		struct compute_item *item = list_entry(link, struct compute_item, link);
+	list_remove(&item->link);
+	item->queue_us = us_of(batch->began_ns - item->queued_ns);
+	item->attend_us = us_of(batch->ended_ns - batch->began_ns);
+	item->together = batch->askers;
+	item_end(item, batch->job.result < 0 ? &batch->job.err : NULL);
+	return !list_empty(&batch->items);
+}
 
-		item->queue_us = us_of(batch->began_ns - item->queued_ns);
-		item->attend_us = attend_us;
-		item->together = batch->askers;
-		item_end(item, batch->job.result < 0 ? &batch->job.err : NULL);
-		if (loop_enough(compute->loop) && !list_empty(&batch->items)) {
-			loop_defer(compute->loop, &batch->tell);
-			return;
-		}
-	}
-	compute->telling--;
+static void batch_told(struct loop_work *tell)
+{
+	struct batch *batch = container_of(tell, struct batch, tell);
+
+	batch->compute->telling--;
 	mem_free(batch);
 }
 
@@ -232,7 +230,7 @@ static void batch_done(struct offload_job *job)
 	compute->rows += batch->rows;
 	compute->attend_us += us_of(batch->ended_ns - batch->began_ns);
 	loop_defer(compute->loop, &compute->next);
-	batch_tell(&batch->tell);
+	loop_work_start(&batch->tell);
 }
 
 static void batch_take(struct batch *batch, struct compute_item *item)
@@ -297,7 +295,7 @@ static void on_next(struct loop_defer *defer)
 		}
 		batch->compute = compute;
 		list_init(&batch->items);
-		loop_defer_init(&batch->tell, batch_tell);
+		loop_work_init(&batch->tell, compute->loop, batch_tell, batch_told);
 		batch_fill(batch, first);
 		compute->busy++;
 		/* a principal of its own: of one it would be half of the threads at most

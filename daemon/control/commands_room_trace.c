@@ -242,7 +242,7 @@ static int room_begin(struct trace_walk *walk, cJSON *head, const struct room *r
 	walk->any_event = false;
 	walk->next = trace->last;
 	walk->events = trace->events;
-	return REPLY_WALK_LARGE;
+	return 1;
 }
 
 static void put_event(struct trace_walk *walk, const struct trace_event *event)

@@ -8,25 +8,22 @@
 #define KVD_REPLY_WALK_H
 
 #include "daemon/base/text.h"
-#include "daemon/loop/loop.h"
+#include "daemon/loop/work.h"
 
 struct request;
 struct session;
-
-/* Outcome of a piece: there is more, and this one took a good part of a turn. */
-enum { REPLY_WALK_LARGE = 2 };
 
 struct reply_walk {
 	struct request
 		*req; /* its session may end: then no piece is asked for any more */
 	struct text text;
-	/* Append one piece. 1 or REPLY_WALK_LARGE: there is more; 0: that was all;
-	 * negative: raised. */
+	/* Append one piece. 1: there is more; 0: that was all; negative: raised. */
 	int (*piece)(struct reply_walk *walk);
 	void (*end)(struct reply_walk *walk); /* once: frees the owner */
 	/* private */
 	struct session *session; /* held */
-	struct loop_defer go;
+	struct loop_work work;
+	int result; /* of the last piece */
 };
 
 /* Takes the request: it is answered, or fails, now or in later turns. `piece` and

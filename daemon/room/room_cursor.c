@@ -6,8 +6,6 @@
 #include "daemon/base/context.h"
 #include "daemon/room/rooms_impl.h"
 
-#define ROOMS_A_LOOK 4u /* at the clock */
-
 void room_cursor_begin(struct rooms *rooms, struct room_cursor *cursor, struct list *at,
 		       bool back)
 {
@@ -32,35 +30,33 @@ void room_cursors_pass(struct rooms *rooms, const struct list *leaving)
 
 /* ---- sweeps ---- */
 
-static void sweep_on(struct room_sweep *sweep)
+static bool sweep_step(struct loop_work *work)
 {
-	struct rooms *rooms = sweep->rooms;
-	unsigned int visited = 0;
+	struct room_sweep *sweep = container_of(work, struct room_sweep, work);
+	struct list *all = &sweep->rooms->all;
+	struct room *room;
 
-	while (sweep->cursor.at != &rooms->all) {
-		struct room *room = list_entry(sweep->cursor.at, struct room, all_link);
-
+	if (sweep->cursor.at != all) {
+		room = list_entry(sweep->cursor.at, struct room, all_link);
 		sweep->cursor.at = room->all_link.next;
 		sweep->visit(sweep, room);
-		if (++visited % ROOMS_A_LOOK == 0 && loop_enough(rooms->kvd->loop)) {
-			loop_defer(rooms->kvd->loop, &sweep->go);
-			return;
-		}
 	}
-	if (sweep->again) {
-		sweep->again = false;
-		sweep->cursor.at = rooms->all.next;
-		loop_defer(rooms->kvd->loop, &sweep->go);
-		return;
-	}
+	if (sweep->cursor.at != all)
+		return true;
+	if (!sweep->again)
+		return false;
+	sweep->again = false;
+	sweep->cursor.at = all->next;
+	return true;
+}
+
+static void sweep_done(struct loop_work *work)
+{
+	struct room_sweep *sweep = container_of(work, struct room_sweep, work);
+
 	room_sweep_stop(sweep);
 	if (sweep->done)
 		sweep->done(sweep);
-}
-
-static void room_cursor_on_go(struct loop_defer *defer)
-{
-	sweep_on(container_of(defer, struct room_sweep, go));
 }
 
 void room_sweep_begin(struct rooms *rooms, struct room_sweep *sweep)
@@ -73,9 +69,9 @@ void room_sweep_begin(struct rooms *rooms, struct room_sweep *sweep)
 	sweep->rooms = rooms;
 	sweep->again = false;
 	sweep->running = true;
-	loop_defer_init(&sweep->go, room_cursor_on_go);
 	room_cursor_begin(rooms, &sweep->cursor, rooms->all.next, false);
-	sweep_on(sweep);
+	loop_work_init(&sweep->work, rooms->kvd->loop, sweep_step, sweep_done);
+	loop_work_start(&sweep->work);
 }
 
 void room_sweep_stop(struct room_sweep *sweep)
@@ -83,6 +79,6 @@ void room_sweep_stop(struct room_sweep *sweep)
 	if (!sweep->running)
 		return;
 	sweep->running = false;
-	loop_defer_cancel(&sweep->go);
+	loop_work_stop(&sweep->work);
 	room_cursor_end(&sweep->cursor);
 }

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 
 #include "daemon/base/list.h"
-#include "daemon/loop/loop.h"
+#include "daemon/loop/work.h"
 
 struct room;
 struct rooms;
@@ -32,7 +32,7 @@ struct room_sweep {
 	/* private */
 	struct rooms *rooms;
 	struct room_cursor cursor;
-	struct loop_defer go;
+	struct loop_work work;
 	bool running, again;
 };
 /* The first rooms are visited before this returns, all when they are few. One that is
