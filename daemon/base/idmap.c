@@ -193,7 +193,7 @@ static void *idmap_take(struct idmap *map, const struct probe *probe)
 	value = e->value;
 	index_close(map, slot);
 	mem_free(e->bytes);
-	*e = (struct idmap_entry){0};
+	*e = (struct idmap_entry){.key = e->key}; /* for idmap_next_above() */
 	map->count--;
 	while (map->used && !map->entries[map->used - 1].value)
 		map->used--;
@@ -228,6 +228,22 @@ bool idmap_next(const struct idmap *map, struct idmap_cursor *cursor)
 		return true;
 	}
 	return false;
+}
+
+bool idmap_next_above(const struct idmap *map, uint64_t key, struct idmap_cursor *cursor)
+{
+	size_t low = 0, high = map->used;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (map->entries[middle].key > key)
+			high = middle;
+		else
+			low = middle + 1;
+	}
+	*cursor = (struct idmap_cursor){.pos = low};
+	return idmap_next(map, cursor);
 }
 
 int idmap_put(struct idmap *map, uint64_t key, void *value)

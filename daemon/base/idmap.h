@@ -51,6 +51,9 @@ static inline size_t idmap_count(const struct idmap *map)
 }
 /* Start with a zeroed cursor. */
 bool idmap_next(const struct idmap *map, struct idmap_cursor *cursor);
+/* The first behind `key` (0: of all) in a map whose keys were put in rising order, which
+ * a walk over many turns goes by: the map may change meanwhile. */
+bool idmap_next_above(const struct idmap *map, uint64_t key, struct idmap_cursor *cursor);
 #define idmap_foreach(map, cursor) \
 	for ((cursor) = (struct idmap_cursor){0}; idmap_next((map), &(cursor));)
 

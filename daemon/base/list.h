@@ -54,6 +54,18 @@ static inline void list_remove(struct list *n)
 	list_init(n);
 }
 
+/* Moves all of `from` behind what is in `head`. */
+static inline void list_append(struct list *head, struct list *from)
+{
+	if (list_empty(from))
+		return;
+	head->prev->next = from->next;
+	from->next->prev = head->prev;
+	head->prev = from->prev;
+	from->prev->next = head;
+	list_init(from);
+}
+
 static inline struct list *list_pop_front(struct list *head)
 {
 	struct list *n = head->next;

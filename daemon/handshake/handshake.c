@@ -36,7 +36,7 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	sched_line_init(&remote->line, hs->sched);
 	list_init(&remote->pools);
 	list_init(&remote->dead_pools);
-	list_init(&remote->shares);
+	list_init(&remote->announcing);
 	list_init(&remote->early);
 	list_init(&remote->orphan_list);
 	list_init(&remote->attaches);
@@ -55,11 +55,13 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 
 static void remote_free(struct remote *remote)
 {
-	assert(list_empty(&remote->shares) && list_empty(&remote->attaches) &&
+	assert(idmap_count(&remote->shares) == 0 && list_empty(&remote->attaches) &&
 	       list_empty(&remote->shadows) && list_empty(&remote->early) &&
 	       list_empty(&remote->orphan_list) && list_empty(&remote->attend_legs) &&
 	       list_empty(&remote->serves));
 	list_remove(&remote->link);
+	list_remove(&remote->announcing);
+	idmap_fini(&remote->shares);
 	loop_timer_stop(&remote->again);
 	idmap_fini(&remote->pools_by_id);
 	sched_line_fini(&remote->line);
@@ -425,7 +427,7 @@ int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 	hs->kvd = kvd;
 	hs->events = *events;
 	list_init(&hs->remotes);
-	list_init(&hs->published);
+	pools_init(hs);
 	hs->before_sleep.on_prepare = handshake_on_prepare;
 	loop_prepare_add(kvd->loop, &hs->before_sleep);
 	hs->scratch = mem_zalloc(WIRE_FRAME_MAX);
@@ -496,7 +498,9 @@ void handshake_free(struct handshake *hs)
 		express_fini(remote);
 		remote_free(remote);
 	}
+	idmap_fini(&hs->published);
 	idmap_fini(&hs->published_by_id);
+	loop_work_stop(&hs->announcing);
 	peers_free(hs->kvd->peers);
 	hs->kvd->peers = NULL;
 	loop_prepare_remove(&hs->before_sleep);

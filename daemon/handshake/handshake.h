@@ -96,7 +96,11 @@ struct remote {
 	struct list pools;	  /* of this epoch */
 	struct idmap pools_by_id; /* those that are not going */
 	struct list dead_pools;
-	struct list shares;	 /* struct share.at_remote: local pools that it knows */
+	struct idmap shares;	 /* struct share by pool: local pools that it knows */
+	struct list announcing;	 /* handshake_pools.c; of one with `announced` */
+	uint64_t announced_to;	 /* the announcement up to which it knows them */
+	bool announced_all;	 /* POOLS was sent */
+	bool refuses;		 /* it has refused a pool */
 	unsigned int unanswered; /* UNREGISTERs that nothing here waits for */
 	unsigned int pool_count; /* in both */
 	struct list link;
@@ -180,6 +184,8 @@ const char *handshake_why_not(const struct remote *remote, char text[ERR_TEXT_MA
 
 /* Announce / withdraw a local pool; on_gone when no peer can use it any more. */
 int handshake_publish_pool(struct handshake *hs, struct pool *pool);
+/* Remotes are told of a pool some a turn. Before a message that names one: now. */
+void handshake_announce(struct remote *remote, const struct pool *pool);
 void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 			     void (*on_gone)(void *arg), void *arg);
 

@@ -116,11 +116,12 @@ static unsigned int choice_same(const struct pool *a, const struct pool *b)
 
 static void choice_count(struct announcement *pub, int by)
 {
-	struct announcement *other;
+	struct idmap_cursor at;
 
 	if (pub->pool->session->own)
 		return;
-	list_foreach(other, &pub->hs->published, link) {
+	idmap_foreach(&pub->hs->published, at) {
+		struct announcement *other = at.value;
 		unsigned int same;
 
 		if (other == pub || other->going || other->pool->session->own)

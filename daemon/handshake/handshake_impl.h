@@ -6,6 +6,7 @@
 
 #include "daemon/handshake/handshake.h"
 #include "daemon/base/context.h"
+#include "daemon/loop/work.h"
 #include "daemon/transport/kinds.h"
 
 struct handshake {
@@ -13,7 +14,11 @@ struct handshake {
 	struct handshake_events events;
 	struct sched *sched;
 	struct list remotes;
-	struct list published;		  /* struct announcement.link */
+	struct idmap published; /* by announcement.number, rising */
+	uint64_t numbers;	/* of announcements so far */
+	/* remotes whose pools are announced, and those that lack one or POOLS */
+	struct list current, behind;	  /* struct remote.announcing */
+	struct loop_work announcing;	  /* to those behind */
 	struct idmap published_by_id;	  /* by pool */
 	uint8_t *scratch;		  /* one message body */
 	uint8_t *blob_scratch;		  /* one blob of it */
@@ -24,13 +29,17 @@ struct handshake {
 	bool closing;
 };
 
+enum share_stage { SHARE_ANNOUNCED, SHARE_WITHDRAWN, SHARE_CUT };
+
 /* A local pool and the peers that know it (pool->handshake). */
 struct announcement {
-	struct list link;
+	uint64_t number;
 	struct handshake *hs;
 	struct pool *pool;
 	struct list shares;
 	bool going;
+	enum share_stage stage;	   /* going: that its shares are brought to, */
+	struct loop_work bringing; /* each once; those that are there are last */
 	/* by combination of POOL_BY_…: so many other pools of engines are alike in it */
 	uint32_t alike[POOL_BY_WORDS];
 	struct loop_timer patience; /* going: who still holds it then is cut */
@@ -40,17 +49,16 @@ struct announcement {
 };
 
 struct share {
-	struct list link;      /* in its publication */
-	struct list at_remote; /* in remote->shares */
+	struct list link; /* in its publication; remote->shares has it by the pool's id */
 	struct announcement *pub;
 	struct remote *remote;
-	bool unregistering;
+	enum share_stage stage;
 };
 
 /* handshake_pools.c */
-void pools_announce(struct handshake *hs, struct remote *remote);
-/* The first time in a peering: then POOLS. */
-void pools_begin(struct handshake *hs, struct remote *remote);
+void pools_init(struct handshake *hs);
+/* In a peering: all, then POOLS. */
+void pools_begin(struct remote *remote);
 void pools_down(struct remote *remote);
 /* Messages REGISTER … UNREGISTER_ACK, and POOLS. */
 int pools_message(struct handshake *hs, struct remote *remote,

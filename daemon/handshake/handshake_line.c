@@ -326,7 +326,7 @@ void line_start(struct remote *remote)
 		return;
 	}
 	remote->announced = true;
-	pools_begin(hs, remote);
+	pools_begin(remote);
 }
 
 /* ---- what the other side says of it ---- */
@@ -494,6 +494,7 @@ void line_forget(struct remote *remote)
 {
 	loop_timer_stop(&remote->again);
 	not_ready(remote);
+	list_remove(&remote->announcing);
 	remote->start_again = remote->announced = false;
 	remote->turn = 0;
 	remote->told = -1;

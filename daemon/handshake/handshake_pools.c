@@ -223,31 +223,27 @@ void handshake_unshare_session(struct remote *remote, const struct session *sess
 static struct share *find_share(const struct announcement *pub,
 				const struct remote *remote)
 {
-	struct share *share;
-
-	list_foreach(share, &pub->shares, link) {
-		if (share->remote == remote)
-			return share;
-	}
-	return NULL;
+	return idmap_get(&remote->shares, pub->pool->id);
 }
 
 static int share_with(struct announcement *pub, struct remote *remote)
 {
 	struct share *share = mem_zalloc(sizeof(*share));
-	int r;
+	int r = share ? idmap_put(&remote->shares, pub->pool->id, share) : -ENOMEM;
 
-	if (!share)
-		return err_pass(-ENOMEM);
-	share->pub = pub;
-	share->remote = remote;
-	r = register_pool(pub->hs, remote, pub->pool);
 	if (r < 0) {
 		mem_free(share);
 		return err_pass(r);
 	}
+	share->pub = pub;
+	share->remote = remote;
+	r = register_pool(pub->hs, remote, pub->pool);
+	if (r < 0) {
+		idmap_remove(&remote->shares, pub->pool->id);
+		mem_free(share);
+		return err_pass(r);
+	}
 	list_push_back(&pub->shares, &share->link);
-	list_push_back(&remote->shares, &share->at_remote);
 	return 0;
 }
 
@@ -264,22 +260,21 @@ static void announce_one(struct announcement *pub, struct remote *remote)
 		peer_end_later(remote->peer, &why);
 }
 
-void pools_announce(struct handshake *hs, struct remote *remote)
+void handshake_announce(struct remote *remote, const struct pool *pool)
 {
-	struct announcement *pub;
-
-	assert(sm_state(&remote->peer->sm) == PEER_UP);
-	list_foreach(pub, &hs->published, link)
-		announce_one(pub, remote);
+	if (pool->handshake && remote->announced)
+		announce_one(pool->handshake, remote);
 }
 
-void pools_begin(struct handshake *hs, struct remote *remote)
+static void announce_end(struct handshake *hs, struct remote *remote)
 {
-	struct wire_pools msg = {.pools = (uint32_t)idmap_count(&hs->published_by_id)};
+	struct wire_pools msg = {.pools = (uint32_t)idmap_count(&hs->published)};
 	struct cursor out;
 	struct err why;
 
-	pools_announce(hs, remote);
+	if (remote->announced_all)
+		return;
+	remote->announced_all = true;
 	handshake_body(hs, &out);
 	if (wire_pools_put(&out, &msg) >= 0 &&
 	    peer_send_express(remote->peer, WIRE_T_POOLS, hs->scratch, out.pos) >= 0)
@@ -288,62 +283,53 @@ void pools_begin(struct handshake *hs, struct remote *remote)
 	peer_end_later(remote->peer, &why);
 }
 
-static void handshake_pools_on_patience(struct loop_timer *timer)
+/* One pool to one remote; the remotes take turns. */
+static bool announce_step(struct loop_work *work)
 {
-	struct announcement *pub = container_of(timer, struct announcement, patience);
-	struct metrics *metrics = &pub->hs->kvd->metrics;
-	struct share *share;
-	struct err why;
+	struct handshake *hs = container_of(work, struct handshake, announcing);
+	struct remote *remote = list_first(&hs->behind, struct remote, announcing);
+	struct idmap_cursor at;
 
-	list_foreach(share, &pub->shares, link) {
-		err_set(&why, ERR_FENCE, "%.150s: pool '%.63s' is not let go of",
-			share->remote->label, pub->pool->name);
-		metrics_add(metrics, METRIC_FENCES_WIDENED, 1);
-		peer_end_later(share->remote->peer, &why);
+	if (!remote)
+		return false;
+	list_remove(&remote->announcing);
+	if (idmap_next_above(&hs->published, remote->announced_to, &at)) {
+		remote->announced_to = at.key;
+		announce_one(at.value, remote);
 	}
+	if (remote->announced_to < hs->numbers &&
+	    idmap_next_above(&hs->published, remote->announced_to, &at)) {
+		list_push_back(&hs->behind, &remote->announcing);
+	} else {
+		list_push_back(&hs->current, &remote->announcing);
+		announce_end(hs, remote);
+	}
+	return !list_empty(&hs->behind);
 }
 
-static void on_pub_gone(struct loop_defer *defer)
+void pools_init(struct handshake *hs)
 {
-	struct announcement *pub = container_of(defer, struct announcement, gone);
-	void (*on_gone)(void *arg) = pub->on_gone;
-	void *arg = pub->arg;
-
-	loop_timer_stop(&pub->patience);
-	list_remove(&pub->link);
-	idmap_remove(&pub->hs->published_by_id, pub->pool->id);
-	pub->pool->handshake = NULL;
-	mem_free(pub);
-	on_gone(arg);
+	list_init(&hs->current);
+	list_init(&hs->behind);
+	loop_work_init(&hs->announcing, hs->kvd->loop, announce_step, NULL);
 }
 
-int handshake_publish_pool(struct handshake *hs, struct pool *pool)
+static void pools_announce(struct remote *remote)
 {
-	struct announcement *pub = mem_zalloc(sizeof(*pub));
-	struct remote *remote;
-	int r;
+	struct handshake *hs = remote->hs;
 
-	assert(!pool->handshake && !pool->closing);
-	if (!pub)
-		return err_pass(-ENOMEM);
-	r = idmap_put(&hs->published_by_id, pool->id, pub);
-	if (r < 0) {
-		mem_free(pub);
-		return err_pass(r);
-	}
-	pub->hs = hs;
-	pub->pool = pool;
-	list_init(&pub->shares);
-	loop_timer_init(&pub->patience, hs->kvd->loop, handshake_pools_on_patience);
-	loop_defer_init(&pub->gone, on_pub_gone);
-	choice_add(pub);
-	list_push_back(&hs->published, &pub->link);
-	pool->handshake = pub;
-	list_foreach(remote, &hs->remotes, link) {
-		if (remote->announced)
-			announce_one(pub, remote);
-	}
-	return 0;
+	assert(remote->announced);
+	remote->announced_to = 0;
+	list_remove(&remote->announcing);
+	list_push_back(&hs->behind, &remote->announcing);
+	loop_work_start(&hs->announcing);
+}
+
+void pools_begin(struct remote *remote)
+{
+	assert(sm_state(&remote->peer->sm) == PEER_UP);
+	remote->announced_all = remote->refuses = false;
+	pools_announce(remote);
 }
 
 static void share_end(struct share *share)
@@ -351,7 +337,7 @@ static void share_end(struct share *share)
 	struct announcement *pub = share->pub;
 
 	list_remove(&share->link);
-	list_remove(&share->at_remote);
+	idmap_remove(&share->remote->shares, pub->pool->id);
 	mem_free(share);
 	if (pub->going && list_empty(&pub->shares))
 		loop_defer(pub->hs->kvd->loop, &pub->gone);
@@ -374,7 +360,6 @@ static void share_withdraw(struct share *share)
 {
 	struct wire_unregister msg = {.object = share->pub->pool->id};
 
-	share->unregistering = true;
 	/* a queue that is full takes the peer down, which ends the share */
 	if (handshake_tell_unregister(share->remote, &msg) < 0)
 		err_clear();
@@ -384,11 +369,99 @@ static void share_withdraw(struct share *share)
 	share_end(share);
 }
 
+static void share_cut(const struct share *share)
+{
+	struct announcement *pub = share->pub;
+	struct err why;
+
+	err_set(&why, ERR_FENCE, "%.150s: pool '%.63s' is not let go of",
+		share->remote->label, pub->pool->name);
+	metrics_add(&pub->hs->kvd->metrics, METRIC_FENCES_WIDENED, 1);
+	peer_end_later(share->remote->peer, &why);
+}
+
+static bool bring_step(struct loop_work *work)
+{
+	struct announcement *pub = container_of(work, struct announcement, bringing);
+	struct share *share = list_first(&pub->shares, struct share, link);
+
+	if (!share || share->stage == pub->stage)
+		return false;
+	share->stage = pub->stage;
+	list_remove(&share->link);
+	list_push_back(&pub->shares, &share->link);
+	if (pub->stage == SHARE_CUT)
+		share_cut(share);
+	else
+		share_withdraw(share);
+	return true;
+}
+
+static void bring_done(struct loop_work *work)
+{
+	struct announcement *pub = container_of(work, struct announcement, bringing);
+
+	if (pub->stage == SHARE_WITHDRAWN && !list_empty(&pub->shares))
+		loop_timer_start(&pub->patience,
+				 2 * pub->hs->kvd->config->fence_timeout_ns);
+}
+
+static void handshake_pools_on_patience(struct loop_timer *timer)
+{
+	struct announcement *pub = container_of(timer, struct announcement, patience);
+
+	pub->stage = SHARE_CUT;
+	loop_work_start(&pub->bringing);
+}
+
+static void on_pub_gone(struct loop_defer *defer)
+{
+	struct announcement *pub = container_of(defer, struct announcement, gone);
+	void (*on_gone)(void *arg) = pub->on_gone;
+	void *arg = pub->arg;
+
+	loop_timer_stop(&pub->patience);
+	loop_work_stop(&pub->bringing);
+	idmap_remove(&pub->hs->published, pub->number);
+	idmap_remove(&pub->hs->published_by_id, pub->pool->id);
+	pub->pool->handshake = NULL;
+	mem_free(pub);
+	on_gone(arg);
+}
+
+int handshake_publish_pool(struct handshake *hs, struct pool *pool)
+{
+	struct announcement *pub = mem_zalloc(sizeof(*pub));
+	int r = pub ? idmap_put(&hs->published_by_id, pool->id, pub) : -ENOMEM;
+
+	assert(!pool->handshake && !pool->closing);
+	if (r >= 0) {
+		r = idmap_put(&hs->published, hs->numbers + 1, pub);
+		if (r < 0)
+			idmap_remove(&hs->published_by_id, pool->id);
+	}
+	if (r < 0) {
+		mem_free(pub);
+		return err_pass(r);
+	}
+	pub->number = ++hs->numbers;
+	pub->hs = hs;
+	pub->pool = pool;
+	list_init(&pub->shares);
+	loop_timer_init(&pub->patience, hs->kvd->loop, handshake_pools_on_patience);
+	loop_work_init(&pub->bringing, hs->kvd->loop, bring_step, bring_done);
+	loop_defer_init(&pub->gone, on_pub_gone);
+	choice_add(pub);
+	pool->handshake = pub;
+	list_append(&hs->behind, &hs->current);
+	loop_work_start(&hs->announcing);
+	return 0;
+}
+
 void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 			     void (*on_gone)(void *arg), void *arg)
 {
 	struct announcement *pub = pool->handshake;
-	struct share *share;
 
 	assert(on_gone);
 	if (!pub) {
@@ -399,12 +472,10 @@ void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 	pub->going = true;
 	pub->on_gone = on_gone;
 	pub->arg = arg;
+	pub->stage = SHARE_WITHDRAWN;
 	if (list_empty(&pub->shares))
 		loop_defer(hs->kvd->loop, &pub->gone);
-	list_foreach_safe(share, &pub->shares, link)
-		share_withdraw(share);
-	if (!list_empty(&pub->shares))
-		loop_timer_start(&pub->patience, 2 * hs->kvd->config->fence_timeout_ns);
+	loop_work_start(&pub->bringing);
 }
 
 const struct xp_buffer *handshake_local_buffers(struct pool *pool,
@@ -497,10 +568,10 @@ void handshake_pool_unuse(struct remote_pool *pool)
 void pools_down(struct remote *remote)
 {
 	struct remote_pool *pool;
-	struct share *share;
+	struct idmap_cursor at;
 
-	while ((share = list_first(&remote->shares, struct share, at_remote)))
-		share_end(share);
+	idmap_foreach(&remote->shares, at)
+		share_end(at.value);
 	remote->unanswered = 0;
 	remote->listed = false;
 	idmap_fini(&remote->pools_by_id);
@@ -604,9 +675,10 @@ static int get_buffers(struct remote_pool *pool, const struct wire_blob *blob)
 static void handshake_pools_compare(struct handshake *hs, struct remote *remote,
 				    const struct remote_pool *pool)
 {
-	struct announcement *pub;
+	struct idmap_cursor at;
 
-	list_foreach(pub, &hs->published, link) {
+	idmap_foreach(&hs->published, at) {
+		const struct announcement *pub = at.value;
 		struct wire_register_nak nak = {.object = pool->id,
 						.local_object = pub->pool->id,
 						.code = ERR_LAYOUT};
@@ -776,13 +848,16 @@ static int on_unregister_ack(struct handshake *hs, struct remote *remote,
 		return err_pass(r);
 	pub = idmap_get(&hs->published_by_id, msg.object);
 	share = pub ? find_share(pub, remote) : NULL;
-	if (share && share->unregistering)
+	if (share && share->stage != SHARE_ANNOUNCED)
 		share_end(share);
 	else if (!pub && remote->unanswered)
 		remote->unanswered--;
 	else
 		return 0;
-	pools_announce(hs, remote); /* those that it refused at its cap */
+	if (remote->refuses && remote->announced) { /* it may have been at its cap */
+		remote->refuses = false;
+		pools_announce(remote);
+	}
 	return 0;
 }
 
@@ -794,6 +869,7 @@ static void unannounced(struct handshake *hs, struct remote *remote, uint64_t ob
 	struct share *share = pub ? find_share(pub, remote) : NULL;
 
 	if (share) {
+		remote->refuses = true;
 		share_end(share);
 		return;
 	}

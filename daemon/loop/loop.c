@@ -333,30 +333,6 @@ void loop_defer_cancel(struct loop_defer *defer)
 	list_remove(&defer->link);
 }
 
-/* Move all of `from` to the empty list `to`. */
-static void list_take(struct list *to, struct list *from)
-{
-	list_init(to);
-	if (list_empty(from))
-		return;
-	list_insert_between(to, from->prev, from->next);
-	list_init(from);
-}
-
-/* Put all of `from` before what is in `to`. */
-static void list_give_back(struct list *to, struct list *from)
-{
-	struct list *first = from->next, *last = from->prev;
-
-	if (list_empty(from))
-		return;
-	list_init(from);
-	last->next = to->next;
-	to->next->prev = last;
-	to->next = first;
-	first->prev = to;
-}
-
 /* Each once a turn. */
 static void run_defers(struct loop *loop)
 {
@@ -366,8 +342,9 @@ static void run_defers(struct loop *loop)
 	loop->turn++;
 	part_begin(loop);
 	list_init(&later);
+	list_init(&batch);
 	do {
-		list_take(&batch, &loop->defers);
+		list_append(&batch, &loop->defers);
 		while ((link = list_pop_front(&batch))) {
 			struct loop_defer *defer =
 				list_entry(link, struct loop_defer, link);
@@ -385,8 +362,9 @@ static void run_defers(struct loop *loop)
 	} while (list_empty(&batch) && !list_empty(&loop->defers) &&
 		 ran < DEFERS_CHAINED && !loop_enough(loop));
 	loop->ran += ran;
-	list_give_back(&loop->defers, &later);
-	list_give_back(&loop->defers, &batch);
+	list_append(&batch, &later);
+	list_append(&batch, &loop->defers);
+	list_append(&loop->defers, &batch);
 }
 
 void loop_prepare_add(struct loop *loop, struct loop_prepare *prepare)
@@ -410,7 +388,8 @@ static bool run_prepares(struct loop *loop)
 	bool more = false;
 
 	part_begin(loop);
-	list_take(&batch, &loop->prepares);
+	list_init(&batch);
+	list_append(&batch, &loop->prepares);
 	while ((link = list_pop_front(&batch))) {
 		struct loop_prepare *prepare =
 			list_entry(link, struct loop_prepare, link);

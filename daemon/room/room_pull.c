@@ -40,6 +40,7 @@ static int room_pull_ask(struct room *room, struct party *party)
 	room_names_tell(room->names, msg.request_id, msg.traceparent);
 	memcpy(msg.ticket, room->admit.ticket, sizeof(msg.ticket));
 	party->told = true;
+	handshake_announce(party->remote, room->pool);
 	room_trace(room, TRACE_INFO_OUT, party, 0);
 	return handshake_tell_offer_query(party->remote, &msg);
 }

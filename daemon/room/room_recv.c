@@ -77,6 +77,7 @@ static int tell_all(struct room *room)
 			return 0;
 		}
 		party->told = true;
+		handshake_announce(party->remote, room->pool);
 		room_trace(room, TRACE_INFO_OUT, party, party->gen);
 		r = mail_tell(party, WIRE_T_TRANSFER_INFO, info_put);
 		if (r < 0)

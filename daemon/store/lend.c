@@ -199,7 +199,7 @@ unsigned int lends_open(const struct store *store)
 
 /* What is told of chunks that follow each other. */
 struct lend_told {
-	uint64_t pools[STORE_CLASSES_MAX];
+	const struct pool *pools[STORE_CLASSES_MAX];
 	unsigned int pool_count;
 	unsigned int bit_of[STORE_CLASSES_MAX]; /* of a class; 1 + the bit; 0: none yet */
 	struct cursor runs;
@@ -211,7 +211,7 @@ struct lend_told {
 static unsigned int told_bit(struct lend_told *told, const struct store_class *class)
 {
 	if (!told->bit_of[class->index]) {
-		told->pools[told->pool_count++] = class->pool->id;
+		told->pools[told->pool_count++] = class->pool;
 		told->bit_of[class->index] = told->pool_count;
 	}
 	return told->bit_of[class->index] - 1;
@@ -354,8 +354,10 @@ static int ask_answer(struct remote *remote, uint64_t ask, struct lend_told *tol
 
 	cursor_write(&out, head, sizeof(head));
 	cursor_put_u32(&out, told->pool_count);
-	for (unsigned int i = 0; i < told->pool_count; i++)
-		cursor_put_u64(&out, told->pools[i]);
+	for (unsigned int i = 0; i < told->pool_count; i++) {
+		handshake_announce(remote, told->pools[i]);
+		cursor_put_u64(&out, told->pools[i]->id);
+	}
 	cursor_put_u32(&out, told->run_count);
 	runs = mem_alloc(out.pos + told->runs.pos + 1);
 	if (!runs)
