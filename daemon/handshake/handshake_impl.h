@@ -29,6 +29,9 @@ struct handshake {
 	bool closing;
 };
 
+#define REMOTE_REGIONS_MAX 4096u
+enum { OBJECT_POOL = 0, OBJECT_SESSION = 1, OBJECT_OWN_POOL = 2 };
+
 enum share_stage { SHARE_ANNOUNCED, SHARE_WITHDRAWN, SHARE_CUT };
 
 /* A local pool and the peers that know it (pool->handshake). */
@@ -55,10 +58,15 @@ struct share {
 	enum share_stage stage;
 };
 
-/* handshake_pools.c */
+/* handshake_announce.c */
 void pools_init(struct handshake *hs);
+/* Again, all that it lacks. */
+void pools_announce(struct remote *remote);
+struct share *share_find(const struct announcement *pub, const struct remote *remote);
+void share_end(struct share *share);
 /* In a peering: all, then POOLS. */
 void pools_begin(struct remote *remote);
+/* handshake_pools.c */
 void pools_down(struct remote *remote);
 /* Messages REGISTER … UNREGISTER_ACK, and POOLS. */
 int pools_message(struct handshake *hs, struct remote *remote,

@@ -128,9 +128,9 @@ static void pool_that_a_room_names_is_announced_first(void **state)
 		   (unsigned long long)theirs.pool);
 	cluster_ok(&s.c, s.engine,
 		   "{'cmd':'room.bind','room':'7','views':{'kv':{'pages':[1,2]}}}");
-	cluster_ok(
-		&s.c, sender,
-		"{'cmd':'room.send','room':'7','seq':0,'last':true,'views':{'kv':{'pages':[3,4]}}}");
+	cluster_ok(&s.c, sender,
+		   "{'cmd':'room.send','room':'7','seq':0,'last':true,"
+		   "'views':{'kv':{'pages':[3,4]}}}");
 	cluster_until_state(&s.c, s.engine, "recv", 7, KVD_SUCCESS);
 	cluster_until_state(&s.c, sender, "send", 7, KVD_SUCCESS);
 	cluster_until(&s.c, all_known, &s, "the others");

@@ -1,0 +1,495 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * REGISTER: each side tells the other its pools, once a peering. Engines decide how many
+ * pools there are, and peers how often each is told, so one work does it, a pool to a
+ * peer a step, and the peers take turns. A message that names a pool announces it to its
+ * receiver first (handshake_announce).
+ *
+ * Withdrawal is a question, UNREGISTER, that the other side answers when no
+ * room or op uses the pool any more; a peer that is down has answered. Its rooms fail,
+ * which takes no longer than a fence there; who has not answered in twice that time
+ * (`fence_timeout` of this side) goes down, because an ended engine's memory waits.
+ * Where nobody else reaches that memory (XP_CAP_ALONE), this side's own rooms and
+ * transfers are all that it waits for, whatever the peer answers.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mem.h"
+#include "daemon/config/config.h"
+#include "daemon/handshake/handshake_impl.h"
+#include "daemon/session/session.h"
+
+/* ---- sending ---- */
+
+static int put_region(struct cursor *out, const struct region *region,
+		      const struct remote *remote)
+{
+	struct xp_reg *reg = region->regs[remote->transport_index];
+	uint8_t key[XP_KEY_MAX];
+	size_t len = 0;
+	int r;
+
+	if (reg) {
+		r = remote->transport->ops->key_pack(reg, remote->xp, key, sizeof(key),
+						     &len);
+		if (r < 0)
+			return err_pass(r);
+	}
+	cursor_put_u64(out, region->id);
+	cursor_put_u64(out, region->address);
+	cursor_put_u64(out, region->length);
+	cursor_put_u8(out, (uint8_t)region->kind);
+	cursor_put_blob(out, key, len);
+	return 0;
+}
+
+/* Distinct regions of a pool, in order of first use. */
+static uint32_t pool_regions(const struct pool *pool, struct region **regions,
+			     uint32_t *index_of_buffer)
+{
+	uint32_t n = 0;
+
+	for (uint32_t b = 0; b < pool->layout->buffer_count; b++) {
+		uint32_t i = 0;
+
+		while (i < n && regions[i] != pool->buffers[b].region)
+			i++;
+		if (i == n)
+			regions[n++] = pool->buffers[b].region;
+		index_of_buffer[b] = i;
+	}
+	return n;
+}
+
+/* three scratch areas for REGISTER's blobs */
+struct body_parts {
+	uint8_t *layout, *regions, *buffers;
+};
+
+static void parts_fini(struct body_parts *parts)
+{
+	mem_free(parts->layout);
+	mem_free(parts->regions);
+	mem_free(parts->buffers);
+}
+
+static int parts_init(struct body_parts *parts)
+{
+	parts->layout = mem_zalloc(WIRE_FRAME_MAX);
+	parts->regions = mem_zalloc(WIRE_FRAME_MAX);
+	parts->buffers = mem_zalloc(WIRE_FRAME_MAX);
+	return parts->layout && parts->regions && parts->buffers ? 0 : err_pass(-ENOMEM);
+}
+
+static int handshake_pools_too_large(const struct wire_register *msg)
+{
+	return err_raise(ERR_TOOBIG, "%s '%.63s' takes more than %zu bytes to describe",
+			 msg->kind == OBJECT_SESSION ? "session" : "pool", msg->name,
+			 wire_body_cap(WIRE_T_REGISTER));
+}
+
+static int send_register(struct handshake *hs, struct remote *remote,
+			 struct wire_register *msg)
+{
+	struct cursor out;
+	int r;
+
+	snprintf(msg->transport, sizeof(msg->transport), "%s",
+		 remote->transport->ops->name);
+	handshake_body(hs, &out);
+	r = wire_register_put(&out, msg);
+	if (r < 0 || out.pos > wire_body_cap(WIRE_T_REGISTER))
+		return err_pass(handshake_pools_too_large(msg));
+	return peer_send_express(remote->peer, WIRE_T_REGISTER, hs->scratch, out.pos);
+}
+
+static int register_pool(struct handshake *hs, struct remote *remote,
+			 const struct pool *pool)
+{
+	uint32_t count = pool->layout->buffer_count, n;
+	struct body_parts parts = {0};
+	cleanup_free struct region **regions = mem_calloc(count, sizeof(*regions));
+	cleanup_free uint32_t *index = mem_calloc(count, sizeof(*index));
+	struct cursor lay, reg, buf;
+	struct wire_register msg = {.object = pool->id,
+				    .kind = pool->session->own ? OBJECT_OWN_POOL
+							       : OBJECT_POOL,
+				    .session = pool->session->epoch};
+	int r = regions && index ? parts_init(&parts) : -ENOMEM;
+
+	if (r < 0)
+		goto out;
+	cursor_write(&lay, parts.layout, WIRE_FRAME_MAX);
+	cursor_write(&reg, parts.regions, WIRE_FRAME_MAX);
+	cursor_write(&buf, parts.buffers, WIRE_FRAME_MAX);
+	snprintf(msg.name, sizeof(msg.name), "%s", pool->name);
+	r = layout_encode(pool->layout, &lay);
+	n = pool_regions(pool, regions, index);
+	cursor_put_u32(&reg, n);
+	for (uint32_t i = 0; i < n && r >= 0; i++)
+		r = put_region(&reg, regions[i], remote);
+	cursor_put_u32(&buf, count);
+	for (uint32_t b = 0; b < count; b++) {
+		cursor_put_u32(&buf, index[b]);
+		cursor_put_u64(&buf, pool->buffers[b].offset);
+		cursor_put_u64(&buf, pool->layout->buffers[b]);
+	}
+	if (r >= 0 && (reg.bad || buf.bad))
+		r = handshake_pools_too_large(
+			&msg); /* the other side would miss what was announced */
+	if (r < 0)
+		goto out;
+	msg.layout = (struct wire_blob){parts.layout, lay.pos};
+	msg.regions = (struct wire_blob){parts.regions, reg.pos};
+	msg.buffers = (struct wire_blob){parts.buffers, buf.pos};
+	r = send_register(hs, remote, &msg);
+out:
+	parts_fini(&parts);
+	return r;
+}
+
+int handshake_share_session(struct handshake *hs, struct remote *remote,
+			    struct session *session,
+			    bool (*tells)(const struct region *region, const void *arg),
+			    const void *arg)
+{
+	struct body_parts parts = {0};
+	struct wire_register msg = {.object = session->epoch,
+				    .kind = OBJECT_SESSION,
+				    .session = session->epoch};
+	struct cursor reg, count;
+	struct idmap_cursor at;
+	uint32_t n = 0;
+	int r = remote->xp ? parts_init(&parts)
+			   : err_raise(ERR_PEER, "%s: no data line", remote->label);
+
+	assert(remote->hs == hs);
+	if (r < 0)
+		goto out;
+	snprintf(msg.name, sizeof(msg.name), "%s", session->client);
+	cursor_write(&reg, parts.regions, WIRE_FRAME_MAX);
+	cursor_put_u32(&reg, 0);
+	idmap_foreach(&session->regions, at) {
+		struct region *region = at.value;
+
+		if (sm_state(&region->sm) != REGION_READY || !tells(region, arg))
+			continue;
+		r = put_region(&reg, region, remote);
+		if (r >= 0 && (reg.bad || n == REMOTE_REGIONS_MAX))
+			r = handshake_pools_too_large(&msg);
+		if (r < 0)
+			goto out;
+		n++;
+	}
+	cursor_write(&count, parts.regions, sizeof(n));
+	cursor_put_u32(&count, n); /* over the placeholder */
+	msg.regions = (struct wire_blob){parts.regions, reg.pos};
+	r = send_register(hs, remote, &msg);
+out:
+	parts_fini(&parts);
+	return r;
+}
+
+void handshake_unshare_session(struct remote *remote, const struct session *session)
+{
+	struct wire_unregister msg = {.object = session->epoch};
+
+	if (sm_state(&remote->peer->sm) == PEER_UP &&
+	    handshake_tell_unregister(remote, &msg) < 0)
+		err_clear(); /* a line that is full goes down, and with it the share */
+}
+
+/* ---- local pools: the peers that know them ---- */
+
+struct share *share_find(const struct announcement *pub, const struct remote *remote)
+{
+	return idmap_get(&remote->shares, pub->pool->id);
+}
+
+static int share_with(struct announcement *pub, struct remote *remote)
+{
+	struct share *share = mem_zalloc(sizeof(*share));
+	int r = share ? idmap_put(&remote->shares, pub->pool->id, share) : -ENOMEM;
+
+	if (r < 0) {
+		mem_free(share);
+		return err_pass(r);
+	}
+	share->pub = pub;
+	share->remote = remote;
+	r = register_pool(pub->hs, remote, pub->pool);
+	if (r < 0) {
+		idmap_remove(&remote->shares, pub->pool->id);
+		mem_free(share);
+		return err_pass(r);
+	}
+	list_push_back(&pub->shares, &share->link);
+	return 0;
+}
+
+static void announce_one(struct announcement *pub, struct remote *remote)
+{
+	struct err why;
+
+	if (pub->going || share_find(pub, remote) || share_with(pub, remote) >= 0)
+		return;
+	err_take(&why);
+	log_warn("peer", remote->peer->shown, "pool not announced", "pool=%s why=\"%s\"",
+		 pub->pool->name, why.text);
+	if (why.code == ERR_NOMEM)
+		peer_end_later(remote->peer, &why);
+}
+
+void handshake_announce(struct remote *remote, const struct pool *pool)
+{
+	if (pool->handshake && remote->announced)
+		announce_one(pool->handshake, remote);
+}
+
+static void announce_end(struct handshake *hs, struct remote *remote)
+{
+	struct wire_pools msg = {.pools = (uint32_t)idmap_count(&hs->published)};
+	struct cursor out;
+	struct err why;
+
+	if (remote->announced_all)
+		return;
+	remote->announced_all = true;
+	handshake_body(hs, &out);
+	if (wire_pools_put(&out, &msg) >= 0 &&
+	    peer_send_express(remote->peer, WIRE_T_POOLS, hs->scratch, out.pos) >= 0)
+		return;
+	err_take(&why);
+	peer_end_later(remote->peer, &why);
+}
+
+/* One pool to one remote; the remotes take turns. */
+static bool announce_step(struct loop_work *work)
+{
+	struct handshake *hs = container_of(work, struct handshake, announcing);
+	struct remote *remote = list_first(&hs->behind, struct remote, announcing);
+	struct idmap_cursor at;
+
+	if (!remote)
+		return false;
+	list_remove(&remote->announcing);
+	if (idmap_next_above(&hs->published, remote->announced_to, &at)) {
+		remote->announced_to = at.key;
+		announce_one(at.value, remote);
+	}
+	if (remote->announced_to < hs->numbers &&
+	    idmap_next_above(&hs->published, remote->announced_to, &at)) {
+		list_push_back(&hs->behind, &remote->announcing);
+	} else {
+		list_push_back(&hs->current, &remote->announcing);
+		announce_end(hs, remote);
+	}
+	return !list_empty(&hs->behind);
+}
+
+void pools_init(struct handshake *hs)
+{
+	list_init(&hs->current);
+	list_init(&hs->behind);
+	loop_work_init(&hs->announcing, hs->kvd->loop, announce_step, NULL);
+}
+
+void pools_announce(struct remote *remote)
+{
+	struct handshake *hs = remote->hs;
+
+	assert(remote->announced);
+	remote->announced_to = 0;
+	list_remove(&remote->announcing);
+	list_push_back(&hs->behind, &remote->announcing);
+	loop_work_start(&hs->announcing);
+}
+
+void pools_begin(struct remote *remote)
+{
+	assert(sm_state(&remote->peer->sm) == PEER_UP);
+	remote->announced_all = remote->refuses = false;
+	pools_announce(remote);
+}
+
+void share_end(struct share *share)
+{
+	struct announcement *pub = share->pub;
+
+	list_remove(&share->link);
+	idmap_remove(&share->remote->shares, pub->pool->id);
+	mem_free(share);
+	if (pub->going && list_empty(&pub->shares))
+		loop_defer(pub->hs->kvd->loop, &pub->gone);
+}
+
+static bool share_is_ours(const struct share *share)
+{
+	const struct pool *pool = share->pub->pool;
+	const struct transport *transport = share->remote->transport;
+
+	if (!transport || !(transport->caps & XP_CAP_ALONE))
+		return false;
+	for (uint32_t b = 0; b < pool->layout->buffer_count; b++)
+		if (pool->buffers[b].region->memory->gpu)
+			return false;
+	return true;
+}
+
+static void share_withdraw(struct share *share)
+{
+	struct wire_unregister msg = {.object = share->pub->pool->id};
+
+	/* a queue that is full takes the peer down, which ends the share */
+	if (handshake_tell_unregister(share->remote, &msg) < 0)
+		err_clear();
+	if (!share_is_ours(share))
+		return;
+	share->remote->unanswered++;
+	share_end(share);
+}
+
+static void share_cut(const struct share *share)
+{
+	struct announcement *pub = share->pub;
+	struct err why;
+
+	err_set(&why, ERR_FENCE, "%.150s: pool '%.63s' is not let go of",
+		share->remote->label, pub->pool->name);
+	metrics_add(&pub->hs->kvd->metrics, METRIC_FENCES_WIDENED, 1);
+	peer_end_later(share->remote->peer, &why);
+}
+
+static bool bring_step(struct loop_work *work)
+{
+	struct announcement *pub = container_of(work, struct announcement, bringing);
+	struct share *share = list_first(&pub->shares, struct share, link);
+
+	if (!share || share->stage == pub->stage)
+		return false;
+	share->stage = pub->stage;
+	list_remove(&share->link);
+	list_push_back(&pub->shares, &share->link);
+	if (pub->stage == SHARE_CUT)
+		share_cut(share);
+	else
+		share_withdraw(share);
+	return true;
+}
+
+static void bring_done(struct loop_work *work)
+{
+	struct announcement *pub = container_of(work, struct announcement, bringing);
+
+	if (pub->stage == SHARE_WITHDRAWN && !list_empty(&pub->shares))
+		loop_timer_start(&pub->patience,
+				 2 * pub->hs->kvd->config->fence_timeout_ns);
+}
+
+static void handshake_pools_on_patience(struct loop_timer *timer)
+{
+	struct announcement *pub = container_of(timer, struct announcement, patience);
+
+	pub->stage = SHARE_CUT;
+	loop_work_start(&pub->bringing);
+}
+
+static void on_pub_gone(struct loop_defer *defer)
+{
+	struct announcement *pub = container_of(defer, struct announcement, gone);
+	void (*on_gone)(void *arg) = pub->on_gone;
+	void *arg = pub->arg;
+
+	loop_timer_stop(&pub->patience);
+	loop_work_stop(&pub->bringing);
+	idmap_remove(&pub->hs->published, pub->number);
+	idmap_remove(&pub->hs->published_by_id, pub->pool->id);
+	pub->pool->handshake = NULL;
+	mem_free(pub);
+	on_gone(arg);
+}
+
+int handshake_publish_pool(struct handshake *hs, struct pool *pool)
+{
+	struct announcement *pub = mem_zalloc(sizeof(*pub));
+	int r = pub ? idmap_put(&hs->published_by_id, pool->id, pub) : -ENOMEM;
+
+	assert(!pool->handshake && !pool->closing);
+	if (r >= 0) {
+		r = idmap_put(&hs->published, hs->numbers + 1, pub);
+		if (r < 0)
+			idmap_remove(&hs->published_by_id, pool->id);
+	}
+	if (r < 0) {
+		mem_free(pub);
+		return err_pass(r);
+	}
+	pub->number = ++hs->numbers;
+	pub->hs = hs;
+	pub->pool = pool;
+	list_init(&pub->shares);
+	loop_timer_init(&pub->patience, hs->kvd->loop, handshake_pools_on_patience);
+	loop_work_init(&pub->bringing, hs->kvd->loop, bring_step, bring_done);
+	loop_defer_init(&pub->gone, on_pub_gone);
+	choice_add(pub);
+	pool->handshake = pub;
+	list_append(&hs->behind, &hs->current);
+	loop_work_start(&hs->announcing);
+	return 0;
+}
+
+void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
+			     void (*on_gone)(void *arg), void *arg)
+{
+	struct announcement *pub = pool->handshake;
+
+	assert(on_gone);
+	if (!pub) {
+		on_gone(arg);
+		return;
+	}
+	choice_remove(pub);
+	pub->going = true;
+	pub->on_gone = on_gone;
+	pub->arg = arg;
+	pub->stage = SHARE_WITHDRAWN;
+	if (list_empty(&pub->shares))
+		loop_defer(hs->kvd->loop, &pub->gone);
+	loop_work_start(&pub->bringing);
+}
+
+const struct xp_buffer *handshake_local_buffers(struct pool *pool,
+						const struct remote *remote)
+{
+	struct announcement *pub = pool->handshake;
+	unsigned int t = remote->transport_index;
+	struct xp_buffer *table;
+
+	assert(remote->transport_index < TRANSPORTS_MAX);
+	if (!pub || !remote->transport) {
+		err_raise(ERR_TRANSPORT, "%s: no data line", remote->label);
+		return NULL;
+	}
+	if (pool->tables[t])
+		return pool->tables[t];
+	table = mem_calloc(pool->layout->buffer_count, sizeof(*table));
+	for (uint32_t b = 0; table && b < pool->layout->buffer_count; b++) {
+		table[b].reg = pool->buffers[b].region->regs[t];
+		table[b].offset = pool->buffers[b].offset;
+		table[b].length = pool->layout->buffers[b];
+		if (table[b].reg)
+			continue;
+		err_raise(ERR_IMPORT, "region %llu (%s) cannot be used with transport %s",
+			  (unsigned long long)pool->buffers[b].region->id,
+			  region_kind_name(pool->buffers[b].region->kind),
+			  remote->transport->ops->name);
+		mem_free(table);
+		return NULL;
+	}
+	pool->tables[t] = table;
+	return table;
+}
