@@ -3,6 +3,7 @@
 ones."""
 import asyncio
 import json
+import logging
 import os
 import random
 import signal
@@ -324,6 +325,25 @@ def test_loads_of_the_directory_decide():
                 held.release()
         await all_of.stop()
     asyncio.run(run())
+
+
+def test_second_role_of_a_healthy_server_is_up_at_once(caplog):
+    """A flip publishes the new role before the old one goes: a poll in between sees both."""
+    caplog.set_level(logging.INFO, "kvd.router")
+    options = config.read(["--socket", "/x", "--prefill", "http://p:1"])
+
+    async def run():
+        async def well(member):
+            return None
+        all_of = Members(options, well)
+        await all_of.start()
+        await until(lambda: all_of.usable("prefill"))
+        prefill, = specs({"worker": "p", "url": "http://p:1"})
+        all_of.source(("directory", "decode"), [prefill._replace(role="decode")])
+        await all_of.stop()
+    asyncio.run(run())
+    told = [line for line in caplog.messages if line.startswith("member up")]
+    assert told == ["member up role=%s url=http://p:1" % role for role in config.ROLES]
 
 
 def test_more_members_than_are_taken(monkeypatch):

@@ -174,12 +174,12 @@ class Members:
         self.changed()
 
     def _add(self, key, member):
-        for twin in self.by_key.values():
-            if twin.url == member.url and twin.healthy:  # one server in two roles
-                member.healthy, member.why = True, None
+        twin = any(m.url == member.url and m.healthy for m in self.by_key.values())
         self.by_key[key] = member
         member.task = asyncio.ensure_future(self._look(member))
         log.info("member listed role=%s url=%s engine=%s", *key, member.spec.engine)
+        if twin:  # one server in two roles
+            self.seen(member, None)
 
     def of(self, role):
         return [m for (r, _), m in self.by_key.items() if r == role]
