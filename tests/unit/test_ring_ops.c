@@ -15,36 +15,10 @@
 
 #include "daemon/session/session.h"
 #include "daemon/xfer/xfer_impl.h"
-#include "proto/base64.h"
 #include "proto/kvd_ring.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/accounts.h"
 #include "tests/lib/xfer_pair.h"
-
-static void submit(struct pair *p, const struct kvd_ring_entry *entry, const void *data,
-		   size_t bytes)
-{
-	char text[BASE64_CHARS(sizeof(*entry)) + 1];
-	char *payload = calloc(1, BASE64_CHARS(bytes) + 1);
-
-	base64_encode(entry, sizeof(*entry), text);
-	base64_encode(data, bytes, payload);
-	cluster_ok(&p->c, p->me, "{'cmd':'xfer.submit','entry':'%s','data':'%s'}", text,
-		   payload);
-	free(payload);
-}
-
-/* What the slot's object came to: the code of its error, "" when there is none. */
-static void expect(struct pair *p, uint32_t slot, const char *code)
-{
-	cJSON *answer = cluster_call(&p->c, p->me, "{'cmd':'xfer.state','xfer':%llu}",
-				     (unsigned long long)KVD_RING_IDS + slot);
-	const cJSON *error = cJSON_GetObjectItemCaseSensitive(answer, "error");
-	const cJSON *got = cJSON_GetObjectItemCaseSensitive(error, "code");
-
-	assert_string_equal(got ? got->valuestring : "", code);
-	cJSON_Delete(answer);
-}
 
 /* Besides the parts of the status page, which stay. */
 static uint64_t held(const struct pair *p)
@@ -69,19 +43,19 @@ static void list_over_the_cap_is_not_read(void **state)
 		rows[i][0] = 4096 + 1000 * i;
 		rows[i][1] = 64;
 	}
-	pair_grid(p, true);		       /* there is a layer for them */
-	submit(p, &entry, rows, sizeof(rows)); /* and its part of the status page */
+	pair_grid(p, true);			    /* there is a layer for them */
+	pair_submit(p, &entry, rows, sizeof(rows)); /* and its part of the status page */
 	cluster_run(&p->c, LOOP_NS_PER_MS);
-	expect(p, entry.slot++, "ENOTFOUND");
+	pair_fails(p, KVD_RING_IDS + entry.slot++, "ENOTFOUND", "");
 	account_leave(p->me->account, 2000 * sizeof(struct dlist_entry) - 1, &filler);
-	submit(p, &entry, rows, sizeof(rows));
+	pair_submit(p, &entry, rows, sizeof(rows));
 	cluster_run(&p->c, LOOP_NS_PER_MS);
-	expect(p, entry.slot++, "ELIMIT");
+	pair_fails(p, KVD_RING_IDS + entry.slot++, "ELIMIT", "");
 	charge_less(&filler, 1);
 	before = held(p);
-	submit(p, &entry, rows, sizeof(rows));
+	pair_submit(p, &entry, rows, sizeof(rows));
 	cluster_run(&p->c, LOOP_NS_PER_MS);
-	expect(p, entry.slot, "ENOTFOUND");
+	pair_fails(p, KVD_RING_IDS + entry.slot, "ENOTFOUND", "");
 	/* what was charged for reading is given back */
 	assert_int_equal(held(p), before);
 	charge_drop(&filler);
@@ -102,11 +76,11 @@ static void picks_over_the_cap_are_not_read(void **state)
 	struct charge filler = {0};
 
 	account_leave(p->me->account, 7, &filler);
-	submit(p, &entry, picks, sizeof(picks));
-	expect(p, entry.slot++, "ELIMIT");
+	pair_submit(p, &entry, picks, sizeof(picks));
+	pair_fails(p, KVD_RING_IDS + entry.slot++, "ELIMIT", "");
 	charge_drop(&filler);
-	submit(p, &entry, picks, sizeof(picks));
-	expect(p, entry.slot, "ERANGE");
+	pair_submit(p, &entry, picks, sizeof(picks));
+	pair_fails(p, KVD_RING_IDS + entry.slot, "ERANGE", "");
 	assert_int_equal(held(p), before);
 }
 
@@ -115,16 +89,14 @@ static void words_over_the_cap_are_refused(void **state)
 {
 	struct pair *p = *state;
 	uint64_t x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false),
-				",'notif':'aGk='");
+				&(struct pair_args){.notif = "hi"});
 	struct charge filler = {0};
 
 	pair_until(p, x, KVD_SUCCESS);
 	account_leave(p->me->account, 0, &filler);
-	cluster_refused(&p->c, p->me, "ELIMIT",
-			"{'cmd':'xfer.start','xfer':%llu,'notif':'aGkhIQ=='}",
-			(unsigned long long)x);
-	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu,'notif':'aG8='}",
-		   (unsigned long long)x); /* as long as the last one */
+	pair_again(p, x, "hi!!");
+	pair_fails(p, x, "ELIMIT", "");
+	pair_again(p, x, "ho"); /* as long as the last one */
 	charge_drop(&filler);
 	pair_until(p, x, KVD_SUCCESS);
 }

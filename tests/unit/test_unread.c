@@ -141,10 +141,7 @@ static unsigned int drained(struct pair *p)
 static void tell(struct pair *p, unsigned int times)
 {
 	for (unsigned int i = 0; i < times; i++)
-		cJSON_Delete(cluster_call(
-			&p->c, p->me,
-			"{'cmd':'notif.send','attach':%llu,'data':'aGVsbG8='}",
-			(unsigned long long)p->attach));
+		pair_notify(p, "hello", 5);
 	cluster_run(&p->c, LOOP_NS_PER_S);
 }
 

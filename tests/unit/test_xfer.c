@@ -25,9 +25,11 @@
 
 static void write_by_index_lands_where_told(void **state)
 {
+	static const uint32_t from[] = {5, 1, 9}, to[] = {0, 7, 3};
 	struct pair *p = *state;
-	uint64_t x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false),
-				",'local_index':[5,1,9],'remote_index':[0,7,3]");
+	uint64_t x =
+		pair_start(p, "write", pair_grid(p, true), pair_grid(p, false),
+			   &(struct pair_args){.local = from, .remote = to, .count = 3});
 	uint64_t touched = 0;
 
 	pair_until(p, x, KVD_SUCCESS);
@@ -43,7 +45,7 @@ static void read_all_brings_everything(void **state)
 	uint64_t x;
 
 	memset(p->yours.base, 0x5a, p->yours.bytes);
-	x = pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), "");
+	x = pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), NULL);
 	pair_until(p, x, KVD_SUCCESS);
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 }
@@ -59,6 +61,7 @@ static void read_checked_at_destination_succeeds(void **state)
 
 static void repeated_and_overlapping_rows_are_legal(void **state)
 {
+	static const uint32_t from[] = {2, 2, 2}, to[] = {0, 1, 0};
 	struct pair *p = *state;
 	uint64_t local = pair_grid(p, true), remote;
 	uint64_t x;
@@ -72,7 +75,7 @@ static void repeated_and_overlapping_rows_are_legal(void **state)
 			     (unsigned long long)(uintptr_t)p->yours.base + 128),
 		"dlist");
 	x = pair_start(p, "write", local, remote,
-		       ",'local_index':[2,2,2],'remote_index':[0,1,0]");
+		       &(struct pair_args){.local = from, .remote = to, .count = 3});
 	pair_until(p, x, KVD_SUCCESS);
 	assert_true(pair_row_is(p, 0, 2));
 }
@@ -107,7 +110,7 @@ static void write_notification_comes_with_its_data(void **state)
 	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
 	fake_hub_profile(p->c.bytes)->delay_min_ns = LOOP_NS_PER_MS;
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 20 * LOOP_NS_PER_MS;
-	x = pair_start(p, "write", local, remote, ",'notif':'aGVsbG8='");
+	x = pair_start(p, "write", local, remote, &(struct pair_args){.notif = "hello"});
 	for (int i = 0; i < 1000; i++) {
 		cJSON *answer;
 		bool here;
@@ -129,13 +132,13 @@ static void read_notification_and_bare_ones_arrive_in_order(void **state)
 {
 	struct pair *p = *state;
 	uint64_t x = pair_start(p, "read", pair_grid(p, true), pair_grid(p, false),
-				",'notif':'cmVhZA=='");
+				&(struct pair_args){.notif = "read"});
 
 	pair_until(p, x, KVD_SUCCESS);
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	expect_notif(p, "read");
-	cluster_ok(&p->c, p->me, "{'cmd':'notif.send','attach':%llu,'data':''}",
-		   (unsigned long long)p->attach);
+	pair_notify(p, "", 0);
+	cluster_run(&p->c, LOOP_NS_PER_S);
 	expect_notif(p, "");
 	expect_notif(p, NULL);
 }
@@ -166,8 +169,7 @@ static void notifications_are_handed_over_in_answers_that_fit(void **state)
 
 	p->c.nodes[1].config.client_queue_bytes = 64 << 10;
 	for (unsigned int i = 0; i < 3000; i++) {
-		cluster_ok(&p->c, p->me, "{'cmd':'notif.send','attach':%llu,'data':''}",
-			   (unsigned long long)p->attach);
+		pair_notify(p, "", 0);
 		if (i % 100 == 0)
 			cluster_run(&p->c, 10 * LOOP_NS_PER_MS);
 	}
@@ -184,25 +186,18 @@ static void write_whose_notification_finds_no_place_is_refused(void **state)
 	uint64_t local = pair_grid(p, true), remote = pair_grid(p, false), x;
 	const struct metrics *metrics = &p->c.nodes[1].kvd.metrics;
 	unsigned int answers, sent = 0;
-	char *data = malloc(800001);
+	char *data = malloc(600001);
 
-	memset(data, 'A', 800000);
-	data[800000] = 0;
+	memset(data, 'A', 600000);
+	data[600000] = 0;
 	while (metrics_get(metrics, METRIC_AT(NOTIFS, METRIC_IN, METRIC_NOTIF_DROPPED)) ==
 	       0) {
-		cJSON_Delete(cluster_call(
-			&p->c, p->me, "{'cmd':'notif.send','attach':%llu,'data':'%s'}",
-			(unsigned long long)p->attach, data));
+		pair_notify(p, data, 600000);
 		cluster_run(&p->c, 10 * LOOP_NS_PER_MS);
 		assert_true(++sent < 30);
 	}
-	data[799996] = 0; /* as little less as makes no difference */
-	x = cluster_number(cluster_call(&p->c, p->me,
-					"{'cmd':'xfer.start','op':'write','local':%llu,"
-					"'remote':%llu,'notif':'%s'}",
-					(unsigned long long)local,
-					(unsigned long long)remote, data),
-			   "xfer");
+	data[599997] = 0; /* as little less as makes no difference */
+	x = pair_start(p, "write", local, remote, &(struct pair_args){.notif = data});
 	pair_until(p, x, KVD_FAILED);
 	assert_int_equal(
 		metrics_get(metrics, METRIC_AT(NOTIFS, METRIC_IN, METRIC_NOTIF_DROPPED)),
@@ -210,7 +205,9 @@ static void write_whose_notification_finds_no_place_is_refused(void **state)
 	for (uint64_t i = 0; i < p->yours.bytes; i++)
 		assert_int_equal(p->yours.base[i], 0);
 	assert_int_equal(drain_all(p, &answers), sent - 1);
-	pair_until(p, pair_start(p, "write", local, remote, ",'notif':'cmVhZA=='"),
+	pair_until(p,
+		   pair_start(p, "write", local, remote,
+			      &(struct pair_args){.notif = "read"}),
 		   KVD_SUCCESS);
 	expect_notif(p, "read");
 	free(data);
@@ -219,12 +216,12 @@ static void write_whose_notification_finds_no_place_is_refused(void **state)
 static void post_again_moves_new_bytes(void **state)
 {
 	struct pair *p = *state;
-	uint64_t x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), "");
+	uint64_t x =
+		pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL);
 
 	pair_until(p, x, KVD_SUCCESS);
 	memset(p->mine.base, 0x77, p->mine.bytes);
-	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu}",
-		   (unsigned long long)x);
+	pair_again(p, x, NULL);
 	pair_until(p, x, KVD_SUCCESS);
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 }
@@ -233,13 +230,15 @@ static void other_indices_of_the_same_lists_go_elsewhere(void **state)
 {
 	struct pair *p = *state;
 	uint64_t local = pair_grid(p, true), remote = pair_grid(p, false);
-	static const char *const picks[] = {",'local_index':[5],'remote_index':[0]",
-					    ",'local_index':[6],'remote_index':[1]",
-					    ",'local_index':[5],'remote_index':[0]"};
+	static const uint32_t from[] = {5, 6, 5}, to[] = {0, 1, 0};
 
 	for (unsigned int i = 0; i < 3; i++) {
 		memset(p->yours.base, 0, p->yours.bytes);
-		pair_until(p, pair_start(p, "write", local, remote, picks[i]),
+		pair_until(p,
+			   pair_start(p, "write", local, remote,
+				      &(struct pair_args){.local = &from[i],
+							  .remote = &to[i],
+							  .count = 1}),
 			   KVD_SUCCESS);
 		assert_int_equal(pair_row_is(p, 0, 5), i != 1);
 		assert_int_equal(pair_row_is(p, 1, 6), i == 1);
@@ -250,7 +249,8 @@ static void other_indices_of_the_same_lists_go_elsewhere(void **state)
 static void post_again_after_the_source_moved_reads_the_new(void **state)
 {
 	struct pair *p = *state;
-	uint64_t x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), "");
+	uint64_t x =
+		pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL);
 	char name[64];
 	uint8_t *shm;
 	int fd;
@@ -274,37 +274,33 @@ static void post_again_after_the_source_moved_reads_the_new(void **state)
 		   name, (unsigned long long)p->mine.bytes + 4096,
 		   (unsigned long long)(uintptr_t)p->mine.base - 4096);
 	shm_unlink(name);
-	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu}",
-		   (unsigned long long)x);
+	pair_again(p, x, NULL);
 	pair_until(p, x, KVD_SUCCESS);
 	assert_memory_equal(shm + 4096, p->yours.base, p->yours.bytes);
 	munmap(shm, p->mine.bytes + 4096);
 	close(fd);
 }
 
-static void bad_picks_are_refused_in_the_answer(void **state)
+static void bad_picks_are_refused(void **state)
 {
+	static const uint32_t past[] = {256}, two[] = {1, 2}, zero[] = {0};
 	struct pair *p = *state;
-	unsigned long long l = pair_grid(p, true), r = pair_grid(p, false);
+	uint64_t l = pair_grid(p, true), r = pair_grid(p, false);
 
-	cluster_refused(&p->c, p->me, "ERANGE",
-			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu,"
-			"'local_index':[256],'remote_index':[0]}",
-			l, r);
-	cluster_refused(&p->c, p->me, "EINVAL",
-			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu,"
-			"'local_index':[1,2],'remote_index':[0]}",
-			l, r);
-	cluster_refused(&p->c, p->me, "EINVAL",
-			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu,"
-			"'local_index':[],'remote_index':[]}",
-			l, r);
-	cluster_refused(&p->c, p->me, "EINVAL",
-			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu}", r,
-			l);
-	cluster_refused(&p->c, p->me, "ENOTFOUND",
-			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu}", l,
-			r + 1000);
+	pair_fails(p,
+		   pair_start(p, "write", l, r,
+			      &(struct pair_args){
+				      .local = past, .remote = zero, .count = 1}),
+		   "ERANGE", "");
+	pair_fails(p,
+		   pair_start(p, "write", l, r,
+			      &(struct pair_args){.local = two,
+						  .remote = zero,
+						  .count = 2,
+						  .remote_count = 1}),
+		   "EINVAL", "");
+	pair_fails(p, pair_start(p, "write", r, l, NULL), "EINVAL", "");
+	pair_fails(p, pair_start(p, "write", l, r + 1000, NULL), "ENOTFOUND", "");
 	assert_int_equal(p->yours.base[0], 0);
 }
 
@@ -377,11 +373,12 @@ static void attach_that_cannot_be_served_says_why(void **state)
 
 static void unregistered_memory_cannot_be_written(void **state)
 {
+	static const uint32_t zero[] = {0};
 	struct pair *p = *state;
 	uint64_t local = pair_grid(p, true), remote = pair_grid(p, false), x;
 
 	x = pair_start(p, "write", local, remote,
-		       ",'local_index':[0],'remote_index':[0]");
+		       &(struct pair_args){.local = zero, .remote = zero, .count = 1});
 	pair_until(p, x, KVD_SUCCESS);
 	cluster_ok(&p->c, p->you, "{'cmd':'pool.unregister','pool':%llu}",
 		   (unsigned long long)p->yours.pool);
@@ -389,9 +386,7 @@ static void unregistered_memory_cannot_be_written(void **state)
 		   (unsigned long long)p->yours.region);
 	memset(p->yours.base, 0, p->yours.bytes);
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	cluster_refused(&p->c, p->me, "ENOTFOUND",
-			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu}",
-			(unsigned long long)local, (unsigned long long)remote);
+	pair_fails(p, pair_start(p, "write", local, remote, NULL), "ENOTFOUND", "");
 	assert_int_equal(p->yours.base[0], 0);
 }
 
@@ -399,12 +394,14 @@ static void unregistered_memory_cannot_be_written(void **state)
 static void write_by_many_indices_lands_where_told(void **state)
 {
 	struct pair *p = *state;
-	const char *runs = "[[0,256],[0,256],[0,256],[0,256],[0,256],[0,256]]";
-	char rest[160];
+	uint32_t picks[6 * 256];
 
-	snprintf(rest, sizeof(rest), ",'local_index':%s,'remote_index':%s", runs, runs);
+	for (uint32_t i = 0; i < 6 * 256; i++)
+		picks[i] = i % 256;
 	pair_until(p,
-		   pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), rest),
+		   pair_start(p, "write", pair_grid(p, true), pair_grid(p, false),
+			      &(struct pair_args){
+				      .local = picks, .remote = picks, .count = 6 * 256}),
 		   KVD_SUCCESS);
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 }
@@ -422,7 +419,8 @@ static void list_of_unreachable_session_is_refused(void **state)
 			(unsigned long long)p->attach,
 			(unsigned long long)(uintptr_t)p->yours.base);
 	attach->pool = pool;
-	pair_until(p, pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), ""),
+	pair_until(p,
+		   pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL),
 		   KVD_SUCCESS);
 }
 
@@ -457,7 +455,7 @@ int main(void)
 		CASE(other_indices_of_the_same_lists_go_elsewhere),
 		LOOPBACK(other_indices_of_the_same_lists_go_elsewhere),
 		CASE(post_again_after_the_source_moved_reads_the_new),
-		CASE(bad_picks_are_refused_in_the_answer),
+		CASE(bad_picks_are_refused),
 		CASE(bad_lists_are_refused_in_the_answer),
 		CASE(wrong_secret_is_refused),
 		CASE(attach_that_cannot_be_served_says_why),

@@ -30,7 +30,7 @@ static void unregister_in_flight_waits_for_quiet(void **state)
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
 	cluster_ok(&p->c, p->you, "{'cmd':'pool.unregister','pool':%llu}",
 		   (unsigned long long)p->yours.pool);
-	x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), "");
+	x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL);
 	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
 	assert_int_equal(pair_state(p, x), KVD_TRANSFERRING);
 	cluster_ok(&p->c, p->you, "{'cmd':'region.unregister','region':%llu}",
@@ -52,14 +52,13 @@ static void cancel_and_release_are_fenced(void **state)
 	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
 	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
-	x = pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), "");
+	x = pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), NULL);
 	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
-	cluster_refused(&p->c, p->me, "EBUSY", "{'cmd':'xfer.release','xfer':%llu}",
-			(unsigned long long)x);
+	pair_give(p, KVD_RING_CANCEL, x);
+	assert_int_equal(pair_state(p, x), KVD_TRANSFERRING); /* not quiesced yet */
 	pair_until(p, x, KVD_FAILED);
 	memcpy(before, p->mine.base, p->mine.bytes);
-	cluster_ok(&p->c, p->me, "{'cmd':'xfer.release','xfer':%llu}",
-		   (unsigned long long)x);
+	pair_give(p, KVD_RING_RELEASE, x);
 	cluster_refused(&p->c, p->me, "ENOTFOUND", "{'cmd':'xfer.state','xfer':%llu}",
 			(unsigned long long)x);
 	cluster_run(&p->c, LOOP_NS_PER_S);
@@ -75,14 +74,12 @@ static void target_session_end_fails_transfers(void **state)
 	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
 	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
-	x = pair_start(p, "write", local, remote, "");
+	x = pair_start(p, "write", local, remote, NULL);
 	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
 	cluster_engine_dies(&p->c, p->you);
 	pair_until(p, x, KVD_FAILED);
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	cluster_refused(&p->c, p->me, "ESESSION",
-			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu}",
-			(unsigned long long)local, (unsigned long long)remote);
+	pair_fails(p, pair_start(p, "write", local, remote, NULL), "ESESSION", "");
 }
 
 static void next_engine(struct pair *p)
@@ -101,10 +98,10 @@ static void own_list_serves_the_next_engine_there(void **state)
 	struct pair *p = *state;
 	uint64_t local = pair_grid(p, true);
 
-	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), ""),
+	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), NULL),
 		   KVD_SUCCESS);
 	next_engine(p);
-	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), ""),
+	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), NULL),
 		   KVD_SUCCESS);
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 }
@@ -116,13 +113,13 @@ static void list_lost_on_its_way_is_sent_again(void **state)
 
 	fake_hub_profile(p->c.bytes)->delay_min_ns = 20 * LOOP_NS_PER_MS;
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
-	x = pair_start(p, "write", local, pair_grid(p, false), "");
+	x = pair_start(p, "write", local, pair_grid(p, false), NULL);
 	cluster_run(&p->c, 5 * LOOP_NS_PER_MS); /* the list has left, and is not there */
 	assert_true(list_empty(&p->c.nodes[1].kvd.xfers->shadows));
 	next_engine(p);
 	assert_int_equal(pair_state(p, x), KVD_FAILED);
 	assert_true(list_empty(&p->c.nodes[1].kvd.xfers->shadows));
-	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), ""),
+	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), NULL),
 		   KVD_SUCCESS);
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 }
@@ -132,7 +129,8 @@ static void initiator_end_leaves_no_lists_there(void **state)
 	struct pair *p = *state;
 	const struct list *kept = &p->c.nodes[1].kvd.xfers->shadows;
 
-	pair_until(p, pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), ""),
+	pair_until(p,
+		   pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL),
 		   KVD_SUCCESS);
 	assert_false(list_empty(kept));
 	cluster_engine_dies(&p->c, p->me);
@@ -147,8 +145,8 @@ static void initiator_end_in_flight_leaves_nothing(void **state)
 	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
 	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
-	pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), "");
-	pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), "");
+	pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL);
+	pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), NULL);
 	cluster_run(&p->c, 60 * LOOP_NS_PER_MS);
 	cluster_engine_dies(&p->c, p->me);
 	cluster_run(&p->c, 2 * LOOP_NS_PER_S);
@@ -161,12 +159,11 @@ static void end_with_notes_under_way_leaves_nothing(void **state)
 	struct pair *p = *state;
 	uint64_t local = pair_grid(p, true), remote = pair_grid(p, false), x;
 
-	x = pair_start(p, "write", local, remote, "");
+	x = pair_start(p, "write", local, remote, NULL);
 	pair_until(p, x, KVD_SUCCESS);
 	fake_hub_profile(p->c.bytes)->delay_min_ns = 50 * LOOP_NS_PER_MS;
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 90 * LOOP_NS_PER_MS;
-	cluster_ok(&p->c, p->me, "{'cmd':'xfer.release','xfer':%llu}",
-		   (unsigned long long)x);
+	pair_give(p, KVD_RING_RELEASE, x);
 	cluster_ok(&p->c, p->me, "{'cmd':'dlist.free','dlist':%llu}",
 		   (unsigned long long)local);
 	cluster_ok(&p->c, p->me, "{'cmd':'dlist.free','dlist':%llu}",
@@ -178,22 +175,21 @@ static void end_with_notes_under_way_leaves_nothing(void **state)
 
 /* Blocks of memory, on both sides, of a transfer that has been taken there. */
 static int64_t blocks_of(struct pair *p, uint64_t local, uint64_t remote,
-			 const char *rest)
+			 const struct pair_args *args)
 {
 	struct fake_profile *profile = fake_hub_profile(p->c.bytes), was = *profile;
 	int64_t blocks = mem_live();
 	uint64_t x;
 
 	profile->delay_min_ns = profile->delay_max_ns = 100 * LOOP_NS_PER_MS;
-	x = pair_start(p, "write", local, remote, rest);
+	x = pair_start(p, "write", local, remote, args);
 	cluster_run(&p->c, 150 * LOOP_NS_PER_MS);
 	assert_int_equal(pair_state(p, x), KVD_TRANSFERRING);
 	assert_false(list_empty(&p->c.nodes[1].kvd.xfers->serving));
 	blocks = mem_live() - blocks;
 	*profile = was;
 	pair_until(p, x, KVD_SUCCESS);
-	cluster_ok(&p->c, p->me, "{'cmd':'xfer.release','xfer':%llu}",
-		   (unsigned long long)x);
+	pair_give(p, KVD_RING_RELEASE, x);
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	return blocks;
 }
@@ -201,14 +197,17 @@ static int64_t blocks_of(struct pair *p, uint64_t local, uint64_t remote,
 /* Runs of a few bytes, spelled out, are long: the target has them while it plans. */
 static void indices_are_kept_by_who_gave_them_only(void **state)
 {
+	static const uint32_t order[] = {0, 1, 0};
 	struct pair *p = *state;
 	uint64_t local = pair_rows(p, true, 2), remote = pair_rows(p, false, 2);
+	struct pair_args args = {.local = order + 1, .remote = order + 1, .count = 2};
 	int64_t all, some;
 
 	/* no two alike in a row: the target keeps the last one's plan */
-	blocks_of(p, local, remote, ",'local_index':[1,0],'remote_index':[1,0]");
-	all = blocks_of(p, local, remote, "");
-	some = blocks_of(p, local, remote, ",'local_index':[0,1],'remote_index':[0,1]");
+	blocks_of(p, local, remote, &args);
+	all = blocks_of(p, local, remote, NULL);
+	args.local = args.remote = order;
+	some = blocks_of(p, local, remote, &args);
 	assert_int_equal(some - all, 2);
 }
 
@@ -221,7 +220,7 @@ static void lost_peer_fails_transfers(void **state)
 	fake_hub_profile(p->c.bytes)->window = 1;
 	fake_hub_profile(p->c.bytes)->delay_min_ns = 5 * LOOP_NS_PER_MS;
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
-	x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), "");
+	x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL);
 	cluster_run(&p->c, 60 * LOOP_NS_PER_MS);
 	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
 			  true);
@@ -231,7 +230,7 @@ static void lost_peer_fails_transfers(void **state)
 	cluster_run(&p->c, 5 * LOOP_NS_PER_S);
 	p->attach = pair_attach(p, p->me, p->you, 1);
 	fake_hub_profile(p->c.bytes)->window = 16;
-	x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), "");
+	x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL);
 	pair_until(p, x, KVD_SUCCESS);
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 }
@@ -285,7 +284,8 @@ static void regions_beyond_a_few_are_told_when_needed(void **state)
 		cluster_run(&p->c, 20 * LOOP_NS_PER_MS);
 	}
 	assert_int_equal(known_there(p)->region_count, XFER_EAGER_REGIONS);
-	pair_until(p, pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), ""),
+	pair_until(p,
+		   pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL),
 		   KVD_SUCCESS);
 	assert_int_equal(known_there(p)->region_count, XFER_EAGER_REGIONS + 1);
 	for (unsigned int i = 0; i < XFER_EAGER_REGIONS; i++)
@@ -306,7 +306,7 @@ static void memory_told_again_keeps_its_key(void **state)
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
 	fake_hub_profile(p->c.bytes)->key_ns = 3600 * LOOP_NS_PER_S;
 	fake_hub_profile(p->c.bytes)->need_keys = true;
-	x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), "");
+	x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL);
 	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
 	assert_int_equal(pair_state(p, x), KVD_TRANSFERRING);
 	take_memory(p, &more); /* the transfer holds the pool of before */
@@ -316,8 +316,7 @@ static void memory_told_again_keeps_its_key(void **state)
 	pair_until(p, x, KVD_SUCCESS);
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 	memset(p->yours.base, 0, p->yours.bytes);
-	cluster_ok(&p->c, p->me, "{'cmd':'xfer.start','xfer':%llu}",
-		   (unsigned long long)x);
+	pair_again(p, x, NULL);
 	pair_until(p, x, KVD_SUCCESS);
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 	cache_close(&more);
@@ -356,7 +355,7 @@ static void lists_that_lend_keys_end_with_their_peer(void **state)
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 90 * LOOP_NS_PER_MS;
 	for (unsigned int i = 0; i < 4; i++) {
 		x[i] = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false),
-				  "");
+				  NULL);
 		cluster_run(&p->c, 300 * LOOP_NS_PER_MS);
 		add_memory(p, &more[i]);
 		cluster_run(&p->c, 300 * LOOP_NS_PER_MS);
@@ -419,7 +418,8 @@ static void lost_attachment_holds_no_peer(void **state)
 	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
 			  false);
 	p->attach = pair_attach(p, p->me, p->you, 1);
-	pair_until(p, pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), ""),
+	pair_until(p,
+		   pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL),
 		   KVD_SUCCESS);
 }
 
@@ -486,7 +486,8 @@ static void lost_attachments_make_room_for_others(void **state)
 static void plan_is_charged_to_the_peer_that_asks(void **state)
 {
 	struct pair *p = *state;
-	uint64_t x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), "");
+	uint64_t x =
+		pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL);
 	struct charge filler = {0};
 	struct remote *remote;
 
@@ -495,10 +496,10 @@ static void plan_is_charged_to_the_peer_that_asks(void **state)
 			    link);
 	assert_true(remote->account->bytes[ACCOUNT_PLANS] > 0); /* kept for a next time */
 	account_leave(remote->account, 0, &filler);
-	x = pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), "");
+	x = pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), NULL);
 	pair_until(p, x, KVD_FAILED);
 	charge_drop(&filler);
-	x = pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), "");
+	x = pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), NULL);
 	pair_until(p, x, KVD_SUCCESS);
 	assert_true(p->me->account->bytes[ACCOUNT_PLANS] > 0);
 }

@@ -20,6 +20,7 @@
 #include "daemon/memory/copy.h"
 #include "daemon/session/region.h"
 #include "proto/kvd_status.h"
+#include "tests/lib/ring_entries.h"
 #include "tests/lib/stuck.h"
 #include "tests/lib/tmp.h"
 #include "tests/lib/xfer_pair.h"
@@ -33,6 +34,7 @@ struct world {
 	struct copier *copier;
 	uint64_t self, region;
 	int fd;
+	uint32_t slots; /* of the engine's own that were used */
 };
 
 static uint64_t file_register(struct world *w, uint64_t address)
@@ -116,23 +118,24 @@ static void file_expect(struct world *w, uint64_t row, const uint8_t *bytes, siz
 
 static void write_and_read_land_in_both_directions(void **state)
 {
+	static const uint32_t to[] = {3, 1}, from[] = {60, 61};
 	struct world *w = *state;
 	struct pair *p = w->p;
 	uint8_t *before = malloc(p->mine.bytes);
-	uint64_t x = pair_start(p, "write", mine(w, 64), file(w, 8, 64), "");
+	uint64_t x = pair_start(p, "write", mine(w, 64), file(w, 8, 64), NULL);
 
 	pair_until(p, x, KVD_SUCCESS);
 	file_expect(w, 8, p->mine.base, (size_t)64 * ROW);
 	/* the file as the local side: it is the source of a write */
 	x = pair_start(p, "write", rows_at(w, 0, FILE_AT + 8 * ROW, 32),
-		       rows_at(w, w->self, (uintptr_t)p->mine.base + 64 * ROW, 32), "");
+		       rows_at(w, w->self, (uintptr_t)p->mine.base + 64 * ROW, 32), NULL);
 	memcpy(before, p->mine.base, p->mine.bytes);
 	pair_until(p, x, KVD_SUCCESS);
 	memcpy(before + (size_t)64 * ROW, before, (size_t)32 * ROW);
 	assert_memory_equal(p->mine.base, before, p->mine.bytes);
 	/* picked, and again */
 	x = pair_start(p, "read", mine(w, 64), file(w, 8, 64),
-		       ",'local_index':[3,1],'remote_index':[60,61]");
+		       &(struct pair_args){.local = to, .remote = from, .count = 2});
 	pair_until(p, x, KVD_SUCCESS);
 	memcpy(before + (size_t)3 * ROW, before + (size_t)60 * ROW, ROW);
 	memcpy(before + (size_t)1 * ROW, before + (size_t)61 * ROW, ROW);
@@ -145,7 +148,7 @@ static void notification_follows_the_bytes(void **state)
 	struct world *w = *state;
 	struct pair *p = w->p;
 	uint64_t x = pair_start(p, "write", mine(w, 4), file(w, 0, 4),
-				",'notif':'d3JpdHRlbg=='");
+				&(struct pair_args){.notif = "written"});
 	cJSON *answer;
 
 	pair_until(p, x, KVD_SUCCESS);
@@ -168,10 +171,8 @@ static void file_is_of_no_other_session(void **state)
 			(unsigned long long)to_me, (unsigned long long)FILE_AT);
 	/* nor does it go to one */
 	local = rows_at(w, 0, FILE_AT, 4);
-	cluster_refused(&p->c, p->me, "EINVAL",
-			"{'cmd':'xfer.start','op':'write','local':%llu,'remote':%llu}",
-			(unsigned long long)local,
-			(unsigned long long)pair_rows(p, false, 4));
+	pair_fails(p, pair_start(p, "write", local, pair_rows(p, false, 4), NULL),
+		   "EINVAL", "");
 }
 
 static void list_of_files_and_memory_is_refused(void **state)
@@ -224,10 +225,10 @@ static void file_that_ends_early_fails_and_goes_on(void **state)
 	uint64_t local = mine(w, 4), remote = file(w, 0, 4), x;
 
 	assert_int_equal(ftruncate(w->fd, 700), 0);
-	x = pair_start(p, "read", local, remote, "");
+	x = pair_start(p, "read", local, remote, NULL);
 	pair_until(p, x, KVD_FAILED);
 	assert_int_equal(ftruncate(w->fd, 1024), 0);
-	x = pair_start(p, "read", local, remote, "");
+	x = pair_start(p, "read", local, remote, NULL);
 	pair_until(p, x, KVD_SUCCESS);
 	for (size_t i = 700; i < 1024; i++)
 		assert_int_equal(p->mine.base[i], 0);
@@ -250,12 +251,11 @@ static void unregistered_in_flight_waits_for_the_kernel(void **state)
 	stuck = stuck_begin(region->memory->base, len);
 	if (stuck < 0)
 		skip(); /* userfaultfd that waits for the kernel's own accesses */
-	x = pair_start(p, "read", local, remote, "");
+	x = pair_start(p, "read", local, remote, NULL);
 	assert_int_equal(stuck_wait(stuck, 10000), 1);
 	/* the loop, and memory of others, go on; so does another file's transfer */
 	other = file_register(w, FILE_AT + (UINT64_C(1) << 40));
-	cluster_refused(&p->c, p->me, "EBUSY", "{'cmd':'xfer.release','xfer':%llu}",
-			(unsigned long long)x);
+	pair_give(p, KVD_RING_CANCEL, x);
 	cluster_ok(&p->c, p->me, "{'cmd':'region.unregister','region':%llu}",
 		   (unsigned long long)other);
 	cluster_run(&p->c, 50 * LOOP_NS_PER_MS);
@@ -264,9 +264,7 @@ static void unregistered_in_flight_waits_for_the_kernel(void **state)
 	pair_until(p, x, KVD_FAILED);
 	cluster_ok(&p->c, p->me, "{'cmd':'region.unregister','region':%llu}",
 		   (unsigned long long)w->region);
-	cluster_refused(&p->c, p->me, "ENOTFOUND",
-			"{'cmd':'xfer.start','op':'read','local':%llu,'remote':%llu}",
-			(unsigned long long)local, (unsigned long long)remote);
+	pair_fails(p, pair_start(p, "read", local, remote, NULL), "ENOTFOUND", "");
 }
 
 static void session_that_ends_in_flight_leaves_nothing(void **state)
@@ -275,9 +273,18 @@ static void session_that_ends_in_flight_leaves_nothing(void **state)
 	struct pair *p = w->p;
 
 	for (int i = 0; i < 20; i++)
-		pair_start(p, "write", mine(w, 64), file(w, 0, 64), "");
+		pair_start(p, "write", mine(w, 64), file(w, 0, 64), NULL);
 	cluster_engine_dies(&p->c, p->me);
 	cluster_run(&p->c, 100 * LOOP_NS_PER_MS);
+}
+
+static bool newest_has_ended(void *arg)
+{
+	const struct world *w = arg;
+	unsigned int state =
+		kvd_word_state(slot_read(w->p->me, SESSION_SLOTS + w->slots).word);
+
+	return state == KVD_SUCCESS || state == KVD_FAILED;
 }
 
 static void no_memory_fails_the_transfer_alone(void **state)
@@ -285,32 +292,27 @@ static void no_memory_fails_the_transfer_alone(void **state)
 	struct world *w = *state;
 	struct pair *p = w->p;
 	struct cluster_lack lack = {0};
-	uint64_t local = mine(w, 8), remote = file(w, 0, 8);
-	char text[128];
+	struct kvd_ring_entry e = {.op = KVD_RING_XFER,
+				   .flags = KVD_RING_POSTS | KVD_RING_WRITES,
+				   .slot = SESSION_SLOTS,
+				   .gen = 1,
+				   .a = mine(w, 8),
+				   .b = file(w, 0, 8)};
 
-	snprintf(text, sizeof(text),
-		 "{\"cmd\":\"xfer.start\",\"op\":\"write\",\"local\":%llu,"
-		 "\"remote\":%llu}",
-		 (unsigned long long)local, (unsigned long long)remote);
+	pair_give(p, KVD_RING_RELEASE, 0); /* there is a ring */
 	do {
+		char *line = pair_line(&e, NULL, 0);
 		cJSON *answer;
-		const cJSON *x;
 
 		lack.nth++;
-		answer = cluster_call_fd(&p->c, p->me, -1, &lack, text);
-		x = cJSON_GetObjectItem(answer, "xfer");
-		if (x) {
-			uint64_t id = (uint64_t)x->valuedouble;
-
-			for (int i = 0; i < 1000; i++) {
-				if (pair_state(p, id) != KVD_TRANSFERRING)
-					break;
-				cluster_run(&p->c, LOOP_NS_PER_MS);
-			}
-			assert_true(pair_state(p, id) == KVD_SUCCESS ||
-				    pair_state(p, id) == KVD_FAILED);
+		answer = cluster_call_fd(&p->c, p->me, -1, &lack, line);
+		if (cJSON_HasObjectItem(answer, "ok")) {
+			cluster_until(&p->c, newest_has_ended, w, "the transfer ends");
+			pair_give(p, KVD_RING_RELEASE, KVD_RING_IDS + e.slot);
+			e.slot = SESSION_SLOTS + ++w->slots;
 		}
 		cJSON_Delete(answer);
+		free(line);
 	} while (lack.used >= lack.nth);
 	assert_true(lack.nth > 5);
 	file_expect(w, 0, p->mine.base, (size_t)8 * ROW);

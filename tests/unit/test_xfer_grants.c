@@ -67,21 +67,6 @@ static void not_attached(struct pair *p, const struct secret *secret)
 			(unsigned long long)p->you->epoch, secret->text);
 }
 
-static void fails_with(struct pair *p, uint64_t xfer, const char *code, const char *words)
-{
-	cJSON *answer, *error;
-
-	pair_until(p, xfer, KVD_FAILED);
-	answer = cluster_call(&p->c, p->me, "{'cmd':'xfer.state','xfer':%llu}",
-			      (unsigned long long)xfer);
-	error = cJSON_GetObjectItem(answer, "error");
-	if (!error ||
-	    strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(error, "code")), code) != 0 ||
-	    !strstr(cJSON_GetStringValue(cJSON_GetObjectItem(error, "message")), words))
-		fail_msg("%s: not %s: %s", cJSON_PrintUnformatted(answer), code, words);
-	cJSON_Delete(answer);
-}
-
 static void reading_secret_does_not_write(void **state)
 {
 	struct pair *p = *state;
@@ -91,11 +76,11 @@ static void reading_secret_does_not_write(void **state)
 	memset(p->yours.base, 7, p->yours.bytes);
 	attach_by(p, &secret);
 	remote = pair_grid(p, false);
-	fails_with(p, pair_start(p, "write", local, remote, ""), "EPERM",
+	pair_fails(p, pair_start(p, "write", local, remote, NULL), "EPERM",
 		   "access is read");
 	for (uint64_t i = 0; i < p->yours.bytes; i++)
 		assert_int_equal(p->yours.base[i], 7);
-	pair_until(p, pair_start(p, "read", local, remote, ""), KVD_SUCCESS);
+	pair_until(p, pair_start(p, "read", local, remote, NULL), KVD_SUCCESS);
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 }
 
@@ -106,7 +91,7 @@ static void writing_secret_writes(void **state)
 	uint64_t local = pair_grid(p, true);
 
 	attach_by(p, &secret);
-	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), ""),
+	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), NULL),
 		   KVD_SUCCESS);
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
 }
@@ -124,19 +109,19 @@ static void secret_of_another_region_reaches_nothing(void **state)
 		 (unsigned long long)more.region);
 	secret = create(p, bounds);
 	attach_by(p, &secret);
-	fails_with(p, pair_start(p, "write", local, pair_grid(p, false), ""), "EPERM",
+	pair_fails(p, pair_start(p, "write", local, pair_grid(p, false), NULL), "EPERM",
 		   "other regions");
-	fails_with(p, pair_start(p, "read", local, pair_grid(p, false), ""), "EPERM",
+	pair_fails(p, pair_start(p, "read", local, pair_grid(p, false), NULL), "EPERM",
 		   "other regions");
 	snprintf(bounds, sizeof(bounds), ",'access':'read-write','regions':[%llu,%llu]",
 		 (unsigned long long)more.region, (unsigned long long)first);
 	cluster_ok(&p->c, p->you, "{'cmd':'secret.extend','grant':%llu,'regions':[%llu]}",
 		   (unsigned long long)secret.grant, (unsigned long long)first);
-	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), ""),
+	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), NULL),
 		   KVD_SUCCESS);
 	secret = create(p, bounds);
 	attach_by(p, &secret);
-	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), ""),
+	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), NULL),
 		   KVD_SUCCESS);
 	cluster_engine_dies(&p->c, p->you);
 	cluster_run(&p->c, LOOP_NS_PER_S);
@@ -151,17 +136,17 @@ static void secret_that_has_expired_begins_nothing(void **state)
 
 	attach_by(p, &secret);
 	remote = pair_grid(p, false);
-	pair_until(p, pair_start(p, "write", local, remote, ""), KVD_SUCCESS);
+	pair_until(p, pair_start(p, "write", local, remote, NULL), KVD_SUCCESS);
 	/* one that is under way then finishes */
 	fake_hub_profile(p->c.bytes)->slice_bytes = 256;
 	fake_hub_profile(p->c.bytes)->delay_min_ns = 1200 * LOOP_NS_PER_MS;
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 1500 * LOOP_NS_PER_MS;
-	running = pair_start(p, "write", local, remote, "");
+	running = pair_start(p, "write", local, remote, NULL);
 	cluster_run(&p->c, 2010 * LOOP_NS_PER_MS);
 	assert_int_equal(pair_state(p, running), KVD_TRANSFERRING);
-	x = pair_start(p, "write", local, remote, "");
+	x = pair_start(p, "write", local, remote, NULL);
 	cluster_run(&p->c, 500 * LOOP_NS_PER_S);
-	fails_with(p, x, "EAUTH", "its time was over");
+	pair_fails(p, x, "EAUTH", "its time was over");
 	pair_until(p, running, KVD_SUCCESS);
 	not_attached(p, &secret);
 }
@@ -175,15 +160,15 @@ static void revoked_secret_begins_nothing(void **state)
 
 	attach_by(p, &secret);
 	remote = pair_grid(p, false);
-	pair_until(p, pair_start(p, "write", local, remote, ""), KVD_SUCCESS);
+	pair_until(p, pair_start(p, "write", local, remote, NULL), KVD_SUCCESS);
 	cluster_refused(&p->c, p->me, "ENOTFOUND", "{'cmd':'secret.revoke','grant':%llu}",
 			(unsigned long long)secret.grant); /* not its own */
 	cluster_ok(&p->c, p->you, "{'cmd':'secret.revoke','grant':%llu}",
 		   (unsigned long long)secret.grant);
-	fails_with(p, pair_start(p, "write", local, remote, ""), "EAUTH", "no session");
+	pair_fails(p, pair_start(p, "write", local, remote, NULL), "EAUTH", "no session");
 	not_attached(p, &secret);
 	attach_by(p, &other);
-	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), ""),
+	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), NULL),
 		   KVD_SUCCESS);
 }
 
@@ -195,11 +180,12 @@ static void secret_is_for_the_daemon_that_it_names(void **state)
 
 	not_attached(p, &wrong);
 	attach_by(p, &right);
-	pair_until(p, pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), ""),
+	pair_until(p,
+		   pair_start(p, "read", pair_grid(p, true), pair_grid(p, false), NULL),
 		   KVD_SUCCESS);
 }
 
-static void bounds_are_checked_and_shown(void **state)
+static void bounds_are_checked(void **state)
 {
 	static const char *const wrong[] = {
 		"'regions':[[]]",    "'regions':[99]", "'regions':['x']",
@@ -207,9 +193,7 @@ static void bounds_are_checked_and_shown(void **state)
 		"'ttl_ms':86400001", "'regions':7",    "'peer':7",
 	};
 	struct pair *p = *state;
-	struct secret secret;
 	cJSON *answer;
-	char bounds[100], *text;
 
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		answer = cluster_call(&p->c, p->you, "{'cmd':'secret.create',%s}",
@@ -219,16 +203,6 @@ static void bounds_are_checked_and_shown(void **state)
 			fail_msg("taken: %s", wrong[i]);
 		cJSON_Delete(answer);
 	}
-	snprintf(bounds, sizeof(bounds), ",'regions':[%llu],'peer':'anna','ttl_ms':5000",
-		 (unsigned long long)p->yours.region);
-	secret = create(p, bounds);
-	answer = cluster_call(&p->c, p->you, "{'cmd':'secret.list'}");
-	text = cJSON_PrintUnformatted(answer);
-	assert_non_null(
-		strstr(text, "\"access\":\"read\",\"peer\":\"anna\",\"left_ms\":"));
-	assert_null(strstr(text, secret.text));
-	cJSON_free(text);
-	cJSON_Delete(answer);
 }
 
 static void secrets_of_a_session_are_bounded(void **state)
@@ -328,7 +302,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(secret_is_for_the_daemon_that_it_names,
 						setup_users, pair_teardown),
 		CASE(keys_of_other_regions_are_not_told),
-		CASE(bounds_are_checked_and_shown),
+		CASE(bounds_are_checked),
 		CASE(secrets_of_a_session_are_bounded),
 	};
 
