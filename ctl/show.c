@@ -125,6 +125,8 @@ static void put_health(const cJSON *health)
 		       "plain", ctl_num(health, "plain_peers"));
 	if (*ctl_str(health, "sandbox_lacks", ""))
 		show_put("sandbox", ctl_str(health, "sandbox_lacks", ""));
+	if (*ctl_str(health, "attention", ""))
+		show_put("attention", ctl_str(health, "attention", ""));
 	show_put("uptime", ctl_ms(ctl_num(health, "uptime_ms")));
 	printf("%-12s %.0f\n", "sessions", ctl_num(health, "sessions"));
 	printf("%-12s %.0f ms in the last second\n", "loop lag",

@@ -8,8 +8,8 @@
  * below), never field by field: the word is atomic, the figures are guarded.
  *
  * word: bits 0-31 generation, 32-39 state, 40-47 flags, 48-63 error code.
- * A reader compares the generation with the one that room.open / xfer.start
- * gave; a slot of another generation belongs to another object.
+ * A reader compares the generation with the one that room.open gave, or that its ring
+ * entry chose; a slot of another generation belongs to another object.
  */
 #ifndef KVD_STATUS_LAYOUT_H
 #define KVD_STATUS_LAYOUT_H

@@ -433,7 +433,6 @@ void attends_figures(const struct attends *attends, struct attend_figures *figur
 					.stale = attends->stale,
 					.echoes = attends->echoes,
 					.batches = c.batches,
-					.batch_rows = c.rows,
 					.attend_us = c.attend_us,
 					.looks = attends->looks,
 					.threads = c.threads,

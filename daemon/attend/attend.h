@@ -97,7 +97,7 @@ void attends_on_down(struct attends *attends, const struct remote *remote,
 		     const struct err *why);
 
 struct attend_figures {
-	uint64_t posts, rows, failed, served, served_rows, batches, batch_rows, refused;
+	uint64_t posts, rows, failed, served, served_rows, batches, refused;
 	uint64_t calibrations, calibration_bytes, stale, echoes; /* echoes: for others */
 	uint64_t attend_us;					 /* of processors */
 	uint64_t looks; /* turns of an awake loop */

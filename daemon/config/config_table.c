@@ -271,7 +271,7 @@ static const struct setting options[] = {
 		 "engines of this host. 0: query rows are refused, chunks are fetched."},
 	{"chunks", "attend_isa", SETTING_TEXT, FIELD(attend_isa), .preset = "auto",
 	 .help = "Instructions that those threads use: auto (the most that the processor "
-		 "has), ref, vector, avx2, avx512 or amx. attend.list tells which."},
+		 "has), ref, vector, avx2, avx512 or amx. kvd-ctl status shows which."},
 	{"chunks", "attend_spin", SETTING_AUTO_COUNT, FIELD(attend_spin_us),
 	 .preset = "auto", .min = 1, .max = 100000,
 	 .help = "Microseconds for which the daemon goes on looking for messages after "

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * health, config.show, config.reload, log.level, drain, shutdown: what an operator
- * asks.
+ * health, config.show, config.reload, log.level, drain: what an operator asks.
  *
  * The settings come from their table, so a new row needs nothing here. What changes
- * the daemon is for admins; drain and shutdown answer before they act, or the answer
- * would meet a closed connection.
+ * the daemon is for admins; drain answers before it acts, or the answer would meet a
+ * closed connection.
  */
 #include "daemon/request/commands.h"
 
 #include <errno.h>
 
+#include "daemon/attend/attend.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/request/brief.h"
@@ -103,6 +103,20 @@ static bool add_room_bytes(cJSON *result, const struct metrics *metrics)
 	       cJSON_AddNumberToObject(result, "staged_bytes", staged);
 }
 
+static bool add_attention(cJSON *result, const struct kvd *kvd)
+{
+	struct attend_figures f;
+	char text[64];
+
+	if (!kvd->attends)
+		return true;
+	attends_figures(kvd->attends, &f);
+	if (f.threads == 0)
+		return true;
+	snprintf(text, sizeof(text), "%s, %u threads", f.isa, f.threads);
+	return cJSON_AddStringToObject(result, "attention", text);
+}
+
 static int health_run(struct request *req)
 {
 	const struct kvd *kvd = req->kvd;
@@ -139,7 +153,7 @@ static int health_run(struct request *req)
 			(!*sandbox_lacks() ||
 			 cJSON_AddStringToObject(result, "sandbox_lacks",
 						 sandbox_lacks())) &&
-			add_transport_list(result, kvd));
+			add_attention(result, kvd) && add_transport_list(result, kvd));
 }
 
 struct level_args {
@@ -315,17 +329,6 @@ static int drain_run(struct request *req)
 	return 0;
 }
 
-static int shutdown_run(struct request *req)
-{
-	struct kvd *kvd = req->kvd;
-
-	log_info("control", req->session->client, "requests shutdown", "session=%ju",
-		 (uintmax_t)req->session->id);
-	request_reply(req, NULL);
-	kvd_stop(kvd);
-	return 0;
-}
-
 static const struct field reload_fields[] = {
 	F_BOOL("check", reload_args, check, "Only tell what differs; take nothing."),
 	F_END,
@@ -356,7 +359,8 @@ const struct command admin_commands[] = {
 	 "them, by way of a buffer of this daemon's), insecure (insecure = yes: it "
 	 "does not authenticate its peers), plain_peers (daemons of other hosts to "
 	 "which bytes go in clear), sandbox (what bounds it: seccomp, landlock), "
-	 "sandbox_lacks (why that is not all), transports"},
+	 "sandbox_lacks (why that is not all), attention (instructions and threads that "
+	 "attend to chunks; absent: attend_threads is 0), transports"},
 	{"config.show",
 	 "Show the settings in force; paths, users and groups to administrators only",
 	 NULL, 0, config_show_run,
@@ -371,8 +375,6 @@ const struct command admin_commands[] = {
 	 "do not admit any more"},
 	{"drain", "Refuse new rooms, let running ones end, then stop", drain_fields,
 	 COMMAND_ADMIN, drain_run, "nothing"},
-	{"shutdown", "Stop now: rooms fail, sessions end", NULL, COMMAND_ADMIN,
-	 shutdown_run, "nothing"},
 	{"log.level", "Set the log level until the next start", log_level_fields,
 	 COMMAND_ADMIN, log_level_run, "level, was"},
 	{.name = NULL},

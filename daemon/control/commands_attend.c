@@ -184,32 +184,6 @@ static int close_run(struct request *req)
 	return 0;
 }
 
-/* ---- attend.list ---- */
-
-static int list_run(struct request *req)
-{
-	struct attend_figures f = {.isa = "none"};
-	struct brief brief;
-
-	if (req->kvd->attends)
-		attends_figures(req->kvd->attends, &f);
-	brief_init(&brief);
-	brief_number(&brief, "threads", f.threads);
-	brief_text(&brief, "isa", f.isa);
-	brief_number(&brief, "live", f.live);
-	brief_number(&brief, "waiting", f.waiting);
-	brief_number(&brief, "posts", (double)f.posts);
-	brief_number(&brief, "rows", (double)f.rows);
-	brief_number(&brief, "served", (double)f.served);
-	brief_number(&brief, "served_rows", (double)f.served_rows);
-	brief_number(&brief, "refused", (double)f.refused);
-	brief_number(&brief, "batches", (double)f.batches);
-	brief_number(&brief, "batch_rows", (double)f.batch_rows);
-	brief_number(&brief, "attend_us", (double)f.attend_us);
-	request_reply_brief(req, &brief);
-	return 0;
-}
-
 const struct command attend_commands[] = {
 	{"attend.open", "seats for query rows that attend to chunks where they are",
 	 open_fields, 0, open_run,
@@ -217,9 +191,5 @@ const struct command attend_commands[] = {
 	 "they begin. o, m and l are fp32"},
 	{"attend.close", "be done with an attend: its posts end", key_fields, 0,
 	 close_run, "nothing"},
-	{"attend.list", "what was attended", NULL, 0, list_run,
-	 "threads, isa: of attend_threads; live: posts; waiting: legs and rows of others "
-	 "that wait for a thread; posts, rows; served, served_rows: of other daemons; "
-	 "refused; batches, batch_rows: calls of a kernel; attend_us: that they took"},
 	{.name = NULL},
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * peer.connect … peer.forget. A connect is answered when the peer's control and
+ * peer.connect, peer.list. A connect is answered when the peer's control and
  * data lines are up, or when its time is over; the request waits in a list that
  * a timer and every change of a peer look through.
  */
@@ -159,7 +159,7 @@ static int run_connect(struct request *req)
 	return 0;
 }
 
-/* ---- peer.list, peer.forget ---- */
+/* ---- peer.list ---- */
 
 static double ms_since(uint64_t now_ns, uint64_t then_ns)
 {
@@ -261,44 +261,6 @@ static int run_list(struct request *req)
 	return request_finish(req, result, ok);
 }
 
-struct forget_args {
-	const char *endpoint, *instance; /* one of them */
-};
-
-static struct remote *commands_peer_find(struct request *req,
-					 const struct forget_args *args)
-{
-	const char *endpoint = args->endpoint, *instance = args->instance;
-	struct remote *remote;
-
-	list_foreach(remote, handshake_remotes(req->kvd->handshake), link) {
-		if ((endpoint && endpoint_same(remote->peer->endpoint, endpoint)) ||
-		    (instance && strcmp(remote->peer->instance_text, instance) == 0))
-			return remote;
-	}
-	err_raise(ERR_NOTFOUND, "no peer %s", endpoint ? endpoint : instance);
-	return NULL;
-}
-
-static int run_forget(struct request *req)
-{
-	const struct forget_args *args = request_args(req);
-	struct remote *remote;
-	struct err why;
-
-	if (!args->endpoint == !args->instance)
-		return err_raise(ERR_INVAL, "one of endpoint and instance is wanted");
-	remote = commands_peer_find(req, args);
-	if (!remote)
-		return err_pass(-ENOENT);
-	err_set(&why, ERR_PEER, "%.150s: forgotten by an administrator (pid %d)",
-		remote->label, (int)req->session->pid);
-	if (sm_state(&remote->peer->sm) == PEER_UP)
-		peer_kill(remote->peer, &why);
-	request_reply(req, NULL);
-	return 0;
-}
-
 static const struct field connect_fields[] = {
 	F_STR("endpoint", connect_args, endpoint, REQUIRED, LINK_ENDPOINT_MAX - 1,
 	      "tcp://host:port"),
@@ -306,14 +268,6 @@ static const struct field connect_fields[] = {
 	      CONNECT_MS_MAX, "5000 if absent"),
 	F_END,
 };
-static const struct field forget_fields[] = {
-	F_STR("endpoint", forget_args, endpoint, OPTIONAL, LINK_ENDPOINT_MAX - 1,
-	      "of the peer, or"),
-	F_STR("instance", forget_args, instance, OPTIONAL, 32,
-	      "its instance id, 32 hex digits"),
-	F_END,
-};
-
 const struct command peer_commands[] = {
 	{"peer.connect", "reach another daemon; answers when its lines are up",
 	 connect_fields, 0, run_connect, "the peer"},
@@ -331,7 +285,5 @@ const struct command peer_commands[] = {
 	 "(unreached); of each known_as (its name in curve_allow_file), version, "
 	 "since_ms (up or not), bytes_in, bytes_out, rooms_ended, rooms_failed, downs, "
 	 "last_error {code, message, resolved (its data line came up after it), age_ms}"},
-	{"peer.forget", "cut a peer; its rooms fail", forget_fields, COMMAND_ADMIN,
-	 run_forget, "nothing"},
 	{.name = NULL},
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * secret.create, .extend, .list, .revoke: who else may use a session's memory (grant.h).
+ * secret.create, .extend, .revoke: who else may use a session's memory (grant.h).
  *
  * A secret's bytes are in the answer of secret.create and nowhere else; afterwards it is
  * called by its number. One whose answer cannot be given is taken back at once. Regions
@@ -126,31 +126,6 @@ static int run_revoke(struct request *req)
 	return 0;
 }
 
-static int run_list(struct request *req)
-{
-	struct xfer_session *xs = xfer_session_of(req->session);
-	cJSON *result = xs ? request_result() : NULL, *list, *obj;
-	uint64_t now = loop_now_ns(req->kvd->loop);
-	const struct grant *grant;
-	bool ok;
-
-	if (!result)
-		return err_pass(-ENOMEM);
-	list = cJSON_AddArrayToObject(result, "grants");
-	ok = list;
-	list_foreach(grant, &xs->grants, link) {
-		obj = ok ? cJSON_CreateObject() : NULL;
-		ok = obj && cJSON_AddItemToArray(list, obj) &&
-		     grant_record(obj, grant, now);
-	}
-	if (!ok) {
-		cJSON_Delete(result);
-		return err_raise(ERR_NOMEM, "no memory for the list");
-	}
-	request_reply(req, result);
-	return 0;
-}
-
 static const struct field create_fields[] = {
 	F_ARRAY("regions", create_args, regions, OPTIONAL, GRANT_REGIONS_MAX,
 		"numbers of this session's regions; absent: all, also later ones; []: "
@@ -181,8 +156,6 @@ const struct command secret_commands[] = {
 	 "that have had their time make place"},
 	{"secret.extend", "a secret is for more regions from now on", extend_fields, 0,
 	 run_extend, "nothing"},
-	{"secret.list", "this session's secrets, without their bytes", NULL, 0, run_list,
-	 "grants: {grant, access, regions, peer, left_ms}: those that are bounded only"},
 	{"secret.revoke", "nothing new begins by a secret any more", revoke_fields, 0,
 	 run_revoke, "nothing; what is under way finishes"},
 	{.name = NULL},

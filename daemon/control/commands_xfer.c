@@ -23,7 +23,6 @@
 #include "proto/kvd_status.h"
 
 #define DESCS_JSON_MAX 1024
-#define INDEX_MAX (1 << 18)
 #define ROW_BYTES (4 * sizeof(uint64_t)) /* of a descriptor */
 #define ATTACH_MS_DEFAULT 5000
 
@@ -238,31 +237,6 @@ static int run_dlist_free(struct request *req)
 	return 0;
 }
 
-/* ---- xfer.start ---- */
-
-struct start_args {
-	uint64_t xfer; /* NO_ID: a new one */
-	int op;	       /* of op_names[] */
-	uint64_t local, remote;
-	const cJSON *local_index, *remote_index;
-	const char *notif;
-};
-
-static const char *const op_names[] = {"read", "write", NULL};
-
-static int parse_index(const cJSON *list, const char *name, uint32_t **index_p,
-		       uint64_t *count_p)
-{
-	size_t n = 0;
-	int r;
-
-	if (!list)
-		return 0;
-	r = json_pages(list, name, UINT32_MAX, INDEX_MAX, index_p, &n);
-	*count_p = n;
-	return r < 0 ? err_pass(r) : 0;
-}
-
 /* Any bytes, as base64; 1: *data_p is heap. NULL is none. */
 static int parse_bytes(const char *text, const char *name, uint8_t **data_p,
 		       size_t *len_p)
@@ -280,116 +254,13 @@ static int parse_bytes(const char *text, const char *name, uint8_t **data_p,
 	return 1;
 }
 
-static int missing(const struct start_args *args)
-{
-	if (args->op < 0)
-		return err_raise(ERR_INVAL, "op: missing");
-	if (args->local == NO_ID)
-		return err_raise(ERR_INVAL, "local: missing");
-	if (args->remote == NO_ID)
-		return err_raise(ERR_INVAL, "remote: missing");
-	return 0;
-}
-
-static void start_reply(struct request *req, const struct transfer *t)
-{
-	struct brief brief;
-	char gen[16];
-
-	snprintf(gen, sizeof(gen), "%u", t->slot_gen);
-	brief_init(&brief);
-	brief_number(&brief, "xfer", (double)t->id);
-	brief_number(&brief, "slot", t->slot);
-	brief_text(&brief, "gen", gen);
-	request_reply_brief(req, &brief);
-}
-
-static void on_started(struct xfer_op *op, int r)
-{
-	struct request *req = op->owner;
-
-	op->xs->session->walking -= op->later;
-	if (r >= 0) {
-		start_reply(req, op->transfer);
-		return;
-	}
-	request_fail_last(req);
-	if (op->transfer) /* it has not begun: its number is given to nobody */
-		transfer_free(op->transfer);
-}
-
-static int start_new(struct request *req, struct xfer_session *xs,
-		     const struct start_args *args)
-{
-	struct xfer_op *op;
-	int r = missing(args);
-
-	if (r < 0)
-		return err_pass(r);
-	op = xfer_op_new(xs, XFER_OP_MOVE, on_started, req);
-	if (!op)
-		return err_pass(-ENOMEM);
-	op->moves = args->op == 0 ? XP_READ : XP_WRITE;
-	op->posts = true;
-	op->lists[LOCAL] = args->local;
-	op->lists[REMOTE] = args->remote;
-	r = parse_index(args->local_index, "local_index", &op->index[LOCAL],
-			&op->count[LOCAL]);
-	if (r >= 0)
-		r = parse_index(args->remote_index, "remote_index", &op->index[REMOTE],
-				&op->count[REMOTE]);
-	if (r >= 0)
-		r = parse_bytes(args->notif, "notif", &op->notif, &op->notif_len);
-	op->has_notif = r == 1;
-	if (r >= 0)
-		return run_op(op);
-	xfer_op_drop(op);
-	return err_pass(r);
-}
-
-static int start_again(struct request *req, struct xfer_session *xs,
-		       const struct start_args *args)
-{
-	struct transfer *t = transfer_find(xs, args->xfer);
-	uint8_t *notif = NULL;
-	size_t len = 0;
-	int r = t ? parse_bytes(args->notif, "notif", &notif, &len) : -ENOENT;
-
-	if (r >= 0)
-		r = transfer_again(t, notif, len);
-	if (r < 0)
-		return err_pass(r);
-	start_reply(req, t);
-	return 0;
-}
-
-static int run_start(struct request *req)
-{
-	const struct start_args *args = request_args(req);
-	struct xfer_session *xs = session_of(req);
-
-	if (!xs)
-		return err_pass(-ENOMEM);
-	return args->xfer != NO_ID ? start_again(req, xs, args)
-				   : start_new(req, xs, args);
-}
-
-/* ---- xfer.state, cancel, release ---- */
+/* ---- xfer.state ---- */
 
 struct xfer_args {
 	uint64_t xfer;
-	bool wait; /* of xfer.release */
 };
 
-static struct transfer *commands_xfer_find(struct request *req)
-{
-	const struct xfer_args *args = request_args(req);
-	struct xfer_session *xs = session_of(req);
-
-	return xs ? transfer_find(xs, args->xfer) : NULL;
-}
-
-static int commands_xfer_reply_state(struct request *req, const struct transfer *t)
+static int reply_state(struct request *req, const struct transfer *t)
 {
 	unsigned int state = sm_state(&t->sm) != XFER_ENDED ? KVD_TRANSFERRING
 			     : t->failed		    ? KVD_FAILED
@@ -423,41 +294,14 @@ static int reply_fault(struct request *req, const struct err *err)
 static int run_state(struct request *req)
 {
 	const struct xfer_args *args = request_args(req);
-	const struct transfer *t = commands_xfer_find(req);
+	struct xfer_session *xs = session_of(req);
+	const struct transfer *t = xs ? transfer_find(xs, args->xfer) : NULL;
 	const struct err *fault;
 
 	if (t)
-		return commands_xfer_reply_state(req, t);
+		return reply_state(req, t);
 	fault = ring_fault_of(req->session->ring, args->xfer);
 	return fault ? reply_fault(req, fault) : err_pass(-ENOENT);
-}
-
-static int run_cancel(struct request *req)
-{
-	struct transfer *t = commands_xfer_find(req);
-
-	if (!t)
-		return err_pass(-ENOENT);
-	transfer_cancel_asked(t);
-	return commands_xfer_reply_state(req, t);
-}
-
-/* In flight: the cancel begins, the answer is EBUSY at once, and the transfer
- * goes by itself when it has quiesced; "wait" asks for the answer then. */
-static int run_release(struct request *req)
-{
-	const struct xfer_args *args = request_args(req);
-	struct transfer *t = commands_xfer_find(req);
-
-	if (!t)
-		return err_pass(-ENOENT);
-	if (!args->wait && sm_state(&t->sm) != XFER_ENDED)
-		transfer_cancel_asked(t);
-	if (!args->wait && sm_state(&t->sm) != XFER_ENDED)
-		return err_raise(ERR_BUSY, "xfer %llu: canceled, not quiesced yet",
-				 (unsigned long long)t->id);
-	transfer_release(t, waiter_of(req));
-	return 0;
 }
 
 /* ---- xfer.submit: the ring's entries by the socket ---- */
@@ -494,28 +338,6 @@ static int run_submit(struct request *req)
 }
 
 /* ---- notifications ---- */
-
-struct notif_args {
-	uint64_t attach;
-	const char *data;
-};
-
-static int run_notif_send(struct request *req)
-{
-	const struct notif_args *args = request_args(req);
-	struct xfer_session *xs = session_of(req);
-	struct attach *attach = xs ? attach_find(xs, args->attach) : NULL;
-	cleanup_free uint8_t *data = NULL;
-	size_t len = 0;
-	int r;
-
-	if (!attach)
-		return err_pass(xs ? -ENOENT : -ENOMEM);
-	r = parse_bytes(args->data, "data", &data, &len);
-	if (r >= 0)
-		r = notif_post(attach, data, len, waiter_of(req));
-	return r < 0 ? err_pass(r) : 0;
-}
 
 static bool add_notif(cJSON *list, const struct notif *notif)
 {
@@ -587,7 +409,6 @@ static int run_notif_drain(struct request *req)
 	      text)
 #define F_NOTIF(name, s, m, need, text) \
 	F_STR(name, s, m, need, BASE64_CHARS(XFER_NOTIF_MAX), text)
-#define F_XFER F_ID("xfer", xfer_args, xfer, REQUIRED, "of xfer.start")
 
 static const struct field attach_fields[] = {
 	F_STR("endpoint", attach_args, endpoint, REQUIRED, LINK_ENDPOINT_MAX - 1,
@@ -620,24 +441,9 @@ static const struct field dlist_fields[] = {
 	F_ID("dlist", dlist_args, dlist, REQUIRED, "of dlist.prep"),
 	F_END,
 };
-static const struct field start_fields[] = {
-	F_ID("xfer", start_args, xfer, DEFAULT(-1), "post this ended transfer again"),
-	F_CHOICE("op", start_args, op, DEFAULT(-1), op_names, "read or write"),
-	F_ID("local", start_args, local, DEFAULT(-1), "a list of own memory"),
-	F_ID("remote", start_args, remote, DEFAULT(-1),
-	     "a list of an attached session's"),
-	F_ARRAY("local_index", start_args, local_index, OPTIONAL, INDEX_MAX,
-		"which descriptors: numbers or runs [first, count]; absent: all"),
-	F_ARRAY("remote_index", start_args, remote_index, OPTIONAL, INDEX_MAX,
-		"the same of the remote list"),
-	F_NOTIF("notif", start_args, notif, OPTIONAL,
-		"base64; for the remote session when the bytes are there"),
-	F_END,
-};
-static const struct field xfer_fields[] = {F_XFER, F_END};
-static const struct field release_fields[] = {
-	F_XFER,
-	F_BOOL("wait", xfer_args, wait, "answer when it has quiesced, not EBUSY at once"),
+static const struct field xfer_fields[] = {
+	F_ID("xfer", xfer_args, xfer, REQUIRED,
+	     "KVD_RING_IDS and the slot that the engine chose"),
 	F_END,
 };
 static const struct field submit_fields[] = {
@@ -646,12 +452,6 @@ static const struct field submit_fields[] = {
 	F_NOTIF("data", submit_args, data, REQUIRED, "base64, perhaps empty"),
 	F_END,
 };
-static const struct field notif_fields[] = {
-	F_ID("attach", notif_args, attach, REQUIRED, "of peer.attach"),
-	F_NOTIF("data", notif_args, data, REQUIRED, "base64"),
-	F_END,
-};
-
 const struct command xfer_commands[] = {
 	{"peer.attach", "use another session's exported memory, by its secret",
 	 attach_fields, 0, run_attach, "attach"},
@@ -661,18 +461,10 @@ const struct command xfer_commands[] = {
 	 "dlist, count"},
 	{"dlist.free", "forget a prepared list", dlist_fields, 0, run_dlist_free,
 	 "nothing"},
-	{"xfer.start", "read or write descriptors of two prepared lists", start_fields, 0,
-	 run_start, "xfer, slot and gen of the status page"},
 	{"xfer.state", "how far a transfer is", xfer_fields, 0, run_state,
 	 "state, bytes, moved, error"},
-	{"xfer.cancel", "stop a transfer; poll until it has failed", xfer_fields, 0,
-	 run_cancel, "as xfer.state"},
-	{"xfer.release", "forget a transfer; cancels it first", release_fields, 0,
-	 run_release, "nothing; EBUSY until it has quiesced"},
 	{"xfer.submit", "what does not go through the submission ring: one entry of it",
 	 submit_fields, 0, run_submit, "nothing; its slot tells the rest"},
-	{"notif.send", "send bytes to an attached session", notif_fields, 0,
-	 run_notif_send, "nothing"},
 	{"notif.drain", "take what was sent to this session", NULL, 0, run_notif_drain,
 	 "notifs: {from, data as base64}; more"},
 	{.name = NULL},

@@ -287,7 +287,7 @@ const char *peer_label(const struct peer *peer, char text[PEER_LABEL_MAX]);
 /* What the peer told us with an error's code: its words, as its words. */
 void peer_told(const struct peer *peer, uint32_t code, const char *text,
 	       struct err *why_p);
-/* Take it down now (protocol error, transport lost, peer.forget): BYE, and
+/* Take it down now (protocol error, transport lost, its key removed): BYE, and
  * on_down inside this call when it was UP. */
 void peer_kill(struct peer *peer, const struct err *why);
 /* The same in the next turn. */

@@ -27,7 +27,7 @@ struct ring;
 struct region_map;
 struct session_watch;
 
-/* Of a status page: rooms and transfers that the daemon numbers; behind them those
+/* Of a status page: rooms and moves of chunks that the daemon numbers; behind them those
  * that the engine numbers (proto/kvd_ring.h). */
 #define SESSION_SLOTS 65536u
 #define SESSION_ENGINE_SLOTS 65536u

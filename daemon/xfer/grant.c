@@ -237,26 +237,3 @@ int grant_allows(const struct grant *grant, uint64_t region, bool write)
 	return err_raise(ERR_PERM, "secret: it is for other regions than %llu (regions)",
 			 (unsigned long long)region);
 }
-
-bool grant_record(cJSON *obj, const struct grant *grant, uint64_t now_ns)
-{
-	uint64_t left = grant->until_ns > now_ns ? grant->until_ns - now_ns : 0;
-	cJSON *regions, *number;
-
-	if (!cJSON_AddNumberToObject(obj, "grant", (double)grant->id) ||
-	    !cJSON_AddStringToObject(obj, "access",
-				     grant->write ? "read-write" : "read") ||
-	    (*grant->peer && !cJSON_AddStringToObject(obj, "peer", grant->peer)) ||
-	    (grant->until_ns &&
-	     !cJSON_AddNumberToObject(obj, "left_ms", (double)(left / LOOP_NS_PER_MS))))
-		return false;
-	if (!grant->regions)
-		return true;
-	regions = cJSON_AddArrayToObject(obj, "regions");
-	for (size_t i = 0; regions && i < grant->region_count; i++) {
-		number = cJSON_CreateNumber((double)grant->regions[i]);
-		if (!number || !cJSON_AddItemToArray(regions, number))
-			return false;
-	}
-	return regions;
-}

@@ -64,6 +64,5 @@ int grant_check(struct xfer_session *xs, const struct peer *peer,
 bool grant_covers(const struct grant *grant, uint64_t region, uint64_t now_ns);
 /* May it write there (or read)? NULL is fine. ERR_PERM. */
 int grant_allows(const struct grant *grant, uint64_t region, bool write);
-bool grant_record(cJSON *obj, const struct grant *grant, uint64_t now_ns);
 
 #endif

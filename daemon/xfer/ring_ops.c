@@ -266,7 +266,7 @@ static int op_release(struct ring *ring, struct xfer_session *xs,
 		if (fault)
 			fault_drop(ring, fault);
 		if (t && !t->release)
-			transfer_release(t, (struct xfer_waiter){NULL, NULL});
+			transfer_release(t);
 		else if (prepared)
 			prepared_release(prepared);
 	} else if (!ring_room_release(ring, e->a) && !ring_chunk_release(ring, e->a) &&
@@ -296,7 +296,7 @@ static int op_notify(struct ring *ring, struct xfer_session *xs,
 	if (r >= 0)
 		attach = attach_find(xs, e->a);
 	if (attach)
-		r = notif_post(attach, data, e->bytes, (struct xfer_waiter){NULL, NULL});
+		r = notif_post(attach, data, e->bytes);
 	if (r < 0 || !attach) { /* nobody is there to be told: it is counted */
 		metrics_add(&ring->session->kvd->metrics,
 			    METRIC_AT(NOTIFS, METRIC_OUT, METRIC_NOTIF_DROPPED), 1);

@@ -18,7 +18,6 @@
 
 #define XFER_ATTACHES_MAX 1024u /* of a session */
 #define XFER_DLISTS_MAX 16384u	/* of a session */
-#define XFER_LIVE_MAX 65536u	/* transfers of a session */
 /* bytes of one notification: 1 MiB, and what a client writes in front of it (the nixl
  * package: an agent's name that is longer than a session's, up to 64 KiB) */
 #define XFER_NOTIF_MAX ((1u << 20) + (64u << 10) + 16u)
@@ -144,7 +143,7 @@ struct prepared {
 
 enum { LOCAL, REMOTE };
 
-/* xfer.start */
+/* of two lists; its number and slot are the engine's choice */
 struct transfer {
 	struct list link; /* in attach->waiting */
 	uint64_t id;
@@ -178,9 +177,8 @@ struct transfer {
 	struct charge charge;	   /* indices and notification */
 	struct charge plan_charge; /* plan and picks */
 	uint32_t slot, slot_gen;
-	bool fresh;		     /* the next post is the slot's present generation */
-	bool posted;		     /* ever */
-	struct xfer_waiter releaser; /* waits until it is freed */
+	bool fresh;  /* the next post is the slot's present generation */
+	bool posted; /* ever */
 };
 
 /* A message of ours on the data line: list parts, bare notifications. */
@@ -189,7 +187,6 @@ struct note {
 	struct sched_op op;
 	struct xfer_session *xs;
 	struct attach *attach; /* in use */
-	struct xfer_waiter sender;
 	bool notif;
 	uint64_t dlist, serial; /* a part of this list, of that sending; else 0 */
 	size_t bytes;
@@ -244,8 +241,7 @@ void shares_without(struct xfer_session *xs); /* a region goes */
 void shares_regrant(struct xfer_session *xs, const struct grant *grant);
 
 /* ---- xfer_list.c ---- */
-int notif_post(struct attach *attach, const void *data, size_t len,
-	       struct xfer_waiter sender);
+int notif_post(struct attach *attach, const void *data, size_t len);
 /* What a list and where it lies take, so many entries long. */
 uint64_t xfer_list_bytes(uint64_t entries);
 bool list_is_sent(const struct prepared *prepared, const struct attach *attach);
@@ -293,7 +289,7 @@ int transfer_again(struct transfer *transfer, uint8_t *notif, size_t len);
 void transfer_cancel(struct transfer *transfer, const struct err *why);
 void transfer_cancel_asked(struct transfer *transfer); /* by its engine */
 /* Its number is nobody's any more; freed when it has ended, canceled if need be. */
-void transfer_release(struct transfer *transfer, struct xfer_waiter releaser);
+void transfer_release(struct transfer *transfer);
 void transfer_free(struct transfer *transfer); /* ended */
 void transfers_go(struct attach *attach);      /* the share was acknowledged */
 

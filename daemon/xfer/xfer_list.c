@@ -48,7 +48,6 @@ static void on_note_done(struct sched_op *op)
 	if (note->notif && op->xp.result >= 0)
 		metrics_add(&xs->xfers->kvd->metrics,
 			    METRIC_AT(NOTIFS, METRIC_OUT, METRIC_NOTIF_PASSED), 1);
-	xfer_waiter_end(&note->sender, op->xp.result < 0 ? &op->xp.err : NULL, 0);
 	xs->note_bytes -= note->bytes;
 	mem_free(note);
 	attach_unuse(attach);
@@ -89,8 +88,7 @@ static void note_post(struct note *note, struct attach *attach, size_t len)
 	sched_submit(&attach->flow, &note->op);
 }
 
-int notif_post(struct attach *attach, const void *data, size_t len,
-	       struct xfer_waiter sender)
+int notif_post(struct attach *attach, const void *data, size_t len)
 {
 	struct session *session = attach->xs->session;
 	struct cursor out;
@@ -108,7 +106,6 @@ int notif_post(struct attach *attach, const void *data, size_t len,
 	cursor_put_bytes(&out, attach->secret, sizeof(attach->secret));
 	cursor_put_str(&out, session->client);
 	cursor_put_blob(&out, data, len);
-	note->sender = sender;
 	note->notif = true;
 	note_post(note, attach, out.pos);
 	return 0;

@@ -206,10 +206,7 @@ static int move_begin(struct xfer_op *op)
 		sides[i] = prepared_find(op->xs, op->lists[i]);
 		if (!sides[i])
 			return err_prefix(-ENOENT, "%s", names[i]);
-		if (op->reads[i])
-			op->count[i] = op->reads[i];
-		else if (!op->index[i])
-			op->count[i] = sides[i]->dlist->descs;
+		op->count[i] = op->reads[i] ? op->reads[i] : sides[i]->dlist->descs;
 	}
 	r = lists_fit(sides[LOCAL], sides[REMOTE]);
 	if (r < 0)
@@ -240,7 +237,7 @@ static int move_work(struct xfer_op *op)
 		picks[i] = (struct dlist_pick){op->sides[i]->dlist, NULL, op->index[i],
 					       op->count[i]};
 	}
-	if (r >= 0 && op->has_notif && !op->notif)
+	if (r >= 0 && op->has_notif)
 		r = payload_notif(&op->payload, at, (uint32_t)op->notif_len, &op->notif);
 	return r < 0 ? err_pass(r)
 		     : err_pass(dlist_check_picks(&picks[LOCAL], &picks[REMOTE]));
@@ -263,7 +260,7 @@ static uint64_t xfer_op_bytes(const struct xfer_op *op)
 	if (op->kind == XFER_OP_LIST)
 		return op->rows * (uint64_t)sizeof(struct dlist_entry);
 	return ((uint64_t)op->reads[LOCAL] + op->reads[REMOTE]) * sizeof(*op->index[0]) +
-	       (op->notif ? 0 : op->notif_len);
+	       op->notif_len;
 }
 
 static int op_begin(struct xfer_op *op)

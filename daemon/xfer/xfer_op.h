@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * xfer_op: what an engine asks of the transfer layer, by whichever entry it came
- * through: a command's members (control/commands_xfer.c), an entry of the
- * submission ring, or such an entry in a command (ring_ops.c). The entry fills in
- * what it was told and hears the result; all that is checked is checked here.
- * Loop thread.
+ * xfer_op: what an engine asks of the transfer layer, by an entry of the submission
+ * ring (ring_ops.c), or by dlist.prep (control/commands_xfer.c), which fills it in and is
+ * told the result; all that is checked is checked here. Loop thread.
  */
 #ifndef KVD_XFER_OP_H
 #define KVD_XFER_OP_H
@@ -36,7 +34,8 @@ struct xfer_op {
 	 * same could not be posted. The op is freed afterwards. */
 	void (*on_done)(struct xfer_op *op, int r);
 	void *owner;
-	/* the new object's number, with its claimed slot; 0: the session's next one */
+	/* the new object's number, with its claimed slot; LIST, 0: the session's next one
+	 */
 	uint64_t id;
 	uint32_t slot, gen;
 	struct xfer_payload payload; /* taken */
@@ -49,12 +48,9 @@ struct xfer_op {
 	/* MOVE */
 	enum xp_kind moves;
 	uint64_t lists[2];
-	uint32_t reads[2];  /* so many u32 of the payload are the indices of a list */
-	uint32_t *index[2]; /* or they are here (heap, taken); neither: all rows */
-	uint64_t count[2];
+	uint32_t reads[2]; /* so many u32 of the payload index a list; 0: all rows */
 	bool posts, has_notif;
-	uint8_t *notif; /* heap, taken; NULL: behind the indices */
-	size_t notif_len;
+	size_t notif_len; /* behind the indices */
 
 	/* result */
 	struct prepared *list;
@@ -68,6 +64,9 @@ struct xfer_op {
 	struct dlist *dlist;
 	struct search *search;
 	struct prepared *sides[2]; /* held */
+	uint32_t *index[2];	   /* heap; NULL: all rows */
+	uint64_t count[2];
+	uint8_t *notif; /* heap */
 };
 
 enum { XFER_OP_LATER = 1 };

@@ -2,8 +2,8 @@
 /*
  * This side's engines: prepared lists and transfers.
  *
- * A transfer is checked while the engine waits for the answer (indices, lengths,
- * ranges on both sides), planned, and posted behind the lists that it names:
+ * A transfer is checked (indices, lengths, ranges on both sides), planned, and posted
+ * behind the lists that it names:
  * everything of one attach goes through one flow, and requests of a peer arrive
  * in the order of their posts, so the other daemon has the lists when the
  * transfer comes. An ended transfer can be posted again.
@@ -66,7 +66,6 @@ static void drop_plan(struct transfer *t)
 void transfer_free(struct transfer *t)
 {
 	struct xfer_session *xs = t->xs;
-	struct xfer_waiter releaser = t->releaser;
 
 	assert(sm_state(&t->sm) == XFER_ENDED);
 	idmap_remove(&xs->transfers, t->id);
@@ -80,7 +79,6 @@ void transfer_free(struct transfer *t)
 	mem_free(t->header);
 	mem_free(t->notif);
 	mem_free(t);
-	xfer_waiter_end(&releaser, NULL, 0);
 	if (xs->draining)
 		xfer_session_try_free(xs);
 }
@@ -129,8 +127,7 @@ void transfer_done(struct transfer *t, int result, const struct err *why)
 					t->bytes);
 		/* no request carried it */
 		if (t->has_notif && (t->kind == XP_READ || t->files) &&
-		    notif_post(t->attach, t->notif, t->notif_len,
-			       (struct xfer_waiter){NULL, NULL}) < 0)
+		    notif_post(t->attach, t->notif, t->notif_len) < 0)
 			err_take(&t->err), t->failed = true;
 	}
 	xfer_post_end(t);
@@ -393,11 +390,9 @@ int transfer_post(struct transfer *t)
 	bool late = t->count > XFER_PLAN_INLINE;
 	int r;
 
+	assert(sm_state(&t->sm) == XFER_ENDED);
 	if (t->xs->xfers->kvd->draining)
 		return err_raise(ERR_DRAIN, "no new transfers: the daemon is draining");
-	if (sm_state(&t->sm) != XFER_ENDED)
-		return err_raise(ERR_BUSY, "xfer %llu is under way",
-				 (unsigned long long)t->id);
 	r = xfer_post_look(t);
 	if (r < 0)
 		return err_pass(r);
@@ -447,28 +442,10 @@ static int set_notif(struct transfer *t, uint8_t **notif_p, size_t len)
 
 int transfer_again(struct transfer *t, uint8_t *notif, size_t len)
 {
-	int r = notif && sm_state(&t->sm) == XFER_ENDED ? set_notif(t, &notif, len) : 0;
+	int r = notif ? set_notif(t, &notif, len) : 0;
 
 	mem_free(notif); /* not taken: the post is refused */
 	return r < 0 ? err_pass(r) : err_pass(transfer_post(t));
-}
-
-/* Its number and its slot. */
-static int transfer_number(struct transfer *t, const struct xfer_op *op)
-{
-	struct xfer_session *xs = t->xs;
-	int r;
-
-	t->id = op->id ? op->id : ++xs->session->next_id;
-	t->slot = op->slot;
-	t->slot_gen = op->gen;
-	r = idmap_put(&xs->transfers, t->id, t);
-	if (r < 0 || op->id)
-		return err_pass(r);
-	r = status_slot_take(xs->session->status, t->id, &t->slot, &t->slot_gen);
-	if (r < 0)
-		idmap_remove(&xs->transfers, t->id);
-	return err_pass(r);
 }
 
 static void transfer_take(struct transfer *t, struct xfer_op *op)
@@ -495,13 +472,10 @@ int transfer_new(struct xfer_op *op, struct transfer **transfer_p)
 	struct transfer *t;
 	int r;
 
-	assert(op->sides[LOCAL] && op->sides[REMOTE]);
+	assert(op->id && op->sides[LOCAL] && op->sides[REMOTE]);
 	for (int i = LOCAL; i <= REMOTE; i++)
 		bytes += op->index[i] ? sizeof(*op->index[i]) * op->count[i] : 0;
 	r = charge_take(&charge, xs->session->account, ACCOUNT_LISTS, bytes);
-	if (r >= 0 && idmap_count(&xs->transfers) >= XFER_LIVE_MAX)
-		r = err_raise(ERR_LIMIT, "%u transfers: the cap of a session",
-			      XFER_LIVE_MAX);
 	t = r < 0 ? NULL : mem_zalloc(sizeof(*t));
 	if (!t) {
 		charge_drop(&charge);
@@ -513,7 +487,10 @@ int transfer_new(struct xfer_op *op, struct transfer **transfer_p)
 	list_init(&t->parts[LOCAL]);
 	list_init(&t->parts[REMOTE]);
 	t->fresh = op->posts; /* the slot's first generation is the first post's */
-	r = transfer_number(t, op);
+	t->id = op->id;
+	t->slot = op->slot;
+	t->slot_gen = op->gen;
+	r = idmap_put(&xs->transfers, t->id, t);
 	if (r < 0) {
 		charge_drop(&charge);
 		mem_free(t);
@@ -564,11 +541,10 @@ void transfer_cancel_asked(struct transfer *t)
 	transfer_cancel(t, &why);
 }
 
-void transfer_release(struct transfer *t, struct xfer_waiter releaser)
+void transfer_release(struct transfer *t)
 {
 	assert(!t->release);
 	t->release = true;
-	t->releaser = releaser;
 	if (sm_state(&t->sm) == XFER_ENDED)
 		transfer_free(t);
 	else

@@ -207,7 +207,7 @@ def transfer(house, source, address, op):
                    secret=own["secret"])["attach"]
     local = other.cmd("dlist.prep", descs=[[str(mine), 4096]])["dlist"]
     remote = other.cmd("dlist.prep", peer=at, descs=[[str(address), 4096]])["dlist"]
-    xfer = other.cmd("xfer.start", op=op, local=local, remote=remote)["xfer"]
+    xfer = other.xfer(op, local, remote)
     end = time.monotonic() + 10
     while time.monotonic() < end:
         state = other.cmd("xfer.state", xfer=xfer)["state"]

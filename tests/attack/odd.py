@@ -331,8 +331,8 @@ def names_in_an_administrators_terminal(house):
 @attack("odd", "a key that is told twice, odd UTF-8 and deep trees are refused or harmless")
 def lines_that_parsers_read_differently(house):
     s = greeted(house)
-    for line in (b'{"id":1,"cmd":"ping","cmd":"shutdown"}', b'{"id":1,"cmd":"shutdown","cmd":"ping"}',
-                 b'{"id":1,"cmd":"ping\\u0000shutdown"}', b'{"id":1,"CMD":"shutdown"}',
+    for line in (b'{"id":1,"cmd":"ping","cmd":"drain"}', b'{"id":1,"cmd":"drain","cmd":"ping"}',
+                 b'{"id":1,"cmd":"ping\\u0000drain"}', b'{"id":1,"CMD":"drain"}',
                  b'{"id":1,"cmd":"drain\xff"}', b'{"id":1,"cmd":"\xed\xa0\x80"}',
                  b'{"id":1,"cmd":"ping","x":' + b"[" * 5000 + b"]" * 5000 + b"}",
                  b'{"id":1,"cmd":"ping","x":[' + b"0," * 200000 + b"0]}",
@@ -353,8 +353,7 @@ def root_of_its_own_namespace(house):
             with open("/proc/self/" + name, "w") as out:
                 out.write(text)
     s = greeted(house)
-    for line in (b'{"id":2,"cmd":"log.level","level":"debug"}\n', b'{"id":2,"cmd":"shutdown"}\n',
-                 b'{"id":2,"cmd":"drain"}\n'):
+    for line in (b'{"id":2,"cmd":"log.level","level":"debug"}\n', b'{"id":2,"cmd":"drain"}\n'):
         said = ask(s, line)
         if said and said.get("ok"):
             return "%s was done" % line.decode()

@@ -32,7 +32,7 @@ import time
 
 import bench_route_page
 from bench_route_parts import (DQK, DV, T, TOKEN_BYTES, WAIT_S, BUILD, Engine, Hosts, PAUSE, Raw, Steps,
-                               cpu_s, crowd, ids_of, kernel_us, kvd, median_us, part, rounds,
+                               attended, cpu_s, crowd, ids_of, kernel_us, kvd, median_us, part, rounds,
                                single, slow_turns, stay_on, until)
 import attend_flood  # noqa: E402
 
@@ -212,13 +212,14 @@ class Crowd:
     def during(self, work, count, seconds):
         """Of some engines for some seconds: latencies, and what the holder did meanwhile."""
         engines = self.engines[:count]
-        before, cpu = self.holder.command("attend.list"), cpu_s(self.holder.pid)
+        before, cpu = attended(self.holder), cpu_s(self.holder.pid)
         begin = time.perf_counter()
         times = work(engines, self.rows, self.parts, seconds)
         wall = time.perf_counter() - begin
-        after = self.holder.command("attend.list")
+        after = attended(self.holder)
         return {"times": times, "wall": wall, "cpu": cpu_s(self.holder.pid) - cpu,
-                **{k: after[k] - before[k] for k in ("batches", "batch_rows", "attend_us")}}
+                **{k: after[k] - before[k]
+                   for k in ("batches_total", "served_rows_total", "seconds_total")}}
 
 
 def together(tries):
@@ -231,8 +232,8 @@ def told(figure):
     times = sorted(figure["times"])
     return {"each_us": figure["wall"] / len(times) * 1e6, "p50_us": median_us(times),
             "p99_us": times[int(len(times) * 0.99)] * 1e6, "count": len(times),
-            "rows_a_call": figure["batch_rows"] / max(1, figure["batches"]),
-            "call_us": figure["attend_us"] / max(1, figure["batches"]),
+            "rows_a_call": figure["served_rows_total"] / max(1, figure["batches_total"]),
+            "call_us": 1e6 * figure["seconds_total"] / max(1, figure["batches_total"]),
             "holder_cores": figure["cpu"] / figure["wall"],
             "holder_us_each": figure["cpu"] / len(times) * 1e6}
 
@@ -389,12 +390,12 @@ def beside():
                 os.kill(step.proc.pid, signal.SIGCONT)
                 stay_on(step.proc.pid, {CORES[0]})
                 step.during(lambda: PAUSE.wait(0.1))
-                before, cpu = holder.command("attend.list")["refused"], cpu_s(holder.pid)
+                before, cpu = attended(holder)["refused_total"], cpu_s(holder.pid)
                 begin = time.perf_counter()
                 of[kind].append(step.during(what)[0])
                 wall = time.perf_counter() - begin
                 of["cores"].append((cpu_s(holder.pid) - cpu) / wall)
-                of["refused"].append(holder.command("attend.list")["refused"] - before)
+                of["refused"].append(attended(holder)["refused_total"] - before)
         for _ in range(BESIDE_TURNS):
             work("nobody", lambda: PAUSE.wait(BESIDE_S))
             work("one that asks", lambda: single([engine], CROWD_ROWS, parts, BESIDE_S))

@@ -17,7 +17,7 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 sys.path.insert(0, os.path.join(ROOT, "tests", "lib"))
 import kvd  # noqa: E402
 from kvd_daemon import BUILD, Daemon, until  # noqa: E402
-from kvd_space import space_of  # noqa: E402
+from kvd_space import attended, space_of  # noqa: E402
 
 T, DQK, DV = 64, 576, 512
 TOKEN_BYTES = 2 * DQK
@@ -177,10 +177,10 @@ def part(hold, tokens):
 
 def kernel_us(client, work):
     """What the kernel's calls of a daemon took during some work, and the work's result."""
-    before = client.command("attend.list")
+    before = attended(client)["seconds_total"]
     result = work()
-    after = client.command("attend.list")
-    return after["attend_us"] - before["attend_us"], result
+    after = attended(client)["seconds_total"]
+    return 1e6 * (after - before), result
 
 
 def slow_turns(client):

@@ -34,8 +34,8 @@ sys.path[:0] = [HERE, os.path.join(HERE, "..", "lib"), os.path.join(HERE, "..", 
 from bench_parts import used_s  # noqa: E402
 from bench_report import figure  # noqa: E402
 from kvd_daemon import BUILD, Daemon  # noqa: E402
-from kvd_engine import (Engine, FAILED, Refused, SUCCESS, WAITING,  # noqa: E402
-                        populated)
+from kvd_engine import (Engine, FAILED, RING_NOTIFY, Refused, SUCCESS, WAITING,  # noqa: E402
+                        populated, ring_entry)
 from rig import UnixConnection  # noqa: E402
 
 ROOMS = 10000
@@ -283,18 +283,6 @@ def peer_killed(world):
     world.prefill.until_all(range(ROOMS), "send", FAILED)
 
 
-def peer_forgotten(world):
-    world.pools(flat(64, 4096))
-    world.open(range(ROOMS))
-    world.decode.many("room.bind", [dict(room=str(n), views={"kv": dict(pages=[n % 64])})
-                                    for n in range(ROOMS)])
-    world.prefill.until_all(range(ROOMS), "send", WAITING)
-    yield
-    world.watchers[0].cmd("peer.forget", endpoint=world.decode.endpoint)
-    world.prefill.until_all(range(ROOMS), "send", FAILED)
-    world.decode.until_all(range(ROOMS), "recv", FAILED)
-
-
 def timeouts_at_once(world):
     """All expire while the daemons stand still, so all at the moment they go on."""
     world.pools(flat(64, 4096))
@@ -442,9 +430,9 @@ def notes_many(world):
     attach = world.prefill.cmd("peer.attach", endpoint=world.decode.endpoint,
                                session=own["epoch"], secret=own["secret"])["attach"]
     yield
-    for size, count in ((4, 5000), (65536, 64), (1 << 19, 4)):
-        data = "A" * (size * 4 // 3 // 4 * 4)
-        world.prefill.many("notif.send", [dict(attach=attach, data=data)] * count)
+    for size, count in ((4, 4000), (65536, 64), (1 << 19, 4)):
+        entry = ring_entry(RING_NOTIFY, a=attach, size=size, data=bytes(size))
+        world.prefill.many("xfer.submit", [entry] * count)
         got, end = 0, time.monotonic() + DEADLINE_S
         while got < count:
             assert time.monotonic() < end, "%d of %d notifications" % (got, count)
@@ -491,7 +479,6 @@ LOADS = {
     "receiver": (session_gone, "the receiving engine of 10^4 rooms goes"),
     "sender": (sender_gone, "the sending engine of 10^4 rooms goes"),
     "killed": (peer_killed, "the peer of 10^4 rooms dies"),
-    "forget": (peer_forgotten, "the peer of 10^4 rooms is forgotten"),
     "expire": (timeouts_at_once, "10^4 rooms time out at once"),
     "drain": (drained, "10^4 rooms are drained"),
     "pages": (pages_many, "rooms of 10^5 pages"),

@@ -14,7 +14,8 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from kvd_daemon import DEADLINE_S, Daemon, run  # noqa: E402
-from kvd_engine import BYTES, Cache, Engine, FAILED, Refused, SUCCESS  # noqa: E402
+from kvd_engine import (BYTES, FAILED, RING_RELEASE, SUCCESS, Cache, Engine, Refused,  # noqa: E402
+                        ring_entry)
 
 ROW = 256
 ROWS = BYTES // ROW
@@ -72,8 +73,7 @@ def write_and_read(transport, kinds):
         local, remote = t.lists()
         t.mine.mem[:] = random.Random(1).randbytes(BYTES)
         src, dst = scattered(2000, 2), scattered(2000, 3)
-        x = t.a.cmd("xfer.start", op="write", local=local, remote=remote, local_index=src,
-                    remote_index=dst, notif=base64.b64encode(b"written").decode())["xfer"]
+        x = t.a.xfer("write", local, remote, src, dst, b"written")
         t.until(x)
         wanted = bytearray(BYTES)
         for s, d in zip(src, dst):
@@ -81,10 +81,10 @@ def write_and_read(transport, kinds):
         assert t.yours.mem[:] == bytes(wanted), "written bytes differ"
         told = t.b.cmd("notif.drain")["notifs"]
         assert [(n["from"], base64.b64decode(n["data"])) for n in told] == [("a", b"written")]
-        t.a.cmd("xfer.release", xfer=x)
+        t.a.cmd("xfer.submit", **ring_entry(RING_RELEASE, a=x))
+        t.a.refused("ENOTFOUND", "xfer.state", xfer=x)
         t.yours.mem[:] = random.Random(4).randbytes(BYTES)
-        x = t.a.cmd("xfer.start", op="read", local=local, remote=remote)["xfer"]
-        t.until(x)
+        t.until(t.a.xfer("read", local, remote))
         assert t.mine.mem[:] == t.yours.mem[:], "read bytes differ"
 
 
@@ -123,9 +123,7 @@ def long_list_by_memfd():
                               for r in rows))
         remote = t.a.cmd("dlist.prep", fds=[fd], fd=0, count=n, peer=t.peer)["dlist"]
         local, _ = t.lists()
-        x = t.a.cmd("xfer.start", op="write", local=local, remote=remote,
-                    local_index=[[0, n]])["xfer"]
-        t.until(x)
+        t.until(t.a.xfer("write", local, remote, range(n)))
         for i, r in enumerate(rows):
             assert t.yours.mem[r * ROW:(r + 1) * ROW] == t.mine.mem[i * ROW:(i + 1) * ROW]
         os.close(fd)
@@ -149,7 +147,7 @@ def session_ends_while_its_list_is_read():
         while len(t.a.cmd("session.list", all=True)["sessions"]) > 1:
             assert time.monotonic() < end, "a session does not end"
         local, remote = t.lists()
-        t.until(t.a.cmd("xfer.start", op="write", local=local, remote=remote)["xfer"])
+        t.until(t.a.xfer("write", local, remote))
 
 
 def unregistered_memory_is_out_of_reach():
@@ -159,10 +157,9 @@ def unregistered_memory_is_out_of_reach():
         t.b.cmd("region.unregister", region=t.yours.region)
         t.mine.mem[:] = b"\1" * BYTES
         try:
-            x = t.a.cmd("xfer.start", op="write", local=local, remote=remote)["xfer"]
-            t.until(x, FAILED)
-        except Exception as why:
-            assert "ENOTFOUND" in str(why) or "EREVOKED" in str(why), why
+            t.until(t.a.xfer("write", local, remote), FAILED)
+        except Refused as why:
+            assert why.code in ("ENOTFOUND", "EREVOKED"), why
         assert t.yours.mem[:] == bytes(BYTES), "memory that was taken back was written"
 
 
@@ -170,28 +167,24 @@ def list_outlives_a_session_there():
     """One local list for two engines of the other daemon, of which the first ends."""
     with Agents("shm") as t:
         local, remote = t.lists()
-        t.until(t.a.cmd("xfer.start", op="write", local=local, remote=remote,
-                        local_index=[1], remote_index=[1])["xfer"])
+        t.until(t.a.xfer("write", local, remote, [1], [1]))
         second = Engine(t.daemons[1], "second")
         theirs = Cache(second, "memfd")
         peer = t.attach(t.a, second)
         far = t.a.cmd("dlist.prep", peer=peer, descs=[[str(theirs.address), ROW, ROW, ROWS]])
-        t.until(t.a.cmd("xfer.start", op="write", local=local, remote=far["dlist"],
-                        local_index=[1], remote_index=[2])["xfer"])
+        t.until(t.a.xfer("write", local, far["dlist"], [1], [2]))
         t.b.close()
         end = time.monotonic() + DEADLINE_S
         while len(second.cmd("session.list")["sessions"]) > 1:
             assert time.monotonic() < end
         t.mine.mem[3 * ROW:4 * ROW] = b"3" * ROW
-        t.until(t.a.cmd("xfer.start", op="write", local=local, remote=far["dlist"],
-                        local_index=[3], remote_index=[4])["xfer"])
+        t.until(t.a.xfer("write", local, far["dlist"], [3], [4]))
         assert theirs.mem[4 * ROW:5 * ROW] == b"3" * ROW
         third = Engine(t.daemons[1], "third")
         fresh = Cache(third, "memfd")
         peer = t.attach(t.a, third)
         far = t.a.cmd("dlist.prep", peer=peer, descs=[[str(fresh.address), ROW, ROW, ROWS]])
-        t.until(t.a.cmd("xfer.start", op="read", local=local, remote=far["dlist"],
-                        local_index=[3], remote_index=[4])["xfer"])
+        t.until(t.a.xfer("read", local, far["dlist"], [3], [4]))
         assert t.mine.mem[3 * ROW:4 * ROW] == fresh.mem[4 * ROW:5 * ROW]
         second.close()
         third.close()
@@ -220,8 +213,7 @@ def region_registered_after_attaching():
         remote = t.a.cmd("dlist.prep", peer=t.peer, descs=rows)["dlist"]
         local, _ = t.lists()
         t.mine.mem[3 * ROW:4 * ROW] = b"7" * ROW
-        t.until(t.a.cmd("xfer.start", op="write", local=local, remote=remote, local_index=[3],
-                        remote_index=[4])["xfer"])
+        t.until(t.a.xfer("write", local, remote, [3], [4]))
         assert later.mem[4 * ROW:5 * ROW] == b"7" * ROW
         t.b.close()
         end = time.monotonic() + DEADLINE_S

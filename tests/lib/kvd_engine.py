@@ -6,12 +6,14 @@
         prefill, decode = Engine(a, "prefill"), Engine(b, "decode")
         src, dst = Cache(prefill), Cache(decode)
 """
+import base64
 import ctypes
 import json
 import mmap
 import os
 import secrets
 import socket
+import struct
 import threading
 import time
 
@@ -22,6 +24,16 @@ TOKEN = HEADS * HEAD_BYTES
 FIELD = PAGES * PAGE_TOKENS * TOKEN
 BYTES = 2 * LAYERS * FIELD
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
+# of proto/kvd_ring.h; slots from the first one on are the engine's own
+RING_XFER, RING_RELEASE, RING_NOTIFY = 2, 5, 6
+WRITES, POSTS, NOTIFIES = 1, 2, 4
+RING_IDS, FIRST_SLOT = 1 << 48, 65536
+
+
+def ring_entry(op, flags=0, slot=0, a=0, b=0, n0=0, n1=0, size=0, data=b""):
+    """Arguments of xfer.submit, for an entry with its payload."""
+    entry = struct.pack("<IIIIQQQIIIIQ", op, flags, slot, slot and 1, a, b, 0, n0, n1, size, 0, 0)
+    return dict(entry=base64.b64encode(entry).decode(), data=base64.b64encode(data).decode())
 
 
 class Refused(Exception):
@@ -32,7 +44,7 @@ class Refused(Exception):
 
 class Engine:
     def __init__(self, daemon, name, path=None):
-        self.daemon, self.name, self.last = daemon, name, 0
+        self.daemon, self.name, self.last, self.slots = daemon, name, 0, 0
         self.lock = threading.Lock()  # an answer is of who asked
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(DEADLINE_S)
@@ -64,6 +76,20 @@ class Engine:
             assert why.code == code, "%s instead of %s" % (why, code)
             return why.message
         raise AssertionError("%s was not refused: %s" % (cmd, answer))
+
+    def xfer(self, op, local, remote, local_index=(), remote_index=(), notif=None):
+        """Start a transfer in a new slot, of these rows (none: of all): its number."""
+        slot, self.slots = FIRST_SLOT + self.slots, self.slots + 1
+        flags = POSTS | (op == "write" and WRITES) | (notif is not None and NOTIFIES)
+        picks = struct.pack("<%dI" % (len(local_index) + len(remote_index)), *local_index,
+                            *remote_index)
+        self.cmd("xfer.submit", **ring_entry(
+            RING_XFER, flags, slot, local, remote, len(local_index), len(remote_index),
+            len(notif or b""), picks + (notif or b"")))
+        return RING_IDS + slot
+
+    def notify(self, attach, data):
+        self.cmd("xfer.submit", **ring_entry(RING_NOTIFY, a=attach, size=len(data), data=data))
 
     def state(self, room, role):
         one = self.cmd("room.poll", rooms=[{"room": str(room), "role": role}])["rooms"][0]

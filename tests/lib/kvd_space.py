@@ -18,3 +18,9 @@ def space_of(client, *args, **words):
         except kvd.BusyError:
             assert time.monotonic() < end, "no memory for chunks within %g s" % DEADLINE_S
             PAUSE.wait(0.002)
+
+
+def attended(client):
+    """A daemon's figures of attention: live, waiting, refused_total, batches_total, …"""
+    return {row["name"][len("attend_"):]: row["value"]
+            for row in client.command("stats")["metrics"] if row["name"].startswith("attend_")}

@@ -12,6 +12,7 @@ import kvd
 from attend_flood import Flood, keys_of
 from conftest import until
 from kvd_daemon import BUILD, Daemon
+from kvd_space import attended
 from test_attend import ATTENDS, T, Engine, Model, close, ids_of
 
 TOKENS, ROWS = 512 * T, 512  # of a message: half of what one call of the kernel computes
@@ -51,7 +52,7 @@ def test_who_keeps_to_no_window_disturbs_nobody_else(tmp_path, way):
         assert hold.far == len(ids)
 
         def state():
-            return far.command("attend.list")
+            return attended(far)
 
         def ask():
             """Calls of the holder's kernel until it was answered, and what waited."""
@@ -60,15 +61,15 @@ def test_who_keeps_to_no_window_disturbs_nobody_else(tmp_path, way):
             near.attend.wait(0, timeout=60)
             after = state()
             close(near.got(0), want)
-            return after["batches"] - before["batches"], after["waiting"]
+            return after["batches_total"] - before["batches_total"], after["waiting"]
         rows = near.ask(0, 1, [kvd.Part(hold)])  # as each ask() has them
         near.attend.wait(0, timeout=60)
         want = model.attend(1, rows, np.arange(TOKENS))
         ask()
-        begin, refused = rss_mib(holder), state()["refused"]
+        begin, refused = rss_mib(holder), state()["refused_total"]
         with Flood(far, keys, ids, tokens=TOKENS, rows=ROWS, heads=model.heads, dqk=model.dqk,
                    dv=model.dv, data_line=way == "data line") as flood:
-            until(lambda: state()["refused"] > refused)
+            until(lambda: state()["refused_total"] > refused)
             calls, waited, grown = [], [], []
             for _ in range(ASKS):
                 count, waiting = ask()
@@ -77,7 +78,7 @@ def test_who_keeps_to_no_window_disturbs_nobody_else(tmp_path, way):
                 grown.append(rss_mib(holder) - begin)
             print("%s: %d messages, %d refused; calls until an answer %s; %s waited; "
                   "grown by %.0f MiB; over: %r" % (
-                      way, flood.sent, state()["refused"], sorted(calls), max(waited),
+                      way, flood.sent, state()["refused_total"], sorted(calls), max(waited),
                       max(grown), flood.over))
         assert max(waited) <= WAITS_MOST
         # its own, and what is computed while it comes, goes and is asked about; whoever came
