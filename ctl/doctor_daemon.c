@@ -290,8 +290,10 @@ static void say_refused(struct doctor *d, const cJSON *keys)
 
 		if (ctl_num(one, "last_ms") < RECENT_MS)
 			doctor_say(d, DOCTOR_WARN, remedy,
-				   "%s was refused %s, the last %s ago: %s",
+				   "%s%s%s was refused %s, the last %s ago: %s",
 				   ctl_str(one, "address", "?"),
+				   *ctl_str(one, "key", "") ? " with key " : "",
+				   ctl_str(one, "key", ""),
 				   ctl_count(ctl_num(one, "count"), "time"),
 				   ctl_ms(ctl_num(one, "last_ms")), why);
 	}
@@ -443,10 +445,10 @@ static void say_error(struct doctor *d, const cJSON *peer, const char *state)
 		   ctl_ms(ctl_num(peer, "since_ms")), code, why);
 }
 
-/* Of --peer: it is told already whether that one was reached. */
-static bool was_tried(const struct doctor *d, const char *endpoint)
+/* By the first so many --peer: it is told already whether that one was reached. */
+static bool was_tried(const struct doctor *d, unsigned int count, const char *endpoint)
 {
-	for (unsigned int i = 0; i < d->ctl->peers.count; i++) {
+	for (unsigned int i = 0; i < count; i++) {
 		if (endpoint_same(d->ctl->peers.word[i], endpoint))
 			return true;
 	}
@@ -477,7 +479,7 @@ static bool check_peer(struct doctor *d, const cJSON *peer)
 		return false;
 	line = ctl_true(peer, "data_line");
 	if (strcmp(state, "up") != 0) {
-		if (was_tried(d, ctl_str(peer, "endpoint", "")))
+		if (was_tried(d, d->ctl->peers.count, ctl_str(peer, "endpoint", "")))
 			return false;
 		say_error(d, peer, state);
 		return true;
@@ -545,7 +547,8 @@ void doctor_peers(struct doctor *d)
 	if (!d->health)
 		return;
 	for (unsigned int i = 0; i < d->ctl->peers.count; i++)
-		reach_peer(d, d->ctl->peers.word[i]);
+		if (!was_tried(d, i, d->ctl->peers.word[i]))
+			reach_peer(d, d->ctl->peers.word[i]);
 	if (ctl_query(d->ctl, "peer.list", NULL, &reply))
 		return;
 	for (unsigned int i = 0; i < 2; i++) {

@@ -15,20 +15,20 @@
 
 /* ---- the interface of an address ---- */
 
-/* "tcp://10.0.0.2:7400" to "10.0.0.2", "tcp://[fe80::1]:7400" to "fe80::1". */
-static bool host_of(const char *endpoint, char host[64])
+/* "tcp://10.0.0.2:7400" to "10.0.0.2", "tcp://[fe80::1]:7400" to "fe80::1"; else "". */
+static void host_of(const char *endpoint, char host[64])
 {
 	const char *at = strncmp(endpoint, "tcp://", 6) ? endpoint : endpoint + 6,
 		   *end = strrchr(at, ':');
 
+	*host = '\0';
 	if (!end || end == at || end - at > 63)
-		return false;
+		return;
 	if (*at == '[' && end[-1] == ']') {
 		at++;
 		end--;
 	}
 	snprintf(host, 64, "%.*s", (int)(end - at), at);
-	return true;
 }
 
 /* Where the daemon's addresses are: its network namespace, not ours. */
@@ -156,15 +156,14 @@ static void check_interface(struct doctor *d, const struct net *net, const char 
 			   *speed && *speed != '-' ? " Mb/s" : "", host);
 }
 
-static void check_address(struct doctor *d, const char *option)
+static void check_address(struct doctor *d, const char *option, const char *host)
 {
 	struct net net = {.ours = true};
-	const char *endpoint = doctor_setting(d, option);
-	char host[64], name[32];
+	char name[32];
 
-	if (!*endpoint || !host_of(endpoint, host) || strcmp(host, "*") == 0 ||
-	    strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0 ||
-	    strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0)
+	if (!*host || strcmp(host, "*") == 0 || strcmp(host, "0.0.0.0") == 0 ||
+	    strcmp(host, "::") == 0 || strncmp(host, "127.", 4) == 0 ||
+	    strcmp(host, "::1") == 0)
 		return;
 	if (!net_find(d, &net))
 		doctor_say(d, DOCTOR_WARN, "run this where the daemon's /proc/PID is",
@@ -182,9 +181,13 @@ static void check_address(struct doctor *d, const char *option)
 
 void doctor_network(struct doctor *d)
 {
-	check_address(d, "listen");
-	if (strcmp(doctor_setting(d, "listen"), doctor_setting(d, "tcp_listen")) != 0)
-		check_address(d, "tcp_listen");
+	char control[64], data[64];
+
+	host_of(doctor_setting(d, "listen"), control);
+	host_of(doctor_setting(d, "tcp_listen"), data);
+	check_address(d, "listen", control);
+	if (strcmp(control, data) != 0)
+		check_address(d, "tcp_listen", data);
 }
 
 /* ---- RDMA ---- */

@@ -28,11 +28,12 @@ def ctl(*args, run_dir=None):
 
 
 def lines_of(report, status):
-    """[(result, check, fact, remedy)]: each that is not ok has a remedy."""
+    """[(result, check, fact, remedy)]: each is told once, and has a remedy unless it is ok."""
     lines = [tuple(line[k] for k in ("result", "check", "fact", "remedy"))
              for line in report["checks"]]
     for result, check, fact, remedy in lines:
         assert bool(remedy) == (result != "ok"), (check, fact, remedy)
+    assert len(set(lines)) == len(lines), lines
     worst = max(RANK[line[0]] for line in lines)
     assert status == worst == RANK[report["result"]], (status, lines)
     return lines
@@ -187,7 +188,8 @@ def link_of_the_address_is_judged():
                "&& exec \"$@\"" % address, "sh"]
     if subprocess.run(wrapper + ["true"], capture_output=True).returncode:
         raise Skip("a network namespace (unshare -n, ip)")
-    text = "[peer]\nlisten = tcp://%s:7400\ninsecure = yes\n" % address
+    text = "[peer]\nlisten = tcp://%s:7400\ninsecure = yes\n" \
+        "[transport]\ntcp_listen = tcp://%s:7401\n" % (address, address)
     route = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n" \
         "eth1\t00000000\t0102A8C0\t0003\t0\t0\t0\t00000000\n" \
         "eth9\t0007C90A\t00000000\t0001\t0\t0\t0\t00FFFFFF"
@@ -330,7 +332,7 @@ def peers_and_failures_have_remedies():
     with Daemon(name="p0") as a, Daemon(name="d0") as b:
         prefill, decode = Engine(a, "vllm"), Engine(b, "sglang")
         src, dst = Cache(prefill), Cache(decode)
-        lines = doctor(b, "--peer", prefill.endpoint, "--peer",
+        lines = doctor(b, "--peer", prefill.endpoint, "--peer", prefill.endpoint, "--peer",
                        "tcp://127.0.0.1:%d" % free_port(), "--stuck", "10ms")
         has(lines, "ok", "peers", prefill.endpoint.split("#")[0] + " is reached, by shm")
         has(lines, "FAIL", "peers", "ETIMEOUT", "is its daemon up")
