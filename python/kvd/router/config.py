@@ -13,7 +13,7 @@ LINES_MAX = 4096
 FILE_MAX = 1 << 20
 
 # Where an engine is. bootstrap: (host, port) of its bootstrap server, or None; draining: takes
-# nothing new; worker: the directory's name of it, or None; load: a kvd.pick.Load as of the time
+# nothing new; worker: the directory's name of it, or None; load: a Load of kvd.router.pick as of the time
 # `sampled`, or None.
 Spec = namedtuple("Spec", "role url engine bootstrap draining worker load sampled",
                   defaults=(None, False, None, None, None))
@@ -132,7 +132,7 @@ def parser():
     out = argparse.ArgumentParser(
         prog="python -m kvd.router", allow_abbrev=False,
         description="An OpenAI-compatible router before prefill and decode servers.",
-        epilog="python -m kvd.router members|flip|publish --help: commands for one that runs")
+        epilog="python -m kvd.router members|flip|publish|pick|scale --help: other commands")
     out.add_argument("--listen", type=checked(host_port), default=("127.0.0.1", 8000),
                      metavar="HOST:PORT", help="127.0.0.1:8000 if absent")
     out.add_argument("--engine", choices=ENGINES, default="vllm",

@@ -9,8 +9,8 @@ import time
 
 from ..aio import AsyncClient
 from ..errors import Error, NotFoundError
-from ..pick import Load
 from .config import ENGINES, ROLES, base_url, host_port, spec_of
+from .pick import Load
 
 log = logging.getLogger("kvd.router")
 POLL_S = 1

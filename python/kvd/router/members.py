@@ -18,7 +18,7 @@ OPEN_MAX_S = 60
 FILES_S = 0.5
 NAMES_MAX = 8
 MANY = 3
-ROLE_MAX = 4096  # members; kvd.pick takes no more
+ROLE_MAX = 4096  # members; a Picker takes no more
 
 
 class Circuit:

@@ -5,12 +5,11 @@ import random
 from collections import namedtuple
 
 from ..errors import NotFoundError
-from ..pick import DRAINING, GONE, SERVING, Picker
 from .config import ROLES
+from .pick import DRAINING, GONE, SERVING, Picker
 
 # tokens: estimated, of the prompt; alone: decode computes it, without a prefill server
 Request = namedtuple("Request", "tokens alone", defaults=(False,))
-AVOID_MAX = 64
 
 
 class Reservation:
@@ -105,7 +104,7 @@ class PickerReservation(Reservation):
 
 
 class LeastLoaded(Policy):
-    """The pair that kvd.pick predicts to give the first token soonest: by what this router has
+    """The pair that a Picker predicts to give the first token soonest: by what this router has
     given out and how it went, and by the loads of the directory."""
 
     def __init__(self, members):
@@ -131,8 +130,7 @@ class LeastLoaded(Policy):
         tried = [m.name for m in avoid if m.name in by_name]
         for names in (tried, ()):
             try:
-                got = self.picker.pick(prompt_tokens=request.tokens, avoid=names[:AVOID_MAX],
-                                       only=only)
+                got = self.picker.pick(prompt_tokens=request.tokens, avoid=names, only=only)
             except NotFoundError:
                 continue
             pair = by_name.get(got.prefill), by_name[got.decode]

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from typing import Any, Collection, Dict, List, NamedTuple, Optional, Tuple, Type
 
-from ..pick import Pick, Picker
 from .members import Member, Members
-
-AVOID_MAX: int
+from .pick import Pick, Picker
 
 class Request(NamedTuple):
     tokens: int
