@@ -67,16 +67,6 @@ struct ctl {
 		unsigned long query, steps, holders, selected;
 		bool shifted;
 	} cost;
-	const char *from, *at; /* of pick and scale */
-	struct ctl_words near; /* of pick */
-	struct {
-		unsigned long prompt, output, bytes;
-	} pick;
-	struct {
-		const char *prefill, *decode, *within, *start, *up, *down;
-		const char *hook, *hook_limit, *metrics;
-		unsigned long busy, full;
-	} scale;
 	bool raw;		   /* strings of answers are left as they came */
 	bool version_differs;	   /* why there is no client */
 	struct kvd_client *client; /* made by the first ctl_ask() */
@@ -195,8 +185,6 @@ int ctl_run_bench(struct ctl *ctl);
 int ctl_run_cost(struct ctl *ctl);
 int ctl_cost_live(struct ctl *ctl);
 int ctl_run_calibrate(struct ctl *ctl);
-int ctl_run_pick(struct ctl *ctl);
-int ctl_run_scale(struct ctl *ctl);
 int ctl_run_top(struct ctl *ctl);
 int ctl_run_doctor(struct ctl *ctl);
 

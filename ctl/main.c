@@ -217,42 +217,6 @@ const struct ctl_command ctl_commands[] = {
 	 "--shifted          the KV is used at another position: a fetch rotates it\n"
 	 "--recompute MICROS to compute KV, a token and layer; else never local",
 	 0, 0, "q", ctl_run_cost},
-	{"pick", "[PREFILL DECODE]", "which workers a request would get, and why",
-	 "PREFILL, DECODE: groups, prefill and decode if not given. Predicted times to\n"
-	 "the first token by the workers' loads; docs/pick.md has the function.\n\n"
-	 "--prompt N            tokens of the prompt\n"
-	 "--output N            tokens that are expected\n"
-	 "--bytes N             of KV\n"
-	 "--near WORKER=TOKENS  a worker holds so much of the prompt; up to 32\n"
-	 "--at ENDPOINT         of the meeting point; this daemon if not given\n"
-	 "--from FILE           of a file's last line instead of the daemon; - is\n"
-	 "                      standard input",
-	 0, 2, "12", ctl_run_pick},
-	{"scale", "[PREFILL DECODE]", "how many workers the load asks for",
-	 "PREFILL, DECODE: groups, prefill and decode if not given.\n\n"
-	 "--interval TIME     look again and again; without, once\n"
-	 "--count N           so many looks\n"
-	 "--prefill MIN:MAX, --decode MIN:MAX\n"
-	 "                    workers (1:4096)\n"
-	 "--busy PERCENT      of prefill workers' time that is to be used (70)\n"
-	 "--full PERCENT      of decode workers' KV (75)\n"
-	 "--within TIME       prompts that wait are to be computed (60s)\n"
-	 "--start TIME        that a worker takes to start (3m)\n"
-	 "--up TIME           between two steps up (1m)\n"
-	 "--down TIME         less was wanted for so long before a step down (15m)\n"
-	 "--hook PROGRAM      run when a number has changed, never two at a time, with\n"
-	 "                    KVD_SCALE_PREFILL, KVD_SCALE_DECODE, and each with "
-	 "_BEFORE,\n"
-	 "                    _WORKERS and _GROUP behind it; again, when it failed\n"
-	 "--hook-limit TIME   after which it is killed (60s)\n"
-	 "--metrics FILE      kvd_scale_wanted and others, for the textfile collector\n"
-	 "--at ENDPOINT       of the meeting point; this daemon if not given\n"
-	 "--from FILE         a look a line, instead of the daemon; - is "
-	 "standard input\n\n"
-	 "Text: when a number has changed; --json: a line a look. A daemon that "
-	 "does not\n"
-	 "answer changes nothing.",
-	 0, 2, "13cI", ctl_run_scale},
 	{"keygen", "[--owner USER] [FILE]",
 	 "make a CURVE key pair for daemon-to-daemon traffic",
 	 "With FILE: the secret key is written to it (mode 0600; an existing file is "
@@ -353,23 +317,6 @@ static const struct command_option {
 	{"holders", 'q', OPTION_NUMBER, OF(cost.holders), KVD_COST_HOLDERS_MAX},
 	{"selected", 'q', OPTION_NUMBER, OF(cost.selected), 1u << 30},
 	{"shifted", 'q', OPTION_FLAG, OF(cost.shifted), 0},
-	{"from", '1', OPTION_TEXT, OF(from), 0},
-	{"at", '1', OPTION_TEXT, OF(at), 0},
-	{"prompt", '2', OPTION_NUMBER, OF(pick.prompt), 1u << 30},
-	{"output", '2', OPTION_NUMBER, OF(pick.output), 1u << 30},
-	{"bytes", '2', OPTION_NUMBER, OF(pick.bytes), 1ul << 49},
-	{"near", '2', OPTION_LIST, OF(near), 0},
-	{"prefill", '3', OPTION_TEXT, OF(scale.prefill), 0},
-	{"decode", '3', OPTION_TEXT, OF(scale.decode), 0},
-	{"busy", '3', OPTION_NUMBER, OF(scale.busy), 100},
-	{"full", '3', OPTION_NUMBER, OF(scale.full), 100},
-	{"within", '3', OPTION_TEXT, OF(scale.within), 0},
-	{"start", '3', OPTION_TEXT, OF(scale.start), 0},
-	{"up", '3', OPTION_TEXT, OF(scale.up), 0},
-	{"down", '3', OPTION_TEXT, OF(scale.down), 0},
-	{"hook", '3', OPTION_TEXT, OF(scale.hook), 0},
-	{"hook-limit", '3', OPTION_TEXT, OF(scale.hook_limit), 0},
-	{"metrics", '3', OPTION_TEXT, OF(scale.metrics), 0},
 #undef OF
 };
 

@@ -3,5 +3,5 @@
 # manifests against Kubernetes' schemas (PyPI, 22 MB, kept in build/kubernetes).
 CONTAINER_TESTS := tests/containers/test_manifests.py tests/containers/test_container.py
 .PHONY: test-containers
-test-containers: all $(B)/demo-prefill $(B)/demo-decode ## the container image in namespaces, Kubernetes' manifests
+test-containers: all $(PYDIR)/installed $(B)/demo-prefill $(B)/demo-decode ## the container image in namespaces, Kubernetes' manifests
 	@TEST_TIMEOUT=1800 scripts/run-tests.sh $(B) $(CONTAINER_TESTS)

@@ -20,7 +20,6 @@ FISHDIR ?= $(PREFIX)/share/fish/vendor_completions.d
 
 D = $(DESTDIR)
 PUBLIC_HEADERS := $(wildcard lib/kvd.h lib/kvd_chunk.h lib/kvd_attend.h lib/kvd_cost.h \
-	lib/kvd_pick.h \
 	proto/kvd_status.h proto/kvd_ring.h)
 MAN_PAGES  := $(wildcard man/*.[1-8])
 # with their folders: their links are relative

@@ -9,8 +9,7 @@ VALGRIND := wire json cursor text hex fields err list idmap pack rows coverage d
 	layout http log cpu numa plan_builder plan_ctl shapes mailbox notify plan loop_parts \
 	offload peer peer_hostile peer_parts peer_past peer_express rooms_forged \
 	rooms_early rooms_leave gate session \
-	cost_golden cost_rules cost_fit cost_page cost_live decide \
-	pick_feed scale
+	cost_golden cost_rules cost_fit cost_page cost_live decide
 VALGRIND_TESTS := $(VALGRIND:%=$(B)/unit/test_%)
 
 .PHONY: valgrind

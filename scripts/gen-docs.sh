@@ -26,7 +26,7 @@ r $work/options
 d
 }" man/kvd.conf.5.in >"$work/kvd.conf.5"
 scripts/gen-man3.py "$version" "$(header kvd.h)" "$(header kvd_chunk.h)" \
-	"$(header kvd_attend.h)" "$(header kvd_cost.h)" "$(header kvd_pick.h)" \
+	"$(header kvd_attend.h)" "$(header kvd_cost.h)" \
 	--states "$(header kvd_status.h)" >"$work/libkvd.3"
 
 if [ "${3-}" = --check ]; then

@@ -40,7 +40,7 @@ from .layout import HND, NHD, Layout  # noqa: E402
 from .memory import Memory, Region  # noqa: E402
 from .rooms import (BOOTSTRAPPING, CLOSED, FAILED, SUCCESS, TRANSFERRING,  # noqa: E402
                     WAITING_FOR_INPUT, Event, Room, Source, Status, View)
-from . import cost, pick, shards  # noqa: E402
+from . import cost, shards  # noqa: E402
 from .shapes import Shapes  # noqa: E402
 from .timeline import Timeline  # noqa: E402
 
@@ -54,5 +54,5 @@ __all__ = [
     "FAILED", "Facts", "Found", "HND", "Hold", "InvalidError", "Layout", "LimitError", "Memory",
     "MemoryImportError", "Move", "NHD", "NotFoundError", "PeerError", "PermissionDenied", "Pool", "RETRY", "Region", "Room",
     "SUCCESS", "Shapes", "Source", "Space", "StateError", "Status", "TRANSFERRING", "TimeoutError",
-    "Timeline", "View", "WAITING_FOR_INPUT", "cost", "pick", "shards",
+    "Timeline", "View", "WAITING_FOR_INPUT", "cost", "shards",
 ]

@@ -21,6 +21,6 @@ from .rooms import (
     WAITING_FOR_INPUT as WAITING_FOR_INPUT)
 from .shapes import Shapes as Shapes
 from .timeline import Timeline as Timeline
-from . import cost as cost, pick as pick, shards as shards
+from . import cost as cost, shards as shards
 
 __version__: str

@@ -12,7 +12,6 @@
  *   ext_chunk.c   spaces, holds, puts and fetches of chunks
  *   ext_attend.c  query rows that attend to chunks where they are
  *   ext_cost.c    route, fetch or local
- *   ext_pick.c    which workers serve a request, and how many are wanted
  *   ext_shapes.c  layouts by the plan library
  *   ext_rows.c    descriptor rows: check, compress, index lists (no Python in it)
  *
@@ -63,7 +62,6 @@ int ext_xfer_init(PyObject *module);
 int ext_chunk_init(PyObject *module);
 int ext_attend_init(PyObject *module);
 int ext_cost_init(PyObject *module);
-int ext_pick_init(PyObject *module);
 int ext_shapes_init(PyObject *module);
 
 /* ---- ext_client.c ------------------------------------------------------------ */

@@ -19,6 +19,7 @@ sys.path.insert(0, os.path.join(TREE, "tests", "lib"))
 from kvd_daemon import BUILD, Skip, run  # noqa: E402
 
 VENV = os.path.join(TREE, "build", "kubernetes")
+KVD_PYTHON = os.path.join(TREE, "build", "python", "venv", "bin", "python")  # has kvd
 VERSION = "1.37.0"
 VALIDATE = """import json, sys, kubernetes_validate
 for each in json.load(sys.stdin):
@@ -201,20 +202,22 @@ def grace_is_longer_than_the_drain():
 
 
 def autoscalers_follow_the_metric():
-    """What kvd-ctl scale is told is what it takes, and writes the series that they ask for."""
+    """The options of scale are such, and it writes the series that they ask for."""
     things = manifests()["scale.yaml"]
     scale = [c for c in things[0]["spec"]["template"]["spec"]["containers"]
              if c["name"] == "scale"][0]
-    words = scale["args"][2:]  # --socket PATH
-    interval = words.index("--interval")
-    del words[interval:interval + 2]
+    assert scale["command"][1:] == ["-m", "kvd.router"]
+    words = scale["args"]
+    for option in ("--interval", "--socket"):
+        at = words.index(option)
+        del words[at:at + 2]
     with tempfile.TemporaryDirectory() as folder:
         path = folder + "/kvd.prom"
         words[words.index("--metrics") + 1] = path
         answer = {"ranks": []}
-        done = subprocess.run([BUILD + "/kvd-ctl", *words, "--from", "-"], text=True, input=json.dumps(
-            {"groups": {"prefill": answer, "decode": answer}}) + "\n", stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT)
+        done = subprocess.run([KVD_PYTHON, "-m", "kvd.router", *words, "--from", "-"], text=True,
+                              input=json.dumps({"groups": {"prefill": answer, "decode": answer}}),
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert done.returncode == 0, done.stdout
         with open(path) as f:
             written = f.read()

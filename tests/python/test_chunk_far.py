@@ -8,6 +8,7 @@ import signal
 import pytest
 
 import kvd
+from kvd.router import pick
 from conftest import until
 from kvd_daemon import Daemon
 from test_chunk_files import killed
@@ -252,18 +253,18 @@ def test_who_holds_a_prompt_is_picked():
         c.command("group.publish", group="prefill", worker="idle")
         answer = c.command("group.query", group="prefill", at=c.endpoint)
         with reader.hold(ids, far=10) as hold:
-            assert kvd.pick.near(hold, answer) == [("p0", 3 * T), ("p1", 9 * T)]
-            picker = kvd.pick.Picker(seed=1)
+            assert pick.near(hold, answer) == [("p0", 3 * T), ("p1", 9 * T)]
+            picker = pick.Picker(seed=1)
             picker.feed("prefill", answer)
             for _ in range(2):  # the second is better off than who has nothing to do
                 assert picker.pick(prompt_tokens=9 * T + 1, only="prefill",
-                                   near=kvd.pick.near(hold, answer)).prefill == "p1"
+                                   near=pick.near(hold, answer)).prefill == "p1"
         with reader.hold(chain(3, b"others"), far=10) as hold:
-            assert kvd.pick.near(hold, answer) == []
+            assert pick.near(hold, answer) == []
         rank = Rank(c)
         rank.put(reader, ids[:2])
         with reader.hold(ids, far=10) as hold:  # others were asked for what follows
-            assert kvd.pick.near(hold, answer) == [
+            assert pick.near(hold, answer) == [
                 ("idle", 2 * T), ("p0", 3 * T), ("p1", 9 * T)]
         with reader.hold(ids) as hold:
-            assert kvd.pick.near(hold, answer, answer) == [("idle", 2 * T)]
+            assert pick.near(hold, answer, answer) == [("idle", 2 * T)]
