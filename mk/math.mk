@@ -8,9 +8,10 @@ MATH_X86    := $(findstring x86_64,$(shell $(CC) -dumpmachine))
 MATH_FLAGS   = $(if $(MATH_X86),$($1))
 
 # for clang-tidy, too; private: .flags, which objects need, is of what all are made with
-$(B)/daemon/math/attend_avx2.o   $(B)/tidy/daemon/math/attend_avx2.ok:   private ISA := $(call MATH_FLAGS,MATH_AVX2)
-$(B)/daemon/math/attend_avx512.o $(B)/tidy/daemon/math/attend_avx512.ok: private ISA := $(call MATH_FLAGS,MATH_AVX512)
-$(B)/daemon/math/attend_amx.o    $(B)/tidy/daemon/math/attend_amx.ok:    private ISA := $(call MATH_FLAGS,MATH_AMX)
+MATH_OF = $(B)/daemon/math/attend_$1.o $(addprefix $(B)/tidy/daemon/math/attend_$1.,ok deep)
+$(call MATH_OF,avx2):   private ISA := $(call MATH_FLAGS,MATH_AVX2)
+$(call MATH_OF,avx512): private ISA := $(call MATH_FLAGS,MATH_AVX512)
+$(call MATH_OF,amx):    private ISA := $(call MATH_FLAGS,MATH_AMX)
 $(B)/daemon/math/attend_avx2.o $(B)/daemon/math/attend_avx512.o \
 	$(B)/daemon/math/attend_amx.o: private CFLAGS += $(ISA)
 # gcc 12 puts a function's variables to where they are not aligned as their vectors

@@ -24,6 +24,11 @@ SCRIPT_TESTS := $(sort $(wildcard tests/integration/test_*.sh tests/integration/
 # who is told of a death in time
 export TEST_ALONE += $(patsubst %,tests/integration/test_%.py,\
 	detect faults fences gpu overload rooms)
+# they wait for most of their time; measured alone: user + sys by wall
+export TEST_WEIGHT += $(patsubst %,unit/test_%=1,commands disk etcd etcd_faults gate tcp \
+	tcp_crypto ucx_fence verbs vm xfer_file) \
+	$(patsubst %,unit/test_%=2,etcd_hostile shm_hostile verbs_fault verbs_stage) \
+	$(patsubst %,unit/test_%=3,ucx verbs_rail)
 # refuses each allocation of each command in turn
 export TEST_LONG += unit/test_alloc_commands=2
 EVERY_TEST = $(UNIT_BIN) $(TEST_TARGETS) $(SCRIPT_TESTS)

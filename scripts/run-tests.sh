@@ -9,7 +9,9 @@
 # start first. TEST_WEIGHT: NAME=Q ..., quarters of a core that a test uses (default 4);
 # a test starts when the sum of those running leaves room for it. TEST_SHARDS: NAME=N ...,
 # tests that run as N processes, each with TEST_SHARD=K/N. TEST_ALONE: NAME ..., tests that
-# judge times; they run last, one by one. BUILD/test-times has each test's seconds and its
+# judge times; they run last, one by one. KVD_SWEEP: the number that chooses the part of
+# long sweeps (tests/lib/sweep.h), the commit's unless it is set; empty: all of them.
+# BUILD/test-times has each test's seconds and its
 # seconds of CPU.
 # The lines come in the order in which tests end. A test that failed while the
 # machine stood still (tests/lib/stalls.py) is played again at the end, twice at
@@ -47,6 +49,10 @@ export TSAN_OPTIONS=allocator_may_return_null=1:atexit_sleep_ms=20:halt_on_error
 
 export KVD_STALLS=$root/$logs/stalls
 rm -f "$KVD_STALLS" "$build/test-times"
+commit=$(git rev-parse --short=6 HEAD 2>/dev/null)
+export KVD_SWEEP=${KVD_SWEEP-$((16#0${commit:0:6}))}
+echo "${KVD_SWEEP:+a part of the }long sweeps${KVD_SWEEP:+ (KVD_SWEEP=$KVD_SWEEP)}"
+
 # short, since a socket's path has 108 bytes; for all, since tests become other users
 base=${TMPDIR:-/tmp}
 [ ${#base} -le 9 ] || base=/tmp

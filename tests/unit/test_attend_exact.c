@@ -14,6 +14,7 @@
 
 #include "daemon/math/merge.h"
 #include "tests/lib/attend_case.h"
+#include "tests/lib/sweep.h"
 
 #define PARTS_MOST 7u
 #define ROWS 32u
@@ -119,6 +120,8 @@ static void partition(enum pick_isa isa, const struct attend_shape *shape, maker
 	uint32_t parts;
 
 	for (parts = 1; parts <= PARTS_MOST; parts++) {
+		if (sweep_leaves_out(parts, 3))
+			continue;
 		make(&c, shape, parts);
 		case_run(&c, isa);
 		single = error_of(&c, parts);
@@ -174,6 +177,8 @@ static void bf16_on_the_wire_is_within_its_bound(void **state)
 	for (parts = 1; parts <= PARTS_MOST; parts++) {
 		double worst = 0, off, sums[2] = {0};
 
+		if (sweep_leaves_out(parts, 3))
+			continue;
 		make_contiguous(&c, &shape, parts);
 		case_run(&c, isa);
 		merge_spans(&c, parts, 0);

@@ -26,6 +26,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "tests/lib/files_world.h"
+#include "tests/lib/sweep.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SCHEDULES 3000u
@@ -511,8 +512,7 @@ static void play_all(uint64_t first, uint64_t count, bool faults)
 		   *most = getenv("KVD_FILES_SCHEDULES");
 
 	memset(tally, 0, sizeof(tally));
-	if (most)
-		count = strtoull(most, NULL, 10);
+	count = most ? strtoull(most, NULL, 10) : sweep_part(&first, count, 5);
 	if (seed) {
 		first = strtoull(seed, NULL, 10);
 		count = 1;

@@ -16,6 +16,7 @@
 #include "daemon/plan/cover.h"
 #include "tests/lib/plan_oracle.h"
 #include "tests/lib/plan_random.h"
+#include "tests/lib/sweep.h"
 
 #define PAIRS_DEFAULT 100000 /* the others take a tenth */
 
@@ -24,6 +25,14 @@ static uint64_t env_number(const char *name, uint64_t otherwise)
 	const char *s = getenv(name);
 
 	return s && *s ? strtoull(s, NULL, 0) : otherwise;
+}
+
+/* How many pairs a test plays, from the seed *first_p. */
+static uint64_t pairs_of(unsigned int fraction, uint64_t *first_p)
+{
+	*first_p = env_number("KVD_PROPERTY_SEED", 1);
+	return sweep_part(first_p,
+			  env_number("KVD_PROPERTY_PAIRS", PAIRS_DEFAULT) / fraction, 3);
 }
 
 #define check(ok, seed, ...)                                                    \
@@ -38,8 +47,7 @@ static uint64_t env_number(const char *name, uint64_t otherwise)
 
 static void plan_of_random_pairs_moves_exactly_the_bytes(void **state)
 {
-	uint64_t pairs = env_number("KVD_PROPERTY_PAIRS", PAIRS_DEFAULT);
-	uint64_t first = env_number("KVD_PROPERTY_SEED", 1);
+	uint64_t first, pairs = pairs_of(1, &first);
 	uint64_t planned = 0, refused = 0, rows = 0, fewest = 0;
 
 	(void)state;
@@ -152,8 +160,7 @@ static void round_trip(uint64_t seed, const struct plan_random *pr,
 
 static void bytes_sent_there_and_back_are_restored(void **state)
 {
-	uint64_t pairs = env_number("KVD_PROPERTY_PAIRS", PAIRS_DEFAULT) / 10;
-	uint64_t first = env_number("KVD_PROPERTY_SEED", 1), done = 0;
+	uint64_t first, pairs = pairs_of(10, &first), done = 0;
 
 	(void)state;
 	for (uint64_t seed = first; seed < first + pairs; seed++) {
@@ -194,8 +201,7 @@ static struct layout *sent(const struct layout *layout)
 
 static void plan_of_layouts_off_the_wire_is_the_same(void **state)
 {
-	uint64_t pairs = env_number("KVD_PROPERTY_PAIRS", PAIRS_DEFAULT) / 10;
-	uint64_t first = env_number("KVD_PROPERTY_SEED", 1);
+	uint64_t first, pairs = pairs_of(10, &first);
 
 	(void)state;
 	for (uint64_t seed = first; seed < first + pairs; seed++) {
@@ -261,8 +267,7 @@ static size_t some_wants(struct plan_random *pr, const struct cover *cover,
 
 static void plan_of_wants_moves_those_units(void **state)
 {
-	uint64_t pairs = env_number("KVD_PROPERTY_PAIRS", PAIRS_DEFAULT) / 10;
-	uint64_t first = env_number("KVD_PROPERTY_SEED", 1), planned = 0;
+	uint64_t first, pairs = pairs_of(10, &first), planned = 0;
 
 	(void)state;
 	for (uint64_t seed = first; seed < first + pairs; seed++) {
