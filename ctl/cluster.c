@@ -50,12 +50,11 @@ static void cell_endpoint(struct table *table, const cJSON *rank)
 
 static void cluster_print_head(const cJSON *reply)
 {
-	const cJSON *board = cJSON_GetObjectItemCaseSensitive(reply, "board");
 	const char *where = ctl_str(reply, "where", "");
 	bool up = ctl_true(reply, "up");
 
 	printf("directory %s, %s; %s for %s\n", ctl_str(reply, "kind", "?"),
-	       *where ? where : "this daemon's own", up ? "up" : "AWAY",
+	       *where ? where : "this daemon alone", up ? "up" : "AWAY",
 	       ctl_ms(ctl_num(reply, "since_ms")));
 	if (!up)
 		printf("          %s\n", ctl_str(reply, "why", ""));
@@ -64,8 +63,6 @@ static void cluster_print_head(const cJSON *reply)
 	printf("said      %d places; %.0f puts; %.0f events read, %.0f entries refused\n",
 	       cJSON_GetArraySize(ctl_list(reply, "places")), ctl_num(reply, "puts"),
 	       ctl_num(reply, "events"), ctl_num(reply, "refused"));
-	printf("board     %.0f entries, %.0f watches, kept here\n",
-	       ctl_num(board, "entries"), ctl_num(board, "watches"));
 }
 
 static int daemons_print(const cJSON *ranks)
@@ -220,11 +217,8 @@ void doctor_cluster(struct doctor *d)
 	refused = ctl_num(reply, "refused");
 	if (!ctl_true(reply, "up"))
 		doctor_say(d, DOCTOR_WARN,
-			   strncmp(where, "etcd", 4) == 0
-				   ? "is etcd up, and are cluster_tls_ca and "
-				     "cluster_user_file right?"
-				   : "is the daemon of option cluster up, and is each in "
-				     "the other's curve_allow_file?",
+			   "is etcd up, and are cluster_tls_ca and cluster_user_file "
+			   "right?",
 			   "the directory %s is away for %s: %s", where,
 			   ctl_ms(ctl_num(reply, "since_ms")), ctl_str(reply, "why", ""));
 	else if (*where)

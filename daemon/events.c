@@ -26,26 +26,8 @@ static void on_peer_up(void *owner, struct peer *peer)
 {
 	struct kvd *kvd = owner;
 
-	if (kvd->groups)
-		groups_peer_up(kvd->groups, peer);
 	rooms_on_up(kvd->rooms);
 	store_on_up(kvd->store, peer->user);
-}
-
-static void on_peer_down(void *owner, struct peer *peer)
-{
-	struct kvd *kvd = owner;
-
-	if (kvd->groups)
-		groups_peer_down(kvd->groups, peer);
-}
-
-static void on_peer_refused(void *owner, struct peer *peer)
-{
-	struct kvd *kvd = owner;
-
-	if (kvd->groups)
-		groups_peer_refused(kvd->groups, peer);
 }
 
 static void on_change(void *owner, struct remote *remote)
@@ -102,9 +84,6 @@ static int events_on_message(void *owner, struct remote *remote,
 	struct kvd *kvd = owner;
 
 	switch (wire_owner(h->type)) {
-	case WIRE_OWNER_CLUSTER:
-		return kvd->groups ? groups_on_message(kvd->groups, remote->peer, h, body)
-				   : 0;
 	case WIRE_OWNER_XFER:
 		return xfers_on_message(kvd->xfers, remote, h, body);
 	case WIRE_OWNER_STORE:
@@ -152,8 +131,6 @@ struct handshake_events events_of(struct kvd *kvd)
 	return (struct handshake_events){
 		.owner = kvd,
 		.on_peer_up = on_peer_up,
-		.on_peer_down = on_peer_down,
-		.on_peer_refused = on_peer_refused,
 		.on_change = on_change,
 		.on_down = events_on_down,
 		.on_pool_going = on_pool_going,

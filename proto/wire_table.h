@@ -18,8 +18,9 @@
 #define KVD_PROTO_WIRE_TABLE_H
 
 /* Who gets a message: the part of the daemon that has it (WIRE_OWNER_…). */
-#define WIRE_OWNERS(O) O(PEER) O(HANDSHAKE) O(CLUSTER) O(ROOM) O(XFER) O(STORE) O(ATTEND)
+#define WIRE_OWNERS(O) O(PEER) O(HANDSHAKE) O(ROOM) O(XFER) O(STORE) O(ATTEND)
 
+/* Numbers of messages that are no more are not used again: 11, 12, 28 to 30, 46 to 51. */
 /* clang-format off */
 #define WIRE_MESSAGES(M)                                                           \
 	M(1, HELLO, hello, PEER, 65536, "first message of a dialler: who I am")    \
@@ -36,9 +37,6 @@
 	  "the object is going away: use it no more")                              \
 	M(10, UNREGISTER_ACK, unregister_ack, HANDSHAKE, 64, \
 	  "nothing here uses it any more")                                         \
-	M(11, ROUTE_QUERY, route_query, CLUSTER, 1024, \
-	  "which endpoints serve this group")                                      \
-	M(12, ROUTE, route, CLUSTER, 1048000, "the group's ranks")                 \
 	M(13, TRANSFER_INFO, transfer_info, ROOM, 1048000, \
 	  "a receiver's pages and wants")                                          \
 	M(14, TRANSFER_INFO_ACK, transfer_info_ack, ROOM, 64, "the sender has it") \
@@ -63,12 +61,6 @@
 	  "the session is not attached, and why")                                  \
 	M(27, OFFER_NAK, offer_nak, ROOM, 1024, \
 	  "no such offer, or the puller's pages are outside it")                   \
-	M(28, ROUTE_PUBLISH, route_publish, CLUSTER, 4096, \
-	  "a rank of a group, kept while its publisher lives")                     \
-	M(29, ROUTE_PUBLISH_ACK, route_publish_ack, CLUSTER, 1024, \
-	  "kept, or the refusal")                                                  \
-	M(30, ROUTE_WITHDRAW, route_withdraw, CLUSTER, 4096, \
-	  "the publisher takes a rank back")                                       \
 	M(31, PART, part, PEER, 1048000, \
 	  "the next bytes of a message that is too long for a turn")               \
 	M(32, LINE, line, HANDSHAKE, 1024, \
@@ -97,17 +89,6 @@
 	M(44, ATTENDED, attended, ATTEND, 1000000, \
 	  "what the rows made of these chunks")                                    \
 	M(45, ATTEND_STOP, attend_stop, ATTEND, 64, "the asker needs it no more")  \
-	M(46, BOARD_PUT, board_put, CLUSTER, 8192, \
-	  "an entry of a group, kept while its publisher lives")                   \
-	M(47, BOARD_ACK, board_ack, CLUSTER, 1024, \
-	  "the entry is kept, or the refusal")                                     \
-	M(48, BOARD_DROP, board_drop, CLUSTER, 1024, \
-	  "the publisher takes an entry back")                                     \
-	M(49, BOARD_WATCH, board_watch, CLUSTER, 1024, \
-	  "tell of a group, and of its changes")                                   \
-	M(50, BOARD_UNWATCH, board_unwatch, CLUSTER, 64, "tell no more of it")     \
-	M(51, BOARD_TOLD, board_told, CLUSTER, 140000, \
-	  "entries of a group that changed")                                       \
 	M(52, POOLS, pools, HANDSHAKE, 64, \
 	  "the REGISTERs before it are all pools of the sender")
 
@@ -134,14 +115,6 @@
 #define WIRE_REGISTER_NAK(F) F(u64, object) F(u64, local_object) F(u32, code) F(str, text)
 #define WIRE_UNREGISTER(F) F(u64, object)
 #define WIRE_UNREGISTER_ACK(F) F(u64, object)
-/* The ROUTE messages: of daemons that know no BOARD_PUT (PEER_FEATURE_BOARD) */
-#define WIRE_ROUTE_QUERY(F) F(u64, cookie) F(str, group)
-/* ranks: count u32, see daemon/cluster/board_route.c */
-#define WIRE_ROUTE(F) F(u64, cookie) F(u32, code) F(str, text) F(blob, ranks)
-/* rank: one record as in ROUTE; ttl: for how long without another PUBLISH */
-#define WIRE_ROUTE_PUBLISH(F) F(u64, cookie) F(u64, ttl_ms) F(str, group) F(blob, rank)
-#define WIRE_ROUTE_PUBLISH_ACK(F) F(u64, cookie) F(u32, code) F(str, text)
-#define WIRE_ROUTE_WITHDRAW(F) F(str, group) F(blob, rank)
 /* type and total: of the message; at: where in its body these bytes begin. In order, one
  * message of a sender at a time */
 #define WIRE_PART(F) F(u16, type) F(u32, total) F(u32, at) F(blob, bytes)
@@ -243,27 +216,6 @@
 	F(u64, attend) F(u32, queue_us) F(u32, attend_us) F(u32, together)         \
 	F(u32, code) F(str, text) F(blob, values)
 #define WIRE_ATTEND_STOP(F) F(u64, attend)
-/* lease_ms: how long it is kept when its publisher is not connected any more. record,
- * load: text; of no bytes: as it is. Again at the same place it takes the place of what
- * was there */
-#define WIRE_BOARD_PUT(F)                                                          \
-	F(u64, cookie) F(u64, lease_ms) F(str, group) F(str, worker) F(u32, tp)    \
-	F(u32, pp) F(u32, dp) F(u32, cp) F(blob, record) F(blob, load)
-#define WIRE_BOARD_ACK(F) F(u64, cookie) F(u32, code) F(str, text)
-#define WIRE_BOARD_DROP(F)                                                         \
-	F(str, group) F(str, worker) F(u32, tp) F(u32, pp) F(u32, dp) F(u32, cp)
-/* since: a revision that this board has told, or 0. The same cookie again: from there */
-#define WIRE_BOARD_WATCH(F) F(u64, cookie) F(u64, since) F(u8, loads) F(str, group)
-#define WIRE_BOARD_UNWATCH(F) F(u64, cookie)
-/* code: the watch is refused. flags: 1: the group from its beginning: what is not told
- * up to the message with 2, which is the last of these, is not there. revision: what was
- * told so far. young_ms: the board began lately, and publishers may come back to it for
- * so long. entries: count u32, each {u16 length of what follows, u8 what (1: the record,
- * 2: the load; 0: it has gone), str worker, u32 tp, pp, dp, cp, blob record, blob
- * load} */
-#define WIRE_BOARD_TOLD(F)                                                         \
-	F(u64, cookie) F(u32, code) F(str, text) F(u8, flags) F(u64, revision)     \
-	F(u64, young_ms) F(blob, entries)
 /* clang-format on */
 
 #endif

@@ -37,8 +37,7 @@ struct metrics;
 	X(REPLIES, "replies", "replies that wait to be read")                       \
 	X(PARTS, "parts", "messages of other daemons that cannot be read yet")      \
 	X(ATTACHES, "attaches", "attachments to other sessions, and secrets")       \
-	X(ATTENDS, "attends", "query rows that attend, and what is made of them")   \
-	X(BOARD, "board", "entries of the directory that are published here")
+	X(ATTENDS, "attends", "query rows that attend, and what is made of them")
 
 enum account_class {
 #define ACCOUNT_ENUM(id, name, help) ACCOUNT_##id,

@@ -21,6 +21,7 @@ struct attends;
 struct config;
 struct control;
 struct copier;
+struct directory;
 struct gates;
 struct gpu;
 struct groups;
@@ -56,7 +57,8 @@ struct kvd {
 	struct link *link;
 	struct peers *peers;
 	struct handshake *handshake;
-	struct groups *groups; /* NULL in tests of less, and when peers are freed */
+	struct directory *directory; /* of tests, taken by groups_new(); else NULL */
+	struct groups *groups;	     /* NULL in tests of less, and when peers are freed */
 	struct xfers *xfers;
 	struct loads *loads; /* NULL in tests of less */
 	struct rooms *rooms;

@@ -156,8 +156,9 @@ int cluster_url_parse(const char *text, struct cluster_url *url_p)
 	*url_p = (struct cluster_url){.tls = strncmp(text, ETCDS, strlen(ETCDS)) == 0};
 	if (!cluster_url_is_etcd(text))
 		return err_raise(ERR_CONFIG,
-				 "cluster: '%.64s': etcd://HOST:PORT[,HOST:PORT...]"
-				 "/PREFIX, with TLS etcds://...",
+				 "cluster: '%.64s': must be file:/PATH, or "
+				 "etcd://HOST:PORT[,HOST:PORT...]/PREFIX, with TLS "
+				 "etcds://...",
 				 text);
 	at += strlen(url_p->tls ? ETCDS : ETCD);
 	end = at + strcspn(at, "/");

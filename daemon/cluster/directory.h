@@ -5,7 +5,7 @@
  * a load, which often does; both are text, and the directory understands neither. An
  * entry lives as long as its member: it is under a lease, which the directory renews.
  *
- * Two kinds: etcd, and a board, which any daemon has (the default is the own one's).
+ * Two kinds: etcd, and local.h, of this daemon alone.
  * A directory that cannot be reached tells so (`on_state`), goes on trying, and keeps
  * what it knows; what was published is published again when it is back. Loop thread.
  */
@@ -73,7 +73,7 @@ struct directory_state {
 };
 
 struct directory_ops {
-	const char *name; /* etcd, board */
+	const char *name; /* etcd, local */
 	/* What is put again takes the place of what was put before. A negative answer:
 	 * not begun. Text is copied. */
 	int (*publish)(struct directory *directory, struct publication *publication,

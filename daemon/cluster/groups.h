@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * groups: this daemon's part of the cluster. It has the configured directory (option
- * `cluster`: the own board, those of other daemons, or etcd), and those that commands
- * name by `at`; says what this daemon is (group kvd.daemons); says and takes back the
- * places of its sessions; and reads groups for all who ask, each once.
+ * groups: this daemon's part of the cluster. It has the directory of option `cluster`
+ * (this daemon alone, with a file of members or without; or etcd); says what this daemon
+ * is (group kvd.daemons); says and takes back the places of its sessions; and reads
+ * groups for all who ask, each once.
  *
  * What is known of a group goes on being known while its directory is away. Loop thread.
  */
@@ -18,7 +18,7 @@
 #include "daemon/cluster/directory.h"
 #include "daemon/cluster/roster.h"
 #include "daemon/loop/loop.h"
-#include "daemon/peer/peer.h"
+#include "daemon/link/link.h"
 
 struct config;
 struct group_cache;
@@ -56,7 +56,6 @@ struct groups_call {
 	uint64_t session;
 	struct groups_place *place; /* of a publication */
 	struct group_cache *cache;  /* of a query: its own */
-	struct directory *directory;
 	char group[PLACE_GROUP_MAX];
 	bool waiting, fresh; /* fresh: the query's cache was told all */
 	struct err err;
@@ -65,20 +64,19 @@ struct groups_call {
 };
 
 /*
- * Say that a session is at this place, until the session ends; again replaces it. `at`: a
- * daemon whose board it is said at; NULL or "": the configured directory. The record's
- * name, instance, version, transports and state are filled in here, as are its endpoint
- * and key where it has none, and the figures of its pool when the session has one of that
- * name, now or later. Negative: not begun, on_done is not called (ERR_INVAL names the
- * field, ERR_LIMIT, ERR_EXIST, ERR_PERM). It stays, too, when the call timed out.
+ * Say that a session is at this place, until the session ends; again replaces it. The
+ * record's name, instance, version, transports and state are filled in here, as are its
+ * endpoint and key where it has none, and the figures of its pool when the session has
+ * one of that name, now or later. Negative: not begun, on_done is not called (ERR_INVAL
+ * names the field, ERR_LIMIT, ERR_EXIST, ERR_PERM). It stays, too, when the call timed
+ * out.
  */
-int groups_publish(struct groups *groups, uint64_t session, const char *at,
-		   const struct place *place, struct record *record,
-		   struct groups_call *call);
+int groups_publish(struct groups *groups, uint64_t session, const struct place *place,
+		   struct record *record, struct groups_call *call);
 /* All of a group as the directory has it now; ERR_NOTFOUND in on_done when there is
  * nothing. If the directory is away: what is known here, if anything is. */
-int groups_query(struct groups *groups, uint64_t session, const char *at,
-		 const char *group, bool loads, struct groups_call *call);
+int groups_query(struct groups *groups, uint64_t session, const char *group, bool loads,
+		 struct groups_call *call);
 /* on_done is not called any more. Idempotent on a finished call. */
 void groups_cancel(struct groups_call *call);
 /* Its places are taken back, its calls are answered with ERR_SESSION. */
@@ -103,8 +101,8 @@ struct groups_user {
 	struct list link;
 	struct group_cache *cache; /* NULL: it uses none */
 };
-/* `at` as above. The group is read from now on, once for all its users. ERR_LIMIT. */
-int groups_use(struct groups *groups, const char *at, const char *group, bool loads,
+/* The group is read from now on, once for all its users. ERR_LIMIT. */
+int groups_use(struct groups *groups, const char *group, bool loads,
 	       struct groups_user *user);
 void groups_unuse(struct groups_user *user); /* idempotent */
 /* What is known of it; it is kept some time longer for whoever asks again. */
@@ -133,11 +131,10 @@ enum groups_trust groups_trust(const struct groups *groups);
 /* ---- for show and health ---- */
 
 struct groups_state {
-	const char *kind, *where; /* board; the option, "" for the own board */
+	const char *kind, *where; /* local, etcd; the option */
 	struct directory_state directory;
 	uint64_t lease_ns;
-	unsigned int places, watches;		   /* of sessions; groups that are read */
-	unsigned int board_entries, board_watches; /* that this daemon keeps for all */
+	unsigned int places, watches; /* of sessions; groups that are read */
 };
 void groups_state(const struct groups *groups, struct groups_state *state_p);
 /* Each place of sessions and of the daemon itself, with its record; false: enough. */
@@ -151,15 +148,5 @@ void groups_each_watch(const struct groups *groups,
 		       bool (*each)(void *arg, const char *group, unsigned int entries,
 				    bool synced),
 		       void *arg);
-
-/* ---- from the owner of the peers' callbacks ---- */
-
-void groups_peer_up(struct groups *groups, struct peer *peer);
-void groups_peer_down(struct groups *groups, struct peer *peer);
-void groups_peer_refused(struct groups *groups, struct peer *peer); /* peer->why */
-bool groups_handles(unsigned int type);
-/* Negative: the peer broke the protocol. */
-int groups_on_message(struct groups *groups, struct peer *peer,
-		      const struct wire_header *header, struct cursor *body);
 
 #endif

@@ -135,7 +135,7 @@ static void cache_on_unsynced(struct watch *watch)
 
 static int cache_watch(struct group_cache *cache, bool loads)
 {
-	struct directory *directory = cache->from->directory;
+	struct directory *directory = cache->groups->directory;
 
 	cache->loads = loads;
 	cache->synced = cache->missed = false;
@@ -147,24 +147,21 @@ void group_cache_mend(struct group_cache *cache)
 {
 	if (!cache->missed && cache->watch.impl)
 		return;
-	cache->from->directory->ops->unwatch(&cache->watch);
+	cache->groups->directory->ops->unwatch(&cache->watch);
 	roster_mark(&cache->roster);
 	if (cache_watch(cache, cache->loads) < 0)
 		err_clear(); /* once more, later */
 }
 
-int group_cache_new(struct groups *groups, struct groups_directory *from,
-		    const char *group, bool loads, struct group_cache **cache_p)
+int group_cache_new(struct groups *groups, const char *group, bool loads,
+		    struct group_cache **cache_p)
 {
 	struct group_cache *cache = mem_zalloc(sizeof(*cache));
 	int r;
 
-	if (!cache) {
-		groups_directory_put(from);
+	if (!cache)
 		return err_pass(-ENOMEM);
-	}
 	cache->groups = groups;
-	cache->from = from;
 	cache->watch.on_entry = cache_on_entry;
 	cache->watch.on_synced = cache_on_synced;
 	cache->watch.on_unsynced = cache_on_unsynced;
@@ -192,21 +189,18 @@ void group_cache_free(struct group_cache *cache)
 	}
 	if (!list_empty(&cache->link))
 		cache->groups->cache_count--;
-	cache->from->directory->ops->unwatch(&cache->watch);
+	cache->groups->directory->ops->unwatch(&cache->watch);
 	list_remove(&cache->link);
-	groups_directory_put(cache->from);
 	roster_fini(&cache->roster);
 	mem_free(cache);
 }
 
-struct group_cache *group_cache_find(const struct groups *groups,
-				     const struct groups_directory *from,
-				     const char *group)
+struct group_cache *group_cache_find(const struct groups *groups, const char *group)
 {
 	struct group_cache *cache;
 
 	list_foreach(cache, &groups->caches, link) {
-		if (cache->from == from && strcmp(cache->group, group) == 0)
+		if (strcmp(cache->group, group) == 0)
 			return cache;
 	}
 	return NULL;
@@ -231,26 +225,19 @@ static void cache_make_room(struct groups *groups)
 		group_cache_free(oldest);
 }
 
-static int cache_get(struct groups *groups, const char *at, const char *group, bool loads,
+static int cache_get(struct groups *groups, const char *group, bool loads,
 		     struct group_cache **cache_p)
 {
-	struct groups_directory *from;
-	struct group_cache *cache;
-	int r = groups_directory_get(groups, at, &from);
+	struct group_cache *cache = group_cache_find(groups, group);
+	int r;
 
-	if (r < 0)
-		return err_pass(r);
-	cache = group_cache_find(groups, from, group);
 	if (!cache) {
 		cache_make_room(groups);
-		if (groups->cache_count >= GROUPS_CACHES_MAX) {
-			groups_directory_put(from);
+		if (groups->cache_count >= GROUPS_CACHES_MAX)
 			return err_raise(ERR_LIMIT,
-					 "group '%s': %u groups are read, the "
-					 "cap",
-					 group, groups->cache_count);
-		}
-		r = group_cache_new(groups, from, group, loads, &cache);
+					 "group '%s': %u groups are read, the cap", group,
+					 groups->cache_count);
+		r = group_cache_new(groups, group, loads, &cache);
 		if (r < 0)
 			return err_pass(r);
 		list_push_back(&groups->caches, &cache->link);
@@ -258,16 +245,15 @@ static int cache_get(struct groups *groups, const char *at, const char *group, b
 		*cache_p = cache;
 		return 0;
 	}
-	groups_directory_put(from); /* it has a use of its own */
 	*cache_p = cache;
 	if (!loads || cache->loads)
 		return 0;
-	from->directory->ops->unwatch(&cache->watch);
+	groups->directory->ops->unwatch(&cache->watch);
 	roster_mark(&cache->roster);
 	return err_pass(cache_watch(cache, true));
 }
 
-int groups_use(struct groups *groups, const char *at, const char *group, bool loads,
+int groups_use(struct groups *groups, const char *group, bool loads,
 	       struct groups_user *user)
 {
 	struct group_cache *cache = NULL;
@@ -278,7 +264,7 @@ int groups_use(struct groups *groups, const char *at, const char *group, bool lo
 		return err_raise(ERR_DRAIN, "the daemon is stopping");
 	if (!*group || strlen(group) >= PLACE_GROUP_MAX)
 		return err_raise(ERR_INVAL, "group: 1 to %u bytes", PLACE_GROUP_MAX - 1);
-	r = cache_get(groups, at, group, loads, &cache);
+	r = cache_get(groups, group, loads, &cache);
 	if (r < 0)
 		return err_pass(r);
 	cache->used_ns = loop_now_ns(groups->loop);
@@ -308,7 +294,7 @@ bool groups_known(const struct groups_user *user)
 
 bool groups_synced(const struct groups_user *user)
 {
-	const struct directory *directory = user->cache->from->directory;
+	const struct directory *directory = user->cache->groups->directory;
 	struct directory_state state;
 
 	directory->ops->state(directory, &state);
@@ -370,31 +356,26 @@ void groups_dial(const struct groups *groups, const struct record *record,
 
 /* ---- queries ---- */
 
-int groups_query(struct groups *groups, uint64_t session, const char *at,
-		 const char *group, bool loads, struct groups_call *call)
+int groups_query(struct groups *groups, uint64_t session, const char *group, bool loads,
+		 struct groups_call *call)
 {
 	const struct group_cache *shared;
 	struct directory_state state;
-	struct groups_directory *from;
 	struct group_cache *cache;
 	int r = groups_call_check(groups, session);
 
 	if (r == 0 && (!*group || strlen(group) >= PLACE_GROUP_MAX))
 		r = err_raise(ERR_INVAL, "group: 1 to %u bytes", PLACE_GROUP_MAX - 1);
+	if (r == 0)
+		r = group_cache_new(groups, group, loads, &cache);
 	if (r < 0)
 		return err_pass(r);
-	r = groups_directory_get(groups, at, &from);
-	if (r < 0)
-		return err_pass(r);
-	r = group_cache_new(groups, from, group, loads, &cache);
-	if (r < 0)
-		return err_pass(r);
-	groups_call_start(groups, call, session, group, from);
+	groups_call_start(groups, call, session, group);
 	call->cache = cache;
 	cache->call = call;
 	/* away: what is known, if anything is */
-	shared = group_cache_find(groups, from, group);
-	from->directory->ops->state(from->directory, &state);
+	shared = group_cache_find(groups, group);
+	groups->directory->ops->state(groups->directory, &state);
 	if (!state.up && shared && shared->known)
 		groups_call_later(call, NULL);
 	return 0;

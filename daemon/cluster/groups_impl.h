@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* groups_impl: shared by groups.c (directories, calls), groups_place.c (what is said) and
- * groups_cache.c (what is read). Nobody else includes it. */
+/* groups_impl: shared by groups.c (the directory, calls), groups_place.c (what is said)
+ * and groups_cache.c (what is read). Nobody else includes it. */
 #ifndef KVD_CLUSTER_GROUPS_IMPL_H
 #define KVD_CLUSTER_GROUPS_IMPL_H
 
-#include "daemon/cluster/board.h"
 #include "daemon/cluster/groups.h"
 #include "daemon/base/idmap.h"
 #include "daemon/session/pool.h"
@@ -14,25 +13,12 @@
 #define GROUPS_CALLS_MAX 1024u
 #define GROUPS_SESSION_CALLS_MAX 64u
 #define GROUPS_CACHES_MAX 4096u
-#define GROUPS_DIRECTORIES_MAX 64u /* that commands name by `at` */
-
-/* A directory that is in use. */
-struct groups_directory {
-	struct list link;
-	struct groups *groups;
-	struct directory *directory;
-	char at[LINK_ENDPOINT_MAX]; /* "": the configured one */
-	bool board;		    /* it hears BOARD messages */
-	unsigned int uses;	    /* the configured one: never 0 */
-	struct loop_defer unused;
-};
 
 /* What a session, or the daemon itself (session 0), says. */
 struct groups_place {
 	struct publication publication;
 	struct list link;
 	struct groups *groups;
-	struct groups_directory *from;
 	uint64_t session;
 	struct place place;
 	char *record;
@@ -47,7 +33,6 @@ struct group_cache {
 	struct list link; /* in groups.caches; not of a query's own */
 	struct watch watch;
 	struct groups *groups;
-	struct groups_directory *from;
 	char group[PLACE_GROUP_MAX];
 	bool loads;
 	bool known;  /* told all once */
@@ -62,13 +47,11 @@ struct group_cache {
 struct groups {
 	struct kvd *kvd;
 	struct loop *loop;
-	struct board *board;
 	char endpoint[LINK_ENDPOINT_MAX]; /* this daemon's, with its key */
 	uint64_t lease_ns;
 	struct trust *trust; /* NULL: cluster_trust = listed */
 	char where[1024];
-	struct list directories; /* the first is the configured one */
-	unsigned int directory_count;
+	struct directory *directory;
 	struct list places;
 	struct strmap places_by_key;
 	unsigned int place_count;
@@ -84,17 +67,9 @@ struct groups {
 };
 
 /* ---- groups.c ---- */
-/* In use once more; made when need be. */
-int groups_directory_get(struct groups *groups, const char *at,
-			 struct groups_directory **from_p);
-void groups_directory_put(struct groups_directory *from);
-static inline struct groups_directory *groups_main(const struct groups *groups)
-{
-	return list_entry(groups->directories.next, struct groups_directory, link);
-}
 int groups_call_check(const struct groups *groups, uint64_t session);
 void groups_call_start(struct groups *groups, struct groups_call *call, uint64_t session,
-		       const char *group, struct groups_directory *from);
+		       const char *group);
 void groups_call_finish(struct groups_call *call, const struct err *err,
 			const struct roster *roster);
 /* In the next turn; `err` NULL: good. */
@@ -108,13 +83,11 @@ void groups_own_say(struct groups *groups);
 bool groups_places_pools(struct groups *groups);
 
 /* ---- groups_cache.c ---- */
-int group_cache_new(struct groups *groups, struct groups_directory *from,
-		    const char *group, bool loads, struct group_cache **cache_p);
+int group_cache_new(struct groups *groups, const char *group, bool loads,
+		    struct group_cache **cache_p);
 void group_cache_free(struct group_cache *cache);
 /* One that missed something is read again. */
 void group_cache_mend(struct group_cache *cache);
-struct group_cache *group_cache_find(const struct groups *groups,
-				     const struct groups_directory *from,
-				     const char *group);
+struct group_cache *group_cache_find(const struct groups *groups, const char *group);
 
 #endif

@@ -33,26 +33,22 @@
 /* ---- one of each place ---- */
 
 struct said_key {
-	const struct groups_directory *from;
 	char group[PLACE_GROUP_MAX];
 	struct place_key place;
 };
 
-static size_t said_key_of(const struct groups_directory *from, const struct place *place,
-			  struct said_key *key)
+static size_t said_key_of(const struct place *place, struct said_key *key)
 {
 	memset(key, 0, sizeof(*key));
-	key->from = from;
 	memcpy(key->group, place->group, strlen(place->group));
 	return offsetof(struct said_key, place) + place_key(place, &key->place);
 }
 
 static struct groups_place *said_find(const struct groups *groups,
-				      const struct groups_directory *from,
 				      const struct place *place)
 {
 	struct said_key key;
-	size_t len = said_key_of(from, place, &key);
+	size_t len = said_key_of(place, &key);
 
 	return strmap_get_bytes(&groups->places_by_key, &key, len);
 }
@@ -62,7 +58,7 @@ static void said_end(struct groups_place *place)
 {
 	struct groups *groups = place->groups;
 	struct said_key key;
-	size_t len = said_key_of(place->from, &place->place, &key);
+	size_t len = said_key_of(&place->place, &key);
 
 	if (place->call) {
 		place->call->place = NULL;
@@ -71,14 +67,13 @@ static void said_end(struct groups_place *place)
 	strmap_remove_bytes(&groups->places_by_key, &key, len);
 	list_remove(&place->link);
 	groups->place_count--;
-	groups_directory_put(place->from);
 	mem_free(place->record);
 	mem_free(place);
 }
 
 void groups_place_free(struct groups_place *place)
 {
-	place->from->directory->ops->withdraw(&place->publication);
+	place->groups->directory->ops->withdraw(&place->publication);
 	said_end(place);
 }
 
@@ -101,14 +96,12 @@ static void on_said(struct publication *publication, const struct err *err)
 		said_end(place);
 }
 
-/* Takes the use of `from`, also when it fails. */
-static int said_new(struct groups *groups, struct groups_directory *from,
-		    uint64_t session, const struct place *at, const char *record,
-		    struct groups_place **place_p)
+static int said_new(struct groups *groups, uint64_t session, const struct place *at,
+		    const char *record, struct groups_place **place_p)
 {
 	struct groups_place *place = mem_zalloc(sizeof(*place));
 	struct said_key key;
-	size_t len = said_key_of(from, at, &key);
+	size_t len = said_key_of(at, &key);
 	int r;
 
 	if (place)
@@ -118,18 +111,16 @@ static int said_new(struct groups *groups, struct groups_directory *from,
 		if (place)
 			mem_free(place->record);
 		mem_free(place);
-		groups_directory_put(from);
 		return err_pass(-ENOMEM);
 	}
 	place->groups = groups;
-	place->from = from;
 	place->session = session;
 	place->place = *at;
 	place->publication.on_done = on_said;
 	list_push_back(&groups->places, &place->link);
 	groups->place_count++;
-	r = from->directory->ops->publish(from->directory, &place->publication, at,
-					  record, NULL);
+	r = groups->directory->ops->publish(groups->directory, &place->publication, at,
+					    record, NULL);
 	if (r < 0) {
 		said_end(place);
 		return err_pass(r);
@@ -205,7 +196,7 @@ static int said_text(struct groups_place *said, const char *record)
 	if (strcmp(said->record, record) == 0)
 		return 0;
 	copy = mem_strdup(record);
-	r = copy ? said->from->directory->ops->update(&said->publication, record, NULL)
+	r = copy ? said->groups->directory->ops->update(&said->publication, record, NULL)
 		 : -ENOMEM;
 	if (r < 0) {
 		mem_free(copy);
@@ -234,7 +225,7 @@ static int said_again(struct groups_place *said, uint64_t session, const char *r
 		return err_pass(r);
 	if (!call)
 		return 0;
-	groups_call_start(said->groups, call, session, said->place.group, said->from);
+	groups_call_start(said->groups, call, session, said->place.group);
 	if (said->call) {
 		err_set(&err, ERR_CANCELED, "group '%s': published again",
 			said->place.group);
@@ -251,40 +242,30 @@ static int said_again(struct groups_place *said, uint64_t session, const char *r
 	return 0;
 }
 
-static int publish_text(struct groups *groups, uint64_t session, const char *at,
+static int publish_text(struct groups *groups, uint64_t session,
 			const struct place *place, const char *text,
 			struct groups_call *call)
 {
-	struct groups_directory *from;
-	struct groups_place *said;
-	int r = groups_directory_get(groups, at, &from);
+	struct groups_place *said = said_find(groups, place);
+	int r;
 
-	if (r < 0)
-		return err_pass(r);
-	said = said_find(groups, from, place);
-	if (said) {
-		groups_directory_put(from); /* it has a use of its own */
+	if (said)
 		return err_pass(said_again(said, session, text, call));
-	}
 	r = check_session_places(groups, session);
-	if (r < 0) {
-		groups_directory_put(from);
-		return err_pass(r);
-	}
-	r = said_new(groups, from, session, place, text, &said);
+	if (r == 0)
+		r = said_new(groups, session, place, text, &said);
 	if (r < 0)
 		return err_pass(r);
 	if (!call)
 		return 0;
-	groups_call_start(groups, call, session, place->group, from);
+	groups_call_start(groups, call, session, place->group);
 	said->call = call;
 	call->place = said;
 	return 0;
 }
 
-int groups_publish(struct groups *groups, uint64_t session, const char *at,
-		   const struct place *place, struct record *record,
-		   struct groups_call *call)
+int groups_publish(struct groups *groups, uint64_t session, const struct place *place,
+		   struct record *record, struct groups_call *call)
 {
 	char text[DIRECTORY_RECORD_MAX];
 	const struct session *owner = session_by_id(groups->kvd, session);
@@ -315,7 +296,7 @@ int groups_publish(struct groups *groups, uint64_t session, const char *at,
 	if (r == 0)
 		r = record_make(record, text);
 	return r < 0 ? err_pass(r)
-		     : err_pass(publish_text(groups, session, at, place, text, call));
+		     : err_pass(publish_text(groups, session, place, text, call));
 }
 
 int groups_load(struct groups *groups, uint64_t session, const char *text)
@@ -325,8 +306,8 @@ int groups_load(struct groups *groups, uint64_t session, const char *text)
 
 	list_foreach(place, &groups->places, link) {
 		if (place->session == session && r == 0)
-			r = place->from->directory->ops->update(&place->publication, NULL,
-								text);
+			r = place->groups->directory->ops->update(&place->publication,
+								  NULL, text);
 	}
 	return err_pass(r);
 }
@@ -390,10 +371,10 @@ static int own_say_more(struct groups *groups)
 						 : 0;
 
 	if (r == 0 && groups->trust)
-		r = publish_text(groups, 0, NULL, &place, text, NULL);
+		r = publish_text(groups, 0, &place, text, NULL);
 	snprintf(place.group, sizeof(place.group), "%s", OWN_GROUP_HOMES);
 	if (r == 0 && groups->is_home)
-		r = publish_text(groups, 0, NULL, &place, text, NULL);
+		r = publish_text(groups, 0, &place, text, NULL);
 	return err_pass(r);
 }
 
@@ -405,7 +386,7 @@ void groups_own_say(struct groups *groups)
 
 	snprintf(place.group, sizeof(place.group), "%s", OWN_GROUP_DAEMONS);
 	if (r == 0)
-		r = publish_text(groups, 0, NULL, &place, text, NULL);
+		r = publish_text(groups, 0, &place, text, NULL);
 	if (r == 0)
 		r = own_say_more(groups);
 	if (r == 0)

@@ -165,7 +165,7 @@ static bool trust_ask(void *owner, const char *key)
 		trust_group(key, group);
 		t->user.on_change = trust_on_change;
 		t->since_ns = loop_now_ns(trust->groups->loop);
-		if (groups_use(trust->groups, NULL, group, false, &t->user) == 0) {
+		if (groups_use(trust->groups, group, false, &t->user) == 0) {
 			trust->looked++;
 			t->found = false;
 			if (groups_known(&t->user)) /* others asked before */

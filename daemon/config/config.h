@@ -67,7 +67,7 @@ struct config {
 	uint64_t orphan_ttl_ns;
 
 	/* [cluster] */
-	char cluster[1024];	/* the directory; "": the own board */
+	char cluster[1024];	/* the directory; "": of this daemon alone */
 	uint32_t cluster_trust; /* enum groups_trust */
 	uint64_t cluster_lease_ns;
 	char cluster_tls_ca[CONFIG_PATH_BYTES]; /* "" = the system's */

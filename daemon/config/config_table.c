@@ -188,18 +188,18 @@ static const struct setting options[] = {
 	 .help = "How long these are kept."},
 
 	{"cluster", "cluster", SETTING_TEXT, FIELD(cluster), .preset = "",
-	 .help = "Where this daemon finds the members of the cluster: file:/PATH, with "
-		 "a line 'GROUP WORKER TP.PP.DP.CP ENDPOINT#KEY' for each of their "
-		 "ranks, read again at a reload; or "
-		 "etcd://HOST:PORT[,HOST:PORT]…/PREFIX (etcds:// by TLS), where they "
-		 "publish themselves; or kvd://HOST:PORT#KEY of one to three daemons "
-		 "that keep a board for all, with commas between them. Empty: this "
-		 "daemon's own board."},
+	 .help = "Where this daemon finds the members of the cluster. file:/PATH: a line "
+		 "for each of their ranks, GROUP WORKER TP.PP.DP.CP ENDPOINT#KEY, behind "
+		 "it pool=NAME, model=NAME, url=URL, engine=WORD and "
+		 "bootstrap=HOST:PORT where they have one; '-' is a group's only worker; "
+		 "the lines are taken anew on SIGHUP. "
+		 "etcd://HOST:PORT[,HOST:PORT]…/PREFIX, etcds:// by TLS: what they "
+		 "publish there. Empty: this daemon's own engines only."},
 	{"cluster", "cluster_trust", SETTING_ENUM, FIELD(cluster_trust),
 	 .preset = "listed", .words = trust_words,
 	 .help = "Whose keys may connect. listed: those in curve_allow_file, whatever "
-		 "the directory says. directory: also those that daemons have in the "
-		 "directory; who can write it lets daemons in."},
+		 "the directory says. directory: also those that daemons publish in "
+		 "etcd; whoever can write there lets daemons in."},
 	{"cluster", "cluster_lease", SETTING_DURATION, FIELD(cluster_lease_ns),
 	 .preset = "15 s", .min = 1 * S, .max = 600 * S,
 	 .help = "How long the directory keeps this daemon's entries when it does not "
@@ -292,7 +292,7 @@ static const struct setting options[] = {
 		 "endpoints, with blanks between them, the same words at all daemons; "
 		 "this one may be among them. They are told what this daemon has, and "
 		 "asked for what it has not. Each needs chunk_memory. cluster: those "
-		 "that have this word, too, as the directory says (option cluster)."},
+		 "that have this word, too, as etcd says (option cluster)."},
 	{"chunks", "chunk_home_memory", SETTING_SIZE, FIELD(chunk_home_bytes),
 	 .preset = "16 MiB", .max = UINT64_C(64) << 30,
 	 .help = "Most memory for the directory when this daemon is one of others' "
@@ -447,6 +447,8 @@ void config_print_sample(FILE *out)
 	      "#   [peer]\n"
 	      "#   listen = tcp://10.0.0.2:7400\n"
 	      "#   curve_allow_file = /etc/kvd/peers\n"
+	      "#   [cluster]\n"
+	      "#   cluster = file:/etc/kvd/members   where engines are named by group\n"
 	      "#   [transport]\n"
 	      "#   tcp_listen = tcp://10.0.0.2:7401\n"
 	      "#   require = rdma              where nothing slower shall do\n",

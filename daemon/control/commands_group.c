@@ -275,7 +275,7 @@ static struct group_call *group_call_new(struct request *req, bool loads)
 }
 
 struct publish_args {
-	const char *group, *worker, *at;
+	const char *group, *worker;
 	uint32_t rank[PLACE_AXES], size[PLACE_AXES];
 	const char *endpoint, *pool, *model, *url, *engine, *bootstrap;
 	const char *summary; /* NULL: "" */
@@ -311,8 +311,8 @@ static int run_publish(struct request *req)
 		field_copy(place.group, sizeof(place.group), args->group);
 		field_copy(place.worker, sizeof(place.worker), args->worker);
 		memcpy(place.rank, args->rank, sizeof(place.rank));
-		r = groups_publish(req->kvd->groups, req->session->id, args->at, &place,
-				   record, &gc->call);
+		r = groups_publish(req->kvd->groups, req->session->id, &place, record,
+				   &gc->call);
 	}
 	if (r < 0)
 		mem_free(gc);
@@ -322,7 +322,7 @@ static int run_publish(struct request *req)
 }
 
 struct query_args {
-	const char *group, *at;
+	const char *group;
 	int64_t since; /* -1: not said */
 	bool loads;
 };
@@ -333,7 +333,7 @@ static int query_since(struct request *req, const struct query_args *args, bool 
 	const struct since since = {.revision = (uint64_t)args->since,
 				    .loads = args->loads};
 	struct groups_user user = {.on_change = NULL};
-	int r = groups_use(req->kvd->groups, args->at, args->group, args->loads, &user);
+	int r = groups_use(req->kvd->groups, args->group, args->loads, &user);
 
 	if (r < 0)
 		return err_pass(r);
@@ -356,8 +356,8 @@ static int run_query(struct request *req)
 	gc = group_call_new(req, args->loads);
 	if (!gc)
 		return err_pass(-ENOMEM);
-	r = groups_query(req->kvd->groups, req->session->id, args->at, args->group,
-			 args->loads, &gc->call);
+	r = groups_query(req->kvd->groups, req->session->id, args->group, args->loads,
+			 &gc->call);
 	if (r < 0)
 		mem_free(gc);
 	return err_pass(r);
@@ -435,11 +435,9 @@ static bool add_state(cJSON *result, const struct kvd *kvd)
 {
 	struct groups_state state;
 	uint64_t now_ns = loop_now_ns(kvd->loop);
-	cJSON *board;
 
 	groups_state(kvd->groups, &state);
-	board = cJSON_AddObjectToObject(result, "board");
-	return board && cJSON_AddStringToObject(result, "kind", state.kind) &&
+	return cJSON_AddStringToObject(result, "kind", state.kind) &&
 	       cJSON_AddStringToObject(result, "where", state.where) &&
 	       cJSON_AddBoolToObject(result, "up", state.directory.up) &&
 	       cJSON_AddNumberToObject(
@@ -456,9 +454,7 @@ static bool add_state(cJSON *result, const struct kvd *kvd)
 	       result_add_u64(result, "refused", state.directory.refused) &&
 	       result_add_u64(result, "puts", state.directory.puts) &&
 	       result_add_u64(result, "events", state.directory.events) &&
-	       result_add_u64(result, "reconnects", state.directory.reconnects) &&
-	       cJSON_AddNumberToObject(board, "entries", state.board_entries) &&
-	       cJSON_AddNumberToObject(board, "watches", state.board_watches);
+	       result_add_u64(result, "reconnects", state.directory.reconnects);
 }
 
 static int run_cluster(struct request *req)
@@ -473,10 +469,6 @@ static int run_cluster(struct request *req)
 
 #define F_GROUP(s) \
 	F_STR("group", s, group, REQUIRED, PLACE_GROUP_MAX - 1, "the group's name")
-#define F_AT(s)                                                                         \
-	F_STR("at", s, at, OPTIONAL, LINK_ENDPOINT_MAX - 1,                             \
-	      "endpoint of a daemon whose board it is; the directory (option cluster) " \
-	      "if absent")
 #define F_RANK(axis, i)                                                             \
 	F_INT(axis "_rank", publish_args, rank[i], OPTIONAL, 0, PLACE_SIZE_MAX - 1, \
 	      "0 if absent"),                                                       \
@@ -487,7 +479,6 @@ static const struct field publish_fields[] = {
 	F_GROUP(publish_args),
 	F_STR("worker", publish_args, worker, OPTIONAL, PLACE_WORKER_MAX - 1,
 	      "which engine of the group; its only one if absent"),
-	F_AT(publish_args),
 	F_RANK("tp", PLACE_TP),
 	F_RANK("pp", PLACE_PP),
 	F_RANK("dp", PLACE_DP),
@@ -507,7 +498,6 @@ static const struct field publish_fields[] = {
 };
 static const struct field query_fields[] = {
 	F_GROUP(query_args),
-	F_AT(query_args),
 	F_INT("since", query_args, since, DEFAULT(-1), 0, JSON_INT_MAX,
 	      "revision of an earlier answer: what changed, as this daemon knows it"),
 	F_BOOL("loads", query_args, loads, "with each rank's load"),
@@ -527,10 +517,10 @@ const struct command group_commands[] = {
 	 "since it was connected last"},
 	{"cluster.show", "the directory, and what this daemon has to do with it", NULL, 0,
 	 run_cluster,
-	 "kind (board, etcd), where, up, since_ms, why (while it is not), lease_ms, "
+	 "kind (local, etcd), where, up, since_ms, why (while it is not), lease_ms, "
 	 "trust, "
 	 "refused (entries of others that could not be used), puts, events, reconnects, "
-	 "board: {entries, watches} (kept here for all), places: {group, worker, "
+	 "places: {group, worker, "
 	 "tp_rank, "
 	 "…, session (0: the daemon's own), taken}, of this session, or all for an "
 	 "administrator, watches: {group, entries, synced}; 1024 of each at most"},

@@ -324,7 +324,6 @@ static void handshake_on_down(void *owner, struct peer *peer)
 	struct handshake *hs = owner;
 	struct remote *remote = peer->user;
 
-	hs->events.on_peer_down(hs->events.owner, peer);
 	if (!remote)
 		return;
 	figures_end(remote);
@@ -352,7 +351,6 @@ static void handshake_on_refused(void *owner, struct peer *peer)
 	struct handshake *hs = owner;
 	struct remote *remote = peer->user;
 
-	hs->events.on_peer_refused(hs->events.owner, peer);
 	if (!remote)
 		return;
 	remote->why = peer->why;

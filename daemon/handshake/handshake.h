@@ -139,8 +139,6 @@ struct remote {
 struct handshake_events {
 	void *owner;
 	void (*on_peer_up)(void *owner, struct peer *peer);
-	void (*on_peer_down)(void *owner, struct peer *peer);
-	void (*on_peer_refused)(void *owner, struct peer *peer); /* as in peer.h */
 	/* A remote pool became ready or was refused; a data line became ready or
 	 * was lost (all its ops are done by then): rooms that wait look again. */
 	void (*on_change)(void *owner, struct remote *remote);

@@ -41,7 +41,6 @@ struct peers;
 #define PEER_FEATURE_CHUNKS (UINT64_C(1) << 4)
 #define PEER_FEATURE_HOMES (UINT64_C(1) << 5)
 #define PEER_FEATURE_ATTEND (UINT64_C(1) << 6)
-#define PEER_FEATURE_BOARD (UINT64_C(1) << 7)
 
 #define PEER_LABEL_MAX 256
 

@@ -49,7 +49,7 @@
 #define FEATURES                                                         \
 	(PEER_FEATURE_BASE | PEER_FEATURE_EXPRESS | PEER_FEATURE_PARTS | \
 	 PEER_FEATURE_LINE | PEER_FEATURE_CHUNKS | PEER_FEATURE_HOMES |  \
-	 PEER_FEATURE_ATTEND | PEER_FEATURE_BOARD)
+	 PEER_FEATURE_ATTEND)
 
 static const char product[] = "kvd " KVD_VERSION;
 

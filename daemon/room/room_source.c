@@ -221,7 +221,7 @@ static int source_named(struct room *room, const struct source_args *args,
 	if (r < 0)
 		return err_pass(r); /* rooms_discard() frees it */
 	source->bytes += bytes;
-	r = groups_use(groups, NULL, args->group, false, &source->user);
+	r = groups_use(groups, args->group, false, &source->user);
 	if (r == 0)
 		r = source_look(source);
 	return r < 0 ? err_pass(r) : 0;

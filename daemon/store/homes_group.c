@@ -77,7 +77,7 @@ int homes_group_open(struct homes_group *group, struct groups *groups, struct lo
 	group->user.on_change = homes_on_change;
 	loop_timer_init(&group->timer, loop, on_homes_timer);
 	group->groups = groups;
-	return err_pass(groups_use(groups, NULL, OWN_GROUP_HOMES, false, &group->user));
+	return err_pass(groups_use(groups, OWN_GROUP_HOMES, false, &group->user));
 }
 
 void homes_group_close(struct homes_group *group)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """bench_daemons.py [DAEMONS [PAIRS]]: many real daemons on this machine (200), members of
-one cluster whose board the first of them keeps; in so many pairs (25) an engine sends rooms
+one cluster whose directory is an etcd; in so many pairs (25) an engine sends rooms
 to another, which names it by its group and worker. What an idle daemon and one with traffic
 take of memory and of a core, and how long rooms take beside all the others."""
 import json
@@ -12,17 +12,12 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import Daemon, free_port, need_fds, until  # noqa: E402
+from kvd_daemon import Daemon, need_fds, until  # noqa: E402
 from kvd_engine import SUCCESS, WAITING, Cache, Engine  # noqa: E402
+from kvd_etcd import Etcd  # noqa: E402
 
 SECONDS = 20
 PAGES, TOKENS = [1, 2, 3, 4], 64
-
-
-def config(board=None, port=None):
-    text = "[peer]\n" + ("listen = tcp://127.0.0.1:%d\n" % port if port else "")
-    text += "[cluster]\n"
-    return text + ("cluster = kvd://%s\n" % board.removeprefix("tcp://") if board else "")
 
 
 def memory(pid):
@@ -116,16 +111,16 @@ def main():
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     pairs = int(sys.argv[2]) if len(sys.argv) > 2 else 25
     need_fds(count * 8)
-    port, daemons = free_port(), []
-    begun = time.monotonic()
+    with Etcd() as etcd:
+        run(count, pairs, "[cluster]\ncluster = %s\n" % etcd.url)
+
+
+def run(count, pairs, config):
+    daemons, begun = [], time.monotonic()
     try:
-        daemons.append(Daemon(config(port=port), name="d0").__enter__())
-        engine = Engine(daemons[0], "board")
-        board = engine.endpoint
-        engine.close()
-        for i in range(1, count):
-            daemons.append(Daemon(config(board), name="d%d" % i).start())
-        for daemon in daemons[1:]:
+        for i in range(count):
+            daemons.append(Daemon(config, name="d%d" % i).start())
+        for daemon in daemons:
             daemon.wait_ready()
         say("started", daemons=count, seconds=time.monotonic() - begun)
         measure(daemons, pairs)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fuzz_peer: a daemon's peers and board over link_mem, and a stranger at
+ * fuzz_peer: a daemon's peers over link_mem, and a stranger at
  * another endpoint that says what the input tells it, with right checksums and,
  * when the input wishes, with the epoch and nonce that the daemon told it. So
  * the input gets past the handshake and into everything behind it.
@@ -16,9 +16,6 @@
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/cluster/board.h"
-#include "daemon/cluster/board_directory.h"
-#include "daemon/cluster/roster.h"
 #include "tests/sim/link_mem.h"
 #include "daemon/loop/loop.h"
 #include "daemon/peer/peer.h"
@@ -46,8 +43,6 @@ static struct world {
 	struct link *us, *them;
 	struct link_line *line;
 	struct peers *peers;
-	struct board *board;
-	struct directory *directory;	 /* on the stranger's board */
 	uint64_t epoch, nonce, sequence; /* as the daemon told the stranger */
 } w;
 
@@ -76,51 +71,16 @@ static void on_frame(void *owner, const struct link_frame *frame)
 		w.nonce = m.nonce;
 }
 
-static void on_up(void *owner, struct peer *peer)
-{
-	(void)owner;
-	if (w.directory)
-		board_directory_peer_up(w.directory, peer);
-}
-
-static void on_down(void *owner, struct peer *peer)
-{
-	(void)owner;
-	board_peer_down(w.board, peer);
-	if (w.directory)
-		board_directory_peer_down(w.directory, peer);
-}
-
 static int on_message(void *owner, struct peer *peer, const struct wire_header *h,
 		      struct cursor *body)
 {
 	(void)owner;
+	(void)body;
 	if (sm_state(&peer->sm) != PEER_UP || h->epoch != peer->epoch)
 		abort();
 	if (h->type == WIRE_T_TRANSFER_INFO) /* rooms keep it */
 		mem_free(peer_body_take(peer));
-	if (board_handles(h->type))
-		return board_on_message(w.board, peer, h->type, body);
-	if (board_directory_handles(h->type) && w.directory)
-		return board_directory_on_message(w.directory, peer, h->type, body);
 	return 0;
-}
-
-static void on_done(struct publication *publication, const struct err *err)
-{
-	(void)publication;
-	if (err && err->code == ERR_OK)
-		abort();
-}
-
-static void on_entry(struct watch *watch, const struct place *place, const char *record,
-		     const char *load)
-{
-	(void)watch;
-	if (strcmp(place->group, "g") != 0 || place_check(place) < 0 ||
-	    (record && strlen(record) >= DIRECTORY_RECORD_MAX) ||
-	    (load && strlen(load) >= DIRECTORY_LOAD_MAX))
-		abort();
 }
 
 static void run_for(uint64_t ns)
@@ -133,8 +93,7 @@ static void run_for(uint64_t ns)
 
 static void open_world(void)
 {
-	struct peers_callbacks callbacks = {
-		.on_up = on_up, .on_down = on_down, .on_message = on_message};
+	struct peers_callbacks callbacks = {.on_message = on_message};
 	struct peers_options options;
 	struct peers_args args = {
 		.callbacks = &callbacks, .options = &options, .name = "us"};
@@ -153,15 +112,11 @@ static void open_world(void)
 	args.loop = w.loop;
 	args.link = w.us;
 	need(peers_new(&args, &w.peers));
-	need(board_new(w.loop, NULL, &w.board));
 	run_for(LOOP_NS_PER_MS);
 }
 
 static void close_world(void)
 {
-	if (w.directory)
-		w.directory->ops->free(w.directory);
-	board_free(w.board);
 	peers_free(w.peers);
 	w.us->ops->free(w.us);
 	w.them->ops->free(w.them);
@@ -185,8 +140,7 @@ static void say_hello(uint8_t how)
 	struct wire_header h = {.version = 1, .type = WIRE_T_HELLO, .epoch = OUR_EPOCH};
 	struct wire_hello m = {.version_min = 1,
 			       .version_max = 1,
-			       .features = PEER_FEATURE_BASE | PEER_FEATURE_PARTS |
-					   PEER_FEATURE_BOARD};
+			       .features = PEER_FEATURE_BASE | PEER_FEATURE_PARTS};
 	uint8_t body[512];
 	struct cursor c;
 
@@ -236,27 +190,8 @@ static void step(struct cursor *in)
 		run_for(how & HOW_LONG ? 3 * LOOP_NS_PER_S : LOOP_NS_PER_MS);
 }
 
-static void open_directory(struct publication *publication, struct watch *watch,
-			   const struct place *place)
-{
-	struct board_directory_args args = {.loop = w.loop,
-					    .peers = w.peers,
-					    .board = w.board,
-					    .own = US,
-					    .endpoints = {THEM},
-					    .count = 1,
-					    .lease_ns = 2 * LOOP_NS_PER_S};
-
-	need(board_directory_new(&args, &w.directory));
-	need(w.directory->ops->watch(w.directory, watch, "g", true));
-	need(w.directory->ops->publish(w.directory, publication, place, "{}", "{}"));
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	struct publication publication = {.on_done = on_done};
-	struct watch watch = {.on_entry = on_entry};
-	struct place place = {.group = "g"};
 	struct peer *peer = NULL;
 	struct cursor in;
 
@@ -266,8 +201,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	if (start & 1)
 		need(peers_dial(w.peers, THEM, &peer));
-	if (start & 2)
-		open_directory(&publication, &watch, &place);
 	if (start & 4)
 		need(peers_dial(w.peers, US, &peer));
 	run_for(LOOP_NS_PER_MS);

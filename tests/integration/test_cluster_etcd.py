@@ -9,7 +9,6 @@ import base64
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +17,9 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from kvd_daemon import BUILD, Daemon, Skip, free_port, kvd, run, until  # noqa: E402
+from kvd_daemon import BUILD, Daemon, kvd, run, until  # noqa: E402
 from kvd_engine import BOOTSTRAPPING, SUCCESS, WAITING, Cache, Engine  # noqa: E402
+from kvd_etcd import Etcd  # noqa: E402
 from test_cluster import MORTAL, ctl, ctl_json, send_room  # noqa: E402
 
 LEASE_S = 3
@@ -27,118 +27,6 @@ STILL_S = 60 if os.environ.get("KVD_LONG") else 8
 AWAY = ("the directory is away", "the link is lost", "the lease is lost",
         "the store has lost its data", "no lease", "not published",
         "the group cannot be read")
-
-
-class Etcd:
-    """One member on ports and a disk of its own."""
-
-    def __init__(self, quota=0, tls=False, jwt=False):
-        if not shutil.which("etcd") or not shutil.which("etcdctl"):
-            raise Skip("etcd and etcdctl (etcd-server, etcd-client)")
-        self.tmp = tempfile.TemporaryDirectory(prefix="kvd-test-")
-        self.dir, self.quota, self.tls, self.proc = self.tmp.name, quota, tls, None
-        self.port, self.peer_port = free_port(), free_port()
-        self.jwt, self.login = jwt, []
-        if (tls or jwt) and not shutil.which("openssl"):
-            raise Skip("openssl")
-        if tls:
-            self.certify()
-        if jwt:
-            self.openssl("genrsa -out jwt.key 4096")
-            self.openssl("rsa -in jwt.key -pubout -out jwt.pub")
-
-    def path(self, name):
-        return os.path.join(self.dir, name)
-
-    def certify(self):
-        with open(self.path("ext"), "w") as out:
-            out.write("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
-        sh = "req -x509 -newkey rsa:2048 -nodes -subj /CN=ca -keyout ca.key -out ca.pem -days 2"
-        lines = [sh]
-        for name in "server", "client":
-            lines += ["req -newkey rsa:2048 -nodes -subj /CN=%s -keyout %s.key -out %s.csr"
-                      % (name, name, name),
-                      "x509 -req -in %s.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 "
-                      "-extfile ext -out %s.pem" % (name, name)]
-        for line in lines:
-            self.openssl(line)
-
-    def openssl(self, line):
-        subprocess.run(["openssl"] + line.split(), cwd=self.dir, check=True,
-                       capture_output=True)
-
-    def users(self):
-        """root, and kvd with what it needs."""
-        for line in ("user add root:root", "user grant-role root root", "role add kvd",
-                     "role grant-permission --prefix kvd readwrite /kvd/",
-                     "user add kvd:pass", "user grant-role kvd kvd", "auth enable"):
-            self.ctl(*line.split())
-        self.login = ["--user", "root:root"]
-
-    @property
-    def url(self):
-        return "etcd%s://127.0.0.1:%d/kvd" % ("s" if self.tls else "", self.port)
-
-    def ctl(self, *words, stdin=None, check=True):
-        tls = ["--cacert", self.path("ca.pem"), "--cert", self.path("client.pem"),
-               "--key", self.path("client.key")] if self.tls else []
-        done = subprocess.run(
-            ["etcdctl", "--command-timeout=10s", "--endpoints=http%s://127.0.0.1:%d" % (
-                "s" if self.tls else "", self.port)] + tls + self.login + list(words),
-            input=stdin, capture_output=True, env=dict(os.environ, ETCDCTL_API="3"))
-        assert not check or done.returncode == 0, (words, done)
-        return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
-
-    def start(self):
-        client = "http%s://127.0.0.1:%d" % ("s" if self.tls else "", self.port)
-        peer = "http://127.0.0.1:%d" % self.peer_port
-        args = ["etcd", "--data-dir", self.path("data"), "--unsafe-no-fsync",
-                "--listen-client-urls", client, "--advertise-client-urls", client,
-                "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-                "--initial-cluster", "default=" + peer]
-        if self.quota:
-            args += ["--quota-backend-bytes", str(self.quota)]
-        if self.tls:
-            args += ["--client-cert-auth", "--trusted-ca-file", self.path("ca.pem"),
-                     "--cert-file", self.path("server.pem"), "--key-file",
-                     self.path("server.key")]
-        if self.jwt:
-            args += ["--auth-token", "jwt,pub-key=%s,priv-key=%s,sign-method=RS512" % (
-                self.path("jwt.pub"), self.path("jwt.key"))]
-        with open(self.path("log"), "ab") as log:
-            self.proc = subprocess.Popen(args, stdout=log, stderr=log,
-                                         stdin=subprocess.DEVNULL)
-        until("etcd is up", lambda: self.ctl("get", "x", check=False) is not None)
-        return self
-
-    def stop(self, sig=signal.SIGTERM):
-        self.proc.send_signal(sig)
-        self.proc.wait()
-
-    def wipe(self):
-        shutil.rmtree(self.path("data"))
-
-    def freeze(self):
-        self.proc.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.proc.pid, os.WSTOPPED)
-
-    def thaw(self):
-        self.proc.send_signal(signal.SIGCONT)
-
-    def lease(self, seconds=600):
-        return self.ctl("lease", "grant", str(seconds)).split()[1]
-
-    def revision(self):
-        return json.loads(self.ctl("get", "x", "-w", "json"))["header"]["revision"]
-
-    def __enter__(self):
-        return self.start()
-
-    def __exit__(self, *exc):
-        if self.proc.poll() is None:
-            self.thaw()
-            self.stop(signal.SIGKILL)
-        self.tmp.cleanup()
 
 
 def config(etcd, more="", lease_s=LEASE_S):
@@ -522,7 +410,10 @@ def wrong_options_are_told_by_the_check_and_the_start():
         for lines, words in (
                 ("cluster = etcd://127.0.0.1:99999/kvd", "it is 1 to 65535"),
                 ("cluster = etcd://u:p@host:1/kvd", "cluster"),
-                ("cluster = http://127.0.0.1:2379", "must be kvd://"),
+                ("cluster = http://127.0.0.1:2379", "etcd://HOST:PORT"),
+                ("cluster = kvd://127.0.0.1:7400", "file:/PATH"),
+                ("cluster_trust = directory", "in etcd only"),
+                ("[chunks]\nchunk_memory = 1 MiB\nchunk_homes = cluster", "in etcd only"),
                 ("cluster = etcds://127.0.0.1:1/kvd", "cluster_tls_ca"),
                 ("cluster = etcd://127.0.0.1:1/kvd\ncluster_lease = 1 s", "cluster_lease"),
                 ("cluster = etcd://127.0.0.1:1/kvd\ncluster_user_file = %s/none" % tmp,

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Daemons meet: group.publish and group.query through the public sockets, with
-and without CURVE keys; keys and ping intervals change on SIGHUP."""
+"""group.publish and group.query through the public socket, and daemons with CURVE keys
+that meet or do not; keys and ping intervals change on SIGHUP."""
 import json
 import os
 import signal
@@ -15,7 +15,6 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from kvd_daemon import BUILD, Daemon, run  # noqa: E402
 
 FAST = "[peer]\nping = 50 ms\ndead_after = %d ms\n"
-MORTAL = FAST % 3000  # a core may be away for that long, a daemon that is killed is
 
 
 class Client:
@@ -51,37 +50,6 @@ class Client:
 
 def places(answer):
     return sorted((r["tp_rank"], r["endpoint"]) for r in answer["ranks"])
-
-
-def ranks_of_three_daemons_are_found_by_asking_one():
-    with Daemon(MORTAL) as d0, Daemon(MORTAL) as d1, Daemon(MORTAL) as d2:
-        c0, c1, c2 = Client(d0), Client(d1), Client(d2)
-        at = c0.endpoint
-        c0.ok("group.publish", group="p", tp_rank=0, tp_size=2, pool="kv", summary="zero")
-        answer = c2.ok("group.query", group="p", at=at)
-        assert not answer["complete"] and places(answer) == [(0, c0.endpoint)], answer
-        c1.ok("group.publish", group="p", at=at, tp_rank=1, tp_size=2, summary="one")
-        answer = c2.ok("group.query", group="p", at=at)
-        assert answer["complete"], answer
-        assert places(answer) == [(0, c0.endpoint), (1, c1.endpoint)], answer
-        assert {r["summary"] for r in answer["ranks"]} == {"zero", "one"}
-        assert places(c0.ok("group.query", group="p")) == places(answer)
-        message = c2.refused("EEXIST", "group.publish", group="p", at=at, tp_rank=1,
-                             tp_size=2)
-        assert "published by" in message, message
-        c2.refused("ENOTFOUND", "group.query", group="q", at=at)
-        # the end of a session and of a daemon are the end of its ranks
-        c0.close()
-        c0 = Client(d0)
-        while places(c0.ok("group.query", group="p")) != [(1, c1.endpoint)]:
-            pass
-        d1.proc.kill()
-        d1.wait()
-        while "error" not in c0.ask("group.query", group="p"):
-            pass
-        d1.check_end = lambda: None
-        for d in (d0, d2):
-            d.expect("a rank is not taken")
 
 
 def group_of_many_ranks_is_told_whole_while_others_are_asked():
@@ -120,18 +88,10 @@ def commands_check_their_fields():
         c.refused("ERANGE", "group.publish", group="g" * 128)
         c.refused("EINVAL", "group.publish", group="g", tp_rank=2, tp_size=2)
         c.refused("EINVAL", "group.publish", group="g", endpoint="nowhere")
-        c.refused("EINVAL", "group.query", group="g", at="nowhere")
         c.refused("EINVAL", "group.query", group="g", extra=1)
         c.ok("group.publish", group="g")
         rank = c.ok("group.query", group="g")["ranks"][0]
         assert rank["endpoint"] == c.endpoint and rank["cp_size"] == 1, rank
-
-
-def meeting_point_that_is_not_there_is_told():
-    with Daemon() as d:
-        c = Client(d)
-        message = c.refused("ETIMEOUT", "group.query", group="g", at="tcp://127.0.0.1:1")
-        assert "cannot be reached" in message, message
 
 
 def keygen(path):
@@ -158,23 +118,20 @@ def daemons_with_keys_meet_and_strangers_do_not():
             c0, c1, c2 = Client(d0), Client(d1), Client(d2)
             at = c0.endpoint
             assert at.endswith("#" + keys[0]), at
-            c0.ok("group.publish", group="p")
-            answer = c1.ok("group.query", group="p", at=at)
-            assert answer["ranks"][0]["endpoint"] == at, answer
+            c1.ok("peer.connect", endpoint=at)
             # nobody gets in without a line; d2 itself allows d0, d0 not d2
             d0.expect("connection refused: its key is in no line")
             d2.expect("refuses our key")
             begun = time.monotonic()
-            c2.refused("EAUTH", "group.query", group="p", at=at)
-            assert time.monotonic() - begun < 9  # unlike a meeting point that is not there
+            c2.refused("EAUTH", "peer.connect", endpoint=at)
+            assert time.monotonic() - begun < 9  # unlike a daemon that is not there
             # now it may
             write_allow(3)
             for d in (d0, d1, d2):
                 d.states.clear()
                 d.proc.send_signal(signal.SIGHUP)
                 d.wait_ready()
-            answer = c2.ok("group.query", group="p", at=at)
-            assert answer["ranks"][0]["endpoint"] == at, answer
+            c2.ok("peer.connect", endpoint=at)
             # and a broken list changes nothing
             with open(allow, "w") as out:
                 out.write("node0\n")
@@ -182,11 +139,9 @@ def daemons_with_keys_meet_and_strangers_do_not():
             d0.states.clear()
             d0.proc.send_signal(signal.SIGHUP)
             d0.wait_ready()
-            assert c2.ok("group.query", group="p", at=at)["complete"]
+            c2.ok("peer.connect", endpoint=at)
 
 
 if __name__ == "__main__":
-    run([ranks_of_three_daemons_are_found_by_asking_one,
-         group_of_many_ranks_is_told_whole_while_others_are_asked, commands_check_their_fields,
-         meeting_point_that_is_not_there_is_told,
+    run([group_of_many_ranks_is_told_whole_while_others_are_asked, commands_check_their_fields,
          daemons_with_keys_meet_and_strangers_do_not])

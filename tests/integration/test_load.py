@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """What members of a group say of their load: what the engine says of itself, rooms that
-wait and run, bytes that move, rooms that fail; read at another daemon."""
+wait and run, bytes that move, rooms that fail. What other daemons read: test_cluster_etcd."""
 import os
 import sys
 
@@ -13,72 +13,69 @@ LEASE = "[cluster]\ncluster_lease = 2 s\n"
 PAGES, TOKENS = [1, 2, 3, 4], 64
 
 
-def load_of(engine, at):
+def load_of(engine):
     """What the directory has of prefill's worker w0; None: nothing yet."""
-    ranks = engine.cmd("group.query", group="prefill", at=at, loads=True)["ranks"]
+    ranks = engine.cmd("group.query", group="prefill", loads=True)["ranks"]
     return next((r.get("load") for r in ranks if r["worker"] == "w0"), None)
 
 
 def engines_word_is_told_and_goes_with_it():
-    with Daemon(LEASE) as a, Daemon(LEASE) as b:
-        prefill, other, asker = Engine(a, "prefill"), Engine(a, "other"), Engine(b, "asker")
-        at = asker.endpoint
-        prefill.cmd("group.publish", group="prefill", worker="w0", at=at)
-        other.cmd("group.publish", group="prefill", worker="w1", at=at)
+    with Daemon(LEASE) as a:
+        prefill, other, asker = (Engine(a, name) for name in ("prefill", "other", "asker"))
+        prefill.cmd("group.publish", group="prefill", worker="w0")
+        other.cmd("group.publish", group="prefill", worker="w1")
         prefill.cmd("session.load", running=12, waiting=3, kv_free_tokens=4096)
-        load = until("a load", lambda: (x := load_of(asker, at)) and "engine" in x and x)
+        load = until("a load", lambda: (x := load_of(asker)) and "engine" in x and x)
         assert load["engine"] == dict(running=12, waiting=3, kv_free_tokens=4096), load
         # a place that comes later is told the same, though nothing has changed
-        prefill.cmd("group.publish", group="more", worker="w0", at=at)
+        prefill.cmd("group.publish", group="more", worker="w0")
         until("the load of the second place", lambda: asker.cmd(
-            "group.query", group="more", at=at, loads=True)["ranks"][0].get("load"))
+            "group.query", group="more", loads=True)["ranks"][0].get("load"))
         # what is not said again is not known any more
         prefill.cmd("session.load", running=1)
-        until("the next load", lambda: load_of(asker, at)["engine"] == dict(running=1))
+        until("the next load", lambda: load_of(asker)["engine"] == dict(running=1))
         assert "engine" not in (next(
-            r for r in asker.cmd("group.query", group="prefill", at=at, loads=True)["ranks"]
+            r for r in asker.cmd("group.query", group="prefill", loads=True)["ranks"]
             if r["worker"] == "w1").get("load") or {})
-        assert "load" not in asker.cmd("group.query", group="prefill", at=at)["ranks"][0]
+        assert "load" not in asker.cmd("group.query", group="prefill")["ranks"][0]
         prefill.close()
-        until("its end", lambda: load_of(asker, at) is None)
+        until("its end", lambda: load_of(asker) is None)
 
 
 def words_out_of_bounds_are_refused_and_change_nothing():
     with Daemon(LEASE) as a:
         prefill = Engine(a, "prefill")
-        at = prefill.endpoint
         prefill.cmd("group.publish", group="prefill", worker="w0")
         prefill.cmd("session.load", running=7)
         until("a load",
-              lambda: (x := load_of(prefill, at)) and x.get("engine") == dict(running=7))
+              lambda: (x := load_of(prefill)) and x.get("engine") == dict(running=7))
         prefill.refused("ERANGE", "session.load", running=-1)
         prefill.refused("ERANGE", "session.load", waiting=(1 << 52) + 1)
         prefill.refused("EINVAL", "session.load", running="many")
         prefill.refused("EINVAL", "session.load", idle=True)
-        assert load_of(prefill, at)["engine"] == dict(running=7)
+        assert load_of(prefill)["engine"] == dict(running=7)
 
 
 def rooms_are_counted_as_they_wait_move_and_fail():
     with Daemon(LEASE) as a, Daemon(LEASE) as b:
         prefill, decode = Engine(a, "prefill"), Engine(b, "decode")
         src, dst = Cache(prefill), Cache(decode)
-        at = decode.endpoint
-        prefill.cmd("group.publish", group="prefill", worker="w0", pool="kv", at=at)
-        until("a load", lambda: load_of(decode, at))
+        prefill.cmd("group.publish", group="prefill", worker="w0", pool="kv")
+        until("a load", lambda: load_of(prefill))
         for room in range(100, 105):
             prefill.cmd("room.open", room=str(room), role="send", pool=src.pool)
-        until("rooms that wait", lambda: load_of(decode, at)["rooms"]["waiting"] == 5)
+        until("rooms that wait", lambda: load_of(prefill)["rooms"]["waiting"] == 5)
         for room in range(1, 4):
             open_push(prefill, decode, src, dst, room, PAGES, PAGES, TOKENS)
             decode.until(room, "recv", SUCCESS)
             prefill.until(room, "send", SUCCESS)
         load = until("a time to the first byte",
-                     lambda: (x := load_of(decode, at)) and "ttfb_us" in x and x)
+                     lambda: (x := load_of(prefill)) and "ttfb_us" in x and x)
         assert load["ttfb_us"] > 0 and load["failed"] == 0, load
         for room in range(100, 105):
             prefill.cmd("room.abort", room=str(room), role="send")
-        until("rooms that failed", lambda: load_of(decode, at)["failed"] == 5)
-        assert load_of(decode, at)["rooms"]["waiting"] == 0
+        until("rooms that failed", lambda: load_of(prefill)["failed"] == 5)
+        assert load_of(prefill)["rooms"]["waiting"] == 0
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@
 #include "daemon/xfer/xfer.h"
 #include "proto/json.h"
 #include "tests/lib/file.h"
+#include "tests/lib/directory_hub.h"
 
 static void must(int r)
 {
@@ -49,6 +50,7 @@ static bool short_parts, real_time;
 static void (*configure)(struct config *config);
 static uint32_t peers_max;
 static unsigned int restarts_max;
+static uint64_t lease_ns;
 static const char *const *users;
 static const struct transport_ops *preferred;
 
@@ -80,6 +82,11 @@ void cluster_peers_max(uint32_t peers)
 void cluster_restarts_max(unsigned int restarts)
 {
 	restarts_max = restarts;
+}
+
+void cluster_share_directory(uint64_t lease)
+{
+	lease_ns = lease;
 }
 
 void cluster_users(const char *const *names)
@@ -127,6 +134,8 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 	if (wrap_events)
 		wrap_events(kvd, &events);
 	must(handshake_new(kvd, &events, &kvd->handshake));
+	if (c->directory)
+		kvd->directory = directory_hub_member(c->directory);
 	must(groups_new(kvd, &kvd->groups));
 	must(rooms_new(kvd, &kvd->rooms));
 	must(xfers_new(kvd, &kvd->xfers));
@@ -141,6 +150,8 @@ void cluster_new(struct cluster *c, uint64_t seed, unsigned int nodes)
 	if (preferred)
 		transport_add(preferred);
 	must(real_time ? loop_new(&c->loop) : loop_new_virtual(seed, &c->loop));
+	if (lease_ns)
+		c->directory = directory_hub_new(c->loop, lease_ns);
 	must(mem_hub_new(c->loop, &c->links));
 	must(fake_hub_new(c->loop, seed, &c->bytes));
 	fake_hub_spare(c->bytes, REQUEST_MESSAGE);
@@ -165,6 +176,8 @@ void cluster_crash(struct cluster *c, unsigned int i, enum mem_crash how)
 	struct session *session;
 
 	node->alive = false;
+	if (c->directory)
+		directory_hub_crash(node->kvd.directory);
 	link_mem_crash(node->kvd.link, how);
 	for (unsigned int t = 0; t < node->kvd.transport_count; t++)
 		fake_node_vanish(node->kvd.transports[t]);
@@ -225,6 +238,8 @@ void cluster_free(struct cluster *c)
 		/* what was charged to anybody was given back */
 		assert_true(accounts_idle(&kvd->accounts));
 	}
+	if (c->directory)
+		directory_hub_free(c->directory);
 	fake_hub_free(c->bytes);
 	mem_hub_free(c->links);
 	loop_free(c->loop);

@@ -28,10 +28,12 @@ struct node {
 	bool alive;
 };
 
+struct directory_hub;
 struct room;
 
 struct cluster {
 	struct loop *loop;
+	struct directory_hub *directory; /* that all share; NULL: each has its own */
 	struct mem_hub *links;
 	struct fake_hub *bytes;
 	struct node *nodes;
@@ -73,6 +75,9 @@ void cluster_real_time(void);
 void cluster_short_parts(void);
 /* Nodes made from now on have their options changed so; NULL: no more. */
 void cluster_configure(void (*configure)(struct config *config));
+/* Clusters made from now on have a directory with leases of this time, which all nodes
+ * share as they would an etcd; 0: each has its own. */
+void cluster_share_directory(uint64_t lease_ns);
 /* Nodes made from now on may have so many peers; 0: as the preset is. */
 void cluster_peers_max(uint32_t peers);
 /* Clusters made from now on have room for so many restarts; 0: for some. */

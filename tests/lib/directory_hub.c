@@ -43,6 +43,7 @@ struct hub_said {
 	uint64_t until_ns; /* of a claim, or of what a dead daemon published */
 };
 
+static char unheard; /* impl of watches that began while the hub was away */
 /* Of the table, whichever it is. */
 static void (*table_unwatch)(struct watch *watch);
 
@@ -206,13 +207,20 @@ static int hub_update(struct publication *publication, const char *record,
 static int hub_watch(struct directory *directory, struct watch *watch, const char *group,
 		     bool loads)
 {
-	struct directory *table = member_of(directory)->hub->table;
+	struct directory_hub *hub = member_of(directory)->hub;
+	struct directory *table = hub->table;
 
+	if (hub->away) { /* who reads it later watches it again */
+		watch->impl = &unheard;
+		return 0;
+	}
 	return err_pass(table->ops->watch(table, watch, group, loads));
 }
 
 static void hub_unwatch(struct watch *watch)
 {
+	if (watch->impl == &unheard)
+		watch->impl = NULL;
 	table_unwatch(watch);
 }
 

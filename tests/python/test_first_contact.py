@@ -9,10 +9,12 @@ import os
 import secrets
 
 import numpy as np
+import pytest
 
 import kvd
 from kvd.place import Place
-from kvd_daemon import Daemon
+from kvd_daemon import Daemon, Skip
+from kvd_etcd import Etcd
 
 CONTACTS = int(os.environ.get("KVD_FIRST_CONTACTS", "12"))
 TOGETHER = 25  # contacts of one source daemon
@@ -73,16 +75,24 @@ def contact(daemon, engines, room, meant, way):
         decode.client.close()
 
 
-def test_first_contact_never_gives_another_engines_bytes():
+@pytest.fixture
+def config():
+    try:
+        with Etcd() as etcd:
+            yield "[cluster]\ncluster = %s\n" % etcd.url
+    except Skip as why:
+        pytest.skip(str(why))
+
+
+def test_first_contact_never_gives_another_engines_bytes(config):
     counts = collections.Counter()
     for begin in range(0, CONTACTS, TOGETHER):
-        with Daemon(name="p") as p:
+        with Daemon(config, name="p") as p:
             values = (1, 2) if begin // TOGETHER % 2 else (2, 1)
             engines = [Engine(p, "prefill%d" % v, v) for v in values]
-            at = engines[0].client.endpoint.split("#")[0].removeprefix("tcp://")
             for n in range(begin, min(begin + TOGETHER, CONTACTS)):
                 way, meant = WAYS[n % len(WAYS)], n // len(WAYS) % 2
-                with Daemon("[cluster]\ncluster = kvd://%s\n" % at, name="d") as d:
+                with Daemon(config, name="d") as d:
                     came = contact(d, engines, 100 + n, meant, way)
                 right = "EINVAL" if way[0] == "endpoint" else engines[meant].value
                 counts[way[0], "ticket" if way[1] else "no ticket",

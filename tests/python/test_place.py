@@ -88,7 +88,7 @@ def side(daemon, name):
 
 
 def test_source_is_found_by_its_group(pair):
-    """Both engines at one daemon, whose board is the directory."""
+    """Both engines at one daemon."""
     (prefill, source, pool), (decode, target, into) = [side(pair[0], n) for n in "pd"]
     source[:] = 7
     rx = decode.recv(1, into, [kvd.Source(group="by-name", ranks=(0,))])

@@ -83,9 +83,9 @@
 #define REGION                                                                    \
 	"a{'cmd':'region.register','kind':'shm','shm_name':'$shm','length':8192," \
 	"'address':'8192','name':'more'}"
-#define GROUP(cmd) "a{'cmd':'" cmd "','group':'g','at':'$ep_b'"
-#define PUBLISH_HERE "a{'cmd':'group.publish','group':'h','summary':'text'}"
-#define PUBLISH GROUP("group.publish") ",'tp_rank':1,'tp_size':2,'pool':'kv'}"
+#define PUBLISH                                                                         \
+	"a{'cmd':'group.publish','group':'g','summary':'text','tp_rank':1,'tp_size':2," \
+	"'pool':'kv'}"
 
 #define H8(digit) digit digit digit digit digit digit digit digit
 #define ID(digit) "'" H8(H8(digit)) "'"
@@ -258,18 +258,13 @@ static const struct trial trials[] = {
 	{.command = "peer.list", .line = "a{'cmd':'peer.list'}"},
 	{.command = "keys", .line = "a{'cmd':'keys'}"},
 	{.far = true, .command = "group.publish", .line = PUBLISH},
-	{.far = true, .command = "group.publish", .line = PUBLISH_HERE},
 	{.far = true,
 	 .command = "group.query",
-	 .line = GROUP("group.query") "}",
+	 .line = "a{'cmd':'group.query','group':'g'}",
 	 .before = {PUBLISH}},
-	{.far = true,
-	 .command = "group.query",
-	 .line = "a{'cmd':'group.query','group':'h'}",
-	 .before = {PUBLISH_HERE}},
 	{.command = "cluster.show",
 	 .line = "a{'cmd':'cluster.show'}",
-	 .before = {PUBLISH_HERE}},
+	 .before = {PUBLISH}},
 	{.far = true,
 	 .command = "peer.attached",
 	 .line = "a{'cmd':'peer.attached','attach':$there}"},

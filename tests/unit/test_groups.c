@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups of a cluster whose directory is node 0's board, through the public commands:
+/* Groups of a cluster that shares a directory, through the public commands:
  * places, queries by revision, sources by name, what goes and what stays. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,6 +27,7 @@
 #include "daemon/store/store_impl.h"
 #include "tests/lib/cluster.h"
 #include "tests/lib/cluster_store.h"
+#include "tests/lib/directory_hub.h"
 
 #define S LOOP_NS_PER_S
 #define MS LOOP_NS_PER_MS
@@ -35,19 +36,21 @@
 static struct cluster c;
 static struct session *engine[NODES];
 
-static void at_node_0(struct config *config)
+static void with_directory(struct config *config)
 {
-	strcpy(config->cluster, "kvd://10.0.0.1:7400");
+	strcpy(config->cluster, "etcd://10.0.0.9");
 	config->cluster_lease_ns = 2 * S;
 }
 
 static int setup(void **state)
 {
 	(void)state;
-	cluster_configure(at_node_0);
+	cluster_configure(with_directory);
+	cluster_share_directory(2 * S);
 	cluster_new(&c, 1, NODES);
 	cluster_configure(NULL);
-	cluster_run(&c, 5 * S); /* the board is not young any more */
+	cluster_share_directory(0);
+	cluster_run(&c, S);
 	for (unsigned int i = 0; i < NODES; i++)
 		engine[i] = cluster_engine(&c, i, "engine");
 	return 0;
@@ -234,26 +237,19 @@ static void many_places_of_one_session_are_bounded(void **state)
 
 	(void)state;
 	for (unsigned int i = 0; i < GROUPS_SESSION_PLACES_MAX; i++)
-		cluster_ok(
-			&c, engine[1],
-			"{'cmd':'group.publish','group':'g','tp_rank':%u,'tp_size':2000,"
-			"'at':'tcp://10.0.0.2:7400'}",
-			i);
+		cluster_ok(&c, engine[1],
+			   "{'cmd':'group.publish','group':'g','tp_rank':%u,"
+			   "'tp_size':2000}",
+			   i);
 	cluster_refused(
 		&c, engine[1], "ELIMIT",
-		"{'cmd':'group.publish','group':'g','tp_rank':1999,'tp_size':2000,"
-		"'at':'tcp://10.0.0.2:7400'}");
+		"{'cmd':'group.publish','group':'g','tp_rank':1999,'tp_size':2000}");
 	cluster_ok(&c, other,
-		   "{'cmd':'group.publish','group':'g','tp_rank':1999,'tp_size':2000,"
-		   "'at':'tcp://10.0.0.2:7400'}");
-	/* its own board, which is asked for by another */
-	cJSON *answer = cluster_call(
-		&c, engine[2],
-		"{'cmd':'group.query','group':'g','at':'tcp://10.0.0.2:7400'}");
+		   "{'cmd':'group.publish','group':'g','tp_rank':1999,'tp_size':2000}");
+	cJSON *answer = cluster_call(&c, engine[2], "{'cmd':'group.query','group':'g'}");
 
 	assert_int_equal(ranks_in(answer), GROUPS_SESSION_PLACES_MAX + 1);
 	cJSON_Delete(answer);
-	cluster_refused(&c, engine[2], "ENOTFOUND", "{'cmd':'group.query','group':'g'}");
 }
 
 static void every_daemon_has_an_entry(void **state)
@@ -293,7 +289,7 @@ static void directory_that_is_away_leaves_what_is_known(void **state)
 	answer = since(2, 0);
 	revision = revision_of(answer);
 	cJSON_Delete(answer);
-	cluster_crash(&c, 0, MEM_CRASH_KILLED);
+	directory_hub_away(c.directory, true);
 	cluster_run(&c, 10 * S);
 	answer = since(2, revision);
 	assert_false(flag_in(answer, "synced"));
@@ -308,11 +304,8 @@ static void directory_that_is_away_leaves_what_is_known(void **state)
 	assert_string_equal(text_in(answer, "state"), "degraded");
 	assert_non_null(strstr(text_in(answer, "why"), "(cluster) is away"));
 	cJSON_Delete(answer);
-	/* it comes back with nothing, and has all again */
-	cluster_configure(at_node_0);
-	cluster_restart(&c, 0);
-	cluster_configure(NULL);
-	cluster_run(&c, 10 * S);
+	directory_hub_away(c.directory, false);
+	cluster_run(&c, S);
 	answer = since(2, revision);
 	assert_true(flag_in(answer, "synced"));
 	assert_int_equal(ranks_in(answer) + gone_in(answer), 0);
@@ -543,7 +536,7 @@ static void homes_of_chunks_follow_the_directory(void **state)
 	cluster_run(&c, 10 * S);
 	assert_int_equal(homes_of(2), 2);
 	/* the directory's end leaves them */
-	cluster_crash(&c, 0, MEM_CRASH_KILLED);
+	directory_hub_away(c.directory, true);
 	cluster_run(&c, 10 * S);
 	assert_int_equal(homes_of(2), 2);
 }
@@ -560,20 +553,19 @@ static void groups_that_nobody_uses_make_room(void **state)
 		struct groups_user once = {.on_change = NULL};
 
 		snprintf(name, sizeof(name), "asked once %u", i);
-		assert_int_equal(groups_use(groups, NULL, name, false, &once), 0);
+		assert_int_equal(groups_use(groups, name, false, &once), 0);
 		groups_unuse(&once);
 	}
 	/* those in use stay, and then it is enough */
 	for (unsigned int i = 0; i < GROUPS_CACHES_MAX; i++) {
 		snprintf(name, sizeof(name), "used %u", i);
-		assert_int_equal(groups_use(groups, NULL, name, false, &user[i]), 0);
+		assert_int_equal(groups_use(groups, name, false, &user[i]), 0);
 	}
-	assert_true(groups_use(groups, NULL, "one more", false,
-			       &user[GROUPS_CACHES_MAX]) < 0);
+	assert_true(groups_use(groups, "one more", false, &user[GROUPS_CACHES_MAX]) < 0);
 	assert_int_equal(err_last()->code, ERR_LIMIT);
 	groups_unuse(&user[7]);
-	assert_int_equal(
-		groups_use(groups, NULL, "one more", false, &user[GROUPS_CACHES_MAX]), 0);
+	assert_int_equal(groups_use(groups, "one more", false, &user[GROUPS_CACHES_MAX]),
+			 0);
 	for (unsigned int i = 0; i <= GROUPS_CACHES_MAX; i++)
 		groups_unuse(&user[i]);
 	cluster_run(&c, 2 * S);
@@ -581,7 +573,7 @@ static void groups_that_nobody_uses_make_room(void **state)
 
 static void own_entry_that_was_refused_is_said_again(void **state)
 {
-	struct directory *directory = groups_main(c.nodes[0].kvd.groups)->directory;
+	struct directory *directory = c.nodes[0].kvd.groups->directory;
 	struct publication squat = {.on_done = NULL};
 	struct place place = {.group = "kvd.homes"};
 	struct groups_user user = {.on_change = NULL};
@@ -595,8 +587,7 @@ static void own_entry_that_was_refused_is_said_again(void **state)
 	cluster_run(&c, 5 * S);
 	directory->ops->withdraw(&squat);
 	cluster_run(&c, 5 * S);
-	assert_int_equal(
-		groups_use(c.nodes[2].kvd.groups, NULL, place.group, false, &user), 0);
+	assert_int_equal(groups_use(c.nodes[2].kvd.groups, place.group, false, &user), 0);
 	cluster_run(&c, S);
 	assert_non_null(roster_find(groups_roster(&user), &place));
 	groups_unuse(&user);
@@ -607,7 +598,7 @@ static void own_entry_that_was_refused_is_said_again(void **state)
 static void forged(const char *group, const char *worker, const char *record)
 {
 	struct groups *groups = c.nodes[1].kvd.groups;
-	struct directory *directory = groups_main(groups)->directory;
+	struct directory *directory = groups->directory;
 	static struct publication publication[16];
 	static unsigned int used;
 	struct place place = {.worker = ""};
@@ -690,7 +681,7 @@ static void key_said(unsigned int node, struct publication *said, const char *ke
 		     const char *endpoint)
 {
 	const struct kvd *kvd = &c.nodes[node].kvd;
-	struct directory *directory = groups_main(kvd->groups)->directory;
+	struct directory *directory = kvd->groups->directory;
 	struct place place = {.worker = ""};
 	char record[DIRECTORY_RECORD_MAX];
 
@@ -713,7 +704,7 @@ static bool trust_asked(unsigned int i)
 
 static void keys_that_went_leave_room_for_others(void **state)
 {
-	struct directory *directory = groups_main(c.nodes[1].kvd.groups)->directory;
+	struct directory *directory = c.nodes[1].kvd.groups->directory;
 	struct record *record = calloc(1, sizeof(*record));
 
 	(void)state;
@@ -770,7 +761,7 @@ static void key_whose_group_is_read_already_does_not_wait(void **state)
 	trust_begin();
 	key_said(1, &tt.said[0], key_of(3), "tcp://10.0.0.9:1");
 	trust_group(key_of(3), group);
-	assert_int_equal(groups_use(c.nodes[1].kvd.groups, NULL, group, false, &user), 0);
+	assert_int_equal(groups_use(c.nodes[1].kvd.groups, group, false, &user), 0);
 	cluster_run(&c, S);
 	assert_false(tt.vouch->knows(tt.vouch->owner, key_of(3)));
 	assert_false(tt.vouch->ask(tt.vouch->owner, key_of(3)));

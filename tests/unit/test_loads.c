@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loads of a daemon's sessions, told to a board that another daemon keeps. */
+/* Loads of a daemon's sessions, read by another daemon. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,21 +19,15 @@
 static struct cluster c;
 static struct session *engines[ENGINES], *asker;
 
-static void at_node_0(struct config *config)
-{
-	strcpy(config->cluster, "kvd://10.0.0.1:7400");
-	config->cluster_lease_ns = 2 * S;
-}
-
 static int setup(void **state)
 {
 	struct kvd *kvd;
 
 	(void)state;
-	cluster_configure(at_node_0);
+	cluster_share_directory(2 * S);
 	cluster_new(&c, 1, 2);
-	cluster_configure(NULL);
-	cluster_run(&c, 5 * S);
+	cluster_share_directory(0);
+	cluster_run(&c, S);
 	kvd = &c.nodes[1].kvd;
 	assert_int_equal(loads_new(kvd, &kvd->loads), 0);
 	asker = cluster_engine(&c, 0, "asker");

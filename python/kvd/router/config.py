@@ -144,7 +144,6 @@ def parser():
     for role in ROLES:
         out.add_argument("--%s-group" % role, default=role, metavar="GROUP",
                          help="their group there (%s)" % role)
-    out.add_argument("--at", metavar="ENDPOINT", help="daemon with the directory; the own one's")
     out.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="(%s)" % POLICIES[0])
     out.add_argument("--admin", metavar="PATH", help="a Unix socket for members and flip")
     out.add_argument("--health-path", default="/health", metavar="PATH", help="(/health)")

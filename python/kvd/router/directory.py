@@ -148,8 +148,6 @@ class Directory:
 
     async def ask(self, client, group):
         args = {"group": group.name, "loads": True}
-        if self.config.at:
-            args["at"] = self.config.at
         if group.revision is not None:
             args["since"] = group.revision
         try:

@@ -34,8 +34,6 @@ class Publisher:
                "engine": args.engine}
         if args.bootstrap:
             out["bootstrap"] = "%s:%d" % args.bootstrap
-        if args.at:
-            out["at"] = args.at
         return out
 
     async def _enter(self, role):
@@ -129,7 +127,6 @@ def parser():
                      help="of its bootstrap server")
     for role in ROLES:
         out.add_argument("--%s-group" % role, default=role, metavar="GROUP")
-    out.add_argument("--at", metavar="ENDPOINT", help="daemon with the directory; the own one's")
     out.add_argument("--admin", metavar="PATH", help="a Unix socket for flip")
     return out
 
