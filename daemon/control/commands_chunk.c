@@ -497,12 +497,19 @@ static int move_args(struct request *req, uint64_t pool_id,
 	return 0;
 }
 
+static void on_put_taken(void *arg, struct store_move *move)
+{
+	chunk_move_reply(arg, move);
+}
+
 int chunk_put(struct request *req, bool publish)
 {
 	const struct put_args *args = request_args(req);
 	cleanup_free uint8_t *bytes = NULL;
 	struct store_move_args move_args_ = {.durable = args->durable,
-					     .publish = publish};
+					     .publish = publish,
+					     .on_taken = on_put_taken,
+					     .arg = req};
 	struct store_handle *handle;
 	struct store_move *move;
 	struct store_ids ids;
@@ -514,7 +521,8 @@ int chunk_put(struct request *req, bool publish)
 		r = store_put(handle, &ids, &move_args_, &move);
 	if (r < 0)
 		return err_pass(r);
-	chunk_move_reply(req, move);
+	if (r == 0)
+		chunk_move_reply(req, move);
 	return 0;
 }
 

@@ -29,6 +29,7 @@
 #define HITS_MAX 3u
 #define ROUND_MAX 1024u /* second chances for one victim: a chain's length */
 #define TRIES_MAX 256u	/* victims for one slot */
+#define CLEAR_MAX 32u	/* items of a slab that leave for one arena_take_some() */
 #define NO_INDEX UINT32_MAX
 #define GHOSTS_LEAST 64u
 #define IDLE_MAX 4u /* shelves that remember what has left, and have nothing */
@@ -40,9 +41,10 @@ struct arena_slab {
 		*heir; /* it fills no more, and is this one's when it is empty */
 	uint64_t offset;
 	uint32_t slots, used;
-	uint32_t pinned; /* slots of pinned items */
-	uint32_t free;	 /* the first free index; NO_INDEX: none */
-	uint32_t placed; /* arena_place(): the free index before the last one */
+	uint32_t pinned;  /* slots of pinned items */
+	uint32_t free;	  /* the first free index; NO_INDEX: none */
+	uint32_t placed;  /* arena_place(): the free index before the last one */
+	uint32_t cleared; /* with an heir: the index up to which content has left */
 	union {
 		struct arena_slot *slot;
 		uintptr_t next; /* of a free one: (index behind it << 1) | 1 */
@@ -555,19 +557,6 @@ static void evict(struct arena *arena, struct arena_item *item)
 	arena->on_evict(arena->arg, item);
 }
 
-/* All content of the slab leaves, and the slab with it. */
-static void slab_clear(struct arena *arena, struct arena_slab *slab)
-{
-	const struct arena_shelf *shelf = slab->shelf;
-
-	assert(slab->pinned == 0);
-	for (uint32_t i = 0; i < slab->slots && slab->shelf == shelf; i++) {
-		if (!(slab->at[i].next & 1))
-			evict(arena, slab->at[i].slot->item);
-	}
-	assert(!slab->shelf);
-}
-
 /* Content of the slab that is not pinned, in slot *at_p or behind it, which becomes its
  * slot. Its queue may be another shelf's. */
 static struct arena_item *slab_unpinned(const struct arena_slab *slab, uint32_t *at_p)
@@ -632,13 +621,43 @@ static struct arena_slab *oldest_slab(struct arena_owner *owner,
 	return oldest;
 }
 
+/* It takes no more content, and is the heir's when all of it has left: see heir_clears().
+ */
+static void slab_clear(struct arena_slab *slab, struct arena_owner *heir)
+{
+	if (slab->heir)
+		slab_restore(slab);
+	if (heir->awaits)
+		slab_restore(heir->awaits);
+	slab->cleared = 0;
+	slab->heir = heir;
+	heir->awaits = slab;
+	heir->arena->heirs++;
+	list_remove(&slab->link);
+	list_push_back(&slab->shelf->full, &slab->link);
+}
+
+/* What is not pinned in the slab that the owner awaits leaves, some of it a call. True:
+ * something did. */
+static bool heir_clears(const struct arena_owner *heir)
+{
+	struct arena_slab *slab = heir->awaits;
+	struct arena_item *item;
+	unsigned int n = 0;
+
+	while (n < CLEAR_MAX && slab && slab->heir == heir &&
+	       (item = slab_unpinned(slab, &slab->cleared))) {
+		evict(heir->arena, item);
+		n++;
+	}
+	return n > 0;
+}
+
 /* Each slab of who has too much has pins. One of them takes no more content, what is not
  * pinned in it leaves, and when the rest may, it is the heir's. One at a time. */
-static void slab_bequeath(struct arena_owner *from, struct arena_owner *heir)
+static int slab_bequeath(struct arena_owner *from, struct arena_owner *heir)
 {
 	struct arena_slab *best = NULL;
-	struct arena_item *item;
-	uint32_t at = 0;
 
 	for (uint32_t i = 0; i < from->arena->slab_count; i++) {
 		struct arena_slab *slab = &from->arena->slabs[i];
@@ -647,19 +666,13 @@ static void slab_bequeath(struct arena_owner *from, struct arena_owner *heir)
 		    (!best || slab->pinned < best->pinned))
 			best = slab;
 	}
-	if (!best)
-		return;
-	best->heir = heir;
-	heir->awaits = best;
-	heir->arena->heirs++;
-	list_remove(&best->link);
-	list_push_back(&best->shelf->full, &best->link);
-	while (best->shelf && (item = slab_unpinned(best, &at)))
-		evict(from->arena, item);
+	if (best)
+		slab_clear(best, heir);
+	return best != NULL;
 }
 
 /* A free slab that others have too many of: of those with more than their share, who has
- * most gives. Outcome 1: one is free now. */
+ * most gives. Outcome 1: one is being cleared. */
 static int claim_from_others(struct arena_owner *owner)
 {
 	struct arena_slab *slab = NULL;
@@ -681,9 +694,9 @@ static int claim_from_others(struct arena_owner *owner)
 			rich = other;
 	}
 	if (slab)
-		slab_clear(owner->arena, slab);
+		slab_clear(slab, owner);
 	else if (rich && !owner->awaits)
-		slab_bequeath(rich, owner);
+		return slab_bequeath(rich, owner);
 	return slab != NULL;
 }
 
@@ -702,7 +715,7 @@ static struct arena_item *own_victim(struct arena_shelf *shelf)
 	return item;
 }
 
-/* Something of the owner's own leaves. Outcome 1: it did. */
+/* Something of the owner's own leaves. Outcome 1: it did, or is about to. */
 static int evict_own(struct arena_shelf *shelf)
 {
 	struct arena_owner *owner = shelf->owner;
@@ -711,7 +724,7 @@ static int evict_own(struct arena_shelf *shelf)
 	struct arena_slab *slab = oldest_slab(owner, shelf, &tick);
 
 	if (slab && (!own || tick < own->tick)) {
-		slab_clear(owner->arena, slab);
+		slab_clear(slab, owner);
 		return 1;
 	}
 	if (!own)
@@ -730,6 +743,8 @@ static int shelf_make_room(struct arena_shelf *shelf)
 
 		if (slab && arena->slab_count - arena->free_count < arena->limit)
 			return err_pass(slab_join(slab, shelf));
+		if (heir_clears(shelf->owner))
+			return ARENA_LATER;
 		if (!claim_from_others(shelf->owner) && !evict_own(shelf))
 			break;
 	}
@@ -760,8 +775,8 @@ static void slot_join(struct arena_slot *slot, struct arena_item *item)
 	slot_pinned(slot, true);
 }
 
-int arena_take(struct arena_owner *owner, uint64_t bytes, struct arena_item *item,
-	       struct arena_slot *slot)
+int arena_take_some(struct arena_owner *owner, uint64_t bytes, struct arena_item *item,
+		    struct arena_slot *slot)
 {
 	struct arena *arena = owner->arena;
 	uint64_t size = arena_slot_size(arena, bytes);
@@ -779,8 +794,8 @@ int arena_take(struct arena_owner *owner, uint64_t bytes, struct arena_item *ite
 	if (!shelf)
 		return err_pass(-ENOMEM);
 	r = shelf_make_room(shelf);
-	if (r < 0)
-		return err_pass(r);
+	if (r != 0)
+		return r < 0 ? err_pass(r) : r;
 	slab_take(list_first(&shelf->roomy, struct arena_slab, link), slot);
 	slot_join(slot, item);
 	return 0;

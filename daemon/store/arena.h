@@ -68,10 +68,23 @@ uint64_t arena_owner_share(const struct arena_owner *owner);  /* what nobody tak
 uint64_t arena_owner_pinned(const struct arena_owner *owner); /* of slots */
 
 void arena_item_init(struct arena_item *item, uint64_t key);
-/* A slot for the item, which is pinned. Content that is not leaves for it. ERR_TOOBIG;
- * ERR_LIMIT: all that may leave is pinned; ERR_NOMEM. */
-int arena_take(struct arena_owner *owner, uint64_t bytes, struct arena_item *item,
-	       struct arena_slot *slot);
+/* A slot for the item, which is pinned. Content that is not leaves for it: ARENA_LATER: a
+ * part has left of what must, call again, in this turn or another. ERR_TOOBIG; ERR_LIMIT:
+ * all that may leave is pinned; ERR_NOMEM. */
+enum { ARENA_LATER = 1 };
+int arena_take_some(struct arena_owner *owner, uint64_t bytes, struct arena_item *item,
+		    struct arena_slot *slot);
+/* The same in one turn, which may be long. */
+static inline int arena_take(struct arena_owner *owner, uint64_t bytes,
+			     struct arena_item *item, struct arena_slot *slot)
+{
+	int r;
+
+	do
+		r = arena_take_some(owner, bytes, item, slot);
+	while (r == ARENA_LATER);
+	return r;
+}
 void arena_give(struct arena_slot *slot); /* idempotent */
 uint64_t arena_offset(const struct arena_slot *slot);
 

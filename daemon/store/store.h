@@ -194,7 +194,10 @@ struct store_move_args {
 	bool durable;	       /* put: it succeeds when all would outlast the power */
 	bool publish;	       /* put: nothing is copied, the pages are what is read */
 	uint64_t deadline_ns;  /* 0: none */
-	bool slotted;	       /* the engine chose its slot and id: */
+	/* put: where store_put() answers 1, once its chunks are taken */
+	void (*on_taken)(void *arg, struct store_move *move);
+	void *arg;
+	bool slotted; /* the engine chose its slot and id: */
 	uint32_t slot, slot_gen;
 	uint64_t id;
 };
@@ -206,6 +209,8 @@ struct store_move_args {
  * With `publish` its chunks are there, when it has succeeded, in the pages themselves,
  * until store_withdraw() or the end of the pool: then the engine must not write them. A
  * page holds tokens of one chunk alone. ERR_REQUIRE: the views have others.
+ * Its chunks are taken some a turn. Outcome 1: not all are; on_taken() follows, and until
+ * then nothing of the move's figures stands.
  */
 int store_put(struct store_handle *handle, const struct store_ids *ids,
 	      struct store_move_args *args, struct store_move **move_p);

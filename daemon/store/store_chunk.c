@@ -224,7 +224,7 @@ int store_part_outside(struct store_chunk *chunk, struct store_class *class,
 	return 0;
 }
 
-int store_part_new(struct store_chunk *chunk, struct store_class *class,
+int store_part_try(struct store_chunk *chunk, struct store_class *class,
 		   struct store_part **part_p)
 {
 	struct store_part *part;
@@ -232,11 +232,11 @@ int store_part_new(struct store_chunk *chunk, struct store_class *class,
 
 	if (r < 0)
 		return err_pass(r);
-	r = arena_take(chunk->space->tenant->owner, class->canon->slot_bytes,
-		       &chunk->item, &part->slot);
-	if (r < 0) {
+	r = arena_take_some(chunk->space->tenant->owner, class->canon->slot_bytes,
+			    &chunk->item, &part->slot);
+	if (r != 0) {
 		store_part_free(part);
-		return err_pass(r);
+		return r < 0 ? err_pass(r) : r;
 	}
 	*part_p = part;
 	return 0;

@@ -11,7 +11,7 @@
 #include "daemon/base/idmap.h"
 #include "daemon/base/sm.h"
 #include "daemon/cost/pace.h"
-#include "daemon/loop/loop.h"
+#include "daemon/loop/work.h"
 #include "daemon/plan/canon.h"
 #include "daemon/store/arena.h"
 #include "daemon/store/store.h"
@@ -191,8 +191,7 @@ struct store {
 	struct loop_defer lends_go;
 	uint64_t lend_looks; /* at parts, for legs of others */
 	struct list pins;    /* store_pins.c: chunks that are let go */
-	struct loop_defer pins_go;
-	uint32_t unpinned;  /* since it ran */
+	struct loop_work unpinning;
 	uint32_t published; /* parts in engines' pages, and records of such that left */
 	uint32_t published_max; /* the last for users with few */
 	uint64_t left;		/* of them, ever */
@@ -327,10 +326,22 @@ int store_chunk_get(struct store_space *space, const uint8_t id[STORE_ID_BYTES],
 void store_chunk_pin(struct store_chunk *chunk);
 /* One without pins and parts goes. */
 void store_chunk_unpin(struct store_chunk *chunk);
-/* Room for this class's part of a pinned chunk. Others may leave for it. */
-int store_part_new(struct store_chunk *chunk, struct store_class *class,
+/* Room for this class's part of a pinned chunk. Others may leave for it: ARENA_LATER, as
+ * arena_take_some(). */
+int store_part_try(struct store_chunk *chunk, struct store_class *class,
 		   struct store_part **part_p);
-/* The same without room: it is in a file. */
+/* In one turn, which may be long. */
+static inline int store_part_new(struct store_chunk *chunk, struct store_class *class,
+				 struct store_part **part_p)
+{
+	int r;
+
+	do
+		r = store_part_try(chunk, class, part_p);
+	while (r == ARENA_LATER);
+	return r;
+}
+/* The same as store_part_new() without room: it is in a file. */
 int store_part_outside(struct store_chunk *chunk, struct store_class *class,
 		       struct store_part **part_p);
 void store_part_ready(struct store_part *part);
@@ -433,12 +444,20 @@ void store_hold_unref(struct store_hold *hold);
 /* ---- store_move.c ---- */
 /* One chunk of a move. */
 struct store_piece {
-	struct store_chunk *chunk; /* pinned; NULL: it is at another daemon */
-	uint32_t tokens;
-	struct store_part *part; /* to be filled; NULL: it is there, left out; fetch */
-	bool busy, done;	 /* a leg moves it, has moved it */
-	bool lasts;		 /* put: it would outlast a loss of power */
-	bool brought;		 /* fetch: from its file, for want of an engine's pages */
+	union {
+		struct {
+			/* pinned; NULL: it is at another daemon */
+			struct store_chunk *chunk;
+			/* to be filled; NULL: it is there, left out; fetch */
+			struct store_part *part;
+			uint32_t tokens;
+			bool busy, done; /* a leg moves it, has moved it */
+			bool lasts;	 /* put: it would outlast a loss of power */
+			/* fetch: from its file, for want of an engine's pages */
+			bool brought;
+		};
+		uint8_t id[STORE_ID_BYTES]; /* of a put, from `count` on */
+	};
 };
 
 struct store_leg;
@@ -468,8 +487,17 @@ struct store_move {
 	uint64_t begin, end; /* tokens that move */
 	struct store_piece *pieces;
 	uint32_t count;
-	uint32_t next;	/* piece: of those before, each is done or a leg has it */
-	uint32_t asked; /* durable put: pieces before it were asked about last */
+	/* A put takes its chunks some a turn: of so many, with so many covers to make. */
+	struct loop_work taking;
+	uint32_t named;
+	unsigned int covers_left;
+	void (*on_taken)(void *arg, struct store_move *move);
+	void *arg;
+	uint32_t shown;	 /* publish: pieces before it are */
+	uint32_t kept;	 /* piece: those from it on were let go */
+	bool letting_go; /* it has succeeded but for that */
+	uint32_t next;	 /* piece: of those before, each is done or a leg has it */
+	uint32_t asked;	 /* durable put: pieces before it were asked about last */
 	struct list legs;
 	unsigned int legs_running;
 	uint32_t there, left_out, done;
@@ -494,6 +522,8 @@ void store_move_leg_ended(struct store_move *move, const struct store_leg *leg);
 int store_move_room(const struct store_session *part); /* ERR_LIMIT */
 int store_move_check(struct store_handle *handle, const struct store_move_args *args);
 void store_move_fail_last(struct store_move *move);
+/* A put's chunks are taken, or it was aborted before. */
+void store_put_taken(struct store_move *move);
 void store_move_args_fini(struct store_move_args *args);
 /* Without pieces; `args` gives maps and wait. */
 int store_move_new(struct store_handle *handle, enum store_kind kind, uint32_t count,
@@ -522,7 +552,7 @@ void store_hedge_let_go(struct store_move *move, uint32_t first, uint32_t count)
 
 /* ---- store_put.c ---- */
 /* The engine's stream has come to its pages: they are there. */
-void store_publish_show(struct store_move *move);
+bool store_publish_show(struct store_move *move);
 
 /* ---- store_leg.c ---- */
 /* The slots of a class's parts of these chunks, which are in memory, as pages. */

@@ -102,17 +102,21 @@ void store_move_kick(struct store_move *move)
 
 /* ---- the end ---- */
 
-static void put_let_go(struct store_move *move)
+/* From the last to the first, some a turn. False: not all yet. */
+static bool put_let_go(struct store_move *move)
 {
-	for (uint32_t i = 0; i < move->count; i++) {
-		struct store_part *part = move->pieces[i].part;
+	while (move->kept > 0) {
+		struct store_piece *piece = &move->pieces[--move->kept];
 
-		if (part && !part->ready)
-			store_part_leave(part);
+		if (piece->part && !piece->part->ready)
+			store_part_leave(piece->part);
+		store_chunk_unpin(piece->chunk);
+		if (move->kept && loop_enough(move->store->kvd->loop)) {
+			store_move_kick(move);
+			return false;
+		}
 	}
-	for (uint32_t i = move->count; i-- > 0;)
-		store_chunk_unpin(move->pieces[i].chunk);
-	store_moves_kick(move->store);
+	return true;
 }
 
 /* What it has of others. */
@@ -128,7 +132,7 @@ static void store_move_release(struct store_move *move)
 	if (move->kind == STORE_FETCH)
 		store_hedge_let_go(move, 0, move->count);
 	else
-		put_let_go(move);
+		store_moves_kick(move->store);
 	if (move->class)
 		move->class->users--;
 	if (move->hold)
@@ -147,7 +151,7 @@ static void store_move_free(struct store_move *move)
 	struct session *session = move->session;
 	struct store_session *part = session->store_part;
 
-	assert(!move->legs_running && move->dropped);
+	assert(!move->legs_running && move->dropped && !move->taking.running);
 	if (move->kind != STORE_HEDGE) {
 		idmap_remove(&part->moves, move->id);
 		status_slot_release(session->status, move->slot);
@@ -176,6 +180,8 @@ static uint64_t store_move_prefix(const struct store_move *move)
 
 static void store_move_end(struct store_move *move, enum store_move_state to)
 {
+	if (move->kind != STORE_FETCH && !put_let_go(move))
+		return;
 	move->prefix_tokens = store_move_prefix(move);
 	sm_move(&move->sm, to);
 	store_move_release(move);
@@ -192,6 +198,8 @@ void store_move_abort(struct store_move *move, const struct err *why)
 		return;
 	move->error = *why;
 	sm_move(&move->sm, STORE_MOVE_ABORTING);
+	if (loop_work_running(&move->taking))
+		store_put_taken(move);
 	list_remove(&move->class_link);
 	wait_stop(&move->wait);
 	list_foreach(leg, &move->legs, link)
@@ -534,9 +542,13 @@ static int store_move_close_up(struct store_move *move)
 		r = store_move_lasts(move);
 	if (r == 0)
 		store_move_park(move);
-	if (r > 0)
-		store_move_end(move, STORE_MOVE_SUCCESS);
+	move->letting_go = r > 0;
 	return r < 0 ? err_pass(r) : 0;
+}
+
+static bool store_move_runs(const struct store_move *move)
+{
+	return store_move_state(move) == STORE_MOVE_RUNNING && !move->letting_go;
 }
 
 static void on_move_step(struct loop_defer *defer)
@@ -544,23 +556,30 @@ static void on_move_step(struct loop_defer *defer)
 	struct store_move *move = container_of(defer, struct store_move, step);
 	int r = 0;
 
+	if (loop_work_running(&move->taking))
+		return;
 	if (store_move_state(move) == STORE_MOVE_WAITING) {
 		r = store_move_await(move);
 		if (r > 0) {
 			sm_move(&move->sm, STORE_MOVE_RUNNING);
-			if (move->kind == STORE_PUBLISH)
-				store_publish_show(move);
 			store_move_publish(move);
 		}
 	}
-	if (r >= 0 && store_move_state(move) == STORE_MOVE_RUNNING) {
+	if (r >= 0 && store_move_state(move) == STORE_MOVE_RUNNING &&
+	    move->kind == STORE_PUBLISH && !store_publish_show(move)) {
+		store_move_kick(move);
+		return;
+	}
+	if (r >= 0 && store_move_runs(move)) {
 		store_hedge_overtakes(move);
 		r = store_move_run(move);
 	}
-	if (r >= 0 && store_move_state(move) == STORE_MOVE_RUNNING)
+	if (r >= 0 && store_move_runs(move))
 		r = store_move_close_up(move);
 	if (r < 0)
 		store_move_fail_last(move);
+	if (store_move_state(move) == STORE_MOVE_RUNNING && move->letting_go)
+		store_move_end(move, STORE_MOVE_SUCCESS);
 	if (store_move_state(move) == STORE_MOVE_ABORTING) {
 		if (store_move_still(move))
 			store_move_end(move, STORE_MOVE_FAILED);
@@ -699,6 +718,7 @@ void store_move_begin(struct store_move *move, uint64_t deadline_ns)
 		if (piece_moves(move, i))
 			move->total += store_piece_bytes(move, i);
 	}
+	move->kept = move->kind == STORE_FETCH ? 0 : move->count;
 	if (deadline_ns)
 		loop_timer_start(&move->deadline, deadline_ns);
 	store_move_publish(move);

@@ -2,8 +2,7 @@
 /*
  * Chunks that a hold keeps, of an engine or of another daemon, are let go from the last
  * to the first: what is unpinned first leaves first. Sessions and peers end with all of
- * their holds at once, which may be millions of chunks; so a turn lets go of SLICE, the
- * rest waits in a queue. One hold is gone at once where nothing else went in this turn.
+ * their holds at once, which may be millions of chunks: they are let go some a turn.
  */
 #include <assert.h>
 #include <stddef.h>
@@ -12,7 +11,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/store/store_impl.h"
 
-#define SLICE STORE_IDS_MAX /* chunks a turn */
+#define STEP 8u /* chunks between looks at the time */
 
 struct store_pins {
 	struct list link; /* in store->pins */
@@ -28,32 +27,18 @@ struct store_chunk **store_pins_new(uint32_t most)
 	return pins ? pins->chunks : NULL;
 }
 
-/* True: all of it. */
-static bool pins_slice(struct store *store, struct store_pins *pins)
+static bool pins_step(struct loop_work *work)
 {
-	while (pins->count > 0 && store->unpinned < SLICE) {
+	struct store *store = container_of(work, struct store, unpinning);
+	struct store_pins *pins = list_first(&store->pins, struct store_pins, link);
+
+	for (unsigned int n = 0; n < STEP && pins && pins->count > 0; n++)
 		store_chunk_unpin(pins->chunks[--pins->count]);
-		store->unpinned++;
-	}
-	return pins->count == 0;
-}
-
-static void on_pins_go(struct loop_defer *defer)
-{
-	struct store *store = container_of(defer, struct store, pins_go);
-
-	store->unpinned = 0;
-	while (!list_empty(&store->pins)) {
-		struct store_pins *pins =
-			list_first(&store->pins, struct store_pins, link);
-
-		if (!pins_slice(store, pins)) {
-			loop_defer(store->kvd->loop, &store->pins_go);
-			break;
-		}
+	if (pins && pins->count == 0) {
 		list_remove(&pins->link);
 		mem_free(pins);
 	}
+	return !list_empty(&store->pins);
 }
 
 void store_pins_end(struct store *store, struct store_chunk **chunks, uint32_t count)
@@ -64,25 +49,20 @@ void store_pins_end(struct store *store, struct store_chunk **chunks, uint32_t c
 		return;
 	pins = container_of(chunks, struct store_pins, chunks);
 	pins->count = count;
-	if (list_empty(&store->pins) && pins_slice(store, pins)) {
-		mem_free(pins);
-	} else {
-		list_init(&pins->link);
-		list_push_back(&store->pins, &pins->link);
-	}
-	if (store->unpinned)
-		loop_defer(store->kvd->loop, &store->pins_go);
+	list_init(&pins->link);
+	list_push_back(&store->pins, &pins->link);
+	loop_work_start(&store->unpinning);
 }
 
 void store_pins_init(struct store *store)
 {
 	list_init(&store->pins);
-	loop_defer_init(&store->pins_go, on_pins_go);
+	loop_work_init(&store->unpinning, store->kvd->loop, pins_step, NULL);
 }
 
 void store_pins_fini(struct store *store)
 {
-	while (!list_empty(&store->pins))
-		on_pins_go(&store->pins_go);
-	loop_defer_cancel(&store->pins_go);
+	while (pins_step(&store->unpinning))
+		;
+	loop_work_stop(&store->unpinning);
 }

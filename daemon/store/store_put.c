@@ -6,10 +6,13 @@
  */
 #include <string.h>
 
+#include "daemon/base/context.h"
 #include "daemon/room/room_map.h"
 #include "daemon/session/session.h"
 #include "daemon/store/files.h"
 #include "daemon/store/store_impl.h"
+
+enum { PUT_OVER = 1, PUT_LATER = 2 };
 
 static int put_check(const struct store_handle *handle, const struct store_ids *ids,
 		     uint64_t begin, uint64_t end)
@@ -38,18 +41,34 @@ static bool put_has(const struct store_move *move, const uint8_t *id)
 	return false;
 }
 
-/* One chunk of a put. Outcome 1: there is no room for it, or it stands elsewhere. */
-static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens,
-		     unsigned int *covers_left)
+/* Its part, in memory or in the engine's pages; outcomes as put_piece()'s. */
+static int put_part(struct store_move *move, struct store_piece *piece)
+{
+	uint64_t begin = (move->first + move->count - 1) * move->handle->space->tokens;
+	int r;
+
+	if (move->kind == STORE_PUBLISH)
+		r = store_pages_part(piece->chunk, move->class, &move->maps, begin,
+				     begin + piece->tokens, &piece->part);
+	else
+		r = store_part_try(piece->chunk, move->class, &piece->part);
+	if (r >= 0 || err_last()->code != ERR_LIMIT)
+		return r < 0 ? err_pass(r) : r == ARENA_LATER ? PUT_LATER : 0;
+	err_clear();
+	return PUT_OVER;
+}
+
+/* One chunk of a put. PUT_OVER: there is no room for it, or it stands elsewhere.
+ * PUT_LATER: there is no room yet. */
+static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens)
 {
 	struct store_piece *piece = &move->pieces[move->count];
-	uint64_t begin = (move->first + move->count) * move->handle->space->tokens;
 	uint64_t place = move->anywhere ? STORE_ANYWHERE : move->first + move->count;
 	int r = store_chunk_get(move->handle->space, id, place, tokens, &piece->chunk);
 
 	if (r < 0 && err_last()->code == ERR_EXIST && !put_has(move, id)) {
 		err_clear();
-		return 1;
+		return PUT_OVER;
 	}
 	if (r < 0)
 		return err_prefix(r, "ids[%u]", move->count);
@@ -58,42 +77,63 @@ static int put_piece(struct store_move *move, const uint8_t *id, uint32_t tokens
 	if (store_part_find(piece->chunk, move->class) ||
 	    (move->kind == STORE_PUT &&
 	     store_cover_some(move->handle, store_chunk_kept(piece->chunk),
-			      covers_left))) {
+			      &move->covers_left))) {
 		piece->done = true;
 		move->there++;
 		move->done++;
 		return 0;
 	}
-	if (move->kind == STORE_PUBLISH)
-		r = store_pages_part(piece->chunk, move->class, &move->maps, begin,
-				     begin + tokens, &piece->part);
-	else
-		r = store_part_new(piece->chunk, move->class, &piece->part);
-	if (r >= 0)
+	r = put_part(move, piece);
+	if (r == 0)
 		return 0;
 	move->count--;
 	store_chunk_unpin(piece->chunk);
-	if (err_last()->code != ERR_LIMIT)
-		return err_pass(r);
-	err_clear();
-	return 1;
+	return r < 0 ? err_pass(r) : r;
 }
 
-static int put_pieces(struct store_move *move, const struct store_ids *ids)
+static bool put_step(struct loop_work *work)
 {
+	struct store_move *move = container_of(work, struct store_move, taking);
+	struct store_piece *piece = &move->pieces[move->count];
 	uint64_t tokens = move->handle->space->tokens;
-	unsigned int left = STORE_COVERS_NEW;
-	int r = 0;
+	uint64_t from = (move->first + move->count) * tokens;
+	uint64_t held = move->end - from < tokens ? move->end - from : tokens;
+	uint8_t id[STORE_ID_BYTES];
+	int r;
 
-	for (uint32_t i = 0; i < ids->count && r == 0; i++) {
-		uint64_t from = (move->first + i) * tokens;
-		uint64_t held = move->end - from < tokens ? move->end - from : tokens;
+	memcpy(id, piece->id, sizeof(id));
+	*piece = (struct store_piece){.chunk = NULL};
+	r = put_piece(move, id, (uint32_t)held);
+	if (r < 0)
+		store_move_fail_last(move);
+	if (r == PUT_LATER)
+		memcpy(piece->id, id, sizeof(id));
+	return r == PUT_LATER || (r == 0 && move->count < move->named);
+}
 
-		r = put_piece(move, ids->bytes + i * STORE_ID_BYTES, (uint32_t)held,
-			      &left);
-	}
-	move->left_out = ids->count - move->count;
-	return r < 0 ? err_pass(r) : 0;
+void store_put_taken(struct store_move *move)
+{
+	loop_work_stop(&move->taking);
+	move->left_out = move->named - move->count;
+	store_move_begin(move, 0);
+	if (move->on_taken)
+		move->on_taken(move->arg, move);
+}
+
+static void put_done(struct loop_work *work)
+{
+	store_put_taken(container_of(work, struct store_move, taking));
+}
+
+static void put_pieces(struct store_move *move, const struct store_ids *ids)
+{
+	move->named = ids->count;
+	move->covers_left = STORE_COVERS_NEW;
+	for (uint32_t i = 0; i < ids->count; i++)
+		memcpy(move->pieces[i].id, ids->bytes + i * STORE_ID_BYTES,
+		       STORE_ID_BYTES);
+	loop_work_init(&move->taking, move->store->kvd->loop, put_step, put_done);
+	loop_work_start(&move->taking);
 }
 
 static int put_begin(struct store_handle *handle, const struct store_ids *ids,
@@ -134,12 +174,13 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 	move->end = end;
 	if (!move->class->pool)
 		list_push_back(&move->class->waiting, &move->class_link);
-	r = put_pieces(move, ids);
-	if (r < 0)
-		store_move_fail_last(move);
-	store_move_begin(move, args->deadline_ns);
+	put_pieces(move, ids);
 	*move_p = move;
-	return 0;
+	if (!loop_work_running(&move->taking))
+		return 0;
+	move->on_taken = args->on_taken;
+	move->arg = args->arg;
+	return 1;
 }
 
 int store_put(struct store_handle *handle, const struct store_ids *ids,
@@ -148,27 +189,30 @@ int store_put(struct store_handle *handle, const struct store_ids *ids,
 	int r = put_begin(handle, ids, args, move_p);
 
 	store_move_args_fini(args);
-	return r < 0 ? err_pass(r) : 0;
+	return r < 0 ? err_pass(r) : r;
 }
 
-/* The engine's stream has come to its pages: they are there. */
-void store_publish_show(struct store_move *move)
+/* The engine's stream has come to its pages: they are there. False: not all yet. */
+bool store_publish_show(struct store_move *move)
 {
-	for (uint32_t i = 0; i < move->count; i++) {
-		struct store_piece *piece = &move->pieces[i];
+	while (move->shown < move->count) {
+		struct store_piece *piece = &move->pieces[move->shown++];
 
-		if (!piece->part)
-			continue;
-		piece->done = !piece->chunk->gone;
-		if (piece->done) {
-			store_part_ready(piece->part);
-			move->done++;
-		} else { /* it was dropped meanwhile, and nobody could withdraw it */
-			store_part_free(piece->part);
-			move->left_out++;
+		if (piece->part) {
+			piece->done = !piece->chunk->gone;
+			if (piece->done) {
+				store_part_ready(piece->part);
+				move->done++;
+			} else { /* it was dropped meanwhile: nobody could withdraw it */
+				store_part_free(piece->part);
+				move->left_out++;
+			}
+			piece->part = NULL;
 		}
-		piece->part = NULL;
+		if (loop_enough(move->store->kvd->loop))
+			break;
 	}
+	return move->shown == move->count;
 }
 
 int store_withdraw(struct store_handle *handle, const struct store_ids *ids,

@@ -213,8 +213,10 @@ static int end_move(struct ring_room *op)
 	if (r < 0)
 		return err_pass(r);
 	args.maps = room_maps_steal(&op->maps);
-	if (handle)
-		return err_pass(store_put(handle, &ids, &args, &move));
+	if (handle) { /* what it takes later shows in its slot */
+		r = store_put(handle, &ids, &args, &move);
+		return r < 0 ? err_pass(r) : 0;
+	}
 	args.deadline_ns = e->c * LOOP_NS_PER_MS;
 	return err_pass(store_fetch(hold, &args, &move));
 }

@@ -358,6 +358,7 @@ static void holds_that_end_together_go_in_slices(void **state)
 	struct store *store = store_of(w);
 	struct store_chunk *chunk = chunk_get(w, 1);
 	struct store_chunk **holds[3];
+	uint32_t left, turns = 0;
 
 	for (unsigned int i = 0; i < 3; i++) {
 		holds[i] = store_pins_new(STORE_IDS_MAX);
@@ -366,13 +367,16 @@ static void holds_that_end_together_go_in_slices(void **state)
 			holds[i][n] = chunk;
 		}
 	}
+	loop_virtual_parts(w->c.loop, 1);
 	for (unsigned int i = 0; i < 3; i++)
 		store_pins_end(store, holds[i], STORE_IDS_MAX);
-	assert_int_equal(chunk->item.pins, 1 + 2 * STORE_IDS_MAX); /* one at once */
-	store->pins_go.run(&store->pins_go);
-	assert_int_equal(chunk->item.pins, 1 + STORE_IDS_MAX);
-	cluster_run(&w->c, LOOP_NS_PER_MS);
-	assert_int_equal(chunk->item.pins, 1);
+	for (left = 3 * STORE_IDS_MAX; chunk->item.pins > 1; turns++) {
+		assert_in_range(left - (chunk->item.pins - 1), 0, 8);
+		left = chunk->item.pins - 1;
+		loop_turn(w->c.loop, 0);
+	}
+	loop_virtual_parts(w->c.loop, 0);
+	assert_true(turns >= 3 * STORE_IDS_MAX / 8 - 1);
 	assert_true(list_empty(&store->pins));
 	store_chunk_unpin(chunk);
 }
