@@ -16,6 +16,7 @@
 #   - what an assert calls changes nothing, for -DNDEBUG takes it out
 #   - daemon code allocates through base/mem
 #   - nothing but the log's prefix knows the wall clock
+#   - no more loops that a turn of the event loop cannot cut (check-turns.sh)
 set -u
 export LC_ALL=C
 faults=$(mktemp)
@@ -205,6 +206,7 @@ check_words()
 	check_format
 	check_asserts
 	check_words
+	[ $# -gt 0 ] || "${0%/*}/check-turns.sh"
 } >"$faults"
 cat "$faults"
 [ ! -s "$faults" ] || { echo "check-style: $(wc -l <"$faults") faults" >&2; exit 1; }
