@@ -21,19 +21,13 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "daemon/attend/attend.h"
-#include "daemon/cost/live.h"
 #include "daemon/base/cpu.h"
 #include "daemon/base/err.h"
 #include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/cluster/groups.h"
-#include "daemon/cluster/loads.h"
 #include "daemon/config/config.h"
-#include "daemon/control/commands_peer.h"
 #include "daemon/control/control.h"
-#include "daemon/events.h"
 #include "daemon/features.h"
 #include "daemon/gate/gate.h"
 #include "daemon/gate/sandbox.h"
@@ -42,9 +36,9 @@
 #include "daemon/link/link_curve.h"
 #include "daemon/loop/notify.h"
 #include "daemon/loop/offload.h"
+#include "daemon/modules.h"
 #include "daemon/peer/peer.h"
 #include "daemon/room/rooms.h"
-#include "daemon/store/store.h"
 #include "daemon/memory/copy.h"
 #include "daemon/memory/memory.h"
 #include "daemon/memory/numa.h"
@@ -80,8 +74,7 @@ static struct kvd_impl *kvd_impl_of(const struct kvd *kvd)
 /* Nothing of an engine is in flight any more, nor the message of its success. */
 static bool is_quiet(const struct kvd *kvd)
 {
-	return rooms_live(kvd->rooms) == 0 && store_live(kvd->store) == 0 &&
-	       xfers_live(kvd->xfers) == 0 && handshake_quiet(kvd->handshake);
+	return modules_live(kvd) == 0 && handshake_quiet(kvd->handshake);
 }
 
 /* What holds the drain up: a room that is only open does, too. */
@@ -90,12 +83,12 @@ static void drain_words(const struct kvd_impl *impl, char *text, size_t size)
 	const struct kvd *kvd = impl->kvd;
 	uint64_t now = loop_now_ns(kvd->loop);
 	uint64_t left = impl->drain_until_ns > now ? impl->drain_until_ns - now : 0;
-	unsigned int rooms = rooms_live(kvd->rooms), moving = rooms_moving(kvd->rooms);
+	const struct rooms *rooms = rooms_of(kvd);
 
 	snprintf(text, size,
 		 "draining: %u rooms open, %u of them transferring, %u transfers; at "
 		 "most %llu s more",
-		 rooms, moving, xfers_live(kvd->xfers),
+		 rooms_live(rooms), rooms_moving(rooms), xfers_live(xfers_of(kvd)),
 		 (unsigned long long)((left + LOOP_NS_PER_S - 1) / LOOP_NS_PER_S));
 }
 
@@ -120,8 +113,8 @@ static void on_drain_timer(struct loop_timer *timer)
 		kvd_stop(kvd);
 	} else if (loop_now_ns(kvd->loop) >= impl->drain_until_ns) {
 		log_warn("daemon", impl->config.name, "drain deadline passed",
-			 "rooms=%u transfers=%u", rooms_live(kvd->rooms),
-			 xfers_live(kvd->xfers));
+			 "rooms=%u transfers=%u", rooms_live(rooms_of(kvd)),
+			 xfers_live(xfers_of(kvd)));
 		kvd_stop(kvd);
 	} else {
 		drain_tell(impl);
@@ -139,14 +132,13 @@ void kvd_drain(struct kvd *kvd, uint64_t deadline_ns)
 	log_info("daemon", impl->config.name, "draining",
 		 "deadline_ms=%llu rooms=%u moving=%u",
 		 (unsigned long long)(deadline_ns / LOOP_NS_PER_MS),
-		 rooms_live(kvd->rooms), rooms_moving(kvd->rooms));
+		 rooms_live(rooms_of(kvd)), rooms_moving(rooms_of(kvd)));
 	impl->drain_until_ns = loop_now_ns(kvd->loop) + deadline_ns;
 	impl->drain_told_ns = loop_now_ns(kvd->loop);
 	drain_words(impl, text, sizeof(text));
 	notify_stopping(text);
 	kvd->draining = true;
-	groups_drain(kvd->groups);
-	rooms_drain(kvd->rooms);
+	modules_drain(kvd);
 	/* not at once: the command's answer goes out first */
 	loop_timer_start(&impl->drain, LOOP_NS_PER_MS);
 }
@@ -205,7 +197,7 @@ int kvd_reload(struct kvd *kvd, bool apply,
 
 	*ended_p = (struct kvd_ended){0};
 	if (r == 0)
-		r = groups_reload(kvd->groups, false);
+		r = modules_reload(kvd, false);
 	if (r == 0)
 		r = link_zmq_reload(kvd->link, fresh->curve_allow_file, apply, keys_p);
 	if (r < 0)
@@ -216,7 +208,7 @@ int kvd_reload(struct kvd *kvd, bool apply,
 	}
 	if (!apply)
 		return 0;
-	r = groups_reload(kvd->groups, true);
+	r = modules_reload(kvd, true);
 	if (r < 0)
 		return err_pass(r);
 	config_reload(&impl->config, fresh, on_kept, impl);
@@ -225,7 +217,7 @@ int kvd_reload(struct kvd *kvd, bool apply,
 	log_set_format((enum log_format)impl->config.log_format);
 	peers_reload(kvd->peers, &impl->config);
 	ended_p->peerings = peers_recheck(kvd->peers);
-	ended_p->sessions = control_recheck(kvd->control);
+	ended_p->sessions = control_recheck(control_of(kvd));
 	return 0;
 }
 
@@ -360,10 +352,10 @@ static void on_gates_lost(void *arg)
 }
 
 /* What moves bytes and knows peers; then what engines see. */
-static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
+static int build(struct kvd *kvd)
 {
 	const struct config *config = kvd->config;
-	struct handshake_events events = events_of(kvd);
+	struct handshake_events events = handshake_events_of(kvd);
 	int r = read_boot_id(kvd->boot_id);
 
 	if (r == 0)
@@ -385,25 +377,9 @@ static int build(struct kvd *kvd, const struct kvd_sockets *sockets)
 	if (r == 0)
 		r = handshake_new(kvd, &events, &kvd->handshake);
 	if (r == 0)
-		r = groups_new(kvd, &kvd->groups);
-	if (r == 0)
-		r = loads_new(kvd, &kvd->loads);
-	if (r == 0)
-		r = rooms_new(kvd, &kvd->rooms);
-	if (r == 0)
-		r = xfers_new(kvd, &kvd->xfers);
-	if (r == 0)
-		r = control_new(kvd, sockets->control_fd, &kvd->control);
-	if (r == 0)
-		control_guard(kvd->control, sockets->lock);
-	if (r == 0)
+		r = modules_new(kvd);
+	if (r >= 0)
 		r = http_new(kvd, &kvd->http);
-	if (r == 0)
-		r = store_new(kvd, &kvd->store);
-	if (r >= 0 && kvd->store)
-		r = live_new(&kvd->costs);
-	if (r >= 0 && kvd->store)
-		r = attends_new(kvd, &kvd->attends);
 	return err_pass(r);
 }
 
@@ -420,6 +396,7 @@ static int kvd_init(struct kvd *kvd, const struct config *config,
 	impl->kvd = kvd;
 	impl->config = *config;
 	kvd->config = &impl->config;
+	kvd->sockets = sockets;
 	kvd->accounts.limit = config->memory_bytes;
 	if (getrlimit(RLIMIT_NOFILE, &fds) == 0) /* the other half: peers, itself */
 		kvd->accounts.fds_limit = fds.rlim_cur / 2;
@@ -438,7 +415,8 @@ static int kvd_init(struct kvd *kvd, const struct config *config,
 		r = offload_new(kvd->loop, config->offload_threads, &kvd->offload);
 	cpu_prompt(); /* this thread and ZeroMQ's; those that move bytes are not */
 	if (r == 0)
-		r = build(kvd, sockets);
+		r = build(kvd);
+	kvd->sockets = NULL;
 	start_watchdog(impl);
 	return err_pass(r);
 }
@@ -453,7 +431,7 @@ int kvd_new(const struct config *config, const struct kvd_sockets *sockets,
 		return err_pass(-ENOMEM);
 	memory_hurry(false);
 	list_init(&kvd->sessions);
-	kvd->session_events = &session_events;
+	kvd->modules = modules_built;
 	r = kvd_init(kvd, config, sockets);
 	if (r < 0) {
 		kvd_free(kvd);
@@ -461,6 +439,11 @@ int kvd_new(const struct config *config, const struct kvd_sockets *sockets,
 	}
 	*kvd_p = kvd;
 	return 0;
+}
+
+static bool is_drained(const struct kvd *kvd, struct err *why_p)
+{
+	return modules_drained(kvd, why_p) && handshake_drained(kvd->handshake);
 }
 
 /* Fail what runs, tell everybody, and turn the loop until all has quiesced. A session may
@@ -472,32 +455,22 @@ static int wind_up(struct kvd *kvd)
 
 	memory_hurry(true);
 	err_set(&why, ERR_DRAIN, "the daemon is stopping");
-	rooms_fail_all(kvd->rooms, &why);
-	attends_close(kvd->attends);
-	peer_commands_stop(&why);
-	groups_close(kvd->groups, &why);
-	control_close(kvd->control);
-	while (!control_idle(kvd->control) &&
+	modules_close(kvd, &why);
+	while (!control_idle(control_of(kvd)) &&
 	       loop_clock_ns(kvd->loop) < until - STOP_NS / 2)
 		loop_turn(kvd->loop, DRAIN_LOOK_NS);
 	handshake_close(kvd->handshake);
-	while (!(control_idle(kvd->control) && handshake_drained(kvd->handshake) &&
-		 store_drained(kvd->store) && attends_drained(kvd->attends)) &&
-	       loop_clock_ns(kvd->loop) < until)
+	while (!is_drained(kvd, &why) && loop_clock_ns(kvd->loop) < until)
 		loop_turn(kvd->loop, DRAIN_LOOK_NS);
-	if (control_idle(kvd->control) && handshake_drained(kvd->handshake) &&
-	    store_drained(kvd->store) && attends_drained(kvd->attends))
+	if (is_drained(kvd, &why))
 		return 0;
 	kvd->abandoned = true; /* the kernel takes what is left */
-	if (store_disk_waits(kvd->store)) {
-		notify_status("stopping: the disk of chunk_dir does not answer");
-		return err_raise(ERR_IO,
-				 "chunk_dir: its disk does not answer; this process ends "
-				 "when it does (state D until then): bring it back, or "
-				 "restart the host");
+	if (why.code != ERR_OK) {
+		notify_status(why.text);
+		return err_reraise(&why);
 	}
 	return err_raise(ERR_TIMEOUT, "not quiesced in time: %u sessions, %u rooms",
-			 kvd->session_count, rooms_count(kvd->rooms));
+			 kvd->session_count, rooms_count(rooms_of(kvd)));
 }
 
 /* Nothing is loaded or forked any more. */
@@ -549,15 +522,7 @@ void kvd_free(struct kvd *kvd)
 	if (kvd->abandoned)
 		return;
 	http_free(kvd->http);
-	control_free(kvd->control);
-	attends_free(kvd->attends);
-	live_free(kvd->costs);
-	store_free(kvd->store);
-	xfers_free(kvd->xfers);
-	rooms_free(kvd->rooms);
-	loads_free(kvd->loads);
-	groups_free(kvd->groups);
-	kvd->groups = NULL; /* the peers' end has nobody to tell any more */
+	modules_free(kvd);
 	handshake_free(kvd->handshake);
 	if (kvd->link)
 		kvd->link->ops->free(kvd->link);

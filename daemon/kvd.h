@@ -8,13 +8,6 @@
 
 #include "daemon/base/context.h"
 
-struct lock;
-struct kvd_sockets {
-	int control_fd;	   /* listening, handed over by systemd, or -1 */
-	int warden_fd;	   /* of warden_fork(); taken */
-	struct lock *lock; /* of the name; borrowed */
-};
-
 int kvd_new(const struct config *config, const struct kvd_sockets *sockets,
 	    struct kvd **kvd_p);
 /* Until drained or stopped; 0, or negative when the daemon must exit with an error. */

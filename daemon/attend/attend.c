@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #include "daemon/attend/attend_impl.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/store/store.h"
 #include "daemon/attend/calibrate.h"
 #include "daemon/attend/echo.h"
 #include "daemon/attend/speed.h"
@@ -71,7 +73,7 @@ void attends_stay_awake(struct attends *attends)
 
 /* ---- life ---- */
 
-static int attends_make(struct kvd *kvd, struct offload *offload, struct attends **p)
+static int attends_make(struct kvd *kvd, struct offload *offload, void **part_p)
 {
 	struct attends *attends = mem_zalloc(sizeof(*attends));
 	int r;
@@ -96,33 +98,31 @@ static int attends_make(struct kvd *kvd, struct offload *offload, struct attends
 		mem_free(attends);
 		return err_pass(r);
 	}
-	*p = attends;
+	*part_p = attends;
 	return 0;
 }
 
-int attends_new(struct kvd *kvd, struct attends **attends_p)
+static int attends_new(struct kvd *kvd, void **part_p)
 {
 	unsigned int threads = kvd->config->attend_threads;
 	struct offload *offload = NULL;
 	int r = 0;
 
+	if (!store_of(kvd)) /* whose chunks are attended to */
+		return 0;
+	if (kvd->compute)
+		return err_pass(attends_make(kvd, kvd->compute, part_p));
 	if (threads)
 		r = offload_new(kvd->loop, threads, &offload);
 	if (r >= 0)
-		r = attends_make(kvd, offload, attends_p);
+		r = attends_make(kvd, offload, part_p);
 	if (r < 0) {
 		if (offload)
 			offload_free(offload);
 		return err_pass(r);
 	}
-	(*attends_p)->offload = offload;
+	attends_of(kvd)->offload = offload;
 	return 0;
-}
-
-int attends_new_inline(struct kvd *kvd, struct offload *offload,
-		       struct attends **attends_p)
-{
-	return err_pass(attends_make(kvd, offload, attends_p));
 }
 
 void attends_close(struct attends *attends)
@@ -147,12 +147,11 @@ bool attends_drained(const struct attends *attends)
 	return !attends || (attends->under_way == 0 && list_empty(&attends->posts));
 }
 
-void attends_free(struct attends *attends)
+static void attends_free(void *part)
 {
+	struct attends *attends = part;
 	bool drained;
 
-	if (!attends)
-		return;
 	attends_close(attends);
 	if (attends->offload)
 		offload_free(attends->offload); /* what it has runs to its end */
@@ -267,7 +266,7 @@ static int attend_new(struct session *session, const struct attend_args *args,
 
 	if (!attend)
 		return err_pass(-ENOMEM);
-	*attend = (struct attend){.attends = session->kvd->attends,
+	*attend = (struct attend){.attends = attends_of(session->kvd),
 				  .session = session,
 				  .region = args->region,
 				  .offset = args->offset,
@@ -348,7 +347,8 @@ void attend_close(struct attend *attend)
 
 /* ---- events ---- */
 
-void attends_session_end(struct session *session)
+/* At once, however long its rooms take: seats are the engine's from here on. */
+static void attends_session_closing(struct session *session)
 {
 	struct attend_session *part = session->attend_part;
 	struct idmap_cursor it;
@@ -359,7 +359,7 @@ void attends_session_end(struct session *session)
 		attend_close(it.value);
 }
 
-void attends_session_gone(struct session *session)
+static void attends_session_gone(struct session *session)
 {
 	struct attend_session *part = mem_steal(session->attend_part);
 
@@ -373,7 +373,7 @@ void attends_session_gone(struct session *session)
 
 void attends_region_going(struct region *region)
 {
-	struct attends *attends = region->session->kvd->attends;
+	struct attends *attends = attends_of(region->session->kvd);
 	struct attend_post *post;
 	struct err why;
 
@@ -386,9 +386,11 @@ void attends_region_going(struct region *region)
 	}
 }
 
-int attends_on_message(struct attends *attends, struct remote *remote,
-		       const struct wire_header *h, struct cursor *body)
+int attends_on_message(struct remote *remote, const struct wire_header *h,
+		       struct cursor *body)
 {
+	struct attends *attends = attends_of(remote->kvd);
+
 	switch (h->type) {
 	case WIRE_T_ATTEND:
 		return err_pass(serve_on_attend(attends, remote, body));
@@ -399,9 +401,10 @@ int attends_on_message(struct attends *attends, struct remote *remote,
 	}
 }
 
-void attends_on_down(struct attends *attends, const struct remote *remote,
-		     const struct err *why)
+static void attends_on_down(struct remote *remote, const struct err *why)
 {
+	struct attends *attends = attends_of(remote->kvd);
+
 	if (!attends)
 		return;
 	legs_on_down(attends, remote, why);
@@ -410,8 +413,10 @@ void attends_on_down(struct attends *attends, const struct remote *remote,
 	serve_on_down(remote);
 }
 
-void attends_on_change(struct attends *attends, struct remote *remote)
+void attends_on_change(struct remote *remote)
 {
+	struct attends *attends = attends_of(remote->kvd);
+
 	if (attends)
 		calibrate_on_change(attends, remote);
 }
@@ -440,3 +445,32 @@ void attends_figures(const struct attends *attends, struct attend_figures *figur
 					.live = attends->post_count,
 					.isa = c.isa};
 }
+
+/* ---- the module ---- */
+
+static void attends_part_close(void *part, const struct err *why)
+{
+	(void)why;
+	attends_close(part);
+}
+
+static bool attends_part_drained(const void *part, struct err *why_p)
+{
+	(void)why_p;
+	return attends_drained(part);
+}
+
+const struct module attend_module = {
+	.id = MODULE_ATTEND,
+	.owner = WIRE_OWNER_ATTEND,
+	.new = attends_new,
+	.close = attends_part_close,
+	.drained = attends_part_drained,
+	.free = attends_free,
+	.session_closing = attends_session_closing,
+	.session_gone = attends_session_gone,
+	.region_going = attends_region_going,
+	.remote_change = attends_on_change,
+	.remote_down = attends_on_down,
+	.message = attends_on_message,
+};

@@ -19,12 +19,12 @@
 #include <stdint.h>
 
 #include "daemon/attend/form.h"
+#include "daemon/base/context.h"
 
 struct attend;
 struct attends;
 struct cursor;
 struct err;
-struct kvd;
 struct kvd_ring_entry;
 struct kvd_ring_part;
 struct offload;
@@ -37,15 +37,14 @@ struct wire_header;
 #define ATTEND_SEATS_MAX 256u	     /* of an attend */
 #define ATTEND_SELECT_MAX (1u << 20) /* of a post: numbers of tokens */
 
-int attends_new(struct kvd *kvd, struct attends **attends_p);
-/* For a simulation: what is computed is computed at once, by an offload_new_inline() that
- * is the caller's. */
-int attends_new_inline(struct kvd *kvd, struct offload *offload,
-		       struct attends **attends_p);
+extern const struct module attend_module;
+static inline struct attends *attends_of(const struct kvd *kvd)
+{
+	return kvd->part[MODULE_ATTEND];
+}
 /* All posts fail, nothing more is served. NULL is fine. */
 void attends_close(struct attends *attends);
-bool attends_drained(const struct attends *attends);
-void attends_free(struct attends *attends); /* NULL is fine */
+bool attends_drained(const struct attends *attends); /* NULL is fine */
 
 struct attend_args {
 	uint64_t region, offset; /* where the first seat is */
@@ -86,15 +85,11 @@ int attend_post(struct attend *attend, const struct attend_post_args *args);
 bool attend_posted(const struct session *session, uint64_t id);
 /* False: it is none, or over. */
 bool attend_cancel(struct session *session, uint64_t id);
-void attends_session_end(struct session *session);
-void attends_session_gone(struct session *session);
+/* The module's hooks. */
 void attends_region_going(struct region *region);
-int attends_on_message(struct attends *attends, struct remote *remote,
-		       const struct wire_header *h, struct cursor *body);
-/* A line became ready or was lost. NULL is fine, here and below. */
-void attends_on_change(struct attends *attends, struct remote *remote);
-void attends_on_down(struct attends *attends, const struct remote *remote,
-		     const struct err *why);
+int attends_on_message(struct remote *remote, const struct wire_header *h,
+		       struct cursor *body);
+void attends_on_change(struct remote *remote);
 
 struct attend_figures {
 	uint64_t posts, rows, failed, served, served_rows, batches, refused;

@@ -25,6 +25,7 @@
 #include <string.h>
 
 #include "daemon/attend/attend_impl.h"
+#include "daemon/store/store.h"
 #include "daemon/attend/rows_tell.h"
 #include "daemon/attend/speed.h"
 #include "daemon/base/context.h"
@@ -88,7 +89,7 @@ static void calibrate_later(struct attends *attends, uint64_t after_ns)
 /* `all`: else of peers to which the way is known. */
 static void calibrate_speeds(struct attends *attends, bool all)
 {
-	const struct live *live = attends->kvd->costs;
+	const struct live *live = store_costs(attends->kvd);
 	struct remote *remote;
 
 	attends->speeds_again = false;
@@ -110,7 +111,7 @@ void calibrate_on_due(struct loop_timer *timer)
 
 	list_foreach(remote, handshake_remotes(attends->kvd->handshake), link) {
 		if (calibrate_can(remote) &&
-		    live_stale(attends->kvd->costs, remote->peer->instance))
+		    live_stale(store_costs(attends->kvd), remote->peer->instance))
 			calibrate_soon(attends, remote);
 		calibrate_on_change(attends, remote);
 	}
@@ -268,9 +269,9 @@ static int echoes_done(struct calibration *c)
 		c->result.sizes[i].count = n;
 	}
 	c->result.size_count = c->fit.count;
-	return c->args.rows
-		       ? 0
-		       : err_pass(live_echoes(c->attends->kvd->costs, &way, &c->fit));
+	return c->args.rows ? 0
+			    : err_pass(live_echoes(store_costs(c->attends->kvd), &way,
+						   &c->fit));
 }
 
 /* ---- speeds ---- */
@@ -306,7 +307,8 @@ static bool speed_known(const struct attends *attends, const uint8_t *key,
 {
 	struct cost_speed speed;
 
-	return cost_page_speed(live_page(attends->kvd->costs), key, shape, &speed) == 0 &&
+	return cost_page_speed(live_page(store_costs(attends->kvd)), key, shape,
+			       &speed) == 0 &&
 	       memcmp(&speed.shape, shape, sizeof(*shape)) == 0 &&
 	       calibrate_now_s(attends) - speed.compute.fixed.at_s < SPEED_FRESH_S;
 }
@@ -315,7 +317,7 @@ static void speed_tell(struct calibration *c, const uint8_t *key,
 		       const struct cost_compute *compute)
 {
 	const struct cost_shape shape = speed_shape(&c->forms[c->form]);
-	struct live *live = c->attends->kvd->costs;
+	struct live *live = store_costs(c->attends->kvd);
 	struct cost_compute now = *compute;
 
 	now.fixed.at_s = now.row.at_s = calibrate_now_s(c->attends);
@@ -367,7 +369,7 @@ static void speed_came(struct calibration *c, const struct wire_attended *msg)
 		speed_tell(c, c->remote->peer->instance, &compute);
 	else
 		err_clear(); /* it does not attend: it can be fetched from */
-	live_no_attend(c->attends->kvd->costs, c->remote->peer->instance,
+	live_no_attend(store_costs(c->attends->kvd), c->remote->peer->instance,
 		       err_from_wire(msg->code) == ERR_REQUIRE);
 	if (err_from_wire(msg->code) == ERR_BUSY)
 		c->attends->speeds_again = true;
@@ -453,7 +455,7 @@ static int home_measure(struct attends *attends)
 	r = speed_home(&home);
 	if (r < 0)
 		return err_pass(r);
-	live_home(attends->kvd->costs, &home);
+	live_home(store_costs(attends->kvd), &home);
 	attends->home_known = true;
 	attends->home_s = now_s;
 	return 0;
@@ -485,7 +487,7 @@ int calibrate_begin(struct attends *attends, const struct calibrate_args *args)
 	struct remote *remote = args->remote;
 	struct calibration *c;
 
-	if (attends->closed || !attends->kvd->costs)
+	if (attends->closed || !store_costs(attends->kvd))
 		return err_raise(ERR_DRAIN, "the daemon is stopping");
 	if (!remote->ready || sm_state(&remote->peer->sm) != PEER_UP)
 		return err_raise(ERR_PEER, "%s: %s", remote->label,
@@ -523,7 +525,7 @@ void calibrate_soon(struct attends *attends, struct remote *remote)
 
 	if (!attends->page_used || attends->closed)
 		return;
-	wait = live_ask(attends->kvd->costs, remote->peer->instance, now, AGAIN_NS);
+	wait = live_ask(store_costs(attends->kvd), remote->peer->instance, now, AGAIN_NS);
 	if (wait)
 		calibrate_later(attends, wait);
 	else if (calibrate_begin(attends, &args) < 0)
@@ -542,7 +544,7 @@ void calibrate_all(struct attends *attends)
 void calibrate_on_change(struct attends *attends, struct remote *remote)
 {
 	if (attends->page_used && calibrate_can(remote) &&
-	    !live_knows(attends->kvd->costs, remote->peer->instance))
+	    !live_knows(store_costs(attends->kvd), remote->peer->instance))
 		calibrate_soon(attends, remote);
 }
 
@@ -576,8 +578,8 @@ void calibrate_on_down(struct attends *attends, const struct remote *remote,
 		if (c->remote == remote)
 			calibration_end(c, why);
 	}
-	if (attends->kvd->costs)
-		live_drop(attends->kvd->costs, remote->peer->instance);
+	if (store_costs(attends->kvd))
+		live_drop(store_costs(attends->kvd), remote->peer->instance);
 }
 
 void calibrate_close(struct attends *attends, const struct err *why)

@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "daemon/attend/attend_impl.h"
+#include "daemon/store/store.h"
 #include "daemon/attend/calibrate.h"
 #include "daemon/attend/rows_tell.h"
 #include "daemon/attend/speed.h"
@@ -141,9 +142,9 @@ static void leg_price_here(const struct leg *leg)
 		.attend_us = item->attend_us,
 		.requesters = item->together};
 
-	if (attends->kvd->costs && !leg->among)
+	if (store_costs(attends->kvd) && !leg->among)
 		live_home_round(
-			attends->kvd->costs, &round,
+			store_costs(attends->kvd), &round,
 			(uint32_t)(loop_now_ns(attends->kvd->loop) / LOOP_NS_PER_S));
 }
 
@@ -449,12 +450,12 @@ static void leg_price(struct attends *attends, struct remote *remote,
 				     .now_s = (uint32_t)(now_ns / LOOP_NS_PER_S)};
 
 	round->us = (double)(now_ns - since_ns) / 1e3;
-	if (live_round(attends->kvd->costs, &way, round)) {
+	if (live_round(store_costs(attends->kvd), &way, round)) {
 		attends->stale++;
 		log_info("cost", remote->label, "times are not as predicted any more",
 			 "us=%.0f", round->us);
 	}
-	if (live_stale(attends->kvd->costs, way.key))
+	if (live_stale(store_costs(attends->kvd), way.key))
 		calibrate_soon(attends, remote);
 }
 
@@ -462,7 +463,7 @@ static void leg_price(struct attends *attends, struct remote *remote,
  * are of nothing but that post. */
 static bool leg_is_priced(const struct leg *leg)
 {
-	return leg->attends->kvd->costs && leg->remote->ready && !leg->among;
+	return store_costs(leg->attends->kvd) && leg->remote->ready && !leg->among;
 }
 
 static void leg_answered(struct leg *leg, const struct wire_attended *msg)

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "daemon/attend/attend_impl.h"
+#include "daemon/store/store.h"
 #include "daemon/attend/echo.h"
 #include "daemon/attend/rows_tell.h"
 #include "daemon/base/context.h"
@@ -267,7 +268,7 @@ static int serve_new(struct attends *attends, struct remote *remote,
 	if (r >= 0)
 		r = message_check(attends, msg, &item->form);
 	if (r >= 0)
-		r = store_kv_of_lend(attends->kvd->store, remote, msg->ask, msg->pool,
+		r = store_kv_of_lend(store_of(attends->kvd), remote, msg->ask, msg->pool,
 				     msg->first, msg->count,
 				     msg->view[0] ? msg->view : NULL, &item->kv);
 	if (r >= 0)
@@ -294,7 +295,7 @@ static int serve_one(struct attends *attends, struct remote *remote,
 {
 	int r;
 
-	if (!attends || !attends->kvd->store)
+	if (!attends || !store_of(attends->kvd))
 		return err_raise(ERR_REQUIRE, "this daemon keeps no chunks");
 	if (msg->count == 0)
 		return err_pass(echo_serve(attends, remote, msg));

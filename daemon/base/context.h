@@ -13,33 +13,34 @@
 #include "daemon/base/account.h"
 #include "daemon/base/list.h"
 #include "daemon/base/metrics.h"
+#include "daemon/base/module.h"
 
 /* Of one daemon, of one peer, of one region's keys. */
 #define TRANSPORTS_MAX 8u
 
-struct attends;
 struct config;
-struct control;
 struct copier;
 struct directory;
 struct gates;
 struct gpu;
-struct groups;
 struct handshake;
 struct http;
 struct link;
-struct live;
-struct loads;
+struct lock;
 struct loop;
 struct offload;
 struct peers;
+struct pool_publisher;
 struct rings;
-struct rooms;
 struct session_clock;
-struct session_events;
-struct store;
 struct transport;
-struct xfers;
+
+/* What main() opened before. */
+struct kvd_sockets {
+	int control_fd;	   /* listening, handed over by systemd, or -1 */
+	int warden_fd;	   /* of warden_fork(); taken */
+	struct lock *lock; /* of the name; borrowed */
+};
 
 struct kvd {
 	const struct config *config;
@@ -47,9 +48,8 @@ struct kvd {
 	struct offload *offload;
 	struct gates *gates;
 	struct copier *copier;
-	struct gpu *gpu;			     /* NULL in tests without */
-	struct list sessions;			     /* struct session.link */
-	const struct session_events *session_events; /* session.h; NULL: nobody asks */
+	struct gpu *gpu;      /* NULL in tests without */
+	struct list sessions; /* struct session.link */
 	unsigned int session_count;
 	uint64_t next_session_id, next_pool_id;
 	struct transport *transports[TRANSPORTS_MAX]; /* in configured order */
@@ -58,16 +58,13 @@ struct kvd {
 	struct peers *peers;
 	struct handshake *handshake;
 	struct directory *directory; /* of tests, taken by groups_new(); else NULL */
-	struct groups *groups;	     /* NULL in tests of less, and when peers are freed */
-	struct xfers *xfers;
-	struct loads *loads; /* NULL in tests of less */
-	struct rooms *rooms;
-	struct store *store; /* NULL: it keeps no chunks */
-	struct attends *attends;
-	struct live *costs; /* with attends */
-	struct control *control;
-	struct http *http;		     /* NULL without metrics_listen */
-	struct rings *rings;		     /* ring.c; NULL without any */
+	const struct pool_publisher *publisher; /* pool.h: handshake's; NULL: no peers */
+	const struct module *const *modules;	/* ends with NULL; NULL: none */
+	void *part[MODULES]; /* each module's own; NULL: switched off, or not made */
+	const struct kvd_sockets *sockets; /* while the parts are made; NULL: none */
+	struct offload *compute; /* attention's helper, a simulation's; NULL: its own */
+	struct http *http;	 /* NULL without metrics_listen */
+	struct rings *rings;	 /* ring.c; NULL without any */
 	struct session_clock *session_clock; /* session_watch.c; NULL without sessions */
 	bool draining;			     /* refuse new rooms, let running ones end */
 	bool stopping;

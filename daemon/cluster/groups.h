@@ -29,6 +29,8 @@ struct record;
 /* as the option cluster_trust */
 enum groups_trust { GROUPS_TRUST_LISTED, GROUPS_TRUST_DIRECTORY };
 
+extern const struct module cluster_module;
+struct groups *groups_of(const struct kvd *kvd); /* NULL in tests of less */
 /* ERR_CONFIG: option `cluster` names what is none. */
 int groups_new(struct kvd *kvd, struct groups **groups_p);
 /* Would groups_new() take the options of the cluster? */

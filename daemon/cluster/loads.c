@@ -225,7 +225,8 @@ static void loads_tell(struct loads *loads, struct loads_of *of,
 	if (!load_gate_pass(&of->gate, &loads->budget, &load))
 		return;
 	load_text(&load, ++of->seq, &text);
-	if (text.failed || groups_load(loads->kvd->groups, of->session, text.data) < 0) {
+	if (text.failed ||
+	    groups_load(groups_of(loads->kvd), of->session, text.data) < 0) {
 		log_warn("cluster", session->client, "its load was not told", "%s",
 			 text.failed ? "no memory" : err_last()->text);
 		err_clear();
@@ -277,7 +278,7 @@ static void loads_on_timer(struct loop_timer *timer)
 
 	list_foreach(of, &loads->of, link)
 		of->seen = false;
-	groups_each_place(loads->kvd->groups, loads_see, loads);
+	groups_each_place(groups_of(loads->kvd), loads_see, loads);
 	load_budget_fill(&loads->budget, now_ns);
 	loads_gpu_look(loads);
 	loads_peers_look(loads, now_ns);

@@ -12,6 +12,7 @@
 struct kvd;
 struct loads;
 
+struct loads *loads_of(const struct kvd *kvd); /* NULL in tests of less */
 int loads_new(struct kvd *kvd, struct loads **loads_p);
 void loads_free(struct loads *loads); /* NULL is fine */
 /* A session has one more place: it is counted from now on, and told anew. */

@@ -61,9 +61,9 @@ static enum health directory_health(const struct kvd *kvd, struct err *why_p)
 {
 	struct groups_state state;
 
-	if (!kvd->groups)
+	if (!groups_of(kvd))
 		return HEALTH_SERVING;
-	groups_state(kvd->groups, &state);
+	groups_state(groups_of(kvd), &state);
 	if (state.directory.up || !*state.where)
 		return HEALTH_SERVING;
 	err_set(why_p, ERR_PEER, "the directory (cluster) is away: %s",
@@ -73,7 +73,7 @@ static enum health directory_health(const struct kvd *kvd, struct err *why_p)
 
 static enum health disk_health(const struct kvd *kvd, struct err *why_p)
 {
-	if (!store_disk_stands(kvd->store))
+	if (!store_disk_stands(store_of(kvd)))
 		return directory_health(kvd, why_p);
 	err_set(why_p, ERR_IO, "chunk_dir: its disk does not answer");
 	return HEALTH_DEGRADED;
@@ -85,7 +85,7 @@ enum health health_of(const struct kvd *kvd, struct err *why_p)
 		return HEALTH_STOPPING;
 	if (kvd->draining)
 		return HEALTH_DRAINING;
-	if (kvd->control && control_is_lost(kvd->control, why_p))
+	if (control_of(kvd) && control_is_lost(control_of(kvd), why_p))
 		return HEALTH_DEGRADED;
 	if (!kvd->handshake || handshake_transports_ok(kvd->handshake) == 0)
 		return disk_health(kvd, why_p);
@@ -108,9 +108,9 @@ static bool add_attention(cJSON *result, const struct kvd *kvd)
 	struct attend_figures f;
 	char text[64];
 
-	if (!kvd->attends)
+	if (!attends_of(kvd))
 		return true;
-	attends_figures(kvd->attends, &f);
+	attends_figures(attends_of(kvd), &f);
 	if (f.threads == 0)
 		return true;
 	snprintf(text, sizeof(text), "%s, %u threads", f.isa, f.threads);

@@ -142,7 +142,7 @@ static int open_run(struct request *req)
 	struct brief brief;
 	int r;
 
-	if (!req->kvd->attends)
+	if (!attends_of(req->kvd))
 		return err_raise(ERR_STATE,
 				 "this daemon keeps no chunks: set chunk_memory");
 	r = open_read(request_args(req), &args);

@@ -745,14 +745,14 @@ static int list_run(struct request *req)
 	int r = request_all(req, args->all);
 	cJSON *result;
 
-	if (r >= 0 && !req->kvd->store)
+	if (r >= 0 && !store_of(req->kvd))
 		r = store_ready(NULL);
 	if (r < 0)
 		return err_pass(r);
 	result = request_result();
 	if (!result)
 		return err_pass(-ENOMEM);
-	store_figures(req->kvd->store, &f);
+	store_figures(store_of(req->kvd), &f);
 	return request_finish(
 		req, result,
 		cJSON_AddBoolToObject(result, "ready", f.ready) &&

@@ -16,13 +16,14 @@
 #include "daemon/base/mem.h"
 #include "daemon/request/commands.h"
 #include "daemon/cost/live.h"
+#include "daemon/store/store.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/peer/peer.h"
 #include "proto/json.h"
 
 static int cost_needs(const struct kvd *kvd)
 {
-	if (kvd->attends && kvd->costs)
+	if (attends_of(kvd) && store_costs(kvd))
 		return 0;
 	return err_raise(ERR_STATE, "this daemon keeps no chunks: set chunk_memory");
 }
@@ -39,8 +40,8 @@ static int cost_page_run(struct request *req)
 	result = request_result();
 	if (!result)
 		return err_pass(-ENOMEM);
-	fd = cost_page_fd(live_page(req->kvd->costs));
-	calibrate_all(req->kvd->attends);
+	fd = cost_page_fd(live_page(store_costs(req->kvd)));
+	calibrate_all(attends_of(req->kvd));
 	request_reply_fds(req, result, &fd, 1);
 	return 0;
 }
@@ -153,13 +154,13 @@ static int cost_show_run(struct request *req)
 		return err_pass(-ENOMEM);
 	peers = cJSON_AddArrayToObject(result, "peers");
 	speeds = cJSON_AddArrayToObject(result, "speeds");
-	ok = peers && speeds && add_home(result, live_page(kvd->costs));
-	for (unsigned int i = 0; ok && live_peer_at(kvd->costs, i, &peer); i++) {
+	ok = peers && speeds && add_home(result, live_page(store_costs(kvd)));
+	for (unsigned int i = 0; ok && live_peer_at(store_costs(kvd), i, &peer); i++) {
 		if (peer.link_count)
 			ok = add_peer(peers, kvd, &peer);
 	}
 	for (unsigned int i = 0;
-	     ok && cost_page_speed_at(live_page(kvd->costs), &i, &speed);)
+	     ok && cost_page_speed_at(live_page(store_costs(kvd)), &i, &speed);)
 		ok = add_speed(speeds, &speed);
 	return request_finish(req, result, ok);
 }
@@ -242,7 +243,7 @@ static int cost_calibrate_run(struct request *req)
 	if (r < 0)
 		return err_pass(r);
 	run.remote = cost_remote(req->kvd, args->endpoint);
-	return run.remote ? err_pass(calibrate_begin(req->kvd->attends, &run))
+	return run.remote ? err_pass(calibrate_begin(attends_of(req->kvd), &run))
 			  : err_pass(-ENOENT);
 }
 

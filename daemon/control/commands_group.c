@@ -311,13 +311,13 @@ static int run_publish(struct request *req)
 		field_copy(place.group, sizeof(place.group), args->group);
 		field_copy(place.worker, sizeof(place.worker), args->worker);
 		memcpy(place.rank, args->rank, sizeof(place.rank));
-		r = groups_publish(req->kvd->groups, req->session->id, &place, record,
+		r = groups_publish(groups_of(req->kvd), req->session->id, &place, record,
 				   &gc->call);
 	}
 	if (r < 0)
 		mem_free(gc);
-	else if (req->kvd->loads)
-		loads_begin(req->kvd->loads, req->session->id);
+	else if (loads_of(req->kvd))
+		loads_begin(loads_of(req->kvd), req->session->id);
 	return err_pass(r);
 }
 
@@ -333,7 +333,7 @@ static int query_since(struct request *req, const struct query_args *args, bool 
 	const struct since since = {.revision = (uint64_t)args->since,
 				    .loads = args->loads};
 	struct groups_user user = {.on_change = NULL};
-	int r = groups_use(req->kvd->groups, args->group, args->loads, &user);
+	int r = groups_use(groups_of(req->kvd), args->group, args->loads, &user);
 
 	if (r < 0)
 		return err_pass(r);
@@ -356,7 +356,7 @@ static int run_query(struct request *req)
 	gc = group_call_new(req, args->loads);
 	if (!gc)
 		return err_pass(-ENOMEM);
-	r = groups_query(req->kvd->groups, req->session->id, args->group, args->loads,
+	r = groups_query(groups_of(req->kvd), req->session->id, args->group, args->loads,
 			 &gc->call);
 	if (r < 0)
 		mem_free(gc);
@@ -426,8 +426,8 @@ static bool add_lists(const struct request *req, cJSON *result)
 
 	if (!places.list || !watches.list)
 		return false;
-	groups_each_place(req->kvd->groups, add_place, &places);
-	groups_each_watch(req->kvd->groups, add_watch, &watches);
+	groups_each_place(groups_of(req->kvd), add_place, &places);
+	groups_each_watch(groups_of(req->kvd), add_watch, &watches);
 	return places.filled && watches.filled;
 }
 
@@ -436,7 +436,7 @@ static bool add_state(cJSON *result, const struct kvd *kvd)
 	struct groups_state state;
 	uint64_t now_ns = loop_now_ns(kvd->loop);
 
-	groups_state(kvd->groups, &state);
+	groups_state(groups_of(kvd), &state);
 	return cJSON_AddStringToObject(result, "kind", state.kind) &&
 	       cJSON_AddStringToObject(result, "where", state.where) &&
 	       cJSON_AddBoolToObject(result, "up", state.directory.up) &&
@@ -448,7 +448,7 @@ static bool add_state(cJSON *result, const struct kvd *kvd)
 	       cJSON_AddNumberToObject(result, "lease_ms",
 				       (double)(state.lease_ns / LOOP_NS_PER_MS)) &&
 	       cJSON_AddStringToObject(result, "trust",
-				       groups_trust(kvd->groups) == GROUPS_TRUST_LISTED
+				       groups_trust(groups_of(kvd)) == GROUPS_TRUST_LISTED
 					       ? "listed"
 					       : "directory") &&
 	       result_add_u64(result, "refused", state.directory.refused) &&

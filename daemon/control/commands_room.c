@@ -83,7 +83,7 @@ static int run_open(struct request *req)
 static struct room *find_as(struct request *req, const struct room_key *key,
 			    enum room_role role)
 {
-	struct rooms *rooms = req->kvd->rooms;
+	struct rooms *rooms = rooms_of(req->kvd);
 	struct room *room =
 		key->role < 0 ? rooms_find(rooms, req->session, role, key->number) : NULL;
 
@@ -107,7 +107,7 @@ struct bind_args {
 /* A recv room of this number, else a pull. */
 static struct room *find_binding(struct request *req, const struct room_key *key)
 {
-	struct rooms *rooms = req->kvd->rooms;
+	struct rooms *rooms = rooms_of(req->kvd);
 	struct room *pull =
 		key->role < 0 ? rooms_find(rooms, req->session, ROOM_PULL, key->number)
 			      : NULL;
@@ -183,11 +183,11 @@ static int run_send(struct request *req)
  * also when it is root's: another engine may have a room of that number. */
 struct room *room_asked_any(struct request *req, const struct room_key *key)
 {
-	struct room *room = room_asked(req->session, key, req->kvd->rooms), *it;
+	struct room *room = room_asked(req->session, key, rooms_of(req->kvd)), *it;
 
 	if (room || !req->session->admin || req->session->announced)
 		return room;
-	list_foreach(it, rooms_all(req->kvd->rooms), all_link) {
+	list_foreach(it, rooms_all(rooms_of(req->kvd)), all_link) {
 		if (it->number == key->number &&
 		    (key->role < 0 || (enum room_role)key->role == it->role)) {
 			err_clear();
@@ -222,7 +222,7 @@ static int run_abort(struct request *req)
 static int run_close(struct request *req)
 {
 	const struct room_key_args *args = request_args(req);
-	struct room *room = room_asked(req->session, &args->key, req->kvd->rooms);
+	struct room *room = room_asked(req->session, &args->key, rooms_of(req->kvd));
 	int r = room ? rooms_close(room) : -ENOENT;
 
 	if (r < 0)
@@ -259,7 +259,7 @@ static struct room *show_slot(struct request *req, uint32_t slot)
 	struct status_page *page = req->session->status;
 
 	return slot < status_page_slots(page)
-		       ? rooms_by_slot(req->kvd->rooms, req->session, slot,
+		       ? rooms_by_slot(rooms_of(req->kvd), req->session, slot,
 				       status_slot_gen(page, slot))
 		       : NULL;
 }

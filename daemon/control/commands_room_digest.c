@@ -427,7 +427,7 @@ static struct room *room_of(struct request *req)
 
 	if (!args->generation)
 		return room_asked_any(req, &args->key);
-	room = rooms_by_gen(req->kvd->rooms, args->generation);
+	room = rooms_by_gen(rooms_of(req->kvd), args->generation);
 	if (room && room->number == args->key.number &&
 	    (room->session == req->session || req->session->admin))
 		return room;
@@ -511,7 +511,7 @@ int room_digest_run(struct request *req)
 	}
 	d->req = req;
 	d->session = req->session;
-	d->rooms = req->kvd->rooms;
+	d->rooms = rooms_of(req->kvd);
 	d->gen = room->gen;
 	d->block = (uint64_t)args->block;
 	d->skip = args->from;

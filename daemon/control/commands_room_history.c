@@ -189,7 +189,7 @@ static int history_piece(struct reply_walk *reply)
 int room_history_run(struct request *req)
 {
 	const struct history_args *args = request_args(req);
-	const struct history *history = rooms_history(req->kvd->rooms);
+	const struct history *history = rooms_history(rooms_of(req->kvd));
 	struct history_walk *walk;
 
 	if (request_all(req, args->all) < 0)

@@ -55,7 +55,7 @@ static struct room_walk *walk_new(struct request *req,
 		return NULL;
 	walk->reply.piece = piece;
 	walk->reply.end = walk_end;
-	walk->rooms = req->kvd->rooms;
+	walk->rooms = rooms_of(req->kvd);
 	walk->version = rooms_version(walk->rooms);
 	return walk;
 }
@@ -94,7 +94,7 @@ static struct room *find_listed(const struct request *req, const cJSON *item)
 	number.string = name;
 	if (fields_read(room_key_fields, cJSON_IsObject(item) ? item : &alone, &args) < 0)
 		return NULL;
-	return room_asked(req->session, &args.key, req->kvd->rooms);
+	return room_asked(req->session, &args.key, rooms_of(req->kvd));
 }
 
 static int poll_listed(struct reply_walk *reply)
@@ -329,7 +329,7 @@ static int list_piece(struct reply_walk *reply)
 int room_list_run(struct request *req)
 {
 	const struct list_args *args = request_args(req);
-	struct list *rooms = rooms_all(req->kvd->rooms);
+	struct list *rooms = rooms_all(rooms_of(req->kvd));
 	struct room_walk *walk;
 
 	if (request_all(req, args->all) < 0)

@@ -372,7 +372,7 @@ int room_plan_run(struct request *req)
 	walk = mem_zalloc(sizeof(*walk));
 	if (!walk)
 		return err_pass(-ENOMEM);
-	walk->rooms = req->kvd->rooms;
+	walk->rooms = rooms_of(req->kvd);
 	walk->gen = room->gen;
 	walk->party = party->index;
 	walk->pool = pool_of(party)->id;

@@ -393,7 +393,7 @@ int room_trace_run(struct request *req)
 	walk = mem_zalloc(sizeof(*walk));
 	if (!walk)
 		return err_pass(-ENOMEM);
-	walk->rooms = req->kvd->rooms;
+	walk->rooms = rooms_of(req->kvd);
 	walk->reply.piece = trace_piece;
 	walk->reply.end = trace_walk_end;
 	room_cursor_begin(walk->rooms, &walk->cursor, rooms_all(walk->rooms)->next,

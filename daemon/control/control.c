@@ -35,6 +35,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/request/commands.h"
 #include "daemon/config/config.h"
+#include "daemon/control/commands_peer.h"
 #include "daemon/control/conn.h"
 #include "daemon/base/context.h"
 #include "daemon/gate/gate.h"
@@ -599,3 +600,43 @@ void control_set_timeout(struct control *control, uint64_t ns)
 {
 	control->host.timeout_ns = ns;
 }
+
+/* ---- the module ---- */
+
+static int control_part_new(struct kvd *kvd, void **part_p)
+{
+	const struct kvd_sockets *sockets = kvd->sockets;
+	struct control *control = NULL;
+	int r = control_new(kvd, sockets ? sockets->control_fd : -1, &control);
+
+	*part_p = control;
+	if (r >= 0 && sockets)
+		control_guard(control, sockets->lock);
+	return err_pass(r);
+}
+
+static void control_part_close(void *part, const struct err *why)
+{
+	peer_commands_stop(why);
+	control_close(part);
+}
+
+static bool control_part_drained(const void *part, struct err *why_p)
+{
+	(void)why_p;
+	return control_idle(part);
+}
+
+static void control_part_free(void *part)
+{
+	control_free(part);
+}
+
+const struct module control_module = {
+	.id = MODULE_CONTROL,
+	.new = control_part_new,
+	.close = control_part_close,
+	.drained = control_part_drained,
+	.free = control_part_free,
+	.remote_change = peer_commands_on_change,
+};

@@ -13,10 +13,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/base/context.h"
+
 struct control;
 struct err;
-struct kvd;
 
+extern const struct module control_module;
+static inline struct control *control_of(const struct kvd *kvd)
+{
+	return kvd->part[MODULE_CONTROL];
+}
 /* Listen at the configured path, or on `listen_fd` (taken; bound and listening
  * already: socket activation) when it is not -1. */
 int control_new(struct kvd *kvd, int listen_fd, struct control **control_p);

@@ -28,6 +28,7 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 
 	if (!remote)
 		return NULL;
+	remote->kvd = hs->kvd;
 	remote->hs = hs;
 	remote->peer = peer;
 	peer->user = remote;
@@ -104,9 +105,11 @@ static void handshake_on_request(void *owner, struct xp_inbound *in)
 static void handshake_on_inbound_done(void *owner, struct xp_inbound *in,
 				      const struct err *err)
 {
-	struct handshake *hs = owner;
+	struct inbound_owner *answerer = in->owner;
 
-	hs->events.on_inbound_done(hs->events.owner, in, err);
+	(void)owner;
+	if (answerer)
+		answerer->on_done(answerer, err);
 }
 
 static void on_key(void *owner, struct xp_key *key, const struct err *err)
@@ -296,7 +299,7 @@ static void on_up(void *owner, struct peer *peer)
 	}
 	if (remote) {
 		figures_begin(remote);
-		hs->events.on_peer_up(hs->events.owner, peer);
+		hs->events.on_up(hs->events.owner, remote);
 	}
 	if (!remote) {
 		struct err e;
@@ -428,6 +431,7 @@ int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 	pools_init(hs);
 	hs->before_sleep.on_prepare = handshake_on_prepare;
 	loop_prepare_add(kvd->loop, &hs->before_sleep);
+	kvd->publisher = &pools_publisher;
 	hs->scratch = mem_zalloc(WIRE_FRAME_MAX);
 	hs->blob_scratch = mem_zalloc(WIRE_FRAME_MAX);
 	if (hs->scratch && hs->blob_scratch) {
@@ -497,6 +501,7 @@ void handshake_free(struct handshake *hs)
 		remote_free(remote);
 	}
 	idmap_fini(&hs->published);
+	hs->kvd->publisher = NULL;
 	idmap_fini(&hs->published_by_id);
 	loop_work_stop(&hs->announcing);
 	peers_free(hs->kvd->peers);

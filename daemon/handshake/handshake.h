@@ -72,6 +72,7 @@ enum { LINE_HERE, LINE_THERE };
 
 /* A peer as the upper layers see it: the control line and the data line. */
 struct remote {
+	struct kvd *kvd;
 	struct handshake *hs;
 	struct peer *peer;
 	struct transport *transport; /* chosen; NULL until chosen */
@@ -138,7 +139,7 @@ struct remote {
 
 struct handshake_events {
 	void *owner;
-	void (*on_peer_up)(void *owner, struct peer *peer);
+	void (*on_up)(void *owner, struct remote *remote);
 	/* A remote pool became ready or was refused; a data line became ready or
 	 * was lost (all its ops are done by then): rooms that wait look again. */
 	void (*on_change)(void *owner, struct remote *remote);
@@ -146,18 +147,17 @@ struct handshake_events {
 	void (*on_down)(void *owner, struct remote *remote, const struct err *why);
 	/* The owner withdraws the pool: stop using it (drop `uses`). */
 	void (*on_pool_going)(void *owner, struct remote_pool *pool);
-	/* The remote has taken handshake_share_session()'s list of that epoch. */
-	void (*on_shared)(void *owner, struct remote *remote, uint64_t epoch);
-	/* The remote refuses that list (`why`): what needs it there fails. */
-	void (*on_unshared)(void *owner, struct remote *remote, uint64_t epoch,
-			    const struct err *why);
+	/* The remote has taken handshake_share_session()'s list of that epoch, or
+	 * refuses it (`why`): what needs it there fails. */
+	void (*on_shared)(void *owner, struct remote *remote, uint64_t epoch,
+			  const struct err *why);
 	/* A room's, attach's or lease's message. */
 	int (*on_message)(void *owner, struct remote *remote, const struct wire_header *h,
 			  struct cursor *body);
 	void (*on_request)(void *owner, struct remote *remote, struct xp_inbound *in);
-	void (*on_inbound_done)(void *owner, struct xp_inbound *in,
-				const struct err *err);
 };
+/* The hooks of kvd->modules. */
+struct handshake_events handshake_events_of(struct kvd *kvd);
 
 int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 		  struct handshake **hs_p);
@@ -180,12 +180,8 @@ uint64_t handshake_patience(const struct remote *remote, uint64_t since_ns);
  */
 const char *handshake_why_not(const struct remote *remote, char text[ERR_TEXT_MAX]);
 
-/* Announce / withdraw a local pool; on_gone when no peer can use it any more. */
-int handshake_publish_pool(struct handshake *hs, struct pool *pool);
 /* Remotes are told of a pool some a turn. Before a message that names one: now. */
 void handshake_announce(struct remote *remote, const struct pool *pool);
-void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
-			     void (*on_gone)(void *arg), void *arg);
 
 struct pool_wanted {
 	const char *name; /* NULL: any */

@@ -413,8 +413,9 @@ static void on_pub_gone(struct loop_defer *defer)
 	on_gone(arg);
 }
 
-int handshake_publish_pool(struct handshake *hs, struct pool *pool)
+static int pools_publish(struct pool *pool)
 {
+	struct handshake *hs = pool->session->kvd->handshake;
 	struct announcement *pub = mem_zalloc(sizeof(*pub));
 	int r = pub ? idmap_put(&hs->published_by_id, pool->id, pub) : -ENOMEM;
 
@@ -442,8 +443,7 @@ int handshake_publish_pool(struct handshake *hs, struct pool *pool)
 	return 0;
 }
 
-void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
-			     void (*on_gone)(void *arg), void *arg)
+static void pools_withdraw(struct pool *pool, void (*on_gone)(void *arg), void *arg)
 {
 	struct announcement *pub = pool->handshake;
 
@@ -458,9 +458,14 @@ void handshake_withdraw_pool(struct handshake *hs, struct pool *pool,
 	pub->arg = arg;
 	pub->stage = SHARE_WITHDRAWN;
 	if (list_empty(&pub->shares))
-		loop_defer(hs->kvd->loop, &pub->gone);
+		loop_defer(pool->session->kvd->loop, &pub->gone);
 	loop_work_start(&pub->bringing);
 }
+
+const struct pool_publisher pools_publisher = {
+	.publish = pools_publish,
+	.withdraw = pools_withdraw,
+};
 
 const struct xp_buffer *handshake_local_buffers(struct pool *pool,
 						const struct remote *remote)

@@ -59,6 +59,7 @@ struct share {
 };
 
 /* handshake_announce.c */
+extern const struct pool_publisher pools_publisher;
 void pools_init(struct handshake *hs);
 /* Again, all that it lacks. */
 void pools_announce(struct remote *remote);

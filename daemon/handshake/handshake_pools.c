@@ -391,7 +391,7 @@ static void unannounced(struct handshake *hs, struct remote *remote, uint64_t ob
 		share_end(share);
 		return;
 	}
-	hs->events.on_unshared(hs->events.owner, remote, object, why);
+	hs->events.on_shared(hs->events.owner, remote, object, why);
 }
 
 static int on_register_nak(struct handshake *hs, struct remote *remote,
@@ -420,7 +420,7 @@ static int on_register_ack(struct handshake *hs, struct remote *remote,
 
 	if (r < 0)
 		return err_pass(r);
-	hs->events.on_shared(hs->events.owner, remote, msg.object);
+	hs->events.on_shared(hs->events.owner, remote, msg.object, NULL);
 	return 0;
 }
 

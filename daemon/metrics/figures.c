@@ -39,11 +39,11 @@ static void take_rooms(struct kvd *kvd)
 	uint64_t now_ns = loop_now_ns(kvd->loop), since_ns;
 
 	for (unsigned int i = 0; i < ROOM_STATES; i++) {
-		since_ns = rooms_oldest_ns(kvd->rooms, (enum room_state)i);
+		since_ns = rooms_oldest_ns(rooms_of(kvd), (enum room_state)i);
 		metrics_set(&kvd->metrics, METRIC_AT(ROOM_OLDEST, i, 0),
 			    since_ns ? now_ns - since_ns : 0);
 	}
-	metrics_set(&kvd->metrics, METRIC_ORPHANS, rooms_orphans(kvd->rooms));
+	metrics_set(&kvd->metrics, METRIC_ORPHANS, rooms_orphans(rooms_of(kvd)));
 }
 
 static void take_homes(struct metrics *m, const struct store_figures *f)
@@ -70,7 +70,7 @@ static void take_store(struct kvd *kvd)
 	struct metrics *m = &kvd->metrics;
 	struct store_figures f;
 
-	store_figures(kvd->store, &f);
+	store_figures(store_of(kvd), &f);
 	metrics_set(m, METRIC_STORE_MEMORY, f.ready ? f.memory_bytes : 0);
 	metrics_set(m, METRIC_STORE_FREE, f.slabs_free * f.slab_bytes);
 	metrics_set(m, METRIC_STORE_CHUNKS, f.chunks);
@@ -111,9 +111,9 @@ static void take_attends(struct kvd *kvd)
 	struct metrics *m = &kvd->metrics;
 	struct attend_figures f;
 
-	if (!kvd->attends)
+	if (!attends_of(kvd))
 		return;
-	attends_figures(kvd->attends, &f);
+	attends_figures(attends_of(kvd), &f);
 	metrics_set(m, METRIC_ATTEND_POSTS, f.posts);
 	metrics_set(m, METRIC_ATTEND_ROWS, f.rows);
 	metrics_set(m, METRIC_ATTEND_FAILED, f.failed);
@@ -130,10 +130,10 @@ static void take_attends(struct kvd *kvd)
 	metrics_set(m, METRIC_COST_BYTES, f.calibration_bytes);
 	metrics_set(m, METRIC_COST_STALE, f.stale);
 	metrics_set(m, METRIC_COST_ECHOES, f.echoes);
-	if (!kvd->costs)
+	if (!store_costs(kvd))
 		return;
-	metrics_set(m, METRIC_COST_REUSED, cost_page_reused(live_page(kvd->costs)));
-	metrics_set(m, METRIC_COST_REFUSED, live_refused(kvd->costs));
+	metrics_set(m, METRIC_COST_REUSED, cost_page_reused(live_page(store_costs(kvd))));
+	metrics_set(m, METRIC_COST_REFUSED, live_refused(store_costs(kvd)));
 }
 
 /* Those that have figures of their own: of others there may be thousands. */
@@ -182,7 +182,7 @@ void figures_take(struct kvd *kvd, struct figures *f)
 	struct metrics *m = &kvd->metrics, *copy = &f->metrics;
 
 	take_loop(kvd);
-	if (kvd->rooms)
+	if (rooms_of(kvd))
 		take_rooms(kvd);
 	take_store(kvd);
 	take_attends(kvd);

@@ -137,7 +137,8 @@ void request_drop(struct request *req)
 	commands_request_free(req);
 }
 
-void requests_detach(struct session *session)
+/* The session has ended: its open requests' answers go nowhere. */
+static void requests_detach(struct session *session)
 {
 	struct request *req;
 
@@ -545,3 +546,8 @@ void commands_dispatch(struct request *req)
 	if (commands_do_dispatch(req) < 0)
 		request_fail_last(req);
 }
+
+const struct module request_module = {
+	.id = MODULE_REQUEST,
+	.session_closing = requests_detach,
+};

@@ -192,8 +192,8 @@ int room_pages_parse(struct session *session, const struct pages_args *args,
 	if (r >= 0 && lands)
 		r = room_maps_check_once(&pages.maps);
 	if (r >= 0)
-		r = wait_spec_parse(rooms_waits(session->kvd->rooms), args->wait, session,
-				    &pages.wait);
+		r = wait_spec_parse(rooms_waits(rooms_of(session->kvd)), args->wait,
+				    session, &pages.wait);
 	if (r < 0)
 		room_pages_fini(&pages);
 	else
@@ -266,7 +266,7 @@ static int open_room(struct session *session, const cJSON *line,
 	if (args->role == ROOM_PULL && pages.maps.count == 0 && in->pages.wait)
 		r = err_raise(ERR_INVAL, "wait: comes with the pages, in room.bind");
 	if (r >= 0)
-		r = rooms_open(session->kvd->rooms, args, &room);
+		r = rooms_open(rooms_of(session->kvd), args, &room);
 	if (r < 0) {
 		room_pages_fini(&pages);
 		return err_pass(r);

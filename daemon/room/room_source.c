@@ -142,7 +142,7 @@ static int source_found(struct room_source *source, const struct record *record)
 	struct party *party;
 	int r;
 
-	groups_dial(rooms_kvd(room->rooms)->groups, record, endpoint);
+	groups_dial(groups_of(rooms_kvd(room->rooms)), record, endpoint);
 	r = source_join(room, endpoint, &party);
 	if (r < 0)
 		return err_pass(r);
@@ -211,7 +211,7 @@ static int source_new(struct room *room, const struct source_args *args,
 static int source_named(struct room *room, const struct source_args *args,
 			const cJSON *theirs)
 {
-	struct groups *groups = rooms_kvd(room->rooms)->groups;
+	struct groups *groups = groups_of(rooms_kvd(room->rooms));
 	struct room_source *source;
 	size_t bytes = 0;
 	int r = source_new(room, args, &source);
@@ -273,7 +273,7 @@ void room_sources_text(const struct room *room, char *text, size_t size)
 	struct groups_state state;
 	char words[PLACE_TEXT_MAX];
 
-	groups_state(rooms_kvd(room->rooms)->groups, &state);
+	groups_state(groups_of(rooms_kvd(room->rooms)), &state);
 	source_words(source, words, sizeof(words));
 	if (state.directory.up)
 		snprintf(text, size, "%s: it is not in the directory", words);

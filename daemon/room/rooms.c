@@ -20,7 +20,9 @@
 #include "daemon/session/status.h"
 #include "daemon/session/wait.h"
 
-int rooms_new(struct kvd *kvd, struct rooms **rooms_p)
+static void rooms_free(void *part);
+
+static int rooms_new(struct kvd *kvd, void **part_p)
 {
 	struct rooms *rooms = mem_zalloc(sizeof(*rooms));
 	int r;
@@ -48,14 +50,14 @@ int rooms_new(struct kvd *kvd, struct rooms **rooms_p)
 		rooms_free(rooms);
 		return err_pass(r);
 	}
-	*rooms_p = rooms;
+	*part_p = rooms;
 	return 0;
 }
 
-void rooms_free(struct rooms *rooms)
+static void rooms_free(void *part)
 {
-	if (!rooms)
-		return;
+	struct rooms *rooms = part;
+
 	room_sweep_stop(&rooms->change);
 	room_sweep_stop(&rooms->loss);
 	assert(list_empty(&rooms->all) && list_empty(&rooms->acks) &&
@@ -80,7 +82,6 @@ void rooms_free(struct rooms *rooms)
 struct room_part {
 	struct session *session;
 	struct room_sweep sweep;
-	void (*on_told)(struct session *session);
 };
 
 static int part_make(struct session *session)
@@ -433,31 +434,30 @@ static void on_session_swept(struct room_sweep *sweep)
 {
 	struct room_part *part = container_of(sweep, struct room_part, sweep);
 	struct session *session = part->session;
-	void (*on_told)(struct session * session) = part->on_told;
 
 	session->room_part = NULL;
 	mem_free(part);
-	on_told(session);
+	session_end_next(session, MODULE_ROOM);
 }
 
-void rooms_session_end(struct rooms *rooms, struct session *session,
-		       void (*on_told)(struct session *session))
+/* Every room of the session fails and closes when it is quiesced; the session is held
+ * (session_drain_begin) until the last is gone. The next module follows when all have
+ * been failed, in later turns when they are many. */
+static int rooms_session_end(struct session *session)
 {
 	struct room_part *part = session->room_part;
 
-	assert(session->ending && on_told);
-	if (!part) {
-		on_told(session);
-		return;
-	}
+	assert(session->ending);
+	if (!part)
+		return 0;
 	/* failing moves a room to the end of the session's list: walk that of all */
-	part->on_told = on_told;
 	part->sweep.visit = on_session_room;
 	part->sweep.done = on_session_swept;
-	room_sweep_begin(rooms, &part->sweep);
+	room_sweep_begin(rooms_of(session->kvd), &part->sweep);
+	return 1;
 }
 
-void rooms_drain(struct rooms *rooms)
+void rooms_drain(void *rooms)
 {
 	struct err why;
 
@@ -548,3 +548,25 @@ struct list *rooms_all(const struct rooms *rooms)
 {
 	return (struct list *)(uintptr_t)&rooms->all;
 }
+
+static unsigned int rooms_live_now(const void *part)
+{
+	return rooms_live(part);
+}
+
+const struct module room_module = {
+	.id = MODULE_ROOM,
+	.owner = WIRE_OWNER_ROOM,
+	.new = rooms_new,
+	.drain = rooms_drain,
+	.live = rooms_live_now,
+	.close = rooms_fail_all,
+	.free = rooms_free,
+	.session_end = rooms_session_end,
+	.remote_up = rooms_on_up,
+	.remote_change = rooms_on_change,
+	.remote_down = rooms_on_down,
+	.remote_pool_going = rooms_on_pool_going,
+	.message = rooms_on_message,
+	.request = rooms_on_request,
+};

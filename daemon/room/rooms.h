@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/base/context.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/room/room.h"
 #include "daemon/transport/kinds.h"
@@ -17,35 +18,33 @@ struct history;
 struct kvd;
 struct rooms;
 
-int rooms_new(struct kvd *kvd, struct rooms **rooms_p);
-void rooms_free(struct rooms *rooms); /* no room is left */
-/* Every room of the session fails and closes when it is quiesced; the session is held
- * (session_drain_begin) until the last is gone. on_told follows when all have been
- * told, in later turns when they are many. */
-void rooms_session_end(struct rooms *rooms, struct session *session,
-		       void (*on_told)(struct session *session));
+extern const struct module room_module;
+static inline struct rooms *rooms_of(const struct kvd *kvd)
+{
+	return kvd->part[MODULE_ROOM];
+}
+
 /* From now on no new ones: partners that wait for a room to open are told. */
-void rooms_drain(struct rooms *rooms);
-/* Rooms without a timer, for want of memory; the retry timer arms it. */
+void rooms_drain(void *rooms);
 /* Fail every room of the daemon (shutdown), in later turns when they are many. */
-void rooms_fail_all(struct rooms *rooms, const struct err *why);
+void rooms_fail_all(void *rooms, const struct err *why);
 unsigned int rooms_count(const struct rooms *rooms);
 unsigned int rooms_live(const struct rooms *rooms); /* not terminal */
 unsigned int rooms_orphans(const struct rooms *rooms);
 /* When the room that is in the state for longest came there; 0: none is. */
 uint64_t rooms_oldest_ns(const struct rooms *rooms, enum room_state state);
 
-/* Events of the handshake layer that are the rooms'. Of many rooms some see them in
- * later turns, and each before anything else happens to it. */
-void rooms_on_change(struct rooms *rooms, struct remote *remote);
-void rooms_on_up(struct rooms *rooms); /* a peer is */
-void rooms_on_down(struct rooms *rooms, struct remote *remote);
-void rooms_on_pool_going(struct rooms *rooms, struct remote_pool *pool);
-int rooms_on_message(struct rooms *rooms, struct remote *remote,
-		     const struct wire_header *h, struct cursor *body);
-/* REQUEST_CHUNK and REQUEST_PULL; header is after the kind byte. */
-void rooms_on_request(struct rooms *rooms, struct remote *remote, struct xp_inbound *in,
-		      enum request_kind kind, struct cursor *header);
+/* The module's hooks. Of many rooms some see what happens to a remote in later turns, and
+ * each before anything else happens to it. */
+void rooms_on_change(struct remote *remote);
+void rooms_on_up(struct remote *remote);
+void rooms_on_down(struct remote *remote, const struct err *why);
+void rooms_on_pool_going(struct remote_pool *pool);
+int rooms_on_message(struct remote *remote, const struct wire_header *h,
+		     struct cursor *body);
+/* REQUEST_CHUNK and REQUEST_PULL. */
+void rooms_on_request(struct remote *remote, struct xp_inbound *in, unsigned int kind,
+		      struct cursor *header);
 
 /* ---- for commands and the roles ---- */
 struct room_args {

@@ -98,22 +98,26 @@ static void begin_sweep(struct rooms *rooms)
 	room_sweep_begin(rooms, &rooms->loss);
 }
 
-void rooms_on_down(struct rooms *rooms, struct remote *remote)
+void rooms_on_down(struct remote *remote, const struct err *why)
 {
-	assert(remote->hs);
+	struct rooms *rooms = rooms_of(remote->kvd);
+
+	(void)why; /* the remote has it */
 	orphans_drop_remote(rooms, remote);
 	early_drop_remote(rooms, remote);
 	begin_sweep(rooms);
 }
 
-void rooms_on_pool_going(struct rooms *rooms, struct remote_pool *pool)
+void rooms_on_pool_going(struct remote_pool *pool)
 {
-	(void)pool; /* it says so itself */
-	begin_sweep(rooms);
+	if (!pool->is_session) /* a room sees that it is going */
+		begin_sweep(rooms_of(pool->remote->kvd));
 }
 
-void rooms_fail_all(struct rooms *rooms, const struct err *why)
+void rooms_fail_all(void *part, const struct err *why)
 {
+	struct rooms *rooms = part;
+
 	assert(why->code != ERR_OK);
 	rooms->stopping = *why;
 	begin_sweep(rooms);
@@ -134,8 +138,10 @@ static void on_change_room(struct room_sweep *sweep, struct room *room)
 	}
 }
 
-void rooms_on_change(struct rooms *rooms, struct remote *remote)
+void rooms_on_change(struct remote *remote)
 {
+	struct rooms *rooms = rooms_of(remote->kvd);
+
 	/* one walk for all that changes while it is under way: a spurious kick is
 	 * harmless */
 	rooms->changed =

@@ -625,8 +625,8 @@ static int on_abort_ack(struct rooms *rooms, struct remote *remote, struct curso
 	return 0;
 }
 
-int rooms_on_message(struct rooms *rooms, struct remote *remote,
-		     const struct wire_header *h, struct cursor *body)
+int rooms_on_message(struct remote *remote, const struct wire_header *h,
+		     struct cursor *body)
 {
 	static int (*const handlers[WIRE_T_END])(struct rooms *, struct remote *,
 						 struct cursor *) = {
@@ -647,15 +647,16 @@ int rooms_on_message(struct rooms *rooms, struct remote *remote,
 	assert(h->type < WIRE_T_END);
 	if (h->type >= WIRE_T_END || !handlers[h->type])
 		return 0; /* of a newer peer: not for us */
-	return handlers[h->type](rooms, remote, body);
+	return handlers[h->type](rooms_of(remote->kvd), remote, body);
 }
 
 /* ---- requests on the data line ---- */
 
 /* The receiver's generation is the second field of both headers. */
-void rooms_on_request(struct rooms *rooms, struct remote *remote, struct xp_inbound *in,
-		      enum request_kind kind, struct cursor *header)
+void rooms_on_request(struct remote *remote, struct xp_inbound *in, unsigned int kind,
+		      struct cursor *header)
 {
+	struct rooms *rooms = rooms_of(remote->kvd);
 	struct cursor peek = *header;
 	struct room *room;
 	struct err why;

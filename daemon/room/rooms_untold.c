@@ -120,8 +120,10 @@ void rooms_tell_later(struct rooms *rooms, struct remote *remote,
 				 rooms->kvd->config->connect_timeout_ns);
 }
 
-void rooms_on_up(struct rooms *rooms)
+void rooms_on_up(struct remote *remote)
 {
+	struct rooms *rooms = rooms_of(remote->kvd);
+
 	if (rooms->untold_count > 0)
 		loop_defer(rooms->kvd->loop, &rooms->untold_go);
 }

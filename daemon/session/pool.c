@@ -170,7 +170,12 @@ static int making_finish(struct making *m)
 		r = idmap_put(&session->pools, m->pool.id, &m->pool);
 	if (r < 0)
 		return err_pass(r);
-	r = m->kvd->session_events ? m->kvd->session_events->on_pool(&m->pool) : 0;
+	MODULES_EACH(m->kvd, module)
+	{
+		if (module->pool_coming)
+			module->pool_coming(&m->pool);
+	}
+	r = m->kvd->publisher ? m->kvd->publisher->publish(&m->pool) : 0;
 	if (r < 0) {
 		idmap_remove(&session->pools, m->pool.id);
 		return err_pass(r);
@@ -318,8 +323,13 @@ void pool_close(struct pool *pool, void (*on_closed)(void *arg), void *arg)
 	m->on_closed = on_closed;
 	m->arg = arg;
 	session_drain_begin(pool->session);
-	if (m->kvd->session_events)
-		m->kvd->session_events->on_pool_going(pool, on_withdrawn, m);
+	MODULES_EACH(m->kvd, module)
+	{
+		if (module->pool_going)
+			module->pool_going(pool);
+	}
+	if (m->kvd->publisher)
+		m->kvd->publisher->withdraw(pool, on_withdrawn, m);
 	else
 		on_withdrawn(m);
 }

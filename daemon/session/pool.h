@@ -77,4 +77,13 @@ struct pool *pool_find(struct session *session, uint64_t id); /* or NULL + ERR_N
  * Look-ups do not find it any more. */
 void pool_close(struct pool *pool, void (*on_closed)(void *arg), void *arg);
 
+/* Peers know of pools by this: handshake's, in kvd->publisher. */
+struct pool_publisher {
+	/* It is registered: peers are told. Negative: it cannot be. */
+	int (*publish)(struct pool *pool);
+	/* It closes: on_gone(arg) when no peer can use it any more; one that no peer can
+	 * know is gone at once. */
+	void (*withdraw)(struct pool *pool, void (*on_gone)(void *arg), void *arg);
+};
+
 #endif

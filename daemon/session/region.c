@@ -265,8 +265,11 @@ static void region_close(struct region *region, void (*on_closed)(void *arg), vo
 	h->arg = arg;
 	region->session->regions_version++;
 	region->pins++; /* ours, while transfers let go of it */
-	if (h->kvd->session_events)
-		h->kvd->session_events->on_region_going(region);
+	MODULES_EACH(h->kvd, m)
+	{
+		if (m->region_going)
+			m->region_going(region);
+	}
 	region_unpin(region);
 }
 
@@ -440,8 +443,11 @@ static void import_finish(struct holding *h)
 			  (uintmax_t)session->id, (uintmax_t)region->id,
 			  region_kind_name(region->kind), (uintmax_t)region->length);
 		h->on_done(h->arg, region, NULL);
-		if (h->kvd->session_events) /* behind the answer: nobody waits for it */
-			h->kvd->session_events->on_region_coming(session);
+		MODULES_EACH(h->kvd, m)
+		{ /* behind the answer: nobody waits for it */
+			if (m->region_coming)
+				m->region_coming(session);
+		}
 	}
 }
 

@@ -60,8 +60,11 @@ static void on_drained(struct loop_defer *defer)
 	metrics_sub(&kvd->metrics, METRIC_SESSIONS, 1);
 	if (--kvd->session_count == 0)
 		session_clock_stop(kvd);
-	if (kvd->session_events)
-		kvd->session_events->on_gone(session);
+	MODULES_EACH(kvd, m)
+	{
+		if (m->session_gone)
+			m->session_gone(session);
+	}
 	session_free(session);
 }
 
@@ -213,6 +216,34 @@ void session_drain_end(struct session *session)
 		loop_defer(session->kvd->loop, &session->free_defer);
 }
 
+/* Whoever uses its pools and regions is done with them: they go. */
+static void end_rest(struct session *session)
+{
+	assert(session->ending && session->objects_draining > 0);
+	pools_close(session);
+	regions_close(session);
+	session_drain_end(session);
+}
+
+/* From this one on; one that needs time goes on by session_end_next(). */
+static void end_modules(struct session *session, const struct module *const *at)
+{
+	for (; at && *at; at++) {
+		if ((*at)->session_end && (*at)->session_end(session) > 0)
+			return;
+	}
+	end_rest(session);
+}
+
+void session_end_next(struct session *session, enum module_id ended)
+{
+	const struct module *const *at = session->kvd->modules;
+
+	while ((*at)->id != ended)
+		at++;
+	end_modules(session, at + 1);
+}
+
 void session_end(struct session *session, const char *why)
 {
 	void *conn = mem_steal(session->conn);
@@ -235,16 +266,12 @@ void session_end(struct session *session, const char *why)
 		status_page_ended(session->status);
 	session_watch_stop(session->watch);
 	err_set(&err, ERR_SESSION, "the session has ended: %s", why);
-	if (session->kvd->session_events)
-		session->kvd->session_events->on_end(session, conn, &err);
-	else
-		session_end_rest(session);
-}
-
-void session_end_rest(struct session *session)
-{
-	assert(session->ending && session->objects_draining > 0);
-	pools_close(session);
-	regions_close(session);
-	session_drain_end(session);
+	MODULES_EACH(session->kvd, m)
+	{
+		if (m->session_closing)
+			m->session_closing(session);
+	}
+	if (conn)
+		session->conn_ops->hangup(conn, &err);
+	end_modules(session, session->kvd->modules);
 }

@@ -15,6 +15,7 @@
 #include "daemon/base/account.h"
 #include "daemon/base/idmap.h"
 #include "daemon/base/list.h"
+#include "daemon/base/module.h"
 #include "daemon/loop/loop.h"
 #include "daemon/session/engine_load.h"
 
@@ -98,25 +99,6 @@ struct session_conn_ops {
 	void (*hangup)(void *conn, const struct err *why);
 };
 
-/*
- * What the parts above do about sessions: events.c, in kvd->session_events (NULL in
- * tests of less).
- */
-struct session_events {
-	/* It ends: `conn` (may be NULL) is hung up on, what the engine began goes. Then,
-	 * now or later, session_end_rest(). */
-	void (*on_end)(struct session *session, void *conn, const struct err *why);
-	/* All of it is gone, right before it is freed. */
-	void (*on_gone)(struct session *session);
-	/* A region of it begins to close: its users release their pins. */
-	void (*on_region_going)(struct region *region);
-	void (*on_region_coming)(struct session *session);
-	/* A pool is registered: peers are told. Negative: it cannot be. */
-	int (*on_pool)(struct pool *pool);
-	/* It closes: peers forget it, then on_gone(arg). */
-	void (*on_pool_going)(struct pool *pool, void (*on_gone)(void *arg), void *arg);
-};
-
 /* SO_PEERCRED */
 struct session_peer {
 	pid_t pid; /* 0: in a PID namespace that we do not see */
@@ -139,8 +121,8 @@ struct session *session_by_id(const struct kvd *kvd, uint64_t id);
 
 /* Begin the end: idempotent. Objects drain, then the session frees itself. */
 void session_end(struct session *session, const char *why);
-/* Whoever uses its pools and regions has been told: they go. */
-void session_end_rest(struct session *session);
+/* The module's session_end(), which was to go on later, is done. */
+void session_end_next(struct session *session, enum module_id ended);
 /* For whom its jobs are done: its user, or the daemon itself (offload.h). */
 uint64_t session_principal(const struct session *session);
 /* 16 bytes: this daemon's instance; zeros without peers (tests). */

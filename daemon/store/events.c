@@ -63,7 +63,7 @@ void store_events_add(struct store_events *events, const struct store_chunk *chu
 
 static struct store_tenant *events_tenant(const struct session *session)
 {
-	const struct store *store = session->kvd->store;
+	const struct store *store = store_of(session->kvd);
 	struct store_tenant *tenant;
 
 	list_foreach(tenant, &store->tenants, link) {
@@ -104,7 +104,7 @@ static int events_make(const struct store_reader *reader, struct store_tenant *t
 int store_events_read(const struct store_reader *reader, uint64_t since,
 		      const uint8_t *instance, struct store_events_facts *facts_p)
 {
-	struct store *store = reader->session->kvd->store;
+	struct store *store = store_of(reader->session->kvd);
 	struct store_tenant *tenant;
 	const struct store_events *events;
 	uint64_t at = since + 1;
@@ -150,9 +150,9 @@ void store_events_undo(struct session *session)
 
 int store_snapshot(const struct store_reader *reader, uint64_t at, uint64_t *next_p)
 {
-	const struct store *store = reader->session->kvd->store;
+	const struct store *store = store_of(reader->session->kvd);
 	unsigned int seen = 0;
-	int r = store_ready(reader->session->kvd->store);
+	int r = store_ready(store_of(reader->session->kvd));
 
 	if (r < 0)
 		return err_pass(r);

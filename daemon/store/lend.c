@@ -641,7 +641,7 @@ static int leg_open(struct lend_leg *leg, struct store_class *class)
 	r = store_reading_begin(&leg->reading, class, lend->chunks + m->first, m->count,
 				&leg->base);
 	if (r >= 0)
-		r = rooms_open(store->kvd->rooms, &args, &room);
+		r = rooms_open(rooms_of(store->kvd), &args, &room);
 	if (r < 0) {
 		room_maps_fini(&maps);
 		return err_pass(r);

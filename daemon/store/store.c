@@ -20,6 +20,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
+#include "daemon/cost/live.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
 #include "daemon/handshake/handshake.h"
@@ -166,19 +167,13 @@ int store_make(struct kvd *kvd, struct store **store_p)
 	return 0;
 }
 
-int store_new(struct kvd *kvd, struct store **store_p)
+/* Its part is there: its session's end looks for it. */
+static int store_begin(struct store *store)
 {
+	struct kvd *kvd = store->kvd;
 	cleanup_close int memory = -1;
-	struct store *store;
 	int r;
 
-	*store_p = NULL;
-	if (!kvd->config->chunk_memory_bytes)
-		return 0;
-	r = store_make(kvd, &store);
-	if (r < 0)
-		return err_pass(r);
-	*store_p = store; /* its session's end looks for it */
 	r = keep_new(store, &memory, &store->keep);
 	if (r >= 0)
 		keep_restore(store->keep);
@@ -190,11 +185,13 @@ int store_new(struct kvd *kvd, struct store **store_p)
 		r = home_new(store, &store->home);
 	if (r >= 0 && store->home &&
 	    strcmp(kvd->config->chunk_homes, HOMES_OF_CLUSTER) == 0)
-		groups_be_home(kvd->groups);
+		groups_be_home(groups_of(kvd));
 	if (r >= 0)
 		r = homes_new(store, &store->homes);
 	if (r >= 0)
 		r = far_new(store, &store->far);
+	if (r >= 0)
+		r = live_new(&store->costs);
 	return r < 0 ? err_pass(r) : err_pass(memory_begin(store, &memory));
 }
 
@@ -222,6 +219,7 @@ void store_free(struct store *store)
 	store_pages_fini(store);
 	strmap_fini(&store->holds);
 	arena_free(store->arena);
+	live_free(store->costs);
 	mem_free(store);
 }
 
@@ -243,9 +241,11 @@ bool store_disk_stands(const struct store *store)
 	return figures.stands;
 }
 
-bool store_disk_waits(const struct store *store)
+struct live *store_costs(const struct kvd *kvd)
 {
-	return store && !files_drained(store->files);
+	const struct store *store = store_of(kvd);
+
+	return store ? store->costs : NULL;
 }
 
 /* ---- tenants, sessions ---- */
@@ -324,10 +324,10 @@ int store_part_of(struct session *session, struct store_session **part_p)
 	return 0;
 }
 
-void store_session_end(struct session *session)
+static int store_session_end(struct session *session)
 {
 	struct store_session *part = session->store_part;
-	struct store *store = session->kvd->store;
+	struct store *store = store_of(session->kvd);
 	struct idmap_cursor it;
 
 	if (store && store->session == session) {
@@ -339,16 +339,17 @@ void store_session_end(struct session *session)
 		homes_close(store->homes);
 	}
 	if (!part)
-		return;
+		return 0;
 	idmap_foreach(&part->moves, it)
 		store_move_drop(it.value);
 	idmap_foreach(&part->holds, it)
 		store_hold_close(it.value);
 	idmap_foreach(&part->handles, it)
 		store_close(it.value);
+	return 0;
 }
 
-void store_session_gone(struct session *session)
+static void store_session_gone(struct session *session)
 {
 	struct store_session *part = mem_steal(session->store_part);
 
@@ -364,10 +365,10 @@ void store_session_gone(struct session *session)
 
 /* ---- other daemons ---- */
 
-int store_on_message(struct kvd *kvd, struct remote *remote, const struct wire_header *h,
-		     struct cursor *body)
+static int store_on_message(struct remote *remote, const struct wire_header *h,
+			    struct cursor *body)
 {
-	struct store *store = kvd->store;
+	struct store *store = store_of(remote->kvd);
 
 	switch (h->type) {
 	case WIRE_T_CHUNK_ASK:
@@ -389,20 +390,27 @@ int store_on_message(struct kvd *kvd, struct remote *remote, const struct wire_h
 	}
 }
 
-void store_on_up(struct store *store, struct remote *remote)
+static void store_on_up(struct remote *remote)
 {
+	struct store *store = store_of(remote->kvd);
+
 	if (store && store->homes)
 		homes_on_up(store->homes, remote);
 }
 
-void store_on_change(struct store *store, struct remote *remote)
+static void store_on_change(struct remote *remote)
 {
+	struct store *store = store_of(remote->kvd);
+
 	if (store)
 		far_on_change(store->far, remote);
 }
 
-void store_on_down(struct store *store, const struct remote *remote)
+static void store_on_down(struct remote *remote, const struct err *why)
 {
+	struct store *store = store_of(remote->kvd);
+
+	(void)why;
 	if (!store)
 		return;
 	far_on_down(store->far, remote);
@@ -456,3 +464,55 @@ void store_figures(const struct store *store, struct store_figures *figures_p)
 	if (store->files)
 		figures_p->files.dir = store->kvd->config->chunk_dir;
 }
+
+/* ---- the module ---- */
+
+static int store_module_new(struct kvd *kvd, void **part_p)
+{
+	struct store *store = NULL;
+	int r;
+
+	if (!kvd->config->chunk_memory_bytes)
+		return 0;
+	r = store_make(kvd, &store);
+	*part_p = store; /* its session's end looks for it */
+	return r < 0 ? err_pass(r) : err_pass(store_begin(store));
+}
+
+static unsigned int store_live_now(const void *part)
+{
+	return store_live(part);
+}
+
+static bool store_module_drained(const void *part, struct err *why_p)
+{
+	const struct store *store = part;
+
+	if (!files_drained(store->files))
+		err_set(why_p, ERR_IO,
+			"chunk_dir: its disk does not answer; this process ends when it "
+			"does (state D until then): bring it back, or restart the host");
+	return store_drained(store);
+}
+
+static void store_module_free(void *part)
+{
+	store_free(part);
+}
+
+const struct module store_module = {
+	.id = MODULE_STORE,
+	.owner = WIRE_OWNER_STORE,
+	.new = store_module_new,
+	.live = store_live_now,
+	.drained = store_module_drained,
+	.free = store_module_free,
+	.session_closing = store_session_closing,
+	.session_end = store_session_end,
+	.session_gone = store_session_gone,
+	.pool_going = store_pool_going,
+	.remote_up = store_on_up,
+	.remote_change = store_on_change,
+	.remote_down = store_on_down,
+	.message = store_on_message,
+};

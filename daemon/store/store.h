@@ -20,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/base/context.h"
 #include "daemon/base/err.h"
 #include "daemon/base/list.h"
 #include "daemon/room/room_map.h"
@@ -28,7 +29,7 @@
 #include "daemon/store/homes.h"
 
 struct far_hold;
-struct kvd;
+struct live;
 struct pool;
 struct session;
 struct store;
@@ -47,40 +48,26 @@ struct store_move;
 #define STORE_IN_PAGES 4u   /* an engine's, published */
 #define STORE_WORD_MAX 200u /* bytes of a space's model, revision, … */
 
-/* With chunk_memory = 0: *store_p is NULL. Its memory is made by helpers meanwhile. */
-int store_new(struct kvd *kvd, struct store **store_p);
+/* With chunk_memory = 0 there is no part. Its memory is made by helpers meanwhile. */
+extern const struct module store_module;
+static inline struct store *store_of(const struct kvd *kvd)
+{
+	return kvd->part[MODULE_STORE];
+}
+/* What it has measured of peers; NULL: without a store. */
+struct live *store_costs(const struct kvd *kvd);
 void store_free(struct store *store); /* no session is left; NULL is fine */
 /* Outcome 1: it can be used. ERR_STATE: this daemon has none; ERR_BUSY: its memory is
  * being made; or why that failed. */
 int store_ready(struct store *store);
-/* A session begins to end, or a pool to close: what it has published is gone. */
-void store_session_going(const struct session *session);
-void store_pool_going(const struct pool *pool);
 /* Rooms of the pool that read what was published: they fail with it. */
 unsigned int store_pool_readings(const struct pool *pool);
-/* All of a session that ends. Its rooms have been told. */
-void store_session_end(struct session *session);
-void store_session_gone(struct session *session);
 /* Moves that have not ended. NULL is fine. */
 unsigned int store_live(const struct store *store);
 /* Its session has ended, and nothing is under way in its files. NULL is fine. */
 bool store_drained(const struct store *store);
 /* The disk of chunk_dir does not answer. NULL is fine. */
 bool store_disk_stands(const struct store *store);
-/* Requests are under way in it. */
-bool store_disk_waits(const struct store *store);
-
-/* Messages of other daemons about chunks, and their end. `store` may be NULL. */
-struct cursor;
-struct remote;
-struct wire_header;
-int store_on_message(struct kvd *kvd, struct remote *remote, const struct wire_header *h,
-		     struct cursor *body);
-void store_on_up(struct store *store, struct remote *remote);
-/* It is ready or refused, or has told of a pool. */
-void store_on_change(struct store *store, struct remote *remote);
-void store_on_down(struct store *store, const struct remote *remote);
-
 /* ---- spaces ---- */
 
 struct store_space_args {

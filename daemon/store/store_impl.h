@@ -182,7 +182,8 @@ struct store {
 	uint64_t bucket_mask, seed;
 	uint8_t instance[16]; /* of this run, as events tell it */
 	uint64_t chunk_count;
-	struct far *far;	 /* NULL: no other daemon is asked */
+	struct far *far; /* NULL: no other daemon is asked */
+	struct live *costs;
 	struct homes *homes;	 /* NULL: none is told what is here */
 	struct home *home;	 /* NULL: this daemon keeps no directory for others */
 	struct idmap lend_peers; /* struct lend_peer by remote: lend.c, as the next */
@@ -424,6 +425,9 @@ bool store_pages_read(const struct store_handle *handle, uint64_t until);
 void store_pages_fail(const struct store_handle *handle, uint64_t until);
 /* Its pool is its engine's alone again; its parts go. */
 void store_class_detach(struct store_class *class);
+/* Hooks: a session begins to end, or a pool to close: what it has published is gone. */
+void store_session_closing(struct session *session);
+void store_pool_going(struct pool *pool);
 void store_pages_init(struct store *store);
 void store_pages_fini(struct store *store);
 

@@ -84,12 +84,12 @@ static void leg_price(const struct store_leg *leg)
 		begin_ns = remote->pull_ended_ns;
 	remote->pull_ended_ns = now_ns;
 	if (leg->error.code == ERR_OK && leg->bytes && remote->ready &&
-	    store->kvd->costs) {
+	    store_costs(store->kvd)) {
 		const struct live_way way = {.key = remote->peer->instance,
 					     .transport = remote->transport->ops->name,
 					     .now_s = (uint32_t)(now_ns / LOOP_NS_PER_S)};
 
-		live_pull(store->kvd->costs, &way, (double)leg->bytes,
+		live_pull(store_costs(store->kvd), &way, (double)leg->bytes,
 			  (double)(now_ns - begin_ns) / 1e3);
 	}
 }
@@ -219,7 +219,7 @@ static int leg_room(struct store_leg *leg, unsigned int index, enum room_role ro
 				 .receivers = 1,
 				 .leg = &own->base};
 	struct room *room;
-	int r = rooms_open(leg_kvd(leg)->rooms, &args, &room);
+	int r = rooms_open(rooms_of(leg_kvd(leg)), &args, &room);
 
 	if (r < 0) {
 		room_maps_fini(&side->maps);

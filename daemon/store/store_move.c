@@ -500,7 +500,7 @@ static int store_move_await(struct store_move *move)
 	if (!move->wait_over && !move->wait.armed) {
 		r = wait_passed(&move->spec);
 		if (r == 0)
-			wait_start(rooms_waits(move->store->kvd->rooms), &move->wait,
+			wait_start(rooms_waits(rooms_of(move->store->kvd)), &move->wait,
 				   &move->spec, on_move_wait);
 		move->wait_over = r > 0;
 	}
@@ -626,7 +626,7 @@ int store_move_check(struct store_handle *handle, const struct store_move_args *
 {
 	struct session *session = handle->session;
 	const struct store_session *part = session->store_part;
-	int r = store_ready(session->kvd->store);
+	int r = store_ready(store_of(session->kvd));
 
 	if (r >= 0 && session->kvd->draining)
 		r = err_raise(ERR_DRAIN, "no new moves: the daemon is draining");

@@ -395,7 +395,7 @@ static struct store_class *class_next(const struct session *session,
 				      const struct pool *pool,
 				      const struct store_class *class)
 {
-	const struct store *store = session->kvd->store;
+	const struct store *store = store_of(session->kvd);
 	const struct store_session *part = session->store_part;
 	unsigned int i = class ? class->index + 1 : 0;
 	struct store_space *space;
@@ -419,7 +419,7 @@ static struct store_class *class_next(const struct session *session,
 }
 
 /* Its rooms fail with it. */
-void store_session_going(const struct session *session)
+void store_session_closing(struct session *session)
 {
 	struct store_class *class;
 
@@ -427,7 +427,7 @@ void store_session_going(const struct session *session)
 		store_class_detach(class);
 }
 
-void store_pool_going(const struct pool *pool)
+void store_pool_going(struct pool *pool)
 {
 	struct store_class *class;
 

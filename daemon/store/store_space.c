@@ -663,7 +663,7 @@ static int handle_make(struct store *store, const struct store_space_args *args,
 int store_open(struct session *session, const struct store_space_args *args,
 	       struct store_handle **handle_p)
 {
-	struct store *store = session->kvd->store;
+	struct store *store = store_of(session->kvd);
 	struct store_session *part;
 	struct store_handle *handle;
 	int r = store_ready(store);
@@ -813,7 +813,7 @@ void store_spaces_tidy(struct store *store)
 bool store_space_at(const struct session *session, bool all, unsigned int i,
 		    struct store_space_facts *facts_p)
 {
-	const struct store *store = session->kvd->store;
+	const struct store *store = store_of(session->kvd);
 	const struct store_space *space;
 
 	if (!store)

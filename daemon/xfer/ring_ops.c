@@ -204,8 +204,8 @@ static int post_refused(struct ring *ring, const struct kvd_ring_entry *e)
 
 	if (e->a - KVD_RING_IDS > UINT32_MAX || !status_slot_claimed(page, slot) ||
 	    store_has(ring->session, e->a) || attend_posted(ring->session, e->a) ||
-	    (ring->session->kvd->rooms &&
-	     rooms_has_slot(ring->session->kvd->rooms, ring->session, slot)))
+	    (rooms_of(ring->session->kvd) &&
+	     rooms_has_slot(rooms_of(ring->session->kvd), ring->session, slot)))
 		return err_raise(ERR_PROTO, "post: xfer %llu is none of this session",
 				 (unsigned long long)e->a);
 	if (e->gen != kvd_ring_next_gen(status_slot_gen(page, slot)))

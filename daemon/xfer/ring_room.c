@@ -54,11 +54,6 @@ struct ring_room {
 	struct room_maps maps;
 };
 
-static struct rooms *rooms_of(const struct ring *ring)
-{
-	return ring->session->kvd->rooms;
-}
-
 /* A put or a fetch. */
 static bool ring_room_moves(const struct kvd_ring_entry *e)
 {
@@ -80,9 +75,10 @@ static size_t ids_bytes(const struct kvd_ring_entry *e)
 /* By slot and generation, and not closed; NULL: it is late. */
 static struct room *room_named(struct ring *ring, const struct kvd_ring_entry *e)
 {
-	struct room *room = rooms_of(ring) ? rooms_by_slot(rooms_of(ring), ring->session,
-							   e->slot, e->gen)
-					   : NULL;
+	struct room *room = rooms_of(ring->session->kvd)
+				    ? rooms_by_slot(rooms_of(ring->session->kvd),
+						    ring->session, e->slot, e->gen)
+				    : NULL;
 
 	return room && !room->dropped ? room : NULL;
 }
@@ -168,7 +164,7 @@ static int end_pages(struct ring_room *op, struct room *room)
 {
 	const struct kvd_ring_entry *e = &op->e;
 	struct room_pages pages = {.maps = room_maps_steal(&op->maps)};
-	int r = wait_spec_parse(rooms_waits(rooms_of(op->ring)), op->text,
+	int r = wait_spec_parse(rooms_waits(rooms_of(op->ring->session->kvd)), op->text,
 				op->ring->session, &pages.wait);
 
 	if (r < 0) {
@@ -208,8 +204,8 @@ static int end_move(struct ring_room *op)
 	if (r >= 0 && hold && e->c > UINT32_MAX)
 		r = err_raise(ERR_RANGE, "deadline_ms: %llu", (unsigned long long)e->c);
 	if (r >= 0)
-		r = wait_spec_parse(rooms_waits(rooms_of(op->ring)), op->text, session,
-				    &args.wait);
+		r = wait_spec_parse(rooms_waits(rooms_of(op->ring->session->kvd)),
+				    op->text, session, &args.wait);
 	if (r < 0)
 		return err_pass(r);
 	args.maps = room_maps_steal(&op->maps);
@@ -335,7 +331,7 @@ static int ring_room_begin(struct ring_room *op, const struct room *room)
 	struct pool *pool = room ? room->pool : NULL;
 	int r = begin_check(op, session);
 
-	if (r >= 0 && !session->kvd->rooms)
+	if (r >= 0 && !rooms_of(session->kvd))
 		r = err_raise(ERR_STATE, "this daemon has no rooms");
 	if (r >= 0 && !room) {
 		pool = pool_find(session, op->e.b);
@@ -440,8 +436,9 @@ int ring_room_abort(struct ring *ring, const struct kvd_ring_entry *e,
 	json_sanitize(reason);
 	if (e->gen)
 		room = room_named(ring, e);
-	else if (rooms_of(ring))
-		room = rooms_find(rooms_of(ring), session, (enum room_role)e->n0, e->a);
+	else if (rooms_of(ring->session->kvd))
+		room = rooms_find(rooms_of(ring->session->kvd), session,
+				  (enum room_role)e->n0, e->a);
 	if (room)
 		room_op_abort(room, "its engine", session, *reason ? reason : NULL);
 	err_clear(); /* closed meanwhile */
@@ -467,8 +464,8 @@ static bool was_refused(struct ring *ring, const struct kvd_ring_entry *e)
 	       status_slot_gen(ring->session->status, e->slot) == e->gen &&
 	       !idmap_get(&xs->transfers, id) && !idmap_get(&xs->dlists, id) &&
 	       !store_has(ring->session, id) && !attend_posted(ring->session, id) &&
-	       !(rooms_of(ring) &&
-		 rooms_has_slot(rooms_of(ring), ring->session, e->slot));
+	       !(rooms_of(ring->session->kvd) &&
+		 rooms_has_slot(rooms_of(ring->session->kvd), ring->session, e->slot));
 }
 
 int ring_room_close(struct ring *ring, const struct kvd_ring_entry *e)
@@ -490,9 +487,9 @@ static struct room *room_of_id(struct ring *ring, uint64_t id)
 	uint64_t slot = id - KVD_RING_IDS;
 	struct status_page *page = ring->session->status;
 
-	if (!rooms_of(ring) || slot >= status_page_slots(page))
+	if (!rooms_of(ring->session->kvd) || slot >= status_page_slots(page))
 		return NULL;
-	return rooms_by_slot(rooms_of(ring), ring->session, (uint32_t)slot,
+	return rooms_by_slot(rooms_of(ring->session->kvd), ring->session, (uint32_t)slot,
 			     status_slot_gen(page, (uint32_t)slot));
 }
 

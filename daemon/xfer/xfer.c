@@ -20,6 +20,7 @@
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
+#include "daemon/xfer/ring.h"
 #include "daemon/xfer/xfer_impl.h"
 #include "proto/base64.h"
 
@@ -32,7 +33,7 @@ static const struct sm_state attach_states[] = {
 static const struct sm_table attach_table = {
 	.name = "attach", .states = attach_states, .count = ARRAY_LEN(attach_states)};
 
-int xfers_new(struct kvd *kvd, struct xfers **xfers_p)
+static int xfers_new(struct kvd *kvd, void **part_p)
 {
 	struct xfers *xfers = mem_zalloc(sizeof(*xfers));
 
@@ -45,14 +46,14 @@ int xfers_new(struct kvd *kvd, struct xfers **xfers_p)
 	list_init(&xfers->kept);
 	strmap_init(&xfers->shadow_by_key);
 	idmap_init(&xfers->attach_by_cookie);
-	*xfers_p = xfers;
+	*part_p = xfers;
 	return 0;
 }
 
-void xfers_free(struct xfers *xfers)
+static void xfers_free(void *part)
 {
-	if (!xfers)
-		return;
+	struct xfers *xfers = part;
+
 	assert(list_empty(&xfers->sessions) && list_empty(&xfers->serving));
 	strmap_fini(&xfers->shadow_by_key);
 	idmap_fini(&xfers->attach_by_cookie);
@@ -76,7 +77,7 @@ struct xfer_session *xfer_session_of(struct session *session)
 	xs = mem_zalloc(sizeof(*xs));
 	if (!xs)
 		return NULL;
-	xs->xfers = session->kvd->xfers;
+	xs->xfers = xfers_of(session->kvd);
 	xs->session = session;
 	idmap_init(&xs->attaches);
 	idmap_init(&xs->dlists);
@@ -564,9 +565,11 @@ static int on_attach_nak(struct xfers *xfers, struct remote *remote, struct curs
 	return 0;
 }
 
-int xfers_on_message(struct xfers *xfers, struct remote *remote,
-		     const struct wire_header *h, struct cursor *body)
+static int xfers_on_message(struct remote *remote, const struct wire_header *h,
+			    struct cursor *body)
 {
+	struct xfers *xfers = xfers_of(remote->kvd);
+
 	switch (h->type) {
 	case WIRE_T_ATTACH:
 		return on_attach(xfers, remote, body);
@@ -618,17 +621,20 @@ static void change_pool(struct attach *attach, const void *arg)
 	attach_lost(attach, &why);
 }
 
-void xfers_on_change(struct xfers *xfers, struct remote *remote)
+static void xfers_on_change(struct remote *remote)
 {
 	each_attach(remote, xfer_look, NULL);
-	serve_on_change(xfers, remote);
+	serve_on_change(xfers_of(remote->kvd), remote);
 }
 
-void xfers_on_pool_going(struct xfers *xfers, struct remote_pool *pool)
+static void xfers_on_pool_going(struct remote_pool *pool)
 {
+	struct xfers *xfers = xfers_of(pool->remote->kvd);
 	struct xfer_session *xs;
 	struct idmap_cursor at;
 
+	if (!pool->is_session)
+		return;
 	each_attach(pool->remote, change_pool, pool);
 	list_foreach(xs, &xfers->sessions, link) {
 		idmap_foreach(&xs->dlists, at) {
@@ -644,8 +650,9 @@ void xfers_on_pool_going(struct xfers *xfers, struct remote_pool *pool)
 	serve_pool_going(xfers, pool);
 }
 
-void xfers_on_down(struct xfers *xfers, struct remote *remote, const struct err *why)
+static void xfers_on_down(struct remote *remote, const struct err *why)
 {
+	struct xfers *xfers = xfers_of(remote->kvd);
 	struct xfer_session *xs;
 	struct share *share;
 
@@ -672,7 +679,7 @@ static bool places_have(const struct places *places, const struct region *region
 	return false;
 }
 
-void xfers_region_going(struct xfers *xfers, struct region *region)
+static void xfers_region_going(struct region *region)
 {
 	struct session *session = region->session;
 	struct xfer_session *xs = session->xfers;
@@ -699,7 +706,7 @@ void xfers_region_going(struct xfers *xfers, struct region *region)
 		prepared->dlist->places = NULL;
 		places_unref(places);
 	}
-	serve_region_going(xfers, region);
+	serve_region_going(xs->xfers, region);
 	shares_without(xs);
 }
 
@@ -743,16 +750,18 @@ void xfer_session_try_free(struct xfer_session *xs)
 	session_drain_end(session);
 }
 
-void xfers_session_end(struct xfers *xfers, struct session *session)
+static int xfers_session_end(struct session *session)
 {
+	struct xfers *xfers = xfers_of(session->kvd);
 	struct xfer_session *xs = session->xfers;
 	struct idmap_cursor at;
 	struct err why;
 
 	assert(session->ending);
-	serve_session_end(xfers, session);
+	if (xfers)
+		serve_session_end(xfers, session);
 	if (!xs || xs->draining)
-		return;
+		return 0;
 	session_drain_begin(session);
 	err_set(&why, ERR_SESSION, "engine '%.40s' (pid %d) is gone", session->client,
 		(int)session->pid);
@@ -773,4 +782,39 @@ void xfers_session_end(struct xfers *xfers, struct session *session)
 	}
 	xs->draining = true; /* from here on the last transfer frees xs */
 	xfer_session_try_free(xs);
+	return 0;
 }
+
+static void xfers_session_closing(struct session *session)
+{
+	ring_stop(session->ring);
+}
+
+static void xfers_session_gone(struct session *session)
+{
+	ring_free(session->ring);
+}
+
+static unsigned int xfers_live_now(const void *part)
+{
+	return xfers_live(part);
+}
+
+const struct module xfer_module = {
+	.id = MODULE_XFER,
+	.owner = WIRE_OWNER_XFER,
+	.new = xfers_new,
+	.live = xfers_live_now,
+	.free = xfers_free,
+	.session_closing = xfers_session_closing,
+	.session_end = xfers_session_end,
+	.session_gone = xfers_session_gone,
+	.region_coming = xfers_region_coming,
+	.region_going = xfers_region_going,
+	.remote_change = xfers_on_change,
+	.remote_down = xfers_on_down,
+	.remote_pool_going = xfers_on_pool_going,
+	.remote_shared = xfers_on_shared,
+	.message = xfers_on_message,
+	.request = xfers_on_request,
+};

@@ -16,33 +16,20 @@
 #ifndef KVD_XFER_H
 #define KVD_XFER_H
 
+#include "daemon/base/context.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/transport/kinds.h"
 
 struct kvd;
 struct xfers;
 
-int xfers_new(struct kvd *kvd, struct xfers **xfers_p);
-void xfers_free(struct xfers *xfers);
-/* Everything of the session ends; held by session_drain_begin() meanwhile. */
-void xfers_session_end(struct xfers *xfers, struct session *session);
-/* A region of the session is about to close: transfers on it fail, remote
- * sessions are told (its keys go); on_gone when nothing uses it any more. */
-void xfers_region_going(struct xfers *xfers, struct region *region);
-/* It has one more: remote sessions that are attached are told before a transfer needs
- * it, so that they can map it meanwhile. */
-void xfers_region_coming(struct xfers *xfers, struct session *session);
+extern const struct module xfer_module;
+static inline struct xfers *xfers_of(const struct kvd *kvd)
+{
+	return kvd->part[MODULE_XFER];
+}
 unsigned int xfers_live(const struct xfers *xfers);
-
-void xfers_on_change(struct xfers *xfers, struct remote *remote);
-void xfers_on_down(struct xfers *xfers, struct remote *remote, const struct err *why);
-void xfers_on_shared(struct xfers *xfers, struct remote *remote, uint64_t epoch);
-void xfers_on_unshared(struct xfers *xfers, struct remote *remote, uint64_t epoch,
-		       const struct err *why);
-void xfers_on_pool_going(struct xfers *xfers, struct remote_pool *pool);
-int xfers_on_message(struct xfers *xfers, struct remote *remote,
-		     const struct wire_header *h, struct cursor *body);
-void xfers_on_request(struct xfers *xfers, struct remote *remote, struct xp_inbound *in,
-		      enum request_kind kind, struct cursor *header);
+void xfers_on_request(struct remote *remote, struct xp_inbound *in, unsigned int kind,
+		      struct cursor *header);
 
 #endif

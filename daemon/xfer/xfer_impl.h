@@ -300,4 +300,10 @@ void serve_session_end(struct xfers *xfers, struct session *session);
 void serve_region_going(struct xfers *xfers, struct region *region);
 void serve_pool_going(struct xfers *xfers, struct remote_pool *pool);
 
+/* ---- xfer_share.c: hooks ---- */
+/* The session has one more: remote sessions that are attached are told before a transfer
+ * needs it, so that they can map it meanwhile. */
+void xfers_region_coming(struct session *session);
+void xfers_on_shared(struct remote *remote, uint64_t epoch, const struct err *why);
+
 #endif

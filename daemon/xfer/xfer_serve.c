@@ -723,10 +723,10 @@ static int on_xfer(struct xfers *xfers, struct remote *remote, struct xp_inbound
 	return 0;
 }
 
-static void serve_request(struct xfers *xfers, struct remote *remote,
-			  struct xp_inbound *in, enum request_kind kind,
-			  struct cursor *header)
+void xfers_on_request(struct remote *remote, struct xp_inbound *in, unsigned int kind,
+		      struct cursor *header)
 {
+	struct xfers *xfers = xfers_of(remote->kvd);
 	struct err why;
 	int r;
 
@@ -751,12 +751,6 @@ static void serve_request(struct xfers *xfers, struct remote *remote,
 	err_take(&why);
 	metrics_add(&xfers->kvd->metrics, METRIC_XFER_REFUSED, 1);
 	remote->transport->ops->land(in, NULL, &why);
-}
-
-void xfers_on_request(struct xfers *xfers, struct remote *remote, struct xp_inbound *in,
-		      enum request_kind kind, struct cursor *header)
-{
-	serve_request(xfers, remote, in, kind, header);
 }
 
 /* ---- events ---- */

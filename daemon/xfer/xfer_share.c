@@ -142,16 +142,12 @@ int share_update(struct xfer_session *xs, struct share *share)
 }
 
 /* Transfers that wait until the remote has this list fail; the next one shares anew. */
-void xfers_on_unshared(struct xfers *xfers, struct remote *remote, uint64_t epoch,
-		       const struct err *why)
+static void xfer_share_refused(struct xfer_session *xs, const struct remote *remote,
+			       const struct err *why)
 {
-	struct session *session = xfer_session_by_epoch(xfers, epoch);
-	struct xfer_session *xs = session ? session->xfers : NULL;
 	struct idmap_cursor at;
 	struct share *share;
 
-	if (!xs)
-		return;
 	list_foreach(share, &xs->shares, link) {
 		if (share->remote != remote || share->acked == share->sent)
 			continue;
@@ -214,26 +210,27 @@ void shares_regrant(struct xfer_session *xs, const struct grant *grant)
 	}
 }
 
-void xfers_region_coming(struct xfers *xfers, struct session *session)
+void xfers_region_coming(struct session *session)
 {
 	struct xfer_session *xs = session->xfers;
 	struct share *share;
 
-	(void)xfers;
 	if (!xs)
 		return;
 	list_foreach(share, &xs->shares, link)
 		share_eagerly(xs, share);
 }
 
-void xfers_on_shared(struct xfers *xfers, struct remote *remote, uint64_t epoch)
+void xfers_on_shared(struct remote *remote, uint64_t epoch, const struct err *why)
 {
-	struct session *session = xfer_session_by_epoch(xfers, epoch);
+	struct session *session = xfer_session_by_epoch(xfers_of(remote->kvd), epoch);
 	struct xfer_session *xs = session ? session->xfers : NULL;
 	struct idmap_cursor at;
 	struct share *share;
 
-	if (!xs)
+	if (xs && why)
+		xfer_share_refused(xs, remote, why);
+	if (!xs || why)
 		return;
 	list_foreach(share, &xs->shares, link) {
 		if (share->remote == remote && share->acked < share->sent)

@@ -209,7 +209,7 @@ static void start(struct bench *b)
 	struct disk *disk;
 
 	check(store_make(&b->kvd, &store), "store");
-	b->kvd.store = store;
+	b->kvd.part[MODULE_STORE] = store;
 	check(files_new(store, b->config.chunk_dir_bytes, &store->files), "files");
 	args.arg = store->files;
 	check(open_disk(b, &args, &disk), "disk");
@@ -229,18 +229,18 @@ static void start(struct bench *b)
 
 static void stop(struct bench *b)
 {
-	struct store *store = b->kvd.store;
+	struct store *store = store_of(&b->kvd);
 
 	files_close(store->files);
 	while (!store_drained(store))
 		loop_turn(b->kvd.loop, LOOP_NS_PER_MS);
 	store_free(store);
-	b->kvd.store = NULL;
+	b->kvd.part[MODULE_STORE] = NULL;
 }
 
 static struct store_space *space_of(const struct bench *b)
 {
-	return list_first(&b->kvd.store->spaces, struct store_space, link);
+	return list_first(&store_of(&b->kvd)->spaces, struct store_space, link);
 }
 
 static void make_class(struct bench *b, struct store_class **class_p)
@@ -252,9 +252,10 @@ static void make_class(struct bench *b, struct store_class **class_p)
 	struct store_space *space;
 
 	check(account ? 0 : -ENOMEM, "account");
-	check(store_tenant_of(b->kvd.store, account, STORE_NOW, &tenant), "tenant");
+	check(store_tenant_of(store_of(&b->kvd), account, STORE_NOW, &tenant), "tenant");
 	account_unref(account);
-	check(store_space_of(b->kvd.store, tenant, &args, b->canon, STORE_NOW, &space),
+	check(store_space_of(store_of(&b->kvd), tenant, &args, b->canon, STORE_NOW,
+			     &space),
 	      "space");
 	check(store_class_get(space, b->canon, STORE_NOW, class_p), "class");
 }
@@ -273,7 +274,7 @@ static void describe(struct bench *b)
 	check(store_chunk_get(class->space, id, 0, TOKENS, &chunk), "chunk");
 	check(store_part_new(chunk, class, &part), "part");
 	store_part_ready(part);
-	files_write(b->kvd.store->files, part, true);
+	files_write(store_of(&b->kvd)->files, part, true);
 	while (!part->lasts)
 		loop_turn(b->kvd.loop, LOOP_NS_PER_S);
 	memcpy(b->digest, class->words->digest, SEAL_DIGEST_BYTES);
@@ -330,7 +331,7 @@ static void bench_start(struct bench *b)
 	after = mallinfo2();
 	bytes = after.uordblks + after.hblkhd - before.uordblks - before.hblkhd;
 	printf("start: %" PRIu64 " chunks of %" PRIu64 " in %.2f s, %.2f us each",
-	       b->kvd.store->chunk_count, b->chunks, start_s,
+	       store_of(&b->kvd)->chunk_count, b->chunks, start_s,
 	       start_s * 1e6 / (double)b->chunks);
 	if (!b->dir) {
 		begin = clock_ns();

@@ -98,7 +98,7 @@ static void id_of(const struct bench *b, unsigned int holder, unsigned int chunk
 
 static void chunks_make(struct bench *b, unsigned int node)
 {
-	struct store *store = b->c.nodes[node].kvd.store;
+	struct store *store = store_of(&b->c.nodes[node].kvd);
 	struct store_space *space = &b->spaces[node];
 	unsigned int holder = node - b->homes;
 
@@ -127,17 +127,19 @@ static void node_begin(struct bench *b, unsigned int node, const char *homes,
 {
 	struct kvd *kvd = &b->c.nodes[node].kvd;
 	struct config *config = &b->c.nodes[node].config;
+	struct store *store;
 
 	/* no bytes move: a turn would do nothing but ask all transports */
 	loop_prepare_remove(&kvd->handshake->before_sleep);
-	loop_prepare_remove(&kvd->rooms->before_sleep);
+	loop_prepare_remove(&rooms_of(kvd)->before_sleep);
 	config->chunk_memory_bytes = 1 << 20;
 	config->chunk_home_bytes = is_home ? 16 << 20 : 0;
 	snprintf(config->chunk_homes, sizeof(config->chunk_homes), "%s", homes);
-	must(store_make(kvd, &kvd->store), "store");
+	must(store_make(kvd, &store), "store");
+	kvd->part[MODULE_STORE] = store;
 	if (is_home)
-		must(home_new(kvd->store, &kvd->store->home), "home");
-	must(homes_new(kvd->store, &kvd->store->homes), "homes");
+		must(home_new(store_of(kvd), &store_of(kvd)->home), "home");
+	must(homes_new(store_of(kvd), &store_of(kvd)->homes), "homes");
 }
 
 static uint64_t holdings(const struct bench *b)
@@ -147,7 +149,7 @@ static uint64_t holdings(const struct bench *b)
 	for (unsigned int i = 0; i < b->homes; i++) {
 		struct store_home f;
 
-		home_figures(b->c.nodes[b->at[i]].kvd.store->home, &f);
+		home_figures(store_of(&b->c.nodes[b->at[i]].kvd)->home, &f);
 		used += f.used;
 	}
 	return used;
@@ -160,7 +162,7 @@ static unsigned int holders(const struct bench *b)
 	for (unsigned int i = 0; i < b->homes; i++) {
 		struct store_home f;
 
-		home_figures(b->c.nodes[b->at[i]].kvd.store->home, &f);
+		home_figures(store_of(&b->c.nodes[b->at[i]].kvd)->home, &f);
 		known += f.holders;
 	}
 	return known;
@@ -264,7 +266,7 @@ static void finding_begin(struct bench *b, struct finding *f, unsigned int n)
 	for (unsigned int i = 0; i < PROMPT; i++)
 		id_of(b, f->holder, COMMON + (2 * (n % groups) + 1) * PROMPT + i,
 		      ids + (size_t)(8 + i) * STORE_ID_BYTES);
-	if (homes_find(b->c.nodes[asker].kvd.store->homes, &b->spaces[asker], ids,
+	if (homes_find(store_of(&b->c.nodes[asker].kvd)->homes, &b->spaces[asker], ids,
 		       8 + PROMPT, LOOP_NS_PER_S, on_found, f, &f->query) != 0)
 		die("homes_find");
 }
@@ -306,7 +308,7 @@ static void churn_turn(struct bench *b, unsigned int turn)
 								   (b->chunks - COMMON)];
 
 			chunk->shown = turn % 2 ? STORE_IN_MEMORY : 0;
-			homes_tell(b->c.nodes[node].kvd.store->homes, chunk,
+			homes_tell(store_of(&b->c.nodes[node].kvd)->homes, chunk,
 				   chunk->shown);
 		}
 	}
@@ -371,7 +373,8 @@ static void bench_home_leaves(struct bench *b, const char *homes)
 		b->at[i] = b->at[i + 1];
 	for (unsigned int i = 0; i < b->c.count; i++) {
 		if (b->c.nodes[i].alive)
-			members_set(homes_members(b->c.nodes[i].kvd.store->homes), homes);
+			members_set(homes_members(store_of(&b->c.nodes[i].kvd)->homes),
+				    homes);
 	}
 	until(b, wanted, 0);
 	printf("home      leaves the list: the others know all %.2f s later; ",

@@ -68,8 +68,7 @@ static void say(unsigned int to, enum wire_type type, const void *body, size_t l
 
 	memcpy(exact, body, len);
 	cursor_read(&in, exact, len);
-	(void)attends_on_message(w.c.nodes[to].kvd.attends, attend_world_remote(&w, to),
-				 &h, &in);
+	(void)attends_on_message(attend_world_remote(&w, to), &h, &in);
 	err_clear();
 	free(exact);
 }

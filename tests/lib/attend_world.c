@@ -424,8 +424,8 @@ static bool is_quiet(void *arg)
 {
 	struct attend_world *w = arg;
 
-	return attends_drained(w->c.nodes[0].kvd.attends) &&
-	       attends_drained(w->c.nodes[1].kvd.attends);
+	return attends_drained(attends_of(&w->c.nodes[0].kvd)) &&
+	       attends_drained(attends_of(&w->c.nodes[1].kvd));
 }
 
 void attend_world_quiet(struct attend_world *w)

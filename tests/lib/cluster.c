@@ -24,9 +24,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/cluster/groups.h"
 #include "daemon/request/commands.h"
-#include "daemon/control/commands_peer.h"
-#include "daemon/cost/live.h"
-#include "daemon/events.h"
+#include "daemon/control/control.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/loop/offload.h"
 #include "daemon/room/room.h"
@@ -43,6 +41,14 @@ static void must(int r)
 	if (r < 0)
 		fail_msg("%s", err_last()->text);
 }
+
+/* No socket: requests are dispatched directly. */
+static struct module control_hooks;
+static const struct module *const without_socket[] = {
+	&request_module, &cluster_module, &room_module,	  &xfer_module,
+	&store_module,	 &attend_module,  &control_hooks, NULL,
+};
+static const struct module *const *modules = without_socket;
 
 static void (*wrap_events)(struct kvd *kvd, struct handshake_events *events);
 
@@ -89,6 +95,11 @@ void cluster_share_directory(uint64_t lease)
 	lease_ns = lease;
 }
 
+void cluster_modules(const struct module *const *list)
+{
+	modules = list ? list : without_socket;
+}
+
 void cluster_users(const char *const *names)
 {
 	users = names;
@@ -106,7 +117,7 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 					     .transports = transports};
 	struct node *node = &c->nodes[i];
 	struct kvd *kvd = &node->kvd;
-	struct handshake_events events = events_of(kvd);
+	struct handshake_events events = handshake_events_of(kvd);
 
 	must(config_load(&node->config, &source));
 	memset(&node->config.transports, 0, sizeof(node->config.transports));
@@ -125,7 +136,7 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 	list_init(&kvd->sessions);
 	kvd->accounts.limit = node->config.memory_bytes;
 	kvd->accounts.metrics = &kvd->metrics;
-	kvd->session_events = &session_events;
+	kvd->modules = modules;
 	kvd->config = &node->config;
 	kvd->loop = c->loop;
 	memset(kvd->boot_id, 7, sizeof(kvd->boot_id));
@@ -136,15 +147,15 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 	must(handshake_new(kvd, &events, &kvd->handshake));
 	if (c->directory)
 		kvd->directory = directory_hub_member(c->directory);
-	must(groups_new(kvd, &kvd->groups));
-	must(rooms_new(kvd, &kvd->rooms));
-	must(xfers_new(kvd, &kvd->xfers));
+	must(modules_new(kvd));
 	node->alive = true;
 }
 
 void cluster_new(struct cluster *c, uint64_t seed, unsigned int nodes)
 {
 	memset(c, 0, sizeof(*c));
+	control_hooks = (struct module){.id = MODULE_CONTROL,
+					.remote_change = control_module.remote_change};
 	log_set_level(getenv("KVD_TEST_LOG") ? LOG_LEVEL_DEBUG : LOG_LEVEL_ERROR);
 	transport_add(&fake_ops);
 	if (preferred)
@@ -196,8 +207,10 @@ static bool node_quiet(void *arg)
 {
 	struct node *node = arg;
 
-	return node->kvd.session_count == 0 && rooms_count(node->kvd.rooms) == 0 &&
-	       store_drained(node->kvd.store) && attends_drained(node->kvd.attends);
+	struct err why;
+
+	return node->kvd.session_count == 0 && rooms_count(rooms_of(&node->kvd)) == 0 &&
+	       modules_drained(&node->kvd, &why);
 }
 
 static bool node_drained(void *arg)
@@ -211,10 +224,12 @@ void cluster_free(struct cluster *c)
 {
 	for (unsigned int i = 0; i < c->count; i++) {
 		struct session *session;
+		struct err why;
 
 		list_foreach_safe(session, &c->nodes[i].kvd.sessions, link)
 			session_end(session, "the test is over");
-		attends_close(c->nodes[i].kvd.attends);
+		err_set(&why, ERR_DRAIN, "the test is over");
+		modules_close(&c->nodes[i].kvd, &why);
 	}
 	for (unsigned int i = 0; i < c->count; i++)
 		cluster_until(c, node_quiet, &c->nodes[i], "sessions drained");
@@ -225,13 +240,7 @@ void cluster_free(struct cluster *c)
 	for (unsigned int i = 0; i < c->count; i++) {
 		struct kvd *kvd = &c->nodes[i].kvd;
 
-		attends_free(kvd->attends);
-		live_free(kvd->costs);
-		store_free(kvd->store);
-		xfers_free(kvd->xfers);
-		rooms_free(kvd->rooms);
-		groups_free(kvd->groups);
-		kvd->groups = NULL;
+		modules_free(kvd);
 		handshake_free(kvd->handshake);
 		kvd->link->ops->free(kvd->link);
 		offload_free(kvd->offload);
@@ -619,7 +628,7 @@ int cluster_state(struct cluster *c, struct session *session, const char *role,
 	(void)c;
 	while (strcmp(names[i], role) != 0)
 		i++;
-	found = rooms_find(session->kvd->rooms, session, (enum room_role)i, room);
+	found = rooms_find(rooms_of(session->kvd), session, (enum room_role)i, room);
 	return found ? (int)room_poll_state(found) : -1;
 }
 

@@ -63,6 +63,8 @@ void cluster_until(struct cluster *c, bool (*holds)(void *arg), void *arg,
 
 /* Nodes made from now on hand their events to `wrap` before they are used. */
 void cluster_wrap_events(void (*wrap)(struct kvd *kvd, struct handshake_events *events));
+/* Nodes made from now on have these modules; NULL: all, without the control socket. */
+void cluster_modules(const struct module *const *modules);
 /* Nodes made from now on have this transport, too, and prefer it; NULL: no more. */
 void cluster_prefer(const struct transport_ops *ops);
 /* Nodes made from now on have the user name of their index, as links with keys prove it;

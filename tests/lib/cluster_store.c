@@ -11,7 +11,6 @@
 #include "daemon/attend/attend.h"
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/cost/live.h"
 #include "daemon/store/files.h"
 #include "daemon/store/store_impl.h"
 #include "tests/lib/disk_sim.h"
@@ -21,7 +20,7 @@ static bool is_ready(void *arg)
 {
 	const struct node *node = arg;
 	struct store_figures figures;
-	const struct store *store = node->kvd.store;
+	const struct store *store = store_of(&node->kvd);
 
 	store_figures(store, &figures);
 	return (figures.ready || store->failed.code != ERR_OK) &&
@@ -37,7 +36,7 @@ static void must(int r)
 /* As files_open() of store.c, but for the disk. Its memory is not there yet. */
 static void open_files(struct node *node, const struct cluster_store_args *args)
 {
-	struct store *store = node->kvd.store;
+	struct store *store = store_of(&node->kvd);
 	struct disk_args disk_args = {.on_open = files_on_open};
 	struct disk *disk;
 
@@ -58,10 +57,9 @@ void cluster_store_begin(struct cluster *c, unsigned int node,
 	if (args->stores)
 		snprintf(n->config.chunk_stores, sizeof(n->config.chunk_stores), "%s",
 			 args->stores);
-	must(store_new(&n->kvd, &n->kvd.store));
-	must(live_new(&n->kvd.costs));
-	must(attends_new_inline(&n->kvd, args->kernels ? args->kernels : n->kvd.offload,
-				&n->kvd.attends));
+	n->kvd.compute = args->kernels ? args->kernels : n->kvd.offload;
+	must(store_module.new(&n->kvd, &n->kvd.part[MODULE_STORE]));
+	must(attend_module.new(&n->kvd, &n->kvd.part[MODULE_ATTEND]));
 	if (args->disk)
 		open_files(n, args);
 }

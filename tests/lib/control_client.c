@@ -24,7 +24,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/control/control.h"
-#include "daemon/events.h"
+#include "daemon/modules.h"
 #include "daemon/loop/loop.h"
 #include "daemon/gate/gate.h"
 #include "daemon/loop/offload.h"
@@ -66,7 +66,7 @@ void mini_config(struct mini *mini)
 		 "%s/mini.sock", mini->dir);
 	mini->kvd.config = &mini->config;
 	list_init(&mini->kvd.sessions);
-	mini->kvd.session_events = &session_events;
+	mini->kvd.modules = modules_built;
 }
 
 void mini_start(struct mini *mini)
@@ -77,7 +77,7 @@ void mini_start(struct mini *mini)
 				 : offload_new(mini->kvd.loop, 2, &mini->kvd.offload),
 			 0);
 	gates_begin(mini->kvd.loop, &mini->kvd.gates);
-	if (control_new(&mini->kvd, -1, &mini->kvd.control) < 0)
+	if (control_module.new(&mini->kvd, &mini->kvd.part[MODULE_CONTROL]) < 0)
 		fail_msg("%s", err_last()->text);
 }
 
@@ -123,15 +123,15 @@ static bool is_idle(void *arg)
 
 void mini_stop(struct mini *mini)
 {
-	control_close(mini->kvd.control);
-	mini_until(mini, is_idle, mini->kvd.control, "the sessions' end");
+	control_close(control_of(&mini->kvd));
+	mini_until(mini, is_idle, control_of(&mini->kvd), "the sessions' end");
 	assert_null(mini->kvd.session_clock);
 	assert_int_equal(metrics_get(&mini->kvd.metrics, METRIC_SESSIONS), 0);
 	assert_int_equal(metrics_get(&mini->kvd.metrics, METRIC_REGIONS), 0);
 	assert_int_equal(METRICS_SUM(&mini->kvd.metrics, REGION_BYTES), 0);
 	assert_int_equal(metrics_get(&mini->kvd.metrics, METRIC_POOLS), 0);
 	assert_true(accounts_idle(&mini->kvd.accounts));
-	control_free(mini->kvd.control);
+	control_free(control_of(&mini->kvd));
 	offload_free(mini->kvd.offload);
 	gates_free(mini->kvd.gates);
 	loop_free(mini->kvd.loop);

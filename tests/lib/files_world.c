@@ -186,7 +186,7 @@ void fw_start(struct files_world *w)
 
 	assert_null(w->store);
 	assert_int_equal(store_make(&w->kvd, &store), 0);
-	w->store = w->kvd.store = store;
+	w->store = w->kvd.part[MODULE_STORE] = store;
 	assert_int_equal(files_new(store, w->config.chunk_dir_bytes, &store->files), 0);
 	args.arg = store->files;
 	assert_int_equal(disk_sim_open(w->sim, w->loop, &args, &w->disk), 0);
@@ -251,7 +251,7 @@ static void store_gone(struct files_world *w)
 	assert_int_equal(w->store->files->jobs, 0);
 	assert_int_equal(w->region.pins, 0);
 	store_free(w->store);
-	w->store = w->kvd.store = NULL;
+	w->store = w->kvd.part[MODULE_STORE] = NULL;
 	w->disk = NULL;
 	assert_false(w->kvd.abandoned);
 }

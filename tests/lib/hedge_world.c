@@ -21,7 +21,7 @@
 
 struct store *hedge_store(struct hedge_world *w)
 {
-	return w->c.nodes[ASKER].kvd.store;
+	return store_of(&w->c.nodes[ASKER].kvd);
 }
 
 struct store_far hedge_far(struct hedge_world *w)

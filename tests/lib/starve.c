@@ -273,7 +273,7 @@ static void strip(cJSON *json, bool counters)
 static void look_xfers(FILE *out, const struct session *session)
 {
 	const struct xfer_session *xs = session->xfers;
-	const struct xfers *xfers = session->kvd->xfers;
+	const struct xfers *xfers = xfers_of(session->kvd);
 	unsigned int shadows = 0, serving = 0;
 	const struct list *at;
 
@@ -282,8 +282,8 @@ static void look_xfers(FILE *out, const struct session *session)
 	for (at = xfers->serving.next; at != &xfers->serving; at = at->next)
 		serving++;
 	fprintf(out, "shadows %u serving %u live %u orphans %u ranks %u\n", shadows,
-		serving, xfers->live, session->kvd->rooms->orphan_count,
-		session->kvd->groups->place_count);
+		serving, xfers->live, rooms_of(session->kvd)->orphan_count,
+		groups_of(session->kvd)->place_count);
 	if (xs)
 		fprintf(out,
 			"attaches %zu dlists %zu transfers %zu notifs %zu notes %u\n",

@@ -177,7 +177,7 @@ static struct leg *any_leg(const struct kvd *kvd, struct sim_draw *d)
 	struct leg *found = NULL;
 	struct idmap_cursor it;
 
-	idmap_foreach(&kvd->attends->legs, it) {
+	idmap_foreach(&attends_of(kvd)->legs, it) {
 		struct leg *leg = it.value;
 
 		if (leg->post && leg->sent && sim_below(d, ++seen) == 0)

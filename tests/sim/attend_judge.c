@@ -314,8 +314,8 @@ void ask_judge_before(struct sim *sim, const struct kvd *kvd, const struct remot
 	struct compute_figures figures;
 
 	(void)remote;
-	compute_figures(kvd->attends->compute, &figures);
-	before = kvd->attends->under_way;
+	compute_figures(attends_of(kvd)->compute, &figures);
+	before = attends_of(kvd)->under_way;
 	busy = asks.held[node_of(sim, kvd)] && before > figures.waiting;
 	if (h->type == WIRE_T_ATTENDED && code_of(body) == ERR_OK &&
 	    attend_of(body) >= ASK_STRANGERS && attend_of(body) < 2 * ASK_STRANGERS)
@@ -325,7 +325,7 @@ void ask_judge_before(struct sim *sim, const struct kvd *kvd, const struct remot
 void ask_judge_after(struct sim *sim, const struct kvd *kvd, const struct remote *remote,
 		     const struct wire_header *h, struct cursor body)
 {
-	unsigned int node = node_of(sim, kvd), now = kvd->attends->under_way;
+	unsigned int node = node_of(sim, kvd), now = attends_of(kvd)->under_way;
 	uint64_t attend = attend_of(body);
 
 	if (h->type == WIRE_T_ATTEND && busy && now == before + 1)
@@ -376,7 +376,7 @@ static void judge_remote(struct sim *sim, const struct remote *remote)
 void ask_judge_place(struct sim *sim, unsigned int node, bool alive)
 {
 	const struct kvd *kvd = &sim->c.nodes[node].kvd;
-	const struct attends *attends = kvd->attends;
+	const struct attends *attends = attends_of(kvd);
 	struct store_figures store;
 	const struct remote *remote;
 
@@ -390,12 +390,12 @@ void ask_judge_place(struct sim *sim, unsigned int node, bool alive)
 			   (unsigned int)idmap_count(&attends->legs));
 	list_foreach(remote, handshake_remotes(kvd->handshake), link)
 		judge_remote(sim, remote);
-	store_figures(kvd->store, &store);
-	if (store.holds || store.far.lent || pinned(kvd->store))
+	store_figures(store_of(kvd), &store);
+	if (store.holds || store.far.lent || pinned(store_of(kvd)))
 		sim_broken(sim,
 			   "end: node %u still has %u holds, %u lent, %llu bytes pinned",
 			   node, store.holds, store.far.lent,
-			   (unsigned long long)pinned(kvd->store));
+			   (unsigned long long)pinned(store_of(kvd)));
 	if (charged(kvd))
 		sim_broken(sim, "end: node %u still has %llu attends charged", node,
 			   (unsigned long long)charged(kvd));

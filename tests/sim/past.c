@@ -98,7 +98,7 @@ static struct room *addressee(struct rooms *rooms, unsigned int type, struct cur
 static void note_message(struct kvd *kvd, unsigned int type, const struct cursor *body)
 {
 	enum room_role role = ROOM_SEND;
-	struct room *room = addressee(kvd->rooms, type, *body, &role);
+	struct room *room = addressee(rooms_of(kvd), type, *body, &role);
 
 	note(room, role, type);
 }
@@ -215,10 +215,10 @@ static void on_request(void *owner, struct remote *remote, struct xp_inbound *in
 	kind = (enum request_kind)cursor_get_u8(&header);
 	cursor_get_u64(&header);
 	if (kind == REQUEST_CHUNK)
-		note(rooms_by_gen(kvd->rooms, cursor_get_u64(&header)), ROOM_RECV,
+		note(rooms_by_gen(rooms_of(kvd), cursor_get_u64(&header)), ROOM_RECV,
 		     MESSAGE_CHUNK);
 	else if (kind == REQUEST_PULL)
-		note(rooms_by_gen(kvd->rooms, cursor_get_u64(&header)), ROOM_OFFER,
+		note(rooms_by_gen(rooms_of(kvd), cursor_get_u64(&header)), ROOM_OFFER,
 		     MESSAGE_PULL);
 	real.on_request(owner, remote, in);
 }
@@ -462,7 +462,7 @@ static const struct party *any_party(const struct room *room)
 struct sim_request *sim_past_lie(struct sim *sim, struct sim_draw *d)
 {
 	struct kvd *kvd = sim_kvd(sim, sim_below(d, sim->script->places));
-	unsigned int n = rooms_count(kvd->rooms), at = n ? sim_below(d, n) : 0;
+	unsigned int n = rooms_count(rooms_of(kvd)), at = n ? sim_below(d, n) : 0;
 	struct wire_header header = {0};
 	const struct party *party = NULL;
 	const struct room *room = NULL, *r;
@@ -472,7 +472,7 @@ struct sim_request *sim_past_lie(struct sim *sim, struct sim_draw *d)
 	size_t len;
 	unsigned int type;
 
-	list_foreach(r, rooms_all(kvd->rooms), all_link) {
+	list_foreach(r, rooms_all(rooms_of(kvd)), all_link) {
 		if (at-- == 0)
 			room = r;
 	}

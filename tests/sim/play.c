@@ -697,11 +697,11 @@ static void end(struct sim *sim)
 	for (unsigned int p = 0; p < sim->script->places; p++) {
 		/* a store has one of its own */
 		if (sim_kvd(sim, p)->session_count != sim->script->asks ||
-		    rooms_count(sim_kvd(sim, p)->rooms))
+		    rooms_count(rooms_of(sim_kvd(sim, p))))
 			sim_broken(sim,
 				   "end: place %u still has %u sessions and %u rooms", p,
 				   sim_kvd(sim, p)->session_count,
-				   rooms_count(sim_kvd(sim, p)->rooms));
+				   rooms_count(rooms_of(sim_kvd(sim, p))));
 	}
 	sim_ask_end(sim);
 	cluster_free(&sim->c);

@@ -101,7 +101,7 @@ static struct store_figures figures(const struct world *w)
 {
 	struct store_figures f;
 
-	store_figures(w->s.c.nodes[0].kvd.store, &f);
+	store_figures(store_of(&w->s.c.nodes[0].kvd), &f);
 	return f;
 }
 
@@ -351,10 +351,10 @@ static void part_of_one_kind_too_many_takes_the_place_of_the_oldest(void **state
 		cluster_run(&s->c, LOOP_NS_PER_S);
 		starve_say(s, "a{'cmd':'pool.unregister','pool':$pool}");
 	}
-	assert_int_equal(
-		list_first(&w->s.c.nodes[0].kvd.store->spaces, struct store_space, link)
-			->class_count,
-		KINDS - 1);
+	assert_int_equal(list_first(&store_of(&w->s.c.nodes[0].kvd)->spaces,
+				    struct store_space, link)
+				 ->class_count,
+			 KINDS - 1);
 }
 
 /* ---- files ---- */

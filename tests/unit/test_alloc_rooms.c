@@ -546,7 +546,7 @@ static unsigned int live_rooms(const struct world *w)
 	unsigned int n = 0;
 
 	for (unsigned int i = 0; i < NODES; i++)
-		n += rooms_live(w->c.nodes[i].kvd.rooms);
+		n += rooms_live(rooms_of(&w->c.nodes[i].kvd));
 	return n;
 }
 
@@ -560,8 +560,8 @@ static struct room *room_of(const struct world *w, unsigned int who)
 	struct room *room = NULL;
 
 	for (unsigned int role = 0; role < ROOM_ROLES && w->engines[who] && !room; role++)
-		room = rooms_find(w->c.nodes[node_of[who]].kvd.rooms, w->engines[who],
-				  (enum room_role)role, w->room);
+		room = rooms_find(rooms_of(&w->c.nodes[node_of[who]].kvd),
+				  w->engines[who], (enum room_role)role, w->room);
 	return room;
 }
 
@@ -673,7 +673,7 @@ static int64_t blocks(struct world *w)
 		least = mem_live() < least ? mem_live() : least;
 	}
 	for (unsigned int i = 0; i < NODES; i++) {
-		const struct rooms *rooms = w->c.nodes[i].kvd.rooms;
+		const struct rooms *rooms = rooms_of(&w->c.nodes[i].kvd);
 
 		assert_int_equal(rooms->early_count, 0);
 		tombs += (int64_t)strmap_count(&rooms->tomb_by_pool) +

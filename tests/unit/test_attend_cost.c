@@ -20,6 +20,7 @@
 #include "daemon/attend/speed.h"
 #include "daemon/cost/live.h"
 #include "daemon/peer/peer.h"
+#include "daemon/store/store.h"
 #include "tests/lib/attend_world.h"
 
 #define A_WHILE (5 * LOOP_NS_PER_S)
@@ -33,14 +34,14 @@ struct heard {
 	bool lost, busy;
 };
 
-static struct attends *attends_of(const struct attend_world *w, unsigned int node)
+static struct attends *node_attends(const struct attend_world *w, unsigned int node)
 {
-	return w->c.nodes[node].kvd.attends;
+	return attends_of(&w->c.nodes[node].kvd);
 }
 
 static struct live *live_of(const struct attend_world *w)
 {
-	return w->c.nodes[AW_ASKER].kvd.costs;
+	return store_costs(&w->c.nodes[AW_ASKER].kvd);
 }
 
 static const uint8_t *holder_key(const struct attend_world *w)
@@ -75,7 +76,7 @@ static bool tap(unsigned int node, const struct wire_header *h, struct cursor bo
 		const struct wire_attended no = {.attend = msg.attend, .code = ERR_BUSY};
 
 		assert_int_equal(calibrate_on_attended(
-					 attends_of(heard->w, AW_ASKER),
+					 node_attends(heard->w, AW_ASKER),
 					 attend_world_remote(heard->w, AW_ASKER), &no),
 				 0);
 		return true;
@@ -93,7 +94,7 @@ static int setup(void **state)
 	attend_world_tap_arg = &heard;
 	attend_world_new(&w, 1);
 	for (unsigned int i = 0; i < 2; i++)
-		attends_of(&w, i)->offload = w.c.nodes[i].kvd.offload;
+		node_attends(&w, i)->offload = w.c.nodes[i].kvd.offload;
 	*state = &heard;
 	return 0;
 }
@@ -103,7 +104,7 @@ static int teardown(void **state)
 	struct heard *heard = *state;
 
 	for (unsigned int i = 0; i < 2; i++)
-		attends_of(heard->w, i)->offload = NULL; /* the node's own */
+		node_attends(heard->w, i)->offload = NULL; /* the node's own */
 	attend_world_free(heard->w);
 	attend_world_tap = NULL;
 	return 0;
@@ -171,7 +172,7 @@ static void calibration_that_failed_comes_again(void **state)
 	struct form form = opened_form(heard);
 
 	heard->lost = true;
-	calibrate_all(attends_of(heard->w, AW_ASKER));
+	calibrate_all(node_attends(heard->w, AW_ASKER));
 	run(heard, A_WHILE);
 	assert_false(knows(heard));
 	assert_int_equal(heard->echoes, 1);
@@ -179,9 +180,9 @@ static void calibration_that_failed_comes_again(void **state)
 	run(heard, A_MINUTE);
 	assert_true(knows(heard));
 	assert_true(knows_speed(heard, &form));
-	assert_int_equal(attends_of(heard->w, AW_ASKER)->calibrated, 1);
+	assert_int_equal(node_attends(heard->w, AW_ASKER)->calibrated, 1);
 	run(heard, 3 * A_MINUTE); /* once is enough */
-	assert_int_equal(attends_of(heard->w, AW_ASKER)->calibrated, 1);
+	assert_int_equal(node_attends(heard->w, AW_ASKER)->calibrated, 1);
 }
 
 static bool is_down(void *arg)
@@ -201,7 +202,7 @@ static void peer_that_was_back_within_a_minute_is_measured_then(void **state)
 	struct heard *heard = *state;
 	const struct node *nodes = heard->w->c.nodes;
 
-	calibrate_all(attends_of(heard->w, AW_ASKER));
+	calibrate_all(node_attends(heard->w, AW_ASKER));
 	run(heard, A_WHILE);
 	assert_true(knows(heard));
 	mem_hub_partition(heard->w->c.links, nodes[0].endpoint, nodes[1].endpoint, true);
@@ -211,7 +212,7 @@ static void peer_that_was_back_within_a_minute_is_measured_then(void **state)
 	cluster_until(&heard->w->c, is_up, heard, "the line");
 	run(heard, A_MINUTE);
 	assert_true(knows(heard));
-	assert_int_equal(attends_of(heard->w, AW_ASKER)->calibrated, 2);
+	assert_int_equal(node_attends(heard->w, AW_ASKER)->calibrated, 2);
 }
 
 static void speed_that_was_refused_for_now_is_asked_for_again(void **state)
@@ -221,7 +222,7 @@ static void speed_that_was_refused_for_now_is_asked_for_again(void **state)
 	unsigned int echoes;
 
 	heard->busy = true;
-	calibrate_all(attends_of(heard->w, AW_ASKER));
+	calibrate_all(node_attends(heard->w, AW_ASKER));
 	run(heard, A_WHILE);
 	assert_true(knows(heard));
 	assert_false(knows_speed(heard, &form));
@@ -242,7 +243,7 @@ static void speed_that_was_refused_for_now_is_asked_for_again(void **state)
 static void speeds_are_measured_anew_after_a_while(void **state)
 {
 	struct heard *heard = *state;
-	struct attends *asker = attends_of(heard->w, AW_ASKER);
+	struct attends *asker = node_attends(heard->w, AW_ASKER);
 	const struct form form = form_of_heads(3);
 	unsigned int speeds, echoes;
 
@@ -272,22 +273,22 @@ static void geometry_that_is_opened_later_is_measured(void **state)
 	struct form form = form_of_heads(8);
 	unsigned int echoes;
 
-	calibrate_all(attends_of(heard->w, AW_ASKER));
+	calibrate_all(node_attends(heard->w, AW_ASKER));
 	run(heard, A_WHILE);
 	echoes = heard->echoes;
 	assert_false(knows_speed(heard, &form));
-	calibrate_on_open(attends_of(heard->w, AW_ASKER), &form);
+	calibrate_on_open(node_attends(heard->w, AW_ASKER), &form);
 	run(heard, A_WHILE);
 	assert_true(knows_speed(heard, &form));
 	assert_int_equal(heard->speeds, 2);
 	assert_int_equal(heard->echoes, echoes);
-	calibrate_on_open(attends_of(heard->w, AW_ASKER), &form); /* known */
+	calibrate_on_open(node_attends(heard->w, AW_ASKER), &form); /* known */
 	run(heard, A_WHILE);
 	assert_int_equal(heard->speeds, 2);
 	/* more than a calibration has at once: the latest count */
 	for (uint16_t heads = 9; heads < 9 + 2 * CALIBRATE_FORMS_MAX; heads++) {
 		form = form_of_heads(heads);
-		calibrate_on_open(attends_of(heard->w, AW_ASKER), &form);
+		calibrate_on_open(node_attends(heard->w, AW_ASKER), &form);
 		run(heard, A_MINUTE);
 		assert_true(knows_speed(heard, &form));
 	}
@@ -302,8 +303,8 @@ static void wider_query_has_the_speed_of_its_kv(void **state)
 	struct cost_speed speed;
 
 	form.shape.q_type = VALUE_FP32;
-	calibrate_on_open(attends_of(heard->w, AW_ASKER), &form);
-	calibrate_all(attends_of(heard->w, AW_ASKER));
+	calibrate_on_open(node_attends(heard->w, AW_ASKER), &form);
+	calibrate_all(node_attends(heard->w, AW_ASKER));
 	run(heard, A_WHILE);
 	assert_int_equal(cost_page_speed(live_page(live_of(heard->w)),
 					 holder_key(heard->w), &shape, &speed),
@@ -321,7 +322,7 @@ static void time_of_rows_is_their_posts(void **state)
 	struct kvd_ring_part parts[2] = {attend_world_part(w->hold),
 					 attend_world_part(w->near)};
 
-	calibrate_all(attends_of(w, AW_ASKER));
+	calibrate_all(node_attends(w, AW_ASKER));
 	run(heard, A_MINUTE);
 	for (unsigned int count = 1; count <= 2; count++) {
 		const struct cost_link *link;
@@ -347,7 +348,7 @@ static void echoes_go_in_parts_that_fit(void **state)
 
 	for (unsigned int i = 0; i < 2; i++)
 		heard->w->c.nodes[i].config.peer_message_bytes = 65536;
-	calibrate_all(attends_of(heard->w, AW_ASKER));
+	calibrate_all(node_attends(heard->w, AW_ASKER));
 	run(heard, A_WHILE);
 	assert_true(knows(heard));
 	assert_true(heard->largest > 1152 && heard->largest < 65536);
@@ -357,8 +358,8 @@ static void holder_that_does_not_attend_says_so(void **state)
 {
 	struct heard *heard = *state;
 
-	attends_of(heard->w, AW_HOLDER)->offload = NULL;
-	calibrate_all(attends_of(heard->w, AW_ASKER));
+	node_attends(heard->w, AW_HOLDER)->offload = NULL;
+	calibrate_all(node_attends(heard->w, AW_ASKER));
 	run(heard, A_WHILE);
 	assert_int_equal(told(heard).no_attend, 1);
 	heard->speeds = 0;
@@ -429,7 +430,7 @@ static int ask_speed(const struct heard *heard, const struct form *form)
 	assert_int_equal(form_put(form, &out), 0);
 	msg.form.data = bytes;
 	msg.form.len = out.pos;
-	r = echo_serve(attends_of(heard->w, AW_HOLDER),
+	r = echo_serve(node_attends(heard->w, AW_HOLDER),
 		       attend_world_remote(heard->w, AW_HOLDER), &msg);
 	run(heard, LOOP_NS_PER_MS);
 	return r;
@@ -465,7 +466,7 @@ static void speeds_of_a_peer_are_a_share(void **state)
 static void geometries_that_are_asked_for_push_out_others(void **state)
 {
 	struct heard *heard = *state;
-	const struct attends *holder = attends_of(heard->w, AW_HOLDER);
+	const struct attends *holder = node_attends(heard->w, AW_HOLDER);
 	const struct form kept = form_of_heads(1), old = form_of_heads(2);
 
 	for (uint16_t heads = 1; heads <= SPEEDS_MAX + 4; heads++) {
@@ -544,7 +545,7 @@ static void what_is_no_form_is_refused(void **state)
 	struct wire_attend msg = {.attend = CALIBRATE_FIRST,
 				  .form = {(const uint8_t *)"?", 1}};
 
-	assert_true(echo_serve(attends_of(heard->w, AW_HOLDER),
+	assert_true(echo_serve(node_attends(heard->w, AW_HOLDER),
 			       attend_world_remote(heard->w, AW_HOLDER), &msg) < 0);
 	form.shape.dqk = 17;
 	assert_true(ask_speed(heard, &form) < 0);
@@ -552,7 +553,7 @@ static void what_is_no_form_is_refused(void **state)
 	assert_true(ask_speed(heard, &form) < 0);
 	assert_int_equal(err_last()->code, ERR_RANGE);
 	err_clear();
-	assert_null(attends_of(heard->w, AW_HOLDER)->speeds);
+	assert_null(node_attends(heard->w, AW_HOLDER)->speeds);
 }
 
 /* ---- a peer whose answers are wrong ---- */
@@ -596,7 +597,7 @@ static bool lying(unsigned int node, const struct wire_header *h, struct cursor 
 	if (lie == EMPTY && !msg.q.len)
 		return false;
 	heard->echoes++;
-	r = calibrate_on_attended(attends_of(heard->w, AW_ASKER),
+	r = calibrate_on_attended(node_attends(heard->w, AW_ASKER),
 				  attend_world_remote(heard->w, AW_ASKER), &told);
 	assert_int_equal(r < 0, lie == LONGER || lie == EMPTY);
 	err_clear();
@@ -609,7 +610,7 @@ static void lies_are_not_believed(void **state)
 	struct form form = opened_form(heard);
 
 	attend_world_tap = lying;
-	calibrate_all(attends_of(heard->w, AW_ASKER));
+	calibrate_all(node_attends(heard->w, AW_ASKER));
 	for (lie = 0; lie < LIES; lie++) {
 		heard->echoes = 0;
 		run(heard, A_MINUTE);
@@ -618,8 +619,7 @@ static void lies_are_not_believed(void **state)
 		assert_false(knows_speed(heard, &form));
 		if (lie == NO_NUMBERS) /* of what was told nothing is asked again */
 			live_drop(live_of(heard->w), holder_key(heard->w));
-		attends_on_change(attends_of(heard->w, AW_ASKER),
-				  attend_world_remote(heard->w, AW_ASKER));
+		attends_on_change(attend_world_remote(heard->w, AW_ASKER));
 	}
 }
 

@@ -145,7 +145,7 @@ static void rows_there_are_cut_by_tokens(void **state)
 
 static const struct attend_post *only_post(const struct attend_world *w)
 {
-	const struct list *posts = &w->c.nodes[AW_ASKER].kvd.attends->posts;
+	const struct list *posts = &attends_of(&w->c.nodes[AW_ASKER].kvd)->posts;
 
 	assert_false(list_empty(posts));
 	return list_entry(posts->next, struct attend_post, link);

@@ -83,7 +83,7 @@ static struct attend_figures figures(const struct attend_world *w, unsigned int 
 {
 	struct attend_figures f;
 
-	attends_figures(w->c.nodes[node].kvd.attends, &f);
+	attends_figures(attends_of(&w->c.nodes[node].kvd), &f);
 	return f;
 }
 
@@ -249,8 +249,8 @@ static void end_it(struct attend_world *w, enum end end)
 		break;
 	case STOPPED:
 	case HOLDER_STOPPED:
-		attends_close(
-			w->c.nodes[end == STOPPED ? AW_ASKER : AW_HOLDER].kvd.attends);
+		attends_close(attends_of(
+			&w->c.nodes[end == STOPPED ? AW_ASKER : AW_HOLDER].kvd));
 		break;
 	default:
 		chunks_go(w, end);
@@ -438,7 +438,7 @@ static bool held_without(uint64_t nth)
 				   ->valuedouble);
 	cJSON_Delete(answer);
 	cluster_run(&w.c, LOOP_NS_PER_S);
-	store_figures(w.c.nodes[AW_HOLDER].kvd.store, &store);
+	store_figures(store_of(&w.c.nodes[AW_HOLDER].kvd), &store);
 	assert_int_equal(store.far.lent, 0);
 	attend_world_free(&w);
 	return met;
@@ -464,8 +464,8 @@ static void memory_of_chunks_outlasts_the_kernel(void **state)
 	attend_world_new(&w, 1);
 	enter(&w, AT_WORK_THERE, 60000000);
 	kvd = &w.c.nodes[AW_HOLDER].kvd;
-	region = kvd->store->region;
-	attends_close(kvd->attends);
+	region = store_of(kvd)->region;
+	attends_close(attends_of(kvd));
 	list_foreach_safe(session, &kvd->sessions, link)
 		session_end(session, "the daemon is stopping");
 	cluster_run(&w.c, SOON);

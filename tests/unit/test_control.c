@@ -26,7 +26,7 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/events.h"
+#include "daemon/modules.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
 #include "tests/lib/control_client.h"
@@ -79,7 +79,7 @@ static void socket_path_unusable_refused(void **state)
 
 	kvd.config = &config;
 	list_init(&kvd.sessions);
-	kvd.session_events = &session_events;
+	kvd.modules = modules_built;
 	snprintf(config.socket_path, sizeof(config.socket_path), "%s/%0120d", mini->dir,
 		 1);
 	assert_int_equal(control_new(&kvd, -1, &control), -EDOM);
@@ -109,7 +109,7 @@ static void socket_stale_replaced(void **state)
 
 	kvd.config = &config;
 	list_init(&kvd.sessions);
-	kvd.session_events = &session_events;
+	kvd.modules = modules_built;
 	snprintf(config.socket_path, sizeof(config.socket_path), "%s/old.sock",
 		 mini->dir);
 	strcpy(addr.sun_path, config.socket_path);
@@ -137,7 +137,7 @@ static void socket_of_a_living_daemon_refused(void **state)
 	int fd;
 
 	list_init(&kvd.sessions);
-	kvd.session_events = &session_events;
+	kvd.modules = modules_built;
 	assert_int_equal(control_new(&kvd, -1, &control), -EDOM);
 	assert_null(control);
 	snprintf(pid, sizeof(pid), "pid %d", (int)getpid());
@@ -150,7 +150,7 @@ static void socket_of_a_living_daemon_refused(void **state)
 	fd = open(mini->config.socket_path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
 	assert_true(fd >= 0);
 	close(fd);
-	control_close(mini->kvd.control);
+	control_close(control_of(&mini->kvd));
 	assert_int_equal(unlink(mini->config.socket_path), 0);
 }
 
@@ -159,19 +159,21 @@ static void socket_inherited_serves(void **state)
 	struct mini *mini = *state;
 	struct sockaddr_un addr = {.sun_family = AF_UNIX};
 	int fd = socket(AF_UNIX, SOCK_STREAM, 0), wrong = socket(AF_UNIX, SOCK_STREAM, 0);
+	struct control *control = NULL;
 	struct client client;
 
 	/* the daemon is made anew on a socket that somebody else bound */
-	control_free(mini->kvd.control);
+	control_free(control_of(&mini->kvd));
 	strcpy(addr.sun_path, mini->config.socket_path);
 	assert_int_equal(bind(fd, (struct sockaddr *)&addr, sizeof(addr)), 0);
 	assert_int_equal(listen(fd, 8), 0);
-	assert_int_equal(control_new(&mini->kvd, wrong, &mini->kvd.control), -EDOM);
-	assert_int_equal(control_new(&mini->kvd, fd, &mini->kvd.control), 0);
+	assert_int_equal(control_new(&mini->kvd, wrong, &control), -EDOM);
+	assert_int_equal(control_new(&mini->kvd, fd, &control), 0);
+	mini->kvd.part[MODULE_CONTROL] = control;
 	client_open(&client, mini);
 	client_call_ok(&client, "{\"cmd\":\"ping\"}");
 	client_close(&client);
-	control_close(mini->kvd.control);
+	control_close(control_of(&mini->kvd));
 	/* its name is not ours to remove */
 	assert_int_equal(unlink(mini->config.socket_path), 0);
 }
@@ -628,20 +630,20 @@ static void line_half_sent_times_out(void **state)
 	struct client client;
 
 	client_open(&client, mini);
-	control_set_timeout(mini->kvd.control, 50 * LOOP_NS_PER_MS);
+	control_set_timeout(control_of(&mini->kvd), 50 * LOOP_NS_PER_MS);
 	client_send(&client, "{\"cmd\":", 7);
 	expect_closed(&client, "ETIMEOUT");
 	client_close(&client);
 	/* idle between lines is no fault: outlive another client's timeout */
-	control_set_timeout(mini->kvd.control, 20 * LOOP_NS_PER_S);
+	control_set_timeout(control_of(&mini->kvd), 20 * LOOP_NS_PER_S);
 	client_open(&client, mini);
 	struct client silent;
 
-	control_set_timeout(mini->kvd.control, 50 * LOOP_NS_PER_MS);
+	control_set_timeout(control_of(&mini->kvd), 50 * LOOP_NS_PER_MS);
 	client_connect(&silent, mini);
 	expect_closed(&silent, "ETIMEOUT"); /* no hello */
 	client_close(&silent);
-	control_set_timeout(mini->kvd.control, 20 * LOOP_NS_PER_S);
+	control_set_timeout(control_of(&mini->kvd), 20 * LOOP_NS_PER_S);
 	client_call_ok(&client, "{\"cmd\":\"ping\"}");
 	client_close(&client);
 }
@@ -654,7 +656,7 @@ static void last_words_unread_time_out(void **state)
 	char *line = mem_zalloc(2 << 20);
 
 	client_open(&deaf, mini);
-	control_set_timeout(mini->kvd.control, 50 * LOOP_NS_PER_MS);
+	control_set_timeout(control_of(&mini->kvd), 50 * LOOP_NS_PER_MS);
 	for (int i = 0; i < 40; i++) { /* fills the socket's buffer */
 		assert_int_equal(send(deaf.fd, "{\"cmd\":\"help\"}\n", 15, 0), 15);
 		mini_turn(mini);
@@ -831,10 +833,10 @@ static void daemon_closing_tells_why(void **state)
 	struct client client;
 
 	client_open(&client, mini);
-	control_close(mini->kvd.control);
+	control_close(control_of(&mini->kvd));
 	expect_closed(&client, "ESESSION");
 	mini_until_sessions(mini, 0);
-	assert_true(control_idle(mini->kvd.control));
+	assert_true(control_idle(control_of(&mini->kvd)));
 	client_close(&client);
 }
 

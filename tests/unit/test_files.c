@@ -774,6 +774,7 @@ static void hang(struct files_world *w, enum disk_what what)
 static void disk_that_hangs_is_told(void **state)
 {
 	struct files_world w;
+	struct err why;
 
 	(void)state;
 	begin(&w, &plain);
@@ -785,7 +786,8 @@ static void disk_that_hangs_is_told(void **state)
 	fw_wait(&w, 25 * LOOP_NS_PER_S);
 	assert_true(store_disk_stands(w.store));
 	assert_true(fw_figures(&w).stands);
-	assert_true(store_disk_waits(w.store));
+	assert_false(store_module.drained(w.store, &why));
+	assert_non_null(strstr(why.text, "chunk_dir"));
 	assert_false(fw_close(&w));
 	fw_abandon(&w);
 	fw_end(&w);

@@ -145,9 +145,9 @@ static void answer_since_a_revision_has_what_changed(void **state)
 	/* one comes, one changes, a load does */
 	cluster_ok(&c, engine[0],
 		   "{'cmd':'group.publish','group':'g','worker':'b','tp_size':2}");
-	assert_int_equal(
-		groups_load(c.nodes[1].kvd.groups, engine[1]->id, "{\"v\":1,\"seq\":3}"),
-		0);
+	assert_int_equal(groups_load(groups_of(&c.nodes[1].kvd), engine[1]->id,
+				     "{\"v\":1,\"seq\":3}"),
+			 0);
 	cluster_run(&c, 100 * MS);
 	answer = since(2, revision);
 	assert_int_equal(ranks_in(answer), 2);
@@ -265,7 +265,7 @@ static void every_daemon_has_an_entry(void **state)
 		assert_string_equal(text_in(rank, "state"), "serving");
 	}
 	cJSON_Delete(answer);
-	groups_drain(c.nodes[1].kvd.groups);
+	groups_drain(groups_of(&c.nodes[1].kvd));
 	cluster_run(&c, 100 * MS);
 	answer = cluster_call(&c, engine[2],
 			      "{'cmd':'group.query','group':'kvd.daemons'}");
@@ -285,7 +285,7 @@ static void directory_that_is_away_leaves_what_is_known(void **state)
 	(void)state;
 	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'g','worker':'a'}");
 	cJSON_Delete(since(2, 0));
-	cluster_run(&c, 100 * MS);
+	cluster_run(&c, 3 * S); /* its load has been told, too */
 	answer = since(2, 0);
 	revision = revision_of(answer);
 	cJSON_Delete(answer);
@@ -431,10 +431,10 @@ static void room_finds_its_source_when_it_comes(void **state)
 	/* found at once, and what changes afterwards does not touch it */
 	open_recv(2, "{'group':'prefill','worker':'w'}");
 	cluster_run(&c, S);
-	groups_drain(c.nodes[1].kvd.groups);
+	groups_drain(groups_of(&c.nodes[1].kvd));
 	open_recv(3, "{'group':'prefill'}"); /* draining ones are found, too */
 	cluster_run(&c, S);
-	groups_session_gone(c.nodes[1].kvd.groups, engine[1]->id);
+	groups_session_gone(groups_of(&c.nodes[1].kvd), engine[1]->id);
 	cluster_run(&c, S);
 	send_it(2);
 	send_it(3);
@@ -450,7 +450,7 @@ static void source_that_never_comes_is_named(void **state)
 	make_caches();
 	open_recv(5, "{'group':'prefill','worker':'w','tp_rank':1}");
 	cluster_run(&c, 25 * S);
-	room_failed_with(rooms_find(c.nodes[2].kvd.rooms, engine[2], ROOM_RECV, 5),
+	room_failed_with(rooms_find(rooms_of(&c.nodes[2].kvd), engine[2], ROOM_RECV, 5),
 			 ERR_TIMEOUT, "group 'prefill' worker 'w' rank 1.0.0.0");
 	cache_close(&caches[0]);
 	cache_close(&caches[1]);
@@ -466,7 +466,7 @@ static void group_of_several_workers_wants_one_named(void **state)
 		   "{'cmd':'group.publish','group':'prefill','worker':'w'}");
 	open_recv(1, "{'group':'prefill'}"); /* not known here yet */
 	cluster_run(&c, S);
-	room_failed_with(rooms_find(c.nodes[2].kvd.rooms, engine[2], ROOM_RECV, 1),
+	room_failed_with(rooms_find(rooms_of(&c.nodes[2].kvd), engine[2], ROOM_RECV, 1),
 			 ERR_INVAL, "several workers: name one in `worker`");
 	cluster_refused(
 		&c, engine[2], "EINVAL",
@@ -499,7 +499,7 @@ static void group_of_several_workers_wants_one_named(void **state)
 
 static unsigned int homes_of(unsigned int node)
 {
-	return members_count(homes_members(c.nodes[node].kvd.store->homes));
+	return members_count(homes_members(store_of(&c.nodes[node].kvd)->homes));
 }
 
 static void homes_of_chunks_follow_the_directory(void **state)
@@ -517,11 +517,12 @@ static void homes_of_chunks_follow_the_directory(void **state)
 	/* in one order everywhere */
 	for (unsigned int i = 0; i < NODES; i++)
 		assert_string_equal(
-			members_endpoint(homes_members(c.nodes[i].kvd.store->homes), 1),
+			members_endpoint(homes_members(store_of(&c.nodes[i].kvd)->homes),
+					 1),
 			c.nodes[1].endpoint);
 	/* without memory for them they are what they were */
 	for (unsigned int i = 1; i < 10; i++) {
-		struct loop_timer *timer = &c.nodes[2].kvd.store->homes->group.timer;
+		struct loop_timer *timer = &store_of(&c.nodes[2].kvd)->homes->group.timer;
 
 		mem_fail_at(i);
 		timer->on_timer(timer);
@@ -529,7 +530,7 @@ static void homes_of_chunks_follow_the_directory(void **state)
 		assert_int_equal(homes_of(2), NODES);
 	}
 	/* one that drains, and one that dies when its lease is over */
-	groups_drain(c.nodes[1].kvd.groups);
+	groups_drain(groups_of(&c.nodes[1].kvd));
 	cluster_run(&c, 3 * S);
 	assert_int_equal(homes_of(2), 2);
 	cluster_crash(&c, 1, MEM_CRASH_KILLED);
@@ -543,7 +544,7 @@ static void homes_of_chunks_follow_the_directory(void **state)
 
 static void groups_that_nobody_uses_make_room(void **state)
 {
-	struct groups *groups = c.nodes[2].kvd.groups;
+	struct groups *groups = groups_of(&c.nodes[2].kvd);
 	static struct groups_user user[GROUPS_CACHES_MAX + 1];
 	char name[32];
 
@@ -573,7 +574,7 @@ static void groups_that_nobody_uses_make_room(void **state)
 
 static void own_entry_that_was_refused_is_said_again(void **state)
 {
-	struct directory *directory = c.nodes[0].kvd.groups->directory;
+	struct directory *directory = groups_of(&c.nodes[0].kvd)->directory;
 	struct publication squat = {.on_done = NULL};
 	struct place place = {.group = "kvd.homes"};
 	struct groups_user user = {.on_change = NULL};
@@ -583,11 +584,12 @@ static void own_entry_that_was_refused_is_said_again(void **state)
 	assert_int_equal(directory->ops->publish(directory, &squat, &place, "{}", NULL),
 			 0);
 	cluster_run(&c, 100 * MS);
-	groups_be_home(c.nodes[1].kvd.groups);
+	groups_be_home(groups_of(&c.nodes[1].kvd));
 	cluster_run(&c, 5 * S);
 	directory->ops->withdraw(&squat);
 	cluster_run(&c, 5 * S);
-	assert_int_equal(groups_use(c.nodes[2].kvd.groups, place.group, false, &user), 0);
+	assert_int_equal(
+		groups_use(groups_of(&c.nodes[2].kvd), place.group, false, &user), 0);
 	cluster_run(&c, S);
 	assert_non_null(roster_find(groups_roster(&user), &place));
 	groups_unuse(&user);
@@ -597,7 +599,7 @@ static void own_entry_that_was_refused_is_said_again(void **state)
 
 static void forged(const char *group, const char *worker, const char *record)
 {
-	struct groups *groups = c.nodes[1].kvd.groups;
+	struct groups *groups = groups_of(&c.nodes[1].kvd);
 	struct directory *directory = groups->directory;
 	static struct publication publication[16];
 	static unsigned int used;
@@ -664,7 +666,8 @@ static void on_trust(void *arg)
 static void trust_begin(void)
 {
 	tt = (struct trust_test){.trust = NULL};
-	assert_int_equal(trust_new(c.nodes[1].kvd.groups, on_trust, &tt, &tt.trust), 0);
+	assert_int_equal(trust_new(groups_of(&c.nodes[1].kvd), on_trust, &tt, &tt.trust),
+			 0);
 	tt.vouch = trust_vouch(tt.trust);
 }
 
@@ -681,7 +684,7 @@ static void key_said(unsigned int node, struct publication *said, const char *ke
 		     const char *endpoint)
 {
 	const struct kvd *kvd = &c.nodes[node].kvd;
-	struct directory *directory = kvd->groups->directory;
+	struct directory *directory = groups_of(kvd)->directory;
 	struct place place = {.worker = ""};
 	char record[DIRECTORY_RECORD_MAX];
 
@@ -704,7 +707,7 @@ static bool trust_asked(unsigned int i)
 
 static void keys_that_went_leave_room_for_others(void **state)
 {
-	struct directory *directory = c.nodes[1].kvd.groups->directory;
+	struct directory *directory = groups_of(&c.nodes[1].kvd)->directory;
 	struct record *record = calloc(1, sizeof(*record));
 
 	(void)state;
@@ -761,7 +764,7 @@ static void key_whose_group_is_read_already_does_not_wait(void **state)
 	trust_begin();
 	key_said(1, &tt.said[0], key_of(3), "tcp://10.0.0.9:1");
 	trust_group(key_of(3), group);
-	assert_int_equal(groups_use(c.nodes[1].kvd.groups, group, false, &user), 0);
+	assert_int_equal(groups_use(groups_of(&c.nodes[1].kvd), group, false, &user), 0);
 	cluster_run(&c, S);
 	assert_false(tt.vouch->knows(tt.vouch->owner, key_of(3)));
 	assert_false(tt.vouch->ask(tt.vouch->owner, key_of(3)));
@@ -797,7 +800,8 @@ static void loads_with_line_breaks_stay_out_of_answers(void **state)
 	cluster_ok(&c, engine[1], "{'cmd':'group.publish','group':'g','worker':'a'}");
 	for (size_t i = 0; i < ARRAY_LEN(loads); i++) {
 		assert_int_equal(
-			groups_load(c.nodes[1].kvd.groups, engine[1]->id, loads[i]), 0);
+			groups_load(groups_of(&c.nodes[1].kvd), engine[1]->id, loads[i]),
+			0);
 		cluster_run(&c, 100 * MS);
 		answer = cluster_call(&c, engine[2],
 				      "{'cmd':'group.query','group':'g','loads':true}");

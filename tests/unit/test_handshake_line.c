@@ -223,17 +223,17 @@ static void line_without_another_way_fails_by_name_on_both_sides(void **state)
 
 static struct handshake_events real_events[2];
 
-static void on_old_peer_up(void *owner, struct peer *peer)
+static void on_old_peer_up(void *owner, struct remote *remote)
 {
-	peer->features &= ~PEER_FEATURE_LINE;
-	real_events[0].on_peer_up(owner, peer);
+	remote->peer->features &= ~PEER_FEATURE_LINE;
+	real_events[0].on_up(owner, remote);
 }
 
 static void speak_as_before(struct kvd *kvd, struct handshake_events *events)
 {
 	(void)kvd;
 	real_events[0] = *events;
-	events->on_peer_up = on_old_peer_up;
+	events->on_up = on_old_peer_up;
 }
 
 /* Each by itself: so none may be passed over, for the other would not know. */
@@ -404,7 +404,7 @@ static void line_that_is_missing_ends_rooms_after_connect_timeout(void **state)
 		cluster_run(&p->c, 3 * LOOP_NS_PER_S);
 		cut_peering(p);
 	}
-	room = rooms_find(p->c.nodes[0].kvd.rooms, p->me, ROOM_RECV, 7);
+	room = rooms_find(rooms_of(&p->c.nodes[0].kvd), p->me, ROOM_RECV, 7);
 	assert_int_equal(cluster_state(&p->c, p->me, "recv", 7), KVD_BOOTSTRAPPING);
 	cluster_until_state(&p->c, p->me, "recv", 7, KVD_FAILED);
 	assert_in_range(loop_now_ns(p->c.loop) - begin_ns, 10 * LOOP_NS_PER_S,

@@ -60,9 +60,9 @@ static void wrap(struct kvd *kvd, struct handshake_events *events)
 	events->on_message = on_message;
 }
 
-static struct store *store_of(struct world *w, unsigned int node)
+static struct store *node_store(struct world *w, unsigned int node)
 {
-	return w->c.nodes[node].kvd.store;
+	return store_of(&w->c.nodes[node].kvd);
 }
 
 static void node_begin(struct world *w, unsigned int node)
@@ -148,7 +148,7 @@ static void put(struct world *w, unsigned int node, unsigned int first,
 		   (unsigned long long)w->cache[node].pool, ids_text(first, count), pages,
 		   first * TOKENS);
 	cluster_run(&w->c, LOOP_NS_PER_S);
-	assert_int_equal(store_of(w, node)->chunk_count, first + count);
+	assert_int_equal(node_store(w, node)->chunk_count, first + count);
 }
 
 static void drop(struct world *w, unsigned int node, unsigned int first,
@@ -180,7 +180,7 @@ static struct store_home home(struct world *w)
 {
 	struct store_home f;
 
-	home_figures(store_of(w, HOME)->home, &f);
+	home_figures(node_store(w, HOME)->home, &f);
 	return f;
 }
 
@@ -188,7 +188,7 @@ static struct store_homes told(struct world *w, unsigned int node)
 {
 	struct store_figures f;
 
-	store_figures(store_of(w, node), &f);
+	store_figures(node_store(w, node), &f);
 	return f.homes;
 }
 
@@ -216,7 +216,7 @@ static void note(struct world *w, unsigned int from, bool anew, unsigned int fir
 {
 	uint8_t notes[CHUNKS * 16], id[STORE_ID_BYTES];
 	const struct store_space *space =
-		list_first(&store_of(w, from)->spaces, struct store_space, link);
+		list_first(&node_store(w, from)->spaces, struct store_space, link);
 	struct wire_chunk_note msg = {.anew = anew};
 	struct cursor out;
 
@@ -559,7 +559,7 @@ static void holder_that_was_late_is_dialled_for_its_trial(void **state)
 	put(w, 1, 0, CHUNKS);
 	assert_int_equal(handshake_reach(hs, w->c.nodes[1].endpoint, &client, &holder),
 			 0);
-	far_late(store_of(w, FINDER)->far, holder, "the test");
+	far_late(node_store(w, FINDER)->far, holder, "the test");
 	handshake_release(hs, holder);
 	assert_int_equal(far_of(w, CHUNKS, 1000), 0);
 	cluster_run(&w->c, 11 * LOOP_NS_PER_S);
@@ -612,7 +612,7 @@ static void notes_without_one_allocation_are_told_later(void **state)
 		hit = mem_count() >= nth;
 		mem_fail_at(0);
 		cluster_run(&w->c, 2 * SUMS_NS);
-		assert_int_equal(home(w).used, store_of(w, 1)->chunk_count);
+		assert_int_equal(home(w).used, node_store(w, 1)->chunk_count);
 		drop(w, 1, 0, CHUNKS);
 	}
 }
@@ -620,7 +620,7 @@ static void notes_without_one_allocation_are_told_later(void **state)
 static void on_list(struct world *w, const char *endpoints)
 {
 	for (unsigned int i = 0; i < NODES; i++)
-		members_set(homes_members(store_of(w, i)->homes), endpoints);
+		members_set(homes_members(node_store(w, i)->homes), endpoints);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 }
 
@@ -634,12 +634,12 @@ static void other_homes_are_told_all(void **state)
 	snprintf(both, sizeof(both), "%s %s", w->c.nodes[2].endpoint,
 		 w->c.nodes[HOME].endpoint);
 	on_list(w, both);
-	home_figures(store_of(w, 2)->home, &two);
+	home_figures(node_store(w, 2)->home, &two);
 	assert_true(two.used > 0 && two.used < CHUNKS);
 	assert_int_equal(home(w).used + two.used, CHUNKS);
 	assert_int_equal(far_of(w, CHUNKS, 1000), CHUNKS);
 	on_list(w, w->c.nodes[2].endpoint);
-	home_figures(store_of(w, 2)->home, &two);
+	home_figures(node_store(w, 2)->home, &two);
 	assert_int_equal(two.used, CHUNKS);
 	assert_int_equal(far_of(w, CHUNKS, 1000), CHUNKS);
 	on_list(w, "");
@@ -651,7 +651,7 @@ static void other_homes_are_told_all(void **state)
 /* They stand in the index of node 1 without bytes. */
 static struct store_chunk *many_chunks(struct world *w)
 {
-	struct store *store = store_of(w, 1);
+	struct store *store = node_store(w, 1);
 	struct store_space *space = list_first(&store->spaces, struct store_space, link);
 	struct store_chunk *chunks = calloc(MANY, sizeof(*chunks));
 
@@ -675,7 +675,7 @@ static unsigned int chunk_goes(struct world *w, struct store_chunk *chunk)
 	if (!chunk || !chunk->shown)
 		return 0;
 	chunk->shown = 0;
-	homes_tell(store_of(w, 1)->homes, chunk, false);
+	homes_tell(node_store(w, 1)->homes, chunk, false);
 	return 1;
 }
 
@@ -692,7 +692,7 @@ static unsigned int chunks_go(struct world *w, struct store_chunk *chunks,
 /* Those that the walk comes to next, and has just left. */
 static unsigned int chunks_go_beside_the_walk(struct world *w)
 {
-	const struct store *store = store_of(w, 1);
+	const struct store *store = node_store(w, 1);
 	unsigned int gone = 0;
 
 	for (unsigned int i = 0; i < 2; i++) {
@@ -710,7 +710,7 @@ static void more_than_lines_take_is_told_in_the_end(void **state)
 {
 	const struct mem_path path = {.delay_ns = 50 * LOOP_NS_PER_MS};
 	struct world *w = *state;
-	struct store *store = store_of(w, 1);
+	struct store *store = node_store(w, 1);
 	struct store_chunk *chunks = many_chunks(w);
 	struct store_home two;
 	unsigned int gone = 0, beside = 0;
@@ -728,7 +728,7 @@ static void more_than_lines_take_is_told_in_the_end(void **state)
 		cluster_run(&w->c, 10 * LOOP_NS_PER_MS);
 	}
 	cluster_run(&w->c, 10 * LOOP_NS_PER_S);
-	home_figures(store_of(w, 2)->home, &two);
+	home_figures(node_store(w, 2)->home, &two);
 	assert_true(beside > 4);
 	assert_in_range(two.used, 1000, MANY - 3000);
 	assert_int_equal(home(w).used + two.used, MANY - gone - beside);
@@ -739,7 +739,7 @@ static void more_than_lines_take_is_told_in_the_end(void **state)
 	assert_int_equal(told(w, 1).resyncs, resyncs + 2); /* all anew */
 	resyncs += 2;
 	cluster_run(&w->c, 10 * LOOP_NS_PER_S);
-	home_figures(store_of(w, 2)->home, &two);
+	home_figures(node_store(w, 2)->home, &two);
 	assert_int_equal(home(w).used + two.used, 0);
 	cluster_run(&w->c, 2 * SUMS_NS);
 	assert_int_equal(home(w).again, 0);
@@ -755,11 +755,11 @@ static void home_that_is_none_is_not_asked_again(void **state)
 	char both[200];
 
 	put(w, 1, 0, CHUNKS);
-	home_free(mem_steal(store_of(w, 2)->home));
+	home_free(mem_steal(node_store(w, 2)->home));
 	snprintf(both, sizeof(both), "%s %s", w->c.nodes[HOME].endpoint,
 		 w->c.nodes[2].endpoint);
-	members_set(homes_members(store_of(w, 1)->homes), both);
-	members_set(homes_members(store_of(w, FINDER)->homes), both);
+	members_set(homes_members(node_store(w, 1)->homes), both);
+	members_set(homes_members(node_store(w, FINDER)->homes), both);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_int_equal(told(w, 1).up, 2);
 	assert_int_equal(told(w, FINDER).up, 2);
@@ -778,14 +778,14 @@ static void home_that_cannot_be_dialled_now_is_dialled_later(void **state)
 
 	put(w, 1, 0, CHUNKS);
 	mem_fail_at(1);
-	members_set(homes_members(store_of(w, 1)->homes), w->c.nodes[2].endpoint);
+	members_set(homes_members(node_store(w, 1)->homes), w->c.nodes[2].endpoint);
 	assert_true(mem_count() >= 1);
 	mem_fail_at(0);
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_int_equal(told(w, 1).up, 0);
 	cluster_run(&w->c, SUMS_NS);
 	assert_int_equal(told(w, 1).up, 1);
-	home_figures(store_of(w, 2)->home, &two);
+	home_figures(node_store(w, 2)->home, &two);
 	assert_int_equal(two.used, CHUNKS);
 }
 

@@ -100,9 +100,9 @@ static void wrap(struct kvd *kvd, struct handshake_events *events)
 	events->on_message = on_message;
 }
 
-static struct store *store_of(struct world *w)
+static struct store *node_store(struct world *w)
 {
-	return w->c.nodes[0].kvd.store;
+	return store_of(&w->c.nodes[0].kvd);
 }
 
 static struct remote *remote_of(struct world *w, unsigned int node)
@@ -264,12 +264,12 @@ static void peer_pins_no_more_than_half_of_a_user_s_share(void **state)
 	ask(w, 2, most, CHUNKS - most, UINT64_MAX); /* others: of which none can be */
 	assert_int_equal(heard.tolds, 2);
 	assert_int_equal(heard.chunks, 0);
-	assert_int_equal(lends_open(store_of(w)), 1);
+	assert_int_equal(lends_open(node_store(w)), 1);
 	ask(w, 3, 0, CHUNKS, UINT64_MAX); /* the same, which are pinned already */
 	assert_int_equal(heard.chunks, most);
 	assert_in_range(pinned(w), 1, share(w) / 2);
 	cluster_run(&w->c, (STORE_LEASE_MS_MAX + FAR_LEASE_MORE_MS) * LOOP_NS_PER_MS);
-	assert_int_equal(lends_open(store_of(w)), 0); /* what an engine may ask for */
+	assert_int_equal(lends_open(node_store(w)), 0); /* what an engine may ask for */
 	assert_int_equal(pinned(w), 0);
 }
 
@@ -281,12 +281,12 @@ static void peer_that_goes_lets_go_of_all(void **state)
 	for (uint64_t n = 1; n <= 300; n++)
 		ask(w, n, 0, 20, 600000);
 	assert_int_equal(heard.code, ERR_LIMIT);
-	assert_int_equal(lends_open(store_of(w)), 256);
+	assert_int_equal(lends_open(node_store(w)), 256);
 	ask(w, 1, 0, 20, 600000);
 	assert_int_equal(heard.code, ERR_EXIST);
 	handshake_close(w->c.nodes[1].kvd.handshake);
 	cluster_run(&w->c, LOOP_NS_PER_S);
-	assert_int_equal(lends_open(store_of(w)), 0);
+	assert_int_equal(lends_open(node_store(w)), 0);
 	assert_int_equal(pinned(w), 0);
 }
 
@@ -302,9 +302,9 @@ static void lease_that_is_renewed_is_longer(void **state)
 	ask(w, 2, 0, 0, 5000); /* of no hold */
 	assert_int_equal(heard.tolds, 1);
 	cluster_run(&w->c, 4 * LOOP_NS_PER_S);
-	assert_int_equal(lends_open(store_of(w)), 1);
+	assert_int_equal(lends_open(node_store(w)), 1);
 	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
-	assert_int_equal(lends_open(store_of(w)), 0);
+	assert_int_equal(lends_open(node_store(w)), 0);
 }
 
 /* ---- legs ---- */
@@ -339,7 +339,7 @@ static void leg_names_pools_that_were_told(void **state)
 	leg(w, 2, part->class->pool->id, 2, 2);
 	assert_int_equal(heard.naks, 2);
 	assert_int_equal(heard.code, ERR_NOTFOUND);
-	assert_true(list_empty(&store_of(w)->lend_waits));
+	assert_true(list_empty(&node_store(w)->lend_waits));
 	store_part_ready(part);
 	store_chunk_unpin(part->chunk);
 }
@@ -361,11 +361,11 @@ static void leg_that_waits_is_refused_when_its_hold_ends(void **state)
 	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
 	assert_int_equal(heard.naks, 1);
 	assert_int_equal(heard.code, ERR_LEASE);
-	lends_close(store_of(w));
+	lends_close(node_store(w));
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_int_equal(heard.naks, 2);
 	assert_int_equal(heard.code, ERR_DRAIN);
-	assert_int_equal(lends_open(store_of(w)), 0);
+	assert_int_equal(lends_open(node_store(w)), 0);
 	part_loads(part, false);
 	store_part_ready(part);
 	store_chunk_unpin(part->chunk);
@@ -384,7 +384,7 @@ static void legs_end_when_the_hold_is_let_go(void **state)
 	assert_true(pinned(w) > 0);
 	assert_int_equal(handshake_tell_chunk_release(remote_of(w, 1), &msg), 0);
 	cluster_run(&w->c, 100 * LOOP_NS_PER_MS);
-	assert_int_equal(lends_open(store_of(w)), 0);
+	assert_int_equal(lends_open(node_store(w)), 0);
 	assert_int_equal(pinned(w), 0);
 }
 
@@ -394,7 +394,7 @@ static void legs_end_when_the_hold_is_let_go(void **state)
 static void legs_that_wait_are_looked_at_once_a_turn(void **state)
 {
 	struct world *w = *state;
-	struct store *store = store_of(w);
+	struct store *store = node_store(w);
 	struct store_part *part;
 	uint64_t looks;
 
@@ -537,7 +537,7 @@ static uint64_t mask_of_none_told(uint32_t run)
 static void holder_with_many_masks_costs_few_covers(void **state)
 {
 	struct world *w = *state;
-	struct store *store = store_of(w);
+	struct store *store = node_store(w);
 	struct cache caches[RANKS];
 	struct store_hold *hold, *joined;
 	const struct store_hold_args args = {.lease_ns = LOOP_NS_PER_S};

@@ -21,15 +21,11 @@ static struct session *engines[ENGINES], *asker;
 
 static int setup(void **state)
 {
-	struct kvd *kvd;
-
 	(void)state;
 	cluster_share_directory(2 * S);
 	cluster_new(&c, 1, 2);
 	cluster_share_directory(0);
 	cluster_run(&c, S);
-	kvd = &c.nodes[1].kvd;
-	assert_int_equal(loads_new(kvd, &kvd->loads), 0);
 	asker = cluster_engine(&c, 0, "asker");
 	for (unsigned int i = 0; i < ENGINES; i++) {
 		engines[i] = cluster_engine(&c, 1, "engine");
@@ -41,11 +37,7 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-	struct kvd *kvd = &c.nodes[1].kvd;
-
 	(void)state;
-	loads_free(kvd->loads);
-	kvd->loads = NULL;
 	cluster_free(&c);
 	return 0;
 }

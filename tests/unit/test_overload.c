@@ -127,7 +127,7 @@ static uint64_t counted(struct storm *p, enum metric metric)
 
 static struct rooms *victims_rooms(struct storm *p)
 {
-	return p->c.nodes[0].kvd.rooms;
+	return rooms_of(&p->c.nodes[0].kvd);
 }
 
 /* The flooder, as node 0 sees it. */

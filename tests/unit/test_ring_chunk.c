@@ -160,7 +160,7 @@ static struct store_figures figures(const struct world *w)
 {
 	struct store_figures f;
 
-	store_figures(w->c.nodes[0].kvd.store, &f);
+	store_figures(store_of(&w->c.nodes[0].kvd), &f);
 	return f;
 }
 

@@ -155,7 +155,7 @@ static struct store_figures figures(const struct world *w, unsigned int node)
 {
 	struct store_figures f;
 
-	store_figures(w->c.nodes[node].kvd.store, &f);
+	store_figures(store_of(&w->c.nodes[node].kvd), &f);
 	return f;
 }
 

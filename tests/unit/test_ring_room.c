@@ -174,7 +174,7 @@ static void entries_and_commands_name_the_same_rooms(void **state)
 	const struct room *tx;
 
 	room_pair_open_send(p, 5);
-	tx = rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_SEND, 5);
+	tx = rooms_find(rooms_of(&p->c.nodes[0].kvd), p->prefill, ROOM_SEND, 5);
 	open_rx(p, 5, RX, 1);
 	cluster_ok(&p->c, p->decode,
 		   "{'cmd':'room.bind','room':'5','aux':2,'views':{'kv':{'pages':"
@@ -290,7 +290,7 @@ static void engine_that_dies_while_a_helper_reads_leaves_nothing(void **state)
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	offload_hold(offload, false);
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	assert_int_equal(rooms_count(p->c.nodes[1].kvd.rooms), 0);
+	assert_int_equal(rooms_count(rooms_of(&p->c.nodes[1].kvd)), 0);
 	assert_int_equal(p->c.nodes[1].kvd.session_count, 0);
 }
 
@@ -313,7 +313,7 @@ static void engine_that_dies_while_it_opens_leaves_nothing(void **state)
 	cluster_engine_dies(&p->c, p->prefill);
 	offload_hold(offload, false);
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	assert_int_equal(rooms_count(p->c.nodes[0].kvd.rooms), 0);
+	assert_int_equal(rooms_count(rooms_of(&p->c.nodes[0].kvd)), 0);
 	assert_int_equal(p->c.nodes[0].kvd.session_count, 0);
 }
 
@@ -383,7 +383,7 @@ static void refused_opening_fails_its_slot_and_tells_why(void **state)
 					    .a = KVD_RING_IDS + TX + 6},
 		   NULL);
 	assert_true(kvd_word_flags(slot_read(p->prefill, TX + 6).word) & KVD_FLAG_FREE);
-	assert_int_equal(rooms_count(p->c.nodes[0].kvd.rooms), 1);
+	assert_int_equal(rooms_count(rooms_of(&p->c.nodes[0].kvd)), 1);
 }
 
 struct wrong {
@@ -527,7 +527,7 @@ static void refused_pages_fail_the_room(void **state)
 		entry_give(&p->c, p->decode, &e, NULL);
 	}
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	assert_int_equal(rooms_count(p->c.nodes[1].kvd.rooms), 0);
+	assert_int_equal(rooms_count(rooms_of(&p->c.nodes[1].kvd)), 0);
 }
 
 static void pages_over_the_account_fail_the_room_unread(void **state)
@@ -621,7 +621,7 @@ static void entries_of_a_room_that_is_gone_do_nothing(void **state)
 	entry_give(&p->c, p->prefill, &e, NULL); /* and once more */
 	e = (struct kvd_ring_entry){.op = KVD_RING_RELEASE, .a = KVD_RING_IDS + TX};
 	entry_give(&p->c, p->prefill, &e, NULL);
-	assert_int_equal(rooms_count(p->c.nodes[0].kvd.rooms), 0);
+	assert_int_equal(rooms_count(rooms_of(&p->c.nodes[0].kvd)), 0);
 	open_tx(p, 14, TX, 2);
 }
 
@@ -706,7 +706,7 @@ static void number_of_a_closed_room_opens_again_at_once(void **state)
 	assert_true(kvd_word_flags(slot_read(p->prefill, TX).word) & KVD_FLAG_FREE);
 	assert_true(kvd_word_flags(slot_read(p->decode, RX).word) & KVD_FLAG_FREE);
 	assert_int_equal(kvd_word_state(slot_read(p->prefill, TX).word), KVD_FAILED);
-	assert_int_equal(rooms_count(p->c.nodes[0].kvd.rooms), 1);
+	assert_int_equal(rooms_count(rooms_of(&p->c.nodes[0].kvd)), 1);
 }
 
 /* An engine that dies behind a close leaves neither of the two. */
@@ -724,7 +724,7 @@ static void session_ends_with_a_closed_room_that_has_not_ended(void **state)
 	open_tx(p, 18, TX + 1, 1);
 	cluster_engine_dies(&p->c, p->prefill);
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	assert_int_equal(rooms_count(p->c.nodes[0].kvd.rooms), 0);
+	assert_int_equal(rooms_count(rooms_of(&p->c.nodes[0].kvd)), 0);
 	assert_int_equal(p->c.nodes[0].kvd.session_count, 0);
 	failed_with(p, p->decode, RX, ERR_ABORTED);
 }
@@ -771,7 +771,7 @@ static void allocation_that_fails_costs_the_room(void **state)
 		mem_fail_at(0);
 		entry_give(&p->c, p->decode, &e, NULL);
 		cluster_run(&p->c, LOOP_NS_PER_MS);
-		assert_int_equal(rooms_count(p->c.nodes[1].kvd.rooms), 0);
+		assert_int_equal(rooms_count(rooms_of(&p->c.nodes[1].kvd)), 0);
 		if (used < n)
 			return;
 	}

@@ -205,7 +205,7 @@ static void push_slot_tells_what_the_sender_needs(void **state)
 
 	prepare(p);
 	room_pair_open_send(p, 45);
-	tx = rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_SEND, 45);
+	tx = rooms_find(rooms_of(&p->c.nodes[0].kvd), p->prefill, ROOM_SEND, 45);
 	slot = slot_of(p->prefill, tx);
 	assert_int_equal(kvd_more_first_token(slot.more), -1);
 	room_pair_open_recv(p, 45);
@@ -234,7 +234,7 @@ static void push_slot_tells_what_the_sender_needs(void **state)
 	/* a second lay between the chunks */
 	assert_true(kvd_more_moved_us(slot.more) >= 1000000);
 	assert_int_equal(kvd_more_first_token(slot.more), 4);
-	rx = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 45);
+	rx = rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 45);
 	slot = slot_of(p->decode, rx);
 	assert_int_equal(kvd_more_first_token(slot.more), -1);
 	assert_int_equal(kvd_more_rows(slot.more), rx->used.rows);
@@ -252,8 +252,8 @@ static void failed_slot_says_that_the_other_side_did(void **state)
 	cluster_until_state(&p->c, p->prefill, "send", 46, KVD_WAITING_FOR_INPUT);
 	cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'46'}");
 	cluster_until_state(&p->c, p->decode, "recv", 46, KVD_FAILED);
-	tx = rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_SEND, 46);
-	rx = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 46);
+	tx = rooms_find(rooms_of(&p->c.nodes[0].kvd), p->prefill, ROOM_SEND, 46);
+	rx = rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 46);
 	assert_false(kvd_word_flags(slot_of(p->prefill, tx).word) & KVD_FLAG_REMOTE);
 	assert_true(kvd_word_flags(slot_of(p->decode, rx).word) & KVD_FLAG_REMOTE);
 }
@@ -288,11 +288,12 @@ static void push_overlap_is_edup(void **state)
 		   "'first_token':4}}}");
 	cluster_until_state(&p->c, p->decode, "recv", 2, KVD_FAILED);
 	cluster_until_state(&p->c, p->prefill, "send", 2, KVD_FAILED);
+	assert_int_equal(rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 2)
+				 ->error.code,
+			 ERR_DUP);
 	assert_int_equal(
-		rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 2)->error.code,
-		ERR_DUP);
-	assert_int_equal(
-		rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_SEND, 2)->error.code,
+		rooms_find(rooms_of(&p->c.nodes[0].kvd), p->prefill, ROOM_SEND, 2)
+			->error.code,
 		ERR_DUP);
 }
 
@@ -309,9 +310,9 @@ static void push_last_with_less_is_eshort(void **state)
 		   "[3,4]}}}");
 	cluster_until_state(&p->c, p->decode, "recv", 3, KVD_FAILED);
 	cluster_until_state(&p->c, p->prefill, "send", 3, KVD_FAILED);
-	assert_int_equal(
-		rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 3)->error.code,
-		ERR_SHORT);
+	assert_int_equal(rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 3)
+				 ->error.code,
+			 ERR_SHORT);
 }
 
 static void push_failed_says_which_pages_landed(void **state)
@@ -465,7 +466,8 @@ static void abort_fences_before_failed(void **state)
 		send_two_chunks(p, room);
 		cluster_until_state(&p->c, p->decode, "recv", room, KVD_TRANSFERRING);
 		cluster_run(&p->c, (room - 100) * 3 * LOOP_NS_PER_MS);
-		recv = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, room);
+		recv = rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV,
+				  room);
 		if (room_terminal(recv))
 			continue;
 		if (room % 2)
@@ -499,9 +501,10 @@ static void transport_error_fails_both_sides(void **state)
 	send_two_chunks(p, 130);
 	cluster_until_state(&p->c, p->decode, "recv", 130, KVD_FAILED);
 	cluster_until_state(&p->c, p->prefill, "send", 130, KVD_FAILED);
-	assert_int_equal(rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 130)
-				 ->error.code,
-			 ERR_TRANSPORT);
+	assert_int_equal(
+		rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 130)
+			->error.code,
+		ERR_TRANSPORT);
 	open_offer(p, 131, 1000);
 	rule.times = 1;
 	assert_int_equal(fake_script(p->c.bytes, &rule), 0);
@@ -591,7 +594,7 @@ static void engine_death_fails_the_other_side(void **state)
 	cluster_until_state(&p->c, p->prefill, "send", 11, KVD_WAITING_FOR_INPUT);
 	cluster_engine_dies(&p->c, p->prefill);
 	cluster_until_state(&p->c, p->decode, "recv", 11, KVD_FAILED);
-	recv = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 11);
+	recv = rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 11);
 	assert_int_equal(recv->error.code, ERR_SESSION);
 	assert_non_null(strstr(recv->error.text, "prefill"));
 }
@@ -608,9 +611,10 @@ static void receiver_of_an_aborted_and_closed_sender_learns(void **state)
 	room_pair_open_recv(p, 12);
 	bind(p, 12);
 	cluster_until_state(&p->c, p->decode, "recv", 12, KVD_FAILED);
-	assert_non_null(strstr(
-		rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 12)->error.text,
-		"user left"));
+	assert_non_null(
+		strstr(rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 12)
+			       ->error.text,
+		       "user left"));
 }
 
 static void layouts_that_contradict_are_named(void **state)
@@ -627,7 +631,7 @@ static void layouts_that_contradict_are_named(void **state)
 		   "%s']}",
 		   (unsigned long long)odd.pool, p->c.nodes[0].endpoint);
 	cluster_until_state(&p->c, other, "recv", 13, KVD_FAILED);
-	recv = rooms_find(p->c.nodes[1].kvd.rooms, other, ROOM_RECV, 13);
+	recv = rooms_find(rooms_of(&p->c.nodes[1].kvd), other, ROOM_RECV, 13);
 	assert_int_equal(recv->error.code, ERR_LAYOUT);
 	assert_non_null(strstr(recv->error.text, "unit_bytes"));
 	cluster_engine_dies(&p->c, other);
@@ -766,7 +770,7 @@ static void peer_restart_fails_rooms_and_new_ones_work(void **state)
 			  true);
 	cluster_until_state(&p->c, p->decode, "recv", 16, KVD_FAILED);
 	cluster_until_state(&p->c, p->prefill, "send", 16, KVD_FAILED);
-	recv = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 16);
+	recv = rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 16);
 	assert_int_equal(recv->error.code, ERR_PEER);
 	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
 			  false);

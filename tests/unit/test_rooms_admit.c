@@ -119,7 +119,7 @@ static void send_all(struct trio *p, uint64_t number)
 
 static struct rooms *rooms_at(struct trio *p, unsigned int node)
 {
-	return p->c.nodes[node].kvd.rooms;
+	return rooms_of(&p->c.nodes[node].kvd);
 }
 
 static void said(struct trio *p, unsigned int node, enum room_role role, uint64_t number,

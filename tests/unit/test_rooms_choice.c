@@ -132,7 +132,7 @@ static const char *by_session(struct world *w, unsigned int i, char text[200])
 
 static const struct room *asked(struct world *w, enum room_role role)
 {
-	return rooms_find(w->c.nodes[1].kvd.rooms, w->engines[ASKER], role, ROOM);
+	return rooms_find(rooms_of(&w->c.nodes[1].kvd), w->engines[ASKER], role, ROOM);
 }
 
 static bool has_ended(void *arg)

@@ -119,12 +119,12 @@ static void open_pairs(struct pair *p)
 
 static struct room *recv_room(struct pair *p, unsigned int n)
 {
-	return rooms_find(p->c.nodes[0].kvd.rooms, p->decode, ROOM_RECV, 100 + n);
+	return rooms_find(rooms_of(&p->c.nodes[0].kvd), p->decode, ROOM_RECV, 100 + n);
 }
 
 static struct room *send_room(struct pair *p, unsigned int n)
 {
-	return rooms_find(p->c.nodes[1].kvd.rooms, p->prefill, ROOM_SEND, 100 + n);
+	return rooms_find(rooms_of(&p->c.nodes[1].kvd), p->prefill, ROOM_SEND, 100 + n);
 }
 
 static unsigned int live(struct pair *p, unsigned int node)
@@ -132,7 +132,7 @@ static unsigned int live(struct pair *p, unsigned int node)
 	const struct room *room;
 	unsigned int n = 0;
 
-	list_foreach(room, rooms_all(p->c.nodes[node].kvd.rooms), all_link)
+	list_foreach(room, rooms_all(rooms_of(&p->c.nodes[node].kvd)), all_link)
 		n += room_live(room);
 	return n;
 }
@@ -220,8 +220,7 @@ static void confirmation_before_the_loss_is_seen_does_not_count(void **state)
 	cursor_write(&c, body, sizeof(body));
 	assert_int_equal(wire_room_done_put(&c, &msg), 0);
 	cursor_read(&c, body, c.pos);
-	assert_int_equal(
-		rooms_on_message(p->c.nodes[1].kvd.rooms, remote_at(p, 1), &h, &c), 0);
+	assert_int_equal(rooms_on_message(remote_at(p, 1), &h, &c), 0);
 	room_failed_with(last, ERR_PEER, "data line lost");
 	until_all_have_seen(p, 1);
 }
@@ -268,7 +267,7 @@ static void chunk_before_the_loss_is_seen_does_not_count(void **state)
 	no_line.land = on_land;
 	ops = remote->transport->ops;
 	remote->transport->ops = &no_line;
-	rooms_on_request(p->c.nodes[0].kvd.rooms, remote, &in, REQUEST_CHUNK, &header);
+	rooms_on_request(remote, &in, REQUEST_CHUNK, &header);
 	remote->transport->ops = ops;
 	mem_free(bytes);
 	assert_null(in.owner);
@@ -332,7 +331,7 @@ static void daemon_that_stops_tells_it_to_all_rooms(void **state)
 	open_pairs(p);
 	short_turns(p);
 	err_set(&why, ERR_DRAIN, "the daemon is stopping");
-	rooms_fail_all(p->c.nodes[0].kvd.rooms, &why);
+	rooms_fail_all(rooms_of(&p->c.nodes[0].kvd), &why);
 	assert_in_range(live(p, 0), ROOMS - A_TURN, ROOMS - 1);
 	loop_virtual_parts(p->c.loop, 0); /* the session's end overtakes it */
 	cluster_engine_dies(&p->c, p->decode);
@@ -361,7 +360,7 @@ static void sweep_begun_again_and_again_comes_to_the_last_room(void **state)
 	short_turns(p);
 	visits = 0;
 	for (unsigned int i = 0; i < 10 * ROOMS; i++) {
-		room_sweep_begin(p->c.nodes[0].kvd.rooms, &sweep);
+		room_sweep_begin(rooms_of(&p->c.nodes[0].kvd), &sweep);
 		loop_turn(p->c.loop, 0);
 	}
 	assert_in_range(visits, 10, 10 * ROOMS);
@@ -399,7 +398,7 @@ static void release_pull(struct pair *p)
 static void ask_again(struct pair *p, unsigned int times)
 {
 	struct room *pull =
-		rooms_find(p->c.nodes[0].kvd.rooms, p->decode, ROOM_PULL, ROOM);
+		rooms_find(rooms_of(&p->c.nodes[0].kvd), p->decode, ROOM_PULL, ROOM);
 	const struct party *party = list_first(&pull->parties, struct party, link);
 	struct wire_offer_query msg = {.room = ROOM,
 				       .pull_gen = pull->gen,

@@ -114,7 +114,7 @@ static void close_room(struct trio *p, unsigned int node, const char *role, uint
 
 static struct rooms *rooms_at(struct trio *p, unsigned int node)
 {
-	return p->c.nodes[node].kvd.rooms;
+	return rooms_of(&p->c.nodes[node].kvd);
 }
 
 static struct room *room_at(struct trio *p, unsigned int node, enum room_role role,

@@ -105,7 +105,7 @@ static const struct err *why(struct trio *p, unsigned int node, enum room_role r
 {
 	struct session *const engines[] = {p->prefill, p->decode, p->other};
 	struct room *room =
-		rooms_find(p->c.nodes[node].kvd.rooms, engines[node], role, number);
+		rooms_find(rooms_of(&p->c.nodes[node].kvd), engines[node], role, number);
 
 	assert_non_null(room);
 	return &room->error;
@@ -391,9 +391,9 @@ static void pull_acknowledged_before_it_read_fails(void **state)
 	cluster_until_state(&p->c, p->prefill, "pull", 46, KVD_WAITING_FOR_INPUT);
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	ack.pull_gen =
-		rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_PULL, 46)->gen;
+		rooms_find(rooms_of(&p->c.nodes[0].kvd), p->prefill, ROOM_PULL, 46)->gen;
 	ack.offer_gen =
-		rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_OFFER, 46)->gen;
+		rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_OFFER, 46)->gen;
 	assert_int_equal(handshake_reach(hs, p->c.nodes[0].endpoint, NULL, &puller), 0);
 	handshake_body(hs, &out);
 	wire_pull_ack_put(&out, &ack);
@@ -425,7 +425,8 @@ static void abort_of_one_of_two_silent_sources_is_told_to_both(void **state)
 		   p->c.nodes[0].endpoint);
 	bind(p, 47);
 	cluster_run(&p->c, LOOP_NS_PER_S);
-	abort.to_gen = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 47)->gen;
+	abort.to_gen =
+		rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 47)->gen;
 	assert_int_equal(handshake_reach(hs, p->c.nodes[1].endpoint, NULL, &receiver), 0);
 	handshake_body(hs, &out);
 	wire_abort_put(&out, &abort);
@@ -506,7 +507,7 @@ static struct room *begin_held_pull(struct trio *p, uint64_t number)
 	open_pull(p, p->prefill, &p->src, number, true);
 	cluster_until_state(&p->c, p->prefill, "pull", number, KVD_WAITING_FOR_INPUT);
 	cluster_run(&p->c, 100 * MS);
-	return rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_OFFER, number);
+	return rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_OFFER, number);
 }
 
 static void nothing_landed(struct trio *p, uint64_t number)
@@ -562,7 +563,7 @@ static void lease_that_ends_under_a_puller_is_told_to_it(void **state)
 }
 
 /* An offer of this lease, as if the prefill daemon had sent it. */
-static void forge_offer(struct trio *p, struct room *room, uint64_t lease_ms)
+static void forge_offer(struct room *room, uint64_t lease_ms)
 {
 	struct party *party = list_first(&room->parties, struct party, link);
 	const struct wire_header h = {.type = WIRE_T_OFFER};
@@ -581,8 +582,7 @@ static void forge_offer(struct trio *p, struct room *room, uint64_t lease_ms)
 	cursor_write(&out, body, sizeof(body));
 	assert_int_equal(wire_offer_put(&out, &m), 0);
 	cursor_read(&out, body, out.pos);
-	assert_int_equal(
-		rooms_on_message(p->c.nodes[1].kvd.rooms, party->remote, &h, &out), 0);
+	assert_int_equal(rooms_on_message(party->remote, &h, &out), 0);
 	assert_true(party->answered);
 }
 
@@ -607,9 +607,10 @@ static void offer_with_an_absurd_lease_makes_no_storm_of_beats(void **state)
 		cluster_until_state(&p->c, p->decode, "pull", number,
 				    KVD_WAITING_FOR_INPUT);
 		cluster_run(&p->c, 10 * MS);
-		room = rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_PULL, number);
+		room = rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_PULL,
+				  number);
 		peer = list_first(&room->parties, struct party, link)->remote->peer;
-		forge_offer(p, room, leases_ms[i]);
+		forge_offer(room, leases_ms[i]);
 		before = peer->messages_out;
 		cluster_run(&p->c, LOOP_NS_PER_S);
 		assert_in_range(peer->messages_out - before, 0, 120);
@@ -826,7 +827,7 @@ static void drain_lets_rooms_end_and_refuses_new_ones(void **state)
 	cluster_until_state(&p->c, p->other, "send", 13, KVD_WAITING_FOR_INPUT);
 	cluster_run(&p->c, 50 * MS);
 	p->c.nodes[0].kvd.draining = true;
-	rooms_drain(p->c.nodes[0].kvd.rooms);
+	rooms_drain(rooms_of(&p->c.nodes[0].kvd));
 	cluster_until_state(&p->c, p->decode, "recv", 14, KVD_FAILED);
 	said(why(p, 1, ROOM_RECV, 14), ERR_DRAIN, "the daemon is draining");
 	assert_true(why(p, 1, ROOM_RECV, 14)->retryable);

@@ -81,7 +81,7 @@ static void meet(struct world *w)
 
 static struct room *room_of(struct world *w, unsigned int node, enum room_role role)
 {
-	return rooms_find(w->c.nodes[node].kvd.rooms, w->engines[node], role, ROOM);
+	return rooms_find(rooms_of(&w->c.nodes[node].kvd), w->engines[node], role, ROOM);
 }
 
 static int setup(void **state)
@@ -406,8 +406,8 @@ static void pages_beyond_what_a_daemon_may_hold_here_cost_its_room(void **state)
 
 static struct move *being_read(struct world *w)
 {
-	struct room *room =
-		rooms_find(w->c.nodes[1].kvd.rooms, w->engines[1], ROOM_OFFER, OFFERED);
+	struct room *room = rooms_find(rooms_of(&w->c.nodes[1].kvd), w->engines[1],
+				       ROOM_OFFER, OFFERED);
 	struct move *move = list_first(&room->moves, struct move, link);
 
 	return move && move_phase(move) == MOVE_READING ? move : NULL;
@@ -454,8 +454,7 @@ static void abort_in_the_middle_of_a_request_leaves_it_answered(void **state)
 	cursor_write(&c, body, sizeof(body));
 	assert_int_equal(wire_abort_put(&c, &msg), 0);
 	cursor_read(&c, body, c.pos);
-	assert_int_equal(rooms_on_message(w->c.nodes[1].kvd.rooms, party->remote, &h, &c),
-			 0);
+	assert_int_equal(rooms_on_message(party->remote, &h, &c), 0);
 	cluster_run(&w->c, 3 * LOOP_NS_PER_S);
 	assert_int_equal(cluster_state(&w->c, w->engines[1], "offer", OFFERED),
 			 KVD_FAILED);

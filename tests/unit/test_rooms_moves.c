@@ -84,8 +84,8 @@ static void send_chunk_of(struct room_pair *p, uint64_t room, unsigned int seq,
 static struct room *room_at(struct room_pair *p, unsigned int node, enum room_role role,
 			    uint64_t number)
 {
-	return rooms_find(p->c.nodes[node].kvd.rooms, node ? p->decode : p->prefill, role,
-			  number);
+	return rooms_find(rooms_of(&p->c.nodes[node].kvd), node ? p->decode : p->prefill,
+			  role, number);
 }
 
 /* Where the region's memory is registered with the pair's transport. */
@@ -296,7 +296,7 @@ static void plan_in_the_making_is_not_looked_at(void **state)
 	send = room_at(p, 0, ROOM_SEND, 1);
 	assert_non_null(list_first(&send->moves, struct move, link)->plan);
 	cluster_ok(&p->c, p->prefill, "{'cmd':'room.abort','room':'1'}");
-	event = trace_at(rooms_trace(p->c.nodes[0].kvd.rooms), send->trace.last - 1);
+	event = trace_at(rooms_trace(rooms_of(&p->c.nodes[0].kvd)), send->trace.last - 1);
 	for (; event->what != TRACE_OVER; event -= event->back)
 		assert_int_not_equal(event->back, 0);
 	assert_int_equal(event->value, 0);

@@ -39,8 +39,8 @@ static int setup(void **state)
 static const struct room *room_of(struct room_pair *p, unsigned int node,
 				  enum room_role role, uint64_t number)
 {
-	return rooms_find(p->c.nodes[node].kvd.rooms, node ? p->decode : p->prefill, role,
-			  number);
+	return rooms_find(rooms_of(&p->c.nodes[node].kvd), node ? p->decode : p->prefill,
+			  role, number);
 }
 
 static void open_offer(struct room_pair *p, uint64_t room, const char *more)
@@ -316,7 +316,7 @@ static void pullers_tell_how_many_they_are(void **state)
 	assert_int_equal(cluster_state(&p->c, p->prefill, "offer", 30), KVD_TRANSFERRING);
 	pull_as(p, other, &third, 30, 3); /* disagrees */
 	cluster_until_state(&p->c, other, "pull", 30, KVD_FAILED);
-	room_failed_with(rooms_find(p->c.nodes[1].kvd.rooms, other, ROOM_PULL, 30),
+	room_failed_with(rooms_find(rooms_of(&p->c.nodes[1].kvd), other, ROOM_PULL, 30),
 			 ERR_INVAL, "receivers: offer 30 is for 2, this puller says 3");
 	cluster_ok(&p->c, other, "{'cmd':'room.close','room':'30'}");
 	pull_as(p, other, &third, 30, 2);

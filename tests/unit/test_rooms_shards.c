@@ -278,7 +278,7 @@ static void pages_of_a_source_that_confirmed_are_told(void **state)
 		(unsigned long long)s.dst[0].pool, s.sources,
 		view_of(&s.dst[0], 0, TOKENS));
 	cluster_until_state(&s.c, s.decode[0], "pull", 1, KVD_FAILED);
-	room = rooms_find(s.c.nodes[2].kvd.rooms, s.decode[0], ROOM_PULL, 1);
+	room = rooms_find(rooms_of(&s.c.nodes[2].kvd), s.decode[0], ROOM_PULL, 1);
 	assert_int_equal(room_landed_pages(room, 0, &bits), 0);
 	for (unsigned int p = 0; p < (TOKENS + 3) / 4; p++) /* tokens 4p to 4p + 3 */
 		assert_int_equal(bits[p / 8] >> p % 8 & 1, p % 2 == 0);
@@ -302,7 +302,8 @@ static void shard_that_does_not_come_fails_the_room(void **state)
 		   view_of(&s.src[1], 0, 24));
 	ends(&s, "recv", "send", KVD_FAILED);
 	assert_int_equal(
-		rooms_find(s.c.nodes[2].kvd.rooms, s.decode[0], ROOM_RECV, 1)->error.code,
+		rooms_find(rooms_of(&s.c.nodes[2].kvd), s.decode[0], ROOM_RECV, 1)
+			->error.code,
 		ERR_SHORT);
 	shards_free(&s);
 }

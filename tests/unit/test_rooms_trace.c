@@ -70,7 +70,7 @@ static struct room *open_send(struct pair *p, unsigned int room)
 	cluster_ok(&p->c, p->prefill,
 		   "{'cmd':'room.open','room':'%u','role':'send','pool':%llu}", room,
 		   (unsigned long long)p->src.pool);
-	return rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_SEND, room);
+	return rooms_find(rooms_of(&p->c.nodes[0].kvd), p->prefill, ROOM_SEND, room);
 }
 
 static struct room *open_recv(struct pair *p, unsigned int room, const char *names)
@@ -79,7 +79,7 @@ static struct room *open_recv(struct pair *p, unsigned int room, const char *nam
 		   "{'cmd':'room.open','room':'%u','role':'recv','pool':%llu,"
 		   "'sources':['%s']%s}",
 		   room, (unsigned long long)p->dst.pool, p->c.nodes[0].endpoint, names);
-	return rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, room);
+	return rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, room);
 }
 
 static void bind(struct pair *p, unsigned int room, const char *pages)
@@ -119,7 +119,7 @@ static unsigned int chain(struct rooms *rooms, const struct room_trace *trace,
 static void rooms_keep_their_own_events(void **state)
 {
 	struct pair *p = *state;
-	struct rooms *rooms = p->c.nodes[1].kvd.rooms;
+	struct rooms *rooms = rooms_of(&p->c.nodes[1].kvd);
 	struct room *one = open_recv(p, 1, ""), *two = open_recv(p, 2, "");
 
 	open_send(p, 1);
@@ -143,7 +143,7 @@ static void rooms_keep_their_own_events(void **state)
 static void events_that_are_overwritten_are_forgotten(void **state)
 {
 	struct pair *p = *state;
-	struct rooms *rooms = p->c.nodes[1].kvd.rooms;
+	struct rooms *rooms = rooms_of(&p->c.nodes[1].kvd);
 	struct room *old = open_recv(p, 1, ""), *busy = NULL;
 
 	room_trace(old, TRACE_BOUND, NULL, 0);
@@ -196,7 +196,7 @@ static void first_byte_is_before_the_last(void **state)
 	bind(p, 1, "3,5,7,9,11,13,15,17");
 	give(p, 1, "1,2,3,4,5,6,7,8");
 	for (unsigned int i = 0; i < 2; i++) {
-		struct rooms *all = p->c.nodes[i].kvd.rooms;
+		struct rooms *all = rooms_of(&p->c.nodes[i].kvd);
 
 		begun[i] =
 			time_of(all, &rooms[i]->trace, i ? TRACE_ADMITTED : TRACE_POSTED);
@@ -212,7 +212,7 @@ static void first_byte_is_before_the_last(void **state)
 static void room_writes_so_many_events_and_its_states(void **state)
 {
 	struct pair *p = *state;
-	struct rooms *rooms = p->c.nodes[1].kvd.rooms;
+	struct rooms *rooms = rooms_of(&p->c.nodes[1].kvd);
 	struct room *room = open_recv(p, 1, "");
 
 	for (unsigned int i = 0; i < 2 * TRACE_ROOM_EVENTS; i++)
@@ -228,7 +228,7 @@ static void room_writes_so_many_events_and_its_states(void **state)
 static void ended_room_keeps_events_and_names(void **state)
 {
 	struct pair *p = *state;
-	struct rooms *rooms = p->c.nodes[1].kvd.rooms;
+	struct rooms *rooms = rooms_of(&p->c.nodes[1].kvd);
 	const struct ended_room *ended;
 
 	open_send(p, 1);
@@ -473,7 +473,7 @@ static void room_closed_between_two_pieces_is_told_once(void **state)
 	commands_dispatch(req);
 	assert_null(text);
 	cluster_ok(&p->c, p->decode, "{'cmd':'room.close','room':'1'}");
-	assert_null(rooms_find(p->c.nodes[1].kvd.rooms, p->decode, ROOM_RECV, 1));
+	assert_null(rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 1));
 	cluster_run(&p->c, 10 * MS);
 	loop_virtual_parts(p->c.loop, 0);
 	assert_non_null(text);

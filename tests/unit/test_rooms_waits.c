@@ -242,7 +242,7 @@ static void both_sides_wait_for_the_chunk_that_is_missing(void **state)
 	send_part(p, 6, 2, 8, 16, false);
 	settle(p);
 	for (unsigned int i = 0; i < 2; i++)
-		assert_int_equal(rooms_moving(p->c.nodes[i].kvd.rooms), 1);
+		assert_int_equal(rooms_moving(rooms_of(&p->c.nodes[i].kvd)), 1);
 	waits_for(
 		p, p->prefill, "send", 6, "transferring",
 		"engine 'vllm' to send its next chunk (has sent 2, the latest is seq 2)",
@@ -310,7 +310,7 @@ static void room_waits_for_a_free_transfer_slot(void **state)
 	open_recv(p, 10);
 	bind(p, 10, "");
 	settle(p);
-	room = rooms_find(p->c.nodes[0].kvd.rooms, p->prefill, ROOM_SEND, 10);
+	room = rooms_find(rooms_of(&p->c.nodes[0].kvd), p->prefill, ROOM_SEND, 10);
 	party = list_first(&room->parties, struct party, link);
 	party->remote->line.ops_posted += 1u << 20; /* of others */
 	send_part(p, 10, 0, 0, 16, true);
@@ -492,7 +492,8 @@ static void ended_rooms_are_remembered_when_they_are_closed(void **state)
 	struct pair *p = *state;
 	cJSON *reply, *room;
 
-	assert_null(rooms_history(p->c.nodes[0].kvd.rooms)->ring); /* costs nothing yet */
+	assert_null(rooms_history(rooms_of(&p->c.nodes[0].kvd))
+			    ->ring); /* costs nothing yet */
 	open_send(p, 60);
 	open_recv(p, 60);
 	bind(p, 60, "");

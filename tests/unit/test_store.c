@@ -35,9 +35,9 @@ struct world {
 	unsigned int piece_count;
 };
 
-static struct store *store_of(struct world *w)
+static struct store *node_store(struct world *w)
 {
-	return w->c.nodes[0].kvd.store;
+	return store_of(&w->c.nodes[0].kvd);
 }
 
 static struct store_handle *handle_open(struct world *w, uint64_t pool)
@@ -161,7 +161,7 @@ static struct store_found found(struct world *w, uint32_t count)
 static void find_asks_about_few_sets_of_classes(void **state)
 {
 	struct world *w = *state;
-	struct store *store = store_of(w);
+	struct store *store = node_store(w);
 	const uint32_t chunks = 32;
 	uint64_t before;
 
@@ -190,7 +190,7 @@ static void find_asks_about_few_sets_of_classes(void **state)
 static void cover_of_many_sets_is_learned_call_by_call(void **state)
 {
 	struct world *w = *state;
-	struct store *store = store_of(w);
+	struct store *store = node_store(w);
 	uint64_t bits[WITHOUT_3], made = 0, before;
 
 	pieces_open(w);
@@ -282,7 +282,7 @@ static struct store_chunk *halves_last(struct world *w)
 static void durable_put_asks_about_few_sets_of_classes_a_turn(void **state)
 {
 	struct world *w = *state;
-	struct store *store = store_of(w);
+	struct store *store = node_store(w);
 	struct store_move *move;
 	uint64_t bits[WITHOUT_3], before;
 
@@ -331,7 +331,7 @@ static void class_that_goes_takes_what_was_learned_of_it(void **state)
 {
 	struct world *w = *state;
 	struct store_handle *handle = w->handle;
-	struct store *store = store_of(w);
+	struct store *store = node_store(w);
 	struct store_class *class;
 	uint64_t bit;
 
@@ -355,7 +355,7 @@ static void class_that_goes_takes_what_was_learned_of_it(void **state)
 static void holds_that_end_together_go_in_slices(void **state)
 {
 	struct world *w = *state;
-	struct store *store = store_of(w);
+	struct store *store = node_store(w);
 	struct store_chunk *chunk = chunk_get(w, 1);
 	struct store_chunk **holds[3];
 	uint32_t left, turns = 0;
@@ -386,7 +386,7 @@ static void holds_that_end_together_go_in_slices(void **state)
 static void user_without_a_share_is_refused_by_name(void **state)
 {
 	struct world *w = *state;
-	struct store *store = store_of(w);
+	struct store *store = node_store(w);
 	struct kvd *kvd = &w->c.nodes[0].kvd;
 	struct account *accounts[ARENA_SLABS];
 	struct store_tenant *tenant;
@@ -421,7 +421,7 @@ static void user_without_a_share_is_refused_by_name(void **state)
 static void store_that_cannot_be_dialled_now_is_dialled_later(void **state)
 {
 	struct world *w = *state;
-	struct store *store = store_of(w);
+	struct store *store = node_store(w);
 	struct config *config = &w->c.nodes[0].config;
 	struct store_far f = {0};
 

@@ -103,7 +103,7 @@ static uint64_t life_begin(struct keeper *k)
 	if (k->kept[INDEX] >= 0)
 		keeper_give(k);
 	assert_int_equal(store_make(&w->kvd, &w->store), 0);
-	w->kvd.store = w->store;
+	w->kvd.part[MODULE_STORE] = w->store;
 	w->store->base = w->memory;
 	w->store->region = &w->region;
 	assert_int_equal(keep_new(w->store, &memory, &w->store->keep), 0);
@@ -120,7 +120,7 @@ static uint64_t life_begin(struct keeper *k)
 static void life_end(struct keeper *k)
 {
 	store_free(mem_steal(k->w.store));
-	k->w.kvd.store = NULL;
+	k->w.kvd.part[MODULE_STORE] = NULL;
 }
 
 static void keeper_end(struct keeper *k)

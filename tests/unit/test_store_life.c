@@ -40,16 +40,16 @@ struct world {
 	uint64_t space;
 };
 
-static struct store *store_of(struct cluster *c)
+static struct store *node_store(struct cluster *c)
 {
-	return c->nodes[0].kvd.store;
+	return store_of(&c->nodes[0].kvd);
 }
 
 static bool has_memory(void *arg)
 {
 	const struct world *w = arg;
 
-	return w->c.nodes[0].kvd.store->region != NULL;
+	return store_of(&w->c.nodes[0].kvd)->region != NULL;
 }
 
 /* What files there are is not known yet, if the disk is slow. */
@@ -104,7 +104,7 @@ static unsigned int state_of(struct world *w, uint64_t move)
 
 static bool files_scanned(void *arg)
 {
-	return store_of(arg)->files->scanned;
+	return node_store(arg)->files->scanned;
 }
 
 /* It has moved all of its bytes before anybody knows what the files are. */
@@ -117,10 +117,10 @@ static void durable_put_during_the_scan_waits_for_it(void **state)
 	world_new(&w, SLOW, DISK_WHATS);
 	move = put(&w, 1);
 	cluster_run(&w.c, LOOP_NS_PER_S);
-	assert_false(store_of(&w.c)->files->open);
+	assert_false(node_store(&w.c)->files->open);
 	assert_int_equal(state_of(&w, move), KVD_TRANSFERRING);
 	cluster_run(&w.c, SLOW);
-	assert_true(store_of(&w.c)->files->open && !store_of(&w.c)->files->scanned);
+	assert_true(node_store(&w.c)->files->open && !node_store(&w.c)->files->scanned);
 	assert_int_equal(state_of(&w, move), KVD_TRANSFERRING);
 	cluster_until(&w.c, files_scanned, &w.c, "the scan");
 	disk_sim_delays(w.disk, LOOP_NS_PER_MS, LOOP_NS_PER_MS);
@@ -140,7 +140,7 @@ static void durable_put_fails_with_the_scan_and_is_refused_after_it(void **state
 	cluster_run(&w.c, LOOP_NS_PER_S);
 	assert_int_equal(state_of(&w, move), KVD_TRANSFERRING);
 	cluster_run(&w.c, 3 * SLOW);
-	assert_true(store_of(&w.c)->files->readonly);
+	assert_true(node_store(&w.c)->files->readonly);
 	assert_int_equal(state_of(&w, move), KVD_FAILED);
 	cluster_refused(&w.c, w.engine, "ELIMIT",
 			"{'cmd':'chunk.put','space':%llu,'ids':['" ZEROS "02'],"
@@ -161,14 +161,14 @@ static bool has_ended(void *arg)
 static void stops_behind(struct cluster *c, unsigned int node)
 {
 	struct kvd *kvd = &c->nodes[node].kvd;
-	struct region *region = kvd->store->region;
+	struct region *region = store_of(kvd)->region;
 	struct session *session;
 
 	assert_true(region->pins > 0);
 	list_foreach_safe(session, &kvd->sessions, link)
 		session_end(session, "the daemon is stopping");
 	cluster_run(c, SOON);
-	assert_false(store_drained(kvd->store) && attends_drained(kvd->attends));
+	assert_false(store_drained(store_of(kvd)) && attends_drained(attends_of(kvd)));
 	assert_int_equal(sm_state(&region->sm), REGION_CLOSING);
 	assert_true(region->pins > 0);
 	assert_non_null(region->memory);
@@ -183,12 +183,12 @@ static void memory_stays_until_a_load_is_done(void **state)
 	world_new(&w, LOOP_NS_PER_MS, DISK_WHATS);
 	put(&w, 1);
 	cluster_run(&w.c, LOOP_NS_PER_S);
-	for (uint64_t i = 0; i <= store_of(&w.c)->bucket_mask; i++) {
-		struct store_chunk *chunk = store_of(&w.c)->buckets[i];
+	for (uint64_t i = 0; i <= node_store(&w.c)->bucket_mask; i++) {
+		struct store_chunk *chunk = node_store(&w.c)->buckets[i];
 
 		if (chunk) {
 			assert_true(chunk->filed && !chunk->item.pins);
-			store_on_evict(store_of(&w.c), &chunk->item);
+			store_on_evict(node_store(&w.c), &chunk->item);
 		}
 	}
 	disk_sim_delays(w.disk, SLOW, SLOW);
@@ -196,7 +196,7 @@ static void memory_stays_until_a_load_is_done(void **state)
 		   "{'cmd':'chunk.hold','space':%llu,'ids':['" ZEROS "01']}",
 		   (unsigned long long)w.space);
 	cluster_run(&w.c, SOON);
-	assert_int_equal(store_of(&w.c)->files->jobs, 1);
+	assert_int_equal(node_store(&w.c)->files->jobs, 1);
 	stops_behind(&w.c, 0);
 	cluster_until(&w.c, has_ended, &w.c.nodes[0], "the stop");
 	world_free(&w);
@@ -213,7 +213,7 @@ static void memory_stays_until_a_write_is_done(void **state)
 	put(&w, 2);
 	disk_sim_delays(w.disk, SLOW, SLOW);
 	cluster_run(&w.c, LOOP_NS_PER_S);
-	assert_true(store_of(&w.c)->files->flying_bytes > 0);
+	assert_true(node_store(&w.c)->files->flying_bytes > 0);
 	stops_behind(&w.c, 0);
 	cluster_until(&w.c, has_ended, &w.c.nodes[0], "the stop");
 	world_free(&w);
@@ -231,7 +231,7 @@ static void memory_stays_until_a_kernel_is_done(void **state)
 	attend_world_rows(&w, 0, 1);
 	attend_world_post(&w, 0, 0, &part, 1, NULL, 0);
 	cluster_run(&w.c, SOON);
-	attends_close(w.c.nodes[AW_HOLDER].kvd.attends);
+	attends_close(attends_of(&w.c.nodes[AW_HOLDER].kvd));
 	stops_behind(&w.c, AW_HOLDER);
 	offload_hold(w.c.nodes[AW_HOLDER].kvd.offload, false);
 	cluster_until(&w.c, has_ended, &w.c.nodes[AW_HOLDER], "the stop");
@@ -347,8 +347,8 @@ static void last_chunk_of_a_hold_leaves_first(void **state)
 	cluster_ok(&w.c, w.engine, "{'cmd':'chunk.release','hold':%llu}",
 		   (unsigned long long)hold);
 	cluster_run(&w.c, LOOP_NS_PER_S);
-	for (uint64_t i = 0; i <= store_of(&w.c)->bucket_mask; i++) {
-		struct store_chunk *chunk = store_of(&w.c)->buckets[i];
+	for (uint64_t i = 0; i <= node_store(&w.c)->bucket_mask; i++) {
+		struct store_chunk *chunk = node_store(&w.c)->buckets[i];
 
 		for (; chunk; chunk = chunk->next)
 			chunks[chunk->first] = chunk;

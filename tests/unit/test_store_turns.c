@@ -40,7 +40,7 @@ static struct store_figures figures_of(const struct world *w)
 {
 	struct store_figures f;
 
-	store_figures(w->c.nodes[0].kvd.store, &f);
+	store_figures(store_of(&w->c.nodes[0].kvd), &f);
 	return f;
 }
 
@@ -235,7 +235,8 @@ static void put_of_an_engine_that_dies_ends(void **state)
 			loop_turn(w.c.loop, LOOP_NS_PER_MS);
 		ended = w.engines[0];
 		cluster_engine_dies(&w.c, ended);
-		cluster_until(&w.c, store_is_still, w.c.nodes[0].kvd.store, "the end");
+		cluster_until(&w.c, store_is_still, store_of(&w.c.nodes[0].kvd),
+			      "the end");
 		loop_virtual_parts(w.c.loop, 0);
 		w.engines[0] = cluster_engine_of(&w.c, 0, "a", 1000);
 		world_close(&w);

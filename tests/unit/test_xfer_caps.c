@@ -43,8 +43,8 @@ static void on_land(struct xp_inbound *in, const struct xp_sides *sides,
 
 static struct transport_ops no_line;
 
-static enum err_code request(struct trio *p, struct remote *remote,
-			     enum request_kind kind, const struct cursor *written)
+static enum err_code request(struct remote *remote, enum request_kind kind,
+			     const struct cursor *written)
 {
 	const struct transport_ops *ops = remote->transport->ops;
 	struct xp_inbound in = {
@@ -53,7 +53,7 @@ static enum err_code request(struct trio *p, struct remote *remote,
 
 	cursor_read(&header, written->base, written->pos);
 	remote->transport->ops = &no_line;
-	xfers_on_request(p->c.nodes[0].kvd.xfers, remote, &in, kind, &header);
+	xfers_on_request(remote, &in, kind, &header);
 	remote->transport->ops = ops;
 	return answered;
 }
@@ -79,17 +79,17 @@ static enum err_code put_list(struct trio *p, struct remote *remote, uint64_t gi
 	cursor_put_u64(&out, 8);
 	cursor_put_u64(&out, 1);
 	assert_false(out.bad);
-	return request(p, remote, REQUEST_DLIST, &out);
+	return request(remote, REQUEST_DLIST, &out);
 }
 
-static enum err_code free_list(struct trio *p, struct remote *remote, uint64_t gid)
+static enum err_code free_list(struct remote *remote, uint64_t gid)
 {
 	uint8_t buf[16];
 	struct cursor out;
 
 	cursor_write(&out, buf, sizeof(buf));
 	cursor_put_u64(&out, gid);
-	return request(p, remote, REQUEST_DLIST_FREE, &out);
+	return request(remote, REQUEST_DLIST_FREE, &out);
 }
 
 static int setup(void **state)
@@ -143,8 +143,8 @@ static void lists_are_charged_to_the_daemon_that_has_them(void **state)
 	assert_int_equal(put_list(p, p->from[0], 4, 1), ERR_LIMIT);
 	assert_int_equal(put_list(p, p->from[0], 2, 1), ERR_OK); /* said again */
 	assert_int_equal(put_list(p, p->from[0], 4, 1), ERR_LIMIT);
-	assert_int_equal(free_list(p, p->from[0], 3), ERR_OK);
-	assert_int_equal(free_list(p, p->from[0], 3), ERR_OK); /* twice frees one */
+	assert_int_equal(free_list(p->from[0], 3), ERR_OK);
+	assert_int_equal(free_list(p->from[0], 3), ERR_OK); /* twice frees one */
 	assert_int_equal(put_list(p, p->from[0], 4, 1), ERR_OK);
 	assert_int_equal(put_list(p, p->from[0], 5, 1), ERR_LIMIT);
 	assert_int_equal(put_list(p, p->from[1], 4, 1), ERR_OK); /* the last eighth */
@@ -163,7 +163,7 @@ static void entries_are_charged_before_they_come(void **state)
 	assert_int_equal(put_list(p, p->from[0], 1, part), ERR_OK);
 	assert_int_equal(put_list(p, p->from[0], 2, part), ERR_OK);
 	assert_int_equal(put_list(p, p->from[0], 3, 1), ERR_LIMIT);
-	assert_int_equal(free_list(p, p->from[0], 1), ERR_OK);
+	assert_int_equal(free_list(p->from[0], 1), ERR_OK);
 	assert_int_equal(put_list(p, p->from[0], 3, part), ERR_OK);
 	charge_drop(&filler);
 }

@@ -115,10 +115,10 @@ static void list_lost_on_its_way_is_sent_again(void **state)
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
 	x = pair_start(p, "write", local, pair_grid(p, false), NULL);
 	cluster_run(&p->c, 5 * LOOP_NS_PER_MS); /* the list has left, and is not there */
-	assert_true(list_empty(&p->c.nodes[1].kvd.xfers->shadows));
+	assert_true(list_empty(&xfers_of(&p->c.nodes[1].kvd)->shadows));
 	next_engine(p);
 	assert_int_equal(pair_state(p, x), KVD_FAILED);
-	assert_true(list_empty(&p->c.nodes[1].kvd.xfers->shadows));
+	assert_true(list_empty(&xfers_of(&p->c.nodes[1].kvd)->shadows));
 	pair_until(p, pair_start(p, "write", local, pair_grid(p, false), NULL),
 		   KVD_SUCCESS);
 	assert_memory_equal(p->mine.base, p->yours.base, p->mine.bytes);
@@ -127,7 +127,7 @@ static void list_lost_on_its_way_is_sent_again(void **state)
 static void initiator_end_leaves_no_lists_there(void **state)
 {
 	struct pair *p = *state;
-	const struct list *kept = &p->c.nodes[1].kvd.xfers->shadows;
+	const struct list *kept = &xfers_of(&p->c.nodes[1].kvd)->shadows;
 
 	pair_until(p,
 		   pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL),
@@ -185,7 +185,7 @@ static int64_t blocks_of(struct pair *p, uint64_t local, uint64_t remote,
 	x = pair_start(p, "write", local, remote, args);
 	cluster_run(&p->c, 150 * LOOP_NS_PER_MS);
 	assert_int_equal(pair_state(p, x), KVD_TRANSFERRING);
-	assert_false(list_empty(&p->c.nodes[1].kvd.xfers->serving));
+	assert_false(list_empty(&xfers_of(&p->c.nodes[1].kvd)->serving));
 	blocks = mem_live() - blocks;
 	*profile = was;
 	pair_until(p, x, KVD_SUCCESS);

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * module: a part of the daemon that the layers below it do not name: sessions, peers
+ * and kvd.c call it by this table alone. Hooks may be NULL. They run in the order of the
+ * list kvd->modules, free() in reverse. Loop thread.
+ *
+ * A hook runs also where its module has no part (options switched it off, or a test
+ * made less): it checks.
+ */
+#ifndef KVD_MODULE_H
+#define KVD_MODULE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct cursor;
+struct err;
+struct kvd;
+struct pool;
+struct region;
+struct remote;
+struct remote_pool;
+struct session;
+struct wire_header;
+struct xp_inbound;
+
+/* In the order of modules_built[]; the index of part[] in struct kvd. */
+enum module_id {
+	MODULE_REQUEST,
+	MODULE_CLUSTER,
+	MODULE_ROOM,
+	MODULE_XFER,
+	MODULE_STORE,
+	MODULE_ATTEND,
+	MODULE_CONTROL,
+	MODULES
+};
+
+struct module {
+	enum module_id id;
+	unsigned int owner; /* enum wire_owner, of messages and requests; 0: of none */
+
+	/* ---- life ---- */
+
+	/* 0 and *part_p NULL: switched off by options. */
+	int (*new)(struct kvd *kvd, void **part_p);
+	/* Read files that options name again; not `apply`: only whether they are good.
+	 * ERR_CONFIG: all is as it was. */
+	int (*reload)(void *part, bool apply);
+	void (*drain)(void *part);		/* what is new is refused */
+	unsigned int (*live)(const void *part); /* a drain waits until all are 0 */
+	/* Fail what runs, begin nothing. Idempotent. */
+	void (*close)(void *part, const struct err *why);
+	/* free() may follow. False: *why_p may say what does not come. */
+	bool (*drained)(const void *part, struct err *why_p);
+	void (*free)(void *part);
+
+	/* ---- sessions, their regions and pools ---- */
+
+	/* It begins to end: at once its pages and seats are the engine's again. */
+	void (*session_closing)(struct session *session);
+	/* End what it has. 0; outcome 1: later, by session_end_next(). Then the next
+	 * module has its turn, at last the session's pools and regions go. */
+	int (*session_end)(struct session *session);
+	void (*session_gone)(struct session *session); /* about to be freed */
+	void (*region_coming)(struct session *session);
+	void (*region_going)(struct region *region); /* drop pins */
+	void (*pool_coming)(struct pool *pool);
+	void (*pool_going)(struct pool *pool);
+
+	/* ---- peers ---- */
+
+	void (*remote_up)(struct remote *remote);
+	/* A pool of it became ready or was refused; its line became ready or was lost
+	 * (all its ops are done by then); its dial was refused. */
+	void (*remote_change)(struct remote *remote);
+	/* Everything of it is invalid after this call. */
+	void (*remote_down)(struct remote *remote, const struct err *why);
+	/* The owner withdraws the pool: stop using it. */
+	void (*remote_pool_going)(struct remote_pool *pool);
+	/* It has taken handshake_share_session()'s list of that epoch; `why`: refuses. */
+	void (*remote_shared)(struct remote *remote, uint64_t epoch,
+			      const struct err *why);
+	/* One that has this owner. Negative: the peer broke the protocol. */
+	int (*message)(struct remote *remote, const struct wire_header *header,
+		       struct cursor *body);
+	/* The same on the data line; header is after the kind byte. */
+	void (*request)(struct remote *remote, struct xp_inbound *in, unsigned int kind,
+			struct cursor *header);
+};
+
+/* Each of kvd->modules, a list that ends with NULL; none where that is NULL. */
+#define MODULES_EACH(kvd, m)                                          \
+	for (const struct module *const *m##_at = (kvd)->modules, *m; \
+	     m##_at && (m = *m##_at) != NULL; m##_at++)
+
+/* Makes all parts; after a failure those that were made are there for modules_free(). */
+int modules_new(struct kvd *kvd);
+int modules_reload(struct kvd *kvd, bool apply);
+void modules_drain(struct kvd *kvd);
+unsigned int modules_live(const struct kvd *kvd);
+void modules_close(struct kvd *kvd, const struct err *why);
+/* False: *why_p, if its code is not OK, says what does not come. */
+bool modules_drained(const struct kvd *kvd, struct err *why_p);
+void modules_free(struct kvd *kvd);
+
+#endif

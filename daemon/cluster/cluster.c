@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cluster: the module: groups, and the loads that are told there. */
+#include <errno.h>
+
+#include "daemon/base/mem.h"
+#include "daemon/cluster/groups.h"
+#include "daemon/cluster/loads.h"
+#include "daemon/handshake/handshake.h"
+#include "daemon/session/pool.h"
+#include "daemon/session/session.h"
+
+struct cluster {
+	struct groups *groups;
+	struct loads *loads;
+};
+
+struct groups *groups_of(const struct kvd *kvd)
+{
+	const struct cluster *cluster = kvd->part[MODULE_CLUSTER];
+
+	return cluster ? cluster->groups : NULL;
+}
+
+struct loads *loads_of(const struct kvd *kvd)
+{
+	const struct cluster *cluster = kvd->part[MODULE_CLUSTER];
+
+	return cluster ? cluster->loads : NULL;
+}
+
+static int cluster_new(struct kvd *kvd, void **part_p)
+{
+	struct cluster *cluster = mem_zalloc(sizeof(*cluster));
+	int r;
+
+	if (!cluster)
+		return err_pass(-ENOMEM);
+	*part_p = cluster;
+	r = groups_new(kvd, &cluster->groups);
+	if (r >= 0)
+		r = loads_new(kvd, &cluster->loads);
+	return err_pass(r);
+}
+
+static int cluster_reload(void *part, bool apply)
+{
+	return err_pass(groups_reload(((struct cluster *)part)->groups, apply));
+}
+
+static void cluster_drain(void *part)
+{
+	groups_drain(((struct cluster *)part)->groups);
+}
+
+static void cluster_close(void *part, const struct err *why)
+{
+	groups_close(((struct cluster *)part)->groups, why);
+}
+
+static void cluster_free(void *part)
+{
+	struct cluster *cluster = part;
+
+	loads_free(cluster->loads);
+	groups_free(cluster->groups);
+	mem_free(cluster);
+}
+
+static int cluster_session_end(struct session *session)
+{
+	if (groups_of(session->kvd))
+		groups_session_gone(groups_of(session->kvd), session->id);
+	return 0;
+}
+
+static void cluster_pools_changed(struct pool *pool)
+{
+	if (groups_of(pool->session->kvd))
+		groups_pools_changed(groups_of(pool->session->kvd));
+}
+
+const struct module cluster_module = {
+	.id = MODULE_CLUSTER,
+	.new = cluster_new,
+	.reload = cluster_reload,
+	.drain = cluster_drain,
+	.close = cluster_close,
+	.free = cluster_free,
+	.session_end = cluster_session_end,
+	.pool_coming = cluster_pools_changed,
+	.pool_going = cluster_pools_changed,
+};
