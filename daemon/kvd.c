@@ -289,7 +289,7 @@ static int start_signals(struct kvd_impl *impl)
 
 static void start_watchdog(struct kvd_impl *impl)
 {
-	impl->watchdog_ns = impl->config.watchdog ? notify_watchdog_ns() : 0;
+	impl->watchdog_ns = notify_watchdog_ns();
 	if (impl->watchdog_ns)
 		loop_timer_start(&impl->watchdog, impl->watchdog_ns / 2);
 }
@@ -367,7 +367,7 @@ static int build(struct kvd *kvd)
 		r = gpu_new(config->cuda_library, config->gpu, &kvd->gpu);
 	if (r == 0)
 		r = gpu_tune(kvd->gpu, config->gpu_kernels, GPU_KERNEL_ROW_BYTES,
-			     config->gpu_streams);
+			     GPU_STREAMS);
 	if (r == 0)
 		share_cores(kvd);
 	if (r == 0)

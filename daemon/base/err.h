@@ -36,7 +36,7 @@ enum err_scope {
 	X(2, PROTO, EPROTO, SESSION, false, "a message breaks the protocol",            \
 	  "upgrade the engine's libkvd together with the daemon")                       \
 	X(3, TOOBIG, EMSGSIZE, OP, false, "a line, list or frame over its cap",         \
-	  "send less at a time, or raise the option `line` or `message`")               \
+	  "send less at a time, or raise the option `message`")                         \
 	X(4, NOCMD, ENOSYS, OP, false, "no such command",                               \
 	  "upgrade the daemon, or use the kvd-ctl of its version")                      \
 	X(5, PERM, EPERM, OP, false, "not allowed for this caller",                     \

@@ -269,9 +269,6 @@ static void check_socket(struct load *load)
 	if (*group && strspn(group, "0123456789") != strlen(group) && !getgrnam(group))
 		problem(load, line_of(load, "socket_group", "socket_group"),
 			"socket_group = %s: no such group", group);
-	if (config->line_bytes > config->client_queue_bytes)
-		problem(load, line_of(load, "line", "client_queue"),
-			"line: is larger than client_queue");
 }
 
 /* tcp://HOST:PORT; *host_p without brackets. */
@@ -553,6 +550,7 @@ static void config_resolve(struct load *load)
 
 	if (config->log_format == LOG_FORMAT_AUTO)
 		config->log_format = (uint32_t)log_format_of_stderr();
+	config->peer_part_bytes = PEER_PART_BYTES;
 	if (!config->memory_bytes)
 		config->memory_bytes = accounts_preset();
 	if (!config->offload_threads)

@@ -28,6 +28,8 @@
 /* Which rooms' ends are told at info. */
 enum log_rooms { LOG_ROOMS_FAILED, LOG_ROOMS_SLOW, LOG_ROOMS_ALL };
 
+#define PEER_PART_BYTES (64u << 10)
+
 struct config {
 	/* [daemon] */
 	char name[CONFIG_NAME_BYTES];	 /* instance name: letters, digits, . _ - */
@@ -35,7 +37,6 @@ struct config {
 	uint32_t log_level;		 /* enum log_level */
 	uint32_t log_format;		 /* enum log_format */
 	uint32_t log_rooms;		 /* enum log_rooms */
-	bool watchdog;			 /* answer systemd's watchdog */
 	bool core_dumps;
 	bool sandbox;
 	uint32_t offload_threads; /* >= 1 */
@@ -50,7 +51,6 @@ struct config {
 	uint32_t sessions_max;
 	uint32_t session_regions_max, session_pools_max;
 	uint64_t client_queue_bytes; /* replies waiting for a client that reads late */
-	uint64_t line_bytes;	     /* one request */
 
 	/* [peer] */
 	char listen[CONFIG_ENDPOINT_BYTES];	   /* tcp://ADDRESS:PORT, port 0 = any */
@@ -60,8 +60,8 @@ struct config {
 	char curve_allow_file[CONFIG_PATH_BYTES];
 	bool insecure;
 	uint32_t peers_max;
-	uint32_t peer_queue_frames; /* high-water mark of one peer's line */
-	uint64_t peer_message_bytes, peer_part_bytes;
+	uint64_t peer_message_bytes;
+	uint64_t peer_part_bytes; /* of a longer body, a turn. Not an option. */
 	uint64_t ping_interval_ns, dead_after_ns;
 	uint32_t orphans_max;
 	uint64_t orphan_ttl_ns;
@@ -102,21 +102,15 @@ struct config {
 	bool transports_auto;		     /* nobody named them. Not an option. */
 	struct setting_words require;	     /* names or the class "rdma"; empty = any */
 	char ucx_library[CONFIG_PATH_BYTES]; /* "" = the loader's libucp.so.0 */
-	char ucx_net_devices[CONFIG_ENDPOINT_BYTES]; /* "" = the one of `listen` */
-	char ucx_tls[CONFIG_ENDPOINT_BYTES];
 	char tcp_listen[CONFIG_ENDPOINT_BYTES]; /* "" = the address of `listen` */
 	uint32_t tcp_streams, tcp_threads;	/* >= 1 */
-	uint64_t tcp_buffer_bytes;		/* 0 = the kernel's choice */
 	uint32_t tcp_verify;			/* enum tcp_verify */
 	uint32_t tcp_crypto;			/* enum tcp_crypto; END: auto */
 	char gpu[CONFIG_PATH_BYTES];
 	char cuda_library[CONFIG_PATH_BYTES];
 	char gpu_kernels[CONFIG_PATH_BYTES];
-	uint32_t gpu_streams;			 /* 1 … GPU_STREAMS_MAX */
 	char verbs_rails[CONFIG_ENDPOINT_BYTES]; /* "" = the port of `listen` */
-	uint32_t verbs_qps;			 /* queue pairs a peer and rail */
 	uint32_t verbs_ack_timeout;		 /* 4.096 us << this */
-	uint32_t verbs_retries;			 /* 0 … 7 */
 	uint32_t verbs_traffic_class;		 /* the IP header's; 0 = the system's */
 	uint32_t verbs_request_ns; /* of a work request; 0: measured, 1: nothing is packed
 				    */
@@ -125,7 +119,6 @@ struct config {
 	uint32_t host_copy_threads; /* >= 1; of all daemons in run_dir */
 	uint64_t slice_bytes;
 	uint64_t max_inflight_bytes;
-	uint32_t max_inflight_ops;
 
 	/* where it came from; "" = built-in defaults only. Not an option. */
 	char path[CONFIG_PATH_BYTES];

@@ -56,8 +56,6 @@ static const struct setting options[] = {
 	 .help = "Which rooms' ends are a line of the log, with bytes, time, transport: "
 		 "those that failed, also those that took longer than a second, or all. "
 		 "The others' are at debug."},
-	{"daemon", "watchdog", SETTING_BOOL, FIELD(watchdog), .preset = "yes",
-	 .help = "Answer systemd's watchdog when the unit sets WatchdogSec."},
 	{"daemon", "core_dumps", SETTING_BOOL, FIELD(core_dumps), .preset = "no",
 	 .help = "Let the kernel write a core when the daemon crashes, and its user look "
 		 "into it with a debugger. A core has keys and engines' caches in it."},
@@ -117,11 +115,9 @@ static const struct setting options[] = {
 	{"control", "session_pools", SETTING_COUNT, FIELD(session_pools_max),
 	 .preset = "64", .min = 1, .max = 65536, .help = "Most pools of one session."},
 	{"control", "client_queue", SETTING_SIZE, FIELD(client_queue_bytes),
-	 .preset = "8 MiB", .min = 64 * KIB, .max = GIB,
+	 .preset = "8 MiB", .min = MIB, .max = GIB,
 	 .help = "Replies that may wait for a client that reads late. Past half of it no "
 		 "more of its requests are taken, past it the client is closed."},
-	{"control", "line", SETTING_SIZE, FIELD(line_bytes), .preset = "1 MiB",
-	 .min = 4 * KIB, .max = 64 * MIB, .help = "Longest request line."},
 
 	{"peer", "listen", SETTING_TEXT, FIELD(listen), .preset = "tcp://127.0.0.1:0",
 	 .help = "Where other daemons reach this one: tcp://ADDRESS:PORT with a numeric "
@@ -154,16 +150,8 @@ static const struct setting options[] = {
 		 "and the metrics repeat it."},
 	{"peer", "peers", SETTING_COUNT, FIELD(peers_max), .preset = "1024", .min = 1,
 	 .max = 65536, .help = "Most remote daemons at a time."},
-	{"peer", "queue", SETTING_COUNT, FIELD(peer_queue_frames), .preset = "4096",
-	 .min = 16, .max = 1 << 20,
-	 .help = "Messages that may wait for one peer; past it senders are refused."},
 	{"peer", "message", SETTING_SIZE, FIELD(peer_message_bytes), .preset = "1 MiB",
 	 .min = 64 * KIB, .max = 64 * MIB, .help = "Largest message of a peer."},
-	{"peer", "part", SETTING_SIZE, FIELD(peer_part_bytes), .preset = "64 KiB",
-	 .min = 1 * KIB, .max = 1 * MIB,
-	 .help = "Rooms' messages that are longer (thousands of scattered pages) are "
-		 "written and read by helper threads, and sent so many bytes a turn of "
-		 "the loop."},
 	{"peer", "ping", SETTING_DURATION, FIELD(ping_interval_ns), .preset = "200 ms",
 	 .min = 5 * MS, .max = 60 * S, .reload = true,
 	 .help = "Interval of liveness checks, also the daemon's heartbeat."},
@@ -307,11 +295,9 @@ static const struct setting options[] = {
 	 .help = "Only these transports, or the class rdma, may be used; a pair of "
 		 "daemons without one fails loudly. Empty: any."},
 	{"transport", "ucx_library", SETTING_PATH, FIELD(ucx_library), .preset = "",
-	 .help = "libucp to load. Empty: libucp.so.0 of the system."},
-	{"transport", "ucx_net_devices", SETTING_TEXT, FIELD(ucx_net_devices),
-	 .preset = "", .help = "UCX_NET_DEVICES. Empty: the interface of listen."},
-	{"transport", "ucx_tls", SETTING_TEXT, FIELD(ucx_tls), .preset = "",
-	 .help = "UCX_TLS. Empty: all but sm, cma and xpmem."},
+	 .help = "libucp to load. Empty: libucp.so.0 of the system. Its devices: "
+		 "UCX_NET_DEVICES of the daemon's environment, or the one of listen; "
+		 "transports: UCX_TLS, or rc, dc and ud on RDMA devices, else tcp."},
 	{"transport", "tcp_listen", SETTING_TEXT, FIELD(tcp_listen), .preset = "",
 	 .help = "Data port of the tcp transport: tcp://ADDRESS:PORT as in listen. "
 		 "Empty: the address of listen and a free port. tcp_crypto "
@@ -323,9 +309,6 @@ static const struct setting options[] = {
 	{"transport", "tcp_threads", SETTING_AUTO_COUNT, FIELD(tcp_threads),
 	 .preset = "auto", .min = 1, .max = THREADS_MAX,
 	 .help = "Threads that serve these connections. auto: half the cores, 1 to 8."},
-	{"transport", "tcp_buffer", SETTING_SIZE, FIELD(tcp_buffer_bytes),
-	 .preset = "0 B", .min = 0, .max = GIB,
-	 .help = "Socket buffers of these connections. 0 B: the kernel's own sizing."},
 	{"transport", "tcp_verify", SETTING_ENUM, FIELD(tcp_verify), .preset = "none",
 	 .words = verify_words,
 	 .help = "Checksum of every frame of bytes over tcp, when either side wants one: "
@@ -340,18 +323,10 @@ static const struct setting options[] = {
 	 .help = "RDMA ports for verbs, in order: device, device:port, interface or "
 		 "address. Empty: the one that has the address of listen; all, where "
 		 "that is a wildcard."},
-	{"transport", "verbs_qps", SETTING_COUNT, FIELD(verbs_qps), .preset = "2",
-	 .min = 1, .max = 8,
-	 .help = "Queue pairs to each peer on each rail. Large rooms go over all of "
-		 "them."},
 	{"transport", "verbs_ack_timeout", SETTING_COUNT, FIELD(verbs_ack_timeout),
 	 .preset = "14", .min = 8, .max = 22,
 	 .help = "An adapter sends again what was not acknowledged after 4.096 us << "
 		 "this (14: 67 ms)."},
-	{"transport", "verbs_retries", SETTING_COUNT, FIELD(verbs_retries), .preset = "7",
-	 .min = 0, .max = 7,
-	 .help = "How often; then the peer is lost (with both presets: after half a "
-		 "second)."},
 	{"transport", "verbs_traffic_class", SETTING_COUNT, FIELD(verbs_traffic_class),
 	 .preset = "0", .min = 0, .max = 255,
 	 .help = "Traffic class (DSCP and ECN bits) of RoCE packets; the service level "
@@ -385,10 +360,6 @@ static const struct setting options[] = {
 	 .help = "Code for GPUs: auto (what this kvd was built with), off, or the path "
 		 "of an image that nvcc made of gpu/kernels.cu. Without it the copy "
 		 "engines move everything."},
-	{"transport", "gpu_streams", SETTING_COUNT, FIELD(gpu_streams), .preset = "4",
-	 .min = 1, .max = 8,
-	 .help = "Streams that move bytes on one GPU at once, with 3 MiB of pinned "
-		 "memory each at most."},
 	{"transport", "slice", SETTING_SIZE, FIELD(slice_bytes), .preset = "512 KiB",
 	 .min = 4 * KIB, .max = 64 * MIB,
 	 .help = "Bytes a copy thread moves before it looks for a cancel."},
@@ -396,9 +367,6 @@ static const struct setting options[] = {
 	 .preset = "256 MiB", .min = 64 * KIB, .max = 1024 * GIB, .reload = true,
 	 .help = "Bytes posted to one peer and not yet done, past which a room or "
 		 "session has one operation under way there at a time."},
-	{"transport", "max_inflight_ops", SETTING_COUNT, FIELD(max_inflight_ops),
-	 .preset = "1024", .min = 1, .max = 1 << 20, .reload = true,
-	 .help = "Operations posted to one peer and not yet done."},
 };
 
 const struct setting *config_settings(size_t *count_p)

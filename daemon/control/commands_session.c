@@ -49,8 +49,7 @@ static bool add_limits(cJSON *result, const struct config *config)
 	cJSON *limits = cJSON_AddObjectToObject(result, "limits");
 
 	return limits &&
-	       cJSON_AddNumberToObject(limits, "line_bytes",
-				       (double)config->line_bytes) &&
+	       cJSON_AddNumberToObject(limits, "line_bytes", SESSION_LINE_MAX) &&
 	       cJSON_AddNumberToObject(limits, "line_fds", REQUEST_FDS_MAX) &&
 	       cJSON_AddNumberToObject(limits, "queue_bytes",
 				       (double)config->client_queue_bytes) &&

@@ -146,7 +146,7 @@ static bool may_read(const struct conn *conn)
 	       session->requests_open < REQUESTS_OPEN_MAX &&
 	       conn->out.bytes <= session->kvd->config->client_queue_bytes / 2 &&
 	       (!conn->out.charge.bytes || !account_is_full(session->account)) &&
-	       session->requests_bytes < 2 * session->kvd->config->line_bytes;
+	       session->requests_bytes < 2 * SESSION_LINE_MAX;
 }
 
 static void conn_arm(struct conn *conn)
@@ -440,7 +440,7 @@ static bool line_take(struct conn *conn, size_t want)
 	struct kvd *kvd = conn->host->kvd;
 	struct err why;
 
-	if (inbox_take(&conn->in, want, kvd->config->line_bytes) == 0) {
+	if (inbox_take(&conn->in, want, SESSION_LINE_MAX) == 0) {
 		metrics_add(&kvd->metrics, METRIC_CONTROL_IN_BYTES, want);
 		return true;
 	}

@@ -20,7 +20,8 @@
 #include "daemon/base/context.h"
 #include "proto/json.h"
 
-#define PROGRESS_BUDGET 64u /* a turn, so that other sources have theirs */
+#define MAX_INFLIGHT_OPS 1024u /* posted to a peer and not yet done */
+#define PROGRESS_BUDGET 64u    /* a turn, so that other sources have theirs */
 
 static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 {
@@ -438,7 +439,7 @@ int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 		/* first touched now, not by a turn of the loop, a fault a page */
 		memset(hs->scratch, 1, WIRE_FRAME_MAX);
 		memset(hs->blob_scratch, 1, WIRE_FRAME_MAX);
-		r = sched_new(kvd->loop, kvd->config->max_inflight_ops,
+		r = sched_new(kvd->loop, MAX_INFLIGHT_OPS,
 			      kvd->config->max_inflight_bytes, &hs->sched);
 	}
 	if (r >= 0)

@@ -76,6 +76,7 @@
 #define BACKLOG 512
 #define ZAP_DOMAIN "kvd"
 #define LINE_RECEIVE_FRAMES 16
+#define QUEUE_FRAMES 4096 /* that wait for a peer; past it senders are refused */
 #define LINE_RECEIVE_BYTES 1024
 
 struct link_zmq {
@@ -86,7 +87,6 @@ struct link_zmq {
 	struct loop_prepare prepare;
 	struct list lines;
 	struct link_zmq_stats stats;
-	int queue_frames;
 	bool reloaded; /* live connections may have been admitted by an older list */
 	struct link_keyring ring;
 	struct curve_zap *zap;
@@ -462,7 +462,7 @@ static int line_open(struct link *link, const char *endpoint, void *owner, bool 
 	/* nobody has anything to say on it, beyond libzmq's own handshake */
 	const struct limits limits = {.type = ZMQ_DEALER,
 				      .ipv6 = 1,
-				      .send_frames = zmq->queue_frames,
+				      .send_frames = QUEUE_FRAMES,
 				      .receive_frames = LINE_RECEIVE_FRAMES,
 				      .receive_bytes = LINE_RECEIVE_BYTES};
 	struct link_line *line;
@@ -754,7 +754,7 @@ static int router_open(struct link_zmq *zmq, const struct config *config)
 		.type = ZMQ_ROUTER,
 		.ipv6 = config->listen[6] == '[' || config->listen[6] == '*',
 		.send_frames = 1,
-		.receive_frames = (int)config->peer_queue_frames,
+		.receive_frames = QUEUE_FRAMES,
 		.receive_bytes = (int64_t)config->peer_message_bytes};
 	const char *colon = strrchr(config->listen, ':');
 	int r;
@@ -793,7 +793,6 @@ int link_zmq_new(struct loop *loop, const struct config *config, struct link **l
 		return err_pass(-ENOMEM);
 	zmq->link.ops = &zmq_ops;
 	zmq->loop = loop;
-	zmq->queue_frames = (int)config->peer_queue_frames;
 	zmq->ring.own = zmq->link.endpoint;
 	list_init(&zmq->lines);
 	zmq->prepare.on_prepare = link_zmq_on_prepare;

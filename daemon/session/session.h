@@ -33,6 +33,8 @@ struct session_watch;
 #define SESSION_SLOTS 65536u
 #define SESSION_ENGINE_SLOTS 65536u
 
+#define SESSION_LINE_MAX (1u << 20) /* bytes of a request */
+
 struct session {
 	struct list link; /* in kvd's sessions */
 	struct kvd *kvd;

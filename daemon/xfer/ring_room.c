@@ -304,16 +304,15 @@ static void ring_room_on_worked(struct offload_job *job)
 
 /* ---- the beginning ---- */
 
-static int begin_check(const struct ring_room *op, const struct session *session)
+static int begin_check(const struct ring_room *op)
 {
 	const struct kvd_ring_entry *e = &op->e;
 
-	if (e->bytes > PAYLOAD_MAX || e->n2 > session->kvd->config->line_bytes)
+	if (e->bytes > PAYLOAD_MAX || e->n2 > SESSION_LINE_MAX)
 		return err_raise(ERR_TOOBIG,
 				 "%u bytes of views and text, at most %u; of text %u, at "
-				 "most %zu (line)",
-				 e->bytes, PAYLOAD_MAX, e->n2,
-				 (size_t)session->kvd->config->line_bytes);
+				 "most %u",
+				 e->bytes, PAYLOAD_MAX, e->n2, SESSION_LINE_MAX);
 	if (e->n1 > LAYOUT_VIEWS_MAX)
 		return err_raise(ERR_LIMIT, "views: %u, at most %u", e->n1,
 				 LAYOUT_VIEWS_MAX);
@@ -329,7 +328,7 @@ static int ring_room_begin(struct ring_room *op, const struct room *room)
 	struct session *session = op->ring->session;
 	uint64_t bytes = op->e.bytes + (op->e.n1 + UINT64_C(1)) * sizeof(struct room_map);
 	struct pool *pool = room ? room->pool : NULL;
-	int r = begin_check(op, session);
+	int r = begin_check(op);
 
 	if (r >= 0 && !rooms_of(session->kvd))
 		r = err_raise(ERR_STATE, "this daemon has no rooms");

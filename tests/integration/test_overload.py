@@ -25,7 +25,6 @@ sessions = 256
 session_regions = 12
 session_pools = 5
 client_queue = 2 MiB
-line = 64 KiB
 [peer]
 peers = 6
 orphans = 40

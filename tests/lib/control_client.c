@@ -60,8 +60,7 @@ void mini_config(struct mini *mini)
 				       .session_regions_max = 64,
 				       .session_pools_max = 8,
 				       .rooms_max = 1024,
-				       .client_queue_bytes = 8 << 20,
-				       .line_bytes = 1 << 20};
+				       .client_queue_bytes = 8 << 20};
 	snprintf(mini->config.socket_path, sizeof(mini->config.socket_path),
 		 "%s/mini.sock", mini->dir);
 	mini->kvd.config = &mini->config;

@@ -144,9 +144,7 @@ int vp_begin(void **state)
 		.max_inflight_bytes = 64 * VP_MIB,
 		.fence_timeout_ns = LOOP_NS_PER_S,
 		.connect_timeout_ns = 30 * LOOP_NS_PER_S,
-		.verbs_qps = 2,
 		.verbs_ack_timeout = 14,
-		.verbs_retries = 7,
 		.verbs_request_ns = 1,
 	};
 	snprintf(vp_config.listen, sizeof(vp_config.listen), "tcp://0.0.0.0:7400");

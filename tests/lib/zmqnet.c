@@ -67,7 +67,6 @@ void zmqnet_defaults(struct zmqnet_node *node)
 	strcpy(node->config.listen, "tcp://127.0.0.1:0");
 	node->config.insecure = true; /* without zmqnet_use_curve() */
 	node->config.peers_max = 16;
-	node->config.peer_queue_frames = 1000;
 	node->config.peer_message_bytes = 1 << 20;
 	node->config.ping_interval_ns = 50 * LOOP_NS_PER_MS;
 	/* nobody here waits for it; its threads may be kept from a core for long */

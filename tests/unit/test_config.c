@@ -85,7 +85,6 @@ static void config_empty_file_gives_the_documented_defaults(void **state)
 	assert_int_equal(c.orphans_max, 4096);
 	assert_int_equal(c.orphan_ttl_ns, 60 * S);
 	assert_int_equal(c.client_queue_bytes, 8 << 20);
-	assert_int_equal(c.line_bytes, 1 << 20);
 	assert_int_equal(c.peer_message_bytes, 1 << 20);
 	assert_int_equal(c.ping_interval_ns, 200 * MS);
 	assert_int_equal(c.dead_after_ns, 800 * MS);
@@ -148,8 +147,8 @@ static void config_wrong_values_name_line_and_range(void **state)
 	must_fail("[rooms]\nlease =\n", 2, "not a whole number");
 	must_fail("[rooms]\nlease = 99999999999999999999 s\n", 2, "whole number");
 	must_fail("[rooms]\nlease = 9999999999999999999 min\n", 2, "outside");
-	must_fail("\n\n[control]\nline = 1 ms\n", 4, "not a unit");
-	must_fail("[control]\nline = 1 kB\n", 2, "not a unit");
+	must_fail("\n\n[control]\nclient_queue = 1 ms\n", 4, "not a unit");
+	must_fail("[control]\nclient_queue = 1 kB\n", 2, "not a unit");
 	must_fail("[rooms]\nrooms = 0\n", 2, "outside the range; allowed: 1 to");
 	must_fail("[rooms]\nrooms = 7 s\n", 2, "without a unit");
 	must_fail("[rooms]\nrooms = 0x10\n", 2, "without a unit");
@@ -157,7 +156,7 @@ static void config_wrong_values_name_line_and_range(void **state)
 	must_fail("[control]\nsocket_mode = 7777\n", 2, "0600 to 0777");
 	must_fail("[control]\nallow_uids = no-such-user-here\n", 2, "no such user");
 	must_fail("[control]\nallow_gids = 4294967295\n", 2, "number");
-	must_fail("[daemon]\nwatchdog = maybe\n", 2, "allowed: yes or no");
+	must_fail("[daemon]\nsandbox = maybe\n", 2, "allowed: yes or no");
 	must_fail("[daemon]\nlog_level = loud\n", 2,
 		  "allowed: one of error warn info debug trace");
 	must_fail("[daemon]\nrun_dir = run\n", 2, "not an absolute path");
@@ -219,7 +218,6 @@ static void config_impossible_combinations_are_refused(void **state)
 	must_fail("[daemon]\nname = ../evil\n", 2, "letters, digits");
 	must_fail("[daemon]\nname =\n", 2, "letters, digits");
 	must_fail("[control]\nsocket_mode = 0666\n", 2, "lets everybody in");
-	must_fail("[control]\nline = 2 MiB\nclient_queue = 1 MiB\n", 3, "client_queue");
 	must_fail("[control]\nsocket_group = no-such-group-here\n", 2, "no such group");
 	must_fail("[transport]\nslice = 1 MiB\nmax_inflight = 64 KiB\n", 3, "larger");
 	must_fail("[transport]\ntransports = shm, verbs\n", 2,

@@ -108,13 +108,13 @@ static void probe_beyond_loopback_wants_insecure(void **state)
 	uint32_t caps;
 
 	(void)state;
-	snprintf(c.ucx_net_devices, sizeof(c.ucx_net_devices), "no-such-device");
+	setenv("UCX_NET_DEVICES", "no-such-device", 1);
 	up_assert_refused(ucx_transport.probe(&c, &caps), ERR_REQUIRE, "insecure = yes");
 	c.insecure = true; /* then there is no such device */
 	up_assert_refused(ucx_transport.probe(&c, &caps), ERR_REQUIRE, "no-such-device");
-	snprintf(c.ucx_net_devices, sizeof(c.ucx_net_devices), "%s", "");
+	unsetenv("UCX_NET_DEVICES");
 	snprintf(c.listen, sizeof(c.listen), "tcp://192.0.2.77:7400");
-	up_assert_refused(ucx_transport.probe(&c, &caps), ERR_REQUIRE, "ucx_net_devices");
+	up_assert_refused(ucx_transport.probe(&c, &caps), ERR_REQUIRE, "UCX_NET_DEVICES");
 }
 
 /* The operator's UCX_ZCOPY_THRESH is 8k here (main): with the old protocols, whose
@@ -135,14 +135,14 @@ static void old_libucp_copies_its_messages(void **state)
 
 static void probe_shared_memory_transports_are_refused(void **state)
 {
-	struct config c = up_config;
 	uint32_t caps;
 
 	(void)state;
-	snprintf(c.ucx_tls, sizeof(c.ucx_tls), "tcp,cma");
-	up_assert_refused(ucx_transport.probe(&c, &caps), ERR_REQUIRE, "cma");
-	snprintf(c.ucx_tls, sizeof(c.ucx_tls), "^ud");
-	assert_int_equal(ucx_transport.probe(&c, &caps), 0);
+	setenv("UCX_TLS", "tcp,cma", 1);
+	up_assert_refused(ucx_transport.probe(&up_config, &caps), ERR_REQUIRE, "cma");
+	setenv("UCX_TLS", "^ud", 1);
+	assert_int_equal(ucx_transport.probe(&up_config, &caps), 0);
+	unsetenv("UCX_TLS");
 }
 
 static void peers_of_one_pair_become_ready(void **state)

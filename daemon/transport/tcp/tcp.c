@@ -53,13 +53,8 @@ void tcp_socket_tune(const struct tcp_transport *transport, int fd, bool stream)
 	set(fd, IPPROTO_TCP, TCP_KEEPIDLE, seconds / 2);
 	set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
 	set(fd, IPPROTO_TCP, TCP_KEEPCNT, seconds / 2);
-	if (!stream)
-		return;
-	set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_MAX);
-	if (transport->buffer_bytes) {
-		set(fd, SOL_SOCKET, SO_SNDBUF, (int)transport->buffer_bytes);
-		set(fd, SOL_SOCKET, SO_RCVBUF, (int)transport->buffer_bytes);
-	}
+	if (stream)
+		set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_MAX);
 }
 
 /* ---- the loop's side ---- */
@@ -153,7 +148,6 @@ static void tcp_configure(struct tcp_transport *transport, const struct config *
 	transport->verify = (enum tcp_verify)config->tcp_verify;
 	transport->crypto = (enum tcp_crypto)config->tcp_crypto;
 	transport->kernel = tcp_ktls_there();
-	transport->buffer_bytes = config->tcp_buffer_bytes;
 }
 
 static void tcp_describe(struct tcp_transport *transport)

@@ -77,9 +77,8 @@ struct tcp_transport {
 	unsigned int thread_count, next_thread;
 	unsigned int stream_count; /* wanted of a peer */
 	enum tcp_verify verify;
-	enum tcp_crypto crypto; /* END: as the addresses of a connection are */
-	bool kernel;		/* its kernel seals streams (tcp_ktls.h) */
-	uint64_t buffer_bytes;
+	enum tcp_crypto crypto;	 /* END: as the addresses of a connection are */
+	bool kernel;		 /* its kernel seals streams (tcp_ktls.h) */
 	unsigned int timeout_ms; /* unacknowledged bytes end a connection */
 	struct copy_hand *hand;	 /* the loop's */
 };

@@ -107,7 +107,7 @@ static int device_of_listen(const char *listen, char *device, size_t size)
 	}
 	return err_raise(ERR_REQUIRE,
 			 "ucx: no interface has the address of listen = %s: set "
-			 "ucx_net_devices",
+			 "UCX_NET_DEVICES",
 			 listen);
 }
 
@@ -170,7 +170,7 @@ static int choose_tls(struct choice *choice, const char *wanted)
 		for (size_t i = 0; i < ARRAY_LEN(banned); i++)
 			if (!strcmp(t, banned[i]))
 				return err_raise(ERR_REQUIRE,
-						 "ucx_tls: %s goes around the network; "
+						 "UCX_TLS: %s goes around the network; "
 						 "name tcp, rc, dc or ud",
 						 t);
 	snprintf(choice->tls, sizeof(choice->tls), "%s", wanted);
@@ -179,12 +179,12 @@ static int choose_tls(struct choice *choice, const char *wanted)
 
 static int ucx_choose(const struct config *config, struct choice *choice)
 {
+	const char *devices = getenv("UCX_NET_DEVICES"), *tls = getenv("UCX_TLS");
 	int r = 0;
 
 	memset(choice, 0, sizeof(*choice));
-	if (config->ucx_net_devices[0])
-		snprintf(choice->devices, sizeof(choice->devices), "%s",
-			 config->ucx_net_devices);
+	if (devices && *devices)
+		snprintf(choice->devices, sizeof(choice->devices), "%s", devices);
 	else
 		r = device_of_listen(config->listen, choice->devices,
 				     sizeof(choice->devices));
@@ -196,7 +196,7 @@ static int ucx_choose(const struct config *config, struct choice *choice)
 				 "ucx: its connections are not authenticated and %s is "
 				 "not loopback: only with insecure = yes",
 				 choice->devices);
-	return err_pass(choose_tls(choice, config->ucx_tls));
+	return err_pass(choose_tls(choice, tls ? tls : ""));
 }
 
 /* ---- the library's context ---- */

@@ -267,7 +267,7 @@ static void watch_hello(struct ucx_peer *peer, uint64_t now)
 		return;
 	}
 	err_set(&err, ERR_TIMEOUT,
-		"no data connection to UCX's worker of %s (ucx_net_devices): it did not "
+		"no data connection to UCX's worker of %s (UCX_NET_DEVICES): it did not "
 		"answer",
 		peer->net.name);
 	net_peer_fail(&peer->net, &err);

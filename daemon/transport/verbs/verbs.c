@@ -126,7 +126,7 @@ static int open_cm(struct verbs_transport *transport)
 static int verbs_publish(struct verbs_transport *transport)
 {
 	struct verbs_address address = {.rails = transport->rail_count,
-					.qps = transport->qps};
+					.qps = VERBS_RAIL_QPS};
 	struct transport *base = &transport->net.base;
 	size_t n = 0;
 
@@ -168,10 +168,8 @@ static int verbs_open(const struct xp_env *env, const struct xp_callbacks *callb
 		return err_pass(-ENOMEM);
 	net_init(&transport->net, &verbs_net_ops, &verbs_transport, env, callbacks);
 	transport->window_max = config->max_inflight_bytes;
-	transport->qps = config->verbs_qps;
 	transport->tos = (uint8_t)config->verbs_traffic_class;
 	transport->ack_timeout = (uint8_t)config->verbs_ack_timeout;
-	transport->retries = (uint8_t)config->verbs_retries;
 	transport->sge_max = VERBS_SGE_MAX;
 	transport->wr_bytes = WR_BYTES;
 	list_init(&transport->active);

@@ -217,7 +217,7 @@ static int send_connect(struct verbs_qp *qp)
 			verbs_cm_least(attr->max_qp_rd_atom, RD_ATOMIC_MAX),
 		.initiator_depth =
 			verbs_cm_least(attr->max_qp_init_rd_atom, RD_ATOMIC_MAX),
-		.retry_count = transport->retries,
+		.retry_count = VERBS_RETRIES,
 		.rnr_retry_count = RNR_RETRIES,
 	};
 	int r = verbs_qp_make(qp);

@@ -46,6 +46,8 @@
 #include "daemon/transport/verbs/verbs_wire.h"
 
 #define VERBS_MSG_BYTES 4096u  /* a frame and what is behind it */
+#define VERBS_RAIL_QPS 2u      /* wanted on each rail; large rooms go over all */
+#define VERBS_RETRIES 7u       /* of what is not acknowledged; then the peer is lost */
 #define VERBS_DEPTH 64u	       /* receives for frames a peer */
 #define VERBS_SEND_BUFFERS 32u /* frames on their way out a peer */
 #define VERBS_SQ_DEPTH 512u    /* work requests a queue pair */
@@ -107,8 +109,7 @@ struct verbs_transport {
 	struct loop_timer linger_timer;
 	uint64_t window_max;
 	uint64_t spin_ns, spin_until_ns; /* how long an empty queue is still polled */
-	uint32_t qps;			 /* wanted on each rail */
-	uint8_t tos, ack_timeout, retries;
+	uint8_t tos, ack_timeout;
 	uint32_t sge_max, wr_bytes;
 	struct verbs_pool *pack_pool; /* movers' buffers; NULL: nothing is packed */
 	double copy_row_ns, copy_byte_ns;

@@ -205,7 +205,7 @@ static int connect_self(struct verbs_loopback *lb)
 				  .min_rnr_timer = 12};
 	struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS,
 				  .timeout = lb->transport->ack_timeout,
-				  .retry_cnt = lb->transport->retries,
+				  .retry_cnt = VERBS_RETRIES,
 				  .max_rd_atomic = rd};
 	int no, r = own_path(lb, &rtr);
 

@@ -356,7 +356,7 @@ static int plan_dial(struct verbs_peer *peer, const struct xp_peer_args *args)
 		return err_pass(r);
 	rails = address->rails < transport->rail_count ? address->rails
 						       : transport->rail_count;
-	each = address->qps < transport->qps ? address->qps : transport->qps;
+	each = address->qps < VERBS_RAIL_QPS ? address->qps : VERBS_RAIL_QPS;
 	while (each > 1 && each * rails > VERBS_QPS_MAX)
 		each--;
 	peer->qps = mem_calloc((size_t)rails * each, sizeof(*peer->qps));
