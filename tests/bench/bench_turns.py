@@ -127,7 +127,7 @@ class World:
         env = dict(LD_PRELOAD=BUILD + "/long-turns.so",
                    KVD_LONG_TURNS=self.dir + "/turns") if stacks else {}
         config = "log_level = error\n[transport]\ntransports = %s\n" % transport
-        self.daemons = [Daemon(config + (more % (self.dir, name) if more else ""),
+        self.daemons = [Daemon(config + (more % (self.dir, name) if "%" in more else more),
                                run_dir=self.dir, name=name, env=env)
                         for name in ("prefill", "decode")]
         for daemon in self.daemons:
@@ -470,6 +470,34 @@ def scrape_many(world):
         cost * 1e6, cost * 100)
 
 
+def chunks_many(world):
+    """The memory is full of chunks of 4 KiB; as many of 8 KiB take its place, are found, held
+    and let go: all content of it leaves, slab by slab."""
+    pages = 65536
+    world.pools(flat(pages, 256))
+    names = lambda kind: ["%02x%062x" % (kind, n) for n in range(4096)]  # noqa: E731
+
+    def put(kind, tokens, count):
+        space = world.prefill.cmd("chunk.space", pool=world.src, model="m", scheme="s",
+                                  tokens=tokens)["space"]
+        ids = names(kind)[:count]
+        move = world.prefill.cmd("chunk.put", space=space, pool=world.src, ids=ids, views={
+            "kv": dict(pages=list(range(count * tokens)), tokens=[0, count * tokens])})["move"]
+        while world.prefill.cmd("chunk.move", move=move)["state"] not in (SUCCESS, FAILED):
+            select.select([], [], [], 0.01)
+        return space, ids
+    for kind in range(3):
+        put(kind, 16, 4096)
+    yield
+    for kind in range(3, 6):
+        space, ids = put(kind, 32, 2048)
+        assert world.prefill.cmd("chunk.find", space=space, ids=ids)["chunks"] == len(ids)
+        for _ in range(4):
+            hold = world.prefill.cmd("chunk.hold", space=space, ids=ids, lease_ms=60000)
+            assert hold["chunks"] == len(ids)
+            world.prefill.cmd("chunk.release", hold=hold["hold"])
+
+
 LOADS = {
     "open": (open_many, "10^4 rooms are opened on both sides"),
     "serve": (bind_many, "10^4 rooms are served and closed"),
@@ -491,8 +519,10 @@ LOADS = {
     "notes": (notes_many, "notifications by the thousand"),
     "group": (group_large, "a group of 1024 ranks"),
     "scrape": (scrape_many, "metrics are scraped beside 10^4 rooms"),
+    "chunks": (chunks_many, "chunks of another size fill the memory, are held"),
 }
-MORE = {"scrape": "[metrics]\nmetrics_listen = unix:%s/%s.metrics\n"}
+MORE = {"scrape": "[metrics]\nmetrics_listen = unix:%s/%s.metrics\n",
+        "chunks": "[chunks]\nchunk_memory = 32 MiB\n"}
 
 
 def one(name, transport, stacks):
