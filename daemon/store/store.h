@@ -132,8 +132,8 @@ struct store_hold_args {
 	const uint8_t *secret; /* the same; NULL */
 };
 /* What is there of them stays for the lease, or until it is closed. ERR_LIMIT; ERR_EXIST:
- * another hold has the secret. None at all is a hold of nothing. Outcome 1: others are
- * asked, on_done(arg) tells of *hold_p. */
+ * another hold has the secret. None at all is a hold of nothing. Outcome 1: chunks are
+ * still being taken, or others are asked: on_done(arg) tells of *hold_p. */
 int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 		    const struct store_hold_args *args, struct store_hold **hold_p);
 /* The same chunks for another session or rank: of the hold with this secret, as far as

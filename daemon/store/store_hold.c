@@ -98,9 +98,11 @@ void store_hold_close(struct store_hold *hold)
 	if (hold->closed)
 		return;
 	hold->closed = true;
-	if (hold->query) {
-		far_cancel(hold->query);
+	if (hold->query || loop_work_running(&hold->adding)) {
+		if (hold->query)
+			far_cancel(hold->query);
 		hold->query = NULL;
+		loop_work_stop(&hold->adding);
 		err_set(&why, ERR_CANCELED, "the hold was closed before it was answered");
 		hold->on_done(hold->arg, hold, &why);
 	}
@@ -185,6 +187,9 @@ static int hold_check(const struct store_handle *handle, uint32_t count)
 	return 0;
 }
 
+static bool add_step(struct loop_work *work);
+static void add_done(struct loop_work *work);
+
 /* Of so many chunks here, at most. */
 static int hold_new(struct store_handle *handle, uint32_t most,
 		    struct store_hold **hold_p)
@@ -210,28 +215,33 @@ static int hold_new(struct store_handle *handle, uint32_t most,
 		mem_free(hold);
 		return err_pass(r);
 	}
+	hold->covers_left = STORE_COVERS_NEW;
 	loop_timer_init(&hold->lease, handle->space->store->kvd->loop, on_lease);
+	loop_work_init(&hold->adding, handle->space->store->kvd->loop, add_step,
+		       add_done);
 	store_handle_ref(handle);
 	*hold_p = hold;
 	return 0;
 }
 
-/* It has its chunks: the session's from here on. */
+/* The session's from here on. */
 static int hold_enter(struct store_hold *hold, const struct store_hold_args *args)
 {
 	struct session *session = hold->handle->session;
 	struct store_session *part = session->store_part;
 	struct store *store = hold->handle->space->store;
-	int r = hold_check(hold->handle, hold->count);
+	int r;
 
+	hold->on_done = args->on_done;
+	hold->arg = args->arg;
+	hold->lease_ns = args->lease_ns;
+	hold->far_ns = args->far_ns;
 	hold->id = args->id ? args->id : ++session->next_id;
 	if (args->secret)
 		memcpy(hold->secret, args->secret, STORE_SECRET_BYTES);
 	else
 		loop_random(store->kvd->loop, hold->secret, STORE_SECRET_BYTES);
-	if (r >= 0)
-		r = strmap_put_bytes(&store->holds, hold->secret, STORE_SECRET_BYTES,
-				     hold);
+	r = strmap_put_bytes(&store->holds, hold->secret, STORE_SECRET_BYTES, hold);
 	if (r >= 0) {
 		r = idmap_put(&part->holds, hold->id, hold);
 		if (r < 0)
@@ -241,12 +251,20 @@ static int hold_enter(struct store_hold *hold, const struct store_hold_args *arg
 	if (r < 0) {
 		hold->closed = true;
 		hold_step(hold);
-		return err_pass(r);
 	}
-	for (uint32_t i = hold->count; i-- > 0;)
-		store_chunk_touch(hold->chunks[i]);
-	loop_timer_start(&hold->lease, args->lease_ns);
-	return 0;
+	return err_pass(r);
+}
+
+/* It has its chunks. */
+static int hold_begin(struct store_hold *hold)
+{
+	int r = hold_check(hold->handle, hold->count);
+
+	if (r < 0)
+		store_hold_close(hold);
+	else
+		loop_timer_start(&hold->lease, hold->lease_ns);
+	return err_pass(r);
 }
 
 static void on_far_done(void *arg)
@@ -261,38 +279,100 @@ static void on_far_done(void *arg)
 	hold->on_done(hold->arg, hold, NULL);
 }
 
+/* What follows its own chunks is asked of others. */
+static int hold_note_rest(struct store_hold *hold, uint32_t rest)
+{
+	const uint8_t *ids = hold->ids.bytes + hold->count * STORE_ID_BYTES;
+
+	if (!hold->far_ids)
+		return err_pass(hold_note_far(hold, ids, rest));
+	memmove(hold->far_ids, ids, (size_t)rest * STORE_ID_BYTES);
+	return 0;
+}
+
 /* Others may have what follows. Outcome 1: they are asked. */
-static int hold_ask(struct store_hold *hold, const struct store_ids *ids,
-		    const struct store_hold_args *args)
+static int hold_ask(struct store_hold *hold)
 {
 	const struct store_space *space = hold->handle->space;
-	uint32_t rest = ids->count - hold->count;
+	uint32_t rest = hold->ids.count - hold->count;
 	int r;
 
-	if (!args->far_ns || !space->store->far || rest == 0 ||
-	    hold->tokens % space->tokens)
+	if (!hold->far_ns || !space->store->far || rest == 0 ||
+	    hold->tokens % space->tokens) {
+		hold_forget_far(hold);
 		return 0;
-	r = hold_note_far(hold, ids->bytes + hold->count * STORE_ID_BYTES, rest);
+	}
+	r = hold_note_rest(hold, rest);
 	if (r >= 0)
-		r = far_ask(space->store->far, hold, rest, args->lease_ns, args->far_ns,
+		r = far_ask(space->store->far, hold, rest, hold->lease_ns, hold->far_ns,
 			    on_far_done, hold, &hold->query);
 	if (r < 0) {
 		hold_forget_far(hold);
 		err_clear(); /* a miss */
 		return 0;
 	}
-	hold->on_done = args->on_done;
-	hold->arg = args->arg;
 	loop_timer_stop(&hold->lease); /* it begins with the answer */
-	hold->lease_ns = args->lease_ns;
 	return 1;
+}
+
+static int hold_added(struct store_hold *hold)
+{
+	struct store *store = hold->handle->space->store;
+	int r = hold_begin(hold);
+
+	if (r < 0)
+		return err_pass(r);
+	store->found += hold->count;
+	store->missed += hold->ids.count - hold->count;
+	r = hold_ask(hold);
+	hold->ids.bytes = NULL;
+	return r < 0 ? err_pass(r) : r;
+}
+
+/* A chunk more, then one touched, from the last on. */
+static bool add_step(struct loop_work *work)
+{
+	struct store_hold *hold = container_of(work, struct store_hold, adding);
+	uint32_t i = hold->count;
+
+	if (!hold->added && i < hold->ids.count &&
+	    hold_add(hold,
+		     store_chunk_find(hold->handle->space,
+				      hold->ids.bytes + i * STORE_ID_BYTES,
+				      store_ids_place(&hold->ids, i)),
+		     &hold->covers_left))
+		return true;
+	if (!hold->added)
+		hold->touched = hold->count;
+	hold->added = true;
+	if (hold->touched > 0)
+		store_chunk_touch(hold->chunks[--hold->touched]);
+	return hold->touched > 0;
+}
+
+/* In the turn in which it was opened, or in a later one: then it is told. */
+static void add_done(struct loop_work *work)
+{
+	struct store_hold *hold = container_of(work, struct store_hold, adding);
+	struct err why;
+	int r;
+
+	if (!hold->far_ids)
+		return; /* store_hold_open() goes on */
+	store_hold_ref(hold);
+	r = hold_added(hold);
+	if (r < 0) {
+		err_take(&why);
+		hold->on_done(hold->arg, hold, &why);
+	} else if (r == 0) {
+		hold->on_done(hold->arg, hold, NULL);
+	}
+	store_hold_unref(hold);
 }
 
 int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 		    const struct store_hold_args *args, struct store_hold **hold_p)
 {
-	struct store *store = handle->space->store;
-	unsigned int left = STORE_COVERS_NEW;
 	struct store_hold *hold;
 	int r = hold_new(handle, ids->count, &hold);
 
@@ -300,21 +380,22 @@ int store_hold_open(struct store_handle *handle, const struct store_ids *ids,
 		return err_pass(r);
 	hold->first = store_ids_base(ids);
 	hold->anywhere = ids->first == STORE_ANYWHERE;
-	for (uint32_t i = 0; i < ids->count; i++) {
-		if (!hold_add(hold,
-			      store_chunk_find(handle->space,
-					       ids->bytes + i * STORE_ID_BYTES,
-					       store_ids_place(ids, i)),
-			      &left))
-			break;
-	}
+	hold->ids = *ids;
 	r = hold_enter(hold, args);
 	if (r < 0)
 		return err_pass(r);
-	store->found += hold->count;
-	store->missed += ids->count - hold->count;
 	*hold_p = hold;
-	return hold_ask(hold, ids, args);
+	loop_work_start(&hold->adding);
+	if (!loop_work_running(&hold->adding))
+		return hold_added(hold);
+	r = hold_note_far(hold, ids->bytes, ids->count);
+	if (r < 0) {
+		loop_work_stop(&hold->adding);
+		store_hold_close(hold);
+		return err_pass(r);
+	}
+	hold->ids.bytes = hold->far_ids;
+	return 1;
 }
 
 int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECRET_BYTES],
@@ -323,21 +404,20 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 	struct store *store = handle->space->store;
 	const struct store_hold *other =
 		strmap_get_bytes(&store->holds, secret, STORE_SECRET_BYTES);
-	unsigned int left = STORE_COVERS_NEW;
 	struct store_hold *hold;
 	int r;
 
 	if (!other || other->handle->space != handle->space)
 		return err_raise(ERR_NOTFOUND, "secret: no hold of this space has it");
-	if (other->over)
-		return store_lease_over();
+	if (other->over || loop_work_running(&other->adding))
+		return err_pass(store_hold_check(other));
 	r = hold_new(handle, other->count, &hold);
 	if (r < 0)
 		return err_pass(r);
 	hold->first = other->first;
 	hold->anywhere = other->anywhere;
 	for (uint32_t i = 0; i < other->count; i++) {
-		if (!hold_add(hold, other->chunks[i], &left))
+		if (!hold_add(hold, other->chunks[i], &hold->covers_left))
 			break;
 	}
 	if (other->far && hold->count == other->count) {
@@ -352,6 +432,11 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 	r = hold_enter(hold, args);
 	if (r < 0)
 		return err_pass(r);
+	r = hold_begin(hold);
+	if (r < 0)
+		return err_pass(r);
+	for (uint32_t i = hold->count; i-- > 0;)
+		store_chunk_touch(hold->chunks[i]);
 	*hold_p = hold;
 	return 0;
 }
@@ -361,6 +446,9 @@ int store_hold_check(const struct store_hold *hold)
 	if (hold->query) /* what others hold for it may change still */
 		return err_raise(ERR_STATE, "hold: other daemons are being asked: wait "
 					    "for its answer");
+	if (loop_work_running(&hold->adding))
+		return err_raise(ERR_STATE,
+				 "hold: it is being made: wait for its answer");
 	return hold->over || hold->closed ? store_lease_over() : 0;
 }
 

@@ -235,8 +235,14 @@ struct store_hold {
 	void (*on_done)(void *arg, struct store_hold *hold, const struct err *why);
 	void *arg;
 	struct loop_timer lease;
-	uint64_t lease_ns;		  /* with a query */
+	uint64_t lease_ns, far_ns;	  /* of its arguments */
 	struct charge charge, far_charge; /* far_charge: of far_ids */
+	/* Chunks are added, then touched, some a turn; on_done is due if not in one. */
+	struct loop_work adding;
+	struct store_ids ids; /* that it was opened with: the caller's, later far_ids */
+	uint32_t touched;     /* chunks from it on were */
+	bool added;	      /* there are no more to add */
+	unsigned int covers_left;
 };
 
 /* ---- store.c ---- */

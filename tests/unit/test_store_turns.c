@@ -220,6 +220,91 @@ static bool store_is_still(void *arg)
 	return store_live(arg) == 0;
 }
 
+static struct store_found held(struct world *w, uint32_t first, uint32_t count)
+{
+	char *ids = ids_text(first, count);
+	uint64_t id = cluster_number(
+		cluster_call(&w->c, w->engines[0],
+			     "{\"cmd\":\"chunk.hold\",\"space\":%llu,\"ids\":[%s],"
+			     "\"lease_ms\":1000}",
+			     (unsigned long long)w->spaces[0], ids),
+		"hold");
+	struct store_hold *hold = store_hold_find(w->engines[0], id);
+	struct store_hold_facts facts;
+
+	free(ids);
+	assert_non_null(hold);
+	assert_int_equal(store_hold_check(hold), 0);
+	store_hold_facts(hold, &facts);
+	return facts.found;
+}
+
+static void hold_in_turns_has_the_same_chunks(void **state)
+{
+	struct store_found at_once, in_turns;
+	struct world w;
+
+	(void)state;
+	world_open(&w);
+	cluster_until(&w.c, put_is_over, put(&w, 0, "chunk.put", 0, PUT / 2), "put");
+	at_once = held(&w, 0, PUT); /* the second half is a miss */
+	loop_virtual_parts(w.c.loop, 1);
+	in_turns = held(&w, 0, PUT);
+	assert_int_equal(at_once.chunks, PUT / 2);
+	assert_int_equal(in_turns.chunks, at_once.chunks);
+	assert_int_equal(in_turns.tokens, at_once.tokens);
+	cluster_run(&w.c, 2 * LOOP_NS_PER_S); /* the leases */
+	loop_virtual_parts(w.c.loop, 0);
+	assert_int_equal(figures_of(&w).missed, 2 * (PUT - PUT / 2));
+	world_close(&w);
+}
+
+static void on_held(void *arg, struct store_hold *hold, const struct err *why)
+{
+	unsigned int *told = arg;
+
+	(void)hold;
+	*told += why ? 100 : 1;
+}
+
+/* Closed while its chunks are being taken. */
+static void hold_that_is_closed_early_is_told(void **state)
+{
+	static uint8_t bytes[PUT][STORE_ID_BYTES];
+	const struct store_ids ids = {.bytes = bytes[0], .count = PUT / 2};
+	unsigned int told = 0;
+	const struct store_hold_args args = {
+		.lease_ns = LOOP_NS_PER_S, .on_done = on_held, .arg = &told};
+	struct store_hold *hold;
+	struct world w;
+
+	(void)state;
+	for (uint32_t i = 0; i < PUT; i++) {
+		bytes[i][STORE_ID_BYTES - 2] = (uint8_t)(i >> 8);
+		bytes[i][STORE_ID_BYTES - 1] = (uint8_t)i;
+	}
+	world_open(&w);
+	cluster_until(&w.c, put_is_over, put(&w, 0, "chunk.put", 0, PUT / 2), "put");
+	loop_virtual_parts(w.c.loop, 1);
+	assert_int_equal(store_hold_open(store_handle_find(w.engines[0], w.spaces[0]),
+					 &ids, &args, &hold),
+			 1);
+	loop_turn(w.c.loop, LOOP_NS_PER_MS);
+	assert_true(store_hold_check(hold) < 0);
+	err_clear();
+	store_hold_close(hold);
+	assert_int_equal(told, 100);
+	assert_int_equal(store_hold_open(store_handle_find(w.engines[0], w.spaces[0]),
+					 &ids, &args, &hold),
+			 1);
+	cluster_engine_dies(&w.c, w.engines[0]);
+	assert_int_equal(told, 200);
+	cluster_until(&w.c, store_is_still, w.c.nodes[0].kvd.store, "the end");
+	loop_virtual_parts(w.c.loop, 0);
+	w.engines[0] = cluster_engine_of(&w.c, 0, "a", 1000);
+	world_close(&w);
+}
+
 /* Its engine dies while its chunks are being taken, and while they are let go. */
 static void put_of_an_engine_that_dies_ends(void **state)
 {
@@ -249,6 +334,8 @@ int main(void)
 		cmocka_unit_test(put_in_turns_into_full_memory_takes_the_same),
 		cmocka_unit_test(publication_in_turns_shows_all),
 		cmocka_unit_test(put_of_an_engine_that_dies_ends),
+		cmocka_unit_test(hold_in_turns_has_the_same_chunks),
+		cmocka_unit_test(hold_that_is_closed_early_is_told),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
