@@ -381,6 +381,8 @@ void groups_close(struct groups *groups, const struct err *why)
 	struct groups_call *call;
 
 	groups->closing = true;
+	if (loop_work_running(&groups->drain))
+		loop_work_stop(&groups->drain);
 	while ((call = list_first(&groups->calls, struct groups_call, link)))
 		groups_call_finish(call, why, NULL);
 	list_foreach_safe(place, &groups->places, link)

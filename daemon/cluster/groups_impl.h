@@ -4,6 +4,7 @@
 #ifndef KVD_CLUSTER_GROUPS_IMPL_H
 #define KVD_CLUSTER_GROUPS_IMPL_H
 
+#include "daemon/loop/work.h"
 #include "daemon/cluster/groups.h"
 #include "daemon/base/idmap.h"
 #include "daemon/session/pool.h"
@@ -27,6 +28,7 @@ struct groups_place {
 	bool read;		  /* pool and pool_id are of this record */
 	char pool[POOL_NAME_MAX]; /* that the record names; "" */
 	uint64_t pool_id;	  /* whose figures the record has; 0: none */
+	bool drained;		  /* it says so */
 };
 
 struct group_cache {
@@ -63,7 +65,8 @@ struct groups {
 	struct loop_timer fresh; /* the own entry is said anew */
 	bool is_home;		 /* it is in kvd.homes, too */
 	bool draining, closing;
-	uint64_t refused; /* records that could not be read */
+	struct loop_work drain; /* places say so, some a turn */
+	uint64_t refused;	/* records that could not be read */
 };
 
 /* ---- groups.c ---- */

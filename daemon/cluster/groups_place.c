@@ -486,22 +486,33 @@ bool groups_places_pools(struct groups *groups)
 	return true;
 }
 
+/* Those that say so are the list's end, and new ones, which say it from the first. */
+static bool drain_step(struct loop_work *work)
+{
+	struct groups *groups = container_of(work, struct groups, drain);
+	struct groups_place *place =
+		list_first(&groups->places, struct groups_place, link);
+
+	if (!place || place->drained)
+		return false;
+	place->drained = true;
+	list_remove(&place->link);
+	list_push_back(&groups->places, &place->link);
+	if (said_drain(place) < 0) {
+		log_warn("cluster", NULL, "the directory is not told of the drain",
+			 "group='%s' why=\"%s\"", place->place.group, err_last()->text);
+		err_clear();
+	}
+	return true;
+}
+
 void groups_drain(struct groups *groups)
 {
-	struct groups_place *place;
-
 	if (groups->draining)
 		return;
 	groups->draining = true;
-	list_foreach(place, &groups->places, link) {
-		if (said_drain(place) < 0) {
-			log_warn("cluster", NULL,
-				 "the directory is not told of the drain",
-				 "group='%s' why=\"%s\"", place->place.group,
-				 err_last()->text);
-			err_clear();
-		}
-	}
+	loop_work_init(&groups->drain, groups->loop, drain_step, NULL);
+	loop_work_start(&groups->drain);
 }
 
 void groups_each_place(const struct groups *groups,

@@ -252,6 +252,19 @@ static void many_places_of_one_session_are_bounded(void **state)
 	cJSON_Delete(answer);
 }
 
+static unsigned int draining_in(const char *group)
+{
+	cJSON *answer =
+		cluster_call(&c, engine[2], "{'cmd':'group.query','group':'%s'}", group);
+	unsigned int draining = 0;
+	const cJSON *rank;
+
+	cJSON_ArrayForEach(rank, cJSON_GetObjectItemCaseSensitive(answer, "ranks"))
+		draining += strcmp(text_in(rank, "state"), "draining") == 0;
+	cJSON_Delete(answer);
+	return draining;
+}
+
 static void every_daemon_has_an_entry(void **state)
 {
 	cJSON *answer = cluster_call(&c, engine[2],
@@ -265,16 +278,15 @@ static void every_daemon_has_an_entry(void **state)
 		assert_string_equal(text_in(rank, "state"), "serving");
 	}
 	cJSON_Delete(answer);
+	for (unsigned int i = 0; i < 3; i++)
+		cluster_ok(&c, engine[1],
+			   "{'cmd':'group.publish','group':'g','worker':'%c'}", 'a' + i);
+	loop_virtual_parts(c.loop, 1);
 	groups_drain(groups_of(&c.nodes[1].kvd));
 	cluster_run(&c, 100 * MS);
-	answer = cluster_call(&c, engine[2],
-			      "{'cmd':'group.query','group':'kvd.daemons'}");
-	unsigned int draining = 0;
-
-	cJSON_ArrayForEach(rank, cJSON_GetObjectItemCaseSensitive(answer, "ranks"))
-		draining += strcmp(text_in(rank, "state"), "draining") == 0;
-	assert_int_equal(draining, 1);
-	cJSON_Delete(answer);
+	loop_virtual_parts(c.loop, 0);
+	assert_int_equal(draining_in("kvd.daemons"), 1);
+	assert_int_equal(draining_in("g"), 3);
 }
 
 static void directory_that_is_away_leaves_what_is_known(void **state)
