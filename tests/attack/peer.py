@@ -13,9 +13,8 @@ import dataline
 import hostile
 import rig
 from hostile import (ABORT, ATTACH, ATTACH_NAK, BYE, HELLO, LINE, OFFER_QUERY, PART, PING,
-                     PUBLISH, PUBLISH_ACK, REGISTER, REGISTER_ACK, REGISTER_NAK,
-                     TRANSFER_INFO, TRANSFER_INFO_ACK, TRANSFER_INFO_NAK, UNREGISTER,
-                     UNREGISTER_ACK, blob, known, peered, text)
+                     REGISTER, REGISTER_ACK, REGISTER_NAK, TRANSFER_INFO, TRANSFER_INFO_ACK,
+                     TRANSFER_INFO_NAK, UNREGISTER, UNREGISTER_ACK, blob, known, peered, text)
 from rig import (MIB, STRANGER, Engine, Lingering, Skip, attack, free_port, grown_mib, raw,
                  rest)
 from kvd_engine import LAYERS as CACHE_LAYERS, PAGE_TOKENS as CACHE_PAGE, PAGES as CACHE_PAGES
@@ -237,30 +236,6 @@ def parts_without_end(house):
     if grown > KEPT_MIB:
         return "%d MiB of parts of %d daemons of one key" % (grown, up)
     return over if refused else "%d daemons, %d MiB, none of them was refused" % (up, grown)
-
-
-def rank(peer, i, words=""):
-    """Of a group of its own."""
-    record = struct.pack("<8I", *[0, 1] * 4) + text(peer.endpoint) + text("") + text(words)
-    return (struct.pack("<QQ", i, 1 << 40) + text("g%d" % i) +
-            blob(struct.pack("<H", len(record)) + record))
-
-
-@attack("V7", "ranks that a peer publishes are bounded", keyed=True, config=SMALL)
-def ranks_of_many_groups(house):
-    need_plain()
-    with peered(house) as peer:
-        def publish():
-            for i in range(20000):
-                if not peer.say(PUBLISH, rank(peer, i, "s" * 900)):
-                    break
-        grown = grown_mib(house.a, publish, 1)
-        codes = {struct.unpack_from("<I", body, 8)[0] != 0
-                 for kind, body in list(peer.heard) if kind == PUBLISH_ACK}
-    assert False in codes, "none is kept"
-    if grown > KEPT_MIB:
-        return "%d MiB of ranks" % grown
-    return None if True in codes else "none is refused"
 
 
 # ---- requests between sessions ----
@@ -636,7 +611,7 @@ def told_anew(peer):
     assert peer.up(), "no WELCOME"
     pool = peer.pool()
     peer.heard.clear()
-    return ((REGISTER, session(pool + 1, 4), REGISTER_ACK), (PUBLISH, rank(peer, 1), PUBLISH_ACK),
+    return ((REGISTER, session(pool + 1, 4), REGISTER_ACK),
             (UNREGISTER, struct.pack("<Q", pool), UNREGISTER_ACK))
 
 
@@ -646,7 +621,7 @@ def replayed(peer, frames):
     for frame in frames * 20:
         peer.put(frame)
     rest(0.3)
-    return any(kind in (REGISTER_ACK, PUBLISH_ACK, UNREGISTER_ACK) for kind, _ in peer.heard)
+    return any(kind in (REGISTER_ACK, UNREGISTER_ACK) for kind, _ in peer.heard)
 
 
 @attack("lies", "a daemon that speaks one byte at a time keeps nobody waiting", by=STRANGER)
