@@ -98,9 +98,6 @@ static void put_text(struct cursor *out, const char *src)
 #define PUT_u64(f) cursor_put_u64(out, m->f)
 #define PUT_id(f) cursor_put_bytes(out, m->f, sizeof(m->f))
 #define PUT_str(f) put_text(out, m->f)
-#define PUT_opt(f) put_text(out, m->f)
-#define PUT_key(f) cursor_put_bytes(out, m->f, sizeof(m->f))
-#define PUT_pool(f) cursor_put_u64(out, m->f)
 #define PUT_blob(f) cursor_put_blob(out, m->f.data, m->f.len)
 #define PUT(type, f)   \
 	PUT_##type(f); \
@@ -113,15 +110,6 @@ static void put_text(struct cursor *out, const char *src)
 #define GET_u64(f) m->f = cursor_get_u64(in)
 #define GET_id(f) get_id(in, m->f)
 #define GET_str(f) get_text(in, m->f)
-#define GET_opt(f)              \
-	if (in->pos < in->size) \
-	get_text(in, m->f)
-#define GET_key(f)              \
-	if (in->pos < in->size) \
-	get_id(in, m->f)
-#define GET_pool(f)             \
-	if (in->pos < in->size) \
-	m->f = cursor_get_u64(in)
 #define GET_blob(f) m->f.data = cursor_get_blob(in, cap, &m->f.len)
 #define GET(type, f)                                                             \
 	GET_##type(f);                                                           \

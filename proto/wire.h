@@ -26,8 +26,8 @@
 #include "proto/wire_table.h"
 
 #define WIRE_MAGIC 0x3144564bu /* "KVD1" */
-#define WIRE_VERSION_MIN 1u
-#define WIRE_VERSION_MAX 1u
+#define WIRE_VERSION_MIN 2u
+#define WIRE_VERSION_MAX 2u
 #define WIRE_HEADER_BYTES 96u
 #define WIRE_STR_MAX 336u /* bytes of a str field with its NUL */
 /* A flag on the data line: of the body only the first WIRE_SUMMED bytes are in the
@@ -66,9 +66,6 @@ struct wire_blob {
 #define WIRE_C_u64(f) uint64_t f;
 #define WIRE_C_id(f) uint8_t f[16];
 #define WIRE_C_str(f) char f[WIRE_STR_MAX];
-#define WIRE_C_opt(f) char f[WIRE_STR_MAX];
-#define WIRE_C_key(f) uint8_t f[16];
-#define WIRE_C_pool(f) uint64_t f;
 #define WIRE_C_blob(f) struct wire_blob f;
 #define WIRE_FIELD(type, f) WIRE_C_##type(f)
 #define WIRE_STRUCT(num, NAME, name, owner, cap, text) \

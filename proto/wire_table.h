@@ -8,8 +8,6 @@
  *   u8 u16 u32 u64   little-endian
  *   id               16 bytes (instance, token, secret, boot id)
  *   str              at most WIRE_STR_MAX - 1 bytes of text
- *   opt              text at the end, "" when the sender is older than the field
- *   key              16 bytes at the end, zeroes when the sender is older
  *   blob             bytes in place: pointer + length, at most the body cap
  * A receiver skips what a newer sender adds after the last field it knows.
  * Numbers are for ever.
@@ -96,7 +94,7 @@
 #define WIRE_HELLO(F)                                                              \
 	F(u16, version_min) F(u16, version_max) F(u64, features) F(u64, nonce)     \
 	F(id, boot_id) F(id, token) F(str, name) F(str, endpoint) F(blob, addresses) \
-	F(opt, product)
+	F(str, product)
 #define WIRE_WELCOME(F) WIRE_HELLO(F)
 #define WIRE_PING(F) F(u64, stamp)
 #define WIRE_PONG(F) F(u64, stamp)
@@ -134,7 +132,7 @@
 #define WIRE_TRANSFER_INFO(F)                                                      \
 	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u64, dst_pool)            \
 	F(u32, receivers) F(u8, named) F(blob, views) F(blob, wants)               \
-	F(opt, request_id) F(opt, traceparent) F(key, ticket)
+	F(str, request_id) F(str, traceparent) F(id, ticket)
 #define WIRE_TRANSFER_INFO_ACK(F)                                                  \
 	F(u64, room) F(u64, recv_gen) F(u64, src_pool) F(u64, send_gen)
 #define WIRE_TRANSFER_INFO_NAK(F)                                                  \
@@ -147,13 +145,13 @@
  * which a room knows one generation; another is of another room */
 #define WIRE_ABORT(F)                                                              \
 	F(u64, room) F(u8, from_role) F(u64, from_gen) F(u64, to_gen) F(u64, pool) \
-	F(u64, session) F(u32, code) F(str, text) F(key, ticket) F(pool, from_pool)
+	F(u64, session) F(u32, code) F(str, text) F(id, ticket) F(u64, from_pool)
 /* to_gen: the generation that the ABORT came from */
 #define WIRE_ABORT_ACK(F) F(u64, room) F(u64, to_gen)
 #define WIRE_OFFER_QUERY(F)                                                        \
 	F(u64, room) F(u64, pull_gen) F(u64, src_pool) F(u64, dst_pool)            \
-	F(u32, receivers) F(u8, named) F(opt, request_id) F(opt, traceparent)      \
-	F(key, ticket)
+	F(u32, receivers) F(u8, named) F(str, request_id) F(str, traceparent)      \
+	F(id, ticket)
 /* views as in TRANSFER_INFO */
 #define WIRE_OFFER(F)                                                              \
 	F(u64, room) F(u64, pull_gen) F(u64, offer_gen) F(u64, src_pool)           \

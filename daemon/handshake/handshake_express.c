@@ -193,7 +193,7 @@ static void on_gone(struct inbound_owner *inbound, const struct err *err)
 int express_init(struct remote *remote)
 {
 	assert(!remote->express);
-	if (remote->peer->self || !(remote->peer->features & PEER_FEATURE_EXPRESS))
+	if (remote->peer->self)
 		return 0;
 	remote->express = mem_calloc(PEER_EXPRESS_MAX, sizeof(*remote->express));
 	if (!remote->express)

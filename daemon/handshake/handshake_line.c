@@ -95,15 +95,10 @@ __attribute__((format(printf, 2, 3))) static void add_words(char text[ERR_TEXT_M
 	va_end(ap);
 }
 
-/* Does LINE say which transport it is? Peers that are older choose by themselves. */
-static bool is_told(const struct peer *peer)
-{
-	return !peer->self && (peer->features & PEER_FEATURE_LINE);
-}
-
+/* The line of a daemon to itself has one side. */
 static bool chooses(const struct peer *peer)
 {
-	return peer->lower || !is_told(peer);
+	return peer->lower || peer->self;
 }
 
 const struct transport *handshake_transport(const struct remote *remote)
@@ -162,7 +157,7 @@ static int choose_line(struct handshake *hs, struct remote *remote)
 			continue;
 		}
 		r = open_line(hs, remote, i);
-		if (r >= 0 || r != -err_errno(ERR_REQUIRE) || !is_told(remote->peer))
+		if (r >= 0 || r != -err_errno(ERR_REQUIRE) || remote->peer->self)
 			return err_pass(r);
 		add_words(why, "%s", err_last()->text);
 		add_words(remote->passed, "%s", err_last()->text);
@@ -319,7 +314,7 @@ void line_start(struct remote *remote)
 		log_warn("peer", peer->shown, "a preferred transport is passed over",
 			 "transport=%s why=\"%s\"", remote->transport->ops->name,
 			 remote->passed);
-	if (is_told(peer) && peer->lower && remote->why.code != ERR_NOMEM)
+	if (peer->lower && remote->why.code != ERR_NOMEM)
 		tell_line(remote, &remote->why);
 	if (r < 0) {
 		start_failed(remote);
@@ -401,7 +396,7 @@ static int take_failure(struct remote *remote, const struct wire_line *msg)
 	uint64_t epoch = remote->peer->epoch;
 	struct err why;
 
-	if (!is_told(remote->peer) || !msg->code || msg->turn > remote->turn ||
+	if (remote->peer->self || !msg->code || msg->turn > remote->turn ||
 	    msg->turn % 2 == 0)
 		return err_raise(ERR_PROTO, "LINE: this side chooses the transport");
 	if (remote->ready || msg->turn < remote->turn)
@@ -476,8 +471,7 @@ void line_on_lost(void *owner, struct xp_peer *xp, const struct err *why)
 
 	(void)owner;
 	not_ready(remote);
-	if (!was_ready && sm_state(&remote->peer->sm) == PEER_UP &&
-	    is_told(remote->peer)) {
+	if (!was_ready && sm_state(&remote->peer->sm) == PEER_UP && !remote->peer->self) {
 		attempt_failed(remote, why);
 		return;
 	}

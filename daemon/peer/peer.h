@@ -33,13 +33,10 @@ struct account;
 struct config;
 struct peers;
 
-/* Feature bits of HELLO; both sides' intersection is in force. */
+/* Feature bits of HELLO; both sides' intersection is in force. Bits 1, 2, 3, 5 and 7 were
+ * in use and are not used again. */
 #define PEER_FEATURE_BASE (UINT64_C(1) << 0)
-#define PEER_FEATURE_EXPRESS (UINT64_C(1) << 1)
-#define PEER_FEATURE_PARTS (UINT64_C(1) << 2)
-#define PEER_FEATURE_LINE (UINT64_C(1) << 3)
 #define PEER_FEATURE_CHUNKS (UINT64_C(1) << 4)
-#define PEER_FEATURE_HOMES (UINT64_C(1) << 5)
 #define PEER_FEATURE_ATTEND (UINT64_C(1) << 6)
 
 #define PEER_LABEL_MAX 256
@@ -256,7 +253,7 @@ struct peer_express {
 	 * is behind a byte that is the line's, at PEER_EXPRESS_LINE. NULL: it cannot. */
 	int (*send_made)(void *owner, uint8_t *made, size_t len);
 };
-/* While UP, of a remote that has PEER_FEATURE_EXPRESS. Ends with the epoch. */
+/* While UP. Ends with the epoch. */
 void peer_express_open(struct peer *peer, const struct peer_express *express);
 /* The remote has taken a frame of so many bytes, or (err) never will: then the peer goes
  * down in the next turn. Of this epoch only. */

@@ -41,7 +41,7 @@ void peer_express_open(struct peer *peer, const struct peer_express *express)
 	struct peer_impl *impl = impl_of(peer);
 
 	assert(express->send);
-	if (sm_state(&peer->sm) == PEER_UP && (peer->features & PEER_FEATURE_EXPRESS))
+	if (sm_state(&peer->sm) == PEER_UP)
 		impl->express = *express;
 }
 
@@ -327,8 +327,6 @@ static int check(struct peer_impl *impl, const struct wire_header *h)
 {
 	const struct peering *cur = &impl->cur;
 
-	if (!(cur->features & PEER_FEATURE_EXPRESS))
-		return err_raise(ERR_PROTO, "express was not agreed");
 	if (h->type <= WIRE_T_BYE)
 		return err_raise(ERR_PROTO, "%s is no express message",
 				 wire_type_name(h->type));

@@ -46,10 +46,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 
-#define FEATURES                                                         \
-	(PEER_FEATURE_BASE | PEER_FEATURE_EXPRESS | PEER_FEATURE_PARTS | \
-	 PEER_FEATURE_LINE | PEER_FEATURE_CHUNKS | PEER_FEATURE_HOMES |  \
-	 PEER_FEATURE_ATTEND)
+#define FEATURES (PEER_FEATURE_BASE | PEER_FEATURE_CHUNKS | PEER_FEATURE_ATTEND)
 
 static const char product[] = "kvd " KVD_VERSION;
 

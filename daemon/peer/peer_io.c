@@ -499,7 +499,7 @@ static void on_peering_frame(struct peer_impl *impl, struct peering *peering,
 			     const struct wire_header *h, struct cursor *body)
 {
 	/* how many went by express just before it: only they may be missing here */
-	uint64_t skipped = peering->features & PEER_FEATURE_EXPRESS ? h->flags : 0;
+	uint64_t skipped = h->flags;
 
 	if (h->sequence <= peering->control_in) {
 		impl->peers->stats.replays++;

@@ -33,9 +33,7 @@ size_t peer_part_bytes(const struct peers *peers)
 
 bool peer_goes_in_parts(const struct peer_impl *impl, const struct peer_message *msg)
 {
-	return msg->owned && !impl->peer.self &&
-	       msg->len > peer_part_bytes(impl->peers) &&
-	       (impl->peer.features & PEER_FEATURE_PARTS);
+	return msg->owned && !impl->peer.self && msg->len > peer_part_bytes(impl->peers);
 }
 
 int peer_part_send(struct peer_impl *impl, struct peer_message *msg)
@@ -121,9 +119,7 @@ static int peer_parts_take(struct peer_impl *impl, const struct wire_part *part)
 	struct peer_whole *whole = &impl->whole;
 	int r = 0;
 
-	if (!(impl->peer.features & PEER_FEATURE_PARTS))
-		r = err_raise(ERR_PROTO, "PART: parts were not agreed");
-	if (r >= 0 && !whole->total)
+	if (!whole->total)
 		r = peer_parts_begin(impl, part);
 	if (r < 0)
 		return err_pass(r);

@@ -33,7 +33,7 @@
 bool homes_up(const struct remote *remote)
 {
 	return remote && sm_state(&remote->peer->sm) == PEER_UP &&
-	       (remote->peer->features & PEER_FEATURE_HOMES);
+	       (remote->peer->features & PEER_FEATURE_CHUNKS);
 }
 
 /* ---- notes ---- */

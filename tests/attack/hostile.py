@@ -21,7 +21,7 @@ TRANSFER_INFO_ACK, TRANSFER_INFO_NAK, ABORT, OFFER_QUERY = 14, 15, 17, 19
 ATTACH, ATTACH_ACK, ATTACH_NAK = 24, 25, 26
 PART, LINE = 31, 32
 CHUNK_ASK, CHUNK_TOLD, ATTEND, ATTENDED = 33, 34, 43, 44
-BASE = 1
+BASE, VERSION = 1, 2
 HEAD = struct.Struct("<IHHI16s16sQQIIQ20s")
 
 
@@ -45,7 +45,7 @@ class Daemon:
     """at: the attacked daemon's endpoint with its key. keys: (secret, public)."""
 
     def __init__(self, at, keys=None, low=True, host="127.0.0.1", shm=False,
-                 transport="tcp", features=1 | 4 | 8):
+                 transport="tcp", features=BASE):
         self.zmq, self.xx = library("libzmq.so.5"), library("libxxhash.so.0")
         for name in ("zmq_ctx_new", "zmq_socket"):
             getattr(self.zmq, name).restype = ctypes.c_void_p
@@ -96,11 +96,11 @@ class Daemon:
     # ---- frames ----
 
     def frame(self, type_, body=b"", number=0, **bent):
-        h = dict(magic=0x3144564b, version=1, kind=type_, flags=0, sender=self.id,
+        h = dict(magic=0x3144564b, version=VERSION, kind=type_, flags=0, sender=self.id,
                  target=self.their_id, epoch=self.theirs, sequence=number,
                  length=len(body), sum=0, mine=self.epoch)
         if type_ in (HELLO, WELCOME):
-            h.update(version=1, target=bytes(16) if type_ == HELLO else self.their_id,
+            h.update(target=bytes(16) if type_ == HELLO else self.their_id,
                      epoch=self.epoch, mine=0 if type_ == HELLO else self.theirs)
         h.update(bent)
         whole = HEAD.pack(*h.values(), bytes(20)) + body
@@ -122,7 +122,7 @@ class Daemon:
         return (b"\3" + self.boot + text("@kvd-none") + text("") +
                 struct.pack("<QQI", 0, 0, os.geteuid()))
 
-    def hello_body(self, low=1, high=1, features=None, endpoint=None, name="mallory"):
+    def hello_body(self, low=VERSION, high=VERSION, features=None, endpoint=None, name="mallory"):
         place = struct.pack("<IBBBH4s", 0x4154564b, 2, 1, 4, 1, bytes([127, 0, 0, 1]))
         if self.transport == "ucx":  # a worker that is none: who dials says hello first
             place = struct.pack("<IHH", 0x4144564b, 1, 64) + bytes(64)

@@ -137,10 +137,11 @@ static void say(const struct wire_header *h, const void *body)
 
 static void say_hello(uint8_t how)
 {
-	struct wire_header h = {.version = 1, .type = WIRE_T_HELLO, .epoch = OUR_EPOCH};
-	struct wire_hello m = {.version_min = 1,
-			       .version_max = 1,
-			       .features = PEER_FEATURE_BASE | PEER_FEATURE_PARTS};
+	struct wire_header h = {
+		.version = WIRE_VERSION_MAX, .type = WIRE_T_HELLO, .epoch = OUR_EPOCH};
+	struct wire_hello m = {.version_min = WIRE_VERSION_MIN,
+			       .version_max = WIRE_VERSION_MAX,
+			       .features = PEER_FEATURE_BASE};
 	uint8_t body[512];
 	struct cursor c;
 
@@ -164,7 +165,7 @@ static void step(struct cursor *in)
 {
 	uint8_t what = cursor_get_u8(in), how = cursor_get_u8(in);
 	size_t len = cursor_get_u16(in);
-	struct wire_header h = {.version = 1, .type = what};
+	struct wire_header h = {.version = WIRE_VERSION_MAX, .type = what};
 	const void *body;
 
 	if (len > cursor_left(in))

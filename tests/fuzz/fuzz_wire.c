@@ -56,7 +56,7 @@ static void try_frame(const uint8_t *frame, size_t len)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	struct wire_header h = {.version = 1};
+	struct wire_header h = {.version = WIRE_VERSION_MAX};
 	uint8_t *frame;
 
 	try_frame(data, size);

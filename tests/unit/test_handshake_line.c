@@ -221,44 +221,6 @@ static void line_without_another_way_fails_by_name_on_both_sides(void **state)
 	}
 }
 
-static struct handshake_events real_events[2];
-
-static void on_old_peer_up(void *owner, struct remote *remote)
-{
-	remote->peer->features &= ~PEER_FEATURE_LINE;
-	real_events[0].on_up(owner, remote);
-}
-
-static void speak_as_before(struct kvd *kvd, struct handshake_events *events)
-{
-	(void)kvd;
-	real_events[0] = *events;
-	events->on_up = on_old_peer_up;
-}
-
-/* Each by itself: so none may be passed over, for the other would not know. */
-static void line_to_an_older_daemon_is_chosen_by_both(void **state)
-{
-	struct pair *p = *state;
-	unsigned int lower;
-
-	cluster_free(&p->c);
-	cluster_wrap_events(speak_as_before);
-	cluster_new(&p->c, 1, 2);
-	p->me = cluster_engine(&p->c, 0, "me");
-	p->you = cluster_engine(&p->c, 1, "you");
-	connect_peer(p);
-	assert_line(p, 0, 1, "near", "");
-	lower = lower_of(p);
-	near_blocked[0] = near_blocked[1] = true;
-	peer_kill(remote_at(p, 0)->peer,
-		  &(struct err){.code = ERR_PEER, .text = "for the test"});
-	cluster_run(&p->c, LOOP_NS_PER_S);
-	cluster_refused(&p->c, lower ? p->you : p->me, "EREQUIRE",
-			"{'cmd':'peer.connect','endpoint':'%s'}",
-			p->c.nodes[!lower].endpoint);
-}
-
 static void line_told_wrongly_costs_the_peering_or_the_line(void **state)
 {
 	struct pair *p = *state;
@@ -424,7 +386,6 @@ int main(void)
 		CHOICE(line_is_the_choice_of_the_side_that_dials),
 		CHOICE(line_is_chosen_anew_with_each_peering),
 		CHOICE(line_without_another_way_fails_by_name_on_both_sides),
-		CHOICE(line_to_an_older_daemon_is_chosen_by_both),
 		CHOICE(line_told_wrongly_costs_the_peering_or_the_line),
 		CHOICE(line_that_one_side_cannot_dial_is_dialled_by_the_other),
 		CHOICE(line_that_nobody_can_dial_is_named_on_both_sides),

@@ -563,8 +563,11 @@ static void peering_returns_with_its_key(void **state)
 static void peer_instance_is_bound_to_its_key(void **state)
 {
 	void *context = zmq_ctx_new(), *client;
-	struct wire_header h = {.version = 1, .type = WIRE_T_HELLO, .epoch = 99};
-	struct wire_hello m = {.version_min = 1, .version_max = 1, .features = 1};
+	struct wire_header h = {
+		.version = WIRE_VERSION_MAX, .type = WIRE_T_HELLO, .epoch = 99};
+	struct wire_hello m = {.version_min = WIRE_VERSION_MIN,
+			       .version_max = WIRE_VERSION_MAX,
+			       .features = 1};
 	uint8_t frame[2048], body[1900];
 	char endpoint[LINK_ENDPOINT_MAX];
 	struct peer *peer;
@@ -823,7 +826,8 @@ static void peer_hello_dials_once_and_only_its_own_host(void **state)
 	socklen_t at_len = sizeof(at);
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	void *context = zmq_ctx_new(), *client;
-	struct wire_header h = {.version = 1, .type = WIRE_T_HELLO, .epoch = 99};
+	struct wire_header h = {
+		.version = WIRE_VERSION_MAX, .type = WIRE_T_HELLO, .epoch = 99};
 	struct wire_hello m = {.version_min = WIRE_VERSION_MIN,
 			       .version_max = WIRE_VERSION_MAX,
 			       .features = 1};

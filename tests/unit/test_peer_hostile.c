@@ -213,8 +213,9 @@ struct forged {
 
 static void raw_hello(struct link_line *line, struct forged forged)
 {
-	struct wire_header h = {
-		.version = 1, .type = (uint16_t)forged.type, .epoch = forged.epoch};
+	struct wire_header h = {.version = WIRE_VERSION_MAX,
+				.type = (uint16_t)forged.type,
+				.epoch = forged.epoch};
 	struct wire_hello m = {.version_min = forged.version_min,
 			       .version_max = forged.version_max,
 			       .features = forged.features,
@@ -244,8 +245,9 @@ static void raw_hello(struct link_line *line, struct forged forged)
 	(struct forged)                                                               \
 	{                                                                             \
 		.instance = 9, .epoch = 5, .nonce = 6, .features = PEER_FEATURE_BASE, \
-		.version_min = 1, .version_max = 1, .endpoint = peernet_endpoint(2),  \
-		.product = "kvd 9.9", .type = WIRE_T_HELLO, __VA_ARGS__               \
+		.version_min = WIRE_VERSION_MIN, .version_max = WIRE_VERSION_MAX,     \
+		.endpoint = peernet_endpoint(2), .product = "kvd 9.9",                \
+		.type = WIRE_T_HELLO, __VA_ARGS__                                     \
 	}
 
 static void hello_without_proof_changes_nothing(void **state)
@@ -274,8 +276,11 @@ static void hello_in_the_name_of_a_peer_is_dropped(void **state)
 {
 	struct peer *peer = peernet_join();
 	struct link_line *line = raw_start(NULL);
-	struct wire_header h = {.version = 1, .type = WIRE_T_HELLO, .epoch = 5};
-	struct wire_hello m = {.version_min = 1, .version_max = 1, .features = 1};
+	struct wire_header h = {
+		.version = WIRE_VERSION_MAX, .type = WIRE_T_HELLO, .epoch = 5};
+	struct wire_hello m = {.version_min = WIRE_VERSION_MIN,
+			       .version_max = WIRE_VERSION_MAX,
+			       .features = 1};
 	uint8_t frame[1024], body[900];
 	struct cursor c;
 
@@ -305,7 +310,7 @@ static void hello_in_the_name_of_a_peer_is_dropped(void **state)
 /* A PING, or a LEASE of `number`, from the raw node's attempt `from` to node 0's `to`. */
 static void inject_raw(uint64_t from, uint64_t to, uint64_t sequence, uint64_t number)
 {
-	struct wire_header h = {.version = 1,
+	struct wire_header h = {.version = WIRE_VERSION_MAX,
 				.type = number ? WIRE_T_LEASE : WIRE_T_PING,
 				.epoch = to,
 				.from_epoch = from,
@@ -337,8 +342,10 @@ static uint64_t welcomed_epoch(void)
 
 static void inject_bye(uint64_t from, uint64_t to)
 {
-	struct wire_header h = {
-		.version = 1, .type = WIRE_T_BYE, .epoch = to, .from_epoch = from};
+	struct wire_header h = {.version = WIRE_VERSION_MAX,
+				.type = WIRE_T_BYE,
+				.epoch = to,
+				.from_epoch = from};
 	uint8_t frame[WIRE_HEADER_BYTES + 64], body[64];
 	struct wire_bye bye = {.code = ERR_PEER, .text = "gone"};
 	struct cursor c;
@@ -482,15 +489,15 @@ static void assert_bye(enum err_code code, uint64_t epoch, const char *text)
 }
 
 #define OURS_IS_OLDER                                                                   \
-	"no common protocol version: node0 (kvd " KVD_VERSION ") speaks 1 to 1 and is " \
-	"older than mallory (kvd 9.9), 2 to 7"
+	"no common protocol version: node0 (kvd " KVD_VERSION ") speaks 2 to 2 and is " \
+	"older than mallory (kvd 9.9), 3 to 7"
 
 static void hello_of_other_version_is_refused_with_bye(void **state)
 {
 	struct link_line *line = raw_start(NULL);
 
 	(void)state;
-	raw_hello(line, FORGED(.version_min = 2, .version_max = 7, .epoch = 50));
+	raw_hello(line, FORGED(.version_min = 3, .version_max = 7, .epoch = 50));
 	peernet_run(1 * MS);
 	assert_bye(ERR_VERSION, 50, OURS_IS_OLDER);
 	raw_hello(line,
@@ -498,7 +505,7 @@ static void hello_of_other_version_is_refused_with_bye(void **state)
 	peernet_run(1 * MS);
 	assert_bye(ERR_VERSION, 51,
 		   "no common protocol version: mallory (an older kvd) speaks 0 to 0 and "
-		   "is older than node0 (kvd " KVD_VERSION "), 1 to 1");
+		   "is older than node0 (kvd " KVD_VERSION "), 2 to 2");
 	raw_hello(line, FORGED(.features = 0, .epoch = 52));
 	peernet_run(1 * MS);
 	assert_bye(ERR_VERSION, 52, NULL);
@@ -529,7 +536,7 @@ static void welcome_of_other_version_ends_the_dial(void **state)
 					&c),
 			 0);
 	assert_int_equal(wire_hello_get(&c, &m), 0);
-	raw_hello(line, FORGED(.type = WIRE_T_WELCOME, .nonce = m.nonce, .version_min = 2,
+	raw_hello(line, FORGED(.type = WIRE_T_WELCOME, .nonce = m.nonce, .version_min = 3,
 			       .version_max = 7));
 	peernet_run(1 * MS);
 	assert_int_equal(net.n[0].refusals, 1);
@@ -543,7 +550,7 @@ static void welcome_of_other_version_ends_the_dial(void **state)
 			 0);
 	memcpy(h.target, h.sender, sizeof(h.target));
 	memset(h.sender, 9, sizeof(h.sender));
-	h.version = 2; /* a BYE passes in any */
+	h.version = WIRE_VERSION_MAX + 1; /* a BYE passes in any */
 	h.type = WIRE_T_BYE;
 	cursor_write(&c, body, sizeof(body));
 	assert_int_equal(wire_bye_put(&c, &bye), 0);
@@ -632,9 +639,12 @@ static void welcome_without_nonce_is_not_heard(void **state)
 {
 	struct peer *peer = peernet_dial(0, 3); /* nobody is there */
 	struct link_line *line = raw_start(NULL);
-	struct wire_header h = {.version = 1, .type = WIRE_T_WELCOME, .epoch = 5};
-	struct wire_hello m = {
-		.version_min = 1, .version_max = 1, .features = 1, .nonce = 12};
+	struct wire_header h = {
+		.version = WIRE_VERSION_MAX, .type = WIRE_T_WELCOME, .epoch = 5};
+	struct wire_hello m = {.version_min = WIRE_VERSION_MIN,
+			       .version_max = WIRE_VERSION_MAX,
+			       .features = 1,
+			       .nonce = 12};
 	uint8_t frame[1024], body[900];
 	struct cursor c;
 

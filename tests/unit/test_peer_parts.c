@@ -138,25 +138,6 @@ static void messages_to_oneself_beyond_the_queue_come_all(void **state)
 	peer_release(self);
 }
 
-static void message_to_who_knows_no_parts_goes_whole(void **state)
-{
-	(void)state;
-	peernet_tap(&net.n[1]);
-	a->features &= ~PEER_FEATURE_PARTS;
-	assert_int_equal(send_long(BODY), 0);
-	peernet_run(10 * MS);
-	assert_int_equal(came, 1);
-	for (unsigned int i = 0; i < net.n[1].tap_count; i++) {
-		struct wire_header h;
-		struct cursor body;
-
-		assert_int_equal(wire_frame_get(net.n[1].tap[i].data, net.n[1].tap[i].len,
-						&h, &body),
-				 0);
-		assert_int_not_equal(h.type, WIRE_T_PART);
-	}
-}
-
 /* Parts wait for turns; what waits may not end the peering while the line is free. */
 static void messages_beyond_the_queue_go_at_once(void **state)
 {
@@ -363,22 +344,6 @@ static void message_in_parts_is_charged(void **state)
 	assert_true(accounts_idle(&accounts));
 }
 
-static void part_that_was_not_agreed_ends_the_peering(void **state)
-{
-	struct forged good = {WIRE_T_TRANSFER_INFO, BODY, 0, PART};
-	struct wire_header h;
-
-	(void)state;
-	net.n[1].last->features = PEER_FEATURE_BASE;
-	peernet_tap(&net.n[1]);
-	assert_int_equal(peernet_lease(a, 1, true), 0);
-	peernet_run(MS);
-	h = last_header();
-	inject(&h, &good);
-	assert_int_equal(net.n[1].downs, 1);
-	assert_int_equal(net.n[1].why.code, ERR_PROTO);
-}
-
 static void part_replayed_changes_nothing(void **state)
 {
 	(void)state;
@@ -424,8 +389,6 @@ int main(void)
 						teardown),
 		cmocka_unit_test_setup_teardown(
 			messages_to_oneself_beyond_the_queue_come_all, setup, teardown),
-		cmocka_unit_test_setup_teardown(message_to_who_knows_no_parts_goes_whole,
-						setup, teardown),
 		cmocka_unit_test_setup_teardown(messages_beyond_the_queue_go_at_once,
 						setup, teardown),
 		cmocka_unit_test(peer_that_dies_in_the_middle_leaves_nothing),
@@ -434,8 +397,6 @@ int main(void)
 		cmocka_unit_test(part_that_is_wrong_ends_the_peering),
 		cmocka_unit_test_setup_teardown(message_in_parts_is_charged, setup,
 						teardown),
-		cmocka_unit_test_setup_teardown(part_that_was_not_agreed_ends_the_peering,
-						setup, teardown),
 		cmocka_unit_test_setup_teardown(part_replayed_changes_nothing, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(
