@@ -68,7 +68,7 @@ MUTANTS = [
     ("waiting-has-no-end", "daemon/room/room_clock.c",
      "if (idle_ns < room->limits_ns[LIMIT_WAITING])\n\t\treturn;\n\troom_clock_waiting_text",
      "if (room)\n\t\treturn;\n\troom_clock_waiting_text"),
-    ("one-party-speaks-for-all", "daemon/room/room.c",
+    ("one-party-speaks-for-all", "daemon/room/room_party.c",
      "\t\tif (!party->done)\n\t\t\treturn false;\n\t}\n\treturn true;",
      "\t\tif (party->done)\n\t\t\treturn true;\n\t}\n\treturn false;"),
     ("success-told-to-one-source", "daemon/room/room_recv.c",
