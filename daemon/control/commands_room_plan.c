@@ -114,7 +114,7 @@ static int check_known(const struct room *room, const struct party *party)
 				 "room %llu: an offer: its puller knows the pages of "
 				 "both; ask the daemon of %.100s",
 				 number, peer);
-	if (room->role == ROOM_SEND && party->reading)
+	if (room->role == ROOM_SEND && party_state(party) == PARTY_READING)
 		return err_raise(ERR_STATE,
 				 "room %llu: the pages of %.100s are not here "
 				 "yet",

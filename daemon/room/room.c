@@ -283,8 +283,8 @@ void room_move(struct room *room, enum room_state to)
  * that number is another's. */
 static bool early_source(const struct room *room, const struct party *party)
 {
-	return room->role == ROOM_RECV && !party->withdrawn && !party->told &&
-	       !party->gen;
+	return room->role == ROOM_RECV && party->line != PARTY_POOL_GOING &&
+	       !party_asked(party) && !party->gen;
 }
 
 static void tell_abort(struct room *room, const struct party *party)
@@ -299,9 +299,10 @@ static void tell_abort(struct room *room, const struct party *party)
 				 .from_pool = room->pool->id};
 	bool early = early_source(room, party);
 
-	if (party_lost(party) || party->done || (!party->told && !party->gen && !early))
+	if (party_lost(party) || party_done(party) ||
+	    (!party_asked(party) && !party->gen && !early))
 		return;
-	if (room->role == ROOM_PULL && party->answered)
+	if (room->role == ROOM_PULL && party_state(party) >= PARTY_ANSWERED)
 		return; /* PULL_DONE says it: an ABORT would end the offer for others */
 	if (room_admit_source(&room->admit, party->remote->peer) >= 0)
 		memcpy(msg.ticket, room->admit.ticket, sizeof(msg.ticket));

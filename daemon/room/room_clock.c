@@ -135,7 +135,8 @@ static void room_clock_bootstrap_text(const struct room *room, char *text, size_
 		return;
 	}
 	list_foreach(party, &room->parties, link) {
-		if (room->role == ROOM_PULL && party->told && !party->answered) {
+		if (room->role == ROOM_PULL && party_asked(party) &&
+		    party_state(party) < PARTY_ANSWERED) {
 			snprintf(text, size, "source %.200s did not offer it",
 				 party_label(party, label, sizeof(label)));
 			return;
@@ -178,11 +179,11 @@ static void room_clock_waiting_text(const struct room *room, char *text, size_t 
 	if (waits_for_point(room) || room->role == ROOM_SEND || !room->bound)
 		return;
 	list_foreach(party, &room->parties, link) {
-		const char *what =
-			party->answered ? "sent nothing more" : "did not open it";
+		bool answered = party_state(party) >= PARTY_ANSWERED;
+		const char *what = answered ? "sent nothing more" : "did not open it";
 
-		if (party->done || (party->answered && room->role == ROOM_PULL) ||
-		    (party->answered && party->got == party->expected))
+		if (answered &&
+		    (room->role == ROOM_PULL || party->due.got == party->due.expected))
 			continue;
 		snprintf(text, size, "%.200s %s",
 			 party_label(party, label, sizeof(label)), what);

@@ -87,8 +87,9 @@ static int sources_differ(struct room *room)
 	if (room->party_count < 2)
 		return 0;
 	list_foreach(party, &room->parties, link) {
-		int r = party->told ? 0
-				    : idmap_put(&pools, (uintptr_t)party->pool, party);
+		int r = party_asked(party)
+				? 0
+				: idmap_put(&pools, (uintptr_t)party->pool, party);
 
 		if (r == -err_errno(ERR_EXIST))
 			return err_raise(ERR_DUP,
@@ -147,11 +148,12 @@ static bool of_one_instance(const struct party *party)
 bool room_source_lost(struct party *party)
 {
 	assert(party->room->role == ROOM_RECV || party->room->role == ROOM_PULL);
-	if (party->told)
-		return party->done || party->got == party->expected;
-	if (party->withdrawn)
-		return false; /* another engine's is no substitute */
-	party->lost = false;  /* told nothing: it may come back */
+	if (party_asked(party))
+		return party_state(party) == PARTY_DONE ||
+		       party->due.got == party->due.expected;
+	if (party->line == PARTY_POOL_GOING)
+		return false;	/* another engine's is no substitute */
+	party->line = PARTY_UP; /* it knows of nothing: it may come back */
 	if (party->pool)
 		handshake_pool_unuse(party->pool);
 	party->pool = NULL;
@@ -228,7 +230,7 @@ static int room_cover_expect(struct room *room, struct party *party)
 {
 	struct due due = {0};
 
-	party->expected = 0;
+	party->due.expected = 0;
 	for (size_t i = 0; i < party->want_count; i++) {
 		uint64_t bytes;
 		int r;
@@ -237,11 +239,11 @@ static int room_cover_expect(struct room *room, struct party *party)
 		r = want_bytes(room, &party->wants[i], &due, &bytes);
 		if (r < 0)
 			return err_pass(r);
-		party->expected += bytes;
+		party->due.expected += bytes;
 	}
-	if (party->expected == 0)
+	if (party->due.expected == 0)
 		party->want_count = 0; /* idle: nothing of it is bound */
-	room->expected += party->expected;
+	room->expected += party->due.expected;
 	return 0;
 }
 
@@ -272,8 +274,8 @@ static int make_coverage(struct room *room, struct party *party)
 	cleanup_free uint32_t *layers =
 		mem_calloc(party->want_count + 1, sizeof(*layers));
 
-	party->coverage = mem_calloc(room->maps.count, sizeof(*party->coverage));
-	if (!layers || !party->coverage)
+	party->due.coverage = mem_calloc(room->maps.count, sizeof(*party->due.coverage));
+	if (!layers || !party->due.coverage)
 		return err_pass(-ENOMEM);
 	for (size_t i = 0; i < room->maps.count; i++) {
 		const struct layout_view *view =
@@ -282,14 +284,14 @@ static int make_coverage(struct room *room, struct party *party)
 			wanted_layers(party, (uint32_t)(view - layout->views), layers);
 		const struct layout_view *theirs =
 			layout_view_find(party->pool->layout, view->name);
-		int r = coverage_init(&party->coverage[i], layers, n);
+		int r = coverage_init(&party->due.coverage[i], layers, n);
 
 		if (theirs)
-			party->coverage[i].shard = theirs->shard;
+			party->due.coverage[i].shard = theirs->shard;
 		/* its source decides into how many pieces it falls */
 		if (r >= 0)
-			r = coverage_charge(&party->coverage[i], party->remote->account,
-					    ACCOUNT_PAGES);
+			r = coverage_charge(&party->due.coverage[i],
+					    party->remote->account, ACCOUNT_PAGES);
 		if (r < 0)
 			return err_pass(r);
 	}
@@ -329,10 +331,10 @@ void room_cover_landed(struct party *party)
 {
 	const struct room_maps *maps = &party->room->maps;
 
-	for (size_t i = 0; i < maps->count && party->coverage; i++) {
+	for (size_t i = 0; i < maps->count && party->due.coverage; i++) {
 		const struct room_map *map = &maps->maps[i];
 
-		if (coverage_add(&party->coverage[i], map->layers, map->token_begin,
+		if (coverage_add(&party->due.coverage[i], map->layers, map->token_begin,
 				 map->token_end) < 0)
 			err_clear(); /* no memory: its pages are not told as whole */
 	}
@@ -361,8 +363,8 @@ int room_landed_pages(const struct room *room, size_t map, uint8_t **bits_p)
 		begin = begin < m->token_begin ? m->token_begin : begin;
 		end = end > m->token_end ? m->token_end : end;
 		list_foreach(party, &room->parties, link)
-			whole = whole && party->coverage && begin < end &&
-				coverage_whole(&party->coverage[map], begin, end);
+			whole = whole && party->due.coverage && begin < end &&
+				coverage_whole(&party->due.coverage[map], begin, end);
 		if (whole)
 			bits[p / 8] |= (uint8_t)(1u << (p % 8));
 	}

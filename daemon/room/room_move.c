@@ -281,7 +281,7 @@ static void move_free(struct move *move)
 	assert(room->busy > 0 && move_phase(move) == MOVE_ENDED);
 	list_remove(&move->link);
 	room->busy--;
-	if (move->party->withdrawn)
+	if (move->party->line != PARTY_UP)
 		party_release_pool(move->party);
 	if (move->chunk)
 		send_chunk_left(move->chunk);

@@ -45,12 +45,12 @@ static int offer_put(const struct party *party, struct wire_blob views,
 static bool may_answer(const struct party *party)
 {
 	uint64_t now = loop_now_ns(rooms_kvd(party->room->rooms)->loop);
-	unsigned int doublings = party->offers < OFFER_AGAIN_DOUBLINGS
-					 ? party->offers
+	unsigned int doublings = party->offer.answers < OFFER_AGAIN_DOUBLINGS
+					 ? party->offer.answers
 					 : OFFER_AGAIN_DOUBLINGS;
 
-	return party->offers == 0 ||
-	       now - party->offered_ns >= OFFER_AGAIN_NS << (doublings - 1);
+	return party->offer.answers == 0 ||
+	       now - party->offer.answered_ns >= OFFER_AGAIN_NS << (doublings - 1);
 }
 
 static int give_answer(struct party *party)
@@ -61,8 +61,10 @@ static int give_answer(struct party *party)
 		room_count(party->room, METRIC_ROOM_REFUSED, 1);
 		return 0;
 	}
-	party->offers++;
-	party->offered_ns = loop_now_ns(rooms_kvd(party->room->rooms)->loop);
+	if (party_state(party) == PARTY_NEW)
+		sm_move(&party->sm, PARTY_ANSWERED);
+	party->offer.answers++;
+	party->offer.answered_ns = loop_now_ns(rooms_kvd(party->room->rooms)->loop);
 	room_trace(party->room, TRACE_ACK_OUT, party, party->gen);
 	return err_pass(mail_tell(party, WIRE_T_OFFER, offer_put));
 }
@@ -86,7 +88,7 @@ static uint32_t pullers(const struct room *room)
 	uint32_t n = 0;
 
 	list_foreach(party, &room->parties, link)
-		n += !party->away;
+		n += party_state(party) != PARTY_AWAY;
 	return n;
 }
 
@@ -123,7 +125,6 @@ int offer_on_query(struct room *room, struct remote *remote,
 		party_use_pool(party, pool);
 		party->gen = query->pull_gen;
 		party->room_there = query->room;
-		party->want_count = 0;
 		room_names_hear(room, query->request_id, query->traceparent);
 		room_trace(room, TRACE_INFO_IN, party, party->gen);
 	}
@@ -143,7 +144,7 @@ static int check_request(struct room *room, struct party *party,
 	if (h->lease_epoch != room->lease_epoch)
 		return err_raise(ERR_LEASE, "offer %llu: the lease has ended",
 				 (unsigned long long)room->number);
-	if (!party || party->away || party->done || !party->pool ||
+	if (!party || party_state(party) >= PARTY_DONE || !party->pool ||
 	    party->pool->id != h->dst_pool || room->pool->id != h->src_pool)
 		return err_raise(ERR_STATE, "offer %llu: no such puller",
 				 (unsigned long long)room->number);
@@ -314,7 +315,7 @@ static bool takes_back(enum err_code code)
 /* Its requests are not its any more; what is being served ends first. */
 static void take_back(struct party *party)
 {
-	party->away = true;
+	sm_move(&party->sm, PARTY_AWAY);
 	party->gen = 0;
 	room_count(party->room, METRIC_PULLS_TAKEN_BACK, 1);
 }
@@ -339,7 +340,7 @@ static void drop_away(struct room *room)
 	struct party *party;
 
 	list_foreach_safe(party, &room->parties, link) {
-		if (party->away && !party_moves(party))
+		if (party_state(party) == PARTY_AWAY && !party_moves(party))
 			party_drop(party);
 	}
 }
@@ -350,7 +351,9 @@ static void gave_up(struct party *party, const struct err *why)
 {
 	struct room *room = party->room;
 
-	if (!party->done && !room->gave_up) {
+	if (party_state(party) >= PARTY_DONE)
+		return;
+	if (!room->gave_up) {
 		room->gave_up = true;
 		room->gave_up_why = mem_zalloc(sizeof(*why));
 		if (room->gave_up_why)
@@ -358,7 +361,7 @@ static void gave_up(struct party *party, const struct err *why)
 		else
 			err_clear();
 	}
-	party->done = true;
+	sm_move(&party->sm, PARTY_DONE);
 }
 
 int offer_on_pull_done(struct room *room, struct party *party,
@@ -368,7 +371,7 @@ int offer_on_pull_done(struct room *room, struct party *party,
 
 	assert(room->role == ROOM_OFFER);
 	*answer_p = ERR_OK;
-	if (!party || party->away || !room_live(room) ||
+	if (!party || party_state(party) == PARTY_AWAY || !room_live(room) ||
 	    done->lease_epoch != room->lease_epoch) {
 		*answer_p = ERR_LEASE;
 		return 0;
@@ -376,10 +379,11 @@ int offer_on_pull_done(struct room *room, struct party *party,
 	room_trace(room, TRACE_DONE_IN, party, party->gen);
 	room_trace(room, TRACE_LEASE_OUT, party, party->gen);
 	if (done->code == ERR_OK) {
-		party->done = true;
+		if (party_state(party) != PARTY_DONE)
+			sm_move(&party->sm, PARTY_DONE);
 	} else {
 		peer_told(party->remote->peer, done->code, done->text, &why);
-		if (!party->done && takes_back(why.code))
+		if (party_state(party) != PARTY_DONE && takes_back(why.code))
 			take_back(party);
 		else
 			gave_up(party, &why);
@@ -393,7 +397,7 @@ void offer_on_lease(struct room *room, struct party *party, uint64_t lease_epoch
 	uint64_t now = loop_now_ns(rooms_kvd(room->rooms)->loop);
 
 	assert(room->role == ROOM_OFFER);
-	if (party && !party->away && !party->done && room_live(room) &&
+	if (party && party_state(party) < PARTY_DONE && room_live(room) &&
 	    lease_epoch == room->lease_epoch)
 		room->lease_end_ns = now + room->lease_ns;
 }
@@ -420,7 +424,7 @@ void offer_check_lease(struct room *room)
 		return;
 	room->lease_epoch++; /* whatever is read from here on does not count */
 	list_foreach(party, &room->parties, link)
-		done += party->done;
+		done += party_state(party) == PARTY_DONE;
 	err_set(&why, ERR_LEASE,
 		"offer %llu: the lease of %llu ms ended; of %u pullers %u "
 		"came and %u took it",
@@ -436,7 +440,7 @@ static int answer_all(struct room *room)
 	struct party *party;
 
 	list_foreach(party, &room->parties, link) {
-		int r = party->offers == 0 && !party->away ? give_answer(party) : 0;
+		int r = party_state(party) == PARTY_NEW ? give_answer(party) : 0;
 
 		if (r < 0)
 			return err_pass(r);
@@ -458,7 +462,7 @@ static void room_offer_step(struct room *room)
 	if (!room_live(room))
 		return;
 	list_foreach(party, &room->parties, link)
-		done += party->done;
+		done += party_state(party) == PARTY_DONE;
 	if (room->receivers == 0 || done < room->receivers || room->busy > 0)
 		return;
 	if (!room->gave_up) {

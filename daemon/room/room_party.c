@@ -15,6 +15,52 @@
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 
+/* The same names for all roles, and what each may move to. */
+#define PARTY_TABLE(role, from_new, asked, reading, taken, answered) \
+	static const struct sm_state role##_states[PARTY_STATES] = { \
+		[PARTY_NEW] = {"new", from_new},                     \
+		[PARTY_ASKED] = {"asked", asked},                    \
+		[PARTY_READING] = {"reading", reading},              \
+		[PARTY_TAKEN] = {"taken", taken},                    \
+		[PARTY_ANSWERED] = {"answered", answered},           \
+		[PARTY_CLOSING] = {"closing", SM_TO(PARTY_DONE)},    \
+		[PARTY_DONE] = {"done", 0},                          \
+		[PARTY_AWAY] = {"away", 0},                          \
+	};                                                           \
+	static const struct sm_table role##_table = {                \
+		.name = #role "_party", .states = role##_states, .count = PARTY_STATES}
+
+#define CLOSING_OR_DONE (SM_TO(PARTY_CLOSING) | SM_TO(PARTY_DONE))
+
+/* A chunk may overtake the acknowledgement, and a source that sends nothing is done
+ * whether its acknowledgement came or not. */
+PARTY_TABLE(recv, SM_TO(PARTY_ASKED), SM_TO(PARTY_ANSWERED) | CLOSING_OR_DONE, 0, 0,
+	    CLOSING_OR_DONE);
+PARTY_TABLE(pull, SM_TO(PARTY_ASKED), SM_TO(PARTY_READING) | SM_TO(PARTY_ANSWERED),
+	    SM_TO(PARTY_ANSWERED), 0, SM_TO(PARTY_CLOSING));
+PARTY_TABLE(send, 0, 0, SM_TO(PARTY_TAKEN), SM_TO(PARTY_ANSWERED) | SM_TO(PARTY_DONE),
+	    SM_TO(PARTY_DONE));
+PARTY_TABLE(offer, SM_TO(PARTY_ANSWERED) | SM_TO(PARTY_DONE) | SM_TO(PARTY_AWAY), 0, 0, 0,
+	    SM_TO(PARTY_DONE) | SM_TO(PARTY_AWAY));
+
+static const struct sm_table *const party_tables[ROOM_ROLES] = {
+	[ROOM_SEND] = &send_table,
+	[ROOM_RECV] = &recv_table,
+	[ROOM_OFFER] = &offer_table,
+	[ROOM_PULL] = &pull_table,
+};
+
+bool party_asked(const struct party *party)
+{
+	return !room_sends(party->room) && party_state(party) != PARTY_NEW;
+}
+
+bool party_done(const struct party *party)
+{
+	return party_state(party) == PARTY_DONE ||
+	       (party_state(party) == PARTY_TAKEN && party->want_count == 0);
+}
+
 struct party *room_party_by_pool(struct room *room, const struct remote *remote,
 				 uint64_t pool)
 {
@@ -44,7 +90,7 @@ bool room_parties_done(const struct room *room)
 	const struct party *party;
 
 	list_foreach(party, &room->parties, link) {
-		if (!party->done)
+		if (!party_done(party))
 			return false;
 	}
 	return true;
@@ -73,7 +119,10 @@ struct party *room_party_add(struct room *room, struct remote *remote)
 	party->joined_ns = loop_now_ns(rooms_kvd(room->rooms)->loop);
 	party->rank = ROOM_ANY_RANK;
 	party->index = room->trace.parties++;
-	list_init(&party->ack_link);
+	sm_init(&party->sm, party_tables[room->role],
+		room->role == ROOM_SEND ? PARTY_READING : PARTY_NEW);
+	if (room->role == ROOM_SEND)
+		list_init(&party->send.ack_link);
 	remote->reaches++;
 	sched_flow_init(&party->flow, &remote->line, room->session->id);
 	list_push_back(&room->parties, &party->link);
@@ -85,7 +134,6 @@ void party_use_pool(struct party *party, struct remote_pool *pool)
 {
 	assert(!party->pool && pool->remote == party->remote);
 	party->pool = pool;
-	party->withdrawn = false;
 	handshake_pool_use(pool);
 	snprintf(party->pool_name, sizeof(party->pool_name), "%s", pool->name);
 	party->rank = pool->layout->rank;
@@ -110,6 +158,24 @@ void party_release_pool(struct party *party)
 	party->pool = NULL;
 }
 
+static void send_party_fini(struct party *party)
+{
+	charge_drop(&party->send.wants_charge);
+	if (party_state(party) == PARTY_TAKEN)
+		rooms_ack(party);
+}
+
+static void party_due_fini(struct party *party)
+{
+	struct party_due *due = &party->due;
+
+	for (size_t i = 0; due->coverage && i < party->room->maps.count; i++)
+		coverage_fini(&due->coverage[i]);
+	mem_free(due->coverage);
+	cJSON_Delete(due->theirs_json);
+	charge_less(&party->room->charge, due->json_bytes);
+}
+
 void party_drop(struct party *party)
 {
 	struct room *room = party->room;
@@ -117,19 +183,16 @@ void party_drop(struct party *party)
 	assert(party->room->party_count > 0);
 	if (party->pool)
 		handshake_pool_unuse(party->pool);
-	for (size_t i = 0; party->coverage && i < room->maps.count; i++)
-		coverage_fini(&party->coverage[i]);
-	mem_free(party->coverage);
+	if (room->role == ROOM_SEND)
+		send_party_fini(party);
+	else if (room->role != ROOM_OFFER)
+		party_due_fini(party);
 	room_maps_fini(&party->theirs);
 	mem_free(party->wants);
-	charge_drop(&party->wants_charge);
-	cJSON_Delete(party->theirs_json);
-	if (party->ack_pending)
-		rooms_ack(party);
 	list_remove(&party->link);
 	room->party_count--;
 	handshake_release(rooms_kvd(room->rooms)->handshake, party->remote);
-	charge_less(&room->charge, sizeof(*party) + party->json_bytes);
+	charge_less(&room->charge, sizeof(*party));
 	mem_free(party);
 }
 

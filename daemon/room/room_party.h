@@ -9,7 +9,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/base/account.h"
 #include "daemon/base/list.h"
+#include "daemon/base/sm.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/handshake/sched.h"
 #include "daemon/plan/coverage.h"
@@ -27,12 +29,60 @@ struct room_used {
 	uint64_t descriptors;
 };
 
-/* The counterpart in one peer: a source, a receiver, an offerer, a puller. */
+/*
+ * How far it is; each role has its own moves (room_party.c). A party of
+ *
+ *   recv    NEW -> ASKED -> ANSWERED -> CLOSING -> DONE, each but ASKED may be left out
+ *   pull    NEW -> ASKED -> (READING ->) ANSWERED -> CLOSING -> DONE
+ *   send    READING -> TAKEN -> ANSWERED -> DONE
+ *   offer   NEW -> ANSWERED -> DONE, or AWAY instead
+ */
+enum party_state {
+	PARTY_NEW,	/* recv, pull: nothing was sent to it; offer: it has no answer */
+	PARTY_ASKED,	/* recv, pull: TRANSFER_INFO or OFFER_QUERY is sent or written */
+	PARTY_READING,	/* pull: its OFFER, send: its TRANSFER_INFO is read (room_mail.h)
+			 */
+	PARTY_TAKEN,	/* send: all of that is read, and not acknowledged */
+	PARTY_ANSWERED, /* recv, pull: by it; send, offer: by this side */
+	PARTY_CLOSING,	/* recv: its last chunk is here; pull: PULL_ACK is due */
+	PARTY_DONE,	/* nothing more is expected of it */
+	PARTY_AWAY,	/* offer: it could not go on, and may come again as another */
+	PARTY_STATES,
+};
+
+/* What the room has seen of its way there: rooms_loss.c. */
+enum party_line {
+	PARTY_UP,
+	PARTY_LOST,	  /* its peer went down; ask party_lost() */
+	PARTY_POOL_GOING, /* its pool is withdrawn */
+};
+
+/* bits of `abort` */
+#define PARTY_ABORT_HEARD 0x1u /* it waits for our ABORT_ACK */
+#define PARTY_QUIESCED 0x2u    /* its ABORT_ACK is here: quiet on its side, too */
+
+/* recv, pull: what is due from it, and was had. */
+struct party_due {
+	struct coverage *coverage; /* one a bound view, in the order of room->maps */
+	uint64_t expected, got;	   /* bytes */
+	uint64_t last_seq;	   /* recv: of its last chunk */
+	/* pull */
+	uint64_t lease_epoch, lease_ns;
+	struct cJSON *theirs_json; /* pages named by the engine; read when the pool of
+				      the source is known */
+	size_t json_bytes;	   /* of that, charged to the room */
+};
+
 struct party {
 	struct list link; /* in room->parties */
 	struct room *room;
 	struct remote *remote;	  /* held (reaches) */
 	struct remote_pool *pool; /* in use (handshake_pool_use) or NULL */
+	struct sm sm;		  /* enum party_state */
+	uint8_t line;		  /* enum party_line */
+	uint8_t abort;		  /* PARTY_… bits */
+	uint8_t named;		  /* POOL_BY_…: what was asked for */
+	uint16_t index;		  /* in the order of joining */
 	uint64_t pool_id;	  /* of the one that was in use last; 0: none was */
 	/* As asked for; once a pool was in use, that one's, and no other is used later.
 	 */
@@ -40,52 +90,44 @@ struct party {
 	int64_t rank;		       /* ROOM_ANY_RANK */
 	uint64_t session;	       /* its engine's epoch; 0 = any */
 	uint64_t pool_asked;	       /* this pool of it; 0: by what is above */
-	uint8_t named;		       /* POOL_BY_…: what was asked for */
 	uint8_t instance[16];	       /* whose pool was in use */
 	uint64_t gen;	     /* the other side's generation; 0 = not known yet */
 	uint64_t room_there; /* the room's number there (a pull may name another) */
 	struct sched_flow flow;
-	struct room_maps theirs;   /* send: receiver's pages; pull: source's pages */
-	struct cJSON *theirs_json; /* pull: pages named by the engine; read when the
-				      source's pool is known */
-	size_t json_bytes;	   /* of that, charged to the room */
-	struct plan_want *wants;   /* what this source sends / must send */
+	struct room_maps theirs; /* send: receiver's pages; pull: source's pages */
+	struct plan_want *wants; /* what this source sends / must send */
 	size_t want_count;
-	struct charge wants_charge; /* send: to the receiver, whose they are */
-	bool told;	  /* TRANSFER_INFO or OFFER_QUERY is out, or being written */
-	bool reading;	  /* TRANSFER_INFO or OFFER is here and being read: room_mail.h */
-	bool answered;	  /* acknowledged / OFFER is here */
-	bool ack_pending; /* send: its TRANSFER_INFO is taken, but not acknowledged */
-	struct list ack_link; /* in rooms->acks: before the loop sleeps */
-	bool done;	      /* nothing more is expected of it */
-	bool lost;	      /* its peer went down: ask party_lost() */
-	bool withdrawn;	      /* `pool` is, and the room has seen it */
-	uint64_t downs;	      /* remote->downs, as the room has seen them */
+	uint64_t downs; /* remote->downs, as the room has seen them */
 	uint64_t joined_ns;
-	uint16_t index;	  /* in the order of joining */
-	bool heard_abort; /* it waits for our ABORT_ACK */
-	bool quiesced;	  /* its ABORT_ACK is here: quiet on its side too */
-	/* recv, pull */
-	struct coverage *coverage; /* one a bound view, in the order of room->maps */
-	uint64_t expected, got;	   /* bytes */
-	bool last_seen;
-	uint64_t last_seq;
 	struct room_used used;
 	char path[64];	   /* by which they went; "": none did yet */
 	struct xp_way way; /* of its last chunk for which there was a choice */
-	/* offer, pull */
-	bool asked_ack; /* pull: told that all was read, PULL_ACK is pending */
-	bool away;	/* offer: it could not go on, and may come again as another */
-	uint64_t lease_epoch;
-	uint64_t lease_ns;
-	uint64_t offered_ns; /* offer: when its query was answered last */
-	unsigned int offers; /* offer: so often */
+	union {
+		struct party_due due; /* recv, pull */
+		struct {
+			struct list ack_link; /* in rooms->acks: before the loop sleeps */
+			struct charge wants_charge; /* to the receiver, whose they are */
+		} send;
+		struct {
+			uint64_t answered_ns; /* when its query was, last */
+			unsigned int answers; /* so often */
+		} offer;
+	};
 };
+static inline enum party_state party_state(const struct party *party)
+{
+	return (enum party_state)sm_state(&party->sm);
+}
 /* Its peer went down, whether the room has seen it yet (rooms_loss.c) or not. */
 static inline bool party_lost(const struct party *party)
 {
-	return party->lost || party->downs != party->remote->downs;
+	return party->line == PARTY_LOST || party->downs != party->remote->downs;
 }
+/* recv, pull: does its peer know of this room by us? */
+bool party_asked(const struct party *party);
+/* Nothing more is expected of it: a receiver that wants nothing is done once its wants
+ * are read. */
+bool party_done(const struct party *party);
 
 struct party *room_party_add(struct room *room, struct remote *remote);
 /* The party that this pool, or this generation, of the remote is; or NULL. */
@@ -93,7 +135,7 @@ struct party *room_party_by_pool(struct room *room, const struct remote *remote,
 				 uint64_t pool);
 struct party *room_party_by_gen(struct room *room, const struct remote *remote,
 				uint64_t gen);
-/* Is each of them `done`? */
+/* Is party_done() each of them? */
 bool room_parties_done(const struct room *room);
 void party_use_pool(struct party *party, struct remote_pool *pool);
 void party_drop(struct party *party); /* frees it */

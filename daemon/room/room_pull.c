@@ -39,7 +39,7 @@ static int room_pull_ask(struct room *room, struct party *party)
 
 	room_names_tell(room->names, msg.request_id, msg.traceparent);
 	memcpy(msg.ticket, room->admit.ticket, sizeof(msg.ticket));
-	party->told = true;
+	sm_move(&party->sm, PARTY_ASKED);
 	handshake_announce(party->remote, room->pool);
 	room_trace(room, TRACE_INFO_OUT, party, 0);
 	return handshake_tell_offer_query(party->remote, &msg);
@@ -53,9 +53,8 @@ static int take_offer(struct party *party, const struct wire_offer *offer,
 {
 	int r = 0;
 
-	party->reading = false;
-	if (party->theirs_json) {
-		r = room_maps_parse(party->theirs_json, -1, party->pool->layout,
+	if (party->due.theirs_json) {
+		r = room_maps_parse(party->due.theirs_json, -1, party->pool->layout,
 				    party->room->session->account, &party->theirs);
 		if (r >= 0)
 			r = room_maps_within(&party->theirs, &maps, party->pool->layout);
@@ -66,11 +65,11 @@ static int take_offer(struct party *party, const struct wire_offer *offer,
 		party->theirs = maps;
 	}
 	party->gen = offer->offer_gen;
-	party->lease_epoch = offer->lease_epoch;
-	party->lease_ns =
+	party->due.lease_epoch = offer->lease_epoch;
+	party->due.lease_ns =
 		(offer->lease_ms < LEASE_MAX_MS ? offer->lease_ms : LEASE_MAX_MS) *
 		LOOP_NS_PER_MS;
-	party->answered = true;
+	sm_move(&party->sm, PARTY_ANSWERED);
 	start_beating(
 		party->room); /* the others' offers may take longer than its lease */
 	room_trace(party->room, TRACE_ACK_IN, party, party->gen);
@@ -97,8 +96,8 @@ int pull_on_offer(struct room *room, struct party *party, const struct wire_offe
 	int r;
 
 	assert(room->role == ROOM_PULL && party->room == room);
-	if (party->answered || party->reading || !room_live(room))
-		return 0; /* twice, or too late */
+	if (party_state(party) != PARTY_ASKED || !room_live(room))
+		return 0; /* not asked for, twice, or too late */
 	cursor_read(&in, offer->views.data, offer->views.len);
 	r = mail_read(party, NULL, msg, &in, party->pool->layout, room_pull_on_pages,
 		      &maps, &mail);
@@ -106,7 +105,7 @@ int pull_on_offer(struct room *room, struct party *party, const struct wire_offe
 		return err_prefix(r, "OFFER");
 	if (r == 0)
 		return err_pass(take_offer(party, offer, maps));
-	party->reading = true;
+	sm_move(&party->sm, PARTY_READING);
 	mail->offer = *offer;
 	return 0;
 }
@@ -117,16 +116,24 @@ static int room_pull_say_done(struct party *party, enum err_code code, const cha
 	struct wire_pull_done msg = {.room = party->room_there,
 				     .pull_gen = room->gen,
 				     .offer_gen = party->gen,
-				     .lease_epoch = party->lease_epoch,
+				     .lease_epoch = party->due.lease_epoch,
 				     .code = code};
 
 	snprintf(msg.text, sizeof(msg.text), "%.300s", text);
-	party->asked_ack = code == ERR_OK;
+	if (code == ERR_OK)
+		sm_move(&party->sm, PARTY_CLOSING);
 	room_trace(room, TRACE_DONE_OUT, party, party->gen);
 	return handshake_tell_pull_done(party->remote, &msg);
 }
 
 /* ---- heartbeats ---- */
+
+/* Its pages are held for this room. */
+static bool awaits_end(const struct party *party)
+{
+	return party_state(party) == PARTY_ANSWERED ||
+	       party_state(party) == PARTY_CLOSING;
+}
 
 static void heartbeat(struct room *room)
 {
@@ -136,9 +143,9 @@ static void heartbeat(struct room *room)
 		struct wire_lease msg = {.room = party->room_there,
 					 .pull_gen = room->gen,
 					 .offer_gen = party->gen,
-					 .lease_epoch = party->lease_epoch};
+					 .lease_epoch = party->due.lease_epoch};
 
-		if (!party->answered || party->done || party_lost(party))
+		if (!awaits_end(party) || party_lost(party))
 			continue;
 		if (handshake_tell_lease(party->remote, &msg) < 0)
 			err_clear();
@@ -151,8 +158,8 @@ static void start_beating(struct room *room)
 	uint64_t shortest = UINT64_MAX;
 
 	list_foreach(party, &room->parties, link) {
-		if (party->answered && !party->done && party->lease_ns < shortest)
-			shortest = party->lease_ns;
+		if (awaits_end(party) && party->due.lease_ns < shortest)
+			shortest = party->due.lease_ns;
 	}
 	loop_timer_start(&room->heartbeat, shortest / 6 > HEARTBEAT_MIN_NS
 						   ? shortest / 6
@@ -185,7 +192,7 @@ static void room_pull_on_read(struct sched_op *op)
 	if (op->xp.result < 0) {
 		room_fail_moving(room, party, &op->xp.err);
 	} else if (room_live(room)) {
-		party->got = move->plan->bytes;
+		party->due.got = move->plan->bytes;
 		if (room_pull_say_done(party, ERR_OK, "") < 0)
 			room_fail_last(room, NULL);
 	}
@@ -201,7 +208,7 @@ static int room_pull_make_header(struct move *move)
 				.pull_gen = room->gen,
 				.src_pool = party->pool->id,
 				.dst_pool = room->pool->id,
-				.lease_epoch = party->lease_epoch,
+				.lease_epoch = party->due.lease_epoch,
 				.digest = move->plan->digest,
 				.bytes = move->plan->bytes};
 
@@ -213,11 +220,11 @@ static void room_pull_on_planned(struct move *move)
 {
 	const struct party *party = move->party;
 
-	if (move->refused.code == ERR_OK && move->plan->bytes != party->expected)
+	if (move->refused.code == ERR_OK && move->plan->bytes != party->due.expected)
 		err_set(&move->refused, ERR_SHORT,
 			"%.150s offers %llu of the %llu bytes that are wanted of it",
 			party->remote->label, (unsigned long long)move->plan->bytes,
-			(unsigned long long)party->expected);
+			(unsigned long long)party->due.expected);
 	if (move->refused.code == ERR_OK &&
 	    move_post(move, XP_READ, room_pull_on_read) < 0)
 		err_take(&move->refused);
@@ -270,15 +277,15 @@ void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_
 
 	assert(room->role == ROOM_PULL && party->room == room);
 	room_trace(room, TRACE_LEASE_IN, party, party->gen);
-	if (!room_live(room) || party->done)
+	if (!room_live(room) || party_state(party) == PARTY_DONE)
 		return;
-	if (ack->code == ERR_OK && party->asked_ack) {
-		party->done = true;
+	if (ack->code == ERR_OK && party_state(party) == PARTY_CLOSING) {
+		sm_move(&party->sm, PARTY_DONE);
 		room_cover_landed(party);
 		room_kick(room);
 		return;
 	}
-	party->got = 0; /* what was read does not count */
+	party->due.got = 0; /* what was read does not count */
 	if (ack->code == ERR_OK) {
 		err_set(&why, ERR_PROTO, "%.100s: PULL_ACK before all was read",
 			party->remote->label);
@@ -296,7 +303,7 @@ static int ask_all(struct room *room)
 	struct party *party;
 
 	list_foreach(party, &room->parties, link) {
-		int r = party->told ? 0 : room_pull_ask(room, party);
+		int r = party_asked(party) ? 0 : room_pull_ask(room, party);
 
 		if (r < 0)
 			return err_pass(r);
@@ -309,7 +316,7 @@ static bool all_offered(const struct room *room)
 	const struct party *party;
 
 	list_foreach(party, &room->parties, link) {
-		if (!party->answered)
+		if (party_state(party) < PARTY_ANSWERED)
 			return false;
 	}
 	return true;
@@ -347,7 +354,7 @@ static void give_up(struct room *room, const struct err *why)
 	struct party *party;
 
 	list_foreach(party, &room->parties, link) {
-		if (!party->answered || party->done || party_lost(party))
+		if (!awaits_end(party) || party_lost(party))
 			continue;
 		if (room_pull_say_done(party, why->code, why->text) < 0)
 			err_clear();
@@ -364,8 +371,8 @@ static void room_pull_stop(struct room *room, const struct err *why)
 static bool room_pull_without(struct party *party, const struct err *why)
 {
 	(void)why;
-	if (party->told)
-		return party->done;
+	if (party_asked(party))
+		return party_state(party) == PARTY_DONE;
 	return room_source_lost(party);
 }
 

@@ -162,6 +162,7 @@ static bool room_record_add_used(cJSON *obj, const struct room *room,
 static bool add_party(cJSON *list, const struct party *party)
 {
 	const struct remote *remote = party->remote;
+	bool sends = room_sends(party->room);
 	cJSON *p = cJSON_CreateObject();
 
 	return p && cJSON_AddItemToArray(list, p) &&
@@ -179,15 +180,15 @@ static bool add_party(cJSON *list, const struct party *party)
 	       cJSON_AddNumberToObject(p, "rank", (double)party->rank) &&
 	       json_add_u64(p, "generation", party->gen) >= 0 &&
 	       cJSON_AddNumberToObject(p, "wants", (double)party->want_count) &&
-	       cJSON_AddNumberToObject(p, "bytes",
-				       (double)(room_sends(party->room)
-							? party->used.bytes
-							: party->got)) &&
-	       cJSON_AddNumberToObject(p, "expected_bytes", (double)party->expected) &&
-	       cJSON_AddBoolToObject(p, "told", party->told) &&
-	       cJSON_AddBoolToObject(p, "done", party->done) &&
+	       cJSON_AddNumberToObject(
+		       p, "bytes",
+		       (double)(sends ? party->used.bytes : party->due.got)) &&
+	       cJSON_AddNumberToObject(p, "expected_bytes",
+				       sends ? 0.0 : (double)party->due.expected) &&
+	       cJSON_AddBoolToObject(p, "told", party_asked(party)) &&
+	       cJSON_AddBoolToObject(p, "done", party_done(party)) &&
 	       cJSON_AddBoolToObject(p, "lost", party_lost(party)) &&
-	       cJSON_AddBoolToObject(p, "quiesced", party->quiesced);
+	       cJSON_AddBoolToObject(p, "quiesced", party->abort & PARTY_QUIESCED);
 }
 
 /* A failed room says which pages are whole, so that an engine recomputes or

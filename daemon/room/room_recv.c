@@ -70,13 +70,13 @@ static int tell_all(struct room *room)
 	int r;
 
 	list_foreach(party, &room->parties, link) {
-		if (party->told)
+		if (party_asked(party))
 			continue;
 		if (told++ > 0 && loop_enough(loop)) {
 			room_kick(room);
 			return 0;
 		}
-		party->told = true;
+		sm_move(&party->sm, PARTY_ASKED);
 		handshake_announce(party->remote, room->pool);
 		room_trace(room, TRACE_INFO_OUT, party, party->gen);
 		r = mail_tell(party, WIRE_T_TRANSFER_INFO, info_put);
@@ -107,7 +107,7 @@ static void release_tokens(struct move *move, size_t pairs)
 		const struct plan_map *pair = &move->pairs[i];
 		const struct room_map *map = room_maps_find(&room->maps, pair->view);
 
-		if (coverage_remove(&move->party->coverage[map - room->maps.maps],
+		if (coverage_remove(&move->party->due.coverage[map - room->maps.maps],
 				    pair->layers, pair->token_begin, pair->token_end) < 0)
 			err_clear(); /* the room is failing: it says less than it has */
 	}
@@ -121,7 +121,7 @@ static int reserve_tokens(struct move *move)
 	for (size_t i = 0; i < move->pair_count; i++) {
 		const struct plan_map *pair = &move->pairs[i];
 		const struct room_map *map = room_maps_find(&room->maps, pair->view);
-		int r = coverage_add(&move->party->coverage[map - room->maps.maps],
+		int r = coverage_add(&move->party->due.coverage[map - room->maps.maps],
 				     pair->layers, pair->token_begin, pair->token_end);
 
 		if (r < 0) {
@@ -191,8 +191,9 @@ static void room_recv_on_planned(struct move *move)
 		return;
 	}
 	if (move->last) {
-		move->party->last_seen = true;
-		move->party->last_seq = move->seq;
+		if (sm_can(&move->party->sm, PARTY_CLOSING)) /* else it said so twice */
+			sm_move(&move->party->sm, PARTY_CLOSING);
+		move->party->due.last_seq = move->seq;
 	}
 	r = room->wait_over ? 1 : wait_passed(&room->wait);
 	if (r > 0) {
@@ -221,7 +222,8 @@ static int room_recv_admit(struct room *room, struct remote *remote,
 		return err_raise(ERR_NOTFOUND, "room %llu has no source %s pool %llu",
 				 (unsigned long long)room->number, remote->label,
 				 (unsigned long long)h->src_pool);
-	if (!room->planned || h->dst_pool != room->pool->id || h->room != room->number)
+	if (!party_asked(party) || h->dst_pool != room->pool->id ||
+	    h->room != room->number)
 		return err_raise(ERR_STATE, "room %llu did not ask for this chunk",
 				 (unsigned long long)room->number);
 	if (party->gen == 0)
@@ -230,11 +232,11 @@ static int room_recv_admit(struct room *room, struct remote *remote,
 		return err_raise(ERR_RESTART,
 				 "room %llu: a chunk of another generation of the sender",
 				 (unsigned long long)room->number);
-	if (party->last_seen)
+	if (party_state(party) == PARTY_CLOSING)
 		return err_raise(
 			ERR_DUP, "room %llu: chunk %llu after the last one (%llu)",
 			(unsigned long long)room->number, (unsigned long long)h->seq,
-			(unsigned long long)party->last_seq);
+			(unsigned long long)party->due.last_seq);
 	*party_p = party;
 	return 0;
 }
@@ -251,7 +253,7 @@ static void on_landed(struct inbound_owner *inbound, const struct err *err)
 	move_end(move); /* first: failing the room stops its other moves */
 	rooms_catch_up(room);
 	if (!err) {
-		party->got += move->plan->bytes;
+		party->due.got += move->plan->bytes;
 		room_count(room, METRIC_CHUNKS_RECEIVED, 1);
 	} else if (move->reserved) {
 		release_tokens(move, move->pair_count);
@@ -372,6 +374,7 @@ static void confirm(struct room *room)
 
 		if (party_lost(party) || !party->pool) /* nobody there waits for it */
 			continue;
+		sm_move(&party->sm, PARTY_DONE);
 		msg.src_pool = party->pool->id;
 		room_trace(room, TRACE_DONE_OUT, party, party->gen);
 		if (handshake_tell_room_done(party->remote, &msg) < 0)
@@ -387,14 +390,16 @@ static void check_complete(struct room *room)
 	struct err why;
 
 	list_foreach(party, &room->parties, link) {
-		if (party->got == party->expected)
+		if (!party_asked(party))
+			return; /* tell_all() goes on */
+		if (party->due.got == party->due.expected)
 			continue;
-		if (party->last_seen && room->busy == 0) {
+		if (party_state(party) == PARTY_CLOSING && room->busy == 0) {
 			err_set(&why, ERR_SHORT,
 				"%.200s: %llu of %llu bytes after its last chunk",
 				party_label(party, label, sizeof(label)),
-				(unsigned long long)party->got,
-				(unsigned long long)party->expected);
+				(unsigned long long)party->due.got,
+				(unsigned long long)party->due.expected);
 			room_fail(room, &why, NULL);
 		}
 		return;

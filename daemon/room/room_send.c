@@ -79,9 +79,7 @@ static uint64_t first_token(const struct room *room)
 /* All of its TRANSFER_INFO is read. */
 static void info_taken(struct party *party)
 {
-	party->reading = false;
-	party->done = party->done || party->want_count == 0;
-	party->ack_pending = true;
+	sm_move(&party->sm, PARTY_TAKEN);
 	party->room->first_token = first_token(party->room);
 	room_trace(party->room, TRACE_INFO_IN, party, party->gen);
 	room_kick(party->room);
@@ -118,7 +116,7 @@ static int take_info(struct room *room, struct party *party,
 	cursor_read(&in, info->wants.data, info->wants.len);
 	r = wants_get(&in, &party->wants, &party->want_count);
 	if (r >= 0)
-		r = charge_take(&party->wants_charge, party->remote->account,
+		r = charge_take(&party->send.wants_charge, party->remote->account,
 				ACCOUNT_PAGES, party->want_count * sizeof(*party->wants));
 	if (r >= 0)
 		r = cover_check_wants(here, there, party->wants, party->want_count);
@@ -130,7 +128,6 @@ static int take_info(struct room *room, struct party *party,
 		      &mail);
 	if (r < 0)
 		return err_prefix(r, "TRANSFER_INFO");
-	party->reading = r > 0;
 	if (r == 0)
 		info_taken(party);
 	return 0;
@@ -153,7 +150,7 @@ int send_on_info(struct room *room, struct remote *remote,
 				 "TRANSFER_INFO: the room has another generation "
 				 "of this receiver");
 	if (party) {
-		if (!party->reading)
+		if (party_state(party) != PARTY_READING)
 			rooms_ack(party);
 		return 0;
 	}
@@ -187,7 +184,7 @@ void send_acks(struct room *room)
 
 	assert(room->role == ROOM_SEND);
 	list_foreach(party, &room->parties, link) {
-		if (party->ack_pending)
+		if (party_state(party) == PARTY_TAKEN)
 			rooms_ack_later(party);
 	}
 }
@@ -195,7 +192,10 @@ void send_acks(struct room *room)
 void send_on_done(struct room *room, struct party *party)
 {
 	assert(room->role == ROOM_SEND && party->room == room);
-	party->done = true;
+	if (party_state(party) == PARTY_TAKEN)
+		rooms_ack(party); /* it was quick: it wants nothing */
+	if (sm_can(&party->sm, PARTY_DONE))
+		sm_move(&party->sm, PARTY_DONE);
 	room_trace(room, TRACE_DONE_IN, party, party->gen);
 	room_kick(room);
 }
@@ -204,8 +204,8 @@ void send_on_done(struct room *room, struct party *party)
  * what was on its way to it, a last chunk of no bytes, matters to nobody. */
 static bool has_left(const struct party *party)
 {
-	return party->done && party->want_count > 0 &&
-	       (party_lost(party) || party->withdrawn);
+	return party_state(party) == PARTY_DONE && party->want_count > 0 &&
+	       (party_lost(party) || party->line == PARTY_POOL_GOING);
 }
 
 /* ---- chunks ---- */

@@ -101,8 +101,8 @@ static int source_at(struct room *room, const struct source_args *args,
 	party->named = source_names(party);
 	party->room_there = args->room;
 	/* read when its pool is known */
-	return theirs ? err_pass(source_pages(room, theirs, &party->theirs_json,
-					      &party->json_bytes))
+	return theirs ? err_pass(source_pages(room, theirs, &party->due.theirs_json,
+					      &party->due.json_bytes))
 		      : 0;
 }
 
@@ -154,9 +154,9 @@ static int source_found(struct room_source *source, const struct record *record)
 	party->session = record->session;
 	party->named = source_names(party);
 	party->room_there = source->number;
-	party->theirs_json = mem_steal(source->theirs);
-	if (party->theirs_json) { /* with what it takes */
-		party->json_bytes = source->bytes - sizeof(*source);
+	party->due.theirs_json = mem_steal(source->theirs);
+	if (party->due.theirs_json) { /* with what it takes */
+		party->due.json_bytes = source->bytes - sizeof(*source);
 		source->bytes = sizeof(*source);
 	}
 	return 0;

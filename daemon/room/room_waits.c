@@ -107,9 +107,9 @@ static void chunk_waits(const struct party *party, struct room_waits *w)
 
 	by_peer(party, w);
 	snprintf(w->what, sizeof(w->what), "the next chunk of %.90s", w->who);
-	for (size_t i = 0; party->coverage && i < room->maps.count; i++) {
+	for (size_t i = 0; party->due.coverage && i < room->maps.count; i++) {
 		const struct room_map *map = &room->maps.maps[i];
-		const struct coverage *cov = &party->coverage[i];
+		const struct coverage *cov = &party->due.coverage[i];
 
 		for (uint32_t s = 0; s < (cov->split ? cov->layer_count : 1u); s++) {
 			uint64_t begin = map->token_begin, end = map->token_end;
@@ -136,12 +136,12 @@ static void source_part_waits(const struct room *room, struct room_waits *w)
 
 	by_daemon(w, "to look at it");
 	list_foreach(party, &room->parties, link) {
-		if (party->answered || party->gen)
+		if (party_state(party) >= PARTY_ANSWERED || party->gen)
 			continue;
 		by_peer(party, w);
-		if (!party->told || mail_telling(party))
+		if (!party_asked(party) || mail_telling(party))
 			by_daemon(w, "to ask its sources");
-		else if (party->reading)
+		else if (party_state(party) == PARTY_READING)
 			by_daemon(w, "to read the offer's pages");
 		else
 			snprintf(w->what, sizeof(w->what),
@@ -152,14 +152,14 @@ static void source_part_waits(const struct room *room, struct room_waits *w)
 		return;
 	}
 	list_foreach(party, &room->parties, link) {
-		if (party->done ||
-		    (room->role == ROOM_RECV && party->got == party->expected))
+		if (party_done(party) ||
+		    (room->role == ROOM_RECV && party->due.got == party->due.expected))
 			continue;
 		if (room->role == ROOM_RECV) {
 			chunk_waits(party, w);
 			return;
 		}
-		if (!party->asked_ack)
+		if (party_state(party) != PARTY_CLOSING)
 			continue;
 		by_peer(party, w);
 		snprintf(w->what, sizeof(w->what),
@@ -175,7 +175,7 @@ static void boot_waits(const struct room *room, struct room_waits *w)
 	by_daemon(w, "to look at it");
 	if (room->role == ROOM_SEND) {
 		list_foreach(party, &room->parties, link) {
-			if (party->reading) {
+			if (party_state(party) == PARTY_READING) {
 				by_daemon(w, "to read a receiver's pages");
 				return;
 			}
@@ -216,7 +216,7 @@ static void receiver_part_waits(const struct room *room, struct room_waits *w)
 	}
 	by_daemon(w, "to look at it");
 	list_foreach(party, &room->parties, link) {
-		if (party->done)
+		if (party_done(party))
 			continue;
 		by_peer(party, w);
 		snprintf(w->what, sizeof(w->what), "%.90s to confirm that it has all",
@@ -233,7 +233,7 @@ static void offer_waits(const struct room *room, struct room_waits *w)
 	snprintf(w->what, sizeof(w->what), "a puller (%u of %u)", room->party_count,
 		 room->receivers ? room->receivers : 1);
 	list_foreach(party, &room->parties, link) {
-		if (party->done || room->party_count < room->receivers)
+		if (party_done(party) || room->party_count < room->receivers)
 			continue;
 		by_peer(party, w);
 		snprintf(w->what, sizeof(w->what), "%.90s to read the pages", w->who);

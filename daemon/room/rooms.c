@@ -310,7 +310,7 @@ void rooms_note_terminal(struct room *room)
 	if (!room->leg)
 		history_put(&rooms->history, room);
 	list_foreach(party, &room->parties, link) {
-		if (party->heard_abort && !party_lost(party))
+		if ((party->abort & PARTY_ABORT_HEARD) && !party_lost(party))
 			msg_abort_ack(party->remote, party->room_there, party->gen);
 	}
 }

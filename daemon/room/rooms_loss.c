@@ -34,10 +34,12 @@ static void see_down(struct party *party)
 	if (party->downs == party->remote->downs)
 		return;
 	party->downs = party->remote->downs;
-	party->lost = true;
+	party->line = PARTY_LOST;
 	if (room_live(room) && !room_without(party, why))
 		room_fail(room, why, NULL);
-	else if (sm_state(&room->sm) == ROOM_BOOT)
+	if (room_live(room))
+		party_release_pool(party);
+	if (sm_state(&room->sm) == ROOM_BOOT)
 		room_clock_set(room); /* connect_timeout begins */
 }
 
@@ -49,9 +51,10 @@ static void see_withdrawal(struct party *party)
 	struct room *room = party->room;
 	struct err why;
 
-	if (!party->pool || !party->pool->going || party->withdrawn || !room_live(room))
+	if (!party->pool || !party->pool->going || party->line != PARTY_UP ||
+	    !room_live(room))
 		return;
-	party->withdrawn = true;
+	party->line = PARTY_POOL_GOING;
 	err_set(&why, ERR_SESSION,
 		"%.150s withdrew pool '%.63s': the engine that owned it is "
 		"gone, or took it back, or its daemon stops",

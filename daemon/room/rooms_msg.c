@@ -162,17 +162,18 @@ void rooms_ack(struct party *party)
 					     .src_pool = room->pool->id,
 					     .send_gen = room->gen};
 
-	list_remove(&party->ack_link);
-	party->ack_pending = false;
+	list_remove(&party->send.ack_link);
+	if (party_state(party) == PARTY_TAKEN)
+		sm_move(&party->sm, party->want_count ? PARTY_ANSWERED : PARTY_DONE);
 	room_trace(party->room, TRACE_ACK_OUT, party, party->gen);
 	sent(handshake_tell_transfer_info_ack(party->remote, &ack));
 }
 
 void rooms_ack_later(struct party *party)
 {
-	assert(party->ack_pending);
-	list_remove(&party->ack_link);
-	list_push_back(&party->room->rooms->acks, &party->ack_link);
+	assert(party_state(party) == PARTY_TAKEN);
+	list_remove(&party->send.ack_link);
+	list_push_back(&party->room->rooms->acks, &party->send.ack_link);
 }
 
 /* What the room's step posted is on its way: nobody waits for this message, and the
@@ -182,7 +183,7 @@ static bool rooms_msg_on_prepare(struct loop_prepare *prepare)
 	struct rooms *rooms = container_of(prepare, struct rooms, before_sleep);
 	struct party *party;
 
-	while ((party = list_first(&rooms->acks, struct party, ack_link)))
+	while ((party = list_first(&rooms->acks, struct party, send.ack_link)))
 		rooms_ack(party);
 	return false;
 }
@@ -344,12 +345,14 @@ static int on_info_ack(struct rooms *rooms, struct remote *remote, struct cursor
 	if (r < 0)
 		return err_pass(r);
 	party = party_at(rooms, m.recv_gen, ROOM_RECV, remote, m.src_pool);
-	if (party && party->gen == 0)
+	if (!party || !party_asked(party))
+		return 0;
+	if (party->gen == 0)
 		party->gen = m.send_gen;
-	if (party && !party->answered)
+	if (party_state(party) < PARTY_ANSWERED || party_state(party) == PARTY_CLOSING)
 		room_trace(party->room, TRACE_ACK_IN, party, party->gen);
-	if (party)
-		party->answered = true;
+	if (sm_can(&party->sm, PARTY_ANSWERED))
+		sm_move(&party->sm, PARTY_ANSWERED);
 	return 0;
 }
 
@@ -595,7 +598,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 		room_fail_remote(room, &why, NULL);
 		return 0;
 	}
-	party->heard_abort = true;
+	party->abort |= PARTY_ABORT_HEARD;
 	room_trace(room, TRACE_ABORT_IN, party, party->gen);
 	if (room->role == ROOM_OFFER)
 		room_without(party, &why); /* a puller's end is not the offer's */
@@ -620,7 +623,7 @@ static int on_abort_ack(struct rooms *rooms, struct remote *remote, struct curso
 	}
 	list_foreach(party, &room->parties, link) {
 		if (party->remote == remote)
-			party->quiesced = true;
+			party->abort |= PARTY_QUIESCED;
 	}
 	return 0;
 }

@@ -583,7 +583,7 @@ static void forge_offer(struct room *room, uint64_t lease_ms)
 	assert_int_equal(wire_offer_put(&out, &m), 0);
 	cursor_read(&out, body, out.pos);
 	assert_int_equal(rooms_on_message(party->remote, &h, &out), 0);
-	assert_true(party->answered);
+	assert_int_equal(party_state(party), PARTY_ANSWERED);
 }
 
 static void offer_with_an_absurd_lease_makes_no_storm_of_beats(void **state)
