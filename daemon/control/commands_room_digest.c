@@ -353,7 +353,7 @@ static const struct room_maps *maps_of(const struct digest *d)
 		err_raise(ERR_NOTFOUND, "room: it was closed meanwhile");
 		return NULL;
 	}
-	return room->role == ROOM_SEND ? &d->sent : &room->maps;
+	return room->role == ROOM_SEND ? &d->sent : &room->pages.maps;
 }
 
 static void reply_end(struct digest *d, const struct room_maps *maps)
@@ -452,7 +452,7 @@ static int check_room(const struct request *req, const struct room *room)
 				 number);
 	if (room->role != ROOM_SEND && args->views)
 		return err_raise(ERR_INVAL, "views: the room's own are known");
-	if (room->role != ROOM_SEND && !room->maps.count)
+	if (room->role != ROOM_SEND && !room->pages.maps.count)
 		return err_raise(ERR_STATE, "room %llu: its engine has bound no pages",
 				 number);
 	if (room->pool->closing)

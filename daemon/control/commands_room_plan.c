@@ -124,10 +124,10 @@ static int check_known(const struct room *room, const struct party *party)
 				 "room %llu: the layout of %.100s is not "
 				 "known: its pool is %s",
 				 number, peer, party->pool_id ? "gone" : "not here yet");
-	if (room->role != ROOM_SEND && !room->bound)
+	if (room->role != ROOM_SEND && !room_bound(room))
 		return err_raise(ERR_STATE, "room %llu: its engine has bound no pages",
 				 number);
-	if (room->role != ROOM_SEND && !room->planned)
+	if (room->role != ROOM_SEND && !room_planned(room))
 		return err_raise(ERR_STATE,
 				 "room %llu: not planned: what all of its sources have "
 				 "is not known",
@@ -167,7 +167,7 @@ static int planned_of(const struct room_plan_walk *walk, struct planned *p)
 		.src = sends ? room->pool->layout : pool->layout,
 		.dst = sends ? pool->layout : room->pool->layout,
 		.src_maps = room->role == ROOM_PULL ? &party->theirs : NULL,
-		.dst_maps = sends ? &party->theirs : &room->maps,
+		.dst_maps = sends ? &party->theirs : &room->pages.maps,
 	};
 	return 0;
 }

@@ -174,7 +174,8 @@ static void put_views(struct text *out, const struct room *room, bool pages)
 	unsigned int shown = 0;
 
 	text_puts(out, ",\"views\":[");
-	put_maps(out, &room->maps, &left, -1);
+	if (room->role != ROOM_SEND)
+		put_maps(out, &room->pages.maps, &left, -1);
 	list_foreach(party, &room->parties, link) {
 		if (room->role != ROOM_SEND || left.cut)
 			break;

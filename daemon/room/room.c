@@ -98,14 +98,15 @@ void room_figures(struct room *room)
 	struct status_room figures = {
 		.bytes = room->bytes,
 		.total = room->expected,
-		.first_token = room->first_token,
-		.done = room->chunks_given - room->chunks_open,
+		.first_token = room_first_token(room),
 		.rows = room->used.rows,
 		.moved_us =
 			room->moving_ns ? (room->moved_ns - room->moving_ns) / 1000 : 0,
 	};
 
-	if (room->slotted)
+	if (room->role == ROOM_SEND)
+		figures.done = room->send.chunks_given - room->send.chunks_open;
+	if (room->slot != ROOM_NO_SLOT)
 		status_slot_room(room->session->status, room->slot, &figures);
 }
 
@@ -115,7 +116,7 @@ static void room_publish(struct room *room)
 	room_cursors_pass(room->rooms, &room->session_link);
 	list_remove(&room->session_link); /* the latest change is last */
 	list_push_back(&room->session->rooms, &room->session_link);
-	if (!room->slotted)
+	if (room->slot == ROOM_NO_SLOT)
 		return;
 	room_figures(room);
 	status_slot_set(room->session->status, room->slot, room_poll_state(room),
@@ -134,7 +135,6 @@ static void room_finish(struct room *room)
 	struct party *party;
 
 	loop_timer_stop(&room->timer);
-	loop_timer_stop(&room->heartbeat);
 	list_foreach(party, &room->parties, link) {
 		if (party->pool)
 			handshake_pool_unuse(party->pool);
@@ -236,16 +236,22 @@ static void forget_waits(struct room *room)
 {
 	struct chunk *chunk;
 
-	wait_stop(&room->wait_bind);
-	wait_spec_fini(&room->wait);
-	list_foreach(chunk, &room->chunks, link)
+	if (room->role != ROOM_SEND) {
+		wait_stop(&room->pages.wait_bind);
+		wait_spec_fini(&room->pages.wait);
+		return;
+	}
+	list_foreach(chunk, &room->send.chunks, link)
 		wait_spec_fini(&chunk->wait);
 }
 
-void room_wait_passed(struct room *room)
+void room_bind_pages(struct room *room, struct room_maps *maps, struct wait_spec *wait)
 {
-	room->wait_over = true;
-	wait_spec_fini(&room->wait);
+	assert(room->role != ROOM_SEND && room->pages.phase == PAGES_UNBOUND);
+	room->pages.maps = room_maps_steal(maps);
+	room->pages.wait = *wait;
+	*wait = (struct wait_spec){0};
+	room->pages.phase = PAGES_BOUND;
 }
 
 void room_move(struct room *room, enum room_state to)
@@ -323,29 +329,27 @@ static void tell_abort(struct room *room, const struct party *party)
 
 static void room_on_wait_over(struct wait *wait, const struct err *why)
 {
-	struct room *room = container_of(wait, struct room, wait_bind);
+	struct room *room = container_of(wait, struct room, pages.wait_bind);
 
 	if (why) {
 		room_fail(room, why, NULL);
 		return;
 	}
-	room_wait_passed(room);
+	wait_spec_fini(&room->pages.wait);
 	room_kick(room);
 }
 
 int room_await(struct room *room)
 {
-	int r = 0;
+	struct wait_spec *wait = &room->pages.wait;
+	int r = room_awaits_point(room) ? 0 : wait_passed(wait);
 
-	if (!room->wait_over && !room->wait_bind.armed) {
-		r = wait_passed(&room->wait);
-		if (r == 0)
-			wait_start(rooms_waits(room->rooms), &room->wait_bind,
-				   &room->wait, room_on_wait_over);
-		if (r > 0)
-			room_wait_passed(room);
-	}
-	return r < 0 ? err_pass(r) : room->wait_over;
+	if (r == 0 && !room_awaits_point(room))
+		wait_start(rooms_waits(room->rooms), &room->pages.wait_bind, wait,
+			   room_on_wait_over);
+	if (r > 0)
+		wait_spec_fini(wait);
+	return r < 0 ? err_pass(r) : r;
 }
 
 int room_refuse_over(const struct room *room)
@@ -377,7 +381,7 @@ void room_fail(struct room *room, const struct err *why, const struct party *but
 			tell_abort(room, party);
 	}
 	mails_drop(room, NULL);
-	roles[room->role]->stop(room, &room->error);
+	room->ops->stop(room, &room->error);
 	forget_waits(room);
 	room_kick(room);
 }
@@ -422,11 +426,10 @@ static void on_step(struct loop_defer *defer)
 	if (sm_state(&room->sm) == ROOM_ABORTING && room->busy == 0)
 		room_move(room, ROOM_FAILED);
 	if (room_live(room))
-		roles[room->role]->step(room);
+		room->ops->step(room);
 	if (room->role == ROOM_SEND)
 		send_acks(room);
-	if (room_terminal(room) &&
-	    (room->close_when_terminal || room->dropped || room->leg))
+	if (room_terminal(room) && (room->hold != ROOM_HELD || room->leg))
 		rooms_close(room);
 }
 
@@ -444,16 +447,25 @@ void room_init(struct room *room)
 	list_init(&room->all_link);
 	list_init(&room->state_link);
 	list_init(&room->parties);
-	list_init(&room->sources);
 	list_init(&room->moves);
 	list_init(&room->ended);
 	list_init(&room->mails);
-	list_init(&room->chunks);
 	loop_defer_init(&room->step, on_step);
 	loop_timer_init(&room->timer, loop, room_on_clock);
-	loop_timer_init(&room->heartbeat, loop, pull_on_heartbeat);
 	room->opened_ns = loop_now_ns(loop);
-	room->first_token = UINT64_MAX;
+	room->slot = ROOM_NO_SLOT;
+	room->ops = roles[room->role];
+	room->ops->init(room);
+}
+
+void room_fini(struct room *room)
+{
+	struct party *party;
+
+	assert(list_empty(&room->mails));
+	list_foreach_safe(party, &room->parties, link)
+		party_drop(party);
+	room->ops->fini(room);
 }
 
 void room_open_done(struct room *room)
@@ -466,7 +478,7 @@ void room_open_done(struct room *room)
 bool room_without(struct party *party, const struct err *why)
 {
 	assert(party->remote);
-	if (!roles[party->room->role]->without(party, why))
+	if (!party->room->ops->without(party, why))
 		return false;
 	mails_drop(party->room, party);
 	return true;

@@ -112,7 +112,7 @@ static inline enum move_phase move_phase(const struct move *move)
 
 /* one room.send */
 struct chunk {
-	struct list link; /* in room->chunks */
+	struct list link; /* in room->send.chunks */
 	struct room *room;
 	uint64_t seq;
 	struct room_maps maps;
@@ -133,57 +133,52 @@ struct room_leg {
 	void (*on_end)(struct room_leg *leg, const struct room *room);
 };
 
+/* Whose a room is. */
+enum room_hold {
+	ROOM_HELD,    /* its engine's */
+	ROOM_CLOSING, /* its engine is gone: it goes when it has ended, and the session
+			 then */
+	ROOM_DROPPED, /* the same; its number is nobody's, or another room's */
+};
+
+/* recv, pull, offer: pages here. */
+enum pages_phase {
+	PAGES_UNBOUND,
+	PAGES_BOUND,
+	PAGES_PLANNED, /* recv, pull: the cover is made */
+};
+
+#define ROOM_NO_SLOT UINT32_MAX
+
 struct room {
 	struct rooms *rooms;
 	struct session *session;
 	struct room_leg *leg; /* NULL: an engine's */
+	const struct role_ops *ops;
 	struct list session_link, all_link;
 	struct list state_link; /* in rooms->in_state: the first is there longest */
 	enum room_role role;
+	enum room_hold hold;
 	uint64_t number;
 	uint64_t gen;
 	struct pool *pool;
 	struct sm sm;
-	uint32_t slot, slot_gen;
-	bool slotted;
+	uint32_t slot, slot_gen; /* ROOM_NO_SLOT: none */
 	struct list parties;
 	unsigned int party_count;
-	struct list sources; /* that are named, and not found yet: room_source.h */
+	unsigned int busy; /* moves that are not freed */
 	struct list moves;
-	struct list ended;     /* moves that are over, to be freed by the next step */
-	struct list mails;     /* struct mail: while it is live */
-	unsigned int busy;     /* moves that are not freed */
-	struct room_maps maps; /* recv, pull: local pages; offer: offered pages */
-	bool bound;
-	bool planned;	       /* recv, pull: the cover is made */
-	struct wait_spec wait; /* recv, pull: before anything lands; offer: is read */
-	struct wait wait_bind;
-	bool wait_over;
-	struct charge charge;  /* itself and its parties */
-	struct list chunks;    /* send: that wait or move; in order of room.send */
-	struct coverage given; /* the numbers of all that came, as tokens of one layer */
-	unsigned int chunks_open, chunks_given; /* in `chunks`; ever */
-	uint64_t latest_seq;			/* of the last one */
-	bool last_given;
-	uint32_t receivers;  /* expected parties; 0 = not known yet */
-	bool receivers_told; /* offer: the pullers know how many they are */
+	struct list ended;    /* moves that are over, to be freed by the next step */
+	struct list mails;    /* struct mail: while it is live */
+	struct charge charge; /* itself and its parties */
+	uint32_t receivers;   /* expected parties; 0 = not known yet */
+	bool told_to_fail;    /* the other side did */
 	uint64_t bytes, expected;
-	/* send: what receivers want first, of the pool's first view, or of any if none
-	 * wants that one; UINT64_MAX: not known */
-	uint64_t first_token;
 	uint64_t surplus;      /* send, recv: tokens of chunks that nobody had bound */
 	struct room_used used; /* the parties' sum */
-	uint64_t lease_ns, lease_epoch, lease_end_ns; /* offer */
-	bool gave_up;				      /* offer: a puller gave up */
-	struct err *gave_up_why; /* the first one's; NULL: there was no memory */
-	struct err error;	 /* of ABORTING and FAILED */
-	bool told_to_fail;	 /* the other side said so */
-	struct room_heard early; /* send: receivers that ended without being a party */
-	bool close_when_terminal;
-	bool dropped; /* the same; its number is nobody's, or another room's */
+	struct err error;      /* of ABORTING and FAILED */
 	struct loop_timer timer;
-	struct loop_timer heartbeat; /* pull: lease heartbeats */
-	uint64_t limits_ns[3];	     /* bootstrap, waiting, stall */
+	uint64_t limits_ns[3]; /* bootstrap, waiting, stall */
 	uint64_t opened_ns, waiting_ns, moving_ns, ended_ns, moved_ns;
 	uint64_t state_ns;    /* when it came into its state */
 	uint64_t progress;    /* at the last look, for stalls */
@@ -193,6 +188,43 @@ struct room {
 	struct room_names *names; /* NULL: none were given */
 	struct room_admit admit;
 	struct loop_defer step;
+	union {
+		struct {
+			struct list chunks; /* that wait or move, in order of room.send */
+			struct coverage given; /* the numbers of all that came, as tokens
+						* of one layer */
+			unsigned int chunks_open, chunks_given; /* in `chunks`; ever */
+			uint64_t latest_seq;			/* of the last one */
+			bool last_given;
+			/* What receivers want first, of the pool's first view, or of any
+			 * if none wants that one; UINT64_MAX: not known */
+			uint64_t first_token;
+			struct room_heard early; /* that ended without being a party */
+		} send;
+		struct { /* the others */
+			struct {
+				struct room_maps maps;
+				enum pages_phase phase;
+				/* recv, pull: before anything lands; offer: is read;
+				 * empty once it is passed */
+				struct wait_spec wait;
+				struct wait wait_bind;
+			} pages;
+			union {
+				struct {		     /* recv, pull */
+					struct list sources; /* named, and not found yet:
+							      * room_source.h */
+					struct loop_timer heartbeat; /* pull: of leases */
+				} bind;
+				struct {
+					uint64_t lease_ns, lease_epoch, lease_end_ns;
+					/* of the first puller that did; NULL: none */
+					const struct err *gave_up_why;
+					bool receivers_told; /* by the pullers */
+				} offer;
+			};
+		};
+	};
 };
 
 /* ---- room.c ---- */
@@ -212,6 +244,26 @@ static inline bool room_live(const struct room *room)
 {
 	return (enum room_state)sm_state(&room->sm) < ROOM_ABORTING;
 }
+/* recv, pull, offer: this is what moves, not before `wait` is passed. Both are taken. */
+void room_bind_pages(struct room *room, struct room_maps *maps, struct wait_spec *wait);
+static inline bool room_bound(const struct room *room)
+{
+	return room->role != ROOM_SEND && room->pages.phase != PAGES_UNBOUND;
+}
+static inline bool room_planned(const struct room *room)
+{
+	return room->role != ROOM_SEND && room->pages.phase == PAGES_PLANNED;
+}
+/* Does something of its pages wait for its engine's stream? */
+static inline bool room_awaits_point(const struct room *room)
+{
+	return room->role != ROOM_SEND && room->pages.wait_bind.armed;
+}
+/* send: of what receivers want; else, and while it is not known, UINT64_MAX. */
+static inline uint64_t room_first_token(const struct room *room)
+{
+	return room->role == ROOM_SEND ? room->send.first_token : UINT64_MAX;
+}
 /* Fail with this error: tell every party (except `but`), stop everything, be
  * terminal when it has quiesced. Idempotent: the first error stays. */
 void room_fail(struct room *room, const struct err *why, const struct party *but);
@@ -227,8 +279,6 @@ void room_progress(struct room *room); /* bytes moved: status page */
 /* Has its engine's stream passed the room's `wait`? Outcome 1; 0: not yet, and the room
  * is kicked when it has. */
 int room_await(struct room *room);
-/* It has: the region of the word, or the event, is the engine's again. */
-void room_wait_passed(struct room *room);
 void room_figures(struct room *room); /* the same of what else its slot says */
 /* The other side ended it: room_fail() with that in its flags. */
 void room_fail_remote(struct room *room, const struct err *why, const struct party *but);
@@ -281,13 +331,19 @@ int move_post(struct move *move, enum xp_kind kind, void (*on_done)(struct sched
 void moves_stop(struct room *room, const struct err *why);
 
 void room_init(struct room *room);
+void room_fini(struct room *room);	/* its parties and its role's part */
 void room_open_done(struct room *room); /* first publication and timer */
 bool room_without(struct party *party, const struct err *why); /* the role's answer */
 
 /* ---- the roles ---- */
 struct role_ops {
+	/* Of what the role adds to the room, and of its parties. */
+	void (*init)(struct room *room);
+	void (*fini)(struct room *room);
+	void (*party_fini)(struct party *party);
 	/* From room_kick: the parties' peers or pools changed, or a move ended. */
 	void (*step)(struct room *room);
+	void (*on_clock)(struct room *room); /* while it is live; NULL: by its state */
 	/* Stop what is in flight (called once, on the way to ABORTING). */
 	void (*stop)(struct room *room, const struct err *why);
 	/* The party is gone; return true when the room can do without. */
@@ -306,9 +362,8 @@ int send_chunk(struct room *room, struct chunk *chunk); /* takes it when >= 0 */
 /* Was there a chunk of this number? A retry is no new one. */
 bool send_was_given(const struct room *room, uint64_t seq);
 void send_chunk_left(struct chunk *chunk); /* one of its moves is freed */
-void send_chunk_free(struct chunk *chunk); /* with its room */
 /* room_recv.c; also of a pull that was opened without pages */
-int recv_bind(struct room *room, struct room_maps *maps, const struct wait_spec *wait);
+int recv_bind(struct room *room, struct room_maps *maps, struct wait_spec *wait);
 void recv_on_request(struct room *room, struct remote *remote, struct xp_inbound *in,
 		     struct cursor *header);
 /* room_offer.c */
@@ -319,14 +374,11 @@ void offer_on_request(struct room *room, struct remote *remote, struct xp_inboun
 int offer_on_pull_done(struct room *room, struct party *party,
 		       const struct wire_pull_done *done, enum err_code *answer_p);
 void offer_on_lease(struct room *room, struct party *party, uint64_t lease_epoch);
-void offer_check_lease(struct room *room);
 /* The lease is so long from now on, and as long each time it is extended. ERR_STATE. */
 int offer_extend(struct room *room, uint64_t lease_ns);
 /* room_pull.c */
 int pull_on_offer(struct room *room, struct party *party, const struct wire_offer *offer,
 		  struct room_message *msg);
 void pull_on_ack(struct room *room, struct party *party, const struct wire_pull_ack *ack);
-
-void pull_on_heartbeat(struct loop_timer *timer);
 
 #endif

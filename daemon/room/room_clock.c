@@ -102,7 +102,7 @@ void room_clock_set(struct room *room)
 	if (room_terminal(room))
 		return;
 	if (room->role == ROOM_OFFER && room_live(room))
-		after = room->lease_ns / 4 + 1;
+		after = room->offer.lease_ns / 4 + 1;
 	loop_timer_start(&room->timer, after);
 }
 
@@ -130,7 +130,7 @@ static void room_clock_bootstrap_text(const struct room *room, char *text, size_
 			 room->party_count, room->receivers ? room->receivers : 1);
 		return;
 	}
-	if (!list_empty(&room->sources)) {
+	if (!list_empty(&room->bind.sources)) {
 		room_sources_text(room, text, size);
 		return;
 	}
@@ -163,7 +163,7 @@ static bool waits_for_point(const struct room *room)
 		if (move_phase(move) == MOVE_WAITING)
 			return true;
 	}
-	return room->wait_bind.armed;
+	return room_awaits_point(room);
 }
 
 static void room_clock_waiting_text(const struct room *room, char *text, size_t size)
@@ -176,7 +176,7 @@ static void room_clock_waiting_text(const struct room *room, char *text, size_t 
 	if (waits_for_point(room))
 		own = "the point that it shall wait for did not come";
 	snprintf(text, size, "%s", own);
-	if (waits_for_point(room) || room->role == ROOM_SEND || !room->bound)
+	if (waits_for_point(room) || !room_bound(room))
 		return;
 	list_foreach(party, &room->parties, link) {
 		bool answered = party_state(party) >= PARTY_ANSWERED;
@@ -364,8 +364,8 @@ void room_on_clock(struct loop_timer *timer)
 		room_clock_set(room);
 		return;
 	}
-	if (room->role == ROOM_OFFER && room_live(room))
-		offer_check_lease(room);
+	if (room->ops->on_clock && room_live(room))
+		room->ops->on_clock(room);
 	else if (state == ROOM_BOOT)
 		look_at_boot(room, now, &why);
 	else if (state == ROOM_WAITING)

@@ -18,6 +18,31 @@
 #include "daemon/room/rooms.h"
 #include "daemon/room/room_source.h"
 
+/* ---- what recv and pull add to a room ---- */
+
+void bind_init(struct room *room)
+{
+	list_init(&room->bind.sources);
+}
+
+void bind_fini(struct room *room)
+{
+	room_sources_free(room);
+	room_maps_fini(&room->pages.maps);
+	wait_spec_fini(&room->pages.wait);
+}
+
+void bind_party_fini(struct party *party)
+{
+	struct party_due *due = &party->due;
+
+	for (size_t i = 0; due->coverage && i < party->room->pages.maps.count; i++)
+		coverage_fini(&due->coverage[i]);
+	mem_free(due->coverage);
+	cJSON_Delete(due->theirs_json);
+	charge_less(&party->room->charge, due->json_bytes);
+}
+
 /* ---- sources ---- */
 
 /* Outcome 1: it is not known yet. */
@@ -110,7 +135,7 @@ bool room_booted(struct room *room)
 	assert(room->role == ROOM_RECV || room->role == ROOM_PULL);
 	if (sm_state(&room->sm) != ROOM_BOOT)
 		return true;
-	if (!list_empty(&room->sources)) {
+	if (!list_empty(&room->bind.sources)) {
 		unsigned int parties = room->party_count;
 		bool found = room_sources_find(room);
 
@@ -132,7 +157,7 @@ bool room_booted(struct room *room)
 		room_fail_last(room, NULL);
 		return false;
 	}
-	if (all == 0 && (room->role == ROOM_RECV || room->bound))
+	if (all == 0 && (room->role == ROOM_RECV || room_bound(room)))
 		room_move(room, ROOM_WAITING); /* else it asks for the offers first */
 	return all == 0;
 }
@@ -169,7 +194,8 @@ static int make_cover(struct room *room, struct cover **cover_p)
 {
 	cleanup_free struct cover_source *sources =
 		mem_calloc(room->party_count, sizeof(*sources));
-	cleanup_free const char **views = mem_calloc(room->maps.count, sizeof(*views));
+	cleanup_free const char **views =
+		mem_calloc(room->pages.maps.count, sizeof(*views));
 	const struct party *party;
 	size_t n = 0;
 
@@ -177,9 +203,9 @@ static int make_cover(struct room *room, struct cover **cover_p)
 		return err_pass(-ENOMEM);
 	list_foreach(party, &room->parties, link)
 		sources[n++].layout = party->pool->layout;
-	for (size_t i = 0; i < room->maps.count; i++)
-		views[i] = room->maps.maps[i].view;
-	return cover_make(sources, n, room->pool->layout, views, room->maps.count,
+	for (size_t i = 0; i < room->pages.maps.count; i++)
+		views[i] = room->pages.maps.maps[i].view;
+	return cover_make(sources, n, room->pool->layout, views, room->pages.maps.count,
 			  room->number, cover_p);
 }
 
@@ -197,7 +223,8 @@ static void due_tokens(const struct room *room, const struct party *party, uint3
 
 	if (due->view == ours)
 		return;
-	*due = (struct due){.view = ours, .map = room_maps_find(&room->maps, ours->name)};
+	*due = (struct due){.view = ours,
+			    .map = room_maps_find(&room->pages.maps, ours->name)};
 	theirs = layout_view_find(party->pool->layout, ours->name);
 	if (due->map && theirs)
 		due->tokens =
@@ -274,12 +301,13 @@ static int make_coverage(struct room *room, struct party *party)
 	cleanup_free uint32_t *layers =
 		mem_calloc(party->want_count + 1, sizeof(*layers));
 
-	party->due.coverage = mem_calloc(room->maps.count, sizeof(*party->due.coverage));
+	party->due.coverage =
+		mem_calloc(room->pages.maps.count, sizeof(*party->due.coverage));
 	if (!layers || !party->due.coverage)
 		return err_pass(-ENOMEM);
-	for (size_t i = 0; i < room->maps.count; i++) {
+	for (size_t i = 0; i < room->pages.maps.count; i++) {
 		const struct layout_view *view =
-			layout_view_find(layout, room->maps.maps[i].view);
+			layout_view_find(layout, room->pages.maps.maps[i].view);
 		uint32_t n =
 			wanted_layers(party, (uint32_t)(view - layout->views), layers);
 		const struct layout_view *theirs =
@@ -305,7 +333,7 @@ int room_cover(struct room *room)
 	size_t i = 0;
 	int r = make_cover(room, &cover);
 
-	assert(room->bound && !room->planned);
+	assert(room->pages.phase == PAGES_BOUND);
 	if (r < 0)
 		return err_pass(r);
 	room->expected = 0;
@@ -329,7 +357,7 @@ int room_cover(struct room *room)
 
 void room_cover_landed(struct party *party)
 {
-	const struct room_maps *maps = &party->room->maps;
+	const struct room_maps *maps = &party->room->pages.maps;
 
 	for (size_t i = 0; i < maps->count && party->due.coverage; i++) {
 		const struct room_map *map = &maps->maps[i];
@@ -343,17 +371,17 @@ void room_cover_landed(struct party *party)
 /* In-flight chunks are reserved, not landed: ask only when terminal. */
 int room_landed_pages(const struct room *room, size_t map, uint8_t **bits_p)
 {
-	const struct room_map *m = &room->maps.maps[map];
+	const struct room_map *m = &room->pages.maps.maps[map];
 	const struct layout_view *view = layout_view_find(room->pool->layout, m->view);
 	uint8_t *bits = mem_zalloc((m->page_count + 7) / 8);
 
-	assert(map < room->maps.count);
+	assert(map < room->pages.maps.count);
 	if (!bits)
 		return err_pass(-ENOMEM);
 	for (size_t p = 0; p < m->page_count; p++) {
 		uint64_t slot = p * view->page_tokens, begin = 0, end = 0;
 		const struct party *party;
-		bool whole = room->planned;
+		bool whole = room_planned(room);
 
 		/* checked when they were bound */
 		token_shard_token(&view->shard, slot, &begin);

@@ -19,4 +19,9 @@ bool room_source_lost(struct party *party);
  * for pages[p]. *bits_p is heap, (page_count + 7) / 8 bytes. */
 int room_landed_pages(const struct room *room, size_t map, uint8_t **bits_p);
 
+/* What recv and pull have in common of struct role_ops. */
+void bind_init(struct room *room);
+void bind_fini(struct room *room);
+void bind_party_fini(struct party *party);
+
 #endif

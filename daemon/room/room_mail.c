@@ -182,7 +182,7 @@ static int letter_begin(struct party *party, enum wire_type type,
 			int (*put)(const struct party *party, struct wire_blob views,
 				   struct wire_blob wants, struct cursor *out))
 {
-	const struct room_maps *maps = &party->room->maps;
+	const struct room_maps *maps = &party->room->pages.maps;
 	const size_t blobs = type == WIRE_T_TRANSFER_INFO ? 2 : 1;
 	size_t most = FIXED_BYTES + maps_writer_most(maps) +
 		      wants_wire_bytes(party->want_count);
@@ -232,10 +232,10 @@ int mail_tell(struct party *party, enum wire_type type,
 	size_t views_len;
 
 	assert(room_live(room));
-	if (pages_of(&room->maps) > pages_a_turn(room))
+	if (pages_of(&room->pages.maps) > pages_a_turn(room))
 		return err_pass(letter_begin(party, type, put));
 	handshake_blob(hs, &blobs);
-	room_maps_put(&blobs, &room->maps);
+	room_maps_put(&blobs, &room->pages.maps);
 	views_len = blobs.pos;
 	wants_put(&blobs, party->wants, party->want_count);
 	handshake_body(hs, &out);

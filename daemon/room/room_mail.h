@@ -36,8 +36,8 @@ struct mail {
 	struct wire_offer offer; /* pull: the message, for `then` */
 };
 
-/* Tell the party of room->maps, and (TRANSFER_INFO) of what is wanted of it, now or in
- * later turns. `put` writes the message, whose last fields the two are. ERR_TOOBIG. */
+/* Tell the party of room->pages.maps, and (TRANSFER_INFO) of what is wanted of it, now or
+ * in later turns. `put` writes the message, whose last fields the two are. ERR_TOOBIG. */
 int mail_tell(struct party *party, enum wire_type type,
 	      int (*put)(const struct party *party, struct wire_blob views,
 			 struct wire_blob wants, struct cursor *out));

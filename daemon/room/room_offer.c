@@ -31,8 +31,8 @@ static int offer_put(const struct party *party, struct wire_blob views,
 				 .pull_gen = party->gen,
 				 .offer_gen = room->gen,
 				 .src_pool = room->pool->id,
-				 .lease_epoch = room->lease_epoch,
-				 .lease_ms = room->lease_ns / LOOP_NS_PER_MS,
+				 .lease_epoch = room->offer.lease_epoch,
+				 .lease_ms = room->offer.lease_ns / LOOP_NS_PER_MS,
 				 .views = views};
 
 	(void)wants; /* the puller's own matter */
@@ -53,9 +53,16 @@ static bool may_answer(const struct party *party)
 	       now - party->offer.answered_ns >= OFFER_AGAIN_NS << (doublings - 1);
 }
 
+/* Its pages are computed. */
+static bool may_be_read(const struct room *room)
+{
+	return sm_state(&room->sm) != ROOM_BOOT && !room->pages.wait.region &&
+	       !room->pages.wait.event;
+}
+
 static int give_answer(struct party *party)
 {
-	if (!party->room->wait_over || mail_telling(party))
+	if (!may_be_read(party->room) || mail_telling(party))
 		return 0; /* what it offers is not computed yet; it is being written */
 	if (!may_answer(party)) {
 		room_count(party->room, METRIC_ROOM_REFUSED, 1);
@@ -72,14 +79,14 @@ static int give_answer(struct party *party)
 /* How many pullers there are: as they say, or as the engine did. */
 static int check_receivers(struct room *room, uint32_t told)
 {
-	if (room->receivers_told && room->receivers == 0)
+	if (room->offer.receivers_told && room->receivers == 0)
 		room->receivers = told ? told : 1;
 	if (told == 0 || told == room->receivers)
 		return 0;
 	return err_raise(ERR_INVAL,
 			 "receivers: offer %llu is for %u, this puller says %u%s",
 			 (unsigned long long)room->number, room->receivers, told,
-			 room->receivers_told ? ", another said so" : "");
+			 room->offer.receivers_told ? ", another said so" : "");
 }
 
 static uint32_t pullers(const struct room *room)
@@ -141,7 +148,7 @@ static int check_request(struct room *room, struct party *party,
 			       ? err_reraise(&room->error)
 			       : err_raise(ERR_LEASE, "offer %llu has been taken",
 					   (unsigned long long)room->number);
-	if (h->lease_epoch != room->lease_epoch)
+	if (h->lease_epoch != room->offer.lease_epoch)
 		return err_raise(ERR_LEASE, "offer %llu: the lease has ended",
 				 (unsigned long long)room->number);
 	if (!party || party_state(party) >= PARTY_DONE || !party->pool ||
@@ -225,7 +232,7 @@ static int read_dst(struct move *move, struct cursor *header)
 	struct room *room = move->room;
 	struct party *party = move->party;
 	struct mail *mail;
-	int r = room_maps_within(&move->maps, &room->maps, room->pool->layout);
+	int r = room_maps_within(&move->maps, &room->pages.maps, room->pool->layout);
 
 	if (r >= 0)
 		r = mail_read(party, move, NULL, header, party->pool->layout,
@@ -345,6 +352,10 @@ static void drop_away(struct room *room)
 	}
 }
 
+/* No memory for its reason. */
+static const struct err gave_up_unknown = {.code = ERR_ABORTED,
+					   .text = "a puller gave up"};
+
 /* The others go on; the room cannot succeed any more. The first one's text is
  * what it ends with. */
 static void gave_up(struct party *party, const struct err *why)
@@ -353,13 +364,12 @@ static void gave_up(struct party *party, const struct err *why)
 
 	if (party_state(party) >= PARTY_DONE)
 		return;
-	if (!room->gave_up) {
-		room->gave_up = true;
-		room->gave_up_why = mem_zalloc(sizeof(*why));
-		if (room->gave_up_why)
-			*room->gave_up_why = *why;
-		else
+	if (!room->offer.gave_up_why) {
+		room->offer.gave_up_why = mem_dup(why, sizeof(*why));
+		if (!room->offer.gave_up_why) {
+			room->offer.gave_up_why = &gave_up_unknown;
 			err_clear();
+		}
 	}
 	sm_move(&party->sm, PARTY_DONE);
 }
@@ -372,7 +382,7 @@ int offer_on_pull_done(struct room *room, struct party *party,
 	assert(room->role == ROOM_OFFER);
 	*answer_p = ERR_OK;
 	if (!party || party_state(party) == PARTY_AWAY || !room_live(room) ||
-	    done->lease_epoch != room->lease_epoch) {
+	    done->lease_epoch != room->offer.lease_epoch) {
 		*answer_p = ERR_LEASE;
 		return 0;
 	}
@@ -398,8 +408,8 @@ void offer_on_lease(struct room *room, struct party *party, uint64_t lease_epoch
 
 	assert(room->role == ROOM_OFFER);
 	if (party && party_state(party) < PARTY_DONE && room_live(room) &&
-	    lease_epoch == room->lease_epoch)
-		room->lease_end_ns = now + room->lease_ns;
+	    lease_epoch == room->offer.lease_epoch)
+		room->offer.lease_end_ns = now + room->offer.lease_ns;
 }
 
 int offer_extend(struct room *room, uint64_t lease_ns)
@@ -407,30 +417,30 @@ int offer_extend(struct room *room, uint64_t lease_ns)
 	assert(room->role == ROOM_OFFER);
 	if (!room_live(room))
 		return err_pass(room_refuse_over(room));
-	room->lease_ns = lease_ns;
-	room->lease_end_ns = loop_now_ns(rooms_kvd(room->rooms)->loop) + lease_ns;
+	room->offer.lease_ns = lease_ns;
+	room->offer.lease_end_ns = loop_now_ns(rooms_kvd(room->rooms)->loop) + lease_ns;
 	room_clock_set(room);
 	return 0;
 }
 
-void offer_check_lease(struct room *room)
+static void offer_check_lease(struct room *room)
 {
 	const struct party *party;
 	uint32_t done = 0;
 	struct err why;
 
 	assert(room->role == ROOM_OFFER && room_live(room));
-	if (loop_now_ns(rooms_kvd(room->rooms)->loop) < room->lease_end_ns)
+	if (loop_now_ns(rooms_kvd(room->rooms)->loop) < room->offer.lease_end_ns)
 		return;
-	room->lease_epoch++; /* whatever is read from here on does not count */
+	room->offer.lease_epoch++; /* whatever is read from here on does not count */
 	list_foreach(party, &room->parties, link)
 		done += party_state(party) == PARTY_DONE;
 	err_set(&why, ERR_LEASE,
 		"offer %llu: the lease of %llu ms ended; of %u pullers %u "
 		"came and %u took it",
 		(unsigned long long)room->number,
-		(unsigned long long)(room->lease_ns / LOOP_NS_PER_MS), room->receivers,
-		room->party_count, done);
+		(unsigned long long)(room->offer.lease_ns / LOOP_NS_PER_MS),
+		room->receivers, room->party_count, done);
 	room_count(room, METRIC_LEASES_EXPIRED, 1);
 	room_fail(room, &why, NULL);
 }
@@ -452,7 +462,6 @@ static void room_offer_step(struct room *room)
 {
 	const struct party *party;
 	uint32_t done = 0;
-	struct err why;
 
 	if (sm_state(&room->sm) == ROOM_BOOT)
 		room_move(room, ROOM_WAITING);
@@ -465,19 +474,17 @@ static void room_offer_step(struct room *room)
 		done += party_state(party) == PARTY_DONE;
 	if (room->receivers == 0 || done < room->receivers || room->busy > 0)
 		return;
-	if (!room->gave_up) {
+	if (!room->offer.gave_up_why) {
 		room_move(room, ROOM_SUCCESS);
 		return;
 	}
-	room->lease_epoch++;
-	err_set(&why, ERR_ABORTED, "offer %llu: a puller gave up",
-		(unsigned long long)room->number);
-	room_fail_remote(room, room->gave_up_why ? room->gave_up_why : &why, NULL);
+	room->offer.lease_epoch++;
+	room_fail_remote(room, room->offer.gave_up_why, NULL);
 }
 
 static void room_offer_stop(struct room *room, const struct err *why)
 {
-	room->lease_epoch++;
+	room->offer.lease_epoch++;
 	moves_stop(room, why);
 }
 
@@ -488,5 +495,24 @@ static bool room_offer_without(struct party *party, const struct err *why)
 	return true;
 }
 
-const struct role_ops room_offer_ops = {room_offer_step, room_offer_stop,
-					room_offer_without};
+static void room_offer_init(struct room *room)
+{
+	room->offer.lease_epoch = 1;
+}
+
+static void room_offer_fini(struct room *room)
+{
+	if (room->offer.gave_up_why != &gave_up_unknown)
+		mem_free((void *)(uintptr_t)room->offer.gave_up_why);
+	room_maps_fini(&room->pages.maps);
+	wait_spec_fini(&room->pages.wait);
+}
+
+const struct role_ops room_offer_ops = {
+	.init = room_offer_init,
+	.fini = room_offer_fini,
+	.step = room_offer_step,
+	.on_clock = offer_check_lease,
+	.stop = room_offer_stop,
+	.without = room_offer_without,
+};

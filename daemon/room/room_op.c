@@ -271,12 +271,9 @@ static int open_room(struct session *session, const cJSON *line,
 		room_pages_fini(&pages);
 		return err_pass(r);
 	}
-	room->bound = pages.maps.count > 0;
-	if (room->bound)
-		room->maps = pages.maps;
-	else
-		room_maps_fini(&pages.maps);
-	room->wait = pages.wait;
+	if (pages.maps.count > 0)
+		room_bind_pages(room, &pages.maps, &pages.wait);
+	room_pages_fini(&pages);
 	room->names = mem_steal(names);
 	room->admit = admit;
 	admit = (struct room_admit){0};
@@ -342,7 +339,7 @@ static int chunk_give(struct room *room, struct chunk *chunk)
 {
 	if (!room_live(room))
 		return err_pass(room_refuse_over(room));
-	if (room->last_given)
+	if (room->send.last_given)
 		return err_raise(ERR_STATE, "seq: %llu comes after the last chunk",
 				 (unsigned long long)chunk->seq);
 	return err_pass(send_chunk(room, chunk));

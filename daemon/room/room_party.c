@@ -158,24 +158,6 @@ void party_release_pool(struct party *party)
 	party->pool = NULL;
 }
 
-static void send_party_fini(struct party *party)
-{
-	charge_drop(&party->send.wants_charge);
-	if (party_state(party) == PARTY_TAKEN)
-		rooms_ack(party);
-}
-
-static void party_due_fini(struct party *party)
-{
-	struct party_due *due = &party->due;
-
-	for (size_t i = 0; due->coverage && i < party->room->maps.count; i++)
-		coverage_fini(&due->coverage[i]);
-	mem_free(due->coverage);
-	cJSON_Delete(due->theirs_json);
-	charge_less(&party->room->charge, due->json_bytes);
-}
-
 void party_drop(struct party *party)
 {
 	struct room *room = party->room;
@@ -183,10 +165,8 @@ void party_drop(struct party *party)
 	assert(party->room->party_count > 0);
 	if (party->pool)
 		handshake_pool_unuse(party->pool);
-	if (room->role == ROOM_SEND)
-		send_party_fini(party);
-	else if (room->role != ROOM_OFFER)
-		party_due_fini(party);
+	if (room->ops->party_fini)
+		room->ops->party_fini(party);
 	room_maps_fini(&party->theirs);
 	mem_free(party->wants);
 	list_remove(&party->link);

@@ -63,9 +63,10 @@ enum party_line {
 
 /* recv, pull: what is due from it, and was had. */
 struct party_due {
-	struct coverage *coverage; /* one a bound view, in the order of room->maps */
-	uint64_t expected, got;	   /* bytes */
-	uint64_t last_seq;	   /* recv: of its last chunk */
+	struct coverage
+		*coverage;	/* one a bound view, in the order of room->pages.maps */
+	uint64_t expected, got; /* bytes */
+	uint64_t last_seq;	/* recv: of its last chunk */
 	/* pull */
 	uint64_t lease_epoch, lease_ns;
 	struct cJSON *theirs_json; /* pages named by the engine; read when the pool of

@@ -161,14 +161,14 @@ static void start_beating(struct room *room)
 		if (awaits_end(party) && party->due.lease_ns < shortest)
 			shortest = party->due.lease_ns;
 	}
-	loop_timer_start(&room->heartbeat, shortest / 6 > HEARTBEAT_MIN_NS
-						   ? shortest / 6
-						   : HEARTBEAT_MIN_NS);
+	loop_timer_start(&room->bind.heartbeat, shortest / 6 > HEARTBEAT_MIN_NS
+							? shortest / 6
+							: HEARTBEAT_MIN_NS);
 }
 
-void pull_on_heartbeat(struct loop_timer *timer)
+static void pull_on_heartbeat(struct loop_timer *timer)
 {
-	struct room *room = container_of(timer, struct room, heartbeat);
+	struct room *room = container_of(timer, struct room, bind.heartbeat);
 
 	assert(room->role == ROOM_PULL);
 	if (!room_live(room))
@@ -213,7 +213,7 @@ static int room_pull_make_header(struct move *move)
 				.bytes = move->plan->bytes};
 
 	return pull_header_make(&h, party->wants, party->want_count, &party->theirs,
-				&room->maps, &move->header, &move->header_len);
+				&room->pages.maps, &move->header, &move->header_len);
 }
 
 static void room_pull_on_planned(struct move *move)
@@ -244,7 +244,7 @@ static int read_from(struct room *room, struct party *party)
 	move = move_new(room, party);
 	if (!move)
 		return err_pass(-ENOMEM);
-	r = move_pair(move, &party->theirs, &room->maps);
+	r = move_pair(move, &party->theirs, &room->pages.maps);
 	if (r < 0) {
 		move_end(move);
 		return err_pass(r);
@@ -261,7 +261,7 @@ static int room_pull_read_all(struct room *room)
 
 	if (r < 0)
 		return err_pass(r);
-	room->planned = true;
+	room->pages.phase = PAGES_PLANNED;
 	room_move(room, ROOM_MOVING);
 	list_foreach(party, &room->parties, link) {
 		r = read_from(room, party);
@@ -326,11 +326,11 @@ static int go_on(struct room *room)
 {
 	int r = ask_all(room);
 
-	if (r < 0 || room->planned || !all_offered(room))
+	if (r < 0 || room_planned(room) || !all_offered(room))
 		return r;
 	if (sm_state(&room->sm) == ROOM_BOOT)
 		room_move(room, ROOM_WAITING);
-	if (!room->bound)
+	if (!room_bound(room))
 		return 0;
 	r = room_await(room);
 	return r > 0 ? err_pass(room_pull_read_all(room)) : err_pass(r);
@@ -342,9 +342,11 @@ static void room_pull_step(struct room *room)
 		return;
 	if (go_on(room) < 0)
 		room_fail_last(room, NULL);
-	if (room_live(room) && room->planned && room_parties_done(room) &&
-	    room->busy == 0)
-		room_move(room, ROOM_SUCCESS);
+	if (!room_live(room) || !room_planned(room) || !room_parties_done(room) ||
+	    room->busy > 0)
+		return;
+	loop_timer_stop(&room->bind.heartbeat);
+	room_move(room, ROOM_SUCCESS);
 }
 
 /* The offers are told that this puller gives up (instead of an ABORT, which
@@ -363,7 +365,7 @@ static void give_up(struct room *room, const struct err *why)
 
 static void room_pull_stop(struct room *room, const struct err *why)
 {
-	loop_timer_stop(&room->heartbeat);
+	loop_timer_stop(&room->bind.heartbeat);
 	give_up(room, why);
 	moves_stop(room, why);
 }
@@ -376,4 +378,18 @@ static bool room_pull_without(struct party *party, const struct err *why)
 	return room_source_lost(party);
 }
 
-const struct role_ops room_pull_ops = {room_pull_step, room_pull_stop, room_pull_without};
+static void room_pull_init(struct room *room)
+{
+	bind_init(room);
+	loop_timer_init(&room->bind.heartbeat, rooms_kvd(room->rooms)->loop,
+			pull_on_heartbeat);
+}
+
+const struct role_ops room_pull_ops = {
+	.init = room_pull_init,
+	.fini = bind_fini,
+	.party_fini = bind_party_fini,
+	.step = room_pull_step,
+	.stop = room_pull_stop,
+	.without = room_pull_without,
+};

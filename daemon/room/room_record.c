@@ -51,8 +51,10 @@ static int or_nomem(bool ok)
 
 static bool add_first_token(cJSON *obj, const struct room *room)
 {
-	return room->first_token == UINT64_MAX ||
-	       cJSON_AddNumberToObject(obj, "first_token", (double)room->first_token);
+	uint64_t first = room_first_token(room);
+
+	return first == UINT64_MAX ||
+	       cJSON_AddNumberToObject(obj, "first_token", (double)first);
 }
 
 static void text_error(struct text *out, const struct err *err)
@@ -82,8 +84,8 @@ int room_record_text(const struct room *room, struct text *out)
 	text_member(out, "\",\"state\":", room_poll_state(room));
 	text_member(out, ",\"flags\":", room_flags(room));
 	text_member(out, ",\"bytes\":", room->bytes);
-	if (room->first_token != UINT64_MAX)
-		text_member(out, ",\"first_token\":", room->first_token);
+	if (room_first_token(room) != UINT64_MAX)
+		text_member(out, ",\"first_token\":", room_first_token(room));
 	if (room->error.code != ERR_OK)
 		text_error(out, &room->error);
 	text_puts(out, "}");
@@ -201,15 +203,15 @@ static bool add_landed(cJSON *obj, const struct room *room)
 	    (room->role != ROOM_RECV && room->role != ROOM_PULL))
 		return true;
 	landed = cJSON_AddObjectToObject(obj, "landed");
-	for (size_t i = 0; landed && i < room->maps.count; i++) {
-		size_t bytes = (room->maps.maps[i].page_count + 7) / 8;
+	for (size_t i = 0; landed && i < room->pages.maps.count; i++) {
+		size_t bytes = (room->pages.maps.maps[i].page_count + 7) / 8;
 		cleanup_free uint8_t *bits = NULL;
 		cleanup_free char *hex = mem_zalloc(HEX_CHARS(bytes) + 1);
 
 		if (!hex || room_landed_pages(room, i, &bits) < 0)
 			return false;
 		hex_write(bits, bytes, hex);
-		if (!cJSON_AddStringToObject(landed, room->maps.maps[i].view, hex))
+		if (!cJSON_AddStringToObject(landed, room->pages.maps.maps[i].view, hex))
 			return false;
 	}
 	return landed;
@@ -262,12 +264,14 @@ static bool add_counts(cJSON *obj, const struct room *room)
 
 	list_foreach(move, &room->moves, link)
 		moves++;
-	return cJSON_AddNumberToObject(obj, "chunks", room->chunks_given) &&
+	return cJSON_AddNumberToObject(obj, "chunks",
+				       room->role == ROOM_SEND ? room->send.chunks_given
+							       : 0) &&
 	       cJSON_AddNumberToObject(obj, "in_flight", moves) &&
 	       cJSON_AddNumberToObject(obj, "expected_bytes", (double)room->expected) &&
 	       cJSON_AddNumberToObject(obj, "surplus_tokens", (double)room->surplus) &&
 	       cJSON_AddNumberToObject(obj, "receivers", room->receivers) &&
-	       cJSON_AddBoolToObject(obj, "bound", room->bound);
+	       cJSON_AddBoolToObject(obj, "bound", room_bound(room));
 }
 
 static bool add_sizes(cJSON *obj, const struct layout *layout)

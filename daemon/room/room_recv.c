@@ -26,18 +26,15 @@
 
 /* ---- bind, cover, TRANSFER_INFO ---- */
 
-int recv_bind(struct room *room, struct room_maps *maps, const struct wait_spec *wait)
+int recv_bind(struct room *room, struct room_maps *maps, struct wait_spec *wait)
 {
 	assert(room->role == ROOM_RECV || room->role == ROOM_PULL);
 	if (!room_live(room))
 		return err_pass(room_refuse_over(room));
-	if (room->bound)
+	if (room_bound(room))
 		return err_raise(ERR_STATE, "room %llu is bound already",
 				 (unsigned long long)room->number);
-	room->maps = *maps;
-	*maps = (struct room_maps){0};
-	room->wait = *wait;
-	room->bound = true;
+	room_bind_pages(room, maps, wait);
 	room_trace(room, TRACE_BOUND, NULL, 0);
 	room_kick(room);
 	return 0;
@@ -92,7 +89,7 @@ static int plan_room(struct room *room)
 
 	if (r < 0)
 		return err_pass(r);
-	room->planned = true;
+	room->pages.phase = PAGES_PLANNED;
 	room_progress(room);
 	return 0;
 }
@@ -105,10 +102,12 @@ static void release_tokens(struct move *move, size_t pairs)
 
 	for (size_t i = 0; i < pairs; i++) {
 		const struct plan_map *pair = &move->pairs[i];
-		const struct room_map *map = room_maps_find(&room->maps, pair->view);
+		const struct room_map *map =
+			room_maps_find(&room->pages.maps, pair->view);
 
-		if (coverage_remove(&move->party->due.coverage[map - room->maps.maps],
-				    pair->layers, pair->token_begin, pair->token_end) < 0)
+		if (coverage_remove(
+			    &move->party->due.coverage[map - room->pages.maps.maps],
+			    pair->layers, pair->token_begin, pair->token_end) < 0)
 			err_clear(); /* the room is failing: it says less than it has */
 	}
 	move->reserved = false;
@@ -120,9 +119,11 @@ static int reserve_tokens(struct move *move)
 
 	for (size_t i = 0; i < move->pair_count; i++) {
 		const struct plan_map *pair = &move->pairs[i];
-		const struct room_map *map = room_maps_find(&room->maps, pair->view);
-		int r = coverage_add(&move->party->due.coverage[map - room->maps.maps],
-				     pair->layers, pair->token_begin, pair->token_end);
+		const struct room_map *map =
+			room_maps_find(&room->pages.maps, pair->view);
+		int r = coverage_add(
+			&move->party->due.coverage[map - room->pages.maps.maps],
+			pair->layers, pair->token_begin, pair->token_end);
 
 		if (r < 0) {
 			release_tokens(move, i);
@@ -159,7 +160,7 @@ static int check_plan(const struct move *move)
 
 static void on_bind_over(struct wait *wait, const struct err *why)
 {
-	struct room *room = container_of(wait, struct room, wait_bind);
+	struct room *room = container_of(wait, struct room, pages.wait_bind);
 	struct move *move;
 
 	rooms_catch_up(room);
@@ -167,7 +168,7 @@ static void on_bind_over(struct wait *wait, const struct err *why)
 		room_fail(room, why, NULL); /* moves_stop() ends the moves */
 	if (!room_live(room))
 		return;
-	room_wait_passed(room);
+	wait_spec_fini(&room->pages.wait);
 	list_foreach_safe(move, &room->moves, link) {
 		if (move_phase(move) == MOVE_WAITING)
 			room_recv_land(move);
@@ -195,16 +196,16 @@ static void room_recv_on_planned(struct move *move)
 			sm_move(&move->party->sm, PARTY_CLOSING);
 		move->party->due.last_seq = move->seq;
 	}
-	r = room->wait_over ? 1 : wait_passed(&room->wait);
+	r = wait_passed(&room->pages.wait);
 	if (r > 0) {
-		room_wait_passed(room);
+		wait_spec_fini(&room->pages.wait);
 		room_recv_land(move);
 		return;
 	}
 	move_to(move, MOVE_WAITING);
-	if (r == 0 && !room->wait_bind.armed)
-		wait_start(rooms_waits(room->rooms), &room->wait_bind, &room->wait,
-			   on_bind_over);
+	if (r == 0 && !room_awaits_point(room))
+		wait_start(rooms_waits(room->rooms), &room->pages.wait_bind,
+			   &room->pages.wait, on_bind_over);
 	if (r < 0)
 		room_fail_last(room, NULL); /* moves_stop() ends the move */
 }
@@ -267,12 +268,12 @@ static int plan(struct move *move)
 {
 	struct room *room = move->room;
 	struct party *party = move->party;
-	int r = move_pair(move, &move->maps, &room->maps);
+	int r = move_pair(move, &move->maps, &room->pages.maps);
 
 	if (r < 0)
 		return err_pass(r);
 	if (party == list_first(&room->parties, struct party, link))
-		room->surplus += room_maps_surplus(&move->maps, &room->maps);
+		room->surplus += room_maps_surplus(&move->maps, &room->pages.maps);
 	move_plan(move, party->wants, party->want_count, room_recv_on_planned);
 	return 0;
 }
@@ -414,11 +415,11 @@ static void room_recv_step(struct room *room)
 {
 	if (!room_booted(room))
 		return;
-	if (room->bound && !room->planned && plan_room(room) < 0)
+	if (room->pages.phase == PAGES_BOUND && plan_room(room) < 0)
 		room_fail_last(room, NULL);
-	if (room_live(room) && room->planned && tell_all(room) < 0)
+	if (room_live(room) && room_planned(room) && tell_all(room) < 0)
 		room_fail_last(room, NULL);
-	if (room_live(room) && room->planned)
+	if (room_live(room) && room_planned(room))
 		check_complete(room);
 }
 
@@ -429,4 +430,11 @@ static bool room_recv_without(struct party *party, const struct err *why)
 	return room_source_lost(party);
 }
 
-const struct role_ops room_recv_ops = {room_recv_step, moves_stop, room_recv_without};
+const struct role_ops room_recv_ops = {
+	.init = bind_init,
+	.fini = bind_fini,
+	.party_fini = bind_party_fini,
+	.step = room_recv_step,
+	.stop = moves_stop,
+	.without = room_recv_without,
+};

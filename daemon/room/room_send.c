@@ -23,10 +23,10 @@
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 
-void send_chunk_free(struct chunk *chunk)
+static void send_chunk_free(struct chunk *chunk)
 {
-	assert(chunk->room->chunks_open > 0);
-	chunk->room->chunks_open--;
+	assert(chunk->room->send.chunks_open > 0);
+	chunk->room->send.chunks_open--;
 	room_figures(chunk->room);
 	list_remove(&chunk->link);
 	charge_drop(&chunk->charge);
@@ -80,7 +80,7 @@ static uint64_t first_token(const struct room *room)
 static void info_taken(struct party *party)
 {
 	sm_move(&party->sm, PARTY_TAKEN);
-	party->room->first_token = first_token(party->room);
+	party->room->send.first_token = first_token(party->room);
 	room_trace(party->room, TRACE_INFO_IN, party, party->gen);
 	room_kick(party->room);
 }
@@ -344,8 +344,8 @@ static const struct plan_layers seq_layer = {0, 1};
 
 bool send_was_given(const struct room *room, uint64_t seq)
 {
-	return seq < UINT64_MAX && room->given.sets &&
-	       coverage_whole(&room->given, seq, seq + 1);
+	return seq < UINT64_MAX && room->send.given.sets &&
+	       coverage_whole(&room->send.given, seq, seq + 1);
 }
 
 /* Numbers that follow each other are one interval, however many chunks they were. */
@@ -353,16 +353,16 @@ static int chunk_number(struct room *room, uint64_t seq)
 {
 	int r = 0;
 
-	if (!room->given.sets) {
-		r = coverage_init(&room->given, &seq_layer.begin, 1);
+	if (!room->send.given.sets) {
+		r = coverage_init(&room->send.given, &seq_layer.begin, 1);
 		if (r >= 0)
-			r = coverage_charge(&room->given, room->session->account,
+			r = coverage_charge(&room->send.given, room->session->account,
 					    ACCOUNT_CHUNKS);
 		if (r < 0)
-			coverage_fini(&room->given);
+			coverage_fini(&room->send.given);
 	}
 	if (r >= 0)
-		r = coverage_add(&room->given, seq_layer, seq, seq + 1);
+		r = coverage_add(&room->send.given, seq_layer, seq, seq + 1);
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -371,7 +371,7 @@ int send_chunk(struct room *room, struct chunk *chunk)
 	int r = 0;
 
 	assert(room->role == ROOM_SEND && room_live(room));
-	if (room->chunks_open >= ROOM_CHUNKS_MAX)
+	if (room->send.chunks_open >= ROOM_CHUNKS_MAX)
 		r = err_raise(ERR_LIMIT, "%u chunks: the cap of a room", ROOM_CHUNKS_MAX);
 	else if (chunk->seq == UINT64_MAX)
 		r = err_raise(ERR_RANGE, "seq: 2^64 - 1");
@@ -382,16 +382,16 @@ int send_chunk(struct room *room, struct chunk *chunk)
 		r = chunk_number(room, chunk->seq);
 	if (r < 0) {
 		charge_drop(&chunk->charge);
-		if (room->chunks_given == 0)
-			coverage_fini(&room->given);
+		if (room->send.chunks_given == 0)
+			coverage_fini(&room->send.given);
 		return err_pass(r);
 	}
 	chunk->room = room;
-	room->chunks_open++;
-	room->chunks_given++;
-	room->latest_seq = chunk->seq;
-	list_push_back(&room->chunks, &chunk->link);
-	room->last_given = room->last_given || chunk->last;
+	room->send.chunks_open++;
+	room->send.chunks_given++;
+	room->send.latest_seq = chunk->seq;
+	list_push_back(&room->send.chunks, &chunk->link);
+	room->send.last_given = room->send.last_given || chunk->last;
 	room_trace_chunk(room, TRACE_GIVEN, NULL,
 			 &(struct trace_chunk){.seq = chunk->seq});
 	room_kick(room);
@@ -412,9 +412,10 @@ static bool all_posted(const struct room *room)
 /* They are dispatched in order, so those that wait are the list's end. */
 static struct list *first_waiting(const struct room *room)
 {
-	struct list *at = room->chunks.prev;
+	struct list *at = room->send.chunks.prev;
 
-	while (at != &room->chunks && !list_entry(at, struct chunk, link)->dispatched)
+	while (at != &room->send.chunks &&
+	       !list_entry(at, struct chunk, link)->dispatched)
 		at = at->prev;
 	return at->next;
 }
@@ -424,7 +425,7 @@ static void dispatch_all(struct room *room)
 {
 	struct loop *loop = rooms_kvd(room->rooms)->loop;
 
-	for (struct list *at = first_waiting(room), *next; at != &room->chunks;
+	for (struct list *at = first_waiting(room), *next; at != &room->send.chunks;
 	     at = next) {
 		struct chunk *chunk = list_entry(at, struct chunk, link);
 
@@ -435,7 +436,7 @@ static void dispatch_all(struct room *room)
 		room_send_dispatch(room, chunk);
 		if (!room_live(room))
 			return;
-		if (next != &room->chunks && loop_enough(loop)) {
+		if (next != &room->send.chunks && loop_enough(loop)) {
 			room_kick(room);
 			return;
 		}
@@ -451,9 +452,9 @@ static void room_send_step(struct room *room)
 		room_move(room, ROOM_WAITING);
 	}
 	dispatch_all(room);
-	if (!room_live(room) || !room->last_given || room->busy > 0)
+	if (!room_live(room) || !room->send.last_given || room->busy > 0)
 		return;
-	if (first_waiting(room) == &room->chunks && room_parties_done(room))
+	if (first_waiting(room) == &room->send.chunks && room_parties_done(room))
 		room_move(room, ROOM_SUCCESS);
 }
 
@@ -473,4 +474,35 @@ static bool room_send_without(struct party *party, const struct err *why)
 	return true;
 }
 
-const struct role_ops room_send_ops = {room_send_step, moves_stop, room_send_without};
+/* ---- life ---- */
+
+static void room_send_init(struct room *room)
+{
+	list_init(&room->send.chunks);
+	room->send.first_token = UINT64_MAX;
+}
+
+static void room_send_fini(struct room *room)
+{
+	struct chunk *chunk;
+
+	list_foreach_safe(chunk, &room->send.chunks, link)
+		send_chunk_free(chunk);
+	coverage_fini(&room->send.given);
+}
+
+static void send_party_fini(struct party *party)
+{
+	charge_drop(&party->send.wants_charge);
+	if (party_state(party) == PARTY_TAKEN)
+		rooms_ack(party);
+}
+
+const struct role_ops room_send_ops = {
+	.init = room_send_init,
+	.fini = room_send_fini,
+	.party_fini = send_party_fini,
+	.step = room_send_step,
+	.stop = moves_stop,
+	.without = room_send_without,
+};

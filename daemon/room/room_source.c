@@ -21,7 +21,7 @@
 #define MALLOC_BYTES 16u /* what an allocation costs besides */
 
 struct room_source {
-	struct list link; /* in room->sources */
+	struct list link; /* in room->bind.sources */
 	struct room *room;
 	struct groups_user user;
 	char group[PLACE_GROUP_MAX], worker[PLACE_WORKER_MAX];
@@ -203,7 +203,7 @@ static int source_new(struct room *room, const struct source_args *args,
 	snprintf(source->pool, sizeof(source->pool), "%s", args->pool ? args->pool : "");
 	source->wanted.worker = args->worker ? source->worker : NULL;
 	memcpy(source->wanted.rank, args->place, sizeof(source->wanted.rank));
-	list_push_back(&room->sources, &source->link);
+	list_push_back(&room->bind.sources, &source->link);
 	*source_p = source;
 	return 0;
 }
@@ -249,27 +249,27 @@ bool room_sources_find(struct room *room)
 {
 	struct room_source *source;
 
-	list_foreach_safe(source, &room->sources, link) {
+	list_foreach_safe(source, &room->bind.sources, link) {
 		if (source_look(source) >= 0)
 			continue;
 		room_fail_last(room, NULL);
 		return false;
 	}
-	return list_empty(&room->sources);
+	return list_empty(&room->bind.sources);
 }
 
 void room_sources_free(struct room *room)
 {
 	struct room_source *source;
 
-	list_foreach_safe(source, &room->sources, link)
+	list_foreach_safe(source, &room->bind.sources, link)
 		source_free(source);
 }
 
 void room_sources_text(const struct room *room, char *text, size_t size)
 {
 	const struct room_source *source =
-		list_first(&room->sources, struct room_source, link);
+		list_first(&room->bind.sources, struct room_source, link);
 	struct groups_state state;
 	char words[PLACE_TEXT_MAX];
 

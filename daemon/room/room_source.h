@@ -28,7 +28,7 @@ struct source_args {
 };
 
 /* `theirs`: pages of a pull's source, NULL: none. It is a party now, or waits in
- * room->sources. ERR_INVAL: several workers; as groups_use(), handshake_reach(). */
+ * room->bind.sources. ERR_INVAL: several workers; as groups_use(), handshake_reach(). */
 int room_source_add(struct room *room, const struct source_args *args,
 		    const cJSON *theirs);
 /* Look for those that wait. False: some still do, or the room has failed. */

@@ -107,8 +107,8 @@ static void chunk_waits(const struct party *party, struct room_waits *w)
 
 	by_peer(party, w);
 	snprintf(w->what, sizeof(w->what), "the next chunk of %.90s", w->who);
-	for (size_t i = 0; party->due.coverage && i < room->maps.count; i++) {
-		const struct room_map *map = &room->maps.maps[i];
+	for (size_t i = 0; party->due.coverage && i < room->pages.maps.count; i++) {
+		const struct room_map *map = &room->pages.maps.maps[i];
 		const struct coverage *cov = &party->due.coverage[i];
 
 		for (uint32_t s = 0; s < (cov->split ? cov->layer_count : 1u); s++) {
@@ -186,7 +186,7 @@ static void boot_waits(const struct room *room, struct room_waits *w)
 			 room->receivers ? room->receivers : 1);
 		return;
 	}
-	if (!list_empty(&room->sources)) {
+	if (!list_empty(&room->bind.sources)) {
 		snprintf(w->who, sizeof(w->who), "the directory");
 		room_sources_text(room, w->what, sizeof(w->what));
 		return;
@@ -202,16 +202,16 @@ static void receiver_part_waits(const struct room *room, struct room_waits *w)
 {
 	const struct party *party;
 
-	if (!room->last_given) {
+	if (!room->send.last_given) {
 		by_engine(room, w);
 		snprintf(w->what, sizeof(w->what), "%.90s to send its first chunk",
 			 w->who);
-		if (room->chunks_given)
+		if (room->send.chunks_given)
 			snprintf(w->what, sizeof(w->what),
 				 "%.90s to send its next chunk (has sent %u, the latest "
 				 "is seq %llu)",
-				 w->who, room->chunks_given,
-				 (unsigned long long)room->latest_seq);
+				 w->who, room->send.chunks_given,
+				 (unsigned long long)room->send.latest_seq);
 		return;
 	}
 	by_daemon(w, "to look at it");
@@ -314,14 +314,14 @@ static void live_waits(const struct room *room, struct room_waits *w, bool *post
 {
 	if (move_waits(room, w, posted_p))
 		return;
-	if (room->wait_bind.armed) {
+	if (room_awaits_point(room)) {
 		by_engine(room, w);
 		snprintf(w->what, sizeof(w->what), "%.90s to pass its `wait`", w->who);
 	} else if (room->role == ROOM_OFFER) {
 		offer_waits(room, w);
 	} else if (room->role == ROOM_SEND) {
 		receiver_part_waits(room, w);
-	} else if (!room->bound) {
+	} else if (!room_bound(room)) {
 		by_engine(room, w);
 		snprintf(w->what, sizeof(w->what), "%.90s to bind pages", w->who);
 	} else {
@@ -360,6 +360,6 @@ bool room_waits(const struct room *room, struct room_waits *w)
 		return false;
 	}
 	if (room->role == ROOM_OFFER && room_live(room))
-		w->until_ns = room->lease_end_ns;
+		w->until_ns = room->offer.lease_end_ns;
 	return true;
 }

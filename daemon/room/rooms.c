@@ -172,21 +172,22 @@ static int enter_slot(struct rooms *rooms, struct room *room,
 {
 	struct status_page *page = room->session->status;
 	struct slot_key key = {room->session->id, args->slot};
+	uint32_t slot = args->slot;
 	int r = 0;
 
 	if (room->leg)
 		return 0;
-	room->slot = args->slot;
 	room->slot_gen = args->slot_gen;
 	if (!args->slotted)
-		r = status_slot_take(page, room->number, &room->slot, &room->slot_gen);
+		r = status_slot_take(page, room->number, &slot, &room->slot_gen);
 	if (r < 0)
 		return err_pass(r);
-	key.slot = room->slot;
+	key.slot = slot;
 	r = strmap_put_bytes(&rooms->by_slot, &key, sizeof(key), room);
 	if (r < 0 && !args->slotted)
-		status_slot_release(page, room->slot);
-	room->slotted = r >= 0;
+		status_slot_release(page, slot);
+	if (r >= 0)
+		room->slot = slot;
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -195,12 +196,12 @@ static void leave_slot(struct rooms *rooms, struct room *room, bool keep)
 {
 	struct slot_key key = {room->session->id, room->slot};
 
-	if (!room->slotted)
+	if (room->slot == ROOM_NO_SLOT)
 		return;
 	strmap_remove_bytes(&rooms->by_slot, &key, sizeof(key));
 	if (!keep)
 		status_slot_release(room->session->status, room->slot);
-	room->slotted = false;
+	room->slot = ROOM_NO_SLOT;
 }
 
 static int enter_tables(struct rooms *rooms, struct room *room,
@@ -229,13 +230,14 @@ static void set_limits(struct room *room, const struct room_args *args,
 		room->limits_ns[i] =
 			args->limits_ns[i] ? args->limits_ns[i] : defaults[i];
 	room->receivers = args->receivers;
-	room->receivers_told = args->receivers_told;
 	if (room->receivers == 0 && !args->receivers_told &&
 	    (args->role == ROOM_RECV || args->role == ROOM_OFFER))
 		room->receivers = 1;
-	room->lease_ns = args->lease_ns ? args->lease_ns : config->lease_ns;
-	room->lease_end_ns = room->opened_ns + room->lease_ns;
-	room->lease_epoch = 1;
+	if (room->role != ROOM_OFFER)
+		return;
+	room->offer.receivers_told = args->receivers_told;
+	room->offer.lease_ns = args->lease_ns ? args->lease_ns : config->lease_ns;
+	room->offer.lease_end_ns = room->opened_ns + room->offer.lease_ns;
 }
 
 int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **room_p)
@@ -315,25 +317,15 @@ void rooms_note_terminal(struct room *room)
 	}
 }
 
-static void free_chunks(struct room *room)
-{
-	struct chunk *chunk;
-
-	list_foreach_safe(chunk, &room->chunks, link)
-		send_chunk_free(chunk);
-	coverage_fini(&room->given);
-}
-
 /* Out of every table, then gone. */
 static void room_free(struct room *room, bool keep_slot)
 {
 	struct rooms *rooms = room->rooms;
 	struct session *session = room->session;
-	struct party *party;
 
 	assert(room->busy == 0);
 	room_counts_close(room);
-	if (!room->dropped) /* else they may be another's */
+	if (room->hold != ROOM_DROPPED) /* else they may be another's */
 		leave_numbers(rooms, room);
 	idmap_remove(&rooms->by_gen, room->gen);
 	room_cursors_pass(rooms, &room->all_link);
@@ -344,15 +336,9 @@ static void room_free(struct room *room, bool keep_slot)
 	loop_defer_cancel(&room->step);
 	leave_slot(rooms, room, keep_slot);
 	mails_drop(room, NULL);
-	list_foreach_safe(party, &room->parties, link)
-		party_drop(party);
-	room_sources_free(room);
-	free_chunks(room);
-	mem_free(room->gave_up_why);
+	room_fini(room);
 	mem_free(room->names);
 	room_admit_fini(&room->admit);
-	room_maps_fini(&room->maps);
-	wait_spec_fini(&room->wait);
 	pool_unuse(room->pool);
 	charge_drop(&room->charge);
 	mem_free(room);
@@ -364,14 +350,14 @@ void rooms_discard(struct room *room)
 
 	assert(rooms->live > 0 && list_empty(&room->moves));
 	rooms->live--;
-	room_free(room, room->slotted &&
+	room_free(room, room->slot != ROOM_NO_SLOT &&
 				status_slot_claimed(room->session->status, room->slot));
 }
 
 int rooms_close(struct room *room)
 {
 	struct rooms *rooms = room->rooms;
-	struct session *session = room->close_when_terminal ? room->session : NULL;
+	struct session *session = room->hold == ROOM_HELD ? NULL : room->session;
 	struct room_key key = {room->pool->id, room->role, room->number};
 
 	if (!room_terminal(room))
@@ -381,7 +367,7 @@ int rooms_close(struct room *room)
 	/* one that succeeded had all its partners: nobody asks for it again */
 	if (room->error.code == ERR_OK)
 		tomb_remove(rooms, &key);
-	else if (room->role != ROOM_PULL && !room->dropped && !room->leg)
+	else if (room->role != ROOM_PULL && room->hold != ROOM_DROPPED && !room->leg)
 		tomb_put(rooms, room);
 	room_free(room, false);
 	if (session)
@@ -389,12 +375,19 @@ int rooms_close(struct room *room)
 	return 0;
 }
 
+/* Its session stays until it is closed. */
+static void hold(struct room *room, enum room_hold how)
+{
+	room->hold = how;
+	session_drain_begin(room->session);
+}
+
 void rooms_drop(struct room *room)
 {
 	struct rooms *rooms = room->rooms;
 	struct err why;
 
-	if (room->dropped)
+	if (room->hold != ROOM_HELD)
 		return;
 	rooms_catch_up(room);
 	if (room_terminal(room)) {
@@ -407,7 +400,7 @@ void rooms_drop(struct room *room)
 	/* Whoever asks for it from now on is told as if it were closed; what its partners
 	 * have to say of its own end they say by its generation. */
 	leave_numbers(rooms, room);
-	room->dropped = true;
+	hold(room, ROOM_DROPPED);
 	if (room->role != ROOM_PULL)
 		tomb_put(rooms, room);
 	room_kick(room);
@@ -419,13 +412,12 @@ static void on_session_room(struct room_sweep *sweep, struct room *room)
 	struct session *session = container_of(sweep, struct room_part, sweep)->session;
 	struct err why;
 
-	if (room->session != session || room->close_when_terminal)
+	if (room->session != session || room->hold != ROOM_HELD)
 		return;
 	rooms_catch_up(room); /* what came first is the reason */
 	err_set(&why, ERR_SESSION, "engine '%.40s' (pid %d) is gone", session->client,
 		(int)session->pid);
-	room->close_when_terminal = true;
-	session_drain_begin(session);
+	hold(room, ROOM_CLOSING);
 	room_fail(room, &why, NULL);
 	room_kick(room); /* closes it, now or when it has quiesced */
 }

@@ -180,7 +180,7 @@ static bool early_is_of(const struct early *early, const struct room *room,
 
 static void early_fail(struct room *room, struct heard_one one, const struct err *why)
 {
-	heard_add(&room->early, one);
+	heard_add(&room->send.early, one);
 	room_fail_remote(room, why, NULL);
 }
 
@@ -238,7 +238,7 @@ static void early_note(struct room *room, struct tombstone *tomb,
 
 	if (room && !room_live(room) &&
 	    room_admit_check(&room->admit, room->number, remote->peer, m->ticket) >= 0)
-		heard_add(&room->early, one);
+		heard_add(&room->send.early, one);
 	if (!room && tomb && tomb_admits(tomb, remote->peer, m->ticket))
 		heard_add(&tomb->heard, one);
 	err_clear();

@@ -59,7 +59,7 @@ void heard_of_room(const struct room *room, struct room_heard *heard_p)
 {
 	const struct party *party;
 
-	*heard_p = room->early;
+	*heard_p = room->send.early;
 	list_foreach(party, &room->parties, link)
 		heard_add(heard_p, heard_party(party));
 }
@@ -92,5 +92,5 @@ bool room_is_before(const struct room *room, struct heard_one one)
 	}
 	if (sm_state(&room->sm) == ROOM_SUCCESS)
 		return true;
-	return heard_before(&room->early, one);
+	return heard_before(&room->send.early, one);
 }

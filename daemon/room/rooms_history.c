@@ -23,11 +23,11 @@ static uint64_t longest(const struct room_maps *maps)
 
 static uint64_t tokens_of(const struct room *room)
 {
-	uint64_t most = longest(&room->maps);
 	const struct party *party;
+	uint64_t most = 0;
 
 	if (room->role != ROOM_SEND)
-		return most;
+		return longest(&room->pages.maps);
 	list_foreach(party, &room->parties, link) {
 		uint64_t tokens = longest(&party->theirs);
 

@@ -370,7 +370,7 @@ void tomb_put(struct rooms *rooms, const struct room *room)
 	struct room_key key = {room->pool->id, room->role, room->number};
 	struct tombstone *tomb;
 
-	assert(room_terminal(room) || room->dropped);
+	assert(room_terminal(room) || room->hold == ROOM_DROPPED);
 	if (rooms->tomb_cap == 0)
 		return;
 	tomb_remove(rooms, &key);

@@ -646,8 +646,7 @@ static int leg_open(struct lend_leg *leg, struct store_class *class)
 		room_maps_fini(&maps);
 		return err_pass(r);
 	}
-	room->maps = maps;
-	room->bound = true;
+	room_bind_pages(room, &maps, &(struct wait_spec){0});
 	memcpy(room->admit.ticket, m->ticket, TICKET_BYTES);
 	leg->base.room = room;
 	leg->base.on_end = on_leg_room_end;

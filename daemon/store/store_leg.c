@@ -225,8 +225,7 @@ static int leg_room(struct store_leg *leg, unsigned int index, enum room_role ro
 		room_maps_fini(&side->maps);
 		return err_pass(r);
 	}
-	room->maps = room_maps_steal(&side->maps);
-	room->bound = true;
+	room_bind_pages(room, &side->maps, &(struct wait_spec){0});
 	memcpy(room->admit.ticket, ticket, TICKET_BYTES);
 	own->base.on_end = on_room_end;
 	own->leg = leg;

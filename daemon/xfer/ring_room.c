@@ -80,7 +80,7 @@ static struct room *room_named(struct ring *ring, const struct kvd_ring_entry *e
 						    ring->session, e->slot, e->gen)
 				    : NULL;
 
-	return room && !room->dropped ? room : NULL;
+	return room && room->hold != ROOM_DROPPED ? room : NULL;
 }
 
 /* ---- reading, on any thread ---- */
@@ -496,7 +496,7 @@ bool ring_room_cancel(struct ring *ring, uint64_t id)
 {
 	struct room *room = room_of_id(ring, id);
 
-	if (room && !room->dropped)
+	if (room && room->hold != ROOM_DROPPED)
 		room_op_abort(room, "its engine", ring->session, NULL);
 	return room != NULL;
 }

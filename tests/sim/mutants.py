@@ -40,8 +40,8 @@ MUTANTS = [
      "} else if (move->reserved) {",
      "} else if (move->reserved && !err) {"),
     ("sender-does-not-wait-for-receivers", "daemon/room/room_send.c",
-     "first_waiting(room) == &room->chunks && room_parties_done(room)",
-     "first_waiting(room) == &room->chunks"),
+     "first_waiting(room) == &room->send.chunks && room_parties_done(room)",
+     "first_waiting(room) == &room->send.chunks"),
     ("abort-told-to-nobody", "daemon/room/room.c",
      "if (party_lost(party) || party_done(party) ||\n\t    (!party_asked(party) && "
      "!party->gen && !early))",
@@ -53,7 +53,7 @@ MUTANTS = [
      "if (room_live(room) && !room_without(party, why))\n\t\troom_fail(room, why, NULL);",
      "if (!room_live(room))\n\t\t(void)why;"),
     ("lease-never-ends", "daemon/room/room_offer.c",
-     "if (loop_now_ns(rooms_kvd(room->rooms)->loop) < room->lease_end_ns)\n\t\treturn;",
+     "if (loop_now_ns(rooms_kvd(room->rooms)->loop) < room->offer.lease_end_ns)\n\t\treturn;",
      "if (room)\n\t\treturn;"),
     ("ticket-of-a-stranger-taken", "daemon/room/room_admit.c",
      "\t    !mem_equal(admit->ticket, ticket, TICKET_BYTES))",
@@ -84,7 +84,7 @@ MUTANTS = [
      ".dst_first_token = d->first_token && d->token_end > s->token_end\n"
      "\t\t\t\t? d->first_token - 1 : d->first_token,"),
     ("dead-engine-leaves-its-partners", "daemon/room/rooms.c",
-     "if (room->session != session || room->close_when_terminal)",
+     "if (room->session != session || room->hold != ROOM_HELD)",
      "if (session)"),
     ("transfer-over-while-bytes-move", "daemon/transport/net_xfer.c",
      "if (!ops_of(xfer)->is_over(xfer))\n\t\treturn;",

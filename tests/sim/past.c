@@ -409,7 +409,7 @@ static size_t write_lie(struct sim_draw *d, const struct room *room,
 		struct wire_pull_done m = {.room = room->number,
 					   .pull_gen = party->gen,
 					   .offer_gen = room->gen,
-					   .lease_epoch = room->lease_epoch,
+					   .lease_epoch = room->offer.lease_epoch,
 					   .code = code,
 					   .text = "a lie"};
 
@@ -428,7 +428,7 @@ static size_t write_lie(struct sim_draw *d, const struct room *room,
 	}
 	case WIRE_T_LEASE: {
 		struct wire_lease m = {room->number, party->gen, room->gen,
-				       room->lease_epoch};
+				       room->offer.lease_epoch};
 
 		wire_lease_put(&out, &m);
 		break;

@@ -535,7 +535,7 @@ static void read_that_ends_after_the_lease_is_in_vain(void **state)
 	memset(p->src.base, 0xff, 8);
 	while (counted(p, 0, METRIC_ROOM_RECEIVED_BYTES) == pulls)
 		assert_true(loop_turn(p->c.loop, LOOP_NS_PER_S));
-	offer->lease_epoch++;
+	offer->offer.lease_epoch++;
 	cluster_until_state(&p->c, p->prefill, "pull", 42, KVD_FAILED);
 	said(why(p, 0, ROOM_PULL, 42), ERR_LEASE, "peer tcp://10.0.0.2:7400 instance ");
 	assert_true(why(p, 0, ROOM_PULL, 42)->retryable);
@@ -550,8 +550,8 @@ static void lease_that_ends_under_a_puller_is_told_to_it(void **state)
 	struct trio *p = *state;
 	struct room *offer = begin_held_pull(p, 43);
 
-	offer->lease_end_ns = loop_now_ns(p->c.loop);
-	offer_check_lease(offer);
+	offer->offer.lease_end_ns = loop_now_ns(p->c.loop);
+	offer->ops->on_clock(offer);
 	cluster_until_state(&p->c, p->decode, "offer", 43, KVD_FAILED);
 	cluster_run(&p->c, 50 * MS);
 	assert_int_equal(cluster_state(&p->c, p->prefill, "pull", 43), KVD_FAILED);
@@ -577,7 +577,7 @@ static void forge_offer(struct room *room, uint64_t lease_ms)
 			       .lease_ms = lease_ms};
 
 	cursor_write(&out, views, sizeof(views));
-	room_maps_put(&out, &room->maps);
+	room_maps_put(&out, &room->pages.maps);
 	m.views = (struct wire_blob){views, out.pos};
 	cursor_write(&out, body, sizeof(body));
 	assert_int_equal(wire_offer_put(&out, &m), 0);

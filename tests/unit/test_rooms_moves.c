@@ -308,7 +308,7 @@ static unsigned int dispatched(const struct room *room)
 	const struct chunk *chunk;
 	unsigned int n = 0;
 
-	list_foreach(chunk, &room->chunks, link)
+	list_foreach(chunk, &room->send.chunks, link)
 		n += chunk->dispatched;
 	return n;
 }
@@ -382,13 +382,13 @@ static void chunks_that_ended_take_no_memory(void **state)
 			blocks = mem_live();
 	}
 	assert_true(mem_live() < blocks + 20);
-	assert_true(list_empty(&send->chunks));
-	assert_int_equal(send->chunks_given, 2000);
-	assert_int_equal(send->given.sets[0].count, 1);
+	assert_true(list_empty(&send->send.chunks));
+	assert_int_equal(send->send.chunks_given, 2000);
+	assert_int_equal(send->send.given.sets[0].count, 1);
 	assert_true(account->bytes[ACCOUNT_CHUNKS] < 256);
 	cluster_ok(&p->c, p->prefill, /* a retry */
 		   "{'cmd':'room.send','room':'1','seq':7,'views':{'kv':{'pages':[3]}}}");
-	assert_int_equal(send->chunks_given, 2000);
+	assert_int_equal(send->send.chunks_given, 2000);
 	cluster_ok(&p->c, p->prefill, /* the highest number there is */
 		   "{'cmd':'room.send','room':'1','seq':9007199254740991,'last':true,"
 		   "'views':{'kv':{'pages':[1,2,3,4]}}}");
