@@ -142,7 +142,7 @@ static struct files_job *job_new(struct files *files, struct store_part *part,
 	job->kind = kind;
 	job->bytes = part->class->canon->slot_bytes;
 	facts_of(part, words, &job->facts);
-	if (kind == FILES_WRITE && !part->filed)
+	if (kind == FILES_WRITE && part->file == PART_UNFILED)
 		part->generation = ++files->generation;
 	job->facts.generation = part->generation; /* the same bytes in the same place */
 	list_init(&job->link);
@@ -220,17 +220,17 @@ static void write_fail(struct files_job *job, const struct err *why)
 	struct store_chunk *chunk = part->chunk;
 	struct slab_file *slab = job_slab(job);
 	bool durable = job->durable;
-	bool again = part->filed && job->kind == FILES_WRITE;
+	bool again = part->file != PART_UNFILED && job->kind == FILES_WRITE;
 
 	if (why)
 		files_note_fault(files, why);
 	job_free(job);
 	part->tries += durable;
 	if (again)
-		part->sure = false;
+		store_part_sure(part, false);
 	else
 		store_part_unfiled(part);
-	if (!part->filed && !part->slot.slab)
+	if (part->file == PART_UNFILED && part->memory == PART_OUT)
 		store_part_free(part);
 	chunk_let_go(files, chunk);
 	slab_step(slab); /* its file may not be wanted any more */
@@ -246,9 +246,8 @@ static void job_last(struct files_job *job)
 	if (job->kind == FILES_ERASE) {
 		store_part_unfiled(part);
 	} else {
-		part->lasts = true;
+		store_part_lasts(part);
 		part->tries = 0;
-		part->chunk->lasts |= UINT64_C(1) << part->class->index;
 		store_moves_kick(job->files->store);
 	}
 	job_end(job);
@@ -325,7 +324,7 @@ static void on_written(struct disk_op *op)
 	files->written++;
 	files->written_bytes += job->bytes;
 	store_part_filed(job->part);
-	job->part->sure = true;
+	store_part_sure(job->part, true);
 	if (!job->durable) {
 		job_end(job);
 	} else if (job->syncs_failed != job_slab(job)->syncs_failed) {
@@ -567,7 +566,7 @@ static int write_queue(struct files *files, struct store_part *part, bool durabl
 
 	if (!job)
 		return err_pass(-ENOMEM);
-	if (!part->filed)
+	if (part->file == PART_UNFILED)
 		r = arena_take(chunk->space->tenant->file_owner,
 			       SEAL_HEADER_BYTES + bytes, &chunk->file_item,
 			       &part->place);
@@ -591,11 +590,12 @@ static bool last_in_place(struct files *files, struct store_part *part)
 	const struct slab_file *slab = &files->slabs[arena_slab_of(&part->place)];
 	int r;
 
-	if (part->lasts)
+	if (part->file == PART_LASTS)
 		return true;
-	if (part->sure && !slab->syncs_failed)
+	if (part->file == PART_SURE && !slab->syncs_failed)
 		return sync_queue(files, part);
-	r = part->ready ? write_queue(files, part, true) : store_part_load(part);
+	r = part->memory == PART_READY ? write_queue(files, part, true)
+				       : store_part_load(part);
 	if (r < 0)
 		err_clear();
 	return r >= 0;
@@ -606,7 +606,7 @@ bool files_write(struct files *files, struct store_part *part, bool durable)
 	uint64_t bytes = part->class->canon->slot_bytes;
 	struct files_job *job = part->job;
 
-	assert(part->ready || part->filed);
+	assert(part->memory == PART_READY || part->file != PART_UNFILED);
 	if (job) {
 		if (job->kind == FILES_WRITE)
 			job->durable |= durable;
@@ -618,9 +618,9 @@ bool files_write(struct files *files, struct store_part *part, bool durable)
 		part->tries = 0; /* for the next who asks */
 		return false;
 	}
-	if (part->filed)
+	if (part->file != PART_UNFILED)
 		return !durable || last_in_place(files, part);
-	if (part->ready && write_queue(files, part, durable) >= 0)
+	if (part->memory == PART_READY && write_queue(files, part, durable) >= 0)
 		return true;
 	err_clear();
 	return false;
@@ -663,7 +663,7 @@ static void on_loaded(struct disk_op *op)
 	if (ok) {
 		files->loaded++;
 		files->loaded_bytes += job->bytes;
-		part->sure = true;
+		store_part_sure(part, true);
 	} else {
 		files->bad += op->err.code == ERR_PLAN;
 		files_note_fault(files, &op->err);
@@ -723,7 +723,7 @@ void files_erase(struct files *files, struct store_chunk *chunk)
 	struct store_part *part;
 
 	list_foreach(part, &chunk->parts, link) {
-		if (part->filed && !part->job && !files->closed)
+		if (part->file != PART_UNFILED && !part->job && !files->closed)
 			part_erase(files, part);
 	}
 }

@@ -255,7 +255,7 @@ static int part_place(struct files_scan *scan, struct store_part *part,
 	struct store_chunk *chunk = part->chunk;
 	int r;
 
-	if (part->filed)
+	if (part->file != PART_UNFILED)
 		store_part_unfiled(part);
 	r = arena_place(chunk->space->tenant->file_owner,
 			SEAL_HEADER_BYTES + facts->part_bytes, scan->number, index,
@@ -282,7 +282,7 @@ static int scan_place(struct files_scan *scan, struct store_class *class,
 	if (r < 0)
 		return err_pass(r);
 	part = store_part_find(chunk, class);
-	if (part && part->filed && facts->generation <= part->generation)
+	if (part && part->file != PART_UNFILED && facts->generation <= part->generation)
 		r = err_raise(ERR_EXIST, "a part is there twice");
 	else if (part && part->job)
 		r = 1;
@@ -290,7 +290,7 @@ static int scan_place(struct files_scan *scan, struct store_class *class,
 		r = store_part_outside(chunk, class, &part);
 	if (r == 0)
 		r = part_place(scan, part, facts, index);
-	if (part && !part->filed && !part->slot.slab)
+	if (part && part->file == PART_UNFILED && part->memory == PART_OUT)
 		store_part_free(part);
 	store_chunk_unpin(chunk);
 	return r < 0 ? err_pass(r) : r;

@@ -280,9 +280,9 @@ static uint64_t load_parts(struct store_chunk *chunk)
 	uint64_t there = 0;
 
 	list_foreach(part, &chunk->parts, link) {
-		if (!part->ready && !part->filed)
+		if (part->memory != PART_READY && part->file == PART_UNFILED)
 			continue; /* an engine fills it */
-		if (part->ready || store_part_load(part) >= 0)
+		if (part->memory == PART_READY || store_part_load(part) >= 0)
 			there |= UINT64_C(1) << part->class->index;
 		else
 			err_clear();
@@ -593,7 +593,7 @@ static int leg_parts(struct lend_leg *leg, const struct store_class *class)
 		if (!part || !store_part_placed(part))
 			return err_raise(ERR_NOTFOUND,
 					 "a chunk of the hold is not there");
-		if (!part->ready)
+		if (part->memory != PART_READY)
 			return 0;
 	}
 	return 1;

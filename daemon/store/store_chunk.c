@@ -107,7 +107,7 @@ static void chunk_unlink(struct store_chunk *chunk)
 		return;
 	chunk->gone = true;
 	list_foreach(part, &chunk->parts, link) {
-		if (part->ready && !part->pages)
+		if (part->memory == PART_READY && !part->pages)
 			keep_drop(chunk->space->store->keep, part);
 	}
 	while (*at != chunk)
@@ -207,8 +207,8 @@ struct store_part *store_part_find(const struct store_chunk *chunk,
 	return NULL;
 }
 
-int store_part_outside(struct store_chunk *chunk, struct store_class *class,
-		       struct store_part **part_p)
+static int part_make(struct store_chunk *chunk, struct store_class *class,
+		     enum part_memory memory, struct store_part **part_p)
 {
 	struct store_part *part = mem_zalloc(sizeof(*part));
 
@@ -217,6 +217,7 @@ int store_part_outside(struct store_chunk *chunk, struct store_class *class,
 		return err_pass(-ENOMEM);
 	part->chunk = chunk;
 	part->class = class;
+	part->memory = memory;
 	list_push_back(&chunk->parts, &part->link);
 	list_push_back(&class->all, &part->class_link);
 	class->parts++;
@@ -224,11 +225,27 @@ int store_part_outside(struct store_chunk *chunk, struct store_class *class,
 	return 0;
 }
 
+int store_part_outside(struct store_chunk *chunk, struct store_class *class,
+		       struct store_part **part_p)
+{
+	return err_pass(part_make(chunk, class, PART_OUT, part_p));
+}
+
+int store_part_in_pages(struct store_chunk *chunk, struct store_class *class,
+			struct store_pages *pages, struct store_part **part_p)
+{
+	int r = part_make(chunk, class, PART_FILLING, part_p);
+
+	if (r >= 0)
+		(*part_p)->pages = pages;
+	return r < 0 ? err_pass(r) : 0;
+}
+
 int store_part_try(struct store_chunk *chunk, struct store_class *class,
-		   struct store_part **part_p)
+		   enum part_memory filling, struct store_part **part_p)
 {
 	struct store_part *part;
-	int r = store_part_outside(chunk, class, &part);
+	int r = part_make(chunk, class, filling, &part);
 
 	if (r < 0)
 		return err_pass(r);
@@ -254,11 +271,29 @@ static uint64_t part_bit(const struct store_part *part)
 	return UINT64_C(1) << part->class->index;
 }
 
+static void part_mask(uint64_t *mask, uint64_t bit, bool is)
+{
+	*mask = is ? *mask | bit : *mask & ~bit;
+}
+
+/* The only place where a part's states and its chunk's masks change. */
+static void part_set(struct store_part *part, enum part_memory memory,
+		     enum part_file file)
+{
+	struct store_chunk *chunk = part->chunk;
+	uint64_t bit = part_bit(part);
+
+	part->memory = (uint8_t)memory;
+	part->file = (uint8_t)file;
+	part_mask(&chunk->ready, bit, memory == PART_READY);
+	part_mask(&chunk->filed, bit, file != PART_UNFILED);
+	part_mask(&chunk->lasts, bit, file == PART_LASTS);
+	chunk_look(chunk);
+}
+
 void store_part_ready(struct store_part *part)
 {
-	assert(!part->ready && (part->slot.slab || part->pages));
-	part->ready = true;
-	part->chunk->ready |= part_bit(part);
+	assert(part->memory != PART_READY && (part->slot.slab || part->pages));
 	if (part->pages) {
 		store_pages_ready(part);
 	} else {
@@ -266,21 +301,19 @@ void store_part_ready(struct store_part *part)
 		if (!part->chunk->gone)
 			keep_put(part->chunk->space->store->keep, part);
 	}
-	chunk_look(part->chunk);
+	part_set(part, PART_READY, part->file);
 }
 
 /* No bytes of it are in memory. */
 static void part_unready(struct store_part *part)
 {
-	if (part->ready && !part->pages) {
+	if (part->memory == PART_READY && !part->pages) {
 		keep_drop(part->chunk->space->store->keep, part);
 		part->chunk->space->bytes -= part->class->canon->slot_bytes;
 	}
-	part->ready = false;
-	part->chunk->ready &= ~part_bit(part);
 	arena_give(&part->slot);
 	sizes_look(part->chunk->space->store, part->chunk->space->store->arena);
-	chunk_look(part->chunk);
+	part_set(part, PART_OUT, part->file);
 }
 
 void store_part_free(struct store_part *part)
@@ -306,7 +339,7 @@ void store_part_drop(struct store_part *part)
 
 void store_part_leave(struct store_part *part)
 {
-	if (part->filed)
+	if (part->file != PART_UNFILED)
 		part_unready(part);
 	else
 		store_part_free(part);
@@ -330,21 +363,29 @@ void store_on_evict(void *arg, struct arena_item *item)
 
 void store_part_filed(struct store_part *part)
 {
-	part->filed = true;
-	part->chunk->filed |= part_bit(part);
-	chunk_look(part->chunk);
+	if (part->file == PART_UNFILED)
+		part_set(part, part->memory, PART_FILED);
+}
+
+void store_part_sure(struct store_part *part, bool sure)
+{
+	if (part->file == PART_FILED || part->file == PART_SURE)
+		part_set(part, part->memory, sure ? PART_SURE : PART_FILED);
+}
+
+void store_part_lasts(struct store_part *part)
+{
+	assert(part->file >= PART_SURE);
+	part_set(part, part->memory, PART_LASTS);
 }
 
 void store_part_unfiled(struct store_part *part)
 {
-	part->filed = part->lasts = part->sure = false;
-	part->chunk->filed &= ~part_bit(part);
-	part->chunk->lasts &= ~part_bit(part);
 	arena_give(&part->place);
 	if (part->chunk->space->store->files)
 		sizes_look(part->chunk->space->store,
 			   files_arena(part->chunk->space->store->files));
-	chunk_look(part->chunk);
+	part_set(part, part->memory, PART_UNFILED);
 }
 
 void store_on_file_evict(void *arg, struct arena_item *item)
@@ -367,16 +408,19 @@ int store_part_load(struct store_part *part)
 	struct store_chunk *chunk = part->chunk;
 	int r;
 
-	assert(chunk->item.pins && part->filed);
-	if (part->slot.slab) /* it is there, or on its way */
+	assert(chunk->item.pins && part->file != PART_UNFILED);
+	if (part->memory != PART_OUT) /* it is there, or on its way */
 		return 0;
 	r = arena_take(chunk->space->tenant->owner, part->class->canon->slot_bytes,
 		       &chunk->item, &part->slot);
 	if (r < 0)
 		return err_pass(r);
+	part_set(part, PART_FILLING, part->file);
 	r = files_load(chunk->space->store->files, part);
-	if (r < 0)
+	if (r < 0) {
+		part_set(part, PART_OUT, part->file);
 		arena_give(&part->slot);
+	}
 	return r < 0 ? err_pass(r) : 0;
 }
 
@@ -396,7 +440,7 @@ bool store_chunk_load(struct store_chunk *chunk, uint64_t classes)
 	struct store_part *part;
 
 	list_foreach(part, &chunk->parts, link) {
-		if (!(classes >> part->class->index & 1) || part->ready)
+		if (!(classes >> part->class->index & 1) || part->memory == PART_READY)
 			continue;
 		if (store_part_load(part) < 0) {
 			err_clear(); /* what was begun is there for the next one */
@@ -423,7 +467,8 @@ static void chunk_file(struct store_chunk *chunk)
 	struct store_part *part;
 
 	list_foreach(part, &chunk->parts, link) {
-		if (part->ready && !part->filed && !part->pages)
+		if (part->memory == PART_READY && part->file == PART_UNFILED &&
+		    !part->pages)
 			files_write(chunk->space->store->files, part, false);
 	}
 }

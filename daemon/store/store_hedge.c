@@ -49,16 +49,16 @@ static int hedge_piece(struct store_move *hedge, struct store_move *fetch, uint3
 	part = store_part_find(piece->chunk, hedge->class);
 	if (store_cover(hedge->handle, store_chunk_ready(piece->chunk)))
 		return 0;
-	if (part && part->filed)
+	if (part && part->file != PART_UNFILED)
 		return err_pass(store_part_load(part));
 	if (part)
-		return part->hedge ? 0 : err_raise(ERR_BUSY, "an engine fills it");
+		return part->memory == PART_HEDGING
+			       ? 0
+			       : err_raise(ERR_BUSY, "an engine fills it");
 	if (piece->chunk->gone)
 		return err_raise(ERR_NOTFOUND, "its name was dropped");
-	r = store_part_new(piece->chunk, hedge->class, &piece->part);
-	if (r >= 0)
-		piece->part->hedge = true;
-	return err_pass(r);
+	return err_pass(
+		store_part_new(piece->chunk, hedge->class, PART_HEDGING, &piece->part));
 }
 
 static int hedge_new(struct store_move *fetch, const struct store_leg *leg,

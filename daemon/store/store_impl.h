@@ -112,6 +112,22 @@ struct store_handle {
 	struct charge charge;
 };
 
+/* Its bytes in memory, or in an engine's pages. */
+enum part_memory {
+	PART_OUT,     /* it has no place there */
+	PART_FILLING, /* by an engine, or from its file */
+	PART_HEDGING, /* by a hedge */
+	PART_READY,   /* all are there */
+};
+
+/* Its bytes in a file: each state has what the ones before it have. */
+enum part_file {
+	PART_UNFILED,
+	PART_FILED, /* it has a place there */
+	PART_SURE,  /* it was read whole, or written by this daemon */
+	PART_LASTS, /* it would outlast a loss of power */
+};
+
 struct store_part {
 	struct list link; /* in chunk->parts */
 	struct list class_link;
@@ -120,14 +136,10 @@ struct store_part {
 	struct arena_slot slot,
 		place;		   /* of memory, of a file: one of them at least; or */
 	struct store_pages *pages; /* an engine's; else NULL */
-	bool ready;		   /* all of its bytes are in memory, or there */
-	bool hedge;		   /* until then a hedge fills it */
-	bool filed;		   /* and in the file */
-	bool sure;	       /* there: it was read whole, or written by this daemon */
-	bool lasts;	       /* and would outlast a loss of power */
-	uint8_t tries;	       /* to make it last, that have failed */
-	uint64_t generation;   /* of its header in the file */
-	struct files_job *job; /* what is being done with its place; or NULL */
+	uint8_t memory, file;	   /* enum part_memory, part_file; by part_set() */
+	uint8_t tries;		   /* to make it last, that have failed */
+	uint64_t generation;	   /* of its header in the file */
+	struct files_job *job;	   /* what is being done with its place; or NULL */
 };
 
 struct store_chunk {
@@ -136,7 +148,7 @@ struct store_chunk {
 	struct store_chunk *next; /* of its bucket */
 	struct store_space *space;
 	uint8_t id[STORE_ID_BYTES];
-	uint64_t ready, filed; /* masks of the classes of such parts */
+	uint64_t ready, filed; /* masks of the classes of such parts; by part_set() */
 	uint64_t first;	       /* its number in its prompt, or STORE_ANYWHERE */
 	uint32_t tokens;       /* held: of the space's, or fewer */
 	bool gone;	       /* not in the index any more */
@@ -159,7 +171,7 @@ static inline uint64_t store_chunk_kept(const struct store_chunk *chunk)
 /* Its bytes are somewhere where they can be read, or are on their way there. */
 static inline bool store_part_placed(const struct store_part *part)
 {
-	return part->slot.slab || part->pages;
+	return part->memory != PART_OUT;
 }
 
 struct store {
@@ -333,21 +345,24 @@ int store_chunk_get(struct store_space *space, const uint8_t id[STORE_ID_BYTES],
 void store_chunk_pin(struct store_chunk *chunk);
 /* One without pins and parts goes. */
 void store_chunk_unpin(struct store_chunk *chunk);
-/* Room for this class's part of a pinned chunk. Others may leave for it: ARENA_LATER, as
- * arena_take_some(). */
+/* Room for this class's part of a pinned chunk, which an engine fills, or a hedge. Others
+ * may leave for it: ARENA_LATER, as arena_take_some(). */
 int store_part_try(struct store_chunk *chunk, struct store_class *class,
-		   struct store_part **part_p);
+		   enum part_memory filling, struct store_part **part_p);
 /* In one turn, which may be long. */
 static inline int store_part_new(struct store_chunk *chunk, struct store_class *class,
-				 struct store_part **part_p)
+				 enum part_memory filling, struct store_part **part_p)
 {
 	int r;
 
 	do
-		r = store_part_try(chunk, class, part_p);
+		r = store_part_try(chunk, class, filling, part_p);
 	while (r == ARENA_LATER);
 	return r;
 }
+/* The same in pages of an engine, which it takes. */
+int store_part_in_pages(struct store_chunk *chunk, struct store_class *class,
+			struct store_pages *pages, struct store_part **part_p);
 /* The same as store_part_new() without room: it is in a file. */
 int store_part_outside(struct store_chunk *chunk, struct store_class *class,
 		       struct store_part **part_p);
@@ -358,6 +373,9 @@ void store_part_drop(struct store_part *part); /* and its chunk with the last on
 void store_part_leave(struct store_part *part);
 /* What files.c has done: the part is in its place; it is not, and has none. */
 void store_part_filed(struct store_part *part);
+/* That is known, or (false) not any more; it would outlast a loss of power. */
+void store_part_sure(struct store_part *part, bool sure);
+void store_part_lasts(struct store_part *part);
 void store_part_unfiled(struct store_part *part);
 /* It was read into its memory, or (false) was not: then it has none. */
 void store_part_loaded(struct store_part *part, bool whole);

@@ -120,7 +120,7 @@ static int kv_add(struct store_kv *kv, struct store_chunk *chunk, uint32_t view)
 	if (kv->tokens % kv->class->space->tokens)
 		return err_raise(ERR_REQUIRE,
 				 "a chunk of the hold is short, and others follow it");
-	if (!part->ready)
+	if (part->memory != PART_READY)
 		return err_raise(ERR_BUSY,
 				 "a chunk of the hold is on its way from a file");
 	canon_pages(canon, view, arena_offset(&part->slot), kv->pages + kv->page_count);

@@ -22,9 +22,10 @@ static int piece_lasts(struct store_move *move, uint32_t i, unsigned int *covers
 	list_foreach(part, &chunk->parts, link) {
 		if (part->pages)
 			continue; /* an engine's: it does not last */
-		if ((part->ready || part->filed) && !part->lasts)
+		if ((part->memory == PART_READY || part->file != PART_UNFILED) &&
+		    part->file != PART_LASTS)
 			begun |= files_write(move->store->files, part, true);
-		else if (part->slot.slab && !part->ready)
+		else if (part->memory == PART_FILLING || part->memory == PART_HEDGING)
 			begun = true; /* another move fills it */
 	}
 	if (begun || files_opening(move->store->files))

@@ -108,7 +108,7 @@ static bool put_let_go(struct store_move *move)
 	while (move->kept > 0) {
 		struct store_piece *piece = &move->pieces[--move->kept];
 
-		if (piece->part && !piece->part->ready)
+		if (piece->part && piece->part->memory != PART_READY)
 			store_part_leave(piece->part);
 		store_chunk_unpin(piece->chunk);
 		if (move->kept && loop_enough(move->store->kvd->loop)) {
@@ -267,7 +267,8 @@ static bool piece_loads(const struct store_move *move, uint32_t i)
 	if (!chunk || move->kind == STORE_HEDGE)
 		return false;
 	list_foreach(part, &chunk->parts, link) {
-		if (part->slot.slab && !part->ready && (part->filed || part->hedge))
+		if (part->memory == PART_HEDGING ||
+		    (part->memory == PART_FILLING && part->file != PART_UNFILED))
 			return true;
 	}
 	return false;

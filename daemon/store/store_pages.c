@@ -144,13 +144,12 @@ int store_pages_part(struct store_chunk *chunk, struct store_class *class,
 
 	if (r < 0)
 		return err_pass(r);
-	r = store_part_outside(chunk, class, part_p);
+	r = store_part_in_pages(chunk, class, pages, part_p);
 	if (r < 0) {
 		pages_free(pages);
 		return err_pass(r);
 	}
 	pages_fill(pages, maps, begin, end);
-	(*part_p)->pages = pages;
 	return 0;
 }
 
@@ -284,7 +283,7 @@ static uint32_t chunk_withdraw(const struct store_handle *handle,
 	uint32_t n = 0;
 
 	list_foreach_safe(part, &chunk->parts, link) {
-		if (!part->pages || !part->ready ||
+		if (!part->pages || part->memory != PART_READY ||
 		    part->class->publisher != handle->session->id)
 			continue;
 		store_part_free(part);
@@ -338,7 +337,7 @@ void store_pages_drop(struct store_chunk *chunk)
 	struct store_part *part;
 
 	list_foreach_safe(part, &chunk->parts, link) {
-		if (part->pages && part->ready)
+		if (part->pages && part->memory == PART_READY)
 			store_part_free(part);
 	}
 }

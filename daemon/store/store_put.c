@@ -51,7 +51,7 @@ static int put_part(struct store_move *move, struct store_piece *piece)
 		r = store_pages_part(piece->chunk, move->class, &move->maps, begin,
 				     begin + piece->tokens, &piece->part);
 	else
-		r = store_part_try(piece->chunk, move->class, &piece->part);
+		r = store_part_try(piece->chunk, move->class, PART_FILLING, &piece->part);
 	if (r >= 0 || err_last()->code != ERR_LIMIT)
 		return r < 0 ? err_pass(r) : r == ARENA_LATER ? PUT_LATER : 0;
 	err_clear();

@@ -272,10 +272,10 @@ static void describe(struct bench *b)
 	make_class(b, &class);
 	chunk_id(0, id);
 	check(store_chunk_get(class->space, id, 0, TOKENS, &chunk), "chunk");
-	check(store_part_new(chunk, class, &part), "part");
+	check(store_part_new(chunk, class, PART_FILLING, &part), "part");
 	store_part_ready(part);
 	files_write(store_of(&b->kvd)->files, part, true);
-	while (!part->lasts)
+	while (part->file != PART_LASTS)
 		loop_turn(b->kvd.loop, LOOP_NS_PER_S);
 	memcpy(b->digest, class->words->digest, SEAL_DIGEST_BYTES);
 	store_chunk_unpin(chunk);

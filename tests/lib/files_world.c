@@ -475,7 +475,7 @@ int fw_put_begin(struct files_world *w, enum fw_kind kind, uint32_t id,
 		store_chunk_unpin(chunk);
 		return 1;
 	}
-	r = store_part_new(chunk, class, part_p);
+	r = store_part_new(chunk, class, PART_FILLING, part_p);
 	if (r < 0) {
 		store_chunk_unpin(chunk);
 		return err_pass(r);
@@ -575,16 +575,19 @@ static void move_look(struct fw_move *move)
 	struct store_part *part = fw_part_of(move->chunk, move->kind);
 
 	if (move->fetch) {
-		if (part && part->slot.slab && !part->ready)
+		if (part && part->slot.slab && part->memory != PART_READY)
 			return;
-		if (part && part->ready && !fw_is(memory_of(part), move->kind, move->id))
+		if (part && part->memory == PART_READY &&
+		    !fw_is(memory_of(part), move->kind, move->id))
 			fail_msg("kind %u id %u: wrong bytes", move->kind, move->id);
-		move_over(move, part && part->ready ? MOVE_GOOD : MOVE_NOT);
-	} else if (part && part->lasts) {
+		move_over(move,
+			  part && part->memory == PART_READY ? MOVE_GOOD : MOVE_NOT);
+	} else if (part && part->file == PART_LASTS) {
 		move_over(move, MOVE_GOOD);
-	} else if (part && !part->filed && part->slot.slab && !part->ready) {
+	} else if (part && part->file == PART_UNFILED && part->slot.slab &&
+		   part->memory != PART_READY) {
 		return; /* another one fills it */
-	} else if (!part || !(part->ready || part->filed) ||
+	} else if (!part || !(part->memory == PART_READY || part->file != PART_UNFILED) ||
 		   (!files_write(move->world->store->files, part, true) &&
 		    !files_opening(move->world->store->files))) {
 		move_over(move, MOVE_NOT);

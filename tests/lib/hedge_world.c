@@ -237,6 +237,6 @@ void hedge_nothing_is_left(struct hedge_world *w)
 
 		for (struct store_chunk *k = store->buckets[i]; k; k = k->next)
 			list_foreach(part, &k->parts, link)
-				assert_true(part->ready);
+				assert_true(part->memory == PART_READY);
 	}
 }

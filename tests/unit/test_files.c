@@ -46,7 +46,7 @@ static bool is_filed(struct files_world *w, enum fw_kind kind, uint32_t id)
 {
 	const struct store_part *part = fw_part(w, kind, id);
 
-	return part && part->filed;
+	return part && part->file != PART_UNFILED;
 }
 
 /* ---- writing, reading ---- */
@@ -64,7 +64,7 @@ static void part_that_left_memory_is_read_from_its_file(void **state)
 			file_it(&w, kind, id);
 			assert_true(is_filed(&w, kind, id));
 			assert_true(fw_forget(&w, kind, id));
-			assert_false(fw_part(&w, kind, id)->ready);
+			assert_true(fw_part(&w, kind, id)->memory != PART_READY);
 		}
 	}
 	for (unsigned int round = 0; round < 3; round++) {
@@ -163,7 +163,7 @@ static void part_that_is_filed_can_be_told_to_last(void **state)
 	begin(&w, &plain);
 	fw_put(&w, KIND_B, 1);
 	file_it(&w, KIND_B, 1);
-	assert_false(fw_part(&w, KIND_B, 1)->lasts);
+	assert_true(fw_part(&w, KIND_B, 1)->file != PART_LASTS);
 	assert_true(fw_forget(&w, KIND_B, 1));
 	assert_int_equal(fw_lasts(&w, KIND_B, 1), MOVE_GOOD);
 	assert_int_equal(fw_figures(&w).written, 1);
@@ -270,7 +270,7 @@ static void drop_at(struct files_world *w, unsigned int when, uint32_t id)
 		assert_non_null(fw_part(w, KIND_A, id)->job);
 	}
 	if (when == DROP_SYNCED) {
-		while (!fw_part(w, KIND_A, id)->filed)
+		while (fw_part(w, KIND_A, id)->file == PART_UNFILED)
 			fw_turn(w);
 	}
 	if (when == DROP_READ || when == DROP_REST)

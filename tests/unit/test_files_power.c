@@ -103,12 +103,13 @@ static void look_at_part(struct play *p, enum fw_kind kind, uint32_t id,
 	if (known->placed && !placed)
 		known->stale = true;
 	known->placed = placed;
-	if (known->lasts && p->w.store->files->scanned && !(part && part->filed)) {
+	if (known->lasts && p->w.store->files->scanned &&
+	    !(part && part->file != PART_UNFILED)) {
 		note("left", kind, id);
 		known->lasts = false;
 		left[kind == KIND_A_RANK ? KIND_A : kind] |= 1u << id;
 	}
-	if (part && part->lasts) {
+	if (part && part->file == PART_LASTS) {
 		if (!known->lasts)
 			note("lasts", kind, id);
 		tally[TOLD] += !known->lasts;
@@ -138,7 +139,7 @@ static void drop_over(struct play *p, struct drop *drop)
 		enum fw_kind kind = fw_kind_of(part->class);
 		struct known *known = &p->known[kind][drop->id];
 
-		if (part->filed || disk_sim_struck(p->w.sim) != p->struck)
+		if (part->file != PART_UNFILED || disk_sim_struck(p->w.sim) != p->struck)
 			known->stale = true; /* perhaps it was not erased */
 		if (before || known->stale || known->version != drop->versions[kind])
 			continue;

@@ -210,7 +210,7 @@ static void what_an_engine_fills_is_not_waited_for(void **state)
 	id[STORE_ID_BYTES - 1] = 1;
 	assert_true(store_class_of(handle, &class) >= 0);
 	assert_int_equal(store_chunk_get(handle->space, id, 0, TOKENS, &chunk), 0);
-	assert_int_equal(store_part_new(chunk, class, &part), 0);
+	assert_int_equal(store_part_new(chunk, class, PART_FILLING, &part), 0);
 	fake_node_freeze(hedge_bytes(w, 0), true);
 	w->move = hedge_fetch(w);
 	cluster_run(&w->c, LATE + 100 * MS);
@@ -311,7 +311,8 @@ static void full_memory_is_left_alone(void **state)
 		assert_true(n < ARRAY_LEN(pinned));
 		assert_int_equal(store_chunk_get(class->space, id, n, TOKENS, &pinned[n]),
 				 0);
-		assert_int_equal(store_part_new(pinned[n++], class, &part), 0);
+		assert_int_equal(store_part_new(pinned[n++], class, PART_FILLING, &part),
+				 0);
 	}
 	fake_node_freeze(hedge_bytes(w, 0), true);
 	w->move = hedge_fetch(w);

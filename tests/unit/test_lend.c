@@ -176,7 +176,7 @@ static struct store_part *part_put(struct store_handle *handle, uint32_t n, bool
 	id_of(n, id);
 	assert_true(store_class_of(handle, &class) >= 0);
 	assert_int_equal(store_chunk_get(handle->space, id, n, TOKENS, &chunk), 0);
-	assert_int_equal(store_part_new(chunk, class, &part), 0);
+	assert_int_equal(store_part_new(chunk, class, PART_FILLING, &part), 0);
 	if (!full)
 		return part; /* pinned */
 	store_part_ready(part);
@@ -196,7 +196,7 @@ static void part_loads(struct store_part *part, bool begins)
 {
 	uint64_t bit = UINT64_C(1) << part->class->index;
 
-	part->filed = begins;
+	part->file = begins ? PART_FILED : PART_UNFILED;
 	if (begins)
 		part->chunk->filed |= bit;
 	else

@@ -79,7 +79,7 @@ static struct store_part *part_put(struct files_world *w, struct store_class *cl
 	fw_id(id, bytes);
 	assert_int_equal(store_chunk_get(class->space, bytes, id, fw_tokens(id), &chunk),
 			 0);
-	assert_int_equal(store_part_new(chunk, class, &part), 0);
+	assert_int_equal(store_part_new(chunk, class, PART_FILLING, &part), 0);
 	fw_fill(w->store->base + arena_offset(&part->slot), KIND_A, id);
 	store_part_ready(part);
 	store_chunk_unpin(chunk);
@@ -99,7 +99,7 @@ static bool revision_put(struct files_world *w, unsigned int uid, unsigned int r
 	if (!chunk_of(class->space, revision)) {
 		part = part_put(w, class, revision);
 		assert_true(!file || files_write(w->store->files, part, true));
-		for (unsigned int i = 0; file && !part->lasts; i++) {
+		for (unsigned int i = 0; file && part->file != PART_LASTS; i++) {
 			assert_true(i < PATIENCE);
 			fw_turn(w);
 		}
@@ -139,7 +139,7 @@ static bool revision_is_there(struct files_world *w, unsigned int uid,
 	part = list_first(&chunk->parts, struct store_part, link);
 	store_chunk_pin(chunk);
 	assert_int_equal(part->slot.slab ? 0 : store_part_load(part), 0);
-	for (unsigned int i = 0; !part->ready; i++) {
+	for (unsigned int i = 0; part->memory != PART_READY; i++) {
 		assert_true(i < PATIENCE);
 		fw_turn(w);
 	}

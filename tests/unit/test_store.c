@@ -141,7 +141,7 @@ static void part_put(struct store_chunk *chunk, struct store_class *class)
 
 	if (store_part_find(chunk, class))
 		return;
-	assert_int_equal(store_part_new(chunk, class, &part), 0);
+	assert_int_equal(store_part_new(chunk, class, PART_FILLING, &part), 0);
 	store_part_ready(part);
 }
 
@@ -270,7 +270,7 @@ static struct store_chunk *halves_last(struct world *w)
 
 		part_put(chunk, class);
 		part = store_part_find(chunk, class);
-		part->lasts = true;
+		part->file = PART_LASTS;
 		chunk->lasts |= UINT64_C(1) << class->index;
 	}
 	store_chunk_unpin(chunk);

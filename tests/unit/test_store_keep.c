@@ -140,7 +140,7 @@ static bool is_there(struct keeper *k, enum fw_kind kind, uint32_t id)
 
 	if (!part)
 		return false;
-	assert_true(part->ready);
+	assert_true(part->memory == PART_READY);
 	assert_true(fw_is(k->w.memory + arena_offset(&part->slot), kind, id));
 	return true;
 }
