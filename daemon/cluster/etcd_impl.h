@@ -143,26 +143,40 @@ void etcd_lease_lost(struct etcd *e, const char *why);
 
 /* ---- own publications ---- */
 
+/* What etcd has of it, or is asked to have; table in etcd_own.c */
+enum own_state {
+	OWN_IDLE,     /* nothing */
+	OWN_CLAIMING, /* the place is being claimed */
+	OWN_HELD,     /* it is there, under our lease */
+	OWN_PUTTING,  /* what has changed is being put there */
+	OWN_DELETING,
+	OWN_LOST, /* something may be there, and not under our lease */
+	OWN_STATES,
+};
+
 struct etcd_own {
 	struct list link; /* in etcd.owns */
+	struct sm sm;	  /* enum own_state */
 	struct etcd *etcd;
 	struct publication *publication; /* NULL: withdrawn */
 	char key[ETCD_SIDES][ETCD_NAME_MAX];
 	char *text[ETCD_SIDES]; /* as wanted; load NULL: none */
-	bool dirty[ETCD_SIDES];
-	uint64_t lease;	     /* under which it is in etcd; 0: it is not, or not known */
-	bool maybe;	     /* something of it may be in etcd */
-	bool done;	     /* the publisher has had its answer */
-	uint8_t held;	     /* times that another was there */
-	bool told;	     /* the log */
-	bool putting;	     /* the request puts; else it deletes */
-	uint64_t sent_lease; /* under that */
-	uint64_t end_ns;     /* until then the first claim waits for a holder's end */
+	uint8_t dirty;		/* OWN_DIRTY() of what is to be put */
+	uint8_t others;		/* times that another was there */
+	bool answered;		/* the publisher has had its answer */
+	bool logged;		/* that another is there */
+	uint64_t sent_lease;	/* under which the request puts or deletes */
+	uint64_t end_ns;	/* until then the first claim waits for a holder's end */
 	uint8_t failures;
 	struct etcd_request request;
 	struct loop_timer timer; /* runs: not to be tried before */
 };
 
+#define OWN_DIRTY(side) ((uint8_t)(1u << (side)))
+#define OWN_DIRTY_ALL (OWN_DIRTY(ETCD_RECORDS) | OWN_DIRTY(ETCD_LOADS))
+
+/* Its lease is: so is what was put under it. */
+void etcd_own_lost(struct etcd_own *own);
 int etcd_own_publish(struct etcd *e, struct publication *publication,
 		     const struct place *place, const char *record, const char *load);
 int etcd_own_update(struct etcd_own *own, const char *record, const char *load);

@@ -73,7 +73,7 @@ void etcd_lease_lost(struct etcd *e, const char *why)
 	if (loop_now_ns(e->loop) - e->lease.granted_ns < ETCD_AGAIN_NS)
 		lease_wait(e);
 	list_foreach(own, &e->owns, link)
-		own->lease = 0;
+		etcd_own_lost(own);
 	err_set(&err, ERR_BUSY, "etcd: the lease is lost: %s", why);
 	etcd_state_check(e, &err);
 	etcd_kick(e);

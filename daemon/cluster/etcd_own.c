@@ -12,6 +12,9 @@
  * The first claim waits as long as a lease lives: a holder that has died is gone then.
  * One that is still there is another member, and the publisher is told. Later, when a
  * place was lost with its lease, it is claimed until it is free.
+ *
+ *   IDLE -> CLAIMING -> HELD <-> PUTTING    HELD, LOST -> DELETING -> IDLE
+ *   LOST -> CLAIMING                        any but IDLE -> LOST: not known any more
  */
 #include <errno.h>
 #include <stdio.h>
@@ -24,6 +27,37 @@
 #define OWN_CLAIM_AGAIN_NS LOOP_NS_PER_S
 #define OWN_HELD_LONG 5u		      /* times */
 #define OWN_CLAIM_MORE_NS (3 * LOOP_NS_PER_S) /* beyond a lease: etcd ends it late */
+
+static const struct sm_state own_states[OWN_STATES] = {
+	[OWN_IDLE] = {"idle", SM_TO(OWN_CLAIMING)},
+	[OWN_CLAIMING] = {"claiming",
+			  SM_TO(OWN_IDLE) | SM_TO(OWN_HELD) | SM_TO(OWN_LOST)},
+	[OWN_HELD] = {"held", SM_TO(OWN_PUTTING) | SM_TO(OWN_DELETING) | SM_TO(OWN_LOST)},
+	[OWN_PUTTING] = {"putting", SM_TO(OWN_HELD) | SM_TO(OWN_LOST)},
+	[OWN_DELETING] = {"deleting", SM_TO(OWN_IDLE) | SM_TO(OWN_LOST)},
+	[OWN_LOST] = {"lost", SM_TO(OWN_CLAIMING) | SM_TO(OWN_DELETING)},
+};
+
+static bool own_busy(const struct etcd_own *own)
+{
+	enum own_state state = (enum own_state)sm_state(&own->sm);
+
+	return state == OWN_CLAIMING || state == OWN_PUTTING || state == OWN_DELETING;
+}
+
+/* A state without a request has none under way, and the others have. */
+static bool own_has_its_request(const struct sm *sm, unsigned int from)
+{
+	const struct etcd_own *own = container_of(sm, struct etcd_own, sm);
+
+	(void)from;
+	return own_busy(own) == etcd_request_busy(&own->request);
+}
+
+static const struct sm_table own_table = {.name = "own",
+					  .states = own_states,
+					  .count = OWN_STATES,
+					  .invariant = own_has_its_request};
 
 /* ---- transactions ---- */
 
@@ -43,7 +77,7 @@ static void own_text_puts(struct text *body, const struct etcd_own *own, bool al
 	bool first = true;
 
 	for (int side = 0; side < ETCD_SIDES; side++)
-		if (own->text[side] && (all || own->dirty[side]))
+		if (own->text[side] && (all || own->dirty & OWN_DIRTY(side)))
 			own_text_put(body, own, (enum etcd_side)side, &first);
 }
 
@@ -116,9 +150,9 @@ static void own_answer(struct etcd_own *own, const struct err *err)
 {
 	struct publication *publication = own->publication;
 
-	if (own->done || !publication)
+	if (own->answered || !publication)
 		return;
-	own->done = true;
+	own->answered = true;
 	if (err)
 		etcd_own_withdraw(own);
 	if (publication->on_done)
@@ -137,11 +171,10 @@ static void own_is_held(struct etcd_own *own)
 	uint64_t now_ns = loop_now_ns(e->loop), again_ns = OWN_CLAIM_AGAIN_NS;
 	struct err err;
 
-	own->lease = 0;
-	own->maybe = false;
+	sm_move(&own->sm, OWN_IDLE);
 	if (own->end_ns == 0)
 		own->end_ns = now_ns + e->lease_s * LOOP_NS_PER_S + OWN_CLAIM_MORE_NS;
-	if (!own->done && now_ns >= own->end_ns) {
+	if (!own->answered && now_ns >= own->end_ns) {
 		err_set(&err, ERR_EXIST,
 			"%.300s: another member is there, under a lease that it renews: "
 			"end it, or publish another worker or rank",
@@ -150,39 +183,42 @@ static void own_is_held(struct etcd_own *own)
 		return;
 	}
 	/* what was lost with a lease may be there for a moment yet */
-	if (own->done && ++own->held > OWN_HELD_LONG) {
-		if (!own->told)
+	if (own->answered && ++own->others > OWN_HELD_LONG) {
+		if (!own->logged)
 			log_warn("etcd", own->key[ETCD_RECORDS],
 				 "another member has taken the place", "again_s=%ju",
 				 (uintmax_t)(e->lease_s / 3));
-		own->told = true;
-		own->held = OWN_HELD_LONG;
+		own->logged = true;
+		own->others = OWN_HELD_LONG;
 		again_ns = e->lease_s * LOOP_NS_PER_S / 3;
 	}
 	own_again(own, again_ns);
 }
 
-/* etcd does not do it: for a while, or for good. */
+/* etcd does not put it: for a while, or for good. */
 static void own_is_refused(struct etcd_own *own)
 {
 	enum { INVALID = 3, NOT_FOUND = 5, DENIED = 7 };
 	struct etcd *e = own->etcd;
 	const struct etcd_message *answer = &own->request.answer;
+	bool claimed = sm_state(&own->sm) == OWN_CLAIMING;
 	struct err err;
 
+	own->dirty = OWN_DIRTY_ALL;
 	etcd_refusal(e, answer, own->key[ETCD_RECORDS], &err);
 	if (answer->error_code == NOT_FOUND) {
-		own->lease = 0;
+		sm_move(&own->sm, OWN_LOST);
 		if (own->sent_lease == e->lease.id) /* else there is another already */
 			etcd_lease_lost(e, answer->error);
 		return;
 	}
-	if (!own->done &&
+	if (!own->answered &&
 	    (answer->error_code == INVALID || answer->error_code == DENIED)) {
-		own->maybe = false;
+		sm_move(&own->sm, claimed ? OWN_IDLE : OWN_HELD);
 		own_answer(own, &err);
 		return;
 	}
+	sm_move(&own->sm, claimed ? OWN_LOST : OWN_HELD);
 	if (own->failures < UINT8_MAX)
 		own->failures++;
 	if (own->failures == 1)
@@ -193,75 +229,83 @@ static void own_is_refused(struct etcd_own *own)
 	etcd_state_check(e, &err);
 }
 
-static void own_is_put(struct etcd_own *own, uint64_t lease)
+static void own_is_put(struct etcd_own *own)
 {
 	struct etcd *e = own->etcd;
 
-	own->lease = lease == e->lease.id ? lease : 0; /* it may be lost since */
+	/* its lease may be lost since */
+	sm_move(&own->sm, own->sent_lease == e->lease.id ? OWN_HELD : OWN_LOST);
 	own_is_well(own);
-	own->held = 0;
-	own->told = false;
+	own->others = 0;
+	own->logged = false;
 	e->state.puts++;
 	own_answer(own, NULL);
+}
+
+/* An answer to a put or a claim. */
+static void own_is_answered(struct etcd_own *own)
+{
+	const struct etcd_message *answer = &own->request.answer;
+	bool claimed = sm_state(&own->sm) == OWN_CLAIMING;
+
+	if (answer->succeeded || (claimed && answer->nested)) {
+		own_is_put(own);
+	} else if (claimed) {
+		own_is_held(own);
+	} else {
+		own->dirty = OWN_DIRTY_ALL;
+		sm_move(&own->sm, OWN_LOST);
+	}
 }
 
 static void own_on_done(struct etcd_request *request, enum etcd_outcome outcome)
 {
 	struct etcd_own *own = container_of(request, struct etcd_own, request);
-	struct etcd *e = own->etcd;
-	bool claimed = own->lease == 0;
+	bool deleted = sm_state(&own->sm) == OWN_DELETING;
 
-	e->puts--;
-	etcd_kick(e);
-	if (outcome != ETCD_ANSWERED && own->putting)
-		own->dirty[ETCD_RECORDS] = own->dirty[ETCD_LOADS] = true;
+	own->etcd->puts--;
+	etcd_kick(own->etcd);
 	if (outcome == ETCD_BROKEN) {
-		own->lease = 0; /* not known: claimed again, which finds it ours */
-		return;
-	}
-	if (outcome == ETCD_REFUSED && own->putting) {
+		own->dirty = OWN_DIRTY_ALL;
+		sm_move(&own->sm, OWN_LOST); /* claimed again, which finds it ours */
+	} else if (deleted) {		     /* if that is refused, its lease ends it */
+		own->dirty = OWN_DIRTY_ALL;
+		sm_move(&own->sm, OWN_IDLE);
+	} else if (outcome == ETCD_REFUSED) {
 		own_is_refused(own);
-		return;
-	}
-	if (outcome == ETCD_REFUSED) { /* a delete: its lease ends it */
-		own->maybe = false;
-		own->lease = 0;
-		return;
-	}
-	if (!own->putting) {
-		own->lease = 0;
-		own->maybe = false;
-		own->dirty[ETCD_RECORDS] = own->dirty[ETCD_LOADS] = true;
-	} else if (request->answer.succeeded || (claimed && request->answer.nested)) {
-		own_is_put(own, own->sent_lease);
-	} else if (claimed) {
-		own_is_held(own);
 	} else {
-		own->lease = 0;
-		own->dirty[ETCD_RECORDS] = own->dirty[ETCD_LOADS] = true;
+		own_is_answered(own);
 	}
+}
+
+void etcd_own_lost(struct etcd_own *own)
+{
+	if (sm_state(&own->sm) == OWN_HELD)
+		sm_move(&own->sm, OWN_LOST); /* else as its answer is seen */
 }
 
 static bool own_has_work(const struct etcd_own *own)
 {
-	if (etcd_request_busy(&own->request) || loop_timer_running(&own->timer))
+	if (own_busy(own) || loop_timer_running(&own->timer))
 		return false;
-	if (!own->publication)
+	if (!own->publication || sm_state(&own->sm) != OWN_HELD)
 		return true;
-	return own->lease == 0 || own->dirty[ETCD_RECORDS] ||
-	       (own->dirty[ETCD_LOADS] && own->text[ETCD_LOADS]);
+	return own->dirty & OWN_DIRTY(ETCD_RECORDS) ||
+	       (own->dirty & OWN_DIRTY(ETCD_LOADS) && own->text[ETCD_LOADS]);
 }
 
 static void own_start(struct etcd_own *own)
 {
 	struct etcd *e = own->etcd;
+	enum own_state next = !own->publication		       ? OWN_DELETING
+			      : sm_state(&own->sm) == OWN_HELD ? OWN_PUTTING
+							       : OWN_CLAIMING;
 	struct text body = {NULL};
 
-	own->putting = own->publication;
 	own->sent_lease = e->lease.id;
-	if (!own->putting) {
+	if (next == OWN_DELETING) {
 		own_text_delete(&body, own);
-	} else if (own->lease == 0) {
+	} else if (next == OWN_CLAIMING) {
 		own_text_claim(&body, own);
 	} else {
 		own_text_if_ours(&body, own);
@@ -274,10 +318,9 @@ static void own_start(struct etcd_own *own)
 		return;
 	}
 	e->puts++;
-	if (own->putting) {
-		own->maybe = true;
-		own->dirty[ETCD_RECORDS] = own->dirty[ETCD_LOADS] = false;
-	}
+	sm_move(&own->sm, next);
+	if (next != OWN_DELETING)
+		own->dirty = 0;
 	list_remove(&own->link); /* others first, next time */
 	list_push_back(&e->owns, &own->link);
 }
@@ -299,8 +342,9 @@ void etcd_own_step(struct etcd *e)
 	struct etcd_own *own;
 
 	list_foreach_safe(own, &e->owns, link)
-		if (!own->publication && !etcd_request_busy(&own->request) &&
-		    (!own->maybe || (etcd_link_up(&e->link) && !e->lease.id)))
+		if (!own->publication && !own_busy(own) &&
+		    (sm_state(&own->sm) == OWN_IDLE ||
+		     (etcd_link_up(&e->link) && !e->lease.id)))
 			own_free(own); /* nothing of it is there, or it went with the
 					  lease */
 	while (can && e->puts < ETCD_PUTS_MAX && (own = own_next(e))) {
@@ -355,7 +399,7 @@ int etcd_own_update(struct etcd_own *own, const char *record, const char *load)
 		}
 		mem_free(own->text[side]);
 		own->text[side] = copies[side];
-		own->dirty[side] = true;
+		own->dirty |= OWN_DIRTY(side);
 		etcd_kick(own->etcd);
 	}
 	return r < 0 ? err_pass(r) : 0;
@@ -372,6 +416,7 @@ static int own_new(struct etcd *e, const struct place *place, struct etcd_own **
 	if (!own)
 		return err_pass(-ENOMEM);
 	own->etcd = e;
+	sm_init(&own->sm, &own_table, OWN_IDLE);
 	for (int side = 0; side < ETCD_SIDES; side++)
 		etcd_place_key(e->url.prefix, (enum etcd_side)side, place,
 			       own->key[side]);
@@ -409,9 +454,9 @@ int etcd_own_publish(struct etcd *e, struct publication *publication,
 		etcd_own_withdraw(before);
 	own->publication = publication;
 	publication->impl = own;
-	own->done = false;
+	own->answered = false;
 	own->end_ns = 0;
-	own->dirty[ETCD_RECORDS] = true; /* the answer comes when it is put */
+	own->dirty |= OWN_DIRTY(ETCD_RECORDS); /* the answer comes when it is put */
 	loop_timer_stop(&own->timer);
 	etcd_kick(e);
 	return 0;
