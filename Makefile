@@ -70,6 +70,9 @@ $(LIBKVD_A): $(LIB_SRC:%.c=$(B)/pic/%.o) lib/libkvd.map
 	$(Q)$(OBJCOPY) --wildcard --keep-global-symbols=$@.syms $@.o
 	$(Q)rm -f $@ && $(AR) rcs $@ $@.o
 
+# two hundred programs, by the fastest linker there is
+FASTEST_LD := $(firstword $(foreach l,lld gold,$(if $(shell command -v ld.$l),-fuse-ld=$l)))
+$(B)/unit/% $(B)/fuzz/%: private LDFLAGS += $(FASTEST_LD)
 $(B)/unit/%: $(B)/tests/unit/%.o $(TESTLIB_OBJ) $(CORE)
 	@mkdir -p $(@D)
 	$(SAY) LD $@

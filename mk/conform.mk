@@ -10,6 +10,7 @@ $(CONFORM): $(CONFORM_SRC:%.c=$(B)/%.o) $(CORE)
 
 TEST_TARGETS += $(CONFORM)
 export TEST_SHARDS += conform=4 # ten backends, each in two ways
+export TEST_WEIGHT += conform=2
 
 .PHONY: conform
 conform: $(CONFORM) ## run the transport conformance suite

@@ -66,6 +66,7 @@ gpu-bundle: all $(GPU_WORKS) ## a folder that runs both on a bare machine with a
 # the suite's own run has kernels, in every build
 TEST_TARGETS += tests/gpu/conform_engines.sh
 export TEST_LONG += tests/gpu/conform_engines.sh=3
+export TEST_WEIGHT += $(patsubst %,tests/%=2,gpu/conform_engines.sh integration/test_gpu_works.sh)
 tests/gpu/conform_engines.sh: | $(CONFORM)
 
 # What lists of rows for a GPU cost the processor; no GPU is needed.

@@ -12,6 +12,7 @@ PYSRC  := $(wildcard python/src/*.[ch]) $(wildcard lib/*.[ch]) \
 
 TEST_TARGETS += tests/python/run.sh
 export TEST_SHARDS += tests/python/run.sh=4
+export TEST_WEIGHT += tests/python/run.sh=2
 TEST_NEEDS   += $(PYDIR)/installed
 
 .PHONY: wheel wheel-check bench-python bench-nixl-files

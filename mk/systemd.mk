@@ -3,7 +3,6 @@
 # the compilers, since it is made by waiting for a mirror and for a disk.
 TEST_TARGETS += tests/systemd/test_service.py
 TEST_NEEDS   += $(B)/demo-prefill $(B)/demo-decode $(if $(SAN)$(ONLY),,systemd-root)
-export TEST_ALONE += tests/systemd/test_service.py
 
 # never fails: the test tells what is missing
 .PHONY: systemd-root

@@ -7,7 +7,8 @@
 #   TEST_TARGETS += FILE   a program that make can build, or a script; it is run
 #                          without arguments and counted
 #   TEST_NEEDS   += FILE   built before the tests run, not run itself
-#   TEST_LONG    += NAME=N it may take N times as long as others; it starts first (exported)
+#   TEST_LONG    += NAME=N it may take N times as long as others (1: as long); it starts first
+#                          (exported)
 #   TEST_WEIGHT  += NAME=Q it uses Q quarters of a core; 4 unless said here (exported)
 #   TEST_SHARDS  += NAME=N it runs as N processes, each with TEST_SHARD=K/N in its
 #                          environment, which runs its share of the cases (exported)
@@ -23,12 +24,15 @@
 SCRIPT_TESTS := $(sort $(wildcard tests/integration/test_*.sh tests/integration/test_*.py))
 # who is told of a death in time
 export TEST_ALONE += $(patsubst %,tests/integration/test_%.py,\
-	detect faults fences gpu overload rooms)
-# they wait for most of their time; measured alone: user + sys by wall
+	detect faults fences overload rooms)
+# they wait for much of their time; measured alone: user + sys by wall
 export TEST_WEIGHT += $(patsubst %,unit/test_%=1,commands disk etcd etcd_faults gate tcp \
 	tcp_crypto ucx_fence verbs vm xfer_file) \
 	$(patsubst %,unit/test_%=2,etcd_hostile shm_hostile verbs_fault verbs_stage) \
-	$(patsubst %,unit/test_%=3,ucx verbs_rail)
+	$(patsubst %,unit/test_%=3,ucx verbs_rail) \
+	$(patsubst %,tests/integration/test_%.py=1,cluster_etcd daemon doctor top) \
+	$(patsubst %,tests/integration/test_%.py=2,ctl_bench gpu group reach rooms_ctl)
+export TEST_LONG += tests/integration/test_cluster_etcd.py=1 unit/test_etcd_faults=1
 # refuses each allocation of each command in turn
 export TEST_LONG += unit/test_alloc_commands=2
 EVERY_TEST = $(UNIT_BIN) $(TEST_TARGETS) $(SCRIPT_TESTS)

@@ -210,6 +210,14 @@ is_alone()
 	return 1
 }
 
+is_long()
+{
+	case " ${TEST_LONG-} " in
+	*" $(name_of "$1")="*) return 0 ;;
+	esac
+	return 1
+}
+
 # In the order in which they start: the long ones first.
 long=() rest=() alone=()
 for test in "$@"; do
@@ -219,7 +227,7 @@ for test in "$@"; do
 		[ "$shards" -eq 1 ] && item=$test || item=$test@$shard/$shards
 		if is_alone "$test"; then
 			alone+=("$item")
-		elif [ "$shards" -gt 1 ] || [ "$(limit_of "$test")" -gt "$limit" ]; then
+		elif [ "$shards" -gt 1 ] || is_long "$test"; then
 			long+=("$item")
 		else
 			rest+=("$item")

@@ -18,6 +18,7 @@
 #include "daemon/loop/loop.h"
 #include "tests/lib/directory_hub.h"
 #include "tests/lib/directory_tests.h"
+#include "tests/lib/tmp.h"
 
 #define KEY "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 #define OTHER "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
@@ -111,7 +112,7 @@ static int rig_free(void **state)
 
 /* ---- lines ---- */
 
-static char path[] = "/tmp/kvd-test-members-XXXXXX";
+static char path[64];
 
 static void file_write(const char *text)
 {
@@ -125,7 +126,7 @@ static void file_write(const char *text)
 static struct cluster_file *file_load(const char *text)
 {
 	struct cluster_file *file;
-	char option[64];
+	char option[sizeof(path) + 8];
 
 	file_write(text);
 	snprintf(option, sizeof(option), "file:%s", path);
@@ -315,7 +316,7 @@ int main(void)
 			       rig_free),
 		DIRECTORY_TEST(want_of_memory_is_made_up_for, alone_new, rig_free),
 	};
-	int fd = mkstemp(path), failed;
+	int fd = mkstemp(tmp_path(path, sizeof(path), "kvd-test-members-XXXXXX")), failed;
 
 	if (fd < 0)
 		return 1;
