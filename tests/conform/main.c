@@ -342,11 +342,13 @@ static void backend_run_boots(const struct backend *backend)
 {
 	const unsigned int count = options.boot_ids;
 	double begin = clock_us() / 1e3;
+	unsigned int played = 0;
 	char what[48];
 
 	for (unsigned int i = 0; i < count; i++) {
 		if (sweep_leaves_out(i, 8))
 			continue;
+		played++;
 		backend_boot_id(i);
 		backend_run_world(backend, false);
 		if (score.failed) {
@@ -355,7 +357,7 @@ static void backend_run_boots(const struct backend *backend)
 		}
 	}
 	options.boot_ids = 0;
-	snprintf(what, sizeof(what), "found by its address with %u boot ids", count);
+	snprintf(what, sizeof(what), "found by its address with %u boot ids", played);
 	state = RUNNING;
 	report(backend->name, what, clock_us() / 1e3 - begin);
 }
