@@ -361,7 +361,7 @@ class Picker(Predictor):
                        size if size > 0 else prompt * self._token_bytes)
 
     @staticmethod
-    def _near(near, prompt):  # noqa: A002
+    def _near(near, prompt):
         """{worker: tokens of the prompt}"""
         out = {}
         for worker, tokens in near:
@@ -371,11 +371,11 @@ class Picker(Predictor):
         return out
 
     def _drawn(self, side):
-        """Each as often as its weight."""
+        """Each as often as its weight, of which those above the heaviest of late are few."""
         for _ in range(64):
             chance = (self._draw() >> 11) * 2.0 ** -53
             member = side.order[self._below(side.serving)]
-            if chance * 8 < self.weight(side, member):
+            if chance * side.heaviest < self.weight(side, member):
                 break
         return member
 

@@ -110,6 +110,7 @@ class Side:
     def __init__(self):
         self.members, self.order, self.serving = {}, [], 0  # order: those that serve are first
         self.usual, self.usual_until = Usual(), 0
+        self.heaviest = 1 / BOUND  # weight, lately
         self.synced = 0  # all loads are as they were published
         self.answered = 0  # when the latest pick that was answered was made
 
@@ -181,6 +182,7 @@ class Predictor:
             _median([m.load.decode_tokens_s for m in some]),
             _median([_raw_ratio(m) for m in some]), _median(queues))
         side.usual_until = self.now + USUAL_NS if side.serving else 0
+        side.heaviest = max([self.weight(side, m) for m in some] + [0.9 * side.heaviest])
 
     def fresh(self, side, member):
         """Its load is trusted."""

@@ -18,9 +18,9 @@ for less than a band. The most is kept in bins, so a Scaler is small; it may be 
 import math
 from typing import NamedTuple
 
+from .. import _check
 from .pick import WORKERS_MAX, Picker, nanoseconds, number
 from .pick_score import AMOUNT_MAX, seconds
-from .. import _check
 
 BINS = 32
 LEVEL_S, SLOPE_S = 30.0, 180.0
