@@ -728,23 +728,23 @@ static int on_leg(struct store *store, struct remote *remote, struct cursor *bod
 	return 0;
 }
 
-/* Each that waits is looked at once; one that goes may take others with it. */
-static void on_lends_go(struct loop_defer *defer)
+/* Each that is due is looked at once; one that goes may take others with it. */
+static bool lends_step(struct loop_work *work)
 {
-	struct store *store = container_of(defer, struct store, lends_go);
-	struct list looked, *link;
+	struct store *store = container_of(work, struct store, lends_go);
+	struct list *link = list_pop_front(&store->lend_due);
 
-	list_init(&looked);
-	while ((link = list_pop_front(&store->lend_waits)))
-		list_push_back(&looked, link);
-	while ((link = list_pop_front(&looked)))
+	if (link)
 		leg_go_on(list_entry(link, struct lend_leg, wait_link));
+	return !list_empty(&store->lend_due);
 }
 
 void lends_kick(struct store *store)
 {
-	if (!list_empty(&store->lend_waits))
-		loop_defer(store->kvd->loop, &store->lends_go);
+	if (list_empty(&store->lend_waits))
+		return;
+	list_append(&store->lend_due, &store->lend_waits);
+	loop_work_defer(&store->lends_go);
 }
 
 /* ---- the end ---- */
@@ -813,12 +813,13 @@ void lends_init(struct store *store)
 {
 	idmap_init(&store->lend_peers);
 	list_init(&store->lend_waits);
-	loop_defer_init(&store->lends_go, on_lends_go);
+	list_init(&store->lend_due);
+	loop_work_init(&store->lends_go, store->kvd->loop, lends_step, NULL);
 }
 
 void lends_fini(struct store *store)
 {
 	assert(store->lends == 0 && idmap_count(&store->lend_peers) == 0);
-	loop_defer_cancel(&store->lends_go);
+	loop_work_stop(&store->lends_go);
 	idmap_fini(&store->lend_peers);
 }

@@ -200,8 +200,9 @@ struct store {
 	struct home *home;	 /* NULL: this daemon keeps no directory for others */
 	struct idmap lend_peers; /* struct lend_peer by remote: lend.c, as the next */
 	unsigned int lends;	 /* what others hold here */
-	struct list lend_waits;	 /* struct lend_leg.wait_link */
-	struct loop_defer lends_go;
+	/* struct lend_leg.wait_link: those that wait, and are about to be looked at */
+	struct list lend_waits, lend_due;
+	struct loop_work lends_go;
 	uint64_t lend_looks; /* at parts, for legs of others */
 	struct list pins;    /* store_pins.c: chunks that are let go */
 	struct loop_work unpinning;

@@ -413,8 +413,12 @@ static void legs_that_wait_are_looked_at_once_a_turn(void **state)
 	looks = store->lend_looks;
 	part_loads(part, false);
 	store_part_ready(part);
+	loop_virtual_parts(w->c.loop, 1); /* one of them a turn */
 	store_moves_kick(store);
+	loop_turn(w->c.loop, 0);
+	assert_in_range(store->lend_looks - looks, 0, 1);
 	cluster_run(&w->c, LOOP_NS_PER_MS);
+	loop_virtual_parts(w->c.loop, 0);
 	assert_int_equal(store->lend_looks - looks, LEGS);
 	assert_true(list_empty(&store->lend_waits));
 	assert_int_equal(heard.naks, 0);
