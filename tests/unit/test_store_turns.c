@@ -299,7 +299,7 @@ static void hold_that_is_closed_early_is_told(void **state)
 			 1);
 	cluster_engine_dies(&w.c, w.engines[0]);
 	assert_int_equal(told, 200);
-	cluster_until(&w.c, store_is_still, w.c.nodes[0].kvd.store, "the end");
+	cluster_until(&w.c, store_is_still, store_of(&w.c.nodes[0].kvd), "the end");
 	loop_virtual_parts(w.c.loop, 0);
 	w.engines[0] = cluster_engine_of(&w.c, 0, "a", 1000);
 	world_close(&w);
