@@ -177,7 +177,7 @@ uint64_t attend_message_bytes(const struct attends *attends, enum wire_type type
 
 static int part_of(struct session *session, struct attend_session **part_p)
 {
-	struct attend_session *part = session->attend_part;
+	struct attend_session *part = session->part[MODULE_ATTEND];
 
 	if (!part) {
 		part = mem_zalloc(sizeof(*part));
@@ -185,7 +185,7 @@ static int part_of(struct session *session, struct attend_session **part_p)
 			return err_pass(-ENOMEM);
 		idmap_init(&part->attends);
 		idmap_init(&part->posts);
-		session->attend_part = part;
+		session->part[MODULE_ATTEND] = part;
 	}
 	*part_p = part;
 	return 0;
@@ -322,7 +322,7 @@ void attend_facts(const struct attend *attend, struct attend_facts *facts_p)
 
 struct attend *attend_find(struct session *session, uint64_t id)
 {
-	const struct attend_session *part = session->attend_part;
+	const struct attend_session *part = session->part[MODULE_ATTEND];
 	struct attend *attend = part ? idmap_get(&part->attends, id) : NULL;
 
 	if (!attend)
@@ -333,7 +333,7 @@ struct attend *attend_find(struct session *session, uint64_t id)
 
 void attend_close(struct attend *attend)
 {
-	struct attend_session *part = attend->session->attend_part;
+	struct attend_session *part = attend->session->part[MODULE_ATTEND];
 	struct err why;
 
 	err_set(&why, ERR_CANCELED, "the attend was closed");
@@ -350,7 +350,7 @@ void attend_close(struct attend *attend)
 /* At once, however long its rooms take: seats are the engine's from here on. */
 static void attends_session_closing(struct session *session)
 {
-	struct attend_session *part = session->attend_part;
+	struct attend_session *part = session->part[MODULE_ATTEND];
 	struct idmap_cursor it;
 
 	if (!part)
@@ -361,7 +361,7 @@ static void attends_session_closing(struct session *session)
 
 static void attends_session_gone(struct session *session)
 {
-	struct attend_session *part = mem_steal(session->attend_part);
+	struct attend_session *part = mem_steal(session->part[MODULE_ATTEND]);
 
 	if (!part)
 		return;

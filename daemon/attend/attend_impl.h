@@ -48,7 +48,7 @@ struct attends {
 	uint64_t posted, posted_rows, failed, served, served_rows, refused;
 };
 
-/* session->attend_part */
+/* session->part[MODULE_ATTEND] */
 struct attend_session {
 	struct idmap attends, posts; /* posts by their id */
 	unsigned int legs_sent;	     /* that were not answered yet */

@@ -43,7 +43,7 @@
 
 static struct attend_session *leg_session(const struct leg *leg)
 {
-	return leg->post->attend->session->attend_part;
+	return leg->post->attend->session->part[MODULE_ATTEND];
 }
 
 /* All but what says that an answer is due. */

@@ -78,7 +78,7 @@ static void rooms_free(void *part)
 
 /* ---- opening ---- */
 
-/* session->room_part: what the end of a session with rooms needs. */
+/* session->part[MODULE_ROOM]: what the end of a session with rooms needs. */
 struct room_part {
 	struct session *session;
 	struct room_sweep sweep;
@@ -88,13 +88,13 @@ static int part_make(struct session *session)
 {
 	struct room_part *part;
 
-	if (session->room_part)
+	if (session->part[MODULE_ROOM])
 		return 0;
 	part = mem_zalloc(sizeof(*part));
 	if (!part)
 		return err_pass(-ENOMEM);
 	part->session = session;
-	session->room_part = part;
+	session->part[MODULE_ROOM] = part;
 	return 0;
 }
 
@@ -427,7 +427,7 @@ static void on_session_swept(struct room_sweep *sweep)
 	struct room_part *part = container_of(sweep, struct room_part, sweep);
 	struct session *session = part->session;
 
-	session->room_part = NULL;
+	session->part[MODULE_ROOM] = NULL;
 	mem_free(part);
 	session_end_next(session, MODULE_ROOM);
 }
@@ -437,7 +437,7 @@ static void on_session_swept(struct room_sweep *sweep)
  * been failed, in later turns when they are many. */
 static int rooms_session_end(struct session *session)
 {
-	struct room_part *part = session->room_part;
+	struct room_part *part = session->part[MODULE_ROOM];
 
 	assert(session->ending);
 	if (!part)

@@ -60,7 +60,6 @@ struct session {
 	struct list requests;	 /* open struct request */
 	struct status_page *status;
 	struct ring *ring;			 /* submission ring, or NULL */
-	void *xfers;				 /* xfer.c's per-session part */
 	void *conn;				 /* control.c's; NULL: none, or gone */
 	const struct session_conn_ops *conn_ops; /* with conn */
 	uint64_t next_id;			 /* for regions, pools, dlists, xfers */
@@ -82,9 +81,7 @@ struct session {
 	uint64_t load_ns;	       /* when */
 	struct session_watch *watch;   /* pidfd and statm of the engine */
 	struct loop_defer free_defer;
-	void *room_part;   /* rooms.c's, from the first room on */
-	void *store_part;  /* store.c's, from the first space on */
-	void *attend_part; /* attend.c's, from the first attend on */
+	void *part[MODULES]; /* each module's own, from its first use on */
 };
 
 /* Of the connection behind a session; `conn` is session->conn. */

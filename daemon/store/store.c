@@ -307,7 +307,7 @@ int store_tenant_of(struct store *store, struct account *account, uint64_t gener
 
 int store_part_of(struct session *session, struct store_session **part_p)
 {
-	struct store_session *part = session->store_part;
+	struct store_session *part = session->part[MODULE_STORE];
 
 	if (session->ending)
 		return err_raise(ERR_SESSION, "the session is ending");
@@ -318,7 +318,7 @@ int store_part_of(struct session *session, struct store_session **part_p)
 		idmap_init(&part->handles);
 		idmap_init(&part->holds);
 		idmap_init(&part->moves);
-		session->store_part = part;
+		session->part[MODULE_STORE] = part;
 	}
 	*part_p = part;
 	return 0;
@@ -326,7 +326,7 @@ int store_part_of(struct session *session, struct store_session **part_p)
 
 static int store_session_end(struct session *session)
 {
-	struct store_session *part = session->store_part;
+	struct store_session *part = session->part[MODULE_STORE];
 	struct store *store = store_of(session->kvd);
 	struct idmap_cursor it;
 
@@ -351,7 +351,7 @@ static int store_session_end(struct session *session)
 
 static void store_session_gone(struct session *session)
 {
-	struct store_session *part = mem_steal(session->store_part);
+	struct store_session *part = mem_steal(session->part[MODULE_STORE]);
 
 	if (!part)
 		return;

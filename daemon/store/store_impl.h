@@ -225,7 +225,7 @@ struct store {
 	struct loop_defer tidy;		       /* spaces that nobody uses go */
 };
 
-/* session->store_part */
+/* session->part[MODULE_STORE] */
 struct store_session {
 	struct idmap handles, holds, moves;
 	unsigned int publishes; /* classes in pages of its pools */

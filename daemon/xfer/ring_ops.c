@@ -308,7 +308,8 @@ static int op_notify(struct ring *ring, struct xfer_session *xs,
 
 int ring_op(struct ring *ring, const struct kvd_ring_entry *e, struct xfer_payload *arena)
 {
-	struct xfer_session *xs = ring->session->xfers; /* ring_of() made it */
+	struct xfer_session *xs =
+		ring->session->part[MODULE_XFER]; /* ring_of() made it */
 	uint64_t bytes = kvd_ring_payload(e);
 	struct transfer *t;
 

@@ -357,7 +357,7 @@ static struct ring_room *room_op_new(struct ring *ring, const struct kvd_ring_en
 	if (!op)
 		return NULL;
 	op->ring = ring;
-	op->xs = ring->session->xfers;
+	op->xs = ring->session->part[MODULE_XFER];
 	op->xs->notes++;
 	op->e = *e;
 	op->payload = *arena;
@@ -456,7 +456,7 @@ int ring_room_extend(struct ring *ring, const struct kvd_ring_entry *e)
 /* An opening that was refused has the slot, and nothing else of this generation does. */
 static bool was_refused(struct ring *ring, const struct kvd_ring_entry *e)
 {
-	const struct xfer_session *xs = ring->session->xfers;
+	const struct xfer_session *xs = ring->session->part[MODULE_XFER];
 	uint64_t id = KVD_RING_IDS + e->slot;
 
 	return status_slot_claimed(ring->session->status, e->slot) &&

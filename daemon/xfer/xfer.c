@@ -69,7 +69,7 @@ unsigned int xfers_live(const struct xfers *xfers)
 
 struct xfer_session *xfer_session_of(struct session *session)
 {
-	struct xfer_session *xs = session->xfers;
+	struct xfer_session *xs = session->part[MODULE_XFER];
 
 	assert(!session->ending);
 	if (xs)
@@ -87,7 +87,7 @@ struct xfer_session *xfer_session_of(struct session *session)
 	list_init(&xs->notifs);
 	list_init(&xs->grants);
 	list_push_back(&xs->xfers->sessions, &xs->link);
-	session->xfers = xs;
+	session->part[MODULE_XFER] = xs;
 	return xs;
 }
 
@@ -188,7 +188,7 @@ int notif_new(const struct remote *remote, struct session *session, const char *
 
 void notif_queue(struct xfers *xfers, struct session *session, struct notif *notif)
 {
-	struct xfer_session *xs = session->xfers;
+	struct xfer_session *xs = session->part[MODULE_XFER];
 
 	assert(xs && session->greeted);
 	list_push_back(&xs->notifs, &notif->link);
@@ -200,7 +200,7 @@ void notif_queue(struct xfers *xfers, struct session *session, struct notif *not
 void notif_drop(struct session *session, struct notif *notif)
 {
 	if (session)
-		((struct xfer_session *)session->xfers)->notif_bytes -=
+		((struct xfer_session *)session->part[MODULE_XFER])->notif_bytes -=
 			notif->len + sizeof(*notif);
 	notif_free(notif);
 }
@@ -481,7 +481,7 @@ static int attach_admit(struct xfers *xfers, struct remote *remote,
 	struct grant *grant;
 	struct session *session =
 		xfer_admit(xfers, remote, m->session, m->secret, &grant);
-	struct xfer_session *xs = session ? session->xfers : NULL;
+	struct xfer_session *xs = session ? session->part[MODULE_XFER] : NULL;
 	struct share *share;
 	int r;
 
@@ -682,7 +682,7 @@ static bool places_have(const struct places *places, const struct region *region
 static void xfers_region_going(struct region *region)
 {
 	struct session *session = region->session;
-	struct xfer_session *xs = session->xfers;
+	struct xfer_session *xs = session->part[MODULE_XFER];
 	struct idmap_cursor at;
 	struct err why;
 
@@ -731,7 +731,7 @@ void xfer_session_try_free(struct xfer_session *xs)
 	struct idmap_cursor at;
 	struct grant *grant;
 
-	assert(session->xfers == xs);
+	assert(session->part[MODULE_XFER] == xs);
 	if (!xs->draining || xs->notes > 0 || idmap_count(&xs->transfers) > 0)
 		return;
 	idmap_foreach(&xs->dlists, at)
@@ -745,7 +745,7 @@ void xfer_session_try_free(struct xfer_session *xs)
 	idmap_fini(&xs->dlists);
 	idmap_fini(&xs->transfers);
 	list_remove(&xs->link);
-	session->xfers = NULL;
+	session->part[MODULE_XFER] = NULL;
 	mem_free(xs);
 	session_drain_end(session);
 }
@@ -753,7 +753,7 @@ void xfer_session_try_free(struct xfer_session *xs)
 static int xfers_session_end(struct session *session)
 {
 	struct xfers *xfers = xfers_of(session->kvd);
-	struct xfer_session *xs = session->xfers;
+	struct xfer_session *xs = session->part[MODULE_XFER];
 	struct idmap_cursor at;
 	struct err why;
 

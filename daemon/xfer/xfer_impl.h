@@ -60,7 +60,7 @@ struct notif {
 	uint8_t data[];
 };
 
-/* session->xfers */
+/* session->part[MODULE_XFER] */
 struct xfer_session {
 	struct list link;
 	struct xfers *xfers;

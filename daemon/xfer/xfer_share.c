@@ -212,7 +212,7 @@ void shares_regrant(struct xfer_session *xs, const struct grant *grant)
 
 void xfers_region_coming(struct session *session)
 {
-	struct xfer_session *xs = session->xfers;
+	struct xfer_session *xs = session->part[MODULE_XFER];
 	struct share *share;
 
 	if (!xs)
@@ -224,7 +224,7 @@ void xfers_region_coming(struct session *session)
 void xfers_on_shared(struct remote *remote, uint64_t epoch, const struct err *why)
 {
 	struct session *session = xfer_session_by_epoch(xfers_of(remote->kvd), epoch);
-	struct xfer_session *xs = session ? session->xfers : NULL;
+	struct xfer_session *xs = session ? session->part[MODULE_XFER] : NULL;
 	struct idmap_cursor at;
 	struct share *share;
 

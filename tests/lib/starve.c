@@ -272,7 +272,7 @@ static void strip(cJSON *json, bool counters)
 
 static void look_xfers(FILE *out, const struct session *session)
 {
-	const struct xfer_session *xs = session->xfers;
+	const struct xfer_session *xs = session->part[MODULE_XFER];
 	const struct xfers *xfers = xfers_of(session->kvd);
 	unsigned int shadows = 0, serving = 0;
 	const struct list *at;

@@ -410,7 +410,7 @@ static void write_by_many_indices_lands_where_told(void **state)
 static void list_of_unreachable_session_is_refused(void **state)
 {
 	struct pair *p = *state;
-	struct attach *attach = attach_find(p->me->xfers, p->attach);
+	struct attach *attach = attach_find(p->me->part[MODULE_XFER], p->attach);
 	struct remote_pool *pool = attach->pool;
 
 	attach->pool = NULL;
