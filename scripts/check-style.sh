@@ -9,6 +9,7 @@
 #     session, request, handshake, cluster, then room, store, attend, xfer, control, metrics,
 #     then daemon/
 #   - only daemon/loop/loop.c includes <ev.h>
+#   - circles of sources that use each other are no larger than scripts/circles.py says
 #   - .clang-format, 90 columns
 #   - functions of at most 100 lines, .c and .h files of at most 900
 #   - a .c file over 150 lines opens with an essay
@@ -202,6 +203,7 @@ check_words()
 {
 	check_spdx
 	check_includes
+	scripts/circles.py
 	check_lengths
 	check_format
 	check_asserts

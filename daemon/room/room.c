@@ -25,14 +25,9 @@
 #include "daemon/room/room_mail.h"
 #include "daemon/room/room_waits.h"
 #include "daemon/room/rooms.h"
+#include "daemon/room/rooms_set.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
-
-const char *const room_role_names[ROOM_ROLES + 1] = {"send", "recv", "offer", "pull",
-						     NULL};
-const char *const room_state_names[ROOM_STATES] = {"bootstrapping", "waiting_for_input",
-						   "transferring",  "aborting",
-						   "failed",	    "success"};
 
 static const struct sm_state states[ROOM_STATES] = {
 	[ROOM_BOOT] = {"bootstrapping", SM_TO(ROOM_WAITING) | SM_TO(ROOM_ABORTING)},
@@ -57,13 +52,6 @@ const struct sm_table room_table = {.name = "room",
 				    .states = states,
 				    .count = ROOM_STATES,
 				    .invariant = room_quiesced_when_terminal};
-
-static const struct role_ops *const roles[ROOM_ROLES] = {
-	[ROOM_SEND] = &room_send_ops,
-	[ROOM_RECV] = &room_recv_ops,
-	[ROOM_OFFER] = &room_offer_ops,
-	[ROOM_PULL] = &room_pull_ops,
-};
 
 unsigned int room_poll_state(const struct room *room)
 {
@@ -140,7 +128,7 @@ static void room_finish(struct room *room)
 			handshake_pool_unuse(party->pool);
 		party->pool = NULL;
 	}
-	rooms_note_terminal(room);
+	room->rooms->on_terminal(room);
 	if (!leg)
 		return;
 	leg->room = NULL;
@@ -380,7 +368,6 @@ void room_fail(struct room *room, const struct err *why, const struct party *but
 		if (party != but)
 			tell_abort(room, party);
 	}
-	mails_drop(room, NULL);
 	room->ops->stop(room, &room->error);
 	forget_waits(room);
 	room_kick(room);
@@ -415,22 +402,84 @@ void room_fail_last(struct room *room, const struct party *but)
 	room_fail(room, &why, but);
 }
 
+/* ---- losses: rooms_loss.c ---- */
+
+static void see_down(struct party *party)
+{
+	struct room *room = party->room;
+	const struct err *why = &party->remote->down;
+
+	if (party->downs == party->remote->downs)
+		return;
+	party->downs = party->remote->downs;
+	party->line = PARTY_LOST;
+	if (room_live(room) && !room->ops->without(party, why))
+		room_fail(room, why, NULL);
+	if (room_live(room))
+		party_release_pool(party);
+	if (sm_state(&room->sm) == ROOM_BOOT)
+		room_clock_set(room); /* connect_timeout begins */
+}
+
+/* Its engine is gone, and its room there had not heard of us yet (else an ABORT came
+ * before); or it took the pool back. A party that has had, or given, all is not needed
+ * any more; another engine's pool is no substitute for any other. */
+static void see_withdrawal(struct party *party)
+{
+	struct room *room = party->room;
+	struct err why;
+
+	if (!party->pool || !party->pool->going || party->line != PARTY_UP ||
+	    !room_live(room))
+		return;
+	party->line = PARTY_POOL_GOING;
+	err_set(&why, ERR_SESSION,
+		"%.150s withdrew pool '%.63s': the engine that owned it is "
+		"gone, or took it back, or its daemon stops",
+		party->remote->label, party->pool->name);
+	if (room->ops->without(party, &why))
+		party_release_pool(party);
+	else
+		room_fail(room, &why, NULL);
+}
+
+bool rooms_behind(const struct room *room)
+{
+	return room->losses_seen != room->rooms->losses && !room_terminal(room);
+}
+
+void rooms_catch_up(struct room *room)
+{
+	const struct rooms *rooms = room->rooms;
+	struct party *party;
+
+	if (!rooms_behind(room))
+		return;
+	room->losses_seen = rooms->losses;
+	list_foreach(party, &room->parties, link) {
+		see_down(party);
+		see_withdrawal(party);
+	}
+	if (rooms->stopping.code != ERR_OK)
+		room_fail(room, &rooms->stopping, NULL);
+}
+
 /* ---- stepping ---- */
 
 static void on_step(struct loop_defer *defer)
 {
 	struct room *room = container_of(defer, struct room, step);
 
-	moves_free_ended(room);
+	room->ops->free_ended(room);
 	rooms_catch_up(room);
 	if (sm_state(&room->sm) == ROOM_ABORTING && room->busy == 0)
 		room_move(room, ROOM_FAILED);
 	if (room_live(room))
 		room->ops->step(room);
-	if (room->role == ROOM_SEND)
-		send_acks(room);
+	if (room->ops->stepped)
+		room->ops->stepped(room);
 	if (room_terminal(room) && (room->hold != ROOM_HELD || room->leg))
-		rooms_close(room);
+		room->rooms->on_over(room);
 }
 
 void room_kick(struct room *room)
@@ -454,7 +503,6 @@ void room_init(struct room *room)
 	loop_timer_init(&room->timer, loop, room_on_clock);
 	room->opened_ns = loop_now_ns(loop);
 	room->slot = ROOM_NO_SLOT;
-	room->ops = roles[room->role];
 	room->ops->init(room);
 }
 
@@ -473,15 +521,6 @@ void room_open_done(struct room *room)
 	assert(sm_state(&room->sm) == ROOM_BOOT);
 	room_publish(room);
 	room_clock_set(room);
-}
-
-bool room_without(struct party *party, const struct err *why)
-{
-	assert(party->remote);
-	if (!party->room->ops->without(party, why))
-		return false;
-	mails_drop(party->room, party);
-	return true;
 }
 
 void room_count(const struct room *room, enum metric metric, uint64_t n)

@@ -37,7 +37,7 @@ struct session;
 
 enum room_role { ROOM_SEND, ROOM_RECV, ROOM_OFFER, ROOM_PULL, ROOM_ROLES };
 
-/* names in room.c */
+/* names in room_names.c */
 enum room_state {
 	ROOM_BOOT,
 	ROOM_WAITING,
@@ -103,7 +103,8 @@ struct move {
 	uint64_t seq;
 	uint64_t seen_ns; /* posted, at the first look at it: room_clock.c */
 	bool last, reserved;
-	struct mail *mail; /* reads its pages */
+	struct mail *mail;		    /* reads its pages */
+	void (*on_free)(struct move *move); /* or NULL */
 };
 static inline enum move_phase move_phase(const struct move *move)
 {
@@ -333,7 +334,6 @@ void moves_stop(struct room *room, const struct err *why);
 void room_init(struct room *room);
 void room_fini(struct room *room);	/* its parties and its role's part */
 void room_open_done(struct room *room); /* first publication and timer */
-bool room_without(struct party *party, const struct err *why); /* the role's answer */
 
 /* ---- the roles ---- */
 struct role_ops {
@@ -344,11 +344,16 @@ struct role_ops {
 	/* From room_kick: the parties' peers or pools changed, or a move ended. */
 	void (*step)(struct room *room);
 	void (*on_clock)(struct room *room); /* while it is live; NULL: by its state */
+	/* A step's begin, and its end, whatever its state. NULL: nothing. */
+	void (*free_ended)(struct room *room);
+	void (*stepped)(struct room *room);
 	/* Stop what is in flight (called once, on the way to ABORTING). */
 	void (*stop)(struct room *room, const struct err *why);
-	/* The party is gone; return true when the room can do without. */
+	/* The party is gone; true: the room can do without, and reads no message of it.
+	 */
 	bool (*without)(struct party *party, const struct err *why);
 };
+/* for rooms_open() */
 extern const struct role_ops room_send_ops, room_recv_ops, room_offer_ops, room_pull_ops;
 
 /* room_send.c */
@@ -356,12 +361,9 @@ struct wire_transfer_info;
 int send_on_info(struct room *room, struct remote *remote,
 		 const struct wire_transfer_info *info, struct room_message *msg);
 void send_on_done(struct room *room, struct party *party);
-/* After a step: what it could post for its receivers is posted. */
-void send_acks(struct room *room);
 int send_chunk(struct room *room, struct chunk *chunk); /* takes it when >= 0 */
 /* Was there a chunk of this number? A retry is no new one. */
 bool send_was_given(const struct room *room, uint64_t seq);
-void send_chunk_left(struct chunk *chunk); /* one of its moves is freed */
 /* room_recv.c; also of a pull that was opened without pages */
 int recv_bind(struct room *room, struct room_maps *maps, struct wait_spec *wait);
 void recv_on_request(struct room *room, struct remote *remote, struct xp_inbound *in,

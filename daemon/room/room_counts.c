@@ -2,7 +2,7 @@
 /* What is counted of a room when its state changes: nobody walks all rooms to tell how
  * many are where, and which is there for longest. */
 #include "daemon/base/context.h"
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 
 static struct metrics *counts_of(const struct room *room)
 {

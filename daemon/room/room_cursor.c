@@ -4,7 +4,7 @@
 #include <assert.h>
 
 #include "daemon/base/context.h"
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 
 void room_cursor_begin(struct rooms *rooms, struct room_cursor *cursor, struct list *at,
 		       bool back)

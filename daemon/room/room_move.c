@@ -260,6 +260,7 @@ void moves_stop(struct room *room, const struct err *why)
 {
 	struct move *move;
 
+	mails_drop(room, NULL);
 	list_foreach_safe(move, &room->moves, link) {
 		bool posted = move_phase(move) == MOVE_POSTED;
 
@@ -283,8 +284,8 @@ static void move_free(struct move *move)
 	room->busy--;
 	if (move->party->line != PARTY_UP)
 		party_release_pool(move->party);
-	if (move->chunk)
-		send_chunk_left(move->chunk);
+	if (move->on_free)
+		move->on_free(move);
 	room_maps_fini(&move->maps);
 	room_maps_fini(&move->maps_dst);
 	mem_free(move->pairs);

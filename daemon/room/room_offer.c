@@ -491,6 +491,7 @@ static void room_offer_stop(struct room *room, const struct err *why)
 static bool room_offer_without(struct party *party, const struct err *why)
 {
 	gave_up(party, why);
+	mails_drop(party->room, party);
 	room_kick(party->room);
 	return true;
 }
@@ -511,6 +512,7 @@ static void room_offer_fini(struct room *room)
 const struct role_ops room_offer_ops = {
 	.init = room_offer_init,
 	.fini = room_offer_fini,
+	.free_ended = moves_free_ended,
 	.step = room_offer_step,
 	.on_clock = offer_check_lease,
 	.stop = room_offer_stop,

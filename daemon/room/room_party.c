@@ -175,10 +175,3 @@ void party_drop(struct party *party)
 	charge_less(&room->charge, sizeof(*party));
 	mem_free(party);
 }
-
-const char *party_label(const struct party *party, char *buf, size_t size)
-{
-	snprintf(buf, size, "%.190s pool '%.63s'", party->remote->label,
-		 party->pool_name);
-	return buf;
-}

@@ -372,10 +372,13 @@ static void room_pull_stop(struct room *room, const struct err *why)
 
 static bool room_pull_without(struct party *party, const struct err *why)
 {
+	bool without = party_asked(party) ? party_state(party) == PARTY_DONE
+					  : room_source_lost(party);
+
 	(void)why;
-	if (party_asked(party))
-		return party_state(party) == PARTY_DONE;
-	return room_source_lost(party);
+	if (without)
+		mails_drop(party->room, party);
+	return without;
 }
 
 static void room_pull_init(struct room *room)
@@ -389,6 +392,7 @@ const struct role_ops room_pull_ops = {
 	.init = room_pull_init,
 	.fini = bind_fini,
 	.party_fini = bind_party_fini,
+	.free_ended = moves_free_ended,
 	.step = room_pull_step,
 	.stop = room_pull_stop,
 	.without = room_pull_without,

@@ -426,14 +426,19 @@ static void room_recv_step(struct room *room)
 /* A source that has delivered may go; one that was told nothing may come back. */
 static bool room_recv_without(struct party *party, const struct err *why)
 {
+	bool without = room_source_lost(party);
+
 	(void)why;
-	return room_source_lost(party);
+	if (without)
+		mails_drop(party->room, party);
+	return without;
 }
 
 const struct role_ops room_recv_ops = {
 	.init = bind_init,
 	.fini = bind_fini,
 	.party_fini = bind_party_fini,
+	.free_ended = moves_free_ended,
 	.step = room_recv_step,
 	.stop = moves_stop,
 	.without = room_recv_without,

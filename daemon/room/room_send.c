@@ -35,7 +35,7 @@ static void send_chunk_free(struct chunk *chunk)
 	mem_free(chunk);
 }
 
-void send_chunk_left(struct chunk *chunk)
+static void send_chunk_left(struct chunk *chunk)
 {
 	assert(chunk->moves > 0);
 	if (--chunk->moves == 0 && chunk->dispatched)
@@ -178,7 +178,8 @@ int send_on_info(struct room *room, struct remote *remote,
 	return 0;
 }
 
-void send_acks(struct room *room)
+/* What it could post for its receivers is posted. */
+static void send_acks(struct room *room)
 {
 	struct party *party;
 
@@ -297,6 +298,11 @@ static void room_send_on_planned(struct move *move)
 		room_fail_last(room, NULL); /* moves_stop() ends the move */
 }
 
+static void send_on_move_free(struct move *move)
+{
+	send_chunk_left(move->chunk);
+}
+
 static int dispatch_to(struct room *room, struct chunk *chunk, struct party *party)
 {
 	struct move *move = move_new(room, party);
@@ -305,6 +311,7 @@ static int dispatch_to(struct room *room, struct chunk *chunk, struct party *par
 	if (!move)
 		return err_pass(-ENOMEM);
 	move->chunk = chunk;
+	move->on_free = send_on_move_free;
 	chunk->moves++;
 	r = move_pair(move, &chunk->maps, &party->theirs);
 	if (r < 0) {
@@ -471,6 +478,7 @@ static bool room_send_without(struct party *party, const struct err *why)
 		if (move->party == party && move_phase(move) != MOVE_POSTED)
 			move_end(move);
 	}
+	mails_drop(party->room, party);
 	return true;
 }
 
@@ -502,7 +510,9 @@ const struct role_ops room_send_ops = {
 	.init = room_send_init,
 	.fini = room_send_fini,
 	.party_fini = send_party_fini,
+	.free_ended = moves_free_ended,
 	.step = room_send_step,
+	.stepped = send_acks,
 	.stop = moves_stop,
 	.without = room_send_without,
 };

@@ -22,17 +22,6 @@
 
 enum { LIMIT_BOOTSTRAP, LIMIT_WAITING, LIMIT_STALL };
 
-const char *room_peer_name(const struct remote *remote, char *buf, size_t size)
-{
-	const char *endpoint = remote->peer->endpoint;
-
-	if (remote->peer->name[0]) /* its key is not for people */
-		snprintf(buf, size, "peer %.63s", remote->peer->name);
-	else
-		snprintf(buf, size, "peer %.*s", (int)strcspn(endpoint, "#"), endpoint);
-	return buf;
-}
-
 static void by_engine(const struct room *room, struct room_waits *w)
 {
 	snprintf(w->who, sizeof(w->who), "engine '%.63s'", room->session->client);

@@ -14,13 +14,15 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 #include "daemon/session/session.h"
 #include "daemon/base/share.h"
 #include "daemon/session/status.h"
 #include "daemon/session/wait.h"
 
 static void rooms_free(void *part);
+static void on_terminal(struct room *room);
+static void on_over(struct room *room);
 
 static int rooms_new(struct kvd *kvd, void **part_p)
 {
@@ -34,6 +36,9 @@ static int rooms_new(struct kvd *kvd, void **part_p)
 	for (unsigned int i = 0; i < ROOM_STATES; i++)
 		list_init(&rooms->in_state[i]);
 	list_init(&rooms->cursors);
+	rooms->on_terminal = on_terminal;
+	rooms->on_over = on_over;
+	answer_init(rooms);
 	msg_init(rooms);
 	strmap_init(&rooms->by_key);
 	strmap_init(&rooms->by_pool);
@@ -60,9 +65,8 @@ static void rooms_free(void *part)
 
 	room_sweep_stop(&rooms->change);
 	room_sweep_stop(&rooms->loss);
-	assert(list_empty(&rooms->all) && list_empty(&rooms->acks) &&
-	       list_empty(&rooms->cursors));
-	loop_prepare_remove(&rooms->before_sleep);
+	assert(list_empty(&rooms->all) && list_empty(&rooms->cursors));
+	answer_fini(rooms);
 	history_fini(&rooms->history);
 	trace_ring_fini(&rooms->trace);
 	early_fini(rooms);
@@ -77,6 +81,13 @@ static void rooms_free(void *part)
 }
 
 /* ---- opening ---- */
+
+static const struct role_ops *const roles[ROOM_ROLES] = {
+	[ROOM_SEND] = &room_send_ops,
+	[ROOM_RECV] = &room_recv_ops,
+	[ROOM_OFFER] = &room_offer_ops,
+	[ROOM_PULL] = &room_pull_ops,
+};
 
 /* session->part[MODULE_ROOM]: what the end of a session with rooms needs. */
 struct room_part {
@@ -128,10 +139,6 @@ static int may_open(struct rooms *rooms, const struct room_args *args)
 				 room_role_names[args->role]);
 	return 0;
 }
-
-struct slot_key {
-	uint64_t session, slot;
-};
 
 /* Numbers of the daemon's own rooms are no engine's. */
 static struct room_key session_key(const struct room *room)
@@ -263,6 +270,7 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 	do
 		room->gen = loop_random_u64(rooms->kvd->loop);
 	while (idmap_get(&rooms->by_gen, room->gen));
+	room->ops = roles[room->role];
 	room_init(room);
 	set_limits(room, args, rooms->kvd->config);
 	r = charge_take(&room->charge, args->session->account, ACCOUNT_ROOMS,
@@ -283,6 +291,26 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 	return 0;
 }
 
+/* This receiver, which opens a number again, takes back what its last generation told
+ * sources before they knew it. */
+static void take_abort_back(const struct room *room, uint64_t gen)
+{
+	struct wire_abort msg = {.room = room->number,
+				 .from_role = (uint8_t)room->role,
+				 .from_gen = gen,
+				 .code = ERR_OK};
+	const struct party *party;
+
+	assert(room->role == ROOM_RECV);
+	untold_take_back(room->rooms, gen);
+	list_foreach(party, &room->parties, link) {
+		/* one that is not up has forgotten it */
+		if (sm_state(&party->remote->peer->sm) == PEER_UP &&
+		    handshake_tell_abort(party->remote, &msg) < 0)
+			err_clear(); /* it is going down */
+	}
+}
+
 void rooms_begin(struct room *room)
 {
 	struct rooms *rooms = room->rooms;
@@ -293,7 +321,7 @@ void rooms_begin(struct room *room)
 	metrics_add(&rooms->kvd->metrics, METRIC_ROOMS_OPENED, 1);
 	room_open_done(room);
 	if (room->role == ROOM_RECV && tomb)
-		msg_abort_back(room, tomb->gen);
+		take_abort_back(room, tomb->gen);
 	orphans_take(rooms, room);
 	if (room->role == ROOM_SEND)
 		early_take(rooms, room, tomb);
@@ -302,7 +330,7 @@ void rooms_begin(struct room *room)
 
 /* ---- the end ---- */
 
-void rooms_note_terminal(struct room *room)
+static void on_terminal(struct room *room)
 {
 	struct rooms *rooms = room->rooms;
 	struct party *party;
@@ -313,7 +341,7 @@ void rooms_note_terminal(struct room *room)
 		history_put(&rooms->history, room);
 	list_foreach(party, &room->parties, link) {
 		if ((party->abort & PARTY_ABORT_HEARD) && !party_lost(party))
-			msg_abort_ack(party->remote, party->room_there, party->gen);
+			answer_abort(party->remote, party->room_there, party->gen);
 	}
 }
 
@@ -380,6 +408,11 @@ static void hold(struct room *room, enum room_hold how)
 {
 	room->hold = how;
 	session_drain_begin(room->session);
+}
+
+static void on_over(struct room *room)
+{
+	rooms_close(room);
 }
 
 void rooms_drop(struct room *room)
@@ -455,90 +488,6 @@ void rooms_drain(void *rooms)
 
 	err_set(&why, ERR_DRAIN, "no new rooms: the daemon is draining");
 	orphans_refuse(rooms, &why);
-}
-
-/* ---- look-ups ---- */
-
-struct room *rooms_find(struct rooms *rooms, const struct session *session,
-			enum room_role role, uint64_t number)
-{
-	struct room_key key = {session->id, role, number};
-
-	return strmap_get_bytes(&rooms->by_key, &key, sizeof(key));
-}
-
-bool rooms_has_slot(struct rooms *rooms, const struct session *session, uint32_t slot)
-{
-	struct slot_key key = {session->id, slot};
-
-	return strmap_get_bytes(&rooms->by_slot, &key, sizeof(key)) != NULL;
-}
-
-struct room *rooms_by_slot(struct rooms *rooms, const struct session *session,
-			   uint32_t slot, uint32_t gen)
-{
-	struct slot_key key = {session->id, slot};
-	struct room *room = strmap_get_bytes(&rooms->by_slot, &key, sizeof(key));
-
-	return room && room->slot_gen == gen ? room : NULL;
-}
-
-struct room *rooms_by_gen(struct rooms *rooms, uint64_t gen)
-{
-	return idmap_get(&rooms->by_gen, gen);
-}
-
-struct room *rooms_by_pool(struct rooms *rooms, uint64_t pool, enum room_role role,
-			   uint64_t number)
-{
-	struct room_key key = {pool, role, number};
-
-	return strmap_get_bytes(&rooms->by_pool, &key, sizeof(key));
-}
-
-unsigned int rooms_count(const struct rooms *rooms)
-{
-	return (unsigned int)idmap_count(&rooms->by_gen);
-}
-
-unsigned int rooms_live(const struct rooms *rooms)
-{
-	return rooms->live;
-}
-
-const struct history *rooms_history(const struct rooms *rooms)
-{
-	return &rooms->history;
-}
-
-struct kvd *rooms_kvd(const struct rooms *rooms)
-{
-	return rooms->kvd;
-}
-
-struct trace_ring *rooms_trace(struct rooms *rooms)
-{
-	return &rooms->trace;
-}
-
-struct waits *rooms_waits(const struct rooms *rooms)
-{
-	return rooms->waits;
-}
-
-uint64_t rooms_next_version(struct rooms *rooms)
-{
-	return ++rooms->version;
-}
-
-uint64_t rooms_version(const struct rooms *rooms)
-{
-	return rooms->version;
-}
-
-struct list *rooms_all(const struct rooms *rooms)
-{
-	return (struct list *)(uintptr_t)&rooms->all;
 }
 
 static unsigned int rooms_live_now(const void *part)

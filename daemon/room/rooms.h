@@ -92,7 +92,6 @@ struct trace_ring *rooms_trace(struct rooms *rooms);
 struct waits *rooms_waits(const struct rooms *rooms);
 uint64_t rooms_next_version(struct rooms *rooms);
 uint64_t rooms_version(const struct rooms *rooms);
-void rooms_note_terminal(struct room *room);
 /* Iterate all (admin lists). */
 struct list *rooms_all(const struct rooms *rooms); /* struct room.all_link */
 

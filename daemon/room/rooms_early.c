@@ -26,7 +26,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 #include "daemon/base/share.h"
 #include "daemon/session/session.h"
 
@@ -259,7 +259,7 @@ bool early_abort(struct rooms *rooms, struct remote *remote, struct room *room,
 		return false;
 	if (concerns && tomb && heard_has(&tomb->heard, one))
 		return false; /* it was on its way when the number was opened again */
-	if (concerns && msg_admit(room, remote, m->ticket) < 0) {
+	if (concerns && answer_admit(room, remote, m->ticket) < 0) {
 		err_clear();
 		return false;
 	}

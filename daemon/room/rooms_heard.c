@@ -17,7 +17,7 @@
 #include <assert.h>
 #include <string.h>
 
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 
 struct heard_one heard_one(const struct remote *remote, uint64_t pool, uint64_t gen)
 {

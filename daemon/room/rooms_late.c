@@ -24,7 +24,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 #include "daemon/base/share.h"
 
 /* orphans of one room */
@@ -115,7 +115,7 @@ static void on_orphan_timer(struct loop_timer *timer)
 		metrics_add(&rooms->kvd->metrics,
 			    orphan->group ? METRIC_ORPHANS_EXPIRED : METRIC_ROOM_REFUSED,
 			    1);
-		msg_refuse(orphan->remote, orphan->type, &orphan->msg, &why);
+		answer_refuse(orphan->remote, orphan->type, &orphan->msg, &why);
 		orphan_free(rooms, orphan);
 		if (loop_enough(timer->loop))
 			break;
@@ -130,7 +130,7 @@ void orphans_refuse(struct rooms *rooms, const struct err *why)
 	assert(why->code != ERR_OK);
 	while ((orphan = list_first(&rooms->orphans, struct orphan, link))) {
 		metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
-		msg_refuse(orphan->remote, orphan->type, &orphan->msg, why);
+		answer_refuse(orphan->remote, orphan->type, &orphan->msg, why);
 		orphan_free(rooms, orphan);
 	}
 	restart_timer(rooms);
@@ -181,7 +181,7 @@ static void give_way(struct rooms *rooms, struct remote *remote)
 		"daemon's; the caps are %u (orphans) and a share of `memory`",
 		rooms->orphan_count, remote->orphans, rooms->kvd->config->orphans_max);
 	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
-	msg_refuse(remote, oldest->type, &oldest->msg, &why);
+	answer_refuse(remote, oldest->type, &oldest->msg, &why);
 	orphan_free(rooms, oldest);
 }
 
@@ -308,7 +308,7 @@ void orphans_take(struct rooms *rooms, struct room *room)
 	/* a delivery may fail the room, but never opens or closes one */
 	while ((group = strmap_get_bytes(&rooms->orphan_groups, &key, sizeof(key)))) {
 		orphan = list_entry(group->orphans.next, struct orphan, in_group);
-		msg_deliver(rooms, room, orphan->remote, orphan->type, &orphan->msg);
+		rooms->deliver(rooms, room, orphan->remote, orphan->type, &orphan->msg);
 		orphan_free(rooms, orphan);
 	}
 	restart_timer(rooms);

@@ -22,71 +22,7 @@
 #include <assert.h>
 
 #include "daemon/room/rooms.h"
-#include "daemon/room/rooms_impl.h"
-
-/* ---- one room ---- */
-
-static void see_down(struct party *party)
-{
-	struct room *room = party->room;
-	const struct err *why = &party->remote->down;
-
-	if (party->downs == party->remote->downs)
-		return;
-	party->downs = party->remote->downs;
-	party->line = PARTY_LOST;
-	if (room_live(room) && !room_without(party, why))
-		room_fail(room, why, NULL);
-	if (room_live(room))
-		party_release_pool(party);
-	if (sm_state(&room->sm) == ROOM_BOOT)
-		room_clock_set(room); /* connect_timeout begins */
-}
-
-/* Its engine is gone, and its room there had not heard of us yet (else an ABORT came
- * before); or it took the pool back. A party that has had, or given, all is not needed
- * any more; another engine's pool is no substitute for any other. */
-static void see_withdrawal(struct party *party)
-{
-	struct room *room = party->room;
-	struct err why;
-
-	if (!party->pool || !party->pool->going || party->line != PARTY_UP ||
-	    !room_live(room))
-		return;
-	party->line = PARTY_POOL_GOING;
-	err_set(&why, ERR_SESSION,
-		"%.150s withdrew pool '%.63s': the engine that owned it is "
-		"gone, or took it back, or its daemon stops",
-		party->remote->label, party->pool->name);
-	if (room_without(party, &why))
-		party_release_pool(party);
-	else
-		room_fail(room, &why, NULL);
-}
-
-bool rooms_behind(const struct room *room)
-{
-	return room->losses_seen != room->rooms->losses && !room_terminal(room);
-}
-
-void rooms_catch_up(struct room *room)
-{
-	const struct rooms *rooms = room->rooms;
-	struct party *party;
-
-	if (!rooms_behind(room))
-		return;
-	room->losses_seen = rooms->losses;
-	list_foreach(party, &room->parties, link) {
-		see_down(party);
-		see_withdrawal(party);
-	}
-	if (rooms->stopping.code != ERR_OK)
-		room_fail(room, &rooms->stopping, NULL);
-}
-
-/* ---- all rooms ---- */
+#include "daemon/room/rooms_set.h"
 
 static void on_loss_room(struct room_sweep *sweep, struct room *room)
 {

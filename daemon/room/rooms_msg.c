@@ -11,7 +11,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 
 /* A line that cannot take a small message is going down. */
 static void sent(int r)
@@ -41,53 +41,7 @@ static struct room *by_pool(struct rooms *rooms, uint64_t pool, enum room_role r
 	return room;
 }
 
-void msg_abort_ack(struct remote *remote, uint64_t number, uint64_t gen)
-{
-	struct wire_abort_ack ack = {.room = number, .to_gen = gen};
-
-	sent(handshake_tell_abort_ack(remote, &ack));
-}
-
 /* ---- partners that come first ---- */
-
-static void refuse_info(struct remote *remote, const struct wire_transfer_info *info,
-			const struct err *why)
-{
-	struct wire_transfer_info_nak nak = {.room = info->room,
-					     .recv_gen = info->recv_gen,
-					     .src_pool = info->src_pool,
-					     .code = why->code};
-
-	snprintf(nak.text, sizeof(nak.text), "%s", why->text);
-	sent(handshake_tell_transfer_info_nak(remote, &nak));
-}
-
-static void refuse_query(struct remote *remote, const struct wire_offer_query *query,
-			 const struct err *why)
-{
-	struct wire_offer_nak nak = {.room = query->room,
-				     .pull_gen = query->pull_gen,
-				     .src_pool = query->src_pool,
-				     .code = why->code};
-
-	snprintf(nak.text, sizeof(nak.text), "%s", why->text);
-	sent(handshake_tell_offer_nak(remote, &nak));
-}
-
-void msg_refuse(struct remote *remote, enum wire_type type,
-		const struct room_message *msg, const struct err *why)
-{
-	struct wire_transfer_info info;
-	struct wire_offer_query query;
-	struct cursor in;
-
-	assert(why->code != ERR_OK);
-	cursor_read(&in, msg->body, msg->len);
-	if (type == WIRE_T_TRANSFER_INFO && wire_transfer_info_get(&in, &info) >= 0)
-		refuse_info(remote, &info, why);
-	else if (type == WIRE_T_OFFER_QUERY && wire_offer_query_get(&in, &query) >= 0)
-		refuse_query(remote, &query, why);
-}
 
 static void refuse_last(struct rooms *rooms, struct remote *remote, enum wire_type type,
 			const struct room_message *msg)
@@ -96,19 +50,7 @@ static void refuse_last(struct rooms *rooms, struct remote *remote, enum wire_ty
 
 	err_take(&why);
 	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_REFUSED, 1);
-	msg_refuse(remote, type, msg, &why);
-}
-
-void rooms_refuse_info(const struct party *party, const struct err *why)
-{
-	struct rooms *rooms = party->room->rooms;
-	struct wire_transfer_info info = {.room = party->room_there,
-					  .recv_gen = party->gen,
-					  .src_pool = party->room->pool->id};
-
-	assert(party->room->role == ROOM_SEND);
-	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_REFUSED, 1);
-	refuse_info(party->remote, &info, why);
+	answer_refuse(remote, type, msg, &why);
 }
 
 static int over(const struct room *room)
@@ -121,21 +63,6 @@ static int over(const struct room *room)
 			 (unsigned long long)room->number);
 }
 
-int msg_admit(const struct room *room, const struct remote *remote,
-	      const uint8_t ticket[TICKET_BYTES])
-{
-	int r = room_admit_check(&room->admit, room->number, remote->peer, ticket);
-	char number[24];
-
-	if (r >= 0)
-		return 0;
-	room_count(room, METRIC_ROOM_STRANGERS, 1);
-	snprintf(number, sizeof(number), "%llu", (unsigned long long)room->number);
-	log_warn("room", number, "a peer that may not take part was refused",
-		 "peer='%s' why='%s'", remote->label, err_last()->text);
-	return err_pass(r);
-}
-
 static int deliver_info(struct room *room, struct remote *remote, struct cursor *in,
 			struct room_message *msg)
 {
@@ -146,53 +73,10 @@ static int deliver_info(struct room *room, struct remote *remote, struct cursor 
 		r = handshake_check_choice(room->rooms->kvd->handshake, remote,
 					   info.src_pool, info.named, info.dst_pool);
 	if (r >= 0)
-		r = msg_admit(room, remote, info.ticket);
+		r = answer_admit(room, remote, info.ticket);
 	if (r >= 0)
 		r = over(room);
 	return r < 0 ? err_pass(r) : send_on_info(room, remote, &info, msg);
-}
-
-/* ---- TRANSFER_INFO_ACK ---- */
-
-void rooms_ack(struct party *party)
-{
-	const struct room *room = party->room;
-	struct wire_transfer_info_ack ack = {.room = room->number,
-					     .recv_gen = party->gen,
-					     .src_pool = room->pool->id,
-					     .send_gen = room->gen};
-
-	list_remove(&party->send.ack_link);
-	if (party_state(party) == PARTY_TAKEN)
-		sm_move(&party->sm, party->want_count ? PARTY_ANSWERED : PARTY_DONE);
-	room_trace(party->room, TRACE_ACK_OUT, party, party->gen);
-	sent(handshake_tell_transfer_info_ack(party->remote, &ack));
-}
-
-void rooms_ack_later(struct party *party)
-{
-	assert(party_state(party) == PARTY_TAKEN);
-	list_remove(&party->send.ack_link);
-	list_push_back(&party->room->rooms->acks, &party->send.ack_link);
-}
-
-/* What the room's step posted is on its way: nobody waits for this message, and the
- * threads that carry it want the same cores. */
-static bool rooms_msg_on_prepare(struct loop_prepare *prepare)
-{
-	struct rooms *rooms = container_of(prepare, struct rooms, before_sleep);
-	struct party *party;
-
-	while ((party = list_first(&rooms->acks, struct party, send.ack_link)))
-		rooms_ack(party);
-	return false;
-}
-
-void msg_init(struct rooms *rooms)
-{
-	list_init(&rooms->acks);
-	rooms->before_sleep.on_prepare = rooms_msg_on_prepare;
-	loop_prepare_add(rooms->kvd->loop, &rooms->before_sleep);
 }
 
 static int deliver_query(struct room *room, struct remote *remote, struct cursor *in)
@@ -204,12 +88,12 @@ static int deliver_query(struct room *room, struct remote *remote, struct cursor
 		r = handshake_check_choice(room->rooms->kvd->handshake, remote,
 					   query.src_pool, query.named, query.dst_pool);
 	if (r >= 0)
-		r = msg_admit(room, remote, query.ticket);
+		r = answer_admit(room, remote, query.ticket);
 	return r < 0 ? err_pass(r) : offer_on_query(room, remote, &query);
 }
 
-void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
-		 enum wire_type type, struct room_message *msg)
+static void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
+			enum wire_type type, struct room_message *msg)
 {
 	struct cursor in;
 	int r;
@@ -222,6 +106,11 @@ void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
 		r = deliver_query(room, remote, &in);
 	if (r < 0)
 		refuse_last(rooms, remote, type, msg);
+}
+
+void msg_init(struct rooms *rooms)
+{
+	rooms->deliver = msg_deliver;
 }
 
 /* Who asks for which room. */
@@ -549,24 +438,7 @@ static void abort_of_nobody(struct rooms *rooms, struct remote *remote, struct r
 	if (m->from_role != ROOM_RECV || m->to_gen ||
 	    !early_abort(rooms, remote, room, m, &why))
 		metrics_add(&rooms->kvd->metrics, METRIC_ROOM_LATE, 1);
-	msg_abort_ack(remote, m->room, m->from_gen);
-}
-
-void msg_abort_back(const struct room *room, uint64_t gen)
-{
-	struct wire_abort msg = {.room = room->number,
-				 .from_role = (uint8_t)room->role,
-				 .from_gen = gen,
-				 .code = ERR_OK};
-	const struct party *party;
-
-	assert(room->role == ROOM_RECV);
-	untold_take_back(room->rooms, gen);
-	list_foreach(party, &room->parties, link) {
-		/* one that is not up has forgotten it */
-		if (sm_state(&party->remote->peer->sm) == PEER_UP)
-			sent(handshake_tell_abort(party->remote, &msg));
-	}
+	answer_abort(remote, m->room, m->from_gen);
 }
 
 static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *body)
@@ -601,7 +473,7 @@ static int on_abort(struct rooms *rooms, struct remote *remote, struct cursor *b
 	party->abort |= PARTY_ABORT_HEARD;
 	room_trace(room, TRACE_ABORT_IN, party, party->gen);
 	if (room->role == ROOM_OFFER)
-		room_without(party, &why); /* a puller's end is not the offer's */
+		room->ops->without(party, &why); /* a puller's end is not the offer's */
 	else
 		room_fail_remote(room, &why, party);
 	return 0;

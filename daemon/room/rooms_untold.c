@@ -17,7 +17,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/base/share.h"
 #include "daemon/config/config.h"
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 
 struct untold {
 	struct list link; /* in rooms->untold */

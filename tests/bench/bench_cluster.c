@@ -27,7 +27,7 @@
 
 #include "daemon/handshake/handshake_impl.h"
 #include "daemon/peer/peer_impl.h"
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 #include "tests/lib/cluster.h"
 
 #define STEP_NS (20 * LOOP_NS_PER_MS)

@@ -21,7 +21,7 @@
 #include <string.h>
 
 #include "daemon/handshake/handshake_impl.h"
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 #include "daemon/store/home_table.h"
 #include "daemon/store/homes_impl.h"
 #include "daemon/store/store_impl.h"

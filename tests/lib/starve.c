@@ -22,7 +22,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/cluster/groups_impl.h"
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 #include "daemon/xfer/xfer_impl.h"
 
 static const struct cache geometry = {.layers = 2,

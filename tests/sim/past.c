@@ -11,7 +11,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake_impl.h"
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 #include "proto/wire.h"
 #include "tests/sim/sim.h"
 

@@ -19,7 +19,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/loop/offload.h"
 #include "daemon/peer/peer.h"
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 #include "tests/lib/cluster.h"
 
 #define MS LOOP_NS_PER_MS

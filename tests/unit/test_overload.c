@@ -16,7 +16,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake_impl.h"
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 #include "daemon/base/share.h"
 #include "proto/kvd_status.h"
 #include "proto/wire.h"

@@ -16,7 +16,7 @@
 #include "daemon/base/metrics.h"
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
 

@@ -15,7 +15,7 @@
 
 #include "daemon/room/room.h"
 #include "daemon/room/room_wire.h"
-#include "daemon/room/rooms_impl.h"
+#include "daemon/room/rooms_set.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/cluster.h"
 

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rooms_impl: what rooms.c (tables, life), rooms_late.c (orphans, tombstones),
- * rooms_early.c (receivers that never came), rooms_untold.c (their ends, until their
- * sources are connected), rooms_heard.c (which of them are another room's) and
- * rooms_msg.c (messages) share. */
-#ifndef KVD_ROOMS_IMPL_H
-#define KVD_ROOMS_IMPL_H
+/*
+ * rooms_set: the tables of rooms, and what their sources share: rooms.c (life),
+ * rooms_set.c (look-ups), room_answer.c (answers to peers), rooms_msg.c (messages from
+ * them), rooms_late.c (orphans, tombstones), rooms_early.c (receivers that never came),
+ * rooms_untold.c (their ends, until their sources are connected) and rooms_heard.c (which
+ * of them are another room's).
+ */
+#ifndef KVD_ROOMS_SET_H
+#define KVD_ROOMS_SET_H
 
 #include "daemon/base/idmap.h"
 #include "daemon/room/room_cursor.h"
@@ -15,6 +18,12 @@
 struct rooms {
 	struct kvd *kvd;
 	struct waits *waits;
+	/* What the sources above the room do with it. */
+	void (*on_terminal)(struct room *room);
+	void (*on_over)(struct room *room); /* terminal, and nobody holds it: it goes */
+	/* A message of type TRANSFER_INFO or OFFER_QUERY for an open room. */
+	void (*deliver)(struct rooms *rooms, struct room *room, struct remote *remote,
+			enum wire_type type, struct room_message *msg);
 	struct list all;		   /* struct room.all_link */
 	struct list in_state[ROOM_STATES]; /* struct room.state_link */
 	struct list cursors;		   /* struct room_cursor.link */
@@ -57,6 +66,9 @@ struct rooms {
 
 struct room_key {
 	uint64_t owner, role, number;
+};
+struct slot_key {
+	uint64_t session, slot;
 };
 
 struct tombstone {
@@ -131,19 +143,17 @@ void untold_take_back(struct rooms *rooms, uint64_t gen);
 
 /* ---- rooms_msg.c ---- */
 void msg_init(struct rooms *rooms);
-/* A message of type TRANSFER_INFO or OFFER_QUERY for an open room. */
-void msg_deliver(struct rooms *rooms, struct room *room, struct remote *remote,
-		 enum wire_type type, struct room_message *msg);
-/* May the sender of this ticket take part in the room? No (ERR_AUTH): it is counted, and
- * told to the log. */
-int msg_admit(const struct room *room, const struct remote *remote,
-	      const uint8_t ticket[TICKET_BYTES]);
-/* The refusal of such a message. */
-void msg_refuse(struct remote *remote, enum wire_type type,
-		const struct room_message *msg, const struct err *why);
-void msg_abort_ack(struct remote *remote, uint64_t number, uint64_t gen);
-/* This receiver, which opens a number again, takes back what its last generation told
- * sources before they knew it. */
-void msg_abort_back(const struct room *room, uint64_t gen);
+
+/* ---- room_answer.c ---- */
+void answer_init(struct rooms *rooms);
+void answer_fini(struct rooms *rooms);
+/* May the sender of this ticket take part in the room? No (ERR_AUTH): it is counted and
+ * logged. */
+int answer_admit(const struct room *room, const struct remote *remote,
+		 const uint8_t ticket[TICKET_BYTES]);
+/* The refusal of a message of type TRANSFER_INFO or OFFER_QUERY. */
+void answer_refuse(struct remote *remote, enum wire_type type,
+		   const struct room_message *msg, const struct err *why);
+void answer_abort(struct remote *remote, uint64_t number, uint64_t gen);
 
 #endif

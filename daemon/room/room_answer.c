@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What rooms answer their peers: acknowledgements, refusals, and that an ABORT was
+ * received. A line that cannot take one is going down, which its room will see.
+ *
+ * A TRANSFER_INFO is acknowledged before the loop sleeps: nobody waits for that, and
+ * what the room has posted for the receiver meanwhile goes first.
+ */
+#include <assert.h>
+#include <stdio.h>
+
+#include "daemon/base/context.h"
+#include "daemon/base/log.h"
+#include "daemon/room/rooms_set.h"
+
+/* A line that cannot take a small message is going down. */
+static void sent(int r)
+{
+	if (r < 0)
+		err_clear();
+}
+
+/* ---- refusals ---- */
+
+static void refuse_info(struct remote *remote, const struct wire_transfer_info *info,
+			const struct err *why)
+{
+	struct wire_transfer_info_nak nak = {.room = info->room,
+					     .recv_gen = info->recv_gen,
+					     .src_pool = info->src_pool,
+					     .code = why->code};
+
+	snprintf(nak.text, sizeof(nak.text), "%s", why->text);
+	sent(handshake_tell_transfer_info_nak(remote, &nak));
+}
+
+static void refuse_query(struct remote *remote, const struct wire_offer_query *query,
+			 const struct err *why)
+{
+	struct wire_offer_nak nak = {.room = query->room,
+				     .pull_gen = query->pull_gen,
+				     .src_pool = query->src_pool,
+				     .code = why->code};
+
+	snprintf(nak.text, sizeof(nak.text), "%s", why->text);
+	sent(handshake_tell_offer_nak(remote, &nak));
+}
+
+void answer_refuse(struct remote *remote, enum wire_type type,
+		   const struct room_message *msg, const struct err *why)
+{
+	struct wire_transfer_info info;
+	struct wire_offer_query query;
+	struct cursor in;
+
+	assert(why->code != ERR_OK);
+	cursor_read(&in, msg->body, msg->len);
+	if (type == WIRE_T_TRANSFER_INFO && wire_transfer_info_get(&in, &info) >= 0)
+		refuse_info(remote, &info, why);
+	else if (type == WIRE_T_OFFER_QUERY && wire_offer_query_get(&in, &query) >= 0)
+		refuse_query(remote, &query, why);
+}
+
+void rooms_refuse_info(const struct party *party, const struct err *why)
+{
+	struct rooms *rooms = party->room->rooms;
+	struct wire_transfer_info info = {.room = party->room_there,
+					  .recv_gen = party->gen,
+					  .src_pool = party->room->pool->id};
+
+	assert(party->room->role == ROOM_SEND);
+	metrics_add(&rooms->kvd->metrics, METRIC_ROOM_REFUSED, 1);
+	refuse_info(party->remote, &info, why);
+}
+
+int answer_admit(const struct room *room, const struct remote *remote,
+		 const uint8_t ticket[TICKET_BYTES])
+{
+	int r = room_admit_check(&room->admit, room->number, remote->peer, ticket);
+	char number[24];
+
+	if (r >= 0)
+		return 0;
+	room_count(room, METRIC_ROOM_STRANGERS, 1);
+	snprintf(number, sizeof(number), "%llu", (unsigned long long)room->number);
+	log_warn("room", number, "a peer that may not take part was refused",
+		 "peer='%s' why='%s'", remote->label, err_last()->text);
+	return err_pass(r);
+}
+
+/* ---- TRANSFER_INFO_ACK ---- */
+
+void rooms_ack(struct party *party)
+{
+	const struct room *room = party->room;
+	struct wire_transfer_info_ack ack = {.room = room->number,
+					     .recv_gen = party->gen,
+					     .src_pool = room->pool->id,
+					     .send_gen = room->gen};
+
+	list_remove(&party->send.ack_link);
+	if (party_state(party) == PARTY_TAKEN)
+		sm_move(&party->sm, party->want_count ? PARTY_ANSWERED : PARTY_DONE);
+	room_trace(party->room, TRACE_ACK_OUT, party, party->gen);
+	sent(handshake_tell_transfer_info_ack(party->remote, &ack));
+}
+
+void rooms_ack_later(struct party *party)
+{
+	assert(party_state(party) == PARTY_TAKEN);
+	list_remove(&party->send.ack_link);
+	list_push_back(&party->room->rooms->acks, &party->send.ack_link);
+}
+
+/* What the room's step posted is on its way: nobody waits for this message, and the
+ * threads that carry it want the same cores. */
+static bool room_answer_on_prepare(struct loop_prepare *prepare)
+{
+	struct rooms *rooms = container_of(prepare, struct rooms, before_sleep);
+	struct party *party;
+
+	while ((party = list_first(&rooms->acks, struct party, send.ack_link)))
+		rooms_ack(party);
+	return false;
+}
+
+void answer_init(struct rooms *rooms)
+{
+	list_init(&rooms->acks);
+	rooms->before_sleep.on_prepare = room_answer_on_prepare;
+	loop_prepare_add(rooms->kvd->loop, &rooms->before_sleep);
+}
+
+void answer_fini(struct rooms *rooms)
+{
+	assert(list_empty(&rooms->acks));
+	loop_prepare_remove(&rooms->before_sleep);
+}
+
+/* ---- abort ---- */
+
+void answer_abort(struct remote *remote, uint64_t number, uint64_t gen)
+{
+	struct wire_abort_ack ack = {.room = number, .to_gen = gen};
+
+	sent(handshake_tell_abort_ack(remote, &ack));
+}
