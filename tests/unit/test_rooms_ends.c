@@ -562,6 +562,20 @@ static void lease_that_ends_under_a_puller_is_told_to_it(void **state)
 	nothing_landed(p, 43);
 }
 
+static void sources_that_owe_nothing_are_all_told_before_the_end(void **state)
+{
+	struct trio *p = *state;
+
+	open_send(p, 60, "");
+	open_recv(p, 60, "");
+	loop_virtual_parts(p->c.loop, 1);
+	cluster_ok(&p->c, p->decode, "{'cmd':'room.bind','room':'60','views':{}}");
+	cluster_until_state(&p->c, p->decode, "recv", 60, KVD_SUCCESS);
+	loop_virtual_parts(p->c.loop, 0);
+	cluster_until_state(&p->c, p->prefill, "send", 60, KVD_WAITING_FOR_INPUT);
+	cluster_until_state(&p->c, p->other, "send", 60, KVD_WAITING_FOR_INPUT);
+}
+
 /* An offer of this lease, as if the prefill daemon had sent it. */
 static void forge_offer(struct room *room, uint64_t lease_ms)
 {
@@ -868,6 +882,7 @@ int main(void)
 		CASE(pull_whose_word_never_passes_lets_the_offer_go),
 		CASE(read_that_ends_after_the_lease_is_in_vain),
 		CASE(lease_that_ends_under_a_puller_is_told_to_it),
+		CASE(sources_that_owe_nothing_are_all_told_before_the_end),
 		CASE(offer_with_an_absurd_lease_makes_no_storm_of_beats),
 		CASE(stuck_transfer_is_a_stall_and_a_slow_one_is_not),
 		CASE(chunk_after_a_pause_is_no_stall),
