@@ -474,13 +474,6 @@ def watchdog_is_fed_twice_an_interval():
             d.wait_state("WATCHDOG=1")
 
 
-def watchdog_off_by_option_is_silent():
-    with Daemon("[daemon]\nwatchdog = no\n", env={"WATCHDOG_USEC": "1000"}) as d:
-        assert d.stop() == 0
-        d.wait_state("STOPPING=1")
-        assert "WATCHDOG=1" not in d.states
-
-
 def with_handed_over(sock, count="1"):
     """A daemon started as systemd does with `sock` as fd 3."""
     # LISTEN_PID must be the daemon's own: a shell sets it and becomes kvd
@@ -633,7 +626,6 @@ if __name__ == "__main__":
         sessions_without_memory_are_not_worth_a_line,
         insecure_is_told,
         watchdog_is_fed_twice_an_interval,
-        watchdog_off_by_option_is_silent,
         socket_handed_over_is_taken,
         socket_handed_over_that_does_not_listen_is_refused,
         socket_group_need_not_be_the_daemons,

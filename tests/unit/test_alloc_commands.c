@@ -34,6 +34,7 @@
 #define LINES_MAX 8
 #define DISK_BYTES (UINT64_C(256) << 20)
 #define SETTLE_NS (300 * LOOP_NS_PER_MS)
+#define LOADS_NS (2 * LOOP_NS_PER_S) /* in which a new place has its load */
 
 #define OPEN_SEND "a{'cmd':'room.open','room':'7','role':'send','pool':$pool_a}"
 #define OPEN_RECV                                                      \
@@ -622,6 +623,7 @@ static void warm_up(struct sweep *w, const struct trial *t)
 		fail_msg("%s: %s", t->line, cJSON_PrintUnformatted(answer));
 	cJSON_Delete(answer);
 	say_all(w, t->after);
+	cluster_run(&w->s.c, LOADS_NS);
 }
 
 static void keep_word(struct starve *s, const char *from, const char *as)

@@ -105,7 +105,8 @@ def warn_unused(args):
     """Options that have no effect here. args: KVArgs."""
     if args.ib_device:
         logger.warning("--disaggregation-ib-device %s has no effect: the daemon chooses its rails "
-                       "(verbs_rails, ucx_net_devices of kvd.conf)", args.ib_device)
+                       "(verbs_rails of kvd.conf, UCX_NET_DEVICES of its environment)",
+                       args.ib_device)
 
 
 # ---- the manager -----------------------------------------------------------------------
