@@ -92,7 +92,7 @@ static int line_option(struct record *record, const char *word)
 			return err_raise(ERR_CONFIG, "%s has %zu bytes (1 to %zu)",
 					 options[i].name, strlen(word + len),
 					 options[i].size - 1);
-		strcpy(options[i].out, word + len);
+		snprintf(options[i].out, options[i].size, "%s", word + len);
 		if (i < 2)
 			record->pool_count = 1;
 		return 0;

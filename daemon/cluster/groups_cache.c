@@ -368,7 +368,7 @@ int groups_query(struct groups *groups, uint64_t session, const char *group, boo
 		r = err_raise(ERR_INVAL, "group: 1 to %u bytes", PLACE_GROUP_MAX - 1);
 	if (r == 0)
 		r = group_cache_new(groups, group, loads, &cache);
-	if (r < 0)
+	if (r != 0)
 		return err_pass(r);
 	groups_call_start(groups, call, session, group);
 	call->cache = cache;
