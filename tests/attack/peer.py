@@ -258,11 +258,11 @@ def attached(house, peer):
     cache = Cache(engine, name="victim")
     own = next(s for s in engine.cmd("session.list")["sessions"] if "secret" in s)
     peer.line()
-    line = dataline.DataLine(peer)
     region = struct.pack("<QQQB", 1, MIB, 64 * MIB, 0) + blob(dataline.KEY)
     peer.say(REGISTER, struct.pack("<QBQ", 1, 1, 1) + text("s") + text("tcp") + blob(b"") +
              blob(struct.pack("<I", 1) + region) + blob(struct.pack("<I", 0)))
     assert peer.saw(REGISTER_ACK), "its session is not taken"
+    line = dataline.DataLine(peer)  # then answers come there, which peer.saw() does not read
     return line, cache, (int(own["epoch"]), bytes.fromhex(own["secret"]))
 
 
@@ -485,7 +485,7 @@ def rooms_of_others_by_number(house):
                          text("") + text("") + bytes(16))
                 for role in (0, 1):
                     peer.say(ABORT, struct.pack("<QBQQQQI", room, role, end_of, 0, 0, 0, 1) +
-                             text("forged") + bytes(16))
+                             text("forged") + bytes(24))
             if time.monotonic() > end:
                 break
         rest(0.5)
@@ -522,7 +522,8 @@ def frames_in_another_daemons_name(house):
         for kind, body in ((BYE, struct.pack("<I", 1) + text("gone")), (LINE, b""),
                            (UNREGISTER, struct.pack("<Q", 1)),
                            (HELLO, peer.hello_body()), (hostile.WELCOME, peer.hello_body()),
-                           (ABORT, struct.pack("<QBQQQQI", 1 << 50, 1, 1, 1, 0, 0, 1) + text("x"))):
+                           (ABORT, struct.pack("<QBQQQQI", 1 << 50, 1, 1, 1, 0, 0, 1) + text("x") +
+                            bytes(24))):
             for epoch in (0, 1, peer.theirs):
                 for _ in range(50):
                     peer.put(peer.frame(kind, body, 1, sender=b, epoch=epoch))
