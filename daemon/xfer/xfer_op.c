@@ -243,7 +243,7 @@ static int move_work(struct xfer_op *op)
 		     : err_pass(dlist_check_picks(&picks[LOCAL], &picks[REMOTE]));
 }
 
-static int move_end(struct xfer_op *op)
+static int xfer_move_end(struct xfer_op *op)
 {
 	int r = transfer_new(op, &op->transfer);
 
@@ -317,7 +317,8 @@ static int op_end(struct xfer_op *op)
 		return err_reraise(&op->job.err);
 	if (op->xs->draining)
 		return err_raise(ERR_SESSION, "the session has ended");
-	return err_pass(op->kind == XFER_OP_LIST ? xfer_op_list_end(op) : move_end(op));
+	return err_pass(op->kind == XFER_OP_LIST ? xfer_op_list_end(op)
+						 : xfer_move_end(op));
 }
 
 static void on_work(struct offload_job *job)

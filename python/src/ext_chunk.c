@@ -117,7 +117,7 @@ static int fetch_begin(void *ctx, const struct kvd_call *call)
 	return kvd_fetch(s->kvd, &s->move, call, (struct kvd_move **)&s->made);
 }
 
-static int move_end(void *handle, const struct kvd_call *call)
+static int chunk_move_end(void *handle, const struct kvd_call *call)
 {
 	return kvd_move_close(handle, call);
 }
@@ -195,8 +195,8 @@ static PyObject *chunk_close(PyObject *self, PyObject *args)
 
 	if (!PyArg_ParseTuple(args, "|O", &timeout) || ext_timeout(timeout, &ms) < 0 ||
 	    handle_close((struct handle *)self,
-			 Py_TYPE(self) == move_type ? move_end : shut_of(self), ms, NULL,
-			 false) < 0)
+			 Py_TYPE(self) == move_type ? chunk_move_end : shut_of(self), ms,
+			 NULL, false) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }

@@ -120,7 +120,8 @@ static void ids_make(struct ids *ids, uint8_t series)
 }
 
 /* Seconds that it took until the poller saw its end. */
-static double move_end(const struct cache *cache, struct kvd_move *move, double begin)
+static double works_move_end(const struct cache *cache, struct kvd_move *move,
+			     double begin)
 {
 	const struct timespec pause = {.tv_nsec = 5000};
 	struct kvd_move_facts facts;
@@ -159,7 +160,7 @@ static double cache_put(const struct cache *cache, const struct ids *ids)
 
 	well(cache->engine.client,
 	     kvd_put(cache->space, &ids->chunks, &args, NULL, &move), "chunk.put");
-	return move_end(cache, move, begin);
+	return works_move_end(cache, move, begin);
 }
 
 static double cache_fetch(const struct cache *cache, const struct ids *ids)
@@ -173,7 +174,7 @@ static double cache_fetch(const struct cache *cache, const struct ids *ids)
 	well(cache->engine.client,
 	     kvd_hold_open(cache->space, &ids->chunks, 0, 0, NULL, &hold), "chunk.hold");
 	well(cache->engine.client, kvd_fetch(hold, &args, NULL, &move), "chunk.fetch");
-	seconds = move_end(cache, move, begin);
+	seconds = works_move_end(cache, move, begin);
 	well(cache->engine.client, kvd_hold_close(hold, NULL), "hold.close");
 	return seconds;
 }
