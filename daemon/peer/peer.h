@@ -217,6 +217,11 @@ int peer_send(struct peer *peer, enum wire_type type, const void *body, size_t l
 int peer_send_reliable(struct peer *peer, enum wire_type type, const void *body,
 		       size_t len);
 
+/* Would `len` bytes more leave half of the queue free? Long messages that can wait (lists
+ * of pages) or stay unsent (questions for chunks) are sent only then: those of one user
+ * must not end the peering, and with it the rooms of others. */
+bool peer_has_spare(const struct peer *peer, size_t len);
+
 /*
  * A long message: memory that mem_free() takes, which goes to the peer or is freed, also
  * when this fails. It is sent like peer_send_reliable() does, but in PARTs of

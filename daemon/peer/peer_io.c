@@ -156,6 +156,13 @@ static int peer_io_check_room(struct peer_impl *impl, size_t cost)
 			 impl->peer.shown, impl->queue_bytes, cap);
 }
 
+bool peer_has_spare(const struct peer *peer, size_t len)
+{
+	const struct peer_impl *impl = impl_of((struct peer *)peer);
+
+	return impl->queue_bytes + len <= impl->peers->options.queue_bytes / 2;
+}
+
 /* Of the queue's bytes. What this daemon tells itself in memory of the teller's own was
  * there before: all of its rooms may tell in one turn, and none of them fails for that.
  */

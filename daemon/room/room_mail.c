@@ -11,6 +11,9 @@
  * thread: what is read and written belongs to a room that may fail in between, and then
  * there is nothing to wait for.
  *
+ * A list that is written waits while half of the peer's queue is full: the lists of one
+ * engine must not fill it, for then the peering ends, and the rooms of others with it.
+ *
  * What a message brings counts when all of it is read. Until then its party has none of
  * it, and the room waits where it waited for the message.
  */
@@ -27,6 +30,7 @@
 #include "daemon/room/rooms.h"
 
 #define RUN_BYTES 8u
+#define CROWDED_NS (5 * LOOP_NS_PER_MS)
 #define FIXED_BYTES 384u /* of either message, an upper bound */
 
 /* Pages that a turn writes or reads. */
@@ -37,6 +41,13 @@ static size_t pages_a_turn(const struct room *room)
 
 /* ---- life ---- */
 
+static void on_crowded(struct loop_timer *timer)
+{
+	struct mail *mail = container_of(timer, struct mail, crowded);
+
+	loop_defer(rooms_kvd(mail->room->rooms)->loop, &mail->go);
+}
+
 static struct mail *mail_new(struct party *party, void (*run)(struct loop_defer *go))
 {
 	struct mail *mail = mem_zalloc(sizeof(*mail));
@@ -46,6 +57,7 @@ static struct mail *mail_new(struct party *party, void (*run)(struct loop_defer 
 	mail->room = party->room;
 	mail->party = party;
 	loop_defer_init(&mail->go, run);
+	loop_timer_init(&mail->crowded, rooms_kvd(party->room->rooms)->loop, on_crowded);
 	list_push_back(&party->room->mails, &mail->link);
 	return mail;
 }
@@ -55,6 +67,7 @@ void mail_drop(struct mail *mail)
 	if (!mail)
 		return;
 	loop_defer_cancel(&mail->go);
+	loop_timer_stop(&mail->crowded);
 	list_remove(&mail->link);
 	if (mail->move)
 		mail->move->mail = NULL;
@@ -169,6 +182,11 @@ static void on_write(struct loop_defer *go)
 		return;
 	if (room_live(room) && maps_write_some(&mail->writer, pages_a_turn(room))) {
 		room_mail_again(mail);
+		return;
+	}
+	if (room_live(room) &&
+	    !peer_has_spare(mail->party->remote->peer, mail->out.pos)) {
+		loop_timer_start(&mail->crowded, CROWDED_NS);
 		return;
 	}
 	r = room_live(room) ? letter_send(mail) : 0;

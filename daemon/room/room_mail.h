@@ -21,6 +21,7 @@ struct room_message {
 struct mail {
 	struct list link; /* in room->mails */
 	struct loop_defer go;
+	struct loop_timer crowded; /* until more of the peer's queue is free */
 	struct room *room;
 	struct party *party;
 	struct move *move; /* whose request's pages are read; its `mail` is this */

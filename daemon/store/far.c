@@ -368,8 +368,13 @@ static void on_query_late(struct loop_timer *timer)
 
 static int one_ask(struct far_one *one)
 {
+	const struct wire_blob *ids = &one->query->msg.ids;
+
 	one->query->msg.ask = one->ask;
 	one->waiting = false;
+	if (!peer_has_spare(one->remote->peer, ids->len))
+		return err_raise(ERR_LIMIT, "%s: older messages wait for it",
+				 one->remote->peer->shown);
 	return err_pass(handshake_tell_chunk_ask(one->remote, &one->query->msg));
 }
 
@@ -399,7 +404,7 @@ static int one_add(struct far_query *query, struct remote *remote, bool held)
 		far_late(far, remote, "it was late, and one question tries it again");
 	one->waiting = !far_ready(remote);
 	if (!one->waiting && one_ask(one) < 0) {
-		err_clear(); /* it is going down */
+		err_clear(); /* it is going down, or much waits for it */
 		one_close(one);
 	}
 	return 0;

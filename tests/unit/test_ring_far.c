@@ -87,7 +87,8 @@ static struct kvd_ring_entry entry(enum kvd_ring_op op, uint32_t slot, uint64_t 
 	return (struct kvd_ring_entry){.op = op, .slot = slot, .gen = 1, .a = a};
 }
 
-static void hold_for(struct world *w, uint32_t slot, uint32_t far_ms, uint64_t lease_ms)
+static void hold_of(struct world *w, uint32_t slot, uint32_t ids, uint32_t far_ms,
+		    uint64_t lease_ms)
 {
 	const uint8_t secret[KVD_RING_SECRET_BYTES] = {(uint8_t)slot,
 						       (uint8_t)(slot >> 8), 1};
@@ -95,11 +96,16 @@ static void hold_for(struct world *w, uint32_t slot, uint32_t far_ms, uint64_t l
 	struct payload p = {0};
 
 	payload_add(&p, secret, sizeof(secret));
-	add_ids(&p, 1, CHUNKS + 1);
-	e.n0 = CHUNKS + 1;
+	add_ids(&p, 1, ids);
+	e.n0 = ids;
 	e.n1 = far_ms;
 	e.b = lease_ms;
 	give(w, e, &p);
+}
+
+static void hold_for(struct world *w, uint32_t slot, uint32_t far_ms, uint64_t lease_ms)
+{
+	hold_of(w, slot, CHUNKS + 1, far_ms, lease_ms);
 }
 
 static void hold(struct world *w, uint32_t slot)
@@ -413,6 +419,35 @@ static void questions_past_the_cap_are_not_asked(void **state)
 	hold_pending(w, SLOT + i + 1);
 }
 
+static bool peer_is_up(void *arg)
+{
+	return peers_in(((struct world *)arg)->c.nodes[0].kvd.peers, PEER_UP) > 0;
+}
+
+/* Long ones, to a daemon that reads late: they fill half of its queue and no more. What
+ * must be sent goes behind them, and the peering lasts. */
+static void questions_leave_room_for_what_must_be_sent(void **state)
+{
+	struct world *w = *state;
+	const struct mem_path cut = {.cut = true}, way = {.delay_ns = LOOP_NS_PER_MS};
+	const char *from = w->c.nodes[0].endpoint, *to = w->c.nodes[1].endpoint;
+	const unsigned int asks = holder.asks;
+
+	holder.mute = true;
+	mem_hub_set_queue_max(w->c.links, 1);
+	mem_hub_set_path(w->c.links, from, to, &cut);
+	for (uint32_t i = 0; i < STORE_ASKING_MAX; i++)
+		hold_of(w, SLOT + i, STORE_IDS_MAX, FAR_MS, LEASE_MS);
+	for (uint32_t i = 0; i < STORE_ASKING_MAX; i++)
+		release(w, SLOT + i); /* which must be told */
+	cluster_run(&w->c, 500 * LOOP_NS_PER_MS);
+	mem_hub_set_path(w->c.links, from, to, &way);
+	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
+	assert_true(peer_is_up(w));
+	assert_int_equal(metrics_get(&w->c.nodes[0].kvd.metrics, METRIC_PEER_LOST), 0);
+	assert_in_range(holder.asks - asks, STORE_ASKING_MAX / 4, STORE_ASKING_MAX / 2);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -428,6 +463,7 @@ int main(void)
 		CASE(hold_that_the_socket_closes_fails),
 		CASE(engine_that_ends_meanwhile_leaves_nothing),
 		CASE(questions_past_the_cap_are_not_asked),
+		CASE(questions_leave_room_for_what_must_be_sent),
 	};
 
 	if (getenv("KVD_TEST_ONLY"))

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/peer/peer_impl.h"
 #include "daemon/room/room.h"
 #include "daemon/room/room_wire.h"
 #include "daemon/room/rooms_set.h"
@@ -99,19 +100,24 @@ static void open_recvs(struct pair *p)
 			    KVD_WAITING_FOR_INPUT);
 }
 
+static void open_sends(struct pair *p)
+{
+	for (unsigned int n = 0; n < ROOMS; n++)
+		cluster_ok(&p->c, p->prefill,
+			   "{'cmd':'room.open','room':'%u','role':'send','pool':%llu}",
+			   100 + n, (unsigned long long)p->src.pool);
+}
+
 /* All rooms of both sides wait for the prefill's engine. */
 static void open_pairs(struct pair *p)
 {
 	open_recvs(p);
-	for (unsigned int n = 0; n < ROOMS; n++) {
-		cluster_ok(&p->c, p->prefill,
-			   "{'cmd':'room.open','room':'%u','role':'send','pool':%llu}",
-			   100 + n, (unsigned long long)p->src.pool);
+	open_sends(p);
+	for (unsigned int n = 0; n < ROOMS; n++)
 		cluster_ok(
 			&p->c, p->decode,
 			"{'cmd':'room.bind','room':'%u','views':{'kv':{'pages':[%u]}}}",
 			100 + n, n);
-	}
 	cluster_until_state(&p->c, p->prefill, "send", 100 + ROOMS - 1,
 			    KVD_WAITING_FOR_INPUT);
 	cluster_run(&p->c, LOOP_NS_PER_S);
@@ -459,6 +465,36 @@ static void queries_that_come_before_their_offer_get_one_answer(void **state)
 	cluster_until_state(&p->c, p->decode, "pull", ROOM, KVD_SUCCESS);
 }
 
+#define PAGES "0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,30,32,34,36,38,40,42,44,46,48,50"
+#define LIST_BYTES 350u /* a queued message of these pages, at least */
+
+/* A peer that reads late while many rooms tell it their pages: long lists wait. */
+static void lists_of_pages_do_not_end_the_peering(void **state)
+{
+	const struct mem_path cut = {.cut = true}, way = {.delay_ns = MS};
+	struct pair *p = *state;
+	const char *from = p->c.nodes[0].endpoint, *to = p->c.nodes[1].endpoint;
+
+	open_recvs(p);
+	open_sends(p);
+	p->c.nodes[0].kvd.peers->options.queue_bytes = ROOMS / 2 * LIST_BYTES;
+	mem_hub_set_queue_max(p->c.links, 1);
+	mem_hub_set_path(p->c.links, from, to, &cut);
+	for (unsigned int n = 0; n < ROOMS; n++)
+		cluster_ok(&p->c, p->decode,
+			   "{'cmd':'room.bind','room':'%u','views':{'kv':{'pages':[" PAGES
+			   "]}}}",
+			   100 + n);
+	cluster_run(&p->c, 500 * MS);
+	mem_hub_set_path(p->c.links, from, to, &way);
+	cluster_run(&p->c, 2 * LOOP_NS_PER_S);
+	assert_int_equal(metrics_get(&p->c.nodes[0].kvd.metrics, METRIC_PEER_LOST), 0);
+	for (unsigned int n = 0; n < ROOMS; n++)
+		cluster_until_state(&p->c, p->prefill, "send", 100 + n,
+				    KVD_WAITING_FOR_INPUT);
+	assert_int_equal(live(p, 0), ROOMS);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -474,10 +510,15 @@ int main(void)
 		CASE(query_that_is_repeated_makes_no_stream_of_offers),
 		CASE(queries_that_come_before_their_offer_get_one_answer),
 	};
+	const struct CMUnitTest long_lists[] = {
+		CASE(lists_of_pages_do_not_end_the_peering),
+	};
 
 	int failed = cmocka_run_group_tests_name("rooms_crowd", tests, NULL, NULL);
 
 	cluster_short_parts();
+	failed +=
+		cmocka_run_group_tests_name("rooms_crowd, long lists", tests, NULL, NULL);
 	return failed +
-	       cmocka_run_group_tests_name("rooms_crowd, long lists", tests, NULL, NULL);
+	       cmocka_run_group_tests_name("rooms_crowd, waits", long_lists, NULL, NULL);
 }
