@@ -398,8 +398,8 @@ static bool only_aborts(const struct sim *sim, const struct sim_request *req,
 			uint64_t since_ns)
 {
 	return sim_troubles(sim) - req->troubles == sim->aborts - req->aborts &&
-	       sim->trouble_ns != UINT64_MAX &&
-	       since_ns > sim->trouble_ns + LEARN_LATE_NS;
+	       (sim->trouble_ns == 0 || (sim->trouble_ns != UINT64_MAX &&
+					 since_ns > sim->trouble_ns + LEARN_LATE_NS));
 }
 
 /* A sender that waits for receivers: one of them has met its sources, and will not come.

@@ -51,7 +51,8 @@ static unsigned int ranks_of(struct sim_draw *d)
 	return k < 5 ? 1 : k < 8 ? 2 : 4;
 }
 
-/* Some kinds of trouble only, so that each is also met alone. */
+/* Some kinds of trouble only. In every eighth script engines give rooms up and nothing
+ * else goes wrong: only then is it certain how soon the others have to know. */
 static void choose_kinds(struct sim_script *s, struct sim_draw *d, unsigned int *weights)
 {
 	unsigned int keep = 20 + sim_below(d, 80);
@@ -60,6 +61,8 @@ static void choose_kinds(struct sim_script *s, struct sim_draw *d, unsigned int 
 		weights[k] = kinds[k].weight;
 		if (kinds[k].trouble && (s->calm || !sim_chance(d, keep)))
 			weights[k] = 0;
+		if (kinds[k].trouble && !s->calm && s->seed % 8 == 3)
+			weights[k] = k == SIM_ABORT ? kinds[k].weight : 0;
 	}
 	if (s->liars)
 		weights[SIM_LIE] = 120;
