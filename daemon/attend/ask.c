@@ -45,7 +45,7 @@ static void post_end(struct attend_post *post, const struct err *why)
 {
 	struct attend *attend = post->attend;
 	struct session *session = attend->session;
-	struct attend_session *part = session->part[MODULE_ATTEND];
+	struct attend_session *part = attend_session(session);
 	const struct status_room figures = {.bytes = post->figures.queue_us,
 					    .total = post->figures.together,
 					    .moved_us = post->figures.attend_us,
@@ -107,14 +107,14 @@ static void on_deadline(struct loop_timer *timer)
 
 bool attend_posted(const struct session *session, uint64_t id)
 {
-	const struct attend_session *part = session->part[MODULE_ATTEND];
+	const struct attend_session *part = attend_session(session);
 
 	return part && idmap_get(&part->posts, id);
 }
 
 bool attend_cancel(struct session *session, uint64_t id)
 {
-	const struct attend_session *part = session->part[MODULE_ATTEND];
+	const struct attend_session *part = attend_session(session);
 	struct attend_post *post = part ? idmap_get(&part->posts, id) : NULL;
 	struct err why;
 
@@ -446,7 +446,7 @@ static int post_new(struct attend *attend, const struct attend_post_args *args,
 		    struct attend_post **post_p)
 {
 	struct session *session = attend->session;
-	struct attend_session *part = session->part[MODULE_ATTEND];
+	struct attend_session *part = attend_session(session);
 	struct region *region = region_find(session, attend->region);
 	uint64_t values =
 		values_count(attend->rows, attend->form.shape.dv) * sizeof(float);
@@ -491,7 +491,7 @@ static int post_new(struct attend *attend, const struct attend_post_args *args,
 int attend_post(struct attend *attend, const struct attend_post_args *args)
 {
 	struct attends *attends = attend->attends;
-	const struct attend_session *part = attend->session->part[MODULE_ATTEND];
+	const struct attend_session *part = attend_session(attend->session);
 	struct attend_post *post = NULL;
 	struct err why;
 	int r = 0;

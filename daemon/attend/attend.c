@@ -175,22 +175,6 @@ uint64_t attend_message_bytes(const struct attends *attends, enum wire_type type
 
 /* ---- seats ---- */
 
-static int part_of(struct session *session, struct attend_session **part_p)
-{
-	struct attend_session *part = session->part[MODULE_ATTEND];
-
-	if (!part) {
-		part = mem_zalloc(sizeof(*part));
-		if (!part)
-			return err_pass(-ENOMEM);
-		idmap_init(&part->attends);
-		idmap_init(&part->posts);
-		session->part[MODULE_ATTEND] = part;
-	}
-	*part_p = part;
-	return 0;
-}
-
 static uint64_t round_up(uint64_t bytes)
 {
 	return (bytes + SEAT_ALIGN - 1) / SEAT_ALIGN * SEAT_ALIGN;
@@ -291,12 +275,10 @@ static int attend_new(struct session *session, const struct attend_args *args,
 int attend_open(struct session *session, const struct attend_args *args,
 		struct attend **attend_p)
 {
-	struct attend_session *part;
+	struct attend_session *part = attend_session(session);
 	struct attend *attend;
 	int r = attend_args_check(args);
 
-	if (r >= 0)
-		r = part_of(session, &part);
 	if (r >= 0 && idmap_count(&part->attends) >= ATTENDS_MAX)
 		r = err_raise(ERR_LIMIT, "%u attends: the limit of a session",
 			      ATTENDS_MAX);
@@ -322,7 +304,7 @@ void attend_facts(const struct attend *attend, struct attend_facts *facts_p)
 
 struct attend *attend_find(struct session *session, uint64_t id)
 {
-	const struct attend_session *part = session->part[MODULE_ATTEND];
+	const struct attend_session *part = attend_session(session);
 	struct attend *attend = part ? idmap_get(&part->attends, id) : NULL;
 
 	if (!attend)
@@ -333,7 +315,7 @@ struct attend *attend_find(struct session *session, uint64_t id)
 
 void attend_close(struct attend *attend)
 {
-	struct attend_session *part = attend->session->part[MODULE_ATTEND];
+	struct attend_session *part = attend_session(attend->session);
 	struct err why;
 
 	err_set(&why, ERR_CANCELED, "the attend was closed");
@@ -350,25 +332,26 @@ void attend_close(struct attend *attend)
 /* At once, however long its rooms take: seats are the engine's from here on. */
 static void attends_session_closing(struct session *session)
 {
-	struct attend_session *part = session->part[MODULE_ATTEND];
+	struct attend_session *part = attend_session(session);
 	struct idmap_cursor it;
 
-	if (!part)
-		return;
 	idmap_foreach(&part->attends, it)
 		attend_close(it.value);
 }
 
+static void attends_session_init(struct session *session)
+{
+	idmap_init(&attend_session(session)->attends);
+	idmap_init(&attend_session(session)->posts);
+}
+
 static void attends_session_gone(struct session *session)
 {
-	struct attend_session *part = mem_steal(session->part[MODULE_ATTEND]);
+	struct attend_session *part = attend_session(session);
 
-	if (!part)
-		return;
 	assert(!idmap_count(&part->attends) && !idmap_count(&part->posts));
 	idmap_fini(&part->attends);
 	idmap_fini(&part->posts);
-	mem_free(part);
 }
 
 void attends_region_going(struct region *region)
@@ -460,6 +443,19 @@ static bool attends_part_drained(const void *part, struct err *why_p)
 	return attends_drained(part);
 }
 
+static void attends_remote_init(struct remote *remote)
+{
+	list_init(&attend_remote(remote)->legs);
+	list_init(&attend_remote(remote)->serves);
+}
+
+static bool attends_remote_idle(const struct remote *remote)
+{
+	const struct attend_remote *there = attend_remote(remote);
+
+	return there->sent == 0 && list_empty(&there->legs) && list_empty(&there->serves);
+}
+
 const struct module attend_module = {
 	.id = MODULE_ATTEND,
 	.owner = WIRE_OWNER_ATTEND,
@@ -467,9 +463,14 @@ const struct module attend_module = {
 	.close = attends_part_close,
 	.drained = attends_part_drained,
 	.free = attends_free,
+	.session_bytes = sizeof(struct attend_session),
+	.session_init = attends_session_init,
 	.session_closing = attends_session_closing,
 	.session_gone = attends_session_gone,
 	.region_going = attends_region_going,
+	.remote_bytes = sizeof(struct attend_remote),
+	.remote_init = attends_remote_init,
+	.remote_idle = attends_remote_idle,
 	.remote_change = attends_on_change,
 	.remote_down = attends_on_down,
 	.message = attends_on_message,

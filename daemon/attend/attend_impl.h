@@ -4,6 +4,7 @@
 #ifndef KVD_ATTEND_IMPL_H
 #define KVD_ATTEND_IMPL_H
 
+#include "daemon/handshake/handshake.h"
 #include "daemon/attend/attend.h"
 #include "daemon/attend/calibrate.h"
 #include "daemon/attend/compute.h"
@@ -12,6 +13,7 @@
 #include "daemon/base/list.h"
 #include "daemon/loop/loop.h"
 #include "daemon/loop/offload.h"
+#include "daemon/session/session.h"
 #include "proto/wire.h"
 
 struct far_hold;
@@ -53,6 +55,26 @@ struct attend_session {
 	struct idmap attends, posts; /* posts by their id */
 	unsigned int legs_sent;	     /* that were not answered yet */
 };
+
+static inline struct attend_session *attend_session(const struct session *session)
+{
+	return session->part[MODULE_ATTEND];
+}
+
+/* remote->part[MODULE_ATTEND] */
+struct attend_remote {
+	struct list legs; /* of posts, that wait to be sent to it: leg.c */
+	/* of them, sent and not answered */
+	uint32_t sent, sent_rows;
+	uint64_t sent_bytes;
+	struct list serves; /* what waits here of its rows: serve.c */
+	uint32_t serve_count, serve_rows;
+};
+
+static inline struct attend_remote *attend_remote(const struct remote *remote)
+{
+	return remote->part[MODULE_ATTEND];
+}
 
 struct attend {
 	struct attends *attends;
@@ -114,7 +136,7 @@ struct leg {
 	uint64_t number;
 	uint64_t bytes; /* that are asked and told */
 	uint64_t sent_ns;
-	struct list wait; /* remote->attend_legs, until it is sent */
+	struct list wait; /* in its remote's, until it is sent */
 	bool sent;
 	bool among;		/* others of its post are at the same daemon */
 	struct wire_attend msg; /* but for blobs and the view */

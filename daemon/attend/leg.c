@@ -43,7 +43,7 @@
 
 static struct attend_session *leg_session(const struct leg *leg)
 {
-	return leg->post->attend->session->part[MODULE_ATTEND];
+	return attend_session(leg->post->attend->session);
 }
 
 /* All but what says that an answer is due. */
@@ -73,11 +73,13 @@ void leg_free(struct leg *leg)
 /* It was answered, or never will be. */
 static void leg_unsend(struct leg *leg)
 {
-	assert(leg->sent && leg->remote->attend_sent > 0);
+	struct attend_remote *there = attend_remote(leg->remote);
+
+	assert(leg->sent && there->sent > 0);
 	leg->sent = false;
-	leg->remote->attend_sent--;
-	leg->remote->attend_rows -= leg->rows;
-	leg->remote->attend_bytes -= leg->bytes;
+	there->sent--;
+	there->sent_rows -= leg->rows;
+	there->sent_bytes -= leg->bytes;
 	if (leg->post)
 		leg_session(leg)->legs_sent--;
 }
@@ -240,6 +242,7 @@ static int leg_begin_here(struct leg *leg)
 
 static int leg_send(struct leg *leg, const uint8_t *q)
 {
+	struct attend_remote *there = attend_remote(leg->remote);
 	const struct attend_post *post = leg->post;
 	const struct form *f = &post->attend->form;
 	uint8_t form[160], rope[16 + FORM_ROPE_MAX / 2 * sizeof(double)];
@@ -271,21 +274,20 @@ static int leg_send(struct leg *leg, const uint8_t *q)
 	if (r < 0)
 		return err_pass(r);
 	leg->sent = true;
-	leg->remote->attend_sent++;
-	leg->remote->attend_rows += leg->rows;
-	leg->remote->attend_bytes += leg->bytes;
+	there->sent++;
+	there->sent_rows += leg->rows;
+	there->sent_bytes += leg->bytes;
 	leg_session(leg)->legs_sent++;
 	return 0;
 }
 
 static bool leg_has_room(const struct leg *leg)
 {
-	const struct remote *remote = leg->remote;
+	const struct attend_remote *there = attend_remote(leg->remote);
 
-	return remote->attend_sent == 0 ||
-	       (remote->attend_sent < ATTEND_SENT_LEGS &&
-		remote->attend_rows + leg->rows <= ATTEND_SENT_ROWS &&
-		remote->attend_bytes + leg->bytes <= ATTEND_SENT_BYTES);
+	return there->sent == 0 || (there->sent < ATTEND_SENT_LEGS &&
+				    there->sent_rows + leg->rows <= ATTEND_SENT_ROWS &&
+				    there->sent_bytes + leg->bytes <= ATTEND_SENT_BYTES);
 }
 
 /* Of those that wait, of the session with fewest under way; NULL: none. */
@@ -293,7 +295,7 @@ static struct leg *leg_next(const struct remote *remote)
 {
 	struct leg *leg, *least = NULL;
 
-	list_foreach(leg, &remote->attend_legs, wait) {
+	list_foreach(leg, &attend_remote(remote)->legs, wait) {
 		if (!least || leg_session(leg)->legs_sent < leg_session(least)->legs_sent)
 			least = leg;
 	}
@@ -394,10 +396,10 @@ int leg_there(struct leg *leg, const struct far_hold *far, const struct wire_att
 static int leg_begin_there(struct leg *leg)
 {
 	const struct attend *attend = leg->post->attend;
-	struct remote *remote = leg->remote;
+	struct list *waiting = &attend_remote(leg->remote)->legs;
 	int r;
 
-	if (!leg->q && list_empty(&remote->attend_legs) && leg_has_room(leg))
+	if (!leg->q && list_empty(waiting) && leg_has_room(leg))
 		return err_pass(leg_send(
 			leg,
 			post_seat(leg->post, attend->facts.q + form_q_bytes(&attend->form,
@@ -405,7 +407,7 @@ static int leg_begin_there(struct leg *leg)
 	r = leg_rows_take(leg);
 	if (r)
 		return r < 0 ? err_pass(r) : LEG_AGAIN;
-	list_push_back(&remote->attend_legs, &leg->wait);
+	list_push_back(waiting, &leg->wait);
 	return 0;
 }
 
@@ -551,5 +553,4 @@ void legs_on_down(struct attends *attends, const struct remote *remote,
 		else
 			leg_free(leg);
 	}
-	assert(remote->attend_sent == 0 && list_empty(&remote->attend_legs));
 }

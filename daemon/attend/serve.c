@@ -30,7 +30,7 @@
 
 struct serve {
 	struct list link; /* attends->serving */
-	struct list peer; /* remote->serves */
+	struct list peer; /* its remote's */
 	struct attends *attends;
 	struct remote *remote; /* held; NULL: nobody is told */
 	uint64_t attend;
@@ -44,11 +44,13 @@ struct serve {
 
 static void serve_bind(struct serve *serve, struct remote *remote)
 {
+	struct attend_remote *there = attend_remote(remote);
+
 	serve->remote = remote;
 	remote->reaches++;
-	remote->serve_count++;
-	remote->serve_rows += serve->item.rows;
-	list_push_back(&remote->serves, &serve->peer);
+	there->serve_count++;
+	there->serve_rows += serve->item.rows;
+	list_push_back(&there->serves, &serve->peer);
 }
 
 static void serve_unbind(struct serve *serve)
@@ -57,8 +59,8 @@ static void serve_unbind(struct serve *serve)
 
 	if (!remote)
 		return;
-	remote->serve_count--;
-	remote->serve_rows -= serve->item.rows;
+	attend_remote(remote)->serve_count--;
+	attend_remote(remote)->serve_rows -= serve->item.rows;
 	list_remove(&serve->peer);
 	handshake_release(serve->attends->kvd->handshake, remote);
 }
@@ -180,13 +182,15 @@ static int message_check(const struct attends *attends, const struct wire_attend
 static int room_check(const struct attends *attends, const struct remote *remote,
 		      uint32_t rows)
 {
+	const struct attend_remote *there = attend_remote(remote);
+
 	if (attends->closed)
 		return err_raise(ERR_DRAIN, "the daemon is stopping");
-	if (remote->serve_count >= SERVES_MAX ||
-	    (uint64_t)remote->serve_rows + rows > SERVE_ROWS_MAX)
+	if (there->serve_count >= SERVES_MAX ||
+	    (uint64_t)there->serve_rows + rows > SERVE_ROWS_MAX)
 		return err_raise(ERR_BUSY,
 				 "%u attends of this daemon wait: at most %u, of %u rows",
-				 remote->serve_count, SERVES_MAX, SERVE_ROWS_MAX);
+				 there->serve_count, SERVES_MAX, SERVE_ROWS_MAX);
 	return 0;
 }
 
@@ -268,8 +272,7 @@ static int serve_new(struct attends *attends, struct remote *remote,
 	if (r >= 0)
 		r = message_check(attends, msg, &item->form);
 	if (r >= 0)
-		r = store_kv_of_lend(store_of(attends->kvd), remote, msg->ask, msg->pool,
-				     msg->first, msg->count,
+		r = store_kv_of_lend(remote, msg->ask, msg->pool, msg->first, msg->count,
 				     msg->view[0] ? msg->view : NULL, &item->kv);
 	if (r >= 0)
 		r = serve_charge(serve, remote, msg);
@@ -335,7 +338,7 @@ int serve_on_stop(struct attends *attends, struct remote *remote, struct cursor 
 	if (!attends)
 		return 0;
 	err_set(&why, ERR_CANCELED, "the asker said stop");
-	list_foreach_safe(serve, &remote->serves, peer) {
+	list_foreach_safe(serve, &attend_remote(remote)->serves, peer) {
 		if (serve->attend == msg.attend)
 			serve_stop(serve, &why);
 	}
@@ -348,7 +351,7 @@ void serve_on_down(const struct remote *remote)
 	struct err why;
 
 	err_set(&why, ERR_PEER, "the asker is lost");
-	list_foreach_safe(serve, &remote->serves, peer)
+	list_foreach_safe(serve, &attend_remote(remote)->serves, peer)
 		serve_lose(serve, &why);
 }
 

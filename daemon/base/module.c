@@ -1,8 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/base/module.h"
 
+#include <string.h>
+
 #include "daemon/base/context.h"
 #include "daemon/base/err.h"
+
+static size_t bytes_of(const struct module *m, size_t member)
+{
+	const size_t align = _Alignof(max_align_t);
+	size_t bytes;
+
+	memcpy(&bytes, (const uint8_t *)m + member, sizeof(bytes));
+	return (bytes + align - 1) / align * align;
+}
+
+size_t modules_part_bytes(const struct kvd *kvd, size_t member)
+{
+	size_t bytes = 0;
+
+	MODULES_EACH(kvd, m)
+	{
+		bytes += bytes_of(m, member);
+	}
+	return bytes;
+}
+
+void modules_part_place(const struct kvd *kvd, size_t member, void *at,
+			void *part[MODULES])
+{
+	uint8_t *next = at;
+
+	MODULES_EACH(kvd, m)
+	{
+		if (!bytes_of(m, member))
+			continue;
+		part[m->id] = next;
+		next += bytes_of(m, member);
+	}
+}
 
 int modules_new(struct kvd *kvd)
 {

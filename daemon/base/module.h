@@ -58,6 +58,11 @@ struct module {
 
 	/* ---- sessions, their regions and pools ---- */
 
+	size_t session_bytes; /* of session->part[id]: zero, it lives as long as the
+			       * session. 0: what the module puts there */
+	void (*session_init)(struct session *session);
+	bool (*session_busy)(
+		const struct session *session); /* has objects: it is watched */
 	/* It begins to end: at once its pages and seats are the engine's again. */
 	void (*session_closing)(struct session *session);
 	/* End what it has. 0; outcome 1: later, by session_end_next(). Then the next
@@ -71,6 +76,10 @@ struct module {
 
 	/* ---- peers ---- */
 
+	size_t remote_bytes; /* of remote->part[id]: zero, it lives as long as the remote
+			      */
+	void (*remote_init)(struct remote *remote);
+	bool (*remote_idle)(const struct remote *remote); /* asserted before its end */
 	void (*remote_up)(struct remote *remote);
 	/* A pool of it became ready or was refused; its line became ready or was lost
 	 * (all its ops are done by then); its dial was refused. */
@@ -94,6 +103,13 @@ struct module {
 #define MODULES_EACH(kvd, m)                                          \
 	for (const struct module *const *m##_at = (kvd)->modules, *m; \
 	     m##_at && (m = *m##_at) != NULL; m##_at++)
+
+/* What each module keeps with an object, in the object's own block, behind it. `member`:
+ * offsetof(struct module, session_bytes), or of remote_bytes. */
+size_t modules_part_bytes(const struct kvd *kvd, size_t member);
+/* Sets the parts that have bytes; `at`: aligned as memory that was allocated is. */
+void modules_part_place(const struct kvd *kvd, size_t member, void *at,
+			void *part[MODULES]);
 
 /* Makes all parts; after a failure those that were made are there for modules_free(). */
 int modules_new(struct kvd *kvd);

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #include "daemon/base/text.h"
-#include "daemon/session/engine_load.h"
+#include "daemon/cluster/engine_load.h"
 
 #define LOAD_MINUTE 60u
 #define LOAD_PEERS_MAX 4u /* that a load names: those with most bytes lately */

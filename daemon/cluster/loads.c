@@ -209,11 +209,27 @@ static void loads_count(const struct loads *loads, const struct session *session
 	*counts_p = counts;
 }
 
+void loads_session_init(struct session *session)
+{
+	struct loads_session *said = session->part[MODULE_CLUSTER];
+
+	said->load = ENGINE_LOAD_NONE;
+}
+
+void loads_said(struct session *session, const struct engine_load *load)
+{
+	struct loads_session *said = session->part[MODULE_CLUSTER];
+
+	said->load = *load;
+	said->at_ns = loop_now_ns(session->kvd->loop);
+}
+
 static void loads_tell(struct loads *loads, struct loads_of *of,
 		       const struct session *session, uint64_t now_ns)
 {
-	bool old = now_ns - session->load_ns > ENGINE_LOAD_NS;
-	struct load load = {.engine = old ? ENGINE_LOAD_NONE : session->load,
+	const struct loads_session *said = session->part[MODULE_CLUSTER];
+	bool old = now_ns - said->at_ns > ENGINE_LOAD_NS;
+	struct load load = {.engine = old ? ENGINE_LOAD_NONE : said->load,
 			    .gpu = loads->gpu_use,
 			    .peer_count = loads->peer_count};
 	struct load_counts counts;

@@ -9,8 +9,19 @@
 
 #include <stdint.h>
 
+#include "daemon/cluster/engine_load.h"
+
 struct kvd;
 struct loads;
+struct session;
+
+/* session->part[MODULE_CLUSTER] */
+struct loads_session {
+	struct engine_load load; /* as the engine said last */
+	uint64_t at_ns;		 /* when */
+};
+void loads_session_init(struct session *session);
+void loads_said(struct session *session, const struct engine_load *load);
 
 struct loads *loads_of(const struct kvd *kvd); /* NULL in tests of less */
 int loads_new(struct kvd *kvd, struct loads **loads_p);

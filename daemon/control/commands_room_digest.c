@@ -31,6 +31,7 @@
 #include "daemon/loop/loop.h"
 #include "daemon/memory/copy.h"
 #include "daemon/room/room.h"
+#include "daemon/room/room_cursor.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
@@ -126,7 +127,7 @@ static void digest_over(struct digest *d, int r)
 
 	if (r < 0)
 		err_take(&why);
-	session->digesting = false;
+	room_session(session)->digesting = false;
 	if (!req->session)
 		request_drop(req);
 	else if (r < 0)
@@ -441,7 +442,7 @@ static int check_room(const struct request *req, const struct room *room)
 	const struct digest_args *args = request_args(req);
 	unsigned long long number = room->number;
 
-	if (req->session->digesting)
+	if (room_session(req->session)->digesting)
 		return err_raise(ERR_BUSY,
 				 "room.digest: one is under way in this session: wait "
 				 "for its reply");
@@ -517,7 +518,7 @@ int room_digest_run(struct request *req)
 	d->skip = args->from;
 	loop_defer_init(&d->go, digest_on_go);
 	pool_use(d->pool);
-	d->session->digesting = true;
+	room_session(d->session)->digesting = true;
 	session_drain_begin(d->session);
 	request_text_begin(req, &d->text);
 	text_puts(&d->text, ",\"role\":");

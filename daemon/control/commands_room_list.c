@@ -124,7 +124,7 @@ static int poll_changed(struct reply_walk *reply)
 	const struct room *room;
 	int r;
 
-	if (walk->cursor.at == &reply->req->session->rooms)
+	if (walk->cursor.at == &room_session(reply->req->session)->rooms)
 		return poll_end(walk);
 	room = list_entry(walk->cursor.at, struct room, session_link);
 	if (room->version <= walk->since)
@@ -151,7 +151,7 @@ const struct field room_poll_fields[] = {
 int room_poll_run(struct request *req)
 {
 	const struct poll_args *args = request_args(req);
-	struct list *rooms = &req->session->rooms;
+	struct list *rooms = &room_session(req->session)->rooms;
 	const cJSON *list = args->rooms;
 	struct room_walk *walk;
 

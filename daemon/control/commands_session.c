@@ -15,6 +15,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/base/text.h"
+#include "daemon/cluster/loads.h"
 #include "daemon/config/config.h"
 #include "daemon/control/control.h"
 #include "daemon/base/context.h"
@@ -190,8 +191,7 @@ static int help_run(struct request *req)
 
 static int session_load_run(struct request *req)
 {
-	req->session->load = *(const struct engine_load *)request_args(req);
-	req->session->load_ns = loop_now_ns(req->kvd->loop);
+	loads_said(req->session, request_args(req));
 	request_reply(req, NULL);
 	return 0;
 }

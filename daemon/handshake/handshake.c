@@ -23,13 +23,31 @@
 #define MAX_INFLIGHT_OPS 1024u /* posted to a peer and not yet done */
 #define PROGRESS_BUDGET 64u    /* a turn, so that other sources have theirs */
 
+static bool parts_idle(const struct remote *remote)
+{
+	bool idle = true;
+
+	MODULES_EACH(remote->kvd, m)
+	{
+		idle = idle && (!m->remote_idle || m->remote_idle(remote));
+	}
+	return idle;
+}
+
 static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 {
-	struct remote *remote = mem_zalloc(sizeof(*remote));
+	const size_t member = offsetof(struct module, remote_bytes);
+	struct {
+		struct remote remote;
+		max_align_t parts[];
+	} *whole = mem_zalloc(sizeof(*whole) + modules_part_bytes(hs->kvd, member));
+	struct remote *remote;
 
-	if (!remote)
+	if (!whole)
 		return NULL;
+	remote = &whole->remote;
 	remote->kvd = hs->kvd;
+	modules_part_place(hs->kvd, member, whole->parts, remote->part);
 	remote->hs = hs;
 	remote->peer = peer;
 	peer->user = remote;
@@ -39,12 +57,6 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	list_init(&remote->pools);
 	list_init(&remote->dead_pools);
 	list_init(&remote->announcing);
-	list_init(&remote->early);
-	list_init(&remote->orphan_list);
-	list_init(&remote->attaches);
-	list_init(&remote->attend_legs);
-	list_init(&remote->serves);
-	list_init(&remote->shadows);
 	list_init(&remote->express_free);
 	list_init(&remote->express_late);
 	remote->told = -1;
@@ -52,15 +64,17 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	loop_timer_init(&remote->again, hs->kvd->loop, line_on_again);
 	list_push_back(&hs->remotes, &remote->link);
 	peer_label(peer, remote->label);
+	MODULES_EACH(hs->kvd, m)
+	{
+		if (m->remote_init)
+			m->remote_init(remote);
+	}
 	return remote;
 }
 
 static void remote_free(struct remote *remote)
 {
-	assert(idmap_count(&remote->shares) == 0 && list_empty(&remote->attaches) &&
-	       list_empty(&remote->shadows) && list_empty(&remote->early) &&
-	       list_empty(&remote->orphan_list) && list_empty(&remote->attend_legs) &&
-	       list_empty(&remote->serves));
+	assert(idmap_count(&remote->shares) == 0 && parts_idle(remote));
 	list_remove(&remote->link);
 	list_remove(&remote->announcing);
 	idmap_fini(&remote->shares);

@@ -14,7 +14,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/idmap.h"
 #include "daemon/base/list.h"
-#include "daemon/cost/pace.h"
+#include "daemon/base/module.h"
 #include "daemon/peer/peer.h"
 #include "daemon/plan/layout.h"
 #include "daemon/session/pool.h"
@@ -116,25 +116,11 @@ struct remote {
 	struct loop_timer express_tell;
 	struct account
 		*account; /* since it was up first; else NULL, and nothing is kept */
-	struct list orphan_list; /* its requests for rooms to come: rooms_late.c */
-	unsigned int orphans;
-	struct list early;    /* receivers of it that never came: rooms_early.c */
-	struct list attaches; /* to its sessions: xfer.c */
-	/* legs of posts that wait to be sent, and what is under way: attend/leg.c */
-	struct list attend_legs;
-	uint32_t attend_sent, attend_rows;
-	uint64_t attend_bytes;
-	/* legs of fetches from it: store_leg.c */
-	uint64_t pull_ended_ns; /* the last one's end */
-	struct pace pace;
-	/* what waits here of its rows: attend/serve.c */
-	struct list serves;
-	uint32_t serve_count, serve_rows;
-	struct list shadows; /* its lists that are kept here: xfer_serve.c */
 	bool refused; /* our dial was answered with BYE, or keys stand between us: `why`
 		       */
 	unsigned int figures;	    /* its set in metrics.peers */
 	char label[PEER_LABEL_MAX]; /* peer_label(), for reasons */
+	void *part[MODULES];	    /* each module's own: remote_bytes */
 };
 
 struct handshake_events {

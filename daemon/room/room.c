@@ -103,7 +103,7 @@ static void room_publish(struct room *room)
 	room->version = rooms_next_version(room->rooms);
 	room_cursors_pass(room->rooms, &room->session_link);
 	list_remove(&room->session_link); /* the latest change is last */
-	list_push_back(&room->session->rooms, &room->session_link);
+	list_push_back(&room_session(room->session)->rooms, &room->session_link);
 	if (room->slot == ROOM_NO_SLOT)
 		return;
 	room_figures(room);

@@ -11,6 +11,7 @@
 
 #include "daemon/base/list.h"
 #include "daemon/loop/work.h"
+#include "daemon/session/session.h"
 
 struct room;
 struct rooms;
@@ -40,5 +41,18 @@ struct room_sweep {
  * keep it from the last rooms. */
 void room_sweep_begin(struct rooms *rooms, struct room_sweep *sweep);
 void room_sweep_stop(struct room_sweep *sweep); /* without `done`; idempotent */
+
+/* session->part[MODULE_ROOM] */
+struct room_session {
+	struct session *session;
+	struct list rooms; /* struct room.session_link, the latest change last */
+	bool digesting;	   /* a room.digest is under way */
+	struct room_sweep end;
+};
+
+static inline struct room_session *room_session(const struct session *session)
+{
+	return session->part[MODULE_ROOM];
+}
 
 #endif

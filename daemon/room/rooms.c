@@ -89,26 +89,6 @@ static const struct role_ops *const roles[ROOM_ROLES] = {
 	[ROOM_PULL] = &room_pull_ops,
 };
 
-/* session->part[MODULE_ROOM]: what the end of a session with rooms needs. */
-struct room_part {
-	struct session *session;
-	struct room_sweep sweep;
-};
-
-static int part_make(struct session *session)
-{
-	struct room_part *part;
-
-	if (session->part[MODULE_ROOM])
-		return 0;
-	part = mem_zalloc(sizeof(*part));
-	if (!part)
-		return err_pass(-ENOMEM);
-	part->session = session;
-	session->part[MODULE_ROOM] = part;
-	return 0;
-}
-
 static int may_open(struct rooms *rooms, const struct room_args *args)
 {
 	const struct config *config = rooms->kvd->config;
@@ -253,8 +233,6 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 	int r = may_open(rooms, args);
 
 	assert(args->role < ROOM_ROLES && args->pool->session == args->session);
-	if (r >= 0)
-		r = part_make(args->session);
 	if (r < 0)
 		return err_pass(r);
 	room = mem_zalloc(sizeof(*room));
@@ -283,7 +261,6 @@ int rooms_open(struct rooms *rooms, const struct room_args *args, struct room **
 		return err_pass(r);
 	}
 	list_push_back(&rooms->all, &room->all_link);
-	room->session->room_count++;
 	pool_use(room->pool);
 	rooms->live++;
 	room_counts_open(room);
@@ -349,7 +326,6 @@ static void on_terminal(struct room *room)
 static void room_free(struct room *room, bool keep_slot)
 {
 	struct rooms *rooms = room->rooms;
-	struct session *session = room->session;
 
 	assert(room->busy == 0);
 	room_counts_close(room);
@@ -360,7 +336,6 @@ static void room_free(struct room *room, bool keep_slot)
 	room_cursors_pass(rooms, &room->session_link);
 	list_remove(&room->all_link);
 	list_remove(&room->session_link);
-	session->room_count--;
 	loop_defer_cancel(&room->step);
 	leave_slot(rooms, room, keep_slot);
 	mails_drop(room, NULL);
@@ -442,7 +417,7 @@ void rooms_drop(struct room *room)
 /* A room of an engine that is gone. */
 static void on_session_room(struct room_sweep *sweep, struct room *room)
 {
-	struct session *session = container_of(sweep, struct room_part, sweep)->session;
+	struct session *session = container_of(sweep, struct room_session, end)->session;
 	struct err why;
 
 	if (room->session != session || room->hold != ROOM_HELD)
@@ -457,12 +432,8 @@ static void on_session_room(struct room_sweep *sweep, struct room *room)
 
 static void on_session_swept(struct room_sweep *sweep)
 {
-	struct room_part *part = container_of(sweep, struct room_part, sweep);
-	struct session *session = part->session;
-
-	session->part[MODULE_ROOM] = NULL;
-	mem_free(part);
-	session_end_next(session, MODULE_ROOM);
+	session_end_next(container_of(sweep, struct room_session, end)->session,
+			 MODULE_ROOM);
 }
 
 /* Every room of the session fails and closes when it is quiesced; the session is held
@@ -470,15 +441,15 @@ static void on_session_swept(struct room_sweep *sweep)
  * been failed, in later turns when they are many. */
 static int rooms_session_end(struct session *session)
 {
-	struct room_part *part = session->part[MODULE_ROOM];
+	struct room_session *part = room_session(session);
 
 	assert(session->ending);
-	if (!part)
+	if (list_empty(&part->rooms))
 		return 0;
 	/* failing moves a room to the end of the session's list: walk that of all */
-	part->sweep.visit = on_session_room;
-	part->sweep.done = on_session_swept;
-	room_sweep_begin(rooms_of(session->kvd), &part->sweep);
+	part->end.visit = on_session_room;
+	part->end.done = on_session_swept;
+	room_sweep_begin(rooms_of(session->kvd), &part->end);
 	return 1;
 }
 
@@ -495,6 +466,29 @@ static unsigned int rooms_live_now(const void *part)
 	return rooms_live(part);
 }
 
+static void rooms_session_init(struct session *session)
+{
+	room_session(session)->session = session;
+	list_init(&room_session(session)->rooms);
+}
+
+static bool rooms_session_busy(const struct session *session)
+{
+	return !list_empty(&room_session(session)->rooms);
+}
+
+static void rooms_remote_init(struct remote *remote)
+{
+	list_init(&room_remote(remote)->orphans);
+	list_init(&room_remote(remote)->early);
+}
+
+static bool rooms_remote_idle(const struct remote *remote)
+{
+	return list_empty(&room_remote(remote)->orphans) &&
+	       list_empty(&room_remote(remote)->early);
+}
+
 const struct module room_module = {
 	.id = MODULE_ROOM,
 	.owner = WIRE_OWNER_ROOM,
@@ -503,7 +497,13 @@ const struct module room_module = {
 	.live = rooms_live_now,
 	.close = rooms_fail_all,
 	.free = rooms_free,
+	.session_bytes = sizeof(struct room_session),
+	.session_init = rooms_session_init,
+	.session_busy = rooms_session_busy,
 	.session_end = rooms_session_end,
+	.remote_bytes = sizeof(struct room_remote),
+	.remote_init = rooms_remote_init,
+	.remote_idle = rooms_remote_idle,
 	.remote_up = rooms_on_up,
 	.remote_change = rooms_on_change,
 	.remote_down = rooms_on_down,

@@ -32,7 +32,7 @@
 
 struct early {
 	struct list link;      /* in rooms->early, oldest first */
-	struct list at_remote; /* in remote->early */
+	struct list at_remote; /* in its remote\'s */
 	struct list same;      /* a ring of those of one key */
 	struct remote *remote;
 	struct room_key key; /* owner: the source's pool, or 0 */
@@ -102,7 +102,7 @@ static bool early_known(const struct remote *remote, const struct wire_abort *m)
 {
 	const struct early *early;
 
-	list_foreach(early, &remote->early, at_remote) {
+	list_foreach(early, &room_remote(remote)->early, at_remote) {
 		if (early->gen == m->from_gen && early->key.owner == m->pool)
 			return true;
 	}
@@ -141,7 +141,7 @@ static bool early_keep(struct rooms *rooms, struct remote *remote,
 	early->since_ns = loop_now_ns(rooms->kvd->loop);
 	early->why = *why;
 	list_push_back(&rooms->early, &early->link);
-	list_push_back(&remote->early, &early->at_remote);
+	list_push_back(&room_remote(remote)->early, &early->at_remote);
 	rooms->early_count++;
 	list_init(&early->same);
 	before = strmap_remove_bytes(&rooms->early_by_key, &key, sizeof(key));
@@ -284,7 +284,7 @@ void early_take_back(struct rooms *rooms, struct remote *remote, uint64_t gen)
 {
 	struct early *early;
 
-	list_foreach_safe(early, &remote->early, at_remote) {
+	list_foreach_safe(early, &room_remote(remote)->early, at_remote) {
 		if (early->gen == gen)
 			early_free(rooms, early);
 	}
@@ -294,7 +294,7 @@ void early_drop_remote(struct rooms *rooms, struct remote *remote)
 {
 	struct early *early;
 
-	list_foreach_safe(early, &remote->early, at_remote)
+	list_foreach_safe(early, &room_remote(remote)->early, at_remote)
 		early_free(rooms, early);
 }
 

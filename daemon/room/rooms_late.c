@@ -65,7 +65,7 @@ static void orphan_free(struct rooms *rooms, struct orphan *orphan)
 	list_remove(&orphan->link);
 	list_remove(&orphan->at_remote);
 	rooms->orphan_count--;
-	orphan->remote->orphans--;
+	room_remote(orphan->remote)->orphan_count--;
 	charge_drop(&orphan->charge);
 	group_leave(rooms, orphan);
 	mem_free(orphan->msg.owned);
@@ -161,9 +161,9 @@ static struct remote *heaviest(const struct rooms *rooms)
 	unsigned int most = 0;
 
 	list_foreach(remote, handshake_remotes(rooms->kvd->handshake), link) {
-		if (remote->orphans <= most)
+		if (room_remote(remote)->orphan_count <= most)
 			continue;
-		most = remote->orphans;
+		most = room_remote(remote)->orphan_count;
 		found = remote;
 	}
 	return found;
@@ -173,13 +173,14 @@ static struct remote *heaviest(const struct rooms *rooms)
 static void give_way(struct rooms *rooms, struct remote *remote)
 {
 	struct orphan *oldest =
-		list_first(&remote->orphan_list, struct orphan, at_remote);
+		list_first(&room_remote(remote)->orphans, struct orphan, at_remote);
 	struct err why;
 
 	err_set(&why, ERR_LIMIT,
 		"%u room requests wait for an engine to open their rooms, %u of this "
 		"daemon's; the caps are %u (orphans) and a share of `memory`",
-		rooms->orphan_count, remote->orphans, rooms->kvd->config->orphans_max);
+		rooms->orphan_count, room_remote(remote)->orphan_count,
+		rooms->kvd->config->orphans_max);
 	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);
 	answer_refuse(remote, oldest->type, &oldest->msg, &why);
 	orphan_free(rooms, oldest);
@@ -192,11 +193,11 @@ static int late_make_room(struct rooms *rooms, struct remote *remote, size_t byt
 	const uint32_t cap = rooms->kvd->config->orphans_max;
 	int r;
 
-	while (!share_allows(cap, rooms->orphan_count, remote->orphans))
+	while (!share_allows(cap, rooms->orphan_count, room_remote(remote)->orphan_count))
 		give_way(rooms, heaviest(rooms));
 	for (;;) {
 		r = charge_take(charge, remote->account, ACCOUNT_ORPHANS, bytes);
-		if (r == 0 || !remote->orphans)
+		if (r == 0 || !room_remote(remote)->orphan_count)
 			return err_pass(r);
 		err_clear();
 		give_way(rooms, remote);
@@ -242,9 +243,9 @@ int orphan_keep(struct rooms *rooms, struct remote *remote, enum wire_type type,
 	}
 	list_push_back(&group->orphans, &orphan->in_group);
 	list_push_back(&rooms->orphans, &orphan->link);
-	list_push_back(&remote->orphan_list, &orphan->at_remote);
+	list_push_back(&room_remote(remote)->orphans, &orphan->at_remote);
 	rooms->orphan_count++;
-	remote->orphans++;
+	room_remote(remote)->orphan_count++;
 	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_KEPT, 1);
 	if (!loop_timer_running(&rooms->orphan_timer)) /* also when it found no memory */
 		restart_timer(rooms);

@@ -64,6 +64,18 @@ struct rooms {
 	size_t tomb_next, tomb_cap;
 };
 
+/* remote->part[MODULE_ROOM] */
+struct room_remote {
+	struct list orphans; /* its requests for rooms to come: rooms_late.c */
+	unsigned int orphan_count;
+	struct list early; /* receivers of it that never came: rooms_early.c */
+};
+
+static inline struct room_remote *room_remote(const struct remote *remote)
+{
+	return remote->part[MODULE_ROOM];
+}
+
 struct room_key {
 	uint64_t owner, role, number;
 };

@@ -48,12 +48,22 @@ static void session_free(struct session *session)
 	mem_free(session);
 }
 
+bool session_busy(const struct session *session)
+{
+	MODULES_EACH(session->kvd, m)
+	{
+		if (m->session_busy && m->session_busy(session))
+			return true;
+	}
+	return false;
+}
+
 static void on_drained(struct loop_defer *defer)
 {
 	struct session *session = container_of(defer, struct session, free_defer);
 	struct kvd *kvd = session->kvd;
 
-	assert(session->objects_draining == 0 && list_empty(&session->rooms));
+	assert(session->objects_draining == 0 && !session_busy(session));
 	assert(!idmap_count(&session->regions) && !idmap_count(&session->pools));
 	log_debug("session", NULL, "drained", "session=%ju", (uintmax_t)session->id);
 	list_remove(&session->link);
@@ -102,17 +112,22 @@ static int session_init(struct session *session, const struct session_peer *peer
 int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
 		struct session **session_p)
 {
-	struct session *session = mem_zalloc(sizeof(*session));
+	const size_t member = offsetof(struct module, session_bytes);
+	struct {
+		struct session session;
+		max_align_t parts[];
+	} *whole = mem_zalloc(sizeof(*whole) + modules_part_bytes(kvd, member));
+	struct session *session;
 	int r;
 
 	assert(kvd->config);
-	if (!session)
+	if (!whole)
 		return err_pass(-ENOMEM);
+	session = &whole->session;
 	session->kvd = kvd;
-	session->load = ENGINE_LOAD_NONE;
+	modules_part_place(kvd, member, whole->parts, session->part);
 	idmap_init(&session->regions);
 	idmap_init(&session->pools);
-	list_init(&session->rooms);
 	list_init(&session->waiting);
 	list_init(&session->words_link);
 	list_init(&session->requests);
@@ -121,6 +136,11 @@ int session_new(struct kvd *kvd, const struct session_peer *peer, void *conn,
 	if (r < 0) {
 		session_free(session);
 		return err_pass(r);
+	}
+	MODULES_EACH(kvd, m)
+	{
+		if (m->session_init)
+			m->session_init(session);
 	}
 	session->conn = conn;
 	session->id = ++kvd->next_session_id;

@@ -17,7 +17,6 @@
 #include "daemon/base/list.h"
 #include "daemon/base/module.h"
 #include "daemon/loop/loop.h"
-#include "daemon/session/engine_load.h"
 
 struct err;
 struct kvd;
@@ -48,16 +47,14 @@ struct session {
 	pid_t pid;	 /* SO_PEERCRED */
 	uid_t uid;
 	gid_t gid;
-	bool admin;		 /* root, the daemon's uid or admin_uids */
-	bool own;		 /* the daemon's own: no process, no caps */
-	bool greeted;		 /* hello was answered */
-	bool announced;		 /* its beginning was logged at info */
-	bool ending;		 /* session_end() has begun */
-	struct idmap regions;	 /* id -> struct region */
-	struct idmap pools;	 /* id -> struct pool */
-	struct list rooms;	 /* struct room.session_link; rooms.c */
-	unsigned int room_count; /* in that list */
-	struct list requests;	 /* open struct request */
+	bool admin;	      /* root, the daemon's uid or admin_uids */
+	bool own;	      /* the daemon's own: no process, no caps */
+	bool greeted;	      /* hello was answered */
+	bool announced;	      /* its beginning was logged at info */
+	bool ending;	      /* session_end() has begun */
+	struct idmap regions; /* id -> struct region */
+	struct idmap pools;   /* id -> struct pool */
+	struct list requests; /* open struct request */
 	struct status_page *status;
 	struct ring *ring;			 /* submission ring, or NULL */
 	void *conn;				 /* control.c's; NULL: none, or gone */
@@ -71,17 +68,14 @@ struct session {
 		waiting; /* its words that are waited for: struct wait.link (wait.c) */
 	struct list words_link; /* among the sessions that have some */
 	unsigned int words;
-	bool digesting;	       /* a room.digest is under way */
 	size_t requests_bytes; /* of the open requests' lines */
 	uint64_t started_ns;
 	struct region_map *region_map; /* regions by the engine's address */
 	uint64_t regions_version;      /* rises when a region comes or goes */
 	unsigned int files;	       /* regions that are */
-	struct engine_load load;       /* as the engine said last */
-	uint64_t load_ns;	       /* when */
 	struct session_watch *watch;   /* pidfd and statm of the engine */
 	struct loop_defer free_defer;
-	void *part[MODULES]; /* each module's own, from its first use on */
+	void *part[MODULES]; /* each module's own */
 };
 
 /* Of the connection behind a session; `conn` is session->conn. */
@@ -117,6 +111,9 @@ int session_new_own(struct kvd *kvd, const char *name, struct session **session_
 pid_t session_pid(const struct session *session);
 /* NULL: there is none. */
 struct session *session_by_id(const struct kvd *kvd, uint64_t id);
+
+/* Has a module objects of it? */
+bool session_busy(const struct session *session);
 
 /* Begin the end: idempotent. Objects drain, then the session frees itself. */
 void session_end(struct session *session, const char *why);

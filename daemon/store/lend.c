@@ -31,19 +31,9 @@
 #define LENT_LEGS_MAX 1024u				      /* of a peer, at a time */
 #define LEASE_MS_MAX (STORE_LEASE_MS_MAX + FAR_LEASE_MORE_MS) /* what askers ask for */
 
-/* A daemon that holds chunks here. */
-struct lend_peer {
-	struct store *store;
-	struct remote *remote;
-	struct list lends; /* struct store_lend.link */
-	struct idmap asks; /* those that are open */
-	unsigned int lend_count, leg_count;
-};
-
 struct store_lend {
-	struct list link; /* in its peer's */
+	struct list link; /* in its remote's */
 	struct store *store;
-	struct lend_peer *peer;
 	struct remote *remote; /* held */
 	uint64_t ask;
 	struct store_space *space;
@@ -84,42 +74,12 @@ static void leg_refuse(struct remote *remote, const struct wire_chunk_leg *asked
 
 /* ---- life ---- */
 
-static struct lend_peer *peer_of(const struct store *store, const struct remote *remote)
+static void remote_step(struct store_remote *there)
 {
-	return idmap_get(&store->lend_peers, (uintptr_t)remote);
-}
-
-static int peer_get(struct store *store, struct remote *remote, struct lend_peer **peer_p)
-{
-	struct lend_peer *peer = peer_of(store, remote);
-	int r;
-
-	*peer_p = peer;
-	if (peer)
-		return 0;
-	peer = mem_zalloc(sizeof(*peer));
-	if (!peer)
-		return err_pass(-ENOMEM);
-	peer->store = store;
-	peer->remote = remote;
-	list_init(&peer->lends);
-	idmap_init(&peer->asks);
-	r = idmap_put(&store->lend_peers, (uintptr_t)remote, peer);
-	if (r < 0) {
-		mem_free(peer);
-		return err_pass(r);
-	}
-	*peer_p = peer;
-	return 0;
-}
-
-static void peer_step(struct lend_peer *peer)
-{
-	if (peer->lend_count)
+	if (there->lend_count)
 		return;
-	idmap_remove(&peer->store->lend_peers, (uintptr_t)peer->remote);
-	idmap_fini(&peer->asks);
-	mem_free(peer);
+	idmap_fini(&there->asks);
+	idmap_init(&there->asks);
 }
 
 static void lend_step(struct store_lend *lend)
@@ -130,10 +90,10 @@ static void lend_step(struct store_lend *lend)
 	list_remove(&lend->link);
 	loop_timer_stop(&lend->lease);
 	store_space_let_go(lend->space);
-	handshake_release(lend->store->kvd->handshake, lend->remote);
 	lend->store->lends--;
-	lend->peer->lend_count--;
-	peer_step(lend->peer);
+	store_remote(lend->remote)->lend_count--;
+	remote_step(store_remote(lend->remote));
+	handshake_release(lend->store->kvd->handshake, lend->remote);
 	mem_free(lend->told);
 	mem_free(lend);
 }
@@ -147,7 +107,7 @@ static void lend_leg_free(struct lend_leg *leg)
 	list_remove(&leg->link);
 	list_remove(&leg->wait_link);
 	lend->leg_count--;
-	lend->peer->leg_count--;
+	store_remote(lend->remote)->lent_legs--;
 	mem_free(leg);
 	lend_step(lend);
 }
@@ -158,7 +118,7 @@ static void lend_close(struct store_lend *lend, const struct err *why, bool all)
 	struct lend_leg *leg;
 
 	lend->closed = true;
-	idmap_remove(&lend->peer->asks, lend->ask);
+	idmap_remove(&store_remote(lend->remote)->asks, lend->ask);
 	loop_timer_stop(&lend->lease);
 	lend->leg_count++; /* it stays for the walk */
 	list_foreach_safe(leg, &lend->legs, link) {
@@ -182,12 +142,9 @@ static void on_lend_lease(struct loop_timer *timer)
 	lend_close(container_of(timer, struct store_lend, lease), &why, false);
 }
 
-static struct store_lend *lend_find(const struct store *store,
-				    const struct remote *remote, uint64_t ask)
+static struct store_lend *lend_find(const struct remote *remote, uint64_t ask)
 {
-	const struct lend_peer *peer = peer_of(store, remote);
-
-	return peer ? idmap_get(&peer->asks, ask) : NULL;
+	return idmap_get(&store_remote(remote)->asks, ask);
 }
 
 unsigned int lends_open(const struct store *store)
@@ -369,12 +326,12 @@ static int ask_answer(struct remote *remote, uint64_t ask, struct lend_told *tol
 	return handshake_tell_chunk_told(remote, &msg);
 }
 
-static int lend_check(const struct lend_peer *peer, const struct store_space *space,
+static int lend_check(const struct store_remote *there, const struct store_space *space,
 		      uint64_t ask)
 {
-	if (idmap_get(&peer->asks, ask))
+	if (idmap_get(&there->asks, ask))
 		return err_raise(ERR_EXIST, "another hold has this number");
-	if (peer->lend_count >= LENDS_MAX)
+	if (there->lend_count >= LENDS_MAX)
 		return err_raise(ERR_LIMIT, "%u holds of one peer", LENDS_MAX);
 	if (half_is_pinned(space->tenant->owner))
 		return err_raise(ERR_LIMIT, "half of what this user may keep is held");
@@ -394,8 +351,8 @@ static void lease_set(struct store_lend *lend, uint64_t lease_ms)
 	loop_timer_start(&lend->lease, ns);
 }
 
-static int lend_alloc(struct lend_peer *peer, uint64_t ask, uint32_t most,
-		      struct store_lend **lend_p)
+static int lend_alloc(struct store *store, struct remote *remote, uint64_t ask,
+		      uint32_t most, struct store_lend **lend_p)
 {
 	struct store_lend *lend = mem_zalloc(sizeof(*lend));
 	int r = 0;
@@ -407,9 +364,9 @@ static int lend_alloc(struct lend_peer *peer, uint64_t ask, uint32_t most,
 	if (!lend->chunks || !lend->told)
 		r = -ENOMEM;
 	if (r >= 0)
-		r = idmap_put(&peer->asks, ask, lend);
+		r = idmap_put(&store_remote(remote)->asks, ask, lend);
 	if (r < 0) {
-		store_pins_end(peer->store, lend->chunks, 0);
+		store_pins_end(store, lend->chunks, 0);
 		mem_free(lend->told);
 		mem_free(lend);
 		return err_pass(r);
@@ -418,22 +375,22 @@ static int lend_alloc(struct lend_peer *peer, uint64_t ask, uint32_t most,
 	return 0;
 }
 
-static int lend_new(struct lend_peer *peer, struct store_space *space,
-		    const struct wire_chunk_ask *msg, struct store_lend **lend_p)
+static int lend_open(struct store *store, struct remote *remote,
+		     struct store_space *space, const struct wire_chunk_ask *msg,
+		     struct store_lend **lend_p)
 {
-	struct store *store = peer->store;
+	struct store_remote *there = store_remote(remote);
 	struct store_lend *lend;
-	int r = lend_check(peer, space, msg->ask);
+	int r = lend_check(there, space, msg->ask);
 
 	if (r >= 0)
-		r = lend_alloc(peer, msg->ask, (uint32_t)(msg->ids.len / STORE_ID_BYTES),
-			       &lend);
+		r = lend_alloc(store, remote, msg->ask,
+			       (uint32_t)(msg->ids.len / STORE_ID_BYTES), &lend);
 	if (r < 0)
 		return err_pass(r);
 	lend->store = store;
-	lend->peer = peer;
-	lend->remote = peer->remote;
-	lend->remote->reaches++;
+	lend->remote = remote;
+	remote->reaches++;
 	lend->ask = msg->ask;
 	lend->space = space;
 	space->handles++; /* its classes stay */
@@ -441,34 +398,18 @@ static int lend_new(struct lend_peer *peer, struct store_space *space,
 	list_init(&lend->legs);
 	loop_timer_init(&lend->lease, store->kvd->loop, on_lend_lease);
 	lease_set(lend, msg->lease_ms);
-	list_push_back(&peer->lends, &lend->link);
-	peer->lend_count++;
+	list_push_back(&there->lends, &lend->link);
+	there->lend_count++;
 	store->lends++;
 	store->lend_count++;
 	*lend_p = lend;
 	return 0;
 }
 
-static int lend_open(struct store *store, struct remote *remote,
-		     struct store_space *space, const struct wire_chunk_ask *msg,
-		     struct store_lend **lend_p)
-{
-	struct lend_peer *peer;
-	int r = peer_get(store, remote, &peer);
-
-	if (r < 0)
-		return err_pass(r);
-	r = lend_new(peer, space, msg, lend_p);
-	if (r < 0)
-		peer_step(peer);
-	return err_pass(r);
-}
-
 /* The hold that has this number stays for longer. */
-static void lend_renew(const struct store *store, const struct remote *remote,
-		       const struct wire_chunk_ask *msg)
+static void lend_renew(const struct remote *remote, const struct wire_chunk_ask *msg)
 {
-	struct store_lend *lend = lend_find(store, remote, msg->ask);
+	struct store_lend *lend = lend_find(remote, msg->ask);
 
 	if (lend)
 		lease_set(lend, msg->lease_ms);
@@ -518,7 +459,7 @@ static int on_ask(struct store *store, struct remote *remote, struct cursor *bod
 	if (r < 0)
 		return err_pass(r);
 	if (store && !msg.ids.len) {
-		lend_renew(store, remote, &msg);
+		lend_renew(remote, &msg);
 		return 0;
 	}
 	if (ask_do(store, remote, &msg) >= 0)
@@ -561,11 +502,11 @@ static struct store_class *lend_class(const struct store_lend *lend, uint64_t po
 	return NULL;
 }
 
-int lend_chunks(const struct store *store, const struct remote *remote, uint64_t ask,
-		uint64_t pool, struct store_chunk *const **chunks_p, uint32_t *count_p,
+int lend_chunks(const struct remote *remote, uint64_t ask, uint64_t pool,
+		struct store_chunk *const **chunks_p, uint32_t *count_p,
 		struct store_class **class_p)
 {
-	struct store_lend *lend = lend_find(store, remote, ask);
+	struct store_lend *lend = lend_find(remote, ask);
 
 	if (!lend)
 		return store_lease_over();
@@ -686,15 +627,15 @@ static void leg_go_on(struct lend_leg *leg)
 	lend_leg_free(leg);
 }
 
-static int lend_leg_new(struct store *store, struct remote *remote,
-			const struct wire_chunk_leg *asked, struct lend_leg **leg_p)
+static int lend_leg_new(const struct remote *remote, const struct wire_chunk_leg *asked,
+			struct lend_leg **leg_p)
 {
-	struct store_lend *lend = store ? lend_find(store, remote, asked->ask) : NULL;
+	struct store_lend *lend = lend_find(remote, asked->ask);
 	struct lend_leg *leg;
 
 	if (!lend)
 		return err_raise(ERR_LEASE, "there is no such hold (any more)");
-	if (lend->peer->leg_count >= LENT_LEGS_MAX)
+	if (store_remote(remote)->lent_legs >= LENT_LEGS_MAX)
 		return err_raise(ERR_LIMIT, "%u legs of one peer", LENT_LEGS_MAX);
 	leg = mem_zalloc(sizeof(*leg));
 	if (!leg)
@@ -705,12 +646,12 @@ static int lend_leg_new(struct store *store, struct remote *remote,
 	loop_defer_init(&leg->gone, on_leg_gone);
 	list_push_back(&lend->legs, &leg->link);
 	lend->leg_count++;
-	lend->peer->leg_count++;
+	store_remote(remote)->lent_legs++;
 	*leg_p = leg;
 	return 0;
 }
 
-static int on_leg(struct store *store, struct remote *remote, struct cursor *body)
+static int on_leg(struct remote *remote, struct cursor *body)
 {
 	struct wire_chunk_leg msg;
 	struct lend_leg *leg = NULL;
@@ -719,7 +660,7 @@ static int on_leg(struct store *store, struct remote *remote, struct cursor *bod
 
 	if (r < 0)
 		return err_pass(r);
-	if (lend_leg_new(store, remote, &msg, &leg) < 0) {
+	if (lend_leg_new(remote, &msg, &leg) < 0) {
 		err_take(&why);
 		leg_refuse(remote, &msg, &why);
 	} else {
@@ -749,8 +690,7 @@ void lends_kick(struct store *store)
 
 /* ---- the end ---- */
 
-static int on_release(struct store *store, const struct remote *remote,
-		      struct cursor *body)
+static int on_release(const struct remote *remote, struct cursor *body)
 {
 	struct wire_chunk_release msg;
 	struct store_lend *lend;
@@ -759,7 +699,7 @@ static int on_release(struct store *store, const struct remote *remote,
 
 	if (r < 0)
 		return err_pass(r);
-	lend = store ? lend_find(store, remote, msg.ask) : NULL;
+	lend = lend_find(remote, msg.ask);
 	err_set(&why, ERR_LEASE, "the hold was let go");
 	if (lend)
 		lend_close(lend, &why, true); /* nobody there waits for a leg any more */
@@ -772,46 +712,44 @@ int lend_on_message(struct store *store, struct remote *remote,
 	if (h->type == WIRE_T_CHUNK_ASK)
 		return err_pass(on_ask(store, remote, body));
 	if (h->type == WIRE_T_CHUNK_LEG)
-		return err_pass(on_leg(store, remote, body));
-	return err_pass(on_release(store, remote, body));
+		return err_pass(on_leg(remote, body));
+	return err_pass(on_release(remote, body));
 }
 
-static void peer_end(struct lend_peer *peer, const struct err *why)
+static void remote_end(struct remote *remote, const struct err *why)
 {
 	struct store_lend *lend;
 
-	peer->lend_count++; /* it stays for the walk */
-	list_foreach_safe(lend, &peer->lends, link) {
+	if (!store_remote(remote)->lend_count)
+		return;
+	remote->reaches++; /* it stays for the walk */
+	list_foreach_safe(lend, &store_remote(remote)->lends, link) {
 		if (!lend->closed)
 			lend_close(lend, why, true);
 	}
-	peer->lend_count--;
-	peer_step(peer);
+	handshake_release(remote->kvd->handshake, remote);
 }
 
-void lend_on_down(struct store *store, const struct remote *remote)
+void lend_on_down(struct remote *remote)
 {
-	struct lend_peer *peer = peer_of(store, remote);
 	struct err why;
 
 	err_set(&why, ERR_PEER, "the daemon that held chunks is gone");
-	if (peer)
-		peer_end(peer, &why);
+	remote_end(remote, &why);
 }
 
 void lends_close(struct store *store)
 {
-	struct idmap_cursor it;
+	struct remote *remote;
 	struct err why;
 
 	err_set(&why, ERR_DRAIN, "the daemon is stopping");
-	idmap_foreach(&store->lend_peers, it)
-		peer_end(it.value, &why);
+	list_foreach_safe(remote, handshake_remotes(store->kvd->handshake), link)
+		remote_end(remote, &why);
 }
 
 void lends_init(struct store *store)
 {
-	idmap_init(&store->lend_peers);
 	list_init(&store->lend_waits);
 	list_init(&store->lend_due);
 	loop_work_init(&store->lends_go, store->kvd->loop, lends_step, NULL);
@@ -819,7 +757,6 @@ void lends_init(struct store *store)
 
 void lends_fini(struct store *store)
 {
-	assert(store->lends == 0 && idmap_count(&store->lend_peers) == 0);
+	assert(store->lends == 0);
 	loop_work_stop(&store->lends_go);
-	idmap_fini(&store->lend_peers);
 }

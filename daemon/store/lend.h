@@ -19,12 +19,12 @@ struct wire_header;
 /* CHUNK_ASK, CHUNK_LEG, CHUNK_RELEASE. `store` NULL: this daemon keeps no chunks. */
 int lend_on_message(struct store *store, struct remote *remote,
 		    const struct wire_header *h, struct cursor *body);
-void lend_on_down(struct store *store, const struct remote *remote);
+void lend_on_down(struct remote *remote);
 /* The chunks of the remote's hold `ask`, and the class of the pool. ERR_LEASE,
  * ERR_NOTFOUND.
  */
-int lend_chunks(const struct store *store, const struct remote *remote, uint64_t ask,
-		uint64_t pool, struct store_chunk *const **chunks_p, uint32_t *count_p,
+int lend_chunks(const struct remote *remote, uint64_t ask, uint64_t pool,
+		struct store_chunk *const **chunks_p, uint32_t *count_p,
 		struct store_class **class_p);
 void lends_kick(struct store *store); /* a part was loaded, or cannot be */
 void lends_close(struct store *store);

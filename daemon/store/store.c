@@ -305,28 +305,9 @@ int store_tenant_of(struct store *store, struct account *account, uint64_t gener
 	return 0;
 }
 
-int store_part_of(struct session *session, struct store_session **part_p)
-{
-	struct store_session *part = session->part[MODULE_STORE];
-
-	if (session->ending)
-		return err_raise(ERR_SESSION, "the session is ending");
-	if (!part) {
-		part = mem_zalloc(sizeof(*part));
-		if (!part)
-			return err_pass(-ENOMEM);
-		idmap_init(&part->handles);
-		idmap_init(&part->holds);
-		idmap_init(&part->moves);
-		session->part[MODULE_STORE] = part;
-	}
-	*part_p = part;
-	return 0;
-}
-
 static int store_session_end(struct session *session)
 {
-	struct store_session *part = session->part[MODULE_STORE];
+	struct store_session *part = store_session(session);
 	struct store *store = store_of(session->kvd);
 	struct idmap_cursor it;
 
@@ -338,8 +319,6 @@ static int store_session_end(struct session *session)
 		far_close(store->far);
 		homes_close(store->homes);
 	}
-	if (!part)
-		return 0;
 	idmap_foreach(&part->moves, it)
 		store_move_drop(it.value);
 	idmap_foreach(&part->holds, it)
@@ -349,18 +328,24 @@ static int store_session_end(struct session *session)
 	return 0;
 }
 
+static void store_session_init(struct session *session)
+{
+	struct store_session *part = store_session(session);
+
+	idmap_init(&part->handles);
+	idmap_init(&part->holds);
+	idmap_init(&part->moves);
+}
+
 static void store_session_gone(struct session *session)
 {
-	struct store_session *part = mem_steal(session->part[MODULE_STORE]);
+	struct store_session *part = store_session(session);
 
-	if (!part)
-		return;
 	assert(!idmap_count(&part->moves) && !idmap_count(&part->holds) &&
 	       !idmap_count(&part->handles));
 	idmap_fini(&part->moves);
 	idmap_fini(&part->holds);
 	idmap_fini(&part->handles);
-	mem_free(part);
 }
 
 /* ---- other daemons ---- */
@@ -414,7 +399,7 @@ static void store_on_down(struct remote *remote, const struct err *why)
 	if (!store)
 		return;
 	far_on_down(store->far, remote);
-	lend_on_down(store, remote);
+	lend_on_down(remote);
 	if (store->homes)
 		homes_on_down(store->homes, remote);
 	if (store->home)
@@ -500,6 +485,17 @@ static void store_module_free(void *part)
 	store_free(part);
 }
 
+static void store_remote_init(struct remote *remote)
+{
+	list_init(&store_remote(remote)->lends);
+	idmap_init(&store_remote(remote)->asks);
+}
+
+static bool store_remote_idle(const struct remote *remote)
+{
+	return store_remote(remote)->lend_count == 0;
+}
+
 const struct module store_module = {
 	.id = MODULE_STORE,
 	.owner = WIRE_OWNER_STORE,
@@ -507,10 +503,15 @@ const struct module store_module = {
 	.live = store_live_now,
 	.drained = store_module_drained,
 	.free = store_module_free,
+	.session_bytes = sizeof(struct store_session),
+	.session_init = store_session_init,
 	.session_closing = store_session_closing,
 	.session_end = store_session_end,
 	.session_gone = store_session_gone,
 	.pool_going = store_pool_going,
+	.remote_bytes = sizeof(struct store_remote),
+	.remote_init = store_remote_init,
+	.remote_idle = store_remote_idle,
 	.remote_up = store_on_up,
 	.remote_change = store_on_change,
 	.remote_down = store_on_down,

@@ -91,7 +91,7 @@ static void on_lease(struct loop_timer *timer)
 
 void store_hold_close(struct store_hold *hold)
 {
-	struct store_session *part = hold->handle->session->part[MODULE_STORE];
+	struct store_session *part = store_session(hold->handle->session);
 	struct store *store = hold->handle->space->store;
 	struct err why;
 
@@ -114,7 +114,7 @@ void store_hold_close(struct store_hold *hold)
 
 struct store_hold *store_hold_find(struct session *session, uint64_t id)
 {
-	const struct store_session *part = session->part[MODULE_STORE];
+	const struct store_session *part = store_session(session);
 	struct store_hold *hold = part ? idmap_get(&part->holds, id) : NULL;
 
 	if (!hold)
@@ -194,7 +194,7 @@ static void add_done(struct loop_work *work);
 static int hold_new(struct store_handle *handle, uint32_t most,
 		    struct store_hold **hold_p)
 {
-	const struct store_session *part = handle->session->part[MODULE_STORE];
+	const struct store_session *part = store_session(handle->session);
 	struct store_hold *hold;
 	int r;
 
@@ -228,7 +228,7 @@ static int hold_new(struct store_handle *handle, uint32_t most,
 static int hold_enter(struct store_hold *hold, const struct store_hold_args *args)
 {
 	struct session *session = hold->handle->session;
-	struct store_session *part = session->part[MODULE_STORE];
+	struct store_session *part = store_session(session);
 	struct store *store = hold->handle->space->store;
 	int r;
 

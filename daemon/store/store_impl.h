@@ -11,8 +11,10 @@
 #include "daemon/base/idmap.h"
 #include "daemon/base/sm.h"
 #include "daemon/cost/pace.h"
+#include "daemon/handshake/handshake.h"
 #include "daemon/loop/work.h"
 #include "daemon/plan/canon.h"
+#include "daemon/session/session.h"
 #include "daemon/store/arena.h"
 #include "daemon/store/store.h"
 
@@ -196,10 +198,9 @@ struct store {
 	uint64_t chunk_count;
 	struct far *far; /* NULL: no other daemon is asked */
 	struct live *costs;
-	struct homes *homes;	 /* NULL: none is told what is here */
-	struct home *home;	 /* NULL: this daemon keeps no directory for others */
-	struct idmap lend_peers; /* struct lend_peer by remote: lend.c, as the next */
-	unsigned int lends;	 /* what others hold here */
+	struct homes *homes; /* NULL: none is told what is here */
+	struct home *home;   /* NULL: this daemon keeps no directory for others */
+	unsigned int lends;  /* what others hold here: lend.c, as the next */
 	/* struct lend_leg.wait_link: those that wait, and are about to be looked at */
 	struct list lend_waits, lend_due;
 	struct loop_work lends_go;
@@ -231,6 +232,27 @@ struct store_session {
 	unsigned int publishes; /* classes in pages of its pools */
 };
 
+static inline struct store_session *store_session(const struct session *session)
+{
+	return session->part[MODULE_STORE];
+}
+
+/* remote->part[MODULE_STORE] */
+struct store_remote {
+	/* legs of fetches from it: store_leg.c */
+	uint64_t pull_ended_ns; /* the last one's end */
+	struct pace pace;
+	/* what it holds here: lend.c */
+	struct list lends; /* struct store_lend.link */
+	struct idmap asks; /* those that are open */
+	unsigned int lend_count, lent_legs;
+};
+
+static inline struct store_remote *store_remote(const struct remote *remote)
+{
+	return remote->part[MODULE_STORE];
+}
+
 struct store_hold {
 	struct store_handle *handle; /* a reference */
 	uint64_t id;
@@ -261,7 +283,6 @@ struct store_hold {
 /* ---- store.c ---- */
 /* A store without memory, files and a session, which store_new() gives it. */
 int store_make(struct kvd *kvd, struct store **store_p);
-int store_part_of(struct session *session, struct store_session **part_p);
 /* Found or made. `generation`: of a part in a file that names it; STORE_NOW, which is
  * later than all of these: an engine does. */
 #define STORE_NOW UINT64_MAX

@@ -193,14 +193,14 @@ int store_kv_of_hold(const struct store_hold *hold, uint32_t first, uint32_t cou
 	return err_pass(kv_make(class, hold->chunks + first, count, view, kv_p));
 }
 
-int store_kv_of_lend(const struct store *store, const struct remote *remote, uint64_t ask,
-		     uint64_t pool, uint32_t first, uint32_t count, const char *view,
+int store_kv_of_lend(const struct remote *remote, uint64_t ask, uint64_t pool,
+		     uint32_t first, uint32_t count, const char *view,
 		     struct store_kv **kv_p)
 {
 	struct store_chunk *const *chunks;
 	struct store_class *class;
 	uint32_t have;
-	int r = lend_chunks(store, remote, ask, pool, &chunks, &have, &class);
+	int r = lend_chunks(remote, ask, pool, &chunks, &have, &class);
 
 	if (r >= 0 && class->published)
 		r = err_raise(ERR_REQUIRE,

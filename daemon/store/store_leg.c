@@ -74,15 +74,18 @@ static void leg_price(const struct store_leg *leg)
 	uint64_t now_ns = loop_clock_ns(store->kvd->loop), begin_ns = leg->began_ns;
 	struct remote *remote = leg->far ? far_hold_remote(leg->far) : NULL;
 
+	struct store_remote *there;
+
 	if (!remote)
 		return;
+	there = store_remote(remote);
 	if (leg->pulled_ns && leg->error.code == ERR_OK) /* else it ended when we chose */
-		pace_add(&remote->pace, leg->seen, now_ns - leg->pulled_ns);
+		pace_add(&there->pace, leg->seen, now_ns - leg->pulled_ns);
 	if (leg->pulled_ns)
-		pace_end(&remote->pace, leg->asked);
-	if (remote->pull_ended_ns > begin_ns)
-		begin_ns = remote->pull_ended_ns;
-	remote->pull_ended_ns = now_ns;
+		pace_end(&there->pace, leg->asked);
+	if (there->pull_ended_ns > begin_ns)
+		begin_ns = there->pull_ended_ns;
+	there->pull_ended_ns = now_ns;
 	if (leg->error.code == ERR_OK && leg->bytes && remote->ready &&
 	    store_costs(store->kvd)) {
 		const struct live_way way = {.key = remote->peer->instance,
@@ -305,7 +308,7 @@ static int leg_pull(struct store_leg *leg, struct leg_side *side,
 	}
 	leg->pulled_ns = loop_clock_ns(leg_kvd(leg)->loop);
 	if (leg->far)
-		leg->seen = pace_begin(&remote->pace, leg->asked);
+		leg->seen = pace_begin(&store_remote(remote)->pace, leg->asked);
 	leg_room_begin(leg, 0, room);
 	return 0;
 }
@@ -402,8 +405,9 @@ static void on_leg_late(struct loop_timer *timer)
 {
 	struct store_leg *leg = container_of(timer, struct store_leg, late);
 	uint64_t now_ns = loop_clock_ns(leg_kvd(leg)->loop);
-	uint64_t late_ns = leg->pulled_ns +
-			   pace_late_ns(&far_hold_remote(leg->far)->pace, leg->seen);
+	uint64_t late_ns =
+		leg->pulled_ns +
+		pace_late_ns(&store_remote(far_hold_remote(leg->far))->pace, leg->seen);
 
 	if (now_ns >= late_ns) {
 		store_hedge(leg);

@@ -149,7 +149,7 @@ static void store_move_release(struct store_move *move)
 static void store_move_free(struct store_move *move)
 {
 	struct session *session = move->session;
-	struct store_session *part = session->part[MODULE_STORE];
+	struct store_session *part = store_session(session);
 
 	assert(!move->legs_running && move->dropped && !move->taking.running);
 	if (move->kind != STORE_HEDGE) {
@@ -626,7 +626,7 @@ int store_move_room(const struct store_session *part)
 int store_move_check(struct store_handle *handle, const struct store_move_args *args)
 {
 	struct session *session = handle->session;
-	const struct store_session *part = session->part[MODULE_STORE];
+	const struct store_session *part = store_session(session);
 	int r = store_ready(store_of(session->kvd));
 
 	if (r >= 0 && session->kvd->draining)
@@ -643,7 +643,7 @@ int store_move_check(struct store_handle *handle, const struct store_move_args *
 static int store_move_enter(struct store_move *move, struct store_handle *handle,
 			    const struct store_move_args *args)
 {
-	struct store_session *part = move->session->part[MODULE_STORE];
+	struct store_session *part = store_session(move->session);
 	int r = idmap_put(&part->moves, move->id, move);
 
 	if (r < 0)
@@ -792,7 +792,7 @@ int store_fetch(struct store_hold *hold, struct store_move_args *args,
 
 struct store_move *store_move_find(struct session *session, uint64_t id)
 {
-	const struct store_session *part = session->part[MODULE_STORE];
+	const struct store_session *part = store_session(session);
 	struct store_move *move = part ? idmap_get(&part->moves, id) : NULL;
 
 	if (!move || move->dropped) {
@@ -805,7 +805,7 @@ struct store_move *store_move_find(struct session *session, uint64_t id)
 
 bool store_has(const struct session *session, uint64_t id)
 {
-	const struct store_session *part = session->part[MODULE_STORE];
+	const struct store_session *part = store_session(session);
 
 	return part && (idmap_get(&part->moves, id) || idmap_get(&part->holds, id));
 }

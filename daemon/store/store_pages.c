@@ -376,7 +376,7 @@ static void on_leaving_go(struct loop_defer *defer)
 
 void store_class_detach(struct store_class *class)
 {
-	struct store_session *part = class->pool->session->part[MODULE_STORE];
+	struct store_session *part = store_session(class->pool->session);
 	struct store *store = class->space->store;
 
 	part->publishes--;
@@ -395,7 +395,7 @@ static struct store_class *class_next(const struct session *session,
 				      const struct store_class *class)
 {
 	const struct store *store = store_of(session->kvd);
-	const struct store_session *part = session->part[MODULE_STORE];
+	const struct store_session *part = store_session(session);
 	unsigned int i = class ? class->index + 1 : 0;
 	struct store_space *space;
 

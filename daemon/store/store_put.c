@@ -218,7 +218,7 @@ bool store_publish_show(struct store_move *move)
 int store_withdraw(struct store_handle *handle, const struct store_ids *ids,
 		   uint64_t grace_ns, struct store_move **move_p)
 {
-	const struct store_session *part = handle->session->part[MODULE_STORE];
+	const struct store_session *part = store_session(handle->session);
 	struct store_move_args args = {.pool = NULL};
 	struct store_move *move;
 	int r = store_move_room(part);

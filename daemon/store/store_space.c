@@ -395,7 +395,7 @@ static bool class_is_free(const struct store_class *class)
 int store_class_published(struct store_space *space, const struct canon *canon,
 			  struct pool *pool, struct store_class **class_p)
 {
-	struct store_session *part = pool->session->part[MODULE_STORE];
+	struct store_session *part = store_session(pool->session);
 	struct store_class *free = NULL;
 	int r = 0;
 
@@ -664,14 +664,14 @@ int store_open(struct session *session, const struct store_space_args *args,
 	       struct store_handle **handle_p)
 {
 	struct store *store = store_of(session->kvd);
-	struct store_session *part;
+	struct store_session *part = store_session(session);
 	struct store_handle *handle;
 	int r = store_ready(store);
 
 	if (r >= 0)
 		r = store_words_check(args);
 	if (r >= 0)
-		r = store_part_of(session, &part);
+		r = session->ending ? err_raise(ERR_SESSION, "the session is ending") : 0;
 	if (r < 0)
 		return err_pass(r);
 	handle = mem_zalloc(sizeof(*handle));
@@ -693,7 +693,7 @@ int store_open(struct session *session, const struct store_space_args *args,
 
 void store_close(struct store_handle *handle)
 {
-	struct store_session *part = handle->session->part[MODULE_STORE];
+	struct store_session *part = store_session(handle->session);
 
 	if (handle->closed)
 		return;
@@ -704,7 +704,7 @@ void store_close(struct store_handle *handle)
 
 struct store_handle *store_handle_find(struct session *session, uint64_t id)
 {
-	const struct store_session *part = session->part[MODULE_STORE];
+	const struct store_session *part = store_session(session);
 	struct store_handle *handle = part ? idmap_get(&part->handles, id) : NULL;
 
 	if (!handle)

@@ -440,7 +440,7 @@ static int attach_begin(struct xfer_session *xs, const char *endpoint, uint64_t 
 	look_ns = handshake_patience(attach->remote, now_ns);
 	loop_timer_start(&attach->timer,
 			 look_ns - now_ns < timeout_ns ? look_ns - now_ns : timeout_ns);
-	list_push_back(&attach->remote->attaches, &attach->at_remote);
+	list_push_back(&xfer_remote(attach->remote)->attaches, &attach->at_remote);
 	sched_flow_init(&attach->flow, &attach->remote->line, xs->session->id);
 	attach->waiter = waiter;
 	attach_look(attach);
@@ -589,7 +589,7 @@ static void each_attach(struct remote *remote,
 	struct attach *attach;
 
 	remote->reaches++; /* the last attach may go */
-	list_foreach_safe(attach, &remote->attaches, at_remote)
+	list_foreach_safe(attach, &xfer_remote(remote)->attaches, at_remote)
 		fn(attach, arg);
 	handshake_release(handshake_of(remote), remote);
 }
@@ -800,6 +800,18 @@ static unsigned int xfers_live_now(const void *part)
 	return xfers_live(part);
 }
 
+static void xfers_remote_init(struct remote *remote)
+{
+	list_init(&xfer_remote(remote)->attaches);
+	list_init(&xfer_remote(remote)->shadows);
+}
+
+static bool xfers_remote_idle(const struct remote *remote)
+{
+	return list_empty(&xfer_remote(remote)->attaches) &&
+	       list_empty(&xfer_remote(remote)->shadows);
+}
+
 const struct module xfer_module = {
 	.id = MODULE_XFER,
 	.owner = WIRE_OWNER_XFER,
@@ -811,6 +823,9 @@ const struct module xfer_module = {
 	.session_gone = xfers_session_gone,
 	.region_coming = xfers_region_coming,
 	.region_going = xfers_region_going,
+	.remote_bytes = sizeof(struct xfer_remote),
+	.remote_init = xfers_remote_init,
+	.remote_idle = xfers_remote_idle,
 	.remote_change = xfers_on_change,
 	.remote_down = xfers_on_down,
 	.remote_pool_going = xfers_on_pool_going,

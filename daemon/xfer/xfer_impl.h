@@ -7,6 +7,7 @@
 #ifndef KVD_XFER_IMPL_H
 #define KVD_XFER_IMPL_H
 
+#include "daemon/handshake/handshake.h"
 #include "daemon/base/idmap.h"
 #include "daemon/base/sm.h"
 #include "daemon/xfer/dlist.h"
@@ -79,6 +80,17 @@ struct xfer_session {
 	bool draining;
 };
 
+/* remote->part[MODULE_XFER] */
+struct xfer_remote {
+	struct list attaches; /* to its sessions */
+	struct list shadows;  /* its lists that are kept here: xfer_serve.c */
+};
+
+static inline struct xfer_remote *xfer_remote(const struct remote *remote)
+{
+	return remote->part[MODULE_XFER];
+}
+
 enum attach_state { ATTACH_REACHING, ATTACH_ASKED, ATTACH_READY, ATTACH_LOST };
 enum xfer_state { XFER_PLANNING, XFER_SHARING, XFER_POSTED, XFER_ENDED };
 
@@ -101,7 +113,7 @@ static inline void xfer_waiter_end(struct xfer_waiter *waiter, const struct err 
 
 /* a remote session, by its secret */
 struct attach {
-	struct list at_remote; /* in remote->attaches */
+	struct list at_remote; /* in its remote's */
 	uint64_t id, cookie;
 	struct xfer_session *xs;
 	struct remote *remote; /* held; NULL: LOST, and nothing uses it any more */

@@ -25,7 +25,7 @@
  */
 struct shadow {
 	struct list link;
-	struct list at_remote; /* in remote->shadows */
+	struct list at_remote; /* in its remote's */
 	struct remote *remote;
 	uint64_t gid;
 	uint64_t initiator; /* epoch of the remote's session */
@@ -196,7 +196,7 @@ static int shadow_new(struct xfers *xfers, struct remote *remote, uint64_t gid,
 		return err_pass(r);
 	}
 	list_push_back(&xfers->shadows, &shadow->link);
-	list_push_back(&remote->shadows, &shadow->at_remote);
+	list_push_back(&xfer_remote(remote)->shadows, &shadow->at_remote);
 	*shadow_p = shadow;
 	return 0;
 }
@@ -783,7 +783,7 @@ void serve_remote_down(struct xfers *xfers, struct remote *remote)
 {
 	struct shadow *shadow;
 
-	list_foreach_safe(shadow, &remote->shadows, at_remote)
+	list_foreach_safe(shadow, &xfer_remote(remote)->shadows, at_remote)
 		shadow_remove(xfers, shadow);
 }
 
@@ -845,7 +845,7 @@ void serve_pool_going(struct xfers *xfers, struct remote_pool *pool)
 	bool ended = pool->is_session && !handshake_pool_by_id(pool->remote, pool->id);
 	struct shadow *shadow;
 
-	list_foreach_safe(shadow, &pool->remote->shadows, at_remote) {
+	list_foreach_safe(shadow, &xfer_remote(pool->remote)->shadows, at_remote) {
 		if (shadow->dlist && shadow->dlist->places &&
 		    shadow->dlist->places->pool == pool)
 			drop_cached(shadow);

@@ -367,10 +367,12 @@ static uint64_t pinned(const struct store *store)
 
 static void judge_remote(struct sim *sim, const struct remote *remote)
 {
-	if (remote->attend_sent || remote->attend_rows || remote->attend_bytes ||
-	    !list_empty(&remote->attend_legs))
+	const struct attend_remote *there = attend_remote(remote);
+
+	if (there->sent || there->sent_rows || there->sent_bytes ||
+	    !list_empty(&there->legs))
 		sim_broken(sim, "end: of %s still %u answers are due, of %u rows",
-			   remote->label, remote->attend_sent, remote->attend_rows);
+			   remote->label, there->sent, there->sent_rows);
 }
 
 void ask_judge_place(struct sim *sim, unsigned int node, bool alive)

@@ -173,14 +173,14 @@ MUTANTS = [
      "if (!attends)\n\t\treturn 0;\n\terr_set(&why, ERR_CANCELED",
      "if (attends)\n\t\treturn 0;\n\terr_set(&why, ERR_CANCELED"),
     ("stop-of-anybody", "daemon/attend/serve.c",
-     "list_foreach_safe(serve, &remote->serves, peer) {\n\t\tif",
+     "list_foreach_safe(serve, &attend_remote(remote)->serves, peer) {\n\t\tif",
      "list_foreach_safe(serve, &attends->serving, link) {\n\t\tif"),
     ("hold-without-its-key", "daemon/store/lend.c",
-     "return peer ? idmap_get(&peer->asks, ask) : NULL;",
-     "struct idmap_cursor it;\n\tstruct store_lend *lend = NULL;\n\n"
-     "\tidmap_foreach(&store->lend_peers, it)\n"
-     "\t\tlend = lend ? lend : idmap_get(&((struct lend_peer *)it.value)->asks, ask);\n"
-     "\t(void)peer;\n\treturn lend;"),
+     "return idmap_get(&store_remote(remote)->asks, ask);",
+     "struct store_lend *lend = NULL;\n\n"
+     "\tlist_foreach(remote, handshake_remotes(remote->kvd->handshake), link)\n"
+     "\t\tlend = lend ? lend : idmap_get(&store_remote(remote)->asks, ask);\n"
+     "\treturn lend;"),
     ("pin-gone-before-the-kernel", "daemon/store/store_kv.c",
      ("\tstore_chunk_pin(chunk);\n", "store_chunk_unpin(kv->chunks[--kv->count]);"),
      ("", "kv->count--;")),

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/attend/attend.h"
+#include "daemon/attend/attend_impl.h"
 #include "daemon/base/mem.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/loop/offload.h"
@@ -376,7 +376,7 @@ static bool answered_without(uint64_t nth)
 	mem_fail_at(0);
 	assert_int_not_equal(attend_world_state(&w, 0), KVD_TRANSFERRING);
 	assert_int_equal(figures(&w, AW_ASKER).live, 0);
-	assert_int_equal(attend_world_remote(&w, AW_ASKER)->attend_sent, 0);
+	assert_int_equal(attend_remote(attend_world_remote(&w, AW_ASKER))->sent, 0);
 	attend_world_free(&w);
 	attend_world_tap = NULL;
 	return met;

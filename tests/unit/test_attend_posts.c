@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/attend/attend.h"
+#include "daemon/attend/attend_impl.h"
 #include "daemon/base/account.h"
 #include "daemon/loop/offload.h"
 #include "daemon/store/store.h"
@@ -162,9 +162,9 @@ static void large_posts_leave_the_line_up(void **state)
 		attend_world_floats(w, 0, w->l)[i] /= 64;
 	attend_world_right(w, 0, 0, 64, NULL, 0);
 	attend_world_quiet(w);
-	assert_int_equal(remote->attend_sent, 0);
-	assert_int_equal(remote->attend_bytes, 0);
-	assert_int_equal(remote->attend_rows, 0);
+	assert_int_equal(attend_remote(remote)->sent, 0);
+	assert_int_equal(attend_remote(remote)->sent_bytes, 0);
+	assert_int_equal(attend_remote(remote)->sent_rows, 0);
 }
 
 /* Rows are taken, and legs begin, in as many turns as they need: a post may end between

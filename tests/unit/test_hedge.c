@@ -11,6 +11,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/session/session.h"
 #include "daemon/store/far.h"
+#include "daemon/store/store_impl.h"
 #include "proto/kvd_status.h"
 #include "tests/lib/hedge_world.h"
 
@@ -381,7 +382,7 @@ static void forget_paces(struct hedge_world *w)
 	struct remote *remote;
 
 	list_foreach(remote, handshake_remotes(w->c.nodes[ASKER].kvd.handshake), link)
-		remote->pace.count = 0;
+		store_remote(remote)->pace.count = 0;
 }
 
 /* Nothing is here; the first is left out, then tried, then asked as before. */
