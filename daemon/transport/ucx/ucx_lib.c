@@ -96,9 +96,11 @@ static bool is_there(char *const *entries, const struct variable *v)
 /*
  * setenv() moves the array that getenv() walks in other threads (helpers, the name
  * look-up, a GPU's driver). So a whole new array takes its place in one store, and the
- * old one stays for ever as it is, for the callers that are in it; behind its end the new
- * one remembers it.
+ * old one stays for ever as it is, for the callers that are in it. Ours are chained, each
+ * behind the end of the next.
  */
+static char **latest;
+
 static int set_environment(struct variable *variables, size_t count)
 {
 	size_t before = 0, n = 0;
@@ -115,7 +117,8 @@ static int set_environment(struct variable *variables, size_t count)
 	for (size_t i = 0; i < count; i++)
 		if (!is_there(entries, &variables[i]))
 			entries[n++] = variables[i].text;
-	entries[before + count + 1] = (char *)environ;
+	entries[before + count + 1] = (char *)latest;
+	latest = entries;
 	__atomic_store_n(&environ, entries, __ATOMIC_RELEASE);
 	return 0;
 }
