@@ -48,7 +48,7 @@ def test_who_keeps_to_no_window_disturbs_nobody_else(tmp_path, way):
         holder.expected.append("peer")  # its line may end, and that is told
         there, near = Engine(far, model), Engine(client, model)
         there.put(ids)
-        hold = near.space.hold(ids, far=10)
+        hold = near.space.hold(ids, far=10, lease=300)
         assert hold.far == len(ids)
 
         def state():

@@ -35,7 +35,7 @@ struct test {
 	struct loop *loop;
 	struct copier *copier; /* one thread */
 	struct memory *memory; /* a page of 5, and two pages to write to */
-	struct short_job a, b;
+	struct short_job a, b, large;
 };
 
 static void on_done(struct copy_job *job)
@@ -93,6 +93,9 @@ static int teardown(void **state)
 	memory_unref(t->memory);
 	plan_free(t->a.plan);
 	plan_free(t->b.plan);
+	plan_free(t->large.plan);
+	memory_unref(t->large.src.memory);
+	memory_unref(t->large.dst.memory);
 	return 0;
 }
 
@@ -162,29 +165,29 @@ static void job_short_is_one_a_turn(void **state)
 	static const struct plan_run run = {.len = LARGE_BYTES, .count = 1};
 	struct plan_builder *builder = NULL;
 	struct test *t = *state;
-	struct short_job large = {.calls = 0};
+	struct short_job *large = &t->large;
 
 	assert_int_equal(plan_builder_new(&builder), 0);
 	assert_int_equal(plan_builder_add(builder, &run), 0);
-	assert_int_equal(plan_builder_finish(builder, &large.plan), 0);
+	assert_int_equal(plan_builder_finish(builder, &large->plan), 0);
 	plan_builder_free(builder);
-	assert_int_equal(memory_new_linear(LARGE_BYTES, &large.src.memory), 0);
-	assert_int_equal(memory_new_linear(LARGE_BYTES, &large.dst.memory), 0);
-	large.src.length = large.dst.length = LARGE_BYTES;
-	large.job = (struct copy_job){.plan = large.plan,
-				      .end = LARGE_BYTES,
-				      .src = {.buffers = &large.src, .buffer_count = 1},
-				      .dst = {.buffers = &large.dst, .buffer_count = 1},
-				      .on_done = on_done};
+	assert_int_equal(memory_new_linear(LARGE_BYTES, &large->src.memory), 0);
+	assert_int_equal(memory_new_linear(LARGE_BYTES, &large->dst.memory), 0);
+	large->src.length = large->dst.length = LARGE_BYTES;
+	large->job = (struct copy_job){.plan = large->plan,
+				       .end = LARGE_BYTES,
+				       .src = {.buffers = &large->src, .buffer_count = 1},
+				       .dst = {.buffers = &large->dst, .buffer_count = 1},
+				       .on_done = on_done};
 	job_set(t, &t->a, ROW_BYTES, 1);
 	job_set(t, &t->b, PAGE_BYTES, 2);
 	loop_turn(t->loop, 0);
-	assert_int_equal(copier_submit(t->copier, &large.job), 0);
+	assert_int_equal(copier_submit(t->copier, &large->job), 0);
 	assert_int_equal(copier_submit(t->copier, &t->a.job), 0);
 	assert_int_equal(copier_submit(t->copier, &t->b.job), 0);
 	if (!loop_enough(t->loop)) /* kept from its core, the loop leaves both */
 		assert_true(is_copied(t, 1));
-	until_done(t, &large);
+	until_done(t, large);
 	until_done(t, &t->b);
 	assert_true(is_copied(t, 2));
 	assert_int_equal(t->a.calls, 1);
@@ -195,9 +198,6 @@ static void job_short_is_one_a_turn(void **state)
 	submit_in_time(t, &t->b);
 	assert_true(is_copied(t, 2));
 	until_done(t, &t->b);
-	memory_unref(large.src.memory);
-	memory_unref(large.dst.memory);
-	plan_free(large.plan);
 }
 
 static struct {

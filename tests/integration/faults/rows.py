@@ -6,10 +6,12 @@ import contextlib
 import signal
 import threading
 
-from world import SUCCESS, TRANSFERRING, Side, Wrong
+from world import SLOW, SUCCESS, TRANSFERRING, Side, Wrong
 
 CHUNKS, NEAR = 8, 20  # NEAR: the first of those of B's own
-LARGE, MERGED, MIDDLE, SMALL = 4096, 2048, 512, 16
+LARGE, MERGED, SMALL = 4096, 2048, 16
+# done within dead_after, for who waits for it is frozen
+MIDDLE = 512 if SLOW == 1 else 64
 BEFORE, TIMES = 6, 3
 DEADLINE_MS, LONG_MS = 20000, 60000
 TRANSPORTS = dict(shm="shm", tcp="tcp shm")  # a store puts by a line to itself
