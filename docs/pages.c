@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "docs/pages.h"
 
+#include <assert.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/metrics.h"
+#include "daemon/modules.h"
 #include "daemon/request/commands.h"
 #include "proto/wire.h"
+
+#define COMMANDS_MAX 200u
 
 static void print_limits(FILE *out, const struct field *f)
 {
@@ -36,9 +41,28 @@ static void print_command(FILE *out, const struct command *cmd)
 		cmd->reply);
 }
 
+static int by_name(const void *a, const void *b)
+{
+	return strcmp((*(const struct command *const *)a)->name,
+		      (*(const struct command *const *)b)->name);
+}
+
+static void print_commands(FILE *out)
+{
+	const struct command *all[COMMANDS_MAX];
+	size_t count = 0;
+
+	while (count < COMMANDS_MAX &&
+	       (all[count] = commands_at(modules_built, (unsigned int)count)))
+		count++;
+	assert(count < COMMANDS_MAX);
+	qsort(all, count, sizeof(*all), by_name);
+	for (size_t i = 0; i < count; i++)
+		print_command(out, all[i]);
+}
+
 void page_commands(FILE *out)
 {
-	const struct command *cmd;
 
 	fprintf(out,
 		"# Control commands\n\n"
@@ -55,8 +79,7 @@ void page_commands(FILE *out)
 		"with the line (SCM_RIGHTS, in the sendmsg that begins the line). "
 		"Unknown\n"
 		"fields and descriptors that no field names are refused.\n");
-	for (unsigned int i = 0; (cmd = commands_at(i)); i++)
-		print_command(out, cmd);
+	print_commands(out);
 	fprintf(out,
 		"\n# Error codes\n\nWhat to do, in the words of `kvd-ctl doctor`. Of "
 		"programs: [clients.md](clients.md#errors).\n\n"

@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct command;
 struct cursor;
 struct err;
 struct kvd;
@@ -40,6 +41,8 @@ enum module_id {
 struct module {
 	enum module_id id;
 	unsigned int owner; /* enum wire_owner, of messages and requests; 0: of none */
+
+	const struct command *const *commands; /* tables, ends with NULL; NULL: none */
 
 	/* ---- life ---- */
 
@@ -69,6 +72,8 @@ struct module {
 	 * module has its turn, at last the session's pools and regions go. */
 	int (*session_end)(struct session *session);
 	void (*session_gone)(struct session *session); /* about to be freed */
+	/* Why the object that the engine numbered so was refused; NULL: it was not. */
+	const struct err *(*session_fault)(const struct session *session, uint64_t id);
 	void (*region_coming)(struct session *session);
 	void (*region_going)(struct region *region); /* drop pins */
 	void (*pool_coming)(struct pool *pool);

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/cluster/commands_group.h"
 #include "daemon/cluster/groups.h"
 #include "daemon/cluster/loads.h"
 #include "daemon/handshake/handshake.h"
@@ -79,8 +80,11 @@ static void cluster_pools_changed(struct pool *pool)
 		groups_pools_changed(groups_of(pool->session->kvd));
 }
 
+static const struct command *const cluster_tables[] = {group_commands, NULL};
+
 const struct module cluster_module = {
 	.id = MODULE_CLUSTER,
+	.commands = cluster_tables,
 	.new = cluster_new,
 	.reload = cluster_reload,
 	.drain = cluster_drain,

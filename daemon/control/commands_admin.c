@@ -13,6 +13,7 @@
 #include "daemon/attend/attend.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/control/commands.h"
 #include "daemon/request/brief.h"
 #include "daemon/control/control.h"
 #include "daemon/control/health.h"

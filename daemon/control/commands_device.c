@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/control/commands.h"
 #include "daemon/request/commands.h"
 #include "daemon/base/context.h"
 #include "daemon/session/session.h"

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "daemon/base/context.h"
+#include "daemon/control/commands.h"
 #include "daemon/request/commands.h"
 #include "daemon/link/link.h"
 #include "daemon/link/link_curve.h"

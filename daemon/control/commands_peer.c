@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/control/commands.h"
 #include "daemon/request/brief.h"
 #include "daemon/request/commands.h"
 #include "daemon/control/commands_peer.h"

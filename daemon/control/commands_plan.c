@@ -9,6 +9,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
+#include "daemon/control/commands.h"
 #include "daemon/plan/plan_json.h"
 #include "daemon/session/session.h"
 

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "daemon/base/mem.h"
+#include "daemon/control/commands.h"
 #include "daemon/request/brief.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"

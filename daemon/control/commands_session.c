@@ -15,12 +15,11 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/base/text.h"
-#include "daemon/cluster/loads.h"
 #include "daemon/config/config.h"
+#include "daemon/control/commands.h"
 #include "daemon/control/control.h"
 #include "daemon/base/context.h"
 #include "daemon/link/link.h"
-#include "daemon/xfer/ring.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "daemon/transport/transport.h"
@@ -38,11 +37,6 @@ struct hello_args {
 
 struct help_args {
 	const char *command;
-};
-
-struct share_args {
-	uint32_t entries;
-	uint64_t arena_bytes;
 };
 
 static bool add_limits(cJSON *result, const struct config *config)
@@ -168,11 +162,11 @@ static int help_run(struct request *req)
 	bool any = false;
 	int r;
 
-	if (args->command && !commands_find(args->command, NULL))
+	if (args->command && !commands_find(req->kvd->modules, args->command, NULL))
 		return err_raise(ERR_NOCMD, "%.64s: no such command", args->command);
 	request_text_begin(req, &text);
 	text_puts(&text, ",\"commands\":[");
-	for (unsigned int i = 0; (cmd = commands_at(i)); i++) {
+	for (unsigned int i = 0; (cmd = commands_at(req->kvd->modules, i)); i++) {
 		if (args->command && strcmp(args->command, cmd->name) != 0)
 			continue;
 		if (any)
@@ -185,15 +179,6 @@ static int help_run(struct request *req)
 	if (r < 0)
 		text_fini(&text);
 	return err_pass(r);
-}
-
-/* ---- session.load ---- */
-
-static int session_load_run(struct request *req)
-{
-	loads_said(req->session, request_args(req));
-	request_reply(req, NULL);
-	return 0;
 }
 
 /* ---- session.list ---- */
@@ -231,61 +216,6 @@ static int session_list_run(struct request *req)
 	return request_list(req, "sessions", add_session);
 }
 
-/* ---- session.share ---- */
-
-/* An entry of another op ends the session, so an engine asks first. */
-static bool add_ops(cJSON *result)
-{
-	cJSON *ops = cJSON_AddArrayToObject(result, "ops");
-
-	for (unsigned int op = 1; op < 64; op++) {
-		cJSON *number =
-			ops && KVD_RING_OPS >> op & 1 ? cJSON_CreateNumber(op) : NULL;
-
-		if (ops && KVD_RING_OPS >> op & 1 &&
-		    (!number || !cJSON_AddItemToArray(ops, number))) {
-			cJSON_Delete(number);
-			return false;
-		}
-	}
-	return ops;
-}
-
-static bool add_ring(cJSON *result, const struct ring *ring)
-{
-	return cJSON_AddNumberToObject(result, "version", KVD_RING_VERSION) &&
-	       cJSON_AddNumberToObject(result, "entries", ring->entries) &&
-	       cJSON_AddNumberToObject(result, "arena_bytes",
-				       (double)ring->arena_bytes) &&
-	       cJSON_AddNumberToObject(result, "first_slot", SESSION_SLOTS) &&
-	       cJSON_AddNumberToObject(result, "slots", SESSION_ENGINE_SLOTS) &&
-	       add_ops(result);
-}
-
-/* Said again: the same memory, whatever size is asked for then. */
-static int session_share_run(struct request *req)
-{
-	const struct share_args *args = request_args(req);
-	struct ring *ring;
-	cJSON *result;
-	int r;
-
-	if (args->entries & (args->entries - 1))
-		return err_raise(ERR_INVAL, "entries: %u is not a power of two",
-				 args->entries);
-	ring = ring_of(req->session);
-	if (!ring)
-		return err_pass(-ENOMEM);
-	r = ring->shared ? 0 : ring_share(ring, args->entries, args->arena_bytes);
-	result = r < 0 ? NULL : request_result();
-	if (!result)
-		return err_pass(r < 0 ? r : -ENOMEM);
-	if (!add_ring(result, ring))
-		return request_finish(req, result, false);
-	request_reply_fds(req, result, ring->fds, RING_FDS);
-	return 0;
-}
-
 static const struct field hello_fields[] = {
 	F_INT("proto", hello_args, proto, REQUIRED, 0, INT32_MAX,
 	      "Version of this protocol: 1."),
@@ -306,24 +236,6 @@ static const struct field session_list_fields[] = {
 	F_END,
 };
 
-static const struct field session_load_fields[] = {
-#define SESSION_LOAD_FIELD(name, help)                                   \
-	F_INT(#name, engine_load, name, DEFAULT(ENGINE_LOAD_UNKNOWN), 0, \
-	      ENGINE_LOAD_MOST, help),
-	ENGINE_LOADS(SESSION_LOAD_FIELD)
-#undef SESSION_LOAD_FIELD
-		F_END,
-};
-
-static const struct field session_share_fields[] = {
-	F_INT("entries", share_args, entries, DEFAULT(RING_ENTRIES_DEFAULT), 2,
-	      RING_ENTRIES_MAX, "A power of two; 512 if absent."),
-	F_INT("arena_bytes", share_args, arena_bytes, DEFAULT(RING_ARENA_DEFAULT), 4096,
-	      RING_ARENA_MAX,
-	      "For lists and notifications; 64 MiB if absent. Pages count when written."),
-	F_END,
-};
-
 const struct command session_commands[] = {
 	{"hello", "Begin a session", hello_fields, COMMAND_NO_HELLO, hello_run,
 	 "proto, daemon, name, instance, pid, session, epoch, time_ns (its monotonic "
@@ -339,14 +251,5 @@ const struct command session_commands[] = {
 	 "sessions [{session, client, role, pid, uid, age_ms, regions, pools, "
 	 "requests, ending, own}]; the daemon's own have its pid; for one's own also "
 	 "epoch and secret, which let other daemons reach its memory"},
-	{"session.load", "Say how busy the engine is: others choose by it",
-	 session_load_fields, 0, session_load_run,
-	 "nothing; what is not given is unknown from now on, and all of it ten "
-	 "seconds later"},
-	{"session.share", "Make this session's submission ring (proto/kvd_ring.h)",
-	 session_share_fields, 0, session_share_run,
-	 "version, entries, arena_bytes, first_slot, slots, ops (the numbers of the ops "
-	 "that the daemon knows; another one ends the session); with it three "
-	 "descriptors: ring, arena, eventfd"},
 	{.name = NULL},
 };

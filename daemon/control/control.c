@@ -33,6 +33,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
+#include "daemon/control/commands.h"
 #include "daemon/request/commands.h"
 #include "daemon/config/config.h"
 #include "daemon/control/commands_peer.h"
@@ -632,8 +633,13 @@ static void control_part_free(void *part)
 	control_free(part);
 }
 
+static const struct command *const control_tables[] = {
+	session_commands, region_commands, pool_commands,  peer_commands, device_commands,
+	plan_commands,	  stats_commands,  admin_commands, keys_commands, NULL};
+
 const struct module control_module = {
 	.id = MODULE_CONTROL,
+	.commands = control_tables,
 	.new = control_part_new,
 	.close = control_part_close,
 	.drained = control_part_drained,

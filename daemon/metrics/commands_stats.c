@@ -12,6 +12,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/base/text.h"
+#include "daemon/control/commands.h"
 #include "daemon/request/commands.h"
 #include "daemon/loop/offload.h"
 #include "daemon/metrics/figures.h"

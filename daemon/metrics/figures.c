@@ -161,6 +161,7 @@ static void take_daemon(struct kvd *kvd, struct figures *f)
 	struct metrics *m = &kvd->metrics;
 	struct err why = {.code = ERR_OK};
 
+	f->modules = kvd->modules;
 	snprintf(f->name, sizeof(f->name), "%s", kvd->config->name);
 	f->health = health_of(kvd, &why);
 	snprintf(f->why, sizeof(f->why), "%s", why.code != ERR_OK ? why.text : "");

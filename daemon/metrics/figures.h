@@ -15,6 +15,7 @@ struct text;
 struct figures {
 	struct metrics metrics;
 	const char *transports[TRANSPORTS_MAX]; /* names; NULL: none */
+	const struct module *const *modules;	/* whose commands are counted */
 	char name[64];				/* the daemon's */
 	enum health health;
 	char why[ERR_TEXT_MAX]; /* HEALTH_REFUSING, HEALTH_DEGRADED */

@@ -44,9 +44,9 @@ static const char *peer_word(const struct figures *f, unsigned int value)
 	return f->metrics.peers[value].name[0] ? f->metrics.peers[value].name : NULL;
 }
 
-static const char *command_word(unsigned int number)
+static const char *command_word(const struct figures *f, unsigned int number)
 {
-	const struct command *cmd = number ? commands_at(number - 1) : NULL;
+	const struct command *cmd = number ? commands_at(f->modules, number - 1) : NULL;
 
 	return !number ? "unknown" : cmd ? cmd->name : NULL;
 }
@@ -75,7 +75,7 @@ const char *figures_word(const struct figures *f, enum metric_label label,
 	case METRIC_BY_REGION_KIND:
 		return region_kind_name((enum region_kind)value);
 	case METRIC_BY_COMMAND:
-		return command_word(value);
+		return command_word(f, value);
 	default:
 		return "";
 	}

@@ -34,37 +34,38 @@
 #include "daemon/session/session.h"
 #include "proto/json.h"
 
-static const struct command *const tables[] = {
-	session_commands, region_commands, pool_commands,	 room_commands,
-	peer_commands,	  device_commands, group_commands,	 xfer_commands,
-	secret_commands,  plan_commands,   stats_commands,	 admin_commands,
-	keys_commands,	  chunk_commands,  chunk_event_commands, chunk_pages_commands,
-	attend_commands,  cost_commands,
-};
-
-const struct command *commands_at(unsigned int i)
+const struct command *commands_at(const struct module *const *modules, unsigned int i)
 {
-	for (size_t t = 0; t < ARRAY_LEN(tables); t++) {
-		for (const struct command *cmd = tables[t]; cmd->name; cmd++) {
-			if (i-- == 0)
-				return cmd;
+	for (; modules && *modules; modules++) {
+		const struct command *const *table = (*modules)->commands;
+
+		for (; table && *table; table++) {
+			for (const struct command *cmd = *table; cmd->name; cmd++) {
+				if (i-- == 0)
+					return cmd;
+			}
 		}
 	}
 	return NULL;
 }
 
-const struct command *commands_find(const char *name, unsigned int *number_p)
+const struct command *commands_find(const struct module *const *modules, const char *name,
+				    unsigned int *number_p)
 {
 	unsigned int number = 0;
 
-	for (size_t t = 0; t < ARRAY_LEN(tables); t++) {
-		for (const struct command *cmd = tables[t]; cmd->name; cmd++) {
-			number++;
-			if (strcmp(cmd->name, name) != 0)
-				continue;
-			if (number_p)
-				*number_p = number;
-			return cmd;
+	for (; modules && *modules; modules++) {
+		const struct command *const *table = (*modules)->commands;
+
+		for (; table && *table; table++) {
+			for (const struct command *cmd = *table; cmd->name; cmd++) {
+				number++;
+				if (strcmp(cmd->name, name) != 0)
+					continue;
+				if (number_p)
+					*number_p = number;
+				return cmd;
+			}
 		}
 	}
 	return NULL;
@@ -526,7 +527,7 @@ static int commands_do_dispatch(struct request *req)
 
 	if (r < 0)
 		return err_pass(r);
-	cmd = commands_find(name, &req->number);
+	cmd = commands_find(req->kvd->modules, name, &req->number);
 	if (!cmd)
 		return err_raise(ERR_NOCMD, "%.64s: no such command; try help", name);
 	r = permit(req->session, cmd);

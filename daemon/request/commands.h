@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * commands: the one table of control commands.
- *
- * Each module that owns a noun exports a NULL-terminated table of its commands;
- * commands.c lists the tables. Dispatch, the schema check, `help` and the
- * reference page come from it. A command's fields (proto/fields.h) are bound to a
+ * commands: control commands, in tables of the modules that own their nouns
+ * (module->commands). Dispatch, the schema check, `help` and the reference page come from
+ * these. A command's fields (proto/fields.h) are bound to a
  * struct of its own, which is filled before run(): there are no types and limits
  * but the table's.
  *
@@ -130,33 +128,14 @@ size_t reply_error_text(const cJSON *id, const struct err *err,
 void commands_dispatch(struct request *req);
 /* The line against the command's fields; fills request_args(). */
 int commands_check(struct request *req, const struct command *cmd);
-/* *number_p: 1 + the `i` of commands_at(); may be NULL. */
-const struct command *commands_find(const char *name, unsigned int *number_p);
-/* Iterate all commands: i = 0, 1, …; NULL at the end. */
-const struct command *commands_at(unsigned int i);
+/* Of these modules. *number_p: 1 + the `i` of commands_at(); may be NULL. */
+const struct command *commands_find(const struct module *const *modules, const char *name,
+				    unsigned int *number_p);
+/* All of them: i = 0, 1, …; NULL at the end. */
+const struct command *commands_at(const struct module *const *modules, unsigned int i);
 
 /* {"name":…, "summary":…, "fields":[…], …} */
 void command_put(struct text *text, const struct command *cmd);
 const char *field_type_name(enum field_type type); /* as both call it: "u64" */
-
-/* The modules' tables. */
-extern const struct command session_commands[]; /* hello ping help session.list … */
-extern const struct command region_commands[];
-extern const struct command pool_commands[];
-extern const struct command room_commands[];
-extern const struct command chunk_commands[];
-extern const struct command chunk_event_commands[];
-extern const struct command chunk_pages_commands[];
-extern const struct command attend_commands[];
-extern const struct command cost_commands[];
-extern const struct command peer_commands[];
-extern const struct command keys_commands[];
-extern const struct command device_commands[]; /* devices */
-extern const struct command group_commands[];
-extern const struct command xfer_commands[];
-extern const struct command secret_commands[];
-extern const struct command plan_commands[];  /* plan */
-extern const struct command stats_commands[]; /* stats: daemon/metrics */
-extern const struct command admin_commands[]; /* health config.show drain … */
 
 #endif

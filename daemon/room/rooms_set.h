@@ -95,6 +95,12 @@ struct tombstone {
 	struct room_heard heard; /* send: its receivers */
 };
 
+/* ---- rooms.c ---- */
+int rooms_new(struct kvd *kvd, void **part_p);
+void rooms_free(void *part);
+/* A live room, from now on held by nobody: its session stays until it is closed. */
+void rooms_keep_session(struct room *room, enum room_hold how);
+
 /* ---- rooms_late.c ---- */
 int late_init(struct rooms *rooms);
 void late_fini(struct rooms *rooms);

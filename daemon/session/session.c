@@ -48,6 +48,18 @@ static void session_free(struct session *session)
 	mem_free(session);
 }
 
+const struct err *session_fault(const struct session *session, uint64_t id)
+{
+	const struct err *err = NULL;
+
+	MODULES_EACH(session->kvd, m)
+	{
+		if (!err && m->session_fault)
+			err = m->session_fault(session, id);
+	}
+	return err;
+}
+
 bool session_busy(const struct session *session)
 {
 	MODULES_EACH(session->kvd, m)

@@ -112,6 +112,9 @@ pid_t session_pid(const struct session *session);
 /* NULL: there is none. */
 struct session *session_by_id(const struct kvd *kvd, uint64_t id);
 
+/* Why the object that the engine numbered so, and that is not there, was refused; NULL:
+ * none was. */
+const struct err *session_fault(const struct session *session, uint64_t id);
 /* Has a module objects of it? */
 bool session_busy(const struct session *session);
 

@@ -283,6 +283,9 @@ struct store_hold {
 /* ---- store.c ---- */
 /* A store without memory, files and a session, which store_new() gives it. */
 int store_make(struct kvd *kvd, struct store **store_p);
+void store_tidy_init(struct store *store);
+/* What nobody uses any more goes: store_tidy() does this in a later turn. */
+void store_tidy_now(struct store *store);
 /* Found or made. `generation`: of a part in a file that names it; STORE_NOW, which is
  * later than all of these: an engine does. */
 #define STORE_NOW UINT64_MAX

@@ -20,7 +20,9 @@
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
+#include "daemon/xfer/commands_xfer.h"
 #include "daemon/xfer/ring.h"
+#include "daemon/xfer/ring_ops.h"
 #include "daemon/xfer/xfer_impl.h"
 #include "proto/base64.h"
 
@@ -812,15 +814,25 @@ static bool xfers_remote_idle(const struct remote *remote)
 	       list_empty(&xfer_remote(remote)->shadows);
 }
 
+static const struct err *xfers_session_fault(const struct session *session, uint64_t id)
+{
+	return ring_fault_of(session->ring, id);
+}
+
+static const struct command *const xfers_commands[] = {xfer_commands, secret_commands,
+						       ring_commands, NULL};
+
 const struct module xfer_module = {
 	.id = MODULE_XFER,
 	.owner = WIRE_OWNER_XFER,
+	.commands = xfers_commands,
 	.new = xfers_new,
 	.live = xfers_live_now,
 	.free = xfers_free,
 	.session_closing = xfers_session_closing,
 	.session_end = xfers_session_end,
 	.session_gone = xfers_session_gone,
+	.session_fault = xfers_session_fault,
 	.region_coming = xfers_region_coming,
 	.region_going = xfers_region_going,
 	.remote_bytes = sizeof(struct xfer_remote),

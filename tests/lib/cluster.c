@@ -155,6 +155,7 @@ void cluster_new(struct cluster *c, uint64_t seed, unsigned int nodes)
 {
 	memset(c, 0, sizeof(*c));
 	control_hooks = (struct module){.id = MODULE_CONTROL,
+					.commands = control_module.commands,
 					.remote_change = control_module.remote_change};
 	log_set_level(getenv("KVD_TEST_LOG") ? LOG_LEVEL_DEBUG : LOG_LEVEL_ERROR);
 	transport_add(&fake_ops);

@@ -83,7 +83,7 @@ MUTANTS = [
      ".dst_first_token = d->first_token,",
      ".dst_first_token = d->first_token && d->token_end > s->token_end\n"
      "\t\t\t\t? d->first_token - 1 : d->first_token,"),
-    ("dead-engine-leaves-its-partners", "daemon/room/rooms.c",
+    ("dead-engine-leaves-its-partners", "daemon/room/module.c",
      "if (room->session != session || room->hold != ROOM_HELD)",
      "if (session)"),
     ("transfer-over-while-bytes-move", "daemon/transport/net_xfer.c",

@@ -22,6 +22,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/request/brief.h"
 #include "daemon/control/control.h"
+#include "daemon/modules.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
 #include "tests/lib/control_client.h"
@@ -144,11 +145,11 @@ static void tables_are_sound(void **state)
 	const struct command *cmd;
 
 	(void)state;
-	for (unsigned int i = 0; (cmd = commands_at(i)); i++) {
+	for (unsigned int i = 0; (cmd = commands_at(modules_built, i)); i++) {
 		bool takes_fds = false;
 		unsigned int number;
 
-		assert_ptr_equal(commands_find(cmd->name, &number),
+		assert_ptr_equal(commands_find(modules_built, cmd->name, &number),
 				 cmd); /* no name twice */
 		assert_int_equal(number, i + 1);
 		assert_non_null(cmd->run);
@@ -165,7 +166,7 @@ static void tables_are_sound(void **state)
 		}
 		assert_int_equal(takes_fds, (cmd->flags & COMMAND_FDS) != 0);
 	}
-	assert_null(commands_find("no.such", NULL));
+	assert_null(commands_find(modules_built, "no.such", NULL));
 }
 
 /* ---- commands of the daemon itself ---- */
@@ -179,7 +180,8 @@ static void help_describes_every_command(void **state)
 	client_open(&client, *state);
 	reply = client_call(&client, "{\"cmd\":\"help\"}");
 	entry = cJSON_GetObjectItem(reply, "commands")->child;
-	for (unsigned int i = 0; (cmd = commands_at(i)); i++, entry = entry->next) {
+	for (unsigned int i = 0; (cmd = commands_at(modules_built, i));
+	     i++, entry = entry->next) {
 		const cJSON *field = cJSON_GetObjectItem(entry, "fields")->child;
 
 		assert_string_equal(cJSON_GetObjectItem(entry, "name")->valuestring,

@@ -13,6 +13,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/base/text.h"
+#include "daemon/modules.h"
 #include "daemon/request/commands.h"
 
 static struct metrics metrics;
@@ -167,12 +168,13 @@ static void every_command_has_its_cells(void **state)
 	unsigned int count = 0;
 
 	(void)state;
-	while (commands_at(count))
+	figures.modules = modules_built;
+	while (commands_at(modules_built, count))
 		count++;
 	assert_true(count < METRIC_VALUES_COMMAND); /* and one for the unknown */
 	for (unsigned int i = 0; i < count; i++)
 		assert_string_equal(figures_word(&figures, METRIC_BY_COMMAND, 0, i + 1),
-				    commands_at(i)->name);
+				    commands_at(modules_built, i)->name);
 	assert_null(figures_word(&figures, METRIC_BY_COMMAND, 0, count + 1));
 }
 

@@ -123,6 +123,7 @@ static int setup(void **state)
 
 	(void)state;
 	control = (struct module){.id = MODULE_CONTROL,
+				  .commands = control_module.commands,
 				  .remote_change = control_module.remote_change};
 	spied[n++] = &a;
 	for (size_t i = 0; modules_built[i]; i++)

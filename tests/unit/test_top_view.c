@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #include "ctl/top.h"
-#include "daemon/control/commands_room.h"
+#include "daemon/room/commands_room.h"
 
 /* A room of `gen` in which so much has moved; 0: a request, which has no generation. */
 static void add_room(cJSON *rooms, unsigned int gen, double bytes)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* chunk.publish, chunk.withdraw: chunks that stay in their engine's pages. */
-#include "daemon/control/commands_chunk.h"
+#include "daemon/store/commands_chunk.h"
 
 #include <errno.h>
 

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "daemon/attend/attend.h"
+#include "daemon/attend/commands_attend.h"
 #include "daemon/base/context.h"
 #include "daemon/request/brief.h"
 #include "daemon/session/session.h"

@@ -12,6 +12,7 @@
 #include "daemon/base/text.h"
 #include "daemon/request/commands.h"
 #include "daemon/session/session.h"
+#include "daemon/store/commands_chunk.h"
 #include "daemon/store/events.h"
 #include "daemon/store/store.h"
 #include "proto/json.h"

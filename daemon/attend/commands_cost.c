@@ -11,6 +11,7 @@
 
 #include "daemon/attend/attend.h"
 #include "daemon/attend/calibrate.h"
+#include "daemon/attend/commands_attend.h"
 #include "daemon/base/context.h"
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"

@@ -10,41 +10,15 @@
 #include "daemon/base/mem.h"
 #include "daemon/request/brief.h"
 #include "daemon/request/commands.h"
-#include "daemon/control/commands_room.h"
+#include "daemon/room/commands.h"
+#include "daemon/room/commands_room.h"
 #include "daemon/base/context.h"
 #include "daemon/room/room_record.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
-#include "daemon/xfer/ring_ops.h"
 #include "proto/json.h"
-
-struct room *room_asked(struct session *session, const struct room_key *key,
-			struct rooms *rooms)
-{
-	uint64_t number = key->number;
-	struct room *found = NULL;
-
-	if (key->role >= 0)
-		found = rooms_find(rooms, session, (enum room_role)key->role, number);
-	for (unsigned int i = 0; i < ROOM_ROLES && key->role < 0; i++) {
-		struct room *room = rooms_find(rooms, session, (enum room_role)i, number);
-
-		if (room && found) {
-			err_raise(ERR_INVAL,
-				  "role: room %llu is both %s and %s here: say which",
-				  (unsigned long long)number,
-				  room_role_names[found->role], room_role_names[i]);
-			return NULL;
-		}
-		found = room ? room : found;
-	}
-	if (!found)
-		err_raise(ERR_NOTFOUND, "room: no %s room %llu in this session",
-			  key->role >= 0 ? room_role_names[key->role] : "open",
-			  (unsigned long long)number);
-	return found;
-}
+#include "proto/kvd_ring.h"
 
 /* ---- room.open ---- */
 
@@ -179,27 +153,6 @@ static int run_send(struct request *req)
 
 /* ---- room.abort, room.close ---- */
 
-/* An administrator's tool has no rooms, and means any engine's. An engine means its own,
- * also when it is root's: another engine may have a room of that number. */
-struct room *room_asked_any(struct request *req, const struct room_key *key)
-{
-	struct room *room = room_asked(req->session, key, rooms_of(req->kvd)), *it;
-
-	if (room || !req->session->admin || req->session->announced)
-		return room;
-	list_foreach(it, rooms_all(rooms_of(req->kvd)), all_link) {
-		if (it->number == key->number &&
-		    (key->role < 0 || (enum room_role)key->role == it->role)) {
-			err_clear();
-			return it;
-		}
-	}
-	err_raise(ERR_NOTFOUND, "room: no %s room %llu in any session",
-		  key->role >= 0 ? room_role_names[key->role] : "open",
-		  (unsigned long long)key->number);
-	return NULL;
-}
-
 struct abort_args {
 	struct room_key key;
 	const char *reason;
@@ -241,7 +194,7 @@ struct show_args {
 /* The ring refused to open the room of this slot: why, as long as that is kept. */
 static int show_refused(struct request *req, uint32_t slot)
 {
-	const struct err *why = ring_fault_of(req->session->ring, KVD_RING_IDS + slot);
+	const struct err *why = session_fault(req->session, KVD_RING_IDS + slot);
 	struct brief brief;
 
 	if (!why)
@@ -330,11 +283,6 @@ static const struct field show_fields[] = {
 	F_INT("slot", show_args, slot, DEFAULT(-1), 0, UINT32_MAX,
 	      "of this session's status page: the room that has it, whatever else has "
 	      "its number; of an opening by the ring that was refused, why"),
-	F_END,
-};
-const struct field room_key_fields[] = {
-	F_ROOM(room_key_args),
-	F_ROLE(room_key_args),
 	F_END,
 };
 

@@ -18,6 +18,7 @@
 
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
+#include "daemon/cluster/commands_group.h"
 #include "daemon/cluster/groups.h"
 #include "daemon/cluster/loads.h"
 #include "daemon/cluster/record.h"
@@ -504,6 +505,22 @@ static const struct field query_fields[] = {
 	F_END,
 };
 
+static int session_load_run(struct request *req)
+{
+	loads_said(req->session, request_args(req));
+	request_reply(req, NULL);
+	return 0;
+}
+
+static const struct field session_load_fields[] = {
+#define SESSION_LOAD_FIELD(name, help)                                   \
+	F_INT(#name, engine_load, name, DEFAULT(ENGINE_LOAD_UNKNOWN), 0, \
+	      ENGINE_LOAD_MOST, help),
+	ENGINE_LOADS(SESSION_LOAD_FIELD)
+#undef SESSION_LOAD_FIELD
+		F_END,
+};
+
 const struct command group_commands[] = {
 	{"group.publish", "say in the directory which rank of a group this engine serves",
 	 publish_fields, 0, run_publish, "nothing; the rank goes with the session"},
@@ -524,5 +541,9 @@ const struct command group_commands[] = {
 	 "tp_rank, "
 	 "…, session (0: the daemon's own), taken}, of this session, or all for an "
 	 "administrator, watches: {group, entries, synced}; 1024 of each at most"},
+	{"session.load", "Say how busy the engine is: others choose by it",
+	 session_load_fields, 0, session_load_run,
+	 "nothing; what is not given is unknown from now on, and all of it ten "
+	 "seconds later"},
 	{.name = NULL},
 };

@@ -28,6 +28,7 @@ struct room *room_asked(struct session *session, const struct room_key *key,
 /* The same, and for an administrator any session's. */
 struct room *room_asked_any(struct request *req, const struct room_key *key);
 
+/* ---- the commands that have files of their own ---- */
 int room_poll_run(struct request *req);
 extern const struct field room_poll_fields[];
 int room_list_run(struct request *req);

@@ -14,6 +14,7 @@
 #include "daemon/request/commands.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
+#include "daemon/xfer/commands_xfer.h"
 #include "daemon/xfer/grant.h"
 #include "daemon/xfer/xfer_impl.h"
 #include "proto/json.h"

@@ -11,7 +11,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/request/commands.h"
-#include "daemon/control/commands_room.h"
+#include "daemon/room/commands_room.h"
 #include "daemon/base/context.h"
 #include "daemon/request/reply_walk.h"
 #include "daemon/room/room_cursor.h"

@@ -15,7 +15,7 @@
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "daemon/request/brief.h"
-#include "daemon/control/commands_chunk.h"
+#include "daemon/store/commands_chunk.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/loop/loop.h"
 #include "daemon/peer/peer.h"
@@ -27,7 +27,6 @@
 #include "daemon/session/status.h"
 #include "daemon/store/far.h"
 #include "daemon/store/store.h"
-#include "daemon/xfer/ring_ops.h"
 #include "proto/json.h"
 
 #define LEASE_MS_PRESET 10000
@@ -576,8 +575,7 @@ static int move_run(struct request *req)
 {
 	const struct move_key_args *args = request_args(req);
 	struct store_move *move = store_move_find(req->session, args->move);
-	const struct err *why =
-		move ? NULL : ring_fault_of(req->session->ring, args->move);
+	const struct err *why = move ? NULL : session_fault(req->session, args->move);
 	struct brief brief;
 
 	if (!move && !why)

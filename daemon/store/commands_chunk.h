@@ -44,4 +44,8 @@ void chunk_move_reply(struct request *req, const struct store_move *move);
 /* Of struct put_args. */
 int chunk_put(struct request *req, bool publish);
 
+extern const struct command chunk_commands[];
+extern const struct command chunk_event_commands[];
+extern const struct command chunk_pages_commands[];
+
 #endif

@@ -15,6 +15,7 @@
 #include "daemon/request/brief.h"
 #include "daemon/request/commands.h"
 #include "daemon/base/context.h"
+#include "daemon/xfer/commands_xfer.h"
 #include "daemon/xfer/ring_ops.h"
 #include "daemon/session/session.h"
 #include "daemon/xfer/xfer_op.h"

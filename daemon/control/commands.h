@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* commands: those of the daemon itself, and of what all modules build on. */
+#ifndef KVD_CONTROL_COMMANDS_H
+#define KVD_CONTROL_COMMANDS_H
+
+#include "daemon/request/commands.h"
+
+extern const struct command session_commands[];
+extern const struct command region_commands[];
+extern const struct command pool_commands[];
+extern const struct command peer_commands[];
+extern const struct command device_commands[];
+extern const struct command plan_commands[];
+extern const struct command stats_commands[];
+extern const struct command admin_commands[];
+extern const struct command keys_commands[];
+
+#endif

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* layout_text: a layout as JSON, in the form that pool.register takes. */
+#ifndef KVD_LAYOUT_TEXT_H
+#define KVD_LAYOUT_TEXT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/text.h"
+#include "daemon/plan/layout.h"
+
+/* Zeroed at first. */
+struct layout_writer {
+	uint32_t view, layer; /* next */
+	bool begun;
+};
+/* A layer at a time. False: that was all. */
+bool layout_write_some(struct layout_writer *writer, const struct layout *layout,
+		       struct text *out);
+
+#endif

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* commands_ring: session.share, the command of the submission ring. */
+#include <errno.h>
+
+#include "daemon/request/commands.h"
+#include "daemon/session/session.h"
+#include "daemon/xfer/commands_xfer.h"
+#include "daemon/xfer/ring.h"
+#include "daemon/xfer/xfer_impl.h"
+#include "proto/json.h"
+
+struct share_args {
+	uint32_t entries;
+	uint64_t arena_bytes;
+};
+
+/* An entry of another op ends the session, so an engine asks first. */
+static bool add_ops(cJSON *result)
+{
+	cJSON *ops = cJSON_AddArrayToObject(result, "ops");
+
+	for (unsigned int op = 1; op < 64; op++) {
+		cJSON *number =
+			ops && KVD_RING_OPS >> op & 1 ? cJSON_CreateNumber(op) : NULL;
+
+		if (ops && KVD_RING_OPS >> op & 1 &&
+		    (!number || !cJSON_AddItemToArray(ops, number))) {
+			cJSON_Delete(number);
+			return false;
+		}
+	}
+	return ops;
+}
+
+static bool add_ring(cJSON *result, const struct ring *ring)
+{
+	return cJSON_AddNumberToObject(result, "version", KVD_RING_VERSION) &&
+	       cJSON_AddNumberToObject(result, "entries", ring->entries) &&
+	       cJSON_AddNumberToObject(result, "arena_bytes",
+				       (double)ring->arena_bytes) &&
+	       cJSON_AddNumberToObject(result, "first_slot", SESSION_SLOTS) &&
+	       cJSON_AddNumberToObject(result, "slots", SESSION_ENGINE_SLOTS) &&
+	       add_ops(result);
+}
+
+/* Said again: the same memory, whatever size is asked for then. */
+static int session_share_run(struct request *req)
+{
+	const struct share_args *args = request_args(req);
+	struct ring *ring;
+	cJSON *result;
+	int r;
+
+	if (args->entries & (args->entries - 1))
+		return err_raise(ERR_INVAL, "entries: %u is not a power of two",
+				 args->entries);
+	ring = ring_of(req->session);
+	if (!ring)
+		return err_pass(-ENOMEM);
+	r = ring->shared ? 0 : ring_share(ring, args->entries, args->arena_bytes);
+	result = r < 0 ? NULL : request_result();
+	if (!result)
+		return err_pass(r < 0 ? r : -ENOMEM);
+	if (!add_ring(result, ring))
+		return request_finish(req, result, false);
+	request_reply_fds(req, result, ring->fds, RING_FDS);
+	return 0;
+}
+
+static const struct field session_share_fields[] = {
+	F_INT("entries", share_args, entries, DEFAULT(RING_ENTRIES_DEFAULT), 2,
+	      RING_ENTRIES_MAX, "A power of two; 512 if absent."),
+	F_INT("arena_bytes", share_args, arena_bytes, DEFAULT(RING_ARENA_DEFAULT), 4096,
+	      RING_ARENA_MAX,
+	      "For lists and notifications; 64 MiB if absent. Pages count when written."),
+	F_END,
+};
+
+const struct command ring_commands[] = {
+	{"session.share", "Make this session's submission ring (proto/kvd_ring.h)",
+	 session_share_fields, 0, session_share_run,
+	 "version, entries, arena_bytes, first_slot, slots, ops (the numbers of the ops "
+	 "that the daemon knows; another one ends the session); with it three "
+	 "descriptors: ring, arena, eventfd"},
+	{.name = NULL},
+};
