@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"
 #include "daemon/room/room_cursor.h"
@@ -108,7 +109,7 @@ static void room_publish(struct room *room)
 		return;
 	room_figures(room);
 	status_slot_set(room->session->status, room->slot, room_poll_state(room),
-			room_flags(room), room->error.code);
+			room_flags(room), room->error->code);
 }
 
 void room_progress(struct room *room)
@@ -150,7 +151,7 @@ static void log_end_line(const struct room *room, enum log_level level,
 		{"KVD_ROOM", number},
 		{"KVD_ROLE", room_role_names[room->role]},
 		{"KVD_PEER", peer},
-		{"KVD_CODE", ok ? "OK" : err_name(room->error.code)},
+		{"KVD_CODE", ok ? "OK" : err_name(room->error->code)},
 		{"KVD_ENGINE", room->session->client},
 		{"KVD_REQUEST", room->names ? room->names->request_id : ""},
 		{NULL, NULL},
@@ -160,15 +161,15 @@ static void log_end_line(const struct room *room, enum log_level level,
 		LOG_FIELDS_AT(level, fields, "room", number, "success", "%s", about);
 	else
 		LOG_FIELDS_AT(level, fields, "room", number, "failed",
-			      "%s code=%s why=\"%s\"", about, err_name(room->error.code),
-			      room->error.text);
+			      "%s code=%s why=\"%s\"", about, err_name(room->error->code),
+			      room->error->text);
 }
 
 /* A room that an engine gave up, as when its client left, is no fault. */
 static bool room_is_fault(const struct room *room)
 {
-	return sm_state(&room->sm) != ROOM_SUCCESS && room->error.code != ERR_ABORTED &&
-	       room->error.code != ERR_CANCELED;
+	return sm_state(&room->sm) != ROOM_SUCCESS && room->error->code != ERR_ABORTED &&
+	       room->error->code != ERR_CANCELED;
 }
 
 /* One line a room. */
@@ -214,7 +215,7 @@ static void count_at_peers(const struct room *room)
 		if (sm_state(&room->sm) != ROOM_FAILED)
 			continue;
 		peer->totals.rooms_failed++;
-		peer_note_error(peer, &room->error);
+		peer_note_error(peer, room->error);
 	}
 }
 
@@ -289,7 +290,7 @@ static void tell_abort(struct room *room, const struct party *party)
 				 .to_gen = party->gen,
 				 .pool = party->pool ? party->pool->id : 0,
 				 .session = party->session,
-				 .code = room->error.code,
+				 .code = room->error->code,
 				 .from_pool = room->pool->id};
 	bool early = early_source(room, party);
 
@@ -302,10 +303,10 @@ static void tell_abort(struct room *room, const struct party *party)
 		memcpy(msg.ticket, room->admit.ticket, sizeof(msg.ticket));
 	else
 		err_clear(); /* it may know of the end, not of the ticket */
-	snprintf(msg.text, sizeof(msg.text), "%.300s", room->error.text);
+	snprintf(msg.text, sizeof(msg.text), "%.300s", room->error->text);
 	if (early && sm_state(&party->remote->peer->sm) != PEER_UP) {
 		/* a room that ends because it cannot be reached does not try on */
-		if (party->remote->peer->why.code != room->error.code)
+		if (party->remote->peer->why.code != room->error->code)
 			rooms_tell_later(room->rooms, party->remote, &msg,
 					 room->session->account);
 		return;
@@ -342,7 +343,7 @@ int room_await(struct room *room)
 
 int room_refuse_over(const struct room *room)
 {
-	struct err why = room->error;
+	struct err why = *room->error;
 
 	assert(!room_live(room));
 	if (why.code == ERR_OK)
@@ -350,9 +351,30 @@ int room_refuse_over(const struct room *room)
 				 (unsigned long long)room->number,
 				 room_state_names[sm_state(&room->sm)]);
 	snprintf(why.text, sizeof(why.text), "room %llu failed: %s: %.250s",
-		 (unsigned long long)room->number, err_name(room->error.code),
-		 room->error.text);
+		 (unsigned long long)room->number, err_name(room->error->code),
+		 room->error->text);
 	return err_reraise(&why);
+}
+
+static const struct err no_error = {.code = ERR_OK};
+/* For want of memory the reason is that. */
+static const struct err error_lost = {
+	.code = ERR_NOMEM,
+	.scope = ERR_SCOPE_ROOM,
+	.retryable = true,
+	.text = "it failed, and there is no memory for why"};
+
+static const struct err *error_keep(const struct err *why)
+{
+	const struct err *copy = mem_dup(why, sizeof(*why));
+
+	return copy ? copy : &error_lost;
+}
+
+static void error_drop(const struct err *error)
+{
+	if (error != &no_error && error != &error_lost)
+		mem_free((void *)(uintptr_t)error);
 }
 
 void room_fail(struct room *room, const struct err *why, const struct party *but)
@@ -362,13 +384,13 @@ void room_fail(struct room *room, const struct err *why, const struct party *but
 	assert(why->code != ERR_OK);
 	if (!room_live(room))
 		return;
-	room->error = *why;
+	room->error = error_keep(why);
 	room_move(room, ROOM_ABORTING);
 	list_foreach(party, &room->parties, link) {
 		if (party != but)
 			tell_abort(room, party);
 	}
-	room->ops->stop(room, &room->error);
+	room->ops->stop(room, room->error);
 	forget_waits(room);
 	room_kick(room);
 }
@@ -503,6 +525,7 @@ void room_init(struct room *room)
 	loop_timer_init(&room->timer, loop, room_on_clock);
 	room->opened_ns = loop_now_ns(loop);
 	room->slot = ROOM_NO_SLOT;
+	room->error = &no_error;
 	room->ops->init(room);
 }
 
@@ -514,6 +537,7 @@ void room_fini(struct room *room)
 	list_foreach_safe(party, &room->parties, link)
 		party_drop(party);
 	room->ops->fini(room);
+	error_drop(room->error);
 }
 
 void room_open_done(struct room *room)

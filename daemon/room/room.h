@@ -175,9 +175,9 @@ struct room {
 	uint32_t receivers;   /* expected parties; 0 = not known yet */
 	bool told_to_fail;    /* the other side did */
 	uint64_t bytes, expected;
-	uint64_t surplus;      /* send, recv: tokens of chunks that nobody had bound */
-	struct room_used used; /* the parties' sum */
-	struct err error;      /* of ABORTING and FAILED */
+	uint64_t surplus;	 /* send, recv: tokens of chunks that nobody had bound */
+	struct room_used used;	 /* the parties' sum */
+	const struct err *error; /* of ABORTING and FAILED; else its code is OK */
 	struct loop_timer timer;
 	uint64_t limits_ns[3]; /* bootstrap, waiting, stall */
 	uint64_t opened_ns, waiting_ns, moving_ns, ended_ns, moved_ns;

@@ -71,7 +71,7 @@ void room_counts_move(struct room *room, unsigned int from, uint64_t now_ns)
 		metrics_add(m, METRIC_AT(ROOMS_ENDED, room->role, ERR_OK), 1);
 	} else if (state == ROOM_FAILED) {
 		room->pool->work.failed++;
-		metrics_add(m, METRIC_AT(ROOMS_ENDED, room->role, room->error.code), 1);
+		metrics_add(m, METRIC_AT(ROOMS_ENDED, room->role, room->error->code), 1);
 	}
 }
 

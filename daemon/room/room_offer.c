@@ -108,8 +108,8 @@ int offer_on_query(struct room *room, struct remote *remote,
 
 	assert(room->role == ROOM_OFFER);
 	if (!room_live(room))
-		return room->error.code != ERR_OK
-			       ? err_reraise(&room->error)
+		return room->error->code != ERR_OK
+			       ? err_reraise(room->error)
 			       : err_raise(ERR_STATE, "offer %llu has been taken",
 					   (unsigned long long)room->number);
 	if (!pool || !pool->layout)
@@ -144,8 +144,8 @@ static int check_request(struct room *room, struct party *party,
 			 const struct pull_header *h)
 {
 	if (!room_live(room))
-		return room->error.code != ERR_OK
-			       ? err_reraise(&room->error)
+		return room->error->code != ERR_OK
+			       ? err_reraise(room->error)
 			       : err_raise(ERR_LEASE, "offer %llu has been taken",
 					   (unsigned long long)room->number);
 	if (h->lease_epoch != room->offer.lease_epoch)

@@ -86,8 +86,8 @@ int room_record_text(const struct room *room, struct text *out)
 	text_member(out, ",\"bytes\":", room->bytes);
 	if (room_first_token(room) != UINT64_MAX)
 		text_member(out, ",\"first_token\":", room_first_token(room));
-	if (room->error.code != ERR_OK)
-		text_error(out, &room->error);
+	if (room->error->code != ERR_OK)
+		text_error(out, room->error);
 	text_puts(out, "}");
 	return or_nomem(!out->failed);
 }
@@ -104,7 +104,7 @@ static int record_brief(const struct room *room, cJSON *obj)
 		cJSON_AddNumberToObject(obj, "state", room_poll_state(room)) &&
 		cJSON_AddNumberToObject(obj, "flags", room_flags(room)) &&
 		cJSON_AddNumberToObject(obj, "bytes", (double)room->bytes) &&
-		add_first_token(obj, room) && add_error(obj, &room->error));
+		add_first_token(obj, room) && add_error(obj, room->error));
 }
 
 int room_record_missing(const cJSON *asked, const struct err *why, struct text *out)

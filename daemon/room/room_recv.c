@@ -217,8 +217,8 @@ static int room_recv_admit(struct room *room, struct remote *remote,
 	struct party *party = room_party_by_pool(room, remote, h->src_pool);
 
 	/* first: one that has ended has let go of its sources' pools */
-	if (!room_live(room) && room->error.code != ERR_OK)
-		return err_reraise(&room->error);
+	if (!room_live(room) && room->error->code != ERR_OK)
+		return err_reraise(room->error);
 	if (!party)
 		return err_raise(ERR_NOTFOUND, "room %llu has no source %s pool %llu",
 				 (unsigned long long)room->number, remote->label,

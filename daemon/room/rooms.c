@@ -367,7 +367,7 @@ int rooms_close(struct room *room)
 				 (unsigned long long)room->number,
 				 room_state_names[sm_state(&room->sm)]);
 	/* one that succeeded had all its partners: nobody asks for it again */
-	if (room->error.code == ERR_OK)
+	if (room->error->code == ERR_OK)
 		tomb_remove(rooms, &key);
 	else if (room->role != ROOM_PULL && room->hold != ROOM_DROPPED && !room->leg)
 		tomb_put(rooms, room);

@@ -62,9 +62,9 @@ void history_put(struct history *history, const struct room *room)
 		.moving_ns = room->moving_ns,
 		.ended_ns = room->ended_ns,
 		.role = room->role,
-		.code = room->error.code,
-		.scope = room->error.scope,
-		.retryable = room->error.retryable,
+		.code = room->error->code,
+		.scope = room->error->scope,
+		.retryable = room->error->retryable,
 		.peers = room->party_count,
 		.gen = room->gen,
 		.layout = room->pool->digest,
@@ -79,7 +79,7 @@ void history_put(struct history *history, const struct room *room)
 			 first->remote->transport ? first->remote->transport->ops->name
 						  : "");
 	}
-	snprintf(ended->text, sizeof(ended->text), "%.199s", room->error.text);
+	snprintf(ended->text, sizeof(ended->text), "%.199s", room->error->text);
 }
 
 const struct ended_room *history_at(const struct history *history, uint64_t seq)

@@ -388,10 +388,10 @@ void tomb_put(struct rooms *rooms, const struct room *room)
 	tomb->ended_ns =
 		room_terminal(room) ? room->ended_ns : loop_now_ns(rooms->kvd->loop);
 	tomb->gen = room->gen;
-	tomb->code = room->error.code;
+	tomb->code = room->error->code;
 	tomb->open = room_admit_is_open(&room->admit);
 	memcpy(tomb->ticket, room->admit.ticket, sizeof(tomb->ticket));
-	snprintf(tomb->text, sizeof(tomb->text), "%.110s", room->error.text);
+	snprintf(tomb->text, sizeof(tomb->text), "%.110s", room->error->text);
 	tomb->heard = (struct room_heard){0};
 	if (room->role == ROOM_SEND)
 		heard_of_room(room, &tomb->heard);

@@ -57,8 +57,8 @@ static int over(const struct room *room)
 {
 	if (room_live(room))
 		return 0;
-	if (room->error.code != ERR_OK)
-		return err_reraise(&room->error);
+	if (room->error->code != ERR_OK)
+		return err_reraise(room->error);
 	return err_raise(ERR_STATE, "room %llu has ended",
 			 (unsigned long long)room->number);
 }

@@ -485,8 +485,8 @@ static void on_leg_room_end(struct room_leg *base, const struct room *room)
 	struct lend_leg *leg = container_of(base, struct lend_leg, base);
 
 	store_reading_end(&leg->reading);
-	if (room->error.code != ERR_OK) /* its puller may not have come yet */
-		leg_refuse(leg->lend->remote, &leg->asked, &room->error);
+	if (room->error->code != ERR_OK) /* its puller may not have come yet */
+		leg_refuse(leg->lend->remote, &leg->asked, room->error);
 	loop_defer(rooms_kvd(room->rooms)->loop, &leg->gone);
 }
 

@@ -120,8 +120,8 @@ static void on_room_end(struct room_leg *base, const struct room *room)
 	leg->open--;
 	leg->left |= store_reading_left(&own->reading);
 	store_reading_end(&own->reading);
-	if (room->error.code != ERR_OK && leg->error.code == ERR_OK)
-		leg->error = room->error;
+	if (room->error->code != ERR_OK && leg->error.code == ERR_OK)
+		leg->error = *room->error;
 	if (room->role == ROOM_PULL)
 		leg->bytes = room->bytes;
 	loop_defer(leg_kvd(leg)->loop, &leg->step);

@@ -613,9 +613,9 @@ void room_failed_with(const struct room *room, enum err_code code, const char *w
 {
 	assert_non_null(room);
 	assert_false(room_live(room));
-	if (room->error.code != code || !strstr(room->error.text, words))
+	if (room->error->code != code || !strstr(room->error->text, words))
 		fail_msg("room %ju: %s: %s; not %s: %s", (uintmax_t)room->number,
-			 err_name(room->error.code), room->error.text, err_name(code),
+			 err_name(room->error->code), room->error->text, err_name(code),
 			 words);
 }
 

@@ -289,11 +289,11 @@ static void push_overlap_is_edup(void **state)
 	cluster_until_state(&p->c, p->decode, "recv", 2, KVD_FAILED);
 	cluster_until_state(&p->c, p->prefill, "send", 2, KVD_FAILED);
 	assert_int_equal(rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 2)
-				 ->error.code,
+				 ->error->code,
 			 ERR_DUP);
 	assert_int_equal(
 		rooms_find(rooms_of(&p->c.nodes[0].kvd), p->prefill, ROOM_SEND, 2)
-			->error.code,
+			->error->code,
 		ERR_DUP);
 }
 
@@ -311,7 +311,7 @@ static void push_last_with_less_is_eshort(void **state)
 	cluster_until_state(&p->c, p->decode, "recv", 3, KVD_FAILED);
 	cluster_until_state(&p->c, p->prefill, "send", 3, KVD_FAILED);
 	assert_int_equal(rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 3)
-				 ->error.code,
+				 ->error->code,
 			 ERR_SHORT);
 }
 
@@ -503,7 +503,7 @@ static void transport_error_fails_both_sides(void **state)
 	cluster_until_state(&p->c, p->prefill, "send", 130, KVD_FAILED);
 	assert_int_equal(
 		rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 130)
-			->error.code,
+			->error->code,
 		ERR_TRANSPORT);
 	open_offer(p, 131, 1000);
 	rule.times = 1;
@@ -595,8 +595,8 @@ static void engine_death_fails_the_other_side(void **state)
 	cluster_engine_dies(&p->c, p->prefill);
 	cluster_until_state(&p->c, p->decode, "recv", 11, KVD_FAILED);
 	recv = rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 11);
-	assert_int_equal(recv->error.code, ERR_SESSION);
-	assert_non_null(strstr(recv->error.text, "prefill"));
+	assert_int_equal(recv->error->code, ERR_SESSION);
+	assert_non_null(strstr(recv->error->text, "prefill"));
 }
 
 static void receiver_of_an_aborted_and_closed_sender_learns(void **state)
@@ -613,7 +613,7 @@ static void receiver_of_an_aborted_and_closed_sender_learns(void **state)
 	cluster_until_state(&p->c, p->decode, "recv", 12, KVD_FAILED);
 	assert_non_null(
 		strstr(rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 12)
-			       ->error.text,
+			       ->error->text,
 		       "user left"));
 }
 
@@ -632,8 +632,8 @@ static void layouts_that_contradict_are_named(void **state)
 		   (unsigned long long)odd.pool, p->c.nodes[0].endpoint);
 	cluster_until_state(&p->c, other, "recv", 13, KVD_FAILED);
 	recv = rooms_find(rooms_of(&p->c.nodes[1].kvd), other, ROOM_RECV, 13);
-	assert_int_equal(recv->error.code, ERR_LAYOUT);
-	assert_non_null(strstr(recv->error.text, "unit_bytes"));
+	assert_int_equal(recv->error->code, ERR_LAYOUT);
+	assert_non_null(strstr(recv->error->text, "unit_bytes"));
 	cluster_engine_dies(&p->c, other);
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	cache_close(&odd);
@@ -771,7 +771,7 @@ static void peer_restart_fails_rooms_and_new_ones_work(void **state)
 	cluster_until_state(&p->c, p->decode, "recv", 16, KVD_FAILED);
 	cluster_until_state(&p->c, p->prefill, "send", 16, KVD_FAILED);
 	recv = rooms_find(rooms_of(&p->c.nodes[1].kvd), p->decode, ROOM_RECV, 16);
-	assert_int_equal(recv->error.code, ERR_PEER);
+	assert_int_equal(recv->error->code, ERR_PEER);
 	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
 			  false);
 	room_pair_open_recv(p, 17);

@@ -131,9 +131,9 @@ static void said(struct trio *p, unsigned int node, enum room_role role, uint64_
 	assert_int_equal(
 		cluster_state(&p->c, p->engines[node], room_role_names[role], number),
 		KVD_FAILED);
-	if (room->error.code != code || !strstr(room->error.text, words))
-		fail_msg("%s: %s; not %s: %s", err_name(room->error.code),
-			 room->error.text, err_name(code), words);
+	if (room->error->code != code || !strstr(room->error->text, words))
+		fail_msg("%s: %s; not %s: %s", err_name(room->error->code),
+			 room->error->text, err_name(code), words);
 }
 
 static uint64_t strangers(struct trio *p)

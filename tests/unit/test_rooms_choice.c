@@ -488,14 +488,14 @@ static void judge(struct world *w, const struct order *o, uint64_t seed)
 		fail_msg("order %llu: an endpoint of two engines: success with %#x",
 			 (unsigned long long)seed, bytes_of(w));
 	if (o->endpoint) {
-		assert_true(room->error.code == ERR_INVAL ||
-			    (o->tickets && room->error.code == ERR_AUTH));
+		assert_true(room->error->code == ERR_INVAL ||
+			    (o->tickets && room->error->code == ERR_AUTH));
 		return;
 	}
 	if (room_poll_state(room) != KVD_SUCCESS || bytes_of(w) != 0x11 * (o->meant + 1))
 		fail_msg("order %llu: engine %u is meant: %s, bytes %#x",
 			 (unsigned long long)seed, o->meant,
-			 room->error.code ? room->error.text : "success", bytes_of(w));
+			 room->error->code ? room->error->text : "success", bytes_of(w));
 }
 
 static void no_order_gives_another_engines_bytes(void **state)

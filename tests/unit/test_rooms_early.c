@@ -129,7 +129,7 @@ static struct room *room_at(struct trio *p, unsigned int node, enum room_role ro
 static void said(struct trio *p, unsigned int node, enum room_role role, uint64_t number,
 		 enum err_code code, const char *words)
 {
-	const struct err *err = &room_at(p, node, role, number)->error;
+	const struct err *err = room_at(p, node, role, number)->error;
 
 	assert_int_equal(
 		cluster_state(&p->c, p->engines[node], room_role_names[role], number),

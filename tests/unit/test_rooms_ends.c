@@ -108,7 +108,7 @@ static const struct err *why(struct trio *p, unsigned int node, enum room_role r
 		rooms_find(rooms_of(&p->c.nodes[node].kvd), engines[node], role, number);
 
 	assert_non_null(room);
-	return &room->error;
+	return room->error;
 }
 
 static void said(const struct err *err, enum err_code code, const char *words)

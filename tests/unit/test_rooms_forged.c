@@ -278,7 +278,7 @@ static void chunk_with_another_plan_fails_the_room_untouched(void **state)
 
 	refused(&err, ERR_PLAN, "bytes planned by the daemon that asks");
 	cluster_until_state(&w->c, w->engines[1], "recv", ROOM, KVD_FAILED);
-	refused(&w->room->error, ERR_PLAN, "bytes planned by the daemon that asks");
+	refused(w->room->error, ERR_PLAN, "bytes planned by the daemon that asks");
 	assert_untouched(w);
 }
 
@@ -390,7 +390,7 @@ static void pages_beyond_what_a_daemon_may_hold_here_cost_its_room(void **state)
 	mem_free(header);
 	refused(&err, ERR_LIMIT, "(memory)");
 	cluster_until_state(&w->c, w->engines[1], "recv", ROOM, KVD_FAILED);
-	refused(&w->room->error, ERR_LIMIT, "pages");
+	refused(w->room->error, ERR_LIMIT, "pages");
 	assert_untouched(w);
 	open_recv(w, 7, 2); /* another daemon's are its own */
 	open_send(w, 7, 2);

@@ -303,7 +303,7 @@ static void shard_that_does_not_come_fails_the_room(void **state)
 	ends(&s, "recv", "send", KVD_FAILED);
 	assert_int_equal(
 		rooms_find(rooms_of(&s.c.nodes[2].kvd), s.decode[0], ROOM_RECV, 1)
-			->error.code,
+			->error->code,
 		ERR_SHORT);
 	shards_free(&s);
 }
