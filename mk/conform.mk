@@ -11,6 +11,8 @@ $(CONFORM): $(CONFORM_SRC:%.c=$(B)/%.o) $(CORE)
 TEST_TARGETS += $(CONFORM)
 export TEST_SHARDS += conform=4 # ten backends, each in two ways
 export TEST_WEIGHT += conform=2
+# thousands of processes and threads, each slow to begin under this sanitizer
+export TEST_LONG += $(if $(filter thread,$(SAN)),conform=4)
 
 .PHONY: conform
 conform: $(CONFORM) ## run the transport conformance suite

@@ -95,7 +95,7 @@ def test_calibrate_says_what_it_took_and_keeps_its_bound():
             client.command("cost.calibrate", endpoint="tcp://nobody:1")
         with pytest.raises(kvd.BusyError, match="echoes"):
             for _ in range(20):  # the holder's share for a peer ends
-                client.command("cost.calibrate", endpoint=clients[0].endpoint, rows=2048,
+                client.command("cost.calibrate", 600, endpoint=clients[0].endpoint, rows=2048,
                                rounds=400)
         clients[0].close()
         holders[0].stop()
