@@ -279,6 +279,8 @@ class Daemon:
         for line in log.splitlines():
             if re.match("<4>room [0-9]+: failed ", line):
                 continue  # its engine is told, and judges it
+            if re.match("<4>link.*: connection refused why=", line):
+                continue  # the port was another test's, whose daemons dial it still
             if re.match("<[0-4]>", line) and not any(w in line for w in self.expected):
                 raise AssertionError("unexpected in the log: " + line)
 
