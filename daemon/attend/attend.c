@@ -3,21 +3,12 @@
  * Seats lie in memory that nobody can cut, so the loop may read and write them, and they
  * are looked up by number at each post: a region that was unregistered since is a refusal
  * of that post, no pointer that is left.
- *
- * attend_threads have an offload of their own: what blocks the loop's helpers (populating
- * memory, disk) makes no query wait, and no more cores are taken than were given.
  */
-#include <assert.h>
 #include <errno.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "daemon/attend/attend_impl.h"
-#include "daemon/handshake/handshake.h"
-#include "daemon/store/store.h"
 #include "daemon/attend/calibrate.h"
 #include "daemon/attend/echo.h"
-#include "daemon/attend/speed.h"
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"

@@ -2,6 +2,9 @@
 /*
  * Attends as a module: what sessions and peers have of them, and who in this folder a
  * message is for. Nothing here is used by the rest of the folder.
+ *
+ * attend_threads have an offload of their own: what blocks the loop's helpers (populating
+ * memory, disk) makes no query wait, and no more cores are taken than were given.
  */
 #include <assert.h>
 #include <errno.h>

@@ -9,30 +9,12 @@
  */
 #include "daemon/store/store.h"
 
-#include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/config/config.h"
-#include "daemon/cost/live.h"
-#include "daemon/session/region.h"
 #include "daemon/session/session.h"
-#include "daemon/handshake/handshake.h"
-#include "daemon/store/commands_chunk.h"
-#include "daemon/store/disk.h"
 #include "daemon/store/events.h"
-#include "daemon/store/far.h"
 #include "daemon/store/files.h"
-#include "daemon/store/home.h"
-#include "daemon/store/homes.h"
-#include "daemon/store/homes_group.h"
-#include "daemon/store/keep.h"
 #include "daemon/store/lend.h"
 #include "daemon/store/store_impl.h"
 
