@@ -115,9 +115,6 @@ enum kvd_ring_op {
 	KVD_RING_ATTEND = 24,
 };
 
-/* The ops that this header describes, as bits: 1 << op. */
-#define KVD_RING_OPS UINT64_C(0x12f1ffe)
-
 enum {
 	KVD_RING_WRITES = 1 << 0,   /* XFER: local to remote */
 	KVD_RING_POSTS = 1 << 1,    /* XFER: and post it */

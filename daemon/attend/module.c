@@ -13,6 +13,7 @@
 #include "daemon/attend/attend_impl.h"
 #include "daemon/attend/commands_attend.h"
 #include "daemon/attend/echo.h"
+#include "daemon/attend/ring_attend.h"
 #include "daemon/attend/speed.h"
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
@@ -169,6 +170,12 @@ static void attends_session_gone(struct session *session)
 	idmap_fini(&part->posts);
 }
 
+/* Its seat is told of its end, which frees the slot. */
+static bool attends_ring_release(struct session *session, uint64_t id)
+{
+	return attend_posted(session, id);
+}
+
 void attends_region_going(struct region *region)
 {
 	struct attends *attends = attends_of(region->session->kvd);
@@ -253,6 +260,7 @@ const struct module attend_module = {
 	.id = MODULE_ATTEND,
 	.owner = WIRE_OWNER_ATTEND,
 	.commands = attend_tables,
+	.verbs = attend_verbs,
 	.new = attends_new,
 	.close = attends_part_close,
 	.drained = attends_part_drained,
@@ -262,6 +270,9 @@ const struct module attend_module = {
 	.session_closing = attends_session_closing,
 	.session_gone = attends_session_gone,
 	.region_going = attends_region_going,
+	.ring_has = attend_posted,
+	.ring_cancel = attend_cancel,
+	.ring_release = attends_ring_release,
 	.remote_bytes = sizeof(struct attend_remote),
 	.remote_init = attends_remote_init,
 	.remote_idle = attends_remote_idle,

@@ -31,7 +31,6 @@ struct loop;
 struct offload;
 struct peers;
 struct pool_publisher;
-struct rings;
 struct session_clock;
 struct transport;
 
@@ -64,7 +63,6 @@ struct kvd {
 	const struct kvd_sockets *sockets; /* while the parts are made; NULL: none */
 	struct offload *compute; /* attention's helper, a simulation's; NULL: its own */
 	struct http *http;	 /* NULL without metrics_listen */
-	struct rings *rings;	 /* ring.c; NULL without any */
 	struct session_clock *session_clock; /* session_watch.c; NULL without sessions */
 	bool draining;			     /* refuse new rooms, let running ones end */
 	bool stopping;

@@ -22,6 +22,7 @@ struct pool;
 struct region;
 struct remote;
 struct remote_pool;
+struct ring_verb;
 struct session;
 struct wire_header;
 struct xp_inbound;
@@ -43,6 +44,7 @@ struct module {
 	unsigned int owner; /* enum wire_owner, of messages and requests; 0: of none */
 
 	const struct command *const *commands; /* tables, ends with NULL; NULL: none */
+	const struct ring_verb *verbs; /* of the submission ring, ends with op 0 */
 
 	/* ---- life ---- */
 
@@ -64,20 +66,24 @@ struct module {
 	size_t session_bytes; /* of session->part[id]: zero, it lives as long as the
 			       * session. 0: what the module puts there */
 	void (*session_init)(struct session *session);
-	bool (*session_busy)(
-		const struct session *session); /* has objects: it is watched */
 	/* It begins to end: at once its pages and seats are the engine's again. */
 	void (*session_closing)(struct session *session);
 	/* End what it has. 0; outcome 1: later, by session_end_next(). Then the next
 	 * module has its turn, at last the session's pools and regions go. */
 	int (*session_end)(struct session *session);
 	void (*session_gone)(struct session *session); /* about to be freed */
-	/* Why the object that the engine numbered so was refused; NULL: it was not. */
-	const struct err *(*session_fault)(const struct session *session, uint64_t id);
 	void (*region_coming)(struct session *session);
 	void (*region_going)(struct region *region); /* drop pins */
 	void (*pool_coming)(struct pool *pool);
 	void (*pool_going)(struct pool *pool);
+
+	/* ---- objects that an engine numbered: KVD_RING_IDS + slot ---- */
+
+	/* The module has an object of this number. */
+	bool (*ring_has)(const struct session *session, uint64_t id);
+	/* Cancel it, give it back; false: the module has none. */
+	bool (*ring_cancel)(struct session *session, uint64_t id);
+	bool (*ring_release)(struct session *session, uint64_t id);
 
 	/* ---- peers ---- */
 

@@ -42,7 +42,7 @@
 #include "daemon/gate/gate.h"
 #include "daemon/loop/loop.h"
 #include "daemon/control/outbox.h"
-#include "daemon/xfer/ring.h"
+#include "daemon/request/ring.h"
 #include "daemon/session/session.h"
 #include "proto/json.h"
 
@@ -142,7 +142,7 @@ static bool may_read(const struct conn *conn)
 
 	return sm_state(&conn->sm) == CONN_OPEN && !conn->parsing &&
 	       !gate_receiving(&conn->gate) && conn->why_close.code == ERR_OK &&
-	       !ring_gate_shut(session->ring) && !session->walking &&
+	       !ring_gate_shut(ring_of(session)) && !session->walking &&
 	       session->requests_open < REQUESTS_OPEN_MAX &&
 	       conn->out.bytes <= session->kvd->config->client_queue_bytes / 2 &&
 	       (!conn->out.charge.bytes || !account_is_full(session->account)) &&
@@ -458,7 +458,7 @@ static unsigned int conn_consume(struct conn *conn, const uint8_t *seen, size_t 
 		const uint8_t *end = memchr(seen + pos, '\n', len - pos);
 
 		/* behind what the submission ring was given before it */
-		if (!ring_gate_passed(conn->session->ring))
+		if (!ring_gate_passed(ring_of(conn->session)))
 			break;
 		want = end ? (size_t)(end - (seen + pos)) + 1 : len - pos;
 		if (!line_take(conn, want))

@@ -139,7 +139,7 @@ void request_drop(struct request *req)
 }
 
 /* The session has ended: its open requests' answers go nowhere. */
-static void requests_detach(struct session *session)
+void requests_detach(struct session *session)
 {
 	struct request *req;
 
@@ -547,8 +547,3 @@ void commands_dispatch(struct request *req)
 	if (commands_do_dispatch(req) < 0)
 		request_fail_last(req);
 }
-
-const struct module request_module = {
-	.id = MODULE_REQUEST,
-	.session_closing = requests_detach,
-};

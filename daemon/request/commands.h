@@ -117,7 +117,10 @@ struct request *request_new(struct session *session, size_t bytes, const int *fd
 			    unsigned int fd_count);
 /* Never answered: its client is gone. */
 void request_drop(struct request *req);
+/* The session has ended: its open requests' answers go nowhere. */
+void requests_detach(struct session *session);
 extern const struct module request_module;
+extern const struct command ring_commands[]; /* commands_ring.c */
 /* One error line, with its newline; returns its length. `id` NULL: null.
  * Allocates nothing. */
 #define REPLY_ERROR_MAX 4096u

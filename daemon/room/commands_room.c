@@ -10,6 +10,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/request/brief.h"
 #include "daemon/request/commands.h"
+#include "daemon/request/ring_ops.h"
 #include "daemon/room/commands.h"
 #include "daemon/room/commands_room.h"
 #include "daemon/base/context.h"
@@ -194,7 +195,7 @@ struct show_args {
 /* The ring refused to open the room of this slot: why, as long as that is kept. */
 static int show_refused(struct request *req, uint32_t slot)
 {
-	const struct err *why = session_fault(req->session, KVD_RING_IDS + slot);
+	const struct err *why = ring_fault_of(ring_of(req->session), KVD_RING_IDS + slot);
 	struct brief brief;
 
 	if (!why)

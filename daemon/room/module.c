@@ -6,6 +6,7 @@
 #include "daemon/base/context.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/room/commands.h"
+#include "daemon/room/ring_room.h"
 #include "daemon/room/rooms_set.h"
 #include "daemon/session/session.h"
 
@@ -67,11 +68,6 @@ static void rooms_session_init(struct session *session)
 	list_init(&room_session(session)->rooms);
 }
 
-static bool rooms_session_busy(const struct session *session)
-{
-	return !list_empty(&room_session(session)->rooms);
-}
-
 static void rooms_remote_init(struct remote *remote)
 {
 	list_init(&room_remote(remote)->orphans);
@@ -90,6 +86,7 @@ const struct module room_module = {
 	.id = MODULE_ROOM,
 	.owner = WIRE_OWNER_ROOM,
 	.commands = room_tables,
+	.verbs = room_verbs,
 	.new = rooms_new,
 	.drain = rooms_drain,
 	.live = rooms_live_now,
@@ -97,8 +94,10 @@ const struct module room_module = {
 	.free = rooms_free,
 	.session_bytes = sizeof(struct room_session),
 	.session_init = rooms_session_init,
-	.session_busy = rooms_session_busy,
 	.session_end = rooms_session_end,
+	.ring_has = rooms_ring_has,
+	.ring_cancel = rooms_ring_cancel,
+	.ring_release = rooms_ring_release,
 	.remote_bytes = sizeof(struct room_remote),
 	.remote_init = rooms_remote_init,
 	.remote_idle = rooms_remote_idle,

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * room_op: what an engine asks of its rooms, by whichever entry it came: a command's
- * members (control/commands_room.c) or an entry of the submission ring
- * (xfer/ring_room.c). The entry has read what it was told; all that is to be checked is
- * checked here. Loop thread.
+ * members (commands_room.c) or an entry of the submission ring (ring_room.c). The entry
+ * has read what it was told; all that is to be checked is checked here. Loop thread.
  */
 #ifndef KVD_ROOM_OP_H
 #define KVD_ROOM_OP_H

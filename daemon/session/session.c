@@ -48,34 +48,12 @@ static void session_free(struct session *session)
 	mem_free(session);
 }
 
-const struct err *session_fault(const struct session *session, uint64_t id)
-{
-	const struct err *err = NULL;
-
-	MODULES_EACH(session->kvd, m)
-	{
-		if (!err && m->session_fault)
-			err = m->session_fault(session, id);
-	}
-	return err;
-}
-
-bool session_busy(const struct session *session)
-{
-	MODULES_EACH(session->kvd, m)
-	{
-		if (m->session_busy && m->session_busy(session))
-			return true;
-	}
-	return false;
-}
-
 static void on_drained(struct loop_defer *defer)
 {
 	struct session *session = container_of(defer, struct session, free_defer);
 	struct kvd *kvd = session->kvd;
 
-	assert(session->objects_draining == 0 && !session_busy(session));
+	assert(session->objects_draining == 0);
 	assert(!idmap_count(&session->regions) && !idmap_count(&session->pools));
 	log_debug("session", NULL, "drained", "session=%ju", (uintmax_t)session->id);
 	list_remove(&session->link);

@@ -23,7 +23,6 @@ struct kvd;
 struct pool;
 struct region;
 struct status_page;
-struct ring;
 struct region_map;
 struct session_watch;
 
@@ -56,7 +55,6 @@ struct session {
 	struct idmap pools;   /* id -> struct pool */
 	struct list requests; /* open struct request */
 	struct status_page *status;
-	struct ring *ring;			 /* submission ring, or NULL */
 	void *conn;				 /* control.c's; NULL: none, or gone */
 	const struct session_conn_ops *conn_ops; /* with conn */
 	uint64_t next_id;			 /* for regions, pools, dlists, xfers */
@@ -111,12 +109,6 @@ int session_new_own(struct kvd *kvd, const char *name, struct session **session_
 pid_t session_pid(const struct session *session);
 /* NULL: there is none. */
 struct session *session_by_id(const struct kvd *kvd, uint64_t id);
-
-/* Why the object that the engine numbered so, and that is not there, was refused; NULL:
- * none was. */
-const struct err *session_fault(const struct session *session, uint64_t id);
-/* Has a module objects of it? */
-bool session_busy(const struct session *session);
 
 /* Begin the end: idempotent. Objects drain, then the session frees itself. */
 void session_end(struct session *session, const char *why);

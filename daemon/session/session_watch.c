@@ -194,7 +194,7 @@ void session_watch_free(struct session_watch *watch)
 
 static bool owns_something(const struct session *session)
 {
-	return idmap_count(&session->regions) || session_busy(session);
+	return idmap_count(&session->regions) > 0;
 }
 
 static void look_at(struct session *session, uint64_t now_ns)

@@ -7,6 +7,7 @@
  * pool is there already.
  */
 #include "daemon/request/commands.h"
+#include "daemon/request/ring_ops.h"
 
 #include <errno.h>
 #include <string.h>
@@ -575,7 +576,8 @@ static int move_run(struct request *req)
 {
 	const struct move_key_args *args = request_args(req);
 	struct store_move *move = store_move_find(req->session, args->move);
-	const struct err *why = move ? NULL : session_fault(req->session, args->move);
+	const struct err *why =
+		move ? NULL : ring_fault_of(ring_of(req->session), args->move);
 	struct brief brief;
 
 	if (!move && !why)

@@ -25,6 +25,7 @@
 #include "daemon/store/homes_group.h"
 #include "daemon/store/keep.h"
 #include "daemon/store/lend.h"
+#include "daemon/store/ring_chunk.h"
 #include "daemon/store/store_impl.h"
 
 /* ---- its memory ---- */
@@ -327,6 +328,7 @@ const struct module store_module = {
 	.id = MODULE_STORE,
 	.owner = WIRE_OWNER_STORE,
 	.commands = store_tables,
+	.verbs = store_verbs,
 	.new = store_module_new,
 	.live = store_live_now,
 	.drained = store_module_drained,
@@ -337,6 +339,9 @@ const struct module store_module = {
 	.session_end = store_session_end,
 	.session_gone = store_session_gone,
 	.pool_going = store_pool_going,
+	.ring_has = store_has,
+	.ring_cancel = store_ring_cancel,
+	.ring_release = store_ring_release,
 	.remote_bytes = sizeof(struct store_remote),
 	.remote_init = store_remote_init,
 	.remote_idle = store_remote_idle,

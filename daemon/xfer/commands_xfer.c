@@ -16,7 +16,7 @@
 #include "daemon/request/commands.h"
 #include "daemon/base/context.h"
 #include "daemon/xfer/commands_xfer.h"
-#include "daemon/xfer/ring_ops.h"
+#include "daemon/request/ring_ops.h"
 #include "daemon/session/session.h"
 #include "daemon/xfer/xfer_op.h"
 #include "proto/base64.h"
@@ -301,7 +301,7 @@ static int run_state(struct request *req)
 
 	if (t)
 		return reply_state(req, t);
-	fault = ring_fault_of(req->session->ring, args->xfer);
+	fault = ring_fault_of(ring_of(req->session), args->xfer);
 	return fault ? reply_fault(req, fault) : err_pass(-ENOENT);
 }
 
@@ -314,9 +314,9 @@ struct submit_args {
 static int run_submit(struct request *req)
 {
 	const struct submit_args *args = request_args(req);
-	struct ring *ring = ring_of(req->session);
+	struct ring *ring = ring_need(req->session);
 	cleanup_free uint8_t *raw = NULL;
-	struct xfer_payload data = {.fd = -1};
+	struct ring_payload data = {.fd = -1};
 	struct kvd_ring_entry entry;
 	size_t len = 0;
 	int r = ring ? parse_bytes(args->entry, "entry", &raw, &len) : -ENOMEM;

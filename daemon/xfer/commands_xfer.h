@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* commands_xfer: transfers, grants of memory, the submission ring. */
+/* commands_xfer: transfers, grants of memory. */
 #ifndef KVD_COMMANDS_XFER_H
 #define KVD_COMMANDS_XFER_H
 
@@ -7,6 +7,5 @@
 
 extern const struct command xfer_commands[];
 extern const struct command secret_commands[];
-extern const struct command ring_commands[];
 
 #endif

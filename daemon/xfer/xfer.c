@@ -21,8 +21,7 @@
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "daemon/xfer/commands_xfer.h"
-#include "daemon/xfer/ring.h"
-#include "daemon/xfer/ring_ops.h"
+#include "daemon/xfer/ring_xfer.h"
 #include "daemon/xfer/xfer_impl.h"
 #include "proto/base64.h"
 
@@ -787,16 +786,6 @@ static int xfers_session_end(struct session *session)
 	return 0;
 }
 
-static void xfers_session_closing(struct session *session)
-{
-	ring_stop(session->ring);
-}
-
-static void xfers_session_gone(struct session *session)
-{
-	ring_free(session->ring);
-}
-
 static unsigned int xfers_live_now(const void *part)
 {
 	return xfers_live(part);
@@ -814,25 +803,21 @@ static bool xfers_remote_idle(const struct remote *remote)
 	       list_empty(&xfer_remote(remote)->shadows);
 }
 
-static const struct err *xfers_session_fault(const struct session *session, uint64_t id)
-{
-	return ring_fault_of(session->ring, id);
-}
-
 static const struct command *const xfers_commands[] = {xfer_commands, secret_commands,
-						       ring_commands, NULL};
+						       NULL};
 
 const struct module xfer_module = {
 	.id = MODULE_XFER,
 	.owner = WIRE_OWNER_XFER,
 	.commands = xfers_commands,
+	.verbs = xfer_verbs,
 	.new = xfers_new,
 	.live = xfers_live_now,
 	.free = xfers_free,
-	.session_closing = xfers_session_closing,
 	.session_end = xfers_session_end,
-	.session_gone = xfers_session_gone,
-	.session_fault = xfers_session_fault,
+	.ring_has = xfers_ring_has,
+	.ring_cancel = xfers_ring_cancel,
+	.ring_release = xfers_ring_release,
 	.region_coming = xfers_region_coming,
 	.region_going = xfers_region_going,
 	.remote_bytes = sizeof(struct xfer_remote),

@@ -12,7 +12,7 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
-#include "daemon/xfer/ring.h"
+#include "daemon/request/ring.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "daemon/xfer/xfer_impl.h"
@@ -54,7 +54,7 @@ static void on_note_done(struct sched_op *op)
 	xs->notes--;
 	if (xs->ring_waits && !xs->draining) {
 		xs->ring_waits = false;
-		ring_resume(xs->session->ring);
+		ring_resume(ring_of(xs->session));
 	}
 	if (xs->draining)
 		xfer_session_try_free(xs);

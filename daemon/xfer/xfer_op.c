@@ -28,34 +28,7 @@
 
 /* ---- payloads ---- */
 
-int payload_read(const struct xfer_payload *payload, uint64_t offset, void *to,
-		 size_t len)
-{
-	size_t got = 0;
-
-	assert(offset <= payload->bytes && len <= payload->bytes - offset);
-	if (payload->data) {
-		memcpy(to, payload->data + offset, len);
-		return 0;
-	}
-	/* not mmap(): its owner may cut a memfd */
-	while (got < len) {
-		ssize_t n = pread(payload->fd, (char *)to + got, len - got,
-				  (off_t)(offset + got));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n == 0)
-			return err_raise(ERR_RANGE, "fd: %llu bytes are not there",
-					 (unsigned long long)(offset + len));
-		if (n < 0)
-			return err_raise_errno(errno, "reading a descriptor list");
-		got += (size_t)n;
-	}
-	return 0;
-}
-
-int payload_notif(const struct xfer_payload *payload, uint64_t offset, uint32_t bytes,
+int payload_notif(const struct ring_payload *payload, uint64_t offset, uint32_t bytes,
 		  uint8_t **notif_p)
 {
 	uint8_t *notif;
@@ -67,7 +40,7 @@ int payload_notif(const struct xfer_payload *payload, uint64_t offset, uint32_t 
 	notif = mem_zalloc((size_t)bytes + 1);
 	if (!notif)
 		return err_pass(-ENOMEM);
-	r = payload_read(payload, offset, notif, bytes);
+	r = ring_payload_read(payload, offset, notif, bytes);
 	if (r < 0) {
 		mem_free(notif);
 		return err_pass(r);
@@ -82,8 +55,8 @@ int payload_notif(const struct xfer_payload *payload, uint64_t offset, uint32_t 
 static int list_of_files(const struct xfer_op *op, bool *files_p)
 {
 	uint64_t address = 0;
-	int r = op->xs->session->files ? payload_read(&op->payload, op->offset, &address,
-						      sizeof(address))
+	int r = op->xs->session->files ? ring_payload_read(&op->payload, op->offset,
+							   &address, sizeof(address))
 				       : 0;
 
 	*files_p = address >= REGION_FILE_ADDRESS;
@@ -129,8 +102,9 @@ static int read_rows(const struct xfer_op *op, struct dlist_entry *entries)
 		int r;
 
 		n = n < op->rows - done ? n : op->rows - done;
-		r = payload_read(&op->payload, op->offset + (uint64_t)done * columns * 8,
-				 raw, (size_t)n * columns * 8);
+		r = ring_payload_read(&op->payload,
+				      op->offset + (uint64_t)done * columns * 8, raw,
+				      (size_t)n * columns * 8);
 		if (r < 0)
 			return err_pass(r);
 		for (uint32_t i = 0; i < n; i++) {
@@ -229,9 +203,9 @@ static int move_work(struct xfer_op *op)
 
 		if (bytes) {
 			op->index[i] = mem_alloc(bytes);
-			r = op->index[i]
-				    ? payload_read(&op->payload, at, op->index[i], bytes)
-				    : -ENOMEM;
+			r = op->index[i] ? ring_payload_read(&op->payload, at,
+							     op->index[i], bytes)
+					 : -ENOMEM;
 		}
 		at += bytes;
 		picks[i] = (struct dlist_pick){op->sides[i]->dlist, NULL, op->index[i],

@@ -1,25 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * xfer_op: what an engine asks of the transfer layer, by an entry of the submission
- * ring (ring_ops.c), or by dlist.prep (control/commands_xfer.c), which fills it in and is
+ * ring (ring_xfer.c), or by dlist.prep (commands_xfer.c), which fills it in and is
  * told the result; all that is checked is checked here. Loop thread.
  */
 #ifndef KVD_XFER_OP_H
 #define KVD_XFER_OP_H
 
+#include "daemon/request/ring_ops.h"
 #include "daemon/xfer/xfer_impl.h"
 
-/* Where bytes that belong to an op lie. */
-struct xfer_payload {
-	int fd;	       /* of an arena or a memfd; or: */
-	uint8_t *data; /* heap; the taker sets it NULL */
-	uint64_t bytes;
-};
-/* A copy; what it says may be another when it is read again. */
-int payload_read(const struct xfer_payload *payload, uint64_t offset, void *to,
-		 size_t len);
 /* Heap; ERR_TOOBIG. */
-int payload_notif(const struct xfer_payload *payload, uint64_t offset, uint32_t bytes,
+int payload_notif(const struct ring_payload *payload, uint64_t offset, uint32_t bytes,
 		  uint8_t **notif_p);
 
 enum xfer_op_kind {
@@ -38,7 +30,7 @@ struct xfer_op {
 	 */
 	uint64_t id;
 	uint32_t slot, gen;
-	struct xfer_payload payload; /* taken */
+	struct ring_payload payload; /* taken */
 	uint64_t offset;
 
 	/* LIST: rows of u64 in the payload, 2 … 4 columns as proto/kvd_ring.h says */
@@ -69,7 +61,7 @@ struct xfer_op {
 	uint8_t *notif; /* heap */
 };
 
-enum { XFER_OP_LATER = 1 };
+enum { XFER_OP_LATER = RING_OP_LATER };
 
 /* NULL: ERR_NOMEM. */
 struct xfer_op *xfer_op_new(struct xfer_session *xs, enum xfer_op_kind kind,

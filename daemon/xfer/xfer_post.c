@@ -14,7 +14,6 @@
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
 #include "daemon/session/region.h"
-#include "daemon/xfer/ring.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "daemon/xfer/xfer_op.h"

@@ -28,7 +28,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/session/status.h"
-#include "daemon/xfer/ring.h"
+#include "daemon/request/ring.h"
 #include "proto/kvd_status.h"
 #include "tests/fuzz/lib/fuzz.h"
 #include "tests/lib/cluster_store.h"
@@ -170,9 +170,9 @@ static void session_begin(void)
 		   "{'cmd':'session.share','entries':%u,'arena_bytes':%u}", ENTRIES,
 		   ARENA_BYTES);
 	w.ring = mmap(NULL, RING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
-		      w.session->ring->fds[0], 0);
+		      ring_of(w.session)->fds[0], 0);
 	w.arena = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
-		       w.session->ring->fds[1], 0);
+		       ring_of(w.session)->fds[1], 0);
 	need(w.ring != MAP_FAILED && w.arena != MAP_FAILED);
 	w.tail = 0;
 	w.slot = w.ring->first_slot;
@@ -207,7 +207,7 @@ static void push(const struct kvd_ring_entry *entry)
 	uint64_t one = 1, tail = __atomic_fetch_add(&w.tail, 1, __ATOMIC_RELAXED);
 
 	if (kvd_ring_push(w.ring, ENTRIES, tail, entry) && is_alive())
-		need(write(w.session->ring->fds[2], &one, sizeof(one)) == sizeof(one));
+		need(write(ring_of(w.session)->fds[2], &one, sizeof(one)) == sizeof(one));
 }
 
 /* A list of rows that lie in the cache of this engine or of the other. */

@@ -24,6 +24,7 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/control/control.h"
+#include "daemon/request/commands.h"
 #include "daemon/modules.h"
 #include "daemon/loop/loop.h"
 #include "daemon/gate/gate.h"
@@ -76,7 +77,8 @@ void mini_start(struct mini *mini)
 				 : offload_new(mini->kvd.loop, 2, &mini->kvd.offload),
 			 0);
 	gates_begin(mini->kvd.loop, &mini->kvd.gates);
-	if (control_module.new(&mini->kvd, &mini->kvd.part[MODULE_CONTROL]) < 0)
+	if (request_module.new(&mini->kvd, &mini->kvd.part[MODULE_REQUEST]) < 0 ||
+	    control_module.new(&mini->kvd, &mini->kvd.part[MODULE_CONTROL]) < 0)
 		fail_msg("%s", err_last()->text);
 }
 
@@ -131,6 +133,7 @@ void mini_stop(struct mini *mini)
 	assert_int_equal(metrics_get(&mini->kvd.metrics, METRIC_POOLS), 0);
 	assert_true(accounts_idle(&mini->kvd.accounts));
 	control_free(control_of(&mini->kvd));
+	request_module.free(mini->kvd.part[MODULE_REQUEST]);
 	offload_free(mini->kvd.offload);
 	gates_free(mini->kvd.gates);
 	loop_free(mini->kvd.loop);

@@ -19,7 +19,7 @@
 
 #include "daemon/base/hex.h"
 #include "daemon/session/status.h"
-#include "daemon/xfer/ring.h"
+#include "daemon/request/ring.h"
 #include "proto/base64.h"
 #include "proto/kvd_status.h"
 
@@ -111,7 +111,7 @@ static bool has_run(void *arg)
 {
 	const struct pair *p = arg;
 
-	return !p->me->ring->work;
+	return !ring_of(p->me)->work;
 }
 
 char *pair_line(const struct kvd_ring_entry *entry, const void *data, size_t bytes)

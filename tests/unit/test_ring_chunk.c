@@ -19,7 +19,7 @@
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "daemon/store/store.h"
-#include "daemon/xfer/ring.h"
+#include "daemon/request/ring.h"
 #include "tests/lib/cluster_store.h"
 #include "tests/lib/ring_entries.h"
 
@@ -575,7 +575,7 @@ static void while_a_helper_reads(struct world *w, const char *what, uint64_t num
 	add_ids(&p, 1, MANY);
 	payload_view(&p, "kv", long_list, 4 * MANY);
 	give(w, put_entry(w, SLOT + 2, MANY), &p);
-	assert_non_null(w->me->ring->work);
+	assert_non_null(ring_of(w->me)->work);
 	if (what)
 		cluster_ok(&w->c, w->me, what, (unsigned long long)number);
 	else
@@ -615,7 +615,7 @@ static void hold_that_is_closed_while_a_helper_reads_is_not_found(void **state)
 	offload_hold(offload, true);
 	payload_view(&p, "kv", long_list, 4096);
 	give(w, fetch_entry(w, SLOT + 2, KVD_RING_IDS + SLOT + 1), &p);
-	assert_non_null(w->me->ring->work);
+	assert_non_null(ring_of(w->me)->work);
 	cluster_ok(&w->c, w->me, "{'cmd':'chunk.release','hold':%llu}",
 		   (unsigned long long)KVD_RING_IDS + SLOT + 1);
 	offload_hold(offload, false);

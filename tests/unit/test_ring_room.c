@@ -22,7 +22,7 @@
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
-#include "daemon/xfer/ring.h"
+#include "daemon/request/ring.h"
 #include "proto/kvd_ring.h"
 #include "tests/lib/accounts.h"
 #include "tests/lib/ring_entries.h"
@@ -265,12 +265,12 @@ static void long_list_is_read_on_a_helper(void **state)
 	payload_view(&views, "kv", pages, 4096); /* page 0 again and again */
 	offload_hold(offload, true);
 	entry_give(&p->c, p->decode, &e, &views);
-	assert_non_null(p->decode->ring->work);
+	assert_non_null(ring_of(p->decode)->work);
 	cluster_run(&p->c, LOOP_NS_PER_MS);
 	assert_int_not_equal(kvd_word_state(slot_read(p->decode, RX).word), KVD_FAILED);
 	offload_hold(offload, false);
 	failed_with(p, p->decode, RX, ERR_DUP);
-	assert_null(p->decode->ring->work);
+	assert_null(ring_of(p->decode)->work);
 }
 
 /* Its session ends while a helper reads: nothing is left (cluster_free() looks). */

@@ -3,10 +3,8 @@
 #include <errno.h>
 
 #include "daemon/request/commands.h"
+#include "daemon/request/ring.h"
 #include "daemon/session/session.h"
-#include "daemon/xfer/commands_xfer.h"
-#include "daemon/xfer/ring.h"
-#include "daemon/xfer/xfer_impl.h"
 #include "proto/json.h"
 
 struct share_args {
@@ -15,16 +13,14 @@ struct share_args {
 };
 
 /* An entry of another op ends the session, so an engine asks first. */
-static bool add_ops(cJSON *result)
+static bool add_ops(cJSON *result, const struct ring *ring)
 {
 	cJSON *ops = cJSON_AddArrayToObject(result, "ops");
 
-	for (unsigned int op = 1; op < 64; op++) {
-		cJSON *number =
-			ops && KVD_RING_OPS >> op & 1 ? cJSON_CreateNumber(op) : NULL;
+	for (unsigned int op = 1; ops && op < RING_OPS_MAX; op++) {
+		cJSON *number = ring->verbs[op] ? cJSON_CreateNumber(op) : NULL;
 
-		if (ops && KVD_RING_OPS >> op & 1 &&
-		    (!number || !cJSON_AddItemToArray(ops, number))) {
+		if (ring->verbs[op] && (!number || !cJSON_AddItemToArray(ops, number))) {
 			cJSON_Delete(number);
 			return false;
 		}
@@ -40,7 +36,7 @@ static bool add_ring(cJSON *result, const struct ring *ring)
 				       (double)ring->arena_bytes) &&
 	       cJSON_AddNumberToObject(result, "first_slot", SESSION_SLOTS) &&
 	       cJSON_AddNumberToObject(result, "slots", SESSION_ENGINE_SLOTS) &&
-	       add_ops(result);
+	       add_ops(result, ring);
 }
 
 /* Said again: the same memory, whatever size is asked for then. */
@@ -54,7 +50,7 @@ static int session_share_run(struct request *req)
 	if (args->entries & (args->entries - 1))
 		return err_raise(ERR_INVAL, "entries: %u is not a power of two",
 				 args->entries);
-	ring = ring_of(req->session);
+	ring = ring_need(req->session);
 	if (!ring)
 		return err_pass(-ENOMEM);
 	r = ring->shared ? 0 : ring_share(ring, args->entries, args->arena_bytes);

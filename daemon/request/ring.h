@@ -17,19 +17,24 @@
 #include "daemon/base/err.h"
 #include "daemon/base/list.h"
 #include "daemon/loop/loop.h"
+#include "daemon/session/session.h"
 #include "proto/kvd_ring.h"
 
 struct kvd;
-struct session;
+struct rings;
+struct ring_verb;
 
 #define RING_ENTRIES_MAX 4096u
 #define RING_ENTRIES_DEFAULT 512u
 #define RING_ARENA_MAX (UINT64_C(256) << 20) /* pages count once they are written */
 #define RING_ARENA_DEFAULT (UINT64_C(64) << 20)
-#define RING_FDS 3u /* ring, arena, eventfd: in this order */
+#define RING_FDS 3u	 /* ring, arena, eventfd: in this order */
+#define RING_OPS_MAX 32u /* numbers of ops are below */
 
 struct ring {
-	struct list link; /* in kvd's rings, while it has something to do */
+	struct list link; /* in the daemon's, while it has something to do */
+	struct rings *rings;
+	const struct ring_verb *const *verbs; /* of RING_OPS_MAX; NULL: unknown */
 	struct session *session;
 	struct kvd_ring_header *shared; /* NULL: only by xfer.submit */
 	uint32_t entries;
@@ -45,8 +50,16 @@ struct ring {
 	unsigned int fault_count;
 };
 
-/* The session's, made if need be. NULL: ERR_NOMEM. */
-struct ring *ring_of(struct session *session);
+/* The session's; NULL: it has none. */
+static inline struct ring *ring_of(const struct session *session)
+{
+	return session->part[MODULE_REQUEST];
+}
+/* Made if need be. NULL: ERR_NOMEM. */
+struct ring *ring_need(struct session *session);
+/* Every session's: request_module's part. */
+int rings_new(struct kvd *kvd, void **part_p);
+void rings_free(void *part);
 /* Give it memory; once. `entries` a power of two. */
 int ring_share(struct ring *ring, uint32_t entries, uint64_t arena_bytes);
 /* No entry is taken any more. Idempotent; NULL is fine. */

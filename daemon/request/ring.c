@@ -21,7 +21,7 @@
  * other. The eventfd's flags are shared with the engine, which may make it
  * blocking and empty it in the wrong moment: it is read with RWF_NOWAIT.
  */
-#include "daemon/xfer/ring.h"
+#include "daemon/request/ring.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -34,19 +34,19 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
-#include "daemon/xfer/ring_ops.h"
+#include "daemon/request/ring_ops.h"
 #include "daemon/session/session.h"
-#include "daemon/xfer/xfer_impl.h"
 
 #define TURN_ENTRIES 256u
 #define RING_TURN_ENTRIES 16u
 
-/* kvd->rings */
+/* kvd->part[MODULE_REQUEST] */
 struct rings {
 	struct kvd *kvd;
 	unsigned int count;
 	struct list ready; /* struct ring.link */
 	struct loop_defer turn;
+	const struct ring_verb *verbs[RING_OPS_MAX];
 };
 
 _Static_assert(sizeof(struct kvd_ring_entry) == KVD_RING_ENTRY_BYTES, "entry size");
@@ -58,7 +58,7 @@ _Static_assert(offsetof(struct kvd_ring_header, head) == 128, "the daemon's line
 
 static void ring_ready(struct ring *ring)
 {
-	struct rings *rings = ring->session->kvd->rings;
+	struct rings *rings = ring->rings;
 
 	if (ring->stopped || ring->work || !list_empty(&ring->link))
 		return;
@@ -95,7 +95,7 @@ static void copy_out(const struct ring *ring, struct kvd_ring_entry *entry)
 	memcpy(entry, words, sizeof(*entry));
 }
 
-void ring_entry_done(struct ring *ring)
+static void ring_entry_done(struct ring *ring)
 {
 	assert(ring->shared);
 	ring->head++;
@@ -131,7 +131,7 @@ static int entries_waiting(struct ring *ring, uint64_t *count_p)
 static int ring_take(struct ring *ring)
 {
 	struct kvd_ring_entry entry;
-	struct xfer_payload arena = {.fd = ring->fds[1], .bytes = ring->arena_bytes};
+	struct ring_payload arena = {.fd = ring->fds[1], .bytes = ring->arena_bytes};
 	uint64_t count = 0;
 	int r = entries_waiting(ring, &count);
 
@@ -142,7 +142,7 @@ static int ring_take(struct ring *ring)
 		copy_out(ring, &entry);
 		r = ring_op(ring, &entry, &arena);
 		if (r == RING_OP_LATER)
-			return 0; /* ring_entry_done() and ring_resume() follow */
+			return 0; /* ring_work_end() or ring_resume() follows */
 		if (r == 0)
 			ring_entry_done(ring);
 		if (loop_enough(ring->session->kvd->loop))
@@ -191,6 +191,23 @@ void ring_resume(struct ring *ring)
 	if (ring->shared)
 		ring_ready(ring);
 	gate_look(ring);
+}
+
+int ring_work_begin(struct ring *ring, void *work)
+{
+	assert(work && !ring->work);
+	ring->work = work;
+	return RING_OP_LATER;
+}
+
+void ring_work_end(struct ring *ring, bool shared)
+{
+	ring->work = NULL;
+	if (ring->stopped)
+		return;
+	if (shared)
+		ring_entry_done(ring);
+	ring_resume(ring);
 }
 
 static void ring_on_event(struct loop_fd *watch, int events)
@@ -333,52 +350,54 @@ int ring_share(struct ring *ring, uint32_t entries, uint64_t arena_bytes)
 
 /* ---- life ---- */
 
-static struct rings *rings_of(struct kvd *kvd)
+int rings_new(struct kvd *kvd, void **part_p)
 {
-	struct rings *rings = kvd->rings;
+	struct rings *rings = mem_zalloc(sizeof(*rings));
 
-	if (rings)
-		return rings;
-	rings = mem_zalloc(sizeof(*rings));
 	if (!rings)
-		return NULL;
+		return err_pass(-ENOMEM);
 	rings->kvd = kvd;
 	list_init(&rings->ready);
 	loop_defer_init(&rings->turn, on_turn);
-	kvd->rings = rings;
-	return rings;
+	MODULES_EACH(kvd, m)
+	{
+		for (const struct ring_verb *verb = m->verbs; verb && verb->op; verb++) {
+			assert(verb->op < RING_OPS_MAX && !rings->verbs[verb->op]);
+			rings->verbs[verb->op] = verb;
+		}
+	}
+	*part_p = rings;
+	return 0;
 }
 
-static void rings_drop_idle(struct rings *rings)
+void rings_free(void *part)
 {
-	if (rings->count > 0)
-		return;
+	struct rings *rings = part;
+
+	assert(rings->count == 0);
 	loop_defer_cancel(&rings->turn);
-	rings->kvd->rings = NULL;
 	mem_free(rings);
 }
 
-struct ring *ring_of(struct session *session)
+struct ring *ring_need(struct session *session)
 {
-	struct ring *ring = session->ring;
-	struct rings *rings;
+	struct rings *rings = session->kvd->part[MODULE_REQUEST];
+	struct ring *ring = ring_of(session);
 
-	if (ring || !xfer_session_of(session))
+	if (ring)
 		return ring;
-	rings = rings_of(session->kvd);
-	ring = rings ? mem_zalloc(sizeof(*ring)) : NULL;
-	if (!ring) {
-		if (rings)
-			rings_drop_idle(rings);
+	ring = mem_zalloc(sizeof(*ring));
+	if (!ring)
 		return NULL;
-	}
+	ring->rings = rings;
+	ring->verbs = rings->verbs;
 	ring->session = session;
 	list_init(&ring->link);
 	list_init(&ring->faults);
 	for (size_t i = 0; i < RING_FDS; i++)
 		ring->fds[i] = -1;
 	rings->count++;
-	session->ring = ring;
+	session->part[MODULE_REQUEST] = ring;
 	return ring;
 }
 
@@ -393,16 +412,12 @@ void ring_stop(struct ring *ring)
 
 void ring_free(struct ring *ring)
 {
-	struct rings *rings;
-
 	if (!ring)
 		return;
 	assert(ring->stopped && !ring->work);
-	rings = ring->session->kvd->rings;
 	unshare(ring);
 	ring_faults_free(ring);
-	ring->session->ring = NULL;
+	ring->session->part[MODULE_REQUEST] = NULL;
+	ring->rings->count--;
 	mem_free(ring);
-	rings->count--;
-	rings_drop_idle(rings);
 }

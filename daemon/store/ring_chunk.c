@@ -6,17 +6,19 @@
  * reaches it while it waits, and the ring goes on meanwhile. Whoever waits for such an
  * answer has slept by then, and is woken.
  */
-#include "daemon/xfer/ring_chunk.h"
+#include "daemon/store/ring_chunk.h"
 
 #include <errno.h>
 
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
+#include "daemon/request/ring_ops.h"
+#include "daemon/room/ring_pages.h"
+#include "daemon/room/rooms.h"
+#include "daemon/session/pool.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "daemon/store/store.h"
-#include "daemon/xfer/ring_ops.h"
-#include "daemon/xfer/xfer_impl.h"
 
 _Static_assert(KVD_RING_ID_BYTES == STORE_ID_BYTES &&
 		       KVD_RING_SECRET_BYTES == STORE_SECRET_BYTES,
@@ -56,7 +58,7 @@ static void on_hold_done(void *arg, struct store_hold *hold, const struct err *w
 	slot = (uint32_t)(facts.id - KVD_RING_IDS);
 	if (why) {
 		(void)err_reraise(why);
-		ring_ops_refuse(ring, slot, facts.id);
+		ring_refuse(ring, slot, facts.id);
 	} else {
 		found_tell(ring->session->status, slot, &facts.found, facts.first);
 	}
@@ -97,7 +99,7 @@ static int chunk_hold(struct ring *ring, const struct kvd_ring_entry *e,
 }
 
 static int ids_do(struct ring *ring, const struct kvd_ring_entry *e,
-		  const struct xfer_payload *arena)
+		  const struct ring_payload *arena)
 {
 	struct store_handle *handle = store_handle_find(ring->session, e->a);
 	cleanup_free uint8_t *data = mem_alloc((size_t)e->bytes + 1);
@@ -108,15 +110,16 @@ static int ids_do(struct ring *ring, const struct kvd_ring_entry *e,
 	if (r >= 0 && !data)
 		r = -ENOMEM;
 	if (r >= 0)
-		r = payload_read(arena, e->offset, data, e->bytes);
+		r = ring_payload_read(arena, e->offset, data, e->bytes);
 	if (r < 0)
 		return err_pass(r);
 	return err_pass(e->op == KVD_RING_FIND ? chunk_find(ring, e, handle, data)
 					       : chunk_hold(ring, e, handle, data));
 }
 
-int ring_chunk_ids(struct ring *ring, const struct kvd_ring_entry *e,
-		   const struct xfer_payload *arena)
+/* FIND, HOLD, HOLD_FAR */
+static int op_ids(struct ring *ring, const struct kvd_ring_entry *e,
+		  struct ring_payload *arena)
 {
 	uint64_t id = KVD_RING_IDS + e->slot;
 	uint64_t head = e->op == KVD_RING_FIND ? 0 : KVD_RING_SECRET_BYTES;
@@ -130,13 +133,84 @@ int ring_chunk_ids(struct ring *ring, const struct kvd_ring_entry *e,
 	if (r < 0)
 		return err_pass(r);
 	if (ids_do(ring, e, arena) < 0)
-		ring_ops_refuse(ring, e->slot, id);
+		ring_refuse(ring, e->slot, id);
 	return 0;
 }
 
-bool ring_chunk_cancel(struct ring *ring, uint64_t id)
+/* ---- pages ---- */
+
+static int chunk_move_end(struct ring_pages *pages, struct room *none)
 {
-	struct store_move *move = store_move_find(ring->session, id);
+	const struct kvd_ring_entry *e = &pages->e;
+	struct session *session = pages->ring->session;
+	const struct store_ids ids = {
+		.bytes = pages->head, .count = e->n0, .first = e->c};
+	struct store_move_args args = {.pool = pages->pool,
+				       .slotted = true,
+				       .slot = e->slot,
+				       .slot_gen = e->gen,
+				       .id = KVD_RING_IDS + e->slot,
+				       .durable = e->flags & KVD_RING_DURABLE,
+				       .publish = e->op == KVD_RING_PUT &&
+						  e->flags & KVD_RING_PUBLISH};
+	struct store_handle *handle = NULL;
+	struct store_hold *hold = NULL;
+	struct store_move *move;
+	int r;
+
+	(void)none;
+	if (e->op == KVD_RING_PUT)
+		handle = store_handle_find(session, e->a);
+	else
+		hold = store_hold_find(session, e->a);
+	r = handle || hold ? 0 : -ENOENT;
+	if (r >= 0 && hold)
+		r = pool_check_target(pages->pool);
+	if (r >= 0 && hold && e->c > UINT32_MAX)
+		r = err_raise(ERR_RANGE, "deadline_ms: %llu", (unsigned long long)e->c);
+	if (r >= 0)
+		r = wait_spec_parse(rooms_waits(rooms_of(pages->ring->session->kvd)),
+				    pages->text, session, &args.wait);
+	if (r < 0)
+		return err_pass(r);
+	args.maps = room_maps_steal(&pages->maps);
+	if (handle) { /* what it takes later shows in its slot */
+		r = store_put(handle, &ids, &args, &move);
+		return r < 0 ? err_pass(r) : 0;
+	}
+	args.deadline_ns = e->c * LOOP_NS_PER_MS;
+	return err_pass(store_fetch(hold, &args, &move));
+}
+
+static const struct ring_pages_kind fetch_kind = {
+	.claims = true, .lands = true, .end = chunk_move_end};
+static const struct ring_pages_kind put_kind = {.claims = true, .end = chunk_move_end};
+
+static int op_fetch(struct ring *ring, const struct kvd_ring_entry *e,
+		    struct ring_payload *arena)
+{
+	return err_pass(ring_pages_run(ring, e, arena, &fetch_kind, 0));
+}
+
+static int op_put(struct ring *ring, const struct kvd_ring_entry *e,
+		  struct ring_payload *arena)
+{
+	if (e->n0 > STORE_IDS_MAX)
+		return err_raise(ERR_PROTO, "op %u: %u ids", e->op, e->n0);
+	return err_pass(ring_pages_run(ring, e, arena, &put_kind,
+				       (size_t)e->n0 * KVD_RING_ID_BYTES));
+}
+
+const struct ring_verb store_verbs[] = {
+	{KVD_RING_FIND, op_ids},    {KVD_RING_HOLD, op_ids}, {KVD_RING_HOLD_FAR, op_ids},
+	{KVD_RING_FETCH, op_fetch}, {KVD_RING_PUT, op_put},  {0, NULL},
+};
+
+/* ---- by number ---- */
+
+bool store_ring_cancel(struct session *session, uint64_t id)
+{
+	struct store_move *move = store_move_find(session, id);
 	struct err why;
 
 	if (!move) {
@@ -144,22 +218,23 @@ bool ring_chunk_cancel(struct ring *ring, uint64_t id)
 		return false;
 	}
 	err_set(&why, ERR_ABORTED, "aborted by its engine '%.40s' (pid %d)",
-		ring->session->client, (int)ring->session->pid);
+		session->client, (int)session->pid);
 	store_move_abort(move, &why);
 	return true;
 }
 
-bool ring_chunk_release(struct ring *ring, uint64_t id)
+/* A move that is released keeps its slot until it has ended. */
+bool store_ring_release(struct session *session, uint64_t id)
 {
-	struct store_move *move = store_move_find(ring->session, id);
-	struct store_hold *hold = move ? NULL : store_hold_find(ring->session, id);
+	struct store_move *move = store_move_find(session, id);
+	struct store_hold *hold = move ? NULL : store_hold_find(session, id);
 
 	err_clear();
 	if (move)
 		store_move_drop(move); /* the slot goes with it */
 	if (hold) {
 		store_hold_close(hold);
-		ring_ops_forget(ring, id);
+		ring_forget(ring_of(session), id);
 	}
-	return move || hold || store_has(ring->session, id);
+	return move || hold || store_has(session, id);
 }

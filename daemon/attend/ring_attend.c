@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/xfer/ring_attend.h"
+#include "daemon/attend/ring_attend.h"
 
 #include <errno.h>
 
 #include "daemon/attend/attend.h"
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
+#include "daemon/request/ring_ops.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
-#include "daemon/xfer/ring_ops.h"
-#include "daemon/xfer/xfer_impl.h"
 
 #define DEADLINE_US_MAX 60000000u
 #define DEADLINE_US_PRESET 1000000u
@@ -18,11 +17,11 @@ static void on_failed(struct session *session, uint32_t slot, uint64_t id,
 		      const struct err *why)
 {
 	(void)err_reraise(why);
-	ring_ops_refuse(session->ring, slot, id);
+	ring_refuse(ring_of(session), slot, id);
 }
 
 static int attend_do(struct ring *ring, const struct kvd_ring_entry *e,
-		     const struct xfer_payload *arena)
+		     const struct ring_payload *arena)
 {
 	struct attend *attend = attend_find(ring->session, e->a);
 	cleanup_free uint8_t *data = mem_alloc((size_t)e->bytes + 1);
@@ -45,7 +44,7 @@ static int attend_do(struct ring *ring, const struct kvd_ring_entry *e,
 	if (r >= 0 && !data)
 		r = -ENOMEM;
 	if (r >= 0)
-		r = payload_read(arena, e->offset, data, e->bytes);
+		r = ring_payload_read(arena, e->offset, data, e->bytes);
 	if (r < 0)
 		return err_pass(r);
 	args.parts = (const struct kvd_ring_part *)(void *)data;
@@ -54,8 +53,8 @@ static int attend_do(struct ring *ring, const struct kvd_ring_entry *e,
 	return err_pass(attend_post(attend, &args));
 }
 
-int ring_attend(struct ring *ring, const struct kvd_ring_entry *e,
-		const struct xfer_payload *arena)
+static int op_attend(struct ring *ring, const struct kvd_ring_entry *e,
+		     struct ring_payload *arena)
 {
 	uint64_t id = KVD_RING_IDS + e->slot;
 	int r;
@@ -70,8 +69,10 @@ int ring_attend(struct ring *ring, const struct kvd_ring_entry *e,
 	if (r < 0)
 		return err_pass(r);
 	if (attend_do(ring, e, arena) < 0) {
-		ring_ops_refuse(ring, e->slot, id);
+		ring_refuse(ring, e->slot, id);
 		status_slot_release(ring->session->status, e->slot);
 	}
 	return 0;
 }
+
+const struct ring_verb attend_verbs[] = {{KVD_RING_ATTEND, op_attend}, {0, NULL}};
