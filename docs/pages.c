@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/metrics.h"
+#include "daemon/metrics/figures.h"
 #include "daemon/modules.h"
 #include "daemon/request/commands.h"
 #include "proto/wire.h"
@@ -105,23 +105,27 @@ static void print_labels(FILE *out, const struct metric_row *row)
 	}
 }
 
-void page_metrics(FILE *out)
+static void print_family(void *arg, const struct figures_family *family)
 {
 	static const char *const types[] = {"counter", "gauge", "histogram"};
+	const struct metric_row *row = family->row;
+	bool ours = strncmp(row->name, "process_", 8) != 0;
+	FILE *out = arg;
+
+	fprintf(out, "| %s%s | %s | ", ours ? "kvd_" : "", row->name, types[row->type]);
+	print_labels(out, row);
+	fprintf(out, " | %s |\n", row->help);
+}
+
+void page_metrics(FILE *out)
+{
+	static struct figures all = {.modules = modules_built};
 
 	fputs("\n# Metrics\n\nServed at `metrics_listen` and by `kvd-ctl stats "
 	      "--prometheus`;\n`stats` has them without `kvd_`.\n\n"
 	      "| name | type | labels | meaning |\n|---|---|---|---|\n",
 	      out);
-	for (size_t i = 0; i < METRIC_ROWS; i++) {
-		const struct metric_row *row = &metric_rows[i];
-		bool ours = strncmp(row->name, "process_", 8) != 0;
-
-		fprintf(out, "| %s%s | %s | ", ours ? "kvd_" : "", row->name,
-			types[row->type]);
-		print_labels(out, row);
-		fprintf(out, " | %s |\n", row->help);
-	}
+	figures_families(&all, print_family, out);
 }
 
 static void print_message(FILE *out, unsigned int number, const char *name, uint32_t cap,

@@ -8,9 +8,11 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <unistd.h>
 
 #include "daemon/attend/attend_impl.h"
+#include "daemon/attend/attend_metrics.h"
 #include "daemon/attend/commands_attend.h"
 #include "daemon/attend/echo.h"
 #include "daemon/attend/ring_attend.h"
@@ -18,6 +20,7 @@
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
+#include "daemon/cost/live.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
 #include "daemon/store/store.h"
@@ -226,6 +229,53 @@ void attends_on_change(struct remote *remote)
 		calibrate_on_change(attends, remote);
 }
 
+/* ---- figures ---- */
+
+static const struct metric_row attend_metrics[] = {
+#define ATTENDS_METRIC_ROW(id, type, unit, name, help) \
+	METRIC_OWN(ATTENDS_METRIC_##id, type, unit, name, help),
+	ATTEND_METRICS(ATTENDS_METRIC_ROW)
+#undef ATTENDS_METRIC_ROW
+};
+
+static void attends_cells(const void *part, uint64_t *cells)
+{
+	const struct attends *attends = part;
+	const struct live *costs = store_costs(attends->kvd);
+	struct attend_figures f;
+
+	attends_figures(attends, &f);
+	cells[ATTENDS_METRIC_ATTEND_POSTS] = f.posts;
+	cells[ATTENDS_METRIC_ATTEND_ROWS] = f.rows;
+	cells[ATTENDS_METRIC_ATTEND_FAILED] = f.failed;
+	cells[ATTENDS_METRIC_ATTEND_LIVE] = f.live;
+	cells[ATTENDS_METRIC_ATTEND_SERVED] = f.served;
+	cells[ATTENDS_METRIC_ATTEND_SERVED_ROWS] = f.served_rows;
+	cells[ATTENDS_METRIC_ATTEND_REFUSED] = f.refused;
+	cells[ATTENDS_METRIC_ATTEND_BATCHES] = f.batches;
+	cells[ATTENDS_METRIC_ATTEND_SECONDS] = f.attend_us * 1000;
+	cells[ATTENDS_METRIC_ATTEND_WAITING] = f.waiting;
+	cells[ATTENDS_METRIC_ATTEND_THREADS] = f.threads;
+	cells[ATTENDS_METRIC_ATTEND_LOOKS] = f.looks;
+	cells[ATTENDS_METRIC_COST_CALIBRATIONS] = f.calibrations;
+	cells[ATTENDS_METRIC_COST_BYTES] = f.calibration_bytes;
+	cells[ATTENDS_METRIC_COST_STALE] = f.stale;
+	cells[ATTENDS_METRIC_COST_ECHOES] = f.echoes;
+	if (!costs)
+		return;
+	cells[ATTENDS_METRIC_COST_REUSED] = cost_page_reused(live_page(costs));
+	cells[ATTENDS_METRIC_COST_REFUSED] = live_refused(costs);
+}
+
+static bool attends_about(const void *part, char *text, size_t size)
+{
+	struct attend_figures f;
+
+	attends_figures(part, &f);
+	snprintf(text, size, "%s, %u threads", f.isa, f.threads);
+	return f.threads > 0;
+}
+
 /* ---- the module ---- */
 
 static void attends_part_close(void *part, const struct err *why)
@@ -279,4 +329,8 @@ const struct module attend_module = {
 	.remote_change = attends_on_change,
 	.remote_down = attends_on_down,
 	.message = attends_on_message,
+	.metrics = attend_metrics,
+	.metric_count = ATTENDS_METRIC_END,
+	.figures = attends_cells,
+	.about = {"attention", attends_about},
 };

@@ -121,135 +121,6 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
 	X(TRANSFERRED_BYTES, COUNTER, BYTES, DIRECTION, TRANSPORT,                       \
 	  "transferred_bytes_total",                                                     \
 	  "bytes of rooms and transfers, by the transport of the peer")                  \
-	X(STORE_MEMORY, GAUGE, BYTES, NONE, NONE, "store_memory_bytes",                  \
-	  "memory for chunks (chunk_memory), once it is made")                           \
-	X(STORE_FREE, GAUGE, BYTES, NONE, NONE, "store_free_bytes",                      \
-	  "of that, what no user has")                                                   \
-	X(STORE_CHUNKS, GAUGE, NUMBER, NONE, NONE, "store_chunks", "chunks kept")        \
-	X(STORE_PUBLISHED, GAUGE, NUMBER, NONE, NONE, "store_published",                 \
-	  "parts of chunks in engines' own pages")                                       \
-	X(STORE_HOLDS, GAUGE, NUMBER, NONE, NONE, "store_holds", "holds that are open")  \
-	X(STORE_MOVES, GAUGE, NUMBER, NONE, NONE, "store_moves",                         \
-	  "puts, fetches and others that are not closed")                                \
-	X(STORE_FOUND, COUNTER, NUMBER, NONE, NONE, "store_found_total",                 \
-	  "chunks that were asked for and there")                                        \
-	X(STORE_MISSED, COUNTER, NUMBER, NONE, NONE, "store_missed_total",               \
-	  "chunks that were asked for and not there, or behind one that was not")        \
-	X(STORE_EVICTED, COUNTER, NUMBER, NONE, NONE, "store_evicted_total",             \
-	  "chunks that left for others")                                                 \
-	X(STORE_SPACES, GAUGE, NUMBER, NONE, NONE, "store_spaces",                       \
-	  "spaces of chunks: user, model, revision, …")                                  \
-	X(STORE_SPACES_EVICTED, COUNTER, NUMBER, NONE, NONE,                             \
-	  "store_spaces_evicted_total",                                                  \
-	  "spaces that left with all of their chunks, unused for longest")               \
-	X(STORE_PUT_BYTES, COUNTER, BYTES, NONE, NONE, "store_put_bytes_total",          \
-	  "bytes stored")                                                                \
-	X(STORE_FETCHED_BYTES, COUNTER, BYTES, NONE, NONE, "store_fetched_bytes_total",  \
-	  "bytes read into engines' pages")                                              \
-	X(STORE_FAR_FOUND, COUNTER, NUMBER, NONE, NONE, "store_far_found_total",         \
-	  "chunks that were asked for and are at another daemon")                        \
-	X(STORE_FAR_BYTES, COUNTER, BYTES, NONE, NONE, "store_far_bytes_total",          \
-	  "fetched from other daemons")                                                  \
-	X(STORE_FAR_RETRIES, COUNTER, NUMBER, NONE, NONE, "store_far_retries_total",     \
-	  "parts of fetches that another daemon went on with")                           \
-	X(STORE_FAR_HEDGES, COUNTER, NUMBER, NONE, NONE, "store_far_hedges_total",       \
-	  "parts of fetches that were late, and asked of another daemon, too")           \
-	X(STORE_FAR_HEDGES_WON, COUNTER, NUMBER, NONE, NONE,                             \
-	  "store_far_hedges_won_total", "of them, those that came from there first")     \
-	X(STORE_FAR_LEFT_OUT, GAUGE, NUMBER, NONE, NONE, "store_far_left_out",           \
-	  "holders of chunks that are not asked for a while, because they were late")    \
-	X(STORE_LENDS, COUNTER, NUMBER, NONE, NONE, "store_lends_total",                 \
-	  "holds that other daemons have had of chunks here")                            \
-	X(STORE_LENT, GAUGE, NUMBER, NONE, NONE, "store_lent",                           \
-	  "of them, those that are open")                                                \
-	X(STORE_HOMES, GAUGE, NUMBER, NONE, NONE, "store_homes",                         \
-	  "daemons of chunk_homes")                                                      \
-	X(ATTEND_POSTS, COUNTER, NUMBER, NONE, NONE, "attend_posts_total",               \
-	  "posts of query rows of this daemon's engines")                                \
-	X(ATTEND_ROWS, COUNTER, NUMBER, NONE, NONE, "attend_rows_total",                 \
-	  "rows of these posts")                                                         \
-	X(ATTEND_FAILED, COUNTER, NUMBER, NONE, NONE, "attend_failed_total",             \
-	  "of these posts, those that failed or were canceled")                          \
-	X(ATTEND_LIVE, GAUGE, NUMBER, NONE, NONE, "attend_live", "posts under way")      \
-	X(ATTEND_SERVED, COUNTER, NUMBER, NONE, NONE, "attend_served_total",             \
-	  "attends served to other daemons")                                             \
-	X(ATTEND_SERVED_ROWS, COUNTER, NUMBER, NONE, NONE, "attend_served_rows_total",   \
-	  "rows of these")                                                               \
-	X(ATTEND_REFUSED, COUNTER, NUMBER, NONE, NONE, "attend_refused_total",           \
-	  "attends of other daemons that were refused")                                  \
-	X(ATTEND_BATCHES, COUNTER, NUMBER, NONE, NONE, "attend_batches_total",           \
-	  "calls of an attention kernel")                                                \
-	X(ATTEND_SECONDS, COUNTER, SECONDS, NONE, NONE, "attend_seconds_total",          \
-	  "time of attend_threads in these calls")                                       \
-	X(ATTEND_WAITING, GAUGE, NUMBER, NONE, NONE, "attend_waiting",                   \
-	  "attends, own and of others, that wait for a thread")                          \
-	X(ATTEND_THREADS, GAUGE, NUMBER, NONE, NONE, "attend_threads",                   \
-	  "threads that attend (attend_threads)")                                        \
-	X(ATTEND_LOOKS, COUNTER, NUMBER, NONE, NONE, "attend_looks_total",               \
-	  "turns in which the loop looked for attends awake (attend_spin)")              \
-	X(COST_CALIBRATIONS, COUNTER, NUMBER, NONE, NONE, "cost_calibrations_total",     \
-	  "peers measured for the cost page")                                            \
-	X(COST_BYTES, COUNTER, BYTES, NONE, NONE, "cost_bytes_total",                    \
-	  "bytes of echoes that this took, both ways")                                   \
-	X(COST_STALE, COUNTER, NUMBER, NONE, NONE, "cost_stale_total",                   \
-	  "times that a peer's constants ceased to predict")                             \
-	X(COST_ECHOES, COUNTER, NUMBER, NONE, NONE, "cost_echoes_total",                 \
-	  "echoes for other daemons")                                                    \
-	X(COST_REUSED, COUNTER, NUMBER, NONE, NONE, "cost_rows_reused_total",            \
-	  "geometries that left the cost page for newer ones")                           \
-	X(COST_REFUSED, COUNTER, NUMBER, NONE, NONE, "cost_peers_refused_total",         \
-	  "measurements of peers for which the cost page had no row")                    \
-	X(STORE_HOMES_UP, GAUGE, NUMBER, NONE, NONE, "store_home_up",                    \
-	  "of them, those that are up")                                                  \
-	X(STORE_HOME_TOLD, COUNTER, NUMBER, NONE, NONE, "store_home_told_total",         \
-	  "chunks that came and went, told to homes")                                    \
-	X(STORE_HOME_RESYNCS, COUNTER, NUMBER, NONE, NONE, "store_home_resyncs_total",   \
-	  "times that a home was told all")                                              \
-	X(STORE_HOME_ASKS, COUNTER, NUMBER, NONE, NONE, "store_home_asks_total",         \
-	  "questions to homes")                                                          \
-	X(STORE_HOME_LATE, COUNTER, NUMBER, NONE, NONE, "store_home_late_total",         \
-	  "of them, those without an answer in time")                                    \
-	X(STORE_HOME_DIALS, COUNTER, NUMBER, NONE, NONE, "store_home_dials_total",       \
-	  "holders that were dialled because homes named them")                          \
-	X(STORE_HOME_UNDIALLED, COUNTER, NUMBER, NONE, NONE,                             \
-	  "store_home_dials_refused_total",                                              \
-	  "holders that were not: too many a second, or not allowed")                    \
-	X(STORE_HOME_HOLDINGS, GAUGE, NUMBER, NONE, NONE, "store_home_holdings",         \
-	  "chunks of daemons that this one knows as their home")                         \
-	X(STORE_HOME_HOLDERS, GAUGE, NUMBER, NONE, NONE, "store_home_holders",           \
-	  "these daemons")                                                               \
-	X(STORE_HOME_NOTES, COUNTER, NUMBER, NONE, NONE, "store_home_notes_total",       \
-	  "chunks that came and went, as others told")                                   \
-	X(STORE_HOME_REFUSED, COUNTER, NUMBER, NONE, NONE, "store_home_refused_total",   \
-	  "of them, those for which there was no room (chunk_home_memory)")              \
-	X(STORE_HOME_UNKNOWN, GAUGE, NUMBER, NONE, NONE, "store_home_unknown",           \
-	  "chunks of daemons that have no room here yet")                                \
-	X(STORE_HOME_FINDS, COUNTER, NUMBER, NONE, NONE, "store_home_finds_total",       \
-	  "questions of others to this home")                                            \
-	X(STORE_HOME_AGAIN, COUNTER, NUMBER, NONE, NONE, "store_home_again_total",       \
-	  "times that a daemon had to tell all anew")                                    \
-	X(STORE_FILE, GAUGE, BYTES, NONE, NONE, "store_file_bytes",                      \
-	  "bytes of files for chunks (chunk_dir_size)")                                  \
-	X(STORE_FILE_FREE, GAUGE, BYTES, NONE, NONE, "store_file_free_bytes",            \
-	  "of that, what no user has")                                                   \
-	X(STORE_FILE_DISK_FREE, GAUGE, BYTES, NONE, NONE, "store_file_disk_free_bytes",  \
-	  "bytes that the file system of chunk_dir has left")                            \
-	X(STORE_FILE_FULL, GAUGE, NUMBER, NONE, NONE, "store_file_full",                 \
-	  "1: the file system of chunk_dir has no room for another file of chunks")      \
-	X(STORE_FILE_STANDS, GAUGE, NUMBER, NONE, NONE, "store_file_stands",             \
-	  "1: the disk of chunk_dir does not answer")                                    \
-	X(STORE_FILE_WRITTEN, COUNTER, BYTES, NONE, NONE,                                \
-	  "store_file_written_bytes_total", "bytes of chunks written to files")          \
-	X(STORE_FILE_READ, COUNTER, BYTES, NONE, NONE, "store_file_read_bytes_total",    \
-	  "bytes of chunks read from files")                                             \
-	X(STORE_FILE_EVICTED, COUNTER, NUMBER, NONE, NONE, "store_file_evicted_total",   \
-	  "chunks that left files for others")                                           \
-	X(STORE_FILE_BAD, COUNTER, NUMBER, NONE, NONE, "store_file_bad_total",           \
-	  "parts of chunks whose sums were wrong when they were read")                   \
-	X(STORE_FILE_FAULTS, COUNTER, NUMBER, NONE, NONE, "store_file_faults_total",     \
-	  "reads and writes of files that failed")                                       \
-	X(STORE_FILE_READONLY, GAUGE, NUMBER, NONE, NONE, "store_file_readonly",         \
-	  "1: nothing is written to chunk_dir any more, or it is not used at all")       \
 	X(CHUNKS_RECEIVED, COUNTER, NUMBER, NONE, NONE, "chunks_received_total",         \
 	  "chunks landed")                                                               \
 	X(CHUNKS_SENT, COUNTER, NUMBER, NONE, NONE, "chunks_sent_total", "chunks sent")  \
@@ -445,6 +316,16 @@ struct metric_row {
 	unsigned int count[2]; /* values of each label */
 	uint64_t first;	       /* histograms: end of the first bucket */
 };
+/* A module's own: one cell each, by number. */
+#define METRIC_OWN(own_cell, own_type, own_unit, own_name, own_help) \
+	[own_cell] = {.name = (own_name),                            \
+		      .help = (own_help),                            \
+		      .type = METRIC_##own_type,                     \
+		      .unit = METRIC_##own_unit,                     \
+		      .cell = (own_cell),                            \
+		      .count = {1, 1}}
+#define METRIC_OWN_MAX 64u
+
 /* Values, then histograms. */
 #define METRIC_ROW(...) +1
 #define METRIC_ROWS (0 METRICS(METRIC_ROW) METRIC_HISTOGRAMS(METRIC_ROW))

@@ -18,6 +18,7 @@ struct command;
 struct cursor;
 struct err;
 struct kvd;
+struct metric_row;
 struct pool;
 struct region;
 struct remote;
@@ -76,6 +77,8 @@ struct module {
 	void (*region_going)(struct region *region); /* drop pins */
 	void (*pool_coming)(struct pool *pool);
 	void (*pool_going)(struct pool *pool);
+	/* Of pool->rooms, those that end when the pool goes. */
+	unsigned int (*pool_lends)(const struct pool *pool);
 
 	/* ---- objects that an engine numbered: KVD_RING_IDS + slot ---- */
 
@@ -108,6 +111,20 @@ struct module {
 	/* The same on the data line; header is after the kind byte. */
 	void (*request)(struct remote *remote, struct xp_inbound *in, unsigned int kind,
 			struct cursor *header);
+
+	/* ---- for operators ---- */
+
+	const struct metric_row *metrics; /* cells count from 0: METRIC_OWN() */
+	unsigned int metric_count;	  /* at most METRIC_OWN_MAX */
+	/* At a scrape: all cells, which are 0. */
+	void (*figures)(const void *part, uint64_t *cells);
+	/* False: degraded, *why_p says why. */
+	bool (*health)(const void *part, struct err *why_p);
+	/* A member of `health`; false: nothing to say. */
+	struct {
+		const char *member;
+		bool (*text)(const void *part, char *text, size_t size);
+	} about;
 };
 
 /* Each of kvd->modules, a list that ends with NULL; none where that is NULL. */

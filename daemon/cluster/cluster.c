@@ -80,6 +80,19 @@ static void cluster_pools_changed(struct pool *pool)
 		groups_pools_changed(groups_of(pool->session->kvd));
 }
 
+static bool cluster_health(const void *part, struct err *why_p)
+{
+	const struct cluster *cluster = part;
+	struct groups_state state;
+
+	groups_state(cluster->groups, &state);
+	if (state.directory.up || !*state.where)
+		return true;
+	err_set(why_p, ERR_PEER, "the directory (cluster) is away: %s",
+		state.directory.why.text);
+	return false;
+}
+
 static const struct command *const cluster_tables[] = {group_commands, NULL};
 
 const struct module cluster_module = {
@@ -95,4 +108,5 @@ const struct module cluster_module = {
 	.session_end = cluster_session_end,
 	.pool_coming = cluster_pools_changed,
 	.pool_going = cluster_pools_changed,
+	.health = cluster_health,
 };

@@ -10,15 +10,12 @@
 
 #include <errno.h>
 
-#include "daemon/attend/attend.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
 #include "daemon/request/brief.h"
 #include "daemon/control/control.h"
 #include "daemon/control/health.h"
-#include "daemon/store/store.h"
-#include "daemon/cluster/groups.h"
 #include "daemon/config/config.h"
 #include "daemon/gate/sandbox.h"
 #include "daemon/handshake/handshake.h"
@@ -31,6 +28,7 @@
 #include "proto/json.h"
 
 #define DRAIN_MS_MAX (24 * 3600 * 1000)
+#define ABOUT_MAX 128u
 
 static bool add_transport(cJSON *list, const struct transport *transport)
 {
@@ -58,26 +56,14 @@ static bool add_transport_list(cJSON *result, const struct kvd *kvd)
 const char *const health_names[] = {"serving", "refusing", "draining", "stopping",
 				    "degraded"};
 
-static enum health directory_health(const struct kvd *kvd, struct err *why_p)
+static enum health modules_health(const struct kvd *kvd, struct err *why_p)
 {
-	struct groups_state state;
-
-	if (!groups_of(kvd))
-		return HEALTH_SERVING;
-	groups_state(groups_of(kvd), &state);
-	if (state.directory.up || !*state.where)
-		return HEALTH_SERVING;
-	err_set(why_p, ERR_PEER, "the directory (cluster) is away: %s",
-		state.directory.why.text);
-	return HEALTH_DEGRADED;
-}
-
-static enum health disk_health(const struct kvd *kvd, struct err *why_p)
-{
-	if (!store_disk_stands(store_of(kvd)))
-		return directory_health(kvd, why_p);
-	err_set(why_p, ERR_IO, "chunk_dir: its disk does not answer");
-	return HEALTH_DEGRADED;
+	MODULES_EACH(kvd, m)
+	{
+		if (m->health && kvd->part[m->id] && !m->health(kvd->part[m->id], why_p))
+			return HEALTH_DEGRADED;
+	}
+	return HEALTH_SERVING;
 }
 
 enum health health_of(const struct kvd *kvd, struct err *why_p)
@@ -89,7 +75,7 @@ enum health health_of(const struct kvd *kvd, struct err *why_p)
 	if (control_of(kvd) && control_is_lost(control_of(kvd), why_p))
 		return HEALTH_DEGRADED;
 	if (!kvd->handshake || handshake_transports_ok(kvd->handshake) == 0)
-		return disk_health(kvd, why_p);
+		return modules_health(kvd, why_p);
 	err_take(why_p);
 	return HEALTH_REFUSING;
 }
@@ -104,18 +90,18 @@ static bool add_room_bytes(cJSON *result, const struct metrics *metrics)
 	       cJSON_AddNumberToObject(result, "staged_bytes", staged);
 }
 
-static bool add_attention(cJSON *result, const struct kvd *kvd)
+static bool add_about(cJSON *result, const struct kvd *kvd)
 {
-	struct attend_figures f;
-	char text[64];
+	char text[ABOUT_MAX];
+	bool filled = true;
 
-	if (!attends_of(kvd))
-		return true;
-	attends_figures(attends_of(kvd), &f);
-	if (f.threads == 0)
-		return true;
-	snprintf(text, sizeof(text), "%s, %u threads", f.isa, f.threads);
-	return cJSON_AddStringToObject(result, "attention", text);
+	MODULES_EACH(kvd, m)
+	{
+		if (filled && m->about.member && kvd->part[m->id] &&
+		    m->about.text(kvd->part[m->id], text, sizeof(text)))
+			filled = cJSON_AddStringToObject(result, m->about.member, text);
+	}
+	return filled;
 }
 
 static int health_run(struct request *req)
@@ -154,7 +140,7 @@ static int health_run(struct request *req)
 			(!*sandbox_lacks() ||
 			 cJSON_AddStringToObject(result, "sandbox_lacks",
 						 sandbox_lacks())) &&
-			add_attention(result, kvd) && add_transport_list(result, kvd));
+			add_about(result, kvd) && add_transport_list(result, kvd));
 }
 
 struct level_args {

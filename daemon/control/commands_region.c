@@ -22,7 +22,6 @@
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
 #include "daemon/session/session_watch.h"
-#include "daemon/store/store.h"
 #include "gpu/cudrv.h"
 #include "proto/base64.h"
 #include "proto/json.h"
@@ -247,7 +246,12 @@ static int pool_unregister_run(struct request *req)
 
 	if (!pool)
 		return err_pass(-ENOENT);
-	rooms = pool->rooms - store_pool_readings(pool);
+	rooms = pool->rooms;
+	MODULES_EACH(req->kvd, m)
+	{
+		if (m->pool_lends)
+			rooms -= m->pool_lends(pool);
+	}
 	if (rooms)
 		return err_raise(ERR_BUSY, "pool %ju: %u room%s it", (uintmax_t)pool->id,
 				 rooms, rooms == 1 ? " uses" : "s use");

@@ -22,6 +22,7 @@ static const char *const unit_names[] = {NULL, "bytes", "seconds"};
 /* One series: a family and a value of each of its labels. */
 struct series {
 	const struct metric_row *row;
+	const uint64_t *cells;
 	unsigned int at[2];
 };
 
@@ -56,12 +57,13 @@ static void expose_put_number(struct text *out, enum metric_unit unit, uint64_t 
 }
 
 /* Calls `each` for every series of the family that is there. */
-static void each_series(const struct figures *f, const struct metric_row *row,
+static void each_series(const struct figures *f, const struct figures_family *family,
 			void (*each)(const struct figures *f, const struct series *s,
 				     void *arg),
 			void *arg)
 {
-	struct series s = {.row = row};
+	const struct metric_row *row = family->row;
+	struct series s = {.row = row, .cells = family->cells};
 
 	for (s.at[0] = 0; s.at[0] < row->count[0]; s.at[0]++) {
 		if (!figures_word(f, row->label[0], 0, s.at[0]))
@@ -70,7 +72,7 @@ static void each_series(const struct figures *f, const struct metric_row *row,
 			if (!figures_word(f, row->label[1], 0, s.at[1]))
 				continue;
 			if (row->type == METRIC_HISTOGRAM ||
-			    f->metrics.value[series_cell(&s)] != METRIC_ABSENT)
+			    s.cells[series_cell(&s)] != METRIC_ABSENT)
 				each(f, &s, arg);
 		}
 	}
@@ -79,6 +81,7 @@ static void each_series(const struct figures *f, const struct metric_row *row,
 /* ---- Prometheus ---- */
 
 struct exposition {
+	const struct figures *f;
 	struct text *out;
 	bool openmetrics;
 };
@@ -183,7 +186,7 @@ static void expose_series(const struct figures *f, const struct series *s, void 
 	}
 	put_name(e->out, s->row, strlen(s->row->name));
 	put_labels(e->out, f, s, NULL);
-	expose_put_number(e->out, s->row->unit, f->metrics.value[series_cell(s)]);
+	expose_put_number(e->out, s->row->unit, s->cells[series_cell(s)]);
 	text_puts(e->out, "\n");
 }
 
@@ -201,19 +204,23 @@ static void expose_put_head(struct exposition *e, const char *what,
 	text_puts(e->out, "\n");
 }
 
+static void expose_family(void *arg, const struct figures_family *family)
+{
+	const struct metric_row *row = family->row;
+	struct exposition *e = arg;
+
+	expose_put_head(e, "# HELP ", row, row->help);
+	expose_put_head(e, "# TYPE ", row, type_names[row->type]);
+	if (e->openmetrics && unit_names[row->unit])
+		expose_put_head(e, "# UNIT ", row, unit_names[row->unit]);
+	each_series(e->f, family, expose_series, e);
+}
+
 void figures_expose(const struct figures *f, bool openmetrics, struct text *out)
 {
-	struct exposition e = {out, openmetrics};
+	struct exposition e = {f, out, openmetrics};
 
-	for (size_t i = 0; i < METRIC_ROWS; i++) {
-		const struct metric_row *row = &metric_rows[i];
-
-		expose_put_head(&e, "# HELP ", row, row->help);
-		expose_put_head(&e, "# TYPE ", row, type_names[row->type]);
-		if (openmetrics && unit_names[row->unit])
-			expose_put_head(&e, "# UNIT ", row, unit_names[row->unit]);
-		each_series(f, row, expose_series, &e);
-	}
+	figures_families(f, expose_family, &e);
 	if (openmetrics)
 		text_puts(out, "# EOF\n");
 }
@@ -253,7 +260,7 @@ static uint64_t series_value(const struct figures *f, const struct series *s)
 {
 	return s->row->type == METRIC_HISTOGRAM
 		       ? f->metrics.histogram[series_cell(s)].count
-		       : f->metrics.value[series_cell(s)];
+		       : s->cells[series_cell(s)];
 }
 
 static void add_series(const struct figures *f, const struct series *s, void *arg)
@@ -304,12 +311,23 @@ static void json_series(const struct figures *f, const struct series *s, void *a
 	l->sep = ",";
 }
 
-static void json_family(const struct figures *f, const struct metric_row *row,
-			struct text *out)
+struct families {
+	const struct figures *f;
+	struct text *out;
+	const char *sep;
+};
+
+static void json_family(void *arg, const struct figures_family *family)
 {
+	struct families *all = arg;
+	const struct figures *f = all->f;
+	const struct metric_row *row = family->row;
+	struct text *out = all->out;
 	struct listing listing = {out, ",\"series\":["};
 	uint64_t sum = 0;
 
+	text_puts(out, all->sep);
+	all->sep = ",";
 	text_puts(out, "{\"name\":\"");
 	text_puts(out, row->name);
 	text_puts(out, "\",\"type\":\"");
@@ -318,11 +336,11 @@ static void json_family(const struct figures *f, const struct metric_row *row,
 		text_puts(out, "\",\"unit\":\"");
 		text_puts(out, unit_names[row->unit]);
 	}
-	each_series(f, row, add_series, &sum);
+	each_series(f, family, add_series, &sum);
 	put_member(out, "\",\"value\":",
 		   row->type == METRIC_HISTOGRAM ? METRIC_NUMBER : row->unit, sum);
 	if (row->count[0] * row->count[1] > 1 || row->type == METRIC_HISTOGRAM)
-		each_series(f, row, json_series, &listing);
+		each_series(f, family, json_series, &listing);
 	text_puts(out,
 		  *listing.sep == ',' && !listing.sep[1] ? "],\"help\":" : ",\"help\":");
 	text_json(out, row->help);
@@ -332,15 +350,12 @@ static void json_family(const struct figures *f, const struct metric_row *row,
 void figures_json(const struct figures *f, struct text *out)
 {
 	const struct histogram *h = f->metrics.histogram;
+	struct families all = {f, out, ""};
 
 	put_turns(out, ",\"loop\":{\"busy_us\":", &h[METRIC_LOOP_BUSY]);
 	put_turns(out, ",\"cpu_us\":", &h[METRIC_LOOP_CPU]);
 	put_turns(out, ",\"late_us\":", &h[METRIC_LOOP_LATE]);
 	text_puts(out, "},\"metrics\":[");
-	for (size_t i = 0; i < METRIC_ROWS; i++) {
-		if (i)
-			text_puts(out, ",");
-		json_family(f, &metric_rows[i], out);
-	}
+	figures_families(f, json_family, &all);
 	text_puts(out, "]");
 }

@@ -14,9 +14,10 @@ struct text;
 
 struct figures {
 	struct metrics metrics;
-	const char *transports[TRANSPORTS_MAX]; /* names; NULL: none */
-	const struct module *const *modules;	/* whose commands are counted */
-	char name[64];				/* the daemon's */
+	uint64_t cells[MODULES][METRIC_OWN_MAX]; /* modules' own */
+	const char *transports[TRANSPORTS_MAX];	 /* names; NULL: none */
+	const struct module *const *modules;	 /* whose figures these are */
+	char name[64];				 /* the daemon's */
 	enum health health;
 	char why[ERR_TEXT_MAX]; /* HEALTH_REFUSING, HEALTH_DEGRADED */
 };
@@ -33,6 +34,15 @@ void figures_expose(const struct figures *f, bool openmetrics, struct text *out)
  * counted anything are left out. */
 void figures_json(const struct figures *f, struct text *out);
 
+/* One family: a row, and where its cells are counted from. Calls each in turn: the
+ * daemon's, then those of its modules. */
+struct figures_family {
+	const struct metric_row *row;
+	const uint64_t *cells; /* NULL: a histogram */
+};
+void figures_families(const struct figures *f,
+		      void (*each)(void *arg, const struct figures_family *family),
+		      void *arg);
 /* What a label's value is called; NULL: nothing of that number is there. */
 const char *figures_word(const struct figures *f, enum metric_label label,
 			 unsigned int which, unsigned int value);

@@ -27,6 +27,7 @@
 #include "daemon/store/lend.h"
 #include "daemon/store/ring_chunk.h"
 #include "daemon/store/store_impl.h"
+#include "daemon/store/store_metrics.h"
 
 /* ---- its memory ---- */
 
@@ -289,6 +290,14 @@ static int store_module_new(struct kvd *kvd, void **part_p)
 	return r < 0 ? err_pass(r) : err_pass(store_begin(store));
 }
 
+static bool store_health(const void *part, struct err *why_p)
+{
+	if (!store_disk_stands(part))
+		return true;
+	err_set(why_p, ERR_IO, "chunk_dir: its disk does not answer");
+	return false;
+}
+
 static unsigned int store_live_now(const void *part)
 {
 	return store_live(part);
@@ -339,6 +348,7 @@ const struct module store_module = {
 	.session_end = store_session_end,
 	.session_gone = store_session_gone,
 	.pool_going = store_pool_going,
+	.pool_lends = store_pool_readings,
 	.ring_has = store_has,
 	.ring_cancel = store_ring_cancel,
 	.ring_release = store_ring_release,
@@ -349,4 +359,8 @@ const struct module store_module = {
 	.remote_change = store_on_change,
 	.remote_down = store_on_down,
 	.message = store_on_message,
+	.metrics = store_metrics,
+	.metric_count = STORE_METRIC_END,
+	.figures = store_cells,
+	.health = store_health,
 };

@@ -7,6 +7,7 @@
 #include "daemon/store/homes.h"
 #include "daemon/store/lend.h"
 #include "daemon/store/store_impl.h"
+#include "daemon/store/store_metrics.h"
 
 void store_figures(const struct store *store, struct store_figures *figures_p)
 {
@@ -48,4 +49,72 @@ void store_figures(const struct store *store, struct store_figures *figures_p)
 	files_figures(store->files, &figures_p->files);
 	if (store->files)
 		figures_p->files.dir = store->kvd->config->chunk_dir;
+}
+
+/* ---- for a scrape ---- */
+
+const struct metric_row store_metrics[] = {
+#define STORE_METRIC_ROW(id, type, unit, name, help) \
+	METRIC_OWN(STORE_METRIC_##id, type, unit, name, help),
+	STORE_METRICS(STORE_METRIC_ROW)
+#undef STORE_METRIC_ROW
+};
+
+static void homes_cells(const struct store_figures *f, uint64_t *cells)
+{
+	cells[STORE_METRIC_HOMES] = f->homes.homes;
+	cells[STORE_METRIC_HOMES_UP] = f->homes.up;
+	cells[STORE_METRIC_HOME_TOLD] = f->homes.notes;
+	cells[STORE_METRIC_HOME_RESYNCS] = f->homes.resyncs;
+	cells[STORE_METRIC_HOME_ASKS] = f->homes.asks;
+	cells[STORE_METRIC_HOME_LATE] = f->homes.late;
+	cells[STORE_METRIC_HOME_DIALS] = f->homes.dials;
+	cells[STORE_METRIC_HOME_UNDIALLED] = f->homes.dials_refused;
+	cells[STORE_METRIC_HOME_HOLDINGS] = f->home.used;
+	cells[STORE_METRIC_HOME_HOLDERS] = f->home.holders;
+	cells[STORE_METRIC_HOME_NOTES] = f->home.notes;
+	cells[STORE_METRIC_HOME_REFUSED] = f->home.refused;
+	cells[STORE_METRIC_HOME_UNKNOWN] = f->home.unknown;
+	cells[STORE_METRIC_HOME_FINDS] = f->home.finds;
+	cells[STORE_METRIC_HOME_AGAIN] = f->home.again;
+}
+
+void store_cells(const void *part, uint64_t *cells)
+{
+	struct store_figures f;
+
+	store_figures(part, &f);
+	cells[STORE_METRIC_MEMORY] = f.ready ? f.memory_bytes : 0;
+	cells[STORE_METRIC_FREE] = f.slabs_free * f.slab_bytes;
+	cells[STORE_METRIC_CHUNKS] = f.chunks;
+	cells[STORE_METRIC_PUBLISHED] = f.published;
+	cells[STORE_METRIC_HOLDS] = f.holds;
+	cells[STORE_METRIC_MOVES] = f.moves;
+	cells[STORE_METRIC_FOUND] = f.found;
+	cells[STORE_METRIC_MISSED] = f.missed;
+	cells[STORE_METRIC_EVICTED] = f.evicted;
+	cells[STORE_METRIC_SPACES] = f.spaces;
+	cells[STORE_METRIC_SPACES_EVICTED] = f.spaces_evicted;
+	cells[STORE_METRIC_PUT_BYTES] = f.put_bytes;
+	cells[STORE_METRIC_FETCHED_BYTES] = f.fetched_bytes;
+	cells[STORE_METRIC_FAR_FOUND] = f.far.found;
+	cells[STORE_METRIC_FAR_BYTES] = f.far.bytes;
+	cells[STORE_METRIC_FAR_RETRIES] = f.far.retries;
+	cells[STORE_METRIC_FAR_HEDGES] = f.far.hedges;
+	cells[STORE_METRIC_FAR_HEDGES_WON] = f.far.hedges_won;
+	cells[STORE_METRIC_FAR_LEFT_OUT] = f.far.left_out;
+	cells[STORE_METRIC_LENDS] = f.far.lends;
+	cells[STORE_METRIC_LENT] = f.far.lent;
+	homes_cells(&f, cells);
+	cells[STORE_METRIC_FILE] = f.files.bytes;
+	cells[STORE_METRIC_FILE_FREE] = f.files.free_bytes;
+	cells[STORE_METRIC_FILE_DISK_FREE] = f.files.disk_free_bytes;
+	cells[STORE_METRIC_FILE_STANDS] = f.files.stands;
+	cells[STORE_METRIC_FILE_FULL] = f.files.full;
+	cells[STORE_METRIC_FILE_WRITTEN] = f.files.written_bytes;
+	cells[STORE_METRIC_FILE_READ] = f.files.read_bytes;
+	cells[STORE_METRIC_FILE_EVICTED] = f.files.evicted;
+	cells[STORE_METRIC_FILE_BAD] = f.files.bad;
+	cells[STORE_METRIC_FILE_FAULTS] = f.files.faults;
+	cells[STORE_METRIC_FILE_READONLY] = f.files.readonly;
 }

@@ -48,6 +48,7 @@ static void reference_lists_every_metric(void **state)
 		snprintf(name, sizeof(name), "%s | ", metric_rows[i].name);
 		assert_non_null(strstr(text, name));
 	}
+	assert_non_null(strstr(text, "\n| kvd_store_chunks | gauge |  | "));
 	assert_non_null(strstr(text,
 			       "\n| kvd_rooms_ended_total | counter | role, result, "
 			       "code | "));
