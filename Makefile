@@ -6,8 +6,11 @@
 include mk/flags.mk
 
 BASE_SRC   := $(wildcard daemon/base/*.c daemon/plan/*.c)
-DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c daemon/*/*/*.c)) \
-	      $(wildcard gpu/*.c proto/*.c lib/*.c)
+# what only a module that is left out uses
+WITHOUT    := $(LEFT_OUT:%=daemon/%/%) \
+	      $(if $(filter attend,$(LEFT_OUT)),daemon/math/% gpu/attend_plan.c)
+DAEMON_SRC := $(filter-out daemon/main.c $(WITHOUT),\
+		$(wildcard daemon/*.c daemon/*/*.c daemon/*/*/*.c gpu/*.c proto/*.c lib/*.c))
 CTL_SRC    := $(wildcard ctl/*.c)
 # libkvd: libc, libm and cJSON are all it may need
 LIB_SRC    := $(wildcard lib/*.c) proto/base64.c $(addprefix daemon/base/,err.c hex.c mem.c) \
@@ -21,6 +24,13 @@ TESTLIB_SRC := $(wildcard tests/lib/*.c) $(SIMLIB_SRC) tests/gpu/kernels_ref.c \
 
 CORE     := $(B)/libkvdcore.a
 TESTLIB_OBJ := $(TESTLIB_SRC:%.c=$(B)/%.o)
+# tests of what is left out, and what they share
+ifneq ($(LEFT_OUT),)
+NOT_TESTED  := $(shell scripts/tests-of.sh $(LEFT_OUT))
+UNIT_SRC    := $(filter-out $(NOT_TESTED),$(UNIT_SRC))
+TESTLIB_SRC := $(filter-out $(NOT_TESTED),$(TESTLIB_SRC))
+TESTLIB_OBJ := $(TESTLIB_SRC:%.c=$(B)/%.o)
+endif
 UNIT_BIN := $(UNIT_SRC:tests/unit/%.c=$(B)/unit/%)
 PROGRAMS := $(B)/kvd $(if $(CTL_SRC),$(B)/kvd-ctl)
 LIBKVD   := $(B)/libkvd.so.$(SOVERSION)

@@ -27,9 +27,9 @@
 #include "daemon/base/cgroup.h"
 #include "daemon/base/endpoint.h"
 #include "daemon/base/err.h"
-#include "daemon/cluster/groups.h"
 #include "daemon/config/config.h"
 #include "daemon/link/link_curve.h"
+#include "daemon/modules.h"
 
 struct check {
 	const struct config *config;
@@ -183,13 +183,15 @@ static void check_keys(struct check *check)
 	curve_allow_free(allow);
 }
 
-/* ---- the cluster ---- */
+/* ---- modules ---- */
 
 /* etcd itself is not asked: a daemon starts without it. */
-static void check_cluster(struct check *check)
+static void check_modules(struct check *check)
 {
-	if (groups_check(check->config) < 0)
-		check_error(check, "cluster", "%s", err_last()->text);
+	const char *option;
+
+	if (modules_check_options(check->config, &option) < 0)
+		check_error(check, option, "%s", err_last()->text);
 	err_clear();
 }
 
@@ -303,7 +305,7 @@ unsigned int check_config(const struct config *config)
 			config->name);
 	check_places(&check);
 	check_keys(&check);
-	check_cluster(&check);
+	check_modules(&check);
 	check_libraries(&check);
 	check_memory(&check);
 	check_chunk_dir(&check);

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <zmq.h>
 
+#include "daemon/modules.h"
 #include "daemon/transport/transport.h"
 #include "gpu/kernels_image.h"
 
@@ -26,8 +27,11 @@ void features_print(FILE *out)
 	int major, minor, patch;
 
 	features_transports(names);
+	fprintf(out, "kvd %s\nmodules:", KVD_VERSION);
+	for (size_t i = 0; modules_built[i]; i++)
+		fprintf(out, " %s", modules_built[i]->name);
 	zmq_version(&major, &minor, &patch);
-	fprintf(out, "kvd %s\ntransports:", KVD_VERSION);
+	fputs("\ntransports:", out);
 	for (size_t i = 0; names[i]; i++)
 		fprintf(out, " %s", names[i]);
 	fprintf(out, "\nlibzmq: %d.%d.%d, CURVE %s\ncJSON: %s\n", major, minor, patch,

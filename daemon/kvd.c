@@ -356,8 +356,11 @@ static int build(struct kvd *kvd)
 {
 	const struct config *config = kvd->config;
 	struct handshake_events events = handshake_events_of(kvd);
+	const char *option;
 	int r = read_boot_id(kvd->boot_id);
 
+	if (r == 0)
+		r = modules_check_options(config, &option);
 	if (r == 0)
 		r = memory_guard_install();
 	if (r == 0)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* modules: those that are built in. */
+/* modules: those that are built in (make MODULES="cluster store attend"). */
 #ifndef KVD_MODULES_H
 #define KVD_MODULES_H
 
@@ -7,5 +7,9 @@
 
 /* For kvd->modules: in the order of enum module_id, NULL at the end. */
 extern const struct module *const modules_built[];
+
+/* Would they take the options? ERR_CONFIG, also for one of a module that is not there;
+ * *option_p: about which option. */
+int modules_check_options(const struct config *config, const char **option_p);
 
 #endif

@@ -4,7 +4,17 @@ SAN ?=
 ifneq ($(filter-out address undefined thread fuzz,$(SAN)),)
 $(error SAN is one of address, undefined, thread, fuzz)
 endif
-CFG := $(if $(SAN),$(SAN),rel)
+# The core is rooms, transfers and what they need; these can be left out: MODULES=
+MODULES ?= cluster store attend
+ifneq ($(filter-out cluster store attend,$(MODULES)),)
+$(error MODULES are of cluster, store, attend)
+endif
+ifneq ($(and $(filter attend,$(MODULES)),$(if $(filter store,$(MODULES)),,1)),)
+$(error the module attend needs the module store: it attends to chunks)
+endif
+LEFT_OUT := $(filter-out $(MODULES),cluster store attend)
+space := $(subst ,, )
+CFG := $(if $(SAN),$(SAN),rel)$(if $(LEFT_OUT),-without-$(subst $(space),-,$(LEFT_OUT)))
 B   := build/$(CFG)
 V   ?= 0
 Q   := $(if $(filter 1,$(V)),,@)
@@ -29,7 +39,7 @@ unexport CPPFLAGS CFLAGS LDFLAGS
 WERROR ?= $(if $(filter fuzz,$(SAN)),-w,$(if $(wildcard .git),-Werror))
 # proto: kvd.h is installed beside kvd_status.h, and includes it so
 CPPFLAGS := -I. -Iproto -D_GNU_SOURCE -DKVD_VERSION='"$(VERSION)"' \
-	-DKVD_SOVERSION='"$(SOVERSION)"'
+	-DKVD_SOVERSION='"$(SOVERSION)"' $(MODULES:%=-DKVD_WITH_%)
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wconversion \
 	-Wno-sign-conversion -Wvla -Wpointer-arith -Wwrite-strings -Wundef $(WERROR)
 HARDEN := -fstack-protector-strong -fstack-clash-protection

@@ -5,7 +5,7 @@
 #   clang          make fuzz: libFuzzer with ASan and UBSan for FUZZ_SECONDS a target
 #                  (FUZZ="wire gate": those only); new inputs go to build/fuzz/found
 # What libFuzzer finds is worth keeping is put into the tree by make fuzz-cmin.
-FUZZ_NAMES   := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
+FUZZ_NAMES   := $(patsubst tests/fuzz/fuzz_%.c,%,$(filter-out $(NOT_TESTED),$(wildcard tests/fuzz/fuzz_*.c)))
 FUZZ         ?= $(FUZZ_NAMES)
 FUZZ_SECONDS ?= 60
 FUZZ_LIB     := $(TESTLIB_OBJ) $(B)/ctl/plan.o $(B)/ctl/plan_explain.o \

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # make nightly: all of what make check, make test and CI do a part of.
-NIGHTLY := check check-deep test 'test SAN=address' 'test SAN=thread' 'fuzz FUZZ_SECONDS=60'
+NIGHTLY := check check-deep test core-test 'test SAN=address' 'test SAN=thread' 'fuzz FUZZ_SECONDS=60'
 
 .PHONY: nightly
 nightly: ## deep checks, whole sweeps, sanitizers, a minute of each fuzz target (hours)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # The simulation: whole clusters under scripted trouble, in virtual time.
 # make sim [SIM_S=60] [SEED=n]; a failing seed prints its shortest script.
-SIM_SRC := $(filter-out $(SIMLIB_SRC),$(wildcard tests/sim/*.c))
+SIM_SRC := $(filter-out $(SIMLIB_SRC) $(NOT_TESTED),$(wildcard tests/sim/*.c))
+SIM_SRC := $(filter-out $(if $(filter attend,$(LEFT_OUT)),,tests/sim/asks_none.c),$(SIM_SRC))
 SIM     := $(B)/sim
 SIM_S   ?= 60
 SEED    ?=

@@ -308,6 +308,8 @@ static const struct command *const attend_tables[] = {attend_commands, cost_comm
 
 const struct module attend_module = {
 	.id = MODULE_ATTEND,
+	.name = "attend",
+	.feature = PEER_FEATURE_ATTEND,
 	.owner = WIRE_OWNER_ATTEND,
 	.commands = attend_tables,
 	.verbs = attend_verbs,

@@ -28,6 +28,7 @@ struct http;
 struct link;
 struct lock;
 struct loop;
+struct names;
 struct offload;
 struct peers;
 struct pool_publisher;
@@ -57,6 +58,7 @@ struct kvd {
 	struct peers *peers;
 	struct handshake *handshake;
 	struct directory *directory; /* of tests, taken by groups_new(); else NULL */
+	const struct names *names;   /* names.h: cluster's; NULL: not built in */
 	const struct pool_publisher *publisher; /* pool.h: handshake's; NULL: no peers */
 	const struct module *const *modules;	/* ends with NULL; NULL: none */
 	void *part[MODULES]; /* each module's own; NULL: switched off, or not made */

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 struct command;
+struct config;
 struct cursor;
 struct err;
 struct kvd;
@@ -42,6 +43,9 @@ enum module_id {
 
 struct module {
 	enum module_id id;
+	const char *name;   /* as MODULES= of make, --version and options' rows have it */
+	uint64_t feature;   /* of HELLO: peers without it get none of its messages; 0: all
+			     * have it */
 	unsigned int owner; /* enum wire_owner, of messages and requests; 0: of none */
 
 	const struct command *const *commands; /* tables, ends with NULL; NULL: none */
@@ -49,6 +53,8 @@ struct module {
 
 	/* ---- life ---- */
 
+	/* Would new() take the options? For --check-config; ERR_CONFIG. */
+	int (*check)(const struct config *config);
 	/* 0 and *part_p NULL: switched off by options. */
 	int (*new)(struct kvd *kvd, void **part_p);
 	/* Read files that options name again; not `apply`: only whether they are good.

@@ -37,6 +37,7 @@ static int cluster_new(struct kvd *kvd, void **part_p)
 	if (!cluster)
 		return err_pass(-ENOMEM);
 	*part_p = cluster;
+	kvd->names = &groups_names;
 	r = groups_new(kvd, &cluster->groups);
 	if (r >= 0)
 		r = loads_new(kvd, &cluster->loads);
@@ -97,7 +98,9 @@ static const struct command *const cluster_tables[] = {group_commands, NULL};
 
 const struct module cluster_module = {
 	.id = MODULE_CLUSTER,
+	.name = "cluster",
 	.commands = cluster_tables,
+	.check = groups_check,
 	.new = cluster_new,
 	.reload = cluster_reload,
 	.drain = cluster_drain,

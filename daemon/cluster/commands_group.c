@@ -333,7 +333,7 @@ static int query_since(struct request *req, const struct query_args *args, bool 
 {
 	const struct since since = {.revision = (uint64_t)args->since,
 				    .loads = args->loads};
-	struct groups_user user = {.on_change = NULL};
+	struct names_user user = {.on_change = NULL};
 	int r = groups_use(groups_of(req->kvd), args->group, args->loads, &user);
 
 	if (r < 0)

@@ -18,14 +18,10 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/list.h"
+#include "daemon/link/names.h"
 
-#define PLACE_GROUP_MAX 128u /* bytes with the NUL */
-#define PLACE_WORKER_MAX 64u
-#define PLACE_SIZE_MAX 65536u /* ranks along one axis */
 #define DIRECTORY_RECORD_MAX 4096u
 #define DIRECTORY_LOAD_MAX 1024u
-
-enum place_axis { PLACE_TP, PLACE_PP, PLACE_DP, PLACE_CP, PLACE_AXES };
 
 /* One rank of one worker of a group. A worker is an engine: all ranks that serve a
  * request together. Held by one member at a time; another's claim is ERR_EXIST. */

@@ -18,7 +18,7 @@
 #include "daemon/cluster/directory.h"
 #include "daemon/cluster/roster.h"
 #include "daemon/loop/loop.h"
-#include "daemon/link/link.h"
+#include "daemon/link/names.h"
 
 struct config;
 struct group_cache;
@@ -96,39 +96,29 @@ void groups_be_home(struct groups *groups);
 
 /* ---- reading ---- */
 
-/* Who hears of a group's changes; in its owner. */
-struct groups_user {
-	/* Something of the group changed, or it was told all. NULL: nobody asks. */
-	void (*on_change)(struct groups_user *user);
-	struct list link;
-	struct group_cache *cache; /* NULL: it uses none */
-};
 /* The group is read from now on, once for all its users. ERR_LIMIT. */
 int groups_use(struct groups *groups, const char *group, bool loads,
-	       struct groups_user *user);
-void groups_unuse(struct groups_user *user); /* idempotent */
+	       struct names_user *user);
+void groups_unuse(struct names_user *user); /* idempotent */
 /* What is known of it; it is kept some time longer for whoever asks again. */
-const struct roster *groups_roster(const struct groups_user *user);
+const struct roster *groups_roster(const struct names_user *user);
 /* It has been told all once; that is how things are now. */
-bool groups_known(const struct groups_user *user);
-bool groups_synced(const struct groups_user *user);
+bool groups_known(const struct names_user *user);
+bool groups_synced(const struct names_user *user);
 
 /* Does every worker have all of its ranks? Each said how many there are. */
 bool groups_complete(const struct roster *roster);
 
-/* Whose place is meant; worker NULL: the group's only one. */
-struct groups_wanted {
-	const char *worker;
-	uint32_t rank[PLACE_AXES];
-};
 /* The record there: 0, or outcome 1: none yet (watch on_change). ERR_INVAL: the group has
  * several workers, and none is named. */
-int groups_lookup(const struct groups_user *user, const struct groups_wanted *wanted,
+int groups_lookup(const struct names_user *user, const struct names_wanted *wanted,
 		  struct record *record_p);
 /* Where to dial by it, as cluster_trust says. */
 void groups_dial(const struct groups *groups, const struct record *record,
 		 char endpoint[LINK_ENDPOINT_MAX]);
 enum groups_trust groups_trust(const struct groups *groups);
+
+extern const struct names groups_names; /* for kvd->names */
 
 /* ---- for show and health ---- */
 

@@ -22,7 +22,7 @@
 
 static void cache_tell(struct group_cache *cache)
 {
-	struct groups_user *user;
+	struct names_user *user;
 
 	/* a user may end itself in its call */
 	list_foreach_safe(user, &cache->users, link) {
@@ -181,7 +181,7 @@ int group_cache_new(struct groups *groups, const char *group, bool loads,
 
 void group_cache_free(struct group_cache *cache)
 {
-	struct groups_user *user;
+	struct names_user *user;
 
 	list_foreach_safe(user, &cache->users, link) {
 		list_remove(&user->link);
@@ -254,7 +254,7 @@ static int cache_get(struct groups *groups, const char *group, bool loads,
 }
 
 int groups_use(struct groups *groups, const char *group, bool loads,
-	       struct groups_user *user)
+	       struct names_user *user)
 {
 	struct group_cache *cache = NULL;
 	int r;
@@ -273,7 +273,7 @@ int groups_use(struct groups *groups, const char *group, bool loads,
 	return 0;
 }
 
-void groups_unuse(struct groups_user *user)
+void groups_unuse(struct names_user *user)
 {
 	if (!user->cache)
 		return;
@@ -282,17 +282,17 @@ void groups_unuse(struct groups_user *user)
 	list_remove(&user->link);
 }
 
-const struct roster *groups_roster(const struct groups_user *user)
+const struct roster *groups_roster(const struct names_user *user)
 {
 	return &user->cache->roster;
 }
 
-bool groups_known(const struct groups_user *user)
+bool groups_known(const struct names_user *user)
 {
 	return user->cache->known;
 }
 
-bool groups_synced(const struct groups_user *user)
+bool groups_synced(const struct names_user *user)
 {
 	const struct directory *directory = user->cache->groups->directory;
 	struct directory_state state;
@@ -322,7 +322,7 @@ static int only_worker(const struct group_cache *cache, const char **worker_p)
 	return *worker_p ? 0 : 1;
 }
 
-int groups_lookup(const struct groups_user *user, const struct groups_wanted *wanted,
+int groups_lookup(const struct names_user *user, const struct names_wanted *wanted,
 		  struct record *record_p)
 {
 	const struct group_cache *cache = user->cache;
@@ -353,6 +353,74 @@ void groups_dial(const struct groups *groups, const struct record *record,
 	if (groups->trust && trust_dial(groups->trust, record) < 0)
 		err_clear(); /* dialled as if it were not trusted: the refusal says so */
 }
+
+/* ---- for those that connect ---- */
+
+static int names_use(const struct kvd *kvd, const char *group, struct names_user *user)
+{
+	return err_pass(groups_use(groups_of(kvd), group, false, user));
+}
+
+static int names_find(const struct names_user *user, const struct names_wanted *wanted,
+		      struct names_member *member_p)
+{
+	cleanup_free struct record *record = mem_alloc(sizeof(*record));
+	int r = record ? groups_lookup(user, wanted, record) : -ENOMEM;
+
+	if (r != 0)
+		return r < 0 ? err_pass(r) : 1;
+	*member_p = (struct names_member){.session = record->session};
+	groups_dial(user->cache->groups, record, member_p->endpoint);
+	if (record->pool_count == 1)
+		snprintf(member_p->pool, sizeof(member_p->pool), "%s",
+			 record->pools[0].name);
+	return 0;
+}
+
+static int names_each(const struct names_user *user,
+		      void (*each)(void *arg, const char *endpoint), void *arg)
+{
+	cleanup_free struct record *record = mem_alloc(sizeof(*record));
+	char endpoint[LINK_ENDPOINT_MAX];
+	const struct roster_entry *entry;
+
+	if (!record)
+		return err_pass(-ENOMEM);
+	if (!groups_known(user))
+		return 1;
+	list_foreach(entry, &groups_roster(user)->order, link) {
+		if (!entry->record || record_read(entry->record, record) < 0 ||
+		    record->draining)
+			continue;
+		groups_dial(user->cache->groups, record, endpoint);
+		each(arg, endpoint);
+	}
+	err_clear();
+	return 0;
+}
+
+static bool names_away(const struct kvd *kvd, char *why, size_t size)
+{
+	struct groups_state state;
+
+	groups_state(groups_of(kvd), &state);
+	snprintf(why, size, "%s", state.directory.why.text);
+	return !state.directory.up;
+}
+
+static void names_be_home(const struct kvd *kvd)
+{
+	groups_be_home(groups_of(kvd));
+}
+
+const struct names groups_names = {
+	.use = names_use,
+	.unuse = groups_unuse,
+	.find = names_find,
+	.each = names_each,
+	.away = names_away,
+	.be_home = names_be_home,
+};
 
 /* ---- queries ---- */
 

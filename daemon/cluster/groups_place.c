@@ -372,7 +372,7 @@ static int own_say_more(struct groups *groups)
 
 	if (r == 0 && groups->trust)
 		r = publish_text(groups, 0, &place, text, NULL);
-	snprintf(place.group, sizeof(place.group), "%s", OWN_GROUP_HOMES);
+	snprintf(place.group, sizeof(place.group), "%s", NAMES_HOMES);
 	if (r == 0 && groups->is_home)
 		r = publish_text(groups, 0, &place, text, NULL);
 	return err_pass(r);

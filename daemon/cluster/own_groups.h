@@ -9,7 +9,6 @@
 
 #define OWN_GROUPS_PREFIX "kvd."
 #define OWN_GROUP_DAEMONS "kvd.daemons" /* every daemon */
-#define OWN_GROUP_HOMES "kvd.homes"	/* those that keep the directory of chunks */
 #define OWN_GROUP_KEY \
 	"kvd.key." /* and 80 hex digits, of a CURVE key's characters: who has it */
 

@@ -26,7 +26,7 @@ struct trusted {
 	struct list link; /* in trust.list: used last at the end */
 	struct trust *trust;
 	char key[RECORD_KEY_CHARS + 1];
-	struct groups_user user;	 /* of the key's group; none for dialled ones */
+	struct names_user user;		 /* of the key's group; none for dialled ones */
 	bool found;			 /* the group has an entry of the key */
 	char dialled[LINK_ENDPOINT_MAX]; /* where an entry named it; "" */
 	uint64_t since_ns;
@@ -133,7 +133,7 @@ static bool trust_at(void *owner, const char *key, const char *endpoint)
 	return t && (endpoint_same(t->dialled, endpoint) || trusted_entry(t, endpoint));
 }
 
-static void trust_on_change(struct groups_user *user)
+static void trust_on_change(struct names_user *user)
 {
 	struct trusted *t = container_of(user, struct trusted, user);
 	struct trust *trust = t->trust;

@@ -176,6 +176,7 @@ static const struct setting options[] = {
 	 .help = "How long these are kept."},
 
 	{"cluster", "cluster", SETTING_TEXT, FIELD(cluster), .preset = "",
+	 .module = "cluster",
 	 .help = "Where this daemon finds the members of the cluster. file:/PATH: a line "
 		 "for each of their ranks, GROUP WORKER TP.PP.DP.CP ENDPOINT#KEY, behind "
 		 "it pool=NAME, model=NAME, url=URL, engine=WORD and "
@@ -184,25 +185,27 @@ static const struct setting options[] = {
 		 "etcd://HOST:PORT[,HOST:PORT]…/PREFIX, etcds:// by TLS: what they "
 		 "publish there. Empty: this daemon's own engines only."},
 	{"cluster", "cluster_trust", SETTING_ENUM, FIELD(cluster_trust),
-	 .preset = "listed", .words = trust_words,
+	 .preset = "listed", .words = trust_words, .module = "cluster",
 	 .help = "Whose keys may connect. listed: those in curve_allow_file, whatever "
 		 "the directory says. directory: also those that daemons publish in "
 		 "etcd; whoever can write there lets daemons in."},
 	{"cluster", "cluster_lease", SETTING_DURATION, FIELD(cluster_lease_ns),
-	 .preset = "15 s", .min = 1 * S, .max = 600 * S,
+	 .preset = "15 s", .min = 1 * S, .max = 600 * S, .module = "cluster",
 	 .help = "How long the directory keeps this daemon's entries when it does not "
 		 "hear of it."},
 	{"cluster", "cluster_tls_ca", SETTING_PATH, FIELD(cluster_tls_ca), .preset = "",
+	 .module = "cluster",
 	 .help = "etcd by TLS: file of the authorities (PEM) that its certificate is "
 		 "checked with. etcds:// needs it."},
 	{"cluster", "cluster_tls_cert", SETTING_PATH, FIELD(cluster_tls_cert),
-	 .preset = "",
+	 .preset = "", .module = "cluster",
 	 .help = "etcd by TLS: this daemon's certificate (PEM), if it asks "
 		 "for one."},
 	{"cluster", "cluster_tls_key", SETTING_PATH, FIELD(cluster_tls_key), .preset = "",
+	 .module = "cluster",
 	 .help = "The key of cluster_tls_cert (PEM), not readable by others."},
 	{"cluster", "cluster_user_file", SETTING_PATH, FIELD(cluster_user_file),
-	 .preset = "",
+	 .preset = "", .module = "cluster",
 	 .help = "etcd with users: file with USER:PASSWORD on a line of its own, not "
 		 "readable by others."},
 
@@ -237,52 +240,57 @@ static const struct setting options[] = {
 	 .help = "An offer's lease when room.open does not name one."},
 
 	{"chunks", "chunk_memory", SETTING_SIZE, FIELD(chunk_memory_bytes),
-	 .preset = "0 B", .max = UINT64_C(1) << 40,
+	 .preset = "0 B", .max = UINT64_C(1) << 40, .module = "store",
 	 .help = "Memory of the daemon's own in which chunks of KV are kept that engines "
 		 "name and share (chunk.space in the reference); they outlive their "
 		 "engine. It is made and registered at the start, and counts for the "
 		 "service's MemoryMax=. A part of a chunk may take a 128th of it. Any "
 		 "peer daemon can read it. 0: none."},
 	{"chunks", "chunk_dir", SETTING_PATH, FIELD(chunk_dir), .preset = "",
+	 .module = "store",
 	 .help = "Directory in which chunks are kept, too, that were asked for again, or "
 		 "are to last: they outlive the daemon. It must exist, belong to the "
 		 "daemon's user with mode 0700, and be this daemon's alone, on a file "
 		 "system of a local disk. Empty: none."},
 	{"chunks", "chunk_dir_size", SETTING_SIZE, FIELD(chunk_dir_bytes),
-	 .preset = "64 GiB", .min = MIB, .max = UINT64_C(1) << 50,
+	 .preset = "64 GiB", .min = MIB, .max = UINT64_C(1) << 50, .module = "store",
 	 .help = "Most bytes of files in chunk_dir, made as they are needed, in 128 "
 		 "pieces. With another size than before its files are given up."},
 	{"chunks", "attend_threads", SETTING_COUNT, FIELD(attend_threads), .preset = "0",
-	 .min = 0, .max = THREADS_MAX,
+	 .min = 0, .max = THREADS_MAX, .module = "attend",
 	 .help = "Threads that attend to chunks here for engines of this daemon and of "
 		 "others (attend.open): so many cores, at most, are taken from the "
 		 "engines of this host. 0: query rows are refused, chunks are fetched."},
 	{"chunks", "attend_isa", SETTING_TEXT, FIELD(attend_isa), .preset = "auto",
+	 .module = "attend",
 	 .help = "Instructions that those threads use: auto (the most that the processor "
 		 "has), ref, vector, avx2, avx512 or amx. kvd-ctl status shows which."},
 	{"chunks", "attend_spin", SETTING_AUTO_COUNT, FIELD(attend_spin_us),
-	 .preset = "auto", .min = 1, .max = 100000,
+	 .preset = "auto", .min = 1, .max = 100000, .module = "attend",
 	 .help = "Microseconds for which the daemon goes on looking for messages after "
 		 "it sent or answered query rows, instead of sleeping: a core is busy "
 		 "meanwhile, and each round trip is shorter by what waking takes. 1: it "
 		 "sleeps. auto: 200 with 4 cores or more, else 1."},
 	{"chunks", "chunk_stores", SETTING_TEXT, FIELD(chunk_stores), .preset = "",
+	 .module = "store",
 	 .help = "Daemons that are asked for chunks that this one has not: at most 16 "
 		 "endpoints, with blanks between them, dialled at the start. A daemon "
 		 "with chunk_memory answers any peer that it admits."},
 	{"chunks", "chunk_hedge", SETTING_BOOL, FIELD(chunk_hedge), .preset = "yes",
+	 .module = "store",
 	 .help = "What a fetch waits for longer than three times what its daemon has "
 		 "taken lately (95th percentile) is pulled from the other daemon that "
 		 "holds it into chunk_memory, and used if it is there first: one leg of "
 		 "20, at most."},
 	{"chunks", "chunk_homes", SETTING_TEXT, FIELD(chunk_homes), .preset = "",
+	 .module = "store",
 	 .help = "Daemons that keep the directory of who has which chunks: at most 32 "
 		 "endpoints, with blanks between them, the same words at all daemons; "
 		 "this one may be among them. They are told what this daemon has, and "
 		 "asked for what it has not. Each needs chunk_memory. cluster: those "
 		 "that have this word, too, as etcd says (option cluster)."},
 	{"chunks", "chunk_home_memory", SETTING_SIZE, FIELD(chunk_home_bytes),
-	 .preset = "16 MiB", .max = UINT64_C(64) << 30,
+	 .preset = "16 MiB", .max = UINT64_C(64) << 30, .module = "store",
 	 .help = "Most memory for the directory when this daemon is one of others' "
 		 "chunk_homes: 21 bytes for a chunk of a daemon. It is taken as it is "
 		 "used. 0: it keeps none."},

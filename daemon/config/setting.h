@@ -49,6 +49,7 @@ struct setting {
 	uint64_t min, max;	  /* COUNT … MODE, both allowed */
 	const char *const *words; /* ENUM: NULL-terminated */
 	bool reload;		  /* SIGHUP takes a new value */
+	const char *module;	  /* that it is of; NULL: the daemon's */
 	const char *help;	  /* one sentence or more, plain text */
 };
 

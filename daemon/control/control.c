@@ -639,6 +639,7 @@ static const struct command *const control_tables[] = {
 
 const struct module control_module = {
 	.id = MODULE_CONTROL,
+	.name = "control",
 	.commands = control_tables,
 	.new = control_part_new,
 	.close = control_part_close,

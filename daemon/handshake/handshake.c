@@ -413,6 +413,8 @@ static int make_peers(struct handshake *hs)
 		.account_of = on_account,
 		.on_message = handshake_on_message,
 	};
+	MODULES_EACH(kvd, m)
+	args.features |= m->feature;
 	for (unsigned int i = 0; i < kvd->transport_count; i++) {
 		struct transport *t = kvd->transports[i];
 		struct peer_address *a = &hs->addresses[args.address_count];

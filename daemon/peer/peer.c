@@ -438,6 +438,7 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 	peers->loop = args->loop;
 	peers->link = args->link;
 	peers->callbacks = *args->callbacks;
+	peers->features = PEER_FEATURE_BASE | args->features;
 	if (args->options)
 		peers->options = *args->options;
 	else

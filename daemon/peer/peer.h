@@ -162,6 +162,7 @@ struct peers_args {
 	/* this daemon's transports, for HELLO; borrowed, count <= TRANSPORTS_MAX */
 	const struct peer_address *addresses;
 	unsigned int address_count;
+	uint64_t features; /* besides PEER_FEATURE_BASE */
 };
 
 int peers_new(const struct peers_args *args, struct peers **peers_p);

@@ -46,8 +46,6 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 
-#define FEATURES (PEER_FEATURE_BASE | PEER_FEATURE_CHUNKS | PEER_FEATURE_ATTEND)
-
 static const char product[] = "kvd " KVD_VERSION;
 
 /* ---- our half, told ---- */
@@ -60,7 +58,7 @@ static void hello_fill(const struct peer_impl *impl, const struct peering *peeri
 	*m = (struct wire_hello){
 		.version_min = WIRE_VERSION_MIN,
 		.version_max = WIRE_VERSION_MAX,
-		.features = FEATURES,
+		.features = peers->features,
 		.nonce = nonce,
 		.addresses = {peers->addresses, peers->addresses_len},
 	};
@@ -180,7 +178,7 @@ static int hear(const struct peers *peers, struct peering *peering,
 	peering->heard = true;
 	peering->version = version;
 	peering->epoch_out = h->epoch;
-	peering->features = m->features & FEATURES;
+	peering->features = m->features & peers->features;
 	memcpy(peering->instance, h->sender, sizeof(peering->instance));
 	memcpy(peering->boot_id, m->boot_id, sizeof(peering->boot_id));
 	memcpy(peering->token_out, m->token, sizeof(peering->token_out));

@@ -156,6 +156,7 @@ struct peers {
 	struct peers_callbacks callbacks;
 	struct peers_options options;
 	struct peers_stats stats;
+	uint64_t features; /* of HELLO */
 	uint8_t instance[16], boot_id[16];
 	char instance_text[33];
 	char name[64];

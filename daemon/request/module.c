@@ -21,6 +21,7 @@ static const struct command *const request_tables[] = {ring_commands, NULL};
 
 const struct module request_module = {
 	.id = MODULE_REQUEST,
+	.name = "request",
 	.commands = request_tables,
 	.verbs = ring_verbs,
 	.new = rings_new,

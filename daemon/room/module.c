@@ -84,6 +84,7 @@ static const struct command *const room_tables[] = {room_commands, NULL};
 
 const struct module room_module = {
 	.id = MODULE_ROOM,
+	.name = "room",
 	.owner = WIRE_OWNER_ROOM,
 	.commands = room_tables,
 	.verbs = room_verbs,

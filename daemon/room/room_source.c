@@ -12,20 +12,20 @@
 
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
-#include "daemon/cluster/record.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 
 #define MALLOC_BYTES 16u /* what an allocation costs besides */
+#define SOURCE_TEXT_MAX 320u
 
 struct room_source {
 	struct list link; /* in room->bind.sources */
 	struct room *room;
-	struct groups_user user;
+	struct names_user user;
 	char group[PLACE_GROUP_MAX], worker[PLACE_WORKER_MAX];
-	struct groups_wanted wanted;
+	struct names_wanted wanted;
 	char pool[POOL_NAME_MAX];
 	int64_t rank;
 	uint64_t number;
@@ -108,16 +108,22 @@ static int source_at(struct room *room, const struct source_args *args,
 
 /* ---- by group ---- */
 
+static const struct names *room_names(const struct room *room)
+{
+	return rooms_kvd(room->rooms)->names;
+}
+
 static void source_free(struct room_source *source)
 {
-	groups_unuse(&source->user);
+	if (source->user.cache)
+		room_names(source->room)->unuse(&source->user);
 	cJSON_Delete(source->theirs);
 	charge_less(&source->room->charge, source->bytes);
 	list_remove(&source->link);
 	mem_free(source);
 }
 
-static void source_on_change(struct groups_user *user)
+static void source_on_change(struct names_user *user)
 {
 	room_kick(container_of(user, struct room_source, user)->room);
 }
@@ -135,23 +141,18 @@ static const char *source_words(const struct room_source *source, char *text, si
 }
 
 /* What the directory has of it is a party. */
-static int source_found(struct room_source *source, const struct record *record)
+static int source_found(struct room_source *source, const struct names_member *member)
 {
 	struct room *room = source->room;
-	char endpoint[LINK_ENDPOINT_MAX];
 	struct party *party;
-	int r;
+	int r = source_join(room, member->endpoint, &party);
 
-	groups_dial(groups_of(rooms_kvd(room->rooms)), record, endpoint);
-	r = source_join(room, endpoint, &party);
 	if (r < 0)
 		return err_pass(r);
 	snprintf(party->pool_name, sizeof(party->pool_name), "%s",
-		 *source->pool		   ? source->pool
-		 : record->pool_count == 1 ? record->pools[0].name
-					   : "");
+		 *source->pool ? source->pool : member->pool);
 	party->rank = source->rank;
-	party->session = record->session;
+	party->session = member->session;
 	party->named = source_names(party);
 	party->room_there = source->number;
 	party->due.theirs_json = mem_steal(source->theirs);
@@ -165,12 +166,12 @@ static int source_found(struct room_source *source, const struct record *record)
 /* 0: it is a party, and the source is freed; outcome 1: not found yet. */
 static int source_look(struct room_source *source)
 {
-	cleanup_free struct record *record = mem_alloc(sizeof(*record));
-	char text[PLACE_TEXT_MAX];
-	int r = record ? groups_lookup(&source->user, &source->wanted, record) : -ENOMEM;
+	struct names_member member;
+	char text[SOURCE_TEXT_MAX];
+	int r = room_names(source->room)->find(&source->user, &source->wanted, &member);
 
 	if (r == 0)
-		r = source_found(source, record);
+		r = source_found(source, &member);
 	if (r > 0)
 		return 1;
 	if (r < 0)
@@ -211,17 +212,20 @@ static int source_new(struct room *room, const struct source_args *args,
 static int source_named(struct room *room, const struct source_args *args,
 			const cJSON *theirs)
 {
-	struct groups *groups = groups_of(rooms_kvd(room->rooms));
+	const struct names *names;
 	struct room_source *source;
 	size_t bytes = 0;
-	int r = source_new(room, args, &source);
+	int r = names_get(rooms_kvd(room->rooms), &names);
 
+	if (r < 0)
+		return err_pass(r);
+	r = source_new(room, args, &source);
 	if (r == 0 && theirs)
 		r = source_pages(room, theirs, &source->theirs, &bytes);
 	if (r < 0)
 		return err_pass(r); /* rooms_discard() frees it */
 	source->bytes += bytes;
-	r = groups_use(groups, args->group, false, &source->user);
+	r = names->use(rooms_kvd(room->rooms), args->group, &source->user);
 	if (r == 0)
 		r = source_look(source);
 	return r < 0 ? err_pass(r) : 0;
@@ -270,14 +274,11 @@ void room_sources_text(const struct room *room, char *text, size_t size)
 {
 	const struct room_source *source =
 		list_first(&room->bind.sources, struct room_source, link);
-	struct groups_state state;
-	char words[PLACE_TEXT_MAX];
+	char words[SOURCE_TEXT_MAX], why[SOURCE_TEXT_MAX];
 
-	groups_state(groups_of(rooms_kvd(room->rooms)), &state);
 	source_words(source, words, sizeof(words));
-	if (state.directory.up)
-		snprintf(text, size, "%s: it is not in the directory", words);
+	if (room_names(room)->away(rooms_kvd(room->rooms), why, sizeof(why)))
+		snprintf(text, size, "%s: the directory is away: %.120s", words, why);
 	else
-		snprintf(text, size, "%s: the directory is away: %.120s", words,
-			 state.directory.why.text);
+		snprintf(text, size, "%s: it is not in the directory", words);
 }

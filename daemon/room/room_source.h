@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * room_source: sources of a room that are named by their group, not by an endpoint. One
- * is looked up in the directory (daemon/cluster); while it is not there the room waits,
+ * is looked up in the directory (names.h); while it is not there the room waits,
  * as it does for a daemon that is not connected. Once found it is a party like any other:
  * what the directory says later changes nothing.
  */
@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/cluster/groups.h"
+#include "daemon/link/names.h"
 
 struct room;
 
@@ -28,7 +28,7 @@ struct source_args {
 };
 
 /* `theirs`: pages of a pull's source, NULL: none. It is a party now, or waits in
- * room->bind.sources. ERR_INVAL: several workers; as groups_use(), handshake_reach(). */
+ * room->bind.sources. ERR_INVAL: several workers; as names->use(), handshake_reach(). */
 int room_source_add(struct room *room, const struct source_args *args,
 		    const cJSON *theirs);
 /* Look for those that wait. False: some still do, or the room has failed. */

@@ -379,8 +379,7 @@ int homes_new(struct store *store, struct homes **homes_p)
 	r = members_new(of_cluster ? "" : store->kvd->config->chunk_homes, on_members,
 			homes, &homes->members);
 	if (r == 0 && of_cluster)
-		r = homes_group_open(&homes->group, groups_of(store->kvd),
-				     store->kvd->loop, homes->members);
+		r = homes_group_open(&homes->group, store->kvd, homes->members);
 	if (r < 0) {
 		homes_free(homes);
 		return err_pass(r);

@@ -5,10 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/mem.h"
+#include "daemon/base/context.h"
 #include "daemon/base/text.h"
-#include "daemon/cluster/own_groups.h"
-#include "daemon/cluster/record.h"
 #include "daemon/store/members.h"
 
 #define TOGETHER_NS (500 * LOOP_NS_PER_MS)
@@ -18,73 +16,82 @@ static int by_alphabet(const void *a, const void *b)
 	return strcmp(a, b);
 }
 
-/* False: no memory. */
-static bool homes_words(const struct homes_group *group, struct text *words)
-{
-	const struct roster *roster = groups_roster(&group->user);
-	cleanup_free struct record *record = mem_alloc(sizeof(*record));
-	char(*endpoints)[LINK_ENDPOINT_MAX] =
-		mem_calloc(roster->count, LINK_ENDPOINT_MAX);
-	const struct roster_entry *entry;
-	unsigned int count = 0;
+struct homes_found {
+	struct text all; /* LINK_ENDPOINT_MAX bytes each */
+	size_t count;
+};
 
-	if (!record || !endpoints) {
-		mem_free(endpoints);
-		return false;
-	}
-	list_foreach(entry, &roster->order, link) {
-		if (!entry->record || record_read(entry->record, record) < 0 ||
-		    record->draining)
-			continue;
-		groups_dial(group->groups, record, endpoints[count++]);
-	}
-	err_clear();
-	qsort(endpoints, count, LINK_ENDPOINT_MAX, by_alphabet);
-	for (unsigned int i = 0; i < count && i < MEMBERS_MAX; i++) {
+static void on_home_found(void *arg, const char *endpoint)
+{
+	struct homes_found *found = arg;
+	char padded[LINK_ENDPOINT_MAX] = "";
+
+	memcpy(padded, endpoint, strnlen(endpoint, sizeof(padded) - 1));
+	text_put(&found->all, padded, sizeof(padded));
+	found->count++;
+}
+
+/* Outcome 1: they are not known yet. */
+static int homes_words(const struct homes_group *group, struct text *words)
+{
+	struct homes_found found = {.count = 0};
+	int r = group->names->each(&group->user, on_home_found, &found);
+
+	if (r == 0 && found.all.failed)
+		r = err_raise(ERR_NOMEM, "no memory for homes");
+	if (r == 0 && found.count)
+		qsort(found.all.data, found.count, LINK_ENDPOINT_MAX, by_alphabet);
+	for (size_t i = 0; r == 0 && i < found.count && i < MEMBERS_MAX; i++) {
 		text_puts(words, i ? " " : "");
-		text_puts(words, endpoints[i]);
+		text_puts(words, found.all.data + i * LINK_ENDPOINT_MAX);
 	}
-	mem_free(endpoints);
-	return !words->failed;
+	text_fini(&found.all);
+	if (r == 0 && words->failed)
+		r = err_raise(ERR_NOMEM, "no memory for homes");
+	return r < 0 ? err_pass(r) : r;
 }
 
 static void on_homes_timer(struct loop_timer *timer)
 {
 	struct homes_group *group = container_of(timer, struct homes_group, timer);
 	struct text words = {0};
+	int r = homes_words(group, &words);
 
-	if (homes_words(group, &words))
+	if (r == 0)
 		members_set(group->members, words.data ? words.data : "");
-	else
+	else if (r < 0)
 		loop_timer_start(timer, TOGETHER_NS);
 	text_fini(&words);
 	err_clear();
 }
 
-/* While the directory is away its last word stands. */
-static void homes_on_change(struct groups_user *user)
+/* While the directory is away what was known last stands. */
+static void homes_on_change(struct names_user *user)
 {
 	struct homes_group *group = container_of(user, struct homes_group, user);
 
-	if (groups_known(user) && !loop_timer_running(&group->timer))
+	if (!loop_timer_running(&group->timer))
 		loop_timer_start(&group->timer, TOGETHER_NS);
 }
 
-int homes_group_open(struct homes_group *group, struct groups *groups, struct loop *loop,
+int homes_group_open(struct homes_group *group, const struct kvd *kvd,
 		     struct members *members)
 {
+	int r;
+
 	group->members = members;
 	group->user.on_change = homes_on_change;
-	loop_timer_init(&group->timer, loop, on_homes_timer);
-	group->groups = groups;
-	return err_pass(groups_use(groups, OWN_GROUP_HOMES, false, &group->user));
+	loop_timer_init(&group->timer, kvd->loop, on_homes_timer);
+	r = names_get(kvd, &group->names);
+	return r < 0 ? err_pass(r)
+		     : err_pass(group->names->use(kvd, NAMES_HOMES, &group->user));
 }
 
 void homes_group_close(struct homes_group *group)
 {
-	if (!group->groups)
+	if (!group->names)
 		return;
-	groups_unuse(&group->user);
+	group->names->unuse(&group->user);
 	loop_timer_stop(&group->timer);
-	group->groups = NULL;
+	group->names = NULL;
 }

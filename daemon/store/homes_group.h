@@ -7,22 +7,23 @@
 #ifndef KVD_STORE_HOMES_GROUP_H
 #define KVD_STORE_HOMES_GROUP_H
 
-#include "daemon/cluster/groups.h"
+#include "daemon/link/names.h"
 #include "daemon/loop/loop.h"
 
 #define HOMES_OF_CLUSTER "cluster" /* of the option chunk_homes */
 
+struct kvd;
 struct members;
 
 struct homes_group {
-	struct groups *groups; /* NULL: not in use */
-	struct groups_user user;
+	const struct names *names; /* NULL: not in use */
+	struct names_user user;
 	struct members *members;
 	struct loop_timer timer; /* changes go together */
 };
 
 /* members_set() from now on. */
-int homes_group_open(struct homes_group *group, struct groups *groups, struct loop *loop,
+int homes_group_open(struct homes_group *group, const struct kvd *kvd,
 		     struct members *members);
 void homes_group_close(struct homes_group *group); /* idempotent */
 

@@ -9,7 +9,6 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/cluster/groups.h"
 #include "daemon/config/config.h"
 #include "daemon/cost/live.h"
 #include "daemon/handshake/handshake.h"
@@ -134,9 +133,9 @@ static int store_begin(struct store *store)
 		r = session_new_own(kvd, "chunk store", &store->session);
 	if (r >= 0 && kvd->config->chunk_home_bytes)
 		r = home_new(store, &store->home);
-	if (r >= 0 && store->home &&
+	if (r >= 0 && store->home && kvd->names &&
 	    strcmp(kvd->config->chunk_homes, HOMES_OF_CLUSTER) == 0)
-		groups_be_home(groups_of(kvd));
+		kvd->names->be_home(kvd);
 	if (r >= 0)
 		r = homes_new(store, &store->homes);
 	if (r >= 0)
@@ -335,6 +334,8 @@ static const struct command *const store_tables[] = {chunk_commands, chunk_event
 
 const struct module store_module = {
 	.id = MODULE_STORE,
+	.name = "store",
+	.feature = PEER_FEATURE_CHUNKS,
 	.owner = WIRE_OWNER_STORE,
 	.commands = store_tables,
 	.verbs = store_verbs,

@@ -808,6 +808,7 @@ static const struct command *const xfers_commands[] = {xfer_commands, secret_com
 
 const struct module xfer_module = {
 	.id = MODULE_XFER,
+	.name = "xfer",
 	.owner = WIRE_OWNER_XFER,
 	.commands = xfers_commands,
 	.verbs = xfer_verbs,

@@ -37,6 +37,10 @@ for ((i = 0; i + 1 < ${#order[@]}; i++)); do
 	check "include_up_${low//\//_}_to_${high//\//_}_is_told" \
 		told "daemon/$low/a.c" "must not include" "#include \"daemon/$high/b.h\""
 done
+check include_of_a_module_by_the_core_is_told \
+	told daemon/control/a.c "must not include" '#include "daemon/store/store.h"'
+check include_of_a_module_by_the_list_of_them_is_fine \
+	told daemon/modules.c "" '#include "daemon/store/store.h"'
 check include_of_another_backend_is_told \
 	told daemon/transport/ucx/a.c "must not include" '#include "daemon/transport/tcp/tcp.h"'
 check include_of_a_test_is_told \

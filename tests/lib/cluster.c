@@ -18,23 +18,20 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/attend/attend.h"
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
-#include "daemon/cluster/groups.h"
 #include "daemon/request/commands.h"
 #include "daemon/control/control.h"
 #include "daemon/handshake/handshake.h"
+#include "daemon/modules.h"
 #include "daemon/loop/offload.h"
 #include "daemon/room/room.h"
 #include "daemon/room/rooms.h"
 #include "daemon/memory/copy.h"
-#include "daemon/store/store.h"
 #include "daemon/xfer/xfer.h"
 #include "proto/json.h"
 #include "tests/lib/file.h"
-#include "tests/lib/directory_hub.h"
 
 static void must(int r)
 {
@@ -44,10 +41,7 @@ static void must(int r)
 
 /* No socket: requests are dispatched directly. */
 static struct module control_hooks;
-static const struct module *const without_socket[] = {
-	&request_module, &cluster_module, &room_module,	  &xfer_module,
-	&store_module,	 &attend_module,  &control_hooks, NULL,
-};
+static const struct module *without_socket[MODULES + 1];
 static const struct module *const *modules = without_socket;
 
 static void (*wrap_events)(struct kvd *kvd, struct handshake_events *events);
@@ -56,7 +50,7 @@ static bool short_parts, real_time;
 static void (*configure)(struct config *config);
 static uint32_t peers_max;
 static unsigned int restarts_max;
-static uint64_t lease_ns;
+static const struct cluster_sharing *sharing;
 static const char *const *users;
 static const struct transport_ops *preferred;
 
@@ -90,9 +84,9 @@ void cluster_restarts_max(unsigned int restarts)
 	restarts_max = restarts;
 }
 
-void cluster_share_directory(uint64_t lease)
+void cluster_share(const struct cluster_sharing *how)
 {
-	lease_ns = lease;
+	sharing = how;
 }
 
 void cluster_modules(const struct module *const *list)
@@ -146,7 +140,7 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 		wrap_events(kvd, &events);
 	must(handshake_new(kvd, &events, &kvd->handshake));
 	if (c->directory)
-		kvd->directory = directory_hub_member(c->directory);
+		kvd->directory = c->sharing->member(c->directory);
 	must(modules_new(kvd));
 	node->alive = true;
 }
@@ -157,13 +151,18 @@ void cluster_new(struct cluster *c, uint64_t seed, unsigned int nodes)
 	control_hooks = (struct module){.id = MODULE_CONTROL,
 					.commands = control_module.commands,
 					.remote_change = control_module.remote_change};
+	for (size_t i = 0; modules_built[i]; i++)
+		without_socket[i] = modules_built[i] == &control_module
+					    ? &control_hooks
+					    : modules_built[i];
 	log_set_level(getenv("KVD_TEST_LOG") ? LOG_LEVEL_DEBUG : LOG_LEVEL_ERROR);
 	transport_add(&fake_ops);
 	if (preferred)
 		transport_add(preferred);
 	must(real_time ? loop_new(&c->loop) : loop_new_virtual(seed, &c->loop));
-	if (lease_ns)
-		c->directory = directory_hub_new(c->loop, lease_ns);
+	if (sharing)
+		c->directory = sharing->new (c->loop);
+	c->sharing = sharing;
 	must(mem_hub_new(c->loop, &c->links));
 	must(fake_hub_new(c->loop, seed, &c->bytes));
 	fake_hub_spare(c->bytes, REQUEST_MESSAGE);
@@ -189,7 +188,7 @@ void cluster_crash(struct cluster *c, unsigned int i, enum mem_crash how)
 
 	node->alive = false;
 	if (c->directory)
-		directory_hub_crash(node->kvd.directory);
+		c->sharing->crash(node->kvd.directory);
 	link_mem_crash(node->kvd.link, how);
 	for (unsigned int t = 0; t < node->kvd.transport_count; t++)
 		fake_node_vanish(node->kvd.transports[t]);
@@ -249,7 +248,7 @@ void cluster_free(struct cluster *c)
 		assert_true(accounts_idle(&kvd->accounts));
 	}
 	if (c->directory)
-		directory_hub_free(c->directory);
+		c->sharing->free(c->directory);
 	fake_hub_free(c->bytes);
 	mem_hub_free(c->links);
 	loop_free(c->loop);

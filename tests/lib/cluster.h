@@ -34,6 +34,7 @@ struct room;
 struct cluster {
 	struct loop *loop;
 	struct directory_hub *directory; /* that all share; NULL: each has its own */
+	const struct cluster_sharing *sharing;
 	struct mem_hub *links;
 	struct fake_hub *bytes;
 	struct node *nodes;
@@ -77,9 +78,15 @@ void cluster_real_time(void);
 void cluster_short_parts(void);
 /* Nodes made from now on have their options changed so; NULL: no more. */
 void cluster_configure(void (*configure)(struct config *config));
-/* Clusters made from now on have a directory with leases of this time, which all nodes
- * share as they would an etcd; 0: each has its own. */
-void cluster_share_directory(uint64_t lease_ns);
+/* Clusters made from now on have one directory for all nodes, as an etcd is, by these
+ * calls (directory_hub.h); NULL: each has its own. */
+struct cluster_sharing {
+	struct directory_hub *(*new)(struct loop *loop);
+	void (*free)(struct directory_hub *hub);
+	struct directory *(*member)(struct directory_hub *hub);
+	void (*crash)(struct directory *member);
+};
+void cluster_share(const struct cluster_sharing *sharing);
 /* Nodes made from now on may have so many peers; 0: as the preset is. */
 void cluster_peers_max(uint32_t peers);
 /* Clusters made from now on have room for so many restarts; 0: for some. */

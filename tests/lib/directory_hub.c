@@ -14,6 +14,7 @@
 #include "daemon/cluster/local.h"
 #include "daemon/cluster/roster.h"
 #include "daemon/loop/loop.h"
+#include "tests/lib/cluster.h"
 
 struct directory_hub {
 	struct loop *loop;
@@ -328,4 +329,26 @@ void directory_hub_free(struct directory_hub *hub)
 		said_free(said);
 	hub->table->ops->free(hub->table);
 	free(hub);
+}
+
+/* ---- for clusters ---- */
+
+static uint64_t shared_lease_ns;
+
+static struct directory_hub *shared_new(struct loop *loop)
+{
+	return directory_hub_new(loop, shared_lease_ns);
+}
+
+void directory_hub_share(uint64_t lease_ns)
+{
+	static const struct cluster_sharing sharing = {
+		.new = shared_new,
+		.free = directory_hub_free,
+		.member = directory_hub_member,
+		.crash = directory_hub_crash,
+	};
+
+	shared_lease_ns = lease_ns;
+	cluster_share(lease_ns ? &sharing : NULL);
 }

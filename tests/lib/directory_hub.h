@@ -12,6 +12,8 @@
 struct directory_hub;
 struct loop;
 
+/* For clusters made from now on (cluster.h); 0: none. */
+void directory_hub_share(uint64_t lease_ns);
 struct directory_hub *directory_hub_new(struct loop *loop, uint64_t lease_ns);
 /* Its members must be freed before. */
 void directory_hub_free(struct directory_hub *hub);

@@ -181,7 +181,8 @@ void peernet_start(unsigned int i)
 				  .options = &net.options,
 				  .name = name,
 				  .addresses = addresses,
-				  .address_count = 2};
+				  .address_count = 2,
+				  .features = PEER_FEATURE_CHUNKS};
 
 	memset(node, 0, sizeof(*node));
 	snprintf(name, sizeof(name), "node%u", i);

@@ -46,10 +46,10 @@ static int setup(void **state)
 {
 	(void)state;
 	cluster_configure(with_directory);
-	cluster_share_directory(2 * S);
+	directory_hub_share(2 * S);
 	cluster_new(&c, 1, NODES);
 	cluster_configure(NULL);
-	cluster_share_directory(0);
+	directory_hub_share(0);
 	cluster_run(&c, S);
 	for (unsigned int i = 0; i < NODES; i++)
 		engine[i] = cluster_engine(&c, i, "engine");
@@ -557,13 +557,13 @@ static void homes_of_chunks_follow_the_directory(void **state)
 static void groups_that_nobody_uses_make_room(void **state)
 {
 	struct groups *groups = groups_of(&c.nodes[2].kvd);
-	static struct groups_user user[GROUPS_CACHES_MAX + 1];
+	static struct names_user user[GROUPS_CACHES_MAX + 1];
 	char name[32];
 
 	(void)state;
 	memset(user, 0, sizeof(user));
 	for (unsigned int i = 0; i < GROUPS_CACHES_MAX + 100; i++) {
-		struct groups_user once = {.on_change = NULL};
+		struct names_user once = {.on_change = NULL};
 
 		snprintf(name, sizeof(name), "asked once %u", i);
 		assert_int_equal(groups_use(groups, name, false, &once), 0);
@@ -589,7 +589,7 @@ static void own_entry_that_was_refused_is_said_again(void **state)
 	struct directory *directory = groups_of(&c.nodes[0].kvd)->directory;
 	struct publication squat = {.on_done = NULL};
 	struct place place = {.group = "kvd.homes"};
-	struct groups_user user = {.on_change = NULL};
+	struct names_user user = {.on_change = NULL};
 
 	(void)state;
 	hex_write(peers_instance(c.nodes[1].kvd.peers), 16, place.worker);
@@ -769,7 +769,7 @@ static void strangers_are_looked_for_in_bounds(void **state)
 
 static void key_whose_group_is_read_already_does_not_wait(void **state)
 {
-	struct groups_user user = {.on_change = NULL};
+	struct names_user user = {.on_change = NULL};
 	char group[PLACE_GROUP_MAX];
 
 	(void)state;

@@ -271,9 +271,9 @@ static void count_land(struct xp_inbound *in, const struct xp_sides *sides,
 
 static void tell_something(struct pair *p, unsigned int node)
 {
-	const struct wire_attend_stop stop = {.attend = 1}; /* nobody knows it */
+	const struct wire_pull_ack ack = {.room = 1}; /* of none that is there */
 
-	assert_int_equal(handshake_tell_attend_stop(remote_at(p, node), &stop), 0);
+	assert_int_equal(handshake_tell_pull_ack(remote_at(p, node), &ack), 0);
 	cluster_run(&p->c, LOOP_NS_PER_MS);
 }
 
@@ -305,10 +305,10 @@ static void many_messages_that_were_taken_are_told_at_once(void **state)
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	landed = 0;
 	for (unsigned int i = 0; i < PEER_EXPRESS_MAX / 4; i++) {
-		const struct wire_attend_stop stop = {.attend = 1};
+		const struct wire_pull_ack ack = {.room = 1};
 
 		assert_int_equal(landed, 0);
-		assert_int_equal(handshake_tell_attend_stop(remote_at(p, 0), &stop), 0);
+		assert_int_equal(handshake_tell_pull_ack(remote_at(p, 0), &ack), 0);
 	}
 	cluster_run(&p->c, LOOP_NS_PER_MS);
 	assert_int_equal(landed, PEER_EXPRESS_MAX / 4);

@@ -11,6 +11,7 @@
 #include "daemon/cluster/load.h"
 #include "daemon/cluster/loads.h"
 #include "tests/lib/cluster.h"
+#include "tests/lib/directory_hub.h"
 
 #define S LOOP_NS_PER_S
 #define ENGINES 3u
@@ -22,9 +23,9 @@ static struct session *engines[ENGINES], *asker;
 static int setup(void **state)
 {
 	(void)state;
-	cluster_share_directory(2 * S);
+	directory_hub_share(2 * S);
 	cluster_new(&c, 1, 2);
-	cluster_share_directory(0);
+	directory_hub_share(0);
 	cluster_run(&c, S);
 	asker = cluster_engine(&c, 0, "asker");
 	for (unsigned int i = 0; i < ENGINES; i++) {

@@ -47,8 +47,7 @@ static void dial_of_present_daemon_comes_up_on_both(void **state)
 	assert_true(a->same_host && b->same_host && !a->self);
 	assert_int_equal(a->lower + b->lower, 1);
 	assert_int_equal(a->lower, memcmp(b->instance, a->instance, 16) < 0);
-	assert_int_equal(a->features,
-			 PEER_FEATURE_BASE | PEER_FEATURE_CHUNKS | PEER_FEATURE_ATTEND);
+	assert_int_equal(a->features, PEER_FEATURE_BASE | PEER_FEATURE_CHUNKS);
 	assert_int_equal(a->address_count, 2);
 	assert_string_equal(a->addresses[0].transport, "shm");
 	assert_int_equal(a->addresses[0].len, 3);

@@ -48,7 +48,13 @@ static void reference_lists_every_metric(void **state)
 		snprintf(name, sizeof(name), "%s | ", metric_rows[i].name);
 		assert_non_null(strstr(text, name));
 	}
-	assert_non_null(strstr(text, "\n| kvd_store_chunks | gauge |  | "));
+	for (unsigned int i = 0; modules_built[i]; i++) {
+		for (unsigned int n = 0; n < modules_built[i]->metric_count; n++) {
+			snprintf(name, sizeof(name), "\n| kvd_%s | ",
+				 modules_built[i]->metrics[n].name);
+			assert_non_null(strstr(text, name));
+		}
+	}
 	assert_non_null(strstr(text,
 			       "\n| kvd_rooms_ended_total | counter | role, result, "
 			       "code | "));
