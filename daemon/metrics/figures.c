@@ -47,8 +47,10 @@ static void take_modules(struct kvd *kvd, struct figures *f)
 {
 	MODULES_EACH(kvd, m)
 	{
+		if (!m->figures)
+			continue;
 		memset(f->cells[m->id], 0, sizeof(f->cells[m->id]));
-		if (m->figures && kvd->part[m->id])
+		if (kvd->part[m->id])
 			m->figures(kvd->part[m->id], f->cells[m->id]);
 	}
 }

@@ -10,13 +10,17 @@
 
 #include <cmocka.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/err.h"
 #include "daemon/control/control.h"
 #include "daemon/modules.h"
+#include "daemon/request/ring_ops.h"
 #include "daemon/room/rooms.h"
+#include "daemon/session/status.h"
 #include "tests/lib/cluster.h"
+#include "tests/lib/xfer_pair.h"
 
 static char noted[4096];
 
@@ -113,6 +117,50 @@ static int slow_session_end(struct session *session)
 
 static const struct module slow_module = {.id = SLOW, .session_end = slow_session_end};
 
+/* ---- entries of the ring ---- */
+
+#define SPIED_OP 30u
+
+static int spied_op(struct ring *ring, const struct kvd_ring_entry *entry,
+		    struct ring_payload *arena)
+{
+	assert_ptr_equal(ring_of(ring->session), ring);
+	assert_int_equal(arena->bytes, entry->bytes);
+	note('a', "op");
+	return 0;
+}
+
+static const struct ring_verb spied_verbs[] = {{SPIED_OP, spied_op}, {0, NULL}};
+
+static bool a_ring_cancel(struct session *session, uint64_t id)
+{
+	(void)session;
+	note('a', "cancel");
+	return id == KVD_RING_IDS + 1;
+}
+
+static bool z_ring_cancel(struct session *session, uint64_t id)
+{
+	(void)session;
+	(void)id;
+	note('z', "cancel");
+	return true;
+}
+
+static bool z_ring_release(struct session *session, uint64_t id)
+{
+	(void)session;
+	(void)id;
+	note('z', "release");
+	return false;
+}
+
+static bool z_ring_has(const struct session *session, uint64_t id)
+{
+	(void)session;
+	return id == KVD_RING_IDS + SESSION_SLOTS;
+}
+
 static const struct module *spied[MODULES + 4];
 static struct module control; /* without a socket */
 static struct cluster c;
@@ -133,6 +181,11 @@ static int setup(void **state)
 	spied[n++] = &z;
 	slow = false;
 	spied[n] = NULL;
+	a.verbs = spied_verbs;
+	a.ring_cancel = a_ring_cancel;
+	z.ring_cancel = z_ring_cancel;
+	z.ring_release = z_ring_release;
+	z.ring_has = z_ring_has;
 	noted[0] = 0;
 	cluster_modules(spied);
 	cluster_new(&c, 1, 2);
@@ -224,6 +277,55 @@ static int spy_new(struct kvd *kvd, void **part_p)
 	return 0;
 }
 
+static void submit(struct session *session, struct kvd_ring_entry entry, bool good)
+{
+	char *line = pair_line(&entry, "", 0);
+
+	if (good)
+		cluster_ok(&c, session, "%s", line);
+	else
+		cluster_refused(&c, session, "EPROTO", "%s", line);
+	free(line);
+}
+
+static void entries_come_to_the_module_that_has_the_op_or_the_number(void **state)
+{
+	struct session *engine = cluster_engine(&c, 0, "engine");
+
+	(void)state;
+	submit(engine, (struct kvd_ring_entry){.op = SPIED_OP}, true);
+	assert_noted("a.op ");
+	submit(engine, (struct kvd_ring_entry){.op = SPIED_OP + 1}, false);
+	submit(engine, (struct kvd_ring_entry){.op = SPIED_OP + 64}, false);
+	assert_noted("");
+	/* who has it is the last that is asked */
+	submit(engine,
+	       (struct kvd_ring_entry){.op = KVD_RING_CANCEL, .a = KVD_RING_IDS + 1},
+	       true);
+	assert_noted("a.cancel ");
+	submit(engine,
+	       (struct kvd_ring_entry){.op = KVD_RING_CANCEL, .a = KVD_RING_IDS + 2},
+	       true);
+	assert_noted("a.cancel z.cancel ");
+	/* a post on an object of another module breaks the protocol */
+	assert_int_equal(
+		status_slot_claim(engine->status, SESSION_SLOTS, 1, KVD_RING_IDS), 0);
+	submit(engine,
+	       (struct kvd_ring_entry){.op = KVD_RING_POST,
+				       .a = KVD_RING_IDS + SESSION_SLOTS,
+				       .gen = kvd_ring_next_gen(1)},
+	       false);
+	/* nobody has it: its slot is free again */
+	submit(engine,
+	       (struct kvd_ring_entry){.op = KVD_RING_RELEASE,
+				       .a = KVD_RING_IDS + SESSION_SLOTS},
+	       true);
+	assert_noted("z.release ");
+	assert_false(status_slot_claimed(engine->status, SESSION_SLOTS));
+	cluster_engine_dies(&c, engine);
+	noted[0] = 0;
+}
+
 static int spy_fails(struct kvd *kvd, void **part_p)
 {
 	(void)kvd;
@@ -291,6 +393,9 @@ int main(void)
 						setup, teardown),
 		cmocka_unit_test_setup_teardown(peer_that_comes_and_goes_is_seen_in_order,
 						setup, teardown),
+		cmocka_unit_test_setup_teardown(
+			entries_come_to_the_module_that_has_the_op_or_the_number, setup,
+			teardown),
 		cmocka_unit_test(part_that_fails_stops_the_list),
 		cmocka_unit_test(no_list_is_no_modules),
 	};
