@@ -17,7 +17,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import kvd_engine  # noqa: E402
 from kvd_daemon import BUILD, Daemon, Skip, free_port, run, until  # noqa: E402
-from kvd_engine import BYTES, FAILED, SUCCESS, open_pull, open_push  # noqa: E402
+from kvd_engine import BYTES, FAILED, TOKEN, SUCCESS, open_pull, open_push  # noqa: E402
 
 HELLO, HEAD = 96, 5  # bytes of a connection's beginning, and of a record's
 SRC = list(range(63))
@@ -324,7 +324,10 @@ def landed_is_right_or_old(pair, before):
     for at, row in pair.dst.each(DST, TOKENS):
         wanted[at:at + len(row)] = row
     now = pair.dst.mem[:BYTES]
-    wrong = [i for i in range(BYTES) if now[i] != before[i] and now[i] != wanted[i]]
+    wrong = [i for row in range(0, BYTES, TOKEN)
+             if now[row:row + TOKEN] not in (before[row:row + TOKEN], wanted[row:row + TOKEN])
+             for i in range(row, row + TOKEN)
+             if now[i] != before[i] and now[i] != wanted[i]]
     assert not wrong, "%d bytes, from %d on" % (len(wrong), wrong[0])
 
 

@@ -117,10 +117,13 @@ class Engine:
         self.sock.close()
 
 
+CYCLE = bytes(range(1, 252)) * (TOKEN // 251 + 2)
+
+
 def pattern(token, layer, field):
-    """The bytes of one token in one field."""
-    return bytes((1 + token * 7 + layer * 31 + field * 17 + i) % 251 + 1
-                 for i in range(TOKEN))
+    """The bytes of one token in one field: 1 to 251 and again, from a number of its own."""
+    at = (1 + token * 7 + layer * 31 + field * 17) % 251
+    return CYCLE[at:at + TOKEN]
 
 
 def populated(fd, length):

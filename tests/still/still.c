@@ -217,13 +217,17 @@ static void watch_run(struct watch *watch)
 
 static _Noreturn void watcher_run(struct watch *watch, struct shared *shared)
 {
+	struct pollfd program = {.fd = watch->watched.pidfd, .events = POLLIN};
 	sigset_t all;
 
 	setsid();
 	sigfillset(&all);
 	sigprocmask(SIG_BLOCK, &all, NULL);
-	while (!atomic_load(&shared->listener))
+	while (!atomic_load(&shared->listener)) {
+		if (poll(&program, 1, 0) != 0) /* it died before it had one */
+			_exit(1);
 		sched_yield();
+	}
 	watch->listener = (int)syscall(SYS_pidfd_getfd, watch->watched.pidfd,
 				       atomic_load(&shared->listener), 0);
 	atomic_store(&shared->taken, watch->listener < 0 ? -1 : 1);
