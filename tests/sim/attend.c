@@ -27,6 +27,8 @@
 #include "tests/lib/file.h"
 #include "tests/lib/ring_entries.h"
 
+const bool sim_asks_built = true;
+
 #define STORE_BYTES (1u << 20)
 
 struct asks asks;

@@ -101,7 +101,7 @@ void sim_script_write(struct sim_script *s, uint64_t seed, bool liars)
 	s->seed = seed;
 	s->liars = liars;
 	s->calm = !liars && sim_chance(&d, 6);
-	s->asks = seed % 4 == 2;
+	s->asks = sim_asks_built && seed % 4 == 2;
 	s->count = 0;
 	s->sources = ranks_of(&d);
 	s->sinks = ranks_of(&d);

@@ -241,7 +241,9 @@ int sim_past_pass(struct kvd *kvd, struct remote *remote, const struct wire_head
 void sim_pairs_print(void);
 unsigned int sim_pairs_missing(void);
 
-/* attend.c: nothing happens in scripts without askers. sim_ask_act(): was it trouble? */
+/* attend.c: nothing happens in scripts without askers, which are all without the module
+ * attend (asks_none.c). sim_ask_act(): was it trouble? */
+extern const bool sim_asks_built;
 void sim_ask_begin(struct sim *sim);
 bool sim_ask_act(struct sim *sim, const struct sim_event *event);
 /* A message about attends that came to a daemon. */
