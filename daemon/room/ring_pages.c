@@ -208,9 +208,11 @@ static int pages_begin(struct ring_pages *pages, const struct room *room)
 	return 0;
 }
 
-static struct ring_pages *pages_new(struct ring *ring, const struct kvd_ring_entry *e,
-				    struct ring_payload *arena,
-				    const struct ring_pages_kind *kind, size_t head_bytes)
+static struct ring_pages *ring_pages_new(struct ring *ring,
+					 const struct kvd_ring_entry *e,
+					 struct ring_payload *arena,
+					 const struct ring_pages_kind *kind,
+					 size_t head_bytes)
 {
 	struct ring_pages *pages = mem_zalloc(sizeof(*pages) + kind->bytes);
 
@@ -248,7 +250,7 @@ int ring_pages_run(struct ring *ring, const struct kvd_ring_entry *e,
 		return err_pass(r);
 	if (!kind->claims && !room)
 		return 0;
-	pages = pages_new(ring, e, arena, kind, head_bytes);
+	pages = ring_pages_new(ring, e, arena, kind, head_bytes);
 	r = pages ? pages_begin(pages, room) : -ENOMEM;
 	if (r < 0) {
 		pages_refuse(ring, e, room);

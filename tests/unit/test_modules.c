@@ -12,14 +12,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/base/err.h"
+#include "daemon/config/config.h"
 #include "daemon/control/control.h"
 #include "daemon/modules.h"
 #include "daemon/request/ring_ops.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/status.h"
 #include "tests/lib/cluster.h"
+#include "tests/lib/tmp.h"
 #include "tests/lib/xfer_pair.h"
 
 static char noted[4096];
@@ -371,6 +374,62 @@ static void part_that_fails_stops_the_list(void **state)
 	assert_noted("");
 }
 
+static bool is_built(enum module_id id)
+{
+	for (unsigned int i = 0; modules_built[i]; i++) {
+		if (modules_built[i]->id == id)
+			return true;
+	}
+	return false;
+}
+
+/* make core-test has it without the modules. */
+static void option_of_a_module_that_is_left_out_is_refused_by_name(void **state)
+{
+	static const char *const transports[] = {"shm", NULL};
+	struct config_source source = {.transports = transports};
+	char path[128];
+	const char text[] = "[chunks]\nchunk_memory = 1 MiB\n", *option;
+	static struct config config;
+	int fd = mkstemp(tmp_path(path, sizeof(path), "kvd-modules-XXXXXX"));
+
+	(void)state;
+	assert_int_equal(write(fd, text, sizeof(text) - 1), sizeof(text) - 1);
+	close(fd);
+	source.path = path;
+	assert_int_equal(config_load(&config, &source), 0);
+	unlink(path);
+	if (is_built(MODULE_STORE)) {
+		assert_int_equal(modules_check_options(&config, &option), 0);
+		return;
+	}
+	assert_true(modules_check_options(&config, &option) < 0);
+	assert_int_equal(err_last()->code, ERR_CONFIG);
+	assert_string_equal(option, "chunk_memory");
+	assert_non_null(strstr(err_last()->text, "without the module store"));
+}
+
+static void source_by_group_wants_the_module_cluster(void **state)
+{
+	struct session *engine = cluster_engine(&c, 0, "engine");
+	struct cache cache = cluster_geometry;
+	const char *const open =
+		"{'cmd':'room.open','room':'1','role':'recv','pool':%llu,"
+		"'sources':[{'group':'g','worker':'w'}]}";
+
+	(void)state;
+	cluster_cache(&c, engine, "kv", 0, &cache);
+	if (is_built(MODULE_CLUSTER))
+		cluster_ok(&c, engine, open, (unsigned long long)cache.pool);
+	else
+		cluster_refused(&c, engine, "ESTATE", open,
+				(unsigned long long)cache.pool);
+	cluster_engine_dies(&c, engine);
+	cluster_run(&c, LOOP_NS_PER_S);
+	cache_close(&cache);
+	noted[0] = 0;
+}
+
 static void no_list_is_no_modules(void **state)
 {
 	struct kvd kvd = {.modules = NULL};
@@ -397,6 +456,9 @@ int main(void)
 			entries_come_to_the_module_that_has_the_op_or_the_number, setup,
 			teardown),
 		cmocka_unit_test(part_that_fails_stops_the_list),
+		cmocka_unit_test(option_of_a_module_that_is_left_out_is_refused_by_name),
+		cmocka_unit_test_setup_teardown(source_by_group_wants_the_module_cluster,
+						setup, teardown),
 		cmocka_unit_test(no_list_is_no_modules),
 	};
 
