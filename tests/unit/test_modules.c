@@ -17,6 +17,7 @@
 #include "daemon/base/err.h"
 #include "daemon/config/config.h"
 #include "daemon/control/control.h"
+#include "daemon/control/health.h"
 #include "daemon/modules.h"
 #include "daemon/request/ring_ops.h"
 #include "daemon/room/rooms.h"
@@ -374,6 +375,27 @@ static void part_that_fails_stops_the_list(void **state)
 	assert_noted("");
 }
 
+static bool spy_is_ill(const void *part, struct err *why_p)
+{
+	assert_ptr_equal(part, noted);
+	err_set(why_p, ERR_IO, "for the test");
+	return false;
+}
+
+static void module_that_is_ill_degrades_the_daemon(void **state)
+{
+	static const struct module ill = {.id = MODULE_STORE, .health = spy_is_ill};
+	static const struct module *const list[] = {&ill, NULL};
+	struct kvd kvd = {.modules = list};
+	struct err why = {.code = ERR_OK};
+
+	(void)state;
+	assert_int_equal(health_of(&kvd, &why), HEALTH_SERVING); /* switched off */
+	kvd.part[MODULE_STORE] = noted;
+	assert_int_equal(health_of(&kvd, &why), HEALTH_DEGRADED);
+	assert_string_equal(why.text, "for the test");
+}
+
 static bool is_built(enum module_id id)
 {
 	for (unsigned int i = 0; modules_built[i]; i++) {
@@ -459,6 +481,7 @@ int main(void)
 		cmocka_unit_test(option_of_a_module_that_is_left_out_is_refused_by_name),
 		cmocka_unit_test_setup_teardown(source_by_group_wants_the_module_cluster,
 						setup, teardown),
+		cmocka_unit_test(module_that_is_ill_degrades_the_daemon),
 		cmocka_unit_test(no_list_is_no_modules),
 	};
 
