@@ -271,6 +271,7 @@ void ask_judge_sticky(struct sim *sim, const struct asker *a)
 struct waiting {
 	const struct kvd *kvd;
 	const struct remote *remote;
+	uint64_t up_since_ns; /* a peering's end drops its rows */
 	uint64_t attend;
 	uint32_t hold; /* asks.holds, then */
 };
@@ -329,12 +330,13 @@ void ask_judge_after(struct sim *sim, const struct kvd *kvd, const struct remote
 	uint64_t attend = attend_of(body);
 
 	if (h->type == WIRE_T_ATTEND && busy && now == before + 1)
-		waiting[waiting_next++ % WAITING_MAX] =
-			(struct waiting){kvd, remote, attend, asks.holds[node]};
+		waiting[waiting_next++ % WAITING_MAX] = (struct waiting){
+			kvd, remote, remote->peer->up_since_ns, attend, asks.holds[node]};
 	for (unsigned int i = 0; h->type == WIRE_T_ATTEND_STOP && i < WAITING_MAX; i++) {
 		struct waiting *w = &waiting[i];
 
-		if (w->kvd != kvd || w->remote != remote || w->attend != attend)
+		if (w->kvd != kvd || w->remote != remote || w->attend != attend ||
+		    w->up_since_ns != remote->peer->up_since_ns)
 			continue;
 		if (w->hold == asks.holds[node] && now >= before)
 			sim_broken(sim,
