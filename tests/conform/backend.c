@@ -54,7 +54,8 @@ static int config_make(void)
 	gpu_fake_path("", config.cuda_library);
 	if (getenv("KVD_CONFORM_CRYPTO"))
 		config.tcp_crypto = TCP_CRYPTO_AES128GCM;
-#ifdef __SANITIZE_THREAD__ /* an end makes and judges 64 MiB between two turns */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+	/* an end makes and judges 64 MiB between two turns */
 	config.connect_timeout_ns *= 5;
 #endif
 	config.run_dir[0] = '\0'; /* leave nothing behind */
