@@ -43,9 +43,14 @@ static uint64_t hash_seed(void)
 	return __atomic_load_n(&seed, __ATOMIC_RELAXED);
 }
 
+uint64_t idmap_hash(const void *bytes, size_t len)
+{
+	return XXH3_64bits_withSeed(bytes, len, hash_seed());
+}
+
 static uint32_t hash_of(uint64_t key)
 {
-	return (uint32_t)XXH3_64bits_withSeed(&key, sizeof(key), hash_seed());
+	return (uint32_t)idmap_hash(&key, sizeof(key));
 }
 
 struct probe {
@@ -279,7 +284,7 @@ void *idmap_swap(struct idmap *map, uint64_t key, void *value)
 
 static struct probe probe_bytes(const void *key, size_t len)
 {
-	uint64_t hash = XXH3_64bits_withSeed(key, len, hash_seed());
+	uint64_t hash = idmap_hash(key, len);
 
 	return (struct probe){
 		.key = hash, .bytes = key, .len = len, .hash = (uint32_t)hash};

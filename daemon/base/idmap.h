@@ -79,4 +79,7 @@ static inline size_t strmap_count(const struct strmap *map)
 }
 #define strmap_foreach(strmap, cursor) idmap_foreach(&(strmap)->map, cursor)
 
+/* The seeded hash of these maps, for tables whose entries lie in their objects. */
+uint64_t idmap_hash(const void *bytes, size_t len);
+
 #endif

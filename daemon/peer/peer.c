@@ -16,9 +16,9 @@
  * engine, and one user, may have only a share of them that never came up, and an eighth
  * of all is kept for those that come from outside.
  *
- * Objects are freed by a deferred sweep, so a pointer lives as long as the turn,
- * whatever a callback does to the object. Look-ups walk the list: there are at
- * most `peers` of them, and no frame's way leads through here.
+ * Objects are freed by deferred work, so a pointer lives as long as the turn,
+ * whatever a callback does to the object. Each look-up has a table whose entries lie in
+ * the objects: no lack of memory can keep a peer from coming up.
  */
 #include "daemon/peer/peer_impl.h"
 
@@ -83,6 +83,10 @@ static void peer_destroy(struct peer_impl *impl)
 	loop_defer_cancel(&impl->later);
 	peer_hang_up(impl);
 	list_remove(&impl->peer.link);
+	list_remove(&impl->named.link);
+	list_remove(&impl->by_instance);
+	list_remove(&impl->reaped);
+	peer_reached(impl);
 	peers->count--;
 	peers->strangers -= impl->stranger;
 	peers->in_state[sm_state(&impl->peer.sm)]--;
@@ -91,21 +95,24 @@ static void peer_destroy(struct peer_impl *impl)
 	mem_free(impl);
 }
 
-void peer_reap_later(struct peers *peers)
+void peer_reap_later(struct peer_impl *impl)
 {
-	loop_defer(peers->loop, &peers->reap);
+	list_remove(&impl->reaped);
+	list_push_back(&impl->peers->reaped, &impl->reaped);
+	loop_work_defer(&impl->peers->reap);
 }
 
-static void on_reap(struct loop_defer *defer)
+static bool reap_step(struct loop_work *work)
 {
-	struct peers *peers = container_of(defer, struct peers, reap);
-	struct peer *peer;
+	struct peers *peers = container_of(work, struct peers, reap);
+	struct peer_impl *impl = list_first(&peers->reaped, struct peer_impl, reaped);
 
-	list_foreach_safe(peer, &peers->all, link) {
-		if (sm_state(&peer->sm) != PEER_UP && !peer->holds &&
-		    !impl_of(peer)->next.live)
-			peer_destroy(impl_of(peer));
-	}
+	if (!impl)
+		return false;
+	list_remove(&impl->reaped);
+	if (sm_state(&impl->peer.sm) != PEER_UP && !impl->peer.holds && !impl->next.live)
+		peer_destroy(impl);
+	return true;
 }
 
 /* ---- objects ---- */
@@ -132,6 +139,23 @@ void peer_acquaint(struct peer_impl *impl)
 {
 	impl->peers->strangers -= impl->stranger;
 	impl->stranger = false;
+	list_remove(&impl->waits);
+}
+
+static void peer_name_init(struct peer_name *name, struct peer_impl *owner,
+			   const char *endpoint)
+{
+	list_init(&name->link);
+	name->owner = owner;
+	name->endpoint = endpoint;
+}
+
+void peer_name_put(struct peer_name *name)
+{
+	list_remove(&name->link);
+	list_push_back(peer_bucket(name->owner->peers->endpoints, name->endpoint,
+				   strlen(name->endpoint)),
+		       &name->link);
 }
 
 int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **impl_p)
@@ -160,6 +184,14 @@ int peer_create(struct peers *peers, const char *endpoint, struct peer_impl **im
 	list_init(&impl->early_control);
 	list_init(&impl->cur.link);
 	list_init(&impl->next.link);
+	list_init(&impl->cur.by_nonce);
+	list_init(&impl->next.by_nonce);
+	list_init(&impl->by_instance);
+	list_init(&impl->waits);
+	list_init(&impl->reaped);
+	peer_name_init(&impl->named, impl, impl->peer.endpoint);
+	peer_name_init(&impl->said, impl, impl->cur.endpoint);
+	peer_name_put(&impl->named);
 	loop_timer_init(&impl->tick, peers->loop, peer_on_tick);
 	loop_timer_init(&impl->flush, peers->loop, peer_on_flush);
 	loop_defer_init(&impl->later, peer_on_later);
@@ -177,6 +209,11 @@ void peer_move(struct peer_impl *impl, enum peer_state to)
 	in_state[sm_state(&impl->peer.sm)]--;
 	sm_move(&impl->peer.sm, to);
 	in_state[to]++;
+	list_remove(&impl->by_instance);
+	if (to == PEER_UP)
+		list_push_back(peer_bucket(impl->peers->instances, impl->peer.instance,
+					   sizeof(impl->peer.instance)),
+			       &impl->by_instance);
 }
 
 unsigned int peers_in(const struct peers *peers, enum peer_state state)
@@ -193,14 +230,13 @@ void peer_show(struct peer *peer, const char *user)
 
 struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint)
 {
-	struct peer *peer;
+	struct peer_name *name;
+	struct list *bucket;
 
-	list_foreach(peer, &peers->all, link) {
-		struct peer_impl *impl = impl_of(peer);
-
-		if (strcmp(peer->endpoint, endpoint) == 0 ||
-		    (impl->cur.live && strcmp(impl->cur.endpoint, endpoint) == 0))
-			return impl;
+	bucket = peer_bucket(peers->endpoints, endpoint, strlen(endpoint));
+	list_foreach(name, bucket, link) { /* at most 64: a bucket */
+		if (strcmp(name->endpoint, endpoint) == 0)
+			return name->owner;
 	}
 	return NULL;
 }
@@ -262,35 +298,73 @@ void peer_respell(struct peer_impl *impl)
 	if (strcmp(name, impl->peer.endpoint) == 0 || peer_find_endpoint(peers, name))
 		return;
 	snprintf(impl->peer.endpoint, sizeof(impl->peer.endpoint), "%s", name);
+	peer_name_put(&impl->named);
 	if (peers->link->ops->name(peers->link, name, user))
 		peer_show(&impl->peer, user);
 	peer_hang_up(impl);
 }
 
-/* Daemons that were dialled and never came up: in all, for the client's user, and for
- * its session. What began just now counts like the rest: a share that is not kept at once
- * is taken in one burst. */
-struct unreached {
-	unsigned int all, user, session;
-};
-
-static void count_unreached(const struct peers *peers, const struct peer_client *client,
-			    struct unreached *n_p)
+/* A map's values are counts. */
+static unsigned int unreached_of(const struct idmap *map, uint64_t key)
 {
-	struct peer *peer;
+	return (unsigned int)(uintptr_t)idmap_get(map, key);
+}
 
-	*n_p = (struct unreached){0};
-	list_foreach(peer, &peers->all, link) {
-		const struct peer_impl *impl = impl_of(peer);
+static int unreached_add(struct idmap *map, uint64_t key)
+{
+	uintptr_t n = unreached_of(map, key);
 
-		if (!impl->unreached)
-			continue;
-		n_p->all++;
-		if (!client || impl->client.uid != client->uid)
-			continue;
-		n_p->user++;
-		n_p->session += impl->client.session == client->session;
+	if (idmap_swap(map, key, (void *)(n + 1)))
+		return 0;
+	return err_pass(idmap_put(map, key, (void *)(n + 1)));
+}
+
+static void unreached_drop(struct idmap *map, uint64_t key)
+{
+	uintptr_t n = unreached_of(map, key);
+
+	assert(n > 0);
+	if (n == 1)
+		idmap_remove(map, key);
+	else
+		idmap_swap(map, key, (void *)(n - 1));
+}
+
+/* It was dialled and never came up: it counts in all, for the client's user, and for its
+ * session. What began just now counts like the rest: a share that is not kept at once is
+ * taken in one burst. */
+static int peer_unreached(struct peer_impl *impl, const struct peer_client *client)
+{
+	struct peers *peers = impl->peers;
+	int r = client ? unreached_add(&peers->users, client->uid) : 0;
+
+	if (r == 0 && client) {
+		r = unreached_add(&peers->sessions, client->session);
+		if (r < 0)
+			unreached_drop(&peers->users, client->uid);
 	}
+	if (r < 0)
+		return err_pass(r);
+	peers->unreached++;
+	impl->unreached = true;
+	impl->for_client = client != NULL;
+	if (client)
+		impl->client = *client;
+	return 0;
+}
+
+void peer_reached(struct peer_impl *impl)
+{
+	struct peers *peers = impl->peers;
+
+	if (!impl->unreached)
+		return;
+	impl->unreached = false;
+	peers->unreached--;
+	if (!impl->for_client)
+		return;
+	unreached_drop(&peers->users, impl->client.uid);
+	unreached_drop(&peers->sessions, impl->client.session);
 }
 
 /* May it have one more? An eighth of all stays for daemons that dial us; of the rest a
@@ -299,17 +373,18 @@ static int check_share(const struct peers *peers, const struct peer_client *clie
 {
 	const unsigned int max = peers->options.peers_max, all = max - max / 8;
 	const unsigned int user = (all + 1) / 2, session = (user + 3) / 4;
-	struct unreached n;
+	unsigned int of_user = client ? unreached_of(&peers->users, client->uid) : 0;
+	unsigned int of_session =
+		client ? unreached_of(&peers->sessions, client->session) : 0;
 
-	count_unreached(peers, client, &n);
 	/* the last eighth of it, too, is for users who have few */
-	if (n.all < all && n.user < user && n.session < session &&
-	    (n.all < all - all / 8 || n.user < all / 32 + 1))
+	if (peers->unreached < all && of_user < user && of_session < session &&
+	    (peers->unreached < all - all / 8 || of_user < all / 32 + 1))
 		return 0;
 	return err_raise(ERR_LIMIT,
 			 "daemons that never came up are dialled: %u for this session, "
 			 "the cap is %u; %u for its user, %u; %u in all, %u (of peers)",
-			 n.session, session, n.user, user, n.all, all);
+			 of_session, session, of_user, user, peers->unreached, all);
 }
 
 static int create_dialled(struct peers *peers, const char *name,
@@ -323,9 +398,11 @@ static int create_dialled(struct peers *peers, const char *name,
 		r = peer_create(peers, name, impl_p);
 	if (r < 0)
 		return err_pass(r);
-	(*impl_p)->unreached = true;
-	if (client)
-		(*impl_p)->client = *client;
+	r = peer_unreached(*impl_p, client);
+	if (r < 0) {
+		peer_destroy(*impl_p);
+		return err_pass(r);
+	}
 	if (!peers->self && strcmp(name, peers->link->endpoint) == 0)
 		peer_become_self(*impl_p);
 	return 0;
@@ -397,12 +474,12 @@ void peer_release(struct peer *peer)
 
 struct peer *peers_by_instance(struct peers *peers, const uint8_t instance[16])
 {
-	struct peer *peer;
+	struct list *bucket = peer_bucket(peers->instances, instance, 16);
+	struct peer_impl *impl;
 
-	list_foreach(peer, &peers->all, link) {
-		if (sm_state(&peer->sm) == PEER_UP &&
-		    memcmp(peer->instance, instance, 16) == 0)
-			return peer;
+	list_foreach(impl, bucket, by_instance) { /* at most 64: a bucket */
+		if (memcmp(impl->peer.instance, instance, 16) == 0)
+			return &impl->peer;
 	}
 	return NULL;
 }
@@ -449,12 +526,18 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 	hex_write(peers->instance, sizeof(peers->instance), peers->instance_text);
 	list_init(&peers->all);
 	list_init(&peers->past);
-	for (unsigned int i = 0; i < PEER_EPOCH_BUCKETS; i++)
+	list_init(&peers->waiting);
+	list_init(&peers->reaped);
+	for (unsigned int i = 0; i < PEER_BUCKETS; i++) {
 		list_init(&peers->epochs[i]);
+		list_init(&peers->nonces[i]);
+		list_init(&peers->endpoints[i]);
+		list_init(&peers->instances[i]);
+	}
 	for (unsigned int i = 0; i < PEER_REFUSALS_MAX; i++)
 		peers->refusals[i].line_owner.kind = LINE_REFUSAL;
 	loop_timer_init(&peers->refusal_timer, peers->loop, peer_on_refusal_timer);
-	loop_defer_init(&peers->reap, on_reap);
+	loop_work_init(&peers->reap, peers->loop, reap_step, NULL);
 	peers->frame = mem_zalloc(peers->options.message_bytes);
 	if (peers->frame) /* first touched now, not by a turn of the loop */
 		memset(peers->frame, 1, peers->options.message_bytes);
@@ -524,10 +607,11 @@ void peers_close(struct peers *peers, enum err_code code, const char *text)
 	peers->closing = true;
 	err_set(&why, code, "%s", text);
 	peer_refusals_close(peers);
-	/* objects are freed by the sweep: callbacks cannot break this walk */
+	/* objects are freed later: callbacks cannot break this walk */
 	list_foreach(peer, &peers->all, link) {
 		struct peer_impl *impl = impl_of(peer);
 
+		peer_reap_later(impl);
 		peering_end(&impl->next);
 		if (sm_state(&peer->sm) == PEER_UP) {
 			peer_bring_down(impl, &why, true);
@@ -540,7 +624,6 @@ void peers_close(struct peers *peers, enum err_code code, const char *text)
 		loop_defer_cancel(&impl->later);
 		peer_hang_up(impl);
 	}
-	peer_reap_later(peers);
 }
 
 void peers_free(struct peers *peers)
@@ -553,7 +636,9 @@ void peers_free(struct peers *peers)
 		peer_destroy(impl_of(peer));
 	peer_past_free(peers);
 	peer_refusals_close(peers);
-	loop_defer_cancel(&peers->reap);
+	loop_work_stop(&peers->reap);
+	idmap_fini(&peers->users);
+	idmap_fini(&peers->sessions);
 	if (peers->link->owner == peers) {
 		peers->link->owner = NULL;
 		peers->link->on_frame = NULL;

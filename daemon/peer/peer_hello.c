@@ -278,53 +278,44 @@ static bool hello_placed(struct peers *peers, const struct wire_hello *m,
 	return false;
 }
 
-static bool stranger_waits(struct peer *peer)
-{
-	const struct peer_impl *impl = impl_of(peer);
-
-	return impl->stranger && impl->next.live && !peer->holds;
-}
-
 /* Those that have proven nothing make room for the next one, the oldest first: one of the
  * same user when that has its share. */
 static void strangers_make_room(struct peers *peers, const char *user)
 {
-	struct peer *peer, *oldest = NULL, *own_oldest = NULL;
+	struct peer_impl *impl, *oldest = NULL, *own_oldest = NULL;
 	unsigned int all = 0, own = 0;
 	struct err why;
 
-	list_foreach(peer, &peers->all, link) {
-		if (!stranger_waits(peer))
-			continue;
+	/* who comes when there are so many takes the place of one */
+	list_foreach(impl, &peers->waiting, waits) { /* at most 64: strangers_max */
 		all++;
 		if (!oldest)
-			oldest = peer; /* the list is in the order of coming */
-		if (strcmp(impl_of(peer)->next.user, user) != 0)
+			oldest = impl;
+		if (strcmp(impl->next.user, user) != 0)
 			continue;
 		own++;
 		if (!own_oldest)
-			own_oldest = peer;
+			own_oldest = impl;
 	}
 	if (own_oldest && *user && own >= peers->options.strangers_user_max)
 		oldest = own_oldest;
 	else if (!oldest || all < peers->options.strangers_max)
 		return;
 	peers->stats.strangers_dropped++;
-	if (strcmp(impl_of(oldest)->next.user, user) != 0)
-		stranger_repay(peers, impl_of(oldest)->next.user);
+	if (strcmp(oldest->next.user, user) != 0)
+		stranger_repay(peers, oldest->next.user);
 	err_set(&why, ERR_LIMIT, "peer %s sent HELLO and made room for others",
-		oldest->shown);
-	peer_attempt_failed(impl_of(oldest), &why);
+		oldest->peer.shown);
+	peer_attempt_failed(oldest, &why);
 }
 
 static int stranger_create(struct peers *peers, const struct wire_hello *m,
-			   const char *user, struct peer_impl **impl_p)
+			   struct peer_impl **impl_p)
 {
 	int r = peer_check_room(peers);
 
 	if (r < 0)
 		return err_pass(r);
-	strangers_make_room(peers, user);
 	r = peer_create(peers, m->endpoint, impl_p);
 	if (r < 0)
 		return err_pass(r);
@@ -359,7 +350,7 @@ static int hello_peer(struct peers *peers, const struct wire_header *h,
 	if (!impl) {
 		if (!admit_stranger(peers, user))
 			return 1;
-		int r = stranger_create(peers, m, user, &impl);
+		int r = stranger_create(peers, m, &impl);
 
 		if (r < 0)
 			return err_pass(r);
@@ -371,24 +362,19 @@ static int hello_peer(struct peers *peers, const struct wire_header *h,
 /* We dialled ourselves by some other name. */
 static void on_own_hello(struct peers *peers, const struct wire_hello *m)
 {
-	struct peer *peer;
+	struct peering *peering = peering_find_nonce(peers, m->nonce);
+	struct peer_impl *impl = peering ? peering->owner : NULL;
 	struct err why;
 
-	list_foreach(peer, &peers->all, link) {
-		struct peer_impl *impl = impl_of(peer);
-
-		if (!impl->next.live || impl->next.nonce != m->nonce ||
-		    sm_state(&peer->sm) == PEER_UP)
-			continue;
-		if (!peers->self) {
-			peer_become_self(impl);
-			return;
-		}
-		err_set(&why, ERR_EXIST, "%s is this daemon: dial %s", peer->shown,
-			peers->link->endpoint);
-		peer_attempt_failed(impl, &why);
+	if (!impl || peering != &impl->next || sm_state(&impl->peer.sm) == PEER_UP)
+		return;
+	if (!peers->self) {
+		peer_become_self(impl);
 		return;
 	}
+	err_set(&why, ERR_EXIST, "%s is this daemon: dial %s", impl->peer.shown,
+		peers->link->endpoint);
+	peer_attempt_failed(impl, &why);
 }
 
 static void begin_answer(struct peer_impl *impl, const struct wire_header *h,
@@ -397,6 +383,8 @@ static void begin_answer(struct peer_impl *impl, const struct wire_header *h,
 	struct peers *peers = impl->peers;
 	struct err why;
 
+	if (!impl->next.live && impl->stranger)
+		strangers_make_room(peers, user);
 	if (!impl->next.live)
 		peering_begin(impl);
 	if (hear(peers, &impl->next, h, m, user) < 0 || peer_open_line(impl) < 0) {
@@ -484,9 +472,9 @@ static void on_probed(struct peer_impl *impl, const struct wire_header *h,
 void peer_on_welcome(struct peers *peers, const struct wire_header *h,
 		     struct cursor *body, const char *user)
 {
-	struct peer_impl *impl = NULL;
+	struct peering *peering;
+	struct peer_impl *impl;
 	struct wire_hello m;
-	struct peer *peer;
 	struct err why;
 
 	if (wire_hello_get(body, &m) < 0 || !h->epoch) { /* the same body */
@@ -494,22 +482,17 @@ void peer_on_welcome(struct peers *peers, const struct wire_header *h,
 		err_clear();
 		return;
 	}
-	list_foreach(peer, &peers->all, link) {
-		struct peer_impl *it = impl_of(peer);
-
-		if (it->next.live && it->hellos && it->next.nonce == m.nonce)
-			impl = it;
-		if (it->cur.live && it->cur.nonce == m.nonce) {
-			peer_vouch(peers);
-			on_probed(it, h, user);
-			return;
-		}
-	}
-	if (!impl) {
+	peering = peering_find_nonce(peers, m.nonce);
+	impl = peering ? peering->owner : NULL;
+	if (!impl || (peering == &impl->next && !impl->hellos)) {
 		peers->stats.stale_frames++; /* or a second answer: nothing new in it */
 		return;
 	}
 	peer_vouch(peers);
+	if (peering == &impl->cur) {
+		on_probed(impl, h, user);
+		return;
+	}
 	if (hear(peers, &impl->next, h, &m, user) < 0) {
 		err_take(&why);
 		peer_attempt_failed(impl, &why);

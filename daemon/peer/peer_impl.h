@@ -9,9 +9,11 @@
 #include <sys/types.h>
 
 #include "daemon/base/account.h"
+#include "daemon/base/idmap.h"
+#include "daemon/loop/work.h"
 #include "daemon/peer/peer.h"
 
-#define PEER_EPOCH_BUCKETS 256u
+#define PEER_BUCKETS 1024u /* of a table; of the most peers there may be, 64 in each */
 #define PEER_REFUSALS_MAX 16u
 #define PEER_REFUSALS_USER 4u /* of them, for the HELLOs of one user */
 #define PEER_PACES 64u
@@ -26,7 +28,8 @@ struct peer_impl;
  * with its HELLO or WELCOME.
  */
 struct peering {
-	struct list link; /* in peers.epochs, by epoch_in; alone when not live */
+	struct list link;     /* in peers.epochs, by epoch_in; alone when not live */
+	struct list by_nonce; /* in peers.nonces, likewise */
 	struct peer_impl *owner;
 	bool live;
 	bool heard; /* the remote's half is here */
@@ -46,6 +49,13 @@ struct peering {
 	/* its HELLO wants (again) a WELCOME with this nonce */
 	bool answer_due;
 	uint64_t answer_nonce;
+};
+
+/* An endpoint by which a peer is found. */
+struct peer_name {
+	struct list link; /* in peers.endpoints; alone: it is not found */
+	struct peer_impl *owner;
+	const char *endpoint;
 };
 
 enum line_kind { LINE_PEER, LINE_REFUSAL };
@@ -82,12 +92,19 @@ struct peer_impl {
 	bool line_up;		/* … and is connected */
 	uint64_t line_ns;	/* when it was opened */
 	bool stranger;		/* only a HELLO named it, and nothing of it is proven */
-	bool unreached;		/* dialled for `client`, and never up */
+	bool unreached;		/* dialled, and never up */
+	bool for_client;	/* … for this one */
 	struct peer_client client;
 	bool dialled;	     /* somebody here asked for it: redial while held */
 	bool wanted;	     /* somebody here asked for it once */
 	struct peering cur;  /* live while UP (the self peer has none) */
 	struct peering next; /* being made, perhaps while cur is still up */
+
+	struct peer_name named;	 /* peer.endpoint */
+	struct peer_name said;	 /* cur.endpoint, while cur is live */
+	struct list by_instance; /* in peers.instances, while UP */
+	struct list waits;	 /* in peers.waiting: a stranger whose next is live */
+	struct list reaped;	 /* in peers.reaped: perhaps nobody needs it any more */
 
 	/* HELLO, PING or redial; liveness */
 	struct loop_timer tick;
@@ -171,13 +188,20 @@ struct peers {
 	unsigned int count, strangers; /* of all; of these, strangers */
 	unsigned int in_state[PEER_DOWN + 1];
 	struct peer_impl *self;
-	struct list epochs[PEER_EPOCH_BUCKETS];
+	/* look-ups, none longer than a bucket: struct peering.link and .by_nonce, struct
+	 * peer_name.link, struct peer_impl.by_instance */
+	struct list epochs[PEER_BUCKETS], nonces[PEER_BUCKETS];
+	struct list endpoints[PEER_BUCKETS], instances[PEER_BUCKETS];
+	struct list waiting;	      /* struct peer_impl.waits, in the order of coming */
+	struct idmap users, sessions; /* how many unreached ones were dialled for each */
+	unsigned int unreached;	      /* of all */
 	uint64_t epochs_minted;
 
 	struct hello_pace paces[PEER_PACES];
 	struct peer_refusal refusals[PEER_REFUSALS_MAX];
 	struct loop_timer refusal_timer;
-	struct loop_defer reap;
+	struct list reaped; /* struct peer_impl.reaped */
+	struct loop_work reap;
 	bool closing;
 };
 
@@ -196,9 +220,18 @@ void peer_acquaint(struct peer_impl *impl);
 /* What is known of its name: `user` "" or of the allow-list. */
 void peer_show(struct peer *peer, const char *user);
 struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint);
+static inline struct list *peer_bucket(struct list buckets[PEER_BUCKETS], const void *key,
+				       size_t len)
+{
+	return &buckets[idmap_hash(key, len) % PEER_BUCKETS];
+}
+/* It is found by that endpoint, until the link is removed. */
+void peer_name_put(struct peer_name *name);
+/* It was up, or is gone: it counts no more for who had it dialled. */
+void peer_reached(struct peer_impl *impl);
 /* Before it is dialled again: the spelling that its endpoint has by now. */
 void peer_respell(struct peer_impl *impl);
-void peer_reap_later(struct peers *peers);
+void peer_reap_later(struct peer_impl *impl); /* if nobody needs it then */
 void peer_move(struct peer_impl *impl, enum peer_state to);
 
 /* ---- peer_past.c (those that are gone) ---- */
@@ -238,6 +271,7 @@ void peering_end(struct peering *peering);  /* idempotent */
 /* Make cur of next. */
 void peering_promote(struct peer_impl *impl);
 struct peering *peering_find(struct peers *peers, uint64_t epoch_in);
+struct peering *peering_find_nonce(struct peers *peers, uint64_t nonce);
 int peer_addresses_encode(struct peers *peers, const struct peer_address *addresses,
 			  unsigned int count);
 /* At most TRANSPORTS_MAX are kept. */

@@ -76,7 +76,7 @@ void peer_plan_next(struct peer_impl *impl)
 		peer_tick_in(impl, impl->peers->options.accept_ttl_ns);
 	} else {
 		loop_timer_stop(&impl->tick);
-		peer_reap_later(impl->peers);
+		peer_reap_later(impl);
 	}
 }
 
@@ -328,7 +328,7 @@ bool peer_bring_up(struct peer_impl *impl)
 	if (!impl->next.live || peers->closing)
 		return false; /* on_down ended it */
 	peering_promote(impl);
-	impl->unreached = false;
+	peer_reached(impl);
 	peer_life_publish(impl);
 	impl->heard_ns = impl->window_ns = impl->used_ns = peer->up_since_ns;
 	impl->proven_ns = loop_clock_ns(peers->loop);

@@ -67,7 +67,7 @@ const struct list *peers_past(struct peers *peers)
 	uint64_t now_ns = loop_now_ns(peers->loop);
 	struct peer_past *past;
 
-	list_foreach_safe(past, &peers->past, link) {
+	list_foreach_safe(past, &peers->past, link) { /* at most 256: PAST_MAX */
 		if (now_ns - past->gone_ns >= PAST_NS)
 			past_drop(peers, past);
 	}
@@ -79,7 +79,7 @@ void peer_past_take(struct peer *peer)
 	struct peers *peers = impl_of(peer)->peers;
 	struct peer_past *past;
 
-	list_foreach_safe(past, &peers->past, link) {
+	list_foreach_safe(past, &peers->past, link) { /* at most 256: PAST_MAX */
 		if (!past_same(past, peer))
 			continue;
 		totals_add(&peer->totals, &past->totals);
@@ -121,7 +121,7 @@ void peer_past_free(struct peers *peers)
 {
 	struct peer_past *past;
 
-	list_foreach_safe(past, &peers->past, link)
+	list_foreach_safe(past, &peers->past, link) /* at most 256: PAST_MAX */
 		past_drop(peers, past);
 }
 

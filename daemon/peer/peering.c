@@ -20,9 +20,16 @@
 
 #define ADDRESSES_MAX 64u /* records in a HELLO that are looked at */
 
-static struct list *bucket_of(struct peers *peers, uint64_t epoch_in)
+/* Epochs and nonces are random numbers of ours. */
+static struct list *bucket_of(struct list buckets[PEER_BUCKETS], uint64_t number)
 {
-	return &peers->epochs[epoch_in % PEER_EPOCH_BUCKETS];
+	return &buckets[number % PEER_BUCKETS];
+}
+
+static void peering_index(struct peers *peers, struct peering *peering)
+{
+	list_push_back(bucket_of(peers->epochs, peering->epoch_in), &peering->link);
+	list_push_back(bucket_of(peers->nonces, peering->nonce), &peering->by_nonce);
 }
 
 /* Random, and no two alike while they live. */
@@ -50,7 +57,9 @@ void peering_begin(struct peer_impl *impl)
 		.epoch_in = mint_epoch(peers),
 	};
 	loop_random(peers->loop, next->token_in, sizeof(next->token_in));
-	list_push_back(bucket_of(peers, next->epoch_in), &next->link);
+	peering_index(peers, next);
+	if (impl->stranger)
+		list_push_back(&peers->waiting, &impl->waits);
 	impl->hellos = 0;
 }
 
@@ -59,6 +68,9 @@ void peering_end(struct peering *peering)
 	if (!peering->live)
 		return;
 	list_remove(&peering->link);
+	list_remove(&peering->by_nonce);
+	list_remove(peering == &peering->owner->cur ? &peering->owner->said.link
+						    : &peering->owner->waits);
 	peer_addresses_free(peering->addresses, &peering->address_count);
 	peering->live = false;
 	peering->heard = false;
@@ -70,22 +82,36 @@ void peering_promote(struct peer_impl *impl)
 
 	assert(next->live && next->heard);
 	peering_end(cur);
-	/* Moved by value, so its link in the table of epochs is made anew; the addresses
+	/* Moved by value, so its links in the tables are made anew; the addresses
 	 * belong to `cur` from here on, and count as none of `next`'s. */
 	list_remove(&next->link);
+	list_remove(&next->by_nonce);
 	*cur = *next;
-	list_push_back(bucket_of(impl->peers, cur->epoch_in), &cur->link);
-	list_init(&next->link);
+	peering_index(impl->peers, cur);
+	peer_name_put(&impl->said);
 	next->address_count = 0;
 	next->live = next->heard = false;
 }
 
 struct peering *peering_find(struct peers *peers, uint64_t epoch_in)
 {
+	struct list *bucket = bucket_of(peers->epochs, epoch_in);
 	struct peering *peering;
 
-	list_foreach(peering, bucket_of(peers, epoch_in), link) {
+	list_foreach(peering, bucket, link) { /* at most 128: a bucket */
 		if (peering->epoch_in == epoch_in)
+			return peering;
+	}
+	return NULL;
+}
+
+struct peering *peering_find_nonce(struct peers *peers, uint64_t nonce)
+{
+	struct list *bucket = bucket_of(peers->nonces, nonce);
+	struct peering *peering;
+
+	list_foreach(peering, bucket, by_nonce) { /* at most 128: a bucket */
+		if (peering->nonce == nonce)
 			return peering;
 	}
 	return NULL;
@@ -102,7 +128,7 @@ int peer_addresses_encode(struct peers *peers, const struct peer_address *addres
 	if (count > TRANSPORTS_MAX)
 		return err_raise(ERR_INVAL, "%u transports, the cap is %u", count,
 				 TRANSPORTS_MAX);
-	for (unsigned int i = 0; i < count; i++)
+	for (unsigned int i = 0; i < count; i++) /* at most 8: TRANSPORTS_MAX */
 		size += 2 + strlen(addresses[i].transport) + 4 + addresses[i].len;
 	if (size > wire_body_cap(WIRE_T_HELLO) - sizeof(struct wire_hello))
 		return err_raise(ERR_TOOBIG, "transport addresses of %zu bytes", size);
@@ -112,7 +138,7 @@ int peer_addresses_encode(struct peers *peers, const struct peer_address *addres
 	peers->addresses_len = size;
 	cursor_write(&c, peers->addresses, size);
 	cursor_put_u32(&c, count);
-	for (unsigned int i = 0; i < count; i++) {
+	for (unsigned int i = 0; i < count; i++) { /* at most 8: TRANSPORTS_MAX */
 		cursor_put_str(&c, addresses[i].transport);
 		cursor_put_blob(&c, addresses[i].data, addresses[i].len);
 	}
@@ -121,7 +147,7 @@ int peer_addresses_encode(struct peers *peers, const struct peer_address *addres
 
 void peer_addresses_free(struct peer_address *addresses, unsigned int *count)
 {
-	for (unsigned int i = 0; i < *count; i++)
+	for (unsigned int i = 0; i < *count; i++) /* at most 8: TRANSPORTS_MAX */
 		mem_free(addresses[i].data);
 	*count = 0;
 }
@@ -137,7 +163,7 @@ int peer_addresses_decode(const struct wire_blob *blob, struct peer_address *add
 	cursor_read(&c, blob->data, blob->len);
 	count = blob->len ? cursor_get_count(&c, ADDRESSES_MAX, 6) : 0;
 	*count_p = 0;
-	for (uint32_t i = 0; i < count && !c.bad && r == 0; i++) {
+	while (count-- && !c.bad && r == 0) { /* at most 64: ADDRESSES_MAX */
 		struct peer_address *a = &addresses[*count_p];
 		char name[WIRE_STR_MAX];
 		const void *data;

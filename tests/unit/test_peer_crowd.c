@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ten thousand peers of one daemon: none is walked to, and those that go leave in turns.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/err.h"
+#include "daemon/peer/peer_impl.h"
+#include "tests/lib/peer_at.h"
+#include "tests/lib/peernet.h"
+
+#define CROWD 10000u
+/* In one bucket: ten on average, so this many come once in 10^25 runs. */
+#define BUCKET_MAX 64u
+
+static struct peer *crowd[CROWD];
+
+static void crowd_endpoint(unsigned int i, char text[LINK_ENDPOINT_MAX])
+{
+	snprintf(text, LINK_ENDPOINT_MAX, "tcp://10.1.%u.%u:7400", i / 256, i % 256);
+}
+
+static int crowd_setup(void **state)
+{
+	(void)state;
+	peernet_open(1, 0);
+	net.options.peers_max = 2 * CROWD;
+	net.options.hello_retry_ns = net.options.redial_max_ns = 3600 * LOOP_NS_PER_S;
+	peernet_start(0);
+	return 0;
+}
+
+static void dial_crowd(void)
+{
+	char text[LINK_ENDPOINT_MAX];
+
+	for (unsigned int i = 0; i < CROWD; i++) {
+		crowd_endpoint(i, text);
+		assert_int_equal(peers_dial(net.n[0].peers, text, &crowd[i]), 0);
+	}
+	assert_int_equal(net.n[0].peers->count, CROWD);
+}
+
+static unsigned int longest(struct list buckets[PEER_BUCKETS])
+{
+	unsigned int most = 0;
+
+	for (unsigned int i = 0; i < PEER_BUCKETS; i++) {
+		unsigned int n = 0;
+
+		for (struct list *at = buckets[i].next; at != &buckets[i]; at = at->next)
+			n++;
+		most = n > most ? n : most;
+	}
+	return most;
+}
+
+static void peers_of_a_crowd_are_found_without_a_walk(void **state)
+{
+	struct peers *peers = net.n[0].peers;
+	char text[LINK_ENDPOINT_MAX];
+
+	(void)state;
+	dial_crowd();
+	for (unsigned int i = 0; i < CROWD; i++) {
+		crowd_endpoint(i, text);
+		assert_ptr_equal(peer_at(peers, text), crowd[i]);
+		assert_ptr_equal(
+			peering_find_nonce(peers, impl_of(crowd[i])->next.nonce)->owner,
+			crowd[i]->impl);
+		assert_ptr_equal(
+			peering_find(peers, impl_of(crowd[i])->next.epoch_in)->owner,
+			crowd[i]->impl);
+	}
+	assert_null(peer_at(peers, "tcp://10.2.0.0:7400"));
+	assert_in_range(longest(peers->endpoints), CROWD / PEER_BUCKETS, BUCKET_MAX);
+	assert_in_range(longest(peers->nonces), CROWD / PEER_BUCKETS, BUCKET_MAX);
+	assert_in_range(longest(peers->epochs), CROWD / PEER_BUCKETS, BUCKET_MAX);
+	for (unsigned int i = 0; i < CROWD; i++)
+		peer_release(crowd[i]);
+	peernet_run(LOOP_NS_PER_S);
+	assert_int_equal(peers->count, 0);
+	assert_int_equal(longest(peers->endpoints) + longest(peers->nonces), 0);
+	assert_int_equal(peers->unreached, 0);
+}
+
+/* What is left of a share needs no count of all that have one. */
+static void shares_of_a_crowd_come_back(void **state)
+{
+	const struct peer_client clients[] = {{.uid = 1, .session = 1},
+					      {.uid = 1, .session = 2},
+					      {.uid = 2, .session = 3}};
+	struct peers *peers = net.n[0].peers;
+	unsigned int got[2][ARRAY_LEN(clients)] = {{0}}, total = 0;
+	char text[LINK_ENDPOINT_MAX];
+
+	(void)state;
+	for (unsigned int round = 0; round < 2; round++) {
+		total = 0;
+		for (unsigned int c = 0; c < ARRAY_LEN(clients); c++) {
+			for (; total < CROWD; total++) {
+				crowd_endpoint(total, text);
+				if (peers_dial_for(peers, text, &clients[c],
+						   &crowd[total]) < 0)
+					break;
+				got[round][c]++;
+			}
+			assert_int_equal(err_last()->code, ERR_LIMIT);
+			err_clear();
+		}
+		assert_int_equal(peers->unreached, total);
+		assert_int_equal(idmap_count(&peers->users), 2);
+		assert_int_equal(idmap_count(&peers->sessions), ARRAY_LEN(clients));
+		while (total)
+			peer_release(crowd[--total]);
+		peernet_run(LOOP_NS_PER_S);
+		assert_int_equal(peers->count + peers->unreached, 0);
+		assert_int_equal(
+			idmap_count(&peers->users) + idmap_count(&peers->sessions), 0);
+	}
+	assert_true(got[0][0] > 0);
+	assert_int_equal(got[0][0], got[0][1]);
+	assert_memory_equal(got[0], got[1], sizeof(got[0]));
+}
+
+/* All are let go at once. */
+static void peers_of_a_crowd_leave_one_a_turn_when_time_is_short(void **state)
+{
+	struct peers *peers = net.n[0].peers;
+	unsigned int before, turns = 0;
+
+	(void)state;
+	dial_crowd();
+	loop_virtual_parts(net.loop, 1);
+	for (unsigned int i = 0; i < CROWD; i++)
+		peer_release(crowd[i]);
+	while (peers->count) {
+		before = peers->count;
+		loop_turn(net.loop, 0);
+		assert_in_range(before - peers->count, 0, 2);
+		assert_true(++turns < 2 * CROWD);
+	}
+	loop_virtual_parts(net.loop, 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+#define TEST(f) cmocka_unit_test_setup_teardown(f, crowd_setup, peernet_teardown)
+		TEST(peers_of_a_crowd_are_found_without_a_walk),
+		TEST(shares_of_a_crowd_come_back),
+		TEST(peers_of_a_crowd_leave_one_a_turn_when_time_is_short),
+#undef TEST
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
