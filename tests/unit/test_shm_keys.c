@@ -5,6 +5,7 @@
 #include "daemon/transport/shm/shm_private.h"
 
 #include <fcntl.h>
+#include <semaphore.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -229,6 +230,55 @@ static void key_with_a_helper_is_not_looked_into(void **state)
 	duo_end(t);
 }
 
+struct stop {
+	struct offload_job job;
+	sem_t go;
+};
+
+static void stop_work(struct offload_job *job)
+{
+	sem_wait(&container_of(job, struct stop, job)->go);
+}
+
+static void stop_done(struct offload_job *job)
+{
+	job->submitted = false;
+}
+
+/* The peer's object is freed before the helper comes to its key. */
+static void key_is_mapped_after_its_peer_is_gone(void **state)
+{
+	struct duo *t = duo_pair();
+	struct stop stop = {.job = {.work = stop_work, .done = stop_done}};
+	struct duo_shared s;
+	struct xp_key *xkey = NULL;
+	const struct shm_key *key;
+	uint8_t packed[XP_KEY_MAX];
+	size_t len = 0;
+
+	(void)state;
+	duo_shared_new(&s, &t->a, NULL, 64 * DUO_KIB, false);
+	assert_int_equal(
+		shm_transport.key_pack(s.reg, t->a.peer, packed, sizeof(packed), &len),
+		0);
+	assert_int_equal(sem_init(&stop.go, 0, 0), 0);
+	offload_submit(t->offload, &stop.job); /* the one helper is busy */
+	assert_int_equal(shm_transport.key_unpack(t->b.peer, packed, len, NULL, &xkey),
+			 0);
+	key = (const struct shm_key *)(const void *)xkey;
+	DUO_WAIT(t, key->mapping);
+	shm_transport.key_drop(xkey);
+	shm_transport.peer_close(t->b.peer, duo_on_closed, &t->b);
+	DUO_WAIT(t, t->b.closed);
+	assert_null(key->peer);
+	sem_post(&stop.go);
+	DUO_WAIT(t, offload_pending(t->offload) == 0);
+	assert_int_equal(t->b.keys_ok + t->b.keys_bad, 0);
+	sem_destroy(&stop.go);
+	duo_shared_free(&s);
+	duo_end(t);
+}
+
 /* The source's memory is cut while the destination copies it. */
 static void cut_source_fails_its_transfer_only(void **state)
 {
@@ -271,6 +321,7 @@ int main(void)
 		cmocka_unit_test(peer_memory_with_holes_is_not_mapped),
 		cmocka_unit_test(write_before_its_key_is_usable_is_staged),
 		cmocka_unit_test(key_with_a_helper_is_not_looked_into),
+		cmocka_unit_test(key_is_mapped_after_its_peer_is_gone),
 		cmocka_unit_test(cut_source_fails_its_transfer_only),
 	};
 

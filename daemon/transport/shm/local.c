@@ -88,7 +88,6 @@ int local_on_key_give(struct shm_peer *peer, const struct shm_frame *f, struct c
 	memcpy(&key->gpu.ipc, ipc, CU_IPC_BYTES);
 	memcpy(name.bytes, uuid, CU_UUID_BYTES);
 	cudrv_uuid_text(&name, key->gpu.device);
-	key->gpus = peer->shm->net.base.env.gpu;
 	key->gpu_owner = peer->gpu_owner;
 	shm_key_given(key, length, vmm ? shm_wire_take_fd(peer) : -1);
 	return 0;

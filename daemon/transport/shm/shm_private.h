@@ -128,16 +128,16 @@ struct shm_key {
 	uint64_t handle, reg_id, length;
 	uint8_t nonce[XP_TOKEN_BYTES];
 	struct memory *memory; /* NULL: only through the ring */
-	/* for the helper */
 	struct offload *offload;
+	/* for the helper, which may outlive `peer` */
 	struct offload_job job;
 	enum memory_kind kind;
 	uint64_t offset;
 	int fd;
 	bool vm;		   /* of a process; without `memory` it is staged */
 	struct memory_owner owner; /* vm: the peer's daemon answers for it */
+	struct gpu *gpus;	   /* the daemon's */
 	struct gpu_handle gpu;	   /* kind device; its fd is `fd` */
-	struct gpu *gpus;
 	uint64_t gpu_owner;
 };
 

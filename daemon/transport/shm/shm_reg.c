@@ -230,6 +230,7 @@ int shm_key_unpack(struct xp_peer *xpeer, const void *buf, size_t len, void *own
 	key->base.owner = owner;
 	key->peer = peer;
 	key->offload = peer->shm->net.base.env.offload;
+	key->gpus = peer->shm->net.base.env.gpu;
 	key->fd = -1;
 	r = key_parse(key, buf, len, &ask);
 	if (r == 0 && peer->self)
@@ -336,13 +337,14 @@ static void key_tell(struct shm_key *key, const struct err *err)
 	cb->on_key(cb->owner, (struct xp_key *)(void *)key, err);
 }
 
+/* On a helper thread, as all of key_map(): the peer may be freed meanwhile. */
 static int sealed_key_map(struct shm_key *key)
 {
 	int r = memory_import_memfd(key->fd, key->offset, key->length, false,
 				    &key->memory);
 
 	if (r == 0)
-		memory_offer(key->memory, key->peer->shm->net.base.env.gpu);
+		memory_offer(key->memory, key->gpus);
 	return err_pass(r);
 }
 
