@@ -58,6 +58,10 @@ class Source(namedtuple("Source", "endpoint pool room rank views group worker ra
         return super().__new__(cls, endpoint, pool, room, rank, views, group, worker,
                                tuple(ranks), session)
 
+    def __getnewargs_ex__(self):
+        """For pickle and copy: __new__() takes no more than five by position."""
+        return (), self._asdict()
+
 
 def views_pack(views, name="views"):
     """{name: View or pages} as _kvd wants them."""

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/engines/nixl.md against the package and the tests; the type stubs against the modules."""
 import ast
+import copy
 import glob
 import importlib
 import inspect
 import os
+import pickle
 import re
 import subprocess
 import sys
 
 import pytest
 
+import kvd
 from conftest import ROOT
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -164,3 +167,24 @@ def test_stub_tells_what_is_there(name):
             members = {n for n, v in vars(thing).items() if not n.startswith("_")
                        and (inspect.isfunction(v) or isinstance(v, property))}
             assert not members - set(declared(stub[word].body)), (name, word)
+
+
+# ---- values that engines pass between their processes ----
+
+def named_tuples():
+    for path in sorted(glob.glob(os.path.join(os.path.dirname(kvd.__file__), "*.py"))):
+        module = importlib.import_module("kvd." + os.path.basename(path)[:-3]) \
+            if not path.endswith("__init__.py") else kvd
+        for name, cls in vars(module).items():
+            if inspect.isclass(cls) and issubclass(cls, tuple) and hasattr(cls, "_fields") and \
+                    cls.__module__ == module.__name__:
+                yield pytest.param(cls, id="%s.%s" % (module.__name__, name))
+
+
+@pytest.mark.parametrize("cls", list(named_tuples()))
+def test_values_survive_pickle_and_copy(cls):
+    value = cls._make((name,) for name in cls._fields)
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.loads(pickle.dumps(value, protocol))
+        assert type(again) is cls and again == value
+    assert copy.copy(value) == copy.deepcopy(value) == value

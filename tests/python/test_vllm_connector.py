@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's sides of kvd.vllm's connectors with stand-ins for vLLM: what clients send, and
 which reports vLLM is made to wait for."""
+import pickle
 from types import SimpleNamespace as Some
 
 import pytest
@@ -46,10 +47,11 @@ class Engine:
         return request
 
     def step(self, counts=(), preempted=()):
+        """As workers get it: where there are several, each is a process of its own."""
         state = Some(get_block_ids=lambda name: ([1, 2],))
-        return self.scheduler.take(Some(
+        return pickle.loads(pickle.dumps(self.scheduler.take(Some(
             num_scheduled_tokens=dict(counts), preempted_req_ids=set(preempted),
-            kv_connector_block_state=state))
+            kv_connector_block_state=state))))
 
     def given(self, request, external=0):
         """It gets blocks."""
