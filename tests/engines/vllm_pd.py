@@ -58,6 +58,10 @@ def prompts():
     return out
 
 
+# vLLM 0.31: a request that fails before its first token streams nothing, and no error
+NO_ERRORS_STREAMED = os.environ.get("VLLM_VERSION", "").startswith("0.31.")
+
+
 class Engine(Server):
     def __init__(self, args, name, node=None, side_port=None, tp=None, role=None, more=(),
                  path=(), env=()):
@@ -151,6 +155,8 @@ class Engine(Server):
                 out["tokens"] += choice["token_ids"]
             if choice.get("finish_reason") == "error":
                 out["error"] = "finish_reason error"
+        if not out["tokens"] and NO_ERRORS_STREAMED:
+            out["error"] = "an empty stream"
 
     def prefill(self, prompt):
         """The parameters for D: what a proxy carries. Both requests have one id."""
