@@ -160,7 +160,7 @@ static char *config_next_line(char *buf, int size, void *arg)
 /* The file's bytes; ERR_CONFIG with its name. */
 static int config_read_file(const char *path, char **text_p, size_t *len_p)
 {
-	cleanup_free char *text = mem_zalloc(FILE_MAX_BYTES + 1);
+	cleanup_free char *text = mem_alloc(FILE_MAX_BYTES + 1);
 	FILE *file;
 	size_t len;
 	int no;

@@ -449,8 +449,8 @@ int handshake_new(struct kvd *kvd, const struct handshake_events *events,
 	hs->before_sleep.on_prepare = handshake_on_prepare;
 	loop_prepare_add(kvd->loop, &hs->before_sleep);
 	kvd->publisher = &pools_publisher;
-	hs->scratch = mem_zalloc(WIRE_FRAME_MAX);
-	hs->blob_scratch = mem_zalloc(WIRE_FRAME_MAX);
+	hs->scratch = mem_alloc(WIRE_FRAME_MAX);
+	hs->blob_scratch = mem_alloc(WIRE_FRAME_MAX);
 	if (hs->scratch && hs->blob_scratch) {
 		/* first touched now, not by a turn of the loop, a fault a page */
 		memset(hs->scratch, 1, WIRE_FRAME_MAX);

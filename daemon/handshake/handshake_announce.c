@@ -79,9 +79,9 @@ static void parts_fini(struct body_parts *parts)
 
 static int parts_init(struct body_parts *parts)
 {
-	parts->layout = mem_zalloc(WIRE_FRAME_MAX);
-	parts->regions = mem_zalloc(WIRE_FRAME_MAX);
-	parts->buffers = mem_zalloc(WIRE_FRAME_MAX);
+	parts->layout = mem_alloc(WIRE_FRAME_MAX);
+	parts->regions = mem_alloc(WIRE_FRAME_MAX);
+	parts->buffers = mem_alloc(WIRE_FRAME_MAX);
 	return parts->layout && parts->regions && parts->buffers ? 0 : err_pass(-ENOMEM);
 }
 

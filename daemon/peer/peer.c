@@ -538,7 +538,7 @@ int peers_new(const struct peers_args *args, struct peers **peers_p)
 		peers->refusals[i].line_owner.kind = LINE_REFUSAL;
 	loop_timer_init(&peers->refusal_timer, peers->loop, peer_on_refusal_timer);
 	loop_work_init(&peers->reap, peers->loop, reap_step, NULL);
-	peers->frame = mem_zalloc(peers->options.message_bytes);
+	peers->frame = mem_alloc(peers->options.message_bytes);
 	if (peers->frame) /* first touched now, not by a turn of the loop */
 		memset(peers->frame, 1, peers->options.message_bytes);
 	peers->part = mem_zalloc(peer_part_bytes(peers) + PEER_PART_HEAD);

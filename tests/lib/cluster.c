@@ -120,6 +120,7 @@ static void node_new(struct cluster *c, unsigned int i, const char *endpoint)
 		       preferred->name);
 	strcpy(node->config.transports.word[node->config.transports.count++], "fake");
 	snprintf(node->config.name, sizeof(node->config.name), "n%u", i);
+	node->config.tombstones_max = 4096; /* rather than 21 MB of them to clear */
 	if (short_parts)
 		node->config.peer_part_bytes = 16;
 	if (peers_max)
