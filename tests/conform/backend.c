@@ -30,6 +30,8 @@
  * flight; the work is the same. */
 #define COPY_THREADS 1u
 #define SLICE_BYTES (64u << 10)
+/* what is queued on a device is a multiple, and two such stretches can be */
+#define SLICE_GPU_BYTES (8u << 10)
 
 static struct config config; /* large, and the same for all ends */
 
@@ -60,7 +62,7 @@ static int config_make(void)
 #endif
 	config.run_dir[0] = '\0'; /* leave nothing behind */
 	config.copy_threads = COPY_THREADS;
-	config.slice_bytes = SLICE_BYTES;
+	config.slice_bytes = getenv("KVD_CONFORM_GPU") ? SLICE_GPU_BYTES : SLICE_BYTES;
 	return 0;
 }
 
@@ -110,7 +112,7 @@ int backend_env_new(const char *name, bool is_virtual, struct xp_env *env_p)
 		r = is_virtual ? offload_new_inline(env.loop, &env.offload)
 			       : offload_new(env.loop, 1, &env.offload);
 	if (r == 0 && !is_virtual)
-		r = copier_new(env.loop, COPY_THREADS, SLICE_BYTES, &env.copier);
+		r = copier_new(env.loop, COPY_THREADS, config.slice_bytes, &env.copier);
 	if (r == 0)
 		*env_p = env;
 	else
@@ -254,8 +256,8 @@ static struct backend gpu_make(const struct transport_ops *ops, size_t n)
 const struct backend *backend_at(size_t n)
 {
 	/* private memory through both daemons' hands, as where neither may read it;
-	 * tcp as beyond loopback; main.c sets KVD_CONFORM_RING and _CRYPTO for them, also
-	 * for the far end */
+	 * tcp as beyond loopback; main.c sets KVD_CONFORM_RING, _CRYPTO and _GPU for
+	 * them, also for the far end */
 	static const struct backend ways[] = {
 		{.name = "shm-ring", .transport = "shm", .raw_connect = shm_raw_connect},
 		{.name = "tcp-aes128gcm",

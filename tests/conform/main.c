@@ -373,6 +373,10 @@ static void backend_run(const struct backend *backend)
 		setenv("KVD_CONFORM_RING", "1", 1);
 	else
 		unsetenv("KVD_CONFORM_RING");
+	if (backend->gpu)
+		setenv("KVD_CONFORM_GPU", "1", 1);
+	else
+		unsetenv("KVD_CONFORM_GPU");
 	if (backend->crypto)
 		setenv("KVD_CONFORM_CRYPTO", backend->crypto, 1);
 	else
