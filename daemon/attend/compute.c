@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Items wait in a queue for each principal, in the order in which they came. A batch is
- * the first item of one queue and all others, of all queues, that read the same KV, up to
- * BATCH_ROWS rows and COMPUTE_WORK; there are as many batches at work as threads. So rows
- * that come while all threads are busy are computed together, without a timer that would
- * make the first one wait.
+ * Items wait in a queue for each principal, in the order in which they came, and in a
+ * group of those that read the same KV in the same way. A batch is the first item of one
+ * queue and others of its group, up to BATCH_ROWS rows and COMPUTE_WORK; there are as
+ * many batches at work as threads. So rows that come while all threads are busy are
+ * computed together, without a timer that would make the first one wait.
  *
  * Whose item is first: of who has had least, in rows x tokens, since it began to ask
  * (start-time fair queueing: Goyal, Vin, Cheng 1996). `had` of one who begins is that of
@@ -24,6 +24,7 @@
 #include <string.h>
 
 #include "daemon/attend/kernel.h"
+#include "daemon/base/idmap.h"
 #include "daemon/base/mem.h"
 #include "daemon/loop/offload.h"
 #include "daemon/loop/work.h"
@@ -31,19 +32,22 @@
 
 #define BATCH_ROWS 1024u
 #define BATCH_ITEMS 256u
-#define SMALL_US 20.0  /* a batch that takes no longer is computed by the loop */
-#define RATE_PART 16.0 /* of a new batch's, in the rate */
+#define BATCH_LOOKS 512u /* at items of the group */
+#define SMALL_US 20.0	 /* a batch that takes no longer is computed by the loop */
+#define RATE_PART 16.0	 /* of a new batch's, in the rate */
 
 struct compute {
 	struct loop *loop;
 	struct offload *offload;	     /* NULL: no threads */
 	unsigned int threads, busy, telling; /* batches */
 	struct list queues;		     /* struct compute_queue.link */
+	struct list idle;		     /* … of those with nothing in them */
+	struct idmap by_principal, groups;   /* of both; by item_hash() */
 	uint64_t had;			     /* of the queue that was served last */
 	unsigned int waiting_count;
 	struct kernel *kernel;
 	struct loop_defer next; /* batches begin at the end of a turn */
-	uint64_t batches, rows, attend_us;
+	uint64_t begun, batches, rows, attend_us;
 	double rate; /* products a us, of late; 0: not known */
 };
 
@@ -54,12 +58,21 @@ struct compute_queue {
 	uint64_t had;	   /* rows x tokens */
 	struct list items; /* struct compute_item.link: they wait */
 	unsigned int used; /* items that wait or are at work */
+	uint64_t asked;	   /* number of the last batch that looked at an item of it */
+};
+
+/* Items that wait, in the order in which they came. (Two kinds of one hash would be in
+ * one group: item_joins() tells them apart.) */
+struct compute_group {
+	uint64_t hash;
+	struct list items; /* struct compute_item.joins */
 };
 
 struct batch {
 	struct offload_job job;
 	struct loop_work tell;
 	struct compute *compute;
+	uint64_t number;
 	struct list items; /* once it is computed: that were not told */
 	uint32_t count, rows;
 	uint32_t askers; /* principals */
@@ -70,42 +83,66 @@ struct batch {
 
 /* ---- queues ---- */
 
-static void queue_free(struct compute_queue *queue)
+static void queue_free(struct compute *compute, struct compute_queue *queue)
 {
 	list_remove(&queue->link);
+	idmap_remove(&compute->by_principal, queue->principal);
 	mem_free(queue);
 }
 
-/* It is forgotten where that changes nothing. */
-static bool queue_tidy(const struct compute *compute, struct compute_queue *queue)
+/* Two idle ones, the longest first, are forgotten where that changes nothing: so there
+ * are no more of them than have had more than others. */
+static void queues_tidy(struct compute *compute)
 {
-	if (queue->used > 0 || queue->had > compute->had)
-		return false;
-	queue_free(queue);
-	return true;
+	for (int i = 0; i < 2; i++) {
+		struct compute_queue *queue =
+			list_first(&compute->idle, struct compute_queue, link);
+
+		if (!queue)
+			return;
+		list_remove(&queue->link);
+		if (queue->had > compute->had)
+			list_push_back(&compute->idle, &queue->link);
+		else
+			queue_free(compute, queue);
+	}
 }
 
 static struct compute_queue *queue_of(struct compute *compute, uint64_t principal)
 {
-	struct compute_queue *queue, *found = NULL;
+	struct compute_queue *queue = idmap_get(&compute->by_principal, principal);
 
-	list_foreach_safe(queue, &compute->queues, link) {
-		if (queue->principal == principal)
-			found = queue;
-		else
-			(void)queue_tidy(compute, queue);
-	}
-	if (!found) {
-		found = mem_zalloc(sizeof(*found));
-		if (!found)
+	if (!queue) {
+		queue = mem_zalloc(sizeof(*queue));
+		if (!queue || idmap_put(&compute->by_principal, principal, queue) < 0) {
+			mem_free(queue);
 			return NULL;
-		found->principal = principal;
-		list_init(&found->items);
-		list_push_back(&compute->queues, &found->link);
+		}
+		queue->principal = principal;
+		list_init(&queue->items);
+		list_init(&queue->link);
+		list_push_back(&compute->idle, &queue->link);
 	}
-	if (found->used == 0 && found->had < compute->had)
-		found->had = compute->had;
-	return found;
+	if (queue->used == 0 && queue->had < compute->had)
+		queue->had = compute->had;
+	return queue;
+}
+
+static void queue_use(struct compute *compute, struct compute_queue *queue)
+{
+	if (queue->used++ > 0)
+		return;
+	list_remove(&queue->link);
+	list_push_back(&compute->queues, &queue->link);
+	queues_tidy(compute);
+}
+
+static void queue_unuse(struct compute *compute, struct compute_queue *queue)
+{
+	if (--queue->used > 0)
+		return;
+	list_remove(&queue->link);
+	list_push_back(&compute->idle, &queue->link);
 }
 
 /* Of those in which items wait, who had least; NULL: none. */
@@ -129,26 +166,75 @@ static uint64_t item_work(const struct compute_item *item)
 	return item->rows * (tokens + 1);
 }
 
-/* It waits no more. */
-static void item_take(struct compute *compute, struct compute_item *item)
+/* Of what item_joins() compares. */
+static uint64_t item_hash(const struct compute_item *item)
+{
+	const struct store_kv *kv = item->kv;
+	const uint64_t words[] = {(uintptr_t)kv->class,
+				  (uintptr_t)kv->view,
+				  kv->count,
+				  idmap_hash(kv->chunks, kv->count * sizeof(*kv->chunks)),
+				  item->layer,
+				  form_hash(&item->form)};
+
+	return idmap_hash(words, sizeof(words));
+}
+
+static int item_group(struct compute *compute, struct compute_item *item)
+{
+	uint64_t hash = item_hash(item);
+	struct compute_group *group = idmap_get(&compute->groups, hash);
+
+	if (!group) {
+		group = mem_zalloc(sizeof(*group));
+		if (!group || idmap_put(&compute->groups, hash, group) < 0) {
+			mem_free(group);
+			return err_pass(-ENOMEM);
+		}
+		group->hash = hash;
+		list_init(&group->items);
+	}
+	item->group = group;
+	list_push_back(&group->items, &item->joins);
+	return 0;
+}
+
+static void group_tidy(struct compute *compute, struct compute_group *group)
+{
+	if (!list_empty(&group->items))
+		return;
+	idmap_remove(&compute->groups, group->hash);
+	mem_free(group);
+}
+
+/* It waits no more; group_tidy() follows. */
+static void item_unlink(struct compute *compute, struct compute_item *item)
 {
 	list_remove(&item->link);
+	list_remove(&item->joins);
 	compute->waiting_count--;
 }
 
-/* Nothing of it is here any more. */
-static void item_leave(struct compute_item *item)
+static void item_take(struct compute *compute, struct compute_item *item)
 {
-	item->queue->used--;
+	item_unlink(compute, item);
+	group_tidy(compute, item->group);
+}
+
+/* Nothing of it is here any more. */
+static void item_leave(struct compute *compute, struct compute_item *item)
+{
+	queue_unuse(compute, item->queue);
 	item->queue = NULL;
 	store_kv_free(item->kv);
 	item->kv = NULL;
 	item->running = false;
 }
 
-static void item_end(struct compute_item *item, const struct err *why)
+static void item_end(struct compute *compute, struct compute_item *item,
+		     const struct err *why)
 {
-	item_leave(item);
+	item_leave(compute, item);
 	item->on_done(item, why);
 }
 
@@ -206,7 +292,7 @@ static bool batch_tell(struct loop_work *tell)
 	item->queue_us = us_of(batch->began_ns - item->queued_ns);
 	item->attend_us = us_of(batch->ended_ns - batch->began_ns);
 	item->together = batch->askers;
-	item_end(item, batch->job.result < 0 ? &batch->job.err : NULL);
+	item_end(batch->compute, item, batch->job.result < 0 ? &batch->job.err : NULL);
 	return !list_empty(&batch->items);
 }
 
@@ -235,7 +321,7 @@ static void batch_done(struct offload_job *job)
 
 static void batch_take(struct batch *batch, struct compute_item *item)
 {
-	item_take(batch->compute, item);
+	item_unlink(batch->compute, item);
 	list_push_back(&batch->items, &item->link);
 	item->running = true;
 	item->queue->had += item_work(item);
@@ -255,24 +341,26 @@ static bool batch_has_room(const struct batch *batch, const struct compute_item 
 static void batch_fill(struct batch *batch, struct compute_item *first)
 {
 	struct compute *compute = batch->compute;
-	struct compute_queue *queue;
+	struct compute_group *group = first->group;
 	struct compute_item *item;
+	unsigned int looks = 0;
 
 	compute->had = first->queue->had;
 	batch_take(batch, first);
+	first->queue->asked = batch->number;
 	batch->askers = 1;
-	list_foreach(queue, &compute->queues, link) {
-		bool asks = false;
-
-		list_foreach_safe(item, &queue->items, link) {
-			if (!item_joins(first, item))
-				continue;
-			asks = true; /* also if its rows have to wait for the next call */
-			if (batch_has_room(batch, item))
-				batch_take(batch, item);
-		}
-		batch->askers += asks && queue != first->queue;
+	list_foreach_safe(item, &group->items, joins) { /* at most 512: BATCH_LOOKS */
+		if (++looks > BATCH_LOOKS)
+			break;
+		if (!item_joins(first, item))
+			continue;
+		/* also if its rows have to wait for the next call */
+		batch->askers += item->queue->asked != batch->number;
+		item->queue->asked = batch->number;
+		if (batch_has_room(batch, item))
+			batch_take(batch, item);
 	}
+	group_tidy(compute, group);
 }
 
 static void on_next(struct loop_defer *defer)
@@ -290,10 +378,11 @@ static void on_next(struct loop_defer *defer)
 
 			err_set(&why, ERR_NOMEM, "no memory to attend");
 			item_take(compute, first);
-			item_end(first, &why);
+			item_end(compute, first, &why);
 			continue;
 		}
 		batch->compute = compute;
+		batch->number = ++compute->begun;
 		list_init(&batch->items);
 		loop_work_init(&batch->tell, compute->loop, batch_tell, batch_told);
 		batch_fill(batch, first);
@@ -306,11 +395,13 @@ static void on_next(struct loop_defer *defer)
 		if (batch_is_small(compute, batch)) {
 			batch_work(&batch->job);
 			batch_done(&batch->job);
-			if (loop_enough(compute->loop))
-				break; /* batch_done() has deferred this again */
-			continue;
+		} else {
+			offload_submit(compute->offload, &batch->job);
 		}
-		offload_submit(compute->offload, &batch->job);
+		if (loop_enough(compute->loop)) {
+			loop_defer(compute->loop, &compute->next);
+			break;
+		}
 	}
 }
 
@@ -330,6 +421,7 @@ int compute_new(struct loop *loop, struct offload *offload, unsigned int threads
 	compute->offload = offload;
 	compute->threads = threads;
 	list_init(&compute->queues);
+	list_init(&compute->idle);
 	loop_defer_init(&compute->next, on_next);
 	*compute_p = compute;
 	return 0;
@@ -343,8 +435,10 @@ void compute_free(struct compute *compute)
 		return;
 	assert(compute->waiting_count == 0 && compute->busy == 0 &&
 	       compute->telling == 0);
-	list_foreach_safe(queue, &compute->queues, link)
-		queue_free(queue);
+	list_foreach_safe(queue, &compute->idle, link)
+		queue_free(compute, queue);
+	idmap_fini(&compute->by_principal);
+	idmap_fini(&compute->groups);
 	loop_defer_cancel(&compute->next);
 	kernel_free(compute->kernel);
 	mem_free(compute);
@@ -404,7 +498,10 @@ int compute_submit(struct compute *compute, struct compute_item *item)
 	item->queue = queue_of(compute, item->principal);
 	if (!item->queue)
 		return err_pass(-ENOMEM);
-	item->queue->used++;
+	r = item_group(compute, item);
+	if (r < 0)
+		return err_pass(r);
+	queue_use(compute, item->queue);
 	item->queued_ns = loop_clock_ns(compute->loop);
 	atomic_store(&item->canceled, false);
 	item->running = false;
@@ -420,7 +517,7 @@ bool compute_cancel(struct compute *compute, struct compute_item *item)
 	if (item->running)
 		return false;
 	item_take(compute, item);
-	item_leave(item);
+	item_leave(compute, item);
 	return true;
 }
 

@@ -17,6 +17,7 @@
 #include "daemon/base/list.h"
 
 struct compute;
+struct compute_group;
 struct compute_queue;
 struct kernel;
 struct loop;
@@ -44,8 +45,11 @@ struct compute_item {
 	void *owner;
 	/* compute's */
 	struct compute_queue *queue;
+	struct compute_group *group; /* while it waits */
+	struct list joins;	     /* group->items */
 	uint64_t queued_ns;
-	/* for on_done; together: principals that had rows for the same KV */
+	/* for on_done; together: principals that had rows for the same KV, of those that
+	 * a call looks at */
 	uint32_t queue_us, attend_us, together;
 	atomic_bool canceled;
 	bool running;

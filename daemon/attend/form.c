@@ -12,6 +12,7 @@
 
 #include "daemon/base/cursor.h"
 #include "daemon/base/err.h"
+#include "daemon/base/idmap.h"
 #include "daemon/plan/layout.h"
 
 static int rope_check(const struct form_rope *rope, uint32_t dqk)
@@ -54,6 +55,31 @@ bool form_same(const struct form *a, const struct form *b)
 	       a->rope.first == b->rope.first && a->rope.pairs == b->rope.pairs &&
 	       memcmp(a->rope.inv_freq, b->rope.inv_freq,
 		      a->rope.dims / 2 * sizeof(double)) == 0;
+}
+
+uint64_t form_hash(const struct form *form)
+{
+	const struct attend_shape *x = &form->shape;
+	const uint64_t words[] = {
+		(uint64_t)x->kind,
+		(uint64_t)x->q_type,
+		(uint64_t)x->kv_type,
+		x->heads,
+		x->kv_heads,
+		x->dqk,
+		x->dv,
+		idmap_hash(&x->scale, sizeof(x->scale)),
+		idmap_hash(&x->softcap, sizeof(x->softcap)),
+		form->first_head,
+		idmap_hash(form->key, strlen(form->key)),
+		idmap_hash(form->value, strlen(form->value)),
+		form->rope.dims,
+		form->rope.first,
+		form->rope.pairs,
+		idmap_hash(form->rope.inv_freq, form->rope.dims / 2 * sizeof(double)),
+	};
+
+	return idmap_hash(words, sizeof(words));
 }
 
 /* ---- fields ---- */

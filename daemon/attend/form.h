@@ -39,6 +39,7 @@ struct form {
 int form_check(const struct form *form);
 /* The same rows can be computed together? (Names are looked up before.) */
 bool form_same(const struct form *a, const struct form *b);
+uint64_t form_hash(const struct form *form); /* alike for the same */
 static inline uint64_t form_q_bytes(const struct form *f, uint32_t rows)
 {
 	return (uint64_t)rows * f->shape.dqk *

@@ -21,7 +21,7 @@
 
 #define D 16u
 #define TOKENS 64u
-#define ITEMS 128u
+#define ITEMS 2048u
 #define LAYERS 64u
 
 struct item {
@@ -283,6 +283,40 @@ static void call_has_a_bound(void **state)
 	assert_int_equal(told[1], 1);
 }
 
+/* Thousands that wait, of one KV and of many: calls are as full as they may be, and what
+ * waits in between is not looked at. */
+static void rows_of_a_crowd_find_their_group(void **state)
+{
+	struct item *of;
+
+	(void)state;
+	offload_hold(w.offload, true);
+	ask(1, 0, 16);
+	loop_turn(w.loop, 0);
+	for (unsigned int i = 0; i < 1024; i++) {
+		ask(2 + i % 300, 5, 1);
+		if (i % 2)
+			continue;
+		of = item_new(1, 5, 1);
+		of->item.form.shape.softcap = 1.0f + (float)i;
+		assert_int_equal(compute_submit(w.compute, &of->item), 0);
+	}
+	offload_hold(w.offload, false);
+	while (!compute_idle(w.compute))
+		turns();
+	assert_int_equal(figures().batches, 1 + 1024 / 256 + 512);
+	assert_int_equal(figures().rows, 16 + 1024 + 512);
+	for (unsigned int i = 1; i < w.count; i++) {
+		const struct compute_item *item = &w.items[i].item;
+
+		assert_true(w.items[i].served > 0);
+		if (item->form.shape.softcap > 0)
+			assert_int_equal(item->together, 1);
+		else
+			assert_in_range(item->together, 256, 300);
+	}
+}
+
 static void rows_that_would_keep_a_thread_are_refused(void **state)
 {
 	struct item *of = item_new(1, 0, 512);
@@ -355,6 +389,7 @@ int main(void)
 		CASE(one_who_comes_late_has_no_more_than_others),
 		CASE(rows_of_all_principals_are_one_call),
 		CASE(call_has_a_bound),
+		CASE(rows_of_a_crowd_find_their_group),
 		CASE(rows_that_would_keep_a_thread_are_refused),
 		CASE(rows_that_wait_are_taken_back),
 		CASE(rows_without_memory_end_once),
