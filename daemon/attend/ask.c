@@ -193,6 +193,7 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 	leg->rows = rows;
 	leg->among = side->among || rows < side->part->rows;
 	list_init(&leg->wait);
+	list_init(&leg->at_remote);
 	list_push_back(&post->legs, &leg->link);
 	post->open++;
 	r = charge_take(&leg->charge, post->attend->session->account, ACCOUNT_ATTENDS,

@@ -18,6 +18,7 @@
 
 struct far_hold;
 struct kvd_ring_part;
+struct leg_line;
 struct remote;
 struct region;
 struct speeds;
@@ -63,7 +64,8 @@ static inline struct attend_session *attend_session(const struct session *sessio
 
 /* remote->part[MODULE_ATTEND] */
 struct attend_remote {
-	struct list legs; /* of posts, that wait to be sent to it: leg.c */
+	struct list legs;  /* struct leg.at_remote: all of it */
+	struct list lines; /* of posts, that wait to be sent to it: leg.c */
 	/* of them, sent and not answered */
 	uint32_t sent, sent_rows;
 	uint64_t sent_bytes;
@@ -136,7 +138,9 @@ struct leg {
 	uint64_t number;
 	uint64_t bytes; /* that are asked and told */
 	uint64_t sent_ns;
-	struct list wait; /* in its remote's, until it is sent */
+	struct list at_remote;
+	struct leg_line *line; /* until it is sent, if it waits */
+	struct list wait;      /* in `line` */
 	bool sent;
 	bool among;		/* others of its post are at the same daemon */
 	struct wire_attend msg; /* but for blobs and the view */
@@ -194,8 +198,7 @@ int leg_there(struct leg *leg, const struct far_hold *far,
 enum { LEG_AGAIN = 1 };
 int leg_begin(struct leg *leg);
 int legs_on_attended(struct attends *attends, struct remote *remote, struct cursor *body);
-void legs_on_down(struct attends *attends, const struct remote *remote,
-		  const struct err *why);
+void legs_on_down(const struct remote *remote, const struct err *why);
 /* Those that nobody waits for. */
 void legs_close(struct attends *attends);
 

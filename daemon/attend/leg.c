@@ -46,6 +46,57 @@ static struct attend_session *leg_session(const struct leg *leg)
 	return attend_session(leg->post->attend->session);
 }
 
+/* Of a session, the legs that wait to be sent to one remote. */
+struct leg_line {
+	struct list link; /* in attend_remote.lines */
+	const struct session *session;
+	struct list legs; /* struct leg.wait */
+};
+
+static struct leg_line *line_of(struct attend_remote *there,
+				const struct session *session)
+{
+	struct leg_line *line;
+
+	list_foreach(line, &there->lines, link) {
+		if (line->session == session)
+			return line;
+	}
+	line = mem_zalloc(sizeof(*line));
+	if (!line)
+		return NULL;
+	line->session = session;
+	list_init(&line->legs);
+	list_push_back(&there->lines, &line->link);
+	return line;
+}
+
+static int leg_wait(struct leg *leg)
+{
+	struct leg_line *line =
+		line_of(attend_remote(leg->remote), leg->post->attend->session);
+
+	if (!line)
+		return err_pass(-ENOMEM);
+	leg->line = line;
+	list_push_back(&line->legs, &leg->wait);
+	return 0;
+}
+
+static void leg_wait_ends(struct leg *leg)
+{
+	struct leg_line *line = leg->line;
+
+	if (!line)
+		return;
+	leg->line = NULL;
+	list_remove(&leg->wait);
+	if (!list_empty(&line->legs))
+		return;
+	list_remove(&line->link);
+	mem_free(line);
+}
+
 /* All but what says that an answer is due. */
 static void leg_empty(struct leg *leg)
 {
@@ -61,7 +112,8 @@ void leg_free(struct leg *leg)
 {
 	assert(!leg->at_compute && !leg->sent);
 	leg_empty(leg);
-	list_remove(&leg->wait);
+	leg_wait_ends(leg);
+	list_remove(&leg->at_remote);
 	if (leg->number)
 		idmap_remove(&leg->attends->legs, leg->number);
 	if (leg->remote)
@@ -293,13 +345,14 @@ static bool leg_has_room(const struct leg *leg)
 /* Of those that wait, of the session with fewest under way; NULL: none. */
 static struct leg *leg_next(const struct remote *remote)
 {
-	struct leg *leg, *least = NULL;
+	struct leg_line *line, *least = NULL;
 
-	list_foreach(leg, &attend_remote(remote)->legs, wait) {
-		if (!least || leg_session(leg)->legs_sent < leg_session(least)->legs_sent)
-			least = leg;
+	list_foreach(line, &attend_remote(remote)->lines, link) {
+		if (!least || attend_session(line->session)->legs_sent <
+				      attend_session(least->session)->legs_sent)
+			least = line;
 	}
-	return least;
+	return least ? list_first(&least->legs, struct leg, wait) : NULL;
 }
 
 static void legs_send(struct remote *remote)
@@ -308,7 +361,7 @@ static void legs_send(struct remote *remote)
 	struct err why;
 
 	while ((leg = leg_next(remote)) && leg_has_room(leg)) {
-		list_remove(&leg->wait);
+		leg_wait_ends(leg);
 		if (leg_send(leg, leg->q) >= 0) {
 			mem_free(mem_steal(leg->q));
 			continue;
@@ -389,6 +442,7 @@ int leg_there(struct leg *leg, const struct far_hold *far, const struct wire_att
 		return err_pass(r);
 	leg->number = ++attends->next_leg;
 	leg->remote = remote;
+	list_push_back(&attend_remote(remote)->legs, &leg->at_remote);
 	remote->reaches++;
 	return 0;
 }
@@ -396,10 +450,10 @@ int leg_there(struct leg *leg, const struct far_hold *far, const struct wire_att
 static int leg_begin_there(struct leg *leg)
 {
 	const struct attend *attend = leg->post->attend;
-	struct list *waiting = &attend_remote(leg->remote)->legs;
+	const struct attend_remote *there = attend_remote(leg->remote);
 	int r;
 
-	if (!leg->q && list_empty(waiting) && leg_has_room(leg))
+	if (!leg->q && list_empty(&there->lines) && leg_has_room(leg))
 		return err_pass(leg_send(
 			leg,
 			post_seat(leg->post, attend->facts.q + form_q_bytes(&attend->form,
@@ -407,8 +461,7 @@ static int leg_begin_there(struct leg *leg)
 	r = leg_rows_take(leg);
 	if (r)
 		return r < 0 ? err_pass(r) : LEG_AGAIN;
-	list_push_back(waiting, &leg->wait);
-	return 0;
+	return err_pass(leg_wait(leg));
 }
 
 int leg_begin(struct leg *leg)
@@ -534,18 +587,17 @@ int legs_on_attended(struct attends *attends, struct remote *remote, struct curs
 	return 0;
 }
 
-void legs_on_down(struct attends *attends, const struct remote *remote,
-		  const struct err *why)
+void legs_on_down(const struct remote *remote, const struct err *why)
 {
-	struct idmap_cursor it;
+	struct list *at;
 	struct err told;
 
 	err_set(&told, ERR_PEER, "%.60s is lost: %s", remote->label, why->text);
-	idmap_foreach(&attends->legs, it) {
-		struct leg *leg = it.value;
+	while ((at = list_pop_front(&attend_remote(remote)->legs))) {
+		struct leg *leg = list_entry(at, struct leg, at_remote);
 
-		if (leg->remote != remote || leg->in)
-			continue;
+		if (leg->in)
+			continue; /* its bytes are here */
 		if (leg->sent)
 			leg_unsend(leg);
 		if (leg->post)

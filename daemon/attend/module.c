@@ -215,7 +215,7 @@ static void attends_on_down(struct remote *remote, const struct err *why)
 
 	if (!attends)
 		return;
-	legs_on_down(attends, remote, why);
+	legs_on_down(remote, why);
 	calibrate_on_down(attends, remote, why);
 	echo_on_down(attends, remote);
 	serve_on_down(remote);
@@ -293,6 +293,7 @@ static bool attends_part_drained(const void *part, struct err *why_p)
 static void attends_remote_init(struct remote *remote)
 {
 	list_init(&attend_remote(remote)->legs);
+	list_init(&attend_remote(remote)->lines);
 	list_init(&attend_remote(remote)->serves);
 }
 
@@ -300,7 +301,8 @@ static bool attends_remote_idle(const struct remote *remote)
 {
 	const struct attend_remote *there = attend_remote(remote);
 
-	return there->sent == 0 && list_empty(&there->legs) && list_empty(&there->serves);
+	return there->sent == 0 && list_empty(&there->lines) &&
+	       list_empty(&there->serves);
 }
 
 static const struct command *const attend_tables[] = {attend_commands, cost_commands,
