@@ -98,7 +98,6 @@ int store_make(struct kvd *kvd, struct store **store_p)
 	list_init(&store->tenants);
 	list_init(&store->spaces);
 	list_init(&store->loading);
-	list_init(&store->far_legs);
 	list_init(&store->hedges);
 	lends_init(store);
 	store_pins_init(store);
@@ -167,6 +166,7 @@ void store_free(struct store *store)
 	lends_fini(store);
 	store_pages_fini(store);
 	strmap_fini(&store->holds);
+	idmap_fini(&store->far_rooms);
 	arena_free(store->arena);
 	live_free(store->costs);
 	mem_free(store);

@@ -214,9 +214,9 @@ struct store {
 	struct loop_defer leaving_go;
 	struct strmap holds; /* by secret */
 	unsigned int moves, moves_live;
-	struct list loading;  /* struct store_move.load_link: they wait for a part */
-	struct list far_legs; /* struct store_leg.far_link */
-	struct list hedges;   /* struct store_move.hedge_link */
+	struct list loading;	/* struct store_move.load_link: they wait for a part */
+	struct idmap far_rooms; /* store_leg.c: what holders offer, by number */
+	struct list hedges;	/* struct store_move.hedge_link */
 	struct pace_budget hedging;
 	uint64_t found, missed, put_bytes, fetched_bytes;
 	uint64_t far_found, far_bytes, far_retries, lend_count;
@@ -617,8 +617,7 @@ void store_legs_refused(struct store *store, const struct remote *remote, uint64
 			const struct err *why);
 /* Pieces of a move that go together: an offer a source and one pull. */
 struct store_leg {
-	struct list link;     /* in move->legs */
-	struct list far_link; /* in store->far_legs, with a source elsewhere */
+	struct list link; /* in move->legs */
 	struct store_move *move;
 	struct far_hold *far;  /* of move->hold, whose holder offers; NULL: this daemon */
 	uint32_t first, count; /* pieces */

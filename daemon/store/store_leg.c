@@ -46,12 +46,14 @@ static struct kvd *leg_kvd(const struct store_leg *leg)
 
 static void store_leg_free(struct store_leg *leg)
 {
-	for (unsigned int i = 0; i < leg->room_count; i++)
+	for (unsigned int i = 0; i < leg->room_count; i++) {
 		store_reading_end(&leg->rooms[i].reading);
+		if (leg->far)
+			idmap_remove(&leg->move->store->far_rooms, leg->rooms[i].number);
+	}
 	loop_defer_cancel(&leg->step);
 	loop_timer_stop(&leg->late);
 	list_remove(&leg->link);
-	list_remove(&leg->far_link);
 	mem_free(leg->rooms);
 	mem_free(leg);
 }
@@ -372,7 +374,6 @@ static int leg_ask(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t
 	int r = 0;
 
 	memcpy(msg.ticket, ticket, TICKET_BYTES);
-	list_push_back(&move->store->far_legs, &leg->far_link);
 	for (unsigned int i = 0; i < STORE_CLASSES_MAX && r >= 0; i++) {
 		struct store_leg_room *own = &leg->rooms[index];
 
@@ -380,8 +381,11 @@ static int leg_ask(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t
 			continue;
 		index++;
 		own->number = msg.room = loop_random_u64(leg_kvd(leg)->loop);
+		own->leg = leg;
 		own->pool = msg.pool = far_hold_pool(leg->far, i);
-		r = handshake_tell_chunk_leg(remote, &msg);
+		r = idmap_put(&move->store->far_rooms, own->number, own);
+		if (r >= 0)
+			r = handshake_tell_chunk_leg(remote, &msg);
 	}
 	explicit_bzero(msg.ticket, TICKET_BYTES);
 	return r < 0 ? err_pass(r) : 0;
@@ -439,16 +443,10 @@ static int leg_far(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t
 void store_legs_refused(struct store *store, const struct remote *remote, uint64_t room,
 			const struct err *why)
 {
-	struct store_leg *leg;
+	const struct store_leg_room *own = idmap_get(&store->far_rooms, room);
 
-	list_foreach(leg, &store->far_legs, far_link) {
-		if (far_hold_remote(leg->far) != remote)
-			continue;
-		for (unsigned int i = 1; i < leg->room_count; i++) {
-			if (leg->rooms[i].number == room)
-				store_leg_abort(leg, why);
-		}
-	}
+	if (own && far_hold_remote(own->leg->far) == remote)
+		store_leg_abort(own->leg, why);
 }
 
 /* The tokens of the pieces, of those that move. */
@@ -480,7 +478,6 @@ static int store_leg_new(struct store_move *move, unsigned int sources,
 	}
 	leg->move = move;
 	leg->began_ns = loop_clock_ns(move->store->kvd->loop);
-	list_init(&leg->far_link);
 	loop_defer_init(&leg->step, on_leg_step);
 	loop_timer_init(&leg->late, move->store->kvd->loop, on_leg_late);
 	list_push_back(&move->legs, &leg->link);
