@@ -344,6 +344,8 @@ int etcd_new(const struct etcd_args *args, struct directory **directory_p)
 	e->loop = args->loop;
 	e->url = *args->url;
 	list_init(&e->owns);
+	list_init(&e->due);
+	list_init(&e->leaving);
 	list_init(&e->groups);
 	loop_defer_init(&e->step, etcd_step);
 	loop_timer_init(&e->again, e->loop, etcd_on_again);

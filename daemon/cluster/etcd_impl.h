@@ -156,6 +156,7 @@ enum own_state {
 
 struct etcd_own {
 	struct list link; /* in etcd.owns */
+	struct list work; /* in etcd.due or .leaving, if it has some */
 	struct sm sm;	  /* enum own_state */
 	struct etcd *etcd;
 	struct publication *publication; /* NULL: withdrawn */
@@ -301,6 +302,10 @@ struct etcd {
 	uint64_t grace_ns;	    /* until then a store's new members may come back */
 
 	struct list owns;
+	struct strmap owns_by_key; /* of their records */
+	/* struct etcd_own.work: published ones that are to be put; withdrawn ones, in
+	 * front those of which nothing is there */
+	struct list due, leaving;
 	unsigned int own_count, puts;
 	unsigned int refused_puts; /* publications that etcd refused last */
 

@@ -72,7 +72,7 @@ void etcd_lease_lost(struct etcd *e, const char *why)
 	e->lease.id = 0;
 	if (loop_now_ns(e->loop) - e->lease.granted_ns < ETCD_AGAIN_NS)
 		lease_wait(e);
-	list_foreach(own, &e->owns, link)
+	list_foreach(own, &e->owns, link) /* at most 4096: ETCD_OWN_MAX */
 		etcd_own_lost(own);
 	err_set(&err, ERR_BUSY, "etcd: the lease is lost: %s", why);
 	etcd_state_check(e, &err);

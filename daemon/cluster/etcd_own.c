@@ -116,6 +116,33 @@ static void own_text_delete(struct text *body, const struct etcd_own *own)
 
 /* ---- life ---- */
 
+static bool own_has_work(const struct etcd_own *own)
+{
+	if (own_busy(own) || loop_timer_running(&own->timer))
+		return false;
+	if (!own->publication || sm_state(&own->sm) != OWN_HELD)
+		return true;
+	return own->dirty & OWN_DIRTY(ETCD_RECORDS) ||
+	       (own->dirty & OWN_DIRTY(ETCD_LOADS) && own->text[ETCD_LOADS]);
+}
+
+/* After each change of it: is it among those that have work? It keeps its turn. */
+static void own_look(struct etcd_own *own)
+{
+	struct etcd *e = own->etcd;
+
+	if (!own_has_work(own))
+		list_remove(&own->work);
+	else if (!list_empty(&own->work))
+		return;
+	else if (own->publication)
+		list_push_back(&e->due, &own->work);
+	else if (sm_state(&own->sm) == OWN_IDLE)
+		list_push_front(&e->leaving, &own->work);
+	else
+		list_push_back(&e->leaving, &own->work);
+}
+
 /* etcd does not refuse it any more, or it is not wanted. */
 static void own_is_well(struct etcd_own *own)
 {
@@ -135,6 +162,8 @@ static void own_free(struct etcd_own *own)
 	etcd_request_cancel(&own->request);
 	loop_timer_stop(&own->timer);
 	list_remove(&own->link);
+	list_remove(&own->work);
+	strmap_remove(&e->owns_by_key, own->key[ETCD_RECORDS]);
 	e->own_count--;
 	for (int side = 0; side < ETCD_SIDES; side++)
 		mem_free(own->text[side]);
@@ -143,7 +172,10 @@ static void own_free(struct etcd_own *own)
 
 static void own_on_timer(struct loop_timer *timer)
 {
-	etcd_kick(container_of(timer, struct etcd_own, timer)->etcd);
+	struct etcd_own *own = container_of(timer, struct etcd_own, timer);
+
+	own_look(own);
+	etcd_kick(own->etcd);
 }
 
 static void own_answer(struct etcd_own *own, const struct err *err)
@@ -276,22 +308,14 @@ static void own_on_done(struct etcd_request *request, enum etcd_outcome outcome)
 	} else {
 		own_is_answered(own);
 	}
+	own_look(own);
 }
 
 void etcd_own_lost(struct etcd_own *own)
 {
 	if (sm_state(&own->sm) == OWN_HELD)
 		sm_move(&own->sm, OWN_LOST); /* else as its answer is seen */
-}
-
-static bool own_has_work(const struct etcd_own *own)
-{
-	if (own_busy(own) || loop_timer_running(&own->timer))
-		return false;
-	if (!own->publication || sm_state(&own->sm) != OWN_HELD)
-		return true;
-	return own->dirty & OWN_DIRTY(ETCD_RECORDS) ||
-	       (own->dirty & OWN_DIRTY(ETCD_LOADS) && own->text[ETCD_LOADS]);
+	own_look(own);
 }
 
 static void own_start(struct etcd_own *own)
@@ -315,40 +339,39 @@ static void own_start(struct etcd_own *own)
 	if (etcd_request_start(&own->request, "kv/txn", &body) < 0) {
 		err_clear();
 		own_again(own, ETCD_AGAIN_NS);
+		own_look(own);
 		return;
 	}
 	e->puts++;
 	sm_move(&own->sm, next);
 	if (next != OWN_DELETING)
 		own->dirty = 0;
-	list_remove(&own->link); /* others first, next time */
-	list_push_back(&e->owns, &own->link);
+	own_look(own);
 }
 
-/* Started ones go to the back of the list. */
-static struct etcd_own *own_next(struct etcd *e)
+/* One that can be served now. */
+static bool own_serve_next(struct etcd *e)
 {
-	struct etcd_own *own;
+	bool can = e->lease.id && e->puts < ETCD_PUTS_MAX;
+	struct etcd_own *own = list_first(&e->leaving, struct etcd_own, work);
 
-	list_foreach(own, &e->owns, link)
-		if (own_has_work(own))
-			return own;
-	return NULL;
+	/* nothing of it is there, or it went with the lease */
+	if (own && (sm_state(&own->sm) == OWN_IDLE ||
+		    (etcd_link_up(&e->link) && !e->lease.id))) {
+		own_free(own);
+		return true;
+	}
+	if (!own)
+		own = list_first(&e->due, struct etcd_own, work);
+	if (!own || !can || !etcd_link_up(&e->link))
+		return false;
+	own_start(own);
+	return true;
 }
 
 void etcd_own_step(struct etcd *e)
 {
-	bool can = etcd_link_up(&e->link) && e->lease.id;
-	struct etcd_own *own;
-
-	list_foreach_safe(own, &e->owns, link)
-		if (!own->publication && !own_busy(own) &&
-		    (sm_state(&own->sm) == OWN_IDLE ||
-		     (etcd_link_up(&e->link) && !e->lease.id)))
-			own_free(own); /* nothing of it is there, or it went with the
-					  lease */
-	while (can && e->puts < ETCD_PUTS_MAX && (own = own_next(e))) {
-		own_start(own);
+	while (own_serve_next(e)) {
 		if (loop_enough(e->loop)) {
 			etcd_kick(e);
 			break;
@@ -365,16 +388,6 @@ static int own_check(const char *text, size_t max, const char *what)
 	if (len <= max)
 		return 0;
 	return err_raise(ERR_LIMIT, "%s: %zu bytes, at most %zu", what, len, max);
-}
-
-static struct etcd_own *own_find(struct etcd *e, const char *key)
-{
-	struct etcd_own *own;
-
-	list_foreach(own, &e->owns, link)
-		if (strcmp(own->key[ETCD_RECORDS], key) == 0)
-			return own;
-	return NULL;
 }
 
 int etcd_own_update(struct etcd_own *own, const char *record, const char *load)
@@ -400,6 +413,7 @@ int etcd_own_update(struct etcd_own *own, const char *record, const char *load)
 		mem_free(own->text[side]);
 		own->text[side] = copies[side];
 		own->dirty |= OWN_DIRTY(side);
+		own_look(own);
 		etcd_kick(own->etcd);
 	}
 	return r < 0 ? err_pass(r) : 0;
@@ -415,11 +429,16 @@ static int own_new(struct etcd *e, const struct place *place, struct etcd_own **
 	own = mem_zalloc(sizeof(*own));
 	if (!own)
 		return err_pass(-ENOMEM);
-	own->etcd = e;
-	sm_init(&own->sm, &own_table, OWN_IDLE);
 	for (int side = 0; side < ETCD_SIDES; side++)
 		etcd_place_key(e->url.prefix, (enum etcd_side)side, place,
 			       own->key[side]);
+	if (strmap_put(&e->owns_by_key, own->key[ETCD_RECORDS], own) < 0) {
+		mem_free(own);
+		return err_pass(-ENOMEM);
+	}
+	own->etcd = e;
+	sm_init(&own->sm, &own_table, OWN_IDLE);
+	list_init(&own->work);
 	etcd_request_init(e, &own->request, own_on_done);
 	loop_timer_init(&own->timer, e->loop, own_on_timer);
 	list_push_back(&e->owns, &own->link);
@@ -438,7 +457,7 @@ int etcd_own_publish(struct etcd *e, struct publication *publication,
 	if (r < 0)
 		return err_pass(r);
 	etcd_place_key(e->url.prefix, ETCD_RECORDS, place, key);
-	own = own_find(e, key);
+	own = strmap_get(&e->owns_by_key, key);
 	if (own && own->publication && own != before)
 		return err_raise(ERR_EXIST, "%.300s: this daemon publishes it already",
 				 key);
@@ -447,6 +466,8 @@ int etcd_own_publish(struct etcd *e, struct publication *publication,
 	if (r == 0)
 		r = etcd_own_update(own, record, load);
 	if (r < 0) {
+		if (own)
+			own_look(own);
 		etcd_kick(e);
 		return err_pass(r);
 	}
@@ -458,6 +479,8 @@ int etcd_own_publish(struct etcd *e, struct publication *publication,
 	own->end_ns = 0;
 	own->dirty |= OWN_DIRTY(ETCD_RECORDS); /* the answer comes when it is put */
 	loop_timer_stop(&own->timer);
+	list_remove(&own->work); /* it may have been leaving */
+	own_look(own);
 	etcd_kick(e);
 	return 0;
 }
@@ -468,6 +491,8 @@ void etcd_own_withdraw(struct etcd_own *own)
 	own->publication = NULL;
 	loop_timer_stop(&own->timer);
 	own_is_well(own);
+	list_remove(&own->work);
+	own_look(own);
 	etcd_kick(own->etcd);
 }
 
@@ -480,4 +505,5 @@ void etcd_owns_fini(struct etcd *e)
 			own->publication->impl = NULL;
 		own_free(own);
 	}
+	strmap_fini(&e->owns_by_key);
 }
