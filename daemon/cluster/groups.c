@@ -234,7 +234,7 @@ int groups_call_check(const struct groups *groups, uint64_t session)
 
 	if (groups->closing)
 		return err_raise(ERR_DRAIN, "the daemon is stopping");
-	list_foreach(call, &groups->calls, link)
+	list_foreach(call, &groups->calls, link) /* at most 1024: GROUPS_CALLS_MAX */
 		own += call->session == session;
 	if (own >= GROUPS_SESSION_CALLS_MAX || groups->call_count >= GROUPS_CALLS_MAX)
 		return err_raise(ERR_LIMIT, "%u publish and query calls wait, the cap",
@@ -264,18 +264,14 @@ void groups_call_start(struct groups *groups, struct groups_call *call, uint64_t
 void groups_session_gone(struct groups *groups, uint64_t session)
 {
 	struct groups_call *call;
-	struct groups_place *place;
 	struct err err;
 
 	err_set(&err, ERR_SESSION, "the session has ended");
-	list_foreach(call, &groups->calls, link) {
+	list_foreach(call, &groups->calls, link) { /* at most 1024: GROUPS_CALLS_MAX */
 		if (call->session == session)
 			groups_call_later(call, &err);
 	}
-	list_foreach_safe(place, &groups->places, link) {
-		if (place->session == session)
-			groups_place_free(place);
-	}
+	groups_session_places_end(groups, session);
 }
 
 /* ---- for show and health ---- */
@@ -320,8 +316,7 @@ static void on_fresh(struct loop_timer *timer)
 	struct groups *groups = container_of(timer, struct groups, fresh);
 
 	groups_own_say(groups);
-	if (!groups_places_pools(groups))
-		groups_pools_changed(groups);
+	groups_places_pools(groups);
 }
 
 static void on_trust(void *arg)
@@ -352,7 +347,7 @@ int groups_new(struct kvd *kvd, struct groups **groups_p)
 	groups->lease_ns = kvd->config->cluster_lease_ns;
 	snprintf(groups->endpoint, sizeof(groups->endpoint), "%s", kvd->link->endpoint);
 	snprintf(groups->where, sizeof(groups->where), "%s", kvd->config->cluster);
-	list_init(&groups->places);
+	groups_place_init(groups);
 	list_init(&groups->calls);
 	list_init(&groups->caches);
 	strmap_init(&groups->places_by_key);
@@ -381,8 +376,8 @@ void groups_close(struct groups *groups, const struct err *why)
 	struct groups_call *call;
 
 	groups->closing = true;
-	if (loop_work_running(&groups->drain))
-		loop_work_stop(&groups->drain);
+	loop_work_stop(&groups->drain);
+	loop_work_stop(&groups->pools);
 	while ((call = list_first(&groups->calls, struct groups_call, link)))
 		groups_call_finish(call, why, NULL);
 	list_foreach_safe(place, &groups->places, link)
@@ -407,6 +402,8 @@ void groups_free(struct groups *groups)
 	if (groups->directory)
 		groups->directory->ops->free(groups->directory);
 	strmap_fini(&groups->places_by_key);
+	strmap_fini(&groups->caches_by_group);
+	idmap_fini(&groups->sessions);
 	loop_timer_stop(&groups->idle);
 	loop_timer_stop(&groups->fresh);
 	mem_free(groups);

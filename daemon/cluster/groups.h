@@ -135,6 +135,9 @@ void groups_each_place(const struct groups *groups,
 				    const struct place *place, const char *record,
 				    bool taken),
 		       void *arg);
+/* Each session that has places; 0 is the daemon itself. */
+void groups_each_session(const struct groups *groups,
+			 void (*each)(void *arg, uint64_t session), void *arg);
 /* Each group that is read. */
 void groups_each_watch(const struct groups *groups,
 		       bool (*each)(void *arg, const char *group, unsigned int entries,

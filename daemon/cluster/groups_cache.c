@@ -187,8 +187,10 @@ void group_cache_free(struct group_cache *cache)
 		list_remove(&user->link);
 		user->cache = NULL;
 	}
-	if (!list_empty(&cache->link))
+	if (!list_empty(&cache->link)) {
+		strmap_remove(&cache->groups->caches_by_group, cache->group);
 		cache->groups->cache_count--;
+	}
 	cache->groups->directory->ops->unwatch(&cache->watch);
 	list_remove(&cache->link);
 	roster_fini(&cache->roster);
@@ -197,13 +199,7 @@ void group_cache_free(struct group_cache *cache)
 
 struct group_cache *group_cache_find(const struct groups *groups, const char *group)
 {
-	struct group_cache *cache;
-
-	list_foreach(cache, &groups->caches, link) {
-		if (strcmp(cache->group, group) == 0)
-			return cache;
-	}
-	return NULL;
+	return strmap_get(&groups->caches_by_group, group);
 }
 
 /* ---- users ---- */
@@ -216,7 +212,7 @@ static void cache_make_room(struct groups *groups)
 
 	if (groups->cache_count < GROUPS_CACHES_MAX)
 		return;
-	list_foreach(cache, &groups->caches, link) {
+	list_foreach(cache, &groups->caches, link) { /* at most 4096: GROUPS_CACHES_MAX */
 		if (list_empty(&cache->users) &&
 		    (!oldest || cache->used_ns < oldest->used_ns))
 			oldest = cache;
@@ -240,6 +236,11 @@ static int cache_get(struct groups *groups, const char *group, bool loads,
 		r = group_cache_new(groups, group, loads, &cache);
 		if (r < 0)
 			return err_pass(r);
+		r = strmap_put(&groups->caches_by_group, group, cache);
+		if (r < 0) {
+			group_cache_free(cache);
+			return err_pass(r);
+		}
 		list_push_back(&groups->caches, &cache->link);
 		groups->cache_count++;
 		*cache_p = cache;
@@ -304,22 +305,15 @@ bool groups_synced(const struct names_user *user)
 /* The only worker of the group: 0; outcome 1: it has none. */
 static int only_worker(const struct group_cache *cache, const char **worker_p)
 {
-	const struct roster_entry *entry;
-
-	*worker_p = NULL;
-	list_foreach(entry, &cache->roster.order, link) {
-		if (!entry->record)
-			continue;
-		if (!*worker_p)
-			*worker_p = entry->place.worker;
-		if (strcmp(*worker_p, entry->place.worker) != 0)
-			return err_raise(
-				ERR_INVAL,
-				"group '%s' has several workers: name one in `worker` "
-				"(kvd-ctl group %s lists them, pick chooses)",
-				cache->group, cache->group);
-	}
-	return *worker_p ? 0 : 1;
+	*worker_p = roster_only_worker(&cache->roster);
+	if (*worker_p)
+		return 0;
+	if (cache->roster.count == 0)
+		return 1;
+	return err_raise(ERR_INVAL,
+			 "group '%s' has several workers: name one in `worker` "
+			 "(kvd-ctl group %s lists them, pick chooses)",
+			 cache->group, cache->group);
 }
 
 int groups_lookup(const struct names_user *user, const struct names_wanted *wanted,

@@ -15,10 +15,17 @@
 #define GROUPS_SESSION_CALLS_MAX 64u
 #define GROUPS_CACHES_MAX 4096u
 
-/* What a session, or the daemon itself (session 0), says. */
+/* Of a session, or the daemon itself (session 0). */
+struct groups_session {
+	struct list places; /* struct groups_place.of_session */
+	unsigned int count;
+};
+
+/* What one of them says. */
 struct groups_place {
 	struct publication publication;
 	struct list link;
+	struct list of_session;
 	struct groups *groups;
 	uint64_t session;
 	struct place place;
@@ -56,10 +63,14 @@ struct groups {
 	struct directory *directory;
 	struct list places;
 	struct strmap places_by_key;
+	struct idmap sessions; /* struct groups_session by id: those with places */
+	struct groups_place *pools_at; /* whose pool is looked at next; NULL: none's */
+	struct loop_work pools;
 	unsigned int place_count;
 	struct list calls;
 	unsigned int call_count;
 	struct list caches;
+	struct strmap caches_by_group;
 	unsigned int cache_count;
 	struct loop_timer idle;	 /* caches that nobody asks for any more */
 	struct loop_timer fresh; /* the own entry is said anew */
@@ -83,7 +94,9 @@ void groups_place_free(struct groups_place *place); /* takes it back */
 /* The daemon's own entry, as things are now. */
 void groups_own_say(struct groups *groups);
 /* The figures of the pools that places name. False: there are more to be looked at. */
-bool groups_places_pools(struct groups *groups);
+void groups_places_pools(struct groups *groups); /* some a turn */
+void groups_place_init(struct groups *groups);
+void groups_session_places_end(struct groups *groups, uint64_t session);
 
 /* ---- groups_cache.c ---- */
 int group_cache_new(struct groups *groups, const char *group, bool loads,

@@ -28,7 +28,6 @@
 #include "daemon/transport/transport.h"
 
 #define FRESH_NS (200 * LOOP_NS_PER_MS) /* changes of pools together */
-#define PLACES_AT_ONCE 16u		/* that are read and written in a turn */
 
 /* ---- one of each place ---- */
 
@@ -53,6 +52,47 @@ static struct groups_place *said_find(const struct groups *groups,
 	return strmap_get_bytes(&groups->places_by_key, &key, len);
 }
 
+static int session_add(struct groups *groups, struct groups_place *place)
+{
+	struct groups_session *of = idmap_get(&groups->sessions, place->session);
+
+	if (!of) {
+		of = mem_zalloc(sizeof(*of));
+		if (!of || idmap_put(&groups->sessions, place->session, of) < 0) {
+			mem_free(of);
+			return err_pass(-ENOMEM);
+		}
+		list_init(&of->places);
+	}
+	list_push_back(&of->places, &place->of_session);
+	of->count++;
+	return 0;
+}
+
+static void session_drop(struct groups *groups, struct groups_place *place)
+{
+	struct groups_session *of = idmap_get(&groups->sessions, place->session);
+
+	list_remove(&place->of_session);
+	if (--of->count > 0)
+		return;
+	idmap_remove(&groups->sessions, place->session);
+	mem_free(of);
+}
+
+/* A walk of many turns goes on behind it. */
+static void place_unlink(struct groups_place *place)
+{
+	struct groups *groups = place->groups;
+
+	if (groups->pools_at == place)
+		groups->pools_at =
+			place->link.next == &groups->places
+				? NULL
+				: list_entry(place->link.next, struct groups_place, link);
+	list_remove(&place->link);
+}
+
 /* Its publication is the directory's no more, or never was. */
 static void said_end(struct groups_place *place)
 {
@@ -65,7 +105,8 @@ static void said_end(struct groups_place *place)
 		place->call = NULL;
 	}
 	strmap_remove_bytes(&groups->places_by_key, &key, len);
-	list_remove(&place->link);
+	place_unlink(place);
+	session_drop(groups, place);
 	groups->place_count--;
 	mem_free(place->record);
 	mem_free(place);
@@ -104,19 +145,24 @@ static int said_new(struct groups *groups, uint64_t session, const struct place 
 	size_t len = said_key_of(at, &key);
 	int r;
 
-	if (place)
-		place->record = mem_strdup(record);
-	if (!place || !place->record ||
-	    strmap_put_bytes(&groups->places_by_key, &key, len, place) < 0) {
-		if (place)
-			mem_free(place->record);
-		mem_free(place);
+	if (!place)
 		return err_pass(-ENOMEM);
-	}
 	place->groups = groups;
 	place->session = session;
 	place->place = *at;
 	place->publication.on_done = on_said;
+	place->record = mem_strdup(record);
+	r = place->record ? session_add(groups, place) : -ENOMEM;
+	if (r == 0) {
+		r = strmap_put_bytes(&groups->places_by_key, &key, len, place);
+		if (r < 0)
+			session_drop(groups, place);
+	}
+	if (r < 0) {
+		mem_free(place->record);
+		mem_free(place);
+		return err_pass(r);
+	}
 	list_push_back(&groups->places, &place->link);
 	groups->place_count++;
 	r = groups->directory->ops->publish(groups->directory, &place->publication, at,
@@ -174,17 +220,15 @@ static const struct pool *pool_named(const struct kvd *kvd, uint64_t id, const c
 
 static int check_session_places(const struct groups *groups, uint64_t session)
 {
-	const struct groups_place *place;
-	unsigned int own = 0;
+	const struct groups_session *of = idmap_get(&groups->sessions, session);
 
 	if (groups->place_count >= GROUPS_PLACES_MAX)
 		return err_raise(ERR_LIMIT, "%u ranks are published, the cap",
 				 groups->place_count);
-	list_foreach(place, &groups->places, link)
-		own += place->session == session;
-	if (own >= GROUPS_SESSION_PLACES_MAX)
+	if (of && of->count >= GROUPS_SESSION_PLACES_MAX)
 		return err_raise(ERR_LIMIT,
-				 "%u ranks are published by this session, the cap", own);
+				 "%u ranks are published by this session, the cap",
+				 of->count);
 	return 0;
 }
 
@@ -301,13 +345,16 @@ int groups_publish(struct groups *groups, uint64_t session, const struct place *
 
 int groups_load(struct groups *groups, uint64_t session, const char *text)
 {
+	const struct groups_session *of = idmap_get(&groups->sessions, session);
 	struct groups_place *place;
 	int r = 0;
 
-	list_foreach(place, &groups->places, link) {
-		if (place->session == session && r == 0)
-			r = place->groups->directory->ops->update(&place->publication,
-								  NULL, text);
+	if (!of)
+		return 0;
+	list_foreach(place, &of->places, of_session) { /* at most 1024: of a session */
+		if (r == 0)
+			r = groups->directory->ops->update(&place->publication, NULL,
+							   text);
 	}
 	return err_pass(r);
 }
@@ -444,20 +491,19 @@ static int said_pool_name(struct groups_place *place, struct record *record)
 	return 0;
 }
 
-/* The figures of its pool, when that is another one than before. True: there was
- * something to do. */
-static bool said_pool(struct groups_place *place)
+/* The figures of its pool, when that is another one than before. */
+static void said_pool(struct groups_place *place)
 {
 	cleanup_free struct record *record = NULL;
 	const struct pool *pool = NULL;
 	int r = 0;
 
 	if (place->read && !*place->pool)
-		return false;
+		return;
 	if (place->read)
 		pool = pool_named(place->groups->kvd, place->session, place->pool);
 	if (place->read && (!pool || pool->id == place->pool_id))
-		return false;
+		return;
 	record = mem_alloc(sizeof(*record));
 	r = record ? said_pool_name(place, record) : -ENOMEM;
 	if (r == 0 && *place->pool)
@@ -470,20 +516,29 @@ static bool said_pool(struct groups_place *place)
 	}
 	if (r < 0)
 		err_clear(); /* with the next change of pools */
+}
+
+static bool pools_step(struct loop_work *work)
+{
+	struct groups *groups = container_of(work, struct groups, pools);
+	struct groups_place *place = groups->pools_at;
+	struct list *next;
+
+	if (!place)
+		return false;
+	next = place->link.next;
+	groups->pools_at = next == &groups->places
+				   ? NULL
+				   : list_entry(next, struct groups_place, link);
+	if (place->session)
+		said_pool(place);
 	return true;
 }
 
-bool groups_places_pools(struct groups *groups)
+void groups_places_pools(struct groups *groups)
 {
-	struct groups_place *place;
-	unsigned int done = 0;
-
-	list_foreach(place, &groups->places, link) {
-		if (done == PLACES_AT_ONCE)
-			return false;
-		done += place->session && said_pool(place);
-	}
-	return true;
+	groups->pools_at = list_first(&groups->places, struct groups_place, link);
+	loop_work_start(&groups->pools);
 }
 
 /* Those that say so are the list's end, and new ones, which say it from the first. */
@@ -496,7 +551,7 @@ static bool drain_step(struct loop_work *work)
 	if (!place || place->drained)
 		return false;
 	place->drained = true;
-	list_remove(&place->link);
+	place_unlink(place);
 	list_push_back(&groups->places, &place->link);
 	if (said_drain(place) < 0) {
 		log_warn("cluster", NULL, "the directory is not told of the drain",
@@ -506,12 +561,18 @@ static bool drain_step(struct loop_work *work)
 	return true;
 }
 
+void groups_place_init(struct groups *groups)
+{
+	list_init(&groups->places);
+	loop_work_init(&groups->pools, groups->loop, pools_step, NULL);
+	loop_work_init(&groups->drain, groups->loop, drain_step, NULL);
+}
+
 void groups_drain(struct groups *groups)
 {
 	if (groups->draining)
 		return;
 	groups->draining = true;
-	loop_work_init(&groups->drain, groups->loop, drain_step, NULL);
 	loop_work_start(&groups->drain);
 }
 
@@ -528,4 +589,22 @@ void groups_each_place(const struct groups *groups,
 			  place->taken))
 			return;
 	}
+}
+
+void groups_each_session(const struct groups *groups,
+			 void (*each)(void *arg, uint64_t session), void *arg)
+{
+	struct idmap_cursor at;
+
+	idmap_foreach(&groups->sessions, at)
+		each(arg, at.key);
+}
+
+void groups_session_places_end(struct groups *groups, uint64_t session)
+{
+	const struct groups_session *of;
+
+	while ((of = idmap_get(&groups->sessions, session)))
+		groups_place_free(
+			list_first(&of->places, struct groups_place, of_session));
 }

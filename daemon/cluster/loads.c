@@ -51,7 +51,8 @@ struct loads_gpu {
 struct loads {
 	struct kvd *kvd;
 	struct loop_timer timer;
-	struct list of; /* struct loads_of.link */
+	struct list of;		 /* struct loads_of.link */
+	struct idmap by_session; /* of them */
 	struct load_budget budget;
 	struct loads_gpu *gpu;
 	struct load_gpu gpu_use;
@@ -251,37 +252,30 @@ static void loads_tell(struct loads *loads, struct loads_of *of,
 	text_fini(&text);
 }
 
-static bool loads_see(void *arg, uint64_t id, const struct place *place,
-		      const char *record, bool taken)
+static void loads_see(void *arg, uint64_t id)
 {
 	struct loads *loads = arg;
-	struct loads_of *of;
+	struct loads_of *of = idmap_get(&loads->by_session, id);
 
-	(void)place;
-	(void)record;
-	(void)taken;
 	if (id == 0)
-		return true;
-	list_foreach(of, &loads->of, link) {
-		if (of->session == id) {
-			of->seen = true;
-			return true;
+		return;
+	if (!of) {
+		of = mem_zalloc(sizeof(*of));
+		if (!of || idmap_put(&loads->by_session, id, of) < 0) {
+			mem_free(of);
+			err_clear(); /* seen at the next look */
+			return;
 		}
+		of->session = id;
+		load_meter_init(&of->meter);
+		list_push_back(&loads->of, &of->link);
 	}
-	of = mem_zalloc(sizeof(*of));
-	if (!of) { /* seen at the next look */
-		err_clear();
-		return true;
-	}
-	of->session = id;
 	of->seen = true;
-	load_meter_init(&of->meter);
-	list_push_back(&loads->of, &of->link);
-	return true;
 }
 
-static void loads_forget(struct loads_of *of)
+static void loads_forget(struct loads *loads, struct loads_of *of)
 {
+	idmap_remove(&loads->by_session, of->session);
 	list_remove(&of->link);
 	mem_free(of);
 }
@@ -294,7 +288,7 @@ static void loads_on_timer(struct loop_timer *timer)
 
 	list_foreach(of, &loads->of, link)
 		of->seen = false;
-	groups_each_place(groups_of(loads->kvd), loads_see, loads);
+	groups_each_session(groups_of(loads->kvd), loads_see, loads);
 	load_budget_fill(&loads->budget, now_ns);
 	loads_gpu_look(loads);
 	loads_peers_look(loads, now_ns);
@@ -304,7 +298,7 @@ static void loads_on_timer(struct loop_timer *timer)
 		if (of->seen && session)
 			loads_tell(loads, of, session, now_ns);
 		else
-			loads_forget(of);
+			loads_forget(loads, of);
 	}
 	if (list_empty(&loads->of))
 		return;
@@ -337,12 +331,10 @@ int loads_new(struct kvd *kvd, struct loads **loads_p)
 
 void loads_begin(struct loads *loads, uint64_t session)
 {
-	struct loads_of *of;
+	struct loads_of *of = idmap_get(&loads->by_session, session);
 
-	list_foreach(of, &loads->of, link) {
-		if (of->session == session)
-			of->gate.told = false;
-	}
+	if (of)
+		of->gate.told = false;
 	if (!loop_timer_running(&loads->timer))
 		loop_timer_start(&loads->timer, LOADS_EVERY_NS);
 }
@@ -355,7 +347,8 @@ void loads_free(struct loads *loads)
 		return;
 	loop_timer_stop(&loads->timer);
 	list_foreach_safe(of, &loads->of, link)
-		loads_forget(of);
+		loads_forget(loads, of);
+	idmap_fini(&loads->by_session);
 	if (loads->gpu && loads->gpu->job.submitted &&
 	    !offload_cancel(loads->kvd->offload, &loads->gpu->job))
 		loads->gpu->loads = NULL;

@@ -31,8 +31,48 @@ void roster_init(struct roster *roster, uint64_t first)
 {
 	*roster = (struct roster){.rev = first, .forgotten = first};
 	strmap_init(&roster->places);
+	strmap_init(&roster->workers);
 	list_init(&roster->order);
 	list_init(&roster->gone);
+}
+
+/* Of a name, the entries that are there. */
+struct roster_worker {
+	unsigned int entries;
+};
+
+static struct roster_worker *worker_take(struct roster *roster, const char *name)
+{
+	struct roster_worker *worker = strmap_get(&roster->workers, name);
+
+	if (!worker) {
+		worker = mem_zalloc(sizeof(*worker));
+		if (!worker || strmap_put(&roster->workers, name, worker) < 0) {
+			mem_free(worker);
+			return NULL;
+		}
+	}
+	worker->entries++;
+	return worker;
+}
+
+static void worker_drop(struct roster *roster, const char *name,
+			struct roster_worker *worker)
+{
+	if (!worker || --worker->entries > 0)
+		return;
+	strmap_remove(&roster->workers, name);
+	mem_free(worker);
+}
+
+const char *roster_only_worker(const struct roster *roster)
+{
+	struct idmap_cursor at = {0};
+
+	if (strmap_count(&roster->workers) != 1)
+		return NULL;
+	(void)idmap_next(&roster->workers.map, &at);
+	return at.bytes;
 }
 
 static void roster_forget(struct roster *roster, struct roster_entry *entry)
@@ -43,6 +83,7 @@ static void roster_forget(struct roster *roster, struct roster_entry *entry)
 	strmap_remove_bytes(&roster->places, &key, len);
 	list_remove(&entry->link);
 	list_remove(&entry->gone_link);
+	worker_drop(roster, entry->place.worker, entry->worker);
 	mem_free(entry->record);
 	mem_free(entry->load);
 	mem_free(entry);
@@ -55,6 +96,7 @@ void roster_fini(struct roster *roster)
 	list_foreach_safe(entry, &roster->order, link)
 		roster_forget(roster, entry);
 	strmap_fini(&roster->places);
+	strmap_fini(&roster->workers);
 	roster->count = roster->gone_count = 0;
 }
 
@@ -130,6 +172,7 @@ int roster_put(struct roster *roster, const struct place *place, const char *rec
 	struct roster_entry *entry = roster_look(roster, place);
 	cleanup_free char *fresh_record = NULL;
 	cleanup_free char *fresh_load = NULL;
+	struct roster_worker *worker = NULL;
 
 	assert(record || (entry && entry->record));
 	*entry_p = entry;
@@ -140,15 +183,23 @@ int roster_put(struct roster *roster, const struct place *place, const char *rec
 		entry->stale = false;
 	if (!fresh_record && !fresh_load)
 		return 0;
+	if (!entry || !entry->record) {
+		worker = worker_take(roster, place->worker);
+		if (!worker)
+			return err_pass(-ENOMEM);
+	}
 	if (!entry)
 		entry = roster_add(roster, place);
-	if (!entry)
+	if (!entry) {
+		worker_drop(roster, place->worker, worker);
 		return err_pass(-ENOMEM);
+	}
 	roster_moved(roster, entry);
 	if (!entry->record) {
 		list_remove(&entry->gone_link);
 		roster->gone_count--;
 		roster->count++;
+		entry->worker = worker;
 	}
 	if (fresh_record) {
 		mem_free(entry->record);
@@ -178,6 +229,8 @@ void roster_drop(struct roster *roster, struct roster_entry *entry)
 	entry->record = entry->load = NULL;
 	entry->user = NULL;
 	entry->stale = false;
+	worker_drop(roster, entry->place.worker, entry->worker);
+	entry->worker = NULL;
 	roster_missing(roster, entry, 0);
 	roster_moved(roster, entry);
 	entry->record_rev = entry->changed;

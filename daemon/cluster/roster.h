@@ -17,6 +17,8 @@
 
 #define ROSTER_GONE_MAX 256u
 
+struct roster_worker;
+
 struct roster_entry {
 	struct list link;      /* in roster.order: what changed last is at the end */
 	struct list gone_link; /* in roster.gone */
@@ -29,10 +31,12 @@ struct roster_entry {
 	void *user;	     /* the owner's */
 	uint64_t missing;    /* roster_missing() */
 	bool stale;	     /* roster_mark() */
+	struct roster_worker *worker; /* NULL: it has gone */
 };
 
 struct roster {
 	struct strmap places;
+	struct strmap workers; /* of those that are there, by name */
 	struct list order, gone;
 	unsigned int count, gone_count; /* that are there; that have gone */
 	uint64_t missing;		/* of those that are there, added up */
@@ -56,6 +60,8 @@ static inline bool roster_knows(const struct roster *roster, uint64_t since)
 {
 	return since >= roster->forgotten && since <= roster->rev;
 }
+/* The name of the only worker; NULL: there are none, or several. */
+const char *roster_only_worker(const struct roster *roster);
 /* The first that changed after `since`, in the order of change; NULL: none. */
 struct roster_entry *roster_after(const struct roster *roster, uint64_t since);
 /* The same at once, if `last` is still the one that changed at `since`. */
