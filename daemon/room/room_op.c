@@ -93,7 +93,7 @@ static int add_source(struct room *room, struct strmap *named, const cJSON *item
 
 static int add_sources(struct room *room, const struct room_open_args *args)
 {
-	const cJSON *sources = args->sources, *remote = args->remote, *item;
+	const cJSON *sources = args->sources, *remote = args->remote, *item, *theirs;
 	struct strmap named mem_cleanup(strmap_fini) = {0};
 	size_t n = 0;
 	int r;
@@ -105,12 +105,11 @@ static int add_sources(struct room *room, const struct room_open_args *args)
 	if (remote && cJSON_GetArraySize(remote) != cJSON_GetArraySize(sources))
 		return err_raise(ERR_INVAL, "remote: %d entries for %d sources",
 				 cJSON_GetArraySize(remote), cJSON_GetArraySize(sources));
-	cJSON_ArrayForEach(item, sources) {
-		const cJSON *views =
-			remote ? cJSON_GetObjectItemCaseSensitive(
-					 cJSON_GetArrayItem(remote, (int)n), "views")
-			       : NULL;
+	theirs = remote ? remote->child : NULL;
+	cJSON_ArrayForEach(item, sources) { /* at most 1024: SOURCES_MAX */
+		const cJSON *views = cJSON_GetObjectItemCaseSensitive(theirs, "views");
 
+		theirs = theirs ? theirs->next : NULL;
 		if (remote && !cJSON_IsObject(views))
 			return err_raise(ERR_INVAL, "remote[%zu].views: missing", n);
 		r = add_source(room, &named, item, views, n++);
