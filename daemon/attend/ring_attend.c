@@ -24,7 +24,7 @@ static int attend_do(struct ring *ring, const struct kvd_ring_entry *e,
 		     const struct ring_payload *arena)
 {
 	struct attend *attend = attend_find(ring->session, e->a);
-	cleanup_free uint8_t *data = mem_alloc((size_t)e->bytes + 1);
+	cleanup_free uint8_t *data = NULL;
 	size_t head = e->n1 * sizeof(struct kvd_ring_part);
 	struct attend_post_args args = {.id = KVD_RING_IDS + e->slot,
 					.slot = e->slot,
@@ -41,10 +41,8 @@ static int attend_do(struct ring *ring, const struct kvd_ring_entry *e,
 		r = err_raise(ERR_RANGE, "layer %llu, deadline_us %llu (at most %u)",
 			      (unsigned long long)e->b, (unsigned long long)e->c,
 			      DEADLINE_US_MAX);
-	if (r >= 0 && !data)
-		r = -ENOMEM;
 	if (r >= 0)
-		r = ring_payload_read(arena, e->offset, data, e->bytes);
+		r = ring_payload_copy(arena, e->offset, e->bytes, &data);
 	if (r < 0)
 		return err_pass(r);
 	args.parts = (const struct kvd_ring_part *)(void *)data;

@@ -135,6 +135,19 @@ int ring_payload_read(const struct ring_payload *payload, uint64_t offset, void 
 	return 0;
 }
 
+int ring_payload_copy(const struct ring_payload *payload, uint64_t offset, size_t len,
+		      uint8_t **copy_p)
+{
+	cleanup_free uint8_t *copy = mem_alloc(len + 1);
+	int r = copy ? ring_payload_read(payload, offset, copy, len) : -ENOMEM;
+
+	if (r < 0)
+		return err_pass(r);
+	copy[len] = 0;
+	*copy_p = mem_steal(copy);
+	return 0;
+}
+
 /* ---- objects of any module ---- */
 
 bool ring_has(const struct ring *ring, uint64_t id)

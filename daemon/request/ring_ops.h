@@ -21,6 +21,9 @@ struct ring_payload {
 /* A copy; what it says may be another when it is read again. */
 int ring_payload_read(const struct ring_payload *payload, uint64_t offset, void *to,
 		      size_t len);
+/* The same, to the heap, with a zero byte after it; on failure *copy_p stays NULL. */
+int ring_payload_copy(const struct ring_payload *payload, uint64_t offset, size_t len,
+		      uint8_t **copy_p);
 
 enum { RING_OP_LATER = 1 };
 

@@ -2,11 +2,11 @@
 /*
  * An entry is done in the three steps of a list (xfer_op.c). Begin, on the loop: its slot
  * is claimed or its room found, what reading takes is charged, and the pool, whose layout
- * is read, is held. Work: payload and text are copied out of the arena, then checked in
- * the copy; of more than RING_PAGES_INLINE bytes a helper does it while the ring waits,
- * since a page list of a long prompt is half a megabyte. End, on the loop: the room is
- * found again (it may have ended meanwhile), and the op is done. What is refused fails
- * the room or the slot, for there is nobody else to tell.
+ * is read, is held, and with it the session. Work: payload and text are copied out of the
+ * arena, then checked in the copy; of more than RING_PAGES_INLINE bytes a helper does it
+ * while the ring waits, since a page list of a long prompt is half a megabyte. End, on
+ * the loop: the room is found again (it may have ended meanwhile), and the op is done.
+ * What is refused fails the room or the slot, for there is nobody else to tell.
  *
  * A room is named by slot and generation, so an entry of a room that is gone can never
  * mean the next one of its number. It is late, and nothing happens.
@@ -53,9 +53,8 @@ static int pages_read(struct ring_pages *pages)
 {
 	const struct kvd_ring_entry *e = &pages->e;
 	size_t head = pages->head_bytes, views = e->bytes - e->n2 - head;
-	cleanup_free uint8_t *data = mem_alloc((size_t)e->bytes + 1);
-	int r = data ? ring_payload_read(&pages->payload, e->offset, data, e->bytes)
-		     : -ENOMEM;
+	cleanup_free uint8_t *data = NULL;
+	int r = ring_payload_copy(&pages->payload, e->offset, e->bytes, &data);
 
 	if (r >= 0)
 		r = text_read(pages, (const char *)data + head + views);
@@ -118,8 +117,6 @@ static void pages_finish(struct ring_pages *pages)
 
 static void pages_drop(struct ring_pages *pages)
 {
-	struct session *session = pages->ring->session;
-
 	charge_drop(&pages->charge);
 	room_maps_fini(&pages->maps);
 	cJSON_Delete(pages->text);
@@ -128,7 +125,6 @@ static void pages_drop(struct ring_pages *pages)
 	if (pages->pool)
 		pool_unuse(pages->pool);
 	mem_free(pages);
-	session_drain_end(session);
 }
 
 static void ring_pages_on_tree(struct offload_job *job)
@@ -218,7 +214,6 @@ static struct ring_pages *ring_pages_new(struct ring *ring,
 
 	if (!pages)
 		return NULL;
-	session_drain_begin(ring->session);
 	pages->kind = kind;
 	pages->ring = ring;
 	pages->e = *e;

@@ -102,15 +102,13 @@ static int ids_do(struct ring *ring, const struct kvd_ring_entry *e,
 		  const struct ring_payload *arena)
 {
 	struct store_handle *handle = store_handle_find(ring->session, e->a);
-	cleanup_free uint8_t *data = mem_alloc((size_t)e->bytes + 1);
+	cleanup_free uint8_t *data = NULL;
 	int r = handle ? 0 : -ENOENT;
 
 	if (r >= 0 && e->c > UINT32_MAX)
 		r = err_raise(ERR_RANGE, "first: %llu", (unsigned long long)e->c);
-	if (r >= 0 && !data)
-		r = -ENOMEM;
 	if (r >= 0)
-		r = ring_payload_read(arena, e->offset, data, e->bytes);
+		r = ring_payload_copy(arena, e->offset, e->bytes, &data);
 	if (r < 0)
 		return err_pass(r);
 	return err_pass(e->op == KVD_RING_FIND ? chunk_find(ring, e, handle, data)

@@ -31,22 +31,10 @@
 int payload_notif(const struct ring_payload *payload, uint64_t offset, uint32_t bytes,
 		  uint8_t **notif_p)
 {
-	uint8_t *notif;
-	int r;
-
 	if (bytes > XFER_NOTIF_MAX)
 		return err_raise(ERR_TOOBIG, "a notification of %u bytes, at most %u",
 				 bytes, XFER_NOTIF_MAX);
-	notif = mem_zalloc((size_t)bytes + 1);
-	if (!notif)
-		return err_pass(-ENOMEM);
-	r = ring_payload_read(payload, offset, notif, bytes);
-	if (r < 0) {
-		mem_free(notif);
-		return err_pass(r);
-	}
-	*notif_p = notif;
-	return 0;
+	return err_pass(ring_payload_copy(payload, offset, bytes, notif_p));
 }
 
 /* ---- lists ---- */
