@@ -137,7 +137,7 @@ static void calibration_end(struct calibration *c, const struct err *why)
 			 why->text);
 	if (c->args.on_done)
 		c->args.on_done(c->args.owner, &c->result, why);
-	handshake_release(attends->kvd->handshake, c->remote);
+	handshake_release(c->remote);
 	mem_free(c);
 	loop_defer(attends->kvd->loop, &attends->calibrate_next);
 }

@@ -86,7 +86,7 @@ static void echo_wait_end(struct echo_wait *wait)
 {
 	speed_forget(&wait->wait);
 	list_remove(&wait->link);
-	handshake_release(wait->attends->kvd->handshake, wait->remote);
+	handshake_release(wait->remote);
 	mem_free(wait);
 }
 

@@ -117,7 +117,7 @@ void leg_free(struct leg *leg)
 	if (leg->number)
 		idmap_remove(&leg->attends->legs, leg->number);
 	if (leg->remote)
-		handshake_release(leg->attends->kvd->handshake, leg->remote);
+		handshake_release(leg->remote);
 	store_kv_free(leg->item.kv);
 	mem_free(leg);
 }

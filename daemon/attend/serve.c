@@ -62,7 +62,7 @@ static void serve_unbind(struct serve *serve)
 	attend_remote(remote)->serve_count--;
 	attend_remote(remote)->serve_rows -= serve->item.rows;
 	list_remove(&serve->peer);
-	handshake_release(serve->attends->kvd->handshake, remote);
+	handshake_release(remote);
 }
 
 static void serve_free(struct serve *serve)

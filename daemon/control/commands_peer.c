@@ -69,7 +69,6 @@ static void commands_peer_describe(struct brief *out, const struct remote *remot
 
 static void connect_end(struct connect *c, const struct err *why)
 {
-	struct handshake *hs = c->req->kvd->handshake;
 	char text[ERR_TEXT_MAX];
 	struct brief brief;
 
@@ -81,7 +80,7 @@ static void connect_end(struct connect *c, const struct err *why)
 		commands_peer_describe(&brief, c->remote, text);
 		request_reply_brief(c->req, &brief);
 	}
-	handshake_release(hs, c->remote);
+	handshake_release(c->remote);
 	mem_free(c);
 }
 

@@ -48,7 +48,6 @@ static struct remote *remote_new(struct handshake *hs, struct peer *peer)
 	remote = &whole->remote;
 	remote->kvd = hs->kvd;
 	modules_part_place(hs->kvd, member, whole->parts, remote->part);
-	remote->hs = hs;
 	remote->peer = peer;
 	peer->user = remote;
 	peer_hold(peer);
@@ -87,10 +86,8 @@ static void remote_free(struct remote *remote)
 	mem_free(remote);
 }
 
-void remote_try_free(struct handshake *hs, struct remote *remote)
+void remote_try_free(struct remote *remote)
 {
-	assert(remote->hs == hs);
-	(void)hs;
 	if (remote->reaches > 0 || remote->xp || remote->closing_xp ||
 	    sm_state(&remote->peer->sm) == PEER_UP || !list_empty(&remote->pools) ||
 	    !list_empty(&remote->dead_pools))
@@ -247,7 +244,7 @@ static void figures_begin(struct remote *remote)
 	at = at ? at + 3 : peer->endpoint;
 	snprintf(name, sizeof(name), "%s@%.*s", peer->name, (int)strcspn(at, "#"), at);
 	json_sanitize(name);
-	remote->figures = metrics_peer(&remote->hs->kvd->metrics, name, remote);
+	remote->figures = metrics_peer(&remote->kvd->metrics, name, remote);
 }
 
 /* In whose name its things are kept: its key's, else its address's. All daemons of one
@@ -268,8 +265,8 @@ static int remote_identify(struct remote *remote)
 		snprintf(name, sizeof(name), "%.*s",
 			 end > host ? (int)(end - host) : (int)strlen(host), host);
 	json_sanitize(name);
-	account = account_get(&remote->hs->kvd->accounts,
-			      peer->known_as[0] ? "peer" : "addr", name);
+	account = account_get(&remote->kvd->accounts, peer->known_as[0] ? "peer" : "addr",
+			      name);
 	if (!account)
 		return err_pass(-ENOMEM);
 	account_unref(remote->account);
@@ -280,10 +277,10 @@ static int remote_identify(struct remote *remote)
 /* One that was not used is not lost, nor are those of a daemon that stops. */
 static void figures_end(const struct remote *remote)
 {
-	struct metrics *metrics = &remote->hs->kvd->metrics;
+	struct metrics *metrics = &remote->kvd->metrics;
 	enum err_code code = remote->peer->why.code;
 
-	if (!remote->hs->closing && code != ERR_CANCELED)
+	if (!remote->kvd->handshake->closing && code != ERR_CANCELED)
 		metrics_add(metrics, METRIC_AT(PEER_LOST, remote->figures, 0), 1);
 	metrics_peer_left(metrics, remote->figures, remote);
 }
@@ -291,7 +288,7 @@ static void figures_end(const struct remote *remote)
 void handshake_moved(const struct remote *remote, enum metric_direction direction,
 		     uint64_t bytes)
 {
-	struct metrics *metrics = &remote->hs->kvd->metrics;
+	struct metrics *metrics = &remote->kvd->metrics;
 
 	metrics_add(metrics,
 		    METRIC_AT(TRANSFERRED_BYTES, direction, remote->transport_index),
@@ -359,7 +356,7 @@ static void handshake_on_down(void *owner, struct peer *peer)
 	pools_down(remote);
 	line_close(remote);
 	remote->reaches--;
-	remote_try_free(hs, remote);
+	remote_try_free(remote);
 }
 
 /* The other daemon answered our dial with a refusal, or keys stand between us: rooms that
@@ -563,17 +560,11 @@ int handshake_reach(struct handshake *hs, const char *endpoint,
 	return 0;
 }
 
-void handshake_release(struct handshake *hs, struct remote *remote)
+void handshake_release(struct remote *remote)
 {
-	assert(remote->hs == hs);
 	assert(remote->reaches > 0);
 	remote->reaches--;
-	remote_try_free(hs, remote);
-}
-
-struct handshake *handshake_of(const struct remote *remote)
-{
-	return remote->hs;
+	remote_try_free(remote);
 }
 
 /* What stands between an engine's call and its answer. */

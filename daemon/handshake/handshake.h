@@ -73,7 +73,6 @@ enum { LINE_HERE, LINE_THERE };
 /* A peer as the upper layers see it: the control line and the data line. */
 struct remote {
 	struct kvd *kvd;
-	struct handshake *hs;
 	struct peer *peer;
 	struct transport *transport; /* chosen; NULL until chosen */
 	int told;		     /* the one that the other side chose; -1: not yet */
@@ -157,7 +156,7 @@ void handshake_free(struct handshake *hs);
 /* Dial and hold. Never blocks; watch on_change. */
 int handshake_reach(struct handshake *hs, const char *endpoint,
 		    const struct peer_client *client, struct remote **remote_p);
-void handshake_release(struct handshake *hs, struct remote *remote);
+void handshake_release(struct remote *remote);
 
 /* When a wait for its lines that began then is in vain: connect_timeout after they were
  * missed, or dead_after when the daemon was up and went away. UINT64_MAX: they are up. */
@@ -225,7 +224,7 @@ void handshake_body(struct handshake *hs, struct cursor *out);
 		struct cursor out;                                                       \
 		int r;                                                                   \
                                                                                          \
-		handshake_body(remote->hs, &out);                                        \
+		handshake_body(remote->kvd->handshake, &out);                            \
 		r = wire_##name##_put(&out, msg);                                        \
 		return r < 0 ? r                                                         \
 			     : handshake_send(remote, WIRE_T_##NAME, out.base, out.pos); \
@@ -246,7 +245,6 @@ void handshake_moved(const struct remote *remote, enum metric_direction directio
 		     uint64_t bytes);
 /* All remotes (struct remote.link), for lists and records. */
 const struct list *handshake_remotes(const struct handshake *hs);
-struct handshake *handshake_of(const struct remote *remote);
 
 /* Bytes that wait for a line to a peer, and that are on their way. */
 void handshake_bytes(const struct handshake *hs, uint64_t *queued_p, uint64_t *posted_p);

@@ -167,7 +167,7 @@ int handshake_share_session(struct handshake *hs, struct remote *remote,
 	int r = remote->xp ? parts_init(&parts)
 			   : err_raise(ERR_PEER, "%s: no data line", remote->label);
 
-	assert(remote->hs == hs);
+	assert(remote->kvd == hs->kvd);
 	if (r < 0)
 		goto out;
 	snprintf(msg.name, sizeof(msg.name), "%s", session->client);
@@ -300,7 +300,7 @@ void pools_init(struct handshake *hs)
 
 void pools_announce(struct remote *remote)
 {
-	struct handshake *hs = remote->hs;
+	struct handshake *hs = remote->kvd->handshake;
 
 	assert(remote->announced);
 	remote->announced_to = 0;

@@ -23,7 +23,7 @@ static void on_change(void *owner, struct remote *remote)
 		if (m->remote_change)
 			m->remote_change(remote);
 	}
-	handshake_release(kvd->handshake, remote);
+	handshake_release(remote);
 }
 
 static void events_on_down(void *owner, struct remote *remote, const struct err *why)

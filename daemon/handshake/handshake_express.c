@@ -198,7 +198,7 @@ int express_init(struct remote *remote)
 	remote->express = mem_calloc(PEER_EXPRESS_MAX, sizeof(*remote->express));
 	if (!remote->express)
 		return err_pass(-ENOMEM);
-	loop_timer_init(&remote->express_tell, remote->hs->kvd->loop, express_on_late);
+	loop_timer_init(&remote->express_tell, remote->kvd->loop, express_on_late);
 	for (unsigned int i = 0; i < PEER_EXPRESS_MAX; i++) {
 		struct express_in *slot = &remote->express[i];
 

@@ -106,7 +106,7 @@ void line_on_again(struct loop_timer *timer);
 void line_on_ready(void *owner, struct xp_peer *xp);
 void line_on_lost(void *owner, struct xp_peer *xp, const struct err *why);
 /* handshake.c */
-void remote_try_free(struct handshake *hs, struct remote *remote);
+void remote_try_free(struct remote *remote);
 /* Of the data line of this peering, which may not be open yet; NULL: not chosen. */
 const struct transport *handshake_transport(const struct remote *remote);
 

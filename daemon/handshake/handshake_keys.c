@@ -112,7 +112,7 @@ void keys_replacement_release(struct remote_pool *pool)
 
 static void keys_settle(struct remote_pool *pool)
 {
-	struct handshake *hs = pool->remote->hs;
+	struct handshake *hs = pool->remote->kvd->handshake;
 
 	if (pool->refused.code == ERR_OK) {
 		for (uint32_t i = 0; i < pool->region_count; i++) {
@@ -162,7 +162,6 @@ void handshake_want_keys(struct remote_pool *pool)
 {
 	struct remote *remote = pool->remote;
 
-	assert(pool->remote->hs);
 	if (pool->wanted && !pool->dead && passing(&pool->refused) && pool->uses <= 1)
 		want_anew(pool); /* the asker is its only user */
 	if (pool->wanted || pool->dead)

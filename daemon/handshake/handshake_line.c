@@ -105,7 +105,7 @@ const struct transport *handshake_transport(const struct remote *remote)
 {
 	if (chooses(remote->peer))
 		return remote->transport;
-	return remote->told < 0 ? NULL : remote->hs->kvd->transports[remote->told];
+	return remote->told < 0 ? NULL : remote->kvd->transports[remote->told];
 }
 
 /* ---- opening ---- */
@@ -205,7 +205,7 @@ void line_close(struct remote *remote)
 
 static void note_why(struct remote *remote, unsigned int from, const struct err *why)
 {
-	struct handshake *hs = remote->hs;
+	struct handshake *hs = remote->kvd->handshake;
 	struct err *kept = &remote->line_why[from];
 	bool again = strcmp(kept->text, why->text) == 0;
 	char text[ERR_TEXT_MAX];
@@ -222,7 +222,7 @@ static void note_why(struct remote *remote, unsigned int from, const struct err 
 static void next_turn(struct remote *remote)
 {
 	uint64_t after_ns = remote->turn_ns + AGAIN_NS,
-		 now_ns = loop_now_ns(remote->hs->kvd->loop);
+		 now_ns = loop_now_ns(remote->kvd->loop);
 
 	remote->turn++;
 	line_close(remote);
@@ -262,7 +262,7 @@ void line_on_again(struct loop_timer *timer)
 
 static void start_failed(struct remote *remote)
 {
-	struct handshake *hs = remote->hs;
+	struct handshake *hs = remote->kvd->handshake;
 
 	log_warn("peer", remote->peer->shown, "no data line", "why=\"%s\"",
 		 remote->why.text);
@@ -275,7 +275,7 @@ static void start_failed(struct remote *remote)
 static void start_turn(struct remote *remote)
 {
 	static const struct err none = {.code = ERR_OK};
-	int r = open_line(remote->hs, remote, remote->transport_index);
+	int r = open_line(remote->kvd->handshake, remote, remote->transport_index);
 	struct err why;
 
 	if (r < 0) {
@@ -291,7 +291,7 @@ static void start_turn(struct remote *remote)
 
 void line_start(struct remote *remote)
 {
-	struct handshake *hs = remote->hs;
+	struct handshake *hs = remote->kvd->handshake;
 	struct peer *peer = remote->peer;
 	int r;
 
@@ -347,7 +347,7 @@ static void take_line(struct handshake *hs, struct remote *remote,
 
 static int take_choice(struct remote *remote, const struct wire_line *msg)
 {
-	struct handshake *hs = remote->hs;
+	struct handshake *hs = remote->kvd->handshake;
 
 	if (msg->code)
 		peer_told(remote->peer, msg->code, msg->text, &remote->why);
@@ -370,7 +370,7 @@ static int take_turn(struct remote *remote, const struct wire_line *msg)
 	struct err why;
 
 	if (remote->why.code != ERR_OK || msg->turn <= remote->turn || msg->code ||
-	    strcmp(msg->transport, remote->hs->kvd->transports[remote->told]->ops->name))
+	    strcmp(msg->transport, remote->kvd->transports[remote->told]->ops->name))
 		return err_raise(ERR_PROTO, "LINE: twice");
 	if (remote->ready)
 		return err_raise(ERR_PEER, "%.100s: it gave up the data line",
@@ -445,7 +445,7 @@ void line_on_ready(void *owner, struct xp_peer *xp)
 static void line_on_closed(void *arg)
 {
 	struct remote *remote = arg;
-	struct handshake *hs = handshake_of(remote);
+	struct handshake *hs = remote->kvd->handshake;
 
 	remote->closing_xp = false;
 	remote->xp = NULL;
@@ -453,13 +453,13 @@ static void line_on_closed(void *arg)
 	if (remote->start_again && sm_state(&remote->peer->sm) == PEER_UP && !hs->closing)
 		line_start(remote);
 	else
-		remote_try_free(hs, remote);
+		remote_try_free(remote);
 }
 
 static void not_ready(struct remote *remote)
 {
 	if (remote->ready)
-		remote->lineless_ns = loop_now_ns(remote->hs->kvd->loop);
+		remote->lineless_ns = loop_now_ns(remote->kvd->loop);
 	remote->ready = false;
 }
 
@@ -499,7 +499,7 @@ void line_forget(struct remote *remote)
 
 uint64_t handshake_patience(const struct remote *remote, uint64_t since_ns)
 {
-	const struct config *config = remote->hs->kvd->config;
+	const struct config *config = remote->kvd->config;
 	const struct peer *peer = remote->peer;
 	uint64_t line_ns =
 		remote->lineless_ns > since_ns ? remote->lineless_ns : since_ns;

@@ -80,7 +80,7 @@ void handshake_pool_unuse(struct remote_pool *pool)
 	remote->reaches++; /* its replacement may be the last that holds it */
 	pool_free(pool);
 	remote->reaches--;
-	remote_try_free(remote->hs, remote);
+	remote_try_free(remote);
 }
 
 void pools_down(struct remote *remote)

@@ -100,7 +100,7 @@ struct party *room_party_add(struct room *room, struct remote *remote)
 {
 	struct party *party;
 
-	assert(remote->hs && room_live(room));
+	assert(room_live(room));
 	if (room->party_count >= ROOM_PARTIES_MAX) {
 		err_raise(ERR_LIMIT, "more than %u parties in a room", ROOM_PARTIES_MAX);
 		return NULL;
@@ -171,7 +171,7 @@ void party_drop(struct party *party)
 	mem_free(party->wants);
 	list_remove(&party->link);
 	room->party_count--;
-	handshake_release(rooms_kvd(room->rooms)->handshake, party->remote);
+	handshake_release(party->remote);
 	charge_less(&room->charge, sizeof(*party));
 	mem_free(party);
 }

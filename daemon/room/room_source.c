@@ -72,7 +72,7 @@ static int source_join(struct room *room, const char *endpoint, struct party **p
 	if (r < 0)
 		return err_pass(r);
 	*party_p = room_party_add(room, remote);
-	handshake_release(hs, remote); /* the party holds it */
+	handshake_release(remote); /* the party holds it */
 	return *party_p ? 0 : err_pass(-ENOMEM);
 }
 

@@ -33,7 +33,7 @@ static void untold_free(struct rooms *rooms, struct untold *untold)
 	list_remove(&untold->link);
 	rooms->untold_count--;
 	charge_drop(&untold->charge);
-	handshake_release(rooms->kvd->handshake, untold->remote);
+	handshake_release(untold->remote);
 	explicit_bzero(untold->msg.ticket, sizeof(untold->msg.ticket));
 	mem_free(untold);
 }

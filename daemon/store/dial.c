@@ -9,20 +9,19 @@
 #include "daemon/link/link.h"
 #include "daemon/store/store_impl.h"
 
-void dial_end(struct store *store, struct dial *dial)
+void dial_end(struct dial *dial)
 {
 	if (dial->remote)
-		handshake_release(store->kvd->handshake, dial->remote);
+		handshake_release(dial->remote);
 	dial->remote = NULL;
 	dial->later = false;
 }
 
-void dial_refuse(struct store *store, struct dial *dial, const char *endpoint,
-		 const char *lack)
+void dial_refuse(struct dial *dial, const char *endpoint, const char *lack)
 {
 	bool known = dial->later;
 
-	dial_end(store, dial);
+	dial_end(dial);
 	dial->later = err_last()->retryable;
 	if (!known || !dial->later)
 		log_warn("store", endpoint, lack, "why=\"%s\" again=%d", err_last()->text,
@@ -38,7 +37,7 @@ bool dial_reach(struct store *store, struct dial *dial, const char *endpoint,
 	if (handshake_reach(store->kvd->handshake, endpoint, &client, &dial->remote) <
 	    0) {
 		dial->remote = NULL;
-		dial_refuse(store, dial, endpoint, lack);
+		dial_refuse(dial, endpoint, lack);
 		return false;
 	}
 	dial->later = false;

@@ -26,9 +26,8 @@ struct dial {
 bool dial_reach(struct store *store, struct dial *dial, const char *endpoint,
 		const char *lack);
 /* It shall not be, whatever comes: the fault that was raised says why. */
-void dial_refuse(struct store *store, struct dial *dial, const char *endpoint,
-		 const char *lack);
-void dial_end(struct store *store, struct dial *dial);
+void dial_refuse(struct dial *dial, const char *endpoint, const char *lack);
+void dial_end(struct dial *dial);
 
 /* Keys decide who may be a peer: then it is one that the allow-list or this host knows,
  * at a host where that one may be. */

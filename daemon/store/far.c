@@ -261,7 +261,7 @@ void far_close(struct far *far)
 	while (!list_empty(&far->over))
 		query_free(list_first(&far->over, struct far_query, link));
 	while (far->count > 0)
-		dial_end(far->store, &far->stores[--far->count].dial);
+		dial_end(&far->stores[--far->count].dial);
 }
 
 void far_free(struct far *far)
@@ -290,12 +290,10 @@ static void one_close(struct far_one *one)
 
 static void query_free(struct far_query *query)
 {
-	struct store *store = query->far->store;
-
 	for (unsigned int i = 0; i < query->count; i++) {
 		one_close(&query->ones[i]);
 		if (query->ones[i].held)
-			handshake_release(store->kvd->handshake, query->ones[i].remote);
+			handshake_release(query->ones[i].remote);
 	}
 	loop_timer_stop(&query->timer);
 	loop_defer_cancel(&query->done);
@@ -460,7 +458,6 @@ static struct remote *candidate_reach(struct far *far, const char *endpoint)
 static void candidate_ask(struct far_query *query, const char *endpoint)
 {
 	struct far *far = query->far;
-	struct handshake *hs = far->store->kvd->handshake;
 	struct remote *remote;
 
 	if (strcmp(endpoint, far->store->kvd->link->endpoint) == 0 ||
@@ -472,12 +469,12 @@ static void candidate_ask(struct far_query *query, const char *endpoint)
 	for (unsigned int i = 0; i < query->count; i++) {
 		if (query->ones[i].remote != remote)
 			continue;
-		handshake_release(hs, remote); /* one of chunk_stores, or twice */
+		handshake_release(remote); /* one of chunk_stores, or twice */
 		return;
 	}
 	if (remote->peer->self || one_add(query, remote, true) < 0) {
 		err_clear();
-		handshake_release(hs, remote);
+		handshake_release(remote);
 	}
 }
 

@@ -56,7 +56,7 @@ void far_lend_unref(struct far_lend *lend)
 		return;
 	loop_timer_stop(&lend->renew);
 	far_release(lend->remote, lend->ask);
-	handshake_release(lend->store->kvd->handshake, lend->remote);
+	handshake_release(lend->remote);
 	mem_free(lend->runs);
 	mem_free(lend);
 }

@@ -263,7 +263,7 @@ static void one_dial(struct homes *homes, unsigned int i)
 		return;
 	if (one_of(homes, one->dial.remote) != one) {
 		err_raise(ERR_EXIST, "it is in chunk_homes twice");
-		dial_refuse(homes->store, &one->dial, endpoint, NO_HOME);
+		dial_refuse(&one->dial, endpoint, NO_HOME);
 	} else if (homes_up(one->dial.remote)) {
 		one_begin(homes, one);
 	}
@@ -334,7 +334,7 @@ static void ones_close(struct homes *homes)
 		struct homes_one *one = &homes->ones[--homes->count];
 
 		one->up = false;
-		dial_end(homes->store, &one->dial);
+		dial_end(&one->dial);
 	}
 }
 
@@ -355,7 +355,7 @@ static void on_members(void *arg)
 	for (unsigned int i = 0; i < homes->count; i++)
 		one_dial(homes, i);
 	for (unsigned int i = 0; i < count; i++)
-		dial_end(homes->store, &before[i]);
+		dial_end(&before[i]);
 }
 
 int homes_new(struct store *store, struct homes **homes_p)

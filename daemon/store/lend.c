@@ -93,7 +93,7 @@ static void lend_step(struct store_lend *lend)
 	lend->store->lends--;
 	store_remote(lend->remote)->lend_count--;
 	remote_step(store_remote(lend->remote));
-	handshake_release(lend->store->kvd->handshake, lend->remote);
+	handshake_release(lend->remote);
 	mem_free(lend->told);
 	mem_free(lend);
 }
@@ -727,7 +727,7 @@ static void remote_end(struct remote *remote, const struct err *why)
 		if (!lend->closed)
 			lend_close(lend, why, true);
 	}
-	handshake_release(remote->kvd->handshake, remote);
+	handshake_release(remote);
 }
 
 void lend_on_down(struct remote *remote)

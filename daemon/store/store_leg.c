@@ -303,7 +303,7 @@ static int leg_pull(struct store_leg *leg, struct leg_side *side,
 	for (unsigned int i = 1; i < leg->room_count && r >= 0; i++)
 		r = add_source(room, remote, &leg->rooms[i]);
 	if (r >= 0) /* the parties hold it */
-		handshake_release(leg_kvd(leg)->handshake, remote);
+		handshake_release(remote);
 	if (r < 0) {
 		rooms_discard(room);
 		return err_pass(r);

@@ -223,7 +223,7 @@ static void attach_let_go(struct attach *attach)
 		return;
 	list_remove(&attach->at_remote);
 	attach->remote = NULL;
-	handshake_release(attach->xs->xfers->kvd->handshake, remote);
+	handshake_release(remote);
 }
 
 void attach_unuse(struct attach *attach)
@@ -253,7 +253,7 @@ static void attach_free(struct attach *attach)
 	if (attach->pool)
 		handshake_pool_unuse(attach->pool);
 	if (attach->remote)
-		handshake_release(xs->xfers->kvd->handshake, attach->remote);
+		handshake_release(attach->remote);
 	charge_drop(&attach->charge);
 	explicit_bzero(attach->secret, sizeof(attach->secret));
 	mem_free(attach);
@@ -592,7 +592,7 @@ static void each_attach(struct remote *remote,
 	remote->reaches++; /* the last attach may go */
 	list_foreach_safe(attach, &xfer_remote(remote)->attaches, at_remote)
 		fn(attach, arg);
-	handshake_release(handshake_of(remote), remote);
+	handshake_release(remote);
 }
 
 static void xfer_look(struct attach *attach, const void *arg)
@@ -663,7 +663,7 @@ static void xfers_on_down(struct remote *remote, const struct err *why)
 		lists_forget_remote(xs, remote);
 		list_foreach_safe(share, &xs->shares, link) {
 			if (share->remote == remote)
-				share_free(xs, share);
+				share_free(share);
 		}
 	}
 	serve_remote_down(xfers, remote);
@@ -722,7 +722,7 @@ static void drop_queues(struct xfer_session *xs)
 	}
 	list_foreach_safe(share, &xs->shares, link) {
 		handshake_unshare_session(share->remote, xs->session);
-		share_free(xs, share);
+		share_free(share);
 	}
 }
 

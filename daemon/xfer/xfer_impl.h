@@ -247,7 +247,7 @@ int share_open(struct xfer_session *xs, struct remote *remote, struct grant *gra
 	       struct share **share_p);
 /* Make the remote know the present regions that it may. 1: wait for ack. */
 int share_update(struct xfer_session *xs, struct share *share);
-void share_free(struct xfer_session *xs, struct share *share);
+void share_free(struct share *share);
 void shares_without(struct xfer_session *xs); /* a region goes */
 /* It gives more, or (revoked) nothing any more. */
 void shares_regrant(struct xfer_session *xs, const struct grant *grant);

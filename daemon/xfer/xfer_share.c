@@ -101,13 +101,13 @@ int share_open(struct xfer_session *xs, struct remote *remote, struct grant *gra
 	return err_pass(share_widen(share, grant));
 }
 
-void share_free(struct xfer_session *xs, struct share *share)
+void share_free(struct share *share)
 {
 	list_remove(&share->link);
 	for (size_t i = 0; i < share->grant_count; i++)
 		grant_unref(share->grants[i]);
 	mem_free(share->grants);
-	handshake_release(xs->xfers->kvd->handshake, share->remote);
+	handshake_release(share->remote);
 	mem_free(share);
 }
 

@@ -254,7 +254,7 @@ static void pool_is_found_until_it_goes(void **state)
 	assert_null(handshake_pool_by_id(remote, p->me->epoch));
 	assert_attaches(p);
 	assert_non_null(handshake_pool_by_id(remote_at(p, 1), p->mine.pool));
-	handshake_release(p->c.nodes[1].kvd.handshake, remote);
+	handshake_release(remote);
 }
 
 /* The peer has no place for one pool; when another goes, it is told of it again. */

@@ -241,7 +241,7 @@ static void line_told_wrongly_costs_the_peering_or_the_line(void **state)
 		assert_int_equal(at->down.code, ERR_PROTO);
 		if (!strstr(at->down.text, words))
 			fail_msg("%s", at->down.text);
-		handshake_release(at->hs, at);
+		handshake_release(at);
 		connect_peer(p);
 		cluster_run(&p->c, LOOP_NS_PER_S);
 	}
@@ -316,7 +316,7 @@ static void line_turn_that_cannot_begin_costs_no_peering(void **state)
 	memset(near_dropped, 0, sizeof(near_dropped));
 	cluster_run(&p->c, 10 * LOOP_NS_PER_S);
 	assert_line(p, 0, 1, "near", "");
-	handshake_release(remote->hs, remote);
+	handshake_release(remote);
 }
 
 /* The last peering's line may take longer to close than the first turn of this one. */
@@ -340,7 +340,7 @@ static void line_that_starts_in_a_later_turn_announces_pools(void **state)
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	assert_true(remote->ready && remote_at(p, 0)->listed && remote_at(p, 1)->listed);
 	assert_attaches(p);
-	handshake_release(remote->hs, remote);
+	handshake_release(remote);
 }
 
 /* connect_timeout counts from the first loss, whatever the control line does. */

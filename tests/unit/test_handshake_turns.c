@@ -91,7 +91,7 @@ static void pools_announced_in_turns_reach_all(void **state)
 	cluster_run(&s.c, LOOP_NS_PER_S);
 	loop_virtual_parts(s.c.loop, 0);
 	for (unsigned int i = 0; i < PEERS; i++)
-		handshake_release(s.c.nodes[1 + i].kvd.handshake, s.remotes[i]);
+		handshake_release(s.remotes[i]);
 	cluster_free(&s.c);
 	for (unsigned int p = 0; p < POOLS; p++)
 		cache_close(&s.caches[p]);
@@ -139,7 +139,7 @@ static void pool_that_a_room_names_is_announced_first(void **state)
 	cluster_engine_dies(&s.c, sender);
 	cluster_run(&s.c, LOOP_NS_PER_S);
 	for (unsigned int i = 0; i < PEERS; i++)
-		handshake_release(s.c.nodes[1 + i].kvd.handshake, s.remotes[i]);
+		handshake_release(s.remotes[i]);
 	cluster_free(&s.c);
 	cache_close(&s.caches[0]);
 	cache_close(&theirs);

@@ -560,7 +560,7 @@ static void holder_that_was_late_is_dialled_for_its_trial(void **state)
 	assert_int_equal(handshake_reach(hs, w->c.nodes[1].endpoint, &client, &holder),
 			 0);
 	far_late(node_store(w, FINDER)->far, holder, "the test");
-	handshake_release(hs, holder);
+	handshake_release(holder);
 	assert_int_equal(far_of(w, CHUNKS, 1000), 0);
 	cluster_run(&w->c, 11 * LOOP_NS_PER_S);
 	assert_int_equal(told(w, FINDER).dials, 0);

@@ -73,7 +73,7 @@ static int on_message(void *owner, struct remote *remote, const struct wire_head
 	struct wire_chunk_leg_nak nak;
 	struct wire_chunk_ask ask;
 
-	if (remote->hs != peer_kvd->handshake)
+	if (remote->kvd->handshake != peer_kvd->handshake)
 		return true_message(owner, remote, h, body);
 	if (h->type == WIRE_T_CHUNK_TOLD) {
 		hear_told(body);

@@ -47,8 +47,8 @@ static int on_message(void *owner, struct remote *remote, const struct wire_head
 {
 	struct wire_chunk_ask ask;
 
-	if (remote->hs != holder_kvd->handshake || h->type != WIRE_T_CHUNK_ASK ||
-	    !holder.mute)
+	if (remote->kvd->handshake != holder_kvd->handshake ||
+	    h->type != WIRE_T_CHUNK_ASK || !holder.mute)
 		return true_message(owner, remote, h, body);
 	assert_int_equal(wire_chunk_ask_get(body, &ask), 0);
 	holder.asks++;

@@ -447,7 +447,7 @@ static void tell(struct trio *p, const struct wire_abort *msg)
 
 	assert_int_equal(handshake_tell_abort(line, msg), 0);
 	cluster_run(&p->c, AT_ONCE);
-	handshake_release(line->hs, line);
+	handshake_release(line);
 }
 
 /* What the receiver's daemon told of room `number`, again. */

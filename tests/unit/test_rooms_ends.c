@@ -401,7 +401,7 @@ static void pull_acknowledged_before_it_read_fails(void **state)
 	cluster_engine_dies(&p->c, p->decode);
 	cluster_until_state(&p->c, p->prefill, "pull", 46, KVD_FAILED);
 	said(why(p, 0, ROOM_PULL, 46), ERR_PROTO, "PULL_ACK before all was read");
-	handshake_release(hs, puller);
+	handshake_release(puller);
 }
 
 /* Two sources at one daemon have not answered yet, and one of them aborts: which, its
@@ -438,7 +438,7 @@ static void abort_of_one_of_two_silent_sources_is_told_to_both(void **state)
 	cluster_until_state(&p->c, p->decode, "recv", 47, KVD_FAILED);
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	assert_int_equal(cluster_state(&p->c, p->prefill, "send", 47), KVD_FAILED);
-	handshake_release(hs, receiver);
+	handshake_release(receiver);
 	cluster_engine_dies(&p->c, second);
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	cache_close(&half);

@@ -127,7 +127,7 @@ static int teardown(void **state)
 	struct world *w = *state;
 
 	for (unsigned int i = 0; i < 3; i += 2)
-		handshake_release(w->c.nodes[i].kvd.handshake, w->lines[i]);
+		handshake_release(w->lines[i]);
 	cluster_free(&w->c);
 	for (unsigned int i = 0; i < 3; i++)
 		cache_close(&w->caches[i]);

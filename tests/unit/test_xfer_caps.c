@@ -182,7 +182,7 @@ static void lists_go_with_their_daemon(void **state)
 	cluster_run(&p->c, LOOP_NS_PER_S);
 	assert_int_equal(lists_of(p->from[0]), 0);
 	assert_int_equal(lists_of(p->from[1]), 100);
-	handshake_release(p->c.nodes[0].kvd.handshake, p->from[0]);
+	handshake_release(p->from[0]);
 }
 
 /* ---- cost ---- */
