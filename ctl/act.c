@@ -181,24 +181,26 @@ int ctl_run_drain(struct ctl *ctl)
 	return !r && ctl->wait ? drain_wait(ctl) : r;
 }
 
+static int print_level(const cJSON *reply)
+{
+	puts(ctl_str(reply, "level", "?"));
+	return CTL_OK;
+}
+
+static int print_level_set(const cJSON *reply)
+{
+	printf("%s, was %s\n", ctl_str(reply, "level", "?"), ctl_str(reply, "was", "?"));
+	return CTL_OK;
+}
+
 int ctl_run_log(struct ctl *ctl)
 {
-	cJSON *args = cJSON_CreateObject(), *reply;
-	int r;
+	cJSON *args = cJSON_CreateObject();
 
 	if (ctl->arg_count)
 		cJSON_AddStringToObject(args, "level", ctl->args[0]);
-	r = ctl_ask(ctl, "log.level", args, &reply);
-	if (r)
-		return r;
-	if (ctl->json)
-		ctl_print_json(reply);
-	else
-		printf("%s%s%s\n", ctl_str(reply, "level", "?"),
-		       ctl->arg_count ? ", was " : "",
-		       ctl->arg_count ? ctl_str(reply, "was", "?") : "");
-	cJSON_Delete(reply);
-	return CTL_OK;
+	return ctl_show(ctl, "log.level", args,
+			ctl->arg_count ? print_level_set : print_level);
 }
 
 /* --owner; as root the user kvd; NULL: the caller. */

@@ -272,7 +272,6 @@ static int show(const struct ctl *ctl, cJSON *peer, cJSON *results)
 {
 	const cJSON *one;
 	struct table *table;
-	int r;
 
 	if (ctl->json) {
 		cJSON *all = cJSON_CreateObject();
@@ -285,8 +284,7 @@ static int show(const struct ctl *ctl, cJSON *peer, cJSON *results)
 		cJSON_Delete(all);
 		return CTL_OK;
 	}
-	if (table_new("op >row >rows >GB/s >10% >90% >first >us", &table) < 0)
-		return ctl_failed("out of memory");
+	table = table_new("op >row >rows >GB/s >10% >90% >first >us");
 	cJSON_ArrayForEach(one, results) {
 		const cJSON *spread = ctl_list(one, "spread");
 
@@ -303,9 +301,7 @@ static int show(const struct ctl *ctl, cJSON *peer, cJSON *results)
 	       ctl_str(peer, "endpoint", "?"), ctl_str(peer, "transport", "?"),
 	       *ctl_str(peer, "path", "") ? ", " : "", ctl_str(peer, "path", ""),
 	       ctl_num(peer, "rtt_us"));
-	r = table_print(table, stdout);
-	table_free(table);
-	return r < 0 ? ctl_failed("out of memory") : CTL_OK;
+	return ctl_print_table(table);
 }
 
 /* How many rows the case has; 0 after telling why. */

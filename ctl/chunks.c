@@ -7,15 +7,9 @@
 
 static void space_row(struct table *table, const cJSON *space)
 {
-	table_cell(table, ctl_str(space, "tenant", NULL));
-	table_cell(table, ctl_str(space, "model", NULL));
-	table_cell(table, ctl_str(space, "revision", ""));
-	table_cell(table, ctl_str(space, "scheme", NULL));
-	table_cellf(table, "%.0f", ctl_num(space, "tokens"));
-	table_cellf(table, "%.0f", ctl_num(space, "chunks"));
+	ctl_cells(table, space, "tenant model revision scheme tokens chunks");
 	table_cell(table, ctl_bytes(ctl_num(space, "bytes")));
-	table_cellf(table, "%.0f", ctl_num(space, "classes"));
-	table_cellf(table, "%.0f", ctl_num(space, "handles"));
+	ctl_cells(table, space, "classes handles");
 }
 
 static void chunks_print_far(const cJSON *far)
@@ -111,31 +105,15 @@ static void chunks_print_files(const cJSON *files)
 
 static int chunks_print(const cJSON *reply)
 {
-	const cJSON *space;
-	struct table *table;
-
 	chunks_print_head(reply);
 	chunks_print_files(cJSON_GetObjectItemCaseSensitive(reply, "files"));
-	if (table_new("TENANT MODEL REVISION SCHEME >TOKENS >CHUNKS >BYTES >LAYOUTS "
-		      ">USERS",
-		      &table) < 0)
-		return ctl_failed("out of memory");
-	cJSON_ArrayForEach(space, ctl_list(reply, "spaces"))
-		space_row(table, space);
-	return ctl_print_table(table);
+	return ctl_print_list(
+		ctl_list(reply, "spaces"),
+		"TENANT MODEL REVISION SCHEME >TOKENS >CHUNKS >BYTES >LAYOUTS >USERS",
+		space_row);
 }
 
 int ctl_run_chunks(struct ctl *ctl)
 {
-	cJSON *args = cJSON_CreateObject(), *reply = NULL;
-	int r;
-
-	cJSON_AddTrueToObject(args, "all");
-	r = ctl_ask(ctl, "chunk.list", args, &reply);
-	if (!r && ctl->json)
-		ctl_print_json(reply);
-	else if (!r)
-		r = chunks_print(reply);
-	cJSON_Delete(reply);
-	return r;
+	return ctl_show(ctl, "chunk.list", ctl_args_all(), chunks_print);
 }

@@ -38,14 +38,6 @@ static const char *words_of(const cJSON *list, char *text, size_t size)
 	return text;
 }
 
-/* Where it is, without its key: that is in --json. */
-static void cell_endpoint(struct table *table, const cJSON *rank)
-{
-	const char *endpoint = ctl_str(rank, "endpoint", "-");
-
-	table_cellf(table, "%.*s", (int)strcspn(endpoint, "#"), endpoint);
-}
-
 /* ---- cluster ---- */
 
 static void cluster_print_head(const cJSON *reply)
@@ -65,26 +57,16 @@ static void cluster_print_head(const cJSON *reply)
 	       ctl_num(reply, "events"), ctl_num(reply, "refused"));
 }
 
-static int daemons_print(const cJSON *ranks)
+static void daemon_row(struct table *table, const cJSON *rank)
 {
-	struct table *table;
-	const cJSON *rank;
 	char words[160];
 
-	if (table_new("DAEMON STATE ENDPOINT VERSION TRANSPORTS >POOLS INSTANCE",
-		      &table) < 0)
-		return ctl_failed("out of memory");
-	cJSON_ArrayForEach(rank, ranks) {
-		table_cell(table, ctl_str(rank, "name", NULL));
-		table_cell(table, ctl_str(rank, "state", NULL));
-		cell_endpoint(table, rank);
-		table_cell(table, ctl_str(rank, "version", NULL));
-		table_cell(table,
-			   words_of(ctl_list(rank, "transports"), words, sizeof(words)));
-		table_cellf(table, "%d", cJSON_GetArraySize(ctl_list(rank, "pools")));
-		table_cell(table, ctl_str(rank, "instance", NULL));
-	}
-	return ctl_print_table(table);
+	ctl_cells(table, rank, "name state");
+	ctl_endpoint_cell(table, ctl_str(rank, "endpoint", "-"));
+	table_cell(table, ctl_str(rank, "version", NULL));
+	table_cell(table, words_of(ctl_list(rank, "transports"), words, sizeof(words)));
+	table_cellf(table, "%d", cJSON_GetArraySize(ctl_list(rank, "pools")));
+	table_cell(table, ctl_str(rank, "instance", NULL));
 }
 
 int ctl_run_cluster(struct ctl *ctl)
@@ -105,7 +87,10 @@ int ctl_run_cluster(struct ctl *ctl)
 		ctl_print_json(reply);
 	} else {
 		cluster_print_head(reply);
-		r = daemons_print(ctl_list(daemons, "ranks"));
+		r = ctl_print_list(ctl_list(daemons, "ranks"),
+				   "DAEMON STATE ENDPOINT VERSION TRANSPORTS >POOLS "
+				   "INSTANCE",
+				   daemon_row);
 	}
 	cJSON_Delete(daemons);
 	cJSON_Delete(reply);
@@ -126,20 +111,22 @@ static void cell_load(struct table *table, const cJSON *load, const char *part,
 		table_cell(table, NULL);
 }
 
+static void cell_rank(struct table *table, const cJSON *of)
+{
+	table_cellf(table, "%.0f.%.0f.%.0f.%.0f", ctl_num(of, "tp_rank"),
+		    ctl_num(of, "pp_rank"), ctl_num(of, "dp_rank"),
+		    ctl_num(of, "cp_rank"));
+}
+
 static void rank_row(struct table *table, const cJSON *rank)
 {
 	const cJSON *load = cJSON_GetObjectItemCaseSensitive(rank, "load");
-	const char *worker = ctl_str(rank, "worker", "");
 
-	table_cell(table, *worker ? worker : NULL);
-	table_cellf(table, "%.0f.%.0f.%.0f.%.0f", ctl_num(rank, "tp_rank"),
-		    ctl_num(rank, "pp_rank"), ctl_num(rank, "dp_rank"),
-		    ctl_num(rank, "cp_rank"));
+	table_cell(table, ctl_str(rank, "worker", NULL));
+	cell_rank(table, rank);
 	table_cell(table, ctl_str(rank, "state", NULL));
-	cell_endpoint(table, rank);
-	table_cell(table, ctl_str(rank, "pool", NULL));
-	table_cell(table, ctl_str(rank, "engine", NULL));
-	table_cell(table, ctl_str(rank, "url", NULL));
+	ctl_endpoint_cell(table, ctl_str(rank, "endpoint", "-"));
+	ctl_cells(table, rank, "pool engine url");
 	cell_load(table, load, "rooms", "running");
 	cell_load(table, load, "rooms", "waiting");
 	cell_load(table, load, "engine", "running");
@@ -148,36 +135,26 @@ static void rank_row(struct table *table, const cJSON *rank)
 
 static int group_print(const cJSON *reply)
 {
-	struct table *table;
-	const cJSON *rank;
-
 	if (!ctl_true(reply, "synced"))
 		printf("the directory is away: as it was known last\n");
 	if (!ctl_true(reply, "complete"))
 		printf("not all ranks are there\n");
-	if (table_new("WORKER RANK STATE ENDPOINT POOL ENGINE URL >ROOMS >WAITING >RUNS "
-		      ">QUEUED",
-		      &table) < 0)
-		return ctl_failed("out of memory");
-	cJSON_ArrayForEach(rank, ctl_list(reply, "ranks"))
-		rank_row(table, rank);
-	return ctl_print_table(table);
+	return ctl_print_list(ctl_list(reply, "ranks"),
+			      "WORKER RANK STATE ENDPOINT POOL ENGINE URL >ROOMS "
+			      ">WAITING >RUNS >QUEUED",
+			      rank_row);
 }
 
 static int groups_print(const cJSON *reply)
 {
-	struct table *table;
+	struct table *table = table_new("GROUP HERE WORKER RANK");
 	const cJSON *one;
 
-	if (table_new("GROUP HERE WORKER RANK", &table) < 0)
-		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(one, ctl_list(reply, "places")) {
 		table_cell(table, ctl_str(one, "group", NULL));
 		table_cell(table, ctl_true(one, "taken") ? "said" : "refused, or waits");
 		table_cell(table, ctl_str(one, "worker", ""));
-		table_cellf(table, "%.0f.%.0f.%.0f.%.0f", ctl_num(one, "tp_rank"),
-			    ctl_num(one, "pp_rank"), ctl_num(one, "dp_rank"),
-			    ctl_num(one, "cp_rank"));
+		cell_rank(table, one);
 	}
 	cJSON_ArrayForEach(one, ctl_list(reply, "watches")) {
 		table_cell(table, ctl_str(one, "group", NULL));
@@ -190,17 +167,10 @@ static int groups_print(const cJSON *reply)
 
 int ctl_run_group(struct ctl *ctl)
 {
-	cJSON *reply = NULL;
-	int r = ctl->arg_count
-			? ctl_ask(ctl, "group.query", args_group(ctl->args[0]), &reply)
-			: ctl_ask(ctl, "cluster.show", NULL, &reply);
-
-	if (!r && ctl->json)
-		ctl_print_json(reply);
-	else if (!r)
-		r = ctl->arg_count ? group_print(reply) : groups_print(reply);
-	cJSON_Delete(reply);
-	return r;
+	if (ctl->arg_count)
+		return ctl_show(ctl, "group.query", args_group(ctl->args[0]),
+				group_print);
+	return ctl_show(ctl, "cluster.show", NULL, groups_print);
 }
 
 /* ---- doctor ---- */

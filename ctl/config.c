@@ -6,37 +6,18 @@
 #include "ctl/ctl.h"
 #include "ctl/table.h"
 
-static bool is_true(const cJSON *obj, const char *name)
+static void setting_row(struct table *table, const cJSON *row)
 {
-	return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(obj, name));
+	table_cellf(table, "%s.%s", ctl_str(row, "section", "?"),
+		    ctl_str(row, "name", "?"));
+	ctl_cells(table, row, "value default");
+	table_cell(table, ctl_true(row, "reload") ? "reload" : "restart");
 }
 
-static int config_values(struct ctl *ctl)
+static int print_settings(const cJSON *reply)
 {
-	struct table *table;
-	const cJSON *row;
-	cJSON *reply;
-	int r = ctl_ask(ctl, "config.show", NULL, &reply);
-
-	if (r)
-		return r;
-	if (ctl->json) {
-		ctl_print_json(reply);
-	} else if (table_new("OPTION VALUE DEFAULT CHANGE", &table) < 0) {
-		r = ctl_failed("out of memory");
-	} else {
-		cJSON_ArrayForEach(row, ctl_list(reply, "settings")) {
-			table_cellf(table, "%s.%s", ctl_str(row, "section", "?"),
-				    ctl_str(row, "name", "?"));
-			table_cell(table, ctl_str(row, "value", NULL));
-			table_cell(table, ctl_str(row, "default", NULL));
-			table_cell(table, is_true(row, "reload") ? "reload" : "restart");
-		}
-		r = table_print(table, stdout) < 0 ? ctl_failed("out of memory") : CTL_OK;
-		table_free(table);
-	}
-	cJSON_Delete(reply);
-	return r;
+	return ctl_print_list(ctl_list(reply, "settings"), "OPTION VALUE DEFAULT CHANGE",
+			      setting_row);
 }
 
 bool ctl_keys_differ(const cJSON *reply, char text[CTL_KEYS_MAX])
@@ -60,7 +41,7 @@ static int print_differing(const cJSON *reply, bool taken)
 	bool any = false;
 
 	cJSON_ArrayForEach(row, ctl_list(reply, "options")) {
-		bool restart = is_true(row, "restart");
+		bool restart = ctl_true(row, "restart");
 
 		any = true;
 		printf("%s.%s: %s -> %s%s\n", ctl_str(row, "section", "?"),
@@ -85,26 +66,28 @@ static int print_differing(const cJSON *reply, bool taken)
 	return CTL_OK;
 }
 
+static int print_check(const cJSON *reply)
+{
+	return print_differing(reply, false);
+}
+
+static int print_reload(const cJSON *reply)
+{
+	return print_differing(reply, true);
+}
+
 static int reload_ask(struct ctl *ctl, bool taken)
 {
-	cJSON *args = cJSON_CreateObject(), *reply;
-	int r;
+	cJSON *args = cJSON_CreateObject();
 
 	cJSON_AddBoolToObject(args, "check", !taken);
-	r = ctl_ask(ctl, "config.reload", args, &reply);
-	if (r)
-		return r;
-	if (ctl->json)
-		ctl_print_json(reply);
-	else
-		print_differing(reply, taken);
-	cJSON_Delete(reply);
-	return CTL_OK;
+	return ctl_show(ctl, "config.reload", args, taken ? print_reload : print_check);
 }
 
 int ctl_run_config(struct ctl *ctl)
 {
-	return ctl->diff ? reload_ask(ctl, false) : config_values(ctl);
+	return ctl->diff ? reload_ask(ctl, false)
+			 : ctl_show(ctl, "config.show", NULL, print_settings);
 }
 
 int ctl_run_reload(struct ctl *ctl)

@@ -238,9 +238,8 @@ static int cost_print_text(const struct asked *asked, const cJSON *reply)
 	       ctl_count(asked->holders, "holder"));
 	printf("         ms; ROUND, ATTEND: a layer and step; S*: fetching wins from "
 	       "there\n\n");
-	if (table_new(">TOKENS >ROUND >ATTEND >FETCH_ONCE >S* >ROUTE >FETCH >LOCAL BEST",
-		      &table) < 0)
-		return ctl_failed("out of memory");
+	table = table_new(
+		">TOKENS >ROUND >ATTEND >FETCH_ONCE >S* >ROUTE >FETCH >LOCAL BEST");
 	cJSON_ArrayForEach(row, ctl_list(reply, "prices")) {
 		table_cellf(table, "%.0f", ctl_num(row, "tokens"));
 		cost_cell_ms(table, row, "round_us");

@@ -44,24 +44,16 @@ static const char *shown_peer(const cJSON *reply, const char *instance)
 	return instance;
 }
 
-/* An endpoint without its key. */
-static void cell_peer(struct table *table, const char *endpoint)
-{
-	table_cellf(table, "%.*s", (int)strcspn(endpoint, "#"), endpoint);
-}
-
 static int print_links(const cJSON *reply)
 {
 	const cJSON *peer, *link;
-	struct table *table;
+	struct table *table =
+		table_new("PEER TRANSPORT >PROBE_US >TURN_US >GB/s >FETCH_US >FETCH_GB/s "
+			  ">CONGESTION >WAIT_US >REQUESTERS STATE");
 
-	if (table_new("PEER TRANSPORT >PROBE_US >TURN_US >GB/s >FETCH_US >FETCH_GB/s "
-		      ">CONGESTION >WAIT_US >REQUESTERS STATE",
-		      &table) < 0)
-		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(peer, ctl_list(reply, "peers")) {
 		cJSON_ArrayForEach(link, ctl_list(peer, "links")) {
-			cell_peer(table, ctl_str(peer, "endpoint", "?"));
+			ctl_endpoint_cell(table, ctl_str(peer, "endpoint", "?"));
 			table_cell(table, ctl_str(link, "transport", "?"));
 			cell_figure(table, link, "probe_us", 1);
 			cell_figure(table, link, "turn_us", 1);
@@ -80,19 +72,14 @@ static int print_links(const cJSON *reply)
 static int print_speeds(const cJSON *reply)
 {
 	const cJSON *speed;
-	struct table *table;
+	struct table *table = table_new(
+		"ATTENDS >HEADS >KV_HEADS >DQK >DV >FIXED_US >ROW_US >GB/s >GFLOP/s "
+		">LATELY");
 
-	if (table_new(
-		    "ATTENDS >HEADS >KV_HEADS >DQK >DV >FIXED_US >ROW_US >GB/s >GFLOP/s "
-		    ">LATELY",
-		    &table) < 0)
-		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(speed, ctl_list(reply, "speeds")) {
-		cell_peer(table, shown_peer(reply, ctl_str(speed, "instance", "")));
-		table_cellf(table, "%.0f", ctl_num(speed, "heads"));
-		table_cellf(table, "%.0f", ctl_num(speed, "kv_heads"));
-		table_cellf(table, "%.0f", ctl_num(speed, "dqk"));
-		table_cellf(table, "%.0f", ctl_num(speed, "dv"));
+		ctl_endpoint_cell(table,
+				  shown_peer(reply, ctl_str(speed, "instance", "")));
+		ctl_cells(table, speed, "heads kv_heads dqk dv");
 		cell_figure(table, speed, "fixed_us", 1);
 		cell_figure(table, speed, "row_us", 1);
 		cell_figure(table, speed, "bytes_per_us", 1e-3);
@@ -113,62 +100,52 @@ static void print_home(const cJSON *home)
 		       ctl_num(merge, "value"), ctl_num(splice, "value"));
 }
 
-int ctl_cost_live(struct ctl *ctl)
+static int print_costs(const cJSON *reply)
 {
-	cJSON *reply;
-	int r = ctl_ask(ctl, "cost.show", NULL, &reply);
+	int r;
 
-	if (r)
-		return r;
-	if (ctl->json) {
-		ctl_print_json(reply);
-	} else if (!cJSON_GetArraySize(ctl_list(reply, "peers"))) {
+	if (!cJSON_GetArraySize(ctl_list(reply, "peers"))) {
 		printf("nothing was measured: kvd-ctl calibrate PEER, or an engine that "
 		       "opens the page\n");
-	} else {
-		r = print_links(reply);
-		if (!r && cJSON_GetArraySize(ctl_list(reply, "speeds"))) {
-			putchar('\n');
-			r = print_speeds(reply);
-		}
-		print_home(cJSON_GetObjectItemCaseSensitive(reply, "home"));
+		return CTL_OK;
 	}
-	cJSON_Delete(reply);
+	r = print_links(reply);
+	if (!r && cJSON_GetArraySize(ctl_list(reply, "speeds"))) {
+		putchar('\n');
+		r = print_speeds(reply);
+	}
+	print_home(cJSON_GetObjectItemCaseSensitive(reply, "home"));
 	return r;
+}
+
+int ctl_cost_live(struct ctl *ctl)
+{
+	return ctl_show(ctl, "cost.show", NULL, print_costs);
+}
+
+static void echo_row(struct table *table, const cJSON *echo)
+{
+	table_cellf(table, "%.0f", ctl_num(echo, "bytes"));
+	table_cellf(table, "%.1f", ctl_num(echo, "us"));
+	table_cellf(table, "%.1f", ctl_num(echo, "mad_us"));
+	table_cellf(table, "%.0f", ctl_num(echo, "count"));
 }
 
 static int print_echoes(const cJSON *reply)
 {
-	const cJSON *echo;
-	struct table *table;
-
-	if (table_new(">BYTES >MICROS >SCATTER >ECHOES", &table) < 0)
-		return ctl_failed("out of memory");
-	cJSON_ArrayForEach(echo, ctl_list(reply, "echoes")) {
-		table_cellf(table, "%.0f", ctl_num(echo, "bytes"));
-		table_cellf(table, "%.1f", ctl_num(echo, "us"));
-		table_cellf(table, "%.1f", ctl_num(echo, "mad_us"));
-		table_cellf(table, "%.0f", ctl_num(echo, "count"));
-	}
-	return ctl_print_table(table);
+	return ctl_print_list(ctl_list(reply, "echoes"),
+			      ">BYTES >MICROS >SCATTER >ECHOES", echo_row);
 }
 
 int ctl_run_calibrate(struct ctl *ctl)
 {
-	cJSON *args = cJSON_CreateObject(), *reply;
+	cJSON *args = cJSON_CreateObject();
 	int r;
 
 	cJSON_AddStringToObject(args, "endpoint", ctl->args[0]);
-	r = ctl_ask(ctl, "cost.calibrate", args, &reply);
-	if (r)
+	r = ctl_show(ctl, "cost.calibrate", args, print_echoes);
+	if (r || ctl->json)
 		return r;
-	if (ctl->json) {
-		ctl_print_json(reply);
-		cJSON_Delete(reply);
-		return CTL_OK;
-	}
-	r = print_echoes(reply);
-	cJSON_Delete(reply);
 	putchar('\n');
-	return r ? r : ctl_cost_live(ctl);
+	return ctl_cost_live(ctl);
 }

@@ -118,6 +118,16 @@ const char *ctl_ms(double ms);
 const char *ctl_count(double count, const char *noun);
 struct table;
 int ctl_print_table(struct table *table); /* frees it */
+/* A cell for each of these members: texts, numbers, yes or no. */
+void ctl_cells(struct table *table, const cJSON *obj, const char *names);
+void ctl_endpoint_cell(struct table *table, const char *endpoint); /* without its key */
+/* A table of the records of a list, a row each. */
+int ctl_print_list(const cJSON *list, const char *heads,
+		   void (*row)(struct table *table, const cJSON *record));
+/* Ask, and print the answer: as JSON, or by `print`. */
+int ctl_show(struct ctl *ctl, const char *cmd, cJSON *args,
+	     int (*print)(const cJSON *reply));
+cJSON *ctl_args_all(void); /* {"all":true} */
 /* What config.reload says of the allow-list; false: it is as it was read. */
 #define CTL_KEYS_MAX 80
 bool ctl_keys_differ(const cJSON *reply, char text[CTL_KEYS_MAX]);

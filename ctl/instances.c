@@ -103,8 +103,8 @@ static void ls_row(struct table *table, const struct ctl_seen *seen)
 	table_cell(table, seen->name);
 	table_cell(table, seen->state);
 	table_cellf(table, seen->pid ? "%d" : "-", seen->pid);
-	table_cell(table, *seen->version ? seen->version : NULL);
-	table_cell(table, *seen->endpoint ? seen->endpoint : NULL);
+	table_cell(table, seen->version);
+	table_cell(table, seen->endpoint);
 }
 
 static void ls_json(cJSON *list, const struct ctl_seen *seen)
@@ -124,13 +124,11 @@ static int ls_print(struct ctl *ctl, struct dirent **names, int count)
 {
 	cJSON *reply = cJSON_CreateObject(),
 	      *list = cJSON_AddArrayToObject(reply, "instances");
-	struct table *table = NULL;
+	struct table *table = table_new("NAME STATE >PID VERSION ENDPOINT");
 	char path[512];
 	int r = CTL_OK;
 
-	if (!list || table_new("NAME STATE >PID VERSION ENDPOINT", &table) < 0)
-		r = ctl_failed("out of memory");
-	for (int i = 0; !r && i < count && i < INSTANCES_MAX; i++) {
+	for (int i = 0; i < count && i < INSTANCES_MAX; i++) {
 		struct ctl_seen seen = {.name = names[i]->d_name};
 
 		snprintf(path, sizeof(path), "%s/%s", ctl_run_dir(), names[i]->d_name);
@@ -139,11 +137,12 @@ static int ls_print(struct ctl *ctl, struct dirent **names, int count)
 		ls_row(table, &seen);
 		ls_json(list, &seen);
 	}
-	if (!r && ctl->json)
+	if (ctl->json) {
 		ctl_print_json(reply);
-	else if (!r && table_print(table, stdout) < 0)
-		r = ctl_failed("out of memory");
-	table_free(table);
+		table_free(table);
+	} else {
+		r = ctl_print_table(table);
+	}
 	cJSON_Delete(reply);
 	return r;
 }

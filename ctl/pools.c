@@ -21,33 +21,16 @@ static void pool_row(struct table *table, const cJSON *pool)
 		if (cJSON_IsString(view) && n < sizeof(views) - 40)
 			n += (size_t)snprintf(views + n, sizeof(views) - n, "%s%.32s",
 					      n ? "," : "", view->valuestring);
-	table_cellf(table, "%.0f", ctl_num(pool, "session"));
-	table_cellf(table, "%.0f", ctl_num(pool, "pool"));
-	table_cell(table, ctl_str(pool, "name", NULL));
-	table_cellf(table, "%.0f", ctl_num(pool, "rank"));
+	ctl_cells(table, pool, "session pool name rank");
 	table_cell(table, ctl_bytes(ctl_num(pool, "bytes")));
 	table_cellf(table, "%.0f", ctl_num(pool, "rooms"));
 	table_cell(table, views);
 }
 
-static int pools_ask(struct ctl *ctl, cJSON **reply_p)
-{
-	cJSON *args = cJSON_CreateObject();
-
-	cJSON_AddTrueToObject(args, "all");
-	return ctl_ask(ctl, "pool.list", args, reply_p);
-}
-
 static int print_pools(const cJSON *reply)
 {
-	const cJSON *pool;
-	struct table *table;
-
-	if (table_new(">SESSION >POOL NAME >RANK >BYTES >ROOMS VIEWS", &table) < 0)
-		return ctl_failed("out of memory");
-	cJSON_ArrayForEach(pool, ctl_list(reply, "pools"))
-		pool_row(table, pool);
-	return ctl_print_table(table);
+	return ctl_print_list(ctl_list(reply, "pools"),
+			      ">SESSION >POOL NAME >RANK >BYTES >ROOMS VIEWS", pool_row);
 }
 
 /* ---- --layout ---- */
@@ -88,23 +71,18 @@ static void field_row(struct table *table, const cJSON *pool, const cJSON *view,
 	double from = ctl_num(first, "layer"), to = ctl_num(last, "layer");
 	double unit = ctl_num(field, "first_unit");
 
-	table_cellf(table, "%.0f", ctl_num(pool, "pool"));
-	table_cell(table, ctl_str(pool, "name", NULL));
+	ctl_cells(table, pool, "pool name");
 	table_cellf(table, "%.0f", ctl_num(ctl_list(pool, "layout"), "rank"));
 	table_cell(table, ctl_str(pool, "digest", NULL));
 	table_cell(table, view->string);
-	table_cellf(table, "%.0f", ctl_num(view, "pages"));
-	table_cellf(table, "%.0f", ctl_num(view, "page_tokens"));
+	ctl_cells(table, view, "pages page_tokens");
 	shard_cell(table, ctl_list(view, "shard"));
 	table_cellf(table, from < to ? "%.0f-%.0f" : "%.0f", from, to);
 	table_cell(table, ctl_str(field, "name", NULL));
 	table_cellf(table, "%.0f-%.0f of %.0f", unit, unit + ctl_num(field, "units") - 1,
 		    ctl_num(field, "total_units"));
 	table_cell(table, ctl_bytes(ctl_num(field, "unit_bytes")));
-	table_cell(table, ctl_str(field, "format", NULL));
-	table_cellf(table, "%.0f", ctl_num(field, "unit_stride"));
-	table_cellf(table, "%.0f", ctl_num(field, "token_stride"));
-	table_cellf(table, "%.0f", ctl_num(field, "page_stride"));
+	ctl_cells(table, field, "format unit_stride token_stride page_stride");
 }
 
 static void view_rows(struct table *table, const cJSON *pool, const cJSON *view)
@@ -125,13 +103,10 @@ static void view_rows(struct table *table, const cJSON *pool, const cJSON *view)
 static int print_layouts(const cJSON *layouts)
 {
 	const cJSON *pool, *view;
-	struct table *table;
+	struct table *table = table_new(
+		">POOL NAME >RANK DIGEST VIEW >PAGES >PAGE_TOKENS SHARD LAYERS FIELD "
+		"UNITS >UNIT FORMAT >UNIT_STRIDE >TOKEN_STRIDE >PAGE_STRIDE");
 
-	if (table_new(
-		    ">POOL NAME >RANK DIGEST VIEW >PAGES >PAGE_TOKENS SHARD LAYERS FIELD "
-		    "UNITS >UNIT FORMAT >UNIT_STRIDE >TOKEN_STRIDE >PAGE_STRIDE",
-		    &table) < 0)
-		return ctl_failed("out of memory");
 	cJSON_ArrayForEach(pool, ctl_list(layouts, "pools")) {
 		cJSON_ArrayForEach(view, ctl_list(ctl_list(pool, "layout"), "views"))
 			view_rows(table, pool, view);
@@ -159,19 +134,26 @@ static int take_layouts(struct ctl *ctl, const cJSON *reply, cJSON *layouts)
 	return CTL_OK;
 }
 
-int ctl_run_pools(struct ctl *ctl)
+static int show_layouts(struct ctl *ctl)
 {
 	cJSON *layouts = cJSON_CreateObject(), *reply = NULL;
-	int r = cJSON_AddArrayToObject(layouts, "pools") ? pools_ask(ctl, &reply)
-							 : ctl_failed("out of memory");
+	int r = cJSON_AddArrayToObject(layouts, "pools")
+			? ctl_ask(ctl, "pool.list", ctl_args_all(), &reply)
+			: ctl_failed("out of memory");
 
-	if (!r && ctl->layout)
+	if (!r)
 		r = take_layouts(ctl, reply, layouts);
 	if (!r && ctl->json)
-		ctl_print_json(ctl->layout ? layouts : reply);
+		ctl_print_json(layouts);
 	else if (!r)
-		r = ctl->layout ? print_layouts(layouts) : print_pools(reply);
+		r = print_layouts(layouts);
 	cJSON_Delete(reply);
 	cJSON_Delete(layouts);
 	return r;
+}
+
+int ctl_run_pools(struct ctl *ctl)
+{
+	return ctl->layout ? show_layouts(ctl)
+			   : ctl_show(ctl, "pool.list", ctl_args_all(), print_pools);
 }

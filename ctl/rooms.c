@@ -90,10 +90,7 @@ static void room_row(struct table *table, const cJSON *room)
 		    *waits = ctl_list(room, "waits_for");
 	const char *state = ctl_process_state(ctl_num(room, "pid"));
 
-	table_cell(table, ctl_str(room, "room", NULL));
-	table_cell(table, ctl_str(room, "role", NULL));
-	table_cell(table, ctl_str(room, "state_name", NULL));
-	table_cell(table, ctl_str(room, "engine", NULL));
+	ctl_cells(table, room, "room role state_name engine");
 	if (ctl_num(room, "pid") > 0)
 		table_cellf(table, "%.0f%s%s", ctl_num(room, "pid"), *state ? " " : "",
 			    state);
@@ -111,24 +108,18 @@ static void room_row(struct table *table, const cJSON *room)
 
 static int print_rooms(const cJSON *reply)
 {
-	const cJSON *room;
-	struct table *table;
-
-	if (table_new("ROOM ROLE STATE ENGINE PROCESS TRANSPORT PEER >PEERS >BYTES "
-		      ">EXPECTED ERROR >AGE WAITS_FOR",
-		      &table) < 0)
-		return ctl_failed("out of memory");
-	cJSON_ArrayForEach(room, ctl_list(reply, "rooms"))
-		room_row(table, room);
-	return ctl_print_table(table);
+	return ctl_print_list(
+		ctl_list(reply, "rooms"),
+		"ROOM ROLE STATE ENGINE PROCESS TRANSPORT PEER >PEERS >BYTES "
+		">EXPECTED ERROR >AGE WAITS_FOR",
+		room_row);
 }
 
 int ctl_run_rooms(struct ctl *ctl)
 {
-	cJSON *args = cJSON_CreateObject(), *reply;
+	cJSON *args = ctl_args_all();
 	int r = CTL_OK;
 
-	cJSON_AddTrueToObject(args, "all");
 	if (ctl->limit)
 		cJSON_AddNumberToObject(args, "limit", (double)ctl->limit);
 	if (ctl->state)
@@ -143,15 +134,7 @@ int ctl_run_rooms(struct ctl *ctl)
 		cJSON_Delete(args);
 		return r;
 	}
-	r = ctl_ask(ctl, "room.list", args, &reply);
-	if (r)
-		return r;
-	if (ctl->json)
-		ctl_print_json(reply);
-	else
-		r = print_rooms(reply);
-	cJSON_Delete(reply);
-	return r;
+	return ctl_show(ctl, "room.list", args, print_rooms);
 }
 
 /* ---- history ---- */
@@ -174,8 +157,7 @@ static void ended_row(struct table *table, const cJSON *e)
 	const cJSON *error = ctl_list(e, "error"), *t = ctl_list(e, "timings_ms");
 
 	table_cell(table, clock_time(ctl_num(e, "ended_ms")));
-	table_cell(table, ctl_str(e, "room", NULL));
-	table_cell(table, ctl_str(e, "role", NULL));
+	ctl_cells(table, e, "room role");
 	table_cell(table, error ? ctl_str(error, "code", "?") : "success");
 	if (ctl_num(e, "expected_bytes") > ctl_num(e, "bytes"))
 		table_cellf(table, "%s of %s", ctl_bytes(ctl_num(e, "bytes")),
@@ -185,9 +167,7 @@ static void ended_row(struct table *table, const cJSON *e)
 	table_cellf(table, "%.0f", ctl_num(e, "tokens"));
 	table_cell(table, ctl_ms(ctl_num(t, "total")));
 	table_cell(table, ctl_ms(ctl_num(t, "transfer")));
-	table_cell(table, ctl_str(e, "transport", ""));
-	table_cell(table, ctl_str(e, "engine", ""));
-	table_cell(table, ctl_str(e, "peer", ""));
+	ctl_cells(table, e, "transport engine peer");
 	table_cell(table, ctl_str(error, "message", ""));
 }
 
@@ -195,10 +175,9 @@ static void ended_row(struct table *table, const cJSON *e)
 static int ask_history(struct ctl *ctl, const char *number, const char *before,
 		       unsigned long limit, cJSON **reply_p)
 {
-	cJSON *args = cJSON_CreateObject();
+	cJSON *args = ctl_args_all();
 	int r = CTL_OK;
 
-	cJSON_AddTrueToObject(args, "all");
 	cJSON_AddNumberToObject(args, "limit",
 				(double)(limit < HISTORY_PAGE ? limit : HISTORY_PAGE));
 	if (number)
@@ -242,16 +221,10 @@ int ctl_history(struct ctl *ctl, const char *number, unsigned long limit, cJSON 
 
 static int print_history(const cJSON *rooms)
 {
-	const cJSON *item;
-	struct table *table;
-
-	if (table_new("ENDED ROOM ROLE RESULT >BYTES >TOKENS-BOUND >TIME >TRANSFER "
-		      "TRANSPORT ENGINE PEER MESSAGE",
-		      &table) < 0)
-		return ctl_failed("out of memory");
-	cJSON_ArrayForEach(item, rooms)
-		ended_row(table, item);
-	return ctl_print_table(table);
+	return ctl_print_list(rooms,
+			      "ENDED ROOM ROLE RESULT >BYTES >TOKENS-BOUND >TIME "
+			      ">TRANSFER TRANSPORT ENGINE PEER MESSAGE",
+			      ended_row);
 }
 
 int ctl_run_history(struct ctl *ctl)
@@ -302,11 +275,9 @@ static void party_row(struct table *table, const cJSON *p)
 		ctl_list(p, "sent") ? ctl_list(p, "sent") : ctl_list(p, "received");
 
 	table_cell(table, ctl_peer_name(p));
-	table_cell(table, ctl_str(p, "transport", NULL));
-	table_cell(table, ctl_str(p, "path", NULL));
+	ctl_cells(table, p, "transport path");
 	table_cellf(table, "%.0f %%", 100 * ctl_num(used, "staged_share"));
-	table_cellf(table, "%.0f", ctl_num(used, "rows"));
-	table_cellf(table, "%.0f", ctl_num(used, "descriptors"));
+	ctl_cells(table, used, "rows descriptors");
 	way_cell(table, ctl_list(p, "way"));
 	table_cellf(table, "%.0f", ctl_num(p, "rank"));
 	table_cell(table, ctl_bytes(ctl_num(p, "bytes")));
@@ -336,7 +307,6 @@ static int print_room(const cJSON *room)
 	const cJSON *error = ctl_list(room, "error"), *t = ctl_list(room, "timings_ms"),
 		    *item;
 	const char *state = ctl_process_state(ctl_num(room, "pid"));
-	struct table *table;
 
 	printf("%-12s %s (%s)\n", "room", ctl_str(room, "room", "?"),
 	       ctl_str(room, "role", "?"));
@@ -366,13 +336,10 @@ static int print_room(const cJSON *room)
 		printf("%-12s %s: %s (bitmap of pages)\n", "landed", item->string,
 		       cJSON_IsString(item) ? item->valuestring : "?");
 	putchar('\n');
-	if (table_new("PEER TRANSPORT PATH >STAGED >ROWS >DESCRIPTORS WAY >RANK "
-		      ">BYTES >EXPECTED STATE",
-		      &table) < 0)
-		return ctl_failed("out of memory");
-	cJSON_ArrayForEach(item, ctl_list(room, "peers"))
-		party_row(table, item);
-	return ctl_print_table(table);
+	return ctl_print_list(ctl_list(room, "peers"),
+			      "PEER TRANSPORT PATH >STAGED >ROWS >DESCRIPTORS WAY >RANK "
+			      ">BYTES >EXPECTED STATE",
+			      party_row);
 }
 
 /* A peer asks for it. */
@@ -434,10 +401,9 @@ static int room_of_the_past(struct ctl *ctl, cJSON *result)
 
 int ctl_run_room(struct ctl *ctl)
 {
-	cJSON *args = cJSON_CreateObject(), *reply, *rooms;
+	cJSON *args = ctl_args_all(), *reply, *rooms;
 	int r;
 
-	cJSON_AddTrueToObject(args, "all");
 	cJSON_AddStringToObject(args, "room", ctl->args[0]);
 	r = ctl_ask(ctl, "room.list", args, &reply);
 	if (r)

@@ -53,40 +53,59 @@ int ctl_print_table(struct table *table)
 	return r < 0 ? ctl_failed("out of memory") : CTL_OK;
 }
 
-/* Ask for a list and show its records with `row`. */
-static int print_list(struct ctl *ctl, cJSON *reply, const char *member,
-		      const char *heads,
-		      void (*row)(struct table *table, const cJSON *record))
+void ctl_cells(struct table *table, const cJSON *obj, const char *names)
 {
-	const cJSON *record;
-	struct table *table;
+	char name[32];
 
-	if (ctl->json) {
-		ctl_print_json(reply);
-		return CTL_OK;
+	for (; *names; names += strspn(names, " ")) {
+		int len = (int)strcspn(names, " ");
+		const cJSON *item;
+
+		snprintf(name, sizeof(name), "%.*s", len, names);
+		item = cJSON_GetObjectItemCaseSensitive(obj, name);
+		if (cJSON_IsNumber(item))
+			table_cellf(table, "%.0f", item->valuedouble);
+		else if (cJSON_IsBool(item))
+			table_cell(table, cJSON_IsTrue(item) ? "yes" : "no");
+		else
+			table_cell(table, cJSON_GetStringValue(item));
+		names += len;
 	}
-	if (table_new(heads, &table) < 0)
-		return ctl_failed("out of memory");
-	cJSON_ArrayForEach(record, ctl_list(reply, member))
+}
+
+void ctl_endpoint_cell(struct table *table, const char *endpoint)
+{
+	table_cellf(table, "%.*s", (int)strcspn(endpoint, "#"), endpoint);
+}
+
+int ctl_print_list(const cJSON *list, const char *heads,
+		   void (*row)(struct table *table, const cJSON *record))
+{
+	struct table *table = table_new(heads);
+	const cJSON *record;
+
+	cJSON_ArrayForEach(record, list)
 		row(table, record);
 	return ctl_print_table(table);
 }
 
-static int show_list(struct ctl *ctl, const char *cmd, cJSON *args, const char *member,
-		     const char *heads,
-		     void (*row)(struct table *table, const cJSON *record))
+int ctl_show(struct ctl *ctl, const char *cmd, cJSON *args,
+	     int (*print)(const cJSON *reply))
 {
 	cJSON *reply;
 	int r = ctl_ask(ctl, cmd, args, &reply);
 
 	if (r)
 		return r;
-	r = print_list(ctl, reply, member, heads, row);
+	if (ctl->json)
+		ctl_print_json(reply);
+	else
+		r = print(reply);
 	cJSON_Delete(reply);
 	return r;
 }
 
-static cJSON *args_all(void)
+cJSON *ctl_args_all(void)
 {
 	cJSON *args = cJSON_CreateObject();
 
@@ -111,7 +130,7 @@ static void put_transports(const cJSON *health)
 	putchar('\n');
 }
 
-static void put_health(const cJSON *health)
+static int put_health(const cJSON *health)
 {
 	show_put("state", ctl_str(health, "state", "?"));
 	if (*ctl_str(health, "why", ""))
@@ -135,29 +154,25 @@ static void put_health(const cJSON *health)
 	       ctl_bytes(ctl_num(health, "room_bytes")),
 	       ctl_bytes(ctl_num(health, "staged_bytes")));
 	put_transports(health);
+	return CTL_OK;
+}
+
+static int put_status(const cJSON *health)
+{
+	static const char *const names[] = {"daemon", "name", "instance"};
+
+	for (size_t i = 0; i < ARRAY_LEN(names); i++)
+		show_put(names[i], ctl_str(health, names[i], "?"));
+	printf("%-12s %.0f\n", "pid", ctl_num(health, "pid"));
+	show_put("endpoint", *ctl_str(health, "endpoint", "")
+				     ? ctl_str(health, "endpoint", "")
+				     : "-");
+	return put_health(health);
 }
 
 int ctl_run_status(struct ctl *ctl)
 {
-	static const char *const names[] = {"daemon", "name", "instance"};
-	cJSON *health;
-	int r = ctl_ask(ctl, "health", NULL, &health);
-
-	if (r)
-		return r;
-	if (ctl->json) {
-		ctl_print_json(health);
-	} else {
-		for (size_t i = 0; i < ARRAY_LEN(names); i++)
-			show_put(names[i], ctl_str(health, names[i], "?"));
-		printf("%-12s %.0f\n", "pid", ctl_num(health, "pid"));
-		show_put("endpoint", *ctl_str(health, "endpoint", "")
-					     ? ctl_str(health, "endpoint", "")
-					     : "-");
-		put_health(health);
-	}
-	cJSON_Delete(health);
-	return CTL_OK;
+	return ctl_show(ctl, "health", NULL, put_status);
 }
 
 int ctl_run_health(struct ctl *ctl)
@@ -249,67 +264,57 @@ static void principal_row(struct table *table, const cJSON *p)
 	table_cellf(table, "%.0f", ctl_num(p, "refused"));
 	cJSON_ArrayForEach(class, ctl_list(p, "classes")) {
 		table_cell(table, "");
-		table_cell(table, ctl_str(class, "class", NULL));
-		table_cellf(table, "%.0f", ctl_num(class, "objects"));
+		ctl_cells(table, class, "class objects");
 		table_cell(table, ctl_bytes(ctl_num(class, "bytes")));
 		table_cell(table, "");
 	}
 }
 
+static int print_principals(const cJSON *stats)
+{
+	int r = ctl_print_list(ctl_list(stats, "principals"),
+			       "PRINCIPAL CLASS >OBJECTS >BYTES >REFUSED", principal_row);
+
+	printf("%s in all", ctl_bytes(ctl_num(stats, "bytes")));
+	printf(" of %s (memory)", ctl_bytes(ctl_num(stats, "limit_bytes")));
+	printf(", one may have %s\n", ctl_bytes(ctl_num(stats, "share_bytes")));
+	return r;
+}
+
 static int stats_by(struct ctl *ctl)
 {
-	cJSON *args, *stats;
-	int r;
+	cJSON *args;
 
 	if (ctl->prometheus || strcmp(ctl->by, "principal") != 0)
 		return ctl_usage("--by: principal, without --prometheus");
 	args = cJSON_CreateObject();
 	cJSON_AddStringToObject(args, "by", ctl->by);
-	r = ctl_ask(ctl, "stats", args, &stats);
-	if (r)
-		return r;
-	r = print_list(ctl, stats, "principals",
-		       "PRINCIPAL CLASS >OBJECTS >BYTES >REFUSED", principal_row);
-	if (!ctl->json) {
-		printf("%s in all", ctl_bytes(ctl_num(stats, "bytes")));
-		printf(" of %s (memory)", ctl_bytes(ctl_num(stats, "limit_bytes")));
-		printf(", one may have %s\n", ctl_bytes(ctl_num(stats, "share_bytes")));
-	}
-	cJSON_Delete(stats);
+	return ctl_show(ctl, "stats", args, print_principals);
+}
+
+static int print_stats(const cJSON *stats)
+{
+	const cJSON *loop = ctl_list(stats, "loop");
+	int r = ctl_print_list(ctl_list(stats, "metrics"), "NAME >VALUE MEANING",
+			       stats_row);
+
+	put_turns(loop, "busy_us", "busy");
+	put_turns(loop, "cpu_us", "cpu");
+	put_turns(loop, "late_us", "late");
 	return r;
 }
 
 int ctl_run_stats(struct ctl *ctl)
 {
-	cJSON *stats;
-	int r;
-
 	if (ctl->by)
 		return stats_by(ctl);
 	if (ctl->prometheus)
 		return stats_prometheus(ctl);
-	r = ctl_ask(ctl, "stats", NULL, &stats);
-	if (r)
-		return r;
-	r = print_list(ctl, stats, "metrics", "NAME >VALUE MEANING", stats_row);
-	if (!ctl->json) {
-		put_turns(ctl_list(stats, "loop"), "busy_us", "busy");
-		put_turns(ctl_list(stats, "loop"), "cpu_us", "cpu");
-		put_turns(ctl_list(stats, "loop"), "late_us", "late");
-	}
-	cJSON_Delete(stats);
-	return r;
+	return ctl_show(ctl, "stats", NULL, print_stats);
 }
 
 /* ---- the other nouns ------------------------------------------------------------------
  */
-
-static void endpoint_cell(struct table *table, const cJSON *p)
-{
-	const char *endpoint = ctl_str(p, "endpoint", "-");
-
-	table_cellf(table, "%.*s", (int)strcspn(endpoint, "#"), endpoint);
-}
 
 void ctl_peer_error_cell(struct table *table, const cJSON *p, const char *absent)
 {
@@ -346,7 +351,7 @@ static void peer_row(struct table *table, const cJSON *p)
 	const char *version = ctl_str(p, "version", "-");
 
 	table_cell(table, ctl_peer_name(p));
-	endpoint_cell(table, p);
+	ctl_endpoint_cell(table, ctl_str(p, "endpoint", "-"));
 	table_cell(table, strncmp(version, "kvd ", 4) ? version : version + 4);
 	table_cell(table, ctl_str(p, "state", NULL));
 	table_cell(table, ctl_ms(ctl_num(p, "since_ms")));
@@ -354,52 +359,48 @@ static void peer_row(struct table *table, const cJSON *p)
 	table_cellf(table, "%.0f us", ctl_num(p, "rtt_us"));
 	table_cell(table, ctl_bytes(ctl_num(p, "bytes_in")));
 	table_cell(table, ctl_bytes(ctl_num(p, "bytes_out")));
-	table_cellf(table, "%.0f", ctl_num(p, "rooms_ended"));
-	table_cellf(table, "%.0f", ctl_num(p, "rooms_failed"));
+	ctl_cells(table, p, "rooms_ended rooms_failed");
 	ctl_peer_error_cell(table, p, "");
+}
+
+static int print_peers(const cJSON *reply)
+{
+	struct table *table = table_new(
+		"NAME ENDPOINT VERSION STATE >SINCE TRANSPORT >RTT >IN >OUT >ROOMS "
+		">FAILED LAST-ERROR");
+	const cJSON *peer;
+
+	cJSON_ArrayForEach(peer, ctl_list(reply, "peers"))
+		peer_row(table, peer);
+	cJSON_ArrayForEach(peer, ctl_list(reply, "lost"))
+		peer_row(table, peer);
+	return ctl_print_table(table);
 }
 
 int ctl_run_peers(struct ctl *ctl)
 {
-	cJSON *reply, *lost;
-	int r = ctl_ask(ctl, "peer.list", NULL, &reply);
-
-	if (r)
-		return r;
-	if (!ctl->json) { /* one table */
-		lost = cJSON_DetachItemFromObjectCaseSensitive(reply, "lost");
-		while (lost && lost->child)
-			cJSON_AddItemToArray(
-				cJSON_GetObjectItemCaseSensitive(reply, "peers"),
-				cJSON_DetachItemFromArray(lost, 0));
-		cJSON_Delete(lost);
-	}
-	r = print_list(
-		ctl, reply, "peers",
-		"NAME ENDPOINT VERSION STATE >SINCE TRANSPORT >RTT >IN >OUT >ROOMS "
-		">FAILED LAST-ERROR",
-		peer_row);
-	cJSON_Delete(reply);
-	return r;
+	return ctl_show(ctl, "peer.list", NULL, print_peers);
 }
 
 static void region_row(struct table *table, const cJSON *region)
 {
-	table_cellf(table, "%.0f", ctl_num(region, "session"));
-	table_cellf(table, "%.0f", ctl_num(region, "region"));
-	table_cell(table, ctl_str(region, "kind", NULL));
+	ctl_cells(table, region, "session region kind");
 	table_cell(table, ctl_bytes(ctl_num(region, "bytes")));
-	table_cellf(table, "%.0f", ctl_num(region, "pins"));
-	table_cellf(table, "%.0f", ctl_num(region, "pools"));
+	ctl_cells(table, region, "pins pools");
 	table_cell(table, ctl_true(region, "dead") ? "dead" : "live");
 	table_cell(table, ctl_str(region, "name", ""));
 }
 
+static int print_regions(const cJSON *reply)
+{
+	return ctl_print_list(ctl_list(reply, "regions"),
+			      ">SESSION >REGION KIND >BYTES >PINS >POOLS STATE NAME",
+			      region_row);
+}
+
 int ctl_run_regions(struct ctl *ctl)
 {
-	return show_list(ctl, "region.list", args_all(), "regions",
-			 ">SESSION >REGION KIND >BYTES >PINS >POOLS STATE NAME",
-			 region_row);
+	return ctl_show(ctl, "region.list", ctl_args_all(), print_regions);
 }
 
 const char *ctl_process_state(double pid)
@@ -426,23 +427,23 @@ static void session_row(struct table *table, const cJSON *s)
 {
 	const char *state = ctl_process_state(ctl_num(s, "pid"));
 
-	table_cellf(table, "%.0f", ctl_num(s, "session"));
-	table_cell(table, ctl_str(s, "client", NULL));
-	table_cell(table, ctl_str(s, "role", ""));
-	table_cellf(table, "%.0f", ctl_num(s, "pid"));
-	table_cellf(table, "%.0f", ctl_num(s, "uid"));
+	ctl_cells(table, s, "session client role pid uid");
 	table_cell(table, ctl_ms(ctl_num(s, "age_ms")));
-	table_cellf(table, "%.0f", ctl_num(s, "regions"));
-	table_cellf(table, "%.0f", ctl_num(s, "pools"));
+	ctl_cells(table, s, "regions pools");
 	table_cell(table, ctl_true(s, "ending") ? "ending"
 			  : ctl_true(s, "own")	? "this one"
 			  : *state		? state
 						: "open");
 }
 
+static int print_sessions(const cJSON *reply)
+{
+	return ctl_print_list(ctl_list(reply, "sessions"),
+			      ">SESSION CLIENT ROLE >PID >UID >AGE >REGIONS >POOLS STATE",
+			      session_row);
+}
+
 int ctl_run_sessions(struct ctl *ctl)
 {
-	return show_list(ctl, "session.list", args_all(), "sessions",
-			 ">SESSION CLIENT ROLE >PID >UID >AGE >REGIONS >POOLS STATE",
-			 session_row);
+	return ctl_show(ctl, "session.list", ctl_args_all(), print_sessions);
 }

@@ -22,9 +22,14 @@ struct table {
 
 void table_cell(struct table *table, const char *text)
 {
-	size_t column = table->count % table->columns, width;
-	char **cells = table->cells, *copy = mem_strdup(text && *text ? text : "-");
+	size_t column, width;
+	char **cells, *copy;
 
+	if (!table)
+		return;
+	column = table->count % table->columns;
+	cells = table->cells;
+	copy = mem_strdup(text && *text ? text : "-");
 	if (table->count == table->cap) {
 		table->cap = table->cap ? table->cap * 2 : 64;
 		cells = mem_regrow(cells, table->cap, sizeof(*cells));
@@ -54,14 +59,14 @@ void table_cellf(struct table *table, const char *fmt, ...)
 	table_cell(table, buf);
 }
 
-int table_new(const char *heads, struct table **table_p)
+struct table *table_new(const char *heads)
 {
 	struct table *table = mem_zalloc(sizeof(*table));
 	char head[64];
 	size_t len;
 
 	if (!table)
-		return -ENOMEM;
+		return NULL;
 	for (const char *p = heads; *p; p += strspn(p, " ")) {
 		p += strcspn(p, " ");
 		table->columns++;
@@ -77,8 +82,7 @@ int table_new(const char *heads, struct table **table_p)
 		heads += len;
 		heads += strspn(heads, " ");
 	}
-	*table_p = table;
-	return 0;
+	return table;
 }
 
 void table_free(struct table *table)
@@ -95,7 +99,7 @@ void table_fit(struct table *table, unsigned int column, size_t columns)
 {
 	size_t all = 2 * (table->columns - 1), least;
 
-	if (table->failed)
+	if (!table || table->failed)
 		return;
 	least = words_width(table->cells[column]);
 	for (unsigned int i = 0; i < table->columns; i++)
@@ -128,11 +132,11 @@ static void cell_print(const char *cell, size_t width, bool right, bool last, FI
 
 int table_print(const struct table *table, FILE *out)
 {
-	for (size_t i = 0; i < table->count; i++) {
+	for (size_t i = 0; table && i < table->count; i++) {
 		size_t column = i % table->columns;
 
 		cell_print(table->cells[i], table->widths[column], table->right[column],
 			   column + 1 == table->columns, out);
 	}
-	return table->failed ? -ENOMEM : 0;
+	return table && !table->failed ? 0 : -ENOMEM;
 }

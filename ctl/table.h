@@ -10,7 +10,7 @@ struct table;
 
 /* `heads`: column names separated by spaces; a '>' before one aligns it right, a '_' in
  * one shows as a space. */
-int table_new(const char *heads, struct table **table_p);
+struct table *table_new(const char *heads); /* NULL: no memory; others take that, too */
 void table_free(struct table *table);
 /* One cell, left to right, row after row. NULL shows as "-". */
 void table_cell(struct table *table, const char *text);
@@ -18,8 +18,8 @@ void table_cellf(struct table *table, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
 /* Make this column narrower, not below its head, until a line takes `columns`. */
 void table_fit(struct table *table, unsigned int column, size_t columns);
-/* Heads and rows; control characters show as '?'. 0, or -ENOMEM when a cell could
- * not be kept. */
+/* Heads and rows; control characters show as '?'. 0, or -ENOMEM when the table or a cell
+ * could not be kept. */
 int table_print(const struct table *table, FILE *out);
 
 #endif

@@ -359,12 +359,10 @@ static char *table_text(struct table *table)
 
 char *top_peers_text(const struct top_view *v)
 {
-	struct table *table;
+	struct table *table =
+		table_new("NAME STATE VIA >RTT >IN >OUT >INFLIGHT >ROOMS >FAIL/min "
+			  "LAST_ERROR");
 
-	if (table_new("NAME STATE VIA >RTT >IN >OUT >INFLIGHT >ROOMS >FAIL/min "
-		      "LAST_ERROR",
-		      &table) < 0)
-		return NULL;
 	for (size_t i = 0; i < v->peer_count; i++)
 		peer_cells(table, &v->peers[i], v->rooms_cut);
 	return table_text(table);
@@ -376,9 +374,7 @@ static void room_cells(struct table *table, const struct top_room *r)
 		    *peers = ctl_list(r->json, "peers");
 	int count = cJSON_GetArraySize(peers);
 
-	table_cell(table, ctl_str(r->json, "room", NULL));
-	table_cell(table, ctl_str(r->json, "role", NULL));
-	table_cell(table, ctl_str(r->json, "state_name", NULL));
+	ctl_cells(table, r->json, "room role state_name");
 	table_cell(table, ctl_ms(r->age_ms));
 	if (error)
 		table_cellf(table, "%s: %s", ctl_str(error, "code", "?"),
@@ -402,14 +398,12 @@ static void room_cells(struct table *table, const struct top_room *r)
 char *top_rooms_text(const struct top *top, const struct top_view *v,
 		     unsigned int columns)
 {
-	struct table *table;
+	struct table *table = table_new(
+		top->failed ? "ROOM ROLE STATE >AGE ERROR >BYTES/EXPECTED >GB/s "
+			      "PEER ENGINE"
+			    : "ROOM ROLE STATE >AGE WAITS_FOR >BYTES/EXPECTED "
+			      ">GB/s PEER ENGINE");
 
-	if (table_new(top->failed ? "ROOM ROLE STATE >AGE ERROR >BYTES/EXPECTED >GB/s "
-				    "PEER ENGINE"
-				  : "ROOM ROLE STATE >AGE WAITS_FOR >BYTES/EXPECTED "
-				    ">GB/s PEER ENGINE",
-		      &table) < 0)
-		return NULL;
 	for (size_t i = 0; i < v->room_count; i++)
 		room_cells(table, &v->rooms[i]);
 	if (columns)

@@ -538,12 +538,10 @@ static void align(struct trace *t)
 
 static int print_lanes(const struct trace *t)
 {
-	struct table *table;
+	struct table *table = table_new(
+		"DAEMON ROLE STATE ENGINE POOL LAYOUT >BYTES REQUEST TRACEPARENT "
+		"CLOCK ERROR/WAITS_FOR");
 
-	if (table_new("DAEMON ROLE STATE ENGINE POOL LAYOUT >BYTES REQUEST TRACEPARENT "
-		      "CLOCK ERROR/WAITS_FOR",
-		      &table) < 0)
-		return ctl_failed("out of memory");
 	for (unsigned int i = 0; i < t->lane_count; i++) {
 		const struct trace_lane *lane = &t->lanes[i];
 		const cJSON *room = lane->room, *error = ctl_list(room, "error"),
@@ -552,14 +550,9 @@ static int print_lanes(const struct trace *t)
 		if (!lane->shown)
 			continue;
 		table_cell(table, lane->side->name);
-		table_cell(table, ctl_str(room, "role", NULL));
-		table_cell(table, ctl_str(room, "state_name", NULL));
-		table_cell(table, ctl_str(room, "engine", ""));
-		table_cell(table, ctl_str(room, "pool_name", ""));
-		table_cell(table, ctl_str(room, "layout", ""));
+		ctl_cells(table, room, "role state_name engine pool_name layout");
 		table_cell(table, ctl_bytes(ctl_num(room, "bytes")));
-		table_cell(table, ctl_str(room, "request_id", ""));
-		table_cell(table, ctl_str(room, "traceparent", ""));
+		ctl_cells(table, room, "request_id traceparent");
 		table_cell(table, lane->side->clock);
 		table_cellf(table, "%s%s%s", ctl_str(error, "code", ""),
 			    error ? ": " : "",
@@ -602,13 +595,11 @@ static void range_cell(struct table *table, const cJSON *range)
 /* Of rooms that are open; of others only the count of tokens is kept. */
 static int print_views(const struct trace *t, bool pages)
 {
-	struct table *table;
+	struct table *table =
+		table_new(pages ? "DAEMON ROLE VIEW RECEIVER TOKENS LAYERS >PAGES WHICH"
+				: "DAEMON ROLE VIEW RECEIVER TOKENS LAYERS >PAGES");
 	bool any = false;
 
-	if (table_new(pages ? "DAEMON ROLE VIEW RECEIVER TOKENS LAYERS >PAGES WHICH"
-			    : "DAEMON ROLE VIEW RECEIVER TOKENS LAYERS >PAGES",
-		      &table) < 0)
-		return ctl_failed("out of memory");
 	for (unsigned int i = 0; i < t->lane_count; i++) {
 		const struct trace_lane *lane = &t->lanes[i];
 		const cJSON *view;
@@ -686,10 +677,9 @@ static void step_row(struct table *table, const struct trace *t, size_t i, size_
 static int print_steps(const struct trace *t)
 {
 	size_t gap = longest_gap(t);
-	struct table *table;
+	struct table *table =
+		table_new(">MS >+MS GAP DAEMON ROLE EVENT >PARTY >CHUNK >BYTES");
 
-	if (table_new(">MS >+MS GAP DAEMON ROLE EVENT >PARTY >CHUNK >BYTES", &table) < 0)
-		return ctl_failed("out of memory");
 	for (size_t i = 0; i < t->step_count; i++)
 		step_row(table, t, i, gap);
 	return ctl_print_table(table);

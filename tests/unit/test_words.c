@@ -75,7 +75,8 @@ static void table_that_is_fitted_shortens_one_column(void **state)
 	struct table *table;
 
 	(void)state;
-	assert_int_equal(table_new("A WORDS >N", &table), 0);
+	table = table_new("A WORDS >N");
+	assert_non_null(table);
 	table_cell(table, "1");
 	table_cell(table, "grüße an alle");
 	table_cell(table, "12");
