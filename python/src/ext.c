@@ -27,18 +27,29 @@ unsigned int ext_forks(void)
 	return forks;
 }
 
+static PyObject *error_tuple(const struct kvd_error *error)
+{
+	PyObject *message = PyUnicode_DecodeUTF8(
+		error->message, (Py_ssize_t)strlen(error->message), "replace");
+
+	return message ? Py_BuildValue("(isisN)", error->code, kvd_code_name(error->code),
+				       (int)error->retryable, error->scope, message)
+		       : NULL;
+}
+
+PyObject *ext_error(const struct kvd_error *error)
+{
+	if (!error || !error->code)
+		Py_RETURN_NONE;
+	return error_tuple(error);
+}
+
 PyObject *ext_raise(const struct kvd_error *error)
 {
-	PyObject *args = Py_BuildValue("isisi", error->code, kvd_code_name(error->code),
-				       (int)error->retryable, error->scope, 0);
-	PyObject *message =
-		args ? PyUnicode_DecodeUTF8(error->message,
-					    (Py_ssize_t)strlen(error->message), "replace")
-		     : NULL;
-	PyObject *exception = NULL;
+	PyObject *args = error_tuple(error), *exception = NULL;
 
-	if (message && PyTuple_SetItem(args, 4, message) == 0)
-		exception = error_maker ? PyObject_CallObject(error_maker, args) : NULL;
+	if (args && error_maker)
+		exception = PyObject_CallObject(error_maker, args);
 	if (exception)
 		PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
 	else if (!PyErr_Occurred())
@@ -59,63 +70,65 @@ PyObject *ext_raise_code(int code, const char *fmt, ...)
 	return ext_raise(&error);
 }
 
-int ext_timeout(PyObject *seconds, int *ms_p)
+int ext_timeout(PyObject *seconds, void *ms_p)
 {
+	int *ms = ms_p;
 	double s;
 
-	*ms_p = 0;
-	if (!seconds || seconds == Py_None)
-		return 0;
+	*ms = 0;
+	if (seconds == Py_None)
+		return 1;
 	s = PyBool_Check(seconds) ? 0 : PyFloat_AsDouble(seconds);
 	if (PyErr_Occurred())
-		return -1;
+		return 0;
 	if (isnan(s) || s <= 0) {
 		PyErr_SetString(PyExc_ValueError,
 				"timeout: a positive number of seconds");
-		return -1;
+		return 0;
 	}
-	*ms_p = s > 2e6 ? 2000000000 : s < 0.001 ? 1 : (int)(s * 1000);
-	return 0;
+	*ms = s > 2e6 ? 2000000000 : s < 0.001 ? 1 : (int)(s * 1000);
+	return 1;
 }
 
-PyObject *ext_type(PyObject *module, const char *name, PyType_Spec *spec)
+PyTypeObject *ext_type(PyObject *module, const char *name, size_t bytes,
+		       PyType_Slot *slots)
 {
-	PyObject *type = PyType_FromSpec(spec);
+	PyType_Spec spec = {.name = name,
+			    .basicsize = (int)bytes,
+			    .flags = Py_TPFLAGS_DEFAULT,
+			    .slots = slots};
+	PyObject *type = PyType_FromSpec(&spec);
 
 	if (!type)
 		return NULL;
 	Py_INCREF(type); /* one for the module, one for the C side */
-	if (PyModule_AddObject(module, name, type) < 0) {
+	if (PyModule_AddObject(module, strrchr(name, '.') + 1, type) < 0) {
 		Py_DECREF(type);
 		Py_DECREF(type);
 		return NULL;
 	}
-	return type;
+	return (PyTypeObject *)(void *)type;
 }
 
-static PyObject *set_error_maker(PyObject *module, PyObject *maker)
+static PyObject *set_error_maker(PyObject *Py_UNUSED(module), PyObject *maker)
 {
 	PyObject *old = error_maker;
 
-	(void)module;
 	Py_INCREF(maker);
 	error_maker = maker;
 	Py_XDECREF(old);
 	Py_RETURN_NONE;
 }
 
-static PyObject *version(PyObject *module, PyObject *none)
+static PyObject *version(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
-	(void)module;
-	(void)none;
 	return PyUnicode_FromString(kvd_version());
 }
 
-static PyObject *code_name(PyObject *module, PyObject *args)
+static PyObject *code_name(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	int code;
 
-	(void)module;
 	if (!PyArg_ParseTuple(args, "i", &code))
 		return NULL;
 	return PyUnicode_FromString(kvd_code_name(code));

@@ -44,15 +44,20 @@
 
 /* ---- ext.c ----------------------------------------------------------------- */
 
+/* (number, code, retryable, scope, message), or None for no error. */
+PyObject *ext_error(const struct kvd_error *error);
 /* Raise kvd's exception for `error`; always NULL. */
 PyObject *ext_raise(const struct kvd_error *error);
 PyObject *ext_raise_code(int code, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
-/* A heap type from its spec, added to the module; NULL with an exception. */
-PyObject *ext_type(PyObject *module, const char *name, PyType_Spec *spec);
+/* A heap type, added to the module; NULL with an exception. `name` is "kvd._kvd.Name". */
+PyTypeObject *ext_type(PyObject *module, const char *name, size_t bytes,
+		       PyType_Slot *slots);
 /* Counts forks of this process: what was made in another count is the parent's. */
 unsigned int ext_forks(void);
-int ext_timeout(PyObject *seconds, int *ms_p); /* None: 0, the client's default */
+/* "O&" of PyArg_ParseTuple(): seconds, to an int of milliseconds; None: 0, the client's
+ * default. 1; 0 with an exception. */
+int ext_timeout(PyObject *seconds, void *ms_p);
 
 int ext_client_init(PyObject *module);
 int ext_memory_init(PyObject *module);
@@ -123,7 +128,9 @@ bool client_trylock(struct client *c);
 void client_look(struct client *c);
 void client_unlock(struct client *c);
 /* The client's last error as an exception, after unlocking. NULL. */
-PyObject *client_raise(struct client *c, const struct kvd_error *error);
+PyObject *client_raise(struct client *c);
+/* Unlock after a call of libkvd. false: r is negative, and its error is the exception. */
+bool client_end(struct client *c, int r);
 /* Close `handle` some time; never waits, never raises. Takes the reference keep. */
 void client_close_later(struct client *c, int (*close)(void *, const struct kvd_call *),
 			void *handle, PyObject *keep);

@@ -67,9 +67,10 @@ static bool rope_parse(PyObject *rope, struct kvd_rope *out)
 
 /* Attend(client, region, offset, rows, seats, kind, q_type, kv_type, heads, kv_heads,
  * first_head, dqk, dv, scale, softcap, view, key, value, rope, timeout) */
-static PyObject *attend_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *attend_make(PyTypeObject *type, PyObject *args,
+			     PyObject *Py_UNUSED(kwargs))
 {
-	PyObject *client, *region, *rope, *timeout;
+	PyObject *client, *region, *rope;
 	struct attend_start s = {0};
 	struct kvd_attend_args *a = &s.args;
 	struct use use = {.to = &a->region};
@@ -78,13 +79,12 @@ static PyObject *attend_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	unsigned long long offset;
 	int kind, q_type, kv_type, r;
 
-	(void)kwargs;
-	if (!PyArg_ParseTuple(args, "O!O!KIIiiiIIIIIffzzzOO", client_type, &client,
+	if (!PyArg_ParseTuple(args, "O!O!KIIiiiIIIIIffzzzOO&", client_type, &client,
 			      region_type, &region, &offset, &a->rows, &a->seats, &kind,
 			      &q_type, &kv_type, &a->heads, &a->kv_heads, &a->first_head,
 			      &a->dqk, &a->dv, &a->scale, &a->softcap, &a->view, &a->key,
-			      &a->value, &rope, &timeout) ||
-	    ext_timeout(timeout, &run.timeout_ms) < 0 || !rope_parse(rope, &a->rope) ||
+			      &a->value, &rope, ext_timeout, &run.timeout_ms) ||
+	    !rope_parse(rope, &a->rope) ||
 	    !region_usable((struct region *)region, (struct client *)client, "region", 0))
 		return NULL;
 	use.of = (struct handle *)region;
@@ -102,12 +102,11 @@ static PyObject *attend_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 }
 
 /* (bytes, q, o, m, l) of a seat */
-static PyObject *attend_seat(PyObject *self, PyObject *none)
+static PyObject *attend_seat(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct handle *object = (struct handle *)self;
 	struct kvd_seat seat;
 
-	(void)none;
 	if (!handle_usable(object))
 		return NULL;
 	if (kvd_attend_seat(object->kvd, &seat) < 0)
@@ -212,12 +211,11 @@ static PyObject *attend_state(PyObject *self, PyObject *args)
 static PyObject *attend_wait(PyObject *self, PyObject *args)
 {
 	struct handle *object = (struct handle *)self;
-	PyObject *timeout;
 	unsigned int seat;
 	int ms, state;
 
-	if (!PyArg_ParseTuple(args, "IO", &seat, &timeout) ||
-	    ext_timeout(timeout, &ms) < 0 || !handle_lock(object))
+	if (!PyArg_ParseTuple(args, "IO&", &seat, ext_timeout, &ms) ||
+	    !handle_lock(object))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS state = kvd_attend_wait(object->kvd, seat, ms);
 	Py_END_ALLOW_THREADS client_unlock(object->client);
@@ -251,19 +249,15 @@ static PyObject *attend_error(PyObject *self, PyObject *args)
 {
 	struct handle *object = (struct handle *)self;
 	struct kvd_error error;
-	PyObject *timeout;
 	unsigned int seat;
 	int ms, r;
 
-	if (!PyArg_ParseTuple(args, "IO", &seat, &timeout) ||
-	    ext_timeout(timeout, &ms) < 0 || !handle_lock(object))
+	if (!PyArg_ParseTuple(args, "IO&", &seat, ext_timeout, &ms) ||
+	    !handle_lock(object))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_attend_error(object->kvd, seat, ms, &error);
 	Py_END_ALLOW_THREADS client_unlock(object->client);
-	if (r < 0 || !error.code)
-		Py_RETURN_NONE;
-	return Py_BuildValue("(isiss)", error.code, kvd_code_name(error.code),
-			     (int)error.retryable, error.scope, error.message);
+	return ext_error(r < 0 ? NULL : &error);
 }
 
 static PyObject *attend_stop(PyObject *self, PyObject *args)
@@ -274,17 +268,16 @@ static PyObject *attend_stop(PyObject *self, PyObject *args)
 	if (!PyArg_ParseTuple(args, "I", &seat) || !handle_lock(object))
 		return NULL;
 	if (kvd_attend_stop(object->kvd, seat) < 0)
-		return client_raise(object->client, kvd_last_error(object->client->kvd));
+		return client_raise(object->client);
 	client_unlock(object->client);
 	Py_RETURN_NONE;
 }
 
 static PyObject *attend_close(PyObject *self, PyObject *args)
 {
-	PyObject *timeout = NULL;
-	int ms;
+	int ms = 0;
 
-	if (!PyArg_ParseTuple(args, "|O", &timeout) || ext_timeout(timeout, &ms) < 0 ||
+	if (!PyArg_ParseTuple(args, "|O&", ext_timeout, &ms) ||
 	    handle_close((struct handle *)self, attend_shut, ms, NULL, false) < 0)
 		return NULL;
 	Py_RETURN_NONE;
@@ -307,13 +300,10 @@ static PyType_Slot attend_slots[] = {
 	{Py_tp_methods, attend_methods},
 	{0, NULL},
 };
-static PyType_Spec attend_spec = {.name = "kvd._kvd.Attend",
-				  .basicsize = sizeof(struct attend_object),
-				  .flags = Py_TPFLAGS_DEFAULT,
-				  .slots = attend_slots};
 
 int ext_attend_init(PyObject *module)
 {
-	attend_type = (PyTypeObject *)(void *)ext_type(module, "Attend", &attend_spec);
+	attend_type = ext_type(module, "kvd._kvd.Attend", sizeof(struct attend_object),
+			       attend_slots);
 	return attend_type ? 0 : -1;
 }

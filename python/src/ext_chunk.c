@@ -153,7 +153,7 @@ static int chunk_block(struct chunk_start *s, op_start *begin, int ms)
 	Py_BEGIN_ALLOW_THREADS r = begin(s, &call);
 	Py_END_ALLOW_THREADS if (r < 0)
 	{
-		client_raise(s->c, kvd_last_error(s->c->kvd));
+		client_raise(s->c);
 		return -1;
 	}
 	client_unlock(s->c);
@@ -190,10 +190,9 @@ static PyObject *chunk_made(PyTypeObject *type, const char *noun, struct chunk_s
 
 static PyObject *chunk_close(PyObject *self, PyObject *args)
 {
-	PyObject *timeout = NULL;
-	int ms;
+	int ms = 0;
 
-	if (!PyArg_ParseTuple(args, "|O", &timeout) || ext_timeout(timeout, &ms) < 0 ||
+	if (!PyArg_ParseTuple(args, "|O&", ext_timeout, &ms) ||
 	    handle_close((struct handle *)self,
 			 Py_TYPE(self) == move_type ? chunk_move_end : shut_of(self), ms,
 			 NULL, false) < 0)
@@ -206,19 +205,18 @@ static PyObject *chunk_close(PyObject *self, PyObject *args)
 
 /* Space(client, pool or None, layout or None, model, revision, scheme, rope, tokens,
  * views or None, timeout) */
-static PyObject *space_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *space_make(PyTypeObject *type, PyObject *args,
+			    PyObject *Py_UNUSED(kwargs))
 {
 	struct chunk_start s = {0};
-	PyObject *client, *pool, *views, *timeout, *made = NULL;
+	PyObject *client, *pool, *views, *made = NULL;
 	const char **names = NULL;
 	int ms;
 
-	(void)kwargs;
-	if (!PyArg_ParseTuple(args, "O!OzszszIOO", client_type, &client, &pool,
+	if (!PyArg_ParseTuple(args, "O!OzszszIOO&", client_type, &client, &pool,
 			      &s.space.layout, &s.space.model, &s.space.revision,
 			      &s.space.scheme, &s.space.rope, &s.space.tokens, &views,
-			      &timeout) ||
-	    ext_timeout(timeout, &ms) < 0)
+			      ext_timeout, &ms))
 		return NULL;
 	s.c = (struct client *)client;
 	if (pool != Py_None) {
@@ -254,19 +252,15 @@ static PyObject *space_find(PyObject *self, PyObject *args)
 	struct kvd_chunks chunks;
 	struct kvd_found found;
 	unsigned long long first;
-	PyObject *timeout;
 	const char *ids;
 	Py_ssize_t bytes;
 	int ms, r;
 
-	if (!PyArg_ParseTuple(args, "y#KO", &ids, &bytes, &first, &timeout) ||
-	    ext_timeout(timeout, &ms) < 0 || !ids_parse(ids, bytes, first, &chunks) ||
-	    !handle_lock(space))
+	if (!PyArg_ParseTuple(args, "y#KO&", &ids, &bytes, &first, ext_timeout, &ms) ||
+	    !ids_parse(ids, bytes, first, &chunks) || !handle_lock(space))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_find(space->kvd, &chunks, ms, &found);
-	Py_END_ALLOW_THREADS if (r < 0) return client_raise(
-		space->client, kvd_last_error(space->client->kvd));
-	client_unlock(space->client);
+	Py_END_ALLOW_THREADS if (!client_end(space->client, r)) return NULL;
 	return Py_BuildValue("(KK)", (unsigned long long)found.chunks,
 			     (unsigned long long)found.tokens);
 }
@@ -276,19 +270,15 @@ static PyObject *space_drop(PyObject *self, PyObject *args)
 	struct handle *space = (struct handle *)self;
 	struct kvd_chunks chunks;
 	unsigned long long first;
-	PyObject *timeout;
 	const char *ids;
 	Py_ssize_t bytes;
 	int ms, r;
 
-	if (!PyArg_ParseTuple(args, "y#KO", &ids, &bytes, &first, &timeout) ||
-	    ext_timeout(timeout, &ms) < 0 || !ids_parse(ids, bytes, first, &chunks) ||
-	    !handle_lock(space))
+	if (!PyArg_ParseTuple(args, "y#KO&", &ids, &bytes, &first, ext_timeout, &ms) ||
+	    !ids_parse(ids, bytes, first, &chunks) || !handle_lock(space))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_drop(space->kvd, &chunks, ms);
-	Py_END_ALLOW_THREADS if (r < 0) return client_raise(
-		space->client, kvd_last_error(space->client->kvd));
-	client_unlock(space->client);
+	Py_END_ALLOW_THREADS if (!client_end(space->client, r)) return NULL;
 	Py_RETURN_NONE;
 }
 
@@ -297,15 +287,13 @@ static PyObject *space_hold(PyObject *self, PyObject *args)
 {
 	struct chunk_start s = {.of = (struct handle *)self};
 	unsigned long long first;
-	PyObject *timeout;
 	const char *ids;
 	Py_ssize_t bytes;
 	int ms;
 
-	if (!PyArg_ParseTuple(args, "y#KIIO", &ids, &bytes, &first, &s.lease_ms,
-			      &s.far_ms, &timeout) ||
-	    ext_timeout(timeout, &ms) < 0 || !ids_parse(ids, bytes, first, &s.chunks) ||
-	    !handle_usable(s.of))
+	if (!PyArg_ParseTuple(args, "y#KIIO&", &ids, &bytes, &first, &s.lease_ms,
+			      &s.far_ms, ext_timeout, &ms) ||
+	    !ids_parse(ids, bytes, first, &s.chunks) || !handle_usable(s.of))
 		return NULL;
 	s.c = s.of->client;
 	return chunk_made(hold_type, "hold", &s, hold_begin, NULL, ms);
@@ -315,12 +303,12 @@ static PyObject *space_hold(PyObject *self, PyObject *args)
 static PyObject *space_join(PyObject *self, PyObject *args)
 {
 	struct chunk_start s = {.of = (struct handle *)self};
-	PyObject *timeout;
 	Py_ssize_t bytes;
 	int ms;
 
-	if (!PyArg_ParseTuple(args, "y#IO", &s.secret, &bytes, &s.lease_ms, &timeout) ||
-	    ext_timeout(timeout, &ms) < 0 || !handle_usable(s.of))
+	if (!PyArg_ParseTuple(args, "y#IO&", &s.secret, &bytes, &s.lease_ms, ext_timeout,
+			      &ms) ||
+	    !handle_usable(s.of))
 		return NULL;
 	if (bytes != KVD_HOLD_SECRET_BYTES) {
 		PyErr_Format(PyExc_ValueError, "secret: %zd bytes, not %d", bytes,
@@ -348,17 +336,17 @@ static bool place_parse(struct chunk_start *s, PyObject *pool, PyObject *view_li
 static PyObject *space_put(PyObject *self, PyObject *args)
 {
 	struct chunk_start s = {.of = (struct handle *)self};
-	PyObject *pool, *view_list, *wait, *timeout, *made = NULL;
+	PyObject *pool, *view_list, *wait, *made = NULL;
 	struct ext_views views = {0};
 	unsigned long long first;
 	const char *ids;
 	Py_ssize_t bytes;
 	int ms, durable, publish;
 
-	if (!PyArg_ParseTuple(args, "O!y#KOOOppp", pool_type, &pool, &ids, &bytes, &first,
-			      &view_list, &wait, &timeout, &s.post, &durable, &publish) ||
-	    ext_timeout(timeout, &ms) < 0 || !ids_parse(ids, bytes, first, &s.chunks) ||
-	    !handle_usable(s.of))
+	if (!PyArg_ParseTuple(args, "O!y#KOOO&ppp", pool_type, &pool, &ids, &bytes,
+			      &first, &view_list, &wait, ext_timeout, &ms, &s.post,
+			      &durable, &publish) ||
+	    !ids_parse(ids, bytes, first, &s.chunks) || !handle_usable(s.of))
 		return NULL;
 	s.c = s.of->client;
 	s.move.durable = durable;
@@ -374,15 +362,13 @@ static PyObject *space_withdraw(PyObject *self, PyObject *args)
 {
 	struct chunk_start s = {.of = (struct handle *)self};
 	unsigned long long first;
-	PyObject *timeout;
 	const char *ids;
 	Py_ssize_t bytes;
 	int ms;
 
-	if (!PyArg_ParseTuple(args, "y#KIO", &ids, &bytes, &first, &s.grace_ms,
-			      &timeout) ||
-	    ext_timeout(timeout, &ms) < 0 || !ids_parse(ids, bytes, first, &s.chunks) ||
-	    !handle_usable(s.of))
+	if (!PyArg_ParseTuple(args, "y#KIO&", &ids, &bytes, &first, &s.grace_ms,
+			      ext_timeout, &ms) ||
+	    !ids_parse(ids, bytes, first, &s.chunks) || !handle_usable(s.of))
 		return NULL;
 	s.c = s.of->client;
 	return chunk_made(move_type, "move", &s, withdraw_begin, NULL, ms);
@@ -395,13 +381,13 @@ static PyObject *space_withdraw(PyObject *self, PyObject *args)
 static PyObject *hold_fetch(PyObject *self, PyObject *args)
 {
 	struct chunk_start s = {.of = (struct handle *)self};
-	PyObject *pool, *view_list, *wait, *timeout, *made = NULL;
+	PyObject *pool, *view_list, *wait, *made = NULL;
 	struct ext_views views = {0};
 	int ms;
 
-	if (!PyArg_ParseTuple(args, "O!OOIOp", pool_type, &pool, &view_list, &wait,
-			      &s.move.deadline_ms, &timeout, &s.post) ||
-	    ext_timeout(timeout, &ms) < 0 || !handle_usable(s.of))
+	if (!PyArg_ParseTuple(args, "O!OOIO&p", pool_type, &pool, &view_list, &wait,
+			      &s.move.deadline_ms, ext_timeout, &ms, &s.post) ||
+	    !handle_usable(s.of))
 		return NULL;
 	s.c = s.of->client;
 	if (place_parse(&s, pool, view_list, wait, &views))
@@ -422,14 +408,13 @@ const struct handle *ext_hold_of(PyObject *hold, const struct client *client)
 }
 
 /* (chunks, tokens, first, far, secret) */
-static PyObject *hold_facts(PyObject *self, PyObject *none)
+static PyObject *hold_facts(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct handle *hold = (struct handle *)self;
 	char secret[KVD_HOLD_SECRET_BYTES];
 	struct kvd_found found;
 	uint64_t first;
 
-	(void)none;
 	if (!handle_usable(hold))
 		return NULL;
 	if (kvd_hold_found(hold->kvd, &found, &first) < 0 ||
@@ -444,12 +429,11 @@ static PyObject *hold_facts(PyObject *self, PyObject *none)
 /* ---- Move
  * ------------------------------------------------------------------------------ */
 
-static PyObject *move_state(PyObject *self, PyObject *none)
+static PyObject *move_state(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct handle *move = (struct handle *)self;
 	int state;
 
-	(void)none;
 	if (!handle_usable(move))
 		return NULL;
 	state = kvd_move_state(move->kvd);
@@ -458,12 +442,11 @@ static PyObject *move_state(PyObject *self, PyObject *none)
 }
 
 /* (state, flags, error, retryable, bytes, total) */
-static PyObject *move_read(PyObject *self, PyObject *none)
+static PyObject *move_read(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct handle *move = (struct handle *)self;
 	struct kvd_room_status st;
 
-	(void)none;
 	if (!handle_usable(move))
 		return NULL;
 	client_look(move->client);
@@ -480,28 +463,14 @@ static PyObject *move_show(PyObject *self, PyObject *timeout)
 {
 	struct handle *move = (struct handle *)self;
 	struct kvd_move_facts facts;
-	PyObject *error, *message;
+	PyObject *error;
 	int ms, r;
 
-	if (ext_timeout(timeout, &ms) < 0 || !handle_lock(move))
+	if (!ext_timeout(timeout, &ms) || !handle_lock(move))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_move_show(move->kvd, ms, &facts);
-	Py_END_ALLOW_THREADS if (r < 0) return client_raise(
-		move->client, kvd_last_error(move->client->kvd));
-	client_unlock(move->client);
-	if (!facts.error.code) {
-		Py_INCREF(Py_None);
-		error = Py_None;
-	} else {
-		message = PyUnicode_DecodeUTF8(facts.error.message,
-					       (Py_ssize_t)strlen(facts.error.message),
-					       "replace");
-		error = message ? Py_BuildValue("(isisN)", facts.error.code,
-						kvd_code_name(facts.error.code),
-						(int)facts.error.retryable,
-						facts.error.scope, message)
-				: NULL;
-	}
+	Py_END_ALLOW_THREADS if (!client_end(move->client, r)) return NULL;
+	error = ext_error(&facts.error);
 	if (!error)
 		return NULL;
 	return Py_BuildValue("(KKKKKN)", (unsigned long long)facts.chunks,
@@ -516,7 +485,7 @@ static PyObject *move_abort(PyObject *self, PyObject *timeout)
 	struct chunk_start s = {.of = (struct handle *)self};
 	int ms;
 
-	if (ext_timeout(timeout, &ms) < 0 || !handle_usable(s.of))
+	if (!ext_timeout(timeout, &ms) || !handle_usable(s.of))
 		return NULL;
 	s.c = s.of->client;
 	if (chunk_run(&s, abort_begin, ms) < 0)
@@ -545,12 +514,10 @@ static PyObject *hold_holders(PyObject *self, PyObject *timeout)
 	PyObject *list;
 	int ms, count;
 
-	if (ext_timeout(timeout, &ms) < 0 || !handle_lock(hold))
+	if (!ext_timeout(timeout, &ms) || !handle_lock(hold))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS count = kvd_hold_holders(hold->kvd, holders, ms);
-	Py_END_ALLOW_THREADS if (count < 0) return client_raise(
-		hold->client, kvd_last_error(hold->client->kvd));
-	client_unlock(hold->client);
+	Py_END_ALLOW_THREADS if (!client_end(hold->client, count)) return NULL;
 	list = PyTuple_New(count);
 	for (int i = 0; list && i < count; i++) {
 		PyObject *one = Py_BuildValue("(y#KK)", holders[i].instance,
@@ -595,29 +562,12 @@ static PyType_Slot move_slots[] = {
 	{Py_tp_methods, move_methods},
 	{0, NULL},
 };
-static PyType_Spec space_spec = {
-	.name = "kvd._kvd.Space",
-	.basicsize = sizeof(struct handle),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = space_slots,
-};
-static PyType_Spec hold_spec = {
-	.name = "kvd._kvd.Hold",
-	.basicsize = sizeof(struct handle),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = hold_slots,
-};
-static PyType_Spec move_spec = {
-	.name = "kvd._kvd.Move",
-	.basicsize = sizeof(struct handle),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = move_slots,
-};
 
 int ext_chunk_init(PyObject *module)
 {
-	space_type = (PyTypeObject *)ext_type(module, "Space", &space_spec);
-	hold_type = (PyTypeObject *)ext_type(module, "Hold", &hold_spec);
-	move_type = (PyTypeObject *)ext_type(module, "Move", &move_spec);
+	space_type =
+		ext_type(module, "kvd._kvd.Space", sizeof(struct handle), space_slots);
+	hold_type = ext_type(module, "kvd._kvd.Hold", sizeof(struct handle), hold_slots);
+	move_type = ext_type(module, "kvd._kvd.Move", sizeof(struct handle), move_slots);
 	return space_type && hold_type && move_type ? 0 : -1;
 }

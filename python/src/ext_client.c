@@ -199,12 +199,21 @@ void client_unlock(struct client *c)
 		unlocked_run(told, g);
 }
 
-PyObject *client_raise(struct client *c, const struct kvd_error *error)
+PyObject *client_raise(struct client *c)
 {
-	struct kvd_error copy = *error;
+	struct kvd_error copy = *kvd_last_error(c->kvd);
 
 	client_unlock(c);
 	return ext_raise(&copy);
+}
+
+bool client_end(struct client *c, int r)
+{
+	if (r < 0)
+		client_raise(c);
+	else
+		client_unlock(c);
+	return r >= 0;
 }
 
 /* ---- waiting ---------------------------------------------------------------------- */
@@ -289,13 +298,11 @@ static PyObject *client_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	static char *names[] = {"socket", "name", "client", "role", "timeout", NULL};
 	struct kvd_options options = {0};
 	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-	PyObject *timeout = NULL;
 	struct client *c;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zzzzO", names, &options.socket,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zzzzO&", names, &options.socket,
 					 &options.name, &options.client, &options.role,
-					 &timeout) ||
-	    ext_timeout(timeout, &options.timeout_ms) < 0)
+					 ext_timeout, &options.timeout_ms))
 		return NULL;
 	c = (struct client *)alloc(type, 0);
 	if (!c)
@@ -369,9 +376,8 @@ static void client_shut(struct client *c)
 		closings_drop(c);
 }
 
-static PyObject *client_close(PyObject *self, PyObject *none)
+static PyObject *client_close(PyObject *self, PyObject *Py_UNUSED(none))
 {
-	(void)none;
 	client_shut((struct client *)self);
 	Py_RETURN_NONE;
 }
@@ -409,12 +415,12 @@ static PyObject *client_command(PyObject *self, PyObject *args, PyObject *kwargs
 	static char *names[] = {"cmd", "args", "timeout", "on_done", NULL};
 	struct command command = {.c = (struct client *)self};
 	struct run run = {.client = command.c, .start = command_start, .ctx = &command};
-	PyObject *timeout = NULL, *text;
+	PyObject *text;
 	char *json = NULL;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|zOO", names, &command.cmd,
-					 &command.args, &timeout, &run.told) ||
-	    ext_timeout(timeout, &run.timeout_ms) < 0)
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|zO&O", names, &command.cmd,
+					 &command.args, ext_timeout, &run.timeout_ms,
+					 &run.told))
 		return NULL;
 	if (client_run(&run, &json) < 0)
 		return NULL;
@@ -425,12 +431,11 @@ static PyObject *client_command(PyObject *self, PyObject *args, PyObject *kwargs
 	return text;
 }
 
-static PyObject *client_info(PyObject *self, PyObject *none)
+static PyObject *client_info(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct client *c = (struct client *)self;
 	struct kvd_daemon_info d;
 
-	(void)none;
 	if (!client_lock(c))
 		return NULL;
 	d = *kvd_daemon(c->kvd);
@@ -442,26 +447,23 @@ static PyObject *client_info(PyObject *self, PyObject *none)
 			     (unsigned long long)d.epoch, "slots", d.slots);
 }
 
-static PyObject *client_key(PyObject *self, PyObject *none)
+static PyObject *client_key(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct client *c = (struct client *)self;
 	struct kvd_session_key key;
 	int r;
 
-	(void)none;
 	if (!client_lock(c))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_session_key(c->kvd, 0, &key);
-	Py_END_ALLOW_THREADS if (r < 0) return client_raise(c, kvd_last_error(c->kvd));
-	client_unlock(c);
+	Py_END_ALLOW_THREADS if (!client_end(c, r)) return NULL;
 	return Py_BuildValue("(Ks)", (unsigned long long)key.epoch, key.secret);
 }
 
-static PyObject *client_poll(PyObject *self, PyObject *none)
+static PyObject *client_poll(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct client *c = (struct client *)self;
 
-	(void)none;
 	if (!client_lock(c))
 		return NULL;
 	client_turn(c, true);
@@ -470,27 +472,24 @@ static PyObject *client_poll(PyObject *self, PyObject *none)
 }
 
 /* Make what transfers share with the daemon now, not in the first of them. */
-static PyObject *client_prepare(PyObject *self, PyObject *none)
+static PyObject *client_prepare(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct client *c = (struct client *)self;
 	int r;
 
-	(void)none;
 	if (!client_lock(c))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_xfer_prepare(c->kvd);
-	Py_END_ALLOW_THREADS if (r < 0) return client_raise(c, kvd_last_error(c->kvd));
-	client_unlock(c);
+	Py_END_ALLOW_THREADS if (!client_end(c, r)) return NULL;
 	Py_RETURN_NONE;
 }
 
 /* (fd, events, milliseconds): what an event loop waits for. */
-static PyObject *client_wants(PyObject *self, PyObject *none)
+static PyObject *client_wants(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct client *c = (struct client *)self;
 	int fd, events, ms;
 
-	(void)none;
 	if (!client_lock(c))
 		return NULL;
 	fd = kvd_fd(c->kvd);
@@ -500,12 +499,11 @@ static PyObject *client_wants(PyObject *self, PyObject *none)
 	return Py_BuildValue("(iii)", fd, events, ms);
 }
 
-static PyObject *client_lost(PyObject *self, PyObject *none)
+static PyObject *client_lost(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct client *c = (struct client *)self;
 	bool lost;
 
-	(void)none;
 	if (!client_lock(c))
 		return NULL;
 	lost = kvd_lost(c->kvd);
@@ -514,12 +512,11 @@ static PyObject *client_lost(PyObject *self, PyObject *none)
 }
 
 /* Names this session; another one after the daemon was restarted. */
-static PyObject *client_epoch(PyObject *self, void *closure)
+static PyObject *client_epoch(PyObject *self, void *Py_UNUSED(closure))
 {
 	struct client *c = (struct client *)self;
 	uint64_t epoch;
 
-	(void)closure;
 	if (!client_lock(c))
 		return NULL;
 	epoch = kvd_daemon(c->kvd)->epoch;
@@ -527,9 +524,8 @@ static PyObject *client_epoch(PyObject *self, void *closure)
 	return PyLong_FromUnsignedLongLong(epoch);
 }
 
-static PyObject *client_closed(PyObject *self, void *closure)
+static PyObject *client_closed(PyObject *self, void *Py_UNUSED(closure))
 {
-	(void)closure;
 	return PyBool_FromLong(((struct client *)self)->kvd == NULL);
 }
 
@@ -560,15 +556,8 @@ static PyType_Slot slots[] = {
 	{0, NULL},
 };
 
-static PyType_Spec spec = {
-	.name = "kvd._kvd.Client",
-	.basicsize = sizeof(struct client),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-	.slots = slots,
-};
-
 int ext_client_init(PyObject *module)
 {
-	client_type = (PyTypeObject *)ext_type(module, "Client", &spec);
+	client_type = ext_type(module, "kvd._kvd.Client", sizeof(struct client), slots);
 	return client_type ? 0 : -1;
 }

@@ -27,13 +27,12 @@ static PyObject *capsule_of(struct kvd_cost_page *page)
 	return capsule;
 }
 
-static PyObject *cost_preset(PyObject *module, PyObject *args)
+static PyObject *cost_preset(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	struct kvd_cost_page *page;
 	const char *name;
 	int code;
 
-	(void)module;
 	if (!PyArg_ParseTuple(args, "s", &name))
 		return NULL;
 	code = kvd_cost_preset(name, &page);
@@ -55,15 +54,14 @@ static int page_begin(void *ctx, const struct kvd_call *call)
 }
 
 /* (client, timeout) */
-static PyObject *cost_open(PyObject *module, PyObject *args)
+static PyObject *cost_open(PyObject *Py_UNUSED(module), PyObject *args)
 {
-	PyObject *client, *timeout, *capsule;
+	PyObject *client, *capsule;
 	struct page_start s = {NULL};
 	struct run run = {.start = page_begin, .ctx = &s};
 
-	(void)module;
-	if (!PyArg_ParseTuple(args, "O!O", client_type, &client, &timeout) ||
-	    ext_timeout(timeout, &run.timeout_ms) < 0)
+	if (!PyArg_ParseTuple(args, "O!O&", client_type, &client, ext_timeout,
+			      &run.timeout_ms))
 		return NULL;
 	s.client = run.client = (struct client *)client;
 	if (client_run(&run, NULL) < 0)
@@ -117,7 +115,7 @@ static PyObject *result_of(const struct kvd_decide_result *r)
 }
 
 /* (page, kind, numbers of 32 bits, three flags, last, three times, holders) */
-static PyObject *decide(PyObject *module, PyObject *args)
+static PyObject *decide(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	struct kvd_cost_holder holders[KVD_COST_HOLDERS_MAX] = {0};
 	struct kvd_decide_args a = {.holders = holders};
@@ -126,7 +124,6 @@ static PyObject *decide(PyObject *module, PyObject *args)
 	PyObject *capsule, *list;
 	int kind, last, selected, shifted, no_pages, code;
 
-	(void)module;
 	if (!PyArg_ParseTuple(args, "Oi(IIIIIIIIIII)(ppp)i(ddd)O!", &capsule, &kind,
 			      &a.layers, &a.heads, &a.kv_heads, &a.dqk, &a.dv,
 			      &a.value_bytes, &a.out_bytes, &a.token_bytes,

@@ -72,15 +72,15 @@ static PyObject *attach_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	static char *names[] = {"client", "endpoint", "epoch", "secret", "timeout", NULL};
 	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 	struct kvd_session_key key = {0};
-	PyObject *client, *timeout = NULL;
+	PyObject *client;
 	const char *endpoint, *secret;
 	unsigned long long epoch;
 	struct attach *a;
-	int ms;
+	int ms = 0;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!zKs|O", names, client_type,
-					 &client, &endpoint, &epoch, &secret, &timeout) ||
-	    ext_timeout(timeout, &ms) < 0)
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!zKs|O&", names, client_type,
+					 &client, &endpoint, &epoch, &secret, ext_timeout,
+					 &ms))
 		return NULL;
 	key.epoch = epoch;
 	strncpy(key.secret, secret, sizeof(key.secret) - 1);
@@ -109,11 +109,10 @@ static void attach_dealloc(PyObject *self)
 }
 
 /* 0 pending, 1 ready, negative: refused, with that code. */
-static PyObject *attach_state(PyObject *self, PyObject *none)
+static PyObject *attach_state(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct attach *a = (struct attach *)self;
 
-	(void)none;
 	if (a->state == PENDING && client_trylock(a->client)) {
 		client_turn(a->client, true);
 		client_unlock(a->client);
@@ -121,12 +120,11 @@ static PyObject *attach_state(PyObject *self, PyObject *none)
 	return PyLong_FromLong(a->state == REFUSED ? -a->error.code : a->state);
 }
 
-static PyObject *attach_error(PyObject *self, PyObject *none)
+static PyObject *attach_error(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct attach *a = (struct attach *)self;
 	struct kvd_error error;
 
-	(void)none;
 	if (client_lock(a->client)) { /* an answer writes it in any thread's turn */
 		error = a->error;
 		client_unlock(a->client);
@@ -151,7 +149,7 @@ static PyObject *attach_check(PyObject *self, PyObject *timeout)
 	struct attach *a = (struct attach *)self;
 	struct run run = {.client = a->client, .start = attached_begin, .ctx = a};
 
-	if (ext_timeout(timeout, &run.timeout_ms) < 0)
+	if (!ext_timeout(timeout, &run.timeout_ms))
 		return NULL;
 	if (a->state == READY && client_run(&run, NULL) < 0)
 		return NULL;
@@ -165,7 +163,7 @@ static PyObject *attach_refresh(PyObject *self, PyObject *timeout)
 	struct attach *a = (struct attach *)self;
 	int ms;
 
-	if (ext_timeout(timeout, &ms) < 0 || !client_lock(a->client))
+	if (!ext_timeout(timeout, &ms) || !client_lock(a->client))
 		return NULL;
 	a->ms = ms;
 	if (a->state == READY)
@@ -205,12 +203,6 @@ static PyType_Slot attach_slots[] = {
 	{Py_tp_dealloc, attach_dealloc},
 	{Py_tp_methods, attach_methods},
 	{0, NULL},
-};
-static PyType_Spec attach_spec = {
-	.name = "kvd._kvd.Attach",
-	.basicsize = sizeof(struct attach),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = attach_slots,
 };
 
 /* ---- descriptor lists ---------------------------------------------------------------
@@ -288,7 +280,8 @@ static PyObject *rows_raise(enum rows_fault fault, const uint64_t *row, size_t a
 }
 
 /* Dlist(client, attach or None, table address, rows, columns, spans as bytes) */
-static PyObject *dlist_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *dlist_make(PyTypeObject *type, PyObject *args,
+			    PyObject *Py_UNUSED(kwargs))
 {
 	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 	PyObject *client, *attach;
@@ -300,7 +293,6 @@ static PyObject *dlist_make(PyTypeObject *type, PyObject *args, PyObject *kwargs
 	struct dlist *d;
 	size_t at;
 
-	(void)kwargs;
 	if (!PyArg_ParseTuple(args, "O!OKnIy#", client_type, &client, &attach, &table,
 			      &count, &columns, &spans, &span_bytes))
 		return NULL;
@@ -367,15 +359,13 @@ static Py_ssize_t dlist_length(PyObject *self)
 	return (Py_ssize_t)((struct dlist *)self)->rows.rows;
 }
 
-static PyObject *dlist_entries(PyObject *self, void *closure)
+static PyObject *dlist_entries(PyObject *self, void *Py_UNUSED(closure))
 {
-	(void)closure;
 	return PyLong_FromSize_t(((struct dlist *)self)->rows.count);
 }
 
-static PyObject *dlist_remote(PyObject *self, void *closure)
+static PyObject *dlist_remote(PyObject *self, void *Py_UNUSED(closure))
 {
-	(void)closure;
 	return PyBool_FromLong(((struct dlist *)self)->attach != NULL);
 }
 
@@ -390,12 +380,6 @@ static PyType_Slot dlist_slots[] = {
 	{Py_tp_getset, dlist_getset},
 	{Py_sq_length, dlist_length},
 	{0, NULL},
-};
-static PyType_Spec dlist_spec = {
-	.name = "kvd._kvd.Dlist",
-	.basicsize = sizeof(struct dlist),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = dlist_slots,
 };
 
 /* ---- tables from Python's own lists
@@ -419,13 +403,12 @@ static bool row_take(PyObject *row, Py_ssize_t width, uint64_t *out)
 
 /* table(list of tuples, width) -> bytes of (address, bytes, device), or None when a row
  * is another thing: the caller makes the text. */
-static PyObject *table(PyObject *module, PyObject *args)
+static PyObject *table(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	Py_ssize_t width, n;
 	PyObject *list, *bytes;
 	uint64_t *out;
 
-	(void)module;
 	if (!PyArg_ParseTuple(args, "O!n", &PyList_Type, &list, &width))
 		return NULL;
 	n = PyList_Size(list);
@@ -450,7 +433,9 @@ static PyMethodDef functions[] = {
 
 int ext_lists_init(PyObject *module)
 {
-	attach_type = (PyTypeObject *)ext_type(module, "Attach", &attach_spec);
-	dlist_type = (PyTypeObject *)ext_type(module, "Dlist", &dlist_spec);
+	attach_type =
+		ext_type(module, "kvd._kvd.Attach", sizeof(struct attach), attach_slots);
+	dlist_type =
+		ext_type(module, "kvd._kvd.Dlist", sizeof(struct dlist), dlist_slots);
 	return attach_type && dlist_type ? PyModule_AddFunctions(module, functions) : -1;
 }

@@ -93,18 +93,18 @@ static PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	struct region_start start = {.args = {.fd = -1}};
 	struct run run = {.start = region_begin, .ctx = &start};
 	unsigned long long bytes, address = 0, offset = 0, allocation = 0;
-	PyObject *keep = NULL, *timeout = NULL, *client;
+	PyObject *keep = NULL, *client;
 	const char *kind, *handle = NULL;
 	struct region *region;
 	Py_ssize_t length = 0;
 	int k, r;
 
-	if (!PyArg_ParseTupleAndKeywords(
-		    args, kwargs, "O!sK|KiKzzOOOzz#K", names, client_type, &client, &kind,
-		    &bytes, &address, &start.args.fd, &offset, &start.args.shm_name,
-		    &start.args.name, &keep, &timeout, &run.told, &start.args.device,
-		    &handle, &length, &allocation) ||
-	    ext_timeout(timeout, &run.timeout_ms) < 0 ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!sK|KiKzzOO&Ozz#K", names,
+					 client_type, &client, &kind, &bytes, &address,
+					 &start.args.fd, &offset, &start.args.shm_name,
+					 &start.args.name, &keep, ext_timeout,
+					 &run.timeout_ms, &run.told, &start.args.device,
+					 &handle, &length, &allocation) ||
 	    (k = region_kind(kind, &start.args.kind)) < 0 ||
 	    region_handle(&start.args, handle, length) < 0)
 		return NULL;
@@ -139,11 +139,11 @@ bool region_usable(const struct region *region, const struct client *client,
 static PyObject *region_unregister(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"timeout", "on_done", NULL};
-	PyObject *timeout = NULL, *told = NULL;
-	int ms;
+	PyObject *told = NULL;
+	int ms = 0;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO", names, &timeout, &told) ||
-	    ext_timeout(timeout, &ms) < 0 ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&O", names, ext_timeout, &ms,
+					 &told) ||
 	    handle_close((struct handle *)self, region_shut, ms, told, false) < 0)
 		return NULL;
 	Py_RETURN_NONE;
@@ -195,12 +195,6 @@ static PyType_Slot region_slots[] = {
 	{Py_tp_methods, region_methods},
 	{Py_tp_getset, region_getset},
 	{0, NULL},
-};
-static PyType_Spec region_spec = {
-	.name = "kvd._kvd.Region",
-	.basicsize = sizeof(struct region),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = region_slots,
 };
 
 /* ---- pools ------------------------------------------------------------------------ */
@@ -277,14 +271,14 @@ static PyObject *pool_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 				"timeout", "on_done", NULL};
 	struct pool_start start = {0};
 	struct run run = {.start = pool_begin, .ctx = &start};
-	PyObject *client, *parts, *timeout = NULL, *pool = NULL;
+	PyObject *client, *parts, *pool = NULL;
 	struct use *uses;
 	size_t count;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!zsO!|OO", names, client_type,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!zsO!|O&O", names, client_type,
 					 &client, &start.args.name, &start.args.layout,
-					 &PyTuple_Type, &parts, &timeout, &run.told) ||
-	    ext_timeout(timeout, &run.timeout_ms) < 0)
+					 &PyTuple_Type, &parts, ext_timeout,
+					 &run.timeout_ms, &run.told))
 		return NULL;
 	count = (size_t)PyTuple_Size(parts);
 	uses = mem_calloc(count + 1, sizeof(*uses));
@@ -308,11 +302,11 @@ static PyObject *pool_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static PyObject *pool_unregister(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"timeout", "on_done", NULL};
-	PyObject *timeout = NULL, *told = NULL;
-	int ms;
+	PyObject *told = NULL;
+	int ms = 0;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO", names, &timeout, &told) ||
-	    ext_timeout(timeout, &ms) < 0 ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&O", names, ext_timeout, &ms,
+					 &told) ||
 	    handle_close((struct handle *)self, pool_shut, ms, told, false) < 0)
 		return NULL;
 	Py_RETURN_NONE;
@@ -323,11 +317,10 @@ static void pool_dealloc(PyObject *self)
 	handle_dealloc(self, pool_shut);
 }
 
-static PyObject *pool_get_id(PyObject *self, void *what)
+static PyObject *pool_get_id(PyObject *self, void *Py_UNUSED(what))
 {
 	struct handle *pool = (struct handle *)self;
 
-	(void)what;
 	return PyLong_FromUnsignedLongLong(handle_is_open(pool) ? kvd_pool_id(pool->kvd)
 								: 0);
 }
@@ -348,23 +341,16 @@ static PyType_Slot pool_slots[] = {
 	{Py_tp_getset, pool_getset},
 	{0, NULL},
 };
-static PyType_Spec pool_spec = {
-	.name = "kvd._kvd.Pool",
-	.basicsize = sizeof(struct handle),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = pool_slots,
-};
 
 /* ---- memory ------------------------------------------------------------------------ */
 
-static PyObject *memory_alloc(PyObject *module, PyObject *args)
+static PyObject *memory_alloc(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	struct kvd_memory memory = {.fd = -1};
 	const char *name = "kvd-python";
 	unsigned long long bytes;
 	int r;
 
-	(void)module;
 	if (!PyArg_ParseTuple(args, "K|s", &bytes, &name))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_memory_alloc((size_t)bytes, name, &memory);
@@ -374,12 +360,11 @@ static PyObject *memory_alloc(PyObject *module, PyObject *args)
 		(unsigned long long)memory.bytes, (unsigned long long)memory.huge_bytes);
 }
 
-static PyObject *memory_free(PyObject *module, PyObject *args)
+static PyObject *memory_free(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	unsigned long long address, bytes, huge;
 	struct kvd_memory memory;
 
-	(void)module;
 	if (!PyArg_ParseTuple(args, "iKKK", &memory.fd, &address, &bytes, &huge))
 		return NULL;
 	memory.address = (void *)(uintptr_t)address;
@@ -389,14 +374,13 @@ static PyObject *memory_free(PyObject *module, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-static PyObject *adopt(PyObject *module, PyObject *args)
+static PyObject *adopt(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	struct kvd_adopt_args a = {0};
 	struct kvd_adopted got;
 	unsigned long long address, bytes;
 	int quiet = 0, vouched = 0, r;
 
-	(void)module;
 	if (!PyArg_ParseTuple(args, "KK|pp", &address, &bytes, &quiet, &vouched))
 		return NULL;
 	a.address = (void *)(uintptr_t)address;
@@ -467,12 +451,11 @@ static bool chunk_find(uint64_t address, uint64_t bytes, uint64_t *at_p,
 	return false;
 }
 
-static PyObject *chunk_of(PyObject *module, PyObject *args)
+static PyObject *chunk_of(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	unsigned long long address, bytes;
 	uint64_t at = 0, length = 0;
 
-	(void)module;
 	if (!PyArg_ParseTuple(args, "KK", &address, &bytes))
 		return NULL;
 	if (!chunk_find(address, bytes, &at, &length))
@@ -490,8 +473,9 @@ static PyMethodDef functions[] = {
 
 int ext_memory_init(PyObject *module)
 {
-	region_type = (PyTypeObject *)ext_type(module, "Region", &region_spec);
-	pool_type = (PyTypeObject *)ext_type(module, "Pool", &pool_spec);
+	region_type =
+		ext_type(module, "kvd._kvd.Region", sizeof(struct region), region_slots);
+	pool_type = ext_type(module, "kvd._kvd.Pool", sizeof(struct handle), pool_slots);
 	if (!region_type || !pool_type)
 		return -1;
 	return PyModule_AddFunctions(module, functions);

@@ -200,9 +200,8 @@ static int open_begin(void *ctx, const struct kvd_call *call)
 	return kvd_room_open(s->c->kvd, &s->args, call, &s->kvd);
 }
 
-void ext_on_nothing(void *arg, int result, const struct kvd_reply *reply)
+void ext_on_nothing(void *Py_UNUSED(arg), int result, const struct kvd_reply *reply)
 {
-	(void)arg;
 	(void)result;
 	(void)reply;
 }
@@ -227,8 +226,7 @@ static int room_prepare(struct client *c)
 	if (!client_lock(c))
 		return -1;
 	Py_BEGIN_ALLOW_THREADS r = kvd_xfer_prepare(c->kvd);
-	Py_END_ALLOW_THREADS if (r < 0) client_raise(c, kvd_last_error(c->kvd));
-	else client_unlock(c);
+	Py_END_ALLOW_THREADS client_end(c, r);
 	return r;
 }
 
@@ -262,7 +260,7 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	struct run run = {
 		.start = open_begin, .ctx = &start, .uses = uses, .use_count = 2};
 	PyObject *client, *pool, *source_list = NULL, *view_list = NULL, *aux = NULL;
-	PyObject *wait = NULL, *timeout = NULL, *room = NULL, *peers = NULL;
+	PyObject *wait = NULL, *room = NULL, *peers = NULL;
 	const char **names_of_peers = NULL;
 	struct sources sources = {0};
 	struct ext_views views = {0};
@@ -271,12 +269,12 @@ static PyObject *room_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	int role, receivers_told = 0, post = 0, r = -1;
 
 	if (!PyArg_ParseTupleAndKeywords(
-		    args, kwargs, "O!KiO!|OIOOOIIIIOOzzzOpp", names, client_type, &client,
-		    &number, &role, pool_type, &pool, &source_list, &a->receivers,
-		    &view_list, &aux, &wait, &a->lease_ms, &a->bootstrap_ms,
-		    &a->waiting_ms, &a->stall_ms, &timeout, &run.told, &a->request_id,
-		    &a->traceparent, &a->ticket, &peers, &receivers_told, &post) ||
-	    ext_timeout(timeout, &run.timeout_ms) < 0)
+		    args, kwargs, "O!KiO!|OIOOOIIIIO&OzzzOpp", names, client_type,
+		    &client, &number, &role, pool_type, &pool, &source_list,
+		    &a->receivers, &view_list, &aux, &wait, &a->lease_ms,
+		    &a->bootstrap_ms, &a->waiting_ms, &a->stall_ms, ext_timeout,
+		    &run.timeout_ms, &run.told, &a->request_id, &a->traceparent,
+		    &a->ticket, &peers, &receivers_told, &post))
 		return NULL;
 	start.c = run.client = (struct client *)client;
 	run.post = post;
@@ -376,15 +374,15 @@ static PyObject *room_bind(PyObject *self, PyObject *args, PyObject *kwargs)
 	static char *names[] = {"views", "aux", "wait", "timeout", "on_done", NULL};
 	struct room_call call;
 	struct kvd_bind_args *a = &call.start.bind;
-	PyObject *view_list, *aux = NULL, *wait = NULL, *timeout = NULL;
+	PyObject *view_list, *aux = NULL, *wait = NULL;
 	struct ext_views views = {0};
 	uint64_t slot = 0;
 	int r = -1;
 
 	room_call_init(&call, self, bind_begin);
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOOO", names, &view_list, &aux,
-					 &wait, &timeout, &call.run.told) ||
-	    ext_timeout(timeout, &call.run.timeout_ms) < 0 ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOO&O", names, &view_list, &aux,
+					 &wait, ext_timeout, &call.run.timeout_ms,
+					 &call.run.told) ||
 	    !handle_usable((struct handle *)self))
 		return NULL;
 	if (ext_views_parse(view_list, &views) == 0 &&
@@ -409,17 +407,16 @@ static PyObject *room_send(PyObject *self, PyObject *args, PyObject *kwargs)
 				"wait", "timeout", "on_done", NULL};
 	struct room_call call;
 	struct kvd_send_args *a = &call.start.send;
-	PyObject *view_list, *aux = NULL, *wait = NULL, *timeout = NULL;
+	PyObject *view_list, *aux = NULL, *wait = NULL;
 	struct ext_views views = {0};
 	unsigned long long seq;
 	uint64_t slot = 0;
 	int last = 0, r = -1;
 
 	room_call_init(&call, self, send_begin);
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KO|pOOOO", names, &seq,
-					 &view_list, &last, &aux, &wait, &timeout,
-					 &call.run.told) ||
-	    ext_timeout(timeout, &call.run.timeout_ms) < 0 ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KO|pOOO&O", names, &seq,
+					 &view_list, &last, &aux, &wait, ext_timeout,
+					 &call.run.timeout_ms, &call.run.told) ||
 	    !handle_usable((struct handle *)self))
 		return NULL;
 	if (ext_views_parse(view_list, &views) == 0 &&
@@ -443,14 +440,12 @@ static PyObject *room_send(PyObject *self, PyObject *args, PyObject *kwargs)
 static PyObject *room_extend(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"lease_ms", "timeout", "on_done", NULL};
-	PyObject *timeout = NULL;
 	struct room_call call;
 
 	room_call_init(&call, self, extend_begin);
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "I|OO", names,
-					 &call.start.lease_ms, &timeout,
-					 &call.run.told) ||
-	    ext_timeout(timeout, &call.run.timeout_ms) < 0 ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "I|O&O", names,
+					 &call.start.lease_ms, ext_timeout,
+					 &call.run.timeout_ms, &call.run.told) ||
 	    !handle_usable((struct handle *)self) || client_run(&call.run, NULL) < 0)
 		return NULL;
 	Py_RETURN_NONE;
@@ -459,13 +454,12 @@ static PyObject *room_extend(PyObject *self, PyObject *args, PyObject *kwargs)
 static PyObject *room_abort(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"reason", "timeout", "on_done", NULL};
-	PyObject *timeout = NULL;
 	struct room_call call;
 
 	room_call_init(&call, self, abort_begin);
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zOO", names, &call.start.reason,
-					 &timeout, &call.run.told) ||
-	    ext_timeout(timeout, &call.run.timeout_ms) < 0 ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zO&O", names, &call.start.reason,
+					 ext_timeout, &call.run.timeout_ms,
+					 &call.run.told) ||
 	    !handle_usable((struct handle *)self) || client_run(&call.run, NULL) < 0)
 		return NULL;
 	Py_RETURN_NONE;
@@ -480,11 +474,11 @@ static PyObject *room_close(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"timeout", "on_done", NULL};
 	struct room *room = (struct room *)self;
-	PyObject *timeout = NULL, *told = NULL;
-	int ms;
+	PyObject *told = NULL;
+	int ms = 0;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO", names, &timeout, &told) ||
-	    ext_timeout(timeout, &ms) < 0 ||
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&O", names, ext_timeout, &ms,
+					 &told) ||
 	    handle_close(&room->h, room_end, ms, told, room->post) < 0)
 		return NULL;
 	Py_RETURN_NONE;
@@ -493,12 +487,11 @@ static PyObject *room_close(PyObject *self, PyObject *args, PyObject *kwargs)
 /* ---- looking
  * ------------------------------------------------------------------------------ */
 
-static PyObject *room_state(PyObject *self, PyObject *none)
+static PyObject *room_state(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct handle *room = (struct handle *)self;
 	int state;
 
-	(void)none;
 	if (!handle_usable(room))
 		return NULL;
 	state = kvd_room_state(room->kvd);
@@ -518,12 +511,11 @@ static PyObject *room_state(PyObject *self, PyObject *none)
 
 /* (state, flags, error, retryable, bytes, total, first token or -1, done, rows, moved_us)
  */
-static PyObject *room_read(PyObject *self, PyObject *none)
+static PyObject *room_read(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct handle *room = (struct handle *)self;
 	struct kvd_room_status st;
 
-	(void)none;
 	if (!handle_usable(room))
 		return NULL;
 	client_look(room->client);
@@ -601,7 +593,7 @@ static Py_ssize_t batch_states(PyObject *list, PyObject *name, Py_ssize_t first,
 
 /* states(list of kvd.Room, address of as many int32) -> how many have ended. The caller
  * has seen that they are there. */
-static PyObject *room_states(PyObject *module, PyObject *args)
+static PyObject *room_states(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	static PyObject *name; /* for ever */
 	unsigned long long address;
@@ -609,7 +601,6 @@ static PyObject *room_states(PyObject *module, PyObject *args)
 	PyObject *list;
 	int *out;
 
-	(void)module;
 	if (!PyArg_ParseTuple(args, "OK", &list, &address))
 		return NULL;
 	n = PyList_Size(list);
@@ -635,37 +626,26 @@ static PyObject *room_why(PyObject *self, PyObject *timeout)
 	struct handle *room = (struct handle *)self;
 	const struct kvd_error *why;
 	struct kvd_error copy;
-	PyObject *message;
 	int ms;
 
-	if (ext_timeout(timeout, &ms) < 0 || !handle_lock(room))
+	if (!ext_timeout(timeout, &ms) || !handle_lock(room))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS why = kvd_room_why(room->kvd, ms);
 	Py_END_ALLOW_THREADS if (why) copy = *why;
 	client_unlock(room->client);
-	if (!why)
-		Py_RETURN_NONE;
-	message = PyUnicode_DecodeUTF8(copy.message, (Py_ssize_t)strlen(copy.message),
-				       "replace");
-	if (!message)
-		return NULL;
-	return Py_BuildValue("(isisN)", copy.code, kvd_code_name(copy.code),
-			     (int)copy.retryable, copy.scope, message);
+	return ext_error(why ? &copy : NULL);
 }
 
-static PyObject *room_first_token(PyObject *self, PyObject *none)
+static PyObject *room_first_token(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct handle *room = (struct handle *)self;
 	uint64_t token = 0;
 	int r;
 
-	(void)none;
 	if (!handle_lock(room))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_room_first_token(room->kvd, 0, &token);
-	Py_END_ALLOW_THREADS if (r < 0) return client_raise(
-		room->client, kvd_last_error(room->client->kvd));
-	client_unlock(room->client);
+	Py_END_ALLOW_THREADS if (!client_end(room->client, r)) return NULL;
 	return PyLong_FromUnsignedLongLong(token);
 }
 
@@ -694,7 +674,7 @@ static PyObject *room_landed(PyObject *self, PyObject *args)
 	Py_END_ALLOW_THREADS if (r < 0)
 	{
 		mem_free(at);
-		return client_raise(room->client, kvd_last_error(room->client->kvd));
+		return client_raise(room->client);
 	}
 	client_unlock(room->client);
 	bitmap = PyBytes_FromStringAndSize(at, (Py_ssize_t)bytes);
@@ -702,9 +682,8 @@ static PyObject *room_landed(PyObject *self, PyObject *args)
 	return bitmap;
 }
 
-static PyObject *room_number(PyObject *self, void *closure)
+static PyObject *room_number(PyObject *self, void *Py_UNUSED(closure))
 {
-	(void)closure;
 	return PyLong_FromUnsignedLongLong(((struct handle *)self)->number);
 }
 
@@ -733,12 +712,6 @@ static PyType_Slot slots[] = {
 	{Py_tp_getset, getset},
 	{0, NULL},
 };
-static PyType_Spec spec = {
-	.name = "kvd._kvd.Room",
-	.basicsize = sizeof(struct room),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = slots,
-};
 
 static PyMethodDef functions[] = {
 	{"states", room_states, METH_VARARGS, NULL},
@@ -747,6 +720,6 @@ static PyMethodDef functions[] = {
 
 int ext_room_init(PyObject *module)
 {
-	room_type = (PyTypeObject *)ext_type(module, "Room", &spec);
+	room_type = ext_type(module, "kvd._kvd.Room", sizeof(struct room), slots);
 	return room_type ? PyModule_AddFunctions(module, functions) : -1;
 }

@@ -235,14 +235,13 @@ static PyObject *text_of(const struct layout *layout)
 	return text;
 }
 
-static PyObject *shapes(PyObject *module, PyObject *args)
+static PyObject *shapes(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	struct layout *layout = NULL;
 	PyObject *steps, *text = NULL;
 	unsigned int rank;
 	Py_ssize_t i = 0;
 
-	(void)module;
 	if (!PyArg_ParseTuple(args, "IO!", &rank, &PyTuple_Type, &steps) ||
 	    step_end(shape_new(rank, &layout)) < 0)
 		return NULL;
@@ -255,11 +254,10 @@ static PyObject *shapes(PyObject *module, PyObject *args)
 }
 
 /* (first, count) of a rank's heads */
-static PyObject *units(PyObject *module, PyObject *args)
+static PyObject *units(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	unsigned int total, size, rank, first = 0, count = 0;
 
-	(void)module;
 	if (!PyArg_ParseTuple(args, "III", &total, &size, &rank) ||
 	    step_end(shard_units(total, size, rank, &first, &count)) < 0)
 		return NULL;

@@ -354,7 +354,8 @@ static int xfer_skip_empty(struct xfer *x)
 /* Xfer(op, local Dlist, index, remote Dlist, index, notif or None, pieces = 0): what
  * telemetry tells as pieces; 0: how many are left when neighbours are one; negative: as
  * many as there are rows */
-static PyObject *xfer_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *xfer_make(PyTypeObject *type, PyObject *args,
+			   PyObject *Py_UNUSED(kwargs))
 {
 	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 	PyObject *local, *remote, *local_index, *remote_index, *notif;
@@ -363,7 +364,6 @@ static PyObject *xfer_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	struct xfer *x;
 	int op;
 
-	(void)kwargs;
 	if (!PyArg_ParseTuple(args, "iO!OO!OO|n", &op, dlist_type, &local, &local_index,
 			      dlist_type, &remote, &remote_index, &notif, &pieces))
 		return NULL;
@@ -499,30 +499,27 @@ static PyObject *xfer_rebind(PyObject *self, PyObject *attach)
 	Py_RETURN_NONE;
 }
 
-static PyObject *xfer_poll_py(PyObject *self, PyObject *none)
+static PyObject *xfer_poll_py(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct xfer *x = (struct xfer *)self;
 
-	(void)none;
 	if (!x->client->kvd)
 		return PyLong_FromLong(-KVD_E_STATE);
 	return PyLong_FromLong(xfer_poll(x));
 }
 
-static PyObject *xfer_quiesced_py(PyObject *self, PyObject *none)
+static PyObject *xfer_quiesced_py(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct xfer *x = (struct xfer *)self;
 
-	(void)none;
 	return PyBool_FromLong(!x->client->kvd || xfer_quiesced(x));
 }
 
 /* Begin to stop it; never waits. True: it has quiesced. */
-static PyObject *xfer_stop(PyObject *self, PyObject *none)
+static PyObject *xfer_stop(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct xfer *x = (struct xfer *)self;
 
-	(void)none;
 	if (!x->client->kvd || xfer_quiesced(x)) {
 		x->wanted = false;
 		Py_RETURN_TRUE;
@@ -556,11 +553,10 @@ static void xfer_why(struct xfer *x)
 
 /* (begin in ns of the monotonic clock, post µs, total µs, bytes, pieces) once it is done
  */
-static PyObject *xfer_telemetry(PyObject *self, PyObject *none)
+static PyObject *xfer_telemetry(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct xfer *x = (struct xfer *)self;
 
-	(void)none;
 	if (!x->end_ns)
 		Py_RETURN_NONE;
 	if (!x->pieces)
@@ -572,11 +568,10 @@ static PyObject *xfer_telemetry(PyObject *self, PyObject *none)
 			     (unsigned long long)x->bytes, (Py_ssize_t)x->pieces);
 }
 
-static PyObject *xfer_error(PyObject *self, PyObject *none)
+static PyObject *xfer_error(PyObject *self, PyObject *Py_UNUSED(none))
 {
 	struct xfer *x = (struct xfer *)self;
 
-	(void)none;
 	if (x->error.code && x->client->kvd)
 		xfer_why(x);
 	PyErr_Clear();
@@ -615,25 +610,18 @@ static PyType_Slot xfer_slots[] = {
 	{Py_tp_getset, xfer_getset},
 	{0, NULL},
 };
-static PyType_Spec xfer_spec = {
-	.name = "kvd._kvd.Xfer",
-	.basicsize = sizeof(struct xfer),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = xfer_slots,
-};
 
 /* ---- notifications
  * ----------------------------------------------------------------------- */
 
 /* notif_send(client, attach, bytes): in order with the transfers posted before */
-static PyObject *notif_send(PyObject *module, PyObject *args)
+static PyObject *notif_send(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	PyObject *client, *attach;
 	struct client *c;
 	const char *data;
 	Py_ssize_t bytes;
 
-	(void)module;
 	if (!PyArg_ParseTuple(args, "O!O!y#", client_type, &client, attach_type, &attach,
 			      &data, &bytes))
 		return NULL;
@@ -642,19 +630,18 @@ static PyObject *notif_send(PyObject *module, PyObject *args)
 		return NULL;
 	if (kvd_notif_send(c->kvd, ((struct attach *)attach)->number, data,
 			   (size_t)bytes) < 0)
-		return client_raise(c, kvd_last_error(c->kvd));
+		return client_raise(c);
 	client_flush(c);
 	client_unlock(c);
 	Py_RETURN_NONE;
 }
 
 /* notif_waiting(client): a look at shared memory, and a turn now and then */
-static PyObject *notif_waiting(PyObject *module, PyObject *client)
+static PyObject *notif_waiting(PyObject *Py_UNUSED(module), PyObject *client)
 {
 	struct client *c = (struct client *)client;
 	bool waiting;
 
-	(void)module;
 	if (c->forks != ext_forks()) {
 		client_lock(c); /* says so */
 		return NULL;
@@ -721,13 +708,12 @@ static PyObject *arrivals_list(struct arrivals *all)
 }
 
 /* notif_drain(client) -> [(from, bytes)] */
-static PyObject *notif_drain(PyObject *module, PyObject *client)
+static PyObject *notif_drain(PyObject *Py_UNUSED(module), PyObject *client)
 {
 	struct client *c = (struct client *)client;
 	struct arrivals all = {.end = &all.first};
 	int r;
 
-	(void)module;
 	if (!client_lock(c))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS r = kvd_notif_drain(c->kvd, 1000, on_notif, &all);
@@ -735,7 +721,7 @@ static PyObject *notif_drain(PyObject *module, PyObject *client)
 	{
 		Py_XDECREF(arrivals_list(&all));
 		PyErr_Clear();
-		return client_raise(c, kvd_last_error(c->kvd));
+		return client_raise(c);
 	}
 	client_unlock(c);
 	return arrivals_list(&all);
@@ -750,7 +736,7 @@ static PyMethodDef functions[] = {
 
 int ext_xfer_init(PyObject *module)
 {
-	xfer_type = (PyTypeObject *)ext_type(module, "Xfer", &xfer_spec);
+	xfer_type = ext_type(module, "kvd._kvd.Xfer", sizeof(struct xfer), xfer_slots);
 	if (!xfer_type)
 		return -1;
 	return PyModule_AddFunctions(module, functions);
