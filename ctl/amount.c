@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Amounts as people read them. */
 #include <stdio.h>
-#include <string.h>
 
 #include "ctl/ctl.h"
 #include "daemon/base/mem.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The commands config and reload: what runs, and what the file says now. */
 #include <stdio.h>
-#include <string.h>
 
 #include "ctl/ctl.h"
 #include "ctl/table.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvd-ctl keys: the daemon's public key, its allow-list, and who was refused. */
 #include <stdio.h>
-#include <string.h>
 
 #include "ctl/ctl.h"
 #include "ctl/table.h"

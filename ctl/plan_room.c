@@ -8,7 +8,6 @@
  * side's doing: pages of which no two are neighbours stand in for them, and it is said.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "ctl/ctl.h"

@@ -7,7 +7,6 @@
  * A connection that is lost is made anew at the next look, by ctl_connect(), which does
  * not connect where the daemon was stopped: looking must not start it.
  */
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -12,8 +12,6 @@
 
 #include "ctl/ctl.h"
 #include "ctl/trace.h"
-#include "ctl/words.h"
-#include "daemon/base/mem.h"
 #include "lib/kvd.h"
 
 #define VIEWS_MAX 64u

@@ -18,7 +18,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 
 const char *cudrv_group_name(enum cudrv_group group)

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gpu/kernels_image.h"
 
-#include <stddef.h>
-
 #ifdef KERNELS_FILE
 __asm__(".pushsection .rodata, \"a\", %progbits\n"
 	".balign 16\n"

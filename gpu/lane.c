@@ -30,7 +30,6 @@
 #include <time.h>
 
 #include "daemon/base/clock.h"
-#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "gpu/gpu.h"
 #include "gpu/list.h"

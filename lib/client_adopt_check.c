@@ -26,7 +26,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/base/mem.h"
 #include "lib/client.h"
 
 #define CHUNK_BYTES_MIN (UINT64_C(32) << 20)

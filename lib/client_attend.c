@@ -6,7 +6,6 @@
  */
 #include "lib/client.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -2,7 +2,6 @@
 #include "proto/fields.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/err.h"

@@ -27,7 +27,6 @@
 #include <xxhash.h>
 
 #include "daemon/base/err.h"
-#include "daemon/base/mem.h"
 
 #define CHECKSUM_AT 64u
 #define RESERVED_BYTES 20u

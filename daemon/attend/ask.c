@@ -17,8 +17,6 @@
  */
 #include <assert.h>
 #include <errno.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "daemon/attend/attend_impl.h"
 #include "daemon/base/context.h"
@@ -32,7 +30,6 @@
 #include "daemon/store/store.h"
 #include "daemon/store/store_kv.h"
 #include "proto/kvd_ring.h"
-#include "proto/wire.h"
 
 #define LEG_BYTES (160u << 10) /* of a message, if it is not one query token's */
 #define POSTS_MAX 1024u	       /* of a session */

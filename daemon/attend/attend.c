@@ -8,8 +8,6 @@
 
 #include "daemon/attend/attend_impl.h"
 #include "daemon/attend/calibrate.h"
-#include "daemon/attend/echo.h"
-#include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/memory/memory.h"

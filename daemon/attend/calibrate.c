@@ -20,7 +20,6 @@
  */
 #include "daemon/attend/calibrate.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <string.h>
 

@@ -6,18 +6,15 @@
  * Posts are entries of the submission ring, and have no command: who posts wants its
  * answer within microseconds, and a line of JSON takes more than that.
  */
-#include "daemon/request/commands.h"
 
 #include <errno.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "daemon/attend/attend.h"
 #include "daemon/attend/commands_attend.h"
 #include "daemon/base/context.h"
 #include "daemon/request/brief.h"
 #include "daemon/session/session.h"
-#include "proto/json.h"
 
 static const char *const kinds[] = {"mla", "gqa", NULL};
 static const char *const types[] = {"bf16", "fp16", "fp32", NULL};

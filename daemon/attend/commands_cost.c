@@ -13,14 +13,11 @@
 #include "daemon/attend/calibrate.h"
 #include "daemon/attend/commands_attend.h"
 #include "daemon/base/context.h"
-#include "daemon/base/hex.h"
-#include "daemon/base/mem.h"
 #include "daemon/request/commands.h"
 #include "daemon/cost/live.h"
 #include "daemon/store/store.h"
 #include "daemon/handshake/handshake.h"
 #include "daemon/peer/peer.h"
-#include "proto/json.h"
 
 static int cost_needs(const struct kvd *kvd)
 {

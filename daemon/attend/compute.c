@@ -21,7 +21,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <string.h>
 
 #include "daemon/attend/kernel.h"
 #include "daemon/base/idmap.h"

@@ -6,8 +6,6 @@
  * that is one message, that message. A seat has megabytes: it is written some rows a
  * turn.
  */
-#include <assert.h>
-#include <errno.h>
 #include <string.h>
 
 #include "daemon/attend/attend_impl.h"

@@ -12,7 +12,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
-#include <string.h>
 
 #include "daemon/attend/compute.h"
 #include "daemon/base/list.h"

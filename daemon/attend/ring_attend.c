@@ -4,9 +4,7 @@
 #include <errno.h>
 
 #include "daemon/attend/attend.h"
-#include "daemon/base/context.h"
 #include "daemon/base/mem.h"
-#include "daemon/request/ring_ops.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 

@@ -8,10 +8,8 @@
  * Each ATTEND is answered once. A daemon that says stop, or is lost, has its waiting rows
  * dropped; those in a kernel are not told.
  */
-#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "daemon/attend/attend_impl.h"
 #include "daemon/store/store.h"

@@ -23,7 +23,6 @@
 #include "daemon/base/account.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/base/clean.h"
 
-#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 

@@ -2,7 +2,6 @@
 #include "daemon/base/cpu.h"
 
 #include <sched.h>
-#include <stdint.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 

@@ -18,7 +18,6 @@
 
 #include <malloc.h>
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -9,9 +9,7 @@
  * not have is left out and is 0 of 1. A query with `since` is answered at once, with what
  * this daemon knows, as far as it changed; one without is asked of the directory.
  */
-#include "daemon/request/commands.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

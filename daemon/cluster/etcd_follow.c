@@ -17,7 +17,6 @@
  * A revision that was compacted away, or that etcd has not come to, means that the
  * group's keys are asked for anew.
  */
-#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/err.h"

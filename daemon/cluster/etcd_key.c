@@ -7,7 +7,6 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/hex.h"
-#include "daemon/base/mem.h"
 #include "proto/json.h"
 
 static const char *const sides[ETCD_SIDES] = {

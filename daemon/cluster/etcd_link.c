@@ -10,7 +10,6 @@
  *
  * Pauses between tries are random: ten thousand daemons lose etcd in the same moment.
  */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -8,7 +8,6 @@
 #include "daemon/cluster/groups_impl.h"
 #include "daemon/cluster/etcd.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -7,7 +7,6 @@
  * A refusal of the directory ends a place that was never taken; its caller is told. One
  * that was taken stays said until its session ends.
  */
-#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "daemon/base/context.h"
-#include "daemon/base/hex.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/cluster/groups.h"

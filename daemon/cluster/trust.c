@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "daemon/base/hex.h"
-#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/cluster/groups_impl.h"
 #include "daemon/cluster/own_groups.h"

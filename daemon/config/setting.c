@@ -12,11 +12,9 @@
 #include <grp.h>
 #include <pwd.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/err.h"
-#include "daemon/base/mem.h"
 
 struct unit {
 	const char *name;

@@ -11,7 +11,6 @@
 #include <errno.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
 #include "daemon/request/brief.h"
 #include "daemon/control/control.h"
@@ -25,7 +24,6 @@
 #include "daemon/session/session.h"
 #include "daemon/config/setting.h"
 #include "daemon/transport/transport.h"
-#include "proto/json.h"
 
 #define DRAIN_MS_MAX (24 * 3600 * 1000)
 #define ABOUT_MAX 128u

@@ -2,7 +2,6 @@
 /* What the command tables say, as `help`. */
 #include "daemon/request/commands.h"
 
-#include "daemon/base/mem.h"
 #include "daemon/base/text.h"
 
 const char *field_type_name(enum field_type type)

@@ -11,7 +11,6 @@
 #include "daemon/link/link_refused.h"
 #include "daemon/loop/loop.h"
 #include "daemon/session/session.h"
-#include "proto/json.h"
 
 struct allowed {
 	cJSON *out;

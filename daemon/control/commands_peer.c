@@ -5,7 +5,6 @@
  * a timer and every change of a peer look through.
  */
 #include <errno.h>
-#include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/control/commands.h"
@@ -15,7 +14,6 @@
 #include "daemon/handshake/handshake.h"
 #include "daemon/base/context.h"
 #include "daemon/session/session.h"
-#include "proto/json.h"
 
 #define CONNECT_MS_DEFAULT 5000
 #define CONNECT_MS_MAX 600000

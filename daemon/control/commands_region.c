@@ -24,7 +24,6 @@
 #include "daemon/session/session_watch.h"
 #include "gpu/cudrv.h"
 #include "proto/base64.h"
-#include "proto/json.h"
 
 static void answer_empty(void *arg)
 {

@@ -17,13 +17,11 @@
 #include "daemon/base/text.h"
 #include "daemon/config/config.h"
 #include "daemon/control/commands.h"
-#include "daemon/control/control.h"
 #include "daemon/base/context.h"
 #include "daemon/link/link.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "daemon/transport/transport.h"
-#include "proto/json.h"
 
 #define PROTO_VERSION 1
 

@@ -38,7 +38,6 @@
 #include "daemon/config/config.h"
 #include "daemon/control/commands_peer.h"
 #include "daemon/control/conn.h"
-#include "daemon/base/context.h"
 #include "daemon/gate/gate.h"
 #include "daemon/loop/lock.h"
 #include "daemon/session/session.h"

@@ -37,7 +37,6 @@
 
 #include <math.h>
 #include <stddef.h>
-#include <string.h>
 
 static const struct cost_price price_nothing = {0, 0};
 static const struct cost_price price_never = {INFINITY, 0};

@@ -17,7 +17,6 @@
  */
 #include "daemon/cost/fit.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

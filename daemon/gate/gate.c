@@ -30,7 +30,6 @@
 #include "daemon/base/mem.h"
 #include "daemon/gate/record.h"
 #include "daemon/gate/warden.h"
-#include "daemon/loop/loop.h"
 
 #ifndef SO_PASSRIGHTS
 #define SO_PASSRIGHTS 83

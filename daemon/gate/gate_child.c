@@ -11,7 +11,6 @@
  */
 #include "daemon/gate/gate_child.h"
 
-#include <stdbool.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>

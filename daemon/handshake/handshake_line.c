@@ -28,8 +28,6 @@
  * An endpoint may come back before all of that has drained: the new epoch then waits
  * (start_again) until the old data line is closed.
  */
-#include <assert.h>
-#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "daemon/base/err.h"
 #include "daemon/base/log.h"

@@ -18,7 +18,6 @@
 
 #include <assert.h>
 #include <stdlib.h>
-#include <string.h>
 
 const char *attend_shape_fault(const struct attend_shape *shape)
 {

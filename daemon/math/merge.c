@@ -2,7 +2,6 @@
 #include "daemon/math/merge.h"
 
 #include <assert.h>
-#include <math.h>
 #include <string.h>
 
 #include "daemon/math/merge_row.h"

@@ -11,7 +11,6 @@
 #include <assert.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <time.h>

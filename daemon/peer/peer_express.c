@@ -25,7 +25,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/peer/peer_impl.h"
 

@@ -9,7 +9,6 @@
 #include "daemon/peer/peer_impl.h"
 
 #include <assert.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/mem.h"

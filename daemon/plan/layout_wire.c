@@ -24,7 +24,6 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 #include "daemon/plan/layout.h"
-#include "daemon/plan/layout_private.h"
 
 #define WIRE_FORM 2
 #define FIELD_FIXED (4 + 5 * 8 + 3 * 4)

@@ -28,7 +28,6 @@
 #include "daemon/plan/plan.h"
 
 #include "daemon/base/err.h"
-#include "daemon/base/mem.h"
 #include "daemon/plan/nest.h"
 #include "daemon/plan/runs.h"
 #include "daemon/plan/strip.h"

@@ -9,7 +9,6 @@
 #include "daemon/plan/strip.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"

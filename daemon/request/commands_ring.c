@@ -5,7 +5,6 @@
 #include "daemon/request/commands.h"
 #include "daemon/request/ring.h"
 #include "daemon/session/session.h"
-#include "proto/json.h"
 
 struct share_args {
 	uint32_t entries;

@@ -35,7 +35,6 @@
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
 #include "daemon/request/ring_ops.h"
-#include "daemon/session/session.h"
 
 #define TURN_ENTRIES 256u
 #define RING_TURN_ENTRIES 16u

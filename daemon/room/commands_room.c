@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <stdio.h>
 
-#include "daemon/base/mem.h"
 #include "daemon/request/brief.h"
 #include "daemon/request/commands.h"
 #include "daemon/request/ring_ops.h"
@@ -18,7 +17,6 @@
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
-#include "proto/json.h"
 #include "proto/kvd_ring.h"
 
 /* ---- room.open ---- */

@@ -19,7 +19,6 @@
 #include "daemon/room/room_waits.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
-#include "proto/json.h"
 
 struct room_walk {
 	struct reply_walk reply;

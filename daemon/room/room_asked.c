@@ -3,7 +3,6 @@
 #include "daemon/base/context.h"
 #include "daemon/request/commands.h"
 #include "daemon/room/commands_room.h"
-#include "daemon/room/room_record.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/session.h"
 

@@ -8,7 +8,6 @@
 #include "daemon/room/room_record.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"

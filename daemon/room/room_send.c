@@ -13,7 +13,6 @@
  */
 #include <assert.h>
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/mem.h"

@@ -19,7 +19,6 @@
 
 struct party;
 struct room;
-struct rooms;
 
 #define TRACE_EVENTS 65536u	/* of all rooms: 2 MiB, touched as they are used */
 #define TRACE_ROOM_EVENTS 4096u /* of one room, beside its states */

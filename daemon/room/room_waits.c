@@ -11,7 +11,6 @@
 #include "daemon/room/room_waits.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "daemon/config/config.h"
 #include "daemon/base/context.h"

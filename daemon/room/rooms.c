@@ -13,7 +13,6 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
-#include "daemon/base/context.h"
 #include "daemon/room/rooms_set.h"
 #include "daemon/session/session.h"
 #include "daemon/base/share.h"

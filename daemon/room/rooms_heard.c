@@ -14,7 +14,6 @@
  * before that one's last ABORT is taken back, fails by it. Its receiver then waits for
  * another sender until its own timeout. Tickets of one request tell the two apart.
  */
-#include <assert.h>
 #include <string.h>
 
 #include "daemon/room/rooms_set.h"

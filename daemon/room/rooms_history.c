@@ -3,7 +3,6 @@
 
 #include <assert.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "daemon/base/mem.h"
 #include "daemon/room/room_waits.h"

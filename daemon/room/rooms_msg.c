@@ -8,7 +8,6 @@
 #include <assert.h>
 #include <stdio.h>
 
-#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
 #include "daemon/room/rooms_set.h"

@@ -35,7 +35,6 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/gate/gate.h"
-#include "daemon/base/context.h"
 #include "daemon/loop/offload.h"
 #include "daemon/memory/memory.h"
 #include "daemon/memory/vm.h"

@@ -16,7 +16,6 @@
 #include "daemon/transport/transport.h"
 
 struct session;
-struct kvd;
 
 enum region_kind {
 	REGION_MEMFD,

@@ -20,8 +20,6 @@
 
 struct err;
 struct kvd;
-struct pool;
-struct region;
 struct status_page;
 struct region_map;
 struct session_watch;

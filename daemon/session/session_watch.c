@@ -30,7 +30,6 @@
 #include <unistd.h>
 
 #include "daemon/base/err.h"
-#include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/context.h"
 #include "daemon/gate/vet.h"

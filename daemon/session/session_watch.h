@@ -17,7 +17,6 @@ struct kvd;
 struct session;
 struct session_peer;
 struct session_watch;
-struct session_clock;
 
 /* *watch_p stays NULL where the kernel shows us no pid (another PID namespace):
  * EOF is the only witness then. ERR_SESSION: the process is gone already. */

@@ -6,7 +6,6 @@
  * A layout that is given as text is parsed on a helper, and the request waits; one of a
  * pool is there already.
  */
-#include "daemon/request/commands.h"
 #include "daemon/request/ring_ops.h"
 
 #include <errno.h>
@@ -22,13 +21,10 @@
 #include "daemon/peer/peer.h"
 #include "daemon/plan/canon.h"
 #include "daemon/plan/layout.h"
-#include "daemon/room/room_op.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "daemon/store/far.h"
-#include "daemon/store/store.h"
-#include "proto/json.h"
 
 #define LEASE_MS_PRESET 10000
 

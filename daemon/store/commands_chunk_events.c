@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/base/context.h"
 #include "daemon/base/hex.h"
 #include "daemon/base/text.h"
 #include "daemon/request/commands.h"
@@ -15,7 +14,6 @@
 #include "daemon/store/commands_chunk.h"
 #include "daemon/store/events.h"
 #include "daemon/store/store.h"
-#include "proto/json.h"
 
 #define INSTANCE_BYTES 16u
 

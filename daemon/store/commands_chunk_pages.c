@@ -2,8 +2,6 @@
 /* chunk.publish, chunk.withdraw: chunks that stay in their engine's pages. */
 #include "daemon/store/commands_chunk.h"
 
-#include <errno.h>
-
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/loop/loop.h"

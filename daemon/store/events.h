@@ -15,11 +15,9 @@
 #include <stdint.h>
 
 struct session;
-struct store;
 struct store_chunk;
 struct store_events;
 struct store_handle;
-struct store_tenant;
 
 #define EVENTS_MAX 8192u
 #define EVENTS_PAGE 256u /* looked at in one call */

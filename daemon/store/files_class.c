@@ -17,7 +17,6 @@
 #include "daemon/store/files_class.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include <openssl/sha.h>
@@ -26,7 +25,6 @@
 #include "daemon/base/cursor.h"
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
-#include "daemon/store/files.h"
 #include "daemon/store/files_impl.h"
 #include "daemon/store/store_impl.h"
 

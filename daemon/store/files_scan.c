@@ -24,8 +24,6 @@
  * slots are of a class that is too large for this daemon, as with less chunk_memory, or
  * slots or their class are of another format: another start may have it.
  */
-#include <assert.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -14,9 +14,7 @@
  */
 #include "daemon/store/home.h"
 
-#include <assert.h>
 #include <errno.h>
-#include <string.h>
 
 #include "daemon/base/context.h"
 #include "daemon/base/log.h"

@@ -14,7 +14,6 @@
  */
 #include "daemon/store/homes.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <string.h>
 

@@ -12,7 +12,6 @@
 
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
-#include "daemon/request/ring_ops.h"
 #include "daemon/room/ring_pages.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/pool.h"

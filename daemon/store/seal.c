@@ -7,7 +7,6 @@
 #include <xxhash.h>
 
 #include "daemon/base/cursor.h"
-#include "daemon/base/mem.h"
 
 #define MAGIC UINT64_C(0x314b4e4843445631) /* "1VDCHNK1" */
 #define VERSION 2u

@@ -15,7 +15,6 @@
 #include "daemon/session/session.h"
 #include "daemon/store/events.h"
 #include "daemon/store/files.h"
-#include "daemon/store/lend.h"
 #include "daemon/store/store_impl.h"
 
 int store_ready(struct store *store)

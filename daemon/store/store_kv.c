@@ -8,7 +8,6 @@
  */
 #include "daemon/store/store_kv.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <string.h>
 

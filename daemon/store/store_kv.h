@@ -13,7 +13,6 @@
 struct layout_view;
 struct region;
 struct remote;
-struct store;
 struct store_chunk;
 struct store_class;
 struct store_hold;

@@ -15,8 +15,6 @@
  */
 #include <assert.h>
 #include <errno.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "daemon/base/context.h"
 #include "daemon/base/log.h"
@@ -26,7 +24,6 @@
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "daemon/store/far.h"
-#include "daemon/store/files.h"
 #include "daemon/store/lend.h"
 #include "daemon/store/store_impl.h"
 

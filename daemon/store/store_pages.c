@@ -16,7 +16,6 @@
  * An engine that ends may have published more than a turn can walk: its classes are
  * marked, none of their parts is there any more, and the parts go in turns to come.
  */
-#include <assert.h>
 #include <errno.h>
 #include <string.h>
 

@@ -4,7 +4,6 @@
  * to the first: what is unpinned first leaves first. Sessions and peers end with all of
  * their holds at once, which may be millions of chunks: they are let go some a turn.
  */
-#include <assert.h>
 #include <stddef.h>
 
 #include "daemon/base/context.h"

@@ -9,7 +9,6 @@
  */
 #include <errno.h>
 
-#include "daemon/base/context.h"
 #include "daemon/base/mem.h"
 #include "daemon/request/commands.h"
 #include "daemon/session/region.h"

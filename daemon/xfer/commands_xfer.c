@@ -6,14 +6,12 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "daemon/base/hex.h"
 #include "daemon/base/mem.h"
 #include "daemon/request/brief.h"
-#include "daemon/request/commands.h"
 #include "daemon/base/context.h"
 #include "daemon/xfer/commands_xfer.h"
 #include "daemon/request/ring_ops.h"

@@ -18,7 +18,6 @@
 #include "daemon/plan/plan.h"
 #include "daemon/transport/transport.h"
 
-struct session;
 
 #define DLIST_ENTRIES_MAX (1u << 22)
 #define DLIST_DESCS_MAX (UINT64_C(1) << 26)

@@ -6,11 +6,8 @@
  */
 #include "daemon/xfer/ring_xfer.h"
 
-#include <errno.h>
-
 #include "daemon/base/context.h"
 #include "daemon/base/mem.h"
-#include "daemon/request/ring_ops.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "daemon/xfer/xfer_op.h"

@@ -16,7 +16,6 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
-#include "daemon/base/context.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"

@@ -7,7 +7,6 @@
  */
 #include "python/src/ext.h"
 
-#include <string.h>
 
 #include "lib/kvd_attend.h"
 

@@ -8,7 +8,6 @@
  */
 #include "python/src/ext.h"
 
-#include <string.h>
 
 static PyTypeObject *space_type, *hold_type, *move_type;
 

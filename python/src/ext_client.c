@@ -18,7 +18,6 @@
 #include "daemon/base/clock.h"
 #include "python/src/ext.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <string.h>
 #include <time.h>

@@ -15,7 +15,6 @@
 #include "daemon/base/clock.h"
 #include "python/src/ext.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #define ROWS_WITH_POST 256u

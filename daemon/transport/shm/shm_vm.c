@@ -14,7 +14,6 @@
  * the path says. `vm_direct = no` asks for that.
  */
 #include <fcntl.h>
-#include <sys/socket.h>
 
 #include "daemon/base/log.h"
 #include "daemon/gate/gate.h"

@@ -25,7 +25,6 @@
 #include <sys/socket.h>
 
 #include "daemon/base/err.h"
-#include "daemon/base/mem.h"
 
 #define CALLS_A_TURN 8u
 #define DISCARD_BYTES 16384u

@@ -23,7 +23,6 @@
 #include <sys/socket.h>
 
 #include "daemon/base/err.h"
-#include "daemon/base/mem.h"
 
 #define FRAMES_A_TURN 4u
 #define NOTHING_BYTES (64u << 10)

@@ -21,7 +21,6 @@
 
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
-#include "daemon/plan/pack.h"
 
 static void ucx_sink_feed(struct ucx_transport *transport);
 

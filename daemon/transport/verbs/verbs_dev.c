@@ -26,7 +26,6 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 
 #define BACKLOG 256

@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #include "daemon/base/err.h"
-#include "daemon/base/mem.h"
 
 /* ibv_query_port() is a macro over a symbol with an older, shorter struct; the
  * two below it are inline. */

@@ -10,7 +10,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct verbs_flushes;
 struct verbs_transport;
 struct verbs_xfer;
 
