@@ -546,11 +546,6 @@ void link_keydir_each(struct link_keydir *dir,
 
 /* ---- life ---- */
 
-const char *link_keydir_secret(const struct link_keydir *dir)
-{
-	return dir->secret;
-}
-
 int link_keydir_new(const struct config *config, struct curve_keys *keys_p,
 		    struct link_keydir **dir_p)
 {

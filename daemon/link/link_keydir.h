@@ -39,8 +39,6 @@ void link_keydir_home(const struct config *config, char *path, size_t size);
 void link_keydir_show(struct link_keydir *dir, const char *key, const char *line);
 void link_keydir_free(struct link_keydir *dir); /* NULL is fine */
 
-/* The file of the secret key. */
-const char *link_keydir_secret(const struct link_keydir *dir);
 /* Is it the key of a daemon that runs beside this one? Its name. `dir` may be NULL. */
 bool link_keydir_find(struct link_keydir *dir, const char *key, char name[LINK_USER_MAX]);
 /* Was it found lately? Who dialled it may do so again: it may be on its way back. */
