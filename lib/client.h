@@ -49,8 +49,11 @@ void client_text_printf(struct client_text *text, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
 void client_text_quoted(struct client_text *text, const char *s);
 /* ,"name":… members of an object that has at least one */
+/* Nothing for NULL. */
 void client_text_str(struct client_text *text, const char *name, const char *value);
 void client_text_int(struct client_text *text, const char *name, uint64_t value);
+void client_text_some(struct client_text *text, const char *name,
+		      uint64_t value); /* not 0 */
 void client_text_u64(struct client_text *text, const char *name, uint64_t value);
 /* ,"wait":{…}; nothing where there is nothing to wait for */
 void client_text_wait(struct client_text *text, const struct kvd_wait *wait);

@@ -111,11 +111,9 @@ static void attend_text(struct client_text *text, const struct kvd_attend_args *
 	client_text_int(text, "dv", a->dv);
 	text_real(text, "scale", a->scale);
 	text_real(text, "softcap", a->softcap);
-	if (a->view)
-		client_text_str(text, "view", a->view);
+	client_text_str(text, "view", a->view);
 	client_text_str(text, "key", a->key);
-	if (a->value)
-		client_text_str(text, "value", a->value);
+	client_text_str(text, "value", a->value);
 	if (a->rope.dims)
 		text_rope(text, &a->rope);
 }

@@ -71,8 +71,7 @@ static void text_chunks(struct client_text *text, const struct kvd_space *space,
 		client_text_bytes(text, hex, sizeof(hex) - 1 - (i + 1 == chunks->count));
 	}
 	client_text_bytes(text, "]", 1);
-	if (chunks->first)
-		client_text_int(text, "first", chunks->first);
+	client_text_some(text, "first", chunks->first);
 }
 
 static int found_told(struct client_request *req, int result, const cJSON *reply)
@@ -320,8 +319,7 @@ static int hold_ask(struct kvd_space *space, struct client_op *op, uint32_t leas
 		client_text_fini(&op->text);
 		return r;
 	}
-	if (lease_ms)
-		client_text_int(&op->text, "lease_ms", lease_ms);
+	client_text_some(&op->text, "lease_ms", lease_ms);
 	op->object = &hold->slot.object;
 	op->finish = hold_made;
 	*hold_p = hold;
@@ -397,8 +395,7 @@ int kvd_hold_open(struct kvd_space *space, const struct kvd_chunks *chunks,
 				 call ? call->timeout_ms : 0, hold_p);
 	client_op_begin(space->object.client, &op, "chunk.hold");
 	text_chunks(&op.text, space, chunks);
-	if (far_ms)
-		client_text_int(&op.text, "far_ms", far_ms);
+	client_text_some(&op.text, "far_ms", far_ms);
 	return hold_ask(space, &op, lease_ms, call, hold_p);
 }
 
@@ -632,8 +629,7 @@ static int chunk_move_ask(struct kvd_client *client, struct client_op *op,
 	client_text_int(&op->text, "pool", kvd_pool_id(args->pool));
 	client_text_views(&op->text, false, args->views, args->view_count);
 	client_text_wait(&op->text, &args->wait);
-	if (args->deadline_ms)
-		client_text_int(&op->text, "deadline_ms", args->deadline_ms);
+	client_text_some(&op->text, "deadline_ms", args->deadline_ms);
 	return chunk_move_send(client, op, call, move_p);
 }
 
@@ -791,53 +787,52 @@ int kvd_move_show(struct kvd_move *move, int timeout_ms, struct kvd_move_facts *
 	return client_op_run(client, &op, &call);
 }
 
-int kvd_move_abort(struct kvd_move *move, const struct kvd_call *call)
-{
-	struct client_object *object = &move->slot.object;
-	struct kvd_client *client = object->client;
-	struct client_op op;
-	int r = client_enter(client, client_blocks(call));
-
-	if (r)
-		return r;
-	/* failed, or in doubt and closed by its late answer, or ended with its session */
-	if (client_object_phase(object) != CLIENT_READY || kvd_lost(client) ||
-	    object->serial != client->serial)
-		return client_op_local(client, call);
-	if (move->slot.numbered) {
-		r = slot_tell(&move->slot, KVD_RING_CANCEL);
-		return r ? r : client_op_local(client, call);
-	}
-	client_op_begin(client, &op, "chunk.abort");
-	client_text_int(&op.text, "move", object->id);
-	return client_op_run(client, &op, call);
-}
-
 /* When the session ends under the request, it is as closed. */
 static int chunk_move_closed(struct client_request *req, int result, const cJSON *reply)
 {
 	return client_object_gone(req, result == -KVD_E_LOST ? 0 : result, reply);
 }
 
-int kvd_move_close(struct kvd_move *move, const struct kvd_call *call)
+/* CANCEL, RELEASE. Nobody need be told of one that failed, is in doubt and closed by its
+ * late answer, or has ended with its session. */
+static int move_stop(struct kvd_move *move, enum kvd_ring_op what,
+		     const struct kvd_call *call)
 {
 	struct client_object *object = &move->slot.object;
 	struct kvd_client *client = object->client;
-	struct client_op op;
+	bool closes = what == KVD_RING_RELEASE;
 	int r = client_enter(client, client_blocks(call));
+	struct client_op op;
+	bool told;
 
 	if (r)
 		return r;
-	if (client_object_phase(object) != CLIENT_READY || kvd_lost(client) ||
-	    object->serial != client->serial)
-		return client_object_forget(object, call);
-	if (move->slot.numbered) {
-		r = slot_tell(&move->slot, KVD_RING_RELEASE);
-		return r ? r : client_object_forget(object, call);
+	told = client_object_phase(object) != CLIENT_READY || kvd_lost(client) ||
+	       object->serial != client->serial;
+	if (!told && move->slot.numbered) {
+		r = slot_tell(&move->slot, what);
+		if (r)
+			return r;
+		told = true;
 	}
-	client_op_begin(client, &op, "chunk.close");
+	if (told)
+		return closes ? client_object_forget(object, call)
+			      : client_op_local(client, call);
+	client_op_begin(client, &op, closes ? "chunk.close" : "chunk.abort");
 	client_text_int(&op.text, "move", object->id);
-	op.object = object;
-	op.finish = chunk_move_closed;
+	if (closes) {
+		op.object = object;
+		op.finish = chunk_move_closed;
+	}
 	return client_op_run(client, &op, call);
+}
+
+int kvd_move_abort(struct kvd_move *move, const struct kvd_call *call)
+{
+	return move_stop(move, KVD_RING_CANCEL, call);
+}
+
+int kvd_move_close(struct kvd_move *move, const struct kvd_call *call)
+{
+	return move_stop(move, KVD_RING_RELEASE, call);
 }

@@ -133,8 +133,7 @@ static int dlist_op(struct kvd_dlist *dlist, uint64_t attach, struct client_op *
 					   dlist->count, strerror(errno));
 	}
 	client_op_begin(client, op, "dlist.prep");
-	if (attach)
-		client_text_int(&op->text, "peer", attach);
+	client_text_some(&op->text, "peer", attach);
 	if (*fd_p >= 0) {
 		client_text_int(&op->text, "fd", 0);
 		client_text_int(&op->text, "count", dlist->count);

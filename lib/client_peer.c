@@ -155,10 +155,8 @@ int kvd_secret_create(struct kvd_client *client, const struct kvd_secret_args *a
 	text_regions(&op.text, args->regions, args->region_count);
 	if (args->write)
 		client_text_str(&op.text, "access", "read-write");
-	if (args->ttl_ms)
-		client_text_int(&op.text, "ttl_ms", args->ttl_ms);
-	if (args->peer)
-		client_text_str(&op.text, "peer", args->peer);
+	client_text_some(&op.text, "ttl_ms", args->ttl_ms);
+	client_text_str(&op.text, "peer", args->peer);
 	op.finish = secret_told;
 	op.out = &told;
 	return client_op_run(client, &op, &call);

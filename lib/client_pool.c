@@ -45,8 +45,7 @@ static int pool_op(struct kvd_pool *pool, struct client_op *op)
 		}
 		client_text_printf(&op->text, "%s{\"region\":%llu", i ? "," : "",
 				   (unsigned long long)id);
-		if (pool->parts[i].offset)
-			client_text_int(&op->text, "offset", pool->parts[i].offset);
+		client_text_some(&op->text, "offset", pool->parts[i].offset);
 		client_text_bytes(&op->text, "}", 1);
 	}
 	client_text_bytes(&op->text, "]", 1);

@@ -77,8 +77,7 @@ static void region_op(struct kvd_region *region, struct client_op *op,
 		client_text_str(&op->text, "handle", region->ipc_handle);
 	if (region->allocation)
 		client_text_u64(&op->text, "allocation", region->allocation);
-	if (region->offset)
-		client_text_int(&op->text, "offset", region->offset);
+	client_text_some(&op->text, "offset", region->offset);
 	if (region->address)
 		client_text_u64(&op->text, "address", region->address);
 	if (*region->name)

@@ -90,12 +90,6 @@ void client_text_wait_object(struct client_text *text, const struct kvd_wait *wa
 	memmove(text->data, text->data + sizeof(name) - 1, text->len);
 }
 
-static void text_rank(struct client_text *text, const char *name, uint32_t rank)
-{
-	if (rank)
-		client_text_int(text, name, rank);
-}
-
 static void text_source(struct client_text *text, const struct kvd_client *client,
 			const struct kvd_source *source)
 {
@@ -105,14 +99,12 @@ static void text_source(struct client_text *text, const struct kvd_client *clien
 						    : client->info.endpoint);
 	if (source->group && source->endpoint)
 		client_text_str(text, "endpoint", source->endpoint); /* refused by name */
-	if (source->worker)
-		client_text_str(text, "worker", source->worker);
-	text_rank(text, "tp_rank", source->tp_rank);
-	text_rank(text, "pp_rank", source->pp_rank);
-	text_rank(text, "dp_rank", source->dp_rank);
-	text_rank(text, "cp_rank", source->cp_rank);
-	if (source->pool)
-		client_text_str(text, "pool", source->pool);
+	client_text_str(text, "worker", source->worker);
+	client_text_some(text, "tp_rank", source->tp_rank);
+	client_text_some(text, "pp_rank", source->pp_rank);
+	client_text_some(text, "dp_rank", source->dp_rank);
+	client_text_some(text, "cp_rank", source->cp_rank);
+	client_text_str(text, "pool", source->pool);
 	if (source->session)
 		client_text_u64(text, "session", source->session);
 	if (source->has_rank)
@@ -174,8 +166,7 @@ static void text_open(struct client_text *text, const struct kvd_room *room,
 {
 	client_text_int(text, "pool", kvd_pool_id(a->pool));
 	text_sources(text, room->slot.object.client, a);
-	if (a->receivers)
-		client_text_int(text, "receivers", a->receivers);
+	client_text_some(text, "receivers", a->receivers);
 	if (a->receivers_told)
 		client_text_printf(text, ",\"receivers_told\":true");
 	if (a->view_count && with_views)
@@ -183,15 +174,11 @@ static void text_open(struct client_text *text, const struct kvd_room *room,
 	if (a->has_aux)
 		client_text_int(text, "aux", a->aux);
 	client_text_wait(text, &a->wait);
-	if (a->lease_ms)
-		client_text_int(text, "lease_ms", a->lease_ms);
+	client_text_some(text, "lease_ms", a->lease_ms);
 	text_timeouts(text, a);
-	if (a->request_id)
-		client_text_str(text, "request_id", a->request_id);
-	if (a->traceparent)
-		client_text_str(text, "traceparent", a->traceparent);
-	if (a->ticket)
-		client_text_str(text, "ticket", a->ticket);
+	client_text_str(text, "request_id", a->request_id);
+	client_text_str(text, "traceparent", a->traceparent);
+	client_text_str(text, "ticket", a->ticket);
 	if (!a->peer_count)
 		return;
 	client_text_printf(text, ",\"peers\":[");
@@ -512,8 +499,7 @@ int kvd_room_abort(struct kvd_room *room, const char *reason, const struct kvd_c
 		return r ? r : client_op_local(object->client, call);
 	}
 	room_begin(room, &op, "room.abort");
-	if (reason)
-		client_text_str(&op.text, "reason", reason);
+	client_text_str(&op.text, "reason", reason);
 	return client_op_run(object->client, &op, call);
 }
 

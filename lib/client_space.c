@@ -24,10 +24,8 @@ static int space_text(struct client_text *text, const struct kvd_space_args *a)
 	}
 	client_text_str(text, "model", a->model);
 	client_text_str(text, "scheme", a->scheme);
-	if (a->revision)
-		client_text_str(text, "revision", a->revision);
-	if (a->rope)
-		client_text_str(text, "rope", a->rope);
+	client_text_str(text, "revision", a->revision);
+	client_text_str(text, "rope", a->rope);
 	client_text_int(text, "tokens", a->tokens);
 	if (!a->views)
 		return 0;

@@ -84,6 +84,8 @@ void client_text_quoted(struct client_text *text, const char *s)
 
 void client_text_str(struct client_text *text, const char *name, const char *value)
 {
+	if (!value)
+		return;
 	client_text_printf(text, ",\"%s\":", name);
 	client_text_quoted(text, value);
 }
@@ -91,6 +93,12 @@ void client_text_str(struct client_text *text, const char *name, const char *val
 void client_text_int(struct client_text *text, const char *name, uint64_t value)
 {
 	client_text_printf(text, ",\"%s\":%llu", name, (unsigned long long)value);
+}
+
+void client_text_some(struct client_text *text, const char *name, uint64_t value)
+{
+	if (value)
+		client_text_int(text, name, value);
 }
 
 void client_text_u64(struct client_text *text, const char *name, uint64_t value)
@@ -138,8 +146,7 @@ static void text_view(struct client_text *text, const struct kvd_view *view)
 	client_text_quoted(text, view->name ? view->name : "kv");
 	client_text_printf(text, ":{\"pages\":");
 	text_pages(text, view->pages, view->page_count);
-	if (view->first_token)
-		client_text_int(text, "first_token", view->first_token);
+	client_text_some(text, "first_token", view->first_token);
 	if (view->token_begin || view->token_end)
 		client_text_printf(text, ",\"tokens\":[%llu,%llu]",
 				   (unsigned long long)view->token_begin,
