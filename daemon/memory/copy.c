@@ -16,25 +16,12 @@
  * memory is not for the loop: its owner can make any access a fault or a wait (wait.h
  * keeps the same rule), nor is vm memory, which is another process's.
  *
- * A slice is found in the plan by a seek, then walked run by run, not row by
- * row: a run's head (a row that began in the slice before), its whole rows, its
- * tail. Whole rows are one call into rows.c. A job larger than a core's cache
- * goes past it (non-temporal stores), a small one stays where the engine's next
- * read finds it; linear ends (bounce slots) are read again at once.
- *
  * Where there are several memory nodes, threads are spread over them and take
  * near jobs first (numa.h). A thread that finds work asks the tokens whether one
  * more may run: daemons of one host share its cores (tokens.h).
  *
- * Slices are cut into stretches, during which neither end's memory changes: a
- * stretch is what runs under one SIGBUS guard, and for vm memory what goes into
- * one list of iovecs. Where both ends are other processes' memory, a bounce
- * buffer of the thread's own, small enough for its cache, stands between.
- *
- * Rows of files are not for these threads, which would wait for a disk: copy_file.h.
- *
- * Rows may overlap where an engine asked for it (the xfer layer allows that);
- * such bytes are then undefined, but never a fault: hence memmove.
+ * How a slice is copied is copy_hand.c's. Rows of files are not for these threads, which
+ * would wait for a disk: copy_file.h.
  */
 #include "daemon/memory/copy.h"
 
@@ -44,7 +31,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <string.h>
-#include <sys/uio.h>
 #include <time.h>
 
 #include "daemon/base/clock.h"
@@ -55,24 +41,16 @@
 #include "daemon/memory/copy_done.h"
 #include "daemon/memory/copy_file.h"
 #include "daemon/memory/copy_gpu.h"
+#include "daemon/memory/copy_hand.h"
 #include "daemon/memory/file_rows.h"
 #include "daemon/memory/numa.h"
-#include "daemon/memory/rows.h"
 #include "daemon/memory/tokens.h"
-#include "daemon/memory/vm.h"
 
-#define COPY_BOUNCE_BYTES (128u << 10)
 #define COPY_STREAM_BYTES (UINT64_C(2) << 20) /* about a core's own cache */
 /* What the loop's own thread copies, a turn: 5 us, a third of what it takes to wake
  * another thread and to be woken by it. */
 #define COPY_AT_ONCE_BYTES (UINT64_C(64) << 10)
 #define COPY_AT_ONCE_ROWS 1024u
-
-struct copy_hand {
-	uint8_t *bounce;
-	struct iovec *near, *far; /* IOV_MAX each */
-	struct vm_hand vm;
-};
 
 struct worker {
 	struct copier *copier;
@@ -100,387 +78,6 @@ struct copier {
 	struct worker *workers;
 };
 
-/* ---- one stretch of one slice ---- */
-
-/* An end of the copy at hand; `origin` is the stream byte at linear[0]. */
-struct side {
-	const struct copy_end *end;
-	uint64_t origin;
-};
-
-/* Where a thread is in the plan, and what it may touch until `end`. */
-struct stretch {
-	struct copy_hand *hand;
-	const struct plan *plan;
-	const atomic_bool *canceled;
-	bool streaming;
-	struct side src, dst;
-	struct plan_walk at;
-	uint64_t pos, end;			/* stream bytes */
-	struct memory *src_memory, *dst_memory; /* NULL: linear */
-	unsigned int iov_count;
-	struct rows_lanes lanes; /* rows that wait for more of their length */
-	int error;		 /* errno of vm_move(), ECANCELED, 0 */
-};
-
-/* Rows of one run, all of them inside the slice. Addresses are this process's,
- * or the owner's where the memory is vm. */
-struct piece {
-	uint64_t src, dst, len, count;
-	int64_t src_stride, dst_stride;
-};
-
-static bool is_vm(const struct memory *m)
-{
-	return m && m->kind == MEMORY_VM;
-}
-
-static struct memory *side_memory(const struct side *side, uint32_t buffer)
-{
-	return side->end->buffers ? side->end->buffers[buffer].memory : NULL;
-}
-
-static uint64_t side_address(const struct side *side, uint32_t buffer, uint64_t offset,
-			     uint64_t pos)
-{
-	const struct copy_buffer *b;
-
-	if (!side->end->buffers)
-		return (uintptr_t)side->end->linear + (pos - side->origin);
-	b = &side->end->buffers[buffer];
-	assert(b->memory->kind != MEMORY_FILE); /* file_rows.c's */
-	return (is_vm(b->memory) ? b->memory->address : (uintptr_t)b->memory->base) +
-	       b->offset + offset;
-}
-
-/* The next piece of the current run, at most `most` bytes: the rest of a row
- * that was begun, or whole rows, or the beginning of a row. */
-static uint64_t piece_take(struct stretch *st, uint64_t most, struct piece *piece_p)
-{
-	const struct plan_run *run = &st->plan->runs[st->at.run];
-	uint64_t off = st->at.row_offset, row = st->at.row;
-	uint64_t rows = off ? 0 : run->count - row, taken;
-
-	/* a division costs as much as a short row: only where rows are left out */
-	if (rows * run->len > most)
-		rows = most / run->len;
-	if (rows > 0) {
-		*piece_p = (struct piece){.len = run->len, .count = rows};
-		taken = rows * run->len;
-		st->at.row += rows;
-	} else {
-		taken = run->len - off < most ? run->len - off : most;
-		*piece_p = (struct piece){.len = taken, .count = 1};
-		st->at.row_offset += taken;
-		if (st->at.row_offset == run->len) {
-			st->at.row_offset = 0;
-			st->at.row++;
-		}
-	}
-	piece_p->src =
-		side_address(&st->src, run->src_buffer,
-			     run->src + row * (uint64_t)run->src_stride + off, st->pos);
-	piece_p->dst =
-		side_address(&st->dst, run->dst_buffer,
-			     run->dst + row * (uint64_t)run->dst_stride + off, st->pos);
-	piece_p->src_stride = st->src.end->buffers ? run->src_stride : (int64_t)run->len;
-	piece_p->dst_stride = st->dst.end->buffers ? run->dst_stride : (int64_t)run->len;
-	return taken;
-}
-
-/* Steps over finished and empty runs; false at the plan's end. */
-static bool stretch_settle(struct stretch *st)
-{
-	while (st->at.run < st->plan->run_count) {
-		const struct plan_run *run = &st->plan->runs[st->at.run];
-
-		if (run->len > 0 && st->at.row < run->count)
-			return true;
-		st->at.run++;
-		st->at.row = 0;
-		st->at.row_offset = 0;
-	}
-	return false;
-}
-
-static bool stretch_same_memory(const struct stretch *st)
-{
-	const struct plan_run *run = &st->plan->runs[st->at.run];
-
-	return side_memory(&st->src, run->src_buffer) == st->src_memory &&
-	       side_memory(&st->dst, run->dst_buffer) == st->dst_memory;
-}
-
-static void iov_flush(struct stretch *st)
-{
-	struct copy_hand *w = st->hand;
-	struct memory *vm = is_vm(st->src_memory) ? st->src_memory : st->dst_memory;
-	struct iovec *near = w->near, *far = w->far;
-	unsigned int count = st->iov_count;
-
-	st->iov_count = 0;
-	/* a row costs a system call: a slice of 1-byte rows would keep a cancel waiting
-	 * for 0.1 s */
-	if (atomic_load(st->canceled))
-		st->error = ECANCELED;
-	while (count > 0 && !st->error) {
-		ssize_t n = vm_move(&w->vm, vm, vm == st->src_memory, near, far, count,
-				    st->canceled);
-
-		if (n <= 0) {
-			st->error = n < 0 ? errno : EFAULT;
-			return;
-		}
-		/* a part: go on after it, the next call says why it stopped */
-		while (count > 0 && (size_t)n >= near->iov_len) {
-			n -= (ssize_t)near->iov_len;
-			near++;
-			far++;
-			count--;
-		}
-		if (count > 0) {
-			near->iov_base = (uint8_t *)near->iov_base + n;
-			near->iov_len -= (size_t)n;
-			far->iov_base = (uint8_t *)far->iov_base + n;
-			far->iov_len -= (size_t)n;
-		}
-	}
-}
-
-static void iov_add(struct stretch *st, uint64_t near, uint64_t far, uint64_t len)
-{
-	struct copy_hand *w = st->hand;
-	unsigned int i = st->iov_count;
-
-	if (i > 0 &&
-	    (uintptr_t)w->near[i - 1].iov_base + w->near[i - 1].iov_len == near &&
-	    (uintptr_t)w->far[i - 1].iov_base + w->far[i - 1].iov_len == far) {
-		w->near[i - 1].iov_len += len;
-		w->far[i - 1].iov_len += len;
-		return;
-	}
-	if (i == IOV_MAX) {
-		iov_flush(st);
-		i = 0;
-	}
-	w->near[i] = (struct iovec){(void *)(uintptr_t)near, len};
-	w->far[i] = (struct iovec){(void *)(uintptr_t)far, len};
-	st->iov_count = i + 1;
-}
-
-static void piece_to_iov(struct stretch *st, const struct piece *p)
-{
-	uint64_t src = p->src, dst = p->dst;
-	bool reading = is_vm(st->src_memory);
-
-	for (uint64_t i = 0; i < p->count && !st->error; i++) {
-		iov_add(st, reading ? dst : src, reading ? src : dst, p->len);
-		src += (uint64_t)p->src_stride;
-		dst += (uint64_t)p->dst_stride;
-	}
-}
-
-static void piece_copy(struct stretch *st, const struct piece *p)
-{
-	struct rows rows = {.dst = (uint8_t *)(uintptr_t)p->dst,
-			    .src = (const uint8_t *)(uintptr_t)p->src,
-			    .dst_stride = p->dst_stride,
-			    .src_stride = p->src_stride,
-			    .len = p->len,
-			    .count = p->count};
-
-	if (st->streaming)
-		rows_stream(&rows, &st->lanes);
-	else
-		rows_copy(&rows, false);
-}
-
-/* Runs under the guard: may be left at any access to guarded memory. */
-static void stretch_copy(void *arg)
-{
-	struct stretch *st = arg;
-	bool vm = is_vm(st->src_memory) || is_vm(st->dst_memory);
-	struct piece p;
-
-	while (st->pos < st->end && !st->error && stretch_settle(st) &&
-	       stretch_same_memory(st)) {
-		st->pos += piece_take(st, st->end - st->pos, &p);
-		if (vm)
-			piece_to_iov(st, &p);
-		else
-			piece_copy(st, &p);
-	}
-	if (st->iov_count)
-		iov_flush(st);
-	if (st->streaming) {
-		rows_stream_end(&st->lanes);
-		rows_fence();
-	}
-}
-
-/* ---- slices ---- */
-
-static int memory_gone(struct memory *m)
-{
-	if (m->kind == MEMORY_VM)
-		return err_raise(ERR_FAULT, "process %d, which owns the memory, is gone",
-				 (int)m->owner.pid);
-	return err_raise(ERR_FAULT, "the memory was truncated by its owner");
-}
-
-static int stretch_fault(const struct stretch *st)
-{
-	struct memory *vm = is_vm(st->src_memory) ? st->src_memory : st->dst_memory;
-
-	if (st->error == ECANCELED)
-		return err_raise(ERR_CANCELED, "the copy was canceled");
-	if (st->error != EFAULT) /* gone, or it hangs */
-		atomic_store(&vm->dead, true);
-	if (st->error == ESRCH)
-		return err_pass(memory_gone(vm));
-	return err_raise(ERR_FAULT, "%s process %d's memory: %s",
-			 vm == st->src_memory ? "reading" : "writing", (int)vm->owner.pid,
-			 st->error == EUSERS ? "too many processes that do so hang"
-					     : strerror(st->error));
-}
-
-/* Copy [begin, end) of the stream. */
-static int range_copy(struct copy_hand *hand, const struct copy_job *job, struct side src,
-		      struct side dst, uint64_t begin, uint64_t end)
-{
-	const struct plan *plan = job->plan;
-	struct stretch st = {.hand = hand,
-			     .plan = plan,
-			     .canceled = &job->canceled,
-			     .streaming = job->streaming && dst.end->buffers,
-			     .src = src,
-			     .dst = dst,
-			     .pos = begin,
-			     .end = end};
-	int r = plan_walk_seek(&st.at, plan, begin);
-
-	if (r < 0)
-		return err_pass(r);
-	while (st.pos < end && stretch_settle(&st)) {
-		const struct plan_run *run = &plan->runs[st.at.run];
-
-		st.src_memory = side_memory(&src, run->src_buffer);
-		st.dst_memory = side_memory(&dst, run->dst_buffer);
-		if (st.src_memory && !memory_owner_alive(st.src_memory))
-			return err_pass(memory_gone(st.src_memory));
-		if (st.dst_memory && !memory_owner_alive(st.dst_memory))
-			return err_pass(memory_gone(st.dst_memory));
-		if (!memory_guard_run(stretch_copy, &st, st.src_memory, st.dst_memory))
-			return err_pass(memory_gone(
-				st.src_memory && atomic_load(&st.src_memory->dead)
-					? st.src_memory
-					: st.dst_memory));
-		if (st.error)
-			return err_pass(stretch_fault(&st));
-	}
-	assert(st.pos == end);
-	return 0;
-}
-
-static bool has_vm(const struct copy_end *end)
-{
-	if (!end->buffers)
-		return false;
-	for (uint32_t i = 0; i < end->buffer_count; i++)
-		if (is_vm(end->buffers[i].memory))
-			return true;
-	return false;
-}
-
-/* Memory that neither faults nor waits, whatever its owner does. */
-static bool is_for_loop(const struct copy_end *end)
-{
-	for (uint32_t i = 0; end->buffers && i < end->buffer_count; i++) {
-		const struct memory *m = end->buffers[i].memory;
-
-		if (m && m->kind != MEMORY_SEALED && m->kind != MEMORY_LINEAR)
-			return false;
-	}
-	return true;
-}
-
-/* Neither end may be an iovec of ours: chunks go through the thread's bounce. */
-static int bounce_copy(struct copy_hand *hand, const struct copy_job *job, uint64_t begin,
-		       uint64_t end)
-{
-	struct copy_end bounce = {.linear = hand->bounce};
-	struct side src = {&job->src, job->begin}, dst = {&job->dst, job->begin};
-	struct side mid = {&bounce, begin};
-	int r = range_copy(hand, job, src, mid, begin, end);
-
-	if (r == 0)
-		r = range_copy(hand, job, mid, dst, begin, end);
-	return err_pass(r);
-}
-
-static int slice_copy(struct copy_hand *hand, const struct copy_job *job, uint64_t begin,
-		      uint64_t end, bool bounce)
-{
-	struct side src = {&job->src, job->begin}, dst = {&job->dst, job->begin};
-	int r = 0;
-
-	if (!bounce)
-		return err_pass(range_copy(hand, job, src, dst, begin, end));
-	while (begin < end && r == 0) {
-		uint64_t n = end - begin;
-
-		if (n > COPY_BOUNCE_BYTES)
-			n = COPY_BOUNCE_BYTES;
-		r = bounce_copy(hand, job, begin, begin + n);
-		begin += n;
-	}
-	return err_pass(r);
-}
-
-/* ---- hands ---- */
-
-int copy_hand_new(struct copy_hand **hand_p)
-{
-	struct copy_hand *hand = mem_zalloc(sizeof(*hand));
-
-	if (!hand)
-		return err_pass(-ENOMEM);
-	hand->bounce = mem_zalloc(COPY_BOUNCE_BYTES);
-	hand->near = mem_calloc(IOV_MAX, sizeof(*hand->near));
-	hand->far = mem_calloc(IOV_MAX, sizeof(*hand->far));
-	if (!hand->bounce || !hand->near || !hand->far) {
-		copy_hand_free(hand);
-		return err_pass(-ENOMEM);
-	}
-	*hand_p = hand;
-	return 0;
-}
-
-void copy_hand_free(struct copy_hand *hand)
-{
-	if (!hand)
-		return;
-	vm_hand_fini(&hand->vm);
-	mem_free(hand->bounce);
-	mem_free(hand->near);
-	mem_free(hand->far);
-	mem_free(hand);
-}
-
-int copy_host(struct copy_hand *hand, const struct copy_job *job)
-{
-	assert(job->begin <= job->end);
-	return err_pass(slice_copy(hand, job, job->begin, job->end,
-				   has_vm(&job->src) && has_vm(&job->dst)));
-}
-
-int copy_now(struct copy_hand *hand, struct copy_job *job)
-{
-	if (job->begin < job->end && copy_gpu_device(job))
-		return err_pass(copy_gpu_now(hand, job));
-	return err_pass(copy_host(hand, job));
-}
-
 /* ---- threads ---- */
 
 /* The lock is held on entry and on return. */
@@ -502,7 +99,7 @@ static void slice_run(struct worker *worker, struct copy_job *job)
 	pthread_mutex_unlock(&copier->done.lock);
 
 	cpu_breathe();
-	r = slice_copy(worker->hand, job, begin, end, job->bounce);
+	r = copy_slice(worker->hand, job, begin, end, job->bounce);
 	if (r == 0)
 		copy_done_slice(job, end - begin, job->bounce);
 
@@ -701,7 +298,7 @@ static int job_node(const struct copier *copier, const struct copy_job *job)
 	}
 	run = &job->plan->runs[at.run];
 	b = &job->dst.buffers[run->dst_buffer];
-	if (is_vm(b->memory))
+	if (b->memory->kind == MEMORY_VM)
 		return -1;
 	return numa_node_of(copier->numa, b->memory->base + b->offset + run->dst);
 }
@@ -712,10 +309,23 @@ static uint64_t job_slice(const struct copier *copier, const struct copy_job *jo
 {
 	uint64_t bytes = copier->slice_bytes, row;
 
-	if (job->begin == job->end || (!has_vm(&job->src) && !has_vm(&job->dst)))
+	if (job->begin == job->end ||
+	    (!copy_has_vm(&job->src) && !copy_has_vm(&job->dst)))
 		return bytes;
 	row = job->plan->row_median;
 	return row > 0 && row < bytes / IOV_MAX ? row * IOV_MAX : bytes;
+}
+
+/* Memory that neither faults nor waits, whatever its owner does. */
+static bool is_for_loop(const struct copy_end *end)
+{
+	for (uint32_t i = 0; end->buffers && i < end->buffer_count; i++) {
+		const struct memory *m = end->buffers[i].memory;
+
+		if (m && m->kind != MEMORY_SEALED && m->kind != MEMORY_LINEAR)
+			return false;
+	}
+	return true;
 }
 
 static bool job_at_once(struct copier *copier, const struct copy_job *job)
@@ -773,7 +383,7 @@ int copier_submit(struct copier *copier, struct copy_job *job)
 	atomic_store(&job->first_ns, 0);
 	atomic_store(&job->bounced, 0);
 	job->next_byte = job->begin;
-	job->bounce = has_vm(&job->src) && has_vm(&job->dst);
+	job->bounce = copy_has_vm(&job->src) && copy_has_vm(&job->dst);
 	job->streaming = job->end - job->begin >= COPY_STREAM_BYTES;
 	job->result = 0;
 	job->on_file = job->begin < job->end && file_rows_of(job);

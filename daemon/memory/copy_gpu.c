@@ -9,7 +9,7 @@
  * While the thread has work it is a user of its device and holds lanes; when it has
  * none, it holds nothing: the context may go with the last engine.
  *
- * tcp's I/O threads copy a frame at a time (copy_gpu_now()), on a lane of their own
+ * tcp's I/O threads copy a frame at a time (copy_now()), on a lane of their own
  * each; what a frame waits for, the kernel's socket buffers hide from the wire.
  */
 #include "daemon/memory/copy_gpu.h"
@@ -63,7 +63,7 @@ struct gpu_device *copy_gpu_device(const struct copy_job *job)
 	return device ? device : end_device(&job->src);
 }
 
-int copy_gpu_now(struct copy_hand *hand, const struct copy_job *job)
+static int gpu_now(struct copy_hand *hand, const struct copy_job *job)
 {
 	struct copy_pipe pipe = {.device = copy_gpu_device(job), .hand = hand};
 	struct copy_job whole = {.plan = job->plan,
@@ -90,6 +90,13 @@ int copy_gpu_now(struct copy_hand *hand, const struct copy_job *job)
 		err_take(&why);
 	copy_pipe_close(&pipe);
 	return r < 0 ? err_reraise(&why) : 0;
+}
+
+int copy_now(struct copy_hand *hand, struct copy_job *job)
+{
+	if (job->begin < job->end && copy_gpu_device(job))
+		return err_pass(gpu_now(hand, job));
+	return err_pass(copy_host(hand, job));
 }
 
 /* ---- jobs ---- */

@@ -27,7 +27,4 @@ void copy_gpu_free(struct copy_gpu *gpu);
 int copy_gpu_submit(struct copy_gpu *gpu, struct copy_job *job);
 void copy_gpu_cancel(struct copy_gpu *gpu, struct copy_job *job);
 
-/* As copy_now(). */
-int copy_gpu_now(struct copy_hand *hand, const struct copy_job *job);
-
 #endif
