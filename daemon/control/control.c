@@ -43,10 +43,6 @@
 #include "daemon/session/session.h"
 #include "daemon/base/share.h"
 
-#ifndef SO_PEERGROUPS
-#define SO_PEERGROUPS 59
-#endif
-
 #define BACKLOG 128
 #define ACCEPTS_A_TURN 16u
 #define LOOK_NS LOOP_NS_PER_S /* at the socket's file */

@@ -31,10 +31,6 @@
 #include "daemon/base/mem.h"
 #include "daemon/base/seqlock.h"
 
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
-
 /* A third of the slots stays free: look-ups end at a free one. */
 #define PEER_SLOTS 128u
 #define SPEED_SLOTS 256u

@@ -19,12 +19,6 @@
 
 #include "daemon/base/mem.h"
 
-#ifndef SYS_landlock_create_ruleset
-#define SYS_landlock_create_ruleset 444
-#define SYS_landlock_add_rule 445
-#define SYS_landlock_restrict_self 446
-#endif
-
 #define CREATE_VERSION 1u
 #define RULE_PATH_BENEATH 1
 

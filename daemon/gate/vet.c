@@ -26,12 +26,6 @@
 #ifndef PID_FS_MAGIC
 #define PID_FS_MAGIC 0x50494446
 #endif
-#ifndef DMA_BUF_MAGIC
-#define DMA_BUF_MAGIC 0x444d4142
-#endif
-#ifndef ANON_INODE_FS_MAGIC
-#define ANON_INODE_FS_MAGIC 0x09041934
-#endif
 
 /* linux/magic.h has these in part. Nodes of block devices lie in a devtmpfs, which has
  * tmpfs's number. */

@@ -56,12 +56,6 @@
 #include "gpu/import.h"
 #include "gpu/pin.h"
 
-/* Debian 12's libc headers are older than the kernels we meet. */
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#define MADV_POPULATE_WRITE 23
-#endif
-
 #define HUGE_BYTES (UINT64_C(2) << 20)
 #define POPULATE_BYTES ((size_t)16 << 20)
 

@@ -43,10 +43,6 @@
 #include "daemon/session/session_watch.h"
 #include "gpu/import.h"
 
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
-
 #define FILL_BYTES_MAX (UINT64_C(128) << 20) /* of one user */
 
 static const struct sm_state region_states[] = {

@@ -35,10 +35,6 @@
 #include "daemon/base/mem.h"
 #include "proto/kvd_ring.h"
 
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
-
 #define REUSE_DEPTH 1024u
 /* Slots of one page of memory, and what they take with their part of next[]. */
 #define PART_SLOTS (4096u / KVD_STATUS_SLOT_BYTES)

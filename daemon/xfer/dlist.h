@@ -18,7 +18,6 @@
 #include "daemon/plan/plan.h"
 #include "daemon/transport/transport.h"
 
-
 #define DLIST_ENTRIES_MAX (1u << 22)
 #define DLIST_DESCS_MAX (UINT64_C(1) << 26)
 #define DLIST_ENTRY_BYTES 32u /* on the wire and in a memfd */

@@ -15,13 +15,6 @@
 #include "daemon/transport/tcp/tcp_openssl.h"
 #include "daemon/transport/tcp/tcp_seal.h"
 
-#ifndef TCP_ULP
-#define TCP_ULP 31
-#endif
-#ifndef SOL_TLS
-#define SOL_TLS 282
-#endif
-
 /* linux/tls.h has the nonce in two parts: `salt`, and behind it `iv` */
 _Static_assert(TLS_CIPHER_AES_GCM_128_SALT_SIZE + TLS_CIPHER_AES_GCM_128_IV_SIZE ==
 		       TCP_IV_BYTES,
