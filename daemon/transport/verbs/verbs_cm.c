@@ -86,14 +86,6 @@ static void set_options(const struct verbs_transport *transport, struct rdma_cm_
 
 /* ---- dialling ---- */
 
-static void port_clear(struct sockaddr_storage *address)
-{
-	if (address->ss_family == AF_INET6)
-		((struct sockaddr_in6 *)(void *)address)->sin6_port = 0;
-	else
-		((struct sockaddr_in *)(void *)address)->sin_port = 0;
-}
-
 /* It did not come to be: again a little later, until the deadline. */
 static void verbs_cm_again(struct verbs_qp *qp, const struct err *why)
 {
@@ -125,7 +117,7 @@ static int verbs_cm_begin(struct verbs_qp *qp)
 	if (transport->lib->create_id(transport->cm, &qp->id, qp, RDMA_PS_TCP) != 0)
 		return err_raise_errno(errno, "verbs: rdma_create_id");
 	set_options(transport, qp->id);
-	port_clear(&from);
+	verbs_address_port(&from, 0);
 	if (transport->lib->resolve_addr(qp->id, (struct sockaddr *)&from,
 					 (struct sockaddr *)&to, RESOLVE_MS) != 0)
 		return err_raise(ERR_TRANSPORT, "verbs: %s to %s: resolve: %s",

@@ -202,7 +202,7 @@ static bool have_port(const struct verbs_transport *transport,
 	return false;
 }
 
-static void verbs_dev_set_port(struct sockaddr_storage *address, uint16_t port)
+void verbs_address_port(struct sockaddr_storage *address, uint16_t port)
 {
 	if (address->ss_family == AF_INET6)
 		((struct sockaddr_in6 *)(void *)address)->sin6_port = port;
@@ -226,7 +226,7 @@ static int rail_add(struct verbs_transport *transport, struct rdma_cm_id *id,
 		return err_pass(r);
 	if (transport->lib->listen(id, BACKLOG) != 0)
 		return err_raise_errno(errno, "verbs: %s: listen", rail->device->name);
-	verbs_dev_set_port(&rail->address, transport->lib->get_src_port(id));
+	verbs_address_port(&rail->address, transport->lib->get_src_port(id));
 	snprintf(rail->name, sizeof(rail->name), "%s:%u", rail->device->name, rail->port);
 	verbs_dev_describe(rail);
 	log_info("verbs", rail->name, "rail", "is=\"%s\"", rail->text);

@@ -322,6 +322,7 @@ void verbs_rails_close(struct verbs_transport *transport);
 bool verbs_gid_is(const union ibv_gid *gid, const struct sockaddr_storage *address);
 /* "192.168.1.2" or "[fe80::1]". */
 void verbs_address_text(const struct sockaddr_storage *address, char *buf, size_t size);
+void verbs_address_port(struct sockaddr_storage *address, uint16_t port); /* sets it */
 
 /* ---- verbs_topo.c ---- */
 /* A file's first line under the device's folder in sysfs; "?" when there is none. */
