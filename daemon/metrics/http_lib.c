@@ -1,40 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/metrics/http_lib.h"
 
-#include <dlfcn.h>
-#include <string.h>
-
 #include "daemon/base/err.h"
+#include "daemon/base/library.h"
+#include "daemon/base/mem.h"
 
-#define LIBRARY "libmicrohttpd.so.12"
+static struct http_lib lib;
 
-static int http_lib_find(void *handle, const char *name, void *fn_p)
-{
-	void *fn = dlsym(handle, name);
-
-	if (!fn)
-		return err_raise(ERR_REQUIRE, "%s has no function %s", LIBRARY, name);
-	memcpy(fn_p, &fn, sizeof(fn));
-	return 0;
-}
+#define HTTP_LIB_FUNCTION(fn) {#fn, &lib.fn, false},
+static const struct library_function functions[] = {
+	HTTP_LIB_FUNCTIONS(HTTP_LIB_FUNCTION)};
 
 int http_lib_load(const struct http_lib **lib_p)
 {
-	static struct http_lib lib;
-	void *handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
-	int r;
+	int r = library_load("libmicrohttpd.so.12", functions, ARRAY_LEN(functions));
 
-	if (!handle)
-		return err_raise(ERR_REQUIRE,
-				 "metrics_listen: %s: install libmicrohttpd12, or leave "
-				 "the option empty",
-				 dlerror());
-#define HTTP_LIB_FIND(fn)                        \
-	r = http_lib_find(handle, #fn, &lib.fn); \
-	if (r < 0)                               \
-		return err_pass(r);
-	HTTP_LIB_FUNCTIONS(HTTP_LIB_FIND)
-#undef HTTP_LIB_FIND
 	*lib_p = &lib;
-	return 0;
+	return err_prefix(r, "metrics_listen: install libmicrohttpd12, or leave the "
+			     "option empty");
 }

@@ -21,7 +21,6 @@
 #if __has_include(<liburing.h>)
 
 #include <assert.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <liburing.h>
 #include <poll.h>
@@ -31,6 +30,7 @@
 #include <unistd.h>
 
 #include "daemon/base/cpu.h"
+#include "daemon/base/library.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 
@@ -73,31 +73,13 @@ struct uring {
 
 /* ---- making one ---- */
 
-static int uring_find(void *handle, const char *name, void *fn_p)
-{
-	void *fn = dlsym(handle, name);
-
-	if (!fn)
-		return err_raise(ERR_REQUIRE, "%s has no function %s", LIBRARY, name);
-	memcpy(fn_p, &fn, sizeof(fn));
-	return 0;
-}
-
-/* Once loaded it stays. */
 static int uring_load(struct uring_lib *lib)
 {
-	void *handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
-	int r;
+#define URING_FUNCTION(fn) {#fn, &lib->fn, false},
+	const struct library_function functions[] = {URING_FUNCTIONS(URING_FUNCTION)};
 
-	if (!handle)
-		return err_raise(ERR_REQUIRE, "io_uring: %s", dlerror());
-#define URING_FIND(fn)                         \
-	r = uring_find(handle, #fn, &lib->fn); \
-	if (r < 0)                             \
-		return err_pass(r);
-	URING_FUNCTIONS(URING_FIND)
-#undef URING_FIND
-	return 0;
+	return err_prefix(library_load(LIBRARY, functions, ARRAY_LEN(functions)),
+			  "io_uring");
 }
 
 /* liburing 2.3 has functions for these, but does not export them. */

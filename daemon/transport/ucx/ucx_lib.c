@@ -8,12 +8,12 @@
  */
 #include "daemon/transport/ucx/ucx_lib.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "daemon/base/err.h"
+#include "daemon/base/library.h"
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 
@@ -133,36 +133,18 @@ static int set_environment_for(const char *version)
 			       ARRAY_LEN(environment_before_1_16));
 }
 
-static int ucx_lib_find(void *handle, const char *path, const char *name, void *fn_p)
-{
-	void *fn = dlsym(handle, name);
-
-	if (!fn)
-		return err_raise(ERR_REQUIRE, "%s has no function %s", path, name);
-	memcpy(fn_p, &fn, sizeof(fn));
-	return 0;
-}
-
-static int find_all(void *handle, const char *path)
-{
-	int r;
-
-#define UCX_LIB_FIND(fn)                              \
-	r = ucx_lib_find(handle, path, #fn, &lib.fn); \
-	if (r < 0)                                    \
-		return err_pass(r);
-	UCX_LIB_FUNCTIONS(UCX_LIB_FIND)
-#undef UCX_LIB_FIND
+#define UCX_LIB_FUNCTION(fn) {#fn, &lib.fn, false},
+static const struct library_function functions[] = {
+	UCX_LIB_FUNCTIONS(UCX_LIB_FUNCTION)
 	/* of libucs, which libucp depends on: dlsym looks there too */
-	return ucx_lib_find(handle, path, "ucs_status_string", &lib.ucs_status_string);
-}
+	{"ucs_status_string", &lib.ucs_status_string, false},
+};
 
 int ucx_lib_load(const char *library, const struct ucx_lib **lib_p)
 {
 	const char *path = library && *library ? library : SYSTEM_LIBRARY;
 	ucp_lib_attr_t attr = {.field_mask = UCP_LIB_ATTR_FIELD_MAX_THREAD_LEVEL};
 	static bool is_set;
-	void *handle;
 	int r;
 
 	if (loaded_path && strcmp(loaded_path, path) != 0)
@@ -173,12 +155,9 @@ int ucx_lib_load(const char *library, const struct ucx_lib **lib_p)
 		if (r < 0)
 			return err_pass(r);
 		is_set = true;
-		handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-		if (!handle)
-			return err_raise(ERR_REQUIRE, "ucx_library: %s", dlerror());
-		r = find_all(handle, path);
+		r = library_load(path, functions, ARRAY_LEN(functions));
 		if (r < 0)
-			return err_pass(r); /* constructors ran: it stays loaded */
+			return err_prefix(r, "ucx_library");
 		lib.version = lib.ucp_get_version_string();
 		r = set_environment_for(lib.version);
 		if (r < 0)

@@ -8,7 +8,6 @@
  */
 #include "daemon/transport/verbs/verbs_lib.h"
 
-#include <dlfcn.h>
 #include <ifaddrs.h>
 #include <stdbool.h>
 #include <string.h>
@@ -16,6 +15,8 @@
 #include <unistd.h>
 
 #include "daemon/base/err.h"
+#include "daemon/base/library.h"
+#include "daemon/base/mem.h"
 
 /* ibv_query_port() is a macro over a symbol with an older, shorter struct; the
  * two below it are inline. */
@@ -75,13 +76,7 @@ static struct verbs_lib loaded = {
 	.req_notify_cq = call_req_notify_cq,
 };
 
-struct symbol {
-	const char *name;
-	void *fn_p; /* of the pointer that takes it */
-	bool optional;
-};
-
-static const struct symbol ibverbs[] = {
+static const struct library_function ibverbs[] = {
 	{"ibv_get_device_list", &loaded.get_device_list, false},
 	{"ibv_free_device_list", &loaded.free_device_list, false},
 	{"ibv_get_device_name", &loaded.get_device_name, false},
@@ -107,10 +102,9 @@ static const struct symbol ibverbs[] = {
 	{"ibv_destroy_qp", &loaded.free_qp, false},
 	{"ibv_modify_qp", &loaded.modify_qp, false},
 	{"ibv_query_qp", &loaded.query_qp, false},
-	{NULL, NULL, false},
 };
 
-static const struct symbol rdmacm[] = {
+static const struct library_function rdmacm[] = {
 	{"rdma_create_event_channel", &loaded.create_event_channel, false},
 	{"rdma_destroy_event_channel", &loaded.destroy_event_channel, false},
 	{"rdma_create_id", &loaded.create_id, false},
@@ -130,39 +124,20 @@ static const struct symbol rdmacm[] = {
 	{"rdma_ack_cm_event", &loaded.ack_cm_event, false},
 	{"rdma_notify", &loaded.notify, false},
 	{"rdma_set_option", &loaded.set_option, false},
-	{NULL, NULL, false},
 };
 
 static const struct verbs_lib *in_use; /* the tests', or &loaded */
-
-static int load(const char *path, const struct symbol *symbols)
-{
-	void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-
-	if (!handle)
-		return err_raise(ERR_REQUIRE, "verbs: %s", dlerror());
-	for (; symbols->name; symbols++) {
-		/* the default version is what the headers describe */
-		void *fn = dlsym(handle, symbols->name);
-
-		if (!fn && !symbols->optional)
-			return err_raise(ERR_REQUIRE, "verbs: %s has no function %s",
-					 path, symbols->name);
-		memcpy(symbols->fn_p, &fn, sizeof(fn));
-	}
-	return 0;
-}
 
 int verbs_lib_load(const struct verbs_lib **lib_p)
 {
 	int r = 0;
 
 	if (!in_use) {
-		r = load("libibverbs.so.1", ibverbs);
+		r = library_load("libibverbs.so.1", ibverbs, ARRAY_LEN(ibverbs));
 		if (r == 0)
-			r = load("librdmacm.so.1", rdmacm);
+			r = library_load("librdmacm.so.1", rdmacm, ARRAY_LEN(rdmacm));
 		if (r < 0)
-			return err_pass(r);
+			return err_prefix(r, "verbs");
 		in_use = &loaded;
 	}
 	*lib_p = in_use;
