@@ -285,6 +285,55 @@ static void amx_pack_v(struct amx_block *block, const struct attend_batch *batch
 	}
 }
 
+/* The four tiles of results. */
+static inline void amx_zero(void)
+{
+	_tile_zero(0);
+	_tile_zero(1);
+	_tile_zero(2);
+	_tile_zero(3);
+}
+
+/* Results of one group, 64 values or 32: tiles one after the other. */
+static inline void amx_begin_one(const uint8_t *o, bool first, bool four)
+{
+	amx_zero();
+	if (first)
+		return;
+	_tile_loadd(0, o, 64);
+	_tile_loadd(1, o + TILE, 64);
+	if (four) {
+		_tile_loadd(2, o + 2 * TILE, 64);
+		_tile_loadd(3, o + 3 * TILE, 64);
+	}
+}
+
+/* The shares p of 32 tokens, times their v. */
+static inline void amx_add_one(const uint8_t *p, const uint8_t *v, bool four)
+{
+	_tile_loadd(4, p, 64);
+	_tile_loadd(5, v, 64);
+	_tile_loadd(6, v + TILE, 64);
+	_tile_dpbf16ps(0, 4, 5);
+	_tile_dpbf16ps(1, 4, 6);
+	if (four) {
+		_tile_loadd(5, v + 2 * TILE, 64);
+		_tile_loadd(6, v + 3 * TILE, 64);
+		_tile_dpbf16ps(2, 4, 5);
+		_tile_dpbf16ps(3, 4, 6);
+	}
+}
+
+static inline void amx_end_one(uint8_t *o, bool four)
+{
+	_tile_stored(0, o, 64);
+	_tile_stored(1, o + TILE, 64);
+	if (four) {
+		_tile_stored(2, o + 2 * TILE, 64);
+		_tile_stored(3, o + 3 * TILE, 64);
+	}
+}
+
 /* Logits of 32 tokens and two groups: steps [from, to). */
 static void amx_logits_two(const struct amx_block *block, const struct amx_tile_rows *k,
 			   const uint8_t *q, float *s, uint32_t from, uint32_t to)
@@ -299,10 +348,7 @@ static void amx_logits_two(const struct amx_block *block, const struct amx_tile_
 		_tile_loadd(2, s2, 64);
 		_tile_loadd(3, s2 + 16 * 16, 64);
 	} else {
-		_tile_zero(0);
-		_tile_zero(1);
-		_tile_zero(2);
-		_tile_zero(3);
+		amx_zero();
 	}
 	for (i = from; i < to; i++) {
 		uint32_t column = block->column[i];
@@ -328,10 +374,7 @@ static void amx_logits_one(const struct amx_block *block, const struct amx_tile_
 {
 	uint32_t i;
 
-	_tile_zero(0);
-	_tile_zero(1);
-	_tile_zero(2);
-	_tile_zero(3);
+	amx_zero();
 	for (i = 0; i < block->steps; i++, q += TILE) {
 		uint32_t column = block->column[i];
 
@@ -450,10 +493,7 @@ static void amx_outputs_two(const struct amx_block *block, uint8_t *o, const uin
 	uint32_t t;
 
 	if (block->first) {
-		_tile_zero(0);
-		_tile_zero(1);
-		_tile_zero(2);
-		_tile_zero(3);
+		amx_zero();
 	} else {
 		_tile_loadd(0, o, 64);
 		_tile_loadd(1, o + TILE, 64);
@@ -500,44 +540,18 @@ static void amx_outputs_alone(const struct amx_block *block,
 	const uint8_t *p = block->p;
 	uint32_t t;
 
-	_tile_zero(0);
-	_tile_zero(1);
-	_tile_zero(2);
-	_tile_zero(3);
-	if (!block->first) {
-		_tile_loadd(0, o, 64);
-		_tile_loadd(1, o + TILE, 64);
-		if (four) {
-			_tile_loadd(2, o + 2 * TILE, 64);
-			_tile_loadd(3, o + 3 * TILE, 64);
-		}
-	}
+	amx_begin_one(o, block->first, four);
 	amx_pack_some(v, batch, 0, at, four);
 	for (t = 0; t < padded; t += 32, p += TILE) {
 		uint8_t *now = v;
 
 		if (t + 32 < padded)
 			amx_pack_some(ahead, batch, t + 32, at, four);
-		_tile_loadd(4, p, 64);
-		_tile_loadd(5, now, 64);
-		_tile_loadd(6, now + TILE, 64);
-		_tile_dpbf16ps(0, 4, 5);
-		_tile_dpbf16ps(1, 4, 6);
-		if (four) {
-			_tile_loadd(5, now + 2 * TILE, 64);
-			_tile_loadd(6, now + 3 * TILE, 64);
-			_tile_dpbf16ps(2, 4, 5);
-			_tile_dpbf16ps(3, 4, 6);
-		}
+		amx_add_one(p, now, four);
 		v = ahead;
 		ahead = now;
 	}
-	_tile_stored(0, o, 64);
-	_tile_stored(1, o + TILE, 64);
-	if (four) {
-		_tile_stored(2, o + 2 * TILE, 64);
-		_tile_stored(3, o + 3 * TILE, 64);
-	}
+	amx_end_one(o, four);
 }
 
 /* o of one group and 64 values, or 32. */
@@ -548,37 +562,10 @@ static void amx_outputs_one(const struct amx_block *block, uint8_t *o, const uin
 	const uint8_t *p = block->p;
 	uint32_t t;
 
-	_tile_zero(0);
-	_tile_zero(1);
-	_tile_zero(2);
-	_tile_zero(3);
-	if (!block->first) {
-		_tile_loadd(0, o, 64);
-		_tile_loadd(1, o + TILE, 64);
-		if (four) {
-			_tile_loadd(2, o + 2 * TILE, 64);
-			_tile_loadd(3, o + 3 * TILE, 64);
-		}
-	}
-	for (t = 0; t < padded; t += 32, p += TILE, v += apart) {
-		_tile_loadd(4, p, 64);
-		_tile_loadd(5, v, 64);
-		_tile_loadd(6, v + TILE, 64);
-		_tile_dpbf16ps(0, 4, 5);
-		_tile_dpbf16ps(1, 4, 6);
-		if (four) {
-			_tile_loadd(5, v + 2 * TILE, 64);
-			_tile_loadd(6, v + 3 * TILE, 64);
-			_tile_dpbf16ps(2, 4, 5);
-			_tile_dpbf16ps(3, 4, 6);
-		}
-	}
-	_tile_stored(0, o, 64);
-	_tile_stored(1, o + TILE, 64);
-	if (four) {
-		_tile_stored(2, o + 2 * TILE, 64);
-		_tile_stored(3, o + 3 * TILE, 64);
-	}
+	amx_begin_one(o, block->first, four);
+	for (t = 0; t < padded; t += 32, p += TILE, v += apart)
+		amx_add_one(p, v, four);
+	amx_end_one(o, four);
 }
 
 /* One or two groups meet a batch. */
