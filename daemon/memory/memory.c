@@ -508,23 +508,29 @@ static int memfd_seal(int fd)
 	return 0;
 }
 
-int memory_import_sparse(int fd, uint64_t offset, uint64_t length, bool writable,
-			 uint64_t *fill_p, struct memory **memory_p)
+/* The file is proven to be of that kind. */
+static int import_checked(enum memory_kind kind, int fd, uint64_t offset, uint64_t length,
+			  bool writable, uint64_t *fill_p, struct memory **memory_p)
 {
-	int r;
+	int r = file_check_range(fd, offset, length);
 
-	/* sealed first: a size read before the seal could be cut after */
-	r = memfd_seal(fd);
-	if (r == 0)
-		r = file_check_range(fd, offset, length);
 	if (r == 0)
 		r = file_check_holes(fd, offset, length, fill_p);
 	if (r == 0)
 		r = fd_own(fd);
-	if (r < 0)
-		return err_pass(r);
-	return err_pass(
-		import_file(MEMORY_SEALED, r, offset, length, writable, memory_p));
+	return err_pass(r < 0 ? r
+			      : import_file(kind, r, offset, length, writable, memory_p));
+}
+
+int memory_import_sparse(int fd, uint64_t offset, uint64_t length, bool writable,
+			 uint64_t *fill_p, struct memory **memory_p)
+{
+	/* sealed first: a size read before the seal could be cut after */
+	int r = memfd_seal(fd);
+
+	return err_pass(r < 0 ? r
+			      : import_checked(MEMORY_SEALED, fd, offset, length,
+					       writable, fill_p, memory_p));
 }
 
 int memory_import_memfd(int fd, uint64_t offset, uint64_t length, bool writable,
@@ -545,21 +551,13 @@ int memory_import_sparse_shm(int fd, uint64_t offset, uint64_t length, bool writ
 			     uint64_t *fill_p, struct memory **memory_p)
 {
 	struct statfs fs;
-	int r;
 
 	if (fstatfs(fd, &fs) < 0)
 		return err_raise_errno(errno, "fstatfs of the memory's fd");
 	if (fs.f_type != TMPFS_MAGIC && fs.f_type != HUGETLBFS_MAGIC)
 		return err_raise(ERR_IMPORT, "the fd is no shared memory: not on tmpfs");
-	r = file_check_range(fd, offset, length);
-	if (r == 0)
-		r = file_check_holes(fd, offset, length, fill_p);
-	if (r == 0)
-		r = fd_own(fd);
-	if (r < 0)
-		return err_pass(r);
-	return err_pass(
-		import_file(MEMORY_GUARDED, r, offset, length, writable, memory_p));
+	return err_pass(import_checked(MEMORY_GUARDED, fd, offset, length, writable,
+				       fill_p, memory_p));
 }
 
 int memory_new_empty(uint64_t length, struct memory **memory_p)
