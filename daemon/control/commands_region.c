@@ -21,9 +21,9 @@
 #include "daemon/session/pool.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
+#include "daemon/session/wait.h"
 #include "daemon/session/session_watch.h"
 #include "gpu/cudrv.h"
-#include "proto/base64.h"
 
 static void answer_empty(void *arg)
 {
@@ -83,20 +83,6 @@ static int source_check(const cJSON *line, enum region_kind kind)
 	return 0;
 }
 
-/* A handle of CUDA IPC, in base64. */
-static int handle_parse(const char *text, uint8_t handle[CU_IPC_BYTES])
-{
-	uint8_t bytes[BASE64_CHARS(CU_IPC_BYTES) / 4 * 3];
-	size_t len = 0;
-
-	if (strlen(text) != BASE64_CHARS(CU_IPC_BYTES) ||
-	    !base64_decode(text, strlen(text), bytes, &len) || len != CU_IPC_BYTES)
-		return err_raise(ERR_INVAL, "handle: base64 of %u bytes was expected",
-				 CU_IPC_BYTES);
-	memcpy(handle, bytes, CU_IPC_BYTES);
-	return 0;
-}
-
 static void region_registered(void *arg, struct region *region, const struct err *err)
 {
 	struct request *req = arg;
@@ -130,7 +116,7 @@ static int region_register_run(struct request *req)
 	if (r == 0)
 		r = source_check(req->line, region.kind);
 	if (r == 0 && args->handle)
-		r = handle_parse(args->handle, ipc);
+		r = ipc_handle_parse(args->handle, ipc);
 	if (r == 0 && args->statm >= 0)
 		r = session_watch_memory(req->session->watch, req->fds[args->statm]);
 	if (r < 0)

@@ -288,7 +288,7 @@ static int parse_word(const cJSON *json, struct session *session, struct wait_sp
 	return 0;
 }
 
-static int parse_handle(const char *text, struct cu_ipc_event *handle)
+int ipc_handle_parse(const char *text, uint8_t *handle)
 {
 	uint8_t bytes[BASE64_CHARS(CU_IPC_BYTES) / 4 * 3];
 	size_t len = 0;
@@ -297,7 +297,7 @@ static int parse_handle(const char *text, struct cu_ipc_event *handle)
 	    !base64_decode(text, strlen(text), bytes, &len) || len != CU_IPC_BYTES)
 		return err_raise(ERR_INVAL, "handle: base64 of %u bytes was expected",
 				 CU_IPC_BYTES);
-	memcpy(handle->reserved, bytes, CU_IPC_BYTES);
+	memcpy(handle, bytes, CU_IPC_BYTES);
 	return 0;
 }
 
@@ -314,7 +314,7 @@ static int parse_event(struct waits *waits, const cJSON *json, struct session *s
 	if (r >= 0)
 		r = json_get_str(json, "handle", true, 128, &text);
 	if (r >= 0)
-		r = parse_handle(text, &handle);
+		r = ipc_handle_parse(text, handle.reserved);
 	if (r >= 0 && !waits->gpu)
 		r = err_raise(ERR_IMPORT, "kind event: this daemon uses no GPU");
 	if (r >= 0 && !waits->events)

@@ -73,4 +73,7 @@ void wait_start(struct waits *waits, struct wait *wait, const struct wait_spec *
 		void (*on_over)(struct wait *wait, const struct err *why));
 void wait_stop(struct wait *wait); /* idempotent */
 
+/* A handle of CUDA IPC, in base64, to CU_IPC_BYTES; ERR_INVAL. */
+int ipc_handle_parse(const char *text, uint8_t *handle);
+
 #endif
