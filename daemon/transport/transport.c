@@ -109,3 +109,23 @@ int xp_sides_check(const struct xp_sides *sides, bool check_src, bool check_dst)
 	}
 	return err_pass(r);
 }
+
+int xp_holes_check(const struct plan *plan, const struct xp_buffer *buffers, bool is_src)
+{
+	const uint64_t *ends = is_src ? plan->src_ends : plan->dst_ends;
+	uint32_t ends_count = is_src ? plan->src_ends_count : plan->dst_ends_count;
+
+	for (uint32_t i = 0; ends && i < ends_count; i++)
+		if (ends[i] > 0 && !buffers[i].reg)
+			return err_raise(ERR_INVAL, "buffer %u is not registered", i);
+	for (size_t i = 0; !ends && i < plan->run_count; i++) {
+		const struct plan_run *run = &plan->runs[i];
+		uint32_t buffer = is_src ? run->src_buffer : run->dst_buffer;
+
+		if (!buffers[buffer].reg)
+			return err_raise(ERR_INVAL,
+					 "run %zu: buffer %u is not registered", i,
+					 buffer);
+	}
+	return 0;
+}

@@ -291,5 +291,7 @@ void transport_add(const struct transport_ops *ops);
 
 /* Shared by backends: are the plan's rows inside the tables (ERR_RANGE)? */
 int xp_sides_check(const struct xp_sides *sides, bool check_src, bool check_dst);
+/* A table may have holes where this plan has no rows: ERR_INVAL for others. */
+int xp_holes_check(const struct plan *plan, const struct xp_buffer *buffers, bool is_src);
 
 #endif

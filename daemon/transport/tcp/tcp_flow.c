@@ -33,28 +33,6 @@
 
 /* ---- made and unmade, on the loop ---- */
 
-/* A table may have holes where this plan has no rows. */
-static int tcp_flow_holes_check(const struct plan *plan, const struct xp_buffer *buffers,
-				bool is_src)
-{
-	const uint64_t *ends = is_src ? plan->src_ends : plan->dst_ends;
-	uint32_t ends_count = is_src ? plan->src_ends_count : plan->dst_ends_count;
-
-	for (uint32_t i = 0; ends && i < ends_count; i++)
-		if (ends[i] > 0 && !buffers[i].reg)
-			return err_raise(ERR_INVAL, "buffer %u is not registered", i);
-	for (size_t i = 0; !ends && i < plan->run_count; i++) {
-		const struct plan_run *run = &plan->runs[i];
-		uint32_t buffer = is_src ? run->src_buffer : run->dst_buffer;
-
-		if (!buffers[buffer].reg)
-			return err_raise(ERR_INVAL,
-					 "run %zu: buffer %u is not registered", i,
-					 buffer);
-	}
-	return 0;
-}
-
 static int take_buffer(struct tcp_flow *flow, const struct xp_buffer *buffer)
 {
 	struct copy_buffer *own = &flow->buffers[flow->side.count];
@@ -79,7 +57,7 @@ static int take_buffer(struct tcp_flow *flow, const struct xp_buffer *buffer)
 int tcp_flow_init(struct tcp_flow *flow, struct tcp_peer *peer, const struct plan *plan,
 		  const struct xp_buffer *buffers, uint32_t count, bool is_src)
 {
-	int r = tcp_flow_holes_check(plan, buffers, is_src);
+	int r = xp_holes_check(plan, buffers, is_src);
 
 	*flow = (struct tcp_flow){.peer = peer, .bytes = plan->bytes};
 	list_init(&flow->turn);

@@ -86,29 +86,13 @@ int ucx_mem_reg(struct transport *base, struct memory *memory, struct xp_reg **r
 
 /* ---- a transfer's side ---- */
 
-/* A table may have holes where this plan has no rows. */
-static int ucx_reg_holes_check(const struct plan *plan, const struct xp_buffer *buffers,
-			       bool is_src)
-{
-	for (size_t i = 0; i < plan->run_count; i++) {
-		const struct plan_run *run = &plan->runs[i];
-		uint32_t buffer = is_src ? run->src_buffer : run->dst_buffer;
-
-		if (!buffers[buffer].reg)
-			return err_raise(ERR_INVAL,
-					 "run %zu: buffer %u is not registered", i,
-					 buffer);
-	}
-	return 0;
-}
-
 int ucx_side_init(struct ucx_side *side, const struct plan *plan,
 		  const struct xp_buffer *buffers, uint32_t count, bool is_src)
 {
 	int r;
 
 	*side = (struct ucx_side){.plan = plan};
-	r = ucx_reg_holes_check(plan, buffers, is_src);
+	r = xp_holes_check(plan, buffers, is_src);
 	if (r < 0)
 		return err_pass(r);
 	side->buffers = mem_calloc(count, sizeof(*side->buffers));
