@@ -172,12 +172,12 @@ bool handle_usable(const struct handle *h);
 bool handle_lock(const struct handle *h);
 typedef int handle_shut(void *handle, const struct kvd_call *call);
 /*
- * Close it. While that is under way all other calls of it find it closed; when the
- * daemon refuses, it is open again. A second closing ends as the first one does. 0, or
- * negative with an exception; told and post as in struct run.
+ * A type's closing(timeout=None, on_done=None). While that is under way all other calls
+ * of it find it closed; when the daemon refuses, it is open again. A second closing ends
+ * as the first one does. `post` as in struct run.
  */
-int handle_close(struct handle *h, handle_shut *shut, int timeout_ms, PyObject *told,
-		 bool post);
+PyObject *handle_close(PyObject *self, PyObject *args, PyObject *kwargs,
+		       handle_shut *shut, bool post);
 /* What a type's finaliser does. */
 void handle_dealloc(PyObject *self, handle_shut *shut);
 

@@ -7,7 +7,6 @@
  */
 #include "python/src/ext.h"
 
-
 #include "lib/kvd_attend.h"
 
 #define PARTS_MAX 64
@@ -274,12 +273,7 @@ static PyObject *attend_stop(PyObject *self, PyObject *args)
 
 static PyObject *attend_close(PyObject *self, PyObject *args)
 {
-	int ms = 0;
-
-	if (!PyArg_ParseTuple(args, "|O&", ext_timeout, &ms) ||
-	    handle_close((struct handle *)self, attend_shut, ms, NULL, false) < 0)
-		return NULL;
-	Py_RETURN_NONE;
+	return handle_close(self, args, NULL, attend_shut, false);
 }
 
 static PyMethodDef attend_methods[] = {

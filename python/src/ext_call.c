@@ -388,23 +388,26 @@ static int close_begin(void *ctx, const struct kvd_call *call)
 	return 0;
 }
 
-int handle_close(struct handle *h, handle_shut *shut, int timeout_ms, PyObject *told,
-		 bool post)
+PyObject *handle_close(PyObject *self, PyObject *args, PyObject *kwargs,
+		       handle_shut *shut, bool post)
 {
+	static char *names[] = {"timeout", "on_done", NULL};
+	struct handle *h = (struct handle *)self;
 	struct close_start s = {.of = h, .shut = shut};
-	const struct run run = {.client = h->client,
-				.start = close_begin,
-				.ctx = &s,
-				.timeout_ms = timeout_ms,
-				.told = told,
-				.post = post};
+	struct run run = {
+		.client = h->client, .start = close_begin, .ctx = &s, .post = post};
 	int r;
 
-	if (!h->client || (!h->client->kvd && (!told || told == Py_None)))
-		return 0; /* with the client */
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&O", names, ext_timeout,
+					 &run.timeout_ms, &run.told))
+		return NULL;
+	if (!h->client || (!h->client->kvd && (!run.told || run.told == Py_None)))
+		Py_RETURN_NONE; /* with the client */
 	r = client_run(&run, NULL);
 	Py_XDECREF(s.drop);
-	return r;
+	if (r < 0)
+		return NULL;
+	Py_RETURN_NONE;
 }
 
 void handle_dealloc(PyObject *self, handle_shut *shut)

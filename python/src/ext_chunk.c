@@ -8,7 +8,6 @@
  */
 #include "python/src/ext.h"
 
-
 static PyTypeObject *space_type, *hold_type, *move_type;
 
 static int space_shut(void *handle, const struct kvd_call *call)
@@ -189,14 +188,9 @@ static PyObject *chunk_made(PyTypeObject *type, const char *noun, struct chunk_s
 
 static PyObject *chunk_close(PyObject *self, PyObject *args)
 {
-	int ms = 0;
-
-	if (!PyArg_ParseTuple(args, "|O&", ext_timeout, &ms) ||
-	    handle_close((struct handle *)self,
-			 Py_TYPE(self) == move_type ? chunk_move_end : shut_of(self), ms,
-			 NULL, false) < 0)
-		return NULL;
-	Py_RETURN_NONE;
+	return handle_close(self, args, NULL,
+			    Py_TYPE(self) == move_type ? chunk_move_end : shut_of(self),
+			    false);
 }
 
 /* ---- Space ----------------------------------------------------------------------------

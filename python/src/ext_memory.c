@@ -138,15 +138,7 @@ bool region_usable(const struct region *region, const struct client *client,
 
 static PyObject *region_unregister(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"timeout", "on_done", NULL};
-	PyObject *told = NULL;
-	int ms = 0;
-
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&O", names, ext_timeout, &ms,
-					 &told) ||
-	    handle_close((struct handle *)self, region_shut, ms, told, false) < 0)
-		return NULL;
-	Py_RETURN_NONE;
+	return handle_close(self, args, kwargs, region_shut, false);
 }
 
 static void region_dealloc(PyObject *self)
@@ -301,15 +293,7 @@ static PyObject *pool_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static PyObject *pool_unregister(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"timeout", "on_done", NULL};
-	PyObject *told = NULL;
-	int ms = 0;
-
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&O", names, ext_timeout, &ms,
-					 &told) ||
-	    handle_close((struct handle *)self, pool_shut, ms, told, false) < 0)
-		return NULL;
-	Py_RETURN_NONE;
+	return handle_close(self, args, kwargs, pool_shut, false);
 }
 
 static void pool_dealloc(PyObject *self)

@@ -472,16 +472,7 @@ static int room_end(void *handle, const struct kvd_call *call)
 
 static PyObject *room_close(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"timeout", "on_done", NULL};
-	struct room *room = (struct room *)self;
-	PyObject *told = NULL;
-	int ms = 0;
-
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&O", names, ext_timeout, &ms,
-					 &told) ||
-	    handle_close(&room->h, room_end, ms, told, room->post) < 0)
-		return NULL;
-	Py_RETURN_NONE;
+	return handle_close(self, args, kwargs, room_end, ((struct room *)self)->post);
 }
 
 /* ---- looking
