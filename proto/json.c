@@ -377,13 +377,13 @@ int json_pages(const cJSON *list, const char *name, uint32_t page_limit, size_t 
 	return 0;
 }
 
-int json_get_pages(const cJSON *obj, const char *name, bool required, uint32_t page_limit,
-		   size_t max, uint32_t **pages_p, size_t *count_p)
+int json_get_pages(const cJSON *obj, const char *name, uint32_t page_limit, size_t max,
+		   uint32_t **pages_p, size_t *count_p)
 {
 	const cJSON *list = NULL;
-	int r = json_get_array(obj, name, required, max, &list);
+	int r = json_get_array(obj, name, true, max, &list);
 
-	if (r < 0 || !list)
+	if (r < 0)
 		return err_pass(r);
 	return json_pages(list, name, page_limit, max, pages_p, count_p);
 }

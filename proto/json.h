@@ -52,8 +52,8 @@ bool json_number_is_int(const cJSON *num, int64_t *out_p);
 bool json_parse_u64(const char *s, uint64_t *out_p);
 /* Page lists: [3,4,9] or runs [[3,2],[9,1]] (mixed is refused) into a heap
  * array; each < page_limit, at most max entries. */
-int json_get_pages(const cJSON *obj, const char *name, bool required, uint32_t page_limit,
-		   size_t max, uint32_t **pages_p, size_t *count_p);
+int json_get_pages(const cJSON *obj, const char *name, uint32_t page_limit, size_t max,
+		   uint32_t **pages_p, size_t *count_p);
 /* The same of a list that was got already: json_get_array(). */
 int json_pages(const cJSON *list, const char *name, uint32_t page_limit, size_t max,
 	       uint32_t **pages_p, size_t *count_p);

@@ -114,11 +114,11 @@ static int read_map(const cJSON *json, struct plan_map *map)
 		return err_raise(ERR_INVAL, "must be an object");
 	r = json_get_str(json, "view", true, LAYOUT_NAME_MAX - 1, &map->view);
 	if (r == 0)
-		r = json_get_pages(json, "src_pages", true, UINT32_MAX, 1u << 24, &src,
+		r = json_get_pages(json, "src_pages", UINT32_MAX, 1u << 24, &src,
 				   &map->src_page_count);
 	map->src_pages = src;
 	if (r == 0)
-		r = json_get_pages(json, "dst_pages", true, UINT32_MAX, 1u << 24, &dst,
+		r = json_get_pages(json, "dst_pages", UINT32_MAX, 1u << 24, &dst,
 				   &map->dst_page_count);
 	map->dst_pages = dst;
 	if (r < 0 ||

@@ -86,7 +86,7 @@ static void pages_refuse(struct ring *ring, const struct kvd_ring_entry *e,
 			 struct room *room)
 {
 	if (room)
-		room_fail_last(room, NULL);
+		room_fail_last(room);
 	else
 		ring_refuse(ring, e->slot, KVD_RING_IDS + e->slot);
 }

@@ -120,7 +120,7 @@ static int op_extend(struct ring *ring, const struct kvd_ring_entry *e,
 
 	(void)arena;
 	if (room && room_op_extend(room, e->c) < 0)
-		room_fail_last(room, NULL);
+		room_fail_last(room);
 	return 0;
 }
 

@@ -416,12 +416,12 @@ void room_fail_moving(struct room *room, const struct party *party, const struct
 	room_fail(room, &named, NULL);
 }
 
-void room_fail_last(struct room *room, const struct party *but)
+void room_fail_last(struct room *room)
 {
 	struct err why;
 
 	err_take(&why);
-	room_fail(room, &why, but);
+	room_fail(room, &why, NULL);
 }
 
 /* ---- losses: rooms_loss.c ---- */

@@ -270,7 +270,7 @@ static inline uint64_t room_first_token(const struct room *room)
 void room_fail(struct room *room, const struct err *why, const struct party *but);
 /* What a command gets that comes too late: the room's own error. Negative. */
 int room_refuse_over(const struct room *room);
-void room_fail_last(struct room *room, const struct party *but); /* err_last() */
+void room_fail_last(struct room *room); /* err_last() */
 /* The same, by what a transport says of a transfer: it knows no peer's name. */
 void room_fail_moving(struct room *room, const struct party *party,
 		      const struct err *why);

@@ -148,13 +148,13 @@ bool room_booted(struct room *room)
 		int r = source_ready(room, party);
 
 		if (r < 0) {
-			room_fail_last(room, NULL);
+			room_fail_last(room);
 			return false;
 		}
 		all |= r;
 	}
 	if (all == 0 && sources_differ(room) < 0) {
-		room_fail_last(room, NULL);
+		room_fail_last(room);
 		return false;
 	}
 	if (all == 0 && (room->role == ROOM_RECV || room_bound(room)))

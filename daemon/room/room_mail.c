@@ -192,7 +192,7 @@ static void on_write(struct loop_defer *go)
 	r = room_live(room) ? letter_send(mail) : 0;
 	mail_drop(mail);
 	if (r < 0)
-		room_fail_last(room, NULL);
+		room_fail_last(room);
 	room_kick(room);
 }
 

@@ -198,7 +198,7 @@ static int room_map_parse_view(const cJSON *obj, const struct layout *layout,
 	r = json_only(obj, names);
 	if (r < 0)
 		return err_prefix(r, "%s", where);
-	r = json_get_pages(obj, "pages", true, view->pages, ROOM_PAGES_MAX, &map->pages,
+	r = json_get_pages(obj, "pages", view->pages, ROOM_PAGES_MAX, &map->pages,
 			   &map->page_count);
 	if (r < 0)
 		return err_prefix(r, "%s", where);

@@ -466,7 +466,7 @@ static void room_offer_step(struct room *room)
 	if (sm_state(&room->sm) == ROOM_BOOT)
 		room_move(room, ROOM_WAITING);
 	if (room_live(room) && (room_await(room) < 0 || answer_all(room) < 0))
-		room_fail_last(room, NULL);
+		room_fail_last(room);
 	drop_away(room);
 	if (!room_live(room))
 		return;

@@ -84,7 +84,7 @@ static void room_pull_on_pages(struct mail *mail, const struct err *why)
 		room_fail(mail->room, why, NULL);
 	else if (take_offer(mail->party, &mail->offer,
 			    room_maps_steal(&mail->reader.maps)) < 0)
-		room_fail_last(mail->room, NULL);
+		room_fail_last(mail->room);
 }
 
 int pull_on_offer(struct room *room, struct party *party, const struct wire_offer *offer,
@@ -194,7 +194,7 @@ static void room_pull_on_read(struct sched_op *op)
 	} else if (room_live(room)) {
 		party->due.got = move->plan->bytes;
 		if (room_pull_say_done(party, ERR_OK, "") < 0)
-			room_fail_last(room, NULL);
+			room_fail_last(room);
 	}
 }
 
@@ -341,7 +341,7 @@ static void room_pull_step(struct room *room)
 	if (!room_booted(room))
 		return;
 	if (go_on(room) < 0)
-		room_fail_last(room, NULL);
+		room_fail_last(room);
 	if (!room_live(room) || !room_planned(room) || !room_parties_done(room) ||
 	    room->busy > 0)
 		return;

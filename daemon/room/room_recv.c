@@ -207,7 +207,7 @@ static void room_recv_on_planned(struct move *move)
 		wait_start(rooms_waits(room->rooms), &room->pages.wait_bind,
 			   &room->pages.wait, on_bind_over);
 	if (r < 0)
-		room_fail_last(room, NULL); /* moves_stop() ends the move */
+		room_fail_last(room); /* moves_stop() ends the move */
 }
 
 /* Is this sender, of this generation, expected to send now? */
@@ -416,9 +416,9 @@ static void room_recv_step(struct room *room)
 	if (!room_booted(room))
 		return;
 	if (room->pages.phase == PAGES_BOUND && plan_room(room) < 0)
-		room_fail_last(room, NULL);
+		room_fail_last(room);
 	if (room_live(room) && room_planned(room) && tell_all(room) < 0)
-		room_fail_last(room, NULL);
+		room_fail_last(room);
 	if (room_live(room) && room_planned(room))
 		check_complete(room);
 }

@@ -250,7 +250,7 @@ static void room_send_post(struct move *move)
 	struct room *room = move->room;
 
 	if (move_post(move, XP_WRITE, room_send_on_sent) < 0) {
-		room_fail_last(room, NULL);
+		room_fail_last(room);
 		move_end(move);
 		return;
 	}
@@ -294,7 +294,7 @@ static void room_send_on_planned(struct move *move)
 		wait_start(rooms_waits(room->rooms), &move->wait, &move->chunk->wait,
 			   room_send_on_wait_over);
 	if (r < 0)
-		room_fail_last(room, NULL); /* moves_stop() ends the move */
+		room_fail_last(room); /* moves_stop() ends the move */
 }
 
 static void send_on_move_free(struct move *move)
@@ -336,7 +336,7 @@ static void room_send_dispatch(struct room *room, struct chunk *chunk)
 		surplus = room_maps_surplus(&chunk->maps, &party->theirs);
 		most = surplus > most ? surplus : most;
 		if (dispatch_to(room, chunk, party) < 0)
-			room_fail_last(room, NULL);
+			room_fail_last(room);
 		if (!room_live(room))
 			break;
 	}

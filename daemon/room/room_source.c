@@ -256,7 +256,7 @@ bool room_sources_find(struct room *room)
 	list_foreach_safe(source, &room->bind.sources, link) {
 		if (source_look(source) >= 0)
 			continue;
-		room_fail_last(room, NULL);
+		room_fail_last(room);
 		return false;
 	}
 	return list_empty(&room->bind.sources);

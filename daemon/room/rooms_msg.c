@@ -298,7 +298,7 @@ static int on_offer(struct rooms *rooms, struct remote *remote, struct cursor *b
 	msg = message_of(remote, body);
 	party = party_at(rooms, m.pull_gen, ROOM_PULL, remote, m.src_pool);
 	if (party && pull_on_offer(party->room, party, &m, &msg) < 0)
-		room_fail_last(party->room, NULL);
+		room_fail_last(party->room);
 	mem_free(msg.owned);
 	return 0;
 }

@@ -34,7 +34,7 @@ static void read_member(const cJSON *obj, const char *name)
 		must(i >= -100 && i <= 100);
 	if (json_get_str(obj, name, true, 8, &s) == 0)
 		must(strlen(s) <= 8);
-	if (json_get_pages(obj, name, true, 1000, 64, &pages, &count) == 0) {
+	if (json_get_pages(obj, name, 1000, 64, &pages, &count) == 0) {
 		must(count <= 64);
 		for (size_t at = 0; at < count; at++)
 			must(pages[at] < 1000);

@@ -334,7 +334,7 @@ static void expect_pages(const char *text, const uint32_t *wanted, size_t wanted
 	uint32_t *pages = NULL;
 	size_t count = 99;
 
-	assert_int_equal(json_get_pages(o, "p", true, 100, 8, &pages, &count), 0);
+	assert_int_equal(json_get_pages(o, "p", 100, 8, &pages, &count), 0);
 	assert_int_equal(count, wanted_count);
 	assert_memory_equal(pages, wanted, wanted_count * sizeof(*wanted));
 	mem_free(pages);
@@ -386,7 +386,7 @@ static void pages_wrong_refused(void **state)
 	(void)state;
 	for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
 		cleanup_json cJSON *o = parse(wrong[i].text);
-		int r = json_get_pages(o, "p", true, 100, 8, &pages, &count);
+		int r = json_get_pages(o, "p", 100, 8, &pages, &count);
 
 		if (r != wrong[i].r || !strstr(err_last()->text, wrong[i].fault))
 			fail_msg("%s: %d %s", wrong[i].text, r, err_last()->text);
@@ -402,7 +402,7 @@ static void pages_without_memory_refused(void **state)
 
 	(void)state;
 	mem_fail_at(1);
-	assert_int_equal(json_get_pages(o, "p", true, 100, 8, &pages, &count), -ENOMEM);
+	assert_int_equal(json_get_pages(o, "p", 100, 8, &pages, &count), -ENOMEM);
 	mem_fail_at(0);
 	assert_null(pages);
 }
@@ -478,24 +478,22 @@ static void pages_packed_are_the_same(void **state)
 		json_pack_pages(packed);
 		assert_null(cJSON_GetObjectItem(packed, "local_index")->child);
 		assert_int_equal(
-			json_get_pages(kv_of(plain), "pages", true, 1002, 6010, &a, &n),
-			0);
+			json_get_pages(kv_of(plain), "pages", 1002, 6010, &a, &n), 0);
 		assert_int_equal(
-			json_get_pages(kv_of(packed), "pages", true, 999, 6010, &b, &m),
+			json_get_pages(kv_of(packed), "pages", 999, 6010, &b, &m),
 			-ERANGE);
 		assert_int_equal(
-			json_get_pages(kv_of(packed), "pages", true, 1002, n - 1, &b, &m),
+			json_get_pages(kv_of(packed), "pages", 1002, n - 1, &b, &m),
 			-ERANGE);
 		mem_fail_at(1); /* nothing is copied */
 		assert_int_equal(
-			json_get_pages(kv_of(packed), "pages", true, 1002, 6010, &b, &m),
-			0);
+			json_get_pages(kv_of(packed), "pages", 1002, 6010, &b, &m), 0);
 		mem_fail_at(0);
 		assert_int_equal(n, m);
 		assert_memory_equal(a, b, n * sizeof(*a));
 		mem_free(b);
 		assert_int_equal(
-			json_get_pages(kv_of(packed), "pages", true, 1002, 6010, &b, &m),
+			json_get_pages(kv_of(packed), "pages", 1002, 6010, &b, &m),
 			-EINVAL); /* it is the first caller's */
 		mem_free(a);
 		cJSON_Delete(plain);
@@ -516,8 +514,8 @@ static void pages_packed_wrong_are_left_for_their_command(void **state)
 
 		json_pack_pages(tree);
 		assert_true(cJSON_IsArray(cJSON_GetObjectItem(kv_of(tree), "pages")));
-		assert_true(json_get_pages(kv_of(tree), "pages", true, 1000, 6000, &pages,
-					   &n) < 0);
+		assert_true(json_get_pages(kv_of(tree), "pages", 1000, 6000, &pages, &n) <
+			    0);
 		cJSON_Delete(tree);
 	}
 }
