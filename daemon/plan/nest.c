@@ -67,7 +67,7 @@ void nest_box_add(struct nest_box *box, uint64_t count, uint64_t src, uint64_t d
 	box->dims++;
 }
 
-static void collapse_from(struct nest_box *box, uint32_t depth)
+void nest_box_collapse(struct nest_box *box, uint32_t depth)
 {
 	while (box->dims > depth) {
 		const struct nest_dim *d = &box->dim[box->dims - 1];
@@ -77,11 +77,6 @@ static void collapse_from(struct nest_box *box, uint32_t depth)
 		box->len *= d->count;
 		box->dims--;
 	}
-}
-
-void nest_box_collapse(struct nest_box *box)
-{
-	collapse_from(box, 0);
 }
 
 void nest_box_unroll(struct nest_box *box)
@@ -133,7 +128,7 @@ uint64_t nest_box_src_end(const struct nest_box *box)
 	return box->src + src_span(box, 0);
 }
 
-static enum nest_shape shape_from(const struct nest_box *box, uint32_t depth)
+enum nest_shape nest_box_shape(const struct nest_box *box, uint32_t depth)
 {
 	uint64_t dst = box->len, src = box->len;
 
@@ -146,11 +141,6 @@ static enum nest_shape shape_from(const struct nest_box *box, uint32_t depth)
 		src += (d->count - 1) * d->src;
 	}
 	return NEST_CLEAN;
-}
-
-enum nest_shape nest_box_shape(const struct nest_box *box)
-{
-	return shape_from(box, 0);
 }
 
 /* ---- lists ---- */
@@ -460,8 +450,8 @@ static int solve_periodic(struct nest *nest, size_t floor, struct nest_box *boxe
 	if (nest->conflict != depth && out->count == at + 1) {
 		struct nest_box one = out->items[at];
 
-		collapse_from(&one, depth);
-		if (shape_from(&one, depth) == NEST_CLEAN) {
+		nest_box_collapse(&one, depth);
+		if (nest_box_shape(&one, depth) == NEST_CLEAN) {
 			out->count = at;
 			r = append(nest, floor, &one, depth);
 			goto out;
@@ -483,8 +473,8 @@ static int solve_cluster(struct nest *nest, size_t floor, struct nest_box *boxes
 			 size_t count, uint32_t depth)
 {
 	if (count == 1) {
-		collapse_from(boxes, depth);
-		if (shape_from(boxes, depth) == NEST_CLEAN)
+		nest_box_collapse(boxes, depth);
+		if (nest_box_shape(boxes, depth) == NEST_CLEAN)
 			return append(nest, floor, boxes, depth);
 		for (uint32_t i = depth; i < boxes->dims; i++)
 			if (boxes->dim[i].dst < boxes->len)

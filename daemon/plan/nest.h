@@ -37,12 +37,13 @@ enum nest_shape {
 /* Add a dimension, innermost first or last as its stride asks; a count of 1 is
  * left out. At most NEST_DIMS times. */
 void nest_box_add(struct nest_box *box, uint64_t count, uint64_t src, uint64_t dst);
-/* Absorb dimensions whose rows follow each other on both sides. */
-void nest_box_collapse(struct nest_box *box);
+/* Absorb dimensions whose rows follow each other on both sides; the `depth` outer ones
+ * stay. */
+void nest_box_collapse(struct nest_box *box, uint32_t depth);
 /* Make one loop of two where the outer one goes on where the inner one stops:
  * fewer and longer runs. For boxes that are finished. */
 void nest_box_unroll(struct nest_box *box);
-enum nest_shape nest_box_shape(const struct nest_box *box);
+enum nest_shape nest_box_shape(const struct nest_box *box, uint32_t depth); /* the same */
 /* From the first byte to one past the last, and the same of the last row's
  * source. */
 uint64_t nest_box_dst_end(const struct nest_box *box);

@@ -142,7 +142,7 @@ static int stream(const struct strip *strip, struct runs *runs)
 			strip_box_move(strip, s, &box);
 		} else {
 			strip_box(strip, s, 0, &box);
-			if (nest_box_shape(&box) != NEST_CLEAN)
+			if (nest_box_shape(&box, 0) != NEST_CLEAN)
 				return IRREGULAR;
 			src_span = nest_box_src_end(&box) - box.src;
 			dst_span = nest_box_dst_end(&box) - box.dst;

@@ -378,6 +378,6 @@ void strip_box(const struct strip *strip, const struct segment *segment, uint32_
 		     strip->dst.token_stride);
 	nest_box_add(box_p, segment->blocks, block_stride(&strip->src, segment->tokens),
 		     block_stride(&strip->dst, segment->tokens));
-	nest_box_collapse(box_p);
+	nest_box_collapse(box_p, 0);
 	strip_box_move(strip, segment, box_p);
 }

@@ -496,7 +496,7 @@ static int frames_handle(struct shm_peer *peer, const uint8_t *p, size_t len,
 }
 
 /* Room for the frame that has begun to arrive. */
-static int in_reserve(struct shm_peer *peer)
+int shm_wire_reserve(struct shm_peer *peer)
 {
 	struct shm_wire *wire = &peer->wire;
 	size_t body = 0, want = IN_BYTES;
@@ -527,7 +527,7 @@ uint8_t *shm_wire_take_frame(struct shm_peer *peer, size_t body_len)
 	struct shm_wire *wire = &peer->wire;
 	uint8_t *frame = wire->in, *next;
 
-	/* in_reserve() made it for this frame alone */
+	/* shm_wire_reserve() made it for this frame alone */
 	if (peer->self || wire->in_size <= IN_BYTES ||
 	    wire->in_size != SHM_FRAME_BYTES + body_len || wire->in_len != wire->in_size)
 		return NULL;
@@ -541,11 +541,6 @@ uint8_t *shm_wire_take_frame(struct shm_peer *peer, size_t body_len)
 	wire->in_len = 0;
 	net_peer_half(&peer->net, 0);
 	return frame;
-}
-
-int shm_wire_reserve(struct shm_peer *peer)
-{
-	return err_pass(in_reserve(peer));
 }
 
 /* Bytes that came through the gate, with what came along. */
@@ -624,7 +619,7 @@ void shm_wire_receive(struct shm_peer *peer)
 
 	if (gate_receiving(&peer->gate))
 		return;
-	r = in_reserve(peer);
+	r = shm_wire_reserve(peer);
 	if (r == 0)
 		r = in_read(peer);
 	if (r > 0)
