@@ -25,6 +25,7 @@
 #include <sys/types.h>
 
 #include "daemon/base/list.h"
+#include "daemon/base/text.h"
 #include "lib/kvd.h"
 
 #define CLIENT_LINE_MAX (1u << 20)  /* bytes of a request, newline included */
@@ -35,34 +36,25 @@
 #define CLIENT_SO_PASSPIDFD 76
 #define CLIENT_SCM_PIDFD 4
 
-/* ---- text: a growing JSON line; failure is kept until the end ------------ */
+/* ---- text of a JSON line (client_text.c) ------------------------------------- */
 
-struct client_text {
-	char *data;
-	size_t len, cap;
-	bool failed;
-};
-
-void client_text_fini(struct client_text *text);
-void client_text_bytes(struct client_text *text, const char *bytes, size_t len);
-void client_text_printf(struct client_text *text, const char *fmt, ...)
+void client_text_printf(struct text *text, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
-void client_text_quoted(struct client_text *text, const char *s);
-/* ,"name":… members of an object that has at least one */
-/* Nothing for NULL. */
-void client_text_str(struct client_text *text, const char *name, const char *value);
-void client_text_int(struct client_text *text, const char *name, uint64_t value);
-void client_text_some(struct client_text *text, const char *name,
-		      uint64_t value); /* not 0 */
-void client_text_u64(struct client_text *text, const char *name, uint64_t value);
+/* ,"name":… members of an object that has at least one. Nothing for NULL. */
+void client_text_str(struct text *text, const char *name, const char *value);
+void client_text_int(struct text *text, const char *name, uint64_t value);
+void client_text_some(struct text *text, const char *name, uint64_t value); /* not 0 */
+void client_text_u64(struct text *text, const char *name, uint64_t value);
 /* ,"wait":{…}; nothing where there is nothing to wait for */
-void client_text_wait(struct client_text *text, const struct kvd_wait *wait);
+void client_text_wait(struct text *text, const struct kvd_wait *wait);
 /* The object alone, in an empty text. */
-void client_text_wait_object(struct client_text *text, const struct kvd_wait *wait);
+void client_text_wait_object(struct text *text, const struct kvd_wait *wait);
 /* -KVD_E_INVAL, -KVD_E_STATE */
 int client_wait_check(struct kvd_client *client, const struct kvd_wait *wait);
+/* It is a JSON object: -KVD_E_INVAL. */
+int client_layout_check(struct kvd_client *client, const char *text);
 /* "views":{…}, after a comma unless it is its object's first member */
-void client_text_views(struct client_text *text, bool first, const struct kvd_view *views,
+void client_text_views(struct text *text, bool first, const struct kvd_view *views,
 		       size_t count);
 
 /* ---- memory in huge pages (client_memory.c) -------------------------------- */
@@ -167,7 +159,7 @@ struct client_conn {
 
 /* one request being made */
 struct client_op {
-	struct client_text text; /* `{"id":…,"cmd":…` … without the last brace */
+	struct text text; /* `{"id":…,"cmd":…` … without the last brace */
 	uint64_t id;
 	const int *fds;
 	unsigned int fd_count;
@@ -386,12 +378,11 @@ int client_notif_check(struct kvd_client *client, size_t bytes);
 int client_post_begin(struct kvd_client *client, unsigned int op);
 /* The entry's payload is views, then text: taken. An OPEN numbers the room. */
 int client_post_pages(struct kvd_room *room, struct kvd_ring_entry *entry,
-		      const struct kvd_view *views, size_t view_count,
-		      struct client_text *text);
+		      const struct kvd_view *views, size_t view_count, struct text *text);
 /* The same of any slot; `ids` (NULL: none): entry->n0 of them before the views. */
 int client_post_views(struct client_slot *slot, struct kvd_ring_entry *entry,
 		      const void *ids, const struct kvd_view *views, size_t view_count,
-		      struct client_text *text);
+		      struct text *text);
 int client_post_abort(struct kvd_room *room, const char *reason);
 int client_post_close(struct kvd_room *room);	    /* frees the handle on success */
 int client_post_close_entry(struct kvd_room *room); /* the handle stays */

@@ -65,7 +65,7 @@ static struct kvd_attend *attend_new(struct kvd_client *client, uint32_t seats)
 /* ---- opening ---------------------------------------------------------------------- */
 
 /* Whatever the program's locale calls a decimal point. */
-static void text_real(struct client_text *text, const char *name, double value)
+static void text_real(struct text *text, const char *name, double value)
 {
 	char number[40], *comma;
 
@@ -79,7 +79,7 @@ static void text_real(struct client_text *text, const char *name, double value)
 		client_text_printf(text, "%s", number);
 }
 
-static void text_rope(struct client_text *text, const struct kvd_rope *rope)
+static void text_rope(struct text *text, const struct kvd_rope *rope)
 {
 	client_text_printf(text,
 			   ",\"rope\":{\"first\":%u,\"dims\":%u,\"pairs\":\"%s\","
@@ -93,7 +93,7 @@ static void text_rope(struct client_text *text, const struct kvd_rope *rope)
 	client_text_printf(text, "]}");
 }
 
-static void attend_text(struct client_text *text, const struct kvd_attend_args *a)
+static void attend_text(struct text *text, const struct kvd_attend_args *a)
 {
 	static const char *const types[] = {"bf16", "fp16", "fp32"};
 

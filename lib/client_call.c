@@ -23,14 +23,14 @@ void client_op_begin(struct kvd_client *client, struct client_op *op, const char
 	*op = (struct client_op){.id = ++client->next_request};
 	client_text_printf(&op->text,
 			   "{\"id\":%llu,\"cmd\":", (unsigned long long)op->id);
-	client_text_quoted(&op->text, cmd);
+	text_json(&op->text, cmd);
 }
 
 static int op_check(struct kvd_client *client, struct client_op *op)
 {
 	int r;
 
-	client_text_bytes(&op->text, "}\n", 2);
+	text_put(&op->text, "}\n", 2);
 	if (op->text.failed)
 		return client_fail_nomem(client);
 	if (op->text.len > CLIENT_LINE_MAX)
@@ -132,7 +132,7 @@ static int op_queue(struct kvd_client *client, struct client_op *op,
 			r = client_fail_nomem(client);
 		}
 	}
-	client_text_fini(&op->text);
+	text_fini(&op->text);
 	if (r)
 		return r;
 	list_push_back(&conn->frames, &frame->link);
@@ -162,7 +162,7 @@ int client_op_run(struct kvd_client *client, struct client_op *op,
 	int r;
 
 	if (call && call->post) {
-		client_text_fini(&op->text);
+		text_fini(&op->text);
 		return client_fail(client, KVD_E_INVAL, "post: calls on rooms only");
 	}
 	r = op_queue(client, op, call, blocks ? &waiter : NULL);
@@ -225,14 +225,14 @@ static int args_splice(struct kvd_client *client, struct client_op *op, const ch
 		} else {
 			cJSON_Minify(copy); /* a newline would end the line */
 			end = copy + strlen(copy) - 1;
-			client_text_bytes(&op->text, ",", 1);
-			client_text_bytes(&op->text, copy + 1, (size_t)(end - copy - 1));
+			text_put(&op->text, ",", 1);
+			text_put(&op->text, copy + 1, (size_t)(end - copy - 1));
 		}
 	}
 	mem_free(copy);
 	cJSON_Delete(json);
 	if (r)
-		client_text_fini(&op->text);
+		text_fini(&op->text);
 	return r;
 }
 

@@ -55,7 +55,7 @@ static int chunks_check(struct kvd_client *client, const struct kvd_chunks *chun
 	return 0;
 }
 
-static void text_chunks(struct client_text *text, const struct kvd_space *space,
+static void text_chunks(struct text *text, const struct kvd_space *space,
 			const struct kvd_chunks *chunks)
 {
 	const uint8_t *ids = chunks->ids;
@@ -68,9 +68,9 @@ static void text_chunks(struct client_text *text, const struct kvd_space *space,
 		hex_write(ids + i * KVD_CHUNK_ID_BYTES, KVD_CHUNK_ID_BYTES, hex + 1);
 		hex[sizeof(hex) - 3] = '"';
 		hex[sizeof(hex) - 2] = ',';
-		client_text_bytes(text, hex, sizeof(hex) - 1 - (i + 1 == chunks->count));
+		text_put(text, hex, sizeof(hex) - 1 - (i + 1 == chunks->count));
 	}
-	client_text_bytes(text, "]", 1);
+	text_put(text, "]", 1);
 	client_text_some(text, "first", chunks->first);
 }
 
@@ -316,7 +316,7 @@ static int hold_ask(struct kvd_space *space, struct client_op *op, uint32_t leas
 	else if (!(hold = hold_new(client)))
 		r = client_fail_nomem(client);
 	if (r) {
-		client_text_fini(&op->text);
+		text_fini(&op->text);
 		return r;
 	}
 	client_text_some(&op->text, "lease_ms", lease_ms);
@@ -575,7 +575,7 @@ static int chunk_move_post(struct kvd_client *client, struct kvd_ring_entry *ent
 			   struct kvd_move **move_p)
 {
 	struct kvd_move *move;
-	struct client_text text = {0};
+	struct text text = {0};
 	int r = client_post_begin(client, entry->op);
 
 	if (r)
@@ -604,7 +604,7 @@ static int chunk_move_send(struct kvd_client *client, struct client_op *op,
 	int r;
 
 	if (!move) {
-		client_text_fini(&op->text);
+		text_fini(&op->text);
 		return client_fail_nomem(client);
 	}
 	client_object_init(client, &move->slot.object, CLIENT_MOVE, chunk_move_fini);

@@ -45,7 +45,7 @@ static void row_desc(const struct kvd_dlist *dlist, size_t i, struct kvd_desc *d
 	desc->count = row[3] ? row[3] : 1;
 }
 
-static void text_descs(struct client_text *text, const struct kvd_dlist *dlist)
+static void text_descs(struct text *text, const struct kvd_dlist *dlist)
 {
 	struct kvd_desc d;
 
@@ -59,9 +59,9 @@ static void text_descs(struct client_text *text, const struct kvd_dlist *dlist)
 			client_text_printf(text, ",%llu,%llu",
 					   (unsigned long long)d.stride,
 					   (unsigned long long)d.count);
-		client_text_bytes(text, "]", 1);
+		text_put(text, "]", 1);
 	}
-	client_text_bytes(text, "]", 1);
+	text_put(text, "]", 1);
 }
 
 /* A sealed memfd of u64 quads; -1 with errno. */

@@ -37,7 +37,7 @@ struct kvd_layout {
 	struct layout_part *parts;
 	uint32_t part_count, part_cap;
 	struct kvd_error error;
-	struct client_text text;
+	struct text text;
 };
 
 struct kvd_layout *kvd_layout_new(uint32_t rank)
@@ -53,7 +53,7 @@ void kvd_layout_free(struct kvd_layout *layout)
 {
 	if (!layout)
 		return;
-	client_text_fini(&layout->text);
+	text_fini(&layout->text);
 	mem_free(layout->buffers);
 	mem_free(layout->views);
 	mem_free(layout->parts);
@@ -207,12 +207,12 @@ static int part_cmp(const void *a, const void *b)
 	return x->order < y->order ? -1 : 1;
 }
 
-static void part_text(struct client_text *t, const struct layout_part *part)
+static void part_text(struct text *t, const struct layout_part *part)
 {
 	const struct kvd_field *f = &part->field;
 
 	client_text_printf(t, "{\"name\":");
-	client_text_quoted(t, part->name);
+	text_json(t, part->name);
 	client_text_int(t, "buffer", f->buffer);
 	client_text_int(t, "offset", f->offset);
 	client_text_int(t, "page_stride", f->page_stride);
@@ -224,19 +224,19 @@ static void part_text(struct client_text *t, const struct layout_part *part)
 	client_text_int(t, "total_units", f->total_units);
 	if (part->format[0]) {
 		client_text_printf(t, ",\"format\":");
-		client_text_quoted(t, part->format);
+		text_json(t, part->format);
 	}
-	client_text_bytes(t, "}", 1);
+	text_put(t, "}", 1);
 }
 
 static void view_text(struct kvd_layout *layout, uint32_t view)
 {
 	const struct layout_view_part *v = &layout->views[view];
 	const struct layout_part *part, *before = NULL;
-	struct client_text *t = &layout->text;
+	struct text *t = &layout->text;
 
 	client_text_printf(t, "%s", view ? "," : "");
-	client_text_quoted(t, v->name);
+	text_json(t, v->name);
 	client_text_printf(t, ":{\"page_tokens\":%u,\"pages\":%u,", v->page_tokens,
 			   v->pages);
 	if (v->shard_size)
@@ -251,7 +251,7 @@ static void view_text(struct kvd_layout *layout, uint32_t view)
 			client_text_printf(t, "%s{\"layer\":%u,\"fields\":[",
 					   before ? "]}," : "", part->layer);
 		else
-			client_text_bytes(t, ",", 1);
+			text_put(t, ",", 1);
 		part_text(t, part);
 		before = part;
 	}
@@ -260,7 +260,7 @@ static void view_text(struct kvd_layout *layout, uint32_t view)
 
 int kvd_layout_text(struct kvd_layout *layout, const char **text_p)
 {
-	struct client_text *t = &layout->text;
+	struct text *t = &layout->text;
 
 	*text_p = NULL;
 	t->len = 0;

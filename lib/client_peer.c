@@ -32,7 +32,7 @@ struct client_attach {
 };
 
 /* The daemon waits for the peer as long as the caller waits for us. */
-static void text_timeout(const struct kvd_client *client, struct client_text *text,
+static void text_timeout(const struct kvd_client *client, struct text *text,
 			 const struct kvd_call *call)
 {
 	int ms = call && call->timeout_ms ? call->timeout_ms : client->timeout_ms;
@@ -106,7 +106,7 @@ static int regions_check(struct kvd_client *client, struct kvd_region *const *re
 	return 0;
 }
 
-static void text_regions(struct client_text *text, struct kvd_region *const *regions,
+static void text_regions(struct text *text, struct kvd_region *const *regions,
 			 size_t count)
 {
 	if (!count)
@@ -115,7 +115,7 @@ static void text_regions(struct client_text *text, struct kvd_region *const *reg
 	for (size_t i = 0; i < count; i++)
 		client_text_printf(text, "%s%llu", i ? "," : "",
 				   (unsigned long long)kvd_region_id(regions[i]));
-	client_text_bytes(text, "]", 1);
+	text_put(text, "]", 1);
 }
 
 struct secret_told {

@@ -33,27 +33,27 @@ static int pool_op(struct kvd_pool *pool, struct client_op *op)
 	client_op_begin(client, op, "pool.register");
 	client_text_str(&op->text, "name", pool->name);
 	client_text_printf(&op->text, ",\"layout\":");
-	client_text_bytes(&op->text, pool->layout, strlen(pool->layout));
+	text_put(&op->text, pool->layout, strlen(pool->layout));
 	client_text_printf(&op->text, ",\"regions\":[");
 	for (size_t i = 0; i < pool->region_count; i++) {
 		uint64_t id = kvd_region_id(pool->parts[i].region);
 
 		if (!id) {
-			client_text_fini(&op->text);
+			text_fini(&op->text);
 			return client_fail(client, KVD_E_STATE,
 					   "regions[%zu]: not registered now", i);
 		}
 		client_text_printf(&op->text, "%s{\"region\":%llu", i ? "," : "",
 				   (unsigned long long)id);
 		client_text_some(&op->text, "offset", pool->parts[i].offset);
-		client_text_bytes(&op->text, "}", 1);
+		text_put(&op->text, "}", 1);
 	}
-	client_text_bytes(&op->text, "]", 1);
+	text_put(&op->text, "]", 1);
 	op->object = &pool->object;
 	return 0;
 }
 
-static int layout_check(struct kvd_client *client, const char *text)
+int client_layout_check(struct kvd_client *client, const char *text)
 {
 	cJSON *json = text ? cJSON_Parse(text) : NULL;
 	bool ok = cJSON_IsObject(json);
@@ -95,7 +95,7 @@ int kvd_pool_register(struct kvd_client *client, const struct kvd_pool_args *arg
 
 	*pool_p = NULL;
 	if (!r)
-		r = layout_check(client, args->layout);
+		r = client_layout_check(client, args->layout);
 	if (!r)
 		r = client_pool_new(client, args, &pool);
 	if (r)

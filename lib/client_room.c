@@ -34,7 +34,7 @@ static void room_fini(struct client_object *object)
 	mem_free(room);
 }
 
-static void text_name(struct client_text *text, const struct kvd_room *room)
+static void text_name(struct text *text, const struct kvd_room *room)
 {
 	client_text_u64(text, "room", room->slot.number);
 	client_text_str(text, "role", role_names[room->role]);
@@ -58,7 +58,7 @@ static void show_begin(struct kvd_room *room, struct client_op *op)
 
 /* ---- opening --------------------------------------------------------------- */
 
-void client_text_wait(struct client_text *text, const struct kvd_wait *wait)
+void client_text_wait(struct text *text, const struct kvd_wait *wait)
 {
 	char handle[BASE64_CHARS(KVD_IPC_BYTES) + 1];
 
@@ -76,10 +76,10 @@ void client_text_wait(struct client_text *text, const struct kvd_wait *wait)
 	client_text_int(text, "region", kvd_region_id(wait->region));
 	client_text_int(text, "offset", wait->offset);
 	client_text_u64(text, "value", wait->value);
-	client_text_bytes(text, "}", 1);
+	text_put(text, "}", 1);
 }
 
-void client_text_wait_object(struct client_text *text, const struct kvd_wait *wait)
+void client_text_wait_object(struct text *text, const struct kvd_wait *wait)
 {
 	static const char name[] = ",\"wait\":";
 
@@ -90,13 +90,13 @@ void client_text_wait_object(struct client_text *text, const struct kvd_wait *wa
 	memmove(text->data, text->data + sizeof(name) - 1, text->len);
 }
 
-static void text_source(struct client_text *text, const struct kvd_client *client,
+static void text_source(struct text *text, const struct kvd_client *client,
 			const struct kvd_source *source)
 {
 	client_text_printf(text, "{\"%s\":", source->group ? "group" : "endpoint");
-	client_text_quoted(text, source->group	    ? source->group
-				 : source->endpoint ? source->endpoint
-						    : client->info.endpoint);
+	text_json(text, source->group	   ? source->group
+			: source->endpoint ? source->endpoint
+					   : client->info.endpoint);
 	if (source->group && source->endpoint)
 		client_text_str(text, "endpoint", source->endpoint); /* refused by name */
 	client_text_str(text, "worker", source->worker);
@@ -111,10 +111,10 @@ static void text_source(struct client_text *text, const struct kvd_client *clien
 		client_text_int(text, "rank", source->rank);
 	if (source->another_room)
 		client_text_u64(text, "room", source->room);
-	client_text_bytes(text, "}", 1);
+	text_put(text, "}", 1);
 }
 
-static void text_sources(struct client_text *text, const struct kvd_client *client,
+static void text_sources(struct text *text, const struct kvd_client *client,
 			 const struct kvd_room_args *a)
 {
 	if (!a->source_count)
@@ -124,7 +124,7 @@ static void text_sources(struct client_text *text, const struct kvd_client *clie
 		client_text_printf(text, "%s", i ? "," : "");
 		text_source(text, client, &a->sources[i]);
 	}
-	client_text_bytes(text, "]", 1);
+	text_put(text, "]", 1);
 	if (a->role != KVD_PULL)
 		return;
 	/* the engine knows the pages, or leaves it to the offer */
@@ -135,12 +135,12 @@ static void text_sources(struct client_text *text, const struct kvd_client *clie
 		client_text_printf(text, "%s{", i ? "," : "");
 		client_text_views(text, true, a->sources[i].views,
 				  a->sources[i].view_count);
-		client_text_bytes(text, "}", 1);
+		text_put(text, "}", 1);
 	}
-	client_text_bytes(text, "]", 1);
+	text_put(text, "]", 1);
 }
 
-static void text_timeouts(struct client_text *text, const struct kvd_room_args *a)
+static void text_timeouts(struct text *text, const struct kvd_room_args *a)
 {
 	const char *comma = "";
 
@@ -157,11 +157,11 @@ static void text_timeouts(struct client_text *text, const struct kvd_room_args *
 	}
 	if (a->stall_ms)
 		client_text_printf(text, "%s\"stall_ms\":%u", comma, a->stall_ms);
-	client_text_bytes(text, "}", 1);
+	text_put(text, "}", 1);
 }
 
 /* What room.open has behind room and role; its views unless they are told otherwise. */
-static void text_open(struct client_text *text, const struct kvd_room *room,
+static void text_open(struct text *text, const struct kvd_room *room,
 		      const struct kvd_room_args *a, bool with_views)
 {
 	client_text_int(text, "pool", kvd_pool_id(a->pool));
@@ -184,9 +184,9 @@ static void text_open(struct client_text *text, const struct kvd_room *room,
 	client_text_printf(text, ",\"peers\":[");
 	for (size_t i = 0; i < a->peer_count; i++) {
 		client_text_printf(text, "%s", i ? "," : "");
-		client_text_quoted(text, a->peers[i]);
+		text_json(text, a->peers[i]);
 	}
-	client_text_bytes(text, "]", 1);
+	text_put(text, "]", 1);
 }
 
 static void room_undo(struct kvd_room *room)
@@ -265,11 +265,11 @@ static int open_post(struct kvd_room *room, const struct kvd_room_args *args)
 	struct kvd_ring_entry entry = {.op = KVD_RING_OPEN,
 				       .a = args->room,
 				       .b = (uint64_t)kvd_pool_id(args->pool)};
-	struct client_text text = {0};
+	struct text text = {0};
 
 	text_name(&text, room);
 	text_open(&text, room, args, false);
-	client_text_bytes(&text, "}", 1);
+	text_put(&text, "}", 1);
 	if (text.len)
 		text.data[0] = '{'; /* for the first comma */
 	return client_post_pages(room, &entry, args->views, args->view_count, &text);
@@ -392,7 +392,7 @@ static int pages_post(struct kvd_room *room, struct kvd_ring_entry *entry,
 		      const struct kvd_view *views, size_t view_count,
 		      const struct kvd_wait *wait)
 {
-	struct client_text text = {0};
+	struct text text = {0};
 	int r = client_post_begin(room->slot.object.client, entry->op);
 
 	if (r)

@@ -140,7 +140,7 @@ static int room_named(struct kvd_room *room)
 
 int client_post_views(struct client_slot *slot, struct kvd_ring_entry *entry,
 		      const void *ids, const struct kvd_view *views, size_t view_count,
-		      struct client_text *text)
+		      struct text *text)
 {
 	struct kvd_client *client = slot->object.client;
 	struct views v;
@@ -149,7 +149,7 @@ int client_post_views(struct client_slot *slot, struct kvd_ring_entry *entry,
 	views_begin(&v);
 	r = text->failed ? client_fail_nomem(client) : views_room(client, &v, view_count);
 	if (r) {
-		client_text_fini(text);
+		text_fini(text);
 		return r;
 	}
 	if (ids)
@@ -166,18 +166,17 @@ int client_post_views(struct client_slot *slot, struct kvd_ring_entry *entry,
 		r = entry_give(slot, entry, &v);
 	}
 	mem_free(v.owned);
-	client_text_fini(text);
+	text_fini(text);
 	return r;
 }
 
 int client_post_pages(struct kvd_room *room, struct kvd_ring_entry *entry,
-		      const struct kvd_view *views, size_t view_count,
-		      struct client_text *text)
+		      const struct kvd_view *views, size_t view_count, struct text *text)
 {
 	int r = entry->op == KVD_RING_OPEN ? 0 : room_named(room);
 
 	if (r) {
-		client_text_fini(text);
+		text_fini(text);
 		return r;
 	}
 	if (entry->op != KVD_RING_OPEN) {

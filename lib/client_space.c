@@ -9,7 +9,7 @@ static void space_fini(struct client_object *object)
 	mem_free(container_of(object, struct kvd_space, object));
 }
 
-static int space_text(struct client_text *text, const struct kvd_space_args *a)
+static int space_text(struct text *text, const struct kvd_space_args *a)
 {
 	if (a->pool) {
 		client_text_int(text, "pool", kvd_pool_id(a->pool));
@@ -20,7 +20,7 @@ static int space_text(struct client_text *text, const struct kvd_space_args *a)
 			return -1;
 		cJSON_Minify(layout); /* a newline would end the line */
 		client_text_printf(text, ",\"layout\":");
-		client_text_bytes(text, layout, strlen(layout));
+		text_put(text, layout, strlen(layout));
 	}
 	client_text_str(text, "model", a->model);
 	client_text_str(text, "scheme", a->scheme);
@@ -32,17 +32,14 @@ static int space_text(struct client_text *text, const struct kvd_space_args *a)
 	client_text_printf(text, ",\"views\":[");
 	for (size_t i = 0; i < a->view_count; i++) {
 		client_text_printf(text, "%s", i ? "," : "");
-		client_text_quoted(text, a->views[i]);
+		text_json(text, a->views[i]);
 	}
-	client_text_bytes(text, "]", 1);
+	text_put(text, "]", 1);
 	return 0;
 }
 
 static int space_check(struct kvd_client *client, const struct kvd_space_args *a)
 {
-	cJSON *json;
-	bool ok;
-
 	if (!a->pool == !a->layout)
 		return client_fail(client, KVD_E_INVAL,
 				   "one of pool and layout is wanted");
@@ -53,10 +50,7 @@ static int space_check(struct kvd_client *client, const struct kvd_space_args *a
 		return kvd_pool_id(a->pool) ? 0
 					    : client_fail(client, KVD_E_STATE,
 							  "pool: not registered now");
-	json = cJSON_Parse(a->layout);
-	ok = cJSON_IsObject(json);
-	cJSON_Delete(json);
-	return ok ? 0 : client_fail(client, KVD_E_INVAL, "layout: not a JSON object");
+	return client_layout_check(client, a->layout);
 }
 
 int kvd_space_open(struct kvd_client *client, const struct kvd_space_args *args,
@@ -77,7 +71,7 @@ int kvd_space_open(struct kvd_client *client, const struct kvd_space_args *args,
 	client_object_init(client, &space->object, CLIENT_SPACE, space_fini);
 	client_op_begin(client, &op, "chunk.space");
 	if (space_text(&op.text, args) < 0) {
-		client_text_fini(&op.text);
+		text_fini(&op.text);
 		client_object_unref(&space->object);
 		return client_fail_nomem(client);
 	}

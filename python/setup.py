@@ -30,7 +30,8 @@ PLAN = ("layout", "layout_json", "layout_target", "layout_wire", "nest", "segmen
 def sources():
     own = ["python/src/" + f for f in os.listdir(os.path.join(HERE, "src"))]
     lib = ["lib/" + f for f in os.listdir(os.path.join(ROOT, "lib"))]
-    more = ["proto/base64.c", "daemon/base/err.c", "daemon/base/hex.c", "daemon/base/mem.c"]
+    more = ["proto/base64.c", "daemon/base/err.c", "daemon/base/hex.c", "daemon/base/mem.c",
+            "daemon/base/text.c"]
     more += ["daemon/cost/%s.c" % f for f in ("cost", "page", "preset")]
     more += ["daemon/base/cursor.c"] + ["daemon/plan/%s.c" % f for f in PLAN]
     return sorted(f for f in own + lib + more if f.endswith(".c"))
