@@ -2,16 +2,13 @@
 """Chunks of several users in one daemon: none sees, evicts, slows or times what is another's."""
 import hashlib
 import json
-import mmap
-import os
-import socket
 import statistics
-import struct
 import time
 
 import rig
 from rig import ENGINE, ROOT, Engine, Forked, Refused, attack
-from kvd_engine import FAILED, PAGES, PAGE_TOKENS, SUCCESS, Cache
+from kvd_engine import (FAILED, PAGES, PAGE_TOKENS, RING_ENTRY, RING_IDS, SUCCESS, Cache,
+                        Ring)
 
 CONFIG = "[chunks]\nchunk_memory = 16 MiB\n"  # 512 chunks of PAGE_TOKENS tokens
 WORDS = dict(model="attacked", scheme="by hand", tokens=PAGE_TOKENS)
@@ -257,46 +254,15 @@ def forged_chunks(house):
 
 # ---- by the submission ring (proto/kvd_ring.h) ----
 
-RING_IDS, HEADER, ENTRY = 1 << 48, 4096, struct.Struct("<IIIIQQQIIIIQ")
 RELEASE, HOLD_FAR, FAR_MS, LEASE_MS = 5, 21, 1000, 60000
 
 
-class Ring:
-    """An engine's, with payload at the arena's beginning: a secret, then ids."""
-
-    def __init__(self, engine, entries=4096):
-        self.engine = engine
-        engine.sock.sendall(b'{"id":0,"cmd":"session.share","entries":%d}\n' % entries)
-        text, fds, _, _ = socket.recv_fds(engine.sock, 65536, 3)
-        told = json.loads(text)
-        assert HOLD_FAR in told["ops"], told
-        self.first, self.count, self.entries = told["first_slot"], told["slots"], entries
-        self.shared = mmap.mmap(fds[0], HEADER + entries * ENTRY.size)
-        self.arena = mmap.mmap(fds[1], told["arena_bytes"])
-        self.event, self.tail = fds[2], 0
-        os.close(fds[0])
-        os.close(fds[1])
-
-    def close(self):
-        self.shared.close()
-        self.arena.close()
-        os.close(self.event)
-
-    def word(self, at):
-        return struct.unpack_from("<Q", self.shared, at)[0]
-
-    def give(self, packed):
-        """Entries, as many as have room; taken in order."""
-        for at in range(0, len(packed), ENTRY.size):
-            to = HEADER + self.tail % self.entries * ENTRY.size
-            self.shared[to:to + ENTRY.size] = packed[at:at + ENTRY.size]
-            self.tail += 1
-        struct.pack_into("<Q", self.shared, 64, self.tail)
-        os.write(self.event, struct.pack("<Q", 1))
+class Holds(Ring):
+    """With payload at the arena's beginning: a secret, then ids."""
 
     def taken(self):
         end = time.monotonic() + ALICE_S
-        while self.word(128) != self.tail:
+        while not self.all_taken():
             assert time.monotonic() < end, "entries are not taken"
             rig.rest(0.0002)
 
@@ -313,10 +279,10 @@ class Ring:
                      offset=0, n0=ids, n1=FAR_MS, bytes=16 + 32 * ids, n2=0, c=0)
         words["slot"] = changed.pop("slot_is", words["slot"])
         words.update(changed)
-        return ENTRY.pack(*words.values())
+        return RING_ENTRY.pack(*words.values())
 
     def release(self, slot=0):
-        return ENTRY.pack(RELEASE, 0, 0, 0, RING_IDS + self.first + slot, 0, 0, 0, 0, 0, 0, 0)
+        return RING_ENTRY.pack(RELEASE, 0, 0, 0, RING_IDS + self.first + slot, 0, 0, 0, 0, 0, 0, 0)
 
 
 @attack("chunks", "forged holds of the ring end their session or are refused, and hold nothing",
@@ -331,7 +297,7 @@ def forged_ring_holds(house):
               dict(op=1 << 31)]
     for lie in broken:
         engine = Engine(house.a, "forger")
-        ring = Ring(engine, 64)
+        ring = Holds(engine, 64)
         ring.give(ring.hold(mallory.space, **lie))
         try:
             engine.cmd("ping")
@@ -343,7 +309,7 @@ def forged_ring_holds(house):
             pass  # the session has ended, and its connection
         ring.close()
         engine.close()
-    ring = Ring(mallory.engine)
+    ring = Holds(mallory.engine)
     refused = [dict(a=mallory.space + 1), dict(a=1 << 63), dict(c=1 << 32), dict(c=(1 << 64) - 1),
                dict(b=0), dict(b=1 << 60), dict(n1=60001), dict(n1=(1 << 32) - 1)]
     for slot, lie in enumerate(refused):
@@ -363,7 +329,7 @@ def forged_ring_holds(house):
         "nobody waiting and no memory", config=CONFIG, stores=True, quick=True)
 def ring_holds_without_end(house):
     mallory, seen = Rank(house.a, "mallory"), []
-    ring, rates = Ring(mallory.engine), []
+    ring, rates = Holds(mallory.engine), []
     slots, gen = ring.entries // 2, 0
     for ids, seconds in ((1, 3), (4096, 2)):
         begin, count = time.monotonic(), 0

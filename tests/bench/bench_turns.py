@@ -23,6 +23,7 @@ import os
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -34,8 +35,8 @@ sys.path[:0] = [HERE, os.path.join(HERE, "..", "lib"), os.path.join(HERE, "..", 
 from bench_parts import used_s  # noqa: E402
 from bench_report import figure  # noqa: E402
 from kvd_daemon import BUILD, Daemon  # noqa: E402
-from kvd_engine import (Engine, FAILED, RING_NOTIFY, Refused, SUCCESS, WAITING,  # noqa: E402
-                        populated, ring_entry)
+from kvd_engine import (Engine, FAILED, RING_ATTEND, RING_ENTRY, RING_NOTIFY, Refused,  # noqa: E402
+                        Ring, SUCCESS, WAITING, populated, ring_entry)
 from rig import UnixConnection  # noqa: E402
 
 ROOMS = 10000
@@ -127,12 +128,14 @@ class World:
         env = dict(LD_PRELOAD=BUILD + "/long-turns.so",
                    KVD_LONG_TURNS=self.dir + "/turns") if stacks else {}
         config = "log_level = error\n[transport]\ntransports = %s\n" % transport
-        self.daemons = [Daemon(config + (more % (self.dir, name) if "%" in more else more),
-                               run_dir=self.dir, name=name, env=env)
-                        for name in ("prefill", "decode")]
-        for daemon in self.daemons:
-            daemon.start().wait_ready()
-        self.watchers = [Loader(daemon, "watcher") for daemon in self.daemons]
+        self.daemons, self.watchers = [], []
+        for name in ("prefill", "decode"):
+            words = dict(dir=self.dir, name=name, other=self.watchers[0].endpoint
+                         if self.watchers else "tcp://127.0.0.1:1")
+            self.daemons.append(Daemon(config + more.format(**words), run_dir=self.dir,
+                                       name=name, env=env).start())
+            self.daemons[-1].wait_ready()
+            self.watchers.append(Loader(self.daemons[-1], "watcher"))
         self.prefill, self.decode = (Loader(daemon, daemon.name) for daemon in self.daemons)
         self.alive = [True, True]
         self.note = ""
@@ -470,32 +473,120 @@ def scrape_many(world):
         cost * 1e6, cost * 100)
 
 
-def chunks_many(world):
-    """The memory is full of chunks of 4 KiB; as many of 8 KiB take its place, are found, held
-    and let go: all content of it leaves, slab by slab."""
-    pages = 65536
-    world.pools(flat(pages, 256))
-    names = lambda kind: ["%02x%062x" % (kind, n) for n in range(4096)]  # noqa: E731
+def chunk_names(kind, count=4096):
+    return ["%02x%062x" % (kind, n) for n in range(count)]
 
-    def put(kind, tokens, count):
-        space = world.prefill.cmd("chunk.space", pool=world.src, model="m", scheme="s",
-                                  tokens=tokens)["space"]
-        ids = names(kind)[:count]
-        move = world.prefill.cmd("chunk.put", space=space, pool=world.src, ids=ids, views={
-            "kv": dict(pages=list(range(count * tokens)), tokens=[0, count * tokens])})["move"]
-        while world.prefill.cmd("chunk.move", move=move)["state"] not in (SUCCESS, FAILED):
-            select.select([], [], [], 0.01)
-        return space, ids
+
+def chunk_space(engine, pool, tokens=16):
+    return engine.cmd("chunk.space", pool=pool, model="m", scheme="s", tokens=tokens)["space"]
+
+
+def chunk_move(engine, verb, pool, pages, **args):
+    """All pages of a put or a fetch, until it has succeeded."""
+    move = engine.cmd("chunk." + verb, pool=pool, views={
+        "kv": dict(pages=list(range(pages)), tokens=[0, pages])}, **args)["move"]
+    while True:
+        state = engine.cmd("chunk.move", move=move)["state"]
+        if state in (SUCCESS, FAILED):
+            assert state == SUCCESS, verb
+            return
+        select.select([], [], [], 0.01)
+
+
+def chunks_put(world, kind, tokens=16, count=4096):
+    space, ids = chunk_space(world.prefill, world.src, tokens), chunk_names(kind, count)
+    chunk_move(world.prefill, "put", world.src, count * tokens, space=space, ids=ids)
+    return space, ids
+
+
+def chunks_full(world):
+    """The memory is full of chunks of 4 KiB."""
+    world.pools(flat(65536, 256))
     for kind in range(3):
-        put(kind, 16, 4096)
+        chunks_put(world, kind)
+
+
+def chunks_many(world):
+    """As many of 8 KiB take the place of those of 4, are found, held and let go: all content
+    of the memory leaves, slab by slab."""
+    chunks_full(world)
     yield
     for kind in range(3, 6):
-        space, ids = put(kind, 32, 2048)
+        space, ids = chunks_put(world, kind, 32, 2048)
         assert world.prefill.cmd("chunk.find", space=space, ids=ids)["chunks"] == len(ids)
         for _ in range(4):
             hold = world.prefill.cmd("chunk.hold", space=space, ids=ids, lease_ms=60000)
             assert hold["chunks"] == len(ids)
             world.prefill.cmd("chunk.release", hold=hold["hold"])
+
+
+def puts_many(world):
+    chunks_full(world)
+    yield
+    for kind in range(3, 8):
+        chunks_put(world, kind)
+
+
+def holds_many(world):
+    """4096 chunks are found, held and let go, here and by the other daemon, which fetches
+    them once."""
+    world.pools(flat(65536, 256))
+    space, ids = chunks_put(world, 0)
+    there = chunk_space(world.decode, world.dst)
+    yield
+    for _ in range(4):
+        assert world.prefill.cmd("chunk.find", space=space, ids=ids)["chunks"] == len(ids)
+        hold = world.prefill.cmd("chunk.hold", space=space, ids=ids, lease_ms=60000)
+        assert hold["chunks"] == len(ids)
+        world.prefill.cmd("chunk.release", hold=hold["hold"])
+        far = world.decode.cmd("chunk.hold", space=there, ids=ids, lease_ms=60000,
+                               far_ms=10000)
+        assert far["far"] == len(ids), far
+        world.decode.cmd("chunk.release", hold=far["hold"])
+    far = world.decode.cmd("chunk.hold", space=there, ids=ids, lease_ms=60000, far_ms=10000)
+    chunk_move(world.decode, "fetch", world.dst, len(ids) * 16, hold=far["hold"])
+    world.decode.cmd("chunk.release", hold=far["hold"])
+
+
+def attends_select(world):
+    """Posts of 4096 query tokens that attend to 256 chosen tokens each, of chunks here and
+    at the other daemon."""
+    dims, rows, chosen, count = 16, 4096, 256, 64
+    layout = flat(count * 16, 2 * dims)
+    layout["views"]["kv"]["layers"][0]["fields"][0]["format"] = "bf16"
+    world.pools(layout)
+    space, ids = chunks_put(world, 0, count=count)
+    there = chunk_space(world.decode, world.dst)
+    posts = []
+    for engine, args in ((world.prefill, dict(space=space)),
+                         (world.decode, dict(space=there, far_ms=10000))):
+        hold = engine.cmd("chunk.hold", ids=ids, lease_ms=600000, **args)
+        assert hold["chunks"] == count, hold
+        size = 1 << 20
+        fd = os.memfd_create("seats", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, size)
+        seat = mmap.mmap(fd, size)
+        region = engine.cmd("region.register", kind="memfd", fd=0, length=str(size),
+                            fds=[fd])["region"]
+        os.close(fd)
+        attend = engine.cmd("attend.open", region=region, rows=rows, kind="mla",
+                            q_type="bf16", kv_type="bf16", heads=1, dqk=dims, dv=dims,
+                            scale=0.25, key="k")
+        ring = Ring(engine)
+        part = struct.pack("<QIIIIQiI", hold["hold"], 0, rows, 0, count, 0, 0, chosen)
+        select_all = array.array("I", [(i * 7919) % (count * 16) for i in range(rows * chosen)])
+        ring.arena[:len(part) + 4 * rows * chosen] = part + select_all.tobytes()
+        posts.append((ring, attend, seat, int(attend["l"]) + 4 * (rows - 1)))
+    yield
+    for gen in range(1, 6):
+        for ring, attend, seat, last in posts:
+            seat[last:last + 4] = bytes(4)
+            ring.give(RING_ENTRY.pack(RING_ATTEND, 0, ring.first, gen, attend["attend"], 0, 0,
+                                      0, 1, 40 + 4 * rows * chosen, 0, 10000000))
+            end = time.monotonic() + DEADLINE_S
+            while seat[last:last + 4] == bytes(4):
+                assert time.monotonic() < end, "nothing is told"
+                select.select([], [], [], 0.01)
 
 
 LOADS = {
@@ -520,9 +611,16 @@ LOADS = {
     "group": (group_large, "a group of 1024 ranks"),
     "scrape": (scrape_many, "metrics are scraped beside 10^4 rooms"),
     "chunks": (chunks_many, "chunks of another size fill the memory, are held"),
+    "puts": (puts_many, "4096 chunks of 4 KiB are put into full memory"),
+    "holds": (holds_many, "4096 chunks are held here, and by another daemon"),
+    "attends": (attends_select, "query rows with 2^20 chosen tokens"),
 }
-MORE = {"scrape": "[metrics]\nmetrics_listen = unix:%s/%s.metrics\n",
-        "chunks": "[chunks]\nchunk_memory = 32 MiB\n"}
+MORE = {"scrape": "[metrics]\nmetrics_listen = unix:{dir}/{name}.metrics\n",
+        "chunks": "[chunks]\nchunk_memory = 32 MiB\n",
+        "puts": "[chunks]\nchunk_memory = 32 MiB\n",
+        "holds": "[chunks]\nchunk_memory = 64 MiB\nchunk_stores = {other}\n",
+        "attends": "[chunks]\nchunk_memory = 32 MiB\nchunk_stores = {other}\n"
+                   "attend_threads = 1\n"}
 
 
 def one(name, transport, stacks):
