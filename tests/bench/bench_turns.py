@@ -127,7 +127,8 @@ class World:
         self.dir = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="kvd-turns-"))
         env = dict(LD_PRELOAD=BUILD + "/long-turns.so",
                    KVD_LONG_TURNS=self.dir + "/turns") if stacks else {}
-        config = "log_level = error\n[transport]\ntransports = %s\n" % transport
+        config = "log_level = error\n%s[transport]\ntransports = %s\n" % (
+            "sandbox = no\n" if stacks else "", transport)
         self.daemons, self.watchers = [], []
         for name in ("prefill", "decode"):
             words = dict(dir=self.dir, name=name, other=self.watchers[0].endpoint
@@ -478,6 +479,8 @@ def chunk_names(kind, count=4096):
 
 
 def chunk_space(engine, pool, tokens=16):
+    while not engine.cmd("chunk.list")["ready"]:
+        select.select([], [], [], 0.01)
     return engine.cmd("chunk.space", pool=pool, model="m", scheme="s", tokens=tokens)["space"]
 
 
