@@ -34,8 +34,15 @@
 #define LEG_BYTES (160u << 10) /* of a message, if it is not one query token's */
 #define POSTS_MAX 1024u	       /* of a session */
 #define LEGS_MAX 4096u	       /* of a post */
+#define LEG_SELECT 16384u      /* numbers, if it is not one query token's */
 
 /* ---- ends ---- */
+
+static void post_data_drop(struct attend_post *post)
+{
+	mem_free(mem_steal(post->data));
+	charge_drop(&post->data_charge);
+}
 
 /* Nothing of it is under way any more that could touch the seat. `why` NULL: success. */
 static void post_end(struct attend_post *post, const struct err *why)
@@ -67,6 +74,7 @@ static void post_end(struct attend_post *post, const struct err *why)
 	else
 		status_slot_set(session->status, post->slot, KVD_SUCCESS, 0, ERR_OK);
 	status_slot_release(session->status, post->slot);
+	post_data_drop(post);
 	charge_drop(&post->charge);
 	mem_free(post);
 }
@@ -143,27 +151,6 @@ void post_step(struct attend_post *post, const struct leg *leg,
 
 /* ---- a post ---- */
 
-/* Tokens that a leg has, whose chunks begin `skip` tokens behind the part's: numbers of
- * others become ~0. */
-static int leg_select(struct leg *leg, const uint32_t *select, uint32_t heads,
-		      uint32_t per_token, uint64_t skip, uint64_t tokens)
-{
-	size_t count = (size_t)leg->rows / heads * per_token;
-
-	if (!per_token)
-		return 0;
-	leg->select = mem_calloc(count, sizeof(*leg->select));
-	if (!leg->select)
-		return err_pass(-ENOMEM);
-	for (size_t i = 0; i < count; i++) {
-		uint64_t at = select[i] - skip; /* wraps below: not of this leg */
-
-		leg->select[i] = select[i] != UINT32_MAX && at < tokens ? (uint32_t)at
-									: UINT32_MAX;
-	}
-	return 0;
-}
-
 /* What all legs of a part at one daemon have in common. */
 struct side {
 	const struct kvd_ring_part *part;
@@ -199,23 +186,28 @@ static int leg_new(struct attend_post *post, const struct side *side, uint32_t r
 					sizeof(uint32_t));
 	if (r < 0)
 		return err_pass(r);
-	r = leg_select(leg,
-		       side->select + (size_t)(row - side->part->row) / f->shape.heads *
-					      side->part->per_token,
-		       f->shape.heads, side->part->per_token, side->skip, side->tokens);
-	if (r < 0)
-		return err_pass(r);
+	if (side->part->per_token) {
+		leg->cut_from = side->select + (size_t)(row - side->part->row) /
+						       f->shape.heads *
+						       side->part->per_token;
+		leg->cut_count = rows / f->shape.heads * side->part->per_token;
+		leg->skip = side->skip;
+		leg->tokens = side->tokens;
+	}
 	if (side->far)
 		return err_pass(leg_there(leg, side->far, &side->head));
 	return err_pass(leg_here(leg, side->kv, side->part, side->tokens));
 }
 
-/* Of query tokens with that many tokens: not more than a thread shall compute at once. */
+/* Of query tokens with that many tokens: not more than a thread shall compute at once,
+ * and not more than a part of a turn shall select. */
 static uint64_t tokens_of_call(const struct side *side, uint32_t heads)
 {
 	uint64_t each = side->part->per_token ? side->part->per_token : side->tokens;
 	uint64_t most = COMPUTE_WORK / ((each ? each : 1) * heads);
 
+	if (side->part->per_token && most > LEG_SELECT / each)
+		most = LEG_SELECT / each;
 	return most ? most : 1;
 }
 
@@ -318,23 +310,53 @@ static int part_check(const struct attend *attend, const struct kvd_ring_part *p
 	return 0;
 }
 
-/* Which daemon a token is at is decided by its number; here it must be of the part. */
-static int select_check(const struct kvd_ring_part *part, uint32_t heads,
-			const uint32_t *select, uint64_t tokens)
+/* Of `count` numbers the highest, plus one; 0: all are ~0. */
+static uint32_t select_bound(const uint32_t *select, uint64_t count)
 {
-	uint64_t count = (uint64_t)(part->rows / heads) * part->per_token;
+	uint32_t bound = 0;
 
-	for (uint64_t i = 0; i < count; i++) {
-		if (select[i] >= tokens && select[i] != UINT32_MAX)
-			return err_raise(ERR_RANGE, "select: token %u of %llu", select[i],
-					 (unsigned long long)tokens);
+	for (uint64_t i = 0; i < count; i++) /* at most 16384: else it is a helper's */
+		bound = select[i] + 1 > bound ? select[i] + 1 : bound; /* ~0 wraps */
+	return bound;
+}
+
+static const struct kvd_ring_part *parts_of(const uint8_t *data)
+{
+	return (const struct kvd_ring_part *)(const void *)data;
+}
+
+static const uint32_t *select_of(const uint8_t *data, uint32_t part_count)
+{
+	return (const uint32_t *)(const void *)(data +
+						part_count *
+							sizeof(struct kvd_ring_part));
+}
+
+void attend_post_scan(uint32_t heads, struct attend_post_args *args)
+{
+	const uint32_t *select = select_of(args->data, args->part_count);
+	uint64_t left = args->select_count;
+
+	for (uint32_t i = 0; i < args->part_count; i++) { /* at most 64: parts */
+		const struct kvd_ring_part *part = &parts_of(args->data)[i];
+		uint64_t count = (uint64_t)(part->rows / heads) * part->per_token;
+
+		if (count > left)
+			return; /* it is refused */
+		args->bounds[i] = select_bound(select, count);
+		select += count;
+		left -= count;
 	}
-	return 0;
+}
+
+uint32_t attend_heads(const struct attend *attend)
+{
+	return attend->form.shape.heads;
 }
 
 /* Chunks that are here, then those that follow elsewhere. */
 static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
-		     const uint32_t *select)
+		     const uint32_t *select, uint32_t bound)
 {
 	struct attend *attend = post->attend;
 	const struct store_hold *hold = store_hold_find(attend->session, part->hold);
@@ -356,9 +378,10 @@ static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 	end = begin + part->count;
 	if (tokens > (uint64_t)part->count * chunk)
 		tokens = (uint64_t)part->count * chunk;
-	r = select_check(part, attend->form.shape.heads, select, tokens);
-	if (r < 0)
-		return err_pass(r);
+	/* which daemon a token is at is decided by its number */
+	if (bound > tokens)
+		return err_raise(ERR_RANGE, "select: token %u of %llu", bound - 1,
+				 (unsigned long long)tokens);
 	if (begin < here) {
 		side.tokens = (uint64_t)((end < here ? end : here) - begin) * chunk;
 		if (tokens < side.tokens)
@@ -384,12 +407,14 @@ static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 
 static int parts_legs(struct attend_post *post, const struct attend_post_args *args)
 {
+	const uint32_t *select = select_of(post->data, args->part_count);
 	uint32_t heads = post->attend->form.shape.heads;
 	uint64_t at = 0;
 	int r = 0;
 
-	for (uint32_t i = 0; i < args->part_count && r >= 0; i++) {
-		const struct kvd_ring_part *part = &args->parts[i];
+	for (uint32_t i = 0; i < args->part_count && r >= 0;
+	     i++) { /* at most 64: parts */
+		const struct kvd_ring_part *part = &parts_of(post->data)[i];
 		uint64_t count = (uint64_t)(part->rows / heads) * part->per_token;
 
 		if (count > args->select_count - at)
@@ -397,7 +422,7 @@ static int parts_legs(struct attend_post *post, const struct attend_post_args *a
 					 "parts[%u]: its selection is not all "
 					 "there",
 					 i);
-		r = part_legs(post, part, args->select + at);
+		r = part_legs(post, part, select + at, args->bounds[i]);
 		if (r < 0)
 			return err_prefix(r, "parts[%u]", i);
 		at += count;
@@ -431,6 +456,7 @@ static void post_begin(struct attend_post *post)
 		}
 	}
 	/* all of q was read */
+	post_data_drop(post);
 	status_slot_set(post->attend->session->status, post->slot, KVD_TRANSFERRING, 0,
 			ERR_OK);
 }
@@ -440,7 +466,7 @@ static void post_on_begin(struct loop_defer *defer)
 	post_begin(container_of(defer, struct attend_post, begin));
 }
 
-static int post_new(struct attend *attend, const struct attend_post_args *args,
+static int post_new(struct attend *attend, struct attend_post_args *args,
 		    struct attend_post **post_p)
 {
 	struct session *session = attend->session;
@@ -478,6 +504,7 @@ static int post_new(struct attend *attend, const struct attend_post_args *args,
 		mem_free(post);
 		return err_pass(r);
 	}
+	post->data = mem_steal(args->data);
 	region_pin(region);
 	attend->taken[args->seat] = post;
 	list_push_back(&attend->attends->posts, &post->link);
@@ -486,7 +513,7 @@ static int post_new(struct attend *attend, const struct attend_post_args *args,
 	return 0;
 }
 
-int attend_post(struct attend *attend, const struct attend_post_args *args)
+int attend_post(struct attend *attend, struct attend_post_args *args)
 {
 	struct attends *attends = attend->attends;
 	const struct attend_session *part = attend_session(attend->session);
@@ -513,7 +540,10 @@ int attend_post(struct attend *attend, const struct attend_post_args *args)
 	attends->posted_rows += attend->rows;
 	if (args->deadline_ns)
 		loop_timer_start(&post->deadline, args->deadline_ns);
-	r = parts_legs(post, args);
+	r = charge_take(&post->data_charge, attend->session->account, ACCOUNT_ATTENDS,
+			(uint64_t)args->select_count * sizeof(uint32_t));
+	if (r >= 0)
+		r = parts_legs(post, args);
 	if (r < 0) {
 		err_take(&why);
 		post_fail(post, &why);

@@ -66,11 +66,11 @@ struct attend_post_args {
 	uint32_t slot;
 	uint32_t seat, layer;
 	uint64_t deadline_ns;
-	bool own; /* the seat's o, m and l are a part */
-	const struct kvd_ring_part *parts;
-	uint32_t part_count;
-	const uint32_t *select; /* of all parts */
-	uint32_t select_count;
+	bool own;      /* the seat's o, m and l are a part */
+	uint8_t *data; /* parts, then the selections of all: attend_post() takes it */
+	uint32_t part_count, select_count;
+	/* of each part's numbers the highest, plus one: attend_post_scan() */
+	uint32_t bounds[ATTEND_PARTS_MAX];
 	/* It fails after it was begun: sets the slot's word. */
 	void (*on_failed)(struct session *session, uint32_t slot, uint64_t id,
 			  const struct err *why);
@@ -78,7 +78,10 @@ struct attend_post_args {
 /* The slot is claimed; it is the post's from here on, if this succeeds. ERR_INVAL,
  * ERR_RANGE, ERR_NOTFOUND, ERR_BUSY, ERR_LEASE, ERR_REQUIRE (nobody can attend to it
  * there), … */
-int attend_post(struct attend *attend, const struct attend_post_args *args);
+int attend_post(struct attend *attend, struct attend_post_args *args);
+/* Looks at all selections; any thread. */
+void attend_post_scan(uint32_t heads, struct attend_post_args *args);
+uint32_t attend_heads(const struct attend *attend);
 /* Is it under way, and its slot in use? */
 bool attend_posted(const struct session *session, uint64_t id);
 /* False: it is none, or over. */

@@ -112,6 +112,8 @@ struct attend_post {
 	struct post_figures figures; /* the largest of its legs' */
 	void (*on_failed)(struct session *session, uint32_t slot, uint64_t id,
 			  const struct err *why);
+	uint8_t *data; /* what legs that have not begun cut theirs from */
+	struct charge data_charge;
 	struct loop_timer deadline;
 	uint64_t began_ns;
 	struct post_merge *merge; /* all legs are in */
@@ -144,8 +146,12 @@ struct leg {
 	bool sent;
 	bool among;		/* others of its post are at the same daemon */
 	struct wire_attend msg; /* but for blobs and the view */
-	/* both: per_token for each query token */
+	/* both: per_token for each query token, cut from the post's when it begins:
+	 * tokens [skip, skip + tokens) of the part are the leg's */
 	uint32_t *select;
+	const uint32_t *cut_from;
+	uint32_t cut_count;
+	uint64_t skip, tokens;
 	struct charge charge;
 };
 
@@ -194,7 +200,8 @@ int legs_there(struct attend_post *post, const struct far_hold *far,
 	       struct wire_attend *head, bool *among_p);
 int leg_there(struct leg *leg, const struct far_hold *far,
 	      const struct wire_attend *head);
-/* It takes its rows from the seat and goes. LEG_AGAIN: some, and there are more. */
+/* It takes its selection and its rows from the seat and goes. LEG_AGAIN: some, and there
+ * are more. */
 enum { LEG_AGAIN = 1 };
 int leg_begin(struct leg *leg);
 int legs_on_attended(struct attends *attends, struct remote *remote, struct cursor *body);

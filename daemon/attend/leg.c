@@ -9,9 +9,9 @@
  * engines have with it. Legs over the bound wait, with a copy of their rows; those of who
  * has fewest under way are next.
  *
- * Rows have megabytes: a leg takes its own from the seat when it begins, and what is
- * copied for a kernel here is copied by Q_PIECE, so that the post ends its turn between
- * them (ask.c).
+ * Rows have megabytes, and so have selections: a leg takes its own when it begins, and
+ * what is copied for a kernel here is copied by Q_PIECE, so that the post ends its turn
+ * between them (ask.c).
  *
  * A leg whose post has ended is kept until its answer comes, without anything in it.
  */
@@ -265,7 +265,6 @@ int leg_here(struct leg *leg, struct store_kv *kv, const struct kvd_ring_part *p
 		.principal = session_principal(attend->session),
 		.tokens = tokens < kv->tokens ? tokens : kv->tokens,
 		.delta = part->delta,
-		.select = leg->select,
 		.per_token = part->per_token,
 		.o = leg->values,
 		.m = values_m(leg->values, leg->rows, f->shape.dv),
@@ -464,8 +463,31 @@ static int leg_begin_there(struct leg *leg)
 	return err_pass(leg_wait(leg));
 }
 
+/* Numbers of others become ~0. */
+static int leg_select(struct leg *leg)
+{
+	leg->select = mem_alloc((size_t)leg->cut_count * sizeof(*leg->select));
+	if (!leg->select)
+		return err_pass(-ENOMEM);
+	for (uint32_t i = 0; i < leg->cut_count; i++) { /* at most 2^20: most are 16384 */
+		uint64_t at = leg->cut_from[i] - leg->skip; /* wraps below: not its own */
+
+		leg->select[i] = leg->cut_from[i] != UINT32_MAX && at < leg->tokens
+					 ? (uint32_t)at
+					 : UINT32_MAX;
+	}
+	leg->item.select = leg->select;
+	leg->cut_from = NULL;
+	return 0;
+}
+
 int leg_begin(struct leg *leg)
 {
+	if (leg->cut_from) {
+		int r = leg_select(leg);
+
+		return r < 0 ? err_pass(r) : LEG_AGAIN;
+	}
 	return leg->remote ? leg_begin_there(leg) : leg_begin_here(leg);
 }
 

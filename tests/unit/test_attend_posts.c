@@ -124,6 +124,42 @@ static void post_of_many_rows_is_several_messages(void **state)
 	attend_world_right(w, 0, 0, 0, few, 2);
 }
 
+/* A long one is read and looked at by a helper; its engine may end meanwhile. */
+static void long_selection_is_read_by_a_helper(void **state)
+{
+	struct attend_world *w = *state;
+	struct offload *helpers = w->c.nodes[AW_ASKER].kvd.offload;
+	enum { ROWS = 4096, TOKENS = ROWS / AW_HEADS, CHOSEN = 256 };
+	struct kvd_ring_part part = attend_world_part(w->hold);
+	static uint32_t select[TOKENS * CHOSEN];
+
+	w->rows = ROWS;
+	w->attend = attend_world_open(w, "");
+	attend_world_rows(w, 0, 5);
+	part.rows = ROWS;
+	part.per_token = CHOSEN;
+	select[TOKENS * CHOSEN - 1] = 64; /* past the last */
+	attend_world_post(w, 0, 0, &part, 1, select, TOKENS * CHOSEN);
+	soon(w);
+	failed_with(w, 0, ERR_RANGE);
+	select[TOKENS * CHOSEN - 1] = 63;
+	loop_virtual_parts(w->c.loop, 1);
+	attend_world_post(w, 0, 0, &part, 1, select, TOKENS * CHOSEN);
+	soon(w);
+	assert_int_equal(attend_world_state(w, 0), KVD_SUCCESS);
+	loop_virtual_parts(w->c.loop, 0);
+	offload_hold(helpers, true);
+	attend_world_post(w, 0, 0, &part, 1, select, TOKENS * CHOSEN);
+	soon(w);
+	assert_int_equal(tapped.count[WIRE_T_ATTEND] > 0, true);
+	assert_int_not_equal(attend_world_state(w, 0), KVD_SUCCESS);
+	cluster_engine_dies(&w->c, w->engine[AW_ASKER]);
+	w->engine[AW_ASKER] = NULL;
+	soon(w);
+	offload_hold(helpers, false);
+	soon(w);
+}
+
 /* As large as a post may be, to a daemon that reads nothing for a while: what waits in a
  * line is bounded, and a line that is full is the end of all that two daemons share. */
 static void large_posts_leave_the_line_up(void **state)
@@ -552,6 +588,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CASE(rows_attend_to_chunks_here_there_and_both),
 		CASE(post_of_many_rows_is_several_messages),
+		CASE(long_selection_is_read_by_a_helper),
 		CASE(large_posts_leave_the_line_up),
 		CASE(post_begins_in_turns_and_may_end_between_them),
 		CASE(memory_is_charged_to_who_asks),
