@@ -653,18 +653,15 @@ static void xfers_on_pool_going(struct remote_pool *pool)
 static void xfers_on_down(struct remote *remote, const struct err *why)
 {
 	struct xfers *xfers = xfers_of(remote->kvd);
-	struct xfer_session *xs;
 	struct share *share;
 
 	assert(why->code != ERR_OK);
 	each_attach(remote, xfer_lose, why);
-	list_foreach(xs, &xfers->sessions, link) {
-		lists_forget_remote(xs, remote);
-		list_foreach_safe(share, &xs->shares, link) {
-			if (share->remote == remote)
-				share_free(share);
-		}
-	}
+	remote->reaches++; /* the last share may go */
+	lists_forget_remote(remote);
+	list_foreach_safe(share, &xfer_remote(remote)->shares, at_remote)
+		share_free(share);
+	handshake_release(remote);
 	serve_remote_down(xfers, remote);
 }
 
@@ -793,6 +790,8 @@ static unsigned int xfers_live_now(const void *part)
 static void xfers_remote_init(struct remote *remote)
 {
 	list_init(&xfer_remote(remote)->attaches);
+	list_init(&xfer_remote(remote)->shares);
+	list_init(&xfer_remote(remote)->sent);
 	list_init(&xfer_remote(remote)->shadows);
 }
 

@@ -44,7 +44,7 @@ struct xfers {
 
 /* one session's regions, as one remote knows them */
 struct share {
-	struct list link;
+	struct list link, at_remote;
 	struct remote *remote; /* held */
 	uint64_t version;      /* of session->regions_version when last sent */
 	unsigned int sent, acked;
@@ -83,6 +83,8 @@ struct xfer_session {
 /* remote->part[MODULE_XFER] */
 struct xfer_remote {
 	struct list attaches; /* to its sessions */
+	struct list shares;   /* struct share.at_remote: what it was given */
+	struct list sent;     /* struct sent_list.at_remote: lists that it has */
 	struct list shadows;  /* its lists that are kept here: xfer_serve.c */
 };
 
@@ -135,7 +137,8 @@ struct attach {
 
 /* a local list that a remote's daemon knows */
 struct sent_list {
-	struct list link;
+	struct list link; /* in its prepared's */
+	struct list at_remote;
 	struct remote *remote;
 	uint64_t peer_epoch;
 	uint64_t serial; /* of this sending: its parts carry it */
@@ -264,7 +267,7 @@ void parts_free(struct list *parts);
 /* The daemon there shall know this list, once a peering. Takes the parts, or makes
  * them when there are none. */
 int list_send(struct prepared *prepared, struct attach *attach, struct list *parts);
-void lists_forget_remote(struct xfer_session *xs, const struct remote *remote);
+void lists_forget_remote(const struct remote *remote);
 /* Takes dlist. `id` 0: the next number of the session. *search_p has run on it, and
  * is taken. */
 int prepared_add(struct xfer_session *xs, struct attach *attach, struct dlist *dlist,

@@ -21,6 +21,13 @@
 
 /* ---- notes: requests without bytes ---- */
 
+static void sent_free(struct sent_list *sent)
+{
+	list_remove(&sent->link);
+	list_remove(&sent->at_remote);
+	mem_free(sent);
+}
+
 /* A part was refused, so the list is not there: the next transfer sends it again. */
 static void list_unsent(struct xfer_session *xs, const struct note *note)
 {
@@ -30,10 +37,8 @@ static void list_unsent(struct xfer_session *xs, const struct note *note)
 	if (!prepared)
 		return;
 	list_foreach_safe(sent, &prepared->sent, link) {
-		if (sent->serial != note->serial)
-			continue;
-		list_remove(&sent->link);
-		mem_free(sent);
+		if (sent->serial == note->serial)
+			sent_free(sent);
 	}
 }
 
@@ -212,8 +217,7 @@ void prepared_unref(struct prepared *prepared)
 		if (sent->remote->peer->epoch == sent->peer_epoch &&
 		    !prepared->xs->draining)
 			tell_free(prepared, sent->remote);
-		list_remove(&sent->link);
-		mem_free(sent);
+		sent_free(sent);
 	}
 	if (idmap_get(&prepared->xs->dlists, prepared->id) == prepared)
 		idmap_remove(&prepared->xs->dlists, prepared->id);
@@ -244,19 +248,12 @@ int lists_fit(const struct prepared *local, const struct prepared *remote)
 			 local->attach ? "own" : "remote");
 }
 
-void lists_forget_remote(struct xfer_session *xs, const struct remote *remote)
+void lists_forget_remote(const struct remote *remote)
 {
-	struct prepared *prepared;
 	struct sent_list *sent;
 
-	list_foreach(prepared, &xs->prepared, link) {
-		list_foreach_safe(sent, &prepared->sent, link) {
-			if (sent->remote != remote)
-				continue;
-			list_remove(&sent->link);
-			mem_free(sent);
-		}
-	}
+	list_foreach_safe(sent, &xfer_remote(remote)->sent, at_remote)
+		sent_free(sent);
 }
 
 /* Any thread: nothing of what it reads changes any more. */
@@ -349,6 +346,7 @@ int list_send(struct prepared *prepared, struct attach *attach, struct list *par
 	sent->peer_epoch = attach->remote->peer->epoch;
 	sent->serial = ++prepared->xs->sendings;
 	list_push_back(&prepared->sent, &sent->link);
+	list_push_back(&xfer_remote(attach->remote)->sent, &sent->at_remote);
 	while ((link = list_pop_front(parts))) {
 		struct note *note = list_entry(link, struct note, link);
 

@@ -96,6 +96,7 @@ int share_open(struct xfer_session *xs, struct remote *remote, struct grant *gra
 		remote->reaches++;
 		share->version = UINT64_MAX; /* never sent */
 		list_push_back(&xs->shares, &share->link);
+		list_push_back(&xfer_remote(remote)->shares, &share->at_remote);
 	}
 	*share_p = share;
 	return err_pass(share_widen(share, grant));
@@ -104,6 +105,7 @@ int share_open(struct xfer_session *xs, struct remote *remote, struct grant *gra
 void share_free(struct share *share)
 {
 	list_remove(&share->link);
+	list_remove(&share->at_remote);
 	for (size_t i = 0; i < share->grant_count; i++)
 		grant_unref(share->grants[i]);
 	mem_free(share->grants);
