@@ -7,10 +7,12 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
 #include "daemon/base/err.h"
+#include "daemon/base/log.h"
 #include "daemon/peer/peer_impl.h"
 #include "tests/lib/peer_at.h"
 #include "tests/lib/peernet.h"
@@ -149,6 +151,60 @@ static void peers_of_a_crowd_leave_one_a_turn_when_time_is_short(void **state)
 	loop_virtual_parts(net.loop, 0);
 }
 
+/* The daemon that was dialled answers. */
+static void welcome(unsigned int i)
+{
+	struct peer_impl *impl = impl_of(crowd[i]);
+	struct wire_hello m = {.version_min = WIRE_VERSION_MIN,
+			       .version_max = WIRE_VERSION_MAX,
+			       .features = PEER_FEATURE_BASE,
+			       .nonce = impl->next.nonce};
+	struct wire_header h = {
+		.version = WIRE_VERSION_MAX, .type = WIRE_T_WELCOME, .epoch = 1 + i};
+	uint8_t frame[700], body[600];
+	struct cursor c;
+
+	impl->hellos = 1; /* as if somebody had listened */
+	memcpy(h.sender, &i, sizeof(i));
+	h.sender[15] = 1;
+	memcpy(h.target, peers_instance(net.n[0].peers), sizeof(h.target));
+	crowd_endpoint(i, m.endpoint);
+	cursor_write(&c, body, sizeof(body));
+	assert_int_equal(wire_hello_put(&c, &m), 0);
+	h.body_len = (uint32_t)c.pos;
+	wire_frame_put(frame, &h, body);
+	peernet_inject(&net.n[0], frame, WIRE_HEADER_BYTES + c.pos, "crowd");
+}
+
+/* All fall silent at once, as behind a switch that is lost. */
+static void peers_of_a_crowd_are_lost_one_a_turn_when_time_is_short(void **state)
+{
+	struct peers *peers = net.n[0].peers;
+	unsigned int before, most = 0;
+	uint64_t turns = 0;
+
+	(void)state;
+	dial_crowd();
+	for (unsigned int i = 0; i < CROWD; i++)
+		welcome(i);
+	assert_int_equal(peers_in(peers, PEER_UP), CROWD);
+	assert_int_equal(peers->unreached, 0);
+	for (unsigned int i = 0; i < CROWD; i++)
+		assert_ptr_equal(peers_by_instance(peers, crowd[i]->instance), crowd[i]);
+	assert_in_range(longest(peers->instances), CROWD / PEER_BUCKETS, BUCKET_MAX);
+	loop_virtual_parts(net.loop, 1);
+	while (peers_in(peers, PEER_UP)) {
+		before = peers_in(peers, PEER_UP);
+		loop_turn(net.loop, LOOP_NS_PER_S);
+		before -= peers_in(peers, PEER_UP);
+		most = before > most ? before : most;
+		assert_true(++turns < 100 * CROWD);
+	}
+	assert_int_equal(most, 1);
+	loop_virtual_parts(net.loop, 0);
+	assert_int_equal(longest(peers->instances), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -156,8 +212,10 @@ int main(void)
 		TEST(peers_of_a_crowd_are_found_without_a_walk),
 		TEST(shares_of_a_crowd_come_back),
 		TEST(peers_of_a_crowd_leave_one_a_turn_when_time_is_short),
+		TEST(peers_of_a_crowd_are_lost_one_a_turn_when_time_is_short),
 #undef TEST
 	};
 
+	log_set_level(LOG_LEVEL_ERROR);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
