@@ -232,12 +232,6 @@ static void far_answers(struct far *far, const struct remote *remote)
 
 static void query_free(struct far_query *query);
 
-bool far_up(const struct remote *remote)
-{
-	return remote && sm_state(&remote->peer->sm) == PEER_UP && !remote->peer->self &&
-	       (remote->peer->features & PEER_FEATURE_CHUNKS);
-}
-
 /* Its chunks could come now. */
 static bool far_ready(const struct remote *remote)
 {
@@ -594,7 +588,7 @@ static int told_read(struct far_one *one, const struct wire_chunk_told *msg)
 	return r < 0 ? err_pass(r) : err_pass(told_use(one, lend));
 }
 
-static int on_told(struct store *store, struct remote *remote, struct cursor *body)
+int far_on_told(struct store *store, struct remote *remote, struct cursor *body)
 {
 	struct wire_chunk_told msg;
 	struct far_one *one;
@@ -623,26 +617,6 @@ static int on_told(struct store *store, struct remote *remote, struct cursor *bo
 	one_close(one);
 	query_look(one->query);
 	return 0;
-}
-
-static int on_leg_nak(struct store *store, struct remote *remote, struct cursor *body)
-{
-	struct wire_chunk_leg_nak msg;
-	struct err why;
-	int r = wire_chunk_leg_nak_get(body, &msg);
-
-	if (r < 0)
-		return err_pass(r);
-	peer_told(remote->peer, (enum err_code)msg.code, msg.text, &why);
-	store_legs_refused(store, remote, msg.room, &why);
-	return 0;
-}
-
-int far_on_message(struct store *store, struct remote *remote,
-		   const struct wire_header *h, struct cursor *body)
-{
-	return h->type == WIRE_T_CHUNK_TOLD ? on_told(store, remote, body)
-					    : on_leg_nak(store, remote, body);
 }
 
 void far_on_down(struct far *far, const struct remote *remote)

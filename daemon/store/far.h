@@ -19,7 +19,6 @@ struct store;
 struct store_far;
 struct store_handle;
 struct store_hold;
-struct wire_header;
 
 #define FAR_LEASE_MORE_MS 60000u /* a holder's lease ends behind ours */
 
@@ -67,9 +66,7 @@ int far_hold_join(const struct far_hold *other, const struct store_handle *handl
 /* All of them; a holder's last one tells it. NULL is fine. */
 void far_hold_free(struct far_hold *far);
 
-/* CHUNK_TOLD, CHUNK_LEG_NAK */
-int far_on_message(struct store *store, struct remote *remote,
-		   const struct wire_header *h, struct cursor *body);
+int far_on_told(struct store *store, struct remote *remote, struct cursor *body);
 /* Its bytes, or an answer, were late: it is left out for a while. NULL is fine, as below.
  */
 void far_late(struct far *far, const struct remote *remote, const char *what);

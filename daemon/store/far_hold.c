@@ -28,6 +28,12 @@ struct far_hold {
 
 /* ---- what is held there ---- */
 
+bool far_up(const struct remote *remote)
+{
+	return remote && sm_state(&remote->peer->sm) == PEER_UP && !remote->peer->self &&
+	       (remote->peer->features & PEER_FEATURE_CHUNKS);
+}
+
 void far_release(struct remote *remote, uint64_t ask)
 {
 	const struct wire_chunk_release msg = {.ask = ask};

@@ -239,8 +239,10 @@ static int store_on_message(struct remote *remote, const struct wire_header *h,
 		return store && store->homes
 			       ? err_pass(homes_on_message(store->homes, remote, h, body))
 			       : 0;
-	default:
-		return store ? err_pass(far_on_message(store, remote, h, body)) : 0;
+	case WIRE_T_CHUNK_TOLD:
+		return store ? err_pass(far_on_told(store, remote, body)) : 0;
+	default: /* WIRE_T_CHUNK_LEG_NAK */
+		return store ? err_pass(store_leg_on_nak(store, remote, body)) : 0;
 	}
 }
 

@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* store_impl: what store.c (life), store_space.c (spaces, classes), store_chunk.c (the
- * index), store_pages.c (parts in engines' pages), store_pins.c, store_hold.c,
- * store_evict.c (spaces that leave), store_move.c, store_put.c, store_lasts.c,
- * store_hedge.c (how moves begin, end and are followed) and store_leg.c (the rooms of a
- * move) share. */
+/* store_impl: what the sources store*.c share; each of them says at its head what it does. */
 #ifndef KVD_STORE_IMPL_H
 #define KVD_STORE_IMPL_H
 
@@ -293,9 +289,7 @@ int store_tenant_of(struct store *store, struct account *account, uint64_t gener
 		    struct store_tenant **tenant_p);
 void store_tidy(struct store *store);
 
-/* ---- store_space.c ---- */
-struct store_handle *store_handle_ref(struct store_handle *handle);
-void store_handle_unref(struct store_handle *handle);
+/* ---- store_cover.c ---- */
 /* The classes that give the handle all it needs of a chunk that these hold; 0: none. */
 uint64_t store_cover(struct store_handle *handle, uint64_t mask);
 /* The same, of a call about many chunks: *left_p counts down the sets that are asked
@@ -307,6 +301,10 @@ uint64_t store_cover_some(struct store_handle *handle, uint64_t mask,
 uint64_t store_cover_layouts(const struct store_handle *handle,
 			     const struct layout *const *layouts, unsigned int count,
 			     bool *lack_p);
+
+/* ---- store_space.c ---- */
+struct store_handle *store_handle_ref(struct store_handle *handle);
+void store_handle_unref(struct store_handle *handle);
 struct store_space *store_space_by_digest(const struct store *store,
 					  const uint8_t digest[16]);
 /* Is the pool's layout the handle's? ERR_LAYOUT. */
@@ -612,9 +610,8 @@ bool store_publish_show(struct store_move *move);
 int store_slots(const struct store_class *class, struct store_chunk *const *chunks,
 		uint32_t count, uint64_t first_token, uint64_t begin, uint64_t end,
 		struct room_maps *maps);
-/* The holder of a leg's chunks does not offer them under this number. */
-void store_legs_refused(struct store *store, const struct remote *remote, uint64_t room,
-			const struct err *why);
+/* CHUNK_LEG_NAK: the holder of a leg's chunks does not offer them. */
+int store_leg_on_nak(struct store *store, struct remote *remote, struct cursor *body);
 /* Pieces of a move that go together: an offer a source and one pull. */
 struct store_leg {
 	struct list link; /* in move->legs */

@@ -75,7 +75,6 @@ static void leg_price(const struct store_leg *leg)
 	const struct store *store = leg->move->store;
 	uint64_t now_ns = loop_clock_ns(store->kvd->loop), begin_ns = leg->began_ns;
 	struct remote *remote = leg->far ? far_hold_remote(leg->far) : NULL;
-
 	struct store_remote *there;
 
 	if (!remote)
@@ -440,13 +439,20 @@ static int leg_far(struct store_leg *leg, uint64_t begin, uint64_t end, uint64_t
 	return 0;
 }
 
-void store_legs_refused(struct store *store, const struct remote *remote, uint64_t room,
-			const struct err *why)
+int store_leg_on_nak(struct store *store, struct remote *remote, struct cursor *body)
 {
-	const struct store_leg_room *own = idmap_get(&store->far_rooms, room);
+	const struct store_leg_room *own;
+	struct wire_chunk_leg_nak msg;
+	struct err why;
+	int r = wire_chunk_leg_nak_get(body, &msg);
 
+	if (r < 0)
+		return err_pass(r);
+	own = idmap_get(&store->far_rooms, msg.room);
+	peer_told(remote->peer, (enum err_code)msg.code, msg.text, &why);
 	if (own && far_hold_remote(own->leg->far) == remote)
-		store_leg_abort(own->leg, why);
+		store_leg_abort(own->leg, &why);
+	return 0;
 }
 
 /* The tokens of the pieces, of those that move. */

@@ -6,11 +6,6 @@
  * differ is where the bytes lie: page size, head order, which ranks hold which units and
  * layers. Each such way is a class of the space, a pool of its own over the same memory,
  * and the planner moves bytes between any two.
- *
- * Which classes together hold what a rank needs is the cover's question; it is asked once
- * for each class, and for each set of classes of which none serves by itself, for
- * thousands of chunks have the same. Engines may make of each chunk another set: then a
- * call asks about a few, and what is behind these is a miss.
  */
 #include <assert.h>
 #include <errno.h>
@@ -22,7 +17,6 @@
 #include "daemon/base/log.h"
 #include "daemon/base/mem.h"
 #include "daemon/base/share.h"
-#include "daemon/plan/cover.h"
 #include "daemon/session/pool.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
@@ -433,133 +427,6 @@ int store_class_of(struct store_handle *handle, struct store_class **class_p)
 	if (r < 0 && *class_p && !(*class_p)->parts && list_empty(&(*class_p)->waiting))
 		store_class_drop(*class_p);
 	return r < 0 ? err_pass(r) : 0;
-}
-
-/* ---- which classes serve ---- */
-
-uint64_t store_cover_layouts(const struct store_handle *handle,
-			     const struct layout *const *layouts, unsigned int count,
-			     bool *lack_p)
-{
-	struct cover_source sources[STORE_CLASSES_MAX];
-	struct layout ranked[STORE_CLASSES_MAX]; /* engines' pools may be of one rank */
-	unsigned int index[STORE_CLASSES_MAX], n = 0;
-	struct cover *cover mem_cleanup(cover_freep) = NULL;
-	uint64_t used = 0;
-
-	for (unsigned int i = 0; i < count && i < STORE_CLASSES_MAX; i++) {
-		if (!layouts[i])
-			continue;
-		if (layout_compatible(layouts[i], handle->canon->layout,
-				      &layout_from_source) < 0) {
-			err_clear(); /* of other layers' kinds: no source */
-			continue;
-		}
-		ranked[n] = *layouts[i];
-		ranked[n].rank = i;
-		sources[n].layout = &ranked[n];
-		index[n++] = i;
-	}
-	handle->space->store->covers += n > 0;
-	if (n == 0 ||
-	    cover_make(sources, n, handle->canon->layout, NULL, 0, 0, &cover) < 0) {
-		*lack_p |= n && err_last()->code == ERR_NOMEM;
-		err_clear();
-		return 0;
-	}
-	for (unsigned int i = 0; i < n; i++) {
-		if (cover->per_source[i].count)
-			used |= UINT64_C(1) << index[i];
-	}
-	return used;
-}
-
-/* Those of `mask` that the cover takes something of. */
-static uint64_t cover_ask(const struct store_handle *handle, uint64_t mask, bool *lack_p)
-{
-	const struct layout *layouts[STORE_CLASSES_MAX] = {NULL};
-
-	for (unsigned int i = 0; i < STORE_CLASSES_MAX; i++) {
-		if (mask >> i & 1)
-			layouts[i] = handle->space->classes[i]->canon->layout;
-	}
-	return store_cover_layouts(handle, layouts, STORE_CLASSES_MAX, lack_p);
-}
-
-/* Each class of `mask` by itself, once. */
-static void covers_learn(struct store_handle *handle, uint64_t mask)
-{
-	struct store_covers *covers = &handle->covers;
-
-	for (uint64_t left = mask & ~covers->asked; left; left &= left - 1) {
-		unsigned int i = (unsigned int)__builtin_ctzll(left);
-		uint64_t bit = UINT64_C(1) << i;
-		bool lack = false;
-
-		if (canon_equal(handle->space->classes[i]->canon, handle->canon))
-			covers->own |= bit;
-		else if (cover_ask(handle, bit, &lack))
-			covers->alone |= bit;
-		if (!lack)
-			covers->asked |= bit;
-	}
-}
-
-/* What was asked already. False: nothing that tells. */
-static bool covers_know(const struct store_covers *covers, uint64_t mask,
-			uint64_t *used_p)
-{
-	for (unsigned int i = 0; i < STORE_COVERS_MAX; i++) {
-		const struct store_cover *one = &covers->of[i];
-
-		*used_p = one->used;
-		if (one->used ? !(one->used & ~mask) : one->mask == mask)
-			return true;
-	}
-	return false;
-}
-
-/* One class alone where one does, its own first: the longest rows, the fewest rooms. */
-static uint64_t cover_some(struct store_handle *handle, uint64_t mask,
-			   unsigned int *left_p)
-{
-	struct store_covers *covers = &handle->covers;
-	bool lack = false;
-	uint64_t used;
-
-	covers_learn(handle, mask);
-	used = mask & covers->own ? mask & covers->own : mask & covers->alone;
-	used &= -used;
-	if (used || !(mask & (mask - 1)) || covers_know(covers, mask, &used))
-		return used;
-	if (*left_p == 0)
-		return 0;
-	--*left_p;
-	used = cover_ask(handle, mask, &lack);
-	if (used || !lack) /* else a miss for now: not to be remembered */
-		covers->of[covers->next++ % STORE_COVERS_MAX] =
-			(struct store_cover){.mask = mask, .used = used};
-	return used;
-}
-
-/* What the store has itself first: it stays while it is held. */
-uint64_t store_cover_some(struct store_handle *handle, uint64_t mask,
-			  unsigned int *left_p)
-{
-	struct store_covers *covers = &handle->covers;
-	uint64_t kept = mask & ~handle->space->published, used;
-
-	if (covers->changes != handle->space->class_changes)
-		*covers = (struct store_covers){.changes = handle->space->class_changes};
-	used = kept ? cover_some(handle, kept, left_p) : 0;
-	return used || kept == mask ? used : cover_some(handle, mask, left_p);
-}
-
-uint64_t store_cover(struct store_handle *handle, uint64_t mask)
-{
-	unsigned int left = 2; /* what is kept, and all */
-
-	return store_cover_some(handle, mask, &left);
 }
 
 /* ---- handles ---- */
