@@ -85,7 +85,7 @@ void files_readonly(struct files *files, const struct err *why)
 {
 	files->readonly = true;
 	files->why = *why;
-	store_moves_kick(files->store); /* they may have waited for it to be open */
+	store_wake(files->store); /* they may have waited for it to be open */
 }
 
 void files_end_writing(struct files *files, const struct err *why)
@@ -234,7 +234,7 @@ static void write_fail(struct files_job *job, const struct err *why)
 	chunk_let_go(files, chunk);
 	slab_step(slab); /* its file may not be wanted any more */
 	if (durable)
-		store_moves_kick(files->store);
+		store_wake(files->store);
 }
 
 /* Its sync is done: what it has written lasts. */
@@ -247,7 +247,7 @@ static void job_last(struct files_job *job)
 	} else {
 		store_part_lasts(part);
 		part->tries = 0;
-		store_moves_kick(job->files->store);
+		store_wake(job->files->store);
 	}
 	job_end(job);
 }
@@ -263,7 +263,7 @@ static void sync_fail(struct files_job *job)
 	}
 	job->part->tries++;
 	job_end(job);
-	store_moves_kick(store);
+	store_wake(store);
 }
 
 static void jobs_lost(struct list *jobs)

@@ -44,7 +44,7 @@ int files_free(struct files *files);
 /* What the directory holds is being read; then store_tidy() is due. */
 bool files_scanning(const struct files *files);
 
-/* Its directory is being opened or read: what is to last waits, store_moves_kick() tells
+/* Its directory is being opened or read: what is to last waits, store_wake() tells
  * when to ask again. */
 bool files_opening(const struct files *files);
 /* Something may be written, now or when it is open. ERR_LIMIT: nothing will be. */

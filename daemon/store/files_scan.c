@@ -102,7 +102,7 @@ static void scan_end(struct files_scan *scan)
 	files->scan = NULL;
 	files_scan_free(scan);
 	store_tidy(files->store);
-	store_moves_kick(files->store);
+	store_wake(files->store);
 	files_go_on(files);
 }
 

@@ -680,8 +680,11 @@ static bool lends_step(struct loop_work *work)
 	return !list_empty(&store->lend_due);
 }
 
-void lends_kick(struct store *store)
+static void on_part(struct store_waiter *waiter, const struct err *why)
 {
+	struct store *store = container_of(waiter, struct store, lends_wait);
+
+	(void)why;
 	if (list_empty(&store->lend_waits))
 		return;
 	list_append(&store->lend_due, &store->lend_waits);
@@ -752,6 +755,8 @@ void lends_init(struct store *store)
 {
 	list_init(&store->lend_waits);
 	list_init(&store->lend_due);
+	store->lends_wait.wake = on_part;
+	list_push_back(&store->waiters, &store->lends_wait.link);
 	loop_work_init(&store->lends_go, store->kvd->loop, lends_step, NULL);
 }
 

@@ -2,6 +2,13 @@
 /*
  * The store as a module: how it is made and ends, what sessions and peers have of it, and
  * who in this folder a message is for. Nothing here is used by the rest of the folder.
+ *
+ * The store has a session of its own, for it owns what engines own: a region (its memory,
+ * one sealed memfd), pools and rooms. So they are charged, listed and ended like anybody
+ * else's, and nothing that moves bytes knows of chunks.
+ *
+ * What an engine has of the store ends with its session; chunks do not. They are their
+ * user's: the tenant of a session is the principal of its account.
  */
 #include <assert.h>
 #include <errno.h>
@@ -83,6 +90,24 @@ static int files_open(struct store *store)
 	return err_pass(r);
 }
 
+/* What nobody uses any more goes. */
+static void tidy(struct store *store)
+{
+	loop_defer_cancel(&store->tidy);
+	if (files_scanning(store->files)) /* it names classes that have no part yet */
+		return;
+	store_spaces_tidy(store);
+	arena_tidy(store->arena);
+	if (store->files)
+		arena_tidy(files_arena(store->files));
+	store_tenants_tidy(store);
+}
+
+static void on_tidy(struct loop_defer *defer)
+{
+	tidy(container_of(defer, struct store, tidy));
+}
+
 int store_make(struct kvd *kvd, struct store **store_p)
 {
 	struct store *store = mem_zalloc(sizeof(*store));
@@ -97,14 +122,14 @@ int store_make(struct kvd *kvd, struct store **store_p)
 	loop_random(kvd->loop, store->instance, sizeof(store->instance));
 	list_init(&store->tenants);
 	list_init(&store->spaces);
-	list_init(&store->loading);
+	list_init(&store->waiters);
 	list_init(&store->hedges);
 	lends_init(store);
 	store_pins_init(store);
 	store_evict_init(store);
 	store_pages_init(store);
 	strmap_init(&store->holds);
-	store_tidy_init(store);
+	loop_defer_init(&store->tidy, on_tidy);
 	r = arena_new(store->memory_bytes, store_on_evict, store, &store->arena);
 	if (r >= 0)
 		r = store_index_new(store);
@@ -155,7 +180,7 @@ void store_free(struct store *store)
 	if (store->buckets)
 		store_index_free(store);
 	store_evict_fini(store);
-	store_tidy_now(store);
+	tidy(store);
 	assert(list_empty(&store->spaces) && list_empty(&store->tenants));
 	if (files_free(store->files) > 0)
 		store->kvd->abandoned = true;
@@ -278,6 +303,19 @@ static void store_on_down(struct remote *remote, const struct err *why)
 }
 
 /* ---- the module ---- */
+
+bool store_drained(const struct store *store)
+{
+	return !store || (files_drained(store->files) && store->lends == 0);
+}
+
+bool store_disk_stands(const struct store *store)
+{
+	struct store_files figures;
+
+	files_figures(store ? store->files : NULL, &figures);
+	return figures.stands;
+}
 
 static int store_module_new(struct kvd *kvd, void **part_p)
 {

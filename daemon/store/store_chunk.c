@@ -432,7 +432,7 @@ void store_part_loaded(struct store_part *part, bool whole)
 		store_part_ready(part);
 	else
 		store_part_leave(part);
-	store_moves_kick(store);
+	store_wake(store);
 }
 
 bool store_chunk_load(struct store_chunk *chunk, uint64_t classes)

@@ -78,7 +78,7 @@ static int hedge_new(struct store_move *fetch, const struct store_leg *leg,
 	hedge->begin = hedge->end = hedge->first * fetch->handle->space->tokens;
 	list_push_back(&fetch->store->hedges, &hedge->hedge_link);
 	if (!hedge->class->pool)
-		list_push_back(&hedge->class->waiting, &hedge->class_link);
+		list_push_back(&hedge->class->waiting, &hedge->class_wait.link);
 	for (uint32_t i = leg->first; i < leg->first + leg->count && r >= 0; i++) {
 		r = hedge_piece(hedge, fetch, i);
 		hedge->end += fetch->pieces[i].tokens;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* store_impl: what the sources store*.c share; each of them says at its head what it does. */
+/* store_impl: what the sources store*.c share; each of them says at its head what it
+ * does. */
 #ifndef KVD_STORE_IMPL_H
 #define KVD_STORE_IMPL_H
 
@@ -24,6 +25,13 @@ struct room_leg;
 #define STORE_COVERS_MAX 64u  /* sets of classes that a handle remembers */
 #define STORE_COVERS_NEW 16u  /* that one call may ask about */
 
+/* What waits for parts, or for the pool of a class: the latter is there from now on, or
+ * never will be (`why`). */
+struct store_waiter {
+	struct list link; /* in store->waiters, class->waiting */
+	void (*wake)(struct store_waiter *waiter, const struct err *why);
+};
+
 struct store_tenant {
 	struct list link; /* in store->tenants */
 	struct store *store;
@@ -45,7 +53,7 @@ struct store_class {
 	struct canon *canon;
 	struct pool *pool;	 /* NULL: no move has needed it yet, or it could not be */
 	cJSON *layout, *regions; /* while it is being registered */
-	struct list waiting;	 /* struct store_move.class_link */
+	struct list waiting;	 /* for it: struct store_waiter.link */
 	uint64_t parts;
 	struct list all;	   /* of them: struct store_part.class_link */
 	unsigned int users;	   /* moves that fill it */
@@ -199,6 +207,7 @@ struct store {
 	unsigned int lends;  /* what others hold here: lend.c, as the next */
 	/* struct lend_leg.wait_link: those that wait, and are about to be looked at */
 	struct list lend_waits, lend_due;
+	struct store_waiter lends_wait;
 	struct loop_work lends_go;
 	uint64_t lend_looks; /* at parts, for legs of others */
 	struct list pins;    /* store_pins.c: chunks that are let go */
@@ -210,7 +219,7 @@ struct store {
 	struct loop_defer leaving_go;
 	struct strmap holds; /* by secret */
 	unsigned int moves, moves_live;
-	struct list loading;	/* struct store_move.load_link: they wait for a part */
+	struct list waiters;	/* for parts: struct store_waiter.link */
 	struct idmap far_rooms; /* store_leg.c: what holders offer, by number */
 	struct list hedges;	/* struct store_move.hedge_link */
 	struct pace_budget hedging;
@@ -279,15 +288,18 @@ struct store_hold {
 /* ---- store.c ---- */
 /* A store without memory, files and a session, which store_new() gives it. */
 int store_make(struct kvd *kvd, struct store **store_p);
-void store_tidy_init(struct store *store);
-/* What nobody uses any more goes: store_tidy() does this in a later turn. */
-void store_tidy_now(struct store *store);
+/* What nobody uses any more goes, in a later turn. */
+void store_tidy(struct store *store);
+/* A part was filled or loaded, or will not be; or it lasts: who waits for one looks. */
+void store_wake(struct store *store);
+
+/* ---- store_tenant.c ---- */
 /* Found or made. `generation`: of a part in a file that names it; STORE_NOW, which is
  * later than all of these: an engine does. */
 #define STORE_NOW UINT64_MAX
 int store_tenant_of(struct store *store, struct account *account, uint64_t generation,
 		    struct store_tenant **tenant_p);
-void store_tidy(struct store *store);
+void store_tenants_tidy(struct store *store); /* those without spaces go */
 
 /* ---- store_cover.c ---- */
 /* The classes that give the handle all it needs of a chunk that these hold; 0: none. */
@@ -320,8 +332,8 @@ int store_space_of(struct store *store, struct store_tenant *tenant,
 /* The class of such parts, found or made. `generation`: as the space's. */
 int store_class_get(struct store_space *space, const struct canon *canon,
 		    uint64_t generation, struct store_class **class_p);
-/* Outcome 1: it has its pool; 0: that is being made, store_move_class_made() tells those
- * in `waiting`. One that could not be made before is tried again. */
+/* Outcome 1: it has its pool; 0: that is being made, and those in `waiting` are woken.
+ * One that could not be made before is tried again. */
 int store_class_pool(struct store_class *class);
 /* How the handle's rank keeps its parts; its pool is there or being made. */
 int store_class_of(struct store_handle *handle, struct store_class **class_p);
@@ -409,9 +421,6 @@ bool store_chunk_load(struct store_chunk *chunk, uint64_t classes);
 /* Chunks that were asked for are worth a file. Of a chain the end first: what is written
  * first leaves first. */
 void store_chunk_touch(struct store_chunk *chunk);
-/* All that moves may wait for has changed: a part was filled or loaded, or will not be;
- * it lasts. */
-void store_moves_kick(struct store *store);
 struct store_part *store_part_find(const struct store_chunk *chunk,
 				   const struct store_class *class);
 void store_on_evict(void *arg, struct arena_item *item);
@@ -518,17 +527,17 @@ struct store_move {
 	struct session *session;
 	uint64_t id;
 	enum store_kind kind;
-	struct sm sm;		     /* enum store_move_state */
-	struct store_handle *handle; /* a reference */
-	struct store_hold *hold;     /* fetch, hedge: a reference */
-	struct far_hold *from;	     /* hedge: of the hold, alone asked */
-	struct list hedge_link;	     /* in store->hedges */
-	struct store_class *class;   /* put, hedge */
-	struct list class_link;	     /* in the waiting of one whose pool is being made */
-	struct list load_link;	     /* in store->loading */
-	bool durable;		     /* put: until it outlasts a loss of power */
-	uint64_t until;		     /* withdraw: who reads what left by then */
-	struct pool *pool;	     /* in use */
+	struct sm sm;			/* enum store_move_state */
+	struct store_handle *handle;	/* a reference */
+	struct store_hold *hold;	/* fetch, hedge: a reference */
+	struct far_hold *from;		/* hedge: of the hold, alone asked */
+	struct list hedge_link;		/* in store->hedges */
+	struct store_class *class;	/* put, hedge */
+	struct store_waiter class_wait; /* for the pool of one */
+	struct store_waiter part_wait;
+	bool durable;	   /* put: until it outlasts a loss of power */
+	uint64_t until;	   /* withdraw: who reads what left by then */
+	struct pool *pool; /* in use */
 	struct room_maps maps;
 	struct wait_spec spec;
 	struct wait wait;
@@ -565,8 +574,6 @@ static inline enum store_move_state store_move_state(const struct store_move *mo
 {
 	return (enum store_move_state)sm_state(&move->sm);
 }
-/* The class that it waits for has its pool, or never will (`why`). */
-void store_move_class_made(struct store_move *move, const struct err *why);
 /* A leg of it has ended, and goes. */
 void store_move_leg_ended(struct store_move *move, const struct store_leg *leg);
 /* How one begins. */
@@ -582,7 +589,10 @@ int store_move_new(struct store_handle *handle, enum store_kind kind, uint32_t c
 void store_move_begin(struct store_move *move, uint64_t deadline_ns);
 /* It waits for a part: to be filled, or to last. */
 void store_move_park(struct store_move *move);
-void store_move_kick(struct store_move *move); /* look at it in the next turn */
+static inline void store_move_kick(struct store_move *move) /* look in the next turn */
+{
+	loop_defer(move->store->kvd->loop, &move->step);
+}
 uint64_t store_piece_bytes(const struct store_move *move, uint32_t i);
 /* Is it of a hold's chunks at other daemons? */
 static inline bool store_piece_far(const struct store_move *move, uint32_t i)

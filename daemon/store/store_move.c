@@ -24,7 +24,6 @@
 #include "daemon/session/session.h"
 #include "daemon/session/status.h"
 #include "daemon/store/far.h"
-#include "daemon/store/lend.h"
 #include "daemon/store/store_impl.h"
 
 #define LEG_BYTES (UINT64_C(64) << 20)
@@ -92,11 +91,6 @@ static void store_move_publish(struct store_move *move)
 			move->error.code);
 }
 
-void store_move_kick(struct store_move *move)
-{
-	loop_defer(move->store->kvd->loop, &move->step);
-}
-
 /* ---- the end ---- */
 
 /* From the last to the first, some a turn. False: not all yet. */
@@ -122,14 +116,14 @@ static void store_move_release(struct store_move *move)
 	loop_timer_stop(&move->deadline);
 	wait_stop(&move->wait);
 	wait_spec_fini(&move->spec);
-	list_remove(&move->class_link);
-	list_remove(&move->load_link);
+	list_remove(&move->class_wait.link);
+	list_remove(&move->part_wait.link);
 	list_remove(&move->hedge_link);
 	room_maps_fini(&move->maps);
 	if (move->kind == STORE_FETCH)
 		store_hedge_let_go(move, 0, move->count);
 	else
-		store_moves_kick(move->store);
+		store_wake(move->store);
 	if (move->class)
 		move->class->users--;
 	if (move->hold)
@@ -197,7 +191,7 @@ void store_move_abort(struct store_move *move, const struct err *why)
 	sm_move(&move->sm, STORE_MOVE_ABORTING);
 	if (loop_work_running(&move->taking))
 		store_put_taken(move);
-	list_remove(&move->class_link);
+	list_remove(&move->class_wait.link);
 	wait_stop(&move->wait);
 	list_foreach(leg, &move->legs, link)
 		store_leg_abort(leg, why);
@@ -365,8 +359,8 @@ static int fetch_pools(struct store_move *move, uint64_t used)
 		r = store_class_pool(class);
 		if (r != 0)
 			continue;
-		list_remove(&move->class_link);
-		list_push_back(&class->waiting, &move->class_link);
+		list_remove(&move->class_wait.link);
+		list_push_back(&class->waiting, &move->class_wait.link);
 	}
 	return err_pass(r);
 }
@@ -457,7 +451,7 @@ void store_move_leg_ended(struct store_move *move, const struct store_leg *leg)
 			far_serves(store->far, far_hold_remote(leg->far));
 		}
 		if (move->kind != STORE_FETCH)
-			store_moves_kick(store); /* those that wait for the same chunk */
+			store_wake(store); /* those that wait for the same chunk */
 		if (leg->hedged)
 			store_hedge_let_go(move, leg->first, leg->count);
 		if (move->kind != STORE_HEDGE)
@@ -481,13 +475,20 @@ static void on_move_wait(struct wait *wait, const struct err *why)
 	store_move_kick(move);
 }
 
-void store_move_class_made(struct store_move *move, const struct err *why)
+static void on_class_made(struct store_waiter *waiter, const struct err *why)
 {
-	list_remove(&move->class_link);
+	struct store_move *move = container_of(waiter, struct store_move, class_wait);
+
 	if (why)
 		store_move_abort(move, why);
 	else
 		store_move_kick(move);
+}
+
+static void on_part(struct store_waiter *waiter, const struct err *why)
+{
+	(void)why;
+	store_move_kick(container_of(waiter, struct store_move, part_wait));
 }
 
 /* Outcome 1: it may go on. */
@@ -509,17 +510,8 @@ static int store_move_await(struct store_move *move)
 
 void store_move_park(struct store_move *move)
 {
-	list_remove(&move->load_link);
-	list_push_back(&move->store->loading, &move->load_link);
-}
-
-void store_moves_kick(struct store *store)
-{
-	struct store_move *move;
-
-	list_foreach(move, &store->loading, load_link)
-		store_move_kick(move);
-	lends_kick(store);
+	list_remove(&move->part_wait.link);
+	list_push_back(&move->store->waiters, &move->part_wait.link);
 }
 
 /* It touches nothing of its engine's. */
@@ -691,8 +683,10 @@ int store_move_new(struct store_handle *handle, enum store_kind kind, uint32_t c
 	move->spec = args->wait;
 	args->wait = (struct wait_spec){0};
 	sm_init(&move->sm, &store_move_table, STORE_MOVE_WAITING);
-	list_init(&move->class_link);
-	list_init(&move->load_link);
+	list_init(&move->class_wait.link);
+	move->class_wait.wake = on_class_made;
+	list_init(&move->part_wait.link);
+	move->part_wait.wake = on_part;
 	list_init(&move->hedge_link);
 	list_init(&move->legs);
 	loop_defer_init(&move->step, on_move_step);

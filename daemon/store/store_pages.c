@@ -225,7 +225,7 @@ void store_reading_end(struct store_reading *reading)
 	mem_free(of);
 	list_remove(&reading->link);
 	if (last)
-		store_moves_kick(store); /* a withdrawal waits for it */
+		store_wake(store); /* a withdrawal waits for it */
 	store_tidy(store);
 }
 

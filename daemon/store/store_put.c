@@ -173,7 +173,7 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 	move->begin = begin;
 	move->end = end;
 	if (!move->class->pool)
-		list_push_back(&move->class->waiting, &move->class_link);
+		list_push_back(&move->class->waiting, &move->class_wait.link);
 	put_pieces(move, ids);
 	*move_p = move;
 	if (!loop_work_running(&move->taking))

@@ -231,15 +231,17 @@ static void class_registered(struct store_class *class)
 static void on_class_pool(void *arg, struct pool *pool, const struct err *err)
 {
 	struct store_class *class = arg;
-	struct store_move *move;
+	struct store_waiter *waiter;
 
 	class->pool = pool;
 	class_registered(class);
 	if (!pool)
 		log_warn("store", class->space->model, "a pool of chunks is not made",
 			 "why=\"%s\"", err->text);
-	list_foreach_safe(move, &class->waiting, class_link)
-		store_move_class_made(move, pool ? NULL : err);
+	list_foreach_safe(waiter, &class->waiting, link) {
+		list_remove(&waiter->link);
+		waiter->wake(waiter, pool ? NULL : err);
+	}
 	store_tidy(class->space->store);
 }
 

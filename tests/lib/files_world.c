@@ -489,7 +489,7 @@ void fw_put_end(struct store_part *part)
 	struct store_chunk *chunk = part->chunk;
 
 	store_part_ready(part);
-	store_moves_kick(chunk->space->store);
+	store_wake(chunk->space->store);
 	store_chunk_unpin(chunk);
 }
 
@@ -500,7 +500,7 @@ void fw_put_fail(struct store_part *part)
 
 	store_part_leave(part);
 	store_chunk_unpin(chunk);
-	store_moves_kick(store);
+	store_wake(store);
 }
 
 void fw_put(struct files_world *w, enum fw_kind kind, uint32_t id)
@@ -565,7 +565,7 @@ static void move_over(struct fw_move *move, enum fw_state state)
 	struct store_chunk *chunk = mem_steal(move->chunk);
 
 	move->state = state;
-	list_remove(&move->move.load_link);
+	list_remove(&move->wait.link);
 	store_chunk_unpin(chunk);
 }
 
@@ -596,10 +596,18 @@ static void move_look(struct fw_move *move)
 
 static void on_step(struct loop_defer *defer)
 {
-	struct fw_move *move = container_of(defer, struct fw_move, move.step);
+	struct fw_move *move = container_of(defer, struct fw_move, step);
 
 	if (move->state == MOVE_WAITS)
 		move_look(move);
+}
+
+static void on_wake(struct store_waiter *waiter, const struct err *why)
+{
+	struct fw_move *move = container_of(waiter, struct fw_move, wait);
+
+	(void)why;
+	loop_defer(move->world->store->kvd->loop, &move->step);
 }
 
 static struct fw_move *move_new(struct files_world *w, enum fw_kind kind, uint32_t id,
@@ -618,10 +626,10 @@ static struct fw_move *move_new(struct files_world *w, enum fw_kind kind, uint32
 	move->fetch = fetch;
 	move->chunk = chunk;
 	store_chunk_pin(chunk);
-	move->move.store = w->store;
-	loop_defer_init(&move->move.step, on_step);
-	list_init(&move->move.load_link);
-	list_push_back(&w->store->loading, &move->move.load_link);
+	loop_defer_init(&move->step, on_step);
+	move->wait.wake = on_wake;
+	list_init(&move->wait.link);
+	list_push_back(&w->store->waiters, &move->wait.link);
 	list_push_back(&w->moves, &move->link);
 	return move;
 }
@@ -659,7 +667,7 @@ void fw_move_end(struct fw_move *move)
 {
 	if (move->state == MOVE_WAITS)
 		move_over(move, MOVE_NOT);
-	loop_defer_cancel(&move->move.step);
+	loop_defer_cancel(&move->step);
 	list_remove(&move->link);
 	free(move);
 }

@@ -56,11 +56,12 @@ struct files_world {
 	int64_t live; /* mem_live() before */
 };
 
-/* A put or a fetch, as far as files see it: told by store_moves_kick() alone. */
+/* A put or a fetch, as far as files see it: woken by store_wake() alone. */
 enum fw_state { MOVE_WAITS, MOVE_GOOD, MOVE_NOT };
 struct fw_move {
 	struct list link;
-	struct store_move move; /* in store->loading; its step is the test's */
+	struct store_waiter wait; /* in store->waiters */
+	struct loop_defer step;
 	struct files_world *world;
 	struct store_chunk *chunk; /* pinned until it ends */
 	enum fw_kind kind;

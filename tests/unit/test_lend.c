@@ -407,14 +407,14 @@ static void legs_that_wait_are_looked_at_once_a_turn(void **state)
 	looks = store->lend_looks;
 	assert_int_equal(looks, LEGS * LONG);
 	for (unsigned int i = 0; i < 1000; i++)
-		store_moves_kick(store);
+		store_wake(store);
 	cluster_run(&w->c, LOOP_NS_PER_MS);
 	assert_in_range(store->lend_looks - looks, LEGS, 2 * LEGS);
 	looks = store->lend_looks;
 	part_loads(part, false);
 	store_part_ready(part);
 	loop_virtual_parts(w->c.loop, 1); /* one of them a turn */
-	store_moves_kick(store);
+	store_wake(store);
 	loop_turn(w->c.loop, 0);
 	assert_in_range(store->lend_looks - looks, 0, 1);
 	cluster_run(&w->c, LOOP_NS_PER_MS);
