@@ -106,6 +106,24 @@ static void what_is_published_again_is_read_again(void **state)
 	assert_true(hedge_holds(&w->other, CHUNKS * PAGES));
 }
 
+/* What reads its pages keeps no pool: it fails. */
+static void pool_that_is_read_goes(void **state)
+{
+	struct hedge_world *w = *state;
+
+	other_begin(w);
+	publish(w, CHUNKS);
+	w->hold = hedge_hold(w, 0, CHUNKS, 0);
+	hedge_reads_late(w, ASKER);
+	w->move = hedge_fetch_to(w, &w->other, CHUNKS, "");
+	cluster_run(&w->c, MS);
+	assert_int_equal(hedge_state(w, w->move), KVD_TRANSFERRING);
+	cluster_ok(&w->c, w->engine[ASKER], "{'cmd':'pool.unregister','pool':%llu}",
+		   (unsigned long long)w->cache[ASKER].pool);
+	cluster_until(&w->c, hedge_is_over, w, "the fetch");
+	assert_int_equal(hedge_state(w, w->move), KVD_FAILED);
+}
+
 /* They are not found at once, and are the engine's once what was under way has landed. */
 static void withdrawal_waits_for_what_reads(void **state)
 {
@@ -313,6 +331,7 @@ int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		CASE(what_is_published_again_is_read_again),
+		CASE(pool_that_is_read_goes),
 		CASE(withdrawal_waits_for_what_reads),
 		CASE(readers_fail_when_their_grace_is_over),
 		CASE(what_was_dropped_is_read_no_more),
