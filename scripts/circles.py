@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 # The largest circle that a folder may have. These numbers only fall.
-LIMITS = {"daemon/room": 3, "daemon/store": 21, "daemon/attend": 5, "daemon/cluster": 7,
+LIMITS = {"daemon/room": 3, "daemon/store": 4, "daemon/attend": 5, "daemon/cluster": 7,
           "gpu": 4, "daemon/memory": 0}
 
 WORD = re.compile(r"[A-Za-z_]\w*")

@@ -51,15 +51,11 @@
 static bool slab_fits(const struct slab_file *slab);
 static void slab_step(struct slab_file *slab);
 static void slab_sync(struct slab_file *slab);
+static void files_erase(struct files *files, struct store_chunk *chunk);
 
 uint64_t files_slab_bytes(const struct files *files)
 {
 	return files->bytes / ARENA_SLABS / DISK_ALIGN * DISK_ALIGN;
-}
-
-uint64_t files_slot_offset(const struct files *files, uint32_t slab, uint32_t index)
-{
-	return index * arena_slab_size(files->arena, slab);
 }
 
 static struct disk_file slab_file_of(uint32_t slab, uint64_t slot_bytes)
@@ -81,7 +77,7 @@ void files_go_on(struct files *files)
 	loop_defer(files->store->kvd->loop, &files->go);
 }
 
-void files_readonly(struct files *files, const struct err *why)
+static void files_readonly(struct files *files, const struct err *why)
 {
 	files->readonly = true;
 	files->why = *why;
@@ -202,7 +198,7 @@ static void job_aim(struct files_job *job, enum disk_what what, bool header_only
 	job->op = (struct disk_op){
 		.what = what,
 		.file = slab_file_of(slab, job->files->slabs[slab].actual),
-		.offset = files_slot_offset(job->files, slab, part->place.index),
+		.offset = part->place.index * arena_slab_size(job->files->arena, slab),
 		.iov = {{job->header, SEAL_HEADER_BYTES}},
 	};
 	if (!header_only)
@@ -674,7 +670,7 @@ static void on_loaded(struct disk_op *op)
 	chunk_let_go(files, chunk);
 }
 
-int files_load(struct files *files, struct store_part *part)
+static int files_load(struct files *files, struct store_part *part)
 {
 	struct files_job *job;
 
@@ -717,7 +713,7 @@ static void part_erase(struct files *files, struct store_part *part)
 	disk_submit(files->disk, &job->op);
 }
 
-void files_erase(struct files *files, struct store_chunk *chunk)
+static void files_erase(struct files *files, struct store_chunk *chunk)
 {
 	struct store_part *part;
 
@@ -729,8 +725,12 @@ void files_erase(struct files *files, struct store_chunk *chunk)
 
 /* ---- life ---- */
 
-int files_new(struct store *store, uint64_t bytes, struct files **files_p)
+int files_new(struct store *store, uint64_t bytes)
 {
+	static const struct file_ops ops = {.write = files_write,
+					    .load = files_load,
+					    .erase = files_erase,
+					    .forget = class_words_leave};
 	struct files *files = mem_zalloc(sizeof(*files));
 	int r;
 
@@ -757,7 +757,9 @@ int files_new(struct store *store, uint64_t bytes, struct files **files_p)
 		mem_free(files);
 		return err_pass(r);
 	}
-	*files_p = files;
+	store->files = files;
+	store->file_ops = &ops;
+	store->file_arena = files->arena;
 	return 0;
 }
 
@@ -850,9 +852,4 @@ int files_writable(const struct files *files)
 		return err_raise(ERR_LIMIT, "nothing is written to chunk_dir: %s",
 				 files->why.text);
 	return 0;
-}
-
-struct arena *files_arena(struct files *files)
-{
-	return files->arena;
 }

@@ -20,15 +20,14 @@
 
 #include "daemon/base/err.h"
 
-struct arena;
 struct disk;
 struct files;
 struct store;
-struct store_chunk;
 struct store_part;
 
-/* So many bytes of files. files_begin() gives it its directory. */
-int files_new(struct store *store, uint64_t bytes, struct files **files_p);
+/* So many bytes of files, which are the store's: its files, file_ops and file_arena.
+ * files_begin() gives them their directory. */
+int files_new(struct store *store, uint64_t bytes);
 /* `disk` is the files' from now on; on_open of its disk_args is files_on_open() with
  * the files. */
 void files_begin(struct files *files, struct disk *disk);
@@ -50,16 +49,9 @@ bool files_opening(const struct files *files);
 /* Something may be written, now or when it is open. ERR_LIMIT: nothing will be. */
 int files_writable(const struct files *files);
 
-struct arena *files_arena(struct files *files);
-
 /* Keep the part, which is ready, some time; `durable`: and sync it, and kick the store's
  * moves. False: it is not done (no room, no writing any more, too much to do). */
 bool files_write(struct files *files, struct store_part *part, bool durable);
-/* Read it into its slot of memory; store_part_loaded() follows. ERR_NOMEM, ERR_STATE. */
-int files_load(struct files *files, struct store_part *part);
-/* The headers of its parts are overwritten, that of one which is being read or written
- * behind that. They keep their places until it lasts. */
-void files_erase(struct files *files, struct store_chunk *chunk);
 
 struct store_files;
 void files_figures(const struct files *files, struct store_files *figures_p);

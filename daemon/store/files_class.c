@@ -115,6 +115,8 @@ static void words_free(struct class_words *words)
 
 /* ---- writing, removing ---- */
 
+static void words_settle(struct class_words *words);
+
 static void words_end(struct class_words *words)
 {
 	strmap_remove(&words->files->words, words->name);
@@ -134,7 +136,7 @@ static void on_words_done(struct disk_op *op)
 		words->failed_ns = loop_now_ns(files->store->kvd->loop);
 	}
 	if (!words->users)
-		class_words_settle(words);
+		words_settle(words);
 	files_go_on(files);
 }
 
@@ -157,7 +159,7 @@ static bool words_wait(const struct class_words *words)
 }
 
 /* No class has them. A file that cannot be removed goes at the next start. */
-void class_words_settle(struct class_words *words)
+static void words_settle(struct class_words *words)
 {
 	const struct files *files = words->files;
 
@@ -174,12 +176,10 @@ void class_words_leave(struct store_class *class)
 {
 	struct class_words *words = mem_steal(class->words);
 
-	if (!words)
-		return;
 	if (words->class == class)
 		words->class = NULL;
 	if (--words->users == 0)
-		class_words_settle(words);
+		words_settle(words);
 }
 
 /* Those that the class has from now on: these, or the ones of that name. */

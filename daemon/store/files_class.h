@@ -35,8 +35,6 @@ struct class_words {
 struct class_words *class_words_of(struct files *files, struct store_class *class);
 /* The class has none any more; with the last of its name the file goes. */
 void class_words_leave(struct store_class *class);
-/* Of no class: removes the file, or forgets it. */
-void class_words_settle(struct class_words *words);
 /* Is it a name of such a file? */
 bool class_words_named(const char *name);
 void class_words_name(const uint8_t digest[SEAL_DIGEST_BYTES],

@@ -79,12 +79,9 @@ struct files_job {
 
 /* A fault of the device: the second ends all writing. */
 void files_note_fault(struct files *files, const struct err *why);
-void files_readonly(struct files *files, const struct err *why);    /* without a word */
 void files_end_writing(struct files *files, const struct err *why); /* until a start */
 void files_go_on(struct files *files); /* look at the queue again, in the next turn */
 uint64_t files_slab_bytes(const struct files *files);
-/* Where a slot of a slab's file begins. */
-uint64_t files_slot_offset(const struct files *files, uint32_t slab, uint32_t index);
 /* Aligned, in *block_p, which is to be freed; NULL + ERR_NOMEM. */
 uint8_t *files_header_new(void **block_p);
 

@@ -29,7 +29,7 @@
 #define SLICE 512u /* buckets, and chunks about */
 #define NO_HOME "is no home of chunks"
 
-bool homes_up(const struct remote *remote)
+static bool homes_up(const struct remote *remote)
 {
 	return remote && sm_state(&remote->peer->sm) == PEER_UP &&
 	       (remote->peer->features & PEER_FEATURE_CHUNKS);

@@ -49,7 +49,6 @@ struct homes {
 	struct homes_group group; /* chunk_homes = cluster */
 };
 
-bool homes_up(const struct remote *remote);
 /* It says that it keeps no directory: it is not up, until it comes up again. */
 void homes_absent(struct homes *homes, const struct remote *remote);
 void homes_answers(struct homes *homes, const struct remote *remote); /* in time or not */

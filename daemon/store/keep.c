@@ -75,6 +75,7 @@ struct keep_record {
 };
 
 struct keep {
+	struct part_observer observer;
 	struct store *store;
 	struct idmap restored; /* while it restores: classes by number; or &refused */
 	bool full;	       /* told once */
@@ -87,6 +88,9 @@ struct keep {
 
 _Static_assert(sizeof(struct keep_record) == 64, "a record is a line of the cache");
 _Static_assert(sizeof(struct keep_head) <= HEAD_BYTES, "the head has its room");
+
+static void on_ready(struct part_observer *observer, const struct store_part *part);
+static void on_gone(struct part_observer *observer, const struct store_part *part);
 
 /* ---- files ---- */
 
@@ -204,6 +208,7 @@ int keep_new(struct store *store, int *fd_p, struct keep **keep_p)
 	keep = mem_zalloc(sizeof(*keep));
 	if (!keep)
 		return err_pass(-ENOMEM);
+	keep->observer = (struct part_observer){on_ready, on_gone};
 	keep->store = store;
 	keep->slab_records = store->memory_bytes / ARENA_SLABS / CANON_GRAIN;
 	keep->map_bytes = index_bytes(keep);
@@ -216,6 +221,7 @@ int keep_new(struct store *store, int *fd_p, struct keep **keep_p)
 		return err_pass(r);
 	}
 	keep->head->tries++;
+	store->observer = &keep->observer;
 	*keep_p = keep;
 	return 0;
 }
@@ -224,6 +230,7 @@ void keep_free(struct keep *keep)
 {
 	if (!keep)
 		return;
+	keep->store->observer = NULL;
 	keep_unmap(keep);
 	mem_free(keep);
 }
@@ -432,11 +439,12 @@ static struct keep_record *record_of(const struct keep *keep,
 	return &keep->records[*place_p];
 }
 
-void keep_put(struct keep *keep, const struct store_part *part)
+static void on_ready(struct part_observer *observer, const struct store_part *part)
 {
+	struct keep *keep = container_of(observer, struct keep, observer);
 	struct keep_record *record;
 	struct keep_slab *slab;
-	uint32_t number = keep ? class_number(keep, part->class) : 0;
+	uint32_t number = class_number(keep, part->class);
 	uint64_t place, slot_bytes;
 
 	if (!number)
@@ -457,13 +465,12 @@ void keep_put(struct keep *keep, const struct store_part *part)
 }
 
 /* Threads write its slot from here on: they see this, and so does whoever comes. */
-void keep_drop(struct keep *keep, const struct store_part *part)
+static void on_gone(struct part_observer *observer, const struct store_part *part)
 {
+	const struct keep *keep = container_of(observer, struct keep, observer);
 	uint64_t place;
 
-	if (keep)
-		__atomic_store_n(&record_of(keep, &part->slot, &place)->sum, 0,
-				 __ATOMIC_SEQ_CST);
+	__atomic_store_n(&record_of(keep, &part->slot, &place)->sum, 0, __ATOMIC_SEQ_CST);
 }
 
 static int record_place(const struct keep *keep, const struct keep_record *record,

@@ -11,7 +11,6 @@
 
 struct keep;
 struct store;
-struct store_part;
 
 /* *fd_p: the memory, of the process before or new; the caller's. *keep_p NULL: nobody
  * keeps it. */
@@ -21,9 +20,5 @@ void keep_free(struct keep *keep); /* what is noted stays */
 void keep_restore(struct keep *keep);
 /* The memory is there: this process may be trusted with what it was given. */
 void keep_settled(struct keep *keep);
-
-/* The part's bytes are in its slot, and stay until keep_drop(). */
-void keep_put(struct keep *keep, const struct store_part *part);
-void keep_drop(struct keep *keep, const struct store_part *part);
 
 #endif

@@ -79,7 +79,7 @@ static int files_open(struct store *store)
 	const struct config *config = store->kvd->config;
 	struct disk_args args = {.path = config->chunk_dir, .on_open = files_on_open};
 	struct disk *disk;
-	int r = files_new(store, config->chunk_dir_bytes, &store->files);
+	int r = files_new(store, config->chunk_dir_bytes);
 
 	if (r < 0)
 		return err_pass(r);
@@ -99,7 +99,7 @@ static void tidy(struct store *store)
 	store_spaces_tidy(store);
 	arena_tidy(store->arena);
 	if (store->files)
-		arena_tidy(files_arena(store->files));
+		arena_tidy(store->file_arena);
 	store_tenants_tidy(store);
 }
 
@@ -309,14 +309,6 @@ bool store_drained(const struct store *store)
 	return !store || (files_drained(store->files) && store->lends == 0);
 }
 
-bool store_disk_stands(const struct store *store)
-{
-	struct store_files figures;
-
-	files_figures(store ? store->files : NULL, &figures);
-	return figures.stands;
-}
-
 static int store_module_new(struct kvd *kvd, void **part_p)
 {
 	struct store *store = NULL;
@@ -331,7 +323,11 @@ static int store_module_new(struct kvd *kvd, void **part_p)
 
 static bool store_health(const void *part, struct err *why_p)
 {
-	if (!store_disk_stands(part))
+	const struct store *store = part;
+	struct store_files figures;
+
+	files_figures(store->files, &figures);
+	if (!figures.stands)
 		return true;
 	err_set(why_p, ERR_IO, "chunk_dir: its disk does not answer");
 	return false;
@@ -339,7 +335,9 @@ static bool store_health(const void *part, struct err *why_p)
 
 static unsigned int store_live_now(const void *part)
 {
-	return store_live(part);
+	const struct store *store = part;
+
+	return store->moves_live; /* that have not ended */
 }
 
 static bool store_module_drained(const void *part, struct err *why_p)

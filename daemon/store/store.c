@@ -31,11 +31,6 @@ void store_wake(struct store *store)
 		waiter->wake(waiter, NULL);
 }
 
-unsigned int store_live(const struct store *store)
-{
-	return store ? store->moves_live : 0;
-}
-
 struct live *store_costs(const struct kvd *kvd)
 {
 	const struct store *store = store_of(kvd);

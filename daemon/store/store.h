@@ -62,12 +62,9 @@ void store_free(struct store *store); /* no session is left; NULL is fine */
 int store_ready(struct store *store);
 /* Rooms of the pool that read what was published: they fail with it. */
 unsigned int store_pool_readings(const struct pool *pool);
-/* Moves that have not ended. NULL is fine. */
-unsigned int store_live(const struct store *store);
 /* Its session has ended, and nothing is under way in its files. NULL is fine. */
 bool store_drained(const struct store *store);
-/* The disk of chunk_dir does not answer. NULL is fine. */
-bool store_disk_stands(const struct store *store);
+
 /* ---- spaces ---- */
 
 struct store_space_args {

@@ -18,9 +18,7 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/store/events.h"
-#include "daemon/store/files.h"
 #include "daemon/store/homes.h"
-#include "daemon/store/keep.h"
 #include "daemon/store/seal.h"
 #include "daemon/store/store_impl.h"
 
@@ -97,6 +95,14 @@ static void chunk_look(struct store_chunk *chunk)
 		homes_tell(homes, chunk, now != 0);
 }
 
+static void part_gone(const struct store_part *part)
+{
+	struct part_observer *observer = part->chunk->space->store->observer;
+
+	if (observer)
+		observer->on_gone(observer, part);
+}
+
 /* Nobody finds it any more, nor does a later start. */
 static void chunk_unlink(struct store_chunk *chunk)
 {
@@ -108,7 +114,7 @@ static void chunk_unlink(struct store_chunk *chunk)
 	chunk->gone = true;
 	list_foreach(part, &chunk->parts, link) {
 		if (part->memory == PART_READY && !part->pages)
-			keep_drop(chunk->space->store->keep, part);
+			part_gone(part);
 	}
 	while (*at != chunk)
 		at = &(*at)->next;
@@ -293,13 +299,15 @@ static void part_set(struct store_part *part, enum part_memory memory,
 
 void store_part_ready(struct store_part *part)
 {
+	struct part_observer *observer = part->chunk->space->store->observer;
+
 	assert(part->memory != PART_READY && (part->slot.slab || part->pages));
 	if (part->pages) {
 		store_pages_ready(part);
 	} else {
 		part->chunk->space->bytes += part->class->canon->slot_bytes;
-		if (!part->chunk->gone)
-			keep_put(part->chunk->space->store->keep, part);
+		if (observer && !part->chunk->gone)
+			observer->on_ready(observer, part);
 	}
 	part_set(part, PART_READY, part->file);
 }
@@ -308,7 +316,7 @@ void store_part_ready(struct store_part *part)
 static void part_unready(struct store_part *part)
 {
 	if (part->memory == PART_READY && !part->pages) {
-		keep_drop(part->chunk->space->store->keep, part);
+		part_gone(part);
 		part->chunk->space->bytes -= part->class->canon->slot_bytes;
 	}
 	arena_give(&part->slot);
@@ -384,7 +392,7 @@ void store_part_unfiled(struct store_part *part)
 	arena_give(&part->place);
 	if (part->chunk->space->store->files)
 		sizes_look(part->chunk->space->store,
-			   files_arena(part->chunk->space->store->files));
+			   part->chunk->space->store->file_arena);
 	part_set(part, part->memory, PART_UNFILED);
 }
 
@@ -416,7 +424,7 @@ int store_part_load(struct store_part *part)
 	if (r < 0)
 		return err_pass(r);
 	part_set(part, PART_FILLING, part->file);
-	r = files_load(chunk->space->store->files, part);
+	r = chunk->space->store->file_ops->load(chunk->space->store->files, part);
 	if (r < 0) {
 		part_set(part, PART_OUT, part->file);
 		arena_give(&part->slot);
@@ -464,12 +472,13 @@ static bool chunk_is_for_files(const struct store_chunk *chunk)
 
 static void chunk_file(struct store_chunk *chunk)
 {
+	const struct store *store = chunk->space->store;
 	struct store_part *part;
 
 	list_foreach(part, &chunk->parts, link) {
 		if (part->memory == PART_READY && part->file == PART_UNFILED &&
 		    !part->pages)
-			files_write(chunk->space->store->files, part, false);
+			store->file_ops->write(store->files, part, false);
 	}
 }
 
@@ -582,6 +591,7 @@ void store_find(struct store_handle *handle, const struct store_ids *ids,
 
 uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids)
 {
+	const struct store *store = handle->space->store;
 	uint32_t dropped = 0;
 
 	for (uint32_t i = 0; i < ids->count; i++) {
@@ -595,7 +605,7 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids)
 		store_chunk_pin(chunk);
 		chunk_unlink(chunk);
 		if (chunk->filed) /* no later start shall find it */
-			files_erase(handle->space->store->files, chunk);
+			store->file_ops->erase(store->files, chunk);
 		store_pages_drop(chunk); /* nor its engine, to withdraw it */
 		store_chunk_unpin(chunk);
 	}

@@ -15,8 +15,12 @@
 #include "daemon/store/arena.h"
 #include "daemon/store/store.h"
 
+struct files;
 struct remote;
 struct room_leg;
+struct store_chunk;
+struct store_class;
+struct store_part;
 
 /* Of a daemon, as the next; the last for users with few. */
 #define STORE_SPACES_MAX 256u
@@ -30,6 +34,26 @@ struct room_leg;
 struct store_waiter {
 	struct list link; /* in store->waiters, class->waiting */
 	void (*wake)(struct store_waiter *waiter, const struct err *why);
+};
+
+/* What parts ask of files, which know parts: files.c. */
+struct file_ops {
+	/* As files_write(). */
+	bool (*write)(struct files *files, struct store_part *part, bool durable);
+	/* Read it into its slot of memory; store_part_loaded() follows. ERR_NOMEM,
+	 * ERR_STATE. */
+	int (*load)(struct files *files, struct store_part *part);
+	/* The headers of its parts are overwritten, that of one which is being read or
+	 * written behind that. They keep their places until it lasts. */
+	void (*erase)(struct files *files, struct store_chunk *chunk);
+	void (*forget)(struct store_class *class); /* it ends */
+};
+
+/* Who follows what memory has: keep.c. */
+struct part_observer {
+	/* The part's bytes are in its slot; they do not stay there. */
+	void (*on_ready)(struct part_observer *observer, const struct store_part *part);
+	void (*on_gone)(struct part_observer *observer, const struct store_part *part);
 };
 
 struct store_tenant {
@@ -188,8 +212,11 @@ struct store {
 	uint64_t memory_bytes;
 	uint8_t *base; /* of the memory, once it is there */
 	struct arena *arena;
-	struct keep *keep;   /* NULL: it ends with the process */
-	struct files *files; /* NULL: none */
+	struct keep *keep;		/* NULL: it ends with the process */
+	struct part_observer *observer; /* NULL: nobody */
+	struct files *files;		/* NULL: none, as the next */
+	const struct file_ops *file_ops;
+	struct arena *file_arena;
 	struct list tenants, spaces;
 	unsigned int tenant_count, space_count, class_count;
 	uint64_t next_space, uses;
@@ -286,7 +313,7 @@ struct store_hold {
 };
 
 /* ---- store.c ---- */
-/* A store without memory, files and a session, which store_new() gives it. */
+/* A store without memory, files and a session, which store_begin() gives it. */
 int store_make(struct kvd *kvd, struct store **store_p);
 /* What nobody uses any more goes, in a later turn. */
 void store_tidy(struct store *store);

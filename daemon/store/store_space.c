@@ -20,7 +20,6 @@
 #include "daemon/session/pool.h"
 #include "daemon/session/region.h"
 #include "daemon/session/session.h"
-#include "daemon/store/files_class.h"
 #include "daemon/store/store_impl.h"
 
 /* ---- spaces ---- */
@@ -188,7 +187,6 @@ static void class_free(struct store_class *class)
 	cJSON_Delete(class->layout);
 	cJSON_Delete(class->regions);
 	canon_free(class->canon);
-	class_words_leave(class);
 	charge_drop(&class->charge);
 	mem_free(class);
 }
@@ -214,7 +212,8 @@ void store_class_drop(struct store_class *class)
 		space->tenant->classes--;
 		store->class_count--;
 	}
-	class_words_leave(class);
+	if (class->words)
+		store->file_ops->forget(class);
 	if (class->pool && store->session)
 		pool_close(class->pool, on_class_closed, class);
 	else

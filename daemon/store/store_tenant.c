@@ -4,7 +4,6 @@
 
 #include "daemon/base/mem.h"
 #include "daemon/store/events.h"
-#include "daemon/store/files.h"
 #include "daemon/store/store_impl.h"
 
 /* Those in files are of users who were here before: nobody leaves for them. */
@@ -46,7 +45,7 @@ int store_tenant_of(struct store *store, struct account *account, uint64_t gener
 		return err_pass(-ENOMEM);
 	r = arena_owner_new(store->arena, &tenant->owner);
 	if (r >= 0 && store->files)
-		r = arena_owner_new(files_arena(store->files), &tenant->file_owner);
+		r = arena_owner_new(store->file_arena, &tenant->file_owner);
 	if (r < 0) {
 		arena_owner_free(tenant->owner);
 		mem_free(tenant);

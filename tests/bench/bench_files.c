@@ -210,7 +210,7 @@ static void start(struct bench *b)
 
 	check(store_make(&b->kvd, &store), "store");
 	b->kvd.part[MODULE_STORE] = store;
-	check(files_new(store, b->config.chunk_dir_bytes, &store->files), "files");
+	check(files_new(store, b->config.chunk_dir_bytes), "files");
 	args.arg = store->files;
 	check(open_disk(b, &args, &disk), "disk");
 	files_begin(store->files, disk);

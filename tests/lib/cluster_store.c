@@ -41,7 +41,7 @@ static void open_files(struct node *node, const struct cluster_store_args *args)
 	struct disk *disk;
 
 	snprintf(node->config.chunk_dir, sizeof(node->config.chunk_dir), "/simulated");
-	must(files_new(store, args->file_bytes, &store->files));
+	must(files_new(store, args->file_bytes));
 	disk_args.arg = store->files;
 	must(disk_sim_open(args->disk, node->kvd.loop, &disk_args, &disk));
 	files_begin(store->files, disk);

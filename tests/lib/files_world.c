@@ -187,14 +187,14 @@ void fw_start(struct files_world *w)
 	assert_null(w->store);
 	assert_int_equal(store_make(&w->kvd, &store), 0);
 	w->store = w->kvd.part[MODULE_STORE] = store;
-	assert_int_equal(files_new(store, w->config.chunk_dir_bytes, &store->files), 0);
+	assert_int_equal(files_new(store, w->config.chunk_dir_bytes), 0);
 	args.arg = store->files;
 	assert_int_equal(disk_sim_open(w->sim, w->loop, &args, &w->disk), 0);
 	files_begin(store->files, w->disk);
 	if (w->args.memory_slabs)
 		arena_limit(store->arena, w->args.memory_slabs);
 	if (w->args.file_slabs)
-		arena_limit(files_arena(store->files), w->args.file_slabs);
+		arena_limit(store->file_arena, w->args.file_slabs);
 	store->region = &w->region;
 	store->base = w->memory;
 	files_on_memory(store->files);

@@ -74,7 +74,7 @@ struct fw_move {
 
 void fw_begin(struct files_world *w, const struct fw_args *args);
 void fw_end(struct files_world *w); /* stops it, and nothing is left over */
-/* The store as store_new() makes it, over what the disk has. */
+/* The store as its module makes it, over what the disk has. */
 void fw_start(struct files_world *w);
 /* As its session's end and the daemon's do. False: it does not come to an end; then
  * fw_abandon(). */

@@ -153,7 +153,7 @@ static void chunk_in_many_slots_is_one(void **state)
 	restarted(&w);
 	assert_int_equal(fw_loads(&w, KIND_A, 9), MOVE_GOOD);
 	fw_quiet(&w);
-	assert_true(arena_slabs_used(files_arena(w.store->files)) <= FW_KINDS + 1);
+	assert_true(arena_slabs_used(w.store->file_arena) <= FW_KINDS + 1);
 	works(&w);
 	fw_end(&w);
 	free(data);

@@ -87,7 +87,7 @@ static uint64_t files_evicted(const struct play *p)
 {
 	struct arena_figures figures;
 
-	arena_figures(files_arena(p->w.store->files), &figures);
+	arena_figures(p->w.store->file_arena, &figures);
 	return figures.evicted;
 }
 

@@ -217,7 +217,7 @@ static struct session *ended;
 
 static bool store_is_still(void *arg)
 {
-	return store_live(arg) == 0;
+	return store_module.live(arg) == 0;
 }
 
 static struct store_found held(struct world *w, uint32_t first, uint32_t count)
