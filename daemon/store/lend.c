@@ -147,11 +147,6 @@ static struct store_lend *lend_find(const struct remote *remote, uint64_t ask)
 	return idmap_get(&store_remote(remote)->asks, ask);
 }
 
-unsigned int lends_open(const struct store *store)
-{
-	return store->lends;
-}
-
 /* ---- CHUNK_ASK ---- */
 
 /* What is told of chunks that follow each other. */

@@ -29,6 +29,5 @@ int lend_chunks(const struct remote *remote, uint64_t ask, uint64_t pool,
 void lends_close(struct store *store);
 void lends_init(struct store *store);
 void lends_fini(struct store *store); /* none is open */
-unsigned int lends_open(const struct store *store);
 
 #endif

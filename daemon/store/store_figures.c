@@ -5,7 +5,6 @@
 #include "daemon/store/files.h"
 #include "daemon/store/home.h"
 #include "daemon/store/homes.h"
-#include "daemon/store/lend.h"
 #include "daemon/store/store_impl.h"
 #include "daemon/store/store_metrics.h"
 
@@ -40,7 +39,7 @@ void store_figures(const struct store *store, struct store_figures *figures_p)
 					    .hedges = store->far_hedges,
 					    .hedges_won = store->far_hedges_won,
 					    .lends = store->lend_count,
-					    .lent = lends_open(store)};
+					    .lent = store->lends};
 	far_count(store->far, &figures_p->far);
 	homes_figures(store->homes, &figures_p->homes);
 	figures_p->homes.dials = store->far_dials;

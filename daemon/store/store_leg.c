@@ -87,13 +87,12 @@ static void leg_price(const struct store_leg *leg)
 	if (there->pull_ended_ns > begin_ns)
 		begin_ns = there->pull_ended_ns;
 	there->pull_ended_ns = now_ns;
-	if (leg->error.code == ERR_OK && leg->bytes && remote->ready &&
-	    store_costs(store->kvd)) {
+	if (leg->error.code == ERR_OK && leg->bytes && remote->ready && store->costs) {
 		const struct live_way way = {.key = remote->peer->instance,
 					     .transport = remote->transport->ops->name,
 					     .now_s = (uint32_t)(now_ns / LOOP_NS_PER_S)};
 
-		live_pull(store_costs(store->kvd), &way, (double)leg->bytes,
+		live_pull(store->costs, &way, (double)leg->bytes,
 			  (double)(now_ns - begin_ns) / 1e3);
 	}
 }

@@ -264,12 +264,12 @@ static void peer_pins_no_more_than_half_of_a_user_s_share(void **state)
 	ask(w, 2, most, CHUNKS - most, UINT64_MAX); /* others: of which none can be */
 	assert_int_equal(heard.tolds, 2);
 	assert_int_equal(heard.chunks, 0);
-	assert_int_equal(lends_open(node_store(w)), 1);
+	assert_int_equal(node_store(w)->lends, 1);
 	ask(w, 3, 0, CHUNKS, UINT64_MAX); /* the same, which are pinned already */
 	assert_int_equal(heard.chunks, most);
 	assert_in_range(pinned(w), 1, share(w) / 2);
 	cluster_run(&w->c, (STORE_LEASE_MS_MAX + FAR_LEASE_MORE_MS) * LOOP_NS_PER_MS);
-	assert_int_equal(lends_open(node_store(w)), 0); /* what an engine may ask for */
+	assert_int_equal(node_store(w)->lends, 0); /* what an engine may ask for */
 	assert_int_equal(pinned(w), 0);
 }
 
@@ -281,12 +281,12 @@ static void peer_that_goes_lets_go_of_all(void **state)
 	for (uint64_t n = 1; n <= 300; n++)
 		ask(w, n, 0, 20, 600000);
 	assert_int_equal(heard.code, ERR_LIMIT);
-	assert_int_equal(lends_open(node_store(w)), 256);
+	assert_int_equal(node_store(w)->lends, 256);
 	ask(w, 1, 0, 20, 600000);
 	assert_int_equal(heard.code, ERR_EXIST);
 	handshake_close(w->c.nodes[1].kvd.handshake);
 	cluster_run(&w->c, LOOP_NS_PER_S);
-	assert_int_equal(lends_open(node_store(w)), 0);
+	assert_int_equal(node_store(w)->lends, 0);
 	assert_int_equal(pinned(w), 0);
 }
 
@@ -302,9 +302,9 @@ static void lease_that_is_renewed_is_longer(void **state)
 	ask(w, 2, 0, 0, 5000); /* of no hold */
 	assert_int_equal(heard.tolds, 1);
 	cluster_run(&w->c, 4 * LOOP_NS_PER_S);
-	assert_int_equal(lends_open(node_store(w)), 1);
+	assert_int_equal(node_store(w)->lends, 1);
 	cluster_run(&w->c, 2 * LOOP_NS_PER_S);
-	assert_int_equal(lends_open(node_store(w)), 0);
+	assert_int_equal(node_store(w)->lends, 0);
 }
 
 /* ---- legs ---- */
@@ -365,7 +365,7 @@ static void leg_that_waits_is_refused_when_its_hold_ends(void **state)
 	cluster_run(&w->c, LOOP_NS_PER_S);
 	assert_int_equal(heard.naks, 2);
 	assert_int_equal(heard.code, ERR_DRAIN);
-	assert_int_equal(lends_open(node_store(w)), 0);
+	assert_int_equal(node_store(w)->lends, 0);
 	part_loads(part, false);
 	store_part_ready(part);
 	store_chunk_unpin(part->chunk);
@@ -384,7 +384,7 @@ static void legs_end_when_the_hold_is_let_go(void **state)
 	assert_true(pinned(w) > 0);
 	assert_int_equal(handshake_tell_chunk_release(remote_of(w, 1), &msg), 0);
 	cluster_run(&w->c, 100 * LOOP_NS_PER_MS);
-	assert_int_equal(lends_open(node_store(w)), 0);
+	assert_int_equal(node_store(w)->lends, 0);
 	assert_int_equal(pinned(w), 0);
 }
 
