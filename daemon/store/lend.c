@@ -14,7 +14,6 @@
  */
 #include "daemon/store/lend.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -53,7 +52,7 @@ struct lend_leg {
 	struct room_leg base;
 	struct store_reading reading; /* of an engine's pages */
 	struct list link;	      /* in its lend's */
-	struct list wait_link;	      /* in store->lend_waits */
+	struct store_waiter wait;     /* for a part */
 	struct store_lend *lend;
 	struct wire_chunk_leg asked;
 	uint32_t there; /* its first parts, that are in memory */
@@ -105,7 +104,7 @@ static void lend_leg_free(struct lend_leg *leg)
 	store_reading_end(&leg->reading);
 	loop_defer_cancel(&leg->gone);
 	list_remove(&leg->link);
-	list_remove(&leg->wait_link);
+	list_remove(&leg->wait.link);
 	lend->leg_count--;
 	store_remote(lend->remote)->lent_legs--;
 	mem_free(leg);
@@ -122,7 +121,7 @@ static void lend_close(struct store_lend *lend, const struct err *why, bool all)
 	loop_timer_stop(&lend->lease);
 	lend->leg_count++; /* it stays for the walk */
 	list_foreach_safe(leg, &lend->legs, link) {
-		if (!list_empty(&leg->wait_link)) {
+		if (!list_empty(&leg->wait.link)) {
 			leg_refuse(lend->remote, &leg->asked, why);
 			lend_leg_free(leg);
 		} else if (all && leg->base.room) {
@@ -614,12 +613,19 @@ static void leg_go_on(struct lend_leg *leg)
 	int r = leg_try(leg);
 
 	if (r > 0)
-		list_push_back(&leg->lend->store->lend_waits, &leg->wait_link);
+		list_push_back(&leg->lend->store->waiters, &leg->wait.link);
 	if (r >= 0)
 		return;
 	err_take(&why);
 	leg_refuse(leg->lend->remote, &leg->asked, &why);
 	lend_leg_free(leg);
+}
+
+/* It may go, and take others with it. */
+static void on_leg_part(struct store_waiter *waiter, const struct err *why)
+{
+	(void)why;
+	leg_go_on(container_of(waiter, struct lend_leg, wait));
 }
 
 static int lend_leg_new(const struct remote *remote, const struct wire_chunk_leg *asked,
@@ -637,7 +643,8 @@ static int lend_leg_new(const struct remote *remote, const struct wire_chunk_leg
 		return err_pass(-ENOMEM);
 	leg->lend = lend;
 	leg->asked = *asked;
-	list_init(&leg->wait_link);
+	list_init(&leg->wait.link);
+	leg->wait.wake = on_leg_part;
 	loop_defer_init(&leg->gone, on_leg_gone);
 	list_push_back(&lend->legs, &leg->link);
 	lend->leg_count++;
@@ -662,28 +669,6 @@ static int on_leg(struct remote *remote, struct cursor *body)
 		leg_go_on(leg);
 	}
 	return 0;
-}
-
-/* Each that is due is looked at once; one that goes may take others with it. */
-static bool lends_step(struct loop_work *work)
-{
-	struct store *store = container_of(work, struct store, lends_go);
-	struct list *link = list_pop_front(&store->lend_due);
-
-	if (link)
-		leg_go_on(list_entry(link, struct lend_leg, wait_link));
-	return !list_empty(&store->lend_due);
-}
-
-static void on_part(struct store_waiter *waiter, const struct err *why)
-{
-	struct store *store = container_of(waiter, struct store, lends_wait);
-
-	(void)why;
-	if (list_empty(&store->lend_waits))
-		return;
-	list_append(&store->lend_due, &store->lend_waits);
-	loop_work_defer(&store->lends_go);
 }
 
 /* ---- the end ---- */
@@ -744,19 +729,4 @@ void lends_close(struct store *store)
 	err_set(&why, ERR_DRAIN, "the daemon is stopping");
 	list_foreach_safe(remote, handshake_remotes(store->kvd->handshake), link)
 		remote_end(remote, &why);
-}
-
-void lends_init(struct store *store)
-{
-	list_init(&store->lend_waits);
-	list_init(&store->lend_due);
-	store->lends_wait.wake = on_part;
-	list_push_back(&store->waiters, &store->lends_wait.link);
-	loop_work_init(&store->lends_go, store->kvd->loop, lends_step, NULL);
-}
-
-void lends_fini(struct store *store)
-{
-	assert(store->lends == 0);
-	loop_work_stop(&store->lends_go);
 }

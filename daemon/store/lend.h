@@ -27,7 +27,5 @@ int lend_chunks(const struct remote *remote, uint64_t ask, uint64_t pool,
 		struct store_chunk *const **chunks_p, uint32_t *count_p,
 		struct store_class **class_p);
 void lends_close(struct store *store);
-void lends_init(struct store *store);
-void lends_fini(struct store *store); /* none is open */
 
 #endif

@@ -122,9 +122,8 @@ int store_make(struct kvd *kvd, struct store **store_p)
 	loop_random(kvd->loop, store->instance, sizeof(store->instance));
 	list_init(&store->tenants);
 	list_init(&store->spaces);
-	list_init(&store->waiters);
 	list_init(&store->hedges);
-	lends_init(store);
+	store_wake_init(store);
 	store_pins_init(store);
 	store_evict_init(store);
 	store_pages_init(store);
@@ -188,7 +187,8 @@ void store_free(struct store *store)
 	far_free(store->far);
 	homes_free(store->homes);
 	home_free(store->home);
-	lends_fini(store);
+	assert(store->lends == 0);
+	loop_work_stop(&store->wake);
 	store_pages_fini(store);
 	strmap_fini(&store->holds);
 	idmap_fini(&store->far_rooms);

@@ -23,12 +23,32 @@ void store_tidy(struct store *store)
 	loop_defer(store->kvd->loop, &store->tidy);
 }
 
+static bool wake_step(struct loop_work *work)
+{
+	struct store *store = container_of(work, struct store, wake);
+	struct store_waiter *waiter =
+		list_first(&store->waking, struct store_waiter, link);
+
+	if (waiter) {
+		list_remove(&waiter->link);
+		waiter->wake(waiter, NULL);
+	}
+	return !list_empty(&store->waking);
+}
+
 void store_wake(struct store *store)
 {
-	struct store_waiter *waiter;
+	if (list_empty(&store->waiters))
+		return;
+	list_append(&store->waking, &store->waiters);
+	loop_work_defer(&store->wake);
+}
 
-	list_foreach(waiter, &store->waiters, link)
-		waiter->wake(waiter, NULL);
+void store_wake_init(struct store *store)
+{
+	list_init(&store->waiters);
+	list_init(&store->waking);
+	loop_work_init(&store->wake, store->kvd->loop, wake_step, NULL);
 }
 
 struct live *store_costs(const struct kvd *kvd)

@@ -32,7 +32,7 @@ struct store_part;
 /* What waits for parts, or for the pool of a class: the latter is there from now on, or
  * never will be (`why`). */
 struct store_waiter {
-	struct list link; /* in store->waiters, class->waiting */
+	struct list link; /* in store->waiters, class->waiting; in none when woken */
 	void (*wake)(struct store_waiter *waiter, const struct err *why);
 };
 
@@ -232,10 +232,6 @@ struct store {
 	struct homes *homes; /* NULL: none is told what is here */
 	struct home *home;   /* NULL: this daemon keeps no directory for others */
 	unsigned int lends;  /* what others hold here: lend.c, as the next */
-	/* struct lend_leg.wait_link: those that wait, and are about to be looked at */
-	struct list lend_waits, lend_due;
-	struct store_waiter lends_wait;
-	struct loop_work lends_go;
 	uint64_t lend_looks; /* at parts, for legs of others */
 	struct list pins;    /* store_pins.c: chunks that are let go */
 	struct loop_work unpinning;
@@ -246,7 +242,9 @@ struct store {
 	struct loop_defer leaving_go;
 	struct strmap holds; /* by secret */
 	unsigned int moves, moves_live;
-	struct list waiters;	/* for parts: struct store_waiter.link */
+	/* struct store_waiter.link: those that wait for parts, are about to be woken */
+	struct list waiters, waking;
+	struct loop_work wake;
 	struct idmap far_rooms; /* store_leg.c: what holders offer, by number */
 	struct list hedges;	/* struct store_move.hedge_link */
 	struct pace_budget hedging;
@@ -317,8 +315,10 @@ struct store_hold {
 int store_make(struct kvd *kvd, struct store **store_p);
 /* What nobody uses any more goes, in a later turn. */
 void store_tidy(struct store *store);
-/* A part was filled or loaded, or will not be; or it lasts: who waits for one looks. */
+/* A part was filled or loaded, or will not be; or it lasts: those that wait for one are
+ * woken, some a turn. */
 void store_wake(struct store *store);
+void store_wake_init(struct store *store);
 
 /* ---- store_tenant.c ---- */
 /* Found or made. `generation`: of a part in a file that names it; STORE_NOW, which is

@@ -487,8 +487,11 @@ static void on_class_made(struct store_waiter *waiter, const struct err *why)
 
 static void on_part(struct store_waiter *waiter, const struct err *why)
 {
+	struct store_move *move = container_of(waiter, struct store_move, part_wait);
+
 	(void)why;
-	store_move_kick(container_of(waiter, struct store_move, part_wait));
+	store_move_park(move); /* for the next part, until it ends */
+	store_move_kick(move);
 }
 
 /* Outcome 1: it may go on. */

@@ -607,6 +607,7 @@ static void on_wake(struct store_waiter *waiter, const struct err *why)
 	struct fw_move *move = container_of(waiter, struct fw_move, wait);
 
 	(void)why;
+	list_push_back(&move->world->store->waiters, &waiter->link);
 	loop_defer(move->world->store->kvd->loop, &move->step);
 }
 

@@ -339,7 +339,7 @@ static void leg_names_pools_that_were_told(void **state)
 	leg(w, 2, part->class->pool->id, 2, 2);
 	assert_int_equal(heard.naks, 2);
 	assert_int_equal(heard.code, ERR_NOTFOUND);
-	assert_true(list_empty(&node_store(w)->lend_waits));
+	assert_true(list_empty(&node_store(w)->waiters));
 	store_part_ready(part);
 	store_chunk_unpin(part->chunk);
 }
@@ -420,7 +420,7 @@ static void legs_that_wait_are_looked_at_once_a_turn(void **state)
 	cluster_run(&w->c, LOOP_NS_PER_MS);
 	loop_virtual_parts(w->c.loop, 0);
 	assert_int_equal(store->lend_looks - looks, LEGS);
-	assert_true(list_empty(&store->lend_waits));
+	assert_true(list_empty(&store->waiters));
 	assert_int_equal(heard.naks, 0);
 	store_chunk_unpin(part->chunk);
 }
