@@ -107,6 +107,7 @@ struct closing {
 struct client {
 	PyObject_HEAD struct kvd_client *kvd; /* NULL: closed */
 	unsigned int forks;
+	int timeout_ms; /* of a call that says none */
 	pthread_mutex_t lock;
 	pthread_cond_t turned;
 	bool polling; /* one of the waiting threads is in poll() */

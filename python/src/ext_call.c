@@ -185,7 +185,7 @@ static int run_begin_waiting(const struct run *run, const struct kvd_call *call,
 			     struct kvd_error *error_p)
 {
 	struct client *c = run->client;
-	int ms = call->timeout_ms > 0 ? call->timeout_ms : 10000, r;
+	int ms = call->timeout_ms > 0 ? call->timeout_ms : c->timeout_ms, r;
 	uint64_t until = clock_ns() + (uint64_t)ms * 1000000u;
 
 	client_turn(c, false); /* the end of a session shows in a turn alone */

@@ -22,6 +22,7 @@
 #include <string.h>
 #include <time.h>
 
+#define TIMEOUT_MS 10000 /* as libkvd's */
 #define TURN_EVERY_NS UINT64_C(50000000)
 #define POLL_MS_MAX 50
 #define FLUSH_NS UINT64_C(1000000000)
@@ -307,6 +308,7 @@ static PyObject *client_make(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	if (!c)
 		return NULL;
 	c->forks = ext_forks();
+	c->timeout_ms = options.timeout_ms > 0 ? options.timeout_ms : TIMEOUT_MS;
 	c->told_end = &c->told;
 	list_init(&c->ops);
 	pthread_mutex_init(&c->lock, NULL);

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import kvd
-from conftest import DEADLINE_S, Daemon, judging_deaths, until
+from conftest import DEADLINE_S, Daemon, Stopwatch, judging_deaths, until
 
 SHAPE = dict(page_size=16, pages=8, layers=1, kv_heads=1, head_bytes=64)
 
@@ -48,10 +48,12 @@ def test_blocking_client_comes_back_by_rooms_alone(kind):
         pool = client.pool(layout, [client.register(kvd.Memory(n)) for n in layout.buffers])
         old = client.send(1, pool)
         kill(daemon)
+        watch = Stopwatch()
         for _ in range(2):  # at its end, and without it
             with pytest.raises(kvd.ConnectionError) as told:
                 opening(client, pool, kind, 2)()
             lost(told.value)
+        assert watch.seconds() < 8, "no longer than the client's timeout"
         with pytest.raises(kvd.ConnectionError) as told:  # the room's own end
             old.send({"kv": [1]})
         assert told.value.code == "EDEAD" and told.value.retryable
