@@ -56,11 +56,12 @@ fcntl.flock(os.open(sys.executable, os.O_RDONLY), fcntl.LOCK_EX)"""),
 FUSE = HEAD + "fd = os.open(sys.argv[1], os.O_RDONLY); os.fstat(fd); os.close(fd)"
 
 
-def started(code, *args):
-    """A program whose calls are judged, and where its findings come from."""
+def started(code, *args, within=()):
+    """A program whose calls are judged, and where its findings come from; `within`: by what
+    it is run."""
     report, end = os.pipe()
     command = still_command(end, [sys.base_prefix, sys.prefix, HERE, os.getcwd(), "/root"])
-    proc = subprocess.Popen(command + [sys.executable, "-S", "-c", code] + list(args),
+    proc = subprocess.Popen([*within, *command] + [sys.executable, "-S", "-c", code] + list(args),
                             pass_fds=[end], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     os.close(end)
     return proc, report
@@ -104,6 +105,17 @@ def calls_that_wait_for_nobody_are_not_found():
     visit(proc, path)
     found = ended(proc, report)
     assert not found, found
+
+
+def without_its_proc_nothing_is_judged():
+    """In a PID namespace whose /proc is another's: the program runs, and the log says so."""
+    unshare = ("unshare", "--pid", "--fork")
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        raise Skip("a PID namespace (CAP_SYS_ADMIN)")
+    proc, report = started(SINS["sleep_on_the_loop"][2] + "; print('ran')", within=unshare)
+    said, told = proc.communicate()
+    assert (said, proc.returncode) == (b"ran\n", 0), told
+    assert b"nothing is judged" in told and not still_found(report, sys.executable)
 
 
 def in_a_process_of_its_own(case):
@@ -247,8 +259,9 @@ def reload_commands_and_metrics():
 
 
 run([every_such_call_is_found, calls_that_wait_for_nobody_are_not_found,
-     file_of_a_file_system_of_others_is_found, descriptors_of_every_kind,
-     files_of_a_silent_file_system, names_in_dev_shm, reload_commands_and_metrics,
+     without_its_proc_nothing_is_judged, file_of_a_file_system_of_others_is_found,
+     descriptors_of_every_kind, files_of_a_silent_file_system, names_in_dev_shm,
+     reload_commands_and_metrics,
      test_rooms.shm_memfd_push_and_pull, test_rooms.shm_posix_shm_push_and_pull,
      test_rooms.shm_vm_push_and_pull, test_rooms.tcp_memfd_push_and_pull,
      test_rooms.engine_killed_tells_the_other_side_and_is_unmapped,
