@@ -97,10 +97,11 @@ void table_free(struct table *table)
 
 void table_fit(struct table *table, unsigned int column, size_t columns)
 {
-	size_t all = 2 * (table->columns - 1), least;
+	size_t all, least;
 
 	if (!table || table->failed)
 		return;
+	all = 2 * (table->columns - 1);
 	least = words_width(table->cells[column]);
 	for (unsigned int i = 0; i < table->columns; i++)
 		all += table->widths[i];
