@@ -148,7 +148,7 @@ MUTANTS = [
      "if (leg->post && msg.code == ERR_OK &&\n\t    msg.values.len !=",
      "if (leg->post && msg.code == ERR_OK && !leg->attends &&\n\t    msg.values.len !="),
     ("lost-holder-answers-nothing", "daemon/attend/leg.c",
-     "if (leg->remote != remote || leg->in)", "if (leg->remote != remote || leg->post)"),
+     "if (leg->in)\n\t\t\tcontinue; /* its", "if (leg->in || leg->post)\n\t\t\tcontinue; /* its"),
     ("rows-read-where-they-were", "daemon/attend/leg.c",
      "leg->item.q = leg->q;",
      "leg->item.q = post_seat(leg->post, leg->post->attend->facts.q +\n"
@@ -165,8 +165,7 @@ MUTANTS = [
      "side.skip = begin < here ? (uint64_t)(here - begin) * chunk : 0;",
      "side.skip = begin < here ? (uint64_t)(here - begin) * chunk - 1 : 0;"),
     ("rows-charged-for-ever", "daemon/attend/ask.c",
-     "status_slot_release(session->status, post->slot);\n\tcharge_drop(&post->charge);",
-     "status_slot_release(session->status, post->slot);"),
+     "post_data_drop(post);\n\tcharge_drop(&post->charge);", "post_data_drop(post);"),
     ("rows-of-all-layers-together", "daemon/attend/compute.c",
      "return a->layer == b->layer && store_kv_same", "return store_kv_same"),
     ("stop-ignored", "daemon/attend/serve.c",
