@@ -5,13 +5,14 @@
 # all that it knows.
 TIDY_SRC := $(filter-out daemon/main.c,$(DAEMON_SRC)) daemon/main.c $(CTL_SRC)
 
-.PHONY: fmt check check-deep check-style check-docs check-cppcheck check-arm check-tidy
+.PHONY: fmt check check-deep check-style check-docs check-glibc check-cppcheck check-arm check-tidy
 fmt: ## format all C sources by .clang-format
 	$(Q)git ls-files '*.c' '*.h' | xargs clang-format -i
 
 check: ## style, generated files, links, cppcheck, aarch64, clang-tidy
 	@scripts/install-deps.sh --for-check
-	@$(MAKE) --no-print-directory $(JOBS) -k check-style check-docs check-cppcheck check-arm check-tidy
+	@$(MAKE) --no-print-directory $(JOBS) -k check-style check-docs check-glibc check-cppcheck \
+		check-arm check-tidy
 	@echo 'check: clean'
 
 check-style: ## include direction, lengths, essays, forbidden words
@@ -23,6 +24,9 @@ check-docs: $(B)/kvd $(B)/reference ## generated files, links, quoted messages
 	@scripts/check-links.py
 	@scripts/check-messages.py
 	@scripts/dist.sh --check
+
+check-glibc: $(B)/kvd $(B)/kvd-ctl $(B)/libkvd.so ## no symbol newer than the wheel's tag allows
+	@scripts/check-glibc.sh $^
 
 # Headers of libraries are this machine's, behind the cross compiler's own: nothing is linked.
 ARM_CC := aarch64-linux-gnu-gcc

@@ -87,14 +87,15 @@ struct cost_figure fit_faster(const double *values, uint32_t n, uint32_t now_s)
 void fit_loaded(struct cost_figure *figure, double wall_us, double cpu_us)
 {
 	if (cpu_us > 0 && wall_us > cpu_us)
-		figure->error =
-			hypot(figure->error, figure->value * (wall_us / cpu_us - 1));
+		figure->error = fit_error_of(figure->error,
+					     figure->value * (wall_us / cpu_us - 1));
 }
 
 void fit_anew(struct cost_figure *figure, const struct cost_figure *before)
 {
 	if (figure->count && before->count)
-		figure->error = hypot(figure->error, figure->value - before->value);
+		figure->error =
+			fit_error_of(figure->error, figure->value - before->value);
 }
 
 static struct fit_size *fit_size_of(struct fit *fit, double amount)
