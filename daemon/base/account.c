@@ -128,8 +128,7 @@ static void count_refused(struct account *account, enum account_class class)
 			    METRIC_AT(ACCOUNT_REFUSED, class, 0), 1);
 }
 
-static int account_refuse(struct account *account, enum account_class class,
-			  uint64_t bytes)
+int account_refuse(struct account *account, enum account_class class, uint64_t bytes)
 {
 	const struct accounts *accounts = account->accounts;
 	bool others = accounts->total + bytes <= accounts->limit;

@@ -126,6 +126,8 @@ static inline struct charge charge_steal(struct charge *charge)
 bool account_is_full(const struct account *account);
 /* Would a principal's account have room for so many bytes more? As charge_take(). */
 int account_check(struct account *account, enum account_class class, uint64_t bytes);
+/* Its refusal, for who has found out in another way that there is no room: ERR_LIMIT. */
+int account_refuse(struct account *account, enum account_class class, uint64_t bytes);
 
 /* How many bytes more would pass, for who cannot ask in time. At least 1, so that it is
  * a limit to those to whom 0 is none; UINT64_MAX: any. */

@@ -104,11 +104,11 @@ struct session *xfer_session_by_epoch(struct xfers *xfers, uint64_t epoch)
 
 void xfer_plan_lacks(struct account *account, uint64_t most, struct err *err_p)
 {
-	/* else it was too large for any */
-	const uint64_t all = PLAN_RUNS_MAX * (sizeof(struct plan_run) + sizeof(uint64_t));
-
-	if (account_check(account, ACCOUNT_PLANS, (most < all ? most : all) + 1) < 0)
-		err_take(err_p);
+	if (most >= PLAN_RUNS_MAX * (sizeof(struct plan_run) + sizeof(uint64_t)))
+		return; /* it was too large for any */
+	/* not asked of the account: others may have let go of their memory meanwhile */
+	account_refuse(account, ACCOUNT_PLANS, most + 1);
+	err_take(err_p);
 }
 
 /* Whether there is such a session is told only with its secret. */

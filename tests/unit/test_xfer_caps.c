@@ -216,6 +216,29 @@ static void list_costs_the_same_however_many_there_are(void **state)
 			 (uintmax_t)many, (uintmax_t)few);
 }
 
+/* What was left when planning began is the reason, also where others have let go of
+ * theirs meanwhile, so that now there would be room. */
+static void plan_that_lacked_memory_says_so(void **state)
+{
+	struct trio *p = *state;
+	struct account *account = p->from[0]->account;
+	struct charge filler = {0};
+	struct err err;
+	uint64_t left;
+
+	account_leave(account, 1000, &filler);
+	left = account_room(account);
+	charge_drop(&filler);
+	assert_true(account_room(account) > left);
+	err_set(&err, ERR_LIMIT, "plan: more than 40 runs");
+	xfer_plan_lacks(account, left, &err);
+	assert_int_equal(err.code, ERR_LIMIT);
+	assert_non_null(strstr(err.text, "plans: 1001 bytes more"));
+	err_set(&err, ERR_LIMIT, "plan: more than 40 runs");
+	xfer_plan_lacks(account, UINT64_MAX, &err); /* of memory there was any */
+	assert_string_equal(err.text, "plan: more than 40 runs");
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -225,6 +248,7 @@ int main(void)
 		CASE(entries_are_charged_before_they_come),
 		CASE(lists_go_with_their_daemon),
 		CASE(list_costs_the_same_however_many_there_are),
+		CASE(plan_that_lacked_memory_says_so),
 	};
 
 	return cmocka_run_group_tests_name("xfer_caps", tests, NULL, NULL);
