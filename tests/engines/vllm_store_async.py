@@ -295,9 +295,10 @@ def named():
     assert one() in seen, "the same twice"
     new(dtype="bfloat16")
     new(quantization="fp8")
-    new(revision="e1945c40")
+    assert one(revision="main") in seen, "a branch is no name of weights"
+    new(revision="e1945c40" * 5)
     new(hf_overrides={"sliding_window": 7})
-    new(model="/nowhere")
+    equal(one(model="/nowhere").revision, None, "weights that nothing names")
     new({"model": "m"})
     new({"revision": "x" * 300})
     text = copy.copy(config.model_config.hf_text_config)
