@@ -79,16 +79,20 @@ static void session_drop(struct groups *groups, struct groups_place *place)
 	mem_free(of);
 }
 
+static struct groups_place *place_next(const struct groups_place *place)
+{
+	return place->link.next == &place->groups->places
+		       ? NULL
+		       : list_entry(place->link.next, struct groups_place, link);
+}
+
 /* A walk of many turns goes on behind it. */
 static void place_unlink(struct groups_place *place)
 {
 	struct groups *groups = place->groups;
 
 	if (groups->pools_at == place)
-		groups->pools_at =
-			place->link.next == &groups->places
-				? NULL
-				: list_entry(place->link.next, struct groups_place, link);
+		groups->pools_at = place_next(place);
 	list_remove(&place->link);
 }
 
@@ -521,14 +525,10 @@ static bool pools_step(struct loop_work *work)
 {
 	struct groups *groups = container_of(work, struct groups, pools);
 	struct groups_place *place = groups->pools_at;
-	struct list *next;
 
 	if (!place)
 		return false;
-	next = place->link.next;
-	groups->pools_at = next == &groups->places
-				   ? NULL
-				   : list_entry(next, struct groups_place, link);
+	groups->pools_at = place_next(place);
 	if (place->session)
 		said_pool(place);
 	return true;

@@ -249,17 +249,6 @@ void roster_mark(struct roster *roster)
 		entry->stale = entry->record != NULL;
 }
 
-bool roster_has_stale(const struct roster *roster)
-{
-	const struct roster_entry *entry;
-
-	list_foreach(entry, &roster->order, link) {
-		if (entry->stale)
-			return true;
-	}
-	return false;
-}
-
 void roster_sweep(struct roster *roster,
 		  void (*on_gone)(void *arg, const struct place *place), void *arg)
 {
@@ -316,12 +305,6 @@ struct roster_entry *roster_next(const struct roster *roster,
 	return entry->link.next == &roster->order
 		       ? NULL
 		       : list_entry(entry->link.next, struct roster_entry, link);
-}
-
-size_t roster_bytes(const char *record, const char *load)
-{
-	return sizeof(struct roster_entry) + sizeof(struct place_key) + strlen(record) +
-	       (load ? strlen(load) : 0);
 }
 
 bool place_equal(const struct place *a, const struct place *b)

@@ -75,11 +75,8 @@ void roster_missing(struct roster *roster, struct roster_entry *entry, uint64_t 
  * stale is dropped, and on_gone(arg) told of each, which must not free the roster; NULL:
  * nobody asks. */
 void roster_mark(struct roster *roster);
-bool roster_has_stale(const struct roster *roster);
 void roster_sweep(struct roster *roster,
 		  void (*on_gone)(void *arg, const struct place *place), void *arg);
-/* Bytes that an entry of these texts takes, about. */
-size_t roster_bytes(const char *record, const char *load);
 
 /* What tells places of one group apart, as a key of a strmap: its bytes. */
 struct place_key {

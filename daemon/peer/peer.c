@@ -234,7 +234,7 @@ struct peer_impl *peer_find_endpoint(struct peers *peers, const char *endpoint)
 	struct list *bucket;
 
 	bucket = peer_bucket(peers->endpoints, endpoint, strlen(endpoint));
-	list_foreach(name, bucket, link) { /* at most 64: a bucket */
+	list_foreach(name, bucket, link) { /* at most 64, about: a bucket */
 		if (strcmp(name->endpoint, endpoint) == 0)
 			return name->owner;
 	}
@@ -477,7 +477,7 @@ struct peer *peers_by_instance(struct peers *peers, const uint8_t instance[16])
 	struct list *bucket = peer_bucket(peers->instances, instance, 16);
 	struct peer_impl *impl;
 
-	list_foreach(impl, bucket, by_instance) { /* at most 64: a bucket */
+	list_foreach(impl, bucket, by_instance) { /* at most 64, about: a bucket */
 		if (memcmp(impl->peer.instance, instance, 16) == 0)
 			return &impl->peer;
 	}

@@ -13,7 +13,9 @@
 #include "daemon/loop/work.h"
 #include "daemon/peer/peer.h"
 
-#define PEER_BUCKETS 1024u /* of a table; of the most peers there may be, 64 in each */
+/* Of a table. The hash is seeded: of the most peers there may be (65536) 64 are in each,
+ * or not many more; of their peerings, two a peer, twice as many. */
+#define PEER_BUCKETS 1024u
 #define PEER_REFUSALS_MAX 16u
 #define PEER_REFUSALS_USER 4u /* of them, for the HELLOs of one user */
 #define PEER_PACES 64u
@@ -188,7 +190,7 @@ struct peers {
 	unsigned int count, strangers; /* of all; of these, strangers */
 	unsigned int in_state[PEER_DOWN + 1];
 	struct peer_impl *self;
-	/* look-ups, none longer than a bucket: struct peering.link and .by_nonce, struct
+	/* look-ups, each of a bucket: struct peering.link and .by_nonce, struct
 	 * peer_name.link, struct peer_impl.by_instance */
 	struct list epochs[PEER_BUCKETS], nonces[PEER_BUCKETS];
 	struct list endpoints[PEER_BUCKETS], instances[PEER_BUCKETS];

@@ -98,7 +98,7 @@ struct peering *peering_find(struct peers *peers, uint64_t epoch_in)
 	struct list *bucket = bucket_of(peers->epochs, epoch_in);
 	struct peering *peering;
 
-	list_foreach(peering, bucket, link) { /* at most 128: a bucket */
+	list_foreach(peering, bucket, link) { /* at most 128, about: a bucket */
 		if (peering->epoch_in == epoch_in)
 			return peering;
 	}
@@ -110,7 +110,7 @@ struct peering *peering_find_nonce(struct peers *peers, uint64_t nonce)
 	struct list *bucket = bucket_of(peers->nonces, nonce);
 	struct peering *peering;
 
-	list_foreach(peering, bucket, by_nonce) { /* at most 128: a bucket */
+	list_foreach(peering, bucket, by_nonce) { /* at most 128, about: a bucket */
 		if (peering->nonce == nonce)
 			return peering;
 	}

@@ -10,6 +10,7 @@
 
 #include "ctl/ctl.h"
 #include "ctl/table.h"
+#include "daemon/base/mem.h"
 #include "ctl/words.h"
 
 static void words_that_control_a_terminal_are_cleaned(void **state)
@@ -91,6 +92,18 @@ static void table_that_is_fitted_shortens_one_column(void **state)
 	free(text);
 }
 
+static void table_without_memory_is_nothing(void **state)
+{
+	(void)state;
+	mem_fail_at(1);
+	assert_null(table_new("A >N"));
+	mem_fail_at(0);
+	table_cell(NULL, "1");
+	table_fit(NULL, 0, 10);
+	assert_true(table_print(NULL, stdout) < 0);
+	table_free(NULL);
+}
+
 static void amounts_are_written_for_people(void **state)
 {
 	static const struct {
@@ -119,6 +132,7 @@ int main(void)
 		cmocka_unit_test(words_of_an_answer_are_cleaned_at_any_depth),
 		cmocka_unit_test(words_as_json_are_escaped_not_changed),
 		cmocka_unit_test(table_that_is_fitted_shortens_one_column),
+		cmocka_unit_test(table_without_memory_is_nothing),
 		cmocka_unit_test(amounts_are_written_for_people),
 	};
 

@@ -189,7 +189,8 @@ vllm.v1.kv_offload.tiering.base
     SecondaryTierManager < shutdown()
 """
 
-TESTED = ("0.31.0", "0.32.0")  # releases of vLLM that make engines has run
+# releases of vLLM that make engines has run, with the connectors and with the tier
+TESTED, TIER_TESTED = ("0.31.0", "0.32.0"), ("0.32.0",)
 REMEDY = "install vLLM %s, or use vLLM's NixlConnector on kvd (docs/engines/nixl.md)" % TESTED[-1]
 PARTS = {"connectors": Engine("kvd.vllm", "vLLM", TESTED, CONFIG + CACHES + CONNECTORS, REMEDY),
-         "tier": Engine("kvd.vllm.tier", "vLLM", TESTED, TIER, REMEDY)}
+         "tier": Engine("kvd.vllm.tier", "vLLM", TIER_TESTED, TIER, REMEDY)}
