@@ -211,6 +211,17 @@ static void indices_are_kept_by_who_gave_them_only(void **state)
 	assert_int_equal(some - all, 2);
 }
 
+static bool has_sent_lists(const struct pair *p)
+{
+	const struct xfer_session *xs = p->me->part[MODULE_XFER];
+	const struct prepared *prepared;
+
+	list_foreach(prepared, &xs->prepared, link)
+		if (!list_empty(&prepared->sent))
+			return true;
+	return false;
+}
+
 static void lost_peer_fails_transfers(void **state)
 {
 	struct pair *p = *state;
@@ -222,9 +233,11 @@ static void lost_peer_fails_transfers(void **state)
 	fake_hub_profile(p->c.bytes)->delay_max_ns = 30 * LOOP_NS_PER_MS;
 	x = pair_start(p, "write", pair_grid(p, true), pair_grid(p, false), NULL);
 	cluster_run(&p->c, 60 * LOOP_NS_PER_MS);
+	assert_true(has_sent_lists(p));
 	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
 			  true);
 	pair_until(p, x, KVD_FAILED);
+	assert_false(has_sent_lists(p)); /* whoever comes back has none */
 	mem_hub_partition(p->c.links, p->c.nodes[0].endpoint, p->c.nodes[1].endpoint,
 			  false);
 	cluster_run(&p->c, 5 * LOOP_NS_PER_S);
