@@ -200,6 +200,33 @@ def test_a_holder_that_was_killed_is_followed_by_the_other(when):
                 assert hold.chunks == 0
 
 
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_lone_holder_that_is_gone_is_known_before_a_fetch_is_late(end):
+    """What is known of the peer ends the fetch, not the 10 minutes of connect_timeout."""
+    ids = chain(4, b"lone")
+    own = "[peer]\nconnect_timeout = 10 min\ndead_after = 5 s\n" + PLAIN
+    kind = killed if end == signal.SIGKILL else Daemon
+    with daemons(1, "tcp", own=own, kind=kind) as (_, c, (there,), (h,)):
+        rank, here = Rank(h), Rank(c)
+        with here.space() as reader:
+            rank.put(rank.space(), ids)
+            pages = here.some_pages(T * len(ids))
+            here.bytes[:] = 0
+            views = {"kv": kvd.View(pages, tokens=(0, T * len(ids)))}
+            with reader.hold(ids, far=10) as hold:
+                assert hold.far == len(ids)
+                os.kill(there.proc.pid, end)
+                try:
+                    move = hold.fetch(views)
+                    with pytest.raises(kvd.Error):
+                        move.wait(timeout=120)
+                    assert move.state == kvd.FAILED
+                    assert not here.bytes.any()
+                finally:
+                    if end == signal.SIGSTOP:
+                        os.kill(there.proc.pid, signal.SIGCONT)
+
+
 def test_a_daemon_that_does_not_answer_is_a_miss():
     ids = chain(4, b"still")
     with daemons(1) as (_, c, (there,), (h,)):

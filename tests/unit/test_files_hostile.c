@@ -473,6 +473,36 @@ static void description_that_is_right_is_the_classs(void **state)
 	free(data);
 }
 
+/* The text is compared, too, and not its digest alone: one that says more than the class
+ * does is of another writer, and a part that names it is of no class. */
+static void description_that_says_more_is_of_no_class(void **state)
+{
+	uint8_t *data = malloc(DESCRIPTION_MOST), digest[SEAL_DIGEST_BYTES];
+	struct files_world w;
+
+	(void)state;
+	assert_non_null(data);
+	for (size_t more = 0; more < 2; more++) {
+		size_t len;
+
+		fw_begin(&w, &(struct fw_args){.seed = 9});
+		fw_raw_begin(&w);
+		len = description_of(&w, forge_right, data);
+		data[len] = 0;
+		forge_put(&w, data, len + more, digest);
+		put_part(&w, digest, 2, 0);
+		restarted(&w);
+		assert_int_equal(fw_loads(&w, KIND_A, 7), more ? MOVE_NOT : MOVE_GOOD);
+		works(&w);
+		fw_stop(&w);
+		fw_raw_begin(&w);
+		assert_int_equal(description_is_there(&w, digest), !more);
+		fw_raw_end(&w);
+		fw_end(&w);
+	}
+	free(data);
+}
+
 /* Of users that there are not, by the thousand: they take no spaces from what is stored,
  * and go, for no part names them. */
 static void ten_thousand_descriptions_are_read_and_forgotten(void **state)
@@ -802,6 +832,7 @@ int main(void)
 		cmocka_unit_test(slab_of_two_users_is_the_first_ones),
 		cmocka_unit_test(slot_that_has_another_part_is_a_miss),
 		cmocka_unit_test(description_that_is_right_is_the_classs),
+		cmocka_unit_test(description_that_says_more_is_of_no_class),
 		cmocka_unit_test(description_that_no_engine_could_have_is_removed),
 		cmocka_unit_test(files_of_another_format_are_kept),
 		cmocka_unit_test(ten_thousand_descriptions_are_read_and_forgotten),
