@@ -604,11 +604,11 @@ void doctor_chunks(struct doctor *d)
 	if (ctl_num(homes, "up") < ctl_num(homes, "homes"))
 		doctor_say(d, DOCTOR_WARN,
 			   "start them, with chunk_memory; kvd-ctl peers says why not",
-			   "%.0f of %.0f daemons of chunk_homes are up",
+			   "%.0f of %.0f daemons of chunk_index are up",
 			   ctl_num(homes, "up"), ctl_num(homes, "homes"));
 	home = cJSON_GetObjectItemCaseSensitive(reply, "home");
 	if (ctl_num(home, "unknown") > 0)
-		doctor_say(d, DOCTOR_WARN, "a larger chunk_home_memory",
+		doctor_say(d, DOCTOR_WARN, "a larger chunk_index_memory",
 			   "%.0f chunks of other daemons have no room in the directory",
 			   ctl_num(home, "unknown"));
 	cJSON_Delete(reply);

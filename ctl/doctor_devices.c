@@ -349,7 +349,7 @@ static void check_gpus_of_daemon(struct doctor *d)
 				   "%s (%s) has failed", ctl_str(gpu, "gpu", "?"),
 				   ctl_str(gpu, "name", "?"));
 	if (*ctl_str(d->devices, "gpu_error", ""))
-		doctor_say(d, DOCTOR_WARN, "the options `gpu`, `cuda_library`",
+		doctor_say(d, DOCTOR_WARN, "the options `gpus`, `cuda_library`",
 			   "the daemon uses no GPU: %s",
 			   ctl_str(d->devices, "gpu_error", ""));
 }

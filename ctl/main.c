@@ -42,7 +42,7 @@ const struct ctl_command ctl_commands[] = {
 	 "--prometheus  as the metrics endpoint tells them, for a textfile of\n"
 	 "              node_exporter\n"
 	 "--by principal  what is kept for each user, key and address, beside the\n"
-	 "                option memory",
+	 "                option memory_limit",
 	 0, 0, "am", ctl_run_stats},
 	{"rooms", "", "rooms of all sessions, and whom each waits for",
 	 "--stuck [TIME]  only those that wait for so long (30s)\n"

@@ -276,7 +276,7 @@ static int print_principals(const cJSON *stats)
 			       "PRINCIPAL CLASS >OBJECTS >BYTES >REFUSED", principal_row);
 
 	printf("%s in all", ctl_bytes(ctl_num(stats, "bytes")));
-	printf(" of %s (memory)", ctl_bytes(ctl_num(stats, "limit_bytes")));
+	printf(" of %s (memory_limit)", ctl_bytes(ctl_num(stats, "limit_bytes")));
 	printf(", one may have %s\n", ctl_bytes(ctl_num(stats, "share_bytes")));
 	return r;
 }

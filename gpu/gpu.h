@@ -57,7 +57,7 @@ struct gpu_device {
 	int compute; /* 90 is 9.0 */
 	size_t max_pitch;
 	bool host_pointers; /* registered host memory has one address for CPU and GPU */
-	bool allowed;	    /* by the option `gpu` */
+	bool allowed;	    /* by the option `gpus` */
 	/* under lock */
 	pthread_mutex_t lock;
 	unsigned int users;

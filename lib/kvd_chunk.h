@@ -73,7 +73,7 @@ int kvd_drop(struct kvd_space *space, const struct kvd_chunks *chunks, int timeo
 struct kvd_hold;
 /* What is there of them stays for lease_ms (0: ten seconds), or until the hold is closed.
  * far_ms > 0: what follows and is not there is asked of the daemons that the option
- * chunk_stores names, and of those that its chunk_homes do, and is held there; the answer
+ * chunk_peers names, and of those that its chunk_index do, and is held there; the answer
  * takes at most so long.
  * None at all is a hold of nothing. */
 int kvd_hold_open(struct kvd_space *space, const struct kvd_chunks *chunks,

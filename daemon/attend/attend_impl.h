@@ -26,7 +26,7 @@ struct store_kv;
 
 struct attends {
 	struct kvd *kvd;
-	struct offload *offload; /* of attend_threads; NULL: none */
+	struct offload *offload; /* of attention_threads; NULL: none */
 	struct compute *compute;
 	bool closed;
 	struct list posts;	   /* struct attend_post.link */
@@ -174,7 +174,7 @@ static inline size_t values_count(uint32_t rows, uint32_t dv)
 #define ATTEND_SENT_BYTES (3u << 20)
 
 /* ---- attend.c ---- */
-/* An attend went or came: another is likely soon (option attend_spin). */
+/* An attend went or came: another is likely soon (option attention_busy_poll). */
 void attends_stay_awake(struct attends *attends);
 /* How many bytes of rows (ATTEND) or values (ATTENDED) fit into a message. */
 uint64_t attend_message_bytes(const struct attends *attends, enum wire_type type);

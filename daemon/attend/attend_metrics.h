@@ -6,40 +6,44 @@
 #include "daemon/base/metrics.h"
 
 /* X(NAME, type, unit, "name", "help") */
-#define ATTEND_METRICS(X)                                                                \
-	X(ATTEND_POSTS, COUNTER, NUMBER, "attend_posts_total",                           \
-	  "posts of query rows of this daemon's engines")                                \
-	X(ATTEND_ROWS, COUNTER, NUMBER, "attend_rows_total", "rows of these posts")      \
-	X(ATTEND_FAILED, COUNTER, NUMBER, "attend_failed_total",                         \
-	  "of these posts, those that failed or were canceled")                          \
-	X(ATTEND_LIVE, GAUGE, NUMBER, "attend_live", "posts under way")                  \
-	X(ATTEND_SERVED, COUNTER, NUMBER, "attend_served_total",                         \
-	  "attends served to other daemons")                                             \
-	X(ATTEND_SERVED_ROWS, COUNTER, NUMBER, "attend_served_rows_total",               \
-	  "rows of these")                                                               \
-	X(ATTEND_REFUSED, COUNTER, NUMBER, "attend_refused_total",                       \
-	  "attends of other daemons that were refused")                                  \
-	X(ATTEND_BATCHES, COUNTER, NUMBER, "attend_batches_total",                       \
-	  "calls of an attention kernel")                                                \
-	X(ATTEND_SECONDS, COUNTER, SECONDS, "attend_seconds_total",                      \
-	  "time of attend_threads in these calls")                                       \
-	X(ATTEND_WAITING, GAUGE, NUMBER, "attend_waiting",                               \
-	  "attends, own and of others, that wait for a thread")                          \
-	X(ATTEND_THREADS, GAUGE, NUMBER, "attend_threads",                               \
-	  "threads that attend (attend_threads)")                                        \
-	X(ATTEND_LOOKS, COUNTER, NUMBER, "attend_looks_total",                           \
-	  "turns in which the loop looked for attends awake (attend_spin)")              \
-	X(COST_CALIBRATIONS, COUNTER, NUMBER, "cost_calibrations_total",                 \
-	  "peers measured for the cost page")                                            \
-	X(COST_BYTES, COUNTER, BYTES, "cost_bytes_total",                                \
-	  "bytes of echoes that this took, both ways")                                   \
-	X(COST_STALE, COUNTER, NUMBER, "cost_stale_total",                               \
-	  "times that a peer's constants ceased to predict")                             \
-	X(COST_ECHOES, COUNTER, NUMBER, "cost_echoes_total", "echoes for other daemons") \
-	X(COST_REUSED, COUNTER, NUMBER, "cost_rows_reused_total",                        \
-	  "geometries that left the cost page for newer ones")                           \
-	X(COST_REFUSED, COUNTER, NUMBER, "cost_peers_refused_total",                     \
-	  "measurements of peers for which the cost page had no row")
+#define ATTEND_METRICS(X)                                                       \
+	X(ATTEND_POSTS, COUNTER, NUMBER, "attention_requests_total",            \
+	  "attention requests of local engines")                                \
+	X(ATTEND_ROWS, COUNTER, NUMBER, "attention_request_rows_total",         \
+	  "query rows of attention requests of local engines")                  \
+	X(ATTEND_FAILED, COUNTER, NUMBER, "attention_requests_failed_total",    \
+	  "attention requests of local engines that failed or were canceled")   \
+	X(ATTEND_LIVE, GAUGE, NUMBER, "attention_requests_active",              \
+	  "attention requests of local engines in progress")                    \
+	X(ATTEND_SERVED, COUNTER, NUMBER, "attention_served_total",             \
+	  "attention requests served for other daemons")                        \
+	X(ATTEND_SERVED_ROWS, COUNTER, NUMBER, "attention_served_rows_total",   \
+	  "query rows served for other daemons")                                \
+	X(ATTEND_REFUSED, COUNTER, NUMBER, "attention_refused_total",           \
+	  "refused attention requests of other daemons")                        \
+	X(ATTEND_BATCHES, COUNTER, NUMBER, "attention_batches_total",           \
+	  "calls of an attention kernel")                                       \
+	X(ATTEND_SECONDS, COUNTER, SECONDS, "attention_compute_seconds_total",  \
+	  "time of attention_threads in kernel calls")                          \
+	X(ATTEND_WAITING, GAUGE, NUMBER, "attention_queued",                    \
+	  "attention requests that wait for a thread")                          \
+	X(ATTEND_THREADS, GAUGE, NUMBER, "attention_threads",                   \
+	  "threads that compute attention (attention_threads)")                 \
+	X(ATTEND_LOOKS, COUNTER, NUMBER, "attention_busy_polls_total",          \
+	  "event loop iterations that polled for attention messages "           \
+	  "(attention_busy_poll)")                                              \
+	X(COST_CALIBRATIONS, COUNTER, NUMBER, "cost_calibrations_total",        \
+	  "peers measured for the cost page")                                   \
+	X(COST_BYTES, COUNTER, BYTES, "cost_probe_bytes_total",                 \
+	  "bytes of cost probes in both directions")                            \
+	X(COST_STALE, COUNTER, NUMBER, "cost_stale_total",                      \
+	  "times that the cost model of a peer no longer matched observations") \
+	X(COST_ECHOES, COUNTER, NUMBER, "cost_probes_answered_total",           \
+	  "cost probes answered for other daemons")                             \
+	X(COST_REUSED, COUNTER, NUMBER, "cost_rows_reused_total",               \
+	  "geometries replaced in the cost page by newer ones")                 \
+	X(COST_REFUSED, COUNTER, NUMBER, "cost_peers_refused_total",            \
+	  "measurements of peers that the cost page had no row for")
 
 enum {
 #define ATTEND_METRICS_OF(id, type, unit, name, help) ATTENDS_METRIC_##id,

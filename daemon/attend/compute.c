@@ -488,7 +488,7 @@ int compute_submit(struct compute *compute, struct compute_item *item)
 	assert(item->on_done && item->rows > 0);
 	if (compute->threads == 0)
 		return err_raise(ERR_REQUIRE,
-				 "this daemon does not attend: set attend_threads");
+				 "this daemon does not attend: set attention_threads");
 	r = form_fields(&item->form, item->kv->view, item->layer, &key, &value);
 	if (r >= 0)
 		r = item_check(item);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * compute: the queues of rows that wait for a processor of attend_threads. Whoever is
+ * compute: the queues of rows that wait for a processor of attention_threads. Whoever is
  * free takes all that wait for one layer of the same chunks, in one call of a kernel:
  * that reads their KV once. Rows are of engines here and of other daemons alike, and
  * those of each principal wait in a queue of its own: who asks much waits for itself.

@@ -3,7 +3,7 @@
  * What a peer may ask for to learn what attending here costs it. An echo answers at once,
  * in the loop, with the bytes that came: no kernel and no thread is in it, and no more
  * goes out than came in. Its bytes are of a share a peer, in time, so that a loop is not
- * kept by echoes alone. A speed is measured by one of attend_threads, once for a
+ * kept by echoes alone. A speed is measured by one of attention_threads, once for a
  * geometry; a peer waits for one of them at a time, has a share of what is measured anew,
  * too, and nobody is told what KV there is: scratch memory is attended to.
  */

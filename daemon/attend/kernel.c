@@ -41,13 +41,14 @@ int kernel_new(const char *isa, struct kernel **kernel_p)
 	struct kernel *kernel;
 
 	if (!pick_by_name(isa, &picked))
-		return err_raise(ERR_INVAL,
-				 "attend_isa: %.15s is none of auto, ref, vector, avx2, "
-				 "avx512, amx",
-				 isa);
+		return err_raise(
+			ERR_INVAL,
+			"attention_isa: %.15s is none of auto, ref, vector, avx2, "
+			"avx512, amx",
+			isa);
 	if (picked != PICK_AUTO && !pick_has(picked))
 		return err_raise(ERR_REQUIRE,
-				 "attend_isa: this processor has no %s, or the system "
+				 "attention_isa: this processor has no %s, or the system "
 				 "does not permit it",
 				 isa);
 	kernel = mem_zalloc(sizeof(*kernel));

@@ -3,8 +3,9 @@
  * Attends as a module: what sessions and peers have of them, and who in this folder a
  * message is for. Nothing here is used by the rest of the folder.
  *
- * attend_threads have an offload of their own: what blocks the loop's helpers (populating
- * memory, disk) makes no query wait, and no more cores are taken than were given.
+ * attention_threads have an offload of their own: what blocks the loop's helpers
+ * (populating memory, disk) makes no query wait, and no more cores are taken than were
+ * given.
  */
 #include <assert.h>
 #include <errno.h>
@@ -72,8 +73,8 @@ static int attends_make(struct kvd *kvd, struct offload *offload, void **part_p)
 	attends->awake.on_prepare = attends_on_prepare;
 	attends->spin_ns = attends_spin_ns(attends);
 	idmap_init(&attends->legs);
-	r = compute_new(kvd->loop, offload, kvd->config->attend_threads,
-			kvd->config->attend_isa, &attends->compute);
+	r = compute_new(kvd->loop, offload, kvd->config->attention_threads,
+			kvd->config->attention_isa, &attends->compute);
 	if (r < 0) {
 		mem_free(attends);
 		return err_pass(r);
@@ -84,7 +85,7 @@ static int attends_make(struct kvd *kvd, struct offload *offload, void **part_p)
 
 static int attends_new(struct kvd *kvd, void **part_p)
 {
-	unsigned int threads = kvd->config->attend_threads;
+	unsigned int threads = kvd->config->attention_threads;
 	struct offload *offload = NULL;
 	int r = 0;
 

@@ -11,7 +11,7 @@
  * written, so of a small geometry it lies in a cache, as KV that is attended in each step
  * does. Who asks for a geometry that is known has it at once, so a peer that asks again
  * and again takes nothing. Where there are too many the one that was asked for longest
- * ago is forgotten. One measurement takes some 10 ms of one of attend_threads, of many
+ * ago is forgotten. One measurement takes some 10 ms of one of attention_threads, of many
  * heads some 100 ms: the more rows, the fewer tokens.
  */
 #include "daemon/attend/speed.h"
@@ -357,7 +357,7 @@ int speed_ask(struct attends *attends, const struct form *form, struct speed_wai
 
 	if (!attends->offload)
 		return err_raise(ERR_REQUIRE,
-				 "this daemon does not attend: set attend_threads");
+				 "this daemon does not attend: set attention_threads");
 	if (form->shape.heads > HEADS_MOST ||
 	    speed_shape(form).token_bytes > TOKEN_BYTES_MOST)
 		return err_raise(ERR_RANGE,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * speed: how fast this daemon attends in a geometry, measured on scratch memory by one of
- * attend_threads, and anew after SPEED_FRESH_S; others are told, too (calibrate.c).
+ * attention_threads, and anew after SPEED_FRESH_S; others are told, too (calibrate.c).
  */
 #ifndef KVD_ATTEND_SPEED_H
 #define KVD_ATTEND_SPEED_H

@@ -136,7 +136,7 @@ int account_refuse(struct account *account, enum account_class class, uint64_t b
 	count_refused(account, class);
 	return err_raise(ERR_LIMIT,
 			 "%s: %s: %llu bytes more; it holds %llu in all, %llu of them "
-			 "%s, and all principals %llu of %llu (memory)%s",
+			 "%s, and all principals %llu of %llu (memory_limit)%s",
 			 account->name, account_class_names[class],
 			 (unsigned long long)bytes, (unsigned long long)account->total,
 			 (unsigned long long)account->bytes[class],

@@ -8,7 +8,7 @@
  * `struct charge`, which remembers whose it is and how much, so that what is given back
  * is what was taken.
  *
- * All accounts share one ceiling, the option `memory`; the last eighth of it is for
+ * All accounts share one ceiling, the option `memory_limit`; the last eighth of it is for
  * principals of little (share.h). The loop's thread only: what a helper makes is charged
  * before it begins or when it is back.
  */

@@ -74,7 +74,7 @@ enum err_scope {
 	X(21, STALL, ETIME, ROOM, true, "no byte moved for too long",                   \
 	  "look at the link to the peer: kvd-ctl doctor there and here, kvd-ctl bench") \
 	X(22, LEASE, EKEYEXPIRED, ROOM, true, "the offer's lease has ended",            \
-	  "the decode side pulls too late: its engine, or a longer `lease`")            \
+	  "the decode side pulls too late: its engine, or a longer `offer_lease`")      \
 	X(23, TRANSPORT, ECOMM, PEER, true, "the transport failed",                     \
 	  "look at the link and the adapter: kvd-ctl doctor, kvd-ctl devices")          \
 	X(24, REQUIRE, EPROTONOSUPPORT, ROOM, false, "no allowed transport",            \

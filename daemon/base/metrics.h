@@ -76,152 +76,157 @@ enum metric_command_end { METRIC_COMMAND_OK, METRIC_COMMAND_ERROR };
  * for those that begin with process_, which are called alike in every program. */
 #define METRICS(X)                                                                       \
 	X(SESSIONS, GAUGE, NUMBER, NONE, NONE, "sessions",                               \
-	  "engines connected to the control socket")                                     \
+	  "connected engines (control sessions)")                                        \
 	X(SESSIONS_OPENED, COUNTER, NUMBER, NONE, NONE, "sessions_opened_total",         \
-	  "connections taken")                                                           \
+	  "accepted control connections")                                                \
 	X(SESSIONS_REFUSED, COUNTER, NUMBER, NONE, NONE, "sessions_refused_total",       \
-	  "connections refused: not admitted, too often, or over the cap")               \
+	  "refused control connections: not authorized, too frequent, or over the "      \
+	  "limit")                                                                       \
 	X(SESSIONS_KILLED, COUNTER, NUMBER, NONE, NONE, "sessions_killed_total",         \
-	  "connections closed by the daemon: a broken protocol, a full queue, "          \
-	  "a dead owner")                                                                \
+	  "control connections closed by the daemon: protocol error, full reply "        \
+	  "queue, or dead owner")                                                        \
 	X(COMMANDS, COUNTER, NUMBER, COMMAND, COMMAND_END, "commands_total",             \
-	  "control commands answered")                                                   \
+	  "answered control commands")                                                   \
 	X(CONTROL_IN_BYTES, COUNTER, BYTES, NONE, NONE, "control_in_bytes_total",        \
-	  "bytes of control lines")                                                      \
+	  "bytes of control requests")                                                   \
 	X(CONTROL_OUT_BYTES, COUNTER, BYTES, NONE, NONE, "control_out_bytes_total",      \
-	  "bytes of replies")                                                            \
+	  "bytes of control replies")                                                    \
 	X(PRINCIPALS, GAUGE, NUMBER, NONE, NONE, "principals",                           \
-	  "users, keys and addresses in whose name something is kept")                   \
+	  "users, keys and addresses that are charged for memory or objects")            \
 	X(ACCOUNT_BYTES, GAUGE, BYTES, ACCOUNT_CLASS, NONE, "account_bytes",             \
-	  "bytes kept for engines and other daemons, of those in memory")                \
+	  "memory kept for engines and other daemons, by class")                         \
 	X(ACCOUNT_LIMIT, GAUGE, BYTES, NONE, NONE, "account_limit_bytes",                \
-	  "most bytes of all classes together (memory)")                                 \
+	  "limit of this memory over all classes (memory_limit)")                        \
 	X(ACCOUNT_REFUSED, COUNTER, NUMBER, ACCOUNT_CLASS, NONE,                         \
 	  "account_refused_total",                                                       \
-	  "refusals because a principal's share of memory, or all of it, is taken")      \
-	X(REGIONS, GAUGE, NUMBER, NONE, NONE, "regions", "regions imported")             \
+	  "requests refused because the principal's share or memory_limit was "          \
+	  "exhausted")                                                                   \
+	X(REGIONS, GAUGE, NUMBER, NONE, NONE, "regions", "registered memory regions")    \
 	X(REGION_BYTES, GAUGE, BYTES, REGION_KIND, NONE, "region_bytes",                 \
-	  "bytes of the imported regions")                                               \
+	  "bytes of registered memory regions")                                          \
 	X(REGIONS_REFUSED, COUNTER, NUMBER, NONE, NONE, "regions_refused_total",         \
-	  "registrations that failed")                                                   \
-	X(POOLS, GAUGE, NUMBER, NONE, NONE, "pools", "pools registered")                 \
-	X(ROOMS, GAUGE, NUMBER, ROLE, ROOM_STATE, "rooms", "rooms that are open")        \
+	  "failed registrations")                                                        \
+	X(POOLS, GAUGE, NUMBER, NONE, NONE, "pools", "registered pools")                 \
+	X(ROOMS, GAUGE, NUMBER, ROLE, ROOM_STATE, "rooms", "open rooms")                 \
 	X(ROOMS_OPENED, COUNTER, NUMBER, NONE, NONE, "rooms_opened_total",               \
-	  "rooms opened")                                                                \
+	  "opened rooms")                                                                \
 	X(ROOMS_ENDED, COUNTER, NUMBER, ROLE, ROOM_END, "rooms_ended_total",             \
-	  "rooms that ended")                                                            \
+	  "finished rooms, by result and error code")                                    \
 	X(ROOM_OLDEST, GAUGE, SECONDS, ROOM_STATE, NONE, "room_oldest_seconds",          \
-	  "how long the room that is in the state for longest is in it")                 \
+	  "age of the room that has been in the state for the longest time")             \
 	X(ROOM_RECEIVED_BYTES, COUNTER, BYTES, NONE, NONE, "room_received_bytes_total",  \
-	  "bytes landed in rooms of this daemon's engines")                              \
+	  "bytes received in rooms of local engines")                                    \
 	X(ROOM_SENT_BYTES, COUNTER, BYTES, NONE, NONE, "room_sent_bytes_total",          \
-	  "bytes sent or served by rooms of this daemon's engines")                      \
+	  "bytes sent or served in rooms of local engines")                              \
 	X(ROOM_STAGED_BYTES, COUNTER, BYTES, NONE, NONE, "room_staged_bytes_total",      \
-	  "of both, bytes that passed a buffer of this daemon's")                        \
+	  "bytes of both directions that were copied through a buffer of the "           \
+	  "daemon")                                                                      \
 	X(TRANSFERRED_BYTES, COUNTER, BYTES, DIRECTION, TRANSPORT,                       \
 	  "transferred_bytes_total",                                                     \
-	  "bytes of rooms and transfers, by the transport of the peer")                  \
+	  "bytes of rooms and transfers, by transport of the peer")                      \
 	X(CHUNKS_RECEIVED, COUNTER, NUMBER, NONE, NONE, "chunks_received_total",         \
-	  "chunks landed")                                                               \
-	X(CHUNKS_SENT, COUNTER, NUMBER, NONE, NONE, "chunks_sent_total", "chunks sent")  \
+	  "chunks received in rooms")                                                    \
+	X(CHUNKS_SENT, COUNTER, NUMBER, NONE, NONE, "chunks_sent_total",                 \
+	  "chunks sent in rooms")                                                        \
 	X(PULLS_SERVED, COUNTER, NUMBER, NONE, NONE, "pulls_served_total",               \
-	  "reads of offers served or checked")                                           \
-	X(PULLS_TAKEN_BACK, COUNTER, NUMBER, NONE, NONE, "pulls_taken_back_total",       \
-	  "pullers that failed by what may pass and may come again")                     \
-	X(ORPHANS, GAUGE, NUMBER, NONE, NONE, "orphans",                                 \
-	  "partners' messages that wait for their room to open")                         \
-	X(ORPHANS_KEPT, COUNTER, NUMBER, NONE, NONE, "orphans_kept_total",               \
-	  "partners' messages kept until their room opens")                              \
-	X(ORPHANS_EXPIRED, COUNTER, NUMBER, NONE, NONE, "orphans_expired_total",         \
-	  "of these, refused because nobody opened the room in time")                    \
-	X(ORPHANS_REFUSED, COUNTER, NUMBER, NONE, NONE, "orphans_refused_total",         \
-	  "given up for others at the cap (orphans), or refused by a drain")             \
-	X(ROOM_LATE, COUNTER, NUMBER, NONE, NONE, "room_late_total",                     \
-	  "messages and requests for rooms that ended")                                  \
-	X(ROOM_REFUSED, COUNTER, NUMBER, NONE, NONE, "room_refused_total",               \
-	  "peers' room messages refused")                                                \
-	X(ROOM_STRANGERS, COUNTER, NUMBER, NONE, NONE, "room_strangers_total",           \
-	  "peers' messages for rooms that are not theirs: no ticket, or another "        \
-	  "one, or not among the room's peers")                                          \
+	  "served or validated reads of offers")                                         \
+	X(PULLS_TAKEN_BACK, COUNTER, NUMBER, NONE, NONE, "pulls_retried_total",          \
+	  "pulls that failed with a retryable error")                                    \
+	X(ORPHANS, GAUGE, NUMBER, NONE, NONE, "early_requests",                          \
+	  "peers' requests that wait for their room to open")                            \
+	X(ORPHANS_KEPT, COUNTER, NUMBER, NONE, NONE, "early_requests_kept_total",        \
+	  "peers' requests that were kept for a room that was not open")                 \
+	X(ORPHANS_EXPIRED, COUNTER, NUMBER, NONE, NONE, "early_requests_expired_total",  \
+	  "kept requests that were refused after early_request_ttl")                     \
+	X(ORPHANS_REFUSED, COUNTER, NUMBER, NONE, NONE, "early_requests_refused_total",  \
+	  "kept requests that were dropped at the limit (early_requests) or "            \
+	  "during a drain")                                                              \
+	X(ROOM_LATE, COUNTER, NUMBER, NONE, NONE, "room_messages_late_total",            \
+	  "messages and requests for rooms that had ended")                              \
+	X(ROOM_REFUSED, COUNTER, NUMBER, NONE, NONE, "room_messages_refused_total",      \
+	  "refused room messages of peers")                                              \
+	X(ROOM_STRANGERS, COUNTER, NUMBER, NONE, NONE,                                   \
+	  "room_messages_unauthorized_total",                                            \
+	  "refused messages of peers that are not authorized for the room: "             \
+	  "missing or wrong ticket, or not a peer of the room")                          \
 	X(BOOTSTRAP_TIMEOUTS, COUNTER, NUMBER, NONE, NONE,                               \
 	  "rooms_bootstrap_timeouts_total",                                              \
-	  "rooms failed because the other side did not show up in time")                 \
+	  "rooms that failed because the other side did not open them in time")          \
 	X(WAITING_TIMEOUTS, COUNTER, NUMBER, NONE, NONE, "rooms_waiting_timeouts_total", \
-	  "rooms failed because nothing was bound, offered or sent in time")             \
+	  "rooms that failed because nothing was bound, offered or sent in time")        \
 	X(STALLS, COUNTER, NUMBER, NONE, NONE, "rooms_stalled_total",                    \
-	  "rooms failed because no byte of what was posted moved in time")               \
+	  "rooms that failed because no posted byte moved in time")                      \
 	X(LEASES_EXPIRED, COUNTER, NUMBER, NONE, NONE, "leases_expired_total",           \
-	  "offers failed because their lease ended, taken or not")                       \
-	X(FENCES_WIDENED, COUNTER, NUMBER, NONE, NONE, "fences_widened_total",           \
-	  "peers cut because a room on them could not be proven quiesced in "            \
-	  "time")                                                                        \
+	  "offers that failed because their lease expired")                              \
+	X(FENCES_WIDENED, COUNTER, NUMBER, NONE, NONE, "fences_forced_total",            \
+	  "peer connections closed because a fence was not confirmed in time")           \
 	X(PEERS, GAUGE, NUMBER, PEER_STATE, NONE, "peers",                               \
-	  "other daemons that this one knows")                                           \
+	  "known remote daemons, by connection state")                                   \
 	X(PEER_RTT, GAUGE, SECONDS, PEER, NONE, "peer_rtt_seconds",                      \
-	  "round trip of the last ping that was answered")                               \
+	  "round-trip time of the last answered ping")                                   \
 	X(PEER_BYTES, COUNTER, BYTES, PEER, DIRECTION, "peer_bytes_total",               \
-	  "bytes of rooms and transfers; peers past the 64th are other")                 \
+	  "bytes of rooms and transfers; peers after the 64th share the label other")    \
 	X(PEER_INFLIGHT, GAUGE, BYTES, PEER, NONE, "peer_inflight_bytes",                \
-	  "bytes posted to the peer and not yet done")                                   \
-	X(PEER_LOST, COUNTER, NUMBER, PEER, NONE, "peer_lost_total",                     \
-	  "ends of a connection to the peer that this daemon did not choose")            \
+	  "bytes in flight to the peer")                                                 \
+	X(PEER_LOST, COUNTER, NUMBER, PEER, NONE, "peer_disconnects_total",              \
+	  "connections to the peer that ended unexpectedly")                             \
 	X(DEAD_AFTER, GAUGE, SECONDS, NONE, NONE, "peer_dead_after_seconds",             \
 	  "silence after which a peer is declared dead (dead_after)")                    \
 	X(INSECURE, GAUGE, NUMBER, NONE, NONE, "insecure",                               \
-	  "1: peers are not authenticated (option insecure)")                            \
-	X(PLAIN_PEERS, GAUGE, NUMBER, NONE, NONE, "plain_peers",                         \
-	  "daemons of other hosts to which bytes go in clear")                           \
+	  "1 if peers are not authenticated (option insecure)")                          \
+	X(PLAIN_PEERS, GAUGE, NUMBER, NONE, NONE, "peers_unencrypted",                   \
+	  "connected daemons of other hosts without encryption of data")                 \
 	X(XFERS_STARTED, COUNTER, NUMBER, NONE, NONE, "xfers_started_total",             \
-	  "transfers started")                                                           \
+	  "started transfers")                                                           \
 	X(XFERS, COUNTER, NUMBER, XFER_OP, XFER_END, "xfers_total",                      \
-	  "transfers that ended")                                                        \
+	  "finished transfers")                                                          \
 	X(XFER_IN_BYTES, COUNTER, BYTES, NONE, NONE, "xfer_in_bytes_total",              \
-	  "bytes that transfers wrote into this daemon's engines' memory")               \
+	  "bytes that transfers wrote into memory of local engines")                     \
 	X(XFER_OUT_BYTES, COUNTER, BYTES, NONE, NONE, "xfer_out_bytes_total",            \
-	  "bytes that transfers took from this daemon's engines' memory")                \
+	  "bytes that transfers read from memory of local engines")                      \
 	X(XFER_REFUSED, COUNTER, NUMBER, NONE, NONE, "xfer_refused_total",               \
-	  "other daemons' transfers refused")                                            \
+	  "refused transfers of other daemons")                                          \
 	X(NOTIFS, COUNTER, NUMBER, DIRECTION, NOTIF_END, "notifications_total",          \
-	  "notifications; dropped: the session does not read them, or is gone")          \
-	X(LOOP_TURNS, COUNTER, NUMBER, NONE, NONE, "loop_turns_total",                   \
-	  "turns of the daemon's loop")                                                  \
-	X(LOOP_SLOW_TURNS, COUNTER, NUMBER, NONE, NONE, "loop_slow_turns_total",         \
-	  "of these, such as took over 200 us of a core")                                \
-	X(LOOP_LONGEST, GAUGE, SECONDS, NONE, NONE, "loop_longest_turn_seconds",         \
-	  "the longest turn since the start, time without a core counted in")            \
+	  "notifications; dropped: the session did not read them, or was closed")        \
+	X(LOOP_TURNS, COUNTER, NUMBER, NONE, NONE, "loop_iterations_total",              \
+	  "event loop iterations")                                                       \
+	X(LOOP_SLOW_TURNS, COUNTER, NUMBER, NONE, NONE, "loop_slow_iterations_total",    \
+	  "event loop iterations with more than 200 us of CPU time")                     \
+	X(LOOP_LONGEST, GAUGE, SECONDS, NONE, NONE, "loop_longest_iteration_seconds",    \
+	  "longest event loop iteration since startup, in wall-clock time")              \
 	X(RING_ENTRIES, COUNTER, NUMBER, NONE, NONE, "ring_entries_total",               \
-	  "entries of submission rings taken")                                           \
+	  "processed entries of submission rings")                                       \
 	X(STATE, GAUGE, NUMBER, DAEMON_STATE, NONE, "state",                             \
-	  "1 at the daemon's state, 0 at the others")                                    \
+	  "1 for the current state of the daemon, 0 for the others")                     \
 	X(BUILD, GAUGE, NUMBER, VERSION, NONE, "build_info",                             \
-	  "1; the version and the daemon's name are in the labels")                      \
+	  "1; the labels are the version and the daemon's name")                         \
 	X(PROCESS_CPU, COUNTER, SECONDS, NONE, NONE, "process_cpu_seconds_total",        \
-	  "processor time of all threads")                                               \
+	  "CPU time of all threads")                                                     \
 	X(PROCESS_RESIDENT, GAUGE, BYTES, NONE, NONE, "process_resident_memory_bytes",   \
-	  "resident memory, engines' mapped memory counted in")                          \
+	  "resident memory, including mapped memory of engines")                         \
 	X(PROCESS_VIRTUAL, GAUGE, BYTES, NONE, NONE, "process_virtual_memory_bytes",     \
-	  "address space")                                                               \
+	  "virtual memory")                                                              \
 	X(PROCESS_FDS, GAUGE, NUMBER, NONE, NONE, "process_open_fds",                    \
 	  "open file descriptors")                                                       \
 	X(PROCESS_FDS_MAX, GAUGE, NUMBER, NONE, NONE, "process_max_fds",                 \
-	  "file descriptors that may be open")                                           \
+	  "limit of open file descriptors")                                              \
 	X(PROCESS_THREADS, GAUGE, NUMBER, NONE, NONE, "process_threads", "threads")      \
 	X(PROCESS_START, GAUGE, SECONDS, NONE, NONE, "process_start_time_seconds",       \
-	  "start of the process, seconds since 1970")
+	  "start time of the process, in seconds since 1970-01-01 UTC")
 
 /* X(NAME, unit, end of the first bucket, label, label, "name", "help") */
-#define METRIC_HISTOGRAMS(X)                                                  \
-	X(ROOM_PHASE, SECONDS, 50000, ROLE, ROOM_PHASE, "room_phase_seconds", \
-	  "how long the phases of rooms took that reached their end; total: " \
-	  "of rooms that succeeded")                                          \
-	X(ROOM_SIZE, BYTES, 4096, NONE, NONE, "room_size_bytes",              \
-	  "bytes of rooms that succeeded")                                    \
-	X(LOOP_BUSY, SECONDS, 1000, NONE, NONE, "loop_busy_seconds",          \
-	  "how long turns of the loop were away from its poll")               \
-	X(LOOP_CPU, SECONDS, 1000, NONE, NONE, "loop_cpu_seconds",            \
-	  "what of that its thread had a core for; a turn shall take 200 us") \
-	X(LOOP_LATE, SECONDS, 1000, NONE, NONE, "loop_late_seconds",          \
-	  "how late turns of the loop began after a timer was due")
+#define METRIC_HISTOGRAMS(X)                                                    \
+	X(ROOM_PHASE, SECONDS, 50000, ROLE, ROOM_PHASE, "room_phase_seconds",   \
+	  "duration of completed phases of rooms; total: of successful rooms")  \
+	X(ROOM_SIZE, BYTES, 4096, NONE, NONE, "room_size_bytes",                \
+	  "bytes of successful rooms")                                          \
+	X(LOOP_BUSY, SECONDS, 1000, NONE, NONE, "loop_busy_seconds",            \
+	  "wall-clock time of event loop iterations")                           \
+	X(LOOP_CPU, SECONDS, 1000, NONE, NONE, "loop_cpu_seconds",              \
+	  "CPU time of event loop iterations; the target is 200 us")            \
+	X(LOOP_LATE, SECONDS, 1000, NONE, NONE, "loop_late_seconds",            \
+	  "delay between a timer's due time and the event loop iteration that " \
+	  "served it")
 
 /* A family's first cell; its others follow, by METRIC_AT(). */
 enum metric {

@@ -111,11 +111,11 @@ static int check_etcd_is_there(const struct config *config)
 			"cluster_trust = directory: daemons publish their keys "
 			"in etcd only; set cluster = etcd://..., or list them in "
 			"curve_allow_file");
-	if (strcmp(config->chunk_homes, "cluster") == 0)
+	if (strcmp(config->chunk_index, "cluster") == 0)
 		return err_raise(ERR_CONFIG,
-				 "chunk_homes = cluster: daemons publish themselves in "
+				 "chunk_index = cluster: daemons publish themselves in "
 				 "etcd only; set cluster = etcd://..., or list their "
-				 "endpoints in chunk_homes");
+				 "endpoints in chunk_index");
 	return 0;
 }
 

@@ -35,7 +35,6 @@
 
 #define FILE_MAX_BYTES (1u << 20)
 #define LINE_MAX_BYTES 4096
-#define CHUNK_MEMORY_LEAST (UINT64_C(1) << 20)
 
 static const char *const known_transports[] = {"local", "shm", "verbs",
 					       "ucx",	"tcp", NULL};
@@ -106,7 +105,7 @@ static void set_option(struct load *load, size_t row, const char *value)
 	const struct setting *setting = &load->options[row];
 
 	if (load->config.line[row]) {
-		problem(load, load->at_line, "%s: set already in line %u", setting->name,
+		problem(load, load->at_line, "%s: already set in line %u", setting->name,
 			load->config.line[row]);
 		return;
 	}
@@ -125,7 +124,7 @@ static int on_pair(void *arg, const char *section, const char *name, const char 
 		problem(load, load->at_line,
 			"%.60s: no such option (kvd --print-config lists all)", name);
 	else if (strcmp(load->options[row].section, section) != 0)
-		problem(load, load->at_line, "%s: belongs into [%s], not [%.60s]", name,
+		problem(load, load->at_line, "%s: belongs in [%s], not [%.60s]", name,
 			load->options[row].section, section);
 	else
 		set_option(load, row, value);
@@ -203,7 +202,7 @@ static int load_file(struct load *load)
 	ini_inline_comment_prefixes = comments;
 	r = ini_parse_stream(config_next_line, load, on_pair, load);
 	if (r == -2)
-		return err_raise(ERR_NOMEM, "%s: no memory to read it", load->path);
+		return err_raise(ERR_NOMEM, "%s: out of memory", load->path);
 	if (r > 0)
 		problem(load, (unsigned int)r, "neither [section] nor option = value");
 	return 0;
@@ -252,7 +251,7 @@ static void check_name(struct load *load)
 			"socket_path = %s: a socket's path has at most %zu bytes",
 			config->socket_path, max - 1);
 	if (!*config->run_dir)
-		problem(load, line_of(load, "run_dir", "run_dir"), "run_dir: is empty");
+		problem(load, line_of(load, "run_dir", "run_dir"), "run_dir: empty");
 }
 
 static void check_socket(struct load *load)
@@ -263,7 +262,7 @@ static void check_socket(struct load *load)
 	if ((config->socket_mode & 2) && !config->allow_uids.count &&
 	    !config->allow_gids.count)
 		problem(load, line_of(load, "socket_mode", "allow_uids"),
-			"socket_mode = %04o: lets everybody in; name allow_uids or "
+			"socket_mode = %04o: open to all users; set allow_uids or "
 			"allow_gids",
 			config->socket_mode);
 	if (*group && strspn(group, "0123456789") != strlen(group) && !getgrnam(group))
@@ -335,7 +334,8 @@ static void check_listen(struct load *load)
 	}
 	if (host_kind(host) == HOST_ANY && !*config->advertise)
 		problem(load, line,
-			"listen = %s: others cannot be told this address; set advertise",
+			"listen = %s: peers cannot connect to this address; "
+			"set advertise",
 			config->listen);
 }
 
@@ -369,8 +369,8 @@ static void check_metrics_listen(struct load *load)
 	if (strncmp(listen, "unix:", 5) == 0) {
 		if (listen[5] != '/' || strlen(listen + 5) >= max)
 			problem(load, line,
-				"metrics_listen = %s: unix: wants an absolute path of at "
-				"most %zu bytes",
+				"metrics_listen = %s: unix: requires an absolute path "
+				"of at most %zu bytes",
 				listen, max - 1);
 	} else if (!endpoint_split(listen, host, &port) || !port) {
 		problem(load, line,
@@ -379,9 +379,9 @@ static void check_metrics_listen(struct load *load)
 			listen);
 	} else if (host_kind(host) != HOST_LOOPBACK) {
 		problem(load, line,
-			"metrics_listen = %s: nobody is authenticated there: only a "
-			"loopback address or unix:/PATH; put a proxy that "
-			"authenticates in front of it",
+			"metrics_listen = %s: the server has no authentication; "
+			"allowed: a loopback address or unix:/PATH (for other "
+			"addresses use an authenticating proxy)",
 			listen);
 	}
 }
@@ -405,11 +405,11 @@ static void check_keys(struct load *load)
 
 	if (*config->curve_secret_file && !*config->curve_allow_file)
 		problem(load, line_of(load, "curve_secret_file", "curve_secret_file"),
-			"curve_secret_file: needs curve_allow_file: who may connect");
+			"curve_secret_file: requires curve_allow_file, the daemons "
+			"that may connect");
 	if (*config->curve_secret_file && *config->keys_dir)
 		problem(load, line_of(load, "curve_secret_file", "keys_dir"),
-			"keys_dir: is not used beside curve_secret_file; set one of "
-			"them");
+			"keys_dir: not used with curve_secret_file; set one of them");
 	if (config->insecure && !*config->curve_secret_file &&
 	    (*config->curve_allow_file || *config->keys_dir))
 		problem(load, line_of(load, "insecure", "curve_allow_file"),
@@ -426,17 +426,14 @@ static void check_amounts(struct load *load)
 		problem(load, line_of(load, "dead_after", "ping"),
 			"dead_after: must be at least twice ping");
 	if (config->slice_bytes > config->max_inflight_bytes)
-		problem(load, line_of(load, "slice", "max_inflight"),
-			"slice: is larger than max_inflight");
-	if (config->chunk_memory_bytes && config->chunk_memory_bytes < CHUNK_MEMORY_LEAST)
-		problem(load, line_of(load, "chunk_memory", "chunk_memory"),
-			"chunk_memory: 0, or 1 MiB and more");
+		problem(load, line_of(load, "copy_slice", "max_inflight"),
+			"copy_slice: larger than max_inflight");
 	if (*config->chunk_dir && !config->chunk_memory_bytes)
 		problem(load, line_of(load, "chunk_dir", "chunk_dir"),
-			"chunk_dir: set chunk_memory, too; chunks pass through it");
+			"chunk_dir: requires chunk_memory, through which chunks pass");
 }
 
-/* A word that names no device would be the same as `off`, without a word. */
+/* A word that is no device id would silently mean `off`. */
 static void check_gpu(struct load *load)
 {
 	const char *word = load->config.gpu;
@@ -448,9 +445,9 @@ static void check_gpu(struct load *load)
 	     word += len + strspn(word + len, " \t,")) {
 		len = strcspn(word, " \t,");
 		if (!memchr(word, '-', len) && !memchr(word, ':', len))
-			problem(load, line_of(load, "gpu", "gpu"),
-				"gpu = %.40s: allowed: auto, off, or UUIDs (GPU-...) and "
-				"PCI ids (0000:3b:00.0)",
+			problem(load, line_of(load, "gpus", "gpus"),
+				"gpus = %.40s: allowed: auto, off, or UUIDs (GPU-...) "
+				"and PCI ids (0000:3b:00.0)",
 				load->config.gpu);
 	}
 }
@@ -473,7 +470,7 @@ static void check_transports(struct load *load)
 		n += (size_t)snprintf(list + n, sizeof(list) - n, "%s%s", i ? ", " : "",
 				      built[i]);
 	if (!config->transports.count && built[0])
-		problem(load, line, "transports: none is left; built in: %s", list);
+		problem(load, line, "transports: the list is empty; built in: %s", list);
 	for (unsigned int i = 0; i < config->transports.count; i++) {
 		const char *word = config->transports.word[i];
 
@@ -486,13 +483,14 @@ static void check_transports(struct load *load)
 	if (config->chunk_memory_bytes && config->transports.count &&
 	    !setting_words_have(&config->transports, "shm"))
 		problem(load, line,
-			"transports: chunks of this daemon's own engines go by shm: list "
-			"it (require rules between daemons), or set chunk_memory to 0");
+			"transports: shm is missing, and chunk_memory needs it for this "
+			"daemon's engines; add shm (require still applies between "
+			"daemons), or set chunk_memory = off");
 	if (setting_words_have(&config->transports, "ucx") && !config->insecure &&
 	    !endpoint_is_loopback(config->listen))
 		problem(load, line_of(load, "transports", "listen"),
-			"transports: ucx does not authenticate its connections; beyond "
-			"loopback it needs insecure = yes");
+			"transports: ucx does not authenticate its connections; on an "
+			"address other than loopback it requires insecure = yes");
 }
 
 static void check_require(struct load *load)
@@ -630,27 +628,27 @@ int config_load(struct config *config, const struct config_source *source)
 
 #define MIB (UINT64_C(1) << 20)
 
-/* `memory` has a preset of its own, which is no more than a part of the limit. */
+/* The default of `memory_limit` is a fraction of the limit. */
 int config_memory_check(const struct config *config, uint64_t limit_bytes)
 {
 	uint64_t all = config->chunk_memory_bytes + config->chunk_home_bytes;
 	unsigned long long mib = limit_bytes / MIB;
 
-	if (config_line_of(config, "memory") != CONFIG_LINE_DEFAULT)
+	if (config_line_of(config, "memory_limit") != CONFIG_LINE_DEFAULT)
 		all += config->memory_bytes;
 	if (config->chunk_memory_bytes && config->chunk_memory_bytes >= limit_bytes)
-		return err_raise(ERR_CONFIG,
-				 "chunk_memory: %llu MiB are more than this process may "
-				 "have (%llu MiB, by its control group or the machine); "
-				 "lower it, or raise MemoryMax=",
-				 (unsigned long long)config->chunk_memory_bytes / MIB,
-				 mib);
+		return err_raise(
+			ERR_CONFIG,
+			"chunk_memory: %llu MiB exceed the memory of this process "
+			"(%llu MiB, from its control group or the machine); "
+			"lower it, or raise MemoryMax=",
+			(unsigned long long)config->chunk_memory_bytes / MIB, mib);
 	if (all < limit_bytes)
 		return 0;
 	err_raise(ERR_CONFIG,
-		  "chunk_memory, chunk_home_memory, memory: %llu MiB together are more "
-		  "than this process may have (%llu MiB, by its control group or the "
-		  "machine); lower them, or raise MemoryMax=",
+		  "chunk_memory, chunk_index_memory, memory_limit: together %llu "
+		  "MiB exceed the memory of this process (%llu MiB, from its control "
+		  "group or the machine); lower them, or raise MemoryMax=",
 		  (unsigned long long)all / MIB, mib);
 	return 1;
 }

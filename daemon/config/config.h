@@ -89,12 +89,12 @@ struct config {
 	uint64_t chunk_memory_bytes;	   /* 0: none are kept */
 	char chunk_dir[CONFIG_PATH_BYTES]; /* "": no files */
 	uint64_t chunk_dir_bytes;
-	unsigned int attend_threads; /* 0: none */
-	char attend_isa[16];
+	unsigned int attention_threads; /* 0: none */
+	char attention_isa[16];
 	uint32_t attend_spin_us;   /* 0: auto; 1: none */
-	char chunk_stores[1024];   /* endpoints, blanks between them; "": none */
+	char chunk_peers[1024];	   /* endpoints, blanks between them; "": none */
 	bool chunk_hedge;	   /* what is late is asked of another one, too */
-	char chunk_homes[3072];	   /* the same */
+	char chunk_index[3072];	   /* the same */
 	uint64_t chunk_home_bytes; /* of the directory kept for others; 0: none is */
 
 	/* [transport] */

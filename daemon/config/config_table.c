@@ -38,343 +38,365 @@ static const char *const format_words[] = {"journal", "plain", "auto", NULL};
 
 static const struct setting options[] = {
 	{"daemon", "name", SETTING_TEXT, FIELD(name), .preset = "kvd",
-	 .help = "Name of this instance: letters, digits, '.', '_' and '-'. It names the "
-		 "socket and the lock in run_dir; a second daemon of the same name is "
-		 "refused. --name and KVD_NAME override it."},
+	 .help = "Name of this instance: letters, digits, '.', '_' and '-'. The "
+		 "socket and the lock file in run_dir have this name; a second daemon "
+		 "with the same name does not start. --name and KVD_NAME override the "
+		 "option."},
 	{"daemon", "run_dir", SETTING_PATH, FIELD(run_dir), .preset = "/run/kvd",
-	 .help = "Directory of the socket and the lock. It must exist."},
+	 .help = "Directory of the socket and the lock file. It must exist."},
 	{"daemon", "log_level", SETTING_ENUM, FIELD(log_level), .preset = "info",
 	 .words = level_words, .reload = true,
-	 .help = "What is logged. debug grows with objects, trace with chunks."},
+	 .help = "Least severe level that is logged. The volume of debug grows with "
+		 "rooms and peers, the volume of trace with chunks and messages."},
 	{"daemon", "log_format", SETTING_ENUM, FIELD(log_format), .preset = "auto",
 	 .words = format_words, .reload = true,
-	 .help = "Lines on stderr: with the journal's priority prefix, or plain with the "
-		 "local time and the level. auto: journal where stderr is the journal's "
-		 "(JOURNAL_STREAM), else plain."},
+	 .help = "Format of lines on stderr. journal: with the priority prefix of the "
+		 "systemd journal. plain: with local time and level. auto: journal if "
+		 "stderr is connected to the journal (JOURNAL_STREAM), else plain."},
 	{"daemon", "log_rooms", SETTING_ENUM, FIELD(log_rooms), .preset = "failed",
 	 .words = rooms_words, .reload = true,
-	 .help = "Which rooms' ends are a line of the log, with bytes, time, transport: "
-		 "those that failed, also those that took longer than a second, or all. "
-		 "The others' are at debug."},
+	 .help = "Rooms whose end is logged, with bytes, duration and transport: "
+		 "failed rooms only; slow: also rooms that took longer than a second; "
+		 "or all. Other rooms are logged at level debug."},
 	{"daemon", "core_dumps", SETTING_BOOL, FIELD(core_dumps), .preset = "no",
-	 .help = "Let the kernel write a core when the daemon crashes, and its user look "
-		 "into it with a debugger. A core has keys and engines' caches in it."},
+	 .help = "Allow a core dump after a crash, and a debugger of the daemon's "
+		 "user. A core dump contains keys and cached data of engines."},
 	{"daemon", "sandbox", SETTING_BOOL, FIELD(sandbox), .preset = "yes",
-	 .help = "Give up the system calls that the daemon does not need once all is "
-		 "loaded (seccomp), and the right to change files elsewhere (Landlock), "
-		 "as far as the kernel can. no: for a driver or a library that needs one "
-		 "of them; the kernel's log names the call (type=1326). `health` says "
-		 "what is in force."},
-	{"daemon", "offload_threads", SETTING_AUTO_COUNT, FIELD(offload_threads),
-	 .preset = "auto", .min = 1, .max = THREADS_MAX,
-	 .help = "Helper threads for what blocks: registration, mapping, DNS, long JSON. "
-		 "auto: half the cores, 2 to 8."},
+	 .help = "After startup, give up unneeded system calls (seccomp) and write "
+		 "access to other files (Landlock), as far as the kernel supports it. "
+		 "Set no if a driver or library needs a blocked call; the kernel log "
+		 "names the call (type=1326). `health` reports the restrictions in "
+		 "force."},
+	{"daemon", "offload_threads", SETTING_COUNT, FIELD(offload_threads),
+	 .preset = "auto", .zero = "auto", .min = 1, .max = THREADS_MAX,
+	 .help = "Helper threads for blocking work: memory registration, mapping, "
+		 "DNS, long JSON requests. auto: half the cores, from 2 to 8."},
 	{"daemon", "drain_timeout", SETTING_DURATION, FIELD(drain_timeout_ns),
 	 .preset = "30 s", .min = 10 * MS, .max = 3600 * S, .reload = true,
-	 .help = "After SIGTERM running rooms may end for so long, then they are "
-		 "aborted."},
+	 .help = "Time that running rooms have to finish after SIGTERM, before they "
+		 "are aborted."},
 
-	{"daemon", "memory", SETTING_SIZE, FIELD(memory_bytes), .preset = "0 B",
-	 .max = UINT64_C(1) << 60, .reload = true,
-	 .help = "Most memory of its own that the daemon keeps for engines and other "
-		 "daemons, all together: lists, plans, pages, layouts, early requests, "
-		 "page tables, status pages, what waits to be read; not the engines' "
-		 "memory itself. A principal (a user, or "
-		 "another daemon's key or address) may have seven eighths; the last "
-		 "eighth is for those with less than a 256th. What is over it is "
-		 "refused: ELIMIT. 0: a sixteenth of the machine's memory, or of the "
-		 "control group's limit where that is less; 256 MiB to 8 GiB. Keep "
-		 "it below half of the service's MemoryMax=."},
+	{"daemon", "memory_limit", SETTING_SIZE, FIELD(memory_bytes), .preset = "auto",
+	 .zero = "auto", .min = 1, .max = UINT64_C(1) << 60, .reload = true,
+	 .help = "Limit of the daemon's own memory for engines and other daemons "
+		 "together: lists, plans, pages, layouts, early requests, page "
+		 "tables, status pages and receive buffers. Engines' cache memory is "
+		 "not counted. One principal (a user, or the key or address of "
+		 "another daemon) can use at most seven eighths; the last eighth is "
+		 "reserved for principals with less than a 256th. Requests over the "
+		 "limit fail with ELIMIT. auto: a sixteenth of the machine's memory, "
+		 "or of the control group's limit if that is smaller, from 256 MiB to "
+		 "8 GiB. Keep the limit below half of the service's MemoryMax=."},
 
 	{"control", "socket_path", SETTING_PATH, FIELD(socket_path), .preset = "",
-	 .help = "Control socket. Empty: <name>.sock in run_dir."},
+	 .help = "Path of the control socket. Empty: NAME.sock in run_dir."},
 	{"control", "socket_mode", SETTING_MODE, FIELD(socket_mode), .preset = "0660",
-	 .min = 0600, .max = 0777, .help = "Mode of the control socket."},
+	 .min = 0600, .max = 0777, .help = "Access mode of the control socket."},
 	{"control", "socket_group", SETTING_TEXT, FIELD(socket_group), .preset = "",
-	 .help = "Group of the control socket, by name or number; an access list (ACL) "
-		 "where the daemon's user is no member. Empty: the daemon's."},
+	 .help = "Group of the control socket, by name or number. If the daemon's "
+		 "user is not a member of the group, an access control list (ACL) is "
+		 "set. Empty: the daemon's group."},
 	{"control", "allow_uids", SETTING_UIDS, FIELD(allow_uids), .preset = "",
 	 .reload = true,
-	 .help = "Users that may connect, besides root and the daemon's own. With this "
-		 "and allow_gids empty: whom the socket's mode lets in."},
+	 .help = "Users that may connect, in addition to root and the daemon's own "
+		 "user. If this and allow_gids are empty, the socket's mode decides."},
 	{"control", "allow_gids", SETTING_GIDS, FIELD(allow_gids), .preset = "",
 	 .reload = true, .help = "Groups whose members may connect."},
 	{"control", "admin_uids", SETTING_UIDS, FIELD(admin_uids), .preset = "",
 	 .reload = true,
-	 .help = "Users that may drain, shut down, change the log level and touch "
-		 "foreign rooms, besides root and the daemon's own."},
+	 .help = "Users that may drain and stop the daemon, change the log level and "
+		 "access other users' rooms, in addition to root and the daemon's own "
+		 "user."},
 	{"control", "sessions", SETTING_COUNT, FIELD(sessions_max), .preset = "256",
 	 .min = 1, .max = 65536,
-	 .help = "Most sessions at a time. Of 256 and more, here and in rooms and "
-		 "orphans, the last eighth is kept for a user, or a peer's key or "
-		 "address, that has less than a 256th. Of 16 sessions and more, a "
-		 "sixteenth is for administrators."},
+	 .help = "Limit of concurrent sessions. If this limit, rooms or "
+		 "early_requests is 256 or more, the last eighth is reserved for "
+		 "principals (a user, or the key or address of another daemon) with "
+		 "less than a 256th. Of 16 or more sessions, a sixteenth is reserved "
+		 "for administrators."},
 	{"control", "session_regions", SETTING_COUNT, FIELD(session_regions_max),
 	 .preset = "1024", .min = 1, .max = SESSION_REGIONS_MOST,
-	 .help = "Most memory regions of one session."},
+	 .help = "Limit of memory regions per session."},
 	{"control", "session_pools", SETTING_COUNT, FIELD(session_pools_max),
-	 .preset = "64", .min = 1, .max = 65536, .help = "Most pools of one session."},
+	 .preset = "64", .min = 1, .max = 65536, .help = "Limit of pools per session."},
 	{"control", "client_queue", SETTING_SIZE, FIELD(client_queue_bytes),
 	 .preset = "8 MiB", .min = MIB, .max = GIB,
-	 .help = "Replies that may wait for a client that reads late. Past half of it no "
-		 "more of its requests are taken, past it the client is closed."},
+	 .help = "Limit of unread replies per client. The daemon stops reading a "
+		 "client's requests at half of the limit, and closes the connection "
+		 "at the limit."},
 
 	{"peer", "listen", SETTING_TEXT, FIELD(listen), .preset = "tcp://127.0.0.1:0",
-	 .help = "Where other daemons reach this one: tcp://ADDRESS:PORT with a numeric "
-		 "address (IPv6 in brackets, * for all); port 0 takes a free one."},
+	 .help = "Address for connections from other daemons: tcp://ADDRESS:PORT with "
+		 "a numeric address (IPv6 in brackets, * for all addresses). Port 0 "
+		 "selects a free port."},
 	{"peer", "advertise", SETTING_TEXT, FIELD(advertise), .preset = "",
-	 .help = "Endpoint told to others, tcp://HOST:PORT, when it is not that of "
-		 "listen; port 0 stands for the port in use."},
+	 .help = "Endpoint published to other daemons, tcp://HOST:PORT, if it differs "
+		 "from listen. Port 0 stands for the port in use."},
 	{"peer", "keys_dir", SETTING_PATH, FIELD(keys_dir), .preset = "",
-	 .help = "Directory of this user where the daemon makes its CURVE key pair at "
-		 "the first start (NAME.key, NAME.pub), and where daemons of this user "
-		 "with the same keys_dir find each other's. Empty: systemd's "
-		 "StateDirectory, else keys-UID in run_dir; they find each other by "
-		 "keys-UID in run_dir and by /dev/shm/kvd-keys-UID, without a line in "
-		 "curve_allow_file."},
+	 .help = "Directory of the CURVE key pair that the daemon creates at its "
+		 "first start (NAME.key, NAME.pub). Daemons of one user with the same "
+		 "keys_dir trust each other. Empty: systemd's StateDirectory, else "
+		 "keys-UID in run_dir; daemons of one user then find each other by "
+		 "keys-UID in run_dir and by /dev/shm/kvd-keys-UID, without an entry "
+		 "in curve_allow_file."},
 	{"peer", "curve_secret_file", SETTING_PATH, FIELD(curve_secret_file),
 	 .preset = "",
-	 .help = "File with a CURVE secret key made by hand (kvd-ctl keygen), not "
-		 "readable by others. keys_dir is not used then: all daemons that may "
-		 "connect are in curve_allow_file. Empty: the key in keys_dir."},
+	 .help = "File with a CURVE secret key from kvd-ctl keygen; it must not be "
+		 "readable by others. It replaces keys_dir: every daemon that may "
+		 "connect must then be listed in curve_allow_file. Empty: the key in "
+		 "keys_dir."},
 	{"peer", "curve_allow_file", SETTING_PATH, FIELD(curve_allow_file), .preset = "",
 	 .reload = true,
-	 .help = "File with the daemons of other hosts and users that may connect, a "
-		 "line each: NAME KEY [HOST[:PORT]]… (kvd-ctl keys prints it there). A "
-		 "line with hosts is for these only. Read again on SIGHUP: peerings of "
-		 "keys that were removed, or have another name or other hosts, end."},
+	 .help = "File with the daemons of other hosts and users that may connect, "
+		 "one per line: NAME KEY [HOST[:PORT]]... (kvd-ctl keys prints the "
+		 "line on the other host). A line with hosts is valid for these hosts "
+		 "only. The file is read again on SIGHUP; connections of keys that "
+		 "were removed, or now have another name or other hosts, are closed."},
 	{"peer", "insecure", SETTING_BOOL, FIELD(insecure), .preset = "no",
-	 .help = "Without curve_secret_file: no keys; whoever reaches the ports is a "
-		 "peer, every user of this host among them. It also allows UCX workers, "
-		 "which authenticate nobody, beyond loopback. health, doctor, the log "
-		 "and the metrics repeat it."},
+	 .help = "Without curve_secret_file: use no keys. Any process that reaches "
+		 "the ports is accepted as a peer, including every local user. It "
+		 "also allows UCX workers, which have no authentication, on addresses "
+		 "other than loopback. health, doctor, the log and the metrics report "
+		 "it."},
 	{"peer", "peers", SETTING_COUNT, FIELD(peers_max), .preset = "1024", .min = 1,
-	 .max = 65536, .help = "Most remote daemons at a time."},
+	 .max = 65536, .help = "Limit of remote daemons."},
 	{"peer", "message", SETTING_SIZE, FIELD(peer_message_bytes), .preset = "1 MiB",
-	 .min = 64 * KIB, .max = 64 * MIB, .help = "Largest message of a peer."},
+	 .min = 64 * KIB, .max = 64 * MIB, .help = "Largest message from a peer."},
 	{"peer", "ping", SETTING_DURATION, FIELD(ping_interval_ns), .preset = "200 ms",
 	 .min = 5 * MS, .max = 60 * S, .reload = true,
-	 .help = "Interval of liveness checks, also the daemon's heartbeat."},
+	 .help = "Interval of liveness checks, and of the daemon's own heartbeat."},
 	{"peer", "dead_after", SETTING_DURATION, FIELD(dead_after_ns), .preset = "800 ms",
 	 .min = 20 * MS, .max = 600 * S, .reload = true,
-	 .help = "Silence after which a peer is declared dead, at least twice ping. Time "
-		 "in which this daemon itself was late does not count. Engines that "
-		 "connect take this daemon for frozen after as much, at least 800 ms."},
+	 .help = "A peer that sends nothing for this time is declared dead; at least "
+		 "twice ping. Delays of this daemon itself do not count. Connected "
+		 "engines treat this daemon as hung after the same time, at least 800 "
+		 "ms."},
 	{"peer", "connect_timeout", SETTING_DURATION, FIELD(connect_timeout_ns),
 	 .preset = "10 s", .min = 10 * MS, .max = 3600 * S, .reload = true,
-	 .help = "A room or transfer whose peer is not connected, by its data port, too, "
-		 "fails after this, with the reason; after dead_after, when it was "
-		 "connected and went away. The peer is tried as long as something "
-		 "waits for it."},
-	{"peer", "orphans", SETTING_COUNT, FIELD(orphans_max), .preset = "4096", .min = 1,
-	 .max = 1 << 20,
-	 .help = "Most room requests of peers kept for a sender that does not exist "
-		 "yet; and, apart from them, as many words of receivers that could not "
-		 "start."},
-	{"peer", "orphan_ttl", SETTING_DURATION, FIELD(orphan_ttl_ns), .preset = "60 s",
-	 .min = 10 * MS, .max = 3600 * S, .reload = true,
-	 .help = "How long these are kept."},
+	 .help = "A room or transfer fails, with the reason, if its peer's control "
+		 "and data connections are not up after this time; after dead_after "
+		 "if they were up and were lost. The daemon retries the connection as "
+		 "long as a room or transfer needs it."},
+	{"peer", "early_requests", SETTING_COUNT, FIELD(orphans_max), .preset = "4096",
+	 .min = 1, .max = 1 << 20,
+	 .help = "Limit of peers' requests that are kept for rooms that are not open "
+		 "yet, and separately of abort notices for such rooms."},
+	{"peer", "early_request_ttl", SETTING_DURATION, FIELD(orphan_ttl_ns),
+	 .preset = "60 s", .min = 10 * MS, .max = 3600 * S, .reload = true,
+	 .help = "Time that early requests are kept."},
 
 	{"cluster", "cluster", SETTING_TEXT, FIELD(cluster), .preset = "",
 	 .module = "cluster",
-	 .help = "Where this daemon finds the members of the cluster. file:/PATH: a line "
-		 "for each of their ranks, GROUP WORKER TP.PP.DP.CP ENDPOINT#KEY, behind "
-		 "it pool=NAME, model=NAME, url=URL, engine=WORD and "
-		 "bootstrap=HOST:PORT where they have one; '-' is a group's only worker; "
-		 "the lines are taken anew on SIGHUP. "
-		 "etcd://HOST:PORT[,HOST:PORT]…/PREFIX, etcds:// by TLS: what they "
-		 "publish there. Empty: this daemon's own engines only."},
+	 .help = "Directory of the cluster's members. file:/PATH: a file with one "
+		 "line per rank, GROUP WORKER TP.PP.DP.CP ENDPOINT#KEY, optionally "
+		 "followed by pool=NAME, model=NAME, url=URL, engine=WORD and "
+		 "bootstrap=HOST:PORT; '-' is the only worker of a group; SIGHUP "
+		 "reads the file again. etcd://HOST:PORT[,HOST:PORT].../PREFIX, or "
+		 "etcds:// with TLS: the entries that daemons publish there. Empty: "
+		 "engines of this daemon only."},
 	{"cluster", "cluster_trust", SETTING_ENUM, FIELD(cluster_trust),
 	 .preset = "listed", .words = trust_words, .module = "cluster",
-	 .help = "Whose keys may connect. listed: those in curve_allow_file, whatever "
-		 "the directory says. directory: also those that daemons publish in "
-		 "etcd; whoever can write there lets daemons in."},
+	 .help = "Keys that may connect. listed: keys in curve_allow_file only. "
+		 "directory: also keys that daemons publish in etcd; write access to "
+		 "etcd then grants access to this daemon."},
 	{"cluster", "cluster_lease", SETTING_DURATION, FIELD(cluster_lease_ns),
 	 .preset = "15 s", .min = 1 * S, .max = 600 * S, .module = "cluster",
-	 .help = "How long the directory keeps this daemon's entries when it does not "
-		 "hear of it."},
+	 .help = "Time after which the directory removes this daemon's entries if the "
+		 "daemon does not renew them."},
 	{"cluster", "cluster_tls_ca", SETTING_PATH, FIELD(cluster_tls_ca), .preset = "",
 	 .module = "cluster",
-	 .help = "etcd by TLS: file of the authorities (PEM) that its certificate is "
-		 "checked with. etcds:// needs it."},
+	 .help = "etcd with TLS: file of the certificate authorities (PEM) that "
+		 "verify etcd's certificate. Required with etcds://."},
 	{"cluster", "cluster_tls_cert", SETTING_PATH, FIELD(cluster_tls_cert),
 	 .preset = "", .module = "cluster",
-	 .help = "etcd by TLS: this daemon's certificate (PEM), if it asks "
-		 "for one."},
+	 .help = "etcd with TLS: client certificate (PEM), if etcd requires one."},
 	{"cluster", "cluster_tls_key", SETTING_PATH, FIELD(cluster_tls_key), .preset = "",
 	 .module = "cluster",
-	 .help = "The key of cluster_tls_cert (PEM), not readable by others."},
+	 .help = "Key of cluster_tls_cert (PEM); it must not be readable by others."},
 	{"cluster", "cluster_user_file", SETTING_PATH, FIELD(cluster_user_file),
 	 .preset = "", .module = "cluster",
-	 .help = "etcd with users: file with USER:PASSWORD on a line of its own, not "
-		 "readable by others."},
+	 .help = "etcd with authentication: file with one line USER:PASSWORD; it must "
+		 "not be readable by others."},
 
 	{"metrics", "metrics_listen", SETTING_TEXT, FIELD(metrics_listen), .preset = "",
-	 .help = "Where Prometheus and people read the figures, by HTTP: "
-		 "tcp://127.0.0.1:9464, or unix:/run/kvd/NAME.metrics with the group and "
-		 "mode of the control socket. Nobody is authenticated, so only loopback "
-		 "addresses and Unix sockets are allowed. Empty: nowhere."},
+	 .help = "Address of the HTTP server for Prometheus and the status page: "
+		 "tcp://127.0.0.1:9464, or unix:/run/kvd/NAME.metrics with group and "
+		 "mode of the control socket. The server has no authentication, so "
+		 "only loopback addresses and Unix sockets are allowed. Empty: no "
+		 "server."},
 
 	{"rooms", "rooms", SETTING_COUNT, FIELD(rooms_max), .preset = "65536", .min = 1,
-	 .max = 1 << 24, .help = "Most rooms at a time."},
+	 .max = 1 << 24, .help = "Limit of open rooms."},
 	{"rooms", "tombstones", SETTING_COUNT, FIELD(tombstones_max), .preset = "65536",
 	 .min = 16, .max = 1 << 24,
-	 .help = "Closed rooms remembered to answer late messages."},
+	 .help = "Number of closed rooms that are remembered to answer late messages."},
 	{"rooms", "bootstrap_timeout", SETTING_DURATION, FIELD(bootstrap_timeout_ns),
 	 .preset = "300 s", .min = 10 * MS, .max = 86400 * S, .reload = true,
-	 .help = "A room whose other side does not show up fails after this."},
+	 .help = "A room fails if its other side does not open it within this time."},
 	{"rooms", "waiting_timeout", SETTING_DURATION, FIELD(waiting_timeout_ns),
 	 .preset = "300 s", .min = 10 * MS, .max = 86400 * S, .reload = true,
-	 .help = "A room that waits for its engine's first chunk fails after this."},
+	 .help = "A room fails if its engine does not send the first chunk within "
+		 "this time."},
 	{"rooms", "transfer_stall_timeout", SETTING_DURATION,
 	 FIELD(transfer_stall_timeout_ns), .preset = "10 s", .min = 10 * MS,
 	 .max = 3600 * S, .reload = true,
-	 .help = "A room with transfers posted in which no byte moves for so long "
-		 "fails."},
+	 .help = "A room with posted transfers fails if no byte moves for this time."},
 	{"rooms", "fence_timeout", SETTING_DURATION, FIELD(fence_timeout_ns),
 	 .preset = "5 s", .min = 10 * MS, .max = 600 * S, .reload = true,
-	 .help = "A fence that is not proven by then is forced: the peer's connection is "
-		 "torn down."},
-	{"rooms", "lease", SETTING_DURATION, FIELD(lease_ns), .preset = "30 s",
+	 .help = "If a fence is not confirmed within this time, the daemon closes the "
+		 "connection to the peer to enforce it."},
+	{"rooms", "offer_lease", SETTING_DURATION, FIELD(lease_ns), .preset = "30 s",
 	 .min = 100 * MS, .max = 86400 * S, .reload = true,
-	 .help = "An offer's lease when room.open does not name one."},
+	 .help = "Lease of an offer if room.open does not set one."},
 
 	{"chunks", "chunk_memory", SETTING_SIZE, FIELD(chunk_memory_bytes),
-	 .preset = "0 B", .max = UINT64_C(1) << 40, .module = "store",
-	 .help = "Memory of the daemon's own in which chunks of KV are kept that engines "
-		 "name and share (chunk.space in the reference); they outlive their "
-		 "engine. It is made and registered at the start, and counts for the "
-		 "service's MemoryMax=. A part of a chunk may take a 128th of it. Any "
-		 "peer daemon can read it. 0: none."},
+	 .preset = "off", .zero = "off", .min = MIB, .max = UINT64_C(1) << 40,
+	 .module = "store",
+	 .help = "Memory of the daemon for chunks of KV that engines store by name "
+		 "and share (chunk.space in the reference). Chunks survive the engine "
+		 "that stored them. The memory is allocated and registered at "
+		 "startup, and counts towards the service's MemoryMax=. One part of a "
+		 "chunk can use at most a 128th. Every connected peer can read the "
+		 "chunks."},
 	{"chunks", "chunk_dir", SETTING_PATH, FIELD(chunk_dir), .preset = "",
 	 .module = "store",
-	 .help = "Directory in which chunks are kept, too, that were asked for again, or "
-		 "are to last: they outlive the daemon. It must exist, belong to the "
-		 "daemon's user with mode 0700, and be this daemon's alone, on a file "
-		 "system of a local disk. Empty: none."},
+	 .help = "Directory for files with chunks that were requested again or stored "
+		 "as durable; they survive the daemon. It must exist, belong to the "
+		 "daemon's user with mode 0700, be on a local disk, and be used by "
+		 "this daemon only. Empty: no files."},
 	{"chunks", "chunk_dir_size", SETTING_SIZE, FIELD(chunk_dir_bytes),
 	 .preset = "64 GiB", .min = MIB, .max = UINT64_C(1) << 50, .module = "store",
-	 .help = "Most bytes of files in chunk_dir, made as they are needed, in 128 "
-		 "pieces. With another size than before its files are given up."},
-	{"chunks", "attend_threads", SETTING_COUNT, FIELD(attend_threads), .preset = "0",
-	 .min = 0, .max = THREADS_MAX, .module = "attend",
-	 .help = "Threads that attend to chunks here for engines of this daemon and of "
-		 "others (attend.open): so many cores, at most, are taken from the "
-		 "engines of this host. 0: query rows are refused, chunks are fetched."},
-	{"chunks", "attend_isa", SETTING_TEXT, FIELD(attend_isa), .preset = "auto",
+	 .help = "Limit of the size of files in chunk_dir. Files are created as "
+		 "needed, each a 128th of the limit. A change of the limit discards "
+		 "the existing files."},
+	{"chunks", "attention_threads", SETTING_COUNT, FIELD(attention_threads),
+	 .preset = "off", .zero = "off", .min = 1, .max = THREADS_MAX, .module = "attend",
+	 .help = "Threads that compute attention over local chunks for engines of "
+		 "this and other daemons (attention.open). They use at most this many "
+		 "cores of the host. off: query rows are refused and chunks are "
+		 "fetched."},
+	{"chunks", "attention_isa", SETTING_TEXT, FIELD(attention_isa), .preset = "auto",
 	 .module = "attend",
-	 .help = "Instructions that those threads use: auto (the most that the processor "
-		 "has), ref, vector, avx2, avx512 or amx. kvd-ctl status shows which."},
-	{"chunks", "attend_spin", SETTING_AUTO_COUNT, FIELD(attend_spin_us),
-	 .preset = "auto", .min = 1, .max = 100000, .module = "attend",
-	 .help = "Microseconds for which the daemon goes on looking for messages after "
-		 "it sent or answered query rows, instead of sleeping: a core is busy "
-		 "meanwhile, and each round trip is shorter by what waking takes. 1: it "
-		 "sleeps. auto: 200 with 4 cores or more, else 1."},
-	{"chunks", "chunk_stores", SETTING_TEXT, FIELD(chunk_stores), .preset = "",
+	 .help = "Instruction set of these threads: auto (the best of the processor), "
+		 "ref, vector, avx2, avx512 or amx. kvd-ctl status shows the choice."},
+	{"chunks", "attention_busy_poll", SETTING_COUNT, FIELD(attend_spin_us),
+	 .preset = "auto", .zero = "auto", .one = "off", .min = 2, .max = 100000,
+	 .module = "attend",
+	 .help = "Microseconds for which the daemon polls for messages, instead of "
+		 "sleeping, after it sent or answered query rows. Each round trip "
+		 "saves a wake-up; a core is busy meanwhile. auto: 200 with 4 or more "
+		 "cores, else off."},
+	{"chunks", "chunk_peers", SETTING_TEXT, FIELD(chunk_peers), .preset = "",
 	 .module = "store",
-	 .help = "Daemons that are asked for chunks that this one has not: at most 16 "
-		 "endpoints, with blanks between them, dialled at the start. A daemon "
-		 "with chunk_memory answers any peer that it admits."},
+	 .help = "Daemons that are queried for chunks that are not stored here: up to "
+		 "16 endpoints, separated by blanks. The daemon connects to them at "
+		 "startup. A daemon with chunk_memory answers every connected peer."},
 	{"chunks", "chunk_hedge", SETTING_BOOL, FIELD(chunk_hedge), .preset = "yes",
 	 .module = "store",
-	 .help = "What a fetch waits for longer than three times what its daemon has "
-		 "taken lately (95th percentile) is pulled from the other daemon that "
-		 "holds it into chunk_memory, and used if it is there first: one leg of "
-		 "20, at most."},
-	{"chunks", "chunk_homes", SETTING_TEXT, FIELD(chunk_homes), .preset = "",
+	 .help = "Request a slow part of a fetch from a second holder as well, and "
+		 "use the answer that arrives first. A part is slow after three times "
+		 "the holder's recent 95th percentile. At most one part of 20 is "
+		 "requested twice."},
+	{"chunks", "chunk_index", SETTING_TEXT, FIELD(chunk_index), .preset = "",
 	 .module = "store",
-	 .help = "Daemons that keep the directory of who has which chunks: at most 32 "
-		 "endpoints, with blanks between them, the same words at all daemons; "
-		 "this one may be among them. They are told what this daemon has, and "
-		 "asked for what it has not. Each needs chunk_memory. cluster: those "
-		 "that have this word, too, as etcd says (option cluster)."},
-	{"chunks", "chunk_home_memory", SETTING_SIZE, FIELD(chunk_home_bytes),
-	 .preset = "16 MiB", .max = UINT64_C(64) << 30, .module = "store",
-	 .help = "Most memory for the directory when this daemon is one of others' "
-		 "chunk_homes: 21 bytes for a chunk of a daemon. It is taken as it is "
-		 "used. 0: it keeps none."},
+	 .help = "Index nodes: daemons that keep an index of the chunks of all "
+		 "daemons. Up to 32 endpoints, separated by blanks, the same text in "
+		 "all daemons; it may include this daemon. This daemon publishes its "
+		 "chunks to them and queries them for chunks that are not stored "
+		 "here. An index node needs chunk_memory. cluster: the daemons with "
+		 "this setting, from etcd (option cluster)."},
+	{"chunks", "chunk_index_memory", SETTING_SIZE, FIELD(chunk_home_bytes),
+	 .preset = "16 MiB", .zero = "off", .min = 1, .max = UINT64_C(64) << 30,
+	 .module = "store",
+	 .help = "Memory limit of the index if this daemon is an index node of "
+		 "others: 21 bytes per chunk and daemon. It is allocated as needed. "
+		 "off: this daemon is no index node."},
 
 	{"transport", "transports", SETTING_WORDS, FIELD(transports), .preset = "auto",
-	 .help = "Ways to move bytes, in order of preference: local, shm, verbs, tcp, "
-		 "ucx. "
-		 "auto: all that are built in and allowed by listen, in this order."},
+	 .help = "Transports in order of preference: local, shm, verbs, tcp, ucx. "
+		 "auto: all that are built in and possible with listen, in this "
+		 "order."},
 	{"transport", "require", SETTING_WORDS, FIELD(require), .preset = "",
-	 .help = "Only these transports, or the class rdma, may be used; a pair of "
-		 "daemons without one fails loudly. Empty: any."},
+	 .help = "Transports that may be used, or the class rdma. A pair of daemons "
+		 "without a common one reports EREQUIRE. Empty: any transport."},
 	{"transport", "ucx_library", SETTING_PATH, FIELD(ucx_library), .preset = "",
-	 .help = "libucp to load. Empty: libucp.so.0 of the system. Its devices: "
-		 "UCX_NET_DEVICES of the daemon's environment, or the one of listen; "
-		 "transports: UCX_TLS, or rc, dc and ud on RDMA devices, else tcp."},
+	 .help = "Path of libucp. Empty: the system's libucp.so.0. UCX uses the "
+		 "devices in UCX_NET_DEVICES of the daemon's environment, or the "
+		 "device of listen; and the transports in UCX_TLS, or rc, dc and ud "
+		 "on RDMA devices, else tcp."},
 	{"transport", "tcp_listen", SETTING_TEXT, FIELD(tcp_listen), .preset = "",
-	 .help = "Data port of the tcp transport: tcp://ADDRESS:PORT as in listen. "
-		 "Empty: the address of listen and a free port. tcp_crypto "
-		 "says what protects its bytes."},
-	{"transport", "tcp_streams", SETTING_AUTO_COUNT, FIELD(tcp_streams),
-	 .preset = "auto", .min = 1, .max = 32,
-	 .help = "Connections for bytes to each peer; the smaller of both sides' counts. "
-		 "auto: half the cores, 1 to 8."},
-	{"transport", "tcp_threads", SETTING_AUTO_COUNT, FIELD(tcp_threads),
-	 .preset = "auto", .min = 1, .max = THREADS_MAX,
-	 .help = "Threads that serve these connections. auto: half the cores, 1 to 8."},
+	 .help = "Address of the tcp transport's data port: tcp://ADDRESS:PORT as in "
+		 "listen. Empty: the address of listen and a free port. For "
+		 "encryption see tcp_crypto."},
+	{"transport", "tcp_streams", SETTING_COUNT, FIELD(tcp_streams), .preset = "auto",
+	 .zero = "auto", .min = 1, .max = 32,
+	 .help = "Data connections to each peer; the smaller value of both daemons is "
+		 "used. auto: half the cores, from 1 to 8."},
+	{"transport", "tcp_threads", SETTING_COUNT, FIELD(tcp_threads), .preset = "auto",
+	 .zero = "auto", .min = 1, .max = THREADS_MAX,
+	 .help = "Threads that serve data connections. auto: half the cores, from 1 "
+		 "to 8."},
 	{"transport", "tcp_verify", SETTING_ENUM, FIELD(tcp_verify), .preset = "none",
 	 .words = verify_words,
-	 .help = "Checksum of every frame of bytes over tcp, when either side wants one: "
-		 "crc32c or xxh3. TCP's own has 16 bits."},
+	 .help = "Checksum of data frames over tcp, used if either daemon sets one: "
+		 "crc32c or xxh3. TCP's own checksum has 16 bits."},
 	{"transport", "tcp_crypto", SETTING_ENUM, FIELD(tcp_crypto), .preset = "auto",
 	 .words = crypto_words,
-	 .help = "What protects tcp's connections: aes128gcm (nobody reads or changes "
-		 "their bytes), none. The stronger of what both daemons want holds. "
-		 "auto: aes128gcm, but none between loopback addresses. Instead of "
-		 "tcp_verify's checksums."},
+	 .help = "Encryption of data connections over tcp: aes128gcm (confidentiality "
+		 "and integrity) or none. The stronger setting of both daemons is "
+		 "used. auto: aes128gcm, but none between loopback addresses. "
+		 "Encryption replaces the checksums of tcp_verify."},
 	{"transport", "verbs_rails", SETTING_TEXT, FIELD(verbs_rails), .preset = "",
-	 .help = "RDMA ports for verbs, in order: device, device:port, interface or "
-		 "address. Empty: the one that has the address of listen; all, where "
-		 "that is a wildcard."},
+	 .help = "RDMA ports of the verbs transport, in order: device, device:port, "
+		 "interface or address. Empty: the port with the address of listen, "
+		 "or all ports if that is a wildcard."},
 	{"transport", "verbs_ack_timeout", SETTING_COUNT, FIELD(verbs_ack_timeout),
 	 .preset = "14", .min = 8, .max = 22,
-	 .help = "An adapter sends again what was not acknowledged after 4.096 us << "
-		 "this (14: 67 ms)."},
+	 .help = "Retransmission timeout of the adapter: 4.096 us << this value (14: "
+		 "67 ms)."},
 	{"transport", "verbs_traffic_class", SETTING_COUNT, FIELD(verbs_traffic_class),
-	 .preset = "0", .min = 0, .max = 255,
-	 .help = "Traffic class (DSCP and ECN bits) of RoCE packets; the service level "
-		 "follows from it, by the port's priority map (RoCE) or the subnet "
-		 "manager's QoS classes (InfiniBand). 0: the system's."},
-	{"transport", "verbs_request_ns", SETTING_AUTO_COUNT, FIELD(verbs_request_ns),
-	 .preset = "auto", .min = 1, .max = 1000000,
-	 .help = "What a work request costs, in ns: rows that are scattered at both ends "
-		 "and cheaper to copy twice are packed. auto: measured with each peer, "
-		 "again and again from the first such transfer on. 1: never packed."},
-	{"transport", "copy_threads", SETTING_AUTO_COUNT, FIELD(copy_threads),
-	 .preset = "auto", .min = 1, .max = THREADS_MAX,
-	 .help = "Threads that copy engine memory. auto: half the cores, 1 to 8."},
-	{"transport", "host_copy_threads", SETTING_AUTO_COUNT, FIELD(host_copy_threads),
-	 .preset = "auto", .min = 1, .max = THREADS_MAX,
-	 .help = "Copy threads that all daemons of one run_dir may run at once; each may "
-		 "always run one. The same for all of them. auto: half the cores, at "
-		 "least copy_threads."},
+	 .preset = "auto", .zero = "auto", .min = 1, .max = 255,
+	 .help = "Traffic class (DSCP and ECN bits) of RoCE packets. The service "
+		 "level follows from it, by the port's priority map (RoCE) or the "
+		 "subnet manager's QoS classes (InfiniBand). auto: the system's "
+		 "default."},
+	{"transport", "verbs_request_ns", SETTING_COUNT, FIELD(verbs_request_ns),
+	 .preset = "auto", .zero = "auto", .one = "off", .min = 2, .max = 1000000,
+	 .help = "Cost of a work request in ns. Rows that are scattered on both sides "
+		 "are packed if two copies cost less. auto: measured with each peer, "
+		 "repeatedly from the first such transfer on. off: rows are never "
+		 "packed."},
+	{"transport", "copy_threads", SETTING_COUNT, FIELD(copy_threads),
+	 .preset = "auto", .zero = "auto", .min = 1, .max = THREADS_MAX,
+	 .help = "Threads that copy engine memory. auto: half the cores, from 1 to 8."},
+	{"transport", "host_copy_threads", SETTING_COUNT, FIELD(host_copy_threads),
+	 .preset = "auto", .zero = "auto", .min = 1, .max = THREADS_MAX,
+	 .help = "Copy threads that all daemons with the same run_dir may run at the "
+		 "same time; each may always run one. Set the same value in all of "
+		 "them. auto: half the cores, at least copy_threads."},
 	{"transport", "vm_direct", SETTING_BOOL, FIELD(vm_direct), .preset = "yes",
-	 .help = "Read private memory (vm) of engines that another daemon of this host "
-		 "serves, where it lies: only processes that the other daemon's user "
-		 "owns, and where the kernel allows it. Else, and with no, both daemons "
-		 "copy through a ring."},
-	{"transport", "gpu", SETTING_TEXT, FIELD(gpu), .preset = "auto",
-	 .help = "GPUs whose memory engines may hand over: auto (all that are here), "
-		 "off, or UUIDs and PCI ids. No driver is loaded before the first does."},
+	 .help = "Read private memory (vm) of engines of another daemon on this host "
+		 "in place, if the kernel permits it and the other daemon's user owns "
+		 "the process. no, or not possible: both daemons copy through a ring "
+		 "buffer."},
+	{"transport", "gpus", SETTING_TEXT, FIELD(gpu), .preset = "auto",
+	 .help = "GPUs whose memory engines may register: auto (all GPUs of the "
+		 "host), off, or a list of UUIDs and PCI ids. The driver is loaded at "
+		 "the first registration."},
 	{"transport", "cuda_library", SETTING_TEXT, FIELD(cuda_library),
 	 .preset = "libcuda.so.1",
-	 .help = "The CUDA driver's library: a name or a path."},
+	 .help = "Library of the CUDA driver: a name or a path."},
 	{"transport", "gpu_kernels", SETTING_TEXT, FIELD(gpu_kernels), .preset = "auto",
-	 .help = "Code for GPUs: auto (what this kvd was built with), off, or the path "
-		 "of an image that nvcc made of gpu/kernels.cu. Without it the copy "
-		 "engines move everything."},
-	{"transport", "slice", SETTING_SIZE, FIELD(slice_bytes), .preset = "512 KiB",
+	 .help = "Image of GPU kernels: auto (built in), off, or the path of an image "
+		 "that nvcc made of gpu/kernels.cu. Without kernels the GPU's copy "
+		 "engines move all data."},
+	{"transport", "copy_slice", SETTING_SIZE, FIELD(slice_bytes), .preset = "512 KiB",
 	 .min = 4 * KIB, .max = 64 * MIB,
-	 .help = "Bytes a copy thread moves before it looks for a cancel."},
+	 .help = "Bytes that a copy thread moves between two checks for cancellation."},
 	{"transport", "max_inflight", SETTING_SIZE, FIELD(max_inflight_bytes),
 	 .preset = "256 MiB", .min = 64 * KIB, .max = 1024 * GIB, .reload = true,
-	 .help = "Bytes posted to one peer and not yet done, past which a room or "
-		 "session has one operation under way there at a time."},
+	 .help = "Limit of bytes in flight to one peer. Above it a room or session "
+		 "has at most one operation in flight to that peer."},
 };
 
 const struct setting *config_settings(size_t *count_p)

@@ -144,21 +144,12 @@ static int parse_plain(const struct setting *setting, const char *text, void *ba
 
 static int parse_count(const struct setting *setting, const char *text, void *base)
 {
-	if (setting->type == SETTING_AUTO_COUNT && strcmp(text, "auto") == 0) {
-		*(uint32_t *)field(setting, base) = 0;
-		return 0;
-	}
 	return parse_plain(setting, text, base, 10, "not a whole number without a unit");
 }
 
 static void format_count(const struct setting *setting, const void *base, char *buf)
 {
-	uint32_t value = *(const uint32_t *)field(setting, base);
-
-	if (setting->type == SETTING_AUTO_COUNT && value == 0)
-		snprintf(buf, SETTING_TEXT_MAX, "auto");
-	else
-		snprintf(buf, SETTING_TEXT_MAX, "%u", value);
+	snprintf(buf, SETTING_TEXT_MAX, "%u", *(const uint32_t *)field(setting, base));
 }
 
 static int parse_mode(const struct setting *setting, const char *text, void *base)
@@ -352,8 +343,10 @@ static void range_of_numbers(const struct setting *setting, char *buf)
 	row.offset = 0;
 	setting_format(&row, is_wide ? (const void *)&wide[0] : &narrow[0], low);
 	setting_format(&row, is_wide ? (const void *)&wide[1] : &narrow[1], high);
-	snprintf(buf, SETTING_TEXT_MAX, "%s%.200s to %.200s",
-		 setting->type == SETTING_AUTO_COUNT ? "auto, or " : "", low, high);
+	snprintf(buf, SETTING_TEXT_MAX, "%s%s%s%s%.200s to %.200s",
+		 setting->zero ? setting->zero : "", setting->one ? ", " : "",
+		 setting->one ? setting->one : "", setting->zero ? ", or " : "", low,
+		 high);
 }
 
 static void range_of_words(const struct setting *setting, char *buf)
@@ -400,7 +393,6 @@ static const struct {
 } types[] = {
 	[SETTING_BOOL] = {parse_bool, format_bool, range_of_bool},
 	[SETTING_COUNT] = {parse_count, format_count, range_of_numbers},
-	[SETTING_AUTO_COUNT] = {parse_count, format_count, range_of_numbers},
 	[SETTING_DURATION] = {parse_duration, format_duration, range_of_numbers},
 	[SETTING_SIZE] = {parse_size, format_size, range_of_numbers},
 	[SETTING_MODE] = {parse_mode, format_mode, range_of_numbers},
@@ -412,15 +404,39 @@ static const struct {
 	[SETTING_WORDS] = {parse_words, format_words, range_of_list},
 };
 
+/* A number that has a word. */
+static const char *word_of(const struct setting *setting, const void *base)
+{
+	const void *at = (const char *)base + setting->offset;
+	uint64_t value;
+
+	if (!setting->zero)
+		return NULL;
+	value = setting->size == sizeof(uint32_t) ? *(const uint32_t *)at
+						  : *(const uint64_t *)at;
+	return value == 0 ? setting->zero : value == 1 ? setting->one : NULL;
+}
+
 int setting_parse(const struct setting *setting, const char *text, void *base)
 {
+	bool zero = setting->zero && strcmp(text, setting->zero) == 0;
+	struct setting row = *setting;
+
+	row.min = 0;
+	if (zero || (setting->one && strcmp(text, setting->one) == 0))
+		return store_ranged(&row, zero ? 0 : 1, base);
 	return types[setting->type].parse(setting, text, base);
 }
 
 void setting_format(const struct setting *setting, const void *base,
 		    char buf[SETTING_TEXT_MAX])
 {
-	types[setting->type].format(setting, base, buf);
+	const char *word = word_of(setting, base);
+
+	if (word)
+		snprintf(buf, SETTING_TEXT_MAX, "%s", word);
+	else
+		types[setting->type].format(setting, base, buf);
 }
 
 void setting_range(const struct setting *setting, char buf[SETTING_TEXT_MAX])

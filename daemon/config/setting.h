@@ -17,18 +17,17 @@
 #define SETTING_TEXT_MAX 512u /* bytes of any printed value or range, NUL included */
 
 enum setting_type {
-	SETTING_BOOL,	    /* bool: yes, no */
-	SETTING_COUNT,	    /* uint32_t */
-	SETTING_AUTO_COUNT, /* uint32_t, 0 = "auto" */
-	SETTING_DURATION,   /* uint64_t ns: us, ms, s, min */
-	SETTING_SIZE,	    /* uint64_t bytes: B, KiB, MiB, GiB */
-	SETTING_MODE,	    /* uint32_t, octal */
-	SETTING_ENUM,	    /* uint32_t, index into words */
-	SETTING_TEXT,	    /* char[size] */
-	SETTING_PATH,	    /* char[size], absolute or empty */
-	SETTING_UIDS,	    /* struct setting_ids: numbers or names */
-	SETTING_GIDS,	    /* the same */
-	SETTING_WORDS,	    /* struct setting_words, no word twice */
+	SETTING_BOOL,	  /* bool: yes, no */
+	SETTING_COUNT,	  /* uint32_t */
+	SETTING_DURATION, /* uint64_t ns: us, ms, s, min */
+	SETTING_SIZE,	  /* uint64_t bytes: B, KiB, MiB, GiB */
+	SETTING_MODE,	  /* uint32_t, octal */
+	SETTING_ENUM,	  /* uint32_t, index into words */
+	SETTING_TEXT,	  /* char[size] */
+	SETTING_PATH,	  /* char[size], absolute or empty */
+	SETTING_UIDS,	  /* struct setting_ids: numbers or names */
+	SETTING_GIDS,	  /* the same */
+	SETTING_WORDS,	  /* struct setting_words, no word twice */
 };
 
 struct setting_ids {
@@ -47,6 +46,7 @@ struct setting {
 	size_t offset, size;	  /* of the field in its struct */
 	const char *preset;	  /* the default, as one would write it */
 	uint64_t min, max;	  /* COUNT … MODE, both allowed */
+	const char *zero, *one;	  /* words for 0 and 1, below min; NULL: none */
 	const char *const *words; /* ENUM: NULL-terminated */
 	bool reload;		  /* SIGHUP takes a new value */
 	const char *module;	  /* that it is of; NULL: the daemon's */

@@ -345,7 +345,7 @@ const struct command admin_commands[] = {
 	 "does not authenticate its peers), plain_peers (daemons of other hosts to "
 	 "which bytes go in clear), sandbox (what bounds it: seccomp, landlock), "
 	 "sandbox_lacks (why that is not all), attention (instructions and threads that "
-	 "attend to chunks; absent: attend_threads is 0), transports"},
+	 "attend to chunks; absent: attention_threads is off), transports"},
 	{"config.show",
 	 "Show the settings in force; paths, users and groups to administrators only",
 	 NULL, 0, config_show_run,

@@ -196,7 +196,7 @@ const struct command stats_commands[] = {
 	 "their labels), loop {busy_us, cpu_us, late_us}, each {count, p50, p99, p999, "
 	 "max, buckets}: turns of the loop by how long it was away from its poll, had a "
 	 "core in that, and was late for a timer; bucket i counts what was up to 2^i us. "
-	 "With format prometheus: text. With by principal: limit_bytes (memory), "
+	 "With format prometheus: text. With by principal: limit_bytes (memory_limit), "
 	 "share_bytes (most of one), bytes (of all), known (how many there are), "
 	 "principals [{name, bytes, refused, classes [{class, objects, bytes}]}], at "
 	 "most 4096"},

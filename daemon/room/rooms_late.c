@@ -177,8 +177,8 @@ static void give_way(struct rooms *rooms, struct remote *remote)
 	struct err why;
 
 	err_set(&why, ERR_LIMIT,
-		"%u room requests wait for an engine to open their rooms, %u of this "
-		"daemon's; the caps are %u (orphans) and a share of `memory`",
+		"%u early requests wait for their rooms, %u of them from this daemon; "
+		"limits: early_requests (%u) and a share of memory_limit",
 		rooms->orphan_count, room_remote(remote)->orphan_count,
 		rooms->kvd->config->orphans_max);
 	metrics_add(&rooms->kvd->metrics, METRIC_ORPHANS_REFUSED, 1);

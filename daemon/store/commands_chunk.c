@@ -306,8 +306,8 @@ static const struct field hold_fields[] = {
 	F_IDS(hold_args),
 	F_LEASE(hold_args),
 	F_INT("far_ms", hold_args, far_ms, OPTIONAL, 0, STORE_FAR_MS_MAX,
-	      "what is not here is asked of the daemons in chunk_stores, and of those "
-	      "that chunk_homes name, for at most so long"),
+	      "what is not here is asked of the daemons in chunk_peers, and of those "
+	      "that chunk_index name, for at most so long"),
 	F_END,
 };
 
@@ -824,10 +824,10 @@ const struct command chunk_commands[] = {
 	 "published: parts in engines' pages; evicted, found, "
 	 "missed: chunks, since the start; spaces_evicted: with all of their chunks; "
 	 "put_bytes, fetched_bytes; holds, moves: open; "
-	 "far: {stores, up: of chunk_stores; left_out: for a while, they were late; "
+	 "far: {stores, up: of chunk_peers; left_out: for a while, they were late; "
 	 "found, bytes, retries; hedges, hedges_won: "
 	 "parts that were late and asked of another one, too; lends, lent: by "
-	 "others}; homes, with chunk_homes: {homes, up; notes told, resyncs: "
+	 "others}; homes, with chunk_index: {homes, up; notes told, resyncs: "
 	 "how often a home was told all; asks, late: of homes; dials, dials_refused: of "
 	 "holders that were no peers}; home, once it is one of others': {holdings, of at "
 	 "most `most`, of holders; bytes; notes, refused: there was no room; finds; "

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dial: the daemons that chunk_stores and chunk_homes name are reached from the start to
+ * dial: the daemons that chunk_peers and chunk_index name are reached from the start to
  * the end. One that cannot be for want of something is tried again, one that never can be
  * is not; either is logged once.
  */

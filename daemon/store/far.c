@@ -127,11 +127,11 @@ static void far_store_add(struct far *far, const char *endpoint)
 
 int far_new(struct store *store, struct far **far_p)
 {
-	char words[sizeof(store->kvd->config->chunk_stores)], *word, *state = NULL;
+	char words[sizeof(store->kvd->config->chunk_peers)], *word, *state = NULL;
 	struct far *far;
 
 	*far_p = NULL;
-	if (!*store->kvd->config->chunk_stores && !store->homes)
+	if (!*store->kvd->config->chunk_peers && !store->homes)
 		return 0;
 	far = mem_zalloc(sizeof(*far));
 	if (!far)
@@ -140,7 +140,7 @@ int far_new(struct store *store, struct far **far_p)
 	idmap_init(&far->asks);
 	list_init(&far->over);
 	loop_timer_init(&far->again, store->kvd->loop, on_again);
-	snprintf(words, sizeof(words), "%s", store->kvd->config->chunk_stores);
+	snprintf(words, sizeof(words), "%s", store->kvd->config->chunk_peers);
 	for (word = strtok_r(words, " ,", &state); word;
 	     word = strtok_r(NULL, " ,", &state))
 		far_store_add(far, word);
@@ -463,7 +463,7 @@ static void candidate_ask(struct far_query *query, const char *endpoint)
 	for (unsigned int i = 0; i < query->count; i++) {
 		if (query->ones[i].remote != remote)
 			continue;
-		handshake_release(remote); /* one of chunk_stores, or twice */
+		handshake_release(remote); /* one of chunk_peers, or twice */
 		return;
 	}
 	if (remote->peer->self || one_add(query, remote, true) < 0) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * far: chunks of other daemons, this one asking. Those of chunk_stores are asked all at
+ * far: chunks of other daemons, this one asking. Those of chunk_peers are asked all at
  * once for what the own memory has not, and the few that homes name (homes.h) once they
  * have; the two that have most of it, without a gap, hold it, the others let go. What
  * comes late, or from one that is lost, is a miss.

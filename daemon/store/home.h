@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * home: this daemon as one of others' chunk_homes. A holder is the peer that a note comes
+ * home: this daemon as one of others' chunk_index. A holder is the peer that a note comes
  * from, and is found at the endpoint of its peering: no message names another. All that
  * is known of it goes with the peering.
  */

@@ -261,7 +261,7 @@ static void one_dial(struct homes *homes, unsigned int i)
 	if (!dial_reach(homes->store, &one->dial, endpoint, NO_HOME))
 		return;
 	if (one_of(homes, one->dial.remote) != one) {
-		err_raise(ERR_EXIST, "it is in chunk_homes twice");
+		err_raise(ERR_EXIST, "it is in chunk_index twice");
 		dial_refuse(&one->dial, endpoint, NO_HOME);
 	} else if (homes_up(one->dial.remote)) {
 		one_begin(homes, one);
@@ -295,7 +295,7 @@ void homes_absent(struct homes *homes, const struct remote *remote)
 		return;
 	one->up = false;
 	log_warn("store", remote->peer->endpoint, "keeps no directory of chunks",
-		 "see=\"its chunk_memory and chunk_home_memory\"");
+		 "see=\"its chunk_memory and chunk_index_memory\"");
 }
 
 void homes_answers(struct homes *homes, const struct remote *remote)
@@ -364,7 +364,7 @@ int homes_new(struct store *store, struct homes **homes_p)
 	int r;
 
 	*homes_p = NULL;
-	if (!*store->kvd->config->chunk_homes)
+	if (!*store->kvd->config->chunk_index)
 		return 0;
 	homes = mem_zalloc(sizeof(*homes));
 	if (!homes)
@@ -374,8 +374,8 @@ int homes_new(struct store *store, struct homes **homes_p)
 	loop_defer_init(&homes->walk, on_walk);
 	loop_timer_init(&homes->flush, store->kvd->loop, on_flush);
 	loop_timer_init(&homes->sums, store->kvd->loop, on_sums);
-	of_cluster = strcmp(store->kvd->config->chunk_homes, HOMES_OF_CLUSTER) == 0;
-	r = members_new(of_cluster ? "" : store->kvd->config->chunk_homes, on_members,
+	of_cluster = strcmp(store->kvd->config->chunk_index, HOMES_OF_CLUSTER) == 0;
+	r = members_new(of_cluster ? "" : store->kvd->config->chunk_index, on_members,
 			homes, &homes->members);
 	if (r == 0 && of_cluster)
 		r = homes_group_open(&homes->group, store->kvd, homes->members);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * homes: the daemons of chunk_homes, this one telling them what it has and asking them
+ * homes: the daemons of chunk_index, this one telling them what it has and asking them
  * who has what. A chunk has one home (members.h). Nothing waits for a home, and what one
  * says is a hint.
  */
@@ -24,7 +24,7 @@ struct wire_header;
 #define HOMES_PROBES_MAX 32u /* chunks that a query asks about */
 #define HOMES_HOLDERS_MAX 8u /* that a home tells of a chunk */
 
-/* *homes_p NULL: chunk_homes is empty. */
+/* *homes_p NULL: chunk_index is empty. */
 int homes_new(struct store *store, struct homes **homes_p);
 void homes_close(struct homes *homes); /* nobody is told any more; NULL is fine */
 void homes_free(struct homes *homes);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * homes_group: chunk_homes = cluster. The homes are the daemons of group kvd.homes of the
+ * homes_group: chunk_index = cluster. The homes are the daemons of group kvd.homes of the
  * cluster's directory that are not draining; of more than MEMBERS_MAX those whose
  * endpoints come first in the alphabet, so that all daemons choose alike.
  */
@@ -10,7 +10,7 @@
 #include "daemon/link/names.h"
 #include "daemon/loop/loop.h"
 
-#define HOMES_OF_CLUSTER "cluster" /* of the option chunk_homes */
+#define HOMES_OF_CLUSTER "cluster" /* of the option chunk_index */
 
 struct kvd;
 struct members;

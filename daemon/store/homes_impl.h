@@ -46,7 +46,7 @@ struct homes {
 	struct loop_timer sums;
 	struct idmap asks; /* struct homes_ask: homes_find.c */
 	struct store_homes figures;
-	struct homes_group group; /* chunk_homes = cluster */
+	struct homes_group group; /* chunk_index = cluster */
 };
 
 /* It says that it keeps no directory: it is not up, until it comes up again. */

@@ -42,7 +42,7 @@ static void members_add(struct members *members, const char *word, size_t len)
 	snprintf(text, sizeof(text), "%.*s", (int)len, word);
 	if (members->count == MEMBERS_MAX || endpoint_canon(text, endpoint) < 0 ||
 	    members_have(members, endpoint)) {
-		log_warn("store", NULL, "one of chunk_homes is left out",
+		log_warn("store", NULL, "one of chunk_index is left out",
 			 "endpoint=\"%s\" limit=%u why=\"it is there twice, or one too "
 			 "many, or no tcp://HOST:PORT\"",
 			 text, MEMBERS_MAX);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * members: the daemons that keep the directory of chunks, its homes. The list is what
- * chunk_homes says; a membership service would give another one by members_set(). A
+ * chunk_index says; a membership service would give another one by members_set(). A
  * chunk's home is chosen by rendezvous hash, so one that comes or goes moves its own
  * chunks alone. All daemons have to have the same list, word by word.
  */

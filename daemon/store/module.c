@@ -157,7 +157,7 @@ static int store_begin(struct store *store)
 	if (r >= 0 && kvd->config->chunk_home_bytes)
 		r = home_new(store, &store->home);
 	if (r >= 0 && store->home && kvd->names &&
-	    strcmp(kvd->config->chunk_homes, HOMES_OF_CLUSTER) == 0)
+	    strcmp(kvd->config->chunk_index, HOMES_OF_CLUSTER) == 0)
 		kvd->names->be_home(kvd);
 	if (r >= 0)
 		r = homes_new(store, &store->homes);

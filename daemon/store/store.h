@@ -48,7 +48,7 @@ struct store_move;
 #define STORE_IN_PAGES 4u   /* an engine's, published */
 #define STORE_WORD_MAX 200u /* bytes of a space's model, revision, … */
 
-/* With chunk_memory = 0 there is no part. Its memory is made by helpers meanwhile. */
+/* With chunk_memory = off there is no part. Its memory is made by helpers meanwhile. */
 extern const struct module store_module;
 static inline struct store *store_of(const struct kvd *kvd)
 {
@@ -118,8 +118,8 @@ uint32_t store_drop(struct store_handle *handle, const struct store_ids *ids);
 
 struct store_hold_args {
 	uint64_t lease_ns;
-	/* What the own daemon has not is asked of those in chunk_stores and those that
-	 * chunk_homes name, for at most so long; 0: it is not, and neither is that of a
+	/* What the own daemon has not is asked of those in chunk_peers and those that
+	 * chunk_index name, for at most so long; 0: it is not, and neither is that of a
 	 * user who has STORE_ASKING_MAX such questions open. Then on_done comes;
 	 * `why` not NULL: the hold is being closed before it was answered. */
 	uint64_t far_ns;

@@ -6,91 +6,99 @@
 #include "daemon/base/metrics.h"
 
 /* X(NAME, type, unit, "name", "help") */
-#define STORE_METRICS(X)                                                                 \
-	X(MEMORY, GAUGE, BYTES, "store_memory_bytes",                                    \
-	  "memory for chunks (chunk_memory), once it is made")                           \
-	X(FREE, GAUGE, BYTES, "store_free_bytes", "of that, what no user has")           \
-	X(CHUNKS, GAUGE, NUMBER, "store_chunks", "chunks kept")                          \
-	X(PUBLISHED, GAUGE, NUMBER, "store_published",                                   \
-	  "parts of chunks in engines' own pages")                                       \
-	X(HOLDS, GAUGE, NUMBER, "store_holds", "holds that are open")                    \
-	X(MOVES, GAUGE, NUMBER, "store_moves",                                           \
-	  "puts, fetches and others that are not closed")                                \
-	X(FOUND, COUNTER, NUMBER, "store_found_total",                                   \
-	  "chunks that were asked for and there")                                        \
-	X(MISSED, COUNTER, NUMBER, "store_missed_total",                                 \
-	  "chunks that were asked for and not there, or behind one that was not")        \
-	X(EVICTED, COUNTER, NUMBER, "store_evicted_total",                               \
-	  "chunks that left for others")                                                 \
-	X(SPACES, GAUGE, NUMBER, "store_spaces",                                         \
-	  "spaces of chunks: user, model, revision, …")                                  \
-	X(SPACES_EVICTED, COUNTER, NUMBER, "store_spaces_evicted_total",                 \
-	  "spaces that left with all of their chunks, unused for longest")               \
-	X(PUT_BYTES, COUNTER, BYTES, "store_put_bytes_total", "bytes stored")            \
-	X(FETCHED_BYTES, COUNTER, BYTES, "store_fetched_bytes_total",                    \
-	  "bytes read into engines' pages")                                              \
-	X(FAR_FOUND, COUNTER, NUMBER, "store_far_found_total",                           \
-	  "chunks that were asked for and are at another daemon")                        \
-	X(FAR_BYTES, COUNTER, BYTES, "store_far_bytes_total",                            \
-	  "fetched from other daemons")                                                  \
-	X(FAR_RETRIES, COUNTER, NUMBER, "store_far_retries_total",                       \
-	  "parts of fetches that another daemon went on with")                           \
-	X(FAR_HEDGES, COUNTER, NUMBER, "store_far_hedges_total",                         \
-	  "parts of fetches that were late, and asked of another daemon, too")           \
-	X(FAR_HEDGES_WON, COUNTER, NUMBER, "store_far_hedges_won_total",                 \
-	  "of them, those that came from there first")                                   \
-	X(FAR_LEFT_OUT, GAUGE, NUMBER, "store_far_left_out",                             \
-	  "holders of chunks that are not asked for a while, because they were late")    \
-	X(LENDS, COUNTER, NUMBER, "store_lends_total",                                   \
-	  "holds that other daemons have had of chunks here")                            \
-	X(LENT, GAUGE, NUMBER, "store_lent", "of them, those that are open")             \
-	X(HOMES, GAUGE, NUMBER, "store_homes", "daemons of chunk_homes")                 \
-	X(HOMES_UP, GAUGE, NUMBER, "store_home_up", "of them, those that are up")        \
-	X(HOME_TOLD, COUNTER, NUMBER, "store_home_told_total",                           \
-	  "chunks that came and went, told to homes")                                    \
-	X(HOME_RESYNCS, COUNTER, NUMBER, "store_home_resyncs_total",                     \
-	  "times that a home was told all")                                              \
-	X(HOME_ASKS, COUNTER, NUMBER, "store_home_asks_total", "questions to homes")     \
-	X(HOME_LATE, COUNTER, NUMBER, "store_home_late_total",                           \
-	  "of them, those without an answer in time")                                    \
-	X(HOME_DIALS, COUNTER, NUMBER, "store_home_dials_total",                         \
-	  "holders that were dialled because homes named them")                          \
-	X(HOME_UNDIALLED, COUNTER, NUMBER, "store_home_dials_refused_total",             \
-	  "holders that were not: too many a second, or not allowed")                    \
-	X(HOME_HOLDINGS, GAUGE, NUMBER, "store_home_holdings",                           \
-	  "chunks of daemons that this one knows as their home")                         \
-	X(HOME_HOLDERS, GAUGE, NUMBER, "store_home_holders", "these daemons")            \
-	X(HOME_NOTES, COUNTER, NUMBER, "store_home_notes_total",                         \
-	  "chunks that came and went, as others told")                                   \
-	X(HOME_REFUSED, COUNTER, NUMBER, "store_home_refused_total",                     \
-	  "of them, those for which there was no room (chunk_home_memory)")              \
-	X(HOME_UNKNOWN, GAUGE, NUMBER, "store_home_unknown",                             \
-	  "chunks of daemons that have no room here yet")                                \
-	X(HOME_FINDS, COUNTER, NUMBER, "store_home_finds_total",                         \
-	  "questions of others to this home")                                            \
-	X(HOME_AGAIN, COUNTER, NUMBER, "store_home_again_total",                         \
-	  "times that a daemon had to tell all anew")                                    \
-	X(FILE, GAUGE, BYTES, "store_file_bytes",                                        \
-	  "bytes of files for chunks (chunk_dir_size)")                                  \
-	X(FILE_FREE, GAUGE, BYTES, "store_file_free_bytes", "of that, what no user has") \
-	X(FILE_DISK_FREE, GAUGE, BYTES, "store_file_disk_free_bytes",                    \
-	  "bytes that the file system of chunk_dir has left")                            \
-	X(FILE_FULL, GAUGE, NUMBER, "store_file_full",                                   \
-	  "1: the file system of chunk_dir has no room for another file of chunks")      \
-	X(FILE_STANDS, GAUGE, NUMBER, "store_file_stands",                               \
-	  "1: the disk of chunk_dir does not answer")                                    \
-	X(FILE_WRITTEN, COUNTER, BYTES, "store_file_written_bytes_total",                \
-	  "bytes of chunks written to files")                                            \
-	X(FILE_READ, COUNTER, BYTES, "store_file_read_bytes_total",                      \
-	  "bytes of chunks read from files")                                             \
-	X(FILE_EVICTED, COUNTER, NUMBER, "store_file_evicted_total",                     \
-	  "chunks that left files for others")                                           \
-	X(FILE_BAD, COUNTER, NUMBER, "store_file_bad_total",                             \
-	  "parts of chunks whose sums were wrong when they were read")                   \
-	X(FILE_FAULTS, COUNTER, NUMBER, "store_file_faults_total",                       \
-	  "reads and writes of files that failed")                                       \
-	X(FILE_READONLY, GAUGE, NUMBER, "store_file_readonly",                           \
-	  "1: nothing is written to chunk_dir any more, or it is not used at all")
+#define STORE_METRICS(X)                                                            \
+	X(MEMORY, GAUGE, BYTES, "chunk_memory_bytes",                               \
+	  "memory for chunks (chunk_memory), once it is allocated")                 \
+	X(FREE, GAUGE, BYTES, "chunk_memory_free_bytes",                            \
+	  "part of chunk_memory that no user occupies")                             \
+	X(CHUNKS, GAUGE, NUMBER, "chunks", "stored chunks")                         \
+	X(PUBLISHED, GAUGE, NUMBER, "chunk_parts_published",                        \
+	  "parts of chunks in engines' own pages")                                  \
+	X(HOLDS, GAUGE, NUMBER, "chunk_holds", "open holds")                        \
+	X(MOVES, GAUGE, NUMBER, "chunk_moves",                                      \
+	  "puts, fetches, publications and withdrawals that are not closed")        \
+	X(FOUND, COUNTER, NUMBER, "chunk_hits_total",                               \
+	  "requested chunks that were found")                                       \
+	X(MISSED, COUNTER, NUMBER, "chunk_misses_total",                            \
+	  "requested chunks that were not found, or follow one that was not found") \
+	X(EVICTED, COUNTER, NUMBER, "chunk_evictions_total",                        \
+	  "chunks evicted from memory")                                             \
+	X(SPACES, GAUGE, NUMBER, "chunk_spaces",                                    \
+	  "chunk spaces (user, model, revision, scheme, ...)")                      \
+	X(SPACES_EVICTED, COUNTER, NUMBER, "chunk_spaces_evicted_total",            \
+	  "chunk spaces evicted with all their chunks")                             \
+	X(PUT_BYTES, COUNTER, BYTES, "chunk_put_bytes_total", "bytes stored")       \
+	X(FETCHED_BYTES, COUNTER, BYTES, "chunk_fetched_bytes_total",               \
+	  "bytes copied into engines' pages")                                       \
+	X(FAR_FOUND, COUNTER, NUMBER, "chunk_remote_hits_total",                    \
+	  "requested chunks that were found at other daemons")                      \
+	X(FAR_BYTES, COUNTER, BYTES, "chunk_remote_bytes_total",                    \
+	  "bytes fetched from other daemons")                                       \
+	X(FAR_RETRIES, COUNTER, NUMBER, "chunk_remote_retries_total",               \
+	  "parts of fetches that were continued from another daemon")               \
+	X(FAR_HEDGES, COUNTER, NUMBER, "chunk_remote_hedges_total",                 \
+	  "slow parts of fetches that were also requested from a second daemon")    \
+	X(FAR_HEDGES_WON, COUNTER, NUMBER, "chunk_remote_hedges_won_total",         \
+	  "hedged parts that arrived first from the second daemon")                 \
+	X(FAR_LEFT_OUT, GAUGE, NUMBER, "chunk_remote_suspended",                    \
+	  "holders that are temporarily not queried because they answered late")    \
+	X(LENDS, COUNTER, NUMBER, "chunk_remote_holds_total",                       \
+	  "holds that other daemons opened on local chunks")                        \
+	X(LENT, GAUGE, NUMBER, "chunk_remote_holds_open",                           \
+	  "open holds of other daemons on local chunks")                            \
+	X(HOMES, GAUGE, NUMBER, "chunk_index_nodes",                                \
+	  "configured index nodes (chunk_index)")                                   \
+	X(HOMES_UP, GAUGE, NUMBER, "chunk_index_nodes_up",                          \
+	  "index nodes that are connected")                                         \
+	X(HOME_TOLD, COUNTER, NUMBER, "chunk_index_updates_sent_total",             \
+	  "chunk additions and removals sent to index nodes")                       \
+	X(HOME_RESYNCS, COUNTER, NUMBER, "chunk_index_resyncs_total",               \
+	  "full resynchronisations of index nodes")                                 \
+	X(HOME_ASKS, COUNTER, NUMBER, "chunk_index_queries_total",                  \
+	  "queries to index nodes")                                                 \
+	X(HOME_LATE, COUNTER, NUMBER, "chunk_index_query_timeouts_total",           \
+	  "queries to index nodes without an answer in time")                       \
+	X(HOME_DIALS, COUNTER, NUMBER, "chunk_index_dials_total",                   \
+	  "connections to holders that an index node named")                        \
+	X(HOME_UNDIALLED, COUNTER, NUMBER, "chunk_index_dials_refused_total",       \
+	  "such connections that were not made: rate limit, or not allowed")        \
+	X(HOME_HOLDINGS, GAUGE, NUMBER, "chunk_index_entries",                      \
+	  "entries of the index on this index node")                                \
+	X(HOME_HOLDERS, GAUGE, NUMBER, "chunk_index_holders",                       \
+	  "daemons with entries in the index on this index node")                   \
+	X(HOME_NOTES, COUNTER, NUMBER, "chunk_index_updates_received_total",        \
+	  "chunk additions and removals received as an index node")                 \
+	X(HOME_REFUSED, COUNTER, NUMBER, "chunk_index_updates_refused_total",       \
+	  "received updates that were refused because the index was full "          \
+	  "(chunk_index_memory)")                                                   \
+	X(HOME_UNKNOWN, GAUGE, NUMBER, "chunk_index_entries_missing",               \
+	  "chunks of daemons that do not fit into the index yet")                   \
+	X(HOME_FINDS, COUNTER, NUMBER, "chunk_index_queries_served_total",          \
+	  "queries answered as an index node")                                      \
+	X(HOME_AGAIN, COUNTER, NUMBER, "chunk_index_resyncs_requested_total",       \
+	  "full resynchronisations requested as an index node")                     \
+	X(FILE, GAUGE, BYTES, "chunk_file_bytes",                                   \
+	  "bytes of chunk files, of chunk_dir_size")                                \
+	X(FILE_FREE, GAUGE, BYTES, "chunk_file_free_bytes",                         \
+	  "part of the chunk files that no user occupies")                          \
+	X(FILE_DISK_FREE, GAUGE, BYTES, "chunk_file_system_free_bytes",             \
+	  "free bytes of the file system of chunk_dir")                             \
+	X(FILE_FULL, GAUGE, NUMBER, "chunk_file_system_full",                       \
+	  "1 if the file system of chunk_dir has no space for another chunk file")  \
+	X(FILE_STANDS, GAUGE, NUMBER, "chunk_disk_stalled",                         \
+	  "1 if the disk of chunk_dir does not respond")                            \
+	X(FILE_WRITTEN, COUNTER, BYTES, "chunk_file_written_bytes_total",           \
+	  "bytes of chunks written to files")                                       \
+	X(FILE_READ, COUNTER, BYTES, "chunk_file_read_bytes_total",                 \
+	  "bytes of chunks read from files")                                        \
+	X(FILE_EVICTED, COUNTER, NUMBER, "chunk_file_evictions_total",              \
+	  "chunks evicted from files")                                              \
+	X(FILE_BAD, COUNTER, NUMBER, "chunk_file_corrupt_total",                    \
+	  "parts of chunks that failed their checksum when read from a file")       \
+	X(FILE_FAULTS, COUNTER, NUMBER, "chunk_file_errors_total",                  \
+	  "failed reads and writes of chunk files")                                 \
+	X(FILE_READONLY, GAUGE, NUMBER, "chunk_file_readonly",                      \
+	  "1 if the daemon no longer writes to chunk_dir, or does not use it")
 
 enum {
 #define STORE_METRICS_OF(id, type, unit, name, help) STORE_METRIC_##id,

@@ -198,7 +198,7 @@ class Space:
 
     def hold(self, ids, first=0, *, lease=None, far=None, timeout=None):
         """What is there of them stays for `lease` seconds (ten), or until it is closed. far:
-        what follows is asked of the daemons of chunk_stores and those that chunk_homes name,
+        what follows is asked of the daemons of chunk_peers and those that chunk_index name,
         for at most so many seconds.
         -> Hold, perhaps of nothing"""
         return Hold(self, self._space.hold(ids_pack(ids), _first(first), _lease(lease),

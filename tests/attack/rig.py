@@ -131,7 +131,7 @@ class House:
         self.keys = {}
         program = for_everyone("kvd")
         endpoint = "tcp://127.0.0.1:%d" % free_port() if stores else ""
-        self.more = {"a": "[chunks]\nchunk_stores = %s\n" % endpoint,
+        self.more = {"a": "[chunks]\nchunk_peers = %s\n" % endpoint,
                      "b": "[peer]\nlisten = %s\n" % endpoint} if stores else {}
         if keyed:
             self.make_keys()

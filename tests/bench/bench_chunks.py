@@ -251,7 +251,7 @@ def far_rows(turns):
     with contextlib.ExitStack() as stack:
         there = stack.enter_context(Daemon("[chunks]\nchunk_memory = 2 GiB\n"))
         h = stack.enter_context(kvd.Client(there.socket_path, timeout=120))
-        own = stack.enter_context(Daemon("[chunks]\nchunk_memory = 256 MiB\nchunk_stores = %s\n"
+        own = stack.enter_context(Daemon("[chunks]\nchunk_memory = 256 MiB\nchunk_peers = %s\n"
                                          % h.endpoint))
         c = stack.enter_context(kvd.Client(own.socket_path, timeout=120))
         a, b = Cache(h, "a"), Cache(c, "b")
@@ -300,7 +300,7 @@ class Reader:
 
     def __init__(self, stack, holders, hedge):
         own = stack.enter_context(Daemon(
-            "[chunks]\nchunk_memory = 1280 MiB\nchunk_hedge = %s\nchunk_stores = %s\n"
+            "[chunks]\nchunk_memory = 1280 MiB\nchunk_hedge = %s\nchunk_peers = %s\n"
             % (hedge, " ".join(h.endpoint for h in holders))))
         self.client = stack.enter_context(kvd.Client(own.socket_path, timeout=120))
         self.cache = Cache(self.client, "c")

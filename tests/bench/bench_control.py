@@ -32,7 +32,7 @@ def loop_stats(socket):
     said = json.loads(subprocess.run([BUILD + "/kvd-ctl", "--socket", socket, "--json", "stats"],
                                      capture_output=True, text=True, check=True).stdout)
     metrics = {row["name"]: row["value"] for row in said["metrics"]}
-    return metrics["loop_turns_total"], metrics["loop_slow_turns_total"], \
+    return metrics["loop_iterations_total"], metrics["loop_slow_iterations_total"], \
         said["loop"]["cpu_us"]["buckets"], said["loop"]["busy_us"]["buckets"]
 
 

@@ -68,7 +68,7 @@ def echo(transport, mode):
     raw, figures = Raw(), {}
     name = ("unix " if transport == "shm" else "tcp ") + mode
     with Hosts() as hosts:
-        spin = AWAKE_US if mode == "spinning" else 1
+        spin = "%d" % AWAKE_US if mode == "spinning" else "off"
         holder = hosts.add(transport, spin=spin)
         client = hosts.add(transport, spin=spin, stores=[holder.endpoint])
         if mode == "spinning":

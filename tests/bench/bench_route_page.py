@@ -243,7 +243,7 @@ def section(figures):
     if "crowd" in figures:
         of = figures["crowd"]["shm"]
         lines += [words(
-            "32 daemons ask one holder with `attend_threads = 1` about 2048 tokens (shm), 16 rows "
+            "32 daemons ask one holder with `attention_threads = 1` about 2048 tokens (shm), 16 rows "
             "each; beside it an engine of one thread on the same two cores: wherever there is one, "
             "and alone on one of them while all others share the second. *unbatched*: one attend "
             "behind the other. The flood is a daemon that asks for 512 rows four times at once. Of "
@@ -253,7 +253,7 @@ def section(figures):
     if "beside" in figures:
         of = figures["beside"]
         lines += [words(
-            "A step of an engine that has one of two cores, while the holder (`attend_threads = 1`), "
+            "A step of an engine that has one of two cores, while the holder (`attention_threads = 1`), "
             "those that ask it and this program share the other: multiplying matrices of 147 KB, "
             "and copying 16 MiB. The flood without a window sends messages of 256 rows as fast as it "
             "can over the control line; %.0f of them were refused in a second. Of the cores' "

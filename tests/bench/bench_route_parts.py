@@ -50,11 +50,11 @@ def median_us(times):
 def config(transport, memory=16, threads=1, spin=None, stores=(), peer=""):
     """Of a daemon; `stores`: endpoints; peer: its section of that name. By shm its own engines put chunks into it, whatever way
     others come."""
-    lines = ["[chunks]", "chunk_memory = %d MiB" % memory, "attend_threads = %d" % threads]
+    lines = ["[chunks]", "chunk_memory = %d MiB" % memory, "attention_threads = %d" % threads]
     if spin:
-        lines.append("attend_spin = %d" % spin)
+        lines.append("attention_busy_poll = " + spin)
     if stores:
-        lines.append("chunk_stores = " + " ".join(stores))
+        lines.append("chunk_peers = " + " ".join(stores))
     ways = transport if transport == "shm" else transport + ", shm"
     return "\n".join(lines + ["[transport]", "transports = " + ways, "require = " + transport,
                               peer])
@@ -186,7 +186,7 @@ def kernel_us(client, work):
 def slow_turns(client):
     """(turns, those that had a core for over 200 us)"""
     metrics = {row["name"]: row["value"] for row in client.command("stats")["metrics"]}
-    return np.array([metrics["loop_turns_total"], metrics["loop_slow_turns_total"]])
+    return np.array([metrics["loop_iterations_total"], metrics["loop_slow_iterations_total"]])
 
 
 # ---- many at once ----

@@ -177,7 +177,7 @@ class World:
             if alive:
                 stats = watcher.cmd("stats")
                 metrics = {row["name"]: row["value"] for row in stats["metrics"]}
-                said.append((metrics["loop_turns_total"], metrics["loop_slow_turns_total"],
+                said.append((metrics["loop_iterations_total"], metrics["loop_slow_iterations_total"],
                              stats["loop"]["cpu_us"]["buckets"],
                              stats["loop"]["busy_us"]["buckets"]))
         return said
@@ -621,9 +621,9 @@ LOADS = {
 MORE = {"scrape": "[metrics]\nmetrics_listen = unix:{dir}/{name}.metrics\n",
         "chunks": "[chunks]\nchunk_memory = 32 MiB\n",
         "puts": "[chunks]\nchunk_memory = 32 MiB\n",
-        "holds": "[chunks]\nchunk_memory = 64 MiB\nchunk_stores = {other}\n",
-        "attends": "[chunks]\nchunk_memory = 32 MiB\nchunk_stores = {other}\n"
-                   "attend_threads = 1\n"}
+        "holds": "[chunks]\nchunk_memory = 64 MiB\nchunk_peers = {other}\n",
+        "attends": "[chunks]\nchunk_memory = 32 MiB\nchunk_peers = {other}\n"
+                   "attention_threads = 1\n"}
 
 
 def one(name, transport, stacks):

@@ -25,7 +25,7 @@ import kvd.transformers as kt  # noqa: E402
 from kvd_daemon import Daemon, until  # noqa: E402
 
 CHUNK = 64
-CHUNKS = "[chunks]\nchunk_memory = 256 MiB\nattend_threads = 1\n"
+CHUNKS = "[chunks]\nchunk_memory = 256 MiB\nattention_threads = 1\n"
 VOCABULARY = 512
 
 
@@ -198,7 +198,7 @@ def main():
     args = parser.parse_args()
     document, alone = words(1, args.tokens), Alone(args)
     with Daemon(CHUNKS) as holder, kvd.Client(holder.socket_path) as far, \
-            Daemon(CHUNKS + "chunk_stores = %s\n" % far.endpoint) as daemon, \
+            Daemon(CHUNKS + "chunk_peers = %s\n" % far.endpoint) as daemon, \
             kvd.Client(daemon.socket_path) as client:
         with place_of(far, alone.model, args) as there:
             there.put(document, alone.document)

@@ -40,7 +40,7 @@ DIRECT = {"layer_first": "layer_first", "page_first": "page_first_direct"}
 class StoreNode(Node):
     def __init__(self, name, stores=()):
         self.nixl = "native"
-        more = "chunk_stores = %s\n" % " ".join(stores) if stores else ""
+        more = "chunk_peers = %s\n" % " ".join(stores) if stores else ""
         self.daemon = Daemon(CONFIG + "[chunks]\nchunk_memory = 64 MiB\n" + more, name=name)
 
     def call(self, *words):

@@ -537,7 +537,7 @@ def far(case):
     for name in NAMES:
         tally.check("A saves %s" % name, case.one, A, name, 0, case.saved(name))
     A.stop()
-    here = case.node("here", "chunk_stores = %s\n" % ctl(there, "health")["endpoint"])
+    here = case.node("here", "chunk_peers = %s\n" % ctl(there, "health")["endpoint"])
     assert until(lambda: here.chunks()["far"]["up"] == 1, 20), "the other daemon is not up"
     B = case.engine("B", here, {"chunk_tokens": T, "far": 0.3})
     for name in NAMES:

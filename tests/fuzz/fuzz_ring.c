@@ -598,7 +598,7 @@ static void world_begin(void)
 	w.pair = pair;
 	cluster_store(&w.pair->c, 0,
 		      &(struct cluster_store_args){.memory_bytes = 4 << 20,
-						   .attend_threads = 1});
+						   .attention_threads = 1});
 	w.other_space = open_space(w.pair->me, w.pair->mine.pool);
 	w.others = w.pair->c.nodes[0].kvd.session_count;
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""What one principal can hold of a real daemon: everything at its caps beside `memory`
+"""What one principal can hold of a real daemon: everything at its caps beside `memory_limit`
 and beside what the process has grown by; sessions by many processes of one user; memory
 that nobody has paid for. Each cause by itself is in tests/unit (test_account, test_xfer_caps,
 test_overload, test_rooms_forged, test_rooms_moves, test_room_map, test_memory)."""
@@ -48,7 +48,7 @@ def until_refused(step):
             step(done)
             done += 1
     except Refused as why:
-        assert why.code == "ELIMIT" and "(memory)" in why.message, why
+        assert why.code == "ELIMIT" and "(memory_limit)" in why.message, why
         assert "uid:%d: " % os.getuid() in why.message, why
     return done
 
@@ -89,7 +89,7 @@ def replies_of_a_full_account(kvd, engine, admin, name):
 
 
 def one_principal_at_all_its_caps_stays_below_the_ceiling():
-    config = "[daemon]\nmemory = 128 MiB\n[transport]\ntransports = tcp\n"
+    config = "[daemon]\nmemory_limit = 128 MiB\n[transport]\ntransports = tcp\n"
     with Daemon(config) as kvd, contextlib.ExitStack() as files:
         admin = Engine(kvd, "admin")
         engine, other = Engine(kvd, "greedy"), Engine(kvd, "the same user's")
@@ -129,7 +129,7 @@ def one_principal_at_all_its_caps_stays_below_the_ceiling():
         done = subprocess.run([BUILD + "/kvd-ctl", "-s", kvd.socket_path, "stats", "--by",
                                "principal"], capture_output=True, text=True)
         assert done.returncode == 0 and name in done.stdout, done
-        assert "of 128.0 MiB (memory), one may have 112.0 MiB" in done.stdout, done.stdout
+        assert "of 128.0 MiB (memory_limit), one may have 112.0 MiB" in done.stdout, done.stdout
         engine.close()
         end = DEADLINE_S * 100
         while principals(admin)[name]["bytes"] > MIB and end:

@@ -413,7 +413,7 @@ def wrong_options_are_told_by_the_check_and_the_start():
                 ("cluster = http://127.0.0.1:2379", "etcd://HOST:PORT"),
                 ("cluster = kvd://127.0.0.1:7400", "file:/PATH"),
                 ("cluster_trust = directory", "in etcd only"),
-                ("[chunks]\nchunk_memory = 1 MiB\nchunk_homes = cluster", "in etcd only"),
+                ("[chunks]\nchunk_memory = 1 MiB\nchunk_index = cluster", "in etcd only"),
                 ("cluster = etcds://127.0.0.1:1/kvd", "cluster_tls_ca"),
                 ("cluster = etcd://127.0.0.1:1/kvd\ncluster_lease = 1 s", "cluster_lease"),
                 ("cluster = etcd://127.0.0.1:1/kvd\ncluster_user_file = %s/none" % tmp,

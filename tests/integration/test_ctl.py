@@ -155,27 +155,27 @@ def other_version_is_4_and_names_both():
 
 
 def configuration_is_shown_compared_and_reloaded():
-    with Daemon("[rooms]\nlease = 5 s\n") as d:
+    with Daemon("[rooms]\noffer_lease = 5 s\n") as d:
         d.expect("change needs a restart option=rooms.rooms")
         status, out, _ = at(d, "config")
-        assert status == 0 and "rooms.lease" in out and "5 s" in out, out
+        assert status == 0 and "rooms.offer_lease" in out and "5 s" in out, out
         assert json.loads(at(d, "config", "--json")[1])["path"] == d.config_path
         status, out, _ = at(d, "config", "--diff")
         assert (status, out) == (0, d.config_path + ": as it runs\n"), out
-        d.write_config("[rooms]\nlease = 7 s\nrooms = 9\n")
+        d.write_config("[rooms]\noffer_lease = 7 s\nrooms = 9\n")
         diff = at(d, "config", "--diff")[1]
-        assert "rooms.lease: 5 s -> 7 s (taken by kvd-ctl reload)\n" in diff, diff
+        assert "rooms.offer_lease: 5 s -> 7 s (taken by kvd-ctl reload)\n" in diff, diff
         assert "rooms.rooms: 65536 -> 9 (needs a restart)\n" in diff, diff
         assert at(d, "config", "--diff")[1] == diff, "it took something"
         status, out, _ = at(d, "reload")
-        assert status == 0 and "rooms.lease: 5 s -> 7 s\n" in out, out
+        assert status == 0 and "rooms.offer_lease: 5 s -> 7 s\n" in out, out
         status, out, _ = at(d, "config", "--diff", "--json")
         rows = json.loads(out)["options"]
         assert [r["name"] for r in rows] == ["rooms"] and rows[0]["restart"] is True, rows
-        d.write_config("[rooms]\nlease = 8 s\nrooms = many\n")
+        d.write_config("[rooms]\noffer_lease = 8 s\nrooms = many\n")
         status, out, err = at(d, "reload")
         assert status == 1 and d.config_path in err and "rooms = many" in err, err
-        d.write_config("[rooms]\nlease = 7 s\nrooms = 9\n")
+        d.write_config("[rooms]\noffer_lease = 7 s\nrooms = 9\n")
         assert "lease" not in at(d, "config", "--diff")[1], "the bad file was taken in part"
 
 

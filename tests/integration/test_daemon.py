@@ -33,16 +33,16 @@ def help_version_and_sample_are_printed():
     status, out, _ = kvd("--version")
     assert status == 0 and out.startswith("kvd ") and "transports:" in out
     status, out, _ = kvd("--print-config")
-    assert status == 0 and "\n[rooms]\n" in out and "#lease = 30 s" in out
+    assert status == 0 and "\n[rooms]\n" in out and "#offer_lease = 30 s" in out
 
 
 def config_check_tells_every_problem():
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as conf:
-        conf.write("[rooms]\nlease = 5\nleaze = 5 s\n[peer]\nping = 10 min\n")
+        conf.write("[rooms]\noffer_lease = 5\nleaze = 5 s\n[peer]\nping = 10 min\n")
         conf.flush()
         status, out, err = kvd("--check-config", "--config", conf.name)
         assert status == 78 and out == "", (status, out)
-        for words in (":2: lease", "the unit is missing", ":3: leaze", ":5: ping",
+        for words in (":2: offer_lease", "the unit is missing", ":3: leaze", ":5: ping",
                       "5 ms to 1 min"):
             assert words in err, (words, err)
         status, _, _ = kvd("--config", conf.name)
@@ -98,12 +98,12 @@ def config_check_opens_what_is_named():
             status, _, err = kvd("--config", path)
             assert status == 78 and (missing or "mode 0644") in err, (status, err)
         with open(path, "w") as conf:
-            conf.write("[daemon]\nrun_dir = /nonexistent/run\n[transport]\ngpu = off\n")
+            conf.write("[daemon]\nrun_dir = /nonexistent/run\n[transport]\ngpus = off\n")
         status, out, err = kvd("--check-config", "--config", path)
         assert status == 78 and path + ":2: run_dir: /nonexistent/run: No such" in err, err
-        in_run_dir(where, "[transport]\ngpu = 0\n")
+        in_run_dir(where, "[transport]\ngpus = 0\n")
         status, out, err = kvd("--check-config", "--config", path)
-        assert status == 78 and path + ":4: gpu = 0: allowed: auto, off" in err, err
+        assert status == 78 and path + ":4: gpus = 0: allowed: auto, off" in err, err
 
 
 def config_check_looks_at_room_and_memory():
@@ -123,9 +123,9 @@ def config_check_looks_at_room_and_memory():
             in err, err
         in_run_dir(where, "[chunks]\nchunk_memory = 1024 GiB\n")
         status, _, err = kvd("--check-config", "--config", path)
-        assert status == 0 and ":4: warning: chunk_memory: 1048576 MiB are more" in err, err
+        assert status == 0 and ":4: warning: chunk_memory: 1048576 MiB exceed" in err, err
         status, _, err = kvd("--config", path)
-        assert status == 78 and "chunk_memory: 1048576 MiB are more" in err, err
+        assert status == 78 and "chunk_memory: 1048576 MiB exceed" in err, err
         assert not os.path.exists(where + "/kvd.sock")
 
 
@@ -154,10 +154,10 @@ def config_check_has_the_rights_of_the_user():
 
 def effective_configuration_names_its_origins():
     with tempfile.TemporaryDirectory() as where:
-        path = in_run_dir(where, "[rooms]\nlease = 7 s\n")
+        path = in_run_dir(where, "[rooms]\noffer_lease = 7 s\n")
         status, out, err = kvd("--print-effective", "--config", path, "--name", "gpu0")
         assert status == 0 and err == "", err
-        for words in ("# %s:4\nlease = 7 s\n" % path, "# --name or KVD_NAME\nname = gpu0\n",
+        for words in ("# %s:4\noffer_lease = 7 s\n" % path, "# --name or KVD_NAME\nname = gpu0\n",
                       "# default\nwaiting_timeout = 5 min\n", "# default: (empty)\nsocket_path = "
                       + where + "/gpu0.sock\n"):
             assert words in out, (words, out)
@@ -344,9 +344,9 @@ def run_dir_missing_is_named():
 
 
 def hangup_takes_what_it_may_and_names_the_rest():
-    with Daemon("[rooms]\nlease = 5 s\n") as d:
+    with Daemon("[rooms]\noffer_lease = 5 s\n") as d:
         d.expect("change needs a restart option=rooms.rooms")
-        d.write_config("[daemon]\nlog_level = debug\n[rooms]\nlease = 7 s\nrooms = 9\n")
+        d.write_config("[daemon]\nlog_level = debug\n[rooms]\noffer_lease = 7 s\nrooms = 9\n")
         d.states.clear()
         d.proc.send_signal(signal.SIGHUP)
         d.wait_state("RELOADING=1").wait_ready()
@@ -459,11 +459,11 @@ def insecure_is_told():
 def hangup_with_a_bad_file_keeps_serving():
     with Daemon() as d:
         d.expect("not reloaded")
-        d.write_config("[daemon]\n[rooms]\nlease = 1 parsec\n")
+        d.write_config("[daemon]\n[rooms]\noffer_lease = 1 parsec\n")
         d.states.clear()
         d.proc.send_signal(signal.SIGHUP)
         d.wait_ready()
-        assert ": lease = 1 parsec: not a unit" in d.log(), d.log()
+        assert ": offer_lease = 1 parsec: not a unit" in d.log(), d.log()
         assert d.proc.poll() is None
 
 

@@ -55,10 +55,10 @@ row() {
 	expect "$1" "$2" scripts/check-messages.py "$dir/c.md"
 }
 
-row option_is_known '' 'Options that matter' '| `lease` | 30 s | |'
+row option_is_known '' 'Options that matter' '| `offer_lease` | 30 s | |'
 row option_that_is_none_is_told 'no option leese' 'Options that matter' '| `leese` | 30 s | |'
 row default_that_is_another_is_told 'lease: the default is 30 s, not 31 s' \
-	'Options that matter' '| `lease` | 31 s | |'
+	'Options that matter' '| `offer_lease` | 31 s | |'
 printf '## Troubleshooting by message\n\n| `no daemon found: …` `Too many open files` | x | y |\n' > "$dir/c.md"
 expect message_is_said '' scripts/check-messages.py "$dir/c.md"
 printf '## Troubleshooting by message\n\n| `the moon is not admitted` | x | y |\n' > "$dir/c.md"

@@ -243,9 +243,9 @@ def every_check_speaks_of_a_daemon():
 
 
 def configuration_that_differs_is_told():
-    with Daemon("[rooms]\nlease = 5 s\n") as d:
+    with Daemon("[rooms]\noffer_lease = 5 s\n") as d:
         d.expect("config")
-        d.write_config("[rooms]\nlease = 7 s\n")
+        d.write_config("[rooms]\noffer_lease = 7 s\n")
         assert has(doctor(d), "warn", "config", "lease 5 s -> 7 s")[3] == "kvd-ctl reload"
         d.write_config("[rooms]\nrooms = 9\n")
         assert "restart" in has(doctor(d), "warn", "config", "rooms 65536 -> 9")[3]
@@ -365,11 +365,11 @@ def peers_and_failures_have_remedies():
 
 
 def homes_of_chunks_are_judged():
-    conf = "[chunks]\nchunk_memory = 64 MiB\nchunk_homes = tcp://127.0.0.1:%d\n"
+    conf = "[chunks]\nchunk_memory = 64 MiB\nchunk_index = tcp://127.0.0.1:%d\n"
     with Daemon(conf % free_port() + "[peer]\ninsecure = yes\n") as d:
         d.expect("insecure: ")
         until("memory for chunks", lambda: ("ok", "chunks") in [l[:2] for l in doctor(d)])
-        has(doctor(d), "warn", "chunks", "0 of 1 daemons of chunk_homes are up",
+        has(doctor(d), "warn", "chunks", "0 of 1 daemons of chunk_index are up",
             "kvd-ctl peers")
 
 

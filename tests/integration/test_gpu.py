@@ -207,7 +207,7 @@ def memory_of_vmm_has_no_legacy_handle():
 
 def devices_lists_gpus_and_features():
     gpu = fake_gpu.Gpu()
-    with Daemon(config("shm") + "gpu = %s\n" % gpu.uuid) as daemon:
+    with Daemon(config("shm") + "gpus = %s\n" % gpu.uuid) as daemon:
         engine = Engine(daemon, "engine")
         told = engine.cmd("devices")
         assert [(g["allowed"], g["used"]) for g in told["gpus"]] == \

@@ -27,8 +27,8 @@ session_pools = 5
 client_queue = 2 MiB
 [peer]
 peers = 6
-orphans = 40
-orphan_ttl = 5 s
+early_requests = 40
+early_request_ttl = 5 s
 [rooms]
 rooms = 256
 tombstones = 100

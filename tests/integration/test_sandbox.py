@@ -93,7 +93,7 @@ def daemon_beside_a_gpu_looks_into_others():
         d.expect("no CUDA driver")
         says = health(d)
         assert says["sandbox"] == "seccomp" and says["sandbox_lacks"], says
-    with Daemon("[transport]\ngpu = off\ncuda_library = /nonexistent/libcuda.so\n") as d:
+    with Daemon("[transport]\ngpus = off\ncuda_library = /nonexistent/libcuda.so\n") as d:
         says = health(d)
         assert says["sandbox"] == "seccomp landlock" or "GPU" not in says["sandbox_lacks"], says
 

@@ -233,7 +233,7 @@ static void world_new(struct attend_world *w, unsigned int threads, unsigned int
 {
 	char stores[160];
 	struct cluster_store_args args = {.memory_bytes = MEMORY_BYTES,
-					  .attend_threads = threads};
+					  .attention_threads = threads};
 
 	memset(w, 0, sizeof(*w));
 	w->rows = AW_ROWS;

@@ -53,9 +53,9 @@ void cluster_store_begin(struct cluster *c, unsigned int node,
 	struct node *n = &c->nodes[node];
 
 	n->config.chunk_memory_bytes = args->memory_bytes;
-	n->config.attend_threads = args->attend_threads;
+	n->config.attention_threads = args->attention_threads;
 	if (args->stores)
-		snprintf(n->config.chunk_stores, sizeof(n->config.chunk_stores), "%s",
+		snprintf(n->config.chunk_peers, sizeof(n->config.chunk_peers), "%s",
 			 args->stores);
 	n->kvd.compute = args->kernels ? args->kernels : n->kvd.offload;
 	must(store_module.new(&n->kvd, &n->kvd.part[MODULE_STORE]));

@@ -14,10 +14,10 @@ struct cluster_store_args {
 	struct disk_sim
 		*disk; /* NULL: no files. The caller's, until the cluster is free */
 	uint64_t file_bytes;
-	uint64_t lack_nth;	     /* the allocation of its start that fails; 0: none */
-	const char *stores;	     /* chunk_stores; NULL: none */
-	unsigned int attend_threads; /* 0: query rows are refused */
-	struct offload *kernels;     /* where they are attended; NULL: the node's */
+	uint64_t lack_nth;  /* the allocation of its start that fails; 0: none */
+	const char *stores; /* chunk_peers; NULL: none */
+	unsigned int attention_threads; /* 0: query rows are refused */
+	struct offload *kernels;	/* where they are attended; NULL: the node's */
 };
 /* Its memory is being made. */
 void cluster_store_begin(struct cluster *c, unsigned int node,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real kvd for integration tests.
 
-    with Daemon("[rooms]\\nlease = 1 s\\n") as kvd:
+    with Daemon("[rooms]\\noffer_lease = 1 s\\n") as kvd:
         ...                # ready: it said READY=1 on its notify socket
     # stopped by SIGTERM; exit status 0, no unexpected warning or error logged
 

@@ -223,9 +223,9 @@ static bool is_volatile(const char *name, bool counters)
  * more from the first use of some objects on. */
 static bool is_attempt(const cJSON *metric)
 {
-	static const char *const names[] = {"commands_total", "regions_refused_total",
-					    "xfer_refused_total", "room_refused_total",
-					    "account_bytes"};
+	static const char *const names[] = {
+		"commands_total", "regions_refused_total", "xfer_refused_total",
+		"room_messages_refused_total", "account_bytes"};
 	const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(metric, "name"));
 
 	for (size_t i = 0; name && i < ARRAY_LEN(names); i++) {
@@ -244,7 +244,7 @@ static bool is_time(const cJSON *metric)
 	/* a file system's room is looked at from time to time */
 	return (unit && strcmp(unit, "seconds") == 0) ||
 	       (name && (strncmp(name, "process_", 8) == 0 ||
-			 strcmp(name, "store_file_disk_free_bytes") == 0));
+			 strcmp(name, "chunk_file_system_free_bytes") == 0));
 }
 
 static bool is_counter(const cJSON *metric)

@@ -60,8 +60,8 @@ class Observed(Daemon):
     def scrape(self, openmetrics=False):
         """Of now: the endpoint may tell for a moment what it told before."""
         def turns(families):
-            return families["kvd_loop_turns"].sum("_total") if openmetrics else \
-                families["kvd_loop_turns_total"].sum()
+            return families["kvd_loop_iterations"].sum("_total") if openmetrics else \
+                families["kvd_loop_iterations_total"].sum()
         first = self.scrape_once(openmetrics)
         end = time.monotonic() + DEADLINE_S
         while True:

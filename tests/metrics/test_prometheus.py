@@ -95,7 +95,7 @@ def prometheus_has_rates_of_both_daemons():
             assert target["health"] == "up" and not target["lastError"], target
         known = prometheus.ask("metadata")
         assert known["kvd_room_phase_seconds"][0]["type"] == "histogram", known
-        assert known["kvd_room_phase_seconds"][0]["help"].startswith("how long the phases")
+        assert known["kvd_room_phase_seconds"][0]["help"].startswith("duration of completed phases")
 
 
 if __name__ == "__main__":

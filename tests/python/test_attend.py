@@ -18,7 +18,7 @@ from test_chunk_files import killed
 T = 16  # tokens of a chunk
 LAYERS = 2
 MEMORY = "[chunks]\nchunk_memory = 64 MiB\n"
-ATTENDS = MEMORY + "attend_threads = 1\n"
+ATTENDS = MEMORY + "attention_threads = 1\n"
 
 
 def bf16(values):
@@ -137,7 +137,7 @@ def daemons(count, holder=ATTENDS, own=ATTENDS, more="", kind=Daemon):
     with contextlib.ExitStack() as stack:
         holders = [stack.enter_context(kind(holder)) for _ in range(count)]
         clients = [stack.enter_context(kvd.Client(d.socket_path)) for d in holders]
-        stores = "chunk_stores = %s\n" % " ".join(c.endpoint for c in clients) if count else ""
+        stores = "chunk_peers = %s\n" % " ".join(c.endpoint for c in clients) if count else ""
         daemon = stack.enter_context(Daemon(own + stores + more))
         client = stack.enter_context(kvd.Client(daemon.socket_path))
         until(lambda: sum(p["state"] == "up" for p in client.command("peer.list")["peers"])
@@ -258,7 +258,7 @@ def test_who_does_not_attend_says_so():
         there.put(ids)
         with here.space.hold(ids, far=10) as hold:
             here.ask(0, 0, [kvd.Part(hold)])
-            with pytest.raises(kvd.Error, match="attend_threads") as refused:
+            with pytest.raises(kvd.Error, match="attention_threads") as refused:
                 here.attend.wait(0, timeout=30)
             assert refused.value.code == "EREQUIRE"
 
@@ -384,9 +384,9 @@ def test_posts_are_told_how_many_daemons_asked_with_them():
     """All that waited while the holder's one thread was at a large post. More than 8 would be
     helped by another holder; how often each of them asks says nothing of that."""
     model, ids = Model(64 * T), ids_of(64, b"crowd")
-    small = "[chunks]\nchunk_memory = 1 MiB\nchunk_stores = %s\n"
+    small = "[chunks]\nchunk_memory = 1 MiB\nchunk_peers = %s\n"
     with contextlib.ExitStack() as stack:
-        holder = stack.enter_context(Daemon(ATTENDS + "attend_isa = ref\n"))
+        holder = stack.enter_context(Daemon(ATTENDS + "attention_isa = ref\n"))
         far = stack.enter_context(kvd.Client(holder.socket_path))
         there = Engine(far, model, rows=2048)
         there.put(ids)

@@ -28,7 +28,7 @@ def known(folder):
     with contextlib.ExitStack() as stack:
         holder = stack.enter_context(Daemon(ATTENDS + sections["holder"]))
         far = stack.enter_context(kvd.Client(holder.socket_path))
-        asker = stack.enter_context(Daemon(ATTENDS + "chunk_stores = %s\n" % far.endpoint +
+        asker = stack.enter_context(Daemon(ATTENDS + "chunk_peers = %s\n" % far.endpoint +
                                            sections["asker"]))
         client = stack.enter_context(kvd.Client(asker.socket_path))
         until(lambda: any(p["data_line"] and not p["self"]

@@ -20,7 +20,7 @@ class Net:
     def __init__(self, stack, homes=2, kind=Daemon, more=""):
         self.stack, self.text = stack, ""
         self.homes = [self.daemon(kind, more) for _ in range(homes)]
-        self.text = "chunk_homes = %s\n" % " ".join(c.endpoint for _, c in self.homes)
+        self.text = "chunk_index = %s\n" % " ".join(c.endpoint for _, c in self.homes)
 
     def daemon(self, kind=Daemon, more=""):
         d = self.stack.enter_context(kind(PLAIN + self.text + more))
@@ -89,7 +89,7 @@ def test_a_home_is_a_daemon_like_others():
     ports = [free_port() for _ in range(2)]
     with contextlib.ExitStack() as stack:
         # keys have to be known before the daemons are: without them it is simpler
-        text = PLAIN + "chunk_homes = %s\n" % " ".join(
+        text = PLAIN + "chunk_index = %s\n" % " ".join(
             "tcp://127.0.0.1:%d" % port for port in ports)
         text += "[peer]\ninsecure = yes\nlisten = tcp://127.0.0.1:%d\n"
         both = [stack.enter_context(Daemon(text % port)) for port in ports]
@@ -196,7 +196,7 @@ def test_stores_and_homes_are_asked_together():
     with contextlib.ExitStack() as stack:
         net = Net(stack)
         (_, a), (_, b) = net.daemon(), net.daemon()
-        _, c = net.daemon(more="chunk_stores = %s\n" % a.endpoint)
+        _, c = net.daemon(more="chunk_peers = %s\n" % a.endpoint)
         stored(stack, a, ids[:11])
         stored(stack, b, ids)
         until(lambda: net.holdings() == 11 + CHAIN)

@@ -55,7 +55,7 @@ def world(net):
     with contextlib.ExitStack() as stack:
         clients = []
         for i in (1, 2, 0):
-            more = "" if i else "chunk_stores = tcp://10.77.1.2:7400 tcp://10.77.2.2:7400\n"
+            more = "" if i else "chunk_peers = tcp://10.77.1.2:7400 tcp://10.77.2.2:7400\n"
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvd-test-"))
             daemon = stack.enter_context(Daemon(CONFIG % (i, i) + more, wrapper=net.wrapper(i),
                                                 log_dir=folder, patient=False))

@@ -25,7 +25,7 @@ WAIT_S = 20
 
 @pytest.fixture(scope="module")
 def daemon():
-    with Daemon("[chunks]\nchunk_memory = 64 MiB\nattend_threads = 1\n") as d:
+    with Daemon("[chunks]\nchunk_memory = 64 MiB\nattention_threads = 1\n") as d:
         yield d
 
 

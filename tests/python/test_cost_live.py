@@ -153,16 +153,16 @@ def test_ctl_prints_the_page_and_calibrates():
         assert "GFLOP/s" in shown and "TURN US" in shown and "REQUESTERS" in shown
         assert ctl("calibrate", "nobody").returncode == 1
         metrics = ctl("stats").stdout
-        assert "cost_calibrations_total" in metrics and "attend_posts_total" in metrics
+        assert "cost_calibrations_total" in metrics and "attention_requests_total" in metrics
 
 
 def looks(client):
     return next(int(m["value"]) for m in client.command("stats")["metrics"]
-                if m["name"] == "attend_looks_total")
+                if m["name"] == "attention_busy_polls_total")
 
 
 def test_awake_daemons_answer_alike():
-    spin = ATTENDS + "attend_spin = 300\n"
+    spin = ATTENDS + "attention_busy_poll = 300\n"
     model = Model(T * 2, heads=HEADS, dqk=DQK, dv=DV)
     with daemons(1, holder=spin, own=spin) as (_, client, _, clients):
         ids = ids_of(2, b"awake")
@@ -181,7 +181,7 @@ def test_awake_daemons_answer_alike():
 
 
 def test_daemons_that_need_not_be_awake_sleep():
-    sleep = ATTENDS + "attend_spin = 1\n"
+    sleep = ATTENDS + "attention_busy_poll = off\n"
     model = Model(T * 2, heads=HEADS, dqk=DQK, dv=DV)
     with daemons(1, holder=sleep, own=sleep) as (_, client, _, clients):
         ids = ids_of(2, b"sleep")

@@ -516,7 +516,7 @@ def test_a_daemon_that_stands_still_is_waited_for_once():
 def test_pages_of_another_daemon():
     keys = keys_of(9, "far")
     with Daemon(CHUNKS) as there, kvd.Client(there.socket_path) as c:
-        with Daemon(CHUNKS + "chunk_stores = %s\n" % c.endpoint) as here, \
+        with Daemon(CHUNKS + "chunk_peers = %s\n" % c.endpoint) as here, \
                 kvd.Client(here.socket_path) as own, \
                 Engine(there, pool_of(MHA)) as writer, \
                 Engine(here, pool_of(MHA, layout="page_first"), far=5) as reader:

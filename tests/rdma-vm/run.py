@@ -248,8 +248,8 @@ def abort_in_a_gib_back(pair):
 
 CHUNKS = """[chunks]
 chunk_memory = 32 MiB
-chunk_stores = %s
-attend_threads = 1
+chunk_peers = %s
+attention_threads = 1
 """
 # (rows, chunks that they meet): of one message, and of several; a guest is slow at arithmetic
 SIZES = ((16, 8), (512, 2), (2048, 1))
@@ -325,7 +325,7 @@ def attends_of_every_size(pair):
                 engine.post(number, rows, chunks)
                 told = engine.ended(number, SUCCESS, 120)
                 check(told["wrong"] == 0, f"{rows} rows: {told}")
-        served = figure(daemons, 0, "attend_served_total")
+        served = figure(daemons, 0, "attention_served_total")
         check(served > number, f"{served} messages for {number} posts")
         print(f"# {number} posts, {served} messages")
 
@@ -333,7 +333,7 @@ def attends_of_every_size(pair):
 @case
 def attends_of_a_killed_holder(pair):
     """kill -9 of the holder while it attends: the post fails, and nothing is written behind it"""
-    with rows_of(pair, "attend_isa = ref\n") as (daemons, engine):
+    with rows_of(pair, "attention_isa = ref\n") as (daemons, engine):
         engine.post(1, 4096, 8, 8)
         pair[0].until("/kvd/kvd-ctl --socket /tmp/kvd/kvd.sock stats | "
                       "grep -q 'attend_waiting  *[1-9]'")
@@ -632,7 +632,7 @@ def bench_gathers(pair):
         ("30 rows of 4 KiB in a request / in 30",
          lambda t: kvd_bench(pair, t, "4K", 1920, "push", "--gather"),
          lambda t: kvd_bench(pair, t, "4K", 1920, "push")),
-    ], extra="verbs_request_ns = 1")  # single requests, not packed ones
+    ], extra="verbs_request_ns = off")  # single requests, not packed ones
     check(min(ratios.values()) > 0.4, str(ratios))
 
 

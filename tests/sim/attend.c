@@ -54,8 +54,8 @@ static void place_stores(struct sim *sim, unsigned int place)
 {
 	unsigned int node = sim->at[place];
 	struct cluster_store_args args = {.memory_bytes = STORE_BYTES,
-					  .attend_threads = 1};
-	char stores[sizeof(sim->c.nodes[0].config.chunk_stores)] = "";
+					  .attention_threads = 1};
+	char stores[sizeof(sim->c.nodes[0].config.chunk_peers)] = "";
 	size_t n = 0;
 
 	for (unsigned int p = 0; p < sim->script->places; p++) {
@@ -64,7 +64,7 @@ static void place_stores(struct sim *sim, unsigned int place)
 					      n ? " " : "",
 					      sim->c.nodes[sim->at[p]].endpoint);
 	}
-	strcpy(sim->c.nodes[node].config.attend_isa, "vector");
+	strcpy(sim->c.nodes[node].config.attention_isa, "vector");
 	assert_int_equal(offload_new_inline(sim->c.loop, &asks.kernels[node]), 0);
 	args.stores = stores;
 	args.kernels = asks.kernels[node];

@@ -232,7 +232,7 @@ static void wrap(struct kvd *kvd, struct handshake_events *events)
 }
 
 #define MISLED 64u
-#define ORPHANS_NS (2000 * SIM_MS) /* orphan_ttl, and some */
+#define ORPHANS_NS (2000 * SIM_MS) /* early_request_ttl, and some */
 
 static struct {
 	uint64_t number, until_ns;

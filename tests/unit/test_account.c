@@ -95,10 +95,11 @@ static void last_eighth_is_for_those_with_little(void **state)
 	b = account_get(&accounts, "uid", "2");
 	assert_int_equal(charge_take(&much, a, ACCOUNT_LISTS, LIMIT - LIMIT / 8 - 1), 0);
 	assert_int_equal(charge_take(&more, a, ACCOUNT_PLANS, 2), -err_errno(ERR_LIMIT));
-	assert_string_equal(err_last()->text,
-			    "uid:1: plans: 2 bytes more; it holds 7167 in all, 0 of them "
-			    "plans, and all principals 7167 of 8192 (memory), the last "
-			    "eighth for those with little");
+	assert_string_equal(
+		err_last()->text,
+		"uid:1: plans: 2 bytes more; it holds 7167 in all, 0 of them "
+		"plans, and all principals 7167 of 8192 (memory_limit), the last "
+		"eighth for those with little");
 	assert_int_equal(charge_take(&more, a, ACCOUNT_PLANS, 1), 0);
 	assert_int_equal(charge_more(&more, 1), -err_errno(ERR_LIMIT));
 	assert_int_equal(charge_take(&little, b, ACCOUNT_LISTS, 31), 0);

@@ -112,17 +112,24 @@ static void config_file_values_are_taken(void **state)
 		  "run_dir=/tmp/run ; and this\n"
 		  "log_level: trace\n"
 		  "[rooms]\r\n"
-		  "lease = 1500 ms\r\n"
+		  "offer_lease = 1500 ms\r\n"
 		  "rooms = 10\n"
 		  "[peer]\n"
 		  "ping=5ms\n"
 		  "[transport]\n"
-		  "slice = 1 MiB\n"
+		  "copy_slice = 1 MiB\n"
 		  "transports = ucx, shm\n"
 		  "[control]\n"
 		  "socket_mode = 0600\n"
-		  "allow_uids = 0, 1000 65534",
+		  "allow_uids = 0, 1000 65534\n"
+		  "[chunks]\n"
+		  "chunk_memory = off\n"
+		  "attention_threads = off\n"
+		  "attention_busy_poll = off",
 		  &c);
+	assert_int_equal(c.chunk_memory_bytes, 0);
+	assert_int_equal(c.attention_threads, 0);
+	assert_int_equal(c.attend_spin_us, 1);
 	assert_string_equal(c.name, "gpu-3");
 	assert_string_equal(c.socket_path, "/tmp/run/gpu-3.sock");
 	assert_int_equal(c.log_level, LOG_LEVEL_TRACE);
@@ -139,14 +146,15 @@ static void config_file_values_are_taken(void **state)
 static void config_wrong_values_name_line_and_range(void **state)
 {
 	(void)state;
-	must_fail("[rooms]\nlease = 5\n", 2, "unit is missing; allowed: 100 ms to");
-	must_fail("[rooms]\nlease = 5 KiB\n", 2, "not a unit");
-	must_fail("[rooms]\nlease = 1 ms\n", 2, "outside the range; allowed: 100 ms to");
-	must_fail("[rooms]\nlease = -1 s\n", 2, "not a whole number");
-	must_fail("[rooms]\nlease = 1.5 s\n", 2, "not a unit");
-	must_fail("[rooms]\nlease =\n", 2, "not a whole number");
-	must_fail("[rooms]\nlease = 99999999999999999999 s\n", 2, "whole number");
-	must_fail("[rooms]\nlease = 9999999999999999999 min\n", 2, "outside");
+	must_fail("[rooms]\noffer_lease = 5\n", 2, "unit is missing; allowed: 100 ms to");
+	must_fail("[rooms]\noffer_lease = 5 KiB\n", 2, "not a unit");
+	must_fail("[rooms]\noffer_lease = 1 ms\n", 2,
+		  "outside the range; allowed: 100 ms to");
+	must_fail("[rooms]\noffer_lease = -1 s\n", 2, "not a whole number");
+	must_fail("[rooms]\noffer_lease = 1.5 s\n", 2, "not a unit");
+	must_fail("[rooms]\noffer_lease =\n", 2, "not a whole number");
+	must_fail("[rooms]\noffer_lease = 99999999999999999999 s\n", 2, "whole number");
+	must_fail("[rooms]\noffer_lease = 9999999999999999999 min\n", 2, "outside");
 	must_fail("\n\n[control]\nclient_queue = 1 ms\n", 4, "not a unit");
 	must_fail("[control]\nclient_queue = 1 kB\n", 2, "not a unit");
 	must_fail("[rooms]\nrooms = 0\n", 2, "outside the range; allowed: 1 to");
@@ -161,17 +169,21 @@ static void config_wrong_values_name_line_and_range(void **state)
 		  "allowed: one of error warn info debug trace");
 	must_fail("[daemon]\nrun_dir = run\n", 2, "not an absolute path");
 	must_fail("[transport]\ncopy_threads = 0\n", 2, "auto, or 1 to");
+	must_fail("[chunks]\nattention_busy_poll = 1\n", 2, "auto, off, or 2 to");
+	must_fail("[chunks]\nchunk_memory = 0 B\n", 2, "off, or 1 MiB to");
+	must_fail("[chunks]\nchunk_memory = auto\n", 2, "off, or 1 MiB to");
 }
 
 static void config_unknown_or_misplaced_names_are_refused(void **state)
 {
 	(void)state;
 	must_fail("[rooms]\n\nleaze = 5 s\n", 3, "no such option");
-	must_fail("lease = 5 s\n", 1, "belongs into [rooms]");
-	must_fail("[peer]\nlease = 5 s\n", 2, "belongs into [rooms], not [peer]");
-	must_fail("[rooms]\nlease = 5 s\nlease = 5 s\n", 3, "set already in line 2");
-	must_fail("[rooms]\nlease\n", 2, "neither");
-	must_fail("[rooms\nlease = 5 s\n", 1, "neither");
+	must_fail("offer_lease = 5 s\n", 1, "belongs in [rooms]");
+	must_fail("[peer]\noffer_lease = 5 s\n", 2, "belongs in [rooms], not [peer]");
+	must_fail("[rooms]\noffer_lease = 5 s\noffer_lease = 5 s\n", 3,
+		  "already set in line 2");
+	must_fail("[rooms]\noffer_lease\n", 2, "neither");
+	must_fail("[rooms\noffer_lease = 5 s\n", 1, "neither");
 }
 
 static void config_hostile_bytes_are_refused(void **state)
@@ -217,16 +229,17 @@ static void config_impossible_combinations_are_refused(void **state)
 	must_fail("[peer]\nkeys_dir = /d\ninsecure = yes\n", 3, "no keys");
 	must_fail("[daemon]\nname = ../evil\n", 2, "letters, digits");
 	must_fail("[daemon]\nname =\n", 2, "letters, digits");
-	must_fail("[control]\nsocket_mode = 0666\n", 2, "lets everybody in");
+	must_fail("[control]\nsocket_mode = 0666\n", 2, "open to all users");
 	must_fail("[control]\nsocket_group = no-such-group-here\n", 2, "no such group");
-	must_fail("[transport]\nslice = 1 MiB\nmax_inflight = 64 KiB\n", 3, "larger");
+	must_fail("[transport]\ncopy_slice = 1 MiB\nmax_inflight = 64 KiB\n", 3,
+		  "larger");
 	must_fail("[transport]\ntransports = shm, verbs\n", 2,
 		  "verbs is not built in; built in: shm, ucx");
 	must_fail("[transport]\ntransports = shm, carrier\n", 2, "carrier is unknown");
 	must_fail("[transport]\ntransports = shm shm\n", 2, "twice");
 	must_fail("[chunks]\nchunk_memory = 1 MiB\n[transport]\ntransports = ucx\n", 4,
-		  "go by shm");
-	must_fail("[transport]\ntransports =\n", 2, "none is left");
+		  "shm is missing");
+	must_fail("[transport]\ntransports =\n", 2, "the list is empty");
 	must_fail("[transport]\nrequire = rdma\ntransports = shm\n", 3, "no such");
 	must_fail("[peer]\nlisten = tcp://10.0.0.1:1\ncurve_secret_file = /k\n"
 		  "curve_allow_file = /a\n[transport]\ntransports = ucx\n",
@@ -274,7 +287,7 @@ static void config_all_problems_are_told(void **state)
 {
 	char problems[4096] = "";
 	struct config c;
-	const char *text = "[rooms]\nlease = 5\n[peer]\nping = 1 min\n";
+	const char *text = "[rooms]\noffer_lease = 5\n[peer]\nping = 1 min\n";
 	const struct config_source source = {.path = write_file(text, strlen(text)),
 					     .transports = built,
 					     .on_problem = collect,
@@ -282,7 +295,7 @@ static void config_all_problems_are_told(void **state)
 
 	(void)state;
 	assert_int_equal(config_load(&c, &source), -EDOM);
-	assert_non_null(strstr(problems, "c.conf:2: lease = 5"));
+	assert_non_null(strstr(problems, "c.conf:2: offer_lease = 5"));
 	assert_non_null(strstr(problems, "c.conf:4: dead_after"));
 }
 
@@ -377,7 +390,7 @@ static void reload_takes_what_it_may_and_names_the_rest(void **state)
 
 	(void)state;
 	must_load("", &c);
-	must_load("[rooms]\nlease = 7 s\nrooms = 12\n[daemon]\nlog_level = debug\n",
+	must_load("[rooms]\noffer_lease = 7 s\nrooms = 12\n[daemon]\nlog_level = debug\n",
 		  &fresh);
 	assert_int_equal(config_reload(&c, &fresh, note_kept, kept), 2);
 	assert_string_equal(kept, "rooms.rooms ");
@@ -461,16 +474,16 @@ static void memory_above_the_limit_is_refused_by_name(void **state)
 	struct config c;
 
 	(void)state;
-	must_load("[chunks]\nchunk_memory = 300 MiB\nchunk_home_memory = 0 B\n", &c);
+	must_load("[chunks]\nchunk_memory = 300 MiB\nchunk_index_memory = off\n", &c);
 	assert_int_equal(config_memory_check(&c, UINT64_C(301) << 20), 0);
 	assert_true(config_memory_check(&c, UINT64_C(100) << 20) < 0);
 	assert_int_equal(err_last()->code, ERR_CONFIG);
 	assert_non_null(strstr(err_last()->text, "chunk_memory: 300 MiB"));
 	assert_non_null(strstr(err_last()->text, "100 MiB"));
-	must_load("[chunks]\nchunk_memory = 300 MiB\nchunk_home_memory = 1 GiB\n", &c);
+	must_load("[chunks]\nchunk_memory = 300 MiB\nchunk_index_memory = 1 GiB\n", &c);
 	assert_int_equal(config_memory_check(&c, UINT64_C(1) << 30), 1);
-	assert_non_null(strstr(err_last()->text, "1324 MiB together"));
-	must_load("[daemon]\nmemory = 2 GiB\n", &c);
+	assert_non_null(strstr(err_last()->text, "together 1324 MiB"));
+	must_load("[daemon]\nmemory_limit = 2 GiB\n", &c);
 	assert_int_equal(config_memory_check(&c, UINT64_C(1) << 30), 1);
 	must_load("", &c); /* its presets fit everywhere */
 	assert_int_equal(config_memory_check(&c, UINT64_C(64) << 20), 0);

@@ -520,7 +520,7 @@ static void homes_of_chunks_follow_the_directory(void **state)
 
 	(void)state;
 	for (unsigned int i = 0; i < NODES; i++) {
-		strcpy(c.nodes[i].config.chunk_homes, "cluster");
+		strcpy(c.nodes[i].config.chunk_index, "cluster");
 		assert_true(cluster_store(&c, i, &args));
 	}
 	cluster_run(&c, 3 * S);

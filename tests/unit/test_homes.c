@@ -70,7 +70,7 @@ static void node_begin(struct world *w, unsigned int node)
 	const struct cluster_store_args args = {.memory_bytes = 4 << 20};
 	struct config *config = &w->c.nodes[node].config;
 
-	snprintf(config->chunk_homes, sizeof(config->chunk_homes), "%s",
+	snprintf(config->chunk_index, sizeof(config->chunk_index), "%s",
 		 w->c.nodes[HOME].endpoint);
 	assert_true(cluster_store(&w->c, node, &args));
 }

@@ -388,7 +388,7 @@ static void pages_beyond_what_a_daemon_may_hold_here_cost_its_room(void **state)
 	assert_int_equal(chunk_header_make(&w->good, &maps, &header, &len), 0);
 	err = request(w, 0, XP_WRITE, header, len);
 	mem_free(header);
-	refused(&err, ERR_LIMIT, "(memory)");
+	refused(&err, ERR_LIMIT, "(memory_limit)");
 	cluster_until_state(&w->c, w->engines[1], "recv", ROOM, KVD_FAILED);
 	refused(w->room->error, ERR_LIMIT, "pages");
 	assert_untouched(w);

@@ -2,7 +2,7 @@
 /*
  * What engines can make the store do at once: ask for covers of as many sets of classes
  * as there are chunks, end with holds of millions of chunks, be one user more than it has
- * shares for. And daemons of chunk_stores that cannot be reached at the start.
+ * shares for. And daemons of chunk_peers that cannot be reached at the start.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -416,7 +416,7 @@ static void user_without_a_share_is_refused_by_name(void **state)
 		account_unref(accounts[i]);
 }
 
-/* ---- chunk_stores ---- */
+/* ---- chunk_peers ---- */
 
 static void store_that_cannot_be_dialled_now_is_dialled_later(void **state)
 {
@@ -425,7 +425,7 @@ static void store_that_cannot_be_dialled_now_is_dialled_later(void **state)
 	struct config *config = &w->c.nodes[0].config;
 	struct store_far f = {0};
 
-	snprintf(config->chunk_stores, sizeof(config->chunk_stores), "%s not-one",
+	snprintf(config->chunk_peers, sizeof(config->chunk_peers), "%s not-one",
 		 w->c.nodes[1].endpoint);
 	assert_null(store->far);
 	mem_fail_at(2); /* the first is its own */

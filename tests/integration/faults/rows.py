@@ -22,9 +22,9 @@ def CONFIG(net):
     """More of the daemons' configuration."""
     return """[chunks]
 chunk_memory = 32 MiB
-chunk_stores = tcp://%s:%d
-attend_threads = 1
-attend_isa = ref
+chunk_peers = tcp://%s:%d
+attention_threads = 1
+attention_isa = ref
 """ % net.address(0)
 
 
@@ -83,21 +83,21 @@ class Scene:
                          == "OK", "%s does not find its chunks" % engine.name)
 
     def enter(self):
-        self.served = self.figure(0, "attend_served_total")
-        self.batches = self.figure(0, "attend_batches_total")
+        self.served = self.figure(0, "attention_served_total")
+        self.batches = self.figure(0, "attention_batches_total")
         getattr(self, "be_" + self.phase)()
 
     def waiting(self):
-        self.world.until(lambda: self.figure(0, "attend_waiting") > 0, "no leg waits")
+        self.world.until(lambda: self.figure(0, "attention_queued") > 0, "no leg waits")
 
     def busy(self):
         """The first of the legs is done, there are others."""
-        return self.figure(0, "attend_batches_total") > self.batches
+        return self.figure(0, "attention_batches_total") > self.batches
 
     def answered(self):
         """All that was asked, of what it was told before it was frozen."""
-        self.world.until(lambda: self.figure(0, "attend_served_total") > self.served and
-                         not self.figure(0, "attend_waiting"), "nothing is served")
+        self.world.until(lambda: self.figure(0, "attention_served_total") > self.served and
+                         not self.figure(0, "attention_queued"), "nothing is served")
 
     def be_queued(self):
         """One of the legs before it is to be done first, at least."""
