@@ -128,7 +128,7 @@ static int attend_made(struct client_request *req, int result, const cJSON *repl
 	     !client_get_u64(reply, "q", &s->q) || !client_get_u64(reply, "o", &s->o) ||
 	     !client_get_u64(reply, "m", &s->m) || !client_get_u64(reply, "l", &s->l)))
 		result = client_fail(req->client, KVD_E_PROTO,
-				     "attend.open: another answer");
+				     "attention.open: another answer");
 	return client_object_made(req, result, reply);
 }
 
@@ -167,7 +167,7 @@ int kvd_attend_open(struct kvd_client *client, const struct kvd_attend_args *arg
 		return client_fail_nomem(client);
 	attend->rows = args->rows;
 	attend->heads = args->heads;
-	client_op_begin(client, &op, "attend.open");
+	client_op_begin(client, &op, "attention.open");
 	attend_text(&op.text, args);
 	op.object = &attend->object;
 	op.finish = attend_made;

@@ -78,10 +78,10 @@ static const struct {
 	[CLIENT_ATTACH] = {"attach", "peer.attach", NULL}, /* lives with the session */
 	[CLIENT_ROOM] = {"room", "room.open", "room.close"},
 	[CLIENT_DLIST] = {"dlist", "dlist.prep", "dlist.free"},
-	[CLIENT_SPACE] = {"space", "chunk.space", "chunk.space_close"},
+	[CLIENT_SPACE] = {"space", "space.open", "space.close"},
 	[CLIENT_HOLD] = {"hold", "chunk.hold", "chunk.release"},
 	[CLIENT_MOVE] = {"move", "chunk.put", "chunk.close"},
-	[CLIENT_ATTEND] = {"attend", "attend.open", "attend.close"},
+	[CLIENT_ATTEND] = {"attend", "attention.open", "attention.close"},
 };
 
 /* Somebody registered it after the caller's timeout: take it back. */

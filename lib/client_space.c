@@ -69,7 +69,7 @@ int kvd_space_open(struct kvd_client *client, const struct kvd_space_args *args,
 	if (!space)
 		return client_fail_nomem(client);
 	client_object_init(client, &space->object, CLIENT_SPACE, space_fini);
-	client_op_begin(client, &op, "chunk.space");
+	client_op_begin(client, &op, "space.open");
 	if (space_text(&op.text, args) < 0) {
 		text_fini(&op.text);
 		client_object_unref(&space->object);

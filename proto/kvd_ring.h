@@ -108,8 +108,8 @@ enum kvd_ring_op {
 	KVD_RING_PUT = 19,
 	/* As HOLD, of one id at least; n1: far_ms. */
 	KVD_RING_HOLD_FAR = 21,
-	/* a: attend (attend.open); b: layer; c: deadline_us; n0: seat; payload: n1 parts
-	 * (struct kvd_ring_part), then their selections in the same order. Word:
+	/* a: attend (attention.open); b: layer; c: deadline_us; n0: seat; payload: n1
+	 * parts (struct kvd_ring_part), then their selections in the same order. Word:
 	 * TRANSFERRING from when q is the engine's again; SUCCESS: o, m and l are in the
 	 * seat. */
 	KVD_RING_ATTEND = 24,

@@ -306,7 +306,8 @@ static int part_check(const struct attend *attend, const struct kvd_ring_part *p
 	if (part->delta == INT32_MIN)
 		return err_raise(ERR_RANGE, "part: delta %d", part->delta);
 	if (part->delta && attend->form.rope.dims == 0)
-		return err_raise(ERR_INVAL, "part: a delta, and attend.open had no rope");
+		return err_raise(ERR_INVAL,
+				 "part: a delta, and attention.open had no rope");
 	return 0;
 }
 

@@ -20,7 +20,7 @@ static const char *const kinds[] = {"mla", "gqa", NULL};
 static const char *const types[] = {"bf16", "fp16", "fp32", NULL};
 static const char *const pairs[] = {"halves", "interleaved", NULL};
 
-/* ---- attend.open ---- */
+/* ---- attention.open ---- */
 
 struct open_args {
 	uint64_t region, offset;
@@ -160,7 +160,7 @@ static int open_run(struct request *req)
 	return 0;
 }
 
-/* ---- attend.close ---- */
+/* ---- attention.close ---- */
 
 struct key_args {
 	uint64_t attend;
@@ -183,11 +183,11 @@ static int close_run(struct request *req)
 }
 
 const struct command attend_commands[] = {
-	{"attend.open", "seats for query rows that attend to chunks where they are",
+	{"attention.open", "seats for query rows that attend to chunks where they are",
 	 open_fields, 0, open_run,
 	 "attend; seat_bytes: from one seat to the next; q, o, m, l: where in a seat "
 	 "they begin. o, m and l are fp32"},
-	{"attend.close", "be done with an attend: its posts end", key_fields, 0,
+	{"attention.close", "be done with an attend: its posts end", key_fields, 0,
 	 close_run, "nothing"},
 	{.name = NULL},
 };

@@ -539,7 +539,7 @@ const struct command group_commands[] = {
 	 "tp_rank, "
 	 "…, session (0: the daemon's own), taken}, of this session, or all for an "
 	 "administrator, watches: {group, entries, synced}; 1024 of each at most"},
-	{"session.load", "Say how busy the engine is: others choose by it",
+	{"session.report", "Say how busy the engine is: others choose by it",
 	 session_load_fields, 0, session_load_run,
 	 "nothing; what is not given is unknown from now on, and all of it ten "
 	 "seconds later"},

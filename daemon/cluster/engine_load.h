@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_load: what an engine says of how busy it is (session.load). Believed as told,
+/* engine_load: what an engine says of how busy it is (session.report). Believed as told,
  * for ENGINE_LOAD_NS: one that hangs, or has gone to sleep, says nothing. */
 #ifndef KVD_CLUSTER_ENGINE_LOAD_H
 #define KVD_CLUSTER_ENGINE_LOAD_H

@@ -253,7 +253,7 @@ static const struct setting options[] = {
 	 .preset = "off", .zero = "off", .min = MIB, .max = UINT64_C(1) << 40,
 	 .module = "store",
 	 .help = "Memory of the daemon for chunks of KV that engines store by name "
-		 "and share (chunk.space in the reference). Chunks survive the engine "
+		 "and share (space.open in the reference). Chunks survive the engine "
 		 "that stored them. The memory is allocated and registered at "
 		 "startup, and counts towards the service's MemoryMax=. One part of a "
 		 "chunk can use at most a 128th. Every connected peer can read the "

@@ -28,7 +28,7 @@
 
 #define LEASE_MS_PRESET 10000
 
-/* ---- chunk.space ---- */
+/* ---- space.open ---- */
 
 struct space_args {
 	const cJSON *layout, *views;
@@ -781,12 +781,12 @@ static const struct field list_fields[] = {
 };
 
 const struct command chunk_commands[] = {
-	{"chunk.space", "name what chunks mean, with one rank's layout", space_fields, 0,
+	{"space.open", "name what chunks mean, with one rank's layout", space_fields, 0,
 	 space_run,
 	 "space; tokens; part_bytes: what is kept of a chunk; tenant; digest: its name "
 	 "in chunk.events"},
-	{"chunk.space_close", "be done with a space; its chunks stay", space_key_fields,
-	 0, space_close_run, "nothing"},
+	{"space.close", "be done with a space; its chunks stay", space_key_fields, 0,
+	 space_close_run, "nothing"},
 	{"chunk.find", "how many of these chunks are there, from the first on",
 	 find_fields, 0, find_run,
 	 "chunks, tokens; pages: of the chunks, those that are in engines' pages alone. "

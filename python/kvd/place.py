@@ -38,9 +38,9 @@ class Place:
                            "%s", self.args["group"], why)
 
     def load(self, figures):
-        """What the engine says of how busy it is (session.load): believed for ten seconds."""
+        """What the engine says of how busy it is (session.report): believed for ten seconds."""
         try:
-            self.client.command("session.load", timeout=CALL_S, **figures)
+            self.client.command("session.report", timeout=CALL_S, **figures)
         except Error as why:
             logger.warning("group %r: this engine's load is not told: %s", self.args["group"],
                            why)

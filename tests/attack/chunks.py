@@ -30,7 +30,7 @@ class Rank:
             assert time.monotonic() < end, "the store is not ready"
             rig.rest(0.01)
         self.cache = Cache(self.engine)
-        self.space = self.engine.cmd("chunk.space", pool=self.cache.pool, **WORDS)["space"]
+        self.space = self.engine.cmd("space.open", pool=self.cache.pool, **WORDS)["space"]
 
     def cmd(self, verb, **args):
         return self.engine.cmd("chunk." + verb, **args)

@@ -219,7 +219,7 @@ class Crowd:
         after = attended(self.holder)
         return {"times": times, "wall": wall, "cpu": cpu_s(self.holder.pid) - cpu,
                 **{k: after[k] - before[k]
-                   for k in ("batches_total", "served_rows_total", "seconds_total")}}
+                   for k in ("batches_total", "served_rows_total", "compute_seconds_total")}}
 
 
 def together(tries):
@@ -233,7 +233,7 @@ def told(figure):
     return {"each_us": figure["wall"] / len(times) * 1e6, "p50_us": median_us(times),
             "p99_us": times[int(len(times) * 0.99)] * 1e6, "count": len(times),
             "rows_a_call": figure["served_rows_total"] / max(1, figure["batches_total"]),
-            "call_us": 1e6 * figure["seconds_total"] / max(1, figure["batches_total"]),
+            "call_us": 1e6 * figure["compute_seconds_total"] / max(1, figure["batches_total"]),
             "holder_cores": figure["cpu"] / figure["wall"],
             "holder_us_each": figure["cpu"] / len(times) * 1e6}
 

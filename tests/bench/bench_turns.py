@@ -481,7 +481,7 @@ def chunk_names(kind, count=4096):
 def chunk_space(engine, pool, tokens=16):
     while not engine.cmd("chunk.list")["ready"]:
         select.select([], [], [], 0.01)
-    return engine.cmd("chunk.space", pool=pool, model="m", scheme="s", tokens=tokens)["space"]
+    return engine.cmd("space.open", pool=pool, model="m", scheme="s", tokens=tokens)["space"]
 
 
 def chunk_move(engine, verb, pool, pages, **args):
@@ -572,7 +572,7 @@ def attends_select(world):
         region = engine.cmd("region.register", kind="memfd", fd=0, length=str(size),
                             fds=[fd])["region"]
         os.close(fd)
-        attend = engine.cmd("attend.open", region=region, rows=rows, kind="mla",
+        attend = engine.cmd("attention.open", region=region, rows=rows, kind="mla",
                             q_type="bf16", kv_type="bf16", heads=1, dqk=dims, dv=dims,
                             scale=0.25, key="k")
         ring = Ring(engine)

@@ -127,7 +127,7 @@ static void *meddle(void *arg)
 static uint64_t open_space(struct session *session, uint64_t pool)
 {
 	return cluster_number(cluster_call(&w.pair->c, session,
-					   "{'cmd':'chunk.space','pool':%llu,'model':'m',"
+					   "{'cmd':'space.open','pool':%llu,'model':'m',"
 					   "'scheme':'s','tokens':%u}",
 					   (unsigned long long)pool, CHUNK_TOKENS),
 			      "space");
@@ -159,7 +159,7 @@ static void session_begin(void)
 	w.space = open_space(w.session, w.pool);
 	w.attend = cluster_number(
 		cluster_call(&w.pair->c, w.session,
-			     "{'cmd':'attend.open','region':%llu,'rows':8,'seats':4,"
+			     "{'cmd':'attention.open','region':%llu,'rows':8,'seats':4,"
 			     "'kind':'gqa','q_type':'bf16','kv_type':'bf16','heads':4,"
 			     "'kv_heads':1,'dqk':128,'dv':128,'scale':1,'key':'k',"
 			     "'value':'v'}",

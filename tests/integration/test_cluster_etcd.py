@@ -164,7 +164,7 @@ def names_and_loads_are_told_by_etcd():
         decode.cmd("room.abort", room="9", role="recv")
         send_room(prefill, decode, src, dst, 1, group="prefill")
         dst.check([1], 16)
-        prefill.cmd("session.load", running=12, waiting=3)
+        prefill.cmd("session.report", running=12, waiting=3)
         load = until("a load", lambda: decode.cmd(
             "group.query", group="prefill", loads=True)["ranks"][0].get("load", {}).get("engine"))
         assert load == dict(running=12, waiting=3), load
@@ -261,7 +261,7 @@ def etcd_that_is_full():
         big = base64.b64encode(os.urandom(700000))
         until("it is full", lambda: w.etcd.ctl("put", "/big", stdin=big, check=False) is None)
         assert "NOSPACE" in w.etcd.ctl("alarm", "list")
-        w.rooms.prefill.cmd("session.load", running=1)
+        w.rooms.prefill.cmd("session.report", running=1)
         asks = Engine(w.d2, "asks")
         w.mark("degraded after", lambda: ctl_json(w.d1, "health")["state"] == "degraded")
         assert "etcd is full" in json.dumps(ctl_json(w.d1, "cluster")), ctl(w.d1, "cluster")

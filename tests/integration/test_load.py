@@ -24,7 +24,7 @@ def engines_word_is_told_and_goes_with_it():
         prefill, other, asker = (Engine(a, name) for name in ("prefill", "other", "asker"))
         prefill.cmd("group.publish", group="prefill", worker="w0")
         other.cmd("group.publish", group="prefill", worker="w1")
-        prefill.cmd("session.load", running=12, waiting=3, kv_free_tokens=4096)
+        prefill.cmd("session.report", running=12, waiting=3, kv_free_tokens=4096)
         load = until("a load", lambda: (x := load_of(asker)) and "engine" in x and x)
         assert load["engine"] == dict(running=12, waiting=3, kv_free_tokens=4096), load
         # a place that comes later is told the same, though nothing has changed
@@ -32,7 +32,7 @@ def engines_word_is_told_and_goes_with_it():
         until("the load of the second place", lambda: asker.cmd(
             "group.query", group="more", loads=True)["ranks"][0].get("load"))
         # what is not said again is not known any more
-        prefill.cmd("session.load", running=1)
+        prefill.cmd("session.report", running=1)
         until("the next load", lambda: load_of(asker)["engine"] == dict(running=1))
         assert "engine" not in (next(
             r for r in asker.cmd("group.query", group="prefill", loads=True)["ranks"]
@@ -46,13 +46,13 @@ def words_out_of_bounds_are_refused_and_change_nothing():
     with Daemon(LEASE) as a:
         prefill = Engine(a, "prefill")
         prefill.cmd("group.publish", group="prefill", worker="w0")
-        prefill.cmd("session.load", running=7)
+        prefill.cmd("session.report", running=7)
         until("a load",
               lambda: (x := load_of(prefill)) and x.get("engine") == dict(running=7))
-        prefill.refused("ERANGE", "session.load", running=-1)
-        prefill.refused("ERANGE", "session.load", waiting=(1 << 52) + 1)
-        prefill.refused("EINVAL", "session.load", running="many")
-        prefill.refused("EINVAL", "session.load", idle=True)
+        prefill.refused("ERANGE", "session.report", running=-1)
+        prefill.refused("ERANGE", "session.report", waiting=(1 << 52) + 1)
+        prefill.refused("EINVAL", "session.report", running="many")
+        prefill.refused("EINVAL", "session.report", idle=True)
         assert load_of(prefill)["engine"] == dict(running=7)
 
 

@@ -156,7 +156,7 @@ uint64_t attend_world_open(struct attend_world *w, const char *more)
 {
 	cJSON *answer = cluster_call(
 		&w->c, w->engine[AW_ASKER],
-		"{'cmd':'attend.open','region':%llu,'rows':%u,'seats':%u,'kind':'gqa',"
+		"{'cmd':'attention.open','region':%llu,'rows':%u,'seats':%u,'kind':'gqa',"
 		"'q_type':'bf16','kv_type':'bf16','heads':%u,'kv_heads':%u,'dqk':%u,"
 		"'dv':%u,'scale':0.25,'key':'k','value':'v'%s}",
 		(unsigned long long)w->region, w->rows, w->seat_count, AW_HEADS, AW_HEADS,

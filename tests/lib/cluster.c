@@ -409,7 +409,7 @@ uint64_t cluster_space(struct cluster *c, struct session *engine, uint64_t pool,
 		       unsigned int tokens)
 {
 	return cluster_number(cluster_call(c, engine,
-					   "{'cmd':'chunk.space','pool':%llu,'model':'m',"
+					   "{'cmd':'space.open','pool':%llu,'model':'m',"
 					   "'scheme':'s','tokens':%u}",
 					   (unsigned long long)pool, tokens),
 			      "space");

@@ -21,6 +21,6 @@ def space_of(client, *args, **words):
 
 
 def attended(client):
-    """A daemon's figures of attention: live, waiting, refused_total, batches_total, …"""
-    return {row["name"][len("attend_"):]: row["value"]
-            for row in client.command("stats")["metrics"] if row["name"].startswith("attend_")}
+    """A daemon's figures of attention: requests_active, queued, refused_total, batches_total, …"""
+    return {row["name"][len("attention_"):]: row["value"]
+            for row in client.command("stats")["metrics"] if row["name"].startswith("attention_")}

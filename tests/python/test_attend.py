@@ -376,8 +376,8 @@ def test_a_session_that_ends_leaves_nothing():
                 os.kill(holder.proc.pid, signal.SIGSTOP)
                 here.ask(0, 0, [kvd.Part(hold)], deadline=60)
         os.kill(holder.proc.pid, signal.SIGCONT)
-        until(lambda: attended(client)["live"] == 0)
-        until(lambda: attended(far)["waiting"] == 0)
+        until(lambda: attended(client)["requests_active"] == 0)
+        until(lambda: attended(far)["queued"] == 0)
 
 
 def test_posts_are_told_how_many_daemons_asked_with_them():
@@ -399,12 +399,12 @@ def test_posts_are_told_how_many_daemons_asked_with_them():
         for count in (1, 8, 9):
             for seat in range(2):  # one is at work, one waits
                 there.ask(seat, 0, [kvd.Part(large)], deadline=60)
-            until(lambda: attended(far)["waiting"] > 0)
+            until(lambda: attended(far)["queued"] > 0)
             holder.freeze()
             asked = [(a, seat, a.ask(seat, 1, [kvd.Part(h, chunks=(1, 3))], seed=seat,
                                      deadline=60))
                      for a, h in zip(askers[:count], holds) for seat in range(2)]
-            until(lambda: [attended(c)["live"] for c in clients[:count]] ==
+            until(lambda: [attended(c)["requests_active"] for c in clients[:count]] ==
                   [2] * count)
             holder.thaw()
             for a, seat, q in asked:

@@ -61,7 +61,7 @@ def test_who_keeps_to_no_window_disturbs_nobody_else(tmp_path, way):
             near.attend.wait(0, timeout=60)
             after = state()
             close(near.got(0), want)
-            return after["batches_total"] - before["batches_total"], after["waiting"]
+            return after["batches_total"] - before["batches_total"], after["queued"]
         rows = near.ask(0, 1, [kvd.Part(hold)])  # as each ask() has them
         near.attend.wait(0, timeout=60)
         want = model.attend(1, rows, np.arange(TOKENS))
@@ -86,6 +86,6 @@ def test_who_keeps_to_no_window_disturbs_nobody_else(tmp_path, way):
         assert statistics.median(calls) <= 5
         if os.path.basename(BUILD) == "rel":  # sanitizers have memory of their own
             assert max(grown) <= GROWS_MOST_MIB
-        until(lambda: state()["waiting"] == 0)
+        until(lambda: state()["queued"] == 0)
         ask()
         hold.close()

@@ -77,7 +77,7 @@ def test_events_of_one_space_are_asked_for(client):
     ids = chain(3, b"one")
     rank = Rank(client)
     with rank.space() as space, rank.space(model="n") as other:
-        number = client.command("chunk.space", pool=rank.pool.id, model="n",
+        number = client.command("space.open", pool=rank.pool.id, model="n",
                                 scheme="sha256", tokens=space.tokens)["space"]
         seq = client.command("chunk.events")["seq"]
         rank.put(space, ids)

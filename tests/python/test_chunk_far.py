@@ -18,7 +18,7 @@ PLAIN = "[chunks]\nchunk_memory = 64 MiB\n"
 
 
 def asking(*holders, more="", own=PLAIN):
-    return "%schunk_stores = %s\n%s" % (own, " ".join(holders), more)
+    return "%schunk_peers = %s\n%s" % (own, " ".join(holders), more)
 
 
 @contextlib.contextmanager

@@ -130,7 +130,7 @@ static void seats_open(struct sim *sim, struct asker *a)
 	uint64_t *const to[] = {&a->attend, &a->seat_bytes, &a->q, &a->o, &a->m, &a->l};
 	cJSON *answer = cluster_call(
 		&sim->c, a->session,
-		"{'cmd':'attend.open','region':%llu,'rows':%u,'seats':%u,'kind':'gqa',"
+		"{'cmd':'attention.open','region':%llu,'rows':%u,'seats':%u,'kind':'gqa',"
 		"'q_type':'bf16','kv_type':'bf16','heads':%u,'kv_heads':%u,'dqk':%u,"
 		"'dv':%u,'scale':%g,'key':'k','value':'v','rope':{'first':0,'dims':4,"
 		"'pairs':'halves','inv_freq':[%g,%g]}}",
@@ -188,7 +188,7 @@ static void asker_joins(struct sim *sim, unsigned int place)
 	cluster_cache(&sim->c, a->session, "kv", 0, &a->cache);
 	cache_fill(&a->cache);
 	a->space = number(cluster_call(&sim->c, a->session,
-				       "{'cmd':'chunk.space','pool':%llu,'model':'m',"
+				       "{'cmd':'space.open','pool':%llu,'model':'m',"
 				       "'scheme':'s','tokens':%u}",
 				       (unsigned long long)a->cache.pool, ASK_CHUNK),
 			  "space");
@@ -522,7 +522,7 @@ static void seats_again(struct sim *sim, struct asker *a, bool region)
 			   (unsigned long long)a->region);
 		sim_ask_observe(sim);
 	}
-	cluster_ok(&sim->c, a->session, "{'cmd':'attend.close','attend':%llu}",
+	cluster_ok(&sim->c, a->session, "{'cmd':'attention.close','attend':%llu}",
 		   (unsigned long long)a->attend);
 	sim_ask_observe(sim);
 	for (unsigned int s = 0; s < ASK_SEATS; s++) {

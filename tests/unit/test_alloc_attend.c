@@ -149,7 +149,7 @@ static void open_without_one_allocation_is_refused(void **state)
 	char text[512];
 
 	snprintf(text, sizeof(text),
-		 "{\"cmd\":\"attend.open\",\"region\":%llu,\"rows\":8,\"seats\":4,"
+		 "{\"cmd\":\"attention.open\",\"region\":%llu,\"rows\":8,\"seats\":4,"
 		 "\"kind\":\"gqa\",\"q_type\":\"bf16\",\"kv_type\":\"bf16\",\"heads\":4,"
 		 "\"kv_heads\":4,\"dqk\":16,\"dv\":16,\"scale\":0.25,\"key\":\"k\","
 		 "\"value\":\"v\",\"rope\":{\"first\":0,\"dims\":4,\"pairs\":\"halves\","
@@ -165,7 +165,7 @@ static void open_without_one_allocation_is_refused(void **state)
 		hit = lack.used >= nth;
 		if (id)
 			cluster_ok(&w->c, w->engine[AW_ASKER],
-				   "{'cmd':'attend.close','attend':%.0f}",
+				   "{'cmd':'attention.close','attend':%.0f}",
 				   id->valuedouble);
 		else
 			assert_true(lacks_memory(answer));

@@ -31,8 +31,8 @@
 #define ID(digit) "'" H8(H8(digit)) "'"
 #define IDS "'space':$space,'ids':[" ID("1") "," ID("2") "]"
 #define WORDS "'model':'m','scheme':'s','tokens':16"
-#define SPACE "a{'cmd':'chunk.space','pool':$pool_a," WORDS "}"
-#define SPACE_CLOSE "a{'cmd':'chunk.space_close','space':$space}"
+#define SPACE "a{'cmd':'space.open','pool':$pool_a," WORDS "}"
+#define SPACE_CLOSE "a{'cmd':'space.close','space':$space}"
 #define PAGES "'pool':$pool_a,'views':{'kv':{'pages':[7,2,3,4,0,9,6,8]}}"
 #define PUT "a{'cmd':'chunk.put'," IDS "," PAGES "}"
 #define PUT_DURABLE "a{'cmd':'chunk.put','durable':true," IDS "," PAGES "}"
@@ -302,7 +302,7 @@ static void pages_without_one_allocation_are_there_or_not(void **state)
 	"'total_units':2}"
 #define LAYER(n) "{'layer':" n ",'fields':[" FIELD("k", "0") "," FIELD("v", "2048") "]}"
 #define RANK_SPACE                                                                      \
-	"a{'cmd':'chunk.space','layout':{'rank':0,'buffers':[65536],'views':{'kv':{"    \
+	"a{'cmd':'space.open','layout':{'rank':0,'buffers':[65536],'views':{'kv':{"     \
 	"'page_tokens':16,'pages':4,'layers':[" LAYER("0") "," LAYER("1") "]}}}," WORDS \
 									  "}"
 
@@ -341,7 +341,7 @@ static void part_of_one_kind_too_many_takes_the_place_of_the_oldest(void **state
 			      "'region':$region_a}],'layout':{'rank':0,'buffers':[4096],"
 			      "'views':{'kv':{'page_tokens':16,'pages':4,'layers':[{"
 			      "'layer':$layer,'fields':[" FIELD("k", "0") "]}]}}}}");
-		starve_say(s, "a{'cmd':'chunk.space','pool':$pool," WORDS "}");
+		starve_say(s, "a{'cmd':'space.open','pool':$pool," WORDS "}");
 		answer = starve_try(s,
 				    "a{'cmd':'chunk.put'," IDS ",'pool':$pool,'views':{"
 				    "'kv':{'pages':[0,1]}}}",
@@ -491,9 +491,9 @@ static void fetch_waits_for_its_parts_pool(void **state)
 }
 
 static const char *const three_spaces[] = {
-	"a{'cmd':'chunk.space','pool':$pool_a,'model':'x','scheme':'s','tokens':16}",
-	"a{'cmd':'chunk.space','pool':$pool_a,'model':'y','scheme':'s','tokens':16}",
-	"a{'cmd':'chunk.space','pool':$pool_a,'model':'z','scheme':'s','tokens':16}",
+	"a{'cmd':'space.open','pool':$pool_a,'model':'x','scheme':'s','tokens':16}",
+	"a{'cmd':'space.open','pool':$pool_a,'model':'y','scheme':'s','tokens':16}",
+	"a{'cmd':'space.open','pool':$pool_a,'model':'z','scheme':'s','tokens':16}",
 };
 
 static void store_in_three_spaces(struct world *w)

@@ -93,8 +93,8 @@
 #define ID(digit) "'" H8(H8(digit)) "'"
 #define IDS "'space':$space,'ids':[" ID("1") "," ID("2") "]"
 #define WORDS "'model':'m','scheme':'s','tokens':16"
-#define SPACE "a{'cmd':'chunk.space','pool':$pool_a," WORDS "}"
-#define SPACE_CLOSE "a{'cmd':'chunk.space_close','space':$space}"
+#define SPACE "a{'cmd':'space.open','pool':$pool_a," WORDS "}"
+#define SPACE_CLOSE "a{'cmd':'space.close','space':$space}"
 #define CHUNK_PAGES "'pool':$pool_a,'views':{'kv':{'pages':[7,2,3,4,0,9,6,8]}}"
 #define UNTIL_9 ",'wait':{'kind':'seq','region':$region_a,'offset':0,'value':'9'}"
 #define PUT "a{'cmd':'chunk.put'," IDS "," CHUNK_PAGES "}"
@@ -128,8 +128,8 @@ static const struct trial trials[] = {
 	{.command = "help", .line = "a{'cmd':'help'}"},
 	{.command = "help", .line = "a{'cmd':'help','command':'room.open'}"},
 	{.command = "session.list", .line = "a{'cmd':'session.list','all':true}"},
-	{.command = "session.load",
-	 .line = "a{'cmd':'session.load','running':3,'kv_free_tokens':4096}"},
+	{.command = "session.report",
+	 .line = "a{'cmd':'session.report','running':3,'kv_free_tokens':4096}"},
 	{.command = "region.register",
 	 .line = "a{'cmd':'region.register','kind':'memfd','fd':0,'length':8192,'address'"
 		 ":'4096'}",
@@ -328,12 +328,12 @@ static const struct trial trials[] = {
 	 .line = READ_NOTIFS,
 	 .before = {NOTIFY, "~50"}},
 	{.command = "xfer.submit", .line = SUBMIT("cancel", "")},
-	{.command = "chunk.space", .line = SPACE, .after = {SPACE_CLOSE}},
-	{.command = "chunk.space",
-	 .line = "a{'cmd':'chunk.space','layout':" SIDE ",'views':['kv']," WORDS
+	{.command = "space.open", .line = SPACE, .after = {SPACE_CLOSE}},
+	{.command = "space.open",
+	 .line = "a{'cmd':'space.open','layout':" SIDE ",'views':['kv']," WORDS
 		 ",'revision':'r','rope':'p'}",
 	 .after = {SPACE_CLOSE}},
-	{.command = "chunk.space_close", .line = SPACE_CLOSE, .before = {SPACE}},
+	{.command = "space.close", .line = SPACE_CLOSE, .before = {SPACE}},
 	{.command = "chunk.find",
 	 .line = "a{'cmd':'chunk.find'," IDS "}",
 	 .before = {STORED},
@@ -430,10 +430,10 @@ static const struct trial trials[] = {
 	 .after = {"a{'cmd':'log.level','level':'error'}"}},
 	{.command = "cost.show", .line = "a{'cmd':'cost.show'}"},
 	{.command = "cost.page", .line = "a{'cmd':'cost.page'}"},
-	{.command = "attend.open",
+	{.command = "attention.open",
 	 .line = NULL,
 	 .elsewhere = true}, /* test_alloc_attend */
-	{.command = "attend.close", .line = NULL, .elsewhere = true},
+	{.command = "attention.close", .line = NULL, .elsewhere = true},
 	{.command = "cost.calibrate", .line = NULL, .elsewhere = true}, /* the same */
 	{.command = "session.share", .line = NULL, .elsewhere = true},	/* it needs fds */
 	{.command = "config.reload", .line = NULL, .elsewhere = true},

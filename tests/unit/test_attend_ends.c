@@ -226,7 +226,7 @@ static void end_it(struct attend_world *w, enum end end)
 		cluster_run(&w->c, 200 * LOOP_NS_PER_MS);
 		break;
 	case CLOSED:
-		cluster_ok(&w->c, engine, "{'cmd':'attend.close','attend':%llu}",
+		cluster_ok(&w->c, engine, "{'cmd':'attention.close','attend':%llu}",
 			   (unsigned long long)w->attend);
 		break;
 	case UNREGISTERED:

@@ -13,7 +13,7 @@
 static const uint8_t ids[2 * KVD_CHUNK_ID_BYTES] = {0xab, [32] = 0xcd};
 static const struct kvd_chunks chunks = {.ids = ids, .count = 2, .first = 3};
 
-/* hello and chunk.space are lines 0 and 1 */
+/* hello and space.open are lines 0 and 1 */
 static struct kvd_space *space_make(struct client_fixture *f)
 {
 	const struct kvd_space_args args = {

@@ -72,7 +72,8 @@ static void sessions_of_a_daemon_share_one_budget(void **state)
 	(void)state;
 	for (unsigned int s = 0; s < SECONDS; s++) {
 		for (unsigned int i = 0; i < ENGINES; i++)
-			cluster_ok(&c, engines[i], "{'cmd':'session.load','running':%u}",
+			cluster_ok(&c, engines[i],
+				   "{'cmd':'session.report','running':%u}",
 				   s % 2 ? 1000u : 1u);
 		cluster_run(&c, S);
 	}

@@ -169,12 +169,11 @@ static struct store_figures figures(const struct world *w)
 static uint64_t open_space(struct world *w, struct session *session,
 			   const struct cache *cache, const char *model)
 {
-	return cluster_number(
-		cluster_call(&w->c, session,
-			     "{'cmd':'chunk.space','pool':%llu,'model':'%s',"
-			     "'scheme':'s','tokens':%u}",
-			     (unsigned long long)cache->pool, model, T),
-		"space");
+	return cluster_number(cluster_call(&w->c, session,
+					   "{'cmd':'space.open','pool':%llu,'model':'%s',"
+					   "'scheme':'s','tokens':%u}",
+					   (unsigned long long)cache->pool, model, T),
+			      "space");
 }
 
 static int setup(void **state)
@@ -588,7 +587,7 @@ static void space_that_is_closed_while_a_helper_reads_is_not_found(void **state)
 {
 	struct world *w = *state;
 
-	while_a_helper_reads(w, "{'cmd':'chunk.space_close','space':%llu}", w->space);
+	while_a_helper_reads(w, "{'cmd':'space.close','space':%llu}", w->space);
 	failed_with(w, SLOT + 2, ERR_NOTFOUND);
 	assert_int_equal(figures(w).chunks, 0);
 }

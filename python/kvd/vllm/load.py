@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How busy this engine is: the scheduler counts, and tells its workers once a second, which
-tell their daemons (session.load)."""
+tell their daemons (session.report)."""
 import time
 
 EVERY_S = 1.0

@@ -87,7 +87,7 @@ static void cache_open(struct cache *cache, const struct rig *rig, enum where wh
 	do { /* the daemon's memory is being made */
 		r = kvd_space_open(cache->engine.client, &args, NULL, &cache->space);
 	} while (r == -KVD_E_BUSY && clock_s() < until);
-	well(cache->engine.client, r, "chunk.space");
+	well(cache->engine.client, r, "space.open");
 	cache->pages = need(calloc(page_count(), sizeof(*cache->pages)));
 }
 
