@@ -3,12 +3,12 @@
  * tcp_raw: the tcp backend's peer as this program's plain sockets, with the wire's own
  * codec: it may send what it likes, stop in the middle of a frame, or say nothing; up_b
  * is the real backend. Its connections are sealed where `raw.wish` or up_b wants that.
- * Globals, as ucx_pair's.
+ * Globals, as transport_pair's.
  */
 #ifndef KVD_TESTS_LIB_TCP_RAW_H
 #define KVD_TESTS_LIB_TCP_RAW_H
 
-#include "tests/lib/ucx_pair.h"
+#include "tests/lib/transport_pair.h"
 
 #include "daemon/transport/tcp/tcp_impl.h"
 

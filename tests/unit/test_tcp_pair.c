@@ -4,7 +4,7 @@
  * which streams carry the bytes, and what checksums change. What any transport
  * must do is the conformance suite's matter, what a dishonest peer may do test_tcp's.
  */
-#include "tests/lib/ucx_pair.h"
+#include "tests/lib/transport_pair.h"
 
 #include <linux/tcp.h>
 #include <netinet/in.h>
