@@ -7,7 +7,7 @@ include mk/flags.mk
 
 BASE_SRC   := $(wildcard daemon/base/*.c daemon/plan/*.c)
 # what only a module that is left out uses
-WITHOUT    := $(LEFT_OUT:%=daemon/%/%) \
+WITHOUT    := $(LEFT_OUT:%=daemon/%/%) $(LEFT_OUT:%=daemon/transport/%/%) \
 	      $(if $(filter attend,$(LEFT_OUT)),daemon/math/% gpu/attend_plan.c)
 DAEMON_SRC := $(filter-out daemon/main.c $(WITHOUT),\
 		$(wildcard daemon/*.c daemon/*/*.c daemon/*/*/*.c gpu/*.c proto/*.c lib/*.c))

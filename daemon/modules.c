@@ -8,6 +8,7 @@
 #include "daemon/control/control.h"
 #include "daemon/request/commands.h"
 #include "daemon/room/rooms.h"
+#include "daemon/transport/transport.h"
 #include "daemon/xfer/xfer.h"
 #ifdef KVD_WITH_cluster
 #include "daemon/cluster/groups.h"
@@ -40,7 +41,7 @@ static bool is_built(const char *name)
 		if (strcmp(modules_built[i]->name, name) == 0)
 			return true;
 	}
-	return false;
+	return transport_find(name) != NULL;
 }
 
 int modules_check_options(const struct config *config, const char **option_p)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* modules: those that are built in (make MODULES="cluster store attend"). */
+/* modules: those that are built in (make MODULES="cluster store attend ucx"). */
 #ifndef KVD_MODULES_H
 #define KVD_MODULES_H
 

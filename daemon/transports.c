@@ -5,8 +5,10 @@
 #include "daemon/transport/shm/shm.h"
 #include "daemon/transport/tcp/tcp.h"
 #include "daemon/transport/transport.h"
-#include "daemon/transport/ucx/ucx.h"
 #include "daemon/transport/verbs/verbs.h"
+#ifdef KVD_WITH_ucx
+#include "daemon/transport/ucx/ucx.h"
+#endif
 
 const struct transport_ops *const transport_table[] = {
 	&local_transport,
@@ -14,6 +16,8 @@ const struct transport_ops *const transport_table[] = {
 	&verbs_transport,
 	/* without RDMA faster than UCX, with it verbs is; ucx only when named */
 	&tcp_transport,
+#ifdef KVD_WITH_ucx
 	&ucx_transport,
+#endif
 	NULL,
 };

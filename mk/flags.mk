@@ -5,14 +5,15 @@ ifneq ($(filter-out address undefined thread fuzz,$(SAN)),)
 $(error SAN is one of address, undefined, thread, fuzz)
 endif
 # The core is rooms, transfers and what they need; these can be left out: MODULES=
-MODULES ?= cluster store attend
-ifneq ($(filter-out cluster store attend,$(MODULES)),)
-$(error MODULES are of cluster, store, attend)
+LEAVABLE := cluster store attend ucx
+MODULES ?= $(LEAVABLE)
+ifneq ($(filter-out $(LEAVABLE),$(MODULES)),)
+$(error MODULES are of $(LEAVABLE))
 endif
 ifneq ($(and $(filter attend,$(MODULES)),$(if $(filter store,$(MODULES)),,1)),)
 $(error the module attend needs the module store: it attends to chunks)
 endif
-LEFT_OUT := $(filter-out $(MODULES),cluster store attend)
+LEFT_OUT := $(filter-out $(MODULES),$(LEAVABLE))
 space := $(subst ,, )
 CFG := $(if $(SAN),$(SAN),rel)$(if $(LEFT_OUT),-without-$(subst $(space),-,$(LEFT_OUT)))
 B   := build/$(CFG)

@@ -56,7 +56,7 @@ run-tests: all $(UNIT_BIN) $(TEST_TARGETS) $(TEST_NEEDS)
 deps: ## install from Debian what is missing (as root)
 	@scripts/install-deps.sh --if-needed
 
-# make core-test: rooms and transfers work without the modules cluster, store and attend,
+# make core-test: rooms and transfers work without the modules cluster, store, attend and ucx,
 # which are not even compiled.
 CORE_TESTS := $(UNIT_BIN) $(CONFORM) $(SIM) $(patsubst %,tests/integration/test_%.py,\
 	rooms rooms_ctl xfer gpu fences detect) tests/integration/test_demo.sh

@@ -121,7 +121,7 @@ cross() {
 began=$(date +%s)
 echo "kvd demo: 32 layers x 8 KV heads x 128 x bf16, pages of 16 tokens, chunks of 512 tokens"
 printf '%-6s %-5s %-9s %6s %12s %9s %7s  %s\n' room by transport tokens bytes ms GB/s verified
-for transport in ${KVD_DEMO_TRANSPORTS:-shm tcp ucx}; do
+for transport in ${KVD_DEMO_TRANSPORTS:-shm tcp $("$build/kvd" --version | grep -ow ucx)}; do
 	cross "$transport"
 done
 if [ $status -eq 0 ]; then

@@ -470,14 +470,15 @@ static void check_transports(struct load *load)
 		n += (size_t)snprintf(list + n, sizeof(list) - n, "%s%s", i ? ", " : "",
 				      built[i]);
 	if (!config->transports.count && built[0])
-		problem(load, line, "transports: the list is empty; built in: %s", list);
+		problem(load, line, "transports: the list is empty; use %s", list);
 	for (unsigned int i = 0; i < config->transports.count; i++) {
 		const char *word = config->transports.word[i];
 
 		if (!list_has(built, word))
-			problem(load, line, "transports: %s is %s; built in: %s", word,
-				list_has(known_transports, word) ? "not built in"
-								 : "unknown",
+			problem(load, line, "transports: %s is %s; use %s", word,
+				list_has(known_transports, word)
+					? "not built in (make MODULES=)"
+					: "unknown",
 				list);
 	}
 	if (config->chunk_memory_bytes && config->transports.count &&

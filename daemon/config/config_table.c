@@ -320,6 +320,7 @@ static const struct setting options[] = {
 	 .help = "Transports that may be used, or the class rdma. A pair of daemons "
 		 "without a common one reports EREQUIRE. Empty: any transport."},
 	{"transport", "ucx_library", SETTING_PATH, FIELD(ucx_library), .preset = "",
+	 .module = "ucx",
 	 .help = "Path of libucp. Empty: the system's libucp.so.0. UCX uses the "
 		 "devices in UCX_NET_DEVICES of the daemon's environment, or the "
 		 "device of listen; and the transports in UCX_TLS, or rc, dc and ud "

@@ -41,6 +41,8 @@ check include_of_a_module_by_the_core_is_told \
 	told daemon/control/a.c "must not include" '#include "daemon/store/store.h"'
 check include_of_a_module_by_the_list_of_them_is_fine \
 	told daemon/modules.c "" '#include "daemon/store/store.h"'
+check include_of_a_backend_by_the_list_of_them_is_fine \
+	told daemon/transports.c "" '#include "daemon/transport/ucx/ucx.h"'
 check include_of_another_backend_is_told \
 	told daemon/transport/ucx/a.c "must not include" '#include "daemon/transport/tcp/tcp.h"'
 check include_of_a_test_is_told \

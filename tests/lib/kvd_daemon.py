@@ -114,10 +114,18 @@ def need_users(*ids):
             raise Skip("root, to become user %d: %s" % (uid, why))
 
 
+def need_transports(config):
+    """Those that it names are built in (make MODULES=)."""
+    for named in re.findall(r"^transports = (.*)$", config, re.M):
+        if "ucx" in named and not re.search(r"^transports:.* ucx\b", kvd("--version")[1], re.M):
+            raise Skip("a kvd with the module ucx")
+
+
 class Daemon:
     def __init__(self, config="", args=(), run_dir=None, name="kvd", env=None,
                  wrapper=(), pass_fds=(), preexec=None, program=BUILD + "/kvd",
                  log_dir=None, patient=True):
+        need_transports(config)
         self.tmp = None
         if run_dir is None:
             self.tmp = tempfile.TemporaryDirectory(prefix="kvd-test-")

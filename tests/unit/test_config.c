@@ -234,7 +234,7 @@ static void config_impossible_combinations_are_refused(void **state)
 	must_fail("[transport]\ncopy_slice = 1 MiB\nmax_inflight = 64 KiB\n", 3,
 		  "larger");
 	must_fail("[transport]\ntransports = shm, verbs\n", 2,
-		  "verbs is not built in; built in: shm, ucx");
+		  "verbs is not built in (make MODULES=); use shm, ucx");
 	must_fail("[transport]\ntransports = shm, carrier\n", 2, "carrier is unknown");
 	must_fail("[transport]\ntransports = shm shm\n", 2, "twice");
 	must_fail("[chunks]\nchunk_memory = 1 MiB\n[transport]\ntransports = ucx\n", 4,

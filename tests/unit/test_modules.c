@@ -22,6 +22,7 @@
 #include "daemon/request/ring_ops.h"
 #include "daemon/room/rooms.h"
 #include "daemon/session/status.h"
+#include "daemon/transport/transport.h"
 #include "tests/lib/cluster.h"
 #include "tests/lib/tmp.h"
 #include "tests/lib/xfer_pair.h"
@@ -405,30 +406,42 @@ static bool is_built(enum module_id id)
 	return false;
 }
 
-/* make core-test has it without the modules. */
-static void option_of_a_module_that_is_left_out_is_refused_by_name(void **state)
+static void option_is_refused_unless(bool built, const char *text, const char *name,
+				     const char *words)
 {
 	static const char *const transports[] = {"shm", NULL};
 	struct config_source source = {.transports = transports};
 	char path[128];
-	const char text[] = "[chunks]\nchunk_memory = 1 MiB\n", *option;
+	const char *option;
 	static struct config config;
 	int fd = mkstemp(tmp_path(path, sizeof(path), "kvd-modules-XXXXXX"));
 
-	(void)state;
-	assert_int_equal(write(fd, text, sizeof(text) - 1), sizeof(text) - 1);
+	assert_int_equal(write(fd, text, strlen(text)), strlen(text));
 	close(fd);
 	source.path = path;
 	assert_int_equal(config_load(&config, &source), 0);
 	unlink(path);
-	if (is_built(MODULE_STORE)) {
+	if (built) {
 		assert_int_equal(modules_check_options(&config, &option), 0);
 		return;
 	}
 	assert_true(modules_check_options(&config, &option) < 0);
 	assert_int_equal(err_last()->code, ERR_CONFIG);
-	assert_string_equal(option, "chunk_memory");
-	assert_non_null(strstr(err_last()->text, "without the module store"));
+	assert_string_equal(option, name);
+	assert_non_null(strstr(err_last()->text, words));
+	err_clear();
+}
+
+/* make core-test has it without the modules. */
+static void option_of_a_module_that_is_left_out_is_refused_by_name(void **state)
+{
+	(void)state;
+	option_is_refused_unless(is_built(MODULE_STORE),
+				 "[chunks]\nchunk_memory = 1 MiB\n", "chunk_memory",
+				 "without the module store");
+	option_is_refused_unless(transport_find("ucx") != NULL,
+				 "[transport]\nucx_library = /x\n", "ucx_library",
+				 "without the module ucx");
 }
 
 static void source_by_group_wants_the_module_cluster(void **state)
