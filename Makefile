@@ -8,6 +8,8 @@ include mk/flags.mk
 BASE_SRC   := $(wildcard daemon/base/*.c daemon/plan/*.c)
 # what only a module that is left out uses
 WITHOUT    := $(LEFT_OUT:%=daemon/%/%) $(LEFT_OUT:%=daemon/transport/%/%) \
+	      $(if $(filter store,$(LEFT_OUT)),daemon/base/breaker.c daemon/plan/canon.c \
+		$(addprefix daemon/cost/,fit.c live.c pace.c)) \
 	      $(if $(filter attend,$(LEFT_OUT)),daemon/math/% gpu/attend_plan.c)
 DAEMON_SRC := $(filter-out daemon/main.c $(WITHOUT),\
 		$(wildcard daemon/*.c daemon/*/*.c daemon/*/*/*.c gpu/*.c proto/*.c lib/*.c))

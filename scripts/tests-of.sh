@@ -6,6 +6,7 @@ export LC_ALL=C
 folders=
 for module in "$@"; do
 	folders="$folders|daemon/$module/|daemon/transport/$module/"
+	[ "$module" = store ] && folders="$folders|daemon/(base/breaker|plan/canon|cost/(fit|live|pace))[.]"
 	[ "$module" = attend ] && folders="$folders|daemon/math/|gpu/attend_plan"
 done
 find tests python/src -name '*.[ch]' | xargs awk -v folders="${folders#|}" '
