@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # make bench: kvd, its limits and its peers in one run (scripts/bench.py --help).
-#   BENCH='words'  only parts: memfd adopt vm (host), tcp ucx (net); cold warm;
+#   BENCH='words'  only parts: memfd adopt vm (host), tcp (net), ucx and aes128gcm, which
+#                  are measured only when named; cold warm;
 #                  64k 4k 256 flat; write read; latency pages poll open idle (control)
 #   PEERS=1        with NIXL and Mooncake, from PyPI into build/peers
 #   REPS=n         repetitions (5)

@@ -119,8 +119,7 @@ class Pair:
         config = "log_level = warn\n[peer]\ndead_after = 10 s\n[transport]\n" \
             "transports = %s\ncopy_threads = %d\n%s\n%s\n" % (
                 transport, threads, more, os.environ.get("KVD_BENCH_OPTIONS", "").replace(";", "\n"))
-        env = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"} if transport == "ucx" else {}
-        self.daemons = [Daemon(config, run_dir=self.dir.name, name=name, env=env)
+        self.daemons = [Daemon(config, run_dir=self.dir.name, name=name)
                         for name in ("prefill", "decode")]
         for daemon in self.daemons:
             daemon.start().wait_ready()

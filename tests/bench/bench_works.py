@@ -27,11 +27,11 @@ KINDS = {
     "adopt": ("same host, adopted", "shm", "adopt"),
     "vm": ("same host, vm", "shm", "vm"),
     "tcp": ("tcp", "tcp", "memfd"),
-    "ucx": ("ucx over tcp", "ucx", "memfd"),
     # only when named
+    "ucx": ("ucx over tcp", "ucx", "memfd"),
     "aes128gcm": ("tcp, AES-128-GCM", "tcp", "memfd"),
 }
-KINDS_USUAL = ("memfd", "adopt", "vm", "tcp", "ucx")
+KINDS_USUAL = ("memfd", "adopt", "vm", "tcp")
 CRYPTO = ("aes128gcm",)  # options `tcp_crypto` of these kinds
 # what a work takes, in about tens of seconds
 WEIGHTS = {"host": 1, "net": 1.5, "latency": 2.5, "pages": 0.3, "poll": 0.5, "open": 1,

@@ -118,8 +118,11 @@ def words_choose_parts():
     assert (chosen.kinds, chosen.rows, chosen.control) == (["tcp"], ["64k"], [])
     chosen = bench_works.Chosen(["latency", "tcp"])
     assert (chosen.kinds, chosen.control, chosen.control_kinds) == ([], ["latency"], ["tcp"])
+    chosen = bench_works.Chosen(["latency", "ucx"])
+    assert (chosen.control, chosen.control_kinds) == (["latency"], ["ucx"])
     chosen = bench_works.Chosen([])
     assert chosen.kinds == list(bench_works.KINDS_USUAL) and chosen.control
+    assert "ucx" not in chosen.kinds + chosen.control_kinds
     chosen = bench_works.Chosen(["aes128gcm", "256"])
     assert (chosen.kinds, chosen.rows) == (["aes128gcm"], ["256"]), chosen.kinds
 
