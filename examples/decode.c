@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A decode engine takes one request's KV cache: README.md shows the middle. Its other
+/* A decode engine takes one request's KV cache: docs/clients.md shows the middle. Its other
  * side is prefill.c.
  *
  *   decode [ENDPOINT [HAS [TICKET]]]   of the prefill engine's daemon; HAS: so many of

@@ -1,9 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# README.md is true: its quick start runs as it stands there (in a folder of the test's,
-# with the programs of this build), and its lines of C are examples/decode.c's, which is
-# compiled with everything else, also as an engine in C++ would see the header. Its lines of
-# Python are run by tests/python/test_readme.py.
+# The commands and the C of documents are true: the two daemons of docs/install.md run as
+# they are written there (in a folder of the test's, with the programs of this build), and
+# the C of docs/clients.md is examples/decode.c's, which is compiled with everything else, also
+# as an engine in C++ would see the header. Commands that README.md names exist. Python is
+# run by tests/python/test_readme.py, the commands of docs/deployment.md by test_deployment.sh.
 set -u
 
 build=${KVD_BUILD:-build/rel}
@@ -11,20 +12,20 @@ build=${KVD_BUILD:-build/rel}
 dir=$work
 
 
-# block LANGUAGE WORD: the first block of it that has the word
+# block FILE LANGUAGE WORD: the first block of it that has the word
 block() {
-	awk -v begin="^\`\`\`$1\$" -v word="$2" '
+	awk -v begin="^\`\`\`$2\$" -v word="$3" '
 		$0 ~ begin { inside = 1; text = ""; next }
 		/^```$/ && inside { if (index(text, word)) { printf "%s", text; exit } inside = 0 }
-		inside { text = text $0 "\n" }' README.md
+		inside { text = text $0 "\n" }' "$1"
 }
 
-readme_c_is_the_examples() {
-	block c kvd_room_open > "$dir/readme.c"
-	[ -s "$dir/readme.c" ] && awk '
+c_is_the_examples() {
+	block docs/clients.md c kvd_room_open > "$dir/shown.c"
+	[ -s "$dir/shown.c" ] && awk '
 		NR == FNR { want = want $0 "\n"; next }
 		{ have = have $0 "\n" }
-		END { exit !index(have, want) }' "$dir/readme.c" examples/decode.c
+		END { exit !index(have, want) }' "$dir/shown.c" examples/decode.c
 }
 
 example_without_daemon_says_so() {
@@ -40,12 +41,12 @@ int main() { return kvd_version() == nullptr; }' |
 
 # word for word, but for the folder, the build and the second that it waits
 configuration_has_six_lines() {
-	block sh kvd.conf | sed -n "/<<'END'/,/^END$/p" > "$dir/lines"
+	block docs/install.md sh kvd.conf | sed -n "/<<'END'/,/^END$/p" > "$dir/lines"
 	[ "$(wc -l < "$dir/lines")" -eq 8 ]
 }
 
 quick_start_moves_rows() {
-	block sh kvd.conf > "$dir/start.sh"
+	block docs/install.md sh kvd.conf > "$dir/start.sh"
 	sed -i -e "s|/tmp/kvd|$dir/run|g" -e "s|build/rel/|$build/|g" \
 		-e '/^sleep /c pids="$(jobs -p)"; answers prefill; answers decode' "$dir/start.sh"
 	grep -q answers "$dir/start.sh" || return 1
@@ -73,7 +74,39 @@ quick_start_moves_rows() {
 	}
 }
 
-check readme_c_is_the_examples readme_c_is_the_examples
+# each "make TARGET" of the text
+readme_commands_exist()
+{
+	local target
+	grep -oE '\bmake [a-z][a-z-]*( [a-z]+)?' README.md | tr ' ' '\n' | sort -u |
+		grep -vx make > "$dir/targets"
+	[ -s "$dir/targets" ] || return 1
+	while read -r target; do
+		grep -qE "^([a-z-]+ )*$target( [a-z-]+)*:" Makefile mk/*.mk || {
+			echo "no target $target"
+			return 1
+		}
+	done < "$dir/targets"
+}
+
+# at most so many bytes: a page that is read whole
+pages_are_short()
+{
+	local page most
+	while read -r page most; do
+		[ "$(wc -c < "$page")" -le "$most" ] || {
+			echo "$page: more than $most bytes"
+			return 1
+		}
+	done <<-END
+		README.md 7000
+		docs/concepts.md 12000
+	END
+}
+
+check readme_commands_exist readme_commands_exist
+check pages_are_short pages_are_short
+check c_is_the_examples c_is_the_examples
 check example_without_daemon_says_so example_without_daemon_says_so
 check configuration_has_six_lines configuration_has_six_lines
 check quick_start_moves_rows quick_start_moves_rows

@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python of README.md, run as it stands there: only the endpoint is the test's, and
-KVD_SOCKET names the decode side's daemon. That of python/README.md is a program."""
+"""The Python of README.md and python/README.md, which are programs, and of docs/clients.md:
+only the endpoint is the test's, and KVD_SOCKET names the decode side's daemon."""
 import os
 import re
 import shutil
 import subprocess
 import sys
 
+import pytest
+
 import kvd
 from conftest import ROOT
 
 
-def readme_lines(folder="."):
-    with open(os.path.join(ROOT, folder, "README.md")) as text:
+def python_of(path):
+    with open(os.path.join(ROOT, path)) as text:
         return re.search(r"^```python\n(.*?)^```$", text.read(), re.M | re.S).group(1)
 
 
-def test_readme_takes_what_was_offered(pair, monkeypatch):
-    text = readme_lines()
+def test_clients_takes_what_was_offered(pair, monkeypatch):
+    text = python_of("docs/clients.md")
     assert text.count("\n") == 5 and text.count("tcp://127.0.0.1:7400") == 1
     shape = re.search(r"sglang_mha\((.*?)\)\n", text).group(1)
     layout = eval("kvd.Layout.sglang_mha(%s)" % shape)
@@ -34,8 +36,9 @@ def test_readme_takes_what_was_offered(pair, monkeypatch):
             told["client"].close()
 
 
-def test_first_transfer_is_a_whole_program(tmp_path):
-    (tmp_path / "first.py").write_text(readme_lines("python"))
+@pytest.mark.parametrize("path", ["README.md", "python/README.md"])
+def test_first_transfer_is_a_whole_program(tmp_path, path):
+    (tmp_path / "first.py").write_text(python_of(path))
     env = dict(os.environ, KVD_AUTOSTART="1", KVD_RUN_DIR=str(tmp_path),
                KVD_DAEMON=os.path.join(os.environ["KVD_BUILD"], "kvd"))
     done = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, env=env, text=True,
