@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A decode engine takes one request's KV cache: docs/clients.md shows the middle. Its other
- * side is prefill.c.
+/* A decode engine takes one request's KV cache: docs/clients.md shows the middle. Its
+ * other side is prefill.c.
  *
  *   decode [ENDPOINT [HAS [TICKET]]]   of the prefill engine's daemon; HAS: so many of
  *                             the 48 tokens are in page 3 already (0 or 16); TICKET:

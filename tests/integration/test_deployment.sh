@@ -33,14 +33,14 @@ host()
 		mount -t tmpfs tmpfs /run
 		mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 		mkdir -p /etc/kvd /run/kvd
-		: > "$2/$1.up"
-		exec sleep infinity' host "$1" "$work" &
+		echo up
+		exec tail -f /dev/null' host "$1" > "$work/up" &
 	eval "$1=$!"
 	hosts="$hosts $!"
-	until [ -e "$work/$1.up" ]; do
+	until grep -q up "$work/up"; do
 		kill -0 "$!" || return 1
-		sleep 0.05
 	done
+	: > "$work/up"
 }
 
 on()
@@ -65,7 +65,7 @@ programs()
 		name=${all##*kvd@}
 		[ ! -e "/run/$name.pid" ] || [ "$1" != restart ] || {
 			kill "$(cat "/run/$name.pid")"
-			while kill -0 "$(cat "/run/$name.pid")" 2> /dev/null; do sleep 0.05; done
+			tail --pid="$(cat "/run/$name.pid")" -f /dev/null
 		}
 		grep -q dead_after "/etc/kvd/$name.conf" || # of tests: a busy machine
 			sed -i '/^\[peer\]/a dead_after = 20 s' "/etc/kvd/$name.conf"
@@ -73,7 +73,6 @@ programs()
 		echo $! > "/run/$name.pid"
 		until kvd-ctl --name "$name" ping > /dev/null 2>&1; do
 			kill -0 $! 2> /dev/null || { cat "/mnt/$name.log"; exit 1; }
-			sleep 0.05
 		done
 	END
 	cat > "$work/bin/kvd-ctl" <<-END
