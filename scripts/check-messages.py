@@ -1,11 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""check-messages.py [DOCUMENT]: does docs/operate.md quote what kvd says?
+"""check-messages.py [DOCUMENT ...]: do docs/configure.md and docs/troubleshoot.md quote kvd?
 
-Each message in the first column of its troubleshooting table must be in a string of the
-sources (… stands for what varies, and messages of errno come from libc); each option in
-the first column of its table of options must be in config/kvd.conf, with the default that
-the second column names, where it names one. Each fault is a line FILE:LINE: words."""
+Each message in the first column of a table below a heading "Messages…" must be in a string of
+the sources (… stands for variable text, and messages of errno are libc's); each option in
+the first column of a table below "Options" must be in config/kvd.conf, with the default of
+the second column, where it has one. Each fault is a line FILE:LINE: words."""
 import os
 import re
 import subprocess
@@ -74,12 +74,11 @@ def option_faults(cells, known):
                 yield "%s: the default is %s, not %s" % (name, preset, value)
 
 
-def main():
-    path = sys.argv[1] if len(sys.argv) > 1 else "docs/operate.md"
-    said, known, bad, seen = strings(), defaults(), 0, 0
+def faults(path, said, known):
+    bad, seen = 0, 0
     for number, section, cells in rows(path):
         found = ()
-        if section.startswith("Troubleshooting"):
+        if section.startswith("Messages"):
             found = message_faults(cells[0], said)
         elif section.startswith("Options"):
             found = option_faults(cells, known)
@@ -91,7 +90,14 @@ def main():
             bad += 1
     if not seen:
         print("%s: no tables of options and messages" % path)
-    return 1 if bad or not seen else 0
+    return bad or not seen
+
+
+def main():
+    said, known = strings(), defaults()
+    bad = [faults(path, said, known)
+           for path in sys.argv[1:] or ["docs/configure.md", "docs/troubleshoot.md"]]
+    return 1 if any(bad) else 0
 
 
 if __name__ == "__main__":

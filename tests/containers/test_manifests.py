@@ -129,7 +129,7 @@ def probes_name_what_there_is():
                 get = probe["httpGet"]
                 assert pod.get("hostNetwork"), "metrics_listen is on loopback"
                 assert metrics == "tcp://%s:%d" % (get["host"], get["port"])
-                with open(TREE + "/docs/operate.md") as f:
+                with open(TREE + "/docs/run.md") as f:
                     assert "| `%s` |" % get["path"] in f.read()
         live = one["livenessProbe"]
         assert "health" not in live.get("exec", {}).get("command", []), \

@@ -55,13 +55,13 @@ row() {
 	expect "$1" "$2" scripts/check-messages.py "$dir/c.md"
 }
 
-row option_is_known '' 'Options that matter' '| `offer_lease` | 30 s | |'
-row option_that_is_none_is_told 'no option leese' 'Options that matter' '| `leese` | 30 s | |'
+row option_is_known '' 'Options' '| `offer_lease` | 30 s | |'
+row option_that_is_none_is_told 'no option leese' 'Options' '| `leese` | 30 s | |'
 row default_that_is_another_is_told 'lease: the default is 30 s, not 31 s' \
-	'Options that matter' '| `offer_lease` | 31 s | |'
-printf '## Troubleshooting by message\n\n| `no daemon found: …` `Too many open files` | x | y |\n' > "$dir/c.md"
+	'Options' '| `offer_lease` | 31 s | |'
+printf '## Messages\n\n| `no daemon found: …` `Too many open files` | x | y |\n' > "$dir/c.md"
 expect message_is_said '' scripts/check-messages.py "$dir/c.md"
-printf '## Troubleshooting by message\n\n| `the moon is not admitted` | x | y |\n' > "$dir/c.md"
+printf '## Messages\n\n| `the moon is not admitted` | x | y |\n' > "$dir/c.md"
 expect message_that_nothing_says_is_told "no source says 'the moon" scripts/check-messages.py "$dir/c.md"
 printf '# Nothing\n' > "$dir/c.md"
 expect page_without_tables_is_told 'no tables' scripts/check-messages.py "$dir/c.md"

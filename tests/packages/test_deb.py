@@ -131,7 +131,7 @@ def new_install_starts_nothing():
 
 
 def first_transfer_needs_no_configuration():
-    """As docs/operate.md says."""
+    """As docs/install.md says."""
     guest.run("systemctl", "enable", "--quiet", "--now", *UNITS)
     _, out = guest.run("python3", "/usr/share/doc/kvd/examples/push.py", *SOCKETS)
     assert "bytes in two chunks" in out, out
