@@ -8,7 +8,7 @@
  * transparent huge pages for shared memory switched off, if map and file are
  * 2 MiB-aligned and the range has at least one page: so one page is populated,
  * then the range collapsed, which allocates the huge page without the other 511
- * small ones: a third of the time (docs/performance.md). Where that is refused, the
+ * small ones: a third of the time (docs/runs). Where that is refused, the
  * range is populated page by page. Each collapse begins with a visit to every core:
  * where all are busy that can take seconds, so that there is a time for them all,
  * behind which pages stay small.

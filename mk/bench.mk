@@ -9,7 +9,7 @@
 #   MINUTES=n      that it may take about (10; PEERS=1 needs some to start its peers)
 #   KVD_BENCH_OPTIONS='tcp_verify = xxh3; …'  in both daemons' [transport] (environment)
 #   AGAINST=file   compare with an earlier build/bench/latest.json
-#   DOC=1          write the figures between the marks of docs/performance.md
+#   DOC=1          write the figures as a page of docs/runs
 BENCH_PROGRAMS := bench_xfer bench_rooms bench_hops tcp_floor
 BENCH_COMMON := $(B)/tests/bench/rows.o $(B)/tests/bench/limit.o
 
@@ -22,7 +22,7 @@ $(BENCH_PROGRAMS:%=$(B)/bench/%): $(B)/bench/%: $(B)/tests/bench/%.o $(BENCH_COM
 
 TEST_NEEDS += $(BENCH_PROGRAMS:%=$(B)/bench/%)
 
-BENCH_DOC := docs/performance.md
+BENCH_DOC := docs/runs
 
 .PHONY: bench bench-programs bench-doc
 bench-programs: all $(BENCH_PROGRAMS:%=$(B)/bench/%)
@@ -41,5 +41,5 @@ bench-chunks: all build/python/installed ## chunks in memory and files beside th
 	@KVD_BUILD=$(B) build/python/venv/bin/python tests/bench/bench_chunks.py \
 		$(if $(PEERS),--peers build/peers) $(if $(DIR),--dir $(DIR),--dir build) --json build/bench-chunks.json
 
-bench-doc: ## build/bench/latest.json between the marks of docs/performance.md
+bench-doc: ## build/bench/latest.json as a page of docs/runs
 	@scripts/bench.py --from build/bench/latest.json --doc $(BENCH_DOC)

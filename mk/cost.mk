@@ -13,8 +13,8 @@ bench-cost: $(B)/bench/bench_cost ## ns of kvd_decide(), by holders and page
 # Query rows that go to the KV, beside their floors: the goals of routing in one run of some
 # three minutes.
 #   PARTS='words'  of echo sweep fan out crowd
-#   DOC=1          the section of docs/performance.md and docs/route-break-even.svg, too
-ROUTE_DOC := --doc docs/performance.md --plot docs/route-break-even.svg
+#   DOC=1          a page of docs/runs and docs/route-break-even.svg, too
+ROUTE_DOC := --doc docs/runs --plot docs/route-break-even.svg
 .PHONY: bench-route bench-route-doc
 
 $(B)/bench/bench_trip: $(B)/tests/bench/bench_trip.o $(CORE)
@@ -27,5 +27,5 @@ bench-route: all $(B)/bench/bench_trip build/python/installed ## routing beside 
 	@KVD_BUILD=$(CURDIR)/$(B) $(PYDIR)/venv/bin/python tests/bench/bench_route.py \
 		--json build/bench-route.json $(if $(PARTS),--part $(PARTS)) $(if $(DOC),$(ROUTE_DOC))
 
-bench-route-doc: ## build/bench-route.json as the section of docs/performance.md, and its plot
+bench-route-doc: ## build/bench-route.json as a page of docs/runs, and its plot
 	@$(PYDIR)/venv/bin/python tests/bench/bench_route.py --from build/bench-route.json $(ROUTE_DOC)

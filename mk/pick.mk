@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Picks and scaling in virtual time, and what a pick takes of a processor. `make test` has a share
 # of the former (tests/python/test_router_sim.py).
-#   DOC=1  longer runs, which write the section of docs/performance.md (hours)
+#   DOC=1  longer runs, which write a page of docs/runs (hours)
 .PHONY: bench-pick
 bench-pick: build/python/installed ## picks beside an oracle, a day of scaling, the time of a pick
 	@[ -e $(PYDIR)/installed ] || { cat $(PYDIR)/why; exit 1; }
 	$(Q)$(PYDIR)/venv/bin/python tests/bench/bench_pick.py
-	$(Q)$(if $(DOC),scripts/doc-section.py docs/performance.md picks --) $(PYDIR)/venv/bin/python \
+	$(Q)$(if $(DOC),scripts/doc-run.py picks "Picks and scaling" --) $(PYDIR)/venv/bin/python \
 		tests/pick/pick_sim.py $(if $(DOC),--doc)

@@ -3,7 +3,7 @@
 """kvd beside its limits and its peers, all in one run that takes turns.
 
 bench.py [--reps N] [--minutes N] [--peers VENV] [--against FILE] [--profile]
-         [--out FOLDER] [--doc FILE] [--from FILE] [WORD ...]
+         [--out FOLDER] [--doc FOLDER] [--from FILE] [WORD ...]
 
 For each work (a row of the table) all parts are set up with fresh memory of their
 own: two live daemons and an engine on each side, the limits (the same rows without
@@ -14,8 +14,8 @@ and goals, writes latest.json, latest.md and latest.svg into --out. --profile le
 look at both daemons for some more transfers of each work: who used the cores. A slow
 machine makes fewer repetitions, two at least, to be done after --minutes.
 
---doc writes the figures, with date, commit and machine, between the marks of a document
-(docs/performance.md); --from FILE measures nothing and takes an earlier run's latest.json.
+--doc writes the figures, with date, commit and machine, as a page of this run into a folder
+(docs/runs); --from FILE measures nothing and takes an earlier run's latest.json.
 
 Words choose parts (mk/bench.mk). KVD_BUILD names the build folder.
 """
@@ -260,10 +260,8 @@ def machine():
 
 
 def document(args, records):
-    if args.doc and bench_page.update(records, args.doc):
-        print(args.doc)
-    elif args.doc:
-        raise SystemExit("bench: %s has no marks %s" % (args.doc, bench_page.BEGIN.strip()))
+    if args.doc:
+        print(bench_page.write(records, args.doc))
 
 
 def main():

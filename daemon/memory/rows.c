@@ -19,7 +19,7 @@
  * first pages go on. Rows that lie in many buffers in turn, as those of a page with a
  * buffer a field, walk past what the processor keeps of the page table's upper levels.
  * Below 1 KiB the walks dominate whatever the order is. Stores of 64 bytes (AVX-512)
- * are no faster than of 32. Figures: docs/performance.md.
+ * are no faster than of 32. Figures: docs/runs.
  */
 #include "daemon/memory/rows.h"
 

@@ -7,7 +7,7 @@
  * Packing scattered rows out of cold memory is a matter of latency: a row of 256
  * bytes is four misses, and what a processor finds to do behind them by itself ends
  * at the next row's address. So rows are looked up AHEAD of the one being copied and
- * their lines asked for at once (docs/performance.md). Longer rows the hardware's own
+ * their lines asked for at once (docs/runs). Longer rows the hardware's own
  * prefetcher follows.
  *
  * Naming rows goes run by run. A run whose rows touch each other on this side is

@@ -1,20 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's records as a section of docs/performance.md: one line for each way and kind of
-rows.
+"""A run's records as a page of docs/runs: one line for each way and kind of rows.
 
 What a limit is held against is measured cold, what a peer is held against in the peer's
 own conditions (bench_works.CACHES); a line takes each figure from where it belongs.
 """
+import os
 import textwrap
-
-
-
-def marks(name):
-    """Of a section that is written here."""
-    return "<!-- %s -->\n" % name, "<!-- /%s -->\n" % name
-
-
-BEGIN, END = marks("bench")
 
 WAYS = {"memfd": "same host", "adopt": "same host, adopted", "vm": "same host, `vm`",
         "tcp": "tcp", "ucx": "ucx over tcp"}
@@ -109,18 +100,15 @@ def section(records):
                      transfers(records) + figures(records) + goals(records))
 
 
-def put(path, name, text):
-    """Between the two marks of that name; False when the file has none."""
-    begin, end = marks(name)
-    with open(path) as stream:
-        head, mark, rest = stream.read().partition(begin)
-    _, last, tail = rest.partition(end)
-    if not mark or not last:
-        return False
-    with open(path, "w") as out:
-        out.write(head + begin + text + end + tail)
-    return True
+def page(folder, date, commit, name, title, text):
+    """A file of this run in the folder; its path."""
+    path = os.path.join(folder, "%s-%s-%s.md" % (date[:10], commit, name))
+    with open(path, "w", encoding="utf-8") as out:
+        out.write("# %s\n\n%s\n" % (title, text.rstrip("\n")))
+    return path
 
 
-def update(records, path):
-    return put(path, "bench", section(records))
+def write(records, folder):
+    first = records[0]
+    return page(folder, first["date"], first["commit"], "bench", "Transfers and requests",
+                section(records))

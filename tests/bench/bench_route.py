@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Query rows that go to the KV, beside their floors: the goals of routing in one run.
 
-bench_route.py [--json FILE] [--doc FILE] [--plot FILE] [--from FILE] [--part NAME …]
+bench_route.py [--json FILE] [--doc FOLDER] [--plot FILE] [--from FILE] [--part NAME …]
 
     echo    rows that come back as they are, beside a bare ping-pong of the same bytes over a
             Unix socket (shm) or TCP, asleep and awake (then each daemon on a core of its own)
@@ -16,7 +16,7 @@ bench_route.py [--json FILE] [--doc FILE] [--plot FILE] [--from FILE] [--part NA
             beside one that asks, beside a flood, and beside one that keeps to no window
 
 All daemons are of this host, and so are those that ask: what they take of its cores is in
-every figure. Attention at home is the time of the kernel's calls alone. Prints a section for docs/performance.md; --doc writes it between its marks, and
+every figure. Attention at home is the time of the kernel's calls alone. Prints a page of docs/runs; --doc writes it there, and
 --plot the break-even of sweep; --from: of an earlier --json. KVD_BUILD names the build folder.
 This is a benchmark: it judges nothing."""
 import argparse
@@ -438,7 +438,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="write all figures there")
     parser.add_argument("--from", dest="source", help="measure nothing: figures of --json")
-    parser.add_argument("--doc", help="a document: the section goes between its marks")
+    parser.add_argument("--doc", help="a folder: the page of this run is written there")
     parser.add_argument("--plot", help="write the break-even there, as SVG")
     parser.add_argument("--part", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--flood", help=argparse.SUPPRESS)
@@ -458,7 +458,7 @@ def main():
         bench_route_page.plot(figures, args.plot)
     print(bench_route_page.section(figures))
     if args.doc:
-        bench_route_page.update(figures, args.doc)
+        print(bench_route_page.write(figures, args.doc))
 
 
 if __name__ == "__main__":

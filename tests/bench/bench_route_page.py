@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench_route.py has measured: goals with their floors, break-evens and crowds as a section of
-docs/performance.md, and the break-evens as a plot."""
+"""What bench_route.py has measured: goals with their floors, break-evens and crowds as a page of
+docs/runs, and the break-evens as a plot."""
 import datetime
 import math
 import os
@@ -11,7 +11,6 @@ import textwrap
 
 import bench_page
 
-NAME = "attends"
 ROWS_BYTES = 1152 + 2056  # of a row, there and back: q in bf16; o, m and l in fp32
 TOKEN_BYTES = 1152
 
@@ -239,7 +238,7 @@ def section(figures):
     if "sweep" in figures:
         lines += [words("Rows from which pulling one layer and attending at home once is less than "
                         "routing once: measured, and by kvd_decide() on the daemon's own page "
-                        "([plot](route-break-even.svg))."), ""] + even_table(figures["sweep"])
+                        "([plot](../route-break-even.svg))."), ""] + even_table(figures["sweep"])
     if "crowd" in figures:
         of = figures["crowd"]["shm"]
         lines += [words(
@@ -262,8 +261,10 @@ def section(figures):
     return "\n".join(lines)
 
 
-def update(figures, path):
-    return bench_page.put(path, NAME, section(figures))
+def write(figures, folder):
+    where = figures["about"]
+    return bench_page.page(folder, where["date"], where["commit"], "attends", "Attends",
+                           section(figures))
 
 
 # ---- the plot ----

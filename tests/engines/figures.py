@@ -13,7 +13,7 @@ calls of the connector on the engine's thread, and of the threads that came with
 (timed/kvd_timed.py); beside it all CPU of engines and daemons, and what the same pair takes
 idle. Threads that poll take their CPU without requests, too: it counts. Last, what the calls
 take in one step of the engine, with no and with 100 open rooms.
-Prints tables for docs/performance.md; results/figures-ENGINE.json has all values.
+Prints tables for docs/runs; results/figures-ENGINE.json has all values.
 Last line: N passed, N failed; a goal that is missed does not fail."""
 import argparse
 import collections

@@ -3,7 +3,7 @@
 scaling. Judged against bounds.
 
   pick_sim.py          short runs of all cases; `make test` has an eighth of them (test_router_sim.py)
-  pick_sim.py --doc    longer ones, of more seeds, as the section of docs/performance.md
+  pick_sim.py --doc    longer ones, of more seeds, as a page of docs/runs
 
 What is judged: one router is within a tenth of the oracle (and a millisecond: where the oracle's
 mean wait is a few, a hundredth of a prompt's time is many tenths of it). Four that share nothing

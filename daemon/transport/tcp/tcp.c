@@ -15,7 +15,7 @@
  *
  * Rows go to the kernel as they lie (writev, readv), short ones packed: cheaper than
  * MSG_ZEROCOPY and sendfile from a memfd (tests/bench/tcp_floor.c measures it,
- * docs/performance.md).
+ * docs/runs).
  *
  * Beyond loopback all of it is encrypted and authenticated, by keys of what the handshake
  * has told both sides (tcp_keys.h, tcp_seal.h; docs/security.md, "The data path").

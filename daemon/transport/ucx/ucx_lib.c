@@ -60,7 +60,7 @@ static struct variable environment[] = {
  * When the peer dies under one, libucp gives the request back, and libuct, which
  * still has it, completes it again: "Assertion `comp->count > 0' failed", and the
  * daemon is gone because another one died: seen with 1.13.1, not with copied messages
- * nor with 1.22 (docs/performance.md, "ucx"). RDMA's fetching rendezvous does not ask
+ * nor with 1.22 (docs/runs, "ucx"). RDMA's fetching rendezvous does not ask
  * for this threshold. Copied messages of 8 KiB, libucp's usual ones, run at half the
  * speed; 64 KiB is also the longest that a peer takes which was not told otherwise
  * (UCX_TCP_RX_SEG_SIZE).
