@@ -77,7 +77,7 @@ class Step(KVConnectorMetadata):
     preempted: list = field(default_factory=list)  # requests
     ends: list = field(default_factory=list)  # (request, blocks, tokens, first token)
     given_up: list = field(default_factory=list)  # (request, why, vLLM waits for its end)
-    load: dict | None = None  # of session.load, now and then
+    load: dict | None = None  # for session.report
 
 
 def address(text):
