@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ucx: the worker's thread. A call of libucp that takes long does not hold the loop, and
- * a peer's unread messages are bounded.
+ * ucx: who has libucp's worker. What libucp takes long for does not hold the loop, the
+ * worker comes back to the loop, and what a peer has unread here is bounded.
  */
 #include "tests/lib/ucx_pair.h"
 
@@ -12,7 +12,8 @@
 #include "daemon/base/err.h"
 #include "daemon/base/mem.h"
 
-static struct ucx_lib held_lib; /* libucp, whose progress may be held */
+static struct ucx_lib held_lib; /* libucp, whose progress may be held on the thread */
+static pthread_t loop_thread;
 static atomic_bool hold, held;
 static sem_t let_go;
 
@@ -20,66 +21,17 @@ static unsigned int progress_held(ucp_worker_h worker)
 {
 	const struct ucx_lib *lib;
 
-	if (atomic_load(&hold)) {
+	assert_int_equal(ucx_lib_load(up_config.ucx_library, &lib), 0);
+	if (atomic_load(&hold) && !pthread_equal(pthread_self(), loop_thread)) {
 		atomic_store(&held, true);
 		sem_wait(&let_go);
 	}
-	return ucx_lib_load(up_config.ucx_library, &lib)
-		       ? 0
-		       : lib->ucp_worker_progress(worker);
+	return lib->ucp_worker_progress(worker);
 }
 
 static struct ucx_worker *worker_of(const struct up_node *n)
 {
 	return &container_of(n->t, struct ucx_transport, net.base)->worker;
-}
-
-/* On the worker's thread, as libucp's callbacks; the loop stands still meanwhile. */
-struct errand {
-	struct ucx_call call;
-	void (*run)(void *arg);
-	void *arg;
-	sem_t ran;
-	bool done;
-};
-
-static void errand_start(struct ucx_call *call)
-{
-	struct errand *errand = container_of(call, struct errand, call);
-
-	errand->run(errand->arg);
-	ucx_call_over(call, UCS_OK, 0);
-	sem_post(&errand->ran);
-}
-
-static void errand_done(struct ucx_call *call)
-{
-	container_of(call, struct errand, call)->done = true;
-}
-
-static void run_on_thread(struct ucx_worker *worker, void (*run)(void *arg), void *arg)
-{
-	struct errand errand = {
-		.call = {.start = errand_start, .done = errand_done},
-		.run = run,
-		.arg = arg,
-	};
-
-	assert_int_equal(sem_init(&errand.ran, 0, 0), 0);
-	ucx_submit(worker, &errand.call);
-	ucx_submitted(worker);
-	sem_wait(&errand.ran);
-	await(errand.done);
-	sem_destroy(&errand.ran);
-}
-
-static void use_held_lib(void *arg)
-{
-	struct ucx_worker *worker = arg;
-
-	held_lib = *worker->lib;
-	held_lib.ucp_worker_progress = progress_held;
-	worker->lib = &held_lib;
 }
 
 static unsigned int ticks;
@@ -100,7 +52,11 @@ static void call_that_takes_long_holds_no_loop(void **state)
 	struct err why;
 
 	(void)state;
-	run_on_thread(worker, use_held_lib, worker);
+	await(!worker->away); /* nobody else uses the table */
+	loop_thread = pthread_self();
+	held_lib = *worker->lib;
+	held_lib.ucp_worker_progress = progress_held;
+	worker->lib = &held_lib;
 	assert_int_equal(sem_init(&let_go, 0, 0), 0);
 	atomic_store(&held, false);
 	atomic_store(&hold, true);
@@ -122,8 +78,44 @@ static void call_that_takes_long_holds_no_loop(void **state)
 	sem_post(&let_go);
 	await(big.op.done && up_b.dones);
 	assert_int_equal(big.op.op.result, 0);
+	await(!worker->away);
 	sem_destroy(&let_go);
 	up_big_end(&big);
+}
+
+/* Do both workers stay with the loop for a transfer of `rows`? */
+static bool rows_stay(uint32_t rows)
+{
+	const struct plan_run run = {
+		.len = 65536, .count = rows, .src_stride = 131072, .dst_stride = 131072};
+	struct plan *plan = up_plan(&run, 1);
+	struct up_place src, dst;
+	bool stayed = true;
+	struct up_op op;
+
+	up_place_init(&src, &up_a, 3 * (uint64_t)UCX_SMALL_BYTES, false);
+	up_place_init(&dst, &up_b, 3 * (uint64_t)UCX_SMALL_BYTES, false);
+	up_op_init(&op, XP_WRITE, plan, &src, &dst);
+	up_b.sides = op.op.sides;
+	await(!worker_of(&up_a)->away && !worker_of(&up_b)->away);
+	assert_int_equal(up_a.t->ops->post(up_a.peer, &op.op), 0);
+	while (!op.done) {
+		up_turn();
+		stayed &= !worker_of(&up_a)->away && !worker_of(&up_b)->away;
+	}
+	assert_int_equal(op.op.result, 0);
+	up_place_fini(&src, &up_a);
+	up_place_fini(&dst, &up_b);
+	plan_free(plan);
+	return stayed;
+}
+
+static void worker_is_the_loops_for_a_small_transfer(void **state)
+{
+	(void)state;
+	assert_true(rows_stay(1));
+	assert_true(rows_stay(UCX_SMALL_BYTES / 65536));
+	assert_false(rows_stay(UCX_SMALL_BYTES / 65536 + 1));
 }
 
 static const struct ucx_xfer *first_source(void)
@@ -158,68 +150,59 @@ static void large_transfer_has_little_posted_beside_small_ones(void **state)
 	up_big_end(&big);
 }
 
-/* Messages that are no fault each. */
-struct messages {
-	struct ucx_peer *peer;
-	unsigned int count, unread;  /* unread: after them */
-	uint64_t fail_at, fail_from; /* of allocations; 0: none fails */
-	bool reserve;		     /* is there after them */
-};
-
-static void messages_arrive(void *arg)
+/* As libucp would call for them, in one go: messages that are no fault each. */
+static void messages_unread_over_the_bound_lose_the_peer(void **state)
 {
 	const ucp_am_recv_param_t param = {0};
 	struct ucx_frame frame = {.type = UCX_SERVE, .length = 9};
-	struct messages *m = arg;
+	struct ucx_peer *a = (struct ucx_peer *)up_a.peer;
 	uint8_t header[UCX_FRAME_BYTES], bytes[9] = {0};
 
-	memcpy(frame.token, m->peer->net.token_in, sizeof(frame.token));
-	ucx_frame_put(&frame, header);
-	mem_fail_at(m->fail_at);
-	if (m->fail_from)
-		mem_fail_from(m->fail_from);
-	for (unsigned int i = 0; i < m->count; i++)
-		ucx_line_message(m->peer->transport, header, sizeof(header), bytes,
-				 sizeof(bytes), &param);
-	mem_fail_at(0);
-	m->unread = atomic_load(&m->peer->line.unread);
-	m->reserve = m->peer->line.reserve != NULL;
-}
-
-static void messages_unread_over_the_bound_lose_the_peer(void **state)
-{
-	struct ucx_peer *a = (struct ucx_peer *)up_a.peer;
-	struct messages m = {.peer = a, .count = UCX_UNREAD_MAX};
-
 	(void)state;
-	run_on_thread(worker_of(&up_a), messages_arrive, &m);
+	await(!worker_of(&up_a)->away);
+	memcpy(frame.token, a->net.token_in, sizeof(frame.token));
+	ucx_frame_put(&frame, header);
+	for (unsigned int i = 0; i < UCX_UNREAD_MAX; i++)
+		ucx_line_message(a->transport, header, sizeof(header), bytes,
+				 sizeof(bytes), &param);
 	await(atomic_load(&a->line.unread) == 0);
 	up_spin_ms(10);
 	assert_false(up_a.lost); /* so many are none too many */
-	m.count++;
-	run_on_thread(worker_of(&up_a), messages_arrive, &m);
-	assert_int_equal(m.unread, UCX_UNREAD_MAX);
+	for (unsigned int i = 0; i <= UCX_UNREAD_MAX; i++)
+		ucx_line_message(a->transport, header, sizeof(header), bytes,
+				 sizeof(bytes), &param);
+	assert_int_equal(atomic_load(&a->line.unread), UCX_UNREAD_MAX);
 	await(up_a.lost && up_b.lost);
 	assert_int_equal(up_a.lost_why.code, ERR_PROTO);
 	up_rejoin();
 }
 
-/* There is no memory for a message: small ones have the reserve, then it is the
+/* Nothing is left to be had for a message: small ones have the reserve, then it is the
  * connection that ends. */
 static void message_without_memory_takes_the_reserve(void **state)
 {
+	const ucp_am_recv_param_t param = {0};
+	struct ucx_frame frame = {.type = UCX_SERVE, .length = 9};
 	struct ucx_peer *a = (struct ucx_peer *)up_a.peer;
-	struct messages m = {.peer = a, .count = 1, .fail_at = 1};
+	uint8_t header[UCX_FRAME_BYTES], bytes[9] = {0};
 
 	(void)state;
-	await(a->line.reserve);
-	run_on_thread(worker_of(&up_a), messages_arrive, &m);
-	assert_false(m.reserve);
+	await(!worker_of(&up_a)->away && a->line.reserve);
+	memcpy(frame.token, a->net.token_in, sizeof(frame.token));
+	ucx_frame_put(&frame, header);
+	mem_fail_at(1);
+	ucx_line_message(a->transport, header, sizeof(header), bytes, sizeof(bytes),
+			 &param);
+	mem_fail_at(0);
+	assert_null(a->line.reserve);
 	net_peer_kick(&a->net);
 	await(a->line.reserve);
 	assert_false(up_a.lost);
-	m = (struct messages){.peer = a, .count = 2, .fail_from = 1};
-	run_on_thread(worker_of(&up_a), messages_arrive, &m);
+	mem_fail_from(1);
+	for (int i = 0; i < 2; i++)
+		ucx_line_message(a->transport, header, sizeof(header), bytes,
+				 sizeof(bytes), &param);
+	mem_fail_at(0);
 	await(up_a.lost && up_b.lost);
 	assert_int_equal(up_a.lost_why.code, ERR_NOMEM);
 	up_rejoin();
@@ -230,6 +213,7 @@ int main(void)
 #define PAIR(test) cmocka_unit_test_setup_teardown(test, up_begin_pair, up_end)
 	const struct CMUnitTest tests[] = {
 		PAIR(call_that_takes_long_holds_no_loop),
+		PAIR(worker_is_the_loops_for_a_small_transfer),
 		PAIR(large_transfer_has_little_posted_beside_small_ones),
 		PAIR(messages_unread_over_the_bound_lose_the_peer),
 		PAIR(message_without_memory_takes_the_reserve),

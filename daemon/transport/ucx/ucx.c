@@ -8,9 +8,10 @@
  * landing address from its own checked plan, or with none. That also makes the
  * fence local: no answer, no byte.
  *
- * One worker, with a thread (ucx_worker.c). What libucp reports comes to the loop by a
- * mailbox. That only changes state and kicks the peer it belongs to; peers are stepped
- * afterwards, and only there the daemon above is called.
+ * One worker, with a thread for its heavy work (ucx_worker.c). Whoever calls libucp,
+ * what it says comes to the loop by a mailbox. That only changes state and kicks the
+ * peer it belongs to; peers are stepped afterwards, and only there the daemon above is
+ * called.
  *
  * A worker listens on every interface of its device without authentication.
  * Hence: loopback only, unless the operator says insecure = yes; no shared
@@ -33,6 +34,8 @@
 #include "daemon/base/mem.h"
 #include "daemon/config/config.h"
 #include "daemon/transport/ucx/ucx_impl.h"
+
+#define PROGRESS_ON_WAKE 64u
 
 int ucx_fault(const struct ucx_lib *lib, const char *what, ucs_status_t status)
 {
@@ -261,17 +264,28 @@ static int ucx_probe(const struct config *config, uint32_t *caps_p)
 
 /* ---- the loop's side ---- */
 
-/* The loop's share, before it sleeps. */
 static unsigned int ucx_progress(struct transport *base, unsigned int budget)
 {
 	struct ucx_transport *transport =
 		container_of(base, struct ucx_transport, net.base);
+	unsigned int done = ucx_worker_progress(&transport->worker, budget);
 
-	(void)budget;
-	mailbox_deliver(&transport->worker.box);
 	net_run(&transport->net);
 	ucx_submitted(&transport->worker);
-	return 0;
+	return done;
+}
+
+static void ucx_on_ready(struct loop_fd *watch, int events)
+{
+	(void)events;
+	ucx_progress(&container_of(watch, struct ucx_transport, worker.watch)->net.base,
+		     PROGRESS_ON_WAKE);
+}
+
+static bool ucx_arm(struct transport *base)
+{
+	return ucx_worker_arm(
+		&container_of(base, struct ucx_transport, net.base)->worker);
 }
 
 void ucx_feed_sources(struct ucx_transport *transport)
@@ -344,16 +358,13 @@ static int ucx_worker_start(struct ucx_transport *transport)
 	int r;
 
 	r = ucx_worker_open(&transport->worker, lib, transport->context,
-			    transport->net.base.env.loop);
+			    transport->net.base.env.loop, ucx_on_ready);
 	if (r < 0)
 		return err_pass(r);
 	status = lib->ucp_worker_set_am_recv_handler(transport->worker.handle, &handler);
 	if (status != UCS_OK)
 		return ucx_fault(lib, "set the message handler", status);
-	r = ucx_take_address(transport);
-	if (r == 0)
-		r = ucx_worker_run(&transport->worker);
-	return err_pass(r);
+	return err_pass(ucx_take_address(transport));
 }
 
 static uint64_t ucx_clamp(uint64_t value, uint64_t low, uint64_t high)
@@ -436,6 +447,7 @@ const struct transport_ops ucx_transport = {
 	.probe = ucx_probe,
 	.open = ucx_open,
 	.close = ucx_close,
+	.arm = ucx_arm,
 	.progress = ucx_progress,
 	.mem_reg = ucx_mem_reg,
 	.mem_dereg = net_mem_dereg,

@@ -199,6 +199,7 @@ static void start_climb(struct ucx_call *call)
 void ucx_line_climb(struct ucx_line *line, uint64_t number)
 {
 	line->wanted = number;
+	line->climb.heavy = true;
 	ucx_call(line->peer, &line->climb, start_climb, ucx_peer_climbed);
 }
 
@@ -236,6 +237,7 @@ static void start_end(struct ucx_call *call)
 
 void ucx_line_end(struct ucx_line *line)
 {
+	line->end.heavy = true;
 	ucx_call(line->peer, &line->end, start_end, ucx_peer_line_ended);
 }
 

@@ -157,6 +157,7 @@ static void piece_fetch(struct ucx_piece *piece)
 	bool wanted = piece->rows.count > 0;
 
 	piece->call.bytes = wanted ? piece->length : 0;
+	piece->call.heavy = wanted && ucx_is_large(piece->xfer);
 	ucx_call(piece->xfer->peer, &piece->call, ucx_sink_start_fetch,
 		 ucx_sink_on_fetched);
 }

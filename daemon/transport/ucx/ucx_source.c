@@ -159,6 +159,7 @@ static void piece_send(struct ucx_piece *piece)
 	memcpy(frame.token, peer->net.token_out, sizeof(frame.token));
 	ucx_frame_put(&frame, piece->header);
 	piece->call.bytes = piece->length;
+	piece->call.heavy = ucx_is_large(xfer);
 	ucx_call(peer, &piece->call, ucx_source_start_send, ucx_source_on_sent);
 }
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ucx_worker: libucp's worker, and its thread.
+ * ucx_worker: libucp's worker, and its holder.
  *
- * All else of the ucx backend is the loop's. A request to libucp is a call: its `start`
- * runs on the thread, its `done` on the loop when libucp has given it back. Calls start
- * in the order of submission, and what libucp reports comes to the loop in its order.
- * One call never waits for another.
+ * All else of the ucx backend is the loop's. What it wants of libucp is a call: its
+ * `start` runs where the worker is, its `done` on the loop when libucp has given it
+ * back. Calls start in the order of submission, and what libucp tells comes to the
+ * loop in the order it was told. One call never waits for another.
  */
 #ifndef KVD_TRANSPORT_UCX_WORKER_H
 #define KVD_TRANSPORT_UCX_WORKER_H
@@ -30,6 +30,7 @@ struct ucx_call {
 	void (*start)(struct ucx_call *call);
 	void (*done)(struct ucx_call *call); /* loop's thread */
 	uint64_t bytes;			     /* that it may have libucp move */
+	bool heavy; /* connects, closes, or has much behind it: not on the loop */
 	ucs_status_t status;
 	size_t length; /* received */
 };
@@ -40,36 +41,45 @@ struct ucx_worker {
 	int efd; /* libucp's */
 	struct mailbox box;
 	/* the loop's */
-	struct loop *loop;
-	struct loop_defer submitted; /* a call since the thread was last woken */
-	/* the thread's */
+	struct loop_fd watch;	     /* of efd, while the loop has the worker */
+	uint64_t bytes;		     /* of calls that are not done */
+	bool away;		     /* the thread has it */
+	struct loop_defer submitted; /* a call since the thread was last told */
+	/* the holder of the worker */
 	unsigned int open;    /* calls inside libucp */
 	uint64_t open_bytes;  /* theirs */
+	unsigned int heavy;   /* heavy ones of them */
 	unsigned int closing; /* endpoints */
+	uint64_t heavy_ns;    /* when that last was more than the loop's */
 	int close_ms;	      /* to the next look at endpoints that close */
 	unsigned int looks;   /* in a row that found nothing */
 	bool told;	      /* the loop is to be woken after this round */
 	/* under the lock */
 	pthread_mutex_t lock;
 	struct list calls; /* for the thread to start */
+	bool on_thread;	   /* it has the worker */
 	bool asleep, stopping;
+	struct ucx_call back; /* the thread gives it back */
 	pthread_t thread;
 	bool started;
 	int event_fd; /* wakes the thread */
 };
 
-/* Loop's thread. `worker` is zeroed; closing one that did not open is fine. */
+/* Loop's thread. `worker` is zeroed; closing one that did not open is fine. on_ready():
+ * libucp has something to do, while the loop has the worker. */
 int ucx_worker_open(struct ucx_worker *worker, const struct ucx_lib *lib,
-		    ucp_context_h context, struct loop *loop);
-/* Starts the thread, which alone uses worker->handle from then on. */
-int ucx_worker_run(struct ucx_worker *worker);
+		    ucp_context_h context, struct loop *loop,
+		    void (*on_ready)(struct loop_fd *watch, int events));
 /* No call is under way. */
 void ucx_worker_close(struct ucx_worker *worker);
 void ucx_submit(struct ucx_worker *worker, struct ucx_call *call);
 /* Wake the thread for what was submitted; else that is done in the next turn. */
 void ucx_submitted(struct ucx_worker *worker);
+/* As transport_ops: the loop's share, before it sleeps. */
+unsigned int ucx_worker_progress(struct ucx_worker *worker, unsigned int budget);
+bool ucx_worker_arm(struct ucx_worker *worker);
 
-/* ---- for the thread: `start`, and callbacks of libucp ---- */
+/* ---- for the holder of the worker: `start`, and callbacks of libucp ---- */
 void ucx_call_over(struct ucx_call *call, ucs_status_t status, size_t length);
 /* With what ucp_*_nbx gave: over, unless the callback comes. */
 void ucx_call_began(struct ucx_call *call, ucs_status_ptr_t ptr, size_t length);
