@@ -91,15 +91,15 @@ _CLASSES = {
 
 
 _LATER = "the same call later"
-_ROOM = "another room; the same peers may do"
-_ELSEWHERE = "another room, from other peers if there are any"
+_ROOM = "another room; the same peers are possible"
+_ELSEWHERE = "another room, from other peers if possible"
 #: What to do about errors that are retryable, by code. All others come again.
 RETRY = {
-    "ELOST": "the same call: libkvd connects meanwhile",
-    "ENODAEMON": "the same call, when the daemon is there",
-    "ENOREPLY": "look first: the daemon may have done it",
+    "ELOST": "the same call; libkvd reconnects",
+    "ENODAEMON": "the same call, when a daemon runs",
+    "ENOREPLY": "check first: the daemon may have done it",
     "EFULL": _LATER, "EBUSY": _LATER, "ELIMIT": _LATER, "ENOMEM": _LATER, "EIO": _LATER,
-    "EDEAD": "another room, when the client has a session again",
+    "EDEAD": "another room, with the next session",
     "EABORTED": _ROOM, "ECANCELED": _ROOM, "ESTALL": _ROOM, "ELEASE": _ROOM,
     "ETRANSPORT": _ROOM, "EFENCE": _ROOM, "ERESTART": _ROOM,
     "EPEER": _ELSEWHERE, "ESESSION": _ELSEWHERE, "ETIMEOUT": _ELSEWHERE,

@@ -117,7 +117,7 @@ def abort_in_python():
     decode, prefill, sent = both(python("abort")).splitlines()
     for side, line in (("decode", decode), ("prefill", prefill)):
         assert line.startswith(side + ": EABORTED: ") and WHY in line, line
-        assert line.endswith("(retry: another room; the same peers may do)"), line
+        assert line.endswith("(retry: another room; the same peers are possible)"), line
     assert sent.startswith("send: EABORTED: room 53 failed: EABORTED: "), sent
 
 
