@@ -219,6 +219,7 @@ check_words()
 	check_asserts
 	check_words
 	[ $# -gt 0 ] || "${0%/*}/check-turns.sh"
+	[ $# -gt 0 ] || "${0%/*}/check-words.py"
 } >"$faults"
 cat "$faults"
 [ ! -s "$faults" ] || { echo "check-style: $(wc -l <"$faults") faults" >&2; exit 1; }
