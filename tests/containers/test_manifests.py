@@ -220,7 +220,7 @@ def names_are_there():
 
 def configurations_are_taken():
     """The step kvd-files runs, on other paths, and kvd reads its result."""
-    for where, things, _, pod in workloads():
+    for where, things, thing, pod in workloads():
         with tempfile.TemporaryDirectory() as folder:
             files = container(pod, "kvd-files")
             for part in ("config", "etc", "keys", "run"):
@@ -251,6 +251,12 @@ def configurations_are_taken():
             assert "@" not in conf.partition("[daemon]")[2], conf
             # --check-config takes any words: an endpoint is parsed at the start
             assert option(conf, "chunk_index", "cluster") == "cluster", where
+            # only these are dialled by their entries, and then by the endpoints of engines
+            app = thing["metadata"]["labels"]["app"]
+            if app in ("prefill", "decode", "store"):
+                assert option(conf, "chunk_index") == "cluster", where
+                index = option(conf, "chunk_index_memory", "16 MiB")
+                assert (index == "off") == (app != "prefill"), where
             tls = option(conf, "cluster").startswith("etcds://")
             assert tls == (option(conf, "cluster_tls_key") is not None), conf
             assert os.stat(option(conf, "keys_dir")).st_mode & 0o777 == 0o700
@@ -490,6 +496,7 @@ def autoscalers_follow_the_metric():
         assert done.returncode == 0, done.stdout
         with open(path) as f:
             written = f.read()
+    assert after(words, "--prefill") == "1:32", "as many index nodes"
     hpas = [t for t in cluster if t["kind"] == "HorizontalPodAutoscaler"]
     assert len(hpas) == 2
     for hpa in hpas:
