@@ -169,7 +169,8 @@ def all_overlays_are_rendered():
         with open(path) as f:
             for word in re.findall(r"\.\./[./\w-]+", f.read()):
                 used.add(os.path.relpath(os.path.join(os.path.dirname(path), word), K8S))
-    for name in ("base", "engine", "node", "components/etcd-tls", "components/priority"):
+    for name in ("base", "engine", "node", "components/etcd-tls", "components/index",
+                 "components/priority"):
         assert name in used, "%s is in no overlay" % name
 
 
@@ -253,10 +254,10 @@ def configurations_are_taken():
             assert option(conf, "chunk_index", "cluster") == "cluster", where
             # only these are dialled by their entries, and then by the endpoints of engines
             app = thing["metadata"]["labels"]["app"]
-            if app in ("prefill", "decode", "store"):
+            if app in ("prefill", "decode", "node", "store"):
                 assert option(conf, "chunk_index") == "cluster", where
                 index = option(conf, "chunk_index_memory", "16 MiB")
-                assert (index == "off") == (app != "prefill"), where
+                assert (index == "off") == (app in ("decode", "store")), where
             tls = option(conf, "cluster").startswith("etcds://")
             assert tls == (option(conf, "cluster_tls_key") is not None), conf
             assert os.stat(option(conf, "keys_dir")).st_mode & 0o777 == 0o700
@@ -331,7 +332,7 @@ def pods_end_in_order():
     """Wait, the container's own drain, kvd's drain: within the grace."""
     seen = set()
     for where, things, _, pod in workloads():
-        # the kubelet would run it at once, beside the engine's
+        # the kubelet would run it at once, with the engine's
         assert not [c for c in pod["initContainers"] if "lifecycle" in c], where
         spent = int(re.fullmatch("([0-9]+) s", option(configuration(things, pod),
                                                       "drain_timeout"))[1])
@@ -395,7 +396,7 @@ def daemon_has_no_rights():
             context = one["securityContext"]
             assert not context["allowPrivilegeEscalation"], where
             assert context["capabilities"]["drop"] == ["ALL"], where
-            # a vLLM image has a user of its own; the step makes a folder on the host
+            # a vLLM image sets its user; the step makes a folder on the host
             if one["name"] not in ("engine", "run-dir"):
                 assert context["readOnlyRootFilesystem"] and context["runAsNonRoot"], where
                 assert "add" not in context["capabilities"], where
