@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# hook.sh: an example for `python -m kvd.router scale --hook`, with units of systemd on this host:
-# prefill@0 to prefill@N-1 and decode@0 to decode@N-1 run. A worker that is stopped has to drain: its
-# unit's ExecStop (kvd-ctl drain --wait) and TimeoutStopSec see to that, and --no-block does not wait.
+# hook.sh: an example for `python -m kvd.router scale --hook` with systemd units of this host:
+# prefill@0 to prefill@N-1 and decode@0 to decode@N-1 run. A worker must drain before it stops: its
+# unit's ExecStop (kvd-ctl drain --wait) and TimeoutStopSec ensure that; --no-block does not wait.
 set -eu
 systemctl=${SYSTEMCTL:-systemctl}
 
@@ -12,7 +12,7 @@ follow() {
 		"$systemctl" --no-block start "$unit@$n"
 		n=$((n + 1))
 	done
-	# from the first that is not wanted up to the first that does not run
+	# stop running units from number `wanted` on
 	while "$systemctl" --quiet is-active "$unit@$n"; do
 		"$systemctl" --no-block stop "$unit@$n"
 		n=$((n + 1))

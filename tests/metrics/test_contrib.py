@@ -92,8 +92,8 @@ def boards_queries_name_what_is_exported():
     for where, query, legend in board_queries():
         check_query(labels, where, query, legend)
     rows = [p["title"] for p in board()["panels"] if p["type"] == "row"]
-    assert rows == ["Overview", "Peers", "Latency", "Failures", "Loop", "Chunks", "Attends", "Cluster",
-                    "Router"], rows
+    assert rows == ["Overview", "Peers", "Latency", "Failures", "Event loop", "Chunks", "Attention",
+                    "Cluster", "Router"], rows
     ids = [p["id"] for p in board()["panels"]]
     assert len(set(ids)) == len(ids)
 
