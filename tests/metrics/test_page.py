@@ -111,7 +111,7 @@ def page_shows_what_happens():
         assert not b.text("tile-in").startswith("0 "), b.text("tile-in")
         peer = "prefill@" + p.prefill.endpoint[len("tcp://"):].split("#")[0]
         assert peer in b.text("peers"), b.text("peers")
-        assert "pull" in b.text("phases") and "late for a timer" in b.text("loop")
+        assert "pull" in b.text("phases") and "timer delay" in b.text("loop")
         picture = base64.b64decode(b.ask("Page.captureScreenshot")["data"])
         assert picture.startswith(b"\x89PNG") and len(picture) > 10000, len(picture)
         if PICTURE:
