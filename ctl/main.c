@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvd-ctl: look at a daemon and steer it.
+ * kvd-ctl: inspect and control a daemon.
  *
  * Every command is one row of ctl_commands[]; the usage lines, --help and the
- * list of commands come from it. Options may stand before or after the command;
- * a command takes those that its row names, and the common ones.
+ * list of commands are printed from it. Options may precede or follow the command;
+ * a command accepts the common options and those that its row names.
  *
- * Text is for people and may change; --json is the daemon's own answer, exit
+ * Text is for people and may change. --json prints the daemon's own reply. Exit
  * codes are part of the interface (ctl.h).
  */
 #include <ctype.h>
@@ -29,239 +29,253 @@
 #include "lib/kvd.h"
 
 const struct ctl_command ctl_commands[] = {
-	{"status", "", "the daemon at a glance",
-	 "Version, instance, pid, endpoint, state, uptime, sessions, bytes, transports.",
+	{"status", "", "show the daemon's state",
+	 "Version, instance ID, PID, endpoint, state, uptime, sessions, bytes\n"
+	 "transferred and transports.",
 	 0, 0, "a", ctl_run_status},
-	{"health", "", "is the daemon well?",
-	 "Exit status 0 when it is serving (degraded: it serves, and the directory\n"
-	 "is away, or the disk of chunk_dir does not answer), 1 when it refuses\n"
-	 "rooms (no transport that `require` allows is usable), drains, stops or\n"
-	 "answers with an error, 3 when it does not answer: fit for a probe.",
+	{"health", "", "check whether the daemon is serving",
+	 "Exit status, for probes:\n"
+	 "0  serving, or degraded: it serves, but the cluster directory is unreachable\n"
+	 "   or the disk of chunk_dir does not respond\n"
+	 "1  it refuses rooms (no transport that `require` allows is usable), is\n"
+	 "   draining or stopping, or replied with an error\n"
+	 "3  it does not respond",
 	 0, 0, "a", ctl_run_health},
-	{"stats", "", "all counters, gauges and histograms",
-	 "--prometheus  as the metrics endpoint tells them, for a textfile of\n"
-	 "              node_exporter\n"
-	 "--by principal  what is kept for each user, key and address, beside the\n"
-	 "                option memory_limit",
+	{"stats", "", "show counters, gauges and histograms",
+	 "--prometheus    print the Prometheus text format, for the textfile collector\n"
+	 "                of node_exporter\n"
+	 "--by principal  print the memory charged to each user, key and address, and\n"
+	 "                its limit (option memory_limit)",
 	 0, 0, "am", ctl_run_stats},
-	{"rooms", "", "rooms of all sessions, and whom each waits for",
-	 "--stuck [TIME]  only those that wait for so long (30s)\n"
-	 "--state STATE   only those in it: bootstrapping, waiting_for_input,\n"
-	 "                transferring, aborting, failed, success; or unopened: a peer\n"
-	 "                asks for it, and no engine here has opened it\n"
-	 "--peer PEER     only those with this peer: name, endpoint or instance\n"
-	 "--failed        only those that have failed, or are about to\n"
-	 "--limit N       show at most N rooms (1000)\n\n"
-	 "AGE: for how long it has waited for that. Needs root, the daemon's uid or\n"
-	 "admin_uids.",
+	{"rooms", "", "list rooms and what each is waiting for",
+	 "--stuck [TIME]  only rooms that have been waiting for TIME (default 30s)\n"
+	 "--state STATE   only rooms in this state: bootstrapping, waiting_for_input,\n"
+	 "                transferring, aborting, failed, success, or unopened\n"
+	 "                (requested by a peer, not opened by an engine here)\n"
+	 "--peer PEER     only rooms with this peer: a name, endpoint or instance ID\n"
+	 "--failed        only rooms that have failed or are aborting\n"
+	 "--limit N       list at most N rooms (default 1000)\n\n"
+	 "AGE is the time for which the room has been waiting. Requires root, the\n"
+	 "daemon's user or admin_uids.",
 	 0, 0, "luvfpa", ctl_run_rooms},
-	{"room", "NUMBER", "everything about the rooms of a number",
-	 "--role ROLE  send, recv, offer or pull only\n\n"
-	 "Of all sessions. One that is closed is looked for among the last 4096 that\n"
-	 "ended. Needs root, the daemon's uid or admin_uids.",
+	{"room", "NUMBER", "show the rooms with this number in detail",
+	 "--role ROLE  only the send, recv, offer or pull room\n\n"
+	 "Covers all sessions. If no such room is open, the last 4096 that ended are\n"
+	 "searched. Requires root, the daemon's user or admin_uids.",
 	 1, 1, "r", ctl_run_room},
-	{"history", "", "rooms that have ended, the latest first",
-	 "--failed      only those that failed\n"
-	 "--code CODE   only those that failed with it, as ETIMEOUT\n"
-	 "--since TIME  only those that ended since then: 10m, 1h\n"
-	 "--room N      only those of this number\n"
-	 "--limit N     show at most N (1000)\n\n"
-	 "The daemon keeps the last 4096. Needs root, the daemon's uid or admin_uids.",
+	{"history", "", "list rooms that have ended, most recent first",
+	 "--failed      only rooms that failed\n"
+	 "--code CODE   only rooms that failed with this code, such as ETIMEOUT\n"
+	 "--since TIME  only rooms that ended within TIME, such as 10m or 1h\n"
+	 "--room N      only rooms with this number\n"
+	 "--limit N     list at most N rooms (default 1000)\n\n"
+	 "The daemon keeps the last 4096 rooms. Requires root, the daemon's user or\n"
+	 "admin_uids.",
 	 0, 0, "lfhka", ctl_run_history},
-	{"trace", "NUMBER", "what happened to a room on both sides, and when",
-	 "--role ROLE      begin with the send, recv, offer or pull room\n"
-	 "--pages          with the page lists of rooms that are not closed\n"
-	 "--perfetto FILE  write it for ui.perfetto.dev and chrome://tracing\n"
-	 "--otlp FILE      write it as OpenTelemetry's spans (OTLP, JSON)\n"
-	 "--join FILE      what kvd-ctl --json trace NUMBER printed elsewhere\n\n"
-	 "Asks the other instances of this host, too. Times are milliseconds since the\n"
-	 "first side opened it; the longest gap is marked. Each daemon keeps the latest\n"
-	 "65536 events of all its rooms, and 4096 of one. Needs root, the daemons' uid\n"
-	 "or admin_uids.",
+	{"trace", "NUMBER", "show a room's events on both sides, in order of time",
+	 "--role ROLE      start from the send, recv, offer or pull room\n"
+	 "--pages          include the page lists of open rooms\n"
+	 "--perfetto FILE  write a trace for ui.perfetto.dev and chrome://tracing\n"
+	 "--otlp FILE      write OpenTelemetry spans (OTLP in JSON)\n"
+	 "--join FILE      merge the output of kvd-ctl --json trace NUMBER of another\n"
+	 "                 host\n\n"
+	 "Also queries the other instances of this host. Times are in milliseconds\n"
+	 "since the first side opened the room; the longest gap is marked. Each daemon\n"
+	 "keeps the last 65536 events of all rooms, and at most 4096 of one room.\n"
+	 "Requires root, the daemons' user or admin_uids.",
 	 1, 1, "rtj", ctl_run_trace},
-	{"verify", "NUMBER", "do both sides of an open room hold the same bytes?",
-	 "--views FILE  a sender's pages, as room.send has them: they are not kept\n"
-	 "--join FILE   what kvd-ctl --json verify NUMBER printed elsewhere\n\n"
-	 "Compares what the pages hold now, by view, layer, field, unit and block of 64\n"
-	 "tokens; it holds only while both engines leave the pages alone. Exit status\n"
-	 "0: equal; 1: different, or (not with --json) nothing to compare. Needs root,\n"
-	 "the daemons' uid or admin_uids.",
+	{"verify", "NUMBER", "compare the pages of both sides of an open room",
+	 "--views FILE  the sender's pages in the format of room.send; the daemon does\n"
+	 "              not keep them\n"
+	 "--join FILE   merge the output of kvd-ctl --json verify NUMBER of another\n"
+	 "              host\n\n"
+	 "Compares the current contents of the pages by view, layer, field, unit and\n"
+	 "block of 64 tokens. The result is valid only while neither engine writes to\n"
+	 "the pages. Exit status: 0 equal; 1 different, or (without --json) nothing to\n"
+	 "compare. Requires root, the daemons' user or admin_uids.",
 	 1, 1, "jg", ctl_run_verify},
-	{"peers", "", "the daemons that this one knows", "", 0, 0, "a", ctl_run_peers},
-	{"top", "", "rooms, peers and rates, again and again",
-	 "-b, --batch      frames one behind the other, as text\n"
-	 "--json           frames as JSON, one a line\n"
-	 "--interval TIME  between two looks (1s); rates are of that time\n"
-	 "--count N        so many frames with --batch or --json, not for ever\n"
-	 "--limit N        at most N rooms of a frame with --batch or --json (1000)\n\n"
-	 "Keys: p peers only, r rooms only, f those that failed, / only lines with\n"
-	 "these words, a abort a room, q quit. Rooms that have not ended, oldest first.\n"
-	 "p50, p99 and FAIL/min are of the last minute, as far as it was seen. Rooms\n"
-	 "need root, the daemon's uid or admin_uids. No colour with NO_COLOR.",
+	{"peers", "", "list peer daemons", "", 0, 0, "a", ctl_run_peers},
+	{"top", "", "show rooms, peers and rates, updated periodically",
+	 "-b, --batch      print successive frames as text\n"
+	 "--json           print successive frames as JSON, one per line\n"
+	 "--interval TIME  interval between updates (default 1s); rates are averages\n"
+	 "                 over it\n"
+	 "--count N        with --batch or --json: stop after N frames\n"
+	 "--limit N        with --batch or --json: at most N rooms (default 1000)\n\n"
+	 "Keys: p peers only, r rooms only, f failed rooms, / only lines that contain\n"
+	 "a text, a abort a room, q quit. Rooms in progress are shown oldest first.\n"
+	 "p50, p99 and FAIL/min cover the last minute (less after start). Rooms require\n"
+	 "root, the daemon's user or admin_uids. NO_COLOR disables colours.",
 	 0, 0, "cltI", ctl_run_top},
-	{"doctor", "", "what is wrong, and what to do about it",
-	 "--peer ENDPOINT  can this daemon be reached from here? Up to 32\n"
-	 "--stuck TIME     rooms that wait for so long (30s)\n"
-	 "--root DIR       /proc, /sys and /dev are below DIR\n\n"
-	 "A line a check: ok, note (right for some hosts), warn or FAIL, what is so,\n"
-	 "what to do. Without a daemon the host is looked at. Exit status 1 with a\n"
-	 "warn, 2 with a FAIL, else 0. Whole for root, the daemon's uid or admin_uids.",
+	{"doctor", "", "diagnose the daemon and its host",
+	 "--peer ENDPOINT  check that the daemon can connect to ENDPOINT; at most 32\n"
+	 "--stuck TIME     report rooms that have been waiting for TIME (default 30s)\n"
+	 "--root DIR       read /proc, /sys and /dev below DIR\n\n"
+	 "Prints a line per check: ok, note (may be intended), warn or FAIL, then the\n"
+	 "finding and the remedy. Without a daemon only the host is checked. Exit\n"
+	 "status: 1 after a warn, 2 after a FAIL, else 0. Some checks require root, the\n"
+	 "daemon's user or admin_uids.",
 	 0, 0, "apxu", ctl_run_doctor},
-	{"keys", "", "CURVE keys: this daemon's, who is allowed, who was refused",
-	 "With the line that the `curve_allow_file` of others needs for this daemon;\n"
-	 "those beside it, of the same user and host, need none. After a change of\n"
-	 "`curve_allow_file`, reload the daemon.",
+	{"keys", "", "show this daemon's CURVE key, its allow-list and refusals",
+	 "Also prints this daemon's line for the `curve_allow_file` of its peers.\n"
+	 "Daemons of the same user and host need none. Run reload after changing\n"
+	 "`curve_allow_file`.",
 	 0, 0, "", ctl_run_keys},
-	{"regions", "", "registered memory of all sessions",
-	 "Needs root, the daemon's uid or admin_uids.", 0, 0, "", ctl_run_regions},
-	{"pools", "[--layout]", "pools of all sessions",
-	 "--layout  how each lies in its buffers: pages, tokens a page, layers, units\n"
-	 "          (heads) of the model's, strides in bytes; digests of equal layouts\n"
-	 "          are equal. With --json as kvd-ctl plan takes it\n\n"
-	 "Needs root, the daemon's uid or admin_uids.",
+	{"regions", "", "list the registered memory of all sessions",
+	 "Requires root, the daemon's user or admin_uids.", 0, 0, "", ctl_run_regions},
+	{"pools", "[--layout]", "list the pools of all sessions",
+	 "--layout  show how each pool lies in its buffers: pages, tokens per page,\n"
+	 "          layers, units (heads) of the model, strides in bytes. Pools with\n"
+	 "          the same digest have the same layout. --json prints the format that\n"
+	 "          kvd-ctl plan reads\n\n"
+	 "Requires root, the daemon's user or admin_uids.",
 	 0, 0, "y", ctl_run_pools},
-	{"chunks", "", "what the chunk store holds",
-	 "Memory, what was asked for and found; for each space what it is, how much of\n"
-	 "it is there, in how many layouts, how many sessions use it. Needs root, the\n"
-	 "daemon's uid or admin_uids.",
+	{"chunks", "", "show the contents and counters of the chunk store",
+	 "Memory, lookups and hits; for each space its description, chunks, bytes, slot\n"
+	 "layouts and the number of sessions that use it. Requires root, the daemon's\n"
+	 "user or admin_uids.",
 	 0, 0, "", ctl_run_chunks},
-	{"cluster", "", "the directory of the cluster, and the daemons in it",
-	 "The state of the directory (option `cluster`), what this daemon says there\n"
-	 "and reads; each daemon that is there.",
+	{"cluster", "", "show the cluster directory and the daemons in it",
+	 "The state of the directory (option `cluster`), the entries that this daemon\n"
+	 "publishes and reads, and each registered daemon.",
 	 0, 0, "", ctl_run_cluster},
-	{"group", "[NAME]", "who is in a group",
-	 "Each rank of each worker: where, what, in which state, with its load. Without\n"
-	 "NAME the groups that this daemon has to do with.",
+	{"group", "[NAME]", "list the members of a group",
+	 "Each rank of each worker with its endpoint, pool, state and load. Without\n"
+	 "NAME: the groups that this daemon publishes to or watches.",
 	 0, 1, "", ctl_run_group},
-	{"sessions", "", "the engines that are connected",
-	 "Needs root, the daemon's uid or admin_uids.", 0, 0, "", ctl_run_sessions},
-	{"devices", "", "RDMA ports and GPUs, and why one is not used",
-	 "All ports of the machine: state, GIDs, and as which rail the transport verbs\n"
-	 "uses each, or why it does not.",
+	{"sessions", "", "list connected engines",
+	 "Requires root, the daemon's user or admin_uids.", 0, 0, "", ctl_run_sessions},
+	{"devices", "", "list RDMA ports and GPUs, and why one is not used",
+	 "All ports of the host with state and GIDs, and the rail as which the\n"
+	 "transport verbs uses each, or the reason why it does not.",
 	 0, 0, "", ctl_run_devices},
-	{"ping", "", "round trips on the control socket", "--count N  how many (1)", 0, 0,
-	 "c", ctl_run_ping},
-	{"call", "COMMAND [JSON | -]", "send any command, print its answer as JSON",
-	 "JSON is the command's members; - reads them from standard input.\n"
+	{"ping", "", "measure round trips on the control socket",
+	 "--count N  number of round trips (default 1)", 0, 0, "c", ctl_run_ping},
+	{"call", "COMMAND [JSON | -]", "send a command, print its reply as JSON",
+	 "JSON contains the command's members; - reads them from standard input.\n"
 	 "`kvd-ctl call help` lists the commands and their members.",
 	 1, 2, "", ctl_run_call},
 	{"abort", "NUMBER", "fail a room on both sides",
-	 "--role ROLE      send, recv, offer or pull, when a number has several\n"
-	 "--reason WORDS   told to both engines\n\n"
-	 "Foreign rooms need root, the daemon's uid or admin_uids.",
+	 "--role ROLE    send, recv, offer or pull; required if the number has several\n"
+	 "--reason TEXT  error message for both engines\n\n"
+	 "Rooms of other users require root, the daemon's user or admin_uids.",
 	 1, 1, "re", ctl_run_abort},
-	{"drain", "", "refuse new rooms, let running ones end, then stop",
-	 "--wait  return when it has stopped; on a terminal, tell what it waits for\n\n"
-	 "Without, returns when the daemon has begun to drain. Needs root, the daemon's\n"
-	 "uid or admin_uids.",
+	{"drain", "", "refuse new rooms, wait for open ones, then stop",
+	 "--wait  return when the daemon has stopped; on a terminal, show what it is\n"
+	 "        waiting for\n\n"
+	 "Otherwise returns as soon as draining has started. Requires root, the\n"
+	 "daemon's user or admin_uids.",
 	 0, 0, "w", ctl_run_drain},
 	{"log", "[LEVEL]", "show or set the log level",
-	 "LEVEL: error, warn, info, debug or trace; until the next start. Setting needs\n"
-	 "root, the daemon's uid or admin_uids.",
+	 "LEVEL: error, warn, info, debug or trace; it applies until the next start.\n"
+	 "Setting it requires root, the daemon's user or admin_uids.",
 	 0, 1, "", ctl_run_log},
-	{"config", "[--diff]", "the options in force",
-	 "--diff  only what the file says otherwise, and which of it needs a restart\n\n"
-	 "--diff needs root, the daemon's uid or admin_uids.",
+	{"config", "[--diff]", "show the options in effect",
+	 "--diff  show only options that differ in the file, and which of them require\n"
+	 "        a restart\n\n"
+	 "--diff requires root, the daemon's user or admin_uids.",
 	 0, 0, "d", ctl_run_config},
-	{"reload", "", "read the configuration again",
-	 "Tells what changed and what waits for a restart; a file with errors changes\n"
-	 "nothing and is refused with the first. The allow-list and the members file\n"
-	 "(option cluster) are read, too. Needs root, the daemon's uid or admin_uids.",
+	{"reload", "", "reload the configuration",
+	 "Reports changed options, and those that require a restart. If the file has\n"
+	 "errors, nothing changes and the first error is reported. Also reloads the\n"
+	 "allow-list and the members file (option cluster). Requires root, the daemon's\n"
+	 "user or admin_uids.",
 	 0, 0, "", ctl_run_reload},
-	{"ls", "", "the instances of this host",
-	 "Every *.sock in $KVD_RUN_DIR or /run/kvd. One without NAME.lock is stopped,\n"
-	 "and not connected to: under socket activation that would start it.",
+	{"ls", "", "list the instances of this host",
+	 "Every *.sock in $KVD_RUN_DIR or /run/kvd. An instance without NAME.lock is\n"
+	 "stopped and is not contacted: with socket activation that would start it.",
 	 0, 0, "", ctl_run_ls},
-	{"bench", "TICKET | - | --serve", "how fast two daemons move rows",
+	{"bench", "TICKET | - | --serve", "measure transfers between two daemons",
 	 "--serve           serve memory and print a ticket, until interrupted\n"
-	 "TICKET, -         measure against its printer; -: read it from standard "
-	 "input\n"
+	 "TICKET, -         measure against the end that printed TICKET; - reads it\n"
+	 "                  from standard input\n"
 	 "--with SOCKET     measure against another daemon of this host\n"
-	 "--size LIST       bytes a row: 64K,4K,256 if not given\n"
-	 "--rows N          rows a transfer; if not given half the memory, at most "
-	 "65536\n"
-	 "--flat            rows one behind the other, not scattered\n"
-	 "--gather          rows one behind the other at the serving end only\n"
-	 "--op OP           push, pull or both (both)\n"
-	 "--transport NAME  refuse to measure any other\n"
-	 "--count N         repetitions (20)\n"
-	 "--memory SIZE     what is served, with --serve and --with (256M)\n\n"
+	 "--size LIST       bytes per row (default 64K,4K,256)\n"
+	 "--rows N          rows per transfer (default: half the memory, at most 65536)\n"
+	 "--flat            use contiguous rows instead of scattered ones\n"
+	 "--gather          use contiguous rows at the serving end only\n"
+	 "--op OP           push, pull or both (default both)\n"
+	 "--transport NAME  fail if the daemons use another transport\n"
+	 "--count N         number of repetitions (default 20)\n"
+	 "--memory SIZE     with --serve or --with: memory to serve (default 256M)\n\n"
 	 "    ssh HOST kvd-ctl bench --serve | kvd-ctl bench -\n\n"
-	 "GB/s (10^9) from posting to the state that an engine polls: median, tenth and\n"
-	 "ninetieth percentile, and the first transfer, which finds cold maps. What was\n"
-	 "pushed is pulled back and compared. Caches are as they are. Whoever has the\n"
-	 "ticket may read and write the served memory while --serve runs.",
+	 "Reports GB/s (10^9) from posting a transfer until its polled state is\n"
+	 "success: the median, the 10th and 90th percentile, and the first transfer,\n"
+	 "which runs with cold mappings. Pushed data is pulled back and compared. CPU\n"
+	 "caches are not flushed. Anyone with the ticket can read and write the served\n"
+	 "memory while --serve runs.",
 	 0, 1, "bc", ctl_run_bench},
-	{"calibrate", "PEER", "measure the way to a peer, and how fast it attends",
-	 "Echoes of 0 to 128 rows, at most 3 MB; then the cost page, as cost prints it.\n"
-	 "PEER: the endpoint, name or instance of one that is up. Needs root, the\n"
-	 "daemon's uid or admin_uids.",
+	{"calibrate", "PEER", "measure network and attention costs of a peer",
+	 "Sends echo requests of 0 to 128 rows, at most 3 MB, then prints the cost page\n"
+	 "as cost does. PEER: the endpoint, name or instance ID of a connected peer.\n"
+	 "Requires root, the daemon's user or admin_uids.",
 	 1, 1, "", ctl_run_calibrate},
-	{"cost", "[--preset NAME]", "route a query, fetch the KV, or recompute it",
-	 "What the daemon measured of its peers: PROBE_US, TURN_US, GB/s: of query rows\n"
-	 "and answers; FETCH: of pulls; each with its standard error. ATTEND: what\n"
-	 "attention took there by what ATTENDS, how fast it is, says. REQUESTERS: at\n"
-	 "work there.\n\n"
-	 "With --preset: what the three ways cost on a published fabric, and from how\n"
-	 "many steps on a fetch wins. No daemon needed.\n\n"
+	{"cost", "[--preset NAME]", "compare routing, fetching and recomputing KV",
+	 "Without options: the costs that the daemon has measured, each with its\n"
+	 "standard error. PROBE US, TURN US and GB/s: query rows and replies. FETCH US\n"
+	 "and FETCH GB/s: pulls. REQUESTERS: requesters active at the peer. MEAS/PRED:\n"
+	 "recently measured over predicted attention time.\n\n"
+	 "With --preset: the cost of each alternative on a published fabric, and the\n"
+	 "number of steps from which a fetch is cheaper. No daemon needed.\n\n"
 	 "--preset NAME      h100-ibgda, h100-nvlink4, a100-nvlink3, rtx6000-pcie5 or\n"
 	 "                   a40-pcie4\n"
-	 "--model NAME       v2-lite, v3, llama-8b or llama-70b (v2-lite)\n"
+	 "--model NAME       v2-lite, v3, llama-8b or llama-70b (default v2-lite)\n"
 	 "--layers N, --heads N, --kv-heads N, --dqk N, --dv N\n"
-	 "                   where the model's, as one rank has them, are others\n"
-	 "--tokens LIST      of context (2k,32k,128k)\n"
-	 "--query N          tokens of a step (1)\n"
-	 "--steps N          that are to come (1)\n"
-	 "--holders N        that have the context in equal parts, up to 8 (1)\n"
-	 "--selected N       tokens that a query token attends to, chosen each step\n"
-	 "--shifted          the KV is used at another position: a fetch rotates it\n"
-	 "--recompute MICROS to compute KV, a token and layer; else never local",
+	 "                   override dimensions of the model, as one rank has them\n"
+	 "--tokens LIST      context lengths (default 2k,32k,128k)\n"
+	 "--query N          query tokens per step (default 1)\n"
+	 "--steps N          number of remaining steps (default 1)\n"
+	 "--holders N        holders of equal parts of the context, up to 8 (default 1)\n"
+	 "--selected N       tokens that a query token attends to, selected each step\n"
+	 "--shifted          the KV moves to another position: a fetch rotates it\n"
+	 "--recompute MICROS time to compute the KV of a token and layer; without it,\n"
+	 "                   recomputing is not considered",
 	 0, 0, "q", ctl_run_cost},
-	{"keygen", "[--owner USER] [FILE]",
-	 "make a CURVE key pair for daemon-to-daemon traffic",
-	 "With FILE: the secret key is written to it (mode 0600; an existing file is "
-	 "not\n"
-	 "touched) for `curve_secret_file`, and the public key printed, for a line\n"
-	 "`NAME KEY [HOST]...` of every daemon's `curve_allow_file`. Without: both are\n"
-	 "printed. No daemon needed.\n\n"
-	 "--owner USER  who owns FILE; as root the user kvd if there is one, else the "
-	 "caller",
+	{"keygen", "[--owner USER] [FILE]", "generate a CURVE key pair for a daemon",
+	 "With FILE: writes the secret key to FILE for `curve_secret_file` (mode 0600;\n"
+	 "an existing file is not overwritten), and prints the public key for a line\n"
+	 "`NAME KEY [HOST]...` in every daemon's `curve_allow_file`. Without FILE:\n"
+	 "prints both keys. No daemon needed.\n\n"
+	 "--owner USER  owner of FILE (default: for root the user kvd if it exists,\n"
+	 "              else the caller)",
 	 0, 1, "o", ctl_run_keygen},
 	{"init", "--listen ADDRESS:PORT", "write an instance's configuration",
-	 "NAME.conf and NAME.peers in /etc/kvd. The daemon makes its key at its first\n"
-	 "start; `keys` prints the line for its peers' lists. A file that exists is "
-	 "not\n"
-	 "touched.\n\n"
-	 "--name NAME                  of the instance\n"
-	 "--listen ADDRESS:PORT        of the handshake; data gets the port after it\n"
-	 "--peer NAME=HOST:PORT[#KEY]  a daemon that may connect; up to 32\n"
-	 "--dir DIR                    instead of /etc/kvd",
+	 "Writes NAME.conf and NAME.peers to /etc/kvd. The daemon generates its key at\n"
+	 "its first start; `keys` prints the line for the allow-lists of its peers.\n"
+	 "Existing files are not overwritten.\n\n"
+	 "--name NAME                  name of the instance\n"
+	 "--listen ADDRESS:PORT        control address; data uses the next port\n"
+	 "--peer NAME=HOST:PORT[#KEY]  a daemon that may connect; up to 32 times\n"
+	 "--dir DIR                    directory instead of /etc/kvd",
 	 0, 0, "ip", ctl_run_init},
-	{"completion", "SHELL", "a completion script for bash, zsh or fish", "", 1, 1, "",
-	 ctl_run_completion},
-	{"plan", "FILE | - | --room NUMBER", "which bytes go where, and in what rows",
+	{"completion", "SHELL", "print a completion script for bash, zsh or fish", "", 1,
+	 1, "", ctl_run_completion},
+	{"plan", "FILE | - | --room NUMBER",
+	 "show which bytes are copied where, in which rows",
 	 "Reads two layouts and page lists (--cover: all sources and a destination) as\n"
-	 "JSON, without a daemon, and prints the rows that would be copied (who sends\n"
-	 "what) as JSON.\n\n"
-	 "--explain      as text: fields, ranks, rows, and what each transport makes of\n"
+	 "JSON, and prints the rows to copy (--cover: the units that each source sends)\n"
+	 "as JSON. No daemon needed.\n\n"
+	 "--explain      print text: fields, ranks, rows, and how each transport sends\n"
 	 "               them\n"
-	 "--cover        who sends what\n"
-	 "--room NUMBER  of an open room, with each of its sources or receivers. Of a\n"
-	 "               push the source's pages are kept by nobody: --explain only\n"
-	 "--role ROLE    its send, recv or pull room\n\n"
-	 "Foreign rooms need root, the daemon's uid or admin_uids.",
+	 "--cover        show which source sends which units\n"
+	 "--room NUMBER  plan an open room with each of its sources or receivers. The\n"
+	 "               daemon does not keep the source pages of a push: such a room\n"
+	 "               requires --explain\n"
+	 "--role ROLE    the send, recv or pull room\n\n"
+	 "Rooms of other users require root, the daemon's user or admin_uids.",
 	 0, 1, "rkn", ctl_run_plan},
-	{"help", "[COMMAND]", "this text, or a command's", "", 0, 1, "", NULL},
+	{"help", "[COMMAND]", "show this text or the help of a command", "", 0, 1, "",
+	 NULL},
 	{NULL, NULL, NULL, NULL, 0, 0, NULL, NULL},
 };
 
-/* Options of single commands. `letter`: of those in ctl_command.options. */
+/* Options of single commands. `letter`: as in ctl_command.options. */
 static const struct command_option {
 	const char *name;
 	char letter;
 	enum { OPTION_TEXT, OPTION_FLAG, OPTION_NUMBER, OPTION_PRESET, OPTION_LIST } kind;
 	size_t at;
-	unsigned long max; /* of a number, which begins at 1 */
+	unsigned long max; /* of a number; the minimum is 1 */
 } command_options[] = {
 #define OF(member) offsetof(struct ctl, member)
 	{"role", 'r', OPTION_TEXT, OF(role), 0},
@@ -331,7 +345,7 @@ const char *ctl_option(const struct ctl_command *command, unsigned int i)
 
 enum { OPT_VERSION = 256, OPT_COMMAND };
 
-/* the common ones, then command_options[] as OPT_COMMAND and on: main() */
+/* The common options; main() appends command_options[] as OPT_COMMAND + index. */
 static struct option long_options[6 + ARRAY_LEN(command_options) + 1] = {
 	{"socket", required_argument, NULL, 's'},
 	{"name", required_argument, NULL, 'n'},
@@ -348,21 +362,21 @@ static void print_commands(FILE *out)
 		fprintf(out, "  %-8s %-31s %s\n", c->name, c->args, c->summary);
 	fprintf(out,
 		"\nOptions:\n"
-		"  -s, --socket PATH    the daemon's control socket\n"
-		"  -n, --name NAME      the instance's name: <run dir>/NAME.sock\n"
-		"      --all            of health, status, rooms, peers, stats, history, "
-		"doctor:\n"
-		"                       each instance of the run directory\n"
-		"  -t, --timeout SEC    how long to wait for an answer (10)\n"
-		"  -j, --json           print the daemon's answer as JSON\n"
-		"  -h, --help           this text; after a command, that command's\n"
-		"      --version\n"
-		"\nWithout --socket and --name: $KVD_SOCKET, else instance $KVD_NAME, "
-		"else the only\n"
-		"*.sock in $KVD_RUN_DIR or /run/kvd.\n"
-		"\nExit status: 0 done, 1 the daemon answered with an error, 2 the "
-		"command line is\n"
-		"wrong, 3 no daemon answers, 4 the daemon speaks another version.\n");
+		"  -s, --socket PATH    path of the daemon's control socket\n"
+		"  -n, --name NAME      name of the instance: <run dir>/NAME.sock\n"
+		"      --all            each instance of the run directory; for health, "
+		"status,\n"
+		"                       rooms, peers, stats, history and doctor\n"
+		"  -t, --timeout SEC    seconds to wait for a reply (default 10)\n"
+		"  -j, --json           print the daemon's reply as JSON\n"
+		"  -h, --help           show this text or, after a command, its help\n"
+		"      --version        show the version\n"
+		"\nWithout --socket and --name: $KVD_SOCKET, else the instance "
+		"$KVD_NAME, else the\n"
+		"only *.sock in $KVD_RUN_DIR or /run/kvd.\n"
+		"\nExit status: 0 success, 1 error reply from the daemon, 2 invalid "
+		"command line,\n"
+		"3 no reply from a daemon, 4 the daemon has another protocol version.\n");
 }
 
 static int print_help(const char *name)
@@ -411,7 +425,7 @@ int ctl_failed(const char *fmt, ...)
 
 /* ---- the daemon ---------------------------------------------------------------- */
 
-/* Who may connect, when this user may not. */
+/* This user may not connect: show which group may. */
 static void hint_permission(const char *path)
 {
 	struct passwd *pw = getpwuid(geteuid());
@@ -422,13 +436,13 @@ static void hint_permission(const char *path)
 		return;
 	gr = getgrgid(st.st_gid);
 	fprintf(stderr,
-		"  its group is %s and its mode %04o; as root: usermod -aG %s %s, then "
-		"log in anew\n",
+		"  its group is %s, its mode %04o; as root: usermod -aG %s %s, then "
+		"log in again\n",
 		gr ? gr->gr_name : "(no name)", (unsigned int)st.st_mode & 07777,
 		gr ? gr->gr_name : "GROUP", pw ? pw->pw_name : "USER");
 }
 
-/* Which there are, when none was named. */
+/* No instance was named: list them. */
 static void hint_instances(const struct ctl *ctl)
 {
 	struct dirent **names = NULL;
@@ -440,12 +454,12 @@ static void hint_instances(const struct ctl *ctl)
 	if (count > 0)
 		fputc('\n', stderr);
 	if (count > 1 && ctl->takes_all)
-		fputs("  or each of them: --all\n", stderr);
+		fputs("  for all instances: --all\n", stderr);
 	ctl_instances_free(names, count);
 }
 
-/* A socket that the service manager holds for a daemon that is stopped; --socket and
- * KVD_SOCKET mean it. */
+/* Whether the service manager holds the socket of a stopped daemon. With --socket or
+ * KVD_SOCKET the user asks for the connection explicitly. */
 static bool is_stopped(struct ctl *ctl)
 {
 	const char *env = getenv("KVD_SOCKET");
@@ -457,13 +471,13 @@ static bool is_stopped(struct ctl *ctl)
 		return false;
 	ctl->error = (struct kvd_error){.code = KVD_E_NODAEMON, .retryable = true};
 	snprintf(ctl->error.message, sizeof(ctl->error.message),
-		 "%.200s: stopped (it has no lock beside it); with --socket PATH a "
-		 "connection may start it",
+		 "%.200s: stopped (no .lock file); connecting with --socket PATH may "
+		 "start it",
 		 path);
 	return true;
 }
 
-/* Words of others are in it. */
+/* The message may contain text of other processes. */
 static void keep_error(struct ctl *ctl, const struct kvd_error *error)
 {
 	ctl->error = *error;
@@ -472,7 +486,7 @@ static void keep_error(struct ctl *ctl, const struct kvd_error *error)
 
 struct kvd_client *ctl_connect(struct ctl *ctl)
 {
-	/* nobody asks again by himself: that might start a daemon that was stopped */
+	/* no automatic reconnect: it might start a stopped daemon */
 	struct kvd_options o = {.client = "kvd-ctl",
 				.timeout_ms = ctl->timeout_ms,
 				.socket = ctl->socket,
@@ -505,12 +519,12 @@ struct kvd_client *ctl_open(struct ctl *ctl)
 	if (error->code == KVD_E_NODAEMON && !ctl->socket && !ctl->name)
 		hint_instances(ctl);
 	if (ctl->version_differs)
-		fprintf(stderr, "  kvd-ctl is %s; use the one of the daemon's version\n",
+		fprintf(stderr, "  kvd-ctl is %s; use the daemon's version of it\n",
 			kvd_version());
 	if (error->code == KVD_E_NODAEMON)
 		fprintf(stderr,
 			"  is it running?  systemctl status 'kvd@*'\n"
-			"  another place?  --socket PATH, --name NAME, KVD_SOCKET, "
+			"  another socket?  --socket PATH, --name NAME, KVD_SOCKET, "
 			"KVD_NAME or KVD_RUN_DIR\n");
 	if (error->code == KVD_E_PERM && ctl->socket)
 		hint_permission(ctl->socket);
@@ -527,7 +541,7 @@ static int error_exit(int r)
 		       : CTL_ERROR;
 }
 
-/* Words of others become harmless, but where they are passed on as they are. */
+/* Removes control characters, unless the reply is passed on unchanged. */
 static cJSON *take_answer(const struct ctl *ctl, cJSON *reply)
 {
 	if (!ctl->json && !ctl->raw)
@@ -535,7 +549,7 @@ static cJSON *take_answer(const struct ctl *ctl, cJSON *reply)
 	return reply;
 }
 
-/* *reply_p is set for an error's answer, too. */
+/* *reply_p is also set for an error reply. */
 static int send_command(struct ctl *ctl, const char *cmd, cJSON *args, cJSON **reply_p)
 {
 	char *text = args ? cJSON_PrintUnformatted(args) : NULL, *line = NULL;
@@ -630,7 +644,7 @@ static int take_command_option(struct ctl *ctl, const struct command_option *o,
 	void *member = (char *)ctl + o->at;
 	struct ctl_words *words = member;
 
-	/* its value may be left out, and begins with a digit */
+	/* the value is optional and starts with a digit */
 	if (o->kind == OPTION_PRESET && !optarg && argv[optind] &&
 	    isdigit((unsigned char)*argv[optind]))
 		optarg = argv[optind++];
@@ -662,7 +676,7 @@ static bool is_given(const struct ctl *ctl, const struct command_option *o)
 				      : *(const unsigned long *)member != 0;
 }
 
-/* One option; -1: go on, else an exit status. */
+/* Handles one option. -1: continue; else an exit status. */
 static int take_option(struct ctl *ctl, int opt, const char *command, char **argv)
 {
 	unsigned long seconds;
@@ -700,7 +714,7 @@ static int take_option(struct ctl *ctl, int opt, const char *command, char **arg
 	}
 }
 
-/* Options of single commands that this one does not take. */
+/* Rejects options of other commands. */
 static int check_options(const struct ctl *ctl, const struct ctl_command *c)
 {
 	for (size_t i = 0; i < ARRAY_LEN(command_options); i++) {
@@ -717,7 +731,7 @@ static int run_command(struct ctl *ctl, const struct ctl_command *c, int argc,
 {
 	int r = -1, opt;
 
-	optind = 0; /* begin anew, behind the command's name */
+	optind = 0; /* restart after the command's name */
 	while (r < 0 &&
 	       (opt = getopt_long(argc, argv, "s:n:t:jhb", long_options, NULL)) != -1)
 		r = take_option(ctl, opt, c->name, argv);
