@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The commands cluster and group, and what the doctor has to say of the directory. Both
- * ask the daemon, which asks the directory: what is shown is how things are there.
+ * The commands cluster and group, and the doctor's check of the directory. Both query the
+ * daemon, which queries the directory: they show the directory's contents.
  */
 #include <stdio.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static cJSON *args_group(const char *group)
 	return args;
 }
 
-/* The words of a list with commas between them. */
+/* The strings of a list, separated by commas. */
 static const char *words_of(const cJSON *list, char *text, size_t size)
 {
 	const cJSON *word;
@@ -46,13 +46,14 @@ static void cluster_print_head(const cJSON *reply)
 	bool up = ctl_true(reply, "up");
 
 	printf("directory %s, %s; %s for %s\n", ctl_str(reply, "kind", "?"),
-	       *where ? where : "this daemon alone", up ? "up" : "AWAY",
+	       *where ? where : "this daemon alone", up ? "up" : "UNREACHABLE",
 	       ctl_ms(ctl_num(reply, "since_ms")));
 	if (!up)
 		printf("          %s\n", ctl_str(reply, "why", ""));
 	printf("lease     %s; trust: %s\n", ctl_ms(ctl_num(reply, "lease_ms")),
 	       ctl_str(reply, "trust", "?"));
-	printf("said      %d places; %.0f puts; %.0f events read, %.0f entries refused\n",
+	printf("published %d entries, %.0f writes; %.0f events read, %.0f entries "
+	       "rejected\n",
 	       cJSON_GetArraySize(ctl_list(reply, "places")), ctl_num(reply, "puts"),
 	       ctl_num(reply, "events"), ctl_num(reply, "refused"));
 }
@@ -76,7 +77,7 @@ int ctl_run_cluster(struct ctl *ctl)
 
 	if (r)
 		return r;
-	/* a directory that is away, or has none, is not an error of this command */
+	/* not an error of this command if the directory is unreachable or empty */
 	if (ctl_query(ctl, "group.query", args_group(DAEMONS), &daemons))
 		daemons = NULL;
 	if (ctl->json) {
@@ -136,12 +137,12 @@ static void rank_row(struct table *table, const cJSON *rank)
 static int group_print(const cJSON *reply)
 {
 	if (!ctl_true(reply, "synced"))
-		printf("the directory is away: as it was known last\n");
+		printf("directory unreachable: showing the last known entries\n");
 	if (!ctl_true(reply, "complete"))
-		printf("not all ranks are there\n");
+		printf("not all ranks are registered\n");
 	return ctl_print_list(ctl_list(reply, "ranks"),
-			      "WORKER RANK STATE ENDPOINT POOL ENGINE URL >ROOMS "
-			      ">WAITING >RUNS >QUEUED",
+			      "WORKER RANK STATE ENDPOINT POOL ENGINE URL >ROOMS-RUN "
+			      ">ROOMS-WAIT >REQ-RUN >REQ-WAIT",
 			      rank_row);
 }
 
@@ -152,13 +153,14 @@ static int groups_print(const cJSON *reply)
 
 	cJSON_ArrayForEach(one, ctl_list(reply, "places")) {
 		table_cell(table, ctl_str(one, "group", NULL));
-		table_cell(table, ctl_true(one, "taken") ? "said" : "refused, or waits");
+		table_cell(table,
+			   ctl_true(one, "taken") ? "published" : "refused or pending");
 		table_cell(table, ctl_str(one, "worker", ""));
 		cell_rank(table, one);
 	}
 	cJSON_ArrayForEach(one, ctl_list(reply, "watches")) {
 		table_cell(table, ctl_str(one, "group", NULL));
-		table_cellf(table, "read: %.0f ranks", ctl_num(one, "entries"));
+		table_cellf(table, "watched: %.0f ranks", ctl_num(one, "entries"));
 		table_cell(table, "");
 		table_cell(table, "");
 	}
@@ -187,19 +189,20 @@ void doctor_cluster(struct doctor *d)
 	refused = ctl_num(reply, "refused");
 	if (!ctl_true(reply, "up"))
 		doctor_say(d, DOCTOR_WARN,
-			   "is etcd up, and are cluster_tls_ca and cluster_user_file "
-			   "right?",
-			   "the directory %s is away for %s: %s", where,
+			   "check that etcd runs, and the options cluster_tls_ca and "
+			   "cluster_user_file",
+			   "the directory %s has been unreachable for %s: %s", where,
 			   ctl_ms(ctl_num(reply, "since_ms")), ctl_str(reply, "why", ""));
 	else if (*where)
-		doctor_say(d, DOCTOR_OK, "", "the directory %s is up for %s", where,
+		doctor_say(d, DOCTOR_OK, "", "the directory %s has been up for %s", where,
 			   ctl_ms(ctl_num(reply, "since_ms")));
 	if (refused > 0)
-		doctor_say(d, DOCTOR_WARN, "who writes there that is no kvd? the log",
-			   "%.0f entries of the directory could not be used", refused);
+		doctor_say(d, DOCTOR_WARN,
+			   "check the daemon's log: another program may write there",
+			   "%.0f invalid entries in the directory", refused);
 	if (*where && strcmp(ctl_str(reply, "trust", ""), "directory") == 0)
 		doctor_say(d, DOCTOR_NOTE,
-			   "cluster_trust = listed, if that is not wanted",
-			   "who can write the directory lets daemons in");
+			   "cluster_trust = listed, unless this is intended",
+			   "anyone with write access to the directory can admit daemons");
 	cJSON_Delete(reply);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvd-ctl doctor: the table of checks, and how a line is told. A check never ends the
- * others: what cannot be looked at (another user, no daemon) is a line or nothing.
+ * kvd-ctl doctor: the table of checks and the output of one line. A check never stops
+ * the others: if it lacks a permission or the daemon, it reports that or prints nothing.
  */
 #include "ctl/doctor.h"
 
@@ -17,7 +17,7 @@ static const struct {
 	const char *name;
 	void (*run)(struct doctor *d);
 } checks[] = {
-	{"daemon", doctor_daemon}, /* first: the others use its answers */
+	{"daemon", doctor_daemon}, /* first: the others use its replies */
 	{"version", doctor_version},
 	{"config", doctor_config},
 	{"listen", doctor_listen},
@@ -65,13 +65,13 @@ void doctor_say(struct doctor *d, enum doctor_result result, const char *remedy,
 		cJSON_AddItemToArray(d->lines, line);
 		return;
 	}
-	words_clean(fact); /* files and other programs' names are in it, too */
+	words_clean(fact); /* it may contain text of files and other programs */
 	printf("%-4s  %-11s  %s%s%s\n", results[result], d->check, fact,
 	       remedy && *remedy ? " -> " : "", remedy ? remedy : "");
 	fflush(stdout);
 }
 
-/* ---- what checks look at ---- */
+/* ---- inputs of the checks ---- */
 
 const char *doctor_setting(const struct doctor *d, const char *name)
 {

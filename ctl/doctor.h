@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * doctor: checks of a daemon and its host. Each check is a function of the table in
- * doctor.c, tells one line or several, and tells nothing where it has nothing to look at.
- * What the host's own files say is read below `root`, so a tree that a test made, or
- * another host's copy, is looked at by the same code.
+ * doctor: checks of a daemon and its host. Each check is a function in the table of
+ * doctor.c. It reports one or more lines, or none if there is nothing to check. Files of
+ * the host are read below `root`, so that the same code can check a tree made by a test
+ * or copied from another host.
  */
 #ifndef KVD_CTL_DOCTOR_H
 #define KVD_CTL_DOCTOR_H
@@ -12,40 +12,40 @@
 
 #include "ctl/ctl.h"
 
-/* The first three are exit statuses. A note is right for some: it counts as ok. */
+/* The first three are exit statuses. A note may be intended and counts as ok. */
 enum doctor_result { DOCTOR_OK, DOCTOR_WARN, DOCTOR_FAIL, DOCTOR_NOTE };
 
 struct doctor {
 	struct ctl *ctl;
 	const char *root;  /* "" or a directory */
-	const char *check; /* the one that runs */
+	const char *check; /* the current one */
 	enum doctor_result worst;
 	cJSON *lines; /* --json */
-	/* what the daemon answered; NULL: there is none, or it refuses */
+	/* the daemon's replies; NULL: no daemon, or refused */
 	cJSON *health, *settings, *devices, *sessions, *regions, *stats;
-	int pid;	   /* of the daemon, as seen from here; 0: not known */
-	long uid;	   /* it runs as; -1: not known */
-	bool unprivileged; /* foreign rooms are not told */
+	int pid;	   /* of the daemon, in this PID namespace; 0: not known */
+	long uid;	   /* of the daemon; -1: not known */
+	bool unprivileged; /* rooms of other users are not visible */
 };
 
-/* A line. remedy: NULL or "" where nothing is to be done. */
+/* Prints a line. remedy: NULL or "" if none is needed. */
 void doctor_say(struct doctor *d, enum doctor_result result, const char *remedy,
 		const char *fmt, ...) __attribute__((format(printf, 4, 5)));
-/* The value of an option that runs; "" when it is empty or not known. */
+/* The value of an option in effect; "" if it is empty or not known. */
 const char *doctor_setting(const struct doctor *d, const char *name);
 bool doctor_has_transport(const struct doctor *d, const char *name);
 
-/* A file below root, without the newline at its end; false: it cannot be read. */
+/* Reads a file below root, without the final newline; false: not readable. */
 bool doctor_read(const struct doctor *d, char *text, size_t size, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));
-/* The names in a directory below root, in order, without those with a dot; 0: none. Free
- * with ctl_instances_free(). */
+/* The sorted names in a directory below root, except hidden ones; 0: none. Free with
+ * ctl_instances_free(). */
 int doctor_list(const struct doctor *d, struct dirent ***names_p, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 bool doctor_exists(const struct doctor *d, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
 
-void doctor_daemon(struct doctor *d); /* also asks for what later checks need */
+void doctor_daemon(struct doctor *d); /* also queries the input of later checks */
 void doctor_version(struct doctor *d);
 void doctor_config(struct doctor *d);
 void doctor_listen(struct doctor *d);

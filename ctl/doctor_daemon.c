@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checks of what the daemon itself answers: by the commands that kvd-ctl has anyway.
- * Where it does not answer, doctor_daemon() says so and the others have nothing to look
- * at.
+ * Checks of the daemon by its replies to the usual commands of kvd-ctl. If the daemon
+ * does not respond, doctor_daemon() reports that and the other checks have nothing to
+ * check.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ static cJSON *args_all(void)
 
 /* ---- daemon, version ---- */
 
-/* The daemon's own words end up in the line as they are. */
+/* The daemon's error message appears in the line unchanged. */
 static void say_no_answer(struct doctor *d)
 {
 	const struct kvd_error *error = &d->ctl->error;
@@ -40,17 +40,21 @@ static void say_no_answer(struct doctor *d)
 
 	ctl_instances_free(names, count);
 	if (count > 1) {
-		doctor_say(d, DOCTOR_FAIL, "--name NAME, or --all; kvd-ctl ls names them",
+		doctor_say(d, DOCTOR_FAIL,
+			   "pass --name NAME or --all; kvd-ctl ls lists them",
 			   "%d instances in %s", count, ctl_run_dir());
 		return;
 	}
-	snprintf(remedy, sizeof(remedy), "systemctl start kvd@%.60s; journalctl -u it",
+	snprintf(remedy, sizeof(remedy),
+		 "systemctl start kvd@%.60s; check its journal if it fails",
 		 d->ctl->name ? d->ctl->name : "NAME");
 	doctor_say(d, DOCTOR_FAIL,
-		   error->code == KVD_E_VERSION ? "take the kvd-ctl of its version"
-		   : error->code == KVD_E_PERM	? "be root, or in the socket's group"
+		   error->code == KVD_E_VERSION
+			   ? "use the kvd-ctl of the daemon's version"
+		   : error->code == KVD_E_PERM ? "run as root or in the socket's group"
 		   : error->code == KVD_E_NOREPLY
-			   ? "it hangs: its log, its threads' stacks"
+			   ? "the process is stopped or hangs: check journalctl -u "
+			     "kvd@NAME and gdb -p PID"
 			   : remedy,
 		   "%s: %s", kvd_code_name(error->code), error->message);
 }
@@ -77,27 +81,27 @@ void doctor_daemon(struct doctor *d)
 			   kvd_daemon(ctl->client)->name, d->pid,
 			   ctl_ms(ctl_num(d->health, "uptime_ms")));
 	else if (strcmp(state, "refusing") == 0)
-		doctor_say(d, DOCTOR_FAIL, "kvd-ctl devices; the option `require`",
+		doctor_say(d, DOCTOR_FAIL,
+			   "check kvd-ctl devices and the option `require`",
 			   "refuses rooms: %s", why);
 	else
-		doctor_say(d, DOCTOR_WARN, "start it again when it has ended",
-			   "%s: takes no new rooms", state);
+		doctor_say(d, DOCTOR_WARN, "start the daemon again after it has stopped",
+			   "%s: accepts no new rooms", state);
 	if (*ctl_str(d->health, "sandbox_lacks", ""))
 		doctor_say(d,
 			   strcmp(doctor_setting(d, "sandbox"), "no") == 0 ? DOCTOR_WARN
 									   : DOCTOR_NOTE,
-			   "sandbox = yes, and a kernel that has it",
-			   "what a daemon that is taken over could do is not bounded in "
-			   "full: %s",
+			   "sandbox = yes, and a kernel that supports it",
+			   "a compromised daemon would not be fully confined: %s",
 			   ctl_str(d->health, "sandbox_lacks", ""));
 	if (d->unprivileged)
 		doctor_say(d, DOCTOR_WARN,
-			   "run this as root, the daemon's user or one of admin_uids",
-			   "engines and rooms may not be looked at as uid %u",
+			   "run as root, the daemon's user or one of admin_uids",
+			   "uid %u has no permission to list engines and rooms",
 			   (unsigned int)geteuid());
 }
 
-/* "" where the linker finds none. */
+/* "" if the dynamic linker finds no library. */
 static const char *libkvd_version(char text[32])
 {
 	void *library = dlopen(LIBKVD, RTLD_LAZY | RTLD_LOCAL);
@@ -126,7 +130,7 @@ void doctor_version(struct doctor *d)
 	differ = (*daemon && strcmp(daemon, kvd_version()) != 0) ||
 		 (*library && strcmp(library, kvd_version()) != 0);
 	doctor_say(d, differ ? DOCTOR_WARN : DOCTOR_OK,
-		   differ ? "install daemon, kvd-ctl and libkvd of one version" : "",
+		   differ ? "install the same version of kvd, kvd-ctl and libkvd" : "",
 		   "daemon %s, kvd-ctl %s, " LIBKVD " %s", *daemon ? daemon : "-",
 		   kvd_version(), *library ? library : "not installed");
 	snprintf(path, sizeof(path), "%s/proc/%d/exe", d->root, d->pid);
@@ -135,8 +139,8 @@ void doctor_version(struct doctor *d)
 		return;
 	program[n] = '\0';
 	if (strcmp(program + n - 10, " (deleted)") == 0)
-		doctor_say(d, DOCTOR_WARN, "kvd-ctl drain, then start it",
-			   "its program was replaced since it started");
+		doctor_say(d, DOCTOR_WARN, "kvd-ctl drain, then start it again",
+			   "the executable was replaced after the daemon started");
 }
 
 /* ---- configuration ---- */
@@ -157,8 +161,8 @@ void doctor_config(struct doctor *d)
 	}
 	if (ctl_query(d->ctl, "config.reload", args, &reply)) {
 		if (d->ctl->error.code != KVD_E_PERM)
-			doctor_say(d, DOCTOR_FAIL, "kvd --check-config names all faults",
-				   "the next start or reload fails: %s",
+			doctor_say(d, DOCTOR_FAIL, "kvd --check-config lists all errors",
+				   "the next start or reload would fail: %s",
 				   d->ctl->error.message);
 		return;
 	}
@@ -173,16 +177,16 @@ void doctor_config(struct doctor *d)
 	}
 	if (ctl_keys_differ(reply, keys))
 		doctor_say(d, DOCTOR_WARN, "kvd-ctl reload",
-			   "curve_allow_file is not as it was read: %s", keys);
+			   "curve_allow_file has changed since it was read: %s", keys);
 	else if (!count)
-		doctor_say(d, DOCTOR_OK, "", "%s: as it runs",
+		doctor_say(d, DOCTOR_OK, "", "%s: in effect",
 			   *ctl_str(reply, "path", "") ? ctl_str(reply, "path", "")
 						       : "built-in defaults");
 	if (count)
 		doctor_say(d, DOCTOR_WARN,
-			   restart ? "kvd-ctl config --diff; restart it"
+			   restart ? "kvd-ctl config --diff; restart the daemon"
 				   : "kvd-ctl reload",
-			   "the file says otherwise than what runs: %s%s", names,
+			   "the file differs from the options in effect: %s%s", names,
 			   n < sizeof(names) - 100 ? "" : " …");
 	cJSON_Delete(reply);
 }
@@ -192,26 +196,26 @@ void doctor_listen(struct doctor *d)
 	const char *listen = doctor_setting(d, "listen");
 	const char *port = strrchr(listen, ':');
 	bool random = port && strtoul(port + 1, NULL, 10) == 0;
-	/* right where all daemons are on one host */
+	/* intended if all daemons are on one host */
 	bool loopback = endpoint_is_loopback(listen);
 
 	if (!*listen)
 		return;
 	if (ctl_true(d->health, "insecure"))
 		doctor_say(d, DOCTOR_WARN,
-			   "insecure = no: keys are made at the next start; ucx beyond "
-			   "loopback needs it",
-			   "insecure = yes: whoever reaches the ports can read and write "
-			   "engines' caches");
+			   "insecure = no (the next start generates keys), unless ucx is "
+			   "used beyond loopback",
+			   "insecure = yes: any host that reaches the ports can read and "
+			   "write engines' caches");
 	if (loopback)
 		doctor_say(d, DOCTOR_NOTE,
-			   "where daemons are on several hosts: listen = an address of "
-			   "this host",
-			   "%s: no other host reaches it", listen);
+			   "for daemons on several hosts: listen = an address of this "
+			   "host",
+			   "%s: not reachable from other hosts", listen);
 	if (random)
 		doctor_say(d, loopback ? DOCTOR_NOTE : DOCTOR_WARN,
-			   "listen = a fixed port",
-			   "%s: another endpoint after each start", listen);
+			   "listen = a fixed port", "%s: the port changes at each start",
+			   listen);
 	if (!loopback && !random)
 		doctor_say(d, DOCTOR_OK, "", "%s", listen);
 }
@@ -224,20 +228,22 @@ static void check_secret(struct doctor *d, const char *path)
 	struct stat st;
 
 	if (stat(path, &st) < 0) {
-		doctor_say(d, DOCTOR_FAIL, "curve_secret_file = a file that is there",
-			   "%s: the next start fails: %m", path);
+		doctor_say(d, DOCTOR_FAIL, "curve_secret_file = an existing file",
+			   "%s: the next start would fail: %m", path);
 		return;
 	}
 	snprintf(remedy, sizeof(remedy), "chmod 600 %.300s", path);
 	if (st.st_mode & 077)
-		doctor_say(d, DOCTOR_FAIL, remedy, "%s has mode %04o: others get the key",
-			   path, (unsigned int)st.st_mode & 07777);
+		doctor_say(d, DOCTOR_FAIL, remedy,
+			   "%s has mode %04o: other users can read the key", path,
+			   (unsigned int)st.st_mode & 07777);
 	snprintf(remedy, sizeof(remedy), "chown %ld %.300s", d->uid, path);
 	if (d->uid >= 0 && d->uid != (long)st.st_uid && d->uid != 0)
-		doctor_say(d, DOCTOR_FAIL, remedy,
-			   "%s belongs to uid %u, the daemon runs as %ld: the next start "
-			   "fails",
-			   path, (unsigned int)st.st_uid, d->uid);
+		doctor_say(
+			d, DOCTOR_FAIL, remedy,
+			"%s is owned by uid %u, the daemon runs as %ld: the next start "
+			"would fail",
+			path, (unsigned int)st.st_uid, d->uid);
 }
 
 static void check_allowed(struct doctor *d, const char *path)
@@ -247,15 +253,15 @@ static void check_allowed(struct doctor *d, const char *path)
 
 	snprintf(remedy, sizeof(remedy), "chmod go-w %.300s", path);
 	if (stat(path, &st) < 0)
-		doctor_say(d, DOCTOR_FAIL, "curve_allow_file = a file that is there",
-			   "%s: the next start or reload fails: %m", path);
+		doctor_say(d, DOCTOR_FAIL, "curve_allow_file = an existing file",
+			   "%s: the next start or reload would fail: %m", path);
 	else if (st.st_mode & 022)
 		doctor_say(d, DOCTOR_FAIL, remedy,
-			   "%s has mode %04o: others decide who connects", path,
+			   "%s has mode %04o: other users can allow daemons", path,
 			   (unsigned int)st.st_mode & 07777);
 }
 
-/* Its names are users: see CURVE_SHARED_WHY of the daemon. */
+/* Names of the allow-list are users: see CURVE_SHARED_WHY of the daemon. */
 static void say_shared(struct doctor *d, const cJSON *keys)
 {
 	const cJSON *one, *other;
@@ -265,9 +271,9 @@ static void say_shared(struct doctor *d, const cJSON *keys)
 			if (strcmp(ctl_str(one, "name", ""), ctl_str(other, "name", "")))
 				continue;
 			doctor_say(d, DOCTOR_WARN,
-				   "a name for each, as kvd-ctl keys prints it there",
+				   "use a name per daemon, as its kvd-ctl keys prints it",
 				   "'%s' has several keys in curve_allow_file: these "
-				   "daemons are one user",
+				   "daemons count as one user",
 				   ctl_str(one, "name", ""));
 			return;
 		}
@@ -280,12 +286,12 @@ static void say_refused(struct doctor *d, const cJSON *keys)
 
 	cJSON_ArrayForEach(one, ctl_list(keys, "refused")) {
 		const char *why = ctl_str(one, "why", "?");
-		/* who dials has a wrong one of ours; else it is our list that lacks it */
+		/* the peer has a wrong key of ours, or our list lacks its key */
 		const char *remedy =
 			strstr(why, "expects another")
-				? "on that host: the key of kvd-ctl keys here into this "
-				  "daemon's line, then kvd-ctl reload"
-				: "is it meant? its key into its line of "
+				? "on that host: put the key that kvd-ctl keys prints "
+				  "here into this daemon's line, then kvd-ctl reload"
+				: "if it is a peer: put its key into its line of "
 				  "curve_allow_file, then kvd-ctl reload";
 
 		if (ctl_num(one, "last_ms") < RECENT_MS)
@@ -299,7 +305,7 @@ static void say_refused(struct doctor *d, const cJSON *keys)
 	}
 }
 
-/* As the daemon runs: its status file is not secret. */
+/* The uid of the daemon's process; any user may read its status file. */
 static void find_uid(struct doctor *d)
 {
 	char status[4096];
@@ -327,24 +333,27 @@ void doctor_keys(struct doctor *d)
 	beside = cJSON_GetArraySize(ctl_list(keys, "beside"));
 	keyed = *ctl_str(keys, "public_key", "") != '\0';
 	d->worst = DOCTOR_OK;
-	/* paths are told to administrators only */
+	/* the daemon reports paths to administrators only */
 	if (*secret == '/')
 		check_secret(d, secret);
 	if (*allowed == '/')
 		check_allowed(d, allowed);
 	if (*secret && count == 0)
-		doctor_say(d, DOCTOR_WARN, "lines of the other daemons; kvd-ctl reload",
+		doctor_say(d, DOCTOR_WARN,
+			   "add the lines of the other daemons, then kvd-ctl reload",
 			   "%s: no daemon may connect",
 			   *allowed ? allowed : "curve_allow_file");
 	say_shared(d, keys);
 	say_refused(d, keys);
 	if (!keyed)
 		doctor_say(d, DOCTOR_WARN, "insecure = no",
-			   "insecure = yes: none: peers are not authenticated");
+			   "no key (insecure = yes): peers are not authenticated");
 	else if (d->worst == DOCTOR_OK)
-		doctor_say(d, DOCTOR_OK, "", "%s may connect, %s beside this one",
-			   ctl_count(count, "daemon"),
-			   beside > 1 ? ctl_count(beside - 1, "daemon") : "none");
+		doctor_say(
+			d, DOCTOR_OK, "",
+			"%s may connect by curve_allow_file, %s as the same user on this host",
+			ctl_count(count, "daemon"),
+			beside > 1 ? ctl_count(beside - 1, "daemon") : "none");
 	d->worst = before > d->worst ? before : d->worst;
 	cJSON_Delete(keys);
 }
@@ -365,7 +374,7 @@ void doctor_transports(struct doctor *d)
 			n += (size_t)snprintf(names + n, sizeof(names) - n, "%s%.16s",
 					      n ? " " : "", ctl_str(one, "name", "?"));
 	doctor_say(d, n ? DOCTOR_OK : DOCTOR_FAIL,
-		   n ? "" : "the option `transports`; the daemon's log says why",
+		   n ? "" : "check the option `transports` and the daemon's log",
 		   "%s; require: %s", n ? names : "none", *require ? require : "any");
 }
 
@@ -378,9 +387,9 @@ static void check_same_endpoint(struct doctor *d, const struct ctl_seen *a,
 
 	if (len && len == strcspn(b->endpoint, "#") &&
 	    strncmp(a->endpoint, b->endpoint, len) == 0)
-		doctor_say(d, DOCTOR_FAIL, "a `listen` or `advertise` of each one's own",
-			   "%s and %s both say that they are %.*s", a->name, b->name,
-			   (int)len, a->endpoint);
+		doctor_say(d, DOCTOR_FAIL, "give each its own `listen` or `advertise`",
+			   "%s and %s both advertise %.*s", a->name, b->name, (int)len,
+			   a->endpoint);
 }
 
 void doctor_sockets(struct doctor *d)
@@ -400,7 +409,7 @@ void doctor_sockets(struct doctor *d)
 		if (strcmp(seen[i].state, "ENODAEMON") == 0 && ++stale)
 			doctor_say(d, DOCTOR_WARN,
 				   "start that instance, or remove the file",
-				   "%s: nobody listens: its daemon was killed", path);
+				   "%s: no process listens: the daemon was killed", path);
 		for (int j = 0; j < i; j++)
 			check_same_endpoint(d, &seen[j], &seen[i]);
 	}
@@ -421,8 +430,8 @@ static double dead_after_ms(const struct doctor *d)
 	return 0;
 }
 
-/* One that is gone is none that rooms wait for; one that never came up, and that no room
- * asked for, was perhaps only tried. Keys that do not fit have to be mended anyway. */
+/* No room waits for a lost peer. A peer that was never connected and never used by a room
+ * may have been a test only. A key mismatch always needs a fix. */
 static enum doctor_result peer_result(const cJSON *peer, const char *state,
 				      const char *code)
 {
@@ -438,14 +447,15 @@ static void say_error(struct doctor *d, const cJSON *peer, const char *state)
 {
 	const cJSON *error = ctl_list(peer, "last_error");
 	const char *code = ctl_str(error, "code", "EPEER");
-	const char *why = ctl_str(error, "message", ctl_str(peer, "why", "not reached"));
+	const char *why =
+		ctl_str(error, "message", ctl_str(peer, "why", "not connected"));
 
 	doctor_say(d, peer_result(peer, state, code), err_remedy(err_of_name(code)),
-		   "%s is %s for %s: %s: %s", ctl_peer_name(peer), state,
+		   "%s: %s for %s: %s: %s", ctl_peer_name(peer), state,
 		   ctl_ms(ctl_num(peer, "since_ms")), code, why);
 }
 
-/* By the first so many --peer: it is told already whether that one was reached. */
+/* Whether one of the first `count` --peer options has already reported this endpoint. */
 static bool was_tried(const struct doctor *d, unsigned int count, const char *endpoint)
 {
 	for (unsigned int i = 0; i < count; i++) {
@@ -458,14 +468,14 @@ static bool was_tried(const struct doctor *d, unsigned int count, const char *en
 static const char *line_remedy(const char *code)
 {
 	if (strcmp(code, "EREQUIRE") == 0)
-		return "the option `require` and transports of both daemons";
+		return "compare the options `require` and `transports` of both daemons";
 	if (!*code)
 		return "";
-	return "the port that it names: a firewall, under systemd IPAddressAllow=; or "
-	       "that option there, with an address that this host reaches";
+	return "open the port that it names (firewall, IPAddressAllow= under systemd), or "
+	       "set that option there to an address that this host reaches";
 }
 
-/* Whether there was something to say. */
+/* Whether it printed a line. */
 static bool check_peer(struct doctor *d, const cJSON *peer)
 {
 	const char *state = ctl_str(peer, "state", "?"),
@@ -490,32 +500,33 @@ static bool check_peer(struct doctor *d, const cJSON *peer)
 		   : slow || (*version == 'k' && strcmp(version, own)) ? DOCTOR_WARN
 								       : DOCTOR_OK,
 		   !line  ? line_remedy(code)
-		   : slow ? "the path to it, its load; dead_after"
+		   : slow ? "check the network and the peer's load; raise dead_after"
 		   : *version == 'k' && strcmp(version, own)
-			   ? "one version for all daemons of a deployment"
+			   ? "run the same version in all daemons of a deployment"
 			   : "",
-		   "%s is up for %s, %s, by %s, round trip %s%s%s", ctl_peer_name(peer),
-		   ctl_ms(ctl_num(peer, "since_ms")), version,
+		   "%s: up for %s, %s, transport %s, round trip %s%s%s",
+		   ctl_peer_name(peer), ctl_ms(ctl_num(peer, "since_ms")), version,
 		   ctl_str(peer, "transport", "none"), ctl_ms(rtt_ms),
-		   line ? "" : ": no data line: ", line ? "" : ctl_str(peer, "why", ""));
+		   line ? "" : "; no data connection: ",
+		   line ? "" : ctl_str(peer, "why", ""));
 	if (line && !ctl_true(peer, "same_host") &&
 	    strcmp(ctl_str(peer, "crypto", "none"), "none") == 0)
-		doctor_say(
-			d, DOCTOR_WARN,
-			"tcp_crypto = aes128gcm; for RDMA, MACsec or IPsec in the "
-			"adapter (docs/security.md), or a network of the cluster's own",
-			"%s: bytes cross the network in clear, by %s",
-			ctl_peer_name(peer), ctl_str(peer, "transport", "none"));
+		doctor_say(d, DOCTOR_WARN,
+			   "tcp_crypto = aes128gcm; for RDMA use MACsec or IPsec in the "
+			   "adapter (docs/security.md) or a dedicated network",
+			   "%s: data crosses the network unencrypted, transport %s",
+			   ctl_peer_name(peer), ctl_str(peer, "transport", "none"));
 	if (*ctl_str(peer, "passed_over", ""))
 		doctor_say(d, DOCTOR_WARN,
-			   "share what it needs, or leave it out of `transports`",
-			   "%s is reached by %s, for %s", ctl_peer_name(peer),
+			   "share the missing resource, or remove that transport from "
+			   "`transports`",
+			   "%s: using %s, because %s", ctl_peer_name(peer),
 			   ctl_str(peer, "transport", "none"),
 			   ctl_str(peer, "passed_over", ""));
 	return true;
 }
 
-/* --peer: the daemon tries, whether it knows it already or not. */
+/* --peer: the daemon connects, even to an endpoint that it does not know yet. */
 static void reach_peer(struct doctor *d, const char *endpoint)
 {
 	cJSON *args = cJSON_CreateObject(), *reply;
@@ -523,17 +534,18 @@ static void reach_peer(struct doctor *d, const char *endpoint)
 	cJSON_AddStringToObject(args, "endpoint", endpoint);
 	cJSON_AddNumberToObject(args, "timeout_ms", d->ctl->timeout_ms / 2);
 	if (ctl_query(d->ctl, "peer.connect", args, &reply) == CTL_OK)
-		doctor_say(d, DOCTOR_OK, "", "%.*s is reached, by %s",
+		doctor_say(d, DOCTOR_OK, "", "%.*s: connected, transport %s",
 			   (int)strcspn(endpoint, "#"), endpoint,
 			   ctl_str(reply, "transport", "none"));
 	else
-		doctor_say(d, DOCTOR_FAIL,
-			   d->ctl->error.code == KVD_E_TIMEOUT
-				   ? "is its daemon up, its `listen` that address, the "
-				     "port open?"
-				   : err_remedy((enum err_code)d->ctl->error.code),
-			   "%.*s: %s: %s", (int)strcspn(endpoint, "#"), endpoint,
-			   kvd_code_name(d->ctl->error.code), d->ctl->error.message);
+		doctor_say(
+			d, DOCTOR_FAIL,
+			d->ctl->error.code == KVD_E_TIMEOUT
+				? "check that its daemon runs, that its `listen` is that "
+				  "address, and that no firewall blocks the port"
+				: err_remedy((enum err_code)d->ctl->error.code),
+			"%.*s: %s: %s", (int)strcspn(endpoint, "#"), endpoint,
+			kvd_code_name(d->ctl->error.code), d->ctl->error.message);
 	cJSON_Delete(reply);
 }
 
@@ -557,13 +569,13 @@ void doctor_peers(struct doctor *d)
 		}
 	}
 	if (!said)
-		doctor_say(d, DOCTOR_OK, "", "none known; --peer ENDPOINT tries one");
+		doctor_say(d, DOCTOR_OK, "", "none known; --peer ENDPOINT checks one");
 	cJSON_Delete(reply);
 }
 
 /* ---- loop, rooms, failures ---- */
 
-/* A daemon that keeps none says nothing. */
+/* A daemon without a chunk store refuses the command: no line. */
 void doctor_chunks(struct doctor *d)
 {
 	cJSON *reply = NULL;
@@ -576,24 +588,24 @@ void doctor_chunks(struct doctor *d)
 	why = ctl_str(files, "why", "");
 	if (!ctl_true(reply, "ready"))
 		doctor_say(d, DOCTOR_WARN,
-			   "the log says why; a lower chunk_memory, or wait",
-			   "the memory for chunks (%s) is not there",
+			   "wait, or check the daemon's log; lower chunk_memory",
+			   "the memory for chunks (%s) is not allocated",
 			   ctl_bytes(ctl_num(reply, "memory_bytes")));
 	else if (files && *why)
+		doctor_say(d, DOCTOR_WARN,
+			   "fix the cause (check dmesg and df), then restart the daemon",
+			   "chunk_dir: %s: %s",
+			   ctl_true(files, "open") ? "writing has stopped" : "not used",
+			   why);
+	else if (ctl_true(files, "stands"))
 		doctor_say(
 			d, DOCTOR_WARN,
-			"mend what it names (kernel's log, df), then restart the daemon",
-			"nothing is %s chunk_dir: %s",
-			ctl_true(files, "open") ? "written any more to" : "kept in", why);
-	else if (ctl_true(files, "stands"))
-		doctor_say(d, DOCTOR_WARN,
-			   "bring it back; the daemon cannot end before (the kernel's "
-			   "log says more)",
-			   "the disk of %s does not answer", ctl_str(files, "dir", ""));
+			"restore the disk (check dmesg); the daemon cannot exit before",
+			"the disk of %s does not respond", ctl_str(files, "dir", ""));
 	else if (ctl_true(files, "full"))
-		doctor_say(d, DOCTOR_WARN, "free space there, or a lower chunk_dir_size",
-			   "the file system of %s is full (%s left): no further file is "
-			   "made for chunks",
+		doctor_say(d, DOCTOR_WARN, "free space, or lower chunk_dir_size",
+			   "the file system of %s is full (%s free): no more files are "
+			   "created for chunks",
 			   ctl_str(files, "dir", ""),
 			   ctl_bytes(ctl_num(files, "disk_free_bytes")));
 	else
@@ -603,14 +615,15 @@ void doctor_chunks(struct doctor *d)
 	homes = cJSON_GetObjectItemCaseSensitive(reply, "homes");
 	if (ctl_num(homes, "up") < ctl_num(homes, "homes"))
 		doctor_say(d, DOCTOR_WARN,
-			   "start them, with chunk_memory; kvd-ctl peers says why not",
+			   "start them with chunk_memory; kvd-ctl peers shows the errors",
 			   "%.0f of %.0f daemons of chunk_index are up",
 			   ctl_num(homes, "up"), ctl_num(homes, "homes"));
 	home = cJSON_GetObjectItemCaseSensitive(reply, "home");
 	if (ctl_num(home, "unknown") > 0)
-		doctor_say(d, DOCTOR_WARN, "a larger chunk_index_memory",
-			   "%.0f chunks of other daemons have no room in the directory",
-			   ctl_num(home, "unknown"));
+		doctor_say(
+			d, DOCTOR_WARN, "raise chunk_index_memory",
+			"the chunk index has no space for %.0f chunks of other daemons",
+			ctl_num(home, "unknown"));
 	cJSON_Delete(reply);
 }
 
@@ -626,9 +639,10 @@ void doctor_loop(struct doctor *d)
 	often = dead_ms > 0 && p99_ms > dead_ms / 4;
 	once = dead_ms > 0 && max_ms > dead_ms;
 	doctor_say(d, often || once ? DOCTOR_WARN : DOCTOR_OK,
-		   often || once ? "engines keep it from a core: CPUWeight=, dead_after"
-				 : "",
-		   "late by %s (p99), %s at most since the start; dead_after %s",
+		   often || once
+			   ? "the daemon lacks CPU time: raise CPUWeight= or dead_after"
+			   : "",
+		   "timers late by %s (p99), at most %s since start; dead_after %s",
 		   ctl_ms(p99_ms), ctl_ms(max_ms), ctl_ms(dead_ms));
 }
 
@@ -637,12 +651,13 @@ static const char *stuck_remedy(const cJSON *room)
 	const char *who = ctl_str(ctl_list(room, "waits_for"), "who", "");
 
 	if (strcmp(ctl_str(room, "state_name", ""), "unopened") == 0)
-		return "the router: no engine here has opened it; kvd-ctl abort there";
+		return "check the router: no engine here has opened the room; or kvd-ctl "
+		       "abort at the peer";
 	if (strncmp(who, "engine ", 7) == 0)
-		return "that engine's log; kvd-ctl abort gives it up";
+		return "check that engine's log, or kvd-ctl abort";
 	if (strncmp(who, "this daemon", 11) == 0)
-		return "this daemon's log and load";
-	return "kvd-ctl room of that number at the other daemon";
+		return "check this daemon's log and load";
+	return "run kvd-ctl room NUMBER at the peer";
 }
 
 void doctor_rooms(struct doctor *d)
@@ -654,7 +669,7 @@ void doctor_rooms(struct doctor *d)
 	double stuck_ms;
 
 	cJSON_AddTrueToObject(args, "live");
-	ctl_duration(stuck, &stuck_ms); /* ctl_run_doctor() has read it, too */
+	ctl_duration(stuck, &stuck_ms); /* checked by ctl_run_doctor() */
 	cJSON_AddNumberToObject(args, "stuck_ms", (double)(long)stuck_ms);
 	if (!d->health || d->unprivileged) {
 		cJSON_Delete(args);
@@ -669,20 +684,21 @@ void doctor_rooms(struct doctor *d)
 		if (++count > LINES_MAX)
 			break;
 		doctor_say(d, DOCTOR_WARN, stuck_remedy(room),
-			   "room %s (%s) waits %s for %s", ctl_str(room, "room", "?"),
-			   ctl_str(room, "role", "?"), ctl_ms(ctl_num(waits, "since_ms")),
+			   "room %s (%s) has waited %s for %s",
+			   ctl_str(room, "room", "?"), ctl_str(room, "role", "?"),
+			   ctl_ms(ctl_num(waits, "since_ms")),
 			   ctl_str(waits, "what", "?"));
 	}
 	if (total > LINES_MAX)
 		doctor_say(d, DOCTOR_WARN, "kvd-ctl rooms --stuck", "and %s%d more",
 			   total == 1000 ? "at least " : "", total - LINES_MAX);
 	else if (!total)
-		doctor_say(d, DOCTOR_OK, "", "%.0f open, none waits for %s",
+		doctor_say(d, DOCTOR_OK, "", "%.0f open, none waiting longer than %s",
 			   ctl_num(reply, "total"), stuck);
 	cJSON_Delete(reply);
 }
 
-/* Of one code: how often, and the latest. Those that come later in the list are older. */
+/* The count of one code and the latest failure. The list is sorted latest first. */
 static void say_failures(struct doctor *d, const cJSON *rooms, const cJSON *latest)
 {
 	const char *code = ctl_str(ctl_list(latest, "error"), "code", "?");
@@ -728,7 +744,7 @@ void doctor_failures(struct doctor *d)
 			if (!was_before(rooms, one))
 				say_failures(d, rooms, one);
 		if (!rooms->child)
-			doctor_say(d, DOCTOR_OK, "", "none of the last 10 min");
+			doctor_say(d, DOCTOR_OK, "", "none in the last 10 min");
 	}
 	cJSON_Delete(rooms);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checks of adapters and GPUs, by sysfs and procfs, so that they work without a daemon;
- * what the daemon says of its devices comes on top.
+ * Checks of interfaces, adapters and GPUs. They read sysfs and procfs, so that they work
+ * without a daemon; the daemon's own report of its devices is checked in addition.
  */
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -31,14 +31,14 @@ static void host_of(const char *endpoint, char host[64])
 	snprintf(host, 64, "%.*s", (int)(end - at), at);
 }
 
-/* Where the daemon's addresses are: its network namespace, not ours. */
+/* The daemon's network namespace, to which its addresses belong. */
 struct net {
-	char dir[32]; /* of procfs */
-	bool ours;    /* then sysfs shows its interfaces, too */
+	char dir[32]; /* in procfs */
+	bool ours;    /* the same as ours: sysfs shows its interfaces */
 };
 
-/* A file of a network namespace has an inode of its own. False: the daemon's cannot be
- * looked at, and this is ours. */
+/* Files of different network namespaces have different inodes. False: the daemon's
+ * namespace is not readable, and *net is ours. */
 static bool net_find(const struct doctor *d, struct net *net)
 {
 	char path[500];
@@ -55,7 +55,7 @@ static bool net_find(const struct doctor *d, struct net *net)
 	return false;
 }
 
-/* The interface whose subnet has the address: no other can have it. */
+/* The interface whose subnet contains the address. */
 static bool interface_of_v4(const struct doctor *d, const struct net *net,
 			    const char *host, char name[32])
 {
@@ -102,7 +102,7 @@ static bool interface_of_v6(const struct doctor *d, const struct net *net,
 	return false;
 }
 
-/* Without a subnet: an address of its own, as many clouds and pods have one. */
+/* A local /32 address without a subnet, as clouds and pods often have it. */
 static bool is_own_v4(const struct doctor *d, const struct net *net, const char *host)
 {
 	static char tries[1u << 18];
@@ -137,15 +137,16 @@ static void check_interface(struct doctor *d, const struct net *net, const char 
 
 	if (!net->ours) {
 		doctor_say(d, DOCTOR_OK, "",
-			   "%s has %s, in a network namespace of the daemon's: its link "
-			   "is not looked at",
+			   "%s has %s, in the daemon's own network namespace: link state "
+			   "not checked",
 			   name, host);
 		return;
 	}
 	if (!doctor_read(d, state, sizeof(state), "/sys/class/net/%s/operstate", name))
 		return;
 	doctor_read(d, speed, sizeof(speed), "/sys/class/net/%s/speed", name);
-	snprintf(remedy, sizeof(remedy), "ip link set %s up; its cable and switch", name);
+	snprintf(remedy, sizeof(remedy), "ip link set %s up; check cable and switch",
+		 name);
 	if (strcmp(state, "up") != 0 && strcmp(state, "unknown") != 0)
 		doctor_say(d, DOCTOR_FAIL, remedy, "%s, which has %s, is %s", name, host,
 			   state);
@@ -166,16 +167,18 @@ static void check_address(struct doctor *d, const char *option, const char *host
 	    strcmp(host, "::1") == 0)
 		return;
 	if (!net_find(d, &net))
-		doctor_say(d, DOCTOR_WARN, "run this where the daemon's /proc/PID is",
-			   "the daemon's network cannot be looked at: %s is judged by "
-			   "that of kvd-ctl",
-			   host);
+		doctor_say(
+			d, DOCTOR_WARN,
+			"run this where /proc/PID of the daemon is readable",
+			"the daemon's network namespace is not readable: %s is checked "
+			"in that of kvd-ctl",
+			host);
 	if (interface_of_v4(d, &net, host, name) || interface_of_v6(d, &net, host, name))
 		check_interface(d, &net, name, host);
 	else if (is_own_v4(d, &net, host))
 		doctor_say(d, DOCTOR_OK, "", "%s is an address of this host", host);
 	else
-		doctor_say(d, DOCTOR_FAIL, "ip address; the next start fails",
+		doctor_say(d, DOCTOR_FAIL, "check ip address; the next start would fail",
 			   "no interface has a subnet with %s (%s)", host, option);
 }
 
@@ -198,7 +201,7 @@ struct rails {
 	char first[48];	  /* its name */
 };
 
-/* How many GIDs are set, and whether one is of RoCE v2. */
+/* Counts the GIDs that are set; *v2_p: one is RoCE v2. */
 static unsigned int gids_of(const struct doctor *d, const char *dir, bool *v2_p)
 {
 	char gid[64], type[32];
@@ -227,13 +230,14 @@ static void check_roce(struct doctor *d, const char *dir, const char *name,
 	gids = gids_of(d, dir, &v2);
 	mtu = *net ? mtu_of(d, net) : 0;
 	if (!gids)
-		doctor_say(d, DOCTOR_FAIL, "ip address add … dev its interface",
+		doctor_say(d, DOCTOR_FAIL, "ip address add ADDRESS dev INTERFACE",
 			   "%s has no GID: its interface %s has no address", name, net);
 	else if (!v2)
-		doctor_say(d, DOCTOR_WARN, "the adapter's RoCE mode: v2",
-			   "%s has GIDs of RoCE v1 only: it is not routed", name);
+		doctor_say(d, DOCTOR_WARN, "set the adapter's RoCE mode to v2",
+			   "%s has GIDs of RoCE v1 only, which is not routable", name);
 	if (rails->mtu && mtu && rails->mtu != mtu)
-		doctor_say(d, DOCTOR_WARN, "one MTU on all rails, switches and hosts",
+		doctor_say(d, DOCTOR_WARN,
+			   "use the same MTU on all rails, switches and hosts",
 			   "%s has MTU %u, %s has %u", name, mtu, rails->first,
 			   rails->mtu);
 	if (!rails->mtu && mtu) {
@@ -256,7 +260,8 @@ static void check_port(struct doctor *d, const char *device, const char *port,
 	doctor_read(d, rate, sizeof(rate), "%s/rate", dir);
 	doctor_read(d, layer, sizeof(layer), "%s/link_layer", dir);
 	if (!strstr(state, "ACTIVE")) {
-		doctor_say(d, DOCTOR_WARN, "its cable and switch; ip link set … up",
+		doctor_say(d, DOCTOR_WARN,
+			   "check cable and switch; ip link set INTERFACE up",
 			   "%s is not active: %s", name, state);
 		return;
 	}
@@ -266,7 +271,7 @@ static void check_port(struct doctor *d, const char *device, const char *port,
 		check_roce(d, dir, name, rails);
 }
 
-/* Why the daemon does not use a port that it could. */
+/* Reports why the daemon does not use an active port. */
 static void check_use(struct doctor *d)
 {
 	const cJSON *port;
@@ -274,7 +279,8 @@ static void check_use(struct doctor *d)
 	cJSON_ArrayForEach(port, ctl_list(d->devices, "rdma")) {
 		if (strcmp(ctl_str(port, "state", ""), "active") == 0 &&
 		    !ctl_true(port, "used"))
-			doctor_say(d, DOCTOR_WARN, "verbs_rails, listen, transports",
+			doctor_say(d, DOCTOR_WARN,
+				   "check the options verbs_rails, listen and transports",
 				   "the daemon does not use %s:%.0f: %s",
 				   ctl_str(port, "device", "?"), ctl_num(port, "port"),
 				   ctl_str(port, "use", "?"));
@@ -298,20 +304,22 @@ void doctor_rdma(struct doctor *d)
 	}
 	ctl_instances_free(devices, count);
 	if (rails.ports && !rails.active)
-		doctor_say(d, DOCTOR_FAIL, "its cable and switch; ip link set … up",
+		doctor_say(d, DOCTOR_FAIL,
+			   "check cable and switch; ip link set INTERFACE up",
 			   "no port is active");
 	if (!rails.ports)
-		doctor_say(d, wanted ? DOCTOR_FAIL : DOCTOR_OK,
-			   wanted ? "an adapter and its driver, or another `require`"
-				  : "",
-			   "no adapter%s%s", wanted ? "; require: " : "",
-			   wanted ? require : "");
+		doctor_say(
+			d, wanted ? DOCTOR_FAIL : DOCTOR_OK,
+			wanted ? "install an adapter and its driver, or change `require`"
+			       : "",
+			"no adapter%s%s", wanted ? "; require: " : "",
+			wanted ? require : "");
 	check_use(d);
 }
 
 /* ---- GPUs ---- */
 
-/* A GPU whose instances MIG made; "". */
+/* A GPU with MIG instances; "" if none. */
 static void mig_of(const struct doctor *d, char name[64])
 {
 	const char *dir = "/proc/driver/nvidia/capabilities";
@@ -345,11 +353,11 @@ static void check_gpus_of_daemon(struct doctor *d)
 	cJSON_ArrayForEach(gpu, ctl_list(d->devices, "gpus"))
 		if (ctl_true(gpu, "failed"))
 			doctor_say(d, DOCTOR_FAIL,
-				   "nvidia-smi; the kernel's log; restart",
+				   "check nvidia-smi and dmesg, then restart",
 				   "%s (%s) has failed", ctl_str(gpu, "gpu", "?"),
 				   ctl_str(gpu, "name", "?"));
 	if (*ctl_str(d->devices, "gpu_error", ""))
-		doctor_say(d, DOCTOR_WARN, "the options `gpus`, `cuda_library`",
+		doctor_say(d, DOCTOR_WARN, "check the options `gpus` and `cuda_library`",
 			   "the daemon uses no GPU: %s",
 			   ctl_str(d->devices, "gpu_error", ""));
 }
@@ -369,18 +377,20 @@ void doctor_gpu(struct doctor *d)
 	number = strstr(version, "  ");
 	doctor_say(d, DOCTOR_OK, "", "NVIDIA driver%s", number ? number + 1 : "");
 	if (!doctor_exists(d, "/dev/nvidiactl"))
-		doctor_say(d, DOCTOR_FAIL, "--gpus, or the device plugin",
+		doctor_say(d, DOCTOR_FAIL,
+			   "start the container with --gpus or the device plugin",
 			   "/dev/nvidiactl is missing: no GPU can be opened here");
 	mig_of(d, mig);
 	if (*mig)
-		doctor_say(d, DOCTOR_WARN, "nvidia-smi -mig 0, where it is not needed",
-			   "%s is divided by MIG: its memory cannot be shared between "
+		doctor_say(d, DOCTOR_WARN, "nvidia-smi -mig 0, if MIG is not needed",
+			   "%s has MIG enabled: its memory cannot be shared between "
 			   "processes",
 			   mig);
 	if (has_adapter(d) && !open && !doctor_exists(d, "/sys/module/nvidia_peermem"))
 		doctor_say(
 			d, DOCTOR_WARN,
-			"modprobe nvidia-peermem, or the open kernel modules (dma-buf)",
-			"adapters cannot reach GPU memory: it goes by way of the host");
+			"modprobe nvidia-peermem, or use the open kernel modules (dma-buf)",
+			"adapters cannot reach GPU memory: transfers are staged through "
+			"host memory");
 	check_gpus_of_daemon(d);
 }

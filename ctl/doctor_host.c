@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checks of the host and of the daemon's process, by what /proc and /sys say. What the
- * daemon's own process may be limited in is looked at there, not in this process.
+ * Checks of the host and of the daemon's process, by /proc and /sys. Limits and rights
+ * are read from the daemon's process, not from this one.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #define CAP_IPC_LOCK 14
 #define SHM_LEAST (UINT64_C(1) << 30)
 
-/* The soft limit of a line of /proc/PID/limits; -1: unlimited, -2: there is none. */
+/* The soft limit in a line of /proc/PID/limits; -1: unlimited, -2: no such line. */
 static long long limit_of(const char *limits, const char *name)
 {
 	const char *at = strstr(limits, name);
@@ -55,8 +55,8 @@ void doctor_limits(struct doctor *d)
 			   ctl_bytes((double)memory));
 	if (few)
 		doctor_say(d, DOCTOR_WARN, "LimitNOFILE=65536",
-			   "RLIMIT_NOFILE is %lld: regions, engines and streams take "
-			   "one each",
+			   "RLIMIT_NOFILE is %lld: each region, engine and stream needs "
+			   "a descriptor",
 			   files);
 	if (!few && (locks || !doctor_has_transport(d, "verbs")))
 		doctor_say(d, DOCTOR_OK, "", "RLIMIT_NOFILE %lld, RLIMIT_MEMLOCK %s",
@@ -65,7 +65,7 @@ void doctor_limits(struct doctor *d)
 
 /* ---- rights ---- */
 
-/* Is a region of plain memory of a session of another user? Its client's name. */
+/* The name of a client of another user that registered plain memory; NULL: none. */
 static const char *foreign_vm(const struct doctor *d, unsigned int *foreign_p)
 {
 	const cJSON *session, *region;
@@ -98,15 +98,16 @@ void doctor_rights(struct doctor *d)
 	seccomp = status_hex(status, "\nSeccomp:");
 	vm = foreign_vm(d, &foreign);
 	if (d->uid == 0)
-		doctor_say(d, DOCTOR_WARN, "kvd@.service, or another user",
-			   "it runs as root: a fault in it is one of the host");
+		doctor_say(d, DOCTOR_WARN, "use kvd@.service or another user",
+			   "the daemon runs as root: a compromise would affect the host");
 	else if (caps)
 		doctor_say(d, DOCTOR_WARN, "CapabilityBoundingSet= as in kvd@.service",
-			   "it has capabilities that it does not need (%llx)", caps);
+			   "the daemon has unneeded capabilities (%llx)", caps);
 	if (vm)
-		doctor_say(d, DOCTOR_WARN, "memfd: kvd_memory_alloc(), kvd_adopt()",
-			   "engine '%s' of another user hands over plain memory (vm): "
-			   "a system call a row",
+		doctor_say(d, DOCTOR_WARN,
+			   "use a memfd: kvd_memory_alloc() or kvd_adopt()",
+			   "engine '%s' of another user registered plain memory (vm): "
+			   "each row takes a system call",
 			   vm);
 	if (d->uid != 0 && !caps && !vm)
 		doctor_say(d, DOCTOR_OK, "",
@@ -115,7 +116,7 @@ void doctor_rights(struct doctor *d)
 			   ctl_count(foreign, "engine"));
 }
 
-/* "pid:[4026531836]"; "" where it may not be read. */
+/* "pid:[4026531836]"; "" if not readable. */
 static void namespace_of(const struct doctor *d, int pid, const char *kind, char text[64])
 {
 	char path[500];
@@ -140,7 +141,7 @@ static bool shares_namespaces(const struct doctor *d, int pid)
 	return true;
 }
 
-/* CUDA's handles are of the PID and IPC namespace. */
+/* CUDA IPC handles are valid within a PID and IPC namespace only. */
 void doctor_namespaces(struct doctor *d)
 {
 	bool gpus = doctor_exists(d, "/proc/driver/nvidia/version");
@@ -153,7 +154,7 @@ void doctor_namespaces(struct doctor *d)
 	cJSON_ArrayForEach(one, ctl_list(d->sessions, "sessions")) {
 		int pid = (int)ctl_num(one, "pid");
 
-		if (ctl_true(one, "own") || pid == d->pid) /* we; the daemon's own */
+		if (ctl_true(one, "own") || pid == d->pid) /* kvd-ctl or the daemon */
 			continue;
 		all++;
 		if (pid && shares_namespaces(d, pid))
@@ -163,14 +164,14 @@ void doctor_namespaces(struct doctor *d)
 	}
 	if (apart)
 		doctor_say(d, gpus ? DOCTOR_WARN : DOCTOR_OK,
-			   gpus ? "--pid=host --ipc=host, or one pod with shared "
+			   gpus ? "use --pid=host --ipc=host, or a pod with shared "
 				  "namespaces"
 				: "",
 			   "%s ('%s') in other PID or IPC namespaces: memfd works, GPU "
 			   "memory does not",
 			   ctl_count(apart, "engine"), who);
 	else if (all)
-		doctor_say(d, DOCTOR_OK, "", "%s in the daemon's",
+		doctor_say(d, DOCTOR_OK, "", "%s in the daemon's namespaces",
 			   ctl_count(all, "engine"));
 }
 
@@ -191,8 +192,8 @@ void doctor_kernel(struct doctor *d)
 		   old		 ? DOCTOR_FAIL
 		   : no_collapse ? DOCTOR_WARN
 				 : DOCTOR_OK,
-		   old		 ? "Linux 5.14 or later"
-		   : no_collapse ? "Linux 6.1 or later, for huge pages on request"
+		   old		 ? "use Linux 5.14 or later"
+		   : no_collapse ? "use Linux 6.1 or later for huge pages on request"
 				 : "",
 		   "Linux %s", release);
 }
@@ -203,13 +204,14 @@ void doctor_huge_pages(struct doctor *d)
 	char words[128];
 
 	if (!doctor_read(d, words, sizeof(words), "%s/shmem_enabled", dir))
-		doctor_say(d, DOCTOR_WARN, "a kernel with CONFIG_TRANSPARENT_HUGEPAGE",
-			   "none for shared memory: memfds lie in small pages");
+		doctor_say(d, DOCTOR_WARN,
+			   "use a kernel with CONFIG_TRANSPARENT_HUGEPAGE",
+			   "none for shared memory: memfds use small pages");
 	else if (strstr(words, "[deny]"))
 		doctor_say(d, DOCTOR_WARN,
 			   "echo advise > /sys/kernel/mm/transparent_hugepage/"
 			   "shmem_enabled",
-			   "shmem_enabled is deny: memfds lie in small pages");
+			   "shmem_enabled is deny: memfds use small pages");
 	else
 		doctor_say(d, DOCTOR_OK, "", "shmem_enabled: %s", words);
 }
@@ -223,21 +225,23 @@ void doctor_shm(struct doctor *d)
 	snprintf(path, sizeof(path), "%s/dev/shm", d->root);
 	if (statvfs(path, &fs) < 0) {
 		doctor_say(d, DOCTOR_WARN, "mount -t tmpfs tmpfs /dev/shm",
-			   "/dev/shm: %m: no memory of kind shm");
+			   "/dev/shm: %m: memory of kind shm is not available");
 		return;
 	}
 	size = (uint64_t)fs.f_frsize * fs.f_blocks;
 	left = (uint64_t)fs.f_frsize * fs.f_bavail;
 	if (size < SHM_LEAST)
-		doctor_say(d, DOCTOR_WARN, "--shm-size=, or an emptyDir of medium Memory",
+		doctor_say(d, DOCTOR_WARN,
+			   "raise --shm-size=, or use an emptyDir of medium Memory",
 			   "/dev/shm has %s: too small for caches of kind shm",
 			   ctl_bytes((double)size));
 	else if (left < size / 20)
-		doctor_say(d, DOCTOR_WARN, "ls -l /dev/shm: whose are they?",
-			   "/dev/shm is full: %s of %s are left", ctl_bytes((double)left),
+		doctor_say(d, DOCTOR_WARN,
+			   "check the owners of the files: ls -l /dev/shm",
+			   "/dev/shm is full: %s of %s free", ctl_bytes((double)left),
 			   ctl_bytes((double)size));
 	else
-		doctor_say(d, DOCTOR_OK, "", "/dev/shm: %s of %s are left",
+		doctor_say(d, DOCTOR_OK, "", "/dev/shm: %s of %s free",
 			   ctl_bytes((double)left), ctl_bytes((double)size));
 }
 
@@ -248,12 +252,13 @@ void doctor_userfaultfd(struct doctor *d)
 
 	if (!doctor_read(d, allowed, sizeof(allowed),
 			 "/proc/sys/vm/unprivileged_userfaultfd"))
-		doctor_say(d, DOCTOR_WARN, "a kernel with CONFIG_USERFAULTFD",
-			   "none: memory is adopted only while nobody writes it");
+		doctor_say(d, DOCTOR_WARN, "use a kernel with CONFIG_USERFAULTFD",
+			   "not available: memory can be adopted only while nothing "
+			   "writes to it");
 	else if (strcmp(allowed, "0") == 0 && !device)
 		doctor_say(d, DOCTOR_WARN, "sysctl vm.unprivileged_userfaultfd=1",
-			   "for root only: while other engines' memory is adopted, "
-			   "their read() into it fails");
+			   "restricted to root: while an engine's memory is adopted, its "
+			   "read() into it fails");
 	else
 		doctor_say(d, DOCTOR_OK, "", "vm.unprivileged_userfaultfd = %s%s",
 			   allowed, device ? ", /dev/userfaultfd" : "");

@@ -193,7 +193,7 @@ def etcd_that_is_stopped_and_started():
         w.etcd.stop()
         w.mark("degraded after", lambda: w.health("degraded"))
         w.rooms.progress()
-        assert "is away" in ctl_doctor(w.d2)
+        assert "has been unreachable for" in ctl_doctor(w.d2)
         told = Engine(w.d2, "asks").cmd("group.query", group="running", since=0)
         assert not told["synced"] and [r["worker"] for r in told["ranks"]] == ["w0"], told
         w.clock()

@@ -217,10 +217,10 @@ def link_of_the_address_is_judged():
         other = {"proc/net/dev": "", "proc/net/route": route}
         has(host({**bare, **other, **link}, d), "FAIL", "network", "no interface has a subnet")
         has(host({mine + "dev": "", mine + "route": route, "proc/net/dev": "", **link}, d), "ok",
-            "network", "eth9 has %s, in a network namespace of the daemon's" % address)
+            "network", "eth9 has %s, in the daemon's own network namespace" % address)
         # out of reach
         lines = host({**other, **link}, d)
-        has(lines, "warn", "network", "cannot be looked at: %s is judged by" % address)
+        has(lines, "warn", "network", "not readable: %s is checked in" % address)
         has(lines, "ok", "network", "eth9 is up")
         # the real one
         has(doctor(d), "ok", "network", "%s is an address of this host" % address)
@@ -231,8 +231,8 @@ def every_check_speaks_of_a_daemon():
         lines = doctor(d)
         has(lines, "ok", "daemon", "kvd serves, pid %d" % d.proc.pid)
         # right for a single host: no warning
-        has(lines, "note", "listen", "no other host reaches it")
-        has(lines, "note", "listen", "another endpoint after each start")
+        has(lines, "note", "listen", "not reachable from other hosts")
+        has(lines, "note", "listen", "the port changes at each start")
         for check in ("version", "config", "keys", "transports", "limits", "sockets", "rdma",
                       "gpu", "peers", "rooms", "failures"):
             has(lines, "ok", check)
@@ -268,7 +268,7 @@ def keys_are_judged():
             lines = doctor(b, "--peer", endpoint["endpoint"])
             has(lines, "FAIL", "peers", "EAUTH", "kvd-ctl keys")
             assert len([line for line in lines if line[1] == "peers"]) == 1, lines
-            has(doctor(b), "warn", "peers", "is unreached for", "EAUTH", "kvd-ctl keys")
+            has(doctor(b), "warn", "peers", ": unreached for", "EAUTH", "kvd-ctl keys")
             has(doctor(a), "warn", "keys", "was refused", "curve_allow_file")
             os.chmod(tmp + "/a", 0o644)
             has(doctor(a), "FAIL", "keys", "has mode 0644", "chmod 600")
@@ -305,7 +305,7 @@ def who_is_no_administrator_is_told_so():
         base = [for_everyone("kvd-ctl"), "--socket", d.socket_path, "-j"]
         done = subprocess.run(base + ["doctor"], **who)
         lines = lines_of(json.loads(done.stdout), done.returncode)
-        has(lines, "warn", "daemon", "may not be looked at as uid 65534", "admin_uids")
+        has(lines, "warn", "daemon", "uid 65534 has no permission", "admin_uids")
         assert not {"rooms", "failures", "namespaces"} & {line[1] for line in lines}, lines
         done = subprocess.run(base[:-1] + ["top", "-b", "--count", "1", "--interval", "100ms"],
                               **who)
@@ -320,9 +320,9 @@ def sockets_of_the_dead_and_twins_are_told():
             dead.bind(run_dir + "/dead.sock")
             dead.close()
             open(run_dir + "/dead.lock", "w").close()
-            has(doctor(a), "warn", "sockets", "dead.sock: nobody listens")
+            has(doctor(a), "warn", "sockets", "dead.sock: no process listens")
             with Daemon(text, run_dir=run_dir, name="b"):
-                has(doctor(a), "FAIL", "sockets", "a and b both say that they are "
+                has(doctor(a), "FAIL", "sockets", "a and b both advertise "
                     "tcp://127.0.0.1:7999")
 
 
@@ -334,13 +334,13 @@ def peers_and_failures_have_remedies():
         src, dst = Cache(prefill), Cache(decode)
         lines = doctor(b, "--peer", prefill.endpoint, "--peer", prefill.endpoint, "--peer",
                        "tcp://127.0.0.1:%d" % free_port(), "--stuck", "10ms")
-        has(lines, "ok", "peers", prefill.endpoint.split("#")[0] + " is reached, by shm")
-        has(lines, "FAIL", "peers", "ETIMEOUT", "is its daemon up")
+        has(lines, "ok", "peers", prefill.endpoint.split("#")[0] + ": connected, transport shm")
+        has(lines, "FAIL", "peers", "ETIMEOUT", "check that its daemon runs")
         assert len([line for line in lines if line[1] == "peers"]) == 3, lines
         # no room wanted it
-        has(doctor(b), "note", "peers", "is unreached for")
-        has(lines, "ok", "peers", "p0 is up", "kvd 0.")
-        has(lines, "ok", "rooms", "none waits for 10ms")
+        has(doctor(b), "note", "peers", ": unreached for")
+        has(lines, "ok", "peers", "p0: up for", "kvd 0.")
+        has(lines, "ok", "rooms", "none waiting longer than 10ms")
         decode.cmd("room.open", room="5000", role="recv", pool=dst.pool,
                    sources=[prefill.endpoint])
         decode.cmd("room.bind", room="5000", views={"kv": {"pages": [3, 4]}})
@@ -348,7 +348,7 @@ def peers_and_failures_have_remedies():
         prefill.cmd("room.abort", room="7", reason="a reason")
         prefill.until(7, "send", FAILED)
         lines = doctor(b, "--stuck", "1ms")
-        has(lines, "warn", "rooms", "room 5000 (recv) waits", "an engine of peer p0")
+        has(lines, "warn", "rooms", "room 5000 (recv) has waited", "an engine of peer p0")
         line = until("it is told", lambda: [line for line in doctor(a, "--stuck", "1ms")
                                             if "5000 (send)" in line[2]])[0]
         assert line[0] == "warn" and "the router" in line[3], line
@@ -359,7 +359,7 @@ def peers_and_failures_have_remedies():
         b.expect("down")
         line = until("it is told", lambda: [
             line for line in doctor(b)
-            if re.search("p0 is (dialing|down|lost) for", line[2])])[0]
+            if re.search("p0: (dialing|down|lost) for", line[2])])[0]
         assert line[0] != "ok" and line[3] in remedies.values(), line
         decode.close()
 
@@ -400,7 +400,7 @@ def all_instances_are_asked_and_the_worst_is_told():
                 pass
             held.close()
             done = ctl("health", run_dir=run_dir)
-            assert done.returncode == 3 and "or each of them: --all" in done.stderr, done
+            assert done.returncode == 3 and "for all instances: --all" in done.stderr, done
             assert "--all" not in ctl("drain", run_dir=run_dir).stderr
             for wrong in (["--name", "a", "health", "--all"], ["drain", "--all"],
                           ["stats", "--prometheus", "--all", "--name", "a"]):
