@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The commands that do something: ping, call, abort, drain, log, keygen.
+ * The commands that act: ping, call, abort, drain, log, keygen.
  *
- * Each is one request and one line of text. keygen asks nobody: the key pair is
- * made here, the secret goes into a file that must not exist yet (mode 0600) and
- * never through a daemon.
+ * Each is one request and one line of text. keygen needs no daemon: the key pair is
+ * generated here. The secret key is written to a file that must not exist yet (mode
+ * 0600) and is never sent to a daemon.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +22,7 @@
 #include "lib/kvd.h"
 
 #define DRAIN_LOOK_MS 500
-#define INPUT_MAX (1u << 20) /* the daemon takes no longer line */
+#define INPUT_MAX (1u << 20) /* the daemon accepts no longer line */
 
 int ctl_run_ping(struct ctl *ctl)
 {
@@ -51,7 +51,7 @@ int ctl_run_ping(struct ctl *ctl)
 	return CTL_OK;
 }
 
-/* All of standard input; NULL after telling why. */
+/* All of standard input; NULL after printing the error. */
 static char *act_read_input(void)
 {
 	char *text = mem_zalloc(INPUT_MAX + 2);
@@ -82,7 +82,7 @@ int ctl_run_call(struct ctl *ctl)
 	mem_free(input);
 	if (!cJSON_IsObject(args)) {
 		cJSON_Delete(args);
-		return ctl_usage("call: the members are not a JSON object");
+		return ctl_usage("call: the argument must be a JSON object");
 	}
 	r = ctl_ask(ctl, ctl->args[0], args, &reply);
 	if (r)
@@ -92,7 +92,7 @@ int ctl_run_call(struct ctl *ctl)
 	return CTL_OK;
 }
 
-/* Ask, and say `done` unless --json. */
+/* Send a command and print `done`, unless --json. */
 static int act(struct ctl *ctl, const char *cmd, cJSON *args, const char *done)
 {
 	cJSON *reply;
@@ -118,7 +118,7 @@ int ctl_run_abort(struct ctl *ctl)
 	if (ctl->reason)
 		cJSON_AddStringToObject(args, "reason", ctl->reason);
 	return act(ctl, "room.abort", args,
-		   "aborting; it is failed once nothing of it moves");
+		   "aborting; the room fails when its transfers have ended");
 }
 
 void ctl_progress(const char *fmt, ...)
@@ -136,7 +136,7 @@ void ctl_progress(const char *fmt, ...)
 	fflush(stderr);
 }
 
-/* Until the daemon is gone. */
+/* Waits until the daemon has exited. */
 static int drain_wait(struct ctl *ctl)
 {
 	double began_s = clock_s();
@@ -175,7 +175,7 @@ static int drain_wait(struct ctl *ctl)
 int ctl_run_drain(struct ctl *ctl)
 {
 	int r = act(ctl, "drain", NULL,
-		    "draining: no new rooms; the daemon stops when all ended");
+		    "draining: no new rooms; the daemon stops when all have ended");
 
 	fflush(stdout);
 	return !r && ctl->wait ? drain_wait(ctl) : r;
@@ -203,7 +203,7 @@ int ctl_run_log(struct ctl *ctl)
 			ctl->arg_count ? print_level_set : print_level);
 }
 
-/* --owner; as root the user kvd; NULL: the caller. */
+/* --owner, else for root the user kvd; NULL: the caller. */
 static int secret_owner(const struct ctl *ctl, const struct passwd **owner_p)
 {
 	*owner_p = NULL;
@@ -243,7 +243,7 @@ static int write_secret(const char *path, const char *secret, const struct passw
 
 static int keypair_new(char public_key[41], char secret_key[41])
 {
-	do { /* '#' begins a comment in the files that take these keys */
+	do { /* '#' starts a comment in the files that contain these keys */
 		if (zmq_curve_keypair(public_key, secret_key) < 0)
 			return ctl_failed("libzmq has no CURVE: %s", zmq_strerror(errno));
 	} while (*public_key == '#' || *secret_key == '#');
@@ -259,7 +259,7 @@ int ctl_run_keygen(struct ctl *ctl)
 	if (r)
 		return r;
 	if (ctl->owner && !ctl->arg_count)
-		return ctl_usage("keygen: --owner goes with FILE");
+		return ctl_usage("keygen: --owner requires FILE");
 	r = keypair_new(public_key, secret_key);
 	if (r)
 		return r;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* --all: one command of each instance in the run directory, each by a connection of its
- * own. Text is headed by the instance's name; JSON is one object by name. */
+/* --all: runs a command for each instance in the run directory, each with its own
+ * connection. Text is headed by the instance's name; JSON is one object keyed by name. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@ static int all_run(struct ctl *one, const struct ctl_command *command)
 	return r == CTL_NO_DAEMON && one->version_differs ? CTL_VERSION : r;
 }
 
-/* What the command prints, as JSON; why it printed nothing. */
+/* The command's output as JSON, or its error if it printed nothing. */
 static int all_json(struct ctl *one, const struct ctl_command *command, cJSON **out_p)
 {
 	FILE *shown = stdout;
@@ -27,7 +27,7 @@ static int all_json(struct ctl *one, const struct ctl_command *command, cJSON **
 	cJSON *error;
 	int r;
 
-	stdout = open_memstream(&text, &len); /* a variable like others, in glibc */
+	stdout = open_memstream(&text, &len); /* assignable in glibc */
 	if (!stdout) {
 		stdout = shown;
 		return ctl_failed("out of memory");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Amounts as people read them. */
+/* Amounts in readable units. */
 #include <stdio.h>
 
 #include "ctl/ctl.h"

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvd-ctl bench: how fast two live daemons move rows, seen as an engine sees it.
+ * kvd-ctl bench: measures transfers between two running daemons, as an engine would.
  *
  * Both ends are ordinary sessions. One serves memory (--serve) and prints a ticket:
- * its daemon's endpoint, its session's key, address and size of the memory. The
- * other end takes the ticket and does the rest through its own daemon, so nothing
- * but the ticket and the daemons' own traffic crosses the network:
+ * the endpoint of its daemon, its session key, and address and size of the memory.
+ * The other end reads the ticket and uses its own daemon for the rest, so only the
+ * ticket and the daemons' own traffic cross the network:
  *
  *     ssh HOST kvd-ctl bench --serve | kvd-ctl bench -
  *
- * The ticket opens this memory and nothing else, for as long as the lending end
- * runs. Who reads it may write the memory, so it is taken from standard input as
- * well: an argument can be seen by every user of the host. The lending end goes
- * when the reader of its standard output goes, or by a signal.
+ * The ticket grants access to this memory only, while the serving end runs. Anyone
+ * who reads the ticket can write the memory. Since arguments are visible to every
+ * user of the host, the ticket can also be read from standard input. The serving end
+ * exits when the reader of its standard output closes it, or on a signal.
  *
- * Where one host has both daemons, --with SOCKET opens the other session here.
+ * If both daemons are on this host, --with SOCKET opens the other session here.
  */
 #include "ctl/bench.h"
 
@@ -42,15 +42,15 @@
 static const char *const op_names[BENCH_OPS] = {"push", "pull"};
 
 struct wanted {
-	struct bench_case c; /* size and rows: of each case anew */
+	struct bench_case c; /* size and rows are set for each case */
 	uint64_t sizes[SIZES_MAX];
 	unsigned int size_count;
-	uint64_t rows; /* 0: as many as half the memory holds */
+	uint64_t rows; /* 0: half the memory */
 };
 
 /* ---- the command line ---- */
 
-/* "4096", "64K", "1G"; *end_p behind it. */
+/* "4096", "64K", "1G"; *end_p: after it. */
 static bool size_text(const char *text, uint64_t *bytes_p, const char **end_p)
 {
 	static const char units[] = "KMG";
@@ -127,7 +127,7 @@ static int parse_memory(const struct ctl *ctl, uint64_t *bytes_p)
 	return CTL_OK;
 }
 
-/* ---- the lending end ---- */
+/* ---- the serving end ---- */
 
 static int bench_told(struct kvd_client *client, const char *what)
 {
@@ -148,7 +148,7 @@ static int ticket_make(struct kvd_client *client, const struct bench_memory *mem
 		       : CTL_OK;
 }
 
-/* Until the ticket's session ends or nobody reads our output any more. */
+/* Waits until the ticket's session ends or the reader of our output closes it. */
 static int serve_wait(struct kvd_client *client)
 {
 	uint64_t epoch = kvd_daemon(client)->epoch;
@@ -163,7 +163,7 @@ static int serve_wait(struct kvd_client *client)
 		if (fds[1].revents & (POLLERR | POLLNVAL))
 			return CTL_OK;
 		if (kvd_poll(client, 0) < 0 || kvd_daemon(client)->epoch != epoch) {
-			ctl_failed("the daemon is gone, and the ticket with it");
+			ctl_failed("the daemon has exited; the ticket is invalid");
 			return CTL_NO_DAEMON;
 		}
 	}
@@ -225,7 +225,7 @@ static int ticket_take(const char *text, struct bench_ticket *t)
 		       : ctl_failed("not a ticket of kvd-ctl bench --serve");
 }
 
-/* Is the other daemon there, by the transport that is wanted? */
+/* Connects to the other daemon and checks the transport. */
 static int reach(struct ctl *ctl, const struct bench_ticket *t, cJSON **peer_p)
 {
 	const char *want = ctl->bench.transport, *has;
@@ -233,19 +233,19 @@ static int reach(struct ctl *ctl, const struct bench_ticket *t, cJSON **peer_p)
 	int r;
 
 	cJSON_AddStringToObject(args, "endpoint", t->endpoint);
-	/* the daemon gives up first: it knows what is missing */
+	/* let the daemon time out first: its error names the cause */
 	cJSON_AddNumberToObject(args, "timeout_ms", ctl->timeout_ms / 2);
 	r = ctl_ask(ctl, "peer.connect", args, peer_p);
 	if (r) {
-		fprintf(stderr, "  no bench: %s cannot be reached from this daemon\n",
-			t->endpoint);
+		fprintf(stderr, "  %s cannot be reached from this daemon\n", t->endpoint);
 		return r;
 	}
 	has = ctl_str(*peer_p, "transport", "none");
 	if (want && strcmp(want, has) != 0)
-		return ctl_failed("%s is reached by %s, not by %s: see `transports` and "
-				  "`require` of both daemons",
-				  t->endpoint, has, want);
+		return ctl_failed(
+			"%s: connected by %s, not by %s; check `transports` and "
+			"`require` of both daemons",
+			t->endpoint, has, want);
 	return CTL_OK;
 }
 
@@ -304,7 +304,7 @@ static int show(const struct ctl *ctl, cJSON *peer, cJSON *results)
 	return ctl_print_table(table);
 }
 
-/* How many rows the case has; 0 after telling why. */
+/* The number of rows of a case; 0 after printing the error. */
 static uint64_t bench_rows_of(const struct wanted *w, uint64_t size, uint64_t bytes)
 {
 	uint64_t most = bytes / size, rows = w->rows;
@@ -371,7 +371,7 @@ static int run(struct ctl *ctl, struct wanted *w, const struct bench_ticket *t)
 	return r;
 }
 
-/* Both ends here: the other session is ours, too. */
+/* Both ends in this process. */
 static int run_with(struct ctl *ctl, struct wanted *w)
 {
 	struct ctl other = {.socket = ctl->bench.with, .timeout_ms = ctl->timeout_ms};
@@ -411,7 +411,7 @@ int ctl_run_bench(struct ctl *ctl)
 	if (ctl->bench.with)
 		return run_with(ctl, &w);
 	if (ctl->bench.memory)
-		return ctl_usage("--memory: of the lending end (--serve)");
+		return ctl_usage("--memory: an option of the serving end (--serve)");
 	r = ticket_take(ctl->args[0], &t);
 	if (r)
 		return r;

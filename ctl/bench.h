@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench: transfers between this session and another, timed and verified. What is
- * measured is what an engine gets: from posting to the state that it polls.
+ * bench: timed and verified transfers between this session and another. The time is the
+ * one that an engine observes: from posting until the polled state is success.
  */
 #ifndef KVD_CTL_BENCH_H
 #define KVD_CTL_BENCH_H
@@ -15,31 +15,31 @@
 
 enum bench_op { BENCH_PUSH, BENCH_PULL, BENCH_OPS }; /* WRITE, READ */
 
-/* Where the other end's memory is, and what opens it. */
+/* Address of the other end's memory, and the key to access it. */
 struct bench_ticket {
 	char endpoint[128];
 	struct kvd_session_key key;
 	uint64_t address, bytes;
 };
 
-/* Memory of one end, registered; both are undone by bench_memory_free(). */
+/* Registered memory of one end; bench_memory_free() unregisters and frees it. */
 struct bench_memory {
 	struct kvd_memory memory;
 	struct kvd_region *region;
 };
 
-/* 0, or -1 after telling why. */
+/* 0, or -1 after printing the error. */
 int bench_memory_new(struct kvd_client *client, uint64_t bytes,
 		     struct bench_memory *out_p);
 void bench_memory_free(struct bench_memory *memory);
 
 struct bench_case {
 	uint64_t size, rows;
-	bool flat;   /* rows one behind the other instead of anywhere */
+	bool flat;   /* contiguous rows instead of scattered ones */
 	bool gather; /* ... at the serving end only: writes gather, reads scatter */
-	bool ops[BENCH_OPS]; /* to be timed; the other runs once, to verify */
+	bool ops[BENCH_OPS]; /* timed; the other one runs once, to verify */
 	unsigned int reps;
-	int timeout_ms; /* without one more byte */
+	int timeout_ms; /* without progress */
 };
 
 struct bench_times {
@@ -49,8 +49,8 @@ struct bench_times {
 
 /*
  * One case against `attach`: push from the first half of `local`, pull into its
- * second half, compare, then repeat in turn. `local` has twice ticket->bytes.
- * 0, or -1 after telling why.
+ * second half, compare, then repeat alternately. `local` has twice ticket->bytes.
+ * 0, or -1 after printing the error.
  */
 int bench_run(struct kvd_client *client, uint64_t attach,
 	      const struct bench_ticket *ticket, const struct bench_memory *local,

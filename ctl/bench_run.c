@@ -2,13 +2,12 @@
 /*
  * The transfers of `kvd-ctl bench`.
  *
- * The other end only serves memory, so this end must find out by itself whether the
- * bytes are right: what it pushes it pulls back into memory of another address, and
- * compares. Source words tell their place and the case, so bytes of an earlier case
- * or of another place do not pass.
+ * The other end only serves memory, so this end verifies the data: it pulls the pushed
+ * bytes back to another address and compares them. Each word of the source encodes its
+ * position and the case, so stale or misplaced bytes are detected.
  *
- * The poller sleeps a fiftieth of what the last transfer took, at most 100 us: one
- * that spins would take a core from the daemons where there are few.
+ * The poller sleeps for 1/50 of the duration of the last transfer, at most 100 us. Busy
+ * polling would take a core from the daemons on small hosts.
  */
 #include "ctl/bench.h"
 
@@ -58,7 +57,7 @@ int bench_memory_new(struct kvd_client *client, uint64_t bytes,
 
 void bench_memory_free(struct bench_memory *memory)
 {
-	if (memory->region) /* else there is none, or it is freed already */
+	if (memory->region) /* not yet freed */
 		kvd_region_unregister(memory->region, NULL);
 	memory->region = NULL;
 	if (memory->memory.address)
@@ -111,7 +110,7 @@ static int bench_run_compare(const struct run *r)
 		if (memcmp(r->landing + r->near[i], r->source + r->near[i], r->c->size) !=
 		    0) {
 			ctl_failed("row %" PRIu64 " of %" PRIu64
-				   " bytes came back with other bytes",
+				   " bytes: the data read back differs",
 				   i, r->c->size);
 			return -1;
 		}
@@ -180,12 +179,12 @@ static int bench_run_failed(const struct run *r, enum bench_op op,
 		kvd_xfer_error(r->xfer[op], 0, &why);
 	ctl_failed("%s: %s after %" PRIu64 " of %" PRIu64 " bytes%s%s",
 		   op == BENCH_PUSH ? "push" : "pull",
-		   s->state == KVD_FAILED ? kvd_code_name(s->error) : "no byte moves",
+		   s->state == KVD_FAILED ? kvd_code_name(s->error) : "no progress",
 		   s->bytes, r->c->rows * r->c->size, why.code ? ": " : "", why.message);
 	return -1;
 }
 
-/* Until it succeeded; -1 when it failed, or moved no byte in timeout_ms. */
+/* Waits for success; -1: it failed, or made no progress for timeout_ms. */
 static int bench_run_finish(struct run *r, enum bench_op op)
 {
 	long ns = (long)(r->last_s[op] * 1e9 / 50);

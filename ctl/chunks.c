@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The command chunks: what the chunk store holds, in all and for each space. */
+/* The command chunks: the contents of the chunk store, in total and per space. */
 #include <stdio.h>
 
 #include "ctl/ctl.h"
@@ -15,34 +15,34 @@ static void space_row(struct table *table, const cJSON *space)
 static void chunks_print_far(const cJSON *far)
 {
 	if (ctl_num(far, "stores") > 0)
-		printf("others    %.0f of %.0f up; %.0f chunks found there, %s fetched, "
-		       "%.0f times from the next one; %.0f late and asked twice, %.0f of "
-		       "them first there\n",
+		printf("peers     %.0f of %.0f up; %.0f chunks found, %s fetched, %.0f "
+		       "retries; %.0f hedged requests, %.0f of them answered first\n",
 		       ctl_num(far, "up"), ctl_num(far, "stores"), ctl_num(far, "found"),
 		       ctl_bytes(ctl_num(far, "bytes")), ctl_num(far, "retries"),
 		       ctl_num(far, "hedges"), ctl_num(far, "hedges_won"));
 	if (ctl_num(far, "left_out") > 0)
-		printf("late      %.0f daemons, not asked for a while\n",
+		printf("suspended %.0f slow daemons, temporarily not queried\n",
 		       ctl_num(far, "left_out"));
 	if (ctl_num(far, "lends") > 0)
-		printf("lent      %.0f holds of others now, %.0f in all\n",
+		printf("remote    %.0f holds of other daemons, %.0f in total\n",
 		       ctl_num(far, "lent"), ctl_num(far, "lends"));
 }
 
 static void chunks_print_homes(const cJSON *homes, const cJSON *home)
 {
 	if (homes) {
-		printf("homes     %.0f of %.0f up; %.0f notes told, %.0f times all; ",
+		printf("index     %.0f of %.0f nodes up; %.0f updates sent, %.0f "
+		       "resyncs; ",
 		       ctl_num(homes, "up"), ctl_num(homes, "homes"),
 		       ctl_num(homes, "notes"), ctl_num(homes, "resyncs"));
-		printf("%.0f asks, %.0f late\n", ctl_num(homes, "asks"),
+		printf("%.0f queries, %.0f timeouts\n", ctl_num(homes, "asks"),
 		       ctl_num(homes, "late"));
 	}
 	if (home) {
-		printf("home      of %.0f daemons: %.0f chunks of at most %.0f; ",
+		printf("indexed   of %.0f daemons: %.0f chunks of at most %.0f; ",
 		       ctl_num(home, "holders"), ctl_num(home, "holdings"),
 		       ctl_num(home, "most"));
-		printf("%.0f without room; %.0f notes, %.0f finds\n",
+		printf("%.0f not indexed (full); %.0f updates, %.0f queries\n",
 		       ctl_num(home, "unknown"), ctl_num(home, "notes"),
 		       ctl_num(home, "finds"));
 	}
@@ -54,7 +54,8 @@ static void chunks_print_head(const cJSON *reply)
 	double found = ctl_num(reply, "found"), missed = ctl_num(reply, "missed");
 
 	if (!ctl_true(reply, "ready"))
-		printf("the memory is being made, or could not be: see the log\n");
+		printf("memory not allocated yet, or the allocation failed: see the "
+		       "log\n");
 	printf("memory    %s", ctl_bytes(memory));
 	printf(", %s free\n", ctl_bytes(ctl_num(reply, "free_bytes")));
 	printf("chunks    %.0f, %.0f evicted; %.0f parts in engines' pages; %u holds, "
@@ -65,10 +66,10 @@ static void chunks_print_head(const cJSON *reply)
 	printf("spaces    %.0f, %.0f evicted\n",
 	       (double)cJSON_GetArraySize(ctl_list(reply, "spaces")),
 	       ctl_num(reply, "spaces_evicted"));
-	printf("asked     %.0f found, %.0f missed", found, missed);
+	printf("lookups   %.0f hits, %.0f misses", found, missed);
 	if (found + missed > 0)
 		printf(": %.1f %%", 100 * found / (found + missed));
-	printf("\nmoved     %s put", ctl_bytes(ctl_num(reply, "put_bytes")));
+	printf("\nbytes     %s put", ctl_bytes(ctl_num(reply, "put_bytes")));
 	printf(", %s fetched\n", ctl_bytes(ctl_num(reply, "fetched_bytes")));
 	chunks_print_far(cJSON_GetObjectItemCaseSensitive(reply, "far"));
 	chunks_print_homes(cJSON_GetObjectItemCaseSensitive(reply, "homes"),
@@ -84,23 +85,22 @@ static void chunks_print_files(const cJSON *files)
 	printf("files     %s", ctl_bytes(ctl_num(files, "bytes")));
 	printf(", %s free, in %s by %s%s\n", ctl_bytes(ctl_num(files, "free_bytes")),
 	       ctl_str(files, "dir", "?"), ctl_str(files, "way", "?"),
-	       ctl_true(files, "direct") ? ", past the page cache" : "");
+	       ctl_true(files, "direct") ? ", O_DIRECT" : "");
 	printf("          %s written", ctl_bytes(ctl_num(files, "written_bytes")));
-	printf(", %s read; %.0f parts evicted, %.0f whose sums were wrong\n",
+	printf(", %s read; %.0f parts evicted, %.0f checksum errors\n",
 	       ctl_bytes(ctl_num(files, "read_bytes")), ctl_num(files, "evicted"),
 	       ctl_num(files, "bad"));
 	if (ctl_true(files, "stands"))
-		printf("          the disk does not answer\n");
+		printf("          the disk does not respond\n");
 	if (ctl_true(files, "full"))
-		printf("          the disk is full (%s left): no further file is made\n",
+		printf("          the disk is full (%s free): no more files are "
+		       "created\n",
 		       ctl_bytes(ctl_num(files, "disk_free_bytes")));
 	if (!ctl_true(files, "scanned"))
-		printf("          what they hold is not known yet\n");
+		printf("          contents not scanned yet\n");
 	if (*why)
 		printf("          %s: %s\n",
-		       ctl_true(files, "open") ? "nothing is written any more"
-					       : "they are not used",
-		       why);
+		       ctl_true(files, "open") ? "writing has stopped" : "not used", why);
 }
 
 static int chunks_print(const cJSON *reply)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The command completion: a script for a shell, written from the tables of commands and
- * options. Words of arguments are not completed, but for the instance after --name.
+ * The command completion: prints a shell script generated from the tables of commands and
+ * options. Option values are not completed, except the instance after --name.
  */
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 static const char common[] = "--socket --name --timeout --json --help";
 
-/* Options of a command, with a blank before each. */
+/* Options of a command, each preceded by a space. */
 static void put_options(const struct ctl_command *c, FILE *out)
 {
 	const char *name;
@@ -70,8 +70,8 @@ static void put_bash(FILE *out)
 		common);
 }
 
-/* Its file in fpath is the function's body at the first completion; a script may as well
- * be sourced. */
+/* zsh runs a file in fpath as the function's body at the first completion; the script may
+ * also be sourced. */
 static void put_zsh(FILE *out)
 {
 	fputs("#compdef kvd-ctl\n"
@@ -122,7 +122,7 @@ static void put_fish(FILE *out)
 {
 	const char *name;
 
-	fputs("function __kvd_ctl_is\n" /* is that the command so far? "": none */
+	fputs("function __kvd_ctl_is\n" /* whether this is the command; "": none yet */
 	      "\tset -l skip 0\n"
 	      "\tset -l command\n"
 	      "\tset -l words (commandline -opc)\n"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The commands config and reload: what runs, and what the file says now. */
+/* The commands config and reload: the options in effect and those of the file. */
 #include <stdio.h>
 
 #include "ctl/ctl.h"
@@ -30,7 +30,7 @@ bool ctl_keys_differ(const cJSON *reply, char text[CTL_KEYS_MAX])
 	return added || removed || changed;
 }
 
-/* What differs, a line each; `taken`: the others were. */
+/* A line per difference; `taken`: those without a restart have been applied. */
 static int print_differing(const cJSON *reply, bool taken)
 {
 	const cJSON *ended = ctl_list(reply, "ended"), *row;
@@ -48,20 +48,20 @@ static int print_differing(const cJSON *reply, bool taken)
 		       ctl_str(row, "file", ""),
 		       restart ? " (needs a restart)"
 		       : taken ? ""
-			       : " (taken by kvd-ctl reload)");
+			       : " (applied by kvd-ctl reload)");
 	}
 	if (ctl_keys_differ(reply, keys)) {
 		any = true;
 		printf("peer.curve_allow_file: %s%s\n", keys,
-		       taken ? "" : " (taken by kvd-ctl reload)");
+		       taken ? "" : " (applied by kvd-ctl reload)");
 	}
 	if (peerings || sessions)
-		printf("that ends %s and %s\n", ctl_count(peerings, "peering"),
+		printf("this ends %s and %s\n", ctl_count(peerings, "peering"),
 		       ctl_count(sessions, "session"));
 	if (!any)
-		printf("%s: as it runs\n", *ctl_str(reply, "path", "")
-						   ? ctl_str(reply, "path", "")
-						   : "built-in defaults");
+		printf("%s: in effect\n", *ctl_str(reply, "path", "")
+						  ? ctl_str(reply, "path", "")
+						  : "built-in defaults");
 	return CTL_OK;
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The command cost: what routing query rows to a holder, fetching its KV and computing it
- * again take, on a published fabric, by the closed form that kvd_decide() uses. No daemon
- * is asked then; without a fabric one is: cost_live.c. A model is a name for its
- * dimensions; each may be given instead.
+ * The command cost: the times of routing query rows to a holder, fetching its KV and
+ * recomputing it on a published fabric, by the closed form that kvd_decide() uses. This
+ * needs no daemon; without a fabric cost_live.c queries one. A model is a name for a set
+ * of dimensions, each of which can be overridden.
  */
 #include <math.h>
 #include <stdio.h>
@@ -112,7 +112,7 @@ static int cost_take_args(struct asked *asked, const struct ctl *ctl)
 		recompute = strtod(ctl->cost.recompute, &end);
 		if (end == ctl->cost.recompute || *end || !(recompute > 0) ||
 		    !isfinite(recompute))
-			return ctl_usage("cost: --recompute: µs a token and layer, not "
+			return ctl_usage("cost: --recompute: µs per token and layer, not "
 					 "'%s'",
 					 ctl->cost.recompute);
 	}
@@ -133,20 +133,20 @@ static int cost_take_args(struct asked *asked, const struct ctl *ctl)
 		.recompute_us = recompute,
 	};
 	if (m->kind == KVD_COST_MLA && ctl->cost.kv_heads)
-		return ctl_usage("cost: --kv-heads: %s has one row for all heads",
+		return ctl_usage("cost: --kv-heads: %s has one KV row for all heads",
 				 m->name);
 	if (m->kind == KVD_COST_GQA && asked->args.kv_heads > asked->args.heads)
-		return ctl_usage("cost: --kv-heads: more than heads");
+		return ctl_usage("cost: --kv-heads: at most the number of heads");
 	return CTL_OK;
 }
 
-/* ---- the answer ---- */
+/* ---- the output ---- */
 
 static const char *const way_names[] = {"none", "route", "fetch", "local"};
 
 static void cost_add_number(cJSON *to, const char *name, double value)
 {
-	if (isinf(value)) /* JSON has no word for it */
+	if (isinf(value)) /* JSON cannot represent it */
 		cJSON_AddNullToObject(to, name);
 	else
 		cJSON_AddNumberToObject(to, name, value);
@@ -229,15 +229,15 @@ static int cost_print_text(const struct asked *asked, const cJSON *reply)
 	struct table *table;
 	const cJSON *row;
 
-	printf("fabric   %s: probe %g µs, turnaround %g µs, %g GB/s, %g %% off\n",
+	printf("fabric   %s: probe %g µs, turnaround %g µs, %g GB/s, error %g %%\n",
 	       asked->preset->words, asked->preset->probe, asked->preset->turn,
 	       asked->preset->bandwidth / 1e3, 100 * asked->preset->model_error);
-	printf("model    %s: %u layers; %s a step: %.0f rows; %s, %s\n",
+	printf("model    %s: %u layers; %s per step: %.0f rows; %s, %s\n",
 	       asked->model->name, args->layers, ctl_count(args->query_tokens, "token"),
 	       ctl_num(reply, "rows"), ctl_count(args->steps, "step"),
 	       ctl_count(asked->holders, "holder"));
-	printf("         ms; ROUND, ATTEND: a layer and step; S*: fetching wins from "
-	       "there\n\n");
+	printf("         times in ms; ROUND, ATTEND: per layer and step; S*: steps from "
+	       "which a fetch is cheaper\n\n");
 	table = table_new(
 		">TOKENS >ROUND >ATTEND >FETCH_ONCE >S* >ROUTE >FETCH >LOCAL BEST");
 	cJSON_ArrayForEach(row, ctl_list(reply, "prices")) {
@@ -253,12 +253,12 @@ static int cost_print_text(const struct asked *asked, const cJSON *reply)
 		cost_cell_ms(table, row, "fetch_us");
 		cost_cell_ms(table, row, "local_us");
 		table_cellf(table, "%s%s", ctl_str(row, "way", "?"),
-			    ctl_true(row, "sure") ? "" : ", not sure");
+			    ctl_true(row, "sure") ? "" : ", uncertain");
 	}
 	return ctl_print_table(table);
 }
 
-/* Nothing was said of a model. */
+/* Whether no option of a preset or model was given. */
 static bool cost_is_live(const struct ctl *ctl)
 {
 	const char *const words[] = {ctl->cost.preset, ctl->cost.model, ctl->cost.tokens,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The commands cost (of a live daemon) and calibrate: what it measured of its peers. Both
- * print what cost.show answers: constants with their standard errors, which say how much
- * a decision by them can be trusted; a dash is what nobody has measured. --json has it as
- * it comes, with counts and ages.
+ * The commands cost (of a running daemon) and calibrate: costs measured for its peers.
+ * Both print the reply of cost.show: constants with their standard errors, which bound
+ * the confidence of a decision. A dash means not measured. --json prints the full reply,
+ * with counts and ages.
  */
 #include <stdio.h>
 #include <string.h>
@@ -18,7 +18,7 @@ static const cJSON *figure_of(const cJSON *obj, const char *name)
 	return cJSON_IsObject(figure) ? figure : NULL;
 }
 
-/* "10.2±0.1", by a factor; "-" for what was not measured. */
+/* "10.2±0.1", scaled by a factor; "-" if not measured. */
 static void cell_figure(struct table *table, const cJSON *obj, const char *name,
 			double by)
 {
@@ -73,8 +73,8 @@ static int print_speeds(const cJSON *reply)
 {
 	const cJSON *speed;
 	struct table *table = table_new(
-		"ATTENDS >HEADS >KV_HEADS >DQK >DV >FIXED_US >ROW_US >GB/s >GFLOP/s "
-		">LATELY");
+		"PEER >HEADS >KV_HEADS >DQK >DV >FIXED_US >ROW_US >GB/s >GFLOP/s "
+		">MEAS/PRED");
 
 	cJSON_ArrayForEach(speed, ctl_list(reply, "speeds")) {
 		ctl_endpoint_cell(table,
@@ -95,8 +95,8 @@ static void print_home(const cJSON *home)
 	const cJSON *splice = figure_of(home, "splice_token_us");
 
 	if (merge && splice)
-		printf("\nhere: merging a row %.2f µs, rotating a token of a layer %.2f "
-		       "µs\n",
+		printf("\nthis daemon: merging a row %.2f µs, rotating a token of a "
+		       "layer %.2f µs\n",
 		       ctl_num(merge, "value"), ctl_num(splice, "value"));
 }
 
@@ -105,8 +105,8 @@ static int print_costs(const cJSON *reply)
 	int r;
 
 	if (!cJSON_GetArraySize(ctl_list(reply, "peers"))) {
-		printf("nothing was measured: kvd-ctl calibrate PEER, or an engine that "
-		       "opens the page\n");
+		printf("no measurements: run kvd-ctl calibrate PEER, or an engine that "
+		       "opens the cost page\n");
 		return CTL_OK;
 	}
 	r = print_links(reply);
@@ -133,8 +133,8 @@ static void echo_row(struct table *table, const cJSON *echo)
 
 static int print_echoes(const cJSON *reply)
 {
-	return ctl_print_list(ctl_list(reply, "echoes"),
-			      ">BYTES >MICROS >SCATTER >ECHOES", echo_row);
+	return ctl_print_list(ctl_list(reply, "echoes"), ">BYTES >US >MAD_US >COUNT",
+			      echo_row);
 }
 
 int ctl_run_calibrate(struct ctl *ctl)

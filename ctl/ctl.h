@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ctl: what the commands of kvd-ctl share: the options, one connection, the
- * answers, exit codes.
+ * ctl: shared by the commands of kvd-ctl: options, one connection, replies, exit
+ * codes.
  */
 #ifndef KVD_CTL_CTL_H
 #define KVD_CTL_CTL_H
@@ -17,17 +17,17 @@ struct dirent;
 /* stable: scripts depend on them */
 enum ctl_exit {
 	CTL_OK = 0,
-	CTL_ERROR = 1,	   /* the daemon answered with an error, or a file did */
-	CTL_USAGE = 2,	   /* the command line is wrong; nothing was asked */
-	CTL_NO_DAEMON = 3, /* nobody answers: no socket, no permission, no reply */
-	CTL_VERSION = 4,   /* the daemon speaks another version */
+	CTL_ERROR = 1,	   /* an error reply, or an error of a file */
+	CTL_USAGE = 2,	   /* invalid command line; nothing was sent */
+	CTL_NO_DAEMON = 3, /* no daemon responds: no socket, no permission, no reply */
+	CTL_VERSION = 4,   /* the daemon has another protocol version */
 };
 
 struct ctl {
 	const char *socket, *name; /* --socket, --name */
 	int timeout_ms;
 	bool json;
-	char **args; /* of the command, NULL behind the last */
+	char **args; /* of the command, NULL-terminated */
 	unsigned int arg_count;
 	/* options of single commands */
 	const char *role, *reason, *owner, *listen, *dir;
@@ -45,7 +45,7 @@ struct ctl {
 		const char *perfetto, *otlp, *join;
 		bool pages;
 	} trace;
-	const char *views; /* of verify; and what is in it */
+	const char *views; /* of verify, and its parsed contents */
 	cJSON *views_tree;
 	struct {
 		bool cover, explain;
@@ -67,9 +67,9 @@ struct ctl {
 		unsigned long query, steps, holders, selected;
 		bool shifted;
 	} cost;
-	bool raw;		   /* strings of answers are left as they came */
-	bool version_differs;	   /* why there is no client */
-	struct kvd_client *client; /* made by the first ctl_ask() */
+	bool raw;		   /* do not sanitize the strings of replies */
+	bool version_differs;	   /* the reason why there is no client */
+	struct kvd_client *client; /* opened by the first ctl_ask() */
 	struct kvd_error error;	   /* of the last ctl_connect() or ctl_query() */
 };
 
@@ -77,89 +77,89 @@ struct ctl_command {
 	const char *name, *args, *summary;
 	const char *help; /* paragraphs after the usage line */
 	unsigned int args_min, args_max;
-	const char *options; /* letters of enum-free options it takes: "r" --role … */
+	const char *options; /* letters of the options that it accepts: "r" --role … */
 	int (*run)(struct ctl *ctl);
 };
 
-/* A daemon of another protocol version answers these without a session (plain.c);
+/* Commands that a daemon of another protocol version answers without a session (plain.c).
  * `args`: JSON or NULL. */
 bool ctl_needs_no_session(const char *cmd);
 int ctl_ask_plain(struct ctl *ctl, const char *cmd, const char *args, cJSON **reply_p);
 
-/* The connection; NULL: ctl->error says why. Says nothing by itself. */
+/* The connection; NULL: the error is in ctl->error. Prints nothing. */
 struct kvd_client *ctl_connect(struct ctl *ctl);
-/* Ask; `args` is taken (NULL: {}). CTL_OK and the answer, or a code and ctl->error. A
- * connection that is lost stays so until ctl_disconnect(). */
+/* Send a command; takes ownership of `args` (NULL: {}). CTL_OK and the reply, or a code
+ * and ctl->error. A lost connection stays lost until ctl_disconnect(). */
 int ctl_query(struct ctl *ctl, const char *cmd, cJSON *args, cJSON **reply_p);
 void ctl_disconnect(struct ctl *ctl);
-/* The connection; NULL after telling why (then return ctl_no_daemon()). */
+/* The connection; NULL after printing the error (then return CTL_NO_DAEMON). */
 struct kvd_client *ctl_open(struct ctl *ctl);
-/* As ctl_query(), and the error is told. */
+/* As ctl_query(), and prints the error. */
 int ctl_ask(struct ctl *ctl, const char *cmd, cJSON *args, cJSON **reply_p);
-/* Print an answer without "id" and "ok", for --json. */
+/* Print a reply without "id" and "ok", for --json. */
 void ctl_print_json(const cJSON *reply);
 int ctl_usage(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 int ctl_failed(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* A line on standard error that the next one replaces, NULL the last; only where that is
- * a terminal. */
+/* Print a line on standard error that the next call replaces; NULL erases it. Only if
+ * standard error is a terminal. */
 void ctl_progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-/* "30s", "500ms", "10m", "1h"; a number alone is seconds. */
+/* "30s", "500ms", "10m", "1h"; a plain number means seconds. */
 bool ctl_duration(const char *text, double *ms_p);
 
-/* Members of an answer, with a default when absent. */
+/* Members of a reply, with a default if absent. */
 const char *ctl_str(const cJSON *obj, const char *name, const char *absent);
 double ctl_num(const cJSON *obj, const char *name);
 const cJSON *ctl_list(const cJSON *obj, const char *name);
 bool ctl_true(const cJSON *obj, const char *name);
-/* "1.5 MiB", "1:05 min", "1 room", "2 rooms"; the text lives until eight more calls. */
+/* "1.5 MiB", "1:05 min", "1 room", "2 rooms"; valid until the eighth call after. */
 const char *ctl_bytes(double bytes);
 const char *ctl_ms(double ms);
 const char *ctl_count(double count, const char *noun);
 struct table;
 int ctl_print_table(struct table *table); /* frees it */
-/* A cell for each of these members: texts, numbers, yes or no. */
+/* A cell for each of these members: text, a number, yes or no. */
 void ctl_cells(struct table *table, const cJSON *obj, const char *names);
 void ctl_endpoint_cell(struct table *table, const char *endpoint); /* without its key */
 /* A table of the records of a list, a row each. */
 int ctl_print_list(const cJSON *list, const char *heads,
 		   void (*row)(struct table *table, const cJSON *record));
-/* Ask, and print the answer: as JSON, or by `print`. */
+/* Send a command and print the reply: as JSON, or by `print`. */
 int ctl_show(struct ctl *ctl, const char *cmd, cJSON *args,
 	     int (*print)(const cJSON *reply));
 cJSON *ctl_args_all(void); /* {"all":true} */
-/* What config.reload says of the allow-list; false: it is as it was read. */
+/* Changes of the allow-list in a reply of config.reload; false: none. */
 #define CTL_KEYS_MAX 80
 bool ctl_keys_differ(const cJSON *reply, char text[CTL_KEYS_MAX]);
-/* The last error of a peer; `absent`: it has none. */
+/* The last error of a peer; `absent` if it has none. */
 void ctl_peer_error_cell(struct table *table, const cJSON *peer, const char *absent);
 
 extern const struct ctl_command ctl_commands[]; /* the last has no name */
-/* Option i of all: its name, "" when the command has no such; NULL at the end. */
+/* The name of option i; "" if the command does not accept it; NULL at the end. */
 const char *ctl_option(const struct ctl_command *command, unsigned int i);
 
-/* $KVD_RUN_DIR, or /run/kvd; its *.sock in order (-1: errno). */
+/* $KVD_RUN_DIR or /run/kvd, and its sorted *.sock files (-1: errno). */
 const char *ctl_run_dir(void);
 int ctl_instances(struct dirent ***names_p);
 void ctl_instances_free(struct dirent **names, int count);
-/* False: NAME.sock without NAME.lock, a connection might start the daemon. */
+/* False: NAME.sock without NAME.lock; a connection might start the daemon. */
 bool ctl_instance_runs(const char *socket);
 struct ctl_seen {
 	const char *name;
-	char state[64]; /* its own, "stopped", or the code of why it does not answer */
+	char state[64]; /* its own, "stopped", or the error code of the connection */
 	char version[64], endpoint[128];
 	int pid;
 };
-/* By a connection for a moment, if it runs. */
+/* Opens a short connection if the daemon runs. */
 void ctl_instance_look(const char *socket, struct ctl_seen *seen);
 
-/* The command of each instance (--all); the worst exit code. */
+/* Run the command for each instance (--all); the highest exit code. */
 int ctl_run_all(struct ctl *ctl, const struct ctl_command *command);
-/* Records of ended rooms, the latest first, into the array `rooms`. As ctl_ask(). */
+/* Append records of ended rooms, latest first, to the array `rooms`. As ctl_ask(). */
 int ctl_history(struct ctl *ctl, const char *number, unsigned long limit, cJSON *rooms);
-/* "stopped" or "zombie" as this host's /proc says; "": neither, or it is not shown. */
+/* "stopped" or "zombie" by this host's /proc; "": neither, or not visible. */
 const char *ctl_process_state(double pid);
-/* What a daemon is known as here, without its key; until the next call. */
+/* The name by which a peer is known here, without its key; valid until the next call. */
 const char *ctl_peer_name(const cJSON *peer);
 
 int ctl_run_status(struct ctl *ctl);

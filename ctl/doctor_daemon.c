@@ -349,11 +349,11 @@ void doctor_keys(struct doctor *d)
 		doctor_say(d, DOCTOR_WARN, "insecure = no",
 			   "no key (insecure = yes): peers are not authenticated");
 	else if (d->worst == DOCTOR_OK)
-		doctor_say(
-			d, DOCTOR_OK, "",
-			"%s may connect by curve_allow_file, %s as the same user on this host",
-			ctl_count(count, "daemon"),
-			beside > 1 ? ctl_count(beside - 1, "daemon") : "none");
+		doctor_say(d, DOCTOR_OK, "",
+			   "%s may connect by curve_allow_file, %s as the same user "
+			   "on this host",
+			   ctl_count(count, "daemon"),
+			   beside > 1 ? ctl_count(beside - 1, "daemon") : "none");
 	d->worst = before > d->worst ? before : d->worst;
 	cJSON_Delete(keys);
 }
@@ -471,8 +471,8 @@ static const char *line_remedy(const char *code)
 		return "compare the options `require` and `transports` of both daemons";
 	if (!*code)
 		return "";
-	return "open the port that it names (firewall, IPAddressAllow= under systemd), or "
-	       "set that option there to an address that this host reaches";
+	return "open the port that it names (firewall, IPAddressAllow= under systemd), "
+	       "or set that option there to an address that this host reaches";
 }
 
 /* Whether it printed a line. */
@@ -507,7 +507,7 @@ static bool check_peer(struct doctor *d, const cJSON *peer)
 		   "%s: up for %s, %s, transport %s, round trip %s%s%s",
 		   ctl_peer_name(peer), ctl_ms(ctl_num(peer, "since_ms")), version,
 		   ctl_str(peer, "transport", "none"), ctl_ms(rtt_ms),
-		   line ? "" : "; no data connection: ",
+		   line ? "" : "; data connection failed: ",
 		   line ? "" : ctl_str(peer, "why", ""));
 	if (line && !ctl_true(peer, "same_host") &&
 	    strcmp(ctl_str(peer, "crypto", "none"), "none") == 0)

@@ -389,7 +389,8 @@ void doctor_gpu(struct doctor *d)
 	if (has_adapter(d) && !open && !doctor_exists(d, "/sys/module/nvidia_peermem"))
 		doctor_say(
 			d, DOCTOR_WARN,
-			"modprobe nvidia-peermem, or use the open kernel modules (dma-buf)",
+			"modprobe nvidia-peermem, or use the open kernel modules "
+			"(dma-buf)",
 			"adapters cannot reach GPU memory: transfers are staged through "
 			"host memory");
 	check_gpus_of_daemon(d);

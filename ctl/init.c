@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The command init: the files that an instance on one of several hosts needs. All or
- * nothing: a file that exists is never touched, and what was written before a failure is
- * removed. The key pair is the daemon's to make, at its first start, and a peer's key is
- * not known before that peer was started: its line waits as a comment unless the key was
- * given.
+ * The command init: writes the files that an instance on one of several hosts needs, all
+ * or none. It never overwrites an existing file, and removes its own files if it fails.
+ * The daemon generates its key pair at its first start. A peer's key is known only after
+ * that peer has started; until then its line is a comment, unless the key is given.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -22,7 +21,7 @@
 #define NAME_CHARS                                                       \
 	"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789" \
 	"._-"
-/* as the allow-list has them (daemon/link) */
+/* limits of the allow-list (daemon/link) */
 #define KEY_CHARS 40
 #define NAME_MAX_BYTES 63
 #define HOST_MAX_BYTES 127
@@ -69,7 +68,8 @@ static int take_listen(struct init *init)
 		init->port = strtoul(colon + 1, &end, 10);
 	if (!len || len >= sizeof(init->host) || *end || !init->port ||
 	    init->port > 65534)
-		return ctl_usage("init: --listen ADDRESS:PORT, the port 1 to 65534");
+		return ctl_usage(
+			"init: --listen: ADDRESS:PORT with a port of 1 to 65534");
 	memcpy(init->host, listen, len);
 	if (inet_pton(AF_INET, init->host, &four) == 1)
 		return CTL_OK;
@@ -80,11 +80,11 @@ static int take_listen(struct init *init)
 			return CTL_OK;
 		}
 	}
-	return ctl_usage("init: --listen %s: the address must be a number",
+	return ctl_usage("init: --listen %s: the address must be numeric",
 			 init->ctl->listen);
 }
 
-/* NAME=HOST:PORT[#KEY] as a line of the allow-list. */
+/* Writes NAME=HOST:PORT[#KEY] as a line of the allow-list. */
 static int put_peer(const char *peer, FILE *out)
 {
 	const char *host = strchr(peer, '='), *key = host ? strchr(host, '#') : NULL;
@@ -124,8 +124,8 @@ static int make_peers(struct init *init)
 	for (unsigned int i = 0; !r && i < init->ctl->peers.count; i++) {
 		r = put_peer(init->ctl->peers.word[i], out);
 		if (!r && named_before(init, i))
-			r = ctl_usage("init: --peer %s: this name is there already; a "
-				      "name is one user, so each daemon has its own",
+			r = ctl_usage("init: --peer %s: duplicate name; a name is one "
+				      "user, so each daemon needs its own",
 				      init->ctl->peers.word[i]);
 	}
 	fclose(out);
@@ -135,7 +135,7 @@ static int make_peers(struct init *init)
 static int make_conf(struct init *init)
 {
 	if (asprintf(&init->conf_text,
-		     "# kvd --print-config tells every option.\n"
+		     "# kvd --print-config lists all options.\n"
 		     "[daemon]\nname = %s\n\n"
 		     "[peer]\nlisten = tcp://%s:%lu\ncurve_allow_file = %s\n\n"
 		     "[transport]\ntcp_listen = tcp://%s:%lu\n",
@@ -174,7 +174,7 @@ static int write_all(const struct init *init)
 	return r;
 }
 
-/* Lines that wait for their keys. */
+/* Lines without a key. */
 static void init_print_waiting(const struct init *init)
 {
 	for (unsigned int i = 0; i < init->ctl->peers.count; i++) {
@@ -183,8 +183,8 @@ static void init_print_waiting(const struct init *init)
 		if (strchr(peer, '#'))
 			continue;
 		fprintf(stderr,
-			"kvd-ctl: %s:%u: replace this line by the one that kvd-ctl keys "
-			"prints for %.*s on its host\n",
+			"kvd-ctl: %s:%u: replace this line with the one that kvd-ctl "
+			"keys prints for %.*s on its host\n",
 			init->peers, PEERS_FIRST + i, (int)strcspn(peer, "="), peer);
 	}
 }
@@ -196,9 +196,9 @@ static void init_print(const struct init *init)
 		return;
 	}
 	fprintf(stderr,
-		"kvd-ctl: written: %s, %s\nkvd-ctl: it makes its key at the first start; "
-		"then `kvd-ctl --name %s keys` prints the line for the lists of its "
-		"peers\n",
+		"kvd-ctl: written: %s, %s\nkvd-ctl: the daemon generates its key at its "
+		"first start; then `kvd-ctl --name %s keys` prints the line for the "
+		"allow-lists of its peers\n",
 		init->conf, init->peers, init->ctl->name);
 }
 

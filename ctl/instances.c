@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The command ls, and what kvd-ctl knows of a run directory: *.sock are instances.
+ * The command ls, and the instances of a run directory: its *.sock files.
  *
- * NAME.lock is there while a daemon of that name runs (and after a kill, until the next
- * start). A socket without it is held by the service manager for a daemon that is
- * stopped; a connection would start that, which an operator who looks does not want.
- * Its presence decides, not the pid in it: that may be of another PID namespace.
+ * NAME.lock exists while a daemon of that name runs (and after a kill, until the next
+ * start). A socket without it is held by the service manager for a stopped daemon. A
+ * connection would start the daemon, which a query must not do. Only the presence of the
+ * file matters; the PID in it may belong to another PID namespace.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -19,7 +19,7 @@
 #include "lib/kvd.h"
 
 #define INSTANCES_MAX 256
-#define LOOK_MS 1000 /* for one that does not answer */
+#define LOOK_MS 1000 /* limit for a daemon that does not respond */
 
 const char *ctl_run_dir(void)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvd-ctl keys: the daemon's public key, its allow-list, and who was refused. */
+/* kvd-ctl keys: the daemon's public key, its allow-list and refused peers. */
 #include <stdio.h>
 
 #include "ctl/ctl.h"
@@ -26,15 +26,15 @@ static int print_keys(const cJSON *keys)
 		void (*row)(struct table *table, const cJSON *record);
 	} lists[] = {
 		{"allowed", "ALLOWED KEY", allowed_row},
-		{"beside", "BESIDE KEY", allowed_row},
-		{"refused", "REFUSED >COUNT >LAST KEY WHY", refused_row},
+		{"beside", "SAME-USER KEY", allowed_row},
+		{"refused", "REFUSED >COUNT >LAST KEY REASON", refused_row},
 	};
 	const char *own = ctl_str(keys, "public_key", "");
 	int r = CTL_OK;
 
 	printf("own key: %s\n", *own ? own : "none (insecure = yes)");
 	if (*own)
-		printf("its line for others' curve_allow_file:\n%s\n",
+		printf("line for the curve_allow_file of peers:\n%s\n",
 		       ctl_str(keys, "line", ""));
 	for (size_t i = 0; r == CTL_OK && i < ARRAY_LEN(lists); i++) {
 		const cJSON *list = ctl_list(keys, lists[i].member);

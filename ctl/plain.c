@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One question to a daemon that speaks another version of the protocol: what an
- * operator must know of it before an upgrade is through. One line each way. */
+/* One query to a daemon with another protocol version, for state that an operator needs
+ * during an upgrade. One line in each direction. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,7 +51,7 @@ static cJSON *plain_talk(int fd, const char *cmd, const char *args)
 		return NULL;
 	}
 	fprintf(stream, "{\"id\":1,\"cmd\":\"%s\"%s%s\n", cmd, args ? "," : "",
-		args ? args + 1 : "}"); /* its opening brace is ours */
+		args ? args + 1 : "}"); /* the format has the opening brace */
 	if (fflush(stream) == 0 && (n = getline(&line, &size, stream)) > 0)
 		reply = cJSON_ParseWithLength(line, (size_t)n);
 	free(line);
@@ -68,7 +68,8 @@ int ctl_ask_plain(struct ctl *ctl, const char *cmd, const char *args, cJSON **re
 		*reply_p = reply;
 		return CTL_OK;
 	}
-	fprintf(stderr, "kvd-ctl: %s: that daemon does not answer it either\n", cmd);
+	fprintf(stderr,
+		"kvd-ctl: %s: the daemon did not reply without a session either\n", cmd);
 	cJSON_Delete(reply);
-	return CTL_NO_DAEMON; /* told as CTL_VERSION */
+	return CTL_NO_DAEMON; /* the exit status is CTL_VERSION */
 }

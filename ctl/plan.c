@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * plan: the command-line front of the planner. The input is read and checked
- * whole (proto/json), the answer comes from daemon/plan/plan_json, which the
- * daemon's command `plan` uses too. A room's (plan_room.c) goes the same way.
+ * plan: the command-line front end of the planner. proto/json reads and validates the
+ * whole input; daemon/plan/plan_json, which the daemon's command `plan` also uses, writes
+ * the output. plan_room.c uses the same path for a room.
  */
 #include "ctl/plan.h"
 

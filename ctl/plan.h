@@ -5,12 +5,12 @@
  *   kvd-ctl plan [--explain] FILE|-          {"src", "dst", "map", "wants"} -> rows
  *   kvd-ctl plan --cover [--explain] FILE|-  {"sources", "dst", "room"} -> sends
  *
- * With a room's number (plan_room.c) a daemon says what the first form reads.
+ * With a room number (plan_room.c) a daemon supplies the input of the first form.
  *
- * The answer is one JSON object on standard output, or text with --explain.
- * Exit status: 0 done (also when nothing is in common), 1 refused (the reason,
- * naming the field, on standard error and nothing on standard output), 2 wrong
- * usage.
+ * The output is one JSON object on standard output, or text with --explain. Exit
+ * status: 0 success (also if source and destination have nothing in common); 1 refused
+ * (the reason, with the field's name, on standard error, nothing on standard output);
+ * 2 invalid usage.
  */
 #ifndef KVD_CTL_PLAN_H
 #define KVD_CTL_PLAN_H
@@ -26,17 +26,17 @@ struct plan;
 struct plan_request;
 
 #define PLAN_INPUT_MAX (256u << 20) /* bytes of JSON */
-#define PLAN_ROWS_MAX (1u << 24)    /* rows that are written out */
+#define PLAN_ROWS_MAX (1u << 24)    /* rows in the output */
 
 struct plan_options {
 	bool cover, explain;
-	uint64_t max_rows; /* 0 is PLAN_ROWS_MAX */
+	uint64_t max_rows; /* 0: PLAN_ROWS_MAX */
 };
-/* The answer to standard output; the exit status. "-" is standard input. */
+/* Prints the plan; returns the exit status. "-" is standard input. */
 int plan_file(const char *path, const struct plan_options *options);
 int plan_text(const char *text, size_t len, const struct plan_options *options);
 
-/* The command itself: reads `text`, writes the whole answer or nothing. */
+/* Parses `text` and writes the whole plan or nothing. */
 int plan_answer(const char *text, size_t len, const struct plan_options *options,
 		FILE *out);
 

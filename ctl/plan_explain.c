@@ -2,9 +2,9 @@
 /*
  * plan_explain: a plan as text.
  *
- * For each field that both sides hold: the units that cross, the row that comes
- * of them, and the first dimension at which rows stop being neighbours, with
- * the two strides that say so. Layers that would read alike are one line.
+ * For each field that both sides hold: the units to copy, the resulting row size, and the
+ * first dimension in which rows are not contiguous, with the strides of both sides.
+ * Consecutive layers with the same text are printed as one line.
  */
 #include "ctl/plan.h"
 
@@ -23,10 +23,10 @@ struct pair {
 	const struct layout_view *src_view, *dst_view;
 	const struct layout_field *src, *dst;
 	uint32_t first, units;
-	uint32_t more; /* wants of the field behind these units */
+	uint32_t more; /* further wants of the field */
 };
 
-/* One step of merging: neighbours when both strides are the row's length. */
+/* One step of merging: contiguous if both strides equal the row's length. */
 struct step {
 	const char *what;
 	uint64_t count, src, dst;
@@ -44,7 +44,7 @@ static bool units_common(struct pair *p)
 	return p->units > 0;
 }
 
-/* The first one that is not before `want`: they are sorted. */
+/* The first entry not below `want`, by binary search. */
 static size_t want_find(const struct plan_request *req, const struct plan_want *want)
 {
 	size_t low = 0, high = req->want_count;
@@ -60,7 +60,7 @@ static size_t want_find(const struct plan_request *req, const struct plan_want *
 	return low;
 }
 
-/* Of what both hold only what is wanted. */
+/* Restricts the common units to the wanted ones. */
 static void units_wanted(const struct plan_request *req, struct pair *p, uint32_t layer,
 			 uint32_t field)
 {
@@ -79,7 +79,7 @@ static void units_wanted(const struct plan_request *req, struct pair *p, uint32_
 	p->more = from < to ? (uint32_t)(to - from - 1) : 0;
 }
 
-/* Units and tokens, whichever lies closer in the destination first. */
+/* Units and tokens, the one with the smaller destination stride first. */
 static void steps_of(const struct pair *p, struct step steps[3])
 {
 	uint32_t tokens = p->src_view->page_tokens < p->dst_view->page_tokens
@@ -95,7 +95,7 @@ static void steps_of(const struct pair *p, struct step steps[3])
 	steps[2] = (struct step){"pages", 2, p->src->page_stride, p->dst->page_stride};
 }
 
-/* "rows of 2048 bytes, 16 a page; tokens stay apart: …" */
+/* "rows of 2048 bytes, 16 per page; tokens are not contiguous: …" */
 static void describe_rows(const struct pair *p, char *out, size_t size)
 {
 	struct step steps[3];
@@ -118,13 +118,13 @@ static void describe_rows(const struct pair *p, char *out, size_t size)
 			rows *= s->count;
 	}
 	if (!apart)
-		snprintf(out, size, "whole pages of %" PRIu64 " bytes, neighbours merge",
-			 row);
+		snprintf(out, size,
+			 "whole pages of %" PRIu64 " bytes; adjacent pages merge", row);
 	else
 		snprintf(out, size,
-			 "rows of %" PRIu64 " bytes, %" PRIu64 " a page; %s stay apart: "
-			 "stride %" PRIu64 " in the source, %" PRIu64
-			 " in the destination",
+			 "rows of %" PRIu64 " bytes, %" PRIu64
+			 " per page; %s are not contiguous: stride %" PRIu64
+			 " in the source, %" PRIu64 " in the destination",
 			 row, rows, apart->what, apart->src, apart->dst);
 }
 
@@ -134,7 +134,7 @@ static void plan_explain_describe(const struct plan_request *req, const struct p
 	char rows[LINE_MAX / 2], more[48] = "";
 
 	if (p->units == 0 && req->wants) {
-		snprintf(line, LINE_MAX, "field %s: nothing is wanted of rank %u",
+		snprintf(line, LINE_MAX, "field %s: nothing wanted from rank %u",
 			 p->dst->name, req->src->rank);
 		return;
 	}
@@ -149,7 +149,7 @@ static void plan_explain_describe(const struct plan_request *req, const struct p
 	}
 	describe_rows(p, rows, sizeof(rows));
 	if (p->more)
-		snprintf(more, sizeof(more), " and %u more stretches", p->more);
+		snprintf(more, sizeof(more), " and %u more ranges", p->more);
 	snprintf(line, LINE_MAX,
 		 "field %s: units [%u,%u)%s of %u, rank %u -> rank %u: %s", p->dst->name,
 		 p->first, p->first + p->units, more, p->dst->total_units, req->src->rank,
@@ -164,7 +164,7 @@ static void layers_print(FILE *out, uint32_t first, uint32_t last, const char *l
 		fprintf(out, "  layers %u-%u %s\n", first, last, line);
 }
 
-/* Do layers of index i and i + 1 (of the destination) read alike for a field? */
+/* The text of a field in the destination's layer `index`; false: none. */
 static bool layer_line(const struct plan_request *req, struct pair *p, uint32_t index,
 		       uint32_t field, char *line)
 {
@@ -232,9 +232,9 @@ static void explain_map(const struct plan_request *req, size_t index, FILE *out)
 		explain_field(req, &p, i, out);
 }
 
-/* ---- what the transports make of it ---- */
+/* ---- per transport ---- */
 
-/* A frame each; those with too many rows on that side go by a buffer. */
+/* The number of frames with too many rows on that side, which are staged. */
 static uint64_t frames_packed(const struct plan *plan, bool is_src)
 {
 	uint64_t packed = 0;
@@ -290,7 +290,7 @@ static void explain_verbs(const struct plan *plan, FILE *out)
 	fprintf(out, "over verbs: work requests of %u bytes", bytes);
 	if (pack_requests(plan->bytes, bytes))
 		fprintf(out,
-			", or packed, if one costs more than copying %u bytes twice\n",
+			", or packed if one costs more than copying %u bytes twice\n",
 			bytes);
 	else
 		fprintf(out, ", not packed\n");
@@ -315,11 +315,11 @@ void plan_explain(const struct plan_request *req, const struct plan *plan, FILE 
 /* ---- cover ---- */
 
 struct wants {
-	const struct plan_want *items; /* sorted, as the cover makes them */
+	const struct plan_want *items; /* sorted by the shard selection */
 	size_t count;
 };
 
-/* The same want in the view's layer of that index? */
+/* Whether the view's layer of that index has the same want. */
 static bool wanted_too(const struct wants *wants, const struct layout_view *view,
 		       uint32_t layer_index, const struct plan_want *want)
 {
@@ -333,7 +333,7 @@ static bool wanted_too(const struct wants *wants, const struct layout_view *view
 	return found && found->units == want->units;
 }
 
-/* A source's wants, those of layers that follow each other as one line. */
+/* A source's wants; consecutive layers are one line. */
 static void explain_source(const struct layout *dst, const struct wants *wants, FILE *out)
 {
 	for (size_t i = 0; i < wants->count; i++) {
@@ -344,7 +344,7 @@ static void explain_source(const struct layout *dst, const struct wants *wants, 
 		char line[LINE_MAX];
 
 		if (index > 0 && wanted_too(wants, view, index - 1, w))
-			continue; /* told with the layer before */
+			continue; /* printed with the previous layer */
 		while (wanted_too(wants, view, last + 1, w))
 			last++;
 		snprintf(line, sizeof(line), "view %s field %s units [%u,%u) of %u",

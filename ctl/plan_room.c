@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The command plan: of a file, and of a room. What the planner is given for a room the
- * daemon says (room.plan) in the form that files have, so one planner answers both.
+ * The command plan for a file and for a room. For a room the daemon supplies the
+ * planner's input (room.plan) in the format of the files.
  *
- * Which pages of the source a push takes is known only while its chunks move. Rows cannot
- * be told without them; what they are like can, since it is the layouts' and the other
- * side's doing: pages of which no two are neighbours stand in for them, and it is said.
+ * The source pages of a push are known only while its chunks are transferred. Without
+ * them the exact rows are unknown, but row sizes follow from the layouts and the other
+ * side's pages. --explain therefore substitutes non-adjacent pages, and prints that it
+ * did.
  */
 #include <stdio.h>
 #include <string.h>
@@ -13,14 +14,14 @@
 #include "ctl/ctl.h"
 #include "ctl/plan.h"
 
-/* The i-th of them: first the odd ones, then the even ones. */
+/* The i-th substitute page: odd numbers first, then even ones. */
 static double page_apart(uint32_t i, uint32_t pages)
 {
 	i %= pages;
 	return i < pages / 2 ? 2.0 * i + 1 : 2.0 * (i - pages / 2);
 }
 
-/* False: no memory, or the daemon's answer makes no sense. */
+/* False: out of memory, or an invalid reply. */
 static bool stand_in(const cJSON *reply, cJSON *map)
 {
 	const cJSON *views = ctl_list(ctl_list(reply, "src"), "views");
@@ -61,13 +62,12 @@ static int plan_party(const struct ctl *ctl, const cJSON *reply)
 		if (ctl_list(map, "src_pages"))
 			continue;
 		if (!options.explain)
-			return ctl_failed("room %s: its rows are not known here: the "
-					  "source's pages come with its chunks, and are "
-					  "not kept; --explain says what the rows are "
-					  "like",
+			return ctl_failed("room %s: rows unknown: the daemon does not "
+					  "keep the source pages of a push; --explain "
+					  "shows the row sizes",
 					  ctl->number);
 		if (!stand_in(reply, map))
-			return ctl_failed("room %s: the answer cannot be read",
+			return ctl_failed("room %s: invalid reply from the daemon",
 					  ctl->number);
 		apart = true;
 	}
@@ -79,14 +79,13 @@ static int plan_party(const struct ctl *ctl, const cJSON *reply)
 		       ctl_str(reply, "role", "?"), ctl_str(reply, "peer", "?"),
 		       ctl_str(reply, "pool", "?"));
 	if (apart)
-		puts("the source's pages are not known here: taken as if no two were "
-		     "neighbours");
+		puts("source pages unknown: assuming that no two are adjacent");
 	r = plan_text(text, strlen(text), &options);
 	cJSON_free(text);
 	return r;
 }
 
-/* party: -1, the first. */
+/* party: -1 for the first. */
 static int ask_party(struct ctl *ctl, int party, cJSON **reply_p)
 {
 	cJSON *args = cJSON_CreateObject();
@@ -100,13 +99,13 @@ static int ask_party(struct ctl *ctl, int party, cJSON **reply_p)
 	r = ctl_ask(ctl, "room.plan", args, reply_p);
 	if (r && ctl->error.code == KVD_E_NOTFOUND && party < 0)
 		fprintf(stderr,
-			"  of a room that is closed no pages are kept; what it did: "
+			"  the daemon keeps no pages of a closed room; for its events: "
 			"kvd-ctl trace %s\n",
 			ctl->number);
 	return r;
 }
 
-/* One plan a source or receiver. */
+/* One plan per source or receiver. */
 static int plan_room(struct ctl *ctl)
 {
 	cJSON *first = NULL;
@@ -139,8 +138,8 @@ int ctl_run_plan(struct ctl *ctl)
 	if (!ctl->number == !ctl->arg_count)
 		return ctl_usage("plan: a FILE, or --room NUMBER");
 	if (ctl->number && options.cover)
-		return ctl_usage("plan: --cover is of a FILE");
+		return ctl_usage("plan: --cover requires FILE");
 	if (ctl->role && !ctl->number)
-		return ctl_usage("plan: --role is of a --room");
+		return ctl_usage("plan: --role requires --room");
 	return ctl->number ? plan_room(ctl) : plan_file(ctl->args[0], &options);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The command pools. With --layout a line for each field of each view; layers one behind
- * the other that differ in nothing but their place are one line.
+ * The command pools. With --layout a line for each field of each view; consecutive layers
+ * that differ only in their base address are one line.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The commands of rooms: rooms, room, history. What an operator asks first is who is
- * waited for, so that is a column; the daemon chooses what is listed, since a table of
- * the first thousand would not show the one that hangs.
+ * The commands of rooms: rooms, room, history. WAITS FOR is a column, since it answers an
+ * operator's first question. The daemon filters the list: the first thousand rooms might
+ * not include the one that hangs.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@
 #define HISTORY_PAGE 500 /* records of one reply */
 #define HISTORY_SHOWN 20 /* of one room */
 
-/* What it is known as, else its own name, else its endpoint, without the key. */
+/* The name in the allow-list, else its own name, else its endpoint without the key. */
 const char *ctl_peer_name(const cJSON *peer)
 {
 	static char text[160];
@@ -139,7 +139,7 @@ int ctl_run_rooms(struct ctl *ctl)
 
 /* ---- history ---- */
 
-/* By this machine's clock. */
+/* By this host's clock. */
 static const char *clock_time(double ms_ago)
 {
 	static char text[32];
@@ -252,11 +252,11 @@ static void put_waits(const cJSON *room)
 	if (!waits)
 		return;
 	printf("%-12s %s\n", "waits for", ctl_str(waits, "what", "?"));
-	printf("%-12s %s; ends otherwise in %s\n", "since",
+	printf("%-12s %s; the room fails in %s unless that happens\n", "since",
 	       ctl_ms(ctl_num(waits, "since_ms")), ctl_ms(ctl_num(waits, "until_ms")));
 }
 
-/* "packed 256 B", "rows 4 KiB", "staged 64 KiB"; nothing where there was no choice. */
+/* "packed 256 B", "rows 4 KiB", "staged 64 KiB"; "" if there was no choice. */
 static void way_cell(struct table *table, const cJSON *way)
 {
 	if (!way)
@@ -288,7 +288,7 @@ static void party_row(struct table *table, const cJSON *p)
 						    : "open");
 }
 
-/* Who may take part. */
+/* The peers that may take part. */
 static void put_admits(const cJSON *room)
 {
 	const cJSON *admits = ctl_list(room, "admits"), *name;
@@ -311,7 +311,7 @@ static int print_room(const cJSON *room)
 	printf("%-12s %s (%s)\n", "room", ctl_str(room, "room", "?"),
 	       ctl_str(room, "role", "?"));
 	printf("%-12s %s%s\n", "state", ctl_str(room, "state_name", "?"),
-	       ctl_true(room, "aborting") ? ": told to fail, not quiesced yet" : "");
+	       ctl_true(room, "aborting") ? ": aborting, not quiesced yet" : "");
 	if (error)
 		printf("%-12s %s: %s%s\n", "error", ctl_str(error, "code", "?"),
 		       ctl_str(error, "message", ""),
@@ -330,19 +330,20 @@ static int print_room(const cJSON *room)
 	       ctl_ms(ctl_num(t, "bootstrap")), ctl_ms(ctl_num(t, "waiting")),
 	       ctl_ms(ctl_num(t, "transfer")));
 	if (ctl_num(room, "surplus_tokens") > 0)
-		printf("%-12s %.0f tokens were sent that nobody had bound\n", "surplus",
+		printf("%-12s %.0f tokens were sent but not bound\n", "surplus",
 		       ctl_num(room, "surplus_tokens"));
 	cJSON_ArrayForEach(item, ctl_list(room, "landed"))
 		printf("%-12s %s: %s (bitmap of pages)\n", "landed", item->string,
 		       cJSON_IsString(item) ? item->valuestring : "?");
 	putchar('\n');
-	return ctl_print_list(ctl_list(room, "peers"),
-			      "PEER TRANSPORT PATH >STAGED >ROWS >DESCRIPTORS WAY >RANK "
-			      ">BYTES >EXPECTED STATE",
-			      party_row);
+	return ctl_print_list(
+		ctl_list(room, "peers"),
+		"PEER TRANSPORT PATH >STAGED >ROWS >DESCRIPTORS METHOD >RANK "
+		">BYTES >EXPECTED STATE",
+		party_row);
 }
 
-/* A peer asks for it. */
+/* Requested by a peer, not opened by an engine. */
 static void print_unopened(const cJSON *room)
 {
 	printf("%-12s %s (%s)\n", "room", ctl_str(room, "room", "?"),
@@ -367,7 +368,7 @@ static int print_found(const cJSON *rooms)
 	return r;
 }
 
-/* Of another role than was asked for: gone. */
+/* Removes rooms of other roles. */
 static void keep_role(cJSON *rooms, const char *role)
 {
 	cJSON *room = rooms ? rooms->child : NULL, *next;
@@ -379,7 +380,7 @@ static void keep_role(cJSON *rooms, const char *role)
 	}
 }
 
-/* It is not open: what became of it? */
+/* The room is not open: search the history. */
 static int room_of_the_past(struct ctl *ctl, cJSON *result)
 {
 	cJSON *ended = cJSON_AddArrayToObject(result, "ended");
@@ -390,8 +391,8 @@ static int room_of_the_past(struct ctl *ctl, cJSON *result)
 		return r;
 	keep_role(ended, ctl->role);
 	if (!ended->child)
-		return ctl_failed("room %s: not open, no peer asks for it, and none of "
-				  "this number is among the last rooms that ended",
+		return ctl_failed("room %s: not open, not requested by a peer, and not "
+				  "among the last rooms that ended",
 				  ctl->args[0]);
 	if (ctl->json)
 		return CTL_OK;
@@ -408,7 +409,7 @@ int ctl_run_room(struct ctl *ctl)
 	r = ctl_ask(ctl, "room.list", args, &reply);
 	if (r)
 		return r;
-	cJSON_DeleteItemFromObjectCaseSensitive(reply, "total"); /* not of this room */
+	cJSON_DeleteItemFromObjectCaseSensitive(reply, "total"); /* of all rooms */
 	rooms = cJSON_GetObjectItemCaseSensitive(reply, "rooms");
 	keep_role(rooms, ctl->role);
 	if (!rooms || !rooms->child)

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The commands that show something: status, health, stats, peers, regions, pools,
- * sessions; rooms.c has those of rooms.
+ * The commands that show state: status, health, stats, peers, regions, sessions. The
+ * commands of rooms are in rooms.c.
  *
- * A list is one request, one function that turns a record into cells, and a table
- * that is as wide as its widest cell. A member that a daemon does not tell (an
- * older or newer one) shows as "-" or 0, never as a crash. Amounts are rounded for
- * people; whoever computes with them takes --json.
+ * A list is one request, one function that converts a record to cells, and a table as
+ * wide as its widest cells. A member that is absent (in an older or newer daemon)
+ * prints as "-" or 0. Amounts are rounded for people; programs use --json.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -136,12 +135,12 @@ static int put_health(const cJSON *health)
 	if (*ctl_str(health, "why", ""))
 		show_put("why", ctl_str(health, "why", ""));
 	if (ctl_true(health, "insecure"))
-		show_put("insecure", "yes: whoever reaches the ports can read and write "
-				     "engines' caches");
+		show_put("insecure", "yes: any host that reaches the ports can read and "
+				     "write engines' caches");
 	if (ctl_num(health, "plain_peers") > 0)
-		printf("%-12s %.0f peers of other hosts: their bytes cross the network "
-		       "in clear\n",
-		       "plain", ctl_num(health, "plain_peers"));
+		printf("%-12s %.0f peers on other hosts: data crosses the network "
+		       "unencrypted\n",
+		       "unencrypted", ctl_num(health, "plain_peers"));
 	if (*ctl_str(health, "sandbox_lacks", ""))
 		show_put("sandbox", ctl_str(health, "sandbox_lacks", ""));
 	if (*ctl_str(health, "attention", ""))
@@ -150,7 +149,7 @@ static int put_health(const cJSON *health)
 	printf("%-12s %.0f\n", "sessions", ctl_num(health, "sessions"));
 	printf("%-12s %.0f ms in the last second\n", "loop lag",
 	       ctl_num(health, "lag_ms"));
-	printf("%-12s %s, %s by way of a buffer\n", "rooms' bytes",
+	printf("%-12s %s, %s staged\n", "rooms' bytes",
 	       ctl_bytes(ctl_num(health, "room_bytes")),
 	       ctl_bytes(ctl_num(health, "staged_bytes")));
 	put_transports(health);
@@ -194,7 +193,7 @@ int ctl_run_health(struct ctl *ctl)
 	return r;
 }
 
-/* Its labels, each as name=value. */
+/* The labels of a series, as name=value. */
 static void series_row(struct table *table, const cJSON *series)
 {
 	char labels[512] = " ";
@@ -229,7 +228,8 @@ static void put_turns(const cJSON *loop, const char *name, const char *label)
 {
 	const cJSON *h = ctl_list(loop, name);
 
-	printf("loop %-5s p50 %.0f  p99 %.0f  p99.9 %.0f  max %.0f us of %.0f  (%s)\n",
+	printf("loop %-5s p50 %.0f  p99 %.0f  p99.9 %.0f  max %.0f us, %.0f samples  "
+	       "(%s)\n",
 	       label, ctl_num(h, "p50"), ctl_num(h, "p99"), ctl_num(h, "p999"),
 	       ctl_num(h, "max"), ctl_num(h, "count"), name);
 }
@@ -241,9 +241,9 @@ static int stats_prometheus(struct ctl *ctl)
 
 	if (ctl->json || ctl->all) {
 		cJSON_Delete(args);
-		return ctl_usage("--prometheus: neither with --json nor with --all");
+		return ctl_usage("--prometheus: not with --json or --all");
 	}
-	ctl->raw = true; /* it has lines */
+	ctl->raw = true; /* keep its newlines */
 	cJSON_AddStringToObject(args, "format", "prometheus");
 	r = ctl_ask(ctl, "stats", args, &stats);
 	if (r)
@@ -275,9 +275,9 @@ static int print_principals(const cJSON *stats)
 	int r = ctl_print_list(ctl_list(stats, "principals"),
 			       "PRINCIPAL CLASS >OBJECTS >BYTES >REFUSED", principal_row);
 
-	printf("%s in all", ctl_bytes(ctl_num(stats, "bytes")));
+	printf("total %s", ctl_bytes(ctl_num(stats, "bytes")));
 	printf(" of %s (memory_limit)", ctl_bytes(ctl_num(stats, "limit_bytes")));
-	printf(", one may have %s\n", ctl_bytes(ctl_num(stats, "share_bytes")));
+	printf("; limit per principal %s\n", ctl_bytes(ctl_num(stats, "share_bytes")));
 	return r;
 }
 
@@ -329,7 +329,7 @@ void ctl_peer_error_cell(struct table *table, const cJSON *p, const char *absent
 		table_cell(table, absent);
 }
 
-/* The first that was passed over is named; --json and the doctor say why. */
+/* Names the first unusable transport; --json and the doctor show the reason. */
 static void transport_cell(struct table *table, const cJSON *p)
 {
 	const char *passed = ctl_str(p, "passed_over", "");
@@ -417,7 +417,7 @@ const char *ctl_process_state(double pid)
 	len = fread(text, 1, sizeof(text) - 1, file);
 	fclose(file);
 	text[len] = '\0';
-	at = strrchr(text, ')'); /* the name before it may hold anything */
+	at = strrchr(text, ')'); /* the name before it may contain any character */
 	if (!at || at[1] != ' ')
 		return "";
 	return at[2] == 'T' || at[2] == 't' ? "stopped" : at[2] == 'Z' ? "zombie" : "";

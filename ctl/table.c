@@ -112,7 +112,7 @@ void table_fit(struct table *table, unsigned int column, size_t columns)
 		table->widths[column] > least + all ? table->widths[column] - all : least;
 }
 
-/* As much of it as the column is wide. */
+/* Prints a cell, truncated to the column's width. */
 static void cell_print(const char *cell, size_t width, bool right, bool last, FILE *out)
 {
 	size_t taken = words_width(cell);

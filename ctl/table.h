@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* table: columns of text, as wide as their widest cell. Nothing is shortened but the one
- * column that table_fit() names: a figure that is not seen whole is no figure. */
+/* table: columns of text, as wide as their widest cell. Only the column given to
+ * table_fit() is ever truncated: a truncated number would be misread. */
 #ifndef KVD_CTL_TABLE_H
 #define KVD_CTL_TABLE_H
 
@@ -8,18 +8,18 @@
 
 struct table;
 
-/* `heads`: column names separated by spaces; a '>' before one aligns it right, a '_' in
- * one shows as a space. */
-struct table *table_new(const char *heads); /* NULL: no memory; others take that, too */
+/* `heads`: column names separated by spaces; a leading '>' aligns right, '_' prints as a
+ * space. */
+struct table *table_new(const char *heads); /* NULL: no memory; accepted below */
 void table_free(struct table *table);
-/* One cell, left to right, row after row. NULL shows as "-". */
+/* Appends a cell, left to right, row by row. NULL prints as "-". */
 void table_cell(struct table *table, const char *text);
 void table_cellf(struct table *table, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
-/* Make this column narrower, not below its head, until a line takes `columns`. */
+/* Narrows this column, at least to its heading, until a line fits into `columns`. */
 void table_fit(struct table *table, unsigned int column, size_t columns);
-/* Heads and rows; control characters show as '?'. 0, or -ENOMEM when the table or a cell
- * could not be kept. */
+/* Prints headings and rows; control characters print as '?'. 0, or -ENOMEM if the table
+ * or a cell could not be allocated. */
 int table_print(const struct table *table, FILE *out);
 
 #endif

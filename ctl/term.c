@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Restoring is done by the signal handlers themselves: write() and tcsetattr() may be
- * called there, and so a signal that comes while a command waits for its answer ends the
- * process at once. A handler then lets the signal do what it does by default, so that the
- * shell sees the right status.
+ * The signal handlers restore the terminal themselves, since write() and tcsetattr() are
+ * async-signal-safe. A signal therefore ends the process at once, even while a command
+ * waits for a reply. The handler then raises the signal again with its default action, so
+ * that the shell sees the right status.
  *
- * Signals of the keyboard stay on (ISIG): ^C and ^Z do what they always do.
+ * Keyboard signals stay enabled (ISIG): ^C and ^Z work as usual.
  */
 #include "ctl/term.h"
 
@@ -22,7 +22,7 @@
 #include "ctl/words.h"
 #include "daemon/base/mem.h"
 
-/* alternate screen, no cursor, lines that are too long are cut */
+/* alternate screen, no cursor, no line wrap */
 #define ENTER "\033[?1049h\033[?25l\033[?7l"
 #define LEAVE "\033[0m\033[?7h\033[?25h\033[?1049l"
 
@@ -49,8 +49,8 @@ static void term_put(const char *text, size_t len)
 	}
 }
 
-/* Not stopped with a terminal that is half ours. A signal that ends us may come: closing
- * it twice does no harm. */
+/* Blocks SIGTSTP while the terminal is changed. A fatal signal need not be blocked:
+ * closing the terminal twice is harmless. */
 static void term_hold(int how)
 {
 	sigset_t stop;
@@ -83,7 +83,7 @@ void term_close(void)
 	term_hold(SIG_UNBLOCK);
 }
 
-/* SA_RESETHAND: the second time it ends us. */
+/* SA_RESETHAND: the raised signal has its default action. */
 static void on_end(int sig)
 {
 	if (term.open)
@@ -91,7 +91,7 @@ static void on_end(int sig)
 	raise(sig);
 }
 
-/* SIGTSTP itself is held back while this runs. */
+/* SIGTSTP is blocked while its handler runs. */
 static void on_stop(int sig)
 {
 	int saved_errno = errno;
@@ -108,7 +108,7 @@ static void on_stop(int sig)
 
 static void on_size(int sig)
 {
-	(void)sig; /* poll() ends */
+	(void)sig; /* interrupts poll() */
 }
 
 bool term_usable(void)
@@ -186,7 +186,7 @@ void term_draw(const struct term_line *lines, size_t count)
 	free(text);
 }
 
-/* The bytes of an arrow or the like: ESC [ … letter, ESC O letter. 0: it is none. */
+/* The length of a key's escape sequence: ESC [ … letter, ESC O letter. 0: none. */
 static size_t key_sequence(const unsigned char *keys, size_t count)
 {
 	size_t n = 2;

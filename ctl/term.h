@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * term: a terminal as a screen of lines. Written with the sequences of ECMA-48 that all
- * terminals of today know, not with ncurses: lines are drawn anew each time, nothing else
- * is asked of it, and containers seldom have the terminfo entry that ncurses needs.
+ * term: a terminal as a screen of lines. It uses ECMA-48 sequences that all current
+ * terminals support, not ncurses: each update redraws all lines, and containers seldom
+ * have the terminfo entry that ncurses needs.
  *
- * One at a time. However the process ends, the terminal is as it was before: by return,
- * by a signal that ends it, while it is stopped (SIGTSTP); SIGKILL cannot be helped.
+ * One instance per process. The terminal is restored on return, on a fatal signal and
+ * while the process is stopped (SIGTSTP), but not on SIGKILL.
  */
 #ifndef KVD_CTL_TERM_H
 #define KVD_CTL_TERM_H
@@ -16,25 +16,25 @@
 enum term_look { TERM_PLAIN, TERM_HEAD, TERM_BAD };
 
 struct term_line {
-	const char *text; /* cut at the right border */
+	const char *text; /* truncated at the right border */
 	enum term_look look;
 };
 
-#define TERM_KEY_NONE (-1)   /* the time is over, or the size changed */
-#define TERM_KEY_END (-2)    /* the terminal is gone */
-#define TERM_KEY_ESCAPE 0x1b /* alone; sequences of other keys are dropped */
+#define TERM_KEY_NONE (-1)   /* timeout, or the size changed */
+#define TERM_KEY_END (-2)    /* the terminal was closed */
+#define TERM_KEY_ESCAPE 0x1b /* alone; escape sequences are ignored */
 #define TERM_KEY_ENTER 0x0a
 #define TERM_KEY_ERASE 0x7f
 
-/* Standard input and output are one, and no dumb one. */
+/* Whether standard input and output are a terminal other than TERM=dumb. */
 bool term_usable(void);
-/* 0, or -errno. No look but TERM_PLAIN shows where NO_COLOR is set. */
+/* 0, or -errno. With NO_COLOR every line is drawn as TERM_PLAIN. */
 int term_open(void);
 void term_close(void); /* idempotent */
 void term_size(unsigned int *rows_p, unsigned int *columns_p);
-/* The first lines that fit. */
+/* Draws as many of the lines as fit. */
 void term_draw(const struct term_line *lines, size_t count);
-/* A key, within so many milliseconds. */
+/* Waits at most so long for a key. */
 int term_key(int timeout_ms);
 
 #endif

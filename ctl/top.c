@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvd-ctl top: on a terminal a screen that is drawn anew at each look and each key; else
- * (--batch, --json) frames one behind the other.
+ * kvd-ctl top: on a terminal a screen that is redrawn after each sample and key; with
+ * --batch or --json, successive frames.
  *
- * A daemon that does not answer is told in the last line, what was seen last stays, and
- * it is asked again at each look. A room to be aborted is named by its number: lines move
- * under a cursor.
+ * If the daemon does not respond, the last line shows the error, the last sample stays on
+ * the screen, and the query is repeated every interval. A room to abort is entered by its
+ * number, since lines would move under a cursor.
  */
 #include "ctl/top.h"
 
@@ -23,7 +23,7 @@
 
 #define INTERVAL_MS 1000
 #define INTERVAL_MIN_MS 100
-#define ANSWER_MS 2000 /* a daemon that hangs must not hold the keys for longer */
+#define ANSWER_MS 2000 /* limits the time for which a hung daemon blocks the keys */
 #define LINES_MAX 512u
 #define FRAME_COLUMNS 110
 #define ROOMS_LIMIT 1000
@@ -38,14 +38,14 @@ struct screen {
 	char filter[64];
 	enum prompt prompt;
 	char typed[64];
-	char said[300]; /* what the last key did; until the next one */
+	char said[300]; /* result of the last key, until the next one */
 	struct term_line lines[LINES_MAX];
 	size_t line_count;
-	char *texts[3]; /* that the lines point into */
+	char *texts[3]; /* the lines point into them */
 	char more[2][40];
 };
 
-/* ---- frames one behind the other ---- */
+/* ---- successive frames ---- */
 
 static int frame_print(struct top *top)
 {
@@ -66,7 +66,7 @@ static int frame_print(struct top *top)
 		printf("%s\n%s\n%s%s%s%s\n", head ? head : "", peers ? peers : "",
 		       rooms ? rooms : "", top_now(top)->rooms_why,
 		       *top_now(top)->rooms_why ? "\n" : "",
-		       view.rooms_cut ? "… and more: --limit N\n" : "");
+		       view.rooms_cut ? "… and more (--limit N)\n" : "");
 		free(head);
 		free(peers);
 		free(rooms);
@@ -75,7 +75,7 @@ static int frame_print(struct top *top)
 	return fflush(stdout) == EOF ? CTL_ERROR : CTL_OK;
 }
 
-/* Rates need two looks, so the first frame comes after one interval. */
+/* Rates need two samples, so the first frame is printed after one interval. */
 static int run_batch(struct top *top, int interval_ms)
 {
 	unsigned long shown = 0;
@@ -89,8 +89,8 @@ static int run_batch(struct top *top, int interval_ms)
 			r = frame_print(top);
 			shown++;
 		} else if (r) {
-			fprintf(stderr, "kvd-ctl: no answer: %s\n", top->why);
-			r = CTL_OK; /* it may come back */
+			fprintf(stderr, "kvd-ctl: no reply: %s\n", top->why);
+			r = CTL_OK; /* the daemon may return */
 		}
 	}
 	return r;
@@ -104,7 +104,7 @@ static void screen_line(struct screen *s, const char *text, enum term_look look)
 		s->lines[s->line_count++] = (struct term_line){text, look};
 }
 
-/* The lines of a text, at most `most`; more[] of what is left out. */
+/* Adds at most `most` lines of a text; more[] counts the omitted ones. */
 static void screen_lines(struct screen *s, char *text, size_t most, char more[40],
 			 enum term_look (*look)(const struct screen *s, size_t line))
 {
@@ -169,7 +169,7 @@ static void last_line(struct screen *s, char *text, size_t size)
 {
 	switch (s->prompt) {
 	case PROMPT_FILTER:
-		snprintf(text, size, "lines with: %s_", s->typed);
+		snprintf(text, size, "filter: %s_", s->typed);
 		return;
 	case PROMPT_ABORT:
 		snprintf(text, size, "abort room (NUMBER, or NUMBER ROLE): %s_",
@@ -185,10 +185,10 @@ static void last_line(struct screen *s, char *text, size_t size)
 	if (*s->said)
 		snprintf(text, size, "%s", s->said);
 	else if (*s->top.why)
-		snprintf(text, size, "no answer, asked again each time: %s", s->top.why);
+		snprintf(text, size, "no reply, retrying: %s", s->top.why);
 	else
 		snprintf(text, size, "%s%s%s%s", KEYS, s->top.failed ? "   [failed]" : "",
-			 *s->filter ? "   lines with: " : "", s->filter);
+			 *s->filter ? "   filter: " : "", s->filter);
 }
 
 static void screen_draw(struct screen *s)
@@ -236,7 +236,7 @@ static void room_abort(struct screen *s)
 			 s->top.ctl->error.message);
 	else
 		snprintf(s->said, sizeof(s->said),
-			 "room %s: aborting; it is failed once nothing of it moves",
+			 "room %s: aborting; it fails when its transfers have ended",
 			 s->typed);
 }
 
@@ -273,7 +273,7 @@ static void prompt_begin(struct screen *s, enum prompt prompt)
 	memset(s->typed, 0, sizeof(s->typed));
 }
 
-/* True: look again at once. */
+/* True: take a new sample at once. */
 static bool screen_key(struct screen *s, int key)
 {
 	*s->said = '\0';
@@ -310,7 +310,7 @@ static int run_screen(struct screen *s, int interval_ms)
 	int r = term_open(), key;
 
 	if (r < 0)
-		return ctl_failed("the terminal: %s", strerror(-r));
+		return ctl_failed("terminal: %s", strerror(-r));
 	for (;;) {
 		now_ns = clock_ns();
 		if (now_ns >= next_ns) {
@@ -343,9 +343,9 @@ int ctl_run_top(struct ctl *ctl)
 				 "'%s'",
 				 INTERVAL_MIN_MS, ctl->interval);
 	if (!frames && (ctl->count || ctl->limit))
-		return ctl_usage("top: --count and --limit go with --batch or --json");
+		return ctl_usage("top: --count and --limit require --batch or --json");
 	if (!frames && !term_usable())
-		return ctl_usage("top: no terminal here: --batch or --json");
+		return ctl_usage("top: not a terminal: use --batch or --json");
 	if (!frames && ctl->timeout_ms > ANSWER_MS)
 		ctl->timeout_ms = ANSWER_MS;
 	if (!ctl_open(ctl))

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One look at a daemon: health, stats, peer.list, room.list. The figures are read from
- * the text for Prometheus, which alone has the buckets that a quantile of the last minute
- * needs.
+ * One sample of a daemon: health, stats, peer.list, room.list. Metrics are read in the
+ * Prometheus text format, since only that has the buckets for quantiles of the last
+ * minute.
  *
- * A connection that is lost is made anew at the next look, by ctl_connect(), which does
- * not connect where the daemon was stopped: looking must not start it.
+ * A lost connection is reopened by ctl_connect() at the next sample. It does not connect
+ * to the socket of a stopped daemon, since that would start the daemon.
  */
 #include <math.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@
 /* ---- the text for Prometheus: NAME{LABELS} VALUE ---- */
 
 struct figure {
-	const char *name, *labels; /* labels: up to the end of the line */
+	const char *name, *labels; /* labels: to the end of the line */
 	size_t name_len;
 	double value;
 };
@@ -30,7 +30,7 @@ static bool is_named(const struct figure *f, const char *name)
 	return strlen(name) == f->name_len && memcmp(f->name, name, f->name_len) == 0;
 }
 
-/* The value of a label, whose values have no escapes; "" when it has none. */
+/* The value of a label without escapes; "" if absent. */
 static const char *label_of(const struct figure *f, const char *name, char value[32])
 {
 	const char *at = f->labels;
@@ -128,7 +128,7 @@ static void take_text(char *text, struct top_sample *s)
 	}
 }
 
-/* ---- one look ---- */
+/* ---- one sample ---- */
 
 static void sample_drop_answers(struct top_sample *s)
 {
@@ -153,7 +153,7 @@ static int take_stats(struct ctl *ctl, struct top_sample *s)
 	int r;
 
 	cJSON_AddStringToObject(args, "format", "prometheus");
-	ctl->raw = true; /* it has lines */
+	ctl->raw = true; /* keep its newlines */
 	r = ctl_query(ctl, "stats", args, &reply);
 	ctl->raw = raw;
 	text = cJSON_GetObjectItemCaseSensitive(reply, "text");
@@ -186,7 +186,7 @@ static int take_peers(struct ctl *ctl, struct top_sample *s)
 	return CTL_OK;
 }
 
-/* Not for everybody: that is no failure of the look. */
+/* Missing permission for rooms is not a failure of the sample. */
 static int take_rooms(struct top *top, struct top_sample *s)
 {
 	struct ctl *ctl = top->ctl;
@@ -219,7 +219,7 @@ static int sample_take(struct top *top, struct top_sample *s)
 	return r;
 }
 
-/* A restarted daemon counts from zero. */
+/* Resets the samples if the daemon was restarted: its counters start at zero. */
 static void look_who(struct top *top)
 {
 	const struct kvd_daemon_info *info = kvd_daemon(top->ctl->client);
@@ -261,7 +261,7 @@ int top_look(struct top *top)
 	}
 	*top->why = '\0';
 	look_who(top);
-	if (top->count > 1) /* it is neither the last nor the one before it any more */
+	if (top->count > 1) /* rates need only the last two */
 		sample_drop_answers(&top->samples[(top->next + TOP_KEPT - 2) % TOP_KEPT]);
 	sample_fini(&top->samples[top->next]);
 	top->samples[top->next] = s;
@@ -276,7 +276,7 @@ void top_fini(struct top *top)
 		sample_fini(&top->samples[i]);
 }
 
-/* ---- several of them ---- */
+/* ---- several samples ---- */
 
 /* The n-th before the last. */
 static const struct top_sample *top_ago(const struct top *top, unsigned int n)

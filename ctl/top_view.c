@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is shown of several looks at a daemon: first as a model, which both renderings,
- * tables and JSON, are made of. What two looks cannot tell yet is NAN, and shows as "-".
+ * The view of several samples of a daemon: a model, from which both tables and JSON are
+ * rendered. Values that the samples do not determine yet are NAN and print as "-".
  */
 #include <errno.h>
 #include <math.h>
@@ -17,7 +17,7 @@
 #include "daemon/base/idmap.h"
 #include "daemon/base/mem.h"
 
-#define WAITS_COLUMN 4u /* of the rooms: what may be shortened */
+#define WAITS_COLUMN 4u /* the column of rooms that may be truncated */
 
 /* ---- the model ---- */
 
@@ -100,14 +100,13 @@ static void view_peer(const struct top *top, const cJSON *peer, struct top_peer 
 		p->rooms += room_has_peer(room, peer);
 }
 
-/* By generation, which no two rooms share; a request that no engine has opened has none.
- */
+/* Generations are unique; an unopened room has none (0). */
 static uint64_t generation_of(const cJSON *room)
 {
 	return strtoull(ctl_str(room, "generation", "0"), NULL, 10);
 }
 
-/* Without memory for one it has no rate. */
+/* Out of memory: that room has no rate. */
 static void rooms_index(const struct top_sample *s, struct idmap *map)
 {
 	cJSON *room;
@@ -140,7 +139,7 @@ static int is_older(const void *a, const void *b)
 	return (x < y) - (x > y);
 }
 
-/* Any string of the record, at whatever depth. */
+/* Whether any string of the record, at any depth, contains the text. */
 static bool has_words(const cJSON *json, const char *words)
 {
 	if (!words || !*words)
@@ -220,7 +219,7 @@ static const char *seconds(double s)
 	return isnan(s) ? "-" : isinf(s) ? "over 4 s" : ctl_ms(s * 1000);
 }
 
-/* "12.3 MiB/s" in a text of its own. */
+/* "12.3 MiB/s" */
 static void rate_cell(struct table *table, double rate)
 {
 	if (isnan(rate))
@@ -237,7 +236,7 @@ static void count_cell(struct table *table, double count)
 		table_cellf(table, count < 100 ? "%.3g" : "%.0f", count);
 }
 
-/* Words that are kept together, on as many lines as it takes. */
+/* Items that are not split, on as many lines as needed. */
 struct flow {
 	FILE *out;
 	size_t columns, at;
@@ -314,8 +313,8 @@ char *top_head_text(const struct top *top, const struct top_view *v, unsigned in
 	flow_count(&flow, "failed", v->failed);
 	flow_rate(&flow, "in", v->in);
 	flow_rate(&flow, "out", v->out);
-	flow_put(&flow, "rooms take p50 %s p99 %s", seconds(v->p50_s), seconds(v->p99_s));
-	flow_put(&flow, "loop late p99 %s", seconds(v->late_s));
+	flow_put(&flow, "room p50 %s p99 %s", seconds(v->p50_s), seconds(v->p99_s));
+	flow_put(&flow, "timer delay p99 %s", seconds(v->late_s));
 	if (!isnan(v->cpu))
 		flow_put(&flow, "cpu %.0f %%", 100 * v->cpu);
 	flow_put(&flow, "rss %s", ctl_bytes(now->rss));
@@ -413,7 +412,7 @@ char *top_rooms_text(const struct top *top, const struct top_view *v,
 
 /* ---- JSON ---- */
 
-/* What is not known is null. */
+/* Unknown values are null. */
 static void top_put_number(cJSON *json, const char *name, double value)
 {
 	if (isfinite(value))

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The command trace. Each daemon tells its own rooms to its own administrators, so
- * kvd-ctl asks those of this host that it may ask, and takes what another host's kvd-ctl
- * wrote (--join); no daemon answers for another. Rooms belong together when one names
- * the other's generation, which no two rooms share: a number that was used again joins
- * nothing false.
+ * The command trace. Each daemon reports its own rooms to its own administrators. kvd-ctl
+ * therefore queries the daemons of this host that permit it, and reads the output of
+ * kvd-ctl on another host (--join). Two rooms belong together if one names the other's
+ * generation; generations are unique, so reused numbers are not confused.
  *
- * Clocks: daemons of one boot share one. Between two hosts every message is a bound: it
- * cannot have come before it was sent. Messages of both directions leave an interval for
- * the difference of the clocks; its middle is taken, and half its width is the error.
+ * Clocks: daemons of one boot share a clock. Between two hosts every message is a bound:
+ * it is received after it was sent. Messages in both directions bound the difference of
+ * the clocks to an interval. Its midpoint is used, and half its width is the error.
  */
 #include "ctl/trace.h"
 
@@ -28,12 +27,12 @@
 #define LOOK_MS 1000		    /* for another instance of this host */
 #define FILE_MAX_BYTES (256u << 20) /* of --join */
 #define SIDES_MAX 256u
-/* Of a clock since its host's boot, and of two hosts' clocks apart: 18 years. Sums of
- * some of them, and of a wall clock's time, stay in an int64_t. */
+/* Limit of a clock since boot, and of the difference of two hosts' clocks: 18 years. Sums
+ * of several of them and a wall clock time fit into an int64_t. */
 #define CLOCK_MAX_NS (INT64_C(1) << 59)
 #define UNIX_MAX_NS (INT64_MAX / 2)
 
-/* ---- asking ---- */
+/* ---- queries ---- */
 
 static cJSON *trace_args(const struct ctl *ctl)
 {
@@ -46,7 +45,7 @@ static cJSON *trace_args(const struct ctl *ctl)
 	return args;
 }
 
-/* Requests of peers for a room of that number, which no engine has opened there. */
+/* Requests of peers for a room of that number that no engine has opened. */
 static cJSON *unopened_args(const struct ctl *ctl)
 {
 	cJSON *args = cJSON_CreateObject();
@@ -68,8 +67,8 @@ static bool is_known(const cJSON *sides, const char *instance)
 	return false;
 }
 
-/* With the wall clock's time of clock_ns, for those who have no other clock in common.
- * unopened: an answer to unopened_args(), which is taken; or NULL. */
+/* Adds the wall clock time of clock_ns, for sides that share no other clock. Takes
+ * ownership of `unopened`, a reply to unopened_args() or NULL. */
 static void side_add(cJSON *sides, cJSON *reply, cJSON *unopened)
 {
 	struct timespec now;
@@ -86,7 +85,7 @@ static void side_add(cJSON *sides, cJSON *reply, cJSON *unopened)
 	cJSON_AddItemToArray(sides, reply);
 }
 
-/* args is taken. NULL: it does not answer, which is told. */
+/* Takes ownership of args. NULL after printing the error. */
 static cJSON *ask_client(struct kvd_client *client, const char *socket, const char *cmd,
 			 cJSON *args)
 {
@@ -95,7 +94,7 @@ static cJSON *ask_client(struct kvd_client *client, const char *socket, const ch
 	cJSON *reply = r || !line ? NULL : cJSON_Parse(line);
 
 	if (r)
-		fprintf(stderr, "kvd-ctl: %s is not asked: %s\n", socket,
+		fprintf(stderr, "kvd-ctl: %s: not queried: %s\n", socket,
 			kvd_last_error(client)->message);
 	cJSON_Delete(args);
 	cJSON_free(text);
@@ -103,7 +102,7 @@ static cJSON *ask_client(struct kvd_client *client, const char *socket, const ch
 	return reply;
 }
 
-/* Another instance of this host, if it lets us. */
+/* Queries another instance of this host, if permitted. */
 static void ask_instance(const struct ctl *ctl, const char *socket, trace_more *more,
 			 cJSON *sides)
 {
@@ -115,7 +114,7 @@ static void ask_instance(const struct ctl *ctl, const char *socket, trace_more *
 	if (!ctl_instance_runs(socket))
 		return;
 	if (kvd_open(&o, &client)) {
-		fprintf(stderr, "kvd-ctl: %s is not asked: %s\n", socket,
+		fprintf(stderr, "kvd-ctl: %s: not queried: %s\n", socket,
 			kvd_last_error(NULL)->message);
 		return;
 	}
@@ -163,7 +162,7 @@ char *trace_read_file(const char *path)
 	return text;
 }
 
-/* What `kvd-ctl --json trace` printed elsewhere. */
+/* Reads the output of `kvd-ctl --json trace` of another host. */
 static int join_file(const char *path, cJSON *sides)
 {
 	char *text = trace_read_file(path);
@@ -176,7 +175,7 @@ static int join_file(const char *path, cJSON *sides)
 	theirs = cJSON_GetObjectItemCaseSensitive(root, "sides");
 	if (!cJSON_IsArray(theirs)) {
 		cJSON_Delete(root);
-		return ctl_failed("%s: no output of kvd-ctl --json trace or verify",
+		return ctl_failed("%s: not output of kvd-ctl --json trace or verify",
 				  path);
 	}
 	while ((item = cJSON_DetachItemFromArray(theirs, 0))) {
@@ -189,14 +188,14 @@ static int join_file(const char *path, cJSON *sides)
 	return CTL_OK;
 }
 
-/* ---- what was told, as structs ---- */
+/* ---- replies as structs ---- */
 
 static uint64_t u64_of(const cJSON *obj, const char *name)
 {
 	return strtoull(ctl_str(obj, name, "0"), NULL, 10);
 }
 
-/* A figure, told as text or as a number; 0: it is absent, or none and kept in t->bad. */
+/* A number or a string of digits; 0: absent, or invalid and recorded in t->bad. */
 static uint64_t figure(struct trace *t, const cJSON *obj, const char *name, uint64_t most)
 {
 	const cJSON *item = cJSON_GetObjectItemCaseSensitive(obj, name);
@@ -218,7 +217,7 @@ static uint64_t figure(struct trace *t, const cJSON *obj, const char *name, uint
 	if (ok && value <= most)
 		return value;
 	if (!*t->bad)
-		snprintf(t->bad, sizeof(t->bad), "%s is no whole number of 0 to %llu",
+		snprintf(t->bad, sizeof(t->bad), "%s is not an integer of 0 to %llu",
 			 name, (unsigned long long)most);
 	return 0;
 }
@@ -255,7 +254,7 @@ static struct trace_step *step_add(struct trace *t, unsigned int lane, int64_t a
 	return step;
 }
 
-/* Times are the side's own clock's, until trace_align(). */
+/* Times are on the side's own clock until align(). */
 static void lane_fill(struct trace *t, unsigned int number)
 {
 	struct trace_lane *lane = &t->lanes[number];
@@ -289,7 +288,7 @@ static void trace_fini(struct trace *t)
 	free(t->steps);
 }
 
-/* The wall clock's time may be any; between two sides it is not. */
+/* The wall clock may have any value, but the difference between sides is bounded. */
 static void side_fill(struct trace *t, struct trace_side *side)
 {
 	int64_t unix_ns = (int64_t)figure(t, side->reply, "unix_ns", UNIX_MAX_NS);
@@ -304,7 +303,7 @@ static void side_fill(struct trace *t, struct trace_side *side)
 			 "unix_ns is over 18 years from that of %s", t->sides->name);
 }
 
-/* -EINVAL: the last side told t->bad. */
+/* -EINVAL: the last side has t->bad. */
 static int trace_fill(struct trace *t, const cJSON *sides)
 {
 	const cJSON *reply, *room;
@@ -355,7 +354,7 @@ static bool lanes_meet(const struct trace *t, unsigned int a, unsigned int b)
 	       lane_names(t, b, t->lanes[a].generation);
 }
 
-/* The first of the daemon that was asked, and what belongs to it. */
+/* Selects the first room of the queried daemon, and the rooms that belong to it. */
 static bool choose(struct trace *t, const char *role)
 {
 	unsigned int first = 0;
@@ -383,7 +382,7 @@ static bool choose(struct trace *t, const char *role)
 
 /* ---- one clock ---- */
 
-/* Which party of lane `a` lane `b` is; -1: not known. */
+/* The party number of lane `b` in lane `a`; -1: not known. */
 static int party_of(const struct trace *t, unsigned int a, unsigned int b)
 {
 	int most = -1;
@@ -421,7 +420,8 @@ struct bounds {
 	unsigned int out, in;
 };
 
-/* What `from` sent and `to` got. `back`: `to` is of the first side. */
+/* Bounds by messages that `from` sent and `to` received. `back`: `to` is on the first
+ * side. */
 static void bound_by(const struct trace *t, unsigned int from, unsigned int to, bool back,
 		     struct bounds *bounds)
 {
@@ -433,7 +433,7 @@ static void bound_by(const struct trace *t, unsigned int from, unsigned int to, 
 	int there = party_of(t, from, to), here = party_of(t, to, from);
 
 	for (size_t p = 0; p < ARRAY_LEN(pairs) && there >= 0 && here >= 0; p++) {
-		/* the first chunk bounds as well as any other */
+		/* the first chunk is as good a bound as any other */
 		const struct trace_step *sent = step_find(t, from, pairs[p][0], there, 0);
 		const struct trace_step *got = step_find(t, to, pairs[p][1], here, 0);
 		int64_t d = sent && got ? sent->at_ns - got->at_ns : 0;
@@ -474,7 +474,7 @@ static void side_align(struct trace *t, struct trace_side *side)
 	} else {
 		side->shift_ns = side->ahead_ns - t->sides->ahead_ns;
 		snprintf(side->clock, sizeof(side->clock),
-			 "as exact as the hosts' clocks: too few messages");
+			 "by the hosts' wall clocks: too few messages");
 	}
 }
 
@@ -487,7 +487,7 @@ static int by_time(const void *a, const void *b)
 	return x->order < y->order ? -1 : 1;
 }
 
-/* Steps of a lane were told latest first. */
+/* Daemons report the steps of a lane latest first. */
 static void steps_reverse(struct trace *t)
 {
 	for (size_t i = 0, j = t->step_count; i + 1 < j; i++) {
@@ -503,7 +503,7 @@ static void align(struct trace *t)
 	int64_t zero = INT64_MAX;
 	size_t kept = 0;
 
-	snprintf(t->sides->clock, sizeof(t->sides->clock), "all times are by it");
+	snprintf(t->sides->clock, sizeof(t->sides->clock), "reference");
 	for (unsigned int s = 1; s < t->side_count; s++)
 		side_align(t, &t->sides[s]);
 	for (unsigned int i = 0; i < t->lane_count; i++) {
@@ -592,7 +592,7 @@ static void range_cell(struct table *table, const cJSON *range)
 		table_cell(table, "all");
 }
 
-/* Of rooms that are open; of others only the count of tokens is kept. */
+/* Views of open rooms; for ended rooms only the number of tokens is kept. */
 static int print_views(const struct trace *t, bool pages)
 {
 	struct table *table =
@@ -630,7 +630,7 @@ static int print_views(const struct trace *t, bool pages)
 	return CTL_OK;
 }
 
-/* The step before which nothing was seen for longest; 0: there is no gap. */
+/* The step after the longest gap; 0: no gap. */
 static size_t longest_gap(const struct trace *t)
 {
 	size_t longest = 0;
@@ -685,7 +685,7 @@ static int print_steps(const struct trace *t)
 	return ctl_print_table(table);
 }
 
-/* The other side is known, and nobody has opened it there. */
+/* The other side's daemon is known, but no engine has opened the room there. */
 static bool print_unopened(const struct trace *t)
 {
 	const char *instance = ctl_str(t->sides->reply, "instance", "?");
@@ -707,7 +707,7 @@ static bool print_unopened(const struct trace *t)
 	return any;
 }
 
-/* What is not there, and how to have it. */
+/* Reports missing parts and how to obtain them. */
 static void print_missing(const struct trace *t)
 {
 	unsigned int shown = 0, others = 0;
@@ -720,22 +720,23 @@ static void print_missing(const struct trace *t)
 		if (!lane->shown)
 			continue;
 		if (ctl_true(lane->room, "forgotten"))
-			printf("\n%s: the first events are forgotten: newer ones "
-			       "took their place\n",
+			printf("\n%s: the first events were overwritten by newer "
+			       "ones\n",
 			       ctl_str(lane->room, "role", "?"));
 		if (ctl_num(lane->room, "left_out") > 0)
-			printf("\n%s: %s left out\n", ctl_str(lane->room, "role", "?"),
+			printf("\n%s: %s omitted\n", ctl_str(lane->room, "role", "?"),
 			       ctl_count(ctl_num(lane->room, "left_out"), "event"));
 		if (ctl_true(lane->room, "views_cut"))
-			printf("\n%s: more views or receivers are left out\n",
+			printf("\n%s: more views or receivers were omitted\n",
 			       ctl_str(lane->room, "role", "?"));
 	}
 	if (shown == 1 && !print_unopened(t))
-		printf("\nThe other side's part is missing. On its host: kvd-ctl --json "
-		       "trace %s > FILE; then --join FILE here.\n",
+		printf("\nThe other side's events are missing. On its host run kvd-ctl "
+		       "--json trace %s > FILE, then pass --join FILE here.\n",
 		       t->number);
 	if (others)
-		printf("\n%u more of this number: see --role, --json.\n", others);
+		printf("\n%s of this number: use --role or --json.\n",
+		       ctl_count(others, "more room"));
 }
 
 static int print_trace(const struct trace *t, bool pages)
@@ -772,7 +773,7 @@ static int write_file(const char *path, cJSON *json)
 	return r;
 }
 
-/* What a peer wants of the daemon that was asked; NULL: there is none. */
+/* What an unopened room of the queried daemon waits for; NULL: none. */
 static const char *unopened_here(const struct trace *t, const char *role)
 {
 	const cJSON *asked;
@@ -795,7 +796,7 @@ static int show(const struct ctl *ctl, const cJSON *result)
 	const char *wanted = filled == 0 && !chosen ? unopened_here(&t, ctl->role) : NULL;
 
 	if (filled == -EINVAL)
-		r = ctl_failed("the trace of %s: %s: take it anew, by kvd-ctl --json "
+		r = ctl_failed("trace of %s: %s; create it again with kvd-ctl --json "
 			       "trace",
 			       t.sides[t.side_count - 1].name, t.bad);
 	else if (filled < 0)
@@ -803,8 +804,8 @@ static int show(const struct ctl *ctl, const cJSON *result)
 	else if (wanted)
 		r = ctl_failed("room %s: unopened: it waits for %s", t.number, wanted);
 	else if (!chosen)
-		r = ctl_failed("room %s: not open here, and none of this number%s%s is "
-			       "among the last rooms that ended",
+		r = ctl_failed("room %s: not open here, and no room of this number%s%s "
+			       "is among the last that ended",
 			       t.number, ctl->role ? " and role " : "",
 			       ctl->role ? ctl->role : "");
 	if (!r) {
@@ -838,7 +839,7 @@ int trace_gather(struct ctl *ctl, trace_more *more, cJSON **result_p)
 	if (!r && ctl->trace.join)
 		r = join_file(ctl->trace.join, sides);
 	if (!r && !ctl->json)
-		words_clean_json(sides); /* other daemons' and a file's, too */
+		words_clean_json(sides); /* also text of other daemons and of a file */
 	*result_p = result;
 	return r;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * trace: a room's events of all daemons that told theirs, on one clock: that of the
- * daemon that was asked first.
+ * trace: a room's events from all daemons that reported theirs, on one clock: that of the
+ * daemon that was queried first.
  */
 #ifndef KVD_CTL_TRACE_H
 #define KVD_CTL_TRACE_H
@@ -13,34 +13,34 @@
 struct ctl;
 struct kvd_client;
 
-/* One daemon's answer. */
+/* One daemon's reply. */
 struct trace_side {
 	const cJSON *reply;
 	char name[64];
-	/* its clock's figure plus this is the first side's; and how that is known */
+	/* added to its clock to get the first side's, and the error bound */
 	int64_t shift_ns, error_ns;
-	int64_t ahead_ns; /* what the wall clock shows more than it */
-	char clock[96];
+	int64_t ahead_ns; /* wall clock minus its clock */
+	char clock[96];	  /* how the shift was determined */
 };
 
 struct trace_step {
 	int64_t at_ns; /* by the first side's clock, since the first opening */
-	size_t order;  /* of those of one moment */
+	size_t order;  /* among steps with equal at_ns */
 	unsigned int lane;
 	const char *what;
 	int party;     /* -1: none */
-	bool is_chunk; /* then these are of it: */
+	bool is_chunk; /* then seq and bytes are set */
 	uint64_t seq, bytes;
-	uint64_t generation; /* of the party; 0: not told */
+	uint64_t generation; /* of the party; 0: not known */
 };
 
-/* One room of one daemon; its steps lie in trace.steps. */
+/* One room of one daemon; its steps are in trace.steps. */
 struct trace_lane {
 	const cJSON *room;
 	struct trace_side *side;
 	uint64_t generation, bytes;
 	int64_t opened_ns, now_ns; /* as trace_step.at_ns; now 0: it has ended */
-	bool shown;		   /* it belongs to the room that was asked for */
+	bool shown;		   /* part of the requested room */
 };
 
 struct trace {
@@ -50,16 +50,16 @@ struct trace {
 	struct trace_step *steps; /* in order of time */
 	unsigned int side_count, lane_count;
 	size_t step_count;
-	int64_t unix_ns; /* of the time 0 */
-	char bad[160];	 /* the first figure that is none; "" */
+	int64_t unix_ns; /* wall clock at time 0 */
+	char bad[160];	 /* the first invalid number; "" */
 };
 
-/* What all daemons that may be asked say of the rooms of a number, and what --join has:
- * {"sides": […]}, the caller's in any case. `more` (may be NULL) asks each for more and
- * adds it to its reply. */
+/* Replies about the rooms of a number, from all accessible daemons and --join:
+ * {"sides": […]}, owned by the caller in any case. `more` (may be NULL) sends further
+ * queries to each daemon and adds their results to its reply. */
 typedef void trace_more(const struct ctl *ctl, struct kvd_client *client, cJSON *reply);
 int trace_gather(struct ctl *ctl, trace_more *more, cJSON **result_p);
-/* The whole of it, from malloc(); NULL: errno. */
+/* The file's contents, from malloc(); NULL: errno. */
 char *trace_read_file(const char *path);
 
 /* For ui.perfetto.dev and chrome://tracing. NULL: no memory. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A trace for other tools. Both forms show the same spans: a room on each daemon, within
- * it its states, and each chunk from its first event to its last.
+ * A trace for other tools. Both formats have the same spans: a room on each daemon,
+ * within it its states, and each chunk from its first to its last event.
  */
 #include "ctl/trace.h"
 
@@ -18,7 +18,7 @@ struct span {
 	unsigned int lane;
 	char name[64];
 	int64_t begin_ns, end_ns;
-	const struct trace_step *chunk; /* its first step; NULL: it is a state */
+	const struct trace_step *chunk; /* its first step; NULL: a state */
 };
 
 static bool is_state(const char *what)
@@ -44,7 +44,7 @@ static int64_t lane_end(const struct trace *t, unsigned int lane)
 	return end;
 }
 
-/* From this state's step until the next one's. */
+/* From this state's step to that of the next state. */
 static struct span state_span(const struct trace *t, size_t at)
 {
 	const struct trace_step *step = &t->steps[at];
@@ -72,7 +72,7 @@ static bool same_chunk(const struct trace_step *a, const struct trace_step *b)
 	return a->lane == b->lane && b->is_chunk && a->seq == b->seq;
 }
 
-/* False: a step before it began the chunk. */
+/* False: an earlier step is the chunk's first. */
 static bool chunk_span(const struct trace *t, size_t at, struct span *span)
 {
 	const struct trace_step *step = &t->steps[at];
@@ -93,7 +93,7 @@ static bool chunk_span(const struct trace *t, size_t at, struct span *span)
 	return true;
 }
 
-/* The span that step `at` begins; false: none. */
+/* The span that starts at step `at`; false: none. */
 static bool span_at(const struct trace *t, size_t at, struct span *span)
 {
 	if (t->steps[at].is_chunk)
@@ -146,7 +146,7 @@ static void chrome_lane(cJSON *events, const struct trace *t, unsigned int lane)
 	chrome_name(events, t, lane, "thread_name", name);
 }
 
-/* Chunks overlap, so theirs are asynchronous ones. */
+/* Chunks overlap, so their events are asynchronous. */
 static void chrome_span(cJSON *events, const struct trace *t, const struct span *span)
 {
 	char id[48];
@@ -255,7 +255,7 @@ static bool is_traceparent(const char *text)
 	return true;
 }
 
-/* Given by an engine; "" = none. As the daemon took it, or a file said. */
+/* The traceparent of the engine, from the daemon or from a file; "" = none. */
 static const char *traceparent(const struct trace *t, unsigned int lane)
 {
 	const char *text = lane_str(t, lane, "traceparent");
@@ -263,7 +263,7 @@ static const char *traceparent(const struct trace *t, unsigned int lane)
 	return is_traceparent(text) ? text : "";
 }
 
-/* The engine's trace, or one of the rooms' own, equal for all who look. */
+/* The engine's trace ID, or one derived from the rooms, the same on every host. */
 static void trace_id(const struct trace *t, char id[TRACE_CHARS])
 {
 	uint64_t least = UINT64_MAX;
@@ -345,7 +345,7 @@ static void otlp_status(cJSON *obj, const cJSON *room)
 	}
 }
 
-/* The span that all others of this daemon lie in. */
+/* The parent span of all others of this daemon. */
 static void otlp_room(cJSON *spans, const struct trace *t, unsigned int lane)
 {
 	const cJSON *room = t->lanes[lane].room;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The command verify: do the pages of both sides of an open room hold the same bytes?
- * Each daemon hashes its own (room.digest); they are asked, and another host's answer
- * joined, as trace does it. Compared is each block of tokens, by view, layer, field and
- * unit, that both sides have whole.
+ * The command verify: compares the pages of both sides of an open room. Each daemon
+ * hashes its own pages (room.digest). As in trace, the daemons of this host are queried,
+ * and the output of another host is merged. Each block of tokens that is complete on
+ * both sides is compared, by view, layer, field and unit.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@
 #define VIEWS_MAX 64u
 #define DIGEST_MS 60000 /* for 4096 blocks */
 
-/* ---- asking ---- */
+/* ---- queries ---- */
 
 static cJSON *digest_args(const struct ctl *ctl, const cJSON *room, const cJSON *next)
 {
@@ -80,8 +80,8 @@ static void ask_rooms(const struct ctl *ctl, struct kvd_client *client, cJSON *r
 			ask_room(ctl, client, room);
 		else
 			cJSON_AddStringToObject(room, "digest_error",
-						"it is closed: kvd-ctl trace tells what "
-						"is kept");
+						"room is closed; kvd-ctl trace shows "
+						"its events");
 	}
 }
 
@@ -89,7 +89,7 @@ static void ask_rooms(const struct ctl *ctl, struct kvd_client *client, cJSON *r
 
 struct compared {
 	const char *view;
-	unsigned long equal, differ, alone; /* alone: not whole on both sides */
+	unsigned long equal, differ, alone; /* alone: not complete on both sides */
 	char first[320];
 };
 
@@ -126,7 +126,7 @@ static void block_compare(struct compared *c, const cJSON *unit, const cJSON *sr
 	}
 }
 
-/* Blocks of both ascend. A unit may go on in a second item: a reply was full. */
+/* Both lists are sorted. A unit may continue in a second item if a reply was full. */
 static void unit_compare(struct compared *c, const cJSON *src_units, const cJSON *unit)
 {
 	const cJSON *other, *block;
@@ -213,7 +213,7 @@ static void pair_compare(const cJSON *src_side, const cJSON *src, const cJSON *d
 		else
 			printf("%lu of %lu blocks differ; the first: %s", c->differ, both,
 			       c->first);
-		printf(c->alone ? "; %lu not compared: not whole on both sides\n" : "\n",
+		printf(c->alone ? "; %lu not compared: incomplete on one side\n" : "\n",
 		       c->alone);
 	}
 }
@@ -227,8 +227,8 @@ static void tell_errors(const cJSON *sides)
 			const char *why = ctl_str(room, "digest_error",
 						  ctl_list(room, "digests")
 							  ? NULL
-							  : "no digests: kvd-ctl "
-							    "--json verify makes them");
+							  : "no digests; create them "
+							    "with kvd-ctl --json verify");
 
 			if (why)
 				printf("%s, %s: not read: %s\n",
@@ -267,7 +267,7 @@ static int read_views(struct ctl *ctl)
 	ctl->views_tree = cJSON_Parse(text);
 	free(text);
 	if (!cJSON_IsObject(ctl->views_tree))
-		return ctl_failed("%s: no object of views, as room.send has it",
+		return ctl_failed("%s: not a JSON object of views as in room.send",
 				  ctl->views);
 	return CTL_OK;
 }
@@ -287,13 +287,14 @@ int ctl_run_verify(struct ctl *ctl)
 		} else {
 			tell_errors(ctl_list(result, "sides"));
 			if (!verdict.pairs)
-				printf("room %s: only one side is here: kvd-ctl --json "
-				       "verify %s > FILE on the other's host, then "
-				       "--join FILE\n",
+				printf("room %s: the other side is missing: on its host "
+				       "run kvd-ctl --json verify %s > FILE, then pass "
+				       "--join FILE here\n",
 				       ctl->args[0], ctl->args[0]);
-			puts("This holds only while both engines leave the pages alone.");
+			puts("The result is valid only while neither engine writes the "
+			     "pages.");
 		}
-		/* one side alone is what --join takes elsewhere */
+		/* with --json one side is valid output, for --join on another host */
 		r = verdict.differ || (!verdict.equal && !ctl->json) ? CTL_ERROR : CTL_OK;
 	}
 	cJSON_Delete(result);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * words: what others said, made fit to be shown. Names and messages come from engines
- * and other daemons; none may move the cursor, change the terminal or hide a character.
+ * words: text of other processes, sanitized for output. Names and messages of engines and
+ * other daemons must not move the cursor, change the terminal or hide characters.
  */
 #ifndef KVD_CTL_WORDS_H
 #define KVD_CTL_WORDS_H
@@ -13,14 +13,14 @@
 
 /* clean_text() of a string. */
 void words_clean(char *text);
-/* The same of each name and string of an answer. */
+/* The same for each name and string of a reply. */
 void words_clean_json(cJSON *json);
-/* Columns that the text takes; continuation bytes take none. */
+/* Width of the text in columns; continuation bytes count as none. */
 size_t words_width(const char *text);
-/* Bytes of its first `columns` columns. */
+/* Number of bytes in its first `columns` columns. */
 size_t words_cut(const char *text, size_t columns);
-/* JSON, and a newline; in one line or indented. DEL and C1, which cJSON leaves as they
- * are, are escaped. */
+/* Prints JSON and a newline, on one line or indented. Escapes DEL and C1, which cJSON
+ * does not. */
 void words_print_json(const cJSON *json, bool one_line, FILE *out);
 
 #endif

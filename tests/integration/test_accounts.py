@@ -129,7 +129,7 @@ def one_principal_at_all_its_caps_stays_below_the_ceiling():
         done = subprocess.run([BUILD + "/kvd-ctl", "-s", kvd.socket_path, "stats", "--by",
                                "principal"], capture_output=True, text=True)
         assert done.returncode == 0 and name in done.stdout, done
-        assert "of 128.0 MiB (memory_limit), one may have 112.0 MiB" in done.stdout, done.stdout
+        assert "of 128.0 MiB (memory_limit); limit per principal 112.0" in done.stdout, done
         engine.close()
         end = DEADLINE_S * 100
         while principals(admin)[name]["bytes"] > MIB and end:

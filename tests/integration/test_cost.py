@@ -80,9 +80,9 @@ def cost_wrong_words_are_refused():
                         (("--preset", "a40-pcie4", "--recompute", "-1"), "--recompute"),
                         (("--preset", "a40-pcie4", "--recompute", "inf"), "--recompute"),
                         (("--preset", "a40-pcie4", "--holders", "9"), "--holders"),
-                        (("--preset", "a40-pcie4", "--kv-heads", "8"), "one row for all"),
+                        (("--preset", "a40-pcie4", "--kv-heads", "8"), "one KV row for all"),
                         (("--preset", "a40-pcie4", "--model", "llama-8b", "--kv-heads", "64"),
-                         "more than heads")):
+                         "at most the number of heads")):
         done = ctl(*args)
         assert done.returncode == 2 and words in done.stderr and not done.stdout, (args, done)
 

@@ -161,10 +161,10 @@ def configuration_is_shown_compared_and_reloaded():
         assert status == 0 and "rooms.offer_lease" in out and "5 s" in out, out
         assert json.loads(at(d, "config", "--json")[1])["path"] == d.config_path
         status, out, _ = at(d, "config", "--diff")
-        assert (status, out) == (0, d.config_path + ": as it runs\n"), out
+        assert (status, out) == (0, d.config_path + ": in effect\n"), out
         d.write_config("[rooms]\noffer_lease = 7 s\nrooms = 9\n")
         diff = at(d, "config", "--diff")[1]
-        assert "rooms.offer_lease: 5 s -> 7 s (taken by kvd-ctl reload)\n" in diff, diff
+        assert "rooms.offer_lease: 5 s -> 7 s (applied by kvd-ctl reload)\n" in diff, diff
         assert "rooms.rooms: 65536 -> 9 (needs a restart)\n" in diff, diff
         assert at(d, "config", "--diff")[1] == diff, "it took something"
         status, out, _ = at(d, "reload")
@@ -191,13 +191,13 @@ def reload_tells_which_keys_it_took():
         with Daemon(text) as d:
             allow("a " + keys[0], "b " + keys[1] + " 10.0.0.3", "c " + keys[2])
             taken = "peer.curve_allow_file: 1 key added, 0 removed, 1 changed"
-            assert at(d, "config", "--diff")[1] == taken + " (taken by kvd-ctl reload)\n"
+            assert at(d, "config", "--diff")[1] == taken + " (applied by kvd-ctl reload)\n"
             told = json.loads(at(d, "-j", "doctor")[1])["checks"]
             assert [c for c in told if c["check"] == "config" and c["result"] == "warn" and
                     "1 key added" in c["fact"] and c["remedy"] == "kvd-ctl reload"], told
             assert at(d, "reload")[1] == taken + "\n"  # no peering ends
             assert json.loads(at(d, "keys", "--json")[1])["allowed"][2]["name"] == "c"
-            assert at(d, "reload")[1] == d.config_path + ": as it runs\n"
+            assert at(d, "reload")[1] == d.config_path + ": in effect\n"
             allow("a " + keys[0])
             assert "0 keys added, 2 removed, 0 changed" in at(d, "reload")[1]
             allow("a nothing")
@@ -362,7 +362,7 @@ def init_writes_what_two_daemons_meet_with():
         status, out, err = ctl(*base, "--name", "a", "--listen", where[0],
                                "--peer", "b=" + where[1])
         assert status == 0 and not out and "`kvd-ctl --name a keys`" in err and \
-            tmp + "/a.peers:2: replace this line by the one that kvd-ctl keys" in err, err
+            tmp + "/a.peers:2: replace this line with the one that kvd-ctl keys" in err, err
         assert sorted(os.listdir(tmp)) == ["a.conf", "a.peers"]
         assert stat.S_IMODE(os.stat(tmp + "/a.conf").st_mode) == 0o644
         kept = open(tmp + "/a.peers").read()

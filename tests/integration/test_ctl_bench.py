@@ -103,7 +103,7 @@ def lender_ends_with_its_daemon():
         lender = two.serve()
         assert lender.stdout.readline()
         two.far.stop()
-        assert lender.wait(DEADLINE_S) == 3 and "daemon is gone" in lender.stderr.read()
+        assert lender.wait(DEADLINE_S) == 3 and "daemon has exited" in lender.stderr.read()
         lender.stdout.close()
 
 

@@ -126,7 +126,7 @@ def gpus_are_judged_by_procfs():
     has(lines, "ok", "gpu", "550.54")
     assert len([line for line in lines if line[1] == "gpu"]) == 1, lines
     has(host({**closed, nvidia + "capabilities/gpu0/mig/gi1/access": ""}), "warn", "gpu",
-        "gpu0 is divided by MIG")
+        "gpu0 has MIG enabled")
     has(host({nvidia + "version": "NVRM version: x  550.54"}), "FAIL", "gpu", "nvidiactl")
     with_rdma = {**closed, **rdma("mlx5_0", "eth0")}
     has(host(with_rdma), "warn", "gpu", "adapters cannot reach GPU memory", "nvidia-peermem")

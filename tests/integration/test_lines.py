@@ -105,7 +105,7 @@ def ports_that_nobody_reaches_are_named_on_both_sides():
             assert peer["state"] == "up" and peer["why_code"] == "EPEER", peer
             for one in words:
                 assert re.search(one, peer["why"]), peer
-            line, = [x for x in ctl(daemon, "doctor").splitlines() if "no data connection" in x]
+            line, = [x for x in ctl(daemon, "doctor").splitlines() if "data connection failed" in x]
             assert re.search(words[not i], line) and "firewall" in line, line
             assert "require" not in line, line
         for engine in engines:

@@ -119,11 +119,11 @@ def keys_choose_what_is_shown():
         s.until("LAST ERROR")
         s.type("/nothing of that\r")
         s.until("recv", shown=False)
-        assert "lines with: nothing of that" in s.text(), s.text()
+        assert "filter: nothing of that" in s.text(), s.text()
         s.type("/P0x\x7f\r")
         s.until("recv")
         s.type("/\r")
-        s.until("lines with", shown=False)
+        s.until("filter: ", shown=False)
         s.type("\x1b[A")  # an arrow does nothing
         s.type("q")
         assert s.end() == 0 and s.restored()
@@ -140,7 +140,7 @@ def room_is_aborted_when_it_is_confirmed():
         s.type("a77\ry")
         s.until("ENOTFOUND")
         s.type("a5000 recv\ry")
-        s.until("aborting; it is failed")
+        s.until("aborting; it fails when")
         p.decode.until(5000, "recv", FAILED)
         assert "kvd-ctl top" in p.decode.state(5000, "recv")[1]["message"]
         s.type("f")
@@ -179,7 +179,7 @@ def what_does_not_fit_is_counted():
         done = subprocess.run([CTL, "--socket", p.a.socket_path, "top", "-b", "--count", "1",
                                "--limit", "3"] + FAST, capture_output=True, text=True,
                               timeout=DEADLINE_S)
-        assert done.stdout.count(" send ") == 3 and "and more: --limit" in done.stdout, done
+        assert done.stdout.count(" send ") == 3 and "and more (--limit N)" in done.stdout, done
 
 
 def colours_are_for_those_who_want_them():
@@ -220,7 +220,7 @@ def lost_daemon_is_told_and_found_again():
             with Screen([CTL, "-n", "d0", "top"] + FAST, env={"KVD_RUN_DIR": run_dir}) as s:
                 s.until("serving")
                 assert d.stop() == 0
-                s.until("no answer")
+                s.until("no reply")
                 # its socket in the hands of a service manager: to look must not start it
                 held = socket.socket(socket.AF_UNIX)
                 held.bind(run_dir + "/d0.sock")
@@ -238,12 +238,12 @@ def lost_daemon_is_told_and_found_again():
                 held.close()
                 os.unlink(run_dir + "/d0.sock")
                 d.start().wait_ready()
-                s.until("no answer", shown=False)
+                s.until("no reply", shown=False)
                 s.until("serving")
                 d.freeze()
-                s.until("no answer")
+                s.until("no reply")
                 d.thaw()
-                s.until("no answer", shown=False)
+                s.until("no reply", shown=False)
 
 
 def drain_waits_and_tells_on_what():

@@ -127,7 +127,7 @@ def pull_and_ended_rooms_are_traced():
         p.push(7)
         out = p.shown("d0", "trace", "7")
         in_order(steps(out), PUSHED)
-        assert "pull" not in out and "1 more of this number" in out, out
+        assert "pull" not in out and "1 more room of this number" in out, out
         assert "offer" in p.shown("d0", "trace", "7", "--role", "pull")
 
 
@@ -161,7 +161,7 @@ def other_side_that_nobody_opened_is_told():
         out = p.shown("d0", "trace", "5")
         assert "The other side, p0, is unopened: it waits for " + wants in out, out
         assert "missing" not in out, out
-        assert "part is missing" in p.shown("d0", "trace", "5", alone=True)
+        assert "events are missing" in p.shown("d0", "trace", "5", alone=True)
         # on the side where it is to be opened
         status, out, err = p.ctl("p0", "trace", "5")
         assert status == 1 and "room 5: unopened: it waits for " + wants in err, err
@@ -175,7 +175,7 @@ def other_host_is_joined_and_its_clock_aligned():
         truth = steps(p.shown("d0", "trace", "9"))
         alone = p.shown("d0", "trace", "9", alone=True)
         assert {s[1] for s in steps(alone)} == {"d0"}, alone
-        assert "kvd-ctl --json trace 9 > FILE; then --join FILE" in alone, alone
+        assert "kvd-ctl --json trace 9 > FILE, then pass --join FILE" in alone, alone
         theirs = json.loads(p.shown("p0", "--json", "trace", "9", alone=True))
         side = theirs["sides"][0]
         side["boot_id"] = "0" * 32
@@ -197,8 +197,8 @@ def other_host_is_joined_and_its_clock_aligned():
         side["rooms"][0].update(role="send\x1b[2J", left_out=7, views_cut=True)
         joined = p.shown("d0", "trace", "9", "--join",
                          p.file("p0.json", json.dumps(theirs)), alone=True)
-        assert "send?[2J: 7 events left out" in joined and "\x1b" not in joined, joined
-        assert "send?[2J: more views or receivers are left out" in joined, joined
+        assert "send?[2J: 7 events omitted" in joined and "\x1b" not in joined, joined
+        assert "send?[2J: more views or receivers were omitted" in joined, joined
         for text in ("", "[]", '{"sides":[{"rooms":[{"events":[7,{"what":3}]}]},4]}'):
             status, out, err = p.ctl("d0", "trace", "9", "--join", p.file("bad", text),
                                      alone=True)
@@ -226,7 +226,7 @@ def hostile_figures_are_refused(p, theirs):
         obj[member] = "HERE"
         path = p.file("bad", json.dumps(bad).replace('"HERE"', value))
         status, out, err = p.ctl("d0", "trace", "9", "--join", path, alone=True)
-        assert status == 1 and "the trace of p0: %s is" % member in err, (member, value, err)
+        assert status == 1 and "trace of p0: %s is" % member in err, (member, value, err)
         assert "kvd-ctl --json trace" in err or "18 years" in err, err
     # no W3C trace context: the id is the rooms' own
     for parent in ("-" * 55, TRACEPARENT.upper(), "ff" + TRACEPARENT[2:],
@@ -430,7 +430,7 @@ def room_is_planned_as_it_was_moved():
         out = p.shown("d0", "plan", "--room", "7", "--explain")
         assert rows_of(out) == [(did["bytes"], did["rows"])], (out, did)
         assert "room 7 (pull), with " in out and "over tcp: " in out, out
-        assert "not known here" not in out, out
+        assert "pages unknown" not in out, out
         plans = p.shown("d0", "plan", "--room", "7", "--role", "pull")
         moved(p.src, p.dst, plans)
         assert json.loads(plans)["bytes"] == did["bytes"], plans
@@ -441,9 +441,9 @@ def room_is_planned_as_it_was_moved():
                            ("p0", p.prefill.cmd("room.show", room="8", role="send")["sent"])):
             out = p.shown(name, "plan", "--room", "8", "--explain")
             assert rows_of(out) == [(room["bytes"], room["rows"])], (out, room)
-            assert "taken as if no two were neighbours" in out, out
+            assert "assuming that no two are adjacent" in out, out
             status, out, err = p.ctl(name, "plan", "--room", "8")
-            assert status == 1 and "--explain says" in err and not out, (out, err)
+            assert status == 1 and "--explain shows" in err and not out, (out, err)
 
 
 def long_page_lists_are_planned_whole():
@@ -482,7 +482,7 @@ def source_that_sends_nothing_is_planned_so():
         out = p.shown("d0", "plan", "--room", "5", "--explain")
         (busy, _), (idle, _) = rows_of(out)
         assert busy == p.decode.cmd("room.show", room="5")["expected_bytes"] and not idle, out
-        assert "field k: nothing is wanted of rank 1" in out, out
+        assert "field k: nothing wanted from rank 1" in out, out
 
 
 def rooms_that_cannot_be_planned_say_why():
@@ -502,7 +502,7 @@ def rooms_that_cannot_be_planned_say_why():
         p.push(4)
         assert "no party 9" in p.decode.refused("ENOTFOUND", "room.plan", room="4", party=9)
         p.decode.cmd("room.close", room="4")
-        refused("d0", "no pages are kept; what it did: kvd-ctl trace 4", "4")
+        refused("d0", "keeps no pages of a closed room; for its events: kvd-ctl trace 4", "4")
         for args in ([], ["a", "b"], ["--room", "4", "file"], ["--room", "4", "--cover"],
                      ["--role", "send", "file"], ["--nothing", "file"]):
             status, out, err = p.ctl("d0", "plan", *args)
@@ -516,11 +516,11 @@ def bytes_of_both_sides_are_compared():
         status, out, err = p.ctl("d0", "verify", "6")
         assert status == 1 and "nothing to compare" in out and 'as "views"' in out, (out, err)
         out = p.shown("d0", "verify", "6", "--views", views)
-        assert "p0 to d0, view kv: equal, " in out and "leave the pages alone" in out, out
+        assert "p0 to d0, view kv: equal, " in out and "neither engine writes the pages" in out, out
         there = p.shown("p0", "--json", "verify", "6", "--views", views, alone=True)
         p.file("there", there)
         status, out, err = p.ctl("d0", "verify", "6", alone=True)
-        assert status == 1 and "only one side is here" in out, (out, err)
+        assert status == 1 and "the other side is missing" in out, (out, err)
         p.shown("d0", "verify", "6", "--join", p.file("there"), alone=True)
         p.decode.cmd("room.digest", room="6")
         p.prefill.refused("ENOTFOUND", "room.digest", room="7")
@@ -531,7 +531,7 @@ def bytes_of_both_sides_are_compared():
             "tokens 0-63: page %d (source), %d (destination)" % (SRC[0], DST[0]) in out, out
         p.decode.cmd("room.close", room="6")
         status, out, err = p.ctl("d0", "verify", "6", "--views", views)
-        assert status == 1 and "it is closed: kvd-ctl trace" in out, (out, err)
+        assert status == 1 and "room is closed; kvd-ctl trace" in out, (out, err)
 
 
 def bytes_in_other_order_and_memory_are_compared():

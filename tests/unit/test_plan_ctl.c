@@ -275,7 +275,7 @@ static void plan_of_wants_has_no_other_rows(void **state)
 	out = answer(text, strlen(text), (struct plan_options){.explain = true}, &r);
 	assert_int_equal(r, 0);
 	assert_non_null(strstr(out, "field k: units [6,8) of 8, rank 0 -> rank 1"));
-	assert_non_null(strstr(out, "field v: nothing is wanted of rank 0"));
+	assert_non_null(strstr(out, "field v: nothing wanted from rank 0"));
 	assert_non_null(strstr(out, "1024 bytes in 2 rows"));
 	free(out);
 	free(none);
@@ -284,7 +284,7 @@ static void plan_of_wants_has_no_other_rows(void **state)
 		tokens, "\"map\":[",
 		WANTS(WANT("kv", "0", "k", "6", "2") "," WANT("kv", "0", "k", "4", "1")));
 	out = answer(text, strlen(text), (struct plan_options){.explain = true}, &r);
-	assert_non_null(strstr(out, "field k: units [4,5) and 1 more stretches of 8"));
+	assert_non_null(strstr(out, "field k: units [4,5) and 1 more ranges of 8"));
 	free(out);
 	free(text);
 	free(tokens);
@@ -380,8 +380,8 @@ static void plan_explained_says_why_rows_stay_apart(void **state)
 	assert_int_equal(r, 0);
 	assert_non_null(strstr(out,
 			       "field k: units [4,8) of 8, rank 0 -> rank 1: rows of "
-			       "1024 bytes, 16 a page; tokens stay apart: stride 2048 in "
-			       "the source, 1024 in the destination"));
+			       "1024 bytes, 16 per page; tokens are not contiguous: "
+			       "stride 2048 in the source, 1024 in the destination"));
 	assert_non_null(strstr(out, "65536 bytes in 64 rows"));
 	assert_non_null(strstr(out, "over tcp: copied into the request"));
 	free(out);
@@ -414,7 +414,7 @@ static void plan_explained_packs_as_the_transports_do(void **state)
 		{HALF_OF("128", "1024", "2048"), /* apart at both ends */
 		 "tcp: 2 of 2 frames packed at the source, 2 at the destination",
 		 "ucx by tcp: 524288 of 524288 bytes packed at the source, 524288 at the",
-		 "verbs: work requests of 512 bytes, or packed, if one costs more"},
+		 "verbs: work requests of 512 bytes, or packed if one costs more"},
 		{HALF_OF("1024", "8192", "4096"),
 		 "tcp: 0 of 16 frames packed at the source, 0 at the destination",
 		 "ucx by tcp: 4194304 of 4194304 bytes packed at the source, 0 at the",
