@@ -105,7 +105,7 @@ static void on_deadline(struct loop_timer *timer)
 	struct attend_post *post = container_of(timer, struct attend_post, deadline);
 	struct err why;
 
-	err_set(&why, ERR_TIMEOUT, "not attended in time: %u of its legs are not in",
+	err_set(&why, ERR_TIMEOUT, "attention: timed out with %u subtransfers open",
 		post->open);
 	post_fail(post, &why);
 }
@@ -241,8 +241,8 @@ static int leg_rows(const struct attend *attend, const struct side *side,
 	if (asked > ask || told > tell)
 		return err_raise(
 			ERR_TOOBIG,
-			"a query token of %llu bytes, whose answer has %llu, is no "
-			"message to another daemon: fetch",
+			"query token: %llu bytes, with a reply of %llu, exceed a "
+			"message to another daemon; use fetch",
 			(unsigned long long)asked, (unsigned long long)told);
 	ask = ask < LEG_BYTES ? ask : LEG_BYTES;
 	if (tokens * asked > ask)
@@ -260,8 +260,8 @@ static int side_legs(struct attend_post *post, const struct side *side)
 
 	if (r >= 0 && left / most >= LEGS_MAX - post->open)
 		r = err_raise(ERR_TOOBIG,
-			      "rows x tokens of a post are over %u calls or messages of "
-			      "at most %u rows: make several",
+			      "post: rows x tokens exceed %u calls or messages of at "
+			      "most %u rows; make several posts",
 			      LEGS_MAX, most);
 	while (left > 0 && r >= 0) {
 		uint32_t rows = left < most ? left : most;
@@ -296,18 +296,19 @@ static int part_check(const struct attend *attend, const struct kvd_ring_part *p
 	if (part->rows == 0 || part->row % heads || part->rows % heads ||
 	    part->row > attend->rows || part->rows > attend->rows - part->row)
 		return err_raise(ERR_RANGE,
-				 "part: rows [%u, +%u) are not whole query tokens of the "
-				 "seat's %u",
+				 "part: rows [%u, +%u) are not whole query tokens of "
+				 "the %u rows of the seat",
 				 part->row, part->rows, attend->rows);
 	if (part->delta && part->per_token)
 		return err_raise(ERR_INVAL,
-				 "part: a selection with a delta: tokens that were "
-				 "chosen are attended where they are");
+				 "part: a selection excludes a delta; selected tokens "
+				 "keep their positions");
 	if (part->delta == INT32_MIN)
-		return err_raise(ERR_RANGE, "part: delta %d", part->delta);
+		return err_raise(ERR_RANGE, "part: delta %d is out of range",
+				 part->delta);
 	if (part->delta && attend->form.rope.dims == 0)
 		return err_raise(ERR_INVAL,
-				 "part: a delta, and attention.open had no rope");
+				 "part: a delta needs the `rope` of attention.open");
 	return 0;
 }
 
@@ -374,15 +375,17 @@ static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 	chunk = store_hold_chunk_tokens(hold);
 	end = here + far_hold_chunks(store_hold_far(hold));
 	if (part->count == 0 || begin > end || part->count > end - begin)
-		return err_raise(ERR_RANGE, "part: chunks [%u, +%u) of a hold of %u",
+		return err_raise(ERR_RANGE, "part: chunks [%u, +%u) exceed the hold's %u",
 				 part->first, part->count, end);
 	end = begin + part->count;
 	if (tokens > (uint64_t)part->count * chunk)
 		tokens = (uint64_t)part->count * chunk;
 	/* which daemon a token is at is decided by its number */
 	if (bound > tokens)
-		return err_raise(ERR_RANGE, "select: token %u of %llu", bound - 1,
-				 (unsigned long long)tokens);
+		return err_raise(ERR_RANGE,
+				 "select: token %u is out of range (under "
+				 "%llu)",
+				 bound - 1, (unsigned long long)tokens);
 	if (begin < here) {
 		side.tokens = (uint64_t)((end < here ? end : here) - begin) * chunk;
 		if (tokens < side.tokens)
@@ -399,7 +402,7 @@ static int part_legs(struct attend_post *post, const struct kvd_ring_part *part,
 	side.head.tokens = side.tokens = tokens - side.skip;
 	side.far = far_hold_at(store_hold_far(hold), side.head.first);
 	if (!side.far)
-		return err_raise(ERR_PEER, "the hold's other daemon is lost");
+		return err_raise(ERR_PEER, "the daemon that holds the chunks is lost");
 	side.head.delta = (uint32_t)part->delta;
 	side.head.per_token = part->per_token;
 	r = legs_there(post, side.far, &side.head, &side.among);
@@ -420,9 +423,7 @@ static int parts_legs(struct attend_post *post, const struct attend_post_args *a
 
 		if (count > args->select_count - at)
 			return err_raise(ERR_INVAL,
-					 "parts[%u]: its selection is not all "
-					 "there",
-					 i);
+					 "parts[%u]: its selection is incomplete", i);
 		r = part_legs(post, part, select + at, args->bounds[i]);
 		if (r < 0)
 			return err_prefix(r, "parts[%u]", i);
@@ -525,15 +526,15 @@ int attend_post(struct attend *attend, struct attend_post_args *args)
 	if (attends->closed)
 		return err_raise(ERR_DRAIN, "the daemon is stopping");
 	if (args->seat >= attend->seats)
-		return err_raise(ERR_RANGE, "seat: %u of %u", args->seat, attend->seats);
+		return err_raise(ERR_RANGE, "seat: %u is out of range (under %u)",
+				 args->seat, attend->seats);
 	if (attend->taken[args->seat])
-		return err_raise(ERR_BUSY, "seat %u: a post has it", args->seat);
+		return err_raise(ERR_BUSY, "seat %u is in use", args->seat);
 	if (args->part_count == 0 || args->part_count > ATTEND_PARTS_MAX)
-		return err_raise(ERR_RANGE, "parts: %u are not 1 to %u", args->part_count,
-				 ATTEND_PARTS_MAX);
+		return err_raise(ERR_RANGE, "parts: %u is out of range (1 to %u)",
+				 args->part_count, ATTEND_PARTS_MAX);
 	if (idmap_count(&part->posts) >= POSTS_MAX)
-		return err_raise(ERR_LIMIT, "%u posts: the limit of a session",
-				 POSTS_MAX);
+		return err_raise(ERR_LIMIT, "%u posts: limit of a session", POSTS_MAX);
 	r = post_new(attend, args, &post);
 	if (r < 0)
 		return err_pass(r);

@@ -71,13 +71,15 @@ static int attend_args_check(const struct attend_args *args)
 	if (args->rows == 0 || args->rows > ATTEND_ROWS_MAX ||
 	    args->rows % args->form.shape.heads)
 		return err_raise(ERR_RANGE,
-				 "rows: %u is no multiple of heads, %u, of at most %u",
+				 "rows: %u must be a multiple of heads (%u), and at "
+				 "most %u",
 				 args->rows, args->form.shape.heads, ATTEND_ROWS_MAX);
 	if (args->seats == 0 || args->seats > ATTEND_SEATS_MAX)
-		return err_raise(ERR_RANGE, "seats: %u is not in 1 to %u", args->seats,
-				 ATTEND_SEATS_MAX);
+		return err_raise(ERR_RANGE, "seats: %u is out of range (1 to %u)",
+				 args->seats, ATTEND_SEATS_MAX);
 	if (args->offset % SEAT_ALIGN)
-		return err_raise(ERR_INVAL, "offset: no multiple of %u", SEAT_ALIGN);
+		return err_raise(ERR_INVAL, "offset: must be a multiple of %u",
+				 SEAT_ALIGN);
 	return 0;
 }
 
@@ -91,12 +93,11 @@ static int region_check(struct session *session, const struct attend *attend)
 		return err_pass(-ENOENT);
 	if (region->kind != REGION_MEMFD || region->memory->kind != MEMORY_SEALED ||
 	    !region->memory->writable || (uintptr_t)region->memory->base % SEAT_ALIGN)
-		return err_raise(ERR_REQUIRE,
-				 "region: seats are in a memfd that can be written");
+		return err_raise(ERR_REQUIRE, "region: seats need a writable memfd");
 	if (attend->offset > region->length || bytes > region->length - attend->offset)
 		return err_raise(ERR_RANGE,
-				 "region: %u seats of %llu bytes from %llu on, it has "
-				 "%llu",
+				 "region: %u seats of %llu bytes at offset %llu exceed "
+				 "its %llu bytes",
 				 attend->seats,
 				 (unsigned long long)attend->facts.seat_bytes,
 				 (unsigned long long)attend->offset,
@@ -149,7 +150,7 @@ int attend_open(struct session *session, const struct attend_args *args,
 	int r = attend_args_check(args);
 
 	if (r >= 0 && idmap_count(&part->attends) >= ATTENDS_MAX)
-		r = err_raise(ERR_LIMIT, "%u attends: the limit of a session",
+		r = err_raise(ERR_LIMIT, "%u attention contexts: limit of a session",
 			      ATTENDS_MAX);
 	if (r >= 0)
 		r = attend_new(session, args, &attend);
@@ -177,7 +178,7 @@ struct attend *attend_find(struct session *session, uint64_t id)
 	struct attend *attend = part ? idmap_get(&part->attends, id) : NULL;
 
 	if (!attend)
-		err_raise(ERR_NOTFOUND, "attend: none of number %llu in this session",
+		err_raise(ERR_NOTFOUND, "attend: %llu is unknown in this session",
 			  (unsigned long long)id);
 	return attend;
 }
@@ -187,7 +188,7 @@ void attend_close(struct attend *attend)
 	struct attend_session *part = attend_session(attend->session);
 	struct err why;
 
-	err_set(&why, ERR_CANCELED, "the attend was closed");
+	err_set(&why, ERR_CANCELED, "the attention context was closed");
 	for (uint32_t i = 0; i < attend->seats; i++) {
 		if (attend->taken[i])
 			post_fail(attend->taken[i], &why);

@@ -154,7 +154,7 @@ static void calibration_on_deadline(struct loop_timer *timer)
 	struct calibration *c = container_of(timer, struct calibration, deadline);
 	struct err why;
 
-	err_set(&why, ERR_TIMEOUT, "%.80s: no answer to an echo", c->remote->label);
+	err_set(&why, ERR_TIMEOUT, "%.80s: echo timed out", c->remote->label);
 	calibration_end(c, &why);
 }
 
@@ -491,15 +491,17 @@ int calibrate_begin(struct attends *attends, const struct calibrate_args *args)
 	if (!remote->ready || sm_state(&remote->peer->sm) != PEER_UP)
 		return err_raise(ERR_PEER, "%s: %s", remote->label,
 				 sm_state(&remote->peer->sm) == PEER_UP
-					 ? "its data line is not up yet"
-					 : "it is not up");
+					 ? "its data connection is not up yet"
+					 : "the connection is down");
 	if (remote->peer->self || !(remote->peer->features & PEER_FEATURE_ATTEND))
-		return err_raise(ERR_REQUIRE, "%s: its kvd does not attend",
+		return err_raise(ERR_REQUIRE,
+				 "%s: its kvd does not compute attention; "
+				 "set attention_threads there",
 				 remote->label);
 	list_foreach(c, &attends->calibrations, link) {
 		if (c->remote == remote && c->args.speeds == args->speeds &&
 		    !(c->began && c->args.speeds)) /* it knows not what came since */
-			return err_raise(ERR_BUSY, "%s: it is being calibrated",
+			return err_raise(ERR_BUSY, "%s: calibration is running already",
 					 remote->label);
 	}
 	c = mem_zalloc(sizeof(*c));
@@ -561,7 +563,7 @@ void calibrate_on_open(struct attends *attends, const struct form *form)
 	}
 	at = attends->opened_count++ % CALIBRATE_FORMS_MAX;
 	if (attends->opened[at].heads)
-		log_info("cost", NULL, "a geometry is not measured at new peers any more",
+		log_info("cost", NULL, "a geometry is no longer measured at new peers",
 			 "opened=%u", attends->opened_count);
 	attends->opened[at] = form->shape;
 	if (attends->page_used && !attends->closed)

@@ -375,7 +375,7 @@ static void on_next(struct loop_defer *defer)
 		if (!batch) {
 			struct err why;
 
-			err_set(&why, ERR_NOMEM, "no memory to attend");
+			err_set(&why, ERR_NOMEM, "out of memory for attention");
 			item_take(compute, first);
 			item_end(compute, first, &why);
 			continue;
@@ -458,22 +458,25 @@ static int item_check(const struct compute_item *item)
 
 	if (item->rows > ATTEND_ROWS_MAX || item->tokens > item->kv->tokens ||
 	    item->kv->tokens > UINT32_MAX)
-		return err_raise(ERR_RANGE, "rows: %u of %llu tokens", item->rows,
-				 (unsigned long long)item->tokens);
+		return err_raise(ERR_RANGE,
+				 "rows: %u rows over %llu tokens exceed the limits",
+				 item->rows, (unsigned long long)item->tokens);
 	if (item_work(item) > COMPUTE_WORK_MOST)
 		return err_raise(ERR_TOOBIG,
-				 "%u rows that attend to %llu tokens: rows x tokens are "
-				 "at most %llu; make several parts of the tokens",
+				 "%u rows over %llu tokens: rows x tokens exceed %llu; "
+				 "split the tokens into several parts",
 				 item->rows,
 				 (unsigned long long)(item->select ? item->per_token
 								   : item->tokens),
 				 (unsigned long long)COMPUTE_WORK_MOST);
 	if (item->delta == INT32_MIN || (item->delta && !item->form.rope.dims) ||
 	    (item->delta && item->select))
-		return err_raise(ERR_INVAL, "delta: %d", item->delta);
+		return err_raise(ERR_INVAL, "delta: %d is out of range", item->delta);
 	for (uint64_t i = 0; item->select && i < count; i++) {
 		if (item->select[i] >= item->tokens && item->select[i] != ATTEND_NONE)
-			return err_raise(ERR_RANGE, "select: token %u of %llu",
+			return err_raise(ERR_RANGE,
+					 "select: token %u is out of range "
+					 "(under %llu)",
 					 item->select[i],
 					 (unsigned long long)item->tokens);
 	}
@@ -488,7 +491,8 @@ int compute_submit(struct compute *compute, struct compute_item *item)
 	assert(item->on_done && item->rows > 0);
 	if (compute->threads == 0)
 		return err_raise(ERR_REQUIRE,
-				 "this daemon does not attend: set attention_threads");
+				 "this daemon does not compute attention; set "
+				 "attention_threads");
 	r = form_fields(&item->form, item->kv->view, item->layer, &key, &value);
 	if (r >= 0)
 		r = item_check(item);

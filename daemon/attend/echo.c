@@ -74,7 +74,9 @@ static int echo_take(struct attends *attends, const struct remote *remote, size_
 	if (share->bytes > ECHO_BYTES)
 		share->bytes = ECHO_BYTES;
 	if (bytes > share->bytes)
-		return err_raise(ERR_BUSY, "echoes of this daemon: %u bytes a second",
+		return err_raise(ERR_BUSY,
+				 "echo: limit of this daemon is %u bytes per "
+				 "second",
 				 ECHO_BYTES_A_S);
 	share->bytes -= bytes;
 	return 0;
@@ -125,7 +127,9 @@ static int echo_take_speed(struct attends *attends, const struct remote *remote)
 				? share->speeds + (unsigned int)due
 				: ECHO_SPEEDS;
 	if (!share->speeds)
-		return err_raise(ERR_BUSY, "speeds of this daemon: %u, then one a minute",
+		return err_raise(ERR_BUSY,
+				 "speeds: limit of this daemon is %u, then "
+				 "one per minute",
 				 ECHO_SPEEDS);
 	share->speeds--;
 	return 0;

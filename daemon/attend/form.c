@@ -20,16 +20,17 @@ static int rope_check(const struct form_rope *rope, uint32_t dqk)
 	if (rope->dims == 0)
 		return 0;
 	if (rope->dims > FORM_ROPE_MAX || rope->dims % 2)
-		return err_raise(ERR_RANGE, "rope.dims: %u is not even and at most %u",
+		return err_raise(ERR_RANGE, "rope.dims: %u must be even and at most %u",
 				 rope->dims, FORM_ROPE_MAX);
 	if (rope->first > dqk || rope->dims > dqk - rope->first)
-		return err_raise(ERR_RANGE, "rope: [%u, +%u) is not within dqk, %u",
+		return err_raise(ERR_RANGE, "rope: [%u, +%u) exceeds dqk (%u)",
 				 rope->first, rope->dims, dqk);
 	if (rope->pairs > ROPE_INTERLEAVED)
-		return err_raise(ERR_INVAL, "rope.pairs: unknown");
+		return err_raise(ERR_INVAL, "rope.pairs: unknown value");
 	for (uint32_t i = 0; i < rope->dims / 2; i++) {
 		if (!isfinite(rope->inv_freq[i]))
-			return err_raise(ERR_INVAL, "rope.inv_freq[%u]: no number", i);
+			return err_raise(ERR_INVAL, "rope.inv_freq[%u]: must be finite",
+					 i);
 	}
 	return 0;
 }
@@ -106,19 +107,19 @@ static int field_find(const struct form *form, const struct layout_layer *layer,
 				 layer->layer, name);
 	if (f->unit_bytes != bytes)
 		return err_raise(ERR_LAYOUT,
-				 "field %s: a head of a token has %llu bytes, %u values "
-				 "of this type take %llu",
+				 "field %s: a head of a token has %llu bytes, but %u "
+				 "values of this type take %llu",
 				 name, (unsigned long long)f->unit_bytes, values,
 				 (unsigned long long)bytes);
 	if (f->format[0] && !format_is(f->format, (enum value_type)s->kv_type))
 		return err_raise(ERR_LAYOUT,
-				 "field %s: its format is %s, not the kv_type's", name,
-				 f->format);
+				 "field %s: its format is %s, which differs from kv_type",
+				 name, f->format);
 	if (form->first_head < f->first_unit ||
 	    (uint64_t)form->first_head + s->kv_heads > (uint64_t)f->first_unit + f->units)
 		return err_raise(ERR_LAYOUT,
-				 "field %s: kv heads [%u, +%u) are not all of these "
-				 "chunks', [%u, +%u)",
+				 "field %s: kv heads [%u, +%u) are not all in these "
+				 "chunks (they have [%u, +%u))",
 				 name, form->first_head, s->kv_heads, f->first_unit,
 				 f->units);
 	*f_p = f;
@@ -132,8 +133,7 @@ int form_fields(const struct form *form, const struct layout_view *view, uint32_
 	int r;
 
 	if (!found)
-		return err_raise(ERR_NOTFOUND, "layer: the chunks have no number %u",
-				 layer);
+		return err_raise(ERR_NOTFOUND, "layer: %u is not in the chunks", layer);
 	r = field_find(form, found, form->key, form->shape.dqk, key_p);
 	if (r < 0)
 		return err_pass(r);

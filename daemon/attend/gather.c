@@ -237,7 +237,7 @@ void post_gather(struct attend_post *post)
 	if (!merge) {
 		struct err why;
 
-		err_set(&why, ERR_NOMEM, "no memory to merge");
+		err_set(&why, ERR_NOMEM, "out of memory for a merge");
 		post_fail(post, &why);
 		return;
 	}

@@ -43,13 +43,13 @@ int kernel_new(const char *isa, struct kernel **kernel_p)
 	if (!pick_by_name(isa, &picked))
 		return err_raise(
 			ERR_INVAL,
-			"attention_isa: %.15s is none of auto, ref, vector, avx2, "
-			"avx512, amx",
+			"attention_isa: %.15s is unknown; use auto, ref, vector, avx2, "
+			"avx512 or amx",
 			isa);
 	if (picked != PICK_AUTO && !pick_has(picked))
 		return err_raise(ERR_REQUIRE,
-				 "attention_isa: this processor has no %s, or the system "
-				 "does not permit it",
+				 "attention_isa: %s is not supported by this processor "
+				 "or kernel",
 				 isa);
 	kernel = mem_zalloc(sizeof(*kernel));
 	if (!kernel)

@@ -381,7 +381,8 @@ static int far_pool(const struct far_hold *far, uint32_t first, uint32_t count,
 	if (!used || (used & (used - 1)))
 		return err_raise(
 			ERR_REQUIRE,
-			"the chunks are in parts of several ranks there: fetch them");
+			"the chunks are stored there in parts of several ranks; use "
+			"fetch");
 	*pool_p = far_hold_pool(far, (unsigned int)__builtin_ctzll(used));
 	return 0;
 }
@@ -408,9 +409,11 @@ int legs_there(struct attend_post *post, const struct far_hold *far,
 	int r;
 
 	if (!remote->peer || sm_state(&remote->peer->sm) != PEER_UP)
-		return err_raise(ERR_PEER, "%s: it is not up", remote->label);
+		return err_raise(ERR_PEER, "%s: the connection is down", remote->label);
 	if (!(remote->peer->features & PEER_FEATURE_ATTEND))
-		return err_raise(ERR_REQUIRE, "%s: its kvd does not attend: fetch",
+		return err_raise(ERR_REQUIRE,
+				 "%s: its kvd does not compute attention; "
+				 "use fetch",
 				 remote->label);
 	r = far_pool(far, head->first, head->count, &head->pool);
 	if (r < 0)
@@ -529,8 +532,8 @@ static void leg_price(struct attends *attends, struct remote *remote,
 	round->us = (double)(now_ns - since_ns) / 1e3;
 	if (live_round(store_costs(attends->kvd), &way, round)) {
 		attends->stale++;
-		log_info("cost", remote->label, "times are not as predicted any more",
-			 "us=%.0f", round->us);
+		log_info("cost", remote->label, "the cost model is stale", "us=%.0f",
+			 round->us);
 	}
 	if (live_stale(store_costs(attends->kvd), way.key))
 		calibrate_soon(attends, remote);
@@ -614,7 +617,7 @@ void legs_on_down(const struct remote *remote, const struct err *why)
 	struct list *at;
 	struct err told;
 
-	err_set(&told, ERR_PEER, "%.60s is lost: %s", remote->label, why->text);
+	err_set(&told, ERR_PEER, "%.60s: connection lost: %s", remote->label, why->text);
 	while ((at = list_pop_front(&attend_remote(remote)->legs))) {
 		struct leg *leg = list_entry(at, struct leg, at_remote);
 

@@ -143,7 +143,9 @@ static int attend_do(struct ring *ring, const struct kvd_ring_entry *e,
 	if (!attend)
 		return err_pass(-ENOENT);
 	if (e->b > UINT32_MAX || e->c > DEADLINE_US_MAX)
-		return err_raise(ERR_RANGE, "layer %llu, deadline_us %llu (at most %u)",
+		return err_raise(ERR_RANGE,
+				 "layer %llu or deadline_us %llu is out of "
+				 "range (deadline_us at most %u)",
 				 (unsigned long long)e->b, (unsigned long long)e->c,
 				 DEADLINE_US_MAX);
 	reading.heads = attend_heads(attend);
@@ -163,11 +165,14 @@ static int op_attend(struct ring *ring, const struct kvd_ring_entry *e,
 	int r;
 
 	if (e->n1 > ATTEND_PARTS_MAX || e->bytes < e->n1 * sizeof(struct kvd_ring_part))
-		return err_raise(ERR_PROTO, "op %u: %u parts in %u bytes", e->op, e->n1,
-				 e->bytes);
+		return err_raise(ERR_PROTO, "op %u: %u parts do not fit in %u bytes",
+				 e->op, e->n1, e->bytes);
 	if (e->bytes >
 	    e->n1 * sizeof(struct kvd_ring_part) + ATTEND_SELECT_MAX * sizeof(uint32_t))
-		return err_raise(ERR_PROTO, "op %u: %u bytes", e->op, e->bytes);
+		return err_raise(ERR_PROTO,
+				 "op %u: its selections do not fit in %u "
+				 "bytes",
+				 e->op, e->bytes);
 	r = status_slot_claim(ring->session->status, e->slot, e->gen, id);
 	if (r < 0)
 		return err_pass(r);

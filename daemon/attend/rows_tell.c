@@ -17,7 +17,7 @@
 #define VALUES_ALIGN 16u  /* as mem_alloc() aligns */
 
 _Static_assert((PEER_EXPRESS_HEAD + BEFORE_VALUES) % VALUES_ALIGN == 0,
-	       "values as a kernel writes them");
+	       "values in the kernels' format");
 
 #define ROWS_MAKE(NAME, name, blobs)                                                \
 	int rows_make_##name(const struct wire_##name *msg, struct rows_made *made) \

@@ -163,15 +163,17 @@ static int message_check(const struct attends *attends, const struct wire_attend
 
 	if (msg->rows == 0 || msg->rows > ATTEND_ROWS_MAX ||
 	    msg->rows % form->shape.heads)
-		return err_raise(ERR_RANGE, "rows: %u of %u heads", msg->rows,
-				 form->shape.heads);
+		return err_raise(ERR_RANGE, "rows: %u must be a multiple of heads (%u)",
+				 msg->rows, form->shape.heads);
 	if (msg->q.len != form_q_bytes(form, msg->rows) ||
 	    msg->select.len != (msg->per_token ? chosen : 0))
 		return err_raise(ERR_PROTO, "ATTEND: %zu bytes of rows, %zu of tokens",
 				 msg->q.len, msg->select.len);
 	if (answer_bytes(msg->rows, form->shape.dv) >
 	    attend_message_bytes(attends, WIRE_T_ATTENDED))
-		return err_raise(ERR_TOOBIG, "rows: %u of %u values are no message",
+		return err_raise(ERR_TOOBIG,
+				 "rows: %u rows of %u values exceed a "
+				 "message",
 				 msg->rows, form->shape.dv);
 	return 0;
 }
@@ -187,7 +189,8 @@ static int room_check(const struct attends *attends, const struct remote *remote
 	if (there->serve_count >= SERVES_MAX ||
 	    (uint64_t)there->serve_rows + rows > SERVE_ROWS_MAX)
 		return err_raise(ERR_BUSY,
-				 "%u attends of this daemon wait: at most %u, of %u rows",
+				 "%u attention requests are queued in this daemon "
+				 "(limit %u, of %u rows)",
 				 there->serve_count, SERVES_MAX, SERVE_ROWS_MAX);
 	return 0;
 }
@@ -297,7 +300,8 @@ static int serve_one(struct attends *attends, struct remote *remote,
 	int r;
 
 	if (!attends || !store_of(attends->kvd))
-		return err_raise(ERR_REQUIRE, "this daemon keeps no chunks");
+		return err_raise(ERR_REQUIRE, "this daemon stores no chunks; set "
+					      "chunk_memory");
 	if (msg->count == 0)
 		return err_pass(echo_serve(attends, remote, msg));
 	r = room_check(attends, remote, msg->rows);
@@ -335,7 +339,7 @@ int serve_on_stop(struct attends *attends, struct remote *remote, struct cursor 
 		return err_pass(r);
 	if (!attends)
 		return 0;
-	err_set(&why, ERR_CANCELED, "the asker said stop");
+	err_set(&why, ERR_CANCELED, "canceled by the requester");
 	list_foreach_safe(serve, &attend_remote(remote)->serves, peer) {
 		if (serve->attend == msg.attend)
 			serve_stop(serve, &why);
@@ -348,7 +352,7 @@ void serve_on_down(const struct remote *remote)
 	struct serve *serve;
 	struct err why;
 
-	err_set(&why, ERR_PEER, "the asker is lost");
+	err_set(&why, ERR_PEER, "the requester's connection is lost");
 	list_foreach_safe(serve, &attend_remote(remote)->serves, peer)
 		serve_lose(serve, &why);
 }

@@ -337,7 +337,9 @@ static int speed_begin(struct attends *attends, const struct form *form,
 	place = speed_place(attends->speeds);
 	if (!place) {
 		mem_free(speed);
-		return err_raise(ERR_BUSY, "%u geometries are being measured",
+		return err_raise(ERR_BUSY,
+				 "%u geometries are being measured; try again "
+				 "later",
 				 SPEEDS_MAX);
 	}
 	speed->form = *form;
@@ -357,11 +359,13 @@ int speed_ask(struct attends *attends, const struct form *form, struct speed_wai
 
 	if (!attends->offload)
 		return err_raise(ERR_REQUIRE,
-				 "this daemon does not attend: set attention_threads");
+				 "this daemon does not compute attention; set "
+				 "attention_threads");
 	if (form->shape.heads > HEADS_MOST ||
 	    speed_shape(form).token_bytes > TOKEN_BYTES_MOST)
 		return err_raise(ERR_RANGE,
-				 "%u heads, %u bytes a token: not measured over %u, %u",
+				 "%u heads of %u bytes per token: not measured (limits "
+				 "%u and %u)",
 				 form->shape.heads, speed_shape(form).token_bytes,
 				 HEADS_MOST, TOKEN_BYTES_MOST);
 	if (!attends->speeds)
@@ -524,6 +528,6 @@ int speed_get(struct cursor *in, struct cost_compute *compute)
 	if (!figure_get(in, &compute->fixed) || !figure_get(in, &compute->row) ||
 	    !figure_get(in, &compute->memory) || !figure_get(in, &compute->flops) ||
 	    !(compute->memory.value > 0) || !(compute->flops.value > 0))
-		return err_raise(ERR_PROTO, "a speed that is no number above 0");
+		return err_raise(ERR_PROTO, "speed: must be a number above 0");
 	return cursor_check(in, "a speed");
 }

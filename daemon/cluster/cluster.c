@@ -89,7 +89,7 @@ static bool cluster_health(const void *part, struct err *why_p)
 	groups_state(cluster->groups, &state);
 	if (state.directory.up || !*state.where)
 		return true;
-	err_set(why_p, ERR_PEER, "the directory (cluster) is away: %s",
+	err_set(why_p, ERR_PEER, "cluster: directory unavailable: %s",
 		state.directory.why.text);
 	return false;
 }

@@ -53,14 +53,15 @@ static int line_place(char *const *words, struct place *place)
 
 	if (len >= (int)sizeof(key) || !etcd_key_read("", key, (size_t)len, &side, place))
 		return err_raise(ERR_CONFIG,
-				 "place '%.60s %.60s %.30s': names have letters, digits, "
-				 "'.', '-', '_' and %%XX for any other byte, '-' is a "
-				 "group's only worker, and ranks are as 0.0.0.0",
+				 "place '%.60s %.60s %.30s': names have letters, "
+				 "digits, '.', '-', '_' and %%XX for any other byte, "
+				 "'-' is a group's only worker, and ranks have the form "
+				 "0.0.0.0",
 				 words[0], words[1], words[2]);
 	if (own_groups_are(place->group))
 		return err_raise(ERR_CONFIG,
-				 "group '%s': names that begin with '" OWN_GROUPS_PREFIX
-				 "' are the daemons' own; choose another",
+				 "group '%s': names that start with '" OWN_GROUPS_PREFIX
+				 "' are reserved for daemons; choose another",
 				 place->group);
 	return err_pass(place_check(place));
 }
@@ -85,7 +86,7 @@ static int line_option(struct record *record, const char *word)
 		if (strncmp(word, options[i].name, len) != 0)
 			continue;
 		if (*options[i].out)
-			return err_raise(ERR_CONFIG, "%s is there already",
+			return err_raise(ERR_CONFIG, "%s is given twice",
 					 options[i].name);
 		if (!word[len] || strlen(word + len) >= options[i].size)
 			return err_raise(ERR_CONFIG, "%s has %zu bytes (1 to %zu)",
@@ -174,7 +175,7 @@ static int line_read(struct reading *reading, char *text)
 	if (file->count == CLUSTER_FILE_LINES_MAX)
 		return err_raise(
 			ERR_CONFIG,
-			"more than %u members: a cluster of that size needs etcd",
+			"more than %u members; use etcd for a cluster of that size",
 			file->count);
 	r = line_place(words, &line->place);
 	if (r == 0)
@@ -269,10 +270,11 @@ int cluster_file_load(const char *text, struct cluster_file **file_p)
 
 	*file_p = NULL;
 	if (*path != '/')
-		return err_raise(ERR_CONFIG,
-				 "cluster: '%.100s': a path from the root follows " SCHEME
-				 ", as in file:/etc/kvd/members",
-				 text);
+		return err_raise(
+			ERR_CONFIG,
+			"cluster: '%.100s': must be an absolute path after " SCHEME
+			", as in file:/etc/kvd/members",
+			text);
 	reading = mem_zalloc(sizeof(*reading));
 	if (!reading)
 		return err_pass(-ENOMEM);

@@ -28,14 +28,14 @@ static int cluster_port(const char *text, size_t len, struct cluster_endpoint *e
 
 	if (len == 0 || len >= sizeof(endpoint->port) || strspn(text, "0123456789") < len)
 		return err_raise(ERR_CONFIG,
-				 "cluster: port '%.*s': a number from 1 to 65535 stands "
-				 "behind HOST:",
+				 "cluster: port '%.*s': must be a number from 1 to "
+				 "65535, as in HOST:PORT",
 				 (int)(len < 32 ? len : 32), text);
 	memcpy(endpoint->port, text, len);
 	endpoint->port[len] = '\0';
 	port = strtol(endpoint->port, NULL, 10);
 	if (port < 1 || port > 65535)
-		return err_raise(ERR_CONFIG, "cluster: port %s: it is 1 to 65535",
+		return err_raise(ERR_CONFIG, "cluster: port %s: must be 1 to 65535",
 				 endpoint->port);
 	return 0;
 }
@@ -54,9 +54,9 @@ static int cluster_host(const char *text, size_t len, bool brackets,
 
 	if (len == 0 || len >= sizeof(endpoint->host))
 		return err_raise(ERR_CONFIG,
-				 "cluster: a host of %zu bytes: a name or address of 1 "
-				 "to %zu stands between commas, as etcd://HOST:PORT,"
-				 "HOST:PORT/PREFIX",
+				 "cluster: a host of %zu bytes (1 to %zu); separate "
+				 "hosts by commas, as in "
+				 "etcd://HOST:PORT,HOST:PORT/PREFIX",
 				 len, sizeof(endpoint->host) - 1);
 	memcpy(endpoint->host, text, len);
 	endpoint->host[len] = '\0';
@@ -65,7 +65,8 @@ static int cluster_host(const char *text, size_t len, bool brackets,
 		if (inet_pton(AF_INET6, endpoint->host, &v6) == 1)
 			return 0;
 		return err_raise(ERR_CONFIG,
-				 "cluster: host '[%.64s]': brackets hold an IPv6 address",
+				 "cluster: host '[%.64s]': brackets must contain an "
+				 "IPv6 address",
 				 endpoint->host);
 	}
 	endpoint->literal = inet_pton(AF_INET, endpoint->host, &v4) == 1;
@@ -73,12 +74,12 @@ static int cluster_host(const char *text, size_t len, bool brackets,
 		if (!cluster_host_char(text[i]))
 			return err_raise(
 				ERR_CONFIG,
-				"cluster: host '%.64s': letters, digits, '.', "
-				"'-' and '_', or an IPv6 address in brackets%s",
+				"cluster: host '%.64s': use letters, digits, '.', '-' "
+				"and '_', or an IPv6 address in brackets%s",
 				endpoint->host,
 				strchr(endpoint->host, '@')
-					? "; user and password go to the file that "
-					  "cluster_user_file names"
+					? "; put user and password into the file of "
+					  "cluster_user_file"
 					: "");
 	return 0;
 }
@@ -96,14 +97,13 @@ static int cluster_endpoint(const char *text, size_t len,
 		host_end = memchr(host, ']', (size_t)(end - host));
 		if (!host_end)
 			return err_raise(ERR_CONFIG,
-					 "cluster: '%.*s': ']' is missing behind the "
+					 "cluster: '%.*s': ']' is missing after the "
 					 "IPv6 address",
 					 (int)(len < 64 ? len : 64), text);
 		if (host_end + 1 < end && host_end[1] != ':')
-			return err_raise(
-				ERR_CONFIG,
-				"cluster: '%.*s': only :PORT may stand behind ']'",
-				(int)(len < 64 ? len : 64), text);
+			return err_raise(ERR_CONFIG,
+					 "cluster: '%.*s': only :PORT may follow ']'",
+					 (int)(len < 64 ? len : 64), text);
 		if (host_end + 1 < end)
 			port = host_end + 2;
 	} else {
@@ -132,16 +132,13 @@ static int cluster_prefix(const char *text, char prefix[CLUSTER_PREFIX_MAX])
 		len = strlen(text);
 	}
 	if (len >= CLUSTER_PREFIX_MAX)
-		return err_raise(
-			ERR_CONFIG,
-			"cluster: a prefix of %zu bytes: at most %u stand behind "
-			"the hosts",
-			len, CLUSTER_PREFIX_MAX - 1);
+		return err_raise(ERR_CONFIG, "cluster: a prefix of %zu bytes (limit %u)",
+				 len, CLUSTER_PREFIX_MAX - 1);
 	for (size_t i = 0; i < len; i++)
 		if (!cluster_host_char(text[i]) && text[i] != '/')
 			return err_raise(ERR_CONFIG,
-					 "cluster: prefix '%.64s': letters, digits, '.', "
-					 "'-', '_' and '/'",
+					 "cluster: prefix '%.64s': use letters, digits, "
+					 "'.', '-', '_' and '/'",
 					 text);
 	memcpy(prefix, text, len);
 	prefix[len] = '\0';
@@ -168,8 +165,8 @@ int cluster_url_parse(const char *text, struct cluster_url *url_p)
 		if (url_p->count == CLUSTER_URL_ENDPOINTS_MAX)
 			return err_raise(
 				ERR_CONFIG,
-				"cluster: more than %u hosts: name some of them, "
-				"etcd's members know each other",
+				"cluster: more than %u hosts; list fewer: etcd's "
+				"members know each other",
 				CLUSTER_URL_ENDPOINTS_MAX);
 		r = cluster_endpoint(at, len, &url_p->endpoints[url_p->count]);
 		if (r < 0)

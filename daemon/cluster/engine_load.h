@@ -7,14 +7,14 @@
 #include <stdint.h>
 
 /* X(member, "help"): all are counts or counts a second; ENGINE_LOAD_UNKNOWN: not said */
-#define ENGINE_LOADS(X)                                                     \
-	X(running, "requests that it computes")                             \
-	X(waiting, "requests that wait for it")                             \
-	X(kv_free_tokens, "tokens for which its cache has room")            \
-	X(kv_total_tokens, "tokens that its cache holds")                   \
-	X(prompt_tokens_waiting, "tokens of prompts that it is to compute") \
-	X(prompt_tokens_s, "tokens of prompts it computes a second, busy")  \
-	X(decode_tokens_s, "tokens it generates a second, all requests together")
+#define ENGINE_LOADS(X)                                                    \
+	X(running, "requests being computed")                              \
+	X(waiting, "requests waiting")                                     \
+	X(kv_free_tokens, "free tokens of its KV cache")                   \
+	X(kv_total_tokens, "capacity of its KV cache in tokens")           \
+	X(prompt_tokens_waiting, "prompt tokens still to be computed")     \
+	X(prompt_tokens_s, "prompt tokens computed per second while busy") \
+	X(decode_tokens_s, "tokens generated per second by all requests")
 
 #define ENGINE_LOAD_NS UINT64_C(10000000000)
 #define ENGINE_LOAD_UNKNOWN (-1)

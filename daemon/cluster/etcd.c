@@ -91,26 +91,26 @@ void etcd_refusal(const struct etcd *e, const struct etcd_message *answer,
 		  const char *what, struct err *err_p)
 {
 	enum { EXHAUSTED = 8, DENIED = 7, UNAUTHENTICATED = 16 };
-	const char *text = answer->error[0] ? answer->error : "no words";
+	const char *text = answer->error[0] ? answer->error : "(no message)";
 	bool login = strstr(text, "user name is empty") ||
 		     strstr(text, "authentication failed");
 
 	(void)e;
 	if (strstr(text, "space exceeded"))
 		err_set(err_p, ERR_LIMIT,
-			"%.120s: etcd is full: \"%.150s\": compact and defragment it, "
-			"then etcdctl alarm disarm; or raise --quota-backend-bytes",
+			"%.120s: etcd is full: \"%.150s\"; compact and defragment it, "
+			"then run etcdctl alarm disarm, or raise --quota-backend-bytes",
 			what, text);
 	else if (login || answer->error_code == DENIED ||
 		 answer->error_code == UNAUTHENTICATED)
 		err_set(err_p, ERR_AUTH,
-			"%.120s: etcd says \"%.150s\": see cluster_user_file, and the "
+			"%.120s: etcd error \"%.150s\"; see cluster_user_file and the "
 			"role of that user",
 			what, text);
 	else if (answer->error_code == EXHAUSTED)
-		err_set(err_p, ERR_LIMIT, "%.200s: etcd says \"%s\"", what, text);
+		err_set(err_p, ERR_LIMIT, "%.200s: etcd error \"%s\"", what, text);
 	else
-		err_set(err_p, ERR_IO, "%.200s: etcd says \"%s\"", what, text);
+		err_set(err_p, ERR_IO, "%.200s: etcd error \"%s\"", what, text);
 }
 
 /* ---- operations ---- */
@@ -212,8 +212,9 @@ static int etcd_secret_check(const char *option, const char *path, int fd)
 		return err_raise(ERR_CONFIG, "%s: %s: %s", option, path, strerror(errno));
 	if (st.st_mode & S_IRWXO)
 		return err_raise(ERR_CONFIG,
-				 "%s: %s: mode %04o lets others at it; chmod o=", option,
-				 path, (unsigned int)st.st_mode & 07777);
+				 "%s: %s: mode %04o: must not be accessible by others; "
+				 "chmod o=",
+				 option, path, (unsigned int)st.st_mode & 07777);
 	return 0;
 }
 
@@ -259,8 +260,8 @@ static int etcd_user(struct etcd *e, const char *path)
 	if (!colon || colon == line || !colon[1] || !json_utf8(line, strlen(line))) {
 		r = err_raise(
 			ERR_CONFIG,
-			"cluster_user_file: %s: its first line is USER:PASSWORD, of at "
-			"most %u bytes of UTF-8",
+			"cluster_user_file: %s: its first line must be USER:PASSWORD "
+			"(limit %u bytes of UTF-8)",
 			path, USER_FILE_MAX - 2);
 	} else {
 		*colon = '\0';
@@ -277,7 +278,9 @@ static int etcd_options(struct etcd *e, const struct etcd_args *args)
 	int r;
 
 	if (args->lease_s < ETCD_LEASE_MIN_S || args->lease_s > ETCD_LEASE_MAX_S)
-		return err_raise(ERR_CONFIG, "cluster_lease: %u s: it is %u to %u s",
+		return err_raise(ERR_CONFIG,
+				 "cluster_lease: %u s is out of range (%u "
+				 "to %u s)",
 				 args->lease_s, ETCD_LEASE_MIN_S, ETCD_LEASE_MAX_S);
 	e->lease_s = args->lease_s;
 	e->patience_ns = e->lease_s * LOOP_NS_PER_S / 3;
@@ -302,16 +305,17 @@ static int etcd_options(struct etcd *e, const struct etcd_args *args)
 	if (e->url.tls && !e->ca)
 		return err_raise(
 			ERR_CONFIG,
-			"cluster_tls_ca: etcds:// needs the file of the CA that etcd's "
-			"certificate is of (PEM)");
+			"cluster_tls_ca: etcds:// needs the CA of etcd's certificate (a "
+			"PEM file)");
 	if (!e->url.tls && (e->ca || e->cert || e->key))
 		return err_raise(
 			ERR_CONFIG,
-			"cluster: etcd:// is without TLS: say etcds://, or leave "
+			"cluster: etcd:// is without TLS; use etcds://, or leave "
 			"cluster_tls_ca, cluster_tls_cert and cluster_tls_key empty");
 	if (!e->cert != !e->key)
 		return err_raise(ERR_CONFIG,
-				 "%s: cluster_tls_cert and cluster_tls_key go together",
+				 "%s: cluster_tls_cert and cluster_tls_key must be set "
+				 "together",
 				 e->cert ? "cluster_tls_key" : "cluster_tls_cert");
 	return 0;
 }

@@ -276,7 +276,7 @@ static void stream_on_message(struct etcd_request *request, const struct etcd_me
 		return;
 	if (m->canceled) {
 		log_info("etcd", e->url.prefix,
-			 "a watch has ended, its keys are read anew",
+			 "a watch was canceled; its keys are read again",
 			 "compacted=%ju why='%s'", (uintmax_t)m->compact_revision,
 			 m->reason);
 		etcd_half_again(e, half, m->compact_revision ? 0 : FOLLOW_REFUSED_NS);

@@ -147,11 +147,10 @@ static void group_refuse(struct etcd *e, const struct etcd_kv *kv, const char *w
 	snprintf(key, sizeof(key), "%.100s", (const char *)kv->key);
 	json_sanitize(key);
 	if (e->state.refused++ == 0)
-		log_warn("etcd", key, "an entry of others is not taken",
-			 "why='%s' further='are counted'", why);
+		log_warn("etcd", key, "ignored a foreign entry",
+			 "why='%s' further='only counted'", why);
 	else
-		log_debug("etcd", key, "an entry of others is not taken", "why='%s'",
-			  why);
+		log_debug("etcd", key, "ignored a foreign entry", "why='%s'", why);
 }
 
 static struct etcd_group *group_find(struct etcd *e, const char *name)
@@ -167,9 +166,9 @@ static struct etcd_group *group_find(struct etcd *e, const char *name)
 static const char *group_fault(const struct etcd_kv *kv, enum etcd_side side)
 {
 	if (kv->bad || kv->value_len > text_max[side])
-		return "the value is too long, or not as etcd says it";
+		return "the value is too long or not in etcd's encoding";
 	if (!json_utf8((const char *)kv->value, kv->value_len))
-		return "the value is not UTF-8, or has a NUL";
+		return "the value is not UTF-8, or contains a NUL";
 	if (kv->lease == 0)
 		return "the key has no lease";
 	return NULL;
@@ -189,7 +188,7 @@ static void group_put(struct etcd_group *group, enum etcd_side side,
 		return;
 	}
 	if (!entry && group_is_full(group->etcd)) {
-		group_refuse(group->etcd, kv, "too many are known");
+		group_refuse(group->etcd, kv, "limit of known entries reached");
 		return;
 	}
 	copy = mem_strdup(value);
@@ -219,7 +218,7 @@ void etcd_group_take(struct etcd *e, const struct etcd_kv *kv, struct etcd_half 
 	    !etcd_key_read(e->url.prefix, (const char *)kv->key, kv->key_len, &side,
 			   &place)) {
 		if (!kv->deleted)
-			group_refuse(e, kv, "the key is not one of kvd's");
+			group_refuse(e, kv, "not a key of kvd");
 		return;
 	}
 	group = group_find(e, place.group);

@@ -63,16 +63,17 @@ int etcd_place_check(const struct place *place)
 
 	if (group == 0 || group == sizeof(place->group) ||
 	    !json_utf8(place->group, group))
-		return err_raise(ERR_INVAL, "group: 1 to %zu bytes of UTF-8",
+		return err_raise(ERR_INVAL, "group: must have 1 to %zu bytes of UTF-8",
 				 sizeof(place->group) - 1);
 	if (worker == sizeof(place->worker) || !json_utf8(place->worker, worker) ||
 	    strcmp(place->worker, "-") == 0)
 		return err_raise(ERR_INVAL,
-				 "worker: at most %zu bytes of UTF-8, and not \"-\"",
+				 "worker: must have at most %zu bytes of UTF-8, and not "
+				 "be \"-\"",
 				 sizeof(place->worker) - 1);
 	for (int axis = 0; axis < PLACE_AXES; axis++)
 		if (place->rank[axis] >= PLACE_SIZE_MAX)
-			return err_raise(ERR_INVAL, "rank %u: it is below %u",
+			return err_raise(ERR_INVAL, "rank: %u is out of range (under %u)",
 					 place->rank[axis], PLACE_SIZE_MAX);
 	return 0;
 }

@@ -30,9 +30,9 @@ static void lease_write(struct etcd *e)
 		  0600);
 	len = snprintf(line, sizeof(line), "%ju\n", (uintmax_t)e->lease.id);
 	if (fd < 0 || write(fd, line, (size_t)len) != len)
-		log_warn("etcd", e->lease_file, "the lease's number is not kept",
-			 "effect='after a crash its places are free when it ends' "
-			 "why='%s'",
+		log_warn("etcd", e->lease_file, "the lease number could not be saved",
+			 "effect='after a crash, its places stay taken until it "
+			 "expires' why='%s'",
 			 strerror(errno));
 }
 
@@ -65,7 +65,7 @@ void etcd_lease_lost(struct etcd *e, const char *why)
 	struct etcd_own *own;
 	struct err err;
 
-	log_warn("etcd", e->url.prefix, "the lease is lost, all is published again",
+	log_warn("etcd", e->url.prefix, "lease lost; all places are published again",
 		 "why='%s'", why);
 	etcd_request_cancel(&e->lease.request);
 	loop_timer_stop(&e->lease.timer);
@@ -74,7 +74,7 @@ void etcd_lease_lost(struct etcd *e, const char *why)
 		lease_wait(e);
 	list_foreach(own, &e->owns, link) /* at most 4096: ETCD_OWN_MAX */
 		etcd_own_lost(own);
-	err_set(&err, ERR_BUSY, "etcd: the lease is lost: %s", why);
+	err_set(&err, ERR_BUSY, "etcd: lease lost: %s", why);
 	etcd_state_check(e, &err);
 	etcd_kick(e);
 }
@@ -114,7 +114,7 @@ static void lease_granted(struct etcd *e)
 static void lease_kept(struct etcd *e)
 {
 	if (e->lease.request.answer.ttl == 0) {
-		etcd_lease_lost(e, "etcd does not know it");
+		etcd_lease_lost(e, "etcd does not know the lease");
 		return;
 	}
 	e->lease.failures = 0;
@@ -146,7 +146,7 @@ static void lease_on_done(struct etcd_request *request, enum etcd_outcome outcom
 		if (answered)
 			lease_kept(e);
 		else if (request->answer.error_code == NOT_FOUND)
-			etcd_lease_lost(e, "etcd does not know it");
+			etcd_lease_lost(e, "etcd does not know the lease");
 		else
 			lease_refused(e, "lease");
 		break;

@@ -26,9 +26,11 @@ int etcd_lib_load(const struct etcd_lib **lib_p)
 	if (r < 0)
 		r = library_load(LIBRARY_GNUTLS, functions, ARRAY_LEN(functions));
 	if (r < 0)
-		return err_prefix(r, "cluster: install libcurl4, or name no etcd");
+		return err_prefix(r, "cluster: install libcurl4, or configure a "
+				     "directory other than etcd");
 	if (lib.curl_global_init(CURL_GLOBAL_ALL) != CURLE_OK)
-		return err_raise(ERR_REQUIRE, "cluster: %s: it does not start", LIBRARY);
+		return err_raise(ERR_REQUIRE, "cluster: %s: initialization failed",
+				 LIBRARY);
 	loaded = true;
 	return 0;
 }

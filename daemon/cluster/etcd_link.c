@@ -68,7 +68,7 @@ static void link_on_wake(struct loop_wake *wake)
 		question_numbers(link->question, link->numbers, ETCD_ADDRESSES_MAX, &why);
 	link_question_drop(link);
 	if (link->addresses == 0)
-		err_raise(ERR_IO, "etcd %s: the name has no address: %s", at->host, why);
+		err_raise(ERR_IO, "etcd %s: cannot resolve the name: %s", at->host, why);
 	if (link->addresses)
 		link_log_in(e);
 	else
@@ -142,14 +142,14 @@ static void link_store_lost(struct etcd *e, const char *why)
 {
 	struct etcd_group *group;
 
-	log_warn("etcd", e->url.prefix, "the store has lost its data", "why='%s'", why);
+	log_warn("etcd", e->url.prefix, "the store was reset", "why='%s'", why);
 	e->grace_ns = loop_now_ns(e->loop) + e->lease_s * LOOP_NS_PER_S;
 	list_foreach(group, &e->groups, link)
 		for (int side = 0; side < ETCD_SIDES; side++)
 			if (group->half[side].follow != FOLLOW_NOT)
 				etcd_half_again(e, &group->half[side], 0);
 	if (e->lease.id)
-		etcd_lease_lost(e, "the store is another");
+		etcd_lease_lost(e, "the store was reset");
 }
 
 static void link_is_up(struct etcd *e)
@@ -163,9 +163,9 @@ static void link_is_up(struct etcd *e)
 	log_info("etcd", e->url.prefix, "connected", "endpoint=%s:%s revision=%ju",
 		 at->host, at->port, (uintmax_t)link->revision);
 	if (e->store[0] && strcmp(e->store, link->asked) != 0)
-		link_store_lost(e, "its number is another");
+		link_store_lost(e, "another store number");
 	else if (link->revision < e->revision)
-		link_store_lost(e, "its revision went back");
+		link_store_lost(e, "its revision decreased");
 	memcpy(e->store, link->asked, sizeof(e->store));
 	e->revision = link->revision;
 	e->stream.stale = true;
@@ -211,8 +211,8 @@ static void link_on_store(struct etcd *e, enum etcd_outcome outcome)
 			link_make_store(e);
 		} else {
 			err_set(&err, ERR_PROTO,
-				"etcd %s:%s: it does not have the key %.200s/store that "
-				"was put: is it etcd?",
+				"etcd %s:%s: key %.200s/store was put but is missing; "
+				"is it etcd?",
 				e->url.endpoints[link->endpoint].host,
 				e->url.endpoints[link->endpoint].port, e->url.prefix);
 			etcd_link_broken(e, &err);
@@ -278,7 +278,7 @@ static void link_on_timer(struct loop_timer *timer)
 		etcd_link_start(e);
 		return;
 	}
-	err_set(&err, ERR_TIMEOUT, "etcd %s: the resolver does not answer",
+	err_set(&err, ERR_TIMEOUT, "etcd %s: the resolver timed out",
 		e->url.endpoints[link->endpoint].host);
 	etcd_link_broken(e, &err);
 }
@@ -304,8 +304,7 @@ void etcd_link_broken(struct etcd *e, const struct err *why)
 	if (sm_state(&link->sm) == LINK_WAITS)
 		return;
 	if (was_up) {
-		log_warn("etcd", e->url.prefix, "the link is lost", "why='%s'",
-			 why->text);
+		log_warn("etcd", e->url.prefix, "connection lost", "why='%s'", why->text);
 		e->state.reconnects++;
 	}
 	sm_move(&link->sm, LINK_WAITS);

@@ -208,7 +208,7 @@ static void own_is_held(struct etcd_own *own)
 		own->end_ns = now_ns + e->lease_s * LOOP_NS_PER_S + OWN_CLAIM_MORE_NS;
 	if (!own->answered && now_ns >= own->end_ns) {
 		err_set(&err, ERR_EXIST,
-			"%.300s: another member is there, under a lease that it renews: "
+			"%.300s: another member holds this place and renews its lease; "
 			"end it, or publish another worker or rank",
 			own->key[ETCD_RECORDS]);
 		own_answer(own, &err);
@@ -254,7 +254,7 @@ static void own_is_refused(struct etcd_own *own)
 	if (own->failures < UINT8_MAX)
 		own->failures++;
 	if (own->failures == 1)
-		log_warn("etcd", own->key[ETCD_RECORDS], "not published", "why='%s'",
+		log_warn("etcd", own->key[ETCD_RECORDS], "publishing failed", "why='%s'",
 			 err.text);
 	loop_timer_start(&own->timer, etcd_pause(e, own->failures));
 	e->refused_puts += own->failures == 1;
@@ -387,7 +387,7 @@ static int own_check(const char *text, size_t max, const char *what)
 
 	if (len <= max)
 		return 0;
-	return err_raise(ERR_LIMIT, "%s: %zu bytes, at most %zu", what, len, max);
+	return err_raise(ERR_LIMIT, "%s: %zu bytes (limit %zu)", what, len, max);
 }
 
 int etcd_own_update(struct etcd_own *own, const char *record, const char *load)
@@ -424,7 +424,7 @@ static int own_new(struct etcd *e, const struct place *place, struct etcd_own **
 	struct etcd_own *own;
 
 	if (e->own_count >= ETCD_OWN_MAX)
-		return err_raise(ERR_LIMIT, "%u places are published, the cap",
+		return err_raise(ERR_LIMIT, "%u places are published (limit)",
 				 e->own_count);
 	own = mem_zalloc(sizeof(*own));
 	if (!own)
@@ -459,7 +459,7 @@ int etcd_own_publish(struct etcd *e, struct publication *publication,
 	etcd_place_key(e->url.prefix, ETCD_RECORDS, place, key);
 	own = strmap_get(&e->owns_by_key, key);
 	if (own && own->publication && own != before)
-		return err_raise(ERR_EXIST, "%.300s: this daemon publishes it already",
+		return err_raise(ERR_EXIST, "%.300s: published by this daemon already",
 				 key);
 	if (!own)
 		r = own_new(e, place, &own);

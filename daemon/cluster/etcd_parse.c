@@ -116,7 +116,7 @@ void etcd_parser_init(struct etcd_parser *p)
 static int parser_fail(struct etcd_parser *p, const char *what)
 {
 	p->failed = true;
-	return err_raise(ERR_PROTO, "etcd's answer: %s", what);
+	return err_raise(ERR_PROTO, "etcd's response: %s", what);
 }
 
 /* ---- where it is ---- */
@@ -371,10 +371,11 @@ static int parser_token_end(struct etcd_parser *p)
 	}
 	if (token == IN_WORD && (p->cut || json_check(p->buf, p->len, 1) < 0)) {
 		err_clear();
-		return parser_fail(p, "a word that is no number, true, false or null");
+		return parser_fail(p, "an unquoted word other than a number, true, "
+				      "false or null");
 	}
 	if (!parser_scalar(p, token == IN_STRING))
-		return parser_fail(p, "a member is not of the type that it should be");
+		return parser_fail(p, "a member has the wrong type");
 	parser_value_done(p);
 	return 0;
 }
@@ -403,12 +404,12 @@ static int parser_escape(struct etcd_parser *p, char c)
 		}
 		simple = c ? strchr(from, c) : NULL;
 		if (!simple)
-			return parser_fail(p, "a string with a bad escape");
+			return parser_fail(p, "a bad escape in a string");
 		parser_keep(p, to[simple - from]);
 		return 0;
 	}
 	if (hex_digit(c) < 0)
-		return parser_fail(p, "a string with a bad escape");
+		return parser_fail(p, "a bad escape in a string");
 	p->utf16 = (uint16_t)(p->utf16 << 4 | hex_digit(c));
 	if (--p->escape == 0)
 		parser_keep(p, p->utf16 && p->utf16 < 0x80 ? (char)p->utf16 : '?');
@@ -418,7 +419,7 @@ static int parser_escape(struct etcd_parser *p, char c)
 static int parser_open(struct etcd_parser *p, bool array)
 {
 	if (p->depth == ETCD_DEPTH_MAX)
-		return parser_fail(p, "nested too deep");
+		return parser_fail(p, "nested too deeply");
 	if (!array && parser_is_key(p, (enum name)p->names[p->depth])) {
 		struct etcd_kv *kv = &p->kv;
 
@@ -440,7 +441,7 @@ static int parser_open(struct etcd_parser *p, bool array)
 static int parser_close(struct etcd_parser *p, bool array)
 {
 	if (p->depth == 0 || p->arrays[p->depth] != array)
-		return parser_fail(p, "brackets that do not match");
+		return parser_fail(p, "mismatched brackets");
 	p->depth--;
 	if (!array && parser_is_key(p, (enum name)p->names[p->depth])) {
 		p->message.kvs++;

@@ -51,7 +51,7 @@ static void curl_reap(struct etcd *e)
 		struct err err;
 
 		e->sick = false;
-		err_set(&err, ERR_NOMEM, "etcd: a socket cannot be watched");
+		err_set(&err, ERR_NOMEM, "etcd: cannot watch a socket");
 		etcd_link_broken(e, &err);
 	}
 }
@@ -329,7 +329,7 @@ static void request_on_timer(struct loop_timer *timer)
 	struct etcd *e = request->etcd;
 	struct err err;
 
-	err_set(&err, ERR_TIMEOUT, "etcd %s:%s: no answer in %ju ms",
+	err_set(&err, ERR_TIMEOUT, "etcd %s:%s: no response in %ju ms",
 		e->url.endpoints[e->link.endpoint].host,
 		e->url.endpoints[e->link.endpoint].port,
 		(uintmax_t)(request->patience_ns / LOOP_NS_PER_MS));
@@ -363,25 +363,25 @@ static void request_end(struct etcd_request *request, CURLcode code)
 	e->lib->curl_easy_getinfo(request->easy, CURLINFO_RESPONSE_CODE, &http);
 	if (request->bad)
 		err_set(&err, ERR_PROTO,
-			"etcd %s:%s: HTTP %ld with what is no answer of etcd's JSON "
-			"gateway: is it etcd 3.4 or later, and its client port?",
+			"etcd %s:%s: HTTP %ld: not an etcd JSON gateway response; is it "
+			"etcd 3.4 or later, and its client port?",
 			at->host, at->port, http);
 	else if (code != CURLE_OK)
 		err_set(&err, ERR_IO, "etcd %s:%s: %s", at->host, at->port,
 			e->lib->curl_easy_strerror(code));
 	else if (!etcd_parser_whole(request->parser))
-		err_set(&err, ERR_PROTO, "etcd %s:%s: HTTP %ld without a whole answer",
+		err_set(&err, ERR_PROTO, "etcd %s:%s: HTTP %ld with a truncated response",
 			at->host, at->port, http);
 	else if (answer->failed && request_is_broken(e, answer))
 		err_set(&err, ERR_IO, "etcd %s:%s: %s", at->host, at->port,
 			answer->error);
 	else if (request->stream && !answer->failed)
-		err_set(&err, ERR_IO, "etcd %s:%s: the watch was cut", at->host,
+		err_set(&err, ERR_IO, "etcd %s:%s: the watch stream ended", at->host,
 			at->port);
 	else if (http != 200 && !answer->failed)
 		err_set(&err, ERR_PROTO,
-			"etcd %s:%s: HTTP %ld, and not an error as etcd's JSON gateway "
-			"says it: is it etcd 3.4 or later, and its client port?",
+			"etcd %s:%s: HTTP %ld: not an etcd JSON gateway error; is it "
+			"etcd 3.4 or later, and its client port?",
 			at->host, at->port, http);
 	else {
 		request_finish(request, answer->failed ? ETCD_REFUSED : ETCD_ANSWERED);

@@ -38,8 +38,7 @@ static void on_state(void *arg)
 		log_info("cluster", NULL, "the directory is up", "kind=%s where='%s'",
 			 groups->directory->ops->name, groups->where);
 	else
-		log_warn("cluster", NULL,
-			 "the directory is away: what is known goes on working",
+		log_warn("cluster", NULL, "directory unavailable; using cached entries",
 			 "kind=%s where='%s' why='%s'", groups->directory->ops->name,
 			 groups->where, state.why.text);
 }
@@ -108,8 +107,8 @@ static int check_etcd_is_there(const struct config *config)
 	if (config->cluster_trust == GROUPS_TRUST_DIRECTORY)
 		return err_raise(
 			ERR_CONFIG,
-			"cluster_trust = directory: daemons publish their keys "
-			"in etcd only; set cluster = etcd://..., or list them in "
+			"cluster_trust = directory: daemons publish their keys in etcd "
+			"only; set cluster = etcd://..., or list them in "
 			"curve_allow_file");
 	if (strcmp(config->chunk_index, "cluster") == 0)
 		return err_raise(ERR_CONFIG,
@@ -220,7 +219,7 @@ static void on_call_timer(struct loop_timer *timer)
 	struct err err;
 
 	call->groups->directory->ops->state(call->groups->directory, &state);
-	err_set(&err, ERR_TIMEOUT, "group '%s': no answer from the directory%s%s",
+	err_set(&err, ERR_TIMEOUT, "group '%s': the directory did not respond%s%s",
 		call->group, state.why.code && !state.up ? ": " : "",
 		state.why.code && !state.up ? state.why.text : "");
 	groups_call_finish(call, &err, NULL);
@@ -236,7 +235,9 @@ int groups_call_check(const struct groups *groups, uint64_t session)
 	list_foreach(call, &groups->calls, link) /* at most 1024: GROUPS_CALLS_MAX */
 		own += call->session == session;
 	if (own >= GROUPS_SESSION_CALLS_MAX || groups->call_count >= GROUPS_CALLS_MAX)
-		return err_raise(ERR_LIMIT, "%u publish and query calls wait, the cap",
+		return err_raise(ERR_LIMIT,
+				 "%u publish and query calls are waiting "
+				 "(limit)",
 				 own >= GROUPS_SESSION_CALLS_MAX ? own
 								 : groups->call_count);
 	return 0;

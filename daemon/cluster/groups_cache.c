@@ -60,7 +60,7 @@ static bool cache_check(struct group_cache *cache, const struct place *place,
 		r = record_check(&record, place);
 	if (r == 0 && own_groups_are(place->group) &&
 	    strcmp(record.instance, place->worker) != 0)
-		r = err_raise(ERR_PERM, "instance: another's than its place");
+		r = err_raise(ERR_PERM, "instance: differs from its key");
 	*missing_p = missing_of(place, &record);
 	if (r == 0)
 		return true;
@@ -70,7 +70,7 @@ static bool cache_check(struct group_cache *cache, const struct place *place,
 		return false;
 	}
 	cache->groups->refused++;
-	log_warn("cluster", NULL, "an entry of the directory is not used",
+	log_warn("cluster", NULL, "ignored a directory entry",
 		 "group='%s' worker='%s' why=\"%s\"", place->group, place->worker,
 		 err_last()->text);
 	err_clear();
@@ -94,7 +94,7 @@ static void cache_on_entry(struct watch *watch, const struct place *place,
 	} else {
 		r = roster_put(&cache->roster, place, record, load, &entry);
 		if (r < 0) {
-			log_warn("cluster", NULL, "no memory for an entry",
+			log_warn("cluster", NULL, "out of memory for an entry",
 				 "group='%s' worker='%s'", place->group, place->worker);
 			err_clear();
 			cache->missed = true;
@@ -114,7 +114,7 @@ static void cache_on_synced(struct watch *watch)
 	struct err err;
 
 	if (cache->missed) {
-		err_set(&err, ERR_NOMEM, "group '%s': no memory for it", cache->group);
+		err_set(&err, ERR_NOMEM, "group '%s': out of memory", cache->group);
 		if (call)
 			groups_call_later(call, &err);
 		return;
@@ -231,8 +231,8 @@ static int cache_get(struct groups *groups, const char *group, bool loads,
 		cache_make_room(groups);
 		if (groups->cache_count >= GROUPS_CACHES_MAX)
 			return err_raise(ERR_LIMIT,
-					 "group '%s': %u groups are read, the cap", group,
-					 groups->cache_count);
+					 "group '%s': %u groups are being read (limit)",
+					 group, groups->cache_count);
 		r = group_cache_new(groups, group, loads, &cache);
 		if (r < 0)
 			return err_pass(r);
@@ -264,7 +264,8 @@ int groups_use(struct groups *groups, const char *group, bool loads,
 	if (groups->closing)
 		return err_raise(ERR_DRAIN, "the daemon is stopping");
 	if (!*group || strlen(group) >= PLACE_GROUP_MAX)
-		return err_raise(ERR_INVAL, "group: 1 to %u bytes", PLACE_GROUP_MAX - 1);
+		return err_raise(ERR_INVAL, "group: must have 1 to %u bytes",
+				 PLACE_GROUP_MAX - 1);
 	r = cache_get(groups, group, loads, &cache);
 	if (r < 0)
 		return err_pass(r);
@@ -311,8 +312,8 @@ static int only_worker(const struct group_cache *cache, const char **worker_p)
 	if (cache->roster.count == 0)
 		return 1;
 	return err_raise(ERR_INVAL,
-			 "group '%s' has several workers: name one in `worker` "
-			 "(kvd-ctl group %s lists them, pick chooses)",
+			 "group '%s' has several workers; name one in `worker` (kvd-ctl "
+			 "group %s lists them, pick chooses one)",
 			 cache->group, cache->group);
 }
 
@@ -427,7 +428,8 @@ int groups_query(struct groups *groups, uint64_t session, const char *group, boo
 	int r = groups_call_check(groups, session);
 
 	if (r == 0 && (!*group || strlen(group) >= PLACE_GROUP_MAX))
-		r = err_raise(ERR_INVAL, "group: 1 to %u bytes", PLACE_GROUP_MAX - 1);
+		r = err_raise(ERR_INVAL, "group: must have 1 to %u bytes",
+			      PLACE_GROUP_MAX - 1);
 	if (r == 0)
 		r = group_cache_new(groups, group, loads, &cache);
 	if (r != 0)

@@ -226,11 +226,11 @@ static int check_session_places(const struct groups *groups, uint64_t session)
 	const struct groups_session *of = idmap_get(&groups->sessions, session);
 
 	if (groups->place_count >= GROUPS_PLACES_MAX)
-		return err_raise(ERR_LIMIT, "%u ranks are published, the cap",
+		return err_raise(ERR_LIMIT, "%u ranks are published (limit)",
 				 groups->place_count);
 	if (of && of->count >= GROUPS_SESSION_PLACES_MAX)
 		return err_raise(ERR_LIMIT,
-				 "%u ranks are published by this session, the cap",
+				 "%u ranks are published by this session (limit)",
 				 of->count);
 	return 0;
 }
@@ -274,7 +274,7 @@ static int said_again(struct groups_place *said, uint64_t session, const char *r
 		return 0;
 	groups_call_start(said->groups, call, session, said->place.group);
 	if (said->call) {
-		err_set(&err, ERR_CANCELED, "group '%s': published again",
+		err_set(&err, ERR_CANCELED, "group '%s': replaced by a later publish",
 			said->place.group);
 		said->call->place = NULL;
 		groups_call_later(said->call, &err);
@@ -321,8 +321,8 @@ int groups_publish(struct groups *groups, uint64_t session, const struct place *
 
 	if (r == 0 && own_groups_are(place->group))
 		r = err_raise(ERR_PERM,
-			      "group '%s': names that begin with '" OWN_GROUPS_PREFIX
-			      "' are the daemons' own",
+			      "group '%s': names that start with '" OWN_GROUPS_PREFIX
+			      "' are reserved for daemons",
 			      place->group);
 	if (r == 0 && call)
 		r = groups_call_check(groups, session);
@@ -441,8 +441,8 @@ void groups_own_say(struct groups *groups)
 		r = own_say_more(groups);
 	if (r == 0)
 		return;
-	log_warn("cluster", NULL, "the daemon's own entry is not said", "why=\"%s\"",
-		 err_last()->text);
+	log_warn("cluster", NULL, "publishing the daemon's own entry failed",
+		 "why=\"%s\"", err_last()->text);
 	err_clear();
 	loop_timer_start(&groups->fresh, groups->lease_ns);
 }
@@ -553,7 +553,7 @@ static bool drain_step(struct loop_work *work)
 	place_unlink(place);
 	list_push_back(&groups->places, &place->link);
 	if (said_drain(place) < 0) {
-		log_warn("cluster", NULL, "the directory is not told of the drain",
+		log_warn("cluster", NULL, "publishing the drain to the directory failed",
 			 "group='%s' why=\"%s\"", place->place.group, err_last()->text);
 		err_clear();
 	}

@@ -243,8 +243,8 @@ static void loads_tell(struct loads *loads, struct loads_of *of,
 	load_text(&load, ++of->seq, &text);
 	if (text.failed ||
 	    groups_load(groups_of(loads->kvd), of->session, text.data) < 0) {
-		log_warn("cluster", session->client, "its load was not told", "%s",
-			 text.failed ? "no memory" : err_last()->text);
+		log_warn("cluster", session->client, "publishing its load failed", "%s",
+			 text.failed ? "out of memory" : err_last()->text);
 		err_clear();
 		of->gate.told = false; /* again at the next look */
 	}

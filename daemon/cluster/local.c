@@ -153,10 +153,10 @@ static void group_drop(struct local_group *group, struct roster_entry *entry)
 static int text_check(const char *record, const char *load)
 {
 	if (record && strlen(record) > DIRECTORY_RECORD_MAX)
-		return err_raise(ERR_LIMIT, "record: %zu bytes (at most %u)",
+		return err_raise(ERR_LIMIT, "record: %zu bytes (limit %u)",
 				 strlen(record), DIRECTORY_RECORD_MAX);
 	if (load && strlen(load) > DIRECTORY_LOAD_MAX)
-		return err_raise(ERR_LIMIT, "load: %zu bytes (at most %u)", strlen(load),
+		return err_raise(ERR_LIMIT, "load: %zu bytes (limit %u)", strlen(load),
 				 DIRECTORY_LOAD_MAX);
 	return 0;
 }
@@ -341,7 +341,8 @@ static int local_watch(struct directory *directory, struct watch *watch,
 
 	assert(!watch->impl);
 	if (!*group || strlen(group) >= PLACE_GROUP_MAX)
-		return err_raise(ERR_INVAL, "group: 1 to %u bytes", PLACE_GROUP_MAX - 1);
+		return err_raise(ERR_INVAL, "group: must have 1 to %u bytes",
+				 PLACE_GROUP_MAX - 1);
 	reader = mem_zalloc(sizeof(*reader));
 	if (reader)
 		reader->group = group_get(local, group);

@@ -71,16 +71,23 @@ static int record_check_texts(const struct record *record)
 
 	for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
 		if (!clean_is(texts[i].text))
-			return err_raise(ERR_INVAL, "%s: has control characters",
+			return err_raise(ERR_INVAL,
+					 "%s: must not contain control "
+					 "characters",
 					 texts[i].name);
 	}
 	for (unsigned int i = 0; i < record->pool_count; i++) {
 		if (!clean_is(record->pools[i].name) || !clean_is(record->pools[i].model))
-			return err_raise(ERR_INVAL, "pools[%u]: has control characters",
+			return err_raise(ERR_INVAL,
+					 "pools[%u]: must not contain "
+					 "control characters",
 					 i);
 		if (*record->pools[i].digest &&
 		    !is_hex(record->pools[i].digest, DIGEST_CHARS))
-			return err_raise(ERR_INVAL, "pools[%u].digest: 16 hex digits", i);
+			return err_raise(ERR_INVAL,
+					 "pools[%u].digest: must be 16 hex "
+					 "digits",
+					 i);
 	}
 	return 0;
 }
@@ -94,11 +101,13 @@ int record_check(const struct record *record, const struct place *place)
 	if (r < 0)
 		return err_pass(r);
 	if (*record->instance && !is_hex(record->instance, 32))
-		return err_raise(ERR_INVAL, "instance: 32 hex digits");
+		return err_raise(ERR_INVAL, "instance: must be 32 hex digits");
 	if (*record->key && !is_key(record->key))
-		return err_raise(ERR_INVAL, "key: 40 characters Z85");
+		return err_raise(ERR_INVAL, "key: must be 40 characters of Z85");
 	if (*record->key && strlen(record->endpoint) > ENDPOINT_WITH_KEY_MAX)
-		return err_raise(ERR_INVAL, "endpoint: at most %u bytes before its key",
+		return err_raise(ERR_INVAL,
+				 "endpoint: too long (limit %u bytes without "
+				 "its key)",
 				 ENDPOINT_WITH_KEY_MAX);
 	if (*record->url && !is_url(record->url))
 		return err_raise(ERR_INVAL, "url: must be http://… or https://…");
@@ -199,11 +208,10 @@ int record_make(const struct record *record, char text_p[DIRECTORY_RECORD_MAX])
 	put_pools(&text, record);
 	text_puts(&text, "}");
 	if (text.failed)
-		r = err_raise(ERR_NOMEM, "no memory for a record");
+		r = err_raise(ERR_NOMEM, "out of memory for a record");
 	else if (text.len >= DIRECTORY_RECORD_MAX)
-		r = err_raise(ERR_TOOBIG,
-			      "record: %zu bytes, at most %u: shorten summary", text.len,
-			      DIRECTORY_RECORD_MAX - 1);
+		r = err_raise(ERR_TOOBIG, "record: %zu bytes (limit %u); shorten summary",
+			      text.len, DIRECTORY_RECORD_MAX - 1);
 	else
 		memcpy(text_p, text.data, text.len + 1);
 	text_fini(&text);
@@ -274,9 +282,8 @@ static int read_pools(const cJSON *list, struct record *record)
 	cJSON_ArrayForEach(item, list) {
 		struct record_pool *pool = &record->pools[record->pool_count];
 		struct record_pool_args args;
-		int r = cJSON_IsObject(item)
-				? fields_read(pool_fields, item, &args)
-				: err_raise(ERR_INVAL, "an object is wanted");
+		int r = cJSON_IsObject(item) ? fields_read(pool_fields, item, &args)
+					     : err_raise(ERR_INVAL, "must be an object");
 
 		if (r < 0)
 			return err_prefix(r, "pools[%u]", i);
@@ -303,7 +310,8 @@ static int read_transports(const cJSON *list, struct record *record)
 		    strspn(word, "abcdefghijklmnopqrstuvwxyz0123456789_-") !=
 			    strlen(word))
 			return err_raise(ERR_INVAL,
-					 "transports: words of 1 to 15 letters");
+					 "transports: must be names of 1 to 15 "
+					 "characters");
 		if (record->transport_count < RECORD_TRANSPORTS_MAX)
 			field_copy(record->transports[record->transport_count++],
 				   sizeof(record->transports[0]), word);
@@ -348,11 +356,11 @@ int record_read(const char *text, struct record *record_p)
 
 	record_init(record_p);
 	if (len > DIRECTORY_RECORD_MAX)
-		return err_raise(ERR_PROTO, "record: over %u bytes",
+		return err_raise(ERR_PROTO, "record: more than %u bytes",
 				 DIRECTORY_RECORD_MAX);
 	r = json_parse(text, len, RECORD_DEPTH_MAX, &json);
 	if (r >= 0 && !cJSON_IsObject(json))
-		r = err_raise(ERR_PROTO, "an object is wanted");
+		r = err_raise(ERR_PROTO, "must be an object");
 	if (r >= 0)
 		r = record_fill(json, record_p);
 	if (r >= 0)
@@ -380,12 +388,11 @@ int record_reach(struct record *record, const char *endpoint)
 	const char *key = endpoint[len] ? endpoint + len + 1 : "";
 
 	if (strlen(endpoint) >= LINK_ENDPOINT_MAX)
-		return err_raise(ERR_INVAL, "endpoint: at most %d bytes",
+		return err_raise(ERR_INVAL, "endpoint: too long (limit %d bytes)",
 				 LINK_ENDPOINT_MAX - 1);
 	if (endpoint[len] && !is_key(key))
 		return err_raise(ERR_INVAL,
-				 "endpoint '%s': what follows '#' is no key of "
-				 "40 characters",
+				 "endpoint '%s': a key after '#' must have 40 characters",
 				 endpoint);
 	snprintf(record->endpoint, sizeof(record->endpoint), "%.*s", (int)len, endpoint);
 	snprintf(record->key, sizeof(record->key), "%s", key);

@@ -319,12 +319,15 @@ int place_check(const struct place *place)
 	size_t worker = strnlen(place->worker, PLACE_WORKER_MAX);
 
 	if (group < 1 || group >= PLACE_GROUP_MAX || !clean_is(place->group))
-		return err_raise(ERR_INVAL, "group: 1 to %u bytes of printable text",
+		return err_raise(ERR_INVAL,
+				 "group: must have 1 to %u bytes of "
+				 "printable text",
 				 PLACE_GROUP_MAX - 1);
 	if (worker >= PLACE_WORKER_MAX || !clean_is(place->worker) ||
 	    strcmp(place->worker, "-") == 0)
 		return err_raise(ERR_INVAL,
-				 "worker: at most %u bytes of printable text, not '-'",
+				 "worker: must have at most %u bytes of printable text, "
+				 "and not be '-'",
 				 PLACE_WORKER_MAX - 1);
 	for (unsigned int i = 0; i < PLACE_AXES; i++) {
 		if (place->rank[i] >= PLACE_SIZE_MAX)

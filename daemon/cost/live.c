@@ -298,8 +298,8 @@ int live_echoes(struct live *live, const struct live_way *way, const struct fit 
 	int r = fit_line(fit, way->now_s, &line);
 
 	if (r)
-		return err_raise(ERR_STATE, "the echoes' times do not grow with their "
-					    "bytes: measure again");
+		return err_raise(ERR_STATE, "the echo times do not grow with their "
+					    "size; measure again");
 	r = live_peer_get(live, way->key, &peer);
 	if (r < 0)
 		return err_pass(r);

@@ -216,9 +216,9 @@ static const char *cost_page_fault(int fd, const struct shared *shared)
 	if (seals < 0 || !(seals & F_SEAL_SHRINK))
 		return "it is not sealed against shrinking";
 	if (shared->magic != PAGE_MAGIC)
-		return "its magic is wrong";
+		return "wrong magic";
 	if (shared->version != PAGE_VERSION || shared->bytes != sizeof(*shared))
-		return "it is of another version";
+		return "unsupported version";
 	return NULL;
 }
 
@@ -231,7 +231,7 @@ int cost_page_map(int fd, struct cost_page **page_p)
 
 	*page_p = NULL;
 	if (fstat(fd, &st) < 0 || (uint64_t)st.st_size != sizeof(struct shared))
-		return err_raise(ERR_PROTO, "cost page: it is not of %zu bytes",
+		return err_raise(ERR_PROTO, "cost page: its size is not %zu bytes",
 				 sizeof(struct shared));
 	base = mmap(NULL, sizeof(struct shared), PROT_READ, MAP_SHARED, fd, 0);
 	if (base == MAP_FAILED)
@@ -488,7 +488,7 @@ int cost_page_preset(const char *name, struct cost_page **page_p)
 
 	*page_p = NULL;
 	if (!preset)
-		return err_raise(ERR_NOTFOUND, "no fabric \"%.64s\"", name);
+		return err_raise(ERR_NOTFOUND, "fabric: \"%.64s\" is unknown", name);
 	r = cost_page_new(false, &page);
 	if (r < 0)
 		return err_pass(r);

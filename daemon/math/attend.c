@@ -22,22 +22,22 @@
 const char *attend_shape_fault(const struct attend_shape *shape)
 {
 	if (shape->kind > ATTEND_GQA)
-		return "kind: neither MLA nor GQA";
+		return "kind: must be MLA or GQA";
 	if (shape->q_type >= VALUE_TYPES || shape->kv_type >= VALUE_TYPES)
-		return "q_type, kv_type: neither bf16 nor fp16 nor fp32";
+		return "q_type, kv_type: must be bf16, fp16 or fp32";
 	if (!shape->heads || !shape->kv_heads || shape->heads % shape->kv_heads)
-		return "heads: not a multiple of kv_heads";
+		return "heads: must be a multiple of kv_heads";
 	if (!shape->dqk || shape->dqk > ATTEND_DIMS_MAX || shape->dqk % ATTEND_DIMS_STEP)
-		return "dqk: not a multiple of 16, up to 1024";
+		return "dqk: must be a multiple of 16, at most 1024";
 	if (!shape->dv || shape->dv > ATTEND_DIMS_MAX || shape->dv % ATTEND_DIMS_STEP)
-		return "dv: not a multiple of 16, up to 1024";
+		return "dv: must be a multiple of 16, at most 1024";
 	if (shape->kind == ATTEND_MLA && (shape->kv_heads != 1 || shape->dv > shape->dqk))
-		return "kv_heads, dv: MLA has one KV head, and v is a part of k";
+		return "kv_heads, dv: MLA needs one KV head, and dv at most dqk";
 	if (!isfinite(shape->scale))
-		return "scale: not finite";
+		return "scale: must be finite";
 	/* 1 / a subnormal may be infinite */
 	if (shape->softcap != 0 && (!isnormal(shape->softcap) || shape->softcap < 0))
-		return "softcap: neither 0 nor above 1.2e-38 and finite";
+		return "softcap: must be 0, or above 1.2e-38 and finite";
 	return NULL;
 }
 
@@ -49,8 +49,8 @@ static const char *attend_rope_fault(const struct attend_job *job)
 		return NULL;
 	if (rope->dims % 2 || rope->dims / 2 > ROPE_PAIRS_MAX ||
 	    rope->first + rope->dims > job->shape->dqk)
-		return "rope: not an even number of values, or outside of q";
-	return rope->pairs > ROPE_INTERLEAVED ? "rope: no such order of pairs" : NULL;
+		return "rope: must have an even number of values, inside q";
+	return rope->pairs > ROPE_INTERLEAVED ? "rope: unknown order of pairs" : NULL;
 }
 
 /* Of how many query tokens a span has rows. */
@@ -70,17 +70,18 @@ static const char *attend_span_fault(const struct attend_job *job,
 	if (span->first > UINT32_MAX - ATTEND_ROWS_MAX)
 		return "first: too large";
 	if (span->delta && !job->rope)
-		return "delta: the layout tells no rope";
+		return "delta: needs a rope in the layout";
 	if (!span->select)
 		return span->begin > span->end || span->end > job->kv->tokens
-			       ? "begin, end: not in the chunk"
+			       ? "begin, end: must be in the chunk"
 			       : NULL;
 	if (span->delta)
-		return "delta: chosen tokens keep their positions";
+		return "delta: must be 0 with a selection (selected tokens keep their "
+		       "positions)";
 	count = (uint64_t)attend_span_tokens(job->shape, span) * span->per_token;
 	for (i = 0; i < count; i++)
 		if (span->select[i] >= job->kv->tokens && span->select[i] != ATTEND_NONE)
-			return "select: an index outside of the chunk";
+			return "select: an index outside the chunk";
 	return NULL;
 }
 
@@ -93,13 +94,15 @@ const char *attend_job_fault(const struct attend_job *job)
 	if (!fault)
 		fault = attend_rope_fault(job);
 	if (!fault && !job->kv->page_tokens)
-		fault = "page_tokens: none";
+		fault = "page_tokens: must not be 0";
 	for (i = 0; i < job->span_count && !fault; i++) {
 		rows += job->spans[i].rows;
-		fault = rows > ATTEND_ROWS_MAX ? "rows: over 4096"
+		fault = rows > ATTEND_ROWS_MAX ? "rows: more than 4096"
 					       : attend_span_fault(job, &job->spans[i]);
 	}
-	return fault || job->span_count <= ATTEND_ROWS_MAX ? fault : "spans: over 4096";
+	return fault || job->span_count <= ATTEND_ROWS_MAX ? fault
+							   : "spans: more than "
+							     "4096";
 }
 
 static const uint8_t *attend_at(const struct attend_field *field, uint64_t page,

@@ -750,8 +750,7 @@ static int shelf_make_room(struct arena_shelf *shelf)
 	}
 	if (!list_empty(&shelf->roomy))
 		return 0;
-	return err_raise(ERR_LIMIT,
-			 "no room for chunks: all that may leave is held or in use");
+	return err_raise(ERR_LIMIT, "chunk_memory: full; all chunks are held or in use");
 }
 
 uint64_t arena_slot_size(const struct arena *arena, uint64_t bytes)
@@ -787,8 +786,8 @@ int arena_take_some(struct arena_owner *owner, uint64_t bytes, struct arena_item
 	if (bytes > arena->slab_bytes) /* `size` may have wrapped */
 		return err_raise(
 			ERR_TOOBIG,
-			"a part of a chunk takes %llu bytes, this store's limit is "
-			"%llu: take fewer tokens a chunk, or raise chunk_memory",
+			"a part of a chunk takes %llu bytes (limit %llu); use fewer "
+			"tokens per chunk, or raise chunk_memory",
 			(unsigned long long)bytes, (unsigned long long)arena->slab_bytes);
 	shelf = shelf_of(owner, size);
 	if (!shelf)
@@ -847,7 +846,7 @@ static int slab_pick(struct arena_slab *slab, uint32_t index)
 		next = free_behind(slab, next);
 	}
 	if (next != index)
-		return err_raise(ERR_EXIST, "slot %u of this slab is taken", index);
+		return err_raise(ERR_EXIST, "slot %u of this slab is in use", index);
 	next = free_behind(slab, index);
 	if (slab->placed == NO_INDEX)
 		slab->free = next;
@@ -877,7 +876,7 @@ int arena_place(struct arena_owner *owner, uint64_t bytes, uint32_t slab, uint32
 	if (!at->shelf)
 		r = slab_join(at, shelf);
 	else if (at->shelf != shelf)
-		r = err_raise(ERR_EXIST, "slab %u is another's", slab);
+		r = err_raise(ERR_EXIST, "slab %u belongs to another user", slab);
 	if (r >= 0)
 		r = slab_pick(at, index);
 	if (r < 0)

@@ -88,13 +88,13 @@ static int dir_is_ours(const struct disk_dir *dir)
 	if (st.st_uid != geteuid())
 		return err_raise(
 			ERR_PERM,
-			"%s: it belongs to uid %u, kvd runs as uid %u: chown it, "
-			"or give kvd a directory of its own",
+			"%s: owned by uid %u, but kvd runs as uid %u; chown it, or use "
+			"another directory",
 			path, st.st_uid, geteuid());
 	if (st.st_mode & 077)
 		return err_raise(ERR_PERM,
-				 "%s: its mode is %04o, so others may enter it: chmod "
-				 "0700 it, or give kvd a directory of its own",
+				 "%s: mode %04o: must not be accessible by others; "
+				 "chmod 0700, or use another directory",
 				 path, st.st_mode & 07777);
 	return 0;
 }
@@ -117,8 +117,8 @@ static int lock_taken(const struct disk_dir *dir)
 	    sscanf(block, LOCK_WORDS "%d", &pid) != 1)
 		pid = 0;
 	return err_raise(ERR_BUSY,
-			 "%s: another daemon uses this directory (process %d): stop that "
-			 "one, or give this one another chunk_dir, and start it anew",
+			 "%s: in use by another daemon (process %d); stop it, or set "
+			 "another chunk_dir, then restart",
 			 disk_path_shown(dir->path), pid);
 }
 
@@ -190,7 +190,7 @@ int disk_dir_open(struct disk_dir *dir)
 	dir->fd = open(dir->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (dir->fd < 0)
 		return errno == ENOENT
-			       ? err_raise(ERR_NOTFOUND, "%s: there is no such directory",
+			       ? err_raise(ERR_NOTFOUND, "%s: no such directory",
 					   disk_path_shown(dir->path))
 			       : err_raise_errno(errno, "%s", disk_path_shown(dir->path));
 	r = dir_is_ours(dir);
@@ -474,7 +474,7 @@ static int dir_named_read(const struct disk_dir *dir, struct disk_op *op)
 	if (!S_ISREG(st.st_mode))
 		return dir_fault(dir, op, EINVAL);
 	if ((uint64_t)st.st_size > op->iov[0].iov_len)
-		return err_raise(ERR_TOOBIG, "%s/%s has %jd bytes, at most %zu are read",
+		return err_raise(ERR_TOOBIG, "%s/%s: %jd bytes (limit %zu)",
 				 disk_path_shown(dir->path), name, (intmax_t)st.st_size,
 				 op->iov[0].iov_len);
 	return err_pass(dir_read_all(dir, op, fd, (uint64_t)st.st_size));

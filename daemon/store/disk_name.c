@@ -144,12 +144,10 @@ int disk_fault(const char *path, const struct disk_op *op, uint64_t offset, int 
 	if (offset != DISK_NOWHERE)
 		snprintf(where, sizeof(where), " at offset %" PRIu64, offset);
 	if (no == 0)
-		return err_raise(ERR_IO, "%s/%s is shorter than what is read%s",
+		return err_raise(ERR_IO, "%s/%s is shorter than expected%s",
 				 disk_path_shown(path), name, where);
 	if (no == EOPNOTSUPP)
-		return err_raise(ERR_IO,
-				 "%s/%s: its file system does not reserve space "
-				 "(fallocate)",
+		return err_raise(ERR_IO, "%s/%s: its file system does not reserve space ",
 				 disk_path_shown(path), name);
 	return err_raise(name_fault_code(no), "%s/%s%s: %s", disk_path_shown(path), name,
 			 where, strerror_r(no, words, sizeof(words)));

@@ -22,7 +22,7 @@ void disk_op_fail(struct disk_op *op, int r)
 		err_take(&op->err);
 	}
 	if (op->err.code == ERR_OK) /* a hook that says no word */
-		err_set(&op->err, ERR_INTERNAL, "a hook of the disk's failed");
+		err_set(&op->err, ERR_INTERNAL, "a disk hook failed");
 	err_clear();
 }
 

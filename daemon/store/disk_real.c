@@ -259,7 +259,7 @@ static int real_free(struct disk *disk)
 		real_destroy(real);
 		return 0;
 	}
-	log_error("store", real->dir.path, "does not answer: abandoned", "ops=%u",
+	log_error("store", real->dir.path, "no response; abandoned", "ops=%u",
 		  disk->figures.in_flight);
 	disk_fini(disk);
 	(void)disk_real_leave(real);
@@ -282,8 +282,10 @@ static int real_engine(struct disk_real *real, enum disk_way way)
 	real->engine = way == DISK_THREADS ? &disk_engine_threads : &disk_engine_uring;
 	r = real->engine->make(real);
 	if (r < 0 && way == DISK_BEST && err_last()->code == ERR_REQUIRE) {
-		log_info("store", real->dir.path, "no io_uring: by threads", "why=\"%s\"",
-			 err_last()->text);
+		log_info("store", real->dir.path,
+			 "io_uring is unavailable; using "
+			 "threads",
+			 "why=\"%s\"", err_last()->text);
 		err_clear();
 		real->engine = &disk_engine_threads;
 		r = real->engine->make(real);

@@ -289,7 +289,7 @@ static void uring_give_up(struct disk_real *real, struct uring *u, int no)
 	struct pollfd ring = {.fd = u->ring.ring_fd, .events = POLLIN};
 	struct uring_slot *slot;
 
-	log_warn("store", real->dir.path, "io_uring fails: goes on by one thread",
+	log_warn("store", real->dir.path, "io_uring failed; using one thread",
 		 "why=\"%s\"", strerror(no));
 	__atomic_store_n(&real->base.kind, disk_engine_threads.kind, __ATOMIC_RELAXED);
 	u->broken = true;

@@ -96,7 +96,8 @@ struct far {
 
 static bool far_dial(struct far *far, struct far_store *store)
 {
-	dial_reach(far->store, &store->dial, store->endpoint, "is not asked for chunks");
+	dial_reach(far->store, &store->dial, store->endpoint,
+		   "is not queried for chunks");
 	if (store->dial.later && !loop_timer_running(&far->again))
 		loop_timer_start(&far->again, DIAL_AGAIN_NS);
 	return store->dial.remote || store->dial.later;
@@ -117,8 +118,9 @@ static void far_store_add(struct far *far, const char *endpoint)
 	struct far_store *store = &far->stores[far->count];
 
 	if (far->count == STORES_MAX || strlen(endpoint) >= sizeof(store->endpoint)) {
-		log_warn("store", endpoint, "is not asked for chunks",
-			 "limit=%u why=\"it is one too many, or too long\"", STORES_MAX);
+		log_warn("store", endpoint, "is not queried for chunks",
+			 "limit=%u why=\"limit reached or endpoint too long\"",
+			 STORES_MAX);
 		return;
 	}
 	snprintf(store->endpoint, sizeof(store->endpoint), "%s", endpoint);
@@ -206,7 +208,7 @@ void far_late(struct far *far, const struct remote *remote, const char *what)
 	if (breaker_state(&sick->breaker, now_ns) == BREAKER_OPEN)
 		return;
 	breaker_trip(&sick->breaker, now_ns);
-	log_info("store", endpoint, "is not asked for chunks for a while",
+	log_info("store", endpoint, "paused: is not queried for chunks",
 		 "seconds=%llu why=\"%s\"",
 		 (unsigned long long)((sick->breaker.until_ns - now_ns) / LOOP_NS_PER_S),
 		 what);
@@ -352,8 +354,8 @@ static void on_query_late(struct loop_timer *timer)
 
 		if (one->open && !one->parked && !one->trial)
 			far_late(query->far, one->remote,
-				 one->waiting ? "it could not be reached in time"
-					      : "it did not answer in time");
+				 one->waiting ? "connecting timed out"
+					      : "the query timed out");
 	}
 	loop_defer(loop, &query->done);
 }
@@ -365,7 +367,7 @@ static int one_ask(struct far_one *one)
 	one->query->msg.ask = one->ask;
 	one->waiting = false;
 	if (!peer_has_spare(one->remote->peer, ids->len))
-		return err_raise(ERR_LIMIT, "%s: older messages wait for it",
+		return err_raise(ERR_LIMIT, "%s: its send queue is full",
 				 one->remote->peer->shown);
 	return err_pass(handshake_tell_chunk_ask(one->remote, &one->query->msg));
 }
@@ -393,7 +395,7 @@ static int one_add(struct far_query *query, struct remote *remote, bool held)
 	query->trials += trial;
 	far->held += held;
 	if (trial)
-		far_late(far, remote, "it was late, and one question tries it again");
+		far_late(far, remote, "it was slow; one trial query follows");
 	one->waiting = !far_ready(remote);
 	if (!one->waiting && one_ask(one) < 0) {
 		err_clear(); /* it is going down, or much waits for it */
@@ -508,7 +510,7 @@ int far_ask(struct far *far, struct store_hold *hold, uint32_t count, uint64_t l
 	struct far_query *query;
 
 	if (space->tenant->asking == STORE_ASKING_MAX)
-		return err_raise(ERR_LIMIT, "%u questions of %s are open",
+		return err_raise(ERR_LIMIT, "%u queries of %s are open (limit)",
 				 STORE_ASKING_MAX, space->tenant->account->name);
 	query = mem_zalloc(sizeof(*query));
 	if (!query)

@@ -190,13 +190,12 @@ static int told_runs(struct far_lend *lend, const struct wire_chunk_told *msg,
 
 		run->mask = cursor_get_u64(&in);
 		if (chunks == 0 || chunks > most - lend->chunks)
-			return err_raise(ERR_PROTO,
-					 "CHUNK_TOLD: more than was asked for");
+			return err_raise(ERR_PROTO, "CHUNK_TOLD: more than requested");
 		if (!run->mask ||
 		    (lend->pool_count < 64 && run->mask >> lend->pool_count) ||
 		    (lend->run_count && run->mask == run[-1].mask))
-			return err_raise(ERR_PROTO, "CHUNK_TOLD: a run of no pool, or "
-						    "the same twice");
+			return err_raise(ERR_PROTO, "CHUNK_TOLD: a run without a pool, "
+						    "or a duplicate");
 		lend->chunks += chunks;
 		run->end = lend->chunks;
 	}

@@ -89,8 +89,8 @@ void files_end_writing(struct files *files, const struct err *why)
 	if (files->readonly)
 		return;
 	files_readonly(files, why);
-	log_error("store", "files", "nothing is written to chunk_dir any more",
-		  "why=\"%s\"", why->text);
+	log_error("store", "files", "writing to chunk_dir has stopped", "why=\"%s\"",
+		  why->text);
 }
 
 /* What is no fault of the device's is told, and no more. */
@@ -381,7 +381,7 @@ static void files_full(struct files *files, const struct err *why)
 {
 	uint32_t used = arena_slabs_used(files->arena);
 
-	log_warn("store", "files", "no room for another file in chunk_dir",
+	log_warn("store", "files", "chunk_dir: no space for another file",
 		 "files=%u why=\"%s\"", used, why->text);
 	arena_limit(files->arena, used);
 	loop_timer_start(&files->retry, FILES_RETRY_NS);
@@ -636,8 +636,8 @@ static void check_after(struct disk_op *op)
 	    facts.part_bytes != job->facts.part_bytes ||
 	    !seal_is_whole(job->header, op->iov[1].iov_base))
 		op->result = err_raise(ERR_PLAN,
-				       "a part of a chunk in file %u is not what "
-				       "was written",
+				       "a part of a chunk in file %u differs from the "
+				       "written one",
 				       op->file.number);
 }
 
@@ -849,7 +849,7 @@ bool files_opening(const struct files *files)
 int files_writable(const struct files *files)
 {
 	if (files->readonly)
-		return err_raise(ERR_LIMIT, "nothing is written to chunk_dir: %s",
+		return err_raise(ERR_LIMIT, "writing to chunk_dir has stopped: %s",
 				 files->why.text);
 	return 0;
 }

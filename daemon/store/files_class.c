@@ -191,8 +191,7 @@ static int words_share(struct class_words **words_p, struct store_class *class)
 
 	if (old &&
 	    (old->len != words->len || memcmp(old->data, words->data, words->len) != 0))
-		return err_raise(ERR_INTERNAL, "%s: two classes have this name",
-				 words->name);
+		return err_raise(ERR_INTERNAL, "%s: name of two classes", words->name);
 	if (old) {
 		words_free(words);
 		*words_p = old;
@@ -261,7 +260,7 @@ static int told_read(const void *data, size_t len, struct told *told)
 	version = cursor_get_u32(&in);
 	if (version != VERSION)
 		return err_raise(ERR_VERSION,
-				 "it is of format %u, this daemon's is %u: start the kvd "
+				 "format %u, but this daemon's is %u; start the kvd "
 				 "that wrote it, or empty chunk_dir",
 				 version, VERSION);
 	cursor_get_str(&in, told->tenant, sizeof(told->tenant));
@@ -283,7 +282,7 @@ static int told_tenant(struct store *store, const struct told *told, uint64_t ge
 
 	if (strncmp(told->tenant, TENANT, strlen(TENANT)) != 0 || !*name ||
 	    strlen(name) > UID_DIGITS || name[strspn(name, "0123456789")])
-		return err_raise(ERR_PROTO, "of no user");
+		return err_raise(ERR_PROTO, "no known user");
 	account = account_get(&store->kvd->accounts, "uid", name);
 	if (!account)
 		return err_pass(-ENOMEM);
@@ -312,7 +311,7 @@ static int told_class(struct store *store, const struct told *told, uint64_t gen
 		r = canon_make(&canon_args, &canon);
 	if (r >= 0 && canon->slot_bytes > arena_slot_most(store->arena))
 		r = err_raise(ERR_TOOBIG,
-			      "its parts of %llu bytes are too large for chunk_memory",
+			      "parts of %llu bytes are too large for chunk_memory",
 			      (unsigned long long)canon->slot_bytes);
 	if (r >= 0)
 		r = told_tenant(store, told, generation, &tenant);
@@ -346,7 +345,7 @@ int class_words_read(struct store *store, const char *name, const void *data, si
 		return err_pass(r);
 	if (!hex_read(name + strlen(PREFIX), named, SEAL_DIGEST_BYTES) ||
 	    memcmp(digest, named, SEAL_DIGEST_BYTES) != 0)
-		return err_raise(ERR_PROTO, "%s: its content is not what it was", name);
+		return err_raise(ERR_PROTO, "%s: content differs from its digest", name);
 	r = class_words_scan(store, data, len, generation, class_p);
 	if (r < 0)
 		return err_prefix(r, "%s", name);
@@ -354,7 +353,9 @@ int class_words_read(struct store *store, const char *name, const void *data, si
 	if (!words)
 		return err_pass(-ENOMEM);
 	if (words->len != len || memcmp(words->data, data, len) != 0)
-		return err_raise(ERR_PROTO, "%s: this daemon describes it otherwise",
+		return err_raise(ERR_PROTO,
+				 "%s: this daemon describes the class "
+				 "differently",
 				 name);
 	words->there = true;
 	return 0;

@@ -57,10 +57,10 @@ static void files_stand_look(struct files *files)
 	flying = figures.in_flight > 0; /* `space` too: it had all of the time */
 	stands = flying && files->flying_before && ended == files->ended_before;
 	if (stands && !files->stands)
-		log_error("store", "files", "the disk of chunk_dir does not answer",
+		log_error("store", "files", "the disk of chunk_dir does not respond",
 			  "requests=%u", figures.in_flight);
 	else if (!stands && files->stands)
-		log_warn("store", "files", "the disk of chunk_dir answers again", NULL);
+		log_warn("store", "files", "the disk of chunk_dir responds again", NULL);
 	files->stands = stands;
 	files->flying_before = flying;
 	files->ended_before = ended;

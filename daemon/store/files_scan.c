@@ -92,9 +92,8 @@ static void scan_end(struct files_scan *scan)
 {
 	struct files *files = scan->files;
 
-	log_info("store", "files", "knows what chunk_dir holds",
-		 "parts=%llu refused=%llu", (unsigned long long)scan->parts,
-		 (unsigned long long)scan->refused);
+	log_info("store", "files", "scanned chunk_dir", "parts=%llu refused=%llu",
+		 (unsigned long long)scan->parts, (unsigned long long)scan->refused);
 	for (uint32_t i = 0; i < ARENA_SLABS; i++)
 		files->slabs[i].owner = arena_slab_owner(files->arena, i);
 	files->scanned = true;
@@ -187,7 +186,7 @@ static void class_refused(struct files_scan *scan)
 	if (why.code == ERR_IO || why.code == ERR_NOMEM)
 		files_end_writing(scan->files, &why);
 	else if (lack != &scan->no_room) /* these have left for others */
-		log_warn("store", "files", "chunks that it cannot use", "why=\"%s\"",
+		log_warn("store", "files", "chunks cannot be used", "why=\"%s\"",
 			 why.text);
 }
 
@@ -281,7 +280,7 @@ static int scan_place(struct files_scan *scan, struct store_class *class,
 		return err_pass(r);
 	part = store_part_find(chunk, class);
 	if (part && part->file != PART_UNFILED && facts->generation <= part->generation)
-		r = err_raise(ERR_EXIST, "a part is there twice");
+		r = err_raise(ERR_EXIST, "duplicate part");
 	else if (part && part->job)
 		r = 1;
 	else if (!part)
@@ -301,15 +300,15 @@ static int scan_check(const struct files_scan *scan, const struct store_class *c
 	uint64_t part_bytes, slot_bytes;
 
 	if (!class)
-		return err_raise(ERR_PROTO, "of no known class");
+		return err_raise(ERR_PROTO, "unknown class");
 	part_bytes = class->canon->slot_bytes;
 	slot_bytes = arena_slot_size(files->arena, SEAL_HEADER_BYTES + part_bytes);
 	if (facts->part_bytes != part_bytes ||
 	    slot_bytes != files->slabs[scan->number].actual)
-		return err_raise(ERR_PROTO, "of another size than its class or its file");
+		return err_raise(ERR_PROTO, "size differs from its class or its file");
 	if (facts->tokens == 0 || facts->tokens > class->space->tokens ||
 	    facts->first > UINT32_MAX)
-		return err_raise(ERR_PROTO, "of no place of a prompt");
+		return err_raise(ERR_PROTO, "no valid position in a prompt");
 	return 0;
 }
 
@@ -320,8 +319,8 @@ static void scan_keep(struct files_scan *scan, const struct err *lack)
 	struct err why;
 
 	err_set(&why, lack->code,
-		"chunk_dir has chunks that this start cannot use; they are "
-		"kept for another one. %s",
+		"chunk_dir has chunks that this start cannot use; they are kept for a "
+		"later one. %s",
 		lack->text);
 	files_end_writing(scan->files, &why);
 }
@@ -336,8 +335,7 @@ static void scan_unread(struct files_scan *scan, const uint8_t *header)
 		return;
 	if (why->code == ERR_OK)
 		err_set(why, ERR_VERSION,
-			"they are of format %u: start the kvd that wrote them, or empty "
-			"chunk_dir",
+			"format %u; start the kvd that wrote them, or empty chunk_dir",
 			version);
 	scan_keep(scan, why);
 }

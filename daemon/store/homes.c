@@ -261,7 +261,7 @@ static void one_dial(struct homes *homes, unsigned int i)
 	if (!dial_reach(homes->store, &one->dial, endpoint, NO_HOME))
 		return;
 	if (one_of(homes, one->dial.remote) != one) {
-		err_raise(ERR_EXIST, "it is in chunk_index twice");
+		err_raise(ERR_EXIST, "duplicate in chunk_index");
 		dial_refuse(&one->dial, endpoint, NO_HOME);
 	} else if (homes_up(one->dial.remote)) {
 		one_begin(homes, one);
@@ -294,8 +294,8 @@ void homes_absent(struct homes *homes, const struct remote *remote)
 	if (!one || !one->up)
 		return;
 	one->up = false;
-	log_warn("store", remote->peer->endpoint, "keeps no directory of chunks",
-		 "see=\"its chunk_memory and chunk_index_memory\"");
+	log_warn("store", remote->peer->endpoint, "keeps no chunk index",
+		 "check=\"its chunk_memory and chunk_index_memory\"");
 }
 
 void homes_answers(struct homes *homes, const struct remote *remote)

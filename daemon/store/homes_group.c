@@ -37,7 +37,7 @@ static int homes_words(const struct homes_group *group, struct text *words)
 	int r = group->names->each(&group->user, on_home_found, &found);
 
 	if (r == 0 && found.all.failed)
-		r = err_raise(ERR_NOMEM, "no memory for homes");
+		r = err_raise(ERR_NOMEM, "out of memory for index nodes");
 	if (r == 0 && found.count)
 		qsort(found.all.data, found.count, LINK_ENDPOINT_MAX, by_alphabet);
 	for (size_t i = 0; r == 0 && i < found.count && i < MEMBERS_MAX; i++) {
@@ -46,7 +46,7 @@ static int homes_words(const struct homes_group *group, struct text *words)
 	}
 	text_fini(&found.all);
 	if (r == 0 && words->failed)
-		r = err_raise(ERR_NOMEM, "no memory for homes");
+		r = err_raise(ERR_NOMEM, "out of memory for index nodes");
 	return r < 0 ? err_pass(r) : r;
 }
 

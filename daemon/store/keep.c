@@ -163,11 +163,11 @@ static bool keep_takes(struct keep *keep, int memory, int index)
 	if (head->magic == MAGIC && head->version == VERSION &&
 	    head->memory_bytes == keep->store->memory_bytes &&
 	    head->class_bytes <= CLASSES_BYTES && head->tries < TRIES_MAX) {
-		log_info("store", NULL, "takes the memory of the process before",
+		log_info("store", NULL, "takes over the memory of the previous process",
 			 "bytes=%ju", (uintmax_t)head->memory_bytes);
 		return true;
 	}
-	log_warn("store", NULL, "the memory that systemd has kept is not used",
+	log_warn("store", NULL, "the memory kept by systemd is not used",
 		 "version=%u tries=%u", head->version, head->tries);
 	keep_unmap(keep);
 	return false;
@@ -356,8 +356,8 @@ static uint64_t class_add(struct keep *keep, const uint8_t *content, size_t len,
 		class_write(keep, at, content, len, sum);
 	else if (!keep->full)
 		log_warn("store", NULL,
-			 "chunks of more kinds than a restart can be told of: those of "
-			 "the last ones do not outlive this process",
+			 "too many kinds of chunks for a restart: chunks of the latest "
+			 "kinds will not survive it",
 			 "bytes=%llu", (unsigned long long)CLASSES_BYTES);
 	keep->full |= at == NO_CLASS;
 	return at;
@@ -392,10 +392,10 @@ static int class_restore(const struct keep *keep, uint32_t number,
 	int r;
 
 	if (!kept || XXH3_64bits(kept->content, kept->len) != kept->sum)
-		return err_raise(ERR_PROTO, "of no known class");
+		return err_raise(ERR_PROTO, "unknown class");
 	r = class_words_scan(keep->store, kept->content, kept->len, 0, class_p);
 	if (r >= 0 && (*class_p)->kept)
-		r = err_raise(ERR_PROTO, "a class is there twice"); /* one is reused */
+		r = err_raise(ERR_PROTO, "duplicate class"); /* one is reused */
 	if (r >= 0)
 		(*class_p)->kept = number;
 	return err_pass(r);
@@ -410,14 +410,14 @@ static int class_restored(struct keep *keep, uint32_t number,
 	int r;
 
 	if (class == &refused)
-		return err_raise(ERR_PROTO, "of a class that was refused");
+		return err_raise(ERR_PROTO, "refused class");
 	*class_p = class;
 	if (class)
 		return 0;
 	r = class_restore(keep, number, class_p);
 	if (idmap_put(&keep->restored, number, r < 0 ? &refused : *class_p) < 0)
 		err_clear(); /* it is read again */
-	return r < 0 ? err_raise(ERR_PROTO, "of a class that is refused") : 0;
+	return r < 0 ? err_raise(ERR_PROTO, "refused class") : 0;
 }
 
 /* ---- records ---- */
@@ -485,12 +485,12 @@ static int record_place(const struct keep *keep, const struct keep_record *recor
 	    record->first > UINT32_MAX ||
 	    arena_slot_size(keep->store->arena, class->canon->slot_bytes) !=
 		    keep->head->slabs[slab].slot_bytes)
-		return err_raise(ERR_PROTO, "of another size than its class");
+		return err_raise(ERR_PROTO, "size differs from its class");
 	r = store_chunk_get(space, record->id, record->first, record->tokens, &chunk);
 	if (r < 0)
 		return err_pass(r);
 	if (store_part_find(chunk, class))
-		r = err_raise(ERR_EXIST, "a part is there twice");
+		r = err_raise(ERR_EXIST, "duplicate part");
 	if (r >= 0)
 		r = store_part_outside(chunk, class, &part);
 	if (r >= 0)
@@ -553,7 +553,7 @@ void keep_restore(struct keep *keep)
 	idmap_fini(&keep->restored);
 	idmap_init(&keep->restored);
 	if (found || refused)
-		log_info("store", NULL, "has chunks of the process before",
+		log_info("store", NULL, "restored chunks of the previous process",
 			 "parts=%llu refused=%llu", (unsigned long long)found,
 			 (unsigned long long)refused);
 }

@@ -324,11 +324,12 @@ static int lend_check(const struct store_remote *there, const struct store_space
 		      uint64_t ask)
 {
 	if (idmap_get(&there->asks, ask))
-		return err_raise(ERR_EXIST, "another hold has this number");
+		return err_raise(ERR_EXIST, "duplicate hold number");
 	if (there->lend_count >= LENDS_MAX)
-		return err_raise(ERR_LIMIT, "%u holds of one peer", LENDS_MAX);
+		return err_raise(ERR_LIMIT, "%u holds of one peer (limit)", LENDS_MAX);
 	if (half_is_pinned(space->tenant->owner))
-		return err_raise(ERR_LIMIT, "half of what this user may keep is held");
+		return err_raise(ERR_LIMIT, "pinned bytes exceed half of this user's "
+					    "quota");
 	return 0;
 }
 
@@ -506,7 +507,7 @@ int lend_chunks(const struct remote *remote, uint64_t ask, uint64_t pool,
 		return store_lease_over();
 	*class_p = lend_class(lend, pool);
 	if (!*class_p)
-		return err_raise(ERR_NOTFOUND, "pool: none of the hold's");
+		return err_raise(ERR_NOTFOUND, "pool: not in this hold");
 	*chunks_p = lend->chunks;
 	*count_p = lend->count;
 	return 0;
@@ -526,8 +527,7 @@ static int leg_parts(struct lend_leg *leg, const struct store_class *class)
 
 		lend->store->lend_looks++;
 		if (!part || !store_part_placed(part))
-			return err_raise(ERR_NOTFOUND,
-					 "a chunk of the hold is not there");
+			return err_raise(ERR_NOTFOUND, "a chunk of the hold is missing");
 		if (part->memory != PART_READY)
 			return 0;
 	}
@@ -541,15 +541,15 @@ static int leg_check(const struct lend_leg *leg, const struct store_class *class
 	uint64_t tokens = lend->space->tokens, from = (lend->first + m->first) * tokens;
 
 	if (!class)
-		return err_raise(ERR_NOTFOUND, "no such pool of chunks");
+		return err_raise(ERR_NOTFOUND, "unknown pool of chunks");
 	if (m->first >= lend->count || m->count == 0 ||
 	    m->count > lend->count - m->first || m->begin >= m->end || m->begin < from ||
 	    m->end > from + m->count * tokens)
-		return err_raise(ERR_RANGE, "CHUNK_LEG: not of this hold");
+		return err_raise(ERR_RANGE, "CHUNK_LEG: outside this hold");
 	for (uint32_t i = m->first; i < m->first + m->count; i++) {
 		if (!(lend->told[i] >> class->index & 1))
 			return err_raise(ERR_NOTFOUND,
-					 "CHUNK_LEG: not told to be in this pool");
+					 "CHUNK_LEG: chunk not reported in this pool");
 	}
 	return 0;
 }
@@ -635,9 +635,10 @@ static int lend_leg_new(const struct remote *remote, const struct wire_chunk_leg
 	struct lend_leg *leg;
 
 	if (!lend)
-		return err_raise(ERR_LEASE, "there is no such hold (any more)");
+		return err_raise(ERR_LEASE, "unknown or expired hold");
 	if (store_remote(remote)->lent_legs >= LENT_LEGS_MAX)
-		return err_raise(ERR_LIMIT, "%u legs of one peer", LENT_LEGS_MAX);
+		return err_raise(ERR_LIMIT, "%u subtransfers of one peer (limit)",
+				 LENT_LEGS_MAX);
 	leg = mem_zalloc(sizeof(*leg));
 	if (!leg)
 		return err_pass(-ENOMEM);
@@ -683,7 +684,7 @@ static int on_release(const struct remote *remote, struct cursor *body)
 	if (r < 0)
 		return err_pass(r);
 	lend = lend_find(remote, msg.ask);
-	err_set(&why, ERR_LEASE, "the hold was let go");
+	err_set(&why, ERR_LEASE, "the hold was released");
 	if (lend)
 		lend_close(lend, &why, true); /* nobody there waits for a leg any more */
 	return 0;
@@ -717,7 +718,7 @@ void lend_on_down(struct remote *remote)
 {
 	struct err why;
 
-	err_set(&why, ERR_PEER, "the daemon that held chunks is gone");
+	err_set(&why, ERR_PEER, "the connection of the holding daemon is lost");
 	remote_end(remote, &why);
 }
 

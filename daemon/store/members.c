@@ -42,9 +42,9 @@ static void members_add(struct members *members, const char *word, size_t len)
 	snprintf(text, sizeof(text), "%.*s", (int)len, word);
 	if (members->count == MEMBERS_MAX || endpoint_canon(text, endpoint) < 0 ||
 	    members_have(members, endpoint)) {
-		log_warn("store", NULL, "one of chunk_index is left out",
-			 "endpoint=\"%s\" limit=%u why=\"it is there twice, or one too "
-			 "many, or no tcp://HOST:PORT\"",
+		log_warn("store", NULL, "ignored an entry of chunk_index",
+			 "endpoint=\"%s\" limit=%u why=\"duplicate, over the limit, or "
+			 "not tcp://HOST:PORT\"",
 			 text, MEMBERS_MAX);
 		err_clear();
 		return;

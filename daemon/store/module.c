@@ -46,15 +46,15 @@ static void on_memory(void *arg, struct region *region, const struct err *err)
 		store->base = region->memory->base;
 		keep_settled(store->keep);
 		files_on_memory(store->files);
-		log_info("store", NULL, "keeps chunks", "bytes=%ju",
+		log_info("store", NULL, "stores chunks", "bytes=%ju",
 			 (uintmax_t)store->memory_bytes);
 		return;
 	}
 	store->failed = *err;
 	if (!store->session)
 		return; /* it ends, and waited for none */
-	log_error("store", NULL, "has no memory for chunks", "bytes=%ju why=\"%s\"",
-		  (uintmax_t)store->memory_bytes, err->text);
+	log_error("store", NULL, "could not register chunk_memory",
+		  "bytes=%ju why=\"%s\"", (uintmax_t)store->memory_bytes, err->text);
 }
 
 /* The fd is the region's when it is registered. */
@@ -329,7 +329,7 @@ static bool store_health(const void *part, struct err *why_p)
 	files_figures(store->files, &figures);
 	if (!figures.stands)
 		return true;
-	err_set(why_p, ERR_IO, "chunk_dir: its disk does not answer");
+	err_set(why_p, ERR_IO, "chunk_dir: its disk does not respond");
 	return false;
 }
 
@@ -346,8 +346,8 @@ static bool store_module_drained(const void *part, struct err *why_p)
 
 	if (!files_drained(store->files))
 		err_set(why_p, ERR_IO,
-			"chunk_dir: its disk does not answer; this process ends when it "
-			"does (state D until then): bring it back, or restart the host");
+			"chunk_dir: its disk does not respond; this process ends when "
+			"it does (state D until then). Repair it, or restart the host");
 	return store_drained(store);
 }
 

@@ -81,11 +81,11 @@ static int chunk_hold(struct ring *ring, const struct kvd_ring_entry *e,
 	int r;
 
 	if (e->b == 0 || e->b > STORE_LEASE_MS_MAX)
-		return err_raise(ERR_RANGE, "lease_ms: %llu is not in 1 to %lld",
+		return err_raise(ERR_RANGE, "lease_ms: %llu is out of range (1 to %lld)",
 				 (unsigned long long)e->b, (long long)STORE_LEASE_MS_MAX);
 	if (far_ms > STORE_FAR_MS_MAX)
-		return err_raise(ERR_RANGE, "far_ms: %u is not in 0 to %u", far_ms,
-				 STORE_FAR_MS_MAX);
+		return err_raise(ERR_RANGE, "far_ms: %u is out of range (0 to %u)",
+				 far_ms, STORE_FAR_MS_MAX);
 	r = e->n0 ? store_hold_open(handle, &ids, &args, &hold)
 		  : store_hold_join(handle, data, &args, &hold);
 	if (r < 0)
@@ -105,7 +105,8 @@ static int ids_do(struct ring *ring, const struct kvd_ring_entry *e,
 	int r = handle ? 0 : -ENOENT;
 
 	if (r >= 0 && e->c > UINT32_MAX)
-		r = err_raise(ERR_RANGE, "first: %llu", (unsigned long long)e->c);
+		r = err_raise(ERR_RANGE, "first: %llu is out of range",
+			      (unsigned long long)e->c);
 	if (r >= 0)
 		r = ring_payload_copy(arena, e->offset, e->bytes, &data);
 	if (r < 0)
@@ -124,8 +125,8 @@ static int op_ids(struct ring *ring, const struct kvd_ring_entry *e,
 
 	if (e->n0 > STORE_IDS_MAX || (e->op == KVD_RING_HOLD_FAR && e->n0 == 0) ||
 	    e->bytes != head + e->n0 * KVD_RING_ID_BYTES)
-		return err_raise(ERR_PROTO, "op %u: %u ids, %u bytes", e->op, e->n0,
-				 e->bytes);
+		return err_raise(ERR_PROTO, "op %u: %u ids do not fit in %u bytes", e->op,
+				 e->n0, e->bytes);
 	r = status_slot_claim(ring->session->status, e->slot, e->gen, id);
 	if (r < 0)
 		return err_pass(r);
@@ -164,7 +165,8 @@ static int chunk_move_end(struct ring_pages *pages, struct room *none)
 	if (r >= 0 && hold)
 		r = pool_check_target(pages->pool);
 	if (r >= 0 && hold && e->c > UINT32_MAX)
-		r = err_raise(ERR_RANGE, "deadline_ms: %llu", (unsigned long long)e->c);
+		r = err_raise(ERR_RANGE, "deadline_ms: %llu is out of range",
+			      (unsigned long long)e->c);
 	if (r >= 0)
 		r = wait_spec_parse(rooms_waits(rooms_of(pages->ring->session->kvd)),
 				    pages->text, session, &args.wait);

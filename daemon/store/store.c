@@ -8,13 +8,13 @@ int store_ready(struct store *store)
 {
 	if (!store)
 		return err_raise(ERR_STATE,
-				 "this daemon keeps no chunks: set chunk_memory");
+				 "this daemon stores no chunks; set chunk_memory");
 	if (store->failed.code != ERR_OK)
 		return err_reraise(&store->failed);
 	if (!store->session)
 		return err_raise(ERR_DRAIN, "the daemon is stopping");
 	if (!store->region)
-		return err_raise(ERR_BUSY, "the memory for chunks is being made");
+		return err_raise(ERR_BUSY, "chunk_memory is not ready yet");
 	return 1;
 }
 

@@ -145,7 +145,7 @@ int store_chunk_get(struct store_space *space, const uint8_t id[STORE_ID_BYTES],
 	if (chunk && (chunk->first != first || chunk->tokens != tokens))
 		return err_raise(ERR_EXIST,
 				 "this id is stored as chunk %llu of its prompt with %u "
-				 "tokens, here it is chunk %llu with %u",
+				 "tokens, but given as chunk %llu with %u",
 				 (unsigned long long)chunk->first, chunk->tokens,
 				 (unsigned long long)first, tokens);
 	if (!chunk) {

@@ -69,7 +69,7 @@ static void space_leave(struct store_space *space)
 	struct store_tenant *tenant = space->tenant;
 	struct store *store = space->store;
 
-	log_debug("store", space->model, "a space leaves for another one",
+	log_debug("store", space->model, "a space is evicted for another one",
 		  "revision=\"%s\" chunks=%llu", space->revision,
 		  (unsigned long long)space->chunks);
 	list_remove(&space->link);

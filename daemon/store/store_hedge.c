@@ -54,9 +54,9 @@ static int hedge_piece(struct store_move *hedge, struct store_move *fetch, uint3
 	if (part)
 		return part->memory == PART_HEDGING
 			       ? 0
-			       : err_raise(ERR_BUSY, "an engine fills it");
+			       : err_raise(ERR_BUSY, "an engine is writing it");
 	if (piece->chunk->gone)
-		return err_raise(ERR_NOTFOUND, "its name was dropped");
+		return err_raise(ERR_NOTFOUND, "the chunk was dropped");
 	return err_pass(
 		store_part_new(piece->chunk, hedge->class, PART_HEDGING, &piece->part));
 }
@@ -139,7 +139,7 @@ void store_hedge_overtakes(struct store_move *move)
 	list_foreach(leg, &move->legs, link) {
 		if (!leg->hedged || leg->error.code != ERR_OK || !leg_is_there(leg))
 			continue;
-		err_set(&why, ERR_CANCELED, "another daemon's were here first");
+		err_set(&why, ERR_CANCELED, "another daemon's chunks arrived first");
 		leg->beaten = true;
 		store_leg_abort(leg, &why);
 	}
@@ -162,7 +162,7 @@ static void hedges_look(struct store *store)
 	struct store_move *hedge;
 	struct err why;
 
-	err_set(&why, ERR_CANCELED, "nobody waits for it any more");
+	err_set(&why, ERR_CANCELED, "no longer needed");
 	list_foreach_safe(hedge, &store->hedges, hedge_link) {
 		if (!hedge_is_wanted(hedge))
 			store_move_abort(hedge, &why);

@@ -27,7 +27,7 @@ void store_hold_ref(struct store_hold *hold)
 
 int store_lease_over(void)
 {
-	return err_raise(ERR_LEASE, "the hold's lease has ended");
+	return err_raise(ERR_LEASE, "the hold's lease has expired");
 }
 
 /* What is asked of others. */
@@ -103,7 +103,7 @@ void store_hold_close(struct store_hold *hold)
 			far_cancel(hold->query);
 		hold->query = NULL;
 		loop_work_stop(&hold->adding);
-		err_set(&why, ERR_CANCELED, "the hold was closed before it was answered");
+		err_set(&why, ERR_CANCELED, "the hold was closed before the reply");
 		hold->on_done(hold->arg, hold, &why);
 	}
 	loop_timer_stop(&hold->lease);
@@ -118,7 +118,7 @@ struct store_hold *store_hold_find(struct session *session, uint64_t id)
 	struct store_hold *hold = part ? idmap_get(&part->holds, id) : NULL;
 
 	if (!hold)
-		err_raise(ERR_NOTFOUND, "hold: none of number %llu in this session",
+		err_raise(ERR_NOTFOUND, "hold: %llu is unknown in this session",
 			  (unsigned long long)id);
 	return hold;
 }
@@ -180,8 +180,8 @@ static int hold_check(const struct store_handle *handle, uint32_t count)
 	if (count && pinned > share / 2)
 		return err_raise(
 			ERR_LIMIT,
-			"chunks of %llu bytes are held or in use by %s: half of its "
-			"share of chunk_memory, %llu",
+			"chunks: %llu bytes would be held or in use by %s (limit: half "
+			"of its share of chunk_memory, %llu)",
 			(unsigned long long)pinned, tenant->account->name,
 			(unsigned long long)share);
 	return 0;
@@ -199,8 +199,7 @@ static int hold_new(struct store_handle *handle, uint32_t most,
 	int r;
 
 	if (idmap_count(&part->holds) >= HOLDS_MAX)
-		return err_raise(ERR_LIMIT, "%u holds: the limit of a session",
-				 HOLDS_MAX);
+		return err_raise(ERR_LIMIT, "%u holds: limit of a session", HOLDS_MAX);
 	hold = mem_zalloc(sizeof(*hold));
 	if (!hold)
 		return err_pass(-ENOMEM);
@@ -444,11 +443,10 @@ int store_hold_join(struct store_handle *handle, const uint8_t secret[STORE_SECR
 int store_hold_check(const struct store_hold *hold)
 {
 	if (hold->query) /* what others hold for it may change still */
-		return err_raise(ERR_STATE, "hold: other daemons are being asked: wait "
-					    "for its answer");
+		return err_raise(ERR_STATE, "hold: queries to other daemons are open; "
+					    "wait for its reply");
 	if (loop_work_running(&hold->adding))
-		return err_raise(ERR_STATE,
-				 "hold: it is being made: wait for its answer");
+		return err_raise(ERR_STATE, "hold: not complete yet; wait for its reply");
 	return hold->over || hold->closed ? store_lease_over() : 0;
 }
 

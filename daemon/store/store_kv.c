@@ -28,10 +28,9 @@ static const struct layout_view *kv_view(const struct layout *layout, const char
 		}
 	}
 	if (name)
-		err_raise(ERR_NOTFOUND, "view: the chunks have none of the name '%.31s'",
-			  name);
+		err_raise(ERR_NOTFOUND, "view: the chunks have no view '%.31s'", name);
 	else
-		err_raise(ERR_INVAL, "view: the chunks have %u, one must be named",
+		err_raise(ERR_INVAL, "view: the chunks have %u; name one",
 			  layout->view_count);
 	return NULL;
 }
@@ -115,13 +114,13 @@ static int kv_add(struct store_kv *kv, struct store_chunk *chunk, uint32_t view)
 	const struct store_part *part = store_part_find(chunk, kv->class);
 
 	if (!part || !part->slot.slab)
-		return err_raise(ERR_NOTFOUND, "a chunk of the hold is not there");
+		return err_raise(ERR_NOTFOUND, "a chunk of the hold is missing");
 	if (kv->tokens % kv->class->space->tokens)
 		return err_raise(ERR_REQUIRE,
-				 "a chunk of the hold is short, and others follow it");
+				 "a chunk of the hold is short, but not the last");
 	if (part->memory != PART_READY)
 		return err_raise(ERR_BUSY,
-				 "a chunk of the hold is on its way from a file");
+				 "a chunk of the hold is being read from a file");
 	canon_pages(canon, view, arena_offset(&part->slot), kv->pages + kv->page_count);
 	kv->page_count += canon->views[view].pages;
 	kv->tokens += chunk->tokens;
@@ -170,7 +169,7 @@ static struct store_class *hold_class(const struct store_hold *hold, uint32_t fi
 	if (used && !(used & (used - 1)))
 		return space->classes[__builtin_ctzll(used)];
 	err_raise(ERR_REQUIRE, "the chunks are in parts of several ranks, or in an "
-			       "engine's pages: fetch them");
+			       "engine's pages; use fetch");
 	return NULL;
 }
 
@@ -203,7 +202,7 @@ int store_kv_of_lend(const struct remote *remote, uint64_t ask, uint64_t pool,
 
 	if (r >= 0 && class->published)
 		r = err_raise(ERR_REQUIRE,
-			      "pool: the chunks are in an engine's pages: fetch them");
+			      "pool: the chunks are in an engine's pages; use fetch");
 	if (r >= 0)
 		r = range_check(first, count, have);
 	if (r < 0)

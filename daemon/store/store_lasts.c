@@ -33,8 +33,8 @@ static int piece_lasts(struct store_move *move, uint32_t i, unsigned int *covers
 	if (*covers_left == 0)
 		return PIECE_NOT_ASKED;
 	return err_raise(ERR_LIMIT,
-			 "durable: chunk %llu of the prompt is not kept in a "
-			 "file: there is no room, or nothing is written any more",
+			 "durable: chunk %llu of the prompt is not in a file: chunk_dir "
+			 "is full, or writing has stopped",
 			 (unsigned long long)(move->first + i));
 }
 

@@ -216,7 +216,7 @@ void store_move_drop(struct store_move *move)
 	if (move->dropped)
 		return;
 	move->dropped = true;
-	err_set(&why, ERR_ABORTED, "closed by its engine before its end");
+	err_set(&why, ERR_ABORTED, "closed by its engine before completion");
 	store_move_abort(move, &why);
 	store_move_kick(move);
 }
@@ -330,8 +330,8 @@ static int next_leg(struct store_move *move, struct store_sources *sources_p,
 		return err_raise(ERR_NOTFOUND, "chunk %llu of the prompt %s",
 				 (unsigned long long)(move->first + move->next),
 				 !store_piece_far(move, move->next)
-					 ? "is not there any more"
-					 : "is held by no other daemon any more");
+					 ? "is no longer stored"
+					 : "is no longer held by any daemon");
 	for (uint32_t i = move->next; i < move->count; i++, n++) {
 		struct store_sources other = piece_sources(move, i);
 
@@ -404,7 +404,7 @@ static void leg_failed(struct store_move *move, const struct store_leg *leg)
 		far_hold_late(leg->far);
 	if (leg->beaten || (failed && leg->error.code == ERR_TIMEOUT))
 		far_late(move->store->far, far_hold_remote(leg->far),
-			 leg->beaten ? "another daemon's chunks came first"
+			 leg->beaten ? "another daemon's chunks arrived first"
 				     : leg->error.text);
 	if (failed && move->kind == STORE_FETCH)
 		far_hold_fail(leg->far);
@@ -612,7 +612,7 @@ int store_move_room(const struct store_session *part)
 {
 	if (idmap_count(&part->moves) < MOVES_MAX)
 		return 0;
-	return err_raise(ERR_LIMIT, "%u moves: the limit of a session", MOVES_MAX);
+	return err_raise(ERR_LIMIT, "%u moves: limit of a session", MOVES_MAX);
 }
 
 int store_move_check(struct store_handle *handle, const struct store_move_args *args)
@@ -748,8 +748,7 @@ static int fetch_begin(struct store_hold *hold, struct store_move_args *args,
 		r = store_maps_check(handle, &args->maps, &begin, &end);
 	if (r >= 0 && (begin < from || end > from + held))
 		r = err_raise(ERR_RANGE,
-			      "views: tokens [%llu, %llu) are not among the hold's "
-			      "[%llu, %llu)",
+			      "views: tokens [%llu, %llu) exceed the hold's [%llu, %llu)",
 			      (unsigned long long)begin, (unsigned long long)end,
 			      (unsigned long long)from,
 			      (unsigned long long)(from + held));
@@ -790,7 +789,7 @@ struct store_move *store_move_find(struct session *session, uint64_t id)
 	struct store_move *move = part ? idmap_get(&part->moves, id) : NULL;
 
 	if (!move || move->dropped) {
-		err_raise(ERR_NOTFOUND, "move: none of number %llu in this session",
+		err_raise(ERR_NOTFOUND, "move: %llu is unknown in this session",
 			  (unsigned long long)id);
 		return NULL;
 	}

@@ -56,16 +56,15 @@ int store_pages_check(const struct store_handle *handle, const struct pool *pool
 		if (!token_shard_is_all(&view->shard) ||
 		    handle->space->tokens % view->page_tokens)
 			return err_raise(ERR_REQUIRE,
-					 "views.%s: its pages do not hold all tokens of "
-					 "one chunk alone (%u of %u tokens a page): put "
-					 "the chunks",
+					 "views.%s: pages must hold tokens of one chunk "
+					 "only (%u of %u tokens a page); put the chunks "
+					 "instead",
 					 view->name, handle->space->tokens,
 					 view->page_tokens);
 		if ((begin - map->first_token) % view->page_tokens)
 			return err_raise(ERR_RANGE,
 					 "views.%s.first_token: %llu: the first chunk "
-					 "begins inside of a page, and only whole pages "
-					 "can be published",
+					 "starts inside a page; publish whole pages only",
 					 view->name,
 					 (unsigned long long)map->first_token);
 	}
@@ -94,8 +93,9 @@ static int pages_new(struct store_class *class, struct store_pages **pages_p)
 
 	if (!share_allows(store->published_max, store->published, tenant->published))
 		return err_raise(ERR_LIMIT,
-				 "%u parts of chunks are published, %u of %s: the limit "
-				 "is %u, the last for users with few: withdraw some",
+				 "%u parts of chunks are published, %u of them by %s "
+				 "(limit %u, the latter for users with few); withdraw "
+				 "some",
 				 store->published, tenant->published,
 				 tenant->account->name, store->published_max);
 	for (uint32_t v = 0; v < class->canon->layout->view_count; v++)

@@ -24,7 +24,7 @@ static int put_check(const struct store_handle *handle, const struct store_ids *
 	if (begin == from && end > last && end <= last + tokens)
 		return 0;
 	return err_raise(ERR_RANGE,
-			 "views: tokens [%llu, %llu) are not those of %u chunks from "
+			 "views: tokens [%llu, %llu) must be those of %u chunks from "
 			 "chunk %llu on, [%llu, %llu], of which the last may be short",
 			 (unsigned long long)begin, (unsigned long long)end, ids->count,
 			 (unsigned long long)store_ids_base(ids),
@@ -146,14 +146,14 @@ static int put_begin(struct store_handle *handle, const struct store_ids *ids,
 	if (r >= 0 &&
 	    (ids->count == 0 || (ids->first != STORE_ANYWHERE &&
 				 ids->first + ids->count - 1 >= STORE_ANYWHERE)))
-		r = err_raise(ERR_RANGE, "ids: %u from chunk %llu on", ids->count,
-			      (unsigned long long)ids->first);
+		r = err_raise(ERR_RANGE, "ids: %u from chunk %llu on exceed the range",
+			      ids->count, (unsigned long long)ids->first);
 	if (r >= 0 && args->publish && args->durable)
-		r = err_raise(ERR_INVAL, "durable: what is published is in no file");
+		r = err_raise(ERR_INVAL, "durable: published chunks are never in a file");
 	if (r >= 0 && args->durable && !handle->space->store->files)
 		r = err_raise(
 			ERR_STATE,
-			"durable: this daemon has no files for chunks: set chunk_dir");
+			"durable: this daemon has no files for chunks; set chunk_dir");
 	if (r >= 0 && args->durable)
 		r = err_prefix(files_writable(handle->space->store->files), "durable");
 	if (r >= 0)

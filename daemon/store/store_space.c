@@ -35,7 +35,10 @@ static int word_check(const char *name, const char *word, bool needed)
 				 STORE_WORD_MAX);
 	for (size_t i = 0; i < len; i++) {
 		if ((unsigned char)word[i] < ' ' || word[i] == 0x7f)
-			return err_raise(ERR_INVAL, "%s: a control character", name);
+			return err_raise(ERR_INVAL,
+					 "%s: must not contain control "
+					 "characters",
+					 name);
 	}
 	return 0;
 }
@@ -113,8 +116,8 @@ static int space_new(struct store *store, struct store_tenant *tenant,
 	if (!share_allows(STORE_SPACES_MAX, store->space_count, tenant->spaces) &&
 	    !store_evict_space(tenant, generation, false))
 		return err_raise(ERR_LIMIT,
-				 "spaces of chunks: %u are open or have chunks in use, "
-				 "%u of %s (limit %u, the last for users with few); "
+				 "spaces of chunks: %u are open or in use, %u of them "
+				 "by %s (limit %u, the latter for users with few); "
 				 "close some",
 				 store->space_count, tenant->spaces,
 				 tenant->account->name, STORE_SPACES_MAX);
@@ -235,7 +238,9 @@ static void on_class_pool(void *arg, struct pool *pool, const struct err *err)
 	class->pool = pool;
 	class_registered(class);
 	if (!pool)
-		log_warn("store", class->space->model, "a pool of chunks is not made",
+		log_warn("store", class->space->model,
+			 "the pool of a space could not "
+			 "be registered",
 			 "why=\"%s\"", err->text);
 	list_foreach_safe(waiter, &class->waiting, link) {
 		list_remove(&waiter->link);
@@ -287,7 +292,7 @@ int store_class_pool(struct store_class *class)
 
 	class->used = ++class->space->store->uses;
 	if (!class->pool && class->published)
-		r = err_raise(ERR_NOTFOUND, "the engine of these chunks is gone");
+		r = err_raise(ERR_NOTFOUND, "the engine of these chunks has exited");
 	else if (!class->pool)
 		r = class->layout ? 0 : store_ready(class->space->store);
 	if (r > 0 && !class->pool)
@@ -313,15 +318,16 @@ static int class_index(struct store_space *space, uint64_t generation,
 {
 	if (!class_room(space, generation))
 		return err_raise(ERR_LIMIT,
-				 "kinds of parts of chunks: %u are in use, %u of %s "
-				 "(limit %u, the last for users with few); close spaces",
+				 "kinds of parts of chunks: %u are in use, %u of them "
+				 "by %s (limit %u, the latter for users with few); "
+				 "close spaces",
 				 space->store->class_count, space->tenant->classes,
 				 space->tenant->account->name, STORE_POOLS_MAX);
 	if (space->class_count == STORE_CLASSES_MAX &&
 	    !store_evict_class(space, generation))
 		return err_raise(ERR_LIMIT,
-				 "kinds of parts of a space of chunks: all are in use "
-				 "(limit %u); end engines of other layouts",
+				 "kinds of parts of a space: all are in use (limit %u); "
+				 "end engines of other layouts",
 				 STORE_CLASSES_MAX);
 	for (*index_p = 0; space->classes[*index_p];)
 		++*index_p;
@@ -509,8 +515,8 @@ static int handle_make(struct store *store, const struct store_space_args *args,
 				 &handle->canon);
 	if (r >= 0 && handle->canon->slot_bytes > arena_slot_most(store->arena))
 		r = err_raise(ERR_TOOBIG,
-			      "tokens: a part of a chunk takes %llu bytes, this store's "
-			      "limit is %llu: fewer tokens, or more chunk_memory",
+			      "tokens: a part of a chunk takes %llu bytes (limit %llu); "
+			      "use fewer tokens, or raise chunk_memory",
 			      (unsigned long long)handle->canon->slot_bytes,
 			      (unsigned long long)arena_slot_most(store->arena));
 	if (r >= 0)
@@ -576,7 +582,7 @@ struct store_handle *store_handle_find(struct session *session, uint64_t id)
 	struct store_handle *handle = part ? idmap_get(&part->handles, id) : NULL;
 
 	if (!handle)
-		err_raise(ERR_NOTFOUND, "space: none of number %llu in this session",
+		err_raise(ERR_NOTFOUND, "space: %llu is unknown in this session",
 			  (unsigned long long)id);
 	return handle;
 }
@@ -604,8 +610,8 @@ int store_handle_fits(struct store_handle *handle, const struct pool *pool)
 			 handle->space->store, &canon);
 	if (r >= 0 && !canon_equal(canon, handle->canon))
 		r = err_raise(ERR_LAYOUT,
-			      "pool %llu: its layout is not the one that the space was "
-			      "opened with: open one for this pool",
+			      "pool %llu: its layout differs from the space's; open "
+			      "another space for this pool",
 			      (unsigned long long)pool->id);
 	if (r < 0)
 		return err_pass(r);
@@ -623,11 +629,10 @@ int store_maps_check(const struct store_handle *handle, const struct room_maps *
 		const struct room_map *map = room_maps_find(maps, layout->views[i].name);
 
 		if (!map)
-			return err_raise(ERR_INVAL, "views.%s: missing, the space has it",
+			return err_raise(ERR_INVAL, "views.%s: missing, but in the space",
 					 layout->views[i].name);
 		if (map->layers.begin != 0 || map->layers.end != UINT32_MAX)
-			return err_raise(ERR_INVAL,
-					 "views.%s.layers: a chunk has all of them",
+			return err_raise(ERR_INVAL, "views.%s.layers: must be all layers",
 					 map->view);
 		if (i == 0) {
 			*begin_p = map->token_begin;
@@ -635,18 +640,18 @@ int store_maps_check(const struct store_handle *handle, const struct room_maps *
 		}
 		if (map->token_begin != *begin_p || map->token_end != *end_p)
 			return err_raise(ERR_INVAL,
-					 "views.%s: tokens [%llu, %llu), the other "
-					 "views' are [%llu, %llu)",
+					 "views.%s: tokens [%llu, %llu), but the other "
+					 "views have [%llu, %llu)",
 					 map->view, (unsigned long long)map->token_begin,
 					 (unsigned long long)map->token_end,
 					 (unsigned long long)*begin_p,
 					 (unsigned long long)*end_p);
 	}
 	if (maps->count != layout->view_count)
-		return err_raise(ERR_INVAL, "views: %zu are named, the space has %u",
+		return err_raise(ERR_INVAL, "views: %zu are named, but the space has %u",
 				 maps->count, layout->view_count);
 	if (*begin_p >= *end_p)
-		return err_raise(ERR_INVAL, "views: no tokens");
+		return err_raise(ERR_INVAL, "views: must have at least one token");
 	return 0;
 }
 

@@ -277,7 +277,7 @@ def test_pages_of_an_engine_are_not_attended_to():
             with here.space.hold(ids, far=10) as hold:
                 assert (hold.chunks, hold.far) == (4, 4 if engine is there else 0)
                 here.ask(0, 0, [kvd.Part(hold)])
-                with pytest.raises(kvd.Error, match="fetch them") as refused:
+                with pytest.raises(kvd.Error, match="use fetch") as refused:
                     here.attend.wait(0, timeout=30)
                 assert refused.value.code == "EREQUIRE"
             engine.put(ids)

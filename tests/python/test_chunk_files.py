@@ -181,9 +181,9 @@ def test_what_is_not_as_written_is_a_miss(folder, where):
     slot = int(os.path.basename(path).split(".")[1])
     harm(folder, where, path, slot, rng)
     with Daemon(conf(folder)) as d, kvd.Client(d.socket_path) as c:
-        d.expect("is not what was written")
+        d.expect("differs from the written one")
         d.expect("is shorter than")
-        d.expect("its content is not what it was")
+        d.expect("content differs from its digest")
         rank = Rank(c)
         space = rank.space()
         scanned(c)
@@ -249,7 +249,7 @@ def test_strange_files_do_no_harm(folder):
         with open(os.path.join(folder, name), "wb") as f:
             f.write(data)
     with Daemon(conf(folder)) as d, kvd.Client(d.socket_path) as c:
-        d.expect("its content is not what it was")
+        d.expect("content differs from its digest")
         rank = Rank(c)
         space = rank.space()
         scanned(c)

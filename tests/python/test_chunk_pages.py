@@ -214,16 +214,16 @@ def test_what_may_not_be_published_is_refused(daemon):
     with engine(daemon) as (rank, space), engine(daemon, page=128) as (_, long):
         pages = rank.some_pages(4 * T)
         for views, words in (({"kv": pages[:-1] + [rank.pages]}, "page 64 is not below"),
-                             ({"kv": pages[:4]}, "are not those of"),
+                             ({"kv": pages[:4]}, "must be those of"),
                              ({"kv": kvd.View(pages + [60], tokens=(8, 8 + 4 * T))},
-                              "are not those of"),
+                              "must be those of"),
                              ({"other": pages}, "views")):
             with pytest.raises(kvd.Error, match=words):
                 space.publish(ids, views)
-        with pytest.raises(kvd.Error, match="inside of a page"):
+        with pytest.raises(kvd.Error, match="inside a page"):
             space.publish(ids[1:], {"kv": kvd.View(pages, first_token=T - 8,
                                                    tokens=(T, 4 * T))}, 1)
-        with pytest.raises(kvd.Error, match="EREQUIRE.*one chunk alone"):
+        with pytest.raises(kvd.Error, match="EREQUIRE.*one chunk only"):
             long.publish(ids[:2], {"kv": [0]})
         with pytest.raises(kvd.Error, match="ids"):
             space.publish([ids[0], ids[0]], {"kv": pages[:8]}).wait(timeout=60)

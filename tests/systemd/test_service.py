@@ -120,7 +120,7 @@ def killed_daemon_comes_back():
 
 def memory_of_chunks_outlives_its_process():
     def taken():
-        return guest.journal("kvd@gpu0").count("takes the memory of the process before")
+        return guest.journal("kvd@gpu0").count("takes over the memory of the previous process")
     guest.write("/etc/kvd/gpu0.conf", CONF % "gpu0" + "[chunks]\nchunk_memory = 16 MiB\n")
     guest.run("systemctl", "restart", "kvd@gpu0")
     assert guest.show("kvd@gpu0", "NFileDescriptorStore") == "2"

@@ -92,7 +92,7 @@ static void bad_lines_are_named(void **state)
 		{"g w 0.0.0.0", ":1: must be: GROUP WORKER TP.PP.DP.CP ENDPOINT#KEY"},
 		{"g w 0.0.0.0" AT " 1 2 3 4 5 6", "must be: GROUP"},
 		{"\n\ng w 0.0.0.0" AT " x", ":3: 'x': must be: GROUP"},
-		{"g w 0.0.0" AT, "ranks are as 0.0.0.0"},
+		{"g w 0.0.0" AT, "ranks have the form 0.0.0.0"},
 		{"g w 0.0.0.65536" AT, "place 'g w 0.0.0.65536'"},
 		{"g w 00.0.0.0" AT, "place"},
 		{"g w -1.0.0.0" AT, "place"},
@@ -106,7 +106,8 @@ static void bad_lines_are_named(void **state)
 		{"g w 0.0.0.0" AT " url=ftp://h", "url: must be http"},
 		{"g w 0.0.0.0" AT " pool=", "pool= has 0 bytes (1 to 63)"},
 		{"g w 0.0.0.0" AT " pool=a pool=b", "pool= is there already"},
-		{"g w 0.0.0.0" AT " engine=\x7fx", "engine: has control characters"},
+		{"g w 0.0.0.0" AT " engine=\x7fx",
+		 "engine: must not contain control characters"},
 		{"g w 0.0.0.0" AT "\ng w 0.0.0.0" AT, ":2: the place is in line 1"},
 	};
 	struct cluster_file *file;
@@ -131,7 +132,7 @@ static void file_is_checked(void **state)
 	(void)state;
 	assert_true(cluster_file_is("file:members"));
 	assert_true(cluster_file_load("file:members", &file) < 0);
-	assert_non_null(strstr(err_last()->text, "a path from the root"));
+	assert_non_null(strstr(err_last()->text, "must be an absolute path"));
 	assert_true(cluster_file_load("file:/nowhere/at/all", &file) < 0);
 	assert_non_null(strstr(err_last()->text, "/nowhere/at/all: No such file"));
 	assert_true(cluster_file_load("file:/tmp", &file) < 0);
@@ -162,7 +163,7 @@ static void lines_are_bounded(void **state)
 	cluster_file_free(file);
 	strcpy(at, "g one-more 0.0.0.0 tcp://10.0.0.1:7400\n");
 	assert_true(file_load(text, &file) < 0);
-	assert_non_null(strstr(err_last()->text, "needs etcd"));
+	assert_non_null(strstr(err_last()->text, "use etcd"));
 	free(text);
 }
 

@@ -128,7 +128,7 @@ static void read_past_the_end_is_a_fault(void **state)
 	op = rig_make(2, MIB, 3 * MIB);
 	rig_good(&rig, &op);
 	op = rig_move(DISK_READ, 2, MIB, 0, m, 4 * MIB, 4 * KIB);
-	rig_bad(&rig, &op, ERR_IO, "00002.1048576.slab is shorter than what is read");
+	rig_bad(&rig, &op, ERR_IO, "00002.1048576.slab is shorter than expected");
 	op = rig_move(DISK_READ, 2, MIB, 8 * MIB, m, 4 * KIB, 4 * KIB);
 	rig_bad(&rig, &op, ERR_IO, "at offset 8388608");
 	assert_int_equal(figures_of(&rig).errors, 2);
@@ -589,7 +589,7 @@ static void second_opener_is_refused(void **state)
 	rig_open(&other);
 	assert_int_equal(other.why.code, ERR_BUSY);
 	assert_non_null(strstr(other.why.text, rig.sim ? "sim" : rig.path));
-	assert_non_null(strstr(other.why.text, "another daemon uses this directory"));
+	assert_non_null(strstr(other.why.text, "in use by another daemon"));
 	op = rig_make(1, MIB, MIB);
 	rig_bad(&other, &op, ERR_STATE, "not open");
 	rig_good(&rig, &op); /* the first one does not mind */

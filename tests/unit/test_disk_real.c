@@ -329,7 +329,7 @@ static void file_that_was_cut_is_too_short(void **state)
 	snprintf(path, sizeof(path), "%s/00003.1048576.slab", rig.path);
 	assert_int_equal(truncate(path, 6000), 0);
 	op = rig_move(DISK_READ, 3, MIB, 0, m, MIB, 4 * KIB);
-	rig_bad(&rig, &op, ERR_IO, "is shorter than what is read at offset 4096");
+	rig_bad(&rig, &op, ERR_IO, "is shorter than expected at offset 4096");
 	op = rig_move(DISK_READ, 3, MIB, 0, m, 4 * KIB, 4 * KIB);
 	rig_good(&rig, &op);
 	rig_end(&rig);
@@ -550,7 +550,7 @@ static void directory_of_others_is_refused(void **state)
 		assert_int_equal(chmod(rig.path, modes[i]), 0);
 		rig_open(&rig);
 		assert_int_equal(rig.why.code, ERR_PERM);
-		snprintf(mode, sizeof(mode), "its mode is %04o", modes[i]);
+		snprintf(mode, sizeof(mode), "mode %04o", modes[i]);
 		assert_non_null(strstr(rig.why.text, mode));
 		assert_non_null(strstr(rig.why.text, "chmod 0700"));
 	}

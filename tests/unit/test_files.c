@@ -785,7 +785,7 @@ static void disk_that_hangs_is_told(void **state)
 	assert_true(store_module.health(w.store, &why));
 	fw_wait(&w, 25 * LOOP_NS_PER_S);
 	assert_false(store_module.health(w.store, &why));
-	assert_string_equal(why.text, "chunk_dir: its disk does not answer");
+	assert_string_equal(why.text, "chunk_dir: its disk does not respond");
 	assert_true(fw_figures(&w).stands);
 	assert_false(store_module.drained(w.store, &why));
 	assert_non_null(strstr(why.text, "chunk_dir"));

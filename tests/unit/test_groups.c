@@ -479,7 +479,7 @@ static void group_of_several_workers_wants_one_named(void **state)
 	open_recv(1, "{'group':'prefill'}"); /* not known here yet */
 	cluster_run(&c, S);
 	room_failed_with(rooms_find(rooms_of(&c.nodes[2].kvd), engine[2], ROOM_RECV, 1),
-			 ERR_INVAL, "several workers: name one in `worker`");
+			 ERR_INVAL, "several workers; name one in `worker`");
 	cluster_refused(
 		&c, engine[2], "EINVAL",
 		"{'cmd':'room.open','room':'2','role':'recv','pool':%llu,'sources':["
